@@ -88,12 +88,14 @@ from kernels.layout import (
     ceil_div,
     get_col_major_tma_aligned_tensor,
     get_mn_major_tma_aligned_packed_ue8m0_tensor,
+    pad_token_groups,
     reorder_rows_for_gated_act_gemm,
     rotate_weights_for_fi_trtllm_fp8_per_tensor_moe,
     shuffle_matrix_a,
     swap_w13_to_w31,
     swizzle_scale,
     transform_sf_into_required_layout,
+    unpad_token_groups,
 )
 from kernels.linear import (
     Fp8LinearOp,
@@ -135,7 +137,12 @@ from kernels.mx import (
     nvfp4_dequantize,
     nvfp4_quantize,
 )
-from kernels.mx_columns import mxfp8_dequantize_columnwise, mxfp8_quantize_2d, mxfp8_quantize_columnwise
+from kernels.mx_columns import (
+    mxfp8_dequantize_columnwise,
+    mxfp8_quantize_2d,
+    mxfp8_quantize_3d,
+    mxfp8_quantize_columnwise,
+)
 from kernels.mx_experts import (
     mxfp8_experts_quant,
     mxfp8_grouped_quantize,
@@ -255,10 +262,10 @@ __all__ = [
     "cp_gather_indexer_k_quant_cache",
     "cutlass_block_fp8_supported",
     "cutlass_blockwise_scaled_grouped_mm",
+    "cutlass_encode_and_reorder_int4b",
     "cutlass_fp8_supported",
     "cutlass_group_gemm_supported",
     "cutlass_moe_mm",
-    "cutlass_encode_and_reorder_int4b",
     "cutlass_pack_scale_fp8",
     "cutlass_scaled_mm",
     "cutlass_w4a8_mm",
@@ -338,6 +345,7 @@ __all__ = [
     "mxfp8_grouped_quantize",
     "mxfp8_quantize",
     "mxfp8_quantize_2d",
+    "mxfp8_quantize_3d",
     "mxfp8_quantize_columnwise",
     "mxfp8_to_fp8_block",
     "mxint8_dequantize",
@@ -354,6 +362,7 @@ __all__ = [
     "nvfp4_quantize_rht",
     "nvfp4_quantize_shuffled",
     "nvfp4_quantize_stochastic",
+    "pad_token_groups",
     "per_block_cast_to_fp8",
     "per_channel_cast_to_fp8",
     "per_tensor_dequantize",
@@ -413,5 +422,6 @@ __all__ = [
     "transform_sf_into_required_layout",
     "transpose_packed_fp4",
     "unified_encode_int4b",
+    "unpad_token_groups",
     "use_rowwise_torch_scaled_mm",
 ]

@@ -310,3 +310,74 @@ def calculate_tile_tokens_dim(num_tokens: int, top_k: int, num_experts: int) -> 
             raise OptionError(f"{name} must not be negative, got {value}")
     tokens = int((num_tokens * top_k // checks.positive("num_experts", num_experts)) * 1.3)
     return min(max(1 << max(tokens - 1, 0).bit_length(), 8), 64)
+
+
+@checks.verb
+def pad_token_groups(x: Tensor, group_end_offsets: Tensor, alignment_size: int = 32) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows sorted by group, each group padded with zeros to a multiple of ``alignment_size`` rows.
+
+    Parameters
+    ----------
+    x
+        ``[M, K]`` bf16, f16 or f32.
+    group_end_offsets
+        ``[G]`` int32, ascending: where the rows of each group end; rows behind the last go nowhere.
+    alignment_size
+        32 for blocks of MXFP8, 16 for FP8.
+
+    Returns
+    -------
+    Tensor
+        ``align(M + G alignment_size, alignment_size)`` rows, so that no size waits for the device; zeros where no row
+        is.
+    Tensor, Tensor
+        ``[G]`` int32: the row at which each padded group begins, and the one behind it.
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError, DeviceError
+    """
+    rows, columns = checks.matrix("x", x, *checks.WIDE)
+    groups = checks.rank("group_end_offsets", group_end_offsets, 1).shape[0]
+    checks.dtype("group_end_offsets", group_end_offsets, torch.int32)
+    checks.same_device(x=x, group_end_offsets=group_end_offsets)
+    height = align(rows + groups * checks.positive("alignment_size", alignment_size), alignment_size)
+    sizes = torch.diff(group_end_offsets, prepend=group_end_offsets.new_zeros(1))
+    padded = (sizes + alignment_size - 1) // alignment_size * alignment_size
+    ends = torch.cumsum(padded, 0, dtype=torch.int32)
+    row = torch.arange(rows, device=x.device)
+    group = torch.searchsorted(group_end_offsets.contiguous(), row, right=True)
+    shift = torch.nn.functional.pad(ends - padded - (group_end_offsets - sizes), (0, 1))
+    place = torch.where(group < groups, row + shift[group], height)  # rows of no group: one row behind the end
+    out = x.new_zeros(height + 1, columns)
+    out[place] = x
+    return out[:height], ends - padded, ends
+
+
+@checks.verb
+def unpad_token_groups(
+    padded: Tensor,
+    group_end_offsets: Tensor,
+    padded_group_start_offsets: Tensor,
+    num_tokens: int,
+    alignment_size: int = 32,
+) -> Tensor:
+    """The inverse of :func:`pad_token_groups`: ``[num_tokens, K]``, of rows ``padded [R, K]``.
+
+    Padding is not read. ``group_end_offsets`` are those of the rows without padding, the last of them ``num_tokens``;
+    ``padded_group_start_offsets`` ``[G]`` int32 say where each group begins in ``padded``.
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError, DeviceError
+    """
+    checks.matrix("padded", padded, *checks.WIDE)
+    groups = checks.rank("group_end_offsets", group_end_offsets, 1).shape[0]
+    checks.dtype("group_end_offsets", group_end_offsets, torch.int32)
+    starts = checks.operand("padded_group_start_offsets", padded_group_start_offsets, (groups,), "[G]", torch.int32)
+    checks.same_device(padded=padded, group_end_offsets=group_end_offsets, padded_group_start_offsets=starts)
+    checks.positive("alignment_size", alignment_size)
+    row = torch.arange(checks.positive("num_tokens", num_tokens), device=padded.device)
+    group = torch.searchsorted(group_end_offsets.contiguous(), row, right=True).clamp(max=groups - 1)
+    begins = torch.nn.functional.pad(group_end_offsets[:-1], (1, 0))
+    return padded[row - begins[group] + starts[group]]

@@ -285,17 +285,21 @@ def nvfp4_quantize_2d(x: Tensor, global_scale: Tensor, layout: str = "128x4") ->
 
 @checks.verb
 def nvfp4_quantize_4over6(
-    x: Tensor, global_scale: Tensor, layout: str = "128x4", error: str = "mae"
+    x: Tensor, global_scale: Tensor, layout: str = "128x4", error: str = "mae", e4m3_max: int = 448
 ) -> tuple[Tensor, Tensor]:
     """:func:`kernels.nvfp4_quantize` with the scale of a block or 1.5 times it, whichever has the smaller ``error``.
 
     ``error`` is ``mae`` or ``mse``, summed in float32 in the order of ``K``; on equality the own scale.
+    ``global_scale`` is ``6 e4m3_max / amax`` with ``e4m3_max`` 448 or 256, which leaves room for 1.5 times every scale;
+    values are measured with the global scale that is given.
     """
     blocks, g = _encoded(x, global_scale)
     if error not in ERRORS:
         raise OptionError(f"error={error!r}: there are {', '.join(ERRORS)}")
+    if e4m3_max not in (448, 256):
+        raise OptionError(f"e4m3_max={e4m3_max}: there are 448, 256")
     if torch.compiler.is_compiling():
-        return compiled_op("nvfp4_quantize_4over6", x, global_scale, layout, error)
+        return compiled_op("nvfp4_quantize_4over6", x, global_scale, layout, error, e4m3_max)
     amax, decode = block_amax(blocks), torch.ones_like(g) / g
     base = torch.where(amax == 0, 0.0, amax / torch.full_like(amax, FP4_MAX) * g)
     made = [_candidate(blocks, t, decode, error) for t in (base, base * 1.5)]

@@ -10,7 +10,7 @@ multiplies the finished sum in float32, the bias is added to that, and the resul
 
 On a GPU without block-scaled instructions a Triton kernel dequantises to bfloat16 in registers, which is exact for
 operands from 2^-133 to 2^127 (:mod:`kernels.backends.triton_mx`); on a CPU plain torch multiplies in float32. A summand
-``c`` is added in float32 too. Not covered: Blackwell's own instructions; scales that DeepGEMM packed (int32).
+``c`` is added in float32 too. Not covered: Blackwell's own instructions.
 """
 
 from __future__ import annotations
@@ -461,7 +461,9 @@ def fp8_fp4_gemm_nt(
     ----------
     a, b
         ``(codes, scales)``: codes E4M3 ``[R, K]``, or uint8 or int8 ``[R, K/2]``; scales float32 powers of two
-        ``[ceil(R / gran), ceil(K / gran_k)]``.
+        ``[ceil(R / gran), ceil(K / gran_k)]``, or with ``gran`` 1 their exponents, int32
+        ``[R, ceil(K / (4 gran_k))]`` of any strides, the first in the lowest byte
+        (:func:`kernels.get_mn_major_tma_aligned_packed_ue8m0_tensor`).
     out
         ``[M, N]`` bf16 or f32.
     c
@@ -493,12 +495,13 @@ def fp8_fp4_gemm_nn(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
     out: Tensor,
+    c: Tensor | None = None,
     *,
     recipe_a: tuple[int, int] = (1, 128),
     recipe_b: tuple[int, int] = (1, 32),
 ) -> None:
     """:func:`fp8_fp4_gemm_nt` with ``b [K, N]``, of four bits ``[K, N / 2]``, and its scales transposed alike."""
-    fp8_fp4_gemm_nt(a, _turned("b", b), out, recipe_a=recipe_a, recipe_b=recipe_b)
+    fp8_fp4_gemm_nt(a, _turned("b", b), out, c, recipe_a=recipe_a, recipe_b=recipe_b)
 
 
 @checks.verb
@@ -506,12 +509,13 @@ def fp8_fp4_gemm_tn(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
     out: Tensor,
+    c: Tensor | None = None,
     *,
     recipe_a: tuple[int, int] = (1, 128),
     recipe_b: tuple[int, int] = (1, 32),
 ) -> None:
     """:func:`fp8_fp4_gemm_nt` with ``a [K, M]`` and ``b [K, N]``; both scales transposed alike."""
-    fp8_fp4_gemm_nt(_turned("a", a), _turned("b", b), out, recipe_a=recipe_a, recipe_b=recipe_b)
+    fp8_fp4_gemm_nt(_turned("a", a), _turned("b", b), out, c, recipe_a=recipe_a, recipe_b=recipe_b)
 
 
 @checks.verb
@@ -519,12 +523,13 @@ def fp8_fp4_gemm_tt(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
     out: Tensor,
+    c: Tensor | None = None,
     *,
     recipe_a: tuple[int, int] = (1, 128),
     recipe_b: tuple[int, int] = (1, 32),
 ) -> None:
     """:func:`fp8_fp4_gemm_nt` with ``a [K, M]``, of four bits ``[K, M / 2]``, and its scales transposed alike."""
-    fp8_fp4_gemm_nt(_turned("a", a), b, out, recipe_a=recipe_a, recipe_b=recipe_b)
+    fp8_fp4_gemm_nt(_turned("a", a), b, out, c, recipe_a=recipe_a, recipe_b=recipe_b)
 
 
 @checks.verb
@@ -593,7 +598,8 @@ def k_grouped_fp8_gemm_tn_contiguous(
     ----------
     a, b
         ``(codes, scales)``: codes E4M3 ``[sum(ks), M]`` and ``[sum(ks), N]``, groups one behind the other; scales
-        float32 powers of two ``[sum(ks) / gran_k, M]`` and ``[sum(ks) / gran_k, N]``.
+        float32 powers of two ``[sum(ks) / gran_k, M]`` and ``[sum(ks) / gran_k, N]``, or int32 words of four exponents
+        of one group (:func:`kernels.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor`).
     out
         ``[G, M, N]`` float32.
     ks
@@ -615,23 +621,29 @@ def k_grouped_fp8_gemm_tn_contiguous(
     if bad := [k for k in steps if k < 0 or k % gran]:
         raise OptionError(f"ks holds {bad[0]}; every group has a multiple of {gran} rows, pad it with zeros")
     pairs, total = {}, sum(steps)
+    words = sum(-(-k // (4 * gran)) for k in steps)
     for name, pair, rows in (("a", a, m), ("b", b, n)):
         codes, scale = checks.pair(name, pair)
         checks.shape(name, checks.dtype(name, checks.rank(name, codes, 2), E4M3), (total, rows), "[sum(ks), rows]")
-        checks.dtype(f"{name}_scale", checks.tensor(f"{name}_scale", scale), torch.float32)
-        checks.shape(f"{name}_scale", scale, (total // gran, rows), "[sum(ks) / gran_k, rows]")
+        checks.dtype(f"{name}_scale", checks.tensor(f"{name}_scale", scale), torch.float32, torch.int32)
+        due = words if scale.dtype is torch.int32 else total // gran
+        checks.shape(f"{name}_scale", scale, (due, rows), "[sum(ks) / gran_k, rows], or the words of every group")
         pairs[name] = codes, scale
     checks.output("out", out, (groups, m, n), "[G, M, N]", torch.float32)
     if c is not None and c is not out:
         checks.operand("c", c, (groups, m, n), "[G, M, N]", torch.float32)
         checks.same_device(out=out, c=c)
         out.copy_(c)
-    start = 0
+    start = word = 0
     for group, k in enumerate(steps):
+        of_words = slice(word, word + -(-k // (4 * gran)))
         span, blocks = slice(start, start + k), slice(start // gran, (start + k) // gran)
-        start += k
+        start, word = span.stop, of_words.stop
         if k:
-            left, right = (_turned(name, (codes[span], scale[blocks])) for name, (codes, scale) in pairs.items())
+            left, right = (
+                _turned(name, (codes[span], scale[of_words if scale.dtype is torch.int32 else blocks]))
+                for name, (codes, scale) in pairs.items()
+            )
             fp8_fp4_gemm_nt(left, right, out[group], c=out[group], recipe=recipe)
 
 
@@ -694,9 +706,15 @@ def _codes(
     if k is not None and width != k:
         raise ShapeError(f"{name} has K={width} and a K={k}; two codes of four bits lie in a byte")
     checks.multiple("K", width, MX_BLOCK, "pad K with zeros")
-    due = (*x.shape[:-2], -(-rows // gran), -(-width // gran_k))
-    scale_name = f"{name}_scale"
-    checks.dtype(scale_name, checks.tensor(scale_name, scale), torch.float32)
+    scale_name, columns = f"{name}_scale", -(-width // gran_k)
+    checks.dtype(scale_name, checks.tensor(scale_name, scale), torch.float32, torch.int32)
+    if scale.dtype is torch.int32:
+        if gran != 1:
+            raise OptionError(f"recipe_{name}={recipe} with packed scales: they hold the exponents of one row, (1, ..)")
+        checks.shape(scale_name, scale, (*x.shape[:-1], (columns + 3) // 4), "[.., rows, ceil(K / (4 gran_k))]")
+        exponents = scale.clone(memory_format=torch.contiguous_format).view(torch.uint8)[..., :columns]
+        return x, Scales(exponents.reshape(-1).view(UE8M0), gran_k, LINEAR), width
+    due = (*x.shape[:-2], -(-rows // gran), columns)
     checks.shape(scale_name, scale, due, "[.., ceil(rows / gran), ceil(K / gran_k)]")
     each = scale if gran == 1 else scale.repeat_interleave(gran, dim=-2)[..., :rows, :]
     return x, Scales(each.contiguous().reshape(-1), gran_k, LINEAR), width

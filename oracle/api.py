@@ -30,7 +30,7 @@ def contracts() -> Mapping[str, Contract]:
     Returns
     -------
     mapping of str to Contract
-        In alphabetical order. ``contracts()["fp8_gemm_nt"].inputs`` are records with a name, a shape as extents, dtypes
+        In alphabetical order. ``contracts()["mm_mxfp8"].inputs`` are records with a name, a shape as extents, dtypes
         and a note; a notebook shows a contract as a table.
 
     Raises
@@ -253,9 +253,7 @@ def identify(
     return get(contract).identify(_values(inputs), _values_of(output), arch=arch, **options)
 
 
-def loss(
-    contract: str, inputs: Mapping[str, Tensor], *, numerics: str | None = None, **options: object
-) -> Loss | None:
+def loss(contract: str, inputs: Mapping[str, Tensor], *, numerics: str | None = None, **options: object) -> Loss | None:
     """What the recipe of a quantiser loses on ``inputs``, before there is a kernel.
 
     The figures are those of the bits that :func:`predict` gives.

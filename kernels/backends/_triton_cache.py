@@ -1,6 +1,7 @@
 """Triton kernels of KV caches (imported only when a plan chooses them).
 
-Every program serves one token, or one row of a destination; offsets into caches are 64-bit. Division and conversion are
+Every program serves one token, or one row of a destination; offsets into caches are 64-bit, rows, positions and, where
+they fit, slots 32-bit. Division and conversion are
 those of :mod:`kernels.backends._triton_kernels`.
 """
 
@@ -16,51 +17,82 @@ from kernels.backends._triton_kernels import _ceil_ue8m0, _codes, _divide, _enco
 
 
 @triton.jit
-def _slot(slots, positions, indices, indptr, token, page, skip, TABLE: tl.constexpr, SKIP: tl.constexpr):
-    """The slot of a token and whether it has one; with ``TABLE`` by its request and its position there."""
-    slot = tl.load(slots + token).to(tl.int64)
+def _place(
+    slots, positions, indices, indptr, token, page, skip, TABLE: tl.constexpr, SKIP: tl.constexpr, SMALL: tl.constexpr
+):
+    """The page of a token, its offset there, and whether it has a slot; with ``TABLE`` by its request and position.
+
+    ``SMALL``: no slot is beyond 31 bits. Divisions of 64 bits are subroutines, before which nothing is loaded ahead.
+    """
+    slot = tl.load(slots + token)
     if TABLE:
-        position = tl.load(positions + token).to(tl.int64)
-        first = tl.load(indptr + slot).to(tl.int64)
-        slot = tl.load(indices + first + position // page).to(tl.int64) * page + position % page
-    valid = slot != skip if SKIP else slot >= 0
-    return tl.where(valid, slot, 0), valid
+        position = tl.load(positions + token).to(tl.int32)
+        first = tl.load(indptr + slot).to(tl.int32)
+        block, offset = tl.load(indices + first + position // page).to(tl.int64), position % page
+        valid = (block >= 0) & (offset >= 0)
+    else:
+        valid = slot != skip if SKIP else slot >= 0
+        slot = tl.where(valid, slot, 0)
+        slot = slot.to(tl.int32) if SMALL else slot.to(tl.int64)
+        block, offset = (slot // page).to(tl.int64), slot % page
+    return tl.where(valid, block, 0), tl.where(valid, offset, 0).to(tl.int64), valid
+
+
+@triton.jit
+def _index(part, depth, heads, BLOCK: tl.constexpr, FLAT: tl.constexpr):
+    """Head and column of every element of a part, and which are there."""
+    index = part * BLOCK + tl.arange(0, BLOCK)
+    if FLAT:
+        head, column = index * 0, index
+    else:
+        head, column = index // depth, index % depth
+    return head, column, index < heads * depth
+
+
+@triton.jit
+def _write(
+    v, target, scale, head, column, known, valid, m_h, m_c,
+    MODE: tl.constexpr, PER_HEAD: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """One part of a row; ``MODE`` 0 copies, 1 casts, 2 divides. Columns lie at ``m_c``, or in chunks of ``CHUNK``."""
+    at = head.to(tl.int64) * m_h
+    if CHUNK:
+        at += (column // CHUNK).to(tl.int64) * m_c + column % CHUNK
+    else:
+        at += column.to(tl.int64) * m_c
+    if MODE == 0:
+        tl.store(target + at, v, mask=known & valid)
+    else:
+        y = v.to(tl.float32)
+        if MODE == 2:
+            if PER_HEAD:
+                s = tl.load(scale + head, mask=known, other=1.0)
+            else:
+                s = tl.load(scale) + tl.zeros([BLOCK], tl.float32)
+            y = _quotient(y, s, NATIVE)
+        tl.store(target + at, _encode(y, NATIVE), mask=known & valid)
 
 
 @triton.jit
 def _part(
-    x, memory, scale, token, block, offset, valid, heads, depth, x_t, x_h, m_b, m_o, m_h, m_c,
+    x, memory, scale, slots, positions, indices, indptr, token, page, skip, heads, depth, x_t, x_h, m_b, m_o, m_h, m_c,
     MODE: tl.constexpr, PER_HEAD: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-    NATIVE: tl.constexpr,
+    FLAT: tl.constexpr, TABLE: tl.constexpr, SKIP: tl.constexpr, SMALL: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """The row of one token, ``heads * depth`` elements, into its slot, in ``PARTS`` of ``BLOCK``.
 
-    ``MODE`` 0 copies, 1 casts, 2 divides. A head's columns lie side by side, or in chunks of ``CHUNK`` at ``m_c``.
+    The first part is loaded while the slot is looked up.
     """
-    source, target = x + token * x_t, memory + block * m_b + offset * m_o
-    lane = tl.arange(0, BLOCK)
-    for part in range(PARTS):
-        index = part * BLOCK + lane
-        known = index < heads * depth
-        inside = known & valid
-        head, column = index // depth, index % depth
-        v = tl.load(source + head.to(tl.int64) * x_h + column, mask=known, other=0)  # it does not wait for the slot
-        at = head.to(tl.int64) * m_h
-        if CHUNK:
-            at += (column // CHUNK).to(tl.int64) * m_c + column % CHUNK
-        else:
-            at += column.to(tl.int64) * m_c
-        if MODE == 0:
-            tl.store(target + at, v, mask=inside)
-        else:
-            y = v.to(tl.float32)
-            if MODE == 2:
-                if PER_HEAD:
-                    s = tl.load(scale + head, mask=known, other=1.0)
-                else:
-                    s = tl.load(scale) + tl.zeros([BLOCK], tl.float32)
-                y = _quotient(y, s, NATIVE)
-            tl.store(target + at, _encode(y, NATIVE), mask=inside)
+    source = x + token * x_t
+    head, column, known = _index(0, depth, heads, BLOCK, FLAT)
+    v = tl.load(source + head.to(tl.int64) * x_h + column, mask=known, other=0)
+    block, offset, valid = _place(slots, positions, indices, indptr, token, page, skip, TABLE, SKIP, SMALL)
+    target = memory + block * m_b + offset * m_o
+    _write(v, target, scale, head, column, known, valid, m_h, m_c, MODE, PER_HEAD, CHUNK, BLOCK, NATIVE)
+    for part in range(1, PARTS):
+        head, column, known = _index(part, depth, heads, BLOCK, FLAT)
+        v = tl.load(source + head.to(tl.int64) * x_h + column, mask=known, other=0)
+        _write(v, target, scale, head, column, known, valid, m_h, m_c, MODE, PER_HEAD, CHUNK, BLOCK, NATIVE)
 
 
 @triton.jit
@@ -68,42 +100,42 @@ def store_kernel(
     x0, x1, m0, m1, s0, s1, slots, positions, indices, indptr,
     page, skip, heads0, depth0, x0_t, x0_h, m0_b, m0_o, m0_h, m0_c, heads1, depth1, x1_t, x1_h, m1_b, m1_o, m1_h, m1_c,
     MODE: tl.constexpr, PER_HEAD: tl.constexpr, CHUNK0: tl.constexpr, CHUNK1: tl.constexpr, BLOCK0: tl.constexpr,
-    PARTS0: tl.constexpr, BLOCK1: tl.constexpr, PARTS1: tl.constexpr, TABLE: tl.constexpr, SKIP: tl.constexpr,
-    NATIVE: tl.constexpr,
+    PARTS0: tl.constexpr, FLAT0: tl.constexpr, BLOCK1: tl.constexpr, PARTS1: tl.constexpr, FLAT1: tl.constexpr,
+    TABLE: tl.constexpr, SKIP: tl.constexpr, SMALL: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """One half of one token, keys or values (compressed or rotated columns), into its slot."""
     pid = tl.program_id(0)
     token = (pid // 2).to(tl.int64)
-    slot, valid = _slot(slots, positions, indices, indptr, token, page, skip, TABLE, SKIP)
     if pid % 2 == 0:
-        _part(x0, m0, s0, token, slot // page, slot % page, valid, heads0, depth0, x0_t, x0_h, m0_b, m0_o, m0_h, m0_c,
-              MODE, PER_HEAD, CHUNK0, BLOCK0, PARTS0, NATIVE)  # fmt: skip
+        _part(x0, m0, s0, slots, positions, indices, indptr, token, page, skip, heads0, depth0, x0_t, x0_h, m0_b, m0_o,
+              m0_h, m0_c, MODE, PER_HEAD, CHUNK0, BLOCK0, PARTS0, FLAT0, TABLE, SKIP, SMALL, NATIVE)  # fmt: skip
     else:
-        _part(x1, m1, s1, token, slot // page, slot % page, valid, heads1, depth1, x1_t, x1_h, m1_b, m1_o, m1_h, m1_c,
-              MODE, PER_HEAD, CHUNK1, BLOCK1, PARTS1, NATIVE)  # fmt: skip
+        _part(x1, m1, s1, slots, positions, indices, indptr, token, page, skip, heads1, depth1, x1_t, x1_h, m1_b, m1_o,
+              m1_h, m1_c, MODE, PER_HEAD, CHUNK1, BLOCK1, PARTS1, FLAT1, TABLE, SKIP, SMALL, NATIVE)  # fmt: skip
 
 
 @triton.jit
 def tile_kernel(
     x, rope, q, s, r, slots, page, tiles, x_t, rope_t, q_b, q_o, s_b, s_o, r_b, r_o,
     TILES: tl.constexpr, ROPE: tl.constexpr, MODE: tl.constexpr, EPS: tl.constexpr, FLOOR: tl.constexpr,
-    SLOTTED: tl.constexpr, NATIVE: tl.constexpr,
+    SLOTTED: tl.constexpr, SMALL: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """The tiles of 128 of one token: codes, scales and ``ROPE`` columns as they are.
 
     ``MODE`` 0 divides by the scale, 1 rounds it up to a power of two first, 2 multiplies by its reciprocal. ``EPS`` and
     ``FLOOR`` hold the bits of the least amax and the least scale. NaN is left out of the amax.
     """
-    token = tl.program_id(0).to(tl.int64)
-    slot, valid = token, token >= 0
-    if SLOTTED:
-        slot, valid = _slot(slots, slots, slots, slots, token, page, 0, False, False)
-    block, offset = slot // page, slot % page
+    row = tl.program_id(0)
+    token = row.to(tl.int64)
     tile, lane = tl.arange(0, TILES), tl.arange(0, 128)
     column = tile[:, None] * 128 + lane[None, :]
     known = (tile < tiles)[:, None] & (lane >= 0)[None, :]
+    v = tl.load(x + token * x_t + column, mask=known, other=0.0).to(tl.float32)  # while the slot is looked up
+    if SLOTTED:
+        block, offset, valid = _place(slots, slots, slots, slots, token, page, 0, False, False, SMALL)
+    else:
+        block, offset, valid = (row // page).to(tl.int64), (row % page).to(tl.int64), row >= 0
     inside = known & valid
-    v = tl.load(x + token * x_t + column, mask=known, other=0.0).to(tl.float32)  # it does not wait for the slot
     bits = v.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     amax = tl.maximum(tl.max(tl.where(bits > 0x7F800000, 0, bits), axis=1), EPS).to(tl.float32, bitcast=True)
     scale = _divide(amax, tl.full([TILES], 448.0, tl.float32), NATIVE)
@@ -181,17 +213,17 @@ def _blocks(
 def nvfp4_kernel(
     x0, x1, q0, q1, s0, s1, g0, g1, slots,
     page, heads, depth, x0_t, x0_h, q0_b, q0_o, q0_h, s0_b, s0_o, s0_h, x1_t, x1_h, q1_b, q1_o, q1_h, s1_b, s1_o, s1_h,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, NATIVE: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, SMALL: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """Keys or values of one token in NVFP4."""
     pid = tl.program_id(0)
     token = (pid // 2).to(tl.int64)
-    slot, valid = _slot(slots, slots, slots, slots, token, page, 0, False, False)
+    block, offset, valid = _place(slots, slots, slots, slots, token, page, 0, False, False, SMALL)
     if pid % 2 == 0:
-        _blocks(x0, q0, s0, g0, token, slot // page, slot % page, valid, heads, depth, x0_t, x0_h, q0_b, q0_o, q0_h,
+        _blocks(x0, q0, s0, g0, token, block, offset, valid, heads, depth, x0_t, x0_h, q0_b, q0_o, q0_h,
                 s0_b, s0_o, s0_h, BLOCK, PARTS, NATIVE)  # fmt: skip
     else:
-        _blocks(x1, q1, s1, g1, token, slot // page, slot % page, valid, heads, depth, x1_t, x1_h, q1_b, q1_o, q1_h,
+        _blocks(x1, q1, s1, g1, token, block, offset, valid, heads, depth, x1_t, x1_h, q1_b, q1_o, q1_h,
                 s1_b, s1_o, s1_h, BLOCK, PARTS, NATIVE)  # fmt: skip
 
 
@@ -206,23 +238,25 @@ def gather_kernel(
 
     ``other`` elements beside them are copied. The request of a row is the last one that begins at or before it.
     """
-    row = tl.program_id(0).to(tl.int64)
-    block, offset, valid = row // page, row % page, row >= 0
+    number = tl.program_id(0)
+    row = number.to(tl.int64)
     if TABLE:
         which = tl.arange(0, REQUESTS)
-        first = tl.load(starts + which, mask=which < requests, other=0x7FFFFFFF).to(tl.int64)
-        request = tl.sum((first <= row).to(tl.int32), axis=0) - 1
-        start = tl.max(tl.where(first <= row, first, -1), axis=0)
+        first = tl.load(starts + which, mask=which < requests, other=0x7FFFFFFF).to(tl.int32)
+        request = tl.sum((first <= number).to(tl.int32), axis=0) - 1
+        start = tl.max(tl.where(first <= number, first, -1), axis=0)
         if LENS:
-            total = tl.load(starts + requests - 1).to(tl.int64) + tl.load(lens + requests - 1).to(tl.int64)
+            total = tl.load(starts + requests - 1).to(tl.int32) + tl.load(lens + requests - 1).to(tl.int32)
         else:
-            total = tl.load(starts + requests).to(tl.int64)
-        valid = (row < total) & (request >= 0)
-        token = row - start
+            total = tl.load(starts + requests).to(tl.int32)
+        valid = (number < total) & (request >= 0)
+        token = number - start
         if STARTS:
-            token += tl.load(seq_starts + request, mask=valid, other=0).to(tl.int64)
+            token += tl.load(seq_starts + request, mask=valid, other=0).to(tl.int32)
         block = tl.load(table + request * table_b + token // page, mask=valid, other=0).to(tl.int64)
-        offset = token % page
+        offset = (token % page).to(tl.int64)
+    else:
+        block, offset, valid = (number // page).to(tl.int64), (number % page).to(tl.int64), number >= 0
     lane = tl.arange(0, WIDTH)
     inside = (lane < width) & valid
     v = tl.load(c + block * c_b + offset * c_o + lane, mask=inside)

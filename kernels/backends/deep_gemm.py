@@ -222,7 +222,7 @@ def gemm_1d1d(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tenso
     function, name = symbol("fp8_gemm_nt")
     if name in LEGACY:
         raise MissingPackageError("DeepGEMM", {name: "it has no recipe (1, 1, 128); install a newer release"})
-    left, right = (addressable(a), lanes(a_scale)), (addressable(b), lanes(b_scale))
+    left, right = (dense(a), lanes(a_scale)), (dense(b), lanes(b_scale))  # it takes K for the pitch of the rows
     function(left, right, target, c=target, recipe=(1, 1, BLOCK), disable_ue8m0_cast=True)
     if target is not out:
         out.copy_(target)

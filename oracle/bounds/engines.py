@@ -1,13 +1,14 @@
-"""The exact value and the residue bound by the fastest engine that takes a product: compiled on the CPU, else torch.
+"""The exact value and its bounds by the fastest engine that takes a product: compiled ones, else torch.
 
-Both give the same bits, those of :func:`oracle.truth.gemm.exact` and :func:`oracle.bounds.product.residue_bound`; the
-choice is one of speed alone. The compiled one (:mod:`oracle.bounds.cpu_kernels`) is threaded and computes both in one
-pass; rows and columns with a NaN or an infinity among their inputs are computed by the definition. Numba is imported at
-the first use, and a machine for which it does not exist takes the definitions.
+All give the same bits, those of :func:`oracle.truth.gemm.exact` and of :mod:`oracle.bounds.product`; the choice is one
+of speed alone. On the CPU :mod:`oracle.bounds.cpu_kernels` is threaded and computes both in one pass;
+rows and columns with a NaN or an infinity among their inputs are computed by the definition. Numba is imported at the
+first use, and a machine for which it does not exist takes the definitions. On a GPU the value is that of
+:mod:`oracle.bounds.triton_sums`, and the bounds are those of :mod:`oracle.bounds.cuda_residue`.
 
-:func:`why_not` says what the compiled engine does not cover: products whose float64 sums are not exact without
-splitting, scales inside the instruction, operands wider than 16 bits (for the bound: 8), tensors off the CPU.
-Memory beyond operands and results: below 300 MiB for any shape.
+:func:`why_not` says what the compiled engine of the CPU does not cover: products whose float64 sums are not exact
+without splitting, scales inside the instruction, operands wider than 16 bits (for the bound: 8), tensors elsewhere.
+Memory beyond operands and results: below 300 MiB on the CPU for any shape.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from oracle.bounds import cuda_residue, triton_sums
 from oracle.bounds import product as definition
-from oracle.bounds import triton_sums
 from oracle.bounds.accumulator import Accumulator, chains
 from oracle.bounds.interval import Interval
 from oracle.errors import NumericsError
@@ -60,22 +61,40 @@ def _exact(product: ScaledProduct) -> Exact:
 
 def residue_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
     """:func:`oracle.bounds.product.residue_bound` by the fastest engine that takes ``product``."""
+    if not why_not_on_device(product, acc):
+        return _on_device(product, acc)
     plain = product.c is not None or why_not(product, acc)
     return definition.residue_bound(product, acc) if plain else compiled_residue(product, acc)[1]
 
 
-def exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, Interval]:
-    """:func:`exact` and :func:`residue_bound`, in one pass where the engine can."""
+def exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact | None, Interval]:
+    """:func:`residue_bound` and, where the same pass gives it, :func:`exact`."""
     return product.once(("residue", acc), lambda: _exact_and_residue(product, acc))
 
 
-def _exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, Interval]:
+def _exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact | None, Interval]:
+    if not why_not_on_device(product, acc):
+        return None, _on_device(product, acc)
     if product.c is not None:
         value, interval = exact_and_residue(replace(product, c=None), acc)
+        value = exact(replace(product, c=None)) if value is None else value
         return gemm.with_summand(value, product.c), definition.with_summand(value, interval, product.c)
     if why_not(product, acc):
-        return exact(product), definition.residue_bound(product, acc)
+        return None, definition.residue_bound(product, acc)
     return compiled_residue(product, acc)
+
+
+def any_order_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
+    """:func:`oracle.bounds.product.any_order_bound` by the fastest engine that takes ``product``."""
+    found = None if why_not_on_device(product, acc) else cuda_residue.any_order_bound(product, acc)
+    return definition.any_order_bound(product, acc) if found is None else found
+
+
+def split_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
+    """:func:`oracle.bounds.product.split_bound` by the fastest engine that takes ``product``."""
+    if acc.promotion is None or why_not_on_device(product, acc):
+        return definition.split_bound(product, acc)
+    return cuda_residue.split_bound(product, acc)
 
 
 def why_not(product: ScaledProduct, acc: Accumulator | None = None) -> str | None:
@@ -88,6 +107,23 @@ def why_not(product: ScaledProduct, acc: Accumulator | None = None) -> str | Non
         return "an operand is wider than 16 bits"
     if product.alpha is not None:
         return "an alpha multiplies the sum"
+    return _unfit(product, acc)
+
+
+def why_not_on_device(product: ScaledProduct, acc: Accumulator) -> str | None:
+    """Reason for which the bound of this product cannot be computed by CUDA C++ where its operands lie, or None."""
+    return cuda_residue.why_not(product, acc) or _unfit(product, acc)
+
+
+def _on_device(product: ScaledProduct, acc: Accumulator) -> Interval:
+    def bounded(part: ScaledProduct) -> tuple[Exact, Interval]:
+        return exact(part), cuda_residue.residue_bound(part, acc)
+
+    return definition.scaled_at_the_end(product, acc, cuda_residue.residue_bound(product, acc), bounded)
+
+
+def _unfit(product: ScaledProduct, acc: Accumulator | None) -> str | None:
+    """What of the arithmetic no compiled engine covers."""
     if acc is not None:
         if acc.dequantised is not None or acc.widened is not None:
             return f"{acc.name} converts its operands"

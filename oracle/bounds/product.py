@@ -49,7 +49,7 @@ instruction.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -91,6 +91,20 @@ class Promotion:
         self._plus, self._minus, self._reach = (torch.zeros_like(like) for _ in range(3))
         self._ordered, self._added = ordered, 0
         self._open = torch.zeros(like.shape, dtype=torch.bool, device=like.device)
+
+    @classmethod
+    def known(cls, sums: Sequence[Tensor], opened: Tensor, unordered: int | None) -> Promotion:
+        """What an engine found of ``unordered`` chains, or of ordered ones (None); the tensors are used as they are."""
+        found = cls(sums[0], ordered=unordered is None)
+        found._y, found._lo, found._hi, found._phi = sums[:4]
+        if unordered is not None:
+            found._added, (found._plus, found._minus, found._reach) = unordered, sums[4:]
+        found._open = opened
+        return found
+
+    @property
+    def rows(self) -> int:
+        return self._y.shape[0]
 
     def only(self, x: Tensor, low: Tensor, high: Tensor) -> None:
         """The one chain of a kernel that scales inside the instruction: it is the sum, and nothing is rounded."""
@@ -289,13 +303,24 @@ def _bound(
             tile = piece.rows(start, stop)
             most = max(1, cube // (tile.M * tile.N * depth))
             _tile(tile, _Side.of(tile.left, 1, tile, acc), b, acc, chain, promotion, most)
-        bias = [] if product.bias is None else [(decode(product.bias)[None, :], ETA)]
-        c = [] if product.c is None else [(decode(product.c[start:stop]), FLUSHED)]
-        alpha = None if product.alpha is None else product.factor
-        parts.append(promotion.interval(*bias, *c, name=name, alpha=alpha, weak=weak))
+        parts.append(finished(product, start, promotion, name, weak=weak))
+    return joined(parts)
+
+
+def finished(product: ScaledProduct, start: int, promotion: Promotion, name: str, *, weak: bool = False) -> Interval:
+    """The bound of some rows, from ``start`` on, with what follows their promoted sums."""
+    bias = [] if product.bias is None else [(decode(product.bias)[None, :], ETA)]
+    c = [] if product.c is None else [(decode(product.c[start : start + promotion.rows]), FLUSHED)]
+    return promotion.interval(
+        *bias, *c, name=name, alpha=None if product.alpha is None else product.factor, weak=weak
+    )
+
+
+def joined(parts: list[Interval]) -> Interval:
+    """Intervals of consecutive rows as one."""
     opened = [part.open for part in parts if part.open is not None]
     low, high = (torch.cat(edges) for edges in zip(*((part.lo, part.hi) for part in parts), strict=True))
-    return Interval(low, high, name, weak, torch.cat(opened))
+    return Interval(low, high, parts[0].name, parts[0].weak, torch.cat(opened))
 
 
 def _sums_fit(product: ScaledProduct) -> bool:

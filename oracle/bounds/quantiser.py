@@ -54,6 +54,7 @@ from oracle.numbers.recipes import (
     PowerOfTwo,
     Recipe,
     ScaleFormula,
+    ZeroSign,
     of_element,
     recipes,
 )
@@ -227,6 +228,7 @@ def _undecided(
     A value ``x'`` of a code is off by at most ``4u |x'|`` (its product by two scales), or where a quotient lies within
     the width of a midpoint by the distance of both neighbours from it, ``2 e |x|``; a sum of 16 terms in any order by
     ``16u`` of itself. A squared term ``d^2`` is off by ``2 |d| + delta`` times what ``d`` is. Twice that is taken.
+    Sums that overflow float32 are finite where errors are measured in units of the scale, and nothing tells them.
     """
     width = APPROXIMATE_WIDTH if recipe.approximate else CODE_WIDTH
     blocks = x.blocks(recipe.block)
@@ -239,7 +241,8 @@ def _undecided(
         slack = slack + delta.sum(dim=3, keepdim=True) + 17 * U * error
     assert x.global_scale is not None
     exact = _is_power(x.global_scale) & (errors[0] == 0) & (errors[1] == 0)  # no operation rounds, for anybody
-    return ((errors[0] - errors[1]).abs() <= 2 * slack) & ~exact
+    too_large = ~torch.isfinite(errors[0] - errors[1]) & torch.isfinite(blocks).all(dim=3, keepdim=True)
+    return too_large | ((errors[0] - errors[1]).abs() <= 2 * slack) & ~exact
 
 
 def _of_steps(x: Prepared, recipe: Recipe, steps: Steps, factor: float = 1.0) -> ScaleSet:
@@ -315,6 +318,8 @@ def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
     free = (s == 0).expand_as(v) & ~torch.isnan(blocks)
     if not fmt.has_nan:  # whatever is coded under a NaN scale is NaN
         free = free | torch.isnan(s)
+    if recipe.zero_sign is ZeroSign.SMALL:  # a float32 quotient below 2^-149 may be -0, which has no code of its own
+        high = torch.where((v < 0) & (v.abs() < 2.0**-149), high.clamp(min=0), high)
     expected, nan = torch.where(undefined, fixed, middle), undefined & ~free & (recipe.nan_code is NanCode.NAN)
     low, high, expected, nan, free = (cells.join(t) for t in (low, high, expected, nan, free))
     return CodeSet(low, high, expected, nan, free, fmt)
@@ -369,6 +374,18 @@ def identify(x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] |
         for band in x.bands(block):
             alive = [r for r in alive if r.block != block or bool(_reproduced(band, q, r).all())]
     return tuple(recipe.name for recipe in alive)
+
+
+def kin(declared: Recipe) -> tuple[Recipe, ...]:
+    """The named recipes of a declared one's element, its own namesakes first: over its block, and with its floor, where
+    theirs are those that the declared one has by name."""
+    usual, found = recipes().get(declared.name, declared), []
+    for recipe in of_element(declared.element):
+        taken = recipe.with_block(declared.block) if recipe.block == usual.block else recipe
+        if recipe.amax_floor == usual.amax_floor:
+            taken = taken.with_floor(declared.amax_floor)
+        found.append(taken)
+    return tuple(sorted(found, key=lambda taken: not taken.name.startswith(declared.name)))
 
 
 def admitting(x: Prepared, q: Tensor, scale: Tensor, declared: Recipe) -> tuple[str, ...]:

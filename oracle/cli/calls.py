@@ -21,25 +21,7 @@ from rich.text import Text
 from torch import Tensor
 
 import oracle
-from oracle.cli.common import (
-    FORMATS,
-    Commands,
-    add_command,
-    add_explain_level,
-    add_json,
-    add_recipe,
-    add_volume_arguments,
-    console,
-    declared,
-    pairs,
-    repeated,
-    say,
-    screen_of,
-    verdict_line,
-    whole,
-    write_json,
-    write_reports,
-)
+from oracle.cli import common
 from oracle.diagnosis.explain import Diagnosis, diagnose
 from oracle.diagnosis.level import explaining
 from oracle.errors import FixtureError, OptionError, OracleError, among, counted
@@ -61,8 +43,8 @@ from oracle.verdict.compare import Status, Verdict
 _OUTPUT: dict[str, Any] = {"default": "*", "metavar": "PATTERN", "help": "only outputs that match, as out.mine*"}
 
 
-def add_judge(commands: Commands) -> None:
-    command = add_command(
+def add_judge(commands: common.Commands) -> None:
+    command = common.add_command(
         commands, "judge", _judge, "judge recorded outputs: a safetensors file, or a folder of calls",
         "Judge every tensor of FILE whose name begins with `out` (for a routine with several outputs: "
         "out.q and out.scale, or out.LABEL.q and out.LABEL.scale). The inputs carry the contract's names. "
@@ -73,19 +55,19 @@ def add_judge(commands: Commands) -> None:
     command.add_argument("--output", **_OUTPUT)
     command.add_argument("--arch", help="whose arithmetic is admitted (default: sm90, or what the file says)")
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
-    add_recipe(command)
-    add_explain_level(command)
-    add_json(command, "the verdicts")
-    for name, (_, said) in FORMATS.items():
+    common.add_recipe(command)
+    common.add_explain_level(command)
+    common.add_json(command, "the verdicts")
+    for name, (_, said) in common.FORMATS.items():
         if name != "json":
             command.add_argument(f"--{name}", metavar="OUT", help=f"of a folder: {said}")
     said = "of a folder: write every outcome to this new file as soon as it is known"
     command.add_argument("--record", type=Path, metavar="OUT.jsonl", help=said)
-    add_volume_arguments(command)
+    common.add_volume_arguments(command)
 
 
-def add_explain(commands: Commands) -> None:
-    command = add_command(
+def add_explain(commands: common.Commands) -> None:
+    command = common.add_command(
         commands, "explain", _explain, "explain a failing output in a safetensors file",
         "Explain the output in FILE: where it fails, since which K block, which known faults reproduce it. "
         "A file that `validate --save` wrote says itself what was called; any other is named as for `judge`.",
@@ -94,12 +76,12 @@ def add_explain(commands: Commands) -> None:
     command.add_argument("--output", metavar="TENSOR", help="the output's name in the file (default: out)")
     command.add_argument("--arch", help="whose arithmetic is admitted (default: sm90, or what the file says)")
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule")
-    add_recipe(command)
-    add_json(command, "the explanation")
+    common.add_recipe(command)
+    common.add_json(command, "the explanation")
 
 
-def add_predict(commands: Commands) -> None:
-    command = add_command(
+def add_predict(commands: common.Commands) -> None:
+    command = common.add_command(
         commands, "predict", _predict, "write the bits that a schedule of the hardware produces",
         "Predict the output of a routine under a schedule and write it as tensor `out` "
         "(`out.NAME` for a routine with several outputs).",
@@ -109,15 +91,15 @@ def add_predict(commands: Commands) -> None:
     command.add_argument("--write", required=True, type=Path, metavar="OUT.safetensors")
 
 
-def add_identify(commands: Commands) -> None:
-    command = add_command(
+def add_identify(commands: common.Commands) -> None:
+    command = common.add_command(
         commands, "identify", _identify, "rank the schedules that explain a recorded output",
         "For every matching output: the schedules of the arch, by the fraction of bits they reproduce.",
     )  # fmt: skip
     _add_call_arguments(command)
     command.add_argument("--output", **_OUTPUT)
     command.add_argument("--arch", help="only schedules of this arch")
-    command.add_argument("--top", type=whole(1), default=5, metavar="N", help="schedules to print (default: 5)")
+    command.add_argument("--top", type=common.whole(1), default=5, metavar="N", help="schedules to print (default: 5)")
 
 
 # --- a call in a file ---------------------------------------------------------------------------------------
@@ -125,16 +107,14 @@ def add_identify(commands: Commands) -> None:
 _Call = tuple[Contract, dict[str, Tensor], dict[str, Tensor], dict[str, object]]
 
 
-def _add_call_arguments(
-    command: argparse.ArgumentParser, *, several: bool = False, optional: bool = False
-) -> None:
+def _add_call_arguments(command: argparse.ArgumentParser, *, several: bool = False, optional: bool = False) -> None:
     command.add_argument("file", type=Path, metavar="FILE|DIR" if several else "FILE.safetensors")
     optional |= several
     said = "for a file that does not say it; see `fp8-oracle list`" if optional else "see `fp8-oracle list`"
     command.add_argument("--contract", required=not optional, metavar="NAME", help=said)
     said = "an input of the contract that has another name in the file; TENSOR.T is its transpose"
-    repeated(command, "--input", "NAME=TENSOR", said)
-    repeated(command, "--option", "NAME=VALUE", "an option, as out_dtype=bfloat16")
+    common.repeated(command, "--input", "NAME=TENSOR", said)
+    common.repeated(command, "--option", "NAME=VALUE", "an option, as out_dtype=bfloat16")
 
 
 def _read_call(arguments: argparse.Namespace) -> _Call:
@@ -144,7 +124,7 @@ def _read_call(arguments: argparse.Namespace) -> _Call:
     something that is no input of the contract.
     """
     contract, path = get(arguments.contract), arguments.file
-    tensors, renamed = fixtures.read_tensors(path), pairs(arguments.input, "--input")
+    tensors, renamed = fixtures.read_tensors(path), common.pairs(arguments.input, "--input")
     known = [spec.name for spec in contract.inputs]
     if unknown := [name for name in renamed if name not in known]:
         raise OptionError(f"--input {unknown[0]}=...: {contract.name} has no such input; {among(unknown[0], known)}")
@@ -158,7 +138,7 @@ def _read_call(arguments: argparse.Namespace) -> _Call:
                 f"{path}: has no tensor {spec.name!r}, an input of {contract.name}; it holds "
                 f"{', '.join(sorted(tensors))}; name the right one with --input {spec.name}=TENSOR"
             )
-    return contract, tensors, inputs, options.parse(contract, pairs(arguments.option, "--option"))
+    return contract, tensors, inputs, options.parse(contract, common.pairs(arguments.option, "--option"))
 
 
 # --- judge --------------------------------------------------------------------------------------------------
@@ -167,24 +147,25 @@ def _read_call(arguments: argparse.Namespace) -> _Call:
 def _judge(arguments: argparse.Namespace) -> int:
     if arguments.file.is_dir():
         return _judge_folder(arguments)
-    if given := [name for name in (*FORMATS, "record") if name != "json" and getattr(arguments, name) is not None]:
+    reports = [name for name in (*common.FORMATS, "record") if name != "json"]
+    if given := [name for name in reports if getattr(arguments, name) is not None]:
         raise OptionError(f"--{given[0]} reports on a folder of calls; {arguments.file} is one file: name its folder")
     outputs: Mapping[str, Tensor | dict[str, Tensor]]
     if arguments.contract is None:
         case = _said(arguments)
         contract, inputs, call = get(case.contract), case.inputs, case.options
-        arch, numerics = arguments.arch or case.arch or "sm90", declared(arguments) or case.numerics
+        arch, numerics = arguments.arch or case.arch or "sm90", common.declared(arguments) or case.numerics
         outputs = _matching({"out": case.output}, arguments.output, arguments.file)
     else:
         contract, tensors, inputs, call = _read_call(arguments)
-        arch, numerics = arguments.arch or "sm90", declared(arguments)
+        arch, numerics = arguments.arch or "sm90", common.declared(arguments)
         outputs = _outputs(contract, tensors, arguments.output, arguments.file)
     asked: dict[str, Any] = {"arch": arch, "numerics": numerics, "explain": arguments.explain, **call}
     verdicts = {label: oracle.judge(contract.name, inputs, output, **asked) for label, output in outputs.items()}
-    screen = console(stderr=arguments.json == "-")
+    screen = common.console(stderr=arguments.json == "-")
     for label, verdict in verdicts.items():
         if not arguments.quiet or verdict.status.is_failure:
-            screen.print(verdict_line(verdict, f"{label}: {verdict.summary}"), soft_wrap=True)
+            screen.print(common.verdict_line(verdict, f"{label}: {verdict.summary}"), soft_wrap=True)
     failing = any(verdict.status.is_failure for verdict in verdicts.values())
     record = {
         "schema": "fp8-oracle.judgement/1",
@@ -196,7 +177,7 @@ def _judge(arguments: argparse.Namespace) -> int:
         "ok": not failing,
         "outputs": {label: verdict.to_json() for label, verdict in verdicts.items()},
     }
-    write_json(arguments.json, record)
+    common.write_json(arguments.json, record)
     return 1 if failing else 0
 
 
@@ -204,7 +185,7 @@ def _judge_folder(arguments: argparse.Namespace) -> int:
     """Judge every call of a folder; a table, what fails, and a closing line."""
     items, left_out = _items(arguments)
     for line in left_out:
-        say(f"fp8-oracle: {line}", stderr=True)
+        common.say(f"fp8-oracle: {line}", stderr=True)
     if not items:
         dumped = "; `fp8-oracle cases from-flashinfer` makes calls of FlashInfer's dumps"
         raise FixtureError(f"{arguments.file}: holds no call, no file that ends in {call_file.SUFFIX}{dumped}")
@@ -222,14 +203,14 @@ def _judge_folder(arguments: argparse.Namespace) -> int:
     if recorder is not None:
         recorder.end((), seconds, 0)
     report = Report(tuple(outcomes), (), run.machine, seconds, run.versions, started)
-    words.print_report(report, screen_of(arguments), quiet=arguments.quiet, verbose=arguments.verbose)
-    write_reports(report, arguments)
+    words.print_report(report, common.screen_of(arguments), quiet=arguments.quiet, verbose=arguments.verbose)
+    common.write_reports(report, arguments)
     return 0 if report.ok else 1
 
 
 def _items(arguments: argparse.Namespace) -> tuple[list[Item], list[str]]:
     """What is to be judged of a folder, and what is left out of it, in words. A call is read when it is judged."""
-    folder, numerics = arguments.file, declared(arguments)
+    folder, numerics = arguments.file, common.declared(arguments)
     if arguments.input or arguments.option:
         raise OptionError("--input and --option name the call of one file; the files of a folder say it themselves")
     if arguments.output != _OUTPUT["default"]:
@@ -306,10 +287,10 @@ def _matching(
 
 def _explain(arguments: argparse.Namespace) -> int:
     case = _said(arguments) if arguments.contract is None else _named(arguments)
-    arch, numerics = arguments.arch or case.arch or "sm90", declared(arguments) or case.numerics
+    arch, numerics = arguments.arch or case.arch or "sm90", common.declared(arguments) or case.numerics
     verdict = get(case.contract).judge(case.inputs, case.output, arch=arch, numerics=numerics, **case.options)
     found = diagnose(case.contract, case.inputs, case.output, arch=arch, numerics=numerics, **case.options)
-    screen = console(stderr=arguments.json == "-")
+    screen = common.console(stderr=arguments.json == "-")
     said = Text.assemble((str(verdict.status), STYLES[verdict.status]), f" {verdict.summary}")
     operands = Call(get(case.contract), case.inputs, case.options, arch=arch).optional_operands
     held = None
@@ -327,7 +308,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     }
     within = None if held is None else held.name
     head = {"schema": "fp8-oracle.explanation/1", "contract": case.contract, "class": within}
-    write_json(arguments.json, head | {"verdict": verdict.to_json(), "diagnosis": diagnosis})
+    common.write_json(arguments.json, head | {"verdict": verdict.to_json(), "diagnosis": diagnosis})
     return 1 if verdict.status.is_failure else 0
 
 
@@ -352,7 +333,7 @@ def _named(arguments: argparse.Namespace) -> CallFile:
         )
     output = {o: tensors[n] for o, n in names.items()}
     single = output["out"] if contract.returns == ("out",) else output
-    return CallFile(contract.name, inputs, single, call, arguments.arch or "sm90", declared(arguments))
+    return CallFile(contract.name, inputs, single, call, arguments.arch or "sm90", common.declared(arguments))
 
 
 def _lines(found: Diagnosis) -> list[str]:
@@ -387,7 +368,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     outputs = {"out": found} if isinstance(found, Tensor) else {f"out.{name}": t for name, t in found.items()}
     fixtures.write_tensors(arguments.write, outputs)
     for name, tensor in outputs.items():
-        say(f"{arguments.write}: {name} {list(tensor.shape)} {tensor.dtype}, bits of {arguments.numerics}")
+        common.say(f"{arguments.write}: {name} {list(tensor.shape)} {tensor.dtype}, bits of {arguments.numerics}")
     return 0
 
 
@@ -400,7 +381,7 @@ def _identify(arguments: argparse.Namespace) -> int:
         name: oracle.identify(arguments.contract, inputs, tensors[name], arch=arguments.arch, **call) for name in names
     }
     for name, matches in ranked.items():
-        say(name)
+        common.say(name)
         for match in matches[: arguments.top]:
             print(f"  {100 * match.equal:9.4f}% of {counted(match.compared, 'element')}  {match.schedule}")
     return 0

@@ -13,7 +13,6 @@ from oracle.cli import (
     fixtures,
     gallery,
     installed,
-    kernels,
     lint,
     runs,
     selftest,
@@ -24,7 +23,7 @@ from oracle.errors import among
 
 COMMANDS = (
     *(runs.add_verify, validate.add_validate, calls.add_judge, calls.add_explain, selftest.add_mutate),
-    *(calls.add_predict, calls.add_identify, kernels.add_fingerprint, tool.add_doctor, tool.add_list, fixtures.add),
+    *(calls.add_predict, calls.add_identify, validate.add_fingerprint, tool.add_doctor, tool.add_list, fixtures.add),
     *(selftest.add_conformance, tool.add_plan, runs.add_report, runs.add_merge, runs.add_compare, runs.add_history),
     *(gallery.add, lint.add, cases.add, evaluate.add, tool.add_completion),
 )

@@ -117,12 +117,8 @@ def add_recipe(command: argparse.ArgumentParser) -> None:
 def declared(arguments: argparse.Namespace) -> str | None:
     """The declared numerics: a schedule (``--numerics``), or a quantiser's recipe (``--recipe``).
 
-    Raises
-    ------
-    OptionError
-        Both are given, or the recipe is declared for a contract that publishes no codes and scale.
-    NumericsError
-        No recipe has this name; the message lists those that exist.
+    Raises OptionError: both are given, or the recipe is declared for a contract that publishes no codes and scale.
+    NumericsError: no recipe has this name; the message lists those that exist.
     """
     recipe: str | None = arguments.recipe
     numerics: str | None = arguments.numerics
@@ -209,9 +205,11 @@ def add_json(command: argparse.ArgumentParser, what: str) -> None:
 
 
 def write_json(target: str | None, record: Mapping[str, object]) -> None:
-    """Write a record as indented JSON into a file; ``-`` is the standard output, None writes nothing."""
-    if target is not None:
-        write_text(target, json.dumps(record, indent=2, allow_nan=False) + "\n")
+    """Write a record as JSON into a file; ``-`` is the standard output, indented; None writes nothing."""
+    if target == "-":
+        print(json.dumps(record, indent=2, allow_nan=False))
+    elif target is not None:
+        fixtures.write_json(target, record)
 
 
 def write_text(target: str, text: str) -> None:

@@ -6,41 +6,43 @@ import argparse
 import textwrap
 from collections.abc import Mapping
 
+from oracle.routines.products.contract import Fp8GemmNt
+
 WIDTH = 100
-GEMM = "fp8_gemm_nt"
-_CASE = "'fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=7,n=512,k=2688/family=randn/seed=1'"
+GEMM = Fp8GemmNt.name
+_CASE = f"'{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m=7,n=512,k=2688/family=randn/seed=1'"
 
 # command -> (what it does, the arguments)
 EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "verify": (
         ("everything on this machine, with a page to look at", "verify --html report.html"),
-        ("one routine on one backend", "verify --contract fp8_gemm_nt --subject eager"),
+        ("one routine on one backend", f"verify --contract {GEMM} --subject eager"),
         ("what a failing row prints", f"verify --case {_CASE} --subject eager"),
         ("a long run that may be killed, and its continuation", "verify --profile full --record run.jsonl --resume"),
         ("a quarter of everything, on four cores", "verify --shard 1/4 --jobs 4 --record 1.jsonl"),
     ),
-    "validate": (("your own kernel", "validate mypackage.ops:my_gemm --contract fp8_gemm_nt"),),
+    "validate": (("your own kernel", f"validate mypackage.ops:my_gemm --contract {GEMM}"),),
     "gallery": (
         ("every kernel of the gallery of this checkout, on a GPU", "gallery run --out night"),
         ("one project, without a GPU", "gallery run --only torch --device cpu --out torch"),
         ("what another release broke or healed", "gallery compare old/gallery.json new/gallery.json"),
     ),
     "judge": (
-        ("recorded outputs", "judge call.safetensors --contract fp8_gemm_nt"),
-        ("under other names", "judge call.safetensors --contract fp8_gemm_nt --input a=x --input b=w.T"),
+        ("recorded outputs", f"judge call.safetensors --contract {GEMM}"),
+        ("under other names", f"judge call.safetensors --contract {GEMM} --input a=x --input b=w.T"),
         ("what oracle.sample recorded", "judge calls/ --junit calls.xml"),
     ),
-    "explain": (("which known fault it is", "explain call.safetensors --contract fp8_gemm_nt"),),
-    "mutate": (("which faults the cases of one routine notice", "mutate --contract fp8_gemm_nt"),),
+    "explain": (("which known fault it is", f"explain call.safetensors --contract {GEMM}"),),
+    "mutate": (("which faults the cases of one routine notice", f"mutate --contract {GEMM}"),),
     "predict": (
         (
             "the bits of Hopper's promoted accumulation",
-            "predict call.safetensors --contract fp8_gemm_nt --numerics sm90.promote128 --write out.safetensors",
+            f"predict call.safetensors --contract {GEMM} --numerics sm90.promote128 --write out.safetensors",
         ),
     ),
-    "identify": (("which arithmetic made an output", "identify call.safetensors --contract fp8_gemm_nt --top 3"),),
+    "identify": (("which arithmetic made an output", f"identify call.safetensors --contract {GEMM} --top 3"),),
     "fingerprint": (
-        ("how a black box accumulates", "fingerprint mypackage.ops:my_gemm --contract fp8_gemm_nt --device cuda"),
+        ("how a black box accumulates", f"fingerprint mypackage.ops:my_gemm --contract {GEMM} --device cuda"),
         (
             "which reading of a Blackwell's NVFP4 instruction is right (Triton's tl.dot_scaled asks it)",
             "fingerprint oracle.tensorcore.triton_scaled:dot_scaled --block-scaled nvf4 --device cuda",
@@ -56,7 +58,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("make the captures again", "fixtures import recorded/"),
     ),
     "conformance": (("the models against published hardware vectors", "conformance --vectors vectors/"),),
-    "plan": (("what runs a call, and why", "plan --op fp8_gemm_nt --arch sm90 --m 31 --n 4096 --k 4096"),),
+    "plan": (("what runs a call, and why", f"plan --op {GEMM} --arch sm90 --m 31 --n 4096 --k 4096"),),
     "report": (
         ("a page and a summary from a record", "report run.jsonl --html report.html --markdown summary.md"),
         ("what failed, in a few lines", "report run.jsonl --failures --quiet"),
@@ -79,14 +81,14 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "cases": (
         ("calls of one layer of every kind", "cases from-checkpoint DeepSeek-V3/ --to calls/"),
-        ("your kernel on them", "validate mypackage.ops:my_gemm --contract fp8_gemm_nt --cases calls/"),
+        ("your kernel on them", f"validate mypackage.ops:my_gemm --contract {GEMM} --cases calls/"),
         ("the same as workloads of an evaluation suite", "cases to-suite calls/ --to suite/"),
         ("what FlashInfer dumped", "cases from-flashinfer flashinfer_dumps/ --to calls/"),
     ),
     "evaluate": (
         (
             "a solution that nobody trusts, on workloads of a suite",
-            "evaluate --definition D.json --workload W.jsonl --solution S.json --contract fp8_gemm_nt --untrusted",
+            f"evaluate --definition D.json --workload W.jsonl --solution S.json --contract {GEMM} --untrusted",
         ),
     ),
     "completion": (

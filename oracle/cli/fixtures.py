@@ -13,7 +13,7 @@ from rich.text import Text
 
 from oracle.cli.common import Bar, Commands, add_command, add_jobs, console, repeated, say, verdict_line
 from oracle.errors import FixtureError, counted
-from oracle.fixtures import captures, checksums, golden, golden_answers, golden_export
+from oracle.fixtures import captures, checksums, golden, golden_export
 from oracle.fixtures import files as fixtures
 from oracle.harness import recording
 from oracle.harness.jobs import Lost, divided, in_order
@@ -152,7 +152,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _judge(arguments: argparse.Namespace) -> int:
     declared = {"arch": arguments.arch, "numerics": arguments.numerics}
-    answers = golden_answers.judge(arguments.folder, arguments.outputs, **declared)
+    answers = golden_export.judge(arguments.folder, arguments.outputs, **declared)
     screen = console()
     for answer in answers:
         if answer.verdict is not None:
@@ -161,7 +161,7 @@ def _judge(arguments: argparse.Namespace) -> int:
             missing_case = f" {answer.slug}: nothing came back for {answer.id}"
             screen.print(Text.assemble(("UNTESTED", "bold red"), missing_case), soft_wrap=True)
     if arguments.json is not None:
-        fixtures.write_json(arguments.json, golden_answers.to_json(answers, **declared))
+        fixtures.write_json(arguments.json, golden_export.to_json(answers, **declared))
     if arguments.junit is not None:
         outcomes = tuple(_outcome(answer, arguments.arch, whole=arguments.whole) for answer in answers)
         fixtures.write_bytes(arguments.junit, to_junit(Report(outcomes)).encode())
@@ -178,7 +178,7 @@ def _judge(arguments: argparse.Namespace) -> int:
     return 1 if bad else 2 if unjudged else 0
 
 
-def _outcome(answer: golden_answers.Answer, arch: str, *, whole: bool) -> Outcome:
+def _outcome(answer: golden_export.Answer, arch: str, *, whole: bool) -> Outcome:
     """What a report says of an answer: a case that did not come back is skipped, with ``whole`` a failure."""
     verdict = answer.verdict
     if verdict is None:

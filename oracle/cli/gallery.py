@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+import time
+from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.table import Table
@@ -11,9 +15,10 @@ from rich.text import Text
 
 from oracle.cli.common import Commands, add_command, console, repeated, say, whole, write_json
 from oracle.errors import OptionError
+from oracle.fixtures import files as fixtures
 from oracle.harness import gallery, provenance
 from oracle.harness.validation import PROFILES
-from oracle.report.gallery import Row, Run, beside, page, read
+from oracle.report.gallery import Run, beside, page, read
 
 FOLDER = Path("tests/hardware/gallery")
 ROWS, PAGE = "gallery.json", "gallery.md"
@@ -36,13 +41,25 @@ def add(commands: Commands) -> None:
     _folder(run)
     run.add_argument("--out", type=Path, required=True, metavar="DIR", help=f"gets {ROWS}, {PAGE}, reports/ and calls/")
     repeated(run, "--only", "NAME", "a project, PROJECT.KERNEL or a contract; may be repeated")
-    run.add_argument("--device", default="cuda", help="cuda (default), cuda:1, or cpu")
+    run.add_argument(
+        "--device", default="cuda",
+        help="cuda (default; every GPU that is seen, one for each job in turn), cuda:0,cuda:1 (these), or cpu",
+    )  # fmt: skip
+    said = "kernels that are validated at the same time, each by processes of its own (default: 1)"
+    run.add_argument("--jobs", type=whole(1), default=1, metavar="N", help=said)
+    said = "end after S seconds, by ending what runs; the kernels without a row are left to --resume"
+    run.add_argument("--seconds", type=float, metavar="S", help=said)
+    said = "an earlier record: what took long there begins first, and what is not in it before that"
+    run.add_argument("--like", type=Path, metavar=ROWS, help=said)
     run.add_argument("--profile", choices=PROFILES[:2], default="quick")
     run.add_argument("--seed", type=whole(0), default=0, help="of what is drawn; runs with one seed compare")
     run.add_argument("--limit", type=float, metavar="S", help="seconds for one call")
     run.add_argument("--resume", action="store_true", help="keep the rows that DIR has, and run the other kernels")
-    told = add_command(verbs, "page", _page, "the page of a record")
-    told.add_argument("record", type=Path, metavar=ROWS)
+    told = add_command(verbs, "page", _page, "the page of a run, or of the parts of one")
+    told.add_argument("records", type=Path, nargs="+", metavar=ROWS)
+    told.add_argument("--out", type=Path, metavar="DIR", help=f"gets {ROWS} and {PAGE} of all; printed without")
+    said = f"keep of each kernel what its line needs, for a {ROWS} in a repository; `compare` then knows verdicts alone"
+    told.add_argument("--brief", action="store_true", help=said)
     moved = add_command(verbs, "compare", _compare, "what changed between two records", "Exit 1 when a kernel broke.")
     moved.add_argument("old", type=Path, metavar="OLD")
     moved.add_argument("new", type=Path, metavar="NEW")
@@ -65,45 +82,73 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    begun, out = time.monotonic(), arguments.out
+    record = out / ROWS
+    for name, value in (("--seconds", arguments.seconds), ("--limit", arguments.limit)):
+        if value is not None and not 0 < value < math.inf:
+            raise OptionError(f"{name} {value:g} is no number of seconds; give a positive one")
+    if record.exists() and not arguments.resume:
+        raise OptionError(f"{record} exists; give --resume to add to it, or another --out")
     projects = gallery.load(arguments.folder)
-    out = arguments.out
-    kept: list[Row] = list(read(out / ROWS).rows) if arguments.resume and (out / ROWS).exists() else []
-    wanted = gallery.chosen(projects, arguments.only)
-    done = {row.key for row in kept}
-    left = [f"{p.name}.{k.named}/{k.contract}" for p, k in wanted]
-    if (out / ROWS).exists() and not arguments.resume:
-        raise OptionError(f"{out / ROWS} exists; give --resume to add to it, or another --out")
+    rows = {row.key: row for row in read(record).rows} if record.exists() else {}
+    before = {row.key: row.seconds for row in read(arguments.like).rows} if arguments.like is not None else {}
+    wanted = [gallery.key_of(*pair) for pair in gallery.chosen(projects, arguments.only)]
+    only = sorted((key for key in wanted if key not in rows), key=lambda key: -before.get(key, math.inf))
+    places = {gallery.key_of(*pair): number for number, pair in enumerate(gallery.chosen(projects, ()))}
     for name in ("reports", "calls"):
         (out / name).mkdir(parents=True, exist_ok=True)
-    only = [name for name in left if name not in done]
-    screen, shown = console(stderr=True), sys.stderr.isatty()
-    with screen.status("") as status:
-        if shown:
-            status.update(f"0 of {len(only)} kernels")
-        ran = gallery.run(
-            projects, only=only, device=arguments.device, profile=arguments.profile, seed=arguments.seed,
-            limit=arguments.limit, save=out / "calls",
-        )  # fmt: skip
-        for number, (row, report) in enumerate(ran if only else (), 1):
-            kept.append(row)
-            if report is not None:
-                name = f"{row.project}.{row.kernel}.{row.contract}.json"
-                write_json(str(out / "reports" / name), {**report.to_json(), "versions": dict(row.versions)})
-            Run(provenance.machine(), tuple(kept)).write(out / ROWS)  # after each: a run may be ended
-            why = f": {row.why}" if row.why else ""
-            say(f"{row.verdict:<11} {row.key}  {row.identified} of {row.judged} identified, {row.seconds:.0f} s{why}")
+    machine = {"date": datetime.now(UTC).date().isoformat(), **provenance.machine()}
+    shown, done = sys.stderr.isatty(), 0
+
+    def found() -> Run:
+        return Run(machine, tuple(sorted(rows.values(), key=lambda row: places.get(row.key, len(places)))))
+
+    asked = gallery.Asked(
+        arguments.folder, arguments.device, arguments.profile, arguments.seed, arguments.limit, out / "calls"
+    )
+    left = math.inf if arguments.seconds is None else arguments.seconds - (time.monotonic() - begun)
+    try:
+        with console(stderr=True).status("") as status, closing(
+            gallery.run(asked, only, jobs=arguments.jobs, seconds=left)
+        ) as ran:  # fmt: skip
             if shown:
-                status.update(f"{number} of {len(only)} kernels")
-    (out / PAGE).write_text(page(Run(provenance.machine(), tuple(kept))))
-    tried = [row for row in kept if row.verdict != "UNSUPPORTED"]
-    say(f"{len(tried)} of {len(kept)} kernels ran; {out / PAGE}")
+                status.update(f"0 of {len(only)} kernels")
+            for done, (row, report) in enumerate(ran, 1):
+                rows[row.key] = row
+                if report is not None:
+                    write_json(str(out / "reports" / f"{row.project}.{row.kernel}.{row.contract}.json"), report)
+                found().write(record)  # after each: a run may be ended
+                why = f": {row.why}" if row.why else ""
+                counts = f"{row.identified} of {row.judged} identified, {row.seconds:.0f} s"
+                say(f"{row.verdict:<11} {row.key}  {counts}{why}")
+                sys.stdout.flush()
+                if shown:
+                    status.update(f"{done} of {len(only)} kernels")
+    finally:
+        if rows:
+            fixtures.write_bytes(out / PAGE, page(found()).encode())
+    if done < len(only):
+        late = f"{len(only) - done} of {len(only)} kernels"
+        say(f"{late} were not validated in {arguments.seconds:g} s; --resume goes on")
+    tried = [row for row in rows.values() if row.verdict != "UNSUPPORTED"]
+    say(f"{len(tried)} of {len(rows)} kernels ran; {out / PAGE}")
     if not tried:
         return 2
     return 0 if all(row.verdict == "CONFORMS" for row in tried) else 1
 
 
 def _page(arguments: argparse.Namespace) -> int:
-    say(page(read(arguments.record)).rstrip())
+    parts = [read(path) for path in arguments.records]
+    rows = {row.key: row.brief() if arguments.brief else row for part in parts for row in part.rows}
+    whole = Run(parts[0].machine, tuple(rows.values()))
+    places = [{name: value for name, value in part.machine.items() if name != "date"} for part in parts]
+    if other := [path for path, place in zip(arguments.records, places, strict=True) if place != places[0]]:
+        raise OptionError(f"{other[0]} is of another machine than {arguments.records[0]}; a page is of one")
+    if arguments.out is None:
+        say(page(whole).rstrip())
+    else:
+        whole.write(arguments.out / ROWS)
+        (arguments.out / PAGE).write_text(page(whole))
     return 0
 
 

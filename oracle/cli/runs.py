@@ -23,24 +23,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from oracle.cli.common import (
-    Bar,
-    Commands,
-    add_command,
-    add_explain_level,
-    add_jobs,
-    add_json,
-    add_output_arguments,
-    add_volume_arguments,
-    console,
-    pairs,
-    repeated,
-    say,
-    screen_of,
-    write_json,
-    write_reports,
-    write_text,
-)
+from oracle.cli import common
 from oracle.diagnosis.level import Explain, explaining
 from oracle.errors import CaseError, OptionError, SubjectError, among
 from oracle.fixtures import files as fixtures
@@ -52,7 +35,7 @@ from oracle.harness.recording import CaptureWriter
 from oracle.harness.report import LIMIT
 from oracle.harness.runner import Filter, Item, Shard
 from oracle.harness.subjects import Provider
-from oracle.report import changes, comment, history, ledger, merge, record
+from oracle.report import changes, history, ledger, merge, record
 from oracle.report import console as words
 from oracle.report.ledger import Entry
 from oracle.report.outcome import Outcome, Report
@@ -62,8 +45,8 @@ from oracle.verdict.compare import Status, Verdict
 
 Pool = Callable[..., Generator["Outcome | Lost"]]
 
-def add_verify(commands: Commands) -> None:
-    command = add_command(
+def add_verify(commands: common.Commands) -> None:
+    command = common.add_command(
         commands, "verify", _verify, "judge every subject on this machine over the cases, and replay the captures",
         "Judge every subject on this machine over the cases, and replay the captured outputs. "
         "Exit 0 when all is as it must be, 1 when not, 130 when interrupted; then the reports hold what was judged.",
@@ -74,11 +57,11 @@ def add_verify(commands: Commands) -> None:
     command.add_argument("--case", metavar="ID", help="only this case or capture, as a failing row prints it")
     command.add_argument("--arch", metavar="NAME", help="only what ran or runs on this arch, as sm90")
     said = "also the subjects that this function returns; may be repeated"
-    repeated(command, "--provider", "MODULE:CALLABLE", said)
-    add_explain_level(command)
+    common.repeated(command, "--provider", "MODULE:CALLABLE", said)
+    common.add_explain_level(command)
     command.add_argument("--list", action="store_true", help="print the ids that would run, and stop")
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder; `none` replays nothing")
-    add_jobs(command)
+    common.add_jobs(command)
     said = "judge on the machines of a Ray cluster, at ADDRESS as auto or host:6379 (default: the one Ray finds)"
     command.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=said)
     said = "the i-th of n parts of all cases, the same on every machine; `fp8-oracle merge` joins their records"
@@ -93,12 +76,12 @@ def add_verify(commands: Commands) -> None:
     command.add_argument("--resume", action="store_true", help=said)
     said = "keep the judged outputs as a captures folder, for `fixtures adopt`"
     command.add_argument("--keep", type=Path, metavar="DIR", help=said)
-    add_output_arguments(command)
-    add_volume_arguments(command)
+    common.add_output_arguments(command)
+    common.add_volume_arguments(command)
 
 
-def add_report(commands: Commands) -> None:
-    command = add_command(
+def add_report(commands: common.Commands) -> None:
+    command = common.add_command(
         commands, "report", _report, "make any kind of report from the record of a run",
         "Read what --record or --json of a run wrote (verify, validate, judge, pytest), print it, and write it in "
         "other forms. The exit status is that of the run: 0 when all was as it must be, 1 when not.",
@@ -107,12 +90,12 @@ def add_report(commands: Commands) -> None:
     command.add_argument("--contract", metavar="NAME", help="only this routine; * and ? match")
     command.add_argument("--subject", metavar="NAME", help="only this subject; * and ? match")
     command.add_argument("--failures", action="store_true", help="only what fails, known failures included")
-    add_output_arguments(command)
-    add_volume_arguments(command)
+    common.add_output_arguments(command)
+    common.add_volume_arguments(command)
 
 
-def add_merge(commands: Commands) -> None:
-    command = add_command(
+def add_merge(commands: common.Commands) -> None:
+    command = common.add_command(
         commands, "merge", _merge, "join the records of the shards of a run",
         "Join records of one version and one selection, as the shards of a run, in any order. A case that was judged "
         "twice with different results, and a shard that is missing, are complaints. The exit status is that of the "
@@ -120,12 +103,12 @@ def add_merge(commands: Commands) -> None:
     )  # fmt: skip
     command.add_argument("records", type=Path, nargs="+", metavar="RECORD", help="a .jsonl record")
     command.add_argument("--record", type=Path, metavar="FILE.jsonl", help="write the whole here: a new file")
-    add_output_arguments(command)
-    add_volume_arguments(command)
+    common.add_output_arguments(command)
+    common.add_volume_arguments(command)
 
 
-def add_compare(commands: Commands) -> None:
-    command = add_command(
+def add_compare(commands: common.Commands) -> None:
+    command = common.add_command(
         commands, "compare", _compare, "what broke, healed and moved between two runs",
         "Compare two runs, by records or JSON reports: what broke, what healed, where the numerics or the "
         "margin is another. Exit 1 when something broke or a new case fails.",
@@ -133,22 +116,22 @@ def add_compare(commands: Commands) -> None:
     command.add_argument("old", type=Path, metavar="OLD")
     command.add_argument("new", type=Path, metavar="NEW")
     said = "compare this subject of the old run with that one of the new run, and nothing else"
-    repeated(command, "--pair", "OLD=NEW", said)
-    add_json(command, "the changes")
+    common.repeated(command, "--pair", "OLD=NEW", said)
+    common.add_json(command, "the changes")
     said = "write the changes as the comment of a pull request; `-` is the standard output"
     command.add_argument("--markdown", metavar="FILE", help=said)
     said = "with --markdown: its heading, and in its hidden first line what tells it from others (default: %(default)s)"
-    command.add_argument("--title", default=comment.TITLE, metavar="NAME", help=said)
-    add_volume_arguments(command)
+    command.add_argument("--title", default=changes.TITLE, metavar="NAME", help=said)
+    common.add_volume_arguments(command)
 
 
-def add_history(commands: Commands) -> None:
+def add_history(commands: common.Commands) -> None:
     command = commands.add_parser("history", help="keep many runs in one file, and plot how they went")
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
-    adding = add_command(actions, "add", _history_add, "add a run; one that is there already is not added again")
+    adding = common.add_command(actions, "add", _history_add, "add a run; one that is there already is not added again")
     adding.add_argument("record", type=Path, metavar="RECORD", help="a .jsonl record or a JSON report")
     adding.add_argument("--label", help="a name for the run, as a commit or a library version")
-    show = add_command(actions, "show", _history_show, "one row for each run, and sparklines")
+    show = common.add_command(actions, "show", _history_show, "one row for each run, and sparklines")
     show.add_argument("--contract", metavar="NAME", help="count this routine only")
     show.add_argument("--subject", metavar="NAME", help="count this subject only")
     show.add_argument("--last", type=int, metavar="N", help="only the last N runs")
@@ -161,7 +144,7 @@ def _read(path: Path) -> Report:
     """The report in a record or JSON file; what is wrong with the file goes to the standard error."""
     report, notes = record.read_report(path)
     for note in notes:
-        say(f"fp8-oracle: {note}", stderr=True)
+        common.say(f"fp8-oracle: {note}", stderr=True)
     return report
 
 
@@ -208,7 +191,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         items = _items(wanted, folder, arguments.profile, providers, writer, shard, _flags(arguments, providers))
         if arguments.list:
             for item in items:
-                say(f"{item.id}\t{item.subject}")
+                common.say(f"{item.id}\t{item.subject}")
             return 0
         here = arguments.jobs == 1
         versions = None if arguments.ray is None else provenance.versions(providers)
@@ -227,7 +210,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
             def lost(number: int, cause: str) -> None:
                 item = items[number]
-                say(f"fp8-oracle: {item.id} [{item.subject}] is run again: {cause}", stderr=True)
+                common.say(f"fp8-oracle: {item.id} [{item.subject}] is run again: {cause}", stderr=True)
 
             make = partial(_apart, *asked)
             address = arguments.ray or None
@@ -278,7 +261,7 @@ def _run(
 ) -> int:
     """Judge the items, and report; the exit status."""
     entries = ledger.load(folder / ledger.FILE) if folder is not None else []
-    screen = screen_of(arguments)
+    screen = common.screen_of(arguments)
     asked_for = {
         "profile": None if wanted.id else arguments.profile,
         "contract": wanted.contract,
@@ -294,7 +277,7 @@ def _run(
     about = Run(started, provenance.machine(), provenance.versions(providers), selection, len(items))
     recorder = None if arguments.record is None else record.start(arguments.record, about, resume=arguments.resume)
     for note in () if recorder is None else recorder.notes:
-        say(f"fp8-oracle: {note}", stderr=True)
+        common.say(f"fp8-oracle: {note}", stderr=True)
     keys = [record.key_of(item.id, item.subject, item.arch, item.stamp, about) for item in items]
     # An id without a slash is no case but a fact about this machine, which is found again.
     finished = {} if recorder is None else recorder.finished
@@ -310,7 +293,7 @@ def _run(
     if recorder is not None:
         recorder.end(complaints, seconds, unfinished)
     words.print_report(report, screen, quiet=arguments.quiet)
-    write_reports(report, arguments)
+    common.write_reports(report, arguments)
     if writer is not None:
         asked = [f"--{name} {value}" for name, value in about.selection.items()]
         asked += [f"--provider {target}" for target in arguments.provider]
@@ -385,7 +368,7 @@ def _judge(
     with contextlib.ExitStack() as stack:
         stack.enter_context(interrupted_by_every_end())
         stack.enter_context(contextlib.suppress(KeyboardInterrupt))  # reported as unfinished, with exit status 130
-        bar = stack.enter_context(Bar(screen, len(items)))
+        bar = stack.enter_context(common.Bar(screen, len(items)))
 
         def started(number: int) -> None:
             failing, item = sum(o.fails for o in done), items[number]
@@ -472,8 +455,8 @@ def _report(arguments: argparse.Namespace) -> int:
         raise CaseError(f"{arguments.record}: holds nothing of {arguments.contract} by {arguments.subject}")
     report = replace(whole, outcomes=kept) if kept else whole  # --failures, and nothing fails: the whole is good
     quiet = arguments.quiet or not kept
-    words.print_report(report, screen_of(arguments), quiet=quiet, verbose=arguments.verbose)
-    write_reports(report, arguments)
+    words.print_report(report, common.screen_of(arguments), quiet=quiet, verbose=arguments.verbose)
+    common.write_reports(report, arguments)
     return 0 if whole.ok else 1
 
 
@@ -481,31 +464,31 @@ def _merge(arguments: argparse.Namespace) -> int:
     target = arguments.record
     whole = merge.merged(arguments.records)
     for note in whole.notes:
-        say(f"fp8-oracle: {note}", stderr=True)
+        common.say(f"fp8-oracle: {note}", stderr=True)
     if target is not None:
         if target.exists():
             raise OptionError(f"{target} exists; name another file")
         fixtures.write_bytes(target, merge.to_bytes(whole))
     report = whole.report()
-    words.print_report(report, screen_of(arguments), quiet=arguments.quiet, verbose=arguments.verbose)
-    write_reports(report, arguments)
+    words.print_report(report, common.screen_of(arguments), quiet=arguments.quiet, verbose=arguments.verbose)
+    common.write_reports(report, arguments)
     return 0 if report.ok else 1
 
 
 def _compare(arguments: argparse.Namespace) -> int:
     old, new = _read(arguments.old), _read(arguments.new)
-    renamed = pairs(arguments.pair, "--pair") or None
+    renamed = common.pairs(arguments.pair, "--pair") or None
     for names, given, report in ((renamed or (), arguments.old, old), ((renamed or {}).values(), arguments.new, new)):
         known = {o.subject for o in report.outcomes}
         if unknown := [name for name in names if name not in known]:
             raise OptionError(f"--pair: {given} has no subject {unknown[0]!r}; {among(unknown[0], sorted(known))}")
     found = changes.between(old, new, renamed=renamed)
-    said = None if arguments.markdown is None else comment.to_markdown(found, arguments.title)
-    screen = console(stderr="-" in (arguments.json, arguments.markdown))
+    said = None if arguments.markdown is None else changes.to_markdown(found, arguments.title)
+    screen = common.console(stderr="-" in (arguments.json, arguments.markdown))
     changes.print_comparison(found, screen, verbose=arguments.verbose, quiet=arguments.quiet)
-    write_json(arguments.json, found.to_json())
+    common.write_json(arguments.json, found.to_json())
     if said is not None:
-        write_text(arguments.markdown, said)
+        common.write_text(arguments.markdown, said)
     return 0 if found.ok else 1
 
 
@@ -521,7 +504,7 @@ def _history_show(arguments: argparse.Namespace) -> int:
     points = history.points(arguments.db, contract=arguments.contract, subject=arguments.subject, last=arguments.last)
     if not points:
         raise CaseError(f"{arguments.db}: holds no run; add one with `fp8-oracle history add RECORD --db FILE`")
-    history.print_history(points, console())
+    history.print_history(points, common.console())
     if arguments.html is not None:
         what = " ".join(name for name in (arguments.contract, arguments.subject) if name) or "every routine and subject"
         fixtures.write_bytes(arguments.html, history.to_html(points, what).encode())

@@ -1,4 +1,4 @@
-"""``validate``: judge a kernel by name, in a worker process, and report it as a run.
+"""``validate``: judge a kernel by name, in a worker process, and report it as a run; ``fingerprint``: how it computes.
 
 What is found goes to the screen, and as outcomes (:mod:`oracle.report.findings`) into the record and every kind of
 report that ``verify`` writes. ``--json`` is the whole validation: every finding, its notes, what was covered.
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -21,28 +22,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from oracle.cli.common import (
-    Bar,
-    Commands,
-    add_command,
-    add_explain_level,
-    add_jobs,
-    add_output_arguments,
-    add_recipe,
-    add_volume_arguments,
-    declared,
-    repeated,
-    say,
-    screen_of,
-    whole,
-    write_json,
-    write_reports,
-)
-from oracle.cli.kernels import ADAPTER, DEVICE, LIMITED
+from oracle.cli import common
 from oracle.errors import OptionError, counted
 from oracle.harness import provenance, recording, sources
 from oracle.harness.endurance import Soak, seed_of, soak
-from oracle.harness.report import LOAD, NUMBERS, Finding, Report, Told
+from oracle.harness.probing import probe, probe_block_scaled
+from oracle.harness.report import LIMIT, LOAD, NUMBERS, Finding, Report, Told
 from oracle.harness.validation import INTERRUPTED, PROFILES, SEEDS, SOAK, validate
 from oracle.report import console as words
 from oracle.report import record
@@ -50,6 +35,9 @@ from oracle.report.findings import findings as read_findings
 from oracle.report.outcome import Outcome
 from oracle.report.outcome import Report as Run
 from oracle.routines.domain import EXAMPLE
+from oracle.tensorcore.block_probes import KINDS, BlockFingerprint, Kind
+from oracle.tensorcore.fingerprint import Fingerprint
+from oracle.tensorcore.instructions import F8F6F4 as FORMATS
 from oracle.verdict.compare import Status, Verdict
 
 # What the command and the verb of that name call alike.
@@ -58,8 +46,8 @@ ASKED = ("adapter", "device", "arch", "numerics", "profile", "seed", "case", "ca
 SELECTED = ("contract", "adapter", "device", "arch", "numerics", "profile", "seed", "domain", "limit")
 
 
-def add_validate(commands: Commands) -> None:
-    command = add_command(
+def add_validate(commands: common.Commands) -> None:
+    command = common.add_command(
         commands, "validate", _validate,
         "judge a kernel by name, in a worker process, and watch what it does to memory",
         "Run MODULE:CALLABLE over the cases of a contract, with data and some shapes drawn for this run. Calls that "
@@ -72,16 +60,17 @@ def add_validate(commands: Commands) -> None:
     command.add_argument("--device", **DEVICE)
     command.add_argument("--arch", help="whose arithmetic is admitted (default: that of the device)")
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
-    add_recipe(command)
-    add_explain_level(command)
+    common.add_recipe(command)
+    common.add_explain_level(command)
     command.add_argument("--profile", choices=PROFILES, default="quick")
-    command.add_argument("--seed", type=whole(0), help="repeat a run: fixes what it draws; 0 has the published cases")
+    said = "repeat a run: fixes what it draws; 0 has the published cases"
+    command.add_argument("--seed", type=common.whole(0), help=said)
     example = EXAMPLE.replace("%", "%%")
     command.add_argument("--domain", metavar="CONDITIONS", help=f"extents that the kernel takes, as '{example}'")
     command.add_argument("--case", action="append", metavar="ID", help="only this case; may be repeated")
     said = "only the calls in these files, as `cases from-checkpoint`, oracle.sample and --save write them"
     command.add_argument("--cases", dest="calls", type=Path, metavar="FILE|DIR", help=said)
-    repeated(
+    common.repeated(
         command, "--require", "WATCH",
         "'batch invariance' must hold; 'threads': right numbers while other threads call it; 'large offsets' "
         "makes a call beyond 2^31 elements (as a soak of five minutes does)",
@@ -93,21 +82,21 @@ def add_validate(commands: Commands) -> None:
         help="run the kernel in a sandbox without the oracle, network or files to write, on data of a fresh seed; "
         "exit 2 where this machine makes no sandbox",
     )  # fmt: skip
-    add_jobs(command)
+    common.add_jobs(command)
     command.add_argument("-x", "--exitfirst", action="store_true", help="stop after the first case that fails")
     said = "append every outcome to this file as soon as it is known; with --profile soak every stretch"
     command.add_argument("--record", type=Path, metavar="FILE.jsonl", help=said)
     said = "continue --record with its seed: cases that the same code has judged are not called again"
     command.add_argument("--resume", action="store_true", help=said)
     said = "with --profile soak: stretches with a failure after which it ends (default: %(default)d)"
-    command.add_argument("--stop-after", type=whole(1), default=3, metavar="N", help=said)
+    command.add_argument("--stop-after", type=common.whole(1), default=3, metavar="N", help=said)
     command.add_argument("--save", metavar="FILE", help="minimise the first failing case into this safetensors file")
-    add_output_arguments(command)
-    add_volume_arguments(command)
+    common.add_output_arguments(command)
+    common.add_volume_arguments(command)
 
 
 def _validate(arguments: argparse.Namespace) -> int:
-    arguments.numerics = declared(arguments)
+    arguments.numerics = common.declared(arguments)
     if arguments.resume and arguments.record is None:
         raise OptionError("--resume continues a record; name it with --record FILE.jsonl")
     several = arguments.device == "cuda" and torch.cuda.device_count() > 1
@@ -118,7 +107,7 @@ def _validate(arguments: argparse.Namespace) -> int:
         arguments.seed = _seed_in(arguments.record)
     asked = {name: getattr(arguments, name) for name in ASKED}
     save = None if arguments.save is None else Path(arguments.save)
-    screen, live = screen_of(arguments), _Live(arguments, provenance.machine(), provenance.versions(()))
+    screen, live = common.screen_of(arguments), _Live(arguments, provenance.machine(), provenance.versions(()))
     with live:
         report = validate(
             arguments.kernel, arguments.contract, save=save, first_only=arguments.exitfirst, told=live, **asked
@@ -127,8 +116,8 @@ def _validate(arguments: argparse.Namespace) -> int:
     print_report(report, screen, quiet=arguments.quiet, verbose=arguments.verbose)
     if arguments.json is not None:
         made = recording.provenance_of(live.machine, live.versions, command_of(arguments, report.seed))
-        write_json(arguments.json, report.to_json() | {"provenance": made})
-    write_reports(run, arguments, but=("json",))
+        common.write_json(arguments.json, report.to_json() | {"provenance": made})
+    common.write_reports(run, arguments, but=("json",))
     if report.stopped == INTERRUPTED:
         print("fp8-oracle: interrupted", file=sys.stderr)
         return 130
@@ -150,7 +139,7 @@ class _Live(Told):
         self.arguments, self.machine, self.versions = arguments, machine, versions
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self._found: list[Finding] = []
-        self._bar: Bar | None = None
+        self._bar: common.Bar | None = None
         self._recorder: record.Recorder | None = None
         self._written: dict[str, Outcome] = {}
 
@@ -174,10 +163,10 @@ class _Live(Told):
             first = record.Run(self.started, self.machine, self.versions, selection, cases or 0)
             self._recorder = record.start(self.arguments.record, first, resume=self.arguments.resume)
             for note in self._recorder.notes:
-                say(f"fp8-oracle: {note}", stderr=True)
+                common.say(f"fp8-oracle: {note}", stderr=True)
             self._found += read_findings(self._recorder.finished.values())
             self._written = {o.id: o for o in self._outcomes()}
-        self._bar = Bar(screen_of(self.arguments), cases)
+        self._bar = common.Bar(common.screen_of(self.arguments), cases)
         self._bar.__enter__()
         for _ in range(sum(not o.watch for o in self._written.values())):
             self._bar.advance()
@@ -221,7 +210,7 @@ def _soak(arguments: argparse.Namespace) -> int:
     if arguments.resume and arguments.seed is None:
         seed = seed_of(arguments.record, seed)
     passed = ("adapter", "arch", "numerics", "require", "limit", "domain", "untrusted", "explain")
-    screen = screen_of(arguments)
+    screen = common.screen_of(arguments)
     terminal = screen.is_terminal
     found = soak(
         arguments.kernel, arguments.contract, seconds=arguments.seconds or SOAK, seed=seed, device=arguments.device,
@@ -233,8 +222,8 @@ def _soak(arguments: argparse.Namespace) -> int:
     for line in found.lines():
         screen.print(line, soft_wrap=True)
     screen.print(f"seed {seed}; --seed {seed} repeats this run", soft_wrap=True)
-    write_json(arguments.json, {**found.about, "ended": found.ended, "stretches": found.stretches})
-    write_reports(run_of(found, arguments.arch or "-"), arguments, but=("json",))
+    common.write_json(arguments.json, {**found.about, "ended": found.ended, "stretches": found.stretches})
+    common.write_reports(run_of(found, arguments.arch or "-"), arguments, but=("json",))
     return found.exit_code
 
 
@@ -308,3 +297,56 @@ def print_report(report: Report, screen: Console, *, quiet: bool = False, verbos
     where = report.device if report.device == report.arch else f"{report.device} ({report.arch})"
     closing = f"  {counted(report.judged, 'case')} judged on {where}, {counted(report.workers, 'worker')}, "
     screen.print(Text.assemble(word, f"{closing}{report.seconds:.1f} s"), soft_wrap=True)
+
+
+# --- fingerprint --------------------------------------------------------------------------------------------
+
+
+OUT_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+ADAPTER: dict[str, Any] = {"metavar": "MODULE:CALLABLE", "help": "called as adapter(kernel, inputs, options)"}
+DEVICE: dict[str, Any] = {"default": "cpu", "help": "cpu (default) or cuda"}
+LIMITED: dict[str, Any] = {
+    "type": float, "default": LIMIT, "metavar": "S", "help": f"seconds for one call (default: {LIMIT:g})"
+}  # fmt: skip
+
+
+def add_fingerprint(commands: common.Commands) -> None:
+    command = common.add_command(
+        commands, "fingerprint", _fingerprint, "find out how a kernel computes by probing it",
+        "Probe MODULE:CALLABLE with products of [128, K] by [K, 128], and print what the answers give "
+        "away. It is called as `fp8-oracle validate` calls it: in a worker process, with the contract's inputs by "
+        "name, and out_dtype and out if it takes them. With --block-scaled it is one that applies block scales inside "
+        "the instruction: one call tells which of the named readings it follows. Exit 2 when it raises, crashes, hangs "
+        "or is no scaled product.",
+    )  # fmt: skip
+    command.add_argument("kernel", metavar="MODULE:CALLABLE")
+    what = command.add_mutually_exclusive_group(required=True)
+    what.add_argument("--contract", metavar="NAME", help="a product; see `fp8-oracle list`")
+    said = "called with a, b [128, 256], a_scale, b_scale [128, 256 / block] (not swizzled) and out_dtype"
+    what.add_argument("--block-scaled", choices=KINDS, help=said)
+    for side in ("a", "b"):
+        said = f"with --block-scaled mxf8f6f4: of {side} (default: {FORMATS[0]}); FP6 is one code a byte, FP4 packed"
+        command.add_argument(f"--{side}-format", choices=FORMATS, help=said)
+    command.add_argument("--adapter", **ADAPTER)
+    command.add_argument("--k", type=int, default=512, help="with --contract: a multiple of 128 (default: 512)")
+    said = "(default: bfloat16; with --block-scaled float32)"
+    command.add_argument("--out-dtype", choices=sorted(OUT_DTYPES), help=said)
+    command.add_argument("--device", **DEVICE)
+    command.add_argument("--seed", type=common.whole(0), default=0)
+    command.add_argument("--limit", **LIMITED)
+
+
+def _fingerprint(arguments: argparse.Namespace) -> int:
+    asked = {name: getattr(arguments, name) for name in ("adapter", "device", "limit")}
+    if arguments.block_scaled is None:
+        if arguments.a_format or arguments.b_format:
+            raise OptionError("--a-format and --b-format belong to --block-scaled mxf8f6f4")
+        asked |= {"k": arguments.k, "seed": arguments.seed, "out_dtype": OUT_DTYPES[arguments.out_dtype or "bfloat16"]}
+        found: Fingerprint | BlockFingerprint = probe(arguments.kernel, arguments.contract, **asked)
+    else:
+        kind = Kind.of(arguments.block_scaled, arguments.a_format, arguments.b_format)
+        out_dtype = OUT_DTYPES[arguments.out_dtype or "float32"]
+        found = probe_block_scaled(arguments.kernel, kind, out_dtype=out_dtype, **asked)
+    for line in found.lines():
+        common.say(line)
+    return 0

@@ -32,12 +32,13 @@ from oracle.numbers.recipes import DEEPGEMM_1X128, DEEPGEMM_128X128
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.numbers.scaling import grid
 from oracle.routines import data
+from oracle.routines.products.contract import Fp8GemmNt
 from oracle.truth.gemm import ScaledProduct, exact
 from oracle.verdict.notebook import card
 
 Figure = Callable[[Tensor, Tensor, torch.dtype], float]
 _CONDITIONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}  # all false of a NaN
-OWN_CONTRACT = "fp8_gemm_nt"
+OWN_CONTRACT = Fp8GemmNt.name
 """The contract whose inputs the projects' tests make."""
 
 

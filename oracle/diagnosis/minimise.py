@@ -47,7 +47,7 @@ def minimise(contract: Contract, inputs: Inputs, fails: Fails, *, budget: int = 
     current, moved = dict(inputs), True
     while moved:
         moved = False
-        for axis in _axes(contract):
+        for axis in _axes(contract, inputs):
             for candidate, what in _cuts(contract, current, axis):
                 if asked >= budget or time.monotonic() > end:
                     return Smallest(current, tuple(steps), asked)
@@ -56,16 +56,18 @@ def minimise(contract: Contract, inputs: Inputs, fails: Fails, *, budget: int = 
                     current, moved = candidate, True
                     steps.append(what)
                     break
-    if "a" in contract.roles and not contract.laid_out:
+    if "a" in contract.roles and _axes(contract, inputs):
         current, more = _zeroed(contract, current, fails, budget - asked, end)
         asked += more
     return Smallest(current, tuple(steps), asked)
 
 
 def extents(contract: Contract, inputs: Inputs) -> str:
-    """``M=3, N=128, K=256`` in words."""
+    """``M=3, N=128, K=256`` in words; the inputs' own shapes where the contract has no such axes."""
+    if not (axes := _axes(contract, inputs)):
+        return ", ".join(f"{name} {'x'.join(map(str, tensor.shape))}" for name, tensor in inputs.items())
     operands = Call(contract, inputs).operands
-    return ", ".join(f"{axis}={_extent(operands, inputs, axis)}" for axis in _axes(contract))
+    return ", ".join(f"{axis}={_extent(operands, inputs, axis)}" for axis in axes)
 
 
 def _holds(contract: Contract, inputs: Inputs, fails: Fails) -> bool:
@@ -76,8 +78,9 @@ def _holds(contract: Contract, inputs: Inputs, fails: Fails) -> bool:
         return False
 
 
-def _axes(contract: Contract) -> tuple[str, ...]:
-    if contract.laid_out:
+def _axes(contract: Contract, inputs: Inputs) -> tuple[str, ...]:
+    """What can be cut; nothing of a pipeline or a cache, which is no single product or quantiser."""
+    if contract.laid_out or Call(contract, inputs).optional_operands is None:
         return ()
     if "a" in contract.roles:
         return "K", "N", "M"

@@ -5,7 +5,7 @@
     launcher, sandbox  the process between both, which ends all descendants, and what an untrusted kernel sees
     concurrency        one kernel called from several threads
     session            one call, one verdict
-    watches, offsets, mixtures   what is watched besides the numbers
+    watches, offsets             what is watched besides the numbers
     probing            how a kernel computes, by probes that run in the worker
     validation, report a whole validation, and what it found
     subjects, runner   registered routines over cases, and captured outputs

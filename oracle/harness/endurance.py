@@ -137,7 +137,7 @@ def soak(
             place = places[lane % len(places)] if places else None
             environment = {} if place is None else {"CUDA_VISIBLE_DEVICES": str(place)}
             make = partial(_stretching, kernel, contract, device, place, {k: v for k, v in asked.items() if v})
-            pools.append(stack.enter_context(Pool(make, 1, divided(count, None), environment)))
+            pools.append(stack.enter_context(Pool(make, 1, divided(count, None), [environment])))
             next_of[lane] = sum(s["lane"] == lane for s in done.stretches)
         start, before = time.monotonic(), done.seconds
         while not done.ended:

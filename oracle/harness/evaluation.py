@@ -179,7 +179,7 @@ def _correctness(call: Call, answer: Answer, verdict: Verdict) -> dict[str, obje
     """The largest errors over the specified elements; the relative one over those whose truth is not 0."""
     absolute = relative = 0.0
     for name, due in call.truth.items():
-        truth, seen = (_values(x) for x in (due, answer.outputs[name]))
+        truth, seen = (decode(x) if x.is_floating_point() else x.to(torch.float64) for x in (due, answer.outputs[name]))
         known = ~truth.isnan()
         off = (seen - truth).abs()[known].nan_to_num(math.inf, math.inf)
         off[seen[known] == truth[known]] = 0.0  # infinities
@@ -194,10 +194,6 @@ def _correctness(call: Call, answer: Answer, verdict: Verdict) -> dict[str, obje
     extra["explained_by"] = list(verdict.explained_by)
     errors = {"max_relative_error": relative, "max_absolute_error": absolute}
     return {**{name: x if math.isfinite(x) else "Infinity" for name, x in errors.items()}, "extra": extra}
-
-
-def _values(x: Tensor) -> Tensor:
-    return decode(x) if x.is_floating_point() else x.to(torch.float64)
 
 
 # --- names and data -----------------------------------------------------------------------------------------

@@ -9,23 +9,39 @@ project does not document. A run is a validation of each kernel (:func:`oracle.v
 from __future__ import annotations
 
 import importlib
+import math
+import os
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from oracle.errors import OptionError, SubjectError
-from oracle.harness.report import BATCH, LOAD, NUMBERS, Finding, Report
-from oracle.harness.validation import validate
+import torch
+from torch import Tensor
+
+from oracle.errors import DeviceError, OptionError, OracleError, SubjectError
+from oracle.fixtures.call_file import SUFFIX, CallFile, write
+from oracle.harness.jobs import Lost, Pool, divided
+from oracle.harness.process import interrupted_by_every_end
+from oracle.harness.report import BATCH, LIMIT, LOAD, NUMBERS, Finding, Report, Told
+from oracle.harness.validation import INTERRUPTED, arch_of, validate
+from oracle.numbers.formats import same_bits
 from oracle.numbers.recipes import recipes
 from oracle.report.gallery import Row
-from oracle.routines import cases
+from oracle.routines import cases, get
+from oracle.routines.base import Contract
 from oracle.verdict.compare import Status
 
 RERUN, EXACT = "rerun determinism", "the exact values"
+KEPT = 3  # calls of one scheme that nothing identifies
+LARGEST = 1 << 18  # bytes of the inputs of such a call
 JUDGED = (Status.PASSED, Status.FAILED, Status.MISTRUSTED)
 
 
@@ -43,6 +59,7 @@ class Kernel:
     numerics, domain : as for :func:`oracle.validate`.
     pinned : the configuration that an autotuned kernel is held to, in words.
     case : ids of the cases to judge, where a profile has too few that the kernel takes; by default a profile's.
+    exempt : what the project excludes, as for :func:`oracle.validate`.
     """
 
     contract: str
@@ -53,6 +70,7 @@ class Kernel:
     domain: str | None = None
     pinned: str = ""
     case: tuple[str, ...] = ()
+    exempt: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def named(self) -> str:
@@ -62,13 +80,15 @@ class Kernel:
 @dataclass(frozen=True)
 class Project:
     """A project: ``distributions`` whose versions a run states (the first one must be there), ``carried``: how its code
-    comes to a machine without network, and its kernels. ``devices`` are those on which its kernels run."""
+    comes to a machine without network, and its kernels. ``devices`` are those on which its kernels run; ``compiles``:
+    the seconds that a call may take because the project compiles at first use."""
 
     name: str
     distributions: tuple[str, ...]
     carried: str
     kernels: tuple[Kernel, ...]
     devices: tuple[str, ...] = ("cuda",)
+    compiles: float = 0.0
 
     def versions(self) -> dict[str, str]:
         """The versions of the distributions that are installed here."""
@@ -115,6 +135,11 @@ def load(folder: Path) -> list[Project]:
     return found
 
 
+def key_of(project: Project, kernel: Kernel) -> str:
+    """The key of the row of a kernel."""
+    return f"{project.name}.{kernel.named}/{kernel.contract}"
+
+
 def chosen(projects: Sequence[Project], only: Sequence[str]) -> list[tuple[Project, Kernel]]:
     """The kernels whose project, ``PROJECT.KERNEL`` or contract is one of ``only``; all where it is empty.
 
@@ -124,7 +149,7 @@ def chosen(projects: Sequence[Project], only: Sequence[str]) -> list[tuple[Proje
         One of ``only`` names nothing.
     """
     every = [(project, kernel) for project in projects for kernel in project.kernels]
-    names = [{p.name, f"{p.name}.{k.named}", f"{p.name}.{k.named}/{k.contract}", k.contract} for p, k in every]
+    names = [{p.name, f"{p.name}.{k.named}", key_of(p, k), k.contract} for p, k in every]
     for one in only:
         if not any(one in known for known in names):
             there = ", ".join(project.name for project in projects)
@@ -132,39 +157,172 @@ def chosen(projects: Sequence[Project], only: Sequence[str]) -> list[tuple[Proje
     return [pair for pair, known in zip(every, names, strict=True) if not only or known & set(only)]
 
 
-def run(
-    projects: Sequence[Project], *, only: Sequence[str] = (), device: str = "cuda", profile: str = "quick",
-    seed: int = 0, limit: float | None = None, save: Path | None = None,
-) -> Iterator[tuple[Row, Report | None]]:  # fmt: skip
-    """Validate each chosen kernel, one after the other: a row, and the report behind it (None: not called).
+@dataclass(frozen=True)
+class Asked:
+    """How the kernels of a run are validated.
 
     ``seed`` fixes what a run draws, so that two runs meet the same cases. ``save`` is a folder for the minimised first
-    failing case of each kernel.
+    failing case of each kernel, and for a few calls of each whose bits no schedule or recipe gives.
     """
-    for project, kernel in chosen(projects, only):
+
+    folder: Path
+    device: str = "cuda"
+    profile: str = "quick"
+    seed: int = 0
+    limit: float | None = None
+    save: Path | None = None
+
+
+def run(
+    asked: Asked, keys: Sequence[str], *, jobs: int = 1, seconds: float = math.inf
+) -> Generator[tuple[Row, Mapping[str, object] | None]]:
+    """Validate the kernels of these keys (``PROJECT.KERNEL/CONTRACT``): of each, as soon as it is known, a row and the
+    report behind it as JSON (None: not called).
+
+    ``jobs`` kernels are validated at a time, each by a process of its own with one of the GPUs that the device names;
+    they begin in the order of ``keys``. What has not ended after ``seconds``, or when the caller stops reading, is
+    ended and left out.
+
+    Raises
+    ------
+    DeviceError
+        The device is none, or not here.
+    KeyboardInterrupt
+        A signal ended the run.
+    """
+    device, environments = places(asked.device)
+    make = partial(_validating, replace(asked, device=device))
+    if jobs == 1 and seconds == math.inf and environments == [{}]:
+        with make() as validated:
+            for key in keys:
+                yield validated(key)
+        return
+    until, jobs = time.monotonic() + seconds, max(1, min(jobs, len(keys)))
+    with interrupted_by_every_end(), Pool(make, jobs, divided(jobs, None), environments) as pool:
+        numbers = {pool.submit(key): key for key in keys}
+        for number, found in pool.finished(until):
+            if isinstance(found, Lost):
+                project, _, rest = numbers[number].partition(".")
+                kernel, _, contract = rest.rpartition("/")
+                yield Row(project, kernel, contract, "CRASHED", why=found.cause), None
+            elif isinstance(found, BaseException):
+                raise found
+            else:
+                yield found
+
+
+def places(device: str) -> tuple[str, list[dict[str, str]]]:
+    """The device that every process names, and the variables that give each process a GPU of those that are meant."""
+    if not device.startswith("cuda"):
+        return device, [{}]
+    count = torch.cuda.device_count()
+    if not count:
+        arch_of(device)  # says so
+    there = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
+    words = device.split(",") if device != "cuda" else [f"cuda:{number}" for number in range(count)]
+    known = [f"cuda:{number}" for number in range(count)]
+    if wrong := [word for word in words if word not in known]:
+        raise DeviceError(f"device {wrong[0]!r}: there are {known[0]} to {known[-1]}; name some, or cuda for all")
+    if words == ["cuda:0"]:
+        return "cuda", [{}]
+    return "cuda", [{"CUDA_VISIBLE_DEVICES": there[int(word[5:])]} for word in words]
+
+
+@contextmanager
+def _validating(asked: Asked) -> Iterator[Callable[[str], tuple[Row, Mapping[str, object] | None]]]:
+    """Validates the kernel of a key; KeyboardInterrupt where the validation was interrupted."""
+    known = {key_of(project, kernel): (project, kernel) for project, kernel in chosen(load(asked.folder), ())}
+
+    def validated(key: str) -> tuple[Row, Mapping[str, object] | None]:
+        project, kernel = known[key]
         base = Row(project.name, kernel.named, kernel.contract, "UNSUPPORTED", pinned=kernel.pinned)
         versions = project.versions()
         if project.distributions[0] not in versions:
-            yield replace(base, why=f"{project.distributions[0]} is not installed: {project.carried}"), None
-            continue
-        if device.partition(":")[0] not in project.devices:
-            yield replace(base, why=f"runs on {', '.join(project.devices)} alone", versions=versions), None
-            continue
-        asked: dict[str, Any] = {} if limit is None else {"limit": limit}
-        if save is not None:
-            asked["save"] = save / f"{project.name}.{kernel.named}.{kernel.contract}.safetensors"
-        report = validate(
-            kernel.call, kernel.contract, adapter=kernel.adapter, device=device, numerics=kernel.numerics,
-            domain=kernel.domain, profile=profile, seed=seed, case=kernel.case or None, **asked,
-        )  # fmt: skip
-        yield condensed(base, report, versions), report
+            return replace(base, why=f"{project.distributions[0]} is not installed: {project.carried}"), None
+        if asked.device not in project.devices:
+            return replace(base, why=f"runs on {', '.join(project.devices)} alone", versions=versions), None
+        place = None if asked.save is None else asked.save / f"{project.name}.{kernel.named}.{kernel.contract}"
+        told = _Identified(kernel, place)
+        try:
+            report = validate(
+                kernel.call, kernel.contract, adapter=kernel.adapter, device=asked.device, numerics=kernel.numerics,
+                domain=kernel.domain, profile=asked.profile, seed=asked.seed, case=kernel.case or None,
+                limit=max(asked.limit or LIMIT, project.compiles), exempt=kernel.exempt, told=told,
+                save=None if place is None else Path(f"{place}{SUFFIX}"),
+            )  # fmt: skip
+        except OracleError as error:  # what the gallery asks of it is wrong: the other kernels are run
+            return replace(base, verdict="UNTESTED", why=str(error), versions=versions), None
+        if report.stopped == INTERRUPTED:
+            raise KeyboardInterrupt
+        return condensed(base, report, versions, told.names), report.to_json() | {"versions": versions}
+
+    yield validated
 
 
-def condensed(base: Row, report: Report, versions: Mapping[str, str]) -> Row:
-    """What a page says of a validation."""
+class _Identified(Told):
+    """Names by case the arithmetic whose bits an output has where its judgement does not: one that the contract does
+    not admit, or K cut into parts. Writes small calls of none, the first ones of each scheme, beside ``file``."""
+
+    def __init__(self, kernel: Kernel, file: Path | None) -> None:
+        self.names: dict[str, str] = {}
+        self.file, self._kernel, self._kept = file, kernel, Counter[str]()
+        self._about: Report | None = None
+
+    def begins(self, about: Report, code: str, cases: int | None) -> Sequence[Finding]:
+        self._about = about
+        return ()
+
+    def judged(
+        self, finding: Finding, inputs: Mapping[str, Tensor], options: Mapping[str, object],
+        output: Tensor | dict[str, Tensor],
+    ) -> None:  # fmt: skip
+        assert self._about is not None
+        if finding.verdict.status not in JUDGED or _identified(finding):
+            return
+        if named := every_bit(self._kernel.contract, inputs, options, output, self._about.arch):
+            self.names[finding.case] = named
+            return
+        scheme = cases.parse(finding.case).scheme
+        size = sum(tensor.nbytes for tensor in inputs.values())
+        if self.file is None or size > LARGEST or self._kept[scheme] == KEPT:
+            return
+        self._kept[scheme] += 1
+        number, arch = sum(self._kept.values()), self._about.arch
+        call = CallFile(
+            self._kernel.contract, inputs, output, options, arch, self._kernel.numerics, self._kernel.call, finding.case
+        )
+        write(f"{self.file}.unidentified{number}{SUFFIX}", call)
+
+
+def every_bit(
+    contract: str, inputs: Mapping[str, Tensor], options: Mapping[str, object], output: Tensor | dict[str, Tensor],
+    arch: str,
+) -> str:  # fmt: skip
+    """The schedule or recipe, admitted by the contract or not, that gives every bit of an output; "" for none."""
+    chosen = get(contract)
+    if type(chosen).identify is Contract.identify:
+        return ""
+    try:
+        best = next(iter(chosen.identify(inputs, output, arch=arch, **options)), None)
+    except OracleError:  # no schedule computes such a call, or the output has another shape
+        return ""
+    if best is None or best.equal < 1:
+        return ""
+    if isinstance(output, dict) or best.compared >= output.numel():
+        return best.schedule
+    # seen in a sample of a large output
+    due = chosen.predict(inputs, numerics=best.schedule, **{**options, "out_dtype": output.dtype})
+    assert isinstance(due, Tensor), "one output"
+    return best.schedule if bool(same_bits(due.to(output.device), output).all()) else ""
+
+
+def condensed(
+    base: Row, report: Report, versions: Mapping[str, str], names: Mapping[str, str] = MappingProxyType({})
+) -> Row:
+    """What a page says of a validation; ``names``: the arithmetic of outputs by case where no verdict names one."""
     numbers = [f for f in report.findings if f.watch == NUMBERS and f.verdict.status in JUDGED]
     errors = [f.verdict.error for f in numbers if f.verdict.error is not None]
-    known = [name for name in map(_identified, numbers) if name]
+    known = [name for f in numbers if (name := _identified(f) or names.get(f.case, ""))]
     finite = [error for error in errors if error.ulps < float("inf")]
     first = next(iter(report.failures), None)
     if report.conforms:
@@ -188,9 +346,13 @@ def condensed(base: Row, report: Report, versions: Mapping[str, str]) -> Row:
         reruns=_held(report, RERUN),
         covered=tuple(report.coverage.lines())[:1] if report.coverage is not None else (),
         command=report.command(first) if first is not None else "",
+        exempt=tuple(f"{watch}: {reason}" for watch, reason in report.exempt.items()),
         seconds=round(report.seconds, 1),
         versions=dict(versions),
-        cases={f.case: f"{f.verdict.status} {f.verdict.matches or f.verdict.basis}".strip() for f in numbers},
+        cases={
+            f.case: f"{f.verdict.status} {f.verdict.matches or names.get(f.case) or f.verdict.basis}".strip()
+            for f in numbers
+        },
     )  # fmt: skip
 
 

@@ -14,11 +14,14 @@ Not covered: other machines (:mod:`oracle.harness.on_ray`), tasks that depend on
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import pickle
 import signal
+import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -30,6 +33,7 @@ import torch
 from oracle.errors import OptionError
 from oracle.harness.server import context
 
+GRACE = 1.0  # seconds in which a process that is asked to end may give back what it holds
 R = TypeVar("R")
 Make = Callable[[], AbstractContextManager[Callable[[Any], R]]]
 
@@ -92,14 +96,14 @@ def in_order(
 class Pool(Generic[R]):
     """Processes that carry out tasks of any picklable kind; a context manager, whose end ends them.
 
-    ``environment`` is added to the variables of each.
+    ``environments`` are added to the variables, one to each process in turn.
     """
 
     def __init__(
-        self, make: Make[R], jobs: int, threads: int = 1, environment: Mapping[str, str] | None = None
+        self, make: Make[R], jobs: int, threads: int = 1, environments: Sequence[Mapping[str, str]] = ({},)
     ) -> None:
-        self._asked = make, threads, environment or {}
-        self._workers = [_Worker(*self._asked) for _ in range(jobs)]
+        each = itertools.islice(itertools.cycle(environments), jobs)
+        self._workers = [_Worker(make, threads, environment) for environment in each]
         self._left: deque[tuple[int, Any, Callable[[Any], None]]] = deque()
         self._done: dict[int, R | Lost | BaseException] = {}
         self._given = 0
@@ -109,7 +113,10 @@ class Pool(Generic[R]):
 
     def __exit__(self, *_: object) -> None:
         for worker in self._workers:
-            worker.end()
+            worker.process.terminate()
+        end = time.monotonic() + GRACE
+        for worker in self._workers:
+            worker.end(max(0.0, end - time.monotonic()))
 
     def submit(self, task: Any, started: Callable[[Any], None] = lambda task: None) -> int:
         """Hand a task in; the number by which :meth:`result` gives what became of it."""
@@ -121,12 +128,28 @@ class Pool(Generic[R]):
     def result(self, number: int) -> R | Lost | BaseException:
         """The result of a task, once, or what it raised; waits for it."""
         while number not in self._done:
-            busy = {worker.wire: worker for worker in self._workers if worker.number is not None}
-            for wire in wait(list(busy)):
-                assert isinstance(wire, Connection)
-                self._take(busy[wire])
-            self._hand_out()
+            self._wait(None)
         return self._done.pop(number)
+
+    def finished(self, until: float = math.inf) -> Iterator[tuple[int, R | Lost | BaseException]]:
+        """The number and the result of every task in the order in which they end, until there is none or
+        :func:`time.monotonic` says ``until``; what is left then goes on."""
+        while self._done or self._left or any(worker.number is not None for worker in self._workers):
+            if not self._done:
+                left = until - time.monotonic()
+                if left <= 0:
+                    return
+                self._wait(None if left == math.inf else left)
+            while self._done:
+                yield self._done.popitem()
+
+    def _wait(self, seconds: float | None) -> None:
+        """Take what has ended, and hand out what is left."""
+        busy = {worker.wire: worker for worker in self._workers if worker.number is not None}
+        for wire in wait(list(busy), seconds):
+            assert isinstance(wire, Connection)
+            self._take(busy[wire])
+        self._hand_out()
 
     def _hand_out(self) -> None:
         for worker in self._workers:
@@ -145,15 +168,15 @@ class Pool(Generic[R]):
             worker.process.join()
             result = Lost(_cause(worker.process.exitcode))
             worker.wire.close()
-            self._workers[self._workers.index(worker)] = _Worker(*self._asked)
+            self._workers[self._workers.index(worker)] = worker.another()
         self._done[worker.number], worker.number = result, None
 
 
 class _Worker:
     """One process, and the number of the task it is at."""
 
-    def __init__(self, make: Make[R], threads: int, environment: Mapping[str, str]) -> None:
-        started = context()
+    def __init__(self, make: Make[Any], threads: int, environment: Mapping[str, str]) -> None:
+        started, self._asked = context(), (make, threads, environment)
         self.number: int | None = None
         self.wire, theirs = started.Pipe()
         arguments = (theirs, make, threads, environment)
@@ -161,10 +184,15 @@ class _Worker:
         self.process.start()
         theirs.close()
 
-    def end(self) -> None:
+    def another(self) -> _Worker:
+        return _Worker(*self._asked)
+
+    def end(self, seconds: float) -> None:
+        """Wait for the end of a process that was asked to end, and kill it when the time is over."""
+        self.wire.close()
+        self.process.join(seconds)
         self.process.kill()
         self.process.join()
-        self.wire.close()
 
 
 def _cause(code: int | None) -> str:
@@ -180,7 +208,7 @@ def _serve(wire: Connection, make: Make[R], threads: int, environment: Mapping[s
     torch.set_num_threads(threads)
     run: Callable[[Any], R] | None = None
     refused: Exception | None = None
-    with suppress(EOFError, ConnectionError), ExitStack() as stack:
+    with suppress(EOFError, ConnectionError, KeyboardInterrupt), ExitStack() as stack:  # asked to end, in a task
         try:
             run = stack.enter_context(make())
         except Exception as error:  # raised where the first result is due, as any of a task

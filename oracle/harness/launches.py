@@ -42,8 +42,12 @@ CLOCK = 2e9
 """Cycles a second of a sleep, at most: an H100 boosts to 1.98 GHz, so that a sleep is never shorter than asked for."""
 LEAST, MOST = 0.05, 1.0
 """Seconds of a sleep: four times the call, which is launched and read meanwhile, within these limits."""
-CAPTURING = "not permitted when stream is capturing"
-"""The message of ``cudaErrorStreamCaptureUnsupported``: the kernel waits for the device, or allocates by itself."""
+CAPTURING = (
+    "not permitted when stream is capturing",  # cudaErrorStreamCaptureUnsupported: it waits, or allocates
+    "previous error during capture",  # cudaErrorStreamCaptureInvalidated: it did so, and went on
+    "during CUDA graph capture",  # torch's own words for a copy between the device and pageable memory
+)
+"""Messages of what cannot be captured: whoever captures it gets an error, and no wrong number."""
 
 Made = Mapping[str, Tensor]
 Read = TypeVar("Read")
@@ -70,10 +74,7 @@ def launch(
 
     ``beside`` is a call of its own on the other inputs. ``cuda`` offers what is used of :mod:`torch.cuda`.
 
-    Raises
-    ------
-    Uncapturable
-        The kernel cannot be captured. What else the kernel raises passes through.
+    Raises Uncapturable: the kernel cannot be captured. What else the kernel raises passes through.
     """
     if mode in (SIDE, HELD, LATE):
         return _on_stream(mode, call, read, cuda)
@@ -138,7 +139,7 @@ def _captured(calls: Sequence[Call], cuda: Any) -> tuple[Any, list[Made]]:
     except RuntimeError as error:
         said: BaseException | None = error  # the end of a failed capture raises an error of its own
         while said is not None:
-            if CAPTURING in str(said):
+            if any(message in str(said) for message in CAPTURING):
                 raise Uncapturable(str(said).partition("\n")[0]) from error
             said = said.__context__
         raise

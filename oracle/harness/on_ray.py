@@ -107,5 +107,5 @@ def _carry_out(make: Make[R], threads: int, task: int) -> R | Lost | BaseExcepti
     key = (repr(make), threads, visible)
     if key not in _places:
         environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-        _places[key] = Pool(make, 1, threads, environment)
+        _places[key] = Pool(make, 1, threads, [environment])
     return _places[key].result(_places[key].submit(task))

@@ -15,8 +15,9 @@ from oracle.diagnosis import mutation  # noqa: F401  # what tasks of mutate impo
 from oracle.diagnosis.explain import explain_verdict
 from oracle.harness import recording, runner, validation  # noqa: F401
 from oracle.routines import cases, get
+from oracle.routines.products.contract import Fp8GemmNt
 
-CASE = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=8,n=128,k=256/family=randn/seed=1"
+CASE = f"{Fp8GemmNt.name}/e4m3xe4m3-bf16/1x128:128x128/m=8,n=128,k=256/family=randn/seed=1"
 
 
 def load() -> None:

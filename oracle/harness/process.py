@@ -35,6 +35,7 @@ from oracle.harness.protocol import NONCE, SIZE, GarbledError, Reply, printable,
 
 KEPT = 1 << 16  # bytes of the kernel's own output that are kept
 DRAINED = 1.0  # seconds that the rest of a dead worker's output may take
+DYING = 15.0  # seconds that a process may take from the loss of its channel to its end: a trace, a GPU's memory
 ENDED = 5.0  # seconds in which a launcher must have ended everything
 LOADING = 120.0  # seconds in which a process must have started and imported the kernel, on a busy machine too
 FATAL = ("device", "exit", "memory", "uncapturable", "lost", "hang")  # after these the process is replaced
@@ -201,7 +202,7 @@ class Worker:
 
     def _lost(self) -> Reply:
         assert self._process is not None
-        written = os.read(self._status, 4) if select.select([self._status], [], [], 2.0)[0] else None
+        written = os.read(self._status, 4) if select.select([self._status], [], [], DYING)[0] else None
         if written is None:
             return Reply("lost", "the worker closed its channel and runs on; it was killed")
         if len(written) < 4:

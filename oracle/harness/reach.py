@@ -200,7 +200,8 @@ class Reach:
         if kind in self._domains or kind in self._closed:
             return self._domains.get(kind)
         taken_ones = [c for c in self._taken if kind_of(c) == kind]
-        base = min(taken_ones, key=_volume) if taken_ones else self._first(case)
+        volume = lambda case: math.prod(extent for _, extent in case.extents)  # noqa: E731
+        base = min(taken_ones, key=volume) if taken_ones else self._first(case)
         self._why.setdefault(kind, self._refused[case])
         if base is None:
             self._closed[kind] = self._refused[case]
@@ -293,10 +294,6 @@ def _shaped(case: Case, extents: Extents | None) -> Case | None:
 
 def _aligned(case: Case, extents: Extents) -> Case:
     return replace(case, extents=tuple((name, extents.get(name, extent)) for name, extent in case.extents))
-
-
-def _volume(case: Case) -> int:
-    return math.prod(extent for _, extent in case.extents)
 
 
 def _apart(case: Case, other: Case) -> float:

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from oracle.diagnosis.level import Explain
 from oracle.fixtures.call_file import SUFFIX
 from oracle.harness.reach import Coverage
@@ -13,7 +15,10 @@ from oracle.report.findings import NUMBERS, WHOLE, Finding, outcomes
 from oracle.report.outcome import Outcome, quoted
 from oracle.verdict.compare import Status
 
-__all__ = ["BATCH", "COVERAGE", "LARGE", "LIMIT", "LOAD", "NUMBERS", "OPTIONAL", "THREADS", "Finding", "Report", "Told"]
+__all__ = [
+    "BATCH", "COVERAGE", "GRAPH", "JOINED", "LARGE", "LIMIT", "LOAD", "NUMBERS", "OPEN", "OPTIONAL", "PITCHED", "SIDE",
+    "THREADS", "Finding", "Report", "Told",
+]  # fmt: skip
 
 SCHEMA = "fp8-oracle.validation/1"
 LOAD, COVERAGE = "load", "coverage"
@@ -22,6 +27,9 @@ LIMIT = 120.0  # seconds for one call; kernels that compile at first use take up
 BATCH, THREADS, LARGE = "batch invariance", "threads", "large offsets"
 OPTIONAL = (BATCH, THREADS, LARGE)
 """Watches of ``require``: two that make notes unless they are required, and one that takes gigabytes."""
+PITCHED, SIDE, JOINED, GRAPH = "non-contiguous inputs", "side stream", "stream order", "CUDA graph"
+OPEN = (PITCHED, SIDE, JOINED, GRAPH, THREADS)
+"""Watches of what a kernel may exclude by its documentation: how it is given its operands, and how it is launched."""
 
 
 class Told:
@@ -36,6 +44,12 @@ class Told:
     def runs(self, case: str) -> None:
         """This case is called now."""
 
+    def judged(
+        self, finding: Finding, inputs: Mapping[str, Tensor], options: Mapping[str, object],
+        output: Tensor | dict[str, Tensor],
+    ) -> None:  # fmt: skip
+        """What was found of the numbers of a case, and the call."""
+
     def found(self, findings: Sequence[Finding]) -> None:
         """All that was found of one case, or of the whole."""
 
@@ -44,7 +58,8 @@ class Told:
 class Report:
     """A whole validation. ``notes`` do not decide whether it conforms; ``saved`` is the file of the smallest case;
     ``seed`` and ``profile`` make the same cases again (None where the cases were given). ``stopped`` says why a run
-    ended before its last case, with ``unfinished`` cases left. ``source`` is where the kernel stands."""
+    ended before its last case, with ``unfinished`` cases left. ``source`` is where the kernel stands, ``exempt`` the
+    watches that were not tried, each with the reason."""
 
     kernel: str
     contract: str
@@ -69,6 +84,7 @@ class Report:
     stopped: str = ""
     unfinished: int = 0
     source: str = ""
+    exempt: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -139,6 +155,7 @@ class Report:
             "unfinished": self.unfinished,
             "coverage": None if self.coverage is None else self.coverage.to_json(),
             "notes": list(self.notes),
+            "exempt": dict(self.exempt),
             "machine": dict(self.machine),
             "seconds": round(self.seconds, 3),
             **{name: getattr(self, name) for name in ("workers", "saved", "printed")},

@@ -11,9 +11,10 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec
 from itertools import accumulate
 from pathlib import Path
 
@@ -87,10 +88,23 @@ def _file_of(module: str) -> Path | None:
     places: Sequence[str] | None = [str(Path.cwd()), *sys.path]
     origin = None
     for name in accumulate(module.split("."), "{}.{}".format):
-        found = PathFinder.find_spec(name, places)
+        found = _found(name, places or ())
         for finder in sys.meta_path if found is None else ():  # as of an editable installation
             found = found or finder.find_spec(name, places if "." in name else None)
         if found is None:
             return None
         origin, places = found.origin, found.submodule_search_locations
     return Path(origin) if origin is not None and origin.endswith(".py") else None
+
+
+def _found(name: str, places: Sequence[str]) -> ModuleSpec | None:
+    """What PathFinder finds; of folders without ``__init__`` that one asks their parents, and none is loaded here."""
+    folders: list[str] = []
+    for importer in filter(None, map(pkgutil.get_importer, places)):
+        found = importer.find_spec(name)
+        if found is not None and found.loader is not None:
+            return found
+        folders += (found and found.submodule_search_locations) or []
+    spec = ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = folders
+    return spec if folders else None

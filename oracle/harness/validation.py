@@ -25,7 +25,7 @@ from oracle.errors import CaseError, DeviceError, OptionError, OracleError, Subj
 from oracle.fixtures import call_file
 from oracle.fixtures import files as fixtures
 from oracle.fixtures.call_file import CallFile, write
-from oracle.harness import mixtures, offsets, sources, watches
+from oracle.harness import offsets, sources, watches
 from oracle.harness.jobs import Pool, divided
 from oracle.harness.process import Worker
 from oracle.harness.reach import Reach
@@ -36,7 +36,9 @@ from oracle.harness.report import (
     LIMIT,
     LOAD,
     NUMBERS,
+    OPEN,
     OPTIONAL,
+    PITCHED,
     THREADS,
     Finding,
     Report,
@@ -63,6 +65,7 @@ EXPLAINED = 2  # failing cases of one scheme of scales whose output is explained
 AHEAD = 4  # answers for each judging process that may wait
 SEEDS = 1 << 31  # seeds that a run draws from
 INTERRUPTED = "interrupted"
+DATA = "data of "  # a family of data, among what is exempt
 
 
 def validate(
@@ -86,6 +89,7 @@ def validate(
     explain: str | None = None,
     jobs: int = 1,
     first_only: bool = False,
+    exempt: Mapping[str, str] | None = None,
     told: Told | None = None,
 ) -> Report:
     """Run ``kernel`` over the cases of ``contract`` in a worker process, judge it and watch it.
@@ -124,6 +128,8 @@ def validate(
     explain : how much is said of why an output fails, as for :func:`oracle.judge`.
     jobs : processes that judge what the kernel, in its one process, has answered; the findings are those of one job.
     first_only : stop after the first case that fails.
+    exempt : what the kernel's documentation excludes, each with what it says: watches of
+        :data:`oracle.harness.report.OPEN`, which are not tried, and ``"data of FAMILY"``, of which no call is made.
     told : is told what runs and what was found, and knows what earlier runs have found.
 
     Returns
@@ -152,6 +158,14 @@ def validate(
         raise OptionError(f"seed={seed} is negative; a case id holds 0 or more")
     if unknown := [name for name in require if name not in OPTIONAL]:
         raise OptionError(f"require={unknown[0]!r} is no optional watch; {among(unknown[0], OPTIONAL)}")
+    exempt = dict(exempt or {})
+    grammar = cases.grammars().get(contract)
+    families = () if grammar is None else (*grammar.families, *grammar.edge_families)
+    excludable = (*OPEN, *(f"{DATA}{family}" for family in families))
+    if unknown := [name for name in exempt if name not in excludable]:
+        raise OptionError(f"exempt={unknown[0]!r} may not be excluded; {among(unknown[0], excludable)}")
+    if both := [name for name in require if name in exempt]:
+        raise OptionError(f"{both[0]!r} is required and exempt; leave out one")
     if calls is None and not cases.grammars().get(contract):
         said = among(contract, cases.grammars(), see="fp8-oracle list contracts")
         raise CaseError(f"no contract with cases is named {contract!r}; {said}")
@@ -174,6 +188,7 @@ def validate(
         session = Session(worker, found, device=device, arch=arch, numerics=numerics, domain=stated or EVERYTHING)
         soaks = profile == "soak" and case is None
         drawn = _cases(contract, profile, run_seed, case) if files is None else iter(())
+        drawn = (one for one in drawn if f"{DATA}{one.family}" not in exempt)
         chosen: Iterable[Case] = drawn if soaks else list(drawn)
         planned = len(files or list(chosen)) if not soaks else None
         told, begun = told or Told(), list[object]()
@@ -183,7 +198,7 @@ def validate(
             name, contract, device, arch, (), adapter=called, numerics=numerics, domain=domain, untrusted=untrusted,
             profile=profile if case is None and files is None else None,
             seed=run_seed if case is None and files is None else None, limit=limit, explain=explain,
-            source=sources.of_name(name),
+            source=sources.of_name(name), exempt=exempt,
         )  # fmt: skip
         earlier = told.begins(about, code.text if code is not None and code.ok else "unknown", planned)
         start -= sum(found.seconds for found in earlier)
@@ -191,7 +206,7 @@ def validate(
         reach = Reach(contract, stated, lambda probe: _probe(session, probe, probed), move=case is None and not files)
         length = (SOAK if seconds is None else seconds) if soaks else math.inf
         large = LARGE in require or (soaks and length >= LONG)
-        watching = _Watching(WATCHED[profile], frozenset(require), large, start + length)
+        watching = _Watching(WATCHED[profile], frozenset(require), large, start + length, exempt)
         judges = None if pool is None else Judges(pool, jobs)
         findings, notes, stopped = list(earlier), list[watches.Note](), ""
         known = {found.case: found.verdict for found in earlier if found.watch == NUMBERS}
@@ -213,7 +228,7 @@ def validate(
         except KeyboardInterrupt:
             stopped, save = INTERRUPTED, None
         unfinished = max(0, planned - len(begun)) if stopped and planned is not None else 0
-        last = [*probed, *(() if stopped == INTERRUPTED else mixtures.late(session))]
+        last = [*probed, *(() if stopped == INTERRUPTED else watches.late(session))]
         told.found(last)
         findings += last
         # a required watch without a finding or note did not run
@@ -242,7 +257,10 @@ def validate(
         return replace(
             about,
             findings=tuple(findings),
-            notes=tuple(f"{w}: {text} ({at[0]}{', ...' if at[1:] else ''})" for (w, text), at in noted.items()),
+            notes=(
+                *(f"{name}: not tried: {reason}" for name, reason in exempt.items()),
+                *(f"{w}: {text} ({at[0]}{', ...' if at[1:] else ''})" for (w, text), at in noted.items()),
+            ),
             machine=machine,
             seconds=time.perf_counter() - start,
             workers=worker.starts,
@@ -299,6 +317,7 @@ class _Watching:
     required: frozenset[str]
     large: bool  # until it was made once
     deadline: float
+    exempt: Mapping[str, str]
     threads: bool = True  # until they ran once
     lost: int = 0  # calls in a row without an answer
 
@@ -329,6 +348,8 @@ def _run(
         if finding.verdict.status is Status.FAILED and explained[case.scheme] < EXPLAINED and answer.outputs:
             explained[case.scheme] += 1
             finding = _explained(session, finding, inputs, options, answer)
+        if answer.outputs:
+            told.judged(finding, inputs, options, answer.output)
         found = [finding, *asked.watched]
         watching.lost = watching.lost + 1 if finding.verdict.status is Status.CRASHED else 0
         judged = finding.verdict.status is not Status.CRASHED and answer.problem is None
@@ -453,17 +474,17 @@ def _watched(
     calls.know(inputs, options, answer, verdict)
     for watch in (
         watches.repeats(calls, inputs, options, other),
-        mixtures.mixed(calls, inputs, options, other[0]),
-        watches.strided(calls, inputs, options),
+        watches.mixed(calls, inputs, options, other[0]),
+        () if PITCHED in watching.exempt else watches.strided(calls, inputs, options),
         watches.metamorphic(calls, inputs, options),
         watches.batch(calls, inputs, options, required=BATCH in required),
-        watches.launched(calls, inputs, options, other[0]),
+        watches.launched(calls, inputs, options, other[0], exempt=watching.exempt),
     ):
         if watching.over or calls.hung:
             return
         yield from watch
         yield from calls.findings()
-    if watching.threads and not (watching.over or calls.hung):
+    if watching.threads and THREADS not in watching.exempt and not (watching.over or calls.hung):
         tried = yield from watches.threads(calls, inputs, options, other[0], required=THREADS in required)
         yield from calls.findings()
         watching.threads = not tried

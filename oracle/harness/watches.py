@@ -7,22 +7,25 @@ rerun, no trace of the previous call, exact behaviour under powers of two and si
 Whatever a watch concludes, :class:`Calls` judges every answer that it is given, with the inputs that the call had. A
 crash, a hang, a raise and a refusal are findings: the first three fail, and so does a refusal of a call that differs
 from one that was taken in its data alone. A refusal of padded rows, fewer rows, a capture or other threads is said.
+
+:func:`mixed` and :func:`late` tell a kernel from a table of its earlier answers, and find outputs that are written when
+nobody expects it. Not covered: a cache by the whole content of the operands, whose answers are right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from oracle.errors import counted
+from oracle.errors import OracleError, counted
 from oracle.fixtures.strides import run_of
 from oracle.harness import concurrency, launches
 from oracle.harness.memory import is_poison
-from oracle.harness.report import BATCH, NUMBERS, THREADS, Finding
+from oracle.harness.report import BATCH, GRAPH, JOINED, NUMBERS, PITCHED, SIDE, THREADS, Finding
 from oracle.harness.session import Answer, Session, failed, passed
 from oracle.numbers.formats import decode, same_bits
 from oracle.routines.base import Call, Operands
@@ -34,9 +37,8 @@ from oracle.verdict.pattern import describe
 Inputs = Mapping[str, Tensor]
 Options = Mapping[str, object]
 RERUN, STALE, DIRTY = "rerun determinism", "stale state", "uninitialised memory"
-PITCHED, DOUBLED, FLIPPED, PERMUTED = "non-contiguous inputs", "scale doubled", "sign flipped", "rows permuted"
+DOUBLED, FLIPPED, PERMUTED = "scale doubled", "sign flipped", "rows permuted"
 SMALLER = "numbers of smaller batches"
-JOINED = "stream order"
 
 
 @dataclass(frozen=True)
@@ -314,28 +316,35 @@ def batch(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
 
 
 LAUNCHES = (
-    (launches.SIDE, "side stream", "on a stream of its own", True),
+    (launches.SIDE, SIDE, "on a stream of its own", True),
     (launches.HELD, JOINED, "read on the caller's stream while all others sleep", False),
     (launches.LATE, JOINED, "inputs written on the caller's stream just before", False),
-    (launches.GRAPH, "CUDA graph", "captured and replayed", True),
-    (launches.REPLACED, "CUDA graph", "replayed with other inputs in place", False),
-    (launches.FIRST, "CUDA graph", "the first of two calls in one graph", False),
-    (launches.SECOND, "CUDA graph", "the second of two calls in one graph", False),
+    (launches.GRAPH, GRAPH, "captured and replayed", True),
+    (launches.REPLACED, GRAPH, "replayed with other inputs in place", False),
+    (launches.FIRST, GRAPH, "the first of two calls in one graph", False),
+    (launches.SECOND, GRAPH, "the second of two calls in one graph", False),
 )
 """Modes of :mod:`oracle.harness.launches`, their watches, what is said of them, and whether bits are compared too."""
 
 
-def launched(calls: Calls, inputs: Inputs, options: Options, other: Inputs) -> Iterator[Finding | Note]:
-    """On a GPU, in each way of :mod:`oracle.harness.launches`; ``other`` are inputs of the same shapes."""
+def launched(
+    calls: Calls, inputs: Inputs, options: Options, other: Inputs, *, exempt: Container[str] = ()
+) -> Iterator[Finding | Note]:
+    """On a GPU, in each way of :mod:`oracle.harness.launches` whose watch is not ``exempt``; ``other`` are inputs of
+    the same shapes."""
     if not calls.session.device.startswith("cuda"):
         return
     base, _ = calls.ask(RERUN, "called again", inputs, options, taken=True)
     for mode, watch, what, compared in LAUNCHES:
+        if watch in exempt:
+            continue
         if calls.hung or base.problem is not None:
             return
         answer, verdict = calls.ask(watch, what, inputs, options, mode=mode, beside=other, taken=watch == JOINED)
         if verdict.status is Status.UNSUPPORTED:
             yield Note(calls.case, watch, f"refused {what}: {verdict.reason}")
+            if watch == GRAPH:
+                return  # every mode that is left captures the kernel, and a refused capture costs a process
         if answer.problem is not None:
             continue
         if compared:
@@ -451,3 +460,43 @@ def _specified(session: Session, inputs: Inputs, output: Tensor) -> Tensor:
     if operands is not None and (rows := operands.specified()) is not None:
         inside.view(-1, output.shape[-1])[~rows] = False
     return inside
+
+
+# --- mixtures and late writes -------------------------------------------------------------------------------
+
+
+MIXED = "operands changed behind their first rows"
+
+
+def mixed(calls: Calls, inputs: Inputs, options: Options, other: Inputs) -> Iterator[Finding | Note]:
+    """The numbers of a call whose operands begin like ``inputs`` and end like ``other``.
+
+    Integers (offsets, sizes, indices) stay as they are. A note says where the contract does not take the mixture.
+    """
+    second = {name: _mixture(x, other[name]) for name, x in inputs.items()}
+    try:
+        calls.session.contract.check(second, options)
+    except OracleError as error:
+        yield Note(calls.case, MIXED, f"not tried, the mixture is no valid call: {error}")
+        return
+    _, verdict = calls.ask(MIXED, "the last half of every operand replaced", second, options, taken=True)
+    if not verdict.status.is_failure:
+        yield Finding(calls.case, MIXED, verdict)
+
+
+def late(session: Session) -> Iterator[Finding]:
+    """A failure when an output was written after its call had returned."""
+    session.look_back()
+    if session.late:
+        names = ", ".join(dict.fromkeys(session.late))
+        yield Finding("-", "late writes", failed(f"written after the call had returned: {names}"))
+
+
+def _mixture(x: Tensor, y: Tensor) -> Tensor:
+    """The first half of ``x`` and the last half of ``y``, by rows, by elements of a vector; a scalar as it is."""
+    if x.shape != y.shape or x.dtype != y.dtype or not x.dtype.is_floating_point or x.dim() == 0 or x.shape[0] < 2:
+        return x
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
+    made = x.clone()
+    made.view(bits)[x.shape[0] // 2 :] = y.view(bits)[x.shape[0] // 2 :]
+    return made

@@ -1,30 +1,38 @@
-"""What nvcc's ``-use_fast_math`` makes of a quantiser's divisions by a bfloat16 amax ``a``, bit for bit on sm90.
+"""What sm90's approximate division makes of a quantiser's quotients, bit for bit.
 
-    r = rcp.approx.ftz(a);   q = 448 / a = ftz(RN(448 r));   s = rcp.approx.ftz(q);   x q = ftz(RN(ftz(x) q))
+    rcp(y)            rcp.approx: the correctly rounded reciprocal of a float32, or a float32 neighbour of it
+    div.full(x, y)    RN(x rcp(y)); both times 1/4 first where |y| > 2^126, times 2^24 where |y| < 2^-126
+    div.approx.ftz    ftz(RN(ftz(x) ftz(rcp(ftz(y))))), likewise mul.ftz and rcp.approx.ftz
 
-``ftz`` replaces a subnormal float32 by a zero of its sign. ``rcp.approx`` is the correctly rounded reciprocal or a
-float32 neighbour of it, and the step depends on the significand alone: 128 significands of bfloat16, and the 128 of
-their ``q``, so two tables of 128 steps say all. ``div.approx(448, a)`` is ``448 r`` rounded, nothing else. Hence
+``ftz`` replaces a subnormal float32 by a zero of its sign. Triton's ``/`` on float32 is ``div.full``, nvcc's under
+``-use_fast_math`` is ``div.approx.ftz``; by a constant both multiply by its rounded reciprocal. Both lists of machine
+code were read in what ptxas 13.0 makes of them for sm_90a: ``MUFU.RCP`` and one ``FMUL``.
+
+The step of ``rcp`` depends on the significand alone. Recorded on an H200 are the 128 significands of bfloat16 and
+those of the 128 quotients 448/a of them: two tables of steps. Any other significand is taken as correctly rounded, as
+nine in ten recorded ones are: no code that a kernel gave contradicts it yet where the divisor is ``a fl(1/448)``.
+
+A quantiser by ``q = 448 / a``, ``s = 1 / q``, ``x q`` under fast math loses finite values:
 
     0 < a < 2^-126             a and x are flushed, q = 448/0 = inf, s = 0, every code is 0 * inf = NaN
     2^-126 <= a <= 448 2^-128  q overflows, s = 0, a normal x becomes +-448, a zero or a subnormal x NaN
     below 448 2^-126           q is finite, the codes are right, s is flushed to 0
     2^126 < a < inf            r is flushed, q = 0, s = 1/0 = inf, every code is 0, which a product takes as 0 * inf
 
-Source: recorded on an H200 for every one of the 32,641 bfloat16 values from 0 to infinity (the rows beside the limits
-are in ``fixtures/division``); the instructions: PTX ISA, ``div``, ``rcp``. ``a = 0`` is the caller's to treat apart.
-Not covered: other dividends than 448, amax that are no bfloat16 values, other architectures.
+Source: recorded for every one of the 32,641 bfloat16 values from 0 to infinity (the rows beside the limits are in
+``fixtures/division``); the instructions: PTX ISA, ``div``, ``rcp``. ``a = 0`` is the caller's to treat apart. Not
+covered: other architectures.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from oracle.errors import NumericsError
-from oracle.numbers.formats import BF16, decode
+from oracle.numbers.formats import decode
 from oracle.numbers.rounding import Overflow, Rounding, f32, to_dtype
 
 DIVIDEND: Final = 448.0
@@ -43,28 +51,43 @@ RECIPROCAL_OF_QUOTIENT: Final = (
     "0000000000000000-000000+00-00000000000000+00000-000+00000000+000"
 )
 """The same of ``rcp.approx(q)``, ``q`` the approximate 448 / (1 + i/128)."""
+FRACTION: Final = (1 << 23) - 1
 
 
 def quotient(amax: Tensor) -> Tensor:
-    """``div.approx.ftz(448, amax)``, float64 values of float32.
-
-    Parameters
-    ----------
-    amax : Tensor, float64, bfloat16 values that are not negative; 0 gives infinity, infinity 0, NaN NaN.
-
-    Raises NumericsError: a value is no bfloat16 value: the tables do not speak of it.
-    """
-    return flush(f32(DIVIDEND * _reciprocal(flush(amax), _steps(amax, RECIPROCAL))))
+    """``div.approx.ftz(448, amax)``, float64 values of float32; 0 gives infinity, infinity 0, NaN NaN."""
+    return divide(torch.full_like(amax, DIVIDEND), amax, flushed=True)
 
 
-def scale(amax: Tensor, q: Tensor) -> Tensor:
-    """``rcp.approx.ftz(q)`` for ``q`` the :func:`quotient` of ``amax``; infinity for 0, 0 for infinity."""
-    return _reciprocal(q, _steps(amax, RECIPROCAL_OF_QUOTIENT))
+def scale(q: Tensor) -> Tensor:
+    """``rcp.approx.ftz(q)``; infinity for 0, 0 for infinity."""
+    return divide(torch.ones_like(q), q, flushed=True)
 
 
 def product(x: Tensor, q: Tensor) -> Tensor:
     """``mul.ftz(x, q)``: float64 values of float32; 0 times infinity is NaN."""
     return flush(f32(flush(x) * q))
+
+
+def divide(x: Tensor, y: Tensor, *, flushed: bool) -> Tensor:
+    """``div.approx.ftz(x, y)`` where ``flushed``, else ``div.full(x, y)``; float64 values of float32 that broadcast."""
+    if flushed:
+        return product(x, reciprocal(flush(y)))
+    magnitude = y.abs()
+    up, down = torch.full_like(y, 2.0**24), torch.full_like(y, 0.25)
+    factor = torch.where(magnitude > HIGH, down, torch.where(magnitude < SMALLEST_NORMAL, up, torch.ones_like(y)))
+    return f32(f32(x * factor) * reciprocal(y * factor))
+
+
+def reciprocal(y: Tensor) -> Tensor:
+    """``rcp.approx.ftz(y)`` of float64 values of float32 that are not subnormal; infinity for 0, of its sign."""
+    right = f32(torch.ones_like(y) / y)
+    known, steps = _known(RECIPROCAL, RECIPROCAL_OF_QUOTIENT)
+    known, steps = known.to(y.device), steps.to(y.device)
+    bits, fraction = _bits(right), _bits(y) & FRACTION
+    place = torch.searchsorted(known, fraction).clamp(max=len(known) - 1)
+    moved = decode((bits + torch.where(known[place] == fraction, steps[place], 0)).view(torch.float32))
+    return flush(torch.where(torch.isfinite(right) & (right != 0), moved, right))
 
 
 def outside(amax: Tensor) -> Tensor:
@@ -77,18 +100,22 @@ def flush(x: Tensor) -> Tensor:
     return torch.where(x.abs() < SMALLEST_NORMAL, torch.copysign(torch.zeros_like(x), x), x)
 
 
-def _reciprocal(x: Tensor, steps: Tensor) -> Tensor:
-    right = f32(torch.ones_like(x) / x)
-    bits = to_dtype(right, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF).view(torch.int32)
-    moved = decode((bits + steps).view(torch.float32))
-    return flush(torch.where(torch.isfinite(right) & (right != 0), moved, right))
+@lru_cache(maxsize=4)
+def _known(reciprocals: str, of_quotients: str) -> tuple[Tensor, Tensor]:
+    """The significands whose reciprocal is not the rounded one, sorted, and their steps; both int32."""
+    tables = (["-0+".index(c) - 1 for c in table] for table in (reciprocals, of_quotients))
+    first, second = (torch.tensor(table, dtype=torch.int32, device="cpu") for table in tables)
+    amax = 1 + torch.arange(128, dtype=torch.float64, device="cpu") / 128
+    rounded = _bits(f32(torch.ones_like(amax) / amax)) + first
+    q = f32(DIVIDEND * decode(rounded.view(torch.float32)))
+    found = torch.cat([_bits(amax), _bits(q)]) & FRACTION
+    steps = torch.cat([first, second])
+    found, steps = found[steps != 0], steps[steps != 0]
+    order = found.argsort()
+    return found[order], steps[order]
 
 
-def _steps(amax: Tensor, table: str) -> Tensor:
-    """The entry of every amax, int32."""
-    codes = to_dtype(amax, torch.bfloat16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-    if not bool(((decode(codes) == amax) | torch.isnan(amax)).all()):
-        raise NumericsError("an amax is no bfloat16 value; approximate division is known for those alone")
-    entries = torch.tensor(["-0+".index(c) - 1 for c in table], dtype=torch.int32, device=amax.device)
-    fraction = codes.view(torch.int16).to(torch.int64) & ((1 << BF16.fraction_bits) - 1)
-    return entries[fraction]
+def _bits(x: Tensor) -> Tensor:
+    """The bits of float64 values of float32, int32."""
+    stored = to_dtype(x, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+    return stored.view(torch.int32)

@@ -11,6 +11,7 @@ from typing import Final
 from oracle.numbers.mx_recipes import NVFP4
 from oracle.numbers.recipes import (
     VLLM_GROUP,
+    AmaxScan,
     CodeFormula,
     GlobalOrder,
     NanCode,
@@ -35,6 +36,14 @@ VLLM_INDEXER = like(
     VLLM_DS_MLA, "vllm_indexer", f"{_VLLM}, indexer_k_quant_and_cache_kernel", amax_floor=1e-4, scale_floor=0.0)
 VLLM_INDEXER_UE8M0 = like(
     VLLM_INDEXER, "vllm_indexer_ue8m0", scaling=E4M3_1X128_UE8M0, power_of_two=PowerOfTwo.EXP2_CEIL_LOG2)
+
+_BITS = "the kernel for 16-bit values takes the bits of float16 ones as numbers: a scale of up to 141, most codes lost"
+VLLM_DS_MLA_FLOAT16 = like(
+    VLLM_DS_MLA, "vllm_ds_mla_float16", scan=AmaxScan.FLOAT16_BITS, fault=_BITS)
+VLLM_INDEXER_FLOAT16 = like(
+    VLLM_INDEXER, "vllm_indexer_float16", scan=AmaxScan.FLOAT16_BITS, fault=_BITS)
+VLLM_INDEXER_UE8M0_FLOAT16 = like(
+    VLLM_INDEXER_UE8M0, "vllm_indexer_ue8m0_float16", scan=AmaxScan.FLOAT16_BITS, fault=_BITS)
 
 # Without a floor: a tile of zeros has the scale 0, under which any code stands for 0. Triton's clamp makes a number of
 # NaN; which one is not measured, so both ends are rows.

@@ -13,8 +13,9 @@ The code of a quotient ``v`` is looked up: ``v`` rounded to odd in bfloat16 lies
 a format of at most 6 significant bits, and on it where ``v`` does (Boldo and Melquiond, as in
 :mod:`oracle.numbers.rounding`), so the 65536 codes of bfloat16 have the codes of all quotients.
 
-Sources: :mod:`oracle.numbers.recipes`, one per record. Recipes in FAST_MATH take :mod:`oracle.numbers.fast_math`
-instead. Not covered: which *other* outputs are right (:mod:`oracle.bounds.quantiser`), memory layouts of scales.
+Sources: :mod:`oracle.numbers.recipes`, one per record. Recipes in FAST_MATH and DIV_FULL take
+:mod:`oracle.numbers.fast_math` instead. Not covered: which *other* outputs are right (:mod:`oracle.bounds.quantiser`),
+memory layouts of scales.
 """
 
 from __future__ import annotations
@@ -253,7 +254,8 @@ class Prepared:
             need = "needs a global scale" if self.global_scale is None else "has no global scale; pass None"
             raise OptionError(f"recipe {recipe.name} {need}")
         if not suits(recipe, self.dtype):
-            raise DtypeError(f"recipe {recipe.name} is known for a bfloat16 input alone, not for {self.dtype}")
+            own = "float16" if recipe.scan is AmaxScan.FLOAT16_BITS else "bfloat16"
+            raise DtypeError(f"recipe {recipe.name} is known for a {own} input alone, not for {self.dtype}")
         if self.given is not None:
             s = self.given.reshape(1, 1, 1, 1)
             return Steps(s, s, s, f32(torch.ones_like(s) / s), s)
@@ -444,6 +446,8 @@ def block_amax(blocks: Tensor, recipe: Recipe, *, columns: int) -> Tensor:
     their codes are, which have the same order.
     """
     fmt = of_dtype(blocks.dtype)
+    if recipe.scan is AmaxScan.FLOAT16_BITS:
+        return (codes_of(blocks).to(torch.float64) % 2.0**16).amax(dim=(1, 3), keepdim=True)
     magnitude = codes_of(blocks) & fmt.magnitude_mask
     if recipe.scan is AmaxScan.ROW_AS_COLUMN:
         magnitude = magnitude * seen_by_row_as_column(blocks.shape, columns).to(blocks.device)
@@ -545,9 +549,11 @@ def to_scale_format(s: Tensor, recipe: Recipe, fmt: Format) -> Tensor:
 
 
 def suits(recipe: Recipe, dtype: torch.dtype) -> bool:
-    """Whether the bits of a recipe are known for inputs of this dtype: of fast math and bf16 steps for bfloat16."""
-    plain = recipe.arithmetic is Arithmetic.IEEE and recipe.code is not CodeFormula.BF16
-    return plain or dtype == torch.bfloat16
+    """Whether a recipe is of inputs of this dtype: fast math and bf16 steps of bfloat16, float16 bits of float16."""
+    if recipe.scan is AmaxScan.FLOAT16_BITS:
+        return dtype == torch.float16
+    by_table = recipe.arithmetic is Arithmetic.FAST_MATH and recipe.formula is ScaleFormula.INVERSE
+    return dtype == torch.bfloat16 or not (by_table or recipe.code is CodeFormula.BF16)
 
 
 def quotients(blocks: Tensor, s: Tensor, inverse: Tensor, recipe: Recipe) -> Tensor:
@@ -563,6 +569,8 @@ def quotients(blocks: Tensor, s: Tensor, inverse: Tensor, recipe: Recipe) -> Ten
         return f32(result) if dtype is torch.float64 else result
 
     match recipe.code:
+        case CodeFormula.DIVIDE if recipe.arithmetic is not Arithmetic.IEEE:
+            quotient = _divided(blocks.to(torch.float64), s, recipe).to(dtype)
         case CodeFormula.DIVIDE:
             quotient = once(blocks / s.to(dtype))
         case CodeFormula.RECIPROCAL:
@@ -585,6 +593,11 @@ def quotients(blocks: Tensor, s: Tensor, inverse: Tensor, recipe: Recipe) -> Ten
     return quotient
 
 
+def _divided(x: Tensor, y: Tensor, recipe: Recipe) -> Tensor:
+    """The device's approximate ``x / y``."""
+    return fast_math.divide(x, y, flushed=recipe.arithmetic is Arithmetic.FAST_MATH)
+
+
 def _reciprocal(s: Tensor, recipe: Recipe) -> Tensor:
     """``fl(1/s)``, and what the recipe makes of it at the ends of the range."""
     inverse = f32(torch.ones_like(s) / s)
@@ -600,10 +613,13 @@ def _reciprocal(s: Tensor, recipe: Recipe) -> Tensor:
 
 
 def _scale_and_inverse(a: Tensor, recipe: Recipe, fmt: Format) -> tuple[Tensor, Tensor]:
-    if recipe.arithmetic is Arithmetic.FAST_MATH:
-        inverse = fast_math.quotient(a)
-        return fast_math.scale(a, inverse), inverse
     top = a.new_tensor(recipe.element.max_finite)
+    if recipe.arithmetic is not Arithmetic.IEEE:
+        inverse = _divided(top.expand_as(a), a, recipe)
+        if recipe.formula is ScaleFormula.INVERSE:
+            return _divided(torch.ones_like(a), inverse, recipe), inverse
+        s = f32(a * f32(torch.ones_like(top) / top))
+        return (fast_math.flush(s) if recipe.arithmetic is Arithmetic.FAST_MATH else s), inverse
     inverse = f32(top / a)
     if recipe.inverse_limit:
         inverse = torch.where(torch.isinf(inverse), torch.full_like(inverse, fmt.max_finite), inverse)

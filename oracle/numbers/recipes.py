@@ -153,10 +153,11 @@ class Candidates(StrEnum):
 
 
 class Arithmetic(StrEnum):
-    """How the quantiser divides and multiplies; FAST_MATH for bfloat16 inputs (:mod:`oracle.numbers.fast_math`)."""
+    """How the quantiser divides and multiplies: the approximate ones as :mod:`oracle.numbers.fast_math` has them."""
 
     IEEE = "correctly rounded, subnormals kept"
     FAST_MATH = "div.approx.ftz, rcp.approx.ftz, mul.ftz of sm90"
+    DIV_FULL = "div.full of sm90, subnormals kept"
 
 
 class AmaxScan(StrEnum):
@@ -164,6 +165,7 @@ class AmaxScan(StrEnum):
 
     ALL = "all"
     ROW_AS_COLUMN = "row r of column block kb skipped where 128 kb + 32 r + (column mod 32) >= K"
+    FLOAT16_BITS = "all, the bits of float16 values read as unsigned integers"
 
 
 @dataclass(frozen=True)
@@ -253,9 +255,14 @@ class Recipe:
             raise ValueError(f"{self.name}: {self.element} has no NaN; choose POSITIVE_MAX or NEGATIVE_MAX as nan_code")
         if self.candidates is not None and not self.scaling.global_scale:
             raise ValueError(f"{self.name}: a choice of two scales is known under a global scale alone")
-        known = self.formula is ScaleFormula.INVERSE and self.code is CodeFormula.QUOTIENT and not self.amax_floor
-        if self.arithmetic is Arithmetic.FAST_MATH and not (known and self.element == E4M3FN):
-            raise ValueError(f"{self.name}: fast math is known for q = 448/a, s = 1/q, x*q without a floor alone")
+        inverse = self.formula is ScaleFormula.INVERSE and self.code is CodeFormula.QUOTIENT
+        multiply = self.formula is ScaleFormula.MULTIPLY and self.code in (CodeFormula.DIVIDE, CodeFormula.QUOTIENT)
+        known = (inverse or multiply) and self.power_of_two is None and self.element == E4M3FN
+        if self.arithmetic is not Arithmetic.IEEE and not known:
+            raise ValueError(
+                f"{self.name}: approximate division is known for s = 1/(448/a) and x*q, or a*fl(1/448) and x/s or x*q, "
+                "of E4M3 and without powers of two"
+            )
 
     @property
     def element(self) -> Format:
@@ -301,7 +308,8 @@ def recipes() -> Mapping[str, Recipe]:
     """Every named recipe, by name; the faulty ones (``fault`` is not None) included."""
     from oracle.numbers import kv_recipes, mx_recipes  # made of the records of this file
 
-    rows = [*(v for v in globals().values() if isinstance(v, Recipe)), *mx_recipes.ROWS, *kv_recipes.ROWS]
+    own = (v for v in globals().values() if isinstance(v, Recipe))
+    rows = [*own, *TRITON, *mx_recipes.ROWS, *kv_recipes.ROWS]
     return MappingProxyType({row.name: row for row in rows})
 
 
@@ -492,14 +500,19 @@ SGLANG_TRITON_UE8M0 = like(
     SGLANG_TRITON_COLUMN, "sglang_triton_ue8m0", "SGLang fp8_kernel.py (Triton), exp2(ceil(log2(s)))",
     scaling=E4M3_1X128_UE8M0, power_of_two=PowerOfTwo.EXP2_CEIL_LOG2, inf_byte=None)
 
-# LMDeploy. Triton: maximum promotes bfloat16, so the floor is a float32; / is approximate.
+# LMDeploy. Triton: maximum promotes bfloat16, so the floor is a float32; / is approximate; a clamp between constants
+# gives a NaN the upper one (an H200).
 _LMDEPLOY = "LMDeploy lmdeploy/pytorch/kernels/cuda/blocked_gemm_fp8.py @00aa02f, _quant_fp8_kernel (Triton)"
 LMDEPLOY_1X128 = Recipe(
     "lmdeploy_1x128", _LMDEPLOY, E4M3_1X128, _MULTIPLY, _XQ,
-    amax_floor=1e-6, nan_code=NanCode.NEGATIVE_MAX, approximate=True)
+    amax_floor=1e-6, nan_code=NanCode.POSITIVE_MAX, approximate=True)
 LMDEPLOY_1X128_UE8M0 = like(
     LMDEPLOY_1X128, "lmdeploy_1x128_ue8m0", f"{_LMDEPLOY} with ROUND_SCALE",
     scaling=E4M3_1X128_UE8M0, code=_X_RECIPROCAL, power_of_two=_CEIL)
+LMDEPLOY_TOKEN = Recipe(
+    "lmdeploy_token", "LMDeploy lmdeploy/pytorch/kernels/cuda/w8a8_triton_kernels.py (0.18), per_token_quant_int8 in "
+    "FP8 (Triton): x/s without a clamp, floor 1e-7 as its callers give it",
+    E4M3_TOKEN, _DIVIDE, _X_OVER_S, amax_floor=1e-7, approximate=True)
 
 # TransformerEngine: explicit __fdiv_rn, so the same bits with and without fast math.
 _TE = "TransformerEngine recipe_common.cuh @d0067d0"
@@ -596,6 +609,9 @@ FBGEMM_BLOCK = like(FBGEMM_ROW, "fbgemm_block", f"{_FBGEMM} triton_quantize_fp8_
 SGLANG_ACT_QUANT = like(
     DEEPEP_1X128, "sglang_act_quant", "SGLang attention/nsa/tilelang_kernel.py act_quant (TileLang, no fast math)",
     code=_X_OVER_S)
+FLAGGEMS_ACT_QUANT = like(
+    SGLANG_ACT_QUANT, "flaggems_act_quant", "FlagGems ops/act_quant.py act_quant_triton (5.0, Triton): clamped",
+    nan_code=NanCode.POSITIVE_MAX, approximate=True)
 FLASHINFER_STATIC = like(
     VLLM_STATIC, "flashinfer_static",
     "FlashInfer include/flashinfer/norm.cuh RMSNormQuantKernel: times rcp.approx of the given scale, clamped",
@@ -603,4 +619,41 @@ FLASHINFER_STATIC = like(
 FLASHINFER_CVT = like(
     FLASHINFER_STATIC, "flashinfer_cvt", "FlashInfer norm/kernels/rmsnorm.py (CuTe DSL), pos_enc.cuh: converted as is",
     nan_code=NanCode.NAN)
+
+
+def _triton(*bases: Recipe) -> tuple[Recipe, ...]:
+    """The bits of Triton kernels on sm90: ``/`` is div.full, and by a constant a product by its rounded reciprocal.
+
+    Compared with an H200's outputs, every bit (Triton 3.6).
+    """
+    return tuple(
+        like(
+            base, f"{base.name}_sm90", f"{base.source}; div.full of sm90", arithmetic=Arithmetic.DIV_FULL,
+            formula=base.formula if base.formula is ScaleFormula.INVERSE else _MULTIPLY,
+            code=_XQ if base.code is _XQ else _X_OVER_S,
+        )
+        for base in bases
+    )
+
+
+TRITON = _triton(
+    VLLM_TRITON_GROUP, SGLANG_TRITON_COLUMN, LMDEPLOY_1X128, LMDEPLOY_TOKEN, DEEPSEEK_V3_1X128, DEEPSEEK_V3_128X128,
+    UNSLOTH_1X128, FLAGGEMS_GROUP, FLAGGEMS_ACT_QUANT, FBGEMM_ROW, FBGEMM_GROUP, FBGEMM_BLOCK)
+
+# sglang-kernel 0.4.4, the machine code for sm90: -use_fast_math; s = ftz(a fl(1/448)), a product by rcp.approx.
+_SGL = "sglang-kernel 0.4.4 on sm90, -use_fast_math"
+_SMALL = "finite values are lost: the scale is flushed to 0 where amax lies below 2^-117"
+SGLANG_GROUP_V1_SM90 = like(
+    SGLANG_GROUP, "sglang_group_v1_sm90", f"{_SGL}: sgl_per_token_group_quant_8bit",
+    code=_X_OVER_S, nan_code=NanCode.NEGATIVE_MAX, arithmetic=Arithmetic.FAST_MATH)
+SGLANG_GROUP_V2_SM90 = like(
+    SGLANG_GROUP_V2, "sglang_group_v2_sm90", f"{_SGL}: sgl_per_token_group_quant_8bit_v2, 448/amax times x",
+    arithmetic=Arithmetic.FAST_MATH,
+    fault="448/amax is approximate and flushed: every code is 0 where amax lies above 2^126")
+SGLANG_TOKEN_SM90 = like(
+    SGLANG_TOKEN, "sglang_token_sm90", f"{_SGL}: sgl_per_token_quant_fp8, a warp for each row",
+    formula=_MULTIPLY, code=_X_OVER_S, arithmetic=Arithmetic.FAST_MATH, fault=_SMALL)
+SGLANG_TOKEN_SMALL_SM90 = like(
+    SGLANG_TOKEN_SM90, "sglang_token_small_sm90", f"{_SGL}: sgl_per_token_quant_fp8, a block for each row",
+    zero_codes=False)
 # fmt: on

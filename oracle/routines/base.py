@@ -52,6 +52,8 @@ FP8 = (*E4M3, torch.float8_e5m2)
 F32 = (torch.float32,)
 INTEGERS = (torch.int32, torch.int64)
 Output = Tensor | Mapping[str, Tensor]
+Inputs = Mapping[str, Tensor]
+Options = Mapping[str, Any]
 T = TypeVar("T")
 
 
@@ -161,8 +163,8 @@ class Call:
     """
 
     contract: Contract
-    inputs: Mapping[str, Tensor]
-    options: Mapping[str, object] = field(default_factory=dict)
+    inputs: Inputs
+    options: Options = field(default_factory=dict)
     schedule: Schedule | None = None
     out_dtype: torch.dtype = torch.bfloat16
     beyond: Beyond = Beyond.WRAP
@@ -170,7 +172,7 @@ class Call:
     arch: str = "sm90"
 
     @cached_property
-    def resolved(self) -> dict[str, object]:
+    def resolved(self) -> dict[str, Any]:
         """The options with their defaults; refuses a bad call (:meth:`Contract.check`)."""
         return self.contract.check(self.inputs, self.options)
 
@@ -279,12 +281,12 @@ class Contract(ABC):
     # --- the verbs ------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor | dict[str, Tensor]:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor | dict[str, Tensor]:
         """The truth for checked inputs; see :func:`oracle.reference`."""
 
-    @abstractmethod
     def outputs(self, call: Call) -> dict[str, Out]:
-        """What the routine returns for a checked call, by output name."""
+        """What the routine returns for a checked call, by output name: by default the like of the reference's."""
+        return {name: Out(tuple(x.shape), (x.dtype,)) for name, x in call.truth.items()}
 
     @abstractmethod
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
@@ -292,10 +294,7 @@ class Contract(ABC):
 
         The first is the declared or usual one, and a failure is reported against it.
 
-        Raises
-        ------
-        NumericsError
-            ``numerics`` is unknown or cannot compute this call, or ``call.arch`` has no model.
+        Raises NumericsError: ``numerics`` is unknown or cannot compute this call, or ``call.arch`` has no model.
         """
 
     def expected(self, call: Call) -> dict[str, Tensor]:
@@ -325,7 +324,7 @@ class Contract(ABC):
         """Views ``[rows, K]`` or ``[rows, blocks]`` of the operand ``given`` for ``role``, where it is laid out."""
         raise NotImplementedError
 
-    def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    def refused(self, call: Call, given: Inputs, right: Inputs) -> dict[str, Tensor] | None:
         """The elements of ``given`` that a judgement refuses, where fewer than those that differ from ``right``.
 
         None where they are the same."""
@@ -336,7 +335,7 @@ class Contract(ABC):
     @final
     def judge(
         self,
-        inputs: Mapping[str, Tensor],
+        inputs: Inputs,
         output: Output,
         *,
         arch: str = "sm90",
@@ -357,7 +356,7 @@ class Contract(ABC):
 
     @final
     def bounds(
-        self, inputs: Mapping[str, Tensor], *, arch: str = "sm90", numerics: str | None = None, **options: object
+        self, inputs: Inputs, *, arch: str = "sm90", numerics: str | None = None, **options: object
     ) -> dict[str, Bounds]:
         """The bounds of every output; see :func:`oracle.interval`."""
         self.check_numerics(numerics)
@@ -373,7 +372,7 @@ class Contract(ABC):
 
     @final
     def pictures(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, passed: bool,
+        self, inputs: Inputs, output: Output, *, arch: str, numerics: str | None, passed: bool,
         **options: object,
     ) -> dict[str, Picture]:  # fmt: skip
         """Every output beside the admissible values that refused it or, where it ``passed``, that held it.
@@ -390,9 +389,7 @@ class Contract(ABC):
                 return made
         return {}
 
-    def _in_dtype(
-        self, inputs: Mapping[str, Tensor], options: Mapping[str, object], dtype: torch.dtype, arch: str
-    ) -> Call:
+    def _in_dtype(self, inputs: Inputs, options: Options, dtype: torch.dtype, arch: str) -> Call:
         """The checked call on the CPU, in this output dtype where the options leave it open."""
         given = {name: x.cpu() for name, x in inputs.items()}
         if self.check(given, options).get("out_dtype", dtype) is None:
@@ -414,10 +411,7 @@ class Contract(ABC):
 
         The usual one is the first.
 
-        Raises
-        ------
-        NumericsError
-            The declared one cannot compute this call, or the arch has no model of it.
+        Raises NumericsError: the declared one cannot compute this call, or the arch has no model of it.
         """
         if numerics is not None:
             if (reason := self.why_not(call, numerics)) is not None:
@@ -444,20 +438,15 @@ class Contract(ABC):
     def why_not(self, call: Call, numerics: str) -> str | None:
         """The reason for which named numerics cannot compute a checked call, or None.
 
-        Raises
-        ------
-        NumericsError
-            The name is unknown.
+        Raises NumericsError: the name is unknown.
         """
         return None
 
     def taken(self, call: Call, output: Output) -> Mapping[str, Tensor]:
         """The outputs by name, for a checked call.
 
-        Raises
-        ------
-        InputError, DtypeError, ShapeError, DeviceError, LayoutError
-            Another set of outputs, or one that cannot be compared with what the call gives.
+        Raises InputError, DtypeError, ShapeError, DeviceError, LayoutError: another set of outputs, or one that cannot
+        be compared with what the call gives.
         """
         promised = self.outputs(call)
         if isinstance(output, Tensor):
@@ -471,15 +460,11 @@ class Contract(ABC):
             check_output(output[name], name=name, shape=due.shape, dtypes=due.dtypes, device=device)
         return output
 
-    def predict(
-        self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object
-    ) -> Tensor | dict[str, Tensor]:
+    def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> Tensor | dict[str, Tensor]:
         """The exact bits under named numerics; see :func:`oracle.predict`."""
         raise NumericsError(f"{self.name} has one right result and no numerics to choose; reference() gives its bits")
 
-    def identify(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str | None, **options: object
-    ) -> list[Match]:
+    def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
         """Known arithmetic ranked by equal bits; see :func:`oracle.identify`."""
         raise NumericsError(f"{self.name} has one right result and no numerics to identify; judge() compares with it")
 
@@ -495,12 +480,10 @@ class Contract(ABC):
 
     # --- checking a call ------------------------------------------------------------------------------------
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+    def check(self, inputs: Inputs, options: Options) -> dict[str, Any]:
         """Refuse a bad call; return the options with their defaults filled in.
 
-        Raises
-        ------
-        InputError, DtypeError, ShapeError, LayoutError, DeviceError, OptionError
+        Raises InputError, DtypeError, ShapeError, LayoutError, DeviceError, OptionError.
         """
         resolved = self._check_options(options)
         self._check_names(inputs)
@@ -512,10 +495,19 @@ class Contract(ABC):
             raise DeviceError(
                 f"{self.name}: inputs lie on different devices ({devices}); move them to one with .to(device)"
             )
-        self.extents(inputs)
+        for kind in reversed(type(self).__mro__):
+            if issubclass(kind, Contract) and "refuse" in vars(kind):
+                kind.refuse(self, inputs, resolved)
         return resolved
 
-    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        """Refuse a call whose tensors and options are right one by one: here, for extents that differ.
+
+        Every class of a contract may have its own, which calls no other: bases first, with the options and defaults.
+        """
+        self.extents(inputs)
+
+    def extents(self, inputs: Inputs) -> dict[str, int]:
         """Bind the symbols of the specs (``M``, ``N``, ``K``...) and check every dim against them."""
         bound: dict[str, int] = {}
         present = [s for s in self.inputs if s.name in inputs and s.dims is not None]
@@ -541,7 +533,7 @@ class Contract(ABC):
                     )
         return bound
 
-    def _check_options(self, options: Mapping[str, object]) -> dict[str, object]:
+    def _check_options(self, options: Options) -> dict[str, Any]:
         known = {spec.name: spec for spec in self.options}
         for name, value in options.items():
             if name not in known:
@@ -557,7 +549,7 @@ class Contract(ABC):
                 raise OptionError(f"{self.name}: {name}={quoted(value)} is not one of {', '.join(map(repr, choices))}")
         return {name: options.get(name, spec.default) for name, spec in known.items()}
 
-    def _check_names(self, inputs: Mapping[str, Tensor]) -> None:
+    def _check_names(self, inputs: Inputs) -> None:
         known = [spec.name for spec in self.inputs]
         missing = [s.name for s in self.inputs if not s.optional and s.name not in inputs]
         unexpected = [str(name) for name in inputs if name not in known]
@@ -586,7 +578,7 @@ def registered() -> Mapping[str, Contract]:
 def get(name: str) -> Contract:
     """The contract of this name; ContractError lists what exists."""
     if not isinstance(name, str):
-        raise ContractError(f"a contract is given by its name, as 'fp8_gemm_nt'; this is a {type(name).__name__}")
+        raise ContractError(f"a contract is given by its name (see contracts()); this is a {type(name).__name__}")
     if name not in _REGISTRY:
         raise ContractError(f"no contract {name!r}; {among(name, sorted(_REGISTRY), see='fp8-oracle list contracts')}")
     return _REGISTRY[name]
@@ -610,7 +602,7 @@ def by_name(output: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {"out": output} if isinstance(output, Tensor) else dict(output)
 
 
-def positive(options: Mapping[str, object], name: str) -> int:
+def positive(options: Options, name: str) -> int:
     """The value of an option that must be a positive integer; OptionError else."""
     value = options[name]
     if not is_positive(value):
@@ -634,12 +626,8 @@ def is_positive(value: object) -> bool:
 def plain(tensor: Tensor, name: str) -> Tensor:
     """The same values as a plain tensor: no gradient, no subclass, no negation or conjugation that is still pending.
 
-    Raises
-    ------
-    InputError
-        The tensor is of a subclass without memory of its own (a fake or a distributed one), or its memory is gone.
-    DtypeError
-        It is one of torch's quantised tensors.
+    Raises InputError: the tensor is of a subclass without memory of its own (a fake or a distributed one), or its
+    memory is gone. DtypeError: it is one of torch's quantised tensors.
     """
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise InputError(f"{name} is a {type(tensor).__name__}, which has no values of its own; pass a plain tensor")

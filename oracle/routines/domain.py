@@ -112,10 +112,7 @@ EVERYTHING = Domain()
 def parse(text: str, names: Sequence[str]) -> Domain:
     """The domain of a text over the extents ``names``.
 
-    Raises
-    ------
-    OptionError
-        Names the part that is no comparison of such extents, and what there is.
+    Raises OptionError: names the part that is no comparison of such extents, and what there is.
     """
     way_out = f"write comparisons of {', '.join(names)}, as {EXAMPLE!r}"
     if len(text) > LONGEST:

@@ -66,7 +66,8 @@ def domain_of(contract: str, free: tuple[str, ...] | None = None) -> Domain:
         return said.holds(extents) and valid(replace(base, extents=tuple(extents.items())))
 
     largest = {name: 2 * TILE for name in free}
-    extents = {name: extent if name not in base.grammar.free else _whole(extent) for name, extent in base.extents}
+    drawn = base.grammar.free
+    extents = {name: -(-extent // TILE) * TILE if name in drawn else extent for name, extent in base.extents}
     start = extents if admits(extents) else dict(base.extents)
     return learned(admits, start, free, {**dict(base.extents), **largest})[0]
 
@@ -151,7 +152,3 @@ def _smallest(contract: str) -> Case:
 
 def _volume(case: Case) -> int:
     return math.prod(extent for _, extent in case.extents)
-
-
-def _whole(extent: int) -> int:
-    return -(-extent // TILE) * TILE

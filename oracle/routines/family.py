@@ -55,12 +55,8 @@ class RoutineFamily:
 def families() -> tuple[RoutineFamily, ...]:
     """Every family, the built-in ones first, then those of other distributions by name.
 
-    Raises
-    ------
-    ExtensionError
-        An entry point cannot be loaded or names no family.
-    ContractError
-        A family brings cases of a contract that another family has.
+    Raises ExtensionError: an entry point cannot be loaded or names no family. ContractError: a family brings cases of a
+    contract that another family has.
     """
     built_in = tuple(import_module(f"oracle.routines.{name}.family").FAMILY for name in BUILT_IN)
     found = (*built_in, *added(GROUP, RoutineFamily, known=BUILT_IN, many=False))

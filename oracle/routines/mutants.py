@@ -29,10 +29,7 @@ def run(call: Call, *faults: Fault) -> Tensor | dict[str, Tensor]:
 
     Rows that the contract leaves unspecified hold NaN unless a fault writes there.
 
-    Raises
-    ------
-    NumericsError
-        A fault does not apply to this call (its reason is the message), or the contract has no model.
+    Raises NumericsError: a fault does not apply to this call (its reason is the message), or the contract has no model.
     """
     for fault in faults:
         if (reason := fault.applies(call)) is not None:

@@ -1,10 +1,10 @@
-"""Hypothesis strategies of the calls of any contract, which shrink: ``oracle.strategies.calls("fp8_gemm_nt")``.
+"""Hypothesis strategies of the calls of any contract, which shrink: ``oracle.strategies.calls("cutlass_scaled_mm")``.
 
     from hypothesis import given, settings
     import oracle
 
     @settings(deadline=None)  # the first judgement of a process compiles
-    @given(oracle.strategies.calls("fp8_gemm_nt", domain="n % 64 == 0, k % 128 == 0"))
+    @given(oracle.strategies.calls("cutlass_scaled_mm", domain="n % 16 == 0, k % 16 == 0"))
     def test_my_gemm(call):
         out = my_gemm(**call.inputs)
         assert not oracle.judge(call.contract.name, call.inputs, out, arch="cpu", **call.options).status.is_failure

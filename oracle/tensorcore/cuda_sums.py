@@ -1,34 +1,30 @@
 """The narrow fused sums in CUDA C++: compiles ``fused_sums.cu`` for the GPU at hand, packs operands, launches.
 
 Used by :mod:`oracle.tensorcore.engine_cuda` where :func:`kernels` finds that the exponents of the operands and the bits
-of the instruction fit (E4M3 by E4M3 on sm89 and sm90: 13 bits). The source says why its sums are exact. It needs an
-NVIDIA GPU of compute capability 8.0 and the package ``cuda-bindings``, which CUDA builds of torch install; it is
-compiled by NVRTC once a process and kind of sum, in about a second. Not covered: what the source lists.
+of the instruction fit (E4M3 by E4M3 on sm89 and sm90: 13 bits). The source says why its sums are exact.
+:mod:`oracle.tensorcore.cuda_source` compiles it, once a kind of sum. Not covered: what the source lists.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import ctypes
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from oracle.errors import NumericsError
 from oracle.numbers.formats import Format, of_dtype
+from oracle.tensorcore.cuda_source import Source, why_not
 from oracle.tensorcore.fused import float32_scale
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.packing import code_table, scale_mode
 from oracle.tensorcore.schedules import Schedule
 from oracle.truth.gemm import ScaledProduct
 
-SWITCH = "FP8_ORACLE_CUDA_SUMS"
 TILE, THREADS = (128, 64), 128  # rows and columns of a block, and its threads: as in the source
 RESULT = 1 << 25  # elements of the float32 result of one launch: 128 MiB
 POWERS = 8  # bits of an exponent in the powers that the tensor cores add: 256^e
@@ -71,7 +67,7 @@ class Sums:
                 acc = torch.zeros((sa.shape[1], sb.shape[1]), dtype=torch.float32, device=sa.device)
                 grid = (acc.shape[1] // wide, acc.shape[0] // tall)
                 arguments = (a, sa, b, sb, tiles, tiles.shape[0], length, *acc.shape, acc)
-                self._launch("sums", grid, arguments, self._part * sum(TILE))
+                self._source.launch("sums", grid, THREADS, *arguments)
                 for first in range(i, last, step):
                     rows = slice(first, min(first + step, last))
                     part = left if (i, last) == (rows.start, rows.stop) else right.rows(rows.start, rows.stop)
@@ -89,8 +85,9 @@ class Sums:
         parts = torch.empty((tiles, groups, TILE[side] * self._part), dtype=torch.uint8, device=codes.device)
         tables, zero = self._tables(side, codes.device)
         grid = (tiles * TILE[side] // 32, -(-source.numel() // 16))
-        arguments = (codes.view(torch.uint8), codes.stride(0), source, *tables, zero, codes.shape[0], groups, parts)
-        self._launch(("pack_a", "pack_b")[side], grid, arguments, 0)
+        stride = ctypes.c_longlong(codes.stride(0))
+        arguments = (codes.view(torch.uint8), stride, source, *tables, zero, codes.shape[0], groups, parts)
+        self._source.launch(("pack_a", "pack_b")[side], grid, THREADS, *arguments)
         return parts
 
     @lru_cache(maxsize=8)  # noqa: B019  # frozen, and a handful a process
@@ -135,38 +132,20 @@ class Sums:
             and self._zero >= max(bits, top - self.align_bits - self._least_bit)
         )
 
-    def _launch(self, name: str, grid: tuple[int, int], arguments: tuple[Any, ...], memory: int) -> None:
-        import ctypes
-
-        from cuda.bindings import driver
-
-        device = next(x.device for x in arguments if isinstance(x, Tensor))
-        wide = set() if name == "sums" else {1}  # a stride
-        kinds = [
-            ctypes.c_void_p if isinstance(x, Tensor) else ctypes.c_longlong if i in wide else ctypes.c_int
-            for i, x in enumerate(arguments)
-        ]
-        values = tuple(x.data_ptr() if isinstance(x, Tensor) else x for x in arguments)
-        with torch.cuda.device(device):
-            function = _compiled(self, device.index or 0)[name]
-            stream = torch.cuda.current_stream(device).cuda_stream
-            packed = (values, tuple(kinds))
-            _checked(driver.cuLaunchKernel(function, *grid, 1, THREADS, 1, 1, memory, stream, packed, 0))
+    @property
+    def _source(self) -> Source:
+        names = {
+            "GROUP": self.group, "ALIGN": self.align_bits, "OUT": self.out_bits, "MODE": self.mode,
+            "LEAST_PRODUCT": self._least_product, "LEAST_BIT": self._least_bit,
+        }  # fmt: skip
+        functions = (("pack_a", 0), ("pack_b", 0), ("sums", self._part * sum(TILE)))
+        return Source(Path(__file__).with_name("fused_sums.cu"), tuple(names.items()), functions)
 
 
 def kernels(product: ScaledProduct, schedule: Schedule, group: int) -> Sums | None:
     """The sums of ``product`` by ``schedule`` in CUDA C++, or None where Triton must do them."""
-    instruction, device = schedule.instruction, product.a.device
-    if (
-        os.environ.get(SWITCH) == "0"
-        or device.type != "cuda"
-        or torch.version.hip is not None
-        or importlib.util.find_spec("cuda") is None
-        or importlib.util.find_spec("cuda.bindings") is None
-        or torch.cuda.get_device_capability(device) < (8, 0)
-        or instruction.sum is not Sum.FUSED
-        or instruction.align_bits is None
-    ):
+    instruction = schedule.instruction
+    if why_not(product.a.device) or instruction.sum is not Sum.FUSED or instruction.align_bits is None:
         return None
     formats = (of_dtype(product.a.dtype), of_dtype(product.b.dtype))
     found = Sums(formats, group, instruction.align_bits, instruction.out_bits, scale_mode(schedule))
@@ -181,44 +160,3 @@ def least_bit(fmt: Format) -> int:
 def _padded(scale: Tensor, multiple: int) -> Tensor:
     """``[B, R]`` with R padded to a multiple, contiguous."""
     return torch.nn.functional.pad(scale, (0, -scale.shape[1] % multiple)).contiguous()
-
-
-@lru_cache(maxsize=16)
-def _compiled(sums: Sums, device: int) -> dict[str, Any]:
-    """The functions of the source on one device.
-
-    Raises NumericsError: NVRTC or the driver refuses it; the message has its words.
-    """
-    from cuda.bindings import driver, nvrtc
-
-    source = Path(__file__).with_name("fused_sums.cu").read_bytes()
-    major, minor = torch.cuda.get_device_capability(device)
-    names = {
-        "GROUP": sums.group, "ALIGN": sums.align_bits, "OUT": sums.out_bits, "MODE": sums.mode,
-        "LEAST_PRODUCT": sums._least_product, "LEAST_BIT": sums._least_bit,
-    }  # fmt: skip
-    options = [f"--gpu-architecture=sm_{major}{minor}", "--fmad=false", *(f"-D{k}=({v})" for k, v in names.items())]
-    program = _checked(nvrtc.nvrtcCreateProgram(source, b"fused_sums.cu", 0, [], []))
-    words = [option.encode() for option in options]
-    if nvrtc.nvrtcCompileProgram(program, len(words), words)[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        said = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
-        _checked(nvrtc.nvrtcGetProgramLog(program, said))
-        raise NumericsError(f"NVRTC does not compile fused_sums.cu; {SWITCH}=0 uses Triton: {said.decode()[:2000]}")
-    binary = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
-    _checked(nvrtc.nvrtcGetCUBIN(program, binary))
-    module = _checked(driver.cuModuleLoadData(binary))
-    found = {name: _checked(driver.cuModuleGetFunction(module, name.encode())) for name in ("pack_a", "pack_b", "sums")}
-    largest = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    _checked(driver.cuFuncSetAttribute(found["sums"], largest, sums._part * sum(TILE)))
-    return found
-
-
-def _checked(result: tuple[Any, ...]) -> Any:
-    """What a call of the CUDA libraries returned beside its status.
-
-    Raises NumericsError: the status is an error.
-    """
-    status, *found = result
-    if int(status) != 0:
-        raise NumericsError(f"CUDA says {status!r}; {SWITCH}=0 in the environment uses Triton instead")
-    return found[0] if found else None

@@ -18,7 +18,7 @@ into the first-level cache; every thread takes panels of columns and rows of a c
 :mod:`oracle.tensorcore.packing`. Memory beyond operands and result stays below 256 MiB for any shape.
 
 Needs numba (no compiler on the user's machine). Not covered, and answered by :func:`supports`: TF32 and FP4 operands,
-float16 accumulators, AMD's instructions; the plain definition computes those.
+float16 accumulators, chains that begin at a rescaled sum, AMD's instructions; the plain definition computes those.
 """
 
 from __future__ import annotations
@@ -331,9 +331,7 @@ def _raise_top(a: NDArray[Any], ka: int, b: NDArray[Any], kb: int, top: NDArray[
 
 
 @piece
-def _add_products(
-    a: NDArray[Any], ka: int, b: NDArray[Any], kb: int, shift: NDArray[Any], total: NDArray[Any]
-) -> None:
+def _add_products(a: NDArray[Any], ka: int, b: NDArray[Any], kb: int, shift: NDArray[Any], total: NDArray[Any]) -> None:
     """``total[j] += trunc(a[k] * b[k, j] * shift[j])`` over ``UNROLL`` products; exact in either lane type."""
     a0, a1, a2, a3 = a[ka], a[ka + 1], a[ka + 2], a[ka + 3]
     a4, a5, a6, a7 = a[ka + 4], a[ka + 5], a[ka + 6], a[ka + 7]

@@ -311,15 +311,16 @@ def _exact_step(p: Tensor, c: Tensor) -> Tensor:
 
 def _tree_step(p: Tensor, c: Tensor) -> Tensor:
     """Pairwise float32 tree, then + c; every result flushed (gfx90a)."""
-    terms = _flush(p.to(torch.float32))
+    terms = flush(p.to(torch.float32))
     while terms.shape[-1] > 1:
         if terms.shape[-1] % 2:
             terms = torch.nn.functional.pad(terms, (0, 1))
-        terms = _flush(terms[..., 0::2] + terms[..., 1::2])
-    return _flush(_flush(c.to(torch.float32)) + terms[..., 0]).to(torch.float64)
+        terms = flush(terms[..., 0::2] + terms[..., 1::2])
+    return flush(flush(c.to(torch.float32)) + terms[..., 0]).to(torch.float64)
 
 
-def _flush(x: Tensor) -> Tensor:
+def flush(x: Tensor) -> Tensor:
+    """Float32 subnormals become zeros of their sign."""
     return torch.where(x.abs() < 2.0**FLOAT32_EMIN, x * 0.0, x)
 
 

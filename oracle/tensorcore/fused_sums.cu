@@ -21,7 +21,8 @@
 // padded, products of more than 31 binades.
 //
 // Defined at compilation: GROUP (16 or 32), ALIGN (T above), OUT (TO above), MODE (how scales join a promotion: ADD 0,
-// FMA 1, MULTIPLY_ADD 2, A_THEN_B 3), LEAST_PRODUCT (least exponent of a product), LEAST_BIT (of its lowest bit).
+// FMA 1, MULTIPLY_ADD 2, A_THEN_B 3, A_THEN_FMA 4, B_THEN_FMA 5), LEAST_PRODUCT (least exponent of a product), LEAST_BIT
+// (of its lowest bit).
 
 #define ROWS 128  // of a block
 #define COLUMNS 64
@@ -142,6 +143,10 @@ __device__ __forceinline__ float promoted(float total, float part, float sa, flo
   return __fadd_rn(total, __fmul_rn(__fmul_rn(sa, sb), part));
 #elif MODE == 3
   return __fadd_rn(total, __fmul_rn(__fmul_rn(part, sa), sb));
+#elif MODE == 4
+  return __fmaf_rn(__fmul_rn(part, sa), sb, total);
+#elif MODE == 5
+  return __fmaf_rn(__fmul_rn(part, sb), sa, total);
 #else
   return __fadd_rn(total, part);
 #endif

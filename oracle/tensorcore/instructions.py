@@ -237,6 +237,12 @@ _TABLE: tuple[Instruction, ...] = (
     _nvidia("sm90.wgmma.bf16", BF16, 16, 16, 25, 23, f"{_MMASIM}; {_KM} (H100, H200)", _PUB),
     _nvidia("sm90.wgmma.tf32", TF32, 8, 8, 25, 23, f"{_MMASIM}; {_KM} (H100, H200)", _PUB),
     _emulated("sm90.mma.fp8", f"{_KM} (H100, H200; float16 output)", _PUB),
+    _nvidia(
+        "sm90.mma.f16x2", FP16, 32, 16, 25, 23,
+        "two mma.m16n8k16 of float16, whose fragments Triton fills with FP8 codes converted in place: a thread holds "
+        "four consecutive k, of which each instruction takes two; torchao's product on an H200", _HW,
+        order=Order.INTERLEAVED,
+    ),
     *_blackwell("sm100", "tcgen05", "tcgen05"),
     _emulated("sm100.mma.fp8", f"{_KM} (B200; both outputs)", _PUB),
     *_blackwell("sm103", "tcgen05", "tcgen05"),

@@ -92,7 +92,8 @@ def pack(
 
 
 FOLD, PROMOTE = 1, 2  # flags of predictions: c = fl(c + chain); total = promotion of c
-ADD, FMA, MULTIPLY_ADD, A_THEN_B, INSIDE = range(5)  # how scales enter: by promotion, or INSIDE the sum
+ADD, FMA, MULTIPLY_ADD, A_THEN_B, A_THEN_FMA, B_THEN_FMA, INSIDE = range(7)
+"""How scales enter: by promotion, or INSIDE the sum."""
 
 _MODES = {
     Promotion.NONE: ADD,  # 0 + part is part: a part is never -0
@@ -100,6 +101,8 @@ _MODES = {
     Promotion.FMA: FMA,
     Promotion.MUL_ADD: MULTIPLY_ADD,
     Promotion.ROW_COL_ADD: A_THEN_B,
+    Promotion.ROW_COL_FMA: A_THEN_FMA,
+    Promotion.COL_ROW_FMA: B_THEN_FMA,
 }
 
 
@@ -128,10 +131,12 @@ def _plan(length: int, block: int, schedule: Schedule) -> Packed:
 
 
 def supported(product: ScaledProduct, schedule: Schedule) -> bool:
-    """Whether a compiled engine can evaluate this schedule: fused sums of 8- or 16-bit operands into float32."""
+    """Whether a compiled engine can evaluate this schedule: fused sums of 8- or 16-bit operands into float32, whose
+    chains begin at zero."""
     i = schedule.instruction
     return (
         i.sum in (Sum.FUSED, Sum.FUSED_THEN_ADD)
+        and schedule.promotion is not Promotion.RESCALE
         and schedule.accumulator == torch.float32
         and i.round_toward_zero
         and not i.flush_subnormals

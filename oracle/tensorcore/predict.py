@@ -23,7 +23,7 @@ from torch import Tensor
 from oracle.errors import NumericsError, ShapeError
 from oracle.numbers.formats import in_blocks
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
-from oracle.tensorcore.fused import ABSENT, Operand, accumulate, float32_scale, fma32, operand, scaled_addends
+from oracle.tensorcore.fused import ABSENT, Operand, accumulate, float32_scale, flush, fma32, operand, scaled_addends
 from oracle.tensorcore.instructions import NAN_FLOAT16, NAN_FLOAT32, Instruction, Sum
 from oracle.tensorcore.instructions import instruction as instruction_named
 from oracle.tensorcore.schedules import Epilogue, Promotion, Scales, Schedule, get
@@ -75,6 +75,11 @@ def predict_product(
         seen, plain = schedule.lowered(product), replace(schedule, dequantises=False, widens=False)
         assert seen is not None, "checked"
         return predict_product(seen, plain, out_dtype=out_dtype, engine=engine)
+    if schedule.bias_after_cast:
+        assert product.bias is not None, "checked"
+        plain = replace(schedule, bias_after_cast=False)
+        stored = predict_product(replace(product, bias=None), plain, out_dtype=out_dtype, engine=engine)
+        return store(stored.to(torch.float32) + product.bias.to(torch.float32), out_dtype)
     if schedule.split is not None:
         return store(finish(_partial_sums(product, schedule, engine), product, schedule), out_dtype)
     fast = _engine(product, schedule, engine)
@@ -234,10 +239,19 @@ def finish(acc: Tensor, product: ScaledProduct, schedule: Schedule) -> Tensor:
         return acc if bias is None else acc + bias
     columns = torch.arange(product.N, device=acc.device) // product.b_rows
     sa, sb = float32_scale(product.a_scale)[:, 0, None], float32_scale(product.b_scale)[columns, 0][None, :]
+    if schedule.flushes:
+        return _flushed(acc, sa, sb, bias, schedule)
     inner, outer = epilogue(schedule.epilogue, acc, sa, sb)
     if bias is None:
         return inner * outer
     return fma32(outer, inner, bias) if schedule.fused_bias else inner * outer + bias
+
+
+def _flushed(acc: Tensor, sa: Tensor, sb: Tensor, bias: Tensor | None, schedule: Schedule) -> Tensor:
+    """The scaled sum and the bias by instructions with ``.ftz``."""
+    inner, outer = epilogue(schedule.epilogue, *(flush(x) for x in (acc, sa, sb)))
+    inner, outer = flush(inner), flush(outer)
+    return flush(inner * outer if bias is None else fma32(outer, inner, flush(bias)))
 
 
 def epilogue(kind: Epilogue, acc: Tensor, sa: Tensor, sb: Tensor) -> tuple[Tensor, Tensor]:
@@ -285,15 +299,19 @@ class _Tile:
         k = self.product.K
         interval = self.schedule.interval or max(k, 1)
         total = torch.zeros((self.product.M, self.product.N), dtype=torch.float32, device=self.a.values.device)
+        rescales, before = self.schedule.promotion is Promotion.RESCALE, torch.ones_like(total)
         for start in range(0, k, interval):
-            part = self.chain(start, min(start + interval, k))
-            total = self.promote(total, part, start // self.product.block if self.product.B > 1 else 0)
-        return finish(total, self.product, self.schedule)
+            block = start // self.product.block if self.product.B > 1 else 0
+            if rescales:
+                now = self.a_scale[:, block, None] * self.b_scale[None, :, block]
+                total, before = total * (before / now), now
+            total = self.promote(total, self.chain(start, min(start + interval, k), total if rescales else None), block)
+        return finish(total * before if rescales else total, self.product, self.schedule)
 
     def promote(self, total: Tensor, part: Tensor, block: int) -> Tensor:
         """Join a finished chain to the sum."""
         kind = self.schedule.promotion
-        if kind is Promotion.NONE:
+        if kind in (Promotion.NONE, Promotion.RESCALE):
             return part
         if kind is Promotion.ADD:
             return total + part
@@ -302,16 +320,22 @@ class _Tile:
             return fma32(sa * sb, part, total)
         if kind is Promotion.MUL_ADD:
             return total + (sa * sb) * part
+        if kind is Promotion.ROW_COL_FMA:
+            return fma32(part * sa, sb, total)
+        if kind is Promotion.COL_ROW_FMA:
+            return fma32(part * sb, sa, total)
         return total + (part * sa) * sb
 
-    def chain(self, start: int, stop: int) -> Tensor:
-        """One chain of instructions over ``[start, stop)``, from zero."""
+    def chain(self, start: int, stop: int, first: Tensor | None = None) -> Tensor:
+        """One chain of instructions over ``[start, stop)``, from zero or from ``first``, float32 ``[M, N]``."""
         step = self.schedule.instruction.k
         rows = max(1, _SLICE // (self.product.N * step))
         parts = []
         for i in range(0, self.product.M, rows):
             extent = (min(rows, self.product.M - i), self.product.N)
             acc = torch.zeros(extent, dtype=torch.float64, device=self.a.values.device)
+            if first is not None:
+                acc = first[i : i + rows].to(torch.float64)
             for k in range(start, stop, step):
                 p, e = self.products(slice(i, i + rows), k, min(k + step, stop))
                 acc = accumulate(p, e, acc, self.schedule.instruction, out=self.schedule.accumulator)

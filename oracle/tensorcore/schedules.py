@@ -13,6 +13,10 @@ published sources of these kernels, and the instruction table. ``status`` says w
 
     split      how K is cut into partial sums, each computed by the lines above from zero, then added in float32
 
+``promoteN`` has chains of N products, whatever N: ``sm90.promote64.scale_after`` is ``sm90.promote128.scale_after``
+with another interval. ``rescaled128`` promotes nothing: between blocks of 128 its one chain is multiplied by the ratio
+of their scales, whose division is IEEE's here and within 2 ulp of it on a device (``div.full``).
+
 A split schedule is named after the one that its parts follow: ``sm90.chain.split3`` (three parts, as even as tiles of
 128 allow), ``sm90.chain.split3x64`` (tiles of 64), ``sm90.chain.interleaved2x64`` (tile ``t`` goes to part
 ``t mod 2``), ``sm90.chain.cut1024+5120`` (three parts, cut at these k, as stream-K leaves them). A kernel that swaps
@@ -54,6 +58,9 @@ class Promotion(Enum):
     FMA = "sum = fma(fl(sa * sb), part, sum)"
     MUL_ADD = "sum = fl(sum + fl(fl(sa * sb) * part))"
     ROW_COL_ADD = "sum = fl(sum + fl(fl(part * sa) * sb))"
+    ROW_COL_FMA = "sum = fma(fl(part * sa), sb, sum)"
+    COL_ROW_FMA = "sum = fma(fl(part * sb), sa, sum)"
+    RESCALE = "a chain starts from fl(sum * fl(s' / s)), and its result is the sum; s = fl(sa * sb), s' the one before"
 
 
 class Epilogue(Enum):
@@ -148,6 +155,8 @@ class Schedule:
     accumulator : torch.dtype, float32, or float16 where the instruction has such a result; promotions are float32.
     dequantises : bool, the kernel multiplies codes and scales first, into operands of the instruction's format.
     widens : bool, the kernel converts codes into operands of the instruction's format; scales are applied as named.
+    bias_after_cast : bool, the bias is added to the stored output, and the sum rounded into its dtype again.
+    flushes : bool, the epilogue's products flush subnormals, read and made, to zeros of their sign.
     """
 
     name: str
@@ -163,6 +172,8 @@ class Schedule:
     accumulator: torch.dtype = torch.float32
     dequantises: bool = False
     widens: bool = False
+    bias_after_cast: bool = False
+    flushes: bool = False
 
     def lowered(self, product: ScaledProduct) -> ScaledProduct | None:
         """What the instruction multiplies: ``product``, or its dequantised or widened operands; None: not exactly."""
@@ -185,13 +196,24 @@ class Schedule:
         """Where the scales are applied."""
         if self.scales_inside:
             return Scales.OPERANDS
-        by_block = self.promotion in (Promotion.FMA, Promotion.MUL_ADD, Promotion.ROW_COL_ADD)
-        return Scales.PROMOTION if by_block else Scales.EPILOGUE
+        after = self.promotion in (Promotion.NONE, Promotion.ADD)
+        return Scales.EPILOGUE if after else Scales.PROMOTION
+
+    @property
+    def fault(self) -> str | None:
+        """What a kernel of this schedule has wrong, by the catalogue's name; such a schedule has no interval."""
+        if self.promotion is Promotion.RESCALE:
+            return "accumulator rescaled between K blocks, never promoted"
+        if self.bias_after_cast:
+            return "bias added after the cast"
+        return "subnormals flushed to zero" if self.flushes else None
 
     def why_not(self, product: ScaledProduct, *, out_dtype: torch.dtype) -> str | None:
         """Reason for which this schedule cannot compute the product, or None."""
         if out_dtype not in (torch.float32, torch.bfloat16, torch.float16):
             return f"{self.name} stores float32, bfloat16 or float16, not {out_dtype}"
+        if self.bias_after_cast and product.bias is None:
+            return f"{self.name} adds a bias to the stored output, and there is none"
         if self.dequantises or self.widens:
             seen = self.lowered(product)
             if seen is None:
@@ -243,6 +265,8 @@ def get(name: str) -> Schedule:
     split = Split.named(name)
     if split is not None:
         return get(split[0]).into(split[1])
+    if (at := _INTERVAL.fullmatch(name)) is not None and f"{at[1]}128{at[3]}" in _REGISTRY:
+        return _every(_REGISTRY[f"{at[1]}128{at[3]}"], int(at[2]))
     arch, known = name.split(".")[0], {schedule.name: schedule for schedule in schedules()}
     if name in known:
         return known[name]
@@ -259,11 +283,14 @@ def is_class(name: str) -> bool:
 
 
 def of_class(name: str) -> Schedule:
-    """The schedule of a name, or that of the class ``<schedule>.any`` or ``<schedule>.split``.
+    """The schedule that a name declares, or that of the class ``<schedule>.any`` or ``<schedule>.split``.
 
-    Raises NumericsError: unknown schedule.
+    Raises NumericsError: unknown schedule, or one that is a known fault.
     """
-    return get(name.removesuffix(ANY).removesuffix(SPLIT))
+    found = get(name.removesuffix(ANY).removesuffix(SPLIT))
+    if found.fault is not None:
+        raise NumericsError(f"{name} is a known fault ({found.fault}); it can be identified, not declared")
+    return found
 
 
 def schedules(arch: str | None = None) -> tuple[Schedule, ...]:
@@ -271,7 +298,7 @@ def schedules(arch: str | None = None) -> tuple[Schedule, ...]:
 
     Raises NumericsError: ``arch`` has no model; the message lists those that have.
     """
-    every = (*_TABLE, *_foreign())
+    every = (*_REGISTRY.values(), *_foreign())
     if arch is None:
         return every
     found = tuple(s for s in every if s.instruction.arch == arch)
@@ -303,12 +330,15 @@ def _powers_of_two(scale: torch.Tensor) -> bool:
 
 
 def _family(
-    arch: str, mma: str, *, promoting: bool, seen: Mapping[str, str] | None = None, prefix: str = ""
-) -> list[Schedule]:
+    arch: str, mma: str, *, promoting: bool, seen: Mapping[str, str] | None = None, prefix: str = "",
+    widens: bool = False,
+) -> list[Schedule]:  # fmt: skip
     """The chain and promotion schedules of one instruction."""
     inst = instruction(f"{arch}.{mma}")
     seen = seen or {}
-    base = Schedule(f"{arch}{prefix}.chain", inst, None, Promotion.NONE, Epilogue.COL_THEN_ROW, "", inst.status)
+    base = Schedule(
+        f"{arch}{prefix}.chain", inst, None, Promotion.NONE, Epilogue.COL_THEN_ROW, "", inst.status, widens=widens
+    )
     found = [
         base,
         replace(base, name=f"{base.name}.row_then_col", epilogue=Epilogue.ROW_THEN_COL),
@@ -322,11 +352,21 @@ def _family(
             promote,
             replace(promote, name=f"{promote.name}.muladd", promotion=Promotion.MUL_ADD),
             replace(promote, name=f"{promote.name}.row_then_col", promotion=Promotion.ROW_COL_ADD),
+            replace(promote, name=f"{promote.name}.row_then_col.fma", promotion=Promotion.ROW_COL_FMA),
+            replace(promote, name=f"{promote.name}.col_then_row.fma", promotion=Promotion.COL_ROW_FMA),
+            replace(promote, name=f"{arch}{prefix}.rescaled128", promotion=Promotion.RESCALE),
             replace(after, name=f"{promote.name}.scale_after"),
             replace(after, name=f"{promote.name}.scale_after.row_then_col", epilogue=Epilogue.ROW_THEN_COL),
             replace(after, name=f"{promote.name}.scale_after.product", epilogue=Epilogue.PRODUCT),
         ]
     return [_with_source(s, seen) for s in found]
+
+
+def _every(schedule: Schedule, interval: int, seen_in: str = "") -> Schedule:
+    """A ``promote128`` schedule with another interval."""
+    name = schedule.name.replace("promote128", f"promote{interval}")
+    status = Status.SEEN_ON_HARDWARE if seen_in else Status.LITERATURE
+    return replace(schedule, name=name, interval=interval, seen_in=seen_in or schedule.seen_in, status=status)
 
 
 def _with_source(schedule: Schedule, seen: Mapping[str, str]) -> Schedule:
@@ -367,7 +407,16 @@ def _inside(name: str, inst: str, seen_in: str) -> list[Schedule]:
     return found
 
 
+_INTERVAL = re.compile(r"([^.]+(?:\.[^.]+)?\.promote)([1-9]\d{0,5})(|\..+)")
+_TRITON = "PTX of Triton 3.6 for sm90"
 _SEEN_SM90 = {
+    "sm90.promote128.row_then_col.fma": "Triton kernels that write `sum += dot(a, b) * sa * sb`, whose last product "
+    f"and sum become one fma ({_TRITON}): torchao, SGLang, FlagGems on an H200; with SPLIT_K = 2 `.split2`",
+    "sm90.promote128.col_then_row.fma": "SGLang _w8a8_block_fp8_matmul_hopper with SWAP_AB, on an H200: the weight's "
+    "scale is the row's there",
+    "sm90.rescaled128": "LMDeploy blocked_gemm_fp8 (_gemm_fp8_tma_kernel) and FBGEMM matmul_fp8_block on an H200",
+    "sm90.mma_f16.promote128.row_then_col.fma": "torchao blockwise_fp8_gemm with tiles of fewer than 64 rows, on an "
+    f"H200: {_TRITON} converts codes to float16 for mma.m16n8k16 where wgmma does not fit",
     "sm90.promote128": "DeepGEMM's dense, contiguous and masked products; FlashInfer "
     "fp8_blockscale_gemm_sm90; vLLM cutlass_scaled_mm with block scales; torch F.scaled_mm 1x128 x 128x128; this "
     "project's Triton product (tl.dot over 128, then tl.fma)",
@@ -386,6 +435,7 @@ _SEEN_SM90 = {
 _TABLE: tuple[Schedule, ...] = (
     *_family("sm90", "wgmma.fp8", promoting=True, seen=_SEEN_SM90),
     *_family("sm90", "mma.fp8", promoting=True, prefix=".mma_sync"),
+    *_family("sm90", "mma.f16x2", promoting=True, prefix=".mma_f16", seen=_SEEN_SM90, widens=True),
     *_family("sm90", "wgmma.bf16", promoting=False, prefix=".bf16"),
     _dequantised("sm90", "wgmma.bf16"),
     *_family("sm90", "wgmma.f16", promoting=False, prefix=".f16"),
@@ -424,4 +474,23 @@ _TABLE: tuple[Schedule, ...] = (
     *_family("gfx908", "mfma.f16", promoting=False, prefix=".f16"),
 )
 
-_REGISTRY: Mapping[str, Schedule] = MappingProxyType({s.name: s for s in _TABLE})
+_BY_NAME = {s.name: s for s in _TABLE}
+_FURTHER: tuple[Schedule, ...] = (
+    _every(
+        _BY_NAME["sm90.promote128.scale_after.product"], 32,
+        "FBGEMM _kernel_matmul_fp8_row_no_fast_acc with BLOCK_K = 32, `sum += dot(a, b)`, on an H200",
+    ),
+    replace(
+        _BY_NAME["sm90.chain.row_then_col"], name="sm90.chain.row_then_col.bias_after_cast", bias_after_cast=True,
+        seen_in="SGLang scaled_mm_kernel and FlagGems _pertensor_or_pertoken_smm_kernel, on an H200",
+        status=Status.SEEN_ON_HARDWARE,
+    ),
+    replace(
+        _BY_NAME["sm90.chain"], name="sm90.chain.flushed", flushes=True,
+        seen_in="sglang-kernel fp8_scaled_mm, on an H200: its epilogue is compiled with --use_fast_math",
+        status=Status.SEEN_ON_HARDWARE,
+    ),
+)  # fmt: skip
+"""Schedules of one kernel each."""
+
+_REGISTRY: Mapping[str, Schedule] = MappingProxyType(_BY_NAME | {s.name: s for s in _FURTHER})

@@ -25,6 +25,8 @@ PROMOTE = tl.constexpr(2)
 FMA = tl.constexpr(1)
 MULTIPLY_ADD = tl.constexpr(2)
 A_THEN_B = tl.constexpr(3)
+A_THEN_FMA = tl.constexpr(4)
+B_THEN_FMA = tl.constexpr(5)
 
 
 @jit
@@ -88,6 +90,10 @@ def fused(  # type: ignore[no-untyped-def]  # triton reads annotations: only con
                 total = total + (sa * sb) * part
             elif MODE == A_THEN_B:
                 total = total + (part * sa) * sb
+            elif MODE == A_THEN_FMA:
+                total = _fma(part * sa, sb, total)
+            elif MODE == B_THEN_FMA:
+                total = _fma(part * sb, sa, total)
             else:
                 total = total + part
             chain = tl.zeros([BM, BN], tl.float32)

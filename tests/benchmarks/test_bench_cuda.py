@@ -28,7 +28,8 @@ PROMOTE = "sm90.promote128"
 CHAINS = ("sm90.chain", "sm100.chain", "sm90.mma_sync.promote128.scale_after")
 SHAPE = (4096, 4096, 7168)
 CORNER = (64, 512)
-PEERS = {PROMOTE: "mmaemu promoted", "sm90.chain": "mmaemu chain"}
+ROWS = "sm90.chain, a scale for each row"
+PEERS = {PROMOTE: "mmaemu promoted", "sm90.chain": "mmaemu chain", ROWS: "mmaemu chain"}
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA GPU here")
 
 
@@ -45,6 +46,12 @@ def product(m: int, n: int, k: int, device: str = "cpu") -> ScaledProduct:
 def per_tensor(p: ScaledProduct) -> ScaledProduct:
     """The same operands with one scale each."""
     return replace(p, a_scale=p.a_scale[:1, :1], b_scale=p.b_scale[:1, :1], block=p.K, b_rows=p.N)
+
+
+def per_row(p: ScaledProduct) -> ScaledProduct:
+    """The same operands with a scale for each row of both."""
+    sa, sb = (data.scales(f"bench/row/{rows}", "randn", (rows, 1)).to(p.a.device) for rows in (p.M, p.N))
+    return replace(p, a_scale=sa, b_scale=sb, block=p.K, b_rows=1)
 
 
 def corner(p: ScaledProduct, rows: int = CORNER[0], columns: int = CORNER[1]) -> ScaledProduct:
@@ -73,9 +80,10 @@ def calls(shape: tuple[int, int, int] = SHAPE, device: str = "cuda") -> dict[str
     """What is compared: the engine by schedule, and a float64 matmul."""
     p = product(*shape, device)
     left, right = decode(p.a), decode(p.b).T
-    one = per_tensor(p)
+    one, rows = per_tensor(p), per_row(p)
     named: dict[str, Callable[[], Tensor]] = {PROMOTE: lambda: predict(p, PROMOTE), "matmul": lambda: left @ right}
     named |= {name: (lambda name=name: predict(one, name)) for name in CHAINS}
+    named[ROWS] = lambda: predict(rows, "sm90.chain")
     if importlib.util.find_spec("mmaemu"):
         named |= {PEERS[PROMOTE]: peer(one, False), PEERS["sm90.chain"]: peer(one, True)}
     return named
@@ -106,7 +114,7 @@ def corners(shape: tuple[int, int, int] = SHAPE) -> dict[str, Tensor]:
 
 @pytest.mark.benchmark(group="CUDA engine, 4096x4096x7168")
 @needs_gpu
-@pytest.mark.parametrize("name", [PROMOTE, *CHAINS, "matmul"])
+@pytest.mark.parametrize("name", [PROMOTE, *CHAINS, ROWS, "matmul"])
 def test_rate(benchmark: Any, name: str) -> None:
     run = calls()[name]
 
@@ -120,13 +128,14 @@ def test_rate(benchmark: Any, name: str) -> None:
 
 
 @needs_gpu
-@pytest.mark.parametrize("name", [PROMOTE, *CHAINS])
+@pytest.mark.parametrize("name", [PROMOTE, *CHAINS, ROWS])
 def test_bits_of_a_large_product(name: str) -> None:
     """The corner of a large product has the bits of the plain definition."""
     small = product(256, 1024, 1024, "cuda")
-    p = small if name == PROMOTE else per_tensor(small)
-    whole = predict(p, name)[:16, :128]
-    plain = predict(corner(p, 16, 128), name, "torch")
+    p = small if name == PROMOTE else per_row(small) if name == ROWS else per_tensor(small)
+    schedule = name.partition(",")[0]
+    whole = predict(p, schedule)[:16, :128]
+    plain = predict(corner(p, 16, 128), schedule, "torch")
     assert torch.equal(codes_of(whole), codes_of(plain))
 
 
@@ -144,7 +153,7 @@ def test_bits_of_the_peer(fast: bool) -> None:
 def test_corner_is_the_corner() -> None:
     """On the CPU: a product of the first rows and columns is the corner of the product."""
     p = product(40, 256, 256)
-    for name, q in ((PROMOTE, p), (CHAINS[0], per_tensor(p))):
+    for name, q in ((PROMOTE, p), (CHAINS[0], per_tensor(p)), (CHAINS[0], per_row(p))):
         whole = predict(q, name, "torch")[:16, :128]
         assert torch.equal(codes_of(whole), codes_of(predict(corner(q, 16, 128), name, "torch")))
         assert not torch.equal(codes_of(whole), codes_of(predict(q, name, "torch")[16:32, :128]))

@@ -5,9 +5,10 @@
 
 ``vllm``: ``cutlass_moe_fp8`` and ``cutlass_moe_fp8_channel`` as vllm's run_cutlass_moe_fp8 calls them, step by step:
 ``static_scaled_fp8_quant`` or ``dynamic_per_token_scaled_fp8_quant``, ``cutlass_moe_mm``, ``silu_and_mul``, the
-quantiser again, ``cutlass_moe_mm``, and a weighted float32 sum in torch. ``sgl``: ``topk_softmax`` and
-``moe_fused_gate`` as ``moe_routing``. The libraries are those of :mod:`hardware.fused_libraries`. On a machine without
-a GPU the steps are taken from the layer's CPU path, to try the script. Not covered: vLLM's choice between kernels.
+quantiser again, ``cutlass_moe_mm``, and a weighted float32 sum in torch; ``silu_and_mul`` by itself. ``sgl``:
+``topk_softmax`` and ``moe_fused_gate`` as ``moe_routing``. ``flashinfer``: ``cutlass_fused_moe`` of FP8 weights. The
+libraries are those of :mod:`hardware.fused_libraries`. On a machine without a GPU the steps are taken from the layer's
+CPU path, to try the script. Not covered: vLLM's choice between kernels.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from hardware.fused_libraries import load, offered
-from hardware.libraries import Library, named
+from hardware.fused_libraries import exchanged, load, offered
+from hardware.libraries import Library, _module, named
 from torch import Tensor
 
 import kernels
@@ -60,7 +61,7 @@ def multiplied(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, ends: Ten
     rows, columns = ends - starts.to(torch.int32), torch.full_like(ends, n)
     sizes = torch.stack([rows, columns, torch.full_like(ends, k)], dim=1)
     if a.shape[0] <= SWAP:
-        sizes = sizes[:, [1, 0, 2]]
+        sizes = exchanged(sizes)
     strides = [torch.full((g,), v, dtype=torch.int64, device=a.device) for v in (k, k, n)]
     b_scale = b_scale if per_channel else b_scale.reshape(g, 1)
     torch.ops._C.cutlass_moe_mm(
@@ -77,10 +78,16 @@ def activated(h: Tensor) -> Tensor:
     return out
 
 
+def rounded_twice(inputs: Inputs, options: Options) -> Tensor:
+    offered(options["round_silu"] and options["limit"] is None, "silu rounded, no limit")
+    return activated(inputs["x"].contiguous())
+
+
 def layer(inputs: Inputs, options: Options) -> Tensor:
     """run_cutlass_moe_fp8, in its order."""
     offered("expert_map" not in inputs and not options.get("apply_router_weight_on_input"), "ids of this rank")
     offered(options.get("combine") in (None, "STORED"), "weighted in float32")
+    offered(not GPU or all(x.is_contiguous() for x in inputs.values()), "dense operands")
     ids, e = inputs["topk_ids"].long(), inputs["w13"].shape[0]
     target, groups, ends = sorted_rows(ids, e, int(options.get("first_expert", 0)), 1, ids.numel())
     q, scale = quantised(inputs["x"], inputs.get("a1_scale"))
@@ -97,10 +104,27 @@ def layer(inputs: Inputs, options: Options) -> Tensor:
     return terms.sum(dim=1).to(torch.bfloat16)
 
 
+def cutlass_fused(blocks: bool, inputs: Inputs, options: Options) -> Tensor:
+    """FlashInfer's ``cutlass_fused_moe`` of FP8 weights, compiled at first use or from its folder ``data/aot``."""
+    call = _module("flashinfer.fused_moe").cutlass_fused_moe
+    ids, e = inputs["topk_ids"], inputs["w13"].shape[0]
+    offered(options.get("first_expert", 0) == 0 and int(ids.min()) >= 0 and int(ids.max()) < e, "experts of this rank")
+    x = inputs["x" if blocks else "a"]
+    scales = [inputs["w13_scale"], inputs["w2_scale"]]
+    if not blocks:  # the last one, of the input, is a part of the first
+        scales = [scales[0], inputs["fc2_act_scale"], scales[1], torch.ones(1, device=x.device)]
+    made = call(
+        x.contiguous(), ids.int(), inputs["topk_weights"], inputs["w13"], inputs["w2"], torch.bfloat16, scales,
+        use_deepseek_fp8_block_scale=blocks, use_fused_finalize=options.get("combine") != "STORED",
+    )  # fmt: skip
+    out: Tensor = made if isinstance(made, Tensor) else made[0]
+    return out
+
+
 def routing(inputs: Inputs, options: Options) -> dict[str, Tensor]:
     """sglang-kernel's two routing operators."""
     logits, k = inputs["logits"], options["top_k"]
-    router, factor = options["router"], options["routed_scaling_factor"]
+    router, factor = options["router"], options.get("routed_scaling_factor", 1.0)
     offered(router in ("softmax", "deepseek_v3") and factor == 1.0 and GPU, "softmax, or DeepSeek-V3 without a factor")
     if router == "softmax":
         offered("bias" not in inputs, "softmax without a bias")
@@ -120,7 +144,10 @@ def subjects() -> list[Library]:
         load()
     return [
         *(Library("vllm", name, layer, "sm90.chain") for name in LAYERS),
+        Library("vllm", "silu_and_mul", rounded_twice),
         Library("sgl", "moe_routing", routing),
+        Library("flashinfer", "cutlass_fused_moe_block", functools.partial(cutlass_fused, True), "sm90.promote128"),
+        Library("flashinfer", "cutlass_fused_moe_tensor", functools.partial(cutlass_fused, False), "sm90.chain"),
     ]
 
 

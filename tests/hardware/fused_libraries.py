@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ def vllm(contract: str, inputs: Inputs, options: Options) -> Any:
         return MIXED[contract](getattr(torch.ops._C, contract), inputs, options)
     x = inputs["x"]
     offered(x.dtype != torch.float32, "bf16 or f16")
+    offered(x.is_contiguous(), "dense rows: some of these check it, the others read no pitch")
     if contract == "per_token_group_quant_fp8_packed":
         q, scale = _empty(*x.shape), _lanes(x.shape[0], -(-x.shape[1] // options["group_size"] // 4))
         torch.ops._C.per_token_group_fp8_quant_packed(x, q, scale, options["group_size"], options["eps"], -MAX, MAX)
@@ -56,6 +58,7 @@ def vllm(contract: str, inputs: Inputs, options: Options) -> Any:
     op = getattr(torch.ops._C, contract)
     if contract == "silu_and_mul_quant":
         offered(options.get("rounding", "each") == "each", "two roundings")
+        offered(x.shape[1] % 16 == 0, "I in multiples of 8, a vector of 16 bytes: others end the process")
         q = _empty(x.shape[0], x.shape[1] // 2)
         op(q, x, inputs["scale"])
         return {"q": q}
@@ -76,7 +79,7 @@ def vllm(contract: str, inputs: Inputs, options: Options) -> Any:
 def _vllm_norm(op: Any, contract: str, inputs: Inputs, options: Options) -> dict[str, Tensor]:
     x, weight, epsilon = inputs["x"], inputs["weight"], options["epsilon"]
     q, residual = _empty(*x.shape), _residual(inputs, options)
-    beside = {"residual": x if residual is None else residual}
+    beside = {"residual": x.clone() if residual is None else residual}  # an output of its own
     if "static" in contract:  # 0.20.2 rounds the product alone
         offered(options.get("in_place") or options.get("rounding") == "product", "one rounding, of the product")
         if residual is None:
@@ -110,6 +113,20 @@ def _words(b_q: Tensor) -> Tensor:
     return (pairs[..., 1] << 4 | pairs[..., 0]).contiguous().view(torch.int32)
 
 
+def dense(inputs: Inputs) -> None:
+    """Every operand of two axes without a pitch: the operators get pointers, and strides of their own making."""
+    offered(all(x.dim() != 2 or x.is_contiguous() or x.t().is_contiguous() for x in inputs.values()), "dense operands")
+
+
+@contextmanager
+def prepared() -> Iterator[None]:
+    """Weights are prepared when a model is loaded, and some of it runs on the legacy default stream, which torch's
+    streams do not wait for (docs/findings.md): the caller's stream is done before it, and it is done after it."""
+    torch.cuda.current_stream().synchronize()
+    yield
+    torch.cuda.default_stream().synchronize()
+
+
 def _reorder(op: Any, inputs: Inputs, options: Options) -> Tensor:
     offered(inputs["b"].shape[0] * 8 % 256 == 0, "K in multiples of 256: others write out of bounds")
     made: Tensor = op(inputs["b"])
@@ -125,8 +142,10 @@ def _w4a8(op: Any, inputs: Inputs, options: Options) -> Tensor:
     b, scales = inputs["b_q"], inputs["b_group_scales"]
     offered(options["out_dtype"] == torch.bfloat16, "bfloat16 output")
     offered(b.shape[0] % 16 == 0 and b.shape[1] % 256 == 0, "N in multiples of 16, K of 256")
-    packed = torch.ops._C.cutlass_pack_scale_fp8(scales)
-    encoded = torch.ops._C.cutlass_encode_and_reorder_int4b(_words(b).t())
+    dense(inputs)
+    with prepared():
+        packed = torch.ops._C.cutlass_pack_scale_fp8(scales)
+        encoded = torch.ops._C.cutlass_encode_and_reorder_int4b(_words(b).t())
     beside = inputs["b_channel_scales"], inputs["a_token_scales"]
     made: Tensor = op(inputs["a"], encoded, packed, 128, *beside, torch.bfloat16, None)
     return made
@@ -139,14 +158,22 @@ def _starts(inputs: Inputs, n: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
     return inputs["expert_offsets"].long(), lead, out
 
 
+def exchanged(sizes: Tensor) -> Tensor:
+    """Problem sizes ``[G, 3]`` with rows and columns exchanged; an index of Python numbers would come from the CPU,
+    which no CUDA graph takes."""
+    return torch.stack([sizes[:, 1], sizes[:, 0], sizes[:, 2]], dim=1)
+
+
 def _moe(op: Any, inputs: Inputs, options: Options) -> Tensor:
-    a, b, sizes = inputs["a"], inputs["b"], inputs["problem_sizes"].int()
+    """As vLLM calls it: dense operands, rows of 16 bytes as CUTLASS aligns them."""
+    a, b, sizes = inputs["a"], inputs["b"], inputs["problem_sizes"].int().contiguous()
     rows, columns = inputs["scales_a"].numel() == a.shape[0], inputs["scales_b"].shape[1] > 1
     offered(options["out_dtype"] in (torch.bfloat16, torch.float16), "bf16 or f16 output")
-    offered(b.shape[1] % 8 == 0, "N in multiples of 8")
+    offered(b.shape[1] % 8 == 0 and b.shape[2] % 16 == 0, "N in multiples of 8, K of 16")
+    dense(inputs)
     out = torch.zeros(a.shape[0], b.shape[1], dtype=options["out_dtype"], device="cuda")
     starts, lead, of_out = _starts(inputs, b.shape[1], b.shape[2])
-    sizes = sizes[:, [1, 0, 2]].contiguous() if a.shape[0] <= 64 else sizes  # exchanged operands up to 64 rows
+    sizes = exchanged(sizes) if a.shape[0] <= 64 else sizes  # exchanged operands up to 64 rows
     op(out, a, b.mT, inputs["scales_a"], inputs["scales_b"], starts, sizes, lead, lead, of_out, rows, columns)
     return out
 
@@ -155,14 +182,17 @@ def _w4a8_moe(op: Any, inputs: Inputs, options: Options) -> Tensor:
     a, b = inputs["a"], inputs["b_q"]
     experts, n, k = b.shape
     offered(options["out_dtype"] == torch.bfloat16, "bfloat16 output")
+    offered(a.is_contiguous(), "dense rows: their pitch is passed apart, and is K")
     offered(n % 16 == 0 and k % 256 == 0, "N in multiples of 16, K of 256")
-    encoded, layouts = torch.ops._C.cutlass_encode_and_reorder_int4b_grouped(_words(b))
-    packed = torch.ops._C.cutlass_pack_scale_fp8(inputs["b_group_scales"])
+    dense(inputs)
+    with prepared():
+        encoded, layouts = torch.ops._C.cutlass_encode_and_reorder_int4b_grouped(_words(b))
+        packed = torch.ops._C.cutlass_pack_scale_fp8(inputs["b_group_scales"])
     out = torch.zeros(a.shape[0], n, dtype=torch.bfloat16, device="cuda")
     starts, lead, of_out = _starts(inputs, n, k)
     of_scales = torch.zeros(experts, 2, dtype=torch.int64, device="cuda")
     of_scales[:, 0] = n
-    sizes = inputs["problem_sizes"].int()[:, [1, 0, 2]].contiguous()
+    sizes = exchanged(inputs["problem_sizes"].int())
     op(out, a, encoded, inputs["a_token_scales"], inputs["b_channel_scales"], packed, 128, starts, sizes, lead,
        layouts, of_out, of_scales, None)  # fmt: skip
     return out
@@ -180,7 +210,7 @@ MIXED: Mapping[str, Callable[[Any, Inputs, Options], Any]] = {
 def sgl(contract: str, inputs: Inputs, options: Options) -> dict[str, Tensor]:
     """v2 of the group quantiser: plain rows with float32 or packed scales; fused and masked with packed ones only."""
     x, op, group = inputs["x"], torch.ops.sgl_kernel.sgl_per_token_group_quant_8bit_v2, options["group_size"]
-    offered(x.dtype != torch.float32, "bf16 or f16")
+    offered(x.dtype != torch.float32 and x.is_contiguous(), "dense bf16 or f16")
     offered(group in (16, 32, 64, 128) and options.get("eps", 1e-10) == 1e-10, "groups of 16 to 128, floor 1e-10")
     if contract == "per_token_group_quant_fp8":
         offered(not options["use_ue8m0"] and not options.get("column_major_scales"), "row-major float32 scales")

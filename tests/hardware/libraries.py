@@ -67,6 +67,7 @@ def subjects() -> list[Library]:
         Library("vllm.ops", "scaled_fp8_quant", _vllm_quantiser),
         Library(f"vllm.{WRONG}.row_major_scale", "cutlass_scaled_mm", _vllm_row_major, promoted),
         Library(f"vllm.{WRONG}.row_pitch", "cutlass_scaled_mm", _vllm_pitch, chain),
+        Library("deep_gemm.bare", "transform_sf_into_required_layout", _transformed),
         Library(f"deep_gemm.{WRONG}.unaligned_rows", "fp8_m_grouped_gemm_nt_masked", _deep_gemm_masked, promoted),
     ]
     for name in deep_gemm.IMPORT_NAMES:
@@ -167,6 +168,17 @@ def _layout(name: str, contract: str, inputs: Inputs, options: Options) -> Tenso
     return made
 
 
+def _transformed(inputs: Inputs, options: Options) -> Tensor:
+    """The two recipes of sm90."""
+    wanted = {name: options[name] for name in ("mn", "k", "gran_mn", "gran_k", "target")}
+    _only((wanted.pop("target"), wanted.pop("gran_k")) == ("sm90", 128), "sm90's layouts of scales of 128 columns")
+    scale, of_rows = inputs["scale"], wanted.pop("gran_mn") == 1
+    groups = scale.shape[0] if scale.dim() == 3 else None
+    call = _module("deep_gemm").transform_sf_into_required_layout
+    made: Tensor = call(scale, recipe=(1, 128, 128), num_groups=groups, is_sfa=of_rows, **wanted)
+    return made
+
+
 def _torch_fast(inputs: Inputs, options: Options) -> Tensor:
     _only(inputs.get("bias") is None, "the products without a bias")
     a, b = inputs["qinput"], inputs["weight"]
@@ -181,7 +193,7 @@ def _torch_fast(inputs: Inputs, options: Options) -> Tensor:
 def _flashinfer_quantiser(inputs: Inputs, options: Options) -> dict[str, Tensor]:
     x = inputs["x"]
     m, k = x.shape
-    _only(x.dtype == torch.bfloat16 and k % 128 == 0, "bf16, K % 128 == 0")
+    _only(x.dtype == torch.bfloat16 and k % 128 == 0 and x.is_contiguous(), "dense bf16, K % 128 == 0")
     runner: Any = _module("flashinfer.gemm.gemm_base").get_fp8_blockscale_gemm_runner_sm90()
     lead = m + (-m % 4)
     q, scale = torch.empty(m, k, dtype=FP8, device=x.device), torch.zeros(k // 128, lead, device=x.device)

@@ -1,4 +1,4 @@
-"""Libraries that quantise to MX and NVFP4, or lay out their scales, on any GPU (most on a CPU too), as subjects.
+"""Libraries that quantise to MX, NVFP4 and FP8, or lay out scales, on any GPU (most on a CPU too), as subjects.
 
     fp8-oracle verify --provider hardware.mx_libraries:subjects --arch sm90 ...     (with tests/ on PYTHONPATH)
     fp8-oracle verify --provider hardware.mx_libraries:on_cpu ...                   (without a GPU)
@@ -22,6 +22,7 @@ from torch import Tensor
 
 MX, MOE = "torchao.prototype.mx_formats", "torchao.prototype.moe_training.kernels.mxfp8.quant"
 BLOCK, NVFP4_BLOCK = 32, 16
+CASTS = ("per_token_cast_to_fp8", "per_channel_cast_to_fp8", "per_block_cast_to_fp8")
 
 
 def subjects() -> list[Library]:
@@ -77,7 +78,12 @@ def _everywhere() -> list[Library]:
         Library("torchao", "from_blocked", _torchao_unblocked),
         Library("deep_gemm.math", "per_token_cast_to_fp4", _deep_gemm_fp4),
         Library("deep_gemm.math", "cast_back_from_fp4", _deep_gemm_fp4_back),
+        *(Library("deep_gemm.math", name, functools.partial(_deep_gemm_cast, name)) for name in CASTS),
+        Library("deep_gemm.math", "ceil_to_ue8m0", _deep_gemm_powers),
+        Library("deep_gemm.math", "transpose_packed_fp4", _deep_gemm_transposed),
         Library("torchao.torch", "to_blocked", _torchao_plain_blocked),
+        Library("torchao.torch", "pad_token_groups", _torchao_padded),
+        Library("torchao.torch", "unpad_token_groups", _torchao_unpadded),
         Library("transformer_engine", "hadamard_transform", _te_transform),
         Library("transformer_engine", "nvfp4_quantize", functools.partial(_te, 1), "te_nvfp4_reference"),
         Library("transformer_engine", "nvfp4_quantize_2d", functools.partial(_te, NVFP4_BLOCK)),
@@ -199,6 +205,21 @@ def _torchao_columns(inputs: Inputs, options: Options) -> Tensor:
     return made.flatten().view(inputs["scale"].dtype)
 
 
+def _torchao_padded(inputs: Inputs, options: Options) -> Outputs:
+    """Its plain function, which refuses rows of no group."""
+    x, ends = inputs["x"], inputs["group_end_offsets"]
+    _only(int(ends[-1]) == x.shape[0], "every row in a group")
+    made = _module(MOE).torch_pad_token_groups(x, ends, int(str(options["alignment_size"])))
+    return dict(zip(("out", "starts", "ends"), made, strict=True))
+
+
+def _torchao_unpadded(inputs: Inputs, options: Options) -> Tensor:
+    numbers = (int(str(options[name])) for name in ("num_tokens", "alignment_size"))
+    made: Tensor = _module(MOE).torch_unpad_token_groups(
+        inputs["padded"], inputs["group_end_offsets"], inputs["padded_group_start_offsets"], *numbers)  # fmt: skip
+    return made
+
+
 # --- DeepGEMM, FlashInfer ---------------------------------------------------------------------------------------------
 
 
@@ -219,13 +240,31 @@ def _flashinfer_blocked(inputs: Inputs, options: Options) -> Tensor:
 
 def _deep_gemm_fp4(inputs: Inputs, options: Options) -> Outputs:
     cast = alone.file("deep_gemm", "utils/math").per_token_cast_to_fp4
-    q, scale = cast(inputs["x"], bool(options["use_ue8m0"]), int(str(options["gran_k"])))
+    wanted = {name: options[name] for name in ("use_ue8m0", "gran_k", "use_packed_ue8m0") if name in options}
+    q, scale = cast(inputs["x"], **wanted)
     return {"q": q.view(torch.uint8), "scale": scale}
 
 
 def _deep_gemm_fp4_back(inputs: Inputs, options: Options) -> Tensor:
     cast = alone.file("deep_gemm", "utils/math").cast_back_from_fp4
     made: Tensor = cast(inputs["q"].view(torch.int8), inputs["scale"], int(str(options["gran_k"])))
+    return made
+
+
+def _deep_gemm_cast(name: str, inputs: Inputs, options: Options) -> Outputs:
+    _only(options.get("block_size", (128, 128)) == (128, 128), "blocks of 128x128")
+    group = (options["group"],) if "group" in options else ()
+    q, scale = getattr(alone.file("deep_gemm", "utils/math"), name)(inputs["x"], bool(options["use_ue8m0"]), *group)
+    return {"q": q, "scale": scale}
+
+
+def _deep_gemm_powers(inputs: Inputs, options: Options) -> Tensor:
+    made: Tensor = alone.file("deep_gemm", "utils/math").ceil_to_ue8m0(inputs["x"])
+    return made
+
+
+def _deep_gemm_transposed(inputs: Inputs, options: Options) -> Tensor:
+    made: Tensor = alone.file("deep_gemm", "utils/math").transpose_packed_fp4(inputs["q"])
     return made
 
 
@@ -251,12 +290,12 @@ def _te_transform(inputs: Inputs, options: Options) -> Tensor:
     return made
 
 
-def _amax_of(scale: Tensor) -> Tensor:
-    """The float32 amax whose ``2688/amax`` is this scale; a scale that none gives is not offered."""
-    near = (2688.0 / scale.double()).float()
+def _amax_of(scale: Tensor, top: float = 2688.0) -> Tensor:
+    """The float32 amax whose ``top/amax`` is this scale; a scale that none gives is not offered."""
+    near = (top / scale.double()).float()
     tried = torch.cat([near, torch.nextafter(near, near * 2), torch.nextafter(near, near * 0)])
-    found = tried[torch.full_like(tried, 2688.0) / tried == scale]
-    _only(found.numel(), "a scale of 2688/amax")
+    found = tried[torch.full_like(tried, top) / tried == scale]
+    _only(found.numel(), f"a scale of {top:g}/amax")
     return found[:1]
 
 
@@ -265,10 +304,13 @@ def _te(rows: int, inputs: Inputs, options: Options, *, rht: bool = False) -> Ou
     _only(bool(torch.isfinite(inputs["x"]).all()), "no NaN or infinity")
     library, x = _te_quantiser(), inputs["x"].contiguous()
     quantiser = library.NVFP4QuantizerRef
-    more = {"nvfp4_use_4over6": True, "nvfp4_4over6_err_mode": str(options["error"])} if "error" in options else {}
-    more = {key: value.upper() if isinstance(value, str) else value for key, value in more.items()}
+    largest, more = int(str(options.get("e4m3_max", 448))), {}
+    if "error" in options:
+        error = str(options["error"]).upper()
+        more = {"nvfp4_use_4over6": True, "nvfp4_4over6_err_mode": error, "nvfp4_e4m3_max": largest}
     if rht:
         x = _te_transform(inputs, options)
+    amax = _amax_of(inputs["global_scale"], 6.0 * largest)
     q, scale = quantiser._quantize_blockwise_reference(
-        x, _amax_of(inputs["global_scale"]), NVFP4_BLOCK, rows, pow_2_scales=False, eps=0.0, **more)  # fmt: skip
+        x, amax, NVFP4_BLOCK, rows, pow_2_scales=False, eps=0.0, **more)  # fmt: skip
     return {"q": q, "scale": _scale(scale, options)}

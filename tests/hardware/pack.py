@@ -4,8 +4,9 @@
 
 ``WHEELS`` is a folder. Of each wheel come the files of ``KEPT`` (of one that it does not list, its Python files) and
 the METADATA that says its version. With ``--arch``, device code that such a GPU never loads is replaced by zeros, which
-compress to nothing; the host code and the code that runs are untouched. On the machine: ``tar -xf OUT.tar.xz`` and ``source gallery_site/env.sh``, which
-sets PYTHONPATH and names the compiled libraries. Ends with 1 where the archive is larger than the limit; it is kept.
+compress to nothing; the host code and the code that runs are untouched. On the machine: ``tar -xf OUT.tar.xz`` and
+``source gallery_site/env.sh``, which sets PYTHONPATH and names the compiled libraries. Ends with 1 where the archive is
+larger than the limit; it is kept.
 Not covered: packages that the machine must have (torch, triton, numpy) and what a package compiles at first use.
 """
 

@@ -45,7 +45,7 @@ def modelled(amax: Tensor) -> dict[str, Tensor]:
     """What :mod:`oracle.numbers.fast_math` makes of ``amax``, by the names of the tables, float32."""
     a = amax.to(torch.float64)
     q = fast_math.quotient(a)
-    found = {"quotient": q, "scale": fast_math.scale(a, q), "amax_times_quotient": fast_math.product(a, q)}
+    found = {"quotient": q, "scale": fast_math.scale(q), "amax_times_quotient": fast_math.product(a, q)}
     found["zero_times_quotient"] = fast_math.product(torch.zeros_like(a), q)
     return {name: value.to(torch.float32) for name, value in found.items()}
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from oracle.cli import main
-from oracle.errors import FixtureError, OptionError, SubjectError
+from oracle.errors import DeviceError, FixtureError, OptionError, SubjectError
 from oracle.harness import gallery
+from oracle.harness.report import Report
 from oracle.report.gallery import Row, Run, beside, page, read
 from tests.support.commandline import Cli
+from tests.support.forked import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=5,n=32,k=256/family=randn/seed=1"
@@ -55,7 +61,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def out(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("ran") / "out"
-    assert main(["gallery", "run", "--folder", str(folder), "--out", str(made), "--device", "cpu"]) == 1
+    words = ["gallery", "run", "--folder", str(folder), "--out", str(made), "--device", "cpu", "--jobs", "2"]
+    assert main(words) == 1
     return made
 
 
@@ -84,6 +91,14 @@ class TestRun:
         assert rows["absent.kernel/fp8_gemm_nt"].verdict == "UNSUPPORTED"
         assert "pip download" in rows["absent.kernel/fp8_gemm_nt"].why
 
+    def test_in_this_process(self, rows: dict[str, Row], folder: Path, tmp_path: Path, cli: Cli) -> None:
+        """One job gives what two give; the rows stand in the order of the gallery."""
+        words = ("gallery", "run", "--folder", str(folder), "--out", str(tmp_path), "--device", "cpu")
+        assert cli(*words, "--only", "ours.right").status == 0
+        (alone,) = read(tmp_path / "gallery.json").rows
+        assert replace(alone, seconds=0.0) == replace(rows[alone.key], seconds=0.0)
+        assert list(rows) == [gallery.key_of(*pair) for pair in gallery.chosen(gallery.load(folder), ())]
+
     def test_page(self, out: Path) -> None:
         said = (out / "gallery.md").read_text()
         assert said.startswith("4 kernels of 1 project, 3 outputs judged. 2 of them (67%)")
@@ -101,6 +116,85 @@ class TestRun:
         assert again.status == 1 and "ours." not in again.out
         refused = cli(*words)
         assert refused.status == 2 and "--resume" in refused.err
+
+
+WAITING = """
+import os, time
+from pathlib import Path
+from oracle.harness.gallery import Kernel, Project
+
+def waits(a, a_scale, b, b_scale, out):
+    Path(__file__).with_suffix(".pid").write_text(str(os.getpid()))
+    time.sleep(600)
+
+PROJECT = Project("ours", ("torch",), "here", (
+    Kernel("fp8_gemm_nt", "waiting_kernels.ours:waits", case=({case!r},)),
+    Kernel("fp8_gemm_nt", "tests.support.subjects.right:gemm_out", name="right", case=({case!r},)),
+    Kernel("fp8_gemm_nt", "tests.support.subjects.right:gemm_out", name="misdirected", case=({groups!r},)),
+), devices=("cpu",))
+"""
+
+
+class TestEnded:
+    """Before every kernel has a row."""
+
+    @pytest.fixture
+    def waiting(self, tmp_path: Path) -> Path:
+        made = tmp_path / "waiting_kernels"
+        made.mkdir()
+        (made / "ours.py").write_text(WAITING.format(case=CASE, groups=GROUPS))
+        return made
+
+    def test_by_a_signal(self, waiting: Path, tmp_path: Path) -> None:
+        """What was found is kept, what runs is ended, and a kernel that was not judged has no row."""
+        words = ["gallery", "run", "--folder", str(waiting), "--out", str(tmp_path / "out"), "--device", "cpu"]
+        with open(tmp_path / "said", "wb") as said:
+            child = forked(lambda: main([*words, "--jobs", "2"]), stdout=said.fileno(), stderr=said.fileno())
+        record, pid = tmp_path / "out" / "gallery.json", waiting / "ours.pid"
+
+        def ready() -> bool:
+            return pid.exists() and bool(pid.read_text()) and record.exists() and len(read(record).rows) > 1
+
+        while child.running() and not ready():
+            time.sleep(0.1)
+        os.kill(child.pid, signal.SIGINT)
+        assert child.wait() == 130, (tmp_path / "said").read_text()
+        rows = read(record).rows
+        assert [(row.kernel, row.verdict) for row in rows] == [("right", "CONFORMS"), ("misdirected", "UNTESTED")]
+        assert "is a case of" in rows[1].why and (tmp_path / "out" / "gallery.md").exists()
+        while Path(f"/proc/{pid.read_text()}").exists():  # the launcher ends it; a test's limit ends this loop
+            time.sleep(0.05)
+
+    def test_by_its_deadline(self, waiting: Path, tmp_path: Path, cli: Cli) -> None:
+        words = ("gallery", "run", "--folder", str(waiting), "--out", str(tmp_path), "--device", "cpu", "--only")
+        ended = cli(*words, "ours.waits", "--seconds", "0.001")
+        assert ended.status == 2 and "1 of 1 kernels were not validated" in ended.out
+        assert not (tmp_path / "gallery.json").exists()
+        assert "positive" in cli(*words, "ours.waits", "--seconds", "0").err
+
+    def test_in_this_process(self, waiting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A validation that was interrupted is no row that FAILED."""
+        report = Report("k", "fp8_gemm_nt", "cpu", "cpu", (), stopped="interrupted")
+        monkeypatch.setattr(gallery, "validate", lambda *_, **__: report)
+        with pytest.raises(KeyboardInterrupt):
+            list(gallery.run(gallery.Asked(waiting, "cpu"), ["ours.right/fp8_gemm_nt"]))
+
+
+class TestPlaces:
+    @pytest.fixture(autouse=True)
+    def gpus(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    def test_each_process_sees_one_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert gallery.places("cpu") == ("cpu", [{}]) and gallery.places("cuda:0") == ("cuda", [{}])
+        assert [e["CUDA_VISIBLE_DEVICES"] for e in gallery.places("cuda")[1]] == ["0", "1"]
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,GPU-7")
+        assert gallery.places("cuda:1")[1] == [{"CUDA_VISIBLE_DEVICES": "GPU-7"}]
+
+    @pytest.mark.parametrize("device", ["cuda:2", "cuda:0,cuda:", "cuda0"])
+    def test_what_is_not_there(self, device: str) -> None:
+        with pytest.raises(DeviceError, match="cuda:0 to cuda:1"):
+            gallery.places(device)
 
 
 class TestBesideEachOther:

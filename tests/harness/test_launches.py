@@ -11,7 +11,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from oracle.harness.launches import FIRST, GRAPH, HELD, LATE, REPLACED, SECOND, SIDE, Call, Made, Uncapturable, launch
+from oracle.harness.launches import (
+    CAPTURING,
+    FIRST,
+    GRAPH,
+    HELD,
+    LATE,
+    REPLACED,
+    SECOND,
+    SIDE,
+    Call,
+    Made,
+    Uncapturable,
+    launch,
+)
 from tests.support.fake_cuda import FakeCuda
 
 MODES = (SIDE, HELD, LATE, GRAPH, REPLACED, FIRST, SECOND)
@@ -170,6 +183,16 @@ def test_a_kernel_that_cannot_be_captured() -> None:
         with pytest.raises(Uncapturable, match="not permitted when stream is capturing"):
             launched(waits, mode)
     assert torch.equal(launched(waits, SIDE), 2 * MINE)
+
+    for said in CAPTURING:
+
+        def refused(cuda: FakeCuda, x: Tensor, out: Tensor, kept: Kept, said: str = said) -> Tensor:
+            if cuda.is_current_stream_capturing():
+                raise RuntimeError(f"CUDA error: operation {said}")
+            return right(cuda, x, out, kept)
+
+        with pytest.raises(Uncapturable, match=said):
+            launched(refused, GRAPH)
 
     def breaks(cuda: FakeCuda, x: Tensor, out: Tensor, kept: Kept) -> Tensor:
         if cuda.is_current_stream_capturing():

@@ -14,13 +14,14 @@ PACKAGE = {
     "mine/ops.py": "import os\n\n\n@decorated\ndef gemm(a):\n    def inner(): ...\n\n\nif os:\n    made = fast = 1\n",
     "mine/api.py": "from .ops import gemm as matmul\nfrom mine.ops import fast\nfrom missing import other\n",
     "mine/wrong.py": "x = 1\ndef f(:\n",
+    "folder/inner/deep.py": "def f(): ...\n",
 }
 
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "mine").mkdir()
     for name, text in PACKAGE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -37,6 +38,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("mine.api:other", "mine/api.py:3"),
         ("mine.wrong:f", "mine/wrong.py:2"),
         ("mine.none:f", ""),
+        ("folder.inner.deep:f", "folder/inner/deep.py:1"),
+        ("folder.other.deep:f", ""),
         ("itertools:chain", ""),
     ],
 )

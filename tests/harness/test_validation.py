@@ -246,6 +246,29 @@ class TestBrokenKernels:
 SELDOM = ("whole_tiles", "many_rows", "long_k", "wide", "tail", "reads_e5m2_as_e4m3", "no_float16")
 
 
+class TestExempt:
+    """What a kernel's documentation excludes is not tried, and said."""
+
+    @pytest.mark.usefixtures("in_process", "unexplained")
+    def test_not_tried(self) -> None:
+        """Of kernels that fail by that alone."""
+        name = "tests.support.subjects.broken:"
+        exempt = {"non-contiguous inputs": "dense rows alone"}
+        report = validate(f"{name}ignores_strides", GEMM, case=FEW[:1], exempt=exempt)
+        assert report.conforms and "non-contiguous inputs: not tried: dense rows alone" in report.notes
+        assert report.to_json()["exempt"] == exempt and "non-contiguous inputs" not in report.watches()
+        assert not validate(f"{name}ignores_strides", GEMM, case=FEW[:1], exempt={"threads": "one"}).conforms
+        report = validate(f"{name}nan", GEMM, case=FEW[:1], exempt={"data of randn": "no ordinary numbers"})
+        assert not report.findings and not report.conforms
+
+    @pytest.mark.parametrize("name", ["numbers", "stale state", "data of nothing"])
+    def test_what_no_documentation_excludes(self, name: str) -> None:
+        with pytest.raises(OptionError, match="may not be excluded"):
+            validate("a:b", GEMM, exempt={name: "no"})
+        with pytest.raises(OptionError, match="required and exempt"):
+            validate("a:b", GEMM, exempt={"threads": "no"}, require=("threads",))
+
+
 class TestReach:
     """The quick profile and a soak meet what kernels switch on."""
 

@@ -576,3 +576,14 @@ class TestSglKernel:
         monkeypatch.setattr("kernels.backends.sgl_kernel.importlib.import_module", fails)
         with pytest.raises(MissingPackageError, match="install it for this torch"):
             sgl_kernel.library()
+
+
+def test_deep_gemm_takes_k_for_the_pitch_of_rows_that_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its product with a scale for every row of both operands gets dense ones."""
+    seen: list[torch.Tensor] = []
+    called = lambda left, right, *_, **__: seen.extend((left[0], right[0]))  # noqa: E731
+    monkeypatch.setattr(deep_gemm, "symbol", lambda name: (called, name))
+    wide = torch.zeros(64, 144, dtype=torch.float8_e4m3fn)[:, :128]
+    one, out = torch.ones(64, 1), torch.zeros(64, 64)
+    deep_gemm.gemm_1d1d.__wrapped__(wide, one, wide, one, out, None)
+    assert not wide.is_contiguous() and [x.is_contiguous() for x in seen] == [True, True]

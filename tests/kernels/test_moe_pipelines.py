@@ -12,7 +12,7 @@ from kernels.moe_pipelines import METHODS, PIPELINES
 from kernels.platform import Machine, use_machine
 from kernels.subjects import subjects
 from oracle.routines import cases, get, profiles
-from oracle.routines.moe.pipeline_contract import CONTRACTS
+from oracle.routines.moe.pipelines import CONTRACTS
 from oracle.truth import routing
 
 with use_machine(Machine.described("cpu")):

@@ -97,6 +97,31 @@ class TestQuantisedAndMultiplied:
         assert torch.equal(out, own) and not torch.equal(out, zero)
         assert torch.allclose(out.float(), zero.float() + c.float(), rtol=2.0**-7, atol=2.0**-7)
 
+    @pytest.mark.parametrize("gran", [32, 128])
+    def test_packed_exponents(self, gran: int) -> None:
+        """Four exponents in an int32 give the bits of the powers of two; a word from its other end does not."""
+        g, k = torch.Generator().manual_seed(3), 160
+        a, b = (torch.randn(rows, k, generator=g).to(torch.float8_e4m3fn) for rows in (M, N))
+        powers = [torch.exp2(torch.randint(-8, 8, (rows, -(-k // gran)), generator=g).float()) for rows in (M, N)]
+        words = [kernels.get_mn_major_tma_aligned_packed_ue8m0_tensor(s) for s in powers]
+        due, out, backward = (torch.empty(M, N) for _ in range(3))
+        kernels.fp8_fp4_gemm_nt((a, powers[0]), (b, powers[1]), due, recipe=(1, 1, gran))
+        kernels.fp8_fp4_gemm_nt((a, words[0]), (b, words[1]), out, recipe=(1, 1, gran))
+        byte = words[1].clone(memory_format=torch.contiguous_format).view(torch.uint8).unflatten(1, (-1, 4))
+        other = byte.flip(2).flatten(1).view(torch.int32)
+        kernels.fp8_fp4_gemm_nt((a, words[0]), (b, other), backward, recipe=(1, 1, gran))
+        assert torch.equal(out, due) and not torch.equal(backward, due)
+
+    def test_packed_exponents_of_groups_of_k(self) -> None:
+        g, ks = torch.Generator().manual_seed(4), (160, 0, 32)
+        a, b = (torch.randn(sum(ks), rows, generator=g).to(torch.float8_e4m3fn) for rows in (8, 12))
+        powers = [torch.exp2(torch.randint(-8, 8, (sum(ks) // 32, r), generator=g).float()) for r in (8, 12)]
+        words = [kernels.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(s, ks, gran_k=32) for s in powers]
+        due, out = torch.zeros(3, 8, 12), torch.zeros(3, 8, 12)
+        kernels.k_grouped_fp8_gemm_tn_contiguous((a, powers[0]), (b, powers[1]), due, ks, recipe=(1, 1, 32))
+        kernels.k_grouped_fp8_gemm_tn_contiguous((a, words[0]), (b, words[1]), out, ks, recipe=(1, 1, 32))
+        assert torch.equal(out, due) and bool(due[0].any()) and not bool(due[1].any())
+
     def test_rows_of_nobody_are_left_alone(self) -> None:
         x, w = matrices()
         a, b = x.to(torch.float8_e4m3fn)[None], kernels.mxfp4_quantize(w, "linear")[0][None]
@@ -115,6 +140,12 @@ BAD = (
     (lambda a, b, s, t: kernels.scaled_grouped_mm_mx_k_groups(
         *(x.view(torch.float8_e4m3fn)[:, :32] for x in (a, b)), s[:32], t, torch.tensor([32], dtype=torch.int32)
     ), ShapeError, "scale_a holds 32 scales; these groups of 7 rows take 512"),
+    (lambda a, b, s, t: kernels.fp8_fp4_gemm_nt(
+        (a, torch.ones(M, 1, dtype=torch.int32)), (b, torch.ones(1, 1, dtype=torch.int32)), torch.empty(M, N),
+        recipe_b=(128, 128)), OptionError, "packed scales"),
+    (lambda a, b, s, t: kernels.fp8_fp4_gemm_nt(
+        (a, torch.ones(M, 2, dtype=torch.int32)), (b, torch.ones(N, 1, dtype=torch.int32)), torch.empty(M, N)
+    ), ShapeError, "ceil.K / .4 gran_k"),
     (lambda a, b, s, t: kernels.bmm_mxfp8(a[None], b.t()[None], s, t), DtypeError, "a must be float8_e4m3fn"),
 )  # fmt: skip
 

@@ -249,6 +249,7 @@ def calls() -> dict[str, Callable[[], object]]:
         "mxfp8_quantize_columnwise": lambda: k.mxfp8_quantize_columnwise(x[:32]),
         "mxfp8_dequantize_columnwise": lambda: k.mxfp8_dequantize_columnwise(*k.mxfp8_quantize_columnwise(x[:32])),
         "mxfp8_quantize_2d": lambda: k.mxfp8_quantize_2d(x[:32], direction="columnwise"),
+        "mxfp8_quantize_3d": lambda: k.mxfp8_quantize_3d(x[:32][None]),
         "nvfp4_batched_quantize": lambda: k.nvfp4_batched_quantize(x[None], one),
         "nvfp4_quantize_shuffled": lambda: k.nvfp4_quantize_shuffled(x[:32], one),
         "silu_and_mul_nvfp4_quantize": lambda: k.silu_and_mul_nvfp4_quantize(x, one),
@@ -282,6 +283,8 @@ def calls() -> dict[str, Callable[[], object]]:
         "shuffle_matrix_sf_a": lambda: k.shuffle_matrix_sf_a(b[:128]),
         "from_blocked": lambda: k.from_blocked(k.to_blocked(b), *b.shape),
         "swizzle_scale_experts": lambda: k.swizzle_scale_experts(a, firsts, counts_of),
+        "pad_token_groups": lambda: k.pad_token_groups(x, ends[:2]),
+        "unpad_token_groups": lambda: k.unpad_token_groups(x, ends[:2], ends[:2] - ends[0], 16),
         "to_blocked_k_groups": lambda: k.to_blocked_k_groups(b, columns),
         "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor": lambda: (
             k.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(scales(2, 8), [256], check=False)

@@ -21,9 +21,11 @@ HERE = Path(__file__).resolve().parent
 CODES = "*fp8e4nv"
 WIDE = {"x0": "*bf16", "x1": "*bf16", "m0": CODES, "m1": CODES, "s0": "*fp32", "s1": "*fp32", "slots": "*i64",
         "positions": "*i32", "indices": "*i32", "indptr": "*i32"}  # fmt: skip
-STORE = {"MODE": 2, "PER_HEAD": False, "CHUNK0": 0, "CHUNK1": 0, "BLOCK0": 1024, "PARTS0": 1, "BLOCK1": 1024,
-         "PARTS1": 1, "TABLE": False, "SKIP": False, "NATIVE": True}  # fmt: skip
-TILE = {"TILES": 4, "ROPE": 64, "MODE": 0, "EPS": 0, "FLOOR": 0x00800000, "SLOTTED": True, "NATIVE": True}
+STORE = {"MODE": 2, "PER_HEAD": False, "CHUNK0": 0, "CHUNK1": 0, "BLOCK0": 1024, "PARTS0": 1, "FLAT0": True,
+         "BLOCK1": 1024, "PARTS1": 1, "FLAT1": True, "TABLE": False, "SKIP": False, "SMALL": True,
+         "NATIVE": True}  # fmt: skip
+TILE = {"TILES": 4, "ROPE": 64, "MODE": 0, "EPS": 0, "FLOOR": 0x00800000, "SLOTTED": True, "SMALL": True,
+        "NATIVE": True}  # fmt: skip
 TILED = {"x": "*bf16", "rope": "*i16", "q": CODES, "s": "*fp32", "r": "*i16", "slots": "*i64"}
 ROWS = {"TABLE": True, "REQUESTS": 4, "STARTS": False, "LENS": False, "SCALED": True, "BESIDE": 0, "WIDTH": 1024,
         "NATIVE": True}  # fmt: skip
@@ -34,12 +36,12 @@ FOURS = {"x0": "*bf16", "x1": "*bf16", "q0": "*u8", "q1": "*u8", "s0": "*u8", "s
          "slots": "*i64"}  # fmt: skip
 KERNELS = {
     "store": ("store_kernel", STORE, WIDE),
-    "store by heads in chunks": ("store_kernel", STORE | {"PER_HEAD": True, "CHUNK0": 16}, WIDE),
+    "store by heads in chunks": ("store_kernel", STORE | {"PER_HEAD": True, "CHUNK0": 16, "FLAT0": False}, WIDE),
     "store copies": ("store_kernel", STORE | {"MODE": 0, "TABLE": True}, WIDE | BYTES),
     "tiles": ("tile_kernel", TILE, TILED),
     "tiles of powers": ("tile_kernel", TILE | {"MODE": 1, "TILES": 1, "ROPE": 0, "EPS": 0x38D1B717, "FLOOR": 0}, TILED),
     "tiles of a whole cache": ("tile_kernel", TILE | {"MODE": 2, "SLOTTED": False, "FLOOR": 0}, TILED),
-    "nvfp4": ("nvfp4_kernel", {"BLOCK": 64, "PARTS": 1, "NATIVE": True}, FOURS),
+    "nvfp4": ("nvfp4_kernel", {"BLOCK": 64, "PARTS": 1, "SMALL": True, "NATIVE": True}, FOURS),
     "read": ("gather_kernel", ROWS, READ),
     "read into float16": ("gather_kernel", ROWS, READ | {"out": "*fp16"}),
     "read into float32": ("gather_kernel", ROWS, READ | {"out": "*fp32"}),

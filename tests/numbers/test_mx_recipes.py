@@ -14,15 +14,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from mx_witnesses import Reals, cast, cast_by, every_amax, nvfp4_witness
+from mx_witnesses import Reals, cast, cast_by, errors_of_libraries, every_amax, nvfp4_witness
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oracle.bounds.quantiser import Judged, identify, judge_recipe
+from oracle.bounds.quantiser import Judged, code_set, identify, judge_recipe
 from oracle.numbers import mx_recipes as M
 from oracle.numbers import recipes as R
 from oracle.numbers.formats import E2M1, E2M3, E3M2, E4M3FN, E5M2, Format, codes_of, decode, from_codes
-from oracle.numbers.quantize import prepare, quantize
+from oracle.numbers.quantize import Prepared, prepare, quantize
 from oracle.numbers.scaling import ScaleFormat
 
 OLD = [row for key, row in M.TORCHAO_0_18.items() if key not in ((E4M3FN, "even"), (E2M1, "rceil"))]  # like those two
@@ -114,6 +114,46 @@ class TestEveryAmax:
         made = quantize(x, M.TE_NVFP4, global_scale=torch.tensor([2.0]))
         scale, _ = nvfp4_witness(x.float().numpy(), M.TE_NVFP4, np.float32(1))
         assert int((made.scale[:, 0].to(torch.float8_e4m3fn).view(torch.uint8).numpy() != scale).sum()) > 100
+
+
+class TestFourOverSix:
+    """Errors in either domain, summed in either order, under either largest scale: 1.6 million values a recipe."""
+
+    @pytest.mark.parametrize("measure", ["mae", "mse"])
+    @pytest.mark.parametrize("top", [448.0, 256.0])
+    @pytest.mark.parametrize("domain", ["input", "scaled", "halves"])
+    def test_readings_of_libraries_are_admitted(self, measure: str, top: float, domain: str) -> None:
+        """Not, in the sabotaged twin, the errors of values over 6 times the other largest scale."""
+        amax, recipe = np.float32(6.5), M.FLASHINFER_4OVER6[R.Candidates[measure.upper()]]
+        x = every_amax(E2M1, 16, seed=5)[:0x40D0]  # to the amax of the tensor
+        given = prepare(x, global_scale=torch.tensor([np.float32(6 * top) / amax]))
+        scale, codes = errors_of_libraries(x.float().numpy(), amax, top, measure, domain)
+        assert self.outside(given, scale, codes, recipe) == 0
+        if domain != "scaled":
+            made = errors_of_libraries(x.float().numpy(), amax, top, measure, domain, measured=704 - top)
+            assert self.outside(given, *made, recipe) > 0
+
+    def test_errors_beyond_float32(self) -> None:
+        """Squares of values of 2^80 overflow; in units of the scale they do not, and either choice is admitted."""
+        x = torch.randn(64, 64, generator=torch.Generator().manual_seed(2)).mul(2.0**80).reshape(-1, 16)
+        amax, recipe = np.float32(float(x.abs().max())), M.FLASHINFER_4OVER6[R.Candidates.MSE]
+        given = prepare(x, global_scale=torch.tensor([np.float32(2688) / amax]))
+        scale, codes = errors_of_libraries(x.numpy(), amax, 448.0, "mse", "scaled")
+        own = given.scale(recipe).flatten().to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+        assert 0 < int((scale != own).sum()) < len(own) and self.outside(given, scale, codes, recipe) == 0
+        assert self.outside(given, scale + np.uint8(1), codes, recipe) > len(own)
+
+    def test_a_quotient_that_underflows_may_be_minus_zero(self) -> None:
+        """-0 has the code 0 in TransformerEngine's reference, a negative value that rounds to zero the code 8."""
+        x = torch.tensor([[6.0, -(2.0**-140), -(2.0**-10), *([1.0] * 13)]]) * 2.0**-8
+        top = torch.full((1, 1), 448.0, dtype=torch.float64)
+        sets = code_set(prepare(x, global_scale=torch.ones(1)), M.TE_NVFP4_REFERENCE, top)
+        assert (sets.low[0, 1:3].tolist(), sets.high[0, 1:3].tolist()) == ([-1, -1], [0, -1])
+
+    @staticmethod
+    def outside(given: Prepared, scale: NDArray[np.uint8], codes: NDArray[np.uint8], recipe: R.Recipe) -> int:
+        stored = torch.from_numpy(scale).view(torch.float8_e4m3fn).float()[:, None]
+        return judge_recipe(given, torch.from_numpy(codes), stored, recipe).outside
 
 
 def beside(value: Reals, ulps: int) -> Reals:

@@ -12,7 +12,7 @@ import pytest
 from reports import every_status, many, outcome
 
 from oracle.errors import FixtureError
-from oracle.report import changes, comment, history
+from oracle.report import changes, history
 from oracle.report.changes import Kind
 from oracle.report.files import to_json
 from oracle.report.history import sparkline
@@ -244,26 +244,26 @@ class TestComment:
 
     def test_nothing_changed(self) -> None:
         found = changes.between(Report((GOOD,)), Report((GOOD,)))
-        said = comment.to_markdown(found)
+        said = changes.to_markdown(found)
         assert said == "<!-- fp8-oracle compare: fp8-oracle -->\n### ✅ fp8-oracle: 1 the same\n\n"
 
     def test_one_entry_for_a_kernel(self) -> None:
         """However many of its cases broke."""
         old = [outcome(f"c/{i}") for i in range(300)]
         new = [replace(outcome(f"c/{i}", Status.FAILED), source="src/k.py:7") for i in range(300)]
-        said = comment.to_markdown(changes.between(Report(tuple(old)), Report(tuple(new))))
+        said = changes.to_markdown(changes.between(Report(tuple(old)), Report(tuple(new))))
         opened, _, folded = said.partition("<details>")
         assert opened.count("\n- ") == 1 and "300 cases" in opened and "at `src/k.py:7`" in opened
-        assert folded.count("\n| c/") == comment.ROWS and "and 250 more" in folded
+        assert folded.count("\n| c/") == changes.ROWS and "and 250 more" in folded
 
     @pytest.mark.parametrize("failing", [False, True])
     def test_however_much_changed(self, failing: bool) -> None:
-        said = comment.to_markdown(changes.between(Report(()), many(5000, failing=failing)))
+        said = changes.to_markdown(changes.between(Report(()), many(5000, failing=failing)))
         assert len(said) < 65_536
         assert said.count("<details>") == said.count("</details>") > 0
 
     def test_hostile_text_stays_text(self) -> None:
-        said = comment.to_markdown(changes.between(Report(()), every_status()))
+        said = changes.to_markdown(changes.between(Report(()), every_status()))
         code = re.compile("(`+)[^`].*?[^`]\\1(?!`)")
         assert "<script>" not in code.sub("", said) and "\\<script\\>" in said and "\x00" not in said
         assert "ledger**: an entry rots" in said and "4 cases did not run" in said

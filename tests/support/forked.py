@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 
@@ -42,6 +43,8 @@ def forked(action: Callable[[], int], *, stdout: int | None, stderr: int, **envi
         os.dup2(stderr, 2)
         os.close(1) if stdout is None else os.dup2(stdout, 1)
         os.closerange(3, 1024)  # as of a new process: a pipe that only a child holds open is never closed
+        for server in (forkserver._forkserver, resource_tracker._resource_tracker):  # whose wires are closed now
+            type(server).__init__(server)
         os.environ.update(environment)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.stdout = sys.__stdout__ = stream(1)  # type: ignore[misc]

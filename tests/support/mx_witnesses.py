@@ -95,6 +95,35 @@ def signed(codes: NDArray[np.uint8], x: Reals, recipe: R.Recipe) -> NDArray[np.u
     return np.where(codes & 7 == 0, np.uint8(0), codes) if recipe.zero_sign is R.ZeroSign.DROPPED else codes
 
 
+def errors_of_libraries(
+    x: Reals, amax: np.float32, top: float, measure: str, domain: str, measured: float | None = None
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Four over six as TransformerEngine's and FlashInfer's kernels measure the errors, ``e4m3_max`` being ``top``.
+
+    ``input``: ``q sf amax / (6 top)`` against x; ``scaled``: ``q sf`` in float16 against x times the global scale;
+    ``halves``: the former, summed as 8 and 8. ``measured``: another maximum for the denominator of the error.
+    """
+    one, denominator = np.float32(1), np.float32(6 * (measured or top))
+    g, am, made = np.float32(6 * top) / amax, np.abs(x).max(axis=1), []
+    for factor in (np.float32(1), np.float32(1.5)):
+        stored = np.minimum(am / np.float32(6) * g * factor, np.float32(448)).astype(ml_dtypes.float8_e4m3fn)
+        sf = stored.astype(np.float32)[:, None]
+        with np.errstate(all="ignore"):
+            quotient = x * np.minimum(one / (sf * (one / g)), np.finfo(np.float32).max)
+        codes = cast(np.nan_to_num(quotient, nan=6.0).astype(np.float32), E2M1)
+        q = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+        difference = (q * sf).astype(np.float16).astype(np.float32) - x * g
+        if domain != "scaled":
+            difference = q * sf * amax / denominator - x
+        terms = difference * difference if measure == "mse" else np.abs(difference)
+        if domain == "halves":
+            terms = terms.reshape(-1, 2, 8)
+        error = np.add.accumulate(terms, axis=-1, dtype=np.float32)[..., -1]
+        made.append((stored.view(np.uint8), codes, error[:, 0] + error[:, 1] if domain == "halves" else error))
+    wide = made[1][2] < made[0][2]
+    return np.where(wide, made[1][0], made[0][0]), np.where(wide[:, None], made[1][1], made[0][1])
+
+
 def four_over_six(x: Reals, recipe: R.Recipe, g: np.float32) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """The smaller error of a block under ``sf`` and ``1.5 sf``, summed in the order of K; ``sf`` on equality."""
     one, am, made = np.float32(1), np.abs(x).max(axis=1), []

@@ -12,7 +12,7 @@ import torch
 
 from oracle.errors import NumericsError
 from oracle.numbers.formats import by_name, decode
-from oracle.tensorcore import cuda_sums
+from oracle.tensorcore import cuda_source, cuda_sums
 from oracle.tensorcore.cuda_sums import BYTE, POWERS, Sums, least_bit
 from oracle.tensorcore.fused import fused_sum, operand, round_accumulator
 from oracle.tensorcore.instructions import instruction
@@ -108,6 +108,6 @@ def test_only_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = get("sm90.promote128")
     product = product_of(schedule, 2, 3, 128, seed=1)
     assert cuda_sums.kernels(product, schedule, 32) is None
-    with pytest.raises(NumericsError, match=cuda_sums.SWITCH):
-        cuda_sums._checked((1,))
-    assert cuda_sums._checked((0, "found")) == "found" and cuda_sums._checked((0,)) is None
+    with pytest.raises(NumericsError, match=cuda_source.SWITCH):
+        cuda_source.checked((1,))
+    assert cuda_source.checked((0, "found")) == "found" and cuda_source.checked((0,)) is None

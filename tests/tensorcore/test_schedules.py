@@ -257,7 +257,7 @@ class TestRefusals:
 
     def test_unknown_schedule(self) -> None:
         with pytest.raises(NumericsError, match=r"of sm90; did you mean 'sm90\.promote128'"):
-            get("sm90.promote64")
+            get("sm90.promoted128")
         with pytest.raises(NumericsError, match="no model for arch 'gfx950'; did you mean .* There are: sm90"):
             get("gfx950.chain")
         with pytest.raises(NumericsError, match="no model for arch 'sm61'; did you mean .* There are: sm70"):

@@ -19,12 +19,11 @@ from oracle.errors import InputError, LayoutError, OptionError, ShapeError
 from oracle.numbers.formats import E4M3FN, E4M3FNUZ, codes_of, decode
 from oracle.routines.base import Output, get
 from oracle.routines.layouts import contract as contracts
-from oracle.routines.layouts import experts
 from oracle.routines.layouts import shards as shard_contracts
 from oracle.truth import layout, shards
 from oracle.verdict.compare import Status, Verdict
 
-assert contracts and experts and shard_contracts  # imported for their registration
+assert contracts and shard_contracts  # imported for their registration
 POISON = 0xA5
 sides = st.integers(1, 40)
 groups = st.sampled_from([None, 1, 3])

@@ -9,13 +9,11 @@ cannot cancel; a refusal is an answer. The unit scale is a contract here too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from oracle.numbers.quantize import WIDE
-from oracle.routines.base import FP8, TensorSpec, register
+from oracle.routines.base import FP8, Inputs, Options, TensorSpec, register
 from oracle.routines.layouts.contract import INTEGERS, LayoutContract, TableContract, columns
 from oracle.truth import decisions
 
@@ -78,10 +76,10 @@ class DeviceIdentity(LayoutContract):
     source = "vLLM w8a8_utils.maybe_create_device_identity"
     inputs = (TensorSpec("x", (*WIDE, *FP8), None, "whatever lies on the device; its values are not read"),)
 
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         return {"out": torch.ones(1, dtype=torch.float32, device=inputs["x"].device)}
 
-    def why_mistrust(self, inputs: Mapping[str, Tensor]) -> str | None:
+    def why_mistrust(self, inputs: Inputs) -> str | None:
         """Never: there is one right answer whatever the input holds."""
         return None
 

@@ -47,10 +47,6 @@ def binades(case: Case, rows: int, width: int, *, name: str = "binades", per_row
     return to_dtype(signs * significand * power, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
 
-def _static(case: Case) -> dict[str, Tensor]:
-    return {"x": gate_and_up(case), "scale": given_scale(case, "scale")}
-
-
 def _bounded(case: Case) -> dict[str, Tensor]:
     x = gate_and_up(case)
     if case.option("ub") is None:
@@ -83,14 +79,6 @@ def _rounding(case: Case) -> dict[str, object]:
 def _group(case: Case) -> dict[str, object]:
     group = case.option("group")
     return _rounding(case) | {"group_size": 128 if group is None else int(group)}
-
-
-def _block(case: Case) -> dict[str, object]:
-    return _group(case) | {"is_scale_transposed": case.option("columns") == "1"}
-
-
-def _masked_options(case: Case) -> dict[str, object]:
-    return _group(case) | {"use_ue8m0": case.option("ue8m0") == "1"}
 
 
 def ids(shapes: tuple[str, ...], family_shape: str):  # type: ignore[no-untyped-def]
@@ -205,15 +193,19 @@ _ROUNDINGS = {"rounding": ("product", "none")}
 
 GRAMMARS: Mapping[str, Grammar] = {
     "silu_and_mul_quant": Grammar(
-        ("m", "i"), _WIDE, ("tensor",), _FAMILIES, _static, _rounding, _ROUNDINGS, listed=_DENSE,
+        ("m", "i"), _WIDE, ("tensor",), _FAMILIES,
+        lambda case: {"x": gate_and_up(case), "scale": given_scale(case, "scale")}, _rounding, _ROUNDINGS,
+        listed=_DENSE,
     ),
     "silu_and_mul_per_block_quant": Grammar(
-        ("m", "i"), _WIDE, ("1x128",), _FAMILIES, _bounded, _block,
+        ("m", "i"), _WIDE, ("1x128",), _FAMILIES, _bounded,
+        lambda case: _group(case) | {"is_scale_transposed": case.option("columns") == "1"},
         {"group": ("64",), "columns": ("1",), "ub": ("0.008", "0.25"), "rounding": ("each",)},
         listed=_DENSE, domain="i % 128 == 0",
     ),
     "silu_and_mul_masked_post_quant": Grammar(
-        ("e", "t", "i"), _WIDE, ("1x128",), _FAMILIES, _masked, _masked_options,
+        ("e", "t", "i"), _WIDE, ("1x128",), _FAMILIES, _masked,
+        lambda case: _group(case) | {"use_ue8m0": case.option("ue8m0") == "1"},
         {"group": ("32", "64"), "ue8m0": ("1",), "rounding": ("none",)}, listed=_MASKED_IDS, domain="i % 128 == 0",
     ),
     "persistent_masked_m_silu_mul_quant": Grammar(

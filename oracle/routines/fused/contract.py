@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from oracle.bounds.interval import Admissible
+from oracle.bounds.quantiser import identify, kin
 from oracle.errors import OptionError, ShapeError
 from oracle.numbers.quantize import WIDE, Ends, Prepared, prepare
 from oracle.numbers.recipes import Recipe, ScaleFormula
@@ -33,19 +34,16 @@ from oracle.routines.base import (
     INTEGERS,
     Call,
     Contract,
+    Inputs,
     Operands,
+    Options,
     OptionSpec,
     Out,
     Output,
     TensorSpec,
 )
 from oracle.routines.fault import Fault, Stage, fold, touches
-from oracle.routines.quantisers.contract import (
-    PerTokenGroupQuantFp8,
-    QuantiserContract,
-    QuantiserSets,
-    run_quantiser,
-)
+from oracle.routines.quantisers.contract import PerTokenGroupQuantFp8, QuantiserContract, QuantiserSets, run_quantiser
 from oracle.tensorcore.identify import Match
 from oracle.verdict.compare import Verdict, compare, verdict
 from oracle.verdict.sets import Found, Range, Sets, ranged, rounded_to, worst_of
@@ -59,9 +57,7 @@ INNER = (
     TensorSpec("scale", F32, None, "the given scale", optional=True),
     TensorSpec("scale_ub", F32, None, "an upper bound", optional=True),
 )
-CONTIGUOUS, COLUMN_MAJOR = (
-    {"column_major_scales": columns, "tma_aligned_scales": False} for columns in (False, True)
-)
+CONTIGUOUS, COLUMN_MAJOR = ({"column_major_scales": columns, "tma_aligned_scales": False} for columns in (False, True))
 _GROUPS = PerTokenGroupQuantFp8()
 
 
@@ -87,7 +83,7 @@ class Inner(QuantiserContract):
         self.name = outer.contract.name  # type: ignore[misc]
         self.outer, self.admitted, self.between = outer, tuple(recipes), between
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return self.admitted
 
     def prepared(self, call: Call) -> Prepared:
@@ -104,37 +100,41 @@ class FusedContract(Contract):
     gpu = True
 
     @abstractmethod
-    def value(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Value:
+    def value(self, inputs: Inputs, options: Options) -> Value:
         """What a right kernel quantises, for checked inputs and options."""
 
     @abstractmethod
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         """The recipes that the contract admits for a checked call, the reference first."""
 
-    def others(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Admissible]:
+    def others(self, inputs: Inputs, options: Options) -> dict[str, Admissible]:
         """Outputs beside codes and scale, in the dtype of ``x``."""
         return {}
 
-    def given(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def modelled(self, inputs: Inputs, options: Mapping[str, object]) -> dict[str, Tensor]:
+        """The value bit for bit as known kernels compute it, by what they do; of the value's dtype."""
+        return {}
+
+    def given(self, inputs: Inputs) -> dict[str, Tensor]:
         """The scales that the quantiser is given."""
         return {name: inputs[name] for name in ("scale", "scale_ub") if name in inputs}
 
-    def codes(self, made: Tensor, inputs: Mapping[str, Tensor], fill: float) -> dict[str, Tensor]:
+    def codes(self, made: Tensor, inputs: Inputs, fill: float) -> dict[str, Tensor]:
         """The outputs that hold codes, from one element for each code of the specified rows; ``fill`` elsewhere."""
         return {"q": _whole(made, self.rows(inputs), self.shape(inputs), fill)}
 
-    def rows(self, inputs: Mapping[str, Tensor]) -> Tensor | None:
+    def rows(self, inputs: Inputs) -> Tensor | None:
         """The specified rows, bool and flat; None where all are."""
         if "masked_m" not in inputs:
             return None
         experts, tokens = inputs["x"].shape[:2]
         return (torch.arange(tokens, device="cpu")[None, :] < inputs["masked_m"].cpu()[:, None]).reshape(-1)
 
-    def publish(self, scale: Tensor, options: Mapping[str, object]) -> Tensor:
+    def publish(self, scale: Tensor, options: Options) -> Tensor:
         """Scales ``[..., G]`` in the layout that the routine returns."""
         return _GROUPS.publish(scale, COLUMN_MAJOR if options.get(COLUMNS.name) else CONTIGUOUS)
 
-    def logical(self, scale: Tensor, shape: tuple[int, ...], options: Mapping[str, object]) -> Tensor:
+    def logical(self, scale: Tensor, shape: tuple[int, ...], options: Options) -> Tensor:
         """The inverse of :meth:`publish`; ShapeError or LayoutError where the scale is not laid out so."""
         return _GROUPS.logical(scale, shape, COLUMN_MAJOR if options.get(COLUMNS.name) else CONTIGUOUS)
 
@@ -144,8 +144,7 @@ class FusedContract(Contract):
     def takes_numerics(self) -> bool:
         return True
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         for name in ("scale", "scale_ub"):
             if name in inputs and inputs[name].numel() != 1:
                 raise ShapeError(f"{name} has shape {list(inputs[name].shape)}; it must hold one value")
@@ -155,7 +154,6 @@ class FusedContract(Contract):
                 raise OptionError(f"masked_m {used.tolist()} is not within 0 and the {tokens} rows of an expert")
             if not bool((used > 0).any()):
                 raise ShapeError("masked_m names no row of any expert; there is nothing to judge")
-        return resolved
 
     @final
     def inner(self, call: Call) -> Call:
@@ -179,7 +177,7 @@ class FusedContract(Contract):
         inner = self.inner(call)
         return Operands({}, tuple(inner.inputs["x"].shape), recipes=self.declared(call.inputs, call.resolved))
 
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+    def shape(self, inputs: Inputs) -> tuple[int, ...]:
         """The shape of the codes."""
         return tuple(inputs["x"].shape)
 
@@ -209,7 +207,7 @@ class FusedContract(Contract):
         scale = self.logical(found["scale"], grid(shape, recipe.block).scale_shape, call.resolved)
         return {"q": matrix_of(found["q"], rows), "scale": matrix_of(scale, rows)}
 
-    def published(self, made: Mapping[str, Tensor], inputs: Mapping[str, Tensor], call: Call) -> dict[str, Tensor]:
+    def published(self, made: Found, inputs: Inputs, call: Call) -> dict[str, Tensor]:
         """The outputs of the routine from codes and scale of the specified rows; NaN elsewhere."""
         rows, shape, dtype = self.rows(inputs), self.shape(call.inputs), made["q"].dtype
         found = {name: q.view(dtype) for name, q in self.codes(made["q"].view(torch.uint8), inputs, 0x7F).items()}
@@ -235,10 +233,10 @@ class FusedContract(Contract):
         written: dict[str, Tensor] = fold(call, faults, Stage.WRITE, found)
         return written
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> dict[str, Tensor]:
+    def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
         return self.kernel(Call(self, inputs, options).checked())
 
-    def predict(self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object) -> dict[str, Tensor]:
+    def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> dict[str, Tensor]:
         """The bits of one recipe on the expected value, the contract's first when none is named."""
         call = Call(self, inputs, options).checked()
         inner = self.inner(call)
@@ -247,15 +245,19 @@ class FusedContract(Contract):
         beside = {n: rounded_to(s.expected, inputs["x"].dtype) for n, s in self.others(inputs, call.resolved).items()}
         return self.published(made, inputs, call) | beside
 
-    def identify(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str | None, **options: object
-    ) -> list[Match]:
-        """Recipes by the fraction of codes and scales that they reproduce on the expected value, best first."""
+    def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
+        """Recipes by the fraction of codes and scales that they reproduce, on the expected value and on those of known
+        kernels, best first."""
         call = Call(self, inputs, options).checked()
-        inner = self.inner(call)
-        return inner.contract.identify(inner.inputs, self.split(self.taken(call, output), call), arch=arch)
+        inner, codes = self.inner(call), self.split(self.taken(call, output), call)
+        found = inner.contract.identify(inner.inputs, codes, arch=arch)
+        for name, value in self.modelled(inputs, call.resolved).items():
+            other = {**inner.inputs, "x": matrix_of(value, self.rows(inputs))}
+            made = inner.contract.identify(other, codes, arch=arch)
+            found += [Match(f"{m.schedule} of {name}", m.equal, m.compared) for m in made]
+        return sorted(found, key=lambda m: -m.equal)
 
-    def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    def refused(self, call: Call, given: Found, right: Found) -> dict[str, Tensor] | None:
         inner = self.inner(call)
         bad = inner.contract.refused(inner, self.split(given, call), self.split(right, call))
         assert bad is not None
@@ -277,12 +279,26 @@ class FusedSets(Sets):
     quantiser: QuantiserSets
 
     def judge(self, found: Found) -> Verdict:
-        judged = self.quantiser.judge(self.contract.split(found, self.call))
+        codes = self.contract.split(found, self.call)
+        judged = self.quantiser.judge(codes)
+        if judged.outside == 0 and judged.matches is None and (name := self._modelled(codes)):
+            judged = replace(judged, matches=name, summary=f"{judged.summary}; bits of {name}")
         others = self.contract.others(self.call.inputs, self.call.resolved)
         beside = [
             verdict(compare(found[name], sets, output=name), basis="one rounding") for name, sets in others.items()
         ]
         return worst_of([judged, *beside]) if beside else judged
+
+    def _modelled(self, codes: Found) -> str | None:
+        """The recipe and the kernel's own value that give an output's bits."""
+        call, inner = self.call, self.quantiser.call
+        contract, rows = self.quantiser.contract, self.contract.rows(call.inputs)
+        q, scale = contract.split(codes, inner, self.quantiser.recipes)
+        for name, value in self.contract.modelled(call.inputs, call.resolved).items():
+            x = contract.prepared_of({**inner.inputs, "x": matrix_of(value, rows)}, inner.resolved)
+            for recipe in identify(x, q, scale, among=kin(self.quantiser.recipes[0])):
+                return f"{recipe} of {name}"
+        return None
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         """The sets of the first recipe for the expected scale; rows that are not specified are free."""

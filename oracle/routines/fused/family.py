@@ -1,9 +1,9 @@
 """Fused quantisers: activation or norm and quantiser in one kernel."""
 
 from oracle.routines.family import RoutineFamily
-from oracle.routines.fused import cases, faults, groups, norm, rope, silu
+from oracle.routines.fused import cases, faults, kernels
 
 FAMILY = RoutineFamily(
-    name="fused", contracts=(silu, norm, rope, groups), grammars=cases.GRAMMARS,
+    name="fused", contracts=(kernels,), grammars=cases.GRAMMARS,
     faults=(faults.INSIDE, faults.QUANTISER, faults.VALUES, faults.NORMS, faults.ROTARY), goldens=cases.GOLDENS,
 )  # fmt: skip

@@ -10,21 +10,8 @@ import torch
 from torch import Tensor
 
 from oracle.numbers.formats import FP32, decode, of_dtype
-from oracle.routines.fault import (
-    ARITHMETIC,
-    CAST,
-    INDEX,
-    MOVEMENT,
-    VALUE,
-    Call,
-    Fault,
-    Faults,
-    WhyNot,
-    both,
-    entry,
-    need,
-    ones,
-)
+from oracle.routines.base import Call
+from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Fault, Faults, both, entry, need, ones
 from oracle.routines.fused.contract import FusedContract, Inner, matrix_of
 from oracle.routines.quantisers import faults as quantisers
 from oracle.routines.quantisers.contract import Amax
@@ -53,6 +40,7 @@ FUSED = COMPUTED | GIVEN
 PREFIX = "fused: "
 OfTensor = Callable[[Tensor], Tensor]
 Change = Callable[..., Any]
+OfCall = Callable[[Call], "str | None"]
 MINE = "no public thread: "
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 # fmt: off
@@ -71,7 +59,7 @@ class _Inside:
                 yield replace(fault, name=PREFIX + fault.name, contracts=where, why_not=asked_inside(fault.why_not))
 
 
-def asked_inside(why_not: WhyNot) -> WhyNot:
+def asked_inside(why_not: OfCall) -> OfCall:
     """A need of the quantiser, asked of the call inside one whose contract has ``inner``."""
 
     def asked(call: Call) -> str | None:
@@ -147,10 +135,6 @@ def _up_moved(x: Tensor, by: int) -> Tensor:
     return torch.cat([gate, torch.roll(up, by, dims=-1)], dim=-1)
 
 
-def _gelu(gate: Tensor) -> Tensor:
-    return gate * 0.5 * (1 + torch.erf(gate / 2.0**0.5))
-
-
 VALUES = Faults(GATED)
 fault = VALUES.declare
 rounded = need(lambda call: call.resolved.get("rounding") != "none", "the value is not rounded")
@@ -165,7 +149,7 @@ fault("fused activation without silu", ARITHMETIC, seen=MINE + "the activation a
       store=_instead(lambda gate: gate))
 fault("sigmoid in place of silu in the fused activation", ARITHMETIC, seen="sglang PR 39920", store=_instead(sigmoid))
 fault("gelu in place of silu in the fused activation", ARITHMETIC, seen=MINE + "the activation argument ignored",
-      store=_instead(_gelu))
+      store=_instead(lambda gate: gate * 0.5 * (1 + torch.erf(gate / 2.0**0.5))))
 fault("up half left out of the fused activation", MOVEMENT, seen=MINE + "a gated kernel on an ungated weight",
       read=entry("x", lambda x: torch.cat([x.chunk(2, -1)[0], ones(x.chunk(2, -1)[1])], -1)))
 fault("value kept in float32 where its dtype is promised", CAST, seen="TensorRT-LLM PR 14464",
@@ -273,14 +257,8 @@ def _normed(
     return rounded_to(nearest(made + beside, fmt) if later else made, value.dtype)
 
 
-def _epsilon(call: Call) -> float:
-    epsilon = call.resolved["epsilon"]
-    assert isinstance(epsilon, float)
-    return epsilon
-
-
 def _root(call: Call, z: Tensor) -> Tensor:
-    return (z.square().mean(dim=1, keepdim=True) + _epsilon(call)).rsqrt()
+    return torch.rsqrt(z.square().mean(dim=1, keepdim=True) + call.resolved["epsilon"])
 
 
 def _with_root(root: Callable[[Call, Tensor], Tensor]) -> Change:
@@ -289,7 +267,7 @@ def _with_root(root: Callable[[Call, Tensor], Tensor]) -> Change:
 
 def _of_mean(change: OfTensor) -> Change:
     """The reciprocal root of a changed mean square."""
-    return _with_root(lambda call, z: (change(z) + _epsilon(call)).rsqrt())
+    return _with_root(lambda call, z: (change(z) + call.resolved["epsilon"]).rsqrt())
 
 
 def _padded(z: Tensor) -> Tensor:
@@ -326,7 +304,7 @@ fault("epsilon 1e-5 whatever was asked for", ARITHMETIC,
       options=lambda options: options | {"epsilon": 1e-5},
       needs=need(lambda call: call.resolved["epsilon"] != 1e-5, "epsilon is 1e-5"), same_if=LARGE)
 fault("epsilon added to the root", ARITHMETIC, seen=MINE + "sqrt(mean) + epsilon for sqrt(mean + epsilon)",
-      store=_with_root(lambda call, z: 1 / (z.square().mean(dim=1, keepdim=True).sqrt() + _epsilon(call))),
+      store=_with_root(lambda call, z: 1 / (z.square().mean(dim=1, keepdim=True).sqrt() + call.resolved["epsilon"])),
       same_if=LARGE)
 fault("mean subtracted before the norm", ARITHMETIC, seen=MINE + "LayerNorm for RMS norm",
       store=lambda call, value: _normed(call, value, centre=True), same_if="all means are 0")
@@ -399,10 +377,6 @@ def _cache(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Change:
     return entry("cos_sin_cache", lambda cache: torch.cat(change(*cache.chunk(2, dim=-1)), dim=-1))
 
 
-def _through_bf16(call: Call, value: Tensor) -> Tensor:
-    return nearest_bf16(value)
-
-
 fault("rotary pairs of the other style", INDEX, seen=MINE + "is_neox read the other way round",
       options=lambda options: options | {"is_neox": not options["is_neox"]})
 fault("rotation backwards", ARITHMETIC, seen=MINE + "the sign of the sine", read=_cache(lambda cos, sin: (cos, -sin)),
@@ -427,7 +401,7 @@ fault("factor of the key used for the query", VALUE, seen="vllm PR 37054",
 fault("factor divides", VALUE, seen="xpu-kernels PR 475",
       options=lambda options: options | {"quant_scale_q": 1 / options["quant_scale_q"]},
       needs=need(lambda call: call.resolved["quant_scale_q"] != 1.0, "it is 1"))
-fault("rotated value rounded to bfloat16 before the cast", CAST, seen="TensorRT-LLM PR 14464", store=_through_bf16,
+fault("rotated value rounded to bfloat16 before the cast", CAST, seen="TensorRT-LLM PR 14464", store=nearest_bf16,
       same_if="every value is a bfloat16 value")
 fault("other columns of the key taken from the query", INDEX, seen="vllm 42956",
       read=lambda given: given | {"k_nope": given["q_nope"].reshape(-1)[: given["k_nope"].numel()].reshape(

@@ -16,7 +16,7 @@ from torch import Tensor
 from oracle.numbers.formats import E4M3FN, from_codes
 from oracle.routines import data
 from oracle.routines.case import Case, Grammar, given_scale, no_options, seeds
-from oracle.routines.kv_cache.tiles import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE
+from oracle.routines.kv_cache.writers import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE
 
 WIDE = ("bf16-e4m3", "f16-e4m3", "f32-e4m3")
 FAMILIES = tuple(data.ACTIVATION_FAMILIES)
@@ -217,19 +217,11 @@ def _set(case: Case) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def _skip(case: Case) -> dict[str, object]:
-    return {"reserved_skip_index": 0}
-
-
 def _convert(case: Case) -> dict[str, Tensor]:
     shape = (case["s"], case["p"], case["d"])
     if case.dtypes.startswith("e4m3"):
         return {"src": codes(case, "src", *shape)}
     return {"src": values(case, "src", *shape)}
-
-
-def _conversion(case: Case) -> dict[str, object]:
-    return {"scale": float(scale_of(case, "scale", 1)), "out_dtype": case.out_dtype}
 
 
 def _appended(case: Case) -> tuple[dict[str, Tensor], int]:
@@ -390,10 +382,12 @@ GRAMMARS: Mapping[str, Grammar] = {
         "trep", _mla, no_options, "t=1,r=16,e=8,p=4", "t=3,r=32,e=16,p=1", "t=11,r=128,e=64,p=16", families=DIVIDED,
     ),
     "set_mla_kv_buffer": grammar(
-        "tre", _set, _skip, "t=1,r=16,e=8", "t=3,r=32,e=16", "t=11,r=128,e=64", dtypes=WIDE[:2], families=DIVIDED,
+        "tre", _set, lambda case: {"reserved_skip_index": 0}, "t=1,r=16,e=8",
+        "t=3,r=32,e=16", "t=11,r=128,e=64", dtypes=WIDE[:2], families=DIVIDED,
     ),
     "convert_fp8": grammar(
-        "spd", _convert, _conversion, "s=1,p=1,d=16", "s=3,p=4,d=72",
+        "spd", _convert, lambda case: {"scale": float(scale_of(case, "scale", 1)), "out_dtype": case.out_dtype},
+        "s=1,p=1,d=16", "s=3,p=4,d=72",
         dtypes=(*WIDE, "e4m3-bf16", "e4m3-f16", "e4m3-f32"), families=DIVIDED,
     ),
     "append_paged_kv_cache": grammar(
@@ -412,9 +406,7 @@ GRAMMARS: Mapping[str, Grammar] = {
         "tdp", _indexer, lambda case: {"scale_fmt": case.option("scale") or ""}, "t=1,d=128,p=4", "t=3,d=256,p=1",
         "t=11,d=128,p=64", dtypes=TILED, scheme="1x128", options={"scale": ("ue8m0",)},
     ),
-    "quantize_k_cache": grammar(
-        "sp", _whole, no_options, "s=1,p=2", "s=3,p=4", dtypes=TILED[:1], scheme="1x128"
-    ),
+    "quantize_k_cache": grammar("sp", _whole, no_options, "s=1,p=2", "s=3,p=4", dtypes=TILED[:1], scheme="1x128"),
     "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping": grammar(
         "thdp", _nvfp4, _layout, "t=1,h=1,d=64,p=4", "t=11,h=3,d=64,p=16", dtypes=TILED, scheme="1x16",
         options=_LAYOUTS,

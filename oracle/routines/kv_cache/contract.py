@@ -8,7 +8,8 @@
 A *place* is an index into the elements of an output in the order of its logical shape. What no piece writes holds the
 bits that it held: the memory before the call is an input of the same name as the output.
 
-*Admitted*: one code where the scale is given (any NaN for a NaN, -0 for +0); for ``Quantised`` the sets of
+*Admitted*: one code where the scale is given (any NaN for a NaN, -0 for +0), of ``x`` times the rounded reciprocal
+where ``numerics`` declares a recipe that multiplies by it (``vllm_static``); for ``Quantised`` the sets of
 :mod:`oracle.bounds.quantiser`; for ``Products`` the two values that one or two roundings give, and what lies between
 them: the product of a code and a float32 value has at most 28 bits, so float64 holds it, and a kernel rounds it to
 float32 or not before it rounds it to T. Everything else is judged bit for bit.
@@ -20,7 +21,6 @@ Faults have the stages READ, OPTIONS, STORE (the pieces, whose places they chang
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -28,12 +28,13 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.interval import Admissible
-from oracle.errors import OptionError, ShapeError
+from oracle.errors import NumericsError, OptionError, ShapeError
+from oracle.numbers import recipes as named
 from oracle.numbers.formats import E2M1, E4M3FN, codes_of, decode, from_codes
-from oracle.numbers.recipes import Recipe
+from oracle.numbers.recipes import CodeFormula, Recipe, ScaleFormula
 from oracle.numbers.rounding import Overflow, Rounding, encode, f32, to_dtype
 from oracle.numbers.scaling import ScaleFormat, grid
-from oracle.routines.base import F32, Call, Contract, Operands, Out, Output, TensorSpec
+from oracle.routines.base import F32, Call, Contract, Inputs, Operands, Options, Out, Output, TensorSpec
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.routines.fused.contract import INNER, Inner
 from oracle.routines.mx.contract import pack, unpack
@@ -44,6 +45,7 @@ from oracle.verdict.sets import Found, Range, Sets, judge_bits, ranged, rounded_
 
 QUANTISER_STAGES = {Stage.RECIPE, Stage.AMAX, Stage.QUOTIENT, Stage.CODES, Stage.SCALE}
 DIVIDED, READ = "x / scale, rounded once", "code times scale, one rounding or two"
+MULTIPLIED = "x times the rounded reciprocal of the scale"
 
 
 @dataclass(frozen=True)
@@ -112,9 +114,7 @@ class Quotients:
     def codes(self) -> Tensor:
         """uint8 codes of E4M3; NaN is 0x7F."""
         undefined = torch.isnan(self.quotient)
-        made = encode(
-            self.quotient.masked_fill(undefined, 0.0), E4M3FN, rounding=self.rounding, overflow=self.overflow
-        )
+        made = encode(self.quotient.masked_fill(undefined, 0.0), E4M3FN, rounding=self.rounding, overflow=self.overflow)
         return made.masked_fill(undefined, 0x7F)
 
 
@@ -141,12 +141,13 @@ class CacheContract(Contract):
     gpu = True
     memory: ClassVar[tuple[str, ...]] = ()
     interval: ClassVar[bool] = True  # whether admissible outputs are an interval around the expected ones
+    divides: ClassVar[bool] = False  # whether codes are those of quotients by a given scale
 
     @abstractmethod
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         """What a right kernel puts where, for checked inputs."""
 
-    def before(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def before(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         """The memory of every output before the call; NaN bits in fresh outputs."""
         return {name: inputs[name] for name in self.memory}
 
@@ -154,7 +155,7 @@ class CacheContract(Contract):
 
     @property
     def takes_numerics(self) -> bool:
-        return self.loses
+        return self.loses or self.divides
 
     def work(self, call: Call) -> list[Piece]:
         """The pieces of a checked call."""
@@ -179,14 +180,12 @@ class CacheContract(Contract):
         made = {name: x.clone() for name, x in self.before(call.inputs, call.resolved).items()}
         for piece in pieces:
             for name, bits, at in _written(call, piece, faults):
-                memory = flat(made[name]).clone()
-                inside = (at >= 0) & (at < memory.numel())  # what leaves the memory is nobody's output
-                memory[at[inside]] = bits[inside].to(memory.dtype)
-                made[name] = memory.view(made[name].dtype).reshape(made[name].shape)
+                inside = (at >= 0) & (at < made[name].numel())  # what leaves the memory is nobody's output
+                made[name] = put(made[name], at[inside], bits[inside])
         found: dict[str, Tensor] = fold(call, faults, Stage.WRITE, made)
         return found
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor | dict[str, Tensor]:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor | dict[str, Tensor]:
         made = self.kernel(Call(self, inputs, options).checked())
         return made["out"] if tuple(made) == ("out",) else made
 
@@ -200,11 +199,11 @@ class CacheContract(Contract):
             return "k_scale and v_scale are equal, so one in place of the other changes nothing"
         return None
 
-    def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    def refused(self, call: Call, given: Found, right: Found) -> dict[str, Tensor] | None:
         sets = CacheSets(self, call, None)
         return {name: sets.bad(name, found, given) for name, found in given.items()}
 
-    def predict(self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object) -> dict[str, Tensor]:
+    def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> dict[str, Tensor]:
         """The bits of one recipe, the contract's first when none is named."""
         call = Call(self, inputs, options).checked()
         if not self.loses:
@@ -219,9 +218,7 @@ class CacheContract(Contract):
                     flat(made[name])[at] = bits
         return made
 
-    def identify(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str | None, **options: object
-    ) -> list[Match]:
+    def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
         """Recipes by the fraction of codes and scales of the first quantised piece that they reproduce, best first."""
         call = Call(self, inputs, options).checked()
         if not self.loses:
@@ -244,7 +241,8 @@ class CacheSets(Sets):
         expected, mistrust = self.call.truth, self.contract.why_mistrust(self.call)
         verdicts = [sets.judge(_split(piece, found)) for piece, sets in self.quantised()]
         for name, sets in self.intervals().items():
-            basis = DIVIDED if any(isinstance(p, Coded) for p in self.contract.work(self.call)) else READ
+            coded = MULTIPLIED if self.multiplied() else DIVIDED
+            basis = coded if any(isinstance(p, Coded) for p in self.contract.work(self.call)) else READ
             verdicts.append(verdict(compare(found[name], sets, output=name), basis=basis, mistrust=mistrust))
         for name, due in expected.items():
             rest = torch.where(self.elsewhere(name), flat(due), flat(found[name]))
@@ -263,9 +261,21 @@ class CacheSets(Sets):
                 made.append((piece, QuantiserSets(inside.contract, inside, recipes)))
         return made
 
+    def multiplied(self) -> bool:
+        """Whether the declared recipe multiplies by the reciprocal of a given scale.
+
+        Raises NumericsError: it is a recipe that computes its scale.
+        """
+        if self.recipe is None or not self.contract.divides:
+            return False
+        recipe = named.get(self.recipe)
+        if recipe.formula is not ScaleFormula.GIVEN:
+            raise NumericsError(f"{self.contract.name} takes a given scale; declare vllm_static or torch_static")
+        return recipe.code is CodeFormula.RECIPROCAL
+
     def intervals(self) -> dict[str, Admissible]:
         """The ends of every element that is divided or multiplied, in the shape of the output."""
-        return self.call.once("intervals", self._intervals)
+        return self.call.once(f"intervals of {self.recipe}", self._intervals)
 
     def _intervals(self) -> dict[str, Admissible]:
         found: dict[str, Admissible] = {}
@@ -280,6 +290,10 @@ class CacheSets(Sets):
                 if isinstance(piece, Products):
                     ends = _products(piece, due.dtype)
                     low[piece.at], high[piece.at] = ends.amin(dim=0), ends.amax(dim=0)
+                elif self.multiplied():
+                    quotient = f32(decode(piece.x) * f32(torch.ones_like(piece.scale) / piece.scale))
+                    codes = Quotients(piece.x, piece.scale, quotient).codes()
+                    low[piece.at] = high[piece.at] = expected[piece.at] = decode(codes, E4M3FN)
             low, high, expected, owned = (t.reshape(due.shape) for t in (low, high, expected, inside))
             found[name] = Admissible(low, high, expected, specified=owned)
         return found
@@ -340,6 +354,13 @@ def flat(x: Tensor) -> Tensor:
     """The elements of a tensor in the order of its logical shape, as integers."""
     raw = x.contiguous()
     return (codes_of(raw) if raw.is_floating_point() else raw).flatten()
+
+
+def put(x: Tensor, at: Tensor, bits: Tensor) -> Tensor:
+    """Memory that holds these bits in these places, and everywhere else what it held."""
+    memory = flat(x).clone()
+    memory[at] = bits.to(memory.dtype)
+    return memory.view(x.dtype).reshape(x.shape)
 
 
 def _written(call: Call, piece: Piece, faults: tuple[Fault, ...]) -> list[tuple[str, Tensor, Tensor]]:
@@ -423,7 +444,7 @@ def slots_of(slot_mapping: Tensor, name: str, slots: int, tokens: int, *, skip: 
         raise OptionError(f"{name} names a slot twice; which of two tokens stays there is not defined")
 
 
-def one_scale(inputs: Mapping[str, Tensor], *names: str, heads: int = 1) -> None:
+def one_scale(inputs: Inputs, *names: str, heads: int = 1) -> None:
     """Refuse scales that are not one value, or one for each head, or not positive and finite."""
     for name in names:
         scale = inputs[name]

@@ -1,9 +1,9 @@
 """KV caches in FP8 and NVFP4: writers and readers of pages."""
 
 from oracle.routines.family import RoutineFamily
-from oracle.routines.kv_cache import cases, faults, readers, tiles, writers
+from oracle.routines.kv_cache import cases, faults, readers, writers
 
 FAMILY = RoutineFamily(
-    name="kv_cache", contracts=(writers, tiles, readers), grammars=cases.GRAMMARS,
+    name="kv_cache", contracts=(writers, readers), grammars=cases.GRAMMARS,
     faults=(faults.FAULTS, faults.CASTS, faults.INSIDE), goldens=cases.GOLDENS,
 )  # fmt: skip

@@ -4,38 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from oracle.numbers.formats import BF16, E4M3FN, codes_of, decode, from_codes, of_dtype
 from oracle.numbers.rounding import Overflow, Rounding, encode, f32, round_to
-from oracle.routines.fault import (
-    ARITHMETIC,
-    CAST,
-    INDEX,
-    MOVEMENT,
-    VALUE,
-    Call,
-    Fault,
-    Faults,
-    both,
-    entry,
-    need,
-)
+from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Call, Fault, Faults, both, entry, need
 from oracle.routines.fused.faults import asked_inside
-from oracle.routines.kv_cache.contract import (
-    CacheContract,
-    Coded,
-    Copied,
-    Piece,
-    Products,
-    Quantised,
-    Quotients,
-    flat,
-)
-from oracle.routines.kv_cache.tiles import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE, columns
+from oracle.routines.kv_cache.contract import Coded, Copied, Piece, Products, Quantised, Quotients, flat, put
+from oracle.routines.kv_cache.writers import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE, columns
 from oracle.routines.quantisers import faults as quantisers
 from oracle.routines.quantisers.contract import Amax
 from oracle.verdict.sets import rounded_to
@@ -66,6 +45,7 @@ MINE = "no public thread: "
 PREFIX = "cache: "
 Tensors = dict[str, Tensor]
 Pieces = list[Piece]
+P = TypeVar("P", Copied, Coded, Quantised, Products)
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 # fmt: off
 FAULTS = Faults(ALL)
@@ -75,9 +55,25 @@ fault = FAULTS.declare
 # --- what a call must have ----------------------------------------------------------------------------------
 
 
-def _pieces(call: Call, kind: type) -> list[Piece]:
-    assert isinstance(call.contract, CacheContract)
-    return [piece for piece in call.contract.work(call) if isinstance(piece, kind)]
+def _work(call: Call) -> Pieces:
+    found: Pieces = call.contract.work(call)  # type: ignore[attr-defined]  # these contracts have pieces
+    return found
+
+
+def _pieces(call: Call, kind: type[P]) -> list[P]:
+    return [piece for piece in _work(call) if isinstance(piece, kind)]
+
+
+def _each(kind: type[P], pieces: Pieces, change: Callable[[P], Piece]) -> Pieces:
+    """The pieces, those of one kind changed."""
+    return [change(piece) if isinstance(piece, kind) else piece for piece in pieces]
+
+
+def _moved(piece: Piece, change: Callable[[Tensor, str], Tensor]) -> Piece:
+    """A piece in other places, which ``change`` makes of the right ones and the output; its scales too."""
+    if isinstance(piece, Quantised):
+        piece = replace(piece, scale_at=change(piece.scale_at, piece.scales))
+    return replace(piece, at=change(piece.at, piece.name))
 
 
 coded = need(lambda call: _pieces(call, Coded), "nothing is divided")
@@ -161,12 +157,8 @@ fault("value rounded to float16 before the division", CAST, seen="HARDWARE.md 3,
       quotient=_quotient(lambda q: f32(decode(q.x.to(torch.float16)) / q.scale)),
       same_if="every value is a float16 value")
 fault("divided by the scale where it multiplies", VALUE, seen="xpu-kernels PR 475", contracts=MULTIPLIED, needs=read,
-      store=lambda pieces: _products(pieces, lambda p: replace(p, scale=f32(1.0 / p.scale))),
+      store=lambda pieces: _each(Products, pieces, lambda p: replace(p, scale=f32(1.0 / p.scale))),
       same_if="the scale is 1")
-
-
-def _products(pieces: Pieces, change: Callable[[Products], Products]) -> Pieces:
-    return [change(piece) if isinstance(piece, Products) else piece for piece in pieces]
 
 
 # --- the cast -----------------------------------------------------------------------------------------------
@@ -280,20 +272,13 @@ fault("token without an entry in the mapping written", MOVEMENT, seen="vllm 4574
 
 def _other_layout(call: Call, pieces: Pieces) -> Pieces:
     """Heads and slots of a page exchanged."""
-    def moved(at: Tensor, x: Tensor) -> Tensor:
-        _, a, b, depth = x.shape
+    def moved(at: Tensor, name: str) -> Tensor:
+        _, a, b, depth = call.inputs[name].shape
         page, rest = at // (a * b * depth), at % (a * b * depth)
         first, second, column = rest // (b * depth), rest // depth % b, rest % depth
         return ((page * b + second) * a + first) * depth + column
 
-    made: Pieces = []
-    for piece in pieces:
-        at = moved(piece.at, call.inputs[piece.name])
-        if isinstance(piece, Quantised):
-            made.append(replace(piece, at=at, scale_at=moved(piece.scale_at, call.inputs[piece.scales])))
-        else:
-            made.append(replace(piece, at=at))
-    return made
+    return [_moved(piece, moved) for piece in pieces]
 
 
 fault("heads and slots of a page exchanged", INDEX, seen="flashinfer 1023, strides of the other layout",
@@ -306,16 +291,8 @@ def _rows(change: Callable[[Call, Tensor], Tensor]) -> Callable[[Call, Pieces], 
     """Rows of heads of every piece, changed in their places: ``[tokens, heads, D]``."""
     def store(call: Call, pieces: Pieces) -> Pieces:
         heads = next(iter(call.inputs.values())).shape[1]
-        made: Pieces = []
-        for piece in pieces:
-            kept = change(call, piece.at.reshape(-1, heads, piece.at.shape[-1])).flatten(0, 1)
-            if isinstance(piece, Quantised):
-                places = piece.scale_at.reshape(-1, heads, piece.scale_at.shape[-1])
-                scales = change(call, places).flatten(0, 1)
-                made.append(replace(piece, at=kept, scale_at=scales))
-            else:
-                made.append(replace(piece, at=kept))
-        return made
+        rows = lambda at, _: change(call, at.reshape(-1, heads, at.shape[-1])).flatten(0, 1)  # noqa: E731
+        return [_moved(piece, rows) for piece in pieces]
 
     return store
 
@@ -364,15 +341,13 @@ def _cleared(call: Call, made: Tensors) -> Tensors:
     """Zeros wherever nothing was written."""
     out = {}
     for name, x in made.items():
-        raw = flat(x).clone()
-        assert isinstance(call.contract, CacheContract)
-        kept = torch.zeros(raw.numel(), dtype=torch.bool, device="cpu")
-        for piece in call.contract.work(call):
+        kept = torch.zeros(x.numel(), dtype=torch.bool, device="cpu")
+        for piece in _work(call):
             if piece.name == name:
                 kept[piece.at] = True
             if isinstance(piece, Quantised) and piece.scales == name:
                 kept[piece.scale_at] = True
-        out[name] = raw.masked_fill(~kept, 0).view(x.dtype).reshape(x.shape)
+        out[name] = put(x, ~kept, torch.zeros((), dtype=torch.float32, device="cpu"))
     return out
 
 
@@ -382,19 +357,13 @@ fault("memory that no token owns cleared", MOVEMENT, seen="flashinfer 3978, a bu
 
 def _last_page(call: Call, made: Tensors) -> Tensors:
     """A write past the last element of the last page that is used, one element."""
-    out = dict(made)
-    assert isinstance(call.contract, CacheContract)
-    piece = call.contract.work(call)[0]
-    raw = flat(made[piece.name]).clone()
-    following = int(piece.at.max()) + 1
-    raw[following] = raw[following] ^ 1
-    out[piece.name] = raw.view(made[piece.name].dtype).reshape(made[piece.name].shape)
-    return out
+    piece = _work(call)[0]
+    following = piece.at.max() + 1
+    return made | {piece.name: put(made[piece.name], following, flat(made[piece.name])[following] ^ 1)}
 
 
 def _follows(call: Call) -> bool:
-    assert isinstance(call.contract, CacheContract)
-    piece = call.contract.work(call)[0]
+    piece = _work(call)[0]
     return int(piece.at.max()) + 1 < call.truth[piece.name].numel()
 
 
@@ -453,14 +422,6 @@ fault("slot one too far", INDEX, seen=MINE + "slot 0 is reserved", contracts={SE
 # --- rows of 656 bytes, pages of index keys -----------------------------------------------------------------
 
 
-def _copied(pieces: Pieces, change: Callable[[Copied], Copied]) -> Pieces:
-    return [change(piece) if isinstance(piece, Copied) else piece for piece in pieces]
-
-
-def _quantised(pieces: Pieces, change: Callable[[Quantised], Quantised]) -> Pieces:
-    return [change(piece) if isinstance(piece, Quantised) else piece for piece in pieces]
-
-
 def _through_fp8(piece: Copied) -> Copied:
     """16-bit values that were codes of E4M3 in between."""
     bits = piece.bits.contiguous().view(torch.bfloat16)
@@ -472,21 +433,22 @@ def _through_fp8(piece: Copied) -> Copied:
 
 
 fault("rotated columns quantised too", CAST, seen="vllm PR 54563", contracts=ROWS | READ_ROWS,
-      store=lambda pieces: _copied(pieces, _through_fp8), same_if="every one is a code")
+      store=lambda pieces: _each(Copied, pieces, _through_fp8), same_if="every one is a code")
 fault("rotated columns right behind the codes, the scales at the end", INDEX, seen="vllm PR 54563, byte offsets",
       contracts=ROWS,
-      store=lambda pieces: _copied(_quantised(pieces, lambda p: replace(p, scale_at=p.scale_at + 2 * ROPE)),
-                                   lambda p: replace(p, at=p.at - 16)))
+      store=lambda pieces: _each(
+          Copied, _each(Quantised, pieces, lambda p: replace(p, scale_at=p.scale_at + 2 * ROPE)),
+          lambda p: replace(p, at=p.at - 16)))
 fault("scales one word too far", INDEX, seen="vllm PR 54563, byte offsets", contracts=ROWS,
-      store=lambda pieces: _quantised(pieces, lambda p: replace(p, scale_at=p.scale_at + 4)))
+      store=lambda pieces: _each(Quantised, pieces, lambda p: replace(p, scale_at=p.scale_at + 4)))
 fault("scales of the tiles in the opposite order", INDEX, seen="sglang PR 25733, bytes of a word", contracts=ROWS,
-      store=lambda pieces: _quantised(pieces, lambda p: replace(
+      store=lambda pieces: _each(Quantised, pieces, lambda p: replace(
           p, scale_at=p.scale_at.reshape(len(p.scale_at), -1, 4).flip(1).flatten(1))),
       same_if="the scales of every row are equal")
 fault("scales of the tiles left as they were", VALUE, seen="vllm-omni 5263, a sentinel", contracts=TILED | {NVFP4},
-      store=lambda pieces: _quantised(pieces, lambda p: replace(p, scale_at=torch.full_like(p.scale_at, -1))))
+      store=lambda pieces: _each(Quantised, pieces, lambda p: replace(p, scale_at=torch.full_like(p.scale_at, -1))))
 fault("codes left as they were", MOVEMENT, seen="vllm-omni 5263", contracts=TILED | {NVFP4},
-      store=lambda pieces: _quantised(pieces, lambda p: replace(p, at=torch.full_like(p.at, -1))))
+      store=lambda pieces: _each(Quantised, pieces, lambda p: replace(p, at=torch.full_like(p.at, -1))))
 fault("rotated columns left as they were", MOVEMENT, seen="vllm-omni 5263", contracts=ROWS,
       store=lambda pieces: [piece for piece in pieces if not isinstance(piece, Copied)])
 
@@ -499,7 +461,7 @@ def _float16_bits(piece: Copied) -> Copied:
 
 
 fault("rotated columns stored as float16", CAST, seen="HARDWARE.md 3", contracts=ROWS,
-      store=lambda pieces: _copied(pieces, _float16_bits), same_if="they are zero")
+      store=lambda pieces: _each(Copied, pieces, _float16_bits), same_if="they are zero")
 
 
 def _interleaved(call: Call, pieces: Pieces) -> Pieces:
@@ -511,14 +473,14 @@ def _interleaved(call: Call, pieces: Pieces) -> Pieces:
         start = first // (page * row) * (page * row) + first % (page * row) // depth * row
         return replace(piece, at=start + columns(depth), scale_at=start + depth + columns(row - depth))
 
-    return _quantised(pieces, moved)
+    return _each(Quantised, pieces, moved)
 
 
 fault("scales beside the codes of their row", INDEX, seen="DeepGEMM 433, the layout of a page", contracts={INDEXER},
       needs=several_slots, store=_interleaved)
 fault("scales of a page counted in elements instead of bytes", INDEX, seen="vllm 50084", contracts={INDEXER},
       needs=several_slots,
-      store=lambda call, pieces: _quantised(pieces, lambda p: replace(p, scale_at=_by_elements(call, p))))
+      store=lambda call, pieces: _each(Quantised, pieces, lambda p: replace(p, scale_at=_by_elements(call, p))))
 
 
 def _by_elements(call: Call, piece: Quantised) -> Tensor:
@@ -530,7 +492,7 @@ def _by_elements(call: Call, piece: Quantised) -> Tensor:
 
 fault("scales of a page behind the codes of one slot less", INDEX, seen=MINE + "page size off by one",
       contracts={INDEXER}, needs=several_slots,
-      store=lambda pieces: _quantised(pieces, lambda p: replace(p, scale_at=p.scale_at - p.x.shape[1])))
+      store=lambda pieces: _each(Quantised, pieces, lambda p: replace(p, scale_at=p.scale_at - p.x.shape[1])))
 
 
 # --- NVFP4 --------------------------------------------------------------------------------------------------
@@ -539,15 +501,12 @@ fault("scales of a page behind the codes of one slot less", INDEX, seen=MINE + "
 def _of_memory(*names: str, change: Callable[[Tensor], Tensor]) -> Callable[[Call, Tensors], Tensors]:
     """Codes that were written, changed."""
     def write(call: Call, made: Tensors) -> Tensors:
-        assert isinstance(call.contract, CacheContract)
         out = dict(made)
-        for piece in call.contract.work(call):
+        for piece in _work(call):
             beside = [(piece.scales, piece.scale_at)] if isinstance(piece, Quantised) else []
             for name, at in ((piece.name, piece.at), *beside):
                 if name in names:
-                    raw = flat(out[name]).clone()
-                    raw[at] = change(raw[at])
-                    out[name] = raw.view(out[name].dtype).reshape(out[name].shape)
+                    out[name] = put(out[name], at, change(flat(out[name])[at]))
         return out
 
     return write
@@ -630,9 +589,8 @@ def _usable(table: Tensor, *, first: bool = False) -> Tensor:
 
 
 def _reread(call: Call, pieces: Pieces, change: Callable[[Tensor], Tensor]) -> Pieces:
-    assert isinstance(call.contract, CacheContract)
     given = dict(call.inputs) | {"block_table": _usable(change(call.inputs["block_table"]))}
-    return call.contract.pieces(given, call.resolved)
+    return _work(replace(call, inputs=given))
 
 
 def _lengths(call: Call) -> tuple[list[int], list[int]]:
@@ -673,14 +631,14 @@ def _overrun(call: Call, made: Tensors) -> Tensors:
 
 for words, change in (("previous", lambda s: s.roll(1, 1)), ("first", lambda s: s[:, :1].expand_as(s))):
     fault(f"scale of the {words} tile", INDEX, seen="mlc-ai/TIRx-kernels PR 5; sglang PR 20819", contracts=READ_ROWS,
-          store=lambda pieces, change=change: _products(pieces, lambda p: replace(
+          store=lambda pieces, change=change: _each(Products, pieces, lambda p: replace(
               p, scale=change(p.scale[:, ::TILE]).repeat_interleave(TILE, dim=1))),
           same_if="the scales of a row are equal")
 fault("tile scales silently 1", VALUE, seen="vllm 42580", contracts=READ_ROWS,
-      store=lambda pieces: _products(pieces, lambda p: replace(p, scale=torch.ones_like(p.scale))),
+      store=lambda pieces: _each(Products, pieces, lambda p: replace(p, scale=torch.ones_like(p.scale))),
       same_if="they are 1")
 fault("tile scales rounded to bfloat16", VALUE, seen="vllm PR 49435", contracts=READ_ROWS,
-      store=lambda pieces: _products(pieces, lambda p: replace(
+      store=lambda pieces: _each(Products, pieces, lambda p: replace(
           p, scale=round_to(p.scale, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF))),
       same_if="they are bfloat16 values")
 
@@ -709,16 +667,11 @@ fault("rotated columns taken for codes of the last tile", INDEX, seen="vllm PR 5
 def _stored(rounding: Rounding) -> Callable[[Call, Tensors], Tensors]:
     """Products rounded otherwise on their way to the output."""
     def write(call: Call, made: Tensors) -> Tensors:
-        assert isinstance(call.contract, CacheContract)
         out = dict(made)
-        for piece in call.contract.work(call):
-            if isinstance(piece, Products):
-                x = out[piece.name]
-                raw = flat(x).clone()
-                exact = decode(piece.codes) * piece.scale
-                once = round_to(f32(exact), of_dtype(x.dtype), rounding=rounding, overflow=Overflow.INF)
-                raw[piece.at] = codes_of(rounded_to(once, x.dtype))
-                out[piece.name] = raw.view(x.dtype).reshape(x.shape)
+        for piece in _pieces(call, Products):
+            x, exact = out[piece.name], decode(piece.codes) * piece.scale
+            once = round_to(f32(exact), of_dtype(x.dtype), rounding=rounding, overflow=Overflow.INF)
+            out[piece.name] = put(x, piece.at, codes_of(rounded_to(once, x.dtype)))
         return out
 
     return write
@@ -737,15 +690,11 @@ fault("NaN codes read as 480", CAST, seen="ml_dtypes 400, NaN decoded as a numbe
 
 
 def _number_for_nan(call: Call, made: Tensors) -> Tensors:
-    assert isinstance(call.contract, CacheContract)
     out = dict(made)
-    for piece in call.contract.work(call):
-        if isinstance(piece, Products):
-            x = out[piece.name]
-            raw, bits = flat(x).clone(), codes_of(piece.codes)
-            value = torch.where((bits & 0x7F) == 0x7F, torch.where(bits > 127, -480.0, 480.0), decode(piece.codes))
-            raw[piece.at] = codes_of(rounded_to(f32(value * piece.scale), x.dtype))
-            out[piece.name] = raw.view(x.dtype).reshape(x.shape)
+    for piece in _pieces(call, Products):
+        x, bits = out[piece.name], codes_of(piece.codes)
+        value = torch.where((bits & 0x7F) == 0x7F, torch.where(bits > 127, -480.0, 480.0), decode(piece.codes))
+        out[piece.name] = put(x, piece.at, codes_of(rounded_to(f32(value * piece.scale), x.dtype)))
     return out
 
 

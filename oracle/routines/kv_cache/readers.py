@@ -9,7 +9,6 @@ held. Sources: vLLM csrc/libtorch_stable/cache_kernels.cu @00eb0c8; SGLang kerne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -18,10 +17,9 @@ from torch import Tensor
 from oracle.errors import DtypeError, OptionError, ShapeError
 from oracle.numbers.formats import E4M3FN, decode, from_codes
 from oracle.numbers.quantize import WIDE
-from oracle.routines.base import E4M3, F32, Call, TensorSpec, register
+from oracle.routines.base import E4M3, F32, Call, Inputs, Options, TensorSpec, register
 from oracle.routines.kv_cache.contract import CacheContract, Copied, Piece, Products, flat, fresh, one_scale
-from oracle.routines.kv_cache.tiles import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE, columns, index_places
-from oracle.routines.kv_cache.writers import rows
+from oracle.routines.kv_cache.writers import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE, columns, index_places, rows
 from oracle.verdict.sets import all_equal
 
 INT32 = (torch.int32,)
@@ -30,7 +28,7 @@ ENDS = TensorSpec("cu_seq_lens", INT32, ("E",), "first row of each request, and 
 STARTS = TensorSpec("seq_starts", INT32, ("B",), "first token of each request, a whole number of pages", optional=True)
 
 
-def spans(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def spans(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """First row and number of rows of each request."""
     if "cu_seq_lens" in inputs:
         ends = inputs["cu_seq_lens"].to(torch.int64)
@@ -38,7 +36,7 @@ def spans(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     return inputs["workspace_starts"].to(torch.int64), inputs["seq_lens"].to(torch.int64)
 
 
-def gathered(inputs: Mapping[str, Tensor], page: int) -> tuple[Tensor, Tensor]:
+def gathered(inputs: Inputs, page: int) -> tuple[Tensor, Tensor]:
     """The slot in the cache, and the row of the destination, of every token."""
     first, counts = spans(inputs)
     table = inputs["block_table"].to(torch.int64)
@@ -51,7 +49,7 @@ def gathered(inputs: Mapping[str, Tensor], page: int) -> tuple[Tensor, Tensor]:
     return torch.cat(slots), torch.cat(places)
 
 
-def check_requests(inputs: Mapping[str, Tensor], pages: int, page: int, room: int) -> None:
+def check_requests(inputs: Inputs, pages: int, page: int, room: int) -> None:
     """Refuse tables that lead beyond the cache or the destination."""
     first, counts = spans(inputs)
     table = inputs["block_table"].to(torch.int64)
@@ -81,13 +79,11 @@ class Gather(CacheContract):
     returns: ClassVar[tuple[str, ...]] = ("dst",)
     memory: ClassVar[tuple[str, ...]] = ("dst",)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         pages, page = inputs[self.cache].shape[:2]
         check_requests(inputs, pages, page, inputs[self.memory[0]].shape[0])
-        return resolved
 
-    def slots(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def slots(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """The slot in the cache, and the row of the destination, of every token."""
         return gathered(inputs, inputs[self.cache].shape[1])
 
@@ -103,12 +99,10 @@ class GatherAndMaybeDequantCache(Gather):
         TensorSpec("scale", F32, None, "multiplies"), STARTS,
     )  # fmt: skip
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         one_scale(inputs, "scale")
-        return resolved
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         slots, places = self.slots(inputs)
         width = inputs["src_cache"].shape[2]
         codes = from_codes(flat(inputs["src_cache"])[rows(slots * width, columns(width))], E4M3FN)
@@ -129,13 +123,11 @@ class CpGatherCache(Gather):
         TABLE, ENDS, STARTS,
     )  # fmt: skip
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         if inputs["dst"].dtype != inputs["src_cache"].dtype:
             raise DtypeError(f"dst has dtype {inputs['dst'].dtype}, src_cache {inputs['src_cache'].dtype}; pass one")
-        return resolved
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         slots, places = self.slots(inputs)
         width = columns(inputs["src_cache"].shape[2])
         return [Copied("dst", flat(inputs["src_cache"])[rows(slots * len(width), width)],
@@ -174,13 +166,11 @@ class CpGatherAndUpconvertFp8KvCache(Gather):
         TensorSpec("workspace_starts", INT32, ("B",), "first row of each request: they follow one another"),
     )  # fmt: skip
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         if (rows := int(inputs["seq_lens"].sum())) != inputs["dst"].shape[0]:
             raise ShapeError(f"dst has {inputs['dst'].shape[0]} rows for requests of {rows}; pass as many")
-        return resolved
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         return read_rows("dst", inputs["src_cache"], *self.slots(inputs))
 
     def why_mistrust(self, call: Call) -> str | None:
@@ -194,10 +184,10 @@ class DequantizeKCache(CacheContract):
     source = "SGLang kernels/ops/attention/dsa/dequant_k_cache.py dequantize_k_cache"
     inputs = (TensorSpec("quant_k_cache", (torch.uint8,), ("B", "P", "1", str(ROW)), "pages of rows of 656 bytes"),)
 
-    def before(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def before(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         return {"out": fresh((*inputs["quant_k_cache"].shape[:3], RANK + ROPE), torch.bfloat16)}
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         every = columns(inputs["quant_k_cache"].numel() // ROW)
         return read_rows("out", inputs["quant_k_cache"], every, every)
 
@@ -219,14 +209,12 @@ class CpGatherIndexerKQuantCache(Gather):
     cache = "kv_cache"
     returns = memory = ("dst_k", "dst_scale")
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         depth, row = inputs["dst_k"].shape[1], inputs["kv_cache"].shape[2]
         if depth % TILE or inputs["dst_scale"].shape[1] != 4 * (depth // TILE) or row != depth + 4 * (depth // TILE):
             raise ShapeError(f"rows of {row} bytes do not hold {depth} codes in groups of 128 and their scales")
-        return resolved
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         slots, places = self.slots(inputs)
         raw, depth = flat(inputs["kv_cache"]), inputs["dst_k"].shape[1]
         found = zip(self.memory, index_places(slots, inputs["kv_cache"].shape[1], depth), strict=True)

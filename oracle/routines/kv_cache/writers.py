@@ -8,27 +8,39 @@ casts without a scale and skips one slot (0) in place of negative ones. FlashInf
 
 Sources: vLLM csrc/libtorch_stable/cache_kernels.cu @00eb0c8 and quantization/w8a8/fp8/nvidia/quant_utils.cuh; SGLang
 kernels/ops/kvcache/mla_buffer.py (0.5.23); FlashInfer include/flashinfer/page.cuh (0.6.18.post1).
+
+Caches that keep the scales of their tiles beside the codes have those of :mod:`oracle.numbers.kv_recipes`:
+
+    fp8_ds_mla    a row of 656 bytes: 512 codes; at byte 512 four float32 scales, one for each tile of 128; at byte 528
+                  64 rotated columns in 16 bits, copied
+    index keys    a page of P * D codes, one row after the other, then P * D/128 float32 scales
+    NVFP4         two codes a byte in one pair of caches, a byte of E4M3 for each 16 elements in another
+
+Sources: vLLM cache_kernels.cu, as above; SGLang kernels/ops/quantization/dsa_quant_k_cache.py (0.5.23); FlashInfer
+page.cuh. Not covered: other ranks and tiles, vLLM's NVFP4 pages (sm100).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from oracle.errors import DtypeError, OptionError, ShapeError
+from oracle.numbers import kv_recipes
 from oracle.numbers.formats import decode
 from oracle.numbers.quantize import WIDE
+from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import f32
-from oracle.routines.base import E4M3, F32, INTEGERS, OptionSpec, TensorSpec, register
+from oracle.routines.base import E4M3, F32, INTEGERS, Inputs, Options, OptionSpec, TensorSpec, register
 from oracle.routines.kv_cache.contract import (
     CacheContract,
     Coded,
     Copied,
     Piece,
     Products,
+    Quantised,
     flat,
     fresh,
     one_scale,
@@ -41,6 +53,11 @@ SLOTS = TensorSpec("slot_mapping", INTEGERS, ("T",), "slot of each token, negati
 KEY = TensorSpec("key", WIDE, ("N", "H", "D"), "keys; tokens past T are padding")
 VALUE = TensorSpec("value", WIDE, ("N", "H", "D"), "values")
 K_SCALE, V_SCALE = (TensorSpec(f"{x}_scale", F32, None, "multiplies on reading; the writer divides") for x in "kv")
+
+
+def columns(count: int) -> Tensor:
+    """0, 1, ... ``count`` - 1."""
+    return torch.arange(count, device="cpu")
 
 
 def rows(at: Tensor, *steps: Tensor) -> Tensor:
@@ -58,8 +75,8 @@ def paged(slot: Tensor, shape: tuple[int, ...], layout: str) -> Tensor:
     """Places ``[T, H, D]`` of heads in pages of one of the two layouts."""
     (_, page, heads, depth) = shape if layout == "NHD" else (shape[0], shape[2], shape[1], shape[3])
     block, offset = (t.reshape(-1, 1, 1) for t in of_slots(slot, page))
-    head = torch.arange(heads, device="cpu").reshape(1, -1, 1)
-    column = torch.arange(depth, device="cpu").reshape(1, 1, -1)
+    head = columns(heads).reshape(1, -1, 1)
+    column = columns(depth).reshape(1, 1, -1)
     if layout == "NHD":
         return ((block * page + offset) * heads + head) * depth + column
     return ((block * heads + head) * page + offset) * depth + column
@@ -86,27 +103,26 @@ class ReshapeAndCacheFlash(CacheContract):
     )  # fmt: skip
     options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT,)
     returns = memory = ("key_cache", "value_cache")
+    divides = True
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         tokens, heads, depth = inputs["key"].shape
         if inputs["value"].dtype != inputs["key"].dtype:
             raise DtypeError(f"value has dtype {inputs['value'].dtype}, key {inputs['key'].dtype}; pass one dtype")
         shape = tuple(inputs["key_cache"].shape)
-        due = (heads, depth) if resolved["kv_layout"] == "NHD" else (heads, shape[2] if len(shape) == 4 else 0, depth)
+        due = (heads, depth) if options["kv_layout"] == "NHD" else (heads, shape[2] if len(shape) == 4 else 0, depth)
         if len(shape) != 4 or shape[-len(due) :] != due or tuple(inputs["value_cache"].shape) != shape:
             raise ShapeError(
                 f"key_cache {list(shape)} and value_cache {list(inputs['value_cache'].shape)} are no pages of "
-                f"{heads} heads of {depth} as {resolved['kv_layout']}"
+                f"{heads} heads of {depth} as {options['kv_layout']}"
             )
         if inputs["k_scale"].numel() != inputs["v_scale"].numel():
             raise ShapeError("k_scale and v_scale differ in size; pass one value or one for each head for both")
         one_scale(inputs, "k_scale", "v_scale", heads=heads)
-        page = shape[1] if resolved["kv_layout"] == "NHD" else shape[2]
+        page = shape[1] if options["kv_layout"] == "NHD" else shape[2]
         slots_of(inputs["slot_mapping"], "slot_mapping", shape[0] * page, tokens)
-        return resolved
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         kept = written(inputs["slot_mapping"])
         at = paged(inputs["slot_mapping"][kept], tuple(inputs["key_cache"].shape), str(options["kv_layout"]))
         heads, depth = at.shape[1:]
@@ -131,23 +147,22 @@ class ReshapeAndCache(CacheContract):
         K_SCALE, V_SCALE,
     )  # fmt: skip
     returns = memory = ("key_cache", "value_cache")
+    divides = True
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         blocks, _, chunks, page, width = inputs["key_cache"].shape
         if chunks * width != (depth := inputs["key"].shape[2]):
             raise ShapeError(f"key_cache holds {chunks} times {width} columns, a head has {depth}")
         one_scale(inputs, "k_scale", "v_scale")
         slots_of(inputs["slot_mapping"], "slot_mapping", blocks * page, inputs["key"].shape[0])
-        return resolved
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         kept = written(inputs["slot_mapping"])
         _, heads, chunks, page, width = inputs["key_cache"].shape
         depth = chunks * width
         block, offset = (t.reshape(-1, 1, 1) for t in of_slots(inputs["slot_mapping"][kept], page))
-        head = torch.arange(heads, device="cpu").reshape(1, -1, 1)
-        column = torch.arange(depth, device="cpu").reshape(1, 1, -1)
+        head = columns(heads).reshape(1, -1, 1)
+        column = columns(depth).reshape(1, 1, -1)
         of_key = (((block * heads + head) * chunks + column // width) * page + offset) * width + column % width
         of_value = ((block * heads + head) * depth + column) * page + offset
         return [
@@ -171,9 +186,9 @@ class ConcatAndCacheMla(CacheContract):
         TensorSpec("scale", F32, None, "multiplies on reading; the writer divides"),
     )  # fmt: skip
     returns = memory = ("kv_cache",)
+    divides = True
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         both = inputs["kv_c"].shape[1] + inputs["k_pe"].shape[1]
         if inputs["kv_c"].dtype != inputs["k_pe"].dtype:
             raise DtypeError(f"k_pe has dtype {inputs['k_pe'].dtype}, kv_c {inputs['kv_c'].dtype}; pass one dtype")
@@ -182,12 +197,11 @@ class ConcatAndCacheMla(CacheContract):
             raise ShapeError(f"kv_cache has {columns} columns; kv_c and k_pe have {both}")
         one_scale(inputs, "scale")
         slots_of(inputs["slot_mapping"], "slot_mapping", blocks * page, inputs["kv_c"].shape[0])
-        return resolved
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         kept = written(inputs["slot_mapping"])
         x = torch.cat([inputs["kv_c"][kept], inputs["k_pe"][kept]], dim=1)
-        at = rows(inputs["slot_mapping"][kept].to(torch.int64) * x.shape[1], torch.arange(x.shape[1], device="cpu"))
+        at = rows(inputs["slot_mapping"][kept].to(torch.int64) * x.shape[1], columns(x.shape[1]))
         return [Coded("kv_cache", x, decode(inputs["scale"]).reshape(1, 1).expand(len(kept), 1), at)]
 
 
@@ -207,9 +221,8 @@ class SetMlaKvBuffer(CacheContract):
     options = (OptionSpec("reserved_skip_index", 0, None, "the slot that is never written; -1: none"),)
     returns = memory = ("kv_buffer",)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        skip = resolved["reserved_skip_index"]
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        skip = options["reserved_skip_index"]
         if isinstance(skip, bool) or not isinstance(skip, int):
             raise OptionError(f"reserved_skip_index={skip!r} is no slot")
         slots, _, columns = inputs["kv_buffer"].shape
@@ -217,14 +230,11 @@ class SetMlaKvBuffer(CacheContract):
         if columns != nope.shape[2] + rope.shape[2] or nope.dtype != rope.dtype:
             raise ShapeError(f"kv_buffer has {columns} columns for {nope.shape[2]} and {rope.shape[2]} of one dtype")
         slots_of(inputs["loc"], "loc", slots, len(inputs["loc"]), skip=skip)
-        return resolved
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
-        skip = options["reserved_skip_index"]
-        assert isinstance(skip, int)
-        kept = torch.nonzero(inputs["loc"] != skip).flatten()
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
+        kept = torch.nonzero(inputs["loc"] != options["reserved_skip_index"]).flatten()
         x = torch.cat([inputs[name][kept, 0] for name in ("cache_k_nope", "cache_k_rope")], dim=1)
-        at = rows(inputs["loc"][kept].to(torch.int64) * x.shape[1], torch.arange(x.shape[1], device="cpu"))
+        at = rows(inputs["loc"][kept].to(torch.int64) * x.shape[1], columns(x.shape[1]))
         return [Coded("kv_buffer", x, torch.ones(len(kept), 1, dtype=torch.float64, device="cpu"), at)]
 
 
@@ -241,26 +251,20 @@ class ConvertFp8(CacheContract):
         OptionSpec("out_dtype", torch.float8_e4m3fn, (*E4M3, *WIDE), "dtype of the result"),
     )
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        scale = resolved["scale"]
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        scale = options["scale"]
         if isinstance(scale, bool) or not isinstance(scale, int | float) or not 2.0**-126 <= scale < 2.0**127:
             raise OptionError(f"scale={scale!r} is no positive number of float32")
-        if (resolved["out_dtype"] in E4M3) == (inputs["src"].dtype in E4M3):
-            raise DtypeError(f"src has dtype {inputs['src'].dtype}, out_dtype={resolved['out_dtype']}: one is E4M3")
-        return resolved
+        if (options["out_dtype"] in E4M3) == (inputs["src"].dtype in E4M3):
+            raise DtypeError(f"src has dtype {inputs['src'].dtype}, out_dtype={options['out_dtype']}: one is E4M3")
 
-    def before(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
-        dtype = options["out_dtype"]
-        assert isinstance(dtype, torch.dtype)
-        return {"out": fresh(tuple(inputs["src"].shape), dtype)}
+    def before(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        return {"out": fresh(tuple(inputs["src"].shape), options["out_dtype"])}
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         src = inputs["src"].contiguous().reshape(inputs["src"].shape[0], -1)
-        at = torch.arange(src.numel(), device="cpu").reshape(src.shape)
-        scale = options["scale"]
-        assert isinstance(scale, int | float)
-        once = f32(torch.tensor([[float(scale)]], dtype=torch.float64, device="cpu"))
+        at = columns(src.numel()).reshape(src.shape)
+        once = f32(torch.tensor([[float(options["scale"])]], dtype=torch.float64, device="cpu"))
         if src.dtype in E4M3:
             return [Products("out", src, once.expand(src.shape), at)]
         return [Coded("out", src, once.expand(src.shape[0], 1), at)]
@@ -278,7 +282,7 @@ PAGES = (
 )
 
 
-def slots_of_requests(inputs: Mapping[str, Tensor], page: int) -> Tensor:
+def slots_of_requests(inputs: Inputs, page: int) -> Tensor:
     """The slot of each token."""
     indptr, position = inputs["kv_indptr"].to(torch.int64), inputs["positions"].to(torch.int64)
     first = indptr[inputs["batch_indices"].to(torch.int64)]
@@ -286,7 +290,7 @@ def slots_of_requests(inputs: Mapping[str, Tensor], page: int) -> Tensor:
     return pages * page + position % page
 
 
-def check_requests(inputs: Mapping[str, Tensor], pages: int, page: int) -> None:
+def check_requests(inputs: Inputs, pages: int, page: int) -> None:
     """Refuse requests and positions beyond what the tables say."""
     indptr, last, batch = (inputs[n].to(torch.int64) for n in ("kv_indptr", "kv_last_page_len", "batch_indices"))
     requests = len(indptr) - 1
@@ -304,7 +308,7 @@ def check_requests(inputs: Mapping[str, Tensor], pages: int, page: int) -> None:
     slots_of(slots_of_requests(inputs, page), "kv_indices", pages * page, len(position))
 
 
-def same_dtype(inputs: Mapping[str, Tensor], *names: str) -> None:
+def same_dtype(inputs: Inputs, *names: str) -> None:
     """FlashInfer converts nothing."""
     dtypes = {str(inputs[name].dtype) for name in names}
     if len(dtypes) > 1:
@@ -326,20 +330,18 @@ class AppendPagedKvCache(CacheContract):
     options = (LAYOUT,)
     returns = memory = ("k_cache", "v_cache")
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         same_dtype(inputs, "append_key", "append_value", "k_cache", "v_cache")
         _, heads, depth = inputs["append_key"].shape
         shape = tuple(inputs["k_cache"].shape)
-        nhd = resolved["kv_layout"] == "NHD"
+        nhd = options["kv_layout"] == "NHD"
         if len(shape) != 4 or tuple(inputs["v_cache"].shape) != shape or shape[3] != depth or (
             shape[2 if nhd else 1] != heads
         ):
-            raise ShapeError(f"k_cache {list(shape)} : no pages of {heads} heads of {depth} as {resolved['kv_layout']}")
+            raise ShapeError(f"k_cache {list(shape)} : no pages of {heads} heads of {depth} as {options['kv_layout']}")
         check_requests(inputs, shape[0], shape[1 if nhd else 2])
-        return resolved
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         shape, layout = tuple(inputs["k_cache"].shape), str(options["kv_layout"])
         at = paged(slots_of_requests(inputs, shape[1 if layout == "NHD" else 2]), shape, layout)
         return [Copied(f"{name[0]}_cache", _bits(inputs[f"append_{name}"]), at) for name in ("key", "value")]
@@ -359,20 +361,177 @@ class AppendPagedMlaKvCache(CacheContract):
     )
     returns = memory = ("ckv_cache", "kpe_cache")
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         same_dtype(inputs, "append_ckv", "append_kpe", "ckv_cache", "kpe_cache")
         check_requests(inputs, *inputs["ckv_cache"].shape[:2])
-        return resolved
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         slots = slots_of_requests(inputs, inputs["ckv_cache"].shape[1])
         return [
             Copied(f"{name}_cache", _bits(inputs[f"append_{name}"]),
-                   rows(slots * (n := inputs[f"append_{name}"].shape[1]), torch.arange(n, device="cpu")))
+                   rows(slots * (n := inputs[f"append_{name}"].shape[1]), columns(n)))
             for name in ("ckv", "kpe")
         ]  # fmt: skip
 
 
 def _bits(x: Tensor) -> Tensor:
     return flat(x).reshape(x.shape)
+
+
+# --- scales beside the codes --------------------------------------------------------------------------------
+
+
+RANK, ROPE, TILE = 512, 64, 128
+SCALES_AT, ROPE_AT, ROW = 512, 528, 656
+"""Bytes of a row: where its scales and its rotated columns begin, and its length."""
+HALF = WIDE[:2]
+
+
+class RowsOfTiles(CacheContract):
+    """Rows of 656 bytes."""
+
+    loses = True
+    interval = False
+
+    def row_pieces(self, name: str, nope: Tensor, rope: Tensor, slot: Tensor, recipes: tuple[Recipe, ...]
+                   ) -> list[Piece]:  # fmt: skip
+        """The pieces of values ``[T, 512]`` and ``[T, 64]`` in these slots of one output."""
+        first = slot.to(torch.int64) * ROW
+        scales, at_rope = rows(first, SCALES_AT + columns(16)), rows(first, ROPE_AT + columns(2 * ROPE))
+        bits = flat(rope).view(torch.uint8).reshape(len(slot), 2 * ROPE)
+        return [
+            Quantised(name, nope, recipes, rows(first, columns(RANK)), name, scales),
+            Copied(name, bits, at_rope),
+        ]
+
+
+@register
+class ConcatAndCacheDsMla(RowsOfTiles):
+    name = "concat_and_cache_ds_mla"
+    summary = "rows of 656 bytes in pages: codes in tiles of 128, their scales, the rotated columns as they are"
+    source = "vLLM csrc/libtorch_stable/cache_kernels.cu concat_and_cache_ds_mla_kernel (fp8_ds_mla)"
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (
+        TensorSpec("kv_c", HALF, ("N", str(RANK)), "compressed keys and values; tokens past T are padding"),
+        TensorSpec("k_pe", HALF, ("N", str(ROPE)), "rotated columns of the key"),
+        TensorSpec("kv_cache", (torch.uint8,), ("B", "P", str(ROW)), "pages before the call"), SLOTS,
+    )  # fmt: skip
+    options = (OptionSpec("ue8m0", False, (False, True), "scales rounded up to powers of two, at least 1e-4"),)
+    returns = memory = ("kv_cache",)
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        if inputs["kv_c"].dtype != inputs["k_pe"].dtype:
+            raise DtypeError(f"k_pe has dtype {inputs['k_pe'].dtype}, kv_c {inputs['kv_c'].dtype}; pass one dtype")
+        blocks, page, _ = inputs["kv_cache"].shape
+        slots_of(inputs["slot_mapping"], "slot_mapping", blocks * page, inputs["kv_c"].shape[0])
+
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
+        kept = written(inputs["slot_mapping"])
+        recipe = kv_recipes.VLLM_DS_MLA_UE8M0 if options["ue8m0"] else kv_recipes.VLLM_DS_MLA
+        kv_c, k_pe, slot = inputs["kv_c"][kept], inputs["k_pe"][kept], inputs["slot_mapping"][kept]
+        return self.row_pieces("kv_cache", kv_c, k_pe, slot, (recipe,))
+
+
+@register
+class QuantizeKCache(RowsOfTiles):
+    """A tile of zeros has the scale 0, under which any code stands for 0."""
+
+    name = "quantize_k_cache"
+    summary = "rows of 656 bytes of a whole cache: codes in tiles of 128, their scales, the rotated columns as they are"
+    source = "SGLang kernels/ops/quantization/dsa_quant_k_cache.py quantize_k_cache"
+    inputs = (TensorSpec("cache_k", (torch.bfloat16,), ("B", "P", "1", str(RANK + ROPE)), "pages of values"),)
+
+    def before(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        return {"out": fresh((*inputs["cache_k"].shape[:3], ROW), torch.uint8)}
+
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
+        x = inputs["cache_k"].reshape(-1, RANK + ROPE)
+        recipes = kv_recipes.TORCH_K_CACHE, kv_recipes.SGLANG_K_CACHE, kv_recipes.SGLANG_K_CACHE_POSITIVE
+        return self.row_pieces("out", x[:, :RANK].contiguous(), x[:, RANK:], columns(len(x)), recipes)
+
+
+def index_places(slot: Tensor, page: int, depth: int) -> tuple[Tensor, Tensor]:
+    """Places of the codes ``[T, D]`` and of the bytes of their scales ``[T, 4 D/128]`` in pages of index keys."""
+    block, offset = of_slots(slot, page)
+    groups = depth // TILE
+    start = block * (page * (depth + 4 * groups))
+    scales = start + page * depth + offset * 4 * groups
+    return rows(start + offset * depth, columns(depth)), rows(scales, columns(4 * groups))
+
+
+@register
+class IndexerKQuantAndCache(CacheContract):
+    name = "indexer_k_quant_and_cache"
+    summary = "index keys in groups of 128 into pages that hold codes, then scales"
+    source = "vLLM csrc/libtorch_stable/cache_kernels.cu indexer_k_quant_and_cache_kernel"
+    inputs = (
+        TensorSpec("k", HALF, ("T", "D"), "index keys, one for each slot: the kernel takes the tokens of k"),
+        TensorSpec("kv_cache", (torch.uint8,), ("B", "P", "C"), "pages before the call, C = D + 4 D/128"), SLOTS,
+    )  # fmt: skip
+    options = (
+        OptionSpec("quant_block_size", TILE, (TILE,), "elements that share a scale"),
+        OptionSpec("scale_fmt", "", ("", "ue8m0"), "scales rounded up to powers of two"),
+    )
+    loses = True
+    interval = False
+    returns = memory = ("kv_cache",)
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        tokens, depth = inputs["k"].shape
+        blocks, page, row = inputs["kv_cache"].shape
+        if depth % TILE or row != depth + 4 * (depth // TILE):
+            raise ShapeError(f"kv_cache has rows of {row} bytes; {depth} columns in groups of 128 need whole groups")
+        slots_of(inputs["slot_mapping"], "slot_mapping", blocks * page, tokens)
+
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
+        kept = written(inputs["slot_mapping"])
+        recipe = kv_recipes.VLLM_INDEXER_UE8M0 if options["scale_fmt"] else kv_recipes.VLLM_INDEXER
+        at, scales = index_places(inputs["slot_mapping"][kept], inputs["kv_cache"].shape[1], inputs["k"].shape[1])
+        return [Quantised("kv_cache", inputs["k"][kept], (recipe,), at, "kv_cache", scales)]
+
+
+@register
+class Nvfp4QuantizeAppendPagedKvCache(CacheContract):
+    """``x ~= code * e4m3(byte) * scale``; the low nibble of a byte is the even column."""
+
+    name = "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
+    summary = "keys and values in NVFP4 into pages, the scales of 16 elements in pages of their own"
+    source = "FlashInfer page.cuh NVFP4QuantizeAppendPagedKVCacheWithSlotMappingKernel"
+    inputs = (
+        TensorSpec("append_key", HALF, ("N", "H", "D"), "keys; tokens past T are padding"),
+        TensorSpec("append_value", HALF, ("N", "H", "D"), "values"),
+        *(TensorSpec(f"{x}_cache", (torch.uint8,), None, "pages of codes before the call, D/2 bytes") for x in "kv"),
+        *(TensorSpec(f"{x}_scale_cache", E4M3, None, "pages of scales before the call, D/16") for x in "kv"),
+        SLOTS, K_SCALE, V_SCALE,
+    )  # fmt: skip
+    options = (LAYOUT,)
+    loses = True
+    interval = False
+    returns = memory = ("k_cache", "v_cache", "k_scale_cache", "v_scale_cache")
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        tokens, heads, depth = inputs["append_key"].shape
+        shape = tuple(inputs["k_cache"].shape)
+        if depth % 16 or len(shape) != 4:
+            raise ShapeError(f"heads of {depth} columns are no blocks of 16, or k_cache {list(shape)} no pages")
+        page = shape[1] if options["kv_layout"] == "NHD" else shape[2]
+        lead = (shape[0], page, heads) if options["kv_layout"] == "NHD" else (shape[0], heads, page)
+        for name in self.memory:
+            due = (*lead, depth // (16 if "scale" in name else 2))
+            if tuple(inputs[name].shape) != due:
+                raise ShapeError(f"{name} has shape {list(inputs[name].shape)}; these pages have {list(due)}")
+        one_scale(inputs, "k_scale", "v_scale")
+        slots_of(inputs["slot_mapping"], "slot_mapping", shape[0] * page, tokens)
+
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
+        kept, layout = written(inputs["slot_mapping"]), str(options["kv_layout"])
+        slot, depth = inputs["slot_mapping"][kept], inputs["append_key"].shape[2]
+        recipes = kv_recipes.TORCH_NVFP4_CACHE, kv_recipes.FLASHINFER_NVFP4_CACHE
+        made: list[Piece] = []
+        for name in ("key", "value"):
+            codes, scales = f"{name[0]}_cache", f"{name[0]}_scale_cache"
+            at, scale_at = (
+                paged(slot, tuple(inputs[n].shape), layout).reshape(-1, inputs[n].shape[3]) for n in (codes, scales)
+            )
+            x, given = inputs[f"append_{name}"][kept].reshape(-1, depth), inputs[f"{name[0]}_scale"].reshape(1)
+            made.append(Quantised(codes, x, recipes, at, scales, scale_at, given))
+        return made

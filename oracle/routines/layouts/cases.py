@@ -5,7 +5,7 @@ Data of a layout must be distinct, or a wrong place changes nothing: weights hol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor
 from oracle.numbers.formats import E4M3FN
 from oracle.numbers.scaling import E4M3_128X128, Block, Scaling
 from oracle.routines import data
-from oracle.routines.case import MATRICES, TABLE_ROWS, Case, Grammar, no_options
+from oracle.routines.case import MATRICES, TABLE_ROWS, Case, Grammar, every_shape, no_options
+from oracle.routines.layouts import groups
 from oracle.truth.layout import swizzle_scale
 
 Builder = Callable[[Case], dict[str, Tensor]]
@@ -205,6 +206,36 @@ def _packed_groups(case: Case) -> dict[str, Tensor]:
     return {"scale": scale, "ks": blocks * gran - short}
 
 
+def _alignment(case: Case) -> dict[str, object]:
+    return {"alignment_size": int(case.option("align") or 32)}
+
+
+def _token_groups(case: Case) -> dict[str, Tensor]:
+    """Rows of groups, of which the last eighth belongs to none with ``tail=1``."""
+    rows = _parts(case, case["m"] - (case["m"] // 8 if case.option("tail") else 0), "groups")
+    ends = torch.cumsum(rows, 0).to(torch.int32)
+    return {"x": _matrix(case, "x", case["m"], case["k"]), "group_end_offsets": ends}
+
+
+def _padded_groups(case: Case) -> dict[str, Tensor]:
+    """Padded rows with NaN between and behind the groups."""
+    given, alignment = _token_groups(case), int(case.option("align") or 32)
+    x, ends = given["x"], given["group_end_offsets"]
+    starts = groups.padded_starts(ends, alignment)
+    padded = x.new_full((groups.padded_height(case["m"], case["g"], alignment), case["k"]), torch.nan)
+    for (begin, end), start in zip(groups.groups_of(ends), starts, strict=False):
+        padded[start : start + end - begin] = x[begin:end]
+    first = torch.tensor(starts[:-1], dtype=torch.int32, device="cpu")
+    return {"padded": padded, "group_end_offsets": ends, "padded_group_start_offsets": first}
+
+
+def _every_dtype(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
+    """The ids of every shape, and the last shape in every other dtype."""
+    yield from every_shape(contract, grammar, profile)
+    for dtype in grammar.dtypes[1:]:
+        yield f"{contract}/{dtype}/-/{grammar.shapes[-1]}/family=randn/seed=1"
+
+
 def _flag(name: str) -> Callable[[Case], dict[str, object]]:
     return lambda case: {name: case.option("gated") != "0"}
 
@@ -228,6 +259,7 @@ _SHAPES: Mapping[tuple[str, ...], tuple[str, ...]] = {
 _WHOLE_BLOCKS = ("e=1,h=128,i=128", "e=3,h=128,i=96", "e=2,h=256,i=192")
 # Rows or columns of one group, of several, and of groups of which one is empty.
 _EXPERTS = ("m=1,c=1,g=1", "m=130,c=7,g=2", "m=200,c=21,g=4")
+_TOKENS = ("m=1,k=8,g=1", "m=37,k=24,g=2", "m=100,k=16,g=5")
 _HALVES = ("e=1,h=128,i=128", "e=3,h=128,i=72", "e=2,h=256,i=256")
 
 
@@ -278,6 +310,15 @@ _GRAMMARS: Mapping[str, Grammar] = {
         _MCG, ("u8",), ("-",), ("randn",), _scale_bytes, lambda case: {"tile": case.option("tile") or "128x4"},
         {"tile": ("8x4",)},
     ),
+    "pad_token_groups": Grammar(
+        ("m", "k", "g"), ("bf16", "f32", "f16"), ("-",), ("randn",), _token_groups, _alignment,
+        {"align": ("16", "128"), "tail": ("1",)}, listed=_every_dtype, shapes=_TOKENS,
+    ),
+    "unpad_token_groups": Grammar(
+        ("m", "k", "g"), ("bf16", "f32", "f16"), ("-",), ("randn",), _padded_groups,
+        lambda case: _alignment(case) | {"num_tokens": case["m"]}, {"align": ("16", "128")},
+        listed=_every_dtype, shapes=_TOKENS,
+    ),
     "swap_w13_to_w31": _of_weights(_EHI, _halves),
     "reorder_rows_for_gated_act_gemm": _of_weights(_MK, _weight("w")),
     "shuffle_matrix_a": _of_weights(_MK, _weight("w")),
@@ -316,5 +357,7 @@ GOLDENS = (
     *(f"prepare_fp8_moe_layer_for_fi/e4m3/-/e=2,h=32,i=24/{o}family=codes/seed=7"
       for o in ("", "trtllm=1/", "gated=0/")),
     "prepare_fp8_moe_layer_for_fi/e4m3/-/e=1,h=32,i=128/block=1/family=codes/seed=7",
+    "pad_token_groups/bf16/-/m=9,k=4,g=3/align=16,tail=1/family=randn/seed=7",
+    "unpad_token_groups/f32/-/m=9,k=4,g=3/align=16/family=randn/seed=7",
     *(f"requantize_with_max_scale/e4m3/-/s=3,n=48,k=64/family={f}/seed=7" for f in ("codes", "randn")),
 )  # fmt: skip

@@ -1,22 +1,27 @@
 """Contracts of the layouts: the output is the input's bits in other places, so it is right or wrong, bit by bit.
 
 A contract names its truth (:meth:`LayoutContract.made`); the verdict compares bits, and strides where the contract
-promises them. Nothing is tolerated. Here: scales for TMA, tiles of scales, and the integers of padding as tables. Not
-covered: expert weights (:mod:`oracle.routines.layouts.experts`), values that a caller computes
-(:mod:`oracle.routines.layouts.shards`).
+promises them. Nothing is tolerated. Here: scales for TMA, tiles of scales, weights of experts, and the integers of
+padding as tables.
+
+Who owns the padding of tiles is part of a contract: where the routine writes it, it must be zero; where nobody does
+(experts: buffers of vLLM and FlashInfer are ``torch.empty``), it may hold anything, and a routine that reads tiles must
+not read it. The cases fill what must not be read with NaN, infinity and the largest finite bytes.
+
+Not covered: values that a caller computes (:mod:`oracle.routines.layouts.shards`), BlockMajorK.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from oracle.routines.base import F32, Call, Contract, OptionSpec, Out, TensorSpec, positive, register
-from oracle.truth import layout
+from oracle.routines.base import F32, Call, Contract, Inputs, Options, OptionSpec, TensorSpec, positive, register
+from oracle.truth import layout, tiles
 from oracle.verdict.compare import Status, Verdict
 from oracle.verdict.sets import Bits, Found, Range, Sets, bits_of, judge_bits, worst_of, wrong_strides
 
@@ -32,23 +37,20 @@ class LayoutContract(Contract):
 
     function: ClassVar[Callable[..., Any]]
 
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         """The right outputs of a checked call: of ``function``, given the inputs in their order and the options."""
         made = self.function(*(inputs.get(spec.name) for spec in self.inputs), **options)
         found = zip(self.returns, (made,) if isinstance(made, Tensor) else made, strict=True)
         return {name: tensor for name, tensor in found if tensor is not None}
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor | dict[str, Tensor]:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor | dict[str, Tensor]:
         made = self.made(inputs, self.check(inputs, options))
         return made if tuple(made) != ("out",) else made["out"]
-
-    def outputs(self, call: Call) -> dict[str, Out]:
-        return {name: Out(tuple(x.shape), (x.dtype,)) for name, x in call.truth.items()}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [Bits(call.truth, self.why_mistrust(call.inputs), self.strided)]
 
-    def why_mistrust(self, inputs: Mapping[str, Tensor]) -> str | None:
+    def why_mistrust(self, inputs: Inputs) -> str | None:
         """Reason for which a pass on these inputs would prove little, or None."""
         for name, x in inputs.items():
             if x.numel() > 1 and x.dtype not in INTEGERS and bool((bits_of(x) == bits_of(x).flatten()[0]).all()):
@@ -118,7 +120,7 @@ class RequiredLayout(LayoutContract):
     )
     strided = True
 
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         mn, k, gran, gran_k = (positive(options, name) for name in ("mn", "k", "gran_mn", "gran_k"))
         made = layout.transform_sf_into_required_layout(
             inputs["scale"], mn=mn, k=k, gran_mn=gran, gran_k=gran_k, arch=str(options["target"])
@@ -170,7 +172,7 @@ class TableContract(LayoutContract):
         answer: int | tuple[int, ...] = self.function(*arguments)
         return answer
 
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         columns = [inputs[spec.name].tolist() for spec in self.inputs]
         answers = [self.row(*arguments) for arguments in zip(*columns, strict=True)]
         rows = [answer if isinstance(answer, tuple) else (answer,) for answer in answers]
@@ -184,12 +186,239 @@ def columns(*names: str) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name, INTEGERS, ("R",), "one value for each row of the table") for name in names)
 
 
-# The function, which has the contract's name; what it computes, source, columns.
-for _function, _summary, _source, _names in (
-    (layout.ceil_div, "ceil(x / y)", "DeepGEMM deep_gemm/utils/math.py", ("x", "y")),
-    (layout.align, "the smallest multiple of y that is not below x", "DeepGEMM deep_gemm/utils/math.py", ("x", "y")),
+# --- weights of experts -------------------------------------------------------------------------------------
+
+
+WEIGHT = (*ONE_BYTE, torch.bfloat16, torch.float16, torch.float32)
+
+
+@register
+class ShuffleMatrixA(LayoutContract):
+    name = "shuffle_matrix_a"
+    summary = "rows in the order of the transposed MMA's fragments"
+    source = "TensorRT-LLM shuffleMatrixA"
+    inputs = (TensorSpec("w", WEIGHT, ("M", "K"), "one expert's weight"),)
+    options = (OptionSpec("epilogue_tile_m", 128, None, "height of the epilogue's tile"),)
+
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        return {"out": layout.shuffle_matrix_a(inputs["w"], positive(options, "epilogue_tile_m"))}
+
+
+@register
+class RotateWeights(LayoutContract):
+    name = "rotate_weights_for_fi_trtllm_fp8_per_tensor_moe"
+    summary = "both expert weights in the row order of TensorRT-LLM's per-tensor FP8 kernel"
+    source = "vLLM flashinfer_utils.rotate_weights_for_fi_trtllm_fp8_per_tensor_moe"
+    inputs = (
+        TensorSpec("gemm1_weights", ONE_BYTE, ("E", "R", "H"), "gate rows, then up rows"),
+        TensorSpec("gemm2_weights", ONE_BYTE, ("E", "H", "I"), "down projection"),
+    )
+    options = (OptionSpec("is_gated", True, (True, False), "gate and up rows are interleaved first"),)
+    returns = ("gemm1_weights", "gemm2_weights")
+    function = staticmethod(layout.rotate_weights_for_fi_trtllm_fp8_per_tensor_moe)
+
+
+@register
+class AlignMoeWeights(LayoutContract):
+    """A failure whose bits are those of the published placement says so."""
+
+    name = "align_fp8_moe_weights_for_fi"
+    summary = "the intermediate size padded with zeros to a multiple of 16, gate and up each in its place"
+    source = "vLLM flashinfer_utils.align_fp8_moe_weights_for_fi, with the halves placed apart"
+    inputs = (
+        TensorSpec("w13", WEIGHT, ("E", "R", "H"), "gate rows, then up rows"),
+        TensorSpec("w2", WEIGHT, ("E", "H", "I"), "down projection"),
+    )
+    options = (OptionSpec("is_act_and_mul", True, (True, False), "w13 has a gate and an up half"),)
+    returns = ("w13", "w2")
+
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        w13, w2, _ = layout.align_fp8_moe_weights_for_fi(inputs["w13"], inputs["w2"], bool(options["is_act_and_mul"]))
+        return {"w13": w13, "w2": w2}
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        return [PublishedPlacement(call.truth, self.why_mistrust(call.inputs), call=call)]
+
+
+@dataclass(frozen=True)
+class PublishedPlacement(Bits):
+    """The same bits; a failure with the bits of the published routine is named."""
+
+    call: Call = field(kw_only=True)
+
+    def judge(self, found: Found) -> Verdict:
+        judged = super().judge(found)
+        if judged.status is not Status.FAILED:
+            return judged
+        gated = bool(self.call.resolved["is_act_and_mul"])
+        w13, w2 = self.call.inputs["w13"], self.call.inputs["w2"]
+        published = layout.align_fp8_moe_weights_for_fi_published(w13, w2, gated)[:2]
+        pairs = zip((found["w13"], found["w2"]), published, strict=True)
+        if all(torch.equal(bits_of(x), bits_of(y)) for x, y in pairs):
+            fault = "up half of gated weights left at the unpadded offset"
+            return replace(judged, explained_by=(fault,), summary=f"{judged.summary}; every bit is that of: {fault}")
+        return judged
+
+
+@register
+class PrepareMoeLayer(LayoutContract):
+    """The scales that a per-tensor layer registers are :class:`oracle.routines.layouts.shards.RegisterScales`."""
+
+    name = "prepare_fp8_moe_layer_for_fi"
+    section = "MoE"
+    summary = "pad (per tensor only), swap w13 to w31 (block scales too), rotate for TensorRT-LLM (per tensor only)"
+    source = "vLLM flashinfer_utils.prepare_fp8_moe_layer_for_fi, with the halves placed apart"
+    inputs = (
+        TensorSpec("w13", ONE_BYTE, ("E", "R", "H"), "gate rows, then up rows"),
+        TensorSpec("w2", ONE_BYTE, ("E", "H", "I"), "down projection"),
+        TensorSpec("w13_scale", F32, None, "[E], or block scales [E, R/128, H/128]"),
+        TensorSpec("w2_scale", F32, None, "[E], or block scales [E, H/128, I/128]"),
+    )
+    options = (
+        OptionSpec("block_quant", False, (False, True), "128x128 block scales"),
+        OptionSpec("is_act_and_mul", True, (True, False), "w13 has a gate and an up half"),
+        OptionSpec("is_trtllm", False, (False, True), "TensorRT-LLM's kernel, else CUTLASS"),
+    )
+    returns = ("w13", "w2", "w13_scale", "w2_scale")
+    function = staticmethod(layout.prepare_fp8_moe_layer_for_fi)
+
+
+# --- tiles of several matrices ------------------------------------------------------------------------------
+
+
+TILE = OptionSpec("tile", "128x4", tuple(layout.HEIGHTS), "height x width of a tile")
+
+
+@register
+class ToBlocked(LayoutContract):
+    """The routine owns the padding: zeros."""
+
+    name = "to_blocked"
+    summary = "scales in tiles of 128x4, zeros in the padding; each matrix of a batch by itself"
+    source = "torchao mx_formats/utils.py to_blocked; FlashInfer block_scale_interleave"
+    inputs = (TensorSpec("scale", ONE_BYTE, None, "[M, C] or [G, M, C]"),)
+    function = staticmethod(tiles.to_blocked)
+
+
+@register
+class FromBlocked(LayoutContract):
+    """The padding of the tiles is never read."""
+
+    name = "from_blocked"
+    summary = "scales by row and column out of tiles of 128x4 or 8x4"
+    source = "torchao mx_formats/utils.py from_blocked"
+    inputs = (TensorSpec("memory", ONE_BYTE, None, "[bytes] or [G, bytes], the tiles of each matrix"),)
+    options = (
+        OptionSpec("rows", None, None, "rows of a matrix"),
+        OptionSpec("columns", None, None, "columns of a matrix"),
+        TILE,
+    )
+
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        rows, columns = (positive(options, name) for name in ("rows", "columns"))
+        return {"out": tiles.from_blocked(inputs["memory"], rows, columns, str(options["tile"]))}
+
+
+@register
+class SwizzleScaleExperts(LayoutContract):
+    """Padding and the gaps between experts are unspecified: nobody writes them. Rows of no expert go nowhere."""
+
+    name = "swizzle_scale_experts"
+    summary = "scales of experts, each in tiles of its own, in one of three placements"
+    source = "torchao torch_to_blocked_2d_M_groups; vLLM blockscale_offsets; FlashInfer group_gemm_*_nt_groupwise"
+    inputs = (
+        TensorSpec("scale", ONE_BYTE, ("R", "C"), "scales of all experts"),
+        TensorSpec("first", INTEGERS, ("G",), "the row at which each expert starts"),
+        TensorSpec("rows", INTEGERS, ("G",), "rows of each expert"),
+    )
+    options = (
+        OptionSpec("placement", "tight", tiles.PLACEMENTS, "where the tiles of an expert start"),
+        OptionSpec("capacity", 0, None, "masked: rows for which every expert has room"),
+    )
+    function = staticmethod(tiles.swizzle_scale_experts)
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        return [Placed(call.truth, self.why_mistrust(call.inputs), call=call)]
+
+
+@dataclass(frozen=True)
+class Placed(Bits):
+    """Every scale of an expert in its place; all other bytes are free."""
+
+    call: Call = field(kw_only=True)
+
+    def judge(self, found: Found) -> Verdict:
+        source, offsets = self._places()
+        out = found["out"].view(torch.uint8)[offsets.to(found["out"].device)]
+        scale = self.call.inputs["scale"].view(torch.uint8)
+        return judge_bits(out, scale[source.to(scale.device)], output="out", mistrust=self.mistrust)
+
+    def ranges(self, expected: Found) -> dict[str, Range]:
+        free = torch.ones(expected["out"].shape, dtype=torch.uint8, device="cpu")
+        free[self._places()[1]] = 0
+        return {"out": Range(expected["out"], expected["out"], free)}
+
+    def _places(self) -> tuple[Tensor, Tensor]:
+        x, o = self.call.inputs, self.call.resolved
+        return tiles.expert_offsets(x["scale"], x["first"], x["rows"], str(o["placement"]), o["capacity"])[:2]
+
+
+@register
+class ToBlockedKGroups(LayoutContract):
+    """The routine owns the padding of every group, and what is behind the last one: zeros."""
+
+    name = "to_blocked_k_groups"
+    summary = "scales whose columns belong to groups, each group in tiles of its own"
+    source = "torchao torch_to_blocked_2d_K_groups"
+    inputs = (
+        TensorSpec("scale", ONE_BYTE, ("M", "C"), "scales of all groups side by side"),
+        TensorSpec("ends", INTEGERS, ("G",), "the column after each group's last"),
+    )
+    function = staticmethod(tiles.to_blocked_k_groups)
+
+
+@register
+class ShuffleMatrixSfA(LayoutContract):
+    """What ``nvfp4_quantize(do_shuffle=True)`` does to the scales of a weight; its codes are shuffled as they are."""
+
+    name = "shuffle_matrix_sf_a"
+    summary = "scales of a shuffled weight: rows in the order of the transposed MMA's fragments, then in tiles of 128x4"
+    source = "FlashInfer shuffle_matrix_sf_a, for TensorRT-LLM's kernels"
+    inputs = (TensorSpec("scale", ONE_BYTE, ("M", "C"), "scales by row, M a multiple of 128"),)
+    options = (OptionSpec("epilogue_tile_m", 128, None, "height of the epilogue's tile"),)
+    gpu = True
+
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        return {"out": tiles.shuffle_matrix_sf_a(inputs["scale"], positive(options, "epilogue_tile_m"))}
+
+
+@register
+class KGroupedPackedUe8m0(LayoutContract):
+    name = "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor"
+    gpu = True
+    summary = "four exponent bytes of consecutive K blocks of one group in an int32"
+    source = "DeepGEMM get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor"
+    inputs = (
+        TensorSpec("scale", F32, ("S", "MN"), "powers of two; the K blocks of one group after another"),
+        TensorSpec("ks", INTEGERS, ("G",), "K of each group"),
+    )
+    options = (OptionSpec("gran_k", 128, tiles.GRANULARITIES, "elements of K that share a scale"),)
+    strided = True
+    function = staticmethod(tiles.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor)
+
+
+# Routines that their function says: the function, which has the contract's name; what it computes, source, inputs.
+for _function, _summary, _source, _inputs in (
+    (layout.ceil_div, "ceil(x / y)", "DeepGEMM deep_gemm/utils/math.py", columns("x", "y")),
+    (layout.align, "the smallest multiple of y that is not below x", "DeepGEMM deep_gemm/utils/math.py",
+     columns("x", "y")),
     (layout.calculate_tile_tokens_dim, "int((T top_k // E) * 1.3) to the next power of two, within [8, 64]",
-     "vLLM flashinfer_utils.calculate_tile_tokens_dim", ("num_tokens", "top_k", "num_experts")),
+     "vLLM flashinfer_utils.calculate_tile_tokens_dim", columns("num_tokens", "top_k", "num_experts")),
+    (layout.swap_w13_to_w31, "the gate and up halves exchanged", "vLLM flashinfer_utils.swap_w13_to_w31",
+     (TensorSpec("x", WEIGHT, None, "[..., 2 I, H], or block scales [..., 2 B, C]"),)),
+    (layout.reorder_rows_for_gated_act_gemm, "gate and up rows alternating", "TensorRT-LLM reorderRowsForGatedActGemm",
+     (TensorSpec("w", WEIGHT, ("M", "K"), "one expert's gate rows, then its up rows"),)),
 ):  # fmt: skip
-    _fields = {"summary": _summary, "source": _source, "inputs": columns(*_names), "function": staticmethod(_function)}
-    register(type(_function.__name__, (TableContract,), {"name": _function.__name__, **_fields}))
+    _base = TableContract if _inputs[0].dtypes == INTEGERS else LayoutContract
+    _fields = {"summary": _summary, "source": _source, "inputs": _inputs, "function": staticmethod(_function)}
+    register(type(_function.__name__, (_base,), {"name": _function.__name__, **_fields}))

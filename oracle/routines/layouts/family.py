@@ -1,8 +1,8 @@
 """Layouts of scales and weights, and the scales of fused shards."""
 
 from oracle.routines.family import RoutineFamily
-from oracle.routines.layouts import cases, contract, experts, shards, tiles
+from oracle.routines.layouts import cases, contract, groups, shards
 
 FAMILY = RoutineFamily(
-    name="layouts", contracts=(contract, experts, shards, tiles), grammars=cases.GRAMMARS, goldens=cases.GOLDENS
+    name="layouts", contracts=(contract, groups, shards), grammars=cases.GRAMMARS, goldens=cases.GOLDENS
 )

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, both, entry, need, ones
+from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, always, both, entry, need, ones
+from oracle.routines.layouts import groups
 from oracle.truth import layout, tiles
 
 ALIGN = "align_fp8_moe_weights_for_fi"
@@ -23,6 +24,7 @@ CONTRACTS = frozenset({
     "get_mn_major_tma_aligned_packed_ue8m0_tensor", "make_fp8_moe_alpha_scales_for_fi",
     "register_scales_for_trtllm_fp8_per_tensor_moe", "swizzle_scale", "to_blocked", "from_blocked",
     "swizzle_scale_experts", "to_blocked_k_groups", K_GROUPED, OF_SCALES, "transform_sf_into_required_layout",
+    "pad_token_groups", "unpad_token_groups",
 })  # fmt: skip
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 # fmt: off
@@ -135,32 +137,21 @@ def _asks_for(placement: str) -> Callable[[Call], object]:
     return lambda call: call.resolved["placement"] == placement
 
 
-def _unpadded_experts(call: Call, out: Tensor) -> Tensor:
-    return _experts_at(call, out, None)
-
-
 def _experts_at(call: Call, out: Tensor, placement: str | None, *, early: int = 0) -> Tensor:
     """Each expert's rows in tiles from the row of a placement; None: right behind the last expert's rows. All but the
     first are read ``early`` rows too early."""
     scale, first, rows = bits_of(call.inputs["scale"]), call.inputs["first"].tolist(), call.inputs["rows"].tolist()
     width = layout.align(scale.shape[1], layout.WIDTH)
     height = out.numel() // width
-    capacity = call.resolved["capacity"]
-    assert isinstance(capacity, int)
     starts = [sum(rows[:i]) for i in range(len(rows))]
     if placement is not None:
-        starts = tiles.expert_starts(first, rows, placement, capacity)
+        starts = tiles.expert_starts(first, rows, placement, call.resolved["capacity"])
     offsets = layout.swizzle_offsets(height, scale.shape[1], tile="128x4")
     memory = torch.zeros(out.numel(), dtype=torch.uint8, device="cpu")
     for at, p, m in zip(starts, first, rows, strict=True):
         p = max(0, p - early)
         memory[offsets[at : at + m]] = scale[p : p + m]
     return memory.view(out.dtype)
-
-
-def _neighbours_rows(call: Call, out: Tensor) -> Tensor:
-    """Every expert but the first read from one row early."""
-    return _experts_at(call, out, str(call.resolved["placement"]), early=1)
 
 
 def _words_across(call: Call, out: Tensor) -> Tensor:
@@ -229,10 +220,11 @@ for _wrong, _of in (("tight", "flashinfer"), ("flashinfer", "tight")):
           needs=need(_asks_for(_of), "the call asks for another placement"),
           same_if="every expert starts at the same tile in both")
 fault("experts' tiles start at their first row, not padded", INDEX, seen="flashinfer 3547",
-      contracts={"swizzle_scale_experts"}, write=entry("out", _unpadded_experts),
+      contracts={"swizzle_scale_experts"}, write=entry("out", lambda call, out: _experts_at(call, out, None)),
       same_if="every expert but the last has a multiple of 128 rows")
 fault("tiles of an expert filled from the row before it", INDEX, seen="flashinfer 3547",
-      contracts={"swizzle_scale_experts"}, write=entry("out", _neighbours_rows),
+      contracts={"swizzle_scale_experts"},
+      write=entry("out", lambda call, out: _experts_at(call, out, str(call.resolved["placement"]), early=1)),
       needs=need(lambda c: len(c.inputs["first"]) > 1, "one expert"), same_if="no expert but the first has rows")
 fault("columns of groups swizzled as one matrix", INDEX, seen="flashinfer 3604",
       contracts={"to_blocked_k_groups"}, read=entry("ends", lambda ends: torch.full_like(ends, int(ends[-1]))),
@@ -271,3 +263,129 @@ for name, contract, scale in (
     ("intermediate's scale not divided out", "register_scales_for_trtllm_fp8_per_tensor_moe", "w2_input_scale"),
 ):
     fault(name, VALUE, seen="TensorRT-LLM PR 14199", contracts={contract}, read=entry(scale, ones))
+
+
+# --- rows padded by groups --------------------------------------------------------------------------------------------
+
+PAD, UNPAD = "pad_token_groups", "unpad_token_groups"
+FUSED = "torchao fused_pad_token_groups.cu @36027d8"
+
+
+def _spans(call: Call) -> list[tuple[int, int]]:
+    return groups.groups_of(call.inputs["group_end_offsets"])
+
+
+def _put(call: Call, out: Tensor, starts: list[int], alone: bool = True) -> Tensor:
+    """The rows of each group from these starts; what lies beyond the end is lost. ``alone``: nothing else stays."""
+    made = torch.zeros_like(out) if alone else out.clone()
+    for (begin, end), start in zip(_spans(call), starts, strict=False):
+        rows = call.inputs["x"][begin:end][: max(0, len(out) - start)]
+        made[start : start + len(rows)] = rows
+    return made
+
+
+def _starts(call: Call) -> list[int]:
+    return groups.padded_starts(call.inputs["group_end_offsets"], int(str(call.resolved["alignment_size"])))
+
+
+def _as_of_another(alignment: int) -> Change:
+    """Groups at multiples of another alignment; the numbers are the right ones."""
+    return lambda call, out: _put(call, out, groups.padded_starts(call.inputs["group_end_offsets"], alignment))
+
+
+def _whole_tiles(call: Call, out: Tensor) -> Tensor:
+    """A group without rows takes a tile."""
+    starts, size = [0], int(str(call.resolved["alignment_size"]))
+    for begin, end in _spans(call):
+        starts.append(starts[-1] + layout.align(max(1, end - begin), size))
+    return _put(call, out, starts)
+
+
+def _nan_between(call: Call, out: Tensor) -> Tensor:
+    return _put(call, torch.full_like(out, torch.nan), _starts(call), alone=False)
+
+
+def _last_rows_lost(call: Call, out: Tensor) -> Tensor:
+    made = out.clone()
+    for (begin, end), start in zip(_spans(call), _starts(call), strict=False):
+        made[start + max(0, end - begin - 1) : start + end - begin] = 0
+    return made
+
+
+def _rows_of_nobody(call: Call, out: Tensor) -> Tensor:
+    """Those behind the last end follow the last group."""
+    made, (begin, end), start = out.clone(), _spans(call)[-1], _starts(call)[len(_spans(call)) - 1]
+    rest = call.inputs["x"][end:][: max(0, len(out) - start - (end - begin))]
+    made[start + end - begin :][: len(rest)] = rest
+    return made
+
+
+def _into_the_group_before(call: Call, out: Tensor) -> Tensor:
+    """The first row of every group but the first stands behind the rows of the one before it."""
+    made, spans, starts = out.clone(), _spans(call), _starts(call)
+    for g in range(1, len(spans)):
+        (before, last), (begin, end) = spans[g - 1], spans[g]
+        if end > begin:
+            made[starts[g]] = 0
+            made[starts[g - 1] + last - before] = call.inputs["x"][begin]
+    return made
+
+
+def _of_two_bytes(x: Tensor, pairs: list[tuple[int, int, int]], out: Tensor) -> Tensor:
+    """Rows (first, count, place) of float32 moved as rows of so many bfloat16."""
+    columns, given = x.shape[1], x.contiguous().view(torch.bfloat16).flatten()
+    made = torch.zeros_like(out).view(torch.bfloat16).flatten()
+    for first, count, place in pairs:
+        made[place * columns : (place + count) * columns] = given[first * columns : (first + count) * columns]
+    return made.view(torch.float32).view(out.shape)
+
+
+def _padded_as_halves(call: Call, out: Tensor) -> Tensor:
+    pairs = [(b, e - b, start) for (b, e), start in zip(_spans(call), _starts(call), strict=False)]
+    return _of_two_bytes(call.inputs["x"], pairs, out)
+
+
+def _unpadded_as_halves(call: Call, out: Tensor) -> Tensor:
+    starts = call.inputs["padded_group_start_offsets"].tolist()
+    pairs = [(start, e - b, b) for (b, e), start in zip(_spans(call), starts, strict=True)]
+    return _of_two_bytes(call.inputs["padded"], pairs, out)
+
+
+def _is_float32(name: str) -> Callable[[Call], bool]:
+    return lambda call: call.inputs[name].dtype is torch.float32
+
+
+APART = "every group but the last is a multiple of both alignments"
+many = need(lambda call: len(call.inputs["group_end_offsets"]) > 1, "one group")
+for name, kind, change, when, seen, same in (
+    ("groups of rows padded to 8 rows", INDEX, _as_of_another(8), many,
+     "by construction: an alignment of another format", APART),
+    ("groups of rows not padded", INDEX, _as_of_another(1), many,
+     "torchao pad_token_groups_for_grouped_mm=False", APART),
+    ("a group without rows takes a tile", INDEX, _whole_tiles, many,
+     "by construction: max(1, rows)", "no group but the last is empty"),
+    ("padding between groups of rows not cleared", MOVEMENT, _nan_between, always, "flashinfer PR 3650", ""),
+    ("last row of a padded group lost", MOVEMENT, _last_rows_lost, always, "flashinfer 2861", ""),
+    ("rows of no group copied behind the last group", MOVEMENT, _rows_of_nobody,
+     need(lambda c: int(c.inputs["group_end_offsets"][-1]) < c.inputs["x"].shape[0], "every row has a group"), FUSED,
+     ""),
+    ("first row of a group behind the rows of the group before", MOVEMENT, _into_the_group_before, many,
+     "DeepGEMM 37: an expert's border inside a tile", "no group but the first has rows"),
+    ("float32 rows padded as rows of bfloat16", CAST, _padded_as_halves,
+     need(_is_float32("x"), "the rows are not float32"), FUSED, ""),
+):
+    fault(name, kind, seen=seen, contracts={PAD}, write=entry("out", change), same_if=same, needs=when)
+fault("ends of padded groups without their padding", INDEX, seen="by construction: the ends of the rows",
+      contracts={PAD}, same_if="every group is a multiple of the alignment", write=entry("ends", lambda call, ends: (
+          torch.tensor([start + e - b for (b, e), start in zip(_spans(call), _starts(call), strict=False)],
+                       dtype=ends.dtype, device="cpu"))))
+fault("starts of padded groups are their ends", INDEX, seen="by construction: an inclusive sum", contracts={PAD},
+      write=entry("starts", lambda call, starts: torch.tensor(_starts(call)[1:], dtype=starts.dtype, device="cpu")))
+fault("padding read for rows of a group", MOVEMENT, seen="flashinfer PR 3650", contracts={UNPAD}, needs=many,
+      write=entry("out", lambda call, out: call.inputs["padded"][: len(out)].clone()),
+      same_if="no padding lies between the groups")
+fault("rows of a group from the start of the next", INDEX, seen="sglang PR 28418", contracts={UNPAD}, needs=many,
+      read=entry("padded_group_start_offsets", lambda starts: starts.roll(-1)),
+      same_if="one group has all rows")
+fault("float32 rows unpadded as rows of bfloat16", CAST, seen=FUSED, contracts={UNPAD},
+      write=entry("out", _unpadded_as_halves), needs=need(_is_float32("padded"), "the rows are not float32"))

@@ -13,7 +13,6 @@ Not covered: in-place mutation of the given weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -24,7 +23,7 @@ from oracle.errors import ShapeError
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.quantize import f32, prepare
 from oracle.numbers.recipes import TORCH_STATIC, VLLM_STATIC
-from oracle.routines.base import E4M3, F32, Call, Contract, Out, TensorSpec, register
+from oracle.routines.base import E4M3, F32, Call, Contract, Inputs, Options, Out, TensorSpec, register
 from oracle.routines.layouts.contract import INTEGERS, LayoutContract
 from oracle.truth import shards
 from oracle.verdict.compare import Admissible, Comparison, Status, Verdict, Worst, verdict
@@ -42,7 +41,7 @@ class ConvertToChannelwise(LayoutContract):
     source = "vLLM w8a8_utils.convert_to_channelwise"
     inputs = (SCALES, WIDTHS)
 
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         return {"out": shards.convert_to_channelwise(inputs["weight_scale"], inputs["logical_widths"].tolist())}
 
 
@@ -72,7 +71,7 @@ class RequantizeWithMaxScale(Contract):
     inputs = (TensorSpec("weight", E4M3, ("N", "K"), "codes of all shards"), SCALES, WIDTHS)
     returns = ("max_scale", "weight")
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> dict[str, Tensor]:
+    def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
         self.check(inputs, options)
         widths = inputs["logical_widths"].tolist()
         made = shards.requantize_with_max_scale(inputs["weight"], inputs["weight_scale"], widths)
@@ -94,7 +93,7 @@ class RequantizeWithMaxScale(Contract):
         ok = self._admitted(call.inputs, found["weight"], made["max_scale"])
         return worst_of([_judge_codes(found["weight"], made["weight"], ok), scale])
 
-    def _admitted(self, inputs: Mapping[str, Tensor], found: Tensor, largest: Tensor) -> Tensor:
+    def _admitted(self, inputs: Inputs, found: Tensor, largest: Tensor) -> Tensor:
         """Bool ``[N, K]``; rows past the last shard must be untouched."""
         weight, ok = inputs["weight"], codes_of(found) == codes_of(inputs["weight"])
         start = 0
@@ -123,12 +122,9 @@ class AllClose1d(Contract):
     source = "vLLM w8a8_utils.all_close_1d; torch.allclose"
     inputs = (TensorSpec("x", F32, ("S",), "scales of shards"),)
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
         self.check(inputs, options)
         return torch.tensor(shards.all_close_1d(inputs["x"]), dtype=torch.bool, device=inputs["x"].device)
-
-    def outputs(self, call: Call) -> dict[str, Out]:
-        return {"out": Out((), (torch.bool,))}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [Property(lambda found: self._judge(call, found["out"]))]
@@ -152,16 +148,13 @@ class ProductsOfScales(Contract):
 
     quotients: tuple[str, ...] = ()
 
-    def formula(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def formula(self, inputs: Inputs) -> dict[str, Tensor]:
         """The values in float64, before the rounding to float32."""
         raise NotImplementedError
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> dict[str, Tensor]:
+    def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
         self.check(inputs, options)
         return {name: rounded_to(value, torch.float32) for name, value in self.formula(inputs).items()}
-
-    def outputs(self, call: Call) -> dict[str, Out]:
-        return {name: Out(tuple(x.shape), F32) for name, x in call.truth.items()}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [Elements(lambda: (self._sets(call), "one float32 operation"))]
@@ -189,7 +182,7 @@ class AlphaScales(ProductsOfScales):
     )
     returns = ("g1_alphas", "g2_alphas")
 
-    def formula(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def formula(self, inputs: Inputs) -> dict[str, Tensor]:
         x = {name: decode(tensor) for name, tensor in inputs.items()}
         return {
             "g1_alphas": x["w13_scale"] * x["w13_input_scale"].reshape(-1),
@@ -209,7 +202,7 @@ class RegisterScales(ProductsOfScales):
     returns = ("output1_scales_gate_scalar", "output1_scales_scalar", "output2_scales_scalar")
     quotients = ("output1_scales_scalar",)
 
-    def formula(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def formula(self, inputs: Inputs) -> dict[str, Tensor]:
         products = AlphaScales.formula(AlphaScales(), inputs)
         g1, g2 = f32(products["g1_alphas"]), products["g2_alphas"]
         quotient = g1 / decode(inputs["w2_input_scale"]).reshape(-1)

@@ -32,7 +32,20 @@ from oracle.bounds.logits import logits_bound
 from oracle.errors import OptionError, ShapeError
 from oracle.numbers.formats import same_bits
 from oracle.numbers.rounding import Overflow, Rounding, pair_to_dtype
-from oracle.routines.base import E4M3, F32, INTEGERS, Call, Contract, OptionSpec, Out, TensorSpec, positive, register
+from oracle.routines.base import (
+    E4M3,
+    F32,
+    INTEGERS,
+    Call,
+    Contract,
+    Inputs,
+    Options,
+    OptionSpec,
+    Out,
+    TensorSpec,
+    positive,
+    register,
+)
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.tensorcore.logits import FP4, LOGITS, predict_logits
 from oracle.tensorcore.schedules import get as get_schedule
@@ -64,11 +77,11 @@ class LogitsContract(Contract):
     golden_arches: ClassVar[tuple[str, ...]] = ("cpu", "sm90")
 
     @abstractmethod
-    def problems(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Logits]:
+    def problems(self, inputs: Inputs, options: Options) -> list[Logits]:
         """The problems whose rows, one after the other, are the output's."""
 
     @abstractmethod
-    def columns(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> int:
+    def columns(self, inputs: Inputs, options: Options) -> int:
         """Columns of the output; those beyond a problem's keys are outside every window."""
 
     def laid(self, problem: Logits, x: Tensor, columns: int, fill: float) -> Tensor:
@@ -79,7 +92,7 @@ class LogitsContract(Contract):
         """Those that the output may have."""
         return F32
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
         """Float64, or what the options name; outside the window -inf when cleaned, else NaN."""
         resolved = self.check(inputs, options)
         dtype = resolved.get("out_dtype")
@@ -90,7 +103,7 @@ class LogitsContract(Contract):
 
         return self._assembled(inputs, resolved, value)
 
-    def predict(self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object) -> Tensor:
+    def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> Tensor:
         """The bits of a reduction (None: the usual one), float32; outside the window as :meth:`reference`."""
         return self._assembled(inputs, self.check(inputs, options), lambda p: self._bits(p, numerics))
 
@@ -100,9 +113,7 @@ class LogitsContract(Contract):
             p.q, p.k, p.k_scale, p.weights, q_blocks=p.q_blocks, k_blocks=p.k_blocks, schedule=schedule
         )
 
-    def _assembled(
-        self, inputs: Mapping[str, Tensor], options: Mapping[str, object], value: Callable[[Logits], Tensor]
-    ) -> Tensor:
+    def _assembled(self, inputs: Inputs, options: Options, value: Callable[[Logits], Tensor]) -> Tensor:
         """The values of every problem inside its window, one problem after the other."""
         columns, outside, rows = self.columns(inputs, options), -torch.inf if options["clean_logits"] else torch.nan, []
         for problem in self.problems(inputs, options):
@@ -171,9 +182,7 @@ class LogitsContract(Contract):
                 return reason
         return None
 
-    def _admissible(
-        self, call: Call, problems: list[Logits], name: str, specified: Tensor
-    ) -> tuple[Admissible, str]:
+    def _admissible(self, call: Call, problems: list[Logits], name: str, specified: Tensor) -> tuple[Admissible, str]:
         basis, columns, acc, dtype = "", specified.shape[1], _accumulator(name), self.dtypes(call)[0]
 
         def bound(product: ScaledProduct) -> Interval:
@@ -218,10 +227,10 @@ class Fp8MqaLogits(LogitsContract):
         TensorSpec("cu_seqlen_ke", INTEGERS, ("M",), "end of the keys of each row, excluded"),
     )
 
-    def problems(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Logits]:
+    def problems(self, inputs: Inputs, options: Options) -> list[Logits]:
         return [Logits(*(inputs[spec.name] for spec in self.inputs))]
 
-    def columns(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> int:
+    def columns(self, inputs: Inputs, options: Options) -> int:
         return inputs["k"].shape[0]
 
 
@@ -242,16 +251,15 @@ class Fp8PagedMqaLogits(LogitsContract):
     )
     options = (CLEAN, OptionSpec("max_model_len", None, None, "columns of the output"))
 
-    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
-        bound = super().extents(inputs)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        bound = self.extents(inputs)
         check_cache(inputs["kv_cache"], bound, bound["D"])
-        return bound
 
-    def problems(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Logits]:
+    def problems(self, inputs: Inputs, options: Options) -> list[Logits]:
         q, cache, weights, lens, tables = (inputs[spec.name] for spec in self.inputs)
         return from_pages(q, cache, weights, lens, tables, max_model_len=self.columns(inputs, options))
 
-    def columns(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> int:
+    def columns(self, inputs: Inputs, options: Options) -> int:
         return paged_columns(inputs, options)
 
 
@@ -263,7 +271,7 @@ def check_cache(cache: Tensor, bound: Mapping[str, int], width: int) -> None:
         raise ShapeError(f"kv_cache has shape {list(cache.shape)}; pass [blocks, P, 1, {width + 4}]")
 
 
-def paged_columns(inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> int:
+def paged_columns(inputs: Inputs, options: Options) -> int:
     """``max_model_len``, or what the blocks of the table hold."""
     if options["max_model_len"] is None:
         return inputs["block_tables"].shape[1] * inputs["kv_cache"].shape[1]
@@ -287,18 +295,13 @@ class Fp4Logits(LogitsContract):
         named = call.resolved["out_dtype"]
         return (named if isinstance(named, torch.dtype) else call.out_dtype,)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        half = inputs["weights"].dtype is torch.bfloat16
-        if half and resolved["out_dtype"] is not torch.bfloat16:
-            raise OptionError(f"weights are bfloat16 and out_dtype={resolved['out_dtype']}; pass torch.bfloat16")
-        return resolved
-
-    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
-        bound = super().extents(inputs)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        bound = self.extents(inputs)
         if 2 * bound["D2"] not in (BLOCK * n for n in (1, 2, 3, 4)):
             raise ShapeError(f"q has D={2 * bound['D2']}; a word holds the scales of one to four blocks of {BLOCK}")
-        return bound
+        half = inputs["weights"].dtype is torch.bfloat16
+        if half and options["out_dtype"] is not torch.bfloat16:
+            raise OptionError(f"weights are bfloat16 and out_dtype={options['out_dtype']}; pass torch.bfloat16")
 
 
 @register
@@ -318,25 +321,23 @@ class Fp4MqaLogits(Fp4Logits):
     )
     options = (CLEAN, OUT, OptionSpec("max_seqlen_k", 0, None, "columns, each row from its first key; 0: every key"))
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         longest = int((inputs["cu_seqlen_ke"].long() - inputs["cu_seqlen_ks"].long()).max())
-        columns = resolved["max_seqlen_k"]
-        if not isinstance(columns, int) or columns < 0 or columns and (columns < longest or resolved["clean_logits"]):
+        columns = options["max_seqlen_k"]
+        if not isinstance(columns, int) or columns < 0 or columns and (columns < longest or options["clean_logits"]):
             raise OptionError(
-                f"max_seqlen_k={columns}, clean_logits={resolved['clean_logits']}: it is 0, or at least the longest "
+                f"max_seqlen_k={columns}, clean_logits={options['clean_logits']}: it is 0, or at least the longest "
                 f"window ({longest}) and cleans nothing"
             )
-        return resolved
 
-    def problems(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Logits]:
+    def problems(self, inputs: Inputs, options: Options) -> list[Logits]:
         q, q_sf, k, k_sf, weights, start, stop = (inputs[spec.name] for spec in self.inputs)
         depth, one = 2 * k.shape[1], torch.ones(k.shape[0], dtype=torch.float32, device=k.device)
         blocks = words(q_sf, depth), words(k_sf, depth)
         made = Logits(nibbles(q), nibbles(k), one, weights, start, stop, *blocks)
         return [replace(made, first=start) if options["max_seqlen_k"] else made]
 
-    def columns(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> int:
+    def columns(self, inputs: Inputs, options: Options) -> int:
         return int(str(options["max_seqlen_k"])) or inputs["k"].shape[0]
 
     def laid(self, problem: Logits, x: Tensor, columns: int, fill: float) -> Tensor:
@@ -364,17 +365,16 @@ class Fp4PagedMqaLogits(Fp4Logits):
     )
     options = (CLEAN, OUT, Fp8PagedMqaLogits.options[-1])
 
-    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
-        bound = super().extents(inputs)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        bound = self.extents(inputs)
         check_cache(inputs["kv_cache"], bound, bound["D2"])
-        return bound
 
-    def problems(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Logits]:
+    def problems(self, inputs: Inputs, options: Options) -> list[Logits]:
         q, q_sf, cache, weights, lens, tables = (inputs[spec.name] for spec in self.inputs)
         blocks, longest = words(q_sf, 2 * q.shape[-1]), self.columns(inputs, options)
         return from_pages(nibbles(q), cache, weights, lens, tables, longest, q_blocks=blocks)
 
-    def columns(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> int:
+    def columns(self, inputs: Inputs, options: Options) -> int:
         return paged_columns(inputs, options)
 
 
@@ -390,7 +390,7 @@ class PagedMqaLogitsMetadata(Contract):
     inputs = (TensorSpec("context_lens", INTEGERS, None, "[B] or [B, next_n]"),)
     options = (OptionSpec("block_size", 64, None, "keys of a block"), OptionSpec("num_sms", 132, None, "processors"))
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
         resolved = self.check(inputs, options)
         return schedule(inputs["context_lens"], positive(resolved, "block_size"), positive(resolved, "num_sms"))
 

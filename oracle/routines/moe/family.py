@@ -2,12 +2,12 @@
 
 from oracle.routines.family import RoutineFamily
 from oracle.routines.layouts import faults as layouts
-from oracle.routines.moe import cases, contract, faults, moe_tensor, pipeline_cases, pipeline_contract, pipeline_faults
+from oracle.routines.moe import cases, contract, faults, pipeline_cases, pipeline_faults, pipelines
 from oracle.routines.products.faults import movement
 
 FAMILY = RoutineFamily(
     name="moe",
-    contracts=(contract, moe_tensor, pipeline_contract),
+    contracts=(contract, pipelines),
     grammars={**cases.GRAMMARS, **pipeline_cases.GRAMMARS},
     # the catalogue names the faults of layouts before those of the layer, and those of runs among them
     faults=(layouts.FAULTS, faults.ROUTING, faults.EXPERTS, movement.RUNS, faults.ACTIVATION, faults.LAYER,

@@ -17,23 +17,9 @@ from oracle.numbers import recipes
 from oracle.numbers.formats import decode
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import Recipe
-from oracle.routines.fault import (
-    ARITHMETIC,
-    CAST,
-    INDEX,
-    MOVEMENT,
-    VALUE,
-    Call,
-    Change,
-    Faults,
-    WhyNot,
-    both,
-    entry,
-    need,
-    ones,
-)
-from oracle.routines.moe.contract import steps_of
-from oracle.routines.moe.moe_tensor import STEPS, choices, experts_of, tokens_of
+from oracle.routines.base import Call
+from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones
+from oracle.routines.moe.contract import STEPS, choices, experts_of, steps_of, tokens_of
 from oracle.truth import layout
 from oracle.truth.moe import activated, quantised, stored, weighted_input
 from oracle.truth.routing import sigmoid
@@ -160,7 +146,7 @@ def _made(
     return rest | {"a": made.codes, "a_scale": made.scale}
 
 
-def _scales(change: Callable[[Tensor], Tensor]) -> Change:
+def _scales(change: Callable[[Tensor], Tensor]) -> Callable[[Call, Inputs], Inputs]:
     """The scales changed after the codes were made."""
 
     def apply(call: Call, inputs: Inputs) -> Inputs:

@@ -15,8 +15,7 @@ from torch import Tensor
 from oracle.errors import CaseError
 from oracle.routines import data
 from oracle.routines.case import DTYPES, Case, Grammar, given_scale, seeds, with_corners
-from oracle.routines.moe.pipeline_contract import CONTRACTS
-from oracle.routines.moe.pipelines import Pipeline, Sharing
+from oracle.routines.moe.pipelines import CONTRACTS, Pipeline, Sharing
 from oracle.truth.layout import ceil_div
 
 DEAD = 2.0**-76  # block scales of dead experts lie near 1e-23 (FlashInfer issue 2595, vLLM issue 31394)

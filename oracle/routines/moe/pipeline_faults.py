@@ -1,6 +1,6 @@
 """Faults of whole layers of experts: a step done wrongly, in the wrong place, or not at all.
 
-A right layer has these stages (:mod:`oracle.routines.moe.pipeline_contract`)::
+A right layer has these stages (:mod:`oracle.routines.moe.pipelines`)::
 
     READ       its inputs                    OPTIONS    its options, the routing method among them
     PRODUCT    the tokens: codes, scales, experts and weights of the input, before rows are gathered
@@ -25,23 +25,10 @@ from torch import Tensor
 from oracle.numbers.formats import decode
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import TORCH_STATIC
-from oracle.routines.fault import (
-    ARITHMETIC,
-    CAST,
-    INDEX,
-    MOVEMENT,
-    VALUE,
-    Call,
-    Faults,
-    WhyNot,
-    both,
-    entry,
-    need,
-    ones,
-)
+from oracle.routines.base import Call
+from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones
 from oracle.routines.moe.faults import ON_INPUT, halves_swapped, is_set, option
-from oracle.routines.moe.pipeline_contract import CONTRACTS, PipelineContract
-from oracle.routines.moe.pipelines import Pipeline, Sharing
+from oracle.routines.moe.pipelines import CONTRACTS, Pipeline, PipelineContract, Sharing
 from oracle.truth.moe import Activation, Addition, Combine, Rows, Steps, Tokens
 from oracle.verdict.sets import rounded_to
 
@@ -75,10 +62,8 @@ def _local(call: Call) -> tuple[Tensor, int]:
     """Experts that a token goes to, as the layer sees them, and how many it has."""
     contract = call.contract
     assert isinstance(contract, PipelineContract)
-    first = call.resolved["first_expert"]
-    assert isinstance(first, int)
     ids = contract.routes(call.inputs, call.resolved, torch.float32)[0].ids
-    return ids.to(torch.int64) - first, call.inputs["w13"].shape[0]
+    return ids.to(torch.int64) - call.resolved["first_expert"], call.inputs["w13"].shape[0]
 
 
 def _busy(call: Call) -> Tensor:
@@ -137,7 +122,7 @@ def _off_by_one(call: Call, tokens: Tokens) -> Tensor:
     busy = [e for e in range(count) if bool((local == e).any())]
     for before, expert in zip(busy, busy[1:], strict=False):
         token, slot = torch.nonzero(local == expert)[0].tolist()
-        ids[token, slot] = before + first  # type: ignore[operator]
+        ids[token, slot] = before + first
     return ids
 
 
@@ -341,11 +326,6 @@ def method(*names: str) -> WhyNot:
     return need(lambda call: call.resolved["routing_method"] in names, "the routing method is another")
 
 
-def routes_by(name: str) -> Callable[[dict[str, object]], dict[str, object]]:
-    """Another routing method."""
-    return option(routing_method=name, n_group=1, topk_group=1, routed_scaling_factor=1.0)
-
-
 for words, seen, names, other in (
     ("not renormalised", "flashinfer PR 4639", ("SigmoidRenorm", "MiniMax2"), "Sigmoid"),
     ("not renormalised after softmax", "flashinfer PR 4639", ("RenormalizeNaive", "Renormalize"), "Default"),
@@ -355,7 +335,8 @@ for words, seen, names, other in (
     ("without sigmoid", "sglang PR 39920", ("TopKSigmoid",), "TopK"),
     ("by softmax for the logit itself", "flashinfer PR 1723", ("TopK",), "Renormalize"),
 ):
-    fault(f"experts: routing weights {words}", ARITHMETIC, seen=seen, options=routes_by(other), contracts=routed,
+    fault(f"experts: routing weights {words}", ARITHMETIC, seen=seen, contracts=routed,
+          options=option(routing_method=other, n_group=1, topk_group=1, routed_scaling_factor=1.0),
           needs=both(method(*names), two_slots) if "renorm" in words else method(*names))
 fault("experts: routed scaling factor lost", VALUE, seen="TensorRT-LLM PR 14199", contracts=routed,
       options=option(routed_scaling_factor=1.0),

@@ -1,4 +1,4 @@
-"""Whole layers of experts as lists of steps: one row for each library's pipeline.
+"""Whole layers of experts as lists of steps, one row for each library's pipeline, and their contracts.
 
 A row says in which order a layer quantises, multiplies, activates, requantises, weights and adds, and where it rounds:
 
@@ -9,12 +9,29 @@ A row says in which order a layer quantises, multiplies, activates, requantises,
     ways       how the experts' outputs become a token's (:class:`oracle.truth.moe.Combine`), the usual one first; a
                library that chooses by itself has several
 
-What a row cannot say does not exist for :mod:`oracle.routines.moe.pipeline_contract`, which reads nothing else.
+What a row cannot say does not exist for its contract (:class:`PipelineContract`), which reads nothing else.
 Permutation is no step: rows of an expert are those that chose it, in any order, and no value depends on the order.
 
 Sources are named in the rows, at the commits of 2025 and 2026 that are in public. The first products of TensorRT-LLM's
 block-scaled kernel leave as codes, by a formula inside its binary: every float32 formula is admitted. Not covered:
 biases, other activations than silu-and-mul, float16, latency modes, the exchange between ranks.
+
+A contract takes the weights as its kernel reads them but for their layout in memory (padding, tiles and swizzles are
+contracts of their own): ``w13`` with gate rows first, or up rows first where the row says so. Scales are those of the
+row's ``weights``. Experts of other ranks and ids of -1 add nothing.
+
+*Truth.* The row's steps in float64 with the roundings that it declares (:func:`oracle.truth.moe.layer`).
+*Admissible outputs.* Intervals that pass through every step (:mod:`oracle.routines.moe.moe_ranges`): a code of an
+intermediate that rounding may flip is an interval of codes, its scale an interval of scales, and the second product
+holds all of them. Sums that are rounded in any order have exact least and largest values over all orders, up to eight
+terms. Alternatives, of which one must hold the whole output: the ways to combine, the dtype of the routing weights.
+
+*Routing inside the layer.* Weights lie within a device's error (:mod:`oracle.truth.routing`). Of experts whose choices
+lie closer than that, every choice is tried for its token, and that which admits its row is taken
+(:func:`oracle.truth.routing.alternatives`); a token with too many choices is open.
+
+*Where nothing is claimed.* Tokens with NaN or infinity, or whose intermediate may overflow; the others of their experts
+are judged. Not covered: judging by bits; what a layer's output equals is for ``identify``.
 """
 
 from __future__ import annotations
@@ -22,13 +39,49 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
+from itertools import product
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
+from oracle.bounds.accumulator import of_schedule
+from oracle.bounds.boxed import Box
 from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.errors import InputError, OptionError, ShapeError
 from oracle.numbers import recipes
+from oracle.numbers.formats import BF16, decode, of_dtype, same_bits
+from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import Recipe
-from oracle.truth.moe import Activation, Combine, Steps
+from oracle.routines.base import (
+    E4M3,
+    F32,
+    INTEGERS,
+    Call,
+    Contract,
+    Inputs,
+    Options,
+    OptionSpec,
+    Out,
+    Output,
+    TensorSpec,
+    register,
+)
+from oracle.routines.fault import Fault, Stage, fold
+from oracle.routines.moe.contract import KEPT, no_boxes, taken, why_mistrust
+from oracle.routines.moe.moe_ranges import input_boxes, outcome, shares
+from oracle.routines.moe.pipeline_bits import named
+from oracle.tensorcore.identify import Match
+from oracle.tensorcore.instructions import arches
+from oracle.tensorcore.schedules import get as get_schedule
+from oracle.tensorcore.schedules import schedules
+from oracle.truth import routing
+from oracle.truth.layout import ceil_div, swap_w13_to_w31
+from oracle.truth.moe import Activation, Combine, Experts, Rows, Steps, Tokens, layer, nearest, weighted_input
+from oracle.truth.routing import Router, Span
+from oracle.verdict.compare import Admissible, Verdict, compare, verdict
+from oracle.verdict.sets import Found, Range, Sets, ranged, rounded_to, with_float32
 
 
 class Sharing(StrEnum):
@@ -185,3 +238,394 @@ PIPELINES = (
 def steps_by(pipeline: Pipeline, combine: Combine) -> Steps:
     """The pipeline's steps with one of its ways to combine."""
     return replace(pipeline.steps, combine=combine)
+
+
+# --- contracts ----------------------------------------------------------------------------------------------
+
+
+WIDE = (torch.bfloat16,)
+INT4 = (torch.int8,)
+ONE = TensorSpec("x", WIDE, ("T", "H"), "input")
+STAGES = {"first": Stage.STORE, "activated": Stage.QUOTIENT, "quantised": Stage.CODES, "term": Stage.SUM}
+"""Where a fault changes what an expert has after a step; the input's tokens are PRODUCT, the row's steps RECIPE."""
+
+
+def inputs_of(row: Pipeline) -> tuple[TensorSpec, ...]:
+    """What the layer of a row takes."""
+    weight = INT4 if row.weights is Sharing.GROUP else E4M3
+    found = [TensorSpec("a", E4M3, ("T", "H"), "quantised input") if row.quantise is None else ONE]
+    if row.quantise is None and row.weights is Sharing.BLOCK:
+        found.append(TensorSpec("a_scale", F32, ("T", "H/128"), "its scales (logical: the kernel takes [H/128, T])"))
+    found += [
+        TensorSpec("w13", weight, ("E", "R", "H"), "up rows, then gate rows" if row.up_first else "gate, then up rows"),
+        TensorSpec("w13_scale", F32, None, f"{row.weights}"),
+        TensorSpec("w2", weight, ("E", "H", "I"), "down projection"),
+        TensorSpec("w2_scale", F32, None, f"{row.weights}"),
+    ]
+    if row.static and not row.multiplied:
+        found += [TensorSpec(f"a{n}_scale", F32, ("1",), f"static scale of the {w}") for n, w in NAMES.items()]
+    if row.weights is Sharing.GROUP:
+        sizes = ("H", "I")
+        found += [TensorSpec(f"prequant{n}", WIDE, (sizes[n - 1],), f"multiplies the {w}") for n, w in NAMES.items()]
+        found += [TensorSpec(f"alpha{n}", F32, ("E",), f"scale of the {w}") for n, w in NAMES.items()]
+    elif row.multiplied:
+        found.append(TensorSpec("fc2_act_scale", F32, ("1",), "multiplies the intermediate"))
+    if row.apart:
+        found.append(TensorSpec("up_scale", F32, ("E",), "scale of up rows over that of the intermediate"))
+    if row.routed:
+        found += [
+            TensorSpec("logits", (*F32, *WIDE), ("T", "X"), "router logits of all experts"),
+            TensorSpec("bias", (*F32, *WIDE), ("X",), "correction of the choice", optional=True),
+        ]
+    else:
+        found += [
+            TensorSpec("topk_ids", INTEGERS, ("T", "k"), "global experts of each token, -1 for none"),
+            TensorSpec("topk_weights", F32, ("T", "k"), "their weights"),
+        ]
+    if row.mapped:
+        said = "local expert of each global one, or -1"
+        found.append(TensorSpec("expert_map", INTEGERS, ("X",), said, optional=True))
+    return tuple(found)
+
+
+NAMES = {1: "input", 2: "intermediate"}
+
+
+def options_of(row: Pipeline) -> tuple[OptionSpec, ...]:
+    """The options of the layer of a row."""
+    found = [OptionSpec("first_expert", 0, None, "number of this rank's first expert (expert parallelism)")]
+    if len(row.ways) > 1:
+        names = tuple(way.name for way in row.ways)
+        found.append(OptionSpec("combine", None, (None, *names), "how experts' outputs are added; None admits any"))
+    if row.on_input:
+        said = "weights, in its dtype, multiply the input instead"
+        found.append(OptionSpec("apply_router_weight_on_input", False, (False, True), said))
+    if row.routed:
+        found += [
+            OptionSpec("routing_method", "DeepSeekV3", tuple(routing.METHODS), "RoutingMethodType by name"),
+            OptionSpec("top_k", 8, None, "experts of a token"),
+            OptionSpec("n_group", 1, None, "groups of experts (DeepSeekV3)"),
+            OptionSpec("topk_group", 1, None, "groups that remain (DeepSeekV3)"),
+            OptionSpec("routed_scaling_factor", 1.0, None, "factor of all weights (DeepSeekV3)"),
+            OptionSpec("weight_dtype", None, (None, *KEPT), "dtype in which weights are kept; None: either"),
+        ]
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Route:
+    """Local experts ``[T, k]``, their weights as they are kept, and bounds of those of a kernel; bool ``[T]`` where
+    nothing is known. Given ones are exact."""
+
+    ids: Tensor
+    weights: Tensor
+    span: Span | None = None
+    lost: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a call multiplies. Of the input only ``boxes`` are known where they are not None, and of the rows
+    ``unknown`` nothing."""
+
+    tokens: Tokens
+    experts: Experts
+    boxes: list[Box] | None
+    unknown: Tensor | None
+
+
+class PipelineContract(Contract):
+    """``out [T, H]`` bfloat16."""
+
+    row: ClassVar[Pipeline]
+    section = "MoE"
+    production = "moe_pipelines.moe_experts"
+    golden_arches = ("cpu", "sm90")
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        first = options["first_expert"]
+        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+            raise OptionError(f"first_expert={first!r}; pass the number of this rank's first expert")
+        e, r, h = inputs["w13"].shape
+        self._check_scales(inputs, e, r, h)
+        for name in ("a1_scale", "a2_scale", "fc2_act_scale"):
+            if name in inputs and not 0 < float(inputs[name]) < float("inf"):
+                raise InputError(f"{name} is {float(inputs[name])}; a static scale is positive and finite")
+        if (known := inputs.get("expert_map")) is not None:
+            if first:
+                raise OptionError(f"first_expert={first} beside an expert_map; pass one of them")
+            _within("expert_map", known, e)
+            _within("topk_ids", inputs["topk_ids"], known.shape[0])
+        if self.row.routed:
+            method = options["routing_method"]
+            if "bias" in inputs and method not in routing.BIASED:
+                raise InputError(f"{method} takes no bias; {' and '.join(routing.BIASED)} do")
+            routing.scores(inputs["logits"], self.router(options), inputs.get("bias"))
+        if options.get("apply_router_weight_on_input") and inputs["topk_ids"].shape[1] != 1:
+            raise InputError(f"weights on the input need one expert for each token, not {inputs['topk_ids'].shape[1]}")
+
+    def _check_scales(self, inputs: Inputs, e: int, r: int, h: int) -> None:
+        i = inputs["w2"].shape[2]
+        if r != 2 * i:
+            raise ShapeError(f"w13 has {r} rows for {i} columns of w2; it holds gate and up rows, [E, 2 I, H]")
+        for name, rows, columns in (("w13_scale", r, h), ("w2_scale", h, i)):
+            due = {
+                Sharing.EXPERT: (e,), Sharing.CHANNEL: (e, rows), Sharing.GROUP: (e, rows, ceil_div(columns, 128)),
+                Sharing.BLOCK: (e, ceil_div(rows, 128), ceil_div(columns, 128)),
+            }[self.row.weights]  # fmt: skip
+            if tuple(inputs[name].shape) != due:
+                raise ShapeError(f"{name} has shape {list(inputs[name].shape)}; {self.name} takes {list(due)}")
+        if self.row.weights is Sharing.BLOCK and self.row.up_first and i % 128:
+            raise ShapeError(f"I={i}: a block of w13 would hold up and gate rows; pad I to a multiple of 128")
+        for name in ("w13", "w2") if self.row.weights is Sharing.GROUP else ():
+            if int(inputs[name].min()) < -8 or int(inputs[name].max()) > 7:
+                raise InputError(f"{name} holds values outside -8..7; an int4 weight is one of these, in an int8 each")
+
+    # --- truth ----------------------------------------------------------------------------------------------
+
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
+        """``[T, H]`` bfloat16: the first way to combine, weights of float32, of equal choices the first expert."""
+        return self.kernel(Call(self, inputs, options).checked())["out"]
+
+    def outputs(self, call: Call) -> dict[str, Out]:
+        shape = call.inputs["a" if "a" in call.inputs else "x"].shape
+        return {"out": Out(tuple(shape), (torch.bfloat16,))}
+
+    def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
+        given = fold(call, faults, Stage.READ, dict(call.inputs))
+        options = fold(call, faults, Stage.OPTIONS, dict(call.resolved))
+        parts = self.parts(given, options, self.routes(given, options, self.kept(options)[0])[0])
+        tokens = fold(call, faults, Stage.PRODUCT, parts.tokens)
+        steps = fold(call, faults, Stage.RECIPE, steps_by(self.row, self.ways(call)[0]))
+        out = rounded_to(layer(tokens, parts.experts, steps, partial(_changed, call, faults)), torch.bfloat16)
+        made: dict[str, Tensor] = fold(call, faults, Stage.WRITE, {"out": out})
+        return made
+
+    def ways(self, call: Call) -> tuple[Combine, ...]:
+        """The admitted ways to combine: the named one, or those of the row; moe_sum adds 2 to 4 slots."""
+        named = call.resolved.get("combine")
+        if named is not None:
+            return (Combine[str(named)],)
+        k = self.top_k(call)
+        if Combine.RUNNING in self.row.ways:
+            return (Combine.RUNNING, Combine.WEIGHTED) if 2 <= k <= 4 else (Combine.WEIGHTED,)
+        return self.row.ways
+
+    def top_k(self, call: Call) -> int:
+        """Experts of a token."""
+        return int(str(call.resolved["top_k"])) if self.row.routed else call.inputs["topk_ids"].shape[1]
+
+    def kept(self, options: Options) -> tuple[torch.dtype, ...]:
+        """Dtypes in which routing weights may be kept; float32 where they are given."""
+        kept = options.get("weight_dtype", torch.float32)
+        return (kept,) if isinstance(kept, torch.dtype) else KEPT
+
+    # --- routing --------------------------------------------------------------------------------------------
+
+    def router(self, options: Options) -> Router:
+        """The router that options name."""
+        method, top_k, factor = str(options["routing_method"]), options["top_k"], options["routed_scaling_factor"]
+        groups = options["n_group"], options["topk_group"]
+        for name in ("top_k", "n_group", "topk_group"):
+            value = options[name]
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise OptionError(f"{name}={value!r} is not a positive integer")
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 0:
+            raise OptionError(f"routed_scaling_factor={factor!r}; pass a positive number")
+        if method != "DeepSeekV3" and (groups != (1, 1) or factor != 1.0):
+            raise OptionError(f"{method} has neither groups nor a scaling factor; they are DeepSeekV3's")
+        if method == "Llama4" and top_k != 1:
+            raise OptionError(f"top_k={top_k}; Llama4 weights the input, with one expert for each token")
+        return Router(top_k=top_k, groups=groups[0], top_groups=groups[1], scaling=float(factor),
+                      **routing.METHODS[method])  # fmt: skip
+
+    def routes(self, inputs: Inputs, options: Options, kept: torch.dtype) -> list[Route]:
+        """Every way to route, the reference's first."""
+        if not self.row.routed:
+            return [Route(self.local(inputs), inputs["topk_weights"])]
+        router, bias = self.router(options), None
+        if options["routing_method"] in routing.BIASED:
+            bias = inputs.get("bias")
+        finite = torch.isfinite(decode(inputs["logits"])).all(dim=1)
+        logits = inputs["logits"].masked_fill(~finite[:, None], 0.0)
+        found = routing.scores(logits, router, bias)
+        first = routing.route(logits, router, bias)[1]
+        ways, lost = routing.alternatives(found, router, first, biased=bias is not None)
+        made = []
+        for ids in ways:
+            span = routing.weight_span(found, ids, router)
+            low, exact, high = (
+                rounded_to(w, kept).to(torch.float32)
+                for w in (span.low, routing.weights_of(found.score, ids, router), span.high)
+            )
+            if router.on_input:
+                low = low.clamp(min=0.0)
+            made.append(Route(ids, exact, Span(decode(low), decode(high)), lost | ~finite))
+        return made
+
+    def local(self, inputs: Inputs) -> Tensor:
+        """Global ids, or local ones where a map says which."""
+        ids, known = inputs["topk_ids"].to(torch.int64), inputs.get("expert_map")
+        if known is None:
+            return ids
+        return torch.where(ids >= 0, known.to(torch.int64)[ids.clamp(min=0)], -1)
+
+    # --- operands -------------------------------------------------------------------------------------------
+
+    def parts(self, inputs: Inputs, options: Options, route: Route) -> Parts:
+        """What a call multiplies, for one choice of experts."""
+        row, experts = self.row, self.experts(inputs, options)
+        on_input = bool(options.get("apply_router_weight_on_input"))
+        if row.quantise is not None:
+            x, given = weighted_input(inputs["x"], route.weights, on_input=on_input), inputs.get("a1_scale")
+            if row.multiplied:
+                x = rounded_to(decode(x) * decode(inputs["prequant1"]), torch.bfloat16)
+                given = x.new_ones(1, dtype=torch.float32)
+            made = quantize(x, row.quantise, scale=given)
+            scale = made.scale.reshape(1, 1) if made.scale.numel() == 1 else made.scale
+            boxes, unknown = input_boxes(x, row.quantise, given)
+            return Parts(Tokens(made.codes, scale, route.ids, route.weights, on_input), experts, boxes, unknown)
+        codes = inputs["a"]
+        scale = inputs.get("a_scale", codes.new_ones((1, 1), dtype=torch.float32))
+        if not (row.apart and self.router(options).on_input):
+            return Parts(Tokens(codes, scale, route.ids, route.weights), experts, None, None)
+        # the routing weight multiplies the first product, as a scale of the token
+        assert route.span is not None
+        values = decode(codes)
+        unknown = ~torch.isfinite(values).all(dim=1)
+        known = values.masked_fill(unknown[:, None], 0.0)
+        box = Box(known, known, route.span.low, route.span.high, of_dtype(codes.dtype))
+        return Parts(Tokens(codes, route.weights, route.ids, route.weights, True), experts, [box], unknown)
+
+    def experts(self, inputs: Inputs, options: Options) -> Experts:
+        """The weights of a call, gate rows first, with the scales of whatever shares one."""
+        row, first = self.row, options["first_expert"]
+        w13, w2, scale = inputs["w13"], inputs["w2"], inputs["w13_scale"]
+        if row.weights is Sharing.GROUP:  # -8..7 are values of E4M3
+            w13, w2 = (w.to(torch.float32).to(torch.float8_e4m3fn) for w in (w13, w2))
+        if row.apart:
+            half = w2.shape[2]
+            scale = torch.cat([s[:, None].expand(-1, half) for s in (scale, inputs["up_scale"])], dim=1)
+        if row.up_first:
+            w13, scale = (swap_w13_to_w31(t) if t.dim() == 3 else t for t in (w13, scale))
+        alpha = (inputs["alpha1"], inputs["alpha2"]) if "alpha1" in inputs else None
+        multiplier = inputs.get("prequant2", inputs.get("fc2_act_scale"))
+        one = scale.new_ones(1) if row.multiplied or row.apart else None
+        return Experts(w13, scale, w2, inputs["w2_scale"], inputs.get("a2_scale", one), first, multiplier, alpha)
+
+    # --- verdicts -------------------------------------------------------------------------------------------
+
+    def numerics_of(self, call: Call) -> Mapping[str, tuple[str, ...]]:
+        return self.row.numerics
+
+    def why_not(self, call: Call, numerics: str) -> str | None:
+        return no_boxes(self.name, numerics)
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        name, declared = self.arithmetics(call, numerics)[0], numerics is not None
+        found: list[Sets] = []
+        for combine, kept in product(self.ways(call), self.kept(call.resolved)):
+            others = bool(found)
+            make = lambda n, wider, c=combine, k=kept, o=others: PipelineSets(call, self, c, k, n, wider or o)  # noqa: E731
+            found += with_float32(make, name, declared=declared)
+        return found
+
+    def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
+        """The row's ways to combine by the fraction of elements that equal the reference with them, best first; with an
+        arch, schedules of both products too, the row's own first, with every way (:mod:`.pipeline_bits`)."""
+        call = Call(self, inputs, options).checked()
+        out, found = self.taken(call, output)["out"], []
+        for combine in self.ways(call):
+            due = self.reference(inputs, **{**options, **({"combine": combine.name} if len(self.row.ways) > 1 else {})})
+            found.append(Match(combine.name, float(same_bits(due, out).double().mean()), out.numel()))
+        if arch in arches() and found[0].equal < 1:
+            usual = [name for name in self.row.numerics.get(str(arch), ()) if name != IEEE32]
+            names = dict.fromkeys((*usual, *(schedule.name for schedule in schedules(arch))))
+            every = dict.fromkeys((*self.ways(call), *Combine))
+            route = self.routes(inputs, call.resolved, self.kept(call.resolved)[0])[0]
+            parts = self.parts(inputs, call.resolved, route)
+            found += named(
+                parts.tokens, parts.experts, self.row.steps, out, [get_schedule(name) for name in names], list(every)
+            )
+        return sorted(found, key=lambda match: -match.equal)
+
+
+@dataclass(frozen=True)
+class PipelineSets(Sets):
+    """The right outputs of one way to combine, with weights kept in one dtype; each token by the choice of experts that
+    admits its row."""
+
+    call: Call
+    contract: PipelineContract
+    combine: Combine
+    kept: torch.dtype
+    numerics: str
+    wider: bool
+
+    def judge(self, found: Found) -> Verdict:
+        out = found["out"]
+        routes = self.contract.routes(self.call.inputs, self.call.resolved, self.kept)
+        sets, basis, parts = self._admissible(routes[0])
+        ids = routes[0].ids
+        for route in routes[1:]:
+            wrong = compare(out, sets).bad.any(dim=1)
+            if not bool(wrong.any()):
+                break
+            other, _, _ = self._admissible(route)
+            better = wrong & ~compare(out, other).bad.any(dim=1)
+            sets, ids = taken(sets, other, better), torch.where(better[:, None], route.ids, ids)
+        mistrust = why_mistrust(replace(parts.tokens, ids=ids), parts.experts, out)
+        return verdict(compare(out, sets), basis=basis, mistrust=mistrust)
+
+    def ranges(self, expected: Found) -> dict[str, Range] | None:
+        """None where it is no single interval: a choice of experts or of the weight's dtype."""
+        routes = self.contract.routes(self.call.inputs, self.call.resolved, self.kept)
+        if len(routes) > 1 or len(self.contract.kept(self.call.resolved)) > 1:
+            return None
+        return {"out": ranged(self._admissible(routes[0])[0], torch.bfloat16)}
+
+    def _admissible(self, route: Route) -> tuple[Admissible, str, Parts]:
+        contract, steps = self.contract, steps_by(self.contract.row, self.combine)
+        parts = contract.parts(self.call.inputs, self.call.resolved, route)
+        acc = None if self.numerics == IEEE32 else of_schedule(get_schedule(self.numerics))
+        unknown = route.lost
+        if parts.unknown is not None:
+            unknown = parts.unknown if unknown is None else unknown | parts.unknown
+        found = self.call.once(
+            f"shares by {self.numerics} of {route.ids.tolist()} {self.kept}",
+            lambda: shares(parts.tokens, parts.experts, steps, numerics=self.numerics, acc=acc, boxes=parts.boxes,
+                           unknown=unknown),
+        )  # fmt: skip
+        reached = outcome(parts.tokens, parts.experts, steps, found, None if parts.tokens.on_input else route.span)
+        open_ = reached.open if route.lost is None else reached.open | route.lost[:, None]
+        due = nearest(layer(parts.tokens, parts.experts, steps), BF16)
+        low, high = nearest(reached.span.low, BF16), nearest(reached.span.high, BF16)
+        basis = f"{reached.basis}: {reached.flips} of {reached.intermediates} of the intermediate"
+        if contract.row.routed:
+            basis += f", routing weights in {str(self.kept).removeprefix('torch.')}"
+        return Admissible(low, high, torch.nan_to_num(due, 0.0), open=open_), basis, parts
+
+
+def _changed(call: Call, faults: tuple[Fault, ...], step: str, rows: Rows) -> Rows:
+    made: Rows = fold(call, faults, STAGES[step], rows)
+    return made
+
+
+def _within(name: str, ids: Tensor, count: int) -> None:
+    """Refuse ids from ``count`` on."""
+    if int(ids.max()) >= count:
+        raise InputError(f"{name} holds {int(ids.max())}; there are {count} experts, numbered from 0")
+
+
+def _registered(row: Pipeline) -> type[PipelineContract]:
+    """The contract of one row."""
+    made: type[PipelineContract] = type(row.name, (PipelineContract,), {
+        "__module__": __name__, "__doc__": row.summary, "row": row, "name": row.name, "summary": row.summary,
+        "source": row.source, "inputs": inputs_of(row), "options": options_of(row), "numerics": row.numerics,
+    })  # fmt: skip
+    register(made)
+    return made
+
+
+CONTRACTS = {row.name: _registered(row) for row in PIPELINES}
+"""Every contract of this file by name."""

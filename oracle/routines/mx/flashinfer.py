@@ -22,7 +22,7 @@ from oracle.numbers import mx_recipes
 from oracle.numbers.quantize import WIDE, Ends, Prepared, prepare
 from oracle.numbers.recipes import Recipe
 from oracle.routines.base import Call, OptionSpec, TensorSpec, register
-from oracle.routines.fused.silu import gated
+from oracle.routines.fused.kernels import gated
 from oracle.routines.mx.contract import GLOBAL, LAYOUT, LAYOUTS, Nvfp4Quantize, padding_of
 from oracle.routines.mx.experts import GLOBALS, MASK, ScaledFp4GroupedQuantize
 from oracle.truth.layout import inverse_order, row_order, swizzle_scale, unswizzle_scale

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from oracle.numbers.formats import decode
-from oracle.numbers.quantize import quotients
-from oracle.numbers.recipes import CodeRounding, ZeroSign
+from oracle.numbers.quantize import Prepared, Steps, quotients, to_codes
+from oracle.numbers.recipes import Candidates, CodeRounding, Recipe, ZeroSign
 from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, both, entry, need
 from oracle.routines.fault import ones as ones_of
 from oracle.routines.mx.contract import BlockQuantiser, loaded, stored
 from oracle.routines.mx.experts import HEIGHT, ExpertQuantiser, starts
-from oracle.routines.mx.faults import BATCHED, EXPERTS, MINE, MODED, QUANTISERS
+from oracle.routines.mx.faults import BATCHED, EXPERTS, MINE, MODED, QUANTISERS, STACKS
 from oracle.routines.mx.tokens import ROW_SCALE, row_scales
 from oracle.routines.quantisers.contract import Amax, Values, prepared
 from oracle.truth.hadamard import SIZE, matrix
@@ -175,18 +175,35 @@ def _candidate(values: Values, wide: bool) -> Values:
     return values.altered(quotient=quotients(x.blocks(recipe.block), steps.total, steps.inverse, recipe))
 
 
-def _scale_of(call: Call, scale: Tensor, pick: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """The scale of one candidate for each block; ``pick`` of the errors says where it is 1.5 times the own one."""
-    x, recipe = prepared(call), call.recipe
+Pick = Callable[[Tensor, Tensor], Tensor]
+"""Of the errors under a block's own scale and under 1.5 times it: where the latter is taken."""
+
+
+def smaller(own: Tensor, wide: Tensor) -> Tensor:
+    return wide < own
+
+
+def _picked(x: Prepared, recipe: Recipe, pick: Pick, factor: float) -> tuple[Steps, Steps, Tensor]:
+    """Both candidates, and where the second is taken by the errors of ``factor`` times the values."""
     own, wide = x.candidates(recipe, x.own_steps(recipe))
-    other = pick(x.error(recipe, own), x.error(recipe, wide))
+    errors = []
+    for steps in (own, wide):
+        blocks = x.blocks(recipe.block)
+        codes = to_codes(quotients(blocks, steps.total, steps.inverse, recipe), recipe, None)
+        off = (decode(codes, recipe.element) * steps.total * factor - blocks).abs()
+        squared = recipe.candidates is Candidates.MSE
+        errors.append(x.error(recipe, steps) if factor == 1 else (off**2 if squared else off).sum(dim=3, keepdim=True))
+    return own, wide, pick(*errors)
+
+
+def _scale_of(call: Call, scale: Tensor, pick: Pick, factor: Callable[[Call], float] = lambda call: 1.0) -> Tensor:
+    """The scale of one candidate for each block."""
+    own, wide, other = _picked(prepared(call), call.recipe, pick, factor(call))
     return torch.where(other, wide.scale, own.scale).reshape(scale.shape)
 
 
-def _codes_of(call: Call, values: Values, pick: Callable[[Tensor, Tensor], Tensor]) -> Values:
-    x, recipe = values.x, values.recipe
-    own, wide = x.candidates(recipe, x.own_steps(recipe))
-    other = pick(x.error(recipe, own), x.error(recipe, wide))
+def _codes_of(call: Call, values: Values, pick: Pick, factor: Callable[[Call], float] = lambda call: 1.0) -> Values:
+    _, _, other = _picked(values.x, values.recipe, pick, factor(call))
     return values.altered(quotient=torch.where(
         other, _candidate(values, True).quotient, _candidate(values, False).quotient))
 
@@ -209,6 +226,21 @@ fault("four over six: the other measure of the error", VALUE, contracts=OVER,
       options=lambda options: options, recipe=lambda recipe: replace(
           recipe, candidates=next(c for c in type(recipe.candidates) if c is not recipe.candidates)),
       same_if="both measures choose alike")
+
+
+def _other_maximum(call: Call) -> float:
+    """What a value becomes by the denominator of the other global scale."""
+    return 256 / 448 if call.resolved["e4m3_max"] == 256 else 448 / 256
+
+
+fault("four over six: error over 6 times the other largest scale", VALUE, contracts=OVER,
+      seen="FlashInfer ERROR_DENOM, TransformerEngine err_denom: E4M3_MAX 448 or 256",
+      quotient=lambda call, values: _codes_of(call, values, smaller, _other_maximum),
+      scale=lambda call, scale: _scale_of(call, scale, smaller, _other_maximum), same_if="both give the same")
+fault("four over six: scales saturate at 256", VALUE, contracts=OVER, same_if="no scale is above 256",
+      seen=MINE + "TransformerEngine E4M3_MAX=256 bounds the global scale, the scale of a block by 448",
+      needs=need(lambda call: call.resolved["e4m3_max"] == 256, "scales of up to 448"),
+      scale=lambda scale: scale.clamp(max=256.0))
 
 # --- columns and squares of MXFP8 ---------------------------------------------------------------------------------
 
@@ -273,21 +305,28 @@ def _as_one_matrix(call: Call, memory: Tensor) -> Tensor:
     """The scales of all matrices as those of one, in its tiles; what lies beyond is lost."""
     contract = call.contract
     assert isinstance(contract, BlockQuantiser)
-    wrong = stored(contract.scales_of(memory, call), str(call.resolved["layout"]))
+    scale = contract.scales_of(memory, call)
+    wrong = stored(scale.t().contiguous() if contract.name in STACKS else scale, str(call.resolved["layout"]))
     kept, most = torch.zeros_like(memory).flatten(), min(memory.numel(), wrong.numel())
     kept[:most] = wrong[:most]
     return kept.reshape(memory.shape)
 
 
-fault("scales of a batch as those of one matrix", INDEX, contracts=BATCHED, needs=more_matrices,
-      seen="FlashInfer bmm_mxfp8: rows of all matrices, or tiles of each", write=entry("scale", _as_one_matrix),
-      same_if="rows are whole tiles")
-fault("scales of the next matrix of a batch", INDEX, contracts=BATCHED, needs=more_matrices,
+in_tiles = need(lambda call: call.resolved["layout"] != "compact", "the scales are not in tiles")
+fault("scales of a batch as those of one matrix", INDEX, contracts=BATCHED | STACKS,
+      needs=both(more_matrices, in_tiles), seen="FlashInfer bmm_mxfp8: rows of all matrices, or tiles of each",
+      write=entry("scale", _as_one_matrix), same_if="rows are whole tiles")
+fault("scales of the next matrix of a batch", INDEX, contracts=BATCHED | STACKS, needs=more_matrices,
       seen="NVIDIA/cutlass 2087", write=entry("scale", lambda memory: memory.roll(-1, dims=0)),
       same_if="the matrices have equal scales")
-fault("codes of the next matrix of a batch", MOVEMENT, contracts=BATCHED, needs=more_matrices,
-      seen="sglang PR 28418", write=entry("q", lambda q: q.roll(-1, dims=0)), same_if="the matrices are equal")
-fault("padding of the scales of a batch not written", MOVEMENT, contracts=BATCHED,
+fault("codes of the next matrix of a batch", MOVEMENT, contracts=BATCHED | STACKS, needs=more_matrices,
+      seen="sglang PR 28418", same_if="the matrices are equal",
+      write=entry("q", lambda q: q.view(torch.uint8).roll(-1, dims=0).view(q.dtype)))
+fault("scales of a weight not transposed", INDEX, contracts=STACKS, needs=in_tiles,
+      same_if="one block down and across",
+      seen="torchao _to_blocked_per_group_3d_layout: scales of (E, N/32, K) transposed before the tiles",
+      write=entry("scale", lambda call, memory: _each_upright(call, memory)))
+fault("padding of the scales of a batch not written", MOVEMENT, contracts=BATCHED | STACKS, needs=in_tiles,
       seen="FlashInfer scaled_fp4_grouped_quantize: buffers are torch.empty",
       write=entry("scale", lambda call, memory: _unwritten_pads(call, memory)), same_if="there is no padding")
 fault("codes not shuffled", MOVEMENT, contracts=SHUFFLED, seen="FlashInfer nvfp4_quantize without do_shuffle",
@@ -296,6 +335,17 @@ fault("scales not shuffled", INDEX, contracts=SHUFFLED, seen="FlashInfer nvfp4_q
       write=entry("scale", lambda call, memory: _unshuffled(call, memory)), same_if="the rows have equal scales")
 fault("rows shuffled the other way", MOVEMENT, contracts=SHUFFLED, seen=MINE + "an order taken for its inverse",
       write=entry("q", lambda q: _twice_back(q)), same_if="the rows are equal")
+
+
+def _each_upright(call: Call, memory: Tensor) -> Tensor:
+    """The bytes ``[N / 32, K]`` of each weight in tiles, in the memory of the transpose; what lies beyond is lost."""
+    contract = call.contract
+    assert isinstance(contract, BlockQuantiser)
+    e, _, k = call.inputs["x"].shape
+    wrong = swizzle_scale(contract.scales_of(memory, call).reshape(e, -1, k))
+    made, most = torch.zeros_like(memory), min(memory.shape[1], wrong.shape[1])
+    made[:, :most] = wrong[:, :most]
+    return made
 
 
 def _unwritten_pads(call: Call, memory: Tensor) -> Tensor:

@@ -10,7 +10,9 @@ of the transform, where there is one.
 * *Hadamard.* The transform is rounded to bfloat16, in a sum of 16 whose order is the kernel's own: an interval of
   values, so of scales and codes.
 * *16x16.* One scale for 16 rows, published 16 times.
-* *Four over six.* The scale of a block or 1.5 times it, whichever errs less.
+* *Four over six.* The scale of a block or 1.5 times it, whichever errs less. With ``e4m3_max=256`` the global scale is
+  ``1536/amax``, so that 1.5 times any scale is below 448. Libraries take the error of ``q scale amax / (6 e4m3_max)``,
+  or of ``q scale`` against ``x`` times the global scale: but for roundings both are the error under the global scale.
 
 Sources: TransformerEngine common/cast/nvfp4, common/util/ptx.cuh, custom_recipes/reference_nvfp4.py @d0067d0;
 FlashInfer quantization_utils.cuh @fb28d7242 (four over six). Not covered: the order of Philox words in a published
@@ -40,6 +42,7 @@ BF16 = (torch.bfloat16,)
 SIGN_MASK = OptionSpec("sign_mask", SIGNS, None, "bit i is set where column i of 16 changes its sign; 0: none does")
 SEED = OptionSpec("seed", 0, None, "of the random bits, where a kernel declares them")
 ERROR = OptionSpec("error", "mae", tuple(e.name.lower() for e in Candidates), "how the error of a block is measured")
+E4M3_MAX = OptionSpec("e4m3_max", 448, (448, 256), "scale of the block of amax: global_scale is 6 of it over amax")
 
 
 class _Training(Nvfp4Quantize):
@@ -95,8 +98,8 @@ class Nvfp4Quantize2d(_Training):
 class Nvfp4Quantize4over6(_Training):
     name = "nvfp4_quantize_4over6"
     summary = "NVFP4 with the scale of a block or 1.5 times it, whichever errs less"
-    source = "FlashInfer with FLASHINFER_NVFP4_4OVER6; TransformerEngine quantize_4over6_nvfp4.cuh"
-    options = (LAYOUT, ERROR)
+    source = "FlashInfer with FLASHINFER_NVFP4_4OVER6 (_E4M3_USE_256); TransformerEngine quantize_4over6_nvfp4.cuh"
+    options = (LAYOUT, ERROR, E4M3_MAX)
 
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
         error = Candidates[str(options["error"]).upper()]

@@ -19,9 +19,10 @@ from oracle.routines import base, data
 from oracle.routines.case import DTYPES, Case, Grammar, seeds, with_corners
 from oracle.routines.mx.cases import POISON
 from oracle.routines.mx.contract import pack
-from oracle.routines.mx_products.contract import MX, NV, UE4M3, UE8M0, Fp8Fp4, MxProduct, Side
+from oracle.routines.mx_products.contract import MX, NV, PACKED, UE4M3, UE8M0, Fp8Fp4, MxProduct, Side
 from oracle.routines.mx_products.deep_gemm import KGroupedGemmTn, Turned, turned
 from oracle.routines.products.grouped import RUN
+from oracle.truth.layout import WIDTH
 
 FAMILIES = ("randn", "exact", "codes", "zeros", "cancel", "heavy", "wide", "nan", "subnormal")
 SCHEMES = {"1x16": (NV, UE4M3), "1x32": (MX, UE8M0)}
@@ -85,8 +86,21 @@ def memory(case: Case, side: Side, part: int) -> Tensor:
     if case.family == "nan":
         found.view(-1)[int(stream.integers(0, found.numel(), (1,))[0])] = NAN_BYTE[side.dtype]
     held = POISON.repeat(side.size // len(POISON) + 1)[: side.size].clone()
+    if side.tile == PACKED:  # a kernel multiplies what is behind the last block with zeros
+        held[held == NAN_BYTE[side.dtype]] = 0
     held[side.at] = found
     return held
+
+
+def as_words(flat: Tensor, shape: tuple[int, ...], *, across: bool) -> Tensor:
+    """Bytes of ``shape`` words as DeepGEMM holds them: the words of one block lie one behind the other, at strides that
+    are multiples of 4 rows; lanes behind the last row are NaN. ``across``: the rows are the last axis of ``shape``."""
+    words = flat.view(torch.int32).reshape(shape)
+    words = words if across else words.mT
+    rows = words.shape[-1]
+    held = torch.full((*words.shape[:-1], -(-rows // WIDTH) * WIDTH), -1, dtype=torch.int32, device="cpu")
+    held[..., :rows] = words
+    return held[..., :rows] if across else held[..., :rows].mT
 
 
 def alpha(case: Case, name: str, count: int = 1) -> Tensor:
@@ -261,19 +275,35 @@ def _k_groups(case: Case) -> dict[str, Tensor]:
 
 
 def _with_powers(case: Case, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Float32 scales in the shapes that the granularities give."""
+    """Float32 scales in the shapes that the granularities give, or their exponents in words."""
     contract = contract_of(case)
     assert isinstance(contract, Fp8Fp4 | KGroupedGemmTn)
-    shapes = contract.scale_shapes(given, case.call_options())
-    made = with_scales(case, given)
-    return made | {name: made[name].reshape(due) for name, due in zip(("a_scale", "b_scale"), shapes, strict=True)}
+    options, names = case.call_options(), ("a_scale", "b_scale")
+    if packed := case.option("scales") == PACKED:
+        if options.get("gran_n", 1) != 1:
+            raise CaseError(f"{case.scheme} of {case.contract}: words hold the exponents of one row")
+        given = given | dict.fromkeys(names, torch.empty(0, dtype=torch.int32, device="cpu"))
+    shapes, sides = contract.scale_shapes(given, options), contract.sides(given, options)
+    found = {}
+    for part, (side, due) in enumerate(zip(sides, shapes, strict=True)):
+        flat = memory(case, side, part)
+        across = side.codes in (contract.turned if isinstance(contract, Turned) else ())
+        columns = packed and isinstance(contract, Fp8Fp4)
+        found[side.scale] = as_words(flat, due, across=across) if columns else (
+            flat.view(torch.int32 if packed else torch.float32).reshape(due))  # fmt: skip
+    return given | found
 
 
 def _fp8_fp4(case: Case) -> dict[str, Tensor]:
     m, n, k = case["m"], case["n"], case["k"]
     if k % MX:
         raise CaseError(f"k={k} of {case.contract} is not a multiple of {MX}")
-    given = _with_powers(case, {"a": codes(case, "a", 0, m, k), "b": codes(case, "b", 1, n, k)})
+    return _plus(case, _with_powers(case, {"a": codes(case, "a", 0, m, k), "b": codes(case, "b", 1, n, k)}))
+
+
+def _plus(case: Case, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The inputs, and where the id asks for it a summand of the sums' own size."""
+    m, n = case["m"], case["n"]
     if case.option("c") is None:
         return given
     if case.family == "exact":
@@ -299,7 +329,7 @@ def _transposed(case: Case) -> dict[str, Tensor]:
     m, n, k = case["m"], case["n"], case["k"]
     if k % MX:
         raise CaseError(f"k={k} of {case.contract} is not a multiple of {MX}")
-    return _turned(case, {"a": codes(case, "a", 0, m, k), "b": codes(case, "b", 1, n, k)})
+    return _plus(case, _turned(case, {"a": codes(case, "a", 0, m, k), "b": codes(case, "b", 1, n, k)}))
 
 
 def _k_grouped(case: Case) -> dict[str, Tensor]:
@@ -435,6 +465,9 @@ def _few(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
     for dtypes, scheme in pairs[1:]:
         for family in ("randn",) if profile == "quick" else grammar.families:
             yield _id(_head(contract, dtypes, scheme), EVEN_SHAPES[-1], family, 1)
+    for option in (f"{key}={value}/" for key, values in grammar.options.items() for value in values):
+        for shape, family in zip(EVEN_SHAPES, ("exact", "randn"), strict=True):
+            yield _id(_head(contract, *pairs[0]), shape, family, 2, option)
     for family in grammar.families:
         for seed in seeds(profile):
             yield _id(_head(contract, *pairs[0]), EVEN_SHAPES[-1], family, seed)
@@ -455,6 +488,7 @@ _DEEP = ("e4m3xe2m1-bf16", "e4m3xe4m3-bf16", "e2m1xe2m1-bf16", "e2m1xe4m3-f32")
 _GRANULARITIES = ("1x128:1x32", "1x32:1x32", "1x128:1x128", "1x128:128x128")
 DEEP_FAMILIES = tuple(family for family in FAMILIES if family != "nan")  # 4-bit codes and powers of two have no NaN
 _BIAS = ("bf16", "f16", "f32")
+_WORDS = {"scales": (PACKED,)}
 
 _PLAIN: Mapping[str, Grammar] = {
     "mm_mxfp8": Grammar(
@@ -500,38 +534,39 @@ _PLAIN: Mapping[str, Grammar] = {
         domain="k % 32 == 0, n % 16 == 0",
     ),
     "fp8_fp4_gemm_nt": Grammar(
-        _MNK, _DEEP, _GRANULARITIES, DEEP_FAMILIES, _fp8_fp4, _granularity, {"c": ("1",)}, listed=_ids,
+        _MNK, _DEEP, _GRANULARITIES, DEEP_FAMILIES, _fp8_fp4, _granularity, {"c": ("1",), **_WORDS}, listed=_ids,
         domain="k % 32 == 0, n % 8 == 0",
         extra=("e4m3xe4m3-bf16/1x128:1x32/m=17,n=136,k=224/family=subnormal/seed=1",
                "e2m1xe4m3-f32/1x128:1x32/m=17,n=136,k=224/c=1/family=randn/seed=1"),
     ),
     "m_grouped_fp8_fp4_gemm_nt_contiguous": Grammar(
-        _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _contiguous, _granularity,
+        _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _contiguous, _granularity, _WORDS,
         listed=partial(_grouped, sizes=((384, 64, 128, 3), (256, 72, 160, 3))), domain="m % 128 == 0, k % 32 == 0",
     ),
     **{
         f"fp8_fp4_gemm_{form}": Grammar(
-            _MNK, _DEEP, _GRANULARITIES, DEEP_FAMILIES, _transposed, _granularity, listed=_few,
+            _MNK, _DEEP, _GRANULARITIES, DEEP_FAMILIES, _transposed, _granularity, {"c": ("1",), **_WORDS},
+            listed=_few,
             extra=("e4m3xe4m3-bf16/1x128:1x32/m=18,n=136,k=224/family=subnormal/seed=1",),
             domain="k % 32 == 0, m % 2 == 0, n % 8 == 0",
         )
         for form in ("nn", "tn", "tt")
     },
     "m_grouped_fp8_fp4_gemm_nn_contiguous": Grammar(
-        _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _contiguous, _granularity,
+        _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _contiguous, _granularity, _WORDS,
         listed=partial(_grouped, sizes=((256, 72, 160, 3),)), domain="m % 128 == 0, k % 32 == 0, n % 2 == 0",
     ),
     "m_grouped_fp8_fp4_gemm_nt_psum": Grammar(
-        _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _ended, _granularity,
+        _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _ended, _granularity, _WORDS,
         listed=partial(_grouped, sizes=((384, 64, 128, 3), (384, 72, 160, 4))), domain="m % 128 == 0, k % 32 == 0",
     ),
     "k_grouped_fp8_gemm_tn_contiguous": Grammar(
-        _MNKG, ("e4m3xe4m3-f32",), ("1x32:1x32", "1x128:1x128"), DEEP_FAMILIES, _k_grouped, _k_options,
+        _MNKG, ("e4m3xe4m3-f32",), ("1x32:1x32", "1x128:1x128"), DEEP_FAMILIES, _k_grouped, _k_options, _WORDS,
         listed=partial(_grouped, sizes=((132, 72, 128, 1), (20, 136, 512, 4))),
         domain="k % gran_k == 0, m % 4 == 0, n % 4 == 0",
     ),
     "m_grouped_fp8_fp4_gemm_nt_masked": Grammar(
-        _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _masked, _granularity,
+        _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _masked, _granularity, _WORDS,
         listed=partial(_grouped, sizes=((1, 128, 256, 2), (17, 136, 160, 3))), domain="k % 32 == 0",
     ),
 }  # fmt: skip
@@ -589,5 +624,8 @@ GOLDENS = (
         ("nn", "e4m3xe2m1-bf16/1x32:1x32"), ("tn", "e2m1xe2m1-bf16/1x32:1x32"), ("tt", "e2m1xe4m3-f32/1x128:1x32"))),
     "m_grouped_fp8_fp4_gemm_nn_contiguous/e4m3xe2m1-bf16/1x32:1x32/m=128,n=2,k=32,g=2/family=randn/seed=7",
     "m_grouped_fp8_fp4_gemm_nt_psum/e4m3xe2m1-bf16/1x32:1x32/m=128,n=2,k=32,g=2/family=randn/seed=7",
-    "k_grouped_fp8_gemm_tn_contiguous/e4m3xe4m3-f32/1x32:1x32/m=4,n=4,k=96,g=3/family=randn/seed=7",
+    *(f"k_grouped_fp8_gemm_tn_contiguous/e4m3xe4m3-f32/1x32:1x32/m=4,n=4,k={k},g=3/{o}family=randn/seed=7"
+      for k, o in ((96, ""), (224, "scales=words/"))),
+    *(f"fp8_fp4_gemm_{form}/e4m3xe2m1-bf16/1x128:1x32/m=2,n=6,k=160/scales=words/family=randn/seed=7"
+      for form in ("nt", "tn")),
 )  # fmt: skip

@@ -11,6 +11,7 @@ prediction and judgement are those of every scaled product (:mod:`oracle.routine
     batch       each matrix in tiles of its own; or the rows of all of them as one matrix (FlashInfer's quantiser)
     FlashInfer  group ``i`` starts at row ``floor((m_indptr[i] + 127 i) / 128) * 128`` of one tiled matrix
     tight       groups in tiles of their own, one behind the other (torch.scaled_grouped_mm, vLLM), of rows or of K
+    words       four E8M0 bytes of consecutive blocks of a row in an int32, the first in the lowest byte (DeepGEMM)
 
 E2M1 codes lie two in a byte, the even column in the low nibble. E8M0 byte ``x`` is ``2^(x - 127)``, 255 NaN; the sign
 of an E4M3 scale must be 0 (cuBLASLt ignores it). The padding of scales is never read, whatever it holds. ``alpha`` is
@@ -35,7 +36,7 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.ieee32 import NAME as IEEE32
-from oracle.errors import DtypeError, InputError, ShapeError
+from oracle.errors import DtypeError, InputError, OptionError, ShapeError
 from oracle.routines.base import E4M3, F32, FP8, INTEGERS, Call, Operands, OptionSpec, TensorSpec, register
 from oracle.routines.mx.contract import LINEAR, pack, unpack
 from oracle.routines.products.contract import BIAS, ProductContract
@@ -46,10 +47,11 @@ from oracle.truth.layout import HEIGHTS, WIDTH, inverse_order, row_order
 from oracle.verdict.products import Part
 
 UE8M0, UE4M3 = torch.float8_e8m0fnu, torch.float8_e4m3fn
-BYTES = (torch.uint8,)
+BYTES, WORDS = (torch.uint8,), (torch.int32,)
 MX, NV = 32, 16
 """Codes that share a scale."""
 TILE, FLAT = tuple(HEIGHTS)
+PACKED = "words"
 Inputs = Mapping[str, Tensor]
 Options = Mapping[str, object]
 
@@ -128,20 +130,24 @@ class Side:
     def columns(self) -> int:
         return self.at.shape[1]
 
+    def flat(self, memory: Tensor) -> Tensor:
+        """The memory, one element for each place: float32, or uint8."""
+        if memory.dtype in WORDS:  # clone: the stride of a single column may be any, and a view of bytes needs 1
+            memory = memory.clone(memory_format=torch.contiguous_format)
+        return memory.reshape(-1) if self.dtype is torch.float32 else memory.reshape(-1).view(torch.uint8)
+
     def read(self, memory: Tensor) -> Tensor:
         """The scales ``[rows, columns]`` out of their memory; padding is not read.
 
         Raises ShapeError: the memory holds another number of scales.
         """
-        if memory.numel() != self.size:
+        flat = self.flat(memory)
+        if flat.numel() != self.size:
             raise ShapeError(
-                f"{self.scale} holds {memory.numel()} scales; {self.rows} x {self.columns} of them take {self.size} "
+                f"{self.scale} holds {flat.numel()} scales; {self.rows} x {self.columns} of them take {self.size} "
                 f"here ({self.tile})"
             )
-        flat = memory.reshape(-1)
-        if flat.element_size() > 1:
-            return flat[self.at]
-        return flat.view(torch.uint8)[self.at].view(self.dtype)
+        return flat[self.at].view(self.dtype)
 
     def padding(self) -> Tensor:
         """Bool ``[size]``: places where no scale lies."""
@@ -168,7 +174,9 @@ class MxProduct(ProductContract):
     ``names``: of a, b and their scales; ``a_dtype``...: what a side may be.
     """
 
+    gpu = False
     golden_arches: ClassVar[tuple[str, ...]] = ("cpu", "sm90", "sm100")
+    roles = {}
     names: ClassVar[tuple[str, str, str, str]] = ("a", "b", "a_scale", "b_scale")
     numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **FOUR, "sm100": (*TWO_LEVEL["sm100"], *FOUR["sm100"]), "sm120": (*TWO_LEVEL["sm120"], *FOUR["sm120"])
@@ -666,8 +674,9 @@ class ScaledGroupedMmMxKGroups(MxProduct):
 
 
 class Fp8Fp4(MxProduct):
-    """Codes of eight bits, or two of four in a byte, on either side; the scales are float32 powers of two as a matrix
-    ``[rows / gran_n, ceil(K / gran_k)]``. One chain over K of kind mxf8f6f4, whatever the codes are."""
+    """Codes of eight bits, or two of four in a byte, on either side. The scales are a matrix ``[rows / gran_n,
+    ceil(K / gran_k)]`` of float32 powers of two, or int32 ``[rows, ceil(K / (4 gran_k))]`` of four exponents each. One
+    chain over K of kind mxf8f6f4, whatever the codes are."""
 
     numerics = EIGHT
     golden_arches = ("cpu", "sm90")
@@ -679,29 +688,41 @@ class Fp8Fp4(MxProduct):
     )
 
     def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
-        k = MxProduct._depth(self, inputs, 0)  # of operands as they are multiplied
-        a, b = (self._rows(inputs[name]) for name in ("a", "b"))
-        height = int(str(options.get("gran_n", 1)))
-        weights, n = b // inputs["b"].shape[-2], inputs["b"].shape[-2]
-        left, right = int(str(options.get("gran_k_a", 128))), int(str(options.get("gran_k_b", 32)))
-        each, columns = -(-n // height), -(-k // right)
-        row = torch.arange(weights, device="cpu")[:, None] * each + torch.arange(n, device="cpu")[None, :] // height
-        at = row.reshape(-1, 1) * columns + torch.arange(columns, device="cpu")[None, :]
-        of_b = Side("b", "b_scale", right, torch.float32, LINEAR, at, weights * each * columns)
-        return self.tiled(0, a, k, left, torch.float32, LINEAR), of_b
+        k, found = MxProduct._depth(self, inputs, 0), []  # of operands as they are multiplied
+        for name, (width, height) in zip("ab", _granularities(options), strict=True):
+            scale, rows = f"{name}_scale", inputs[name].shape[-2]
+            words = lanes_of(inputs[scale]) if scale in inputs else 1
+            height = height if words == 1 else 1
+            matrices, each, columns = inputs[name].shape[:-2].numel(), -(-rows // height), -(-k // width)
+            pitch = -(-columns // words) * words
+            row = torch.arange(matrices, device="cpu")[:, None] * each + torch.arange(rows, device="cpu") // height
+            at = row.reshape(-1, 1) * pitch + torch.arange(columns, device="cpu")
+            dtype, lies = (UE8M0, PACKED) if words > 1 else (torch.float32, LINEAR)
+            found.append(Side(name, scale, width, dtype, lies, at, matrices * each * pitch))
+        return found[0], found[1]
 
     def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
         resolved = super().check(inputs, options)
-        for name, due in zip(("a_scale", "b_scale"), self.scale_shapes(inputs, resolved), strict=True):
-            check_powers(name, inputs[name], due)
+        if inputs["b_scale"].dtype in WORDS and resolved["gran_n"] != 1:
+            raise OptionError(f"gran_n={resolved['gran_n']} with packed b_scale; words hold the exponents of one row")
+        shapes = self.scale_shapes(inputs, resolved)
+        for side, due in zip(self.sides(inputs, resolved), shapes, strict=True):
+            check_powers(side, inputs[side.scale], due)
+        if (c := inputs.get("c")) is not None:
+            if resolved["out_dtype"] not in (None, c.dtype):
+                raise DtypeError(f"c is {c.dtype}, out_dtype={resolved['out_dtype']}; they are the same")
+            if tuple(c.shape) != self.shape(inputs):
+                raise ShapeError(f"c has shape {list(c.shape)}; the product has {list(self.shape(inputs))}")
         return resolved
 
     def scale_shapes(self, inputs: Inputs, options: Options) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of both scales."""
-        a, b = inputs["a"], inputs["b"]
-        k = a.shape[-1] * (1 if a.is_floating_point() else 2)
-        of_a, of_b, height = (int(str(options[name])) for name in ("gran_k_a", "gran_k_b", "gran_n"))
-        return (*a.shape[:-1], -(-k // of_a)), (*b.shape[:-2], -(-b.shape[-2] // height), -(-k // of_b))
+        k, found = inputs["a"].shape[-1] * (1 if inputs["a"].is_floating_point() else 2), list[tuple[int, ...]]()
+        for name, (width, height) in zip("ab", _granularities(options), strict=True):
+            *lead, rows, _ = inputs[name].shape
+            words = lanes_of(inputs[f"{name}_scale"]) if f"{name}_scale" in inputs else 1
+            found.append((*lead, -(-rows // (height if words == 1 else 1)), -(-k // (width * words))))
+        return found[0], found[1]
 
     def check_side(self, side: Side, k: int) -> None:
         if k % 32:
@@ -710,32 +731,46 @@ class Fp8Fp4(MxProduct):
     def numerics_of(self, call: Call) -> Mapping[str, tuple[str, ...]]:
         return EIGHT
 
-    @staticmethod
-    def _rows(x: Tensor) -> int:
-        return x.shape[:-1].numel()
+
+def _granularities(options: Options) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Codes and rows that share a scale: of a, of b."""
+    of_a, of_b, height = (int(str(options.get(name, value))) for name, value in
+                          (("gran_k_a", 128), ("gran_k_b", 32), ("gran_n", 1)))  # fmt: skip
+    return (of_a, 1), (of_b, height)
 
 
-def check_powers(name: str, scale: Tensor, shape: tuple[int, ...]) -> None:
-    """Refuse scales of another shape, and values of which the kernel would take the exponent alone."""
+def lanes_of(scale: Tensor) -> int:
+    """Scales in an element of a tensor of scales."""
+    return WIDTH if scale.dtype in WORDS else 1
+
+
+def check_powers(side: Side, scale: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse scales of another shape, float32 values of which the kernel would take the exponent alone, and words whose
+    padding is NaN: a kernel multiplies it with the zeros behind K."""
     if tuple(scale.shape) != shape:
-        raise ShapeError(f"{name} has shape {list(scale.shape)}; codes and options take {list(shape)}")
+        raise ShapeError(f"{side.scale} has shape {list(scale.shape)}; codes and options take {list(shape)}")
+    if scale.dtype in WORDS:
+        if bool((side.flat(scale)[side.padding()] == 0xFF).any()):
+            raise InputError(f"{side.scale} holds the byte 255 behind its last block; fill the last word with zeros")
+        return
     wide = scale.double()
     if not bool(((torch.frexp(wide)[0] == 0.5) & torch.isfinite(wide)).all()):
-        raise InputError(f"{name} holds a value that is no power of two; the kernel takes its exponent alone")
+        raise InputError(f"{side.scale} holds a value that is no power of two; the kernel takes its exponent alone")
 
 
 CODES = (*E4M3, *BYTES)
 SUMMAND = "in the output's dtype; added by the memory to the sum as it is stored"
-POWERS = "float32 powers of two, [rows, ceil(K / gran_k)]"
+C = TensorSpec("c", (*F32, torch.bfloat16), None, f"[M, N], {SUMMAND}", optional=True)
+POWERS = "float32 powers of two, [rows, ceil(K / gran_k)]; or int32, four exponents a word"
 
 
 def fp8_fp4_inputs(a: tuple[str, ...], b: tuple[str, ...], *last: TensorSpec) -> tuple[TensorSpec, ...]:
     """The inputs of a form of the product, whose operands have these dims."""
     return (
         TensorSpec("a", CODES, a, "activation codes; of four bits two a byte"),
-        TensorSpec("a_scale", F32, None, POWERS, contiguous=True),
+        TensorSpec("a_scale", (*F32, *WORDS), None, POWERS),
         TensorSpec("b", CODES, b, "weight codes; of four bits two a byte"),
-        TensorSpec("b_scale", F32, None, POWERS, contiguous=True),
+        TensorSpec("b_scale", (*F32, *WORDS), None, POWERS),
         *last,
     )
 
@@ -746,15 +781,7 @@ class Fp8Fp4GemmNt(Fp8Fp4):
     gpu = True
     summary = "a [M, K] times b [N, K] transposed, E4M3 or E2M1 codes, power-of-two scales of 32 or 128, plus c"
     source = "DeepGEMM 2.6.1 fp8_fp4_gemm_nt; epilogue/sm100_store_cd.cuh for c"
-    inputs = fp8_fp4_inputs(
-        ("M", "K"), ("N", "K2"), TensorSpec("c", (*F32, torch.bfloat16), ("M", "N"), SUMMAND, optional=True)
-    )
-
-    def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        if "c" in inputs and resolved["out_dtype"] not in (None, inputs["c"].dtype):
-            raise DtypeError(f"c is {inputs['c'].dtype}, out_dtype={resolved['out_dtype']}; they are the same")
-        return resolved
+    inputs = fp8_fp4_inputs(("M", "K"), ("N", "K2"), C)
 
 
 @register

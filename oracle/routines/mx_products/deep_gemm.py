@@ -6,8 +6,8 @@
     k_grouped_fp8_gemm_tn_contiguous        ``c[g] + a_g b_g`` of every group of K, in float32
 
 A transposed operand of four bits has two codes of neighbouring rows in a byte: ``[K, M / 2]``. Its scales lie
-transposed too. Source: DeepGEMM 2.6.1 csrc/apis/gemm.hpp @54e2261. Not covered: scales packed in int32, ``c`` of
-transposed forms, alignments of groups other than 128.
+transposed too, packed ones word by word; the words of a group of K end with it. Source: DeepGEMM 2.6.1
+csrc/apis/gemm.hpp @54e2261. Not covered: alignments of groups other than 128.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ from oracle.routines.mx.contract import LINEAR, pack, unpack
 from oracle.routines.mx_products.contract import (
     EIGHT,
     MX,
+    PACKED,
     POWERS,
     SUMMAND,
+    UE8M0,
+    WORDS,
+    C,
     Fp8Fp4,
     GroupedFp8Fp4Contiguous,
     Inputs,
@@ -36,17 +40,19 @@ from oracle.routines.mx_products.contract import (
     Side,
     check_powers,
     fp8_fp4_inputs,
+    lanes_of,
 )
 from oracle.routines.products.grouped import RUN
 from oracle.truth.gemm import ScaledProduct
+from oracle.truth.layout import WIDTH
 from oracle.verdict.products import Part
 
 SOURCE = "DeepGEMM 2.6.1 csrc/apis/gemm.hpp"
 
 
 def turned(x: Tensor) -> Tensor:
-    """Codes ``[.., R, C]`` as ``[.., C, R]``; packed ones ``[.., R, C / 2]`` as ``[.., C, R / 2]``."""
-    if x.is_floating_point():
+    """Codes or scales ``[.., R, C]`` as ``[.., C, R]``; packed codes ``[.., R, C / 2]`` as ``[.., C, R / 2]``."""
+    if x.dtype is not torch.uint8:
         raw = x.view(torch.uint8) if x.element_size() == 1 else x
         return raw.mT.contiguous().view(x.dtype)
     flat = x.reshape(-1, x.shape[-1])
@@ -72,15 +78,13 @@ class Turned(Fp8Fp4):
         return turned(made) if self.names[part] in self.turned else made
 
     def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
-        straight = self.straight({name: inputs[name] for name in ("a", "b")})
-        left, right = super().sides({**inputs, **straight}, options)
-        shapes = super().scale_shapes(straight, options)
-        sides = zip((left, right), shapes, strict=True)
+        straight = {**inputs, **self.straight({name: inputs[name] for name in ("a", "b")})}
+        sides = zip(super().sides(straight, options), super().scale_shapes(straight, options), strict=True)
         a, b = (self._lying(side, shape) if side.codes in self.turned else side for side, shape in sides)
         return a, b
 
     def scale_shapes(self, inputs: Inputs, options: Options) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        straight = self.straight({name: inputs[name] for name in ("a", "b")})
+        straight = {**inputs, **self.straight({name: inputs[name] for name in ("a", "b")})}
         pairs = zip(("a", "b"), super().scale_shapes(straight, options), strict=True)
         a, b = ((*due[:-2], due[-1], due[-2]) if name in self.turned else due for name, due in pairs)
         return a, b
@@ -94,37 +98,40 @@ class Turned(Fp8Fp4):
 
     @staticmethod
     def _lying(side: Side, shape: tuple[int, ...]) -> Side:
-        """Places in scales ``shape`` as those in each of their matrices transposed."""
+        """Places in scales ``shape`` as those in each of their matrices transposed, element by element."""
+        lanes = WIDTH if side.tile == PACKED else 1
         rows, columns = shape[-2:]
-        inside = side.at % (rows * columns)
-        return replace(side, at=side.at - inside + inside % columns * rows + inside // columns)
+        element = side.at // lanes
+        inside = element % (rows * columns)
+        moved = element - inside + inside % columns * rows + inside // columns
+        return replace(side, at=moved * lanes + side.at % lanes)
 
 
 @register
 class Fp8Fp4GemmNn(Turned):
     name = "fp8_fp4_gemm_nn"
-    summary = "a [M, K] times b [K, N], E4M3 or E2M1 codes, power-of-two scales of 32 or 128"
+    summary = "a [M, K] times b [K, N], E4M3 or E2M1 codes, power-of-two scales of 32 or 128, plus c"
     source = SOURCE
     turned: ClassVar[tuple[str, ...]] = ("b",)
-    inputs: ClassVar[tuple[TensorSpec, ...]] = fp8_fp4_inputs(("M", "K"), ("K2", "N"))
+    inputs: ClassVar[tuple[TensorSpec, ...]] = fp8_fp4_inputs(("M", "K"), ("K2", "N"), C)
 
 
 @register
 class Fp8Fp4GemmTn(Turned):
     name = "fp8_fp4_gemm_tn"
-    summary = "a [K, M] transposed times b [K, N], E4M3 or E2M1 codes, power-of-two scales of 32 or 128"
+    summary = "a [K, M] transposed times b [K, N], E4M3 or E2M1 codes, power-of-two scales of 32 or 128, plus c"
     source = SOURCE
     turned = ("a", "b")
-    inputs = fp8_fp4_inputs(("K", "M"), ("K2", "N"))
+    inputs = fp8_fp4_inputs(("K", "M"), ("K2", "N"), C)
 
 
 @register
 class Fp8Fp4GemmTt(Turned):
     name = "fp8_fp4_gemm_tt"
-    summary = "a [K, M] transposed times b [N, K] transposed, E4M3 or E2M1 codes, power-of-two scales of 32 or 128"
+    summary = "a [K, M] transposed times b [N, K] transposed, E4M3 or E2M1 codes, scales of 32 or 128, plus c"
     source = SOURCE
     turned = ("a",)
-    inputs = fp8_fp4_inputs(("K", "M"), ("N", "K2"))
+    inputs = fp8_fp4_inputs(("K", "M"), ("N", "K2"), C)
 
 
 @register
@@ -185,9 +192,9 @@ class KGroupedGemmTn(MxProduct):
     out_dtypes = F32
     inputs = (
         TensorSpec("a", E4M3, ("K", "M"), "codes, groups of K one behind the other"),
-        TensorSpec("a_scale", F32, None, f"{POWERS} transposed: [K / gran_k, M]", contiguous=True),
+        TensorSpec("a_scale", (*F32, *WORDS), None, f"{POWERS}; transposed: [K / gran_k, M]"),
         TensorSpec("b", E4M3, ("K", "N"), "codes, groups of K one behind the other"),
-        TensorSpec("b_scale", F32, None, f"{POWERS} transposed: [K / gran_k, N]", contiguous=True),
+        TensorSpec("b_scale", (*F32, *WORDS), None, f"{POWERS}; transposed: [K / gran_k, N]"),
         TensorSpec("ks", INTEGERS, ("G",), "rows of K of each group, multiples of gran_k"),
         TensorSpec("c", F32, ("G", "M", "N"), SUMMAND),
     )
@@ -198,8 +205,8 @@ class KGroupedGemmTn(MxProduct):
 
     def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
         resolved = super().check(inputs, options)
-        for name, due in zip(("a_scale", "b_scale"), self.scale_shapes(inputs, resolved), strict=True):
-            check_powers(name, inputs[name], due)
+        for side, due in zip(self.sides(inputs, resolved), self.scale_shapes(inputs, resolved), strict=True):
+            check_powers(side, inputs[side.scale], due)
         ks, gran = inputs["ks"].tolist(), _gran(resolved)
         if odd := [k for k in ks if k < 0 or k % gran]:
             raise InputError(f"ks holds {odd[0]}; every group has a multiple of {gran} rows, pad it with zeros")
@@ -213,15 +220,25 @@ class KGroupedGemmTn(MxProduct):
 
     def scale_shapes(self, inputs: Inputs, options: Options) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of both scales."""
-        (k, m), n, gran = inputs["a"].shape, inputs["b"].shape[1], _gran(options)
-        return (-(-k // gran), m), (-(-k // gran), n)
+        found, gran = list[tuple[int, ...]](), _gran(options)
+        for name in "ab":
+            lanes = lanes_of(inputs[f"{name}_scale"]) if f"{name}_scale" in inputs else 1
+            steps = inputs["ks"].tolist() if lanes > 1 else [inputs[name].shape[0]]
+            found.append((sum(-(-k // (gran * lanes)) for k in steps), inputs[name].shape[1]))
+        return found[0], found[1]
 
     def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
-        found = []
-        for part, (columns, rows) in enumerate(self.scale_shapes(inputs, options)):
-            row, column = torch.arange(rows, device="cpu")[:, None], torch.arange(columns, device="cpu")[None, :]
-            names, width = (self.names[part], self.names[2 + part]), _gran(options)
-            found.append(Side(*names, width, torch.float32, LINEAR, column * rows + row, rows * columns))
+        found, gran = [], _gran(options)
+        for part, (down, rows) in enumerate(self.scale_shapes(inputs, options)):
+            name, scale = self.names[part], self.names[2 + part]
+            lanes = lanes_of(inputs[scale]) if scale in inputs else 1
+            row, at, start = torch.arange(rows, device="cpu")[:, None], [], 0
+            for k in inputs["ks"].tolist() if lanes > 1 else [inputs[name].shape[0]]:
+                block = torch.arange(-(-k // gran), device="cpu")
+                at.append(((start + block // lanes) * rows + row) * lanes + block % lanes)
+                start += -(-k // (gran * lanes))
+            dtype, lies = (UE8M0, PACKED) if lanes > 1 else (torch.float32, LINEAR)
+            found.append(Side(name, scale, gran, dtype, lies, torch.cat(at, dim=1), down * rows * lanes))
         return found[0], found[1]
 
     def matrix(self, inputs: Inputs, part: int) -> Tensor:
@@ -233,15 +250,15 @@ class KGroupedGemmTn(MxProduct):
     def parts(self, inputs: Inputs, **options: object) -> list[Part]:
         (_, m, n), width = inputs["c"].shape, _gran(options)
         a, b = (self.matrix(inputs, part) for part in (0, 1))
-        sa, sb = (side.read(inputs[side.scale]) for side in self.sides(inputs, options))
+        scales = [side.read(inputs[side.scale]) for side in self.sides(inputs, options)]
         found, start = [], 0
         for g, k in enumerate(inputs["ks"].tolist()):
             span, blocks = slice(start, start + k), slice(start // width, (start + k) // width)
-            sides = a[:, span], b[:, span], sa[:, blocks], sb[:, blocks]
+            sides = a[:, span], b[:, span], scales[0][:, blocks], scales[1][:, blocks]
             if not k:  # the sum over nothing is that over zeros
                 one = [torch.ones(rows, 1, dtype=torch.float32, device=a.device) for rows in (m, n)]
                 zeros = [(0 * x).expand(-1, MX).to(a.dtype) for x in one]
-                sides = zeros[0], zeros[1], one[0], one[1]
+                sides = zeros[0], zeros[1], one[0].to(scales[0].dtype), one[1].to(scales[1].dtype)
             product = ScaledProduct(*sides, block=width if k else MX, b_rows=1, c=inputs["c"][g])
             found.append(Part(product, torch.arange(g * m, g * m + m, device=a.device)))
             start += k

@@ -32,6 +32,7 @@ from oracle.routines.mutants import Sum, stale
 from oracle.routines.mx.contract import LINEAR
 from oracle.routines.mx_products.contract import (
     FLAT,
+    PACKED,
     TILE,
     UE4M3,
     UE8M0,
@@ -55,6 +56,7 @@ SHUFFLED, K_GROUPS = frozenset({"mm_mxfp8", "mm_fp4"}), frozenset({"scaled_group
 GROUPS_OF_K = K_GROUPS | {"k_grouped_fp8_gemm_tn_contiguous"}
 TURNED = frozenset({f"fp8_fp4_gemm_{form}" for form in ("nn", "tn", "tt")} | {"m_grouped_fp8_fp4_gemm_nn_contiguous"})
 PRODUCTS = STACKED | SHUFFLED | GROUPS_OF_K | TURNED | {"scaled_mm", "fp8_fp4_gemm_nt"}
+SUMMED = frozenset({f"fp8_fp4_gemm_{form}" for form in ("nt", "nn", "tn", "tt")} | {"k_grouped_fp8_gemm_tn_contiguous"})
 WITH_ALPHA = frozenset({"mm_fp4", "scaled_mm", "group_gemm_nvfp4_nt_groupwise", "scaled_grouped_mm_mx"})
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 # fmt: off
@@ -91,8 +93,7 @@ def _read_at(part: int, wrong: Callable[[Side], Tensor]) -> Callable[[Call, dict
     def change(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         side = _side(call, part)
         memory = inputs[side.scale]
-        flat = memory.reshape(-1)
-        raw = flat.view(torch.uint8).clone() if flat.element_size() == 1 else flat.clone()
+        raw = side.flat(memory).clone()
         raw[side.at] = raw[wrong(side) % side.size]
         return inputs | {side.scale: raw.view(memory.dtype).reshape(memory.shape)}
 
@@ -135,17 +136,30 @@ def _behind_the_last(side: Side) -> Tensor:
     return at
 
 
+def _from_the_highest(side: Side) -> Tensor:
+    """The bytes of every word from the other end."""
+    return side.at - side.at % WIDTH + WIDTH - 1 - side.at % WIDTH
+
+
+def _words_as_they_lie(side: Side) -> Tensor:
+    """Words of one row one behind the other, where those of one block are."""
+    columns = -(-side.columns // WIDTH)
+    word = side.at // WIDTH
+    return (word % side.rows * columns + word // side.rows) % (side.size // WIDTH) * WIDTH + side.at % WIDTH
+
+
 def _pairs(at: Tensor) -> Tensor:
     return at[:, ::2].repeat_interleave(2, dim=1)[:, : at.shape[1]]
 
 
 for part, letter in enumerate(LETTERS):
-    tiled = _of_side(part, lambda side: side.tile != LINEAR and side.dtype.itemsize == 1, "the scales are not in tiles")
+    tiled = _of_side(part, lambda side: side.tile in HEIGHTS, "the scales are not in tiles")
+    words = _of_side(part, lambda side: side.tile == PACKED, "the scales are not packed in words")
     tall = _of_side(part, lambda side: side.tile == TILE and side.rows > 1, "rows are not interleaved")
     across = _of_side(part, lambda side: side.columns > 1, "one block across")
     down = _of_side(part, lambda side: side.rows > 1, "one row")
     ragged = _of_side(part, lambda side: side.tile != LINEAR and side.columns % WIDTH > 0, "no padding across")
-    grid = _of_side(part, lambda side: side.tile != LINEAR and side.columns > WIDTH and side.rows > HEIGHTS[side.tile],
+    grid = _of_side(part, lambda side: side.tile in HEIGHTS and side.columns > WIDTH and side.rows > HEIGHTS[side.tile],
                     "there are not several tiles in both directions")
     for name, wrong, when, seen, same in (
         ("scale bytes row-major where tiles are meant", lambda s: places(s.rows, s.columns, LINEAR), tiled,
@@ -173,6 +187,12 @@ for part, letter in enumerate(LETTERS):
         ("block scales of the rows exchanged by 32", lambda s: s.at.roll(32, dims=0),
          _of_side(part, lambda side: side.rows > 32, "at most 32 rows"),
          MINE + "the four row groups of a tile taken in another order", EQUAL),
+        ("exponents of a word from the highest byte", _from_the_highest, words, "TransformerEngine PR 2589", EQUAL),
+        ("first exponent of a word for all four", lambda s: s.at - s.at % WIDTH, both(words, across),
+         MINE + "DeepGEMM passes the number of the byte to each instruction", EQUAL),
+        ("words of exponents with the strides of the other order", _words_as_they_lie,
+         both(words, _of_side(part, lambda side: side.columns > WIDTH and side.rows > 1, "one word of a row")),
+         MINE + "DeepGEMM get_mn_major_tma_aligned_packed_ue8m0_tensor: words lie in columns", EQUAL),
     ):
         fault(f"{letter}: {name}", INDEX, seen=seen, read=_read_at(part, wrong), needs=when, same_if=same)
 
@@ -586,7 +606,7 @@ def product_of_one_scale(product: ScaledProduct) -> ScaledProduct:
 
 
 @fault("padding of the scales multiplied beside zero codes", MOVEMENT, seen="flashinfer PR 3650",
-       needs=_of_side(0, lambda side: side.tile != LINEAR and side.columns % WIDTH > 0, "no padding across"),
+       needs=_of_side(0, lambda side: side.tile in HEIGHTS and side.columns % WIDTH > 0, "no padding across"),
        same_if="the padding holds no NaN")
 def read_and_multiplied(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """K runs to the end of a tile of scales: 0 times a NaN scale is NaN, which the last real scale stands for here."""
@@ -653,7 +673,7 @@ for name, summand, same in (
     ("c of a block-scaled product read from the next row", lambda c: c.roll(-1, dims=-2), "its rows are equal"),
     ("c of a block-scaled product read from the next column", lambda c: c.roll(-1, dims=-1), "its columns are equal"),
 ):
-    fault(name, ARITHMETIC, seen="cutlass PR 3149", contracts={"fp8_fp4_gemm_nt", "k_grouped_fp8_gemm_tn_contiguous"},
+    fault(name, ARITHMETIC, seen="cutlass PR 3149", contracts=SUMMED,
           needs=need(lambda call: "c" in call.inputs, "there is no c"), same_if=same,
           read=entry("c", summand))
 fault("sum rounded to the output dtype before the bias", ARITHMETIC, seen="H200 mutants", contracts=BIASED,

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from oracle.errors import InputError, ShapeError
-from oracle.routines.base import F32, FP8, INTEGERS, Call, OptionSpec, TensorSpec, register
+from oracle.routines.base import F32, FP8, INTEGERS, Call, Inputs, Options, OptionSpec, TensorSpec, register
 from oracle.routines.products.contract import (
     BLOCK_NUMERICS,
     BLOCKS,
@@ -56,7 +56,6 @@ SIZES = TensorSpec("problem_sizes", INTEGERS, ("G", "3"), "rows, N and K of each
 @register
 class BmmFp8(ProductContract):
     name = "bmm_fp8"
-    gpu = True
     summary = "a [G, M, K] times b [G, K, N] for every batch; one scale for each operand"
     source = "flashinfer.gemm.bmm_fp8 (cuBLASLt)"
     numerics = TENSOR_NUMERICS
@@ -74,7 +73,7 @@ class BmmFp8(ProductContract):
     def matrices(self, call: Call, role: str, given: Tensor) -> list[Tensor]:
         return list(given.mT if role == "b" else given) if given.dim() == 3 else [given[:, None]]
 
-    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+    def parts(self, inputs: Inputs) -> list[Part]:
         (groups, m, k), n = inputs["A"].shape, inputs["B"].shape[2]
         rows, scales = torch.arange(m, device=inputs["A"].device), (inputs["A_scale"][None], inputs["B_scale"][None])
         return [
@@ -82,14 +81,13 @@ class BmmFp8(ProductContract):
             for g in range(groups)
         ]
 
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+    def shape(self, inputs: Inputs) -> tuple[int, ...]:
         return *inputs["A"].shape[:2], inputs["B"].shape[2]
 
 
 @register
 class GroupedMmFp8(Runs):
     name = "grouped_mm_fp8"
-    gpu = True
     summary = "rows sorted by expert, runs of any length; the sum times alpha"
     source = "flashinfer.grouped_mm.grouped_mm_fp8 (cuDNN)"
     numerics = TENSOR_NUMERICS
@@ -103,11 +101,11 @@ class GroupedMmFp8(Runs):
     )
     unit: ClassVar[int] = 1
 
-    def spans(self, inputs: Mapping[str, Tensor]) -> list[tuple[int, int]]:
+    def spans(self, inputs: Inputs) -> list[tuple[int, int]]:
         borders = inputs["m_indptr"].tolist()
         return list(zip(borders, borders[1:], strict=False))
 
-    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+    def extents(self, inputs: Inputs) -> dict[str, int]:
         groups, borders = inputs["b"].shape[0], inputs["m_indptr"].tolist()
         if len(borders) != groups + 1:
             raise ShapeError(f"m_indptr has {len(borders)} entries; {groups} experts take {groups + 1}")
@@ -149,7 +147,7 @@ class GemmGroupwise(Fp8GemmNt):
         *Fp8GemmNt.inputs[2:],
     )
 
-    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+    def parts(self, inputs: Inputs) -> list[Part]:
         m, scale = inputs["a"].shape[0], inputs["a_scale"]
         scale = scale if scale.shape[0] == m else scale.repeat_interleave(128, dim=0)[:m]
         return super().parts({**inputs, "a_scale": scale})
@@ -164,10 +162,8 @@ class BatchDeepGemm(GroupedMasked):
 @register
 class CutlassBlockwiseGrouped(Runs):
     name = "cutlass_blockwise_scaled_grouped_mm"
-    gpu = True
     summary = "rows sorted by expert, runs of any length, starts and sizes given; 1x128 and 128x128 scales"
     source = "vLLM csrc cutlass_blockwise_scaled_grouped_mm; sgl-kernel fp8_blockwise_scaled_grouped_mm and es_..."
-    numerics = BLOCK_NUMERICS
     roles: ClassVar[Mapping[str, str]] = {"a": "a", "b": "b", "a_scale": "scales_a", "b_scale": "scales_b"}
     groups = "expert_offsets"
     out_dtypes = NARROW
@@ -181,16 +177,15 @@ class CutlassBlockwiseGrouped(Runs):
         SIZES,
     )
 
-    def spans(self, inputs: Mapping[str, Tensor]) -> list[tuple[int, int]]:
+    def spans(self, inputs: Inputs) -> list[tuple[int, int]]:
         starts, counts = inputs["expert_offsets"].tolist(), inputs["problem_sizes"][:, 0].tolist()
         return [(start, start + count) for start, count in zip(starts, counts, strict=True)]
 
-    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
-        bound = super().extents(inputs)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        bound = self.extents(inputs)
         due = bound["N"], bound["K"]
         if odd := [sizes for sizes in inputs["problem_sizes"].tolist() if tuple(sizes[1:]) != due]:
             raise ShapeError(f"problem_sizes holds {odd[0]}; N and K are {due[0]} and {due[1]}")
-        return bound
 
 
 @register

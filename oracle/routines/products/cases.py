@@ -349,9 +349,7 @@ _PLAIN: Mapping[str, Grammar] = {
             "FlashInferFp8DeepGEMMDynamicBlockScaledKernel",
         )
     },
-    "cutlass_scaled_mm": _scaled_mm(
-        (*_ROWS, "1x128:128x128"), product, (*_OUT, *_E5M2), tail=True, of="token:channel"
-    ),
+    "cutlass_scaled_mm": _scaled_mm((*_ROWS, "1x128:128x128"), product, (*_OUT, *_E5M2), tail=True, of="token:channel"),
     "cutlass_w8a8_scaled_mm": _scaled_mm(_ROWS, _torch_product, of="token:channel"),
     "rocm_per_tensor_w8a8_scaled_mm": replace(
         _scaled_mm(("tensor:tensor",), _beneath, (*_OUT, _FNUZ, _FNUZ_F32)),

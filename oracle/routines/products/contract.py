@@ -19,7 +19,20 @@ from oracle.errors import ShapeError
 from oracle.numbers.formats import FP32
 from oracle.numbers.scaling import E4M3_1X128, E4M3_128X128, Layout, Scaling
 from oracle.routines import mutants
-from oracle.routines.base import F32, FP8, Call, Contract, Operands, OptionSpec, Out, Output, TensorSpec, register
+from oracle.routines.base import (
+    F32,
+    FP8,
+    Call,
+    Contract,
+    Inputs,
+    Operands,
+    Options,
+    OptionSpec,
+    Out,
+    Output,
+    TensorSpec,
+    register,
+)
 from oracle.routines.fault import Fault
 from oracle.tensorcore.identify import Match, identify_product
 from oracle.tensorcore.schedules import get as get_schedule
@@ -38,8 +51,9 @@ PLAIN_ROLES = {part: part for part in ("a", "b", "a_scale", "b_scale")}
 
 BLOCK_NUMERICS: Mapping[str, tuple[str, ...]] = {
     "sm90": (
-        "sm90.promote128", "sm90.promote128.muladd", "sm90.promote128.row_then_col", "sm90.mma_sync.promote128",
-        "sm90.mma_sync.promote128.muladd",
+        "sm90.promote128", "sm90.promote128.muladd", "sm90.promote128.row_then_col",
+        "sm90.promote128.row_then_col.fma", "sm90.promote128.col_then_row.fma", "sm90.mma_sync.promote128",
+        "sm90.mma_sync.promote128.muladd", "sm90.mma_f16.promote128", "sm90.mma_f16.promote128.row_then_col.fma",
     ),
     "sm80": ("sm80.f16.promote128",),
     "sm86": ("sm86.f16.promote128",),
@@ -51,7 +65,8 @@ BLOCK_NUMERICS: Mapping[str, tuple[str, ...]] = {
 ROW_NUMERICS: Mapping[str, tuple[str, ...]] = {
     "sm90": (
         "sm90.chain", "sm90.chain.row_then_col", "sm90.chain.product", "sm90.promote128.scale_after",
-        "sm90.promote128.scale_after.row_then_col", "sm90.promote128.scale_after.product", "sm90.mma_sync.chain",
+        "sm90.promote128.scale_after.row_then_col", "sm90.promote128.scale_after.product",
+        "sm90.promote32.scale_after.product", "sm90.mma_sync.chain", "sm90.mma_f16.chain",
     ),
     "sm89": ("sm89.chain", "sm89.chain.row_then_col", "sm89.chain.product", "sm89.promote128.scale_after"),
     "sm100": ("sm100.chain", "sm100.chain.row_then_col", "sm100.chain.product"),
@@ -87,6 +102,9 @@ class ProductContract(Contract):
     """
 
     section = "GEMM"
+    gpu = True
+    numerics = BLOCK_NUMERICS
+    roles: ClassVar[Mapping[str, str]] = PLAIN_ROLES
     options: ClassVar[tuple[OptionSpec, ...]] = (OUT_DTYPE,)
     golden_arches: ClassVar[tuple[str, ...]] = ("cpu", "sm90", "gfx942")
     multiplies = True
@@ -95,12 +113,13 @@ class ProductContract(Contract):
     row_unit: ClassVar[int] = 1
 
     @abstractmethod
-    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+    def parts(self, inputs: Inputs) -> list[Part]:
         """The products that make up the output, for checked inputs."""
 
-    @abstractmethod
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
-        """The output's shape; its last axis is N."""
+    def shape(self, inputs: Inputs) -> tuple[int, ...]:
+        """The output's shape: that of ``a`` with N in place of K."""
+        n = inputs[self.roles["b"]].shape[-1 if self.b_columns else -2]
+        return *inputs[self.roles["a"]].shape[:-1], n
 
     def operands(self, call: Call) -> Operands:
         codes = [call.inputs.get(self.roles.get(part, "")) for part in ("a", "b")]
@@ -133,25 +152,19 @@ class ProductContract(Contract):
         schedule = of_class(numerics)
         return next((r for p in call.parts if (r := schedule.why_not(p.product, out_dtype=call.out_dtype))), None)
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
         call = Call(self, inputs, options).checked()
-        out_dtype = call.resolved["out_dtype"]
-        assert out_dtype is None or isinstance(out_dtype, torch.dtype)
-        return truth(call.parts, call.rows, out_dtype).view(call.operands.shape)
+        return truth(call.parts, call.rows, call.resolved["out_dtype"]).view(call.operands.shape)
 
-    def predict(self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object) -> Tensor:
-        out_dtype = self.check(inputs, options)["out_dtype"]
-        out_dtype = self.out_dtypes[0] if out_dtype is None else out_dtype
-        assert isinstance(out_dtype, torch.dtype)
+    def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> Tensor:
+        out_dtype = self.check(inputs, options)["out_dtype"] or self.out_dtypes[0]
         call = Call(self, inputs, options, out_dtype=out_dtype)
         schedule = get_schedule(numerics or self.arithmetics(call)[0])
         for part in call.parts:
             schedule.check(part.product, out_dtype=out_dtype)
         return predict_parts(call.parts, call.rows, schedule, out_dtype).view(call.operands.shape)
 
-    def identify(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str | None, **options: object
-    ) -> list[Match]:
+    def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
         """Schedules by the fraction of equal bits over all parts, best first; a sample of each large part."""
         call = Call(self, inputs, options).checked()
         tensor = self.taken(call, output)["out"]
@@ -167,11 +180,8 @@ class ProductContract(Contract):
 class Fp8GemmNt(ProductContract):
     name = "fp8_gemm_nt"
     probed: ClassVar[tuple[int | None, int] | None] = (128, 128)
-    gpu = True
     summary = "a [M, K] times b [N, K] transposed, 1x128 scales on a, 128x128 scales on b"
     source = "DeepGEMM fp8_gemm_nt; DeepSeek-V3 report, 3.3.2"
-    numerics = BLOCK_NUMERICS
-    roles = PLAIN_ROLES
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
         A,
         scale_input("a_scale", BLOCKS[0], "M", "K", doc="logical 1x128 scales"),
@@ -179,11 +189,8 @@ class Fp8GemmNt(ProductContract):
         scale_input("b_scale", BLOCKS[1], "N", "K", doc="128x128 scales"),
     )
 
-    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+    def parts(self, inputs: Inputs) -> list[Part]:
         return [Part(block_scaled(inputs["a"], inputs["b"], inputs["a_scale"], inputs["b_scale"], self.scaling))]
-
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
-        return inputs["a"].shape[0], inputs["b"].shape[0]
 
 
 @register
@@ -194,11 +201,9 @@ class CutlassScaledMm(ProductContract):
 
     name = "cutlass_scaled_mm"
     probed = (None, 1)
-    gpu = True
     summary = "a [M, K] times b [N, K] transposed; per-tensor, per-token, per-channel or block scales; optional bias"
     source = "vLLM csrc cutlass_scaled_mm"
     numerics = ROW_NUMERICS
-    roles = PLAIN_ROLES
     inputs = (
         A,
         TensorSpec("b", FP8, ("N", "K"), "weight codes, logical [N, K]"),
@@ -207,17 +212,12 @@ class CutlassScaledMm(ProductContract):
         BIAS,
     )
 
-    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+    def parts(self, inputs: Inputs) -> list[Part]:
         a, b, bias = inputs["a"], inputs["b"], inputs.get("bias")
         return [Part(scaled_by_shape(a, b, inputs["a_scale"], inputs["b_scale"], bias, self.scaling))]
 
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
-        return inputs["a"].shape[0], inputs["b"].shape[0]
-
-    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
-        bound = super().extents(inputs)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         self.parts(inputs)
-        return bound
 
     def numerics_of(self, call: Call) -> Mapping[str, tuple[str, ...]]:
         product = call.parts[0].product
@@ -244,15 +244,12 @@ class TorchScaledMm(ProductContract):
     source = "torch._scaled_mm as vLLM's w8a8_utils calls it"
     scale_dims: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = (ONE, ONE)
 
-    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+    def parts(self, inputs: Inputs) -> list[Part]:
         b, scales = transposed(inputs["weight"]), (inputs["scale_a"], inputs["scale_b"])
         return [Part(scaled_by_shape(inputs["qinput"], b, *scales, inputs.get("bias")))]
 
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
-        return inputs["qinput"].shape[0], inputs["weight"].shape[1]
-
-    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
-        bound = super().extents(inputs)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        bound = self.extents(inputs)
         for name, kinds in zip(("scale_a", "scale_b"), self.scale_dims, strict=True):
             shape = tuple(inputs[name].shape)
             shapes = {kind: tuple(bound.get(d, 1) for d in kind.split("x")) if kind != "[]" else () for kind in kinds}
@@ -261,13 +258,11 @@ class TorchScaledMm(ProductContract):
                     f"{name} has shape {list(shape)}; {self.name} takes "
                     f"{' or '.join(str(list(s)) for s in shapes.values())}"
                 )
-        return bound
 
 
 @register
 class TorchPerTensor(TorchScaledMm):
     name = "torch_per_tensor_w8a8_scaled_mm"
-    gpu = True
     summary = "one scale for each operand"
 
 
@@ -275,7 +270,6 @@ class TorchPerTensor(TorchScaledMm):
 class TorchPerToken(TorchScaledMm):
     name = "torch_per_token_w8a8_scaled_mm"
     probed = (None, 1)
-    gpu = True
     summary = "one scale for each row of qinput and each column of weight (row-wise kernel)"
     scale_dims = (TOKENS, CHANNELS)
 
@@ -284,7 +278,6 @@ class TorchPerToken(TorchScaledMm):
 class TorchChannelwise(TorchScaledMm):
     name = "torch_channelwise_w8a8_scaled_mm"
     probed = (None, 1)
-    gpu = True
     summary = "unit-scale product to float32, then scale_a, scale_b and bias, then the output dtype"
     scale_dims = ((*ONE, *TOKENS), (*ONE, *CHANNELS))
 

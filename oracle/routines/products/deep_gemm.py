@@ -1,6 +1,6 @@
 """Contracts of DeepGEMM's other forms: transposed operands, float32 sums that accumulate, K in groups, heads.
 
-    fp8_gemm_nn, _tn, _tt                the product of ``fp8_gemm_nt``, operands and their scales given as ``[K, ...]``
+    fp8_gemm_nn, _tn, _tt                the product of :class:`.Fp8GemmNt`, operands and scales as ``[K, ...]``
     fp8_gemm_nt_1d1d                     recipe (1, 1, 128): a scale for each row of ``b``; float32, ``c`` added last
     k_grouped_fp8_gemm_nt_contiguous     that product of every group of K (a weight gradient of each expert)
     m_grouped_fp8_gemm_nn_contiguous     ``m_grouped_fp8_gemm_nt_contiguous`` with ``b [G, K, N]``
@@ -16,7 +16,7 @@ Not covered: UE8M0 casts inside the library, FP4 operands, prefix sums as a layo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -24,13 +24,25 @@ import torch
 from torch import Tensor
 
 from oracle.errors import InputError, OptionError, ShapeError
-from oracle.routines.base import F32, FP8, INTEGERS, Call, Contract, OptionSpec, Out, TensorSpec, positive, register
+from oracle.routines.base import (
+    F32,
+    FP8,
+    INTEGERS,
+    Call,
+    Contract,
+    Inputs,
+    Options,
+    OptionSpec,
+    Out,
+    TensorSpec,
+    positive,
+    register,
+)
 from oracle.routines.products.contract import (
     BLOCK_NUMERICS,
     BLOCKS,
     OUT_DTYPE,
     OUT_DTYPES,
-    PLAIN_ROLES,
     Fp8GemmNt,
     ProductContract,
     block_scaled,
@@ -70,7 +82,7 @@ class Turned(ProductContract):
         view = given.mT if self.roles[role] in self.turned else given
         return list(view) if view.dim() == 3 else [view]
 
-    def straight(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def straight(self, inputs: Inputs) -> dict[str, Tensor]:
         """The inputs with every operand as ``[..., rows, K]``."""
         return {name: _transposed(x) if name in self.turned else x for name, x in inputs.items()}
 
@@ -84,10 +96,10 @@ class Fp8GemmNn(Turned, Fp8GemmNt):
     turned: ClassVar[tuple[str, ...]] = ("b", "b_scale")
     inputs: ClassVar[tuple[TensorSpec, ...]] = _turned(Fp8GemmNt.inputs, turned)
 
-    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+    def parts(self, inputs: Inputs) -> list[Part]:
         return super().parts(self.straight(inputs))
 
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+    def shape(self, inputs: Inputs) -> tuple[int, ...]:
         straight = {name: inputs[name].mT if name in self.turned else inputs[name] for name in ("a", "b")}
         return super().shape(straight)
 
@@ -116,10 +128,10 @@ class GroupedContiguousNn(Turned, GroupedContiguous):
     turned = ("b", "b_scale")
     inputs = _turned(GroupedContiguous.inputs, turned)
 
-    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+    def parts(self, inputs: Inputs) -> list[Part]:
         return super().parts(self.straight(inputs))
 
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+    def shape(self, inputs: Inputs) -> tuple[int, ...]:
         return inputs["a"].shape[0], inputs["b"].shape[2]
 
 
@@ -141,7 +153,7 @@ class Fp8GemmNt1D1D(Fp8GemmNt):
         TensorSpec("c", F32, ("M", "N"), SUMMAND, optional=True),
     )
 
-    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+    def parts(self, inputs: Inputs) -> list[Part]:
         return [Part(summed(inputs["a"], inputs["b"], inputs["a_scale"], inputs["b_scale"], inputs.get("c")))]
 
 
@@ -151,11 +163,8 @@ class KGrouped(ProductContract):
     ``M * ks[g]`` (of ``b``: ``N * ks[g]``) behind those of the groups before it, row by row."""
 
     name = "k_grouped_fp8_gemm_nt_contiguous"
-    gpu = True
     summary = "for every group of K, c[g] + a_g [M, K_g] times b_g [N, K_g] transposed, 1x128 scales; float32"
     source = f"{SOURCE}; impls/sm90_fp8_gemm_1d1d.cuh"
-    numerics = BLOCK_NUMERICS
-    roles = PLAIN_ROLES
     laid_out = True
     out_dtypes = F32
     options = (FLOAT32_OUT,)
@@ -175,7 +184,7 @@ class KGrouped(ProductContract):
         rows = call.inputs[f"{role}_scale"].shape[0]
         return [part.view(rows, k) for part, k in zip(given.split_with_sizes([rows * k for k in ks]), ks, strict=True)]
 
-    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+    def parts(self, inputs: Inputs) -> list[Part]:
         c = inputs["c"]
         _, m, n = c.shape
         parts, start = [], 0
@@ -193,11 +202,11 @@ class KGrouped(ProductContract):
             start += k
         return parts
 
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+    def shape(self, inputs: Inputs) -> tuple[int, ...]:
         return tuple(inputs["c"].shape)
 
-    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
-        bound = super().extents(inputs)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        bound = self.extents(inputs)
         ks = inputs["ks"].tolist()
         if odd := [k for k in ks if k < 0 or k % 128]:
             raise InputError(f"ks holds {odd[0]}; every group has a multiple of 128 steps, pad it with zeros")
@@ -207,7 +216,6 @@ class KGrouped(ProductContract):
             if bound[symbol] != bound[rows] * sum(ks):
                 raise ShapeError(f"{name} has {bound[symbol]} codes; {rows}={bound[rows]} rows of {sum(ks)} steps have "
                                  f"{bound[rows] * sum(ks)}")  # fmt: skip
-        return bound
 
 
 def summed(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, c: Tensor | None) -> ScaledProduct:
@@ -234,9 +242,6 @@ class Fp8Einsum(ProductContract):
     name = "fp8_einsum"
     summary = "bhr,hdr->bhd: for every head a [B, R] times b [D, R] transposed; 1x128 and 128x128 scales"
     source = "DeepGEMM csrc/apis/einsum.hpp"
-    gpu = True
-    numerics = BLOCK_NUMERICS
-    roles = PLAIN_ROLES
     laid_out = True
     inputs = (
         TensorSpec("a", FP8, ("M", "H", "K"), "activation codes"),
@@ -248,7 +253,7 @@ class Fp8Einsum(ProductContract):
     def matrices(self, call: Call, role: str, given: Tensor) -> list[Tensor]:
         return list(given.unbind(0 if role.startswith("b") else 1))
 
-    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+    def parts(self, inputs: Inputs) -> list[Part]:
         m, heads, _ = inputs["a"].shape
         rows = torch.arange(m, device=inputs["a"].device) * heads
         parts = []
@@ -257,9 +262,6 @@ class Fp8Einsum(ProductContract):
             scales = inputs["a_scale"][:, h].contiguous(), inputs["b_scale"][h]
             parts.append(Part(block_scaled(a, b, *scales, self.scaling), rows + h, h))
         return parts
-
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
-        return inputs["a"].shape[0], inputs["a"].shape[1], inputs["b"].shape[1]
 
 
 @dataclass(frozen=True)
@@ -292,13 +294,13 @@ class SomeColumns(Sets):
 @register
 class SkipHeadMid(Contract):
     """Each head has ``left`` columns, a gap of ``mid`` that is not written, and ``right`` columns: product column ``n``
-    is output column ``n + (n + right) // (left + right) * mid``. The product is that of ``fp8_gemm_nt``."""
+    is output column ``n + (n + right) // (left + right) * mid``. The product is that of :class:`.Fp8GemmNt`."""
 
     name = "fp8_gemm_nt_skip_head_mid"
     section = "GEMM"
     gpu = True
     golden_arches = ("cpu", "sm90")
-    summary = "fp8_gemm_nt whose columns go to heads with a gap inside, which is not written"
+    summary = f"{Fp8GemmNt.name} whose columns go to heads with a gap inside, which is not written"
     source = SOURCE
     numerics = BLOCK_NUMERICS
     inputs = Fp8GemmNt.inputs
@@ -309,13 +311,11 @@ class SkipHeadMid(Contract):
         OptionSpec("right", 128, None, "columns of a head behind the gap"),
     )
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        left, _, right = (positive(resolved, name) for name in ("left", "mid", "right"))
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        left, _, right = (positive(options, name) for name in ("left", "mid", "right"))
         n = inputs["b"].shape[0]
         if n % (left + right):
             raise OptionError(f"left={left} and right={right} make heads of {left + right}; N={n} is no multiple of it")
-        return resolved
 
     def columns(self, call: Call) -> tuple[Tensor, int]:
         """Where each column of the product goes, and the columns of the output."""
@@ -343,11 +343,11 @@ class SkipHeadMid(Contract):
     def why_not(self, call: Call, numerics: str) -> str | None:
         return DENSE.why_not(_dense(call), numerics)
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
         call = Call(self, inputs, options).checked()
         return self.spread(call, DENSE.reference(inputs, out_dtype=call.resolved["out_dtype"]))
 
-    def predict(self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object) -> Tensor:
+    def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> Tensor:
         call = Call(self, inputs, options).checked()
         made = DENSE.predict(inputs, numerics=numerics, out_dtype=call.resolved["out_dtype"])
         return self.spread(call, made)

@@ -50,7 +50,7 @@ from oracle.numbers.recipes import (
 )
 from oracle.numbers.rounding import Overflow, Rounding, round_to
 from oracle.numbers.scaling import grid
-from oracle.routines.base import F32, FP8, Call, TensorSpec, register
+from oracle.routines.base import F32, FP8, Call, Inputs, Options, TensorSpec, register
 from oracle.routines.products.contract import BLOCK_NUMERICS, BLOCKS, ProductContract, block_scaled, scale_input
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.tensorcore.schedules import is_class
@@ -80,7 +80,6 @@ class Fp8BlockscaleGemmSm90(ProductContract):
 
     name = "fp8_blockscale_gemm_sm90"
     probed: ClassVar[tuple[int | None, int] | None] = (128, 128)
-    gpu = True
     summary = "FlashInfer's block-scaled GEMM for Hopper: FP8 x FP8, or bfloat16 operands quantised inside"
     source = "flashinfer.gemm.fp8_blockscale_gemm_sm90; TensorRT-LLM fp8_blockscale_gemm"
     numerics = {"sm90": BLOCK_NUMERICS["sm90"], "cpu": BLOCK_NUMERICS["cpu"]}
@@ -97,8 +96,8 @@ class Fp8BlockscaleGemmSm90(ProductContract):
         ),
     )  # fmt: skip
 
-    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
-        bound = super().extents(inputs)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        bound = self.extents(inputs)
         wide = {name: inputs[name].dtype == WIDE for name in ("input", "weight")}
         if wide["weight"] and not wide["input"]:
             raise DtypeError("FP8 input with bfloat16 weight is not a pair of this routine; quantise the weight")
@@ -109,14 +108,13 @@ class Fp8BlockscaleGemmSm90(ProductContract):
         group = FLASHINFER_1X128.block.columns or 1
         if any(wide.values()) and bound["K"] % group:
             raise ShapeError(f"K={bound['K']} is not a multiple of {group}, which the kernel's quantisers need")
-        return bound
 
-    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+    def parts(self, inputs: Inputs) -> list[Part]:
         a, a_scale = _nominal(inputs, "input", FLASHINFER_1X128)
         b, b_scale = _nominal(inputs, "weight", FLASHINFER_128X128)
         return [Part(block_scaled(a, b, a_scale, b_scale))]
 
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+    def shape(self, inputs: Inputs) -> tuple[int, ...]:
         return inputs["input"].shape[0], inputs["weight"].shape[0]
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
@@ -143,7 +141,6 @@ class WideInput(Fp8BlockscaleGemmSm90):
 @register
 class FlashinferBlockscale(WideInput):
     name = "flashinfer_fp8_blockscale_gemm"
-    gpu = True
     summary = "FlashInfer's block-scaled GEMM with a bfloat16 input and an FP8 weight"
     source = "vLLM utils/flashinfer.flashinfer_fp8_blockscale_gemm"
 
@@ -151,7 +148,6 @@ class FlashinferBlockscale(WideInput):
 @register
 class DynamicBlockscale(WideInput):
     name = "dynamic_flashinfer_deepgemm_blockscale_gemm"
-    gpu = True
     summary = "FlashInfer below 32 rows, else quantised in groups and multiplied by DeepGEMM"
     source = "vLLM scaled_mm/flashinfer.py"
 
@@ -231,16 +227,14 @@ def rows_left_out(weight: Tensor) -> bool:
     return bool((x.amax(FLASHINFER_128X128) != x.amax(FLASHINFER_128X128_AMAX_FAULT)).any())
 
 
-def as_shipped(inputs: Mapping[str, Tensor]) -> list[Part]:
+def as_shipped(inputs: Inputs) -> list[Part]:
     """The product of what the shipped quantisers make of bfloat16 operands."""
     a, a_scale = _nominal(inputs, "input", FLASHINFER_1X128_FAST_MATH)
     b, b_scale = _nominal(inputs, "weight", FLASHINFER_128X128_AMAX_FAULT)
     return [Part(block_scaled(a, b, a_scale, b_scale))]
 
 
-def _verdict(
-    inputs: Mapping[str, Tensor], tensor: Tensor, numerics: str, recipe: Recipe, mistrust: str | None
-) -> Verdict:
+def _verdict(inputs: Inputs, tensor: Tensor, numerics: str, recipe: Recipe, mistrust: str | None) -> Verdict:
     """The interval test of an output with a bfloat16 input, weights quantised by ``recipe``."""
     if is_class(numerics) and numerics != IEEE32:
         raise NumericsError(f"no interval through the quantiser is derived for {numerics}; declare the schedule itself")
@@ -259,7 +253,7 @@ def _verdict(
     return verdict(compare(tensor, admitted), basis=f"{found.name}; {recipe.name}", mistrust=mistrust)
 
 
-def _nominal(inputs: Mapping[str, Tensor], name: str, recipe: Recipe) -> tuple[Tensor, Tensor]:
+def _nominal(inputs: Inputs, name: str, recipe: Recipe) -> tuple[Tensor, Tensor]:
     """Codes and scale of an operand: given, or by its recipe."""
     x = inputs[name]
     if x.dtype != WIDE:
@@ -268,7 +262,7 @@ def _nominal(inputs: Mapping[str, Tensor], name: str, recipe: Recipe) -> tuple[T
     return made.codes, made.scale
 
 
-def _weight(inputs: Mapping[str, Tensor], recipe: Recipe) -> Weight:
+def _weight(inputs: Inputs, recipe: Recipe) -> Weight:
     codes, scale = _nominal(inputs, "weight", recipe)
     if inputs["weight"].dtype != WIDE:
         return Weight(codes, scale, None, 0.0)

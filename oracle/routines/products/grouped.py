@@ -16,12 +16,10 @@ import torch
 from torch import Tensor
 
 from oracle.errors import InputError
-from oracle.routines.base import F32, FP8, INTEGERS, TensorSpec, register
+from oracle.routines.base import F32, FP8, INTEGERS, Inputs, Options, TensorSpec, register
 from oracle.routines.products.contract import (
-    BLOCK_NUMERICS,
     BLOCKS,
     EXPERTS,
-    PLAIN_ROLES,
     ROW_NUMERICS,
     A,
     ProductContract,
@@ -37,11 +35,8 @@ RUN = 128  # rows of an expert are aligned to this in DeepGEMM (get_mk_alignment
 @register
 class GroupedContiguous(ProductContract):
     name = "m_grouped_fp8_gemm_nt_contiguous"
-    gpu = True
     summary = "rows sorted by expert in one matrix; -1 marks padding rows"
     source = "DeepGEMM m_grouped_fp8_gemm_nt_contiguous"
-    numerics = BLOCK_NUMERICS
-    roles = PLAIN_ROLES
     groups = "m_indices"
     row_unit = RUN
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
@@ -52,7 +47,7 @@ class GroupedContiguous(ProductContract):
         TensorSpec("m_indices", INTEGERS, ("M",), "expert of each row, -1 for padding"),
     )
 
-    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+    def parts(self, inputs: Inputs) -> list[Part]:
         parts = []
         for g in torch.unique(inputs["m_indices"]).tolist():
             if g >= 0:
@@ -61,11 +56,8 @@ class GroupedContiguous(ProductContract):
                 parts.append(Part(block_scaled(a, inputs["b"][g], scale, inputs["b_scale"][g], self.scaling), rows, g))
         return parts
 
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
-        return inputs["a"].shape[0], inputs["b"].shape[1]
-
-    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
-        bound = super().extents(inputs)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        bound = self.extents(inputs)
         indices = inputs["m_indices"]
         low, high = int(indices.min()), int(indices.max())
         if low < -1 or high >= bound["G"]:
@@ -73,17 +65,13 @@ class GroupedContiguous(ProductContract):
             raise InputError(f"m_indices holds {bad}; experts are 0..{bound['G'] - 1}, padding -1")
         if high < 0:
             raise InputError("m_indices holds only -1: every row is padding and there is nothing to judge")
-        return bound
 
 
 @register
 class GroupedMasked(ProductContract):
     name = "fp8_m_grouped_gemm_nt_masked"
-    gpu = True
     summary = "one matrix for each expert, of which the first masked_m[g] rows are real"
     source = "DeepGEMM fp8_m_grouped_gemm_nt_masked"
-    numerics = BLOCK_NUMERICS
-    roles = PLAIN_ROLES
     groups = "masked_m"
     inputs = (
         TensorSpec("a", FP8, ("G", "M", "K"), "activation codes"),
@@ -93,7 +81,7 @@ class GroupedMasked(ProductContract):
         TensorSpec("masked_m", INTEGERS, ("G",), "number of real rows of each group"),
     )
 
-    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+    def parts(self, inputs: Inputs) -> list[Part]:
         m = inputs["a"].shape[1]
         parts = []
         for g, count in enumerate(inputs["masked_m"].tolist()):
@@ -103,18 +91,14 @@ class GroupedMasked(ProductContract):
                 parts.append(Part(block_scaled(a, inputs["b"][g], scale, inputs["b_scale"][g], self.scaling), rows, g))
         return parts
 
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
-        return inputs["a"].shape[0], inputs["a"].shape[1], inputs["b"].shape[1]
-
-    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
-        bound = super().extents(inputs)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        bound = self.extents(inputs)
         counts = inputs["masked_m"].tolist()
         bad = [c for c in counts if not 0 <= c <= bound["M"]]
         if bad:
             raise InputError(f"masked_m holds {bad[0]}; a group has 0..{bound['M']} real rows")
         if not any(counts):
             raise InputError("masked_m is all zero: no row is real and there is nothing to judge")
-        return bound
 
 
 SEEN = "sm90.chain.row_then_col"
@@ -126,7 +110,7 @@ class Runs(ProductContract):
     Rows of no run are unspecified."""
 
     @abstractmethod
-    def spans(self, inputs: Mapping[str, Tensor]) -> list[tuple[int, int]]:
+    def spans(self, inputs: Inputs) -> list[tuple[int, int]]:
         """First row and end of every expert's run."""
 
     def product(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor) -> ScaledProduct:
@@ -136,11 +120,11 @@ class Runs(ProductContract):
         rows = b.shape[0] if b_scale.numel() == 1 else 1
         return ScaledProduct(a, b, a_scale.reshape(-1, 1), b_scale[:, None], block=a.shape[1], b_rows=rows)
 
-    def operand(self, inputs: Mapping[str, Tensor], g: int) -> Tensor:
+    def operand(self, inputs: Inputs, g: int) -> Tensor:
         """Codes ``[N, K]`` of an expert's weight."""
         return inputs[self.roles["b"]][g]
 
-    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+    def parts(self, inputs: Inputs) -> list[Part]:
         parts = []
         one = torch.ones(1, 1, dtype=torch.float32, device=inputs["a"].device)
         for g, (start, end) in enumerate(self.spans(inputs)):
@@ -153,11 +137,8 @@ class Runs(ProductContract):
                 parts.append(Part(product, rows, g))
         return parts
 
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
-        return inputs["a"].shape[0], inputs[self.roles["b"]].shape[1]
-
-    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
-        bound = super().extents(inputs)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        bound = self.extents(inputs)
         spans, last = self.spans(inputs), 0
         for start, end in spans:
             if not last <= start <= end <= bound["M"]:
@@ -167,13 +148,11 @@ class Runs(ProductContract):
             last = end
         if all(start == end for start, end in spans):
             raise InputError(f"{self.groups} gives empty runs only: no row is real and there is nothing to judge")
-        return bound
 
 
 @register
 class ScaledGroupedMm(Runs):
     name = "scaled_grouped_mm"
-    gpu = True
     summary = "rows sorted by expert, runs of any length; (sum * scale_a) * scale_b with a scale per token and channel"
     source = "torch._scaled_grouped_mm; vLLM csrc cutlass_moe_mm"
     numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -190,6 +169,6 @@ class ScaledGroupedMm(Runs):
         TensorSpec("offsets", INTEGERS, ("G",), "where the rows of each expert end"),
     )
 
-    def spans(self, inputs: Mapping[str, Tensor]) -> list[tuple[int, int]]:
+    def spans(self, inputs: Inputs) -> list[tuple[int, int]]:
         ends = inputs["offsets"].tolist()
         return list(zip([0, *ends], ends, strict=False))

@@ -29,20 +29,9 @@ from oracle.numbers.formats import decode, of_dtype, same_bits
 from oracle.numbers.quantize import WIDE, quantize
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, round_to
-from oracle.routines.base import F32, FP8, Call, Contract, OptionSpec, Out, TensorSpec, register
+from oracle.routines.base import F32, FP8, Call, Contract, Inputs, Options, OptionSpec, Out, TensorSpec, register
 from oracle.routines.layouts.contract import TableContract
-from oracle.routines.products.contract import (
-    BIAS,
-    CHANNELS,
-    ONE,
-    OUT_DTYPE,
-    OUT_DTYPES,
-    ROW_NUMERICS,
-    TOKENS,
-    TorchScaledMm,
-    scaled_by_shape,
-    transposed,
-)
+from oracle.routines.products import contract
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.tensorcore.schedules import is_class, of_class
@@ -70,23 +59,22 @@ class Fp8LinearOp(Contract):
         TensorSpec("weight_scale", F32, None, "one value, or one for each channel: [N], [N, 1] or [1, N]"),
         TensorSpec("input_scale", F32, None, "one value: static; with FP8 codes also [M, 1]", optional=True),
         TensorSpec("input_scale_ub", F32, None, "one value: bound of amax per token", optional=True),
-        BIAS,
+        contract.BIAS,
     )
     options = (
         OptionSpec("use_per_token_if_dynamic", False, (False, True), "one scale per token when none is given"),
         OptionSpec("cutlass_fp8_supported", False, (False, True), "the CUTLASS path, which takes no FP8 input"),
-        OUT_DTYPE,
+        contract.OUT_DTYPE,
     )
-    numerics = ROW_NUMERICS
+    numerics = contract.ROW_NUMERICS
     golden_arches = ("cpu", "sm90")
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         x, weight = inputs["input"], inputs["weight"]
         if x.dim() == 0 or x.shape[-1] != weight.shape[0]:
             raise ShapeError(f"input has shape {list(x.shape)}; weight [K, N] {list(weight.shape)} takes [..., K]")
         coded = x.dtype in FP8
-        if coded and resolved["cutlass_fp8_supported"]:
+        if coded and options["cutlass_fp8_supported"]:
             raise InputError("the CUTLASS path takes no FP8 input; pass the high-precision one")
         if coded and "input_scale" not in inputs:
             raise InputError("FP8 codes come with input_scale, and there is none")
@@ -94,13 +82,12 @@ class Fp8LinearOp(Contract):
             shape = list(inputs["input_scale"].shape)
             raise ShapeError(f"input_scale has shape {shape}; static quantisation takes one value")
         if "input_scale_ub" in inputs:
-            if "input_scale" in inputs or not resolved["use_per_token_if_dynamic"]:
+            if "input_scale" in inputs or not options["use_per_token_if_dynamic"]:
                 raise OptionError("input_scale_ub bounds dynamic per-token scales; pass use_per_token_if_dynamic=True")
             if inputs["input_scale_ub"].numel() != 1:
                 raise ShapeError(f"input_scale_ub has shape {list(inputs['input_scale_ub'].shape)}; pass one value")
-        return resolved
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
         resolved = self.check(inputs, options)
         dtype = resolved["out_dtype"]
         assert dtype is None or isinstance(dtype, torch.dtype)
@@ -109,7 +96,7 @@ class Fp8LinearOp(Contract):
 
     def outputs(self, call: Call) -> dict[str, Out]:
         dtype, x = call.resolved["out_dtype"], call.inputs["input"]
-        dtypes = (dtype,) if isinstance(dtype, torch.dtype) else OUT_DTYPES
+        dtypes = (dtype,) if isinstance(dtype, torch.dtype) else contract.OUT_DTYPES
         return {"out": Out((*x.shape[:-1], call.inputs["weight"].shape[1]), dtypes)}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
@@ -145,23 +132,21 @@ class Fp8LinearOp(Contract):
     def _products(self, call: Call) -> list[tuple[Recipe | None, ScaledProduct]]:
         return call.once("products", lambda: self.products(call.inputs, call.resolved))
 
-    def products(
-        self, inputs: Mapping[str, Tensor], options: Mapping[str, object]
-    ) -> list[tuple[Recipe | None, ScaledProduct]]:
+    def products(self, inputs: Inputs, options: Options) -> list[tuple[Recipe | None, ScaledProduct]]:
         """The product after each admitted recipe; one with recipe None for FP8 input."""
         x = inputs["input"]
         flat = x.reshape(-1, x.shape[-1])
-        weight = transposed(inputs["weight"])
+        weight = contract.transposed(inputs["weight"])
         scale, bias = inputs["weight_scale"], inputs.get("bias")
         if x.dtype in FP8:
-            return [(None, scaled_by_shape(flat, weight, inputs["input_scale"], scale, bias))]
+            return [(None, contract.scaled_by_shape(flat, weight, inputs["input_scale"], scale, bias))]
         made: list[tuple[Recipe | None, ScaledProduct]] = []
         for recipe in self.recipes(inputs, options):
             q = quantize(flat, recipe, scale=inputs.get("input_scale"), scale_ub=inputs.get("input_scale_ub"))
-            made.append((recipe, scaled_by_shape(q.codes, weight, q.scale, scale, bias)))
+            made.append((recipe, contract.scaled_by_shape(q.codes, weight, q.scale, scale, bias)))
         return made
 
-    def recipes(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def recipes(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         static = "input_scale" in inputs
         return input_recipes(static=static, per_token=bool(options["use_per_token_if_dynamic"]))
 
@@ -198,17 +183,18 @@ class Fp8LinearOp(Contract):
 
 
 @register
-class CutlassW8a8(TorchScaledMm):
+class CutlassW8a8(contract.TorchScaledMm):
     name = "cutlass_w8a8_scaled_mm"
     gpu = True
     summary = "one scale for qinput or one for each token; one for weight or one for each channel"
     source = "vLLM w8a8_utils.cutlass_w8a8_scaled_mm"
-    scale_dims = ((*ONE, *TOKENS), (*ONE, *CHANNELS))
+    scale_dims = ((*contract.ONE, *contract.TOKENS), (*contract.ONE, *contract.CHANNELS))
 
 
 @register
-class RocmPerTensor(TorchScaledMm):
+class RocmPerTensor(contract.TorchScaledMm):
     name = "rocm_per_tensor_w8a8_scaled_mm"
+    gpu = False
     summary = "one scale for each operand, FNUZ codes on gfx942"
     source = "vLLM w8a8_utils.rocm_per_tensor_w8a8_scaled_mm"
     numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -218,7 +204,7 @@ class RocmPerTensor(TorchScaledMm):
     inputs = (
         TensorSpec("qinput", (*FNUZ, *FP8), ("M", "K"), "activation codes"),
         TensorSpec("weight", (*FNUZ, *FP8), ("K", "N"), "weight codes, logical [K, N]"),
-        *TorchScaledMm.inputs[2:],
+        *contract.TorchScaledMm.inputs[2:],
     )
 
 
@@ -256,12 +242,9 @@ class CalcDiff(Contract):
         TensorSpec("y", (*WIDE, *FP8, *FNUZ), None, "the same shape"),
     )
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
         self.check(inputs, options)
         return torch.tensor(calc_diff(inputs["x"], inputs["y"]), dtype=torch.float64, device=inputs["x"].device)
-
-    def outputs(self, call: Call) -> dict[str, Out]:
-        return {"out": Out((), (torch.float64,))}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [Difference(call.truth["out"], 4 * (call.inputs["x"].numel() + 4) * 2.0**-53)]

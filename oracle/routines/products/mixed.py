@@ -24,15 +24,13 @@ Not covered: groups of other lengths than 128, zero points, a bias; weights reor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from oracle.errors import InputError, ShapeError
 from oracle.numbers.formats import decode
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
-from oracle.routines.base import E4M3, F32, TensorSpec, register
+from oracle.routines.base import E4M3, F32, Inputs, Options, TensorSpec, register
 from oracle.routines.layouts.contract import LayoutContract
 from oracle.routines.products.batched import NARROW, NARROW_OUT, OFFSETS, SIZES, CutlassBlockwiseGrouped
 from oracle.routines.products.contract import ROW_NUMERICS, ProductContract
@@ -66,7 +64,6 @@ def check_int4(q: Tensor) -> None:
 @register
 class W4A8(ProductContract):
     name = "cutlass_w4a8_mm"
-    gpu = True
     summary = "a [M, K] times int4 weights [N, K] with a scale for 128 each; then one for each row and channel"
     source = "vLLM csrc/quantization/cutlass_w4a8/w4a8_mm_entry.cu"
     numerics = ROW_NUMERICS
@@ -81,18 +78,13 @@ class W4A8(ProductContract):
         TOKENS,
     )
 
-    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+    def parts(self, inputs: Inputs) -> list[Part]:
         b = weights(inputs["b_q"], inputs["b_group_scales"])
         scales = inputs["a_token_scales"], inputs["b_channel_scales"]
         return [Part(ScaledProduct(inputs["a"], b, *scales, block=b.shape[1], b_rows=1))]
 
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
-        return inputs["a"].shape[0], inputs["b_q"].shape[0]
-
-    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
-        bound = super().extents(inputs)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         check_int4(inputs["b_q"])
-        return bound
 
 
 @register
@@ -112,13 +104,11 @@ class W4A8Moe(CutlassBlockwiseGrouped):
         SIZES,
     )
 
-    def operand(self, inputs: Mapping[str, Tensor], g: int) -> Tensor:
+    def operand(self, inputs: Inputs, g: int) -> Tensor:
         return weights(inputs["b_q"][g], inputs["b_group_scales"][g])
 
-    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
-        bound = super().extents(inputs)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         check_int4(inputs["b_q"])
-        return bound
 
 
 def encoded(b: Tensor) -> Tensor:
@@ -179,12 +169,10 @@ class EncodeAndReorderInt4(LayoutContract):
     strided = True
     function = staticmethod(reordered)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         length, n = inputs["b"].shape
         if n % WARP[0] or length * 8 % WARP[1]:
             raise ShapeError(f"b holds weights [{n}, {length * 8}]; a warp reads {WARP[0]} by {WARP[1]}: pad them")
-        return resolved
 
 
 @register

@@ -12,27 +12,17 @@ Not covered: whether memory behind the logical shape of a scale is padded with z
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from oracle.bounds.quantiser import agreement, code_of_ordinal, code_set, judge_recipe, same_kind, scale_set
+from oracle.bounds.quantiser import agreement, code_of_ordinal, code_set, judge_recipe, kin, same_kind, scale_set
 from oracle.errors import LayoutError, NumericsError, OptionError, ShapeError
-from oracle.numbers import recipes
+from oracle.numbers import quantize, recipes
 from oracle.numbers.formats import E4M3FN, FP16, FP32, decode, of_dtype
-from oracle.numbers.quantize import (
-    WIDE,
-    Prepared,
-    Steps,
-    per_tensor_dequantize,
-    prepare,
-    quotients,
-    scale_steps,
-    to_codes,
-)
 from oracle.numbers.recipes import Recipe, ScaleFormula
 from oracle.numbers.rounding import Overflow, Rounding, encode, round_to, to_dtype
 from oracle.numbers.scaling import TENSOR, TILE_128, Block, Grid, ScaleFormat, grid
@@ -41,7 +31,9 @@ from oracle.routines.base import (
     E4M3,
     Call,
     Contract,
+    Inputs,
     Operands,
+    Options,
     OptionSpec,
     Out,
     Output,
@@ -57,7 +49,7 @@ from oracle.tensorcore.identify import Match
 from oracle.verdict.compare import Admissible, Verdict, compare, verdict
 from oracle.verdict.sets import Elements, Found, Range, Sets, ranged, rounded_to
 
-X = TensorSpec("x", WIDE, ("M", "K"), "values to quantise")
+X = TensorSpec("x", quantize.WIDE, ("M", "K"), "values to quantise")
 UE8M0 = OptionSpec("use_ue8m0", False, (False, True), "round the scale up to a power of two")
 
 
@@ -71,23 +63,23 @@ class QuantiserContract(Contract):
     returns: ClassVar[tuple[str, ...]] = ("q", "scale")
 
     @abstractmethod
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         """The recipes that the contract admits for a checked call, the reference first."""
 
-    def publish(self, scale: Tensor, options: Mapping[str, object]) -> Tensor:
+    def publish(self, scale: Tensor, options: Options) -> Tensor:
         """The logical scale in the layout that the routine returns."""
         return scale
 
-    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+    def prepared_of(self, inputs: Inputs, options: Options) -> quantize.Prepared:
         """The values to quantise, with the scales that the call gives."""
         scale, scale_ub, global_scale = inputs.get("scale"), inputs.get("scale_ub"), inputs.get("global_scale")
-        return prepare(inputs["x"], scale=scale, scale_ub=scale_ub, global_scale=global_scale)
+        return quantize.prepare(inputs["x"], scale=scale, scale_ub=scale_ub, global_scale=global_scale)
 
-    def published(self, made: Mapping[str, Tensor], call: Call) -> dict[str, Tensor]:
+    def published(self, made: Found, call: Call) -> dict[str, Tensor]:
         """Codes and logical scale as the routine returns them."""
         return {"q": made["q"], "scale": self.publish(made["scale"], call.resolved)}
 
-    def logical(self, scale: Tensor, shape: tuple[int, ...], options: Mapping[str, object]) -> Tensor:
+    def logical(self, scale: Tensor, shape: tuple[int, ...], options: Options) -> Tensor:
         """The logical scale of shape ``shape`` out of the returned tensor; ShapeError or LayoutError where that has not
         the shape or the strides of this contract's layout."""
         if tuple(scale.shape) != shape:
@@ -99,11 +91,11 @@ class QuantiserContract(Contract):
         """Numerics of a quantiser are recipes."""
         return True
 
-    def prepared(self, call: Call) -> Prepared:
+    def prepared(self, call: Call) -> quantize.Prepared:
         """What a judgement takes for the values to quantise; see :func:`prepared`."""
         return self.prepared_of(call.inputs, call.resolved)
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> dict[str, Tensor]:
+    def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
         return self.predict(inputs, numerics=None, **options)
 
     def operands(self, call: Call) -> Operands:
@@ -127,7 +119,7 @@ class QuantiserContract(Contract):
         made = run_quantiser(call, faults)
         return made if "scale" in call.inputs else self.published(made, call)
 
-    def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    def refused(self, call: Call, given: Found, right: Found) -> dict[str, Tensor] | None:
         """A code only where it is wrong for the published scale and for the right one."""
         x, admitted = prepared(call), call.operands.recipes
         q, scale = self.split(given, call, admitted)
@@ -136,16 +128,14 @@ class QuantiserContract(Contract):
         codes = best.bad_codes & judge_recipe(x, q, rightly, best.recipe).bad_codes
         return {"q": codes, "scale": best.bad_scales}
 
-    def predict(self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object) -> dict[str, Tensor]:
+    def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> dict[str, Tensor]:
         """The bits of one recipe, the contract's first when none is named."""
         call = Call(self, inputs, options).checked()
         recipe = self.recipes(call, numerics)[0]
         made = self.prepared_of(inputs, call.resolved).quantized(recipe)
         return self.published({"q": made.codes, "scale": made.scale}, call)
 
-    def identify(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str | None, **options: object
-    ) -> list[Match]:
+    def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
         """Recipes by the fraction of codes and scales that they reproduce, best first; ``arch`` changes nothing."""
         call = Call(self, inputs, options).checked()
         q, scale = self.split(self.taken(call, output), call, call.operands.recipes)
@@ -156,8 +146,8 @@ class QuantiserContract(Contract):
         )
 
     def kin(self, call: Call) -> tuple[Recipe, ...]:
-        """The named recipes of the element format of a call."""
-        return recipes.of_element(call.operands.recipes[0].element)
+        """The named recipes of the element format of a call, over its blocks."""
+        return kin(call.operands.recipes[0])
 
     def recipes(self, call: Call, numerics: str | None) -> Sequence[Recipe]:
         """The declared recipes, or the one that ``numerics`` names."""
@@ -235,7 +225,7 @@ class QuantiserSets(Sets):
         }
 
 
-def prepared(call: Call) -> Prepared:
+def prepared(call: Call) -> quantize.Prepared:
     """The values to quantise, with the given scale and the bound of amax where the call has them."""
     assert isinstance(call.contract, QuantiserContract)
     return call.contract.prepared(call)
@@ -257,25 +247,23 @@ class ScaledFp8Quant(QuantiserContract):
         OptionSpec("num_token_padding", None, None, "at least this many rows of q; the extra ones are unspecified"),
     )
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         for name in ("scale", "scale_ub"):
             if name in inputs and inputs[name].numel() != 1:
                 raise ShapeError(f"{name} has shape {list(inputs[name].shape)}; it must hold one value")
-        if "scale_ub" in inputs and ("scale" in inputs or not resolved["use_per_token_if_dynamic"]):
+        if "scale_ub" in inputs and ("scale" in inputs or not options["use_per_token_if_dynamic"]):
             raise OptionError("scale_ub bounds dynamic per-token scales; pass use_per_token_if_dynamic=True, no scale")
-        if resolved["num_token_padding"] is not None:
-            positive(resolved, "num_token_padding")
-        return resolved
+        if options["num_token_padding"] is not None:
+            positive(options, "num_token_padding")
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         if "scale" in inputs:
             return recipes.TORCH_STATIC, recipes.VLLM_STATIC
         if options["use_per_token_if_dynamic"]:
             return recipes.VLLM_TOKEN, recipes.TORCH_TOKEN
         return recipes.TORCH_TENSOR, recipes.VLLM_TENSOR
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> dict[str, Tensor]:
+    def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
         made = super().reference(inputs, **options)
         rows = self._rows(inputs["x"], self.check(inputs, options))
         extra = (0, 0, 0, rows - inputs["x"].shape[0])
@@ -302,7 +290,7 @@ class ScaledFp8Quant(QuantiserContract):
             scale = scale[:rows]
         return found["q"][:rows], self.scale_of(scale, call, admitted)
 
-    def _rows(self, x: Tensor, options: Mapping[str, object]) -> int:
+    def _rows(self, x: Tensor, options: Options) -> int:
         padding = options["num_token_padding"]
         return x.shape[0] if padding is None else max(x.shape[0], positive(options, "num_token_padding"))
 
@@ -318,7 +306,7 @@ class PerTokenGroupQuantFp8(QuantiserContract):
     gpu = True
     summary = "groups of each row along K, scale max(amax, eps)/448, optionally rounded up to a power of two"
     source = "vLLM per_token_group_quant_fp8; csrc per_token_group_quant.cu"
-    inputs = (TensorSpec("x", WIDE, None, "[..., K], K a multiple of group_size"),)
+    inputs = (TensorSpec("x", quantize.WIDE, None, "[..., K], K a multiple of group_size"),)
     options = (
         OptionSpec("group_size", recipes.VLLM_GROUP.block.columns, None, "elements of K that share a scale"),
         OptionSpec("eps", 1e-10, None, "floor of the amax"),
@@ -327,35 +315,32 @@ class PerTokenGroupQuantFp8(QuantiserContract):
         UE8M0,
     )
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        group, x = positive(resolved, "group_size"), inputs["x"]
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        group, x = positive(options, "group_size"), inputs["x"]
         if x.dim() < 1:
             raise ShapeError("x is a scalar; pass [..., K]")
         if x.shape[-1] % group:
             raise ShapeError(f"K={x.shape[-1]} is not a multiple of group_size={group}; pad K or choose a divisor")
-        eps = resolved["eps"]
+        eps = options["eps"]
         if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < float("inf"):
             raise OptionError(f"{self.name}: eps={eps!r} is not a positive finite number")
-        if resolved["tma_aligned_scales"] and not resolved["column_major_scales"]:
+        if options["tma_aligned_scales"] and not options["column_major_scales"]:
             raise OptionError(
                 f"{self.name}: tma_aligned_scales aligns a column-major scale; set column_major_scales=True"
             )
-        if resolved["column_major_scales"] and x.dim() < 2:
+        if options["column_major_scales"] and x.dim() < 2:
             raise ShapeError(f"column_major_scales needs two axes, x has shape {list(x.shape)}; pass a matrix")
-        return resolved
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         plain = (recipes.VLLM_GROUP, recipes.TORCH_GROUP, recipes.SGLANG_GROUP)
         powers = (recipes.VLLM_GROUP_UE8M0_BITS, recipes.TORCH_GROUP_UE8M0, recipes.SGLANG_GROUP_UE8M0)
-        eps = options["eps"]
-        assert isinstance(eps, int | float)
         block = Block(1, positive(options, "group_size"))
         return tuple(
-            recipe.with_block(block).with_floor(float(eps)) for recipe in (powers if options["use_ue8m0"] else plain)
+            recipe.with_block(block).with_floor(float(options["eps"]))
+            for recipe in (powers if options["use_ue8m0"] else plain)
         )
 
-    def publish(self, scale: Tensor, options: Mapping[str, object]) -> Tensor:
+    def publish(self, scale: Tensor, options: Options) -> Tensor:
         if not options["column_major_scales"]:
             return scale
         rows = scale.shape[-2]
@@ -364,7 +349,7 @@ class PerTokenGroupQuantFp8(QuantiserContract):
         store[..., :rows] = scale.transpose(-1, -2)
         return store[..., :rows].transpose(-1, -2)
 
-    def logical(self, scale: Tensor, shape: tuple[int, ...], options: Mapping[str, object]) -> Tensor:
+    def logical(self, scale: Tensor, shape: tuple[int, ...], options: Options) -> Tensor:
         found = super().logical(scale, shape, options)
         if options["column_major_scales"]:
             rows = shape[-2]
@@ -386,10 +371,10 @@ class _Cast(QuantiserContract):
     plain: ClassVar[Recipe]
     powers: ClassVar[tuple[Recipe, ...]]
 
-    def block(self, options: Mapping[str, object]) -> Block:
+    def block(self, options: Options) -> Block:
         return self.plain.block
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         found = self.powers if options["use_ue8m0"] else (self.plain,)
         return tuple(recipe.with_block(self.block(options)) for recipe in found)
 
@@ -399,17 +384,15 @@ class PerBlockCastToFp8(_Cast):
     name = "per_block_cast_to_fp8"
     summary = "one scale per 128x128 block of a weight"
     source = "DeepGEMM per_block_cast_to_fp8"
-    inputs = (TensorSpec("x", WIDE, ("N", "K"), "weight"),)
+    inputs = (TensorSpec("x", quantize.WIDE, ("N", "K"), "weight"),)
     options = (OptionSpec("block_size", (TILE_128.rows, TILE_128.columns), None, "rows and columns of a block"), UE8M0)
     plain = recipes.DEEPGEMM_128X128
     powers = (recipes.DEEPGEMM_128X128_UE8M0, recipes.TORCH_CAST_128X128_UE8M0)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        self.block(resolved)
-        return resolved
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        self.block(options)
 
-    def block(self, options: Mapping[str, object]) -> Block:
+    def block(self, options: Options) -> Block:
         size = options["block_size"]
         if isinstance(size, str):
             size = [int(part) if part.strip().isdigit() else part for part in size.strip("()[] ").split(",")]
@@ -427,12 +410,10 @@ class PerTokenCastToFp8(_Cast):
     options = (UE8M0, OptionSpec("group", plain.block.columns, None, "elements of K that share a scale"))
     powers = (recipes.DEEPGEMM_1X128_UE8M0, recipes.TORCH_CAST_1X128_UE8M0)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        positive(resolved, "group")
-        return resolved
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        positive(options, "group")
 
-    def block(self, options: Mapping[str, object]) -> Block:
+    def block(self, options: Options) -> Block:
         return Block(1, positive(options, "group"))
 
 
@@ -444,12 +425,10 @@ class PerChannelCastToFp8(_Cast):
     plain = recipes.DEEPGEMM_128X1
     powers = (recipes.DEEPGEMM_128X1_UE8M0, recipes.TORCH_CAST_128X1_UE8M0)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         m, rows = inputs["x"].shape[0], self.plain.block.rows or 1
         if m % rows:
             raise ShapeError(f"M={m} is not a multiple of {rows}; pad the rows")
-        return resolved
 
 
 class _FlashInfer(QuantiserContract):
@@ -457,14 +436,12 @@ class _FlashInfer(QuantiserContract):
 
     recipe: ClassVar[Recipe]
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         k, group = inputs["x"].shape[1], self.recipe.block.columns or 1
         if k % group:
             raise ShapeError(f"K={k} is not a multiple of {group}; the kernel has no K tail, pad K")
-        return resolved
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return (self.recipe,)
 
 
@@ -476,10 +453,10 @@ class FlashinferQuantize1x128(_FlashInfer):
     inputs = (TensorSpec("x", (torch.bfloat16,), ("M", "K"), "activations, K a multiple of 128"),)
     recipe = recipes.FLASHINFER_1X128
 
-    def publish(self, scale: Tensor, options: Mapping[str, object]) -> Tensor:
+    def publish(self, scale: Tensor, options: Options) -> Tensor:
         return torch.nn.functional.pad(scale.t(), (0, -scale.shape[0] % 4)).contiguous()
 
-    def logical(self, scale: Tensor, shape: tuple[int, ...], options: Mapping[str, object]) -> Tensor:
+    def logical(self, scale: Tensor, shape: tuple[int, ...], options: Options) -> Tensor:
         stored = (shape[1], -(-shape[0] // 4) * 4)
         return super().logical(scale, stored, options)[:, : shape[0]].t()
 
@@ -517,18 +494,13 @@ class PerTensorDequantize(Contract):
         TensorSpec("inv_scale", (torch.float32,), None, "one value; it multiplies"),
     )
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         if inputs["inv_scale"].numel() != 1:
             raise ShapeError(f"inv_scale has shape {list(inputs['inv_scale'].shape)}; it must hold one value")
-        return resolved
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
         self.check(inputs, options)
-        return per_tensor_dequantize(inputs["q"], inputs["inv_scale"])
-
-    def outputs(self, call: Call) -> dict[str, Out]:
-        return {"out": Out(tuple(call.inputs["q"].shape), (torch.float16,))}
+        return quantize.per_tensor_dequantize(inputs["q"], inputs["inv_scale"])
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [Elements(lambda: ({"out": self._set(call)}, "float16 of the exact or float32 product"))]
@@ -554,12 +526,9 @@ class CeilToUe8m0(Contract):
     source = "DeepGEMM deep_gemm/utils/math.py ceil_to_ue8m0"
     inputs = (TensorSpec("x", (torch.float32,), None, "any shape"),)
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
         self.check(inputs, options)
         return ceil_to_ue8m0(inputs["x"])
-
-    def outputs(self, call: Call) -> dict[str, Out]:
-        return {"out": Out(tuple(call.inputs["x"].shape), (torch.float32,))}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         magnitude, due = decode(call.inputs["x"]).abs(), decode(call.truth["out"])
@@ -595,10 +564,9 @@ def run_quantiser(call: Call, faults: tuple[Fault, ...]) -> dict[str, Tensor]:
     recipe: Recipe = fold(call, faults, Stage.RECIPE, call.recipe)
     cells = x.grid(recipe.block)
     steps = _steps(call, x, recipe, faults)
-    values = Values(x, recipe, steps, cells)
-    quotient = fold(call, faults, Stage.QUOTIENT, values)
-    assert isinstance(quotient, Values)
-    codes = fold(call, faults, Stage.CODES, cells.join(quotient.codes()))
+    right = quantize.quotients(x.blocks(recipe.block), steps.total, steps.inverse, recipe)
+    values: Values = fold(call, faults, Stage.QUOTIENT, Values(x, recipe, steps, cells, right))
+    codes = fold(call, faults, Stage.CODES, cells.join(values.codes()))
     scale = fold(call, faults, Stage.SCALE, steps.scale.reshape(cells.scale_shape))
     q = codes.view(recipe.element.tensor_dtype)
     if "scale" in given:
@@ -606,20 +574,21 @@ def run_quantiser(call: Call, faults: tuple[Fault, ...]) -> dict[str, Tensor]:
     return {"q": q, "scale": to_dtype(scale, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)}
 
 
-def _steps(call: Call, x: Prepared, recipe: Recipe, faults: tuple[Fault, ...]) -> Steps:
+def _steps(call: Call, x: quantize.Prepared, recipe: Recipe, faults: tuple[Fault, ...]) -> quantize.Steps:
     if recipe.formula is ScaleFormula.GIVEN or not touches(faults, Stage.AMAX):
         return x.steps(recipe)
     amax = fold(call, faults, Stage.AMAX, Amax(x, recipe))
     values = amax.right if isinstance(amax, Amax) else amax
-    steps = scale_steps(values, recipe, of_dtype(x.dtype), scale_ub=x.scale_ub, global_scale=x.global_scale)
+    steps = quantize.scale_steps(values, recipe, of_dtype(x.dtype), scale_ub=x.scale_ub, global_scale=x.global_scale)
     return steps if recipe.candidates is None else x.chosen(recipe, steps)
 
 
+@dataclass(frozen=True)
 class Amax:
     """What a change of stage AMAX gets; it returns float64 ``[down, 1, across, 1]``."""
 
-    def __init__(self, x: Prepared, recipe: Recipe) -> None:
-        self.x, self.recipe = x, recipe
+    x: quantize.Prepared
+    recipe: Recipe
 
     @property
     def right(self) -> Tensor:
@@ -632,45 +601,30 @@ class Amax:
         return self.x.blocks(self.recipe.block)
 
 
+@dataclass(frozen=True)
 class Values:
     """What a change of stage QUOTIENT gets and returns: the quotients, and how they are rounded to codes."""
 
-    def __init__(
-        self,
-        x: Prepared,
-        recipe: Recipe,
-        steps: Steps,
-        cells: Grid,
-        *,
-        quotient: Tensor | None = None,
-        rounding: Rounding | None = None,
-        overflow: Overflow = Overflow.SATURATE,
-    ) -> None:
-        self.x, self.recipe, self.steps, self.cells = x, recipe, steps, cells
-        self.rounding, self.overflow = rounding, overflow
-        self.quotient = self._right() if quotient is None else quotient
+    x: quantize.Prepared
+    recipe: Recipe
+    steps: quantize.Steps
+    cells: Grid
+    quotient: Tensor
+    rounding: Rounding | None = None
+    overflow: Overflow = Overflow.SATURATE
 
-    def altered(
-        self, *, quotient: Tensor | None = None, rounding: Rounding | None = None, overflow: Overflow | None = None
-    ) -> Values:
-        """The same with another quotient, rounding or overflow."""
-        return Values(
-            self.x, self.recipe, self.steps, self.cells, quotient=self.quotient if quotient is None else quotient,
-            rounding=self.rounding if rounding is None else rounding,
-            overflow=self.overflow if overflow is None else overflow,
-        )
+    def altered(self, **changes: Any) -> Values:
+        """The same with another ``quotient``, ``rounding`` or ``overflow``; None changes nothing."""
+        return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
     def codes(self) -> Tensor:
         """uint8 codes of the blocks, rounded as the recipe says unless a fault says otherwise."""
         undefined, element = torch.isnan(self.quotient), self.recipe.element
         if self.rounding is None and self.overflow is Overflow.SATURATE:
-            return to_codes(self.quotient, self.recipe, self.x.random_blocks(self.recipe))
+            return quantize.to_codes(self.quotient, self.recipe, self.x.random_blocks(self.recipe))
         numbers = self.quotient.masked_fill(undefined, 0.0)
         codes = encode(numbers, element, rounding=self.rounding or Rounding.NEAREST_EVEN, overflow=self.overflow)
         return codes.masked_fill(undefined, self.recipe.code_of_nan)
-
-    def _right(self) -> Tensor:
-        return quotients(self.x.blocks(self.recipe.block), self.steps.total, self.steps.inverse, self.recipe)
 
 
 def values_of(codes: Tensor) -> Tensor:

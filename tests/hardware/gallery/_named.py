@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from hardware.adapters import by_contract
 
@@ -11,11 +12,15 @@ from oracle.harness.gallery import Kernel
 
 def rows(
     module: str, library: str, contracts: Iterable[str], *, numerics: str | None = None, apart: str = "",
-    space: str = "NAMED",
+    space: str = "NAMED", adapter: Callable[..., Any] = by_contract, domain: str | None = None,
+    case: tuple[str, ...] = (), exempt: Mapping[str, str] | None = None,
 ) -> list[Kernel]:  # fmt: skip
     """A row for each contract of a library of ``hardware.MODULE``; ``apart`` ends the name of each, where a project has
-    a contract twice; ``space`` holds the libraries."""
+    a contract twice; ``space`` holds the libraries; the rest is as for :class:`Kernel`."""
     return [
-        Kernel(contract, f"hardware.{module}:{space}.{library}.{contract}", by_contract, contract + apart, numerics)
+        Kernel(
+            contract, f"hardware.{module}:{space}.{library}.{contract}", adapter, contract + apart, numerics, domain,
+            case=case, exempt=exempt or {},
+        )
         for contract in contracts
-    ]
+    ]  # fmt: skip

@@ -28,11 +28,19 @@ def launched(x: Tensor) -> None:
     offered(x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1", "a GPU, or TRITON_INTERPRET=1")
 
 
-def one_config(names: Mapping[str, Any], *tuned: str) -> None:
-    """Autotuned kernels among the names of a module, held to the first configuration of their lists."""
+def one_config(names: Mapping[str, Any], *tuned: str, most: int | None = None) -> None:
+    """Autotuned kernels among the names of a module, held to the first configuration of their lists; ``most``: the
+    first one whose tile has no more rows, columns and products than this."""
     for one in tuned:
         tuner = names[one]
-        tuner.configs = tuner.configs[:1]
+        fits = [c for c in tuner.configs if most is None or max(c.kwargs[f"BLOCK_{x}"] for x in "MNK") <= most]
+        tuner.configs = fits[:1]
+
+
+def lanes(scale: Tensor, unit: int = 1) -> Tensor:
+    """``[R, C]`` in columns at strides of ``align(R, unit)``, whatever strides a dimension of one has."""
+    rows, columns = scale.shape
+    return torch.empty_strided((rows, columns), (1, rows + -rows % unit), device=scale.device).copy_(scale)
 
 
 def blocks(inputs: Inputs, options: Options, *dtypes: torch.dtype, whole: bool = False) -> tuple[Tensor, ...]:

@@ -24,4 +24,5 @@ PROJECT = Project(
         Kernel("mxfp8_quantize", "flashinfer:mxfp8_quantize", flashinfer_mxfp8_quantize),
         Kernel("nvfp4_quantize", "flashinfer:fp4_quantize", flashinfer_fp4_quantize),
     ),
+    compiles=300.0,
 )

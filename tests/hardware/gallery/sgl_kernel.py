@@ -1,4 +1,4 @@
-"""sglang-kernel: CUTLASS products, group, row and tensor quantisers, fused and masked ones, the router."""
+"""sglang-kernel: CUTLASS products, group and row quantisers, fused and masked ones, the router."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from oracle.harness.gallery import Kernel, Project
 
 from ._named import rows
-from ._products import FP8, HALVES, Inputs, Options, blocks, groups, offered, rows_and_channels
+from ._products import FP8, HALVES, Inputs, Options, blocks, groups, lanes, offered, rows_and_channels
 
 QUANTISERS = ("per_token_group_quant_fp8", "per_token_group_quant_fp8_packed", "silu_and_mul_masked_post_quant")
 OPERATORS = "hardware.fused_libraries:sgl_operators"
@@ -22,6 +22,22 @@ WHOLE = tuple(
     f"fp8_gemm_nt/e4m3xe4m3-{store}/1x128:128x128/{shape}/family={family}/seed=1"
     for store in ("bf16", "f16") for shape in SHAPES for family in FAMILIES
 )  # fmt: skip
+MASKED = tuple(
+    f"silu_and_mul_masked_post_quant/{dtype}-e4m3/1x128/{shape}/ue8m0=1/family={family}/seed=1"
+    for dtype in ("bf16", "f16") for shape in ("e=1,t=1,i=2048", "e=3,t=9,i=2048", "e=4,t=13,i=4096")
+    for family in ("randn", "ties", "amax", "outlier", "heavy", "special", "range", "nan")
+)  # fmt: skip
+"""Packed scales of 16 groups of a row and more."""
+ROUTED = tuple(
+    f"moe_routing/f32/-/{shape}/{options}/family=randn/seed={seed}"
+    for shape, options in (
+        ("t=1,e=8,k=1", "router=softmax"), ("t=40,e=32,k=4", "router=softmax"),
+        ("t=40,e=32,k=4", "router=softmax,renormalize=1"), ("t=40,e=32,k=4", "groups=4,bias=1,renormalize=1"),
+        ("t=7,e=256,k=8", "groups=4,bias=1,renormalize=1"),
+    )
+    for seed in (1, 2)
+)  # fmt: skip
+"""What its two operators take: softmax without a bias; DeepSeek-V3's gate with a bias, groups and weights of sum 1."""
 Loaded = Callable[[], Any]
 
 
@@ -41,8 +57,8 @@ def blockwise(kernel: Loaded, inputs: Inputs, options: Options) -> Tensor:
     """``fp8_blockwise_scaled_mm(a, b [K, N], a_scale M-major, b_scale [K/128, N/128], dtype)``: M % 4 == 0."""
     a, b, a_scale, b_scale = blocks(inputs, options, *HALVES, whole=True)
     offered(a.shape[0] % 4 == 0, "M % 4 == 0")
-    lanes = a_scale.t().contiguous().t()
-    made: Tensor = kernel().fp8_blockwise_scaled_mm(a, b.t(), lanes, b_scale.contiguous().t(), options["out_dtype"])
+    scales = lanes(a_scale), b_scale.contiguous().t()
+    made: Tensor = kernel().fp8_blockwise_scaled_mm(a, b.t(), *scales, options["out_dtype"])
     return made
 
 
@@ -55,29 +71,14 @@ def group_v1(kernel: Loaded, inputs: Inputs, options: Options) -> dict[str, Tens
     return {"q": q, "scale": scale}
 
 
-def _quantised(call: Callable[..., Any], inputs: Inputs, scale: Tensor, *static: bool) -> dict[str, Tensor]:
-    x = inputs["x"]
-    offered(x.is_contiguous() and "scale_ub" not in inputs, "dense, no bound")
-    q = torch.empty(x.shape, dtype=FP8, device=x.device)
-    call(x, q, scale, *static)
-    return {"q": q, "scale": scale}
-
-
 def per_row(kernel: Loaded, inputs: Inputs, options: Options) -> dict[str, Tensor]:
     x = inputs["x"]
     offered(options.get("use_per_token_if_dynamic") and "scale" not in inputs, "a scale for each row")
     offered(not options.get("num_token_padding") and x.shape[1] % 8 == 0, "not padded, K % 8 == 0")
-    scale = torch.empty(x.shape[0], 1, device=x.device)
-    return _quantised(kernel().sgl_per_token_quant_fp8, inputs, scale)
-
-
-def per_tensor(kernel: Loaded, inputs: Inputs, options: Options) -> dict[str, Tensor]:
-    """The scale must be zero before the call: the kernel takes the largest of it and its own."""
-    operators, given = kernel(), inputs.get("scale")
-    offered(hasattr(operators, "sgl_per_tensor_quant_fp8"), "a release that has it compiled (0.4.4 has not)")
-    offered(not options.get("use_per_token_if_dynamic") and not options.get("num_token_padding"), "one scale")
-    scale = torch.zeros(1, device=inputs["x"].device) if given is None else given.clone().reshape(1)
-    return _quantised(operators.sgl_per_tensor_quant_fp8, inputs, scale, given is not None)
+    offered(x.is_contiguous() and "scale_ub" not in inputs, "dense, no bound")
+    q, scale = torch.empty(x.shape, dtype=FP8, device=x.device), torch.empty(x.shape[0], 1, device=x.device)
+    kernel().sgl_per_token_quant_fp8(x, q, scale)
+    return {"q": q, "scale": scale}
 
 
 PROJECT = Project(
@@ -88,9 +89,9 @@ PROJECT = Project(
         Kernel("cutlass_scaled_mm", OPERATORS, scaled_mm, "fp8_scaled_mm"),
         Kernel("fp8_gemm_nt", OPERATORS, blockwise, "fp8_blockwise_scaled_mm", case=WHOLE),
         Kernel("per_token_group_quant_fp8", OPERATORS, group_v1, "sgl_per_token_group_quant_8bit"),
-        Kernel("scaled_fp8_quant", OPERATORS, per_row, "sgl_per_token_quant_fp8"),
-        Kernel("scaled_fp8_quant", OPERATORS, per_tensor, "sgl_per_tensor_quant_fp8"),
-        *rows("fused_libraries", "sgl", QUANTISERS),
-        *rows("experts", "sgl", ("moe_routing",)),
+        Kernel("scaled_fp8_quant", OPERATORS, per_row, "sgl_per_token_quant_fp8", "sglang_token"),
+        *rows("fused_libraries", "sgl", QUANTISERS[:2]),
+        *rows("fused_libraries", "sgl", QUANTISERS[2:], case=MASKED),
+        *rows("experts", "sgl", ("moe_routing",), case=ROUTED),
     ),
 )

@@ -19,6 +19,7 @@ from ._products import (
     block_pairs,
     blocks,
     groups,
+    lanes,
     launched,
     offered,
     one_config,
@@ -28,12 +29,12 @@ from ._products import (
 BLOCKS = "torchao.kernel.blockwise_quantization"
 TRAINING = "torchao.prototype.blockwise_fp8_training.kernels"
 CAST = "per_block_cast_to_fp8"
+WHOLE = "m % 128 == 0, k % 128 == 0"
 GROUPS, FIRST = "per_token_group_quant_fp8", "the first configuration of its list"
 
-CASTS = (
-    "mxfp8_quantize", "mxfp4_quantize", "mxfp6_quantize", "mxfp8_dequantize", "mxfp4_dequantize", "mxfp6_dequantize",
-    "nvfp4_quantize", "nvfp4_dequantize", "from_blocked",
-)  # fmt: skip
+CASTS = ("mxfp8_quantize", "mxfp8_dequantize", "mxfp4_dequantize", "mxfp6_dequantize", "nvfp4_dequantize")
+NARROW = ("mxfp4_quantize", "mxfp6_quantize", "nvfp4_quantize")
+NO_NAN = {"data of nan": "its casts to fewer than 8 bits document that NaN and infinity are not supported"}  # fmt: skip
 LAYOUTS = ("mxfp8_dequantize", "to_blocked", "swizzle_scale", "swizzle_scale_experts", "to_blocked_k_groups")
 
 
@@ -55,7 +56,7 @@ def training(kernel: Callable[..., Tensor], inputs: Inputs, options: Options) ->
     launched(inputs["a"])
     a, b, a_scale, b_scale = blocks(inputs, options, whole=True)
     one_config(vars(importlib.import_module(TRAINING)), "triton_fp8_gemm_1x128_128x128_kernel")
-    return kernel(a, b.t(), a_scale.t().contiguous().t(), b_scale.contiguous().t(), 128, options["out_dtype"])
+    return kernel(a, b.t(), lanes(a_scale), lanes(b_scale.t()), 128, options["out_dtype"])
 
 
 def training_lhs(kernel: Callable[..., Pair], inputs: Inputs, options: Options) -> Pair:
@@ -81,7 +82,9 @@ PROJECT = Project(
     kernels=(
         Kernel("fp8_gemm_nt", f"{BLOCKS}:blockwise_fp8_gemm", inference, "blockwise_fp8_gemm", pinned=FIRST),
         Kernel(GROUPS, f"{BLOCKS}:fp8_blockwise_act_quant", act_quant, numerics="deepseek_v3_1x128"),
-        Kernel(CAST, f"{BLOCKS}:fp8_blockwise_weight_quant", weight_quant, numerics="deepseek_v3_128x128"),
+        Kernel(
+            CAST, f"{BLOCKS}:fp8_blockwise_weight_quant", weight_quant, numerics="deepseek_v3_128x128", domain=WHOLE
+        ),
         Kernel("fp8_gemm_nt", f"{TRAINING}:triton_fp8_gemm_1x128_128x128", training, pinned=FIRST),
         Kernel(
             GROUPS, f"{TRAINING}:triton_fp8_blockwise_act_quant_lhs", training_lhs, numerics="torchao_training_1x128",
@@ -89,10 +92,12 @@ PROJECT = Project(
         ),
         Kernel(
             CAST, f"{TRAINING}:triton_fp8_blockwise_weight_quant_transposed_rhs", training_weight,
-            numerics="torchao_training_128x128", pinned=FIRST,
+            numerics="torchao_training_128x128", domain=WHOLE, pinned=FIRST,
         ),
         *rows("mx_libraries", "torchao", CASTS),
-        *rows("mx_libraries", "torchao_torch", ("to_blocked",), apart=" (torch)"),
+        *rows("mx_libraries", "torchao", NARROW, exempt=NO_NAN),
+        *rows("mx_libraries", "torchao", ("from_blocked",), domain="g == 1"),
+        *rows("mx_libraries", "torchao_torch", ("to_blocked",), apart=" (torch)", domain="g == 1"),
         *rows("mx_libraries", "torchao_triton", LAYOUTS, apart=" (Triton)"),
     ),
     devices=("cpu", "cuda"),

@@ -15,7 +15,7 @@ from oracle.errors import InputError, NumericsError, OptionError, ShapeError
 from oracle.numbers.formats import decode
 from oracle.routines import cases, get
 from oracle.routines.catalogue import Call, faults_of, run
-from oracle.routines.moe.moe_tensor import choices
+from oracle.routines.moe.contract import choices
 from oracle.tensorcore.predict import predict_product
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.compare import Status, Verdict

@@ -18,8 +18,7 @@ from oracle.numbers.recipes import VLLM_SILU_MASKED
 from oracle.routines import Call, cases, catalogue, get
 from oracle.routines.moe.moe_ranges import MOST_TERMS, any_order, in_order
 from oracle.routines.moe.pipeline_cases import METHODS, _head, _shape
-from oracle.routines.moe.pipeline_contract import CONTRACTS, PipelineContract
-from oracle.routines.moe.pipelines import PIPELINES, Sharing
+from oracle.routines.moe.pipelines import CONTRACTS, PIPELINES, PipelineContract, Sharing
 from oracle.routines.mutants import run
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as get_schedule

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oracle.bounds import engines
 from oracle.bounds.interval import Interval
-from oracle.errors import DtypeError, InputError, NumericsError, OracleError, ShapeError
+from oracle.errors import DtypeError, InputError, NumericsError, OptionError, OracleError, ShapeError
 from oracle.numbers.formats import E2M1, decode
 from oracle.routines import cases, get
 from oracle.routines.base import by_name
@@ -261,6 +261,59 @@ class TestVerdicts:
         assert set(SMALL) == PRODUCTS
 
 
+WORDS = sorted(name for name in SMALL if mx.PACKED in cases.grammars()[name].options.get("scales", ()))
+
+
+class TestWords:
+    """Scales packed in int32, as DeepGEMM takes them on sm100: the exponents of the float32 form, byte by byte."""
+
+    def test_every_form_of_deepgemm_takes_them(self) -> None:
+        assert sorted(name for name in SMALL if "fp8_fp4" in name or name.startswith("k_grouped")) == WORDS
+
+    @pytest.mark.parametrize("name", WORDS)
+    def test_they_are_the_powers_of_two(self, name: str) -> None:
+        """Truth, by the rows of numpy's view of the bytes."""
+        call = call_of(name, text=f"{SMALL[name]}/scales=words")
+        contract, given = call.contract, dict(call.inputs)
+        assert isinstance(contract, mx.MxProduct)
+        for side in contract.sides(call.inputs, call.resolved):
+            words = call.inputs[side.scale]
+            assert words.dtype is torch.int32 and int(side.padding().sum()) == side.size - side.at.numel()
+            byte = np.ascontiguousarray(words.numpy()).view(np.uint8).reshape(*words.shape, 4)
+            given[side.scale] = self.unpacked(call, name, side.codes, byte)
+        due = contract.reference(given, **call.options)
+        found = contract.reference(call.inputs, **call.options)
+        assert isinstance(due, Tensor) and isinstance(found, Tensor)
+        assert torch.equal(found.nan_to_num(7e4), due.nan_to_num(7e4))
+
+    @staticmethod
+    def unpacked(call: Call, name: str, codes: str, byte: np.ndarray) -> Tensor:
+        """Float32 scales of bytes ``[.., rows, words, 4]``, or ``[.., words, rows, 4]`` of what is transposed."""
+        power = np.exp2(byte.astype(np.float32) - 127)
+        if name.startswith("k_grouped"):
+            ends, start = [], 0
+            for k in call.inputs["ks"].tolist():
+                four = power[start : start + -(-k // 128)].transpose(0, 2, 1).reshape(-1, power.shape[1])
+                ends.append(four[: k // 32])
+                start += -(-k // 128)
+            return torch.from_numpy(np.concatenate(ends))
+        turned = codes in getattr(call.contract, "turned", ())
+        rows = power.swapaxes(-3, -2) if turned else power
+        blocks = -(-call.parts[0].product.K // int(str(call.options[f"gran_k_{codes}"])))
+        flat = np.ascontiguousarray(rows.reshape(*rows.shape[:-2], -1)[..., :blocks])
+        return torch.from_numpy(flat.swapaxes(-1, -2).copy() if turned else flat)
+
+    @pytest.mark.parametrize("name", ["fp8_fp4_gemm_nt", "fp8_fp4_gemm_tn", "k_grouped_fp8_gemm_tn_contiguous"])
+    def test_faults_of_words(self, name: str) -> None:
+        """Each is refused, and none shows where the scales are float32."""
+        call, plain = call_of(name, text=f"{SMALL[name]}/scales=words", seed=6), call_of(name)
+        found = [fault for fault in faults_of(name) if "word" in fault.name]
+        shown = [fault for fault in found if fault.applies(call) is None]
+        assert len(shown) >= 5 and all(fault.applies(plain) for fault in found)
+        for fault in shown:
+            assert judged(call, by_name(run(call, fault))).status.is_failure, fault.name
+
+
 BAD = (
     ("mm_fp4", {}, {"block_size": 32}, InputError, "block_size=32"),
     ("mm_fp4", {"a_descale": torch.zeros(4, dtype=torch.uint8)}, {}, ShapeError, "a_descale holds 4 scales"),
@@ -271,6 +324,12 @@ BAD = (
     ("fp8_fp4_gemm_nt", {"a_scale": torch.full((5, 2), 0.3)}, {}, InputError, "power of two"),
     ("fp8_fp4_gemm_nt", {"b_scale": torch.ones(16, 4)}, {}, ShapeError, "b_scale"),
     ("fp8_fp4_gemm_nn", {"b_scale": torch.ones(16, 5)}, {}, ShapeError, r"\[5, 16\]"),
+    ("fp8_fp4_gemm_nt", {"b_scale": torch.full((16, 2), -1, dtype=torch.int32)}, {}, InputError, "byte 255"),
+    ("fp8_fp4_gemm_nt", {"b_scale": torch.ones(16, 3, dtype=torch.int32)}, {}, ShapeError, "192 scales; 16 x 5"),
+    ("fp8_fp4_gemm_nt", {"b_scale": torch.ones(16, 2, dtype=torch.int32)}, {"gran_n": 128}, OptionError,
+     "words hold the exponents of one row"),
+    ("fp8_fp4_gemm_tn", {"c": torch.zeros(6, 15, dtype=torch.bfloat16)}, {}, ShapeError, r"\[6, 16\]"),
+    ("fp8_fp4_gemm_nt", {"c": torch.zeros(5, 16)}, {}, DtypeError, "the same"),
     ("m_grouped_fp8_fp4_gemm_nt_psum", {"ends": torch.tensor([5, 3, 200])}, {}, InputError, "never back"),
     ("k_grouped_fp8_gemm_tn_contiguous", {"ks": torch.tensor([33, 0, 127])}, {}, InputError, "33"),
     ("k_grouped_fp8_gemm_tn_contiguous", {"ks": torch.tensor([32, 0, 64])}, {}, ShapeError, "96"),

@@ -171,6 +171,25 @@ def mixed(
     return scaled(a, b, sa, sb, block=32, b_rows=1, bias=c, dtype=str(o["out_dtype"]))
 
 
+def powers(scale: Array) -> Rows:
+    """The scales of each row: float32, or four exponents in an int32, the first in the lowest byte."""
+    if scale.dtype != "int32":
+        return scale.rows()
+    return [[power(word >> 8 * i & 255) for word in row for i in range(4)] for row in scale.code_rows()]
+
+
+def powers_down(scale: Array, ks: list[int], gran: int) -> Rows:
+    """The scales ``[K / gran, R]`` of groups of K, of words that end with their group too."""
+    if scale.dtype != "int32":
+        return scale.rows()
+    given, found, first = scale.code_rows(), list[list[Value]](), 0
+    for k in ks:
+        for block in range(-(-k // gran)):
+            found.append([power(word >> 8 * (block % 4) & 255) for word in given[first + block // 4]])
+        first += -(-k // (4 * gran))
+    return found
+
+
 def _columns(rows: Rows) -> Rows:
     return [list(column) for column in zip(*rows, strict=True)]
 
@@ -179,9 +198,12 @@ def deep_turned(names: str) -> Callable[[Inputs, Options], list[int | None]]:
     """Dense, with these operands and their scales transposed."""
 
     def made(i: Inputs, o: Options) -> list[int | None]:
-        codes, scale = {name: values(i[name]) for name in "ab"}, {name: i[f"{name}_scale"].rows() for name in "ab"}
+        codes, scale = {name: values(i[name]) for name in "ab"}, {name: powers(i[f"{name}_scale"]) for name in "ab"}
         for name in names:
-            codes[name], scale[name] = _columns(codes[name]), _columns(scale[name])
+            codes[name] = _columns(codes[name])
+            given = i[f"{name}_scale"]
+            k = [4 * int(str(o[f"gran_k_{name}"])) * given.shape[0]]  # whole words
+            scale[name] = _columns(powers_down(given, k, int(str(o[f"gran_k_{name}"]))))
         return list(mixed(codes["a"], codes["b"], scale["a"], scale["b"], o))
 
     return made
@@ -190,7 +212,8 @@ def deep_turned(names: str) -> Callable[[Inputs, Options], list[int | None]]:
 def k_groups_turned(i: Inputs, o: Options) -> list[int | None]:
     """Groups of K, which is the first axis of everything; ``c`` of each."""
     gran, first, found = int(str(o["gran_k"])), 0, list[int | None]()
-    a, b, sa, sb = (i[name].rows() for name in ("a", "b", "a_scale", "b_scale"))
+    a, b = (i[name].rows() for name in "ab")
+    sa, sb = (powers_down(i[f"{name}_scale"], i["ks"].codes, gran) for name in "ab")
     for g, k in enumerate(i["ks"].codes):
         c = part(i["c"], g)
         if k:
@@ -214,7 +237,7 @@ def deep(i: Inputs, o: Options) -> list[int | None]:
         i = {**i, "m_indices": Array("int32", (len(owner),), owner)}
     if "m_indices" not in i and "masked_m" not in i:
         c = i["c"].values() if "c" in i else None
-        return list(mixed(values(i["a"]), values(i["b"]), i["a_scale"].rows(), i["b_scale"].rows(), o, c))
+        return list(mixed(values(i["a"]), values(i["b"]), powers(i["a_scale"]), powers(i["b_scale"]), o, c))
     n, found = i["b"].shape[1], list[int | None]()
     if "masked_m" in i:
         for g, count in enumerate(i["masked_m"].codes):

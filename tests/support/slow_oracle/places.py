@@ -176,6 +176,32 @@ def of_column_groups(scale: Array, ends: Codes) -> Codes:
     return memory
 
 
+def padded_tokens(x: Array, ends: Codes, size: int) -> dict[str, Codes]:
+    """Rows of groups at multiples of ``size`` rows, zeros elsewhere."""
+    given, width = x.code_rows(), x.shape[1]
+    height = -(-(len(given) + len(ends) * size) // size) * size
+    rows, first, place = [[0] * width for _ in range(height)], 0, 0
+    starts, stops = list[int](), list[int]()
+    for end in ends:
+        starts.append(place)
+        for m in range(first, end):
+            rows[place + m - first] = given[m]
+        while place < starts[-1] + end - first:
+            place += size
+        stops.append(place)
+        first = end
+    return {"out": [code for row in rows for code in row], "starts": starts, "ends": stops}
+
+
+def unpadded_tokens(x: Array, ends: Codes, starts: Codes) -> Codes:
+    given, found, first = x.code_rows(), list[int](), 0
+    for end, start in zip(ends, starts, strict=True):
+        for m in range(first, end):
+            found += given[start + m - first]
+        first = end
+    return found
+
+
 def packed_groups(scale: Array, ks: Codes, gran: int) -> Codes:
     """Exponent bytes of four K blocks of one group in an int32."""
     given, found, first = scale.code_rows(), [], 0

@@ -239,6 +239,7 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "mxfp4_dequantize": lambda i, o: mx.back(i, o, 32, mx.power),
     "nvfp4_dequantize": _two_levels_back,
     "mxfp8_quantize_columnwise": mx_forms.columns,
+    "mxfp8_quantize_3d": mx_forms.columns_of_weights,
     "mxfp8_quantize_2d": mx_forms.squares,
     "mxfp8_dequantize_columnwise": mx_forms.columns_back,
     "transpose_packed_fp4": mx_forms.nibbles_turned,
@@ -310,6 +311,12 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     ),
     "swizzle_scale_experts": lambda i, o: places.of_experts(
         i["scale"], i["first"].codes, i["rows"].codes, str(o["placement"]), int(str(o["capacity"]))
+    ),
+    "pad_token_groups": lambda i, o: places.padded_tokens(
+        i["x"], i["group_end_offsets"].codes, int(str(o["alignment_size"]))
+    ),
+    "unpad_token_groups": lambda i, o: places.unpadded_tokens(
+        i["padded"], i["group_end_offsets"].codes, i["padded_group_start_offsets"].codes
     ),
     "to_blocked_k_groups": lambda i, o: places.of_column_groups(i["scale"], i["ends"].codes),
     "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor": lambda i, o: places.packed_groups(

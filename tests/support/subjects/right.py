@@ -48,8 +48,8 @@ def dequantising(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Te
 def _product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> Tensor:
     """One block of K after the other, scaled as it joins the sum."""
     m, k = a.shape
-    total = torch.zeros(m, b.shape[0])
-    columns = torch.arange(b.shape[0]) // 128
+    total = torch.zeros(m, b.shape[0], device=a.device)
+    columns = torch.arange(b.shape[0], device=a.device) // 128
     for block in range(a_scale.shape[1]):
         at = slice(block * 128, min(k, (block + 1) * 128))
         part = a[:, at].float() @ b[:, at].float().T

@@ -13,20 +13,8 @@ from torch import Tensor
 
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
-from oracle.routines.fault import (
-    ARITHMETIC,
-    CAST,
-    INDEX,
-    MOVEMENT,
-    VALUE,
-    Call,
-    Faults,
-    WhyNot,
-    always,
-    both,
-    entry,
-    need,
-)
+from oracle.routines.base import Call
+from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, always, both, entry, need
 from oracle.routines.mutants import stale
 from oracle.routines.products.mixed import GROUP, encoded, nibbles, words
 from oracle.routines.products.roles import ROLES, RUNS, each, matrices, matrix, several_rows
@@ -171,10 +159,6 @@ def _square(role: str) -> WhyNot:
                 lambda call: f"{role} is {list(matrix(call, role).shape)}, not square")
 
 
-def _flipped(x: Tensor) -> Tensor:
-    return codes_of(x).t().contiguous().view(x.dtype)
-
-
 def _other_major(x: Tensor) -> Tensor:
     """Memory ``[N, K]`` read as ``[K, N]``."""
     return codes_of(x).contiguous().view(x.shape[1], x.shape[0]).t().contiguous().view(x.dtype)
@@ -182,7 +166,8 @@ def _other_major(x: Tensor) -> Tensor:
 
 for role in ("a", "b"):
     fault(f"{role.upper()} transposed where it is square", MOVEMENT, seen="flashinfer 2147", contracts=TURNED,
-          read=each(role, _flipped), needs=_square(role), same_if="the matrix is symmetric")
+          read=each(role, lambda x: codes_of(x).t().contiguous().view(x.dtype)), needs=_square(role),
+          same_if="the matrix is symmetric")
 fault("row-major B read column by column", MOVEMENT, seen="flashinfer bmm_fp8, whose strides nothing checks",
       contracts=TURNED, read=each("b", _other_major), needs=several_rows("b"), same_if=EQUAL)
 

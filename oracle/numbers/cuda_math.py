@@ -1,0 +1,45 @@
+"""CUDA's ``expf`` on sm90, step by step, and the SiLU that kernels compute with it; float64 values of float32.
+
+    n = floor(252 sat(fma(x, 0.005724980, 1/2))) - 126               sat: to 0 and 1
+    r = fma(x, 1.925963e-8, fma(x, 1.4426950, -n))                    x log2(e) - n, within [0, 1] or beyond sat
+    expf(x) = 2^n ex2.approx.ftz(r)
+    silu(x) = RN(x RN(1 / fma(2^n, ex2.approx.ftz(r), 1)))            of -x: the product and the sum are contracted
+
+Read in the machine code of vLLM 0.20.2 for sm90 (``silu_and_mul_per_block_quant_kernel``), compiled without fast math;
+the steps are those of libdevice's ``__nv_expf``. ``ex2.approx`` is taken as correctly rounded: its error, 2 float32
+steps at most (PTX ISA), reaches a SiLU where the power is not small beside 1, and there a rounding mostly hides it.
+Every bit of 84 groups of an H200's output agrees. Not covered: ``ex2.approx`` bit for bit, other architectures.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from oracle.numbers.formats import FP32
+from oracle.numbers.rounding import Overflow, Rounding, f32, power_of_two, round_pair, two_sum
+
+SLOPE = float.fromhex("0x1.77313ap-8")  # log2(e) / 252
+LOG2_E, LOG2_E_REST = float.fromhex("0x1.715476p+0"), float.fromhex("0x1.4ae0cp-26")
+
+
+def fma(a: Tensor, b: Tensor | float, c: Tensor | float) -> Tensor:
+    """``RN(a b + c)`` of float64 values of float32, rounded once."""
+    product = a * b  # 48 bits: exact
+    high, low = two_sum(product, torch.as_tensor(c, dtype=torch.float64, device=a.device).expand_as(product))
+    return round_pair(high, low, FP32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+
+
+def power(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``2^n`` and ``ex2(r)`` of ``expf(x)``."""
+    t = fma(x, SLOPE, 0.5).clamp(0.0, 1.0)
+    n = torch.nan_to_num(torch.floor(252.0 * t)) - 126.0
+    r = fma(x, LOG2_E_REST, fma(x, LOG2_E, -n))
+    return power_of_two(n.to(torch.int64)), f32(torch.exp2(r))
+
+
+def silu(x: Tensor) -> Tensor:
+    """``x / (1 + expf(-x))`` by a rounded reciprocal; NaN for NaN and for minus infinity."""
+    scale, rest = power(-x)
+    sum_ = fma(rest, scale, 1.0)
+    return f32(x * f32(torch.ones_like(x) / sum_))

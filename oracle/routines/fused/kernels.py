@@ -1,0 +1,560 @@
+"""Contracts of what an engine fuses with a quantiser: silu-and-mul, RMS norms, groups of rows, rotary embeddings.
+
+*Silu-and-mul with a quantiser: static, per group, and per group of the rows that experts use.*
+
+    value = silu(gate) * up        gate = x[..., :I], up = x[..., I:]
+
+``rounding`` says where the value is rounded to the dtype of ``x`` before it is quantised: ``each`` (silu, then the
+product), ``product``, or ``none`` (float32 throughout). A kernel's silu errs as the contract ``silu_and_mul`` states.
+
+Sources: vLLM csrc/quantization/activation_kernels.cu @bcf9083 (two roundings) and @1a84e5b (none),
+fused_kernels/fused_silu_mul_block_quant.cu @0dd8492 and @09a2bf0; SGLang layers/moe/ep_moe/kernels.py
+``silu_and_mul_masked_post_quant_fwd`` and sgl-kernel per_token_group_quant_8bit_v2.cu @037cd6e (``fuse_silu_and_mul``).
+Not covered: GELU, interleaved halves, int8, scales packed into words.
+
+*RMS norms with a quantiser, with and without a residual.*
+
+    z = x [+ residual]        r = 1 / sqrt(mean(z^2) + epsilon)
+    value = T(T(z r) weight)   vLLM, T the dtype of x (rounding each)
+            T((z r) weight)    vLLM 0.20.2's static kernels on an H200 (product)
+            (z r) weight       FlashInfer, float32 (none)
+
+vLLM's static kernels store a product of two numbers of T in a float32 variable, and what 0.20.2 computes has no
+rounding in between: with ``rounding="product"`` every code that its kernels gave for 42 cases is admissible, with
+``each`` 1.5 % of those of bfloat16 inputs are not. Later releases keep the variable in T ("to match rms_norm_kernel").
+
+The sum with a residual is rounded to T before the norm (vLLM's static kernel) or stays float32 (its dynamic ones and
+FlashInfer's): two contracts, as their codes differ. Either way ``residual`` is returned as T(x + residual); where it is
+optional and not given, as x. The interval of ``r`` is that of :mod:`oracle.bounds.norm`, float32 sums in any order; a
+kernel's sum of a row is one number for all its columns, which is not used.
+
+Sources: vLLM csrc/layernorm_quant_kernels.cu @2fb35bb, libtorch_stable/layernorm_quant_kernels.cu @0e1d935,
+quantization/fused_kernels/layernorm_utils.cuh @1051220; FlashInfer include/flashinfer/norm.cuh (0.6.18.post1), which
+multiplies by an approximate reciprocal of the scale. Not covered: LayerNorm, Gemma's weight of 1 + w, E5M2.
+
+*Group quantisers whose rows or scales lie otherwise: of the rows that experts use, and packed in words.*
+
+The value is the input itself. Groups have any size that divides K (engines have kernels for 16 to 256).
+
+*Packed*: the bytes of four powers of two in an int32, the first in the lowest byte, ``[M, ceil(G/4)]`` with strides
+``(1, align(M, 4))``; bytes past the last group are 0. Byte 255 stands for NaN and for infinity.
+
+Sources: vLLM csrc per_token_group_quant.cu ``per_token_group_fp8_quant_packed``; sgl-kernel
+per_token_group_quant_8bit_v2.cu @037cd6e (``masked_m``, packed). Not covered: bytes of rows past M in the last lane.
+
+*Rotary embeddings with FP8 output: query and key, what is rotated and what is not, plain and MLA.*
+
+    rope: code((x cos - x' sin) * quant_scale)          nope: code(x * quant_scale)
+
+``x'`` is the partner of ``x``: of neox style the element half a head away, else its neighbour (with the sign of its
+place). ``quant_scale`` multiplies: it is the inverse of the scale that dequantises. Nothing is rounded in between but
+float32 operations (:mod:`oracle.bounds.rotary`).
+
+Source: FlashInfer flashinfer/rope.py, include/flashinfer/pos_enc.cuh RopeQuantizeKernel (0.6.18.post1). Not covered:
+E5M2, a head dim that is rotated in part, appending to a paged cache.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from oracle.bounds import rotary
+from oracle.bounds.interval import Admissible
+from oracle.bounds.norm import FLUSHED, U, reciprocal_norm
+from oracle.errors import DtypeError, LayoutError, OptionError, ShapeError
+from oracle.numbers import cuda_math, recipes
+from oracle.numbers.formats import FP32, decode, of_dtype
+from oracle.numbers.quantize import WIDE
+from oracle.numbers.recipes import Recipe
+from oracle.numbers.rounding import Overflow, Rounding, f32, to_dtype
+from oracle.numbers.scaling import Block
+from oracle.routines.base import (
+    E4M3,
+    F32,
+    INTEGERS,
+    Call,
+    Inputs,
+    Options,
+    OptionSpec,
+    Out,
+    TensorSpec,
+    positive,
+    register,
+)
+from oracle.routines.fused.contract import COLUMNS, MASKED, SCALE, SCALE_UB, FusedContract, Value
+from oracle.routines.moe.contract import SiluAndMul
+from oracle.truth.moe import nearest
+from oracle.verdict.sets import Found, rounded_to
+
+ROUNDINGS = ("each", "product", "none")
+GATED = "gate, then up"
+
+
+def rounding_option(default: str) -> OptionSpec:
+    """Where ``silu(gate) * up`` is rounded to the dtype of ``x``."""
+    return OptionSpec("rounding", default, ROUNDINGS, "where silu(gate) * up is rounded to the dtype of x")
+
+
+def gated(x: Tensor, rounding: str) -> Value:
+    """``silu(gate) * up`` with its roundings and the interval of a device's silu."""
+    held = x if rounding != "none" else to_dtype(x.double(), torch.float32, rounding=Rounding.NEAREST_EVEN,
+                                                 overflow=Overflow.INF)  # fmt: skip
+    call = Call(SiluAndMul(), {"x": held}, {"round_silu": rounding == "each"})
+    return Value(SiluAndMul().interval(call.checked()), held.dtype)
+
+
+class _Gated(FusedContract):
+    """``x [..., 2 I]``."""
+
+    grouped: ClassVar[bool] = True
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        width = inputs["x"].shape[-1]
+        if width % 2:
+            raise ShapeError(f"x has {width} columns; they hold gate and up, [..., 2 I]")
+        if self.grouped and (width // 2) % (group := self.group(options)):
+            raise ShapeError(f"I={width // 2} is not a multiple of the group of {group}; pad I")
+
+    def group(self, options: Options) -> int:
+        """Elements that share a scale."""
+        return positive(options, "group_size")
+
+    def shape(self, inputs: Inputs) -> tuple[int, ...]:
+        return *inputs["x"].shape[:-1], inputs["x"].shape[-1] // 2
+
+    def value(self, inputs: Inputs, options: Options) -> Value:
+        return gated(inputs["x"], str(options.get("rounding", "each")))
+
+    def modelled(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        rounding, x = str(options.get("rounding", "each")), inputs["x"]
+        gate, up = decode(x).chunk(2, dim=-1)
+        s = cuda_math.silu(gate)
+        if rounding == "each":
+            s = decode(rounded_to(s, x.dtype))
+        product = f32(s * up)
+        return {"a SiLU by CUDA's expf": rounded_to(product, torch.float32 if rounding == "none" else x.dtype)}
+
+
+@register
+class SiluAndMulQuant(_Gated):
+    name = "silu_and_mul_quant"
+    summary = "silu(gate) * up, quantised with a given scale"
+    source = "vLLM csrc/quantization/activation_kernels.cu silu_and_mul_quant"
+    inputs = (TensorSpec("x", WIDE, ("M", "C"), GATED), SCALE)
+    options = (rounding_option("each"),)
+    returns = ("q",)
+    grouped = False
+
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
+        return recipes.TORCH_STATIC, recipes.VLLM_STATIC
+
+
+@register
+class SiluAndMulPerBlockQuant(_Gated):
+    """``scale_ub`` bounds the scale, not amax: ``scale = max(min(amax/448, scale_ub), 1/(448 * 512))``."""
+
+    name = "silu_and_mul_per_block_quant"
+    summary = "silu(gate) * up in float32, quantised in groups of a row, scale max(min(amax/448, ub), 1/(448*512))"
+    source = "vLLM csrc/quantization/fused_kernels/fused_silu_mul_block_quant.cu"
+    inputs = (TensorSpec("x", WIDE, ("M", "C"), GATED), SCALE_UB)
+    options = (
+        OptionSpec("group_size", 128, None, "elements that share a scale; I is a multiple of it"), COLUMNS,
+        rounding_option("none"),
+    )  # fmt: skip
+
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
+        block = Block(1, self.group(options))
+        return tuple(r.with_block(block) for r in (recipes.TORCH_SILU_BLOCK, recipes.VLLM_SILU_BLOCK))
+
+
+@register
+class SiluAndMulMaskedPostQuant(_Gated):
+    """Rows of an expert from ``masked_m[e]`` on are not specified. A power-of-two scale is float32, of ``max(amax,
+    1e-10)/448`` rounded up."""
+
+    name = "silu_and_mul_masked_post_quant"
+    summary = "silu(gate) * up of the rows in use of every expert, quantised in groups, floor 1e-10"
+    source = "SGLang layers/moe/ep_moe/kernels.py silu_and_mul_masked_post_quant_fwd"
+    inputs = (TensorSpec("x", WIDE, ("E", "T", "C"), GATED), MASKED)
+    options = (
+        OptionSpec("group_size", 128, None, "elements that share a scale; I is a multiple of it"),
+        OptionSpec("use_ue8m0", False, (False, True), "round the scale up to a power of two"),
+        rounding_option("each"),
+    )
+
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
+        plain = (recipes.TORCH_GROUP, recipes.SGLANG_TRITON_COLUMN, recipes.SGLANG_GROUP)
+        powers = (recipes.TORCH_GROUP_UE8M0, recipes.SGLANG_GROUP_UE8M0, recipes.SGLANG_GROUP_V2_UE8M0)
+        block = Block(1, self.group(options))
+        return tuple(r.with_block(block) for r in (powers if options["use_ue8m0"] else plain))
+
+
+@register
+class PersistentMaskedMSiluMulQuant(_Gated):
+    """amax, scale, its inverse and the quotient are bfloat16 operations; the stored scale is the float32 image of the
+    bfloat16 one, 0.2 % low, so the largest element of a group often saturates."""
+
+    name = "persistent_masked_m_silu_mul_quant"
+    summary = "silu(gate) * up of the rows in use, every step of the quantiser in bfloat16, groups of 128"
+    source = "vLLM csrc/quantization/activation_kernels.cu persistent_masked_m_silu_mul_quant"
+    inputs = (TensorSpec("x", (torch.bfloat16,), ("E", "T", "C"), GATED), MASKED)
+
+    def group(self, options: Options) -> int:
+        return recipes.VLLM_SILU_MASKED.block.columns or 0
+
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
+        return recipes.TORCH_SILU_MASKED, recipes.VLLM_SILU_MASKED
+
+
+# --- RMS norms ----------------------------------------------------------------------------------------------
+
+
+X = TensorSpec("x", WIDE, ("M", "H"), "activations")
+WEIGHT = TensorSpec("weight", WIDE, ("H",), "of the dtype of x")
+RESIDUAL = TensorSpec("residual", WIDE, ("M", "H"), "added to x first; of its dtype")
+OPTIONAL = TensorSpec("residual", WIDE, ("M", "H"), "added to x first; of its dtype", optional=True)
+EPSILON = OptionSpec("epsilon", 1e-6, None, "added to the mean square")
+ROUNDING = OptionSpec("rounding", "each", ("each", "product"), "where (z r) weight is rounded to the dtype of x")
+
+
+class _Norm(FusedContract):
+    """``sum_in_dtype``: a sum with a residual is rounded before the norm; ``rounding``: which roundings come after."""
+
+    sum_in_dtype: ClassVar[bool] = False
+    rounding: ClassVar[str] = "each"
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        for name in ("weight", "residual"):
+            if name in inputs and inputs[name].dtype != inputs["x"].dtype:
+                raise DtypeError(f"{name} has dtype {inputs[name].dtype}, x {inputs['x'].dtype}; pass one dtype")
+        epsilon = options["epsilon"]
+        if not isinstance(epsilon, float) or not 0 < epsilon < 1:
+            raise OptionError(f"epsilon={epsilon!r} is no float between 0 and 1")
+
+    def summed(self, inputs: Inputs, *, rounded: bool) -> Tensor:
+        """``x [+ residual]`` as the norm takes it, float64."""
+        x = decode(inputs["x"])
+        if "residual" not in inputs:
+            return x
+        total = f32(x + decode(inputs["residual"]))
+        return nearest(total, of_dtype(inputs["x"].dtype)) if rounded else total
+
+    def others(self, inputs: Inputs, options: Options) -> dict[str, Admissible]:
+        if "residual" not in self.returns:
+            return {}
+        total = self.summed(inputs, rounded=True)
+        return {"residual": Admissible(total, total, total)}
+
+    def value(self, inputs: Inputs, options: Options) -> Value:
+        rounded = bool(options.get("sum_in_dtype", self.sum_in_dtype))
+        z, w = self.summed(inputs, rounded=rounded), decode(inputs["weight"])
+        norm = reciprocal_norm(z, float(f32(torch.tensor(options["epsilon"], dtype=torch.float64, device=z.device))))
+        rounding, dtype = options.get("rounding", self.rounding), inputs["x"].dtype
+        held = torch.float32 if rounding == "none" else dtype
+        last, first = of_dtype(held), of_dtype(dtype) if rounding == "each" else FP32
+        flushed = 2 * FLUSHED if rounding == "none" else 0.0  # fast math takes a subnormal term, or the sum, as 0
+        ends = [e * r for e in (z - flushed, z + flushed) for r in (norm.low, norm.high)]
+        low, high = torch.stack(ends).amin(dim=0), torch.stack(ends).amax(dim=0)
+        # one rounding to float32, or none where a kernel rounds the product to T at once
+        low, high = (nearest(e * (1 + s * 2 * U), first) for e, s in ((low, -low.sign()), (high, high.sign())))
+        ends = [low * w, high * w]
+        low, high = torch.minimum(*ends), torch.maximum(*ends)
+        expected = nearest(f32(nearest(f32(z * f32(norm.exact)), first) * w), last)
+        low, high = (nearest(f32(end), last) for end in (low, high))
+        low, high = torch.fmin(low, expected), torch.fmax(high, expected)
+        unknown = norm.open.expand(z.shape)
+        return Value(Admissible(low, high, expected, open=unknown), held)
+
+
+class _Static(_Norm):
+    returns: ClassVar[tuple[str, ...]] = ("q",)
+    options: ClassVar[tuple[OptionSpec, ...]] = (EPSILON, ROUNDING)
+
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
+        return recipes.TORCH_STATIC, recipes.VLLM_STATIC
+
+
+@register
+class RmsNormStaticFp8Quant(_Static):
+    name = "rms_norm_static_fp8_quant"
+    summary = "RMS norm of a row, rounded to its dtype, quantised with a given scale"
+    source = "vLLM csrc/layernorm_quant_kernels.cu rms_norm_static_fp8_quant"
+    inputs = (X, WEIGHT, SCALE)
+
+
+@register
+class FusedAddRmsNormStaticFp8Quant(_Static):
+    name = "fused_add_rms_norm_static_fp8_quant"
+    summary = "RMS norm of the rounded sum with a residual, quantised with a given scale; the sum is returned"
+    source = "vLLM csrc/layernorm_quant_kernels.cu fused_add_rms_norm_static_fp8_quant"
+    inputs = (X, RESIDUAL, WEIGHT, SCALE)
+    returns = ("q", "residual")
+    sum_in_dtype = True
+
+
+@register
+class RmsnormQuant(_Static):
+    name = "rmsnorm_quant"
+    summary = "RMS norm of a row in float32, quantised with a given scale"
+    source = "FlashInfer flashinfer.norm.rmsnorm_quant"
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (X, WEIGHT, SCALE)
+    options = (EPSILON,)
+    rounding = "none"
+
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
+        return recipes.TORCH_STATIC, recipes.FLASHINFER_STATIC, recipes.FLASHINFER_CVT
+
+
+@register
+class FusedAddRmsnormQuant(RmsnormQuant):
+    name = "fused_add_rmsnorm_quant"
+    summary = "RMS norm of the float32 sum with a residual, quantised with a given scale; the sum is returned"
+    source = "FlashInfer flashinfer.norm.fused_add_rmsnorm_quant"
+    inputs = (X, RESIDUAL, WEIGHT, SCALE)
+    returns = ("q", "residual")
+
+
+@register
+class RmsNormDynamicPerTokenQuant(_Norm):
+    """``scale_ub`` bounds amax: ``scale = max(min(amax, scale_ub)/448, 1/(448 * 512))``."""
+
+    name = "rms_norm_dynamic_per_token_quant"
+    summary = "RMS norm of a row [+ residual, in float32], rounded twice, one scale a row"
+    source = "vLLM csrc/quantization/fused_kernels/fused_layernorm_dynamic_per_token_quant.cu"
+    inputs = (X, WEIGHT, OPTIONAL, SCALE_UB)
+    returns = ("q", "scale", "residual")
+    options = (EPSILON,)
+
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
+        return recipes.TORCH_TOKEN, recipes.VLLM_TOKEN
+
+
+@register
+class RmsNormPerBlockQuant(_Norm):
+    """As per token, with an amax for each group of a row."""
+
+    name = "rms_norm_per_block_quant"
+    summary = "RMS norm of a row [+ residual, in float32], rounded twice, one scale for each group of a row"
+    source = "vLLM csrc/quantization/fused_kernels/fused_layernorm_dynamic_per_token_quant.cu"
+    inputs = (X, WEIGHT, OPTIONAL, SCALE_UB)
+    returns = ("q", "scale", "residual")
+    options = (
+        EPSILON, OptionSpec("group_size", 128, None, "elements that share a scale; H is a multiple of it"), COLUMNS,
+    )  # fmt: skip
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        if (width := inputs["x"].shape[1]) % (group := positive(options, "group_size")):
+            raise ShapeError(f"H={width} is not a multiple of the group of {group}; choose another group_size")
+
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
+        block = Block(1, positive(options, "group_size"))
+        return tuple(r.with_block(block) for r in (recipes.TORCH_BLOCK, recipes.VLLM_BLOCK))
+
+
+# --- groups of rows in use, scales in words -----------------------------------------------------------------
+
+
+GROUP = OptionSpec("group_size", 128, None, "elements that share a scale; K is a multiple of it")
+EPS = OptionSpec("eps", 1e-10, None, "floor of amax")
+WORD = 4
+
+
+class _Groups(FusedContract):
+    """The value is ``x``."""
+
+    section = "Quantisation"
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        if (width := inputs["x"].shape[-1]) % (group := positive(options, "group_size")):
+            raise ShapeError(f"K={width} is not a multiple of the group of {group}; pad K")
+        eps = options["eps"]
+        if not isinstance(eps, float) or not 0 < eps < 1:
+            raise OptionError(f"eps={eps!r} is no float between 0 and 1")
+
+    def value(self, inputs: Inputs, options: Options) -> Value:
+        x = decode(inputs["x"])
+        return Value(Admissible(x, x, x), inputs["x"].dtype)
+
+    def families(self, options: Options, *, powers: bool) -> tuple[Recipe, ...]:
+        """The recipes of the group quantiser, over these groups and with this floor."""
+        plain = (recipes.TORCH_GROUP, recipes.VLLM_GROUP, recipes.SGLANG_GROUP)
+        rounded = (
+            recipes.TORCH_GROUP_UE8M0, recipes.VLLM_GROUP_UE8M0_BITS, recipes.SGLANG_GROUP_UE8M0,
+            recipes.SGLANG_GROUP_V2_UE8M0,
+        )  # fmt: skip
+        block = Block(1, positive(options, "group_size"))
+        return tuple(r.with_block(block).with_floor(options["eps"]) for r in (rounded if powers else plain))
+
+
+@register
+class PerTokenGroupQuantFp8Masked(_Groups):
+    """Rows of an expert from ``masked_m[e]`` on are not specified."""
+
+    name = "per_token_group_quant_fp8_masked"
+    summary = "groups along K of the rows in use of every expert, scale max(amax, eps)/448"
+    source = "sgl-kernel per_token_group_quant_8bit_v2.cu, masked_m"
+    inputs = (TensorSpec("x", WIDE, ("E", "T", "K"), "values to quantise"), MASKED)
+    options = (GROUP, EPS, OptionSpec("use_ue8m0", False, (False, True), "round the scale up to a power of two"))
+
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
+        return self.families(options, powers=bool(options["use_ue8m0"]))
+
+
+@register
+class PerTokenGroupQuantFp8Packed(_Groups):
+    name = "per_token_group_quant_fp8_packed"
+    summary = "groups along K, power-of-two scales packed four to an int32, as DeepGEMM takes them on sm100"
+    source = "vLLM per_token_group_fp8_quant_packed; sgl-kernel per_token_group_quant_8bit_v2.cu"
+    inputs = (TensorSpec("x", WIDE, ("M", "K"), "values to quantise"),)
+    options = (GROUP, EPS)
+    interval = False
+
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
+        return self.families(options, powers=True)
+
+    def _words(self, inputs: Inputs, options: Options) -> tuple[int, int]:
+        rows, width = inputs["x"].shape
+        return rows, -(-(width // positive(options, "group_size")) // WORD)
+
+    def outputs(self, call: Call) -> dict[str, Out]:
+        return super().outputs(call) | {"scale": Out(self._words(call.inputs, call.resolved), (torch.int32,))}
+
+    def publish(self, scale: Tensor, options: Options) -> Tensor:
+        rows, groups = scale.shape
+        byte = scale.contiguous().view(torch.int32) >> 23 & 0xFF
+        byte = torch.nn.functional.pad(byte, (0, -groups % WORD)).to(torch.uint8)
+        words = byte.view(torch.int32)
+        lanes = torch.zeros(words.shape[1], rows + -rows % WORD, dtype=torch.int32, device=scale.device)
+        lanes[:, :rows] = words.t()
+        return lanes[:, :rows].t()
+
+    def split(self, found: Found, call: Call) -> dict[str, Tensor]:
+        """Byte 255 is read as the infinity that an infinite amax gives, else as NaN."""
+        packed, (rows, words) = found["scale"], self._words(call.inputs, call.resolved)
+        lead = rows + -rows % WORD
+        for extent, stride, due in zip(packed.shape, packed.stride(), (1, lead), strict=True):
+            if extent > 1 and stride != due:
+                raise LayoutError(f"scale has strides {packed.stride()}; packed scales of {rows} rows have (1, {lead})")
+        x = decode(call.inputs["x"])
+        groups = x.reshape(rows, -1, positive(call.resolved, "group_size"))
+        infinite = torch.isinf(groups).any(dim=-1) & ~torch.isnan(groups).any(dim=-1)
+        byte = packed.clone(memory_format=torch.contiguous_format).view(torch.uint8).reshape(rows, words * WORD)
+        rest = byte[:, groups.shape[1] :]
+        byte = byte[:, : groups.shape[1]].to(torch.int32)
+        scale = (byte << 23).view(torch.float32)
+        scale = torch.where((byte == 255) & ~infinite, torch.nan, torch.where(byte == 0, 2.0**-127, scale))
+        spoilt = (rest != 0).any(dim=1, keepdim=True)  # a byte that nobody owns fails the last scale of its row
+        last = torch.arange(groups.shape[1], device=scale.device) == groups.shape[1] - 1
+        return {"q": found["q"], "scale": torch.where(spoilt & last, -1.0, scale)}
+
+    def refused(self, call: Call, given: Found, right: Found) -> dict[str, Tensor] | None:
+        """A word is refused where one of its bytes is."""
+        inner = self.inner(call)
+        bad = inner.contract.refused(inner, self.split(given, call), self.split(right, call))
+        assert bad is not None
+        rows, words = self._words(call.inputs, call.resolved)
+        scale = torch.nn.functional.pad(bad["scale"], (0, words * WORD - bad["scale"].shape[1]))
+        return {"q": bad["q"], "scale": scale.reshape(rows, words, WORD).any(dim=-1)}
+
+
+# --- rotary embeddings --------------------------------------------------------------------------------------
+
+
+NARROW = (torch.bfloat16, torch.float16)
+NAMES = ("q_rope", "k_rope", "q_nope", "k_nope")
+
+
+def _factor(name: str, of: str) -> OptionSpec:
+    return OptionSpec(name, 1.0, None, f"multiplies {of} before the cast")
+
+
+@register
+class RopeQuantizeFp8(FusedContract):
+    name = "rope_quantize_fp8"
+    summary = "rotary embedding of query and key, and their other columns, in E4M3"
+    source = "FlashInfer flashinfer.rope.rope_quantize_fp8"
+    returns = NAMES
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (
+        TensorSpec("q_rope", NARROW, ("T", "H", "D"), "columns of the query that are rotated"),
+        TensorSpec("k_rope", NARROW, ("T", "G", "D"), "columns of the key that are rotated"),
+        TensorSpec("q_nope", NARROW, ("T", "H", "N"), "the other columns of the query"),
+        TensorSpec("k_nope", NARROW, ("T", "G", "N"), "the other columns of the key"),
+        TensorSpec("cos_sin_cache", F32, ("S", "D"), "cosines, then sines, of each position"),
+        TensorSpec("pos_ids", INTEGERS, ("T",), "position of each token"),
+    )
+    options = (
+        OptionSpec("is_neox", True, (False, True), "partners half a head apart, else neighbours"),
+        _factor("quant_scale_q", "the query"), _factor("quant_scale_kv", "the key"),
+    )  # fmt: skip
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        if (depth := inputs["q_rope"].shape[-1]) % 2:
+            raise ShapeError(f"D={depth} is odd; rotated columns come in pairs")
+        for name in ("quant_scale_q", "quant_scale_kv"):
+            value = options[name]
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 2.0**100:
+                raise OptionError(f"{name}={value!r} is no positive number")
+        positions, known = inputs["pos_ids"], inputs["cos_sin_cache"].shape[0]
+        if bool((positions < 0).any()) or bool((positions >= known).any()):
+            raise OptionError(f"pos_ids reach from {int(positions.min())} to {int(positions.max())}; there are {known}")
+
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
+        return recipes.TORCH_STATIC, recipes.FLASHINFER_CVT
+
+    def given(self, inputs: Inputs) -> dict[str, Tensor]:
+        return {"scale": torch.ones(1, dtype=torch.float32, device=inputs["q_rope"].device)}
+
+    def shape(self, inputs: Inputs) -> tuple[int, ...]:
+        return 1, sum(inputs[name].numel() for name in NAMES)
+
+    def value(self, inputs: Inputs, options: Options) -> Value:
+        """All four tensors in one row."""
+        made = [self._part(name, inputs, options) for name in NAMES]
+        low, high, usual = (torch.cat([part[i].flatten() for part in made])[None] for i in range(3))
+        return Value(Admissible(low, high, usual), torch.float32)
+
+    def _part(self, name: str, inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+        x, factor = decode(inputs[name]), options["quant_scale_q" if name.startswith("q") else "quant_scale_kv"]
+        times = float(f32(torch.tensor(float(factor), dtype=torch.float64, device=x.device)))
+        if name.endswith("nope"):
+            plain = f32(x * times)
+            return f32(plain - rotary.FLUSHED * (1 + times)), f32(plain + rotary.FLUSHED * (1 + times)), plain
+        half = x.shape[-1] // 2
+        cache = decode(inputs["cos_sin_cache"])[inputs["pos_ids"].long()]
+        cos, sin = torch.split(cache, half, dim=-1)
+        if options["is_neox"]:
+            beside = torch.cat([x[..., half:], -x[..., :half]], dim=-1)
+            cos, sin = (torch.cat([t, t], dim=-1) for t in (cos, sin))
+        else:
+            beside = torch.stack([x[..., 1::2], -x[..., ::2]], dim=-1).flatten(-2)
+            cos, sin = (t.repeat_interleave(2, dim=-1) for t in (cos, sin))
+        if x.dim() == 3:
+            cos, sin = cos[:, None], sin[:, None]
+        return rotary.rotated(x, beside, cos, sin, times)
+
+    def outputs(self, call: Call) -> dict[str, Out]:
+        return {name: Out(tuple(call.inputs[name].shape), E4M3) for name in NAMES}
+
+    def split(self, found: Found, call: Call) -> dict[str, Tensor]:
+        flat = torch.cat([found[name].reshape(-1).view(torch.uint8) for name in NAMES])
+        return {"q": flat[None].view(found[NAMES[0]].dtype), "scale": self.given(call.inputs)["scale"]}
+
+    def codes(self, made: Tensor, inputs: Inputs, fill: float) -> dict[str, Tensor]:
+        sizes = [inputs[name].numel() for name in NAMES]
+        return {
+            name: part.reshape(inputs[name].shape).contiguous()
+            for name, part in zip(NAMES, torch.split(made.flatten(), sizes), strict=True)
+        }
+
+
+@register
+class MlaRopeQuantizeFp8(RopeQuantizeFp8):
+    name = "mla_rope_quantize_fp8"
+    summary = "rotary embedding in E4M3 for MLA: one key head, without an axis of its own"
+    source = "FlashInfer flashinfer.rope.mla_rope_quantize_fp8"
+    inputs = tuple(
+        TensorSpec(s.name, s.dtypes, tuple(d for d in s.dims or () if d != "G"), s.doc) for s in RopeQuantizeFp8.inputs
+    )

@@ -1,0 +1,121 @@
+"""Contracts of rows padded by groups: rows sorted by expert, of which every expert's begin at a multiple of a tile.
+
+    pad_token_groups      rows ``[M, K]`` of all groups to ``align(M + G A, A)`` rows, zeros between and behind them
+    unpad_token_groups    the rows back, padding left out
+
+``A`` is the alignment: 32 for blocks of MXFP8, 16 for FP8. A group without rows takes none. ``ends`` are where rows end
+(int32 ``[G]``); rows behind the last end belong to no group and go nowhere. Sources: torchao
+prototype/moe_training/utils.py, kernels/mxfp8/quant.py torch_pad_token_groups, csrc fused_pad_token_groups.cu @36027d8.
+Its plain function refuses rows of no group; its CUDA kernel copies them behind the last group, and reads float32 as
+bfloat16 (found by reading). Not covered: columns that a vector of 16 bytes does not divide, on which that kernel fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from oracle.errors import InputError, ShapeError
+from oracle.routines.base import OptionSpec, TensorSpec, positive, register
+from oracle.routines.layouts.contract import LayoutContract
+from oracle.truth.layout import align
+
+ROWS = (torch.bfloat16, torch.float16, torch.float32)
+ENDS = TensorSpec("group_end_offsets", (torch.int32,), ("G",), "the row behind the last of each group")
+ALIGNMENT = OptionSpec("alignment_size", 32, None, "rows of which the padded groups are multiples")
+
+
+def groups_of(ends: Tensor) -> list[tuple[int, int]]:
+    """The first row of each group and the one behind its last."""
+    found = ends.tolist()
+    return list(zip([0, *found], found, strict=False))
+
+
+def padded_starts(ends: Tensor, alignment: int) -> list[int]:
+    """The row at which each padded group begins, and the one behind the last."""
+    found = [0]
+    for begin, end in groups_of(ends):
+        found.append(found[-1] + align(end - begin, alignment))
+    return found
+
+
+def padded_height(rows: int, groups: int, alignment: int) -> int:
+    """Rows that the padded matrix has whatever the groups are."""
+    return align(rows + groups * alignment, alignment)
+
+
+def check_ends(ends: Tensor, rows: int) -> None:
+    """Refuse ends that go back or beyond the rows."""
+    found = ends.tolist()
+    if found != sorted(found) or found[0] < 0 or found[-1] > rows:
+        raise InputError(f"group_end_offsets are {found}; they run from 0 to at most {rows} and never back")
+
+
+def _numbers(values: Sequence[int], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=like.device)
+
+
+class _TokenGroups(LayoutContract):
+    """Rows moved by groups."""
+
+    def why_mistrust(self, inputs: Mapping[str, Tensor]) -> str | None:
+        return super().why_mistrust({name: x for name, x in inputs.items() if x.is_floating_point()})
+
+
+@register
+class PadTokenGroups(_TokenGroups):
+    """The routine owns the padding, also behind the last group: zeros, which are those of +0."""
+
+    name = "pad_token_groups"
+    summary = "rows of groups, each padded with zeros to a multiple of 32 rows; where the padded groups begin and end"
+    source = "torchao prototype/moe_training pad_token_groups, fused_pad_token_groups.cu"
+    inputs = (TensorSpec("x", ROWS, ("M", "K"), "rows sorted by group"), ENDS)
+    options = (ALIGNMENT,)
+    returns = ("out", "starts", "ends")
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        positive(resolved, "alignment_size")
+        check_ends(inputs["group_end_offsets"], inputs["x"].shape[0])
+        return resolved
+
+    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+        x, ends, alignment = inputs["x"], inputs["group_end_offsets"], positive(options, "alignment_size")
+        places = padded_starts(ends, alignment)
+        out = x.new_zeros(padded_height(x.shape[0], len(ends), alignment), x.shape[1])
+        for (begin, end), place in zip(groups_of(ends), places, strict=False):
+            out[place : place + end - begin] = x[begin:end]
+        return {"out": out, "starts": _numbers(places[:-1], x), "ends": _numbers(places[1:], x)}
+
+
+@register
+class UnpadTokenGroups(_TokenGroups):
+    """Padding is never read, whatever it holds."""
+
+    name = "unpad_token_groups"
+    summary = "the rows of padded groups one behind the other"
+    source = "torchao prototype/moe_training unpad_token_groups, fused_pad_token_groups.cu"
+    inputs = (
+        TensorSpec("padded", ROWS, ("R", "K"), "rows of groups, each from its start"), ENDS,
+        TensorSpec("padded_group_start_offsets", (torch.int32,), ("G",), "the row at which each padded group begins"),
+    )  # fmt: skip
+    options = (ALIGNMENT, OptionSpec("num_tokens", None, None, "rows of all groups, the last of group_end_offsets"))
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        rows, total = positive(resolved, "num_tokens"), inputs["padded"].shape[0]
+        ends, starts = inputs["group_end_offsets"], inputs["padded_group_start_offsets"].tolist()
+        check_ends(ends, rows)
+        if rows != int(ends[-1]):
+            raise ShapeError(f"num_tokens={rows}, group_end_offsets end at {int(ends[-1])}; they are the same")
+        for (begin, end), start in zip(groups_of(ends), starts, strict=True):
+            if start < 0 or start + end - begin > total:
+                raise InputError(f"padded_group_start_offsets hold {start} for {end - begin} of {total} rows")
+        return resolved
+
+    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+        starts = inputs["padded_group_start_offsets"].tolist()
+        pairs = zip(groups_of(inputs["group_end_offsets"]), starts, strict=True)
+        return {"out": torch.cat([inputs["padded"][start : start + end - begin] for (begin, end), start in pairs])}
