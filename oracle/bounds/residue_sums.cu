@@ -62,6 +62,24 @@ __device__ __forceinline__ void multiply(double (&d)[2], double a, double b) {
 void multiply(double (&d)[2], double a, double b);
 #endif
 
+// The same of 16 x 16 times 16 x 8, in an order of k of its own: even a are of rows above, odd ones of those 8 below.
+__device__ __forceinline__ void multiply(
+    double (&above)[2], double (&below)[2], const double (&a)[8], const double (&b)[4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7,%8,%9,%10,%11}, {%12,%13,%14,%15}, {%0,%1,%2,%3};"
+      : "+d"(above[0]), "+d"(above[1]), "+d"(below[0]), "+d"(below[1])
+      : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(a[4]), "d"(a[5]), "d"(a[6]), "d"(a[7]),
+        "d"(b[0]), "d"(b[1]), "d"(b[2]), "d"(b[3]));
+#else
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    multiply(above, a[2 * k], b[k]);
+    multiply(below, a[2 * k + 1], b[k]);
+  }
+#endif
+}
+
 __device__ __forceinline__ double power(int e) { return __hiloint2double((e + 1023) << 20, 0); }
 __device__ __forceinline__ int exponent_of(double x) { return ((__double2hiint(x) >> 20) & 0x7ff) - 1023; }
 __device__ __forceinline__ int exponent_of(float x) { return (int)((__float_as_uint(x) >> 23) & 0xff) - 127; }
@@ -344,14 +362,27 @@ struct Block {
   // 3: V / 2 and P / 2 of two columns of four rows
   __device__ __forceinline__ void add_products(double (&v)[TALL][2], double (&p)[TALL][2], int n, int count) const {
     const Buffer& s = buffers[use];
-#pragma unroll 2
-    for (int k = 0; k < count; k += 4) {
-      const u32 right = s.b.wide[wn + 8 * n + g][k + t];
+#pragma unroll 1
+    for (int k = 0; k < count; k += 16) {
+      u32 right[4];
 #pragma unroll
-      for (int i = 0; i < TALL; ++i) {
-        const u32 left = s.a.wide[wm + 8 * i + g][k + t];
-        multiply(v[i], wide_value(left), wide_value(right));
-        multiply(p[i], wide_value(left & 0x7fffffffu), wide_value(right & 0x7fffffffu));
+      for (int e = 0; e < 4; ++e) right[e] = s.b.wide[wn + 8 * n + g][k + 4 * e + t];
+#pragma unroll
+      for (int i = 0; i < TALL; i += 2) {
+        double a[8], b[4];
+        u32 left[8];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) left[e] = s.a.wide[wm + 8 * (i + (e & 1)) + g][k + 4 * (e >> 1) + t];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) a[e] = wide_value(left[e]);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) b[e] = wide_value(right[e]);
+        multiply(v[i], v[i + 1], a, b);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) a[e] = wide_value(left[e] & 0x7fffffffu);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) b[e] = wide_value(right[e] & 0x7fffffffu);
+        multiply(p[i], p[i + 1], a, b);
       }
     }
   }
@@ -415,7 +446,7 @@ __device__ __forceinline__ void lowest(u32 (&tops)[TALL][BROAD]) {
     for (int j = 0; j < BROAD; ++j) tops[i][j] = ((u32)LEAST & 0xffffu) | ((u32)LEAST << 16);
 }
 __device__ __forceinline__ int top_of(u32 tops) { return max((int)(short)(tops & 0xffffu), (int)tops >> 16); }
-__device__ __forceinline__ int padded(int count) { return (count + 7) & ~7; }
+__device__ __forceinline__ int padded(int count) { return (count + 15) & ~15; }
 
 // codes [rows, K] with strides; tables of their values; a_scale [rows or 1][blocks] with this stride, b_scale [columns /
 // b_rows][blocks]; made [quantities][padded rows][padded columns] and open alike, zeros before.
