@@ -41,13 +41,14 @@
 #define DERIVED 0
 #endif
 #ifndef MMA_K
-#define MMA_K 16
+#define MMA_K 8
 #endif
 #define STEP 32      // products of a step, filled with zeros
 #define TALL 4
 #define BROAD 4
 #define STRIDE (STEP + 4)  // of fragments: lanes that load together meet no bank twice
 #define ABSENT (-1024)     // exponent of a zero
+#define TURNS 64           // after which an error grows on
 #define LEAST (-512)       // below every sum of two exponents of numbers, above any with that of a zero
 
 typedef unsigned int u32;
@@ -567,22 +568,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 256 / THREADS) any_order(P
       for (int n = 0; n < 2; ++n) s.add_products(v[n], p[n], n, count);
     });
     const double steps = (double)((stop - begin + group - 1) / group);
-    double low[TALL][BROAD], high[TALL][BROAD], error[TALL][BROAD] = {};
+    double error[TALL][BROAD] = {};
+    const auto largest = [&](int i, int j) {  // of the sums of products of one sign
+      const double x = p[j >> 1][i][j & 1], y = v[j >> 1][i][j & 1];
+      return larger(x + y, x - y);
+    };
+    const auto total = [&](int i, int j) { return largest(i, j) + error[i][j]; };
     bool rests = false;
 #pragma unroll 1
-    for (int turn = 0; turn < 64 && !rests; ++turn) {
+    for (int turn = 0; !rests && turn < TURNS; ++turn) {
       Counted all[TALL][BROAD] = {}, positive[TALL][BROAD] = {};
       s.stream(begin, stop, [&](const Place& now) {
         Sum sums[2][TALL][BROAD];
-        const auto total = [&](int i, int j) {
-          const double x = p[j >> 1][i][j & 1], y = v[j >> 1][i][j & 1];
-          return __double2hiint(larger(x + y, x - y) + error[i][j]);
-        };
 #pragma unroll
         for (int i = 0; i < TALL; ++i)
 #pragma unroll
           for (int j = 0; j < BROAD; ++j)
-            sums[0][i][j] = sums[1][i][j] = start_of(quantum(total(i, j), top_of(tops[i][j]), align) + DIGITS);
+            sums[0][i][j] = sums[1][i][j] = start_of(quantum(__double2hiint(total(i, j)), top_of(tops[i][j]), align) + DIGITS);
         s.add_floors(sums[0], sums[1], padded(now.count));
 #pragma unroll
         for (int i = 0; i < TALL; ++i)
@@ -592,31 +594,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 256 / THREADS) any_order(P
             positive[i][j] += counted(sums[1][i][j]);
           }
       });
+      const auto bounds = [&](int i, int j) {
+        const double x = p[j >> 1][i][j & 1], y = v[j >> 1][i][j & 1];
+        const int top = top_of(tops[i][j]);
+        const bool live = top > LEAST;
+        const double q = unit(quantum(__double2hiint(total(i, j)), top, align));
+        const double above = __fma_rn(amount(positive[i][j]), -q, x + y);
+        const double below = __fma_rn(amount(all[i][j] - positive[i][j]), -q, x - y);
+        const double held = larger(floor_power(total(i, j)), 0x1p-126);
+        const double drift = (steps - 1) * power((live ? top : 0) - align) + steps * relative * held;
+        return Chain{2.0 * y, live ? -(above + drift) : 0.0, live ? below + drift : 0.0};
+      };
       bool grows = false;
 #pragma unroll
       for (int i = 0; i < TALL; ++i)
 #pragma unroll
         for (int j = 0; j < BROAD; ++j) {
-          const double x = p[j >> 1][i][j & 1], y = v[j >> 1][i][j & 1];
-          const double plus = x + y, minus = x - y, largest = larger(plus, minus);
-          const double total = largest + error[i][j];
-          const int top = top_of(tops[i][j]);
-          const bool live = top > LEAST;
-          const double q = unit(quantum(__double2hiint(total), top, align));
-          const double above = __fma_rn(amount(positive[i][j]), -q, plus);
-          const double below = __fma_rn(amount(all[i][j] - positive[i][j]), -q, minus);
-          const double held = larger(floor_power(total), 0x1p-126);
-          const double drift = (steps - 1) * power((live ? top : 0) - align) + steps * relative * held;
-          low[i][j] = live ? -(above + drift) : 0.0;
-          high[i][j] = live ? below + drift : 0.0;
-          const double grown = larger(-low[i][j], high[i][j]);
-          grows |= !(floor_power(largest + grown) <= floor_power(total));
-          error[i][j] = larger(error[i][j], grown);
-          error[i][j] = error[i][j] > 0x1p100 ? 0x1p100 : error[i][j];  // far above any sum: one that gets there grows on
+          const Chain c = bounds(i, j);
+          grows |= !(floor_power(largest(i, j) + larger(-c.low, c.high)) <= floor_power(total(i, j)));
         }
       rests = !__syncthreads_or(grows);
+      if (rests || turn + 1 == TURNS) results.promoted(s, first.block, bounds, rests ? 0 : 2);
+#pragma unroll
+      for (int i = 0; i < TALL; ++i)
+#pragma unroll
+        for (int j = 0; j < BROAD; ++j) {
+          const Chain c = bounds(i, j);
+          const double grown = larger(error[i][j], larger(-c.low, c.high));
+          error[i][j] = grown > 0x1p100 ? 0x1p100 : grown;  // far above any sum: one that gets there grows on
+        }
     }
-    results.promoted(
-        s, first.block, [&](int i, int j) { return Chain{2.0 * v[j >> 1][i][j & 1], low[i][j], high[i][j]}; }, rests ? 0 : 2);
   }
 }
