@@ -360,6 +360,16 @@ def _squares_fake(
     return q, _columns_fake(x, layout)[1]
 
 
+def _weights_fake(
+    x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3"
+) -> tuple[Tensor, Tensor]:
+    e, n, k = x.shape
+    q = _empty(e, k, n, like=x, dtype=FP8_ELEMENTS[element][3])
+    if layout == mx_columns.COMPACT:
+        return q.mT, _empty(e, n // MX_BLOCK, k, like=x, dtype=torch.uint8)
+    return q.mT, _empty(e, _scale_bytes(q[0], MX_BLOCK, layout).shape[0], like=x, dtype=torch.uint8)
+
+
 def _batched_fake(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
     b, m, k = x.shape
     scale = _scale_bytes(x[0], NVFP4_BLOCK, layout)
@@ -422,6 +432,7 @@ _operator(_mxfp8_fake)(mx.mxfp8_quantize)
 _operator(_mxfp4_fake)(mx.mxfp4_quantize)
 _operator(_nvfp4_fake)(mx.nvfp4_quantize)
 _operator(_columns_fake)(mx_columns.mxfp8_quantize_columnwise)
+_operator(_weights_fake)(mx_columns.mxfp8_quantize_3d)
 _operator(_squares_fake)(mx_columns.mxfp8_quantize_2d)
 _operator(_one_a_byte_fake)(mx_forms.mxfp6_quantize)
 _operator(_one_a_byte_fake)(mx_forms.mxint8_quantize)

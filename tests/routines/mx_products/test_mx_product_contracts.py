@@ -328,6 +328,8 @@ BAD = (
     ("fp8_fp4_gemm_nt", {"b_scale": torch.ones(16, 3, dtype=torch.int32)}, {}, ShapeError, "192 scales; 16 x 5"),
     ("fp8_fp4_gemm_nt", {"b_scale": torch.ones(16, 2, dtype=torch.int32)}, {"gran_n": 128}, OptionError,
      "words hold the exponents of one row"),
+    ("fp8_fp4_gemm_tn", {"c": torch.zeros(6, 15, dtype=torch.bfloat16)}, {}, ShapeError, r"\[6, 16\]"),
+    ("fp8_fp4_gemm_nt", {"c": torch.zeros(5, 16)}, {}, DtypeError, "the same"),
     ("m_grouped_fp8_fp4_gemm_nt_psum", {"ends": torch.tensor([5, 3, 200])}, {}, InputError, "never back"),
     ("k_grouped_fp8_gemm_tn_contiguous", {"ks": torch.tensor([33, 0, 127])}, {}, InputError, "33"),
     ("k_grouped_fp8_gemm_tn_contiguous", {"ks": torch.tensor([32, 0, 64])}, {}, ShapeError, "96"),
