@@ -49,7 +49,7 @@ instruction.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -93,10 +93,13 @@ class Promotion:
         self._open = torch.zeros(like.shape, dtype=torch.bool, device=like.device)
 
     @classmethod
-    def known(cls, y: Tensor, lo: Tensor, hi: Tensor, phi: Tensor, opened: Tensor) -> Promotion:
-        """What an engine found of the ordered sum; the tensors are used as they are."""
-        found = cls(y)
-        found._y, found._lo, found._hi, found._phi, found._open = y, lo, hi, phi, opened
+    def known(cls, sums: Sequence[Tensor], opened: Tensor, unordered: int | None) -> Promotion:
+        """What an engine found of ``unordered`` chains, or of ordered ones (None); the tensors are used as they are."""
+        found = cls(sums[0], ordered=unordered is None)
+        found._y, found._lo, found._hi, found._phi = sums[:4]
+        if unordered is not None:
+            found._added, (found._plus, found._minus, found._reach) = unordered, sums[4:]
+        found._open = opened
         return found
 
     @property

@@ -14,18 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from oracle.cli.common import Bar, Commands, add_command, add_jobs, add_json, console, whole, write_json
+from oracle.diagnosis import mutation
 from oracle.diagnosis.baselines import rules
-from oracle.diagnosis.mutation import (
-    Fate,
-    Mutant,
-    Score,
-    Variant,
-    contracts_with_cases,
-    joined,
-    mutate,
-    mutate_own_data,
-    right_variants,
-)
 from oracle.errors import OptionError, among, counted
 from oracle.harness.jobs import Lost, divided, in_order
 from oracle.routines import get, profiles
@@ -75,11 +65,11 @@ def _mutate(arguments: argparse.Namespace) -> int:
     screen.print(_table(scores, with_rules=arguments.rules))
     for score in scores:
         for mutant in score.mutants:
-            if mutant.fate in (Fate.SURVIVED, Fate.EQUIVALENT, Fate.TOLERATED):
-                style = "bold red" if mutant.fate is Fate.SURVIVED else "dim"
+            if mutant.fate in (mutation.Fate.SURVIVED, mutation.Fate.EQUIVALENT, mutation.Fate.TOLERATED):
+                style = "bold red" if mutant.fate is mutation.Fate.SURVIVED else "dim"
                 found = f" {mutant.contract}: {mutant.fault}: {mutant.why}"
                 screen.print(Text.assemble((str(mutant.fate), style), found), soft_wrap=True)
-    own = {rule.name: mutate_own_data(rule) for rule in rules()} if arguments.own_data else {}
+    own = {rule.name: mutation.mutate_own_data(rule) for rule in rules()} if arguments.own_data else {}
     for name, found_in in own.items():
         tried = [noticed for noticed in (found_in or {}).values() if noticed is not None]
         noticed_of = f"notices {sum(tried)} of {counted(len(tried), 'fault')}"
@@ -107,17 +97,20 @@ def _mutate(arguments: argparse.Namespace) -> int:
         "legal": {"variants": len(variants), "false_alarms": alarms},
     }
     write_json(arguments.json, record)
-    survived = sum(score.count(Fate.SURVIVED) for score in scores)
+    survived = sum(score.count(mutation.Fate.SURVIVED) for score in scores)
     return 1 if survived or alarms or lost else 0
 
 
 TOGETHER = 8  # faults of one contract that a process tries at a time
 
 
-def _measured(arguments: argparse.Namespace, screen: Console) -> tuple[list[Score], list[Variant], int]:
+_Measured = tuple[list[mutation.Score], list[mutation.Variant], int]
+
+
+def _measured(arguments: argparse.Namespace, screen: Console) -> _Measured:
     """The scores by contract, the legal variants, and how many tasks were lost with their process."""
     tasks: list[_Task] = [("", (), arguments)] if arguments.legal else []  # first, since it takes longest
-    for contract in [arguments.contract] if arguments.contract else contracts_with_cases():
+    for contract in [arguments.contract] if arguments.contract else mutation.contracts_with_cases():
         chosen = [fault.name for fault in faults_of(contract) if _wanted(fault, arguments)]
         together = len(chosen) if arguments.jobs == 1 or arguments.rules else TOGETHER  # rules run every case anyway
         starts = range(0, len(chosen), max(1, together))
@@ -130,36 +123,37 @@ def _measured(arguments: argparse.Namespace, screen: Console) -> tuple[list[Scor
         make, threads = partial(_carrying_out, tasks), divided(arguments.jobs, None)
         done = in_order(make, range(len(tasks)), jobs=arguments.jobs, threads=threads, started=started)
         stack.enter_context(closing(done))
-        pieces, variants, lost = dict[str, list[Score]](), list[Variant](), 0
+        pieces, variants, lost = dict[str, list[mutation.Score]](), list[mutation.Variant](), 0
         for (contract, names, _), found in zip(tasks, done, strict=True):
             bar.advance()
             lost += isinstance(found, Lost)
             if isinstance(found, Lost):
                 screen.print(f"LOST {contract or 'legal variants'} {', '.join(names)}: {found.cause}", soft_wrap=True)
                 untried = ((catalogue()[name], found.cause) for name in names)
-                mutants = [Mutant(f.name, str(f.family), contract, Fate.UNTRIED, why=why) for f, why in untried]
-                found = Score(contract, tuple(mutants), 0, {}) if contract else []
-            if isinstance(found, Score):
+                fate = mutation.Fate.UNTRIED
+                mutants = [mutation.Mutant(f.name, str(f.family), contract, fate, why=why) for f, why in untried]
+                found = mutation.Score(contract, tuple(mutants), 0, {}) if contract else []
+            if isinstance(found, mutation.Score):
                 pieces.setdefault(contract, []).append(found)
             else:
                 variants = found
-    return [joined(some) for some in pieces.values()], variants, lost
+    return [mutation.joined(some) for some in pieces.values()], variants, lost
 
 
 _Task = tuple[str, tuple[str, ...], argparse.Namespace]
 """A contract and the names of faults to try there; without a contract, the legal variants."""
 
 
-def _carry_out(task: _Task) -> Score | list[Variant]:
+def _carry_out(task: _Task) -> mutation.Score | list[mutation.Variant]:
     contract, names, arguments = task
     if not contract:
-        return list(right_variants(arguments.legal, seed=arguments.seed))
+        return list(mutation.right_variants(arguments.legal, seed=arguments.seed))
     chosen = [catalogue()[name] for name in names]
-    return mutate(contract, profile=arguments.profile, faults=chosen, with_rules=arguments.rules)
+    return mutation.mutate(contract, profile=arguments.profile, faults=chosen, with_rules=arguments.rules)
 
 
 @contextmanager
-def _carrying_out(tasks: Sequence[_Task]) -> Iterator[Callable[[int], Score | list[Variant]]]:
+def _carrying_out(tasks: Sequence[_Task]) -> Iterator[Callable[[int], mutation.Score | list[mutation.Variant]]]:
     yield lambda number: _carry_out(tasks[number])
 
 
@@ -169,16 +163,16 @@ def _wanted(fault: Fault, arguments: argparse.Namespace) -> bool:
     return arguments.fault is None or fnmatchcase(fault.name.lower(), arguments.fault.lower())
 
 
-def _table(scores: list[Score], *, with_rules: bool) -> Table:
+def _table(scores: list[mutation.Score], *, with_rules: bool) -> Table:
     table = Table(title="mutation score", title_justify="left", header_style="bold")
     table.add_column("routine", overflow="fold")
-    for fate in Fate:
+    for fate in mutation.Fate:
         table.add_column(fate.lower(), justify="right")
     table.add_column("score", justify="right")
     for rule in rules() if with_rules else ():
         table.add_column(rule.name, justify="right", overflow="fold")
     for score in scores:
-        counts = [str(score.count(fate)) for fate in Fate]
+        counts = [str(score.count(fate)) for fate in mutation.Fate]
         said = [f"{score.noticed(r.name)} ({score.alarms[r.name]})" if score.alarms else "" for r in rules()]
         table.add_row(score.contract, *counts, f"{100 * score.ratio:.1f}%", *(said if with_rules else ()))
     if with_rules:

@@ -11,21 +11,8 @@ import re
 from collections.abc import Mapping
 from html import escape
 
-from oracle.report import picture
+from oracle.report import outcome, picture
 from oracle.report.markup import SIGNS, TONES, badge, count, cut, page, scrolling, section, table, theme_button
-from oracle.report.outcome import (
-    JUDGED,
-    KNOWN,
-    LOSS,
-    LOSS_COLUMNS,
-    PASSING,
-    Cause,
-    Group,
-    Outcome,
-    Report,
-    causes,
-    losses,
-)
 from oracle.verdict.compare import Status
 from oracle.verdict.heatmap import COLOURS
 
@@ -40,7 +27,7 @@ MEANINGS: Mapping[str, str] = {
     "MISTRUSTED": "passed, but these inputs could not have shown a fault",
     "UNSUPPORTED": "the routine refuses this call, and says why",
     "SKIPPED": "cannot run on this machine, and says why",
-    KNOWN: "wrong, for a documented reason, exactly as wrong as documented; does not fail the run",
+    outcome.KNOWN: "wrong, for a documented reason, exactly as wrong as documented; does not fail the run",
 }
 _SECTION = re.compile(r'<section id="(\w+)"><h2>(.*?)</h2>')
 _NUMBER = re.compile(r"(?<![\w.])\d+(\.\d+)?(?![\w.])")
@@ -52,9 +39,9 @@ _LEGEND = (
 )
 
 
-def to_html(report: Report) -> str:
+def to_html(report: outcome.Report) -> str:
     """The report as one HTML document."""
-    found = causes(report)
+    found = outcome.causes(report)
     failures = (_problems(report, found), _cards(found))
     meanings = "".join(f"<dt>{badge(name)}</dt><dd>{escape(text)}</dd>" for name, text in MEANINGS.items())
     legend = f'<p class="lead">{_LEGEND}</p><ul class="scale">{picture.scale()}</ul><dl class="facts">{meanings}</dl>'
@@ -72,7 +59,7 @@ def to_html(report: Report) -> str:
     return page(title, "\n".join(parts))
 
 
-def _head(report: Report, found: list[Cause]) -> str:
+def _head(report: outcome.Report, found: list[outcome.Cause]) -> str:
     chips = "".join(
         f'<li><span class="chip {TONES[name]}">{escape(name.lower())} <b>{number}</b></span></li>'
         for name, number in report.counts().items()
@@ -96,7 +83,7 @@ def _head(report: Report, found: list[Cause]) -> str:
     )
 
 
-def _problems(report: Report, found: list[Cause]) -> str:
+def _problems(report: outcome.Report, found: list[outcome.Cause]) -> str:
     """One row for each reason; causes that share a reason stand in it together."""
     same: dict[tuple[str, str], list[str]] = {}
     for number, cause in enumerate(found):
@@ -124,7 +111,7 @@ def _row(mark: str, content: str) -> str:
     return f"<li><span>{mark}</span><div>{content}</div></li>"
 
 
-def _cards(found: list[Cause]) -> str:
+def _cards(found: list[outcome.Cause]) -> str:
     """Causes with outputs first, then untested routines; the numbers are those of the list above."""
     parts, missing, budget = [], [], DETAILED
     for number, cause in enumerate(found):
@@ -138,7 +125,7 @@ def _cards(found: list[Cause]) -> str:
     return section("details", "Failures in detail", "".join(parts + missing)) if found else ""
 
 
-def _card(number: int, cause: Cause, why: str, content: str) -> str:
+def _card(number: int, cause: outcome.Cause, why: str, content: str) -> str:
     return (
         f'<article class="card {TONES[cause.word]}" id="c{number}"><header>'
         f"<h3>{badge(cause.word)} {escape(cause.title)}</h3>"
@@ -146,7 +133,7 @@ def _card(number: int, cause: Cause, why: str, content: str) -> str:
     )
 
 
-def _why(cause: Cause) -> str:
+def _why(cause: outcome.Cause) -> str:
     facts = [("known reason", cause.known)] if cause.known is not None else []
     if cause.explained_by:
         facts.append(("reproduced by", "; or ".join(cause.explained_by)))
@@ -156,7 +143,7 @@ def _why(cause: Cause) -> str:
     return f'<dl class="why">{listed}</dl>'
 
 
-def _outputs(cause: Cause, few: int) -> str:
+def _outputs(cause: outcome.Cause, few: int) -> str:
     """The first output in sight, the others folded: ``few`` outputs with pictures, then words."""
     every = set(cause.explained_by)
     shown = [
@@ -174,7 +161,7 @@ def _outputs(cause: Cause, few: int) -> str:
     return f'{"".join(shown[:1])}<details class="more"><summary>{said}</summary>{more}</details>'
 
 
-def _output(o: Outcome, *, opened: bool, explained: bool) -> str:
+def _output(o: outcome.Outcome, *, opened: bool, explained: bool) -> str:
     verdict, seen = o.verdict, o.verdict.evidence
     parts = [f"<p>{cut(verdict.summary)}</p>"]
     parts += [f"<p>at <code>{escape(frame)}</code></p>" for frame in verdict.frames]
@@ -198,7 +185,7 @@ def _output(o: Outcome, *, opened: bool, explained: bool) -> str:
     )
 
 
-def _elements(o: Outcome) -> str:
+def _elements(o: outcome.Outcome) -> str:
     seen = o.verdict.evidence
     assert seen is not None
     head = ("worst elements", "actual#", "admissible#", "steps outside#", "bits: actual above, expected below")
@@ -219,12 +206,12 @@ def _id(text: str) -> str:
 # --- tables -------------------------------------------------------------------------------------------------
 
 
-def _extent(o: Outcome) -> str:
+def _extent(o: outcome.Outcome) -> str:
     """How many elements of an output fail; empty without a comparison."""
     return f"{o.verdict.outside} of {count(o.verdict.total, 'element')} outside" if o.verdict.total else ""
 
 
-def _matrix(report: Report) -> str:
+def _matrix(report: outcome.Report) -> str:
     groups = list(enumerate(report.groups()))
     arches = list(dict.fromkeys(g.arch for _, g in groups if g.arch != "-"))
     rows = []
@@ -242,17 +229,17 @@ def _matrix(report: Report) -> str:
     return section("overview", "Overview: routine by arch and subject", said + matrix)
 
 
-def _chip(number: int, group: Group) -> str:
+def _chip(number: int, group: outcome.Group) -> str:
     name = group.subject if group.subject != "-" else "not exercised"
     said = f"{group.failing} of {len(group.outcomes)} fail" if group.failing else str(group.judged or "")
-    said = "" if group.word in (Status.UNTESTED, KNOWN) else said
+    said = "" if group.word in (Status.UNTESTED, outcome.KNOWN) else said
     said = ", ".join(filter(None, (said, group.others)))
     sign = f'<span aria-hidden="true">{SIGNS[group.word]}</span><span class="hear">{group.word}</span>'
     return f'<a class="chip {TONES[group.word]}" href="#g{number}">{sign} {escape(name)} <b>{said}</b></a>'
 
 
-def _margins(report: Report) -> str:
-    passing = [o for o in report.outcomes if o.status in PASSING and not o.watch]
+def _margins(report: outcome.Report) -> str:
+    passing = [o for o in report.outcomes if o.status in outcome.PASSING and not o.watch]
     if not passing:
         return ""
     margins = [o.verdict.margin for o in passing if o.verdict.matches is None]
@@ -265,26 +252,26 @@ def _margins(report: Report) -> str:
     return section("margins", "Margins of what passes", f'<p class="soft">{said}</p><div class="narrow">{bars}</div>')
 
 
-def _losses(report: Report) -> str:
+def _losses(report: outcome.Report) -> str:
     """What the recipes of quantisers lose."""
     rows = [
         f'<tr><th scope="row">{escape(cells[0])}</th><td>{escape(cells[1])}</td><td>{escape(cells[2])}</td>'
         + "".join(f"<td class=n>{escape(cell)}</td>" for cell in cells[3:])
         + "</tr>"
-        for cells in losses(report)
+        for cells in outcome.losses(report)
     ]
     if not rows:
         return ""
-    said = f'<p class="soft">{escape(LOSS)}: a kernel can be right and its recipe bad.</p>'
-    listed = table([*LOSS_COLUMNS[:3], *(f"{name}#" for name in LOSS_COLUMNS[3:])], rows)
+    said = f'<p class="soft">{escape(outcome.LOSS)}: a kernel can be right and its recipe bad.</p>'
+    listed = table([*outcome.LOSS_COLUMNS[:3], *(f"{name}#" for name in outcome.LOSS_COLUMNS[3:])], rows)
     return section("loss", "What the recipes lose", said + scrolling(listed, "loss of quantisers"))
 
 
-def _reasons(report: Report) -> str:
+def _reasons(report: outcome.Report) -> str:
     """MISTRUSTED, UNSUPPORTED and SKIPPED outcomes by reason; reasons that differ in numbers alone are one."""
     parts = []
     for status in (Status.MISTRUSTED, Status.UNSUPPORTED, Status.SKIPPED):
-        found: dict[str, list[Outcome]] = {}
+        found: dict[str, list[outcome.Outcome]] = {}
         for o in report.outcomes:
             if o.status is status:
                 found.setdefault(_NUMBER.sub("0", o.verdict.reason or ""), []).append(o)
@@ -298,14 +285,14 @@ def _reasons(report: Report) -> str:
     return section("reasons", "Not judged, or proving little", content) if parts else ""
 
 
-def _reason(same: list[Outcome]) -> str:
+def _reason(same: list[outcome.Outcome]) -> str:
     said = list(dict.fromkeys(o.verdict.reason or "" for o in same))
     others = ' <span class="soft">(the same with other numbers)</span>' if len(said) > 1 else ""
     where = _folded(list(dict.fromkeys(escape(f"{o.contract} [{o.subject}]") for o in same)))
     return f"<tr><td>{cut(said[0], 400)}{others}</td><td class=n>{len(same)}</td><td>{where}</td></tr>"
 
 
-def _cases(report: Report) -> str:
+def _cases(report: outcome.Report) -> str:
     groups = "".join(_group(number, group) for number, group in enumerate(report.groups()))
     asked = (
         '<div class="filter" hidden><label for="filter">Filter the cases</label>'
@@ -316,7 +303,7 @@ def _cases(report: Report) -> str:
     return section("cases", "Every case", asked + groups)
 
 
-def _group(number: int, group: Group) -> str:
+def _group(number: int, group: outcome.Group) -> str:
     arch = "" if group.arch == "-" else f", {group.arch}"
     name = f"{group.contract} [{group.subject}{arch}]"
     listed = table(("status", "case", "margin#", "proof", "s#"), map(_case, group.outcomes))
@@ -324,9 +311,9 @@ def _group(number: int, group: Group) -> str:
     return f'<details id="g{number}"><summary>{badge(group.word)} {escape(name)} {counted}</summary>{listed}</details>'
 
 
-def _case(o: Outcome) -> str:
+def _case(o: outcome.Outcome) -> str:
     v = o.verdict
-    judged = v.status in JUDGED
+    judged = v.status in outcome.JUDGED
     proof = f"bits of {v.matches}" if v.matches else v.basis if v.status is Status.PASSED else v.reason or _extent(o)
     cells = (
         f"<td>{badge(o.word)}</td>",

@@ -284,9 +284,9 @@ class Contract(ABC):
     def reference(self, inputs: Inputs, **options: object) -> Tensor | dict[str, Tensor]:
         """The truth for checked inputs; see :func:`oracle.reference`."""
 
-    @abstractmethod
     def outputs(self, call: Call) -> dict[str, Out]:
-        """What the routine returns for a checked call, by output name."""
+        """What the routine returns for a checked call, by output name: by default the like of the reference's."""
+        return {name: Out(tuple(x.shape), (x.dtype,)) for name, x in call.truth.items()}
 
     @abstractmethod
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from oracle.bounds import Accumulator, of_schedule
+from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.outer import outer_bands, why_not
 from oracle.numbers.formats import decode, of_dtype, same_bits
@@ -187,7 +188,7 @@ def _closely(part: Part, rows: Tensor, columns: Tensor, output: Tensor, name: st
     product = product if product.nearby is None else product.nearby
     own = part.of(output)[rows][:, columns].to(product.a.device)
     value, interval = exact_and_interval(product, name)
-    assert value is not None  # a schedule's bound comes with the exact value
+    value = exact(product) if value is None else value
     known = ExactPart(Part(product), value, rounded(product, value, output.dtype))
     return _Seen(known, own, compared([known], [interval], own), _place(part, rows), columns)
 

@@ -28,8 +28,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from oracle.bounds import Accumulator, Interval, admissible, any_order_bound, ieee32_bound, of_schedule, split_bound
-from oracle.bounds.engines import exact, exact_and_residue
+from oracle.bounds import Accumulator, Interval, admissible, ieee32_bound, of_schedule
+from oracle.bounds.engines import any_order_bound, exact, exact_and_residue, split_bound
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.product import collapsed, stored_before
 from oracle.numbers.formats import codes_of, decode, of_dtype, same_bits
@@ -401,7 +401,8 @@ def _judge_interval(
             comparison, basis = held
             leave = "element leaves" if found.outside == 1 else "elements leave"
             said = f"{basis}; {found.outside} {leave} the {intervals[0].name}, which is not declared"
-            if other.endswith(SPLIT) and (split := _split_of(parts, output, other)) is not None:
+            cut = other if other.endswith(SPLIT) else name + SPLIT
+            if cut in wider and (split := _split_of(parts, output, cut)) is not None:
                 said, matched = f"bits of {split.name}", split.name
                 return verdict_of_equality(said, matched, comparison.total, mistrust)
             return verdict(comparison, basis=said, mistrust=mistrust)

@@ -33,6 +33,7 @@ from tests.support.products import block_scaled
 GEMM = "fp8_gemm_nt"
 SHAPE, SMALL = (256, 2048, 2048), (16, 128, 256)
 FAULTS = ("A scale of the previous K block", "store truncates")
+LEGAL, MANY = ("store truncates",), 4096  # sums of so many products may legally end a unit in the last place apart
 REQUIRED = {"cpu": {"right": 3.5, "wrong": 12.0}, "cuda": {"reference": 6.0, "right": 15.0, "wrong": 40.0}}  # matmuls
 Side = Callable[[], object]
 
@@ -66,7 +67,8 @@ def judging(inputs: dict[str, Tensor], out: Tensor, name: str) -> Side:
 
     def judge() -> None:
         status = oracle.judge(GEMM, inputs, out).status
-        assert (status is Status.PASSED) is (name == "right") and status in (Status.PASSED, Status.FAILED)
+        legal = name == "right" or name in LEGAL and inputs["a"].shape[1] > MANY
+        assert (status is Status.PASSED) is legal and status in (Status.PASSED, Status.FAILED)
 
     return judge
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from oracle.routines.base import F32, Call, Contract, Inputs, Options, OptionSpec, Out, TensorSpec, positive, register
+from oracle.routines.base import F32, Call, Contract, Inputs, Options, OptionSpec, TensorSpec, positive, register
 from oracle.truth import layout, tiles
 from oracle.verdict.compare import Status, Verdict
 from oracle.verdict.sets import Bits, Found, Range, Sets, bits_of, judge_bits, worst_of, wrong_strides
@@ -46,9 +46,6 @@ class LayoutContract(Contract):
     def reference(self, inputs: Inputs, **options: object) -> Tensor | dict[str, Tensor]:
         made = self.made(inputs, self.check(inputs, options))
         return made if tuple(made) != ("out",) else made["out"]
-
-    def outputs(self, call: Call) -> dict[str, Out]:
-        return {name: Out(tuple(x.shape), (x.dtype,)) for name, x in call.truth.items()}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [Bits(call.truth, self.why_mistrust(call.inputs), self.strided)]

@@ -126,9 +126,6 @@ class AllClose1d(Contract):
         self.check(inputs, options)
         return torch.tensor(shards.all_close_1d(inputs["x"]), dtype=torch.bool, device=inputs["x"].device)
 
-    def outputs(self, call: Call) -> dict[str, Out]:
-        return {"out": Out((), (torch.bool,))}
-
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [Property(lambda found: self._judge(call, found["out"]))]
 
@@ -158,9 +155,6 @@ class ProductsOfScales(Contract):
     def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
         self.check(inputs, options)
         return {name: rounded_to(value, torch.float32) for name, value in self.formula(inputs).items()}
-
-    def outputs(self, call: Call) -> dict[str, Out]:
-        return {name: Out(tuple(x.shape), F32) for name, x in call.truth.items()}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [Elements(lambda: (self._sets(call), "one float32 operation"))]

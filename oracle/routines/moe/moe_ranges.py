@@ -36,20 +36,8 @@ from oracle.bounds.engines import exact
 from oracle.bounds.product import ETA, U
 from oracle.numbers.formats import FP32, Format, decode, of_dtype
 from oracle.numbers.recipes import Recipe
+from oracle.truth import moe
 from oracle.truth.gemm import ScaledProduct, rounded
-from oracle.truth.moe import (
-    Activation,
-    Addition,
-    Combine,
-    Experts,
-    Steps,
-    Tokens,
-    added,
-    between,
-    nearest,
-    running_sum,
-    stored_as,
-)
 from oracle.truth.routing import DEVICE_ERROR, DEVICE_SLOPE, FLUSH, Span, sigmoid
 from oracle.verdict.products import interval_of
 
@@ -93,9 +81,9 @@ class Shares:
 
 
 def shares(
-    tokens: Tokens,
-    experts: Experts,
-    steps: Steps,
+    tokens: moe.Tokens,
+    experts: moe.Experts,
+    steps: moe.Steps,
     *,
     numerics: str,
     acc: Accumulator | None,
@@ -109,7 +97,7 @@ def shares(
     are used and not ``tokens.codes``; nothing is claimed of the rows ``unknown [T]``.
     """
     made, basis, flips, count = list[Share](), numerics, 0, 0
-    fmt, first = of_dtype(between(steps)), steps.first or steps.store
+    fmt, first = of_dtype(moe.between(steps)), steps.first or steps.store
     for expert, token, slot in tokens.slots(experts):
         if boxes is None:
             h, lost = stored_span(experts.product("w13", expert, *tokens.rows(token)), first, numerics)
@@ -128,18 +116,20 @@ def shares(
     return Shares(made, basis, flips, count)
 
 
-def outcome(tokens: Tokens, experts: Experts, steps: Steps, found: Shares, weights: Span | None = None) -> Outcome:
+def outcome(
+    tokens: moe.Tokens, experts: moe.Experts, steps: moe.Steps, found: Shares, weights: Span | None = None
+) -> Outcome:
     """The interval of a layer's output by ``steps.combine``; with ``weights [T, k]`` the weights lie between bounds."""
     combine, fmt = steps.combine.value, of_dtype(steps.store)
     weights = weights or Span(*(tokens.output_weights(),) * 2)
     if combine.weight:
-        weights = Span(nearest(weights.low, fmt), nearest(weights.high, fmt))
+        weights = Span(moe.nearest(weights.low, fmt), moe.nearest(weights.high, fmt))
     shape = (tokens.codes.shape[0], experts.w2.shape[1])
     open_ = torch.zeros(shape[0], dtype=torch.bool, device=tokens.codes.device)
     low, high = (torch.zeros((tokens.ids.shape[1], *shape), dtype=torch.float64, device=open_.device) for _ in range(2))
     for share in found.of:
         token, slot = share.token, share.slot
-        y, overflow = rounded_span(share.found, stored_as(steps))
+        y, overflow = rounded_span(share.found, moe.stored_as(steps))
         ends = [w[token, slot, None] for w in (weights.low, weights.high)]
         corners = torch.stack([w * edge for w in ends for edge in (y.low, y.high)])
         left, right = corners.amin(dim=0), corners.amax(dim=0)
@@ -147,25 +137,25 @@ def outcome(tokens: Tokens, experts: Experts, steps: Steps, found: Shares, weigh
             width = 2 * U * torch.maximum(left.abs(), right.abs()) + 2 * ETA * share.largest_scale
             left, right = left - width, right + width
         if combine.term:
-            left, right = nearest(left, fmt), nearest(right, fmt)
+            left, right = moe.nearest(left, fmt), moe.nearest(right, fmt)
         gone = share.lost | overflow | ~torch.isfinite(left).all(dim=1) | ~torch.isfinite(right).all(dim=1)
         open_[token] |= gone
         low[slot, token], high[slot, token] = (torch.where(gone[:, None], 0.0, end) for end in (left, right))
-    if combine.addition is Addition.FLOAT32:
+    if combine.addition is moe.Addition.FLOAT32:
         n = tokens.ids.shape[1] + 2
         slack = n * U / (1 - n * U) * (1 + 2.0**-20) * torch.maximum(low.abs(), high.abs()).sum(dim=0) + n * ETA
         span = Span(low.sum(dim=0) - slack, high.sum(dim=0) + slack)
     else:
         both = Span(low, high)
-        span = any_order(both, steps.store) if combine.addition is Addition.ANY else in_order(both, steps.store)
+        span = any_order(both, steps.store) if combine.addition is moe.Addition.ANY else in_order(both, steps.store)
         open_ |= ~(torch.isfinite(span.low) & torch.isfinite(span.high)).all(dim=1)
-    basis = found.basis if steps.combine is Combine.STORED else f"{found.basis}, combine {steps.combine.name}"
+    basis = found.basis if steps.combine is moe.Combine.STORED else f"{found.basis}, combine {steps.combine.name}"
     return Outcome(span, open_[:, None].expand(shape), basis, found.flips, found.intermediates)
 
 
 def in_order(terms: Span, dtype: torch.dtype) -> Span:
     """Bounds of the sum over the first axis, slot by slot, each sum rounded to ``dtype``."""
-    return Span(running_sum(terms.low, dtype), running_sum(terms.high, dtype))
+    return Span(moe.running_sum(terms.low, dtype), moe.running_sum(terms.high, dtype))
 
 
 def any_order(terms: Span, dtype: torch.dtype) -> Span:
@@ -189,7 +179,7 @@ def any_order(terms: Span, dtype: torch.dtype) -> Span:
         u, eta = 2.0 ** -(fmt.fraction_bits + 1), fmt.min_subnormal
         gamma = (count - 1) * u / (1 - (count - 1) * u) * (1 + 2.0**-40)
         slack = gamma * torch.maximum(low.abs(), high.abs()).sum(dim=0) + count * eta
-        return Span(nearest(low.sum(dim=0) - slack, fmt), nearest(high.sum(dim=0) + slack, fmt))
+        return Span(moe.nearest(low.sum(dim=0) - slack, fmt), moe.nearest(high.sum(dim=0) + slack, fmt))
     return Span(_extreme(low, dtype, torch.minimum), _extreme(high, dtype, torch.maximum))
 
 
@@ -200,7 +190,7 @@ def _extreme(terms: Tensor, dtype: torch.dtype, pick: Callable[[Tensor, Tensor],
     for size in range(1, count + 1):
         made = {}
         for members in combinations(range(count), size):
-            ends = [added(sums[sum(1 << m for m in members if m != j)], terms[j], dtype) for j in members]
+            ends = [moe.added(sums[sum(1 << m for m in members if m != j)], terms[j], dtype) for j in members]
             made[sum(1 << m for m in members)] = reduce(pick, ends)
         sums = made
     return sums[(1 << count) - 1]
@@ -219,14 +209,14 @@ def stored_span(product: ScaledProduct, dtype: torch.dtype, numerics: str) -> tu
 
 
 def boxed_span(
-    boxes: Sequence[Box], experts: Experts, which: str, expert: int, store: torch.dtype, acc: Accumulator | None
+    boxes: Sequence[Box], experts: moe.Experts, which: str, expert: int, store: torch.dtype, acc: Accumulator | None
 ) -> tuple[Span, Tensor, str]:
     """Bounds of a stored product of boxes with a weight, rows about which nothing is claimed, and the bound's name."""
     found = boxed_range(boxes, experts, which, expert, acc)
     return *rounded_span(found, store), found.name
 
 
-def boxed_range(boxes: Sequence[Box], experts: Experts, which: str, expert: int, acc: Accumulator | None) -> Range:
+def boxed_range(boxes: Sequence[Box], experts: moe.Experts, which: str, expert: int, acc: Accumulator | None) -> Range:
     """Bounds of a product of boxes with a weight, before it is stored."""
     scale, block, b_rows = experts.scale(which, expert)
     if experts.alpha is not None:
@@ -239,13 +229,13 @@ def boxed_range(boxes: Sequence[Box], experts: Experts, which: str, expert: int,
 def rounded_span(found: Range, store: torch.dtype) -> tuple[Span, Tensor]:
     """A range rounded to the stored dtype, and the rows about which nothing is claimed."""
     fmt = of_dtype(store)
-    low, high = nearest(found.low, fmt), nearest(found.high, fmt)
+    low, high = moe.nearest(found.low, fmt), moe.nearest(found.high, fmt)
     open_ = found.open | ~torch.isfinite(low) | ~torch.isfinite(high)
     finite = Span(torch.nan_to_num(low, 0.0, 0.0, 0.0), torch.nan_to_num(high, 0.0, 0.0, 0.0))
     return finite, open_.any(dim=1)
 
 
-def act_span(h: Span, steps: Steps) -> Span:
+def act_span(h: Span, steps: moe.Steps) -> Span:
     """Bounds of ``silu(gate) * up`` as the quantiser sees it."""
     (g1, u1), (g2, u2) = h.low.chunk(2, dim=1), h.high.chunk(2, dim=1)
     if steps.limit is not None:
@@ -253,15 +243,15 @@ def act_span(h: Span, steps: Steps) -> Span:
         u1, u2 = u1.clamp(-steps.limit, steps.limit), u2.clamp(-steps.limit, steps.limit)
     fmt = of_dtype(steps.store)
     s = silu_span(Span(g1, g2))
-    if steps.activation is Activation.EACH:
-        s = Span(nearest(s.low, fmt), nearest(s.high, fmt))
+    if steps.activation is moe.Activation.EACH:
+        s = Span(moe.nearest(s.low, fmt), moe.nearest(s.high, fmt))
     corners = torch.stack([s.low * u1, s.low * u2, s.high * u1, s.high * u2])
     low, high = corners.amin(dim=0), corners.amax(dim=0)
     low, high = low - 2 * U * low.abs() - 2.0**-148, high + 2 * U * high.abs() + 2.0**-148
-    if steps.activation is Activation.EACH:  # a product of two stored values is exact before it is rounded
+    if steps.activation is moe.Activation.EACH:  # a product of two stored values is exact before it is rounded
         low, high = corners.amin(dim=0), corners.amax(dim=0)
-    into = of_dtype(between(steps))
-    return Span(nearest(low, into), nearest(high, into))
+    into = of_dtype(moe.between(steps))
+    return Span(moe.nearest(low, into), moe.nearest(high, into))
 
 
 def _multiplied(act: Span, multiplier: Tensor | None, fmt: Format) -> Span:
@@ -269,7 +259,7 @@ def _multiplied(act: Span, multiplier: Tensor | None, fmt: Format) -> Span:
     if multiplier is None:
         return act
     ends = act.low * decode(multiplier), act.high * decode(multiplier)
-    return Span(nearest(torch.minimum(*ends), fmt), nearest(torch.maximum(*ends), fmt))
+    return Span(moe.nearest(torch.minimum(*ends), fmt), moe.nearest(torch.maximum(*ends), fmt))
 
 
 def _read_back(h: Span, recipe: Recipe, fmt: Format) -> Span:
@@ -281,7 +271,7 @@ def _read_back(h: Span, recipe: Recipe, fmt: Format) -> Span:
         corners = torch.stack([end * scale for end in (box.low, box.high) for scale in scales])
         ends.append((corners.amin(dim=0), corners.amax(dim=0)))
     low, high = (torch.stack(e) for e in zip(*ends, strict=True))
-    return Span(nearest(low.amin(dim=0), FP32), nearest(high.amax(dim=0), FP32))
+    return Span(moe.nearest(low.amin(dim=0), FP32), moe.nearest(high.amax(dim=0), FP32))
 
 
 def silu_span(x: Span) -> Span:

@@ -174,7 +174,9 @@ class MxProduct(ProductContract):
     ``names``: of a, b and their scales; ``a_dtype``...: what a side may be.
     """
 
+    gpu = False
     golden_arches: ClassVar[tuple[str, ...]] = ("cpu", "sm90", "sm100")
+    roles = {}
     names: ClassVar[tuple[str, str, str, str]] = ("a", "b", "a_scale", "b_scale")
     numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **FOUR, "sm100": (*TWO_LEVEL["sm100"], *FOUR["sm100"]), "sm120": (*TWO_LEVEL["sm120"], *FOUR["sm120"])

@@ -56,7 +56,6 @@ SIZES = TensorSpec("problem_sizes", INTEGERS, ("G", "3"), "rows, N and K of each
 @register
 class BmmFp8(ProductContract):
     name = "bmm_fp8"
-    gpu = True
     summary = "a [G, M, K] times b [G, K, N] for every batch; one scale for each operand"
     source = "flashinfer.gemm.bmm_fp8 (cuBLASLt)"
     numerics = TENSOR_NUMERICS
@@ -89,7 +88,6 @@ class BmmFp8(ProductContract):
 @register
 class GroupedMmFp8(Runs):
     name = "grouped_mm_fp8"
-    gpu = True
     summary = "rows sorted by expert, runs of any length; the sum times alpha"
     source = "flashinfer.grouped_mm.grouped_mm_fp8 (cuDNN)"
     numerics = TENSOR_NUMERICS
@@ -164,10 +162,8 @@ class BatchDeepGemm(GroupedMasked):
 @register
 class CutlassBlockwiseGrouped(Runs):
     name = "cutlass_blockwise_scaled_grouped_mm"
-    gpu = True
     summary = "rows sorted by expert, runs of any length, starts and sizes given; 1x128 and 128x128 scales"
     source = "vLLM csrc cutlass_blockwise_scaled_grouped_mm; sgl-kernel fp8_blockwise_scaled_grouped_mm and es_..."
-    numerics = BLOCK_NUMERICS
     roles: ClassVar[Mapping[str, str]] = {"a": "a", "b": "b", "a_scale": "scales_a", "b_scale": "scales_b"}
     groups = "expert_offsets"
     out_dtypes = NARROW

@@ -102,6 +102,9 @@ class ProductContract(Contract):
     """
 
     section = "GEMM"
+    gpu = True
+    numerics = BLOCK_NUMERICS
+    roles: ClassVar[Mapping[str, str]] = PLAIN_ROLES
     options: ClassVar[tuple[OptionSpec, ...]] = (OUT_DTYPE,)
     golden_arches: ClassVar[tuple[str, ...]] = ("cpu", "sm90", "gfx942")
     multiplies = True
@@ -177,11 +180,8 @@ class ProductContract(Contract):
 class Fp8GemmNt(ProductContract):
     name = "fp8_gemm_nt"
     probed: ClassVar[tuple[int | None, int] | None] = (128, 128)
-    gpu = True
     summary = "a [M, K] times b [N, K] transposed, 1x128 scales on a, 128x128 scales on b"
     source = "DeepGEMM fp8_gemm_nt; DeepSeek-V3 report, 3.3.2"
-    numerics = BLOCK_NUMERICS
-    roles = PLAIN_ROLES
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
         A,
         scale_input("a_scale", BLOCKS[0], "M", "K", doc="logical 1x128 scales"),
@@ -201,11 +201,9 @@ class CutlassScaledMm(ProductContract):
 
     name = "cutlass_scaled_mm"
     probed = (None, 1)
-    gpu = True
     summary = "a [M, K] times b [N, K] transposed; per-tensor, per-token, per-channel or block scales; optional bias"
     source = "vLLM csrc cutlass_scaled_mm"
     numerics = ROW_NUMERICS
-    roles = PLAIN_ROLES
     inputs = (
         A,
         TensorSpec("b", FP8, ("N", "K"), "weight codes, logical [N, K]"),
@@ -265,7 +263,6 @@ class TorchScaledMm(ProductContract):
 @register
 class TorchPerTensor(TorchScaledMm):
     name = "torch_per_tensor_w8a8_scaled_mm"
-    gpu = True
     summary = "one scale for each operand"
 
 
@@ -273,7 +270,6 @@ class TorchPerTensor(TorchScaledMm):
 class TorchPerToken(TorchScaledMm):
     name = "torch_per_token_w8a8_scaled_mm"
     probed = (None, 1)
-    gpu = True
     summary = "one scale for each row of qinput and each column of weight (row-wise kernel)"
     scale_dims = (TOKENS, CHANNELS)
 
@@ -282,7 +278,6 @@ class TorchPerToken(TorchScaledMm):
 class TorchChannelwise(TorchScaledMm):
     name = "torch_channelwise_w8a8_scaled_mm"
     probed = (None, 1)
-    gpu = True
     summary = "unit-scale product to float32, then scale_a, scale_b and bias, then the output dtype"
     scale_dims = ((*ONE, *TOKENS), (*ONE, *CHANNELS))
 

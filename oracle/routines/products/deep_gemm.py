@@ -43,7 +43,6 @@ from oracle.routines.products.contract import (
     BLOCKS,
     OUT_DTYPE,
     OUT_DTYPES,
-    PLAIN_ROLES,
     Fp8GemmNt,
     ProductContract,
     block_scaled,
@@ -164,11 +163,8 @@ class KGrouped(ProductContract):
     ``M * ks[g]`` (of ``b``: ``N * ks[g]``) behind those of the groups before it, row by row."""
 
     name = "k_grouped_fp8_gemm_nt_contiguous"
-    gpu = True
     summary = "for every group of K, c[g] + a_g [M, K_g] times b_g [N, K_g] transposed, 1x128 scales; float32"
     source = f"{SOURCE}; impls/sm90_fp8_gemm_1d1d.cuh"
-    numerics = BLOCK_NUMERICS
-    roles = PLAIN_ROLES
     laid_out = True
     out_dtypes = F32
     options = (FLOAT32_OUT,)
@@ -246,9 +242,6 @@ class Fp8Einsum(ProductContract):
     name = "fp8_einsum"
     summary = "bhr,hdr->bhd: for every head a [B, R] times b [D, R] transposed; 1x128 and 128x128 scales"
     source = "DeepGEMM csrc/apis/einsum.hpp"
-    gpu = True
-    numerics = BLOCK_NUMERICS
-    roles = PLAIN_ROLES
     laid_out = True
     inputs = (
         TensorSpec("a", FP8, ("M", "H", "K"), "activation codes"),

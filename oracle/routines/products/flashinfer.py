@@ -80,7 +80,6 @@ class Fp8BlockscaleGemmSm90(ProductContract):
 
     name = "fp8_blockscale_gemm_sm90"
     probed: ClassVar[tuple[int | None, int] | None] = (128, 128)
-    gpu = True
     summary = "FlashInfer's block-scaled GEMM for Hopper: FP8 x FP8, or bfloat16 operands quantised inside"
     source = "flashinfer.gemm.fp8_blockscale_gemm_sm90; TensorRT-LLM fp8_blockscale_gemm"
     numerics = {"sm90": BLOCK_NUMERICS["sm90"], "cpu": BLOCK_NUMERICS["cpu"]}
@@ -142,7 +141,6 @@ class WideInput(Fp8BlockscaleGemmSm90):
 @register
 class FlashinferBlockscale(WideInput):
     name = "flashinfer_fp8_blockscale_gemm"
-    gpu = True
     summary = "FlashInfer's block-scaled GEMM with a bfloat16 input and an FP8 weight"
     source = "vLLM utils/flashinfer.flashinfer_fp8_blockscale_gemm"
 
@@ -150,7 +148,6 @@ class FlashinferBlockscale(WideInput):
 @register
 class DynamicBlockscale(WideInput):
     name = "dynamic_flashinfer_deepgemm_blockscale_gemm"
-    gpu = True
     summary = "FlashInfer below 32 rows, else quantised in groups and multiplied by DeepGEMM"
     source = "vLLM scaled_mm/flashinfer.py"
 

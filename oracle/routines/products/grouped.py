@@ -18,10 +18,8 @@ from torch import Tensor
 from oracle.errors import InputError
 from oracle.routines.base import F32, FP8, INTEGERS, Inputs, Options, TensorSpec, register
 from oracle.routines.products.contract import (
-    BLOCK_NUMERICS,
     BLOCKS,
     EXPERTS,
-    PLAIN_ROLES,
     ROW_NUMERICS,
     A,
     ProductContract,
@@ -37,11 +35,8 @@ RUN = 128  # rows of an expert are aligned to this in DeepGEMM (get_mk_alignment
 @register
 class GroupedContiguous(ProductContract):
     name = "m_grouped_fp8_gemm_nt_contiguous"
-    gpu = True
     summary = "rows sorted by expert in one matrix; -1 marks padding rows"
     source = "DeepGEMM m_grouped_fp8_gemm_nt_contiguous"
-    numerics = BLOCK_NUMERICS
-    roles = PLAIN_ROLES
     groups = "m_indices"
     row_unit = RUN
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
@@ -75,11 +70,8 @@ class GroupedContiguous(ProductContract):
 @register
 class GroupedMasked(ProductContract):
     name = "fp8_m_grouped_gemm_nt_masked"
-    gpu = True
     summary = "one matrix for each expert, of which the first masked_m[g] rows are real"
     source = "DeepGEMM fp8_m_grouped_gemm_nt_masked"
-    numerics = BLOCK_NUMERICS
-    roles = PLAIN_ROLES
     groups = "masked_m"
     inputs = (
         TensorSpec("a", FP8, ("G", "M", "K"), "activation codes"),
@@ -161,7 +153,6 @@ class Runs(ProductContract):
 @register
 class ScaledGroupedMm(Runs):
     name = "scaled_grouped_mm"
-    gpu = True
     summary = "rows sorted by expert, runs of any length; (sum * scale_a) * scale_b with a scale per token and channel"
     source = "torch._scaled_grouped_mm; vLLM csrc cutlass_moe_mm"
     numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {

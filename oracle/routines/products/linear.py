@@ -31,18 +31,7 @@ from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, round_to
 from oracle.routines.base import F32, FP8, Call, Contract, Inputs, Options, OptionSpec, Out, TensorSpec, register
 from oracle.routines.layouts.contract import TableContract
-from oracle.routines.products.contract import (
-    BIAS,
-    CHANNELS,
-    ONE,
-    OUT_DTYPE,
-    OUT_DTYPES,
-    ROW_NUMERICS,
-    TOKENS,
-    TorchScaledMm,
-    scaled_by_shape,
-    transposed,
-)
+from oracle.routines.products import contract
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.tensorcore.schedules import is_class, of_class
@@ -70,14 +59,14 @@ class Fp8LinearOp(Contract):
         TensorSpec("weight_scale", F32, None, "one value, or one for each channel: [N], [N, 1] or [1, N]"),
         TensorSpec("input_scale", F32, None, "one value: static; with FP8 codes also [M, 1]", optional=True),
         TensorSpec("input_scale_ub", F32, None, "one value: bound of amax per token", optional=True),
-        BIAS,
+        contract.BIAS,
     )
     options = (
         OptionSpec("use_per_token_if_dynamic", False, (False, True), "one scale per token when none is given"),
         OptionSpec("cutlass_fp8_supported", False, (False, True), "the CUTLASS path, which takes no FP8 input"),
-        OUT_DTYPE,
+        contract.OUT_DTYPE,
     )
-    numerics = ROW_NUMERICS
+    numerics = contract.ROW_NUMERICS
     golden_arches = ("cpu", "sm90")
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
@@ -107,7 +96,7 @@ class Fp8LinearOp(Contract):
 
     def outputs(self, call: Call) -> dict[str, Out]:
         dtype, x = call.resolved["out_dtype"], call.inputs["input"]
-        dtypes = (dtype,) if isinstance(dtype, torch.dtype) else OUT_DTYPES
+        dtypes = (dtype,) if isinstance(dtype, torch.dtype) else contract.OUT_DTYPES
         return {"out": Out((*x.shape[:-1], call.inputs["weight"].shape[1]), dtypes)}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
@@ -147,14 +136,14 @@ class Fp8LinearOp(Contract):
         """The product after each admitted recipe; one with recipe None for FP8 input."""
         x = inputs["input"]
         flat = x.reshape(-1, x.shape[-1])
-        weight = transposed(inputs["weight"])
+        weight = contract.transposed(inputs["weight"])
         scale, bias = inputs["weight_scale"], inputs.get("bias")
         if x.dtype in FP8:
-            return [(None, scaled_by_shape(flat, weight, inputs["input_scale"], scale, bias))]
+            return [(None, contract.scaled_by_shape(flat, weight, inputs["input_scale"], scale, bias))]
         made: list[tuple[Recipe | None, ScaledProduct]] = []
         for recipe in self.recipes(inputs, options):
             q = quantize(flat, recipe, scale=inputs.get("input_scale"), scale_ub=inputs.get("input_scale_ub"))
-            made.append((recipe, scaled_by_shape(q.codes, weight, q.scale, scale, bias)))
+            made.append((recipe, contract.scaled_by_shape(q.codes, weight, q.scale, scale, bias)))
         return made
 
     def recipes(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
@@ -194,17 +183,18 @@ class Fp8LinearOp(Contract):
 
 
 @register
-class CutlassW8a8(TorchScaledMm):
+class CutlassW8a8(contract.TorchScaledMm):
     name = "cutlass_w8a8_scaled_mm"
     gpu = True
     summary = "one scale for qinput or one for each token; one for weight or one for each channel"
     source = "vLLM w8a8_utils.cutlass_w8a8_scaled_mm"
-    scale_dims = ((*ONE, *TOKENS), (*ONE, *CHANNELS))
+    scale_dims = ((*contract.ONE, *contract.TOKENS), (*contract.ONE, *contract.CHANNELS))
 
 
 @register
-class RocmPerTensor(TorchScaledMm):
+class RocmPerTensor(contract.TorchScaledMm):
     name = "rocm_per_tensor_w8a8_scaled_mm"
+    gpu = False
     summary = "one scale for each operand, FNUZ codes on gfx942"
     source = "vLLM w8a8_utils.rocm_per_tensor_w8a8_scaled_mm"
     numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -214,7 +204,7 @@ class RocmPerTensor(TorchScaledMm):
     inputs = (
         TensorSpec("qinput", (*FNUZ, *FP8), ("M", "K"), "activation codes"),
         TensorSpec("weight", (*FNUZ, *FP8), ("K", "N"), "weight codes, logical [K, N]"),
-        *TorchScaledMm.inputs[2:],
+        *contract.TorchScaledMm.inputs[2:],
     )
 
 
@@ -255,9 +245,6 @@ class CalcDiff(Contract):
     def reference(self, inputs: Inputs, **options: object) -> Tensor:
         self.check(inputs, options)
         return torch.tensor(calc_diff(inputs["x"], inputs["y"]), dtype=torch.float64, device=inputs["x"].device)
-
-    def outputs(self, call: Call) -> dict[str, Out]:
-        return {"out": Out((), (torch.float64,))}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [Difference(call.truth["out"], 4 * (call.inputs["x"].numel() + 4) * 2.0**-53)]

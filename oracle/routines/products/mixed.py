@@ -64,7 +64,6 @@ def check_int4(q: Tensor) -> None:
 @register
 class W4A8(ProductContract):
     name = "cutlass_w4a8_mm"
-    gpu = True
     summary = "a [M, K] times int4 weights [N, K] with a scale for 128 each; then one for each row and channel"
     source = "vLLM csrc/quantization/cutlass_w4a8/w4a8_mm_entry.cu"
     numerics = ROW_NUMERICS

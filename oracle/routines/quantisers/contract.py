@@ -13,26 +13,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from oracle.bounds.quantiser import agreement, code_of_ordinal, code_set, judge_recipe, kin, same_kind, scale_set
 from oracle.errors import LayoutError, NumericsError, OptionError, ShapeError
-from oracle.numbers import recipes
+from oracle.numbers import quantize, recipes
 from oracle.numbers.formats import E4M3FN, FP16, FP32, decode, of_dtype
-from oracle.numbers.quantize import (
-    WIDE,
-    Prepared,
-    Steps,
-    per_tensor_dequantize,
-    prepare,
-    quotients,
-    scale_steps,
-    to_codes,
-)
 from oracle.numbers.recipes import Recipe, ScaleFormula
 from oracle.numbers.rounding import Overflow, Rounding, encode, round_to, to_dtype
 from oracle.numbers.scaling import TENSOR, TILE_128, Block, Grid, ScaleFormat, grid
@@ -59,7 +49,7 @@ from oracle.tensorcore.identify import Match
 from oracle.verdict.compare import Admissible, Verdict, compare, verdict
 from oracle.verdict.sets import Elements, Found, Range, Sets, ranged, rounded_to
 
-X = TensorSpec("x", WIDE, ("M", "K"), "values to quantise")
+X = TensorSpec("x", quantize.WIDE, ("M", "K"), "values to quantise")
 UE8M0 = OptionSpec("use_ue8m0", False, (False, True), "round the scale up to a power of two")
 
 
@@ -80,10 +70,10 @@ class QuantiserContract(Contract):
         """The logical scale in the layout that the routine returns."""
         return scale
 
-    def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
+    def prepared_of(self, inputs: Inputs, options: Options) -> quantize.Prepared:
         """The values to quantise, with the scales that the call gives."""
         scale, scale_ub, global_scale = inputs.get("scale"), inputs.get("scale_ub"), inputs.get("global_scale")
-        return prepare(inputs["x"], scale=scale, scale_ub=scale_ub, global_scale=global_scale)
+        return quantize.prepare(inputs["x"], scale=scale, scale_ub=scale_ub, global_scale=global_scale)
 
     def published(self, made: Found, call: Call) -> dict[str, Tensor]:
         """Codes and logical scale as the routine returns them."""
@@ -101,7 +91,7 @@ class QuantiserContract(Contract):
         """Numerics of a quantiser are recipes."""
         return True
 
-    def prepared(self, call: Call) -> Prepared:
+    def prepared(self, call: Call) -> quantize.Prepared:
         """What a judgement takes for the values to quantise; see :func:`prepared`."""
         return self.prepared_of(call.inputs, call.resolved)
 
@@ -235,7 +225,7 @@ class QuantiserSets(Sets):
         }
 
 
-def prepared(call: Call) -> Prepared:
+def prepared(call: Call) -> quantize.Prepared:
     """The values to quantise, with the given scale and the bound of amax where the call has them."""
     assert isinstance(call.contract, QuantiserContract)
     return call.contract.prepared(call)
@@ -316,7 +306,7 @@ class PerTokenGroupQuantFp8(QuantiserContract):
     gpu = True
     summary = "groups of each row along K, scale max(amax, eps)/448, optionally rounded up to a power of two"
     source = "vLLM per_token_group_quant_fp8; csrc per_token_group_quant.cu"
-    inputs = (TensorSpec("x", WIDE, None, "[..., K], K a multiple of group_size"),)
+    inputs = (TensorSpec("x", quantize.WIDE, None, "[..., K], K a multiple of group_size"),)
     options = (
         OptionSpec("group_size", recipes.VLLM_GROUP.block.columns, None, "elements of K that share a scale"),
         OptionSpec("eps", 1e-10, None, "floor of the amax"),
@@ -394,7 +384,7 @@ class PerBlockCastToFp8(_Cast):
     name = "per_block_cast_to_fp8"
     summary = "one scale per 128x128 block of a weight"
     source = "DeepGEMM per_block_cast_to_fp8"
-    inputs = (TensorSpec("x", WIDE, ("N", "K"), "weight"),)
+    inputs = (TensorSpec("x", quantize.WIDE, ("N", "K"), "weight"),)
     options = (OptionSpec("block_size", (TILE_128.rows, TILE_128.columns), None, "rows and columns of a block"), UE8M0)
     plain = recipes.DEEPGEMM_128X128
     powers = (recipes.DEEPGEMM_128X128_UE8M0, recipes.TORCH_CAST_128X128_UE8M0)
@@ -510,10 +500,7 @@ class PerTensorDequantize(Contract):
 
     def reference(self, inputs: Inputs, **options: object) -> Tensor:
         self.check(inputs, options)
-        return per_tensor_dequantize(inputs["q"], inputs["inv_scale"])
-
-    def outputs(self, call: Call) -> dict[str, Out]:
-        return {"out": Out(tuple(call.inputs["q"].shape), (torch.float16,))}
+        return quantize.per_tensor_dequantize(inputs["q"], inputs["inv_scale"])
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [Elements(lambda: ({"out": self._set(call)}, "float16 of the exact or float32 product"))]
@@ -542,9 +529,6 @@ class CeilToUe8m0(Contract):
     def reference(self, inputs: Inputs, **options: object) -> Tensor:
         self.check(inputs, options)
         return ceil_to_ue8m0(inputs["x"])
-
-    def outputs(self, call: Call) -> dict[str, Out]:
-        return {"out": Out(tuple(call.inputs["x"].shape), (torch.float32,))}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         magnitude, due = decode(call.inputs["x"]).abs(), decode(call.truth["out"])
@@ -580,10 +564,9 @@ def run_quantiser(call: Call, faults: tuple[Fault, ...]) -> dict[str, Tensor]:
     recipe: Recipe = fold(call, faults, Stage.RECIPE, call.recipe)
     cells = x.grid(recipe.block)
     steps = _steps(call, x, recipe, faults)
-    values = Values(x, recipe, steps, cells)
-    quotient = fold(call, faults, Stage.QUOTIENT, values)
-    assert isinstance(quotient, Values)
-    codes = fold(call, faults, Stage.CODES, cells.join(quotient.codes()))
+    right = quantize.quotients(x.blocks(recipe.block), steps.total, steps.inverse, recipe)
+    values: Values = fold(call, faults, Stage.QUOTIENT, Values(x, recipe, steps, cells, right))
+    codes = fold(call, faults, Stage.CODES, cells.join(values.codes()))
     scale = fold(call, faults, Stage.SCALE, steps.scale.reshape(cells.scale_shape))
     q = codes.view(recipe.element.tensor_dtype)
     if "scale" in given:
@@ -591,20 +574,21 @@ def run_quantiser(call: Call, faults: tuple[Fault, ...]) -> dict[str, Tensor]:
     return {"q": q, "scale": to_dtype(scale, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)}
 
 
-def _steps(call: Call, x: Prepared, recipe: Recipe, faults: tuple[Fault, ...]) -> Steps:
+def _steps(call: Call, x: quantize.Prepared, recipe: Recipe, faults: tuple[Fault, ...]) -> quantize.Steps:
     if recipe.formula is ScaleFormula.GIVEN or not touches(faults, Stage.AMAX):
         return x.steps(recipe)
     amax = fold(call, faults, Stage.AMAX, Amax(x, recipe))
     values = amax.right if isinstance(amax, Amax) else amax
-    steps = scale_steps(values, recipe, of_dtype(x.dtype), scale_ub=x.scale_ub, global_scale=x.global_scale)
+    steps = quantize.scale_steps(values, recipe, of_dtype(x.dtype), scale_ub=x.scale_ub, global_scale=x.global_scale)
     return steps if recipe.candidates is None else x.chosen(recipe, steps)
 
 
+@dataclass(frozen=True)
 class Amax:
     """What a change of stage AMAX gets; it returns float64 ``[down, 1, across, 1]``."""
 
-    def __init__(self, x: Prepared, recipe: Recipe) -> None:
-        self.x, self.recipe = x, recipe
+    x: quantize.Prepared
+    recipe: Recipe
 
     @property
     def right(self) -> Tensor:
@@ -617,45 +601,30 @@ class Amax:
         return self.x.blocks(self.recipe.block)
 
 
+@dataclass(frozen=True)
 class Values:
     """What a change of stage QUOTIENT gets and returns: the quotients, and how they are rounded to codes."""
 
-    def __init__(
-        self,
-        x: Prepared,
-        recipe: Recipe,
-        steps: Steps,
-        cells: Grid,
-        *,
-        quotient: Tensor | None = None,
-        rounding: Rounding | None = None,
-        overflow: Overflow = Overflow.SATURATE,
-    ) -> None:
-        self.x, self.recipe, self.steps, self.cells = x, recipe, steps, cells
-        self.rounding, self.overflow = rounding, overflow
-        self.quotient = self._right() if quotient is None else quotient
+    x: quantize.Prepared
+    recipe: Recipe
+    steps: quantize.Steps
+    cells: Grid
+    quotient: Tensor
+    rounding: Rounding | None = None
+    overflow: Overflow = Overflow.SATURATE
 
-    def altered(
-        self, *, quotient: Tensor | None = None, rounding: Rounding | None = None, overflow: Overflow | None = None
-    ) -> Values:
-        """The same with another quotient, rounding or overflow."""
-        return Values(
-            self.x, self.recipe, self.steps, self.cells, quotient=self.quotient if quotient is None else quotient,
-            rounding=self.rounding if rounding is None else rounding,
-            overflow=self.overflow if overflow is None else overflow,
-        )
+    def altered(self, **changes: Any) -> Values:
+        """The same with another ``quotient``, ``rounding`` or ``overflow``; None changes nothing."""
+        return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
     def codes(self) -> Tensor:
         """uint8 codes of the blocks, rounded as the recipe says unless a fault says otherwise."""
         undefined, element = torch.isnan(self.quotient), self.recipe.element
         if self.rounding is None and self.overflow is Overflow.SATURATE:
-            return to_codes(self.quotient, self.recipe, self.x.random_blocks(self.recipe))
+            return quantize.to_codes(self.quotient, self.recipe, self.x.random_blocks(self.recipe))
         numbers = self.quotient.masked_fill(undefined, 0.0)
         codes = encode(numbers, element, rounding=self.rounding or Rounding.NEAREST_EVEN, overflow=self.overflow)
         return codes.masked_fill(undefined, self.recipe.code_of_nan)
-
-    def _right(self) -> Tensor:
-        return quotients(self.x.blocks(self.recipe.block), self.steps.total, self.steps.inverse, self.recipe)
 
 
 def values_of(codes: Tensor) -> Tensor:

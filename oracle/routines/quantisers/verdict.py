@@ -18,19 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oracle.bounds.quantiser import (
-    CodeSet,
-    Judged,
-    admitting,
-    code_bands,
-    code_of_ordinal,
-    identify,
-    judge_recipe,
-    kin,
-    of_band,
-    ordinal,
-    why_mistrust,
-)
+from oracle.bounds import quantiser
 from oracle.errors import InputError
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.quantize import Prepared
@@ -49,7 +37,7 @@ def judge_quantised(x: Prepared, q: Tensor, scale: Tensor, declared: Sequence[Re
     """
     judged = []
     for recipe in declared:
-        judged.append(judge_recipe(x, q, scale, recipe))
+        judged.append(quantiser.judge_recipe(x, q, scale, recipe))
         if judged[-1].exact:
             break
     best = min(judged, key=lambda j: (not j.exact, j.outside))
@@ -61,11 +49,11 @@ def judge_quantised(x: Prepared, q: Tensor, scale: Tensor, declared: Sequence[Re
         said = f"all {q.numel()} codes and {scale.numel()} scales equal the bits of {matches}"
         worst, margin = None, 0.0
     else:
-        matches = next(iter(identify(x, q, scale, among=kin(best.recipe))), None)
+        matches = next(iter(quantiser.identify(x, q, scale, among=quantiser.kin(best.recipe))), None)
         worst, margin = _worst(x, q, scale, best)
         said = f"all {q.numel()} codes and {scale.numel()} scales admissible ({_basis(best)})"
         said += f", worst margin {margin:.3g}" if matches is None else f"; bits of {matches}"
-    mistrust = why_mistrust(decode(scale), x.amax(best.recipe) == 0)
+    mistrust = quantiser.why_mistrust(decode(scale), x.amax(best.recipe) == 0)
     status = Status.PASSED if mistrust is None else Status.MISTRUSTED
     if mistrust is not None:
         said += f"; but this proves little: {mistrust}"
@@ -75,7 +63,7 @@ def judge_quantised(x: Prepared, q: Tensor, scale: Tensor, declared: Sequence[Re
     )  # fmt: skip
 
 
-def _failed(x: Prepared, q: Tensor, scale: Tensor, best: Judged, total: int) -> Verdict:
+def _failed(x: Prepared, q: Tensor, scale: Tensor, best: quantiser.Judged, total: int) -> Verdict:
     scales, codes = int(best.bad_scales.sum()), int(best.bad_codes.sum())
     worst, margin = _worst(x, q, scale, best)
     where = "; ".join(
@@ -86,7 +74,7 @@ def _failed(x: Prepared, q: Tensor, scale: Tensor, best: Judged, total: int) -> 
         what = f"{codes} of {q.numel()} codes (every scale is right)"
     elif codes == 0:
         what = f"{scales} of {scale.numel()} scales (the codes are right for the scales published)"
-    explained = identify(x, q, scale, among=kin(best.recipe))
+    explained = quantiser.identify(x, q, scale, among=quantiser.kin(best.recipe))
     summary = (
         f"{what} inadmissible ({_basis(best)}); worst {worst.output}{list(worst.index)}: actual {worst.actual:.9g}, "
         f"admissible [{worst.low:.9g}, {worst.high:.9g}]; {where}"
@@ -94,7 +82,7 @@ def _failed(x: Prepared, q: Tensor, scale: Tensor, best: Judged, total: int) -> 
     sound = tuple(name for name in explained if recipes()[name].fault is None)
     if explained:
         summary += f"; every bit is that of {', '.join(explained)}"
-    if not explained and (sound := admitting(x, q, scale, best.recipe)):
+    if not explained and (sound := quantiser.admitting(x, q, scale, best.recipe)):
         admit = "admits" if len(sound) == 1 else "admit"
         summary += f"; {', '.join(sound)} {admit} every code and scale"
     if sound:
@@ -140,7 +128,7 @@ def measured(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> tuple[Err
     values = decode(torch.arange(fmt.code_mask + 1, dtype=fmt.storage, device="cpu"), fmt)
     for band in x.bands(recipe.block):
         cells, rows = band.x.grid(recipe.block), codes[band.rows]
-        s = band.x.both(of_band(published, band, x, recipe).reshape(cells.count), recipe)
+        s = band.x.both(quantiser.of_band(published, band, x, recipe).reshape(cells.count), recipe)
         of_rows = s.repeat_interleave(cells.block_rows, dim=0)[: cells.rows]
         if not tally.add_rows(band.x.x.reshape(-1, columns), rows, of_rows, values):
             tally.add(band.x.values.reshape(-1, columns), decode(rows, fmt), cells.spread(s).reshape(-1, columns))
@@ -148,7 +136,7 @@ def measured(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> tuple[Err
     return None if error is None else Error(*error), tally.loss()
 
 
-def _evidence(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> Evidence:
+def _evidence(x: Prepared, q: Tensor, scale: Tensor, judged: quantiser.Judged) -> Evidence:
     """What a report draws: the scales when one of them is bad, else the codes with the blocks that share a scale."""
     if judged.bad_scales.any():
         scales = Admissible(judged.scales.low, judged.scales.high, judged.scales.expected)
@@ -158,21 +146,21 @@ def _evidence(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> Evidence
     return gather_pieces(_pieces(x, q, scale, judged), q, output="q", tile=tile, fmt=judged.recipe.element)
 
 
-def _pieces(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> Iterator[Piece]:
+def _pieces(x: Prepared, q: Tensor, scale: Tensor, judged: quantiser.Judged) -> Iterator[Piece]:
     matrix, bad = q.reshape(-1, q.shape[-1]), judged.bad_codes.view(-1, q.shape[-1])
-    for rows, sets in code_bands(x, judged.recipe, decode(scale)):
+    for rows, sets in quantiser.code_bands(x, judged.recipe, decode(scale)):
         low, high, expected = (
-            decode(code_of_ordinal(t, sets.fmt), sets.fmt) for t in (sets.low, sets.high, sets.expected)
+            decode(quantiser.code_of_ordinal(t, sets.fmt), sets.fmt) for t in (sets.low, sets.high, sets.expected)
         )
         codes = Admissible(low, high, torch.where(sets.nan, torch.nan, expected))
         yield Piece(matrix[rows], codes, ratio_of(decode(matrix[rows], sets.fmt), codes), bad[rows])
 
 
-def _basis(judged: Judged) -> str:
+def _basis(judged: quantiser.Judged) -> str:
     return f"admissible set of recipe {judged.recipe.name}"
 
 
-def _worst(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> tuple[Worst, float]:
+def _worst(x: Prepared, q: Tensor, scale: Tensor, judged: quantiser.Judged) -> tuple[Worst, float]:
     """The worst scale if one is bad, else the worst code; and the largest ratio of either."""
     of_scale, of_code = _worst_scale(scale, judged), _worst_code(x, q, scale, judged)
     margin = max(of_scale.ratio, of_code.ratio)
@@ -183,7 +171,7 @@ def _worst(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> tuple[Worst
     return (of_scale if of_scale.ratio >= of_code.ratio else of_code), margin
 
 
-def _worst_scale(scale: Tensor, judged: Judged) -> Worst:
+def _worst_scale(scale: Tensor, judged: quantiser.Judged) -> Worst:
     value, sets = decode(scale), judged.scales
     failing = bool(judged.bad_scales.any())
     flat, _ = _farthest(value, sets.low, sets.high, sets.expected, judged.bad_scales if failing else None)
@@ -193,12 +181,12 @@ def _worst_scale(scale: Tensor, judged: Judged) -> Worst:
     return Worst(index, actual, low, high, expected, _ratio(actual, low, high, expected), "scale")
 
 
-def _worst_code(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> Worst:
+def _worst_code(x: Prepared, q: Tensor, scale: Tensor, judged: quantiser.Judged) -> Worst:
     """Ratios are counted in codes: one code inside a set of two is 1."""
     failing = bool(judged.bad_codes.any())
     raw, bad = codes_of(q, judged.recipe.element).reshape(-1, q.shape[-1]), judged.bad_codes.view(-1, q.shape[-1])
     worst, farthest = None, -math.inf
-    for rows, sets in code_bands(x, judged.recipe, decode(scale)):
+    for rows, sets in quantiser.code_bands(x, judged.recipe, decode(scale)):
         if failing and not bool(bad[rows].any()):
             continue
         found, distance = _worst_of(raw[rows], sets, bad[rows], failing=failing)
@@ -209,9 +197,9 @@ def _worst_code(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> Worst:
     return worst
 
 
-def _worst_of(raw: Tensor, sets: CodeSet, bad: Tensor, *, failing: bool) -> tuple[Worst, float]:
+def _worst_of(raw: Tensor, sets: quantiser.CodeSet, bad: Tensor, *, failing: bool) -> tuple[Worst, float]:
     """The worst code of a band, with its flat index there, and how far it lies off."""
-    rank = ordinal(raw, sets.fmt)
+    rank = quantiser.ordinal(raw, sets.fmt)
     low = torch.where(bad, sets.low, torch.minimum(sets.low, rank))
     high = torch.where(bad, sets.high, torch.maximum(sets.high, rank))
     settled = ~bad & (sets.nan | sets.free)
@@ -219,7 +207,7 @@ def _worst_of(raw: Tensor, sets: CodeSet, bad: Tensor, *, failing: bool) -> tupl
     wide = [t.to(torch.float64) for t in (rank, low, high, near)]
     flat, distance = _farthest(wide[0], wide[1], wide[2], wide[3], bad if failing else None)
     at = _index(flat, raw)
-    edges = [float(decode(code_of_ordinal(t[at], sets.fmt), sets.fmt)) for t in (low, high, sets.expected)]
+    edges = [float(decode(quantiser.code_of_ordinal(t[at], sets.fmt), sets.fmt)) for t in (low, high, sets.expected)]
     if bool(sets.nan[at]):
         edges = [math.nan] * 3
     ratio = _ratio(*(float(t[at]) for t in (rank, low, high, near)))

@@ -15,23 +15,12 @@ from torch import Tensor
 from oracle.numbers.formats import codes_of
 from oracle.routines.fault import MOVEMENT, Call, Faults, WhyNot, both, entry, need
 from oracle.routines.mutants import stale
-from oracle.routines.products.roles import (
-    BLOCKS,
-    BY_COUNT,
-    BY_INDEX,
-    GROUPED,
-    PRODUCTS,
-    SCALED,
-    each,
-    matrix,
-    several_blocks,
-    several_rows,
-)
+from oracle.routines.products import roles
 from oracle.truth.gemm import ScaledProduct, take_rows
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 # fmt: off
-FAULTS = Faults(PRODUCTS)
+FAULTS = Faults(roles.PRODUCTS)
 fault = FAULTS.declare
 
 TILE = 128
@@ -44,12 +33,12 @@ TMA_ROWS = 4
 SAME_ROWS = "the two rows are equal"
 
 several_output_rows = need(lambda call: call.rows > 1, "there is one row")
-several_rows_of_a = need(lambda call: matrix(call, "a").shape[0] > 1, "there is one row")
+several_rows_of_a = need(lambda call: roles.matrix(call, "a").shape[0] > 1, "there is one row")
 several_columns = need(lambda call: call.parts[0].product.N > 1, "there is one column")
 several_experts = need(lambda call: call.inputs["b"].shape[0] > 1, "there is one expert")
 n_tail = need(lambda c: c.parts[0].product.N % TILE, lambda c: f"N={c.parts[0].product.N} fills its tiles")
-m_tail = need(lambda c: matrix(c, "a").shape[0] % TILE and matrix(c, "a").shape[0] > 1,
-              lambda c: f"M={matrix(c, 'a').shape[0]} fills its tiles")
+m_tail = need(lambda c: roles.matrix(c, "a").shape[0] % TILE and roles.matrix(c, "a").shape[0] > 1,
+              lambda c: f"M={roles.matrix(c, 'a').shape[0]} fills its tiles")
 k_tail = need(lambda c: c.parts[0].product.K % TILE and c.parts[0].product.K > TILE,
               lambda c: f"K={c.parts[0].product.K} has no partial block behind a whole one")
 
@@ -102,11 +91,11 @@ for words, seen, first, needs in (
     ("K tail", "Primus-Turbo 397", lambda k: k // TILE * TILE, k_tail),
 ):
     fault(f"{words} dropped", MOVEMENT, seen=seen,
-          read=each("a", _zero_from(first)), needs=needs, same_if="what is dropped is zero")
+          read=roles.each("a", _zero_from(first)), needs=needs, same_if="what is dropped is zero")
 
 
 @fault("K block 1 computed from the codes of block 0", MOVEMENT, seen="TransformerEngine 2986",
-       contracts=BLOCKS, needs=several_blocks)
+       contracts=roles.BLOCKS, needs=roles.several_blocks)
 def product_of_block_0_twice(product: ScaledProduct) -> ScaledProduct:
     """The prefetch stayed one stage behind."""
     a, b = codes_of(product.a).clone(), codes_of(product.b).clone()
@@ -132,17 +121,17 @@ def _pitch_not_read(x: Tensor) -> Tensor:
 
 
 fault("rows of the M tail reuse older activations", MOVEMENT, seen="aprender 2765",
-      read=each("a", _stale_tail_rows), needs=m_tail, same_if=SAME_ROWS)
+      read=roles.each("a", _stale_tail_rows), needs=m_tail, same_if=SAME_ROWS)
 # at half of the matrix, as an int32 offset does at 2**31 elements
 fault("row offset wraps", MOVEMENT, seen="vllm PR 9425, flash-linear-attention 1080",
-      read=each("a", lambda a: take_rows(a, torch.arange(a.shape[0], device=a.device) % max(1, a.shape[0] // 2))),
+      read=roles.each("a", lambda a: take_rows(a, torch.arange(a.shape[0], device=a.device) % max(1, a.shape[0] // 2))),
       needs=several_rows_of_a, same_if=SAME_ROWS)
 for role in ("a", "b"):
     fault(f"row pitch of {role.upper()} not read", MOVEMENT,
           seen="recorded on an H200: cutlass_scaled_mm of vLLM 0.20.2",
-          read=each(role, _pitch_not_read), needs=several_rows(role), same_if="all rows are equal")
+          read=roles.each(role, _pitch_not_read), needs=roles.several_rows(role), same_if="all rows are equal")
 fault("gate and up weights swapped without their scales", MOVEMENT, seen="sglang PR 11081",
-      read=each("b", lambda b: take_rows(b, _halves_exchanged(b.shape[0], b.device))), needs=several_columns)
+      read=roles.each("b", lambda b: take_rows(b, _halves_exchanged(b.shape[0], b.device))), needs=several_columns)
 
 
 # --- the output side ----------------------------------------------------------------------------------------
@@ -224,7 +213,7 @@ def write_largest_zeroed(call: Call, out: Tensor) -> Tensor:
 
 
 fault("output transposed where it is square", MOVEMENT, seen="pytorch 195751",
-      contracts=PRODUCTS - GROUPED, write=lambda out: out.t().contiguous(),
+      contracts=roles.PRODUCTS - roles.GROUPED, write=lambda out: out.t().contiguous(),
       needs=need(lambda c: c.rows == c.parts[0].product.N,
                  lambda c: f"the output is {c.rows} x {c.parts[0].product.N}, not square"))
 
@@ -274,11 +263,11 @@ for name, seen, change, needs, same_if in (
      ""),
 ):
     fault(name, MOVEMENT, seen=seen,
-          contracts=BY_INDEX, read=entry("m_indices", change), needs=needs, same_if=same_if)
+          contracts=roles.BY_INDEX, read=entry("m_indices", change), needs=needs, same_if=same_if)
 
 
 @fault("last real row uses a padding row's scale", MOVEMENT, seen="vllm 45741",
-       contracts=BY_INDEX, needs=has_padding, same_if="both scales are equal")
+       contracts=roles.BY_INDEX, needs=has_padding, same_if="both scales are equal")
 def read_padding_scale(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     index, scale = inputs["m_indices"], inputs["a_scale"].clone()
     last = (index[:-1] >= 0) & (index[1:] < 0)
@@ -293,7 +282,7 @@ def _poisoned_tiles(call: Call) -> list[int]:
 
 
 @fault("NaN of a padding row spreads to its tile", MOVEMENT, seen="flashinfer PR 3650, 2861",
-       contracts=BY_INDEX, needs=need(_poisoned_tiles, "no padding row holds a NaN"))
+       contracts=roles.BY_INDEX, needs=need(_poisoned_tiles, "no padding row holds a NaN"))
 def write_poisoned_tiles(call: Call, out: Tensor) -> Tensor:
     out = out.clone()
     for tile in _poisoned_tiles(call):
@@ -316,7 +305,7 @@ def _next_weights(scale: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]
 
 
 fault("weights of the next group", MOVEMENT, seen="DeepGEMM PR 343",
-      contracts=BY_COUNT, read=_next_weights("b_scale"), needs=several_experts)
+      contracts=roles.BY_COUNT, read=_next_weights("b_scale"), needs=several_experts)
 
 
 def _past_the_groups(call: Call) -> list[tuple[int, int]]:
@@ -334,7 +323,7 @@ def _tiles_reach_further(call: Call) -> bool:
 
 @fault("a group's last tile overwrites the next group", MOVEMENT,
        seen="recorded on an H200: masked product of sgl-deep-gemm 0.1.4.post1",
-       contracts=BY_COUNT, needs=need(_tiles_reach_further, f"no tile of {STORE_TILE} rows reaches a real row"),
+       contracts=roles.BY_COUNT, needs=need(_tiles_reach_further, f"no tile of {STORE_TILE} rows reaches a real row"),
        same_if="those rows are zero", race=True)
 def write_whole_tiles(call: Call, out: Tensor) -> Tensor:
     """A group's last tile is stored whole and last: its rows past M lie in later groups.
@@ -348,7 +337,7 @@ def write_whole_tiles(call: Call, out: Tensor) -> Tensor:
     return out
 
 
-@fault("last real row of each group not written", MOVEMENT, seen="flashinfer 3547", contracts=GROUPED)
+@fault("last real row of each group not written", MOVEMENT, seen="flashinfer 3547", contracts=roles.GROUPED)
 def write_one_row_short(call: Call, out: Tensor) -> Tensor:
     out, old = out.clone(), stale(call, out)
     for part in call.parts:
@@ -359,7 +348,7 @@ def write_one_row_short(call: Call, out: Tensor) -> Tensor:
 
 # --- groups that end where their offsets say ----------------------------------------------------------------
 
-RUNS = Faults({SCALED})
+RUNS = Faults({roles.SCALED})
 """Faults of ``scaled_grouped_mm`` alone; they stand beside those of the expert layer in the catalogue."""
 
 # every group but the last in use takes the first row of the group behind it
