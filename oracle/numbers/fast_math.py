@@ -103,7 +103,9 @@ def flush(x: Tensor) -> Tensor:
 @lru_cache(maxsize=4)
 def _known(reciprocals: str, of_quotients: str) -> tuple[Tensor, Tensor]:
     """The significands whose reciprocal is not the rounded one, sorted, and their steps; both int32."""
-    first, second = (torch.tensor(["-0+".index(c) - 1 for c in table]) for table in (reciprocals, of_quotients))
+    first, second = (
+        torch.tensor(["-0+".index(c) - 1 for c in table], device="cpu") for table in (reciprocals, of_quotients)
+    )
     amax = 1 + torch.arange(128, dtype=torch.float64, device="cpu") / 128
     rounded = _bits(f32(torch.ones_like(amax) / amax)) + first.to(torch.int32)
     q = f32(DIVIDEND * decode(rounded.view(torch.float32)))
