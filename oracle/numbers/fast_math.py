@@ -104,13 +104,14 @@ def flush(x: Tensor) -> Tensor:
 def _known(reciprocals: str, of_quotients: str) -> tuple[Tensor, Tensor]:
     """The significands whose reciprocal is not the rounded one, sorted, and their steps; both int32."""
     first, second = (
-        torch.tensor(["-0+".index(c) - 1 for c in table], device="cpu") for table in (reciprocals, of_quotients)
+        torch.tensor(["-0+".index(c) - 1 for c in table], dtype=torch.int32, device="cpu")
+        for table in (reciprocals, of_quotients)
     )
     amax = 1 + torch.arange(128, dtype=torch.float64, device="cpu") / 128
-    rounded = _bits(f32(torch.ones_like(amax) / amax)) + first.to(torch.int32)
+    rounded = _bits(f32(torch.ones_like(amax) / amax)) + first
     q = f32(DIVIDEND * decode(rounded.view(torch.float32)))
     found = torch.cat([_bits(amax), _bits(q)]) & FRACTION
-    steps = torch.cat([first, second]).to(torch.int32)
+    steps = torch.cat([first, second])
     found, steps = found[steps != 0], steps[steps != 0]
     order = found.argsort()
     return found[order], steps[order]
