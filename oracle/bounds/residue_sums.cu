@@ -1,4 +1,4 @@
-// The residue bound B2 of oracle/bounds/chain.py over a scaled product of 8-bit codes, in CUDA C++.
+// The bounds B2 and B3 of oracle/bounds/chain.py over a scaled product of 8-bit codes, in CUDA C++.
 //
 // A block of threads computes 64 x 64 results and streams K. A step adds up to 32 products p to the prefix x with its
 // interval [low, high]. With T the alignment bits, mg the largest exponent of a product, mbar = max(mg, exponent of the
@@ -7,22 +7,22 @@
 //   V = sum p,   R+ = sum (p mod q) over the positive ones,   R- = sum (|p| mod q) over the negative ones.
 //
 //   1. mg is a maximum of sums of two exponents, 16 bits each, two at once.
-//   2. F = sum floor(|p| / q) q over all products and F+ over the positive ones, by fma rounded toward zero on sums that
-//      start at C = 2^D q, D the fraction bits of their format: in [C, 2C) the unit in the last place is q, so every
-//      fma adds floor(p / q) q exactly. They stay there: |p| < 2^(ea + 1) 2^(eb + 1) <= 4 * 2^mg, so what is added is
-//      below 32 * 2^(T + 2) q <= 2^D q. float has D = 23, so T <= 16; double (WIDE) has D = 52.
-//      A positive product is max(a, 0) max(b, 0) + max(-a, 0) max(-b, 0), of which one term is 0 and adds nothing.
+//   2. F = sum floor(|p| / q) q over all products and F+ over the positive ones, by fma rounded toward zero on sums
+//      that start at C = 2^D q, D the fraction bits of their format: in [C, 2C) the unit in the last place is q, so
+//      every fma adds floor(p / q) q exactly. They stay there: |p| < 2^(ea + 1) 2^(eb + 1) <= 4 * 2^mg, so what is
+//      added is below 32 * 2^(T + 2) q <= 2^D q. float has D = 23, so T <= 16; double (WIDE) has D = 52. A positive
+//      product is max(a, 0) max(b, 0) + max(-a, 0) max(-b, 0), of which one term is 0 and adds nothing.
 //   3. V and P = sum |p| come from the float64 tensor cores. All products are multiples of one unit, and a sum of their
 //      magnitudes fits 53 bits (the caller sees to it), so every order is exact.
-//   4. R+ = (P + V) / 2 - (F+ - C),   R- = (P - V) / 2 - (F - F+), all exact (one operand is halved for the tensor cores);
-//      then the recursion of the definition, operation by operation, in float64. Its numbers are 0 or have exponents far
-//      from the ends of float64, and none is -0: their high words compare as the numbers do.
+//   4. R+ = (P + V) / 2 - (F+ - C),   R- = (P - V) / 2 - (F - F+), all exact (one operand is halved for the tensor
+//      cores); then the recursion of the definition, operation by operation, in float64. Its numbers are 0 or have
+//      exponents far from the ends of float64, and none is -0: their high words compare as the numbers do.
 //
 // The bound B3 (products in any order) needs these sums of a whole chain, R+ and R- for a q that grows with the error
 // that they give: `any_order` streams the chain once for mg, V and P, and again for F and F+ until q stays.
 //
-// At the end of a chain its x, low and high are promoted as oracle.bounds.product.Promotion.add does it, into quantities
-// in global memory. Between chains and steps nothing leaves the registers.
+// At the end of a chain its x, low and high are promoted as oracle.bounds.product.Promotion.add does it, into
+// quantities in global memory. Between chains and steps nothing leaves the registers.
 //
 // A step is decoded into one of two buffers while the other one is in use, so that a step costs one barrier.
 //
@@ -33,16 +33,8 @@
 // this file too, and runs it one thread of a block after the other (tests).
 
 #define ROWS 64  // of a block
-#ifndef COLUMNS
 #define COLUMNS 64
-#endif
-#define THREADS (4 * COLUMNS)  // 2 x 4 warps, each a tile of 32 x 16: 4 x 4 results a thread
-#ifndef DERIVED
-#define DERIVED 0
-#endif
-#ifndef MMA_K
-#define MMA_K 8
-#endif
+#define THREADS 256  // 2 x 4 warps, each a tile of 32 x 16: 4 x 4 results a thread
 #define STEP 32      // products of a step, filled with zeros
 #define TALL 4
 #define BROAD 4
@@ -71,22 +63,17 @@ __device__ __forceinline__ void multiply(double (&d)[2], double a, double b) {
 void multiply(double (&d)[2], double a, double b);
 #endif
 
-// The same of 16 x K times K x 8, in an order of k of its own: even a are of rows above, odd ones of those 8 below.
+// The same of 16 x 8 times 8 x 8: a[0] and a[2] are of rows above, a[1] and a[3] of those 8 below, the last two of each
+// four of k further on.
 __device__ __forceinline__ void multiply(
-    double (&above)[2], double (&below)[2], const double (&a)[MMA_K / 2], const double (&b)[MMA_K / 4]) {
-#if MMA_K == 16 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 "
-      "{%0,%1,%2,%3}, {%4,%5,%6,%7,%8,%9,%10,%11}, {%12,%13,%14,%15}, {%0,%1,%2,%3};"
-      : "+d"(above[0]), "+d"(above[1]), "+d"(below[0]), "+d"(below[1])
-      : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(a[4]), "d"(a[5]), "d"(a[6]), "d"(a[7]),
-        "d"(b[0]), "d"(b[1]), "d"(b[2]), "d"(b[3]));
-#elif MMA_K == 8 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    double (&above)[2], double (&below)[2], const double (&a)[4], const double (&b)[2]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+d"(above[0]), "+d"(above[1]), "+d"(below[0]), "+d"(below[1])
       : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
 #else
 #pragma unroll
-  for (int k = 0; k < MMA_K / 4; ++k) {
+  for (int k = 0; k < 2; ++k) {
     multiply(above, a[2 * k], b[k]);
     multiply(below, a[2 * k + 1], b[k]);
   }
@@ -226,11 +213,7 @@ __device__ __forceinline__ Place place_of(const Order& o, int k) {
 }
 
 template <int SIZE> struct Side {
-#if DERIVED
-  u32 plus[STEP][SIZE], size[STEP][SIZE];  // max(x, 0), |x| as words of Sum
-#else
   u32 plus[STEP][SIZE], minus[STEP][SIZE], size[STEP][SIZE];  // max(x, 0), max(-x, 0), |x| as words of Sum
-#endif
   u32 exponent[STEP / 2][SIZE];                               // of two products
   u32 wide[SIZE][STRIDE];                                     // high words of float64; of half in b
 };
@@ -280,9 +263,7 @@ template <int SIZE> __device__ __forceinline__ void decode(
     const u32 word = word_of(size);
     side.size[from + i][slot] = word;
     side.plus[from + i][slot] = x == size ? word : 0u;
-#if !DERIVED
     side.minus[from + i][slot] = x == size ? 0u : word;
-#endif
     high[i] = widened(x, half);
     const int e = (int)(size >> 23) - 127;
     exponent[i] = (u32)(size == 0 ? ABSENT : e < least ? least : e);
@@ -299,8 +280,6 @@ __device__ __forceinline__ void load(u32 (&to)[4], const u32* from) {
   to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
 }
 
-#define UNITS(size) ((size) * STEP / 8 / THREADS)  // of eight codes that a thread decodes of a step
-
 // What a thread has of its block: where it stands, and the steps that the block decodes in turn.
 struct Block {
   Buffer* buffers;
@@ -309,35 +288,21 @@ struct Block {
   Order order;
   int m0, n0, wm, wn, thread, g, t, use;
 
-  __device__ __forceinline__ void fetched(u32 (&of_a)[UNITS(ROWS)][2], u32 (&of_b)[UNITS(COLUMNS)][2], const Place& p) const {
-#pragma unroll
-    for (int u = 0; u < UNITS(ROWS); ++u) {
-      const int unit = thread + u * THREADS;
-      fetch(of_a[u], left, m0 + unit % ROWS, p, unit / ROWS * 8);
-    }
-#pragma unroll
-    for (int u = 0; u < UNITS(COLUMNS); ++u) {
-      const int unit = thread + u * THREADS;
-      fetch(of_b[u], right, n0 + unit % COLUMNS, p, unit / COLUMNS * 8);
-    }
+  // a thread has eight codes of a row of each operand
+  __device__ __forceinline__ void fetched(u32 (&of_a)[2], u32 (&of_b)[2], const Place& p) const {
+    fetch(of_a, left, m0 + thread % ROWS, p, thread / ROWS * 8);
+    fetch(of_b, right, n0 + thread % COLUMNS, p, thread / COLUMNS * 8);
   }
-  __device__ __forceinline__ void decoded(const u32 (&of_a)[UNITS(ROWS)][2], const u32 (&of_b)[UNITS(COLUMNS)][2]) {
+  __device__ __forceinline__ void decoded(const u32 (&of_a)[2], const u32 (&of_b)[2]) {
     use ^= 1;  // the step before the last one was in it
-#pragma unroll
-    for (int u = 0; u < UNITS(ROWS); ++u) {
-      const int unit = thread + u * THREADS, row = unit % ROWS;
-      decode(buffers[use].a, of_a[u], values->value[0], row, row_slot(row), unit / ROWS * 8, left.least, 0);
-    }
-#pragma unroll
-    for (int u = 0; u < UNITS(COLUMNS); ++u) {
-      const int unit = thread + u * THREADS, row = unit % COLUMNS;
-      decode(buffers[use].b, of_b[u], values->value[1], row, column_slot(row), unit / COLUMNS * 8, right.least, -1);
-    }
+    const int i = thread % ROWS, j = thread % COLUMNS;
+    decode(buffers[use].a, of_a, values->value[0], i, row_slot(i), thread / ROWS * 8, left.least, 0);
+    decode(buffers[use].b, of_b, values->value[1], j, column_slot(j), thread / COLUMNS * 8, right.least, -1);
     __syncthreads();
   }
   // f(place) for every step from k to end, with its operands in buffers[use]
   template <class F> __device__ __forceinline__ void stream(int k, int end, F f) {
-    u32 of_a[UNITS(ROWS)][2], of_b[UNITS(COLUMNS)][2];
+    u32 of_a[2], of_b[2];
     Place now = place_of(order, k);
     fetched(of_a, of_b, now);
     decoded(of_a, of_b);
@@ -377,19 +342,11 @@ struct Block {
     for (int k = 0; k < count; ++k) {
       u32 a[3][TALL], b[3][BROAD];
       load(a[0], &s.a.plus[k][wm + 4 * g]);
-#if !DERIVED
       load(a[1], &s.a.minus[k][wm + 4 * g]);
-#endif
       load(a[2], &s.a.size[k][wm + 4 * g]);
       load(b[0], &s.b.plus[k][wn + 4 * t]);
-#if !DERIVED
       load(b[1], &s.b.minus[k][wn + 4 * t]);
-#endif
       load(b[2], &s.b.size[k][wn + 4 * t]);
-#if DERIVED
-#pragma unroll
-      for (int i = 0; i < 4; ++i) a[1][i] = a[2][i] ^ a[0][i], b[1][i] = b[2][i] ^ b[0][i];  // one of two is 0
-#endif
 #pragma unroll
       for (int i = 0; i < TALL; ++i)
 #pragma unroll
@@ -405,25 +362,25 @@ struct Block {
   __device__ __forceinline__ void add_products(double (&v)[TALL][2], double (&p)[TALL][2], int n, int count) const {
     const Buffer& s = buffers[use];
 #pragma unroll 1
-    for (int k = 0; k < count; k += MMA_K) {
-      u32 right[MMA_K / 4];
+    for (int k = 0; k < count; k += 8) {
+      u32 right[2];
 #pragma unroll
-      for (int e = 0; e < MMA_K / 4; ++e) right[e] = s.b.wide[wn + 8 * n + g][k + 4 * e + t];
+      for (int e = 0; e < 2; ++e) right[e] = s.b.wide[wn + 8 * n + g][k + 4 * e + t];
 #pragma unroll
       for (int i = 0; i < TALL; i += 2) {
-        double a[MMA_K / 2], b[MMA_K / 4];
-        u32 left[MMA_K / 2];
+        double a[4], b[2];
+        u32 left[4];
 #pragma unroll
-        for (int e = 0; e < MMA_K / 2; ++e) left[e] = s.a.wide[wm + 8 * (i + (e & 1)) + g][k + 4 * (e >> 1) + t];
+        for (int e = 0; e < 4; ++e) left[e] = s.a.wide[wm + 8 * (i + (e & 1)) + g][k + 4 * (e >> 1) + t];
 #pragma unroll
-        for (int e = 0; e < MMA_K / 2; ++e) a[e] = wide_value(left[e]);
+        for (int e = 0; e < 4; ++e) a[e] = wide_value(left[e]);
 #pragma unroll
-        for (int e = 0; e < MMA_K / 4; ++e) b[e] = wide_value(right[e]);
+        for (int e = 0; e < 2; ++e) b[e] = wide_value(right[e]);
         multiply(v[i], v[i + 1], a, b);
 #pragma unroll
-        for (int e = 0; e < MMA_K / 2; ++e) a[e] = wide_value(left[e] & 0x7fffffffu);
+        for (int e = 0; e < 4; ++e) a[e] = wide_value(left[e] & 0x7fffffffu);
 #pragma unroll
-        for (int e = 0; e < MMA_K / 4; ++e) b[e] = wide_value(right[e] & 0x7fffffffu);
+        for (int e = 0; e < 2; ++e) b[e] = wide_value(right[e] & 0x7fffffffu);
         multiply(p[i], p[i + 1], a, b);
       }
     }
@@ -488,10 +445,10 @@ __device__ __forceinline__ void lowest(u32 (&tops)[TALL][BROAD]) {
     for (int j = 0; j < BROAD; ++j) tops[i][j] = ((u32)LEAST & 0xffffu) | ((u32)LEAST << 16);
 }
 __device__ __forceinline__ int top_of(u32 tops) { return max((int)(short)(tops & 0xffffu), (int)tops >> 16); }
-__device__ __forceinline__ int padded(int count) { return (count + 15) & ~15; }
+__device__ __forceinline__ int padded(int count) { return (count + 7) & ~7; }
 
-// codes [rows, K] with strides; tables of their values; a_scale [rows or 1][blocks] with this stride, b_scale [columns /
-// b_rows][blocks]; made [quantities][padded rows][padded columns] and open alike, zeros before.
+// codes [rows, K] with strides; tables of their values; a_scale [rows or 1][blocks] with this stride, b_scale
+// [columns / b_rows][blocks]; made [quantities][padded rows][padded columns] and open alike, zeros before.
 #define PARAMETERS                                                                                                 \
   const u8 *__restrict__ a, long long a_stride, const u8 *__restrict__ b, long long b_stride,                      \
       const u32 *__restrict__ tables, const double *__restrict__ a_scale, int a_scale_stride,                      \
@@ -510,13 +467,11 @@ __device__ __forceinline__ int padded(int count) { return (count + 15) & ~15; }
              (int)blockIdx.y * ROWS, (int)blockIdx.x * COLUMNS, (warp & 1) * 32, (warp >> 1) * 16,                \
              thread, lane >> 2, lane & 3, 0};                                                                     \
   const Results results = {made, open, a_scale, b_scale, a_scale_stride, blocks, b_rows, unordered};              \
-  for (int i = thread; i < 256; i += THREADS) {                                                                   \
-    values.value[0][i] = tables[i];                                                                               \
-    values.value[1][i] = tables[256 + i];                                                                         \
-  }                                                                                                               \
+  values.value[0][thread] = tables[thread];                                                                       \
+  values.value[1][thread] = tables[256 + thread];                                                                 \
   __syncthreads()
 
-extern "C" __global__ void __launch_bounds__(THREADS, 256 / THREADS) residue(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) residue(PARAMETERS) {
   BEGIN(group);
   Chain chain[TALL][BROAD];
   start(chain);
@@ -552,7 +507,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 256 / THREADS) residue(PAR
 }
 
 // oracle.bounds.chain.any_order, promoted. Bit 1 of open: an error that has not come to rest.
-extern "C" __global__ void __launch_bounds__(THREADS, 256 / THREADS) any_order(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) any_order(PARAMETERS) {
   BEGIN(STEP);
   const double relative = promotion > 0 ? power(-out) : power(-out) + 0x1p-24;
   for (int begin = 0, stop; begin < length; begin = stop) {
@@ -584,7 +539,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 256 / THREADS) any_order(P
         for (int i = 0; i < TALL; ++i)
 #pragma unroll
           for (int j = 0; j < BROAD; ++j)
-            sums[0][i][j] = sums[1][i][j] = start_of(quantum(__double2hiint(total(i, j)), top_of(tops[i][j]), align) + DIGITS);
+            sums[0][i][j] = sums[1][i][j] =
+                start_of(quantum(__double2hiint(total(i, j)), top_of(tops[i][j]), align) + DIGITS);
         s.add_floors(sums[0], sums[1], padded(now.count));
 #pragma unroll
         for (int i = 0; i < TALL; ++i)
