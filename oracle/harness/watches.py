@@ -201,25 +201,25 @@ def repeats(calls: Calls, inputs: Inputs, options: Options, other: tuple[Inputs,
         answers.append(answer)
     plain, after, dirtied = answers[:4], answers[5:8:2], answers[8:]
     both = {name: (x, dirtied[1].outputs[name]) for name, x in after[1].outputs.items()}
-    unwritten = {name: is_poison(x, 0) & is_poison(y, 1) & _specified(session, inputs, x)
+    unwritten = {name: is_poison(x, 0) & is_poison(y, 1) & _specified(session, inputs, options, x)
                  for name, (x, y) in both.items() if x.shape == y.shape and x.dtype == y.dtype}  # fmt: skip
     yield _finding(case, "every element written", unwritten, "never written: {}", "every specified element was written")
     known = {name: ~mask for name, mask in unwritten.items()}
     pairs = ((plain[1], plain[2]), (plain[2], plain[3]), (after[0], after[1]), (dirtied[1], dirtied[2]))
     changed: dict[str, Tensor] = {}
     for x, y in pairs:
-        for name, mask in _differ(session, inputs, x, y, known).items():
+        for name, mask in _differ(session, inputs, options, x, y, known).items():
             changed[name] = changed.get(name, mask) | mask
     yield _finding(case, RERUN, changed, "other bits on rerun: {}", "the same bits on rerun")
     if _any(changed):
         return
-    stale = _differ(session, inputs, plain[3], after[0], known)
-    first_call = _differ(session, inputs, plain[0], plain[1], known)
+    stale = _differ(session, inputs, options, plain[3], after[0], known)
+    first_call = _differ(session, inputs, options, plain[0], plain[1], known)
     stale = {name: mask | first_call[name] for name, mask in stale.items()}
     yield _finding(case, STALE, stale, "depends on the previous call: {}", "no trace of the previous call")
     if _any(stale):
         return
-    left = _differ(session, inputs, plain[3], dirtied[1], known)
+    left = _differ(session, inputs, options, plain[3], dirtied[1], known)
     said = ("depends on memory that nobody wrote, or on padding: {}", "no trace of uninitialised memory or padding")
     yield _finding(case, DIRTY, left, *said)
 
@@ -348,7 +348,7 @@ def launched(
         if answer.problem is not None:
             continue
         if compared:
-            masks = _differ(calls.session, inputs, base, answer, {})
+            masks = _differ(calls.session, inputs, options, base, answer, {})
             yield _finding(calls.case, watch, masks, "other bits than a plain call: {}", "the bits of a plain call")
         elif not verdict.status.is_failure:
             yield Finding(calls.case, watch, replace(verdict, summary=f"{what}: {verdict.summary}"))
@@ -393,7 +393,7 @@ def threads(
         return True
     if required:
         yield Finding(case, THREADS, passed("right numbers while other threads call it"))
-    if answer.disturbed or _any(_differ(session, inputs, base, answer, {})):
+    if answer.disturbed or _any(_differ(session, inputs, options, base, answer, {})):
         yield Note(case, THREADS, "other bits when called from several threads at once")
     return True
 
@@ -411,7 +411,7 @@ def _relation(calls: Calls, watch: str, inputs: Inputs, answer: Answer, wanted: 
     out, dtype = decode(answer.outputs["out"]), answer.outputs["out"].dtype
     least = 2.0**-13 if dtype == torch.float16 else 1e-30  # doubled subnormals were rounded at another place
     ordinary = torch.isfinite(wanted) & (wanted.abs() > least) & (wanted.abs() < torch.finfo(dtype).max)
-    bad = ordinary & (out != wanted) & _specified(calls.session, inputs, out)
+    bad = ordinary & (out != wanted) & _specified(calls.session, inputs, {}, out)
     return _finding(calls.case, watch, {"out": bad}, what + ": {}", "holds exactly")
 
 
@@ -439,7 +439,7 @@ def _any(masks: Mapping[str, Tensor]) -> bool:
 
 
 def _differ(
-    session: Session, inputs: Inputs, first: Answer, second: Answer, known: Mapping[str, Tensor]
+    session: Session, inputs: Inputs, options: Options, first: Answer, second: Answer, known: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     masks = {}
     for name, x in first.outputs.items():
@@ -447,18 +447,23 @@ def _differ(
         if x.shape != y.shape or x.dtype != y.dtype:
             masks[name] = torch.ones(x.shape, dtype=torch.bool, device="cpu")
             continue
-        masks[name] = ~agree(x, y) & _specified(session, inputs, x)
+        masks[name] = ~agree(x, y) & _specified(session, inputs, options, x)
         if name in known:
             masks[name] &= known[name]
     return masks
 
 
-def _specified(session: Session, inputs: Inputs, output: Tensor) -> Tensor:
+def _specified(session: Session, inputs: Inputs, options: Options, output: Tensor) -> Tensor:
     """Elements of an output that the contract specifies."""
     inside = torch.ones(output.shape, dtype=torch.bool, device="cpu")
-    operands = Call(session.contract, inputs).optional_operands
-    if operands is not None and (rows := operands.specified()) is not None:
+    call = Call(session.contract, inputs, options)
+    if (operands := call.optional_operands) is None:
+        return inside
+    if (rows := operands.specified()) is not None:
         inside.view(-1, output.shape[-1])[~rows] = False
+    for out in session.contract.outputs(call).values():
+        if out.specified is not None and out.shape == tuple(output.shape):
+            inside &= out.specified.cpu()
     return inside
 
 

@@ -8,9 +8,9 @@ quantiser in use, with its source (library, file, commit where known); MX and NV
 :mod:`oracle.numbers.mx_recipes`. :mod:`oracle.numbers.quantize` evaluates a recipe bit for bit;
 :mod:`oracle.bounds.quantiser` says which other outputs a right implementation of it may give.
 
-Not covered: delayed scaling; approximate device division bit for bit except where a recipe says
-FAST_MATH (``approximate`` widens the admissible set instead); recipes that differ from a row only by a power-of-two
-identity, such as ``x/s`` and ``x * (1/s)`` for UE8M0.
+Not covered: delayed scaling; approximate device division bit for bit except where a recipe says FAST_MATH or DIV_FULL
+(``approximate`` widens the admissible set instead); recipes that differ from a row only by a power-of-two identity,
+such as ``x/s`` and ``x * (1/s)`` for UE8M0.
 """
 
 from __future__ import annotations
@@ -259,11 +259,12 @@ class Recipe:
             raise ValueError(f"{self.name}: a choice of two scales is known under a global scale alone")
         inverse = self.formula is ScaleFormula.INVERSE and self.code is CodeFormula.QUOTIENT
         multiply = self.formula is ScaleFormula.MULTIPLY and self.code in (CodeFormula.DIVIDE, CodeFormula.QUOTIENT)
-        known = (inverse or multiply) and self.power_of_two is None and self.element == E4M3FN
+        given = self.formula is ScaleFormula.GIVEN and self.code is CodeFormula.DIVIDE
+        known = (inverse or multiply or given) and self.power_of_two is None and self.element == E4M3FN
         if self.arithmetic is not Arithmetic.IEEE and not known:
             raise ValueError(
-                f"{self.name}: approximate division is known for s = 1/(448/a) and x*q, or a*fl(1/448) and x/s or x*q, "
-                "of E4M3 and without powers of two"
+                f"{self.name}: approximate division is known for s = 1/(448/a) and x*q, a*fl(1/448) and x/s or x*q, "
+                "or a given s and x/s, of E4M3 and without powers of two"
             )
 
     @property
@@ -498,6 +499,9 @@ SGLANG_TRITON_ROW = like(
     code=_X_RECIPROCAL, approximate=True)
 SGLANG_TRITON_COLUMN = like(
     SGLANG_TRITON_ROW, "sglang_triton_column", "SGLang fp8_kernel.py (Triton), column-major scales", code=_X_OVER_S)
+SGLANG_STATIC = like(
+    VLLM_STATIC, "sglang_static", "SGLang fp8_kernel.py static_quant_fp8 (Triton): limits at run time, maximum first",
+    nan_code=NanCode.NEGATIVE_MAX, approximate=True)
 SGLANG_TRITON_UE8M0 = like(
     SGLANG_TRITON_COLUMN, "sglang_triton_ue8m0", "SGLang fp8_kernel.py (Triton), exp2(ceil(log2(s)))",
     scaling=E4M3_1X128_UE8M0, power_of_two=PowerOfTwo.EXP2_CEIL_LOG2, inf_byte=None)
@@ -626,6 +630,10 @@ SGLANG_ACT_QUANT = like(
 FLAGGEMS_ACT_QUANT = like(
     SGLANG_ACT_QUANT, "flaggems_act_quant", "FlagGems ops/act_quant.py act_quant_triton (5.0, Triton): clamped",
     nan_code=NanCode.POSITIVE_MAX, approximate=True)
+SGLANG_ACT_QUANT_TRITON = like(
+    SGLANG_ACT_QUANT, "sglang_act_quant_triton",
+    "SGLang kernels/ops/quantization/act_quant_triton.py (0.5.23): maximum, then minimum: NaN becomes the lower",
+    nan_code=NanCode.NEGATIVE_MAX, approximate=True)
 FLASHINFER_STATIC = like(
     VLLM_STATIC, "flashinfer_static",
     "FlashInfer include/flashinfer/norm.cuh RMSNormQuantKernel: times rcp.approx of the given scale, clamped",
@@ -635,7 +643,7 @@ FLASHINFER_CVT = like(
     nan_code=NanCode.NAN)
 
 
-def _triton(*bases: Recipe) -> tuple[Recipe, ...]:
+def triton_on_sm90(*bases: Recipe) -> tuple[Recipe, ...]:
     """The bits of Triton kernels on sm90: ``/`` is div.full, and by a constant a product by its rounded reciprocal.
 
     Compared with an H200's outputs, every bit (Triton 3.6).
@@ -643,16 +651,17 @@ def _triton(*bases: Recipe) -> tuple[Recipe, ...]:
     return tuple(
         like(
             base, f"{base.name}_sm90", f"{base.source}; div.full of sm90", arithmetic=Arithmetic.DIV_FULL,
-            formula=base.formula if base.formula is ScaleFormula.INVERSE else _MULTIPLY,
+            formula=_MULTIPLY if base.formula is _DIVIDE else base.formula,
             code=_XQ if base.code is _XQ else _X_OVER_S,
         )
         for base in bases
     )
 
 
-TRITON = _triton(
-    VLLM_TRITON_GROUP, SGLANG_TRITON_COLUMN, LMDEPLOY_1X128, LMDEPLOY_TOKEN, DEEPSEEK_V3_1X128, DEEPSEEK_V3_128X128,
-    UNSLOTH_1X128, FLAGGEMS_GROUP, FLAGGEMS_ACT_QUANT, FBGEMM_ROW, FBGEMM_GROUP, FBGEMM_BLOCK)
+TRITON = triton_on_sm90(
+    VLLM_TRITON_GROUP, SGLANG_TRITON_COLUMN, SGLANG_STATIC, SGLANG_ACT_QUANT_TRITON, LMDEPLOY_1X128, LMDEPLOY_TOKEN,
+    DEEPSEEK_V3_1X128, DEEPSEEK_V3_128X128, UNSLOTH_1X128, FLAGGEMS_GROUP, FLAGGEMS_ACT_QUANT, FBGEMM_ROW, FBGEMM_GROUP,
+    FBGEMM_BLOCK)
 
 # sglang-kernel 0.4.4, the machine code for sm90: -use_fast_math; s = ftz(a fl(1/448)), a product by rcp.approx.
 _SGL = "sglang-kernel 0.4.4 on sm90, -use_fast_math"
