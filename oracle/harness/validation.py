@@ -203,7 +203,8 @@ def validate(
         earlier = told.begins(about, code.text if code is not None and code.ok else "unknown", planned)
         start -= sum(found.seconds for found in earlier)
         probed: list[Finding] = []
-        reach = Reach(contract, stated, lambda probe: _probe(session, probe, probed), move=case is None and not files)
+        refuses = lambda probe: _probe(session, probe, probed, told)  # noqa: E731
+        reach = Reach(contract, stated, refuses, move=case is None and not files)
         length = (SOAK if seconds is None else seconds) if soaks else math.inf
         large = LARGE in require or (soaks and length >= LONG)
         watching = _Watching(WATCHED[profile], frozenset(require), large, start + length, exempt)
@@ -449,12 +450,14 @@ def _refused(answer: Answer) -> str | None:
     return problem.reason or problem.summary if problem is not None and problem.status is Status.UNSUPPORTED else None
 
 
-def _probe(session: Session, case: Case, found: list[Finding]) -> str | None:
+def _probe(session: Session, case: Case, found: list[Finding], told: Told) -> str | None:
     """Why the kernel refuses a case that asks for its domain; what is wrong with an answer is found."""
     inputs, options = _asked(case)
     answer = session.call(inputs, options)
     watched = (*watches.memory(session, str(case), answer), *watches.row_major(session, str(case), answer))
     seen = (session.numbers(str(case), inputs, options, answer), *watched)
+    if seen[0].fails and answer.outputs:
+        told.judged(seen[0], inputs, options, answer.output)
     found += [finding for finding in seen if isinstance(finding, Finding) and finding.fails]
     return _refused(answer)
 
