@@ -66,7 +66,7 @@ from oracle.bounds.interval import Admissible
 from oracle.bounds.norm import FLUSHED, U, reciprocal_norm
 from oracle.errors import DtypeError, LayoutError, OptionError, ShapeError
 from oracle.numbers import cuda_math, recipes
-from oracle.numbers.formats import FP32, decode, of_dtype
+from oracle.numbers.formats import FP32, Format, decode, of_dtype
 from oracle.numbers.quantize import WIDE
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, f32, to_dtype
@@ -248,13 +248,30 @@ class _Norm(FusedContract):
         total = self.summed(inputs, rounded=True)
         return {"residual": Admissible(total, total, total)}
 
-    def value(self, inputs: Inputs, options: Options) -> Value:
-        rounded = bool(options.get("sum_in_dtype", self.sum_in_dtype))
-        z, w = self.summed(inputs, rounded=rounded), decode(inputs["weight"])
-        norm = reciprocal_norm(z, float(f32(torch.tensor(options["epsilon"], dtype=torch.float64, device=z.device))))
+    def steps(self, inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, float]:
+        """What is normed, the weight and epsilon, float64."""
+        z = self.summed(inputs, rounded=bool(options.get("sum_in_dtype", self.sum_in_dtype)))
+        epsilon = f32(torch.tensor(options["epsilon"], dtype=torch.float64, device=z.device))
+        return z, decode(inputs["weight"]), float(epsilon)
+
+    def held(self, inputs: Inputs, options: Options) -> tuple[torch.dtype, Format]:
+        """The dtype that the value is held in, and the format of the norm before the weight."""
         rounding, dtype = options.get("rounding", self.rounding), inputs["x"].dtype
-        held = torch.float32 if rounding == "none" else dtype
-        last, first = of_dtype(held), of_dtype(dtype) if rounding == "each" else FP32
+        return torch.float32 if rounding == "none" else dtype, of_dtype(dtype) if rounding == "each" else FP32
+
+    def modelled(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        z, w, epsilon = self.steps(inputs, options)
+        held, first = self.held(inputs, options)
+        (rows, width), vector = z.shape, 16 // inputs["x"].element_size()
+        threads = min(-(-width // vector), 1024 if rows < 256 else 256)
+        mean = f32(f32(cuda_math.sum_of_squares(z, vector, threads) / width) + epsilon)
+        norm = nearest(f32(z * cuda_math.reciprocal_root(mean)), first)
+        return {"a norm by vLLM's sum and rsqrt.approx": rounded_to(f32(norm * w), held)}
+
+    def value(self, inputs: Inputs, options: Options) -> Value:
+        z, w, epsilon = self.steps(inputs, options)
+        held, first = self.held(inputs, options)
+        norm, last, rounding = reciprocal_norm(z, epsilon), of_dtype(held), options.get("rounding", self.rounding)
         flushed = 2 * FLUSHED if rounding == "none" else 0.0  # fast math takes a subnormal term, or the sum, as 0
         ends = [e * r for e in (z - flushed, z + flushed) for r in (norm.low, norm.high)]
         low, high = torch.stack(ends).amin(dim=0), torch.stack(ends).amax(dim=0)
