@@ -65,7 +65,7 @@ from oracle.bounds import rotary
 from oracle.bounds.interval import Admissible
 from oracle.bounds.norm import FLUSHED, U, reciprocal_norm
 from oracle.errors import DtypeError, LayoutError, OptionError, ShapeError
-from oracle.numbers import cuda_math, recipes
+from oracle.numbers import cuda_math, mufu, recipes
 from oracle.numbers.formats import FP32, Format, decode, of_dtype
 from oracle.numbers.quantize import WIDE
 from oracle.numbers.recipes import Recipe
@@ -533,11 +533,17 @@ class RopeQuantizeFp8(FusedContract):
         low, high, usual = (torch.cat([part[i].flatten() for part in made])[None] for i in range(3))
         return Value(Admissible(low, high, usual), torch.float32)
 
-    def _part(self, name: str, inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+    def modelled(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        made = torch.cat([self._part(name, inputs, options, flushed=True)[2].flatten() for name in NAMES])[None]
+        return {"a rotation that flushes subnormals": rounded_to(made, torch.float32)}
+
+    def _part(
+        self, name: str, inputs: Inputs, options: Options, *, flushed: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
         x, factor = decode(inputs[name]), options["quant_scale_q" if name.startswith("q") else "quant_scale_kv"]
         times = float(f32(torch.tensor(float(factor), dtype=torch.float64, device=x.device)))
         if name.endswith("nope"):
-            plain = f32(x * times)
+            plain = mufu.flush(f32(mufu.flush(x) * times)) if flushed else f32(x * times)
             return f32(plain - rotary.FLUSHED * (1 + times)), f32(plain + rotary.FLUSHED * (1 + times)), plain
         half = x.shape[-1] // 2
         cache = decode(inputs["cos_sin_cache"])[inputs["pos_ids"].long()]
@@ -550,6 +556,10 @@ class RopeQuantizeFp8(FusedContract):
             cos, sin = (t.repeat_interleave(2, dim=-1) for t in (cos, sin))
         if x.dim() == 3:
             cos, sin = cos[:, None], sin[:, None]
+        if flushed:  # as FlashInfer's -use_fast_math has it
+            x, beside, cos, sin = (mufu.flush(t) for t in (x, beside, cos, sin))
+            turned = mufu.flush(f32(mufu.flush(f32(x * cos)) - mufu.flush(f32(beside * sin))))
+            return (mufu.flush(f32(turned * times)),) * 3
         return rotary.rotated(x, beside, cos, sin, times)
 
     def outputs(self, call: Call) -> dict[str, Out]:
