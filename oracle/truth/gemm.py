@@ -299,8 +299,8 @@ class ScaledProduct:
         return self.to("cpu") if self.a.is_cuda and small else None
 
     def rows(self, start: int, stop: int) -> ScaledProduct:
-        """The same product restricted to rows ``start..stop-1`` of ``a``."""
-        return self._left_part(slice(start, stop))
+        """The same product restricted to rows ``start..stop-1`` of ``a``; itself where these are all."""
+        return self if start == 0 and stop >= self.M else self._left_part(slice(start, stop))
 
     def take(self, rows: Tensor) -> ScaledProduct:
         """The same product restricted to the rows of ``a`` listed in ``rows`` (int64)."""
