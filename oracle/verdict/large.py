@@ -1,7 +1,8 @@
 """Which elements of a large output fail, at the price of a right one.
 
-The sound interval of every element costs several times what the prediction of its bits does, and on a device a
-thousand times. So a large output that no schedule reproduces is asked in this order, by its first admitted schedule:
+The sound interval of every element costs several times what the prediction of its bits does, and where the definitions
+compute it on a device a thousand times. So a large output that no schedule reproduces is asked in this order, by its
+first admitted schedule:
 
     1  an element with the bits of the schedule lies in the interval, which holds whatever the schedule computes
     2  where the others fill few rows and columns of a product, their intervals are computed (:data:`SHARE`; of a device

@@ -238,6 +238,7 @@ def flashinfer(contract: str, inputs: Inputs, options: Options) -> dict[str, Ten
         from flashinfer import rope
 
         names = ("q_rope", "k_rope", "q_nope", "k_nope")
+        offered(inputs["cos_sin_cache"].is_contiguous(), "a dense table of angles")
         offered(inputs["q_rope"].shape[-1] % 32 == 0, "rotated columns in multiples of 32: others are answered wrongly")
         operands = *(inputs[n] for n in names), inputs["cos_sin_cache"], inputs["pos_ids"]
         made = getattr(rope, contract)(*operands, **options)
