@@ -380,7 +380,8 @@ fault("ends of padded groups without their padding", INDEX, seen="by constructio
           torch.tensor([start + e - b for (b, e), start in zip(_spans(call), _starts(call), strict=False)],
                        dtype=ends.dtype, device=ends.device))))
 fault("starts of padded groups are their ends", INDEX, seen="by construction: an inclusive sum", contracts={PAD},
-      write=entry("starts", lambda call, starts: torch.tensor(_starts(call)[1:], dtype=starts.dtype, device=starts.device)))
+      write=entry("starts", lambda call, starts: torch.tensor(
+          _starts(call)[1:], dtype=starts.dtype, device=starts.device)))
 fault("padding read for rows of a group", MOVEMENT, seen="flashinfer PR 3650", contracts={UNPAD}, needs=many,
       write=entry("out", lambda call, out: call.inputs["padded"][: len(out)].clone()),
       same_if="no padding lies between the groups")
