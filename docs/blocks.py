@@ -21,6 +21,7 @@ from oracle.fixtures import files as fixtures
 from oracle.harness.runner import replay
 from oracle.report import ledger
 from oracle.report.console import sentence
+from oracle.report.gallery import page, read
 from oracle.report.outcome import SEVERITY, Outcome
 from oracle.routines import profiles
 from oracle.routines.cases import parse
@@ -240,6 +241,26 @@ def validations() -> str:
     return f"{table}\n\n```sh\n{commands_run}\n```\n\nRecorded with {'; '.join(sorted(places))}."
 
 
+def gallery() -> str:
+    """The page of the run that is kept."""
+    return page(read(fixtures.folder() / "gallery" / "gallery.json")).strip()
+
+
+def findings() -> str:
+    """Every script of a finding: what it shows, what that means to a user, and what it printed when it ran last."""
+    folder = Path(__file__).resolve().parents[1] / "tests" / "hardware"
+    about = import_module("hardware.run_findings").about
+    record = json.loads((fixtures.folder() / "gallery" / "findings.json").read_text())
+    rows = []
+    for path in sorted((folder / "findings").glob("*.py")):
+        head, ran = about(path), record["scripts"].get(path.stem)
+        said = "not run yet" if ran is None else f"{ran['status']}: {ran['said']}"
+        link = f"`tests/hardware/findings/{path.name}`"
+        rows.append((head.project, f"`{head.routine}`", head.happens, head.matters, said, link))
+    heads = ("project", "routine", "what happens", "what it means to a user", "when it ran last", "script")
+    return f"{_table(heads, rows)}\n\nThe scripts were run with {_place(record['machine'])}."
+
+
 def measurements() -> str:
     """What was timed on a GPU, side by side in one run, and its ratio to the bare library calls."""
     found = []
@@ -331,7 +352,8 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "instructions": instruction_table, "probe_pairs": probe_pairs, "faults": fault_catalogue,
     "routines": routine_table, "capture": capture, "environment": environment, "private-names": private_names,
     "right-captures": right_captures, "captures": capture_list, "known-failures": known_failures,
-    "validations": validations, "measurements": measurements, "runs": runs, "statuses": statuses,
+    "validations": validations, "measurements": measurements, "gallery": gallery, "findings": findings, "runs": runs,
+    "statuses": statuses,
     "errors": errors, "commands": commands, "profiles": profile_counts, "case": case_parts, "figure": figures.figure,
     "exported": exported,
 }  # fmt: skip

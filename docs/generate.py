@@ -288,7 +288,7 @@ def _stable(text: str, scratch: Scratch) -> str:
 
 def _surroundings() -> None:
     """What the pages take for granted: our commands on the path, the stored captures, plain text 100 columns wide."""
-    sys.path.insert(0, str(DOCS))
+    sys.path[:0] = [str(DOCS), str(ROOT / "tests")]
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     os.environ.update(
         COLUMNS=WIDTH, LC_ALL="C.UTF-8", NO_COLOR="1", TERM="dumb", PYTHONPATH="", PYTHONDONTWRITEBYTECODE="1",

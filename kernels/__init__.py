@@ -137,7 +137,12 @@ from kernels.mx import (
     nvfp4_dequantize,
     nvfp4_quantize,
 )
-from kernels.mx_columns import mxfp8_dequantize_columnwise, mxfp8_quantize_2d, mxfp8_quantize_columnwise
+from kernels.mx_columns import (
+    mxfp8_dequantize_columnwise,
+    mxfp8_quantize_2d,
+    mxfp8_quantize_3d,
+    mxfp8_quantize_columnwise,
+)
 from kernels.mx_experts import (
     mxfp8_experts_quant,
     mxfp8_grouped_quantize,
@@ -340,6 +345,7 @@ __all__ = [
     "mxfp8_grouped_quantize",
     "mxfp8_quantize",
     "mxfp8_quantize_2d",
+    "mxfp8_quantize_3d",
     "mxfp8_quantize_columnwise",
     "mxfp8_to_fp8_block",
     "mxint8_dequantize",

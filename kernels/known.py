@@ -10,8 +10,9 @@ What a context knows ends with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import wraps
+from inspect import signature
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from torch import Tensor
@@ -94,15 +95,15 @@ class Known(Kept[Run]):
 
 
 class Met:
-    """A checked call of dense tensors: whether those of another one are like its own, matrices with any rows."""
+    """A checked call of dense tensors: whether those of another one are like its own, some with any rows."""
 
     __slots__ = ("_guard", "_order", "_rows")
 
-    def __init__(self, tensors: list[Tensor]) -> None:
-        rows = [i for i, x in enumerate(tensors) if x.dim() == 2]
-        same = [i for i, x in enumerate(tensors) if x.dim() != 2]
-        found = fast.guard([tensors[i] for i in same], [tensors[i] for i in rows])
-        self._guard, self._order, self._rows = found or _never, (*same, *rows), tuple(rows)
+    def __init__(self, tensors: list[Tensor], rows: Sequence[int], free: Sequence[int] = ()) -> None:
+        """``rows``: which have one number of rows that may be another next time; ``free``: each any number."""
+        same = [i for i in range(len(tensors)) if i not in rows and i not in free]
+        found = fast.guard([tensors[i] for i in same], [tensors[i] for i in (*rows, *free)])
+        self._guard, self._order, self._rows = found or _never, (*same, *rows, *free), tuple(rows)
 
     def takes(self, tensors: list[Tensor]) -> bool:
         """Whether these are like the first ones, in memory that holds them, with one number of rows."""
@@ -117,13 +118,23 @@ class Met:
 PLAIN = (int, float, str, bool, type(None))
 
 
-def remembered(run: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def remembered(
+    run: Callable[P, R], *, rows: Collection[str] | None = None, free: Collection[str] = ()
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A verb whose calls like one that was checked go straight to ``run``, which takes the same arguments.
 
-    Like means: equal options, and tensors that torch's guard takes for those of the checked call (:class:`Met`).
+    Like means: equal options, and tensors that torch's guard takes for those of the checked call (:class:`Met`). Of the
+    parameters ``rows`` (None: of every matrix) the number of rows may be another one, of each of ``free`` its own.
     """
 
     def of(verb: Callable[P, R]) -> Callable[P, R]:
+        parameters = tuple(signature(verb).parameters)
+
+        def learnt(tensors: list[Tensor], names: list[str]) -> Met:
+            where = range(len(tensors))
+            dynamic = [i for i in where if (tensors[i].dim() == 2 if rows is None else names[i] in rows)]
+            return Met(tensors, dynamic, [i for i in where if names[i] in free])
+
         @wraps(verb)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             if is_compiling():
@@ -156,8 +167,10 @@ def remembered(run: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]
             if met is not None and met.takes(tensors):
                 return run(*args, **kwargs)
             made = verb(*args, **kwargs)
-            if current_config().fast_paths and all(x.is_contiguous() for x in tensors):
-                memo.keep(whole, Met(tensors))
+            once = len({id(x) for x in tensors}) == len(tensors)  # the guard takes no tensor twice
+            if once and current_config().fast_paths and all(x.is_contiguous() for x in tensors):
+                given = {**dict(zip(parameters, args, strict=False)), **kwargs}
+                memo.keep(whole, learnt(tensors, [name for name, x in given.items() if isinstance(x, Tensor)]))
             return made
 
         return call

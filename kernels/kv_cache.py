@@ -21,6 +21,7 @@ from kernels import checks
 from kernels.backends.declaration import Backend, CacheRows, Part, Slots
 from kernels.checks import FP8, WIDE
 from kernels.errors import DtypeError, LayoutError, OptionError, ShapeError
+from kernels.known import remembered
 from kernels.routes import route
 
 RANK, ROPE, TILE = 512, 64, 128
@@ -34,9 +35,115 @@ INDEX_FLOOR = 1e-4
 INTEGER = (torch.int32, torch.int64)
 
 
+# --- what runs when a call is checked, or like one that was ---------------------------------------------------------
+
+
+def _run_flash(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, k_scale: Tensor,
+    v_scale: Tensor, kv_layout: str = "NHD",
+) -> None:  # fmt: skip
+    k, v = _views(key_cache, value_cache, kv_layout)
+    _route(key.device).cache_store((Part(key, k, k_scale), Part(value, v, v_scale)), Slots(slot_mapping))
+
+
+def _run_chunks(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, k_scale: Tensor,
+    v_scale: Tensor,
+) -> None:  # fmt: skip
+    k, v = key_cache.permute(0, 3, 1, 2, 4), value_cache.permute(0, 3, 1, 2)
+    _route(key.device).cache_store((Part(key, k, k_scale), Part(value, v, v_scale)), Slots(slot_mapping))
+
+
+def _run_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, scale: Tensor) -> None:
+    memory, rank = kv_cache.unsqueeze(2), kv_c.shape[1]
+    parts = Part(kv_c.unsqueeze(1), memory[..., :rank], scale), Part(k_pe.unsqueeze(1), memory[..., rank:], scale)
+    _route(kv_c.device).cache_store(parts, Slots(slot_mapping))
+
+
+def _run_append(
+    append_key: Tensor, append_value: Tensor, batch_indices: Tensor, positions: Tensor, k_cache: Tensor,
+    v_cache: Tensor, kv_indices: Tensor, kv_indptr: Tensor, kv_last_page_len: Tensor, kv_layout: str = "NHD",
+) -> None:  # fmt: skip
+    k, v = _views(k_cache, v_cache, kv_layout)
+    slots = Slots(batch_indices, positions, kv_indices, kv_indptr)
+    _route(append_key.device).cache_store((Part(append_key, k), Part(append_value, v)), slots)
+
+
+def _run_append_mla(
+    append_ckv: Tensor, append_kpe: Tensor, batch_indices: Tensor, positions: Tensor, ckv_cache: Tensor,
+    kpe_cache: Tensor, kv_indices: Tensor, kv_indptr: Tensor, kv_last_page_len: Tensor,
+) -> None:  # fmt: skip
+    parts = Part(append_ckv.unsqueeze(1), ckv_cache.unsqueeze(2)), Part(append_kpe.unsqueeze(1), kpe_cache.unsqueeze(2))
+    _route(append_ckv.device).cache_store(parts, Slots(batch_indices, positions, kv_indices, kv_indptr))
+
+
+def _run_ds_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, ue8m0: bool = False) -> None:
+    rows, floor = _rows("kv_cache", kv_cache, 3), INDEX_FLOOR if ue8m0 else FLT_MIN
+    _route(kv_c.device).cache_tiles(kv_c, k_pe, rows, slot_mapping, 0.0, floor, ue8m0, False)
+
+
+def _run_index(
+    k: Tensor, kv_cache: Tensor, slot_mapping: Tensor, quant_block_size: int = TILE, scale_fmt: str = ""
+) -> None:
+    rows = _index_keys(kv_cache, k.shape[1])
+    _route(k.device).cache_tiles(k, None, rows, slot_mapping, INDEX_FLOOR, 0.0, scale_fmt == "ue8m0", False)
+
+
+def _run_nvfp4(
+    append_key: Tensor, append_value: Tensor, k_cache: Tensor, v_cache: Tensor, k_scale_cache: Tensor,
+    v_scale_cache: Tensor, slot_mapping: Tensor, k_scale: Tensor, v_scale: Tensor, kv_layout: str = "NHD",
+) -> None:  # fmt: skip
+    k, v = _views(k_cache, v_cache, kv_layout)
+    parts = Part(append_key, k, k_scale), Part(append_value, v, v_scale)
+    _route(append_key.device).cache_nvfp4(parts, _views(k_scale_cache, v_scale_cache, kv_layout), slot_mapping)
+
+
+def _run_gather(
+    src_cache: Tensor, dst: Tensor, block_table: Tensor, cu_seq_lens: Tensor, scale: Tensor,
+    seq_starts: Tensor | None = None,
+) -> None:  # fmt: skip
+    factor, rows = scale.reshape(1, 1, 1).expand(*src_cache.shape[:2], 1), (block_table, cu_seq_lens, seq_starts, None)
+    _route(dst.device).cache_gather(src_cache, dst, factor, None, CacheRows(*rows))
+
+
+def _run_copy(
+    src_cache: Tensor, dst: Tensor, block_table: Tensor, cu_seq_lens: Tensor, seq_starts: Tensor | None = None
+) -> None:
+    rows = CacheRows(block_table, cu_seq_lens, seq_starts, None)
+    _route(dst.device).cache_gather(src_cache, dst, None, None, rows)
+
+
+def _run_upconvert(
+    src_cache: Tensor, dst: Tensor, block_table: Tensor, seq_lens: Tensor, workspace_starts: Tensor
+) -> None:
+    codes, scales, rope = _rows("src_cache", src_cache, 3)
+    rows = CacheRows(block_table, workspace_starts, None, seq_lens)
+    _route(dst.device).cache_gather(codes, dst[:, :RANK], scales, (rope, dst[:, RANK:]), rows)
+
+
+def _run_gather_index(
+    kv_cache: Tensor, dst_k: Tensor, dst_scale: Tensor, block_table: Tensor, cu_seq_lens: Tensor
+) -> None:
+    codes, scales, _ = _index_keys(kv_cache, dst_k.shape[1])
+    rows = CacheRows(block_table, cu_seq_lens, None, None)
+    _route(dst_k.device).cache_gather(codes, dst_k, None, (scales.view(torch.uint8), dst_scale), rows)
+
+
+def _views(k: Tensor, v: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """Caches as ``[pages, P, H, D]``."""
+    return (k, v) if layout == "NHD" else (k.transpose(1, 2), v.transpose(1, 2))
+
+
+KEYS = ("key", "value", "slot_mapping")
+APPENDED = ("append_key", "append_value", "append_ckv", "append_kpe", "batch_indices", "positions")
+GATHERED = ("dst", "dst_k", "dst_scale")
+"""What has a row for each token."""
+
+
 # --- writers of codes under a given scale ----------------------------------------------------------------------------
 
 
+@remembered(_run_flash, rows=KEYS)
 @checks.verb
 def reshape_and_cache_flash(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, k_scale: Tensor,
@@ -56,7 +163,7 @@ def reshape_and_cache_flash(
         float32, one value or ``[H]``.
     """
     pages = [_paged(n, x, kv_layout, FP8) for n, x in (("key_cache", key_cache), ("value_cache", value_cache))]
-    device = _heads(key, value, pages, slot_mapping)
+    _heads(key, value, pages, slot_mapping)
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         checks.dtype(name, scale, torch.float32)
         if scale.numel() not in (1, key.shape[1]):
@@ -67,10 +174,10 @@ def reshape_and_cache_flash(
             key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale, kv_layout
         )
         return
-    parts = Part(key, pages[0], k_scale), Part(value, pages[1], v_scale)
-    _route(device).cache_store(parts, Slots(slot_mapping))
+    _run_flash(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale, kv_layout)
 
 
+@remembered(_run_chunks, rows=KEYS)
 @checks.verb
 def reshape_and_cache(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, k_scale: Tensor,
@@ -79,12 +186,11 @@ def reshape_and_cache(
     """:func:`reshape_and_cache_flash` into ``[pages, H, D/x, P, x]`` (keys) and ``[pages, H, D, P]`` (values)."""
     checks.dtype("key_cache", checks.rank("key_cache", key_cache, 5), FP8)
     checks.dtype("value_cache", checks.rank("value_cache", value_cache, 4), FP8)
-    of_keys, of_values = key_cache.permute(0, 3, 1, 2, 4), value_cache.permute(0, 3, 1, 2)
     depth = key_cache.shape[2] * key_cache.shape[4]
     checks.shape("key", key, (key.shape[0], key_cache.shape[1], depth), "[N, H, D] of key_cache [pages, H, D/x, P, x]")
     checks.shape("value_cache", value_cache, (key_cache.shape[0], *key.shape[1:], key_cache.shape[3]),
                  "[pages, H, D, P]")  # fmt: skip
-    device = _tokens(key, value, slot_mapping)
+    _tokens(key, value, slot_mapping)
     checks.scalar("k_scale", k_scale)
     checks.scalar("v_scale", v_scale)
     checks.same_device(key=key, key_cache=key_cache, value_cache=value_cache, k_scale=k_scale, v_scale=v_scale)
@@ -92,9 +198,10 @@ def reshape_and_cache(
     if is_compiling():
         torch.ops.fp8_kernels.reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
         return
-    _route(device).cache_store((Part(key, of_keys, k_scale), Part(value, of_values, v_scale)), Slots(slot_mapping))
+    _run_chunks(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
 
 
+@remembered(_run_mla, rows=("kv_c", "k_pe", "slot_mapping"))
 @checks.verb
 def concat_and_cache_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, scale: Tensor) -> None:
     """Compressed ``kv_c [N, R]`` and rotated ``k_pe [N, E]`` divided by one scale, into E4M3 ``[pages, P, R + E]``."""
@@ -102,18 +209,16 @@ def concat_and_cache_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapp
         checks.dtype(name, checks.rank(name, x, 2), *WIDE)
     checks.dtype("k_pe", k_pe, kv_c.dtype)
     checks.dtype("kv_cache", checks.rank("kv_cache", kv_cache, 3), FP8)
-    rank, width = kv_c.shape[1], kv_c.shape[1] + k_pe.shape[1]
+    width = kv_c.shape[1] + k_pe.shape[1]
     checks.shape("kv_cache", kv_cache, (*kv_cache.shape[:2], width), "[pages, P, R + E]")
-    device = _tokens(kv_c, k_pe, slot_mapping)
+    _tokens(kv_c, k_pe, slot_mapping)
     checks.scalar("scale", scale)
     checks.same_device(kv_c=kv_c, kv_cache=kv_cache, scale=scale)
     _written(kv_cache=kv_cache)
     if is_compiling():
         torch.ops.fp8_kernels.concat_and_cache_mla(kv_c, k_pe, kv_cache, slot_mapping, scale)
         return
-    memory = kv_cache.unsqueeze(2)
-    parts = Part(kv_c.unsqueeze(1), memory[..., :rank], scale), Part(k_pe.unsqueeze(1), memory[..., rank:], scale)
-    _route(device).cache_store(parts, Slots(slot_mapping))
+    _run_mla(kv_c, k_pe, kv_cache, slot_mapping, scale)
 
 
 @checks.verb
@@ -163,6 +268,7 @@ def convert_fp8(src: Tensor, scale: float = 1.0, out_dtype: torch.dtype = FP8) -
 # --- writers that copy: FlashInfer's ---------------------------------------------------------------------------------
 
 
+@remembered(_run_append, rows=APPENDED, free=("kv_indices",))
 @checks.verb
 def append_paged_kv_cache(
     append_key: Tensor, append_value: Tensor, batch_indices: Tensor, positions: Tensor, k_cache: Tensor,
@@ -176,17 +282,21 @@ def append_paged_kv_cache(
     dtypes = (FP8, *NARROW)
     checks.dtype("append_key", append_key, *dtypes)
     pages = [_paged(n, x, kv_layout, append_key.dtype) for n, x in (("k_cache", k_cache), ("v_cache", v_cache))]
-    slots = _requests(append_key.shape[0], batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len)
-    device = _heads(append_key, append_value, pages, batch_indices, dtypes)
+    _requests(append_key.shape[0], batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len)
+    _heads(append_key, append_value, pages, batch_indices, dtypes)
     if is_compiling():
         torch.ops.fp8_kernels.append_paged_kv_cache(
             append_key, append_value, batch_indices, positions, k_cache, v_cache, kv_indices, kv_indptr,
             kv_last_page_len, kv_layout,
         )  # fmt: skip
         return
-    _route(device).cache_store((Part(append_key, pages[0]), Part(append_value, pages[1])), slots)
+    _run_append(
+        append_key, append_value, batch_indices, positions, k_cache, v_cache, kv_indices, kv_indptr, kv_last_page_len,
+        kv_layout,
+    )  # fmt: skip
 
 
+@remembered(_run_append_mla, rows=APPENDED, free=("kv_indices",))
 @checks.verb
 def append_paged_mla_kv_cache(
     append_ckv: Tensor, append_kpe: Tensor, batch_indices: Tensor, positions: Tensor, ckv_cache: Tensor,
@@ -198,8 +308,8 @@ def append_paged_mla_kv_cache(
     for name, x, cache in (("ckv_cache", append_ckv, ckv_cache), ("kpe_cache", append_kpe, kpe_cache)):
         checks.dtype(name, checks.rank(name, cache, 3), x.dtype)
         checks.shape(name, cache, (*ckv_cache.shape[:2], x.shape[1]), "the pages of ckv_cache")
-    slots = _requests(append_ckv.shape[0], batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len)
-    device = _tokens(append_ckv, append_kpe, batch_indices)
+    _requests(append_ckv.shape[0], batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len)
+    _tokens(append_ckv, append_kpe, batch_indices)
     checks.same_device(append_ckv=append_ckv, ckv_cache=ckv_cache, kpe_cache=kpe_cache, kv_indices=kv_indices)
     _written(ckv_cache=ckv_cache, kpe_cache=kpe_cache)
     if is_compiling():
@@ -208,13 +318,15 @@ def append_paged_mla_kv_cache(
             kv_last_page_len,
         )  # fmt: skip
         return
-    parts = Part(append_ckv.unsqueeze(1), ckv_cache.unsqueeze(2)), Part(append_kpe.unsqueeze(1), kpe_cache.unsqueeze(2))
-    _route(device).cache_store(parts, slots)
+    _run_append_mla(
+        append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr, kv_last_page_len
+    )
 
 
 # --- writers that compute scales -------------------------------------------------------------------------------------
 
 
+@remembered(_run_ds_mla, rows=("kv_c", "k_pe", "slot_mapping"))
 @checks.verb
 def concat_and_cache_ds_mla(
     kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, ue8m0: bool = False
@@ -227,15 +339,14 @@ def concat_and_cache_ds_mla(
         checks.dtype(name, checks.rank(name, x, 2), *NARROW)
         checks.shape(name, x, (x.shape[0], width), f"[N, {width}]")
     checks.dtype("k_pe", k_pe, kv_c.dtype)
-    rows = _rows("kv_cache", kv_cache, 3)
-    device = _tokens(kv_c, k_pe, slot_mapping)
+    _rows("kv_cache", kv_cache, 3)
+    _tokens(kv_c, k_pe, slot_mapping)
     checks.same_device(kv_c=kv_c, kv_cache=kv_cache)
     _written(kv_cache=kv_cache)
     if is_compiling():
         torch.ops.fp8_kernels.concat_and_cache_ds_mla(kv_c, k_pe, kv_cache, slot_mapping, ue8m0)
         return
-    floor = INDEX_FLOOR if ue8m0 else FLT_MIN
-    _route(device).cache_tiles(kv_c, k_pe, rows, slot_mapping, 0.0, floor, ue8m0, False)
+    _run_ds_mla(kv_c, k_pe, kv_cache, slot_mapping, ue8m0)
 
 
 @checks.verb
@@ -256,6 +367,7 @@ def quantize_k_cache(cache_k: Tensor) -> Tensor:
     return out
 
 
+@remembered(_run_index, rows=("k", "slot_mapping"))
 @checks.verb
 def indexer_k_quant_and_cache(
     k: Tensor, kv_cache: Tensor, slot_mapping: Tensor, quant_block_size: int = TILE, scale_fmt: str = ""
@@ -268,16 +380,17 @@ def indexer_k_quant_and_cache(
     checks.dtype("k", checks.rank("k", k, 2), *NARROW)
     if quant_block_size != TILE or scale_fmt not in ("", "ue8m0"):
         raise OptionError(f"quant_block_size={quant_block_size}, scale_fmt={scale_fmt!r}: groups of 128, '' or 'ue8m0'")
-    rows = _index_keys(kv_cache, k.shape[1])
-    device = _tokens(k, k, checks.shape("slot_mapping", slot_mapping, (k.shape[0],), "a slot for each key"))
+    _index_keys(kv_cache, k.shape[1])
+    _tokens(k, k, checks.shape("slot_mapping", slot_mapping, (k.shape[0],), "a slot for each key"))
     checks.same_device(k=k, kv_cache=kv_cache)
     _written(kv_cache=kv_cache)
     if is_compiling():
         torch.ops.fp8_kernels.indexer_k_quant_and_cache(k, kv_cache, slot_mapping, quant_block_size, scale_fmt)
         return
-    _route(device).cache_tiles(k, None, rows, slot_mapping, INDEX_FLOOR, 0.0, scale_fmt == "ue8m0", False)
+    _run_index(k, kv_cache, slot_mapping, quant_block_size, scale_fmt)
 
 
+@remembered(_run_nvfp4, rows=(*APPENDED, "slot_mapping"))
 @checks.verb
 def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
     append_key: Tensor, append_value: Tensor, k_cache: Tensor, v_cache: Tensor, k_scale_cache: Tensor,
@@ -304,7 +417,7 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
         view = _paged(name, cache, kv_layout, dtype)
         due = (*(memory[0] if memory else view).shape[:2], append_key.shape[1], width)
         memory.append(checks.shape(name, view, due, "pages of D/2 bytes, or of D/16 scales"))
-    device = _heads(append_key, append_value, memory, slot_mapping, NARROW, narrow=True)
+    _heads(append_key, append_value, memory, slot_mapping, NARROW, narrow=True)
     checks.scalar("k_scale", k_scale)
     checks.scalar("v_scale", v_scale)
     checks.same_device(append_key=append_key, k_scale=k_scale, v_scale=v_scale)
@@ -314,13 +427,16 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
             kv_layout,
         )  # fmt: skip
         return
-    parts = Part(append_key, memory[0], k_scale), Part(append_value, memory[1], v_scale)
-    _route(device).cache_nvfp4(parts, (memory[2], memory[3]), slot_mapping)
+    _run_nvfp4(
+        append_key, append_value, k_cache, v_cache, k_scale_cache, v_scale_cache, slot_mapping, k_scale, v_scale,
+        kv_layout,
+    )  # fmt: skip
 
 
 # --- readers ---------------------------------------------------------------------------------------------------------
 
 
+@remembered(_run_gather, rows=GATHERED)
 @checks.verb
 def gather_and_maybe_dequant_cache(
     src_cache: Tensor, dst: Tensor, block_table: Tensor, cu_seq_lens: Tensor, scale: Tensor,
@@ -333,7 +449,7 @@ def gather_and_maybe_dequant_cache(
     """
     checks.dtype("src_cache", checks.rank("src_cache", src_cache, 3), FP8)
     checks.dtype("dst", checks.rank("dst", dst, 2), *WIDE)
-    rows, device = _gathered(src_cache, (("dst", dst, src_cache.shape[2]),), block_table, cu_seq_lens, seq_starts)
+    _gathered(src_cache, (("dst", dst, src_cache.shape[2]),), block_table, cu_seq_lens, seq_starts)
     checks.scalar("scale", scale)
     checks.same_device(src_cache=src_cache, scale=scale)
     if is_compiling():
@@ -341,9 +457,10 @@ def gather_and_maybe_dequant_cache(
             src_cache, dst, block_table, cu_seq_lens, scale, seq_starts
         )
         return
-    _route(device).cache_gather(src_cache, dst, scale.reshape(1, 1, 1).expand(*src_cache.shape[:2], 1), None, rows)
+    _run_gather(src_cache, dst, block_table, cu_seq_lens, scale, seq_starts)
 
 
+@remembered(_run_copy, rows=GATHERED)
 @checks.verb
 def cp_gather_cache(
     src_cache: Tensor, dst: Tensor, block_table: Tensor, cu_seq_lens: Tensor, seq_starts: Tensor | None = None
@@ -351,13 +468,14 @@ def cp_gather_cache(
     """:func:`gather_and_maybe_dequant_cache` of rows as they are, of any dtype of 1, 2 or 4 bytes."""
     checks.dtype("src_cache", checks.rank("src_cache", src_cache, 3), FP8, torch.uint8, *WIDE)
     checks.dtype("dst", checks.rank("dst", dst, 2), src_cache.dtype)
-    rows, device = _gathered(src_cache, (("dst", dst, src_cache.shape[2]),), block_table, cu_seq_lens, seq_starts)
+    _gathered(src_cache, (("dst", dst, src_cache.shape[2]),), block_table, cu_seq_lens, seq_starts)
     if is_compiling():
         torch.ops.fp8_kernels.cp_gather_cache(src_cache, dst, block_table, cu_seq_lens, seq_starts)
         return
-    _route(device).cache_gather(src_cache, dst, None, None, rows)
+    _run_copy(src_cache, dst, block_table, cu_seq_lens, seq_starts)
 
 
+@remembered(_run_upconvert, rows=GATHERED)
 @checks.verb
 def cp_gather_and_upconvert_fp8_kv_cache(
     src_cache: Tensor, dst: Tensor, block_table: Tensor, seq_lens: Tensor, workspace_starts: Tensor
@@ -367,16 +485,15 @@ def cp_gather_and_upconvert_fp8_kv_cache(
     ``seq_lens [B]`` int32 rows at ``workspace_starts [B]``, one request behind the other; rows behind them stay (vLLM's
     kernel gives them to the last request).
     """
-    codes, scales, rope = _rows("src_cache", src_cache, 3)
+    codes, _, _ = _rows("src_cache", src_cache, 3)
     checks.dtype("dst", checks.rank("dst", dst, 2), torch.bfloat16)
-    rows, device = _gathered(codes, (("dst", dst, RANK + ROPE),), block_table, workspace_starts, None, seq_lens)
+    _gathered(codes, (("dst", dst, RANK + ROPE),), block_table, workspace_starts, None, seq_lens)
     if is_compiling():
         torch.ops.fp8_kernels.cp_gather_and_upconvert_fp8_kv_cache(
             src_cache, dst, block_table, seq_lens, workspace_starts
         )
         return
-    assert rope is not None
-    _route(device).cache_gather(codes, dst[:, :RANK], scales, (rope, dst[:, RANK:]), rows)
+    _run_upconvert(src_cache, dst, block_table, seq_lens, workspace_starts)
 
 
 @checks.verb
@@ -390,12 +507,12 @@ def dequantize_k_cache(quant_k_cache: Tensor) -> Tensor:
     shape = (*quant_k_cache.shape[:3], RANK + ROPE)
     out = torch.empty(shape, dtype=torch.bfloat16, device=quant_k_cache.device)
     codes, scales, rope = _rows("quant_k_cache", quant_k_cache.reshape(-1, 1, ROW), 3)
-    assert rope is not None
     flat = out.view(-1, RANK + ROPE)
     _route(out.device).cache_gather(codes, flat[:, :RANK], scales, (rope, flat[:, RANK:]), None)
     return out
 
 
+@remembered(_run_gather_index, rows=GATHERED)
 @checks.verb
 def cp_gather_indexer_k_quant_cache(
     kv_cache: Tensor, dst_k: Tensor, dst_scale: Tensor, block_table: Tensor, cu_seq_lens: Tensor
@@ -404,13 +521,13 @@ def cp_gather_indexer_k_quant_cache(
     checks.dtype("dst_k", checks.rank("dst_k", dst_k, 2), torch.uint8)
     checks.dtype("dst_scale", checks.rank("dst_scale", dst_scale, 2), torch.uint8)
     depth = dst_k.shape[1]
-    codes, scales, _ = _index_keys(kv_cache, depth)
+    codes, _, _ = _index_keys(kv_cache, depth)
     outputs = ("dst_k", dst_k, depth), ("dst_scale", dst_scale, depth // TILE * 4)
-    rows, device = _gathered(codes, outputs, block_table, cu_seq_lens, None)
+    _gathered(codes, outputs, block_table, cu_seq_lens, None)
     if is_compiling():
         torch.ops.fp8_kernels.cp_gather_indexer_k_quant_cache(kv_cache, dst_k, dst_scale, block_table, cu_seq_lens)
         return
-    _route(device).cache_gather(codes, dst_k, None, (scales.view(torch.uint8), dst_scale), rows)
+    _run_gather_index(kv_cache, dst_k, dst_scale, block_table, cu_seq_lens)
 
 
 # --- checks and views ------------------------------------------------------------------------------------------------
@@ -462,17 +579,17 @@ def _heads(
 
 def _requests(
     tokens: int, batch: Tensor, positions: Tensor, indices: Tensor, indptr: Tensor, last: Tensor
-) -> Slots:
+) -> None:
+    """Tables of pages, and a request and a position of each token."""
     for name, x in (("batch_indices", batch), ("positions", positions)):
         checks.dtype(name, checks.shape(name, x, (tokens,), "one for each token"), torch.int32)
     for name, x in (("kv_indices", indices), ("kv_indptr", indptr), ("kv_last_page_len", last)):
         checks.dtype(name, checks.rank(name, x, 1), torch.int32)
     checks.shape("kv_last_page_len", last, (indptr.shape[0] - 1,), "one for each request")
     checks.same_device(batch_indices=batch, positions=positions, kv_indices=indices, kv_indptr=indptr)
-    return Slots(batch, positions, indices, indptr)
 
 
-def _rows(name: str, cache: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor | None]:
+def _rows(name: str, cache: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, scales and rotated columns of rows of 656 bytes."""
     checks.dtype(name, checks.rank(name, cache, rank), torch.uint8)
     checks.shape(name, cache, (*cache.shape[:-1], ROW), "rows of 656 bytes")
@@ -500,8 +617,8 @@ def _index_keys(cache: Tensor, depth: int) -> tuple[Tensor, Tensor, None]:
 def _gathered(
     source: Tensor, outputs: tuple[tuple[str, Tensor, int], ...], table: Tensor, starts: Tensor,
     seq_starts: Tensor | None, lens: Tensor | None = None,
-) -> tuple[CacheRows, torch.device]:  # fmt: skip
-    """Which rows go where; ``starts`` has an end too unless ``lens`` are given."""
+) -> None:  # fmt: skip
+    """Which rows go where: ``starts`` has an end too unless ``lens`` are given."""
     for name, out, width in outputs:
         checks.output(name, out, (outputs[0][1].shape[0], width), "rows of the destination", out.dtype)
     checks.dtype("block_table", checks.rank("block_table", table, 2), torch.int32)
@@ -512,7 +629,4 @@ def _gathered(
         if x is not None:
             checks.dtype(name, checks.shape(name, x, (requests,), "one for each request"), torch.int32)
     named = {name: out for name, out, _ in outputs}
-    device = checks.same_device(
-        source=source, block_table=table, starts=starts, seq_starts=seq_starts, lens=lens, **named
-    )
-    return CacheRows(table, starts, seq_starts, lens), device
+    checks.same_device(source=source, block_table=table, starts=starts, seq_starts=seq_starts, lens=lens, **named)

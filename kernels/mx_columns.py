@@ -17,10 +17,11 @@ from torch import Tensor
 from kernels import checks
 from kernels.checks import WIDE
 from kernels.errors import OptionError
+from kernels.layout import swizzle_scale
 from kernels.mx import mxfp8_dequantize, mxfp8_quantize
 from kernels.mx_blocks import FP8_ELEMENTS, LINEAR, MX_BLOCK, compiled_op, power, shared_exponent, store_scale
 
-COMPACT = "compact"
+COMPACT, TILES = "compact", "128x4"
 DIRECTIONS = ("rowwise", "columnwise")
 
 
@@ -50,6 +51,26 @@ def mxfp8_quantize_columnwise(
         return compiled_op("mxfp8_quantize_columnwise", x, layout, rounding, element)
     q, scale = mxfp8_quantize(x.t().contiguous(), _plain(layout), rounding, element)
     return q.t(), scale.t().contiguous() if layout == COMPACT else scale
+
+
+@checks.verb
+def mxfp8_quantize_3d(
+    x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3"
+) -> tuple[Tensor, Tensor]:
+    """:func:`mxfp8_quantize_columnwise` of every weight of ``x [E, N, K]``, ``N`` a multiple of 32.
+
+    Returns ``q [E, N, K]``, each weight column-major, and the bytes of each weight by themselves: those of
+    ``[K, N / 32]`` in 128x4 tiles, ``[E, ..]``, or ``compact``, ``[E, N / 32, K]``.
+    """
+    e, n, k = checks.nonempty("x", checks.dtype("x", checks.rank("x", x, 3), *WIDE), 0, 1, 2).shape
+    checks.multiple("N", n, MX_BLOCK, f"{MX_BLOCK} rows share a scale; pad N")
+    if layout not in (TILES, COMPACT):
+        raise OptionError(f"layout={layout!r}: there are {TILES}, {COMPACT}")
+    if torch.compiler.is_compiling():
+        return compiled_op("mxfp8_quantize_3d", x, layout, rounding, element)
+    q, scale = mxfp8_quantize(x.mT.reshape(e * k, n), LINEAR, rounding, element)
+    each = scale.reshape(e, k, n // MX_BLOCK)
+    return q.reshape(e, k, n).mT, each.mT.contiguous() if layout == COMPACT else swizzle_scale(each, TILES)
 
 
 @checks.verb

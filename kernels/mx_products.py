@@ -495,12 +495,13 @@ def fp8_fp4_gemm_nn(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
     out: Tensor,
+    c: Tensor | None = None,
     *,
     recipe_a: tuple[int, int] = (1, 128),
     recipe_b: tuple[int, int] = (1, 32),
 ) -> None:
     """:func:`fp8_fp4_gemm_nt` with ``b [K, N]``, of four bits ``[K, N / 2]``, and its scales transposed alike."""
-    fp8_fp4_gemm_nt(a, _turned("b", b), out, recipe_a=recipe_a, recipe_b=recipe_b)
+    fp8_fp4_gemm_nt(a, _turned("b", b), out, c, recipe_a=recipe_a, recipe_b=recipe_b)
 
 
 @checks.verb
@@ -508,12 +509,13 @@ def fp8_fp4_gemm_tn(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
     out: Tensor,
+    c: Tensor | None = None,
     *,
     recipe_a: tuple[int, int] = (1, 128),
     recipe_b: tuple[int, int] = (1, 32),
 ) -> None:
     """:func:`fp8_fp4_gemm_nt` with ``a [K, M]`` and ``b [K, N]``; both scales transposed alike."""
-    fp8_fp4_gemm_nt(_turned("a", a), _turned("b", b), out, recipe_a=recipe_a, recipe_b=recipe_b)
+    fp8_fp4_gemm_nt(_turned("a", a), _turned("b", b), out, c, recipe_a=recipe_a, recipe_b=recipe_b)
 
 
 @checks.verb
@@ -521,12 +523,13 @@ def fp8_fp4_gemm_tt(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
     out: Tensor,
+    c: Tensor | None = None,
     *,
     recipe_a: tuple[int, int] = (1, 128),
     recipe_b: tuple[int, int] = (1, 32),
 ) -> None:
     """:func:`fp8_fp4_gemm_nt` with ``a [K, M]``, of four bits ``[K, M / 2]``, and its scales transposed alike."""
-    fp8_fp4_gemm_nt(_turned("a", a), b, out, recipe_a=recipe_a, recipe_b=recipe_b)
+    fp8_fp4_gemm_nt(_turned("a", a), b, out, c, recipe_a=recipe_a, recipe_b=recipe_b)
 
 
 @checks.verb

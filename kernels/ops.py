@@ -311,10 +311,11 @@ def _scale_bytes(x: Tensor, width: int, layout: str) -> Tensor:
 
 
 def _mxfp8_fake(
-    x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3"
+    x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3", alignment: int = MX_BLOCK
 ) -> tuple[Tensor, Tensor]:
-    q = _empty(*x.shape, like=x, dtype=FP8_ELEMENTS[element][3])
-    return q, _scale_bytes(x, MX_BLOCK, layout)
+    *lead, k = x.shape
+    q = _empty(*lead, k + -k % alignment, like=x, dtype=FP8_ELEMENTS[element][3])
+    return q, _scale_bytes(q, MX_BLOCK, layout)
 
 
 def _mxfp4_fake(x: Tensor, layout: str = "128x4", rounding: str = "rceil") -> tuple[Tensor, Tensor]:
@@ -358,6 +359,16 @@ def _squares_fake(
     if direction == mx_columns.DIRECTIONS[0]:
         return q, _scale_bytes(x, MX_BLOCK, LINEAR if layout == mx_columns.COMPACT else layout)
     return q, _columns_fake(x, layout)[1]
+
+
+def _weights_fake(
+    x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3"
+) -> tuple[Tensor, Tensor]:
+    e, n, k = x.shape
+    q = _empty(e, k, n, like=x, dtype=FP8_ELEMENTS[element][3])
+    if layout == mx_columns.COMPACT:
+        return q.mT, _empty(e, n // MX_BLOCK, k, like=x, dtype=torch.uint8)
+    return q.mT, _empty(e, _scale_bytes(q[0], MX_BLOCK, layout).shape[0], like=x, dtype=torch.uint8)
 
 
 def _batched_fake(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
@@ -422,6 +433,7 @@ _operator(_mxfp8_fake)(mx.mxfp8_quantize)
 _operator(_mxfp4_fake)(mx.mxfp4_quantize)
 _operator(_nvfp4_fake)(mx.nvfp4_quantize)
 _operator(_columns_fake)(mx_columns.mxfp8_quantize_columnwise)
+_operator(_weights_fake)(mx_columns.mxfp8_quantize_3d)
 _operator(_squares_fake)(mx_columns.mxfp8_quantize_2d)
 _operator(_one_a_byte_fake)(mx_forms.mxfp6_quantize)
 _operator(_one_a_byte_fake)(mx_forms.mxint8_quantize)

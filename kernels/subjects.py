@@ -231,6 +231,7 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
         name: ("cast", calls.named(getattr(module, name), "q", "scale", *more))
         for module, name, *more in (
             (mx_columns, "mxfp8_quantize_columnwise"), (mx_columns, "mxfp8_quantize_2d"),
+            (mx_columns, "mxfp8_quantize_3d"),
             (mx_forms, "mxfp6_quantize"), (mx_forms, "mxint8_quantize"), (mx_forms, "per_token_cast_to_fp4"),
             (mx_forms, "nvfp4_batched_quantize"), (mx_forms, "nvfp4_quantize_shuffled"),
             (mx_forms, "silu_and_mul_nvfp4_quantize"),

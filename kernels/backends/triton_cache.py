@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,13 +15,16 @@ from torch import Tensor
 from kernels.backends._launch import Launch, bits, imported, power_of_two
 from kernels.backends.declaration import CacheRows, Part, Slots
 from kernels.checks import FP8
+from kernels.routes import cached
 
 WIDEST, WARPS, VECTOR = 2048, 4, 16
 """Most elements that a program holds at once, its most warps, and the bytes that one instruction loads."""
 BLOCKS = 128
 """Blocks of 16 that a program holds at once."""
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+WORDS = {**INTEGERS, 8: torch.int64}
+SMALL = 1 << 31
+"""Slots of a cache, pages times slots of a page, whose numbers need more than 31 bits."""
 
 
 @functools.cache
@@ -34,27 +38,6 @@ def _prepared(kernel: str, warps: int = WARPS, **constants: object) -> Launch:
     return Launch(getattr(library()[0], kernel), constants, num_warps=warps)
 
 
-def _small(memory: Tensor) -> bool:
-    """Whether the slots of a cache, pages times slots of a page, are numbers of 31 bits."""
-    return memory.shape[0] * memory.shape[1] < 1 << 31
-
-
-def _words(part: Part) -> Part:
-    """What is copied as the widest integers that its rows, heads and strides are made of."""
-    x, memory, scale = part
-    size, dtype = x.element_size(), INTEGERS[x.element_size()]
-    x, memory = x.view(dtype), memory.view(dtype)
-    if x.stride(2) != 1 or memory.stride(3) != 1:
-        return Part(x, memory, scale)
-    steps = (x.shape[2], *x.stride()[:2], *memory.stride()[:3])
-    for width in (8, 4, 2):
-        count = width // size
-        aligned = not any((t.storage_offset() % count or t.data_ptr() % width) for t in (x, memory))
-        if count > 1 and aligned and not any(step % count for step in steps):
-            return Part(x.view(WORDS[width]), memory.view(WORDS[width]), scale)
-    return Part(x, memory, scale)
-
-
 def _raw(x: Tensor) -> Tensor:
     """Elements as integers."""
     return x.view(INTEGERS[x.element_size()]) if x.is_floating_point() else x
@@ -65,64 +48,105 @@ def _codes(x: Tensor) -> Tensor:
     return x.view(FP8) if library()[1] else x.view(torch.uint8)
 
 
+class _Half(NamedTuple):
+    """How one part of a row is stored: what its elements are read and written as, their bytes, what a launch says."""
+
+    source: torch.dtype
+    target: torch.dtype
+    size: int
+    chunk: int
+    numbers: tuple[int, ...]
+    """Heads, columns of a head, strides of the rows (token, head) and of the memory (page, slot, head, column)."""
+
+
 def store(parts: tuple[Part, ...], slots: Slots) -> None:
-    """Codes of a given scale, codes of a cast, or bits as they are; two parts."""
-    tokens = len(slots.slot)
+    """Codes of a given scale, codes of a cast, or bits as they are; two parts.
+
+    All that follows from dtypes, extents, strides and alignment is kept for the next call that has the same.
+    """
+    tokens = slots.slot.shape[0]
     if not tokens:
         return
-    native, first = library()[1], parts[0]
-    mode = 2 if first.scale is not None else int(first.x.dtype != first.memory.dtype)
-    per_head = any(part.scale is not None and part.scale.numel() > 1 for part in parts)
-    laid = [_laid(_words(part) if mode == 0 else part, per_head) for part in parts]
-    heads = [x.shape[1] for x, _, _ in laid]
-    one = slots.slot
-    start = _prepared(
-        "store_kernel", max(_warps(x) for x, _, _ in laid), MODE=mode, PER_HEAD=per_head, CHUNK0=laid[0][2],
-        CHUNK1=laid[1][2], **_parts(0, laid[0][0]), **_parts(1, laid[1][0]), TABLE=slots.positions is not None,
-        SKIP=slots.skip is not None, SMALL=_small(first.memory), NATIVE=native,
+    parts = tuple(part if part.x.stride(2) == 1 else part._replace(x=part.x.contiguous()) for part in parts)
+    start, page, halves = cached(_stored, *map(_class_of, parts), slots.positions is not None, slots.skip is not None)
+    one, skip = slots.slot, slots.skip
+    heads = [half.numbers[0] for half in halves]
+    scales = [one if part.scale is None else _per_head(part.scale, count, bool(start.constants["PER_HEAD"]))
+              for part, count in zip(parts, heads, strict=True)]  # fmt: skip
+    (x, memory, _), (y, other, _) = parts
+    (source, target, *_), (source_y, target_y, *_) = halves
+    sides = x.view(source), y.view(source_y), memory.view(target), other.view(target_y)
+    tables = [one if t is None else t.contiguous() for t in (slots.positions, slots.indices, slots.indptr)]
+    start(
+        2 * tokens, (*sides, *scales, one.contiguous(), *tables),
+        (page, skip or 0, *halves[0].numbers, *halves[1].numbers),
     )  # fmt: skip
-    xs = [x for x, _, _ in laid]
-    memories = [m if mode == 0 else _codes(m) for _, m, _ in laid]
-    scales = [
-        one if part.scale is None else _per_head(part.scale, h, per_head) for part, h in zip(parts, heads, strict=True)
-    ]
-    tables = (one if t is None else t.contiguous() for t in (slots.positions, slots.indices, slots.indptr))
-    strides = []
-    for (x, memory, _), count in zip(laid, heads, strict=True):
-        strides += [count, x.shape[2], x.stride(0), x.stride(1), *memory.stride()[:4]]
-    pointers = *xs, *memories, *scales, one.contiguous(), *tables
-    start(2 * tokens, pointers, (parts[0].memory.shape[1], slots.skip or 0, *strides))
 
 
-def _laid(part: Part, per_head: bool) -> tuple[Tensor, Tensor, int]:
-    """Rows with dense columns, the memory, and the columns of a chunk; heads that follow one another are one head."""
-    x, memory, _ = part
-    x = x if x.stride(2) == 1 else x.contiguous()
-    chunk = memory.shape[4] if memory.dim() == 5 else 0
-    tokens, heads, depth = x.shape
-    follow = heads == 1 or (x.stride(1) == depth and memory.stride(2) == depth and memory.stride(3) == 1)
-    if follow and not per_head and not chunk and heads > 1:
-        shape = (*memory.shape[:2], 1, heads * depth)
-        memory = memory.as_strided(shape, (*memory.stride()[:2], 0, 1), memory.storage_offset())
-        x = x.as_strided((tokens, 1, heads * depth), (x.stride(0), 0, 1), x.storage_offset())
-    return x, memory, chunk
+def _class_of(part: Part) -> tuple[object, ...]:
+    """What decides how a part is stored; of its alignment the bits up to the widest word."""
+    x, memory, scale = part
+    at = x.data_ptr() | memory.data_ptr() | (int(x.storage_offset()) | int(memory.storage_offset())) * x.element_size()
+    values = 0 if scale is None else scale.numel()
+    return x.dtype, memory.dtype, x.shape[1:], x.stride(), memory.shape, memory.stride(), at & 7, values
+
+
+def _stored(
+    first: tuple[Any, ...], second: tuple[Any, ...], table: bool, skip: bool
+) -> tuple[Launch, int, list[_Half]]:
+    """The launch for two parts, the slots of a page, and how each part is stored."""
+    (x, memory, _, _, pages, _, _, values), native = first, library()[1]
+    mode = 2 if values else int(x != memory)
+    per_head = max(values, second[-1]) > 1
+    halves = [_half(part, mode, per_head, native) for part in (first, second)]
+    (_, _, size0, chunk0, (heads0, depth0, *_)), (_, _, size1, chunk1, (heads1, depth1, *_)) = halves
+    start = _prepared(
+        "store_kernel", max(_warps(heads0 * depth0 * size0), _warps(heads1 * depth1 * size1)), MODE=mode,
+        PER_HEAD=per_head, CHUNK0=chunk0, CHUNK1=chunk1, **_parts(0, heads0, depth0), **_parts(1, heads1, depth1),
+        TABLE=table, SKIP=skip, SMALL=pages[0] * pages[1] < SMALL, NATIVE=native,
+    )  # fmt: skip
+    return start, pages[1], halves
+
+
+def _half(part: tuple[Any, ...], mode: int, per_head: bool, native: bool) -> _Half:
+    """What is copied goes as the widest integers that rows, heads, strides and addresses are made of; heads that follow
+    one another are one head."""
+    x, _, (heads, depth), (x_t, x_h, _), pages, (*m_strides,), at, _ = part
+    chunk = pages[4] if len(pages) == 5 else 0
+    m_b, m_o, m_h, m_c = m_strides[:4]
+    source, target, size = x, FP8 if native else torch.uint8, x.itemsize
+    if mode == 0:
+        wide = (
+            width
+            for width in sorted(WORDS, reverse=True)
+            if m_c == 1 and width >= size and not any(n * size % width for n in (depth, x_t, x_h, m_b, m_o, m_h))
+            and at % width == 0
+        )  # fmt: skip
+        width = next(wide, size)
+        source = target = WORDS[width]
+        count, size = width // size, width
+        depth, x_t, x_h, m_b, m_o, m_h = (n // count for n in (depth, x_t, x_h, m_b, m_o, m_h))
+    if heads > 1 and x_h == m_h == depth and m_c == 1 and not per_head and not chunk:
+        heads, depth, x_h, m_h = 1, heads * depth, 0, 0
+    return _Half(source, target, size, chunk, (heads, depth, x_t, x_h, m_b, m_o, m_h, m_c))
 
 
 def _per_head(scale: Tensor, heads: int, per_head: bool) -> Tensor:
-    return scale.reshape(-1).expand(heads).contiguous() if per_head else scale.reshape(-1)
+    if not per_head:
+        return scale
+    return scale.reshape(-1).expand(heads).contiguous()
 
 
-def _parts(which: int, x: Tensor) -> dict[str, int]:
+def _parts(which: int, heads: int, depth: int) -> dict[str, int]:
     """How many elements a program takes at once, how often, and whether they are of one head."""
-    count = x.shape[1] * x.shape[2]
+    count = heads * depth
     block = min(WIDEST, power_of_two(count))
-    return {f"BLOCK{which}": block, f"PARTS{which}": -(-count // block), f"FLAT{which}": x.shape[1] == 1}
+    return {f"BLOCK{which}": block, f"PARTS{which}": -(-count // block), f"FLAT{which}": heads == 1}
 
 
-def _warps(x: Tensor) -> int:
-    """As many as leave each thread 16 bytes of a row to load."""
-    count = min(WIDEST, power_of_two(x.shape[1] * x.shape[2])) * x.element_size()
-    return min(WARPS, max(1, count // (32 * VECTOR)))
+def _warps(held: int) -> int:
+    """As many as leave each thread 16 of the bytes of a row to load."""
+    return min(WARPS, max(1, power_of_two(held) // (32 * VECTOR)))
 
 
 def tiles(
@@ -139,7 +163,7 @@ def tiles(
     start = _prepared(
         "tile_kernel", TILES=power_of_two(count), ROPE=0 if rope is None else rope.shape[1],
         MODE=2 if reciprocal else int(ue8m0), EPS=bits(amax_floor), FLOOR=bits(scale_floor), SLOTTED=slot is not None,
-        SMALL=_small(codes), NATIVE=library()[1],
+        SMALL=codes.shape[0] * codes.shape[1] < SMALL, NATIVE=library()[1],
     )  # fmt: skip
     beside, columns = x, codes
     if rope is not None and rotated is not None:
@@ -158,15 +182,17 @@ def nvfp4(parts: tuple[Part, ...], scales: tuple[Tensor, ...], slot: Tensor) -> 
     _, heads, depth = xs[0].shape
     count = heads * depth // 16
     block = min(BLOCKS, power_of_two(count))
-    start = _prepared("nvfp4_kernel", BLOCK=block, PARTS=-(-count // block), SMALL=_small(parts[0].memory),
-                      NATIVE=library()[1])  # fmt: skip
+    pages, page = parts[0].memory.shape[:2]
+    start = _prepared(
+        "nvfp4_kernel", BLOCK=block, PARTS=-(-count // block), SMALL=pages * page < SMALL, NATIVE=library()[1]
+    )
     memories, blocks = [part.memory for part in parts], [scale.view(torch.uint8) for scale in scales]
     given = [part.scale.reshape(-1) for part in parts if part.scale is not None]
     strides: list[int] = []
     for x, q, s in zip(xs, memories, blocks, strict=True):
         strides += [x.stride(0), x.stride(1), *q.stride()[:3], *s.stride()[:3]]
     pointers = (*xs, *memories, *blocks, *given, slot.contiguous())
-    start(2 * len(slot), pointers, (memories[0].shape[1], heads, depth, *strides))
+    start(2 * len(slot), pointers, (page, heads, depth, *strides))
 
 
 def gather(

@@ -52,15 +52,15 @@ def guard(same: Sequence[Tensor], rows: Sequence[Tensor]) -> Callable[..., bool]
     """Whether other operands, in this order, are like these; None of a release that is not known.
 
     Like means: the same class, dispatch keys (layout, negation, inference, autocast, a transform), ``requires_grad``,
-    dtype, device, extents and strides. The matrices ``rows`` may have any number of rows, and any distance of columns
-    where these are contiguous.
+    dtype, device, extents and strides. ``rows`` may have any number of rows, matrices among them any distance of
+    columns where these are contiguous.
     """
     if GUARDS is None:
         return None
     sizes: list[list[int | None]] = [list(x.shape) for x in same]
     strides: list[list[int | None]] = [list(x.stride()) for x in same]
     for x in rows:
-        sizes.append([None, x.shape[1]])
+        sizes.append([None, *x.shape[1:]])
         strides.append(list(x.stride()) if x.is_contiguous() else [x.stride(0), None])
     made = GUARDS(*same, *rows, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     check: Callable[..., bool] = made.check

@@ -33,7 +33,7 @@ from oracle.bounds.chain import NONE, exponent_floor, floor_power, power
 from oracle.bounds.product import ETA, FLOAT32_MAX, U
 from oracle.errors import NumericsError
 from oracle.numbers.formats import Format, decode, of_dtype
-from oracle.tensorcore.instructions import Sum
+from oracle.tensorcore.instructions import Order, Sum
 from oracle.truth.gemm import exponents
 
 CUBE = 1 << 21  # products of one step held at a time
@@ -97,7 +97,8 @@ def boxed_product(
 
     Raises NumericsError: the accumulator is of a kind that is not covered.
     """
-    if acc is not None and (acc.kind is not Sum.FUSED or acc.scales_inside):
+    plain = acc is None or (acc.kind is Sum.FUSED and acc.order is Order.SEQUENTIAL)
+    if acc is not None and (not plain or acc.scales_inside):
         raise NumericsError(f"{acc.name} does not add by fused truncating steps; no bound for flipped codes is derived")
     rows, k = boxes[0].low.shape
     tight = rows * b.shape[0] * k * len(boxes) <= MOST

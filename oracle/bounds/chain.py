@@ -32,6 +32,7 @@ from torch import Tensor
 
 from oracle.bounds.accumulator import Accumulator
 from oracle.numbers.formats import Format
+from oracle.tensorcore.instructions import Order
 from oracle.truth.gemm import NO_EXPONENT, exponents
 
 NONE = NO_EXPONENT
@@ -81,6 +82,7 @@ def residue(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, T
     exponent may lie below ``mg``, and the output truncation ``2**-to pw`` of the largest possible sum (L1 to L4).
     Where zeros may be counted, ``mg`` lies between the exponent without them and that with them.
     """
+    a, b = _ordered(a, acc), _ordered(b, acc)
     x = zeros(a, b)
     low, high, slack = (torch.zeros_like(x) for _ in range(3))
     for start, stop in _steps(a, acc):
@@ -93,6 +95,21 @@ def residue(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, T
             top, least = torch.maximum(counted, top), top
         x, low, high = residue_step(x, low, high, slack, p, top, acc, least)
     return x, low - slack, high + slack
+
+
+def _ordered(x: Operand, acc: Accumulator) -> Operand:
+    """Columns in the order in which the groups of each instruction take them; a short group is filled with zeros."""
+    if acc.order is not Order.INTERLEAVED:
+        return x
+    made: list[tuple[Tensor, Tensor]] = []
+    for start in range(0, x.value.shape[-1], acc.length):
+        part = x.steps(start, start + acc.length)
+        first = torch.arange(part.value.shape[-1], device=x.value.device) % 4 < 2
+        short = acc.group - int(first.sum())
+        filled = (torch.nn.functional.pad(part.value[..., first], (0, short)), part.value[..., ~first])
+        top = torch.nn.functional.pad(part.exponent[..., first], (0, short), value=NONE)
+        made.append((torch.cat(filled, dim=-1), torch.cat([top, part.exponent[..., ~first]], dim=-1)))
+    return Operand(*(torch.cat(parts, dim=-1) for parts in zip(*made, strict=True)))
 
 
 def residue_step(
@@ -167,6 +184,7 @@ def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Ten
     ``2**(mbar - t)``, ``mbar = max(mg, floor(log2(R + E)))``, the accumulator's ``2**(mg - t)`` and ``2**-to`` times
     ``pw(R + E)`` (L1 to L4), and an addition ``2**-24 pw(T)``, ``T`` the largest sum of products of one sign and ``E``.
     """
+    a, b = _ordered(a, acc), _ordered(b, acc)
     steps = [(a.steps(*k), b.steps(*k)) for k in _steps(a, acc)]
     slack = float64_slack(a, b, a.value.shape[-1], acc)
     x, largest, one_sign = partial_sums(steps, acc.group, slack)

@@ -1,10 +1,10 @@
-"""The residue bound B2 of a scaled product on a GPU, in CUDA C++: one pass over K for a tile of results.
+"""Bounds of a scaled product on a GPU, in CUDA C++: one pass over K for a tile of results.
 
-``residue_sums.cu`` says how it sums and why its values are those of the definition
-(:func:`oracle.bounds.product.residue_bound`) bit for bit. It leaves the running bound of the promoted sum, which the
-definition's own code finishes. :func:`why_not` says what it does not take; :mod:`oracle.bounds.engines` asks it.
+``residue_sums.cu`` says how it sums and why its values are those of the definitions in :mod:`oracle.bounds.product` bit
+for bit. It leaves the running bound of the promoted sum, which the definitions' own code finishes. :func:`why_not` says
+what it does not take; :mod:`oracle.bounds.engines` asks it.
 
-Memory beyond operands and result: below 1.5 GiB for any shape.
+Memory beyond operands and result: below 2 GiB for up to 2^17 columns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from oracle.bounds.accumulator import Accumulator
+from oracle.bounds.accumulator import Accumulator, chains
 from oracle.bounds.interval import Interval
 from oracle.bounds.product import Promotion, check_fit, finished, joined
 from oracle.numbers.formats import codes_of
@@ -24,19 +24,20 @@ from oracle.tensorcore.cuda_source import Source
 from oracle.tensorcore.packing import code_table
 from oracle.truth.gemm import Decoded, ScaledProduct
 
-TILE, THREADS = 64, 256  # rows and columns of a block, and its threads: as in the source
+TILE, THREADS = (64, 64), 256  # rows and columns of a block, and its threads: as in the source
 STEP = 32  # most products of a step
-MEMORY = 2 * (2 * (3 * STEP * TILE * 4 + STEP // 2 * TILE * 4 + TILE * (STEP + 4) * 4)) + 2 * 256 * 4
-BAND = 1 << 23  # results of a launch: 260 MiB of float64
+MEMORY = 2 * sum(TILE) * 4 * (3 * STEP + STEP // 2 + STEP + 4) + 2 * 256 * 4  # two buffers, and the tables
+BAND = 1 << 23  # results of a launch: 64 MiB for each quantity
+RESTLESS = 2  # flag of a result whose error grows on
 
 
 def why_not(product: ScaledProduct, acc: Accumulator) -> str | None:
     """Reason for which the device, or the step, is not for this source; that its sums fit is not asked here."""
     if (reason := cuda_source.why_not(product.a.device)) is not None:
         return reason
-    if acc.group > STEP or not _source(acc):
+    if acc.group > STEP or _source(acc) is None:
         return f"{acc.name} adds {acc.group} products of {acc.align} bits a step"
-    room = torch.cuda.get_device_properties(product.a.device).shared_memory_per_block_optin
+    room = getattr(torch.cuda.get_device_properties(product.a.device), "shared_memory_per_block_optin", 0)
     return None if room >= MEMORY else f"a block has {room} bytes of shared memory, of which this takes {MEMORY}"
 
 
@@ -45,42 +46,69 @@ def residue_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
 
     Raises NumericsError: no kernel with ``acc`` can compute it.
     """
+    found = _bound(product, acc, "residue", f"residue bound of {acc.name}", ordered=True)
+    assert found is not None
+    return found
+
+
+def split_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
+    """:func:`oracle.bounds.product.split_bound` of a promoted ``acc``, bit for bit; raises as that does."""
+    assert acc.promotion is not None
+    found = _bound(product, acc, "residue", f"residue bound of {acc.name}, K split anywhere", ordered=False)
+    assert found is not None
+    return found
+
+
+def any_order_bound(product: ScaledProduct, acc: Accumulator) -> Interval | None:
+    """:func:`oracle.bounds.product.any_order_bound`, bit for bit; None where an error does not come to rest, of which
+    the definition makes more than this does. Raises as that does."""
+    return _bound(product, acc, "any_order", f"any-order bound of {acc.name} (weak)", ordered=False, weak=True)
+
+
+def _bound(
+    product: ScaledProduct, acc: Accumulator, function: str, name: str, *, ordered: bool, weak: bool = False
+) -> Interval | None:
     check_fit(product, acc)
-    source, device = _source(acc), product.a.device
+    source, device = _source(acc, min(acc.promotion or product.block, product.K)), product.a.device
     assert source is not None
     a, b = (_rows(x) for x in (product.a, product.b))
     # a NaN scale counts as 0, since its results must be NaN and are judged as such
     sa, sb = (torch.where(torch.isnan(x.scales), 0.0, x.scales).contiguous() for x in (product.left, product.right))
     tables = torch.stack([_table(x) for x in (product.left, product.right)]).to(device)
-    width = -(-product.N // TILE) * TILE
-    step = max(TILE, BAND // width // TILE * TILE)
+    added = sum(1 for _ in chains(product, acc.promotion))
+    tall, wide = TILE
+    width = -(-product.N // wide) * wide
+    step = max(tall, BAND // width // tall * tall)
     parts = []
     for start in range(0, product.M, step):
         rows = min(product.M - start, step)
-        height = -(-rows // TILE) * TILE
-        made = torch.zeros((4, height, width), dtype=torch.float64, device=device)
-        opened = torch.zeros((height, width), dtype=torch.uint8, device=device)
-        scales = sa if sa.shape[0] == 1 else sa[start : start + rows]
+        height = -(-rows // tall) * tall
+        made = torch.zeros((4 if ordered else 7, height, width), dtype=torch.float64, device=device)
+        flags = torch.zeros((height, width), dtype=torch.uint8, device=device)
         source.launch(
-            "residue", (width // TILE, height // TILE), THREADS, a[start : start + rows], _long(a.stride(0)), b,
-            _long(b.stride(0)), tables, scales, 0 if sa.shape[0] == 1 else product.B, sb, product.B, product.b_rows,
-            rows, product.N, product.K, product.block, acc.promotion or 0, acc.group, acc.align, acc.out,
-            product.left.fmt.emin, product.right.fmt.emin, made, opened,
+            function, (width // wide, height // tall), THREADS, a[start : start + rows], _long(a.stride(0)), b,
+            _long(b.stride(0)), tables, sa if sa.shape[0] == 1 else sa[start : start + rows],
+            0 if sa.shape[0] == 1 else product.B, sb, product.B, product.b_rows, rows, product.N, product.K,
+            product.block, acc.promotion or 0, acc.group, acc.align, acc.out, product.left.fmt.emin,
+            product.right.fmt.emin, int(not ordered), made, flags,
         )  # fmt: skip
-        sums = Promotion.known(*made[:, :rows, : product.N], opened[:rows, : product.N].to(torch.bool))
-        parts.append(finished(product, start, sums, f"residue bound of {acc.name}"))
+        made, flags = made[:, :rows, : product.N], flags[:rows, : product.N]
+        if function == "any_order" and bool((flags & RESTLESS).any()):
+            return None
+        sums = Promotion.known(tuple(made), flags != 0, None if ordered else added)
+        parts.append(finished(product, start, sums, name, weak=weak))
     return joined(parts)
 
 
-def source(wide: bool) -> Source:
-    """The source with float32 sums, or with float64 ones."""
-    return Source(Path(__file__).with_name("residue_sums.cu"), (("WIDE", int(wide)),), (("residue", MEMORY),))
-
-
-def _source(acc: Accumulator) -> Source | None:
-    """That whose sums of one step are exact: ``STEP * 2^(align + 2)`` units at most."""
-    most = STEP << (acc.align + 2)
-    return source(most > 1 << 23) if most <= 1 << 52 else None
+def _source(acc: Accumulator, chain: int = 0) -> Source | None:
+    """The source whose sums of one step are exact: float32 or float64 ones. They hold ``STEP * 2^(align + 2)`` units,
+    and what a ``chain`` of so many products adds to them is counted in 32 bits beside float32."""
+    step, whole = STEP << (acc.align + 2), chain << (acc.align + 2)
+    if step > 1 << 52:
+        return None
+    functions = (("residue", MEMORY), ("any_order", MEMORY))
+    wide = step > 1 << 23 or whole > 1 << 32
+    return Source(Path(__file__).with_name("residue_sums.cu"), (("WIDE", int(wide)), ("MEMORY", MEMORY)), functions)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""The exact value and the residue bound by the fastest engine that takes a product: compiled ones, else torch.
+"""The exact value and its bounds by the fastest engine that takes a product: compiled ones, else torch.
 
-All give the same bits, those of :func:`oracle.truth.gemm.exact` and :func:`oracle.bounds.product.residue_bound`; the
-choice is one of speed alone. On the CPU :mod:`oracle.bounds.cpu_kernels` is threaded and computes both in one pass;
+All give the same bits, those of :func:`oracle.truth.gemm.exact` and of :mod:`oracle.bounds.product`; the choice is one
+of speed alone. On the CPU :mod:`oracle.bounds.cpu_kernels` is threaded and computes both in one pass;
 rows and columns with a NaN or an infinity among their inputs are computed by the definition. Numba is imported at the
-first use, and a machine for which it does not exist takes the definitions. On a GPU the value is
-:mod:`oracle.bounds.triton_sums`', and the bound :mod:`oracle.bounds.cuda_residue`'s.
+first use, and a machine for which it does not exist takes the definitions. On a GPU the value is that of
+:mod:`oracle.bounds.triton_sums`, and the bounds are those of :mod:`oracle.bounds.cuda_residue`.
 
 :func:`why_not` says what the compiled engine of the CPU does not cover: products whose float64 sums are not exact
 without splitting, scales inside the instruction, operands wider than 16 bits (for the bound: 8), tensors elsewhere.
@@ -67,20 +67,34 @@ def residue_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
     return definition.residue_bound(product, acc) if plain else compiled_residue(product, acc)[1]
 
 
-def exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, Interval]:
-    """:func:`exact` and :func:`residue_bound`, in one pass where the engine can."""
+def exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact | None, Interval]:
+    """:func:`residue_bound` and, where the same pass gives it, :func:`exact`."""
     return product.once(("residue", acc), lambda: _exact_and_residue(product, acc))
 
 
-def _exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, Interval]:
+def _exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact | None, Interval]:
     if not why_not_on_device(product, acc):
-        return exact(product), _on_device(product, acc)
+        return None, _on_device(product, acc)
     if product.c is not None:
         value, interval = exact_and_residue(replace(product, c=None), acc)
+        value = exact(replace(product, c=None)) if value is None else value
         return gemm.with_summand(value, product.c), definition.with_summand(value, interval, product.c)
     if why_not(product, acc):
-        return exact(product), definition.residue_bound(product, acc)
+        return None, definition.residue_bound(product, acc)
     return compiled_residue(product, acc)
+
+
+def any_order_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
+    """:func:`oracle.bounds.product.any_order_bound` by the fastest engine that takes ``product``."""
+    found = None if why_not_on_device(product, acc) else cuda_residue.any_order_bound(product, acc)
+    return definition.any_order_bound(product, acc) if found is None else found
+
+
+def split_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
+    """:func:`oracle.bounds.product.split_bound` by the fastest engine that takes ``product``."""
+    if acc.promotion is None or why_not_on_device(product, acc):
+        return definition.split_bound(product, acc)
+    return cuda_residue.split_bound(product, acc)
 
 
 def why_not(product: ScaledProduct, acc: Accumulator | None = None) -> str | None:

@@ -48,7 +48,7 @@ from oracle.bounds.chain import (
     zeros,
 )
 from oracle.numbers.formats import by_name
-from oracle.tensorcore.instructions import Order, Sum
+from oracle.tensorcore.instructions import Sum
 
 U = 2.0**-24
 FLUSHED = 2.0**-126
@@ -65,7 +65,7 @@ def stepwise(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, 
         sa, sb = a.steps(start, start + width), b.steps(start, start + width)
         slack = slack + float64_slack(sa, sb, a.value.shape[-1], acc)
         if acc.kind is Sum.FUSED_THEN_ADD:
-            dx, dl, dh = residue(_ordered(sa, acc), _ordered(sb, acc), acc)
+            dx, dl, dh = residue(sa, sb, acc)
         else:
             dx, (dl, dh) = sa.value @ sb.value.mT, _loss(sa, sb, (x + low - slack, x + high + slack), acc)
         live = (sa.value != 0).to(x.dtype) @ (sb.value != 0).to(x.dtype).mT > 0  # a step of zeros changes nothing
@@ -96,7 +96,7 @@ def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Ten
         rounding = U * floor_power(held) + HALF_SUBNORMAL + (2 * FLUSHED if acc.kind is Sum.TREE_FLUSH else 0.0)
         for sa, sb in steps:
             if acc.kind is Sum.FUSED_THEN_ADD:
-                _, dl, dh = residue(_ordered(sa, acc), _ordered(sb, acc), acc)
+                _, dl, dh = residue(sa, sb, acc)
             else:
                 dl, dh = _loss(sa, sb, (-held, held), acc)
             low, high = low + dl - rounding, high + dh + rounding
@@ -179,17 +179,3 @@ def _late_floor(p: Tensor, e: Tensor, held: tuple[Tensor, Tensor], acc: Accumula
         dropped = torch.minimum(power(common - 25), (-held[0]).clamp(min=0))
         high = high + torch.where(nearest < power(common - 25), dropped, 0.0)
     return low, high
-
-
-def _ordered(x: Operand, acc: Accumulator) -> Operand:
-    """Columns in the order in which the instruction's groups take them; a short group is filled with zeros."""
-    if acc.order is not Order.INTERLEAVED:
-        return x
-    index = torch.arange(x.value.shape[-1], device=x.value.device)
-    first = index % 4 < 2
-    short = acc.group - int(first.sum())
-    value, exponent = (
-        torch.cat([torch.nn.functional.pad(t[..., first], (0, short), value=fill), t[..., ~first]], dim=-1)
-        for t, fill in ((x.value, 0), (x.exponent, NONE))
-    )
-    return Operand(value, exponent)

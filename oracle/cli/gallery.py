@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.table import Table
@@ -57,6 +58,8 @@ def add(commands: Commands) -> None:
     told = add_command(verbs, "page", _page, "the page of a run, or of the parts of one")
     told.add_argument("records", type=Path, nargs="+", metavar=ROWS)
     told.add_argument("--out", type=Path, metavar="DIR", help=f"gets {ROWS} and {PAGE} of all; printed without")
+    said = f"keep of each kernel what its line needs, for a {ROWS} in a repository; `compare` then knows verdicts alone"
+    told.add_argument("--brief", action="store_true", help=said)
     moved = add_command(verbs, "compare", _compare, "what changed between two records", "Exit 1 when a kernel broke.")
     moved.add_argument("old", type=Path, metavar="OLD")
     moved.add_argument("new", type=Path, metavar="NEW")
@@ -94,7 +97,8 @@ def _run(arguments: argparse.Namespace) -> int:
     places = {gallery.key_of(*pair): number for number, pair in enumerate(gallery.chosen(projects, ()))}
     for name in ("reports", "calls"):
         (out / name).mkdir(parents=True, exist_ok=True)
-    machine, shown, done = provenance.machine(), sys.stderr.isatty(), 0
+    machine = {"date": datetime.now(UTC).date().isoformat(), **provenance.machine()}
+    shown, done = sys.stderr.isatty(), 0
 
     def found() -> Run:
         return Run(machine, tuple(sorted(rows.values(), key=lambda row: places.get(row.key, len(places)))))
@@ -135,9 +139,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _page(arguments: argparse.Namespace) -> int:
     parts = [read(path) for path in arguments.records]
-    rows = {row.key: row for part in parts for row in part.rows}
+    rows = {row.key: row.brief() if arguments.brief else row for part in parts for row in part.rows}
     whole = Run(parts[0].machine, tuple(rows.values()))
-    if other := [path for path, part in zip(arguments.records, parts, strict=True) if part.machine != whole.machine]:
+    places = [{name: value for name, value in part.machine.items() if name != "date"} for part in parts]
+    if other := [path for path, place in zip(arguments.records, places, strict=True) if place != places[0]]:
         raise OptionError(f"{other[0]} is of another machine than {arguments.records[0]}; a page is of one")
     if arguments.out is None:
         say(page(whole).rstrip())

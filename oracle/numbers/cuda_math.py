@@ -1,4 +1,4 @@
-"""CUDA's ``expf`` on sm90, step by step, and the SiLU that kernels compute with it; float64 values of float32.
+"""CUDA's and Triton's exponentials on sm90, step by step, and the SiLU of kernels; float64 values of float32.
 
     n = floor(252 sat(fma(x, 0.005724980, 1/2))) - 126               sat: to 0 and 1
     r = fma(x, 1.925963e-8, fma(x, 1.4426950, -n))                    x log2(e) - n, within [0, 1] or beyond sat
@@ -6,9 +6,13 @@
     silu(x) = RN(x RN(1 / fma(2^n, ex2.approx.ftz(r), 1)))            of -x: the product and the sum are contracted
 
 Read in the machine code of vLLM 0.20.2 for sm90 (``silu_and_mul_per_block_quant_kernel``), compiled without fast math;
-the steps are those of libdevice's ``__nv_expf``. ``ex2.approx`` is taken as correctly rounded: its error, 2 float32
-steps at most (PTX ISA), reaches a SiLU where the power is not small beside 1, and there a rounding mostly hides it.
-Every bit of 84 groups of an H200's output agrees. Not covered: ``ex2.approx`` bit for bit, other architectures.
+the steps are those of libdevice's ``__nv_expf``. Triton's ``exp`` is the power of a rounded product instead, and its
+division ``div.full``:
+
+    e = ex2.approx(RN(x log2(e)))              below an exponent of -126 the square of the power of half of it
+    x / (1 + e) = div.full(x, RN(1 + e))
+
+:mod:`oracle.numbers.mufu` has ``ex2.approx``. Not covered: other architectures.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from oracle.numbers import fast_math, mufu
 from oracle.numbers.formats import FP32
 from oracle.numbers.rounding import Overflow, Rounding, f32, power_of_two, round_pair, two_sum
 
@@ -35,7 +40,7 @@ def power(x: Tensor) -> tuple[Tensor, Tensor]:
     t = fma(x, SLOPE, 0.5).clamp(0.0, 1.0)
     n = torch.nan_to_num(torch.floor(252.0 * t)) - 126.0
     r = fma(x, LOG2_E_REST, fma(x, LOG2_E, -n))
-    return power_of_two(n.to(torch.int64)), f32(torch.exp2(r))
+    return power_of_two(n.to(torch.int64)), mufu.exp2(r)
 
 
 def silu(x: Tensor) -> Tensor:
@@ -43,3 +48,16 @@ def silu(x: Tensor) -> Tensor:
     scale, rest = power(-x)
     sum_ = fma(rest, scale, 1.0)
     return f32(x * f32(torch.ones_like(x) / sum_))
+
+
+def triton_exp(x: Tensor) -> Tensor:
+    """``tl.exp(x)``."""
+    exponent = f32(x * LOG2_E)
+    small = exponent < -126.0
+    found = mufu.exp2(torch.where(small, f32(exponent * 0.5), exponent))
+    return torch.where(small, f32(found * found), found)
+
+
+def triton_silu(x: Tensor) -> Tensor:
+    """``x / (1 + tl.exp(-x))``."""
+    return fast_math.divide(x, f32(1.0 + triton_exp(-x)), flushed=False)

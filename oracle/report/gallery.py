@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from oracle.fixtures.kinds import kind_of
 SCHEMA = "fp8-oracle.gallery/1"
 ORDER = ("FAILED", "CRASHED", "UNTESTED", "CONFORMS", "UNSUPPORTED")
 HEAD = (
-    *("project", "kernel", "contract", "verdict", "judged", "identified as", "bits", "ulps", "SQNR"),
+    *("project", "kernel", "contract", "verdict", "class", "judged", "identified as", "bits", "ulps", "SQNR"),
     *("batch", "reruns", "covered"),
 )
+WHY = 240  # characters of a reason in a brief row
 SHOWN = 3  # cases of a moved kernel that are named
 
 
@@ -60,6 +62,10 @@ class Row:
     def key(self) -> str:
         return f"{self.project}.{self.kernel}/{self.contract}"
 
+    def brief(self) -> Row:
+        """What its line of a page needs, the reason cut short: for a record that is kept in a repository."""
+        why = textwrap.shorten(self.why, WHY, placeholder=" ...")
+        return replace(self, cases={}, command="", classes=dict([*self.classes.items()][:1]), why=why)
 
 
 @dataclass(frozen=True)
@@ -72,8 +78,9 @@ class Run:
     def write(self, path: Path) -> None:
         left: tuple[object, ...] = ("", None, {}, ())
         rows = [{name: value for name, value in asdict(row).items() if value not in left} for row in self.rows]
-        said = {"schema": SCHEMA, "machine": dict(self.machine), "rows": rows}
-        fixtures.write_bytes(path, (json.dumps(said, indent=1) + "\n").encode())
+        head = json.dumps({"schema": SCHEMA, "machine": dict(self.machine)})[:-1]
+        listed = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)  # a line for each
+        fixtures.write_bytes(path, f'{head}, "rows": [\n{listed}\n]}}\n'.encode())
 
 
 def read(path: Path) -> Run:
@@ -114,6 +121,9 @@ def page(run: Run) -> str:
         named = f" Explained by: {', '.join(row.explained)}." if row.explained else ""
         lines += ["", f"**{row.project} {code(row.kernel)}** under {code(row.contract)}: {row.why}.{named}"]
         lines += ["", "```sh", row.command, "```"] if row.command else []
+    if excluded := [row for row in tried if row.exempt]:
+        lines += ["", "Not asked, since the project excludes it:", ""]
+        lines += [f"- {row.project} {code(row.kernel)}: {'; '.join(row.exempt)}" for row in excluded]
     left = [row for row in rows if row.verdict == "UNSUPPORTED"]
     if left:
         lines += ["", "Not run here:", ""]
@@ -136,8 +146,8 @@ def _line(row: Row) -> str:
     sqnr = "" if row.sqnr is None else f"{row.sqnr:.1f} dB"
     cells = (
         row.project, code(row.kernel) + (f" ({row.pinned})" if row.pinned else ""), code(row.contract), row.verdict,
-        str(row.judged), (code(name) if name else "") + more, bits, ulps, sqnr, row.batch, row.reruns,
-        "; ".join(row.covered).removeprefix("covered "),
+        next(iter(row.classes), ""), str(row.judged), (code(name) if name else "") + more, bits, ulps, sqnr, row.batch,
+        row.reruns, "; ".join(row.covered).removeprefix("covered "),
     )  # fmt: skip
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

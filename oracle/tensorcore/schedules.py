@@ -15,7 +15,7 @@ published sources of these kernels, and the instruction table. ``status`` says w
 
 ``promoteN`` has chains of N products, whatever N: ``sm90.promote64.scale_after`` is ``sm90.promote128.scale_after``
 with another interval. ``rescaled128`` promotes nothing: between blocks of 128 its one chain is multiplied by the ratio
-of their scales, whose division is IEEE's here and within 2 ulp of it on a device (``div.full``).
+of their scales, a ``div.full`` (:mod:`oracle.numbers.fast_math`).
 
 A split schedule is named after the one that its parts follow: ``sm90.chain.split3`` (three parts, as even as tiles of
 128 allow), ``sm90.chain.split3x64`` (tiles of 64), ``sm90.chain.interleaved2x64`` (tile ``t`` goes to part
@@ -199,6 +199,15 @@ class Schedule:
         after = self.promotion in (Promotion.NONE, Promotion.ADD)
         return Scales.EPILOGUE if after else Scales.PROMOTION
 
+    @property
+    def fault(self) -> str | None:
+        """What a kernel of this schedule has wrong, by the catalogue's name; such a schedule has no interval."""
+        if self.promotion is Promotion.RESCALE:
+            return "accumulator rescaled between K blocks, never promoted"
+        if self.bias_after_cast:
+            return "bias added after the cast"
+        return "subnormals flushed to zero" if self.flushes else None
+
     def why_not(self, product: ScaledProduct, *, out_dtype: torch.dtype) -> str | None:
         """Reason for which this schedule cannot compute the product, or None."""
         if out_dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -256,11 +265,11 @@ def get(name: str) -> Schedule:
     split = Split.named(name)
     if split is not None:
         return get(split[0]).into(split[1])
-    if (at := _INTERVAL.fullmatch(name)) is not None and f"{at[1]}128{at[3]}" in _REGISTRY:
-        return _every(_REGISTRY[f"{at[1]}128{at[3]}"], int(at[2]))
     arch, known = name.split(".")[0], {schedule.name: schedule for schedule in schedules()}
     if name in known:
         return known[name]
+    if (at := _INTERVAL.fullmatch(name)) is not None and f"{at[1]}128{at[3]}" in known:
+        return _every(known[f"{at[1]}128{at[3]}"], int(at[2]))
     same = [n for n in known if n.split(".")[0] == arch]
     if same:
         raise NumericsError(f"no schedule {name!r} of {arch}; {among(name, same, see='fp8-oracle list numerics')}")
@@ -274,11 +283,14 @@ def is_class(name: str) -> bool:
 
 
 def of_class(name: str) -> Schedule:
-    """The schedule of a name, or that of the class ``<schedule>.any`` or ``<schedule>.split``.
+    """The schedule that a name declares, or that of the class ``<schedule>.any`` or ``<schedule>.split``.
 
-    Raises NumericsError: unknown schedule.
+    Raises NumericsError: unknown schedule, or one that is a known fault.
     """
-    return get(name.removesuffix(ANY).removesuffix(SPLIT))
+    found = get(name.removesuffix(ANY).removesuffix(SPLIT))
+    if found.fault is not None:
+        raise NumericsError(f"{name} is a known fault ({found.fault}); it can be identified, not declared")
+    return found
 
 
 def schedules(arch: str | None = None) -> tuple[Schedule, ...]:
@@ -463,13 +475,11 @@ _TABLE: tuple[Schedule, ...] = (
 )
 
 _BY_NAME = {s.name: s for s in _TABLE}
-_DOTS = {
-    32: "FBGEMM _kernel_matmul_fp8_row_no_fast_acc with BLOCK_K = 32, `sum += dot(a, b)`, on an H200",
-    64: "",
-    256: "",
-}
 _FURTHER: tuple[Schedule, ...] = (
-    *(_every(_BY_NAME["sm90.promote128.scale_after.product"], n, seen) for n, seen in _DOTS.items()),
+    _every(
+        _BY_NAME["sm90.promote128.scale_after.product"], 32,
+        "FBGEMM _kernel_matmul_fp8_row_no_fast_acc with BLOCK_K = 32, `sum += dot(a, b)`, on an H200",
+    ),
     replace(
         _BY_NAME["sm90.chain.row_then_col"], name="sm90.chain.row_then_col.bias_after_cast", bias_after_cast=True,
         seen_in="SGLang scaled_mm_kernel and FlagGems _pertensor_or_pertoken_smm_kernel, on an H200",

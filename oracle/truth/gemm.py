@@ -38,7 +38,7 @@ TILE, TILE_ON_DEVICE = 1 << 21, 1 << 25
 KEPT = 1 << 21  # elements of the largest operand whose float64 values are kept: 16 MiB
 RESULT = 1 << 16  # elements of the largest result that a product keeps: 512 KiB for each float64 tensor
 NEARBY = 1 << 24  # multiplications of a small product
-BAND = 1 << 20  # codes that are looked at together: 8 MiB as integers
+BAND, BAND_ON_DEVICE = 1 << 20, 1 << 24  # codes that are looked at together: 8 MiB as integers, 128 MiB
 ALL = slice(None)
 T = TypeVar("T")
 
@@ -159,7 +159,7 @@ class Decoded:
         return (band.to(torch.int64).bitwise_and_(self.fmt.code_mask) for band in self._bands())
 
     def _bands(self) -> Iterator[Tensor]:
-        step = max(1, BAND // max(1, self.codes.shape[1]))
+        step = max(1, (BAND_ON_DEVICE if self.codes.is_cuda else BAND) // max(1, self.codes.shape[1]))
         for start in range(0, self.codes.shape[0], step):
             yield codes_of(self.codes[start : start + step], self.fmt)
 

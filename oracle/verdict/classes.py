@@ -65,7 +65,7 @@ def tightest_class(parts: Sequence[Part], output: Tensor, arch: str) -> Class:
     for candidates in (fitting, _splits(parts, output, fitting), _float16(fitting)):
         if (found := reproducing(parts, output, candidates)) is not None:
             return Class(found.name, True, total)
-    first = accumulators(fitting)
+    first = accumulators(s for s in fitting if s.fault is None)
     plain = [acc for acc in first if not acc.scales_inside]
     names = [*first.values(), *(first[acc] + SPLIT for acc in plain), IEEE32]
     names += [first[acc] + ANY for acc in plain if acc.kind is Sum.FUSED]

@@ -1,7 +1,8 @@
 """Which elements of a large output fail, at the price of a right one.
 
-The sound interval of every element costs several times what the prediction of its bits does, and on a device a
-thousand times. So a large output that no schedule reproduces is asked in this order, by its first admitted schedule:
+The sound interval of every element costs several times what the prediction of its bits does, and where the definitions
+compute it on a device a thousand times. So a large output that no schedule reproduces is asked in this order, by its
+first admitted schedule:
 
     1  an element with the bits of the schedule lies in the interval, which holds whatever the schedule computes
     2  where the others fill few rows and columns of a product, their intervals are computed (:data:`SHARE`; of a device
@@ -29,10 +30,11 @@ import torch
 from torch import Tensor
 
 from oracle.bounds import Accumulator, of_schedule
+from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.outer import outer_bands, why_not
-from oracle.numbers.formats import decode, of_dtype, same_bits
-from oracle.numbers.threads import all_threads, one_thread
+from oracle.numbers.formats import decode, in_blocks, of_dtype, same_bits
+from oracle.numbers.threads import all_threads
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.schedules import ANY, SPLIT, get, is_class, of_class
@@ -77,7 +79,6 @@ class _Seen:
         return int(self.rows[at[0]]), int(self.columns[at[1]])
 
 
-@one_thread()
 def failure(bits: Bands, name: str, wider: Sequence[str]) -> Verdict | None:
     """The failure of the output of ``bits`` against the schedule ``name``; None where it may be right."""
     parts, output = bits.parts, bits.output
@@ -187,7 +188,7 @@ def _closely(part: Part, rows: Tensor, columns: Tensor, output: Tensor, name: st
     product = product if product.nearby is None else product.nearby
     own = part.of(output)[rows][:, columns].to(product.a.device)
     value, interval = exact_and_interval(product, name)
-    assert value is not None  # a schedule's bound comes with the exact value
+    value = exact(product) if value is None else value
     known = ExactPart(Part(product), value, rounded(product, value, output.dtype))
     return _Seen(known, own, compared([known], [interval], own), _place(part, rows), columns)
 
@@ -195,7 +196,11 @@ def _closely(part: Part, rows: Tensor, columns: Tensor, output: Tensor, name: st
 def _most(parts: Sequence[Part], output: Tensor, bad: Tensor, centre: Tensor, name: str) -> list[_Seen]:
     """The failing elements farthest from their ``centre``, and others in their rows and columns."""
     at = places(bad)
-    away = decode(output.flatten()[at]).sub_(centre.flatten()[at]).abs_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
+
+    def distance(actual: Tensor, y: Tensor) -> Tensor:
+        return decode(actual).sub_(y).abs_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
+
+    away = in_blocks(distance, *(x.flatten().index_select(0, at) for x in (output, centre)), dtype=torch.float64)
     few = torch.zeros_like(bad)
     few.view(-1)[at[torch.topk(away, min(heatmap.LISTED, len(at))).indices]] = True
     grids = [(part, *grid(part.of(few))) for part in parts]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from oracle.bounds import Interval, of_schedule, residue_bound, steps
+from oracle.bounds import Interval, chain, of_schedule, residue_bound
 from oracle.bounds.chain import residue
 from oracle.bounds.product import _Side, unrounded
 from oracle.bounds.steps import stepwise
@@ -147,7 +147,7 @@ class TestSoundness:
         The twin takes the products of both as one group, as a short row of products without filling would be.
         """
         if sabotaged:
-            monkeypatch.setattr(steps, "_ordered", lambda x, acc: x)
+            monkeypatch.setattr(chain, "_ordered", lambda x, acc: x)
         worst = 0.0
         for i in (i for i in ALL if i.order is Order.INTERLEAVED):
             schedule = schedule_of(i)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from oracle.bounds import Accumulator, engines, of_schedule, residue_bound, triton_sums
+from oracle.bounds import product as definition
 from oracle.errors import NumericsError
 from oracle.numbers.formats import codes_of
 from oracle.tensorcore import cpu_jit, engine_cpu, engine_cuda
@@ -72,7 +73,7 @@ class TestPrediction:
         fast = predict_product(product, "sm90.promote128", out_dtype=torch.float32, engine="cpu")
         assert differing(plain, fast) == 0
 
-    @pytest.mark.parametrize("promotion", [p for p in Promotion if p is not Promotion.NONE])
+    @pytest.mark.parametrize("promotion", [p for p in Promotion if p not in (Promotion.NONE, Promotion.RESCALE)])
     def test_every_promotion(self, promotion: Promotion) -> None:
         schedule = replace(get("sm90.promote128"), promotion=promotion)
         product = product_of(schedule, 3, 70, 384, seed=5)
@@ -340,6 +341,18 @@ class TestCuda:
         assert triton_sums.why_not(there) is None
         made, due = triton_sums.exact(there), gemm.exact(product)
         assert all(torch.equal(getattr(made, x).cpu(), getattr(due, x)) for x in ("hi", "lo", "slack"))
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    @pytest.mark.parametrize("name", ["sm90.promote128", "sm90.chain", "sm89.promote128", "sm100.promote128"])
+    def test_bounds_on_a_device(self, name: str) -> None:
+        """Those in CUDA C++ have the bits of the definitions; elsewhere they are run on the CPU."""
+        acc, schedule = of_schedule(get(name)), get("sm90.chain" if "chain" in name else "sm90.promote128")
+        product = product_of(schedule, 70, 130, 300, seed=16, data="special", bias=True)
+        there = replace(product, **{f: getattr(product, f).cuda() for f in ("a", "b", "a_scale", "b_scale", "bias")})
+        assert engines.why_not_on_device(there, acc) is None
+        for kind in ("residue_bound", "any_order_bound", "split_bound"):
+            made, due = getattr(engines, kind)(there, acc).to("cpu"), getattr(definition, kind)(product, acc)
+            assert _same(made.lo, due.lo) and _same(made.hi, due.hi) and torch.equal(made.open, due.open), kind
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
     @pytest.mark.parametrize("name", ["sm90.promote128", "sm90.chain", "sm89.promote128", "sm90.mma_sync.promote128"])

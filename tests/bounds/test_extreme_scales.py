@@ -85,7 +85,10 @@ def constrained(schedule: Schedule, seeds: range) -> int:
     return sum(c.total - c.unconstrained for c in found)
 
 
-USUAL = [s for s in schedules() if not s.instruction.is_reading or s.name == "sm100.chain_ue8m0.counted"]
+USUAL = [
+    s for s in schedules()
+    if s.fault is None and (not s.instruction.is_reading or s.name == "sm100.chain_ue8m0.counted")
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("schedule", USUAL, ids=lambda s: s.name)

@@ -5,9 +5,10 @@
 
 ``vllm``: ``cutlass_moe_fp8`` and ``cutlass_moe_fp8_channel`` as vllm's run_cutlass_moe_fp8 calls them, step by step:
 ``static_scaled_fp8_quant`` or ``dynamic_per_token_scaled_fp8_quant``, ``cutlass_moe_mm``, ``silu_and_mul``, the
-quantiser again, ``cutlass_moe_mm``, and a weighted float32 sum in torch. ``sgl``: ``topk_softmax`` and
-``moe_fused_gate`` as ``moe_routing``. The libraries are those of :mod:`hardware.fused_libraries`. On a machine without
-a GPU the steps are taken from the layer's CPU path, to try the script. Not covered: vLLM's choice between kernels.
+quantiser again, ``cutlass_moe_mm``, and a weighted float32 sum in torch; ``silu_and_mul`` by itself. ``sgl``:
+``topk_softmax`` and ``moe_fused_gate`` as ``moe_routing``. ``flashinfer``: ``cutlass_fused_moe`` of FP8 weights. The
+libraries are those of :mod:`hardware.fused_libraries`. On a machine without a GPU the steps are taken from the layer's
+CPU path, to try the script. Not covered: vLLM's choice between kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 from hardware.fused_libraries import exchanged, load, offered
-from hardware.libraries import Library, named
+from hardware.libraries import Library, _module, named
 from torch import Tensor
 
 import kernels
@@ -103,6 +104,23 @@ def layer(inputs: Inputs, options: Options) -> Tensor:
     return terms.sum(dim=1).to(torch.bfloat16)
 
 
+def cutlass_fused(blocks: bool, inputs: Inputs, options: Options) -> Tensor:
+    """FlashInfer's ``cutlass_fused_moe`` of FP8 weights, compiled at first use or from its folder ``data/aot``."""
+    call = _module("flashinfer.fused_moe").cutlass_fused_moe
+    ids, e = inputs["topk_ids"], inputs["w13"].shape[0]
+    offered(options.get("first_expert", 0) == 0 and int(ids.min()) >= 0 and int(ids.max()) < e, "experts of this rank")
+    x = inputs["x" if blocks else "a"]
+    scales = [inputs["w13_scale"], inputs["w2_scale"]]
+    if not blocks:  # the last one, of the input, is a part of the first
+        scales = [scales[0], inputs["fc2_act_scale"], scales[1], torch.ones(1, device=x.device)]
+    made = call(
+        x.contiguous(), ids.int(), inputs["topk_weights"], inputs["w13"], inputs["w2"], torch.bfloat16, scales,
+        use_deepseek_fp8_block_scale=blocks, use_fused_finalize=options.get("combine") != "STORED",
+    )  # fmt: skip
+    out: Tensor = made if isinstance(made, Tensor) else made[0]
+    return out
+
+
 def routing(inputs: Inputs, options: Options) -> dict[str, Tensor]:
     """sglang-kernel's two routing operators."""
     logits, k = inputs["logits"], options["top_k"]
@@ -128,6 +146,8 @@ def subjects() -> list[Library]:
         *(Library("vllm", name, layer, "sm90.chain") for name in LAYERS),
         Library("vllm", "silu_and_mul", rounded_twice),
         Library("sgl", "moe_routing", routing),
+        Library("flashinfer", "cutlass_fused_moe_block", functools.partial(cutlass_fused, True), "sm90.promote128"),
+        Library("flashinfer", "cutlass_fused_moe_tensor", functools.partial(cutlass_fused, False), "sm90.chain"),
     ]
 
 

@@ -58,6 +58,7 @@ def vllm(contract: str, inputs: Inputs, options: Options) -> Any:
     op = getattr(torch.ops._C, contract)
     if contract == "silu_and_mul_quant":
         offered(options.get("rounding", "each") == "each", "two roundings")
+        offered(x.shape[1] % 16 == 0, "I in multiples of 8, a vector of 16 bytes: others end the process")
         q = _empty(x.shape[0], x.shape[1] // 2)
         op(q, x, inputs["scale"])
         return {"q": q}
@@ -237,6 +238,7 @@ def flashinfer(contract: str, inputs: Inputs, options: Options) -> dict[str, Ten
         from flashinfer import rope
 
         names = ("q_rope", "k_rope", "q_nope", "k_nope")
+        offered(inputs["cos_sin_cache"].is_contiguous(), "a dense table of angles")
         offered(inputs["q_rope"].shape[-1] % 32 == 0, "rotated columns in multiples of 32: others are answered wrongly")
         operands = *(inputs[n] for n in names), inputs["cos_sin_cache"], inputs["pos_ids"]
         made = getattr(rope, contract)(*operands, **options)

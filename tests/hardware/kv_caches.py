@@ -83,6 +83,8 @@ def vllm(contract: str, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         one = torch.ones(1, device=i["kv_c"].device)
         ops.concat_and_cache_mla(i["kv_c"], i["k_pe"], i["kv_cache"], i["slot_mapping"].long(), "fp8_ds_mla", one)
     elif contract == "indexer_k_quant_and_cache":
+        offered(i["k"].is_contiguous(), "dense keys: it reads no pitch")
+        offered(i["k"].is_contiguous(), "keys without a pitch: none is read")
         ops.indexer_k_quant_and_cache(i["k"], i["kv_cache"], i["slot_mapping"].long(), 128, options["scale_fmt"])
     elif contract == "cp_gather_indexer_k_quant_cache":
         ops.cp_gather_indexer_k_quant_cache(
@@ -258,13 +260,13 @@ def operands(device: str = "cuda") -> dict[str, tuple[int, Inputs, Options]]:
 
     pages, heads, depth, t = CACHE // PAGE, 8, 128, TOKENS
     slots = torch.randperm(CACHE, device=device, generator=generator)[:t]
-    key, one = wide(t, heads, depth), torch.full((1,), 0.05, device=device)
+    key, value, one = wide(t, heads, depth), wide(t, heads, depth), torch.full((1,), 0.05, device=device)
     paged, row = (pages, PAGE, heads, depth), heads * depth
     table = torch.randperm(pages, device=device, generator=generator).to(torch.int32).reshape(2, -1)
     ends = torch.tensor([0, t // 2, t], dtype=torch.int32, device=device)
     scaled = {"k_scale": one, "v_scale": one * 2}
-    flash = {"key": key, "value": key, "key_cache": memory(*paged, dtype=FP8), "value_cache": memory(*paged, dtype=FP8),
-             "slot_mapping": slots}  # fmt: skip
+    flash = {"key": key, "value": value, "key_cache": memory(*paged, dtype=FP8),
+             "value_cache": memory(*paged, dtype=FP8), "slot_mapping": slots}  # fmt: skip
     packed = {"key_cache": memory(pages, heads, depth // 16, PAGE, 16, dtype=FP8),
               "value_cache": memory(pages, heads, depth, PAGE, dtype=FP8)}  # fmt: skip
     mla = {"kv_c": wide(t, 512), "k_pe": wide(t, 64), "slot_mapping": slots}
@@ -276,7 +278,6 @@ def operands(device: str = "cuda") -> dict[str, tuple[int, Inputs, Options]]:
         "kv_indptr": torch.tensor([0, t // PAGE], dtype=torch.int32, device=device),
         "kv_last_page_len": torch.full((1,), PAGE, dtype=torch.int32, device=device),
     }  # fmt: skip
-    codes = key.to(FP8)
     gathered = {"block_table": table, "cu_seq_lens": ends}
     return {
         "reshape_and_cache_flash": (2 * 3 * t * row, flash | scaled, {"kv_layout": "NHD"}),
@@ -288,11 +289,13 @@ def operands(device: str = "cuda") -> dict[str, tuple[int, Inputs, Options]]:
             t * (256 + 132), {"k": wide(t, 128), "kv_cache": memory(pages, PAGE, 132), "slot_mapping": slots},
             {"quant_block_size": 128, "scale_fmt": "ue8m0"}),
         "append_paged_kv_cache": (
-            4 * t * row, {"append_key": codes, "append_value": codes, "k_cache": memory(*paged, dtype=FP8),
-                          "v_cache": memory(*paged, dtype=FP8), **requests}, {"kv_layout": "NHD"}),
+            4 * t * row, {"append_key": key.to(FP8), "append_value": value.to(FP8), **requests,
+                          "k_cache": memory(*paged, dtype=FP8), "v_cache": memory(*paged, dtype=FP8)},
+            {"kv_layout": "NHD"}),
         NVFP4: (
             2 * t * row * 41 // 16, {
-                "append_key": key, "append_value": key, **{f"{x}_cache": memory(*paged[:3], depth // 2) for x in "kv"},
+                "append_key": key, "append_value": value,
+                **{f"{x}_cache": memory(*paged[:3], depth // 2) for x in "kv"},
                 **{f"{x}_scale_cache": memory(*paged[:3], depth // 16, dtype=FP8) for x in "kv"},
                 "slot_mapping": slots, **scaled}, {"kv_layout": "NHD"}),
         "gather_and_maybe_dequant_cache": (
@@ -311,9 +314,9 @@ def operands(device: str = "cuda") -> dict[str, tuple[int, Inputs, Options]]:
 def measure(out: Path) -> int:
     """Device time of a call by replays of graphs of ten, in turns; its share of the rate of a copy of as many bytes.
 
-    Libraries get the caches themselves, as ours do: no copy of them is timed.
+    And host time of an eager call. Libraries get the caches themselves, as ours do: no copy of them is timed.
     """
-    from hardware.timings import device_microseconds, replay_of
+    from hardware.timings import device_microseconds, host_microseconds, replay_of
 
     global fresh
     kept, measured = fresh, {}
@@ -332,8 +335,9 @@ def measure(out: Path) -> int:
         replays = {who: replay_of(lambda _, call=call: call()) for who, call in usable.items()}
         times = {who: round(t / 10, 3) for who, t in device_microseconds(replays, "cuda", inner=3).items()}
         shares = {who: round(times["copy"] / t, 3) for who, t in times.items()}
-        measured[name] = {"bytes": count, "microseconds": times, "share_of_copy": shares}
-        print(f"{name}: {times} us, of the copy's rate {shares}", flush=True)
+        host = host_microseconds(usable, "cuda")
+        measured[name] = {"bytes": count, "microseconds": times, "share_of_copy": shares, "host_microseconds": host}
+        print(f"{name}: {times} us, of the copy's rate {shares}; host {host} us", flush=True)
     fresh = kept
     (out / "timed.json").write_text(json.dumps(measured, indent=1))
     return 0

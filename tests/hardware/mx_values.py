@@ -211,8 +211,10 @@ def compared(witness: Witness, blocks: int) -> Differences:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("libraries", nargs="*", metavar="LIBRARY", help=", ".join(LIBRARIES))
-    parser.add_argument("--blocks", type=int, default=32768, help="blocks of 32 of each kind of values")
+    parser.add_argument("--blocks", type=int, default=32768, help="blocks of 32 of each kind, a multiple of 256")
     given, wrong = parser.parse_args(arguments), 0
+    if given.blocks < 256 or given.blocks % 256:
+        parser.error(f"--blocks={given.blocks}: matrices are 512 columns wide and a multiple of 16 rows high")
     print(f"{'library':20}{'recipe':40}{'values':>10}{'codes':>8}{'scales':>8}{'outside':>9}")
     for name in given.libraries or LIBRARIES:
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
+import re
 import sys
 import tarfile
 import types
@@ -17,9 +19,12 @@ import oracle
 from oracle.harness import gallery
 from oracle.routines import cases
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+findings = importlib.import_module("hardware.run_findings")
 HARDWARE = Path(__file__).resolve().parents[1] / "hardware"
 SCRIPTS = sorted((HARDWARE / "findings").glob("*.py"))
-LIBRARIES = {"deep_gemm", "fbgemm_gpu", "flashinfer", "sgl_kernel", "sglang", "torch", "torchao", "vllm"}
+LIBRARIES = {"deep_gemm", "fbgemm_gpu", "flashinfer", "lmdeploy", "sgl_kernel", "sglang", "torch", "torchao", "triton",
+             "vllm"}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)  # loading puts tests/ on the path, for `hardware.NAME`
@@ -132,12 +137,35 @@ class TestPack:
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_a_finding_stands_alone(path: Path) -> None:
-    """At most 25 lines; torch, its library and the standard library; ends with a status; named in the findings."""
+    """At most 25 lines; torch, its library and the standard library; ends with a status; says what it shows."""
     text = path.read_text()
     tree = ast.parse(text)
-    assert len(text.splitlines()) <= 25 and "sys.exit(" in text and ast.get_docstring(tree)
+    assert len(text.splitlines()) <= 25 and "sys.exit(" in text and findings.about(path).matters
     froms = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     whole = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
-    used = {name.partition(".")[0] for name in froms | whole if name}
+    used = {name.partition(".")[0] for name in froms | whole if name} | set(re.findall(r'find_spec\("(\w+)"\)', text))
     assert used <= LIBRARIES | sys.stdlib_module_names and len(used & (LIBRARIES - {"torch"})) == 1
-    assert f"findings/{path.name}" in (HARDWARE.parents[1] / "docs" / "findings.md").read_text()
+
+
+class TestFindings:
+    """Scripts run by themselves, and what is kept of them."""
+
+    def test_of_a_fault_a_healed_one_and_one_that_does_not_run(self, tmp_path: Path) -> None:
+        for name, end in (("there", "print('got 3, right 4'); sys.exit(True)"), ("healed", "sys.exit(False)"),
+                          ("broken", "print('loading'); import no_such_library")):  # fmt: skip
+            (tmp_path / f"{name}.py").write_text(f'"""A 1.0, f: wrong.\n\nMuch is lost.\n"""\nimport sys\n{end}\n')
+        assert findings.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+        found = json.loads((tmp_path / "out" / "findings.json").read_text())
+        assert [(name, one["status"]) for name, one in found["scripts"].items()] == [
+            ("broken", "did not run"), ("healed", "healed"), ("there", "there")
+        ]  # fmt: skip
+        assert found["scripts"]["there"]["said"] == "got 3, right 4" and "torch" in found["machine"]
+        assert "no_such_library" in found["scripts"]["broken"]["said"]
+
+    def test_what_a_head_says(self, tmp_path: Path) -> None:
+        one = tmp_path / "one.py"
+        one.write_text('"""A B 1.0 and 2.0, f with (1, 2): wrong: much.\n\nAll is\nlost.\n"""')
+        assert findings.about(one) == findings.About("A B 1.0 and 2.0", "f with (1, 2)", "wrong: much.", "All is lost.")
+        one.write_text('"""A 1.0, f: wrong."""')
+        with pytest.raises(ValueError, match="one.py"):
+            findings.about(one)

@@ -113,6 +113,15 @@ def test_what_was_judged_is_not_judged_again(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("in_process")
+def test_operands_are_those_of_the_options() -> None:
+    """Scales of 32, where the default is 128: what a call specifies is read with its options."""
+    name = "k_grouped_fp8_gemm_tn_contiguous"
+    case = f"{name}/e4m3xe4m3-f32/1x32:1x32/m=4,n=4,k=96,g=3/family=randn/seed=1"
+    by_name = "tests.hardware.adapters:by_contract"
+    assert validate("kernels.calls:k_groups_of_powers", name, case=case, adapter=by_name, limit=60).conforms
+
+
+@pytest.mark.usefixtures("in_process")
 def test_a_call_that_asks_for_the_domain_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a kernel does wrong there is a finding, though the case is not among those that are judged."""
 

@@ -249,6 +249,7 @@ def calls() -> dict[str, Callable[[], object]]:
         "mxfp8_quantize_columnwise": lambda: k.mxfp8_quantize_columnwise(x[:32]),
         "mxfp8_dequantize_columnwise": lambda: k.mxfp8_dequantize_columnwise(*k.mxfp8_quantize_columnwise(x[:32])),
         "mxfp8_quantize_2d": lambda: k.mxfp8_quantize_2d(x[:32], direction="columnwise"),
+        "mxfp8_quantize_3d": lambda: k.mxfp8_quantize_3d(x[:32][None]),
         "nvfp4_batched_quantize": lambda: k.nvfp4_batched_quantize(x[None], one),
         "nvfp4_quantize_shuffled": lambda: k.nvfp4_quantize_shuffled(x[:32], one),
         "silu_and_mul_nvfp4_quantize": lambda: k.silu_and_mul_nvfp4_quantize(x, one),

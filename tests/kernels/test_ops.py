@@ -50,7 +50,8 @@ def operands(make):
 
 
 FORMS = (
-    "mxfp8_quantize_columnwise", "mxfp8_quantize_2d", "nvfp4_batched_quantize", "nvfp4_quantize_shuffled",
+    "mxfp8_quantize_columnwise", "mxfp8_quantize_2d", "mxfp8_quantize_3d",
+    "nvfp4_batched_quantize", "nvfp4_quantize_shuffled",
     "silu_and_mul_nvfp4_quantize", "silu_and_mul_scaled_nvfp4_experts_quantize",
     "mxfp6_quantize", "mxint8_quantize", "per_token_cast_to_fp4", "nvfp4_quantize_stochastic", "nvfp4_quantize_2d",
     "nvfp4_quantize_4over6", "nvfp4_quantize_rht", "nvfp4_quantize_per_token", "nvfp4_quantize_of_fp8",
@@ -103,6 +104,7 @@ def calls(make) -> dict[str, tuple[object, ...]]:
         "mxfp8_quantize_columnwise tiles": (x.repeat(16, 1)[:64], "128x4", "rceil", "e5m2"),
         "mxfp8_quantize_2d": (x.repeat(16, 1)[:64], "128x4", "columnwise", "e4m3"),
         "mxfp8_quantize_2d rows": (x.repeat(16, 1)[:64], "linear", "rowwise", "e4m3"),
+        "mxfp8_quantize_3d": (x.repeat(16, 1)[:64].reshape(2, 32, K), "128x4", "floor", "e5m2"),
         "nvfp4_batched_quantize": (x.reshape(2, -1, K), one, "8x4"),
         "nvfp4_quantize_shuffled": (x.repeat(16, 1)[:64], one),
         "silu_and_mul_nvfp4_quantize": (x, one, "128x4"),

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import checks, context, fused
+from kernels import checks, context, fused, kv_cache
 from kernels.config import Config, use_config
-from kernels.errors import DtypeError, InputError, OptionError, ShapeError
+from kernels.errors import DtypeError, InputError, KernelError, OptionError, ShapeError
 from kernels.fast import torch as fast
 
 X, W, S = torch.randn(6, 256).bfloat16(), torch.randn(256).bfloat16(), torch.full((1,), 0.05)
@@ -65,6 +65,47 @@ BAD: tuple[tuple[Callable[[], object], type[Exception]], ...] = (
     (lambda: fused.fused_add_rms_norm_static_fp8_quant(X, X[:3], W, S), ShapeError),
     (lambda: fused.rms_norm_per_block_quant(X, W, residual=X[:3]), ShapeError),
 )
+
+
+def append(tokens: int = 4, pages: int = 3, **other: Tensor) -> Tensor:
+    """Keys and values of one request, of the numbers from 0; the keys' cache."""
+    key = torch.arange(tokens * 32).reshape(tokens, 2, 16).bfloat16()
+    cache = torch.zeros(pages, 4, 2, 16, dtype=torch.bfloat16)
+    place = torch.zeros(tokens, dtype=torch.int32), torch.arange(tokens, dtype=torch.int32)
+    tables = torch.arange(pages).int(), torch.tensor([0, pages]).int(), torch.ones(1).int()
+    given = {"append_key": key, "append_value": key.clone(), "batch_indices": place[0], "positions": place[1],
+             "k_cache": cache, "v_cache": cache.clone(), "kv_indices": tables[0], "kv_indptr": tables[1],
+             "kv_last_page_len": tables[2]}  # fmt: skip
+    kv_cache.append_paged_kv_cache(**{**given, **other})
+    return cache
+
+
+@needs_guard
+def test_tokens_and_tables_may_have_another_length(checked: list[str]) -> None:
+    """Of a cache: what has a row for each token, and the pages in use."""
+    with context.use():
+        append()
+        count = len(checked)
+        assert append(9)[2, 0, 1, 15] == 8 * 32 + 31
+        assert torch.equal(append(2, kv_indices=torch.arange(9).int()).flatten()[:64], torch.arange(64).bfloat16())
+        assert len(checked) == count
+        append(4, 5)  # another cache
+        assert len(checked) == 2 * count
+        once = append(4, 5, **dict.fromkeys(("append_key", "append_value"), torch.ones(4, 2, 16).bfloat16()))
+        assert len(checked) == 3 * count and once[0].sum() == 4 * 32  # one tensor twice is not what the guard has seen
+
+
+@pytest.mark.parametrize("other", [
+    {"append_value": torch.zeros(5, 2, 16).bfloat16()}, {"positions": torch.zeros(5).int()},
+    {"positions": torch.zeros(4).long()}, {"append_key": torch.zeros(4, 2, 16)}, {"kv_indptr": torch.zeros(3).int()},
+    {"v_cache": torch.zeros(3, 4, 2, 8).bfloat16()},
+    {"k_cache": torch.zeros(3, 4, 2, 32).bfloat16()[..., ::2]},
+])  # fmt: skip
+def test_other_operands_of_a_cache_are_checked(other: dict[str, Tensor]) -> None:
+    with context.use():
+        append()
+        with pytest.raises(KernelError):
+            append(**other)
 
 
 def freed() -> Tensor:

@@ -33,6 +33,10 @@ alignas(16) unsigned char memory[1 << 18];
 struct uint2 {
   unsigned x, y;
 };
+struct alignas(16) double2 {
+  double x, y;
+};
+inline double2 make_double2(double x, double y) { return {x, y}; }
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
@@ -58,6 +62,7 @@ template <class T> T cut(double s, double p) {
 }
 inline float __fmaf_rz(float a, float b, float s) { return cut<float>(s, (double)a * b); }
 inline double __fma_rz(double a, double b, double s) { return cut<double>(s, a * b); }
+inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
 inline unsigned __viaddmax_s16x2(unsigned a, unsigned b, unsigned c) {
   unsigned d = 0;
   for (int h = 0; h < 32; h += 16)
@@ -81,6 +86,14 @@ void wait_for_all() {
   if (!_setjmp(fibers[self].at)) _longjmp(scheduler, 1);
 }
 void __syncthreads() { wait_for_all(); }
+int any_of[2][1024];
+unsigned asked[1024];
+int __syncthreads_or(int x) {
+  const unsigned self = threadIdx.x, now = asked[self]++ & 1;
+  any_of[now][self] = x;
+  wait_for_all();
+  return std::any_of(any_of[now], any_of[now] + fibers.size(), [](int x) { return x != 0; });
+}
 void begin() {
   body();
   fibers[threadIdx.x].done = true;

@@ -11,6 +11,7 @@ import hashlib
 import pytest
 import torch
 
+from oracle import judge
 from oracle.errors import NumericsError
 from oracle.harness.gallery import every_bit
 from oracle.routines import cases, get
@@ -18,6 +19,7 @@ from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as schedule
 from oracle.tensorcore.schedules import schedules
 from oracle.truth.gemm import ScaledProduct
+from oracle.verdict.compare import Status
 
 BLOCKS = "fp8_gemm_nt/e4m3xe4m3-{}/1x128:128x128/m=33,n={},k={}/family={}"
 MM = "cutlass_scaled_mm/e4m3xe4m3-bf16"
@@ -94,11 +96,14 @@ def test_both_engines_join_scales_by_one_fma(name: str) -> None:
 
 
 def test_an_output_is_named_by_what_its_contract_refuses() -> None:
-    """A rescaled sum fails, and has a name; with one other bit, anywhere, it has none."""
+    """A rescaled sum fails, and has a name, which cannot be declared; with one other bit, anywhere, it has none."""
     case = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=160,n=256,k=256/family=randn/seed=1"
     out, parsed = predicted(case, "sm90.rescaled128"), cases.parse(case)
     call = parsed.contract, parsed.inputs(), parsed.call_options()
     assert every_bit(*call, out, "sm90") == "sm90.rescaled128"
+    assert judge(parsed.contract, parsed.inputs(), out, arch="sm90").status is Status.FAILED
+    with pytest.raises(NumericsError, match="is a known fault .*never promoted.*not declared"):
+        judge(parsed.contract, parsed.inputs(), out, arch="sm90", numerics="sm90.rescaled128")
     for i, j in ((0, 0), (159, 255)):  # looked at, and beyond the sample
         changed = out.clone()
         changed[i, j] += 1.0

@@ -304,7 +304,7 @@ class TestBadCalls:
         with pytest.raises(errors.NumericsError, match="sm90"):
             judge(inputs, out, arch="sm42")
         with pytest.raises(errors.NumericsError, match="sm90.promote128"):
-            judge(inputs, out, numerics="sm90.promote64")
+            judge(inputs, out, numerics="sm90.promoted128")
         with pytest.raises(errors.OptionError, match="out_dtype"):
             judge(inputs, out, output_dtype=torch.float16)
         with pytest.raises(errors.OptionError, match="int8"):

@@ -31,7 +31,7 @@ def product(arch: str, m: int = 64, n: int = 512, k: int = K) -> ScaledProduct:
 def judged(p: ScaledProduct, base: str, out: Tensor) -> Verdict:
     """By every schedule of the arch that fits, ``base`` first, none declared."""
     arch = base.partition(".")[0]
-    same = [s.name for s in schedules(arch) if s.instruction == get(base).instruction]
+    same = [s.name for s in schedules(arch) if s.instruction == get(base).instruction and s.fault is None]
     names = [base, *(name for name in same if name != base and not get(name).why_not(p, out_dtype=out.dtype))]
     return ProductSets([Part(p)], names, wider_classes(names)).judge({"out": out})
 

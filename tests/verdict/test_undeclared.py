@@ -210,9 +210,13 @@ class TestClasses:
     """Which classes an undeclared kernel may belong to."""
 
     def test_one_name_for_each_accumulator(self) -> None:
-        block, other = "sm90.promote128", "sm90.mma_sync.promote128"
-        assert wider_classes(BLOCK_NUMERICS["sm90"]) == ("ieee32.any", other, f"{block}.split", f"{other}.split")
-        accumulators = ["sm90.chain", "sm90.promote128.scale_after", "sm90.mma_sync.chain"]
+        blocks = ["sm90.promote128", "sm90.mma_sync.promote128", "sm90.mma_f16.promote128"]
+        splits = [f"{name}.split" for name in blocks]
+        assert wider_classes(BLOCK_NUMERICS["sm90"]) == ("ieee32.any", *blocks[1:], *splits)
+        accumulators = [
+            "sm90.chain", "sm90.promote128.scale_after", "sm90.promote32.scale_after.product", "sm90.mma_sync.chain",
+            "sm90.mma_f16.chain",
+        ]  # fmt: skip
         splits = [f"{name}.split" for name in accumulators]
         assert wider_classes(ROW_NUMERICS["sm90"]) == ("ieee32.any", *accumulators[1:], *splits)
         # block scales of sm100 enter inside the instruction, whose chain is not split

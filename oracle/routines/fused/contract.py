@@ -246,10 +246,16 @@ class FusedContract(Contract):
         return self.published(made, inputs, call) | beside
 
     def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
-        """Recipes by the fraction of codes and scales that they reproduce on the expected value, best first."""
+        """Recipes by the fraction of codes and scales that they reproduce, on the expected value and on those of known
+        kernels, best first."""
         call = Call(self, inputs, options).checked()
-        inner = self.inner(call)
-        return inner.contract.identify(inner.inputs, self.split(self.taken(call, output), call), arch=arch)
+        inner, codes = self.inner(call), self.split(self.taken(call, output), call)
+        found = inner.contract.identify(inner.inputs, codes, arch=arch)
+        for name, value in self.modelled(inputs, call.resolved).items():
+            other = {**inner.inputs, "x": matrix_of(value, self.rows(inputs))}
+            made = inner.contract.identify(other, codes, arch=arch)
+            found += [Match(f"{m.schedule} of {name}", m.equal, m.compared) for m in made]
+        return sorted(found, key=lambda m: -m.equal)
 
     def refused(self, call: Call, given: Found, right: Found) -> dict[str, Tensor] | None:
         inner = self.inner(call)
@@ -286,10 +292,10 @@ class FusedSets(Sets):
     def _modelled(self, codes: Found) -> str | None:
         """The recipe and the kernel's own value that give an output's bits."""
         call, inner = self.call, self.quantiser.call
-        given, rows = self.contract.given(call.inputs), self.contract.rows(call.inputs)
-        q, scale = self.quantiser.contract.split(codes, inner, self.quantiser.recipes)
+        contract, rows = self.quantiser.contract, self.contract.rows(call.inputs)
+        q, scale = contract.split(codes, inner, self.quantiser.recipes)
         for name, value in self.contract.modelled(call.inputs, call.resolved).items():
-            x = prepare(matrix_of(value, rows), **given)
+            x = contract.prepared_of({**inner.inputs, "x": matrix_of(value, rows)}, inner.resolved)
             for recipe in identify(x, q, scale, among=kin(self.quantiser.recipes[0])):
                 return f"{recipe} of {name}"
         return None

@@ -131,11 +131,11 @@ class _Gated(FusedContract):
     def modelled(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         rounding, x = str(options.get("rounding", "each")), inputs["x"]
         gate, up = decode(x).chunk(2, dim=-1)
-        s = cuda_math.silu(gate)
-        if rounding == "each":
-            s = decode(rounded_to(s, x.dtype))
-        product = f32(s * up)
-        return {"a SiLU by CUDA's expf": rounded_to(product, torch.float32 if rounding == "none" else x.dtype)}
+        held, found = torch.float32 if rounding == "none" else x.dtype, {}
+        for name, silu in (("CUDA's expf", cuda_math.silu), ("Triton's exp", cuda_math.triton_silu)):
+            s = decode(rounded_to(silu(gate), x.dtype)) if rounding == "each" else silu(gate)
+            found[f"a SiLU by {name}"] = rounded_to(f32(s * up), held)
+        return found
 
 
 @register

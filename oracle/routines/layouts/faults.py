@@ -378,10 +378,9 @@ for name, kind, change, when, seen, same in (
 fault("ends of padded groups without their padding", INDEX, seen="by construction: the ends of the rows",
       contracts={PAD}, same_if="every group is a multiple of the alignment", write=entry("ends", lambda call, ends: (
           torch.tensor([start + e - b for (b, e), start in zip(_spans(call), _starts(call), strict=False)],
-                       dtype=ends.dtype, device=ends.device))))
+                       dtype=ends.dtype, device="cpu"))))
 fault("starts of padded groups are their ends", INDEX, seen="by construction: an inclusive sum", contracts={PAD},
-      write=entry("starts", lambda call, starts: torch.tensor(
-          _starts(call)[1:], dtype=starts.dtype, device=starts.device)))
+      write=entry("starts", lambda call, starts: torch.tensor(_starts(call)[1:], dtype=starts.dtype, device="cpu")))
 fault("padding read for rows of a group", MOVEMENT, seen="flashinfer PR 3650", contracts={UNPAD}, needs=many,
       write=entry("out", lambda call, out: call.inputs["padded"][: len(out)].clone()),
       same_if="no padding lies between the groups")

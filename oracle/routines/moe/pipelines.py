@@ -31,7 +31,7 @@ lie closer than that, every choice is tried for its token, and that which admits
 (:func:`oracle.truth.routing.alternatives`); a token with too many choices is open.
 
 *Where nothing is claimed.* Tokens with NaN or infinity, or whose intermediate may overflow; the others of their experts
-are judged. Not covered: the bits of a layer, which rounds in too many places for one prediction.
+are judged. Not covered: judging by bits; what a layer's output equals is for ``identify``.
 """
 
 from __future__ import annotations
@@ -71,8 +71,11 @@ from oracle.routines.base import (
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.routines.moe.contract import KEPT, no_boxes, taken, why_mistrust
 from oracle.routines.moe.moe_ranges import input_boxes, outcome, shares
+from oracle.routines.moe.pipeline_bits import named
 from oracle.tensorcore.identify import Match
+from oracle.tensorcore.instructions import arches
 from oracle.tensorcore.schedules import get as get_schedule
+from oracle.tensorcore.schedules import schedules
 from oracle.truth import routing
 from oracle.truth.layout import ceil_div, swap_w13_to_w31
 from oracle.truth.moe import Activation, Combine, Experts, Rows, Steps, Tokens, layer, nearest, weighted_input
@@ -528,12 +531,22 @@ class PipelineContract(Contract):
         return found
 
     def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
-        """The row's ways to combine by the fraction of elements that equal the reference with them, best first."""
+        """The row's ways to combine by the fraction of elements that equal the reference with them, best first; with an
+        arch, schedules of both products too, the row's own first, with every way (:mod:`.pipeline_bits`)."""
         call = Call(self, inputs, options).checked()
         out, found = self.taken(call, output)["out"], []
         for combine in self.ways(call):
             due = self.reference(inputs, **{**options, **({"combine": combine.name} if len(self.row.ways) > 1 else {})})
             found.append(Match(combine.name, float(same_bits(due, out).double().mean()), out.numel()))
+        if arch in arches() and found[0].equal < 1:
+            usual = [name for name in self.row.numerics.get(str(arch), ()) if name != IEEE32]
+            names = dict.fromkeys((*usual, *(schedule.name for schedule in schedules(arch))))
+            every = dict.fromkeys((*self.ways(call), *Combine))
+            route = self.routes(inputs, call.resolved, self.kept(call.resolved)[0])[0]
+            parts = self.parts(inputs, call.resolved, route)
+            found += named(
+                parts.tokens, parts.experts, self.row.steps, out, [get_schedule(name) for name in names], list(every)
+            )
         return sorted(found, key=lambda match: -match.equal)
 
 

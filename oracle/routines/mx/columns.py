@@ -1,6 +1,7 @@
 """Contracts of MXFP8 down the columns and in squares, for training, where a matrix and its transpose are multiplied.
 
     columnwise    blocks of 32 rows of one column; codes ``[M, K]``, a byte at ``[k, m // 32]`` (or ``[m // 32, k]``)
+    3d            the columns of each weight ``[N, K]`` of ``[E, N, K]``, its bytes by themselves
     32x32         one scale for 32 rows and 32 columns, so that a weight and its transpose have the same codes; the
                   bytes are those of either direction, each repeated 32 times
 
@@ -9,7 +10,8 @@ is what a product of the transpose reads. ``compact`` is that matrix transposed,
 ``[M, K]``, whatever their strides. Row-wise bytes of 32x32 are read back by ``mxfp8_dequantize``.
 
 Sources: torchao triton_to_mxfp8_dim1, mxfp8_quantize_cuda and its CuTe-DSL 32x1 kernels; TransformerEngine
-quantize_mxfp8.cuh (columnwise, 2D scaling; with_gemm_swizzled_scales). Not covered: 3-D weights, padding to 128.
+quantize_mxfp8.cuh (columnwise, 2D scaling; with_gemm_swizzled_scales). Not covered: squares of 3-D weights, padding
+to 128.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from oracle.errors import ShapeError
 from oracle.numbers import mx_recipes, recipes
 from oracle.numbers.formats import E5M2
-from oracle.numbers.quantize import WIDE
+from oracle.numbers.quantize import WIDE, Prepared, prepare
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.scaling import GROUP_32, Block
 from oracle.routines.base import FP8, Call, OptionSpec, TensorSpec, register
@@ -35,8 +38,10 @@ from oracle.routines.mx.contract import (
     SCALE_BYTES,
     BlockDequantiser,
     Mxfp8Quantize,
+    padding_of,
     stored,
 )
+from oracle.truth.layout import swizzle_scale, unswizzle_scale
 
 TALL = GROUP_32.columns or 1
 """Rows that share a scale."""
@@ -116,6 +121,57 @@ class Mxfp8QuantizeColumnwise(_Columns):
     def shape_of_scales(self, call: Call) -> tuple[int, int]:
         m, k = call.inputs["x"].shape
         return m // TALL, k
+
+
+@register
+class Mxfp8Quantize3d(_Columns):
+    """Codes are judged as ``[E, N, K]``; torchao's lie column-major in each weight."""
+
+    name = "mxfp8_quantize_3d"
+    gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
+    summary = "MXFP8 down the columns of the weights of experts, E8M0 scales of the transpose of each in its own tiles"
+    source = "torchao mxfp8_quantize_cuda_3d, its CuTe-DSL kernel; scale_block_dim2=1"
+    inputs = (TensorSpec("x", WIDE, ("E", "N", "K"), "weights to quantise, N a multiple of 32"),)
+    options = (OptionSpec("layout", LAYOUTS[0], (LAYOUTS[0], COMPACT), "in tiles, or [E, N/32, K]"), ROUNDING, ELEMENT)
+    width = 1
+    block = Block(TALL, 1)
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        if (n := inputs["x"].shape[1]) % TALL:
+            raise ShapeError(f"N={n} is not a multiple of {TALL}, the rows that share a scale; pad N")
+        return resolved
+
+    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+        return prepare(inputs["x"].flatten(0, 1))
+
+    def shape_of_scales(self, call: Call) -> tuple[int, int]:
+        e, n, k = call.inputs["x"].shape
+        return e * n // TALL, k
+
+    def memory(self, scale: Tensor, call: Call) -> Tensor:
+        each = scale.reshape(call.inputs["x"].shape[0], -1, scale.shape[1])
+        return swizzle_scale(each.mT.contiguous()) if self.transposes(call) else each.contiguous()
+
+    def scales_of(self, memory: Tensor, call: Call) -> Tensor:
+        _, n, k = call.inputs["x"].shape
+        raw = memory.view(torch.uint8)
+        each = unswizzle_scale(raw, k, n // TALL, tile=LAYOUTS[0]).mT if self.transposes(call) else raw
+        return each.flatten(0, 1).contiguous()
+
+    def padding(self, call: Call) -> Tensor | None:
+        e, n, k = call.inputs["x"].shape
+        pads = padding_of((k, n // TALL), LAYOUTS[0])
+        return pads.expand(e, -1) if pads is not None and self.transposes(call) else None
+
+    def codes(self, codes: Tensor, call: Call) -> Tensor:
+        return codes.reshape(call.inputs["x"].shape)
+
+    def codes_of(self, q: Tensor, call: Call) -> Tensor:
+        return q.flatten(0, 1)
+
+    def shape_of_codes(self, call: Call) -> tuple[int, ...]:
+        return tuple(call.inputs["x"].shape)
 
 
 @register

@@ -34,6 +34,7 @@ PLAIN_LEVELS = STOCHASTIC | {
     "nvfp4_quantize", "scaled_fp4_quant", "nvfp4_quantize_2d", "nvfp4_quantize_4over6", "nvfp4_quantize_rht",
     "nvfp4_quantize_per_token", "nvfp4_quantize_of_fp8", "nvfp4_quantize_shuffled", "silu_and_mul_nvfp4_quantize",
 }
+STACKS = frozenset({"mxfp8_quantize_3d"})
 BATCHED = frozenset({"nvfp4_batched_quantize"})
 PLAIN = PLAIN_POWERS | PLAIN_LEVELS
 """Quantisers of one matrix, whose scale bytes are one tiled matrix."""
@@ -41,8 +42,8 @@ EXPERT_LEVELS = frozenset({
     "scaled_fp4_grouped_quantize", "scaled_fp4_experts_quant", "silu_and_mul_scaled_nvfp4_experts_quantize",
 })  # fmt: skip
 EXPERTS = EXPERT_LEVELS | {"mxfp8_grouped_quantize", "mxfp8_experts_quant"}
-POWERS, TWO_LEVELS = PLAIN_POWERS | (EXPERTS - EXPERT_LEVELS), PLAIN_LEVELS | EXPERT_LEVELS | BATCHED
-QUANTISERS = PLAIN | EXPERTS | BATCHED
+POWERS, TWO_LEVELS = PLAIN_POWERS | STACKS | (EXPERTS - EXPERT_LEVELS), PLAIN_LEVELS | EXPERT_LEVELS | BATCHED
+QUANTISERS = PLAIN | EXPERTS | BATCHED | STACKS
 ROUNDED = QUANTISERS - STOCHASTIC
 UNPACKED = MXFP8 | {"mxfp6_quantize", "mxint8_quantize"}
 UNPACKED_BACK = frozenset({"mxfp8_dequantize", "mxfp8_dequantize_columnwise", "mxfp6_dequantize", "mxint8_dequantize"})
@@ -147,8 +148,8 @@ def _other_than(mode: str) -> WhyNot:
 
 for mode, (formula, power) in MODES.items():
     fault(f"shared scale rounded by {mode.upper()} instead of what was asked for", VALUE,
-          seen="pytorch/ao ScaleCalculationMode: to_mx takes FLOOR where its kernels take RCEIL", contracts=MODED,
-          recipe=_recipe(formula=formula, power_of_two=power),
+          seen="pytorch/ao ScaleCalculationMode: to_mx takes FLOOR where its kernels take RCEIL",
+          contracts=MODED | STACKS, recipe=_recipe(formula=formula, power_of_two=power),
           needs=_other_than(mode),
           same_if="no amax lies where the two step apart")
 
@@ -258,7 +259,7 @@ def quotient_capped(values: Values) -> Values:
     return values.altered(quotient=values.quotient.clamp(-top, top))
 
 
-fault("overflowing codes are NaN", CAST, seen="ml_dtypes 400", contracts=MXFP8,
+fault("overflowing codes are NaN", CAST, seen="ml_dtypes 400", contracts=MXFP8 | STACKS,
       quotient=_cast(Rounding.NEAREST_EVEN, Overflow.NAN), same_if="no quotient overflows")
 fault("NaN coded 0", CAST, seen="DeepGEMM _quantize_to_fp4_e2m1; TransformerEngine reference_nvfp4",
       codes=lambda call, codes: torch.where(torch.isnan(prepared(call).x), torch.zeros_like(codes), codes),

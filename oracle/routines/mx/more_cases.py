@@ -139,6 +139,13 @@ def _columns(case: Case) -> dict[str, Tensor]:
     return {"x": data.activations(case.label("x"), case.family, case["k"], case["m"], dtype=dtype).t().contiguous()}
 
 
+def _weights_down(case: Case) -> dict[str, Tensor]:
+    """The values of :func:`_columns`, of all weights below one another."""
+    e, n, k = (case[name] for name in _GMK)
+    x = data.activations(case.label("x"), case.family, k, e * n, dtype=case.operand_dtypes[0]).t().contiguous()
+    return {"x": x.reshape(e, n, k)}
+
+
 def _both_ways(case: Case) -> dict[str, Tensor]:
     """Values whose squares of 32x32 differ in amax: of 1 to 1/8."""
     x = data.activations(case.label("x"), case.family, case["m"], case["k"], dtype=case.operand_dtypes[0])
@@ -320,6 +327,11 @@ _GRAMMARS: Mapping[str, Grammar] = {
     "mxfp8_dequantize_columnwise": Grammar(
         _MK, ("e4m3", "e5m2"), ("32x1",), _CODED, _tall, _layout, _STOOD, listed=_ids(_TALL), domain="m % 32 == 0",
     ),
+    "mxfp8_quantize_3d": Grammar(
+        _GMK, _EIGHT, ("32x1",), FAMILIES, _weights_down, _of_columns,
+        {"layout": (COMPACT,), "rounding": ("floor", "ceil", "even")},
+        listed=_ids(("g=1,m=32,k=6", "g=3,m=160,k=130", "g=4,m=96,k=18")), domain="m % 32 == 0",
+    ),
     "mxfp8_quantize_2d": Grammar(
         _MK, _EIGHT, ("32x32",), FAMILIES, _both_ways, _square, {**_STOOD, "direction": ("columnwise",)},
         listed=_ids(("m=32,k=64", "m=160,k=160", "m=64,k=96")), domain="m % 32 == 0",
@@ -410,6 +422,7 @@ SMALLEST = {
     "nvfp4_quantize_2d": "m=16,k=96", "mxfp8_quantize_columnwise": "m=32,k=6", "mxfp8_quantize_2d": "m=32,k=32",
     "mxfp8_dequantize_columnwise": "m=32,k=6", "transpose_packed_fp4": "m=4,k=12",
     "nvfp4_batched_quantize": "g=2,m=3,k=32", "nvfp4_quantize_shuffled": "m=32,k=16",
+    "mxfp8_quantize_3d": "g=2,m=32,k=3",
     "silu_and_mul_nvfp4_quantize": "m=3,k=32", "silu_and_mul_scaled_nvfp4_experts_quantize": "g=2,m=3,k=32",
 }  # fmt: skip
 

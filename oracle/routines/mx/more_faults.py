@@ -18,7 +18,7 @@ from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Fa
 from oracle.routines.fault import ones as ones_of
 from oracle.routines.mx.contract import BlockQuantiser, loaded, stored
 from oracle.routines.mx.experts import HEIGHT, ExpertQuantiser, starts
-from oracle.routines.mx.faults import BATCHED, EXPERTS, MINE, MODED, QUANTISERS
+from oracle.routines.mx.faults import BATCHED, EXPERTS, MINE, MODED, QUANTISERS, STACKS
 from oracle.routines.mx.tokens import ROW_SCALE, row_scales
 from oracle.routines.quantisers.contract import Amax, Values, prepared
 from oracle.truth.hadamard import SIZE, matrix
@@ -55,6 +55,31 @@ def _sevens(call: Call, codes: Tensor) -> Tensor:
     x = prepared(call)
     dead = (x.scale(call.recipe) == 0) & (x.amax(call.recipe) > 0)
     return torch.where(x.grid(call.recipe.block).join(dead & (x.blocks(call.recipe.block) == 0)), 7, codes)
+
+
+def _behind(call: Call) -> int:
+    return int(call.contract.shape_of_codes(call)[1]) - int(call.inputs["x"].shape[1])  # type: ignore[attr-defined]
+
+
+beyond = need(lambda call: _behind(call) > 0, "the values need no columns behind them")
+fault("columns behind the values not written", MOVEMENT, contracts={"mxfp8_quantize"}, needs=beyond,
+      seen="flashinfer PR 3650", write=entry("q", lambda call, q: _columns_behind(call, q, 0x7F)))
+fault("columns behind the values of the next row", MOVEMENT, contracts={"mxfp8_quantize"}, needs=beyond,
+      seen=MINE + "a row pitch of the values for that of the codes", same_if="the next row begins with zeros",
+      codes=lambda call, codes: _next_row_behind(call, codes))
+
+
+def _columns_behind(call: Call, q: Tensor, byte: int) -> Tensor:
+    made = q.view(torch.uint8).clone()
+    made[:, q.shape[1] - _behind(call) :] = byte
+    return made.view(q.dtype)
+
+
+def _next_row_behind(call: Call, codes: Tensor) -> Tensor:
+    made, wide = codes.clone(), codes.shape[1] - _behind(call)
+    taken = min(_behind(call), wide)
+    made[:, wide : wide + taken] = codes.roll(-1, dims=0)[:, :taken]
+    return made
 
 
 # --- stochastic rounding --------------------------------------------------------------------------------------------
@@ -305,21 +330,28 @@ def _as_one_matrix(call: Call, memory: Tensor) -> Tensor:
     """The scales of all matrices as those of one, in its tiles; what lies beyond is lost."""
     contract = call.contract
     assert isinstance(contract, BlockQuantiser)
-    wrong = stored(contract.scales_of(memory, call), str(call.resolved["layout"]))
+    scale = contract.scales_of(memory, call)
+    wrong = stored(scale.t().contiguous() if contract.name in STACKS else scale, str(call.resolved["layout"]))
     kept, most = torch.zeros_like(memory).flatten(), min(memory.numel(), wrong.numel())
     kept[:most] = wrong[:most]
     return kept.reshape(memory.shape)
 
 
-fault("scales of a batch as those of one matrix", INDEX, contracts=BATCHED, needs=more_matrices,
-      seen="FlashInfer bmm_mxfp8: rows of all matrices, or tiles of each", write=entry("scale", _as_one_matrix),
-      same_if="rows are whole tiles")
-fault("scales of the next matrix of a batch", INDEX, contracts=BATCHED, needs=more_matrices,
+in_tiles = need(lambda call: call.resolved["layout"] != "compact", "the scales are not in tiles")
+fault("scales of a batch as those of one matrix", INDEX, contracts=BATCHED | STACKS,
+      needs=both(more_matrices, in_tiles), seen="FlashInfer bmm_mxfp8: rows of all matrices, or tiles of each",
+      write=entry("scale", _as_one_matrix), same_if="rows are whole tiles")
+fault("scales of the next matrix of a batch", INDEX, contracts=BATCHED | STACKS, needs=more_matrices,
       seen="NVIDIA/cutlass 2087", write=entry("scale", lambda memory: memory.roll(-1, dims=0)),
       same_if="the matrices have equal scales")
-fault("codes of the next matrix of a batch", MOVEMENT, contracts=BATCHED, needs=more_matrices,
-      seen="sglang PR 28418", write=entry("q", lambda q: q.roll(-1, dims=0)), same_if="the matrices are equal")
-fault("padding of the scales of a batch not written", MOVEMENT, contracts=BATCHED,
+fault("codes of the next matrix of a batch", MOVEMENT, contracts=BATCHED | STACKS, needs=more_matrices,
+      seen="sglang PR 28418", same_if="the matrices are equal",
+      write=entry("q", lambda q: q.view(torch.uint8).roll(-1, dims=0).view(q.dtype)))
+fault("scales of a weight not transposed", INDEX, contracts=STACKS, needs=in_tiles,
+      same_if="one block down and across",
+      seen="torchao _to_blocked_per_group_3d_layout: scales of (E, N/32, K) transposed before the tiles",
+      write=entry("scale", lambda call, memory: _each_upright(call, memory)))
+fault("padding of the scales of a batch not written", MOVEMENT, contracts=BATCHED | STACKS, needs=in_tiles,
       seen="FlashInfer scaled_fp4_grouped_quantize: buffers are torch.empty",
       write=entry("scale", lambda call, memory: _unwritten_pads(call, memory)), same_if="there is no padding")
 fault("codes not shuffled", MOVEMENT, contracts=SHUFFLED, seen="FlashInfer nvfp4_quantize without do_shuffle",
@@ -328,6 +360,17 @@ fault("scales not shuffled", INDEX, contracts=SHUFFLED, seen="FlashInfer nvfp4_q
       write=entry("scale", lambda call, memory: _unshuffled(call, memory)), same_if="the rows have equal scales")
 fault("rows shuffled the other way", MOVEMENT, contracts=SHUFFLED, seen=MINE + "an order taken for its inverse",
       write=entry("q", lambda q: _twice_back(q)), same_if="the rows are equal")
+
+
+def _each_upright(call: Call, memory: Tensor) -> Tensor:
+    """The bytes ``[N / 32, K]`` of each weight in tiles, in the memory of the transpose; what lies beyond is lost."""
+    contract = call.contract
+    assert isinstance(contract, BlockQuantiser)
+    e, _, k = call.inputs["x"].shape
+    wrong = swizzle_scale(contract.scales_of(memory, call).reshape(e, -1, k))
+    made, most = torch.zeros_like(memory), min(memory.shape[1], wrong.shape[1])
+    made[:, :most] = wrong[:, :most]
+    return made
 
 
 def _unwritten_pads(call: Call, memory: Tensor) -> Tensor:

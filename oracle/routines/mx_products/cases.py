@@ -298,7 +298,12 @@ def _fp8_fp4(case: Case) -> dict[str, Tensor]:
     m, n, k = case["m"], case["n"], case["k"]
     if k % MX:
         raise CaseError(f"k={k} of {case.contract} is not a multiple of {MX}")
-    given = _with_powers(case, {"a": codes(case, "a", 0, m, k), "b": codes(case, "b", 1, n, k)})
+    return _plus(case, _with_powers(case, {"a": codes(case, "a", 0, m, k), "b": codes(case, "b", 1, n, k)}))
+
+
+def _plus(case: Case, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The inputs, and where the id asks for it a summand of the sums' own size."""
+    m, n = case["m"], case["n"]
     if case.option("c") is None:
         return given
     if case.family == "exact":
@@ -324,7 +329,7 @@ def _transposed(case: Case) -> dict[str, Tensor]:
     m, n, k = case["m"], case["n"], case["k"]
     if k % MX:
         raise CaseError(f"k={k} of {case.contract} is not a multiple of {MX}")
-    return _turned(case, {"a": codes(case, "a", 0, m, k), "b": codes(case, "b", 1, n, k)})
+    return _plus(case, _turned(case, {"a": codes(case, "a", 0, m, k), "b": codes(case, "b", 1, n, k)}))
 
 
 def _k_grouped(case: Case) -> dict[str, Tensor]:
@@ -540,7 +545,8 @@ _PLAIN: Mapping[str, Grammar] = {
     ),
     **{
         f"fp8_fp4_gemm_{form}": Grammar(
-            _MNK, _DEEP, _GRANULARITIES, DEEP_FAMILIES, _transposed, _granularity, _WORDS, listed=_few,
+            _MNK, _DEEP, _GRANULARITIES, DEEP_FAMILIES, _transposed, _granularity, {"c": ("1",), **_WORDS},
+            listed=_few,
             extra=("e4m3xe4m3-bf16/1x128:1x32/m=18,n=136,k=224/family=subnormal/seed=1",),
             domain="k % 32 == 0, m % 2 == 0, n % 8 == 0",
         )
@@ -557,7 +563,7 @@ _PLAIN: Mapping[str, Grammar] = {
     "k_grouped_fp8_gemm_tn_contiguous": Grammar(
         _MNKG, ("e4m3xe4m3-f32",), ("1x32:1x32", "1x128:1x128"), DEEP_FAMILIES, _k_grouped, _k_options, _WORDS,
         listed=partial(_grouped, sizes=((132, 72, 128, 1), (20, 136, 512, 4))),
-        domain="k % gran_k == 0, m % 4 == 0, n % 4 == 0",
+        domain="k % 128 == 0, m % 4 == 0, n % 4 == 0",
     ),
     "m_grouped_fp8_fp4_gemm_nt_masked": Grammar(
         _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _masked, _granularity, _WORDS,

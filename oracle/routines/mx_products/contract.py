@@ -708,6 +708,11 @@ class Fp8Fp4(MxProduct):
         shapes = self.scale_shapes(inputs, resolved)
         for side, due in zip(self.sides(inputs, resolved), shapes, strict=True):
             check_powers(side, inputs[side.scale], due)
+        if (c := inputs.get("c")) is not None:
+            if resolved["out_dtype"] not in (None, c.dtype):
+                raise DtypeError(f"c is {c.dtype}, out_dtype={resolved['out_dtype']}; they are the same")
+            if tuple(c.shape) != self.shape(inputs):
+                raise ShapeError(f"c has shape {list(c.shape)}; the product has {list(self.shape(inputs))}")
         return resolved
 
     def scale_shapes(self, inputs: Inputs, options: Options) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -755,6 +760,7 @@ def check_powers(side: Side, scale: Tensor, shape: tuple[int, ...]) -> None:
 
 CODES = (*E4M3, *BYTES)
 SUMMAND = "in the output's dtype; added by the memory to the sum as it is stored"
+C = TensorSpec("c", (*F32, torch.bfloat16), None, f"[M, N], {SUMMAND}", optional=True)
 POWERS = "float32 powers of two, [rows, ceil(K / gran_k)]; or int32, four exponents a word"
 
 
@@ -775,15 +781,7 @@ class Fp8Fp4GemmNt(Fp8Fp4):
     gpu = True
     summary = "a [M, K] times b [N, K] transposed, E4M3 or E2M1 codes, power-of-two scales of 32 or 128, plus c"
     source = "DeepGEMM 2.6.1 fp8_fp4_gemm_nt; epilogue/sm100_store_cd.cuh for c"
-    inputs = fp8_fp4_inputs(
-        ("M", "K"), ("N", "K2"), TensorSpec("c", (*F32, torch.bfloat16), ("M", "N"), SUMMAND, optional=True)
-    )
-
-    def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        if "c" in inputs and resolved["out_dtype"] not in (None, inputs["c"].dtype):
-            raise DtypeError(f"c is {inputs['c'].dtype}, out_dtype={resolved['out_dtype']}; they are the same")
-        return resolved
+    inputs = fp8_fp4_inputs(("M", "K"), ("N", "K2"), C)
 
 
 @register

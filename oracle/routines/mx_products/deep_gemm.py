@@ -7,7 +7,7 @@
 
 A transposed operand of four bits has two codes of neighbouring rows in a byte: ``[K, M / 2]``. Its scales lie
 transposed too, packed ones word by word; the words of a group of K end with it. Source: DeepGEMM 2.6.1
-csrc/apis/gemm.hpp @54e2261. Not covered: ``c`` of transposed forms, alignments of groups other than 128.
+csrc/apis/gemm.hpp @54e2261. Not covered: alignments of groups other than 128.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from oracle.routines.mx_products.contract import (
     SUMMAND,
     UE8M0,
     WORDS,
+    C,
     Fp8Fp4,
     GroupedFp8Fp4Contiguous,
     Inputs,
@@ -109,28 +110,28 @@ class Turned(Fp8Fp4):
 @register
 class Fp8Fp4GemmNn(Turned):
     name = "fp8_fp4_gemm_nn"
-    summary = "a [M, K] times b [K, N], E4M3 or E2M1 codes, power-of-two scales of 32 or 128"
+    summary = "a [M, K] times b [K, N], E4M3 or E2M1 codes, power-of-two scales of 32 or 128, plus c"
     source = SOURCE
     turned: ClassVar[tuple[str, ...]] = ("b",)
-    inputs: ClassVar[tuple[TensorSpec, ...]] = fp8_fp4_inputs(("M", "K"), ("K2", "N"))
+    inputs: ClassVar[tuple[TensorSpec, ...]] = fp8_fp4_inputs(("M", "K"), ("K2", "N"), C)
 
 
 @register
 class Fp8Fp4GemmTn(Turned):
     name = "fp8_fp4_gemm_tn"
-    summary = "a [K, M] transposed times b [K, N], E4M3 or E2M1 codes, power-of-two scales of 32 or 128"
+    summary = "a [K, M] transposed times b [K, N], E4M3 or E2M1 codes, power-of-two scales of 32 or 128, plus c"
     source = SOURCE
     turned = ("a", "b")
-    inputs = fp8_fp4_inputs(("K", "M"), ("K2", "N"))
+    inputs = fp8_fp4_inputs(("K", "M"), ("K2", "N"), C)
 
 
 @register
 class Fp8Fp4GemmTt(Turned):
     name = "fp8_fp4_gemm_tt"
-    summary = "a [K, M] transposed times b [N, K] transposed, E4M3 or E2M1 codes, power-of-two scales of 32 or 128"
+    summary = "a [K, M] transposed times b [N, K] transposed, E4M3 or E2M1 codes, scales of 32 or 128, plus c"
     source = SOURCE
     turned = ("a",)
-    inputs = fp8_fp4_inputs(("K", "M"), ("N", "K2"))
+    inputs = fp8_fp4_inputs(("K", "M"), ("N", "K2"), C)
 
 
 @register
@@ -257,7 +258,7 @@ class KGroupedGemmTn(MxProduct):
             if not k:  # the sum over nothing is that over zeros
                 one = [torch.ones(rows, 1, dtype=torch.float32, device=a.device) for rows in (m, n)]
                 zeros = [(0 * x).expand(-1, MX).to(a.dtype) for x in one]
-                sides = *zeros, *(x.to(scale.dtype) for x, scale in zip(one, scales, strict=True))
+                sides = zeros[0], zeros[1], one[0].to(scales[0].dtype), one[1].to(scales[1].dtype)
             product = ScaledProduct(*sides, block=width if k else MX, b_rows=1, c=inputs["c"][g])
             found.append(Part(product, torch.arange(g * m, g * m + m, device=a.device)))
             start += k

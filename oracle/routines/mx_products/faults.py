@@ -56,6 +56,7 @@ SHUFFLED, K_GROUPS = frozenset({"mm_mxfp8", "mm_fp4"}), frozenset({"scaled_group
 GROUPS_OF_K = K_GROUPS | {"k_grouped_fp8_gemm_tn_contiguous"}
 TURNED = frozenset({f"fp8_fp4_gemm_{form}" for form in ("nn", "tn", "tt")} | {"m_grouped_fp8_fp4_gemm_nn_contiguous"})
 PRODUCTS = STACKED | SHUFFLED | GROUPS_OF_K | TURNED | {"scaled_mm", "fp8_fp4_gemm_nt"}
+SUMMED = frozenset({f"fp8_fp4_gemm_{form}" for form in ("nt", "nn", "tn", "tt")} | {"k_grouped_fp8_gemm_tn_contiguous"})
 WITH_ALPHA = frozenset({"mm_fp4", "scaled_mm", "group_gemm_nvfp4_nt_groupwise", "scaled_grouped_mm_mx"})
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 # fmt: off
@@ -672,7 +673,7 @@ for name, summand, same in (
     ("c of a block-scaled product read from the next row", lambda c: c.roll(-1, dims=-2), "its rows are equal"),
     ("c of a block-scaled product read from the next column", lambda c: c.roll(-1, dims=-1), "its columns are equal"),
 ):
-    fault(name, ARITHMETIC, seen="cutlass PR 3149", contracts={"fp8_fp4_gemm_nt", "k_grouped_fp8_gemm_tn_contiguous"},
+    fault(name, ARITHMETIC, seen="cutlass PR 3149", contracts=SUMMED,
           needs=need(lambda call: "c" in call.inputs, "there is no c"), same_if=same,
           read=entry("c", summand))
 fault("sum rounded to the output dtype before the bias", ARITHMETIC, seen="H200 mutants", contracts=BIASED,

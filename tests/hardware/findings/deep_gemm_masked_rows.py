@@ -1,4 +1,7 @@
-"""DeepGEMM 0.1.4.post1, fp8_m_grouped_gemm_nt_masked: a group's last tile overwrites the next group."""
+"""sgl-deep-gemm 0.1.4.post1, fp8_m_grouped_gemm_nt_masked: a group's last tile overwrites the next group.
+
+Rows of other experts are overwritten when M fills no tile.
+"""
 
 import sys
 

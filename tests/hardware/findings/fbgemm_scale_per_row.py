@@ -1,4 +1,7 @@
-"""FBGEMM GenAI 1.9, matmul_fp8_block: scale_block_m=1 is accepted, one scale a tile is read."""
+"""FBGEMM GenAI 1.9.0, matmul_fp8_block: scale_block_m=1 is accepted, one scale a tile is read.
+
+All rows of a tile get the scale of its first one when a scale for each row is asked for.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""FlashInfer 0.6.18, fp8_blockscale_gemm_sm90: the weight quantiser leaves rows out of its largest value."""
+"""FlashInfer 0.6.18.post1 and 0.7.2.post1, fp8_blockscale_gemm_sm90: the weight quantiser leaves rows out.
+
+Large values in some rows of a bf16 weight are cut off.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""FlashInfer 0.6.18, bmm_fp8: a B in row-major order is accepted and read as column-major."""
+"""FlashInfer 0.6.18.post1, bmm_fp8: a B in row-major order is accepted and read as column-major.
+
+Every sum is wrong when B is contiguous.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""FlashInfer 0.6.18, fp8_blockscale_gemm_sm90: float16 is accepted, bfloat16 bits are written."""
+"""FlashInfer 0.6.18.post1 and 0.7.2.post1, fp8_blockscale_gemm_sm90: float16 is accepted, bfloat16 bits are written.
+
+Float16 results are meaningless.
+"""
 
 import sys
 

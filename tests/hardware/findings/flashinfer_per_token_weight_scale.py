@@ -1,4 +1,7 @@
-"""FlashInfer 0.6.18, fp8_blockscale_gemm_sm90: scales of weight rows are read as scales of blocks."""
+"""FlashInfer 0.6.18.post1 and 0.7.2.post1, fp8_blockscale_gemm_sm90: scales of rows are read as of blocks.
+
+Results of a bf16 input are wrong by 27 percent with one weight scale for each row, which the page allows.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""FlashInfer 0.6.18, rope_quantize_fp8: heads with 16 rotated columns get a wrong second half."""
+"""FlashInfer 0.6.18.post1, rope_quantize_fp8: heads with 16 rotated columns get a wrong second half.
+
+Half of the rotated columns are wrong in models with 16 rotated columns.
+"""
 
 import sys
 

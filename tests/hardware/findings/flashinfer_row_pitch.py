@@ -1,4 +1,7 @@
-"""FlashInfer 0.6.18, fp8_blockscale_gemm_sm90: rows of a slice are read as if they were packed."""
+"""FlashInfer 0.6.18.post1, fp8_blockscale_gemm_sm90: rows of a slice are read as if they were packed.
+
+Every row but the first is wrong when the input is a slice of a wider tensor.
+"""
 
 import sys
 

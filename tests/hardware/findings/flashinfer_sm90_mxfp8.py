@@ -1,4 +1,7 @@
-"""FlashInfer 0.6.18, mxfp8_quantize on sm90: nothing is written and nothing is raised."""
+"""FlashInfer 0.6.18.post1, mxfp8_quantize on sm90: nothing is written and nothing is raised.
+
+The result is whatever the memory held.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""torchao 0.18, to_mx with RCEIL: values below 2^-118 are not scaled and come back as 0. Needs no GPU."""
+"""torchao 0.18.0, to_mx with RCEIL: values below 2^-118 are not scaled and come back as 0.
+
+Blocks whose values lie below 2^-118 come back as zeros. Needs no GPU.
+"""
 
 import sys
 

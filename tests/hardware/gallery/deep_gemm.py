@@ -24,7 +24,7 @@ PROJECT = Project(
             "fp8_m_grouped_gemm_nt_masked", "deep_gemm:fp8_m_grouped_gemm_nt_masked", deep_gemm_masked,
             domain="m % 128 == 0, n % 64 == 0, k % 128 == 0",
         ),
-        *rows("libraries", "deep_gemm", FORMS, apart=" (padded and transposed by this package)", space="LAYER"),
+        *rows("libraries", "deep_gemm", FORMS, apart=" (through this package)", space="LAYER"),
         *rows("libraries", "deep_gemm_bare", LAYOUTS),
         *rows("mx_libraries", "deep_gemm_bare", ("get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor",)),
         *rows("mx_libraries", "deep_gemm_math", ("per_token_cast_to_fp4", "cast_back_from_fp4")),

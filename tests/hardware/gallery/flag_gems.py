@@ -71,12 +71,12 @@ PROJECT = Project(
         Kernel("fp8_gemm_nt", f"{TOP}.ops.{PRODUCT}.{PRODUCT}", block_product, PRODUCT),
         Kernel("fp8_gemm_nt", f"{TOP}.ops.fp8_matmul.fp8_matmul", block_pairs, "fp8_matmul"),
         Kernel(GROUPS, f"{TOP}.ops.{GROUPS}.{GROUPS}", group_quantiser, GROUPS),
-        Kernel(GROUPS, f"{TOP}.ops.act_quant.act_quant_triton", act_quant, "act_quant_triton", "sglang_act_quant"),
+        Kernel(GROUPS, f"{TOP}.ops.act_quant.act_quant_triton", act_quant, "act_quant_triton", "flaggems_act_quant"),
         Kernel(
             "cutlass_scaled_mm", f"{TOP}.fused.cutlass_scaled_mm.cutlass_scaled_mm", scaled_mm, "cutlass_scaled_mm",
             pinned="the first tile of its lists",
         ),
-        Kernel("concat_and_cache_mla", f"{TOP}.fused.{MLA}.{MLA}", mla, MLA),
+        Kernel("concat_and_cache_mla", f"{TOP}.fused.{MLA}.{MLA}", mla, MLA, "vllm_static"),
     ),
     devices=("cpu", "cuda"),
 )  # fmt: skip

@@ -64,13 +64,15 @@ def rows(kernel: Callable[..., Pair], inputs: Inputs, options: Options) -> Pair:
 
 
 def experts(kernel: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
-    """``fused_moe_blocked_fp8`` of an input that its ``quant_fp8`` quantised; bf16."""
+    """``fused_moe_blocked_fp8`` of an input that its ``quant_fp8`` quantised; bf16. It has no id for "none", whose rows
+    it would leave unwritten: such a slot takes expert 0 with weight 0."""
     offered(not options.get("first_expert") and "expert_map" not in inputs, "every expert")
     offered(not options.get("apply_router_weight_on_input") and not options.get("combine"), "weights on the output")
     offered(inputs["x"].dtype == BF16, "bf16")
     q, scale = kernel.__globals__["quant_fp8"](inputs["x"].contiguous(), 128)
     weights = (inputs[name].contiguous() for name in ("w13", "w13_scale", "w2", "w2_scale"))
-    ids, of = inputs["topk_ids"], inputs["topk_weights"]
+    none = inputs["topk_ids"] < 0
+    ids, of = inputs["topk_ids"].masked_fill(none, 0), inputs["topk_weights"].masked_fill(none, 0.0)
     return kernel(q, scale, *weights, of, ids, ids.shape[1], out_dtype=BF16)
 
 
@@ -86,10 +88,13 @@ PROJECT = Project(
         Kernel("fp8_gemm_nt", f"{CUDA}.blocked_fp8_gemm_gluon.fp8_gemm_nt", gluon, "fp8_gemm_nt (Gluon)"),
         Kernel(GROUPS, f"{CUDA}.blocked_gemm_fp8.quant_fp8", transposed_groups, "quant_fp8", RECIPE),
         Kernel(GROUPS, f"{CUDA}.blocked_gemm_fp8.per_token_group_quant_fp8", act_quant, GROUPS, RECIPE),
-        Kernel("scaled_fp8_quant", f"{CUDA}.w8a8_triton_kernels.per_token_quant_int8", rows, "per_token_quant"),
+        Kernel(
+            "scaled_fp8_quant", f"{CUDA}.w8a8_triton_kernels.per_token_quant_int8", rows, "per_token_quant",
+            "lmdeploy_token",
+        ),
         Kernel(
             "silu_and_mul_masked_post_quant", f"{CUDA}.activation.silu_and_mul_masked_post_quant_fwd", masked_silu,
-            "silu_and_mul_masked_post_quant_fwd",
+            "silu_and_mul_masked_post_quant_fwd", RECIPE,
         ),
         Kernel("fused_experts_block", f"{CUDA}.moe.blocked_fp8.{EXPERTS}", experts, EXPERTS),
     ),

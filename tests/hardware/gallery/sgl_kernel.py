@@ -1,4 +1,4 @@
-"""sglang-kernel: CUTLASS products, group, row and tensor quantisers, fused and masked ones, the router."""
+"""sglang-kernel: CUTLASS products, group and row quantisers, fused and masked ones, the router."""
 
 from __future__ import annotations
 
@@ -71,29 +71,14 @@ def group_v1(kernel: Loaded, inputs: Inputs, options: Options) -> dict[str, Tens
     return {"q": q, "scale": scale}
 
 
-def _quantised(call: Callable[..., Any], inputs: Inputs, scale: Tensor, *static: bool) -> dict[str, Tensor]:
-    x = inputs["x"]
-    offered(x.is_contiguous() and "scale_ub" not in inputs, "dense, no bound")
-    q = torch.empty(x.shape, dtype=FP8, device=x.device)
-    call(x, q, scale, *static)
-    return {"q": q, "scale": scale}
-
-
 def per_row(kernel: Loaded, inputs: Inputs, options: Options) -> dict[str, Tensor]:
     x = inputs["x"]
     offered(options.get("use_per_token_if_dynamic") and "scale" not in inputs, "a scale for each row")
     offered(not options.get("num_token_padding") and x.shape[1] % 8 == 0, "not padded, K % 8 == 0")
-    scale = torch.empty(x.shape[0], 1, device=x.device)
-    return _quantised(kernel().sgl_per_token_quant_fp8, inputs, scale)
-
-
-def per_tensor(kernel: Loaded, inputs: Inputs, options: Options) -> dict[str, Tensor]:
-    """The scale must be zero before the call: the kernel takes the largest of it and its own."""
-    operators, given = kernel(), inputs.get("scale")
-    offered(hasattr(operators, "sgl_per_tensor_quant_fp8"), "a release that has it compiled (0.4.4 has not)")
-    offered(not options.get("use_per_token_if_dynamic") and not options.get("num_token_padding"), "one scale")
-    scale = torch.zeros(1, device=inputs["x"].device) if given is None else given.clone().reshape(1)
-    return _quantised(operators.sgl_per_tensor_quant_fp8, inputs, scale, given is not None)
+    offered(x.is_contiguous() and "scale_ub" not in inputs, "dense, no bound")
+    q, scale = torch.empty(x.shape, dtype=FP8, device=x.device), torch.empty(x.shape[0], 1, device=x.device)
+    kernel().sgl_per_token_quant_fp8(x, q, scale)
+    return {"q": q, "scale": scale}
 
 
 PROJECT = Project(
@@ -104,8 +89,7 @@ PROJECT = Project(
         Kernel("cutlass_scaled_mm", OPERATORS, scaled_mm, "fp8_scaled_mm"),
         Kernel("fp8_gemm_nt", OPERATORS, blockwise, "fp8_blockwise_scaled_mm", case=WHOLE),
         Kernel("per_token_group_quant_fp8", OPERATORS, group_v1, "sgl_per_token_group_quant_8bit"),
-        Kernel("scaled_fp8_quant", OPERATORS, per_row, "sgl_per_token_quant_fp8"),
-        Kernel("scaled_fp8_quant", OPERATORS, per_tensor, "sgl_per_tensor_quant_fp8"),
+        Kernel("scaled_fp8_quant", OPERATORS, per_row, "sgl_per_token_quant_fp8", "sglang_token"),
         *rows("fused_libraries", "sgl", QUANTISERS[:2]),
         *rows("fused_libraries", "sgl", QUANTISERS[2:], case=MASKED),
         *rows("experts", "sgl", ("moe_routing",), case=ROUTED),

@@ -25,7 +25,8 @@ PROJECT = Project(
     kernels=(
         Kernel("cutlass_scaled_mm", "kernels.backends.cutlass:operators", vllm_cutlass, "cutlass_scaled_mm"),
         *rows("libraries", "vllm_ops", ("scaled_fp8_quant",)),
-        *rows("fused_libraries", "vllm", (*GATED, *NORMS, "per_token_group_quant_fp8_packed")),
+        *rows("fused_libraries", "vllm", (*GATED, *NORMS)),
+        *rows("fused_libraries", "vllm", ("per_token_group_quant_fp8_packed",), numerics="vllm_group_ue8m0"),
         *rows("fused_libraries", "vllm", [name for name in MIXED if name != REORDER]),
         *rows("fused_libraries", "vllm", (REORDER,), case=WEIGHTS),
         *(Kernel(name, f"hardware.kv_caches:VLLM.{name}", by_contract, name) for name in VLLM_ROUTINES),

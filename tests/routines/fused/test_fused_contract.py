@@ -310,3 +310,18 @@ def test_numerics_are_recipes() -> None:
         judged(call, made, numerics="sglang_group_row_major_ue8m0")
     best = call.contract.identify(call.inputs, made, arch=None, **call.options)[0]
     assert best.schedule in ("vllm_block", "vllm_silu_block") and best.equal == 1.0  # without a bound the same
+
+
+def test_a_known_kernels_bits_have_its_name() -> None:
+    """The value is CUDA's, not the rounded one; another bit passes and has no name."""
+    call = call_of("silu_and_mul_per_block_quant")
+    assert isinstance(call.contract, FusedContract)
+    ((name, value),) = call.contract.modelled(call.inputs, call.resolved).items()
+    made = quantize(value, R.VLLM_SILU_BLOCK)
+    output = {"q": made.codes, "scale": made.scale}
+    verdict = judged(call, output)
+    assert verdict.status is Status.PASSED and verdict.matches == f"torch_silu_block of {name}"
+    assert name == "a SiLU by CUDA's expf"
+    moved = output | {"scale": torch.nextafter(made.scale, torch.tensor(torch.inf))}
+    verdict = judged(call, moved)
+    assert verdict.status is Status.PASSED and verdict.matches is None

@@ -290,3 +290,25 @@ def test_bits_of_float16_in_an_amax_are_named() -> None:
     assert bool((scales > 100).all())
     found = diagnose(call.contract.name, call.inputs, wrong, **call.options)
     assert fault in [e.name for e in found.explanations[:3]]
+
+
+def test_a_reciprocal_is_declared() -> None:
+    """As FlagGems 5.0 on an H200: under the scale 1.75 codes of midpoints are those of products by RN(1/scale)."""
+    call = call_of("concat_and_cache_mla", family="midpoints")
+    scale = torch.full((1,), 1.75)
+    call = Call(call.contract, {**call.inputs, "scale": scale}, call.options)
+    x = torch.cat([call.inputs["kv_c"], call.inputs["k_pe"]], dim=1).float()
+    cache, slots = call.inputs["kv_cache"], call.inputs["slot_mapping"]
+    made = {}
+    for how, quotient in (("divided", x / scale), ("multiplied", x * (1 / scale))):
+        rows = cache.clone().view(torch.uint8).reshape(-1, x.shape[1])
+        kept = (slots >= 0).nonzero().flatten()
+        rows[slots[kept]] = quotient[kept].clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+        made[how] = {"kv_cache": rows.view(cache.dtype).reshape(cache.shape)}
+    assert not torch.equal(*(codes_of(output["kv_cache"]) for output in made.values()))
+    for how, numerics in (("divided", None), ("divided", "torch_static"), ("multiplied", "vllm_static")):
+        assert judged(call, made[how], numerics=numerics).status is Status.PASSED
+    assert judged(call, made["divided"], numerics="vllm_static").status is Status.FAILED
+    assert judged(call, made["multiplied"]).status is Status.FAILED
+    with pytest.raises(NumericsError, match="a given scale"):
+        judged(call, made["divided"], numerics="vllm_group")

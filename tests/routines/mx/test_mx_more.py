@@ -31,7 +31,7 @@ PLACED = sorted(EXPERTS)
 
 def call_of(name: str, option: str = "", family: str = "randn") -> Call:
     grammar = cases.grammars()[name]
-    rows = 150 if "experts" in name else 9
+    rows = 150 if "experts" in name else 64 if name == "mxfp8_quantize_3d" else 9
     plain = "m=64,k=96" if name.startswith("mxfp8_quantize_") else "m=16,k=192"
     extents = {("m", "k"): plain, ("g", "m", "k"): f"g=3,m={rows},k=64"}[grammar.extents]
     case = cases.parse(f"{name}/{grammar.dtypes[0]}/{grammar.schemes[0]}/{extents}/{option}family={family}/seed=5")
@@ -262,6 +262,17 @@ def test_the_page_of_findings_names_entries_of_the_catalogue() -> None:
 
 class TestTransposes:
     """Columns are the rows of the transpose; squares are those of either."""
+
+    @pytest.mark.parametrize("layout", ["128x4", "compact"])
+    def test_weights_of_experts(self, layout: str) -> None:
+        """Each weight is the matrix of its columns."""
+        x = call_of("mxfp8_quantize_3d").inputs["x"]
+        whole = by_name(get("mxfp8_quantize_3d").reference({"x": x}, layout=layout))
+        for e, weight in enumerate(x):
+            one = by_name(get("mxfp8_quantize_columnwise").reference({"x": weight.contiguous()}, layout=layout))
+            assert torch.equal(whole["q"][e].view(torch.uint8), one["q"].view(torch.uint8))
+            assert torch.equal(whole["scale"][e], one["scale"])
+        assert len(x) > 1
 
     @pytest.mark.parametrize("layout", ["128x4", "8x4", "linear"])
     def test_columns(self, layout: str) -> None:

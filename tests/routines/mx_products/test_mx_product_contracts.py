@@ -68,10 +68,13 @@ class TestPlaces:
         assert len(at.unique()) == scale.numel()
 
     def test_published_offsets(self) -> None:
-        """cuBLAS, 1D block scaling factors; seven columns."""
+        """cuBLAS, 1D block scaling factors, and TensorRT-LLM's 8x4; seven columns."""
         at = mx.places(200, 7, "128x4")
         asked = ((0, 0), (1, 0), (32, 0), (0, 4), (127, 3), (128, 0), (199, 6))
         assert [int(at[m, c]) for m, c in asked] == [0, 16, 4, 512, 511, 1024, 1658]
+        at = mx.places(200, 7, "8x4")
+        asked = ((0, 0), (1, 0), (7, 3), (0, 4), (8, 0), (199, 6))
+        assert [int(at[m, c]) for m, c in asked] == [0, 4, 31, 32, 64, 1598]
 
     def test_starts_of_groups(self) -> None:
         """FlashInfer's are not the tight ones."""
@@ -328,6 +331,8 @@ BAD = (
     ("fp8_fp4_gemm_nt", {"b_scale": torch.ones(16, 3, dtype=torch.int32)}, {}, ShapeError, "192 scales; 16 x 5"),
     ("fp8_fp4_gemm_nt", {"b_scale": torch.ones(16, 2, dtype=torch.int32)}, {"gran_n": 128}, OptionError,
      "words hold the exponents of one row"),
+    ("fp8_fp4_gemm_tn", {"c": torch.zeros(6, 15, dtype=torch.bfloat16)}, {}, ShapeError, r"\[6, 16\]"),
+    ("fp8_fp4_gemm_nt", {"c": torch.zeros(5, 16)}, {}, DtypeError, "the same"),
     ("m_grouped_fp8_fp4_gemm_nt_psum", {"ends": torch.tensor([5, 3, 200])}, {}, InputError, "never back"),
     ("k_grouped_fp8_gemm_tn_contiguous", {"ks": torch.tensor([33, 0, 127])}, {}, InputError, "33"),
     ("k_grouped_fp8_gemm_tn_contiguous", {"ks": torch.tensor([32, 0, 64])}, {}, ShapeError, "96"),

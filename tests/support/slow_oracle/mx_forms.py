@@ -503,6 +503,16 @@ def columns(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
     return {"q": _turned(made["q"], k, m), "scale": _lying(made["scale"], m, k, layout)}
 
 
+def columns_of_weights(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
+    """Each weight by itself."""
+    x, q, scale = i["x"], list[int | None](), list[int | None]()
+    count, n, k = x.shape
+    for e in range(count):
+        made = columns({"x": Array(x.dtype, (n, k), x.codes[e * n * k : (e + 1) * n * k])}, o)
+        q, scale = [*q, *made["q"]], [*scale, *made["scale"]]
+    return {"q": q, "scale": scale}
+
+
 def squares(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
     """MXFP8 of 32x32, each as one long row."""
     x, layout, element = i["x"], _layout(o), str(o.get("element", "e4m3"))

@@ -239,6 +239,7 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "mxfp4_dequantize": lambda i, o: mx.back(i, o, 32, mx.power),
     "nvfp4_dequantize": _two_levels_back,
     "mxfp8_quantize_columnwise": mx_forms.columns,
+    "mxfp8_quantize_3d": mx_forms.columns_of_weights,
     "mxfp8_quantize_2d": mx_forms.squares,
     "mxfp8_dequantize_columnwise": mx_forms.columns_back,
     "transpose_packed_fp4": mx_forms.nibbles_turned,
