@@ -454,11 +454,11 @@ def _probe(session: Session, case: Case, found: list[Finding], told: Told) -> st
     """Why the kernel refuses a case that asks for its domain; what is wrong with an answer is found."""
     inputs, options = _asked(case)
     answer = session.call(inputs, options)
+    numbers = session.numbers(str(case), inputs, options, answer)
+    if numbers.fails and answer.outputs:
+        told.judged(numbers, inputs, options, answer.output)
     watched = (*watches.memory(session, str(case), answer), *watches.row_major(session, str(case), answer))
-    seen = (session.numbers(str(case), inputs, options, answer), *watched)
-    if seen[0].fails and answer.outputs:
-        told.judged(seen[0], inputs, options, answer.output)
-    found += [finding for finding in seen if isinstance(finding, Finding) and finding.fails]
+    found += [one for one in (numbers, *watched) if isinstance(one, Finding) and one.fails]
     return _refused(answer)
 
 
