@@ -455,10 +455,10 @@ def _probe(session: Session, case: Case, found: list[Finding], told: Told) -> st
     inputs, options = _asked(case)
     answer = session.call(inputs, options)
     watched = (*watches.memory(session, str(case), answer), *watches.row_major(session, str(case), answer))
-    seen = (session.numbers(str(case), inputs, options, answer), *watched)
-    if seen[0].fails and answer.outputs:
-        told.judged(seen[0], inputs, options, answer.output)
-    found += [finding for finding in seen if isinstance(finding, Finding) and finding.fails]
+    numbers = session.numbers(str(case), inputs, options, answer)
+    if numbers.fails and answer.outputs:
+        told.judged(numbers, inputs, options, answer.output)
+    found += [finding for finding in (numbers, *watched) if isinstance(finding, Finding) and finding.fails]
     return _refused(answer)
 
 
