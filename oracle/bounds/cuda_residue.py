@@ -35,6 +35,8 @@ def why_not(product: ScaledProduct, acc: Accumulator) -> str | None:
     """Reason for which the device, or the step, is not for this source; that its sums fit is not asked here."""
     if (reason := cuda_source.why_not(product.a.device)) is not None:
         return reason
+    if not product.M * product.N * product.K:
+        return "there is nothing to sum"
     if acc.group > STEP or _source(acc) is None:
         return f"{acc.name} adds {acc.group} products of {acc.align} bits a step"
     room = getattr(torch.cuda.get_device_properties(product.a.device), "shared_memory_per_block_optin", 0)

@@ -474,6 +474,7 @@ def _watched(
 ) -> Iterator[Finding | watches.Note]:  # fmt: skip
     """The watches that make calls of their own, one after the other until the time is over or the kernel hangs."""
     other, required = _asked(replace(case, seed=case.seed + 1)), watching.required
+    beside = watches.alike(inputs, other[0])
     calls.know(inputs, options, answer, verdict)
     for watch in (
         watches.repeats(calls, inputs, options, other),
@@ -481,14 +482,14 @@ def _watched(
         () if PITCHED in watching.exempt else watches.strided(calls, inputs, options),
         watches.metamorphic(calls, inputs, options),
         watches.batch(calls, inputs, options, required=BATCH in required),
-        watches.launched(calls, inputs, options, other[0], exempt=watching.exempt),
+        watches.launched(calls, inputs, options, beside, exempt=watching.exempt),
     ):
         if watching.over or calls.hung:
             return
         yield from watch
         yield from calls.findings()
     if watching.threads and THREADS not in watching.exempt and not (watching.over or calls.hung):
-        tried = yield from watches.threads(calls, inputs, options, other[0], required=THREADS in required)
+        tried = yield from watches.threads(calls, inputs, options, beside, required=THREADS in required)
         yield from calls.findings()
         watching.threads = not tried
     if watching.large and not (watching.over or calls.hung):

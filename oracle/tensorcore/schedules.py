@@ -215,7 +215,9 @@ class Schedule:
         if self.bias_after_cast and product.bias is None:
             return f"{self.name} adds a bias to the stored output, and there is none"
         if self.dequantises or self.widens:
-            seen = self.lowered(product)
+            dtype = getattr(torch, self.instruction.operands[0], None)
+            sure = self.widens and dtype is not None and product.widens(dtype)  # the rest asks for shapes and formats
+            seen = self.lowered(product.rows(0, 1).columns(0, 1) if sure else product)
             if seen is None:
                 done = "dequantises" if self.dequantises else "widens codes"
                 return f"{self.name} {done} to {self.instruction.operands[0]}, which does not hold every operand"
