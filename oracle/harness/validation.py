@@ -454,11 +454,11 @@ def _probe(session: Session, case: Case, found: list[Finding], told: Told) -> st
     """Why the kernel refuses a case that asks for its domain; what is wrong with an answer is found."""
     inputs, options = _asked(case)
     answer = session.call(inputs, options)
+    watched = (*watches.memory(session, str(case), answer), *watches.row_major(session, str(case), answer))
     numbers = session.numbers(str(case), inputs, options, answer)
     if numbers.fails and answer.outputs:
         told.judged(numbers, inputs, options, answer.output)
-    watched = (*watches.memory(session, str(case), answer), *watches.row_major(session, str(case), answer))
-    found += [one for one in (numbers, *watched) if isinstance(one, Finding) and one.fails]
+    found += [finding for finding in (numbers, *watched) if isinstance(finding, Finding) and finding.fails]
     return _refused(answer)
 
 

@@ -78,9 +78,9 @@ def pack(
                 ks = range(k, min(k + (piece or unit), end))
                 halves: tuple[list[int], ...]
                 if interleaved:
-                    halves = [i for i in ks if (i - k) % 4 < 2], [i for i in ks if (i - k) % 4 >= 2]
+                    halves = [[i for i in ks if (i - k) % 4 < 2], [i for i in ks if (i - k) % 4 >= 2]]
                 else:
-                    halves = (list(ks),)
+                    halves = [list(ks)]
                 groups = [half[g : g + group] for half in halves for g in range(0, len(half), group)]
                 for members in groups:
                     if members:
