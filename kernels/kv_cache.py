@@ -98,6 +98,37 @@ def _run_nvfp4(
     _route(append_key.device).cache_nvfp4(parts, _views(k_scale_cache, v_scale_cache, kv_layout), slot_mapping)
 
 
+def _run_gather(
+    src_cache: Tensor, dst: Tensor, block_table: Tensor, cu_seq_lens: Tensor, scale: Tensor,
+    seq_starts: Tensor | None = None,
+) -> None:  # fmt: skip
+    factor, rows = scale.reshape(1, 1, 1).expand(*src_cache.shape[:2], 1), (block_table, cu_seq_lens, seq_starts, None)
+    _route(dst.device).cache_gather(src_cache, dst, factor, None, CacheRows(*rows))
+
+
+def _run_copy(
+    src_cache: Tensor, dst: Tensor, block_table: Tensor, cu_seq_lens: Tensor, seq_starts: Tensor | None = None
+) -> None:
+    rows = CacheRows(block_table, cu_seq_lens, seq_starts, None)
+    _route(dst.device).cache_gather(src_cache, dst, None, None, rows)
+
+
+def _run_upconvert(
+    src_cache: Tensor, dst: Tensor, block_table: Tensor, seq_lens: Tensor, workspace_starts: Tensor
+) -> None:
+    codes, scales, rope = _rows("src_cache", src_cache, 3)
+    rows = CacheRows(block_table, workspace_starts, None, seq_lens)
+    _route(dst.device).cache_gather(codes, dst[:, :RANK], scales, (rope, dst[:, RANK:]), rows)
+
+
+def _run_gather_index(
+    kv_cache: Tensor, dst_k: Tensor, dst_scale: Tensor, block_table: Tensor, cu_seq_lens: Tensor
+) -> None:
+    codes, scales, _ = _index_keys(kv_cache, dst_k.shape[1])
+    rows = CacheRows(block_table, cu_seq_lens, None, None)
+    _route(dst_k.device).cache_gather(codes, dst_k, None, (scales.view(torch.uint8), dst_scale), rows)
+
+
 def _views(k: Tensor, v: Tensor, layout: str) -> tuple[Tensor, Tensor]:
     """Caches as ``[pages, P, H, D]``."""
     return (k, v) if layout == "NHD" else (k.transpose(1, 2), v.transpose(1, 2))
@@ -105,6 +136,7 @@ def _views(k: Tensor, v: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 KEYS = ("key", "value", "slot_mapping")
 APPENDED = ("append_key", "append_value", "append_ckv", "append_kpe", "batch_indices", "positions")
+GATHERED = ("dst", "dst_k", "dst_scale")
 """What has a row for each token."""
 
 
@@ -404,6 +436,7 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
 # --- readers ---------------------------------------------------------------------------------------------------------
 
 
+@remembered(_run_gather, rows=GATHERED)
 @checks.verb
 def gather_and_maybe_dequant_cache(
     src_cache: Tensor, dst: Tensor, block_table: Tensor, cu_seq_lens: Tensor, scale: Tensor,
@@ -416,7 +449,7 @@ def gather_and_maybe_dequant_cache(
     """
     checks.dtype("src_cache", checks.rank("src_cache", src_cache, 3), FP8)
     checks.dtype("dst", checks.rank("dst", dst, 2), *WIDE)
-    rows, device = _gathered(src_cache, (("dst", dst, src_cache.shape[2]),), block_table, cu_seq_lens, seq_starts)
+    _gathered(src_cache, (("dst", dst, src_cache.shape[2]),), block_table, cu_seq_lens, seq_starts)
     checks.scalar("scale", scale)
     checks.same_device(src_cache=src_cache, scale=scale)
     if is_compiling():
@@ -424,9 +457,10 @@ def gather_and_maybe_dequant_cache(
             src_cache, dst, block_table, cu_seq_lens, scale, seq_starts
         )
         return
-    _route(device).cache_gather(src_cache, dst, scale.reshape(1, 1, 1).expand(*src_cache.shape[:2], 1), None, rows)
+    _run_gather(src_cache, dst, block_table, cu_seq_lens, scale, seq_starts)
 
 
+@remembered(_run_copy, rows=GATHERED)
 @checks.verb
 def cp_gather_cache(
     src_cache: Tensor, dst: Tensor, block_table: Tensor, cu_seq_lens: Tensor, seq_starts: Tensor | None = None
@@ -434,13 +468,14 @@ def cp_gather_cache(
     """:func:`gather_and_maybe_dequant_cache` of rows as they are, of any dtype of 1, 2 or 4 bytes."""
     checks.dtype("src_cache", checks.rank("src_cache", src_cache, 3), FP8, torch.uint8, *WIDE)
     checks.dtype("dst", checks.rank("dst", dst, 2), src_cache.dtype)
-    rows, device = _gathered(src_cache, (("dst", dst, src_cache.shape[2]),), block_table, cu_seq_lens, seq_starts)
+    _gathered(src_cache, (("dst", dst, src_cache.shape[2]),), block_table, cu_seq_lens, seq_starts)
     if is_compiling():
         torch.ops.fp8_kernels.cp_gather_cache(src_cache, dst, block_table, cu_seq_lens, seq_starts)
         return
-    _route(device).cache_gather(src_cache, dst, None, None, rows)
+    _run_copy(src_cache, dst, block_table, cu_seq_lens, seq_starts)
 
 
+@remembered(_run_upconvert, rows=GATHERED)
 @checks.verb
 def cp_gather_and_upconvert_fp8_kv_cache(
     src_cache: Tensor, dst: Tensor, block_table: Tensor, seq_lens: Tensor, workspace_starts: Tensor
@@ -450,16 +485,15 @@ def cp_gather_and_upconvert_fp8_kv_cache(
     ``seq_lens [B]`` int32 rows at ``workspace_starts [B]``, one request behind the other; rows behind them stay (vLLM's
     kernel gives them to the last request).
     """
-    codes, scales, rope = _rows("src_cache", src_cache, 3)
+    codes, _, _ = _rows("src_cache", src_cache, 3)
     checks.dtype("dst", checks.rank("dst", dst, 2), torch.bfloat16)
-    rows, device = _gathered(codes, (("dst", dst, RANK + ROPE),), block_table, workspace_starts, None, seq_lens)
+    _gathered(codes, (("dst", dst, RANK + ROPE),), block_table, workspace_starts, None, seq_lens)
     if is_compiling():
         torch.ops.fp8_kernels.cp_gather_and_upconvert_fp8_kv_cache(
             src_cache, dst, block_table, seq_lens, workspace_starts
         )
         return
-    assert rope is not None
-    _route(device).cache_gather(codes, dst[:, :RANK], scales, (rope, dst[:, RANK:]), rows)
+    _run_upconvert(src_cache, dst, block_table, seq_lens, workspace_starts)
 
 
 @checks.verb
@@ -473,12 +507,12 @@ def dequantize_k_cache(quant_k_cache: Tensor) -> Tensor:
     shape = (*quant_k_cache.shape[:3], RANK + ROPE)
     out = torch.empty(shape, dtype=torch.bfloat16, device=quant_k_cache.device)
     codes, scales, rope = _rows("quant_k_cache", quant_k_cache.reshape(-1, 1, ROW), 3)
-    assert rope is not None
     flat = out.view(-1, RANK + ROPE)
     _route(out.device).cache_gather(codes, flat[:, :RANK], scales, (rope, flat[:, RANK:]), None)
     return out
 
 
+@remembered(_run_gather_index, rows=GATHERED)
 @checks.verb
 def cp_gather_indexer_k_quant_cache(
     kv_cache: Tensor, dst_k: Tensor, dst_scale: Tensor, block_table: Tensor, cu_seq_lens: Tensor
@@ -487,13 +521,13 @@ def cp_gather_indexer_k_quant_cache(
     checks.dtype("dst_k", checks.rank("dst_k", dst_k, 2), torch.uint8)
     checks.dtype("dst_scale", checks.rank("dst_scale", dst_scale, 2), torch.uint8)
     depth = dst_k.shape[1]
-    codes, scales, _ = _index_keys(kv_cache, depth)
+    codes, _, _ = _index_keys(kv_cache, depth)
     outputs = ("dst_k", dst_k, depth), ("dst_scale", dst_scale, depth // TILE * 4)
-    rows, device = _gathered(codes, outputs, block_table, cu_seq_lens, None)
+    _gathered(codes, outputs, block_table, cu_seq_lens, None)
     if is_compiling():
         torch.ops.fp8_kernels.cp_gather_indexer_k_quant_cache(kv_cache, dst_k, dst_scale, block_table, cu_seq_lens)
         return
-    _route(device).cache_gather(codes, dst_k, None, (scales.view(torch.uint8), dst_scale), rows)
+    _run_gather_index(kv_cache, dst_k, dst_scale, block_table, cu_seq_lens)
 
 
 # --- checks and views ------------------------------------------------------------------------------------------------
@@ -555,7 +589,7 @@ def _requests(
     checks.same_device(batch_indices=batch, positions=positions, kv_indices=indices, kv_indptr=indptr)
 
 
-def _rows(name: str, cache: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor | None]:
+def _rows(name: str, cache: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, scales and rotated columns of rows of 656 bytes."""
     checks.dtype(name, checks.rank(name, cache, rank), torch.uint8)
     checks.shape(name, cache, (*cache.shape[:-1], ROW), "rows of 656 bytes")
@@ -583,8 +617,8 @@ def _index_keys(cache: Tensor, depth: int) -> tuple[Tensor, Tensor, None]:
 def _gathered(
     source: Tensor, outputs: tuple[tuple[str, Tensor, int], ...], table: Tensor, starts: Tensor,
     seq_starts: Tensor | None, lens: Tensor | None = None,
-) -> tuple[CacheRows, torch.device]:  # fmt: skip
-    """Which rows go where; ``starts`` has an end too unless ``lens`` are given."""
+) -> None:  # fmt: skip
+    """Which rows go where: ``starts`` has an end too unless ``lens`` are given."""
     for name, out, width in outputs:
         checks.output(name, out, (outputs[0][1].shape[0], width), "rows of the destination", out.dtype)
     checks.dtype("block_table", checks.rank("block_table", table, 2), torch.int32)
@@ -595,7 +629,4 @@ def _gathered(
         if x is not None:
             checks.dtype(name, checks.shape(name, x, (requests,), "one for each request"), torch.int32)
     named = {name: out for name, out, _ in outputs}
-    device = checks.same_device(
-        source=source, block_table=table, starts=starts, seq_starts=seq_starts, lens=lens, **named
-    )
-    return CacheRows(table, starts, seq_starts, lens), device
+    checks.same_device(source=source, block_table=table, starts=starts, seq_starts=seq_starts, lens=lens, **named)

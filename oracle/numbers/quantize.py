@@ -484,6 +484,8 @@ def scale_steps(
         floor = torch.full_like(a, recipe.amax_floor)
         wide = recipe.formula is ScaleFormula.INVERSE_FLOAT64
         a = torch.maximum(a, floor if wide else bf16(floor) if recipe.code is CodeFormula.BF16 else f32(floor))
+    if recipe.amax_added:
+        a = f32(a + f32(torch.full_like(a, recipe.amax_added)))
     s, inverse = _scale_and_inverse(a, recipe, fmt)
     for kind in recipe.unit_when:
         unit = {Special.ZERO: a == 0, Special.INF: torch.isinf(a), Special.NAN: torch.isnan(a)}[kind]

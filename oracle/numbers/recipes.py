@@ -183,6 +183,7 @@ class Recipe:
         ``inf_byte=None`` leaves an infinite scale infinite in float32).
     amax_floor, scale_floor
         ``a = max(a, amax_floor)``; ``s = max(s, scale_floor)`` before rounding to a power of two. 0: none.
+    amax_added : ``a = a + amax_added``, which keeps a scale from 0 as a floor does, and changes small ones.
     unit_when : kinds of amax for which ``q = s = 1`` is used instead of the formula.
     inverse_limit
         An infinite ``q`` becomes the largest finite value of the dtype of ``x`` (QUOTIENT codes) or of float32.
@@ -219,6 +220,7 @@ class Recipe:
     inf_byte: int | None = 254
     nan_byte: int = 255
     amax_floor: float = 0.0
+    amax_added: float = 0.0
     scale_floor: float = 0.0
     unit_when: frozenset[Special] = frozenset()
     inverse_limit: bool = False
@@ -604,6 +606,18 @@ UNSLOTH_1X128 = like(
 TRANSFORMERS_128X128 = Recipe(
     "transformers_128x128", "transformers integrations/finegrained_fp8.py: amax 0 counts as 1",
     E4M3_128X128, ScaleFormula.INVERSE, _XQ, zero_amax=1.0, nan_amax=_PROPAGATED)
+GEMLITE_1X128 = Recipe(
+    "gemlite_1x128", "gemlite quant_utils.py (0.6.0), scale_activations_per_block (Triton): times 1/s, clamped",
+    E4M3_1X128, _DIVIDE, _X_RECIPROCAL, scale_floor=1e-6, nan_code=NanCode.POSITIVE_MAX, approximate=True)
+GEMLITE_TOKEN = like(
+    GEMLITE_1X128, "gemlite_token", "gemlite quant_utils.py (0.6.0), scale_activations_per_token (Triton)",
+    scaling=E4M3_TOKEN, code=_X_OVER_S)
+_COAT = "COAT coat/activation/real_quantization (1.0.11)"
+COAT_1X128 = Recipe(
+    "coat_1x128", f"{_COAT} _quantize.py, fp8_quantize (Triton): 1e-10 is added to amax", E4M3_1X128,
+    _DIVIDE, _X_OVER_S, amax_added=1e-10, approximate=True)
+COAT_128X128 = like(
+    COAT_1X128, "coat_128x128", f"{_COAT} _quantize_perblock.py, fp8_quantize_perblock (Triton)", scaling=E4M3_128X128)
 _FBGEMM = "FBGEMM experimental/gemm/triton_gemm/fp8_gemm.py"
 FBGEMM_ROW = Recipe(
     "fbgemm_row", f"{_FBGEMM} triton_quantize_fp8_row", E4M3_TOKEN, ScaleFormula.INVERSE, _XQ,

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-BARE = frozenset({"sglang", "lmdeploy", "flag_gems", "fbgemm_gpu", "unsloth", "transformer_engine", "mx"})
+BARE = frozenset({"sglang", "lmdeploy", "flag_gems", "fbgemm_gpu", "unsloth", "transformer_engine", "mx",
+                  "coat", "gemlite"})  # fmt: skip
 OPENED: set[str] = set()
 """Those that :func:`module` was asked for: all others are imported as ever."""
 

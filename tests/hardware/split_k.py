@@ -3,18 +3,22 @@
     python tests/hardware/split_k.py OUT
 
 Needs a CUDA GPU of sm90. Writes ``OUT/split_k.json``: device, versions, and per call the shape, the accumulation mode,
-the output dtype, the schedule that reproduces every bit (null: none does) and the SHA-256 of the output's bytes. The
+the output dtype, the schedule that reproduces every bit (none: "") and the SHA-256 of the output's bytes. The
 inputs are :func:`codes` of a stated key, so that the outputs can be computed again without a GPU.
 """
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import hashlib
 import json
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,6 +75,19 @@ def identified(p: ScaledProduct, out: torch.Tensor, fast: bool) -> Schedule | No
     return None
 
 
+def packed(found: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+    """The calls of a record: a row a shape, with numbers of schedules in ``order``, and their digests as one text."""
+    order = {"kind": list(KINDS), "fast": [True, False], "dtype": ["float32", "bfloat16"]}
+    schedules = sorted({call["schedule"] or "" for call in found})
+    rows = []
+    for shape, calls in groupby(found, key=lambda call: [call[name] for name in "mnk"]):
+        each = list(calls)
+        digests = b"".join(bytes.fromhex(call["sha256"]) for call in each)
+        rows.append([*shape, [schedules.index(call["schedule"] or "") for call in each],
+                     base64.b64encode(digests).decode()])  # fmt: skip
+    return {"schema": "fp8-oracle.splits/2", "order": order, "schedules": schedules, "calls": rows}
+
+
 def main(out: Path) -> None:
     begun, found = time.monotonic(), []
     shapes = sorted(((m, n, k) for m in ROWS for n in COLUMNS for k in LENGTHS), key=lambda s: s[0] * s[1] * s[2])
@@ -93,9 +110,9 @@ def main(out: Path) -> None:
         lt.cublasLtGetVersion.restype = ctypes.c_size_t
         record = {
             "device": torch.cuda.get_device_name(), "torch": torch.__version__, "cublaslt": lt.cublasLtGetVersion(),
-            "scales": SCALES, "calls": found,
+            "scales": SCALES,
         }  # fmt: skip
-        (out / "split_k.json").write_text(json.dumps(record, indent=0))
+        (out / "split_k.json").write_text(json.dumps(record | packed(found), indent=0))
     names = [c["schedule"] or "" for c in found]
     split = sum("split" in name for name in names)
     print(f"{len(names)} calls, {sum(map(bool, names))} identified, {split} split, {time.monotonic() - begun:.0f} s")

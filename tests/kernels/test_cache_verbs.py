@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 import kernels
+from kernels.backends import triton_cache
+from kernels.backends.declaration import Part
 from kernels.errors import DtypeError, KernelError, LayoutError, OptionError, ShapeError
 from oracle.routines import get, profiles
 from oracle.routines.kv_cache.cases import GRAMMARS
@@ -140,3 +142,33 @@ def test_every_verb_has_a_bad_call() -> None:
     assert {name for name, *_ in BAD} == set(operands()) == set(GRAMMARS)
 
 
+
+
+class TestWords:
+    """What the Triton kernel copies a row as: the widest integers that fit, heads side by side as one."""
+
+    def half(self, x: Tensor, memory: Tensor) -> tuple[object, ...]:
+        part = triton_cache._class_of(Part(x, memory))
+        made = triton_cache._half(part, 0, False, True)
+        assert made.source == made.target
+        return made.source, made.numbers
+
+    def test_rows(self) -> None:
+        x, memory = torch.zeros(3, 8, 128).bfloat16(), torch.zeros(2, 4, 8, 128).bfloat16()
+        assert self.half(x, memory) == (torch.int64, (1, 256, 256, 0, 1024, 256, 0, 1))
+        of_heads = torch.zeros(2, 8, 4, 128).bfloat16().transpose(1, 2)  # HND
+        assert self.half(x, of_heads) == (torch.int64, (8, 32, 256, 32, 1024, 32, 128, 1))
+        narrow = torch.zeros(3, 8, 6).bfloat16(), torch.zeros(2, 4, 8, 6).bfloat16()
+        assert self.half(*narrow) == (torch.int32, (1, 24, 24, 0, 96, 24, 0, 1))
+
+    @pytest.mark.parametrize(("elements", "dtype"), [(1, torch.int16), (2, torch.int32), (4, torch.int64)])
+    def test_an_address_that_is_no_multiple(self, elements: int, dtype: torch.dtype) -> None:
+        memory = torch.zeros(2, 4, 8, 128).bfloat16()
+        x = torch.zeros(3 * 1024 + elements).bfloat16()[elements:].view(3, 8, 128)
+        assert self.half(x, memory)[0] == dtype
+        wide = torch.zeros(3, 8, 128 + elements).bfloat16()[..., :128]  # strides
+        assert self.half(wide, memory)[0] == dtype
+
+    def test_columns_apart_are_copied_one_by_one(self) -> None:
+        x, memory = torch.zeros(3, 8, 128).bfloat16(), torch.zeros(2, 4, 8, 256).bfloat16()[..., ::2]
+        assert self.half(x, memory) == (torch.int16, (8, 128, 1024, 128, 8192, 2048, 256, 2))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+import base64
+import itertools
+from typing import Any, cast
 
 import mmaemu
 import pytest
 import torch
-from hardware.split_k import call, digest, operands
+from hardware.split_k import call, digest, operands, packed
 from support.paths import FIXTURES
 
 from oracle.errors import NumericsError, ShapeError
+from oracle.fixtures import files as fixtures
 from oracle.tensorcore.identify import find_split
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Split, get
@@ -19,8 +21,17 @@ from oracle.truth.gemm import ScaledProduct
 
 
 def calls(name: str) -> list[dict[str, Any]]:
-    record = json.loads((FIXTURES / "splits" / f"{name}.json").read_text())
-    return [dict(zip(record["columns"], row, strict=True)) for row in record["calls"]]
+    """Every recorded call; a row has those of one shape: numbers of schedules, and all digests as one base64 text."""
+    record = fixtures.read_json(FIXTURES / "splits" / f"{name}.json", schema="fp8-oracle.splits/2")
+    order, schedules, rows = (cast(Any, record[key]) for key in ("order", "schedules", "calls"))
+    found = []
+    for m, n, k, numbers, text in rows:
+        digests = base64.b64decode(text)
+        for i, values in enumerate(itertools.product(*order.values())):
+            made = dict(zip(order, values, strict=True))
+            sha256 = digests[32 * i : 32 * i + 32].hex()
+            found.append({"m": m, "n": n, "k": k, **made, "schedule": schedules[numbers[i]], "sha256": sha256})
+    return found
 
 
 CALLS = calls("h200")
@@ -30,6 +41,11 @@ SMALL = [c for c in CALLS if c["m"] == 16 and c["n"] == 256 and c["kind"] == "al
 def same_as_recorded(made: dict[str, Any], schedule: str) -> bool:
     product = operands(made["m"], made["n"], made["k"], made["kind"], "cpu")
     return digest(predict_product(product, schedule, out_dtype=getattr(torch, made["dtype"]))) == made["sha256"]
+
+
+def test_a_record_is_what_the_script_writes() -> None:
+    record = fixtures.read_json(FIXTURES / "splits" / "h200.json")
+    assert packed(CALLS).items() <= record.items()
 
 
 def test_every_recorded_call_is_identified() -> None:
