@@ -46,7 +46,7 @@ from kernels.mx_blocks import (
 
 @checks.verb
 def mxfp8_quantize(
-    x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3"
+    x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3", alignment: int = MX_BLOCK
 ) -> tuple[Tensor, Tensor]:
     """Quantise a matrix to MXFP8.
 
@@ -60,6 +60,8 @@ def mxfp8_quantize(
         ``rceil``, ``floor``, ``ceil`` or ``even``.
     element
         ``e4m3`` or ``e5m2``.
+    alignment
+        A multiple of 32: codes and scales are those of as many columns, zeros behind the values.
 
     Returns
     -------
@@ -72,8 +74,12 @@ def mxfp8_quantize(
     """
     if element not in FP8_ELEMENTS:
         raise OptionError(f"element={element!r}: there are {', '.join(FP8_ELEMENTS)}")
+    checks.multiple("alignment", checks.positive("alignment", alignment), MX_BLOCK, "the elements that share a scale")
     if torch.compiler.is_compiling():
-        return compiled_op("mxfp8_quantize", x, layout, rounding, element)
+        return compiled_op("mxfp8_quantize", x, layout, rounding, element, alignment)
+    if behind := -x.shape[-1] % alignment:
+        checks.multiple("K", x.shape[-1], MX_BLOCK, f"{MX_BLOCK} elements share a scale; pad K")
+        x = torch.nn.functional.pad(x, (0, behind))
     top, emax, fraction, dtype = FP8_ELEMENTS[element]
     blocks = split_blocks(x, MX_BLOCK)
     byte = shared_exponent(blocks, rounding, top, emax, fraction)

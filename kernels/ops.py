@@ -311,10 +311,11 @@ def _scale_bytes(x: Tensor, width: int, layout: str) -> Tensor:
 
 
 def _mxfp8_fake(
-    x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3"
+    x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3", alignment: int = MX_BLOCK
 ) -> tuple[Tensor, Tensor]:
-    q = _empty(*x.shape, like=x, dtype=FP8_ELEMENTS[element][3])
-    return q, _scale_bytes(x, MX_BLOCK, layout)
+    *lead, k = x.shape
+    q = _empty(*lead, k + -k % alignment, like=x, dtype=FP8_ELEMENTS[element][3])
+    return q, _scale_bytes(q, MX_BLOCK, layout)
 
 
 def _mxfp4_fake(x: Tensor, layout: str = "128x4", rounding: str = "rceil") -> tuple[Tensor, Tensor]:

@@ -103,6 +103,7 @@ def _scale(amax: Tensor, recipe: Recipe) -> Span:
         made = bf16(torch.maximum(amax, floored) * factor).clamp(min=BF16.min_subnormal)
         return Span(made, made)
     a = amax.clamp(min=recipe.amax_floor) if recipe.amax_floor else amax
+    a = a + recipe.amax_added
     width = APPROXIMATE_WIDTH if recipe.approximate else SCALE_WIDTH
     ideal = a / torch.full_like(a, recipe.element.max_finite)
     low, high = (ideal * (1 - width)).clamp(min=recipe.scale_floor), (ideal * (1 + width)).clamp(min=recipe.scale_floor)

@@ -24,9 +24,9 @@ from oracle.tensorcore.cuda_source import Source
 from oracle.tensorcore.packing import code_table
 from oracle.truth.gemm import Decoded, ScaledProduct
 
-TILE, THREADS = 64, 256  # rows and columns of a block, and its threads: as in the source
+TILE, THREADS = (64, 64), 256  # rows and columns of a block, and its threads: as in the source
 STEP = 32  # most products of a step
-MEMORY = 2 * (2 * (3 * STEP * TILE * 4 + STEP // 2 * TILE * 4 + TILE * (STEP + 4) * 4)) + 2 * 256 * 4
+MEMORY = 2 * sum(TILE) * 4 * (3 * STEP + STEP // 2 + STEP + 4) + 2 * 256 * 4  # two buffers, and the tables
 BAND = 1 << 23  # results of a launch: 64 MiB for each quantity
 RESTLESS = 2  # flag of a result whose error grows on
 
@@ -35,6 +35,8 @@ def why_not(product: ScaledProduct, acc: Accumulator) -> str | None:
     """Reason for which the device, or the step, is not for this source; that its sums fit is not asked here."""
     if (reason := cuda_source.why_not(product.a.device)) is not None:
         return reason
+    if not product.M * product.N * product.K:
+        return "there is nothing to sum"
     if acc.group > STEP or _source(acc) is None:
         return f"{acc.name} adds {acc.group} products of {acc.align} bits a step"
     room = getattr(torch.cuda.get_device_properties(product.a.device), "shared_memory_per_block_optin", 0)
@@ -76,16 +78,17 @@ def _bound(
     sa, sb = (torch.where(torch.isnan(x.scales), 0.0, x.scales).contiguous() for x in (product.left, product.right))
     tables = torch.stack([_table(x) for x in (product.left, product.right)]).to(device)
     added = sum(1 for _ in chains(product, acc.promotion))
-    width = -(-product.N // TILE) * TILE
-    step = max(TILE, BAND // width // TILE * TILE)
+    tall, wide = TILE
+    width = -(-product.N // wide) * wide
+    step = max(tall, BAND // width // tall * tall)
     parts = []
     for start in range(0, product.M, step):
         rows = min(product.M - start, step)
-        height = -(-rows // TILE) * TILE
+        height = -(-rows // tall) * tall
         made = torch.zeros((4 if ordered else 7, height, width), dtype=torch.float64, device=device)
         flags = torch.zeros((height, width), dtype=torch.uint8, device=device)
         source.launch(
-            function, (width // TILE, height // TILE), THREADS, a[start : start + rows], _long(a.stride(0)), b,
+            function, (width // wide, height // tall), THREADS, a[start : start + rows], _long(a.stride(0)), b,
             _long(b.stride(0)), tables, sa if sa.shape[0] == 1 else sa[start : start + rows],
             0 if sa.shape[0] == 1 else product.B, sb, product.B, product.b_rows, rows, product.N, product.K,
             product.block, acc.promotion or 0, acc.group, acc.align, acc.out, product.left.fmt.emin,

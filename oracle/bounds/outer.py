@@ -110,7 +110,10 @@ class _Side:
         of_chain = scales.abs().repeat_interleave(block // length, dim=1)[:, :, None]
         magnitudes = codes_of(x.codes, x.fmt).bitwise_and(x.fmt.magnitude_mask)  # larger codes, larger numbers
         top = decode(magnitudes.view(steps).amax(dim=3), x.fmt)
-        norm = torch.linalg.vector_norm(value.view(steps), dim=3).square().cumsum(dim=2).sqrt() * of_chain
+        squares = torch.linalg.vector_norm(value.view(steps), dim=3).square_()
+        for step in range(1, squares.shape[2]):  # a cumulative sum, which a device takes its time for
+            squares[:, :, step] += squares[:, :, step - 1]
+        norm = squares.sqrt_().mul_(of_chain)
         power = torch.where(top == 0, 0.0, floor_power(top).clamp(min=2.0**x.fmt.emin)) * of_chain
         ends = norm[:, :, -1]
         self._terms = (power.flatten(1), norm[:, :, :-1].flatten(1), norm.flatten(1), ends)

@@ -49,7 +49,7 @@ instruction.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -113,25 +113,25 @@ class Promotion:
 
     def add(self, a_scale: Tensor, b_scale: Tensor, x: Tensor, low: Tensor, high: Tensor) -> None:
         """Add one block: ``a_scale [M or 1, 1]``, ``b_scale [1, N]`` float64, ``x, low, high [M, N]``."""
-        sigma = a_scale * b_scale
+        sigma, a_size, b_size = a_scale * b_scale, a_scale.abs(), b_scale.abs()
+        sigma_size = sigma.abs()
         size = x.abs() + torch.maximum(-low, high)
         left, right = sigma * low, sigma * high
-        self._y = self._y + sigma * x
-        self._lo = self._lo + torch.minimum(left, right)
-        self._hi = self._hi + torch.maximum(left, right)
-        total = torch.maximum((self._y + self._lo).abs(), (self._y + self._hi).abs()) + self._phi
-        if not self._ordered:
+        low, high, y = torch.minimum(left, right), torch.maximum(left, right), sigma * x
+        self._y, self._lo, self._hi = self._y + y, self._lo + low, self._hi + high
+        rounding, tiny = 3 * U * sigma_size * size, ETA * (1 + size + a_size + b_size)
+        largest = torch.maximum(torch.maximum(a_size, b_size), sigma_size) * size
+        if self._ordered:
+            total = torch.maximum((self._y + self._lo).abs(), (self._y + self._hi).abs()) + self._phi
+            rounding = rounding + U * total + tiny
+            reach = total + rounding
+        else:  # the additions' roundings are added at the end
             self._added += 1
-            self._plus = self._plus + (sigma * x + torch.maximum(left, right)).clamp(min=0)
-            self._minus = self._minus + (-sigma * x - torch.minimum(left, right)).clamp(min=0)
-            total = torch.zeros_like(total)  # added at the end
-        rounding = 3 * U * sigma.abs() * size + U * total + ETA * (1 + size + a_scale.abs() + b_scale.abs())
+            self._plus, self._minus = self._plus + (y + high).clamp(min=0), self._minus + (-y - low).clamp(min=0)
+            self._reach = largest = self._reach + torch.maximum(largest, size)
+            reach = rounding = rounding + tiny
         self._phi = torch.where(size > 0, self._phi + rounding, self._phi)
-        largest = torch.maximum(torch.maximum(a_scale.abs(), b_scale.abs()), sigma.abs()) * size
-        if not self._ordered:
-            self._reach = self._reach + torch.maximum(largest, size)
-            largest = self._reach
-        reach = torch.maximum(torch.maximum(largest, sigma.abs()), total + rounding)
+        reach = torch.maximum(torch.maximum(largest, sigma_size), reach)
         self._open |= ~(reach < FLOAT32_MAX * (1 - 2.0**-20))
 
     def interval(self, *summands: tuple[Tensor, float], name: str, alpha: float | None, weak: bool = False) -> Interval:
@@ -159,6 +159,7 @@ class Promotion:
 
 
 Chain = Callable[[Operand, Operand, Accumulator], tuple[Tensor, Tensor, Tensor]]
+KEPT = 1 << 12  # chains of a product that are kept for another bound of it
 CUBE, CUBE_ON_DEVICE = 1 << 22, 1 << 26  # products of one step held at a time by the definition
 
 
@@ -368,24 +369,31 @@ def _tile(
         left, right = (Operand(side.number(), side.exponent()) for side in (tile.left, tile.right))
         promotion.only(*scaled_groups(left, right, _scales(tile), acc))
         return
-    for chains_ in _alike([(0, 0, tile.K)] if acc.scales_inside else list(chains(tile, acc.promotion)), most):
-        spans = [(start, stop) for _, start, stop in chains_]
-        sa, sb = a.given.together(spans), b.given.together(spans)
-        if a.seen is None or b.seen is None:
-            x, low, high = chain(sa, sb, acc)
+    # a NaN scale counts as 0, since its results must be NaN and are judged as such; infinities stay (open)
+    a_scales, b_scales = (torch.nan_to_num(side.scales, 0.0, INF, -INF) for side in (tile.left, tile.right))
+    b_scales = b_scales.repeat_interleave(tile.b_rows, dim=0)[: tile.N].t()
+    def found() -> Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]:
+        for chains_ in _alike([(0, 0, tile.K)] if acc.scales_inside else list(chains(tile, acc.promotion)), most):
+            spans = [(start, stop) for _, start, stop in chains_]
+            sa, sb = a.given.together(spans), b.given.together(spans)
+            if a.seen is None or b.seen is None:
+                x, low, high = chain(sa, sb, acc)
+            else:
+                seen, low, high = chain(a.seen.together(spans), b.seen.together(spans), acc)
+                length = spans[0][1] - spans[0][0]
+                x, drift = sa.value @ sb.value.mT, length * 2.0**-51 * (sa.value.abs() @ sb.value.abs().mT)
+                low, high = low + (seen - x) - drift, high + (seen - x) + drift
+            for (block, _, _), each in zip(chains_, zip(x, low, high, strict=True), strict=True):
+                yield block, each
+
+    every: Iterable[tuple[int, tuple[Tensor, Tensor, Tensor]]] = found()
+    if tile.M * tile.N * tile.B <= KEPT:  # an accumulator and its splits have the same chains
+        every = tile.once(("chains", chain.__name__, replace(acc, name="")), lambda: list(found()))
+    for block, each in every:
+        if acc.scales_inside:
+            promotion.only(*each)
         else:
-            seen, low, high = chain(a.seen.together(spans), b.seen.together(spans), acc)
-            length = spans[0][1] - spans[0][0]
-            x, drift = sa.value @ sb.value.mT, length * 2.0**-51 * (sa.value.abs() @ sb.value.abs().mT)
-            low, high = low + (seen - x) - drift, high + (seen - x) + drift
-        for (block, _, _), found in zip(chains_, zip(x, low, high, strict=True), strict=True):
-            if acc.scales_inside:
-                promotion.only(*found)
-                continue
-            # a NaN scale counts as 0, since its results must be NaN and are judged as such; infinities stay (open)
-            a_scale, b_scale = (torch.nan_to_num(s.scales[:, block], 0.0, INF, -INF) for s in (tile.left, tile.right))
-            columns = b_scale.repeat_interleave(tile.b_rows)[: tile.N]
-            promotion.add(a_scale[:, None], columns[None, :], *found)
+            promotion.add(a_scales[:, block, None], b_scales[None, block], *each)
 
 
 def _alike(spans: list[tuple[int, int, int]], most: int) -> Iterator[list[tuple[int, int, int]]]:

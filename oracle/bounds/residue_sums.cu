@@ -33,13 +33,22 @@
 // this file too, and runs it one thread of a block after the other (tests).
 
 #define ROWS 64  // of a block
+#ifndef COLUMNS
 #define COLUMNS 64
-#define THREADS 256  // 2 x 4 warps, each a tile of 32 x 16: 4 x 4 results a thread
+#endif
+#define THREADS (4 * COLUMNS)  // 2 x 4 warps, each a tile of 32 x 16: 4 x 4 results a thread
+#ifndef DERIVED
+#define DERIVED 0
+#endif
+#ifndef MMA_K
+#define MMA_K 8
+#endif
 #define STEP 32      // products of a step, filled with zeros
 #define TALL 4
 #define BROAD 4
 #define STRIDE (STEP + 4)  // of fragments: lanes that load together meet no bank twice
 #define ABSENT (-1024)     // exponent of a zero
+#define TURNS 64           // after which an error grows on
 #define LEAST (-512)       // below every sum of two exponents of numbers, above any with that of a zero
 
 typedef unsigned int u32;
@@ -61,6 +70,28 @@ __device__ __forceinline__ void multiply(double (&d)[2], double a, double b) {
 #else
 void multiply(double (&d)[2], double a, double b);
 #endif
+
+// The same of 16 x K times K x 8, in an order of k of its own: even a are of rows above, odd ones of those 8 below.
+__device__ __forceinline__ void multiply(
+    double (&above)[2], double (&below)[2], const double (&a)[MMA_K / 2], const double (&b)[MMA_K / 4]) {
+#if MMA_K == 16 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7,%8,%9,%10,%11}, {%12,%13,%14,%15}, {%0,%1,%2,%3};"
+      : "+d"(above[0]), "+d"(above[1]), "+d"(below[0]), "+d"(below[1])
+      : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(a[4]), "d"(a[5]), "d"(a[6]), "d"(a[7]),
+        "d"(b[0]), "d"(b[1]), "d"(b[2]), "d"(b[3]));
+#elif MMA_K == 8 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+d"(above[0]), "+d"(above[1]), "+d"(below[0]), "+d"(below[1])
+      : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
+#else
+#pragma unroll
+  for (int k = 0; k < MMA_K / 4; ++k) {
+    multiply(above, a[2 * k], b[k]);
+    multiply(below, a[2 * k + 1], b[k]);
+  }
+#endif
+}
 
 __device__ __forceinline__ double power(int e) { return __hiloint2double((e + 1023) << 20, 0); }
 __device__ __forceinline__ int exponent_of(double x) { return ((__double2hiint(x) >> 20) & 0x7ff) - 1023; }
@@ -195,7 +226,11 @@ __device__ __forceinline__ Place place_of(const Order& o, int k) {
 }
 
 template <int SIZE> struct Side {
+#if DERIVED
+  u32 plus[STEP][SIZE], size[STEP][SIZE];  // max(x, 0), |x| as words of Sum
+#else
   u32 plus[STEP][SIZE], minus[STEP][SIZE], size[STEP][SIZE];  // max(x, 0), max(-x, 0), |x| as words of Sum
+#endif
   u32 exponent[STEP / 2][SIZE];                               // of two products
   u32 wide[SIZE][STRIDE];                                     // high words of float64; of half in b
 };
@@ -221,9 +256,8 @@ struct Codes {
   bool whole;        // rows begin at multiples of 8 bytes
 };
 
-// Eight codes of one row: from the k of this step on that is 8 times the thread's number of 64
-__device__ __forceinline__ void fetch(u32 (&eight)[2], const Codes& x, int first_row, const Place& p, int thread) {
-  const int row = first_row + (thread & 63), from = (thread >> 6) * 8;
+// Eight codes of one row, from this k of a step on
+__device__ __forceinline__ void fetch(u32 (&eight)[2], const Codes& x, int row, const Place& p, int from) {
   eight[0] = eight[1] = 0;
   if (row >= x.rows || from >= p.count) return;
   const u8* at = x.at + row * x.stride + p.k + from;
@@ -238,9 +272,7 @@ __device__ __forceinline__ void fetch(u32 (&eight)[2], const Codes& x, int first
 }
 
 template <int SIZE> __device__ __forceinline__ void decode(
-    Side<SIZE>& side, const u32 (&eight)[2], const u32* value, int slot, int least, int half,
-    int thread) {
-  const int row = thread & 63, from = (thread >> 6) * 8;
+    Side<SIZE>& side, const u32 (&eight)[2], const u32* value, int row, int slot, int from, int least, int half) {
   u32 high[8], exponent[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -248,7 +280,9 @@ template <int SIZE> __device__ __forceinline__ void decode(
     const u32 word = word_of(size);
     side.size[from + i][slot] = word;
     side.plus[from + i][slot] = x == size ? word : 0u;
+#if !DERIVED
     side.minus[from + i][slot] = x == size ? 0u : word;
+#endif
     high[i] = widened(x, half);
     const int e = (int)(size >> 23) - 127;
     exponent[i] = (u32)(size == 0 ? ABSENT : e < least ? least : e);
@@ -265,6 +299,8 @@ __device__ __forceinline__ void load(u32 (&to)[4], const u32* from) {
   to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
 }
 
+#define UNITS(size) ((size) * STEP / 8 / THREADS)  // of eight codes that a thread decodes of a step
+
 // What a thread has of its block: where it stands, and the steps that the block decodes in turn.
 struct Block {
   Buffer* buffers;
@@ -273,19 +309,35 @@ struct Block {
   Order order;
   int m0, n0, wm, wn, thread, g, t, use;
 
-  __device__ __forceinline__ void fetched(u32 (&of_a)[2], u32 (&of_b)[2], const Place& p) const {
-    fetch(of_a, left, m0, p, thread);
-    fetch(of_b, right, n0, p, thread);
+  __device__ __forceinline__ void fetched(u32 (&of_a)[UNITS(ROWS)][2], u32 (&of_b)[UNITS(COLUMNS)][2], const Place& p) const {
+#pragma unroll
+    for (int u = 0; u < UNITS(ROWS); ++u) {
+      const int unit = thread + u * THREADS;
+      fetch(of_a[u], left, m0 + unit % ROWS, p, unit / ROWS * 8);
+    }
+#pragma unroll
+    for (int u = 0; u < UNITS(COLUMNS); ++u) {
+      const int unit = thread + u * THREADS;
+      fetch(of_b[u], right, n0 + unit % COLUMNS, p, unit / COLUMNS * 8);
+    }
   }
-  __device__ __forceinline__ void decoded(const u32 (&of_a)[2], const u32 (&of_b)[2]) {
+  __device__ __forceinline__ void decoded(const u32 (&of_a)[UNITS(ROWS)][2], const u32 (&of_b)[UNITS(COLUMNS)][2]) {
     use ^= 1;  // the step before the last one was in it
-    decode(buffers[use].a, of_a, values->value[0], row_slot(thread & 63), left.least, 0, thread);
-    decode(buffers[use].b, of_b, values->value[1], column_slot(thread & 63), right.least, -1, thread);
+#pragma unroll
+    for (int u = 0; u < UNITS(ROWS); ++u) {
+      const int unit = thread + u * THREADS, row = unit % ROWS;
+      decode(buffers[use].a, of_a[u], values->value[0], row, row_slot(row), unit / ROWS * 8, left.least, 0);
+    }
+#pragma unroll
+    for (int u = 0; u < UNITS(COLUMNS); ++u) {
+      const int unit = thread + u * THREADS, row = unit % COLUMNS;
+      decode(buffers[use].b, of_b[u], values->value[1], row, column_slot(row), unit / COLUMNS * 8, right.least, -1);
+    }
     __syncthreads();
   }
   // f(place) for every step from k to end, with its operands in buffers[use]
   template <class F> __device__ __forceinline__ void stream(int k, int end, F f) {
-    u32 of_a[2], of_b[2];
+    u32 of_a[UNITS(ROWS)][2], of_b[UNITS(COLUMNS)][2];
     Place now = place_of(order, k);
     fetched(of_a, of_b, now);
     decoded(of_a, of_b);
@@ -325,11 +377,19 @@ struct Block {
     for (int k = 0; k < count; ++k) {
       u32 a[3][TALL], b[3][BROAD];
       load(a[0], &s.a.plus[k][wm + 4 * g]);
+#if !DERIVED
       load(a[1], &s.a.minus[k][wm + 4 * g]);
+#endif
       load(a[2], &s.a.size[k][wm + 4 * g]);
       load(b[0], &s.b.plus[k][wn + 4 * t]);
+#if !DERIVED
       load(b[1], &s.b.minus[k][wn + 4 * t]);
+#endif
       load(b[2], &s.b.size[k][wn + 4 * t]);
+#if DERIVED
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[1][i] = a[2][i] ^ a[0][i], b[1][i] = b[2][i] ^ b[0][i];  // one of two is 0
+#endif
 #pragma unroll
       for (int i = 0; i < TALL; ++i)
 #pragma unroll
@@ -344,14 +404,27 @@ struct Block {
   // 3: V / 2 and P / 2 of two columns of four rows
   __device__ __forceinline__ void add_products(double (&v)[TALL][2], double (&p)[TALL][2], int n, int count) const {
     const Buffer& s = buffers[use];
-#pragma unroll 2
-    for (int k = 0; k < count; k += 4) {
-      const u32 right = s.b.wide[wn + 8 * n + g][k + t];
+#pragma unroll 1
+    for (int k = 0; k < count; k += MMA_K) {
+      u32 right[MMA_K / 4];
 #pragma unroll
-      for (int i = 0; i < TALL; ++i) {
-        const u32 left = s.a.wide[wm + 8 * i + g][k + t];
-        multiply(v[i], wide_value(left), wide_value(right));
-        multiply(p[i], wide_value(left & 0x7fffffffu), wide_value(right & 0x7fffffffu));
+      for (int e = 0; e < MMA_K / 4; ++e) right[e] = s.b.wide[wn + 8 * n + g][k + 4 * e + t];
+#pragma unroll
+      for (int i = 0; i < TALL; i += 2) {
+        double a[MMA_K / 2], b[MMA_K / 4];
+        u32 left[MMA_K / 2];
+#pragma unroll
+        for (int e = 0; e < MMA_K / 2; ++e) left[e] = s.a.wide[wm + 8 * (i + (e & 1)) + g][k + 4 * (e >> 1) + t];
+#pragma unroll
+        for (int e = 0; e < MMA_K / 2; ++e) a[e] = wide_value(left[e]);
+#pragma unroll
+        for (int e = 0; e < MMA_K / 4; ++e) b[e] = wide_value(right[e]);
+        multiply(v[i], v[i + 1], a, b);
+#pragma unroll
+        for (int e = 0; e < MMA_K / 2; ++e) a[e] = wide_value(left[e] & 0x7fffffffu);
+#pragma unroll
+        for (int e = 0; e < MMA_K / 4; ++e) b[e] = wide_value(right[e] & 0x7fffffffu);
+        multiply(p[i], p[i + 1], a, b);
       }
     }
   }
@@ -415,7 +488,7 @@ __device__ __forceinline__ void lowest(u32 (&tops)[TALL][BROAD]) {
     for (int j = 0; j < BROAD; ++j) tops[i][j] = ((u32)LEAST & 0xffffu) | ((u32)LEAST << 16);
 }
 __device__ __forceinline__ int top_of(u32 tops) { return max((int)(short)(tops & 0xffffu), (int)tops >> 16); }
-__device__ __forceinline__ int padded(int count) { return (count + 7) & ~7; }
+__device__ __forceinline__ int padded(int count) { return (count + 15) & ~15; }
 
 // codes [rows, K] with strides; tables of their values; a_scale [rows or 1][blocks] with this stride, b_scale [columns /
 // b_rows][blocks]; made [quantities][padded rows][padded columns] and open alike, zeros before.
@@ -437,11 +510,13 @@ __device__ __forceinline__ int padded(int count) { return (count + 7) & ~7; }
              (int)blockIdx.y * ROWS, (int)blockIdx.x * COLUMNS, (warp & 1) * 32, (warp >> 1) * 16,                \
              thread, lane >> 2, lane & 3, 0};                                                                     \
   const Results results = {made, open, a_scale, b_scale, a_scale_stride, blocks, b_rows, unordered};              \
-  values.value[0][thread] = tables[thread];                                                                       \
-  values.value[1][thread] = tables[256 + thread];                                                                 \
+  for (int i = thread; i < 256; i += THREADS) {                                                                   \
+    values.value[0][i] = tables[i];                                                                               \
+    values.value[1][i] = tables[256 + i];                                                                         \
+  }                                                                                                               \
   __syncthreads()
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) residue(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS, 256 / THREADS) residue(PARAMETERS) {
   BEGIN(group);
   Chain chain[TALL][BROAD];
   start(chain);
@@ -477,7 +552,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) residue(PARAMETERS) {
 }
 
 // oracle.bounds.chain.any_order, promoted. Bit 1 of open: an error that has not come to rest.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) any_order(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS, 256 / THREADS) any_order(PARAMETERS) {
   BEGIN(STEP);
   const double relative = promotion > 0 ? power(-out) : power(-out) + 0x1p-24;
   for (int begin = 0, stop; begin < length; begin = stop) {
@@ -493,22 +568,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) any_order(PARAMETERS) {
       for (int n = 0; n < 2; ++n) s.add_products(v[n], p[n], n, count);
     });
     const double steps = (double)((stop - begin + group - 1) / group);
-    double low[TALL][BROAD], high[TALL][BROAD], error[TALL][BROAD] = {};
+    double error[TALL][BROAD] = {};
+    const auto largest = [&](int i, int j) {  // of the sums of products of one sign
+      const double x = p[j >> 1][i][j & 1], y = v[j >> 1][i][j & 1];
+      return larger(x + y, x - y);
+    };
+    const auto total = [&](int i, int j) { return largest(i, j) + error[i][j]; };
     bool rests = false;
 #pragma unroll 1
-    for (int turn = 0; turn < 64 && !rests; ++turn) {
+    for (int turn = 0; !rests && turn < TURNS; ++turn) {
       Counted all[TALL][BROAD] = {}, positive[TALL][BROAD] = {};
       s.stream(begin, stop, [&](const Place& now) {
         Sum sums[2][TALL][BROAD];
-        const auto total = [&](int i, int j) {
-          const double x = p[j >> 1][i][j & 1], y = v[j >> 1][i][j & 1];
-          return __double2hiint(larger(x + y, x - y) + error[i][j]);
-        };
 #pragma unroll
         for (int i = 0; i < TALL; ++i)
 #pragma unroll
           for (int j = 0; j < BROAD; ++j)
-            sums[0][i][j] = sums[1][i][j] = start_of(quantum(total(i, j), top_of(tops[i][j]), align) + DIGITS);
+            sums[0][i][j] = sums[1][i][j] = start_of(quantum(__double2hiint(total(i, j)), top_of(tops[i][j]), align) + DIGITS);
         s.add_floors(sums[0], sums[1], padded(now.count));
 #pragma unroll
         for (int i = 0; i < TALL; ++i)
@@ -518,31 +594,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) any_order(PARAMETERS) {
             positive[i][j] += counted(sums[1][i][j]);
           }
       });
+      const auto bounds = [&](int i, int j) {
+        const double x = p[j >> 1][i][j & 1], y = v[j >> 1][i][j & 1];
+        const int top = top_of(tops[i][j]);
+        const bool live = top > LEAST;
+        const double q = unit(quantum(__double2hiint(total(i, j)), top, align));
+        const double above = __fma_rn(amount(positive[i][j]), -q, x + y);
+        const double below = __fma_rn(amount(all[i][j] - positive[i][j]), -q, x - y);
+        const double held = larger(floor_power(total(i, j)), 0x1p-126);
+        const double drift = (steps - 1) * power((live ? top : 0) - align) + steps * relative * held;
+        return Chain{2.0 * y, live ? -(above + drift) : 0.0, live ? below + drift : 0.0};
+      };
       bool grows = false;
 #pragma unroll
       for (int i = 0; i < TALL; ++i)
 #pragma unroll
         for (int j = 0; j < BROAD; ++j) {
-          const double x = p[j >> 1][i][j & 1], y = v[j >> 1][i][j & 1];
-          const double plus = x + y, minus = x - y, largest = larger(plus, minus);
-          const double total = largest + error[i][j];
-          const int top = top_of(tops[i][j]);
-          const bool live = top > LEAST;
-          const double q = unit(quantum(__double2hiint(total), top, align));
-          const double above = __fma_rn(amount(positive[i][j]), -q, plus);
-          const double below = __fma_rn(amount(all[i][j] - positive[i][j]), -q, minus);
-          const double held = larger(floor_power(total), 0x1p-126);
-          const double drift = (steps - 1) * power((live ? top : 0) - align) + steps * relative * held;
-          low[i][j] = live ? -(above + drift) : 0.0;
-          high[i][j] = live ? below + drift : 0.0;
-          const double grown = larger(-low[i][j], high[i][j]);
-          grows |= !(floor_power(largest + grown) <= floor_power(total));
-          error[i][j] = larger(error[i][j], grown);
-          error[i][j] = error[i][j] > 0x1p100 ? 0x1p100 : error[i][j];  // far above any sum: one that gets there grows on
+          const Chain c = bounds(i, j);
+          grows |= !(floor_power(largest(i, j) + larger(-c.low, c.high)) <= floor_power(total(i, j)));
         }
       rests = !__syncthreads_or(grows);
+      if (rests || turn + 1 == TURNS) results.promoted(s, first.block, bounds, rests ? 0 : 2);
+#pragma unroll
+      for (int i = 0; i < TALL; ++i)
+#pragma unroll
+        for (int j = 0; j < BROAD; ++j) {
+          const Chain c = bounds(i, j);
+          const double grown = larger(error[i][j], larger(-c.low, c.high));
+          error[i][j] = grown > 0x1p100 ? 0x1p100 : grown;  // far above any sum: one that gets there grows on
+        }
     }
-    results.promoted(
-        s, first.block, [&](int i, int j) { return Chain{2.0 * v[j >> 1][i][j & 1], low[i][j], high[i][j]}; }, rests ? 0 : 2);
   }
 }

@@ -30,7 +30,7 @@ Not covered: which candidates are tried, and in which order (:mod:`oracle.diagno
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -66,6 +66,7 @@ WHOLE = 1 << 28  # products of one candidate up to which all of the output is pr
 SAMPLE = (96, 192)  # rows and columns of a larger one
 PAIR_SAMPLE = (12, 96)  # rows and columns on which pairs of faults are tried first
 FEW_ROWS = 12  # failing rows on which a fault of a small output is tried first
+TINY = 2.0**-20  # above every subnormal number of an output
 TOGETHER = 16  # faults that are computed together at most
 GOLDEN = 0.6180339887  # multiples of it, modulo 1, spread over rows in no regular step
 HOPELESS = 0.125  # share of what fails there; of 12 rows a fault of half of them explains so few once in 300 draws
@@ -473,13 +474,15 @@ class Sample:
             yield from (fault for fault in some if fault.name not in hopeless)
 
     def _hopeless(self, faults: Sequence[Fault]) -> set[str]:
-        """What is explained agrees, and what fails is known where the prediction is not NaN."""
+        """What is explained agrees, and what fails is known where the prediction is not NaN (and only there, unless the
+        output has a NaN)."""
         call, found = self.failure.call, set[str]()
         if len(call.parts) != 1 or call.schedule is None or not len(self.rows[0]):
             return found
         (view,), own = self.views, call.parts[0].product
         piece = self.piece(0, own)
-        stacks = dict[Hashable, list[tuple[str, Tensor, Tensor]]]()
+        stacks = dict[tuple[bool, torch.dtype, torch.dtype], list[tuple[str, Tensor, Tensor]]]()
+        alone = list[tuple[tuple[str, ...], ScaledProduct, bool]]()
         for fault in faults:
             if not set(fault.changes) <= {Stage.READ, Stage.PRODUCT} or own.bias is not None or own.c is not None:
                 continue
@@ -494,7 +497,9 @@ class Sample:
                 continue
             sides = (product.left, right.left, self.rows[0], 1), (product.right, right.right, self.columns, own.b_rows)
             changed = [not side.same_memory(other) for side, other, *_ in sides]
-            if sum(changed) != 1 or product.alpha is not right.alpha or fitting(product, call.schedule) is None:
+            if fault.by_code and all(changed):
+                alone.append(((fault.name,), product, True))
+            if sum(changed) != 1 or any(getattr(product, x) is not getattr(right, x) for x in ("alpha", "bias", "c")):
                 continue
             side, _, at, of_scale = sides[changed.index(True)]
             if not fault.by_code:
@@ -502,16 +507,37 @@ class Sample:
             codes, scale = side.codes.to(self.device), side.scale.expand(len(at), -1).to(self.device)
             stacks.setdefault((changed[0], codes.dtype, scale.dtype), []).append((fault.name, codes, scale))
         for (of_rows, *_), stack in stacks.items():
-            codes, scale = (stacked(tensors) for tensors in list(zip(*stack, strict=True))[1:])
-            product = replace(piece, **({"a": codes, "a_scale": scale} if of_rows else {"b": codes, "b_scale": scale}))
-            value = predict_product(product, call.schedule, out_dtype=call.out_dtype)
-            shape = (len(stack), *view.output.shape)
-            value = value.view(shape) if of_rows else value.view(shape[1], shape[0], shape[2]).transpose(0, 1)
-            agreeing = (view.failing & same_bits(value, view.output.expand(shape))).sum(dim=(1, 2))
-            known = (view.failing & ~torch.isnan(value)).sum(dim=(1, 2))
-            few = (agreeing < LISTED * known).tolist()
-            found |= {name for (name, *_), yes in zip(stack, few, strict=True) if yes}
+            names, codes = tuple(name for name, _, _ in stack), stacked([codes for _, codes, _ in stack])
+            scale = stacked([scale for _, _, scale in stack])
+            a, b = ((codes, scale), (piece.b, piece.b_scale)) if of_rows else ((piece.a, piece.a_scale), (codes, scale))
+            alone.append((names, replace(piece, a=a[0], a_scale=a[1], b=b[0], b_scale=b[1]), of_rows))
+        (m, n), nan = view.output.shape, torch.isnan(view.output).any()
+        for names, product, of_rows in alone:
+            each = len(names)
+            value, agrees = self._agreeing(product, view.output.repeat((each, 1) if of_rows else (1, each)))
+            masks = torch.stack([agrees, ~torch.isnan(value)])
+            masks = masks.view(2, each, m, n) if of_rows else masks.view(2, m, each, n).transpose(1, 2)
+            agreeing, known = (masks & view.failing).sum(dim=(2, 3))
+            few = (agreeing < LISTED * known) | ((known == 0) & ~nan)
+            found |= {name for name, yes in zip(names, few.tolist(), strict=True) if yes}
         return found
+
+    def _agreeing(self, product: ScaledProduct, output: Tensor) -> tuple[Tensor, Tensor]:
+        """What the kernel gives of this product, or a value near it, and which of ``output`` may be it.
+
+        By exact sums the kernel's is within two roundings of a float64 sum, itself within ``2^-40`` of all magnitudes.
+        """
+        schedule = fitting(product, self.failure.call.schedule)
+        if schedule is not None:
+            value = predict_product(product, schedule, out_dtype=output.dtype)
+            return value, same_bits(value, output)
+        left, right = (
+            x.value() * x.scales.repeat_interleave(product.block, dim=1)[:, : product.K]
+            for x in (product.left, product.right)
+        )
+        value, size, actual = left @ right.T * product.factor, left.abs() @ right.abs().T, decode(output)
+        away = 2.0**-6 * value.abs() + 2.0**-40 * abs(product.factor) * size + TINY
+        return value, ((value - actual).abs() <= away) | value.isinf() | ~actual.isfinite()
 
     def sums(self, faults: tuple[Fault, ...]) -> list[Sums] | None:
         """Float32 results before the store on the sample of each part, as :meth:`FailingOutput.sums`; with the right

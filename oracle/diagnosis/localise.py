@@ -40,7 +40,7 @@ from oracle.numbers.formats import codes_of, decode
 from oracle.routines.catalogue import Call, faults_of, get
 from oracle.routines.products.roles import matrices
 from oracle.tensorcore.identify import subset
-from oracle.truth.gemm import ScaledProduct
+from oracle.truth.gemm import ALL, ScaledProduct
 from oracle.verdict.pattern import lines, ranges
 from oracle.verdict.products import COINCIDENCES, Part
 
@@ -52,12 +52,14 @@ SEARCH, SEARCH_ON_DEVICE = 1 << 33, 1 << 37
 GUESS = (64, 128)  # rows and columns that a guess is made from
 NEAR = 0.25  # residual over size: of the rest at most a sixteenth of what is to be explained, in squares
 VARIED = 1 << 14  # failing elements that must differ
+FEW_MISSING = 512  # elements on which a guess is made first
 FEW = 256  # pairs of a failing expert and another that are tried
 OPERANDS = (  # of another expert: the codes, the scales, and what that is called
     (True, False, "B codes of another group"),
     (False, True, "B scale of another group"),
     (True, True, "weights of another group"),
 )
+Rows = Sequence[Tensor]
 Terms = Sequence[tuple[int, int, int]]
 """What is added for one K block: the blocks whose scale of a, whose scale of b and whose codes enter."""
 
@@ -262,8 +264,8 @@ def effects(count: int, *, scaled: bool) -> Iterator[tuple[str, Mapping[int, Ter
     """
     for b in range(count):
         for end in range(b + 1, count if b == 0 else count + 1):
-            lost = list(range(b, end))
-            yield f"K block{'s' if len(lost) > 1 else ''} {ranges(lost)} lost", dict.fromkeys(lost, ())
+            said = f"K block {b} lost" if end == b + 1 else f"K blocks {b}..{end - 1} lost"
+            yield said, dict.fromkeys(range(b, end), ())
     for b in range(count):
         s = b if scaled else 0
         yield f"K block {b} counted twice", {b: ((s, s, b), (s, s, b))}
@@ -310,6 +312,10 @@ def _guesses(failure: FailingOutput, part: Part, length: int, count: int) -> lis
     size, left = float(missing.norm()), float(y[inside].norm())
     if not size:
         return []
+    few = slice(None, None, max(1, len(missing) // FEW_MISSING))  # what is far from these is not near to all
+    some, every = ([tuple(x[:, at].contiguous()) for x in (terms, of_a, of_b, sums)] for at in (few, ALL))
+    few_missing = missing[few].contiguous()
+    far = 2 * NEAR * float(few_missing.norm())
     # |missing + (terms of blocks b to e)|^2 for all b and e, from the sums up to each block
     until = torch.nn.functional.pad(terms.cumsum(dim=0), (0, 0, 1, 0))
     along, products = (until @ missing).tolist(), (until @ until.T).tolist()
@@ -317,10 +323,9 @@ def _guesses(failure: FailingOutput, part: Part, length: int, count: int) -> lis
     for title, blocks in effects(count, scaled=scaled):
         first, end = min(blocks), max(blocks) + 1
         if any(blocks.values()):
-            change = -terms[first:end].sum(dim=0)
-            for s, t, k in (term for terms_of in blocks.values() for term in terms_of):
-                change = change + of_a[s] * of_b[t] * sums[k]
-            away = float((missing - change).norm())
+            if _left_by(blocks, few_missing, *some) > far:
+                continue
+            away = _left_by(blocks, missing, *every)
         else:
             square = products[end][end] - 2 * products[first][end] + products[first][first]
             away = math.sqrt(max(0.0, size**2 + 2 * (along[end] - along[first]) + square))
@@ -328,6 +333,17 @@ def _guesses(failure: FailingOutput, part: Part, length: int, count: int) -> lis
         if away <= NEAR * size and away <= NEAR * left:
             found.append((title, blocks))
     return found
+
+
+def _left_by(
+    blocks: Mapping[int, Terms], missing: Tensor, terms: Rows, of_a: Rows, of_b: Rows, sums: Rows
+) -> float:
+    """The norm of what is ``missing`` less what these terms instead of the right ones change."""
+    for b, terms_of in blocks.items():
+        missing = missing + terms[b]
+        for s, t, k in terms_of:
+            missing = missing - of_a[s] * of_b[t] * sums[k]
+    return float(missing.norm())
 
 
 def _rows_and_columns(failure: FailingOutput) -> list[str]:

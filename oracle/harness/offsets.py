@@ -20,7 +20,7 @@ from torch import Tensor
 
 from oracle.harness.concurrency import bytes_of
 from oracle.harness.report import LARGE, Finding
-from oracle.harness.session import CAUSES, Answer, Session, failed
+from oracle.harness.session import CAUSES, Answer, failed
 from oracle.harness.watches import Calls, Note
 from oracle.routines.base import Call
 from oracle.truth.gemm import take_rows
@@ -41,19 +41,20 @@ def large_offsets(
     A crash, hang or raise fails, unless it says that memory ran out; a refusal does not.
     """
     session, case = calls.session, calls.case
-    names = _by_row(session, inputs, scheme)
+    call = Call(session.contract, inputs, options)
+    names = _by_row(call, scheme)
     if names is None:
         return
     operand = inputs[names[0]]
     if operand.shape[0] < 3:
         return
-    width = max(operand.shape[1], _columns(session, inputs))
+    width = max(operand.shape[1], _columns(call))
     least = LIMIT // width + 2 * PERIOD
     rows = next((rows for rows in range(least, least + LONGEST) if session.takes(case, m=rows)), None)
     if rows is None:
         yield Note(case, LARGE, f"not tried: the stated domain has no number of rows from {least} on")
         return
-    size = rows * (operand.shape[1] * operand.element_size() + 2 * _columns(session, inputs)) * COPIES
+    size = rows * (operand.shape[1] * operand.element_size() + 2 * _columns(call)) * COPIES
     if size > (there := _memory(session.device)):
         yield Note(case, LARGE, f"not tried: it may take {size >> 30} GiB, and {there >> 30} GiB are free")
         return
@@ -76,7 +77,7 @@ def large_offsets(
     if len(other) > MOST:
         yield Note(case, LARGE, f"{len(other)} rows have other bits than the same data elsewhere; {MOST} are judged")
         other = other[torch.arange(MOST, device="cpu") * len(other) // MOST]
-    near = _rows(rows, {operand.shape[1], _columns(session, inputs)})
+    near = _rows(rows, {operand.shape[1], _columns(call)})
     near = torch.unique(torch.cat([torch.arange(min(length, rows), device="cpu"), near, other]))
     part = Answer({name: take_rows(t, near) for name, t in answer.outputs.items()})
     verdict = session.judge({**large, **{name: take_rows(large[name], near) for name in names}}, options, part)
@@ -99,9 +100,9 @@ def _row_bits(x: Tensor) -> Tensor:
     return bytes_of(x).reshape(x.shape[0], -1)
 
 
-def _by_row(session: Session, inputs: Mapping[str, Tensor], scheme: str) -> tuple[str, ...] | None:
+def _by_row(call: Call, scheme: str) -> tuple[str, ...] | None:
     """The inputs that have a row for each row of the output, the widest first; None where rows depend on each other."""
-    operands = Call(session.contract, inputs).optional_operands
+    operands, inputs = call.optional_operands, call.inputs
     if operands is None or not operands.by_row or not operands.roles:
         return None
     role = operands.roles
@@ -112,9 +113,9 @@ def _by_row(session: Session, inputs: Mapping[str, Tensor], scheme: str) -> tupl
     return ("x",) if scheme in ("1x128", "token") and set(inputs) == {"x"} else None
 
 
-def _columns(session: Session, inputs: Mapping[str, Tensor]) -> int:
+def _columns(call: Call) -> int:
     """Columns of the widest output."""
-    return Call(session.contract, inputs).operands.shape[1]
+    return call.operands.shape[1]
 
 
 def _rows(rows: int, widths: set[int]) -> Tensor:

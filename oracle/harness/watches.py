@@ -201,25 +201,26 @@ def repeats(calls: Calls, inputs: Inputs, options: Options, other: tuple[Inputs,
         answers.append(answer)
     plain, after, dirtied = answers[:4], answers[5:8:2], answers[8:]
     both = {name: (x, dirtied[1].outputs[name]) for name, x in after[1].outputs.items()}
-    unwritten = {name: is_poison(x, 0) & is_poison(y, 1) & _specified(session, inputs, x)
+    call = Call(session.contract, inputs, options)
+    unwritten = {name: is_poison(x, 0) & is_poison(y, 1) & _specified(call, x)
                  for name, (x, y) in both.items() if x.shape == y.shape and x.dtype == y.dtype}  # fmt: skip
     yield _finding(case, "every element written", unwritten, "never written: {}", "every specified element was written")
     known = {name: ~mask for name, mask in unwritten.items()}
     pairs = ((plain[1], plain[2]), (plain[2], plain[3]), (after[0], after[1]), (dirtied[1], dirtied[2]))
     changed: dict[str, Tensor] = {}
     for x, y in pairs:
-        for name, mask in _differ(session, inputs, x, y, known).items():
+        for name, mask in _differ(call, x, y, known).items():
             changed[name] = changed.get(name, mask) | mask
     yield _finding(case, RERUN, changed, "other bits on rerun: {}", "the same bits on rerun")
     if _any(changed):
         return
-    stale = _differ(session, inputs, plain[3], after[0], known)
-    first_call = _differ(session, inputs, plain[0], plain[1], known)
+    stale = _differ(call, plain[3], after[0], known)
+    first_call = _differ(call, plain[0], plain[1], known)
     stale = {name: mask | first_call[name] for name, mask in stale.items()}
     yield _finding(case, STALE, stale, "depends on the previous call: {}", "no trace of the previous call")
     if _any(stale):
         return
-    left = _differ(session, inputs, plain[3], dirtied[1], known)
+    left = _differ(call, plain[3], dirtied[1], known)
     said = ("depends on memory that nobody wrote, or on padding: {}", "no trace of uninitialised memory or padding")
     yield _finding(case, DIRTY, left, *said)
 
@@ -241,7 +242,7 @@ def strided(calls: Calls, inputs: Inputs, options: Options) -> Iterator[Finding 
 def metamorphic(calls: Calls, inputs: Inputs, options: Options) -> Iterator[Finding | Note]:
     """Relations that hold exactly for every right kernel of a scaled product, and some that describe it."""
     session, case = calls.session, calls.case
-    operands = _given(session, inputs)
+    operands = _given(Call(session.contract, inputs, options))
     if operands is None or {"bias", "c"} & inputs.keys():
         return
     role = operands.roles
@@ -258,7 +259,7 @@ def metamorphic(calls: Calls, inputs: Inputs, options: Options) -> Iterator[Find
             return
         answer, verdict = calls.ask(watch, "numbers", given, options, taken=True)
         if answer.problem is None and not verdict.status.is_failure:  # else its numbers are said to be wrong
-            yield _relation(calls, watch, inputs, answer, due, what)
+            yield _relation(calls, watch, Call(session.contract, inputs, options), answer, due, what)
     if not operands.by_row or calls.hung:
         return
     order = torch.arange(a.shape[0] - 1, -1, -1, device="cpu")
@@ -281,7 +282,7 @@ def batch(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
     wrong with them in a wrong one is said there. Other bits are judged, and are a note (a failure when required).
     """
     session, case = calls.session, calls.case
-    operands = _given(session, inputs)
+    operands = _given(Call(session.contract, inputs, options))
     if operands is None or not operands.by_row:
         return
     role = operands.roles
@@ -315,6 +316,7 @@ def batch(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
         yield Finding(case, BATCH, failed(text)) if required else Note(case, BATCH, text)
 
 
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 LAUNCHES = (
     (launches.SIDE, SIDE, "on a stream of its own", True),
     (launches.HELD, JOINED, "read on the caller's stream while all others sleep", False),
@@ -325,6 +327,17 @@ LAUNCHES = (
     (launches.SECOND, GRAPH, "the second of two calls in one graph", False),
 )
 """Modes of :mod:`oracle.harness.launches`, their watches, what is said of them, and whether bits are compared too."""
+
+
+def alike(inputs: Inputs, other: Inputs) -> Inputs:
+    """Other inputs of the same shapes: these, or where their shapes depend on data the own numbers in reverse order."""
+    if all(x.shape == other[name].shape for name, x in inputs.items()):
+        return other
+
+    def turned(x: Tensor) -> Tensor:
+        return x.view(_BITS[x.dtype.itemsize]).flip(0).view(x.dtype)
+
+    return {name: turned(x) if x.is_floating_point() and x.dim() else x for name, x in inputs.items()}
 
 
 def launched(
@@ -348,7 +361,7 @@ def launched(
         if answer.problem is not None:
             continue
         if compared:
-            masks = _differ(calls.session, inputs, base, answer, {})
+            masks = _differ(Call(calls.session.contract, inputs, options), base, answer, {})
             yield _finding(calls.case, watch, masks, "other bits than a plain call: {}", "the bits of a plain call")
         elif not verdict.status.is_failure:
             yield Finding(calls.case, watch, replace(verdict, summary=f"{what}: {verdict.summary}"))
@@ -393,25 +406,25 @@ def threads(
         return True
     if required:
         yield Finding(case, THREADS, passed("right numbers while other threads call it"))
-    if answer.disturbed or _any(_differ(session, inputs, base, answer, {})):
+    if answer.disturbed or _any(_differ(Call(session.contract, inputs, options), base, answer, {})):
         yield Note(case, THREADS, "other bits when called from several threads at once")
     return True
 
 
-def _given(session: Session, inputs: Inputs) -> Operands | None:
+def _given(call: Call) -> Operands | None:
     """The operands of a scaled product of given codes and scales; one that quantises has no exact relations."""
-    operands = Call(session.contract, inputs).optional_operands
+    operands = call.optional_operands
     return operands if operands is not None and operands.given and operands.roles else None
 
 
 # --- comparing ----------------------------------------------------------------------------------------------
 
 
-def _relation(calls: Calls, watch: str, inputs: Inputs, answer: Answer, wanted: Tensor, what: str) -> Finding:
+def _relation(calls: Calls, watch: str, call: Call, answer: Answer, wanted: Tensor, what: str) -> Finding:
     out, dtype = decode(answer.outputs["out"]), answer.outputs["out"].dtype
     least = 2.0**-13 if dtype == torch.float16 else 1e-30  # doubled subnormals were rounded at another place
     ordinary = torch.isfinite(wanted) & (wanted.abs() > least) & (wanted.abs() < torch.finfo(dtype).max)
-    bad = ordinary & (out != wanted) & _specified(calls.session, inputs, out)
+    bad = ordinary & (out != wanted) & _specified(call, out)
     return _finding(calls.case, watch, {"out": bad}, what + ": {}", "holds exactly")
 
 
@@ -438,27 +451,28 @@ def _any(masks: Mapping[str, Tensor]) -> bool:
     return any(bool(mask.any()) for mask in masks.values())
 
 
-def _differ(
-    session: Session, inputs: Inputs, first: Answer, second: Answer, known: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def _differ(call: Call, first: Answer, second: Answer, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
     masks = {}
     for name, x in first.outputs.items():
         y = second.outputs[name]
         if x.shape != y.shape or x.dtype != y.dtype:
             masks[name] = torch.ones(x.shape, dtype=torch.bool, device="cpu")
             continue
-        masks[name] = ~agree(x, y) & _specified(session, inputs, x)
+        masks[name] = ~agree(x, y) & _specified(call, x)
         if name in known:
             masks[name] &= known[name]
     return masks
 
 
-def _specified(session: Session, inputs: Inputs, output: Tensor) -> Tensor:
+def _specified(call: Call, output: Tensor) -> Tensor:
     """Elements of an output that the contract specifies."""
     inside = torch.ones(output.shape, dtype=torch.bool, device="cpu")
-    operands = Call(session.contract, inputs).optional_operands
+    operands = call.optional_operands
     if operands is not None and (rows := operands.specified()) is not None:
         inside.view(-1, output.shape[-1])[~rows] = False
+    for out in call.contract.outputs(call).values():
+        if out.specified is not None and out.shape == tuple(output.shape):
+            inside &= out.specified.cpu()
     return inside
 
 

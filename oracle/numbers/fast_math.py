@@ -8,9 +8,7 @@
 ``-use_fast_math`` is ``div.approx.ftz``; by a constant both multiply by its rounded reciprocal. Both lists of machine
 code were read in what ptxas 13.0 makes of them for sm_90a: ``MUFU.RCP`` and one ``FMUL``.
 
-The step of ``rcp`` depends on the significand alone. Recorded on an H200 are the 128 significands of bfloat16 and
-those of the 128 quotients 448/a of them: two tables of steps. Any other significand is taken as correctly rounded, as
-nine in ten recorded ones are: no code that a kernel gave contradicts it yet where the divisor is ``a fl(1/448)``.
+:mod:`oracle.numbers.mufu` has ``rcp`` bit for bit.
 
 A quantiser by ``q = 448 / a``, ``s = 1 / q``, ``x q`` under fast math loses finite values:
 
@@ -26,32 +24,19 @@ covered: other architectures.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from oracle.numbers.formats import decode
-from oracle.numbers.rounding import Overflow, Rounding, f32, to_dtype
+from oracle.numbers.mufu import SMALLEST_NORMAL, flush, reciprocal
+from oracle.numbers.rounding import f32
 
 DIVIDEND: Final = 448.0
-SMALLEST_NORMAL: Final = 2.0**-126
 LOW: Final = DIVIDEND * SMALLEST_NORMAL
 """Smallest amax whose scale is not flushed to 0."""
 HIGH: Final = 2.0**126
 """Largest finite amax whose reciprocal is not flushed to 0."""
-RECIPROCAL: Final = (
-    "0000-0+0000-0+000000-0-00000000000000++000000000000+000000000+00"
-    "0++00000000000000+000000000+00000000000000000+00000++0+00+00000-"
-)
-"""Float32 steps of ``rcp.approx(1 + i/128)`` from the correctly rounded reciprocal, by ``i``."""
-RECIPROCAL_OF_QUOTIENT: Final = (
-    "000000000+00000000000000000000000000000000000000000000+000000000"
-    "0000000000000000-000000+00-00000000000000+00000-000+00000000+000"
-)
-"""The same of ``rcp.approx(q)``, ``q`` the approximate 448 / (1 + i/128)."""
-FRACTION: Final = (1 << 23) - 1
 
 
 def quotient(amax: Tensor) -> Tensor:
@@ -79,43 +64,6 @@ def divide(x: Tensor, y: Tensor, *, flushed: bool) -> Tensor:
     return f32(f32(x * factor) * reciprocal(y * factor))
 
 
-def reciprocal(y: Tensor) -> Tensor:
-    """``rcp.approx.ftz(y)`` of float64 values of float32 that are not subnormal; infinity for 0, of its sign."""
-    right = f32(torch.ones_like(y) / y)
-    known, steps = _known(RECIPROCAL, RECIPROCAL_OF_QUOTIENT)
-    known, steps = known.to(y.device), steps.to(y.device)
-    bits, fraction = _bits(right), _bits(y) & FRACTION
-    place = torch.searchsorted(known, fraction).clamp(max=len(known) - 1)
-    moved = decode((bits + torch.where(known[place] == fraction, steps[place], 0)).view(torch.float32))
-    return flush(torch.where(torch.isfinite(right) & (right != 0), moved, right))
-
-
 def outside(amax: Tensor) -> Tensor:
     """Where finite values do not survive: amax above 2^126, or so small that its scale is flushed. Bool."""
     return torch.isfinite(amax) & ((amax > HIGH) | ((amax < LOW) & (amax > 0)))
-
-
-def flush(x: Tensor) -> Tensor:
-    """Float32 subnormals (as float64) become zeros of their sign."""
-    return torch.where(x.abs() < SMALLEST_NORMAL, torch.copysign(torch.zeros_like(x), x), x)
-
-
-@lru_cache(maxsize=4)
-def _known(reciprocals: str, of_quotients: str) -> tuple[Tensor, Tensor]:
-    """The significands whose reciprocal is not the rounded one, sorted, and their steps; both int32."""
-    tables = (["-0+".index(c) - 1 for c in table] for table in (reciprocals, of_quotients))
-    first, second = (torch.tensor(table, dtype=torch.int32, device="cpu") for table in tables)
-    amax = 1 + torch.arange(128, dtype=torch.float64, device="cpu") / 128
-    rounded = _bits(f32(torch.ones_like(amax) / amax)) + first
-    q = f32(DIVIDEND * decode(rounded.view(torch.float32)))
-    found = torch.cat([_bits(amax), _bits(q)]) & FRACTION
-    steps = torch.cat([first, second])
-    found, steps = found[steps != 0], steps[steps != 0]
-    order = found.argsort()
-    return found[order], steps[order]
-
-
-def _bits(x: Tensor) -> Tensor:
-    """The bits of float64 values of float32, int32."""
-    stored = to_dtype(x, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-    return stored.view(torch.int32)

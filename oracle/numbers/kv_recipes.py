@@ -19,6 +19,7 @@ from oracle.numbers.recipes import (
     Recipe,
     ScaleFormula,
     like,
+    triton_on_sm90,
 )
 from oracle.numbers.scaling import E4M3_1X128_UE8M0
 
@@ -54,6 +55,7 @@ _SGLANG = "SGLang kernels/ops/quantization/dsa_quant_k_cache.py (0.5.23, Triton)
 SGLANG_K_CACHE = like(
     TORCH_K_CACHE, "sglang_k_cache", _SGLANG, zero_codes=False, nan_code=NanCode.NEGATIVE_MAX, approximate=True)
 SGLANG_K_CACHE_POSITIVE = like(SGLANG_K_CACHE, "sglang_k_cache_positive", nan_code=NanCode.POSITIVE_MAX)
+(SGLANG_K_CACHE_SM90,) = triton_on_sm90(SGLANG_K_CACHE_POSITIVE)
 
 # Under the global scale g, which multiplies: block scale E4M3(a / (6 g)), codes of x * (1 / (scale * g)).
 TORCH_NVFP4_CACHE = Recipe(

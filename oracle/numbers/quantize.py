@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from oracle.errors import DeviceError, DtypeError, OptionError, ShapeError
-from oracle.numbers import fast_math, ue8m0
+from oracle.numbers import fast_math, mufu, ue8m0
 from oracle.numbers.formats import BF16, FP32, Format, codes_of, decode, is_nan, of_dtype
 from oracle.numbers.recipes import (
     AmaxScan,
@@ -484,6 +484,8 @@ def scale_steps(
         floor = torch.full_like(a, recipe.amax_floor)
         wide = recipe.formula is ScaleFormula.INVERSE_FLOAT64
         a = torch.maximum(a, floor if wide else bf16(floor) if recipe.code is CodeFormula.BF16 else f32(floor))
+    if recipe.amax_added:
+        a = f32(a + f32(torch.full_like(a, recipe.amax_added)))
     s, inverse = _scale_and_inverse(a, recipe, fmt)
     for kind in recipe.unit_when:
         unit = {Special.ZERO: a == 0, Special.INF: torch.isinf(a), Special.NAN: torch.isnan(a)}[kind]
@@ -549,11 +551,10 @@ def to_scale_format(s: Tensor, recipe: Recipe, fmt: Format) -> Tensor:
 
 
 def suits(recipe: Recipe, dtype: torch.dtype) -> bool:
-    """Whether a recipe is of inputs of this dtype: fast math and bf16 steps of bfloat16, float16 bits of float16."""
+    """Whether a recipe is of inputs of this dtype: bf16 steps of bfloat16, float16 bits of float16."""
     if recipe.scan is AmaxScan.FLOAT16_BITS:
         return dtype == torch.float16
-    by_table = recipe.arithmetic is Arithmetic.FAST_MATH and recipe.formula is ScaleFormula.INVERSE
-    return dtype == torch.bfloat16 or not (by_table or recipe.code is CodeFormula.BF16)
+    return dtype == torch.bfloat16 or recipe.code is not CodeFormula.BF16
 
 
 def quotients(blocks: Tensor, s: Tensor, inverse: Tensor, recipe: Recipe) -> Tensor:
@@ -619,7 +620,7 @@ def _scale_and_inverse(a: Tensor, recipe: Recipe, fmt: Format) -> tuple[Tensor, 
         if recipe.formula is ScaleFormula.INVERSE:
             return _divided(torch.ones_like(a), inverse, recipe), inverse
         s = f32(a * f32(torch.ones_like(top) / top))
-        return (fast_math.flush(s) if recipe.arithmetic is Arithmetic.FAST_MATH else s), inverse
+        return (mufu.flush(s) if recipe.arithmetic is Arithmetic.FAST_MATH else s), inverse
     inverse = f32(top / a)
     if recipe.inverse_limit:
         inverse = torch.where(torch.isinf(inverse), torch.full_like(inverse, fmt.max_finite), inverse)

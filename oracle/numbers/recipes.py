@@ -8,9 +8,9 @@ quantiser in use, with its source (library, file, commit where known); MX and NV
 :mod:`oracle.numbers.mx_recipes`. :mod:`oracle.numbers.quantize` evaluates a recipe bit for bit;
 :mod:`oracle.bounds.quantiser` says which other outputs a right implementation of it may give.
 
-Not covered: delayed scaling; approximate device division bit for bit except where a recipe says
-FAST_MATH (``approximate`` widens the admissible set instead); recipes that differ from a row only by a power-of-two
-identity, such as ``x/s`` and ``x * (1/s)`` for UE8M0.
+Not covered: delayed scaling; approximate device division bit for bit except where a recipe says FAST_MATH or DIV_FULL
+(``approximate`` widens the admissible set instead); recipes that differ from a row only by a power-of-two identity,
+such as ``x/s`` and ``x * (1/s)`` for UE8M0.
 """
 
 from __future__ import annotations
@@ -183,6 +183,7 @@ class Recipe:
         ``inf_byte=None`` leaves an infinite scale infinite in float32).
     amax_floor, scale_floor
         ``a = max(a, amax_floor)``; ``s = max(s, scale_floor)`` before rounding to a power of two. 0: none.
+    amax_added : ``a = a + amax_added``, which keeps a scale from 0 as a floor does, and changes small ones.
     unit_when : kinds of amax for which ``q = s = 1`` is used instead of the formula.
     inverse_limit
         An infinite ``q`` becomes the largest finite value of the dtype of ``x`` (QUOTIENT codes) or of float32.
@@ -219,6 +220,7 @@ class Recipe:
     inf_byte: int | None = 254
     nan_byte: int = 255
     amax_floor: float = 0.0
+    amax_added: float = 0.0
     scale_floor: float = 0.0
     unit_when: frozenset[Special] = frozenset()
     inverse_limit: bool = False
@@ -257,11 +259,12 @@ class Recipe:
             raise ValueError(f"{self.name}: a choice of two scales is known under a global scale alone")
         inverse = self.formula is ScaleFormula.INVERSE and self.code is CodeFormula.QUOTIENT
         multiply = self.formula is ScaleFormula.MULTIPLY and self.code in (CodeFormula.DIVIDE, CodeFormula.QUOTIENT)
-        known = (inverse or multiply) and self.power_of_two is None and self.element == E4M3FN
+        given = self.formula is ScaleFormula.GIVEN and self.code is CodeFormula.DIVIDE
+        known = (inverse or multiply or given) and self.power_of_two is None and self.element == E4M3FN
         if self.arithmetic is not Arithmetic.IEEE and not known:
             raise ValueError(
-                f"{self.name}: approximate division is known for s = 1/(448/a) and x*q, or a*fl(1/448) and x/s or x*q, "
-                "of E4M3 and without powers of two"
+                f"{self.name}: approximate division is known for s = 1/(448/a) and x*q, a*fl(1/448) and x/s or x*q, "
+                "or a given s and x/s, of E4M3 and without powers of two"
             )
 
     @property
@@ -496,6 +499,9 @@ SGLANG_TRITON_ROW = like(
     code=_X_RECIPROCAL, approximate=True)
 SGLANG_TRITON_COLUMN = like(
     SGLANG_TRITON_ROW, "sglang_triton_column", "SGLang fp8_kernel.py (Triton), column-major scales", code=_X_OVER_S)
+SGLANG_STATIC = like(
+    VLLM_STATIC, "sglang_static", "SGLang fp8_kernel.py static_quant_fp8 (Triton): limits at run time, maximum first",
+    nan_code=NanCode.NEGATIVE_MAX, approximate=True)
 SGLANG_TRITON_UE8M0 = like(
     SGLANG_TRITON_COLUMN, "sglang_triton_ue8m0", "SGLang fp8_kernel.py (Triton), exp2(ceil(log2(s)))",
     scaling=E4M3_1X128_UE8M0, power_of_two=PowerOfTwo.EXP2_CEIL_LOG2, inf_byte=None)
@@ -600,6 +606,18 @@ UNSLOTH_1X128 = like(
 TRANSFORMERS_128X128 = Recipe(
     "transformers_128x128", "transformers integrations/finegrained_fp8.py: amax 0 counts as 1",
     E4M3_128X128, ScaleFormula.INVERSE, _XQ, zero_amax=1.0, nan_amax=_PROPAGATED)
+GEMLITE_1X128 = Recipe(
+    "gemlite_1x128", "gemlite quant_utils.py (0.6.0), scale_activations_per_block (Triton): times 1/s, clamped",
+    E4M3_1X128, _DIVIDE, _X_RECIPROCAL, scale_floor=1e-6, nan_code=NanCode.POSITIVE_MAX, approximate=True)
+GEMLITE_TOKEN = like(
+    GEMLITE_1X128, "gemlite_token", "gemlite quant_utils.py (0.6.0), scale_activations_per_token (Triton)",
+    scaling=E4M3_TOKEN, code=_X_OVER_S)
+_COAT = "COAT coat/activation/real_quantization (1.0.11)"
+COAT_1X128 = Recipe(
+    "coat_1x128", f"{_COAT} _quantize.py, fp8_quantize (Triton): 1e-10 is added to amax", E4M3_1X128,
+    _DIVIDE, _X_OVER_S, amax_added=1e-10, approximate=True)
+COAT_128X128 = like(
+    COAT_1X128, "coat_128x128", f"{_COAT} _quantize_perblock.py, fp8_quantize_perblock (Triton)", scaling=E4M3_128X128)
 _FBGEMM = "FBGEMM experimental/gemm/triton_gemm/fp8_gemm.py"
 FBGEMM_ROW = Recipe(
     "fbgemm_row", f"{_FBGEMM} triton_quantize_fp8_row", E4M3_TOKEN, ScaleFormula.INVERSE, _XQ,
@@ -612,6 +630,10 @@ SGLANG_ACT_QUANT = like(
 FLAGGEMS_ACT_QUANT = like(
     SGLANG_ACT_QUANT, "flaggems_act_quant", "FlagGems ops/act_quant.py act_quant_triton (5.0, Triton): clamped",
     nan_code=NanCode.POSITIVE_MAX, approximate=True)
+SGLANG_ACT_QUANT_TRITON = like(
+    SGLANG_ACT_QUANT, "sglang_act_quant_triton",
+    "SGLang kernels/ops/quantization/act_quant_triton.py (0.5.23): maximum, then minimum: NaN becomes the lower",
+    nan_code=NanCode.NEGATIVE_MAX, approximate=True)
 FLASHINFER_STATIC = like(
     VLLM_STATIC, "flashinfer_static",
     "FlashInfer include/flashinfer/norm.cuh RMSNormQuantKernel: times rcp.approx of the given scale, clamped",
@@ -621,7 +643,7 @@ FLASHINFER_CVT = like(
     nan_code=NanCode.NAN)
 
 
-def _triton(*bases: Recipe) -> tuple[Recipe, ...]:
+def triton_on_sm90(*bases: Recipe) -> tuple[Recipe, ...]:
     """The bits of Triton kernels on sm90: ``/`` is div.full, and by a constant a product by its rounded reciprocal.
 
     Compared with an H200's outputs, every bit (Triton 3.6).
@@ -629,16 +651,17 @@ def _triton(*bases: Recipe) -> tuple[Recipe, ...]:
     return tuple(
         like(
             base, f"{base.name}_sm90", f"{base.source}; div.full of sm90", arithmetic=Arithmetic.DIV_FULL,
-            formula=base.formula if base.formula is ScaleFormula.INVERSE else _MULTIPLY,
+            formula=_MULTIPLY if base.formula is _DIVIDE else base.formula,
             code=_XQ if base.code is _XQ else _X_OVER_S,
         )
         for base in bases
     )
 
 
-TRITON = _triton(
-    VLLM_TRITON_GROUP, SGLANG_TRITON_COLUMN, LMDEPLOY_1X128, LMDEPLOY_TOKEN, DEEPSEEK_V3_1X128, DEEPSEEK_V3_128X128,
-    UNSLOTH_1X128, FLAGGEMS_GROUP, FLAGGEMS_ACT_QUANT, FBGEMM_ROW, FBGEMM_GROUP, FBGEMM_BLOCK)
+TRITON = triton_on_sm90(
+    VLLM_TRITON_GROUP, SGLANG_TRITON_COLUMN, SGLANG_STATIC, SGLANG_ACT_QUANT_TRITON, LMDEPLOY_1X128, LMDEPLOY_TOKEN,
+    DEEPSEEK_V3_1X128, DEEPSEEK_V3_128X128, UNSLOTH_1X128, FLAGGEMS_GROUP, FLAGGEMS_ACT_QUANT, FBGEMM_ROW, FBGEMM_GROUP,
+    FBGEMM_BLOCK)
 
 # sglang-kernel 0.4.4, the machine code for sm90: -use_fast_math; s = ftz(a fl(1/448)), a product by rcp.approx.
 _SGL = "sglang-kernel 0.4.4 on sm90, -use_fast_math"

@@ -10,7 +10,7 @@ Not covered: devices.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 
 import torch
@@ -24,24 +24,21 @@ def threads() -> int:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Operations of torch in this thread start no other one."""
-    given = threads()
-    token = _ALL.set(given)
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(given)
-        _ALL.reset(token)
-
-
-@contextmanager
-def all_threads() -> Iterator[None]:
-    """Operations of torch take all threads, also inside :func:`one_thread`."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads())
+def _with(count: int) -> Iterator[None]:
+    before, token = torch.get_num_threads(), _ALL.set(threads())
+    torch.set_num_threads(count)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+        _ALL.reset(token)
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """A scope in which operations of torch in this thread start no other one."""
+    return _with(1)
+
+
+def all_threads() -> AbstractContextManager[None]:
+    """A scope in which they take all threads, also inside :func:`one_thread`."""
+    return _with(threads())

@@ -101,8 +101,8 @@ class Sum:
             k = slice(start, min(start + PIECE, chosen.K))
             at = slice(start // chosen.block, start // chosen.block + 1)
             a, b = (x[:, k].contiguous() for x in (chosen.a, chosen.b))
-            scales = {"a_scale": chosen.a_scale[:, at], "b_scale": chosen.b_scale[:, at]}
-            yield self.right(replace(chosen, a=a, b=b, block=k.stop - k.start, **scales))
+            sa, sb = chosen.a_scale[:, at], chosen.b_scale[:, at]
+            yield self.right(replace(chosen, a=a, b=b, a_scale=sa, b_scale=sb, block=k.stop - k.start))
 
 
 def write(call: Call, computed: list[tuple[Part, Schedule | None]], faults: tuple[Fault, ...]) -> Tensor:

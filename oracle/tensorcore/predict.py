@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from oracle.errors import NumericsError, ShapeError
+from oracle.numbers import fast_math
 from oracle.numbers.formats import in_blocks
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.tensorcore.fused import ABSENT, Operand, accumulate, float32_scale, flush, fma32, operand, scaled_addends
@@ -304,7 +305,8 @@ class _Tile:
             block = start // self.product.block if self.product.B > 1 else 0
             if rescales:
                 now = self.a_scale[:, block, None] * self.b_scale[None, :, block]
-                total, before = total * (before / now), now
+                ratio = fast_math.divide(before.to(torch.float64), now.to(torch.float64), flushed=False)
+                total, before = total * ratio.to(torch.float32), now
             total = self.promote(total, self.chain(start, min(start + interval, k), total if rescales else None), block)
         return finish(total * before if rescales else total, self.product, self.schedule)
 

@@ -15,7 +15,7 @@ published sources of these kernels, and the instruction table. ``status`` says w
 
 ``promoteN`` has chains of N products, whatever N: ``sm90.promote64.scale_after`` is ``sm90.promote128.scale_after``
 with another interval. ``rescaled128`` promotes nothing: between blocks of 128 its one chain is multiplied by the ratio
-of their scales, whose division is IEEE's here and within 2 ulp of it on a device (``div.full``).
+of their scales, a ``div.full`` (:mod:`oracle.numbers.fast_math`).
 
 A split schedule is named after the one that its parts follow: ``sm90.chain.split3`` (three parts, as even as tiles of
 128 allow), ``sm90.chain.split3x64`` (tiles of 64), ``sm90.chain.interleaved2x64`` (tile ``t`` goes to part
@@ -215,7 +215,9 @@ class Schedule:
         if self.bias_after_cast and product.bias is None:
             return f"{self.name} adds a bias to the stored output, and there is none"
         if self.dequantises or self.widens:
-            seen = self.lowered(product)
+            dtype = getattr(torch, self.instruction.operands[0], None)
+            sure = self.widens and dtype is not None and product.widens(dtype)  # the rest asks for shapes and formats
+            seen = self.lowered(product.rows(0, 1).columns(0, 1) if sure else product)
             if seen is None:
                 done = "dequantises" if self.dequantises else "widens codes"
                 return f"{self.name} {done} to {self.instruction.operands[0]}, which does not hold every operand"
@@ -265,11 +267,11 @@ def get(name: str) -> Schedule:
     split = Split.named(name)
     if split is not None:
         return get(split[0]).into(split[1])
-    if (at := _INTERVAL.fullmatch(name)) is not None and f"{at[1]}128{at[3]}" in _REGISTRY:
-        return _every(_REGISTRY[f"{at[1]}128{at[3]}"], int(at[2]))
     arch, known = name.split(".")[0], {schedule.name: schedule for schedule in schedules()}
     if name in known:
         return known[name]
+    if (at := _INTERVAL.fullmatch(name)) is not None and f"{at[1]}128{at[3]}" in known:
+        return _every(known[f"{at[1]}128{at[3]}"], int(at[2]))
     same = [n for n in known if n.split(".")[0] == arch]
     if same:
         raise NumericsError(f"no schedule {name!r} of {arch}; {among(name, same, see='fp8-oracle list numerics')}")
@@ -445,12 +447,12 @@ _TABLE: tuple[Schedule, ...] = (
     *_family("sm80", "mma.bf16", promoting=False, prefix=".bf16"),
     _dequantised("sm80", "mma.bf16"),
     *_family("sm80", "mma.f16", promoting=False, prefix=".f16"),
-    _widened("sm80", "mma.f16"),
+    _widened("sm80", "mma.f16x2"),
     *_family("sm80", "mma.tf32", promoting=False, prefix=".tf32"),
     *_family("sm86", "mma.bf16", promoting=False, prefix=".bf16"),
     _dequantised("sm86", "mma.bf16"),
     *_family("sm86", "mma.f16", promoting=False, prefix=".f16"),
-    _widened("sm86", "mma.f16"),
+    _widened("sm86", "mma.f16x2"),
     *_family("sm89", "mma.fp8", promoting=True),
     *_family("sm89", "mma.bf16", promoting=False, prefix=".bf16"),
     _dequantised("sm89", "mma.bf16"),

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from oracle.bounds.interval import Admissible
 from oracle.errors import DtypeError
-from oracle.numbers.formats import Format, codes_of, decode, of_dtype
+from oracle.numbers.formats import Format, codes_of, decode, in_blocks, of_dtype
 from oracle.numbers.rounding import Overflow, Rounding, encode, encode_scalar
 from oracle.verdict.pattern import places
 
@@ -228,14 +228,19 @@ def of_values(
     the ``elements`` listed are given."""
     fmt = of_dtype(actual.dtype)
     failing, wide = places(bad), torch.int32 if fmt.bits <= 16 else torch.int64
-    codes, right = (codes_of(x).flatten()[failing].to(wide) for x in (actual, due))
-    steps = (_ordinal(codes, fmt) - _ordinal(right, fmt)).abs_()
-    outside = torch.full(steps.shape, FIRST_OUTSIDE, dtype=torch.int8, device=steps.device)
-    for most in STEPS:
-        outside += steps > most
-    numbers = (codes & fmt.magnitude_mask <= fmt.max_code) & (right & fmt.magnitude_mask <= fmt.max_code)
-    level = torch.zeros(actual.numel(), dtype=torch.int8, device=steps.device)
-    level[failing] = outside.masked_fill_(~numbers, NO_NUMBER)
+    codes, right = (codes_of(x).flatten().index_select(0, failing) for x in (actual, due))
+
+    def outside(codes: Tensor, right: Tensor) -> Tensor:
+        codes, right = codes.to(wide), right.to(wide)
+        steps = (_ordinal(codes, fmt) - _ordinal(right, fmt)).abs_()
+        found = torch.full(steps.shape, FIRST_OUTSIDE, dtype=torch.int8, device=steps.device)
+        for most in STEPS:
+            found += steps > most
+        numbers = (codes & fmt.magnitude_mask <= fmt.max_code) & (right & fmt.magnitude_mask <= fmt.max_code)
+        return found.masked_fill_(~numbers, NO_NUMBER)
+
+    level = torch.zeros(actual.numel(), dtype=torch.int8, device=codes.device)
+    level.scatter_(0, failing, in_blocks(outside, codes, right, dtype=torch.int8))
     flips = _flips(codes[:SAMPLED], right[:SAMPLED], fmt.bits)
     return _evidence(
         actual, level, output=output, tile=tile, elements=tuple(elements), fields=_fields(fmt), flips=flips

@@ -1,7 +1,8 @@
 """Which elements of a large output fail, at the price of a right one.
 
-The sound interval of every element costs several times what the prediction of its bits does, and on a device a
-thousand times. So a large output that no schedule reproduces is asked in this order, by its first admitted schedule:
+The sound interval of every element costs several times what the prediction of its bits does, and where the definitions
+compute it on a device a thousand times. So a large output that no schedule reproduces is asked in this order, by its
+first admitted schedule:
 
     1  an element with the bits of the schedule lies in the interval, which holds whatever the schedule computes
     2  where the others fill few rows and columns of a product, their intervals are computed (:data:`SHARE`; of a device
@@ -32,8 +33,8 @@ from oracle.bounds import Accumulator, of_schedule
 from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.outer import outer_bands, why_not
-from oracle.numbers.formats import decode, of_dtype, same_bits
-from oracle.numbers.threads import all_threads, one_thread
+from oracle.numbers.formats import decode, in_blocks, of_dtype, same_bits
+from oracle.numbers.threads import all_threads
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.schedules import ANY, SPLIT, get, is_class, of_class
@@ -78,7 +79,6 @@ class _Seen:
         return int(self.rows[at[0]]), int(self.columns[at[1]])
 
 
-@one_thread()
 def failure(bits: Bands, name: str, wider: Sequence[str]) -> Verdict | None:
     """The failure of the output of ``bits`` against the schedule ``name``; None where it may be right."""
     parts, output = bits.parts, bits.output
@@ -104,7 +104,7 @@ def failure(bits: Bands, name: str, wider: Sequence[str]) -> Verdict | None:
         return None
     seen += _most(parts, output, bad, centre, name)
     worst, elements = _worst(seen)
-    if any(_may_hold(seen, worst, other) for other in wider):
+    if _may_hold(seen, worst, wider):
         return None
     interval = exact_and_interval(worst.known.part.product, name)[1].name
     open_ = count(undecided)
@@ -196,7 +196,11 @@ def _closely(part: Part, rows: Tensor, columns: Tensor, output: Tensor, name: st
 def _most(parts: Sequence[Part], output: Tensor, bad: Tensor, centre: Tensor, name: str) -> list[_Seen]:
     """The failing elements farthest from their ``centre``, and others in their rows and columns."""
     at = places(bad)
-    away = decode(output.flatten()[at]).sub_(centre.flatten()[at]).abs_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
+
+    def distance(actual: Tensor, y: Tensor) -> Tensor:
+        return decode(actual).sub_(y).abs_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
+
+    away = in_blocks(distance, *(x.flatten().index_select(0, at) for x in (output, centre)), dtype=torch.float64)
     few = torch.zeros_like(bad)
     few.view(-1)[at[torch.topk(away, min(heatmap.LISTED, len(at))).indices]] = True
     grids = [(part, *grid(part.of(few))) for part in parts]
@@ -221,29 +225,29 @@ def _worst(seen: Sequence[_Seen]) -> tuple[_Seen, list[tuple[float, Element]]]:
     return first, sorted(elements.values(), key=lambda pair: -pair[0])
 
 
-def _may_hold(seen: Sequence[_Seen], worst: _Seen, other: str) -> bool:
-    """Whether this class may hold the output: its accumulator in any order (which is asked first, as it costs little)
-    or float32 in any order the worst element of what was seen, the class itself some failing ones of its row, then all
-    that was seen to fail."""
+def _may_hold(seen: Sequence[_Seen], worst: _Seen, classes: Sequence[str]) -> bool:
+    """Whether one of these classes may hold the output: its accumulator in any order (which is asked first, as it costs
+    little) or float32 in any order the worst element of what was seen, the class itself some failing ones of its row,
+    then all that was seen to fail."""
     known, output, found = worst.known, worst.output, worst.found
     assert found.worst is not None
     if math.isnan(found.worst.actual):
         return False  # no interval holds it
     row, column = (torch.tensor([i], dtype=torch.int64, device=output.device) for i in found.worst.index)
     some = torch.nonzero(found.bad[row[0]])[:FEW, 0]
+    one, few = (([known.subset(row, at)], output[row][:, at], found.bad[row][:, at]) for at in (column, some))
 
-    def held(columns: Tensor, name: str) -> bool:
-        yes = torch.ones((1, len(columns)), dtype=torch.bool, device=output.device)
-        return held_by([known.subset(row, columns)], output[row][:, columns], yes, name) is not None
-
-    if other != IEEE32:
-        acc = of_schedule(of_class(other))
-        loose = other.removesuffix(SPLIT).removesuffix(ANY) + ANY
-        if acc.kind is Sum.FUSED and not acc.scales_inside and acc.split is None and not held(column, loose):
+    def may(other: str) -> bool:
+        if other != IEEE32:
+            acc = of_schedule(of_class(other))
+            loose = other.removesuffix(SPLIT).removesuffix(ANY) + ANY
+            if acc.kind is Sum.FUSED and not acc.scales_inside and acc.split is None and held_by(*one, loose) is None:
+                return False
+        if held_by(*one, other) is None or held_by(*few, other) is None:
             return False
-    if not (held(column, other) and held(some, other)):
-        return False
-    return all(held_by([one.known], one.output, one.found.bad, other) for one in seen if one.found.outside)
+        return all(held_by([each.known], each.output, each.found.bad, other) for each in seen if each.found.outside)
+
+    return any(map(may, classes))
 
 
 def _grids(wanted: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -167,6 +167,7 @@ def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_residue.cuda_source, "why_not", lambda device: None)
     for other in (replace(PROMOTED, group=64), replace(PROMOTED, align=46)):
         assert "a step" in str(cuda_residue.why_not(product, other))
+    assert "nothing" in str(cuda_residue.why_not(product.rows(0, 0), PROMOTED))
     monkeypatch.setattr(cuda_residue, "why_not", lambda product, acc: None)
     assert "inside" in str(engines.why_not_on_device(product, replace(PROMOTED, scales_inside=True)))
     value, interval = engines.exact_and_residue(product, PROMOTED)

@@ -337,6 +337,15 @@ class TestSabotage:
         assert verdict.outside == int((mutant.scale != right.scale).sum()) == 28
         assert verdict.pattern.startswith("scale: rows 0..6 only")
 
+    def test_a_number_added_to_the_amax(self):
+        """COAT adds 1e-10, of which the scale of small groups is made; without it they have another one."""
+        x = self.X.clone()
+        x[:7] *= 2.0**-40
+        made = quantize(x, R.COAT_1X128)
+        assert verdict_on(x, made, R.COAT_1X128).status is Status.PASSED
+        verdict = verdict_on(x, quantize(x, replace(R.COAT_1X128, amax_added=0.0)), R.COAT_1X128)
+        assert verdict.status is Status.FAILED and verdict.pattern.startswith("scale: rows 0..6 only")
+
     def test_one_code_off(self):
         _, made = self.right()
         raw = bits(made.codes).clone()

@@ -13,6 +13,7 @@ from oracle.diagnosis import candidates, explain
 from oracle.diagnosis.candidates import LISTED, PAIR_SAMPLE, FailingOutput, FailingRows, Sample
 from oracle.routines.base import Beyond
 from oracle.routines.catalogue import Stage, faults_of
+from oracle.truth.gemm import ScaledProduct
 from tests.support.mutants import mutant
 
 CALL = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=40,n=64,k=384/family=randn/seed=5"
@@ -93,3 +94,33 @@ def test_a_pair_is_covered_where_its_share_is(exact: bool) -> None:
             assert few.covers((first, second), pieces) == covered
             answers.add(covered)
     assert answers == {True, False}
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("make", [one, a_row, whole])
+def test_faults_that_are_refused_together_explain_too_little(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[Tensor, Tensor], Tensor], exact: bool
+) -> None:
+    """By bits alone: the ends of an interval may agree where its bits do not."""
+    failure = failing(make, exact=exact)
+    faults = [fault for fault in faults_of("fp8_gemm_nt") if fault.applies(failure.call) is None]
+    sample = Sample.half_failing(failure, (8, 16))
+    likely = list(sample.likely(faults))
+    assert [fault for fault in faults if fault in likely] == likely and (len(likely) < len(faults)) is not exact
+    for fault in faults:
+        found = sample.attempt((fault,))
+        if found is not None and (found.complete or found.local or found.share >= LISTED):
+            assert fault in likely
+
+    def disagreeing(self: Sample, product: ScaledProduct, output: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(output), torch.zeros_like(output, dtype=torch.bool)
+
+    monkeypatch.setattr(Sample, "_agreeing", disagreeing)
+    wrongly = PREVIOUS not in [fault.name for fault in sample.likely(faults)]
+    assert wrongly is not exact
+
+
+def test_nothing_is_likely_where_nothing_fails() -> None:
+    failure = failing(one, exact=False)
+    rows, columns = torch.tensor([1, 2]), torch.tensor([5, 6])
+    assert list(Sample(failure, [rows], columns).likely(faults_of("fp8_gemm_nt"))) == []

@@ -109,12 +109,13 @@ def torch_scaled_mm(kernel: Callable[..., Tensor], inputs: Inputs, options: Opti
 
 
 def flashinfer_mxfp8_quantize(kernel: Callable[..., tuple[Tensor, Tensor]], inputs: Inputs, options: Options) -> Any:
-    """``mxfp8_quantize(x, is_sf_swizzled_layout)``: bf16 or f16, E4M3 codes, K in multiples of 32."""
+    """``mxfp8_quantize(x, is_sf_swizzled_layout, alignment)``: bf16 or f16, E4M3 codes, K in multiples of 32."""
     x = inputs["x"]
     _offered(x.dtype in (torch.bfloat16, torch.float16) and x.is_contiguous(), "dense bf16 or f16")
     _offered(options["element"] == "e4m3" and options["rounding"] == "rceil", "E4M3, RCEIL")
     _offered(options["layout"] in ("128x4", "linear") and x.shape[1] % 32 == 0, "128x4 or linear, K % 32 == 0")
-    q, scale = kernel(x, options["layout"] != "linear")
+    alignment = options.get("alignment", 32)
+    q, scale = kernel(x, options["layout"] != "linear", *([alignment] if x.shape[1] % alignment else []))
     scale = scale.view(torch.uint8)
     return q, scale.reshape(x.shape[0], -1) if options["layout"] == "linear" else scale.reshape(-1)
 

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-BARE = frozenset({"sglang", "lmdeploy", "flag_gems", "fbgemm_gpu", "unsloth", "transformer_engine", "mx"})
+BARE = frozenset({"sglang", "lmdeploy", "flag_gems", "fbgemm_gpu", "unsloth", "transformer_engine", "mx",
+                  "coat", "gemlite"})  # fmt: skip
 OPENED: set[str] = set()
 """Those that :func:`module` was asked for: all others are imported as ever."""
 
@@ -30,6 +31,11 @@ def _no(*_: object, **__: object) -> bool:
 
 def _yes() -> bool:
     return True
+
+
+def _arch() -> SimpleNamespace:
+    major, minor = torch.cuda.get_device_capability()
+    return SimpleNamespace(major=major, minor=minor)
 
 
 def _undecorated(*_: object, **__: object) -> Callable[[Any], Any]:
@@ -79,7 +85,7 @@ STUBS: Mapping[str, Mapping[str, object]] = {
     "sglang.srt.utils.custom_op": {"register_custom_op": _undecorated},
     "sglang.srt.utils.patch_torch": {"register_fake_if_exists": _undecorated},
     "sglang.kernels.jit.utils": {
-        "is_arch_support_pdl": _no, "cache_once": lambda function: function, "get_jit_cuda_arch": _no,
+        "is_arch_support_pdl": _no, "cache_once": lambda function: function, "get_jit_cuda_arch": _arch,
         "load_jit": _no, "make_cpp_args": _no, "is_hip_runtime": _no, "is_musa_runtime": _no,
         "get_activation_cuda_cflags": _no,
     },

@@ -83,6 +83,7 @@ def vllm(contract: str, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         one = torch.ones(1, device=i["kv_c"].device)
         ops.concat_and_cache_mla(i["kv_c"], i["k_pe"], i["kv_cache"], i["slot_mapping"].long(), "fp8_ds_mla", one)
     elif contract == "indexer_k_quant_and_cache":
+        offered(i["k"].is_contiguous(), "dense keys: it reads no pitch")
         offered(i["k"].is_contiguous(), "keys without a pitch: none is read")
         ops.indexer_k_quant_and_cache(i["k"], i["kv_cache"], i["slot_mapping"].long(), 128, options["scale_fmt"])
     elif contract == "cp_gather_indexer_k_quant_cache":

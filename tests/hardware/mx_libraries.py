@@ -112,6 +112,7 @@ def _element(options: Options, packed: bool) -> object:
 def _to_mx(element: str, inputs: Inputs, options: Options) -> Outputs:
     tensor, mode = _module(f"{MX}.mx_tensor"), _module(f"{MX}.config").ScaleCalculationMode
     _only(inputs["x"].dtype != torch.float16, "bfloat16 or float32")
+    _only(inputs["x"].shape[1] % int(str(options.get("alignment", 32))) == 0, "no columns behind the values")
     due = _element(options, element == "e2m1")
     _only(due in (FP8, torch.float8_e5m2) or bool(torch.isfinite(inputs["x"]).all()), "no NaN or infinity below 8 bits")
     scale, q = tensor.to_mx(inputs["x"].contiguous(), due, BLOCK, mode(str(options["rounding"])))
@@ -269,7 +270,7 @@ def _deep_gemm_transposed(inputs: Inputs, options: Options) -> Tensor:
 
 
 def _flashinfer_shuffled(inputs: Inputs, options: Options) -> Tensor:
-    tile = int(str(options["epilogue_tile_m"]))
+    tile = int(str(options.get("epilogue_tile_m", 128)))
     made: Tensor = _module("flashinfer").shuffle_matrix_sf_a(_bytes(inputs), tile).view(torch.uint8).flatten()
     return made.view(inputs["scale"].dtype)
 

@@ -33,6 +33,7 @@ KEPT = {
     "flag_gems": ("flag_gems/*.py", "flag_gems/*.yaml", "flag_gems/*.json"),
     "fbgemm_gpu_genai": ("fbgemm_gpu/experimental/gemm/*.py",),
     "unsloth": ("unsloth/kernels/*.py",),
+    "fp8_coat": ("coat/activation/real_quantization/*.py",),
     "sglang_kernel": ("sgl_kernel/sm90/common_ops.abi3.so",),
     "vllm": ("vllm/_C.abi3.so", "vllm/_C_stable_libtorch.abi3.so", "vllm/third_party/deep_gemm/*"),
     "transformer_engine": ("transformer_engine/pytorch/*.py",),

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
-from oracle.harness import concurrency, offsets, validation
+from oracle.harness import concurrency, offsets, validation, watches
 from oracle.harness.report import LARGE, THREADS, Finding
 from oracle.harness.session import Answer, Session
 from oracle.harness.validation import validate
@@ -113,6 +114,15 @@ def test_what_was_judged_is_not_judged_again(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("in_process")
+def test_operands_are_those_of_the_options() -> None:
+    """Scales of 32, where the default is 128: what a call specifies is read with its options."""
+    name = "k_grouped_fp8_gemm_tn_contiguous"
+    case = f"{name}/e4m3xe4m3-f32/1x32:1x32/m=4,n=4,k=96,g=3/family=randn/seed=1"
+    by_name = "tests.hardware.adapters:by_contract"
+    assert validate("kernels.calls:k_groups_of_powers", name, case=case, adapter=by_name, limit=60).conforms
+
+
+@pytest.mark.usefixtures("in_process")
 def test_a_call_that_asks_for_the_domain_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a kernel does wrong there is a finding, though the case is not among those that are judged."""
 
@@ -128,6 +138,15 @@ def test_a_call_that_asks_for_the_domain_is_judged(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("in_process")
+def test_other_inputs_have_the_shapes_of_these() -> None:
+    """Where other data have other shapes, as steps of K by group, the own ones are turned, and stay what they are."""
+    mine = {"a": torch.arange(6.0).to(torch.float8_e4m3fn), "ks": torch.tensor([4, 2])}
+    same, longer = {name: x + 0 if name == "ks" else x for name, x in mine.items()}, {**mine, "a": mine["a"][:4]}
+    assert watches.alike(mine, same) is same
+    turned = watches.alike(mine, longer)
+    assert turned["a"].float().tolist() == [5, 4, 3, 2, 1, 0] and turned["ks"] is mine["ks"]
+
+
 class TestThreads:
     """Every answer of every thread counts, the farthest one is judged."""
 

@@ -13,9 +13,8 @@ from torch import Tensor
 import oracle
 from oracle.bounds.quantiser import scale_set
 from oracle.diagnosis.explain import diagnose
-from oracle.errors import DtypeError
 from oracle.fixtures import files as fixtures
-from oracle.numbers import fast_math
+from oracle.numbers import fast_math, mufu
 from oracle.numbers import recipes as R
 from oracle.numbers.formats import decode, same_bits
 from oracle.numbers.quantize import prepare, quantize
@@ -57,17 +56,16 @@ class TestTables:
         for name, right in made.items():
             assert bool(same_bits(recorded[name], right).all()), name
 
-    @pytest.mark.parametrize("table", ["RECIPROCAL", "RECIPROCAL_OF_QUOTIENT"])
-    @pytest.mark.parametrize("place", [0, 5, 38, 127])
-    def test_a_wrong_entry_is_found(
-        self, recorded: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch, table: str, place: int
+    @pytest.mark.parametrize("row", [0, 5, 38, 127])
+    def test_a_wrong_row_is_found(
+        self, recorded: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch, row: int
     ) -> None:
-        steps = getattr(fast_math, table)
-        other = {"-": "0", "0": "+", "+": "-"}[steps[place]]
-        monkeypatch.setattr(fast_math, table, steps[:place] + other + steps[place + 1 :])
+        """The constant of one row of 128, by the least that moves a value."""
+        rows = mufu._rows(mufu.RECIPROCAL).clone()
+        rows[0, row] += 4
+        monkeypatch.setattr(mufu, "_rows", lambda table: rows)
         made = modelled(recorded["amax"])
-        wrong = [name for name in made if not bool(same_bits(recorded[name], made[name]).all())]
-        assert ("quotient" if table == "RECIPROCAL" else "scale") in wrong
+        assert any(not bool(same_bits(recorded[name], made[name]).all()) for name in ("quotient", "scale"))
 
     def test_how_far_off(self, recorded: dict[str, Tensor]) -> None:
         """37 of 128 quotients are one float32 step off, and 9 reciprocals of them."""
@@ -86,11 +84,6 @@ class TestTables:
         assert bool(((s == 0) == (a < fast_math.LOW)).all())
         zero = decode(recorded["zero_times_quotient"])
         assert bool((torch.isnan(zero) == torch.isinf(q)).all())
-
-    def test_other_significands_are_rounded_to_nearest(self) -> None:
-        y = torch.tensor([1 + 2.0**-9, -0.0, torch.inf], dtype=torch.float64)
-        right = (torch.ones_like(y) / y).to(torch.float32)
-        assert bool(same_bits(fast_math.reciprocal(y).to(torch.float32), right).all())
 
 
 class TestFullRange:
@@ -175,9 +168,7 @@ class TestRecipe:
             value = decode(made["q"]) * float(made["scale"][0, 0])
             assert float((value - decode(x)).abs().max()) <= amax / 16
 
-    def test_other_inputs_are_refused(self) -> None:
-        with pytest.raises(DtypeError, match="bfloat16 input alone"):
-            quantize(torch.ones(1, 128), R.FLASHINFER_1X128_FAST_MATH)
+    def test_what_is_not_known_is_refused(self) -> None:
         with pytest.raises(ValueError, match="approximate division is known"):
             replace(R.VLLM_GROUP, arithmetic=R.Arithmetic.FAST_MATH)
 

@@ -16,6 +16,7 @@ from oracle.numbers.quantize import prepare, quantize
 USERS = (
     "deepgemm", "lmdeploy", "flashinfer", "trtllm", "vllm", "sglang", "te_", "torchao", "deepseek", "torch_",
     "modelopt", "microxcaling", "ocp", "flaggems", "tile_kernels", "deepep", "unsloth", "transformers", "fbgemm",
+    "gemlite", "coat",
     "nvfp4_seeded",  # no library's: random bytes in an order that a caller can make again
 )  # fmt: skip
 

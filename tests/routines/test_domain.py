@@ -7,10 +7,19 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from oracle.errors import OptionError
+from oracle.routines.cases import grammars
 from oracle.routines.domain import EVERYTHING, LONGEST, learned, parse
 
 MNK = ("m", "n", "k")
 Extents = Mapping[str, int]
+
+
+def test_what_contracts_document() -> None:
+    """Comparisons of the extents that their ids have."""
+    documented = [grammar for grammar in grammars().values() if grammar.domain]
+    assert len(documented) > 50
+    for grammar in documented:
+        assert str(parse(grammar.domain, grammar.extents)) != str(EVERYTHING)
 
 
 class TestParse:

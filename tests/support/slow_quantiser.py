@@ -98,6 +98,7 @@ def quantise_group(
     wide = recipe.formula is ScaleFormula.INVERSE_FLOAT64
     floor = Fraction(recipe.amax_floor)
     a = max(a, floor if wide else _finite(rne(floor)))
+    a = _finite(rne(a + _finite(rne(Fraction(recipe.amax_added)))))
     q = _finite(rne(_finite(rne(top / a, "float64")) if wide else top / a))
     if recipe.formula is ScaleFormula.DIVIDE:
         s = _finite(rne(a / top))

@@ -5,6 +5,7 @@ Their bits on a GPU are compared in ``tests/bounds/test_engines.py``.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 
 import pytest
@@ -102,6 +103,14 @@ def test_notices_a_wrong_zero() -> None:
     wrong = Wrong(NARROW.formats, 32, 13, 13, FMA)
     zero = torch.zeros(1, dtype=torch.float64)
     assert stepwise(codes, zero, wrong) != stepwise(codes, zero)
+
+
+def test_what_a_launch_passes() -> None:
+    """Pointers of tensors, int as 32 bits, and what says its own kind."""
+    x = torch.zeros(3)
+    assert cuda_source._passed(x) == (ctypes.c_void_p, x.data_ptr())
+    assert cuda_source._passed(7) == (ctypes.c_int, 7)
+    assert cuda_source._passed(ctypes.c_longlong(1 << 40)) == (ctypes.c_longlong, 1 << 40)
 
 
 def test_only_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

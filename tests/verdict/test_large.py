@@ -27,6 +27,7 @@ from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict import heatmap, products
+from oracle.verdict import large as large_
 from oracle.verdict.compare import Status, Verdict
 from tests.support.products import block_scaled
 
@@ -229,7 +230,7 @@ def test_chains_together_have_the_bits_of_chains_apart(
     acc, p = of_schedule(get_schedule(schedule)), block_scaled("codes", 1, 4, 512, seed=9)
     together = bound(p, acc)
     monkeypatch.setattr(product_bound, "CUBE", 1)
-    apart = bound(p, acc)
+    apart = bound(replace(p), acc)  # which has kept no chains
     for name in ("lo", "hi", "open"):
         assert torch.equal(getattr(together, name), getattr(apart, name))
 
@@ -240,3 +241,25 @@ def test_the_largest_come_as_from_a_stable_sort(levels: int) -> None:
     values[values == 1] = torch.inf
     due = torch.sort(values, descending=True, stable=True).indices[: heatmap.LISTED].tolist()
     assert heatmap._largest(values) == due
+
+
+def test_full_rows_are_looked_at_apart_from_the_others() -> None:
+    """A row and a column that fail are two narrow grids; scattered elements and a full tile are one."""
+    wanted = torch.zeros((40, 60), dtype=torch.bool)
+    wanted[7], wanted[:, 3] = True, True
+
+    def covered(grids: list[tuple[Tensor, Tensor]]) -> Tensor:
+        found = torch.zeros_like(wanted)
+        for rows, columns in grids:
+            found[rows[:, None], columns[None, :]] = True
+        return found
+
+    grids = large_._grids(wanted)
+    assert [(len(rows), len(columns)) for rows, columns in grids] == [(1, 60), (39, 1)]
+    assert torch.equal(covered(grids), wanted) and not torch.equal(covered(grids[:1]), wanted)
+    tile = torch.zeros_like(wanted)
+    tile[4:9, 10:20] = True
+    for mask in (tile, torch.eye(40, 60, dtype=torch.bool)):
+        ((rows, columns),) = large_._grids(mask)
+        assert (len(rows), len(columns)) == (int(mask.any(dim=1).sum()), int(mask.any(dim=0).sum()))
+    assert large_._grids(torch.zeros_like(wanted)) == []

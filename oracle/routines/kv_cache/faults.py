@@ -347,7 +347,7 @@ def _cleared(call: Call, made: Tensors) -> Tensors:
                 kept[piece.at] = True
             if isinstance(piece, Quantised) and piece.scales == name:
                 kept[piece.scale_at] = True
-        out[name] = put(x, ~kept, torch.zeros((), dtype=torch.float32, device="cpu"))
+        out[name] = put(x, ~kept, torch.zeros((), dtype=torch.uint8, device="cpu"))
     return out
 
 

@@ -55,7 +55,8 @@ def _quantise(case: Case) -> dict[str, object]:
 
 
 def _mxfp8(case: Case) -> dict[str, object]:
-    return _quantise(case) | {"element": case.dtypes.partition("-")[2]}
+    given = _quantise(case) | {"element": case.dtypes.partition("-")[2]}
+    return given | ({"alignment": int(str(case.option("alignment")))} if case.option("alignment") else {})
 
 
 def _nvfp4(case: Case) -> dict[str, object]:
@@ -118,7 +119,8 @@ _TWO_LEVELS = {**_TILES, "inversed": ("1",), "global": ("one", "stale", "inf", "
 _PLAIN: Mapping[str, Grammar] = {
     "mxfp8_quantize": Grammar(
         _MK, ("bf16-e4m3", "f16-e4m3", "f32-e4m3", "bf16-e5m2"), ("1x32",), FAMILIES, _values, _mxfp8,
-        _POWERS, listed=_ids, extra=("bf16-e5m2/1x32/m=17,k=192/rounding=floor/family=steps/seed=1",),
+        {**_POWERS, "alignment": ("128",)}, listed=_ids,
+        extra=("bf16-e5m2/1x32/m=17,k=192/rounding=floor/family=steps/seed=1",),
     ),
     "mxfp4_quantize": Grammar(
         _MK, _WIDE, ("1x32",), FAMILIES, _values, _quantise, _POWERS, listed=_ids,

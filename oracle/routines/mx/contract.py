@@ -11,7 +11,8 @@ A quantiser admits the recipes of the libraries that publish it, each as a whole
 FlashInfer flashinfer/quantization, torchao mx_formats, TransformerEngine; OCP Microscaling Formats 1.0 for what a byte
 means (0 is 2^-127, 255 is NaN). Here: one matrix and its formats. Training forms are in
 :mod:`oracle.routines.mx.training`, rows with scales of their own and FP8 inputs in :mod:`oracle.routines.mx.tokens`,
-experts in :mod:`oracle.routines.mx.experts`, casts in :mod:`oracle.routines.mx.casts`. Not covered: padding of K.
+experts in :mod:`oracle.routines.mx.experts`, casts in :mod:`oracle.routines.mx.casts`. Not covered: padding of K but
+for ``mxfp8_quantize(alignment=..)``.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from oracle.errors import InputError, NumericsError, ShapeError
+from oracle.errors import InputError, NumericsError, OptionError, ShapeError
 from oracle.numbers import mx_recipes, recipes
 from oracle.numbers.formats import E2M1, E4M3FN, E5M2, Format, decode
-from oracle.numbers.quantize import WIDE
+from oracle.numbers.quantize import WIDE, Prepared, prepare
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, f32, to_dtype
 from oracle.numbers.scaling import GROUP_16, GROUP_32, Block, grid
-from oracle.routines.base import F32, FP8, Call, Contract, OptionSpec, Out, TensorSpec, register
+from oracle.routines.base import F32, FP8, Call, Contract, OptionSpec, Out, TensorSpec, positive, register
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.routines.quantisers.contract import QuantiserContract, QuantiserSets
 from oracle.truth.layout import HEIGHTS, swizzle_scale, unswizzle_scale
@@ -43,6 +44,7 @@ LAYOUT = OptionSpec("layout", LAYOUTS[0], LAYOUTS, "how the scale bytes lie: in 
 ROUNDING = OptionSpec("rounding", "rceil", tuple(mx_recipes.MODES), "how the shared scale becomes a power of two")
 ELEMENTS: Mapping[str, Format] = {"e4m3": E4M3FN, "e5m2": E5M2}
 ELEMENT = OptionSpec("element", "e4m3", tuple(ELEMENTS), "format of the codes")
+ALIGNMENT = OptionSpec("alignment", 32, None, "columns of which those of codes and scales are a multiple, zeros behind")
 INVERSED = OptionSpec(
     "is_global_scale_inversed", False, (False, True), "the global scale is amax/2688, which multiplies the codes"
 )
@@ -225,6 +227,11 @@ class BlockSets(QuantiserSets):
         return None
 
 
+def _behind(x: Tensor, options: Mapping[str, object]) -> int:
+    """Columns of zeros behind the values, to a multiple of ``alignment``."""
+    return -x.shape[-1] % int(str(options.get("alignment", 1)))
+
+
 @register
 class Mxfp8Quantize(BlockQuantiser):
     name = "mxfp8_quantize"
@@ -233,7 +240,26 @@ class Mxfp8Quantize(BlockQuantiser):
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
         TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K a multiple of 32"),
     )
-    options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT, ROUNDING, ELEMENT)
+    options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT, ROUNDING, ELEMENT, ALIGNMENT)
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        if "alignment" in resolved and positive(resolved, "alignment") % self.width:
+            raise OptionError(f"alignment={resolved['alignment']} is not a multiple of {self.width}")
+        return resolved
+
+    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+        """Zeros behind the values, where codes and scales are wider."""
+        x = inputs["x"]
+        return prepare(torch.nn.functional.pad(x, (0, _behind(x, options)))) if _behind(x, options) else prepare(x)
+
+    def shape_of_scales(self, call: Call) -> tuple[int, int]:
+        m, k = self.shape_of_codes(call)
+        return m, k // self.width
+
+    def shape_of_codes(self, call: Call) -> tuple[int, ...]:
+        m, k = super().shape_of_codes(call)
+        return m, k + _behind(call.inputs["x"], call.resolved)
 
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
         element, mode = ELEMENTS[str(options["element"])], str(options["rounding"])

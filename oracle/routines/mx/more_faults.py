@@ -57,6 +57,31 @@ def _sevens(call: Call, codes: Tensor) -> Tensor:
     return torch.where(x.grid(call.recipe.block).join(dead & (x.blocks(call.recipe.block) == 0)), 7, codes)
 
 
+def _behind(call: Call) -> int:
+    return int(call.contract.shape_of_codes(call)[1]) - int(call.inputs["x"].shape[1])  # type: ignore[attr-defined]
+
+
+beyond = need(lambda call: _behind(call) > 0, "the values need no columns behind them")
+fault("columns behind the values not written", MOVEMENT, contracts={"mxfp8_quantize"}, needs=beyond,
+      seen="flashinfer PR 3650", write=entry("q", lambda call, q: _columns_behind(call, q, 0x7F)))
+fault("columns behind the values of the next row", MOVEMENT, contracts={"mxfp8_quantize"}, needs=beyond,
+      seen=MINE + "a row pitch of the values for that of the codes", same_if="the next row begins with zeros",
+      codes=lambda call, codes: _next_row_behind(call, codes))
+
+
+def _columns_behind(call: Call, q: Tensor, byte: int) -> Tensor:
+    made = q.view(torch.uint8).clone()
+    made[:, q.shape[1] - _behind(call) :] = byte
+    return made.view(q.dtype)
+
+
+def _next_row_behind(call: Call, codes: Tensor) -> Tensor:
+    made, wide = codes.clone(), codes.shape[1] - _behind(call)
+    taken = min(_behind(call), wide)
+    made[:, wide : wide + taken] = codes.roll(-1, dims=0)[:, :taken]
+    return made
+
+
 # --- stochastic rounding --------------------------------------------------------------------------------------------
 
 RANDOM = frozenset({"nvfp4_quantize_stochastic"})

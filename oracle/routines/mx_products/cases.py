@@ -563,7 +563,7 @@ _PLAIN: Mapping[str, Grammar] = {
     "k_grouped_fp8_gemm_tn_contiguous": Grammar(
         _MNKG, ("e4m3xe4m3-f32",), ("1x32:1x32", "1x128:1x128"), DEEP_FAMILIES, _k_grouped, _k_options, _WORDS,
         listed=partial(_grouped, sizes=((132, 72, 128, 1), (20, 136, 512, 4))),
-        domain="k % gran_k == 0, m % 4 == 0, n % 4 == 0",
+        domain="k % 128 == 0, m % 4 == 0, n % 4 == 0",
     ),
     "m_grouped_fp8_fp4_gemm_nt_masked": Grammar(
         _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _masked, _granularity, _WORDS,

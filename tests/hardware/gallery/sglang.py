@@ -87,8 +87,11 @@ PROJECT = Project(
         Kernel("fp8_gemm_nt", PRODUCT, swap_ab, "w8a8_block_fp8_matmul swap-AB", pinned="64x128x128, exchanged"),
         Kernel("cutlass_scaled_mm", f"{OPS}.gemm.fp8_kernel.triton_scaled_mm", scaled_mm, "triton_scaled_mm"),
         Kernel(GROUPS, f"{FP8_FILE}._per_token_group_quant_8bit_raw", raw_groups, "per_token_group_quant_8bit"),
-        Kernel("scaled_fp8_quant", f"{FP8_FILE}.static_quant_fp8", static, "static_quant_fp8"),
-        Kernel(GROUPS, f"{OPS}.quantization.act_quant_triton.act_quant", act_quant, "act_quant", "sglang_act_quant"),
+        Kernel("scaled_fp8_quant", f"{FP8_FILE}.static_quant_fp8", static, "static_quant_fp8", "sglang_static"),
+        Kernel(
+            GROUPS, f"{OPS}.quantization.act_quant_triton.act_quant", act_quant, "act_quant",
+            "sglang_act_quant_triton",
+        ),
         Kernel(
             "silu_and_mul_masked_post_quant", f"{OPS}.moe.ep_moe_kernels.silu_and_mul_masked_post_quant_fwd",
             masked_silu, "silu_and_mul_masked_post_quant_fwd",

@@ -41,6 +41,21 @@ def judged(call: Call, output: object, numerics: str | None = None):  # type: ig
     return call.contract.judge(call.inputs, output, numerics=numerics, **call.options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("layout", ["128x4", "linear"])
+def test_columns_behind_the_values(layout: str) -> None:
+    """Codes and scale bytes of zeros, as of the values with zeros behind them; any other byte there is refused."""
+    x = torch.randn(5, 96, generator=torch.Generator().manual_seed(3)).bfloat16()
+    contract, wide = get("mxfp8_quantize"), torch.nn.functional.pad(x, (0, 32))
+    made = contract.reference({"x": x}, layout=layout, alignment=128)
+    due = contract.reference({"x": wide}, layout=layout)
+    assert isinstance(made, dict) and isinstance(due, dict)
+    assert all(torch.equal(made[name].view(torch.uint8), due[name].view(torch.uint8)) for name in ("q", "scale"))
+    made["q"].view(torch.uint8)[4, 127] = 1
+    assert contract.judge({"x": x}, made, arch="cpu", layout=layout, alignment=128).status.is_failure
+    with pytest.raises(OptionError, match="alignment=48"):
+        contract.check({"x": x}, {"alignment": 48})
+
+
 class TestPlaces:
     """Every byte of a layout is one scale or padding; offsets are those of cuBLAS and TensorRT-LLM."""
 

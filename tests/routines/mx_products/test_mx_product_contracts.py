@@ -68,10 +68,13 @@ class TestPlaces:
         assert len(at.unique()) == scale.numel()
 
     def test_published_offsets(self) -> None:
-        """cuBLAS, 1D block scaling factors; seven columns."""
+        """cuBLAS, 1D block scaling factors, and TensorRT-LLM's 8x4; seven columns."""
         at = mx.places(200, 7, "128x4")
         asked = ((0, 0), (1, 0), (32, 0), (0, 4), (127, 3), (128, 0), (199, 6))
         assert [int(at[m, c]) for m, c in asked] == [0, 16, 4, 512, 511, 1024, 1658]
+        at = mx.places(200, 7, "8x4")
+        asked = ((0, 0), (1, 0), (7, 3), (0, 4), (8, 0), (199, 6))
+        assert [int(at[m, c]) for m, c in asked] == [0, 4, 31, 32, 64, 1598]
 
     def test_starts_of_groups(self) -> None:
         """FlashInfer's are not the tight ones."""
