@@ -76,7 +76,6 @@ def pack(
             end, begin = min(first + unit, stop), len(source)
             for k in range(first, end, piece or unit):
                 ks = range(k, min(k + (piece or unit), end))
-                halves: tuple[list[int], ...]
                 if interleaved:
                     halves = [[i for i in ks if (i - k) % 4 < 2], [i for i in ks if (i - k) % 4 >= 2]]
                 else:
