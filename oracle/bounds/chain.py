@@ -98,14 +98,14 @@ def residue(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, T
 
 
 def _ordered(x: Operand, acc: Accumulator) -> Operand:
-    """Columns in the order in which the groups of each instruction take them; a short group is filled with zeros."""
+    """Columns in the order in which the groups of each instruction take them; a short half is filled with zeros."""
     if acc.order is not Order.INTERLEAVED:
         return x
     made: list[tuple[Tensor, Tensor]] = []
     for start in range(0, x.value.shape[-1], acc.length):
         part = x.steps(start, start + acc.length)
         first = torch.arange(part.value.shape[-1], device=x.value.device) % 4 < 2
-        short = acc.group - int(first.sum())
+        short = acc.length // 2 - int(first.sum())
         filled = (torch.nn.functional.pad(part.value[..., first], (0, short)), part.value[..., ~first])
         top = torch.nn.functional.pad(part.exponent[..., first], (0, short), value=NONE)
         made.append((torch.cat(filled, dim=-1), torch.cat([top, part.exponent[..., ~first]], dim=-1)))

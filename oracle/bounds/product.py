@@ -49,7 +49,7 @@ instruction.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -159,6 +159,7 @@ class Promotion:
 
 
 Chain = Callable[[Operand, Operand, Accumulator], tuple[Tensor, Tensor, Tensor]]
+KEPT = 1 << 12  # chains of a product that are kept for another bound of it
 CUBE, CUBE_ON_DEVICE = 1 << 22, 1 << 26  # products of one step held at a time by the definition
 
 
@@ -371,21 +372,28 @@ def _tile(
     # a NaN scale counts as 0, since its results must be NaN and are judged as such; infinities stay (open)
     a_scales, b_scales = (torch.nan_to_num(side.scales, 0.0, INF, -INF) for side in (tile.left, tile.right))
     b_scales = b_scales.repeat_interleave(tile.b_rows, dim=0)[: tile.N].t()
-    for chains_ in _alike([(0, 0, tile.K)] if acc.scales_inside else list(chains(tile, acc.promotion)), most):
-        spans = [(start, stop) for _, start, stop in chains_]
-        sa, sb = a.given.together(spans), b.given.together(spans)
-        if a.seen is None or b.seen is None:
-            x, low, high = chain(sa, sb, acc)
+    def found() -> Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]:
+        for chains_ in _alike([(0, 0, tile.K)] if acc.scales_inside else list(chains(tile, acc.promotion)), most):
+            spans = [(start, stop) for _, start, stop in chains_]
+            sa, sb = a.given.together(spans), b.given.together(spans)
+            if a.seen is None or b.seen is None:
+                x, low, high = chain(sa, sb, acc)
+            else:
+                seen, low, high = chain(a.seen.together(spans), b.seen.together(spans), acc)
+                length = spans[0][1] - spans[0][0]
+                x, drift = sa.value @ sb.value.mT, length * 2.0**-51 * (sa.value.abs() @ sb.value.abs().mT)
+                low, high = low + (seen - x) - drift, high + (seen - x) + drift
+            for (block, _, _), each in zip(chains_, zip(x, low, high, strict=True), strict=True):
+                yield block, each
+
+    every: Iterable[tuple[int, tuple[Tensor, Tensor, Tensor]]] = found()
+    if tile.M * tile.N * tile.B <= KEPT:  # an accumulator and its splits have the same chains
+        every = tile.once(("chains", chain.__name__, replace(acc, name="")), lambda: list(found()))
+    for block, each in every:
+        if acc.scales_inside:
+            promotion.only(*each)
         else:
-            seen, low, high = chain(a.seen.together(spans), b.seen.together(spans), acc)
-            length = spans[0][1] - spans[0][0]
-            x, drift = sa.value @ sb.value.mT, length * 2.0**-51 * (sa.value.abs() @ sb.value.abs().mT)
-            low, high = low + (seen - x) - drift, high + (seen - x) + drift
-        for (block, _, _), found in zip(chains_, zip(x, low, high, strict=True), strict=True):
-            if acc.scales_inside:
-                promotion.only(*found)
-                continue
-            promotion.add(a_scales[:, block, None], b_scales[None, block], *found)
+            promotion.add(a_scales[:, block, None], b_scales[None, block], *each)
 
 
 def _alike(spans: list[tuple[int, int, int]], most: int) -> Iterator[list[tuple[int, int, int]]]:

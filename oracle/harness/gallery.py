@@ -31,6 +31,7 @@ from oracle.fixtures.call_file import SUFFIX, CallFile, write
 from oracle.harness.jobs import Lost, Pool, divided
 from oracle.harness.process import interrupted_by_every_end
 from oracle.harness.report import BATCH, LIMIT, LOAD, NUMBERS, Finding, Report, Told
+from oracle.harness.session import UNWRITTEN
 from oracle.harness.validation import INTERRUPTED, arch_of, validate
 from oracle.numbers.formats import same_bits
 from oracle.numbers.recipes import recipes
@@ -39,7 +40,7 @@ from oracle.routines import cases, get
 from oracle.routines.base import Contract
 from oracle.verdict.compare import Status
 
-RERUN, EXACT = "rerun determinism", "the exact values"
+RERUN, EXACT, UNTOUCHED = "rerun determinism", "the exact values", "what the memory held"
 KEPT = 3  # calls of one scheme that nothing identifies
 LARGEST = 1 << 18  # bytes of the inputs of such a call
 JUDGED = (Status.PASSED, Status.FAILED, Status.MISTRUSTED)
@@ -357,10 +358,13 @@ def condensed(
 
 
 def _identified(finding: Finding) -> str:
-    """What an output equals in every bit: a schedule or recipe, one that explains why it fails, the exact values."""
+    """What an output equals in every bit: a schedule or recipe, one that explains why it fails, the exact values, or
+    what its memory held before the call."""
     verdict = finding.verdict
     if verdict.matches is not None:
         return verdict.matches
+    if verdict.explained_by == (UNWRITTEN,):
+        return UNTOUCHED
     if named := [name for name in verdict.explained_by if name in recipes()]:
         return named[0]
     return EXACT if verdict.error is not None and verdict.error.ulps == 0 and not verdict.outside else ""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import select
 import signal
@@ -213,8 +214,11 @@ class Worker:
         if status >= 0:
             return Reply("lost", f"the kernel ended the process with status {status}")
         name = signal.Signals(-status).name
+        self._drainer.join(DRAINED)  # type: ignore[union-attr]
+        thrown = re.findall(r"what\(\): +(.{1,200})", self.output)[-1:] if name == "SIGABRT" else []
         causes = {"SIGKILL": " (killed from outside, or out of memory)", "SIGSEGV": " (invalid memory access)"}
-        return Reply("lost", f"the worker died by {name}{causes.get(name, '')}")
+        said = f": {thrown[0]}" if thrown else causes.get(name, "")
+        return Reply("lost", f"the worker died by {name}{said}")
 
     def _last_words(self) -> str:
         assert self._process is not None and self._drainer is not None

@@ -28,6 +28,8 @@ from oracle.routines.base import Call, Contract
 from oracle.routines.domain import EVERYTHING, Domain
 from oracle.verdict.compare import Status, Verdict
 
+UNWRITTEN = "nothing written"
+"""The fault of an output that holds what its memory held before the call."""
 ROOM = 1 << 20  # bytes for results, beside 16 times what inputs and outputs take (the widest padding that is kept)
 CAUSES = {
     "load": "cannot be loaded",
@@ -180,7 +182,7 @@ class Session:
         self.judged, verdict = True, said
         if verdict.status is Status.FAILED and self._unwritten(inputs, options, answer):
             text = f"nothing was written: every specified element holds what was there before; {verdict.summary}"
-            return replace(verdict, summary=text, explained_by=("nothing written",))
+            return replace(verdict, summary=text, explained_by=(UNWRITTEN,))
         return verdict
 
     def _unwritten(self, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer) -> bool:

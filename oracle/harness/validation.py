@@ -203,7 +203,8 @@ def validate(
         earlier = told.begins(about, code.text if code is not None and code.ok else "unknown", planned)
         start -= sum(found.seconds for found in earlier)
         probed: list[Finding] = []
-        reach = Reach(contract, stated, lambda probe: _probe(session, probe, probed), move=case is None and not files)
+        refuses = lambda probe: _probe(session, probe, probed, told)  # noqa: E731
+        reach = Reach(contract, stated, refuses, move=case is None and not files)
         length = (SOAK if seconds is None else seconds) if soaks else math.inf
         large = LARGE in require or (soaks and length >= LONG)
         watching = _Watching(WATCHED[profile], frozenset(require), large, start + length, exempt)
@@ -449,13 +450,15 @@ def _refused(answer: Answer) -> str | None:
     return problem.reason or problem.summary if problem is not None and problem.status is Status.UNSUPPORTED else None
 
 
-def _probe(session: Session, case: Case, found: list[Finding]) -> str | None:
+def _probe(session: Session, case: Case, found: list[Finding], told: Told) -> str | None:
     """Why the kernel refuses a case that asks for its domain; what is wrong with an answer is found."""
     inputs, options = _asked(case)
     answer = session.call(inputs, options)
     watched = (*watches.memory(session, str(case), answer), *watches.row_major(session, str(case), answer))
-    seen = (session.numbers(str(case), inputs, options, answer), *watched)
-    found += [finding for finding in seen if isinstance(finding, Finding) and finding.fails]
+    numbers = session.numbers(str(case), inputs, options, answer)
+    if numbers.fails and answer.outputs:
+        told.judged(numbers, inputs, options, answer.output)
+    found += [finding for finding in (numbers, *watched) if isinstance(finding, Finding) and finding.fails]
     return _refused(answer)
 
 
@@ -471,6 +474,7 @@ def _watched(
 ) -> Iterator[Finding | watches.Note]:  # fmt: skip
     """The watches that make calls of their own, one after the other until the time is over or the kernel hangs."""
     other, required = _asked(replace(case, seed=case.seed + 1)), watching.required
+    beside = watches.alike(inputs, other[0])
     calls.know(inputs, options, answer, verdict)
     for watch in (
         watches.repeats(calls, inputs, options, other),
@@ -478,14 +482,14 @@ def _watched(
         () if PITCHED in watching.exempt else watches.strided(calls, inputs, options),
         watches.metamorphic(calls, inputs, options),
         watches.batch(calls, inputs, options, required=BATCH in required),
-        watches.launched(calls, inputs, options, other[0], exempt=watching.exempt),
+        watches.launched(calls, inputs, options, beside, exempt=watching.exempt),
     ):
         if watching.over or calls.hung:
             return
         yield from watch
         yield from calls.findings()
     if watching.threads and THREADS not in watching.exempt and not (watching.over or calls.hung):
-        tried = yield from watches.threads(calls, inputs, options, other[0], required=THREADS in required)
+        tried = yield from watches.threads(calls, inputs, options, beside, required=THREADS in required)
         yield from calls.findings()
         watching.threads = not tried
     if watching.large and not (watching.over or calls.hung):

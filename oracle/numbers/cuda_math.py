@@ -1,11 +1,12 @@
-"""CUDA's and Triton's exponentials on sm90, step by step, and the SiLU of kernels; float64 values of float32.
+"""CUDA's and Triton's exponentials on sm90, step by step, SiLU, ``rsqrtf`` and sums of blocks; float64 values.
 
     n = floor(252 sat(fma(x, 0.005724980, 1/2))) - 126               sat: to 0 and 1
     r = fma(x, 1.925963e-8, fma(x, 1.4426950, -n))                    x log2(e) - n, within [0, 1] or beyond sat
     expf(x) = 2^n ex2.approx.ftz(r)
     silu(x) = RN(x RN(1 / fma(2^n, ex2.approx.ftz(r), 1)))            of -x: the product and the sum are contracted
 
-Read in the machine code of vLLM 0.20.2 for sm90 (``silu_and_mul_per_block_quant_kernel``), compiled without fast math;
+Read in the machine code of vLLM 0.20.2 for sm90 (``silu_and_mul_per_block_quant_kernel``,
+``rms_norm_static_fp8_quant_kernel``), compiled without fast math;
 the steps are those of libdevice's ``__nv_expf``. Triton's ``exp`` is the power of a rounded product instead, and its
 division ``div.full``:
 
@@ -61,3 +62,32 @@ def triton_exp(x: Tensor) -> Tensor:
 def triton_silu(x: Tensor) -> Tensor:
     """``x / (1 + tl.exp(-x))``."""
     return fast_math.divide(x, f32(1.0 + triton_exp(-x)), flushed=False)
+
+
+def reciprocal_root(x: Tensor) -> Tensor:
+    """CUDA's ``rsqrtf(x)``: of a subnormal ``x`` 2^12 times that of 2^24 ``x``."""
+    small = x < mufu.SMALLEST_NORMAL
+    found = mufu.reciprocal_root(torch.where(small, x * 2.0**24, x))
+    return torch.where(small, found * 2.0**12, found)
+
+
+def sum_of_squares(z: Tensor, vector: int, threads: int) -> Tensor:
+    """The sum over each row of ``z [R, H]`` by a block of threads, ``[R, 1]``; zeros stand where H ends.
+
+    Thread ``t`` adds the squares of its vectors ``t, t + threads, ...`` in order, each by a fused operation. Lanes of a
+    warp are added in a tree by distances 1 to 16, warps one after the other (CUB's BlockReduce over warp reductions).
+    """
+    rows, width = z.shape
+    steps, warps = -(-width // (vector * threads)), -(-threads // 32)
+    z = torch.nn.functional.pad(z, (0, steps * vector * threads - width)).view(rows, steps, threads, vector)
+    lanes = z.new_zeros(rows, threads)
+    for step in range(steps):
+        for at in range(vector):
+            lanes = fma(z[:, step, :, at], z[:, step, :, at], lanes)
+    lanes = torch.nn.functional.pad(lanes, (0, warps * 32 - threads)).view(rows, warps, 32)
+    for distance in (1, 2, 4, 8, 16):
+        lanes = f32(lanes + torch.nn.functional.pad(lanes[..., distance:], (0, distance)))
+    total = lanes[:, :1, 0]
+    for warp in range(1, warps):
+        total = f32(total + lanes[:, warp : warp + 1, 0])
+    return total

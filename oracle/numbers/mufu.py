@@ -118,8 +118,8 @@ def reciprocal_root(x: Tensor) -> Tensor:
     magnitude = torch.where(number, x, torch.ones_like(x))
     e = exponent_of(magnitude)
     fraction, half = _fraction(magnitude, e), e >> 1
-    both = (_significand(table, fraction) for table in (ROOT, ROOT_FROM_2))
-    found = torch.where(e % 2 == 0, *both)
+    below, above = (_significand(table, fraction) for table in (ROOT, ROOT_FROM_2))
+    found = torch.where(e % 2 == 0, below, above)
     found = torch.where((e % 2 == 0) & (fraction == 0), torch.full_like(found, 2.0**24), found)
     return torch.where(number, found * power_of_two(-24 - half), torch.rsqrt(x))
 
@@ -140,7 +140,8 @@ def _significand(table: str, fraction: Tensor) -> Tensor:
     c0, c1, c2 = rows[:, fraction >> bits]
     rest = fraction & ((1 << bits) - 1)
     sum_ = (c0 << (2 * bits - 2)) + (c1 * rest << bits) + c2 * _squares(bits).to(fraction.device)[rest] + BIAS[table]
-    return (sum_ >> (2 * bits)).to(torch.float64)
+    found: Tensor = (sum_ >> (2 * bits)).to(torch.float64)
+    return found
 
 
 @lru_cache(maxsize=4)

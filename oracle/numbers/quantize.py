@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from oracle.errors import DeviceError, DtypeError, OptionError, ShapeError
-from oracle.numbers import fast_math, ue8m0
+from oracle.numbers import fast_math, mufu, ue8m0
 from oracle.numbers.formats import BF16, FP32, Format, codes_of, decode, is_nan, of_dtype
 from oracle.numbers.recipes import (
     AmaxScan,
@@ -620,7 +620,7 @@ def _scale_and_inverse(a: Tensor, recipe: Recipe, fmt: Format) -> tuple[Tensor, 
         if recipe.formula is ScaleFormula.INVERSE:
             return _divided(torch.ones_like(a), inverse, recipe), inverse
         s = f32(a * f32(torch.ones_like(top) / top))
-        return (fast_math.flush(s) if recipe.arithmetic is Arithmetic.FAST_MATH else s), inverse
+        return (mufu.flush(s) if recipe.arithmetic is Arithmetic.FAST_MATH else s), inverse
     inverse = f32(top / a)
     if recipe.inverse_limit:
         inverse = torch.where(torch.isinf(inverse), torch.full_like(inverse, fmt.max_finite), inverse)

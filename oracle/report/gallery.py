@@ -19,7 +19,7 @@ HEAD = (
     *("project", "kernel", "contract", "verdict", "class", "judged", "identified as", "bits", "ulps", "SQNR"),
     *("batch", "reruns", "covered"),
 )
-WHY = 240  # characters of a reason in a brief row
+WHY = 200  # characters of a reason in a brief row
 SHOWN = 3  # cases of a moved kernel that are named
 
 

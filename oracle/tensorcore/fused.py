@@ -210,7 +210,7 @@ def _groups(p: Tensor, e: Tensor, c: Tensor, instruction: Instruction, out: torc
     if instruction.order is Order.INTERLEAVED:
         index = torch.arange(p.shape[-1], device=p.device)
         first = index % 4 < 2
-        splits = [index[first], index[~first]]
+        splits = [g for half in (index[first], index[~first]) for g in torch.split(half, instruction.group)]
     else:
         splits = list(torch.split(torch.arange(p.shape[-1], device=p.device), instruction.group))
     for split in splits:

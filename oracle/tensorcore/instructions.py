@@ -68,7 +68,7 @@ class Order(Enum):
     """Which products of an instruction form a group."""
 
     SEQUENTIAL = "consecutive k"
-    INTERLEAVED = "k mod 4 in {0, 1} first, then k mod 4 in {2, 3}: always two groups of k / 2"
+    INTERLEAVED = "k mod 4 in {0, 1} first, then k mod 4 in {2, 3}: two halves, each in ascending groups"
 
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
@@ -214,6 +214,13 @@ def _ampere(arch: str, source: str) -> list[Instruction]:
     ]
 
 
+def _two_of_float16(arch: str, group: int, t: int, status: Status) -> Instruction:
+    """FP8 codes that Triton makes float16 in place (``kWidth = 4`` in its layouts): a thread holds four consecutive k,
+    of which each of two instructions takes two."""
+    source = "two mma.m16n8k16 of float16 as Triton 3.6 fills their fragments; torchao's product on an H200"
+    return _nvidia(f"{arch}.mma.f16x2", FP16, 32, group, t, 23, source, status, order=Order.INTERLEAVED)
+
+
 def _amd(name: str, operands: tuple[str, ...], k: int, group: int, kind: Sum, source: str,
          *, t: int | None = None, wide: int | None = None, flush: bool = False) -> Instruction:  # fmt: skip
     return Instruction(
@@ -226,7 +233,9 @@ _TABLE: tuple[Instruction, ...] = (
     _nvidia("sm70.mma.f16", FP16, 4, 4, 23, 23, f"{_KM} (V100); Fasi et al.", _PUB, float16_out=True),
     _nvidia("sm75.mma.f16", FP16, 8, 8, 24, 23, f"{_MMASIM}; Fasi et al. (T4)", _LIT, float16_out=True),
     *_ampere("sm80", f"{_MMASIM}; {_KM} (A100)"),
+    _two_of_float16("sm80", 8, 24, _LIT),
     *_ampere("sm86", f"{_MMASIM}; {_KM} (A2)"),
+    _two_of_float16("sm86", 8, 24, _LIT),
     *_ampere("sm89", f"{_MMASIM}; {_KM} (Ada RTX 1000, L40S)"),
     _nvidia("sm89.mma.fp8", FP8, 32, 16, 13, 13, f"{_MMASIM}; {_KM} (Ada RTX 1000, L40S)", _PUB, float16_out=True),
     _nvidia(
@@ -237,12 +246,7 @@ _TABLE: tuple[Instruction, ...] = (
     _nvidia("sm90.wgmma.bf16", BF16, 16, 16, 25, 23, f"{_MMASIM}; {_KM} (H100, H200)", _PUB),
     _nvidia("sm90.wgmma.tf32", TF32, 8, 8, 25, 23, f"{_MMASIM}; {_KM} (H100, H200)", _PUB),
     _emulated("sm90.mma.fp8", f"{_KM} (H100, H200; float16 output)", _PUB),
-    _nvidia(
-        "sm90.mma.f16x2", FP16, 32, 16, 25, 23,
-        "two mma.m16n8k16 of float16, whose fragments Triton fills with FP8 codes converted in place: a thread holds "
-        "four consecutive k, of which each instruction takes two; torchao's product on an H200", _HW,
-        order=Order.INTERLEAVED,
-    ),
+    _two_of_float16("sm90", 16, 25, _HW),
     *_blackwell("sm100", "tcgen05", "tcgen05"),
     _emulated("sm100.mma.fp8", f"{_KM} (B200; both outputs)", _PUB),
     *_blackwell("sm103", "tcgen05", "tcgen05"),

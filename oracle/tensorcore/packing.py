@@ -65,7 +65,7 @@ def pack(
     group : products of one fused step.
     unit : products of one tile, a multiple of ``piece``.
     piece : products of one instruction, which no group crosses; None: as many as a tile has.
-    interleaved : whether a piece is two groups, ``k mod 4`` in {0, 1} and then the others.
+    interleaved : whether a piece is two halves, ``k mod 4`` in {0, 1} and then the others, each in groups.
     flags : of every tile, added to those of a chain's last one.
     """
     padded = -(-group // UNROLL) * UNROLL
@@ -77,9 +77,10 @@ def pack(
             for k in range(first, end, piece or unit):
                 ks = range(k, min(k + (piece or unit), end))
                 if interleaved:
-                    groups = [[i for i in ks if (i - k) % 4 < 2], [i for i in ks if (i - k) % 4 >= 2]]
+                    halves = [[i for i in ks if (i - k) % 4 < 2], [i for i in ks if (i - k) % 4 >= 2]]
                 else:
-                    groups = [list(ks[g : g + group]) for g in range(0, len(ks), group)]
+                    halves = [list(ks)]
+                groups = [half[g : g + group] for half in halves for g in range(0, len(half), group)]
                 for members in groups:
                     if members:
                         source += members + [-1] * (padded - len(members))

@@ -215,7 +215,9 @@ class Schedule:
         if self.bias_after_cast and product.bias is None:
             return f"{self.name} adds a bias to the stored output, and there is none"
         if self.dequantises or self.widens:
-            seen = self.lowered(product)
+            dtype = getattr(torch, self.instruction.operands[0], None)
+            sure = self.widens and dtype is not None and product.widens(dtype)  # the rest asks for shapes and formats
+            seen = self.lowered(product.rows(0, 1).columns(0, 1) if sure else product)
             if seen is None:
                 done = "dequantises" if self.dequantises else "widens codes"
                 return f"{self.name} {done} to {self.instruction.operands[0]}, which does not hold every operand"
@@ -445,12 +447,12 @@ _TABLE: tuple[Schedule, ...] = (
     *_family("sm80", "mma.bf16", promoting=False, prefix=".bf16"),
     _dequantised("sm80", "mma.bf16"),
     *_family("sm80", "mma.f16", promoting=False, prefix=".f16"),
-    _widened("sm80", "mma.f16"),
+    _widened("sm80", "mma.f16x2"),
     *_family("sm80", "mma.tf32", promoting=False, prefix=".tf32"),
     *_family("sm86", "mma.bf16", promoting=False, prefix=".bf16"),
     _dequantised("sm86", "mma.bf16"),
     *_family("sm86", "mma.f16", promoting=False, prefix=".f16"),
-    _widened("sm86", "mma.f16"),
+    _widened("sm86", "mma.f16x2"),
     *_family("sm89", "mma.fp8", promoting=True),
     *_family("sm89", "mma.bf16", promoting=False, prefix=".bf16"),
     _dequantised("sm89", "mma.bf16"),

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from oracle.errors import ExactnessError, ShapeError
-from oracle.numbers.formats import E2M1, Format, NanEncoding, codes_of, decode, from_codes, of_dtype
+from oracle.numbers.formats import E2M1, Format, NanEncoding, codes_of, decode, from_codes, in_blocks, of_dtype
 from oracle.numbers.rounding import Overflow, Rounding, encode_scalar, fast_two_sum, pair_to_dtype, two_prod, two_sum
 
 LONG = 4096  # a sum of this length that fits float64 is worth splitting K for, rather than the exponent range
@@ -165,6 +165,17 @@ class Decoded:
 
 
 @lru_cache(maxsize=32)
+def held_codes(fmt: Format, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    """The values of all codes of a format of 8 bits in ``dtype``; None of another format, or where it does not hold
+    one."""
+    if fmt.bits != 8:
+        return None
+    value = decode(torch.arange(1 << fmt.bits, device=device), fmt)
+    made = value.to(dtype)
+    return made if bool(((decode(made) == value) | torch.isnan(value)).all()) else None
+
+
+@lru_cache(maxsize=32)
 def _finite_codes(fmt: Format, device: torch.device) -> Tensor:
     """Bool, which codes of a format of at most 16 bits are neither NaN nor infinity."""
     return torch.isfinite(decode(torch.arange(1 << fmt.bits, device=device), fmt))
@@ -288,8 +299,8 @@ class ScaledProduct:
         return self.to("cpu") if self.a.is_cuda and small else None
 
     def rows(self, start: int, stop: int) -> ScaledProduct:
-        """The same product restricted to rows ``start..stop-1`` of ``a``."""
-        return self._left_part(slice(start, stop))
+        """The same product restricted to rows ``start..stop-1`` of ``a``; itself where these are all."""
+        return self if start == 0 and stop >= self.M else self._left_part(slice(start, stop))
 
     def take(self, rows: Tensor) -> ScaledProduct:
         """The same product restricted to the rows of ``a`` listed in ``rows`` (int64)."""
@@ -337,12 +348,21 @@ class ScaledProduct:
         """The same product with codes of ``dtype``, scales as they are; None where a code is no value of it."""
         sides = []
         for side in (self.left, self.right):
-            value = side.value()
-            made = value.to(dtype)
-            if not bool(((decode(made) == value) | torch.isnan(value)).all()):
-                return None
+            table = held_codes(side.fmt, dtype, side.codes.device)
+            if table is not None:
+                codes = side.codes.view(torch.uint8)
+                made = in_blocks(lambda x, t=table: t.index_select(0, x.int()), codes, dtype=dtype)
+            else:
+                value = side.value()
+                made = value.to(dtype)
+                if not bool(((decode(made) == value) | torch.isnan(value)).all()):
+                    return None
             sides.append(made)
         return replace(self, a=sides[0], b=sides[1])
+
+    def widens(self, dtype: torch.dtype) -> bool:
+        """Whether ``dtype`` holds every code of both formats: :meth:`widened` is not None, whatever the codes."""
+        return all(held_codes(side.fmt, dtype, self.a.device) is not None for side in (self.left, self.right))
 
     def over(self, ranges: Sequence[tuple[int, int]]) -> ScaledProduct:
         """The sum over some ranges ``[first k, end k)`` of K alone, joined in this order, without alpha, bias, ``c``.

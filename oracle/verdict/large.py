@@ -104,7 +104,7 @@ def failure(bits: Bands, name: str, wider: Sequence[str]) -> Verdict | None:
         return None
     seen += _most(parts, output, bad, centre, name)
     worst, elements = _worst(seen)
-    if any(_may_hold(seen, worst, other) for other in wider):
+    if _may_hold(seen, worst, wider):
         return None
     interval = exact_and_interval(worst.known.part.product, name)[1].name
     open_ = count(undecided)
@@ -225,29 +225,29 @@ def _worst(seen: Sequence[_Seen]) -> tuple[_Seen, list[tuple[float, Element]]]:
     return first, sorted(elements.values(), key=lambda pair: -pair[0])
 
 
-def _may_hold(seen: Sequence[_Seen], worst: _Seen, other: str) -> bool:
-    """Whether this class may hold the output: its accumulator in any order (which is asked first, as it costs little)
-    or float32 in any order the worst element of what was seen, the class itself some failing ones of its row, then all
-    that was seen to fail."""
+def _may_hold(seen: Sequence[_Seen], worst: _Seen, classes: Sequence[str]) -> bool:
+    """Whether one of these classes may hold the output: its accumulator in any order (which is asked first, as it costs
+    little) or float32 in any order the worst element of what was seen, the class itself some failing ones of its row,
+    then all that was seen to fail."""
     known, output, found = worst.known, worst.output, worst.found
     assert found.worst is not None
     if math.isnan(found.worst.actual):
         return False  # no interval holds it
     row, column = (torch.tensor([i], dtype=torch.int64, device=output.device) for i in found.worst.index)
     some = torch.nonzero(found.bad[row[0]])[:FEW, 0]
+    one, few = (([known.subset(row, at)], output[row][:, at], found.bad[row][:, at]) for at in (column, some))
 
-    def held(columns: Tensor, name: str) -> bool:
-        yes = torch.ones((1, len(columns)), dtype=torch.bool, device=output.device)
-        return held_by([known.subset(row, columns)], output[row][:, columns], yes, name) is not None
-
-    if other != IEEE32:
-        acc = of_schedule(of_class(other))
-        loose = other.removesuffix(SPLIT).removesuffix(ANY) + ANY
-        if acc.kind is Sum.FUSED and not acc.scales_inside and acc.split is None and not held(column, loose):
+    def may(other: str) -> bool:
+        if other != IEEE32:
+            acc = of_schedule(of_class(other))
+            loose = other.removesuffix(SPLIT).removesuffix(ANY) + ANY
+            if acc.kind is Sum.FUSED and not acc.scales_inside and acc.split is None and held_by(*one, loose) is None:
+                return False
+        if held_by(*one, other) is None or held_by(*few, other) is None:
             return False
-    if not (held(column, other) and held(some, other)):
-        return False
-    return all(held_by([one.known], one.output, one.found.bad, other) for one in seen if one.found.outside)
+        return all(held_by([each.known], each.output, each.found.bad, other) for each in seen if each.found.outside)
+
+    return any(map(may, classes))
 
 
 def _grids(wanted: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -8,7 +8,6 @@ The order of judgement:
    however small the difference. Two exceptions: every element is the exact value correctly rounded, which is the best
    possible result; or, when no numerics is declared, all but a few are, which other arithmetic may give by chance.
 3. *Interval.* Otherwise every element must lie in the sound interval of the declared accumulator.
-   Where none is declared and the output is large, point 4 is asked first of float32 in any order, which costs less.
 4. *Wider classes.* When no numerics is declared, a kernel may also use another accumulator of its arch, float32
    arithmetic in any order, or partial sums over K (split-K, stream-K): a truncating accumulator's one-sided interval
    need not hold these although they err less. Then the *whole* output must lie in the interval of one of these classes,
@@ -120,8 +119,6 @@ class ProductSets(Sets):
                 failed = failure(bits, self.names[0], self.classes)
             if failed is not None:
                 return failed
-            if undeclared and (held := _held_in_any_order(self.parts, output, mistrust)) is not None:
-                return held
         return _judge_interval(self.parts, output, self.names[0], self.classes, mistrust)
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
@@ -419,16 +416,6 @@ def _judge_interval(
             return replace(failed, summary=failed.summary + said)
         return failed
     return banded(parts, verdict(found, basis=intervals[0].name, mistrust=mistrust))
-
-
-def _held_in_any_order(parts: Sequence[Part], output: Tensor, mistrust: str | None) -> Verdict | None:
-    """The pass of a large output that float32 in any order holds, all of it constrained; None of any other.
-
-    Its interval costs a tenth of that of an accumulator, which is then not asked.
-    """
-    known = [ExactPart(p, value := exact(p.product), rounded(p.product, value, output.dtype)) for p in parts]
-    held = held_by(known, output, torch.ones(output.shape, dtype=torch.bool, device=output.device), IEEE32)
-    return None if held is None else verdict(held[0], basis=held[1], mistrust=mistrust)
 
 
 def _split_of(parts: Sequence[Part], output: Tensor, name: str) -> Schedule | None:

@@ -143,9 +143,9 @@ def _w4a8(op: Any, inputs: Inputs, options: Options) -> Tensor:
     offered(options["out_dtype"] == torch.bfloat16, "bfloat16 output")
     offered(b.shape[0] % 16 == 0 and b.shape[1] % 256 == 0, "N in multiples of 16, K of 256")
     dense(inputs)
+    words, packed = _words(b), torch.ops._C.cutlass_pack_scale_fp8(scales)
     with prepared():
-        packed = torch.ops._C.cutlass_pack_scale_fp8(scales)
-        encoded = torch.ops._C.cutlass_encode_and_reorder_int4b(_words(b).t())
+        encoded = torch.ops._C.cutlass_encode_and_reorder_int4b(words.t())
     beside = inputs["b_channel_scales"], inputs["a_token_scales"]
     made: Tensor = op(inputs["a"], encoded, packed, 128, *beside, torch.bfloat16, None)
     return made
@@ -185,9 +185,9 @@ def _w4a8_moe(op: Any, inputs: Inputs, options: Options) -> Tensor:
     offered(a.is_contiguous(), "dense rows: their pitch is passed apart, and is K")
     offered(n % 16 == 0 and k % 256 == 0, "N in multiples of 16, K of 256")
     dense(inputs)
+    words, packed = _words(b), torch.ops._C.cutlass_pack_scale_fp8(inputs["b_group_scales"])
     with prepared():
-        encoded, layouts = torch.ops._C.cutlass_encode_and_reorder_int4b_grouped(_words(b))
-        packed = torch.ops._C.cutlass_pack_scale_fp8(inputs["b_group_scales"])
+        encoded, layouts = torch.ops._C.cutlass_encode_and_reorder_int4b_grouped(words)
     out = torch.zeros(a.shape[0], n, dtype=torch.bfloat16, device="cuda")
     starts, lead, of_out = _starts(inputs, n, k)
     of_scales = torch.zeros(experts, 2, dtype=torch.int64, device="cuda")

@@ -270,7 +270,7 @@ def _deep_gemm_transposed(inputs: Inputs, options: Options) -> Tensor:
 
 
 def _flashinfer_shuffled(inputs: Inputs, options: Options) -> Tensor:
-    tile = int(str(options["epilogue_tile_m"]))
+    tile = int(str(options.get("epilogue_tile_m", 128)))
     made: Tensor = _module("flashinfer").shuffle_matrix_sf_a(_bytes(inputs), tile).view(torch.uint8).flatten()
     return made.view(inputs["scale"].dtype)
 

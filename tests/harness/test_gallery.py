@@ -15,7 +15,8 @@ import torch
 from oracle.cli import main
 from oracle.errors import DeviceError, FixtureError, OptionError, SubjectError
 from oracle.harness import gallery
-from oracle.harness.report import Report
+from oracle.harness.report import NUMBERS, Finding, Report
+from oracle.harness.session import UNWRITTEN, failed
 from oracle.report.gallery import Row, Run, beside, page, read
 from tests.support.commandline import Cli
 from tests.support.forked import forked
@@ -256,3 +257,13 @@ def test_the_gallery_of_this_project_loads() -> None:
     found = gallery.load(ROOT / "tests" / "hardware" / "gallery")
     assert len({project.name for project in found}) == len(found)
     assert page(Run({}, ())).startswith("0 kernels")
+
+
+class TestIdentified:
+    """What a row counts as identified bit for bit."""
+
+    def test_memory_that_nothing_was_written_to(self) -> None:
+        verdict = replace(failed("nothing was written"), explained_by=(UNWRITTEN,))
+        assert gallery._identified(Finding("case", NUMBERS, verdict)) == "what the memory held"
+        other = replace(verdict, explained_by=("another fault",))
+        assert gallery._identified(Finding("case", NUMBERS, other)) == ""

@@ -83,6 +83,7 @@ CAUGHT = (
     ("raises", NUMBERS, "unsupported M"),
     ("dies", NUMBERS, "SIGSEGV"),
     ("killed", NUMBERS, "SIGKILL"),
+    ("aborts", NUMBERS, "the worker died by SIGABRT: CUDA error: misaligned address"),
     ("exits", NUMBERS, "status 3"),
     ("quits", NUMBERS, "exit(4)"),
     ("out_of_memory", NUMBERS, "out of memory"),
@@ -113,7 +114,7 @@ CAUGHT = (
 )
 
 
-NEED_PROCESS = ("dies", "killed", "exits", "not_callable", "absent")
+NEED_PROCESS = ("dies", "killed", "aborts", "exits", "not_callable", "absent")
 
 
 class TestBrokenKernels:

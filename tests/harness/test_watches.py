@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
-from oracle.harness import concurrency, offsets, validation
+from oracle.harness import concurrency, offsets, validation, watches
 from oracle.harness.report import LARGE, THREADS, Finding
 from oracle.harness.session import Answer, Session
 from oracle.harness.validation import validate
@@ -137,6 +138,15 @@ def test_a_call_that_asks_for_the_domain_is_judged(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("in_process")
+def test_other_inputs_have_the_shapes_of_these() -> None:
+    """Where other data have other shapes, as steps of K by group, the own ones are turned, and stay what they are."""
+    mine = {"a": torch.arange(6.0).to(torch.float8_e4m3fn), "ks": torch.tensor([4, 2])}
+    same, longer = {name: x + 0 if name == "ks" else x for name, x in mine.items()}, {**mine, "a": mine["a"][:4]}
+    assert watches.alike(mine, same) is same
+    turned = watches.alike(mine, longer)
+    assert turned["a"].float().tolist() == [5, 4, 3, 2, 1, 0] and turned["ks"] is mine["ks"]
+
+
 class TestThreads:
     """Every answer of every thread counts, the farthest one is judged."""
 

@@ -122,8 +122,8 @@ class TestWidened:
 
     @pytest.mark.parametrize(("group", "same"), [(8, True), (16, False)])
     def test_promoted_chains(self, group: int, same: bool) -> None:
-        """sm80: groups of 8 products, 16 of them from zero for each block of 128, then one fma; groups of 16, as many
-        as an instruction takes, give other bits (the twin)."""
+        """sm80: groups of 8 products, 16 of them from zero for each block of 128, then one fma; of 32 products, first
+        those of k mod 4 in {0, 1}. Groups of 16, as many as an instruction takes, give other bits (the twin)."""
         m, n, k = 2, 3, 256
         random = torch.Generator().manual_seed(4)
         powers = (torch.exp2(torch.randint(-8, 9, (rows, k), generator=random).float()) for rows in (m, n))
@@ -138,8 +138,10 @@ class TestWidened:
                 total: Fraction | float = Fraction(0)
                 for block in range(2):
                     c = Fraction(0)
-                    for start in range(128 * block, 128 * (block + 1), group):
-                        terms = [Product(x[i][q], y[j][q], -14, -14) for q in range(start, start + group)]
+                    pieces = [range(k, k + 32) for k in range(128 * block, 128 * (block + 1), 32)]
+                    order = [q for piece in pieces for half in (0, 2) for q in piece if q % 4 - half in (0, 1)]
+                    for start in range(0, 128, group):
+                        terms = [Product(x[i][q], y[j][q], -14, -14) for q in order[start : start + group]]
                         addends = [(c, exponent(c, -126) if c else None), *((t.value, t.e) for t in terms)]
                         value = rounded(aligned_sum(addends, 24, -126)[0], 23, -126, 127, nearest=False)
                         assert isinstance(value, Fraction)

@@ -65,8 +65,8 @@ from oracle.bounds import rotary
 from oracle.bounds.interval import Admissible
 from oracle.bounds.norm import FLUSHED, U, reciprocal_norm
 from oracle.errors import DtypeError, LayoutError, OptionError, ShapeError
-from oracle.numbers import cuda_math, recipes
-from oracle.numbers.formats import FP32, decode, of_dtype
+from oracle.numbers import cuda_math, mufu, recipes
+from oracle.numbers.formats import FP32, Format, decode, of_dtype
 from oracle.numbers.quantize import WIDE
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, f32, to_dtype
@@ -248,13 +248,30 @@ class _Norm(FusedContract):
         total = self.summed(inputs, rounded=True)
         return {"residual": Admissible(total, total, total)}
 
-    def value(self, inputs: Inputs, options: Options) -> Value:
-        rounded = bool(options.get("sum_in_dtype", self.sum_in_dtype))
-        z, w = self.summed(inputs, rounded=rounded), decode(inputs["weight"])
-        norm = reciprocal_norm(z, float(f32(torch.tensor(options["epsilon"], dtype=torch.float64, device=z.device))))
+    def steps(self, inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, float]:
+        """What is normed, the weight and epsilon, float64."""
+        z = self.summed(inputs, rounded=bool(options.get("sum_in_dtype", self.sum_in_dtype)))
+        epsilon = f32(torch.tensor(options["epsilon"], dtype=torch.float64, device=z.device))
+        return z, decode(inputs["weight"]), float(epsilon)
+
+    def held(self, inputs: Inputs, options: Options) -> tuple[torch.dtype, Format]:
+        """The dtype that the value is held in, and the format of the norm before the weight."""
         rounding, dtype = options.get("rounding", self.rounding), inputs["x"].dtype
-        held = torch.float32 if rounding == "none" else dtype
-        last, first = of_dtype(held), of_dtype(dtype) if rounding == "each" else FP32
+        return torch.float32 if rounding == "none" else dtype, of_dtype(dtype) if rounding == "each" else FP32
+
+    def modelled(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        z, w, epsilon = self.steps(inputs, options)
+        held, first = self.held(inputs, options)
+        (rows, width), vector = z.shape, 16 // inputs["x"].element_size()
+        threads = min(-(-width // vector), 1024 if rows < 256 else 256)
+        mean = f32(f32(cuda_math.sum_of_squares(z, vector, threads) / width) + epsilon)
+        norm = nearest(f32(z * cuda_math.reciprocal_root(mean)), first)
+        return {"a norm by vLLM's sum and rsqrt.approx": rounded_to(f32(norm * w), held)}
+
+    def value(self, inputs: Inputs, options: Options) -> Value:
+        z, w, epsilon = self.steps(inputs, options)
+        held, first = self.held(inputs, options)
+        norm, last, rounding = reciprocal_norm(z, epsilon), of_dtype(held), options.get("rounding", self.rounding)
         flushed = 2 * FLUSHED if rounding == "none" else 0.0  # fast math takes a subnormal term, or the sum, as 0
         ends = [e * r for e in (z - flushed, z + flushed) for r in (norm.low, norm.high)]
         low, high = torch.stack(ends).amin(dim=0), torch.stack(ends).amax(dim=0)
@@ -516,11 +533,17 @@ class RopeQuantizeFp8(FusedContract):
         low, high, usual = (torch.cat([part[i].flatten() for part in made])[None] for i in range(3))
         return Value(Admissible(low, high, usual), torch.float32)
 
-    def _part(self, name: str, inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+    def modelled(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        made = torch.cat([self._part(name, inputs, options, flushed=True)[2].flatten() for name in NAMES])[None]
+        return {"a rotation that flushes subnormals": rounded_to(made, torch.float32)}
+
+    def _part(
+        self, name: str, inputs: Inputs, options: Options, *, flushed: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
         x, factor = decode(inputs[name]), options["quant_scale_q" if name.startswith("q") else "quant_scale_kv"]
         times = float(f32(torch.tensor(float(factor), dtype=torch.float64, device=x.device)))
         if name.endswith("nope"):
-            plain = f32(x * times)
+            plain = mufu.flush(f32(mufu.flush(x) * times)) if flushed else f32(x * times)
             return f32(plain - rotary.FLUSHED * (1 + times)), f32(plain + rotary.FLUSHED * (1 + times)), plain
         half = x.shape[-1] // 2
         cache = decode(inputs["cos_sin_cache"])[inputs["pos_ids"].long()]
@@ -533,6 +556,10 @@ class RopeQuantizeFp8(FusedContract):
             cos, sin = (t.repeat_interleave(2, dim=-1) for t in (cos, sin))
         if x.dim() == 3:
             cos, sin = cos[:, None], sin[:, None]
+        if flushed:  # as FlashInfer's -use_fast_math has it
+            x, beside, cos, sin = (mufu.flush(t) for t in (x, beside, cos, sin))
+            turned = mufu.flush(f32(mufu.flush(f32(x * cos)) - mufu.flush(f32(beside * sin))))
+            return (mufu.flush(f32(turned * times)),) * 3
         return rotary.rotated(x, beside, cos, sin, times)
 
     def outputs(self, call: Call) -> dict[str, Out]:

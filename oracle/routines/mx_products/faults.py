@@ -268,13 +268,13 @@ def _row_by_row(call: Call, side: Side) -> Tensor:
 
 
 def _gaps_of_flashinfer(call: Call, side: Side) -> Tensor:
-    """Groups where FlashInfer would begin them; beyond the memory it begins again."""
-    ends = [int(part.rows[-1]) + 1 for part in call.parts if part.rows is not None]
-    found, begin = [], 0
-    for i, start in enumerate(group_starts([0, *ends])[: len(ends)]):
-        count = ends[i] - begin
-        found.append(places(start + count, side.columns, TILE)[start:])
-        begin = ends[i]
+    """Groups, those without rows too, where FlashInfer would begin them; beyond the memory it begins again."""
+    ends, begin = call.inputs["offs"].tolist(), 0
+    found = [side.at[:0]]
+    for start, end in zip(group_starts([0, *ends]), ends, strict=False):
+        if end > begin:
+            found.append(places(start + end - begin, side.columns, TILE)[start:])
+        begin = end
     return torch.cat(found)
 
 

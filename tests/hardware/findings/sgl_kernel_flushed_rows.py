@@ -1,6 +1,6 @@
-"""sglang-kernel 0.4.4, sgl_per_token_quant_fp8: the scale of a row below 2^-117 is flushed to 0.
+"""sglang-kernel 0.4.4, sgl_per_token_quant_fp8: a row below 2^-117 gets the scale 0 and is lost.
 
-A token whose largest value lies below 6e-36 comes back as zeros.
+A row whose values all lie below 6e-36 comes back as zeros: none that a model has.
 """
 
 import sys
@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 torch.ops.load_library(Path(find_spec("sgl_kernel").submodule_search_locations[0]) / "sm90/common_ops.abi3.so")
+
 x = torch.full((1, 128), 2.0**-120, dtype=torch.bfloat16, device="cuda")
 q = torch.empty(1, 128, dtype=torch.float8_e4m3fn, device="cuda")
 scale = torch.empty(1, 1, device="cuda")

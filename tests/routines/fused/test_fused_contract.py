@@ -316,7 +316,7 @@ def test_a_known_kernels_bits_have_its_name() -> None:
     """The value is CUDA's, not the rounded one; another bit passes and has no name."""
     call = call_of("silu_and_mul_per_block_quant")
     assert isinstance(call.contract, FusedContract)
-    ((name, value),) = call.contract.modelled(call.inputs, call.resolved).items()
+    (name, value), _ = call.contract.modelled(call.inputs, call.resolved).items()
     made = quantize(value, R.VLLM_SILU_BLOCK)
     output = {"q": made.codes, "scale": made.scale}
     verdict = judged(call, output)
@@ -325,3 +325,21 @@ def test_a_known_kernels_bits_have_its_name() -> None:
     moved = output | {"scale": torch.nextafter(made.scale, torch.tensor(torch.inf))}
     verdict = judged(call, moved)
     assert verdict.status is Status.PASSED and verdict.matches is None
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "at", "code"),
+    [
+        ("rms_norm_static_fp8_quant", "special", (29, 168), 224),
+        ("fused_add_rms_norm_static_fp8_quant", "ties", (6, 109), 73),
+    ],
+)
+def test_a_norm_as_vllm_computes_it(name: str, family: str, at: tuple[int, int], code: int) -> None:
+    """The one code of 21,120 where an H200 and the rounded norm differ; the model has the device's."""
+    case = cases.parse(f"{name}/bf16-e4m3/tensor/m=33,h=640/rounding=product/family={family}/seed=1")
+    call = Call(get(name), case.inputs(), case.call_options())
+    assert isinstance(call.contract, FusedContract)
+    ((_, value),) = call.contract.modelled(call.inputs, call.resolved).items()
+    made = [int(quantize(x, R.TORCH_STATIC, scale=call.inputs["scale"]).codes.view(torch.uint8)[at])
+            for x in (value, call.contract.value(call.inputs, call.resolved).expected)]  # fmt: skip
+    assert made[0] == code != made[1]
