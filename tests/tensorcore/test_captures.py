@@ -166,10 +166,15 @@ class TestIdentify:
     """The schedule of a captured output is found among all registered ones."""
 
     def test_deep_gemm(self) -> None:
+        """Scales joined as ``fma(d * row, col, sum)`` give the same 10240 bfloat16 outputs, other float32 ones."""
         product, out = dense(DENSE[1], "out.deep_gemm.fp8_gemm_nt")
-        first, second, *_ = identify_product(product, out)
+        first, second, third, *_ = identify_product(product, out)
         assert (first.schedule, first.equal, first.compared) == (BLOCKWISE, 1.0, out.numel())
-        assert second.equal < 1.0
+        assert (second.schedule, second.equal) == (f"{BLOCKWISE}.row_then_col.fma", 1.0)
+        assert third.equal < 1.0
+        exact = predict_product(product, BLOCKWISE, out_dtype=torch.float32)
+        found = identify_product(product, exact, "sm90")
+        assert [m.schedule for m in found if m.equal == 1.0] == [BLOCKWISE] and found[1].equal < 0.9
 
     def test_fast_and_precise(self) -> None:
         for key, schedule in (("unit_fast_fp32", "sm90.chain"), ("unit_precise_fp32", "sm90.promote128.scale_after")):
