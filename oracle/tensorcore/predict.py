@@ -87,7 +87,17 @@ def predict_product(
     if fast is not None:
         found: Tensor = fast.predict(product, schedule, out_dtype=out_dtype)
         return found
+    near = _on_the_cpu(product) if engine == "auto" else None
+    if near is not None and (fast := _engine(near, schedule, engine)) is not None:
+        found = fast.predict(near, schedule, out_dtype=out_dtype)
+        return found.to(product.a.device)
     return store(_float32(product, schedule), out_dtype)
+
+
+def _on_the_cpu(product: ScaledProduct) -> ScaledProduct | None:
+    """The copy of a device's product whose schedule no engine of the device takes: the CPU's engine is faster than the
+    definition on any device. None for a product of the CPU."""
+    return product.to("cpu") if product.a.is_cuda else None
 
 
 def predict_blocks(product: ScaledProduct, schedule: Schedule) -> Tensor | None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ from oracle.verdict.pattern import places
 from oracle.verdict.sets import Found, Range, Sets, all_equal, mostly_zero, ranged, verdict_of_equality
 
 TRIAL = (4, 256)  # rows and columns that a schedule or a class must explain before the whole part is computed
+MORE = (16, 1024)  # those that it must explain next where the output is more than LARGER times as large
+LARGER = 32
 FEWEST = (1, 4)  # those that reject most classes of a wrong output
 BAND, BAND_ON_DEVICE = 256, 2048
 """Rows predicted at a time: a schedule that is not the kernel's is rejected at its first wrong band."""
@@ -272,12 +274,20 @@ class Bands:
         """Whether ``schedule`` gives every bit."""
         if any(self._differs(self._bits(*few, schedule), *few) for few in [*self._witnesses, *self._samples]):
             return False
+        if any(self._differs(self._bits(*more, schedule), *more) for more in self._more):
+            return False
         for i, own, start, band in self._all():
             predicted = self._bits(band, own, schedule)
             if self._differs(predicted, band, own):
                 self._refused[schedule.name] = i, start, predicted
                 return False
         return True
+
+    @cached_property
+    def _more(self) -> list[tuple[ScaledProduct, Tensor]]:
+        """More rows and columns of a large output; what is nearly right is seldom computed on the whole."""
+        large = self.output.numel() > LARGER * MORE[0] * MORE[1]
+        return list(samples(self.parts, self.output, MORE)) if large else []
 
     def _differs(self, predicted: Tensor, product: ScaledProduct, own: Tensor) -> bool:
         """Whether a bit of ``own`` is not the predicted one; a few that are not refuse the next schedule sooner."""
@@ -334,12 +344,14 @@ def reproducing(
     return None
 
 
-def samples(parts: Sequence[Part], output: Tensor) -> Iterator[tuple[ScaledProduct, Tensor]]:
+def samples(
+    parts: Sequence[Part], output: Tensor, extents: tuple[int, int] = TRIAL
+) -> Iterator[tuple[ScaledProduct, Tensor]]:
     """A few rows and columns of every part."""
     for part in parts:
         rows, columns = (
             torch.arange(0, extent, max(1, extent // most), device=output.device)
-            for extent, most in ((part.product.M, TRIAL[0]), (part.product.N, TRIAL[1]))
+            for extent, most in zip((part.product.M, part.product.N), extents, strict=True)
         )
         yield subset(part.product, rows, columns), part.of(output)[rows][:, columns]
 

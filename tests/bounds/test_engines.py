@@ -18,7 +18,7 @@ from oracle.bounds import Accumulator, engines, of_schedule, residue_bound, trit
 from oracle.bounds import product as definition
 from oracle.errors import NumericsError
 from oracle.numbers.formats import codes_of
-from oracle.tensorcore import cpu_jit, engine_cpu, engine_cuda
+from oracle.tensorcore import cpu_jit, engine_cpu, engine_cuda, predict
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.packing import PROMOTE, plan, supported
 from oracle.tensorcore.predict import predict_product
@@ -305,6 +305,18 @@ def test_a_small_product_of_a_device_is_computed_on_the_cpu(name: str, monkeypat
     assert torch.equal(interval.lo, due[1].lo) and torch.equal(interval.hi, due[1].hi) and interval.name == due[1].name
     assert torch.equal(predict_product(product, "sm90.promote128", out_dtype=torch.float32), due[2])
     assert not torch.equal(predict_product(product, "sm90.promote128", out_dtype=torch.float32, engine="cpu"), due[2])
+
+
+def test_a_device_without_an_engine_for_a_schedule_takes_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The definition takes minutes on a device; here the copy on the CPU is another product, to be told apart."""
+    product = product_of(get("sm90.promote128"), 4, 6, 256, seed=15, bias=True)
+    other = replace(product, a=product.a.flip(0))
+    due = predict_product(other, "sm90.promote128", out_dtype=torch.float32)
+    engine_of = predict._engine
+    monkeypatch.setattr(predict, "_engine", lambda p, *more: None if p is product else engine_of(p, *more))
+    assert not torch.equal(predict_product(product, "sm90.promote128", out_dtype=torch.float32), due)
+    monkeypatch.setattr(predict, "_on_the_cpu", lambda p: other)
+    assert torch.equal(predict_product(product, "sm90.promote128", out_dtype=torch.float32), due)
 
 
 class TestCuda:

@@ -5,7 +5,7 @@ What is large is made small here, so that both ways judge the same calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -24,6 +24,7 @@ from oracle.routines import cases, get
 from oracle.routines.catalogue import Call, run
 from oracle.routines.catalogue import get as get_fault
 from oracle.tensorcore.instructions import Sum
+from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict import heatmap, products
@@ -263,3 +264,22 @@ def test_full_rows_are_looked_at_apart_from_the_others() -> None:
         ((rows, columns),) = large_._grids(mask)
         assert (len(rows), len(columns)) == (int(mask.any(dim=1).sum()), int(mask.any(dim=0).sum()))
     assert large_._grids(torch.zeros_like(wanted)) == []
+
+
+def test_more_of_a_large_output_refuses_a_schedule_before_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One wrong element that the first rows and columns miss."""
+    p = block_scaled("randn", 48, 512, 256, seed=4)
+    schedule = get_schedule("sm90.promote128")
+    out = predict_product(p, schedule, out_dtype=torch.bfloat16)
+    out[3, 1] = 2 * out[3, 1] + 1
+
+    def whole(bands: products.Bands) -> Iterator[tuple[int, torch.Tensor, int, ScaledProduct]]:
+        raise AssertionError("the whole is computed")
+
+    monkeypatch.setattr(products.Bands, "_all", whole)
+    monkeypatch.setattr(products, "MORE", (16, 512))
+    monkeypatch.setattr(products, "LARGER", 2)
+    assert not products.Bands([products.Part(p)], out).reproduced(schedule)
+    monkeypatch.setattr(products, "LARGER", 3)
+    with pytest.raises(AssertionError, match="the whole is computed"):
+        products.Bands([products.Part(p)], out).reproduced(schedule)
