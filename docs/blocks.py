@@ -142,7 +142,7 @@ def environment() -> str:
 
 def private_names(folder: str = "") -> str:
     """Names that begin with an underscore, of other packages, by the file of the production layer that uses them."""
-    home = Path(folder or Path(str(import_module("kernels").__file__)).parent)
+    home = Path(folder or Path(inspect.getfile(import_module("kernels"))).parent)
     rows = []
     for path in sorted(home.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
