@@ -288,7 +288,8 @@ def _stable(text: str, scratch: Scratch) -> str:
 
 def _surroundings() -> None:
     """What the pages take for granted: our commands on the path, the stored captures, plain text 100 columns wide."""
-    sys.path[:0] = [str(DOCS), str(ROOT / "tests")]
+    # the checkout before its tests, whose folder `kernels` would be taken for the package
+    sys.path[:0] = [str(DOCS), str(ROOT), str(ROOT / "tests")]
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     os.environ.update(
         COLUMNS=WIDTH, LC_ALL="C.UTF-8", NO_COLOR="1", TERM="dumb", PYTHONPATH="", PYTHONDONTWRITEBYTECODE="1",

@@ -141,8 +141,8 @@ def _page(arguments: argparse.Namespace) -> int:
     parts = [read(path) for path in arguments.records]
     rows = {row.key: row.brief() if arguments.brief else row for part in parts for row in part.rows}
     whole = Run(parts[0].machine, tuple(rows.values()))
-    passing = ("date", "threads")
-    places = [{name: value for name, value in part.machine.items() if name not in passing} for part in parts]
+    free = ("date", "threads")  # no verdict depends on them
+    places = [{name: value for name, value in part.machine.items() if name not in free} for part in parts]
     if other := [path for path, place in zip(arguments.records, places, strict=True) if place != places[0]]:
         raise OptionError(f"{other[0]} is of another machine than {arguments.records[0]}; a page is of one")
     if arguments.out is None:

@@ -54,6 +54,7 @@ class Grammar:
         every one of ``shapes`` with every single option and family.
     shapes : extents of the listed ids, where ``listed`` reads them.
     fixed : extents are those of the listed ids only; no others are drawn.
+    kept : extents that no random variant of a case changes: the size of a group must divide them.
     domain : conditions on the extents that the routine documents beside what its contract checks
         (:mod:`oracle.routines.domain`); no case beside the listed ones leaves it.
     edge_families : families of :data:`oracle.routines.data.EDGE_FAMILIES` that :mod:`oracle.routines.corners` takes.
@@ -74,6 +75,7 @@ class Grammar:
     listed: Listed | None = None
     shapes: tuple[str, ...] = ()
     fixed: bool = False
+    kept: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     corners: tuple[str, ...] = ()
     extra_options: tuple[Mapping[str, object], ...] = ()

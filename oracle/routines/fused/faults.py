@@ -14,7 +14,7 @@ from oracle.routines.base import Call
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Fault, Faults, both, entry, need, ones
 from oracle.routines.fused.contract import FusedContract, Inner, matrix_of
 from oracle.routines.quantisers import faults as quantisers
-from oracle.routines.quantisers.contract import Amax
+from oracle.routines.quantisers.contract import Amax, PerTokenGroupQuantFp8
 from oracle.truth.moe import nearest
 from oracle.truth.routing import sigmoid
 from oracle.verdict.sets import rounded_to
@@ -54,7 +54,7 @@ class _Inside:
 
     def __iter__(self) -> Iterator[Fault]:
         for fault in quantisers.FAULTS:
-            if "per_token_group_quant_fp8" in fault.contracts:
+            if PerTokenGroupQuantFp8.name in fault.contracts:
                 where = FUSED if fault.family in (CAST, MOVEMENT) else COMPUTED  # a given scale is nobody's mistake
                 yield replace(fault, name=PREFIX + fault.name, contracts=where, why_not=asked_inside(fault.why_not))
 

@@ -16,7 +16,7 @@ from oracle.routines.fused.faults import asked_inside
 from oracle.routines.kv_cache.contract import Coded, Copied, Piece, Products, Quantised, Quotients, flat, put
 from oracle.routines.kv_cache.writers import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE, columns
 from oracle.routines.quantisers import faults as quantisers
-from oracle.routines.quantisers.contract import Amax
+from oracle.routines.quantisers.contract import Amax, PerTokenGroupQuantFp8
 from oracle.verdict.sets import rounded_to
 
 FLASH, PACKED, MLA = "reshape_and_cache_flash", "reshape_and_cache", "concat_and_cache_mla"
@@ -200,7 +200,7 @@ class _Inside:
 
     def __iter__(self) -> Iterator[Fault]:
         for one in quantisers.FAULTS:
-            if "per_token_group_quant_fp8" in one.contracts:
+            if PerTokenGroupQuantFp8.name in one.contracts:
                 yield replace(one, name=PREFIX + "tile " + one.name, contracts=TILED, why_not=asked_inside(one.why_not))
 
 

@@ -74,7 +74,7 @@ _PLAIN: Mapping[str, Grammar] = {
     ),
     "per_token_group_quant_fp8": Grammar(
         _MK, _WIDE, ("1x128",), _FAMILIES, _activation, _group,
-        {"group": ("32", "64"), "columns": ("plain", "tma"), **_POWERS}, listed=_ids,
+        {"group": ("32", "64"), "columns": ("plain", "tma"), **_POWERS}, listed=_ids, kept=("k",),
     ),
     "per_token_cast_to_fp8": Grammar(_MK, _WIDE, ("1x128",), _FAMILIES, _activation, _ue8m0, _POWERS, listed=_ids),
     "per_block_cast_to_fp8": Grammar(
