@@ -14,6 +14,7 @@ Memory beyond operands and results: below 300 MiB on the CPU for any shape.
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -87,14 +88,14 @@ def _exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact 
 def any_order_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
     """:func:`oracle.bounds.product.any_order_bound` by the fastest engine that takes ``product``."""
     found = None if why_not_on_device(product, acc) else cuda_residue.any_order_bound(product, acc)
-    return definition.any_order_bound(product, acc) if found is None else found
+    return _confirmed(found, product, acc, definition.any_order_bound)
 
 
 def split_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
     """:func:`oracle.bounds.product.split_bound` by the fastest engine that takes ``product``."""
     if acc.promotion is None or why_not_on_device(product, acc):
         return definition.split_bound(product, acc)
-    return cuda_residue.split_bound(product, acc)
+    return _confirmed(cuda_residue.split_bound(product, acc), product, acc, definition.split_bound)
 
 
 def why_not(product: ScaledProduct, acc: Accumulator | None = None) -> str | None:
@@ -119,7 +120,33 @@ def _on_device(product: ScaledProduct, acc: Accumulator) -> Interval:
     def bounded(part: ScaledProduct) -> tuple[Exact, Interval]:
         return exact(part), cuda_residue.residue_bound(part, acc)
 
-    return definition.scaled_at_the_end(product, acc, cuda_residue.residue_bound(product, acc), bounded)
+    found = definition.scaled_at_the_end(product, acc, cuda_residue.residue_bound(product, acc), bounded)
+    return _confirmed(found, product, acc, definition.residue_bound)
+
+
+def _confirmed(
+    found: Interval | None, product: ScaledProduct, acc: Accumulator, defined: Callable[..., Interval]
+) -> Interval:
+    """What CUDA C++ gave, once a few rows and columns of it have the definition's bits; else the definition of all, and
+    a warning: a bound that a driver or a device gets wrong must decide nothing."""
+    if found is None:
+        return defined(product, acc)
+    places = (sorted({0, size // 2, size - 1}) for size in (product.M, product.N))
+    rows, columns = (torch.tensor(at, dtype=torch.int64, device=product.a.device) for at in places)
+    due = defined(product.take(rows).take_columns(columns).to("cpu"), acc)
+    if all(_same(x[rows][:, columns], y) for x, y in ((found.lo, due.lo), (found.hi, due.hi))):
+        return found
+    warnings.warn(
+        f"the {found.name} in CUDA C++ differs from its definition on {product.a.device}; the definition is computed "
+        "instead, which takes minutes for a large product. Report the device and its driver.",
+        RuntimeWarning, stacklevel=2,
+    )  # fmt: skip
+    return defined(product, acc)
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    x = x.to(y.device)
+    return torch.equal(torch.isnan(x), torch.isnan(y)) and torch.equal(x.nan_to_num(0.0), y.nan_to_num(0.0))
 
 
 def _unfit(product: ScaledProduct, acc: Accumulator | None) -> str | None:

@@ -5,6 +5,7 @@ What a GPU alone can show, its instructions and its speed, is in ``tests/hardwar
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -175,3 +176,27 @@ def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert same(engines.residue_bound(product, PROMOTED), interval)
     for name in ("any_order_bound", "split_bound"):
         assert same(getattr(engines, name)(product, PROMOTED), getattr(definition, name)(product, PROMOTED))
+
+
+BOUNDS = {"residue_bound": engines._on_device, "any_order_bound": engines.any_order_bound,
+          "split_bound": engines.split_bound}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_device_that_computes_another_bound_decides_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few rows and columns are computed by the definition; where they differ it is asked for all."""
+    product, due = e4m3(9, 70, 300, seed=3), getattr(definition, name)
+    monkeypatch.setattr(engines, "why_not_on_device", lambda *_: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert same(BOUNDS[name](product, PROMOTED), due(product, PROMOTED))
+    right = getattr(cuda_residue, name)
+
+    def moved(p: ScaledProduct, acc: Accumulator) -> Interval:
+        found = right(p, acc)
+        assert found is not None
+        return replace(found, hi=found.hi.nextafter(torch.tensor(torch.inf, dtype=torch.float64)))
+
+    monkeypatch.setattr(cuda_residue, name, moved)
+    with pytest.warns(RuntimeWarning, match="differs from its definition"):
+        assert same(BOUNDS[name](product, PROMOTED), due(product, PROMOTED))
