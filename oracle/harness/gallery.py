@@ -262,7 +262,7 @@ def _validating(asked: Asked) -> Iterator[Callable[[str], tuple[Row, Mapping[str
 
 class _Identified(Told):
     """Names by case the arithmetic whose bits an output has where its judgement does not: one that the contract does
-    not admit, or K cut into parts. Writes small calls of none, the first ones of each scheme, beside ``file``."""
+    not admit, or K cut into parts. Writes the first small calls of each scheme that nothing names, beside ``file``."""
 
     def __init__(self, kernel: Kernel, file: Path | None) -> None:
         self.names: dict[str, str] = {}

@@ -95,8 +95,8 @@ def predict_product(
 
 
 def _on_the_cpu(product: ScaledProduct) -> ScaledProduct | None:
-    """The copy of a device's product whose schedule no engine of the device takes: the CPU's engine is faster than the
-    definition on any device. None for a product of the CPU."""
+    """The copy on the CPU of a device's product, None for a product of the CPU. It serves a schedule that no engine of
+    the device takes: the definition would start several operations on the device for every instruction."""
     return product.to("cpu") if product.a.is_cuda else None
 
 

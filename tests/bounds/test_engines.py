@@ -308,7 +308,7 @@ def test_a_small_product_of_a_device_is_computed_on_the_cpu(name: str, monkeypat
 
 
 def test_a_device_without_an_engine_for_a_schedule_takes_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The definition takes minutes on a device; here the copy on the CPU is another product, to be told apart."""
+    """The prediction is that of the product's copy on the CPU; here that is another product, to be told apart."""
     product = product_of(get("sm90.promote128"), 4, 6, 256, seed=15, bias=True)
     other = replace(product, a=product.a.flip(0))
     due = predict_product(other, "sm90.promote128", out_dtype=torch.float32)
