@@ -1,9 +1,9 @@
 """What a failing judgement costs beside a right one and a float64 matmul of the same shape, in one run.
 
-``python -m tests.benchmarks.test_bench_failures [M N K] [--device cuda]`` takes the sides in turn, several times, and
-prints for each its least time as a ratio to the least of the matmul and to that of the right output. On a CPU that is
-the CPU seconds of all threads, which other programs change less than the time that passes; on a GPU the time that
-passes until the device is idle, beside the memory that a side adds to the operands. ``pytest
+``python -m tests.benchmarks.test_bench_failures [M N K] [--device cuda]`` takes each side and the matmul in turn, three
+times, and prints the least time of the side as a ratio to the least of the matmul and to that of the right output. On a
+CPU that is the CPU seconds of all threads, which other programs change less than the time that passes; on a GPU the
+time that passes until the device is idle, beside the memory that a side adds to the operands. ``pytest
 tests/benchmarks/test_bench_failures.py --benchmark-enable --benchmark-only`` compares within one group. Required at
 256x2048x2048: 3.5 matmuls for a right output, 12 for a wrong one with its explanation; at 4096x4096x7168 on a GPU 6 for
 the reference, 15 and 40. Nothing here asserts a time.
@@ -106,27 +106,27 @@ def timed(side: Side, device: str) -> tuple[float, float]:
 
 
 def main(shape: tuple[int, ...], device: str = "cpu", rounds: int = 3) -> None:
-    """One table of ratios."""
+    """One table of ratios, a line as soon as its side is measured."""
     inputs, found = outputs(*shape, device)
     sides = {name: judging(inputs, out, name) for name, out in found.items()}
     if device == "cuda":
         sides = {"reference": lambda: oracle.reference(GEMM, inputs)} | sides
-    sides = {"float64 matmul": matmul(inputs)} | sides
-    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
-    for side in sides.values():
+    beside, right = matmul(inputs), None
+    beside()
+    print(f"{'x'.join(map(str, shape))}, {device}, {torch.get_num_threads()} threads", flush=True)
+    for name, side in sides.items():
         side()
-    for _ in range(rounds):
-        for name, side in sides.items():
-            seen["float64 matmul"].append(timed(sides["float64 matmul"], device))
-            seen[name].append(timed(side, device))
-    best = {name: min(time for time, _ in times) for name, times in seen.items()}
-    least = best.pop("float64 matmul")
-    print(f"{'x'.join(map(str, shape))}, {device}, {torch.get_num_threads()} threads; float64 matmul {least:.4f} s")
-    for name, time_ in best.items():
+        seen = [(timed(beside, device), timed(side, device)) for _ in range(rounds)]
+        least, time_ = (min(one[at][0] for one in seen) for at in range(2))
+        if name == "right":
+            right = time_ / least
         limit = REQUIRED[device].get(name, REQUIRED[device]["wrong"])
-        held = max(memory for _, memory in seen[name])
-        of_matmul, of_right = time_ / least, time_ / best["right"]
-        print(f"{name:36} {of_matmul:6.1f} matmuls (required {limit:g})  {of_right:5.1f} rights  {held:5.2f} GiB")
+        of_right = f"{time_ / least / right:5.1f} rights" if right else " " * 12
+        held = max(one[1][1] for one in seen)
+        print(
+            f"{name:36} {time_ / least:6.1f} matmuls of {least:.4f} s (at most {limit:g})  {of_right}  {held:5.2f} GiB",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
