@@ -1,7 +1,8 @@
 // The sums of oracle/tensorcore/fused.py for instructions whose grid is narrow enough for float32, in CUDA C++.
 //
-// `pack` decodes 8-bit codes by tables of the host, in the order in which an instruction takes its products. `sums`
-// computes a tile of 128 x 64 results. A group of GROUP products is summed in four steps, with q = 2^(m - T):
+// `pack` decodes 8-bit codes by a table of the host, in the order in which an instruction takes its products. `sums`
+// computes a tile of 128 x 8 HELD results, then scales and stores them as oracle.tensorcore.predict.finish and store do.
+// A group of GROUP products is summed in four steps, with q = 2^(m - T):
 //
 //   1. m. Each operand is also held as the power 256^e of its exponent, in bf16. The tensor cores sum the products of
 //      these powers: at most GROUP + 1 terms, none negative, so the sum lies in [256^m, 33 * 256^m] however smaller
@@ -17,17 +18,20 @@
 // c = S - C then keeps more than TO bits. The next group cuts it at a q that is at least as coarse (T <= TO), and a
 // promotion cuts it to TO bits first.
 //
-// Not covered (the caller sees to it): NaN and infinite codes, scales inside the instruction, K or rows that are not
-// padded, products of more than 31 binades.
+// Not covered (the caller sees to it): NaN and infinite codes, scales inside the instruction, products of more than 31
+// binades.
 //
 // Defined at compilation: GROUP (16 or 32), ALIGN (T above), OUT (TO above), MODE (how scales join a promotion: ADD 0,
 // FMA 1, MULTIPLY_ADD 2, A_THEN_B 3, A_THEN_FMA 4, B_THEN_FMA 5), LEAST_PRODUCT (least exponent of a product), LEAST_BIT
-// (of its lowest bit).
+// (of its lowest bit), HELD (columns of a thread, 5 to 8: a grid whose last wave is nearly empty takes longer than one of
+// more, narrower tiles). A host compiles this file too, and runs it one thread of a block after the other (tests).
 
 #define ROWS 128  // of a block
-#define COLUMNS 64
-#define THREADS 128  // 2 x 2 warps, each a tile of 64 x 32: 8 x 8 results a thread
+#define COLUMNS 64  // of the tensor cores' products of a block, of which 8 HELD are columns of the result
+#define WIDTH (8 * HELD)
+#define THREADS 128  // 2 x 2 warps, each a tile of 64 x 4 HELD: 8 x HELD results a thread
 #define BLOCKS 3  // of a multiprocessor at once, so that steps of different kinds overlap: 168 registers a thread
+#define PITCH (COLUMNS + 1)  // of the results in shared memory
 #define WORDS (GROUP / 4)
 #define STRIDE (GROUP + 8)  // of bf16 rows: 16 bytes more than the group, so that ldmatrix meets no bank twice
 #define PROMOTE 2
@@ -38,61 +42,7 @@ typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;
 
-// The row of 64, or the column of 32, in a slot: what one thread holds is contiguous (accumulators of mma.m16n8).
-__device__ __forceinline__ int row_in(int slot) { return (slot & ~63) | ((slot & 7) << 3) | ((slot >> 3) & 7); }
-__device__ __forceinline__ int column_in(int slot) {
-  return (slot & ~31) | (((slot >> 1) & 3) << 3) | (((slot >> 3) & 3) << 1) | (slot & 1);
-}
-
-// One operand of one tile and group, in global memory as in shared memory.
-template <int SIZE> struct Part {
-  float value[GROUP][SIZE];
-  struct Words { u32 lowest[WORDS][SIZE], sign[WORDS][SIZE]; } words;
-  u16 power[SIZE][STRIDE];
-};
-
-// codes [rows, K] in memory with this stride -> parts [tiles of rows][Kp / GROUP]. source [Kp]: the k of each packed
-// position, or -1. A thread takes four positions of a row.
-template <int SIZE, bool IS_B> __device__ __forceinline__ void packed(
-    const u8* __restrict__ codes, long long stride, const int* __restrict__ source,
-    const float* __restrict__ value_of, const u16* __restrict__ power_of, const u8* __restrict__ lowest_of,
-    int zero, int rows, int groups, Part<SIZE>* __restrict__ parts) {
-  const int tile = (blockIdx.x * 32) / SIZE, slot = (blockIdx.x * 32) % SIZE + (threadIdx.x & 31);
-  const int word = blockIdx.y * (THREADS / 32) + (threadIdx.x >> 5);
-  if (word >= groups * WORDS) return;
-  const int in_tile = IS_B ? column_in(slot) : row_in(slot), in_group = word % WORDS;
-  const int row = tile * SIZE + in_tile;
-  Part<SIZE>& part = parts[(size_t)tile * groups + word / WORDS];
-  u32 low = 0, sign = 0, pair[2] = {0, 0};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int k = source[word * 4 + i];
-    const int code = (row < rows && k >= 0) ? codes[(size_t)row * stride + k] : zero;
-    const float value = value_of[code];
-    part.value[in_group * 4 + i][slot] = value;
-    pair[i >> 1] |= (u32)power_of[code] << (16 * (i & 1));
-    low |= (u32)lowest_of[code] << (8 * i);
-    sign |= (value < 0.f ? 0x80u : 0u) << (8 * i);
-  }
-  *reinterpret_cast<uint2*>(&part.power[in_tile][in_group * 4]) = make_uint2(pair[0], pair[1]);
-  part.words.lowest[in_group][slot] = low;
-  part.words.sign[in_group][slot] = sign;
-}
-
-#define PACK(name, SIZE, IS_B)                                                                                     \
-  extern "C" __global__ void __launch_bounds__(THREADS) name(                                                     \
-      const u8* codes, long long stride, const int* source, const float* value_of, const u16* power_of,           \
-      const u8* lowest_of, int zero, int rows, int groups, Part<SIZE>* parts) {                                   \
-    packed<SIZE, IS_B>(codes, stride, source, value_of, power_of, lowest_of, zero, rows, groups, parts);          \
-  }
-PACK(pack_a, ROWS, false)
-PACK(pack_b, COLUMNS, true)
-
-struct Shared {
-  Part<ROWS> a;
-  Part<COLUMNS> b;
-};
-
+#ifdef __CUDACC__
 template <int BYTES> __device__ __forceinline__ void copy_all(void* to, const void* from, int thread) {
   static_assert(BYTES % 16 == 0, "whole copies");
   const u32 shared = (u32)__cvta_generic_to_shared(to) + 16 * thread;
@@ -117,13 +67,6 @@ __device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], u32 b
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-template <int N, typename X> __device__ __forceinline__ void load(X (&to)[N], const X* from) {
-#pragma unroll
-  for (int i = 0; i < N; i += 4) {
-    const float4 four = *reinterpret_cast<const float4*>(from + i);
-    *reinterpret_cast<float4*>(to + i) = four;
-  }
-}
 // bit 7 of each byte: low is not carried into it, and the signs differ (the signs have no other bit)
 __device__ __forceinline__ u32 inexact_negative(u32 low, u32 a_sign, u32 b_sign) {
   u32 d;
@@ -134,6 +77,110 @@ __device__ __forceinline__ u32 add_bytes(u32 bytes, u32 sum) {
   u32 d;
   asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(bytes), "r"(0x01010101u), "r"(sum));
   return d;
+}
+__device__ __forceinline__ u16 float16_bits(float x) {
+  u16 d;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(d) : "f"(x));
+  return d;
+}
+#else
+template <int BYTES> void copy_all(void* to, const void* from, int thread);
+void commit();
+template <int LEFT> void arrived();
+void load_matrices(u32 (&r)[4], const void* p);
+void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1);
+u32 inexact_negative(u32 low, u32 a_sign, u32 b_sign);
+u32 add_bytes(u32 bytes, u32 sum);
+u16 float16_bits(float x);
+#endif
+
+// The row of 64, or the column of 32, in a slot: what one thread holds is contiguous (accumulators of mma.m16n8).
+__device__ __forceinline__ int row_in(int slot) { return (slot & ~63) | ((slot & 7) << 3) | ((slot >> 3) & 7); }
+__device__ __forceinline__ int column_in(int slot) {
+  return (slot & ~31) | (((slot >> 1) & 3) << 3) | (((slot >> 3) & 3) << 1) | (slot & 1);
+}
+// The column of the block's results that one of COLUMNS stands for, or -1: a thread holds HELD of its 8.
+__device__ __forceinline__ int result_column(int column) {
+  const int in_warp = column & 31, held = (in_warp >> 3) * 2 + (in_warp & 1);
+  if (held >= HELD) return -1;
+  return (column >> 5) * (WIDTH / 2) + (held < (HELD & ~1) ? in_warp : 4 * (HELD & ~1) + ((in_warp >> 1) & 3));
+}
+
+// One operand of one tile and group, in global memory as in shared memory.
+template <int SIZE> struct Part {
+  float value[GROUP][SIZE];
+  struct Words { u32 lowest[WORDS][SIZE], sign[WORDS][SIZE]; } words;
+  u16 power[SIZE][STRIDE];
+};
+
+// codes [rows, K] in memory with this stride -> parts [tiles of rows][Kp / GROUP]. source [Kp]: the k of each packed
+// position, or -1. table [256]: of a code its value float32, its power, its lowest exponent, 128 if it is negative. A
+// thread takes 16 positions of a row.
+template <int SIZE, bool IS_B> __device__ __forceinline__ void packed(
+    const u8* __restrict__ codes, long long stride, const int* __restrict__ source, const uint2* __restrict__ table,
+    int zero, int rows, int groups, Part<SIZE>* __restrict__ parts, uint2* shared) {
+  for (int i = threadIdx.x; i < 256; i += THREADS) shared[i] = table[i];
+  __syncthreads();
+  const int tile = (blockIdx.x * 32) / SIZE, slot = (blockIdx.x * 32) % SIZE + (threadIdx.x & 31);
+  const int in_tile = IS_B ? column_in(slot) : row_in(slot), place = IS_B ? result_column(in_tile) : in_tile;
+  const int row = tile * (IS_B ? WIDTH : SIZE) + place;
+  const u8* const from = codes + (size_t)row * stride;
+  const bool there = place >= 0 && row < rows;
+  const int first = (blockIdx.y * (THREADS / 32) + (threadIdx.x >> 5)) * 4;
+#pragma unroll
+  for (int word = first; word < first + 4; ++word) {
+    if (word >= groups * WORDS) return;
+    const int k[4] = {source[4 * word], source[4 * word + 1], source[4 * word + 2], source[4 * word + 3]};
+    u32 four = (u32)zero * 0x01010101u;
+    if (there) {
+      if (k[0] >= 0 && k[1] == k[0] + 1 && k[2] == k[0] + 2 && k[3] == k[0] + 3 && ((size_t)(from + k[0]) & 3) == 0) {
+        four = *reinterpret_cast<const u32*>(from + k[0]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          if (k[i] >= 0) four = (four & ~(255u << (8 * i))) | (u32)from[k[i]] << (8 * i);
+      }
+    }
+    Part<SIZE>& part = parts[(size_t)tile * groups + word / WORDS];
+    const int in_group = word % WORDS;
+    u32 low = 0, sign = 0, pair[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint2 entry = shared[(four >> (8 * i)) & 255u];
+      part.value[in_group * 4 + i][slot] = __uint_as_float(entry.x);
+      pair[i >> 1] |= (entry.y & 0xffffu) << (16 * (i & 1));
+      low |= ((entry.y >> 16) & 255u) << (8 * i);
+      sign |= (entry.y >> 24) << (8 * i);
+    }
+    *reinterpret_cast<uint2*>(&part.power[in_tile][in_group * 4]) = make_uint2(pair[0], pair[1]);
+    part.words.lowest[in_group][slot] = low;
+    part.words.sign[in_group][slot] = sign;
+  }
+}
+
+#define PACK(name, SIZE, IS_B)                                                                                     \
+  extern "C" __global__ void __launch_bounds__(THREADS) name(                                                     \
+      const u8* codes, long long stride, const int* source, const uint2* table, int zero, int rows, int groups,   \
+      Part<SIZE>* parts) {                                                                                        \
+    extern __shared__ __align__(16) unsigned char memory[];                                                       \
+    uint2* const shared = reinterpret_cast<uint2*>(memory);                                                       \
+    packed<SIZE, IS_B>(codes, stride, source, table, zero, rows, groups, parts, shared);                          \
+  }
+PACK(pack_a, ROWS, false)
+PACK(pack_b, COLUMNS, true)
+
+struct Shared {
+  Part<ROWS> a;
+  Part<COLUMNS> b;
+  int b_scale_row[COLUMNS];
+};
+
+template <int N, typename X> __device__ __forceinline__ void load(X (&to)[N], const X* from) {
+#pragma unroll
+  for (int i = 0; i < N; i += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(from + i);
+    *reinterpret_cast<float4*>(to + i) = four;
+  }
 }
 
 __device__ __forceinline__ float promoted(float total, float part, float sa, float sb) {
@@ -158,17 +205,61 @@ __device__ __forceinline__ float cut(float c) {
   return __fsub_rn(__fadd_rz(c, unit), unit);
 }
 
-// out [rows, columns], zeros before. tiles [n][2]: scale block and flags of `length` packed positions each.
+// What follows the sum, as oracle.tensorcore.predict.finish has it. epilogue: 0 no scales, 1 the column's first, 2 the
+// row's first, 3 their product. alpha [1] may be null.
+struct Finish {
+  const float* __restrict__ alpha;
+  int biased, epilogue, fused_bias, flushes;
+};
+__device__ __forceinline__ float flush(float x) { return fabsf(x) < 0x1p-126f ? __fmul_rn(x, 0.f) : x; }
+__device__ __forceinline__ float finished(const Finish& f, float x, float sa, float sb, float last) {
+  const bool alone = f.alpha == nullptr && f.biased;  // the bias follows the scales
+  if (f.epilogue != 0) {
+    if (f.flushes) x = flush(x), sa = flush(sa), sb = flush(sb);
+    float inner = f.epilogue == 1 ? __fmul_rn(sb, x) : f.epilogue == 2 ? __fmul_rn(x, sa) : x;
+    float outer = f.epilogue == 1 ? sa : f.epilogue == 2 ? sb : __fmul_rn(sa, sb);
+    if (f.flushes) inner = flush(inner), outer = flush(outer);
+    if (!alone) {
+      x = __fmul_rn(inner, outer);
+    } else if (f.flushes) {
+      x = __fmaf_rn(outer, inner, flush(last));
+    } else {
+      x = f.fused_bias ? __fmaf_rn(outer, inner, last) : __fadd_rn(__fmul_rn(inner, outer), last);
+    }
+    if (f.flushes) x = flush(x);
+  } else if (alone) {
+    x = __fadd_rn(x, last);
+  }
+  if (f.alpha == nullptr) return x;
+  const float alpha = *f.alpha;
+  if (!f.biased) return __fmul_rn(alpha, x);
+  return f.fused_bias ? __fmaf_rn(alpha, x, last) : __fadd_rn(__fmul_rn(alpha, x), last);
+}
+
+// x to nearest even, NaN canonical. kind: 0 float32, 1 bfloat16, 2 float16.
+__device__ __forceinline__ void store(void* out, size_t at, float x, int kind) {
+  const u32 bits = __float_as_uint(x);
+  if (kind == 0) {
+    static_cast<u32*>(out)[at] = x != x ? 0x7fffffffu : bits;
+  } else {
+    const u32 half = kind == 1 ? (bits + ((bits >> 16) & 1u) + 0x7fffu) >> 16 : (u32)float16_bits(x);
+    static_cast<u16*>(out)[at] = x != x ? (u16)0x7fff : (u16)half;
+  }
+}
+
+// out [rows, columns] of a kind of store, with this stride. tiles [n][2]: scale block and flags of `length` packed
+// positions each. totals: 16 float4 of every thread, where there are several promotions.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sums(
-    const Part<ROWS>* __restrict__ a, const float* __restrict__ a_scale, const Part<COLUMNS>* __restrict__ b,
-    const float* __restrict__ b_scale, const int* __restrict__ tiles, int n_tiles, int length, int rows, int columns,
-    float* __restrict__ out) {
+    const Part<ROWS>* __restrict__ a, const Part<COLUMNS>* __restrict__ b, const float* __restrict__ a_scale,
+    int a_scale_rows, const float* __restrict__ b_scale, int b_rows, int blocks, const int* __restrict__ tiles, int n_tiles, int length, float4* __restrict__ totals, const float* bias, const float* alpha, int epilogue,
+    int fused_bias, int flushes, int kind, int rows, int columns, long long stride,
+    void* __restrict__ out) {
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   const int wm = (warp & 1) * 64, wn = (warp >> 1) * 32;
   const int g = lane >> 2, t = lane & 3;
-  const int m0 = blockIdx.y * ROWS, n0 = blockIdx.x * COLUMNS;
+  const int m0 = blockIdx.y * ROWS, n0 = blockIdx.x * WIDTH;
   const int per_tile = length / GROUP, groups = n_tiles * per_tile;
   const Part<ROWS>* next_a = a + (size_t)blockIdx.y * groups;  // what is copied
   const Part<COLUMNS>* next_b = b + (size_t)blockIdx.x * groups;
@@ -180,17 +271,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sums(
   }                                                                                                               \
   commit()
 
-  float acc[8][8];
+  float acc[8][HELD];
 #pragma unroll
   for (int i = 0; i < 8; ++i)
 #pragma unroll
-    for (int j = 0; j < 8; ++j) acc[i][j] = 0.f;
+    for (int j = 0; j < HELD; ++j) acc[i][j] = 0.f;
 
+  if (thread < COLUMNS) s.b_scale_row[thread] = min(n0 + max(result_column(thread), 0), columns - 1) / b_rows;
   COPY(power, groups > 0);
   COPY(value, groups > 0);
   COPY(words, groups > 0);
   arrived<2>();
-  int in_tile = 0, tile = 0;
+  int in_tile = 0, tile = 0, promotions = 0;
 #pragma unroll 1
   for (int group = 0; group < groups; ++group) {
     u32 right_powers[GROUP / 16][2][4];
@@ -210,11 +302,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sums(
         u32 left_powers[4];
         load_matrices(left_powers, &s.a.power[wm + 16 * m + (lane & 15)][16 * h + 8 * (lane >> 4)]);
 #pragma unroll
-        for (int n = 0; n < 4; ++n)
+        for (int n = 0; n < (HELD + 1) / 2; ++n)
           multiply(d[n], left_powers, right_powers[h][n >> 1][2 * (n & 1)], right_powers[h][n >> 1][2 * (n & 1) + 1]);
       }
 #pragma unroll
       for (int e = 0; e < 16; ++e) {
+        if (2 * (e >> 2) + (e & 1) >= HELD) continue;
         float& c = acc[2 * m + ((e >> 1) & 1)][2 * (e >> 2) + (e & 1)];
         // the exponent field of d is 8 (m - LEAST_PRODUCT) + 9 + {0 .. 5}
         const u32 bits = (__float_as_uint(d[e >> 2][e & 3]) >> 3) + ((u32)(126 + LEAST_PRODUCT) << 23);
@@ -236,21 +329,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sums(
 #pragma unroll
       for (int i = 0; i < 8; ++i)
 #pragma unroll
-        for (int j = 0; j < 8; ++j) acc[i][j] = __fmaf_rz(left[i], right[j], acc[i][j]);
+        for (int j = 0; j < HELD; ++j) acc[i][j] = __fmaf_rz(left[i], right[j], acc[i][j]);
     }
     arrived<1>();
     COPY(value, group + 1 < groups);
 #pragma unroll
     for (int ih = 0; ih < 8; ih += TALL)
 #pragma unroll
-      for (int jh = 0; jh < 8; jh += WIDE) {  // 4
+      for (int jh = 0; jh < HELD; jh += WIDE) {  // 4
         u32 at[TALL][WIDE], count[TALL][WIDE];
 #pragma unroll
         for (int i = 0; i < TALL; ++i)
 #pragma unroll
-          for (int j = 0; j < WIDE; ++j) {
+          for (int j = 0; j < WIDE && jh + j < HELD; ++j) {
             // the exponent field of S is m + 150 - T; the byte is 128 - (m - T - LEAST_BIT)
-            at[i][j] = (278u + LEAST_BIT) * 0x01010101u - (__float_as_uint(acc[ih + i][jh + j]) >> 23) * 0x01010101u;
+            at[i][j] = (u32)(278 + LEAST_BIT) * 0x01010101u - (__float_as_uint(acc[ih + i][jh + j]) >> 23) * 0x01010101u;
             count[i][j] = 0;
           }
 #pragma unroll 1
@@ -263,13 +356,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sums(
 #pragma unroll
           for (int i = 0; i < TALL; ++i)
 #pragma unroll
-            for (int j = 0; j < WIDE; ++j)
+            for (int j = 0; j < WIDE && jh + j < HELD; ++j)
               count[i][j] = add_bytes(inexact_negative(al[i] + bl[j] + at[i][j], as[i], bs[j]), count[i][j]);
         }
 #pragma unroll
         for (int i = 0; i < TALL; ++i)
 #pragma unroll
-          for (int j = 0; j < WIDE; ++j) {
+          for (int j = 0; j < WIDE && jh + j < HELD; ++j) {
             float& c = acc[ih + i][jh + j];
             const u32 sum = __float_as_uint(c) + (count[i][j] >> 7);
             c = __fmaf_rn(__uint_as_float(sum & 0x7f800000u), -1.5f, __uint_as_float(sum));
@@ -280,25 +373,52 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sums(
       const int block = tiles[2 * tile], flags = tiles[2 * tile + 1];
       ++tile;
       if (flags & PROMOTE) {
+        const bool last = tile == n_tiles;
+        float sb[8];
+#pragma unroll
+        for (int j = 0; j < HELD; ++j)
+          sb[j] = MODE == 0 ? 0.f : b_scale[(size_t)s.b_scale_row[wn + 8 * (j >> 1) + 2 * t + (j & 1)] * blocks + block];
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          const int row = m0 + wm + g + 8 * i;
-          const float sa = a_scale[(size_t)block * rows + row];
+          const float sa = MODE == 0 ? 0.f : a_scale[(size_t)min(m0 + wm + g + 8 * i, a_scale_rows - 1) * blocks + block];
 #pragma unroll
-          for (int n = 0; n < 4; ++n) {
-            const int column = n0 + wn + 8 * n + 2 * t;
-            float2* at = reinterpret_cast<float2*>(out + (size_t)row * columns + column);
-            const float2 sb = *reinterpret_cast<const float2*>(b_scale + (size_t)block * columns + column);
-            float2 total = *at;
-            total.x = promoted(total.x, cut(acc[i][2 * n]), sa, sb.x);
-            total.y = promoted(total.y, cut(acc[i][2 * n + 1]), sa, sb.y);
-            *at = total;
-            acc[i][2 * n] = acc[i][2 * n + 1] = 0.f;
+          for (int h = 0; h < 2; ++h) {
+            float4& kept = totals[(((size_t)blockIdx.y * gridDim.x + blockIdx.x) * 16 + 2 * i + h) * THREADS + thread];
+            float four[4] = {0.f, 0.f, 0.f, 0.f};
+            if (promotions > 0) load<4>(four, &kept.x);
+#pragma unroll
+            for (int j = 0; j < 4 && 4 * h + j < HELD; ++j)
+              four[j] = promoted(four[j], cut(acc[i][4 * h + j]), sa, sb[4 * h + j]);
+#pragma unroll
+            for (int j = 0; j < 4 && 4 * h + j < HELD; ++j) acc[i][4 * h + j] = last ? four[j] : 0.f;
+            if (!last) kept = make_float4(four[0], four[1], four[2], four[3]);
           }
         }
+        ++promotions;
       }
     }
     arrived<1>();
     COPY(words, group + 1 < groups);
+  }
+
+  // the tile by rows, so that a warp stores what lies together; no thread reads the operands any more
+  float* const made = reinterpret_cast<float*>(memory);
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+#pragma unroll
+    for (int j = 0; j < HELD; ++j)
+      made[(wm + g + 8 * i) * PITCH + result_column(wn + 8 * (j >> 1) + 2 * t + (j & 1))] = acc[i][j];
+  __syncthreads();
+  const Finish finish = {alpha, bias != nullptr, epilogue, fused_bias, flushes};
+  for (int in_row = lane; in_row < WIDTH && n0 + in_row < columns; in_row += 32) {
+    const int column = n0 + in_row;
+    const float sb = epilogue == 0 ? 0.f : b_scale[(size_t)(column / b_rows) * blocks];
+    const float last = bias != nullptr ? bias[column] : 0.f;
+#pragma unroll 4
+    for (int in_column = warp; in_column < min(ROWS, rows - m0); in_column += THREADS / 32) {
+      const int row = m0 + in_column;
+      const float sa = epilogue == 0 ? 0.f : a_scale[(size_t)min(row, a_scale_rows - 1) * blocks];
+      store(out, (size_t)row * stride + column, finished(finish, made[in_column * PITCH + in_row], sa, sb, last), kind);
+    }
   }
 }

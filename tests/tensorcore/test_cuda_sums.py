@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 def test_tables() -> None:
     """Every code: its value, 256 to its exponent over the least one's, and the exponent of its lowest set bit."""
-    (value, power, lowest), zero = NARROW._tables(0, CPU)
+    (value, power, lowest), (table, zero) = NARROW._facts(0), NARROW._table(0, CPU)
     exact = torch.nan_to_num(decode(torch.arange(256), E4M3), 0.0)
     assert torch.equal(value.double(), exact) and value[zero] == 0
     nonzero = exact != 0
@@ -39,6 +39,9 @@ def test_tables() -> None:
     odd = exact[nonzero] / unit
     assert torch.equal(odd, odd.round()) and bool((odd % 2 == 1).all())
     assert not powers[~nonzero].any() and bool((lowest[~nonzero] == NARROW._zero).all())
+    first, second = table.unbind(dim=1)
+    assert torch.equal(first.view(torch.float32), value) and torch.equal(second.to(torch.int16), power)
+    assert torch.equal((second >> 16).to(torch.uint8), lowest) and torch.equal(second < 0, exact < 0)
 
 
 def test_what_fits() -> None:
@@ -56,7 +59,7 @@ def test_what_fits() -> None:
 
 def stepwise(codes: torch.Tensor, c: torch.Tensor, sums: Sums = NARROW) -> torch.Tensor:
     """The sums ``[R]`` of ``codes [2, R, G]`` and ``c`` by the four steps of the source, in float64 and integers."""
-    (value, power, lowest), _ = sums._tables(0, CPU)
+    value, power, lowest = sums._facts(0)
     a, b = codes.long()
     powers = power.view(torch.bfloat16).double()
     d = 2.0**-118 + (powers[a] * powers[b]).sum(dim=-1)
