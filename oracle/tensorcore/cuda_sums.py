@@ -1,8 +1,9 @@
-"""The narrow fused sums in CUDA C++: compiles ``fused_sums.cu`` for the GPU at hand, packs operands, launches.
+"""The fused sums in CUDA C++: compiles ``fused_sums.cu`` for the GPU at hand, packs operands, launches.
 
-Used by :mod:`oracle.tensorcore.engine_cuda` where :func:`kernels` finds that the exponents of the operands and the bits
-of the instruction fit (E4M3 by E4M3 on sm89 and sm90: 13 bits). The source says why its sums are exact.
-:mod:`oracle.tensorcore.cuda_source` compiles it, once a kind of sum. Not covered: what the source lists.
+Used by :mod:`oracle.tensorcore.engine_cuda` where :func:`kernels` finds that the exponents of the operands fit (E4M3 by
+E4M3). Instructions that keep few bits (sm89 and sm90: 13) are summed in float32, others (sm100 and sm120: 25) in
+float64. The source says why its sums are exact. :mod:`oracle.tensorcore.cuda_source` compiles it, once a kind of sum.
+Not covered: what the source lists, and sums that begin at zero for every instruction (``Sum.FUSED_THEN_ADD``).
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from oracle.tensorcore.packing import code_table, scale_mode
 from oracle.tensorcore.schedules import Epilogue, Schedule
 from oracle.truth.gemm import ScaledProduct
 
-TALL, COLUMNS, THREADS = 128, 64, 128  # rows and most columns of a block, and its threads: as in the source
+TALL, THREADS = 128, 128  # rows of a block, and its threads: as in the source
 BLOCKS = 3  # of a multiprocessor at once: as in the source
-HELD = (8, 7)  # columns that a thread may hold, of those 8
+HELD, HELD_WIDE = (8, 7), (4,)  # columns that a thread may hold, in float32 and in float64
 RESULT = 1 << 25  # results of one launch, where several promotions keep float32 ones between them: 128 MiB
 POWERS = 8  # bits of an exponent in the powers that the tensor cores add: 256^e
 BYTE = 128  # the bit that a byte of lowest exponents carries into
@@ -44,7 +45,7 @@ class Sums:
     align_bits: int
     out_bits: int
     mode: int
-    held: int = HELD[0]
+    held: int
 
     def store(
         self, product: ScaledProduct, schedule: Schedule, source: Tensor, tiles: Tensor, length: int, promotions: int,
@@ -69,7 +70,7 @@ class Sums:
                 left = right.rows(i, min(i + height, product.M))
                 a, sa = self._packed(left.a, source, 0), float32_scale(left.a_scale).contiguous()
                 grid = (-(-right.N // wide), -(-left.M // TALL))
-                kept = TALL * COLUMNS * grid[0] * grid[1] if promotions > 1 else 0
+                kept = 64 * THREADS * grid[0] * grid[1] if promotions > 1 else 0
                 totals = torch.empty(kept, dtype=torch.float32, device=out.device)
                 to = out[i : i + left.M, j : j + right.N]
                 self._source.launch(
@@ -79,14 +80,29 @@ class Sums:
                 )  # fmt: skip
 
     @property
+    def _wide(self) -> bool:
+        """Whether float32 does not hold the sums of a group, but float64 must."""
+        return not (self._bits < 23 and self.align_bits <= self.out_bits)
+
+    @property
+    def _bits(self) -> int:
+        """Bits of the largest sum of a group, in units of its grid."""
+        return math.ceil(math.log2(self.group + 1)) + self.align_bits + 2
+
+    @property
+    def _columns(self) -> int:
+        """Columns of the tensor cores' products of a block."""
+        return 64 if self.held > 4 else 32
+
+    @property
     def _part(self) -> int:
         """Bytes of a row of a ``Part``: values, lowest exponents and signs of a group, and with 8 more its powers."""
-        return 4 * self.group + 2 * self.group + 2 * (self.group + 8)
+        return (8 if self._wide else 4) * self.group + 2 * self.group + 2 * (self.group + 8)
 
     def _packed(self, codes: Tensor, source: Tensor, side: int) -> Tensor:
         """``codes [R, K]`` in packed order as bytes ``[tiles of rows, groups, bytes of a part]``."""
         codes = codes if codes.stride(1) == 1 else codes.contiguous()
-        size, own = ((TALL, TALL), (COLUMNS, 8 * self.held))[side]
+        size, own = ((TALL, TALL), (self._columns, 8 * self.held))[side]
         tiles, groups = -(-codes.shape[0] // own), source.numel() // self.group
         parts = torch.empty((tiles, groups, size * self._part), dtype=torch.uint8, device=codes.device)
         table, zero = self._table(side, codes.device)
@@ -137,8 +153,8 @@ class Sums:
         bits = max(fmt.emax - least_bit(fmt) for fmt in self.formats)
         return (
             self.group in (16, 32)
-            and (self.group + 1) << (self.align_bits + 2) <= 1 << 22
-            and self.align_bits <= self.out_bits <= 23
+            and self._bits < 52
+            and self.out_bits <= 23
             and POWERS * span + 9 + 5 < 246  # of 254: exponent field of a sum of powers
             and self._zero >= max(bits, top - self.align_bits - self._least_bit)
         )
@@ -147,9 +163,11 @@ class Sums:
     def _source(self) -> Source:
         names = {
             "GROUP": self.group, "ALIGN": self.align_bits, "OUT": self.out_bits, "MODE": self.mode,
-            "LEAST_PRODUCT": self._least_product, "LEAST_BIT": self._least_bit, "HELD": self.held,
+            "LEAST_PRODUCT": self._least_product, "LEAST_BIT": self._least_bit, "WIDE": int(self._wide),
+            "HELD": self.held,
         }  # fmt: skip
-        memory = max(self._part * (TALL + COLUMNS) + 4 * COLUMNS, 4 * TALL * (COLUMNS + 1))  # operands, then results
+        columns = self._columns
+        memory = max(self._part * (TALL + columns) + 4 * columns, 4 * TALL * (columns + 1))  # operands, then results
         functions = (("pack_a", TABLE), ("pack_b", TABLE), ("sums", memory))
         return Source(Path(__file__).with_name("fused_sums.cu"), tuple(names.items()), functions)
 
@@ -161,15 +179,16 @@ def kernels(product: ScaledProduct, schedule: Schedule, group: int) -> Sums | No
         return None
     formats = (of_dtype(product.a.dtype), of_dtype(product.b.dtype))
     processors = torch.cuda.get_device_properties(product.a.device).multi_processor_count
-    held = held_columns(product.M, product.N, BLOCKS * processors)
-    found = _sums(formats, group, instruction.align_bits, instruction.out_bits, scale_mode(schedule), held)
+    kind = (formats, group, instruction.align_bits, instruction.out_bits, scale_mode(schedule))
+    held = held_columns(product.M, product.N, BLOCKS * processors, HELD_WIDE if _sums(*kind, 4)._wide else HELD)
+    found = _sums(*kind, held)
     return found if found.fits(product.K) else None
 
 
 _sums = lru_cache(maxsize=64)(Sums)
 
 
-def held_columns(rows: int, columns: int, blocks: int) -> int:
+def held_columns(rows: int, columns: int, blocks: int, among: tuple[int, ...] = HELD) -> int:
     """The columns of a thread with which a GPU that has this many blocks at once is done first: the time of a wave of
     blocks grows with them, and its number of waves falls."""
 
@@ -177,7 +196,7 @@ def held_columns(rows: int, columns: int, blocks: int) -> int:
         tiles = -(-rows // TALL) * -(-columns // (8 * held))
         return -(-tiles // blocks) * held
 
-    return min(HELD, key=time)
+    return min(among, key=time)
 
 
 def least_bit(fmt: Format) -> int:

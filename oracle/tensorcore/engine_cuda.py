@@ -4,10 +4,9 @@ Operands are unpacked in chunks of rows and columns, and a kernel sums and promo
 that hold a NaN or an infinity are computed by the definition. Memory beyond operands and result stays below 1 GiB for
 any shape.
 
-Instructions that keep few bits (FP8 on sm89 and sm90, E4M3 operands) are summed by CUDA C++
-(:mod:`oracle.tensorcore.cuda_sums`), which scales and stores too; the others by Triton
-(:mod:`oracle.tensorcore.triton_fused`), five to seven times slower, with epilogue and store as torch operations.
-``FP8_ORACLE_CUDA_SUMS=0`` in the environment leaves all of them to Triton.
+Most fused sums of E4M3 operands are computed by CUDA C++ (:mod:`oracle.tensorcore.cuda_sums`), which scales and stores
+too; the others by Triton (:mod:`oracle.tensorcore.triton_fused`), five to seven times slower, with epilogue and store as
+torch operations. ``FP8_ORACLE_CUDA_SUMS=0`` in the environment leaves all of them to Triton.
 
 With ``TRITON_INTERPRET=1`` in the environment before triton is imported, the Triton kernel runs on CPU tensors.
 Not covered, and answered by :func:`supports`: operands wider than 8 bits, scales inside the instruction, and what the
@@ -57,9 +56,9 @@ def predict(product: ScaledProduct, schedule: Schedule, *, out_dtype: torch.dtyp
     """The bits of :func:`~oracle.tensorcore.predict.predict_product`, ``[M, N]`` of ``out_dtype``."""
     out = torch.empty((product.M, product.N), dtype=out_dtype, device=product.a.device)
     order = plan(product, schedule)
-    narrow = cuda_sums.kernels(product, schedule, order.group)
-    if narrow is not None:
-        narrow.store(product, schedule, *_uniform(order, product.a.device), CHUNK, out)
+    found = cuda_sums.kernels(product, schedule, order.group)
+    if found is not None:
+        found.store(product, schedule, *_uniform(order, product.a.device), CHUNK, out)
     else:
         for rows, columns, part, acc in sums(product, schedule):
             out[rows, columns] = store(finish(acc, part, schedule), out_dtype)

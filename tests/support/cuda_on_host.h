@@ -76,6 +76,18 @@ inline float directed(float a, float b, int way) {
   if (way == 0) way = d < 0 ? 1 : -1;
   return way > 0 && above ? std::nextafter(t, INFINITY) : way < 0 && below ? std::nextafter(t, -INFINITY) : t;
 }
+inline double __dadd_rz(double a, double b) {
+  const double d = a + b, v = d - a, rest = (a - (d - v)) + (b - v);
+  return rest != 0 && (rest < 0) == (d > 0) ? std::nextafter(d, 0.0) : d;
+}
+inline double __dadd_ru(double a, double b) {
+  const double d = a + b, v = d - a, rest = (a - (d - v)) + (b - v);
+  return rest > 0 ? std::nextafter(d, INFINITY) : d;
+}
+inline double __dadd_rd(double a, double b) { return -__dadd_ru(-a, -b); }
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline double __longlong_as_double(long long x) { return as<double>(x); }
+inline long long __double_as_longlong(double x) { return as<long long>(x); }
 inline float __fadd_ru(float a, float b) { return directed(a, b, 1); }
 inline float __fadd_rd(float a, float b) { return directed(a, b, -1); }
 inline float __fadd_rz(float a, float b) { return directed(a, b, 0); }

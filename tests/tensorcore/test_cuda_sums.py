@@ -1,4 +1,4 @@
-"""The narrow sums in CUDA C++, as far as a machine without a GPU can check them: tables, limits, and the four steps.
+"""The fused sums in CUDA C++, as far as a machine without a GPU can check them: tables, limits, and the four steps.
 
 Their bits on a GPU are compared in ``tests/bounds/test_engines.py``.
 """
@@ -22,7 +22,7 @@ from oracle.tensorcore.schedules import get
 from tests.support.schedule_products import product_of
 
 E4M3, E5M2 = by_name("float8_e4m3fn"), by_name("float8_e5m2")
-NARROW = Sums((E4M3, E4M3), 32, 13, 13, FMA)
+NARROW = Sums((E4M3, E4M3), 32, 13, 13, FMA, 8)
 CPU = torch.device("cpu")
 
 
@@ -45,13 +45,16 @@ def test_tables() -> None:
 
 
 def test_what_fits() -> None:
-    """E4M3 by E4M3 in 13 bits; no wider range, no wider grid, no other group, no sum that leaves the bytes."""
-    assert NARROW.fits(1 << 24) and replace(NARROW, group=16).fits(128)
+    """E4M3 by E4M3, in float32 or in float64; no wider range, no wider result, no other group, no sum that leaves them."""
+    assert NARROW.fits(1 << 24) and replace(NARROW, group=16).fits(128) and not NARROW._wide
+    for wide in (replace(NARROW, out_bits=12), replace(NARROW, align_bits=25, out_bits=23)):
+        assert wide.fits(1 << 24) and wide._wide
     for other in (
         replace(NARROW, formats=(E4M3, E5M2)),
         replace(NARROW, group=64),
         replace(NARROW, align_bits=25, out_bits=25),
-        replace(NARROW, out_bits=12),
+        replace(NARROW, out_bits=25),
+        replace(NARROW, align_bits=45),
     ):
         assert not other.fits(128), other
     assert not NARROW.fits(1 << 40)
@@ -103,7 +106,7 @@ def test_notices_a_wrong_zero() -> None:
 
     codes = torch.full((2, 1, 32), 0x78)
     codes[0, 0, 1], codes[1, 0, 1] = 0, 0xF8  # 0 * -256
-    wrong = Wrong(NARROW.formats, 32, 13, 13, FMA)
+    wrong = Wrong(NARROW.formats, 32, 13, 13, FMA, 8)
     zero = torch.zeros(1, dtype=torch.float64)
     assert stepwise(codes, zero, wrong) != stepwise(codes, zero)
 

@@ -1,4 +1,4 @@
-"""The narrow sums in CUDA C++, run on the CPU thread by thread: the definition's bits, stored.
+"""The fused sums in CUDA C++, run on the CPU thread by thread: the definition's bits, stored.
 
 What a GPU alone can show, its instructions and its speed, is in ``tests/bounds/test_engines.py`` and the benchmarks.
 """
@@ -65,6 +65,8 @@ CASES = [
     ("sm90.promote128.scale_after.row_then_col", torch.float16, 8),
     ("sm89.chain", torch.bfloat16, 7),
     ("sm90.chain.flushed", torch.float32, 7),
+    ("sm100.chain", torch.float32, 4),
+    ("sm100.promote128", torch.float32, 3),
 ]
 
 
