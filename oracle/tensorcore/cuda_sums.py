@@ -3,7 +3,7 @@
 Used by :mod:`oracle.tensorcore.engine_cuda` where :func:`kernels` finds that the exponents of the operands fit (E4M3 by
 E4M3). Instructions that keep few bits (sm89 and sm90: 13) are summed in float32, others (sm100 and sm120: 25) in
 float64. The source says why its sums are exact. :mod:`oracle.tensorcore.cuda_source` compiles it, once a kind of sum.
-Not covered: what the source lists, and sums that begin at zero for every instruction (``Sum.FUSED_THEN_ADD``).
+Not covered: what the source lists.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Sums:
     align_bits: int
     out_bits: int
     mode: int
+    folds: bool
     held: int
 
     def store(
@@ -164,7 +165,7 @@ class Sums:
         names = {
             "GROUP": self.group, "ALIGN": self.align_bits, "OUT": self.out_bits, "MODE": self.mode,
             "LEAST_PRODUCT": self._least_product, "LEAST_BIT": self._least_bit, "WIDE": int(self._wide),
-            "HELD": self.held,
+            "FOLDS": int(self.folds), "HELD": self.held,
         }  # fmt: skip
         columns = self._columns
         memory = max(self._part * (TALL + columns) + 4 * columns, 4 * TALL * (columns + 1))  # operands, then results
@@ -175,11 +176,12 @@ class Sums:
 def kernels(product: ScaledProduct, schedule: Schedule, group: int) -> Sums | None:
     """The sums of ``product`` by ``schedule`` in CUDA C++, or None where Triton must do them."""
     instruction = schedule.instruction
-    if why_not(product.a.device) or instruction.sum is not Sum.FUSED or instruction.align_bits is None:
+    if why_not(product.a.device) or instruction.align_bits is None:
         return None
     formats = (of_dtype(product.a.dtype), of_dtype(product.b.dtype))
     processors = torch.cuda.get_device_properties(product.a.device).multi_processor_count
-    kind = (formats, group, instruction.align_bits, instruction.out_bits, scale_mode(schedule))
+    folds = instruction.sum is Sum.FUSED_THEN_ADD
+    kind = (formats, group, instruction.align_bits, instruction.out_bits, scale_mode(schedule), folds)
     held = held_columns(product.M, product.N, BLOCKS * processors, HELD_WIDE if _sums(*kind, 4)._wide else HELD)
     found = _sums(*kind, held)
     return found if found.fits(product.K) else None

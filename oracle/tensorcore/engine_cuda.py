@@ -4,9 +4,9 @@ Operands are unpacked in chunks of rows and columns, and a kernel sums and promo
 that hold a NaN or an infinity are computed by the definition. Memory beyond operands and result stays below 1 GiB for
 any shape.
 
-Most fused sums of E4M3 operands are computed by CUDA C++ (:mod:`oracle.tensorcore.cuda_sums`), which scales and stores
-too; the others by Triton (:mod:`oracle.tensorcore.triton_fused`), five to seven times slower, with epilogue and store as
-torch operations. ``FP8_ORACLE_CUDA_SUMS=0`` in the environment leaves all of them to Triton.
+Fused sums of E4M3 operands are computed by CUDA C++ (:mod:`oracle.tensorcore.cuda_sums`), which scales and stores too;
+those of wider exponents by Triton (:mod:`oracle.tensorcore.triton_fused`), slower, with epilogue and store as torch
+operations. ``FP8_ORACLE_CUDA_SUMS=0`` in the environment leaves all of them to Triton.
 
 With ``TRITON_INTERPRET=1`` in the environment before triton is imported, the Triton kernel runs on CPU tensors.
 Not covered, and answered by :func:`supports`: operands wider than 8 bits, scales inside the instruction, and what the

@@ -24,7 +24,7 @@
 //
 // Defined at compilation: GROUP (16 or 32), ALIGN (T above), OUT (TO above), MODE (how scales join a promotion: ADD 0,
 // FMA 1, MULTIPLY_ADD 2, A_THEN_B 3, A_THEN_FMA 4, B_THEN_FMA 5), LEAST_PRODUCT (least exponent of a product), LEAST_BIT
-// (of its lowest bit), WIDE (0: float32, 1: float64), HELD (columns of a thread, 3 to 8: a grid whose last wave is nearly
+// (of its lowest bit), WIDE (0: float32, 1: float64), FOLDS (1: a chain is added, to nearest, to a sum of chains), HELD (columns of a thread, 3 to 8: a grid whose last wave is nearly
 // empty takes longer than one of more, narrower tiles). A host compiles this file too, and runs it one thread of a block
 // after the other (tests).
 
@@ -37,8 +37,9 @@
 #define PITCH (COLUMNS + 1)  // of the results in shared memory
 #define WORDS (GROUP / 4)
 #define STRIDE (GROUP + 8)  // of bf16 rows: 16 bytes more than the group, so that ldmatrix meets no bank twice
+#define FOLD 1
 #define PROMOTE 2
-#define TALL 8  // of the results of a thread, 8 x 4 are corrected together: more would need more registers
+#define TALL (FOLDS ? 4 : 8)  // of the results of a thread, 8 x 4 are corrected together: more would need more registers
 #define BROAD 4
 
 typedef unsigned int u32;
@@ -336,6 +337,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sums(
   commit()
 
   Sum acc[8][HELD];
+#if FOLDS
+  float folded[8][HELD] = {};
+#endif
 #pragma unroll
   for (int i = 0; i < 8; ++i)
 #pragma unroll
@@ -426,6 +430,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sums(
       in_tile = 0;
       const int block = tiles[2 * tile], flags = tiles[2 * tile + 1];
       ++tile;
+#if FOLDS
+      if (flags & FOLD) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+#pragma unroll
+          for (int j = 0; j < HELD; ++j) {
+            folded[i][j] = __fadd_rn(folded[i][j], part_of(acc[i][j]));
+            acc[i][j] = flags & PROMOTE ? folded[i][j] : 0;
+            if (flags & PROMOTE) folded[i][j] = 0.f;
+          }
+      }
+#endif
       if (flags & PROMOTE) {
         const bool last = tile == n_tiles;
         float sb[8];

@@ -22,7 +22,7 @@ from oracle.tensorcore.schedules import get
 from tests.support.schedule_products import product_of
 
 E4M3, E5M2 = by_name("float8_e4m3fn"), by_name("float8_e5m2")
-NARROW = Sums((E4M3, E4M3), 32, 13, 13, FMA, 8)
+NARROW = Sums((E4M3, E4M3), 32, 13, 13, FMA, False, 8)
 CPU = torch.device("cpu")
 
 
@@ -45,7 +45,7 @@ def test_tables() -> None:
 
 
 def test_what_fits() -> None:
-    """E4M3 by E4M3, in float32 or in float64; no wider range, no wider result, no other group, no sum that leaves them."""
+    """E4M3 by E4M3, in float32 or in float64; no wider range or result, no other group, no sum that leaves these."""
     assert NARROW.fits(1 << 24) and replace(NARROW, group=16).fits(128) and not NARROW._wide
     for wide in (replace(NARROW, out_bits=12), replace(NARROW, align_bits=25, out_bits=23)):
         assert wide.fits(1 << 24) and wide._wide
@@ -106,7 +106,7 @@ def test_notices_a_wrong_zero() -> None:
 
     codes = torch.full((2, 1, 32), 0x78)
     codes[0, 0, 1], codes[1, 0, 1] = 0, 0xF8  # 0 * -256
-    wrong = Wrong(NARROW.formats, 32, 13, 13, FMA, 8)
+    wrong = Wrong(NARROW.formats, 32, 13, 13, FMA, False, 8)
     zero = torch.zeros(1, dtype=torch.float64)
     assert stepwise(codes, zero, wrong) != stepwise(codes, zero)
 

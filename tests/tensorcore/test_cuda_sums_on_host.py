@@ -67,6 +67,7 @@ CASES = [
     ("sm90.chain.flushed", torch.float32, 7),
     ("sm100.chain", torch.float32, 4),
     ("sm100.promote128", torch.float32, 3),
+    ("sm90.mma_sync.promote128", torch.float32, 4),
 ]
 
 
