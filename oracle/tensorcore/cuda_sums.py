@@ -32,6 +32,7 @@ RESULT = 1 << 25  # results of one launch, where several promotions keep float32
 POWERS = 8  # bits of an exponent in the powers that the tensor cores add: 256^e
 BYTE = 128  # the bit that a byte of lowest exponents carries into
 TABLE = 256 * 8  # bytes of a table of codes
+RUNS = 4  # of 16 positions that a thread packs
 _EPILOGUES = {Epilogue.NONE: 0, Epilogue.COL_THEN_ROW: 1, Epilogue.ROW_THEN_COL: 2, Epilogue.PRODUCT: 3}
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -107,7 +108,8 @@ class Sums:
         tiles, groups = -(-codes.shape[0] // own), source.numel() // self.group
         parts = torch.empty((tiles, groups, size * self._part), dtype=torch.uint8, device=codes.device)
         table, zero = self._table(side, codes.device)
-        grid = (tiles * size // 32, -(-source.numel() // (THREADS // 2)))
+        runs = 16 * (THREADS // 32) * RUNS
+        grid = (tiles * size // 32, -(-source.numel() // runs))
         stride = ctypes.c_longlong(codes.stride(0))
         arguments = (codes.view(torch.uint8), stride, source, table, zero, codes.shape[0], groups, parts)
         self._source.launch(("pack_a", "pack_b")[side], grid, THREADS, *arguments)

@@ -126,7 +126,7 @@ template <int SIZE> struct Part {
 
 // codes [rows, K] in memory with this stride -> parts [tiles of rows][Kp / GROUP]. source [Kp]: the k of each packed
 // position, or -1. table [256]: of a code its value float32, its power, its lowest exponent, 128 if it is negative. A
-// thread takes 16 positions of a row.
+// thread takes 16 positions of a row, which lie in one group, and again some further on.
 template <int SIZE, bool IS_B> __device__ __forceinline__ void packed(
     const u8* __restrict__ codes, long long stride, const int* __restrict__ source, const uint2* __restrict__ table,
     int zero, int rows, int groups, Part<SIZE>* __restrict__ parts, uint2* shared) {
@@ -137,35 +137,45 @@ template <int SIZE, bool IS_B> __device__ __forceinline__ void packed(
   const int row = tile * (IS_B ? WIDTH : SIZE) + place;
   const u8* const from = codes + (size_t)row * stride;
   const bool there = place >= 0 && row < rows;
-  const int first = (blockIdx.y * (THREADS / 32) + (threadIdx.x >> 5)) * 4;
+  const int warps = THREADS / 32 * gridDim.y;
+  for (int run = blockIdx.y * (THREADS / 32) + (threadIdx.x >> 5); run < groups * (GROUP / 16); run += warps) {
+    const int* const k = source + 16 * run;
+    u32 four[4];
 #pragma unroll
-  for (int word = first; word < first + 4; ++word) {
-    if (word >= groups * WORDS) return;
-    const int k[4] = {source[4 * word], source[4 * word + 1], source[4 * word + 2], source[4 * word + 3]};
-    u32 four = (u32)zero * 0x01010101u;
+    for (int w = 0; w < 4; ++w) four[w] = (u32)zero * 0x01010101u;
     if (there) {
-      if (k[0] >= 0 && k[1] == k[0] + 1 && k[2] == k[0] + 2 && k[3] == k[0] + 3 && ((size_t)(from + k[0]) & 3) == 0) {
-        four = *reinterpret_cast<const u32*>(from + k[0]);
+      bool whole = k[0] >= 0;
+#pragma unroll
+      for (int i = 1; i < 16; ++i) whole &= k[i] == k[0] + i;
+      if (whole && ((size_t)(from + k[0]) & 15) == 0) {
+        const uint4 sixteen = *reinterpret_cast<const uint4*>(from + k[0]);
+        four[0] = sixteen.x, four[1] = sixteen.y, four[2] = sixteen.z, four[3] = sixteen.w;
       } else {
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-          if (k[i] >= 0) four = (four & ~(255u << (8 * i))) | (u32)from[k[i]] << (8 * i);
+        for (int i = 0; i < 16; ++i)
+          if (k[i] >= 0) four[i >> 2] = (four[i >> 2] & ~(255u << (8 * (i & 3)))) | (u32)from[k[i]] << (8 * (i & 3));
       }
     }
-    Part<SIZE>& part = parts[(size_t)tile * groups + word / WORDS];
-    const int in_group = word % WORDS;
-    u32 low = 0, sign = 0, pair[2] = {0, 0};
+    Part<SIZE>& part = parts[(size_t)tile * groups + run / (GROUP / 16)];
+    const int first = run % (GROUP / 16) * 16;
+    u32 power[8];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint2 entry = shared[(four >> (8 * i)) & 255u];
-      part.value[in_group * 4 + i][slot] = __uint_as_float(entry.x);
-      pair[i >> 1] |= (entry.y & 0xffffu) << (16 * (i & 1));
-      low |= ((entry.y >> 16) & 255u) << (8 * i);
-      sign |= (entry.y >> 24) << (8 * i);
+    for (int w = 0; w < 4; ++w) {
+      u32 low = 0, sign = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint2 entry = shared[(four[w] >> (8 * i)) & 255u];
+        part.value[first + 4 * w + i][slot] = __uint_as_float(entry.x);
+        power[2 * w + (i >> 1)] = (i & 1) ? power[2 * w + (i >> 1)] | entry.y << 16 : entry.y & 0xffffu;
+        low |= ((entry.y >> 16) & 255u) << (8 * i);
+        sign |= (entry.y >> 24) << (8 * i);
+      }
+      part.words.lowest[first / 4 + w][slot] = low;
+      part.words.sign[first / 4 + w][slot] = sign;
     }
-    *reinterpret_cast<uint2*>(&part.power[in_tile][in_group * 4]) = make_uint2(pair[0], pair[1]);
-    part.words.lowest[in_group][slot] = low;
-    part.words.sign[in_group][slot] = sign;
+    uint4* const powers = reinterpret_cast<uint4*>(&part.power[in_tile][first]);
+    powers[0] = make_uint4(power[0], power[1], power[2], power[3]);
+    powers[1] = make_uint4(power[4], power[5], power[6], power[7]);
   }
 }
 
