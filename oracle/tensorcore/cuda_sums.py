@@ -28,6 +28,7 @@ from oracle.truth.gemm import ScaledProduct
 TALL, THREADS = 128, 128  # rows of a block, and its threads: as in the source
 BLOCKS = 3  # of a multiprocessor at once: as in the source
 HELD, HELD_WIDE = (8, 7), (4,)  # columns that a thread may hold, in float32 and in float64
+OPERAND = 288 << 20  # bytes of a packed operand held at once
 RESULT = 1 << 25  # results of one launch, where several promotions keep float32 ones between them: 128 MiB
 POWERS = 8  # bits of an exponent in the powers that the tensor cores add: 256^e
 BYTE = 128  # the bit that a byte of lowest exponents carries into
@@ -51,15 +52,15 @@ class Sums:
 
     def store(
         self, product: ScaledProduct, schedule: Schedule, source: Tensor, tiles: Tensor, length: int, promotions: int,
-        chunk: int, out: Tensor,
+        out: Tensor,
     ) -> None:  # fmt: skip
         """Write the prediction of ``product`` by ``schedule`` into ``out [M, N]``, float32, bfloat16 or float16.
 
         ``source [Kp]`` and ``tiles [T, 2]`` as :mod:`oracle.tensorcore.engine_cuda` has them, int32, in tiles of
-        ``length``, of which ``promotions`` promote; ``chunk`` packed elements of one operand are held at once.
+        ``length``, of which ``promotions`` promote.
         """
         wide = 8 * self.held
-        longest = max(1, chunk // max(1, source.numel()))
+        longest = OPERAND * self.group // max(1, source.numel() * self._part)
         width = min(product.N, max(wide, longest // wide * wide))
         height = min(product.M, max(TALL, min(longest, RESULT // width) // TALL * TALL))
         alpha = None if product.alpha is None else product.alpha.to(torch.float32).prod()

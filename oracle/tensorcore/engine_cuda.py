@@ -58,7 +58,7 @@ def predict(product: ScaledProduct, schedule: Schedule, *, out_dtype: torch.dtyp
     order = plan(product, schedule)
     found = cuda_sums.kernels(product, schedule, order.group)
     if found is not None:
-        found.store(product, schedule, *_uniform(order, product.a.device), CHUNK, out)
+        found.store(product, schedule, *_uniform(order, product.a.device), out)
     else:
         for rows, columns, part, acc in sums(product, schedule):
             out[rows, columns] = store(finish(acc, part, schedule), out_dtype)

@@ -86,7 +86,7 @@ def test_factor_of_the_sum(bias: bool) -> None:
 
 def test_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of rows and of columns, of an operand whose rows are not contiguous."""
-    monkeypatch.setattr(engine_cuda, "CHUNK", 1 << 13)
+    monkeypatch.setattr(cuda_sums, "OPERAND", 1 << 16)
     product = product_of(get("sm90.promote128"), 130, 70, 256, seed=6, bias=True)
     rows = torch.zeros((130, 263), dtype=torch.uint8).view(product.a.dtype)[:, 3:259]
     rows.view(torch.uint8).copy_(product.a.view(torch.uint8))
