@@ -82,7 +82,7 @@ class Sums:
                     ctypes.c_longlong(out.stride(0)), to,
                 )  # fmt: skip
 
-    @property
+    @cached_property
     def _wide(self) -> bool:
         """Whether float32 does not hold the sums of a group, but float64 must."""
         return not (self._bits < 23 and self.align_bits <= self.out_bits)
@@ -97,7 +97,7 @@ class Sums:
         """Columns of the tensor cores' products of a block."""
         return 64 if self.held > 4 else 32
 
-    @property
+    @cached_property
     def _part(self) -> int:
         """Bytes of a row of a ``Part``: values, lowest exponents and signs of a group, and with 8 more its powers."""
         return (8 if self._wide else 4) * self.group + 2 * self.group + 2 * (self.group + 8)
@@ -150,6 +150,7 @@ class Sums:
     def _least_bit(self) -> int:
         return sum(least_bit(fmt) for fmt in self.formats)
 
+    @lru_cache(maxsize=64)  # noqa: B019  # as above
     def fits(self, length: int) -> bool:
         """Whether the encodings of the source hold every exponent of a sum of ``length`` products."""
         span = sum(fmt.emax for fmt in self.formats) - self._least_product
