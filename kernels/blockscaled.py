@@ -14,7 +14,7 @@ from torch.compiler import is_compiling
 
 from kernels import checks, known, layout
 from kernels import platform as machines
-from kernels.backends._host import allocator, is_dense, is_other_device, lane_major
+from kernels.backends._host import allocator, allocators, is_dense, is_other_device, lane_major
 from kernels.backends.declaration import Backend, Gemm, Pair, Quantiser, WideLinear
 from kernels.checks import FP8
 from kernels.config import current_config
@@ -57,9 +57,10 @@ def fp8_gemm_nt(
         DeepGEMM is needed and absent, or does not serve the problem.
     """
     if c is None and type(a) is type(b) is tuple and len(a) == len(b) == 2 and not is_compiling():
-        met = known.find("fp8_gemm_nt", *b)
-        if met is not None and met.rows(*b, *a, out):
-            met.run(*a, *b, out, None, disable_ue8m0_cast)
+        (x, xs), (w, ws) = a, b
+        met = known.find("fp8_gemm_nt", w, ws)
+        if met is not None and met.rows(w, ws, x, xs, out):
+            met.run(x, xs, w, ws, out, None, disable_ue8m0_cast)
             return
     _fp8_gemm_nt(a, b, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
@@ -104,12 +105,13 @@ def prepare_fp8_gemm_nt(
 
     def run(a: tuple[Tensor, Tensor], out: Tensor) -> None:
         if not is_compiling() and type(a) is tuple and len(a) == 2:
-            if met.rows(*a, out):
-                met.run(*a, w, ws, out, None, disable_ue8m0_cast)
+            x, xs = a
+            if met.rows(x, xs, out):
+                met.run(x, xs, w, ws, out, None, disable_ue8m0_cast)
                 return
             _fp8_gemm_nt(a, b, out, c=None, disable_ue8m0_cast=disable_ue8m0_cast)
             if out.dtype is torch.bfloat16:
-                met.learn(*a, out)
+                met.learn(x, xs, out)
             return
         fp8_gemm_nt(a, b, out, disable_ue8m0_cast=disable_ue8m0_cast)
 
@@ -128,12 +130,12 @@ def _gemm_run(device: torch.device, n: int, k: int, dense: bool) -> Gemm:
     product = _aligned(backend, dense)
     if device.index is None:
         return product
-    here = fast.DEVICE
+    here, index = fast.DEVICE, device.index
 
     def run(
         x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
     ) -> None:
-        if here() == device.index:
+        if here() == index:
             return product(x, xs, w, ws, out, c, disable_ue8m0_cast)
         with torch.cuda.device(device):
             return product(x, xs, w, ws, out, c, disable_ue8m0_cast)
@@ -143,7 +145,7 @@ def _gemm_run(device: torch.device, n: int, k: int, dense: bool) -> Gemm:
 
 def _aligned(backend: Backend, dense: bool) -> Gemm:
     """The backend's product of dense operands, for a weight that is ``dense`` as well, or may not be."""
-    return backend.dense_gemm_nt or backend.aligned_gemm_nt if dense else backend.aligned_gemm_nt
+    return backend.dense_gemm_nt() if dense and backend.dense_gemm_nt is not None else backend.aligned_gemm_nt
 
 
 def _product(
@@ -380,13 +382,13 @@ def _quantise_then_gemm(
     quantise = _quantiser(route("quant_group", device, *key), e8m0)
     backend, sm100 = _gemm(device, n, k, torch.bfloat16, None)
     product = _product if sm100 else _aligned(backend, dense)
+    index, here, allocator_now = device.index, fast.DEVICE, allocators(device)
 
     def linear(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
-        if is_other_device(input.device):
-            with torch.cuda.device(input.device):
+        if index is not None and here() != index:
+            with torch.cuda.device(device):
                 return linear(input, weight, weight_scale)
-        m = input.shape[0]
-        allocate = allocator(input.device)
+        m, allocate = input.shape[0], allocator_now()
         out = allocate((m, n), (n, 1), torch.bfloat16)
         if m == 0:
             return out
@@ -492,7 +494,7 @@ def prepare_blockscale_linear(
         ``run(input)`` for ``input [M, K]`` bf16, a strided tensor. It looks at dtype, shape and device, and takes the
         memory for what it is. Machine and configuration are those of now.
     """
-    e8m0, empty = use_deep_gemm_e8m0, torch.empty(0, weight.shape[1], dtype=torch.bfloat16, device=weight.device)
+    e8m0, empty = use_deep_gemm_e8m0, weight.new_empty(0, weight.shape[1], dtype=torch.bfloat16)
     _check_switch(empty, weight, weight_scale)
     met = known.Kept(_runs(weight, weight_scale, e8m0))
 

@@ -51,17 +51,21 @@ _library = _torch.library.Library(NAMESPACE, "FRAGMENT")
 def _operator(fake: Callable[..., Any], *writes: str) -> Callable[[F], F]:
     """Register a function under its name; ``fake`` makes the outputs without values, ``writes`` are written into."""
 
+    with_gradients = torch.is_grad_enabled
+
     def register(real: F) -> F:
         name = real.__name__.removeprefix("_")
 
         def with_refusal(function: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(function)
             def run(*args: Any, **kwargs: Any) -> Any:
-                if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
-                    raise OptionError(
-                        f"{NAMESPACE}::{name} has no gradient: call it under torch.no_grad() or "
-                        "torch.inference_mode(), or detach the operands that require one"
-                    )
+                if with_gradients():
+                    for x in (*args, *kwargs.values()) if kwargs else args:
+                        if isinstance(x, Tensor) and x.requires_grad:
+                            raise OptionError(
+                                f"{NAMESPACE}::{name} has no gradient: call it under torch.no_grad() or "
+                                "torch.inference_mode(), or detach the operands that require one"
+                            )
                 return function(*args, **kwargs)
 
             return run

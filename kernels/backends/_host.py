@@ -142,11 +142,22 @@ def allocator(device: torch.device) -> Allocate:
 
     That of :mod:`kernels.fast.torch` while no torch mode is active, which may count, guard or fake tensors.
     """
-    if (
-        fast.EMPTY is not None
-        and device.index is not None  # a GPU: see is_other_device
-        and fast.unwatched()
-        and current_config().fast_paths
-    ):
-        return fast.EMPTY
+    short = _short(device)
+    return _usual(device) if short is None or fast.FUNCTION_MODES() or fast.DISPATCH_MODES() else short
+
+
+def allocators(device: torch.device) -> Callable[[], Allocate]:
+    """:func:`allocator` of many calls, for the configuration of the moment."""
+    short, usual, functions, others = _short(device), _usual(device), fast.FUNCTION_MODES, fast.DISPATCH_MODES
+    if short is None:
+        return lambda: usual
+    return lambda: usual if functions() or others() else short
+
+
+def _short(device: torch.device) -> Allocate | None:
+    """The allocator past torch's dispatcher, for a GPU (see :func:`is_other_device`)."""
+    return fast.EMPTY if device.index is not None and current_config().fast_paths else None
+
+
+def _usual(device: torch.device) -> Allocate:
     return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)

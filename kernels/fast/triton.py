@@ -20,7 +20,8 @@ RELEASES = ("3.5.1", "3.6.0")
 
 
 class Start(NamedTuple):
-    """How to start a compiled kernel: ``call(programs, 1, 1, stream, *fixed, *parameters)``."""
+    """How to start a compiled kernel: ``call(programs, 1, 1, stream, *fixed, *parameters)``; pointers are tensors, or
+    their addresses, which are not looked up in the driver."""
 
     call: Callable[..., None]
     fixed: tuple[object, ...]
@@ -37,19 +38,20 @@ def starter(ready: Any) -> Start | None:
     return Start(run.launch, (function, *modes, None, None, metadata, None, None, None))
 
 
-def modes() -> tuple[bool, object, object]:
-    """Whether a profiler is attached, which sees the launches of Triton's own dispatch only; what else is compiled in.
-
-    That is debugging and instrumentation as the process sets them; from the environment they are read once.
-    """
+def modes() -> tuple[object, object] | None:
+    """Debugging and instrumentation as the process sets them, which are compiled in; from the environment they are
+    read once. None where a profiler is attached, which sees the launches of Triton's own dispatch only."""
     runtime, compilation = _knobs()
-    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook  # none, one, or a chain that may be empty
-    observed = enter is not None and getattr(enter, "calls", True)
-    observed = observed or leave is not None and getattr(leave, "calls", True)
-    return bool(observed), runtime.debug, compilation.__dict__.get("instrumentation_mode")
+    hook = runtime.launch_enter_hook  # none, one, or a chain that may be empty
+    if hook is not None and getattr(hook, "calls", True):
+        return None
+    hook = runtime.launch_exit_hook
+    if hook is not None and getattr(hook, "calls", True):
+        return None
+    return runtime.debug, compilation.get("instrumentation_mode")
 
 
 @functools.cache
-def _knobs() -> tuple[Any, Any]:
+def _knobs() -> tuple[Any, dict[str, object]]:
     knobs = importlib.import_module("triton").knobs
-    return knobs.runtime, knobs.compilation
+    return knobs.runtime, knobs.compilation.__dict__

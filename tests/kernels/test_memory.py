@@ -62,6 +62,6 @@ def test_torch_gives_what_was_asked_for() -> None:
 
 def test_only_known_releases_are_bypassed() -> None:
     """Of any other neither entry is taken, though it may have them; without it everything is as right, and slower."""
-    assert (fast.EMPTY is not None) == (fast.STREAM is not None) == fast.KNOWN
+    assert (fast.EMPTY is not None) == (fast.STREAM is not fast.public_stream) == fast.KNOWN
     assert (torch.__version__.startswith(fast.RELEASES) and torch.version.cuda is not None) == fast.KNOWN
     assert fast._entry("_dynamo", "guards", "_empty_strided_cuda") is not None and fast._entry("no", "entry") is None
