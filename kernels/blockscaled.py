@@ -6,7 +6,8 @@ shape, ``[M, K/128]`` and ``[N/128, K/128]``, in any strides; they are converted
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -340,8 +341,8 @@ def deepgemm_blockscale_linear(
     """Quantise a bf16 input 1x128, then :func:`fp8_gemm_nt`: ``[M, N]`` bf16."""
     if group_size is BLOCK and not is_compiling() and type(use_deep_gemm_e8m0) is bool:
         met = known.find(("deepgemm", use_deep_gemm_e8m0), weight, weight_scale)
-        if met is not None and met.rows(weight, weight_scale, input):
-            y: Tensor = met.run(input, weight, weight_scale)
+        if met is not None and (m := met.rows(weight, weight_scale, input)):
+            y: Tensor = met.run[m < SWITCH_M](input, weight, weight_scale)
             return y
     return _deepgemm(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
 
@@ -357,11 +358,16 @@ def _deepgemm(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: i
         raise OptionError(f"group_size={group_size}; DeepGEMM scales in groups of {BLOCK}")
     _check_linear(input, weight, weight_scale, *checks.WIDE)
     key = (input.device, input.dtype, *weight.shape, use_deep_gemm_e8m0, is_dense(weight, weight_scale))
-    linear = cached(_quantise_then_gemm, *key)
-    y = linear(input, weight, weight_scale)
-    met = known.keep(("deepgemm", use_deep_gemm_e8m0), weight, weight_scale, linear)
+    runs = cached(_same_runs, *key)
+    y = runs[False](input, weight, weight_scale)
+    met = known.keep(("deepgemm", use_deep_gemm_e8m0), weight, weight_scale, runs)
     met.learn(input, weight=(weight, weight_scale))
     return y
+
+
+def _same_runs(*key: Any) -> dict[bool, WideLinear]:
+    """As :class:`_Runs`, the layer for many rows in both places."""
+    return dict.fromkeys((False, True), cached(_quantise_then_gemm, *key))
 
 
 def _check_linear(input: Tensor, weight: Tensor, weight_scale: Tensor, *dtypes: torch.dtype) -> None:
@@ -541,6 +547,54 @@ def _switch(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int
 
     made: Tensor = torch.cond(input.shape[0] < SWITCH_M, small, large, (input, weight, weight_scale))
     return made
+
+
+# --- the same as operators, inside of which torch's guard sees other dispatch keys: each keeps calls of its own -------
+
+
+def gemm_operator(checked: Callable[..., None]) -> Callable[..., None]:
+    """:func:`fp8_gemm_nt` as an operator: ``checked``, but for calls like an earlier one.
+
+    The guard compares whether a gradient is wanted, which ``checked`` refuses.
+    """
+
+    def run(
+        a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+    ) -> None:
+        met = known.find(run, b, b_scale)
+        if met is not None and c is None and met.rows(b, b_scale, a, a_scale, out):
+            met.run(a, a_scale, b, b_scale, out, None, disable_ue8m0_cast)
+            return
+        checked(a, a_scale, b, b_scale, out, c, disable_ue8m0_cast)
+        found = known.find("fp8_gemm_nt", b, b_scale)
+        if found is not None and found.rows(b, b_scale, a, a_scale, out):
+            known.keep_for(run, b, b_scale, found)
+
+    return run
+
+
+def linear_operator(kept: Mapping[bool, object]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """A linear layer as an operator (see :func:`gemm_operator`), whose verb keeps calls under ``kept[e8m0]``."""
+
+    def of(checked: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(
+            input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = BLOCK,
+            use_deep_gemm_e8m0: bool = False,
+        ) -> Tensor:  # fmt: skip
+            met = known.find(keys[use_deep_gemm_e8m0], weight, weight_scale)
+            if met is not None and group_size == BLOCK and (m := met.rows(weight, weight_scale, input)):
+                y: Tensor = met.run[m < SWITCH_M](input, weight, weight_scale)
+                return y
+            y = checked(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
+            found = known.find(kept[use_deep_gemm_e8m0], weight, weight_scale)
+            if found is not None and found.rows(weight, weight_scale, input):
+                known.keep_for(keys[use_deep_gemm_e8m0], weight, weight_scale, found)
+            return y
+
+        keys = {e8m0: (run, e8m0) for e8m0 in kept}
+        return run
+
+    return of
 
 
 class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:

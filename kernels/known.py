@@ -217,3 +217,10 @@ def keep(key: object, weight: Tensor, scale: Tensor, run: Run) -> Known[Run]:
         return found
     made: Known[Run] = current().weights.keep((key, id(weight), id(scale)), Known(run))
     return made
+
+
+def keep_for(key: object, weight: Tensor, scale: Tensor, found: Known[Run]) -> None:
+    """Keep what is known of a pair under another key too, for calls like the last one that was learnt."""
+    made: Known[Run] = Known(found.run)
+    made.rows = found.rows
+    current().weights.keep((key, id(weight), id(scale)), made)

@@ -48,8 +48,13 @@ _torch: Any = torch  # torch.library and the symbolic functions have no types
 _library = _torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
-def _operator(fake: Callable[..., Any], *writes: str) -> Callable[[F], F]:
-    """Register a function under its name; ``fake`` makes the outputs without values, ``writes`` are written into."""
+def _operator(
+    fake: Callable[..., Any], *writes: str, known: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda run: run
+) -> Callable[[F], F]:
+    """Register a function under its name; ``fake`` makes the outputs without values, ``writes`` are written into.
+
+    ``known`` makes of the function another one, that takes calls like an earlier one in less time.
+    """
 
     with_gradients = torch.is_grad_enabled
 
@@ -75,7 +80,7 @@ def _operator(fake: Callable[..., Any], *writes: str) -> Callable[[F], F]:
 
         schema = _torch.library.infer_schema(inspect.unwrap(real), mutates_args=writes)
         _library.define(name + schema, tags=TAGS)
-        _library.impl(name, with_refusal(real), "CompositeExplicitAutograd")
+        _library.impl(name, known(with_refusal(real)), "CompositeExplicitAutograd")
         _torch.library.register_fake(f"{NAMESPACE}::{name}", with_refusal(fake), lib=_library)
         _torch.library.register_vmap(f"{NAMESPACE}::{name}", no_vmap, lib=_library)
         return real
@@ -500,8 +505,12 @@ def _linear_fake(input: Tensor, weight: Tensor, *_: object, **__: object) -> Ten
 
 _operator(_matrix_fake)(linear.cutlass_scaled_mm)
 _operator(_linear_fake)(blockscaled.flashinfer_fp8_blockscale_gemm)
-_operator(_linear_fake)(blockscaled.deepgemm_blockscale_linear)
-_operator(_linear_fake)(blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm)
+_operator(_linear_fake, known=blockscaled.linear_operator({e8m0: ("deepgemm", e8m0) for e8m0 in (False, True)}))(
+    blockscaled.deepgemm_blockscale_linear
+)
+_operator(_linear_fake, known=blockscaled.linear_operator({e8m0: e8m0 for e8m0 in (False, True)}))(
+    blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm
+)
 
 
 @_operator(lambda input, weight, _: _empty(input.shape[0], weight.shape[0], like=input, dtype=input.dtype))
@@ -521,7 +530,7 @@ def _torch_scaled_mm(
 _operator(_nothing, "out")(mx_products.mx_product)
 
 
-@_operator(_nothing, "out")
+@_operator(_nothing, "out", known=blockscaled.gemm_operator)
 def _fp8_gemm_nt(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:

@@ -142,21 +142,22 @@ def allocator(device: torch.device) -> Allocate:
 
     That of :mod:`kernels.fast.torch` while no torch mode is active, which may count, guard or fake tensors.
     """
-    short = _short(device)
-    return _usual(device) if short is None or fast.FUNCTION_MODES() or fast.DISPATCH_MODES() else short
+    if (
+        fast.EMPTY is not None
+        and device.index is not None  # a GPU: see is_other_device
+        and not (fast.FUNCTION_MODES() or fast.DISPATCH_MODES())
+        and current_config().fast_paths
+    ):
+        return fast.EMPTY
+    return _usual(device)
 
 
 def allocators(device: torch.device) -> Callable[[], Allocate]:
     """:func:`allocator` of many calls, for the configuration of the moment."""
-    short, usual, functions, others = _short(device), _usual(device), fast.FUNCTION_MODES, fast.DISPATCH_MODES
-    if short is None:
+    short, usual, functions, others = fast.EMPTY, _usual(device), fast.FUNCTION_MODES, fast.DISPATCH_MODES
+    if short is None or device.index is None or not current_config().fast_paths:
         return lambda: usual
     return lambda: usual if functions() or others() else short
-
-
-def _short(device: torch.device) -> Allocate | None:
-    """The allocator past torch's dispatcher, for a GPU (see :func:`is_other_device`)."""
-    return fast.EMPTY if device.index is not None and current_config().fast_paths else None
 
 
 def _usual(device: torch.device) -> Allocate:

@@ -40,19 +40,21 @@ def shortest(monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 def test_taken_on_a_gpu(shortest: object) -> None:
-    assert _host.allocator(CUDA) is shortest
+    assert _host.allocator(CUDA) is _host.allocators(CUDA)() is shortest
 
 
 def test_not_taken_elsewhere(shortest: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU, a listening mode, the switch, and a torch that is not known."""
-    assert _host.allocator(torch.device("cpu")) is not shortest
+    cpu, kept = torch.device("cpu"), _host.allocators(CUDA)
+    assert _host.allocator(cpu) is not shortest and _host.allocators(cpu)() is not shortest
     for mode in (Listening(), Below()):
         with mode:
-            assert _host.allocator(CUDA) is not shortest
+            assert _host.allocator(CUDA) is not shortest and kept() is not shortest
+    assert kept() is shortest
     with use_config(Config(fast_paths=False)):
-        assert _host.allocator(CUDA) is not shortest
+        assert _host.allocator(CUDA) is not shortest and _host.allocators(CUDA)() is not shortest
     monkeypatch.setattr(fast, "EMPTY", None)
-    assert _host.allocator(CUDA) is not shortest
+    assert _host.allocator(CUDA) is not shortest and _host.allocators(CUDA)() is not shortest
 
 
 def test_torch_gives_what_was_asked_for() -> None:
