@@ -4,6 +4,8 @@ Releases    triton 3.5.1 and 3.6.0.
 Checked     ``triton/backends/nvidia/driver.py`` of both wheels was read: the launcher only allocates scratch memory
             before it calls this function, so that a kernel without scratch memory may be started by it. A test holds
             the order of the arguments against the table of each release, and against the launcher of the installed one.
+            The function takes an integer for the address of a pointer. Of a tensor it asks the driver whether a kernel
+            can read it; the verbs refuse operands on different devices themselves, which a test asks of each.
             On the device the quantisers give the bits of plain torch, eager and in a captured graph.
 Public way  24 us a launch more (``tests/hardware/measure.py``, family ``fast``, on an H200 machine: 29 us for the group
             quantiser, of which two allocations are 5).
@@ -20,8 +22,7 @@ RELEASES = ("3.5.1", "3.6.0")
 
 
 class Start(NamedTuple):
-    """How to start a compiled kernel: ``call(programs, 1, 1, stream, *fixed, *parameters)``; pointers are tensors, or
-    their addresses, which are not looked up in the driver."""
+    """How to start a compiled kernel: ``call(programs, 1, 1, stream, *fixed, *parameters)``, addresses for pointers."""
 
     call: Callable[..., None]
     fixed: tuple[object, ...]
