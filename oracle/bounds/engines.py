@@ -170,7 +170,8 @@ def _of_each_place(size: int, tile: int, g: torch.Generator) -> Tensor:
     """Of the rows (or columns) with one place in a tile, one at random; the last row too."""
     place = torch.arange(min(size, tile), device="cpu")
     number = (size - place + tile - 1) // tile  # of the tiles that have the place
-    found = place + tile * (torch.rand(len(place), generator=g, device="cpu") * number).to(torch.int64)
+    at = torch.rand(len(place), generator=g, dtype=torch.float64, device="cpu") * number
+    found = place + tile * at.to(torch.int64)
     found[(size - 1) % tile] = size - 1
     return found
 
