@@ -141,7 +141,9 @@ def _confirmed(
 
     The sample is made of rows and columns at random, which the data seed: one of each place in a tile, so all that a
     block of threads computes is in it, and those of up to ``DECIDING`` elements on which a verdict rests. An error in
-    one of a thousand elements escapes the 4,096 of the tile in 2 of 100 calls.
+    one of a thousand elements escapes the 4,096 of the tile in 2 of 100 calls. The CPU's compiled pass computes the
+    sample where it can: the definition of one chain of 7,168 products takes a device 0.26 s, four times as long as
+    CUDA C++ takes for 4096x4096 of them.
     """
     if found is None:
         return defined(product, acc)
@@ -155,7 +157,12 @@ def _confirmed(
         some = at.cpu()
         sample = [torch.cat(pair) for pair in zip(sample, (some // product.N, some % product.N), strict=True)]
     rows, columns = (at.to(product.a.device) for at in sample)
-    due = defined(product.take(rows).take_columns(columns), acc)
+    part = product.take(rows).take_columns(columns)
+    near = part.to("cpu")
+    if defined is definition.residue_bound and near.c is None and not why_not(near, acc):
+        due = compiled_residue(near, acc)[1].to(product.a.device)
+    else:
+        due = defined(part, acc)
     if all(_equal_at(x, y, rows, columns) for x, y in zip(_ends(found), _ends(due), strict=True)):
         return found
     warnings.warn(
