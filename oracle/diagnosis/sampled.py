@@ -51,7 +51,7 @@ from oracle.verdict.pattern import count, places
 from oracle.verdict.products import COINCIDENCES
 
 FEW = (8, 16)  # rows and columns on which every fault is tried
-TOLD_APART = (16, 64)  # those on which arithmetics are compared, some of which differ in few bits
+TOLD_APART = (8, 128)  # those on which arithmetics are compared, some of which differ in few bits
 BAND, BAND_ON_DEVICE = 1 << 19, 1 << 25  # elements of the whole that are compared at a time
 ERRORS = 4.0  # standard errors of a count, above which it is no chance
 CONFIRMED = 2  # candidates that are compared with the whole
