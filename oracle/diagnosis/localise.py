@@ -305,46 +305,54 @@ def _guesses(failure: FailingOutput, part: Part, length: int, count: int) -> Seq
     close to a few, which are nearly all refused there."""
     rows, columns, y, bad = _guess_sample(failure, part)
     product, y, bad = subset(part.product, rows, columns).to("cpu"), y.cpu(), bad.cpu()
-    found = effects(count, scaled=product.B > 1)
+    inside, known = bad & torch.isfinite(y), effects(count, scaled=product.B > 1)
+    if not bool(inside.any()):
+        return []
+    found = torch.arange(len(known), device="cpu")
     few = [evenly(torch.arange(size, device="cpu"), most) for size, most in zip(y.shape, FEW_GUESS, strict=True)]
-    some = y[few[0]][:, few[1]], bad[few[0]][:, few[1]]
-    if bool(_finite_failing(*some).any()):
-        found = _close(subset(product, *few), *some, length, found, 2 * NEAR)
-    return _close(product, y, bad, length, found, NEAR) if found else found
-
-
-def _finite_failing(y: Tensor, bad: Tensor) -> Tensor:
-    return bad & torch.isfinite(y)
+    for rows, columns, near in ((*few, 2 * NEAR), (*(torch.arange(size, device="cpu") for size in y.shape), NEAR)):
+        some, of = y[rows][:, columns], inside[rows][:, columns]
+        if bool(of.any()):
+            found = _close(subset(product, rows, columns), some, of, length, found, near)
+    return [known[i] for i in found.tolist()]
 
 
 def _close(
-    product: ScaledProduct, y: Tensor, bad: Tensor, length: int, known: Sequence[Effect], near: float
-) -> Sequence[Effect]:
-    """Those of the ``known`` effects that leave at most this part of what is missing, and of what is there, in norm."""
+    product: ScaledProduct, y: Tensor, inside: Tensor, length: int, known: Tensor, near: float
+) -> Tensor:
+    """Those of the ``known`` effects (int64, numbers of :func:`effects`) that leave at most this part of what is
+    missing ``inside``, and of what is there, in norm."""
     a, b, scaled = product.left.value(), product.right.value(), product.B > 1
     sums = torch.stack([x @ y.T for x, y in zip(torch.split(a, length, 1), torch.split(b, length, 1), strict=True)])
     right = exact(product).hi
-    inside = _finite_failing(y, bad) & torch.isfinite(right)
+    inside = inside & torch.isfinite(right)
     sums, missing = sums[:, inside], (y - right)[inside]
     size, there = float(missing.norm()), float(y[inside].norm())
     if not size:
-        return ()
+        return known[:0]
     of_a, of_b = (decode(s).t() for s in (product.a_scale, product.b_scale))
     of_a = of_a[:, :, None].expand(-1, *inside.shape)[:, inside]
     of_b = of_b[:, None, :].expand(-1, *inside.shape)[:, inside]
     terms = sums * of_a * of_b if scaled else sums * (of_a * of_b)
     until = torch.nn.functional.pad(terms.cumsum(dim=0), (0, 0, 1, 0))  # the sums up to each block
-    first = torch.tensor([next(iter(blocks)) for _, blocks in known], device="cpu")
-    end = first + torch.tensor([len(blocks) for _, blocks in known], device="cpu")
-    left = until[end].sub_(until[first]).add_(missing)
-    for turn in range(2):
-        terms_of = (next(iter(blocks.values())) for _, blocks in known)
-        instead = [(i, *own[turn]) for i, own in enumerate(terms_of) if len(own) > turn]
-        if instead:
-            at, s, t, k = torch.tensor(instead, device="cpu").unbind(dim=1)
-            left[at] -= of_a[s] * of_b[t] * sums[k]
-    kept = left.norm(dim=1) <= near * min(size, there)
-    return [effect for effect, yes in zip(known, kept.tolist(), strict=True) if yes]
+    first, end, *instead = _tables(len(sums), scaled=scaled)
+    left = until[end[known]].sub_(until[first[known]]).add_(missing)
+    for table in instead:
+        s, t, k = table[known].unbind(dim=1)
+        at = torch.nonzero(k >= 0)[:, 0]
+        left[at] -= of_a[s[at]] * of_b[t[at]] * sums[k[at]]
+    return known[left.norm(dim=1) <= near * min(size, there)]
+
+
+@lru_cache(maxsize=8)
+def _tables(count: int, *, scaled: bool) -> tuple[Tensor, ...]:
+    """Of every effect the first block and the end of those that lose their terms, and its two terms, -1 without one."""
+    none = (-1, -1, -1)
+    changes = [blocks for _, blocks in effects(count, scaled=scaled)]
+    terms = [[*next(iter(blocks.values())), none, none][:2] for blocks in changes]
+    spans = [[first := next(iter(blocks)), first + len(blocks)] for blocks in changes]
+    both = torch.tensor(spans, device="cpu").t(), torch.tensor(terms, device="cpu").transpose(0, 1)
+    return *both[0], *both[1]
 
 
 def _rows_and_columns(failure: FailingOutput) -> list[str]:
