@@ -43,7 +43,6 @@
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;
-typedef unsigned long long u64;
 #if WIDE
 typedef double Sum;
 #else
