@@ -60,13 +60,13 @@ class Operand:
         return Operand(self.value[..., start:stop], self.exponent[..., start:stop], counted)
 
     def together(self, spans: Sequence[tuple[int, int]]) -> Operand:
-        """Columns of one length as chains of their own."""
-        parts = [self.steps(*span) for span in spans]
-        counted = [p.counted for p in parts if p.counted is not None]
-        return Operand(
-            torch.stack([p.value for p in parts]), torch.stack([p.exponent for p in parts]),
-            torch.stack(counted) if counted else None,
-        )  # fmt: skip
+        """Columns of one length, each span after the one before, as chains of their own."""
+        whole, shape = self.steps(spans[0][0], spans[-1][1]), (len(spans), spans[0][1] - spans[0][0])
+        made = (None if x is None else x.unflatten(-1, shape).movedim(-2, 0).contiguous()
+                for x in (whole.value, whole.exponent, whole.counted))  # fmt: skip
+        value, exponent, counted = made
+        assert value is not None and exponent is not None
+        return Operand(value, exponent, counted)
 
 
 def operand(value: Tensor, fmt: Format) -> Operand:

@@ -312,7 +312,7 @@ def _pass(product: ScaledProduct, order: Packed, run: Run, quantities: int, *, b
     step = max(1, CHUNK_BYTES // (bytes_each * max(1, order.source.numel())))
     for start in range(0, product.M, step):
         rows = product.rows(start, min(product.M, start + step))
-        run_tasks(run(rows, out, start), task_pieces(rows.M, product.N, lanes=LANES))
+        run_tasks(run(rows, out, start), task_pieces(rows.M, product.N, lanes=LANES), rows.M * product.N * product.K)
     return torch.from_numpy(out)
 
 

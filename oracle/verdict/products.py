@@ -431,7 +431,8 @@ def _judge_interval(
             leave = "element leaves" if found.outside == 1 else "elements leave"
             said = f"{basis}; {found.outside} {leave} the {intervals[0].name}, which is not declared"
             cut = other if other.endswith(SPLIT) else name + SPLIT
-            if cut in wider and (split := _split_of(parts, output, cut)) is not None:
+            may_be_cut = cut in wider and held_by(*fewer, cut) is not None and held_by(*few, cut) is not None
+            if may_be_cut and (split := _split_of(parts, output, cut)) is not None:
                 said, matched = f"bits of {split.name}", split.name
                 return verdict_of_equality(said, matched, comparison.total, mistrust)
             return verdict(comparison, basis=said, mistrust=mistrust)
@@ -466,6 +467,7 @@ def _split_of(parts: Sequence[Part], output: Tensor, name: str) -> Schedule | No
     base = of_class(name)
     for schedule in schedules(base.instruction.arch):
         same = schedule.instruction == base.instruction and schedule.interval == base.interval
+        same &= schedule.fault is None  # only those are held by the interval of the class
         if not same or schedule.scales is Scales.OPERANDS or schedule.why_not(first.product, out_dtype=output.dtype):
             continue
         split = find_split(first.product, rows, schedule)

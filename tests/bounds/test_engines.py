@@ -373,7 +373,9 @@ class TestCuda:
                 assert _same(made.lo, due.lo) and _same(made.hi, due.hi) and torch.equal(made.open, due.open), kind
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-    @pytest.mark.parametrize("name", ["sm90.promote128", "sm90.chain", "sm89.promote128", "sm90.mma_sync.promote128"])
+    @pytest.mark.parametrize(
+        "name", ["sm90.promote128", "sm90.chain", "sm89.promote128", "sm90.mma_sync.promote128", "sm100.chain"]
+    )
     def test_device(self, name: str) -> None:
         product = product_of(get(name), 200, 300, 1000, seed=14, data="special")
         there = replace(product, **{f: getattr(product, f).cuda() for f in ("a", "b", "a_scale", "b_scale")})
