@@ -66,6 +66,7 @@ WHOLE = 1 << 28  # products of one candidate up to which all of the output is pr
 SAMPLE = (96, 192)  # rows and columns of a larger one
 PAIR_SAMPLE = (12, 96)  # rows and columns on which pairs of faults are tried first
 FEW_ROWS = 12  # failing rows on which a fault of a small output is tried first
+FEW_COLUMNS = 64  # columns of these on which faults that are computed together are tried before
 TINY = 2.0**-20  # above every subnormal number of an output
 TOGETHER = 16  # faults that are computed together at most
 GOLDEN = 0.6180339887  # multiples of it, modulo 1, spread over rows in no regular step
@@ -472,9 +473,10 @@ class Sample:
         """The ``faults``, in their order, without most of those whose share is below ``LISTED``: those that leave one
         operand as it is are computed together, as rows or columns of one product. None where nothing fails here."""
         rest = iter(faults if any(count(view.failing) for view in self.views) else ())
-        failing = self._failing_alone()
+        failing, nan = self._failing_alone(), any(bool(torch.isnan(view.output).any()) for view in self.views)
         while some := list(islice(rest, TOGETHER)):
-            hopeless = failing._hopeless(some)
+            at_most = failing.at_most(some)
+            hopeless = {n for n, (agrees, known) in at_most.items() if agrees < LISTED * known or not (known or nan)}
             yield from (fault for fault in some if fault.name not in hopeless)
 
     def _failing_alone(self) -> Sample:
@@ -492,10 +494,10 @@ class Sample:
         part.pieces[0] = subset(self.piece(0, product), rows, columns).to(part.device)
         return part
 
-    def _hopeless(self, faults: Sequence[Fault]) -> set[str]:
-        """What is explained agrees, and what fails is known where the prediction is not NaN (and only there, unless the
-        output has a NaN)."""
-        call, found = self.failure.call, set[str]()
+    def at_most(self, faults: Sequence[Fault]) -> dict[str, tuple[int, int]]:
+        """Of the failing elements how many agree with each of these faults, and how many it predicts no NaN for, where
+        that costs little: no more is explained, and no other is known (unless the output has a NaN there)."""
+        call, found = self.failure.call, dict[str, tuple[int, int]]()
         if len(call.parts) != 1 or call.schedule is None or not len(self.rows[0]):
             return found
         (view,), own = self.views, call.parts[0].product
@@ -530,15 +532,14 @@ class Sample:
             scale = stacked([scale for _, _, scale in stack])
             a, b = ((codes, scale), (piece.b, piece.b_scale)) if of_rows else ((piece.a, piece.a_scale), (codes, scale))
             alone.append((names, replace(piece, a=a[0], a_scale=a[1], b=b[0], b_scale=b[1]), of_rows))
-        (m, n), nan = view.output.shape, torch.isnan(view.output).any()
+        m, n = view.output.shape
         for names, product, of_rows in alone:
             each = len(names)
             value, agrees = self._agreeing(product, view.output.repeat((each, 1) if of_rows else (1, each)))
             masks = torch.stack([agrees, ~torch.isnan(value)])
             masks = masks.view(2, each, m, n) if of_rows else masks.view(2, m, each, n).transpose(1, 2)
-            agreeing, known = (masks & view.failing).sum(dim=(2, 3))
-            few = (agreeing < LISTED * known) | ((known == 0) & ~nan)
-            found |= {name for name, yes in zip(names, few.tolist(), strict=True) if yes}
+            agreeing, known = (masks & view.failing).sum(dim=(2, 3)).tolist()
+            found |= zip(names, zip(agreeing, known, strict=True), strict=True)
         return found
 
     def _agreeing(self, product: ScaledProduct, output: Tensor) -> tuple[Tensor, Tensor]:
@@ -661,7 +662,21 @@ class FailingRows:
         chosen[at[spread[:FEW_ROWS].to(at.device)]] = True
         rows = [torch.nonzero(part.of(chosen[:, None])[:, 0])[:, 0] for part in failure.call.parts]
         columns = torch.arange(failure.bad.shape[1], device=at.device)
-        self.sample = Sample(failure, rows, columns) if len(failure.bad) > 2 * int(chosen.sum()) else None
+        self.sample = self.narrow = None
+        if len(failure.bad) > 2 * int(chosen.sum()):
+            self.sample = Sample(failure, rows, columns)
+            few = evenly(torch.nonzero(failure.bad[chosen].any(dim=0))[:, 0], FEW_COLUMNS)
+            self.narrow = Sample(failure, rows, few)
+            self.all = sum(count(view.failing) for view in self.narrow.views)
+
+    def kept(self, faults: Iterable[Fault]) -> Iterator[Fault]:
+        """The ``faults``, in their order, that are not refused: first those that are computed together, on some of the
+        columns in which these rows fail."""
+        rest = iter(faults)
+        while some := list(islice(rest, TOGETHER)):
+            at_most = {} if self.narrow is None else self.narrow.at_most(some)
+            hopeless = {n for n, (agrees, known) in at_most.items() if known == self.all and agrees <= HOPELESS * known}
+            yield from (fault for fault in some if fault.name not in hopeless and not self.refuse(fault))
 
     def refuse(self, fault: Fault) -> bool:
         """Whether so little of what fails in these rows is explained that the fault is none of those that are kept."""

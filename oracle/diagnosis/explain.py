@@ -285,11 +285,8 @@ def _outside(parts: Sequence[Part], output: Tensor, name: str) -> Tensor:
 def _single_faults(failure: FailingOutput, faults: Sequence[Fault]) -> tuple[Explanation, ...]:
     """Explanations of at least one failing element that contradict less than they explain, best first."""
     sample = None if failure.small else Sample.half_failing(failure, SAMPLE)
-    few = FailingRows(failure) if failure.small else None
-    found = []
-    for fault in _applicable(failure, faults):
-        if few is not None and few.refuse(fault):
-            continue
+    applicable, found = _applicable(failure, faults), []
+    for fault in FailingRows(failure).kept(applicable) if failure.small else applicable:
         last_stage_only = set(fault.changes) <= {Stage.WRITE}
         whole = sample is None or last_stage_only
         explanation = failure.attempt((fault,)) if whole else sample.attempt((fault,)) if sample is not None else None
