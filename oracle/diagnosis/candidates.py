@@ -473,13 +473,13 @@ class Sample:
         """The ``faults``, in their order, without most of those whose share is below ``LISTED``: those that leave one
         operand as it is are computed together, as rows or columns of one product. None where nothing fails here."""
         rest = iter(faults if any(count(view.failing) for view in self.views) else ())
-        failing, nan = self._failing_alone(), any(bool(torch.isnan(view.output).any()) for view in self.views)
+        failing, nan = self.failing_alone(), any(bool(torch.isnan(view.output).any()) for view in self.views)
         while some := list(islice(rest, TOGETHER)):
             at_most = failing.at_most(some)
             hopeless = {n for n, (agrees, known) in at_most.items() if agrees < LISTED * known or not (known or nan)}
             yield from (fault for fault in some if fault.name not in hopeless)
 
-    def _failing_alone(self) -> Sample:
+    def failing_alone(self) -> Sample:
         """Of one part, the rows and columns of the sample in which something fails; else the sample."""
         if len(self.views) != 1:
             return self
@@ -498,7 +498,7 @@ class Sample:
         """Of the failing elements how many agree with each of these faults, and how many it predicts no NaN for, where
         that costs little: no more is explained, and no other is known (unless the output has a NaN there)."""
         call, found = self.failure.call, dict[str, tuple[int, int]]()
-        if len(call.parts) != 1 or call.schedule is None or not len(self.rows[0]):
+        if len(call.parts) != 1 or not len(self.rows[0]):
             return found
         (view,), own = self.views, call.parts[0].product
         piece = self.piece(0, own)
@@ -545,7 +545,8 @@ class Sample:
     def _agreeing(self, product: ScaledProduct, output: Tensor) -> tuple[Tensor, Tensor]:
         """What the kernel gives of this product, or a value near it, and which of ``output`` may be it.
 
-        By exact sums the kernel's is within two roundings of a float64 sum, itself within ``2^-40`` of all magnitudes.
+        By exact sums the kernel's is within two roundings of a float64 sum, itself within ``2^-40`` of all magnitudes,
+        or in the interval of float32 in any order (:mod:`oracle.bounds.ieee32`), of which this is the double.
         """
         schedule = fitting(product, self.failure.call.schedule)
         if schedule is not None:
@@ -556,7 +557,8 @@ class Sample:
             for x in (product.left, product.right)
         )
         value, size, actual = left @ right.T * product.factor, left.abs() @ right.abs().T, decode(output)
-        away = 2.0**-6 * value.abs() + 2.0**-40 * abs(product.factor) * size + TINY
+        loss = 2.0**-40 if self.failure.call.schedule is not None else 2.0**-23 * (product.K + 8)
+        away = 2.0**-6 * value.abs() + loss * abs(product.factor) * size + TINY
         return value, ((value - actual).abs() <= away) | value.isinf() | ~actual.isfinite()
 
     def sums(self, faults: tuple[Fault, ...]) -> list[Sums] | None:
@@ -665,8 +667,9 @@ class FailingRows:
         self.sample = self.narrow = None
         if len(failure.bad) > 2 * int(chosen.sum()):
             self.sample = Sample(failure, rows, columns)
-            few = evenly(torch.nonzero(failure.bad[chosen].any(dim=0))[:, 0], FEW_COLUMNS)
-            self.narrow = Sample(failure, rows, few)
+            failing = torch.nonzero(failure.bad[chosen].any(dim=0))[:, 0]
+            few = evenly(failing, FEW_COLUMNS)
+            self.narrow, self.every = Sample(failure, rows, few), len(few) == len(failing)
             self.all = sum(count(view.failing) for view in self.narrow.views)
 
     def kept(self, faults: Iterable[Fault]) -> Iterator[Fault]:
@@ -681,19 +684,21 @@ class FailingRows:
     def refuse(self, fault: Fault) -> bool:
         """Whether so little of what fails in these rows is explained that the fault is none of those that are kept."""
         call, faults = self.failure.call, (fault,)
-        if self.sample is None or not set(fault.changes) <= set(BEFORE_STORE):
+        if self.sample is None or self.narrow is None or not set(fault.changes) <= set(BEFORE_STORE):
             return False
+        # a fault of the sum may mix columns
+        sample = self.narrow if self.every and not touches(faults, Stage.SUM) else self.sample
         if fault.by_code:
-            sums = self.sample.sums(faults)
+            sums = sample.sums(faults)
         else:
             computed = products(call, faults)
             if len(computed) != len(call.parts) or not all(map(same_place, (part for part, _ in computed), call.parts)):
                 return False
-            sums = self.sample.sums_of(computed, faults)
-        predictions = self.sample.stored(faults, sums)
+            sums = sample.sums_of(computed, faults)
+        predictions = sample.stored(faults, sums)
         if any(bool(torch.isnan(predicted.value).any()) for _, predicted in predictions):
             return False
-        found = self.sample.weigh_stored(faults, predictions)
+        found = sample.weigh_stored(faults, predictions)
         return found is not None and found.share <= self.enough
 
 

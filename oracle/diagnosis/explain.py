@@ -317,13 +317,18 @@ def _pairs(failure: FailingOutput, faults: Sequence[Fault]) -> list[Explanation]
     """Pairs of a fault and a wrong store: a few elements first, then what explains those."""
     stores = [fault for fault in faults if set(fault.changes) == {Stage.STORE}]
     few = Sample.half_failing(failure, PAIR_SAMPLE)
+    fewer = few.failing_alone()
     sample = None if failure.small else Sample.half_failing(failure, SAMPLE)
     found = []
     for first in faults:
         if set(first.changes) & {Stage.STORE, Stage.WRITE}:
             continue
-        pieces = few.sums((first,))
+        fewest = fewer.sums((first,))
+        pieces = fewest if fewer is few else None
         for second in stores:
+            if not fewer.covers((first, second), fewest):
+                continue
+            pieces = few.sums((first,)) if pieces is None else pieces
             if few.covers((first, second), pieces):
                 whole = failure.attempt((first, second)) if sample is None else sample.attempt((first, second))
                 if whole is not None and whole.explained > whole.contradicted:
