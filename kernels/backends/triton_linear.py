@@ -136,7 +136,7 @@ def few_rows(dtype: torch.dtype, n: int, k: int) -> WideLinear:
         if m:
             sums = out if parts == 1 else allocate((parts, m, n), (m * n, n, 1), torch.float32)
             codes = w.view(torch.uint8) if decode else w
-            start.here(programs, (x, codes, w_scale, sums), (m, n, k, x_row, w_row, *w_scale.stride()), 1)
+            start.here(programs, (x, codes, w_scale), (m, n, k, x_row, w_row, *w_scale.stride()), (sums,))
             if parts > 1:
                 _sum(parts, native).here(-(-m * n // SUMMED), (sums, out), (m * n,))
         return out

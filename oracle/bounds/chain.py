@@ -221,20 +221,20 @@ def partial_sums(
 
 
 def fixed_point(once: Callable[[Tensor], tuple[Tensor, Tensor]], *held: Tensor) -> tuple[Tensor, Tensor]:
-    """``l, h`` of an error that depends on itself through the exponents of ``held + error``; infinite if none is.
+    """``l, h`` of an error that depends on itself through the exponents of ``held + error``; infinite where none is.
 
-    ``once`` gives ``l, h`` for an error of at most its argument, of which it looks at those exponents alone.
+    ``once`` gives ``l, h`` for an error of at most its argument, of which it looks at those exponents alone. So an
+    element that has come to rest stays as it is while others are computed with it.
     """
     error = torch.zeros_like(held[0])
     for _ in range(64):
         low, high = once(error)
         grown = torch.maximum(-low, high)
-        if all(bool((floor_power(x + grown) <= floor_power(x + error)).all()) for x in held):
+        moves = torch.stack([floor_power(x + grown) > floor_power(x + error) for x in held]).any(dim=0)
+        if not bool(moves.any()):
             break
         error = torch.maximum(error, grown)
-    else:
-        grown = torch.full_like(error, torch.inf)
-    over = held[0] + grown > OVERFLOW
+    over = moves | (held[0] + grown > OVERFLOW)
     return low.masked_fill(over, -torch.inf), high.masked_fill(over, torch.inf)
 
 

@@ -19,7 +19,8 @@ The three roundings cover every epilogue in use: ``fma(fl(sa sb), acc, sum)``, `
 separate multiply and add, and scales applied once after the promoted sum. ``eta = 2**-149`` is the absolute error of
 an underflowing float32 operation (gradual underflow). Blocks that are exactly zero cost nothing: adding 0 is exact.
 ``Phi`` is finally multiplied by ``1 + 2**-20``, which covers second-order terms and the float64 evaluation: both are
-below ``2**-26`` of its first-order part for fewer than ``2**24`` blocks.
+below ``2**-26`` of its first-order part for fewer than ``2**24`` blocks. No tensor is divided by a number here: torch
+multiplies by the rounded reciprocal on a GPU and divides on the CPU, so the bits would depend on the device.
 
 Where a float32 intermediate may exceed the largest float32, nothing is claimed: the element is ``open``. A kernel that
 promotes unscaled chains and scales their sum once, at its end, meets ``sb acc`` or ``sa acc`` with ``acc`` the whole
@@ -158,7 +159,7 @@ class Promotion:
         phi = self._phi
         if not self._ordered:
             total = torch.maximum(self._plus, self._minus)
-            phi = (phi + (self._added - 1) * (U * total + ETA)) / (1 - self._added * U)
+            phi = (phi + (self._added - 1) * (U * total + ETA)) * (1 / (1 - self._added * U))
             self._open |= ~(total + phi < FLOAT32_MAX * (1 - 2.0**-20))
         if alpha is not None:
             size = torch.maximum((self._y + self._lo).abs(), (self._y + self._hi).abs()) + phi

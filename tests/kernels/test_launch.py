@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from kernels.backends import _launch, triton_quant
+from kernels.config import Config, use_config
+from kernels.fast import torch as fast_torch
 from kernels.fast import triton as fast
 
 GRID = ("gridX", "gridY", "gridZ", "stream", "function")
@@ -56,6 +61,16 @@ def start(run: Any) -> None:
     made.call(*(VALUES[name] for name in GRID[:4]), *made.fixed, *PARAMETERS)
 
 
+class OnGpu(torch.Tensor):
+    """A CPU tensor that says it lies on the current GPU."""
+
+    device = torch.device("cuda:0")  # type: ignore[assignment]
+
+    @staticmethod
+    def of(*shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=torch.bfloat16).as_subclass(OnGpu)
+
+
 def with_triton(monkeypatch: pytest.MonkeyPatch, release: str) -> None:
     module = ModuleType("triton")
     module.__version__ = release  # type: ignore[attr-defined]
@@ -87,6 +102,72 @@ def test_elsewhere_triton_starts_it(
     with_triton(monkeypatch, release)
     run = launcher(scratch, profile)
     assert fast.starter(ready(run)) is None and run.launch == [] and list(run) == []
+
+
+class TestAgain:
+    """The group quantiser, which starts extents that it has met without a further look at what they decide."""
+
+    @pytest.fixture
+    def starts(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """How each kernel was started, and a GPU of its own for tensors of the CPU."""
+        with_triton(monkeypatch, fast.RELEASES[-1])
+        runtime = SimpleNamespace(launch_enter_hook=None, launch_exit_hook=None, debug=False)
+        monkeypatch.setattr(fast, "_knobs", lambda: (runtime, {}))
+        seen: list[str] = []
+        run = launcher()
+        made: list[tuple[object, ...]] = []
+        run.__class__.launch = staticmethod(lambda *arguments: seen.append("started") or made.append(arguments))
+        monkeypatch.setattr(_launch.Launch, "_by_triton", lambda *_: seen.append("by Triton") or ready(run))
+        here = _launch.Launch.here
+        monkeypatch.setattr(_launch.Launch, "here", lambda *given: seen.append("looked at") or here(*given))
+        monkeypatch.setattr(triton_quant, "library", lambda: (SimpleNamespace(group_kernel=None), True))
+        monkeypatch.setattr(fast_torch, "STREAM", lambda index: 7)
+        self.runtime, self.made = runtime, made
+        for cache in (triton_quant._prepared, triton_quant._group_quantiser):
+            monkeypatch.setattr(triton_quant, cache.__name__, functools.lru_cache(cache.__wrapped__))
+        return seen
+
+    @staticmethod
+    def quantise(x: torch.Tensor, layout: str = "tma", out: torch.Tensor | None = None) -> tuple[object, ...]:
+        """The addresses that a start must get, the programs, and the integers of the kernel."""
+        quantiser = triton_quant.group_quantiser(128, 1e-10, False, layout)
+        q, scale = quantiser(x, out, lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype))
+        assert q.shape == x.shape and q.is_contiguous() and q.dtype is torch.float8_e4m3fn
+        rows, groups = x.shape[0], x.shape[1] // 128
+        assert scale.shape == (rows, groups) and scale.dtype is torch.float32
+        assert scale.stride() == ((groups, 1) if layout == "row" else (1, rows + -rows % 4))
+        return x.data_ptr(), q.data_ptr(), scale.data_ptr(), rows, groups, x.stride(0)
+
+    @pytest.mark.parametrize(("layout", "programs"), [("row", 5), ("tma", 8)])
+    def test_both_ways_start_the_same(self, starts: list[str], layout: str, programs: int) -> None:
+        x = OnGpu.of(40, 512)
+        known = [self.quantise(x, layout) for _ in range(4)]
+        assert starts == ["looked at", "by Triton", "looked at", "started", "started", "started"]
+        for arguments, right in zip(self.made, known[1:], strict=True):
+            assert arguments[:4] == (programs, 1, 1, 7) and arguments[len(LAUNCH_ARGUMENTS["3.6.0"]) :][:6] == right
+
+    def test_what_differs_is_looked_at(self, starts: list[str]) -> None:
+        x, runtime = OnGpu.of(64, 512), self.runtime
+
+        def looked_at(x: torch.Tensor, out: torch.Tensor | None = None) -> bool:
+            starts.clear()
+            self.quantise(x, out=out)
+            return "looked at" in starts
+
+        assert [looked_at(x) for _ in range(3)] == [True, True, False]
+        unaligned = OnGpu.of(65, 512).flatten()[1 : 1 + 64 * 512].view(64, 512)
+        others = (unaligned, OnGpu.of(68, 512), OnGpu.of(64, 640), OnGpu.of(64, 640)[:, :512], OnGpu.of(64, 512).half(),
+                  OnGpu.of(512, 64).t())  # fmt: skip
+        assert all(looked_at(other) for other in others) and not looked_at(x)
+        assert looked_at(x, torch.empty(64, 512, dtype=torch.float8_e4m3fn))
+        runtime.debug = True
+        assert looked_at(x)
+        runtime.debug, runtime.launch_enter_hook = False, print
+        assert looked_at(x) and starts[-1] == "by Triton"
+        runtime.launch_enter_hook = None
+        assert not looked_at(x)
+        with use_config(Config(fast_paths=False)):
+            assert looked_at(x) and starts[-1] == "by Triton"
 
 
 @pytest.mark.skipif(
