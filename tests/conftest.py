@@ -10,10 +10,11 @@ where a tool or a header is absent.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if out := left_out(items, config.args):
         items[:] = [item for item in items if item not in out]
         config.hook.pytest_deselected(items=[*out])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """The first worker of pytest-xdist alone, then the others: these read the bytecode of the tests that it wrote."""
+    worker = getattr(session.config, "workerinput", {}).get("workerid")
+    with open(__file__) as lock:
+        if worker is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX if worker == "gw0" else fcntl.LOCK_SH)
+        return (yield)
 
 
 def pytest_collection_finish() -> None:

@@ -49,7 +49,7 @@ from oracle.tensorcore.identify import subset
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Schedule
 from oracle.truth.gemm import NEARBY, Exact, ScaledProduct, rounded
-from oracle.verdict.pattern import count, lines, places
+from oracle.verdict.pattern import count, grid, lines, places
 from oracle.verdict.products import (
     COINCIDENCES,
     FEWEST,
@@ -445,14 +445,17 @@ class Sample:
     """Some rows of each part of an output, and some columns, on which faults are computed: on the CPU where that is
     sooner (:data:`oracle.truth.gemm.NEARBY`), else on the device of the output."""
 
-    def __init__(self, failure: FailingOutput, rows: Sequence[Tensor], columns: Tensor) -> None:
+    def __init__(
+        self, failure: FailingOutput, rows: Sequence[Tensor], columns: Tensor, views: Sequence[View] | None = None
+    ) -> None:
         self.failure, self.rows, self.columns = failure, rows, columns
         self.unfaulted: dict[int, Tensor] = {}
         self.right_sums: dict[int, tuple[Tensor, ...]] = {}
         self.pieces: dict[int, ScaledProduct] = {}
         size = max(len(own) * part.product.K for own, part in zip(rows, failure.call.parts, strict=True)) * len(columns)
         self.device = torch.device("cpu") if size <= NEARBY else failure.output.device
-        self.views = [failure.view(i, own, columns).to(self.device) for i, own in enumerate(rows)]
+        views = [failure.view(i, own, columns) for i, own in enumerate(rows)] if views is None else views
+        self.views = [view.to(self.device) for view in views]
 
     @classmethod
     def half_failing(cls, failure: FailingOutput, size: tuple[int, int]) -> Sample:
@@ -469,9 +472,25 @@ class Sample:
         """The ``faults``, in their order, without most of those whose share is below ``LISTED``: those that leave one
         operand as it is are computed together, as rows or columns of one product. None where nothing fails here."""
         rest = iter(faults if any(count(view.failing) for view in self.views) else ())
+        failing = self._failing_alone()
         while some := list(islice(rest, TOGETHER)):
-            hopeless = self._hopeless(some)
+            hopeless = failing._hopeless(some)
             yield from (fault for fault in some if fault.name not in hopeless)
+
+    def _failing_alone(self) -> Sample:
+        """Of one part, the rows and columns of the sample in which something fails; else the sample."""
+        if len(self.views) != 1:
+            return self
+        (view,), (own,) = self.views, self.rows
+        rows, columns = grid(view.failing)
+        if (len(rows), len(columns)) == tuple(view.failing.shape):
+            return self
+        at = rows[:, None], columns[None, :]
+        seen = View(*(x[at] for x in (view.output, view.right, view.bad, view.specified)))
+        part = Sample(self.failure, [own[rows.to(own.device)]], self.columns[columns.to(own.device)], [seen])
+        product = self.failure.call.parts[0].product
+        part.pieces[0] = subset(self.piece(0, product), rows, columns).to(part.device)
+        return part
 
     def _hopeless(self, faults: Sequence[Fault]) -> set[str]:
         """What is explained agrees, and what fails is known where the prediction is not NaN (and only there, unless the

@@ -25,7 +25,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -278,18 +278,20 @@ def code_reached(targets: Sequence[str]) -> str:
     """Digest of the files that this process has imported or mapped from elsewhere than an installed distribution, this
     package or the system, and of all of the packages of functions ``MODULE:CALLABLE``."""
     house = Path(__file__).resolve().parents[1]
-    installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    apart = [house, *map(Path, ("/usr", "/lib", "/lib64")), *(Path(folder).resolve() for folder in installed)]
+    installed = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    apart = tuple(f"{folder}/" for folder in (house, "/usr", "/lib", "/lib64", *installed))
     maps = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     found = {fields[5] for fields in maps if len(fields) > 5 and ".so" in fields[5]}
     found |= {str(getattr(module, "__file__", "")) for module in list(sys.modules.values())}
     for target in targets:
         top = sys.modules.get(target.partition(":")[0].partition(".")[0])
         found |= {str(path) for folder in getattr(top, "__path__", ()) for path in Path(folder).rglob("*.py")}
-    files = {Path(name).resolve() for name in found if name.startswith("/")}
+    folder_of = cache(os.path.realpath)  # files are many, their folders few
+    places = {os.path.join(folder_of(path.parent), path.name) for path in map(Path, found) if path.is_absolute()}
+    files = {os.path.realpath(place) if os.path.islink(place) else place for place in places}
     digest = hashlib.sha256()
-    for path in sorted(files):
-        if path.is_file() and not any(path.is_relative_to(folder) for folder in apart):
+    for path in sorted(Path(file) for file in files if not file.startswith(apart)):
+        if path.is_file():
             digest.update(os.fsencode(path.name) + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 

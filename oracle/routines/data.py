@@ -34,6 +34,8 @@ SIGMA = 128.0
 # Sums of at most 2**13 units fit the 14-bit (e8m13) accumulator of the narrowest hardware without rounding.
 EXACT_BUDGET = 1 << 13
 
+AT_ONCE = 4096  # normals: their words stay in the cache, at half the time of all of them together
+
 
 class Stream:
     """A reproducible stream of uniform 64-bit words named by a label."""
@@ -59,10 +61,14 @@ class Stream:
 
     def normals(self, shape: tuple[int, ...]) -> Reals:
         """Irwin-Hall(12) in float64, exact multiples of 2**-16 in [-6, 6], variance 1."""
-        count = int(np.prod(shape))
-        lanes = self.words(3 * count).astype("<u8").view("<u2").reshape(count, 12)
-        total = lanes.sum(axis=1, dtype=np.int64) - 6 * 65535
-        return np.asarray(total / 65536.0, dtype=np.float64).reshape(shape)
+        made = np.empty(int(np.prod(shape)), dtype=np.float64)
+        for first in range(0, made.size, AT_ONCE):
+            part = made[first : first + AT_ONCE]
+            pairs = self.words(3 * part.size).astype("<u8", copy=False).view("<u4")
+            part[:] = ((pairs & 65535) + (pairs >> 16)).reshape(-1, 6) @ np.ones(6, dtype=np.uint32)
+        made -= 6 * 65535
+        made /= 65536
+        return made.reshape(shape)
 
     def order(self, count: int) -> Integers:
         """A permutation of ``range(count)``."""

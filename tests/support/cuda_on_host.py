@@ -52,4 +52,6 @@ def launcher(folder: Path, *sabotage: tuple[str, str]) -> Callable[..., None]:
 def _value(x: Any) -> Any:
     if isinstance(x, Tensor):
         return ctypes.c_void_p(x.data_ptr())
+    if x is None:
+        return ctypes.c_void_p()
     return ctypes.c_int(x) if isinstance(x, int) else x
