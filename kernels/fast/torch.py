@@ -8,7 +8,7 @@ Checked     ``torch._C._dynamo.guards._empty_strided_cuda`` and ``torch._C._cuda
             ``torch._C._cuda_getDevice`` is the body of ``torch.cuda.current_device``, which also looks whether CUDA has
             begun. ``TensorGuards`` is what a compiled graph asks of its inputs; a test changes each property of a
             tensor that it stands for.
-Public way  2.4 us an allocation more, of which a layer makes three a call (``tests/hardware/measure.py``, family
+Public way  1.5 us an allocation more, of which a layer makes three a call (``tests/hardware/measure.py``, family
             ``fast``, on an H200 machine). Without the guard every call is checked in Python.
 """
 
