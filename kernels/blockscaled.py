@@ -6,7 +6,8 @@ shape, ``[M, K/128]`` and ``[N/128, K/128]``, in any strides; they are converted
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch.compiler import is_compiling
 
 from kernels import checks, known, layout
 from kernels import platform as machines
-from kernels.backends._host import allocator, is_dense, is_other_device, lane_major
+from kernels.backends._host import allocator, allocators, is_dense, is_other_device, lane_major
 from kernels.backends.declaration import Backend, Gemm, Pair, Quantiser, WideLinear
 from kernels.checks import FP8
 from kernels.config import current_config
@@ -57,9 +58,10 @@ def fp8_gemm_nt(
         DeepGEMM is needed and absent, or does not serve the problem.
     """
     if c is None and type(a) is type(b) is tuple and len(a) == len(b) == 2 and not is_compiling():
-        met = known.find("fp8_gemm_nt", *b)
-        if met is not None and met.rows(*b, *a, out):
-            met.run(*a, *b, out, None, disable_ue8m0_cast)
+        (x, xs), (w, ws) = a, b
+        met = known.find("fp8_gemm_nt", w, ws)
+        if met is not None and met.rows(w, ws, x, xs, out):
+            met.run(x, xs, w, ws, out, None, disable_ue8m0_cast)
             return
     _fp8_gemm_nt(a, b, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
@@ -104,12 +106,13 @@ def prepare_fp8_gemm_nt(
 
     def run(a: tuple[Tensor, Tensor], out: Tensor) -> None:
         if not is_compiling() and type(a) is tuple and len(a) == 2:
-            if met.rows(*a, out):
-                met.run(*a, w, ws, out, None, disable_ue8m0_cast)
+            x, xs = a
+            if met.rows(x, xs, out):
+                met.run(x, xs, w, ws, out, None, disable_ue8m0_cast)
                 return
             _fp8_gemm_nt(a, b, out, c=None, disable_ue8m0_cast=disable_ue8m0_cast)
             if out.dtype is torch.bfloat16:
-                met.learn(*a, out)
+                met.learn(x, xs, out)
             return
         fp8_gemm_nt(a, b, out, disable_ue8m0_cast=disable_ue8m0_cast)
 
@@ -128,12 +131,12 @@ def _gemm_run(device: torch.device, n: int, k: int, dense: bool) -> Gemm:
     product = _aligned(backend, dense)
     if device.index is None:
         return product
-    here = fast.DEVICE
+    here, index = fast.DEVICE, device.index
 
     def run(
         x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
     ) -> None:
-        if here() == device.index:
+        if here() == index:
             return product(x, xs, w, ws, out, c, disable_ue8m0_cast)
         with torch.cuda.device(device):
             return product(x, xs, w, ws, out, c, disable_ue8m0_cast)
@@ -143,7 +146,7 @@ def _gemm_run(device: torch.device, n: int, k: int, dense: bool) -> Gemm:
 
 def _aligned(backend: Backend, dense: bool) -> Gemm:
     """The backend's product of dense operands, for a weight that is ``dense`` as well, or may not be."""
-    return backend.dense_gemm_nt or backend.aligned_gemm_nt if dense else backend.aligned_gemm_nt
+    return backend.dense_gemm_nt() if dense and backend.dense_gemm_nt is not None else backend.aligned_gemm_nt
 
 
 def _product(
@@ -338,8 +341,8 @@ def deepgemm_blockscale_linear(
     """Quantise a bf16 input 1x128, then :func:`fp8_gemm_nt`: ``[M, N]`` bf16."""
     if group_size is BLOCK and not is_compiling() and type(use_deep_gemm_e8m0) is bool:
         met = known.find(("deepgemm", use_deep_gemm_e8m0), weight, weight_scale)
-        if met is not None and met.rows(weight, weight_scale, input):
-            y: Tensor = met.run(input, weight, weight_scale)
+        if met is not None and (m := met.rows(weight, weight_scale, input)):
+            y: Tensor = met.run[m < SWITCH_M](input, weight, weight_scale)
             return y
     return _deepgemm(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
 
@@ -355,11 +358,16 @@ def _deepgemm(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: i
         raise OptionError(f"group_size={group_size}; DeepGEMM scales in groups of {BLOCK}")
     _check_linear(input, weight, weight_scale, *checks.WIDE)
     key = (input.device, input.dtype, *weight.shape, use_deep_gemm_e8m0, is_dense(weight, weight_scale))
-    linear = cached(_quantise_then_gemm, *key)
-    y = linear(input, weight, weight_scale)
-    met = known.keep(("deepgemm", use_deep_gemm_e8m0), weight, weight_scale, linear)
+    runs = cached(_same_runs, *key)
+    y = runs[False](input, weight, weight_scale)
+    met = known.keep(("deepgemm", use_deep_gemm_e8m0), weight, weight_scale, runs)
     met.learn(input, weight=(weight, weight_scale))
     return y
+
+
+def _same_runs(*key: Any) -> dict[bool, WideLinear]:
+    """As :class:`_Runs`, the layer for many rows in both places."""
+    return dict.fromkeys((False, True), cached(_quantise_then_gemm, *key))
 
 
 def _check_linear(input: Tensor, weight: Tensor, weight_scale: Tensor, *dtypes: torch.dtype) -> None:
@@ -380,13 +388,13 @@ def _quantise_then_gemm(
     quantise = _quantiser(route("quant_group", device, *key), e8m0)
     backend, sm100 = _gemm(device, n, k, torch.bfloat16, None)
     product = _product if sm100 else _aligned(backend, dense)
+    index, here, allocator_now = device.index, fast.DEVICE, allocators(device)
 
     def linear(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
-        if is_other_device(input.device):
-            with torch.cuda.device(input.device):
+        if index is not None and here() != index:
+            with torch.cuda.device(device):
                 return linear(input, weight, weight_scale)
-        m = input.shape[0]
-        allocate = allocator(input.device)
+        m, allocate = input.shape[0], allocator_now()
         out = allocate((m, n), (n, 1), torch.bfloat16)
         if m == 0:
             return out
@@ -492,7 +500,7 @@ def prepare_blockscale_linear(
         ``run(input)`` for ``input [M, K]`` bf16, a strided tensor. It looks at dtype, shape and device, and takes the
         memory for what it is. Machine and configuration are those of now.
     """
-    e8m0, empty = use_deep_gemm_e8m0, torch.empty(0, weight.shape[1], dtype=torch.bfloat16, device=weight.device)
+    e8m0, empty = use_deep_gemm_e8m0, weight.new_empty(0, weight.shape[1], dtype=torch.bfloat16)
     _check_switch(empty, weight, weight_scale)
     met = known.Kept(_runs(weight, weight_scale, e8m0))
 
@@ -539,6 +547,54 @@ def _switch(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int
 
     made: Tensor = torch.cond(input.shape[0] < SWITCH_M, small, large, (input, weight, weight_scale))
     return made
+
+
+# --- the same as operators, inside of which torch's guard sees other dispatch keys: each keeps calls of its own -------
+
+
+def gemm_operator(checked: Callable[..., None]) -> Callable[..., None]:
+    """:func:`fp8_gemm_nt` as an operator: ``checked``, but for calls like an earlier one.
+
+    The guard compares whether a gradient is wanted, which ``checked`` refuses.
+    """
+
+    def run(
+        a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+    ) -> None:
+        met = known.find(run, b, b_scale)
+        if met is not None and c is None and met.rows(b, b_scale, a, a_scale, out):
+            met.run(a, a_scale, b, b_scale, out, None, disable_ue8m0_cast)
+            return
+        checked(a, a_scale, b, b_scale, out, c, disable_ue8m0_cast)
+        found = known.find("fp8_gemm_nt", b, b_scale)
+        if found is not None and found.rows(b, b_scale, a, a_scale, out):
+            known.keep_for(run, b, b_scale, found)
+
+    return run
+
+
+def linear_operator(kept: Mapping[bool, object]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """A linear layer as an operator (see :func:`gemm_operator`), whose verb keeps calls under ``kept[e8m0]``."""
+
+    def of(checked: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(
+            input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = BLOCK,
+            use_deep_gemm_e8m0: bool = False,
+        ) -> Tensor:  # fmt: skip
+            met = known.find(keys[use_deep_gemm_e8m0], weight, weight_scale)
+            if met is not None and group_size == BLOCK and (m := met.rows(weight, weight_scale, input)):
+                y: Tensor = met.run[m < SWITCH_M](input, weight, weight_scale)
+                return y
+            y = checked(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
+            found = known.find(kept[use_deep_gemm_e8m0], weight, weight_scale)
+            if found is not None and found.rows(weight, weight_scale, input):
+                known.keep_for(keys[use_deep_gemm_e8m0], weight, weight_scale, found)
+            return y
+
+        keys = object(), object()
+        return run
+
+    return of
 
 
 class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:

@@ -33,14 +33,17 @@ def _never(*operands: Tensor) -> bool:
 
 
 class Kept(Generic[Run]):
-    """The product decided for a weight that the caller keeps as it is, and the operands of its last checked call."""
+    """The product decided for a weight that the caller keeps as it is, and the operands of its last checked call.
 
-    __slots__ = ("_guard", "_pitches", "run")
+    ``rows(first, *others)`` of operands gives the number of rows of a call that is like that one, each on 16 bytes;
+    else 0. It is made anew for each call that is learnt: one operand with rows, or three.
+    """
+
+    __slots__ = ("rows", "run")
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._guard: Callable[..., bool] = _never
-        self._pitches: tuple[int, ...] = (1,)
+        self.rows: Callable[..., int] = _never
 
     def learn(self, *rows: Tensor, weight: tuple[Tensor, ...] = ()) -> None:
         """Remember the operands of a checked call, unless a library could not take them as they are.
@@ -49,49 +52,73 @@ class Kept(Generic[Run]):
         """
         m, good = rows[0].shape[0], packed(rows[0]) and packed(rows[-1])
         if m and good and all(packed(x) or x.stride(0) == 1 for x in rows) and current_config().fast_paths:
-            self._pitches = tuple(x.nbytes // m for x in rows)
-            self._guard = fast.guard(weight, rows) or _never
+            guard = fast.guard(weight, rows)
+            self.rows = _never if guard is None else self._look(guard, [x.nbytes // m for x in rows], weight)
 
-    def rows(self, first: Any, *rest: Any) -> int:
-        """The number of rows of a call that is like the last checked one, each operand on 16 bytes; else 0."""
-        if not self._guard(first, *rest) or first.data_ptr() % ALIGNMENT:
-            return 0
-        m: int = first.nbytes // self._pitches[0]
-        for x, pitch in zip(rest, self._pitches[1:], strict=True):
-            if x.nbytes != m * pitch or x.data_ptr() % ALIGNMENT:
+    @staticmethod
+    def _look(guard: Callable[..., bool], pitches: list[int], weight: tuple[Tensor, ...]) -> Callable[..., int]:
+        first, *others = pitches
+        if not others:
+            return lambda x: 0 if not guard(x) or x.data_ptr() % ALIGNMENT else x.nbytes // first
+        second, third = others
+
+        def three(x: Tensor, y: Tensor, z: Tensor) -> int:
+            if not guard(x, y, z) or (x.data_ptr() | y.data_ptr() | z.data_ptr()) % ALIGNMENT:
                 return 0
-        return m
+            m: int = x.nbytes // first
+            return m if y.nbytes == m * second and z.nbytes == m * third else 0
+
+        return three
 
 
 class Known(Kept[Run]):
-    """The same for a weight that anybody may change between two calls; memory of any operand may have been freed."""
+    """The same for a weight that anybody may change between two calls; memory of any operand may have been freed.
 
-    __slots__ = ("_memory",)
+    ``rows(weight, weight_scale, first, *others)``.
+    """
+
+    __slots__ = ()
 
     def learn(self, *rows: Tensor, weight: tuple[Tensor, ...] = ()) -> None:
         """As :meth:`Kept.learn`, with the weight and its scale."""
-        w, s = weight
-        self._guard, self._memory = _never, (w.data_ptr(), s.data_ptr())
+        self.rows = _never
         super().learn(*rows, weight=weight)
 
-    def rows(self, weight: Any, *others: Any) -> int:
-        """As :meth:`Kept.rows`, after the weight and its scale."""
-        scale, first, *rest = others
-        if (
-            not self._guard(weight, scale, first, *rest)
-            or (weight.data_ptr(), scale.data_ptr()) != self._memory
-            or first.data_ptr() % ALIGNMENT
-        ):
-            return 0
-        held: int = first.nbytes
-        m = held // self._pitches[0]
-        if first.untyped_storage().nbytes() < held:
-            return 0
-        for x, pitch in zip(rest, self._pitches[1:], strict=True):
-            held = x.nbytes
-            if held != m * pitch or x.data_ptr() % ALIGNMENT or x.untyped_storage().nbytes() < held:
+    @staticmethod
+    def _look(guard: Callable[..., bool], pitches: list[int], weight: tuple[Tensor, ...]) -> Callable[..., int]:
+        (first, *others), (at, scale_at) = pitches, (x.data_ptr() for x in weight)
+
+        def one(w: Tensor, s: Tensor, x: Tensor) -> int:
+            if not guard(w, s, x) or w.data_ptr() != at or s.data_ptr() != scale_at or x.data_ptr() % ALIGNMENT:
                 return 0
-        return m
+            held: int = x.nbytes
+            return held // first if x.untyped_storage().nbytes() >= held else 0
+
+        if not others:
+            return one
+        second, third = others
+
+        def three(w: Tensor, s: Tensor, x: Tensor, y: Tensor, z: Tensor) -> int:
+            if (
+                not guard(w, s, x, y, z)
+                or w.data_ptr() != at
+                or s.data_ptr() != scale_at
+                or (x.data_ptr() | y.data_ptr() | z.data_ptr()) % ALIGNMENT
+            ):
+                return 0
+            held, next_held, last_held = x.nbytes, y.nbytes, z.nbytes
+            m: int = held // first
+            if (
+                next_held != m * second
+                or last_held != m * third
+                or x.untyped_storage().nbytes() < held
+                or y.untyped_storage().nbytes() < next_held
+                or z.untyped_storage().nbytes() < last_held
+            ):
+                return 0
+            return m
+
+        return three
 
 
 class Met:
@@ -190,3 +217,10 @@ def keep(key: object, weight: Tensor, scale: Tensor, run: Run) -> Known[Run]:
         return found
     made: Known[Run] = current().weights.keep((key, id(weight), id(scale)), Known(run))
     return made
+
+
+def keep_for(key: object, weight: Tensor, scale: Tensor, found: Known[Run]) -> None:
+    """Keep what is known of a pair under another key too, for calls like the last one that was learnt."""
+    made: Known[Run] = Known(found.run)
+    made.rows = found.rows
+    current().weights.keep((key, id(weight), id(scale)), made)

@@ -48,8 +48,15 @@ _torch: Any = torch  # torch.library and the symbolic functions have no types
 _library = _torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
-def _operator(fake: Callable[..., Any], *writes: str) -> Callable[[F], F]:
-    """Register a function under its name; ``fake`` makes the outputs without values, ``writes`` are written into."""
+def _operator(
+    fake: Callable[..., Any], *writes: str, known: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda run: run
+) -> Callable[[F], F]:
+    """Register a function under its name; ``fake`` makes the outputs without values, ``writes`` are written into.
+
+    ``known`` makes of the function another one, that takes calls like an earlier one in less time.
+    """
+
+    with_gradients = torch.is_grad_enabled
 
     def register(real: F) -> F:
         name = real.__name__.removeprefix("_")
@@ -57,11 +64,13 @@ def _operator(fake: Callable[..., Any], *writes: str) -> Callable[[F], F]:
         def with_refusal(function: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(function)
             def run(*args: Any, **kwargs: Any) -> Any:
-                if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
-                    raise OptionError(
-                        f"{NAMESPACE}::{name} has no gradient: call it under torch.no_grad() or "
-                        "torch.inference_mode(), or detach the operands that require one"
-                    )
+                if with_gradients():
+                    for x in (*args, *kwargs.values()) if kwargs else args:
+                        if isinstance(x, Tensor) and x.requires_grad:
+                            raise OptionError(
+                                f"{NAMESPACE}::{name} has no gradient: call it under torch.no_grad() or "
+                                "torch.inference_mode(), or detach the operands that require one"
+                            )
                 return function(*args, **kwargs)
 
             return run
@@ -71,7 +80,7 @@ def _operator(fake: Callable[..., Any], *writes: str) -> Callable[[F], F]:
 
         schema = _torch.library.infer_schema(inspect.unwrap(real), mutates_args=writes)
         _library.define(name + schema, tags=TAGS)
-        _library.impl(name, with_refusal(real), "CompositeExplicitAutograd")
+        _library.impl(name, known(with_refusal(real)), "CompositeExplicitAutograd")
         _torch.library.register_fake(f"{NAMESPACE}::{name}", with_refusal(fake), lib=_library)
         _torch.library.register_vmap(f"{NAMESPACE}::{name}", no_vmap, lib=_library)
         return real
@@ -496,8 +505,12 @@ def _linear_fake(input: Tensor, weight: Tensor, *_: object, **__: object) -> Ten
 
 _operator(_matrix_fake)(linear.cutlass_scaled_mm)
 _operator(_linear_fake)(blockscaled.flashinfer_fp8_blockscale_gemm)
-_operator(_linear_fake)(blockscaled.deepgemm_blockscale_linear)
-_operator(_linear_fake)(blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm)
+_operator(_linear_fake, known=blockscaled.linear_operator({e8m0: ("deepgemm", e8m0) for e8m0 in (False, True)}))(
+    blockscaled.deepgemm_blockscale_linear
+)
+_operator(_linear_fake, known=blockscaled.linear_operator({e8m0: e8m0 for e8m0 in (False, True)}))(
+    blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm
+)
 
 
 @_operator(lambda input, weight, _: _empty(input.shape[0], weight.shape[0], like=input, dtype=input.dtype))
@@ -517,7 +530,7 @@ def _torch_scaled_mm(
 _operator(_nothing, "out")(mx_products.mx_product)
 
 
-@_operator(_nothing, "out")
+@_operator(_nothing, "out", known=blockscaled.gemm_operator)
 def _fp8_gemm_nt(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:

@@ -145,8 +145,20 @@ def allocator(device: torch.device) -> Allocate:
     if (
         fast.EMPTY is not None
         and device.index is not None  # a GPU: see is_other_device
-        and fast.unwatched()
+        and not (fast.FUNCTION_MODES() or fast.DISPATCH_MODES())
         and current_config().fast_paths
     ):
         return fast.EMPTY
+    return _usual(device)
+
+
+def allocators(device: torch.device) -> Callable[[], Allocate]:
+    """:func:`allocator` of many calls, for the configuration of the moment."""
+    short, usual, functions, others = fast.EMPTY, _usual(device), fast.FUNCTION_MODES, fast.DISPATCH_MODES
+    if short is None or device.index is None or not current_config().fast_paths:
+        return lambda: usual
+    return lambda: usual if functions() or others() else short
+
+
+def _usual(device: torch.device) -> Allocate:
     return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)

@@ -11,11 +11,12 @@ Any other release, a profiler, ROCm (where Triton also specialises on the extent
 
 from __future__ import annotations
 
+import functools
 import importlib
 import struct
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,6 +72,14 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+class Ready(NamedTuple):
+    """A start with its programs and all parameters but the pointers: ``begin(stream, *fixed, *addresses, *after)``."""
+
+    begin: Callable[..., None]
+    fixed: tuple[object, ...]
+    after: tuple[object, ...]
+
+
 class Launch:
     """A ``triton.jit`` function with its constants and number of warps, callable on its other arguments.
 
@@ -86,7 +95,7 @@ class Launch:
         self.kernel, self.constants, self.num_warps = kernel, dict(constants), num_warps
         self._values = tuple(constants.values())
         self._compiled: Memo[tuple[object, ...], Start | None] = Memo()
-        self._met: Memo[tuple[object, ...], Start] = Memo()  # by exact integers, which is quicker to look up
+        self._met: Memo[tuple[object, ...], Ready] = Memo()  # by exact integers, which is quicker to look up
 
     def __call__(self, programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]) -> None:
         """Start ``programs`` programs on the current stream of the first pointer's device."""
@@ -97,41 +106,57 @@ class Launch:
             self.here(programs, pointers, integers)
 
     def here(
-        self, programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...], own: int = 0
+        self, programs: int, given: tuple[Tensor, ...], integers: tuple[int, ...], made: tuple[Tensor, ...] = ()
     ) -> None:
-        """As a call, where the first pointer's device is the current one already.
+        """As a call on the pointers ``given`` and ``made``, where the first one's device is the current one already.
 
-        The last ``own`` pointers are to memory that was allocated for this launch: on 16 bytes, of dtypes that those
-        of the other pointers and the constants decide.
+        Those ``made`` are to memory that was allocated for this launch: on 16 bytes, of dtypes that those of the other
+        pointers and the constants decide.
         """
-        index, bits, dtypes = pointers[0].device.index, 0, []
-        modes = None if index is None or HIP or not current_config().fast_paths else fast_triton.modes()
-        if modes is None or modes[0]:  # without an index: the interpreter's CPU
-            self._by_triton(programs, pointers, integers)
+        index = given[0].device.index
+        if index is None or HIP or not current_config().fast_paths or (modes := fast_triton.modes()) is None:
+            self._by_triton(programs, (*given, *made), integers)  # without an index: the interpreter's CPU
             return
-        for pointer in pointers[:-own] if own else pointers:
-            bits |= pointer.data_ptr()
-            dtypes.append(pointer.dtype)
-        aligned = bits % ALIGNMENT == 0
-        met = (index, aligned, integers, modes, *dtypes)
-        start = (self._met.get(met) if aligned else None) or self._start(met, programs, pointers, integers)
-        if start is not None:
-            stream = fast_torch.STREAM(index) if fast_torch.STREAM else torch.cuda.current_stream(index).cuda_stream
-            start.call(programs, 1, 1, stream, *start.fixed, *pointers, *integers, *self._values)
+        bits, met, addresses = 0, [index, modes, programs, integers], []
+        for pointer in given:
+            address = pointer.data_ptr()
+            bits |= address
+            addresses.append(address)
+            met.append(pointer.dtype)
+        for pointer in made:
+            addresses.append(pointer.data_ptr())
+        key, aligned = tuple(met), bits % ALIGNMENT == 0
+        ready = self._met.get(key) if aligned else None
+        if ready is None:
+            ready = self._ready(key, aligned, programs, (*given, *made), integers)
+        if ready is not None:
+            ready.begin(fast_torch.STREAM(index), *ready.fixed, *addresses, *ready.after)
 
-    def _start(
-        self, met: tuple[object, ...], programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]
-    ) -> Start | None:
+    def ready(self, *met: object) -> Ready | None:
+        """How to start it again: of a device by its index, modes of Triton, programs, integers, and dtypes of aligned
+        pointers that were given before."""
+        return self._met.get(met)
+
+    def _ready(
+        self,
+        met: tuple[object, ...],
+        aligned: bool,
+        programs: int,
+        pointers: tuple[Tensor, ...],
+        integers: tuple[int, ...],
+    ) -> Ready | None:
         """How to start the kernel of a class that is compiled already; None when this call went through Triton."""
-        key = (met[0], *map(class_of, pointers), *map(class_of, integers), met[3])
+        key = (*met[:2], *map(class_of, pointers), *map(class_of, integers))
         start = self._compiled.get(key)
         if start is None:
             made = self._by_triton(programs, pointers, integers)
             if made is not None and key not in self._compiled:
                 self._compiled.keep(key, fast_triton.starter(made))
-        elif met[1]:  # an unaligned call does not say which pointer is unaligned; its key does
-            self._met.keep(met, start)
-        return start
+            return None
+        ready = Ready(functools.partial(start.call, programs, 1, 1), start.fixed, (*integers, *self._values))
+        if aligned:  # an unaligned call does not say which pointer is unaligned; its key does
+            self._met.keep(met, ready)
+        return ready
 
     def _by_triton(self, programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]) -> Any:
         return self.kernel[(programs,)](*pointers, *integers, **self.constants, num_warps=self.num_warps, **EXACT)

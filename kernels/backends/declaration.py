@@ -187,8 +187,9 @@ class Backend:
     fp8_gemm_nt: Gemm = _absent
     aligned_gemm_nt: Gemm = _absent
     """:attr:`fp8_gemm_nt` for ``a``, ``a_scale`` and ``out`` that are dense on 16 bytes."""
-    dense_gemm_nt: Gemm | None = None
-    """:attr:`aligned_gemm_nt` for a weight and a scale that are so too; only where that saves a look at them."""
+    dense_gemm_nt: Callable[[], Gemm] | None = None
+    """:attr:`aligned_gemm_nt` for a weight and a scale that are so too, prepared for the configuration of the moment;
+    only where it is worth it."""
     blockscale_sm90: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor] = _absent
     """``(a, a_scale [K/128, align(M, 4)], b, b_scale, out)``."""
     few_rows: Callable[[torch.dtype, int, int], WideLinear] = _absent

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from kernels.backends._host import ALIGNMENT, column_major, dense, is_other_device, on_its_device, packed
-from kernels.backends.declaration import Backend
+from kernels.backends.declaration import Backend, Gemm
 from kernels.config import current_config
 from kernels.errors import MissingPackageError, OptionError
 from kernels.fast import deep_gemm as direct
@@ -140,17 +140,17 @@ def aligned_gemm_nt(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
     """:func:`fp8_gemm_nt` for ``a``, ``a_scale`` and ``out`` that are dense on 16 bytes; the weight may be neither."""
-    dense_gemm_nt(a, a_scale, addressable(b), _weight_scale(b_scale), out, c, disable_ue8m0_cast)
+    dense_gemm_nt()(a, a_scale, addressable(b), _weight_scale(b_scale), out, c, disable_ue8m0_cast)
 
 
-def dense_gemm_nt(
+def dense_gemm_nt() -> Gemm:
+    """:func:`aligned_gemm_nt` for a weight that is dense on 16 bytes too, by the way of the current configuration."""
+    return (compiled_gemm() if current_config().fast_paths else None) or _public_gemm
+
+
+def _public_gemm(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
-    """:func:`aligned_gemm_nt` for a weight that is dense on 16 bytes too."""
-    compiled = compiled_gemm()
-    if compiled is not None and current_config().fast_paths:
-        compiled(a, a_scale, b, b_scale, out, None, None, None, None, "", disable_ue8m0_cast)
-        return
     function, name = symbol("fp8_gemm_nt")
     if name in LEGACY:
         function((a, _legacy_scale(a_scale)), (b, b_scale), out)
@@ -159,9 +159,18 @@ def dense_gemm_nt(
 
 
 @functools.cache
-def compiled_gemm() -> Callable[..., None] | None:
+def compiled_gemm() -> Gemm | None:
     """The compiled function behind ``fp8_gemm_nt`` of a known release, else None (:mod:`kernels.fast.deep_gemm`)."""
-    return direct.compiled_gemm(library())
+    compiled = direct.compiled_gemm(library())
+    if compiled is None:
+        return None
+
+    def gemm(
+        a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+    ) -> None:
+        compiled(a, a_scale, b, b_scale, out, None, None, None, None, "", disable_ue8m0_cast)
+
+    return gemm
 
 
 @on_its_device

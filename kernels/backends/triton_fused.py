@@ -83,9 +83,9 @@ def _gated(
             native, ELEMENTS, WARPS,
         )  # fmt: skip
         bound, used = scale if scale_ub is None else scale_ub.reshape(1), scale if masked_m is None else masked_m
-        pointers = matrix, scale, bound, used, q if native else q.view(torch.uint8)
+        made = (q if native else q.view(torch.uint8),)
         programs = -(-rows * groups // max(1, ELEMENTS // power_of_two(group)))
-        start.here(programs, pointers, (rows, width, matrix.stride(0), tokens), own=1)
+        start.here(programs, (matrix, scale, bound, used), (rows, width, matrix.stride(0), tokens), made)
     if x.dim() > 2:
         q = q.view(*x.shape[:-1], width)
         scale = scale.view(*x.shape[:-1], -1) if mode < 3 else scale
@@ -145,8 +145,8 @@ def _norm(
         )  # fmt: skip
         other, kept = (x, x) if residual is None or z is None else (residual, z)
         bound = scale if scale_ub is None else scale_ub.reshape(1)
-        pointers = x, weight.contiguous(), other, bound, scale, kept, q if native else q.view(torch.uint8)
-        start.here(rows, pointers, (rows, x.stride(0), other.stride(0)), own=2)
+        read, made = (x, weight.contiguous(), other, bound, scale), (kept, q if native else q.view(torch.uint8))
+        start.here(rows, read, (rows, x.stride(0), other.stride(0)), made)
     return q, scale.t() if transposed else scale, z
 
 

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from kernels.backends import triton_cache, triton_fused
 from kernels.backends._host import allocator, column_major, on_its_device
-from kernels.backends._launch import Launch, bits, imported, loads, power_of_two
+from kernels.backends._launch import ALIGNMENT, HIP, Launch, bits, imported, loads, power_of_two
 from kernels.backends.declaration import Allocate, Backend, Quantiser
+from kernels.config import current_config
+from kernels.context import Memo
+from kernels.fast import torch as fast_torch
+from kernels.fast.triton import modes
 from kernels.support import BLOCK
 
 if TYPE_CHECKING:
@@ -102,7 +106,8 @@ def quant_group(
 
 def group_quantiser(group: int, eps: float, ue8m0: bool, layout: str) -> Quantiser:
     """:func:`quant_group` for matrices, prepared: what does not depend on the matrix is done once."""
-    return _group_quantiser(group, eps, ue8m0, layout, library()[1])
+    native = library()[1]
+    return _group_quantiser(group, eps, ue8m0, layout, native, native and not HIP and current_config().fast_paths)
 
 
 def reciprocal_quantiser(dtype: torch.dtype) -> Quantiser:
@@ -126,12 +131,15 @@ def reciprocal_quantiser(dtype: torch.dtype) -> Quantiser:
 
 
 @functools.lru_cache(maxsize=64)
-def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, native: bool) -> Quantiser:
+def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, native: bool, fast: bool) -> Quantiser:
     block, transposed, align = _tile(group), layout != "row", 4 if layout == "tma" else 1
     start = _prepared(
         "group_kernel", 4, GROUP=group, LANES=power_of_two(group), BLOCK=block,
         LEAD={"row": 0, "col": 1, "tma": 4}[layout], UE8M0=ue8m0, EPS=bits(eps), LIMIT=0, NATIVE=native,
     )  # fmt: skip
+
+    def programs_of(rows: int, groups: int) -> int:
+        return -(-(rows + -rows % align) // block) * groups if transposed else -(-rows * groups // block)
 
     def quantise(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tensor, Tensor]:
         (rows, cols), (pitch, unit) = x.shape, x.stride()
@@ -144,12 +152,33 @@ def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, native: b
         else:
             scale = allocate((rows, groups), (1, rows) if transposed else (groups, 1), torch.float32)
         if rows:
-            programs = -(-lead // block) * groups if transposed else -(-rows * groups // block)
-            codes = q if native else q.view(torch.uint8)
-            start.here(programs, (x, codes, scale), (rows, groups, pitch), 2 if out is None else 1)
+            codes, integers = q if native else q.view(torch.uint8), (rows, groups, pitch)
+            given, made = ((x,), (codes, scale)) if out is None else ((x, codes), (scale,))
+            start.here(programs_of(rows, groups), given, integers, made)
         return q, scale if lead == rows else scale.as_strided((rows, groups), (1, lead))
 
-    return quantise
+    if not fast:
+        return quantise
+    met: Memo[tuple[object, ...], tuple[Any, ...]] = Memo()
+
+    def again(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tensor, Tensor]:
+        """As above, in two thirds of its host time for extents whose scales lie densely and that were met before."""
+        (rows, cols), (pitch, unit), index, now = x.shape, x.stride(), x.device.index, modes()
+        key = index, now, x.dtype, rows, cols, pitch
+        known = met.get(key)
+        if known is None or out is not None or unit != 1 or (address := x.data_ptr()) % ALIGNMENT:
+            q, scale = quantise(x, out, allocate)
+            ready = start.ready(index, now, programs_of(rows, cols // group), (rows, cols // group, pitch), x.dtype)
+            if ready is not None and unit == 1 and rows % align == 0:
+                met.keep(key, (q.stride(), tuple(scale.shape), scale.stride(), *ready))
+            return q, scale
+        strides, shape, scale_strides, begin, fixed, after = known
+        q = allocate((rows, cols), strides, torch.float8_e4m3fn)
+        scale = allocate(shape, scale_strides, torch.float32)
+        begin(fast_torch.STREAM(index), *fixed, address, q.data_ptr(), scale.data_ptr(), *after)
+        return q, scale
+
+    return again
 
 
 def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tensor]:

@@ -60,13 +60,13 @@ class Operand:
         return Operand(self.value[..., start:stop], self.exponent[..., start:stop], counted)
 
     def together(self, spans: Sequence[tuple[int, int]]) -> Operand:
-        """Columns of one length as chains of their own."""
-        parts = [self.steps(*span) for span in spans]
-        counted = [p.counted for p in parts if p.counted is not None]
-        return Operand(
-            torch.stack([p.value for p in parts]), torch.stack([p.exponent for p in parts]),
-            torch.stack(counted) if counted else None,
-        )  # fmt: skip
+        """Columns of one length, each span after the one before, as chains of their own."""
+        whole, shape = self.steps(spans[0][0], spans[-1][1]), (len(spans), spans[0][1] - spans[0][0])
+        made = (None if x is None else x.unflatten(-1, shape).movedim(-2, 0).contiguous()
+                for x in (whole.value, whole.exponent, whole.counted))  # fmt: skip
+        value, exponent, counted = made
+        assert value is not None and exponent is not None
+        return Operand(value, exponent, counted)
 
 
 def operand(value: Tensor, fmt: Format) -> Operand:
@@ -221,20 +221,20 @@ def partial_sums(
 
 
 def fixed_point(once: Callable[[Tensor], tuple[Tensor, Tensor]], *held: Tensor) -> tuple[Tensor, Tensor]:
-    """``l, h`` of an error that depends on itself through the exponents of ``held + error``; infinite if none is.
+    """``l, h`` of an error that depends on itself through the exponents of ``held + error``; infinite where none is.
 
-    ``once`` gives ``l, h`` for an error of at most its argument, of which it looks at those exponents alone.
+    ``once`` gives ``l, h`` for an error of at most its argument, of which it looks at those exponents alone. So an
+    element that has come to rest stays as it is while others are computed with it.
     """
     error = torch.zeros_like(held[0])
     for _ in range(64):
         low, high = once(error)
         grown = torch.maximum(-low, high)
-        if all(bool((floor_power(x + grown) <= floor_power(x + error)).all()) for x in held):
+        moves = torch.stack([floor_power(x + grown) > floor_power(x + error) for x in held]).any(dim=0)
+        if not bool(moves.any()):
             break
         error = torch.maximum(error, grown)
-    else:
-        grown = torch.full_like(error, torch.inf)
-    over = held[0] + grown > OVERFLOW
+    over = moves | (held[0] + grown > OVERFLOW)
     return low.masked_fill(over, -torch.inf), high.masked_fill(over, torch.inf)
 
 

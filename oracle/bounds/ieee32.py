@@ -30,13 +30,14 @@ from oracle.numbers.formats import decode
 from oracle.truth.gemm import Decoded, ScaledProduct, zero_nonfinite
 
 NAME = "ieee32.any"
-TILE = 1 << 23  # elements of an operand decoded at once: 64 MiB for each float64 temporary
+TILE, TILE_ON_DEVICE = 1 << 23, 1 << 26
+"""Elements of an operand decoded at once: 64 MiB for each float64 temporary, 512 MiB on a device."""
 
 
 def ieee32_bound(product: ScaledProduct) -> Interval:
     """The interval of ``product`` under float32 arithmetic in any order; float64 ``[M, N]``, symmetric."""
     extremes = _Extremes.of(product)
-    step = max(1, TILE // product.K)
+    step = max(1, (TILE_ON_DEVICE if product.a.is_cuda else TILE) // product.K)
     if max(product.M, product.N) <= step:
         width, open_ = _tile(product, extremes)
     else:

@@ -19,7 +19,8 @@ The three roundings cover every epilogue in use: ``fma(fl(sa sb), acc, sum)``, `
 separate multiply and add, and scales applied once after the promoted sum. ``eta = 2**-149`` is the absolute error of
 an underflowing float32 operation (gradual underflow). Blocks that are exactly zero cost nothing: adding 0 is exact.
 ``Phi`` is finally multiplied by ``1 + 2**-20``, which covers second-order terms and the float64 evaluation: both are
-below ``2**-26`` of its first-order part for fewer than ``2**24`` blocks.
+below ``2**-26`` of its first-order part for fewer than ``2**24`` blocks. No tensor is divided by a number here: torch
+multiplies by the rounded reciprocal on a GPU and divides on the CPU, so the bits would depend on the device.
 
 Where a float32 intermediate may exceed the largest float32, nothing is claimed: the element is ``open``. A kernel that
 promotes unscaled chains and scales their sum once, at its end, meets ``sb acc`` or ``sa acc`` with ``acc`` the whole
@@ -112,27 +113,44 @@ class Promotion:
         self._open |= ~(torch.maximum((x + low).abs(), (x + high).abs()) < FLOAT32_MAX * (1 - 2.0**-20))
 
     def add(self, a_scale: Tensor, b_scale: Tensor, x: Tensor, low: Tensor, high: Tensor) -> None:
-        """Add one block: ``a_scale [M or 1, 1]``, ``b_scale [1, N]`` float64, ``x, low, high [M, N]``."""
+        """Add chains in their order: ``a_scale [C, M or 1, 1]``, ``b_scale [C, 1, N]`` float64, ``x, low, high
+        [C, M, N]``."""
         sigma, a_size, b_size = a_scale * b_scale, a_scale.abs(), b_scale.abs()
         sigma_size = sigma.abs()
         size = x.abs() + torch.maximum(-low, high)
         left, right = sigma * low, sigma * high
         low, high, y = torch.minimum(left, right), torch.maximum(left, right), sigma * x
-        self._y, self._lo, self._hi = self._y + y, self._lo + low, self._hi + high
         rounding, tiny = 3 * U * sigma_size * size, ETA * (1 + size + a_size + b_size)
-        largest = torch.maximum(torch.maximum(a_size, b_size), sigma_size) * size
+        largest, live = torch.maximum(torch.maximum(a_size, b_size), sigma_size) * size, size > 0
         if self._ordered:
-            total = torch.maximum((self._y + self._lo).abs(), (self._y + self._hi).abs()) + self._phi
-            rounding = rounding + U * total + tiny
-            reach = total + rounding
+            total = self._after(y, low, high)
+            reach = []
+            for i in range(len(x)):
+                held = total[i] + self._phi
+                more = rounding[i] + U * held + tiny[i]
+                reach.append(held + more)
+                self._phi = torch.where(live[i], self._phi + more, self._phi)
+            reached = torch.maximum(largest, torch.stack(reach))
         else:  # the additions' roundings are added at the end
-            self._added += 1
-            self._plus, self._minus = self._plus + (y + high).clamp(min=0), self._minus + (-y - low).clamp(min=0)
-            self._reach = largest = self._reach + torch.maximum(largest, size)
-            reach = rounding = rounding + tiny
-        self._phi = torch.where(size > 0, self._phi + rounding, self._phi)
-        reach = torch.maximum(torch.maximum(largest, sigma_size), reach)
-        self._open |= ~(reach < FLOAT32_MAX * (1 - 2.0**-20))
+            self._added += len(x)
+            rounding = rounding + tiny
+            self._y, self._lo, self._hi = _added(self._y, y), _added(self._lo, low), _added(self._hi, high)
+            self._plus = _added(self._plus, (y + high).clamp(min=0))
+            self._minus = _added(self._minus, (-y - low).clamp(min=0))
+            self._reach = _added(self._reach, torch.maximum(largest, size))  # it never falls: the last is the largest
+            self._phi = _added(self._phi, torch.where(live, rounding, 0.0))
+            self._open |= ~(self._reach < FLOAT32_MAX * (1 - 2.0**-20))
+            reached = rounding
+        reached = torch.maximum(reached, sigma_size)
+        self._open |= (~(reached < FLOAT32_MAX * (1 - 2.0**-20))).any(dim=0)
+
+    def _after(self, y: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        """Add these and give the largest magnitude of the sum after each, ``[C, M, N]``."""
+        ends = []
+        for one, least, most in zip(y, low, high, strict=True):
+            self._y, self._lo, self._hi = self._y + one, self._lo + least, self._hi + most
+            ends.append(torch.maximum((self._y + self._lo).abs(), (self._y + self._hi).abs()))
+        return torch.stack(ends)
 
     def interval(self, *summands: tuple[Tensor, float], name: str, alpha: float | None, weak: bool = False) -> Interval:
         """The bound of the whole sum times ``alpha`` (the product of its factors and one with the sum, each rounded)
@@ -141,7 +159,7 @@ class Promotion:
         phi = self._phi
         if not self._ordered:
             total = torch.maximum(self._plus, self._minus)
-            phi = (phi + (self._added - 1) * (U * total + ETA)) / (1 - self._added * U)
+            phi = (phi + (self._added - 1) * (U * total + ETA)) * (1 / (1 - self._added * U))
             self._open |= ~(total + phi < FLOAT32_MAX * (1 - 2.0**-20))
         if alpha is not None:
             size = torch.maximum((self._y + self._lo).abs(), (self._y + self._hi).abs()) + phi
@@ -372,7 +390,7 @@ def _tile(
     # a NaN scale counts as 0, since its results must be NaN and are judged as such; infinities stay (open)
     a_scales, b_scales = (torch.nan_to_num(side.scales, 0.0, INF, -INF) for side in (tile.left, tile.right))
     b_scales = b_scales.repeat_interleave(tile.b_rows, dim=0)[: tile.N].t()
-    def found() -> Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]:
+    def found() -> Iterator[tuple[list[int], tuple[Tensor, Tensor, Tensor]]]:
         for chains_ in _alike([(0, 0, tile.K)] if acc.scales_inside else list(chains(tile, acc.promotion)), most):
             spans = [(start, stop) for _, start, stop in chains_]
             sa, sb = a.given.together(spans), b.given.together(spans)
@@ -383,17 +401,23 @@ def _tile(
                 length = spans[0][1] - spans[0][0]
                 x, drift = sa.value @ sb.value.mT, length * 2.0**-51 * (sa.value.abs() @ sb.value.abs().mT)
                 low, high = low + (seen - x) - drift, high + (seen - x) + drift
-            for (block, _, _), each in zip(chains_, zip(x, low, high, strict=True), strict=True):
-                yield block, each
+            yield [block for block, _, _ in chains_], (x, low, high)
 
-    every: Iterable[tuple[int, tuple[Tensor, Tensor, Tensor]]] = found()
+    every: Iterable[tuple[list[int], tuple[Tensor, Tensor, Tensor]]] = found()
     if tile.M * tile.N * tile.B <= KEPT:  # an accumulator and its splits have the same chains
         every = tile.once(("chains", chain.__name__, replace(acc, name="")), lambda: list(found()))
-    for block, each in every:
+    for of, some in every:
         if acc.scales_inside:
-            promotion.only(*each)
+            promotion.only(*(x[0] for x in some))
         else:
-            promotion.add(a_scales[:, block, None], b_scales[None, block], *each)
+            promotion.add(a_scales[:, of].t()[:, :, None], b_scales[of][:, None], *some)
+
+
+def _added(total: Tensor, some: Tensor) -> Tensor:
+    """``total`` and each of ``some``, in their order."""
+    for one in some:
+        total = total + one
+    return total
 
 
 def _alike(spans: list[tuple[int, int, int]], most: int) -> Iterator[list[tuple[int, int, int]]]:

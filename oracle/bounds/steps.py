@@ -27,6 +27,8 @@ Source: the definitions in :mod:`oracle.tensorcore.fused`; standard error analys
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -53,6 +55,7 @@ from oracle.tensorcore.instructions import Sum
 U = 2.0**-24
 FLUSHED = 2.0**-126
 HALF_SUBNORMAL = 2.0**-150
+TOGETHER = 1 << 18  # products held at a time where that spares operations
 PRODUCTS = 16  # of one addend of a block-scaled instruction
 
 
@@ -61,11 +64,12 @@ def stepwise(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, 
     x = zeros(a, b)
     low, high, slack = (torch.zeros_like(x) for _ in range(3))
     width = acc.length if acc.kind is Sum.FUSED_THEN_ADD else acc.group
+    before = _residues(a, b, width, acc) if acc.kind is Sum.FUSED_THEN_ADD else None
     for start in range(0, a.value.shape[-1], width):
         sa, sb = a.steps(start, start + width), b.steps(start, start + width)
         slack = slack + float64_slack(sa, sb, a.value.shape[-1], acc)
-        if acc.kind is Sum.FUSED_THEN_ADD:
-            dx, dl, dh = residue(sa, sb, acc)
+        if before is not None:
+            dx, dl, dh = next(before)
         else:
             dx, (dl, dh) = sa.value @ sb.value.mT, _loss(sa, sb, (x + low - slack, x + high + slack), acc)
         live = (sa.value != 0).to(x.dtype) @ (sb.value != 0).to(x.dtype).mT > 0  # a step of zeros changes nothing
@@ -77,6 +81,16 @@ def stepwise(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, 
         rounding = torch.where(reach + rounding > OVERFLOW, torch.inf, rounding)
         low, high = torch.where(live, l1 - rounding, low), torch.where(live, h1 + rounding, high)
     return x, low - slack, high + slack
+
+
+def _residues(a: Operand, b: Operand, width: int, acc: Accumulator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The residue bound of every step alone; all steps are computed together where they have few products."""
+    k = a.value.shape[-1]
+    spans = [(start, min(k, start + width)) for start in range(0, k, width)]
+    if k % width == 0 and a.value.numel() * b.value.shape[-2] <= TOGETHER:
+        yield from zip(*residue(a.together(spans), b.together(spans), acc), strict=True)
+    else:
+        yield from (residue(a.steps(*span), b.steps(*span), acc) for span in spans)
 
 
 def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Tensor]:

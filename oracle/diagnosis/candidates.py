@@ -49,7 +49,7 @@ from oracle.tensorcore.identify import subset
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Schedule
 from oracle.truth.gemm import NEARBY, Exact, ScaledProduct, rounded
-from oracle.verdict.pattern import count, lines, places
+from oracle.verdict.pattern import count, grid, lines, places
 from oracle.verdict.products import (
     COINCIDENCES,
     FEWEST,
@@ -66,6 +66,7 @@ WHOLE = 1 << 28  # products of one candidate up to which all of the output is pr
 SAMPLE = (96, 192)  # rows and columns of a larger one
 PAIR_SAMPLE = (12, 96)  # rows and columns on which pairs of faults are tried first
 FEW_ROWS = 12  # failing rows on which a fault of a small output is tried first
+FEW_COLUMNS = 64  # columns of these on which faults that are computed together are tried before
 TINY = 2.0**-20  # above every subnormal number of an output
 TOGETHER = 16  # faults that are computed together at most
 GOLDEN = 0.6180339887  # multiples of it, modulo 1, spread over rows in no regular step
@@ -445,14 +446,17 @@ class Sample:
     """Some rows of each part of an output, and some columns, on which faults are computed: on the CPU where that is
     sooner (:data:`oracle.truth.gemm.NEARBY`), else on the device of the output."""
 
-    def __init__(self, failure: FailingOutput, rows: Sequence[Tensor], columns: Tensor) -> None:
+    def __init__(
+        self, failure: FailingOutput, rows: Sequence[Tensor], columns: Tensor, views: Sequence[View] | None = None
+    ) -> None:
         self.failure, self.rows, self.columns = failure, rows, columns
         self.unfaulted: dict[int, Tensor] = {}
         self.right_sums: dict[int, tuple[Tensor, ...]] = {}
         self.pieces: dict[int, ScaledProduct] = {}
         size = max(len(own) * part.product.K for own, part in zip(rows, failure.call.parts, strict=True)) * len(columns)
         self.device = torch.device("cpu") if size <= NEARBY else failure.output.device
-        self.views = [failure.view(i, own, columns).to(self.device) for i, own in enumerate(rows)]
+        views = [failure.view(i, own, columns) for i, own in enumerate(rows)] if views is None else views
+        self.views = [view.to(self.device) for view in views]
 
     @classmethod
     def half_failing(cls, failure: FailingOutput, size: tuple[int, int]) -> Sample:
@@ -469,15 +473,32 @@ class Sample:
         """The ``faults``, in their order, without most of those whose share is below ``LISTED``: those that leave one
         operand as it is are computed together, as rows or columns of one product. None where nothing fails here."""
         rest = iter(faults if any(count(view.failing) for view in self.views) else ())
+        failing, nan = self.failing_alone(), any(bool(torch.isnan(view.output).any()) for view in self.views)
         while some := list(islice(rest, TOGETHER)):
-            hopeless = self._hopeless(some)
+            at_most = failing.at_most(some)
+            hopeless = {n for n, (agrees, known) in at_most.items() if agrees < LISTED * known or not (known or nan)}
             yield from (fault for fault in some if fault.name not in hopeless)
 
-    def _hopeless(self, faults: Sequence[Fault]) -> set[str]:
-        """What is explained agrees, and what fails is known where the prediction is not NaN (and only there, unless the
-        output has a NaN)."""
-        call, found = self.failure.call, set[str]()
-        if len(call.parts) != 1 or call.schedule is None or not len(self.rows[0]):
+    def failing_alone(self) -> Sample:
+        """Of one part, the rows and columns of the sample in which something fails; else the sample."""
+        if len(self.views) != 1:
+            return self
+        (view,), (own,) = self.views, self.rows
+        rows, columns = grid(view.failing)
+        if (len(rows), len(columns)) == tuple(view.failing.shape):
+            return self
+        at = rows[:, None], columns[None, :]
+        seen = View(*(x[at] for x in (view.output, view.right, view.bad, view.specified)))
+        part = Sample(self.failure, [own[rows.to(own.device)]], self.columns[columns.to(own.device)], [seen])
+        product = self.failure.call.parts[0].product
+        part.pieces[0] = subset(self.piece(0, product), rows, columns).to(part.device)
+        return part
+
+    def at_most(self, faults: Sequence[Fault]) -> dict[str, tuple[int, int]]:
+        """Of the failing elements how many agree with each of these faults, and how many it predicts no NaN for, where
+        that costs little: no more is explained, and no other is known (unless the output has a NaN there)."""
+        call, found = self.failure.call, dict[str, tuple[int, int]]()
+        if len(call.parts) != 1 or not len(self.rows[0]):
             return found
         (view,), own = self.views, call.parts[0].product
         piece = self.piece(0, own)
@@ -511,21 +532,21 @@ class Sample:
             scale = stacked([scale for _, _, scale in stack])
             a, b = ((codes, scale), (piece.b, piece.b_scale)) if of_rows else ((piece.a, piece.a_scale), (codes, scale))
             alone.append((names, replace(piece, a=a[0], a_scale=a[1], b=b[0], b_scale=b[1]), of_rows))
-        (m, n), nan = view.output.shape, torch.isnan(view.output).any()
+        m, n = view.output.shape
         for names, product, of_rows in alone:
             each = len(names)
             value, agrees = self._agreeing(product, view.output.repeat((each, 1) if of_rows else (1, each)))
             masks = torch.stack([agrees, ~torch.isnan(value)])
             masks = masks.view(2, each, m, n) if of_rows else masks.view(2, m, each, n).transpose(1, 2)
-            agreeing, known = (masks & view.failing).sum(dim=(2, 3))
-            few = (agreeing < LISTED * known) | ((known == 0) & ~nan)
-            found |= {name for name, yes in zip(names, few.tolist(), strict=True) if yes}
+            agreeing, known = (masks & view.failing).sum(dim=(2, 3)).tolist()
+            found |= zip(names, zip(agreeing, known, strict=True), strict=True)
         return found
 
     def _agreeing(self, product: ScaledProduct, output: Tensor) -> tuple[Tensor, Tensor]:
         """What the kernel gives of this product, or a value near it, and which of ``output`` may be it.
 
-        By exact sums the kernel's is within two roundings of a float64 sum, itself within ``2^-40`` of all magnitudes.
+        By exact sums the kernel's is within two roundings of a float64 sum, itself within ``2^-40`` of all magnitudes,
+        or in the interval of float32 in any order (:mod:`oracle.bounds.ieee32`), of which this is the double.
         """
         schedule = fitting(product, self.failure.call.schedule)
         if schedule is not None:
@@ -536,7 +557,8 @@ class Sample:
             for x in (product.left, product.right)
         )
         value, size, actual = left @ right.T * product.factor, left.abs() @ right.abs().T, decode(output)
-        away = 2.0**-6 * value.abs() + 2.0**-40 * abs(product.factor) * size + TINY
+        loss = 2.0**-40 if self.failure.call.schedule is not None else 2.0**-23 * (product.K + 8)
+        away = 2.0**-6 * value.abs() + loss * abs(product.factor) * size + TINY
         return value, ((value - actual).abs() <= away) | value.isinf() | ~actual.isfinite()
 
     def sums(self, faults: tuple[Fault, ...]) -> list[Sums] | None:
@@ -642,24 +664,41 @@ class FailingRows:
         chosen[at[spread[:FEW_ROWS].to(at.device)]] = True
         rows = [torch.nonzero(part.of(chosen[:, None])[:, 0])[:, 0] for part in failure.call.parts]
         columns = torch.arange(failure.bad.shape[1], device=at.device)
-        self.sample = Sample(failure, rows, columns) if len(failure.bad) > 2 * int(chosen.sum()) else None
+        self.sample = self.narrow = None
+        if len(failure.bad) > 2 * int(chosen.sum()):
+            self.sample = Sample(failure, rows, columns)
+            failing = torch.nonzero(failure.bad[chosen].any(dim=0))[:, 0]
+            few = evenly(failing, FEW_COLUMNS)
+            self.narrow, self.every = Sample(failure, rows, few), len(few) == len(failing)
+            self.all = sum(count(view.failing) for view in self.narrow.views)
+
+    def kept(self, faults: Iterable[Fault]) -> Iterator[Fault]:
+        """The ``faults``, in their order, that are not refused: first those that are computed together, on some of the
+        columns in which these rows fail."""
+        rest = iter(faults)
+        while some := list(islice(rest, TOGETHER)):
+            at_most = {} if self.narrow is None else self.narrow.at_most(some)
+            hopeless = {n for n, (agrees, known) in at_most.items() if known == self.all and agrees <= HOPELESS * known}
+            yield from (fault for fault in some if fault.name not in hopeless and not self.refuse(fault))
 
     def refuse(self, fault: Fault) -> bool:
         """Whether so little of what fails in these rows is explained that the fault is none of those that are kept."""
         call, faults = self.failure.call, (fault,)
-        if self.sample is None or not set(fault.changes) <= set(BEFORE_STORE):
+        if self.sample is None or self.narrow is None or not set(fault.changes) <= set(BEFORE_STORE):
             return False
+        # a fault of the sum may mix columns
+        sample = self.narrow if self.every and not touches(faults, Stage.SUM) else self.sample
         if fault.by_code:
-            sums = self.sample.sums(faults)
+            sums = sample.sums(faults)
         else:
             computed = products(call, faults)
             if len(computed) != len(call.parts) or not all(map(same_place, (part for part, _ in computed), call.parts)):
                 return False
-            sums = self.sample.sums_of(computed, faults)
-        predictions = self.sample.stored(faults, sums)
+            sums = sample.sums_of(computed, faults)
+        predictions = sample.stored(faults, sums)
         if any(bool(torch.isnan(predicted.value).any()) for _, predicted in predictions):
             return False
-        found = self.sample.weigh_stored(faults, predictions)
+        found = sample.weigh_stored(faults, predictions)
         return found is not None and found.share <= self.enough
 
 

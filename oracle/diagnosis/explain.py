@@ -285,11 +285,8 @@ def _outside(parts: Sequence[Part], output: Tensor, name: str) -> Tensor:
 def _single_faults(failure: FailingOutput, faults: Sequence[Fault]) -> tuple[Explanation, ...]:
     """Explanations of at least one failing element that contradict less than they explain, best first."""
     sample = None if failure.small else Sample.half_failing(failure, SAMPLE)
-    few = FailingRows(failure) if failure.small else None
-    found = []
-    for fault in _applicable(failure, faults):
-        if few is not None and few.refuse(fault):
-            continue
+    applicable, found = _applicable(failure, faults), []
+    for fault in FailingRows(failure).kept(applicable) if failure.small else applicable:
         last_stage_only = set(fault.changes) <= {Stage.WRITE}
         whole = sample is None or last_stage_only
         explanation = failure.attempt((fault,)) if whole else sample.attempt((fault,)) if sample is not None else None
@@ -320,13 +317,18 @@ def _pairs(failure: FailingOutput, faults: Sequence[Fault]) -> list[Explanation]
     """Pairs of a fault and a wrong store: a few elements first, then what explains those."""
     stores = [fault for fault in faults if set(fault.changes) == {Stage.STORE}]
     few = Sample.half_failing(failure, PAIR_SAMPLE)
+    fewer = few.failing_alone()
     sample = None if failure.small else Sample.half_failing(failure, SAMPLE)
     found = []
     for first in faults:
         if set(first.changes) & {Stage.STORE, Stage.WRITE}:
             continue
-        pieces = few.sums((first,))
+        fewest = fewer.sums((first,))
+        pieces = fewest if fewer is few else None
         for second in stores:
+            if not fewer.covers((first, second), fewest):
+                continue
+            pieces = few.sums((first,)) if pieces is None else pieces
             if few.covers((first, second), pieces):
                 whole = failure.attempt((first, second)) if sample is None else sample.attempt((first, second))
                 if whole is not None and whole.explained > whole.contradicted:

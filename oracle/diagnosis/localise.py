@@ -17,9 +17,9 @@ Not covered: two such faults at once, moves by less than 64 columns, calls in wh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ from oracle.numbers.formats import codes_of, decode
 from oracle.routines.catalogue import Call, faults_of, get
 from oracle.routines.products.roles import matrices
 from oracle.tensorcore.identify import subset
-from oracle.truth.gemm import ALL, ScaledProduct
+from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.pattern import lines, ranges
 from oracle.verdict.products import COINCIDENCES, Part
 
@@ -50,18 +50,18 @@ ALIKE = 0.99  # cosine of a piece with what it is a copy of, which roundings of 
 SEARCH, SEARCH_ON_DEVICE = 1 << 33, 1 << 37
 """Products of one search for pieces: those of a float32 call of 2048 x 2048 x 2048, or of 4096 x 4096 x 8192."""
 GUESS = (64, 128)  # rows and columns that a guess is made from
+FEW_GUESS = (8, 16)  # those of them on which it is made first
 NEAR = 0.25  # residual over size: of the rest at most a sixteenth of what is to be explained, in squares
 VARIED = 1 << 14  # failing elements that must differ
-FEW_MISSING = 512  # elements on which a guess is made first
 FEW = 256  # pairs of a failing expert and another that are tried
 OPERANDS = (  # of another expert: the codes, the scales, and what that is called
     (True, False, "B codes of another group"),
     (False, True, "B scale of another group"),
     (True, True, "weights of another group"),
 )
-Rows = Sequence[Tensor]
 Terms = Sequence[tuple[int, int, int]]
 """What is added for one K block: the blocks whose scale of a, whose scale of b and whose codes enter."""
+Effect = tuple[str, Mapping[int, Terms]]
 
 
 def placements(failure: FailingOutput, numerics: Sequence[str], known: Sequence[Explanation]) -> list[Explanation]:
@@ -257,26 +257,30 @@ def _blocks(failure: FailingOutput) -> Iterator[Placement]:
         yield Placement(title, ", ".join(which + _rows_and_columns(failure)), pieces, known.get(title, ""))
 
 
-def effects(count: int, *, scaled: bool) -> Iterator[tuple[str, Mapping[int, Terms]]]:
-    """What may happen to one K block (or, lost, to some) of ``count``: a name, and the terms instead of the right one.
+@lru_cache(maxsize=8)
+def effects(count: int, *, scaled: bool) -> tuple[Effect, ...]:
+    """What may happen to one K block (or, lost, to some in a row) of ``count``: a name, and at most two terms instead
+    of the right one.
 
     ``scaled``: every block has scales of its own; otherwise those of block 0 are the only ones.
     """
+    found = list[Effect]()
     for b in range(count):
         for end in range(b + 1, count if b == 0 else count + 1):
             said = f"K block {b} lost" if end == b + 1 else f"K blocks {b}..{end - 1} lost"
-            yield said, dict.fromkeys(range(b, end), ())
+            found.append((said, dict.fromkeys(range(b, end), ())))
     for b in range(count):
         s = b if scaled else 0
-        yield f"K block {b} counted twice", {b: ((s, s, b), (s, s, b))}
+        found.append((f"K block {b} counted twice", {b: ((s, s, b), (s, s, b))}))
         if b > 0:
-            yield f"K block {b} computed from the codes of block {b - 1}", {b: ((s, s, b - 1),)}
-            yield f"accumulator not cleared before K block {b}", {b: ((s, s, b), (s, s, b - 1))}
+            found.append((f"K block {b} computed from the codes of block {b - 1}", {b: ((s, s, b - 1),)}))
+            found.append((f"accumulator not cleared before K block {b}", {b: ((s, s, b), (s, s, b - 1))}))
         for word, other in (("next", b + 1), ("previous", b - 1)):
             if scaled and 0 <= other < count:
-                yield f"A scale of the {word} K block", {b: ((other, b, b),)}
-                yield f"B scale of the {word} K block", {b: ((b, other, b),)}
-                yield f"A and B scale of the {word} K block", {b: ((other, other, b),)}
+                found.append((f"A scale of the {word} K block", {b: ((other, b, b),)}))
+                found.append((f"B scale of the {word} K block", {b: ((b, other, b),)}))
+                found.append((f"A and B scale of the {word} K block", {b: ((other, other, b),)}))
+    return tuple(found)
 
 
 def with_terms(product: ScaledProduct, blocks: Mapping[int, Terms], length: int) -> ScaledProduct:
@@ -296,54 +300,59 @@ def with_terms(product: ScaledProduct, blocks: Mapping[int, Terms], length: int)
     return replace(product, a=a, b=b, a_scale=product.a_scale[:, of_a], b_scale=product.b_scale[:, of_b])
 
 
-def _guesses(failure: FailingOutput, part: Part, length: int, count: int) -> list[tuple[str, Mapping[int, Terms]]]:
-    """The effects that are close to the failing elements of ``part``, on a sample of it."""
+def _guesses(failure: FailingOutput, part: Part, length: int, count: int) -> Sequence[Effect]:
+    """The effects that are close to the failing elements of ``part``, on a sample of it: of all those that are half as
+    close to a few, which are nearly all refused there."""
     rows, columns, y, bad = _guess_sample(failure, part)
     product, y, bad = subset(part.product, rows, columns).to("cpu"), y.cpu(), bad.cpu()
+    inside, known = bad & torch.isfinite(y), effects(count, scaled=product.B > 1)
+    if not bool(inside.any()):
+        return []
+    found = torch.arange(len(known), device="cpu")
+    few = [evenly(torch.arange(size, device="cpu"), most) for size, most in zip(y.shape, FEW_GUESS, strict=True)]
+    for rows, columns, near in ((*few, 2 * NEAR), (*(torch.arange(size, device="cpu") for size in y.shape), NEAR)):
+        some, of = y[rows][:, columns], inside[rows][:, columns]
+        if bool(of.any()):
+            found = _close(subset(product, rows, columns), some, of, length, found, near)
+    return [known[i] for i in found.tolist()]
+
+
+def _close(
+    product: ScaledProduct, y: Tensor, inside: Tensor, length: int, known: Tensor, near: float
+) -> Tensor:
+    """Those of the ``known`` effects (int64, numbers of :func:`effects`) that leave at most this part of what is
+    missing ``inside``, and of what is there, in norm."""
     a, b, scaled = product.left.value(), product.right.value(), product.B > 1
     sums = torch.stack([x @ y.T for x, y in zip(torch.split(a, length, 1), torch.split(b, length, 1), strict=True)])
     right = exact(product).hi
-    inside = bad & torch.isfinite(y) & torch.isfinite(right)
+    inside = inside & torch.isfinite(right)
     sums, missing = sums[:, inside], (y - right)[inside]
+    size, there = float(missing.norm()), float(y[inside].norm())
+    if not size:
+        return known[:0]
     of_a, of_b = (decode(s).t() for s in (product.a_scale, product.b_scale))
     of_a = of_a[:, :, None].expand(-1, *inside.shape)[:, inside]
     of_b = of_b[:, None, :].expand(-1, *inside.shape)[:, inside]
     terms = sums * of_a * of_b if scaled else sums * (of_a * of_b)
-    size, left = float(missing.norm()), float(y[inside].norm())
-    if not size:
-        return []
-    few = slice(None, None, max(1, len(missing) // FEW_MISSING))  # what is far from these is not near to all
-    some, every = ([tuple(x[:, at].contiguous()) for x in (terms, of_a, of_b, sums)] for at in (few, ALL))
-    few_missing = missing[few].contiguous()
-    far = 2 * NEAR * float(few_missing.norm())
-    # |missing + (terms of blocks b to e)|^2 for all b and e, from the sums up to each block
-    until = torch.nn.functional.pad(terms.cumsum(dim=0), (0, 0, 1, 0))
-    along, products = (until @ missing).tolist(), (until @ until.T).tolist()
-    found = []
-    for title, blocks in effects(count, scaled=scaled):
-        first, end = min(blocks), max(blocks) + 1
-        if any(blocks.values()):
-            if _left_by(blocks, few_missing, *some) > far:
-                continue
-            away = _left_by(blocks, missing, *every)
-        else:
-            square = products[end][end] - 2 * products[first][end] + products[first][first]
-            away = math.sqrt(max(0.0, size**2 + 2 * (along[end] - along[first]) + square))
-        # of what is missing a little, and of what is there
-        if away <= NEAR * size and away <= NEAR * left:
-            found.append((title, blocks))
-    return found
+    until = torch.nn.functional.pad(terms.cumsum(dim=0), (0, 0, 1, 0))  # the sums up to each block
+    first, end, *instead = _tables(len(sums), scaled=scaled)
+    left = until[end[known]].sub_(until[first[known]]).add_(missing)
+    for table in instead:
+        s, t, k = table[known].unbind(dim=1)
+        at = torch.nonzero(k >= 0)[:, 0]
+        left[at] -= of_a[s[at]] * of_b[t[at]] * sums[k[at]]
+    return known[left.norm(dim=1) <= near * min(size, there)]
 
 
-def _left_by(
-    blocks: Mapping[int, Terms], missing: Tensor, terms: Rows, of_a: Rows, of_b: Rows, sums: Rows
-) -> float:
-    """The norm of what is ``missing`` less what these terms instead of the right ones change."""
-    for b, terms_of in blocks.items():
-        missing = missing + terms[b]
-        for s, t, k in terms_of:
-            missing = missing - of_a[s] * of_b[t] * sums[k]
-    return float(missing.norm())
+@lru_cache(maxsize=8)
+def _tables(count: int, *, scaled: bool) -> tuple[Tensor, ...]:
+    """Of every effect the first block and the end of those that lose their terms, and its two terms, -1 without one."""
+    none = (-1, -1, -1)
+    changes = [blocks for _, blocks in effects(count, scaled=scaled)]
+    terms = [[*next(iter(blocks.values())), none, none][:2] for blocks in changes]
+    spans = [[first := next(iter(blocks)), first + len(blocks)] for blocks in changes]
+    both = torch.tensor(spans, device="cpu").t(), torch.tensor(terms, device="cpu").transpose(0, 1)
+    return *both[0], *both[1]
 
 
 def _rows_and_columns(failure: FailingOutput) -> list[str]:

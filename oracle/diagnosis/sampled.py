@@ -51,12 +51,13 @@ from oracle.verdict.pattern import count, places
 from oracle.verdict.products import COINCIDENCES
 
 FEW = (8, 16)  # rows and columns on which every fault is tried
-TOLD_APART = (16, 64)  # those on which arithmetics are compared, some of which differ in few bits
+TOLD_APART = (8, 128)  # those on which arithmetics are compared, some of which differ in few bits
 BAND, BAND_ON_DEVICE = 1 << 19, 1 << 25  # elements of the whole that are compared at a time
 ERRORS = 4.0  # standard errors of a count, above which it is no chance
 CONFIRMED = 2  # candidates that are compared with the whole
 CLOSELY = 1 << 26  # products of a placement whose intervals are computed; a larger one must have the predicted bits
 PLACES = 4096  # failing elements that a fault of the last stage must half explain before it is weighed
+APART = 2.0**-8  # of the size of a right result: what two arithmetics may differ by, and more
 CLOSE = 2.0**-6  # of a value: what the near result may be off by, and more
 
 
@@ -128,19 +129,35 @@ def _closest(
 ) -> LargeOutput:
     """The output by the arithmetic that has the most bits of the right elements in some rows and columns; the first one
     that has more than half of them. Where the first of all has not, the one that has the most must have so many more
-    that it is no chance: a fault that changes most elements leaves few by which to tell."""
-    found = list[tuple[int, LargeOutput]]()
-    for number, schedule in enumerate(arithmetics):
-        failure = LargeOutput(replace(base, schedule=schedule), output, failing, first=number == 0)
-        some = Sample.half_failing(failure, TOLD_APART)
-        right = [view.specified & ~view.bad for view in some.views]
-        equal = sum(int((same_bits(v.output, v.right) & r).sum()) for v, r in zip(some.views, right, strict=True))
-        found.append((equal, failure))
-        compared = sum(int(r.sum()) for r in right)
-        if 2 * equal >= compared:
+    that it is no chance: a fault that changes most elements leaves few by which to tell, and where it leaves too few
+    that are near the first one's, no other is asked."""
+    first = LargeOutput(replace(base, schedule=arithmetics[0]), output, failing, first=True)
+    some = Sample.half_failing(first, TOLD_APART)
+    right = [view.specified & ~view.bad for view in some.views]
+    compared, found = sum(int(r.sum()) for r in right), list[int]()
+    near = sum(int((_alike(view.output, view.right) & r).sum()) for view, r in zip(some.views, right, strict=True))
+    for schedule in arithmetics:
+        call, equal = replace(base, schedule=schedule), 0
+        for i, (view, wanted) in enumerate(zip(some.views, right, strict=True)):
+            made = view.right
+            if found:
+                made = stored(call, accumulated(call, some.piece(i, base.parts[i].product), schedule, ()), ())
+            equal += int((same_bits(view.output, made) & wanted).sum())
+        found.append(equal)
+        if 2 * equal >= compared or len(found) == 1 and near <= equal + ERRORS * math.sqrt(compared):
             break
-    most = max(found, key=lambda one: one[0])
-    return most[1] if most[0] > found[0][0] + ERRORS * math.sqrt(compared) else found[0][1]
+    most = max(range(len(found)), key=lambda number: found[number])
+    if most == 0 or found[most] <= found[0] + ERRORS * math.sqrt(compared):
+        return first
+    return LargeOutput(replace(base, schedule=arithmetics[most]), output, failing, first=False)
+
+
+def _alike(output: Tensor, right: Tensor) -> Tensor:
+    """Elements that another arithmetic may have where one gives ``right``: they differ by less than this of the value
+    and of the root mean square."""
+    actual, due = decode(output), decode(right)
+    size = torch.where(torch.isfinite(due), due, 0.0).square().mean().sqrt()
+    return ~((actual - due).abs() > APART * (2 * due.abs() + size))
 
 
 def _confirmed(failure: LargeOutput, few: Sample, faults: Sequence[Fault]) -> Iterator[Explanation]:

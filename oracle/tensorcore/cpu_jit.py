@@ -25,6 +25,7 @@ from numba.extending import intrinsic
 from oracle.numbers.threads import threads
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
+LEAST = 1 << 21  # products that take as long as a thread takes to start and to end, and some times longer
 TASK_ROWS = 256  # rows whose accumulators stay in the second-level cache
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -60,10 +61,13 @@ fma: Callable[..., Any] = intrinsic(_fma)
 """``x * y + z`` with one rounding, in the type of ``x``: float32 or float64. For compiled code only."""
 
 
-def run_tasks(task: Callable[..., None], arguments: Iterable[tuple[int, ...]]) -> None:
-    """Call ``task(*a)`` for every ``a``; calls may run at the same time and must write apart from each other."""
+def run_tasks(task: Callable[..., None], arguments: Iterable[tuple[int, ...]], products: int) -> None:
+    """Call ``task(*a)`` for every ``a``; calls may run at the same time and must write apart from each other.
+
+    ``products`` that they multiply together: a thread starts for no fewer than ``LEAST`` of them.
+    """
     calls = list(arguments)
-    workers = min(threads(), len(calls))
+    workers = min(threads(), len(calls), products // LEAST)
     if workers <= 1:
         for call in calls:
             task(*call)

@@ -32,8 +32,8 @@ class Source:
     functions: tuple[tuple[str, int], ...]
 
     def launch(self, name: str, grid: tuple[int, int], threads: int, *arguments: Any) -> None:
-        """Queue a function on the current stream: tensors of one device as pointers, int as ``int``, and objects of
-        :mod:`ctypes` as what they are.
+        """Queue a function on the current stream: tensors of one device as pointers, None as a null pointer, int as
+        ``int``, and objects of :mod:`ctypes` as what they are.
 
         Raises NumericsError: NVRTC or the driver refuses it; the message has its words.
         """
@@ -75,10 +75,12 @@ def checked(result: tuple[Any, ...]) -> Any:
 def _passed(x: Any) -> tuple[Any, Any]:
     if isinstance(x, Tensor):
         return ctypes.c_void_p, x.data_ptr()
+    if x is None:
+        return ctypes.c_void_p, 0
     return (ctypes.c_int, x) if isinstance(x, int) else (type(x), x.value)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def _compiled(source: Source, device: int) -> dict[str, Any]:
     from cuda.bindings import driver, nvrtc
 

@@ -127,7 +127,8 @@ def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> 
                 if not (finite and truncating(*packed)):
                     kernel(*packed)
 
-        run_tasks(task, task_pieces(stop - start, product.N, lanes=LANES))
+        rows = stop - start
+        run_tasks(task, task_pieces(rows, product.N, lanes=LANES), rows * product.N * product.K)
         yield start, torch.from_numpy(made if apart else made[0])
 
 

@@ -1,12 +1,12 @@
 """The CUDA engine of :func:`oracle.tensorcore.predict.predict_product`: two kernels, the same bits.
 
-Operands are unpacked k-major in chunks of rows and columns; a kernel sums and promotes; epilogue and store are torch
-operations. Rows of ``a`` and columns of ``b`` that hold a NaN or an infinity are computed by the definition. Memory
-beyond operands and result stays below 1 GiB for any shape.
+Operands are unpacked in chunks of rows and columns, and a kernel sums and promotes. Rows of ``a`` and columns of ``b``
+that hold a NaN or an infinity are computed by the definition. Memory beyond operands and result stays below 1 GiB for
+any shape.
 
-Instructions that keep few bits (FP8 on sm89 and sm90, E4M3 operands) are summed by CUDA C++
-(:mod:`oracle.tensorcore.cuda_sums`), the others by Triton (:mod:`oracle.tensorcore.triton_fused`), five to seven times
-slower. ``FP8_ORACLE_CUDA_SUMS=0`` in the environment leaves all of them to Triton.
+Fused sums of E4M3 operands are computed by CUDA C++ (:mod:`oracle.tensorcore.cuda_sums`), which scales and stores too;
+those of wider exponents by Triton (:mod:`oracle.tensorcore.triton_fused`), slower, with epilogue and store as torch
+operations. ``FP8_ORACLE_CUDA_SUMS=0`` in the environment leaves all of them to Triton.
 
 With ``TRITON_INTERPRET=1`` in the environment before triton is imported, the Triton kernel runs on CPU tensors.
 Not covered, and answered by :func:`supports`: operands wider than 8 bits, scales inside the instruction, and what the
@@ -27,7 +27,7 @@ from oracle.numbers.formats import of_dtype
 from oracle.tensorcore import cuda_sums
 from oracle.tensorcore.fused import float32_scale
 from oracle.tensorcore.instructions import Instruction, Sum
-from oracle.tensorcore.packing import INSIDE, UNROLL, Packed, code_table, plan, scale_mode, supported
+from oracle.tensorcore.packing import INSIDE, PROMOTE, UNROLL, Packed, code_table, plan, scale_mode, supported
 from oracle.tensorcore.predict import finish, predict_product, store
 from oracle.tensorcore.schedules import Scales, Schedule
 from oracle.truth.gemm import ScaledProduct
@@ -55,8 +55,13 @@ def supports(product: ScaledProduct, schedule: Schedule) -> bool:
 def predict(product: ScaledProduct, schedule: Schedule, *, out_dtype: torch.dtype) -> Tensor:
     """The bits of :func:`~oracle.tensorcore.predict.predict_product`, ``[M, N]`` of ``out_dtype``."""
     out = torch.empty((product.M, product.N), dtype=out_dtype, device=product.a.device)
-    for rows, columns, part, acc in sums(product, schedule):
-        out[rows, columns] = store(finish(acc, part, schedule), out_dtype)
+    order = plan(product, schedule)
+    found = cuda_sums.kernels(product, schedule, order.group)
+    if found is not None:
+        found.store(product, schedule, *_uniform(order, product.a.device), out)
+    else:
+        for rows, columns, part, acc in sums(product, schedule):
+            out[rows, columns] = store(finish(acc, part, schedule), out_dtype)
     for side, dim in ((product.left, 0), (product.right, 1)):
         if not side.finite:
             index = torch.nonzero(~side.finite_rows)[:, 0]
@@ -69,11 +74,7 @@ def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[slice, sl
     """Rows, columns, the product restricted to them, and its promoted sums float32 before the epilogue."""
     order, mode = plan(product, schedule), scale_mode(schedule)
     assert mode != INSIDE
-    source, tiles, length = _uniform(order, product.a.device)
-    narrow = cuda_sums.kernels(product, schedule, order.group)
-    if narrow is not None:
-        yield from narrow.sums(product, source, tiles, length, CHUNK, CHUNK_RESULT)
-        return
+    source, tiles, length, _ = _uniform(order, product.a.device)
     longest = max(BN, CHUNK // max(1, source.numel()))
     width = min(product.N, longest // BN * BN)
     height = min(product.M, longest // BM * BM, max(BM, CHUNK_RESULT // width // BM * BM))
@@ -112,8 +113,10 @@ def _launch(
 
 
 @lru_cache(maxsize=64)
-def _uniform(order: Packed, device: torch.device) -> tuple[Tensor, Tensor, int]:
-    """Source int32, ``(scale block, flags)`` int32 and length of tiles of one length: padding leaves a chain as it is.
+def _uniform(order: Packed, device: torch.device) -> tuple[Tensor, Tensor, int, int]:
+    """Source int32, ``(scale block, flags)`` int32 and length of tiles of one length, and how many promote.
+
+    Padding leaves a chain as it is.
 
     One answer for one ``order``, which :func:`~oracle.tensorcore.packing.plan` keeps; do not write to it.
     """
@@ -123,7 +126,8 @@ def _uniform(order: Packed, device: torch.device) -> tuple[Tensor, Tensor, int]:
     for row, s, e in zip(source, starts, ends, strict=True):
         row[: e - s] = order.source[s:e]
     tiles = order.tiles[:, 2:].to(torch.int32).contiguous()
-    return source.reshape(-1).to(torch.int32).to(device), tiles.to(device), length
+    promotions = int((tiles[:, 1] & PROMOTE).count_nonzero())
+    return source.reshape(-1).to(torch.int32).to(device), tiles.to(device), length, promotions
 
 
 def _packed(x: Tensor, source: Tensor, multiple: int) -> tuple[Tensor, Tensor]:

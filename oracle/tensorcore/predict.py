@@ -179,8 +179,7 @@ def store(acc: Tensor, out_dtype: torch.dtype) -> Tensor:
         return canonical_nan(acc.clone())
     if out_dtype == torch.bfloat16:
         return in_blocks(_bfloat16_bits, acc, dtype=torch.int16).view(torch.bfloat16)
-    out = to_dtype(acc.to(torch.float64), out_dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-    return canonical_nan(out)
+    return canonical_nan(acc.to(torch.float16))  # float16 subnormals are made whatever a thread makes of float32's
 
 
 BELOW_HALF = 0x7FFF  # of the lower half of a float32, what rounds up to an odd code but leaves a tie at an even one

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from oracle.bounds import Accumulator, Interval, admissible, ieee32_bound, of_schedule
-from oracle.bounds.engines import any_order_bound, exact, exact_and_residue, split_bound
+from oracle.bounds.engines import Deciding, any_order_bound, exact, exact_and_residue, split_bound
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.product import collapsed, stored_before
 from oracle.numbers.formats import codes_of, decode, of_dtype, same_bits
@@ -218,31 +218,37 @@ def accumulation_faults(schedule: Schedule) -> tuple[Schedule, ...]:
     return tuple(found)
 
 
-def exact_and_interval(product: ScaledProduct, name: str) -> tuple[Exact | None, Interval]:
-    """The interval and, where one pass gives both, the exact value."""
-    return product.once(("interval", name), lambda: _exact_and_interval(product, name))
+def exact_and_interval(
+    product: ScaledProduct, name: str, deciding: Deciding | None = None
+) -> tuple[Exact | None, Interval]:
+    """The interval and, where one pass gives both, the exact value; ``deciding`` of :mod:`oracle.bounds.engines`."""
+    if deciding is not None and product.a.is_cuda and product.nearby is None:  # another output asks for others
+        return _exact_and_interval(product, name, deciding)
+    return product.once(("interval", name), lambda: _exact_and_interval(product, name, deciding))
 
 
-def _exact_and_interval(product: ScaledProduct, name: str) -> tuple[Exact | None, Interval]:
+def _exact_and_interval(
+    product: ScaledProduct, name: str, deciding: Deciding | None
+) -> tuple[Exact | None, Interval]:
     if product.nearby is not None:
         value, interval = exact_and_interval(product.nearby, name)
         return None if value is None else value.to(product.a.device), interval.to(product.a.device)
-    value, interval = _of_float32(product, name)
+    value, interval = _of_float32(product, name, deciding)
     if product.c is not None and product.c.dtype is torch.bfloat16:
         value = exact(product) if value is None else value
         interval = stored_before(value, interval, product.c)
     return value, interval
 
 
-def _of_float32(product: ScaledProduct, name: str) -> tuple[Exact | None, Interval]:
+def _of_float32(product: ScaledProduct, name: str, deciding: Deciding | None) -> tuple[Exact | None, Interval]:
     """Of a product whose sum stays in float32 until it is finished."""
     if name == IEEE32:
         return None, collapsed(product, ieee32_bound(product), None)
     accumulator = of_schedule(of_class(name))
     if is_class(name):
         bound = any_order_bound if name.endswith(ANY) else split_bound
-        return None, collapsed(product, bound(product, accumulator), accumulator)
-    value, interval = exact_and_residue(product, accumulator)
+        return None, collapsed(product, bound(product, accumulator, deciding), accumulator)
+    value, interval = exact_and_residue(product, accumulator, deciding)
     return value, collapsed(product, interval, accumulator)
 
 
@@ -388,6 +394,15 @@ class ExactPart:
     value: Exact
     expected: Tensor
 
+    @classmethod
+    def of(cls, part: Part, value: Exact, dtype: torch.dtype) -> ExactPart:
+        return cls(part, value, rounded(part.product, value, dtype))
+
+    def inexact(self, output: Tensor) -> Tensor:
+        """The elements of the part in ``output`` that are not the exact value rounded: what a pass by a bound rests
+        on."""
+        return ~same_bits(self.expected, self.part.of(output))
+
     def subset(self, rows: Tensor, columns: Tensor) -> ExactPart:
         """Some rows and columns, as a part that fills an output of its own."""
         parts = (self.value.hi, self.value.lo, self.value.slack, self.expected)
@@ -398,13 +413,13 @@ class ExactPart:
 def _judge_interval(
     parts: Sequence[Part], output: Tensor, name: str, wider: Sequence[str], mistrust: str | None
 ) -> Verdict:
-    known, intervals = [], []
-    for part in parts:
-        value, interval = exact_and_interval(part.product, name)
-        value = exact(part.product) if value is None else value
-        known.append(ExactPart(part, value, rounded(part.product, value, output.dtype)))
-        intervals.append(interval)
+    found_of = [_known(part, output, name) for part in parts]
+    known, intervals = [k for k, _, _ in found_of], [interval for _, interval, _ in found_of]
     found = compared(known, intervals, output)
+    if found.outside and any(confirmed for _, _, confirmed in found_of):  # a failure rests on other elements
+        failing = [partial(k.part.of, found.bad) for k in known]
+        intervals = [exact_and_interval(k.part.product, name, f)[1] for k, f in zip(known, failing, strict=True)]
+        found = compared(known, intervals, output)
     if found.outside:
         few, fewer = (few_failing(known, output, found.bad, *most) for most in (TRIAL, FEWEST))
         for other in wider:
@@ -416,7 +431,8 @@ def _judge_interval(
             leave = "element leaves" if found.outside == 1 else "elements leave"
             said = f"{basis}; {found.outside} {leave} the {intervals[0].name}, which is not declared"
             cut = other if other.endswith(SPLIT) else name + SPLIT
-            if cut in wider and (split := _split_of(parts, output, cut)) is not None:
+            may_be_cut = cut in wider and held_by(*fewer, cut) is not None and held_by(*few, cut) is not None
+            if may_be_cut and (split := _split_of(parts, output, cut)) is not None:
                 said, matched = f"bits of {split.name}", split.name
                 return verdict_of_equality(said, matched, comparison.total, mistrust)
             return verdict(comparison, basis=said, mistrust=mistrust)
@@ -430,12 +446,28 @@ def _judge_interval(
     return banded(parts, verdict(found, basis=intervals[0].name, mistrust=mistrust))
 
 
+def _known(part: Part, output: Tensor, name: str) -> tuple[ExactPart, Interval, bool]:
+    """The part with its exact value, its interval, and whether that was confirmed where ``output`` rests on it."""
+    due: list[ExactPart] = []
+
+    def deciding() -> Tensor:
+        due.append(ExactPart.of(part, exact(part.product), output.dtype))
+        return due[0].inexact(output)
+
+    value, interval = exact_and_interval(part.product, name, deciding)
+    if due:
+        return due[0], interval, True
+    value = exact(part.product) if value is None else value
+    return ExactPart.of(part, value, output.dtype), interval, False
+
+
 def _split_of(parts: Sequence[Part], output: Tensor, name: str) -> Schedule | None:
     """The split of the class's accumulator that reproduces every bit, with any of its epilogues; None if none does."""
     first, rows = parts[0], parts[0].of(output)
     base = of_class(name)
     for schedule in schedules(base.instruction.arch):
         same = schedule.instruction == base.instruction and schedule.interval == base.interval
+        same &= schedule.fault is None  # only those are held by the interval of the class
         if not same or schedule.scales is Scales.OPERANDS or schedule.why_not(first.product, out_dtype=output.dtype):
             continue
         split = find_split(first.product, rows, schedule)
@@ -449,7 +481,7 @@ def held_by(known: Sequence[ExactPart], output: Tensor, outside: Tensor, name: s
 
     An element that was ``outside`` must lie in the interval: one that the class leaves unconstrained is not held.
     """
-    intervals = [exact_and_interval(k.part.product, name)[1] for k in known]
+    intervals = [exact_and_interval(k.part.product, name, partial(k.inexact, output))[1] for k in known]
     within = compared(known, intervals, output)
     open_ = torch.zeros_like(outside)
     for k, interval in zip(known, intervals, strict=True):

@@ -89,19 +89,22 @@ def calls(shape: tuple[int, int, int] = SHAPE, device: str = "cuda") -> dict[str
     return named
 
 
-def rates(shape: tuple[int, int, int] = SHAPE) -> dict[str, float]:
-    """GMAC/s of each call, the best of three after one to warm up."""
-    found = {}
-    for name, run in calls(shape).items():
-        seconds = []
-        for _ in range(4):
+def rates(shape: tuple[int, int, int] = SHAPE, rounds: int = 6) -> dict[str, float]:
+    """GMAC/s of each call, the best of some rounds after one to warm up.
+
+    A round measures every call once, in turn: a clock that drifts is then the same for those that are compared.
+    """
+    made = calls(shape)
+    best = dict.fromkeys(made, float("inf"))
+    for turn in range(rounds + 1):
+        for name, run in made.items():
             torch.cuda.synchronize()
             start = time.perf_counter()
             run()
             torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - start)
-        found[name] = round(shape[0] * shape[1] * shape[2] / min(seconds[1:]) / 1e9, 1)
-    return found
+            if turn:
+                best[name] = min(best[name], time.perf_counter() - start)
+    return {name: round(shape[0] * shape[1] * shape[2] / seconds / 1e9, 1) for name, seconds in best.items()}
 
 
 def corners(shape: tuple[int, int, int] = SHAPE) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from oracle.bounds import Interval, any_order_bound, ieee32_bound, of_schedule, residue_bound
+from oracle.bounds import Accumulator, Interval, any_order_bound, ieee32_bound, of_schedule, residue_bound, split_bound
 from oracle.bounds.chain import NONE, exponent_floor, floor_power, power
 from oracle.errors import NumericsError
-from oracle.numbers.formats import decode
+from oracle.numbers.formats import codes_of, decode
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Schedule, get, schedules
@@ -81,6 +82,16 @@ class TestSoundness:
             codes = [x.view(torch.uint8)[:, order].contiguous().view(x.dtype) for x in (product.a, product.b)]
             shuffled = replace(product, a=codes[0], b=codes[1])
             assert float(ratios(shuffled, schedule, interval).max()) <= 1
+
+    @pytest.mark.parametrize("bound", [any_order_bound, split_bound])
+    def test_rows_have_their_own_bounds(self, bound: Callable[..., Interval]) -> None:
+        """An error that grows on, in few bits and long chains, leaves the rows computed with it as they are."""
+        product, few = row_scaled("codes", 3, 2, 600, seed=4), Accumulator("few bits", 8, 4, 3, None)
+        codes_of(product.a)[1] = 0
+        whole = bound(product, few)
+        assert whole.open is not None and whole.open.all(dim=1).tolist() == [True, False, True]
+        own = bound(product.rows(1, 2), few)
+        assert torch.equal(own.lo, whole.lo[1:2]) and torch.equal(own.hi, whole.hi[1:2])
 
     @pytest.mark.parametrize("name", ["sm90.promote128", "sm89.promote128", "sm100.promote128"])
     def test_a_narrower_accumulator_violates(self, name: str) -> None:

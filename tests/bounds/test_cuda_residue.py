@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from oracle.bounds import Accumulator, Interval, cuda_residue, engines, of_schedule
@@ -85,6 +87,31 @@ def test_wide_exponents(formats: tuple[str, str], name: str) -> None:
     acc = of_schedule(get(name))
     product = product_of(get("sm90.promote128"), 5, 9, 300, seed=11, formats=formats)
     check(replace(product, a=(product.a.float() * 2.0**-7).to(product.a.dtype)), acc)
+
+
+WIDTHS = st.tuples(st.integers(1, 32), st.integers(2, 38), st.integers(2, 27), st.sampled_from([None, 32, 64, 128]))
+"""Products of a step, alignment bits, output bits, products of a chain."""
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 2**31), WIDTHS, st.integers(1, 300), st.sampled_from([(E4M3, E4M3), (E5M2, E4M3)]))
+def test_any_accumulator(
+    seed: int, widths: tuple[int, int, int, int | None], k: int, formats: tuple[str, str]
+) -> None:
+    """Any widths, scales of many binades, signs and zeros among them."""
+    acc = Accumulator("any", *widths)
+    schedule = get("sm90.chain" if acc.promotion is None else "sm90.promote128")
+    p = product_of(schedule, 5, 7, k, seed=seed, formats=formats, data="finite", bias=True)
+    g = torch.Generator().manual_seed(seed)
+    wide = torch.ldexp(p.a_scale, torch.randint(-40, 40, p.a_scale.shape, generator=g))
+    a = (p.a.float() * 2.0**-7).to(p.a.dtype) if E5M2 in formats else p.a
+    p = replace(p, a=a, a_scale=wide * torch.randint(-1, 3, wide.shape, generator=g))
+    assume(cuda_residue._source(acc) is not None and engines._unfit(p, acc) is None)
+    assert same(cuda_residue.residue_bound(p, acc), definition.residue_bound(p, acc))
+    found = cuda_residue.any_order_bound(p, acc)
+    assert found is None or same(found, definition.any_order_bound(p, acc))
+    if acc.promotion is not None:
+        assert same(cuda_residue.split_bound(p, acc), definition.split_bound(p, acc))
 
 
 class TestOperands:
@@ -171,6 +198,8 @@ def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nothing" in str(cuda_residue.why_not(product.rows(0, 0), PROMOTED))
     monkeypatch.setattr(cuda_residue, "why_not", lambda product, acc: None)
     assert "inside" in str(engines.why_not_on_device(product, replace(PROMOTED, scales_inside=True)))
+    for change in ({"truncates": True}, {"flushes": True}):
+        assert "converts" in str(engines.why_not_on_device(product, replace(PROMOTED, **change)))
     value, interval = engines.exact_and_residue(product, PROMOTED)
     assert value is None and same(interval, definition.residue_bound(product, PROMOTED))
     assert same(engines.residue_bound(product, PROMOTED), interval)

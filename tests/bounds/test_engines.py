@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -359,15 +360,22 @@ class TestCuda:
     def test_bounds_on_a_device(self, name: str) -> None:
         """Those in CUDA C++ have the bits of the definitions; elsewhere they are run on the CPU."""
         acc, schedule = of_schedule(get(name)), get("sm90.chain" if "chain" in name else "sm90.promote128")
-        product = product_of(schedule, 70, 130, 300, seed=16, data="special", bias=True)
-        there = replace(product, **{f: getattr(product, f).cuda() for f in ("a", "b", "a_scale", "b_scale", "bias")})
-        assert engines.why_not_on_device(there, acc) is None
-        for kind in ("residue_bound", "any_order_bound", "split_bound"):
-            made, due = getattr(engines, kind)(there, acc).to("cpu"), getattr(definition, kind)(product, acc)
-            assert _same(made.lo, due.lo) and _same(made.hi, due.hi) and torch.equal(made.open, due.open), kind
+        fields = ("a", "b", "a_scale", "b_scale", "bias")
+        for m, n, k, data in ((70, 130, 300, "special"), (9, 40, 7168, "finite")):  # few chains, and many
+            product = product_of(schedule, m, n, k, seed=16, data=data, bias=True)
+            there = replace(product, **{f: getattr(product, f).cuda() for f in fields})
+            assert engines.why_not_on_device(there, acc) is None
+            for kind in ("residue_bound", "any_order_bound", "split_bound"):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")  # a bound that is not confirmed is the definition's
+                    made = getattr(engines, kind)(there, acc).to("cpu")
+                due = getattr(definition, kind)(product, acc)
+                assert _same(made.lo, due.lo) and _same(made.hi, due.hi) and torch.equal(made.open, due.open), kind
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-    @pytest.mark.parametrize("name", ["sm90.promote128", "sm90.chain", "sm89.promote128", "sm90.mma_sync.promote128"])
+    @pytest.mark.parametrize(
+        "name", ["sm90.promote128", "sm90.chain", "sm89.promote128", "sm90.mma_sync.promote128", "sm100.chain"]
+    )
     def test_device(self, name: str) -> None:
         product = product_of(get(name), 200, 300, 1000, seed=14, data="special")
         there = replace(product, **{f: getattr(product, f).cuda() for f in ("a", "b", "a_scale", "b_scale")})

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from oracle.diagnosis import localise
+from oracle.diagnosis.candidates import FailingOutput
 from oracle.diagnosis.explain import diagnose
 from oracle.diagnosis.localise import effects, groups_in_use, with_terms
 from oracle.numbers.formats import codes_of
@@ -231,3 +233,17 @@ def test_garbage_has_no_place(text: str) -> None:
     noise = torch.randn(len(rows), 64, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     right[rows, 64:128] = (noise * right[rows].double().std()).to(right.dtype)
     assert names(call, right) == ()
+
+
+def test_a_sample_without_a_failing_number_is_no_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row and a column that fail miss the sample of failing rows and columns: no effect is close to nothing."""
+    call, right = setup(GEMM)
+    right[7] = right[8]
+    right[:, 3] = 0
+    tried = list[object]()
+    monkeypatch.setattr(FailingOutput, "attempt_placement", lambda self, placement, numerics: tried.append(placement))
+    monkeypatch.setattr(localise, "GUESS", (2, 2))
+    assert names(call, right) == () and tried == []
+    monkeypatch.setattr(localise, "_close", lambda product, y, inside, length, known, near: known)
+    monkeypatch.setattr(localise, "GUESS", (64, 512))
+    assert names(call, right) == () and len(tried) > 20

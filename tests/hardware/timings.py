@@ -1,6 +1,6 @@
 """What the layer costs: overhead per call, end-to-end linear (eager and replayed), quantiser bandwidth; compilation.
 
-Candidates of one table are measured in turns in one run, so that drift hits all alike.
+Sides of one table are measured in turns in one run, some 20 calls at a time; see :func:`in_turns`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from benchmarks import test_bench_cuda as bench
@@ -21,10 +22,12 @@ from kernels.config import Config, use_config
 from kernels.nn import Fp8Linear
 from oracle.routines import cases, data
 
-ROUNDS = 25
+ROUNDS = 100
+"""Turns of every side."""
 IN_GRAPH = 10
 """Calls in one captured graph."""
 FP8 = torch.float8_e4m3fn
+T = TypeVar("T")
 
 
 def _wait(device: str) -> None:
@@ -32,44 +35,61 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def host_microseconds(calls: dict[str, Callable[[], object]], device: str, inner: int = 100) -> dict[str, float]:
-    """Median host time per call of each candidate, measured in turns so that drift hits all alike."""
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    rounds = ROUNDS if device == "cuda" else 3
+def in_turns(sides: Mapping[str, T], rounds: int, burst: Callable[[T], float]) -> dict[str, float]:
+    """The typical time of each side, of which ``burst`` measures a few calls.
+
+    The sides take turns, and every round begins with another one. What counts is a side's share of the time of its
+    round, by the median, so that a host that drifts between two rounds moves no side against another.
+    """
+    names, taken = list(sides), []
+    for i in range(rounds):
+        first = i % len(names)
+        taken.append({name: burst(sides[name]) for name in names[first:] + names[:first]})
+    whole = statistics.median(sum(times.values()) for times in taken)
+    shares = {name: statistics.median(times[name] / sum(times.values()) for times in taken) for name in names}
+    return {name: round(share * whole, 3) for name, share in shares.items()}
+
+
+def host_microseconds(calls: Mapping[str, Callable[[], object]], device: str, inner: int = 20) -> dict[str, float]:
+    """Host time per call of each side; the device is waited for before each burst, never in it."""
     count = inner if device == "cuda" else 3
     for call in calls.values():
         for _ in range(3):
             call()
-    for _ in range(rounds):
-        for name, call in calls.items():
-            _wait(device)
-            started = time.perf_counter()
-            for _ in range(count):
-                call()
-            samples[name].append((time.perf_counter() - started) / count * 1e6)
+
+    def burst(call: Callable[[], object]) -> float:
+        _wait(device)
+        started = time.perf_counter()
+        for _ in range(count):
+            call()
+        return (time.perf_counter() - started) / count * 1e6
+
+    found = in_turns(calls, ROUNDS if device == "cuda" else 3, burst)
     _wait(device)
-    return {name: round(statistics.median(values), 3) for name, values in samples.items()}
+    return found
 
 
-def device_microseconds(calls: dict[str, Callable[[int], object]], device: str, inner: int = 20) -> dict[str, float]:
-    """Median device time per call (events on a GPU), in turns; a call gets a counter to rotate its operands."""
+def device_microseconds(
+    calls: Mapping[str, Callable[[int], object]], device: str, inner: int = 20
+) -> dict[str, float]:
+    """Device time per call of each side (events on a GPU); a call gets a counter to rotate its operands."""
     if device == "cpu":
         return host_microseconds({name: (lambda c=call: c(0)) for name, call in calls.items()}, device)
-    samples: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         for i in range(3):
             call(i)
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda.synchronize()
-            start.record()
-            for i in range(inner):
-                call(i)
-            stop.record()
-            stop.synchronize()
-            samples[name].append(start.elapsed_time(stop) * 1e3 / inner)
-    return {name: round(statistics.median(values), 3) for name, values in samples.items()}
+
+    def burst(call: Callable[[int], object]) -> float:
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        for i in range(inner):
+            call(i)
+        stop.record()
+        stop.synchronize()
+        return start.elapsed_time(stop) * 1e3 / inner
+
+    return in_turns(calls, ROUNDS, burst)
 
 
 def replay_of(call: Callable[[int], object]) -> Callable[[int], object]:
@@ -239,9 +259,9 @@ def bandwidth(notes: Notes, device: str) -> None:
             "layer per token": lambda i: quantize.scaled_fp8_quant(xs[i % copies], use_per_token_if_dynamic=True),
             "layer per tensor": lambda i: quantize.scaled_fp8_quant(xs[i % copies]),
         }
-        found = device_microseconds(calls, device)
         if device == "cuda":
-            found |= device_microseconds(_vllm_quantisers(xs, m, k, copies), device)
+            calls |= _vllm_quantisers(xs, m, k, copies)
+        found = device_microseconds(calls, device)
         notes.time(f"device_us.quantiser {m}x{k}", found)
         notes.time("quantiser_gb_per_s", {name: round(moved / us / 1e3, 1) for name, us in found.items()})
 

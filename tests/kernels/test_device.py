@@ -12,6 +12,7 @@ import torch
 
 from kernels import blockscaled
 from kernels.backends import _host, cutlass, deep_gemm, flashinfer, sgl_kernel
+from kernels.plan import backend_of
 
 HELPERS = {
     "operators", "m_major", "columns", "addressable", "writable", "lanes", "context_lens",  # torch alone
@@ -88,8 +89,9 @@ def test_quantise_then_gemm(current: list[int], make, monkeypatch: pytest.Monkey
     allocate = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)  # noqa: E731
     quantised = make.codes(4, 128), torch.ones(4, 1)
     monkeypatch.setattr(blockscaled, "_quantiser", lambda backend, e8m0: lambda x, out, allocate: quantised)
-    linear = blockscaled._quantise_then_gemm(torch.device("cpu"), torch.bfloat16, 128, 128, False)
-    monkeypatch.setattr(blockscaled, "allocator", lambda device: seen.append(current[-1]) or allocate)
+    monkeypatch.setattr(blockscaled, "route", lambda *_: backend_of("eager"))
+    monkeypatch.setattr(blockscaled, "allocators", lambda device: lambda: seen.append(current[-1]) or allocate)
+    linear = blockscaled._quantise_then_gemm(torch.device("cuda:1"), torch.bfloat16, 128, 128, False)
     x = torch.zeros(4, 128).bfloat16().as_subclass(Elsewhere)
     assert linear(x, make.codes(128, 128), torch.ones(1, 1)).shape == (4, 128)
     assert seen == [1] and current[-1] == 0

@@ -1,12 +1,14 @@
 """The scripts that run on a GPU, as far as a machine without one can go through them."""
 
+import itertools
 import json
+import statistics
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from hardware import libraries, measure, probes
+from hardware import libraries, measure, probes, timings
 from hardware.notes import Notes
 
 import oracle
@@ -24,6 +26,20 @@ def test_a_failure_is_recorded_and_the_run_goes_on(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "measurements.json").read_text())
     assert "the library's own words" in record["attempts"]["bad"]["error"]
     assert record["attempts"]["good"]["status"] == "ok"
+
+
+def test_a_host_that_drifts_moves_no_side_against_another() -> None:
+    """It becomes slower with every burst, 0.2% a time, and stands still now and then."""
+    bursts = itertools.count()
+
+    def burst(cost: float) -> float:
+        return cost * 1.002 ** (now := next(bursts)) + (500.0 if now % 17 == 0 else 0.0)
+
+    found = timings.in_turns({"layer": 40.0, "bare": 40.0, "other": 80.0}, 100, burst)
+    assert found["layer"] == pytest.approx(found["bare"], rel=0.005)
+    assert found["other"] == pytest.approx(2 * found["bare"], rel=0.005)
+    one_by_one = [statistics.median(burst(40.0) for _ in range(100)) for _ in range(2)]
+    assert one_by_one[1] > 1.1 * one_by_one[0], "the twin"
 
 
 def test_dry_run_on_the_cpu(tmp_path: Path) -> None:

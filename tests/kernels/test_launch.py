@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from kernels.backends import _launch, triton_linear, triton_quant
+from kernels.config import Config, use_config
+from kernels.fast import torch as fast_torch
 from kernels.fast import triton as fast
+from kernels.platform import Machine, use_machine
 
 GRID = ("gridX", "gridY", "gridZ", "stream", "function")
 HANDED_ON = ("packed_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook")
@@ -56,6 +62,20 @@ def start(run: Any) -> None:
     made.call(*(VALUES[name] for name in GRID[:4]), *made.fixed, *PARAMETERS)
 
 
+class OnGpu(torch.Tensor):
+    """A CPU tensor that says it lies on the current GPU."""
+
+    device = torch.device("cuda:0")  # type: ignore[assignment]
+
+    @staticmethod
+    def of(*shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=torch.bfloat16).as_subclass(OnGpu)
+
+    @staticmethod
+    def allocate(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype).as_subclass(OnGpu)
+
+
 def with_triton(monkeypatch: pytest.MonkeyPatch, release: str) -> None:
     module = ModuleType("triton")
     module.__version__ = release  # type: ignore[attr-defined]
@@ -87,6 +107,111 @@ def test_elsewhere_triton_starts_it(
     with_triton(monkeypatch, release)
     run = launcher(scratch, profile)
     assert fast.starter(ready(run)) is None and run.launch == [] and list(run) == []
+
+
+class TestAgain:
+    """The group quantiser and the layer of few rows, which start extents that they have met without a further look."""
+
+    @pytest.fixture
+    def starts(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """How each kernel was started, and a GPU of its own for tensors of the CPU."""
+        with_triton(monkeypatch, fast.RELEASES[-1])
+        runtime = SimpleNamespace(launch_enter_hook=None, launch_exit_hook=None, debug=False)
+        monkeypatch.setattr(fast, "_knobs", lambda: (runtime, {}))
+        seen: list[str] = []
+        run = launcher()
+        made: list[tuple[object, ...]] = []
+        run.__class__.launch = staticmethod(lambda *arguments: seen.append("started") or made.append(arguments))
+        monkeypatch.setattr(_launch.Launch, "_by_triton", lambda *_: seen.append("by Triton") or ready(run))
+        here = _launch.Launch.here
+        monkeypatch.setattr(_launch.Launch, "here", lambda *given: seen.append("looked at") or here(*given))
+        monkeypatch.setattr(fast_torch, "STREAM", lambda index: 7)
+        monkeypatch.setattr(fast_torch, "DEVICE", lambda: 0)
+        self.runtime, self.made = runtime, made
+        for module, names in ((triton_quant, "_prepared _group_quantiser"), (triton_linear, "_prepared _sum")):
+            kernels = SimpleNamespace(group_kernel=None, linear_kernel=None, sum_kernel=None)
+            monkeypatch.setattr(module, "library", lambda kernels=kernels: (kernels, True))
+            monkeypatch.setattr(module, "allocator", lambda device: OnGpu.allocate)
+            for name in names.split():
+                monkeypatch.setattr(module, name, functools.lru_cache(getattr(module, name).__wrapped__))
+        monkeypatch.setattr(triton_linear, "allocators", lambda device: lambda: OnGpu.allocate)
+        return seen
+
+    @staticmethod
+    def quantise(x: torch.Tensor, layout: str = "tma", out: torch.Tensor | None = None) -> tuple[object, ...]:
+        """The addresses that a start must get, the programs, and the integers of the kernel."""
+        quantiser = triton_quant.group_quantiser(128, 1e-10, False, layout)
+        q, scale = quantiser(x, out, OnGpu.allocate)
+        assert q.shape == x.shape and q.is_contiguous() and q.dtype is torch.float8_e4m3fn
+        rows, groups = x.shape[0], x.shape[1] // 128
+        assert scale.shape == (rows, groups) and scale.dtype is torch.float32
+        assert scale.stride() == ((groups, 1) if layout == "row" else (1, rows + -rows % 4))
+        return x.data_ptr(), q.data_ptr(), scale.data_ptr(), rows, groups, x.stride(0)
+
+    @pytest.mark.parametrize(("layout", "programs"), [("row", 5), ("tma", 8)])
+    def test_both_ways_start_the_same(self, starts: list[str], layout: str, programs: int) -> None:
+        x = OnGpu.of(40, 512)
+        known = [self.quantise(x, layout) for _ in range(4)]
+        assert starts == ["looked at", "by Triton", "looked at", "started", "started", "started"]
+        for arguments, right in zip(self.made, known[1:], strict=True):
+            assert arguments[:4] == (programs, 1, 1, 7) and arguments[len(LAUNCH_ARGUMENTS["3.6.0"]) :][:6] == right
+
+    def test_what_differs_is_looked_at(self, starts: list[str]) -> None:
+        x, runtime = OnGpu.of(64, 512), self.runtime
+
+        def looked_at(x: torch.Tensor, out: torch.Tensor | None = None) -> bool:
+            starts.clear()
+            self.quantise(x, out=out)
+            return "looked at" in starts
+
+        assert [looked_at(x) for _ in range(3)] == [True, True, False]
+        unaligned = OnGpu.of(65, 512).flatten()[1 : 1 + 64 * 512].view(64, 512)
+        others = (unaligned, OnGpu.of(68, 512), OnGpu.of(64, 640), OnGpu.of(64, 640)[:, :512], OnGpu.of(64, 512).half(),
+                  OnGpu.of(512, 64).t())  # fmt: skip
+        assert all(looked_at(other) for other in others) and not looked_at(x)
+        assert looked_at(x, torch.empty(64, 512, dtype=torch.float8_e4m3fn))
+        runtime.debug = True
+        assert looked_at(x)
+        runtime.debug, runtime.launch_enter_hook = False, print
+        assert looked_at(x) and starts[-1] == "by Triton"
+        runtime.launch_enter_hook = None
+        assert not looked_at(x)
+        with use_config(Config(fast_paths=False)):
+            assert looked_at(x) and starts[-1] == "by Triton"
+
+
+    @pytest.mark.parametrize(("k", "parts"), [(1024, 1), (4096, 4)])
+    def test_few_rows(self, starts: list[str], k: int, parts: int) -> None:
+        """The product, and where K is cut the sum of its parts."""
+        with use_machine(Machine.of_product("H200")):
+            layer = triton_linear.few_rows(torch.bfloat16, 256, k)
+        x, w, scale = OnGpu.of(16, k), torch.zeros(256, k).to(torch.float8_e4m3fn), torch.ones(2, k // 128)
+
+        def looked_at(*operands: torch.Tensor) -> bool:
+            starts.clear()
+            y = layer(*operands)
+            assert y.shape == (operands[0].shape[0], 256) and y.dtype is torch.bfloat16
+            return "looked at" in starts
+
+        assert [looked_at(x, w, scale) for _ in range(4)] == [True, True, False, False]
+        launches, first = 1 + (parts > 1), len(LAUNCH_ARGUMENTS["3.6.0"])
+        for looked, again in zip(self.made[-3 * launches :][:launches], self.made[-launches:], strict=True):
+            pointers = slice(first, first + (4 if looked is self.made[-3 * launches] else 2))
+            assert len(looked) == len(again)
+            assert [a for a, b in zip(looked, again, strict=True) if a != b and a not in looked[pointers]] == []
+        at = self.made[-launches][first:]
+        assert at[:3] == (x.data_ptr(), w.data_ptr(), scale.data_ptr()) and at[4:9] == (16, 256, k, k, k)
+        assert parts == 1 or self.made[-1][first] == at[3]  # the sums
+        unaligned = torch.zeros(256 * k + 1, dtype=torch.uint8)[1:].view(w.dtype).view(256, k)
+        wide = torch.zeros(256, k + 16, dtype=torch.uint8).view(w.dtype)[:, :k]
+        for other in ((OnGpu.of(17, k), w, scale), (x, unaligned, scale), (x, wide, scale),
+                      (OnGpu.of(16, k + 8)[:, :k], w, scale), (x, w, scale.t().contiguous().t())):  # fmt: skip
+            assert looked_at(*other) and not looked_at(x, w, scale)
+        self.runtime.debug = True
+        assert looked_at(x, w, scale)
+        with use_config(Config(fast_paths=False)), use_machine(Machine.of_product("H200")):
+            layer = triton_linear.few_rows(torch.bfloat16, 256, k)
+            assert all(looked_at(x, w, scale) and starts[-1] == "by Triton" for _ in range(3))
 
 
 @pytest.mark.skipif(

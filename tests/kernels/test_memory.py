@@ -40,19 +40,21 @@ def shortest(monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 def test_taken_on_a_gpu(shortest: object) -> None:
-    assert _host.allocator(CUDA) is shortest
+    assert _host.allocator(CUDA) is _host.allocators(CUDA)() is shortest
 
 
 def test_not_taken_elsewhere(shortest: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU, a listening mode, the switch, and a torch that is not known."""
-    assert _host.allocator(torch.device("cpu")) is not shortest
+    cpu, kept = torch.device("cpu"), _host.allocators(CUDA)
+    assert _host.allocator(cpu) is not shortest and _host.allocators(cpu)() is not shortest
     for mode in (Listening(), Below()):
         with mode:
-            assert _host.allocator(CUDA) is not shortest
+            assert _host.allocator(CUDA) is not shortest and kept() is not shortest
+    assert kept() is shortest
     with use_config(Config(fast_paths=False)):
-        assert _host.allocator(CUDA) is not shortest
+        assert _host.allocator(CUDA) is not shortest and _host.allocators(CUDA)() is not shortest
     monkeypatch.setattr(fast, "EMPTY", None)
-    assert _host.allocator(CUDA) is not shortest
+    assert _host.allocator(CUDA) is not shortest and _host.allocators(CUDA)() is not shortest
 
 
 def test_torch_gives_what_was_asked_for() -> None:
@@ -62,6 +64,6 @@ def test_torch_gives_what_was_asked_for() -> None:
 
 def test_only_known_releases_are_bypassed() -> None:
     """Of any other neither entry is taken, though it may have them; without it everything is as right, and slower."""
-    assert (fast.EMPTY is not None) == (fast.STREAM is not None) == fast.KNOWN
+    assert (fast.EMPTY is not None) == (fast.STREAM is not fast.public_stream) == fast.KNOWN
     assert (torch.__version__.startswith(fast.RELEASES) and torch.version.cuda is not None) == fast.KNOWN
     assert fast._entry("_dynamo", "guards", "_empty_strided_cuda") is not None and fast._entry("no", "entry") is None

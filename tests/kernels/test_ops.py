@@ -11,9 +11,10 @@ from torch.library import opcheck
 from torch.utils._pytree import tree_leaves, tree_map
 
 import kernels
-from kernels import context, quantize
+from kernels import checks, context, quantize
 from kernels.config import Config, use_config
 from kernels.errors import OptionError
+from kernels.fast import torch as fast_torch
 from tests.support.cache_calls import operands as cache_operands
 
 OPS = torch.ops.fp8_kernels
@@ -240,6 +241,34 @@ def test_gradients_and_vmap_are_refused(make, name: str) -> None:
     first, *rest = operands
     with pytest.raises(OptionError, match="has no vmap"):
         torch.vmap(lambda x: op(x, *rest))(first.unsqueeze(0))
+
+
+@pytest.mark.parametrize("name", [
+    "fp8_gemm_nt", "deepgemm_blockscale_linear", "dynamic_flashinfer_deepgemm_blockscale_gemm",
+])  # fmt: skip
+def test_a_call_like_an_earlier_one_refuses_gradients_too(make, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Wherever the earlier one was made; the tensors are the same objects. Calls like it are not checked again."""
+    op, operands, seen = operator_of(name), calls(make)[name], []
+    matrix = checks.matrix
+    monkeypatch.setattr(checks, "matrix", lambda *given: seen.append(given) or matrix(*given))
+    floats = [t for t in operands if isinstance(t, torch.Tensor)]
+    with context.use():
+        for wanted in (False, True):
+            with torch.set_grad_enabled(not wanted):
+                for t in floats:
+                    t.requires_grad_(wanted)
+                op(*operands)
+                seen.clear()
+                op(*operands)
+                assert bool(seen) == (fast_torch.GUARDS is None)
+        for t in floats:
+            t.requires_grad_(False)
+        for t in floats:
+            op(*operands)
+            t.requires_grad_()
+            with pytest.raises(OptionError, match="has no gradient"):
+                op(*operands)
+            t.requires_grad_(False)
 
 
 def test_a_compiled_layer_refuses_gradients(make) -> None:

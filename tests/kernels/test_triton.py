@@ -98,10 +98,11 @@ def test_every_start_gives_every_parameter_in_order(monkeypatch: pytest.MonkeyPa
     seen = []
 
     def look(
-        self: _launch.Launch, programs: int, pointers: tuple[Any, ...], integers: tuple[int, ...], own: int = 0
-    ) -> None:
+        self: _launch.Launch, programs: int, given: tuple[Any, ...], integers: tuple[int, ...],
+        made: tuple[Any, ...] = (),
+    ) -> None:  # fmt: skip
         seen.append(self.kernel.__name__)
-        assert self.kernel.arg_names[len(pointers) + len(integers) :] == list(self.constants)
+        assert self.kernel.arg_names[len(given) + len(made) + len(integers) :] == list(self.constants)
 
     monkeypatch.setattr(_launch.Launch, "here", look)
     monkeypatch.setattr(triton_quant, "library", lambda: (_triton_kernels, True))
@@ -252,9 +253,9 @@ def test_own_pointers_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Recorder()
     start = _launch.Launch(kernel, {"BLOCK": 32})
     for given in [pointer()] * 3 + [pointer(1)] * 2 + [pointer(0, torch.float16)] * 2:
-        start.here(3, (given, pointer()), (48,), 1)
+        start.here(3, (given,), (48,), (pointer(),))
     assert kernel.compiled == 3 and kernel.direct == 4
-    start.here(3, (pointer(), pointer(0, torch.int32)), (48,), 1)
+    start.here(3, (pointer(),), (48,), (pointer(0, torch.int32),))
     assert kernel.compiled == 3
     start.here(3, (pointer(), pointer(0, torch.int32)), (48,))
     assert kernel.compiled == 4, "the twin"

@@ -69,10 +69,11 @@ def test_every_start_gives_every_parameter_in_order(monkeypatch: pytest.MonkeyPa
     seen = []
 
     def look(
-        self: _launch.Launch, programs: int, pointers: tuple[object, ...], integers: tuple[int, ...], own: int = 0
-    ) -> None:
+        self: _launch.Launch, programs: int, given: tuple[object, ...], integers: tuple[int, ...],
+        made: tuple[object, ...] = (),
+    ) -> None:  # fmt: skip
         seen.append(self.kernel.__name__)
-        assert self.kernel.arg_names[len(pointers) + len(integers) :] == list(self.constants)
+        assert self.kernel.arg_names[len(given) + len(made) + len(integers) :] == list(self.constants)
 
     monkeypatch.setattr(_launch.Launch, "here", look)
     monkeypatch.setattr(triton_fused, "library", lambda: (_triton_fused, True))

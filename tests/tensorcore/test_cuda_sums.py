@@ -1,4 +1,4 @@
-"""The narrow sums in CUDA C++, as far as a machine without a GPU can check them: tables, limits, and the four steps.
+"""The fused sums in CUDA C++, as far as a machine without a GPU can check them: tables, limits, and the four steps.
 
 Their bits on a GPU are compared in ``tests/bounds/test_engines.py``.
 """
@@ -22,13 +22,13 @@ from oracle.tensorcore.schedules import get
 from tests.support.schedule_products import product_of
 
 E4M3, E5M2 = by_name("float8_e4m3fn"), by_name("float8_e5m2")
-NARROW = Sums((E4M3, E4M3), 32, 13, 13, FMA)
+NARROW = Sums((E4M3, E4M3), 32, 13, 13, FMA, False)
 CPU = torch.device("cpu")
 
 
 def test_tables() -> None:
     """Every code: its value, 256 to its exponent over the least one's, and the exponent of its lowest set bit."""
-    (value, power, lowest), zero = NARROW._tables(0, CPU)
+    (value, power, lowest), (table, zero) = NARROW._facts(0), NARROW._table(0, CPU)
     exact = torch.nan_to_num(decode(torch.arange(256), E4M3), 0.0)
     assert torch.equal(value.double(), exact) and value[zero] == 0
     nonzero = exact != 0
@@ -39,16 +39,22 @@ def test_tables() -> None:
     odd = exact[nonzero] / unit
     assert torch.equal(odd, odd.round()) and bool((odd % 2 == 1).all())
     assert not powers[~nonzero].any() and bool((lowest[~nonzero] == NARROW._zero).all())
+    first, second = table.unbind(dim=1)
+    assert torch.equal(first.view(torch.float32), value) and torch.equal(second.to(torch.int16), power)
+    assert torch.equal((second >> 16).to(torch.uint8), lowest) and torch.equal(second < 0, exact < 0)
 
 
 def test_what_fits() -> None:
-    """E4M3 by E4M3 in 13 bits; no wider range, no wider grid, no other group, no sum that leaves the bytes."""
-    assert NARROW.fits(1 << 24) and replace(NARROW, group=16).fits(128)
+    """E4M3 by E4M3, in float32 or in float64; no wider range or result, no other group, no sum that leaves these."""
+    assert NARROW.fits(1 << 24) and replace(NARROW, group=16).fits(128) and not NARROW._wide
+    for wide in (replace(NARROW, out_bits=12), replace(NARROW, align_bits=25, out_bits=23)):
+        assert wide.fits(1 << 24) and wide._wide
     for other in (
         replace(NARROW, formats=(E4M3, E5M2)),
         replace(NARROW, group=64),
         replace(NARROW, align_bits=25, out_bits=25),
-        replace(NARROW, out_bits=12),
+        replace(NARROW, out_bits=25),
+        replace(NARROW, align_bits=45),
     ):
         assert not other.fits(128), other
     assert not NARROW.fits(1 << 40)
@@ -56,7 +62,7 @@ def test_what_fits() -> None:
 
 def stepwise(codes: torch.Tensor, c: torch.Tensor, sums: Sums = NARROW) -> torch.Tensor:
     """The sums ``[R]`` of ``codes [2, R, G]`` and ``c`` by the four steps of the source, in float64 and integers."""
-    (value, power, lowest), _ = sums._tables(0, CPU)
+    value, power, lowest = sums._facts(0)
     a, b = codes.long()
     powers = power.view(torch.bfloat16).double()
     d = 2.0**-118 + (powers[a] * powers[b]).sum(dim=-1)
@@ -100,7 +106,7 @@ def test_notices_a_wrong_zero() -> None:
 
     codes = torch.full((2, 1, 32), 0x78)
     codes[0, 0, 1], codes[1, 0, 1] = 0, 0xF8  # 0 * -256
-    wrong = Wrong(NARROW.formats, 32, 13, 13, FMA)
+    wrong = Wrong(NARROW.formats, 32, 13, 13, FMA, False)
     zero = torch.zeros(1, dtype=torch.float64)
     assert stepwise(codes, zero, wrong) != stepwise(codes, zero)
 

@@ -13,18 +13,20 @@ import torch
 from torch import Tensor
 
 import oracle
-from oracle.bounds import of_schedule, residue_bound
+from oracle.bounds import of_schedule, residue_bound, steps
 from oracle.bounds import outer as outer_bound
 from oracle.bounds import product as product_bound
 from oracle.bounds.engines import exact
-from oracle.diagnosis import explain
+from oracle.diagnosis import explain, sampled
 from oracle.diagnosis.level import explaining
 from oracle.errors import OptionError
 from oracle.routines import cases, get
-from oracle.routines.catalogue import Call, run
+from oracle.routines.catalogue import Call, Fault, run
 from oracle.routines.catalogue import get as get_fault
+from oracle.routines.mutants import accumulated
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.predict import predict_product
+from oracle.tensorcore.schedules import Schedule
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict import heatmap, products
@@ -176,6 +178,21 @@ class TestExplained:
         (named,) = judged(call, out).explained_by
         assert named == f"{SCALE} (in the failing elements only, all of which it reproduces)"
 
+    def test_arithmetics_that_cannot_agree_are_not_computed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A scale of another block moves every element; where that is not seen, all arithmetics are computed."""
+        call, _ = called(GEMM)
+        out, computed = run(call, get_fault(SCALE)), list[object]()
+        assert isinstance(out, Tensor)
+
+        def counted(call: Call, product: ScaledProduct, schedule: Schedule | None, faults: tuple[Fault, ...]) -> Tensor:
+            computed.append(schedule)
+            return accumulated(call, product, schedule, faults)
+
+        monkeypatch.setattr(sampled, "accumulated", counted)
+        assert judged(call, out).explained_by == (SCALE,) and len(set(computed)) <= 1
+        monkeypatch.setattr(sampled, "APART", torch.inf)
+        assert judged(call, out).explained_by == (SCALE,) and len(set(computed)) > 5
+
     def test_levels(self) -> None:
         call, out = called(GEMM)
         wrong = run(call, get_fault(SCALE))
@@ -221,7 +238,7 @@ class TestOuter:
     [
         (bound, schedule)
         for bound in (product_bound.residue_bound, product_bound.split_bound, product_bound.any_order_bound)
-        for schedule in (PROMOTED, "sm90.mma_sync.promote128", "sm89.promote128")
+        for schedule in (PROMOTED, "sm90.mma_sync.promote128", "sm90.mma_f16.promote128", "sm89.promote128")
         if bound is not product_bound.any_order_bound or of_schedule(get_schedule(schedule)).kind is Sum.FUSED
     ],
 )
@@ -231,6 +248,7 @@ def test_chains_together_have_the_bits_of_chains_apart(
     acc, p = of_schedule(get_schedule(schedule)), block_scaled("codes", 1, 4, 512, seed=9)
     together = bound(p, acc)
     monkeypatch.setattr(product_bound, "CUBE", 1)
+    monkeypatch.setattr(steps, "TOGETHER", 0)
     apart = bound(replace(p), acc)  # which has kept no chains
     for name in ("lo", "hi", "open"):
         assert torch.equal(getattr(together, name), getattr(apart, name))

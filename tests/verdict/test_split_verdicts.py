@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from oracle.bounds import any_order_bound, of_schedule, residue_bound, split_bound
+from oracle.bounds import Interval, any_order_bound, of_schedule, residue_bound, split_bound
 from oracle.bounds.engines import exact
 from oracle.tensorcore.predict import predict_product
-from oracle.tensorcore.schedules import get, schedules
+from oracle.tensorcore.schedules import Schedule, get, schedules
 from oracle.truth.gemm import ScaledProduct
-from oracle.verdict.compare import Status, Verdict
+from oracle.verdict import products
+from oracle.verdict.compare import Comparison, Status, Verdict
 from oracle.verdict.products import Part, ProductSets, wider_classes
+from tests.support.products import block_scaled
 
 K = 512
 BASES = [f"{arch}.{kind}" for arch in ("sm89", "sm90", "gfx942") for kind in ("chain", "promote128.scale_after")]
@@ -133,3 +135,36 @@ def test_a_declared_split_is_judged_as_declared() -> None:
     assert ProductSets([Part(p)], ["sm90.chain.split"]).judge({"out": out}).status is Status.PASSED
     out[0, 0] += 1
     assert sets.judge({"out": out}).status is Status.FAILED
+
+
+def test_a_split_is_looked_for_only_where_its_class_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Truncated stores of long sums: float32 in any order may end there, and no partition of the accumulator."""
+    p, base = block_scaled("randn", 4, 64, 6144, seed=1), "sm90.promote128"
+    sums = predict_product(p, base, out_dtype=torch.float32)
+    out = (sums.view(torch.int32) & ~0xFFFF).view(torch.float32).to(torch.bfloat16)
+
+    def sought(*_: object) -> None:
+        raise AssertionError("a split is looked for")
+
+    monkeypatch.setattr(products, "find_split", sought)
+    found = judged(p, base, out)
+    assert found.status is Status.PASSED and found.basis.startswith("any-order float32 bound")
+    monkeypatch.setattr(products, "held_by", lambda known, output, outside, name: (compared(known, output), name))
+    with pytest.raises(AssertionError, match="a split is looked for"):
+        judged(p, base, out)
+
+
+def compared(known: Sequence[products.ExactPart], output: Tensor) -> Comparison:
+    """With intervals that hold everything."""
+    ends = [torch.full_like(k.value.hi, torch.inf) for k in known]
+    return products.compared(known, [Interval(-end, end, "") for end in ends], output)
+
+
+def test_a_faulty_schedule_names_no_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[Schedule]()
+    monkeypatch.setattr(products, "find_split", lambda product, output, schedule: tried.append(schedule))
+    p = block_scaled("randn", 2, 4, 512, seed=1)
+    out = predict_product(p, "sm90.promote128.split2", out_dtype=torch.float32)
+    assert products._split_of([Part(p)], out, "sm90.promote128.split") is None
+    assert tried and all(schedule.fault is None for schedule in tried)
+    assert any(s.fault for s in schedules("sm90") if (s.instruction, s.interval) == (tried[0].instruction, 128))
