@@ -16,16 +16,20 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernels.backends._host import allocator, is_other_device
-from kernels.backends._launch import Launch, bits, imported, loads
-from kernels.backends.declaration import Backend, WideLinear
+from kernels.backends._host import allocator, allocators, is_other_device
+from kernels.backends._launch import ALIGNMENT, HIP, Launch, Ready, bits, imported, loads
+from kernels.backends.declaration import Allocate, Backend, WideLinear
+from kernels.config import current_config
+from kernels.context import Memo
+from kernels.fast import torch as fast_torch
+from kernels.fast.triton import modes
 from kernels.platform import current_machine
 from kernels.support import BLOCK, E4M3_SM, shared_memory
 
@@ -141,7 +145,36 @@ def few_rows(dtype: torch.dtype, n: int, k: int) -> WideLinear:
                 _sum(parts, native).here(-(-m * n // SUMMED), (sums, out), (m * n,))
         return out
 
-    return linear
+    if HIP or decode or not current_config().fast_paths:
+        return linear
+    met: Memo[tuple[object, ...], tuple[Callable[[], Allocate], int, Ready, Ready | None]] = Memo()
+
+    def again(x: Tensor, w: Tensor, w_scale: Tensor) -> Tensor:
+        """As above, in half of its host time for extents and strides that were met before."""
+        m, index, strides = x.shape[0], x.device.index, (x.stride(), w.stride(), w_scale.stride())
+        key = index, modes(), m, strides
+        known, at = met.get(key), (x.data_ptr(), w.data_ptr(), w_scale.data_ptr())
+        if known is None or fast_torch.DEVICE() != index or (at[0] | at[1] | at[2]) % ALIGNMENT:
+            out = linear(x, w, w_scale)
+            (start, programs, parts), (x_strides, w_strides, scale_strides) = few if m <= 16 else many, strides
+            integers = m, n, k, x_strides[0], w_strides[0], *scale_strides
+            ready = start.ready(*key[:2], programs, integers, dtype, w.dtype, torch.float32)
+            added = _sum(parts, native).ready(*key[:2], -(-m * n // SUMMED), (m * n,), torch.float32, dtype)
+            if ready is not None and x_strides[1] == w_strides[1] == 1 and (parts == 1 or added is not None):
+                met.keep(key, (allocators(x.device), parts, ready, None if parts == 1 else added))
+            return out
+        allocator_now, parts, ready, added = known
+        allocate, stream = allocator_now(), fast_torch.STREAM(index)
+        out = allocate((m, n), (n, 1), dtype)
+        if added is None:
+            ready.begin(stream, *ready.fixed, *at, out.data_ptr(), *ready.after)
+            return out
+        sums = allocate((parts, m, n), (m * n, n, 1), torch.float32)
+        ready.begin(stream, *ready.fixed, *at, sums.data_ptr(), *ready.after)
+        added.begin(stream, *added.fixed, sums.data_ptr(), out.data_ptr(), *added.after)
+        return out
+
+    return again
 
 
 BACKEND = Backend(name="triton_linear", kernel=kernel, steps=steps, missing=loads(library), few_rows=few_rows)

@@ -4,7 +4,7 @@ Releases    ``sgl-deep-gemm`` 0.1.4.post1.
 Checked     The public function of the release was read: it passes its arguments on in this order, with None and an
             empty text for those that the layer leaves out. On the device every call of ``verify`` gives the bits of the
             public function; a test compares both by their arguments.
-Public way  1.2 us a call more (``tests/hardware/measure.py``, family ``fast``, on an H200 machine).
+Public way  0.9 us a call more (``tests/hardware/measure.py``, family ``fast``, on an H200 machine).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Checked     The public function of both was read: it checks shapes and dtypes, w
             given once, of any size. On the device every call of ``verify`` gives the bits of the public function; tests
             compare both by their operands. Its log and trace see the public function only: where they are on, it is
             called.
-Public way  21 us a call more (``tests/hardware/measure.py``, family ``fast``, on an H200 machine).
+Public way  18 us a call more (``tests/hardware/measure.py``, family ``fast``, on an H200 machine).
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ Checked     ``triton/backends/nvidia/driver.py`` of both wheels was read: the la
             The function takes an integer for the address of a pointer. Of a tensor it asks the driver whether a kernel
             can read it; the verbs refuse operands on different devices themselves, which a test asks of each.
             On the device the quantisers give the bits of plain torch, eager and in a captured graph.
-Public way  24 us a launch more (``tests/hardware/measure.py``, family ``fast``, on an H200 machine: 29 us for the group
-            quantiser, of which two allocations are 5).
+Public way  18 us a group quantiser more, of which two allocations are 3 (``tests/hardware/measure.py``, family
+            ``fast``, on an H200 machine).
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "doctor": (("what is usable here, and why not", "doctor"),),
     "list": (
         ("routines with inputs and options", "list contracts"),
+        ("what a kernel of one routine is called with", f"list contracts --contract {GEMM}"),
         ("the ids of a profile", "list cases --profile full"),
     ),
     "fixtures": (

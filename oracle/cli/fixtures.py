@@ -17,6 +17,7 @@ from oracle.fixtures import captures, checksums, golden, golden_export
 from oracle.fixtures import files as fixtures
 from oracle.harness import recording
 from oracle.harness.jobs import Lost, divided, in_order
+from oracle.numbers.threads import one_thread
 from oracle.report import ledger
 from oracle.report.files import to_junit
 from oracle.report.outcome import Outcome, Report
@@ -82,14 +83,15 @@ def add(commands: Commands) -> None:
 
 def _check(arguments: argparse.Namespace) -> int:
     folder = fixtures.folder(arguments.fixtures)
-    for line in captures.check(folder / "captures"):
-        say(line)
+    with one_thread():  # here and below: every case is some short operations
+        for line in captures.check(folder / "captures"):
+            say(line)
     print(f"{ledger.FILE}: {len(ledger.load(folder / ledger.FILE))} known failures")
     golden.check_files(folder / golden.FOLDER)
     print(checksums.check(folder))
     goldens = folder / golden.FOLDER
     cases = golden.load(goldens)["cases"]
-    with Bar(console(), len(cases)) as bar, ExitStack() as stack:
+    with Bar(console(), len(cases)) as bar, ExitStack() as stack, one_thread():
 
         def started(number: int) -> None:
             bar.runs(cases[number]["id"])

@@ -29,7 +29,7 @@ from oracle.fixtures import captures
 from oracle.fixtures import files as fixtures
 from oracle.harness import coverage, subjects
 from oracle.report import ledger
-from oracle.routines import Contract, profiles, registered
+from oracle.routines import Contract, get, profiles, registered
 from oracle.routines.options import word
 from oracle.tensorcore.schedules import schedules
 
@@ -53,6 +53,7 @@ def add_doctor(commands: Commands) -> None:
 def add_list(commands: Commands) -> None:
     command = add_command(commands, "list", _list, "list contracts, cases, subjects, captures or numerics")
     command.add_argument("what", nargs="?", choices=WHAT, default="contracts")
+    command.add_argument("--contract", metavar="NAME", help="of this routine only, its inputs with dtypes and meaning")
     command.add_argument("--profile", choices=profiles.PROFILES, default="quick")
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder")
     command.add_argument("--coverage", action="store_true", help="the legs of every routine: P, R, D, G and H by arch")
@@ -195,20 +196,26 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 def _list(arguments: argparse.Namespace) -> int:
     if arguments.coverage:
+        if arguments.contract is not None:
+            raise OptionError("--coverage is a table of all routines; leave out --contract")
         return _coverage(arguments)
     if arguments.markdown or arguments.update is not None:
         raise OptionError("--markdown and --update print the coverage table; add --coverage")
+    if arguments.contract is not None and arguments.what == "numerics":
+        raise OptionError("numerics belong to no contract; leave out --contract")
     for line in _lines(arguments):
         say(line)
     return 0
 
 
 def _lines(arguments: argparse.Namespace) -> Iterator[str]:
+    only = arguments.contract
+    chosen = registered() if only is None else {only: get(only)}
     if arguments.what == "contracts":
-        for contract in registered().values():
-            yield from _describe(contract, arguments.profile)
+        for contract in chosen.values():
+            yield from _describe(contract, arguments.profile, whole=only is not None)
     elif arguments.what == "cases":
-        for name in registered():
+        for name in chosen:
             yield from map(str, profiles.cases(name, arguments.profile))
     elif arguments.what == "subjects":
         for provider in subjects.providers():
@@ -217,10 +224,12 @@ def _lines(arguments: argparse.Namespace) -> Iterator[str]:
             for subject in provider.subjects:
                 reason = subject.why_not()
                 state = f"declares {subject.numerics}" if reason is None else f"not here: {reason}"
-                yield f"{subject.contract} [{subject.name}, {subject.arch}] {state}"
+                if only in (None, subject.contract):
+                    yield f"{subject.contract} [{subject.name}, {subject.arch}] {state}"
     elif arguments.what == "captures":
         for c in captures.load(fixtures.folder(arguments.fixtures) / "captures"):
-            yield f"{c.id}\t{c.contract}\t{c.recording.arch}"
+            if only in (None, c.contract):
+                yield f"{c.id}\t{c.contract}\t{c.recording.arch}"
     else:
         for schedule in schedules():
             unshown = schedule.instruction.unshown
@@ -261,13 +270,19 @@ def _exposed(packages: Sequence[str], attribute: str) -> bool:
     return False
 
 
-def _describe(contract: Contract, profile: str) -> list[str]:
-    inputs = [
-        f"{spec.name} [{', '.join(spec.dims)}]" if spec.dims is not None else f"{spec.name} ({spec.doc})"
-        for spec in contract.inputs
-    ]
+def _describe(contract: Contract, profile: str, *, whole: bool) -> list[str]:
+    """What the contract is called with; ``whole``: a line for each input, with its dtypes and what it means."""
     lines = [contract.name, f"  {contract.summary}"]
-    lines.append(f"  inputs: {', '.join(inputs)}; outputs: {', '.join(contract.returns)}")
+    shapes = ["" if spec.dims is None else f" [{', '.join(spec.dims)}]" for spec in contract.inputs]
+    if whole:
+        for spec, shape in zip(contract.inputs, shapes, strict=True):
+            dtypes = "|".join(str(word(dtype)) for dtype in spec.dtypes)
+            lines.append(f"  input {spec.name}{shape} {dtypes}{' (optional)' if spec.optional else ''}: {spec.doc}")
+        lines.append(f"  outputs: {', '.join(contract.returns)}")
+    else:
+        named = zip(contract.inputs, shapes, strict=True)
+        inputs = ", ".join(f"{spec.name}{shape or f' ({spec.doc})'}" for spec, shape in named)
+        lines.append(f"  inputs: {inputs}; outputs: {', '.join(contract.returns)}")
     for option in contract.options:
         choices = "" if option.choices is None else f" (of {', '.join(str(word(c)) for c in option.choices)})"
         lines.append(f"  option {option.name}={word(option.default)}{choices}")

@@ -265,7 +265,7 @@ def print_report(report: Report, screen: Console, *, quiet: bool = False, verbos
     if not quiet and loaded:
         table = Table(header_style="bold")
         table.add_column("watch")
-        table.add_column("findings", justify="right")
+        table.add_column("checks", justify="right")
         table.add_column("failed", justify="right")
         for name, (count, bad) in report.watches().items():
             table.add_row(name, str(count), Text(str(bad), style="bold red" if bad else "green"))

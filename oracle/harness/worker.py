@@ -263,7 +263,13 @@ def by_name(
 
 def _import(name: str) -> Callable[..., Any]:
     module, _, path = name.partition(":")
-    found: Any = importlib.import_module(module)
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if f"{module}.".startswith(f"{error.name}."):  # itself, and no module that it imports
+            said = f"{error} in the current folder or among what is installed; run where {error.name}.py is"
+            raise ModuleNotFoundError(said, name=error.name) from None
+        raise
     for part in path.split("."):
         if not hasattr(found, part):
             offered = [name for name, value in vars(found).items() if callable(value) and not name.startswith("_")]

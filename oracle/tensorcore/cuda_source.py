@@ -80,7 +80,7 @@ def _passed(x: Any) -> tuple[Any, Any]:
     return (ctypes.c_int, x) if isinstance(x, int) else (type(x), x.value)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def _compiled(source: Source, device: int) -> dict[str, Any]:
     from cuda.bindings import driver, nvrtc
 

@@ -25,9 +25,6 @@ from oracle.tensorcore.packing import code_table, scale_mode
 from oracle.tensorcore.schedules import Epilogue, Schedule
 from oracle.truth.gemm import ScaledProduct
 
-TALL, THREADS = 128, 128  # rows of a block, and its threads: as in the source
-BLOCKS = 3  # of a multiprocessor at once: as in the source
-HELD, HELD_WIDE = (8, 7), (4,)  # columns that a thread may hold, in float32 and in float64
 OPERAND = 288 << 20  # bytes of a packed operand held at once
 RESULT = 1 << 25  # results of one launch, where several promotions keep float32 ones between them: 128 MiB
 POWERS = 8  # bits of an exponent in the powers that the tensor cores add: 256^e
@@ -48,7 +45,6 @@ class Sums:
     out_bits: int
     mode: int
     folds: bool
-    held: int
 
     def store(
         self, product: ScaledProduct, schedule: Schedule, source: Tensor, tiles: Tensor, length: int, promotions: int,
@@ -59,10 +55,10 @@ class Sums:
         ``source [Kp]`` and ``tiles [T, 2]`` as :mod:`oracle.tensorcore.engine_cuda` has them, int32, in tiles of
         ``length``, of which ``promotions`` promote.
         """
-        wide = 8 * self.held
+        tall, wide = self._tile
         longest = OPERAND * self.group // max(1, source.numel() * self._part)
         width = min(product.N, max(wide, longest // wide * wide))
-        height = min(product.M, max(TALL, min(longest, RESULT // width) // TALL * TALL))
+        height = min(product.M, max(tall, min(longest, RESULT // width) // tall * tall))
         alpha = None if product.alpha is None else product.alpha.to(torch.float32).prod()
         after = (_EPILOGUES[schedule.epilogue], int(schedule.fused_bias), int(schedule.flushes), _KINDS[out.dtype])
         for j in range(0, product.N, width):
@@ -72,17 +68,17 @@ class Sums:
             for i in range(0, product.M, height):
                 left = right.rows(i, min(i + height, product.M))
                 a, sa = self._packed(left.a, source, 0), float32_scale(left.a_scale).contiguous()
-                grid = (-(-right.N // wide), -(-left.M // TALL))
-                kept = 64 * THREADS * grid[0] * grid[1] if promotions > 1 else 0
+                grid = (-(-right.N // wide), -(-left.M // tall))
+                kept = grid[0] * wide * grid[1] * tall if promotions > 1 else 0
                 totals = torch.empty(kept, dtype=torch.float32, device=out.device)
                 to = out[i : i + left.M, j : j + right.N]
                 self._source.launch(
-                    "sums", grid, THREADS, a, b, sa, sa.shape[0], sb, right.b_rows, sa.shape[1], tiles,
+                    "sums", grid, tall, a, b, sa, sa.shape[0], sb, right.b_rows, sa.shape[1], tiles,
                     tiles.shape[0], length, totals, bias, alpha, *after, left.M, right.N,
                     ctypes.c_longlong(out.stride(0)), to,
                 )  # fmt: skip
 
-    @property
+    @cached_property
     def _wide(self) -> bool:
         """Whether float32 does not hold the sums of a group, but float64 must."""
         return not (self._bits < 23 and self.align_bits <= self.out_bits)
@@ -92,12 +88,12 @@ class Sums:
         """Bits of the largest sum of a group, in units of its grid."""
         return math.ceil(math.log2(self.group + 1)) + self.align_bits + 2
 
-    @property
-    def _columns(self) -> int:
-        """Columns of the tensor cores' products of a block."""
-        return 64 if self.held > 4 else 32
+    @cached_property
+    def _tile(self) -> tuple[int, int]:
+        """Rows and columns of a block, which has a thread for each of its rows: as in the source."""
+        return (128, 32) if self._wide else (64, 64)
 
-    @property
+    @cached_property
     def _part(self) -> int:
         """Bytes of a row of a ``Part``: values, lowest exponents and signs of a group, and with 8 more its powers."""
         return (8 if self._wide else 4) * self.group + 2 * self.group + 2 * (self.group + 8)
@@ -105,18 +101,18 @@ class Sums:
     def _packed(self, codes: Tensor, source: Tensor, side: int) -> Tensor:
         """``codes [R, K]`` in packed order as bytes ``[tiles of rows, groups, bytes of a part]``."""
         codes = codes if codes.stride(1) == 1 else codes.contiguous()
-        size, own = ((TALL, TALL), (self._columns, 8 * self.held))[side]
-        tiles, groups = -(-codes.shape[0] // own), source.numel() // self.group
+        size, threads = self._tile[side], self._tile[0]
+        tiles, groups = -(-codes.shape[0] // size), source.numel() // self.group
         parts = torch.empty((tiles, groups, size * self._part), dtype=torch.uint8, device=codes.device)
         table, zero = self._table(side, codes.device)
-        runs = 16 * (THREADS // 32) * RUNS
+        runs = 16 * (threads // 32) * RUNS
         grid = (tiles * size // 32, -(-source.numel() // runs))
         stride = ctypes.c_longlong(codes.stride(0))
         arguments = (codes.view(torch.uint8), stride, source, table, zero, codes.shape[0], groups, parts)
-        self._source.launch(("pack_a", "pack_b")[side], grid, THREADS, *arguments)
+        self._source.launch(("pack_a", "pack_b")[side], grid, threads, *arguments)
         return parts
 
-    @lru_cache(maxsize=8)  # noqa: B019  # frozen, and a handful a process
+    @lru_cache(maxsize=64)  # noqa: B019  # frozen, and few a process
     def _table(self, side: int, device: torch.device) -> tuple[Tensor, int]:
         """Int32 ``[256, 2]``: of every code its value and the rest, as the source has them; and a code of zero."""
         value, power, lowest = self._facts(side)
@@ -150,6 +146,7 @@ class Sums:
     def _least_bit(self) -> int:
         return sum(least_bit(fmt) for fmt in self.formats)
 
+    @lru_cache(maxsize=64)  # noqa: B019  # as above
     def fits(self, length: int) -> bool:
         """Whether the encodings of the source hold every exponent of a sum of ``length`` products."""
         span = sum(fmt.emax for fmt in self.formats) - self._least_product
@@ -168,10 +165,10 @@ class Sums:
         names = {
             "GROUP": self.group, "ALIGN": self.align_bits, "OUT": self.out_bits, "MODE": self.mode,
             "LEAST_PRODUCT": self._least_product, "LEAST_BIT": self._least_bit, "WIDE": int(self._wide),
-            "FOLDS": int(self.folds), "HELD": self.held,
+            "FOLDS": int(self.folds),
         }  # fmt: skip
-        columns = self._columns
-        memory = max(self._part * (TALL + columns) + 4 * columns, 4 * TALL * (columns + 1))  # operands, then results
+        tall, wide = self._tile
+        memory = max(self._part * (tall + wide) + 4 * wide, 4 * tall * (wide + 1))  # operands, then results
         functions = (("pack_a", TABLE), ("pack_b", TABLE), ("sums", memory))
         return Source(Path(__file__).with_name("fused_sums.cu"), tuple(names.items()), functions)
 
@@ -182,26 +179,12 @@ def kernels(product: ScaledProduct, schedule: Schedule, group: int) -> Sums | No
     if why_not(product.a.device) or instruction.align_bits is None:
         return None
     formats = (of_dtype(product.a.dtype), of_dtype(product.b.dtype))
-    processors = torch.cuda.get_device_properties(product.a.device).multi_processor_count
     folds = instruction.sum is Sum.FUSED_THEN_ADD
-    kind = (formats, group, instruction.align_bits, instruction.out_bits, scale_mode(schedule), folds)
-    held = held_columns(product.M, product.N, BLOCKS * processors, HELD_WIDE if _sums(*kind, 4)._wide else HELD)
-    found = _sums(*kind, held)
+    found = _sums(formats, group, instruction.align_bits, instruction.out_bits, scale_mode(schedule), folds)
     return found if found.fits(product.K) else None
 
 
 _sums = lru_cache(maxsize=64)(Sums)
-
-
-def held_columns(rows: int, columns: int, blocks: int, among: tuple[int, ...] = HELD) -> int:
-    """The columns of a thread with which a GPU that has this many blocks at once is done first: the time of a wave of
-    blocks grows with them, and its number of waves falls."""
-
-    def time(held: int) -> int:
-        tiles = -(-rows // TALL) * -(-columns // (8 * held))
-        return -(-tiles // blocks) * held
-
-    return min(among, key=time)
 
 
 def least_bit(fmt: Format) -> int:

@@ -2,7 +2,7 @@
 // float64.
 //
 // `pack` decodes 8-bit codes by a table of the host, in the order in which an instruction takes its products. `sums`
-// computes a tile of 128 x 8 HELD results, then scales and stores them as oracle.tensorcore.predict.finish and store do.
+// computes a tile of ROWS x COLUMNS results, then scales and stores them as oracle.tensorcore.predict.finish and store do.
 // A group of GROUP products is summed in four steps, with q = 2^(m - T), D fraction bits of a sum (23 or 52):
 //
 //   1. m. Each operand is also held as the power 256^e of its exponent, in bf16. The tensor cores sum the products of
@@ -24,16 +24,14 @@
 //
 // Defined at compilation: GROUP (16 or 32), ALIGN (T above), OUT (TO above), MODE (how scales join a promotion: ADD 0,
 // FMA 1, MULTIPLY_ADD 2, A_THEN_B 3, A_THEN_FMA 4, B_THEN_FMA 5), LEAST_PRODUCT (least exponent of a product), LEAST_BIT
-// (of its lowest bit), WIDE (0: float32, 1: float64), FOLDS (1: a chain is added, to nearest, to a sum of chains), HELD (columns of a thread, 3 to 8: a grid whose last wave is nearly
-// empty takes longer than one of more, narrower tiles). A host compiles this file too, and runs it one thread of a block
-// after the other (tests).
+// (of its lowest bit), WIDE (0: float32, 1: float64), FOLDS (1: a chain is added, to nearest, to a sum of chains). A host
+// compiles this file too, and runs it one thread of a block after the other (tests).
 
-#define ROWS 128  // of a block
-#define PAIRS (HELD > 4 ? 4 : 2)  // of columns that the tensor cores give a thread
-#define COLUMNS (16 * PAIRS)  // of their products of a block, of which 8 HELD are columns of the result
-#define WIDTH (8 * HELD)
-#define THREADS 128  // 2 x 2 warps, each a tile of 64 x 4 HELD: 8 x HELD results a thread
-#define BLOCKS 3  // of a multiprocessor at once, so that steps of different kinds overlap: 168 registers a thread
+#define ROWS (WIDE ? 128 : 64)  // of a block
+#define COLUMNS (WIDE ? 32 : 64)
+#define THREADS ROWS  // ROWS / 64 x 2 warps, each a tile of 64 x COLUMNS / 2: 8 x HELD results a thread
+#define HELD (COLUMNS / 8)
+#define BLOCKS (384 / THREADS)  // of a multiprocessor at once, so that steps of different kinds overlap: 168 registers
 #define PITCH (COLUMNS + 1)  // of the results in shared memory
 #define WORDS (GROUP / 4)
 #define STRIDE (GROUP + 8)  // of bf16 rows: 16 bytes more than the group, so that ldmatrix meets no bank twice
@@ -45,7 +43,6 @@
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;
-typedef unsigned long long u64;
 #if WIDE
 typedef double Sum;
 #else
@@ -104,17 +101,11 @@ u32 add_bytes(u32 bytes, u32 sum);
 u16 float16_bits(float x);
 #endif
 
-// The row of 64, or the column of 8 PAIRS, in a slot: what one thread holds is contiguous (accumulators of mma.m16n8).
+// The row of 64, or the column of 4 HELD, in a slot: what one thread holds is contiguous (accumulators of mma.m16n8).
 __device__ __forceinline__ int row_in(int slot) { return (slot & ~63) | ((slot & 7) << 3) | ((slot >> 3) & 7); }
 __device__ __forceinline__ int column_in(int slot) {
-  const int in_warp = slot % (8 * PAIRS), held = in_warp % (2 * PAIRS), t = in_warp / (2 * PAIRS);
-  return slot - in_warp + (held >> 1) * 8 + 2 * t + (held & 1);
-}
-// The column of the block's results that one of COLUMNS stands for, or -1: a thread holds HELD of its 2 PAIRS.
-__device__ __forceinline__ int result_column(int column) {
-  const int in_warp = column % (8 * PAIRS), held = (in_warp >> 3) * 2 + (in_warp & 1);
-  if (held >= HELD) return -1;
-  return column / (8 * PAIRS) * (WIDTH / 2) + (held < (HELD & ~1) ? in_warp : 4 * (HELD & ~1) + ((in_warp >> 1) & 3));
+  const int held = slot % HELD, t = slot / HELD % 4;
+  return slot / (4 * HELD) * (4 * HELD) + (held >> 1) * 8 + 2 * t + (held & 1);
 }
 
 // One operand of one tile and group, in global memory as in shared memory.
@@ -133,17 +124,15 @@ template <int SIZE, bool IS_B> __device__ __forceinline__ void packed(
   for (int i = threadIdx.x; i < 256; i += THREADS) shared[i] = table[i];
   __syncthreads();
   const int tile = (blockIdx.x * 32) / SIZE, slot = (blockIdx.x * 32) % SIZE + (threadIdx.x & 31);
-  const int in_tile = IS_B ? column_in(slot) : row_in(slot), place = IS_B ? result_column(in_tile) : in_tile;
-  const int row = tile * (IS_B ? WIDTH : SIZE) + place;
+  const int in_tile = IS_B ? column_in(slot) : row_in(slot), row = tile * SIZE + in_tile;
   const u8* const from = codes + (size_t)row * stride;
-  const bool there = place >= 0 && row < rows;
   const int warps = THREADS / 32 * gridDim.y;
   for (int run = blockIdx.y * (THREADS / 32) + (threadIdx.x >> 5); run < groups * (GROUP / 16); run += warps) {
     const int* const k = source + 16 * run;
     u32 four[4];
 #pragma unroll
     for (int w = 0; w < 4; ++w) four[w] = (u32)zero * 0x01010101u;
-    if (there) {
+    if (row < rows) {
       bool whole = k[0] >= 0;
 #pragma unroll
       for (int i = 1; i < 16; ++i) whole &= k[i] == k[0] + i;
@@ -176,6 +165,7 @@ template <int SIZE, bool IS_B> __device__ __forceinline__ void packed(
     uint4* const powers = reinterpret_cast<uint4*>(&part.power[in_tile][first]);
     powers[0] = make_uint4(power[0], power[1], power[2], power[3]);
     powers[1] = make_uint4(power[4], power[5], power[6], power[7]);
+    if (first + 16 == GROUP) powers[2] = make_uint4(0, 0, 0, 0);  // so that all of a sector is written
   }
 }
 
@@ -322,7 +312,7 @@ __device__ __forceinline__ void store(void* out, size_t at, float x, int kind) {
 }
 
 // out [rows, columns] of a kind of store, with this stride. tiles [n][2]: scale block and flags of `length` packed
-// positions each. totals: 16 float4 of every thread, where there are several promotions.
+// positions each. totals: 2 HELD float4 of every thread, where there are several promotions.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sums(
     const Part<ROWS>* __restrict__ a, const Part<COLUMNS>* __restrict__ b, const float* __restrict__ a_scale,
     int a_scale_rows, const float* __restrict__ b_scale, int b_rows, int blocks, const int* __restrict__ tiles,
@@ -332,9 +322,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sums(
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
-  const int wm = (warp & 1) * 64, wn = (warp >> 1) * (COLUMNS / 2);
+  const int wm = warp % (ROWS / 64) * 64, wn = warp / (ROWS / 64) * (COLUMNS / 2);
   const int g = lane >> 2, t = lane & 3;
-  const int m0 = blockIdx.y * ROWS, n0 = blockIdx.x * WIDTH;
+  const int m0 = blockIdx.y * ROWS, n0 = blockIdx.x * COLUMNS;
   const int per_tile = length / GROUP, groups = n_tiles * per_tile;
   const Part<ROWS>* next_a = a + (size_t)blockIdx.y * groups;  // what is copied
   const Part<COLUMNS>* next_b = b + (size_t)blockIdx.x * groups;
@@ -355,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sums(
 #pragma unroll
     for (int j = 0; j < HELD; ++j) acc[i][j] = 0;
 
-  if (thread < COLUMNS) s.b_scale_row[thread] = min(n0 + max(result_column(thread), 0), columns - 1) / b_rows;
+  if (thread < COLUMNS) s.b_scale_row[thread] = min(n0 + thread, columns - 1) / b_rows;
   COPY(power, groups > 0);
   COPY(value, groups > 0);
   COPY(words, groups > 0);
@@ -363,29 +353,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sums(
   int in_tile = 0, tile = 0, promotions = 0;
 #pragma unroll 1
   for (int group = 0; group < groups; ++group) {
-    u32 right_powers[GROUP / 16][PAIRS / 2][4];
+    u32 right_powers[GROUP / 16][HELD / 4][4];
 #pragma unroll
     for (int h = 0; h < GROUP / 16; ++h)
 #pragma unroll
-      for (int n = 0; n < PAIRS / 2; ++n)
+      for (int n = 0; n < HELD / 4; ++n)
         load_matrices(right_powers[h][n],
                       &s.b.power[wn + 16 * n + (lane & 7) + 8 * (lane >> 4)][16 * h + 8 * ((lane >> 3) & 1)]);
 #pragma unroll
     for (int m = 0; m < 4; ++m) {  // 1 and 2
-      float d[PAIRS][4];
+      float d[HELD / 2][4];
 #pragma unroll
-      for (int e = 0; e < 4 * PAIRS; ++e) d[e >> 2][e & 3] = 0x1p-118f;  // 256^0 in the powers' unit
+      for (int e = 0; e < 2 * HELD; ++e) d[e >> 2][e & 3] = 0x1p-118f;  // 256^0 in the powers' unit
 #pragma unroll
       for (int h = 0; h < GROUP / 16; ++h) {
         u32 left_powers[4];
         load_matrices(left_powers, &s.a.power[wm + 16 * m + (lane & 15)][16 * h + 8 * (lane >> 4)]);
 #pragma unroll
-        for (int n = 0; n < (HELD + 1) / 2; ++n)
+        for (int n = 0; n < HELD / 2; ++n)
           multiply(d[n], left_powers, right_powers[h][n >> 1][2 * (n & 1)], right_powers[h][n >> 1][2 * (n & 1) + 1]);
       }
 #pragma unroll
-      for (int e = 0; e < 4 * PAIRS; ++e) {
-        if (2 * (e >> 2) + (e & 1) >= HELD) continue;
+      for (int e = 0; e < 2 * HELD; ++e) {
         Sum& c = acc[2 * m + ((e >> 1) & 1)][2 * (e >> 2) + (e & 1)];
         c = aligned(c, d[e >> 2][e & 3]);
       }
@@ -395,9 +384,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sums(
     COPY(power, group + 1 < groups);
 #pragma unroll 8
     for (int k = 0; k < GROUP; ++k) {  // 3
-      Sum left[8], right[2 * PAIRS];
+      Sum left[8], right[HELD];
       load(left, &s.a.value[k][wm + 8 * g]);
-      load(right, &s.b.value[k][wn + 2 * PAIRS * t]);
+      load(right, &s.b.value[k][wn + HELD * t]);
 #pragma unroll
       for (int i = 0; i < 8; ++i)
 #pragma unroll
@@ -413,7 +402,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sums(
 #pragma unroll
         for (int i = 0; i < TALL; ++i)
 #pragma unroll
-          for (int j = 0; j < BROAD && jh + j < HELD; ++j) {
+          for (int j = 0; j < BROAD; ++j) {
             at[i][j] = bytes_of(acc[ih + i][jh + j]);
             count[i][j] = 0;
           }
@@ -422,18 +411,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sums(
           u32 al[TALL], as[TALL], bl[BROAD], bs[BROAD];
           load(al, &s.a.words.lowest[w][wm + 8 * g + ih]);
           load(as, &s.a.words.sign[w][wm + 8 * g + ih]);
-          load(bl, &s.b.words.lowest[w][wn + 2 * PAIRS * t + jh]);
-          load(bs, &s.b.words.sign[w][wn + 2 * PAIRS * t + jh]);
+          load(bl, &s.b.words.lowest[w][wn + HELD * t + jh]);
+          load(bs, &s.b.words.sign[w][wn + HELD * t + jh]);
 #pragma unroll
           for (int i = 0; i < TALL; ++i)
 #pragma unroll
-            for (int j = 0; j < BROAD && jh + j < HELD; ++j)
+            for (int j = 0; j < BROAD; ++j)
               count[i][j] = add_bytes(inexact_negative(al[i] + bl[j] + at[i][j], as[i], bs[j]), count[i][j]);
         }
 #pragma unroll
         for (int i = 0; i < TALL; ++i)
 #pragma unroll
-          for (int j = 0; j < BROAD && jh + j < HELD; ++j)
+          for (int j = 0; j < BROAD; ++j)
             acc[ih + i][jh + j] = summed(acc[ih + i][jh + j], count[i][j] >> 7);
       }
     if (++in_tile == per_tile) {
@@ -454,23 +443,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sums(
 #endif
       if (flags & PROMOTE) {
         const bool last = tile == n_tiles;
-        float sb[8];
+        float sb[HELD];
 #pragma unroll
         for (int j = 0; j < HELD; ++j)
-          sb[j] = MODE == 0 ? 0.f : b_scale[(size_t)s.b_scale_row[wn + 8 * (j >> 1) + 2 * t + (j & 1)] * blocks + block];
+          sb[j] = MODE == 0 ? 0.f : b_scale[(size_t)s.b_scale_row[wn + column_in(HELD * t + j)] * blocks + block];
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           const float sa = MODE == 0 ? 0.f : a_scale[(size_t)min(m0 + wm + g + 8 * i, a_scale_rows - 1) * blocks + block];
 #pragma unroll
           for (int h = 0; 4 * h < HELD; ++h) {
-            float4& kept = totals[(((size_t)blockIdx.y * gridDim.x + blockIdx.x) * 16 + 2 * i + h) * THREADS + thread];
+            float4& kept = totals[(((size_t)blockIdx.y * gridDim.x + blockIdx.x) * (2 * HELD) + HELD / 4 * i + h) * THREADS + thread];
             float four[4] = {0.f, 0.f, 0.f, 0.f};
             if (promotions > 0) load(four, &kept.x);
 #pragma unroll
-            for (int j = 0; j < 4 && 4 * h + j < HELD; ++j)
+            for (int j = 0; j < 4; ++j)
               four[j] = promoted(four[j], part_of(acc[i][4 * h + j]), sa, sb[4 * h + j]);
 #pragma unroll
-            for (int j = 0; j < 4 && 4 * h + j < HELD; ++j) acc[i][4 * h + j] = last ? four[j] : 0;
+            for (int j = 0; j < 4; ++j) acc[i][4 * h + j] = last ? four[j] : 0;
             if (!last) kept = make_float4(four[0], four[1], four[2], four[3]);
           }
         }
@@ -487,10 +476,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sums(
   for (int i = 0; i < 8; ++i)
 #pragma unroll
     for (int j = 0; j < HELD; ++j)
-      made[(wm + g + 8 * i) * PITCH + result_column(wn + 8 * (j >> 1) + 2 * t + (j & 1))] = (float)acc[i][j];
+      made[(wm + g + 8 * i) * PITCH + wn + column_in(HELD * t + j)] = (float)acc[i][j];
   __syncthreads();
   const Finish finish = {alpha, bias != nullptr, epilogue, fused_bias, flushes};
-  for (int in_row = lane; in_row < WIDTH && n0 + in_row < columns; in_row += 32) {
+  for (int in_row = lane; in_row < COLUMNS && n0 + in_row < columns; in_row += 32) {
     const int column = n0 + in_row;
     const float sb = epilogue == 0 ? 0.f : b_scale[(size_t)(column / b_rows) * blocks];
     const float last = bias != nullptr ? bias[column] : 0.f;

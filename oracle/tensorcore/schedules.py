@@ -175,6 +175,9 @@ class Schedule:
     bias_after_cast: bool = False
     flushes: bool = False
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # every launch looks something up by its schedule
+
     def lowered(self, product: ScaledProduct) -> ScaledProduct | None:
         """What the instruction multiplies: ``product``, or its dequantised or widened operands; None: not exactly."""
         dtype: torch.dtype | None = getattr(torch, self.instruction.operands[0], None)

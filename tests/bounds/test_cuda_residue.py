@@ -198,6 +198,8 @@ def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nothing" in str(cuda_residue.why_not(product.rows(0, 0), PROMOTED))
     monkeypatch.setattr(cuda_residue, "why_not", lambda product, acc: None)
     assert "inside" in str(engines.why_not_on_device(product, replace(PROMOTED, scales_inside=True)))
+    for change in ({"truncates": True}, {"flushes": True}):
+        assert "converts" in str(engines.why_not_on_device(product, replace(PROMOTED, **change)))
     value, interval = engines.exact_and_residue(product, PROMOTED)
     assert value is None and same(interval, definition.residue_bound(product, PROMOTED))
     assert same(engines.residue_bound(product, PROMOTED), interval)

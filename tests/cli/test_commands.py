@@ -459,6 +459,26 @@ class TestOtherCommands:
         assert ran.status == 0
         assert ran.out
 
+    @pytest.mark.parametrize(
+        ("what", "said"),
+        [
+            ("contracts", "  input a_scale [M, K/128] float32: logical 1x128 scales"),
+            ("cases", "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=1,n=128,k=128/family=randn/seed=1"),
+            ("subjects", "fp8_gemm_nt [eager, cpu] declares ieee32.any"),
+            ("captures", "captures/h200_dense_m16_n128_k512/out.deep_gemm.fp8_gemm_nt\tfp8_gemm_nt\tsm90"),
+        ],
+    )
+    def test_list_of_one_contract(self, cli: Cli, what: str, said: str) -> None:
+        """And nothing of another one."""
+        lines = cli("list", what, "--contract", "fp8_gemm_nt").out.splitlines()
+        assert said in lines and "scaled_fp8_quant" not in str(lines)
+        assert all("fp8_gemm_nt" in line for line in lines) or what == "contracts"
+
+    @pytest.mark.parametrize("words", [("numerics",), ("--coverage",), ("contracts",)])
+    def test_what_has_no_contract_is_refused(self, cli: Cli, words: tuple[str, ...]) -> None:
+        ran = cli("list", *words, "--contract", "fp8_gem_nt" if words == ("contracts",) else "fp8_gemm_nt")
+        assert ran.status == 2 and ("leave out --contract" in ran.err or "did you mean" in ran.err)
+
     def test_list_names_every_contract(self, cli: Cli) -> None:
         assert set(registered()) <= set(cli("list").out.split())
 

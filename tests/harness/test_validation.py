@@ -163,7 +163,8 @@ class TestBrokenKernels:
     def test_a_missing_module(self) -> None:
         """Named, status 2."""
         report = validate("no_such_module:kernel", GEMM, case=FEW)
-        assert report.exit_code == 2 and "No module named" in report.failures[0].verdict.summary
+        said = report.failures[0].verdict.summary
+        assert report.exit_code == 2 and "No module named" in said and "run where " in said
 
     @pytest.mark.usefixtures("in_process")
     def test_the_fault_is_named_and_minimised(self, tmp_path: Path) -> None:

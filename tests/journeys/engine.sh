@@ -38,10 +38,10 @@ def new():
     return [Backend(upgraded=True)]
 EOF
 
-fp8-oracle verify --provider backend:old --contract fp8_gemm_nt --subject ours --profile compact --shard 1/4 --fixtures none --record before.jsonl
+fp8-oracle verify --provider backend:old --contract fp8_gemm_nt --subject ours --profile compact --shard 1/8 --fixtures none --record before.jsonl
 #> OK  
 
-fp8-oracle verify --provider backend:new --contract fp8_gemm_nt --subject ours --profile compact --shard 1/4 --fixtures none --record after.jsonl --markdown after.md --quiet  #= 1
+fp8-oracle verify --provider backend:new --contract fp8_gemm_nt --subject ours --profile compact --shard 1/8 --fixtures none --record after.jsonl --markdown after.md --quiet  #= 1
 #> A scale of the previous row
 #> repro: fp8-oracle verify --case 
 #> --provider backend:new

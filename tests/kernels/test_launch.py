@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.backends import _launch, triton_quant
+from kernels.backends import _launch, triton_linear, triton_quant
 from kernels.config import Config, use_config
 from kernels.fast import torch as fast_torch
 from kernels.fast import triton as fast
+from kernels.platform import Machine, use_machine
 
 GRID = ("gridX", "gridY", "gridZ", "stream", "function")
 HANDED_ON = ("packed_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook")
@@ -70,6 +71,10 @@ class OnGpu(torch.Tensor):
     def of(*shape: int) -> torch.Tensor:
         return torch.zeros(*shape, dtype=torch.bfloat16).as_subclass(OnGpu)
 
+    @staticmethod
+    def allocate(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype).as_subclass(OnGpu)
+
 
 def with_triton(monkeypatch: pytest.MonkeyPatch, release: str) -> None:
     module = ModuleType("triton")
@@ -105,7 +110,7 @@ def test_elsewhere_triton_starts_it(
 
 
 class TestAgain:
-    """The group quantiser, which starts extents that it has met without a further look at what they decide."""
+    """The group quantiser and the layer of few rows, which start extents that they have met without a further look."""
 
     @pytest.fixture
     def starts(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -120,18 +125,23 @@ class TestAgain:
         monkeypatch.setattr(_launch.Launch, "_by_triton", lambda *_: seen.append("by Triton") or ready(run))
         here = _launch.Launch.here
         monkeypatch.setattr(_launch.Launch, "here", lambda *given: seen.append("looked at") or here(*given))
-        monkeypatch.setattr(triton_quant, "library", lambda: (SimpleNamespace(group_kernel=None), True))
         monkeypatch.setattr(fast_torch, "STREAM", lambda index: 7)
+        monkeypatch.setattr(fast_torch, "DEVICE", lambda: 0)
         self.runtime, self.made = runtime, made
-        for cache in (triton_quant._prepared, triton_quant._group_quantiser):
-            monkeypatch.setattr(triton_quant, cache.__name__, functools.lru_cache(cache.__wrapped__))
+        for module, names in ((triton_quant, "_prepared _group_quantiser"), (triton_linear, "_prepared _sum")):
+            kernels = SimpleNamespace(group_kernel=None, linear_kernel=None, sum_kernel=None)
+            monkeypatch.setattr(module, "library", lambda kernels=kernels: (kernels, True))
+            monkeypatch.setattr(module, "allocator", lambda device: OnGpu.allocate)
+            for name in names.split():
+                monkeypatch.setattr(module, name, functools.lru_cache(getattr(module, name).__wrapped__))
+        monkeypatch.setattr(triton_linear, "allocators", lambda device: lambda: OnGpu.allocate)
         return seen
 
     @staticmethod
     def quantise(x: torch.Tensor, layout: str = "tma", out: torch.Tensor | None = None) -> tuple[object, ...]:
         """The addresses that a start must get, the programs, and the integers of the kernel."""
         quantiser = triton_quant.group_quantiser(128, 1e-10, False, layout)
-        q, scale = quantiser(x, out, lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype))
+        q, scale = quantiser(x, out, OnGpu.allocate)
         assert q.shape == x.shape and q.is_contiguous() and q.dtype is torch.float8_e4m3fn
         rows, groups = x.shape[0], x.shape[1] // 128
         assert scale.shape == (rows, groups) and scale.dtype is torch.float32
@@ -168,6 +178,40 @@ class TestAgain:
         assert not looked_at(x)
         with use_config(Config(fast_paths=False)):
             assert looked_at(x) and starts[-1] == "by Triton"
+
+
+    @pytest.mark.parametrize(("k", "parts"), [(1024, 1), (4096, 4)])
+    def test_few_rows(self, starts: list[str], k: int, parts: int) -> None:
+        """The product, and where K is cut the sum of its parts."""
+        with use_machine(Machine.of_product("H200")):
+            layer = triton_linear.few_rows(torch.bfloat16, 256, k)
+        x, w, scale = OnGpu.of(16, k), torch.zeros(256, k).to(torch.float8_e4m3fn), torch.ones(2, k // 128)
+
+        def looked_at(*operands: torch.Tensor) -> bool:
+            starts.clear()
+            y = layer(*operands)
+            assert y.shape == (operands[0].shape[0], 256) and y.dtype is torch.bfloat16
+            return "looked at" in starts
+
+        assert [looked_at(x, w, scale) for _ in range(4)] == [True, True, False, False]
+        launches, first = 1 + (parts > 1), len(LAUNCH_ARGUMENTS["3.6.0"])
+        for looked, again in zip(self.made[-3 * launches :][:launches], self.made[-launches:], strict=True):
+            pointers = slice(first, first + (4 if looked is self.made[-3 * launches] else 2))
+            assert len(looked) == len(again)
+            assert [a for a, b in zip(looked, again, strict=True) if a != b and a not in looked[pointers]] == []
+        at = self.made[-launches][first:]
+        assert at[:3] == (x.data_ptr(), w.data_ptr(), scale.data_ptr()) and at[4:9] == (16, 256, k, k, k)
+        assert parts == 1 or self.made[-1][first] == at[3]  # the sums
+        unaligned = torch.zeros(256 * k + 1, dtype=torch.uint8)[1:].view(w.dtype).view(256, k)
+        wide = torch.zeros(256, k + 16, dtype=torch.uint8).view(w.dtype)[:, :k]
+        for other in ((OnGpu.of(17, k), w, scale), (x, unaligned, scale), (x, wide, scale),
+                      (OnGpu.of(16, k + 8)[:, :k], w, scale), (x, w, scale.t().contiguous().t())):  # fmt: skip
+            assert looked_at(*other) and not looked_at(x, w, scale)
+        self.runtime.debug = True
+        assert looked_at(x, w, scale)
+        with use_config(Config(fast_paths=False)), use_machine(Machine.of_product("H200")):
+            layer = triton_linear.few_rows(torch.bfloat16, 256, k)
+            assert all(looked_at(x, w, scale) and starts[-1] == "by Triton" for _ in range(3))
 
 
 @pytest.mark.skipif(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import checks, context, fused, kv_cache
+from kernels import checks, context, fused, known, kv_cache
 from kernels.config import Config, use_config
 from kernels.errors import DtypeError, InputError, KernelError, OptionError, ShapeError
 from kernels.fast import torch as fast
@@ -133,3 +133,43 @@ def test_columns_of_another_distance_are_checked_again(checked: list[str]) -> No
         apart = torch.cat([X, X], dim=1)[:, :256]
         assert torch.equal(static(apart).view(torch.uint8), static().view(torch.uint8))
         assert len(checked) == 2 * count
+
+
+def between(x: Tensor) -> Tensor:
+    """The same values from an address between two words of 16 bytes."""
+    memory = torch.empty(x.nbytes + x.element_size(), dtype=torch.uint8)
+    return memory[x.element_size() :].view(x.dtype).view(x.shape).copy_(x)
+
+
+def without_memory(x: Tensor) -> Tensor:
+    copy = x.clone()
+    copy.untyped_storage().resize_(x.nbytes - 64)
+    return copy
+
+
+@needs_guard
+@pytest.mark.parametrize("operands", [1, 3])
+@pytest.mark.parametrize("kind", [known.Kept, known.Known])
+def test_what_is_looked_at_in_a_known_call(kind: type[known.Kept[None]], operands: int) -> None:
+    """Of each operand with rows: its class, address, memory and rows; of a weight that may change: its address."""
+    weight = torch.zeros(64, 256), torch.ones(2, 2)
+    usual = torch.zeros(8, 256).bfloat16(), torch.ones(8, 16), torch.zeros(8, 64)
+    made = kind(None)
+    made.learn(*usual[:operands], weight=weight if kind is known.Known else ())
+
+    def rows(place: int | None = None, other: Tensor | None = None) -> int:
+        given = [*weight, *usual[:operands]] if kind is known.Known else list(usual[:operands])
+        if place is not None:
+            given[place] = other
+        return made.rows(*given)
+
+    assert rows() == 8
+    first = 2 if kind is known.Known else 0
+    for place, x in enumerate(usual[:operands], first):
+        shorter = rows(place, x[:5])
+        assert shorter == (5 if operands == 1 else 0)
+        assert rows(place, between(x)) == rows(place, x.double()) == rows(place, x[None]) == 0
+        assert rows(place, without_memory(x)) == (0 if kind is known.Known else 8)
+    for place, x in enumerate(weight[: first]):
+        assert rows(place, x.clone()) == 0
+    assert rows() == 8

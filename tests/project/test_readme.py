@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
 from tests.support.commandline import Cli
 
@@ -30,3 +32,18 @@ def test_samples(block: str, command: tuple[str, ...], root: Path, cli: Cli) -> 
     missing = words(shown) - words(ran.out)
     assert not missing, f"the README shows what the command no longer prints: {sorted(missing)}"
     assert words(re.sub("passed|2022", "spoiled", shown)) - words(ran.out)
+
+
+def test_python(root: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel of the README is right, its lines of Python run, and the file that they write is judged as it says."""
+    kernel, *lines = re.findall(r"```python\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "mykernels.py").write_text(kernel)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made: dict[str, Any] = {}
+    exec("".join(lines), made)
+    assert made["verdict"].status == "PASSED" and made["ranked"][0].equal == 1.0 and len(lines) == 2
+    asked = ("judge", "mine.safetensors", "--contract", "fp8_gemm_nt", "--arch", "sm90")
+    assert cli(*asked).status == 0
+    save_file(made["inputs"] | {"out": -made["out"]}, "mine.safetensors")
+    assert cli(*asked, "--explain", "off").status == 1

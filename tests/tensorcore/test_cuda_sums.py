@@ -22,7 +22,7 @@ from oracle.tensorcore.schedules import get
 from tests.support.schedule_products import product_of
 
 E4M3, E5M2 = by_name("float8_e4m3fn"), by_name("float8_e5m2")
-NARROW = Sums((E4M3, E4M3), 32, 13, 13, FMA, False, 8)
+NARROW = Sums((E4M3, E4M3), 32, 13, 13, FMA, False)
 CPU = torch.device("cpu")
 
 
@@ -106,7 +106,7 @@ def test_notices_a_wrong_zero() -> None:
 
     codes = torch.full((2, 1, 32), 0x78)
     codes[0, 0, 1], codes[1, 0, 1] = 0, 0xF8  # 0 * -256
-    wrong = Wrong(NARROW.formats, 32, 13, 13, FMA, False, 8)
+    wrong = Wrong(NARROW.formats, 32, 13, 13, FMA, False)
     zero = torch.zeros(1, dtype=torch.float64)
     assert stepwise(codes, zero, wrong) != stepwise(codes, zero)
 
