@@ -66,6 +66,7 @@ WHOLE = 1 << 28  # products of one candidate up to which all of the output is pr
 SAMPLE = (96, 192)  # rows and columns of a larger one
 PAIR_SAMPLE = (12, 96)  # rows and columns on which pairs of faults are tried first
 FEW_ROWS = 12  # failing rows on which a fault of a small output is tried first
+ENOUGH = 24  # failing elements, of which a fault of half of them explains none once in 10 million draws
 FEW_COLUMNS = 64  # columns of these on which faults that are computed together are tried before
 NEARLY = 2.0**-6  # of a value: above what the roundings of a store change
 LOST = 2.0**-9  # of the sum of all magnitudes: above what an accumulator loses of data that is not made for it
@@ -476,7 +477,12 @@ class Sample:
         operand as it is are computed together, as rows or columns of one product. None where nothing fails here."""
         rest = iter(faults if any(count(view.failing) for view in self.views) else ())
         failing, nan = self.failing_alone(), any(bool(torch.isnan(view.output).any()) for view in self.views)
+        fewer = failing.every_other()
+        few = sum(count(view.failing) for view in fewer.views)
         while some := list(islice(rest, TOGETHER)):
+            at_most = {} if fewer is failing else fewer.at_most(some)
+            none = {name for name, found in at_most.items() if found == (0, few)}
+            some = [fault for fault in some if fault.name not in none]
             at_most = failing.at_most(some)
             hopeless = {n for n, (agrees, known) in at_most.items() if agrees < LISTED * known or not (known or nan)}
             yield from (fault for fault in some if fault.name not in hopeless)
@@ -493,8 +499,20 @@ class Sample:
         """Of one part, the rows and columns of the sample in which something fails; else the sample."""
         if len(self.views) != 1:
             return self
+        return self._part(*grid(self.views[0].failing))
+
+    def every_other(self) -> Sample:
+        """Of one part, every other row and column of the sample, where at least ``ENOUGH`` elements fail there; else
+        the sample."""
+        if len(self.views) != 1:
+            return self
+        rows, columns = (torch.arange(0, size, 2, device=self.device) for size in self.views[0].failing.shape)
+        enough = count(self.views[0].failing[::2, ::2]) >= ENOUGH
+        return self._part(rows, columns) if enough else self
+
+    def _part(self, rows: Tensor, columns: Tensor) -> Sample:
+        """Some rows and columns of the sample of one part."""
         (view,), (own,) = self.views, self.rows
-        rows, columns = grid(view.failing)
         if (len(rows), len(columns)) == tuple(view.failing.shape):
             return self
         at = rows[:, None], columns[None, :]
