@@ -62,11 +62,12 @@ class Operand:
     def together(self, spans: Sequence[tuple[int, int]]) -> Operand:
         """Columns of one length, each span after the one before, as chains of their own."""
         whole, shape = self.steps(spans[0][0], spans[-1][1]), (len(spans), spans[0][1] - spans[0][0])
-        made = (None if x is None else x.unflatten(-1, shape).movedim(-2, 0).contiguous()
-                for x in (whole.value, whole.exponent, whole.counted))  # fmt: skip
-        value, exponent, counted = made
-        assert value is not None and exponent is not None
-        return Operand(value, exponent, counted)
+
+        def apart(x: Tensor) -> Tensor:
+            return x.reshape(*x.shape[:-1], *shape).movedim(-2, 0).contiguous()
+
+        counted = None if whole.counted is None else apart(whole.counted)
+        return Operand(apart(whole.value), apart(whole.exponent), counted)
 
 
 def operand(value: Tensor, fmt: Format) -> Operand:

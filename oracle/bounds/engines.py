@@ -18,7 +18,7 @@ import importlib.util
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -147,15 +147,34 @@ def _confirmed(
     """
     if found is None:
         return defined(product, acc)
+    agrees = partial(_agrees, found, product, acc, defined)
+    if agrees(deciding, everywhere=True):
+        return replace(found, confirm=agrees)
+    warnings.warn(
+        f"the {found.name} in CUDA C++ differs from its definition on {product.a.device}; the definition is computed "
+        "instead (14 s at 4096x4096x7168 on an H200). Report the device and its driver.",
+        RuntimeWarning, stacklevel=2,
+    )  # fmt: skip
+    return defined(product, acc)
+
+
+def _agrees(
+    found: Interval, product: ScaledProduct, acc: Accumulator, defined: Callable[..., Interval],
+    deciding: Deciding | None, *, everywhere: bool = False,
+) -> bool:  # fmt: skip
+    """Whether the sample of :func:`_confirmed` has the definition's bits; not ``everywhere``, what is ``deciding``."""
     digest = sum(int(x.view(torch.uint8).sum(dtype=torch.int64)) for x in (product.a, product.b))
     g = torch.Generator("cpu").manual_seed(digest)
     tall, wide = cuda_residue.TILE
     sample = [_of_each_place(product.M, tall, g), _of_each_place(product.N, wide, g)]
+    sample = sample if everywhere else [at[:0] for at in sample]
     if deciding is not None and (at := torch.nonzero(deciding().flatten())[:, 0]).numel():
         if len(at) > DECIDING:
             at = at[torch.randint(len(at), (DECIDING,), generator=g, device="cpu").to(at.device)]
         some = at.cpu()
         sample = [torch.cat(pair) for pair in zip(sample, (some // product.N, some % product.N), strict=True)]
+    if not all(map(len, sample)):
+        return True
     rows, columns = (at.to(product.a.device) for at in sample)
     part = product.take(rows).take_columns(columns)
     near = part.to("cpu")
@@ -163,14 +182,7 @@ def _confirmed(
         due = compiled_residue(near, acc)[1].to(product.a.device)
     else:
         due = defined(part, acc)
-    if all(_equal_at(x, y, rows, columns) for x, y in zip(_ends(found), _ends(due), strict=True)):
-        return found
-    warnings.warn(
-        f"the {found.name} in CUDA C++ differs from its definition on {product.a.device}; the definition is computed "
-        "instead (14 s at 4096x4096x7168 on an H200). Report the device and its driver.",
-        RuntimeWarning, stacklevel=2,
-    )  # fmt: skip
-    return defined(product, acc)
+    return all(_equal_at(x, y, rows, columns) for x, y in zip(_ends(found), _ends(due), strict=True))
 
 
 def _of_each_place(size: int, tile: int, g: torch.Generator) -> Tensor:

@@ -8,7 +8,8 @@ is monotone, so every ``RN_T(exact + d)`` with ``lo <= d <= hi`` lies in ``[low,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -39,7 +40,9 @@ class Interval:
     """``lo <= computed - exact <= hi`` per element, float64, before the output is rounded.
 
     ``open`` (bool or None) marks elements that the derivation does not constrain, because a float32 intermediate
-    may overflow there. ``name`` says which bound this is; ``weak`` that it assumes no order of summation.
+    may overflow there. ``name`` says which bound this is; ``weak`` that it assumes no order of summation. ``confirm``,
+    of a bound of which a device computed more than was confirmed: whether elements on which a verdict rests (bool, as a
+    function gives them) have the definition's bits too.
     """
 
     lo: Tensor
@@ -47,6 +50,7 @@ class Interval:
     name: str
     weak: bool = False
     open: Tensor | None = None
+    confirm: Callable[[Callable[[], Tensor]], bool] | None = field(default=None, compare=False, repr=False)
 
     def to(self, device: torch.device | str) -> Interval:
         """The same interval with its tensors on ``device``."""

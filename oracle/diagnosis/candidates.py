@@ -41,7 +41,7 @@ from torch import Tensor
 from oracle.bounds import Interval, admissible
 from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import NAME as IEEE32
-from oracle.numbers.formats import codes_of, decode, same_bits
+from oracle.numbers.formats import codes_of, decode, of_dtype, same_bits
 from oracle.routines.catalogue import Call, Fault, Stage
 from oracle.routines.fault import fold, touches
 from oracle.routines.mutants import accumulated, fitting, products, stored, write
@@ -66,7 +66,10 @@ WHOLE = 1 << 28  # products of one candidate up to which all of the output is pr
 SAMPLE = (96, 192)  # rows and columns of a larger one
 PAIR_SAMPLE = (12, 96)  # rows and columns on which pairs of faults are tried first
 FEW_ROWS = 12  # failing rows on which a fault of a small output is tried first
+ENOUGH = 24  # failing elements, of which a fault of half of them explains none once in 10 million draws
 FEW_COLUMNS = 64  # columns of these on which faults that are computed together are tried before
+NEARLY = 2.0**-6  # of a value: above what the roundings of a store change
+LOST = 2.0**-9  # of the sum of all magnitudes: above what an accumulator loses of data that is not made for it
 TINY = 2.0**-20  # above every subnormal number of an output
 TOGETHER = 16  # faults that are computed together at most
 GOLDEN = 0.6180339887  # multiples of it, modulo 1, spread over rows in no regular step
@@ -474,17 +477,42 @@ class Sample:
         operand as it is are computed together, as rows or columns of one product. None where nothing fails here."""
         rest = iter(faults if any(count(view.failing) for view in self.views) else ())
         failing, nan = self.failing_alone(), any(bool(torch.isnan(view.output).any()) for view in self.views)
+        fewer = failing.every_other()
+        few = sum(count(view.failing) for view in fewer.views)
         while some := list(islice(rest, TOGETHER)):
+            at_most = {} if fewer is failing else fewer.at_most(some)
+            none = {name for name, found in at_most.items() if found == (0, few)}
+            some = [fault for fault in some if fault.name not in none]
             at_most = failing.at_most(some)
             hopeless = {n for n, (agrees, known) in at_most.items() if agrees < LISTED * known or not (known or nan)}
             yield from (fault for fault in some if fault.name not in hopeless)
+
+    def far(self, faults: Sequence[Fault]) -> set[str]:
+        """Names of faults that give about the value of at most ``LISTED`` of what fails."""
+        failing, found = sum(count(view.failing) for view in self.views), set[str]()
+        for start in range(0, len(faults), TOGETHER):
+            at_most = self.at_most(faults[start : start + TOGETHER], near=True)
+            found |= {n for n, (agrees, known) in at_most.items() if known == failing and agrees <= LISTED * failing}
+        return found
 
     def failing_alone(self) -> Sample:
         """Of one part, the rows and columns of the sample in which something fails; else the sample."""
         if len(self.views) != 1:
             return self
+        return self._part(*grid(self.views[0].failing))
+
+    def every_other(self) -> Sample:
+        """Of one part, every other row and column of the sample, where at least ``ENOUGH`` elements fail there; else
+        the sample."""
+        if len(self.views) != 1:
+            return self
+        rows, columns = (torch.arange(0, size, 2, device=self.device) for size in self.views[0].failing.shape)
+        enough = count(self.views[0].failing[::2, ::2]) >= ENOUGH
+        return self._part(rows, columns) if enough else self
+
+    def _part(self, rows: Tensor, columns: Tensor) -> Sample:
+        """Some rows and columns of the sample of one part."""
         (view,), (own,) = self.views, self.rows
-        rows, columns = grid(view.failing)
         if (len(rows), len(columns)) == tuple(view.failing.shape):
             return self
         at = rows[:, None], columns[None, :]
@@ -494,9 +522,12 @@ class Sample:
         part.pieces[0] = subset(self.piece(0, product), rows, columns).to(part.device)
         return part
 
-    def at_most(self, faults: Sequence[Fault]) -> dict[str, tuple[int, int]]:
+    def at_most(self, faults: Sequence[Fault], *, near: bool = False) -> dict[str, tuple[int, int]]:
         """Of the failing elements how many agree with each of these faults, and how many it predicts no NaN for, where
-        that costs little: no more is explained, and no other is known (unless the output has a NaN there)."""
+        that costs little: no more is explained, and no other is known (unless the output has a NaN there).
+
+        ``near``: whatever the arithmetic and the store are, if they give about the exact value.
+        """
         call, found = self.failure.call, dict[str, tuple[int, int]]()
         if len(call.parts) != 1 or not len(self.rows[0]):
             return found
@@ -535,21 +566,22 @@ class Sample:
         m, n = view.output.shape
         for names, product, of_rows in alone:
             each = len(names)
-            value, agrees = self._agreeing(product, view.output.repeat((each, 1) if of_rows else (1, each)))
+            value, agrees = self._agreeing(product, view.output.repeat((each, 1) if of_rows else (1, each)), near=near)
             masks = torch.stack([agrees, ~torch.isnan(value)])
             masks = masks.view(2, each, m, n) if of_rows else masks.view(2, m, each, n).transpose(1, 2)
             agreeing, known = (masks & view.failing).sum(dim=(2, 3)).tolist()
             found |= zip(names, zip(agreeing, known, strict=True), strict=True)
         return found
 
-    def _agreeing(self, product: ScaledProduct, output: Tensor) -> tuple[Tensor, Tensor]:
+    def _agreeing(self, product: ScaledProduct, output: Tensor, *, near: bool) -> tuple[Tensor, Tensor]:
         """What the kernel gives of this product, or a value near it, and which of ``output`` may be it.
 
         By exact sums the kernel's is within two roundings of a float64 sum, itself within ``2^-40`` of all magnitudes,
-        or in the interval of float32 in any order (:mod:`oracle.bounds.ieee32`), of which this is the double.
+        or in the interval of float32 in any order (:mod:`oracle.bounds.ieee32`), of which this is the double. ``near``,
+        an accumulator may lose more, and an overflow may be stored as any number.
         """
         schedule = fitting(product, self.failure.call.schedule)
-        if schedule is not None:
+        if schedule is not None and not near:
             value = predict_product(product, schedule, out_dtype=output.dtype)
             return value, same_bits(value, output)
         left, right = (
@@ -558,8 +590,9 @@ class Sample:
         )
         value, size, actual = left @ right.T * product.factor, left.abs() @ right.abs().T, decode(output)
         loss = 2.0**-40 if self.failure.call.schedule is not None else 2.0**-23 * (product.K + 8)
-        away = 2.0**-6 * value.abs() + loss * abs(product.factor) * size + TINY
-        return value, ((value - actual).abs() <= away) | value.isinf() | ~actual.isfinite()
+        loss, limit = (max(loss, LOST), (1 - NEARLY) * of_dtype(output.dtype).max_finite) if near else (loss, torch.inf)
+        away = NEARLY * value.abs() + loss * abs(product.factor) * size + TINY
+        return value, ((value - actual).abs() <= away) | (value.abs() >= limit) | ~actual.isfinite()
 
     def sums(self, faults: tuple[Fault, ...]) -> list[Sums] | None:
         """Float32 results before the store on the sample of each part, as :meth:`FailingOutput.sums`; with the right
@@ -700,6 +733,15 @@ class FailingRows:
             return False
         found = sample.weigh_stored(faults, predictions)
         return found is not None and found.share <= self.enough
+
+
+def rounds(call: Call, store: Fault) -> bool:
+    """Whether a fault of the store gives about the value, an infinity or a NaN, as a rounding does."""
+    acc = torch.logspace(-30, 40, 141, base=2.0, dtype=torch.float32, device="cpu")
+    acc = torch.cat([acc, -acc, acc.new_tensor([0.0, -0.0])])[None]
+    value, made = decode(acc), decode(stored(call, acc, (store,)))
+    over = value.abs() >= (1 - NEARLY) * of_dtype(call.out_dtype).max_finite
+    return bool((((made - value).abs() <= NEARLY * value.abs() + TINY) | ~made.isfinite() | over).all())
 
 
 def correlates(output: Tensor, wanted: Tensor, where: Tensor) -> bool:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,7 @@ from oracle.diagnosis.candidates import (
     Sample,
     other_groups,
     ranked,
+    rounds,
     speaks,
 )
 from oracle.diagnosis.least_squares import Factors, effective_factors, read_beyond_buffer
@@ -189,10 +191,11 @@ def explain_verdict(
     if level is Explain.OFF or verdict.status is not Status.FAILED or verdict.explained_by:
         return verdict
     call = Call(contract, inputs, options, arch=arch)
-    if level is Explain.FULL or cheap(call):
-        return replace(verdict, explained_by=_diagnosis(verdict, call, by_name(output), numerics).names)
-    if failing is not None and not verdict.explained_by:
-        with one_thread():
+    little = cheap(call)
+    with one_thread() if little or level is not Explain.FULL else nullcontext():
+        if little or level is Explain.FULL:
+            return replace(verdict, explained_by=_diagnosis(verdict, call, by_name(output), numerics).names)
+        if failing is not None:
             return replace(verdict, explained_by=_of_sample(call, by_name(output)["out"], numerics, failing))
     return verdict
 
@@ -316,16 +319,17 @@ def _pairs_and_scales(
 def _pairs(failure: FailingOutput, faults: Sequence[Fault]) -> list[Explanation]:
     """Pairs of a fault and a wrong store: a few elements first, then what explains those."""
     stores = [fault for fault in faults if set(fault.changes) == {Stage.STORE}]
+    firsts = [fault for fault in faults if not set(fault.changes) & {Stage.STORE, Stage.WRITE}]
     few = Sample.half_failing(failure, PAIR_SAMPLE)
     fewer = few.failing_alone()
     sample = None if failure.small else Sample.half_failing(failure, SAMPLE)
-    found = []
-    for first in faults:
-        if set(first.changes) & {Stage.STORE, Stage.WRITE}:
-            continue
-        fewest = fewer.sums((first,))
+    others = [store for store in stores if not rounds(failure.call, store)]
+    far, found = fewer.far(firsts), []
+    for first in firsts:
+        seconds = others if first.name in far else stores
+        fewest = fewer.sums((first,)) if seconds else None
         pieces = fewest if fewer is few else None
-        for second in stores:
+        for second in seconds:
             if not fewer.covers((first, second), fewest):
                 continue
             pieces = few.sums((first,)) if pieces is None else pieces

@@ -309,11 +309,12 @@ def _guesses(failure: FailingOutput, part: Part, length: int, count: int) -> Seq
     if not bool(inside.any()):
         return []
     found = torch.arange(len(known), device="cpu")
-    few = [evenly(torch.arange(size, device="cpu"), most) for size, most in zip(y.shape, FEW_GUESS, strict=True)]
-    for rows, columns, near in ((*few, 2 * NEAR), (*(torch.arange(size, device="cpu") for size in y.shape), NEAR)):
-        some, of = y[rows][:, columns], inside[rows][:, columns]
-        if bool(of.any()):
-            found = _close(subset(product, rows, columns), some, of, length, found, near)
+    every = [torch.arange(size, device="cpu") for size in y.shape]
+    few = [evenly(at, most) for at, most in zip(every, FEW_GUESS, strict=True)]
+    for (of_rows, of_columns), near in ((few, 2 * NEAR), (every, NEAR)):
+        some, of = y[of_rows][:, of_columns], inside[of_rows][:, of_columns]
+        if len(found) and bool(of.any()):
+            found = _close(subset(product, of_rows, of_columns), some, of, length, found, near)
     return [known[i] for i in found.tolist()]
 
 
@@ -350,9 +351,9 @@ def _tables(count: int, *, scaled: bool) -> tuple[Tensor, ...]:
     none = (-1, -1, -1)
     changes = [blocks for _, blocks in effects(count, scaled=scaled)]
     terms = [[*next(iter(blocks.values())), none, none][:2] for blocks in changes]
-    spans = [[first := next(iter(blocks)), first + len(blocks)] for blocks in changes]
-    both = torch.tensor(spans, device="cpu").t(), torch.tensor(terms, device="cpu").transpose(0, 1)
-    return *both[0], *both[1]
+    spans = [[min(blocks), max(blocks) + 1] for blocks in changes]
+    first, end = torch.tensor(spans, dtype=torch.int64, device="cpu").unbind(dim=1)
+    return first, end, *torch.tensor(terms, dtype=torch.int64, device="cpu").unbind(dim=1)
 
 
 def _rows_and_columns(failure: FailingOutput) -> list[str]:

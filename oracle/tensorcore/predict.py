@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 Engine = Literal["auto", "torch", "cpu", "cuda"]
 
+LITTLE = 1 << 22  # products of a device that the CPU has predicted before a device is done with one chain over K
 _TILE_M, _TILE_N = 128, 512  # output tile of the torch engine
 _SLICE = 1 << 19  # products held at once by the general form: 4 MiB a temporary
 
@@ -64,7 +65,8 @@ def predict_product(
     """
     if isinstance(schedule, str):
         schedule = get(schedule)
-    if engine == "auto" and product.nearby is not None:
+    little = product.M * product.N * product.K <= LITTLE
+    if engine == "auto" and product.nearby is not None and (little or _engine(product, schedule, engine) is None):
         return predict_product(product.nearby, schedule, out_dtype=out_dtype).to(product.a.device)
     schedule.check(product, out_dtype=out_dtype)
     if product.c is not None:

@@ -418,8 +418,9 @@ def _judge_interval(
     found = compared(known, intervals, output)
     if found.outside and any(confirmed for _, _, confirmed in found_of):  # a failure rests on other elements
         failing = [partial(k.part.of, found.bad) for k in known]
-        intervals = [exact_and_interval(k.part.product, name, f)[1] for k, f in zip(known, failing, strict=True)]
-        found = compared(known, intervals, output)
+        if not all(x.confirm is None or x.confirm(f) for x, f in zip(intervals, failing, strict=True)):
+            intervals = [exact_and_interval(k.part.product, name, f)[1] for k, f in zip(known, failing, strict=True)]
+            found = compared(known, intervals, output)
     if found.outside:
         few, fewer = (few_failing(known, output, found.bad, *most) for most in (TRIAL, FEWEST))
         for other in wider:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from oracle.diagnosis import candidates, explain
 from oracle.diagnosis.candidates import LISTED, PAIR_SAMPLE, FailingOutput, FailingRows, Sample
+from oracle.routines import cases, get
 from oracle.routines.base import Beyond
-from oracle.routines.catalogue import Stage, faults_of
+from oracle.routines.catalogue import Call, Stage, faults_of
 from oracle.truth.gemm import ScaledProduct
 from tests.support.mutants import mutant
 
@@ -80,22 +81,40 @@ def test_what_predicts_nan_is_asked_on_the_whole() -> None:
     assert unknown and list(FailingRows(failure).kept(unknown)) == unknown
 
 
+def disagreeing(self: Sample, product: ScaledProduct, output: Tensor, *, near: bool) -> tuple[Tensor, Tensor]:
+    """No element agrees."""
+    return torch.zeros_like(output), torch.zeros_like(output, dtype=torch.bool)
+
+
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_pair_is_covered_where_its_share_is(exact: bool) -> None:
-    """The short way and the counts agree, for pairs that explain all, some and nothing."""
+def test_a_pair_is_covered_where_its_share_is(monkeypatch: pytest.MonkeyPatch, exact: bool) -> None:
+    """The short way and the counts agree, for pairs that explain all, some and nothing; no first of a covered pair is
+    far from what fails, most others are."""
     failure = failing(whole, exact=exact)
     few = Sample.half_failing(failure, PAIR_SAMPLE)
     faults = [fault for fault in faults_of("fp8_gemm_nt") if fault.applies(failure.call) is None]
     stores = [fault for fault in faults if set(fault.changes) == {Stage.STORE}]
-    answers = set()
+    answers, far = set(), few.far(faults)
+    assert len(far) > 20 and all(candidates.rounds(failure.call, store) for store in stores)
     for first in (fault for fault in faults if fault.name.startswith("A scale")):
         pieces = few.sums((first,))
         for second in stores:
             found = few.weigh((first, second), pieces)
             covered = found is not None and found.share > LISTED
             assert few.covers((first, second), pieces) == covered
+            assert not (covered and first.name in far)
             answers.add(covered)
     assert answers == {True, False}
+    monkeypatch.setattr(Sample, "_agreeing", disagreeing)
+    assert PREVIOUS not in far and PREVIOUS in few.far(faults)
+
+
+def test_a_store_that_takes_other_bits_rounds_nothing() -> None:
+    case = cases.parse(CALL.replace("bf16", "f16"))
+    call = Call(get(case.contract), case.inputs(), case.call_options(), None, case.out_dtype)
+    stores = [f for f in faults_of("fp8_gemm_nt") if set(f.changes) == {Stage.STORE} and f.applies(call) is None]
+    others = [store.name for store in stores if not candidates.rounds(call, store)]
+    assert others == ["bfloat16 bits in a float16 buffer"] and len(stores) > 5
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -113,9 +132,6 @@ def test_faults_that_are_refused_together_explain_too_little(
         found = sample.attempt((fault,))
         if found is not None and (found.complete or found.local or found.share >= LISTED):
             assert fault in likely
-
-    def disagreeing(self: Sample, product: ScaledProduct, output: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.zeros_like(output), torch.zeros_like(output, dtype=torch.bool)
 
     monkeypatch.setattr(Sample, "_agreeing", disagreeing)
     assert PREVIOUS not in [fault.name for fault in sample.likely(faults)]
