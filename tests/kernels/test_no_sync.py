@@ -52,7 +52,7 @@ def calls() -> dict[str, Callable[[], object]]:
         return torch.full(shape, 0.5, device=DEVICE)
 
     firsts, counts_of, columns = integers(0, 10), integers(10, M - 10), integers(10, K)  # a copy to the device waits
-    depths = integers(0, K)
+    depths, ends = integers(0, K), integers(64, K)
     x, a, b, one = made(M, K), made(M, K, dtype=FP8), made(N, K, dtype=FP8, seed=1), scales(1)
     sa, sb, token, channel = scales(M, 2), scales(2, 2), scales(M, 1), scales(N, 1)
     out = torch.zeros(M, N, dtype=torch.bfloat16, device=DEVICE)
@@ -305,7 +305,7 @@ def calls() -> dict[str, Callable[[], object]]:
             a, three, *(t.view(torch.float8_e8m0fnu) for t in (tiles(M + 254), tiles(N).repeat(2))), borders[1:]
         ),
         "scaled_grouped_mm_mx_k_groups": lambda: k.scaled_grouped_mm_mx_k_groups(
-            a, b, tiles(M).repeat(2), tiles(N).repeat(2), integers(64, K)
+            a, b, tiles(M).repeat(2), tiles(N).repeat(2), ends
         ),
         "fp8_fp4_gemm_nt": lambda: into(k.fp8_fp4_gemm_nt, out, (a, sa), (two[0], sa.new_ones(N, K // 32))),
         **{
