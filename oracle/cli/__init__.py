@@ -63,7 +63,7 @@ def _status(argv: Sequence[str] | None) -> int:
     server.start_if_asked(words)
     from oracle.cli import settings
 
-    commands = parser()
+    commands = parser(*words[:1])
     settings.install(commands, settings.load())
     try:
         arguments = commands.parse_args(argv)
@@ -90,8 +90,8 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser with every command."""
+def parser(command: str = "") -> argparse.ArgumentParser:
+    """The parser with every command, or that of one (:func:`oracle.cli.commands.parser`)."""
     from oracle.cli import commands
 
-    return commands.parser()
+    return commands.parser(command)

@@ -21,12 +21,15 @@ from oracle.cli import (
 )
 from oracle.errors import among
 
-COMMANDS = (
-    *(runs.add_verify, validate.add_validate, calls.add_judge, calls.add_explain, selftest.add_mutate),
-    *(calls.add_predict, calls.add_identify, validate.add_fingerprint, tool.add_doctor, tool.add_list, fixtures.add),
-    *(selftest.add_conformance, tool.add_plan, runs.add_report, runs.add_merge, runs.add_compare, runs.add_history),
-    *(gallery.add, lint.add, cases.add, evaluate.add, tool.add_completion),
-)
+COMMANDS = {
+    "verify": runs.add_verify, "validate": validate.add_validate, "judge": calls.add_judge,
+    "explain": calls.add_explain, "mutate": selftest.add_mutate, "predict": calls.add_predict,
+    "identify": calls.add_identify, "fingerprint": validate.add_fingerprint, "doctor": tool.add_doctor,
+    "list": tool.add_list, "fixtures": fixtures.add, "conformance": selftest.add_conformance, "plan": tool.add_plan,
+    "report": runs.add_report, "merge": runs.add_merge, "compare": runs.add_compare, "history": runs.add_history,
+    "gallery": gallery.add, "lint": lint.add, "cases": cases.add, "evaluate": evaluate.add,
+    "completion": tool.add_completion,
+}  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,13 +40,14 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"invalid choice: {value!r}; {among(value, action.choices)}")
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser with every command."""
+def parser(command: str = "") -> argparse.ArgumentParser:
+    """The parser with every command; with the arguments of ``command`` alone where that is one, a tenth of the time."""
     said = "Exact references, sound bounds and verdicts for FP8 kernels."
     result = Parser(prog="fp8-oracle", description=said)
     result.add_argument("--version", action="version", version=f"%(prog)s {installed.version_here()}")
     commands: Any = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in COMMANDS:
-        add(commands)
+    for name, add in COMMANDS.items():
+        if command == name or command not in COMMANDS:
+            add(commands)
     examples.install(commands.choices)
     return result

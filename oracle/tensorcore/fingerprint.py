@@ -69,8 +69,8 @@ class Fingerprint:
         order = " (interleaved by 2 of 4)" if self.interleaved else ""
         return [
             f"group size: {self.group}{order}",
-            f"alignment: {_or_unknown(self.align_bits)} fraction bits, {self.align_direction}",
-            f"accumulator: {_or_unknown(self.accumulator_bits)} fraction bits, {self.accumulator_rounding}",
+            f"alignment: {_bits(self.align_bits, self.align_direction)}",
+            f"accumulator: {_bits(self.accumulator_bits, self.accumulator_rounding)}",
             f"promotion interval: {chain}; levels {self.levels}",
             f"promotion: {' | '.join(self.promotion) or 'none of the known'}",
             f"epilogue order: {' | '.join(self.epilogue) or 'none of the known'}",
@@ -284,5 +284,5 @@ def _store(diagonal: Diagonal, shape: Shape, places: Sequence[int], out_dtype: t
     return next((name for name, values in named.items() if values == got), "unknown")
 
 
-def _or_unknown(bits: int | None) -> str:
-    return "an unknown number of" if bits is None else str(bits)
+def _bits(bits: int | None, rounding: str) -> str:
+    return "the probes saw no bit lost" if bits is None else f"{bits} fraction bits, {rounding}"

@@ -55,6 +55,7 @@ NEED_PROCESS = ("dies", "killed", "exits", "quits", "out_of_memory", "not_callab
 class TestSameAnswers:
     """What a kernel computes does not depend on the process that runs it."""
 
+    @pytest.mark.usefixtures("forked_workers")
     @pytest.mark.parametrize("contract", SCALES)
     def test_as_in_this_process(self, contract: str) -> None:
         """Every field, for every contract, block scales and row scales."""

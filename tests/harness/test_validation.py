@@ -169,7 +169,7 @@ class TestBrokenKernels:
     @pytest.mark.usefixtures("in_process")
     def test_the_fault_is_named_and_minimised(self, tmp_path: Path) -> None:
         """From the output alone; the saved file explains itself and is still the same fault."""
-        path, case = tmp_path / "case.safetensors", FEW[0].replace("m=33,n=192,k=384", "m=6,n=16,k=256")
+        path, case = tmp_path / "case.safetensors", FEW[0].replace("m=33,n=192,k=384", "m=3,n=16,k=256")
         report = validate("tests.support.subjects.broken:row_major_scale", GEMM, case=case, limit=60, save=path)
         (wrong,) = [f for f in report.failures if f.watch == NUMBERS]
         assert wrong.verdict.explained_by == ("row-major A scale read as [K/128, align(M, 4)]",)

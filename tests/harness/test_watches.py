@@ -147,6 +147,7 @@ def test_other_inputs_have_the_shapes_of_these() -> None:
     assert turned["a"].float().tolist() == [5, 4, 3, 2, 1, 0] and turned["ks"] is mine["ks"]
 
 
+@pytest.mark.usefixtures("forked_workers")
 class TestThreads:
     """Every answer of every thread counts, the farthest one is judged."""
 

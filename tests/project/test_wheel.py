@@ -205,7 +205,7 @@ def mistaken(line: str) -> bool:
     words = shlex.split(re.sub(r"\$\{\{.*?\}\}|\$\w+", "1", line), comments=True)
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        commands.parser().parse_args(words)
+        commands.parser(*words[:1]).parse_args(words)
     return "unrecognized arguments" in said.getvalue() or "invalid" in said.getvalue()
 
 
