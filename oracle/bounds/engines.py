@@ -38,6 +38,7 @@ from oracle.truth import gemm
 from oracle.truth.gemm import Decoded, Exact, ScaledProduct
 
 CHUNK_BYTES = 1 << 26  # of unpacked rows of a
+SLOWER = 4  # times as long as the prediction of a product takes its bound, and more
 DECIDING = 16  # elements that a verdict rests on, of those that are confirmed
 Deciding = Callable[[], Tensor]
 """Bool ``[M, N]``: the elements whose bounds decide a verdict; called where a sample of bounds is confirmed."""
@@ -318,13 +319,14 @@ def _shared(product: ScaledProduct, order: Packed) -> tuple[NDArray[Any], ...]:
 def _pass(product: ScaledProduct, order: Packed, run: Run, quantities: int, *, bytes_each: int) -> Tensor:
     """Run a kernel over chunks of rows of ``a``, unpacked one at a time; float64 ``[quantities, M, N]``."""
     from oracle.bounds.cpu_kernels import LANES
-    from oracle.tensorcore.cpu_jit import run_tasks, task_pieces
+    from oracle.tensorcore.cpu_jit import run_tasks, task_pieces, workers_for
 
     out = np.empty((quantities, product.M, product.N))
     step = max(1, CHUNK_BYTES // (bytes_each * max(1, order.source.numel())))
     for start in range(0, product.M, step):
         rows = product.rows(start, min(product.M, start + step))
-        run_tasks(run(rows, out, start), task_pieces(rows.M, product.N, lanes=LANES), rows.M * product.N * product.K)
+        workers = workers_for(SLOWER * rows.M * product.N * product.K)
+        run_tasks(run(rows, out, start), task_pieces(rows.M, product.N, lanes=LANES, workers=workers), workers)
     return torch.from_numpy(out)
 
 

@@ -71,7 +71,7 @@ FEW_COLUMNS = 64  # columns of these on which faults that are computed together 
 NEARLY = 2.0**-6  # of a value: above what the roundings of a store change
 LOST = 2.0**-9  # of the sum of all magnitudes: above what an accumulator loses of data that is not made for it
 TINY = 2.0**-20  # above every subnormal number of an output
-TOGETHER = 16  # faults that are computed together at most
+TOGETHER = (16, 64)  # faults that are computed together at most: the first ones, since one may end the search; others
 GOLDEN = 0.6180339887  # multiples of it, modulo 1, spread over rows in no regular step
 HOPELESS = 0.125  # share of what fails there; of 12 rows a fault of half of them explains so few once in 300 draws
 CHANCE = 0.25  # share of right results beyond a buffer above which the candidate is contradicted there
@@ -475,23 +475,24 @@ class Sample:
     def likely(self, faults: Iterable[Fault]) -> Iterator[Fault]:
         """The ``faults``, in their order, without most of those whose share is below ``LISTED``: those that leave one
         operand as it is are computed together, as rows or columns of one product. None where nothing fails here."""
-        rest = iter(faults if any(count(view.failing) for view in self.views) else ())
+        if not any(count(view.failing) for view in self.views):
+            return
         failing, nan = self.failing_alone(), any(bool(torch.isnan(view.output).any()) for view in self.views)
         fewer = failing.every_other()
         few = sum(count(view.failing) for view in fewer.views)
-        while some := list(islice(rest, TOGETHER)):
+        for some in batches(faults):
             at_most = {} if fewer is failing else fewer.at_most(some)
             none = {name for name, found in at_most.items() if found == (0, few)}
-            some = [fault for fault in some if fault.name not in none]
-            at_most = failing.at_most(some)
+            kept = [fault for fault in some if fault.name not in none]
+            at_most = failing.at_most(kept)
             hopeless = {n for n, (agrees, known) in at_most.items() if agrees < LISTED * known or not (known or nan)}
-            yield from (fault for fault in some if fault.name not in hopeless)
+            yield from (fault for fault in kept if fault.name not in hopeless)
 
     def far(self, faults: Sequence[Fault]) -> set[str]:
         """Names of faults that give about the value of at most ``LISTED`` of what fails."""
         failing, found = sum(count(view.failing) for view in self.views), set[str]()
-        for start in range(0, len(faults), TOGETHER):
-            at_most = self.at_most(faults[start : start + TOGETHER], near=True)
+        for some in batches(faults):
+            at_most = self.at_most(some, near=True)
             found |= {n for n, (agrees, known) in at_most.items() if known == failing and agrees <= LISTED * failing}
         return found
 
@@ -708,8 +709,7 @@ class FailingRows:
     def kept(self, faults: Iterable[Fault]) -> Iterator[Fault]:
         """The ``faults``, in their order, that are not refused: first those that are computed together, on some of the
         columns in which these rows fail."""
-        rest = iter(faults)
-        while some := list(islice(rest, TOGETHER)):
+        for some in batches(faults):
             at_most = {} if self.narrow is None else self.narrow.at_most(some)
             hopeless = {n for n, (agrees, known) in at_most.items() if known == self.all and agrees <= HOPELESS * known}
             yield from (fault for fault in some if fault.name not in hopeless and not self.refuse(fault))
@@ -733,6 +733,14 @@ class FailingRows:
             return False
         found = sample.weigh_stored(faults, predictions)
         return found is not None and found.share <= self.enough
+
+
+def batches(faults: Iterable[Fault]) -> Iterator[list[Fault]]:
+    """The faults in their order, as many as are computed together."""
+    rest, size = iter(faults), TOGETHER[0]
+    while some := list(islice(rest, size)):
+        yield some
+        size = TOGETHER[1]
 
 
 def rounds(call: Call, store: Fault) -> bool:

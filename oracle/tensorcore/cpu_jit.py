@@ -4,7 +4,7 @@
 contracted or reassociated), IEEE division, no GIL. An entry is kept on disk: under ``NUMBA_CACHE_DIR``, or beside its
 source in ``__pycache__``, or in the user's cache folder where that cannot be written. ``fma`` is one rounding of
 ``x*y + z``: LLVM's intrinsic, a vector instruction where the CPU has one and the C library's ``fmaf`` elsewhere.
-``run_tasks`` spreads independent calls over :func:`oracle.numbers.threads.threads`.
+``run_tasks`` spreads independent calls over threads, of which there are :func:`oracle.numbers.threads.threads`.
 
 Kernels loop over row views (``row = matrix[k]``; ``row[j]``) with a constant trip count: an index that numba cannot
 prove non-negative costs a wrap-around test and turns vector loads into gathers.
@@ -26,6 +26,7 @@ from oracle.numbers.threads import threads
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
 LEAST = 1 << 21  # products that take as long as a thread takes to start and to end, and some times longer
+FEWEST_ROWS = 2  # of a task, for which it unpacks its columns
 TASK_ROWS = 256  # rows whose accumulators stay in the second-level cache
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -61,13 +62,16 @@ fma: Callable[..., Any] = intrinsic(_fma)
 """``x * y + z`` with one rounding, in the type of ``x``: float32 or float64. For compiled code only."""
 
 
-def run_tasks(task: Callable[..., None], arguments: Iterable[tuple[int, ...]], products: int) -> None:
-    """Call ``task(*a)`` for every ``a``; calls may run at the same time and must write apart from each other.
+def workers_for(products: int) -> int:
+    """Threads that so many products are worth: none starts for fewer than ``LEAST`` of them."""
+    return max(1, min(threads(), products // LEAST))
 
-    ``products`` that they multiply together: a thread starts for no fewer than ``LEAST`` of them.
-    """
+
+def run_tasks(task: Callable[..., None], arguments: Iterable[tuple[int, ...]], workers: int) -> None:
+    """Call ``task(*a)`` for every ``a`` on so many threads at most; calls may run at the same time and must write apart
+    from each other."""
     calls = list(arguments)
-    workers = min(threads(), len(calls), products // LEAST)
+    workers = min(workers, len(calls))
     if workers <= 1:
         for call in calls:
             task(*call)
@@ -77,11 +81,10 @@ def run_tasks(task: Callable[..., None], arguments: Iterable[tuple[int, ...]], p
             done.result()
 
 
-def task_pieces(rows: int, columns: int, *, lanes: int) -> list[tuple[int, int, int, int]]:
+def task_pieces(rows: int, columns: int, *, lanes: int, workers: int) -> list[tuple[int, int, int, int]]:
     """Row ranges times panel ranges, some eight to a thread: ``(row0, row1, panel0, panel1)``."""
     panels = -(-columns // lanes)
-    workers = threads()
-    height = TASK_ROWS if panels >= workers else max(8, min(TASK_ROWS, -(-rows // workers)))
+    height = TASK_ROWS if panels >= workers else max(FEWEST_ROWS, min(TASK_ROWS, -(-rows // workers)))
     bands = -(-rows // height)
     wide = max(1, panels * bands // (8 * workers))
     return [

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oracle.numbers.formats import CPU_BLOCK, Format, of_dtype
-from oracle.tensorcore.cpu_jit import jit, piece, run_tasks, task_pieces
+from oracle.tensorcore.cpu_jit import jit, piece, run_tasks, task_pieces, workers_for
 from oracle.tensorcore.cpu_truncation import LANES, ZERO_EXPONENT, promote, truncating, why_not
 from oracle.tensorcore.fused import float32_scale
 from oracle.tensorcore.packing import (
@@ -127,8 +127,8 @@ def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> 
                 if not (finite and truncating(*packed)):
                     kernel(*packed)
 
-        rows = stop - start
-        run_tasks(task, task_pieces(rows, product.N, lanes=LANES), rows * product.N * product.K)
+        workers = workers_for((stop - start) * product.N * product.K)
+        run_tasks(task, task_pieces(stop - start, product.N, lanes=LANES, workers=workers), workers)
         yield start, torch.from_numpy(made if apart else made[0])
 
 

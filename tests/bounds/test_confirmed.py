@@ -147,3 +147,24 @@ class TestVerdicts:
         narrow = replace(residue, lo=residue.lo.masked_fill(lone, 0.0), hi=residue.hi.masked_fill(lone, 0.0))
         with computed(monkeypatch, {"residue_bound": narrow}, lambda x: x), noticed(whether=True):
             assert self.judged(product, output) == "PASSED"
+
+    def test_one_bound_serves_a_failure(
+        self, product: ScaledProduct, right: dict[str, Interval], exact: Tensor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its elements are confirmed on the interval at hand; where they are not, all is computed again."""
+        asked = list[Interval]()
+
+        def counted(x: Interval) -> Interval:
+            asked.append(x)
+            return x
+
+        def refused(*given: Callable[[], Tensor], everywhere: bool = False) -> bool:
+            given[-1]()
+            return everywhere
+
+        output = exact.clone()
+        output[100, 100] *= 2
+        with computed(monkeypatch, {"residue_bound": right["residue_bound"]}, counted), noticed(whether=False):
+            assert self.judged(product, output) == "FAILED" and len(asked) == 1
+            monkeypatch.setattr(engines, "_agrees", refused)
+            assert self.judged(product, output) == "FAILED" and len(asked) == 3

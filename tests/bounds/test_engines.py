@@ -133,10 +133,11 @@ class TestBlocking:
         assert _same(value.hi, again.hi) and _same(value.lo, again.lo)
         assert _same(residue.lo, engines.compiled_residue(product, acc)[1].lo)
 
+    @pytest.mark.parametrize("workers", [1, 2, 16])
     @pytest.mark.parametrize("rows, columns", [(1, 1), (1, 1000), (1000, 1), (300, 300), (257, 129)])
-    def test_pieces_cover_once(self, rows: int, columns: int) -> None:
+    def test_pieces_cover_once(self, rows: int, columns: int, workers: int) -> None:
         count = np.zeros((rows, -(-columns // 128)), int)
-        for row0, row1, panel0, panel1 in cpu_jit.task_pieces(rows, columns, lanes=128):
+        for row0, row1, panel0, panel1 in cpu_jit.task_pieces(rows, columns, lanes=128, workers=workers):
             count[row0:row1, panel0:panel1] += 1
         assert (count == 1).all()
 
