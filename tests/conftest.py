@@ -92,8 +92,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--full"):
         settings.load_profile("full")
     if path := config.getoption("--cpu"):
-        if path.suffix == ".py":
-            raise pytest.UsageError(f"--cpu {path} would write its report over a test; name a file to write, then tests")
         config.pluginmanager.register(Costs(path))
     config.addinivalue_line("markers", "needs_shared(path): reads this file or folder of FP8_ORACLE_SHARED")
     config.addinivalue_line("markers", "needs_tools(name): runs this program, or compiles with this header")

@@ -54,3 +54,8 @@ def test_the_table_of_costs(pytester: pytest.Pytester, tmp_path: Path) -> None:
     lines = [line.split("\t") for line in (tmp_path / "costs.tsv").read_text().splitlines()]
     assert {name.rpartition("::")[2] for _, name in lines} == {"test_cheap", "test_dear"}
     assert sorted(lines, key=lambda line: -float(line[0])) == lines and float(lines[0][0]) > 0
+
+
+def test_a_test_is_no_place_for_the_table() -> None:
+    with pytest.raises(pytest.UsageError, match="--cpu tests/a.py would write its report over a test"):
+        cpu.Costs(Path("tests/a.py"))

@@ -26,6 +26,8 @@ class Costs:
     """The plugin: tests are measured where they run, and listed by the process that reports."""
 
     def __init__(self, path: Path) -> None:
+        if path.suffix == ".py":
+            raise pytest.UsageError(f"--cpu {path} would write its report over a test: name a file for it, then the tests")
         self.path, self.begun, self.costs = path, 0.0, dict[str, float]()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
