@@ -27,7 +27,7 @@ class Costs:
 
     def __init__(self, path: Path) -> None:
         if path.suffix == ".py":
-            raise pytest.UsageError(f"--cpu {path} would write its report over a test: name a file for it, then the tests")
+            raise pytest.UsageError(f"--cpu {path} would write its report over a test: name a file, then the tests")
         self.path, self.begun, self.costs = path, 0.0, dict[str, float]()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
