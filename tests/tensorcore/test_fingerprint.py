@@ -184,8 +184,10 @@ class TestSabotage:
 
 
 def test_the_report_reads_as_sentences() -> None:
-    lines = read(get("sm90.promote128")).lines()
+    found = read(get("sm90.promote128"))
+    lines = found.lines()
     assert lines[0] == "group size: 32"
+    assert replace(found, group=2).lines()[0].startswith("group size: the probes saw no fused sum")
     assert "alignment: 13 fraction bits, toward zero" in lines
     assert "promotion interval: promotion every 128; levels (32, 128)" in lines
 
