@@ -39,7 +39,6 @@ def kernel(p: Problem, machine: Machine) -> str:
     return {
         "quant_token": "dynamic_per_token_scaled_fp8_quant",
         "quant_group": "per_token_group_fp8_quant",
-        "quant_group_packed": "per_token_group_fp8_quant_packed",
         "grouped_scaled": "cutlass_moe_mm",
     }.get(p.op, "cutlass_scaled_mm")
 
@@ -158,17 +157,6 @@ def into_scale(x: Tensor, q: Tensor, scale: Tensor, group: int, eps: float, ue8m
 
 
 @on_its_device
-def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tensor]:
-    """vLLM's group quantiser with packed UE8M0 scales (int32, strides ``(1, align(M, 4))``, pad lanes 0)."""
-    q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    m, words = x.shape[0], -(-(x.shape[1] // group) // 4)
-    scale = torch.zeros(words, m + (-m % 4), dtype=torch.int32, device=x.device)[:, :m].t()
-    if m:
-        operators().per_token_group_fp8_quant_packed(x.contiguous(), q, scale, group, eps, -FP8_MAX, FP8_MAX)
-    return q, scale
-
-
-@on_its_device
 def grouped_scaled(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offsets: Tensor, out_dtype: torch.dtype
 ) -> Tensor:
@@ -216,6 +204,6 @@ def missing(p: Problem, machine: Machine) -> str | None:
 
 BACKEND = Backend(
     name="cutlass", kernel=kernel, steps=steps, missing=missing,
-    quant_token=quant_token, quant_group=quant_group, quant_group_packed=quant_group_packed,
+    quant_token=quant_token, quant_group=quant_group,
     linear=linear, block_linear=block_linear, grouped_scaled=grouped_scaled,
 )  # fmt: skip

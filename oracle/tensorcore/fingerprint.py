@@ -130,6 +130,9 @@ def fingerprint(kernel: Kernel, shape: Shape, *, out_dtype: torch.dtype, seed: i
     structural = list(seen)
     fitting, registered = _arithmetic(run, shape, inst, interval, out_dtype, seed)
     registered = [s for s in registered if all(_reproduces(s, *pair) for pair in structural)]
+    if interval is None and len(known := {(s.promotion, s.interval) for s in registered}) == 1:
+        ((promotion, every),) = known  # a promotion after every group has the levels of a chain
+        interval = None if promotion is Promotion.RESCALE else every
     return Fingerprint(
         group, levels, interleaved, interval, align_bits, towards, out_bits, rounding,
         tuple(dict.fromkeys(s.promotion.name for s in fitting)), tuple(dict.fromkeys(s.epilogue.name for s in fitting)),

@@ -241,7 +241,7 @@ class TestCutlass:
     def test_no_rows_are_no_launch(self, monkeypatch) -> None:
         """An empty grid is an error of the runtime; with a row each operator is called (the twin)."""
         called: list[str] = []
-        names = ("dynamic_per_token_scaled_fp8_quant", "per_token_group_fp8_quant", "per_token_group_fp8_quant_packed")
+        names = ("dynamic_per_token_scaled_fp8_quant", "per_token_group_fp8_quant")
         fake = types.SimpleNamespace(**{n: lambda *_, n=n: called.append(n) for n in names})
         monkeypatch.setattr(cutlass, "operators", lambda: fake)
         for m in (0, 1):
@@ -250,9 +250,8 @@ class TestCutlass:
                 cutlass.quant_token(x, None),
                 cutlass.quant_group(x, 128, 1e-10, False, "tma"),
             )
-            packed = cutlass.quant_group_packed(x, 128, 1e-10)
-            assert [t.shape[0] for pair in (*made, packed) for t in pair] == [m] * 6
-            assert called == list(names[: m * 3])
+            assert [t.shape[0] for pair in made for t in pair] == [m] * 4
+            assert called == list(names[: m * 2])
 
     def test_a_ready_scale_is_not_copied(self) -> None:
         ready = torch.rand(2, 8).t()
