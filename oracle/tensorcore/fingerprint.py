@@ -67,9 +67,9 @@ class Fingerprint:
         """The findings, one sentence a line."""
         chain = f"promotion every {self.interval}" if self.interval else "one chain over K"
         order = " (interleaved by 2 of 4)" if self.interleaved else ""
-        fused = f"{self.group}{order}" if self.group > 2 else "the probes saw no fused sum (exact, pairs, or one by one)"
+        none = "the probes saw no fused sum (exact, in pairs or one by one)"
         return [
-            f"group size: {fused}",
+            f"group size: {f'{self.group}{order}' if self.group > 2 else none}",
             f"alignment: {_bits(self.align_bits, self.align_direction)}",
             f"accumulator: {_bits(self.accumulator_bits, self.accumulator_rounding)}",
             f"promotion interval: {chain}; levels {self.levels}",
