@@ -185,19 +185,27 @@ def _unpack(
     b: NDArray[np.uint8], first: int, width: int, source: NDArray[np.int64], bv: NDArray[np.float32],
     be: NDArray[np.int8], values: NDArray[np.float32], exponents: NDArray[np.int8],
 ) -> bool:  # fmt: skip
-    """One tile of ``b``, transposed: elements above zero, elements below, exponents. Whether all are finite."""
+    """One tile of ``b``, transposed: elements above zero, elements below, exponents. Whether all are finite.
+
+    Sixteen columns at a time; behind the last one it stands again, and nothing of it is kept.
+    """
     finite = True
+    last = first + width - 1
     for j0 in range(0, width, 16):
-        j1 = min(j0 + 16, width)
         for k in range(len(source)):
             origin = source[k]
-            for j in range(j0, j1):
-                code = b[first + j, max(origin, 0)]
-                value = bv[code] if origin >= 0 else f32(0)
+            above, below, exponent = values[k, 0, j0 : j0 + 16], values[k, 1, j0 : j0 + 16], exponents[k, j0 : j0 + 16]
+            if origin < 0:
+                for j in range(16):
+                    above[j], below[j], exponent[j] = f32(0), f32(0), i8(ZERO_EXPONENT)
+                continue
+            for j in range(16):
+                code = b[min(first + j0 + j, last), origin]
+                value = bv[code]
                 finite &= np.isfinite(value)
-                values[k, 0, j] = max(value, f32(0))
-                values[k, 1, j] = min(value, f32(0))
-                exponents[k, j] = be[code] if origin >= 0 else i8(ZERO_EXPONENT)
+                above[j] = max(value, f32(0))
+                below[j] = min(value, f32(0))
+                exponent[j] = be[code]
     return finite
 
 

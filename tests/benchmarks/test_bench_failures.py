@@ -1,6 +1,6 @@
 """What a failing judgement costs beside a right one and a float64 matmul of the same shape, in one run.
 
-``python -m tests.benchmarks.test_bench_failures [M N K] [--device cuda]`` takes each side and the matmul in turn, three
+``python -m tests.benchmarks.test_bench_failures [M N K] [--device cuda]`` takes each side and the matmul in turn, nine
 times, and prints the least time of the side as a ratio to the least of the matmul and to that of the right output. On a
 CPU that is the CPU seconds of all threads, which other programs change less than the time that passes; on a GPU the
 time that passes until the device is idle, beside the memory that a side adds to the operands. ``pytest
@@ -105,7 +105,7 @@ def timed(side: Side, device: str) -> tuple[float, float]:
     return time.perf_counter() - start, (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
-def main(shape: tuple[int, ...], device: str = "cpu", rounds: int = 3) -> None:
+def main(shape: tuple[int, ...], device: str = "cpu", rounds: int = 9) -> None:
     """One table of ratios, a line as soon as its side is measured."""
     inputs, found = outputs(*shape, device)
     sides = {name: judging(inputs, out, name) for name, out in found.items()}
