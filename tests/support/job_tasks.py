@@ -32,10 +32,10 @@ def tasks() -> Iterator[Callable[[int], tuple[int, int]]]:
 
 @contextmanager
 def slowly() -> Iterator[Callable[[int], int]]:
-    """The square of the number, after half a second."""
+    """The square of the number, after two seconds."""
 
     def run(number: int) -> int:
-        time.sleep(0.5)
+        time.sleep(2.0)
         return number * number
 
     yield run
