@@ -14,7 +14,7 @@ import fcntl
 import gc
 import os
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -202,3 +202,18 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fix
         return Ran(status, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def _cuda_launcher(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+    from tests.support.cuda_on_host import launcher  # imports torch, which few tests need this way
+
+    return launcher(tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture
+def cuda_on_host(_cuda_launcher: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources of CUDA C++ run on the CPU, compiled by g++ once for all tests (:mod:`tests.support.cuda_on_host`)."""
+    from oracle.tensorcore.cuda_source import Source
+
+    monkeypatch.setattr(Source, "launch", _cuda_launcher)

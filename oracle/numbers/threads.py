@@ -24,7 +24,7 @@ def threads() -> int:
 
 
 @contextmanager
-def _with(count: int) -> Iterator[None]:
+def _torch_threads(count: int) -> Iterator[None]:
     before, token = torch.get_num_threads(), _ALL.set(threads())
     torch.set_num_threads(count)
     try:
@@ -36,9 +36,9 @@ def _with(count: int) -> Iterator[None]:
 
 def one_thread() -> AbstractContextManager[None]:
     """A scope in which operations of torch in this thread start no other one."""
-    return _with(1)
+    return _torch_threads(1)
 
 
 def all_threads() -> AbstractContextManager[None]:
     """A scope in which they take all threads, also inside :func:`one_thread`."""
-    return _with(threads())
+    return _torch_threads(threads())

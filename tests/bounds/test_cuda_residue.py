@@ -6,7 +6,6 @@ What a GPU alone can show, its instructions and its speed, is in ``tests/hardwar
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,17 +33,7 @@ ACCUMULATORS = [
 ]
 PROMOTED = of_schedule(get("sm90.promote128"))
 
-pytestmark = pytest.mark.needs_tools("g++")
-
-
-@pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
-    return launcher(tmp_path_factory.mktemp("cuda"))
-
-
-@pytest.fixture(autouse=True)
-def on_host(launch: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Source, "launch", launch)
+pytestmark = [pytest.mark.needs_tools("g++"), pytest.mark.usefixtures("cuda_on_host")]
 
 
 def same(x: Interval, y: Interval) -> bool:

@@ -161,7 +161,7 @@ class Launcher:
 class Pointer(torch.Tensor):
     """A CPU tensor that says it lies on the current GPU."""
 
-    device = torch.device("cuda:0")  # type: ignore[assignment]
+    device = torch.device("cuda:0")  # type: ignore[assignment]  # a property of the base class
 
 
 def at_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,7 @@ class TestShrinking:
         """One contract for each set of extents: the threshold of each extent, and the least of all others."""
         grammar = cases.grammars()[contract]
         drawn = strategies.cases(contract)
+        # conditions that few of 40 draws meet are what is asked here; a check of health would call them filtered
         few = settings(FOUND, max_examples=40, suppress_health_check=list(HealthCheck))
         least = dict(find(drawn, lambda case: True, settings=few).extents)
         for name in () if grammar.fixed else grammar.free[-1:] or grammar.extents[-1:]:

@@ -5,7 +5,6 @@ What a GPU alone can show, its instructions and its speed, is in ``tests/bounds/
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,14 +23,8 @@ from tests.support.schedule_products import differing, product_of
 pytestmark = pytest.mark.needs_tools("g++")
 
 
-@pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
-    return launcher(tmp_path_factory.mktemp("cuda"))
-
-
 @pytest.fixture(autouse=True)
-def on_host(launch: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Source, "launch", launch)
+def on_host(cuda_on_host: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_sums, "why_not", lambda device: None)
 
 
