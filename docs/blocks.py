@@ -79,11 +79,16 @@ def schedule_table() -> str:
     """Every schedule with what it is made of."""
     rows = [
         (
-            f"`{s.name}`", s.status.value, f"`{s.instruction.name}`", "K" if s.interval is None else str(s.interval),
-            f"`{s.promotion.value}`", f"`{s.epilogue.value}`", s.seen_in,
+            f"`{s.name}`",
+            s.status.value,
+            f"`{s.instruction.name}`",
+            "K" if s.interval is None else str(s.interval),
+            f"`{s.promotion.value}`",
+            f"`{s.epilogue.value}`",
+            s.seen_in,
         )
         for s in schedules()
-    ]  # fmt: skip
+    ]
     return _table(("schedule", "checked", "instruction", "chain", "promotion", "epilogue", "seen in"), rows)
 
 
@@ -91,12 +96,18 @@ def instruction_table() -> str:
     """The table of matrix instructions."""
     rows = [
         (
-            f"`{i.name}`", i.status.value, " ".join(f"`{o}`" for o in i.operands), str(i.k), str(i.group),
-            "-" if i.align_bits is None else str(i.align_bits), str(i.out_bits), i.source,
+            f"`{i.name}`",
+            i.status.value,
+            " ".join(f"`{o}`" for o in i.operands),
+            str(i.k),
+            str(i.group),
+            "-" if i.align_bits is None else str(i.align_bits),
+            str(i.out_bits),
+            i.source,
             i.unshown or "-",
         )
         for i in INSTRUCTIONS.values()
-    ]  # fmt: skip
+    ]
     head = ("instruction", "checked", "operands", "k", "group", "t", "result", "source", "no hardware has shown")
     return _table(head, rows)
 
@@ -200,20 +211,29 @@ def right_captures() -> str:
         if outcome.status is Status.PASSED:
             kinds.setdefault((outcome.id.split("/")[1], outcome.contract), []).append(outcome)
     rows = [
-        (f"`{contract}`", str(len(found)), str(sum(o.verdict.matches is not None for o in found)),
-         ", ".join(sorted({f"`{o.verdict.matches}`" for o in found if o.verdict.matches})) or "-", f"`{stem}`")
+        (
+            f"`{contract}`",
+            str(len(found)),
+            str(sum(o.verdict.matches is not None for o in found)),
+            ", ".join(sorted({f"`{o.verdict.matches}`" for o in found if o.verdict.matches})) or "-",
+            f"`{stem}`",
+        )
         for (stem, contract), found in kinds.items()
-    ]  # fmt: skip
+    ]
     return _table(("contract", "outputs", "bit for bit", "as", "file"), rows)
 
 
 def capture_list() -> str:
     """Every file of captures, by contract and declared numerics."""
     kinds = Counter(
-        (c.recording.path.stem, c.contract, c.recording.arch,
-         f"not judged: {c.unsupported}" if c.unsupported else f"`{c.numerics}`" if c.numerics else "-")
+        (
+            c.recording.path.stem,
+            c.contract,
+            c.recording.arch,
+            f"not judged: {c.unsupported}" if c.unsupported else f"`{c.numerics}`" if c.numerics else "-",
+        )
         for c in captures.load(fixtures.folder() / "captures")
-    )  # fmt: skip
+    )
     rows = [
         (f"`{stem}`", f"`{contract}`", arch, str(count), said) for (stem, contract, arch, said), count in kinds.items()
     ]
@@ -232,10 +252,16 @@ def validations() -> str:
     reports = [json.loads(path.read_text()) for path in sorted((fixtures.folder() / "validations").glob("*.json"))]
     words = {0: "conforms", 1: "does not conform", 2: "not judged"}
     rows = [
-        (f"`{r['kernel']}`", f"`{r['contract']}`", words[r["exit_code"]], str(r["judged"]), str(len(r["findings"])),
-         f"{r['seconds']:.0f} s")
+        (
+            f"`{r['kernel']}`",
+            f"`{r['contract']}`",
+            words[r["exit_code"]],
+            str(r["judged"]),
+            str(len(r["findings"])),
+            f"{r['seconds']:.0f} s",
+        )
         for r in reports
-    ]  # fmt: skip
+    ]
     table = _table(("kernel", "contract", "verdict", "cases", "findings", "time"), rows)
     commands_run = "\n".join(r["provenance"]["command"] for r in reports)
     places = {_place(r["provenance"]) for r in reports}
@@ -340,9 +366,20 @@ def profile_counts() -> str:
 
 
 PLACE = (
-    "captured", "device", "gpu", "driver", "cuda", "python", "torch", "triton", "flashinfer", "flashinfer-python",
-    "deep_gemm", "sgl-deep-gemm", "vllm",
-)  # fmt: skip
+    "captured",
+    "device",
+    "gpu",
+    "driver",
+    "cuda",
+    "python",
+    "torch",
+    "triton",
+    "flashinfer",
+    "flashinfer-python",
+    "deep_gemm",
+    "sgl-deep-gemm",
+    "vllm",
+)
 """What of a provenance a page says."""
 
 
@@ -362,7 +399,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "statuses": statuses,
     "errors": errors, "commands": commands, "profiles": profile_counts, "case": case_parts, "figure": figures.figure,
     "exported": exported,
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 
 # --- docstrings ---------------------------------------------------------------------------------------------------

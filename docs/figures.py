@@ -198,8 +198,11 @@ def _products() -> tuple[str, str]:
     """Block-scaled products by their rows, as ratios to DeepGEMM."""
     timings = json.loads((fixtures.folder() / MEASURED / "h200_products.json").read_text())["timings"]
     groups = {int(name.split("M=")[1].split()[0]): t for name, t in timings.items() if ".product M=" in name}
-    names = {"layer's Triton": "this layer", "SGLang Triton, its default tile, row-major": "SGLang, default tile",
-             "SGLang Triton, tiles tuned for N=4608, row-major": "SGLang, tuned tile"}  # fmt: skip
+    names = {
+        "layer's Triton": "this layer",
+        "SGLang Triton, its default tile, row-major": "SGLang, default tile",
+        "SGLang Triton, tiles tuned for N=4608, row-major": "SGLang, tuned tile",
+    }
     places = {m: i for i, m in enumerate(sorted(groups))}
     series = {said: [(places[m], t[name] / base(t)) for m, t in groups.items()] for name, said in names.items()}
     title = "Triton products of 4096 columns and K = 7168 on an H200, time as a ratio to DeepGEMM's, by rows"
@@ -256,12 +259,17 @@ _HISTORIES = {
     "quantiser": ("Quantisers of 4096 x 7168, device time as a ratio to a copy of the same bytes",
                   {name: ("device_us.quantiser 4096x7168", f"layer {name}")
                    for name in ("row-major", "TMA-aligned", "packed", "per token", "per tensor")}),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 _FIGURES: dict[str, Callable[[], tuple[str, str]]] = {
-    "interval": _interval, "widths": _widths, "fused": _fused, "schedule": _schedule, "judgement": _judgement,
-    "products": _products, **{name: partial(_history, *of) for name, of in _HISTORIES.items()},
-}  # fmt: skip
+    "interval": _interval,
+    "widths": _widths,
+    "fused": _fused,
+    "schedule": _schedule,
+    "judgement": _judgement,
+    "products": _products,
+    **{name: partial(_history, *of) for name, of in _HISTORIES.items()},
+}
 
 
 def _svg(width: float, height: float, label: str, parts: Sequence[str]) -> str:

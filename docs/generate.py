@@ -292,9 +292,16 @@ def _surroundings() -> None:
     sys.path[:0] = [str(DOCS), str(ROOT), str(ROOT / "tests")]
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     os.environ.update(
-        COLUMNS=WIDTH, LC_ALL="C.UTF-8", NO_COLOR="1", TERM="dumb", PYTHONPATH="", PYTHONDONTWRITEBYTECODE="1",
-        FP8_ORACLE_FIXTURES=str(ROOT / "fixtures"), OMP_NUM_THREADS="1", PYTEST_ADDOPTS="-p no:cacheprovider",
-    )  # fmt: skip
+        COLUMNS=WIDTH,
+        LC_ALL="C.UTF-8",
+        NO_COLOR="1",
+        TERM="dumb",
+        PYTHONPATH="",
+        PYTHONDONTWRITEBYTECODE="1",
+        FP8_ORACLE_FIXTURES=str(ROOT / "fixtures"),
+        OMP_NUM_THREADS="1",
+        PYTEST_ADDOPTS="-p no:cacheprovider",
+    )
     import torch
 
     torch.set_num_threads(1)

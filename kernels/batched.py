@@ -33,26 +33,20 @@ def _turned(name: str, value: object, rank: int = 2) -> Pair:
 
 
 @checks.verb
-def fp8_gemm_nn(
-    a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True
-) -> None:
+def fp8_gemm_nn(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True) -> None:
     """:func:`kernels.fp8_gemm_nt` with ``b (b [K, N], b_scale [K/128, N/128])``; raises what that raises."""
     blockscaled.fp8_gemm_nt(a, _turned("b", b), out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
 @checks.verb
-def fp8_gemm_tn(
-    a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True
-) -> None:
+def fp8_gemm_tn(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True) -> None:
     """:func:`kernels.fp8_gemm_nt` with ``a (a [K, M], a_scale [K/128, M])`` and ``b`` as of :func:`fp8_gemm_nn`."""
     left, right = _turned("a", a), _turned("b", b)
     blockscaled.fp8_gemm_nt(left, right, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
 @checks.verb
-def fp8_gemm_tt(
-    a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True
-) -> None:
+def fp8_gemm_tt(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True) -> None:
     """:func:`kernels.fp8_gemm_nt` with ``a (a [K, M], a_scale [K/128, M])``; raises what that raises."""
     blockscaled.fp8_gemm_nt(_turned("a", a), b, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
@@ -169,8 +163,9 @@ def fp8_gemm_nt_skip_head_mid(
     """
     (x, xs), (w, ws) = checks.pair("a", a), checks.pair("b", b)
     (m, k), (n, k_b) = checks.matrix("a", x), checks.matrix("b", w)
-    left, mid, right = (checks.positive(f"head_splits[{i}]", v) for i, v in
-                        enumerate(checks.integers("head_splits", head_splits, 3)))  # fmt: skip
+    left, mid, right = (
+        checks.positive(f"head_splits[{i}]", v) for i, v in enumerate(checks.integers("head_splits", head_splits, 3))
+    )
     if k != k_b or n % (left + right):
         raise ShapeError(f"a {list(x.shape)}, b {list(w.shape)}: K must agree, N be a multiple of {left + right}")
     checks.operand("a_scale", xs, (m, -(-k // BLOCK)), "[M, ceil(K/128)]", torch.float32)
@@ -253,9 +248,15 @@ def bmm_fp8(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch
         made: Tensor = torch.ops.fp8_kernels.bmm_fp8(A, B, A_scale, B_scale, dtype)
         return made
     run = route(
-        "bmm", device, ("n", n), ("k", k), ("groups", groups), ("out_dtype", dtype_name(dtype)),
-        ("a_dtype", dtype_name(A.dtype)), ("b_dtype", dtype_name(B.dtype)),
-    )  # fmt: skip
+        "bmm",
+        device,
+        ("n", n),
+        ("k", k),
+        ("groups", groups),
+        ("out_dtype", dtype_name(dtype)),
+        ("a_dtype", dtype_name(A.dtype)),
+        ("b_dtype", dtype_name(B.dtype)),
+    )
     if m == 0:
         return torch.empty(groups, 0, n, dtype=dtype, device=device)
     return run.bmm(A, B, A_scale.reshape(1), B_scale.reshape(1), dtype)
@@ -510,9 +511,11 @@ def _runs(
     if checks.wanted(None, device) and not is_compiling():
         good = (starts[1:] >= ends[:-1]).all() & (ends >= starts).all() & (starts[0] >= 0) & (ends[-1] <= m)
         checks.values(
-            "runs", None, good,
+            "runs",
+            None,
+            good,
             lambda: f"runs from {starts.tolist()} to {ends.tolist()} must ascend from 0 to at most M={m}",
-        )  # fmt: skip
+        )
     unit = grouped.get_mk_alignment_for_contiguous_layout() if device.type == "cuda" else 1
     source, index, place = aligned_runs(starts, ends, m, unit)
     codes = a.view(torch.uint8).index_select(0, source).view(a.dtype)

@@ -578,9 +578,12 @@ def linear_operator(kept: Mapping[bool, object]) -> Callable[[Callable[..., Tens
 
     def of(checked: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def run(
-            input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = BLOCK,
+            input: Tensor,
+            weight: Tensor,
+            weight_scale: Tensor,
+            group_size: int = BLOCK,
             use_deep_gemm_e8m0: bool = False,
-        ) -> Tensor:  # fmt: skip
+        ) -> Tensor:
             met = known.find(keys[use_deep_gemm_e8m0], weight, weight_scale)
             if met is not None and group_size == BLOCK and (m := met.rows(weight, weight_scale, input)):
                 y: Tensor = met.run[m < SWITCH_M](input, weight, weight_scale)

@@ -165,9 +165,11 @@ def skip_head_mid(inputs: Inputs, options: Options) -> Tensor:
     splits = (int(options.get("left", 128)), int(options.get("mid", 64)), int(options.get("right", 128)))
     n = inputs["b"].shape[0]
     out = torch.zeros(
-        inputs["a"].shape[0], n + n // (splits[0] + splits[2]) * splits[1], dtype=out_dtype_of(options),
+        inputs["a"].shape[0],
+        n + n // (splits[0] + splits[2]) * splits[1],
+        dtype=out_dtype_of(options),
         device=inputs["a"].device,
-    )  # fmt: skip
+    )
     left, right = (inputs["a"], inputs["a_scale"]), (inputs["b"], inputs["b_scale"])
     batched.fp8_gemm_nt_skip_head_mid(left, right, out, splits)
     return out
@@ -212,9 +214,15 @@ def paged_logits(inputs: Inputs, options: Options) -> Tensor:
     tables = inputs["block_tables"].to(torch.int32)
     longest = options.get("max_model_len", tables.shape[1] * cache.shape[1])
     return logits.fp8_paged_mqa_logits(
-        inputs["q"], cache, inputs["weights"], lens, tables, schedule, longest,
+        inputs["q"],
+        cache,
+        inputs["weights"],
+        lens,
+        tables,
+        schedule,
+        longest,
         bool(options.get("clean_logits", True)),
-    )  # fmt: skip
+    )
 
 
 def fp4_logits(inputs: Inputs, options: Options) -> Tensor:
@@ -222,9 +230,15 @@ def fp4_logits(inputs: Inputs, options: Options) -> Tensor:
     names = ("q", "q_sf", "k", "k_sf", "weights", "cu_seqlen_ks", "cu_seqlen_ke")
     q, q_sf, k, k_sf, weights, ks, ke = (inputs[n] for n in names)
     return mx_logits.fp8_fp4_mqa_logits(
-        (q, q_sf), (k, k_sf), weights, ks.to(torch.int32), ke.to(torch.int32),
-        bool(options.get("clean_logits", True)), options.get("max_seqlen_k", 0), out_dtype_of(options),
-    )  # fmt: skip
+        (q, q_sf),
+        (k, k_sf),
+        weights,
+        ks.to(torch.int32),
+        ke.to(torch.int32),
+        bool(options.get("clean_logits", True)),
+        options.get("max_seqlen_k", 0),
+        out_dtype_of(options),
+    )
 
 
 def fp4_paged_logits(inputs: Inputs, options: Options) -> Tensor:
@@ -233,9 +247,16 @@ def fp4_paged_logits(inputs: Inputs, options: Options) -> Tensor:
     tables = inputs["block_tables"].to(torch.int32)
     longest = options.get("max_model_len") or tables.shape[1] * cache.shape[1]
     return mx_logits.fp8_fp4_paged_mqa_logits(
-        (inputs["q"], inputs["q_sf"]), cache, inputs["weights"], lens, tables, tables, longest,
-        bool(options.get("clean_logits", True)), out_dtype_of(options),
-    )  # fmt: skip
+        (inputs["q"], inputs["q_sf"]),
+        cache,
+        inputs["weights"],
+        lens,
+        tables,
+        tables,
+        longest,
+        bool(options.get("clean_logits", True)),
+        out_dtype_of(options),
+    )
 
 
 def codes_and_scale(verb: Callable[..., tuple[Tensor, Tensor]], first: str = "x") -> Runner:
@@ -250,12 +271,19 @@ def codes_and_scale(verb: Callable[..., tuple[Tensor, Tensor]], first: str = "x"
 
 
 GATED = (
-    "silu_and_mul_quant", "silu_and_mul_per_block_quant", "silu_and_mul_masked_post_quant",
-    "persistent_masked_m_silu_mul_quant", "per_token_group_quant_fp8_masked",
+    "silu_and_mul_quant",
+    "silu_and_mul_per_block_quant",
+    "silu_and_mul_masked_post_quant",
+    "persistent_masked_m_silu_mul_quant",
+    "per_token_group_quant_fp8_masked",
 )
 NORMS = (
-    "rms_norm_static_fp8_quant", "fused_add_rms_norm_static_fp8_quant", "rmsnorm_quant", "fused_add_rmsnorm_quant",
-    "rms_norm_dynamic_per_token_quant", "rms_norm_per_block_quant",
+    "rms_norm_static_fp8_quant",
+    "fused_add_rms_norm_static_fp8_quant",
+    "rmsnorm_quant",
+    "fused_add_rmsnorm_quant",
+    "rms_norm_dynamic_per_token_quant",
+    "rms_norm_per_block_quant",
 )
 
 
@@ -344,9 +372,7 @@ def k_groups_of_powers(inputs: Inputs, options: Options) -> Tensor:
     left, right = (inputs["a"], inputs["a_scale"]), (inputs["b"], inputs["b_scale"])
     out = torch.empty_like(inputs["c"], memory_format=torch.contiguous_format)
     recipe = (1, 1, options.get("gran_k", 128))
-    mx_products.k_grouped_fp8_gemm_tn_contiguous(
-        left, right, out, inputs["ks"].tolist(), c=inputs["c"], recipe=recipe
-    )
+    mx_products.k_grouped_fp8_gemm_tn_contiguous(left, right, out, inputs["ks"].tolist(), c=inputs["c"], recipe=recipe)
     return out
 
 
@@ -455,9 +481,15 @@ def prepared_layer(inputs: Inputs, options: Options) -> dict[str, Tensor]:
     for name, value in settings.items():
         setattr(layer, name, value)
     w13, w2, w13_scale = moe.prepare_fp8_moe_layer_for_fi(
-        layer, inputs["w13"], inputs["w2"], inputs["w13_scale"], one, inputs["w2_scale"], one,
+        layer,
+        inputs["w13"],
+        inputs["w2"],
+        inputs["w13_scale"],
+        one,
+        inputs["w2_scale"],
+        one,
         bool(options.get("is_trtllm", False)),
-    )  # fmt: skip
+    )
     return {"w13": w13, "w2": w2, "w13_scale": w13_scale, "w2_scale": inputs["w2_scale"]}
 
 
@@ -483,10 +515,14 @@ def routing(inputs: Inputs, options: Options) -> dict[str, Tensor]:
     renormalize, factor = bool(options.get("renormalize", False)), options.get("routed_scaling_factor", 1.0)
     if router == "deepseek_v3":
         weights, ids = moe_layer.route_deepseek_v3(
-            inputs["logits"], inputs.get("bias"), top_k,
-            n_group=options.get("num_expert_group", 1), topk_group=options.get("topk_group", 1),
-            renormalize=renormalize, routed_scaling_factor=factor,
-        )  # fmt: skip
+            inputs["logits"],
+            inputs.get("bias"),
+            top_k,
+            n_group=options.get("num_expert_group", 1),
+            topk_group=options.get("topk_group", 1),
+            renormalize=renormalize,
+            routed_scaling_factor=factor,
+        )
     elif inputs.get("bias") is not None or factor != 1.0 or (router == "llama4" and renormalize):
         raise OptionError(f"{router} routing takes no bias, no scaling factor and, for llama4, no renormalisation")
     elif router == "llama4":
@@ -515,9 +551,14 @@ def moe_layer_of(inputs: Inputs, options: Options) -> Tensor:
 
 
 RENAMED = {
-    "a": "x", "a_scale": "x_scale", "fc2_act_scale": "a2_scale", "prequant1": "a1_scale", "prequant2": "a2_scale",
-    "first_expert": "expert_offset", "apply_router_weight_on_input": "weight_on_input",
-}  # fmt: skip
+    "a": "x",
+    "a_scale": "x_scale",
+    "fc2_act_scale": "a2_scale",
+    "prequant1": "a1_scale",
+    "prequant2": "a2_scale",
+    "first_expert": "expert_offset",
+    "apply_router_weight_on_input": "weight_on_input",
+}
 """Arguments of :func:`kernels.moe_experts` whose contract calls them otherwise."""
 
 
@@ -553,9 +594,15 @@ def trtllm_layer(inputs: Inputs, options: Options) -> Tensor:
         raise OptionError(f"weight_dtype={options['weight_dtype']}: routing weights are kept in {kept} here")
     layer = torch.nn.Module()
     w13, w2, _ = moe.prepare_fp8_moe_layer_for_fi(
-        layer, inputs["w13"], inputs["w2"], inputs["w13_scale"], inputs["w13_input_scale"], inputs["w2_scale"],
-        inputs["w2_input_scale"], is_trtllm=True,
-    )  # fmt: skip
+        layer,
+        inputs["w13"],
+        inputs["w2"],
+        inputs["w13_scale"],
+        inputs["w13_input_scale"],
+        inputs["w2_scale"],
+        inputs["w2_input_scale"],
+        is_trtllm=True,
+    )
     settings = {
         "w13_weight": torch.nn.Parameter(w13, requires_grad=False),
         "w2_weight": torch.nn.Parameter(w2, requires_grad=False),

@@ -72,24 +72,34 @@ class Config:
     )
     batch_invariant: bool = _variable(False, _integer, "one kernel for every number of rows", "VLLM_BATCH_INVARIANT")
     vllm_ops_library: str | None = _variable(
-        None, _text, "paths of vLLM's compiled operators, separated as in `PATH`, where the package cannot be found by "
-        "name", "FP8_KERNELS_VLLM_OPS"
-    )  # fmt: skip
+        None,
+        _text,
+        "paths of vLLM's compiled operators, separated as in `PATH`, where the package cannot be found by name",
+        "FP8_KERNELS_VLLM_OPS",
+    )
     flashinfer_observed: bool = _variable(
-        False, _nonzero, "FlashInfer logs or traces its calls: they are made through its public function",
-        "FLASHINFER_LOGLEVEL", "FLASHINFER_TRACE_DUMP"
-    )  # fmt: skip
+        False,
+        _nonzero,
+        "FlashInfer logs or traces its calls: they are made through its public function",
+        "FLASHINFER_LOGLEVEL",
+        "FLASHINFER_TRACE_DUMP",
+    )
     backend: str = _variable(
-        "", _text, "the backend to take or none: a name (`torch`) for every operation that lists it, or "
-        "`operation=name`, several separated by commas", "FP8_KERNELS_BACKEND"
-    )  # fmt: skip
+        "",
+        _text,
+        "the backend to take or none: a name (`torch`) for every operation that lists it, or "
+        "`operation=name`, several separated by commas",
+        "FP8_KERNELS_BACKEND",
+    )
     log_decisions: bool = _variable(
         False, _integer, "log each new decision once, with the reason of every refused backend", "FP8_KERNELS_LOG"
     )
     check_values: bool = _variable(
-        False, _integer, "calls check values on a GPU too, without waiting: a wrong one fails the next synchronisation",
-        "FP8_KERNELS_CHECK"
-    )  # fmt: skip
+        False,
+        _integer,
+        "calls check values on a GPU too, without waiting: a wrong one fails the next synchronisation",
+        "FP8_KERNELS_CHECK",
+    )
     fast_paths: bool = _variable(
         True, _integer, "known releases of libraries are started past their public functions", "FP8_KERNELS_FAST_PATHS"
     )

@@ -160,9 +160,15 @@ DECISIONS: dict[str, Callable[..., int]] = {
 """By the name of the contract."""
 
 EXPERTS_FIELDS = (
-    "accepted", "out_dtype", "quant_config", "ep_rank", "ep_size", "tp_rank", "tp_size",
+    "accepted",
+    "out_dtype",
+    "quant_config",
+    "ep_rank",
+    "ep_size",
+    "tp_rank",
+    "tp_size",
     "use_deepseek_fp8_block_scale",
-)  # fmt: skip
+)
 RECORDS: dict[str, tuple[Callable[..., tuple[int, ...]], tuple[str, ...]]] = {
     "select_cutlass_fp8_gemm_impl": (_experts_record, EXPERTS_FIELDS),
     "build_flashinfer_fp8_cutlass_moe_prepare_finalize": (

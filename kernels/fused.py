@@ -41,9 +41,13 @@ def _run_silu(x: Tensor, scale: Tensor, *, rounding: str = "each") -> Tensor:
 
 
 def _run_silu_block(
-    x: Tensor, group_size: int = BLOCK, *, scale_ub: Tensor | None = None, is_scale_transposed: bool = False,
+    x: Tensor,
+    group_size: int = BLOCK,
+    *,
+    scale_ub: Tensor | None = None,
+    is_scale_transposed: bool = False,
     rounding: str = "none",
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     run = _route("quant_gated", x.device, x, group_size)
     return run.gated_group(x, group_size, rounding, 0.0, SCALE_FLOOR, scale_ub, False, is_scale_transposed, None)
 
@@ -97,16 +101,26 @@ def _run_float_added(
 
 
 def _run_token(
-    x: Tensor, weight: Tensor, epsilon: float = EPSILON, *, scale_ub: Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    epsilon: float = EPSILON,
+    *,
+    scale_ub: Tensor | None = None,
     residual: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor | None]:
     return _route("quant_norm", x.device, x).norm_group(x, weight, residual, epsilon, x.shape[1], scale_ub, False)
 
 
 def _run_block(
-    x: Tensor, weight: Tensor, epsilon: float = EPSILON, group_size: int = BLOCK, *, scale_ub: Tensor | None = None,
-    residual: Tensor | None = None, is_scale_transposed: bool = False,
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    epsilon: float = EPSILON,
+    group_size: int = BLOCK,
+    *,
+    scale_ub: Tensor | None = None,
+    residual: Tensor | None = None,
+    is_scale_transposed: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     run = _route("quant_norm", x.device, x, group_size)
     return run.norm_group(x, weight, residual, epsilon, group_size, scale_ub, is_scale_transposed)
 
@@ -143,9 +157,13 @@ def silu_and_mul_quant(x: Tensor, scale: Tensor, *, rounding: str = "each") -> T
 @remembered(_run_silu_block)
 @checks.verb
 def silu_and_mul_per_block_quant(
-    x: Tensor, group_size: int = BLOCK, *, scale_ub: Tensor | None = None, is_scale_transposed: bool = False,
+    x: Tensor,
+    group_size: int = BLOCK,
+    *,
+    scale_ub: Tensor | None = None,
+    is_scale_transposed: bool = False,
     rounding: str = "none",
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """``silu(gate) * up`` quantised in groups: ``scale = max(min(amax / 448, scale_ub), 1 / (448 * 512))``.
 
     Parameters
@@ -169,9 +187,7 @@ def silu_and_mul_per_block_quant(
         op = torch.ops.fp8_kernels.silu_and_mul_per_block_quant
         q, scale = op(x, group_size, scale_ub, is_scale_transposed, rounding)
         return q, scale
-    return _run_silu_block(
-        x, group_size, scale_ub=scale_ub, is_scale_transposed=is_scale_transposed, rounding=rounding
-    )
+    return _run_silu_block(x, group_size, scale_ub=scale_ub, is_scale_transposed=is_scale_transposed, rounding=rounding)
 
 
 @remembered(_run_silu_masked)
@@ -327,9 +343,13 @@ def fused_add_rmsnorm_quant(
 @remembered(_run_token)
 @checks.verb
 def rms_norm_dynamic_per_token_quant(
-    x: Tensor, weight: Tensor, epsilon: float = EPSILON, *, scale_ub: Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    epsilon: float = EPSILON,
+    *,
+    scale_ub: Tensor | None = None,
     residual: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """The norm of ``z = x [+ residual]`` (float32), one scale a row: ``max(min(amax, scale_ub) / 448, 1/(448*512))``.
 
     Parameters
@@ -359,9 +379,15 @@ def rms_norm_dynamic_per_token_quant(
 @remembered(_run_block)
 @checks.verb
 def rms_norm_per_block_quant(
-    x: Tensor, weight: Tensor, epsilon: float = EPSILON, group_size: int = BLOCK, *, scale_ub: Tensor | None = None,
-    residual: Tensor | None = None, is_scale_transposed: bool = False,
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    epsilon: float = EPSILON,
+    group_size: int = BLOCK,
+    *,
+    scale_ub: Tensor | None = None,
+    residual: Tensor | None = None,
+    is_scale_transposed: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """:func:`rms_norm_dynamic_per_token_quant` with a scale for each group of a row, ``scale [M, H / group_size]``.
 
     With ``is_scale_transposed`` the scale has strides ``(1, M)``.
@@ -383,9 +409,16 @@ def rms_norm_per_block_quant(
 
 @checks.verb
 def rope_quantize_fp8(
-    q_rope: Tensor, k_rope: Tensor, q_nope: Tensor, k_nope: Tensor, cos_sin_cache: Tensor, pos_ids: Tensor,
-    is_neox: bool = True, quant_scale_q: float = 1.0, quant_scale_kv: float = 1.0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    q_rope: Tensor,
+    k_rope: Tensor,
+    q_nope: Tensor,
+    k_nope: Tensor,
+    cos_sin_cache: Tensor,
+    pos_ids: Tensor,
+    is_neox: bool = True,
+    quant_scale_q: float = 1.0,
+    quant_scale_kv: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``sat(rope(x) * quant_scale)`` of the rotated columns and ``sat(x * quant_scale)`` of the others, in E4M3.
 
     Parameters
@@ -419,8 +452,9 @@ def rope_quantize_fp8(
     checks.shape("k_nope", k_nope, (*k_rope.shape[:-1], k_nope.shape[-1]), "the heads of k_rope")
     checks.dtype("cos_sin_cache", checks.rank("cos_sin_cache", cos_sin_cache, 2), torch.float32)
     checks.shape("cos_sin_cache", cos_sin_cache, (cos_sin_cache.shape[0], depth), "a cosine and a sine for each pair")
-    checks.dtype("pos_ids", checks.shape("pos_ids", pos_ids, (tokens,), "a position for each token"),
-                 torch.int32, torch.int64)  # fmt: skip
+    checks.dtype(
+        "pos_ids", checks.shape("pos_ids", pos_ids, (tokens,), "a position for each token"), torch.int32, torch.int64
+    )
     device = checks.same_device(
         q_rope=q_rope, k_rope=k_rope, q_nope=q_nope, k_nope=k_nope, cos_sin_cache=cos_sin_cache, pos_ids=pos_ids
     )
@@ -439,9 +473,16 @@ def rope_quantize_fp8(
 
 @checks.verb
 def mla_rope_quantize_fp8(
-    q_rope: Tensor, k_rope: Tensor, q_nope: Tensor, k_nope: Tensor, cos_sin_cache: Tensor, pos_ids: Tensor,
-    is_neox: bool = True, quant_scale_q: float = 1.0, quant_scale_kv: float = 1.0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    q_rope: Tensor,
+    k_rope: Tensor,
+    q_nope: Tensor,
+    k_nope: Tensor,
+    cos_sin_cache: Tensor,
+    pos_ids: Tensor,
+    is_neox: bool = True,
+    quant_scale_q: float = 1.0,
+    quant_scale_kv: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """:func:`rope_quantize_fp8` with one key head without an axis of its own: ``k_rope [T, D]``, ``k_nope [T, N]``."""
     checks.rank("k_rope", k_rope, 2)
     checks.rank("k_nope", k_nope, 2)
@@ -498,9 +539,15 @@ def _norm(
 
 
 def _static(
-    name: str, x: Tensor, residual: Tensor | None, weight: Tensor, scale: Tensor, epsilon: float, rounding: str,
+    name: str,
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    scale: Tensor,
+    epsilon: float,
+    rounding: str,
     rounded_sum: bool,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None]:
     device = _norm(x, weight, epsilon, residual)
     checks.scalar("scale", scale)
     checks.same_device(x=x, scale=scale)

@@ -178,9 +178,15 @@ def scaled_grouped_mm(
         made: Tensor = torch.ops.fp8_kernels.scaled_grouped_mm(a, b, scale_a, scale_b, offsets, out_dtype, check)
         return made
     run = route(
-        "grouped_scaled", device, ("n", n), ("k", k), ("groups", groups), ("out_dtype", dtype_name(out_dtype)),
-        ("a_scale", "token"), ("b_scale", "channel"),
-    )  # fmt: skip
+        "grouped_scaled",
+        device,
+        ("n", n),
+        ("k", k),
+        ("groups", groups),
+        ("out_dtype", dtype_name(out_dtype)),
+        ("a_scale", "token"),
+        ("b_scale", "channel"),
+    )
     if m == 0:
         return torch.empty(0, n, dtype=out_dtype, device=device)
     if checks.wanted(check, device):

@@ -39,17 +39,28 @@ INTEGER = (torch.int32, torch.int64)
 
 
 def _run_flash(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, k_scale: Tensor,
-    v_scale: Tensor, kv_layout: str = "NHD",
-) -> None:  # fmt: skip
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor,
+    v_scale: Tensor,
+    kv_layout: str = "NHD",
+) -> None:
     k, v = _views(key_cache, value_cache, kv_layout)
     _route(key.device).cache_store((Part(key, k, k_scale), Part(value, v, v_scale)), Slots(slot_mapping))
 
 
 def _run_chunks(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, k_scale: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor,
     v_scale: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     k, v = key_cache.permute(0, 3, 1, 2, 4), value_cache.permute(0, 3, 1, 2)
     _route(key.device).cache_store((Part(key, k, k_scale), Part(value, v, v_scale)), Slots(slot_mapping))
 
@@ -61,18 +72,33 @@ def _run_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor,
 
 
 def _run_append(
-    append_key: Tensor, append_value: Tensor, batch_indices: Tensor, positions: Tensor, k_cache: Tensor,
-    v_cache: Tensor, kv_indices: Tensor, kv_indptr: Tensor, kv_last_page_len: Tensor, kv_layout: str = "NHD",
-) -> None:  # fmt: skip
+    append_key: Tensor,
+    append_value: Tensor,
+    batch_indices: Tensor,
+    positions: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
+    kv_last_page_len: Tensor,
+    kv_layout: str = "NHD",
+) -> None:
     k, v = _views(k_cache, v_cache, kv_layout)
     slots = Slots(batch_indices, positions, kv_indices, kv_indptr)
     _route(append_key.device).cache_store((Part(append_key, k), Part(append_value, v)), slots)
 
 
 def _run_append_mla(
-    append_ckv: Tensor, append_kpe: Tensor, batch_indices: Tensor, positions: Tensor, ckv_cache: Tensor,
-    kpe_cache: Tensor, kv_indices: Tensor, kv_indptr: Tensor, kv_last_page_len: Tensor,
-) -> None:  # fmt: skip
+    append_ckv: Tensor,
+    append_kpe: Tensor,
+    batch_indices: Tensor,
+    positions: Tensor,
+    ckv_cache: Tensor,
+    kpe_cache: Tensor,
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
+    kv_last_page_len: Tensor,
+) -> None:
     parts = Part(append_ckv.unsqueeze(1), ckv_cache.unsqueeze(2)), Part(append_kpe.unsqueeze(1), kpe_cache.unsqueeze(2))
     _route(append_ckv.device).cache_store(parts, Slots(batch_indices, positions, kv_indices, kv_indptr))
 
@@ -90,18 +116,30 @@ def _run_index(
 
 
 def _run_nvfp4(
-    append_key: Tensor, append_value: Tensor, k_cache: Tensor, v_cache: Tensor, k_scale_cache: Tensor,
-    v_scale_cache: Tensor, slot_mapping: Tensor, k_scale: Tensor, v_scale: Tensor, kv_layout: str = "NHD",
-) -> None:  # fmt: skip
+    append_key: Tensor,
+    append_value: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k_scale_cache: Tensor,
+    v_scale_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor,
+    v_scale: Tensor,
+    kv_layout: str = "NHD",
+) -> None:
     k, v = _views(k_cache, v_cache, kv_layout)
     parts = Part(append_key, k, k_scale), Part(append_value, v, v_scale)
     _route(append_key.device).cache_nvfp4(parts, _views(k_scale_cache, v_scale_cache, kv_layout), slot_mapping)
 
 
 def _run_gather(
-    src_cache: Tensor, dst: Tensor, block_table: Tensor, cu_seq_lens: Tensor, scale: Tensor,
+    src_cache: Tensor,
+    dst: Tensor,
+    block_table: Tensor,
+    cu_seq_lens: Tensor,
+    scale: Tensor,
     seq_starts: Tensor | None = None,
-) -> None:  # fmt: skip
+) -> None:
     factor, rows = scale.reshape(1, 1, 1).expand(*src_cache.shape[:2], 1), (block_table, cu_seq_lens, seq_starts, None)
     _route(dst.device).cache_gather(src_cache, dst, factor, None, CacheRows(*rows))
 
@@ -146,9 +184,15 @@ GATHERED = ("dst", "dst_k", "dst_scale")
 @remembered(_run_flash, rows=KEYS)
 @checks.verb
 def reshape_and_cache_flash(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, k_scale: Tensor,
-    v_scale: Tensor, kv_layout: str = "NHD",
-) -> None:  # fmt: skip
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor,
+    v_scale: Tensor,
+    kv_layout: str = "NHD",
+) -> None:
     """Keys and values divided by their scales into their slots.
 
     Parameters
@@ -180,16 +224,22 @@ def reshape_and_cache_flash(
 @remembered(_run_chunks, rows=KEYS)
 @checks.verb
 def reshape_and_cache(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, k_scale: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor,
     v_scale: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     """:func:`reshape_and_cache_flash` into ``[pages, H, D/x, P, x]`` (keys) and ``[pages, H, D, P]`` (values)."""
     checks.dtype("key_cache", checks.rank("key_cache", key_cache, 5), FP8)
     checks.dtype("value_cache", checks.rank("value_cache", value_cache, 4), FP8)
     depth = key_cache.shape[2] * key_cache.shape[4]
     checks.shape("key", key, (key.shape[0], key_cache.shape[1], depth), "[N, H, D] of key_cache [pages, H, D/x, P, x]")
-    checks.shape("value_cache", value_cache, (key_cache.shape[0], *key.shape[1:], key_cache.shape[3]),
-                 "[pages, H, D, P]")  # fmt: skip
+    checks.shape(
+        "value_cache", value_cache, (key_cache.shape[0], *key.shape[1:], key_cache.shape[3]), "[pages, H, D, P]"
+    )
     _tokens(key, value, slot_mapping)
     checks.scalar("k_scale", k_scale)
     checks.scalar("v_scale", v_scale)
@@ -271,9 +321,17 @@ def convert_fp8(src: Tensor, scale: float = 1.0, out_dtype: torch.dtype = FP8) -
 @remembered(_run_append, rows=APPENDED, free=("kv_indices",))
 @checks.verb
 def append_paged_kv_cache(
-    append_key: Tensor, append_value: Tensor, batch_indices: Tensor, positions: Tensor, k_cache: Tensor,
-    v_cache: Tensor, kv_indices: Tensor, kv_indptr: Tensor, kv_last_page_len: Tensor, kv_layout: str = "NHD",
-) -> None:  # fmt: skip
+    append_key: Tensor,
+    append_value: Tensor,
+    batch_indices: Tensor,
+    positions: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
+    kv_last_page_len: Tensor,
+    kv_layout: str = "NHD",
+) -> None:
     """Keys and values ``[N, H, D]`` copied to ``positions`` of their requests, whose pages the tables name.
 
     Nothing is converted: caches ``[pages, P, H, D]`` (NHD) or ``[pages, H, P, D]`` (HND) have the dtype of the keys
@@ -286,22 +344,45 @@ def append_paged_kv_cache(
     _heads(append_key, append_value, pages, batch_indices, dtypes)
     if is_compiling():
         torch.ops.fp8_kernels.append_paged_kv_cache(
-            append_key, append_value, batch_indices, positions, k_cache, v_cache, kv_indices, kv_indptr,
-            kv_last_page_len, kv_layout,
-        )  # fmt: skip
+            append_key,
+            append_value,
+            batch_indices,
+            positions,
+            k_cache,
+            v_cache,
+            kv_indices,
+            kv_indptr,
+            kv_last_page_len,
+            kv_layout,
+        )
         return
     _run_append(
-        append_key, append_value, batch_indices, positions, k_cache, v_cache, kv_indices, kv_indptr, kv_last_page_len,
+        append_key,
+        append_value,
+        batch_indices,
+        positions,
+        k_cache,
+        v_cache,
+        kv_indices,
+        kv_indptr,
+        kv_last_page_len,
         kv_layout,
-    )  # fmt: skip
+    )
 
 
 @remembered(_run_append_mla, rows=APPENDED, free=("kv_indices",))
 @checks.verb
 def append_paged_mla_kv_cache(
-    append_ckv: Tensor, append_kpe: Tensor, batch_indices: Tensor, positions: Tensor, ckv_cache: Tensor,
-    kpe_cache: Tensor, kv_indices: Tensor, kv_indptr: Tensor, kv_last_page_len: Tensor,
-) -> None:  # fmt: skip
+    append_ckv: Tensor,
+    append_kpe: Tensor,
+    batch_indices: Tensor,
+    positions: Tensor,
+    ckv_cache: Tensor,
+    kpe_cache: Tensor,
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
+    kv_last_page_len: Tensor,
+) -> None:
     """:func:`append_paged_kv_cache` of ``[N, R]`` and ``[N, E]`` into ``[pages, P, R]`` and ``[pages, P, E]``."""
     checks.dtype("append_ckv", checks.rank("append_ckv", append_ckv, 2), FP8, *NARROW)
     checks.dtype("append_kpe", checks.rank("append_kpe", append_kpe, 2), append_ckv.dtype)
@@ -314,9 +395,16 @@ def append_paged_mla_kv_cache(
     _written(ckv_cache=ckv_cache, kpe_cache=kpe_cache)
     if is_compiling():
         torch.ops.fp8_kernels.append_paged_mla_kv_cache(
-            append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr,
+            append_ckv,
+            append_kpe,
+            batch_indices,
+            positions,
+            ckv_cache,
+            kpe_cache,
+            kv_indices,
+            kv_indptr,
             kv_last_page_len,
-        )  # fmt: skip
+        )
         return
     _run_append_mla(
         append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr, kv_last_page_len
@@ -393,9 +481,17 @@ def indexer_k_quant_and_cache(
 @remembered(_run_nvfp4, rows=(*APPENDED, "slot_mapping"))
 @checks.verb
 def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
-    append_key: Tensor, append_value: Tensor, k_cache: Tensor, v_cache: Tensor, k_scale_cache: Tensor,
-    v_scale_cache: Tensor, slot_mapping: Tensor, k_scale: Tensor, v_scale: Tensor, kv_layout: str = "NHD",
-) -> None:  # fmt: skip
+    append_key: Tensor,
+    append_value: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k_scale_cache: Tensor,
+    v_scale_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor,
+    v_scale: Tensor,
+    kv_layout: str = "NHD",
+) -> None:
     """Keys and values ``[N, H, D]`` (bf16 or f16) in NVFP4, blocks of 16, into their slots.
 
     Parameters
@@ -411,9 +507,11 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
     depth = checks.multiple("D", append_key.shape[2], 16, "a block has 16 columns")
     memory: list[Tensor] = []
     for name, cache, dtype, width in (
-        ("k_cache", k_cache, torch.uint8, depth // 2), ("v_cache", v_cache, torch.uint8, depth // 2),
-        ("k_scale_cache", k_scale_cache, FP8, depth // 16), ("v_scale_cache", v_scale_cache, FP8, depth // 16),
-    ):  # fmt: skip
+        ("k_cache", k_cache, torch.uint8, depth // 2),
+        ("v_cache", v_cache, torch.uint8, depth // 2),
+        ("k_scale_cache", k_scale_cache, FP8, depth // 16),
+        ("v_scale_cache", v_scale_cache, FP8, depth // 16),
+    ):
         view = _paged(name, cache, kv_layout, dtype)
         due = (*(memory[0] if memory else view).shape[:2], append_key.shape[1], width)
         memory.append(checks.shape(name, view, due, "pages of D/2 bytes, or of D/16 scales"))
@@ -423,14 +521,30 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
     checks.same_device(append_key=append_key, k_scale=k_scale, v_scale=v_scale)
     if is_compiling():
         torch.ops.fp8_kernels.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
-            append_key, append_value, k_cache, v_cache, k_scale_cache, v_scale_cache, slot_mapping, k_scale, v_scale,
+            append_key,
+            append_value,
+            k_cache,
+            v_cache,
+            k_scale_cache,
+            v_scale_cache,
+            slot_mapping,
+            k_scale,
+            v_scale,
             kv_layout,
-        )  # fmt: skip
+        )
         return
     _run_nvfp4(
-        append_key, append_value, k_cache, v_cache, k_scale_cache, v_scale_cache, slot_mapping, k_scale, v_scale,
+        append_key,
+        append_value,
+        k_cache,
+        v_cache,
+        k_scale_cache,
+        v_scale_cache,
+        slot_mapping,
+        k_scale,
+        v_scale,
         kv_layout,
-    )  # fmt: skip
+    )
 
 
 # --- readers ---------------------------------------------------------------------------------------------------------
@@ -439,9 +553,13 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
 @remembered(_run_gather, rows=GATHERED)
 @checks.verb
 def gather_and_maybe_dequant_cache(
-    src_cache: Tensor, dst: Tensor, block_table: Tensor, cu_seq_lens: Tensor, scale: Tensor,
+    src_cache: Tensor,
+    dst: Tensor,
+    block_table: Tensor,
+    cu_seq_lens: Tensor,
+    scale: Tensor,
     seq_starts: Tensor | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Rows of requests out of E4M3 ``[pages, P, C]`` times one scale, into ``dst [N, C]`` bf16, f16 or f32.
 
     Request b fills rows ``cu_seq_lens[b]`` to ``cu_seq_lens[b + 1]`` from token ``seq_starts[b]`` (0 without) of its
@@ -562,9 +680,14 @@ def _paged(name: str, cache: Tensor, layout: str, dtype: torch.dtype) -> Tensor:
 
 
 def _heads(
-    key: Tensor, value: Tensor, pages: list[Tensor], slot: Tensor, dtypes: tuple[torch.dtype, ...] = WIDE, *,
+    key: Tensor,
+    value: Tensor,
+    pages: list[Tensor],
+    slot: Tensor,
+    dtypes: tuple[torch.dtype, ...] = WIDE,
+    *,
     narrow: bool = False,
-) -> torch.device:  # fmt: skip
+) -> torch.device:
     """Keys and values of one dtype and shape, and pages for their heads."""
     checks.dtype("key", checks.rank("key", key, 3), *dtypes)
     checks.dtype("value", checks.rank("value", value, 3), key.dtype)
@@ -577,9 +700,7 @@ def _heads(
     return device
 
 
-def _requests(
-    tokens: int, batch: Tensor, positions: Tensor, indices: Tensor, indptr: Tensor, last: Tensor
-) -> None:
+def _requests(tokens: int, batch: Tensor, positions: Tensor, indices: Tensor, indptr: Tensor, last: Tensor) -> None:
     """Tables of pages, and a request and a position of each token."""
     for name, x in (("batch_indices", batch), ("positions", positions)):
         checks.dtype(name, checks.shape(name, x, (tokens,), "one for each token"), torch.int32)
@@ -615,16 +736,23 @@ def _index_keys(cache: Tensor, depth: int) -> tuple[Tensor, Tensor, None]:
 
 
 def _gathered(
-    source: Tensor, outputs: tuple[tuple[str, Tensor, int], ...], table: Tensor, starts: Tensor,
-    seq_starts: Tensor | None, lens: Tensor | None = None,
-) -> None:  # fmt: skip
+    source: Tensor,
+    outputs: tuple[tuple[str, Tensor, int], ...],
+    table: Tensor,
+    starts: Tensor,
+    seq_starts: Tensor | None,
+    lens: Tensor | None = None,
+) -> None:
     """Which rows go where: ``starts`` has an end too unless ``lens`` are given."""
     for name, out, width in outputs:
         checks.output(name, out, (outputs[0][1].shape[0], width), "rows of the destination", out.dtype)
     checks.dtype("block_table", checks.rank("block_table", table, 2), torch.int32)
     requests = table.shape[0]
-    checks.dtype("cu_seq_lens", checks.shape("cu_seq_lens", starts, (requests + (lens is None),),
-                                             "the first row of each request"), torch.int32)  # fmt: skip
+    checks.dtype(
+        "cu_seq_lens",
+        checks.shape("cu_seq_lens", starts, (requests + (lens is None),), "the first row of each request"),
+        torch.int32,
+    )
     for name, x in (("seq_starts", seq_starts), ("seq_lens", lens)):
         if x is not None:
             checks.dtype(name, checks.shape(name, x, (requests,), "one for each request"), torch.int32)

@@ -114,8 +114,10 @@ def powers_of_two(scale: Tensor, check: bool | None) -> None:
         "scale",
         check,
         good.all(),
-        lambda: f"scale {scale.contiguous()[~good].flatten()[0].item()!r} is no power of two in [2**-127, 2**127]; "
-        "quantise with use_ue8m0=True (rounding a finished scale changes every value)",
+        lambda: (
+            f"scale {scale.contiguous()[~good].flatten()[0].item()!r} is no power of two in [2**-127, 2**127]; "
+            "quantise with use_ue8m0=True (rounding a finished scale changes every value)"
+        ),
     )
 
 

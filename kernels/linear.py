@@ -164,9 +164,14 @@ def rocm_per_tensor_w8a8_scaled_mm(
 ) -> Tensor:
     """The ROCm case of :func:`dispatch_w8a8_scaled_mm`: hipBLASLt through ``torch._scaled_mm``, per tensor."""
     return torch_per_tensor_w8a8_scaled_mm(
-        qinput=qinput, weight=weight, out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b, bias=bias,
+        qinput=qinput,
+        weight=weight,
+        out_dtype=out_dtype,
+        scale_a=scale_a,
+        scale_b=scale_b,
+        bias=bias,
         output_shape=output_shape,
-    )  # fmt: skip
+    )
 
 
 @checks.verb
@@ -312,9 +317,14 @@ class Fp8LinearOp:
             self.cutlass_supported, weight_scale.numel() == 1, scale.numel() == 1, per_token, self.machine
         )
         return routine(
-            qinput=quantised, weight=weight, out_dtype=out_dtype or input.dtype, scale_a=scale, scale_b=weight_scale,
-            bias=bias, output_shape=shape,
-        )  # fmt: skip
+            qinput=quantised,
+            weight=weight,
+            out_dtype=out_dtype or input.dtype,
+            scale_a=scale,
+            scale_b=weight_scale,
+            bias=bias,
+            output_shape=shape,
+        )
 
 
 def scale_kinds(scale_a: object, scale_b: object, m: int, n: int, k: int) -> tuple[str, str]:

@@ -135,9 +135,13 @@ def fp8_paged_mqa_logits(
     checks.positive("max_model_len", max_model_len)
     checks.room("max_model_len", max_model_len, 4 * batch * next_n * max_model_len)
     device = checks.same_device(
-        q=q, kv_cache=kv_cache, weights=weights, context_lens=context_lens, block_tables=block_tables,
+        q=q,
+        kv_cache=kv_cache,
+        weights=weights,
+        context_lens=context_lens,
+        block_tables=block_tables,
         schedule_metadata=schedule_metadata,
-    )  # fmt: skip
+    )
     if is_compiling():
         op = torch.ops.fp8_kernels.fp8_paged_mqa_logits
         operands = q, kv_cache, weights, context_lens, block_tables, schedule_metadata

@@ -214,9 +214,14 @@ def _logits(logits: Tensor, top_k: int) -> tuple[int, int]:
 
 
 def operands(
-    x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, ids: Tensor,
-    inputs: tuple[torch.dtype, ...] = checks.WIDE, codes: torch.dtype = FP8,
-) -> int:  # fmt: skip
+    x: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    inputs: tuple[torch.dtype, ...] = checks.WIDE,
+    codes: torch.dtype = FP8,
+) -> int:
     """The number of experts, where the operands of a layer fit each other; ``codes`` is the dtype of the weights."""
     tokens, hidden = checks.dtype("x", checks.rank("x", x, 2), *inputs).shape
     experts, up, h = checks.dtype("w13", checks.rank("w13", w13, 3), codes).shape

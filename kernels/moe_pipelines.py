@@ -64,12 +64,17 @@ def _flashinfer(x: Tensor, scale: Tensor | None) -> Quantised:
 
 
 QUANTISE: Mapping[str, Callable[[Tensor, Tensor | None], Quantised]] = {
-    "static": _static, "token": _token, "group": _groups(1e-10), "deepep": _groups(1e-4), "flashinfer": _flashinfer,
+    "static": _static,
+    "token": _token,
+    "group": _groups(1e-10),
+    "deepep": _groups(1e-4),
+    "flashinfer": _flashinfer,
     "trtllm": _groups(FLOOR),
-}  # fmt: skip
+}
 MASKED: Mapping[str, Callable[[Tensor, Tensor], Quantised]] = {
-    "bf16": persistent_masked_m_silu_mul_quant, "group": silu_and_mul_masked_post_quant,
-}  # fmt: skip
+    "bf16": persistent_masked_m_silu_mul_quant,
+    "group": silu_and_mul_masked_post_quant,
+}
 """Activation and quantiser of the rows in use, in one kernel."""
 COMBINE = ("stored", "weighted", "running", "scaled", "reordered", "atomic")
 """stored: bf16 products, weighted and added in float32. weighted: float32 products weighted, rounded, added in float32.
@@ -131,11 +136,19 @@ PIPELINES: Mapping[str, Pipeline] = {
     "trtllm_fp8_per_tensor_scale_moe": Pipeline(
         "expert", None, "static", silu="none", up_first=True, routed=True, first=True
     ),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 METHODS = (
-    "Default", "Renormalize", "DeepSeekV3", "Llama4", "RenormalizeNaive", "TopK", "SigmoidRenorm", "MiniMax2",
-    "Sigmoid", "TopKSigmoid",
-)  # fmt: skip
+    "Default",
+    "Renormalize",
+    "DeepSeekV3",
+    "Llama4",
+    "RenormalizeNaive",
+    "TopK",
+    "SigmoidRenorm",
+    "MiniMax2",
+    "Sigmoid",
+    "TopKSigmoid",
+)
 """``RoutingMethodType`` of FlashInfer, by name."""
 
 
@@ -243,9 +256,25 @@ def moe_experts(
     """
     if torch.compiler.is_compiling():
         made: Tensor = torch.ops.fp8_kernels.moe_experts(
-            x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, pipeline, x_scale, a1_scale, a2_scale, alpha1,
-            alpha2, up_scale, expert_map, expert_offset, weight_on_input, combine,
-        )  # fmt: skip
+            x,
+            w13,
+            w13_scale,
+            w2,
+            w2_scale,
+            topk_weights,
+            topk_ids,
+            pipeline,
+            x_scale,
+            a1_scale,
+            a2_scale,
+            alpha1,
+            alpha2,
+            up_scale,
+            expert_map,
+            expert_offset,
+            weight_on_input,
+            combine,
+        )
         return made
     row = row_of(pipeline)
     inputs, codes = FP8 if row.quantise is None else torch.bfloat16, torch.int8 if row.weights == "group" else FP8

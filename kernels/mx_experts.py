@@ -66,9 +66,7 @@ def scaled_fp4_grouped_quantize(x: Tensor, mask: Tensor, global_scale: Tensor) -
 
 
 @checks.verb
-def silu_and_mul_scaled_nvfp4_experts_quantize(
-    x: Tensor, mask: Tensor, global_scale: Tensor
-) -> tuple[Tensor, Tensor]:
+def silu_and_mul_scaled_nvfp4_experts_quantize(x: Tensor, mask: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`scaled_fp4_grouped_quantize` of ``silu(gate) * up`` of ``x [G, M, 2 I] = [gate, up]``, computed in float32
     and rounded once to the dtype of ``x``; ``I`` is a multiple of 16."""
     g, _, c = _buffers(x, mask)

@@ -418,9 +418,7 @@ def silu_and_mul_nvfp4_quantize(x: Tensor, global_scale: Tensor, layout: str = "
 
 
 @checks.verb
-def nvfp4_quantize_per_token(
-    x: Tensor, global_scale: Tensor, layout: str = "128x4"
-) -> tuple[Tensor, Tensor, Tensor]:
+def nvfp4_quantize_per_token(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor, Tensor]:
     """Quantise rows to NVFP4 under a float32 scale of each.
 
     Returns
@@ -476,9 +474,7 @@ def mxfp4_quantize_of_fp8(x: Tensor, layout: str = "128x4") -> tuple[Tensor, Ten
 
 
 @checks.verb
-def block_scales_to_mxfp8(
-    x: Tensor, scale: Tensor, layout: str = "128x4", check: bool | None = None
-) -> Tensor:
+def block_scales_to_mxfp8(x: Tensor, scale: Tensor, layout: str = "128x4", check: bool | None = None) -> Tensor:
     """Power-of-two scales of 1x128 or 128x128 blocks of codes ``x [M, K]`` as E8M0 bytes of 1x32, in a layout.
 
     Parameters

@@ -178,8 +178,9 @@ def fp8_fp4_paged_mqa_logits(
     return out
 
 
-def _heads(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], weights: Tensor, out: Tensor,
-           runs: Rows | None) -> None:  # fmt: skip
+def _heads(
+    left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], weights: Tensor, out: Tensor, runs: Rows | None
+) -> None:
     """``out [R, N]``: the weighted sum over heads of the positive dot products of ``left [R, H, D/2]``."""
     rows, heads, half = left[0].shape
     b, n = right[0], right[0].shape[1]

@@ -274,9 +274,14 @@ def _rms_norm_dynamic_per_token_quant(
 
 
 def _block_fake(
-    x: Tensor, weight: Tensor, epsilon: float, group_size: int, scale_ub: Tensor | None, residual: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    epsilon: float,
+    group_size: int,
+    scale_ub: Tensor | None,
+    residual: Tensor | None,
     is_scale_transposed: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     groups = x.shape[1] // group_size
     plain = _empty(x.shape[0], groups, like=x, dtype=torch.float32)
     return _codes_like(x), _lanes(x, groups, 1, torch.float32) if is_scale_transposed else plain, _sum_like(x, residual)
@@ -284,9 +289,14 @@ def _block_fake(
 
 @_operator(_block_fake)
 def _rms_norm_per_block_quant(
-    x: Tensor, weight: Tensor, epsilon: float, group_size: int, scale_ub: Tensor | None, residual: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    epsilon: float,
+    group_size: int,
+    scale_ub: Tensor | None,
+    residual: Tensor | None,
     is_scale_transposed: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     q, scale, z = fused.rms_norm_per_block_quant(
         x, weight, epsilon, group_size, scale_ub=scale_ub, residual=residual, is_scale_transposed=is_scale_transposed
     )
@@ -301,9 +311,16 @@ def _rope_fake(
 
 @_operator(_rope_fake)
 def _rope_quantize_fp8(
-    q_rope: Tensor, k_rope: Tensor, q_nope: Tensor, k_nope: Tensor, cos_sin_cache: Tensor, pos_ids: Tensor,
-    is_neox: bool, quant_scale_q: float, quant_scale_kv: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    q_rope: Tensor,
+    k_rope: Tensor,
+    q_nope: Tensor,
+    k_nope: Tensor,
+    cos_sin_cache: Tensor,
+    pos_ids: Tensor,
+    is_neox: bool,
+    quant_scale_q: float,
+    quant_scale_kv: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return fused.rope_quantize_fp8(
         q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox, quant_scale_q, quant_scale_kv
     )
@@ -405,9 +422,7 @@ def _requantised_fake(
     return _mxfp8_fake(x, layout)
 
 
-def _blocks_fake(
-    x: Tensor, mx_scale: Tensor, layout: str = "128x4", dtype: str = "bfloat16"
-) -> tuple[Tensor, Tensor]:
+def _blocks_fake(x: Tensor, mx_scale: Tensor, layout: str = "128x4", dtype: str = "bfloat16") -> tuple[Tensor, Tensor]:
     m, k = ((extent + BLOCK - 1) // BLOCK for extent in x.shape)
     return _empty(*x.shape, like=x, dtype=torch.float8_e4m3fn), _empty(m, k, like=x, dtype=torch.float32)
 

@@ -182,7 +182,14 @@ class Machine:
             arch, vendor = f"sm{capability[0]}{capability[1]}", "nvidia"
         sms = int(properties.multi_processor_count)
         return cls(
-            vendor, arch, capability, versions["cuda"], versions["rocm"], version(torch.__version__), sms, installed,
+            vendor,
+            arch,
+            capability,
+            versions["cuda"],
+            versions["rocm"],
+            version(torch.__version__),
+            sms,
+            installed,
             live=True,
         )
 

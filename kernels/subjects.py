@@ -64,9 +64,7 @@ NUMERICS = {
 }
 WIDENED = {f"sm{sm}": f"sm{sm}.f16.promote128" for sm in (80, 86)}
 """How the layer's Triton products accumulate where they turn codes into float16."""
-SUMS = frozenset(op for _, op in NUMERICS) | {
-    "paged_mqa_logits", "grouped_scaled", "dynamic_blockscale", "moe_trtllm"
-}  # fmt: skip
+SUMS = frozenset(op for _, op in NUMERICS) | {"paged_mqa_logits", "grouped_scaled", "dynamic_blockscale", "moe_trtllm"}
 """Operations that accumulate: on a CPU in float32, any order."""
 
 SEVERAL = frozenset({"cutlass_scaled_mm", "Fp8LinearOp"})
@@ -186,9 +184,7 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     "k_grouped_fp8_gemm_nt_contiguous": ("k_grouped", calls.k_grouped),
     "m_grouped_fp8_gemm_nn_contiguous": (
         "grouped_contiguous",
-        calls.paired(
-            batched.m_grouped_fp8_gemm_nn_contiguous, calls.extents(("a", 0), ("b", 2)), "m_indices"
-        ),
+        calls.paired(batched.m_grouped_fp8_gemm_nn_contiguous, calls.extents(("a", 0), ("b", 2)), "m_indices"),
     ),
     "fp8_gemm_nt_skip_head_mid": ("skip_head_mid", calls.skip_head_mid),
     "fp8_einsum": (
@@ -215,7 +211,8 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     "scaled_fp8_quant": ("quant_tensor", calls.codes_and_scale(quantize.scaled_fp8_quant)),
     "per_token_group_quant_fp8": ("quant_group", calls.codes_and_scale(quantize.per_token_group_quant_fp8)),
     "per_token_group_quant_fp8_packed": (
-        "quant_group_packed", calls.codes_and_scale(quantize.per_token_group_quant_fp8_packed)
+        "quant_group_packed",
+        calls.codes_and_scale(quantize.per_token_group_quant_fp8_packed),
     ),
     "per_block_cast_to_fp8": ("cast", calls.codes_and_scale(quantize.per_block_cast_to_fp8)),
     "per_token_cast_to_fp8": ("cast", calls.codes_and_scale(quantize.per_token_cast_to_fp8)),
@@ -230,24 +227,41 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     **{
         name: ("cast", calls.named(getattr(module, name), "q", "scale", *more))
         for module, name, *more in (
-            (mx_columns, "mxfp8_quantize_columnwise"), (mx_columns, "mxfp8_quantize_2d"),
+            (mx_columns, "mxfp8_quantize_columnwise"),
+            (mx_columns, "mxfp8_quantize_2d"),
             (mx_columns, "mxfp8_quantize_3d"),
-            (mx_forms, "mxfp6_quantize"), (mx_forms, "mxint8_quantize"), (mx_forms, "per_token_cast_to_fp4"),
-            (mx_forms, "nvfp4_batched_quantize"), (mx_forms, "nvfp4_quantize_shuffled"),
+            (mx_forms, "mxfp6_quantize"),
+            (mx_forms, "mxint8_quantize"),
+            (mx_forms, "per_token_cast_to_fp4"),
+            (mx_forms, "nvfp4_batched_quantize"),
+            (mx_forms, "nvfp4_quantize_shuffled"),
             (mx_forms, "silu_and_mul_nvfp4_quantize"),
             (mx_experts, "silu_and_mul_scaled_nvfp4_experts_quantize"),
-            (mx_forms, "nvfp4_quantize_stochastic"), (mx_forms, "nvfp4_quantize_2d"),
-            (mx_forms, "nvfp4_quantize_4over6"), (mx_forms, "nvfp4_quantize_rht"),
-            (mx_forms, "nvfp4_quantize_per_token", "row_scale"), (mx_forms, "nvfp4_quantize_of_fp8"),
-            (mx_forms, "mxfp4_quantize_of_fp8"), (mx_forms, "fp8_block_to_mxfp8"), (mx_forms, "mxfp8_to_fp8_block"),
-            (mx_experts, "scaled_fp4_grouped_quantize"), (mx_experts, "mxfp8_grouped_quantize"),
-            (mx_experts, "scaled_fp4_experts_quant"), (mx_experts, "mxfp8_experts_quant"),
+            (mx_forms, "nvfp4_quantize_stochastic"),
+            (mx_forms, "nvfp4_quantize_2d"),
+            (mx_forms, "nvfp4_quantize_4over6"),
+            (mx_forms, "nvfp4_quantize_rht"),
+            (mx_forms, "nvfp4_quantize_per_token", "row_scale"),
+            (mx_forms, "nvfp4_quantize_of_fp8"),
+            (mx_forms, "mxfp4_quantize_of_fp8"),
+            (mx_forms, "fp8_block_to_mxfp8"),
+            (mx_forms, "mxfp8_to_fp8_block"),
+            (mx_experts, "scaled_fp4_grouped_quantize"),
+            (mx_experts, "mxfp8_grouped_quantize"),
+            (mx_experts, "scaled_fp4_experts_quant"),
+            (mx_experts, "mxfp8_experts_quant"),
         )
     },
     **{
         name: ("cast", calls.tensor(getattr(mx_forms, name)))
-        for name in ("mxfp6_dequantize", "mxint8_dequantize", "cast_back_from_fp4", "hadamard_transform",
-                     "block_scales_to_mxfp8", "transpose_packed_fp4")
+        for name in (
+            "mxfp6_dequantize",
+            "mxint8_dequantize",
+            "cast_back_from_fp4",
+            "hadamard_transform",
+            "block_scales_to_mxfp8",
+            "transpose_packed_fp4",
+        )
     },
     "mxfp8_dequantize_columnwise": ("cast", calls.tensor(mx_columns.mxfp8_dequantize_columnwise)),
     **{
@@ -257,19 +271,27 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     **{
         name: ("mx_product", calls.tensor(getattr(mx_products, name)))
         for name in (
-            "mm_mxfp8", "mm_fp4", "scaled_mm", "bmm_mxfp8", "group_gemm_mxfp8_mxfp4_nt_groupwise",
-            "group_gemm_nvfp4_nt_groupwise", "scaled_grouped_mm_mx", "scaled_grouped_mm_mx_k_groups",
+            "mm_mxfp8",
+            "mm_fp4",
+            "scaled_mm",
+            "bmm_mxfp8",
+            "group_gemm_mxfp8_mxfp4_nt_groupwise",
+            "group_gemm_nvfp4_nt_groupwise",
+            "scaled_grouped_mm_mx",
+            "scaled_grouped_mm_mx_k_groups",
         )
     },
     "fp8_fp4_gemm_nt": ("mx_product", calls.fp8_fp4(mx_products.fp8_fp4_gemm_nt)),
     **{
         f"fp8_fp4_gemm_{form}": (
-            "mx_product", calls.fp8_fp4(getattr(mx_products, f"fp8_fp4_gemm_{form}"), turned=turned)
+            "mx_product",
+            calls.fp8_fp4(getattr(mx_products, f"fp8_fp4_gemm_{form}"), turned=turned),
         )
         for form, turned in (("nn", "b"), ("tn", "ab"), ("tt", "a"))
     },
     "m_grouped_fp8_fp4_gemm_nn_contiguous": (
-        "mx_product", calls.fp8_fp4(mx_products.m_grouped_fp8_fp4_gemm_nn_contiguous, "m_indices", "b"),
+        "mx_product",
+        calls.fp8_fp4(mx_products.m_grouped_fp8_fp4_gemm_nn_contiguous, "m_indices", "b"),
     ),
     "m_grouped_fp8_fp4_gemm_nt_psum": (
         "mx_product",
@@ -277,10 +299,12 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     ),
     "k_grouped_fp8_gemm_tn_contiguous": ("mx_product", calls.k_groups_of_powers),
     "m_grouped_fp8_fp4_gemm_nt_contiguous": (
-        "mx_product", calls.fp8_fp4(mx_products.m_grouped_fp8_fp4_gemm_nt_contiguous, "m_indices"),
+        "mx_product",
+        calls.fp8_fp4(mx_products.m_grouped_fp8_fp4_gemm_nt_contiguous, "m_indices"),
     ),
     "m_grouped_fp8_fp4_gemm_nt_masked": (
-        "mx_product", calls.fp8_fp4(mx_products.m_grouped_fp8_fp4_gemm_nt_masked, "masked_m"),
+        "mx_product",
+        calls.fp8_fp4(mx_products.m_grouped_fp8_fp4_gemm_nt_masked, "masked_m"),
     ),
     "fp8_fp4_mqa_logits": ("mx_product", calls.fp4_logits),
     "fp8_fp4_paged_mqa_logits": ("mx_product", calls.fp4_paged_logits),
@@ -307,8 +331,12 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     **{
         name: ("layout", calls.tensor(getattr(tiles, name)))
         for name in (
-            "to_blocked", "from_blocked", "shuffle_matrix_sf_a", "swizzle_scale_experts", "to_blocked_k_groups",
-        )  # fmt: skip
+            "to_blocked",
+            "from_blocked",
+            "shuffle_matrix_sf_a",
+            "swizzle_scale_experts",
+            "to_blocked_k_groups",
+        )
     },
     "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor": ("layout", calls.packed_groups),
     "prepare_fp8_moe_layer_for_fi": ("layout", calls.prepared_layer),

@@ -71,9 +71,18 @@ LEAST_1D1D = 33
 """Rows from which DeepGEMM chooses tiles of 64. Its sm90_fp8_gemm_1d1d.cuh asserts ``BLOCK_M % 64 == 0``, and for fewer
 rows its heuristics choose 16 or 32 (on an H200 with 0.1.4.post1 the compilation fails at M of 1, 5 and 17)."""
 PLAIN_TORCH_ON_GPU = (
-    "quant_tensor", "quant_token", "quant_group", "quant_group_packed", "quant_reciprocal", "quant_gated", "quant_norm",
-    "quant_rope", "quant_cache", "cast", "layout",
-)  # fmt: skip
+    "quant_tensor",
+    "quant_token",
+    "quant_group",
+    "quant_group_packed",
+    "quant_reciprocal",
+    "quant_gated",
+    "quant_norm",
+    "quant_rope",
+    "quant_cache",
+    "cast",
+    "layout",
+)
 """Operations that plain torch serves on every device."""
 GEMMS = ("fp8_gemm_nt", "dynamic_blockscale", "grouped_contiguous", "grouped_masked")
 """DeepGEMM's products."""
@@ -307,7 +316,7 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("on", "in", ("cpu",), "plain torch serves CPU tensors only; on a GPU it would hide a missing library",
               any_device=False),
     ),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 
 SWITCHES = frozenset(f.name for f in fields(Config))
@@ -338,14 +347,25 @@ def _values(p: Problem, machine: Machine, config: Config) -> dict[str, Any]:
     """What a row can name: fields of the three records, why a package is unusable, and what follows from these."""
     cuda = machine.cuda or (0,)
     return {
-        **vars(config), **vars(p), **{name: machine.package(name).why_not for name in PACKAGES},
-        "vendor": machine.vendor, "arch": machine.arch, "capability": machine.capability, "torch": machine.torch,
+        **vars(config),
+        **vars(p),
+        **{name: machine.package(name).why_not for name in PACKAGES},
+        "vendor": machine.vendor,
+        "arch": machine.arch,
+        "capability": machine.capability,
+        "torch": machine.torch,
         "on": "cpu" if machine.vendor == "cpu" or p.device == "cpu" else "gpu",
-        "sm": machine.sm, "family": machine.sm // 10, "sm_cuda": (machine.sm, machine.cuda),
-        "cuda": cuda, "cuda_tuple": machine.cuda, "cuda_text": ".".join(map(str, machine.cuda or ())),
-        "scales": (p.a_scale, p.b_scale), "other_bias": None if p.bias == p.out_dtype else p.bias,
-        "any_device": p.op in PLAIN_TORCH_ON_GPU, "rowwise_cublas": rowwise_cublas(machine),
-    }  # fmt: skip
+        "sm": machine.sm,
+        "family": machine.sm // 10,
+        "sm_cuda": (machine.sm, machine.cuda),
+        "cuda": cuda,
+        "cuda_tuple": machine.cuda,
+        "cuda_text": ".".join(map(str, machine.cuda or ())),
+        "scales": (p.a_scale, p.b_scale),
+        "other_bias": None if p.bias == p.out_dtype else p.bias,
+        "any_device": p.op in PLAIN_TORCH_ON_GPU,
+        "rowwise_cublas": rowwise_cublas(machine),
+    }
 
 
 def rowwise_cublas(machine: Machine) -> bool:

@@ -47,9 +47,13 @@ collect_ignore = ["support"]  # another project's suite; test_pytest_plugin.py r
 # The same examples at each run: the first thirty of what ``--full`` tries, where a test does not name a number.
 for profile, examples in (("repeatable", 30), ("full", 100)):
     settings.register_profile(
-        profile, max_examples=examples, deadline=None, derandomize=True,
-        suppress_health_check=[HealthCheck.too_slow], print_blob=True,
-    )  # fmt: skip
+        profile,
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow],
+        print_blob=True,
+    )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 

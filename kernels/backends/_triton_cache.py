@@ -51,9 +51,21 @@ def _index(part, depth, heads, BLOCK: tl.constexpr, FLAT: tl.constexpr):
 
 @triton.jit
 def _write(
-    v, target, scale, head, column, known, valid, m_h, m_c,
-    MODE: tl.constexpr, PER_HEAD: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
+    v,
+    target,
+    scale,
+    head,
+    column,
+    known,
+    valid,
+    m_h,
+    m_c,
+    MODE: tl.constexpr,
+    PER_HEAD: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
     """One part of a row; ``MODE`` 0 copies, 1 casts, 2 divides. Columns lie at ``m_c``, or in chunks of ``CHUNK``."""
     at = head.to(tl.int64) * m_h
     if CHUNK:
@@ -75,10 +87,35 @@ def _write(
 
 @triton.jit
 def _part(
-    x, memory, scale, slots, positions, indices, indptr, token, page, skip, heads, depth, x_t, x_h, m_b, m_o, m_h, m_c,
-    MODE: tl.constexpr, PER_HEAD: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-    FLAT: tl.constexpr, TABLE: tl.constexpr, SKIP: tl.constexpr, SMALL: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
+    x,
+    memory,
+    scale,
+    slots,
+    positions,
+    indices,
+    indptr,
+    token,
+    page,
+    skip,
+    heads,
+    depth,
+    x_t,
+    x_h,
+    m_b,
+    m_o,
+    m_h,
+    m_c,
+    MODE: tl.constexpr,
+    PER_HEAD: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    FLAT: tl.constexpr,
+    TABLE: tl.constexpr,
+    SKIP: tl.constexpr,
+    SMALL: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
     """The row of one token, ``heads * depth`` elements, into its slot, in ``PARTS`` of ``BLOCK``.
 
     The first part is loaded while the slot is looked up.
@@ -97,29 +134,143 @@ def _part(
 
 @triton.jit
 def store_kernel(
-    x0, x1, m0, m1, s0, s1, slots, positions, indices, indptr,
-    page, skip, heads0, depth0, x0_t, x0_h, m0_b, m0_o, m0_h, m0_c, heads1, depth1, x1_t, x1_h, m1_b, m1_o, m1_h, m1_c,
-    MODE: tl.constexpr, PER_HEAD: tl.constexpr, CHUNK0: tl.constexpr, CHUNK1: tl.constexpr, BLOCK0: tl.constexpr,
-    PARTS0: tl.constexpr, FLAT0: tl.constexpr, BLOCK1: tl.constexpr, PARTS1: tl.constexpr, FLAT1: tl.constexpr,
-    TABLE: tl.constexpr, SKIP: tl.constexpr, SMALL: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
+    x0,
+    x1,
+    m0,
+    m1,
+    s0,
+    s1,
+    slots,
+    positions,
+    indices,
+    indptr,
+    page,
+    skip,
+    heads0,
+    depth0,
+    x0_t,
+    x0_h,
+    m0_b,
+    m0_o,
+    m0_h,
+    m0_c,
+    heads1,
+    depth1,
+    x1_t,
+    x1_h,
+    m1_b,
+    m1_o,
+    m1_h,
+    m1_c,
+    MODE: tl.constexpr,
+    PER_HEAD: tl.constexpr,
+    CHUNK0: tl.constexpr,
+    CHUNK1: tl.constexpr,
+    BLOCK0: tl.constexpr,
+    PARTS0: tl.constexpr,
+    FLAT0: tl.constexpr,
+    BLOCK1: tl.constexpr,
+    PARTS1: tl.constexpr,
+    FLAT1: tl.constexpr,
+    TABLE: tl.constexpr,
+    SKIP: tl.constexpr,
+    SMALL: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
     """One half of one token, keys or values (compressed or rotated columns), into its slot."""
     pid = tl.program_id(0)
     token = (pid // 2).to(tl.int64)
     if pid % 2 == 0:
-        _part(x0, m0, s0, slots, positions, indices, indptr, token, page, skip, heads0, depth0, x0_t, x0_h, m0_b, m0_o,
-              m0_h, m0_c, MODE, PER_HEAD, CHUNK0, BLOCK0, PARTS0, FLAT0, TABLE, SKIP, SMALL, NATIVE)  # fmt: skip
+        _part(
+            x0,
+            m0,
+            s0,
+            slots,
+            positions,
+            indices,
+            indptr,
+            token,
+            page,
+            skip,
+            heads0,
+            depth0,
+            x0_t,
+            x0_h,
+            m0_b,
+            m0_o,
+            m0_h,
+            m0_c,
+            MODE,
+            PER_HEAD,
+            CHUNK0,
+            BLOCK0,
+            PARTS0,
+            FLAT0,
+            TABLE,
+            SKIP,
+            SMALL,
+            NATIVE,
+        )
     else:
-        _part(x1, m1, s1, slots, positions, indices, indptr, token, page, skip, heads1, depth1, x1_t, x1_h, m1_b, m1_o,
-              m1_h, m1_c, MODE, PER_HEAD, CHUNK1, BLOCK1, PARTS1, FLAT1, TABLE, SKIP, SMALL, NATIVE)  # fmt: skip
+        _part(
+            x1,
+            m1,
+            s1,
+            slots,
+            positions,
+            indices,
+            indptr,
+            token,
+            page,
+            skip,
+            heads1,
+            depth1,
+            x1_t,
+            x1_h,
+            m1_b,
+            m1_o,
+            m1_h,
+            m1_c,
+            MODE,
+            PER_HEAD,
+            CHUNK1,
+            BLOCK1,
+            PARTS1,
+            FLAT1,
+            TABLE,
+            SKIP,
+            SMALL,
+            NATIVE,
+        )
 
 
 @triton.jit
 def tile_kernel(
-    x, rope, q, s, r, slots, page, tiles, x_t, rope_t, q_b, q_o, s_b, s_o, r_b, r_o,
-    TILES: tl.constexpr, ROPE: tl.constexpr, MODE: tl.constexpr, EPS: tl.constexpr, FLOOR: tl.constexpr,
-    SLOTTED: tl.constexpr, SMALL: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
+    x,
+    rope,
+    q,
+    s,
+    r,
+    slots,
+    page,
+    tiles,
+    x_t,
+    rope_t,
+    q_b,
+    q_o,
+    s_b,
+    s_o,
+    r_b,
+    r_o,
+    TILES: tl.constexpr,
+    ROPE: tl.constexpr,
+    MODE: tl.constexpr,
+    EPS: tl.constexpr,
+    FLOOR: tl.constexpr,
+    SLOTTED: tl.constexpr,
+    SMALL: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
     """The tiles of 128 of one token: codes, scales and ``ROPE`` columns as they are.
 
     ``MODE`` 0 divides by the scale, 1 rounds it up to a power of two first, 2 multiplies by its reciprocal. ``EPS`` and
@@ -180,9 +331,28 @@ def _nibble(y):
 
 @triton.jit
 def _blocks(
-    x, q, s, given, token, block, offset, valid, heads, depth, x_t, x_h, q_b, q_o, q_h, s_b, s_o, s_h,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
+    x,
+    q,
+    s,
+    given,
+    token,
+    block,
+    offset,
+    valid,
+    heads,
+    depth,
+    x_t,
+    x_h,
+    q_b,
+    q_o,
+    q_h,
+    s_b,
+    s_o,
+    s_h,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
     """The blocks of 16 of one token, ``BLOCK`` at a time."""
     blocks = depth // 16
     g = tl.load(given) + tl.zeros([BLOCK], tl.float32)
@@ -211,29 +381,127 @@ def _blocks(
 
 @triton.jit
 def nvfp4_kernel(
-    x0, x1, q0, q1, s0, s1, g0, g1, slots,
-    page, heads, depth, x0_t, x0_h, q0_b, q0_o, q0_h, s0_b, s0_o, s0_h, x1_t, x1_h, q1_b, q1_o, q1_h, s1_b, s1_o, s1_h,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, SMALL: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
+    x0,
+    x1,
+    q0,
+    q1,
+    s0,
+    s1,
+    g0,
+    g1,
+    slots,
+    page,
+    heads,
+    depth,
+    x0_t,
+    x0_h,
+    q0_b,
+    q0_o,
+    q0_h,
+    s0_b,
+    s0_o,
+    s0_h,
+    x1_t,
+    x1_h,
+    q1_b,
+    q1_o,
+    q1_h,
+    s1_b,
+    s1_o,
+    s1_h,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    SMALL: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
     """Keys or values of one token in NVFP4."""
     pid = tl.program_id(0)
     token = (pid // 2).to(tl.int64)
     block, offset, valid = _place(slots, slots, slots, slots, token, page, 0, False, False, SMALL)
     if pid % 2 == 0:
-        _blocks(x0, q0, s0, g0, token, block, offset, valid, heads, depth, x0_t, x0_h, q0_b, q0_o, q0_h,
-                s0_b, s0_o, s0_h, BLOCK, PARTS, NATIVE)  # fmt: skip
+        _blocks(
+            x0,
+            q0,
+            s0,
+            g0,
+            token,
+            block,
+            offset,
+            valid,
+            heads,
+            depth,
+            x0_t,
+            x0_h,
+            q0_b,
+            q0_o,
+            q0_h,
+            s0_b,
+            s0_o,
+            s0_h,
+            BLOCK,
+            PARTS,
+            NATIVE,
+        )
     else:
-        _blocks(x1, q1, s1, g1, token, block, offset, valid, heads, depth, x1_t, x1_h, q1_b, q1_o, q1_h,
-                s1_b, s1_o, s1_h, BLOCK, PARTS, NATIVE)  # fmt: skip
+        _blocks(
+            x1,
+            q1,
+            s1,
+            g1,
+            token,
+            block,
+            offset,
+            valid,
+            heads,
+            depth,
+            x1_t,
+            x1_h,
+            q1_b,
+            q1_o,
+            q1_h,
+            s1_b,
+            s1_o,
+            s1_h,
+            BLOCK,
+            PARTS,
+            NATIVE,
+        )
 
 
 @triton.jit
 def gather_kernel(
-    c, s, b, out, beside, table, starts, seq_starts, lens,
-    requests, page, table_b, width, tile, other, c_b, c_o, s_b, s_o, b_b, b_o, o_t, beside_t,
-    TABLE: tl.constexpr, REQUESTS: tl.constexpr, STARTS: tl.constexpr, LENS: tl.constexpr, SCALED: tl.constexpr,
-    BESIDE: tl.constexpr, WIDTH: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
+    c,
+    s,
+    b,
+    out,
+    beside,
+    table,
+    starts,
+    seq_starts,
+    lens,
+    requests,
+    page,
+    table_b,
+    width,
+    tile,
+    other,
+    c_b,
+    c_o,
+    s_b,
+    s_o,
+    b_b,
+    b_o,
+    o_t,
+    beside_t,
+    TABLE: tl.constexpr,
+    REQUESTS: tl.constexpr,
+    STARTS: tl.constexpr,
+    LENS: tl.constexpr,
+    SCALED: tl.constexpr,
+    BESIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
     """One row of a destination: ``width`` elements as they are, or codes times the scale of their ``tile``.
 
     ``other`` elements beside them are copied. The request of a row is the last one that begins at or before it.

@@ -62,8 +62,12 @@ def _shared_quotient(v, scale, GUARD: tl.constexpr, NATIVE: tl.constexpr):
         near = v * inverse
         found = tl.inline_asm_elementwise(
             "{ .reg .f32 t; neg.f32 t, $1; fma.rn.f32 t, $2, $4, t; neg.f32 t, t; fma.rn.f32 $0, t, $3, $2; }",
-            "=f,f,f,f,f", [v, near, inverse, finite], tl.float32, is_pure=True, pack=1,
-        )  # fmt: skip
+            "=f,f,f,f,f",
+            [v, near, inverse, finite],
+            tl.float32,
+            is_pure=True,
+            pack=1,
+        )
         return tl.where(tl.abs(near) < 512.0, found, near) if GUARD else found
     return _quotient(v, wide, NATIVE)
 
@@ -81,11 +85,28 @@ def _given_quotient(v, given, NATIVE: tl.constexpr):
 
 @triton.jit
 def gated_kernel(
-    x, s, bound, masked, q, rows, cols, x_stride, tokens,
-    GROUP: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, ROUNDING: tl.constexpr, MODE: tl.constexpr,
-    BOUNDED: tl.constexpr, MASKED: tl.constexpr, TRANSPOSED: tl.constexpr, EPS: tl.constexpr, FLOOR: tl.constexpr,
-    SHARED: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
+    x,
+    s,
+    bound,
+    masked,
+    q,
+    rows,
+    cols,
+    x_stride,
+    tokens,
+    GROUP: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROUNDING: tl.constexpr,
+    MODE: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    MASKED: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    EPS: tl.constexpr,
+    FLOOR: tl.constexpr,
+    SHARED: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
     """``silu(gate) * up`` of rows ``[rows, 2 * cols]`` and its codes. A program takes BLOCK groups, row by row.
 
     ``ROUNDING``: 0 none, 1 the product, 2 silu and the product, 3 the value is ``x [rows, cols]`` itself. ``MODE``: 0 a
@@ -148,11 +169,29 @@ def gated_kernel(
 
 @triton.jit
 def norm_kernel(
-    x, weight, residual, bound, s, z, q, rows, x_stride, r_stride,
-    COLS: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr, ROUNDING: tl.constexpr,
-    SUM: tl.constexpr, GIVEN: tl.constexpr, BOUNDED: tl.constexpr, TRANSPOSED: tl.constexpr, EPSILON: tl.constexpr,
-    FLOOR: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    residual,
+    bound,
+    s,
+    z,
+    q,
+    rows,
+    x_stride,
+    r_stride,
+    COLS: tl.constexpr,
+    GROUP: tl.constexpr,
+    LANES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ROUNDING: tl.constexpr,
+    SUM: tl.constexpr,
+    GIVEN: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    EPSILON: tl.constexpr,
+    FLOOR: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
     """RMS norm of one row of COLS columns and its codes, the row held in registers as GROUPS groups of GROUP columns.
 
     ``ROUNDING``: 0 none, 1 the product of norm and weight, 2 the norm and the product, to the dtype of ``x``. ``SUM``:
@@ -199,10 +238,27 @@ def norm_kernel(
 
 @triton.jit
 def rope_kernel(
-    x, other, cache, positions, q, p, rows, heads, x_token, x_head, o_token, o_head,
-    DEPTH: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr, OTHERS: tl.constexpr, BLOCK: tl.constexpr,
-    NEOX: tl.constexpr, FACTOR: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
+    x,
+    other,
+    cache,
+    positions,
+    q,
+    p,
+    rows,
+    heads,
+    x_token,
+    x_head,
+    o_token,
+    o_head,
+    DEPTH: tl.constexpr,
+    LANES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    OTHERS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NEOX: tl.constexpr,
+    FACTOR: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
     """Codes of rotated columns ``[tokens, heads, DEPTH]`` and of the others ``[tokens, heads, WIDTH]``, times a factor.
 
     A program takes BLOCK heads. ``cache`` holds DEPTH/2 cosines, then as many sines, of each position.

@@ -49,11 +49,32 @@ def _store(out, total, rows, group, row, end, col, n, MODE: tl.constexpr):
 
 @triton.jit
 def gemm_kernel(
-    a, sa, b, sb, out, rows,
-    m, n, k, a_row, b_row, sa_group, sa_row, sa_block, sb_group, sb_row, sb_block,
-    MODE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PAIR: tl.constexpr, WIDTH: tl.constexpr,
-    STAGES: tl.constexpr, EVEN: tl.constexpr, DECODE: tl.constexpr,
-):  # fmt: skip
+    a,
+    sa,
+    b,
+    sb,
+    out,
+    rows,
+    m,
+    n,
+    k,
+    a_row,
+    b_row,
+    sa_group,
+    sa_row,
+    sa_block,
+    sb_group,
+    sb_row,
+    sb_block,
+    MODE: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    PAIR: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    EVEN: tl.constexpr,
+    DECODE: tl.constexpr,
+):
     """One tile ``[BM, BN]`` of the output, or with ``PAIR`` two, one below the other, that share the weight's tile.
 
     ``MODE`` 0: one product, ``rows`` unused. 1: ``rows [m]`` is the group of every row, one group a tile, -1 for rows

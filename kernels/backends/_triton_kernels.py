@@ -63,10 +63,21 @@ def _quotient(v, scale, NATIVE: tl.constexpr):
 
 @triton.jit
 def group_kernel(
-    x, q, s, rows, groups, x_stride,
-    GROUP: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, LEAD: tl.constexpr, UE8M0: tl.constexpr,
-    EPS: tl.constexpr, LIMIT: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
+    x,
+    q,
+    s,
+    rows,
+    groups,
+    x_stride,
+    GROUP: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LEAD: tl.constexpr,
+    UE8M0: tl.constexpr,
+    EPS: tl.constexpr,
+    LIMIT: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
     """One scale per row and group. A program takes BLOCK groups of one row block (row-major) or one column.
 
     The scale is ``[rows, groups]`` (``LEAD`` 0), or transposed ``[groups, lead]`` with zeros past ``rows``, ``lead``
@@ -114,9 +125,18 @@ def group_kernel(
 
 @triton.jit
 def packed_kernel(
-    x, q, s, rows, groups, x_stride,
-    GROUP: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
+    x,
+    q,
+    s,
+    rows,
+    groups,
+    x_stride,
+    GROUP: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EPS: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
     """UE8M0 scales, four exponents an int32, MN-major, rows padded to 4. A program takes BLOCK rows of one word."""
     pid = tl.program_id(0)
     words, lead = (groups + 3) // 4, (rows + 3) // 4 * 4
@@ -141,9 +161,17 @@ def packed_kernel(
 
 @triton.jit
 def token_kernel(
-    x, q, s, bound, cols, x_stride,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, BOUNDED: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
+    x,
+    q,
+    s,
+    bound,
+    cols,
+    x_stride,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
     """One scale per row: max(min(amax, bound) / 448, 1 / (448 * 512))."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)

@@ -92,11 +92,26 @@ def _quantise(x, LIMIT: tl.constexpr, NATIVE: tl.constexpr, DECODE: tl.constexpr
 
 @triton.jit(do_not_specialize=["m"])
 def linear_kernel(
-    x, w, sb, out,
-    m, n, k, x_row, w_row, sb_row, sb_block,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr, TOGETHER: tl.constexpr, STAGES: tl.constexpr,
-    LIMIT: tl.constexpr, NATIVE: tl.constexpr, DECODE: tl.constexpr,
-):  # fmt: skip
+    x,
+    w,
+    sb,
+    out,
+    m,
+    n,
+    k,
+    x_row,
+    w_row,
+    sb_row,
+    sb_block,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    STAGES: tl.constexpr,
+    LIMIT: tl.constexpr,
+    NATIVE: tl.constexpr,
+    DECODE: tl.constexpr,
+):
     """``COLUMNS`` columns of one part of ``out [PARTS, m, n]``, m at most ``ROWS``; ``x [m, k]``, codes ``w [n, k]``.
 
     Each part sums an equal share of K, ``TOGETHER`` blocks of which are quantised, then multiplied; that many go into a

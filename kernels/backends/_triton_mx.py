@@ -26,8 +26,12 @@ def _times(x, y, NATIVE: tl.constexpr):
     if NATIVE:
         return tl.inline_asm_elementwise(
             "{ .reg .b32 z; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $1, $2, z; }",
-            "=r,r,r", [x, y], dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
+            "=r,r,r",
+            [x, y],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
     else:
         low = (x << 16).to(tl.float32, bitcast=True) * (y << 16).to(tl.float32, bitcast=True)
         high = (x & -65536).to(tl.float32, bitcast=True) * (y & -65536).to(tl.float32, bitcast=True)
@@ -85,8 +89,17 @@ def _scale_bits(raw, KIND: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def _scales(memory, row, first, columns, KIND: tl.constexpr, TILE: tl.constexpr, COUNT: tl.constexpr,
-            ROWS: tl.constexpr, NATIVE: tl.constexpr):  # fmt: skip
+def _scales(
+    memory,
+    row,
+    first,
+    columns,
+    KIND: tl.constexpr,
+    TILE: tl.constexpr,
+    COUNT: tl.constexpr,
+    ROWS: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
     """``[ROWS, COUNT]`` scales of these rows from column ``first`` on, as :func:`_scale_bits`; 0 past the last.
 
     ``TILE``: rows of a tile, whose memory is read in words of four scales; 0 for a matrix.
@@ -110,8 +123,20 @@ def _scales(memory, row, first, columns, KIND: tl.constexpr, TILE: tl.constexpr,
 
 
 @triton.jit
-def _values(at, scale_memory, scale_row, block, k, FORMAT: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr,
-            WIDTH: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr, NATIVE: tl.constexpr):  # fmt: skip
+def _values(
+    at,
+    scale_memory,
+    scale_row,
+    block,
+    k,
+    FORMAT: tl.constexpr,
+    KIND: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BK: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
     """``[ROWS, BK]`` values of a block of K of the rows that begin at ``at [ROWS, 1]``; zeros from K on.
 
     ``FORMAT`` 0: E4M3, 1: E5M2, 2: E2M1 (words of four or eight codes); 3: bfloat16 without scales.
@@ -171,10 +196,22 @@ def _place(tile, table, m, groups, MODE: tl.constexpr, BM: tl.constexpr):
 
 @triton.jit
 def mx_values(
-    x, scale, out, table, m, k, groups,
-    MODE: tl.constexpr, FORMAT: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
+    x,
+    scale,
+    out,
+    table,
+    m,
+    k,
+    groups,
+    MODE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    KIND: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
     """One tile ``[BM, BK]`` of the bfloat16 values ``out [m, k]`` of an operand; rows of no group are left alone."""
     blocks = tl.cdiv(k, BK)
     block, tile = tl.program_id(0) % blocks, tl.program_id(0) // blocks
@@ -190,12 +227,36 @@ def mx_values(
 
 @triton.jit
 def mx_kernel(
-    a, sa, b, sb, out, table, alpha, bias, m, n, k, groups,
-    MODE: tl.constexpr, A: tl.constexpr, B: tl.constexpr, A_KIND: tl.constexpr, B_KIND: tl.constexpr,
-    A_TILE: tl.constexpr, B_TILE: tl.constexpr, A_WIDTH: tl.constexpr, B_WIDTH: tl.constexpr, ALPHA: tl.constexpr,
-    BIAS: tl.constexpr, ADD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+    a,
+    sa,
+    b,
+    sb,
+    out,
+    table,
+    alpha,
+    bias,
+    m,
+    n,
+    k,
+    groups,
+    MODE: tl.constexpr,
+    A: tl.constexpr,
+    B: tl.constexpr,
+    A_KIND: tl.constexpr,
+    B_KIND: tl.constexpr,
+    A_TILE: tl.constexpr,
+    B_TILE: tl.constexpr,
+    A_WIDTH: tl.constexpr,
+    B_WIDTH: tl.constexpr,
+    ALPHA: tl.constexpr,
+    BIAS: tl.constexpr,
+    ADD: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
     NATIVE: tl.constexpr,
-):  # fmt: skip
+):
     """One tile ``[BM, BN]`` of ``out [m, n]``.
 
     ``MODE`` 0: one product. 1: ``table [m]`` is the group of every row, one group a tile, -1 for rows that are left

@@ -33,7 +33,6 @@ SWAP_ROWS = 64
 """Up to this many rows ``cutlass_moe_mm`` exchanges its operands."""
 
 
-
 def kernel(p: Problem, machine: Machine) -> str:
     """The operator's name."""
     return {
@@ -203,7 +202,13 @@ def missing(p: Problem, machine: Machine) -> str | None:
 
 
 BACKEND = Backend(
-    name="cutlass", kernel=kernel, steps=steps, missing=missing,
-    quant_token=quant_token, quant_group=quant_group,
-    linear=linear, block_linear=block_linear, grouped_scaled=grouped_scaled,
-)  # fmt: skip
+    name="cutlass",
+    kernel=kernel,
+    steps=steps,
+    missing=missing,
+    quant_token=quant_token,
+    quant_group=quant_group,
+    linear=linear,
+    block_linear=block_linear,
+    grouped_scaled=grouped_scaled,
+)

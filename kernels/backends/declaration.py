@@ -153,14 +153,12 @@ class Backend:
     """For inputs of a dtype: groups of 128 by FlashInfer's formula (:func:`kernels.formulas.flashinfer_blocks`), the
     scale ``[K/128, align(M, 4)]``."""
     gated_static: Callable[[Tensor, Tensor, str], Tensor] = _absent  # (x, scale, rounding)
-    gated_group: Callable[
-        [Tensor, int, str, float, float, Tensor | None, bool, bool, Tensor | None], Pair
-    ] = _absent
+    gated_group: Callable[[Tensor, int, str, float, float, Tensor | None, bool, bool, Tensor | None], Pair] = _absent
     """``(x, group, rounding, amax_floor, scale_floor, scale_ub, ue8m0, transposed, masked_m)``."""
     gated_group_bf16: Callable[[Tensor, float, Tensor], Pair] = _absent  # (x, amax_floor, masked_m)
-    norm_static: Callable[
-        [Tensor, Tensor, Tensor | None, Tensor, float, str, bool], tuple[Tensor, Tensor | None]
-    ] = _absent
+    norm_static: Callable[[Tensor, Tensor, Tensor | None, Tensor, float, str, bool], tuple[Tensor, Tensor | None]] = (
+        _absent
+    )
     """``(x, weight, residual, scale, epsilon, rounding, rounded_sum)``: codes and the sum."""
     norm_group: Callable[
         [Tensor, Tensor, Tensor | None, float, int, Tensor | None, bool], tuple[Tensor, Tensor, Tensor | None]
@@ -175,9 +173,9 @@ class Backend:
     """``(x, rope, (codes, scales, rotated), slot, amax_floor, scale_floor, ue8m0, reciprocal)``."""
     cache_nvfp4: Callable[[tuple[Part, ...], tuple[Tensor, ...], Tensor], None] = _absent
     """``(parts, their scales [pages, P, H, D/16], slot)``."""
-    cache_gather: Callable[
-        [Tensor, Tensor, Tensor | None, tuple[Tensor, Tensor] | None, CacheRows | None], None
-    ] = _absent
+    cache_gather: Callable[[Tensor, Tensor, Tensor | None, tuple[Tensor, Tensor] | None, CacheRows | None], None] = (
+        _absent
+    )
     """``(source [pages, P, C], out [N, C], scale [pages, P, tiles], (beside, its rows), rows)``."""
     linear: Linear = _absent
     block_linear: Linear = _absent

@@ -61,7 +61,6 @@ MASKED_TILE = 128
 rows, so that a shorter group overwrites the next one (seen on an H200 with 17 rows a group)."""
 
 
-
 def kernel(p: Problem, machine: Machine) -> str:
     """The library's routine."""
     return SYMBOLS[routine(p)][0]
@@ -390,9 +389,21 @@ def missing(p: Problem, machine: Machine) -> str | None:
 
 
 BACKEND = Backend(
-    name="deep_gemm", kernel=kernel, steps=steps, missing=missing,
-    fp8_gemm_nt=fp8_gemm_nt, aligned_gemm_nt=aligned_gemm_nt, dense_gemm_nt=dense_gemm_nt,
-    grouped_contiguous=grouped_contiguous, grouped_masked=grouped_masked, alignment=alignment, gemm_1d1d=gemm_1d1d,
-    k_grouped=k_grouped, skip_head_mid=skip_head_mid, einsum=einsum,
-    mqa_logits=mqa_logits, paged_mqa_logits=paged_mqa_logits, paged_metadata=paged_metadata,
-)  # fmt: skip
+    name="deep_gemm",
+    kernel=kernel,
+    steps=steps,
+    missing=missing,
+    fp8_gemm_nt=fp8_gemm_nt,
+    aligned_gemm_nt=aligned_gemm_nt,
+    dense_gemm_nt=dense_gemm_nt,
+    grouped_contiguous=grouped_contiguous,
+    grouped_masked=grouped_masked,
+    alignment=alignment,
+    gemm_1d1d=gemm_1d1d,
+    k_grouped=k_grouped,
+    skip_head_mid=skip_head_mid,
+    einsum=einsum,
+    mqa_logits=mqa_logits,
+    paged_mqa_logits=paged_mqa_logits,
+    paged_metadata=paged_metadata,
+)

@@ -120,17 +120,30 @@ def gated_static(x: Tensor, scale: Tensor, rounding: str) -> Tensor:
 
 @no_autocast_no_grad
 def gated_group(
-    x: Tensor, group: int, rounding: str, amax_floor: float, scale_floor: float, scale_ub: Tensor | None, ue8m0: bool,
-    transposed: bool, masked_m: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    group: int,
+    rounding: str,
+    amax_floor: float,
+    scale_floor: float,
+    scale_ub: Tensor | None,
+    ue8m0: bool,
+    transposed: bool,
+    masked_m: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     """``scale = max(min(max(amax, amax_floor) / 448, scale_ub), scale_floor)`` of each group; every row is written."""
     return _groups(gated(x, rounding), group, amax_floor, scale_floor, None, scale_ub, ue8m0, transposed)
 
 
 def _groups(
-    value: Tensor, group: int, amax_floor: float, scale_floor: float, amax_ub: Tensor | None, scale_ub: Tensor | None,
-    ue8m0: bool, transposed: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    value: Tensor,
+    group: int,
+    amax_floor: float,
+    scale_floor: float,
+    amax_ub: Tensor | None,
+    scale_ub: Tensor | None,
+    ue8m0: bool,
+    transposed: bool,
+) -> tuple[Tensor, Tensor]:
     parts = value.reshape(*value.shape[:-1], value.shape[-1] // group, group)
     amax = parts.abs().amax(dim=-1).to(torch.float32).clamp(min=amax_floor)
     if amax_ub is not None:
@@ -185,9 +198,14 @@ def norm_static(
 
 @no_autocast_no_grad
 def norm_group(
-    x: Tensor, weight: Tensor, residual: Tensor | None, epsilon: float, group: int, scale_ub: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor | None,
+    epsilon: float,
+    group: int,
+    scale_ub: Tensor | None,
     transposed: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """``scale = max(min(amax, scale_ub) / 448, 1 / (448 * 512))`` of each group, and the sum."""
     value, kept = normed(x, weight, residual, epsilon, "each", False)
     return *_groups(value, group, 0.0, 1.0 / (FP8_MAX * 512), scale_ub, None, False, transposed), kept
@@ -374,6 +392,8 @@ def einsum(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) 
 def bmm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype) -> Tensor:
     """``(scale_a * scale_b) * (a @ b)`` in float32 for every batch."""
     return ((scale_a * scale_b) * (a.to(torch.float32) @ b.to(torch.float32))).to(out_dtype)
+
+
 # --- MX and NVFP4 ----------------------------------------------------------------------------------------------------
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -383,9 +403,16 @@ TILE_HEIGHTS = {"128x4": 128, "8x4": 8}
 
 @no_autocast_no_grad
 def mx_product(
-    a: Tensor, left: Scales, b: Tensor, right: Scales, out: Tensor, rows: Rows | None, alpha: Tensor | None,
-    bias: Tensor | None, accumulate: bool,
-) -> None:  # fmt: skip
+    a: Tensor,
+    left: Scales,
+    b: Tensor,
+    right: Scales,
+    out: Tensor,
+    rows: Rows | None,
+    alpha: Tensor | None,
+    bias: Tensor | None,
+    accumulate: bool,
+) -> None:
     """Dequantised to float32 group by group, multiplied in float32; alpha, bias, what is there, one rounding."""
     n = b.shape[1]
     if rows is not None and rows.depth is not None:
@@ -563,15 +590,42 @@ def alignment() -> int:
 
 
 BACKEND = Backend(
-    name="eager", kernel=kernel,
-    quant_static=quant_static, quant_tensor=quant_tensor, quant_token=quant_token, quant_group=quant_group,
-    quant_group_packed=quant_group_packed, reciprocal_quantiser=reciprocal_quantiser,
-    gated_static=gated_static, gated_group=gated_group, gated_group_bf16=gated_group_bf16,
-    norm_static=norm_static, norm_group=norm_group, rope=rope, cache_store=eager_cache.store,
-    cache_tiles=eager_cache.tiles, cache_nvfp4=eager_cache.nvfp4, cache_gather=eager_cache.gather,
-    linear=linear, block_linear=block_linear, fp8_gemm_nt=fp8_gemm_nt, aligned_gemm_nt=fp8_gemm_nt,
-    blockscale_sm90=blockscale_sm90, few_rows=few_rows, grouped_contiguous=grouped_contiguous,
-    grouped_masked=grouped_masked, alignment=alignment, grouped_scaled=grouped_scaled, gemm_1d1d=gemm_1d1d,
-    k_grouped=k_grouped, skip_head_mid=skip_head_mid, einsum=einsum, bmm=bmm, mx_product=mx_product,
-    moe_trtllm=moe_trtllm, mqa_logits=mqa_logits, paged_mqa_logits=paged_mqa_logits, paged_metadata=paged_metadata,
-)  # fmt: skip
+    name="eager",
+    kernel=kernel,
+    quant_static=quant_static,
+    quant_tensor=quant_tensor,
+    quant_token=quant_token,
+    quant_group=quant_group,
+    quant_group_packed=quant_group_packed,
+    reciprocal_quantiser=reciprocal_quantiser,
+    gated_static=gated_static,
+    gated_group=gated_group,
+    gated_group_bf16=gated_group_bf16,
+    norm_static=norm_static,
+    norm_group=norm_group,
+    rope=rope,
+    cache_store=eager_cache.store,
+    cache_tiles=eager_cache.tiles,
+    cache_nvfp4=eager_cache.nvfp4,
+    cache_gather=eager_cache.gather,
+    linear=linear,
+    block_linear=block_linear,
+    fp8_gemm_nt=fp8_gemm_nt,
+    aligned_gemm_nt=fp8_gemm_nt,
+    blockscale_sm90=blockscale_sm90,
+    few_rows=few_rows,
+    grouped_contiguous=grouped_contiguous,
+    grouped_masked=grouped_masked,
+    alignment=alignment,
+    grouped_scaled=grouped_scaled,
+    gemm_1d1d=gemm_1d1d,
+    k_grouped=k_grouped,
+    skip_head_mid=skip_head_mid,
+    einsum=einsum,
+    bmm=bmm,
+    mx_product=mx_product,
+    moe_trtllm=moe_trtllm,
+    mqa_logits=mqa_logits,
+    paged_mqa_logits=paged_mqa_logits,
+    paged_metadata=paged_metadata,
+)

@@ -67,9 +67,15 @@ def store(parts: tuple[Part, ...], slots: Slots) -> None:
 
 @no_autocast_no_grad
 def tiles(
-    x: Tensor, rope: Tensor | None, memory: tuple[Tensor, Tensor, Tensor | None], slot: Tensor | None,
-    amax_floor: float, scale_floor: float, ue8m0: bool, reciprocal: bool,
-) -> None:  # fmt: skip
+    x: Tensor,
+    rope: Tensor | None,
+    memory: tuple[Tensor, Tensor, Tensor | None],
+    slot: Tensor | None,
+    amax_floor: float,
+    scale_floor: float,
+    ue8m0: bool,
+    reciprocal: bool,
+) -> None:
     """Codes and scales of tiles of 128, ``max(max(amax, amax_floor) / 448, scale_floor)``, and rotated columns."""
     codes, scales, rotated = memory
     if slot is None:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from kernels.platform import Machine
 
 
-
 def kernel(p: Problem, machine: Machine) -> str:
     """The library's routine."""
     names = {"moe_trtllm": "trtllm_fp8_per_tensor_scale_moe", "moe_cutlass": "cutlass_fused_moe", "bmm": "bmm_fp8"}
@@ -134,6 +133,12 @@ def missing(p: Problem, machine: Machine) -> str | None:
 
 
 BACKEND = Backend(
-    name="flashinfer", kernel=kernel, steps=steps, missing=missing,
-    blockscale_sm90=blockscale_sm90, bmm=bmm, moe_trtllm=moe_trtllm, moe_cutlass=moe_cutlass,
-)  # fmt: skip
+    name="flashinfer",
+    kernel=kernel,
+    steps=steps,
+    missing=missing,
+    blockscale_sm90=blockscale_sm90,
+    bmm=bmm,
+    moe_trtllm=moe_trtllm,
+    moe_cutlass=moe_cutlass,
+)

@@ -43,7 +43,6 @@ GROUP_QUANT = ("sgl_per_token_group_quant_8bit", "sgl_per_token_group_quant_fp8"
 """The quantiser's names, newest first."""
 
 
-
 def kernel(p: Problem, machine: Machine) -> str:
     """The library's routine."""
     return {
@@ -184,6 +183,12 @@ def missing(p: Problem, machine: Machine) -> str | None:
 
 
 BACKEND = Backend(
-    name="sgl_kernel", kernel=kernel, steps=steps, missing=missing,
-    quant_group=quant_group, quant_group_packed=quant_group_packed, linear=linear, block_linear=block_linear,
-)  # fmt: skip
+    name="sgl_kernel",
+    kernel=kernel,
+    steps=steps,
+    missing=missing,
+    quant_group=quant_group,
+    quant_group_packed=quant_group_packed,
+    linear=linear,
+    block_linear=block_linear,
+)

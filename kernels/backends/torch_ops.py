@@ -28,7 +28,6 @@ SCALE_MULTIPLE = 4
 weight's, and cuBLASLt has no kernel for other numbers of rows (both seen with torch 2.11)."""
 
 
-
 def kernel(p: Problem, machine: Machine) -> str:
     """The routine torch would run."""
     if p.op == "block_linear":
@@ -156,6 +155,12 @@ def grouped_scaled(
 
 
 BACKEND = Backend(
-    name="torch", kernel=kernel, steps=steps,
-    linear=linear, block_linear=block_linear, scaled_mm=scaled_mm, unfused=unfused, grouped_scaled=grouped_scaled,
-)  # fmt: skip
+    name="torch",
+    kernel=kernel,
+    steps=steps,
+    linear=linear,
+    block_linear=block_linear,
+    scaled_mm=scaled_mm,
+    unfused=unfused,
+    grouped_scaled=grouped_scaled,
+)

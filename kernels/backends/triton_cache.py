@@ -71,16 +71,19 @@ def store(parts: tuple[Part, ...], slots: Slots) -> None:
     start, page, halves = cached(_stored, *map(_class_of, parts), slots.positions is not None, slots.skip is not None)
     one, skip = slots.slot, slots.skip
     heads = [half.numbers[0] for half in halves]
-    scales = [one if part.scale is None else _per_head(part.scale, count, bool(start.constants["PER_HEAD"]))
-              for part, count in zip(parts, heads, strict=True)]  # fmt: skip
+    scales = [
+        one if part.scale is None else _per_head(part.scale, count, bool(start.constants["PER_HEAD"]))
+        for part, count in zip(parts, heads, strict=True)
+    ]
     (x, memory, _), (y, other, _) = parts
     (source, target, *_), (source_y, target_y, *_) = halves
     sides = x.view(source), y.view(source_y), memory.view(target), other.view(target_y)
     tables = [one if t is None else t.contiguous() for t in (slots.positions, slots.indices, slots.indptr)]
     start(
-        2 * tokens, (*sides, *scales, one.contiguous(), *tables),
+        2 * tokens,
+        (*sides, *scales, one.contiguous(), *tables),
         (page, skip or 0, *halves[0].numbers, *halves[1].numbers),
-    )  # fmt: skip
+    )
 
 
 def _class_of(part: Part) -> tuple[object, ...]:
@@ -101,10 +104,19 @@ def _stored(
     halves = [_half(part, mode, per_head, native) for part in (first, second)]
     (_, _, size0, chunk0, (heads0, depth0, *_)), (_, _, size1, chunk1, (heads1, depth1, *_)) = halves
     start = _prepared(
-        "store_kernel", max(_warps(heads0 * depth0 * size0), _warps(heads1 * depth1 * size1)), MODE=mode,
-        PER_HEAD=per_head, CHUNK0=chunk0, CHUNK1=chunk1, **_parts(0, heads0, depth0), **_parts(1, heads1, depth1),
-        TABLE=table, SKIP=skip, SMALL=pages[0] * pages[1] < SMALL, NATIVE=native,
-    )  # fmt: skip
+        "store_kernel",
+        max(_warps(heads0 * depth0 * size0), _warps(heads1 * depth1 * size1)),
+        MODE=mode,
+        PER_HEAD=per_head,
+        CHUNK0=chunk0,
+        CHUNK1=chunk1,
+        **_parts(0, heads0, depth0),
+        **_parts(1, heads1, depth1),
+        TABLE=table,
+        SKIP=skip,
+        SMALL=pages[0] * pages[1] < SMALL,
+        NATIVE=native,
+    )
     return start, pages[1], halves
 
 
@@ -119,9 +131,11 @@ def _half(part: tuple[Any, ...], mode: int, per_head: bool, native: bool) -> _Ha
         wide = (
             width
             for width in sorted(WORDS, reverse=True)
-            if m_c == 1 and width >= size and not any(n * size % width for n in (depth, x_t, x_h, m_b, m_o, m_h))
+            if m_c == 1
+            and width >= size
+            and not any(n * size % width for n in (depth, x_t, x_h, m_b, m_o, m_h))
             and at % width == 0
-        )  # fmt: skip
+        )
         width = next(wide, size)
         source = target = WORDS[width]
         count, size = width // size, width
@@ -150,9 +164,15 @@ def _warps(held: int) -> int:
 
 
 def tiles(
-    x: Tensor, rope: Tensor | None, memory: tuple[Tensor, Tensor, Tensor | None], slot: Tensor | None,
-    amax_floor: float, scale_floor: float, ue8m0: bool, reciprocal: bool,
-) -> None:  # fmt: skip
+    x: Tensor,
+    rope: Tensor | None,
+    memory: tuple[Tensor, Tensor, Tensor | None],
+    slot: Tensor | None,
+    amax_floor: float,
+    scale_floor: float,
+    ue8m0: bool,
+    reciprocal: bool,
+) -> None:
     """Codes and scales of tiles of 128, and rotated columns as they are."""
     codes, scales, rotated = memory
     tokens = len(x) if slot is None else len(slot)
@@ -161,10 +181,16 @@ def tiles(
     x = x if x.stride(1) == 1 else x.contiguous()
     count = scales.shape[2]
     start = _prepared(
-        "tile_kernel", TILES=power_of_two(count), ROPE=0 if rope is None else rope.shape[1],
-        MODE=2 if reciprocal else int(ue8m0), EPS=bits(amax_floor), FLOOR=bits(scale_floor), SLOTTED=slot is not None,
-        SMALL=codes.shape[0] * codes.shape[1] < SMALL, NATIVE=library()[1],
-    )  # fmt: skip
+        "tile_kernel",
+        TILES=power_of_two(count),
+        ROPE=0 if rope is None else rope.shape[1],
+        MODE=2 if reciprocal else int(ue8m0),
+        EPS=bits(amax_floor),
+        FLOOR=bits(scale_floor),
+        SLOTTED=slot is not None,
+        SMALL=codes.shape[0] * codes.shape[1] < SMALL,
+        NATIVE=library()[1],
+    )
     beside, columns = x, codes
     if rope is not None and rotated is not None:
         beside, columns = _raw(rope if rope.stride(1) == 1 else rope.contiguous()), rotated
@@ -207,23 +233,40 @@ def gather(
     s = c if scale is None else scale
     b, other = (c, target) if beside is None else (_raw(beside[0]), _raw(beside[1]))
     empty: Tensor = c
-    table, starts, seq_starts, lens = (empty,) * 4 if rows is None else (
-        rows.table if rows.table.stride(1) == 1 else rows.table.contiguous(), rows.starts.contiguous(),
-        empty if rows.seq_starts is None else rows.seq_starts.contiguous(),
-        empty if rows.lens is None else rows.lens.contiguous(),
-    )  # fmt: skip
+    table, starts, seq_starts, lens = (
+        (empty,) * 4
+        if rows is None
+        else (
+            rows.table if rows.table.stride(1) == 1 else rows.table.contiguous(),
+            rows.starts.contiguous(),
+            empty if rows.seq_starts is None else rows.seq_starts.contiguous(),
+            empty if rows.lens is None else rows.lens.contiguous(),
+        )
+    )
     requests = 1 if rows is None else len(rows.table)
     columns = 0 if beside is None else b.shape[2]
     start = _prepared(
-        "gather_kernel", TABLE=rows is not None, REQUESTS=power_of_two(requests),
-        STARTS=rows is not None and rows.seq_starts is not None, LENS=rows is not None and rows.lens is not None,
-        SCALED=scaled, BESIDE=power_of_two(columns) if columns else 0, WIDTH=power_of_two(width),
+        "gather_kernel",
+        TABLE=rows is not None,
+        REQUESTS=power_of_two(requests),
+        STARTS=rows is not None and rows.seq_starts is not None,
+        LENS=rows is not None and rows.lens is not None,
+        SCALED=scaled,
+        BESIDE=power_of_two(columns) if columns else 0,
+        WIDTH=power_of_two(width),
         NATIVE=library()[1],
-    )  # fmt: skip
+    )
     integers = (
-        requests, source.shape[1], table.stride(0) if rows is not None else 0, width,
-        width // (1 if scale is None else scale.shape[2]), columns, *c.stride()[:2],
-        *(s.stride()[:2] if scaled else (0, 0)), *(b.stride()[:2] if beside is not None else (0, 0)), target.stride(0),
+        requests,
+        source.shape[1],
+        table.stride(0) if rows is not None else 0,
+        width,
+        width // (1 if scale is None else scale.shape[2]),
+        columns,
+        *c.stride()[:2],
+        *(s.stride()[:2] if scaled else (0, 0)),
+        *(b.stride()[:2] if beside is not None else (0, 0)),
+        target.stride(0),
         other.stride(0),
-    )  # fmt: skip
+    )
     start(len(out), (c, s, b, target, other, table, starts, seq_starts, lens), integers)

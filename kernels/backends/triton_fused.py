@@ -44,14 +44,28 @@ def gated_static(x: Tensor, scale: Tensor, rounding: str) -> Tensor:
 
 
 def gated_group(
-    x: Tensor, group: int, rounding: str, amax_floor: float, scale_floor: float, scale_ub: Tensor | None, ue8m0: bool,
-    transposed: bool, masked_m: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    group: int,
+    rounding: str,
+    amax_floor: float,
+    scale_floor: float,
+    scale_ub: Tensor | None,
+    ue8m0: bool,
+    transposed: bool,
+    masked_m: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     """``scale = max(min(max(amax, amax_floor) / 448, scale_ub), scale_floor)`` of each group; rows in use only."""
     return _gated(
-        x, group, rounding, int(ue8m0), amax_floor=amax_floor, scale_floor=scale_floor, scale_ub=scale_ub,
-        transposed=transposed, masked_m=masked_m,
-    )  # fmt: skip
+        x,
+        group,
+        rounding,
+        int(ue8m0),
+        amax_floor=amax_floor,
+        scale_floor=scale_floor,
+        scale_ub=scale_ub,
+        transposed=transposed,
+        masked_m=masked_m,
+    )
 
 
 def gated_group_bf16(x: Tensor, amax_floor: float, masked_m: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,13 +75,32 @@ def gated_group_bf16(x: Tensor, amax_floor: float, masked_m: Tensor) -> tuple[Te
 
 
 def _gated(
-    x: Tensor, group: int, rounding: str, mode: int, *, scale: Tensor | None = None, amax_floor: float = 0.0,
-    scale_floor: float = 0.0, scale_ub: Tensor | None = None, transposed: bool = False, masked_m: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    group: int,
+    rounding: str,
+    mode: int,
+    *,
+    scale: Tensor | None = None,
+    amax_floor: float = 0.0,
+    scale_floor: float = 0.0,
+    scale_ub: Tensor | None = None,
+    transposed: bool = False,
+    masked_m: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     if is_other_device(x.device):
         with torch.cuda.device(x.device):
-            return _gated(x, group, rounding, mode, scale=scale, amax_floor=amax_floor, scale_floor=scale_floor,
-                          scale_ub=scale_ub, transposed=transposed, masked_m=masked_m)  # fmt: skip
+            return _gated(
+                x,
+                group,
+                rounding,
+                mode,
+                scale=scale,
+                amax_floor=amax_floor,
+                scale_floor=scale_floor,
+                scale_ub=scale_ub,
+                transposed=transposed,
+                masked_m=masked_m,
+            )
     native, allocate, last, tokens = library()[1], allocator(x.device), x.shape[-1], x.shape[-2]
     matrix = x if x.dim() == 2 else x.reshape(-1, last)
     matrix = matrix if matrix.stride(1) == 1 else matrix.contiguous()
@@ -79,9 +112,18 @@ def _gated(
         scale = allocate(extents, (extents[1], 1), torch.float32)
     if rows:
         start = _gated_launch(
-            group, rounding, mode, scale_ub is not None, masked_m is not None, transposed, amax_floor, scale_floor,
-            native, ELEMENTS, WARPS,
-        )  # fmt: skip
+            group,
+            rounding,
+            mode,
+            scale_ub is not None,
+            masked_m is not None,
+            transposed,
+            amax_floor,
+            scale_floor,
+            native,
+            ELEMENTS,
+            WARPS,
+        )
         bound, used = scale if scale_ub is None else scale_ub.reshape(1), scale if masked_m is None else masked_m
         made = (q if native else q.view(torch.uint8),)
         programs = -(-rows * groups // max(1, ELEMENTS // power_of_two(group)))
@@ -94,15 +136,35 @@ def _gated(
 
 @functools.lru_cache(maxsize=256)
 def _gated_launch(
-    group: int, rounding: str, mode: int, bounded: bool, masked: bool, transposed: bool, amax_floor: float,
-    scale_floor: float, native: bool, elements: int, warps: int,
-) -> Launch:  # fmt: skip
+    group: int,
+    rounding: str,
+    mode: int,
+    bounded: bool,
+    masked: bool,
+    transposed: bool,
+    amax_floor: float,
+    scale_floor: float,
+    native: bool,
+    elements: int,
+    warps: int,
+) -> Launch:
     lanes = power_of_two(group)
     return _prepared(
-        "gated_kernel", warps, GROUP=group, LANES=lanes, BLOCK=max(1, elements // lanes), ROUNDING=ROUNDINGS[rounding],
-        MODE=mode, BOUNDED=bounded, MASKED=masked, TRANSPOSED=transposed, EPS=bits(amax_floor),
-        FLOOR=bits(scale_floor), SHARED=max(amax_floor / 448.0, scale_floor) > LEAST_SHARED, NATIVE=native,
-    )  # fmt: skip
+        "gated_kernel",
+        warps,
+        GROUP=group,
+        LANES=lanes,
+        BLOCK=max(1, elements // lanes),
+        ROUNDING=ROUNDINGS[rounding],
+        MODE=mode,
+        BOUNDED=bounded,
+        MASKED=masked,
+        TRANSPOSED=transposed,
+        EPS=bits(amax_floor),
+        FLOOR=bits(scale_floor),
+        SHARED=max(amax_floor / 448.0, scale_floor) > LEAST_SHARED,
+        NATIVE=native,
+    )
 
 
 def norm_static(
@@ -114,17 +176,30 @@ def norm_static(
 
 
 def norm_group(
-    x: Tensor, weight: Tensor, residual: Tensor | None, epsilon: float, group: int, scale_ub: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor | None,
+    epsilon: float,
+    group: int,
+    scale_ub: Tensor | None,
     transposed: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """``scale = max(min(amax, scale_ub) / 448, 1 / (448 * 512))`` of each group, and the sum."""
     return _norm(x, weight, residual, epsilon, group, "each", False, None, scale_ub, transposed)
 
 
 def _norm(
-    x: Tensor, weight: Tensor, residual: Tensor | None, epsilon: float, group: int, rounding: str, rounded_sum: bool,
-    given: Tensor | None, scale_ub: Tensor | None, transposed: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor | None,
+    epsilon: float,
+    group: int,
+    rounding: str,
+    rounded_sum: bool,
+    given: Tensor | None,
+    scale_ub: Tensor | None,
+    transposed: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     if is_other_device(x.device):
         with torch.cuda.device(x.device):
             return _norm(x, weight, residual, epsilon, group, rounding, rounded_sum, given, scale_ub, transposed)
@@ -140,9 +215,17 @@ def _norm(
         z = allocate((rows, cols), (cols, 1), x.dtype)
     if rows:
         start = _norm_launch(
-            cols, group, rounding, 0 if residual is None else 1 + rounded_sum, given is not None, scale_ub is not None,
-            transposed, epsilon, native, PER_THREAD,
-        )  # fmt: skip
+            cols,
+            group,
+            rounding,
+            0 if residual is None else 1 + rounded_sum,
+            given is not None,
+            scale_ub is not None,
+            transposed,
+            epsilon,
+            native,
+            PER_THREAD,
+        )
         other, kept = (x, x) if residual is None or z is None else (residual, z)
         bound = scale if scale_ub is None else scale_ub.reshape(1)
         read, made = (x, weight.contiguous(), other, bound, scale), (kept, q if native else q.view(torch.uint8))
@@ -152,16 +235,35 @@ def _norm(
 
 @functools.lru_cache(maxsize=256)
 def _norm_launch(
-    cols: int, group: int, rounding: str, summed: int, given: bool, bounded: bool, transposed: bool, epsilon: float,
-    native: bool, per_thread: int,
-) -> Launch:  # fmt: skip
+    cols: int,
+    group: int,
+    rounding: str,
+    summed: int,
+    given: bool,
+    bounded: bool,
+    transposed: bool,
+    epsilon: float,
+    native: bool,
+    per_thread: int,
+) -> Launch:
     width = cols if given else group
     lanes, down = power_of_two(width), power_of_two(-(-cols // width))
     return _prepared(
-        "norm_kernel", min(16, max(1, lanes * down // (32 * per_thread))), COLS=cols, GROUP=width, LANES=lanes,
-        GROUPS=down, ROUNDING=ROUNDINGS[rounding], SUM=summed, GIVEN=given, BOUNDED=bounded, TRANSPOSED=transposed,
-        EPSILON=bits(epsilon), FLOOR=bits(SCALE_FLOOR), NATIVE=native,
-    )  # fmt: skip
+        "norm_kernel",
+        min(16, max(1, lanes * down // (32 * per_thread))),
+        COLS=cols,
+        GROUP=width,
+        LANES=lanes,
+        GROUPS=down,
+        ROUNDING=ROUNDINGS[rounding],
+        SUM=summed,
+        GIVEN=given,
+        BOUNDED=bounded,
+        TRANSPOSED=transposed,
+        EPSILON=bits(epsilon),
+        FLOOR=bits(SCALE_FLOOR),
+        NATIVE=native,
+    )
 
 
 def rope(
@@ -177,9 +279,17 @@ def rope(
         lanes, others = power_of_two(depth), power_of_two(max(width, 1))
         block = max(1, ELEMENTS // 2 // max(lanes, others))
         start = _prepared(
-            "rope_kernel", 4, DEPTH=depth, LANES=lanes, WIDTH=width, OTHERS=others, BLOCK=block, NEOX=is_neox,
-            FACTOR=bits(factor), NATIVE=native,
-        )  # fmt: skip
+            "rope_kernel",
+            4,
+            DEPTH=depth,
+            LANES=lanes,
+            WIDTH=width,
+            OTHERS=others,
+            BLOCK=block,
+            NEOX=is_neox,
+            FACTOR=bits(factor),
+            NATIVE=native,
+        )
         codes = (q, p) if native else (q.view(torch.uint8), p.view(torch.uint8))
         pointers = x, y, cos_sin_cache.contiguous(), pos_ids.contiguous(), *codes
         strides = x.stride(0), x.stride(1), y.stride(0), y.stride(1)

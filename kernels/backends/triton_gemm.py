@@ -193,7 +193,14 @@ def alignment() -> int:
 
 
 BACKEND = Backend(
-    name="triton_gemm", kernel=kernel, steps=steps, missing=loads(library), fp8_gemm_nt=fp8_gemm_nt,
-    aligned_gemm_nt=fp8_gemm_nt, block_linear=block_linear, grouped_contiguous=grouped_contiguous,
-    grouped_masked=grouped_masked, alignment=alignment,
-)  # fmt: skip
+    name="triton_gemm",
+    kernel=kernel,
+    steps=steps,
+    missing=loads(library),
+    fp8_gemm_nt=fp8_gemm_nt,
+    aligned_gemm_nt=fp8_gemm_nt,
+    block_linear=block_linear,
+    grouped_contiguous=grouped_contiguous,
+    grouped_masked=grouped_masked,
+    alignment=alignment,
+)

@@ -102,10 +102,15 @@ def _prepared(rows: int, cut: Cut, blocks: int, parts: int, dtype: torch.dtype, 
     together = 1 if sm < E4M3_SM else math.gcd(blocks // parts, cut.together)
     room = shared_memory(sm) // (BLOCK * together * (cut.columns + rows * dtype.itemsize)) - 1
     constants = {
-        "ROWS": rows, "COLUMNS": cut.columns, "PARTS": parts, "TOGETHER": together,
+        "ROWS": rows,
+        "COLUMNS": cut.columns,
+        "PARTS": parts,
+        "TOGETHER": together,
         "STAGES": max(2, min(cut.stages * cut.together // together, room)),
-        "LIMIT": bits(torch.finfo(dtype).max), "NATIVE": native, "DECODE": decode,
-    }  # fmt: skip
+        "LIMIT": bits(torch.finfo(dtype).max),
+        "NATIVE": native,
+        "DECODE": decode,
+    }
     return Launch(library()[0].linear_kernel, constants, num_warps=cut.warps)
 
 

@@ -149,9 +149,16 @@ def _values(x: Tensor, scales: Scales, k: int, mode: int, table: Tensor, groups:
 
 
 def mx_product(
-    a: Tensor, left: Scales, b: Tensor, right: Scales, out: Tensor, rows: Rows | None, alpha: Tensor | None,
-    bias: Tensor | None, accumulate: bool,
-) -> None:  # fmt: skip
+    a: Tensor,
+    left: Scales,
+    b: Tensor,
+    right: Scales,
+    out: Tensor,
+    rows: Rows | None,
+    alpha: Tensor | None,
+    bias: Tensor | None,
+    accumulate: bool,
+) -> None:
     """The product into ``out [R, N]``; rows of no group are left alone."""
     (groups, n, _), m = b.shape, a.shape[0]
     k = a.shape[1] * (2 if a.dtype is torch.uint8 else 1)
@@ -171,9 +178,15 @@ def mx_product(
     flags = of_alpha, int(bias is not None), int(accumulate)
     start = _prepared("mx_kernel", tile, current_machine().sm, mode, *pairs, *flags)
     pointers = (
-        x if wide_a else _words(x), _memory(left), w if wide_b else _words(w), _memory(right), out, table,
-        out if alpha is None else alpha, out if bias is None else bias,
-    )  # fmt: skip
+        x if wide_a else _words(x),
+        _memory(left),
+        w if wide_b else _words(w),
+        _memory(right),
+        out,
+        table,
+        out if alpha is None else alpha,
+        out if bias is None else bias,
+    )
     tiles = -(-m // tile.rows) * (groups if mode == DEEP else 1) + (groups if mode == TABLED else 0)
     start(tiles * -(-n // tile.columns), pointers, (m, n, k, groups))
 

@@ -34,14 +34,17 @@ LINEAR = 4096
 """Elements of one program of the per-tensor kernels."""
 
 
-
 def kernel(p: Problem, machine: Machine) -> str:
     """The kernel that runs."""
     return {
-        "quant_group": "group_kernel", "quant_group_packed": "packed_kernel", "quant_token": "token_kernel",
-        "quant_gated": "gated_kernel", "quant_norm": "norm_kernel",
-        "quant_rope": "rope_kernel", "quant_cache": "store_kernel",
-    }.get(p.op, "tensor_kernel")  # fmt: skip
+        "quant_group": "group_kernel",
+        "quant_group_packed": "packed_kernel",
+        "quant_token": "token_kernel",
+        "quant_gated": "gated_kernel",
+        "quant_norm": "norm_kernel",
+        "quant_rope": "rope_kernel",
+        "quant_cache": "store_kernel",
+    }.get(p.op, "tensor_kernel")
 
 
 @functools.cache
@@ -87,9 +90,13 @@ def quant_token(x: Tensor, scale_ub: Tensor | None) -> tuple[Tensor, Tensor]:
         block = min(power_of_two(cols), 8192)
         bound = scale if scale_ub is None else scale_ub.reshape(1)
         start = _prepared(
-            "token_kernel", 8 if block > 2048 else 4, BLOCK=block, PARTS=-(-cols // block),
-            BOUNDED=scale_ub is not None, NATIVE=native,
-        )  # fmt: skip
+            "token_kernel",
+            8 if block > 2048 else 4,
+            BLOCK=block,
+            PARTS=-(-cols // block),
+            BOUNDED=scale_ub is not None,
+            NATIVE=native,
+        )
         start(rows, (x, _bytes(q, native), scale, bound), (cols, x.stride(0)))
     return q, scale
 
@@ -114,9 +121,17 @@ def reciprocal_quantiser(dtype: torch.dtype) -> Quantiser:
     """Groups of 128 by :func:`kernels.formulas.flashinfer_blocks`, the scale ``[K/128, align(M, 4)]``."""
     native = library()[1]
     start = _prepared(
-        "group_kernel", 4, GROUP=BLOCK, LANES=BLOCK, BLOCK=TILE, LEAD=4, UE8M0=False, EPS=0,
-        LIMIT=bits(torch.finfo(dtype).max), NATIVE=native,
-    )  # fmt: skip
+        "group_kernel",
+        4,
+        GROUP=BLOCK,
+        LANES=BLOCK,
+        BLOCK=TILE,
+        LEAD=4,
+        UE8M0=False,
+        EPS=0,
+        LIMIT=bits(torch.finfo(dtype).max),
+        NATIVE=native,
+    )
 
     def quantise(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tensor, Tensor]:
         rows, cols = x.shape
@@ -134,9 +149,17 @@ def reciprocal_quantiser(dtype: torch.dtype) -> Quantiser:
 def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, native: bool, fast: bool) -> Quantiser:
     block, transposed, align = _tile(group), layout != "row", 4 if layout == "tma" else 1
     start = _prepared(
-        "group_kernel", 4, GROUP=group, LANES=power_of_two(group), BLOCK=block,
-        LEAD={"row": 0, "col": 1, "tma": 4}[layout], UE8M0=ue8m0, EPS=bits(eps), LIMIT=0, NATIVE=native,
-    )  # fmt: skip
+        "group_kernel",
+        4,
+        GROUP=group,
+        LANES=power_of_two(group),
+        BLOCK=block,
+        LEAD={"row": 0, "col": 1, "tma": 4}[layout],
+        UE8M0=ue8m0,
+        EPS=bits(eps),
+        LIMIT=0,
+        NATIVE=native,
+    )
 
     def programs_of(rows: int, groups: int) -> int:
         return -(-(rows + -rows % align) // block) * groups if transposed else -(-rows * groups // block)
@@ -227,11 +250,24 @@ def _tile(group: int) -> int:
 
 
 BACKEND = Backend(
-    name="triton", kernel=kernel, missing=loads(library),
-    quant_static=quant_static, quant_tensor=quant_tensor, quant_token=quant_token, quant_group=quant_group,
-    group_quantiser=group_quantiser, quant_group_packed=quant_group_packed, reciprocal_quantiser=reciprocal_quantiser,
-    gated_static=triton_fused.gated_static, gated_group=triton_fused.gated_group,
-    gated_group_bf16=triton_fused.gated_group_bf16, norm_static=triton_fused.norm_static,
-    norm_group=triton_fused.norm_group, rope=triton_fused.rope, cache_store=triton_cache.store,
-    cache_tiles=triton_cache.tiles, cache_nvfp4=triton_cache.nvfp4, cache_gather=triton_cache.gather,
-)  # fmt: skip
+    name="triton",
+    kernel=kernel,
+    missing=loads(library),
+    quant_static=quant_static,
+    quant_tensor=quant_tensor,
+    quant_token=quant_token,
+    quant_group=quant_group,
+    group_quantiser=group_quantiser,
+    quant_group_packed=quant_group_packed,
+    reciprocal_quantiser=reciprocal_quantiser,
+    gated_static=triton_fused.gated_static,
+    gated_group=triton_fused.gated_group,
+    gated_group_bf16=triton_fused.gated_group_bf16,
+    norm_static=triton_fused.norm_static,
+    norm_group=triton_fused.norm_group,
+    rope=triton_fused.rope,
+    cache_store=triton_cache.store,
+    cache_tiles=triton_cache.tiles,
+    cache_nvfp4=triton_cache.nvfp4,
+    cache_gather=triton_cache.gather,
+)

@@ -141,15 +141,27 @@ class Fp8Linear(Fp8Module):
         rows, columns = ((0, extent) for extent in checks.rank(f"the weight of {name}", weight, 2).shape)
         shard = Shard(name, weight, weight_scale, rows, columns)
         self._place(
-            [shard], kind or kind_of(name, weight, weight_scale), bias, weight.device,
-            input_scale=input_scale, per_token=per_token, out_dtype=out_dtype, ue8m0=ue8m0, name=name,
-        )  # fmt: skip
+            [shard],
+            kind or kind_of(name, weight, weight_scale),
+            bias,
+            weight.device,
+            input_scale=input_scale,
+            per_token=per_token,
+            out_dtype=out_dtype,
+            ue8m0=ue8m0,
+            name=name,
+        )
 
     @classmethod
     def from_shards(
-        cls, shards: Sequence[Shard], *, kind: str, bias: Tensor | None = None,
-        device: torch.device | str = "cpu", **options: Any,
-    ) -> Fp8Linear:  # fmt: skip
+        cls,
+        shards: Sequence[Shard],
+        *,
+        kind: str,
+        bias: Tensor | None = None,
+        device: torch.device | str = "cpu",
+        **options: Any,
+    ) -> Fp8Linear:
         """A layer of several weights below each other (qkv, gate and up), each cut to its own rows.
 
         Shards per tensor with different scales become one weight per channel, which changes no value. ``options`` are
@@ -205,10 +217,15 @@ class Fp8Linear(Fp8Module):
         scheme = schemes[0]
         shards = [_shard(source, name, scheme.scale, parallel, rank, world) for name in names]
         return cls.from_shards(
-            shards, kind=scheme.kind, bias=_bias(source, shards, parallel, rank), device=device,
+            shards,
+            kind=scheme.kind,
+            bias=_bias(source, shards, parallel, rank),
+            device=device,
             input_scale=static_scale(source, " + ".join(names), names) if scheme.static else None,
-            per_token=scheme.per_token, name=" + ".join(names), **options,
-        )  # fmt: skip
+            per_token=scheme.per_token,
+            name=" + ".join(names),
+            **options,
+        )
 
     def _place(
         self,
@@ -246,9 +263,12 @@ class Fp8Linear(Fp8Module):
             checks.dtype(f"the bias of {name}", checks.tensor(f"the bias of {name}", bias), *checks.WIDE)
             checks.shape(f"the bias of {name}", bias, (self.out_features,), "[N]")
         self._bare = (
-            kind == "block" and bias is None and self.out_dtype in (None, torch.bfloat16)
-            and not self.gaps and layout.width == layout.columns
-        )  # fmt: skip
+            kind == "block"
+            and bias is None
+            and self.out_dtype in (None, torch.bfloat16)
+            and not self.gaps
+            and layout.width == layout.columns
+        )
         """Whether a bf16 matrix is multiplied as it is, and the product is the output."""
         for key, value in (("bias", bias), ("input_scale", input_scale)):
             kept = None if value is None else torch.nn.Parameter(value.detach().to(device), requires_grad=False)
@@ -368,9 +388,15 @@ class Fp8Mlp(torch.nn.Module):
 
     @classmethod
     def from_checkpoint(
-        cls, folder: str | Path | Checkpoint, name: str, *, rank: int = 0, world: int = 1,
-        device: torch.device | str = "cpu", **options: Any,
-    ) -> Fp8Mlp:  # fmt: skip
+        cls,
+        folder: str | Path | Checkpoint,
+        name: str,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        device: torch.device | str = "cpu",
+        **options: Any,
+    ) -> Fp8Mlp:
         """``NAME.gate_proj``, ``.up_proj`` (column parallel) and ``.down_proj`` (row parallel)."""
         source = folder if isinstance(folder, Checkpoint) else Checkpoint(folder)
         part: Mapping[str, Any] = {"rank": rank, "world": world, "device": device}

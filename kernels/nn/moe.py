@@ -167,10 +167,19 @@ class Fp8Experts(Fp8Module):
             return self._by_pipeline(self.pipeline, x, weights, ids).view(input.shape)
         run = moe_block_scaled if self.kind == "block" else moe_per_token
         y = run(
-            x, self.w13, self.w13_scale, self.w2, self.w2_scale, weights, ids,
-            limit=self.limit, expert_offset=self.first_expert, weight_on_input=self.weight_on_input,
-            round_silu=self.round_silu, out_dtype=self.out_dtype,
-        )  # fmt: skip
+            x,
+            self.w13,
+            self.w13_scale,
+            self.w2,
+            self.w2_scale,
+            weights,
+            ids,
+            limit=self.limit,
+            expert_offset=self.first_expert,
+            weight_on_input=self.weight_on_input,
+            round_silu=self.round_silu,
+            out_dtype=self.out_dtype,
+        )
         return y.view(input.shape)
 
     def _by_pipeline(self, pipeline: str, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
@@ -191,10 +200,22 @@ class Fp8Experts(Fp8Module):
             else:
                 up_scale, a2 = first / a2, None
         y: Tensor = moe_experts(
-            x, self.w13, first, self.w2, second, weights, ids, pipeline, x_scale=x_scale,
-            a1_scale=None if row.quantise is None else a1, a2_scale=a2, up_scale=up_scale,
-            expert_offset=self.first_expert, weight_on_input=self.weight_on_input, combine=self.combine,
-        )  # fmt: skip
+            x,
+            self.w13,
+            first,
+            self.w2,
+            second,
+            weights,
+            ids,
+            pipeline,
+            x_scale=x_scale,
+            a1_scale=None if row.quantise is None else a1,
+            a2_scale=a2,
+            up_scale=up_scale,
+            expert_offset=self.first_expert,
+            weight_on_input=self.weight_on_input,
+            combine=self.combine,
+        )
         return y
 
     @classmethod
@@ -321,8 +342,17 @@ class Fp8Moe(torch.nn.Module):
 class ConfiguredRouter(torch.nn.Module):
     """A router as ``config.json`` describes it; its bias moves with the module and stays float32."""
 
-    def __init__(self, bias: Tensor | None, *, top_k: int, renormalize: bool, factor: float, sigmoid: bool,
-                 n_group: int, topk_group: int) -> None:  # fmt: skip
+    def __init__(
+        self,
+        bias: Tensor | None,
+        *,
+        top_k: int,
+        renormalize: bool,
+        factor: float,
+        sigmoid: bool,
+        n_group: int,
+        topk_group: int,
+    ) -> None:
         super().__init__()
         self.bias: Tensor | None
         self.register_buffer("bias", bias)
@@ -333,9 +363,14 @@ class ConfiguredRouter(torch.nn.Module):
         """Weights and ids of the chosen experts."""
         if self.sigmoid:
             return route_deepseek_v3(
-                logits, self.bias, self.top_k, n_group=self.n_group, topk_group=self.topk_group,
-                renormalize=self.renormalize, routed_scaling_factor=self.factor,
-            )  # fmt: skip
+                logits,
+                self.bias,
+                self.top_k,
+                n_group=self.n_group,
+                topk_group=self.topk_group,
+                renormalize=self.renormalize,
+                routed_scaling_factor=self.factor,
+            )
         weights, ids = route_softmax(logits, self.top_k, renormalize=self.renormalize)
         return weights * self.factor, ids
 
@@ -357,10 +392,13 @@ def configured_router(source: Checkpoint, gate: str, device: torch.device | str)
         raise CheckpointError(f"scoring_func={scoring!r} with topk_method={method!r} is no router here; pass router=")
     return ConfiguredRouter(
         source.read(bias).to(device, torch.float32) if bias in source else None,
-        top_k=config["num_experts_per_tok"], renormalize=bool(config.get("norm_topk_prob", False)),
-        factor=float(config.get("routed_scaling_factor") or 1.0), sigmoid=scoring == "sigmoid",
-        n_group=config.get("n_group") or 1, topk_group=config.get("topk_group") or 1,
-    )  # fmt: skip
+        top_k=config["num_experts_per_tok"],
+        renormalize=bool(config.get("norm_topk_prob", False)),
+        factor=float(config.get("routed_scaling_factor") or 1.0),
+        sigmoid=scoring == "sigmoid",
+        n_group=config.get("n_group") or 1,
+        topk_group=config.get("topk_group") or 1,
+    )
 
 
 Pieces = tuple[Layout, list[Shard]]
@@ -388,9 +426,10 @@ def _fit(name: str, scheme: Scheme, pipeline: Pipeline | None) -> str:
     wanted = ("block", "channel") if pipeline is None else (pipeline.weights,)
     if stored not in wanted:
         said = {
-            "block": "weights per block", "channel": f"weights per {scheme.kind} and inputs quantised per token",
+            "block": "weights per block",
+            "channel": f"weights per {scheme.kind} and inputs quantised per token",
             "expert": "a static input_scale and one scale for a weight",
-        }[stored]  # fmt: skip
+        }[stored]
         fitting = ", ".join(key for key, row in PIPELINES.items() if row.weights == stored)
         raise CheckpointError(f"{name} has {said}; of pipelines these take it: {fitting}")
     return "block" if stored == "block" else "channel"

@@ -71,12 +71,23 @@ def of_schedule(schedule: Schedule) -> Accumulator:
     """The accumulator of a schedule; that of a block-scaled instruction aligns as coarsely as any of its readings."""
     i = schedule.instruction
     return Accumulator(
-        schedule.name, i.group, least_align_bits(i) or 0, i.out_bits, schedule.interval, schedule.scales_inside, i.sum,
-        i.order, i.k, i.wide_out_bits or 0, i.flush_subnormals, "tfloat32" in i.operands,
-        i.scale_format or "float8_e8m0fnu", split=schedule.split,
+        schedule.name,
+        i.group,
+        least_align_bits(i) or 0,
+        i.out_bits,
+        schedule.interval,
+        schedule.scales_inside,
+        i.sum,
+        i.order,
+        i.k,
+        i.wide_out_bits or 0,
+        i.flush_subnormals,
+        "tfloat32" in i.operands,
+        i.scale_format or "float8_e8m0fnu",
+        split=schedule.split,
         dequantised=getattr(torch, i.operands[0]) if schedule.dequantises else None,
         widened=getattr(torch, i.operands[0]) if schedule.widens else None,
-    )  # fmt: skip
+    )
 
 
 def chains(product: ScaledProduct, promotion: int | None) -> Iterator[tuple[int, int, int]]:

@@ -168,9 +168,15 @@ def chain_rank1(
 
 
 def _tile(
-    boxes: Sequence[Box], b_ends: tuple[Tensor, Tensor], b_scale: Tensor, block: int, b_rows: int,
-    acc: Accumulator | None, tight: bool, b_fmt: Format,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    boxes: Sequence[Box],
+    b_ends: tuple[Tensor, Tensor],
+    b_scale: Tensor,
+    block: int,
+    b_rows: int,
+    acc: Accumulator | None,
+    tight: bool,
+    b_fmt: Format,
+) -> tuple[Tensor, Tensor, Tensor]:
     (b, b2), k = b_ends, b_ends[0].shape[1]
     shape = (boxes[0].low.shape[0], b.shape[0])
     down, up, size = (torch.zeros(shape, dtype=torch.float64, device=b.device) for _ in range(3))

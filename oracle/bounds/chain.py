@@ -114,9 +114,16 @@ def _ordered(x: Operand, acc: Accumulator) -> Operand:
 
 
 def residue_step(
-    x: Tensor, low: Tensor, high: Tensor, slack: Tensor, p: Tensor, top: Tensor, acc: Accumulator,
-    least: Tensor | None = None, merged: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    low: Tensor,
+    high: Tensor,
+    slack: Tensor,
+    p: Tensor,
+    top: Tensor,
+    acc: Accumulator,
+    least: Tensor | None = None,
+    merged: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """One step of :func:`residue`: addends ``p [M, N, G]`` (float64) whose largest exponent is ``top [M, N]``.
 
     ``merged``: sums of these addends, of which each may be cut as one; what either way loses is allowed.
@@ -209,9 +216,7 @@ def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Ten
     return x, low - slack, high + slack
 
 
-def partial_sums(
-    steps: Sequence[tuple[Operand, Operand]], group: int, slack: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def partial_sums(steps: Sequence[tuple[Operand, Operand]], group: int, slack: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The exact sum, the largest one of any chain of ``steps`` (:func:`reach`), and that of products of one sign.
 
     The last two include ``slack``.

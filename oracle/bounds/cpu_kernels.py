@@ -51,11 +51,23 @@ f64, i8, i64 = np.float64, np.int8, np.int64
 
 @jit
 def exact_value(
-    a: NDArray[np.float64], sa: NDArray[np.float64], b: NDArray[np.unsignedinteger], b_value: NDArray[np.float64],
-    sb: NDArray[np.float64], b_rows: int, source: NDArray[np.int64], tiles: NDArray[np.int64],
-    bias: NDArray[np.float64], has_bias: bool, out: NDArray[np.float64], origin: int,
-    row0: int, row1: int, panel0: int, panel1: int,
-) -> None:  # fmt: skip
+    a: NDArray[np.float64],
+    sa: NDArray[np.float64],
+    b: NDArray[np.unsignedinteger],
+    b_value: NDArray[np.float64],
+    sb: NDArray[np.float64],
+    b_rows: int,
+    source: NDArray[np.int64],
+    tiles: NDArray[np.int64],
+    bias: NDArray[np.float64],
+    has_bias: bool,
+    out: NDArray[np.float64],
+    origin: int,
+    row0: int,
+    row1: int,
+    panel0: int,
+    panel1: int,
+) -> None:
     """Fill ``out[:, origin + row0 : origin + row1, panel0 * LANES : panel1 * LANES]`` with hi, lo and slack.
 
     ``a`` ``[M + 1, Kp]`` packed values, the last row zero; ``b`` ``[N, K]`` codes with a table of values;
@@ -99,12 +111,28 @@ def exact_value(
 
 @jit
 def residue(
-    a: NDArray[np.float64], a_exponent: NDArray[np.int8], sa: NDArray[np.float64],
-    b: NDArray[np.uint8], b_value: NDArray[np.float64], b_exponent: NDArray[np.int8], sb: NDArray[np.float64],
-    b_rows: int, source: NDArray[np.int64], tiles: NDArray[np.int64], group: int, t: int, to: int,
-    bias: NDArray[np.float64], has_bias: bool, out: NDArray[np.float64], origin: int,
-    row0: int, row1: int, panel0: int, panel1: int,
-) -> None:  # fmt: skip
+    a: NDArray[np.float64],
+    a_exponent: NDArray[np.int8],
+    sa: NDArray[np.float64],
+    b: NDArray[np.uint8],
+    b_value: NDArray[np.float64],
+    b_exponent: NDArray[np.int8],
+    sb: NDArray[np.float64],
+    b_rows: int,
+    source: NDArray[np.int64],
+    tiles: NDArray[np.int64],
+    group: int,
+    t: int,
+    to: int,
+    bias: NDArray[np.float64],
+    has_bias: bool,
+    out: NDArray[np.float64],
+    origin: int,
+    row0: int,
+    row1: int,
+    panel0: int,
+    panel1: int,
+) -> None:
     """Fill ``out[:, origin + row0 : origin + row1, panel0 * LANES : panel1 * LANES]``.
 
     ``out`` holds hi, lo, slack, interval lo, interval hi, open.
@@ -160,9 +188,13 @@ def residue(
 
 @piece
 def _unpack_values(
-    b: NDArray[np.unsignedinteger], first: int, width: int, source: NDArray[np.int64],
-    b_value: NDArray[np.float64], value: NDArray[np.float64],
-) -> None:  # fmt: skip
+    b: NDArray[np.unsignedinteger],
+    first: int,
+    width: int,
+    source: NDArray[np.int64],
+    b_value: NDArray[np.float64],
+    value: NDArray[np.float64],
+) -> None:
     """One tile of ``b``, transposed; whole cache lines are written at a time."""
     for j0 in range(0, width, 8):
         j1 = min(j0 + 8, width)
@@ -174,16 +206,35 @@ def _unpack_values(
 
 @piece
 def _dot(
-    a0: NDArray[np.float64], a1: NDArray[np.float64], ka: int, b: NDArray[np.float64], kb: int,
-    s0: NDArray[np.float64], s1: NDArray[np.float64],
-) -> None:  # fmt: skip
+    a0: NDArray[np.float64],
+    a1: NDArray[np.float64],
+    ka: int,
+    b: NDArray[np.float64],
+    kb: int,
+    s0: NDArray[np.float64],
+    s1: NDArray[np.float64],
+) -> None:
     """``x += a[k] * b[k, j]`` over ``UNROLL`` products, for two rows; exact."""
     p0, p1, p2, p3, p4, p5, p6, p7 = (
-        a0[ka], a0[ka + 1], a0[ka + 2], a0[ka + 3], a0[ka + 4], a0[ka + 5], a0[ka + 6], a0[ka + 7]
-    )  # fmt: skip
+        a0[ka],
+        a0[ka + 1],
+        a0[ka + 2],
+        a0[ka + 3],
+        a0[ka + 4],
+        a0[ka + 5],
+        a0[ka + 6],
+        a0[ka + 7],
+    )
     q0, q1, q2, q3, q4, q5, q6, q7 = (
-        a1[ka], a1[ka + 1], a1[ka + 2], a1[ka + 3], a1[ka + 4], a1[ka + 5], a1[ka + 6], a1[ka + 7]
-    )  # fmt: skip
+        a1[ka],
+        a1[ka + 1],
+        a1[ka + 2],
+        a1[ka + 3],
+        a1[ka + 4],
+        a1[ka + 5],
+        a1[ka + 6],
+        a1[ka + 7],
+    )
     b0, b1, b2, b3 = b[kb], b[kb + 1], b[kb + 2], b[kb + 3]
     b4, b5, b6, b7 = b[kb + 4], b[kb + 5], b[kb + 6], b[kb + 7]
     for j in range(LANES):
@@ -197,10 +248,15 @@ def _dot(
 
 @piece
 def _unpack(
-    b: NDArray[np.uint8], first: int, width: int, source: NDArray[np.int64],
-    b_value: NDArray[np.float64], b_exponent: NDArray[np.int8],
-    value: NDArray[np.float64], exponent: NDArray[np.int8],
-) -> None:  # fmt: skip
+    b: NDArray[np.uint8],
+    first: int,
+    width: int,
+    source: NDArray[np.int64],
+    b_value: NDArray[np.float64],
+    b_exponent: NDArray[np.int8],
+    value: NDArray[np.float64],
+    exponent: NDArray[np.int8],
+) -> None:
     """One tile of ``b``, transposed; whole cache lines are written at a time."""
     for j0 in range(0, width, 8):
         j1 = min(j0 + 8, width)
@@ -246,9 +302,7 @@ def _shift(s: NDArray[np.float64], top: NDArray[np.int8], t: int) -> None:
 
 
 @piece
-def _add_products(
-    a: NDArray[np.float64], ka: int, b: NDArray[np.float64], kb: int, s: NDArray[np.float64]
-) -> None:
+def _add_products(a: NDArray[np.float64], ka: int, b: NDArray[np.float64], kb: int, s: NDArray[np.float64]) -> None:
     """``V, R, A`` over ``UNROLL`` products."""
     a0, a1, a2, a3 = a[ka], a[ka + 1], a[ka + 2], a[ka + 3]
     a4, a5, a6, a7 = a[ka + 4], a[ka + 5], a[ka + 6], a[ka + 7]

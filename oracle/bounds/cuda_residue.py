@@ -88,12 +88,33 @@ def _bound(
         made = torch.zeros((4 if ordered else 7, height, width), dtype=torch.float64, device=device)
         flags = torch.zeros((height, width), dtype=torch.uint8, device=device)
         source.launch(
-            function, (width // wide, height // tall), THREADS, a[start : start + rows], _long(a.stride(0)), b,
-            _long(b.stride(0)), tables, sa if sa.shape[0] == 1 else sa[start : start + rows],
-            0 if sa.shape[0] == 1 else product.B, sb, product.B, product.b_rows, rows, product.N, product.K,
-            product.block, acc.promotion or 0, acc.group, acc.align, acc.out, product.left.fmt.emin,
-            product.right.fmt.emin, int(not ordered), made, flags,
-        )  # fmt: skip
+            function,
+            (width // wide, height // tall),
+            THREADS,
+            a[start : start + rows],
+            _long(a.stride(0)),
+            b,
+            _long(b.stride(0)),
+            tables,
+            sa if sa.shape[0] == 1 else sa[start : start + rows],
+            0 if sa.shape[0] == 1 else product.B,
+            sb,
+            product.B,
+            product.b_rows,
+            rows,
+            product.N,
+            product.K,
+            product.block,
+            acc.promotion or 0,
+            acc.group,
+            acc.align,
+            acc.out,
+            product.left.fmt.emin,
+            product.right.fmt.emin,
+            int(not ordered),
+            made,
+            flags,
+        )
         made, flags = made[:, :rows, : product.N], flags[:rows, : product.N]
         if function == "any_order" and bool((flags & RESTLESS).any()):
             return None

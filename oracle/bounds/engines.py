@@ -134,9 +134,12 @@ def _on_device(product: ScaledProduct, acc: Accumulator, deciding: Deciding | No
 
 
 def _confirmed(
-    found: Interval | None, product: ScaledProduct, acc: Accumulator, defined: Callable[..., Interval],
+    found: Interval | None,
+    product: ScaledProduct,
+    acc: Accumulator,
+    defined: Callable[..., Interval],
     deciding: Deciding | None,
-) -> Interval:  # fmt: skip
+) -> Interval:
     """What CUDA C++ gave, once a sample of it has the definition's bits; else the definition of all, and a warning: a
     bound that a driver or a device gets wrong must decide nothing.
 
@@ -154,15 +157,21 @@ def _confirmed(
     warnings.warn(
         f"the {found.name} in CUDA C++ differs from its definition on {product.a.device}; the definition is computed "
         "instead (14 s at 4096x4096x7168 on an H200). Report the device and its driver.",
-        RuntimeWarning, stacklevel=2,
-    )  # fmt: skip
+        RuntimeWarning,
+        stacklevel=2,
+    )
     return defined(product, acc)
 
 
 def _agrees(
-    found: Interval, product: ScaledProduct, acc: Accumulator, defined: Callable[..., Interval],
-    deciding: Deciding | None, *, everywhere: bool = False,
-) -> bool:  # fmt: skip
+    found: Interval,
+    product: ScaledProduct,
+    acc: Accumulator,
+    defined: Callable[..., Interval],
+    deciding: Deciding | None,
+    *,
+    everywhere: bool = False,
+) -> bool:
     """Whether the sample of :func:`_confirmed` has the definition's bits; not ``everywhere``, what is ``deciding``."""
     digest = sum(int(x.view(torch.uint8).sum(dtype=torch.int64)) for x in (product.a, product.b))
     g = torch.Generator("cpu").manual_seed(digest)
@@ -280,9 +289,25 @@ def compiled_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, I
         a, e = packed_rows(rows.a, order, values, exponents, kernels.ABSENT)
         sa = np.ascontiguousarray(rows.left.scales.expand(rows.M, -1).numpy())
         return lambda *piece: kernels.residue(
-            a, e, sa, b, b_value, b_exponent, sb, product.b_rows, source, tiles, order.group, acc.align, acc.out,
-            bias, product.bias is not None, out, origin, *piece,
-        )  # fmt: skip
+            a,
+            e,
+            sa,
+            b,
+            b_value,
+            b_exponent,
+            sb,
+            product.b_rows,
+            source,
+            tiles,
+            order.group,
+            acc.align,
+            acc.out,
+            bias,
+            product.bias is not None,
+            out,
+            origin,
+            *piece,
+        )
 
     b, sb, bias, source, tiles = _shared(product, order)
     out = _pass(product, order, run, 6, bytes_each=9)
@@ -304,9 +329,7 @@ def _packed_chains(
     found: tuple[tuple[int, int, int], ...], ends: tuple[int, ...], group: int, chain_end: int, block_end: int
 ) -> Packed:
     unit = max(1, TILE // (-(-group // UNROLL) * UNROLL)) * group
-    flagged = (
-        (start, stop, block, chain_end | (block_end if stop in ends else 0)) for block, start, stop in found
-    )
+    flagged = ((start, stop, block, chain_end | (block_end if stop in ends else 0)) for block, start, stop in found)
     return pack(flagged, group=group, unit=unit)
 
 

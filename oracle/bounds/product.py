@@ -247,9 +247,7 @@ def scaled_at_the_end(
     if most * left.facts.largest * right.facts.largest < FLOAT32_MAX:
         return interval
     one = torch.ones((1, 1), dtype=torch.float32, device=product.a.device)
-    value, width = bounded(
-        replace(product, a_scale=one, b_scale=one, b_rows=product.N, bias=None, c=None, alpha=None)
-    )
+    value, width = bounded(replace(product, a_scale=one, b_scale=one, b_rows=product.N, bias=None, c=None, alpha=None))
     whole = torch.maximum((value.hi + width.lo).abs(), (value.hi + width.hi).abs()) + value.slack
     whole = torch.where(torch.isfinite(value.hi), whole, 0.0)  # NaN and infinite operands decide the result themselves
     columns = b_scale.repeat_interleave(product.b_rows, dim=0)[: product.N, 0]
@@ -330,9 +328,7 @@ def finished(product: ScaledProduct, start: int, promotion: Promotion, name: str
     """The bound of some rows, from ``start`` on, with what follows their promoted sums."""
     bias = [] if product.bias is None else [(decode(product.bias)[None, :], ETA)]
     c = [] if product.c is None else [(decode(product.c[start : start + promotion.rows]), FLUSHED)]
-    return promotion.interval(
-        *bias, *c, name=name, alpha=None if product.alpha is None else product.factor, weak=weak
-    )
+    return promotion.interval(*bias, *c, name=name, alpha=None if product.alpha is None else product.factor, weak=weak)
 
 
 def joined(parts: list[Interval]) -> Interval:
@@ -390,6 +386,7 @@ def _tile(
     # a NaN scale counts as 0, since its results must be NaN and are judged as such; infinities stay (open)
     a_scales, b_scales = (torch.nan_to_num(side.scales, 0.0, INF, -INF) for side in (tile.left, tile.right))
     b_scales = b_scales.repeat_interleave(tile.b_rows, dim=0)[: tile.N].t()
+
     def found() -> Iterator[tuple[list[int], tuple[Tensor, Tensor, Tensor]]]:
         for chains_ in _alike([(0, 0, tile.K)] if acc.scales_inside else list(chains(tile, acc.promotion)), most):
             spans = [(start, stop) for _, start, stop in chains_]
@@ -468,8 +465,10 @@ def unrounded(product: ScaledProduct, acc: Accumulator | None) -> Tensor | None:
         if not (product.factor > 0 and math.frexp(product.factor)[0] == 0.5):
             return None
         plain = replace(product, alpha=None)
-        masks = [unrounded(x, acc) for x in (replace(plain, a_scale=(product.left.scales * product.factor).float()),
-                                             replace(plain, bias=None))]  # fmt: skip
+        masks = [
+            unrounded(x, acc)
+            for x in (replace(plain, a_scale=(product.left.scales * product.factor).float()), replace(plain, bias=None))
+        ]
         return None if masks[0] is None or masks[1] is None else masks[0] & masks[1]
     left, right = product.left, product.right
     if not (_powers(left.scales) and _powers(right.scales)):

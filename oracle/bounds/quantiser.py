@@ -220,9 +220,7 @@ def _either(x: Prepared, recipe: Recipe) -> ScaleSet:
     return ScaleSet(low, high, x.steps(recipe).scale.reshape(shape), ends_only=True, other=(second[0], second[1]))
 
 
-def _undecided(
-    x: Prepared, recipe: Recipe, candidates: tuple[Steps, Steps], errors: tuple[Tensor, Tensor]
-) -> Tensor:
+def _undecided(x: Prepared, recipe: Recipe, candidates: tuple[Steps, Steps], errors: tuple[Tensor, Tensor]) -> Tensor:
     """Where right implementations may find either of two errors the smaller.
 
     A value ``x'`` of a code is off by at most ``4u |x'|`` (its product by two scales), or where a quotient lies within

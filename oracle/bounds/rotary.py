@@ -23,8 +23,10 @@ def rotated(x: Tensor, beside: Tensor, cos: Tensor, sin: Tensor, factor: float) 
     of float32 values; NaN and infinity as IEEE arithmetic gives them."""
     left, right = x * cos, beside * sin
     exact, width = left - right, 2 * U * (left.abs() + right.abs()) * (1 + 2 * U) + 4 * FLUSHED
-    ends = (round_to(edge * factor + sign * FLUSHED, FP32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-            for sign, edge in ((-1, exact - width), (1, exact + width)))  # fmt: skip
+    ends = (
+        round_to(edge * factor + sign * FLUSHED, FP32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+        for sign, edge in ((-1, exact - width), (1, exact + width))
+    )
     first, second = ends
     usual = f32(f32(f32(left) - f32(right)) * factor)
     low, high = torch.minimum(first, second), torch.maximum(first, second)

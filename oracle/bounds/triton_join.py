@@ -36,8 +36,20 @@ def _two_prod_error(a, b, p):  # type: ignore[no-untyped-def]
 
 @jit
 def join(  # type: ignore[no-untyped-def]
-    sums, a_scale, b_scale, hi, lo, slack, rows, columns, blocks, first, count, b_rows, BLOCK: tl.constexpr,
-):  # fmt: skip
+    sums,
+    a_scale,
+    b_scale,
+    hi,
+    lo,
+    slack,
+    rows,
+    columns,
+    blocks,
+    first,
+    count,
+    b_rows,
+    BLOCK: tl.constexpr,
+):
     """Add ``sigma x`` of ``count`` blocks, from ``first`` on, to the pairs of one row and ``BLOCK`` columns.
 
     ``sums [count, rows, columns]``, ``a_scale [rows, blocks]``, ``b_scale [., blocks]``, all float64.

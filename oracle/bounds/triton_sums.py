@@ -73,9 +73,21 @@ def exact(product: ScaledProduct) -> Exact:
             _check(sums[0], a[0], b[0])
         grid = (-(-columns // BLOCK), rows)
         join[grid](
-            sums, sa, sb, hi, lo, slack, rows, columns, product.B, first, len(sums), product.b_rows,
-            BLOCK=BLOCK, enable_fp_fusion=False,
-        )  # fmt: skip
+            sums,
+            sa,
+            sb,
+            hi,
+            lo,
+            slack,
+            rows,
+            columns,
+            product.B,
+            first,
+            len(sums),
+            product.b_rows,
+            BLOCK=BLOCK,
+            enable_fp_fusion=False,
+        )
     if product.bias is not None:
         bias = decode(product.bias)[None, :].expand(rows, columns)
         hi, lo, slack = gemm.accumulate(hi, lo, slack, bias, torch.zeros_like(bias))

@@ -45,12 +45,15 @@ _OUTPUT: dict[str, Any] = {"default": "*", "metavar": "PATTERN", "help": "only o
 
 def add_judge(commands: common.Commands) -> None:
     command = common.add_command(
-        commands, "judge", _judge, "judge recorded outputs: a safetensors file, or a folder of calls",
+        commands,
+        "judge",
+        _judge,
+        "judge recorded outputs: a safetensors file, or a folder of calls",
         "Judge every tensor of FILE whose name begins with `out` (for a routine with several outputs: "
         "out.q and out.scale, or out.LABEL.q and out.LABEL.scale). The inputs carry the contract's names. "
         "A file that `validate --save` or oracle.sample wrote says itself what was called, and needs no --contract. Of "
         "a folder every such call. Exit 1 when an output is wrong, or nothing could be judged.",
-    )  # fmt: skip
+    )
     _add_call_arguments(command, several=True)
     command.add_argument("--output", **_OUTPUT)
     command.add_argument("--arch", help="whose arithmetic is admitted (default: sm90, or what the file says)")
@@ -68,10 +71,13 @@ def add_judge(commands: common.Commands) -> None:
 
 def add_explain(commands: common.Commands) -> None:
     command = common.add_command(
-        commands, "explain", _explain, "explain a failing output in a safetensors file",
+        commands,
+        "explain",
+        _explain,
+        "explain a failing output in a safetensors file",
         "Explain the output in FILE: where it fails, since which K block, which known faults reproduce it. "
         "A file that `validate --save` wrote says itself what was called; any other is named as for `judge`.",
-    )  # fmt: skip
+    )
     _add_call_arguments(command, optional=True)
     command.add_argument("--output", metavar="TENSOR", help="the output's name in the file (default: out)")
     command.add_argument("--arch", help="whose arithmetic is admitted (default: sm90, or what the file says)")
@@ -82,10 +88,13 @@ def add_explain(commands: common.Commands) -> None:
 
 def add_predict(commands: common.Commands) -> None:
     command = common.add_command(
-        commands, "predict", _predict, "write the bits that a schedule of the hardware produces",
+        commands,
+        "predict",
+        _predict,
+        "write the bits that a schedule of the hardware produces",
         "Predict the output of a routine under a schedule and write it as tensor `out` "
         "(`out.NAME` for a routine with several outputs).",
-    )  # fmt: skip
+    )
     _add_call_arguments(command)
     command.add_argument("--numerics", required=True, metavar="NAME", help="the schedule, as sm90.promote128")
     command.add_argument("--write", required=True, type=Path, metavar="OUT.safetensors")
@@ -93,9 +102,12 @@ def add_predict(commands: common.Commands) -> None:
 
 def add_identify(commands: common.Commands) -> None:
     command = common.add_command(
-        commands, "identify", _identify, "rank the schedules that explain a recorded output",
+        commands,
+        "identify",
+        _identify,
+        "rank the schedules that explain a recorded output",
         "For every matching output: the schedules of the arch, by the fraction of bits they reproduce.",
-    )  # fmt: skip
+    )
     _add_call_arguments(command)
     command.add_argument("--output", **_OUTPUT)
     command.add_argument("--arch", help="only schedules of this arch")
@@ -300,8 +312,19 @@ def _explain(arguments: argparse.Namespace) -> int:
     classes = [] if held is None else [f"  of what is known of {arch}: {held}"]
     for line in (said, *classes, *_lines(found)):
         screen.print(line, soft_wrap=True)
-    facts = ("name", "numerics", "explained", "failing", "contradicted", "placed", "beyond", "local", "where",
-             "complete", "met_in")  # fmt: skip
+    facts = (
+        "name",
+        "numerics",
+        "explained",
+        "failing",
+        "contradicted",
+        "placed",
+        "beyond",
+        "local",
+        "where",
+        "complete",
+        "met_in",
+    )
     diagnosis = {name: getattr(found, name) for name in ("failing", "total", "where", "first_block")} | {
         "findings": list(found.findings),
         "explanations": [{name: getattr(e, name) for name in facts} for e in found.explanations],

@@ -13,10 +13,13 @@ def add(commands: Commands) -> None:
     command = commands.add_parser("cases", help="calls of real layers and engines, as files")
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
     making = add_command(
-        actions, "from-checkpoint", _from_checkpoint, "write a call for layers of a checkpoint",
+        actions,
+        "from-checkpoint",
+        _from_checkpoint,
+        "write a call for layers of a checkpoint",
         "Write a call for each chosen linear layer: its weight and scales as they are, activations drawn or given. "
         "`fp8-oracle validate KERNEL --contract NAME --cases OUT` runs a kernel on them.",
-    )  # fmt: skip
+    )
     making.add_argument("folder", type=Path, metavar="DIR", help="a checkpoint as `fp8-oracle lint` reads it")
     making.add_argument("--to", type=Path, required=True, metavar="OUT", help="the folder of the calls, which is made")
     said = "layers that match, as 'model.layers.3.*' (default: the first of every kind)"
@@ -27,20 +30,26 @@ def add(commands: Commands) -> None:
     making.add_argument("--activations", type=Path, metavar="FILE.safetensors", help=said)
     making.add_argument("--seed", type=whole(0), default=0, help="other draws (default: 0)")
     reading = add_command(
-        actions, "from-flashinfer", _from_flashinfer, "write the calls that FlashInfer dumped",
+        actions,
+        "from-flashinfer",
+        _from_flashinfer,
+        "write the calls that FlashInfer dumped",
         "Read the folders that FlashInfer writes with FLASHINFER_LOGLEVEL=10, and write every finished call of a "
         "contract as a file; `fp8-oracle judge OUT` judges them.",
-    )  # fmt: skip
+    )
     reading.add_argument("folder", type=Path, metavar="DUMPS", help="FLASHINFER_DUMP_DIR, or one call in it")
     reading.add_argument("--to", type=Path, required=True, metavar="OUT", help="the folder of the calls, which is made")
     reading.add_argument("--contract", metavar="NAME", help="where the function has no contract's name")
     repeated(reading, "--input", "NAME=PARAMETER", "an input of the contract that has another name; X.T is transposed")
     repeated(reading, "--option", "NAME=VALUE", "an option of the contract that the call does not say")
     writing = add_command(
-        actions, "to-suite", _to_suite, "write calls as definitions and workloads of an evaluation suite",
+        actions,
+        "to-suite",
+        _to_suite,
+        "write calls as definitions and workloads of an evaluation suite",
         "Write the calls of a folder as definitions and workloads in the JSON of flashinfer-bench, for "
         "`fp8-oracle evaluate` and for the suite itself. Codes of four bits are left out: the schema lacks the dtype.",
-    )  # fmt: skip
+    )
     writing.add_argument("folder", type=Path, metavar="CALLS", help="call files, with or without outputs")
     writing.add_argument("--to", type=Path, required=True, metavar="OUT", help="the folder of the suite, which is made")
 

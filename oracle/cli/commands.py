@@ -29,7 +29,7 @@ COMMANDS = {
     "report": runs.add_report, "merge": runs.add_merge, "compare": runs.add_compare, "history": runs.add_history,
     "gallery": gallery.add, "lint": lint.add, "cases": cases.add, "evaluate": evaluate.add,
     "completion": tool.add_completion,
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 
 class Parser(argparse.ArgumentParser):

@@ -151,8 +151,14 @@ class Bar:
     None for what has no end."""
 
     def __init__(self, screen: Console, total: int | None) -> None:
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn(),
-                   TimeRemainingColumn(), TextColumn("{task.description}"))  # fmt: skip
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+        )
         self._bar = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
         self._task = self._bar.add_task("", total=total, rate="")
 

@@ -21,10 +21,13 @@ PASSED = "PASSED"
 
 def add(commands: Commands) -> None:
     command = add_command(
-        commands, "evaluate", _evaluate, "judge a solution of a kernel-evaluation suite",
+        commands,
+        "evaluate",
+        _evaluate,
+        "judge a solution of a kernel-evaluation suite",
         "Run a solution on the workloads of a definition, in the JSON of flashinfer-bench, and write its traces with "
         "the verdict of a contract as the evaluation. Exit 0 when every workload is PASSED.",
-    )  # fmt: skip
+    )
     for name, said in (("definition", "what is computed"), ("solution", "sources in Python or Triton")):
         command.add_argument(f"--{name}", type=Path, required=True, metavar="FILE.json", help=said)
     said = "a workload a line, alone or in a trace"

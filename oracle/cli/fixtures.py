@@ -31,17 +31,23 @@ def add(commands: Commands) -> None:
     add_jobs(add_command(actions, "check", _check, said))
     actions.add_parser("list", help="list the golden fixtures").set_defaults(run=_list)
     generate = add_command(
-        actions, "generate", _rewrite, "write the golden fixtures",
+        actions,
+        "generate",
+        _rewrite,
+        "write the golden fixtures",
         "Compute every golden of the manifest again and write what changed; contracts that have none get "
         "some, chosen from the quick profile.",
-    )  # fmt: skip
+    )
     repeated(generate, "--add", "ID", "a case to add")
     export = add_command(
-        actions, "export", _export, "write a folder that can be read without Python",
+        actions,
+        "export",
+        _export,
+        "write a folder that can be read without Python",
         "Write cases as raw little-endian files with a plain-text index, a judge in C and C++, a CMake package with "
         "examples, a JSON manifest and its schema. Without --case, --profile and --shape: the stored goldens, and for "
         "each routine the small cases on which faults show that live in shapes (tails, last blocks, second tiles).",
-    )  # fmt: skip
+    )
     export.add_argument("target", type=Path, metavar="DIR", help="a new or empty folder")
     export.add_argument("--contract", action="append", metavar="NAME", help="only this routine; may be repeated")
     repeated(export, "--case", "ID", "this case, computed now; may be repeated")
@@ -50,10 +56,13 @@ def add(commands: Commands) -> None:
     repeated(export, "--shape", "SIZES", said)
     export.add_argument("--all", action="store_true", help="also the goldens that are kept as digests, computed now")
     judging = add_command(
-        actions, "judge", _judge, "judge the outputs that somebody computed for an exported folder",
+        actions,
+        "judge",
+        _judge,
+        "judge the outputs that somebody computed for an exported folder",
         "Exit 0 when every output that came back is admissible; 1 when one is not, a file cannot be read as an "
         "answer, or none came; 2 when one could not be judged, as for an arch that has no model.",
-    )  # fmt: skip
+    )
     judging.add_argument("folder", type=Path, metavar="DIR", help="the exported folder")
     said = "folder of CASE.out.bin or CASE.safetensors"
     judging.add_argument("--outputs", required=True, type=Path, metavar="THEIRS", help=said)
@@ -64,14 +73,20 @@ def add(commands: Commands) -> None:
     judging.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts as JSON")
     judging.add_argument("--junit", type=Path, metavar="FILE", help="write the verdicts as JUnit XML")
     rebuild = add_command(
-        actions, "import", _rewrite, "make the captures again from recorded files",
+        actions,
+        "import",
+        _rewrite,
+        "make the captures again from recorded files",
         "Make fixtures/captures again from a folder of recorded safetensors files, as the manifest's "
         "`source` entries say: tensors are renamed, unit scales added, digests and provenance renewed.",
-    )  # fmt: skip
+    )
     adoption = add_command(
-        actions, "adopt", _rewrite, "take the captures of a folder that `verify --keep` wrote",
+        actions,
+        "adopt",
+        _rewrite,
+        "take the captures of a folder that `verify --keep` wrote",
         "Check the folder against its manifest, copy its files into fixtures/captures, enter them there.",
-    )  # fmt: skip
+    )
     for taking in (rebuild, adoption):
         taking.add_argument("recorded", type=Path, metavar="DIR")
     said = "write SHA256SUMS again after a file was changed on purpose"

@@ -27,24 +27,31 @@ STYLES = {"CONFORMS": "green", "FAILED": "bold red", "CRASHED": "bold red", "UNT
 
 def add(commands: Commands) -> None:
     command = add_command(
-        commands, "gallery", lambda arguments: 2, "kernels of other projects, each judged under its contract",
+        commands,
+        "gallery",
+        lambda arguments: 2,
+        "kernels of other projects, each judged under its contract",
         "A gallery is a folder with a file for each project. `run` validates its kernels and leaves a record, a "
         "report of each kernel and a page; `page` writes the page of a record, `compare` what changed between two.",
-    )  # fmt: skip
+    )
     verbs = command.add_subparsers(dest="verb", required=True, metavar="VERB")
     listed = add_command(verbs, "list", _list, "the projects and kernels of a gallery")
     _folder(listed)
     run = add_command(
-        verbs, "run", _run, "validate the kernels of a gallery",
+        verbs,
+        "run",
+        _run,
+        "validate the kernels of a gallery",
         "Exit 0 when every kernel that ran conforms, 1 when one does not, 2 when none could run.",
-    )  # fmt: skip
+    )
     _folder(run)
     run.add_argument("--out", type=Path, required=True, metavar="DIR", help=f"gets {ROWS}, {PAGE}, reports/ and calls/")
     repeated(run, "--only", "NAME", "a project, PROJECT.KERNEL or a contract; may be repeated")
     run.add_argument(
-        "--device", default="cuda",
+        "--device",
+        default="cuda",
         help="cuda (default; every GPU that is seen, one for each job in turn), cuda:0,cuda:1 (these), or cpu",
-    )  # fmt: skip
+    )
     said = "kernels that are validated at the same time, each by processes of its own (default: 1)"
     run.add_argument("--jobs", type=whole(1), default=1, metavar="N", help=said)
     said = "end after S seconds, by ending what runs; the kernels without a row are left to --resume"
@@ -108,9 +115,10 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     left = math.inf if arguments.seconds is None else arguments.seconds - (time.monotonic() - begun)
     try:
-        with console(stderr=True).status("") as status, closing(
-            gallery.run(asked, only, jobs=arguments.jobs, seconds=left)
-        ) as ran:  # fmt: skip
+        with (
+            console(stderr=True).status("") as status,
+            closing(gallery.run(asked, only, jobs=arguments.jobs, seconds=left)) as ran,
+        ):
             if shown:
                 status.update(f"0 of {len(only)} kernels")
             for done, (row, report) in enumerate(ran, 1):

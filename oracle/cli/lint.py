@@ -23,11 +23,14 @@ SHOWN = 3
 
 def add(commands: Commands) -> None:
     command = add_command(
-        commands, "lint", _lint, "what is wrong with a quantised checkpoint",
+        commands,
+        "lint",
+        _lint,
+        "what is wrong with a quantised checkpoint",
         "Read the safetensors files of a folder: scales that are missing, misnamed, dead or of another shape, codes "
         "that are not finite, scales that are no powers of two where scale_fmt says so, and what the codes do not use. "
         "Exit 1 when there is an error; warnings and notes change nothing.",
-    )  # fmt: skip
+    )
     command.add_argument("folder", type=Path, metavar="DIR", help="holds model.safetensors.index.json and config.json")
     command.add_argument("--against", type=Path, metavar="DIR", help="the original in bf16: adds the SQNR")
     said = "name the weights that N ranks would cut inside a block; may be repeated"
@@ -41,9 +44,12 @@ def _lint(arguments: argparse.Namespace) -> int:
     screen, told = console(stderr=True), sys.stderr.isatty()
     with screen.status("reading") as status:
         report = checkpoint.lint(
-            arguments.folder, against=arguments.against, worlds=arguments.ranks, only=arguments.only,
+            arguments.folder,
+            against=arguments.against,
+            worlds=arguments.ranks,
+            only=arguments.only,
             progress=lambda name: status.update(printable(name)) if told else None,
-        )  # fmt: skip
+        )
     if arguments.json != "-":
         _print(report, arguments.all)
     write_json(arguments.json, report.to_json())
@@ -73,8 +79,18 @@ def _figures(report: checkpoint.Report) -> Table:
     for w in report.weights:
         block = "x".join(str(size) if size not in (w.rows, w.columns) or size <= 128 else "all" for size in w.block)
         kinds[checkpoint.pattern(w.name), w.format, block].append(w)
-    table = Table("weights", "format", "block", "number", "zero", "saturated", "unused codes", "dead blocks",
-                  "largest", "least SQNR")  # fmt: skip
+    table = Table(
+        "weights",
+        "format",
+        "block",
+        "number",
+        "zero",
+        "saturated",
+        "unused codes",
+        "dead blocks",
+        "largest",
+        "least SQNR",
+    )
     for (name, fmt, block), weights in kinds.items():
         zero, saturated, dead = (
             f"{statistics.fmean(getattr(w, key) for w in weights):.2%}" for key in ("zeros", "saturated", "dead_blocks")

@@ -45,12 +45,16 @@ from oracle.verdict.compare import Status, Verdict
 
 Pool = Callable[..., Generator["Outcome | Lost"]]
 
+
 def add_verify(commands: common.Commands) -> None:
     command = common.add_command(
-        commands, "verify", _verify, "judge every subject on this machine over the cases, and replay the captures",
+        commands,
+        "verify",
+        _verify,
+        "judge every subject on this machine over the cases, and replay the captures",
         "Judge every subject on this machine over the cases, and replay the captured outputs. "
         "Exit 0 when all is as it must be, 1 when not, 130 when interrupted; then the reports hold what was judged.",
-    )  # fmt: skip
+    )
     command.add_argument("--profile", choices=profiles.PROFILES, default="quick")
     command.add_argument("--contract", metavar="NAME", help="only this routine")
     command.add_argument("--subject", metavar="NAME", help="only this subject (a backend, or a captured call)")
@@ -82,10 +86,13 @@ def add_verify(commands: common.Commands) -> None:
 
 def add_report(commands: common.Commands) -> None:
     command = common.add_command(
-        commands, "report", _report, "make any kind of report from the record of a run",
+        commands,
+        "report",
+        _report,
+        "make any kind of report from the record of a run",
         "Read what --record or --json of a run wrote (verify, validate, judge, pytest), print it, and write it in "
         "other forms. The exit status is that of the run: 0 when all was as it must be, 1 when not.",
-    )  # fmt: skip
+    )
     command.add_argument("record", type=Path, metavar="RECORD", help="a .jsonl record or a JSON report")
     command.add_argument("--contract", metavar="NAME", help="only this routine; * and ? match")
     command.add_argument("--subject", metavar="NAME", help="only this subject; * and ? match")
@@ -96,11 +103,14 @@ def add_report(commands: common.Commands) -> None:
 
 def add_merge(commands: common.Commands) -> None:
     command = common.add_command(
-        commands, "merge", _merge, "join the records of the shards of a run",
+        commands,
+        "merge",
+        _merge,
+        "join the records of the shards of a run",
         "Join records of one version and one selection, as the shards of a run, in any order. A case that was judged "
         "twice with different results, and a shard that is missing, are complaints. The exit status is that of the "
         "whole: 0 when all was as it must be, 1 when not.",
-    )  # fmt: skip
+    )
     command.add_argument("records", type=Path, nargs="+", metavar="RECORD", help="a .jsonl record")
     command.add_argument("--record", type=Path, metavar="FILE.jsonl", help="write the whole here: a new file")
     common.add_output_arguments(command)
@@ -109,10 +119,13 @@ def add_merge(commands: common.Commands) -> None:
 
 def add_compare(commands: common.Commands) -> None:
     command = common.add_command(
-        commands, "compare", _compare, "what broke, healed and moved between two runs",
+        commands,
+        "compare",
+        _compare,
+        "what broke, healed and moved between two runs",
         "Compare two runs, by records or JSON reports: what broke, what healed, where the numerics or the "
         "margin is another. Exit 1 when something broke or a new case fails.",
-    )  # fmt: skip
+    )
     command.add_argument("old", type=Path, metavar="OLD")
     command.add_argument("new", type=Path, metavar="NEW")
     said = "compare this subject of the old run with that one of the new run, and nothing else"
@@ -195,8 +208,17 @@ def _verify(arguments: argparse.Namespace) -> int:
             return 0
         here = arguments.jobs == 1
         versions = None if arguments.ray is None else provenance.versions(providers)
-        asked = (wanted, folder, arguments.profile, arguments.provider, shard, arguments.limit, each, arguments.explain,
-                 versions)  # fmt: skip
+        asked = (
+            wanted,
+            folder,
+            arguments.profile,
+            arguments.provider,
+            shard,
+            arguments.limit,
+            each,
+            arguments.explain,
+            versions,
+        )
         make = partial(_here, items) if here else partial(_apart, *asked)
         pool = partial(jobs.in_order, make, jobs=arguments.jobs, threads=each)
         if arguments.ray is not None:
@@ -226,9 +248,11 @@ def _folder(named: Sequence[str]) -> str | None:
 
 def _flags(arguments: argparse.Namespace, providers: Sequence[Provider]) -> Callable[[Item], str]:
     """What the command that repeats an item says beside its case and subject."""
-    asked = (("threads", arguments.threads),
-             ("limit", None if arguments.limit == LIMIT else f"{arguments.limit:g}"),
-             ("explain", None if arguments.explain == Explain.QUICK else arguments.explain))  # fmt: skip
+    asked = (
+        ("threads", arguments.threads),
+        ("limit", None if arguments.limit == LIMIT else f"{arguments.limit:g}"),
+        ("explain", None if arguments.explain == Explain.QUICK else arguments.explain),
+    )
     always = [f"--{name} {shlex.quote(str(value))}" for name, value in asked if value is not None]
     named: dict[tuple[str, str, str], str] = {}
     arches: dict[tuple[str, str], set[str]] = {}
@@ -308,8 +332,13 @@ def _run(
 
 
 def _items(
-    wanted: Filter, folder: Path | None, profile: str, providers: Sequence[Provider], writer: CaptureWriter | None,
-    shard: Shard | None, flags: Callable[[Item], str] = lambda item: "",
+    wanted: Filter,
+    folder: Path | None,
+    profile: str,
+    providers: Sequence[Provider],
+    writer: CaptureWriter | None,
+    shard: Shard | None,
+    flags: Callable[[Item], str] = lambda item: "",
 ) -> list[Item]:
     """What is wanted of the captures and of the subjects here; of a ``shard``, which may be empty, its part."""
     kept = [replace(item, flags=flags(item)) for item in _wanted_items(wanted, folder, profile, providers, writer)]
@@ -443,10 +472,12 @@ def _told(item: Item, said: Outcome | Lost) -> Outcome:
 def _report(arguments: argparse.Namespace) -> int:
     whole = _read(arguments.record)
     kept = tuple(
-        o for o in whole.outcomes
-        if fnmatchcase(o.contract, arguments.contract or "*") and fnmatchcase(o.subject, arguments.subject or "*")
+        o
+        for o in whole.outcomes
+        if fnmatchcase(o.contract, arguments.contract or "*")
+        and fnmatchcase(o.subject, arguments.subject or "*")
         and (o.status.is_failure or not arguments.failures)
-    )  # fmt: skip
+    )
     if whole.outcomes and not kept and not arguments.failures:
         for what in ("contract", "subject"):
             known = sorted({getattr(o, what) for o in whole.outcomes})

@@ -25,10 +25,13 @@ from oracle.tensorcore.vectors import conformance
 
 def add_mutate(commands: Commands) -> None:
     command = add_command(
-        commands, "mutate", _mutate, "measure which known faults the oracle notices",
+        commands,
+        "mutate",
+        _mutate,
+        "measure which known faults the oracle notices",
         "Put every fault of the catalogue into a right kernel and judge it over the cases of a profile. "
         "Exit 0 when no mutant survives and no legal variant fails, 1 otherwise.",
-    )  # fmt: skip
+    )
     command.add_argument("--contract", metavar="NAME", help="only this routine (default: all with cases)")
     command.add_argument("--fault", metavar="PATTERN", help="only faults whose name matches, as 'A scale*'")
     command.add_argument("--profile", choices=profiles.PROFILES, default="quick")
@@ -86,10 +89,15 @@ def _mutate(arguments: argparse.Namespace) -> int:
         over = f"{counted(len(alarms), 'false alarm')} over {counted(len(variants), 'legal variant')}"
         screen.print(f"{over} (seed {arguments.seed})")
     scored = [
-        {"contract": s.contract, "cases": s.cases, "score": s.ratio, "rules_reject_right": dict(s.alarms),
-         "mutants": [m.to_json() for m in s.mutants]}
+        {
+            "contract": s.contract,
+            "cases": s.cases,
+            "score": s.ratio,
+            "rules_reject_right": dict(s.alarms),
+            "mutants": [m.to_json() for m in s.mutants],
+        }
         for s in scores
-    ]  # fmt: skip
+    ]
     record = {
         "schema": "fp8-oracle.mutation/1",
         "scores": scored,

@@ -83,7 +83,7 @@ def _checked(table: dict[str, object], path: Path) -> Settings:
     if profile is not None and profile not in profiles.PROFILES:
         raise OptionError(f"{path}: [{TABLE}] profile={profile!r}; {among(profile, profiles.PROFILES)}")
     if fixtures is not None and not (isinstance(fixtures, str) and fixtures):
-        raise OptionError(f"{path}: [{TABLE}] fixtures={fixtures!r} is no path; name a folder, or \"none\"")
+        raise OptionError(f'{path}: [{TABLE}] fixtures={fixtures!r} is no path; name a folder, or "none"')
     if subjects is not None and not (isinstance(subjects, list) and all(isinstance(s, str) and s for s in subjects)):
         raise OptionError(f"{path}: [{TABLE}] subjects={subjects!r} is no list of names")
     place = fixtures if fixtures in (None, "none") else str(path.parent / str(fixtures))

@@ -64,9 +64,12 @@ def add_list(commands: Commands) -> None:
 
 def add_plan(commands: Commands) -> None:
     command = add_command(
-        commands, "plan", _plan, "which backend the production layer chooses, and why not the others",
+        commands,
+        "plan",
+        _plan,
+        "which backend the production layer chooses, and why not the others",
         "Print the decision for one problem and every reason. Exit 1 when no backend serves it.",
-    )  # fmt: skip
+    )
     command.add_argument("--op", required=True, help=f"operation or routine, as {GEMM}")
     command.add_argument("--arch", help="sm90, gfx942, cpu...; default: this machine")
     for dim in ("m", "n", "k"):
@@ -76,9 +79,12 @@ def add_plan(commands: Commands) -> None:
 
 def add_completion(commands: Commands) -> None:
     command = add_command(
-        commands, "completion", _completion, "print the completion script of a shell",
+        commands,
+        "completion",
+        _completion,
+        "print the completion script of a shell",
         "Print a script that completes commands, flags and choices; load it where your shell loads such.",
-    )  # fmt: skip
+    )
     command.add_argument("shell", choices=SHELLS)
 
 

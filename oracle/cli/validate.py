@@ -41,19 +41,36 @@ from oracle.tensorcore.instructions import F8F6F4 as FORMATS
 from oracle.verdict.compare import Status, Verdict
 
 # What the command and the verb of that name call alike.
-ASKED = ("adapter", "device", "arch", "numerics", "profile", "seed", "case", "calls", "require", "limit", "seconds",
-         "domain", "untrusted", "explain", "jobs")  # fmt: skip
+ASKED = (
+    "adapter",
+    "device",
+    "arch",
+    "numerics",
+    "profile",
+    "seed",
+    "case",
+    "calls",
+    "require",
+    "limit",
+    "seconds",
+    "domain",
+    "untrusted",
+    "explain",
+    "jobs",
+)
 SELECTED = ("contract", "adapter", "device", "arch", "numerics", "profile", "seed", "domain", "limit")
 
 
 def add_validate(commands: common.Commands) -> None:
     command = common.add_command(
-        commands, "validate", _validate,
+        commands,
+        "validate",
+        _validate,
         "judge a kernel by name, in a worker process, and watch what it does to memory",
         "Run MODULE:CALLABLE over the cases of a contract, with data and some shapes drawn for this run. Calls that "
         "it refuses with NotImplementedError are moved to calls that it takes. Exit 0 when it conforms, 1 when not "
         "or when too little could be tried (UNTESTED), 2 when it could not be judged.",
-    )  # fmt: skip
+    )
     command.add_argument("kernel", metavar="MODULE:CALLABLE")
     command.add_argument("--contract", required=True, metavar="NAME", help="see `fp8-oracle list`")
     command.add_argument("--adapter", **ADAPTER)
@@ -71,17 +88,20 @@ def add_validate(commands: common.Commands) -> None:
     said = "only the calls in these files, as `cases from-checkpoint`, oracle.sample and --save write them"
     command.add_argument("--cases", dest="calls", type=Path, metavar="FILE|DIR", help=said)
     common.repeated(
-        command, "--require", "WATCH",
+        command,
+        "--require",
+        "WATCH",
         "'batch invariance' must hold; 'threads': right numbers while other threads call it; 'large offsets' "
         "makes a call beyond 2^31 elements (as a soak of five minutes does)",
-    )  # fmt: skip
+    )
     command.add_argument("--limit", **LIMITED)
     command.add_argument("--seconds", type=float, metavar="S", help="length of a soak (default: 600)")
     command.add_argument(
-        "--untrusted", action="store_true",
+        "--untrusted",
+        action="store_true",
         help="run the kernel in a sandbox without the oracle, network or files to write, on data of a fresh seed; "
         "exit 2 where this machine makes no sandbox",
-    )  # fmt: skip
+    )
     common.add_jobs(command)
     command.add_argument("-x", "--exitfirst", action="store_true", help="stop after the first case that fails")
     said = "append every outcome to this file as soon as it is known; with --profile soak every stretch"
@@ -213,12 +233,18 @@ def _soak(arguments: argparse.Namespace) -> int:
     screen = common.screen_of(arguments)
     terminal = screen.is_terminal
     found = soak(
-        arguments.kernel, arguments.contract, seconds=arguments.seconds or SOAK, seed=seed, device=arguments.device,
-        lanes=None if arguments.jobs == 1 else arguments.jobs, record=arguments.record,
+        arguments.kernel,
+        arguments.contract,
+        seconds=arguments.seconds or SOAK,
+        seed=seed,
+        device=arguments.device,
+        lanes=None if arguments.jobs == 1 else arguments.jobs,
+        record=arguments.record,
         most=1 if arguments.exitfirst else arguments.stop_after,
-        resume=arguments.resume, said=lambda line: screen.print(line, soft_wrap=True) if terminal else None,
+        resume=arguments.resume,
+        said=lambda line: screen.print(line, soft_wrap=True) if terminal else None,
         **{name: getattr(arguments, name) for name in passed},
-    )  # fmt: skip
+    )
     for line in found.lines():
         screen.print(line, soft_wrap=True)
     screen.print(f"seed {seed}; --seed {seed} repeats this run", soft_wrap=True)
@@ -236,11 +262,17 @@ def run_of(found: Soak, arch: str) -> Run:
         passed = Verdict(Status.PASSED, f"{counted(one['cases'], 'case')} judged")
         outcomes += [Outcome(name, contract, kernel, arch, passed, one["seconds"], command="", source=source)]
         for number, failure in enumerate(one["failures"], 1):
-            verdict = Verdict(Status(failure["verdict"]["status"]), failure["verdict"]["summary"],
-                              reason=failure["verdict"]["summary"])  # fmt: skip
+            verdict = Verdict(
+                Status(failure["verdict"]["status"]),
+                failure["verdict"]["summary"],
+                reason=failure["verdict"]["summary"],
+            )
             watch = "" if failure["watch"] == NUMBERS else failure["watch"]
-            outcomes.append(Outcome(f"{name}/failure {number}", contract, kernel, arch, verdict, command="",
-                                    watch=watch, source=source))  # fmt: skip
+            outcomes.append(
+                Outcome(
+                    f"{name}/failure {number}", contract, kernel, arch, verdict, command="", watch=watch, source=source
+                )
+            )
     return Run(tuple(outcomes), (), provenance.machine(), found.seconds, provenance.versions(()), "")
 
 
@@ -306,19 +338,25 @@ OUT_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": t
 ADAPTER: dict[str, Any] = {"metavar": "MODULE:CALLABLE", "help": "called as adapter(kernel, inputs, options)"}
 DEVICE: dict[str, Any] = {"default": "cpu", "help": "cpu (default) or cuda"}
 LIMITED: dict[str, Any] = {
-    "type": float, "default": LIMIT, "metavar": "S", "help": f"seconds for one call (default: {LIMIT:g})"
-}  # fmt: skip
+    "type": float,
+    "default": LIMIT,
+    "metavar": "S",
+    "help": f"seconds for one call (default: {LIMIT:g})",
+}
 
 
 def add_fingerprint(commands: common.Commands) -> None:
     command = common.add_command(
-        commands, "fingerprint", _fingerprint, "find out how a kernel computes by probing it",
+        commands,
+        "fingerprint",
+        _fingerprint,
+        "find out how a kernel computes by probing it",
         "Probe MODULE:CALLABLE with products of [128, K] by [K, 128], and print what the answers give "
         "away. It is called as `fp8-oracle validate` calls it: in a worker process, with the contract's inputs by "
         "name, and out_dtype and out if it takes them. With --block-scaled it is one that applies block scales inside "
         "the instruction: one call tells which of the named readings it follows. Exit 2 when it raises, crashes, hangs "
         "or is no scaled product.",
-    )  # fmt: skip
+    )
     command.add_argument("kernel", metavar="MODULE:CALLABLE")
     what = command.add_mutually_exclusive_group(required=True)
     what.add_argument("--contract", metavar="NAME", help="a product; see `fp8-oracle list`")

@@ -79,6 +79,7 @@ DEVIATIONS = 5.0  # independent values correlate by more standard errors once in
 BEFORE_STORE = (Stage.READ, Stage.PRODUCT, Stage.SCHEDULE, Stage.SUM)
 EXACT_SUMS = "exact sums"
 
+
 @dataclass(frozen=True)
 class Explanation:
     """One candidate for what went wrong, counted on the output.

@@ -91,9 +91,7 @@ def _enough(failure: FailingOutput) -> bool:
     return failure.failing >= COINCIDENCES and varied(failure.output.flatten()[at])
 
 
-def _holding(
-    failure: FailingOutput, numerics: Sequence[str], candidates: Iterable[Placement]
-) -> list[Explanation]:
+def _holding(failure: FailingOutput, numerics: Sequence[str], candidates: Iterable[Placement]) -> list[Explanation]:
     attempts = (failure.attempt_placement(candidate, numerics) for candidate in candidates)
     return [explanation for explanation in attempts if explanation is not None]
 
@@ -318,9 +316,7 @@ def _guesses(failure: FailingOutput, part: Part, length: int, count: int) -> Seq
     return [known[i] for i in found.tolist()]
 
 
-def _close(
-    product: ScaledProduct, y: Tensor, inside: Tensor, length: int, known: Tensor, near: float
-) -> Tensor:
+def _close(product: ScaledProduct, y: Tensor, inside: Tensor, length: int, known: Tensor, near: float) -> Tensor:
     """Those of the ``known`` effects (int64, numbers of :func:`effects`) that leave at most this part of what is
     missing ``inside``, and of what is there, in norm."""
     a, b, scaled = product.left.value(), product.right.value(), product.B > 1

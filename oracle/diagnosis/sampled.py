@@ -100,8 +100,14 @@ class LargeOutput(FailingOutput):
         return View(self.output[grid], right, self.bad[grid], self.specified[grid])
 
 
-def names(base: Call, output: Tensor, failing: Failing, numerics: Sequence[str], arithmetics: Sequence[Schedule | None],
-          faults: Sequence[Fault]) -> tuple[str, ...]:  # fmt: skip
+def names(
+    base: Call,
+    output: Tensor,
+    failing: Failing,
+    numerics: Sequence[str],
+    arithmetics: Sequence[Schedule | None],
+    faults: Sequence[Fault],
+) -> tuple[str, ...]:
     """What explains ``output [R, N]`` of the call, as :attr:`oracle.diagnosis.explain.Diagnosis.names` says it.
 
     ``numerics`` are the intervals that a placement is judged by, ``arithmetics`` the schedules of a right kernel, the
@@ -124,9 +130,7 @@ def names(base: Call, output: Tensor, failing: Failing, numerics: Sequence[str],
     return tuple(str(e) for e in listed[:1])
 
 
-def _closest(
-    base: Call, output: Tensor, failing: Failing, arithmetics: Sequence[Schedule | None]
-) -> LargeOutput:
+def _closest(base: Call, output: Tensor, failing: Failing, arithmetics: Sequence[Schedule | None]) -> LargeOutput:
     """The output by the arithmetic that has the most bits of the right elements in some rows and columns; the first one
     that has more than half of them. Where the first of all has not, the one that has the most must have so many more
     that it is no chance: a fault that changes most elements leaves few by which to tell, and where it leaves too few
@@ -209,9 +213,7 @@ def _on_the_whole(failure: LargeOutput, fault: Fault) -> Explanation | None:
         if 2 * contradicted > known and 2 * explained < failing:
             return None
     local = contradicted > 0 and explained == failing > 0 and not elsewhere and failing >= COINCIDENCES
-    return Explanation(
-        fault.name, failure.numerics, explained, failing, known, contradicted, fault.met_in, local=local
-    )
+    return Explanation(fault.name, failure.numerics, explained, failing, known, contradicted, fault.met_in, local=local)
 
 
 def _written(failure: LargeOutput, fault: Fault) -> Explanation | None:

@@ -84,8 +84,10 @@ class Soak:
         gmac, seconds = sum(stretch["gmac"] for stretch in self.stretches), max(self.seconds, 1e-9)
         lanes = len({stretch["lane"] for stretch in self.stretches})
         stretches = counted(len(self.stretches), "stretch", "stretches")
-        yield (f"{counted(self.cases, 'case')} in {stretches} on {counted(lanes, 'lane')}, {seconds:.0f} s: "
-               f"{self.cases / seconds:.3g} cases/s, {gmac / seconds:.3g} GMAC/s judged")  # fmt: skip
+        yield (
+            f"{counted(self.cases, 'case')} in {stretches} on {counted(lanes, 'lane')}, {seconds:.0f} s: "
+            f"{self.cases / seconds:.3g} cases/s, {gmac / seconds:.3g} GMAC/s judged"
+        )
         for finding in self.failures[:12]:
             verdict = finding["verdict"]
             yield f"{verdict['status']} {finding['watch']}: {finding['case']}: {verdict['summary']}"
@@ -125,8 +127,15 @@ def soak(
     """
     places = list(range(torch.cuda.device_count())) if device == "cuda" else [None]
     count = max(1, len(places)) if lanes is None else lanes
-    about = {"kernel": kernel, "contract": contract, "seed": seed, "device": device, "lanes": count,
-             "asked": {n: v for n, v in sorted(asked.items()) if v}, "torch": str(torch.__version__)}  # fmt: skip
+    about = {
+        "kernel": kernel,
+        "contract": contract,
+        "seed": seed,
+        "device": device,
+        "lanes": count,
+        "asked": {n: v for n, v in sorted(asked.items()) if v},
+        "torch": str(torch.__version__),
+    }
     done = Soak(about, _begun(record, about, resume=resume))
     with ExitStack() as stack:
         stream = None if record is None else stack.enter_context(open(record, "a"))
@@ -191,8 +200,16 @@ def _free() -> float:
 
 def _lost(found: Lost) -> dict[str, Any]:
     verdict = {"status": "CRASHED", "summary": f"CRASHED: {found.cause}"}
-    return {"seed": None, "seconds": 0.0, "cases": 0, "gmac": 0.0, "memory": None, "files": None, "clock": "",
-            "failures": [{"case": "-", "watch": NUMBERS, "verdict": verdict}]}  # fmt: skip
+    return {
+        "seed": None,
+        "seconds": 0.0,
+        "cases": 0,
+        "gmac": 0.0,
+        "memory": None,
+        "files": None,
+        "clock": "",
+        "failures": [{"case": "-", "watch": NUMBERS, "verdict": verdict}],
+    }
 
 
 @contextmanager
@@ -211,9 +228,15 @@ def _stretching(
             said = f"the kernel's process grew by {growth[0] >> 20} MiB and {growth[1]} descriptors in one stretch"
             failures.append({"case": "-", "watch": "leak", "verdict": {"status": "FAILED", "summary": said}})
         return {
-            "seed": seed, "seconds": round(report.seconds, 3), "cases": report.judged, "gmac": round(_gmac(report), 6),
-            "memory": watched.at(0), "files": watched.at(1), "clock": _clock(place), "failures": failures,
-        }  # fmt: skip
+            "seed": seed,
+            "seconds": round(report.seconds, 3),
+            "cases": report.judged,
+            "gmac": round(_gmac(report), 6),
+            "memory": watched.at(0),
+            "files": watched.at(1),
+            "clock": _clock(place),
+            "failures": failures,
+        }
 
     yield run
 

@@ -98,36 +98,50 @@ def evaluate(
     arch = arch or arch_of(device)
     for scalars, group in groupby(workloads, key=lambda w: _scalars(w, definition)):
         plan = {
-            "file": solution.file, "function": solution.function, "destination": solution.destination,
+            "file": solution.file,
+            "function": solution.function,
+            "destination": solution.destination,
             "axes": {name: extent for name, extent in definition.axes.items() if extent is not None},
             "inputs": [_planned(name, of, taken, dict(scalars)) for name, of in definition.inputs.items()],
             "outputs": [
                 {"name": name, "as": outputs[name], "shape": list(of.shape or ()), "dtype": _name(of.dtype)}
                 for name, of in definition.outputs.items()
             ],
-        }  # fmt: skip
+        }
         call = _options(found, definition, dict(scalars), options or {})
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fp8-oracle-")))
             entry = _written(folder, solution, plan)
             worker = stack.enter_context(
-                Worker(f"{entry}:solution", adapter=f"{entry}:call", device=device, limit=limit, path=(str(folder),),
-                       untrusted=untrusted)
-            )  # fmt: skip
+                Worker(
+                    f"{entry}:solution",
+                    adapter=f"{entry}:call",
+                    device=device,
+                    limit=limit,
+                    path=(str(folder),),
+                    untrusted=untrusted,
+                )
+            )
             session = Session(worker, found, device=device, arch=arch, numerics=numerics)
             for workload in group:
                 inputs = _inputs(found, definition, workload, taken, root, seed)
                 evaluation = _evaluated(session, workload, inputs, call, definition, outputs)
                 yield {
-                    "definition": definition.name, "workload": dict(workload.record), "solution": solution.name,
+                    "definition": definition.name,
+                    "workload": dict(workload.record),
+                    "solution": solution.name,
                     "evaluation": evaluation,
-                }  # fmt: skip
+                }
 
 
 def _evaluated(
-    session: Session, workload: Workload, inputs: Mapping[str, Tensor], options: dict[str, object],
-    definition: Definition, outputs: Mapping[str, str],
-) -> dict[str, Any]:  # fmt: skip
+    session: Session,
+    workload: Workload,
+    inputs: Mapping[str, Tensor],
+    options: dict[str, object],
+    definition: Definition,
+    outputs: Mapping[str, str],
+) -> dict[str, Any]:
     """The evaluation of one workload."""
     contract = session.contract
     contract.check(inputs, options)
@@ -139,9 +153,15 @@ def _evaluated(
     status, verdict = _status(call, answer, finding.verdict, dtypes, beyond), finding.verdict
     if status == "INCORRECT_NUMERICAL" and answer.problem is None:
         verdict = explain_verdict(
-            verdict, contract, inputs, answer.output, arch=session.arch, numerics=session.numerics, explain=None,
+            verdict,
+            contract,
+            inputs,
+            answer.output,
+            arch=session.arch,
+            numerics=session.numerics,
+            explain=None,
             **options,
-        )  # fmt: skip
+        )
     said = [verdict.summary, *(f"{f.watch}: {f.verdict.summary}" for f in beyond)]
     said += [f"explained by: {', '.join(verdict.explained_by)}"] if verdict.explained_by else []
     numbers = status in ("PASSED", "INCORRECT_NUMERICAL")
@@ -261,9 +281,13 @@ def _options(
 
 
 def _inputs(
-    contract: Contract, definition: Definition, workload: Workload, taken: Mapping[str, tuple[str, bool]], root: Path,
+    contract: Contract,
+    definition: Definition,
+    workload: Workload,
+    taken: Mapping[str, tuple[str, bool]],
+    root: Path,
     seed: int,
-) -> dict[str, Tensor]:  # fmt: skip
+) -> dict[str, Tensor]:
     """The inputs of the contract: loaded, or drawn."""
     axes = {**definition.axes, **workload.axes}
     found = {}

@@ -246,11 +246,20 @@ def _validating(asked: Asked) -> Iterator[Callable[[str], tuple[Row, Mapping[str
         told = _Identified(kernel, place)
         try:
             report = validate(
-                kernel.call, kernel.contract, adapter=kernel.adapter, device=asked.device, numerics=kernel.numerics,
-                domain=kernel.domain, profile=asked.profile, seed=asked.seed, case=kernel.case or None,
-                limit=max(asked.limit or LIMIT, project.compiles), exempt=kernel.exempt, told=told,
+                kernel.call,
+                kernel.contract,
+                adapter=kernel.adapter,
+                device=asked.device,
+                numerics=kernel.numerics,
+                domain=kernel.domain,
+                profile=asked.profile,
+                seed=asked.seed,
+                case=kernel.case or None,
+                limit=max(asked.limit or LIMIT, project.compiles),
+                exempt=kernel.exempt,
+                told=told,
                 save=None if place is None else Path(f"{place}{SUFFIX}"),
-            )  # fmt: skip
+            )
         except OracleError as error:  # what the gallery asks of it is wrong: the other kernels are run
             return replace(base, verdict="UNTESTED", why=str(error), versions=versions), None
         if report.stopped == INTERRUPTED:
@@ -274,9 +283,12 @@ class _Identified(Told):
         return ()
 
     def judged(
-        self, finding: Finding, inputs: Mapping[str, Tensor], options: Mapping[str, object],
+        self,
+        finding: Finding,
+        inputs: Mapping[str, Tensor],
+        options: Mapping[str, object],
         output: Tensor | dict[str, Tensor],
-    ) -> None:  # fmt: skip
+    ) -> None:
         assert self._about is not None
         if finding.verdict.status not in JUDGED or _identified(finding):
             return
@@ -296,9 +308,12 @@ class _Identified(Told):
 
 
 def every_bit(
-    contract: str, inputs: Mapping[str, Tensor], options: Mapping[str, object], output: Tensor | dict[str, Tensor],
+    contract: str,
+    inputs: Mapping[str, Tensor],
+    options: Mapping[str, object],
+    output: Tensor | dict[str, Tensor],
     arch: str,
-) -> str:  # fmt: skip
+) -> str:
     """The schedule or recipe, admitted by the contract or not, that gives every bit of an output; "" for none."""
     chosen = get(contract)
     if type(chosen).identify is Contract.identify:
@@ -354,7 +369,7 @@ def condensed(
             f.case: f"{f.verdict.status} {f.verdict.matches or names.get(f.case) or f.verdict.basis}".strip()
             for f in numbers
         },
-    )  # fmt: skip
+    )
 
 
 def _identified(finding: Finding) -> str:

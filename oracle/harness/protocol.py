@@ -81,11 +81,20 @@ def pack(nonce: bytes, reply: Reply) -> bytes:
     head = _HEAD.pack(nonce, KINDS.index(reply.kind), len(reply.outputs), late, reply.disturbed, len(text), text)
     found = b"".join(
         _CLAIM.pack(
-            DTYPES.index(c.dtype), len(c.shape), DEVICES.index(c.device), c.padded, c.slot, c.offset, c.length,
-            *c.shape, *[0] * (AXES - len(c.shape)), *c.stride, *[0] * (AXES - len(c.stride)),
+            DTYPES.index(c.dtype),
+            len(c.shape),
+            DEVICES.index(c.device),
+            c.padded,
+            c.slot,
+            c.offset,
+            c.length,
+            *c.shape,
+            *[0] * (AXES - len(c.shape)),
+            *c.stride,
+            *[0] * (AXES - len(c.stride)),
         )
         for c in reply.outputs
-    )  # fmt: skip
+    )
     return (head + found).ljust(SIZE, b"\0")
 
 
@@ -110,9 +119,11 @@ def frames_of(error: BaseException) -> tuple[str, ...]:
     """The frames of foreign code in the traceback of what it raised, outermost first, each in one line; the first and
     the last ones where there are more than :data:`FRAMES`. Those of the harness, of torch's way through it and of the
     import are left out."""
-    seen = [frame for frame in traceback.extract_tb(error.__traceback__)
-            if not frame.filename.startswith((OURS, "<frozen importlib"))
-            and not frame.filename.endswith(PASSED_THROUGH)]  # fmt: skip
+    seen = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((OURS, "<frozen importlib")) and not frame.filename.endswith(PASSED_THROUGH)
+    ]
     kept = seen if len(seen) <= FRAMES else [*seen[:1], *seen[1 - FRAMES :]]
     here = os.getcwd() + os.sep
     return tuple(

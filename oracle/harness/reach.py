@@ -59,10 +59,14 @@ class Coverage:
         refused = [{"cases": count, "case": case, "reason": reason} for count, case, reason in self.refused]
         reached = {name: {"judged": list(self.judged[name]), "asked": len(self.asked[name])} for name in self.asked}
         return {
-            "shapes": {"judged": self.shapes[0], "asked": self.shapes[1]}, "reached": reached, "moved": self.moved,
-            "refused": refused, "domain": self.domain, "domain_stated": self.stated,
+            "shapes": {"judged": self.shapes[0], "asked": self.shapes[1]},
+            "reached": reached,
+            "moved": self.moved,
+            "refused": refused,
+            "domain": self.domain,
+            "domain_stated": self.stated,
             "complaints": list(self.complaints),
-        }  # fmt: skip
+        }
 
     def lines(self) -> Iterator[str]:
         """The sentences that are printed: what was judged of what was asked, and what was refused."""

@@ -16,9 +16,23 @@ from oracle.report.outcome import Outcome, quoted
 from oracle.verdict.compare import Status
 
 __all__ = [
-    "BATCH", "COVERAGE", "GRAPH", "JOINED", "LARGE", "LIMIT", "LOAD", "NUMBERS", "OPEN", "OPTIONAL", "PITCHED", "SIDE",
-    "THREADS", "Finding", "Report", "Told",
-]  # fmt: skip
+    "BATCH",
+    "COVERAGE",
+    "GRAPH",
+    "JOINED",
+    "LARGE",
+    "LIMIT",
+    "LOAD",
+    "NUMBERS",
+    "OPEN",
+    "OPTIONAL",
+    "PITCHED",
+    "SIDE",
+    "THREADS",
+    "Finding",
+    "Report",
+    "Told",
+]
 
 SCHEMA = "fp8-oracle.validation/1"
 LOAD, COVERAGE = "load", "coverage"
@@ -45,9 +59,12 @@ class Told:
         """This case is called now."""
 
     def judged(
-        self, finding: Finding, inputs: Mapping[str, Tensor], options: Mapping[str, object],
+        self,
+        finding: Finding,
+        inputs: Mapping[str, Tensor],
+        options: Mapping[str, object],
         output: Tensor | dict[str, Tensor],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """What was found of the numbers of a case, and the call."""
 
     def found(self, findings: Sequence[Finding]) -> None:
@@ -144,9 +161,22 @@ class Report:
 
     def to_json(self) -> dict[str, object]:
         names = (
-            "kernel", "adapter", "contract", "numerics", "device", "arch", "profile", "seed", "domain", "untrusted",
-            "conforms", "untested", "exit_code", "judged", "source",
-        )  # fmt: skip
+            "kernel",
+            "adapter",
+            "contract",
+            "numerics",
+            "device",
+            "arch",
+            "profile",
+            "seed",
+            "domain",
+            "untrusted",
+            "conforms",
+            "untested",
+            "exit_code",
+            "judged",
+            "source",
+        )
         return {
             "schema": SCHEMA,
             **{name: getattr(self, name) for name in names},

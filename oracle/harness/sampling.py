@@ -51,18 +51,34 @@ _log = logging.getLogger(__name__)
 
 @overload
 def sample(
-    routine: _F, *, every: int, to: str | Path, contract: str, inputs: Named = None,
-    out: str | Mapping[str, str] = "out", numerics: str | None = None, max_bytes: int = 1 << 30,
-    seconds: float | None = None, name: str | None = None,
-) -> _F: ...  # fmt: skip
+    routine: _F,
+    *,
+    every: int,
+    to: str | Path,
+    contract: str,
+    inputs: Named = None,
+    out: str | Mapping[str, str] = "out",
+    numerics: str | None = None,
+    max_bytes: int = 1 << 30,
+    seconds: float | None = None,
+    name: str | None = None,
+) -> _F: ...
 
 
 @overload
 def sample(
-    routine: None = None, *, every: int, to: str | Path, contract: str, inputs: Named = None,
-    out: str | Mapping[str, str] = "out", numerics: str | None = None, max_bytes: int = 1 << 30,
-    seconds: float | None = None, name: str | None = None,
-) -> Callable[[_F], _F]: ...  # fmt: skip
+    routine: None = None,
+    *,
+    every: int,
+    to: str | Path,
+    contract: str,
+    inputs: Named = None,
+    out: str | Mapping[str, str] = "out",
+    numerics: str | None = None,
+    max_bytes: int = 1 << 30,
+    seconds: float | None = None,
+    name: str | None = None,
+) -> Callable[[_F], _F]: ...
 
 
 def sample(
@@ -177,9 +193,18 @@ class Sampler:
     _lock: threading.Lock
 
     def __init__(
-        self, routine: Callable[..., Any], every: int, to: Path, contract: str, inputs: Named,
-        out: str | Mapping[str, str], numerics: str | None, max_bytes: int, seconds: float | None, name: str | None,
-    ) -> None:  # fmt: skip
+        self,
+        routine: Callable[..., Any],
+        every: int,
+        to: Path,
+        contract: str,
+        inputs: Named,
+        out: str | Mapping[str, str],
+        numerics: str | None,
+        max_bytes: int,
+        seconds: float | None,
+        name: str | None,
+    ) -> None:
         from oracle.fixtures.files import make_folder
         from oracle.routines import get
 

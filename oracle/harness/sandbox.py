@@ -38,11 +38,34 @@ WORKER = (
     "harness/worker.py",
 )
 PLACE = "/run/worker"  # where they lie in the sandbox
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/etc/ld.so.cache", "/etc/ld.so.conf",
-          "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime", "/etc/passwd", "/etc/group")  # fmt: skip
+SYSTEM = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/opt",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/alternatives",
+    "/etc/localtime",
+    "/etc/passwd",
+    "/etc/group",
+)
 NODES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES",
-        "CUDA_HOME", "TRITON_INTERPRET")  # fmt: skip
+KEPT = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_HOME",
+    "TRITON_INTERPRET",
+)
 """Variables of the environment that a kernel may need; it gets no other."""
 PRIVATE = {"HOME": "/run/tmp", "TMPDIR": "/run/tmp", "USER": "kernel"}  # /tmp may be a folder of ``sys.path``
 OURS = ("oracle", "*fp8_oracle*")  # of a folder with packages: the package, its distribution and its import hook
@@ -134,9 +157,13 @@ def required() -> str:
 
 
 def plan(
-    command: Sequence[str], variables: Mapping[str, str], folder: str, name: str | None,
-    made: Sequence[Sequence[str]], root: str,
-) -> dict[str, object]:  # fmt: skip
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    folder: str,
+    name: str | None,
+    made: Sequence[Sequence[str]],
+    root: str,
+) -> dict[str, object]:
     """The plan of a launcher without its descriptors; ``name`` is the means of the sandbox, None for none."""
     if name == "bwrap":
         command = bubblewrap(made, command, folder, program=shutil.which("bwrap") or "bwrap")

@@ -74,9 +74,15 @@ class Session:
     the kernel may be called."""
 
     def __init__(
-        self, worker: Worker, contract: Contract, *, device: str, arch: str, numerics: str | None,
+        self,
+        worker: Worker,
+        contract: Contract,
+        *,
+        device: str,
+        arch: str,
+        numerics: str | None,
         domain: Domain = EVERYTHING,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.worker, self.contract, self.device = worker, contract, device
         self.arch, self.numerics, self.domain = arch, numerics, domain
         self.kernel_seconds, self.judged = 0.0, False
@@ -167,9 +173,12 @@ class Session:
         return self.settled(inputs, options, answer, said)
 
     def settled(
-        self, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer,
+        self,
+        inputs: Mapping[str, Tensor],
+        options: Mapping[str, object],
+        answer: Answer,
         said: Verdict | OracleError | Lost,
-    ) -> Verdict:  # fmt: skip
+    ) -> Verdict:
         """The verdict on an answer of which ``said`` is what :func:`verdict_on` gave, here or in another process."""
         if answer.problem is not None:
             return answer.problem
@@ -228,9 +237,13 @@ class Session:
 
 
 def verdict_on(
-    contract: Contract, arch: str, numerics: str | None, inputs: Mapping[str, Tensor], options: Mapping[str, object],
+    contract: Contract,
+    arch: str,
+    numerics: str | None,
+    inputs: Mapping[str, Tensor],
+    options: Mapping[str, object],
     output: Tensor | dict[str, Tensor],
-) -> Verdict | OracleError:  # fmt: skip
+) -> Verdict | OracleError:
     """The verdict of a contract, or why it has none."""
     try:
         return contract.judge(inputs, output, arch=arch, numerics=numerics, **options)

@@ -195,11 +195,22 @@ def validate(
         targets = [target for target in (name, called) if target is not None]
         code = worker.ask({"op": "code", "targets": targets}) if type(told) is not Told else None
         about = Report(
-            name, contract, device, arch, (), adapter=called, numerics=numerics, domain=domain, untrusted=untrusted,
+            name,
+            contract,
+            device,
+            arch,
+            (),
+            adapter=called,
+            numerics=numerics,
+            domain=domain,
+            untrusted=untrusted,
             profile=profile if case is None and files is None else None,
-            seed=run_seed if case is None and files is None else None, limit=limit, explain=explain,
-            source=sources.of_name(name), exempt=exempt,
-        )  # fmt: skip
+            seed=run_seed if case is None and files is None else None,
+            limit=limit,
+            explain=explain,
+            source=sources.of_name(name),
+            exempt=exempt,
+        )
         earlier = told.begins(about, code.text if code is not None and code.ok else "unknown", planned)
         start -= sum(found.seconds for found in earlier)
         probed: list[Finding] = []
@@ -335,9 +346,14 @@ def _counted(chosen: Iterable[Case], begun: list[object]) -> Iterator[Case]:
 
 
 def _run(
-    session: Session, chosen: Iterator[Case], watching: _Watching, reach: Reach, judges: Judges | None,
-    known: Mapping[str, Verdict], told: Told,
-) -> Iterator[list[Finding | watches.Note]]:  # fmt: skip
+    session: Session,
+    chosen: Iterator[Case],
+    watching: _Watching,
+    reach: Reach,
+    judges: Judges | None,
+    known: Mapping[str, Verdict],
+    told: Told,
+) -> Iterator[list[Finding | watches.Note]]:
     """What is found of each case, in their order, all of it at once."""
     explained = Counter[str]()
     for asked in _asked_ahead(session, chosen, watching, reach, judges, known, told):
@@ -380,9 +396,14 @@ class _Call:
 
 
 def _asked_ahead(
-    session: Session, chosen: Iterator[Case], watching: _Watching, reach: Reach, judges: Judges | None,
-    known: Mapping[str, Verdict], told: Told,
-) -> Iterator[_Call]:  # fmt: skip
+    session: Session,
+    chosen: Iterator[Case],
+    watching: _Watching,
+    reach: Reach,
+    judges: Judges | None,
+    known: Mapping[str, Verdict],
+    told: Told,
+) -> Iterator[_Call]:
     """Every call, answered in the order of the cases. With ``judges`` the kernel is called some cases ahead of what is
     judged, but never while the watches may call it."""
     waiting = deque[_Call]()
@@ -469,9 +490,14 @@ def _asked(case: Case) -> tuple[Mapping[str, Tensor], dict[str, object]]:
 
 
 def _watched(
-    calls: watches.Calls, case: Case, inputs: watches.Inputs, options: watches.Options, answer: Answer,
-    verdict: Verdict, watching: _Watching,
-) -> Iterator[Finding | watches.Note]:  # fmt: skip
+    calls: watches.Calls,
+    case: Case,
+    inputs: watches.Inputs,
+    options: watches.Options,
+    answer: Answer,
+    verdict: Verdict,
+    watching: _Watching,
+) -> Iterator[Finding | watches.Note]:
     """The watches that make calls of their own, one after the other until the time is over or the kernel hangs."""
     other, required = _asked(replace(case, seed=case.seed + 1)), watching.required
     beside = watches.alike(inputs, other[0])

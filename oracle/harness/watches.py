@@ -72,9 +72,16 @@ class Calls:
         self._findings.clear()
 
     def ask(
-        self, watch: str, what: str, inputs: Inputs, options: Options, *, taken: bool = False,
-        follows: Callable[[Answer], bool] = lambda answer: False, **how: Any,
-    ) -> tuple[Answer, Verdict]:  # fmt: skip
+        self,
+        watch: str,
+        what: str,
+        inputs: Inputs,
+        options: Options,
+        *,
+        taken: bool = False,
+        follows: Callable[[Answer], bool] = lambda answer: False,
+        **how: Any,
+    ) -> tuple[Answer, Verdict]:
         """The answer to one call, and its verdict; a failure or refusal is kept as a finding of this ``watch``.
 
         ``what`` says in a finding which call it was; a verdict that was reached before is not reported again.
@@ -93,9 +100,12 @@ class Calls:
         return answer, verdict
 
     def verdict(
-        self, inputs: Inputs, options: Options, answer: Answer,
+        self,
+        inputs: Inputs,
+        options: Options,
+        answer: Answer,
         follows: Callable[[Answer], bool] = lambda answer: False,
-    ) -> Verdict:  # fmt: skip
+    ) -> Verdict:
         """The verdict on an answer to these inputs and options."""
         if answer.problem is not None:
             return answer.problem
@@ -143,8 +153,9 @@ def folded(found: Sequence[Finding | Note]) -> list[Finding | Note]:
             return False
         return one.watch in (DOUBLED, FLIPPED, PERMUTED) or (cause == NUMBERS and one.verdict.total > 0)
 
-    return [one if isinstance(one, Note) or not cause or not follows(one) else replace(one, follows=cause)
-            for one in found]  # fmt: skip
+    return [
+        one if isinstance(one, Note) or not cause or not follows(one) else replace(one, follows=cause) for one in found
+    ]
 
 
 def memory(session: Session, case: str, answer: Answer) -> Iterator[Finding]:
@@ -202,8 +213,11 @@ def repeats(calls: Calls, inputs: Inputs, options: Options, other: tuple[Inputs,
     plain, after, dirtied = answers[:4], answers[5:8:2], answers[8:]
     both = {name: (x, dirtied[1].outputs[name]) for name, x in after[1].outputs.items()}
     call = Call(session.contract, inputs, options)
-    unwritten = {name: is_poison(x, 0) & is_poison(y, 1) & _specified(call, x)
-                 for name, (x, y) in both.items() if x.shape == y.shape and x.dtype == y.dtype}  # fmt: skip
+    unwritten = {
+        name: is_poison(x, 0) & is_poison(y, 1) & _specified(call, x)
+        for name, (x, y) in both.items()
+        if x.shape == y.shape and x.dtype == y.dtype
+    }
     yield _finding(case, "every element written", unwritten, "never written: {}", "every specified element was written")
     known = {name: ~mask for name, mask in unwritten.items()}
     pairs = ((plain[1], plain[2]), (plain[2], plain[3]), (after[0], after[1]), (dirtied[1], dirtied[2]))
@@ -253,8 +267,10 @@ def metamorphic(calls: Calls, inputs: Inputs, options: Options) -> Iterator[Find
     a, scale = inputs[role["a"]], inputs[role["a_scale"]]
     negated = {**inputs, role["a"]: (a.view(torch.uint8) ^ 0x80).view(a.dtype)}
     twice, wanted = {**inputs, role["a_scale"]: scale * 2}, decode(right)
-    for watch, given, due, what in ((DOUBLED, twice, wanted * 2, "the result is not doubled"),
-                                    (FLIPPED, negated, -wanted, "the result is not negated")):  # fmt: skip
+    for watch, given, due, what in (
+        (DOUBLED, twice, wanted * 2, "the result is not doubled"),
+        (FLIPPED, negated, -wanted, "the result is not negated"),
+    ):
         if calls.hung:
             return
         answer, verdict = calls.ask(watch, "numbers", given, options, taken=True)

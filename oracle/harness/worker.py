@@ -190,9 +190,12 @@ class Server:
         }
 
     def _concurrently(
-        self, inputs: Mapping[str, Guarded], beside: Mapping[str, Guarded], options: Mapping[str, object],
+        self,
+        inputs: Mapping[str, Guarded],
+        beside: Mapping[str, Guarded],
+        options: Mapping[str, object],
         request: Mapping[str, Any],
-    ) -> tuple[Mapping[str, Tensor], list[str], bool]:  # fmt: skip
+    ) -> tuple[Mapping[str, Tensor], list[str], bool]:
         """What :func:`~oracle.harness.concurrency.run_concurrently` finds of calls on these inputs and on those."""
 
         def caller(given: Mapping[str, Guarded]) -> Callable[[], Made]:
@@ -205,9 +208,14 @@ class Server:
         return run_concurrently(caller(inputs), caller(beside), self.device)
 
     def _launched(
-        self, inputs: Mapping[str, Guarded], own: Mapping[str, Tensor], theirs: Mapping[str, Tensor],
-        options: Mapping[str, object], outputs: Mapping[str, Guarded], request: Mapping[str, Any],
-    ) -> launches.Call:  # fmt: skip
+        self,
+        inputs: Mapping[str, Guarded],
+        own: Mapping[str, Tensor],
+        theirs: Mapping[str, Tensor],
+        options: Mapping[str, object],
+        outputs: Mapping[str, Guarded],
+        request: Mapping[str, Any],
+    ) -> launches.Call:
         """One call on these inputs, whose bytes are ``own``; ``theirs`` are bytes of other inputs of these shapes."""
 
         def put(data: Mapping[str, Tensor]) -> None:
@@ -218,9 +226,12 @@ class Server:
         return launches.Call(run, partial(put, own), partial(put, theirs))
 
     def _invoke(
-        self, inputs: Mapping[str, Guarded], options: Mapping[str, object], outputs: Mapping[str, Guarded],
+        self,
+        inputs: Mapping[str, Guarded],
+        options: Mapping[str, object],
+        outputs: Mapping[str, Guarded],
         request: Mapping[str, Any],
-    ) -> dict[str, Tensor]:  # fmt: skip
+    ) -> dict[str, Tensor]:
         """The outputs of one call by name."""
         given = {name: g.tensor for name, g in inputs.items()}
         return _named(self._run(given, options, outputs), outputs, request["names"])

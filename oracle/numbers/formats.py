@@ -189,9 +189,17 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, to
 
 
 def _record(
-    name: str, exponent_bits: int, fraction_bits: int, bias: int, nan: NanEncoding,
-    *, signed: bool = True, has_inf: bool = False, has_subnormals: bool = True, complement: bool = False,
-) -> Format:  # fmt: skip
+    name: str,
+    exponent_bits: int,
+    fraction_bits: int,
+    bias: int,
+    nan: NanEncoding,
+    *,
+    signed: bool = True,
+    has_inf: bool = False,
+    has_subnormals: bool = True,
+    complement: bool = False,
+) -> Format:
     bits = int(signed) + exponent_bits + fraction_bits
     return Format(name, bits, exponent_bits, fraction_bits, bias, signed, nan, has_inf, has_subnormals, complement)
 
@@ -210,10 +218,7 @@ FP16 = _record("float16", 5, 10, 15, NanEncoding.IEEE, has_inf=True)
 FP32 = _record("float32", 8, 23, 127, NanEncoding.IEEE, has_inf=True)
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
-    {
-        fmt.name: fmt
-        for fmt in (E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0, E2M1, E3M2, E2M3, MXINT8, BF16, FP16, FP32)
-    }
+    {fmt.name: fmt for fmt in (E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0, E2M1, E3M2, E2M3, MXINT8, BF16, FP16, FP32)}
 )
 _OF_DTYPE = {fmt.torch_dtype: fmt for fmt in FORMATS.values() if fmt.torch_dtype is not None}
 

@@ -26,43 +26,66 @@ from oracle.numbers.scaling import E4M3_1X128_UE8M0
 FLT_MIN: Final = 2.0**-126
 _VLLM = "vLLM csrc/libtorch_stable/cache_kernels.cu @00eb0c8, as in 0.20.2"
 _FLASHINFER = "FlashInfer include/flashinfer/page.cuh nvfp4_append_quantize_block (0.6.18.post1)"
-# fmt: off
 VLLM_DS_MLA = like(
-    VLLM_GROUP, "vllm_ds_mla", f"{_VLLM}, concat_and_cache_ds_mla_kernel", amax_floor=0.0, scale_floor=FLT_MIN,
-    nan_code=NanCode.NAN)
+    VLLM_GROUP,
+    "vllm_ds_mla",
+    f"{_VLLM}, concat_and_cache_ds_mla_kernel",
+    amax_floor=0.0,
+    scale_floor=FLT_MIN,
+    nan_code=NanCode.NAN,
+)
 VLLM_DS_MLA_UE8M0 = like(
-    VLLM_DS_MLA, "vllm_ds_mla_ue8m0", "vLLM PR 49435: readers shorten the scale to bfloat16 or E8M0",
-    scaling=E4M3_1X128_UE8M0, power_of_two=PowerOfTwo.EXP2_CEIL_LOG2, scale_floor=1e-4)
+    VLLM_DS_MLA,
+    "vllm_ds_mla_ue8m0",
+    "vLLM PR 49435: readers shorten the scale to bfloat16 or E8M0",
+    scaling=E4M3_1X128_UE8M0,
+    power_of_two=PowerOfTwo.EXP2_CEIL_LOG2,
+    scale_floor=1e-4,
+)
 VLLM_INDEXER = like(
-    VLLM_DS_MLA, "vllm_indexer", f"{_VLLM}, indexer_k_quant_and_cache_kernel", amax_floor=1e-4, scale_floor=0.0)
+    VLLM_DS_MLA, "vllm_indexer", f"{_VLLM}, indexer_k_quant_and_cache_kernel", amax_floor=1e-4, scale_floor=0.0
+)
 VLLM_INDEXER_UE8M0 = like(
-    VLLM_INDEXER, "vllm_indexer_ue8m0", scaling=E4M3_1X128_UE8M0, power_of_two=PowerOfTwo.EXP2_CEIL_LOG2)
+    VLLM_INDEXER, "vllm_indexer_ue8m0", scaling=E4M3_1X128_UE8M0, power_of_two=PowerOfTwo.EXP2_CEIL_LOG2
+)
 
 _BITS = "the kernel for 16-bit values takes the bits of float16 ones as numbers: a scale of up to 141, most codes lost"
-VLLM_DS_MLA_FLOAT16 = like(
-    VLLM_DS_MLA, "vllm_ds_mla_float16", scan=AmaxScan.FLOAT16_BITS, fault=_BITS)
-VLLM_INDEXER_FLOAT16 = like(
-    VLLM_INDEXER, "vllm_indexer_float16", scan=AmaxScan.FLOAT16_BITS, fault=_BITS)
+VLLM_DS_MLA_FLOAT16 = like(VLLM_DS_MLA, "vllm_ds_mla_float16", scan=AmaxScan.FLOAT16_BITS, fault=_BITS)
+VLLM_INDEXER_FLOAT16 = like(VLLM_INDEXER, "vllm_indexer_float16", scan=AmaxScan.FLOAT16_BITS, fault=_BITS)
 VLLM_INDEXER_UE8M0_FLOAT16 = like(
-    VLLM_INDEXER_UE8M0, "vllm_indexer_ue8m0_float16", scan=AmaxScan.FLOAT16_BITS, fault=_BITS)
+    VLLM_INDEXER_UE8M0, "vllm_indexer_ue8m0_float16", scan=AmaxScan.FLOAT16_BITS, fault=_BITS
+)
 
 # Without a floor: a tile of zeros has the scale 0, under which any code stands for 0. Triton's clamp makes a number of
 # NaN; which one is not measured, so both ends are rows.
 TORCH_K_CACHE = like(
-    VLLM_DS_MLA, "torch_k_cache", "SGLang's formula in IEEE operations, codes 0 under a scale of 0",
-    scale_floor=0.0, code=CodeFormula.RECIPROCAL, zero_codes=True)
+    VLLM_DS_MLA,
+    "torch_k_cache",
+    "SGLang's formula in IEEE operations, codes 0 under a scale of 0",
+    scale_floor=0.0,
+    code=CodeFormula.RECIPROCAL,
+    zero_codes=True,
+)
 _SGLANG = "SGLang kernels/ops/quantization/dsa_quant_k_cache.py (0.5.23, Triton)"
 SGLANG_K_CACHE = like(
-    TORCH_K_CACHE, "sglang_k_cache", _SGLANG, zero_codes=False, nan_code=NanCode.NEGATIVE_MAX, approximate=True)
+    TORCH_K_CACHE, "sglang_k_cache", _SGLANG, zero_codes=False, nan_code=NanCode.NEGATIVE_MAX, approximate=True
+)
 SGLANG_K_CACHE_POSITIVE = like(SGLANG_K_CACHE, "sglang_k_cache_positive", nan_code=NanCode.POSITIVE_MAX)
 (SGLANG_K_CACHE_SM90,) = triton_on_sm90(SGLANG_K_CACHE_POSITIVE)
 
 # Under the global scale g, which multiplies: block scale E4M3(a / (6 g)), codes of x * (1 / (scale * g)).
 TORCH_NVFP4_CACHE = Recipe(
-    "torch_nvfp4_cache", f"{_FLASHINFER}, IEEE divisions", NVFP4, ScaleFormula.DIVIDE, CodeFormula.RECIPROCAL,
-    global_order=GlobalOrder.TOP, zero_codes=True, nan_code=NanCode.ZERO)
+    "torch_nvfp4_cache",
+    f"{_FLASHINFER}, IEEE divisions",
+    NVFP4,
+    ScaleFormula.DIVIDE,
+    CodeFormula.RECIPROCAL,
+    global_order=GlobalOrder.TOP,
+    zero_codes=True,
+    nan_code=NanCode.ZERO,
+)
 FLASHINFER_NVFP4_CACHE = like(
-    TORCH_NVFP4_CACHE, "flashinfer_nvfp4_cache", f"{_FLASHINFER} under -use_fast_math", approximate=True)
-# fmt: on
+    TORCH_NVFP4_CACHE, "flashinfer_nvfp4_cache", f"{_FLASHINFER} under -use_fast_math", approximate=True
+)
 
 ROWS: Final = tuple(value for value in globals().values() if isinstance(value, Recipe) and value is not VLLM_GROUP)

@@ -167,9 +167,16 @@ class Prepared:
     """
 
     def __init__(
-        self, x: Tensor, given: Tensor | None, scale_ub: Tensor | None, global_scale: Tensor | None,
-        *, whole: Prepared | None = None, random: Tensor | None = None, ends: Ends | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        x: Tensor,
+        given: Tensor | None,
+        scale_ub: Tensor | None,
+        global_scale: Tensor | None,
+        *,
+        whole: Prepared | None = None,
+        random: Tensor | None = None,
+        ends: Ends | None = None,
+    ) -> None:
         self.x, self.dtype, self.given, self.scale_ub, self.global_scale = x, x.dtype, given, scale_ub, global_scale
         self.random, self.ends = random, ends
         self._whole = whole
@@ -211,7 +218,11 @@ class Prepared:
 
         g = self.global_scale
         return Prepared(
-            cut(self.x), self.given, self.scale_ub, g if g is None or g.dim() == 0 else g[rows], whole=self,
+            cut(self.x),
+            self.given,
+            self.scale_ub,
+            g if g is None or g.dim() == 0 else g[rows],
+            whole=self,
             random=None if self.random is None else cut(self.random),
             ends=None if self.ends is None else self.ends.each(cut),
         )

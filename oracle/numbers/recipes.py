@@ -337,7 +337,6 @@ def like(base: Recipe, name: str, source: str | None = None, **differs: Any) -> 
 
 
 # A row: name, source, scaling, scale formula, code formula, and what differs from the defaults of Recipe.
-# fmt: off
 _DIVIDE, _MULTIPLY, _GIVEN = ScaleFormula.DIVIDE, ScaleFormula.MULTIPLY, ScaleFormula.GIVEN
 _X_OVER_S, _X_RECIPROCAL, _XQ = CodeFormula.DIVIDE, CodeFormula.RECIPROCAL, CodeFormula.QUOTIENT
 _CEIL, _PROPAGATED = PowerOfTwo.CEIL, NanAmax.PROPAGATED
@@ -346,31 +345,46 @@ _CEIL, _PROPAGATED = PowerOfTwo.CEIL, NanAmax.PROPAGATED
 # byte 254 because the exponent field is clamped to 1..254 whatever it was.
 _DEEPGEMM = "DeepGEMM deep_gemm/utils/math.py @54e2261"
 DEEPGEMM_1X128 = Recipe(
-    "deepgemm_1x128", f"{_DEEPGEMM}, per_token_cast_to_fp8", E4M3_1X128, _DIVIDE, _X_RECIPROCAL,
-    amax_floor=1e-4, nan_amax=_PROPAGATED)
-DEEPGEMM_128X128 = like(
-    DEEPGEMM_1X128, "deepgemm_128x128", f"{_DEEPGEMM}, per_block_cast_to_fp8", scaling=E4M3_128X128)
-DEEPGEMM_128X1 = like(
-    DEEPGEMM_1X128, "deepgemm_128x1", f"{_DEEPGEMM}, per_channel_cast_to_fp8", scaling=E4M3_128X1)
+    "deepgemm_1x128",
+    f"{_DEEPGEMM}, per_token_cast_to_fp8",
+    E4M3_1X128,
+    _DIVIDE,
+    _X_RECIPROCAL,
+    amax_floor=1e-4,
+    nan_amax=_PROPAGATED,
+)
+DEEPGEMM_128X128 = like(DEEPGEMM_1X128, "deepgemm_128x128", f"{_DEEPGEMM}, per_block_cast_to_fp8", scaling=E4M3_128X128)
+DEEPGEMM_128X1 = like(DEEPGEMM_1X128, "deepgemm_128x1", f"{_DEEPGEMM}, per_channel_cast_to_fp8", scaling=E4M3_128X1)
 _DEEPGEMM_POWERS: Mapping[str, Any] = dict(power_of_two=_CEIL, byte_low=1, inf_byte=254, nan_byte=254)
-DEEPGEMM_1X128_UE8M0 = like(
-    DEEPGEMM_1X128, "deepgemm_1x128_ue8m0", scaling=E4M3_1X128_UE8M0, **_DEEPGEMM_POWERS)
+DEEPGEMM_1X128_UE8M0 = like(DEEPGEMM_1X128, "deepgemm_1x128_ue8m0", scaling=E4M3_1X128_UE8M0, **_DEEPGEMM_POWERS)
 DEEPGEMM_128X128_UE8M0 = like(
-    DEEPGEMM_128X128, "deepgemm_128x128_ue8m0", scaling=E4M3_128X128_UE8M0, **_DEEPGEMM_POWERS)
-DEEPGEMM_128X1_UE8M0 = like(
-    DEEPGEMM_128X1, "deepgemm_128x1_ue8m0", scaling=E4M3_128X1_UE8M0, **_DEEPGEMM_POWERS)
+    DEEPGEMM_128X128, "deepgemm_128x128_ue8m0", scaling=E4M3_128X128_UE8M0, **_DEEPGEMM_POWERS
+)
+DEEPGEMM_128X1_UE8M0 = like(DEEPGEMM_128X1, "deepgemm_128x1_ue8m0", scaling=E4M3_128X1_UE8M0, **_DEEPGEMM_POWERS)
 DEEPGEMM_DEVICE_1X32_UE8M0 = Recipe(
-    "deepgemm_device_1x32_ue8m0", "DeepGEMM common/math.cuh get_e4m3_sf_and_sf_inv (sm100 mega-MoE)",
-    E4M3_1X32_UE8M0, _MULTIPLY, _X_RECIPROCAL, power_of_two=_CEIL)
+    "deepgemm_device_1x32_ue8m0",
+    "DeepGEMM common/math.cuh get_e4m3_sf_and_sf_inv (sm100 mega-MoE)",
+    E4M3_1X32_UE8M0,
+    _MULTIPLY,
+    _X_RECIPROCAL,
+    power_of_two=_CEIL,
+)
 
 # FlashInfer's test helpers always round the scale to a power of two, through log2 and pow.
 _FLASHINFER_TESTING = "FlashInfer flashinfer/testing/utils.py"
 FLASHINFER_TESTING_1X128_UE8M0 = like(
-    DEEPGEMM_1X128, "flashinfer_testing_1x128_ue8m0", f"{_FLASHINFER_TESTING} per_token_cast_to_fp8",
-    scaling=E4M3_1X128_UE8M0, power_of_two=PowerOfTwo.EXP2_CEIL_LOG2)
+    DEEPGEMM_1X128,
+    "flashinfer_testing_1x128_ue8m0",
+    f"{_FLASHINFER_TESTING} per_token_cast_to_fp8",
+    scaling=E4M3_1X128_UE8M0,
+    power_of_two=PowerOfTwo.EXP2_CEIL_LOG2,
+)
 FLASHINFER_TESTING_128X128_UE8M0 = like(
-    FLASHINFER_TESTING_1X128_UE8M0, "flashinfer_testing_128x128_ue8m0", f"{_FLASHINFER_TESTING} per_block_cast_to_fp8",
-    scaling=E4M3_128X128_UE8M0)
+    FLASHINFER_TESTING_1X128_UE8M0,
+    "flashinfer_testing_128x128_ue8m0",
+    f"{_FLASHINFER_TESTING} per_block_cast_to_fp8",
+    scaling=E4M3_128X128_UE8M0,
+)
 
 # TensorRT-LLM's kernel and FlashInfer's copy of it. Both take bfloat16; FlashInfer compiles with fast math. Neither
 # guards 448/a against overflow, which makes NaN of zeros (0 * inf); the recipes without a fault keep finite values
@@ -378,92 +392,163 @@ FLASHINFER_TESTING_128X128_UE8M0 = like(
 _TRTLLM = "TensorRT-LLM fp8_blockscale_gemm_kernel.cuh @0249976"
 _BLOCKSCALE = "FlashInfer fp8_blockscale_gemm_sm90"
 TRTLLM_1X128 = Recipe(
-    "trtllm_1x128", f"{_TRTLLM}, scale_1x128_kernel", E4M3_1X128, ScaleFormula.INVERSE, _XQ,
-    unit_when=frozenset({Special.ZERO}))
+    "trtllm_1x128",
+    f"{_TRTLLM}, scale_1x128_kernel",
+    E4M3_1X128,
+    ScaleFormula.INVERSE,
+    _XQ,
+    unit_when=frozenset({Special.ZERO}),
+)
 TRTLLM_1X128_UE8M0 = like(
-    TRTLLM_1X128, "trtllm_1x128_ue8m0", f"{_TRTLLM}, scale_1x128_kernel with USE_UE8M0",
-    scaling=E4M3_1X128_UE8M0, code=_X_RECIPROCAL, power_of_two=_CEIL)
+    TRTLLM_1X128,
+    "trtllm_1x128_ue8m0",
+    f"{_TRTLLM}, scale_1x128_kernel with USE_UE8M0",
+    scaling=E4M3_1X128_UE8M0,
+    code=_X_RECIPROCAL,
+    power_of_two=_CEIL,
+)
 TRTLLM_128X128 = like(
-    TRTLLM_1X128, "trtllm_128x128", f"{_TRTLLM}, scale_128x128_kernel as intended: amax over the whole block",
-    scaling=E4M3_128X128)
+    TRTLLM_1X128,
+    "trtllm_128x128",
+    f"{_TRTLLM}, scale_128x128_kernel as intended: amax over the whole block",
+    scaling=E4M3_128X128,
+)
 FLASHINFER_1X128 = like(
-    TRTLLM_1X128, "flashinfer_1x128", f"{_BLOCKSCALE}, scale_1x128_kernel as intended: finite values stay finite",
-    approximate=True, inverse_limit=True)
+    TRTLLM_1X128,
+    "flashinfer_1x128",
+    f"{_BLOCKSCALE}, scale_1x128_kernel as intended: finite values stay finite",
+    approximate=True,
+    inverse_limit=True,
+)
 FLASHINFER_1X128_FAST_MATH = like(
-    FLASHINFER_1X128, "flashinfer_1x128_fast_math",
+    FLASHINFER_1X128,
+    "flashinfer_1x128_fast_math",
     "FlashInfer 0.6.18.post1 fp8_blockscale_gemm_sm90, scale_1x128_kernel under -use_fast_math, on an H200",
-    inverse_limit=False, arithmetic=Arithmetic.FAST_MATH,
+    inverse_limit=False,
+    arithmetic=Arithmetic.FAST_MATH,
     fault="448/amax is approximate and flushed: finite values become NaN where amax lies above 2^126 or below 2^-119, "
-    "and 0 where it lies below 2^-117")
+    "and 0 where it lies below 2^-117",
+)
 FLASHINFER_128X128 = like(
-    FLASHINFER_1X128, "flashinfer_128x128",
-    f"{_BLOCKSCALE}, scale_128x128_kernel as intended: amax over the whole block", scaling=E4M3_128X128)
+    FLASHINFER_1X128,
+    "flashinfer_128x128",
+    f"{_BLOCKSCALE}, scale_128x128_kernel as intended: amax over the whole block",
+    scaling=E4M3_128X128,
+)
 FLASHINFER_128X128_AMAX_FAULT = like(
-    FLASHINFER_128X128, "flashinfer_128x128_amax_fault",
+    FLASHINFER_128X128,
+    "flashinfer_128x128_amax_fault",
     f"{_BLOCKSCALE} and {_TRTLLM}, scale_128x128_kernel as shipped",
-    inverse_limit=False, arithmetic=Arithmetic.FAST_MATH, scan=AmaxScan.ROW_AS_COLUMN,
+    inverse_limit=False,
+    arithmetic=Arithmetic.FAST_MATH,
+    scan=AmaxScan.ROW_AS_COLUMN,
     fault="the amax scan tests the row index where the column index is meant, so it leaves rows out and the "
-    "scale comes out too small")
+    "scale comes out too small",
+)
 TRTLLM_GEN_1X128 = Recipe(
-    "trtllm_gen_1x128", "FlashInfer csrc/trtllm_fused_moe_dev_kernel.cu activationDeepSeekKernel", E4M3_1X128,
-    _DIVIDE, _X_OVER_S, scale_floor=2.0**-126)
+    "trtllm_gen_1x128",
+    "FlashInfer csrc/trtllm_fused_moe_dev_kernel.cu activationDeepSeekKernel",
+    E4M3_1X128,
+    _DIVIDE,
+    _X_OVER_S,
+    scale_floor=2.0**-126,
+)
 FLASHINFER_MXFP8_1X32 = Recipe(
     "flashinfer_mxfp8_1x32",
     "FlashInfer quantization_utils.cuh cvt_warp_fp16_to_mxfp8 (rcp.approx: a power of two is exact)",
-    E4M3_1X32_UE8M0, ScaleFormula.DEVICE_RECIPROCAL, _X_RECIPROCAL,
-    power_of_two=_CEIL, zero_codes=True, inverse_flushed=True, nan_code=NanCode.POSITIVE_MAX)
+    E4M3_1X32_UE8M0,
+    ScaleFormula.DEVICE_RECIPROCAL,
+    _X_RECIPROCAL,
+    power_of_two=_CEIL,
+    zero_codes=True,
+    inverse_flushed=True,
+    nan_code=NanCode.POSITIVE_MAX,
+)
 
 # vLLM. Measured on an H200: scale and every finite code of the group kernel equal this record's bits.
 _VLLM_GROUP = "vLLM csrc per_token_group_quant.cu @0f5257e"
 VLLM_GROUP = Recipe(
-    "vllm_group", _VLLM_GROUP, E4M3_1X128, _DIVIDE, _X_OVER_S, amax_floor=1e-10, nan_code=NanCode.NEGATIVE_MAX)
+    "vllm_group", _VLLM_GROUP, E4M3_1X128, _DIVIDE, _X_OVER_S, amax_floor=1e-10, nan_code=NanCode.NEGATIVE_MAX
+)
 VLLM_GROUP_UE8M0_BITS = like(
-    VLLM_GROUP, "vllm_group_ue8m0_bits", f"{_VLLM_GROUP}, exponent-bit form",
-    scaling=E4M3_1X128_UE8M0, power_of_two=_CEIL)
+    VLLM_GROUP,
+    "vllm_group_ue8m0_bits",
+    f"{_VLLM_GROUP}, exponent-bit form",
+    scaling=E4M3_1X128_UE8M0,
+    power_of_two=_CEIL,
+)
 VLLM_GROUP_UE8M0 = like(
-    VLLM_GROUP_UE8M0_BITS, "vllm_group_ue8m0",
+    VLLM_GROUP_UE8M0_BITS,
+    "vllm_group_ue8m0",
     f"{_VLLM_GROUP}, exp2f(ceilf(log2f(fmaxf(s, 1e-10f)))): a second floor, on the scale",
-    power_of_two=PowerOfTwo.EXP2_CEIL_LOG2, scale_floor=1e-10)
+    power_of_two=PowerOfTwo.EXP2_CEIL_LOG2,
+    scale_floor=1e-10,
+)
 VLLM_TRITON_GROUP = like(
-    VLLM_GROUP, "vllm_triton_group", "vLLM fp8_utils.py _per_token_group_quant_fp8 (Triton): a * (1/448), div.full",
-    formula=_MULTIPLY, approximate=True)
+    VLLM_GROUP,
+    "vllm_triton_group",
+    "vLLM fp8_utils.py _per_token_group_quant_fp8 (Triton): a * (1/448), div.full",
+    formula=_MULTIPLY,
+    approximate=True,
+)
 _VLLM_COMMON = "vLLM csrc w8a8/fp8/common.cu @096d3dc"
 VLLM_TENSOR = Recipe(
-    "vllm_tensor", f"{_VLLM_COMMON}, dynamic_scaled_fp8_quant", E4M3_TENSOR, _DIVIDE, _X_RECIPROCAL,
-    nan_code=NanCode.POSITIVE_MAX)
+    "vllm_tensor",
+    f"{_VLLM_COMMON}, dynamic_scaled_fp8_quant",
+    E4M3_TENSOR,
+    _DIVIDE,
+    _X_RECIPROCAL,
+    nan_code=NanCode.POSITIVE_MAX,
+)
 VLLM_TOKEN = Recipe(
-    "vllm_token", f"{_VLLM_COMMON}, dynamic_per_token_scaled_fp8_quant", E4M3_TOKEN, _DIVIDE, _X_OVER_S,
-    scale_floor=1.0 / (448.0 * 512.0), nan_code=NanCode.POSITIVE_MAX, takes_scale_ub=True)
+    "vllm_token",
+    f"{_VLLM_COMMON}, dynamic_per_token_scaled_fp8_quant",
+    E4M3_TOKEN,
+    _DIVIDE,
+    _X_OVER_S,
+    scale_floor=1.0 / (448.0 * 512.0),
+    nan_code=NanCode.POSITIVE_MAX,
+    takes_scale_ub=True,
+)
 VLLM_STATIC = like(
-    VLLM_TENSOR, "vllm_static",
-    f"{_VLLM_COMMON}, static_scaled_fp8_quant: multiplies by the reciprocal of the given scale", formula=_GIVEN)
+    VLLM_TENSOR,
+    "vllm_static",
+    f"{_VLLM_COMMON}, static_scaled_fp8_quant: multiplies by the reciprocal of the given scale",
+    formula=_GIVEN,
+)
 _VLLM_FUSED = "vLLM csrc quantization/fused_kernels @0dd8492, as in 0.20.2"
-VLLM_BLOCK = like(
-    VLLM_TOKEN, "vllm_block", f"{_VLLM_FUSED}, rms_norm_per_block_quant", scaling=E4M3_1X128)
+VLLM_BLOCK = like(VLLM_TOKEN, "vllm_block", f"{_VLLM_FUSED}, rms_norm_per_block_quant", scaling=E4M3_1X128)
 VLLM_SILU_BLOCK = like(
-    VLLM_BLOCK, "vllm_silu_block", f"{_VLLM_FUSED}, silu_and_mul_per_block_quant: scale_ub bounds the scale",
-    bounds_scale=True)
+    VLLM_BLOCK,
+    "vllm_silu_block",
+    f"{_VLLM_FUSED}, silu_and_mul_per_block_quant: scale_ub bounds the scale",
+    bounds_scale=True,
+)
 VLLM_SILU_MASKED = Recipe(
-    "vllm_silu_masked", "vLLM csrc quantization/activation_kernels.cu @bcf9083, persistent_masked_m_silu_mul_quant",
-    E4M3_1X128.with_scales(ScaleFormat.INPUT), ScaleFormula.BF16_MULTIPLY, CodeFormula.BF16,
-    amax_floor=1e-10, nan_code=NanCode.NEGATIVE_MAX)
+    "vllm_silu_masked",
+    "vLLM csrc quantization/activation_kernels.cu @bcf9083, persistent_masked_m_silu_mul_quant",
+    E4M3_1X128.with_scales(ScaleFormat.INPUT),
+    ScaleFormula.BF16_MULTIPLY,
+    CodeFormula.BF16,
+    amax_floor=1e-10,
+    nan_code=NanCode.NEGATIVE_MAX,
+)
 
 # The same contracts in plain torch operations: amax, clamp and cast all let NaN through, 0/0 is coded 0.
 _TORCH = "the published formula in plain torch operations, NaN propagated, division by a zero scale coded 0"
-TORCH_GROUP = like(
-    VLLM_GROUP, "torch_group", _TORCH, nan_amax=_PROPAGATED, nan_code=NanCode.NAN, zero_codes=True)
-TORCH_GROUP_UE8M0 = like(
-    TORCH_GROUP, "torch_group_ue8m0", scaling=E4M3_1X128_UE8M0, power_of_two=_CEIL, inf_byte=None)
+TORCH_GROUP = like(VLLM_GROUP, "torch_group", _TORCH, nan_amax=_PROPAGATED, nan_code=NanCode.NAN, zero_codes=True)
+TORCH_GROUP_UE8M0 = like(TORCH_GROUP, "torch_group_ue8m0", scaling=E4M3_1X128_UE8M0, power_of_two=_CEIL, inf_byte=None)
 TORCH_TENSOR = like(TORCH_GROUP, "torch_tensor", scaling=E4M3_TENSOR, amax_floor=0.0)
 TORCH_TOKEN = like(
-    TORCH_TENSOR, "torch_token", scaling=E4M3_TOKEN, scale_floor=VLLM_TOKEN.scale_floor, takes_scale_ub=True)
+    TORCH_TENSOR, "torch_token", scaling=E4M3_TOKEN, scale_floor=VLLM_TOKEN.scale_floor, takes_scale_ub=True
+)
 TORCH_STATIC = like(TORCH_TENSOR, "torch_static", formula=_GIVEN)
 TORCH_BLOCK = like(TORCH_TOKEN, "torch_block", scaling=E4M3_1X128)
 TORCH_SILU_BLOCK = like(TORCH_BLOCK, "torch_silu_block", bounds_scale=True)
-TORCH_SILU_MASKED = like(
-    VLLM_SILU_MASKED, "torch_silu_masked", _TORCH, nan_amax=_PROPAGATED, nan_code=NanCode.NAN)
+TORCH_SILU_MASKED = like(VLLM_SILU_MASKED, "torch_silu_masked", _TORCH, nan_amax=_PROPAGATED, nan_code=NanCode.NAN)
 TORCH_CAST_1X128_UE8M0 = like(
-    DEEPGEMM_1X128_UE8M0, "torch_cast_1x128_ue8m0", _TORCH, byte_low=0, inf_byte=None, nan_byte=255)
+    DEEPGEMM_1X128_UE8M0, "torch_cast_1x128_ue8m0", _TORCH, byte_low=0, inf_byte=None, nan_byte=255
+)
 TORCH_CAST_128X128_UE8M0 = like(TORCH_CAST_1X128_UE8M0, "torch_cast_128x128_ue8m0", scaling=E4M3_128X128_UE8M0)
 TORCH_CAST_128X1_UE8M0 = like(TORCH_CAST_1X128_UE8M0, "torch_cast_128x1_ue8m0", scaling=E4M3_128X1_UE8M0)
 
@@ -472,175 +557,349 @@ _SGLANG_GROUP = "SGLang per_token_group_quant_8bit_v2.cu @037cd6e"
 _SGLANG_TOKEN = "SGLang per_token_quant_fp8.cu @0490047"
 SGLANG_GROUP = Recipe("sglang_group", _SGLANG_GROUP, E4M3_1X128, _MULTIPLY, _XQ, amax_floor=1e-10)
 SGLANG_GROUP_V2 = like(
-    SGLANG_GROUP, "sglang_group_v2", f"{_SGLANG_GROUP}, clamped before the cast", nan_code=NanCode.NEGATIVE_MAX)
+    SGLANG_GROUP, "sglang_group_v2", f"{_SGLANG_GROUP}, clamped before the cast", nan_code=NanCode.NEGATIVE_MAX
+)
 SGLANG_GROUP_UE8M0 = like(
-    SGLANG_GROUP, "sglang_group_ue8m0", f"{_SGLANG_GROUP}, UE8M0, column major",
-    scaling=E4M3_1X128_UE8M0, code=_X_RECIPROCAL, power_of_two=_CEIL)
+    SGLANG_GROUP,
+    "sglang_group_ue8m0",
+    f"{_SGLANG_GROUP}, UE8M0, column major",
+    scaling=E4M3_1X128_UE8M0,
+    code=_X_RECIPROCAL,
+    power_of_two=_CEIL,
+)
 SGLANG_GROUP_ROW_MAJOR_UE8M0 = like(
-    SGLANG_GROUP_UE8M0, "sglang_group_row_major_ue8m0", f"{_SGLANG_GROUP}, UE8M0, row major", code=_XQ,
-    fault="publishes the scale rounded up to a power of two, but computes the codes with the exact 448/amax")
+    SGLANG_GROUP_UE8M0,
+    "sglang_group_row_major_ue8m0",
+    f"{_SGLANG_GROUP}, UE8M0, row major",
+    code=_XQ,
+    fault="publishes the scale rounded up to a power of two, but computes the codes with the exact 448/amax",
+)
 SGLANG_GROUP_V2_UE8M0 = like(
-    SGLANG_GROUP_UE8M0, "sglang_group_v2_ue8m0",
-    f"{_SGLANG_GROUP}, UE8M0, clamped before the cast (sglang-kernel 0.4.4 on an H200)", nan_code=NanCode.NEGATIVE_MAX)
+    SGLANG_GROUP_UE8M0,
+    "sglang_group_v2_ue8m0",
+    f"{_SGLANG_GROUP}, UE8M0, clamped before the cast (sglang-kernel 0.4.4 on an H200)",
+    nan_code=NanCode.NEGATIVE_MAX,
+)
 SGLANG_GROUP_V2_UE8M0_WRAPPED = like(
-    SGLANG_GROUP_V2_UE8M0, "sglang_group_v2_ue8m0_wrapped",
+    SGLANG_GROUP_V2_UE8M0,
+    "sglang_group_v2_ue8m0_wrapped",
     f"{_SGLANG_GROUP}, fast_pow2(128) and fast_pow2(-128); copies in DeepEP and elsewhere too",
-    inf_byte=None, inf_wraps=True,
+    inf_byte=None,
+    inf_wraps=True,
     fault="the exponent of an infinite amax leaves its range: the scale is infinite and the multiplier minus infinity, "
-    "so that every value but 0 gets the largest code of the other sign")
+    "so that every value but 0 gets the largest code of the other sign",
+)
 SGLANG_TOKEN = Recipe(
-    "sglang_token", f"{_SGLANG_TOKEN}, warp kernel", E4M3_TOKEN, _DIVIDE, _X_RECIPROCAL,
-    zero_codes=True, nan_code=NanCode.POSITIVE_MAX)
+    "sglang_token",
+    f"{_SGLANG_TOKEN}, warp kernel",
+    E4M3_TOKEN,
+    _DIVIDE,
+    _X_RECIPROCAL,
+    zero_codes=True,
+    nan_code=NanCode.POSITIVE_MAX,
+)
 SGLANG_TOKEN_SMALL = like(
-    SGLANG_TOKEN, "sglang_token_small", f"{_SGLANG_TOKEN}, small-batch kernel: 0 * inf in an all-zero row",
-    zero_codes=False)
+    SGLANG_TOKEN,
+    "sglang_token_small",
+    f"{_SGLANG_TOKEN}, small-batch kernel: 0 * inf in an all-zero row",
+    zero_codes=False,
+)
 SGLANG_TRITON_ROW = like(
-    VLLM_GROUP, "sglang_triton_row", "SGLang fp8_kernel.py (Triton), row-major scales",
-    code=_X_RECIPROCAL, approximate=True)
+    VLLM_GROUP,
+    "sglang_triton_row",
+    "SGLang fp8_kernel.py (Triton), row-major scales",
+    code=_X_RECIPROCAL,
+    approximate=True,
+)
 SGLANG_TRITON_COLUMN = like(
-    SGLANG_TRITON_ROW, "sglang_triton_column", "SGLang fp8_kernel.py (Triton), column-major scales", code=_X_OVER_S)
+    SGLANG_TRITON_ROW, "sglang_triton_column", "SGLang fp8_kernel.py (Triton), column-major scales", code=_X_OVER_S
+)
 SGLANG_STATIC = like(
-    VLLM_STATIC, "sglang_static", "SGLang fp8_kernel.py static_quant_fp8 (Triton): limits at run time, maximum first",
-    nan_code=NanCode.NEGATIVE_MAX, approximate=True)
+    VLLM_STATIC,
+    "sglang_static",
+    "SGLang fp8_kernel.py static_quant_fp8 (Triton): limits at run time, maximum first",
+    nan_code=NanCode.NEGATIVE_MAX,
+    approximate=True,
+)
 SGLANG_TRITON_UE8M0 = like(
-    SGLANG_TRITON_COLUMN, "sglang_triton_ue8m0", "SGLang fp8_kernel.py (Triton), exp2(ceil(log2(s)))",
-    scaling=E4M3_1X128_UE8M0, power_of_two=PowerOfTwo.EXP2_CEIL_LOG2, inf_byte=None)
+    SGLANG_TRITON_COLUMN,
+    "sglang_triton_ue8m0",
+    "SGLang fp8_kernel.py (Triton), exp2(ceil(log2(s)))",
+    scaling=E4M3_1X128_UE8M0,
+    power_of_two=PowerOfTwo.EXP2_CEIL_LOG2,
+    inf_byte=None,
+)
 
 # LMDeploy. Triton: maximum promotes bfloat16, so the floor is a float32; / is approximate; a clamp between constants
 # gives a NaN the upper one (an H200).
 _LMDEPLOY = "LMDeploy lmdeploy/pytorch/kernels/cuda/blocked_gemm_fp8.py @00aa02f, _quant_fp8_kernel (Triton)"
 LMDEPLOY_1X128 = Recipe(
-    "lmdeploy_1x128", _LMDEPLOY, E4M3_1X128, _MULTIPLY, _XQ,
-    amax_floor=1e-6, nan_code=NanCode.POSITIVE_MAX, approximate=True)
+    "lmdeploy_1x128",
+    _LMDEPLOY,
+    E4M3_1X128,
+    _MULTIPLY,
+    _XQ,
+    amax_floor=1e-6,
+    nan_code=NanCode.POSITIVE_MAX,
+    approximate=True,
+)
 LMDEPLOY_1X128_UE8M0 = like(
-    LMDEPLOY_1X128, "lmdeploy_1x128_ue8m0", f"{_LMDEPLOY} with ROUND_SCALE",
-    scaling=E4M3_1X128_UE8M0, code=_X_RECIPROCAL, power_of_two=_CEIL)
+    LMDEPLOY_1X128,
+    "lmdeploy_1x128_ue8m0",
+    f"{_LMDEPLOY} with ROUND_SCALE",
+    scaling=E4M3_1X128_UE8M0,
+    code=_X_RECIPROCAL,
+    power_of_two=_CEIL,
+)
 LMDEPLOY_TOKEN = Recipe(
-    "lmdeploy_token", "LMDeploy lmdeploy/pytorch/kernels/cuda/w8a8_triton_kernels.py (0.18), per_token_quant_int8 in "
+    "lmdeploy_token",
+    "LMDeploy lmdeploy/pytorch/kernels/cuda/w8a8_triton_kernels.py (0.18), per_token_quant_int8 in "
     "FP8 (Triton): x/s without a clamp, floor 1e-7 as its callers give it",
-    E4M3_TOKEN, _DIVIDE, _X_OVER_S, amax_floor=1e-7, approximate=True)
+    E4M3_TOKEN,
+    _DIVIDE,
+    _X_OVER_S,
+    amax_floor=1e-7,
+    approximate=True,
+)
 
 # TransformerEngine: explicit __fdiv_rn, so the same bits with and without fast math.
 _TE = "TransformerEngine recipe_common.cuh @d0067d0"
 TE_BLOCKWISE_1X128 = Recipe(
-    "te_blockwise_1x128", f"{_TE}, compute_scale_from_amax", E4M3_1X128, ScaleFormula.INVERSE, _XQ,
-    unit_when=frozenset({Special.ZERO, Special.INF, Special.NAN}), inverse_limit=True)
+    "te_blockwise_1x128",
+    f"{_TE}, compute_scale_from_amax",
+    E4M3_1X128,
+    ScaleFormula.INVERSE,
+    _XQ,
+    unit_when=frozenset({Special.ZERO, Special.INF, Special.NAN}),
+    inverse_limit=True,
+)
 TE_BLOCKWISE_128X128 = like(TE_BLOCKWISE_1X128, "te_blockwise_128x128", scaling=E4M3_128X128)
 TE_BLOCKWISE_1X128_POW2 = like(
-    TE_BLOCKWISE_1X128, "te_blockwise_1x128_pow2", f"{_TE}, force_pow_2_scales",
-    scaling=E4M3_1X128_UE8M0, power_of_two=PowerOfTwo.INVERSE_FLOOR)
-TE_BLOCKWISE_128X128_POW2 = like(
-    TE_BLOCKWISE_1X128_POW2, "te_blockwise_128x128_pow2", scaling=E4M3_128X128_UE8M0)
+    TE_BLOCKWISE_1X128,
+    "te_blockwise_1x128_pow2",
+    f"{_TE}, force_pow_2_scales",
+    scaling=E4M3_1X128_UE8M0,
+    power_of_two=PowerOfTwo.INVERSE_FLOOR,
+)
+TE_BLOCKWISE_128X128_POW2 = like(TE_BLOCKWISE_1X128_POW2, "te_blockwise_128x128_pow2", scaling=E4M3_128X128_UE8M0)
 TE_MXFP8_1X32 = Recipe(
-    "te_mxfp8_1x32", "TransformerEngine MXFP8 cast, ptx::float_to_e8m0(a * fl(1/448)) and exp2f_rcp",
-    E4M3_1X32_UE8M0, _MULTIPLY, _X_RECIPROCAL, power_of_two=_CEIL)
+    "te_mxfp8_1x32",
+    "TransformerEngine MXFP8 cast, ptx::float_to_e8m0(a * fl(1/448)) and exp2f_rcp",
+    E4M3_1X32_UE8M0,
+    _MULTIPLY,
+    _X_RECIPROCAL,
+    power_of_two=_CEIL,
+)
 
 # torchao. Torch code: amax propagates NaN and clamp keeps it.
 _TORCHAO = "torchao float8_utils.py @36027d8, amax_to_scale"
 TORCHAO_TENSOR = Recipe(
-    "torchao_tensor", f"{_TORCHAO}, tensor-wise", E4M3_TENSOR, ScaleFormula.INVERSE_FLOAT64, _XQ,
-    amax_floor=1e-12, nan_amax=_PROPAGATED)
+    "torchao_tensor",
+    f"{_TORCHAO}, tensor-wise",
+    E4M3_TENSOR,
+    ScaleFormula.INVERSE_FLOAT64,
+    _XQ,
+    amax_floor=1e-12,
+    nan_amax=_PROPAGATED,
+)
 TORCHAO_ROW = like(TORCHAO_TENSOR, "torchao_row", f"{_TORCHAO}, row-wise", scaling=E4M3_TOKEN)
 TORCHAO_1X128 = like(TORCHAO_TENSOR, "torchao_1x128", f"{_TORCHAO}, 1x128", scaling=E4M3_1X128)
 TORCHAO_ROW_POW2 = like(
-    TORCHAO_ROW, "torchao_row_pow2", f"{_TORCHAO} with round_scales_to_power_of_2",
-    scaling=E4M3_TOKEN.with_scales(ScaleFormat.UE8M0), power_of_two=PowerOfTwo.INVERSE_FLOOR)
+    TORCHAO_ROW,
+    "torchao_row_pow2",
+    f"{_TORCHAO} with round_scales_to_power_of_2",
+    scaling=E4M3_TOKEN.with_scales(ScaleFormat.UE8M0),
+    power_of_two=PowerOfTwo.INVERSE_FLOOR,
+)
 # Triton: a clamp between constants is min.xorsign.abs on sm90, which gives a NaN the limit with its sign.
 TORCHAO_TRAINING_1X128 = like(
-    TORCHAO_1X128, "torchao_training_1x128",
+    TORCHAO_1X128,
+    "torchao_training_1x128",
     "torchao prototype/blockwise_fp8_training/kernels.py, act_quant (Triton)",
-    nan_amax=NanAmax.IGNORED, nan_code=NanCode.POSITIVE_MAX)
+    nan_amax=NanAmax.IGNORED,
+    nan_code=NanCode.POSITIVE_MAX,
+)
 TORCHAO_TRAINING_128X128 = like(
-    TORCHAO_TRAINING_1X128, "torchao_training_128x128",
-    "torchao prototype/blockwise_fp8_training/kernels.py, weight_quant (Triton)", scaling=E4M3_128X128)
+    TORCHAO_TRAINING_1X128,
+    "torchao_training_128x128",
+    "torchao prototype/blockwise_fp8_training/kernels.py, weight_quant (Triton)",
+    scaling=E4M3_128X128,
+)
 _TORCHAO_PRIMITIVES = "torchao quant_primitives.py _choose_scale_float8"
 TORCHAO_INFERENCE_1X128 = Recipe(
-    "torchao_inference_1x128", f"{_TORCHAO_PRIMITIVES}: amax / 448 in the input dtype",
-    E4M3_1X128.with_scales(ScaleFormat.INPUT), ScaleFormula.INPUT_DTYPE, _X_OVER_S, nan_amax=_PROPAGATED)
+    "torchao_inference_1x128",
+    f"{_TORCHAO_PRIMITIVES}: amax / 448 in the input dtype",
+    E4M3_1X128.with_scales(ScaleFormat.INPUT),
+    ScaleFormula.INPUT_DTYPE,
+    _X_OVER_S,
+    nan_amax=_PROPAGATED,
+)
 TORCHAO_INFERENCE_ROW = like(
-    TORCHAO_INFERENCE_1X128, "torchao_inference_row", scaling=E4M3_TOKEN.with_scales(ScaleFormat.INPUT))
+    TORCHAO_INFERENCE_1X128, "torchao_inference_row", scaling=E4M3_TOKEN.with_scales(ScaleFormat.INPUT)
+)
 TORCHAO_INFERENCE_128X128 = like(
-    TORCHAO_INFERENCE_1X128, "torchao_inference_128x128", scaling=E4M3_128X128.with_scales(ScaleFormat.INPUT))
+    TORCHAO_INFERENCE_1X128, "torchao_inference_128x128", scaling=E4M3_128X128.with_scales(ScaleFormat.INPUT)
+)
 TORCHAO_INFERENCE_1X128_E8M0 = like(
-    TORCHAO_INFERENCE_1X128, "torchao_inference_1x128_e8m0",
+    TORCHAO_INFERENCE_1X128,
+    "torchao_inference_1x128_e8m0",
     f"{_TORCHAO_PRIMITIVES}: exp2(round(log2 s)) in the input dtype; clips up to 29 % off the top",
-    scaling=E4M3_1X128_UE8M0, power_of_two=PowerOfTwo.EXP2_ROUND_LOG2)
+    scaling=E4M3_1X128_UE8M0,
+    power_of_two=PowerOfTwo.EXP2_ROUND_LOG2,
+)
 _TORCHAO_MX = "torchao prototype/mx_formats/mx_tensor.py to_mx, ScaleCalculationMode"
 TORCHAO_MX_FLOOR = Recipe(
-    "torchao_mx_floor", f"{_TORCHAO_MX}.FLOOR (OCP MX 1.0, 6.3)", E4M3_1X32_UE8M0, _DIVIDE, _X_RECIPROCAL,
-    power_of_two=PowerOfTwo.AMAX_FLOOR, inf_byte=255, nan_amax=_PROPAGATED)
-TORCHAO_MX_CEIL = like(
-    TORCHAO_MX_FLOOR, "torchao_mx_ceil", f"{_TORCHAO_MX}.CEIL", power_of_two=PowerOfTwo.AMAX_CEIL)
-TORCHAO_MX_EVEN = like(
-    TORCHAO_MX_FLOOR, "torchao_mx_even", f"{_TORCHAO_MX}.EVEN", power_of_two=PowerOfTwo.AMAX_EVEN)
+    "torchao_mx_floor",
+    f"{_TORCHAO_MX}.FLOOR (OCP MX 1.0, 6.3)",
+    E4M3_1X32_UE8M0,
+    _DIVIDE,
+    _X_RECIPROCAL,
+    power_of_two=PowerOfTwo.AMAX_FLOOR,
+    inf_byte=255,
+    nan_amax=_PROPAGATED,
+)
+TORCHAO_MX_CEIL = like(TORCHAO_MX_FLOOR, "torchao_mx_ceil", f"{_TORCHAO_MX}.CEIL", power_of_two=PowerOfTwo.AMAX_CEIL)
+TORCHAO_MX_EVEN = like(TORCHAO_MX_FLOOR, "torchao_mx_even", f"{_TORCHAO_MX}.EVEN", power_of_two=PowerOfTwo.AMAX_EVEN)
 TORCHAO_MX_RCEIL = like(
-    TORCHAO_MX_FLOOR, "torchao_mx_rceil", f"{_TORCHAO_MX}.RCEIL", formula=_MULTIPLY, power_of_two=_CEIL)
+    TORCHAO_MX_FLOOR, "torchao_mx_rceil", f"{_TORCHAO_MX}.RCEIL", formula=_MULTIPLY, power_of_two=_CEIL
+)
 
 DEEPSEEK_V3_1X128 = Recipe(
-    "deepseek_v3_1x128", "DeepSeek-V3 inference/kernel.py act_quant (Triton): no floor, so an all-zero group is 0/0",
-    E4M3_1X128, _DIVIDE, _X_OVER_S, approximate=True)
+    "deepseek_v3_1x128",
+    "DeepSeek-V3 inference/kernel.py act_quant (Triton): no floor, so an all-zero group is 0/0",
+    E4M3_1X128,
+    _DIVIDE,
+    _X_OVER_S,
+    approximate=True,
+)
 DEEPSEEK_V3_128X128 = like(
-    DEEPSEEK_V3_1X128, "deepseek_v3_128x128", "torchao kernel/blockwise_quantization.py fp8_blockwise_weight_quant",
-    scaling=E4M3_128X128)
+    DEEPSEEK_V3_1X128,
+    "deepseek_v3_128x128",
+    "torchao kernel/blockwise_quantization.py fp8_blockwise_weight_quant",
+    scaling=E4M3_128X128,
+)
 
 # Group quantisers of other engines and trainers; Triton's / is approximate.
 FLAGGEMS_GROUP = like(  # its clamp takes limits at run time: max.f32, then min.f32, so that NaN becomes the lower one
-    SGLANG_TRITON_COLUMN, "flaggems_group", "FlagGems ops/per_token_group_quant_fp8.py @f017974 (Triton)")
+    SGLANG_TRITON_COLUMN, "flaggems_group", "FlagGems ops/per_token_group_quant_fp8.py @f017974 (Triton)"
+)
 FLAGGEMS_GROUP_UE8M0 = like(
-    SGLANG_TRITON_UE8M0, "flaggems_group_ue8m0",
+    SGLANG_TRITON_UE8M0,
+    "flaggems_group_ue8m0",
     "FlagGems per_token_group_quant_fp8 (Triton), exp2(ceil(log2(max(s, 1e-10)))): a second floor, on the scale",
-    scale_floor=1e-10)
+    scale_floor=1e-10,
+)
 TILE_KERNELS_1X128 = Recipe(
-    "tile_kernels_1x128", "DeepSeek tile-kernels per_token_cast (TileLang)", E4M3_1X128, _DIVIDE, _XQ, amax_floor=1e-4)
+    "tile_kernels_1x128", "DeepSeek tile-kernels per_token_cast (TileLang)", E4M3_1X128, _DIVIDE, _XQ, amax_floor=1e-4
+)
 TILE_KERNELS_1X128_UE8M0 = like(
-    TILE_KERNELS_1X128, "tile_kernels_1x128_ue8m0", scaling=E4M3_1X128_UE8M0, code=_X_RECIPROCAL, power_of_two=_CEIL)
+    TILE_KERNELS_1X128, "tile_kernels_1x128_ue8m0", scaling=E4M3_1X128_UE8M0, code=_X_RECIPROCAL, power_of_two=_CEIL
+)
 DEEPEP_1X128 = like(
-    TILE_KERNELS_1X128, "deepep_1x128", "DeepEP csrc/kernels/utils.cuh calculate_fp8_scales (low-latency dispatch)",
-    formula=_MULTIPLY)
+    TILE_KERNELS_1X128,
+    "deepep_1x128",
+    "DeepEP csrc/kernels/utils.cuh calculate_fp8_scales (low-latency dispatch)",
+    formula=_MULTIPLY,
+)
 DEEPEP_1X128_UE8M0 = like(
-    DEEPEP_1X128, "deepep_1x128_ue8m0", f"{DEEPEP_1X128.source}, round_scale", scaling=E4M3_1X128_UE8M0,
-    code=_X_RECIPROCAL, power_of_two=_CEIL)
+    DEEPEP_1X128,
+    "deepep_1x128_ue8m0",
+    f"{DEEPEP_1X128.source}, round_scale",
+    scaling=E4M3_1X128_UE8M0,
+    code=_X_RECIPROCAL,
+    power_of_two=_CEIL,
+)
 UNSLOTH_1X128 = like(
-    DEEPSEEK_V3_1X128, "unsloth_1x128", "unsloth kernels/fp8.py act_quant (Triton): a zero scale becomes 1",
-    unit_when=frozenset({Special.ZERO}))
+    DEEPSEEK_V3_1X128,
+    "unsloth_1x128",
+    "unsloth kernels/fp8.py act_quant (Triton): a zero scale becomes 1",
+    unit_when=frozenset({Special.ZERO}),
+)
 TRANSFORMERS_128X128 = Recipe(
-    "transformers_128x128", "transformers integrations/finegrained_fp8.py: amax 0 counts as 1",
-    E4M3_128X128, ScaleFormula.INVERSE, _XQ, zero_amax=1.0, nan_amax=_PROPAGATED)
+    "transformers_128x128",
+    "transformers integrations/finegrained_fp8.py: amax 0 counts as 1",
+    E4M3_128X128,
+    ScaleFormula.INVERSE,
+    _XQ,
+    zero_amax=1.0,
+    nan_amax=_PROPAGATED,
+)
 GEMLITE_1X128 = Recipe(
-    "gemlite_1x128", "gemlite quant_utils.py (0.6.0), scale_activations_per_block (Triton): times 1/s, clamped",
-    E4M3_1X128, _DIVIDE, _X_RECIPROCAL, scale_floor=1e-6, nan_code=NanCode.POSITIVE_MAX, approximate=True)
+    "gemlite_1x128",
+    "gemlite quant_utils.py (0.6.0), scale_activations_per_block (Triton): times 1/s, clamped",
+    E4M3_1X128,
+    _DIVIDE,
+    _X_RECIPROCAL,
+    scale_floor=1e-6,
+    nan_code=NanCode.POSITIVE_MAX,
+    approximate=True,
+)
 GEMLITE_TOKEN = like(
-    GEMLITE_1X128, "gemlite_token", "gemlite quant_utils.py (0.6.0), scale_activations_per_token (Triton)",
-    scaling=E4M3_TOKEN, code=_X_OVER_S)
+    GEMLITE_1X128,
+    "gemlite_token",
+    "gemlite quant_utils.py (0.6.0), scale_activations_per_token (Triton)",
+    scaling=E4M3_TOKEN,
+    code=_X_OVER_S,
+)
 _COAT = "COAT coat/activation/real_quantization (1.0.11)"
 COAT_1X128 = Recipe(
-    "coat_1x128", f"{_COAT} _quantize.py, fp8_quantize (Triton): 1e-10 is added to amax", E4M3_1X128,
-    _DIVIDE, _X_OVER_S, amax_added=1e-10, approximate=True)
+    "coat_1x128",
+    f"{_COAT} _quantize.py, fp8_quantize (Triton): 1e-10 is added to amax",
+    E4M3_1X128,
+    _DIVIDE,
+    _X_OVER_S,
+    amax_added=1e-10,
+    approximate=True,
+)
 COAT_128X128 = like(
-    COAT_1X128, "coat_128x128", f"{_COAT} _quantize_perblock.py, fp8_quantize_perblock (Triton)", scaling=E4M3_128X128)
+    COAT_1X128, "coat_128x128", f"{_COAT} _quantize_perblock.py, fp8_quantize_perblock (Triton)", scaling=E4M3_128X128
+)
 _FBGEMM = "FBGEMM experimental/gemm/triton_gemm/fp8_gemm.py"
 FBGEMM_ROW = Recipe(
-    "fbgemm_row", f"{_FBGEMM} triton_quantize_fp8_row", E4M3_TOKEN, ScaleFormula.INVERSE, _XQ,
-    amax_floor=1e-12, takes_scale_ub=True, approximate=True, nan_code=NanCode.POSITIVE_MAX)
+    "fbgemm_row",
+    f"{_FBGEMM} triton_quantize_fp8_row",
+    E4M3_TOKEN,
+    ScaleFormula.INVERSE,
+    _XQ,
+    amax_floor=1e-12,
+    takes_scale_ub=True,
+    approximate=True,
+    nan_code=NanCode.POSITIVE_MAX,
+)
 FBGEMM_GROUP = like(FBGEMM_ROW, "fbgemm_group", f"{_FBGEMM} triton_quantize_fp8_group", scaling=E4M3_1X128)
 FBGEMM_BLOCK = like(FBGEMM_ROW, "fbgemm_block", f"{_FBGEMM} triton_quantize_fp8_block", scaling=E4M3_128X128)
 SGLANG_ACT_QUANT = like(
-    DEEPEP_1X128, "sglang_act_quant", "SGLang attention/nsa/tilelang_kernel.py act_quant (TileLang, no fast math)",
-    code=_X_OVER_S)
+    DEEPEP_1X128,
+    "sglang_act_quant",
+    "SGLang attention/nsa/tilelang_kernel.py act_quant (TileLang, no fast math)",
+    code=_X_OVER_S,
+)
 FLAGGEMS_ACT_QUANT = like(
-    SGLANG_ACT_QUANT, "flaggems_act_quant", "FlagGems ops/act_quant.py act_quant_triton (5.0, Triton): clamped",
-    nan_code=NanCode.POSITIVE_MAX, approximate=True)
+    SGLANG_ACT_QUANT,
+    "flaggems_act_quant",
+    "FlagGems ops/act_quant.py act_quant_triton (5.0, Triton): clamped",
+    nan_code=NanCode.POSITIVE_MAX,
+    approximate=True,
+)
 SGLANG_ACT_QUANT_TRITON = like(
-    SGLANG_ACT_QUANT, "sglang_act_quant_triton",
+    SGLANG_ACT_QUANT,
+    "sglang_act_quant_triton",
     "SGLang kernels/ops/quantization/act_quant_triton.py (0.5.23): maximum, then minimum: NaN becomes the lower",
-    nan_code=NanCode.NEGATIVE_MAX, approximate=True)
+    nan_code=NanCode.NEGATIVE_MAX,
+    approximate=True,
+)
 FLASHINFER_STATIC = like(
-    VLLM_STATIC, "flashinfer_static",
+    VLLM_STATIC,
+    "flashinfer_static",
     "FlashInfer include/flashinfer/norm.cuh RMSNormQuantKernel: times rcp.approx of the given scale, clamped",
-    approximate=True)
+    approximate=True,
+)
 FLASHINFER_CVT = like(
-    FLASHINFER_STATIC, "flashinfer_cvt", "FlashInfer norm/kernels/rmsnorm.py (CuTe DSL), pos_enc.cuh: converted as is",
-    nan_code=NanCode.NAN)
+    FLASHINFER_STATIC,
+    "flashinfer_cvt",
+    "FlashInfer norm/kernels/rmsnorm.py (CuTe DSL), pos_enc.cuh: converted as is",
+    nan_code=NanCode.NAN,
+)
 
 
 def triton_on_sm90(*bases: Recipe) -> tuple[Recipe, ...]:
@@ -650,7 +909,10 @@ def triton_on_sm90(*bases: Recipe) -> tuple[Recipe, ...]:
     """
     return tuple(
         like(
-            base, f"{base.name}_sm90", f"{base.source}; div.full of sm90", arithmetic=Arithmetic.DIV_FULL,
+            base,
+            f"{base.name}_sm90",
+            f"{base.source}; div.full of sm90",
+            arithmetic=Arithmetic.DIV_FULL,
             formula=_MULTIPLY if base.formula is _DIVIDE else base.formula,
             code=_XQ if base.code is _XQ else _X_OVER_S,
         )
@@ -659,24 +921,52 @@ def triton_on_sm90(*bases: Recipe) -> tuple[Recipe, ...]:
 
 
 TRITON = triton_on_sm90(
-    VLLM_TRITON_GROUP, SGLANG_TRITON_COLUMN, SGLANG_STATIC, SGLANG_ACT_QUANT_TRITON, LMDEPLOY_1X128, LMDEPLOY_TOKEN,
-    DEEPSEEK_V3_1X128, DEEPSEEK_V3_128X128, UNSLOTH_1X128, FLAGGEMS_GROUP, FLAGGEMS_ACT_QUANT, FBGEMM_ROW, FBGEMM_GROUP,
-    FBGEMM_BLOCK)
+    VLLM_TRITON_GROUP,
+    SGLANG_TRITON_COLUMN,
+    SGLANG_STATIC,
+    SGLANG_ACT_QUANT_TRITON,
+    LMDEPLOY_1X128,
+    LMDEPLOY_TOKEN,
+    DEEPSEEK_V3_1X128,
+    DEEPSEEK_V3_128X128,
+    UNSLOTH_1X128,
+    FLAGGEMS_GROUP,
+    FLAGGEMS_ACT_QUANT,
+    FBGEMM_ROW,
+    FBGEMM_GROUP,
+    FBGEMM_BLOCK,
+)
 
 # sglang-kernel 0.4.4, the machine code for sm90: -use_fast_math; s = ftz(a fl(1/448)), a product by rcp.approx.
 _SGL = "sglang-kernel 0.4.4 on sm90, -use_fast_math"
 _SMALL = "finite values are lost: the scale is flushed to 0 where amax lies below 2^-117"
 SGLANG_GROUP_V1_SM90 = like(
-    SGLANG_GROUP, "sglang_group_v1_sm90", f"{_SGL}: sgl_per_token_group_quant_8bit",
-    code=_X_OVER_S, nan_code=NanCode.NEGATIVE_MAX, arithmetic=Arithmetic.FAST_MATH)
-SGLANG_GROUP_V2_SM90 = like(
-    SGLANG_GROUP_V2, "sglang_group_v2_sm90", f"{_SGL}: sgl_per_token_group_quant_8bit_v2, 448/amax times x",
+    SGLANG_GROUP,
+    "sglang_group_v1_sm90",
+    f"{_SGL}: sgl_per_token_group_quant_8bit",
+    code=_X_OVER_S,
+    nan_code=NanCode.NEGATIVE_MAX,
     arithmetic=Arithmetic.FAST_MATH,
-    fault="448/amax is approximate and flushed: every code is 0 where amax lies above 2^126")
+)
+SGLANG_GROUP_V2_SM90 = like(
+    SGLANG_GROUP_V2,
+    "sglang_group_v2_sm90",
+    f"{_SGL}: sgl_per_token_group_quant_8bit_v2, 448/amax times x",
+    arithmetic=Arithmetic.FAST_MATH,
+    fault="448/amax is approximate and flushed: every code is 0 where amax lies above 2^126",
+)
 SGLANG_TOKEN_SM90 = like(
-    SGLANG_TOKEN, "sglang_token_sm90", f"{_SGL}: sgl_per_token_quant_fp8, a warp for each row",
-    formula=_MULTIPLY, code=_X_OVER_S, arithmetic=Arithmetic.FAST_MATH, fault=_SMALL)
+    SGLANG_TOKEN,
+    "sglang_token_sm90",
+    f"{_SGL}: sgl_per_token_quant_fp8, a warp for each row",
+    formula=_MULTIPLY,
+    code=_X_OVER_S,
+    arithmetic=Arithmetic.FAST_MATH,
+    fault=_SMALL,
+)
 SGLANG_TOKEN_SMALL_SM90 = like(
-    SGLANG_TOKEN_SM90, "sglang_token_small_sm90", f"{_SGL}: sgl_per_token_quant_fp8, a block for each row",
-    zero_codes=False)
-# fmt: on
+    SGLANG_TOKEN_SM90,
+    "sglang_token_small_sm90",
+    f"{_SGL}: sgl_per_token_quant_fp8, a block for each row",
+    zero_codes=False,
+)

@@ -74,8 +74,10 @@ class Change:
         if self.kind is Kind.MARGIN:
             return f"margin {old.verdict.margin:.4g} -> {new.verdict.margin:.4g}"
         if self.kind is Kind.NUMERICS:
-            sides = [f"bits of {o.verdict.matches}" if o.verdict.matches else o.verdict.basis or "nothing identified"
-                     for o in (old, new)]  # fmt: skip
+            sides = [
+                f"bits of {o.verdict.matches}" if o.verdict.matches else o.verdict.basis or "nothing identified"
+                for o in (old, new)
+            ]
             return " -> ".join(sides)
         if self.kind is Kind.FAILS_DIFFERENTLY:
             return " -> ".join(f"{o.word}, {o.verdict.outside} of {o.verdict.total} outside" for o in (old, new))
@@ -132,8 +134,9 @@ def between(old: Report, new: Report, *, renamed: Mapping[str, str] | None = Non
     With ``renamed`` only the named subjects are compared.
     """
     names_of = renamed or {}
-    before = [_renamed(o, names_of.get(o.subject, o.subject)) for o in old.outcomes
-              if renamed is None or o.subject in renamed]  # fmt: skip
+    before = [
+        _renamed(o, names_of.get(o.subject, o.subject)) for o in old.outcomes if renamed is None or o.subject in renamed
+    ]
     wanted = None if renamed is None else set(renamed.values())
     after = [o for o in new.outcomes if wanted is None or o.subject in wanted]
     pairs, only_old, only_new = _pairs(before, after)
@@ -155,7 +158,7 @@ def between(old: Report, new: Report, *, renamed: Mapping[str, str] | None = Non
 def _renamed(o: Outcome, subject: str) -> Outcome:
     """The outcome by another subject; the id of a test that takes no case is the subject."""
     own = f"pytest/{o.subject}"
-    return replace(o, subject=subject, id=f"pytest/{subject}{o.id[len(own):]}" if o.id.startswith(own) else o.id)
+    return replace(o, subject=subject, id=f"pytest/{subject}{o.id[len(own) :]}" if o.id.startswith(own) else o.id)
 
 
 def print_comparison(found: Comparison, console: Console, *, verbose: bool = False, quiet: bool = False) -> None:

@@ -47,9 +47,14 @@ class Finding:
 
 
 def outcomes(
-    findings: Iterable[Finding], *, contract: str, subject: str, arch: str, source: str,
+    findings: Iterable[Finding],
+    *,
+    contract: str,
+    subject: str,
+    arch: str,
+    source: str,
     command: Callable[[Finding], str],
-) -> tuple[Outcome, ...]:  # fmt: skip
+) -> tuple[Outcome, ...]:
     """The outcomes of findings, cases first, each with the command that repeats it and where the kernel stands."""
     cases: dict[str, Finding] = {}
     watches: dict[str, Finding] = {}
@@ -67,15 +72,34 @@ def outcomes(
         if SEVERITY.index(found.verdict.status) < SEVERITY.index(known.verdict.status):
             table[key] = found
     made = [
-        Outcome(case, contract, subject, arch, found.verdict, found.seconds, command=command(found),
-                also=tuple(also.get(case, ())), source=source)
+        Outcome(
+            case,
+            contract,
+            subject,
+            arch,
+            found.verdict,
+            found.seconds,
+            command=command(found),
+            also=tuple(also.get(case, ())),
+            source=source,
+        )
         for case, found in cases.items()
-    ]  # fmt: skip
+    ]
     made += [
-        Outcome(f"{contract}/{watch}", contract, subject, arch, found.verdict, spent[watch], command=command(found),
-                watch=watch, also=tuple(also.get(watch, ())), source=source)
+        Outcome(
+            f"{contract}/{watch}",
+            contract,
+            subject,
+            arch,
+            found.verdict,
+            spent[watch],
+            command=command(found),
+            watch=watch,
+            also=tuple(also.get(watch, ())),
+            source=source,
+        )
         for watch, found in watches.items()
-    ]  # fmt: skip
+    ]
     return tuple(made)
 
 

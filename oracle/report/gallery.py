@@ -145,10 +145,20 @@ def _line(row: Row) -> str:
     ulps = "" if row.ulps is None else f"{row.ulps:.3g}"
     sqnr = "" if row.sqnr is None else f"{row.sqnr:.1f} dB"
     cells = (
-        row.project, code(row.kernel) + (f" ({row.pinned})" if row.pinned else ""), code(row.contract), row.verdict,
-        next(iter(row.classes), ""), str(row.judged), (code(name) if name else "") + more, bits, ulps, sqnr, row.batch,
-        row.reruns, "; ".join(row.covered).removeprefix("covered "),
-    )  # fmt: skip
+        row.project,
+        code(row.kernel) + (f" ({row.pinned})" if row.pinned else ""),
+        code(row.contract),
+        row.verdict,
+        next(iter(row.classes), ""),
+        str(row.judged),
+        (code(name) if name else "") + more,
+        bits,
+        ulps,
+        sqnr,
+        row.batch,
+        row.reruns,
+        "; ".join(row.covered).removeprefix("covered "),
+    )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -80,11 +80,21 @@ def add(path: Path, report: Report, *, label: str = "") -> tuple[int, bool]:
     texts = (json.dumps(report.machine), json.dumps(report.versions), json.dumps(report.counts()))
     outcomes = [
         (
-            o.id, o.contract, o.subject, o.arch, str(o.status), int(o.known is not None), int(o.fails),
-            o.verdict.outside, o.verdict.total, o.verdict.margin, o.verdict.matches, o.seconds,
+            o.id,
+            o.contract,
+            o.subject,
+            o.arch,
+            str(o.status),
+            int(o.known is not None),
+            int(o.fails),
+            o.verdict.outside,
+            o.verdict.total,
+            o.verdict.margin,
+            o.verdict.matches,
+            o.seconds,
         )
         for o in report.outcomes
-    ]  # fmt: skip
+    ]
     with _opened(path, create=True) as base:
         known = base.execute("SELECT id FROM runs WHERE digest = ?", (digest,)).fetchone()
         if known is not None:
@@ -233,10 +243,13 @@ def sparkline(values: Sequence[float | None], blocks: str = BLOCKS) -> str:
     low, high = min(numbers), max(numbers)
     span = high - low
     return "".join(
-        " " if v is None else "!" if not math.isfinite(v) else
-        blocks[round((v - low) / span * (len(blocks) - 1)) if span else 0]
+        " "
+        if v is None
+        else "!"
+        if not math.isfinite(v)
+        else blocks[round((v - low) / span * (len(blocks) - 1)) if span else 0]
         for v in values
-    )  # fmt: skip
+    )
 
 
 def to_html(points: Sequence[Point], title: str) -> str:

@@ -42,8 +42,10 @@ def merged(paths: Sequence[Path]) -> Record:
         known = found.setdefault(key, outcome)
         if _said(known) != _said(outcome):
             statuses = sorted({str(known.status), str(outcome.status)})
-            complaints.add(f"{outcome.id} [{outcome.subject}]: judged more than once, with different results "
-                           f"({', '.join(statuses)}); the worst one counts")  # fmt: skip
+            complaints.add(
+                f"{outcome.id} [{outcome.subject}]: judged more than once, with different results "
+                f"({', '.join(statuses)}); the worst one counts"
+            )
     selection, missing = _shards(records)
     complaints |= {f"shard {name} is missing" for name in missing}
     for record in records:

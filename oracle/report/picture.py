@@ -144,7 +144,9 @@ def _row(shown: str, other: str, fields: tuple[int, int, int]) -> str:
     names = ["s" if i < starts[1] else "e" if i < starts[2] else "f" for i in range(len(shown))]
     parts = []
     for name, of_field in groupby(zip(names, shown, other, strict=True), key=lambda bit: bit[0]):
-        runs = ["".join(("<u>%s</u>" if differs else "%s") % "".join(b[1] for b in run)) for differs, run in
-                groupby(of_field, key=lambda bit: bit[1] != bit[2])]  # fmt: skip
+        runs = [
+            "".join(("<u>%s</u>" if differs else "%s") % "".join(b[1] for b in run))
+            for differs, run in groupby(of_field, key=lambda bit: bit[1] != bit[2])
+        ]
         parts.append(f'<span class="{name}">{"".join(runs)}</span>')
     return "".join(parts)

@@ -139,8 +139,11 @@ def _continued(stream: BinaryIO, path: Path, run: Run) -> Recorder:
         finished = {key: outcome for key, (stamp, outcome) in earlier.items() if stamp == run.stamp}
         if stale := len(earlier) - len(finished):
             old, new = runs[-1].versions if runs else run.versions, run.versions
-            moved = [f"{n} {old.get(n, 'none')} -> {new.get(n, 'none')}" for n in sorted({*old, *new})
-                     if old.get(n) != new.get(n)]  # fmt: skip
+            moved = [
+                f"{n} {old.get(n, 'none')} -> {new.get(n, 'none')}"
+                for n in sorted({*old, *new})
+                if old.get(n) != new.get(n)
+            ]
             notes = (*notes, f"{stale} recorded outcomes are of other versions ({', '.join(moved)}) and are run again")
         stream.truncate(length)
         stream.seek(length)
@@ -265,9 +268,13 @@ def _of_validation(record: Mapping[str, Any]) -> Report:
         return "" if found.case == WHOLE or not call else f"{call} --case {quoted(found.case)}"
 
     said = outcomes(
-        made, contract=str(names["contract"]), subject=str(names["kernel"]), arch=str(names["arch"]),
-        source=str(names["source"]), command=command,
-    )  # fmt: skip
+        made,
+        contract=str(names["contract"]),
+        subject=str(names["kernel"]),
+        arch=str(names["arch"]),
+        source=str(names["source"]),
+        command=command,
+    )
     if not isinstance(about["seconds"], int | float):
         raise ValueError("its seconds are no number")
     return Report(said, (), machine, float(about["seconds"]), made_by, made_by.get("captured", ""))

@@ -16,8 +16,13 @@ from typing import Any
 
 LARGEST = (1 << 63) - 1
 _TYPES: Mapping[str, type] = {
-    "object": dict, "array": list, "string": str, "boolean": bool, "null": type(None), "integer": int,
-}  # fmt: skip
+    "object": dict,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "null": type(None),
+    "integer": int,
+}
 
 
 def problem(value: object, name: str | None = None) -> str | None:

@@ -372,9 +372,15 @@ class Contract(ABC):
 
     @final
     def pictures(
-        self, inputs: Inputs, output: Output, *, arch: str, numerics: str | None, passed: bool,
+        self,
+        inputs: Inputs,
+        output: Output,
+        *,
+        arch: str,
+        numerics: str | None,
+        passed: bool,
         **options: object,
-    ) -> dict[str, Picture]:  # fmt: skip
+    ) -> dict[str, Picture]:
         """Every output beside the admissible values that refused it or, where it ``passed``, that held it.
 
         Empty where they are no interval for each element, or hold it no longer."""

@@ -13,8 +13,14 @@ from oracle.numbers.scaling import E4M3_TENSOR, Scaling
 from oracle.routines import data
 
 DTYPES: Mapping[str, torch.dtype] = {
-    "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "bf16": torch.bfloat16, "f16": torch.float16,
-    "f32": torch.float32, "e4m3fnuz": torch.float8_e4m3fnuz, "i4": torch.int8, "u8": torch.uint8,
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "f32": torch.float32,
+    "e4m3fnuz": torch.float8_e4m3fnuz,
+    "i4": torch.int8,
+    "u8": torch.uint8,
 }
 MATRICES = ("m=128,k=128", "m=256,k=256", "m=512,k=64")
 TABLE_ROWS = ("r=1", "r=64", "r=500")

@@ -245,10 +245,21 @@ def _nan(stream: Stream, rows: int, cols: int, fmt: Format, side: str) -> Tensor
 
 Operand = Callable[[Stream, int, int, Format, str], Tensor]
 OPERAND_FAMILIES: Mapping[str, Operand] = {
-    "exact": _exact, "ties": _ties, "codes": _codes, "randn": _randn, "positive": _positive, "heavy": _heavy,
-    "outlier": _outlier, "subnormal": _subnormal, "zeros": _zeros, "spike": _spike, "cancel": _cancel,
-    "nan": _nan, "wide": _randn, "nanscale": _randn,
-}  # fmt: skip
+    "exact": _exact,
+    "ties": _ties,
+    "codes": _codes,
+    "randn": _randn,
+    "positive": _positive,
+    "heavy": _heavy,
+    "outlier": _outlier,
+    "subnormal": _subnormal,
+    "zeros": _zeros,
+    "spike": _spike,
+    "cancel": _cancel,
+    "nan": _nan,
+    "wide": _randn,
+    "nanscale": _randn,
+}
 
 
 # --- scales -------------------------------------------------------------------------------------------------
@@ -305,8 +316,11 @@ def _float32_bits(bits: Integers) -> Tensor:
 
 
 SCALE_RULES: Mapping[str, Callable[[Stream, tuple[int, ...]], Tensor]] = {
-    "exact": _powers, "ties": _powers, "wide": _wide, "nanscale": _nan_scale,
-}  # fmt: skip
+    "exact": _powers,
+    "ties": _powers,
+    "wide": _wide,
+    "nanscale": _nan_scale,
+}
 
 
 # --- edges of what a store can hold, and of what a scale can be -------------------------------------------------
@@ -471,9 +485,15 @@ def _x_range(stream: Stream, rows: int, cols: int) -> Reals:
 
 
 ACTIVATION_FAMILIES: Mapping[str, Callable[[Stream, int, int], Reals]] = {
-    "randn": _x_randn, "ties": _x_ties, "amax": _x_amax, "outlier": _x_outlier, "heavy": _x_heavy,
-    "special": _x_special, "range": _x_range, "nan": _x_nan,
-}  # fmt: skip
+    "randn": _x_randn,
+    "ties": _x_ties,
+    "amax": _x_amax,
+    "outlier": _x_outlier,
+    "heavy": _x_heavy,
+    "special": _x_special,
+    "range": _x_range,
+    "nan": _x_nan,
+}
 
 
 # --- activations for blocks of 16 and 32 ------------------------------------------------------------------------

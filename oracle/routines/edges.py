@@ -119,8 +119,10 @@ def _limits(contract: str, listed: list[Case], seed: int) -> Iterator[Case]:
     base = _smallest(contract)
     domain = domain_of(contract) if grammar.edge_families else EVERYTHING
     wanted: Mapping[str, int] = {"m": 9, "n": 136, "k": 200}
-    extents = domain.nearest({name: wanted.get(name, extent) if name in grammar.free else extent
-                              for name, extent in base.extents}, grammar.free)  # fmt: skip
+    extents = domain.nearest(
+        {name: wanted.get(name, extent) if name in grammar.free else extent for name, extent in base.extents},
+        grammar.free,
+    )
     stored: set[str] = set()
     for dtypes in grammar.dtypes:
         store = dtypes.partition("-")[2]

@@ -231,6 +231,7 @@ class Faults:
             raise OptionError(f"fault {name!r} is declared twice")
         if not applied:
             raise ContractError(f"fault {name!r} names no contract")
+
         def keep(changes: Mapping[str, Callable[..., Any]]) -> None:
             found = {_stage(name, word): change_of(function) for word, function in changes.items()}
             self._found[name] = Fault(name, family, seen, found, applied, needs, same_if, admissible_if, race, by_code)

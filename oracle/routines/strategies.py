@@ -98,9 +98,12 @@ def cases(
         parts = {name: draw(st.sampled_from(found)) for name, found in asked.items()}
         chosen = {key: draw(st.sampled_from(("", *of))) for key, of in grammar.options.items()} if options else {}
         made: Case = replace(
-            base, extents=tuple(extents.items()), options=tuple((k, v) for k, v in chosen.items() if v),
-            seed=draw(st.integers(0, SEEDS - 1)), **parts,
-        )  # fmt: skip
+            base,
+            extents=tuple(extents.items()),
+            options=tuple((k, v) for k, v in chosen.items() if v),
+            seed=draw(st.integers(0, SEEDS - 1)),
+            **parts,
+        )
         assume(valid(made))
         note(str(made))
         return made

@@ -311,9 +311,13 @@ class _Rows:
         self.kind, self.inst = kind, kind.instruction
 
     def row(
-        self, label: float, *terms: tuple[int, int, float, int], scales: tuple[tuple[int, int], ...] = (),
-        zeros: tuple[int, int] | None = None, least: tuple[int, int] | None = None,
-    ) -> Row:  # fmt: skip
+        self,
+        label: float,
+        *terms: tuple[int, int, float, int],
+        scales: tuple[tuple[int, int], ...] = (),
+        zeros: tuple[int, int] | None = None,
+        least: tuple[int, int] | None = None,
+    ) -> Row:
         """A row of these terms; slots are groups of 16 (FP4), else products of the step, whose scale is that of its
         first term.
 

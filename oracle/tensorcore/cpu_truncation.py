@@ -95,7 +95,17 @@ def _write_control(typing_context: Any, value: Any) -> Any:
 
 
 def _step(
-    typing_context: Any, a: Any, e: Any, k: Any, b: Any, be: Any, kb: Any, group: Any, c: Any, kept: Any, up: Any,
+    typing_context: Any,
+    a: Any,
+    e: Any,
+    k: Any,
+    b: Any,
+    be: Any,
+    kb: Any,
+    group: Any,
+    c: Any,
+    kept: Any,
+    up: Any,
     width: Any,
 ) -> Any:
     """One fused step of a row and ``width`` columns, added into ``c``.
@@ -182,9 +192,15 @@ read_control, write_control, step = intrinsic(_read_control), intrinsic(_write_c
 
 @piece
 def _unpack(
-    b: NDArray[np.uint8], first: int, width: int, source: NDArray[np.int64], bv: NDArray[np.float32],
-    be: NDArray[np.int8], values: NDArray[np.float32], exponents: NDArray[np.int8],
-) -> bool:  # fmt: skip
+    b: NDArray[np.uint8],
+    first: int,
+    width: int,
+    source: NDArray[np.int64],
+    bv: NDArray[np.float32],
+    be: NDArray[np.int8],
+    values: NDArray[np.float32],
+    exponents: NDArray[np.int8],
+) -> bool:
     """One tile of ``b``, transposed: elements above zero, elements below, exponents. Whether all are finite.
 
     Sixteen columns at a time; behind the last one it stands again, and nothing of it is kept.
@@ -238,11 +254,26 @@ def promote(
 
 @jit
 def truncating(
-    av: NDArray[np.float32], ae: NDArray[np.int8], sa: NDArray[np.float32],
-    b: NDArray[np.uint8], bv: NDArray[np.float32], be: NDArray[np.int8], sb: NDArray[np.float32], b_rows: int,
-    source: NDArray[np.int64], tiles: NDArray[np.int64], group: int, t: int, to: int, mode: int,
-    out: NDArray[np.float32], row0: int, row1: int, panel0: int, panel1: int,
-) -> bool:  # fmt: skip
+    av: NDArray[np.float32],
+    ae: NDArray[np.int8],
+    sa: NDArray[np.float32],
+    b: NDArray[np.uint8],
+    bv: NDArray[np.float32],
+    be: NDArray[np.int8],
+    sb: NDArray[np.float32],
+    b_rows: int,
+    source: NDArray[np.int64],
+    tiles: NDArray[np.int64],
+    group: int,
+    t: int,
+    to: int,
+    mode: int,
+    out: NDArray[np.float32],
+    row0: int,
+    row1: int,
+    panel0: int,
+    panel1: int,
+) -> bool:
     """As :func:`oracle.tensorcore.engine_cpu.narrow`; False, and nothing is done, where ``b`` has NaN or infinity."""
     columns = b.shape[0]
     rows = row1 - row0

@@ -47,9 +47,15 @@ class Sums:
     folds: bool
 
     def store(
-        self, product: ScaledProduct, schedule: Schedule, source: Tensor, tiles: Tensor, length: int, promotions: int,
+        self,
+        product: ScaledProduct,
+        schedule: Schedule,
+        source: Tensor,
+        tiles: Tensor,
+        length: int,
+        promotions: int,
         out: Tensor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write the prediction of ``product`` by ``schedule`` into ``out [M, N]``, float32, bfloat16 or float16.
 
         ``source [Kp]`` and ``tiles [T, 2]`` as :mod:`oracle.tensorcore.engine_cuda` has them, int32, in tiles of
@@ -73,10 +79,28 @@ class Sums:
                 totals = torch.empty(kept, dtype=torch.float32, device=out.device)
                 to = out[i : i + left.M, j : j + right.N]
                 self._source.launch(
-                    "sums", grid, tall, a, b, sa, sa.shape[0], sb, right.b_rows, sa.shape[1], tiles,
-                    tiles.shape[0], length, totals, bias, alpha, *after, left.M, right.N,
-                    ctypes.c_longlong(out.stride(0)), to,
-                )  # fmt: skip
+                    "sums",
+                    grid,
+                    tall,
+                    a,
+                    b,
+                    sa,
+                    sa.shape[0],
+                    sb,
+                    right.b_rows,
+                    sa.shape[1],
+                    tiles,
+                    tiles.shape[0],
+                    length,
+                    totals,
+                    bias,
+                    alpha,
+                    *after,
+                    left.M,
+                    right.N,
+                    ctypes.c_longlong(out.stride(0)),
+                    to,
+                )
 
     @cached_property
     def _wide(self) -> bool:
@@ -129,9 +153,10 @@ class Sums:
         power = (POWERS * (exponent.to(torch.int32) - fmt.emin) - 59 + 127) << 7
         nonzero = value != 0
         return (
-            value.to(torch.float32), torch.where(nonzero, power, 0).to(torch.int16),
+            value.to(torch.float32),
+            torch.where(nonzero, power, 0).to(torch.int16),
             torch.where(nonzero, lowest, self._zero).to(torch.uint8),
-        )  # fmt: skip
+        )
 
     @property
     def _zero(self) -> int:
@@ -163,10 +188,15 @@ class Sums:
     @cached_property
     def _source(self) -> Source:
         names = {
-            "GROUP": self.group, "ALIGN": self.align_bits, "OUT": self.out_bits, "MODE": self.mode,
-            "LEAST_PRODUCT": self._least_product, "LEAST_BIT": self._least_bit, "WIDE": int(self._wide),
+            "GROUP": self.group,
+            "ALIGN": self.align_bits,
+            "OUT": self.out_bits,
+            "MODE": self.mode,
+            "LEAST_PRODUCT": self._least_product,
+            "LEAST_BIT": self._least_bit,
+            "WIDE": int(self._wide),
             "FOLDS": int(self.folds),
-        }  # fmt: skip
+        }
         tall, wide = self._tile
         memory = max(self._part * (tall + wide) + 4 * wide, 4 * tall * (wide + 1))  # operands, then results
         functions = (("pack_a", TABLE), ("pack_b", TABLE), ("sums", memory))

@@ -114,16 +114,38 @@ def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> 
         finite = truncates and bool(np.isfinite(values).all())
 
         def task(
-            row0: int, row1: int, panel0: int, panel1: int,
-            values: NDArray[Any] = values, exponents: NDArray[Any] = exponents,
-            scale: NDArray[np.float32] = scale, made: NDArray[np.float32] = made,
+            row0: int,
+            row1: int,
+            panel0: int,
+            panel1: int,
+            values: NDArray[Any] = values,
+            exponents: NDArray[Any] = exponents,
+            scale: NDArray[np.float32] = scale,
+            made: NDArray[np.float32] = made,
             finite: bool = finite,
-        ) -> None:  # fmt: skip
+        ) -> None:
             for some, out in zip(pieces, made, strict=True):
                 packed = (
-                    values, exponents, scale, b, b_values, b_exponents, b_scale, product.b_rows,
-                    source, some, order.group, t, to, mode, out, row0, row1, panel0, panel1,
-                )  # fmt: skip
+                    values,
+                    exponents,
+                    scale,
+                    b,
+                    b_values,
+                    b_exponents,
+                    b_scale,
+                    product.b_rows,
+                    source,
+                    some,
+                    order.group,
+                    t,
+                    to,
+                    mode,
+                    out,
+                    row0,
+                    row1,
+                    panel0,
+                    panel1,
+                )
                 if not (finite and truncating(*packed)):
                     kernel(*packed)
 
@@ -143,11 +165,26 @@ def _tables(fmt: Format, in_float32: bool) -> tuple[NDArray[Any], NDArray[Any]]:
 
 @jit
 def narrow(
-    av: NDArray[np.float32], ae: NDArray[np.int8], sa: NDArray[np.float32],
-    b: NDArray[np.uint8], bv: NDArray[np.float32], be: NDArray[np.int8], sb: NDArray[np.float32], b_rows: int,
-    source: NDArray[np.int64], tiles: NDArray[np.int64], group: int, t: int, to: int, mode: int,
-    out: NDArray[np.float32], row0: int, row1: int, panel0: int, panel1: int,
-) -> None:  # fmt: skip
+    av: NDArray[np.float32],
+    ae: NDArray[np.int8],
+    sa: NDArray[np.float32],
+    b: NDArray[np.uint8],
+    bv: NDArray[np.float32],
+    be: NDArray[np.int8],
+    sb: NDArray[np.float32],
+    b_rows: int,
+    source: NDArray[np.int64],
+    tiles: NDArray[np.int64],
+    group: int,
+    t: int,
+    to: int,
+    mode: int,
+    out: NDArray[np.float32],
+    row0: int,
+    row1: int,
+    panel0: int,
+    panel1: int,
+) -> None:
     """``out[row0:row1, panel0*LANES : panel1*LANES]`` with float32 lanes; ``t <= 16``.
 
     ``av``, ``ae`` ``[M, Kp]`` are the packed values and exponents of ``a``; ``b`` ``[N, K]`` are codes with tables
@@ -207,11 +244,26 @@ def narrow(
 
 @jit
 def wide(
-    av: NDArray[np.float64], ae: NDArray[np.int16], sa: NDArray[np.float32],
-    b: NDArray[Any], bv: NDArray[np.float64], be: NDArray[np.int16], sb: NDArray[np.float32], b_rows: int,
-    source: NDArray[np.int64], tiles: NDArray[np.int64], group: int, t: int, to: int, mode: int,
-    out: NDArray[np.float32], row0: int, row1: int, panel0: int, panel1: int,
-) -> None:  # fmt: skip
+    av: NDArray[np.float64],
+    ae: NDArray[np.int16],
+    sa: NDArray[np.float32],
+    b: NDArray[Any],
+    bv: NDArray[np.float64],
+    be: NDArray[np.int16],
+    sb: NDArray[np.float32],
+    b_rows: int,
+    source: NDArray[np.int64],
+    tiles: NDArray[np.int64],
+    group: int,
+    t: int,
+    to: int,
+    mode: int,
+    out: NDArray[np.float32],
+    row0: int,
+    row1: int,
+    panel0: int,
+    panel1: int,
+) -> None:
     """As ``narrow`` with float64 lanes: ``t + 2 + log2(group + 1) <= 52``, any 8- or 16-bit operands.
 
     The result of a group is rounded toward zero into float32: gradual underflow, infinity beyond its range.
@@ -275,9 +327,13 @@ def wide(
 
 @piece
 def _shift_wide(
-    c: NDArray[np.float64], top: NDArray[np.int16], sigma: NDArray[np.float64], t: int,
-    shift: NDArray[np.float64], back: NDArray[np.float64],
-) -> None:  # fmt: skip
+    c: NDArray[np.float64],
+    top: NDArray[np.int16],
+    sigma: NDArray[np.float64],
+    t: int,
+    shift: NDArray[np.float64],
+    back: NDArray[np.float64],
+) -> None:
     """``c = trunc(c * 2^(t-m))``, ``shift = sigma * 2^(t-m)``, ``back = 2^(m-t)``; float32 exponents end at -126."""
     for j in range(LANES):
         of_sigma = ((f64(sigma[j]).view(np.int64) >> i64(52)) & i64(0x7FF)) - i64(1023)
@@ -303,9 +359,16 @@ def _round_wide(c: NDArray[np.float64], back: NDArray[np.float64], to: int) -> N
 
 @piece
 def _unpack(
-    b: NDArray[Any], first: int, width: int, source: NDArray[np.int64], bv: NDArray[Any], be: NDArray[Any],
-    zero_exponent: Any, values: NDArray[Any], exponents: NDArray[Any],
-) -> None:  # fmt: skip
+    b: NDArray[Any],
+    first: int,
+    width: int,
+    source: NDArray[np.int64],
+    bv: NDArray[Any],
+    be: NDArray[Any],
+    zero_exponent: Any,
+    values: NDArray[Any],
+    exponents: NDArray[Any],
+) -> None:
     """One tile of ``b``, transposed; whole cache lines are written at a time."""
     for j0 in range(0, width, 16):
         j1 = min(j0 + 16, width)

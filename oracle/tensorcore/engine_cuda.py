@@ -93,9 +93,16 @@ def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[slice, sl
 
 
 def _launch(
-    a: tuple[Tensor, Tensor], sa: Tensor, b: tuple[Tensor, Tensor], sb: Tensor, tiles: Tensor, length: int,
-    group: int, mode: int, instruction: Instruction,
-) -> Tensor:  # fmt: skip
+    a: tuple[Tensor, Tensor],
+    sa: Tensor,
+    b: tuple[Tensor, Tensor],
+    sb: Tensor,
+    tiles: Tensor,
+    length: int,
+    group: int,
+    mode: int,
+    instruction: Instruction,
+) -> Tensor:
     from oracle.tensorcore.triton_fused import fused  # triton is optional
 
     rows, columns = a[0].shape[1], b[0].shape[1]
@@ -104,11 +111,30 @@ def _launch(
     # else the sum fits int32 and, before it is cut to ``to`` bits, float32
     wide = (instruction.group + 1) << (instruction.align_bits + 2) > 1 << 24
     fused[(rows // BM, columns // BN)](
-        a[0], a[1], sa, b[0], b[1], sb, tiles, out, rows, columns, tiles.shape[0],
-        LENGTH=length, GROUP=group, T=instruction.align_bits, TO=instruction.out_bits, MODE=mode,
-        FOLDS=instruction.sum is Sum.FUSED_THEN_ADD, WIDE=wide,
-        BM=BM, BN=BN, UNROLL=UNROLL, num_warps=8, enable_fp_fusion=False,
-    )  # fmt: skip
+        a[0],
+        a[1],
+        sa,
+        b[0],
+        b[1],
+        sb,
+        tiles,
+        out,
+        rows,
+        columns,
+        tiles.shape[0],
+        LENGTH=length,
+        GROUP=group,
+        T=instruction.align_bits,
+        TO=instruction.out_bits,
+        MODE=mode,
+        FOLDS=instruction.sum is Sum.FUSED_THEN_ADD,
+        WIDE=wide,
+        BM=BM,
+        BN=BN,
+        UNROLL=UNROLL,
+        num_warps=8,
+        enable_fp_fusion=False,
+    )
     return out
 
 

@@ -134,10 +134,19 @@ def fingerprint(kernel: Kernel, shape: Shape, *, out_dtype: torch.dtype, seed: i
         ((promotion, every),) = known  # a promotion after every group has the levels of a chain
         interval = None if promotion is Promotion.RESCALE else every
     return Fingerprint(
-        group, levels, interleaved, interval, align_bits, towards, out_bits, rounding,
-        tuple(dict.fromkeys(s.promotion.name for s in fitting)), tuple(dict.fromkeys(s.epilogue.name for s in fitting)),
-        _store(diagonal, shape, first if len(first) >= 3 else [0, 1, 2], out_dtype), tuple(s.name for s in registered),
-    )  # fmt: skip
+        group,
+        levels,
+        interleaved,
+        interval,
+        align_bits,
+        towards,
+        out_bits,
+        rounding,
+        tuple(dict.fromkeys(s.promotion.name for s in fitting)),
+        tuple(dict.fromkeys(s.epilogue.name for s in fitting)),
+        _store(diagonal, shape, first if len(first) >= 3 else [0, 1, 2], out_dtype),
+        tuple(s.name for s in registered),
+    )
 
 
 Diagonal = Callable[[ScaledProduct], Tensor]
@@ -221,11 +230,19 @@ def _measured(
     if align_bits is None or out_bits is None or rounding not in ("toward zero", "nearest", "unknown"):
         return None
     return Instruction(
-        name="measured", arch="measured", operands=(of_dtype(shape.dtype).name,), k=2 * group if interleaved else group,
-        group=group, align_bits=align_bits, out_bits=out_bits, source="fingerprint", status=Status.LITERATURE,
+        name="measured",
+        arch="measured",
+        operands=(of_dtype(shape.dtype).name,),
+        k=2 * group if interleaved else group,
+        group=group,
+        align_bits=align_bits,
+        out_bits=out_bits,
+        source="fingerprint",
+        status=Status.LITERATURE,
         sum=Sum.FUSED_THEN_ADD if interleaved else Sum.FUSED,
-        order=Order.INTERLEAVED if interleaved else Order.SEQUENTIAL, round_toward_zero=rounding != "nearest",
-    )  # fmt: skip
+        order=Order.INTERLEAVED if interleaved else Order.SEQUENTIAL,
+        round_toward_zero=rounding != "nearest",
+    )
 
 
 def _arithmetic(

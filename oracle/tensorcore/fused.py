@@ -134,9 +134,12 @@ def round_accumulator(x: Tensor, instruction: Instruction, *, out: torch.dtype) 
     if out == torch.float16:
         return round_to_nearest(x, out)
     made = round_significand(
-        x, fraction_bits=instruction.out_bits, emin=FLOAT32_EMIN, emax=FLOAT32_EMAX,
+        x,
+        fraction_bits=instruction.out_bits,
+        emin=FLOAT32_EMIN,
+        emax=FLOAT32_EMAX,
         toward_zero=instruction.round_toward_zero,
-    )  # fmt: skip
+    )
     if not instruction.saturates:
         return made
     return torch.where(torch.isfinite(x), made.clamp(-FLOAT32_MAX, FLOAT32_MAX), made)

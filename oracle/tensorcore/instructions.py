@@ -143,17 +143,33 @@ _PUB, _LIT, _HW = Status.PUBLIC_VECTORS, Status.LITERATURE, Status.SEEN_ON_HARDW
 
 
 def _nvidia(
-    name: str, operands: tuple[str, ...], k: int, group: int, t: int, to: int, source: str, status: Status,
+    name: str,
+    operands: tuple[str, ...],
+    k: int,
+    group: int,
+    t: int,
+    to: int,
+    source: str,
+    status: Status,
     **other: Any,
-) -> Instruction:  # fmt: skip
+) -> Instruction:
     return Instruction(name, name.split(".")[0], operands, k, group, t, to, source, status, **other)
 
 
 def _emulated(name: str, source: str, status: Status) -> Instruction:
     return _nvidia(
-        name, FP8, 32, 16, 25, 23, source, status,
-        sum=Sum.FUSED_THEN_ADD, order=Order.INTERLEAVED, float16_out=True,
-    )  # fmt: skip
+        name,
+        FP8,
+        32,
+        16,
+        25,
+        23,
+        source,
+        status,
+        sum=Sum.FUSED_THEN_ADD,
+        order=Order.INTERLEAVED,
+        float16_out=True,
+    )
 
 
 FLOOR_FP8, FLOOR_FP4 = -133, -139
@@ -189,21 +205,53 @@ def _blackwell(arch: str, unit: str, mma: str) -> list[Instruction]:
     newest, ue8m0 = "MMA-Sim 2.1.1", {"scale_block": 32, "scale_format": "float8_e8m0fnu"}
     fp4 = {"min_exponent": FLOOR_FP4, "unshown": "zeros, least exponent, t (34 to 37), sums of 16, overflow"}
     scaled = (
-        _nvidia(f"{arch}.{unit}.mxf8f6f4", F8F6F4, 32, 32, 25, 23, newest, _LIT, **ue8m0, min_exponent=FLOOR_FP8,
-                unshown="zeros, least exponent, overflow, exponents of FP6 and FP4 subnormals"),
+        _nvidia(
+            f"{arch}.{unit}.mxf8f6f4",
+            F8F6F4,
+            32,
+            32,
+            25,
+            23,
+            newest,
+            _LIT,
+            **ue8m0,
+            min_exponent=FLOOR_FP8,
+            unshown="zeros, least exponent, overflow, exponents of FP6 and FP4 subnormals",
+        ),
         _nvidia(f"{arch}.{unit}.mxf4", FP4, 64, 64, 35, 23, newest, _LIT, sum=Sum.BLOCK_SCALED_GROUPS, **ue8m0, **fp4),
-        _nvidia(f"{arch}.{unit}.nvf4", FP4, 64, 64, 35, 23, newest, _LIT,
-                sum=Sum.BLOCK_SCALED_GROUPS, scale_block=16, scale_format="float8_e4m3fn",
-                **fp4 | {"unshown": "zeros, t (34, 35, or 36 and more), sums of 16"}),
-    )  # fmt: skip
+        _nvidia(
+            f"{arch}.{unit}.nvf4",
+            FP4,
+            64,
+            64,
+            35,
+            23,
+            newest,
+            _LIT,
+            sum=Sum.BLOCK_SCALED_GROUPS,
+            scale_block=16,
+            scale_format="float8_e4m3fn",
+            **fp4 | {"unshown": "zeros, t (34, 35, or 36 and more), sums of 16"},
+        ),
+    )
     return [
-        _nvidia(f"{arch}.{unit}.f8f6f4", F8F6F4, 32, 32, 25, 23, issue, _LIT, float16_out=True,
-                unshown="exponents of FP6 and FP4 subnormals"),
+        _nvidia(
+            f"{arch}.{unit}.f8f6f4",
+            F8F6F4,
+            32,
+            32,
+            25,
+            23,
+            issue,
+            _LIT,
+            float16_out=True,
+            unshown="exponents of FP6 and FP4 subnormals",
+        ),
         *(variant for base in scaled for variant in _block_scaled(base)),
         _nvidia(f"{arch}.{mma}.f16", FP16, 16, 16, 25, 23, f"{_MMASIM}; {_KM} (B200)", _PUB, float16_out=True),
         _nvidia(f"{arch}.{mma}.bf16", BF16, 16, 16, 25, 23, f"{_MMASIM}; {_KM} (B200)", _PUB),
         _nvidia(f"{arch}.{mma}.tf32", TF32, 8, 8, 25, 23, f"{_MMASIM}; {_KM} (B200)", _PUB),
-    ]  # fmt: skip
+    ]
 
 
 def _ampere(arch: str, source: str) -> list[Instruction]:
@@ -221,12 +269,33 @@ def _two_of_float16(arch: str, group: int, t: int, status: Status) -> Instructio
     return _nvidia(f"{arch}.mma.f16x2", FP16, 32, group, t, 23, source, status, order=Order.INTERLEAVED)
 
 
-def _amd(name: str, operands: tuple[str, ...], k: int, group: int, kind: Sum, source: str,
-         *, t: int | None = None, wide: int | None = None, flush: bool = False) -> Instruction:  # fmt: skip
+def _amd(
+    name: str,
+    operands: tuple[str, ...],
+    k: int,
+    group: int,
+    kind: Sum,
+    source: str,
+    *,
+    t: int | None = None,
+    wide: int | None = None,
+    flush: bool = False,
+) -> Instruction:
     return Instruction(
-        name, name.split(".")[0], operands, k, group, t, 23, source, Status.LITERATURE, sum=kind,
-        round_toward_zero=False, flush_subnormals=flush, wide_out_bits=wide,
-    )  # fmt: skip
+        name,
+        name.split(".")[0],
+        operands,
+        k,
+        group,
+        t,
+        23,
+        source,
+        Status.LITERATURE,
+        sum=kind,
+        round_toward_zero=False,
+        flush_subnormals=flush,
+        wide_out_bits=wide,
+    )
 
 
 _TABLE: tuple[Instruction, ...] = (
@@ -239,9 +308,16 @@ _TABLE: tuple[Instruction, ...] = (
     *_ampere("sm89", f"{_MMASIM}; {_KM} (Ada RTX 1000, L40S)"),
     _nvidia("sm89.mma.fp8", FP8, 32, 16, 13, 13, f"{_MMASIM}; {_KM} (Ada RTX 1000, L40S)", _PUB, float16_out=True),
     _nvidia(
-        "sm90.wgmma.fp8", FP8, 32, 32, 13, 13,
-        f"H200 captures; {_KM} (H100, H200, from c = 0); DeepSeek-V3 3.3.2", _HW, float16_out=True,
-    ),  # fmt: skip
+        "sm90.wgmma.fp8",
+        FP8,
+        32,
+        32,
+        13,
+        13,
+        f"H200 captures; {_KM} (H100, H200, from c = 0); DeepSeek-V3 3.3.2",
+        _HW,
+        float16_out=True,
+    ),
     _nvidia("sm90.wgmma.f16", FP16, 16, 16, 25, 23, f"{_MMASIM}; {_KM} (H100, H200)", _PUB, float16_out=True),
     _nvidia("sm90.wgmma.bf16", BF16, 16, 16, 25, 23, f"{_MMASIM}; {_KM} (H100, H200)", _PUB),
     _nvidia("sm90.wgmma.tf32", TF32, 8, 8, 25, 23, f"{_MMASIM}; {_KM} (H100, H200)", _PUB),

@@ -82,20 +82,28 @@ LOGITS: Mapping[str, LogitsSchedule] = MappingProxyType(
         s.name: s
         for s in (
             LogitsSchedule(
-                "sm90.mqa_logits", "sm90.chain", True,
+                "sm90.mqa_logits",
+                "sm90.chain",
+                True,
                 "DeepGEMM's MQA logits on sm90 (the paged kernel has the same source)",
                 Status.SEEN_ON_HARDWARE,
             ),
             LogitsSchedule(
-                "sm90.mqa_logits.second_fused", "sm90.chain", False,
-                "the contraction a reader would write; no kernel known", Status.LITERATURE,
+                "sm90.mqa_logits.second_fused",
+                "sm90.chain",
+                False,
+                "the contraction a reader would write; no kernel known",
+                Status.LITERATURE,
             ),
             _sm100("sm100.mqa_logits", "sm100.chain"),
-            *(_sm100(s.name.replace("sm100.chain_mxf4", FP4), s.name)
-              for s in schedules("sm100") if s.name.startswith("sm100.chain_mxf4")),
+            *(
+                _sm100(s.name.replace("sm100.chain_mxf4", FP4), s.name)
+                for s in schedules("sm100")
+                if s.name.startswith("sm100.chain_mxf4")
+            ),
         )
     }
-)  # fmt: skip
+)
 
 
 def predict_logits(

@@ -54,9 +54,14 @@ class Packed:
 
 
 def pack(
-    chains: Iterable[Chain], *, group: int, unit: int, piece: int | None = None, interleaved: bool = False,
+    chains: Iterable[Chain],
+    *,
+    group: int,
+    unit: int,
+    piece: int | None = None,
+    interleaved: bool = False,
     flags: int = 0,
-) -> Packed:  # fmt: skip
+) -> Packed:
     """The packed order of ``chains``.
 
     Parameters

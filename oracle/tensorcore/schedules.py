@@ -335,9 +335,14 @@ def _powers_of_two(scale: torch.Tensor) -> bool:
 
 
 def _family(
-    arch: str, mma: str, *, promoting: bool, seen: Mapping[str, str] | None = None, prefix: str = "",
+    arch: str,
+    mma: str,
+    *,
+    promoting: bool,
+    seen: Mapping[str, str] | None = None,
+    prefix: str = "",
     widens: bool = False,
-) -> list[Schedule]:  # fmt: skip
+) -> list[Schedule]:
     """The chain and promotion schedules of one instruction."""
     inst = instruction(f"{arch}.{mma}")
     seen = seen or {}
@@ -384,9 +389,15 @@ def _with_source(schedule: Schedule, seen: Mapping[str, str]) -> Schedule:
 def _dequantised(arch: str, inst: str) -> Schedule:
     seen = "this project's Triton product of MX and NVFP4; kernels that dequantise to bfloat16 in registers"
     return Schedule(
-        f"{arch}.bf16.dequantised", instruction(f"{arch}.{inst}"), None, Promotion.NONE, Epilogue.NONE, seen,
-        Status.LITERATURE, dequantises=True,
-    )  # fmt: skip
+        f"{arch}.bf16.dequantised",
+        instruction(f"{arch}.{inst}"),
+        None,
+        Promotion.NONE,
+        Epilogue.NONE,
+        seen,
+        Status.LITERATURE,
+        dequantises=True,
+    )
 
 
 def _widened(arch: str, mma: str) -> Schedule:
@@ -396,9 +407,15 @@ def _widened(arch: str, mma: str) -> Schedule:
         "for this capability a chain of 8 mma.m16n8k16 from zero for each block of 128, then one fma"
     )
     return Schedule(
-        f"{arch}.f16.promote128", instruction(f"{arch}.{mma}"), 128, Promotion.FMA, Epilogue.NONE, seen,
-        Status.LITERATURE, widens=True,
-    )  # fmt: skip
+        f"{arch}.f16.promote128",
+        instruction(f"{arch}.{mma}"),
+        128,
+        Promotion.FMA,
+        Epilogue.NONE,
+        seen,
+        Status.LITERATURE,
+        widens=True,
+    )
 
 
 def _inside(name: str, inst: str, seen_in: str) -> list[Schedule]:
@@ -482,20 +499,25 @@ _TABLE: tuple[Schedule, ...] = (
 _BY_NAME = {s.name: s for s in _TABLE}
 _FURTHER: tuple[Schedule, ...] = (
     _every(
-        _BY_NAME["sm90.promote128.scale_after.product"], 32,
+        _BY_NAME["sm90.promote128.scale_after.product"],
+        32,
         "FBGEMM _kernel_matmul_fp8_row_no_fast_acc with BLOCK_K = 32, `sum += dot(a, b)`, on an H200",
     ),
     replace(
-        _BY_NAME["sm90.chain.row_then_col"], name="sm90.chain.row_then_col.bias_after_cast", bias_after_cast=True,
+        _BY_NAME["sm90.chain.row_then_col"],
+        name="sm90.chain.row_then_col.bias_after_cast",
+        bias_after_cast=True,
         seen_in="SGLang scaled_mm_kernel and FlagGems _pertensor_or_pertoken_smm_kernel, on an H200",
         status=Status.SEEN_ON_HARDWARE,
     ),
     replace(
-        _BY_NAME["sm90.chain"], name="sm90.chain.flushed", flushes=True,
+        _BY_NAME["sm90.chain"],
+        name="sm90.chain.flushed",
+        flushes=True,
         seen_in="sglang-kernel fp8_scaled_mm, on an H200: its epilogue is compiled with --use_fast_math",
         status=Status.SEEN_ON_HARDWARE,
     ),
-)  # fmt: skip
+)
 """Schedules of one kernel each."""
 
 _REGISTRY: Mapping[str, Schedule] = MappingProxyType(_BY_NAME | {s.name: s for s in _FURTHER})

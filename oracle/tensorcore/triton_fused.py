@@ -31,10 +31,28 @@ B_THEN_FMA = tl.constexpr(5)
 
 @jit
 def fused(  # type: ignore[no-untyped-def]  # triton reads annotations: only constexpr may stand there
-    a, a_exponent, a_scale, b, b_exponent, b_scale, tiles, out, rows, columns, n_tiles,
-    LENGTH: tl.constexpr, GROUP: tl.constexpr, T: tl.constexpr, TO: tl.constexpr, MODE: tl.constexpr,
-    FOLDS: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, UNROLL: tl.constexpr,
-):  # fmt: skip
+    a,
+    a_exponent,
+    a_scale,
+    b,
+    b_exponent,
+    b_scale,
+    tiles,
+    out,
+    rows,
+    columns,
+    n_tiles,
+    LENGTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    T: tl.constexpr,
+    TO: tl.constexpr,
+    MODE: tl.constexpr,
+    FOLDS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
     """``out[rows, columns]`` float32; ``a [Kp, rows]``, ``b [Kp, columns]`` packed k-major, padded to the tile.
 
     Scales ``[B, rows]`` and ``[B, columns]``; tile ``i`` covers ``LENGTH`` packed positions from ``i * LENGTH``, and

@@ -26,9 +26,20 @@ FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.uint8: 
 
 @jit
 def _kernel(  # type: ignore[no-untyped-def]  # triton reads annotations: only constexpr may stand there
-    a, b, sa, sb, out, K: tl.constexpr, PA: tl.constexpr, PB: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
-    FA: tl.constexpr, FB: tl.constexpr, EDGE: tl.constexpr,
-):  # fmt: skip
+    a,
+    b,
+    sa,
+    sb,
+    out,
+    K: tl.constexpr,
+    PA: tl.constexpr,
+    PB: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
+    FA: tl.constexpr,
+    FB: tl.constexpr,
+    EDGE: tl.constexpr,
+):
     """One tile of EDGE x EDGE; PA and PB are codes a byte."""
     rows = tl.arange(0, EDGE)
     acc = tl.zeros((EDGE, EDGE), tl.float32)
@@ -54,7 +65,17 @@ def dot_scaled(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype
     out = torch.empty((EDGE, EDGE), dtype=out_dtype, device=a.device)
     scales = [s.view(torch.uint8) if s.dtype == torch.float8_e8m0fnu else s for s in (a_scale, b_scale)]
     _kernel[1,](
-        a, b, *scales, out, k, *packed, k // a_scale.shape[1], 128, FORMATS[a.dtype], FORMATS[b.dtype], EDGE,
+        a,
+        b,
+        *scales,
+        out,
+        k,
+        *packed,
+        k // a_scale.shape[1],
+        128,
+        FORMATS[a.dtype],
+        FORMATS[b.dtype],
+        EDGE,
         num_warps=4,
-    )  # fmt: skip
+    )
     return out

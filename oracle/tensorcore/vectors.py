@@ -213,9 +213,15 @@ def check(vectors: Vectors, output: str, *, model: Model | None = None) -> Row:
     if len(lengths) > 1:
         notes.append(f"files of {sorted(lengths)} lines; the first {n} compared")
     return Row(
-        vectors.gpu, vectors.format, str(dtype).removeprefix("torch."), model.instruction.name,
-        n, int(wrong.sum()), first, "; ".join(notes),
-    )  # fmt: skip
+        vectors.gpu,
+        vectors.format,
+        str(dtype).removeprefix("torch."),
+        model.instruction.name,
+        n,
+        int(wrong.sum()),
+        first,
+        "; ".join(notes),
+    )
 
 
 def conformance(root: Path | str) -> list[Row]:

@@ -91,7 +91,7 @@ DECISIONS: Mapping[str, tuple[Row, ...]] = {
           "per_tensor_activations": no}, 3),
         ({}, 4),
     ),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 """By the name of the routine."""
 
 

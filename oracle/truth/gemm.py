@@ -377,9 +377,7 @@ class ScaledProduct:
         a, b = (take_rows(x.t(), columns).t() for x in (self.a, self.b))
         a_scale, b_scale = self.a_scale[:, blocks], self.b_scale[:, blocks]
         length = self.block if self.B > 1 else len(ks)
-        return replace(
-            self, a=a, b=b, a_scale=a_scale, b_scale=b_scale, block=length, bias=None, c=None, alpha=None
-        )
+        return replace(self, a=a, b=b, a_scale=a_scale, b_scale=b_scale, block=length, bias=None, c=None, alpha=None)
 
     def tiles(self) -> Iterator[tuple[slice, ScaledProduct]]:
         """Row tiles whose result has at most about ``TILE`` elements."""

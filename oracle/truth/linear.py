@@ -42,10 +42,14 @@ def dispatch_w8a8_scaled_mm(
 ) -> str:
     """The routine that multiplies, for any six flags; ``rowwise``: torch has a row-wise kernel on this machine."""
     position = decide(
-        "dispatch_w8a8_scaled_mm", cutlass_fp8_supported=cutlass_fp8_supported, per_tensor_weights=per_tensor_weights,
-        per_tensor_activations=per_tensor_activations, use_per_token_if_dynamic=use_per_token_if_dynamic,
-        rocm=rocm, rowwise=rowwise,
-    )  # fmt: skip
+        "dispatch_w8a8_scaled_mm",
+        cutlass_fp8_supported=cutlass_fp8_supported,
+        per_tensor_weights=per_tensor_weights,
+        per_tensor_activations=per_tensor_activations,
+        use_per_token_if_dynamic=use_per_token_if_dynamic,
+        rocm=rocm,
+        rowwise=rowwise,
+    )
     return ROUTINES[position]
 
 

@@ -382,9 +382,20 @@ def verdict(
         )
         seen = None if c.evidence is None else replace(c.evidence, tile=tiles)
         return Verdict(
-            Status.FAILED, summary, c.outside, c.total, w, None, (), basis, where, c.margin, c.unconstrained,
-            evidence=seen, error=c.measure(),
-        )  # fmt: skip
+            Status.FAILED,
+            summary,
+            c.outside,
+            c.total,
+            w,
+            None,
+            (),
+            basis,
+            where,
+            c.margin,
+            c.unconstrained,
+            evidence=seen,
+            error=c.measure(),
+        )
     said = f"{_every(c.total)} admissible ({basis}), worst margin {c.margin:.3g}"
     if matches is not None:
         said = f"{_every(c.total)} {'equals' if c.total == 1 else 'equal'} the bits of {matches}"
@@ -396,9 +407,20 @@ def verdict(
     if mistrust is not None:
         said += f"; but this proves little: {mistrust}"
     return Verdict(
-        status, said, 0, c.total, c.worst, matches, (), basis, "", c.margin, c.unconstrained, mistrust,
+        status,
+        said,
+        0,
+        c.total,
+        c.worst,
+        matches,
+        (),
+        basis,
+        "",
+        c.margin,
+        c.unconstrained,
+        mistrust,
         error=c.measure(),
-    )  # fmt: skip
+    )
 
 
 def _worst(flat: int, value: Tensor, admissible: Admissible, ratio: Tensor, output: str) -> Worst:

@@ -167,9 +167,14 @@ def gather_pieces(
         row += len(piece.actual)
     elements = [e for _, e in sorted(worst, key=lambda pair: pair[0])[:LISTED]]
     return _evidence(
-        like, torch.cat(levels), output=output, tile=tile, elements=tuple(elements), fields=_fields(fmt),
+        like,
+        torch.cat(levels),
+        output=output,
+        tile=tile,
+        elements=tuple(elements),
+        fields=_fields(fmt),
         flips=_flips(torch.cat(bits), torch.cat(due), fmt.bits),
-    )  # fmt: skip
+    )
 
 
 def levels_of(piece: Piece, fmt: Format) -> tuple[Tensor, Tensor, Tensor]:

@@ -76,7 +76,8 @@ class Tally:
         rows, own, scales, values = (t.contiguous().numpy() for t in (x.to(torch.float32), codes, scale, value))
         top, least, unit = self.fmt.max_finite, self.fmt.min_normal, math.ldexp(1.0, self.fmt.fraction_bits)
         signal, noise, ulps, relative, *counts = figures(
-            rows, own, scales, values, top, self.beyond, least, self.ulps / unit, self.relative)  # fmt: skip
+            rows, own, scales, values, top, self.beyond, least, self.ulps / unit, self.relative
+        )
         if not math.isfinite(signal + noise):
             return False
         self.elements, self.scaled = self.elements + x.numel(), self.scaled + x.numel()

@@ -201,9 +201,15 @@ def draw(pictures: Sequence[Picture], said: str, *, path: str | os.PathLike[str]
 
 
 def draw_diagnosis(
-    places: Sequence[Place], factors: Blocks | None, bars: Sequence[tuple[str, float, str]], findings: Sequence[str],
-    said: str, *, path: str | os.PathLike[str] | None, dark: bool,
-) -> Figure:  # fmt: skip
+    places: Sequence[Place],
+    factors: Blocks | None,
+    bars: Sequence[tuple[str, float, str]],
+    findings: Sequence[str],
+    said: str,
+    *,
+    path: str | os.PathLike[str] | None,
+    dark: bool,
+) -> Figure:
     """Where an output fails, by which factors its K blocks enter, and how much each explanation reproduces.
 
     bars : each explanation, the part of the failing elements that it reproduces, and what is said of that.
@@ -251,9 +257,14 @@ def _figure(said: str, height: float, path: str | os.PathLike[str] | None, dark:
     inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     papers = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
     look: dict[Any, Any] = {
-        **dict.fromkeys(inked, ink), **dict.fromkeys(papers, paper), "font.family": "sans-serif", "font.size": 9.0,
-        "text.usetex": False, "svg.fonttype": "none", "svg.hashsalt": "fp8-oracle",
-    }  # fmt: skip
+        **dict.fromkeys(inked, ink),
+        **dict.fromkeys(papers, paper),
+        "font.family": "sans-serif",
+        "font.size": 9.0,
+        "text.usetex": False,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "fp8-oracle",
+    }
 
     class Shown(Figure):
         """A figure that a notebook shows by itself."""
@@ -344,9 +355,15 @@ def _heat_map(axes: Axes, seen: Picture, dark: bool) -> None:
         if count
     ]
     axes.legend(
-        handles=legend, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, fontsize=7.5, frameon=False,
-        title="elements by level (step: the next representable value beyond the interval)", title_fontsize=7.5,
-    )  # fmt: skip
+        handles=legend,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.14),
+        ncols=4,
+        fontsize=7.5,
+        frameon=False,
+        title="elements by level (step: the next representable value beyond the interval)",
+        title_fontsize=7.5,
+    )
 
 
 def _ink(dark: bool) -> str:
@@ -364,8 +381,13 @@ def _histogram(axes: Axes, seen: Picture, dark: bool) -> None:
     if seen.inside is None or seen.outside is None or seen.admitted is None:
         axes.set_title(f"{seen.output}: elements by level", fontsize=9, parse_math=False)
         found = [(n, c, colour) for n, c, colour in zip(SHORT, seen.counts[1:], COLOURS, strict=False) if c]
-        axes.bar(range(len(found)), [c for _, c, _ in found], color=[_on(x, dark) for *_, x in found],
-                 edgecolor=_ink(dark), linewidth=0.5)  # fmt: skip
+        axes.bar(
+            range(len(found)),
+            [c for _, c, _ in found],
+            color=[_on(x, dark) for *_, x in found],
+            edgecolor=_ink(dark),
+            linewidth=0.5,
+        )
         axes.set_xticks(range(len(found)), [n for n, *_ in found], rotation=30, ha="right")
         axes.set_xlabel("level (steps: representable values beyond the interval)")
         return
@@ -378,10 +400,14 @@ def _histogram(axes: Axes, seen: Picture, dark: bool) -> None:
     for counts, side, colour, name in sides:
         if counts.any():
             axes.bar(at + side, counts[:used], 0.42, color=colour, label=f"error, {name}")
-    extra = [(name, count, colour) for name, count, colour in (
-        ("NaN,\ninf", seen.counts[1 + NO_NUMBER], _on(COLOURS[NO_NUMBER], dark)),
-        ("unspe-\ncified", seen.counts[0], COLOURS[-1]),
-    ) if count]  # fmt: skip
+    extra = [
+        (name, count, colour)
+        for name, count, colour in (
+            ("NaN,\ninf", seen.counts[1 + NO_NUMBER], _on(COLOURS[NO_NUMBER], dark)),
+            ("unspe-\ncified", seen.counts[0], COLOURS[-1]),
+        )
+        if count
+    ]
     places = [used + 0.5 + i * max(1.0, used / 9) for i in range(len(extra))]
     for where, (_, count, colour) in zip(places, extra, strict=True):
         axes.bar(where, count, 0.7, color=colour, hatch="///", edgecolor=_ink(dark))
@@ -415,9 +441,14 @@ def _factors(axes: Axes, seen: Blocks, dark: bool) -> None:
     colours = LinearSegmentedColormap.from_list("factor", three).with_extremes(bad=COLOURS[-1])
     rows, count = seen.factor.shape
     shown = axes.imshow(
-        seen.factor, cmap=colours, vmin=0, vmax=2, aspect="auto", interpolation="none",
+        seen.factor,
+        cmap=colours,
+        vmin=0,
+        vmax=2,
+        aspect="auto",
+        interpolation="none",
         extent=(-0.5, count - 0.5, rows * seen.rows - 0.5, -0.5),
-    )  # fmt: skip
+    )
     axes.figure.colorbar(shown, ax=axes, label="factor: 0 lost, 1 right, 2 and more", extend="both", shrink=0.9)
     axes.set_title("by which factor each K block enters (grey: not known)", fontsize=9)
     axes.set_xlabel(f"K block ({seen.length} products)")
@@ -438,7 +469,14 @@ def _bars(axes: Axes, bars: Sequence[tuple[str, float, str]], dark: bool) -> Non
     axes.barh(range(len(shown)), [100 * share for _, share, _ in shown], color=INSIDE, height=0.6)
     for i, (_, share, said) in enumerate(shown):
         inside = share > 0.5
-        axes.text(100 * share + (-1 if inside else 1), i, said, va="center", ha="right" if inside else "left",
-                  color="#ffffff" if inside else (_ink(dark)), fontsize=8)  # fmt: skip
+        axes.text(
+            100 * share + (-1 if inside else 1),
+            i,
+            said,
+            va="center",
+            ha="right" if inside else "left",
+            color="#ffffff" if inside else (_ink(dark)),
+            fontsize=8,
+        )
     axes.set_yticks(range(len(shown)), names, parse_math=False)
     axes.invert_yaxis()

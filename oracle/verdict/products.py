@@ -227,9 +227,7 @@ def exact_and_interval(
     return product.once(("interval", name), lambda: _exact_and_interval(product, name, deciding))
 
 
-def _exact_and_interval(
-    product: ScaledProduct, name: str, deciding: Deciding | None
-) -> tuple[Exact | None, Interval]:
+def _exact_and_interval(product: ScaledProduct, name: str, deciding: Deciding | None) -> tuple[Exact | None, Interval]:
     if product.nearby is not None:
         value, interval = exact_and_interval(product.nearby, name)
         return None if value is None else value.to(product.a.device), interval.to(product.a.device)

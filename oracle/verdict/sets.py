@@ -240,9 +240,7 @@ def values_of(x: Tensor) -> Tensor:
     return decode(x) if x.is_floating_point() and x.dtype is not torch.float64 else x.to(torch.float64)
 
 
-def verdict_of_equality(
-    basis: str, name: str, total: int, mistrust: str | None, error: Error | None = None
-) -> Verdict:
+def verdict_of_equality(basis: str, name: str, total: int, mistrust: str | None, error: Error | None = None) -> Verdict:
     """A pass by equality of every bit with a named prediction; ``error`` where it was measured."""
     said = f"{'the only element equals' if total == 1 else f'all {total} elements equal'} the bits of {name}"
     if mistrust is not None:

@@ -58,9 +58,12 @@ def corner(p: ScaledProduct, rows: int = CORNER[0], columns: int = CORNER[1]) ->
     """The first rows and columns of the result as a product of its own."""
     scales = p.b_scale[: -(-columns // p.b_rows)] if p.b_scale.shape[0] > 1 else p.b_scale
     return replace(
-        p, a=p.a[:rows], a_scale=p.a_scale[:rows] if p.a_scale.shape[0] > 1 else p.a_scale, b=p.b[:columns],
+        p,
+        a=p.a[:rows],
+        a_scale=p.a_scale[:rows] if p.a_scale.shape[0] > 1 else p.a_scale,
+        b=p.b[:columns],
         b_scale=scales,
-    )  # fmt: skip
+    )
 
 
 def predict(p: ScaledProduct, schedule: str, engine: str = "cuda") -> Tensor:

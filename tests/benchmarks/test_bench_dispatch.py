@@ -59,9 +59,16 @@ def stand_ins() -> Iterator[None]:
         __version__="0.1.4.post1", fp8_gemm_nt=launched, _C=types.SimpleNamespace(fp8_fp4_gemm_nt=launched)
     )
     native = types.SimpleNamespace(group_kernel=None, linear_kernel=None, sum_kernel=None), True
-    caches: list[Any] = [deep_gemm.library, deep_gemm.symbol, deep_gemm.compiled_gemm, fast_triton._knobs,
-                         triton_quant._prepared, triton_quant._group_quantiser, triton_linear._prepared,
-                         triton_linear._sum]  # fmt: skip
+    caches: list[Any] = [
+        deep_gemm.library,
+        deep_gemm.symbol,
+        deep_gemm.compiled_gemm,
+        fast_triton._knobs,
+        triton_quant._prepared,
+        triton_quant._group_quantiser,
+        triton_linear._prepared,
+        triton_linear._sum,
+    ]
 
     def forget() -> None:
         for cache in caches:

@@ -50,8 +50,10 @@ def main(jobs: int, contract: str) -> None:
                 best[count] = min(best.get(count, float("inf")), time.perf_counter() - start)
                 found[count] = target.read_bytes()
     ratio, same = best[1] / best[jobs], "the same" if found[1] == found[jobs] else "OTHER"
-    print(f"mutate {contract}: 1 job {best[1]:.1f} s, {jobs} jobs {best[jobs]:.1f} s; ratio {ratio:.2f} "
-          f"(required with 2 on 2 idle cores: {REQUIRED}); {same} results")  # fmt: skip
+    print(
+        f"mutate {contract}: 1 job {best[1]:.1f} s, {jobs} jobs {best[jobs]:.1f} s; ratio {ratio:.2f} "
+        f"(required with 2 on 2 idle cores: {REQUIRED}); {same} results"
+    )
 
 
 if __name__ == "__main__":

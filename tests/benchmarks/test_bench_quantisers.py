@@ -77,8 +77,11 @@ def test_quantiser(benchmark: Any, name: str, side: str) -> None:
     """A small shape where nothing is timed."""
     shape = SMALL if benchmark.disabled else SHAPE
     sides = Sides(name, *shape)
-    run = {"truth and judgement": lambda: (sides.truth(), sides.judge()), "figures": sides.figures(),
-           "float64 matmul": matmul(*shape)}[side]  # fmt: skip
+    run = {
+        "truth and judgement": lambda: (sides.truth(), sides.judge()),
+        "figures": sides.figures(),
+        "float64 matmul": matmul(*shape),
+    }[side]
     benchmark.pedantic(run, rounds=1 if benchmark.disabled else 3, warmup_rounds=0 if benchmark.disabled else 1)
 
 
@@ -100,9 +103,11 @@ def main(m: int, k: int, rounds: int = 5) -> None:
                 run()
                 best[side] = min(best[side], time.process_time() - start)
         truth, judgement, figures = (best[side] / best["matmul"] for side in ("truth", "judgement", "figures"))
-        print(f"{name:34} truth {truth:5.2f} + judgement {judgement:5.2f} = {truth + judgement:5.2f} (required "
-              f"{REQUIRED:g}), figures {figures:5.2f} = {figures / judgement:4.0%} of it, memory +{rise:.0f} MiB",
-              flush=True)  # fmt: skip
+        print(
+            f"{name:34} truth {truth:5.2f} + judgement {judgement:5.2f} = {truth + judgement:5.2f} (required "
+            f"{REQUIRED:g}), figures {figures:5.2f} = {figures / judgement:4.0%} of it, memory +{rise:.0f} MiB",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -42,9 +42,15 @@ class Data:
 
 
 DATA = (
-    Data(0, 0), Data(6, -3), Data(14, -7), Data(30, -24), Data(3, 0, zeros=0.9), Data(4, -2, positive=True),
-    Data(0, -70), Data(4, -66, zeros=0.5),
-)  # fmt: skip
+    Data(0, 0),
+    Data(6, -3),
+    Data(14, -7),
+    Data(30, -24),
+    Data(3, 0, zeros=0.9),
+    Data(4, -2, positive=True),
+    Data(0, -70),
+    Data(4, -66, zeros=0.5),
+)
 
 
 def schedule_of(i: Instruction) -> Schedule:
@@ -161,9 +167,14 @@ class TestSoundness:
 
     @settings(max_examples=120, deadline=None)
     @given(
-        st.sampled_from(ALL), st.integers(0, 2**31), st.integers(1, 200), st.integers(0, 24), st.integers(-60, 6),
-        st.sampled_from((0.0, 0.3, 0.95)), st.booleans(),
-    )  # fmt: skip
+        st.sampled_from(ALL),
+        st.integers(0, 2**31),
+        st.integers(1, 200),
+        st.integers(0, 24),
+        st.integers(-60, 6),
+        st.sampled_from((0.0, 0.3, 0.95)),
+        st.booleans(),
+    )
     def test_hypothesis(
         self, i: Instruction, seed: int, k: int, spread: int, base: int, zeros: float, positive: bool
     ) -> None:
@@ -214,12 +225,16 @@ class TestAdversary:
                 if worst >= 0.9:
                     return
                 at = divmod(int(found.argmax()), 16)
-                fresh, _ = product_of(i, 16, 16, k, seed=int(torch.randint(0, 1 << 30, (1,), generator=g)),
-                                      data=DATA[1 + start % 2])  # fmt: skip
+                fresh, _ = product_of(
+                    i, 16, 16, k, seed=int(torch.randint(0, 1 << 30, (1,), generator=g)), data=DATA[1 + start % 2]
+                )
                 best = replace(
-                    given_, a=_children(given_.a, at[0], fresh.a, g), b=_children(given_.b, at[1], fresh.b, g),
-                    a_scale=_every(given_.a_scale, at[0]), b_scale=_every(given_.b_scale, at[1]),
-                )  # fmt: skip
+                    given_,
+                    a=_children(given_.a, at[0], fresh.a, g),
+                    b=_children(given_.b, at[1], fresh.b, g),
+                    a_scale=_every(given_.a_scale, at[0]),
+                    b_scale=_every(given_.b_scale, at[1]),
+                )
         pytest.fail(f"the worst ratio of {i.name} is {worst:.3f}")
 
     @pytest.mark.parametrize("i", ALL, ids=lambda i: i.name)

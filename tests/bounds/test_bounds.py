@@ -22,10 +22,12 @@ from oracle.truth.gemm import ScaledProduct, exact
 from tests.support.products import KINDS, at_the_edge, block_scaled, operand, row_scaled
 
 BOUNDED = [
-    s for s in schedules()
+    s
+    for s in schedules()
     if s.instruction.operands[0] not in ("tfloat32", "float4_e2m1fn")  # no torch dtype
-    and not s.instruction.is_reading and s.fault is None
-]  # fmt: skip
+    and not s.instruction.is_reading
+    and s.fault is None
+]
 ARCHES = st.sampled_from(("sm90", "sm89", "sm100"))
 FUSED = [s for s in BOUNDED if s.instruction.sum is Sum.FUSED]
 PLAIN = [s for s in FUSED if s.name.endswith(("chain", "promote128", "ue8m0"))]  # epilogues change no accumulator

@@ -25,8 +25,11 @@ from tests.support.schedule_products import product_of
 NAME = "sm90.promote128"
 ACC = of_schedule(get(NAME))
 M, N = 300, 140
-BOUNDS = {"residue_bound": engines._on_device, "any_order_bound": engines.any_order_bound,
-          "split_bound": engines.split_bound}  # fmt: skip
+BOUNDS = {
+    "residue_bound": engines._on_device,
+    "any_order_bound": engines.any_order_bound,
+    "split_bound": engines.split_bound,
+}
 Change = Callable[[Interval], Interval]
 
 

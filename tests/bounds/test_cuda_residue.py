@@ -84,9 +84,7 @@ WIDTHS = st.tuples(st.integers(1, 32), st.integers(2, 38), st.integers(2, 27), s
 
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 2**31), WIDTHS, st.integers(1, 300), st.sampled_from([(E4M3, E4M3), (E5M2, E4M3)]))
-def test_any_accumulator(
-    seed: int, widths: tuple[int, int, int, int | None], k: int, formats: tuple[str, str]
-) -> None:
+def test_any_accumulator(seed: int, widths: tuple[int, int, int, int | None], k: int, formats: tuple[str, str]) -> None:
     """Any widths, scales of many binades, signs and zeros among them."""
     acc = Accumulator("any", *widths)
     schedule = get("sm90.chain" if acc.promotion is None else "sm90.promote128")
@@ -133,9 +131,11 @@ class TestOperands:
         product, one = e4m3(4, 70, 300, seed=5, data="finite"), torch.tensor([[size]])
         whole = replace(product, a_scale=one, b_scale=one, block=300, b_rows=70)
         made = definition.scaled_at_the_end(
-            whole, PROMOTED, cuda_residue.residue_bound(whole, PROMOTED),
+            whole,
+            PROMOTED,
+            cuda_residue.residue_bound(whole, PROMOTED),
             lambda part: (engines.exact(part), cuda_residue.residue_bound(part, PROMOTED)),
-        )  # fmt: skip
+        )
         assert same(made, definition.residue_bound(whole, PROMOTED))
 
     def test_what_follows_the_sum(self) -> None:
@@ -196,8 +196,11 @@ def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert same(getattr(engines, name)(product, PROMOTED), getattr(definition, name)(product, PROMOTED))
 
 
-BOUNDS = {"residue_bound": engines._on_device, "any_order_bound": engines.any_order_bound,
-          "split_bound": engines.split_bound}  # fmt: skip
+BOUNDS = {
+    "residue_bound": engines._on_device,
+    "any_order_bound": engines.any_order_bound,
+    "split_bound": engines.split_bound,
+}
 
 
 @pytest.mark.parametrize("name", BOUNDS)

@@ -298,8 +298,10 @@ def test_a_small_product_of_a_device_is_computed_on_the_cpu(name: str, monkeypat
     """Exact value, interval and prediction are those of its copy; here that is another product, to be told apart."""
     product = product_of(get("sm90.promote128"), 4, 6, 256, seed=15, bias=True)
     other = replace(product, a=product.a.flip(0)).to("cpu")
-    due = engines.exact(other), exact_and_interval(other, name)[1], predict_product(
-        other, "sm90.promote128", out_dtype=torch.float32
+    due = (
+        engines.exact(other),
+        exact_and_interval(other, name)[1],
+        predict_product(other, "sm90.promote128", out_dtype=torch.float32),
     )
     monkeypatch.setattr(gemm.ScaledProduct, "nearby", property(lambda self: other if self.a is product.a else None))
     value, interval = engines.exact(product), exact_and_interval(product, name)[1]

@@ -79,16 +79,19 @@ def compared(given: ScaledProduct, schedule: Schedule, interval: Interval | None
 
 def constrained(schedule: Schedule, seeds: range) -> int:
     """Elements of these draws about which the interval says something; all of them lie in it."""
-    found = [compared(drawn(schedule, seed, bias=seed % 2 == 0 and schedule.scales is Scales.EPILOGUE), schedule)
-             for seed in seeds]  # fmt: skip
+    found = [
+        compared(drawn(schedule, seed, bias=seed % 2 == 0 and schedule.scales is Scales.EPILOGUE), schedule)
+        for seed in seeds
+    ]
     assert all(c.outside == 0 for c in found), [c.worst for c in found if c.outside]
     return sum(c.total - c.unconstrained for c in found)
 
 
 USUAL = [
-    s for s in schedules()
+    s
+    for s in schedules()
     if s.fault is None and (not s.instruction.is_reading or s.name == "sm100.chain_ue8m0.counted")
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("schedule", USUAL, ids=lambda s: s.name)

@@ -94,10 +94,46 @@ def ended(*arguments: object) -> str:
 # --- JSON ----------------------------------------------------------------------------------------------------
 
 VALUES: list[Any] = [
-    None, True, False, 0, -1, 1, 3, 2**63, 2**63 - 1, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308, -1e308, 5e-324,
-    float("nan"), float("inf"), "", "x", "PASSED", "CRASHED", "nan", "-inf", "\x1b[2J\x9b\r\x00", "\ud800", "é\u202e",
-    "a\nb", "9" * 5000, [], {}, [[]], [1, 2, 3], ["x"], {"x": 1}, {"": None}, [None] * 70, "<script>", "\\u0000",
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    3,
+    2**63,
+    2**63 - 1,
+    -(2**63) - 1,
+    10**400,
+    0.5,
+    -0.0,
+    1e308,
+    -1e308,
+    5e-324,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "PASSED",
+    "CRASHED",
+    "nan",
+    "-inf",
+    "\x1b[2J\x9b\r\x00",
+    "\ud800",
+    "é\u202e",
+    "a\nb",
+    "9" * 5000,
+    [],
+    {},
+    [[]],
+    [1, 2, 3],
+    ["x"],
+    {"x": 1},
+    {"": None},
+    [None] * 70,
+    "<script>",
+    "\\u0000",
+]
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -181,8 +217,12 @@ def test_records(tmp_path: Path) -> None:
         else:
             content = b"".join(json.dumps(line).encode() + b"\n" for line in spoilt(lines, rng) or [0])
         bad.write_bytes(bent(content, rng) if number % 5 == 0 else content)
-        for asked in (("report", bad, *forms), ("compare", bad, good), ("compare", good, bad, "-v", "--json", "made"),
-                      ("history", "add", bad, "--db", base)):  # fmt: skip
+        for asked in (
+            ("report", bad, *forms),
+            ("compare", bad, good),
+            ("compare", good, bad, "-v", "--json", "made"),
+            ("history", "add", bad, "--db", base),
+        ):
             tally.try_(f"record {number} {asked[0]}", lambda asked=asked: ended(*asked))
         tally.try_(f"history after record {number}", lambda: ended("history", "show", "--db", base, "--html", "made"))
         assert tally.wrong or command("history", "show", "--db", base)[0] == 0, f"record {number} poisons a history"
@@ -197,12 +237,39 @@ def test_databases(tmp_path: Path) -> None:
     lines_of_a_record(good)
     command("history", "add", good, "--db", base)
     content, tally = base.read_bytes(), Tally("databases")
-    values = [None, 0, -1, 2**63 - 1, -(2**63), 1e308, -1e308, float("inf"), "", "x", "\x1b[2J", b"\xff", "PASSED",
-              "[]", "{", '{"fp8-oracle": 3}', '{"fp8-oracle": "\\ud800"}', "1", "null"]  # fmt: skip
-    changes = ["DROP TABLE outcomes", "DROP INDEX outcomes_of_run", "ALTER TABLE runs ADD COLUMN more",
-               "CREATE VIEW v AS SELECT 1", "PRAGMA user_version = 2", "PRAGMA user_version = -1", "DELETE FROM runs",
-               "CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM outcomes; END",
-               "INSERT INTO outcomes SELECT * FROM outcomes", "ALTER TABLE runs RENAME COLUMN ok TO fine"]  # fmt: skip
+    values = [
+        None,
+        0,
+        -1,
+        2**63 - 1,
+        -(2**63),
+        1e308,
+        -1e308,
+        float("inf"),
+        "",
+        "x",
+        "\x1b[2J",
+        b"\xff",
+        "PASSED",
+        "[]",
+        "{",
+        '{"fp8-oracle": 3}',
+        '{"fp8-oracle": "\\ud800"}',
+        "1",
+        "null",
+    ]
+    changes = [
+        "DROP TABLE outcomes",
+        "DROP INDEX outcomes_of_run",
+        "ALTER TABLE runs ADD COLUMN more",
+        "CREATE VIEW v AS SELECT 1",
+        "PRAGMA user_version = 2",
+        "PRAGMA user_version = -1",
+        "DELETE FROM runs",
+        "CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM outcomes; END",
+        "INSERT INTO outcomes SELECT * FROM outcomes",
+        "ALTER TABLE runs RENAME COLUMN ok TO fine",
+    ]
     for number in numbers("databases"):
         rng = random.Random(number)
         bad.write_bytes(bent(content, rng) if number % 2 else content)
@@ -279,18 +346,41 @@ def bent_header(header: dict[str, Any], data: bytes, rng: random.Random) -> tupl
     elif rng.random() < 0.5:
         entry = header[rng.choice(names)]
         key = rng.choice(list(entry))
-        entry[key] = rng.choice((
-            rng.choice(VALUES), [rng.choice(EXTENTS) for _ in range(rng.randrange(4))], rng.choice(DTYPES), [0, 2**63],
-        ))  # fmt: skip
+        entry[key] = rng.choice(
+            (
+                rng.choice(VALUES),
+                [rng.choice(EXTENTS) for _ in range(rng.randrange(4))],
+                rng.choice(DTYPES),
+                [0, 2**63],
+            )
+        )
     else:
         header = spoilt(header, rng)
     if isinstance(header, dict) and isinstance(found := header.get("__metadata__"), dict) and rng.random() < 0.5:
         key = rng.choice(("schema", "contract", "options", "arch", "numerics", "strides", "kernel", "\x1b"))
-        found[key] = rng.choice((
-            "", "{}", "[]", "x\x1b[2J", '{"a": [1, 1]}', '{"a": [0, 0]}', '{"a": [9223372036854775807, 1]}', "sm89",
-            '{"b": [1, 16]}', '{"a": [1e3]}', '{"out": [1, 2]}', '{"out_dtype": "float64"}', '{"out_dtype": NaN}',
-            "scaled_fp8_quant", "cutlass_scaled_mm", "sm90.chain", "ieee32.any", "sm90.promote128", '{"out_dtype": []}',
-        ))  # fmt: skip
+        found[key] = rng.choice(
+            (
+                "",
+                "{}",
+                "[]",
+                "x\x1b[2J",
+                '{"a": [1, 1]}',
+                '{"a": [0, 0]}',
+                '{"a": [9223372036854775807, 1]}',
+                "sm89",
+                '{"b": [1, 16]}',
+                '{"a": [1e3]}',
+                '{"out": [1, 2]}',
+                '{"out_dtype": "float64"}',
+                '{"out_dtype": NaN}',
+                "scaled_fp8_quant",
+                "cutlass_scaled_mm",
+                "sm90.chain",
+                "ieee32.any",
+                "sm90.promote128",
+                '{"out_dtype": []}',
+            )
+        )
     return header, data
 
 
@@ -303,13 +393,25 @@ def test_files(tmp_path: Path) -> None:
         head = json.dumps(text).encode()
         whole = len(head).to_bytes(8, "little") + head + content
         path.write_bytes(bent(whole, rng) if number % 5 == 0 else whole)
-        asked = rng.choice((
-            ("explain", path), ("judge", path, "--contract", GEMM), ("explain", path, "--contract", GEMM),
-            ("judge", path, "--contract", "cutlass_scaled_mm", "--input", "scale_a=a_scale", "--input",
-             "scale_b=b_scale"),
-            ("judge", path, "--contract", "per_token_cast_to_fp8", "--input", "x=a"),
-            ("identify", path, "--contract", GEMM),
-        ))  # fmt: skip
+        asked = rng.choice(
+            (
+                ("explain", path),
+                ("judge", path, "--contract", GEMM),
+                ("explain", path, "--contract", GEMM),
+                (
+                    "judge",
+                    path,
+                    "--contract",
+                    "cutlass_scaled_mm",
+                    "--input",
+                    "scale_a=a_scale",
+                    "--input",
+                    "scale_b=b_scale",
+                ),
+                ("judge", path, "--contract", "per_token_cast_to_fp8", "--input", "x=a"),
+                ("identify", path, "--contract", GEMM),
+            )
+        )
         tally.try_(f"file {number} {asked[0]}", lambda asked=asked: ended(*asked))
     tally.done()
 
@@ -326,9 +428,22 @@ SCALARS: list[Any] = [
     b"x", [1.0], [], (), (1, 2), (128, 128), {}, {"a": 1}, torch.float32, torch.int8, torch.device("cpu"),
     torch.Size([1]), object(), int, len, ..., 1j, range(3), "cuda", "meta:0", torch.float8_e4m3fn, "sm90", "cpu",
     "sm90.promote128", "ieee32.any", ".any", "sm42",
-]  # fmt: skip
-WIDE = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8,
-        torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16)  # fmt: skip
+]  # fmt: skip  # a table, one row a line
+WIDE = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.uint16,
+)
 
 
 def odd(t: torch.Tensor, rng: random.Random) -> torch.Tensor:
@@ -415,8 +530,12 @@ def test_arguments_of_the_layer() -> None:
     for function in public:
         if function is kernels.FlashinferMoeBackend:
             # Enum prints what it does not know, and torch reads freed memory to print it: no tensors for this one
-            table.append((lambda value, f=function: f(type(value) if isinstance(value, torch.Tensor) else value),
-                          {"value": "CUTLASS"}))  # fmt: skip
+            table.append(
+                (
+                    lambda value, f=function: f(type(value) if isinstance(value, torch.Tensor) else value),
+                    {"value": "CUTLASS"},
+                )
+            )
         elif function not in known:
             given = inspect.signature(function).parameters.values()
             guess = {p.name: 1 if p.default is p.empty else p.default for p in given if p.name != "self"}
@@ -549,9 +668,14 @@ def test_kernels() -> None:
         calls: list[int] = []
 
         def kernel(
-            a: Any, b: Any, a_scale: Any, b_scale: Any, out_dtype: torch.dtype, plan: Any = (first, how, value, at),
+            a: Any,
+            b: Any,
+            a_scale: Any,
+            b_scale: Any,
+            out_dtype: torch.dtype,
+            plan: Any = (first, how, value, at),
             calls: list[int] = calls,
-        ) -> torch.Tensor:  # fmt: skip
+        ) -> torch.Tensor:
             calls.append(1)
             product = ScaledProduct(a, b, a_scale, b_scale, 128, 128)
             out = predict_product(product, "sm90.promote128", out_dtype=out_dtype)

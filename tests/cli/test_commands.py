@@ -105,11 +105,12 @@ class TestJudge:
 
     def test_transposed_weight(self, file: Path, cli: Cli, fixtures_folder: Path) -> None:
         ran = cli(
-            "judge", fixtures_folder / "captures" / "h200_dense_m16_n128_k512.safetensors",
+            "judge",
+            fixtures_folder / "captures" / "h200_dense_m16_n128_k512.safetensors",
             *("--contract", "torch_per_tensor_w8a8_scaled_mm", "--output", "out.torch*unit_fast_*"),
             *("--input", "qinput=a", "--input", "weight=b.T", "--input", "scale_a=unit_scale"),
             *("--input", "scale_b=unit_scale", "--numerics", "sm90.chain"),
-        )  # fmt: skip
+        )
         assert ran.status == 0, ran.err
         assert ran.out.count("PASSED") == 3
 

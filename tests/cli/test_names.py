@@ -48,8 +48,10 @@ class TestNames:
         assert ran.status == 2 and ran.out == ""
         assert "did you mean" in ran.err and f"'{meant}'" in ran.err.partition("did you mean")[2]
 
-    @pytest.mark.parametrize(("flag", "name", "meant"), [("--numerics", "sm90.promot128", "sm90.promote128"),
-                                                         ("--recipe", "lmdeploy_1x12", "lmdeploy_1x128")])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("flag", "name", "meant"),
+        [("--numerics", "sm90.promot128", "sm90.promote128"), ("--recipe", "lmdeploy_1x12", "lmdeploy_1x128")],
+    )
     def test_numerics(self, cli: Cli, tmp_path: Path, flag: str, name: str, meant: str) -> None:
         case = cases.parse(CASE)
         fixtures.write_tensors(tmp_path / "x.safetensors", {**case.inputs(), "out": torch.zeros(5, 256).bfloat16()})
@@ -70,8 +72,10 @@ class TestNames:
         assert among("x", many, see="list") == "there are 100: `list` prints them"
         assert among("gemm00", many).endswith("? There are 100")
         assert (counted(1, "case"), counted(0, "case"), counted(2, "stretch", "stretches")) == (
-            "1 case", "0 cases", "2 stretches",
-        )  # fmt: skip
+            "1 case",
+            "0 cases",
+            "2 stretches",
+        )
 
 
 class TestFiles:

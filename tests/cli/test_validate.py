@@ -141,8 +141,10 @@ class TestReports:
         (mine / "r.jsonl").write_text("something\n")
         ran = cli("validate", "mine:right", "--contract", GEMM, *ASKED, "--record", mine / "r.jsonl")
         assert ran.status == 2 and "exists; --resume continues it" in ran.err
-        assert "no line of a record" in cli("validate", "mine:right", "--contract", GEMM, "--record",
-                                            mine / "r.jsonl", "--resume").err  # fmt: skip
+        assert (
+            "no line of a record"
+            in cli("validate", "mine:right", "--contract", GEMM, "--record", mine / "r.jsonl", "--resume").err
+        )
         assert "--resume continues a record" in cli("validate", "mine:right", "--contract", GEMM, "--resume").err
 
 
@@ -180,9 +182,14 @@ class TestCommands:
 
     def test_of_a_provider(self, cli: Cli, mine: Path) -> None:
         """`verify` finds it in the current folder, and the command names it, its arch and what else was asked."""
-        module = ["import oracle", "from example_subjects import Example, zero_row", "",
-                  "def two():", "    one = zero_row()[0]",
-                  "    return [one, Example(one.name, one.work, arch='sm89', numerics=None)]"]  # fmt: skip
+        module = [
+            "import oracle",
+            "from example_subjects import Example, zero_row",
+            "",
+            "def two():",
+            "    one = zero_row()[0]",
+            "    return [one, Example(one.name, one.work, arch='sm89', numerics=None)]",
+        ]
         (mine / "provided.py").write_text("\n".join(module))
         sys.path.remove(str(mine))
         asked = ("--provider", "provided:two", "--explain", "off", "--fixtures", "none")

@@ -86,10 +86,20 @@ class TestTorch:
             s for s in oracle.compare_close(x, Y).rows if s.name[:5] != "torch"
         ]
 
-    @pytest.mark.parametrize(("x", "y"), [
-        (math.nan, 1.0), (1.0, math.nan), (math.nan, math.nan), (math.inf, math.inf), (math.inf, 1.0), (1.0, math.inf),
-        (-math.inf, math.inf), (math.nan, math.inf), (0.0, -0.0),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("x", "y"),
+        [
+            (math.nan, 1.0),
+            (1.0, math.nan),
+            (math.nan, math.nan),
+            (math.inf, math.inf),
+            (math.inf, 1.0),
+            (1.0, math.inf),
+            (-math.inf, math.inf),
+            (math.nan, math.inf),
+            (0.0, -0.0),
+        ],
+    )
     def test_special_values(self, x: float, y: float) -> None:
         actual, expected = torch.tensor([x, 1.0]), torch.tensor([y, 1.0])
         found = oracle.compare_close(actual, expected)
@@ -101,19 +111,22 @@ class TestTorch:
 class TestRefused:
     """Bad input is one typed error that names the value."""
 
-    @pytest.mark.parametrize(("x", "y", "said", "error", "match"), [
-        ([1.0], Y, {}, InputError, "actual is a list"),
-        (Y, None, {}, InputError, "expected is a NoneType"),
-        (Y.double(), Y, {}, DtypeError, "actual is torch.float64"),
-        (Y, Y.to(torch.float8_e4m3fn), {}, DtypeError, "expected is torch.float8_e4m3fn"),
-        (Y, Y[:1], {}, ShapeError, r"expected \[1, 3\]"),
-        (Y[:0], Y[:0], {}, ShapeError, "at least one element"),
-        (Y, Y.to("meta"), {}, DeviceError, "expected on meta"),
-        (Y, Y, {"rtol": 0.1}, OptionError, "both or neither"),
-        (Y, Y, {"rtol": 0.1, "atol": -1.0}, OptionError, "not negative"),
-        (Y, Y, {"rtol": math.nan, "atol": 0.0}, OptionError, "rtol is nan"),
-        (Y, Y, {"rtol": 0.0, "atol": "1"}, OptionError, "atol '1'"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("x", "y", "said", "error", "match"),
+        [
+            ([1.0], Y, {}, InputError, "actual is a list"),
+            (Y, None, {}, InputError, "expected is a NoneType"),
+            (Y.double(), Y, {}, DtypeError, "actual is torch.float64"),
+            (Y, Y.to(torch.float8_e4m3fn), {}, DtypeError, "expected is torch.float8_e4m3fn"),
+            (Y, Y[:1], {}, ShapeError, r"expected \[1, 3\]"),
+            (Y[:0], Y[:0], {}, ShapeError, "at least one element"),
+            (Y, Y.to("meta"), {}, DeviceError, "expected on meta"),
+            (Y, Y, {"rtol": 0.1}, OptionError, "both or neither"),
+            (Y, Y, {"rtol": 0.1, "atol": -1.0}, OptionError, "not negative"),
+            (Y, Y, {"rtol": math.nan, "atol": 0.0}, OptionError, "rtol is nan"),
+            (Y, Y, {"rtol": 0.0, "atol": "1"}, OptionError, "atol '1'"),
+        ],
+    )
     def test_typed_error(self, x: Any, y: Any, said: Any, error: type[Exception], match: str) -> None:
         with pytest.raises(error, match=match):
             oracle.compare_close(x, y, **said)

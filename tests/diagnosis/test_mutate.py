@@ -32,10 +32,20 @@ from tests.support import legal
 from tests.support.commandline import Cli
 
 FAST = (
-    "fp8_gemm_nt", "fp8_m_grouped_gemm_nt_masked", "fp8_mqa_logits", "align_fp8_moe_weights_for_fi", "moe_routing",
-    "apply_fi_trtllm_fp8_per_tensor_moe", "silu_and_mul", "scaled_grouped_mm", "get_num_sms",
-    "moe_fp8", "requantize_with_max_scale", "normalize_e4m3fn_to_e4m3fnuz", "shuffle_matrix_a",
-)  # fmt: skip
+    "fp8_gemm_nt",
+    "fp8_m_grouped_gemm_nt_masked",
+    "fp8_mqa_logits",
+    "align_fp8_moe_weights_for_fi",
+    "moe_routing",
+    "apply_fi_trtllm_fp8_per_tensor_moe",
+    "silu_and_mul",
+    "scaled_grouped_mm",
+    "get_num_sms",
+    "moe_fp8",
+    "requantize_with_max_scale",
+    "normalize_e4m3fn_to_e4m3fnuz",
+    "shuffle_matrix_a",
+)
 
 
 class TestScore:

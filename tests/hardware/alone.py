@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-BARE = frozenset({"sglang", "lmdeploy", "flag_gems", "fbgemm_gpu", "unsloth", "transformer_engine", "mx",
-                  "coat", "gemlite"})  # fmt: skip
+BARE = frozenset(
+    {"sglang", "lmdeploy", "flag_gems", "fbgemm_gpu", "unsloth", "transformer_engine", "mx", "coat", "gemlite"}
+)
 OPENED: set[str] = set()
 """Those that :func:`module` was asked for: all others are imported as ever."""
 
@@ -99,7 +100,7 @@ STUBS: Mapping[str, Mapping[str, object]] = {
     "unsloth_zoo.temporary_patches.common": {"torch_compile": lambda function: function},
     "transformer_engine.pytorch.quantized_tensor": _empty("QuantizedTensorStorage", "Quantizer"),
     "transformer_engine.pytorch.tensor.utils": _empty("is_custom"),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 
 class _Folders(MetaPathFinder):

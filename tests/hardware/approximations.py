@@ -29,11 +29,13 @@ RANGES = {
     "rsqrt_1": ("rsqrt", ONE), "rsqrt_2": ("rsqrt", ONE + BINADE),
     **{f"ex2_{2.0**e:g}": ("ex2", ONE + e * BINADE) for e in (-4, -3, -2, -1, 0, 1, 2)},
     **{f"ex2_-{2.0**e:g}": ("ex2", ONE + e * BINADE + NEGATIVE) for e in (-4, -3, -2, -1, 0, 1, 2)},
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 """Names of tables: the instruction, and the bits of the first of 2^23 values."""
 RIGHT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "rcp": lambda x: 1.0 / x, "ex2": np.exp2, "rsqrt": lambda x: 1.0 / np.sqrt(x),
-}  # fmt: skip
+    "rcp": lambda x: 1.0 / x,
+    "ex2": np.exp2,
+    "rsqrt": lambda x: 1.0 / np.sqrt(x),
+}
 
 
 @triton.jit

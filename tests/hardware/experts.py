@@ -64,9 +64,7 @@ def multiplied(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, ends: Ten
         sizes = exchanged(sizes)
     strides = [torch.full((g,), v, dtype=torch.int64, device=a.device) for v in (k, k, n)]
     b_scale = b_scale if per_channel else b_scale.reshape(g, 1)
-    torch.ops._C.cutlass_moe_mm(
-        out, a, b, a_scale, b_scale, starts, sizes.contiguous(), *strides, per_row, per_channel
-    )  # fmt: skip
+    torch.ops._C.cutlass_moe_mm(out, a, b, a_scale, b_scale, starts, sizes.contiguous(), *strides, per_row, per_channel)
     return out
 
 
@@ -114,9 +112,16 @@ def cutlass_fused(blocks: bool, inputs: Inputs, options: Options) -> Tensor:
     if not blocks:  # the last one, of the input, is a part of the first
         scales = [scales[0], inputs["fc2_act_scale"], scales[1], torch.ones(1, device=x.device)]
     made = call(
-        x.contiguous(), ids.int(), inputs["topk_weights"], inputs["w13"], inputs["w2"], torch.bfloat16, scales,
-        use_deepseek_fp8_block_scale=blocks, use_fused_finalize=options.get("combine") != "STORED",
-    )  # fmt: skip
+        x.contiguous(),
+        ids.int(),
+        inputs["topk_weights"],
+        inputs["w13"],
+        inputs["w2"],
+        torch.bfloat16,
+        scales,
+        use_deepseek_fp8_block_scale=blocks,
+        use_fused_finalize=options.get("combine") != "STORED",
+    )
     out: Tensor = made if isinstance(made, Tensor) else made[0]
     return out
 

@@ -192,15 +192,32 @@ def _w4a8_moe(op: Any, inputs: Inputs, options: Options) -> Tensor:
     of_scales = torch.zeros(experts, 2, dtype=torch.int64, device="cuda")
     of_scales[:, 0] = n
     sizes = exchanged(inputs["problem_sizes"].int())
-    op(out, a, encoded, inputs["a_token_scales"], inputs["b_channel_scales"], packed, 128, starts, sizes, lead,
-       layouts, of_out, of_scales, None)  # fmt: skip
+    op(
+        out,
+        a,
+        encoded,
+        inputs["a_token_scales"],
+        inputs["b_channel_scales"],
+        packed,
+        128,
+        starts,
+        sizes,
+        lead,
+        layouts,
+        of_out,
+        of_scales,
+        None,
+    )
     return out
 
 
 MIXED: Mapping[str, Callable[[Any, Inputs, Options], Any]] = {
-    "cutlass_encode_and_reorder_int4b": _reorder, "cutlass_pack_scale_fp8": _pack, "cutlass_w4a8_mm": _w4a8,
-    "cutlass_moe_mm": _moe, "cutlass_w4a8_moe_mm": _w4a8_moe,
-}  # fmt: skip
+    "cutlass_encode_and_reorder_int4b": _reorder,
+    "cutlass_pack_scale_fp8": _pack,
+    "cutlass_w4a8_mm": _w4a8,
+    "cutlass_moe_mm": _moe,
+    "cutlass_w4a8_moe_mm": _w4a8_moe,
+}
 
 
 # --- SGLang ---------------------------------------------------------------------------------------------------------
@@ -256,8 +273,12 @@ def flashinfer(contract: str, inputs: Inputs, options: Options) -> dict[str, Ten
     return {"q": q, "residual": residual}
 
 
-NORMS = ("rms_norm_static_fp8_quant", "fused_add_rms_norm_static_fp8_quant", "rms_norm_dynamic_per_token_quant",
-         "rms_norm_per_block_quant")  # fmt: skip
+NORMS = (
+    "rms_norm_static_fp8_quant",
+    "fused_add_rms_norm_static_fp8_quant",
+    "rms_norm_dynamic_per_token_quant",
+    "rms_norm_per_block_quant",
+)
 GATED = ("silu_and_mul_quant", "silu_and_mul_per_block_quant", "persistent_masked_m_silu_mul_quant")
 ROTARY = ("rope_quantize_fp8", "mla_rope_quantize_fp8")
 LIBRARIES: Mapping[str, tuple[Callable[[str, Inputs, Options], Any], tuple[str, ...]]] = {
@@ -265,7 +286,7 @@ LIBRARIES: Mapping[str, tuple[Callable[[str, Inputs, Options], Any], tuple[str, 
     # rows in use are honoured with the activation alone: without it v2 quantises every row, with the wrong strides
     "sgl": (sgl, ("per_token_group_quant_fp8", "per_token_group_quant_fp8_packed", "silu_and_mul_masked_post_quant")),
     "flashinfer": (flashinfer, ("rmsnorm_quant", "fused_add_rmsnorm_quant", *ROTARY)),
-}  # fmt: skip
+}
 
 
 @functools.cache

@@ -41,42 +41,56 @@ def measure(out: Path) -> int:
     table: dict[str, tuple[int, dict[str, Callable[[], object]]]] = {
         "silu_and_mul_per_block_quant": (
             5 * codes + codes // 32,
-            {"ours": lambda: fused.silu_and_mul_per_block_quant(wide),
-             "vllm": lambda: vllm("silu_and_mul_per_block_quant", {"x": wide}, block)},
+            {
+                "ours": lambda: fused.silu_and_mul_per_block_quant(wide),
+                "vllm": lambda: vllm("silu_and_mul_per_block_quant", {"x": wide}, block),
+            },
         ),
         "silu_and_mul_quant": (
             5 * codes,
-            {"ours": lambda: fused.silu_and_mul_quant(wide, scale),
-             "vllm": lambda: vllm("silu_and_mul_quant", {"x": wide, "scale": scale}, {})},
+            {
+                "ours": lambda: fused.silu_and_mul_quant(wide, scale),
+                "vllm": lambda: vllm("silu_and_mul_quant", {"x": wide, "scale": scale}, {}),
+            },
         ),
         "rms_norm_per_block_quant": (
             3 * codes + codes // 32,
-            {"ours": lambda: fused.rms_norm_per_block_quant(x, weight),
-             "vllm": lambda: vllm("rms_norm_per_block_quant", {"x": x, "weight": weight}, block)},
+            {
+                "ours": lambda: fused.rms_norm_per_block_quant(x, weight),
+                "vllm": lambda: vllm("rms_norm_per_block_quant", {"x": x, "weight": weight}, block),
+            },
         ),
         "rms_norm_per_block_quant + residual": (
             7 * codes + codes // 32,
-            {"ours": lambda: fused.rms_norm_per_block_quant(x, weight, residual=residual),
-             "vllm": lambda: vllm("rms_norm_per_block_quant", summed, block)},
+            {
+                "ours": lambda: fused.rms_norm_per_block_quant(x, weight, residual=residual),
+                "vllm": lambda: vllm("rms_norm_per_block_quant", summed, block),
+            },
         ),
         "fused_add_rms_norm_static_fp8_quant": (
             7 * codes,
-            {"ours": lambda: fused.fused_add_rms_norm_static_fp8_quant(x, residual, weight, scale),
-             "vllm": lambda: vllm("fused_add_rms_norm_static_fp8_quant", summed, block),
-             "flashinfer": lambda: flashinfer("fused_add_rmsnorm_quant", summed, block)},
+            {
+                "ours": lambda: fused.fused_add_rms_norm_static_fp8_quant(x, residual, weight, scale),
+                "vllm": lambda: vllm("fused_add_rms_norm_static_fp8_quant", summed, block),
+                "flashinfer": lambda: flashinfer("fused_add_rmsnorm_quant", summed, block),
+            },
         ),
         "rms_norm_static_fp8_quant": (
             3 * codes,
-            {"ours": lambda: fused.rms_norm_static_fp8_quant(x, weight, scale),
-             "vllm": lambda: vllm("rms_norm_static_fp8_quant", static, block),
-             "flashinfer": lambda: flashinfer("rmsnorm_quant", static, block)},
+            {
+                "ours": lambda: fused.rms_norm_static_fp8_quant(x, weight, scale),
+                "vllm": lambda: vllm("rms_norm_static_fp8_quant", static, block),
+                "flashinfer": lambda: flashinfer("rmsnorm_quant", static, block),
+            },
         ),
         "rms_norm_dynamic_per_token_quant": (
             3 * codes,
-            {"ours": lambda: fused.rms_norm_dynamic_per_token_quant(x, weight),
-             "vllm": lambda: vllm("rms_norm_dynamic_per_token_quant", {"x": x, "weight": weight}, block)},
+            {
+                "ours": lambda: fused.rms_norm_dynamic_per_token_quant(x, weight),
+                "vllm": lambda: vllm("rms_norm_dynamic_per_token_quant", {"x": x, "weight": weight}, block),
+            },
         ),
-    }  # fmt: skip
+    }
     measured = {}
     for name, (bytes_moved, calls) in table.items():
         source = torch.empty(bytes_moved // 2, dtype=torch.uint8, device="cuda")
@@ -104,15 +118,18 @@ def _host(have: set[str]) -> dict[str, dict[str, float]]:
     calls: dict[str, dict[str, Callable[[], object]]] = {
         "silu_and_mul_per_block_quant": {
             "ours": lambda: fused.silu_and_mul_per_block_quant(wide),
-            "vllm": lambda: vllm("silu_and_mul_per_block_quant", {"x": wide}, block)},
+            "vllm": lambda: vllm("silu_and_mul_per_block_quant", {"x": wide}, block),
+        },
         "rms_norm_static_fp8_quant": {
             "ours": lambda: fused.rms_norm_static_fp8_quant(x, weight, scale),
             "vllm": lambda: vllm("rms_norm_static_fp8_quant", static, block),
-            "flashinfer": lambda: flashinfer("rmsnorm_quant", static, block)},
+            "flashinfer": lambda: flashinfer("rmsnorm_quant", static, block),
+        },
         "rms_norm_per_block_quant + residual": {
             "ours": lambda: fused.rms_norm_per_block_quant(x, weight, residual=residual),
-            "vllm": lambda: vllm("rms_norm_per_block_quant", summed, block)},
-    }  # fmt: skip
+            "vllm": lambda: vllm("rms_norm_per_block_quant", summed, block),
+        },
+    }
     found = {}
     for name, each in calls.items():
         found[name] = host_microseconds({who: c for who, c in each.items() if who == "ours" or who in have}, "cuda")

@@ -99,9 +99,7 @@ def vllm(contract: str, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         )
     elif contract == "cp_gather_cache":
         requests = i["block_table"].shape[0]
-        ops.cp_gather_cache(
-            i["src_cache"], i["dst"], i["block_table"], i["cu_seq_lens"], requests, i.get("seq_starts")
-        )
+        ops.cp_gather_cache(i["src_cache"], i["dst"], i["block_table"], i["cu_seq_lens"], requests, i.get("seq_starts"))
     else:
         ops.cp_gather_and_upconvert_fp8_kv_cache(
             i["src_cache"], i["dst"], i["block_table"], i["seq_lens"], i["workspace_starts"], len(i["seq_lens"])
@@ -140,9 +138,14 @@ def flashinfer(contract: str, inputs: Inputs, options: Options) -> dict[str, Ten
     elif contract == "append_paged_mla_kv_cache":
         offered((i["append_ckv"].shape[1], i["append_kpe"].shape[1]) == (512, 64), "512 and 64 columns")
         page.append_paged_mla_kv_cache(
-            i["append_ckv"], i["append_kpe"], i["batch_indices"], i["positions"], i["ckv_cache"], i["kpe_cache"],
+            i["append_ckv"],
+            i["append_kpe"],
+            i["batch_indices"],
+            i["positions"],
+            i["ckv_cache"],
+            i["kpe_cache"],
             *tables,
-        )  # fmt: skip
+        )
     else:
         offered(i["append_key"].shape[2] in (64, 128, 256, 512), "heads of 64 to 512")
         caches, scales = (i["k_cache"], i["v_cache"]), (i["k_scale_cache"], i["v_scale_cache"])
@@ -156,9 +159,10 @@ def flashinfer(contract: str, inputs: Inputs, options: Options) -> dict[str, Ten
 
 
 SGL_PLACES = {
-    "quantize_k_cache": "quantization.dsa_quant_k_cache", "dequantize_k_cache": "attention.dsa.dequant_k_cache",
+    "quantize_k_cache": "quantization.dsa_quant_k_cache",
+    "dequantize_k_cache": "attention.dsa.dequant_k_cache",
     "set_mla_kv_buffer_triton_fp8_quant": "kvcache.mla_buffer",
-}  # fmt: skip
+}
 
 
 def sgl_call(name: str) -> Callable[..., Any]:
@@ -174,22 +178,35 @@ def sgl(contract: str, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         return {"out": sgl_call("dequantize_k_cache")(memory)}
     made = fresh(inputs, contract)
     sgl_call("set_mla_kv_buffer_triton_fp8_quant")(
-        made["kv_buffer"], inputs["loc"], inputs["cache_k_nope"], inputs["cache_k_rope"], FP8,
+        made["kv_buffer"],
+        inputs["loc"],
+        inputs["cache_k_nope"],
+        inputs["cache_k_rope"],
+        FP8,
         reserved_skip_index=options["reserved_skip_index"],
-    )  # fmt: skip
+    )
     return made
 
 
 VLLM_ROUTINES = (
-    "reshape_and_cache_flash", "reshape_and_cache", "concat_and_cache_mla", "concat_and_cache_ds_mla",
-    "indexer_k_quant_and_cache", "cp_gather_indexer_k_quant_cache", "gather_and_maybe_dequant_cache",
-    "cp_gather_cache", "cp_gather_and_upconvert_fp8_kv_cache", "convert_fp8",
-)  # fmt: skip
+    "reshape_and_cache_flash",
+    "reshape_and_cache",
+    "concat_and_cache_mla",
+    "concat_and_cache_ds_mla",
+    "indexer_k_quant_and_cache",
+    "cp_gather_indexer_k_quant_cache",
+    "gather_and_maybe_dequant_cache",
+    "cp_gather_cache",
+    "cp_gather_and_upconvert_fp8_kv_cache",
+    "convert_fp8",
+)
 FLASHINFER_ROUTINES = ("append_paged_kv_cache", "append_paged_mla_kv_cache", NVFP4)
 SGL_ROUTINES = ("quantize_k_cache", "dequantize_k_cache", "set_mla_kv_buffer")
 LIBRARIES: Mapping[str, tuple[Callable[[str, Inputs, Options], dict[str, Tensor]], tuple[str, ...]]] = {
-    "vllm": (vllm, VLLM_ROUTINES), "flashinfer": (flashinfer, FLASHINFER_ROUTINES), "sgl": (sgl, SGL_ROUTINES),
-}  # fmt: skip
+    "vllm": (vllm, VLLM_ROUTINES),
+    "flashinfer": (flashinfer, FLASHINFER_ROUTINES),
+    "sgl": (sgl, SGL_ROUTINES),
+}
 VLLM, FLASHINFER, SGL = (
     SimpleNamespace(**{name: functools.partial(run, name) for name in names}) for run, names in LIBRARIES.values()
 )
@@ -217,8 +234,9 @@ def subjects() -> list[Subject]:
     """Every routine of every library."""
     return [
         Subject(library, name, functools.partial(run, name))
-        for library, (run, names) in LIBRARIES.items() for name in names
-    ]  # fmt: skip
+        for library, (run, names) in LIBRARIES.items()
+        for name in names
+    ]
 
 
 # --- captures -----------------------------------------------------------------------------------------------------
@@ -228,7 +246,7 @@ SHAPES = {
     "append_paged_kv_cache": "b=3,h=2,d=64,p=2", "append_paged_mla_kv_cache": "b=3,r=512,e=64,p=2",
     "cp_gather_indexer_k_quant_cache": "b=3,p=4,d=128",  # a page in multiples of 16 bytes
     NVFP4: "t=3,h=2,d=64,p=2", "gather_and_maybe_dequant_cache": "b=3,p=2,c=320",
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 
 def capture(library: str, contract: str, dtypes: str, out: Path) -> int:
@@ -239,10 +257,22 @@ def capture(library: str, contract: str, dtypes: str, out: Path) -> int:
     parts = next(name for name in GOLDENS if name.startswith(f"{contract}/")).split("/")
     parts[3], parts[1] = SHAPES.get(contract, parts[3]), dtypes or parts[1]
     folder = out / f"h200_kv_{library}_{contract}{'_' + dtypes if dtypes else ''}"
-    return oracle([
-        "verify", "--case", "/".join(parts), "--subject", library, "--provider", "hardware.kv_caches:subjects",
-        "--keep", str(folder), "--fixtures", "none", "-q",
-    ])  # fmt: skip
+    return oracle(
+        [
+            "verify",
+            "--case",
+            "/".join(parts),
+            "--subject",
+            library,
+            "--provider",
+            "hardware.kv_caches:subjects",
+            "--keep",
+            str(folder),
+            "--fixtures",
+            "none",
+            "-q",
+        ]
+    )
 
 
 # --- time ---------------------------------------------------------------------------------------------------------
@@ -265,50 +295,89 @@ def operands(device: str = "cuda") -> dict[str, tuple[int, Inputs, Options]]:
     table = torch.randperm(pages, device=device, generator=generator).to(torch.int32).reshape(2, -1)
     ends = torch.tensor([0, t // 2, t], dtype=torch.int32, device=device)
     scaled = {"k_scale": one, "v_scale": one * 2}
-    flash = {"key": key, "value": value, "key_cache": memory(*paged, dtype=FP8),
-             "value_cache": memory(*paged, dtype=FP8), "slot_mapping": slots}  # fmt: skip
-    packed = {"key_cache": memory(pages, heads, depth // 16, PAGE, 16, dtype=FP8),
-              "value_cache": memory(pages, heads, depth, PAGE, dtype=FP8)}  # fmt: skip
+    flash = {
+        "key": key,
+        "value": value,
+        "key_cache": memory(*paged, dtype=FP8),
+        "value_cache": memory(*paged, dtype=FP8),
+        "slot_mapping": slots,
+    }
+    packed = {
+        "key_cache": memory(pages, heads, depth // 16, PAGE, 16, dtype=FP8),
+        "value_cache": memory(pages, heads, depth, PAGE, dtype=FP8),
+    }
     mla = {"kv_c": wide(t, 512), "k_pe": wide(t, 64), "slot_mapping": slots}
     rows = memory(pages, PAGE, 656)
     rows[..., 512:528] = torch.full((4,), 0.05, device=device).view(torch.uint8)
     position = torch.arange(t, device=device, dtype=torch.int32)
     requests = {
-        "batch_indices": torch.zeros_like(position), "positions": position, "kv_indices": table.flatten()[: t // PAGE],
+        "batch_indices": torch.zeros_like(position),
+        "positions": position,
+        "kv_indices": table.flatten()[: t // PAGE],
         "kv_indptr": torch.tensor([0, t // PAGE], dtype=torch.int32, device=device),
         "kv_last_page_len": torch.full((1,), PAGE, dtype=torch.int32, device=device),
-    }  # fmt: skip
+    }
     gathered = {"block_table": table, "cu_seq_lens": ends}
     return {
         "reshape_and_cache_flash": (2 * 3 * t * row, flash | scaled, {"kv_layout": "NHD"}),
         "reshape_and_cache": (2 * 3 * t * row, flash | packed | scaled, {}),
         "concat_and_cache_mla": (
-            3 * t * 576, mla | {"kv_cache": memory(pages, PAGE, 576, dtype=FP8), "scale": one}, {}),
+            3 * t * 576,
+            mla | {"kv_cache": memory(pages, PAGE, 576, dtype=FP8), "scale": one},
+            {},
+        ),
         "concat_and_cache_ds_mla": (t * (576 * 2 + 656), mla | {"kv_cache": rows}, {"ue8m0": False}),
         "indexer_k_quant_and_cache": (
-            t * (256 + 132), {"k": wide(t, 128), "kv_cache": memory(pages, PAGE, 132), "slot_mapping": slots},
-            {"quant_block_size": 128, "scale_fmt": "ue8m0"}),
+            t * (256 + 132),
+            {"k": wide(t, 128), "kv_cache": memory(pages, PAGE, 132), "slot_mapping": slots},
+            {"quant_block_size": 128, "scale_fmt": "ue8m0"},
+        ),
         "append_paged_kv_cache": (
-            4 * t * row, {"append_key": key.to(FP8), "append_value": value.to(FP8), **requests,
-                          "k_cache": memory(*paged, dtype=FP8), "v_cache": memory(*paged, dtype=FP8)},
-            {"kv_layout": "NHD"}),
+            4 * t * row,
+            {
+                "append_key": key.to(FP8),
+                "append_value": value.to(FP8),
+                **requests,
+                "k_cache": memory(*paged, dtype=FP8),
+                "v_cache": memory(*paged, dtype=FP8),
+            },
+            {"kv_layout": "NHD"},
+        ),
         NVFP4: (
-            2 * t * row * 41 // 16, {
-                "append_key": key, "append_value": value,
+            2 * t * row * 41 // 16,
+            {
+                "append_key": key,
+                "append_value": value,
                 **{f"{x}_cache": memory(*paged[:3], depth // 2) for x in "kv"},
                 **{f"{x}_scale_cache": memory(*paged[:3], depth // 16, dtype=FP8) for x in "kv"},
-                "slot_mapping": slots, **scaled}, {"kv_layout": "NHD"}),
+                "slot_mapping": slots,
+                **scaled,
+            },
+            {"kv_layout": "NHD"},
+        ),
         "gather_and_maybe_dequant_cache": (
-            3 * t * 576, {"src_cache": memory(pages, PAGE, 576, dtype=FP8), "dst": wide(t, 576), **gathered,
-                          "scale": one}, {}),
+            3 * t * 576,
+            {"src_cache": memory(pages, PAGE, 576, dtype=FP8), "dst": wide(t, 576), **gathered, "scale": one},
+            {},
+        ),
         "cp_gather_and_upconvert_fp8_kv_cache": (
-            t * (656 + 1152), {"src_cache": rows, "dst": wide(t, 576), "block_table": table, "seq_lens": ends.diff(),
-                               "workspace_starts": ends[:-1].contiguous()}, {}),
+            t * (656 + 1152),
+            {
+                "src_cache": rows,
+                "dst": wide(t, 576),
+                "block_table": table,
+                "seq_lens": ends.diff(),
+                "workspace_starts": ends[:-1].contiguous(),
+            },
+            {},
+        ),
         "cp_gather_indexer_k_quant_cache": (
-            2 * t * 132, {"kv_cache": memory(pages, PAGE, 132), "dst_k": memory(t, 128), "dst_scale": memory(t, 4),
-                          **gathered}, {}),
+            2 * t * 132,
+            {"kv_cache": memory(pages, PAGE, 132), "dst_k": memory(t, 128), "dst_scale": memory(t, 4), **gathered},
+            {},
+        ),
         "quantize_k_cache": (t * (1152 + 656), {"cache_k": wide(t // PAGE, PAGE, 1, 576)}, {}),
-    }  # fmt: skip
+    }
 
 
 def measure(out: Path) -> int:

@@ -337,5 +337,3 @@ def _flashinfer_bf16(inputs: Inputs, options: Options) -> Tensor:
     x, weight = inputs["input"], inputs["weight"]
     _only(weight.dtype == torch.bfloat16 and weight.shape[0] % 64 == 0, "bf16 and bf16, N % 64 == 0")
     return _flashinfer()(x, weight)
-
-

@@ -91,16 +91,20 @@ def eager(ways: Mapping[str, Way], x: Tensor, w: Tensor, s: Tensor, bare: Callab
     for name, way in ways.items():
         with cut_so(way), use_config(Config()):
             found |= timings.device_microseconds(
-                {name: lambda _: dynamic_flashinfer_deepgemm_blockscale_gemm(x, w, s),
-                 f"bare beside {name}": lambda _: bare(x, w, None, s)}, "cuda",
-            )  # fmt: skip
+                {
+                    name: lambda _: dynamic_flashinfer_deepgemm_blockscale_gemm(x, w, s),
+                    f"bare beside {name}": lambda _: bare(x, w, None, s),
+                },
+                "cuda",
+            )
     return found
 
 
 def quantised(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
     """The layer's quantiser, then its other Triton product, which has DeepGEMM's bits."""
-    q, lanes = triton_quant.reciprocal_quantiser(x.dtype)(x, None, lambda shape, strides, dtype: torch.empty_strided(
-        shape, strides, dtype=dtype, device="cuda"))  # fmt: skip
+    q, lanes = triton_quant.reciprocal_quantiser(x.dtype)(
+        x, None, lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
+    )
     out = torch.empty(x.shape[0], w.shape[0], dtype=x.dtype, device="cuda")
     scale = lanes.as_strided((x.shape[0], lanes.shape[0]), (1, lanes.shape[1]))
     triton_gemm.fp8_gemm_nt(q, scale, w, s, out, None, True)
@@ -169,8 +173,9 @@ def tune(notes: Notes, quick: bool) -> None:
             x, rows = timings.activation(m, k, "cuda"), 16 if m <= 16 else 32
             timed = {
                 f"{tuple(way[0])} x{way[1]}": microseconds(layer(way, x, n, k), pairs)
-                for (r, way), answer in answers.items() if r == rows and not answer and fits(way, k)
-            }  # fmt: skip
+                for (r, way), answer in answers.items()
+                if r == rows and not answer and fits(way, k)
+            }
             beside = {"bare FlashInfer": microseconds(lambda w, s, x=x: bare(x, w, None, s), pairs)}
             notes.time(f"cuts_us M={m} N={n} K={k}", timed | beside)
             best = sorted(timed, key=timed.__getitem__)

@@ -105,8 +105,13 @@ def _scale(scale: Tensor, options: Options) -> Tensor:
 
 def _element(options: Options, packed: bool) -> object:
     constants, name = _module(f"{MX}.constants"), "e2m1" if packed else str(options["element"])
-    return {"e4m3": FP8, "e5m2": torch.float8_e5m2, "e2m1": torch.float4_e2m1fn_x2,
-            "e3m2": constants.DTYPE_FP6_E3M2, "e2m3": constants.DTYPE_FP6_E2M3}[name]  # fmt: skip
+    return {
+        "e4m3": FP8,
+        "e5m2": torch.float8_e5m2,
+        "e2m1": torch.float4_e2m1fn_x2,
+        "e3m2": constants.DTYPE_FP6_E3M2,
+        "e2m3": constants.DTYPE_FP6_E2M3,
+    }[name]
 
 
 def _to_mx(element: str, inputs: Inputs, options: Options) -> Outputs:
@@ -116,8 +121,10 @@ def _to_mx(element: str, inputs: Inputs, options: Options) -> Outputs:
     due = _element(options, element == "e2m1")
     _only(due in (FP8, torch.float8_e5m2) or bool(torch.isfinite(inputs["x"]).all()), "no NaN or infinity below 8 bits")
     scale, q = tensor.to_mx(inputs["x"].contiguous(), due, BLOCK, mode(str(options["rounding"])))
-    return {"q": q.view(torch.uint8) if q.element_size() == 1 and due not in (FP8, torch.float8_e5m2) else q,
-            "scale": _scale(scale, options)}  # fmt: skip
+    return {
+        "q": q.view(torch.uint8) if q.element_size() == 1 and due not in (FP8, torch.float8_e5m2) else q,
+        "scale": _scale(scale, options),
+    }
 
 
 def _linear(inputs: Inputs, options: Options, packed: bool) -> Tensor:
@@ -149,8 +156,13 @@ def _torchao_nvfp4_back(inputs: Inputs, options: Options) -> Tensor:
     q, scale = inputs["q"].contiguous(), inputs["scale"].contiguous().view(FP8)
     _only(options["layout"] != "8x4", "tiles of 128x4 or none")
     tensor = _module(f"{MX}.nvfp4_tensor").NVFP4Tensor(
-        q, scale, NVFP4_BLOCK, torch.float32, inputs["global_scale"].reshape(()),
-        is_swizzled_scales=options["layout"] == "128x4")  # fmt: skip
+        q,
+        scale,
+        NVFP4_BLOCK,
+        torch.float32,
+        inputs["global_scale"].reshape(()),
+        is_swizzled_scales=options["layout"] == "128x4",
+    )
     made: Tensor = tensor.dequantize(torch.float32)
     return made
 
@@ -158,7 +170,8 @@ def _torchao_nvfp4_back(inputs: Inputs, options: Options) -> Tensor:
 def _torchao_triton_back(inputs: Inputs, options: Options) -> Tensor:
     _only(inputs["q"].dtype == FP8, "E4M3")
     due: Tensor = _module(f"{MX}.kernels").triton_mxfp8_dequant_dim0(
-        inputs["q"].contiguous(), _linear(inputs, options, False).view(torch.uint8), torch.float32, BLOCK)  # fmt: skip
+        inputs["q"].contiguous(), _linear(inputs, options, False).view(torch.uint8), torch.float32, BLOCK
+    )
     return due
 
 
@@ -170,8 +183,11 @@ def _torchao_blocked(inputs: Inputs, options: Options) -> Tensor:
     """A batch by the kernel for the scales of 3-D weights."""
     scale, kernels = _bytes(inputs), _module(f"{MX}.kernels")
     _only(options.get("tile", "128x4") == "128x4", "tiles of 128x4")
-    made: Tensor = (kernels.triton_mx_block_rearrange(scale).flatten() if scale.dim() == 2
-                    else _module(MOE).triton_mx_block_rearrange_per_group_3d(scale).flatten(1))  # fmt: skip
+    made: Tensor = (
+        kernels.triton_mx_block_rearrange(scale).flatten()
+        if scale.dim() == 2
+        else _module(MOE).triton_mx_block_rearrange_per_group_3d(scale).flatten(1)
+    )
     return made.view(inputs["scale"].dtype)
 
 
@@ -196,7 +212,8 @@ def _torchao_rows(inputs: Inputs, options: Options) -> Tensor:
     _only(options["placement"] == "tight" and first == [0, *ends[:-1]], "groups side by side, tiles side by side")
     scale = _bytes(inputs)
     made: Tensor = _module(MOE).triton_mx_block_rearrange_2d_M_groups(
-        scale, torch.tensor(ends, dtype=torch.int32, device=scale.device))  # fmt: skip
+        scale, torch.tensor(ends, dtype=torch.int32, device=scale.device)
+    )
     used = (scale.shape[0] + 127 * len(rows)) // 128 * 128 * (-(-scale.shape[1] // 4) * 4)
     return made.flatten()[:used].view(inputs["scale"].dtype)
 
@@ -217,7 +234,8 @@ def _torchao_padded(inputs: Inputs, options: Options) -> Outputs:
 def _torchao_unpadded(inputs: Inputs, options: Options) -> Tensor:
     numbers = (int(str(options[name])) for name in ("num_tokens", "alignment_size"))
     made: Tensor = _module(MOE).torch_unpad_token_groups(
-        inputs["padded"], inputs["group_end_offsets"], inputs["padded_group_start_offsets"], *numbers)  # fmt: skip
+        inputs["padded"], inputs["group_end_offsets"], inputs["padded_group_start_offsets"], *numbers
+    )
     return made
 
 
@@ -228,7 +246,8 @@ def _deep_gemm_packed(inputs: Inputs, options: Options) -> Tensor:
     ks, scale = inputs["ks"], inputs["scale"]
     _only(scale.shape[1] % 4 == 0, "MN a multiple of 4")
     made: Tensor = _module("deep_gemm.utils.layout").get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
-        scale.contiguous(), ks.to(torch.int32), ks.tolist(), int(str(options["gran_k"])))  # fmt: skip
+        scale.contiguous(), ks.to(torch.int32), ks.tolist(), int(str(options["gran_k"]))
+    )
     return made
 
 
@@ -312,6 +331,5 @@ def _te(rows: int, inputs: Inputs, options: Options, *, rht: bool = False) -> Ou
     if rht:
         x = _te_transform(inputs, options)
     amax = _amax_of(inputs["global_scale"], 6.0 * largest)
-    q, scale = quantiser._quantize_blockwise_reference(
-        x, amax, NVFP4_BLOCK, rows, pow_2_scales=False, eps=0.0, **more)  # fmt: skip
+    q, scale = quantiser._quantize_blockwise_reference(x, amax, NVFP4_BLOCK, rows, pow_2_scales=False, eps=0.0, **more)
     return {"q": q, "scale": _scale(scale, options)}

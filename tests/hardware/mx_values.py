@@ -66,8 +66,13 @@ def values(blocks: int) -> Iterator[tuple[str, Tensor]]:
 def _torchao() -> Iterator[Witness]:
     tensor, config = _module(f"{MX}.mx_tensor"), _module(f"{MX}.config")
     constants = _module(f"{MX}.constants")
-    formats = {"mxfp8_e4m3": torch.float8_e4m3fn, "mxfp8_e5m2": torch.float8_e5m2, "mxfp4": torch.float4_e2m1fn_x2,
-               "mxfp6_e3m2": constants.DTYPE_FP6_E3M2, "mxfp6_e2m3": constants.DTYPE_FP6_E2M3}  # fmt: skip
+    formats = {
+        "mxfp8_e4m3": torch.float8_e4m3fn,
+        "mxfp8_e5m2": torch.float8_e5m2,
+        "mxfp4": torch.float4_e2m1fn_x2,
+        "mxfp6_e3m2": constants.DTYPE_FP6_E3M2,
+        "mxfp6_e2m3": constants.DTYPE_FP6_E2M3,
+    }
     for name, dtype in formats.items():
         for mode in M.MODES:
 
@@ -120,8 +125,14 @@ def _transformer_engine() -> Iterator[Witness]:
 
 def _microxcaling() -> Iterator[Witness]:
     cast = alone.module("mx.mx_ops")._quantize_mx
-    names = {"mxfp8_e4m3": "fp8_e4m3", "mxfp8_e5m2": "fp8_e5m2", "mxfp6_e3m2": "fp6_e3m2", "mxfp6_e2m3": "fp6_e2m3",
-             "mxfp4": "fp4_e2m1", "mxint8": "int8"}  # fmt: skip
+    names = {
+        "mxfp8_e4m3": "fp8_e4m3",
+        "mxfp8_e5m2": "fp8_e5m2",
+        "mxfp6_e3m2": "fp6_e3m2",
+        "mxfp6_e2m3": "fp6_e2m3",
+        "mxfp4": "fp4_e2m1",
+        "mxint8": "int8",
+    }
     for name, word in names.items():
         for how in M.ROUNDS:
 
@@ -165,9 +176,12 @@ def _modelopt() -> Iterator[Witness]:
 
 
 LIBRARIES: Mapping[str, Callable[[], Iterator[Witness]]] = {
-    "torchao": _torchao, "transformer_engine": _transformer_engine, "microxcaling": _microxcaling,
-    "deep_gemm": _deep_gemm, "modelopt": _modelopt,
-}  # fmt: skip
+    "torchao": _torchao,
+    "transformer_engine": _transformer_engine,
+    "microxcaling": _microxcaling,
+    "deep_gemm": _deep_gemm,
+    "modelopt": _modelopt,
+}
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
@@ -227,8 +241,11 @@ def main(arguments: list[str]) -> int:
             differ = found.codes + found.scales + found.outside
             wrong += bool(differ) and not witness.known
             said = f"  {witness.known if witness.known else 'DIFFERS'}" if differ else ""
-            print(f"{name:20}{witness.recipe.name:40}{found.values:10}{found.codes:8}{found.scales:8}{found.outside:9}"
-                  f"{said}", flush=True)  # fmt: skip
+            print(
+                f"{name:20}{witness.recipe.name:40}{found.values:10}{found.codes:8}{found.scales:8}{found.outside:9}"
+                f"{said}",
+                flush=True,
+            )
     return int(wrong > 0)
 
 

@@ -191,9 +191,13 @@ def below_32_rows(notes: Notes) -> None:
             notes.time(f"host_us.below 32 M={m} N={n} K={k}", host)
             tiny = x.clone()
             tiny[:, :127], tiny[:, 127] = 2.0**-130, 0.0
-            layer, alone = (bool(call(tiny, b, bs).isfinite().all()) for call in (
-                blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm, lambda x, b, bs: bare(x, b, None, bs)
-            ))  # fmt: skip
+            layer, alone = (
+                bool(call(tiny, b, bs).isfinite().all())
+                for call in (
+                    blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm,
+                    lambda x, b, bs: bare(x, b, None, bs),
+                )
+            )
             notes.check(f"below 32 rows, M={m}: the layer keeps a tiny group", layer)
             notes.check(f"below 32 rows, M={m}: FlashInfer alone loses it", not alone)
 

@@ -83,8 +83,9 @@ def packed(found: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     for shape, calls in groupby(found, key=lambda call: [call[name] for name in "mnk"]):
         each = list(calls)
         digests = b"".join(bytes.fromhex(call["sha256"]) for call in each)
-        rows.append([*shape, [schedules.index(call["schedule"] or "") for call in each],
-                     base64.b64encode(digests).decode()])  # fmt: skip
+        rows.append(
+            [*shape, [schedules.index(call["schedule"] or "") for call in each], base64.b64encode(digests).decode()]
+        )
     return {"schema": "fp8-oracle.splits/2", "order": order, "schedules": schedules, "calls": rows}
 
 
@@ -99,9 +100,17 @@ def main(out: Path) -> None:
                     result = call(p, fast=fast, dtype=dtype)
                     name = identified(p, result, fast)
                     found.append(
-                        {"m": m, "n": n, "k": k, "kind": kind, "fast": fast, "dtype": str(dtype).removeprefix("torch."),
-                         "schedule": None if name is None else name.name, "sha256": digest(result)}
-                    )  # fmt: skip
+                        {
+                            "m": m,
+                            "n": n,
+                            "k": k,
+                            "kind": kind,
+                            "fast": fast,
+                            "dtype": str(dtype).removeprefix("torch."),
+                            "schedule": None if name is None else name.name,
+                            "sha256": digest(result),
+                        }
+                    )
                     if name is None:
                         plain = get("sm90.chain.product" if fast else "sm90.promote128.scale_after.product")
                         equal = float(same_bits(predict_product(p, plain, out_dtype=dtype), result).double().mean())
@@ -109,9 +118,11 @@ def main(out: Path) -> None:
         lt = ctypes.CDLL("libcublasLt.so.13")  # loaded already: by torch, at the first call
         lt.cublasLtGetVersion.restype = ctypes.c_size_t
         record = {
-            "device": torch.cuda.get_device_name(), "torch": torch.__version__, "cublaslt": lt.cublasLtGetVersion(),
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "cublaslt": lt.cublasLtGetVersion(),
             "scales": SCALES,
-        }  # fmt: skip
+        }
         (out / "split_k.json").write_text(json.dumps(record | packed(found), indent=0))
     names = [c["schedule"] or "" for c in found]
     split = sum("split" in name for name in names)

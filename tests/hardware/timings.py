@@ -69,9 +69,7 @@ def host_microseconds(calls: Mapping[str, Callable[[], object]], device: str, in
     return found
 
 
-def device_microseconds(
-    calls: Mapping[str, Callable[[int], object]], device: str, inner: int = 20
-) -> dict[str, float]:
+def device_microseconds(calls: Mapping[str, Callable[[int], object]], device: str, inner: int = 20) -> dict[str, float]:
     """Device time per call of each side (events on a GPU); a call gets a counter to rotate its operands."""
     if device == "cpu":
         return host_microseconds({name: (lambda c=call: c(0)) for name, call in calls.items()}, device)
@@ -123,9 +121,7 @@ def overhead(notes: Notes, device: str) -> None:
         dense["kept plan"] = lambda: kept((t["a"], scale), out)
         if device == "cuda":
             bare = importlib.import_module("deep_gemm").fp8_gemm_nt
-            dense["bare"] = lambda: bare(
-                (t["a"], scale), (t["b"], t["b_scale"]), out, disable_ue8m0_cast=True
-            )
+            dense["bare"] = lambda: bare((t["a"], scale), (t["b"], t["b_scale"]), out, disable_ue8m0_cast=True)
         notes.time("host_us.fp8_gemm_nt", host_microseconds(dense, device))
     x = activation(64, 512, device)
     with notes.attempt("timing: overhead of the M switch"):

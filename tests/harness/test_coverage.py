@@ -138,8 +138,9 @@ class TestPage:
         assert text.startswith("before\n") and text.endswith("\nafter\n") and "stale" not in text
         assert "as it was" in cli("list", "--coverage", "--update", path).out
 
-    @pytest.mark.parametrize("text", ["", coverage.BEGIN, f"{coverage.END}{coverage.BEGIN}",
-                                      f"{coverage.BEGIN}{coverage.END}" * 2])  # fmt: skip
+    @pytest.mark.parametrize(
+        "text", ["", coverage.BEGIN, f"{coverage.END}{coverage.BEGIN}", f"{coverage.BEGIN}{coverage.END}" * 2]
+    )
     def test_markers_are_needed(self, text: str) -> None:
         with pytest.raises(FixtureError, match="coverage:begin"):
             coverage.placed(text, "x", Path("page.md"))

@@ -45,8 +45,15 @@ class Stretches:
 
 
 def facts(cases: int = 3, *failures: object, seconds: float = 5.0) -> dict[str, Any]:
-    return {"seconds": seconds, "cases": cases, "gmac": 0.5, "memory": None, "files": None, "clock": "",
-            "failures": list(failures)}  # fmt: skip
+    return {
+        "seconds": seconds,
+        "cases": cases,
+        "gmac": 0.5,
+        "memory": None,
+        "files": None,
+        "clock": "",
+        "failures": list(failures),
+    }
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *given: Any, **asked: Any) -> tuple[Soak, Stretches]:

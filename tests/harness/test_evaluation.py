@@ -51,7 +51,7 @@ DEFINITION: dict[str, Any] = {
                "W": tensor("float8_e4m3fn", "K", "N"), "WS": tensor("float32", "NB", "KB"),
                "factor": {"shape": None, "dtype": "float32"}},
     "outputs": {"Y": tensor("bfloat16", "M", "N")},
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 SCALAR = {"type": "scalar", "value": 1.0}
 RANDOM = {**{name: {"type": "random"} for name in ("X", "XS", "W", "WS")}, "factor": SCALAR}
 
@@ -98,7 +98,7 @@ STATUSES = {
                          "x[0].add_(1)\n    return y\n", {}, "RUNTIME_ERROR"),
     "no such module": ("import nothing_of_this_name\ndef run(*x):\n    pass\n", {}, "COMPILE_ERROR"),
     "no such function": ("def walk(*x):\n    pass\n", {}, "COMPILE_ERROR"),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 
 @pytest.fixture(autouse=True)
@@ -229,8 +229,10 @@ def test_nobody_trusts_it(tmp_path: Path, cli: Cli) -> None:
     for name, content in (("right", RIGHT), ("asks", asks)):
         folder = written(tmp_path / name, solution(content))
         flags = [f"--input={ours}={theirs}" for ours, theirs in NAMES.items()]
-        given = [f"--{key}={folder / file}" for key, file in
-                 (("definition", "d.json"), ("workload", "w.jsonl"), ("solution", "s.json"))]  # fmt: skip
+        given = [
+            f"--{key}={folder / file}"
+            for key, file in (("definition", "d.json"), ("workload", "w.jsonl"), ("solution", "s.json"))
+        ]
         done = cli("evaluate", *given, *flags, "--contract", GEMM, "--untrusted", f"--traces={folder / 't.jsonl'}")
         (first, *_) = map(json.loads, (folder / "t.jsonl").read_text().splitlines())
         status[name] = (done.status, first["evaluation"]["status"])
@@ -252,11 +254,20 @@ def test_a_suite_of_a_checkpoint(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "right.json").write_text(json.dumps(made))
     space: dict[str, Any] = {}
     exec(record["reference"], space)
-    for name, given in (("right", made), ("reference", {**made, "sources": [{"path": "main.py",
-                        "content": record["reference"]}]})):  # fmt: skip
+    for name, given in (
+        ("right", made),
+        ("reference", {**made, "sources": [{"path": "main.py", "content": record["reference"]}]}),
+    ):
         (tmp_path / f"{name}.json").write_text(json.dumps(given))
-        done = cli("evaluate", "--definition", str(definition), "--solution", str(tmp_path / f"{name}.json"),
-                   "--workload", str(tmp_path / "s" / "workloads" / f"{record['name']}.jsonl"))  # fmt: skip
+        done = cli(
+            "evaluate",
+            "--definition",
+            str(definition),
+            "--solution",
+            str(tmp_path / f"{name}.json"),
+            "--workload",
+            str(tmp_path / "s" / "workloads" / f"{record['name']}.jsonl"),
+        )
         assert done.status == 0 and json.loads(done.out.splitlines()[0])["evaluation"]["status"] == "PASSED", done.err
     inputs = cases.parse(CASE).inputs()
     out = space["run"](**inputs)

@@ -219,8 +219,10 @@ class TestBesideEachOther:
 class TestRefused:
     def test_folders(self, tmp_path: Path) -> None:
         for name, text, said in (
-            ("none", None, "no folder"), ("empty_one", "", "no file of a project"), ("a-b", "", "identifier"),
-        ):  # fmt: skip
+            ("none", None, "no folder"),
+            ("empty_one", "", "no file of a project"),
+            ("a-b", "", "identifier"),
+        ):
             if text is not None:
                 (tmp_path / name).mkdir()
             with pytest.raises(SubjectError, match=said):

@@ -23,8 +23,18 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 findings = importlib.import_module("hardware.run_findings")
 HARDWARE = Path(__file__).resolve().parents[1] / "hardware"
 SCRIPTS = sorted((HARDWARE / "findings").glob("*.py"))
-LIBRARIES = {"deep_gemm", "fbgemm_gpu", "flashinfer", "lmdeploy", "sgl_kernel", "sglang", "torch", "torchao", "triton",
-             "vllm"}  # fmt: skip
+LIBRARIES = {
+    "deep_gemm",
+    "fbgemm_gpu",
+    "flashinfer",
+    "lmdeploy",
+    "sgl_kernel",
+    "sglang",
+    "torch",
+    "torchao",
+    "triton",
+    "vllm",
+}
 
 
 @pytest.fixture(scope="module", autouse=True)  # loading puts tests/ on the path, for `hardware.NAME`
@@ -105,11 +115,14 @@ class TestPack:
     def wheels(self, tmp_path: Path) -> Path:
         for name, files in {
             "vllm-1.0-py3-none-any.whl": (
-                "vllm/__init__.py", "vllm/_C.abi3.so", "vllm/third_party/deep_gemm/a.py", "vllm-1.0.dist-info/METADATA",
+                "vllm/__init__.py",
+                "vllm/_C.abi3.so",
+                "vllm/third_party/deep_gemm/a.py",
+                "vllm-1.0.dist-info/METADATA",
                 "vllm-1.0.dist-info/RECORD",
             ),
             "other-2-py3-none-any.whl": ("other/a.py", "other/a.bin", "other/cake_1.py", "other-2.dist-info/METADATA"),
-        }.items():  # fmt: skip
+        }.items():
             with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as made:
                 for file in files:
                     made.writestr(file, "x" * (400_000 if "cake" in file else 3))
@@ -151,14 +164,19 @@ class TestFindings:
     """Scripts run by themselves, and what is kept of them."""
 
     def test_of_a_fault_a_healed_one_and_one_that_does_not_run(self, tmp_path: Path) -> None:
-        for name, end in (("there", "print('got 3, right 4'); sys.exit(True)"), ("healed", "sys.exit(False)"),
-                          ("broken", "print('loading'); import no_such_library")):  # fmt: skip
+        for name, end in (
+            ("there", "print('got 3, right 4'); sys.exit(True)"),
+            ("healed", "sys.exit(False)"),
+            ("broken", "print('loading'); import no_such_library"),
+        ):
             (tmp_path / f"{name}.py").write_text(f'"""A 1.0, f: wrong.\n\nMuch is lost.\n"""\nimport sys\n{end}\n')
         assert findings.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 1
         found = json.loads((tmp_path / "out" / "findings.json").read_text())
         assert [(name, one["status"]) for name, one in found["scripts"].items()] == [
-            ("broken", "did not run"), ("healed", "healed"), ("there", "there")
-        ]  # fmt: skip
+            ("broken", "did not run"),
+            ("healed", "healed"),
+            ("there", "there"),
+        ]
         assert found["scripts"]["there"]["said"] == "got 3, right 4" and "torch" in found["machine"]
         assert "no_such_library" in found["scripts"]["broken"]["said"]
 

@@ -101,9 +101,14 @@ class TestSubjects:
         """Strides, padding, empty and 0-d tensors; the options with their types."""
         wide = torch.arange(40, dtype=torch.float32).view(5, 8)
         sent = {
-            "rows": wide[:, :3], "columns": wide.t(), "one": torch.tensor(1.5), "none": torch.empty(0, 3),
-            "repeated": torch.ones(1).expand(4, 4), "codes": wide.to(torch.float8_e4m3fn), "yes": wide > 3,
-        }  # fmt: skip
+            "rows": wide[:, :3],
+            "columns": wide.t(),
+            "one": torch.tensor(1.5),
+            "none": torch.empty(0, 3),
+            "repeated": torch.ones(1).expand(4, 4),
+            "codes": wide.to(torch.float8_e4m3fn),
+            "yes": wide > 3,
+        }
         options = {"dtype": torch.bfloat16, "block": (1, 128), "limit": None, "factor": 2.5, "on": True, "name": "x"}
         ours, theirs = isolated.socket.socketpair()
         with ours, theirs:
@@ -161,9 +166,7 @@ class TestCode:
         monkeypatch.syspath_prepend(str(tmp_path))
         return {name: tmp_path / name for name in texts}
 
-    def test_reached_and_changed(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, Path]
-    ) -> None:
+    def test_reached_and_changed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, Path]) -> None:
         """The provider, what it imports, the packages of both with what they import later, what it read."""
         codes = [self.code(tmp_path, monkeypatch)]
         files["unrelated.py"].write_text("x = 2\n")

@@ -19,8 +19,13 @@ def test_results_come_in_order_and_a_process_that_dies_costs_its_task() -> None:
     started: list[int] = []
     found = list(in_order(job_tasks.tasks, range(6), jobs=2, threads=1, started=started.append))
     assert [f[0] if isinstance(f, tuple) else f for f in found] == [
-        0, 1, 2, Lost("the process that judged it died by SIGKILL"), 4, 5
-    ]  # fmt: skip
+        0,
+        1,
+        2,
+        Lost("the process that judged it died by SIGKILL"),
+        4,
+        5,
+    ]
     assert sorted(started) == list(range(6)) and {f[1] for f in found if isinstance(f, tuple)} == {1}
 
 
@@ -65,9 +70,15 @@ def _state(pid: int) -> str:
 
 @pytest.mark.parametrize(
     ("words", "started"),
-    [(["verify", "--jobs", "2"], 1), (["mutate", "--jobs=3"], 1), (["verify", "--jobs", "1"], 0), (["list"], 0),
-     (["verify", "--jobs", "many"], 0), (["verify", "--jobs"], 0)],
-)  # fmt: skip
+    [
+        (["verify", "--jobs", "2"], 1),
+        (["mutate", "--jobs=3"], 1),
+        (["verify", "--jobs", "1"], 0),
+        (["list"], 0),
+        (["verify", "--jobs", "many"], 0),
+        (["verify", "--jobs"], 0),
+    ],
+)
 def test_a_command_of_several_processes_starts_their_server_first(
     words: list[str], started: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,8 +43,14 @@ class TestWatch:
 
     def test_quantiser(self) -> None:
         case = [f"{QUANT}/bf16-e4m3/1x128/m=31,k=256/family=randn/seed=1"]
-        report = validate("kernels.quantize:per_token_group_quant_fp8", QUANT, case=case, require=WANTED, limit=60,
-                          adapter="tests.support.subjects.right:adapt_quantiser")  # fmt: skip
+        report = validate(
+            "kernels.quantize:per_token_group_quant_fp8",
+            QUANT,
+            case=case,
+            require=WANTED,
+            limit=60,
+            adapter="tests.support.subjects.right:adapt_quantiser",
+        )
         assert report.conforms and report.watches()[LARGE] == (1, 0)
 
 

@@ -52,10 +52,22 @@ class TestProtocol:
 
     @pytest.mark.parametrize(
         "message",
-        [b"", b"null", b"true", b"3", b'"text"', b"[]", b'{"ok": true}', bytes(SIZE - 1), bytes(SIZE + 1),
-         bytes(SIZE), b"\xff" * SIZE, secrets.token_bytes(SIZE)],
+        [
+            b"",
+            b"null",
+            b"true",
+            b"3",
+            b'"text"',
+            b"[]",
+            b'{"ok": true}',
+            bytes(SIZE - 1),
+            bytes(SIZE + 1),
+            bytes(SIZE),
+            b"\xff" * SIZE,
+            secrets.token_bytes(SIZE),
+        ],
         ids=["nothing", "null", "true", "number", "string", "list", "object", "short", "long", "zero", "ones", "noise"],
-    )  # fmt: skip
+    )
     def test_what_is_no_reply(self, message: bytes) -> None:
         """JSON of any type, zeros, noise."""
         with pytest.raises(GarbledError):
@@ -76,10 +88,16 @@ class TestProtocol:
 
     @pytest.mark.parametrize(
         "claim",
-        [replace(CLAIM, shape=(LIMIT, 4)), replace(CLAIM, stride=(-1, 1)), replace(CLAIM, slot=-2),
-         replace(CLAIM, offset=-1), replace(CLAIM, offset=LIMIT), replace(CLAIM, length=-1)],
+        [
+            replace(CLAIM, shape=(LIMIT, 4)),
+            replace(CLAIM, stride=(-1, 1)),
+            replace(CLAIM, slot=-2),
+            replace(CLAIM, offset=-1),
+            replace(CLAIM, offset=LIMIT),
+            replace(CLAIM, length=-1),
+        ],
         ids=["extent", "negative stride", "slot", "negative offset", "offset", "length"],
-    )  # fmt: skip
+    )
     def test_claims_beyond_their_values(self, claim: Claim) -> None:
         """Extents, strides and offsets that no memory has."""
         with pytest.raises(GarbledError):
@@ -148,9 +166,20 @@ class TestMemory:
             replace(CLAIM, offset=1 << 15, length=1 << 32, shape=(1 << 16, 1 << 16)),
             replace(CLAIM, offset=1 << 15, length=12, stride=(5, 1), padded=True),
         ],
-        ids=["no slot", "guard zone", "misaligned", "behind its end", "8 TiB", "far stride", "before the room",
-             "too few", "behind the memory", "8 GiB", "padding"],
-    )  # fmt: skip
+        ids=[
+            "no slot",
+            "guard zone",
+            "misaligned",
+            "behind its end",
+            "8 TiB",
+            "far stride",
+            "before the room",
+            "too few",
+            "behind the memory",
+            "8 GiB",
+            "padding",
+        ],
+    )
     def test_an_output_that_is_elsewhere(self, claim: Claim, laid: tuple[Shared, list[Any]]) -> None:
         """Outside of every slot and of the room, or larger than both."""
         shared, slots = laid

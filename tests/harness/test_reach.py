@@ -28,7 +28,11 @@ MNK = ("m", "n", "k")
 
 
 def reached(
-    admits: Callable[[Case], bool], *, contract: str = GEMM, domain: str | None = None, move: bool = True,
+    admits: Callable[[Case], bool],
+    *,
+    contract: str = GEMM,
+    domain: str | None = None,
+    move: bool = True,
     chosen: Iterable[Case] | None = None,
 ) -> tuple[Coverage, list[Case], int]:
     """What a kernel that admits these calls reaches of a profile: coverage, the calls taken, the questions asked."""

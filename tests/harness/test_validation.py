@@ -192,10 +192,15 @@ class TestBrokenKernels:
     @pytest.mark.usefixtures("in_process")
     @pytest.mark.parametrize(
         ("kernel", "words"),
-        [("shares_scratch", "called from several threads at once: "),
-         ("unsupported_among_threads", "at once: the kernel does not offer this call: NotImplementedError: one thread"),
-         ("writes_beyond_among_threads", "at once: written out of bounds: out: 2 bytes behind its end")],
-    )  # fmt: skip
+        [
+            ("shares_scratch", "called from several threads at once: "),
+            (
+                "unsupported_among_threads",
+                "at once: the kernel does not offer this call: NotImplementedError: one thread",
+            ),
+            ("writes_beyond_among_threads", "at once: written out of bounds: out: 2 bytes behind its end"),
+        ],
+    )
     def test_threads_can_be_required(self, kernel: str, words: str) -> None:
         """A note by default, a failure when required; a kernel that keeps nothing passes (the twin)."""
         plain = validate(f"tests.support.subjects.broken:{kernel}", GEMM, case=FEW[:1], limit=60)
@@ -346,9 +351,11 @@ class TestEveryKindOfOutput:
         contract = "dynamic_flashinfer_deepgemm_blockscale_gemm"
         case = f"{contract}/bf16xe4m3-bf16/1x128:128x128/m=3,n=128,k=256/family=randn/seed=1"
         report = validate(
-            "kernels.blockscaled:dynamic_flashinfer_deepgemm_blockscale_gemm", contract,
-            case=case, limit=60,
-        )  # fmt: skip
+            "kernels.blockscaled:dynamic_flashinfer_deepgemm_blockscale_gemm",
+            contract,
+            case=case,
+            limit=60,
+        )
         assert [f.verdict.summary for f in report.failures] == [] and report.exit_code == 0
         assert "scale doubled" not in report.watches() and "stale state" in report.watches()
 
@@ -475,7 +482,7 @@ class TestCommand:
         ran = cli(
             *("validate", "tests.support.subjects.broken:drops_last_k"),
             *("--contract", GEMM, "--case", FEW[0], "--json", path),
-        )  # fmt: skip
+        )
         assert (
             ran.status == 1 and "explained by: last element of K dropped" in ran.out and "repro: fp8-oracle" in ran.out
         )

@@ -138,9 +138,13 @@ fp8-oracle list contrats  #= 2
 
 @pytest.mark.parametrize(
     ("edit", "said"),
-    [(("", ""), ""), (("#= 2", "#= 1"), "did you mean"), (("#> read 2", "#> read 1"), "does not say"),
-     (("print(", "exit(3, "), "TypeError")],
-)  # fmt: skip
+    [
+        (("", ""), ""),
+        (("#= 2", "#= 1"), "did you mean"),
+        (("#> read 2", "#> read 1"), "does not say"),
+        (("print(", "exit(3, "), "TypeError"),
+    ],
+)
 def test_a_wrong_script_fails(
     edit: tuple[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ GATED = {
     "silu_and_mul_masked_post_quant/bf16-e4m3/1x128/e=3,t=4,i=256": ("", "group=32/", "ue8m0=1/"),
     "persistent_masked_m_silu_mul_quant/bf16-e4m3/1x128/e=3,t=4,i=256": ("",),
     "per_token_group_quant_fp8_masked/bf16-e4m3/1x128/e=3,t=4,k=256": ("", "group=16/", "ue8m0=1/"),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 # float16 where values are subnormal: the interpreter reads those of bfloat16 as 0
 NORMS = {
     "rms_norm_static_fp8_quant/bf16-e4m3/tensor/m=3,h=200": ("",),

@@ -36,7 +36,7 @@ FAULTS = {
     "the lower tile taken twice": ("y_row = tl.minimum(row + BM, m - 1)", "y_row = x_row"),
     "rows of no group written": ("keep = keep & (tl.load(rows + row, mask=keep, other=-1) == group)", "pass"),
     "rows past the count written": ("end = tl.load(rows + group)", "end = m"),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 
 def scalars_as_integers() -> None:
@@ -106,7 +106,7 @@ SEEN_BY = {
     "the weight scale of the next rows": "order of tiles", "the activation scale of the row above": "tails",
     "the exponents' bias forgotten": "codes", "the lower tile taken twice": "pair",
     "rows of no group written": "contiguous", "rows past the count written": "masked",
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 
 def checks() -> dict[str, bool]:

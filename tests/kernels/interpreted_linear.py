@@ -37,14 +37,14 @@ FAULTS = {
         "tl.div_rn(amax * 0.0 + 448.0, amax), amax / 0.0)",
     ),
     "the amax of signed values": ("tl.max(tl.abs(wide), axis=1)", "tl.max(wide, axis=1)"),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 SEEN_BY = {
     "a lost block": "tails", "the weight scale of the next block": "tails",
     "the weight scale of the next rows": "pitch", "the scale of the activation forgotten": "tails",
     "the block of the other half": "together",
     "the last sum left out": "parts", "a row too many": "tails", "an infinite inverse": "codes of float16",
     "the amax of signed values": "codes of bfloat16",
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 CUTS = {"tails": Cut(64, 1, 2, 4), "together": Cut(32, 2, 2, 4), "pitch": Cut(128, 1, 2, 4), "parts": Cut(64, 4, 2, 4)}
 EXTENTS = {"tails": (5, 40, 256), "together": (17, 70, 512), "pitch": (16, 192, 128), "parts": (31, 64, 3072)}
 """M, N and K: of both numbers of rows, with columns past N."""

@@ -62,17 +62,20 @@ def pairs() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor,
                 for ue8m0 in (False, True):
                     made = [b.quant_group(x, 128, 1e-10, ue8m0, layout) for b in (ours, plain)]
                     yield f"group {layout} ue8m0={ue8m0} {dtype} {shape}", made[0], made[1]
-                    yield f"strides {layout} {dtype} {shape} {ue8m0}", *(
-                        (torch.tensor(m[1].stride(), dtype=torch.int32),) for m in made
-                    )  # fmt: skip
+                    yield (
+                        f"strides {layout} {dtype} {shape} {ue8m0}",
+                        *((torch.tensor(m[1].stride(), dtype=torch.int32),) for m in made),
+                    )
         for x in (hostile(7, 256, dtype), extreme(dtype)):
             made = [b.reciprocal_quantiser(dtype)(x, None, _host.allocator(x.device)) for b in (ours, plain)]
             yield f"reciprocal {dtype} {tuple(x.shape)}", made[0], made[1]
             yield f"reciprocal strides {dtype} {tuple(x.shape)}", *((torch.tensor(m[1].stride()).int(),) for m in made)
         x, bound = hostile(7, 256, dtype), torch.tensor([0.7])
         calm = x.nan_to_num(1.0, 2.0, -2.0)
-        for made, kind in ((ours.quant_group(x, 128, 1e-10, False, "tma")[1], "group"),
-                           (ours.quant_group_packed(calm, 128, 1e-10)[1], "packed")):  # fmt: skip
+        for made, kind in (
+            (ours.quant_group(x, 128, 1e-10, False, "tma")[1], "group"),
+            (ours.quant_group_packed(calm, 128, 1e-10)[1], "packed"),
+        ):
             lanes = made.as_strided((made.shape[1], 8), (8, 1))[:, 7:]
             yield f"pad lanes are zero: {kind} {dtype}", (lanes,), (torch.zeros_like(lanes),)
         yield f"packed {dtype}", ours.quant_group_packed(calm, 128, 1e-10), plain.quant_group_packed(calm, 128, 1e-10)

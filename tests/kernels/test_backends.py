@@ -426,9 +426,19 @@ class FakeSglKernel(types.ModuleType):
         return plain.block_linear(as_packed(mat_a), as_packed(mat_b), read, scales_b, None, out_dtype)
 
     def sgl_per_token_group_quant_8bit(
-        self, input, output_q, output_s, group_size, eps, fp8_min, fp8_max, scale_ue8m0=False, fuse_silu_and_mul=False,
-        masked_m=None, enable_v2=None,
-    ):  # fmt: skip
+        self,
+        input,
+        output_q,
+        output_s,
+        group_size,
+        eps,
+        fp8_min,
+        fp8_max,
+        scale_ue8m0=False,
+        fuse_silu_and_mul=False,
+        masked_m=None,
+        enable_v2=None,
+    ):
         assert enable_v2 is False, "asks sglang, which is not installed"
         self.sgl_per_token_group_quant_fp8(input, output_q, output_s, group_size, eps, fp8_min, fp8_max, scale_ue8m0)
 
@@ -550,12 +560,14 @@ class TestSglKernel:
             (lambda x: sgl_kernel.quant_group_packed(x[:, :384], 128, 1e-10), NoBackendError, "inside a word"),
             (lambda x: sgl_kernel.quant_group(x[None], 128, 1e-10, False, "col"), NoBackendError, "takes a matrix"),
             (
-                lambda x: sgl_kernel.quant_group(x[:1, :128].expand(1 << 24, 128), 128, 1e-10, False,
-                                                 out=x[:1, :1].to(FP8).expand(1 << 24, 128)),
-                NoBackendError, "32 bits",
+                lambda x: sgl_kernel.quant_group(
+                    x[:1, :128].expand(1 << 24, 128), 128, 1e-10, False, out=x[:1, :1].to(FP8).expand(1 << 24, 128)
+                ),
+                NoBackendError,
+                "32 bits",
             ),
         ],
-    )  # fmt: skip
+    )
     def test_what_it_would_get_wrong(self, package, call, error: type[Exception], said: str) -> None:
         """A typed error before anything is launched."""
         with pytest.raises(error, match=said):

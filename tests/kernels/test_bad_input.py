@@ -278,8 +278,13 @@ def calls() -> dict[str, Call]:
         (einsum, {**pairs((4, 2, 256), (2, 48, 256), (4, 2, 2), (2, 1, 2)), "out": torch.zeros(4, 2, 48)}),
         (
             k.bmm_fp8,
-            {"A": codes(2, 4, 64), "B": codes(2, 48, 64).mT, "A_scale": ones(1), "B_scale": ones(1),
-             "dtype": torch.bfloat16},
+            {
+                "A": codes(2, 4, 64),
+                "B": codes(2, 48, 64).mT,
+                "A_scale": ones(1),
+                "B_scale": ones(1),
+                "dtype": torch.bfloat16,
+            },
         ),
         (
             k.gemm_fp8_nt_groupwise,
@@ -291,15 +296,26 @@ def calls() -> dict[str, Call]:
         ),
         (
             k.cutlass_moe_mm,
-            {"a": codes(4, 64), "b": codes(2, 48, 64), "scales_a": ones(4, 1), "scales_b": ones(2, 48),
-             "expert_offsets": ints(0, 1), "problem_sizes": ints(1, 48, 64, 3, 48, 64).view(2, 3)},
+            {
+                "a": codes(4, 64),
+                "b": codes(2, 48, 64),
+                "scales_a": ones(4, 1),
+                "scales_b": ones(2, 48),
+                "expert_offsets": ints(0, 1),
+                "problem_sizes": ints(1, 48, 64, 3, 48, 64).view(2, 3),
+            },
         ),
         (
             k.cutlass_w4a8_mm,
-            {"a": codes(4, 256), "b_q": ints(*range(-8, 8)).to(torch.int8).repeat(48, 16),
-             "b_group_scales": ones(2, 48).to(FP8), "b_channel_scales": ones(48, 1), "a_token_scales": ones(4, 1)},
+            {
+                "a": codes(4, 256),
+                "b_q": ints(*range(-8, 8)).to(torch.int8).repeat(48, 16),
+                "b_group_scales": ones(2, 48).to(FP8),
+                "b_channel_scales": ones(48, 1),
+                "a_token_scales": ones(4, 1),
+            },
         ),
-    ]  # fmt: skip
+    ]
     return {f"{i:02} {function.__name__}": (function, arguments) for i, (function, arguments) in enumerate(table)}
 
 

@@ -97,12 +97,15 @@ class TestEquation:
             kernels.fp8_einsum("bhd,hdr->bhr", x, x, torch.zeros(1, 1, 1))
 
 
-@pytest.mark.parametrize(("b", "error"), [
-    (torch.zeros(4, 16, dtype=torch.int32), LayoutError),
-    (torch.zeros(8, 4, dtype=torch.int32).t(), ShapeError),
-    (torch.zeros(16, 3, dtype=torch.int32).t(), ShapeError),
-    (torch.zeros(16, 4).t(), DtypeError),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("b", "error"),
+    [
+        (torch.zeros(4, 16, dtype=torch.int32), LayoutError),
+        (torch.zeros(8, 4, dtype=torch.int32).t(), ShapeError),
+        (torch.zeros(16, 3, dtype=torch.int32).t(), ShapeError),
+        (torch.zeros(16, 4).t(), DtypeError),
+    ],
+)
 def test_words_of_weights_that_cannot_be_reordered_are_refused(b: torch.Tensor, error: type[Exception]) -> None:
     right = torch.arange(64, dtype=torch.int32).view(16, 4).t()
     assert kernels.cutlass_encode_and_reorder_int4b(right).stride() == right.stride()

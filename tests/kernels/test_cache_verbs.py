@@ -129,7 +129,7 @@ BAD = (
     ("cp_gather_and_upconvert_fp8_kv_cache", 1, lambda x: x[:, :512], ShapeError, "dst"),
     ("dequantize_k_cache", 0, lambda x: x[..., :640], ShapeError, "656"),
     ("cp_gather_indexer_k_quant_cache", 2, lambda x: x[:, :2], ShapeError, "dst_scale"),
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line
 
 
 @pytest.mark.parametrize(("name", "at", "change", "error", "said"), BAD)
@@ -140,8 +140,6 @@ def test_bad_calls(name: str, at: int, change: Callable[[object], object], error
 
 def test_every_verb_has_a_bad_call() -> None:
     assert {name for name, *_ in BAD} == set(operands()) == set(GRAMMARS)
-
-
 
 
 class TestWords:

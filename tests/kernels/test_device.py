@@ -15,9 +15,18 @@ from kernels.backends import _host, cutlass, deep_gemm, flashinfer, sgl_kernel
 from kernels.plan import backend_of
 
 HELPERS = {
-    "operators", "m_major", "columns", "addressable", "writable", "lanes", "context_lens",  # torch alone
-    "blockscale_sm90", "fp8_gemm_nt", "aligned_gemm_nt", "dense_gemm_nt",  # two look by themselves, else the callers do
-}  # fmt: skip
+    "operators",
+    "m_major",
+    "columns",
+    "addressable",
+    "writable",
+    "lanes",
+    "context_lens",  # torch alone
+    "blockscale_sm90",
+    "fp8_gemm_nt",
+    "aligned_gemm_nt",
+    "dense_gemm_nt",  # two look by themselves, else the callers do
+}
 
 
 class Elsewhere(torch.Tensor):

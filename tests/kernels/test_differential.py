@@ -25,9 +25,14 @@ from oracle.verdict.compare import Status, Verdict
 
 LAYER = "apply_fi_trtllm_fp8_per_tensor_moe"
 CONTRACTS = (
-    LAYER, "silu_and_mul", "scaled_grouped_mm", "get_num_sms", "select_cutlass_fp8_gemm_impl",
-    "build_flashinfer_fp8_cutlass_moe_prepare_finalize", "maybe_create_device_identity",
-)  # fmt: skip
+    LAYER,
+    "silu_and_mul",
+    "scaled_grouped_mm",
+    "get_num_sms",
+    "select_cutlass_fp8_gemm_impl",
+    "build_flashinfer_fp8_cutlass_moe_prepare_finalize",
+    "maybe_create_device_identity",
+)
 HEAD = f"{LAYER}/bf16xe4m3-bf16/tensor:tensor"
 PREPARED = f"{HEAD}/t=17,g=6,e=3,h=64,i=40/rank=1/family=randn/seed=5"
 Sabotage = Callable[[pytest.MonkeyPatch], object]

@@ -51,9 +51,14 @@ class TestContiguous:
             grouped.m_grouped_fp8_gemm_nt_contiguous((a, sa), (b, sb), torch.zeros(2, N), indices)
 
     @pytest.mark.parametrize(
-        ("tiles", "good"), [([[0, 0, -1, -1], [1, 1, 1, 1]], True), ([[0, 0, 1, -1], [1, -1, -1, -1]], False),
-                            ([[-1, -1, -1, -1], [2, 2, 2, -1]], True), ([[-1, 0, 0, 0]], False)],
-    )  # fmt: skip
+        ("tiles", "good"),
+        [
+            ([[0, 0, -1, -1], [1, 1, 1, 1]], True),
+            ([[0, 0, 1, -1], [1, -1, -1, -1]], False),
+            ([[-1, -1, -1, -1], [2, 2, 2, -1]], True),
+            ([[-1, 0, 0, 0]], False),
+        ],
+    )
     def test_a_tile_holds_one_expert(self, tiles: list[list[int]], good: bool) -> None:
         indices = torch.tensor(tiles, dtype=torch.int32).flatten()
         if good:

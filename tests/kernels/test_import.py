@@ -62,8 +62,11 @@ def test_no_module_imports_a_backend(path: Path) -> None:
 
 def test_an_import_of_a_backend_is_seen() -> None:
     """The twin."""
-    for line in ("from kernels.backends import eager", "import kernels.backends.cutlass as c",
-                 "def f():\n    from kernels.backends.deep_gemm import library"):  # fmt: skip
+    for line in (
+        "from kernels.backends import eager",
+        "import kernels.backends.cutlass as c",
+        "def f():\n    from kernels.backends.deep_gemm import library",
+    ):
         assert len(backends_of(line)) == 1
 
 

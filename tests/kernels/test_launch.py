@@ -100,9 +100,7 @@ def test_a_known_release_is_started_past_its_launcher(monkeypatch: pytest.Monkey
     ("release", "scratch", "profile"),
     [("3.4.0", 0, 0), ("3.6.1", 0, 0), ("3.7.0", 0, 0), ("3.60.0", 0, 0), ("3.6.0", 64, 0), ("3.6.0", 0, 8)],
 )
-def test_elsewhere_triton_starts_it(
-    monkeypatch: pytest.MonkeyPatch, release: str, scratch: int, profile: int
-) -> None:
+def test_elsewhere_triton_starts_it(monkeypatch: pytest.MonkeyPatch, release: str, scratch: int, profile: int) -> None:
     """Of a release that was not read, and where scratch memory is to be allocated."""
     with_triton(monkeypatch, release)
     run = launcher(scratch, profile)
@@ -166,8 +164,14 @@ class TestAgain:
 
         assert [looked_at(x) for _ in range(3)] == [True, True, False]
         unaligned = OnGpu.of(65, 512).flatten()[1 : 1 + 64 * 512].view(64, 512)
-        others = (unaligned, OnGpu.of(68, 512), OnGpu.of(64, 640), OnGpu.of(64, 640)[:, :512], OnGpu.of(64, 512).half(),
-                  OnGpu.of(512, 64).t())  # fmt: skip
+        others = (
+            unaligned,
+            OnGpu.of(68, 512),
+            OnGpu.of(64, 640),
+            OnGpu.of(64, 640)[:, :512],
+            OnGpu.of(64, 512).half(),
+            OnGpu.of(512, 64).t(),
+        )
         assert all(looked_at(other) for other in others) and not looked_at(x)
         assert looked_at(x, torch.empty(64, 512, dtype=torch.float8_e4m3fn))
         runtime.debug = True
@@ -178,7 +182,6 @@ class TestAgain:
         assert not looked_at(x)
         with use_config(Config(fast_paths=False)):
             assert looked_at(x) and starts[-1] == "by Triton"
-
 
     @pytest.mark.parametrize(("k", "parts"), [(1024, 1), (4096, 4)])
     def test_few_rows(self, starts: list[str], k: int, parts: int) -> None:
@@ -204,8 +207,13 @@ class TestAgain:
         assert parts == 1 or self.made[-1][first] == at[3]  # the sums
         unaligned = torch.zeros(256 * k + 1, dtype=torch.uint8)[1:].view(w.dtype).view(256, k)
         wide = torch.zeros(256, k + 16, dtype=torch.uint8).view(w.dtype)[:, :k]
-        for other in ((OnGpu.of(17, k), w, scale), (x, unaligned, scale), (x, wide, scale),
-                      (OnGpu.of(16, k + 8)[:, :k], w, scale), (x, w, scale.t().contiguous().t())):  # fmt: skip
+        for other in (
+            (OnGpu.of(17, k), w, scale),
+            (x, unaligned, scale),
+            (x, wide, scale),
+            (OnGpu.of(16, k + 8)[:, :k], w, scale),
+            (x, w, scale.t().contiguous().t()),
+        ):
             assert looked_at(*other) and not looked_at(x, w, scale)
         self.runtime.debug = True
         assert looked_at(x, w, scale)

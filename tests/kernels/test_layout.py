@@ -27,9 +27,20 @@ class TestIntegers:
 
     @pytest.mark.parametrize(
         ("tokens", "top_k", "experts", "expected"),
-        [(0, 8, 256, 8), (1, 1, 1, 8), (7, 1, 1, 16), (8, 1, 1, 16), (16, 1, 1, 32), (50, 1, 1, 64), (49, 1, 1, 64),
-         (24, 1, 1, 32), (25, 1, 1, 32), (10**6, 8, 16, 64), (256, 8, 256, 16)],
-    )  # fmt: skip
+        [
+            (0, 8, 256, 8),
+            (1, 1, 1, 8),
+            (7, 1, 1, 16),
+            (8, 1, 1, 16),
+            (16, 1, 1, 32),
+            (50, 1, 1, 64),
+            (49, 1, 1, 64),
+            (24, 1, 1, 32),
+            (25, 1, 1, 32),
+            (10**6, 8, 16, 64),
+            (256, 8, 256, 16),
+        ],
+    )
     def test_tile_tokens(self, tokens: int, top_k: int, experts: int, expected: int) -> None:
         assert layout.calculate_tile_tokens_dim(tokens, top_k, experts) == expected
 

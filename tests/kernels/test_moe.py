@@ -18,10 +18,16 @@ class TestBackendChoice:
 
     @pytest.mark.parametrize(
         ("arch", "value", "expected"),
-        [("sm90", None, Backend.CUTLASS), ("sm90", "throughput", Backend.CUTLASS), ("sm90", "latency", Backend.CUTLASS),
-         ("sm100", "latency", Backend.TENSORRT_LLM), ("sm103", "latency", Backend.TENSORRT_LLM),
-         ("sm120", "latency", Backend.CUTLASS), ("sm100", "masked_gemm", Backend.CUTEDSL)],
-    )  # fmt: skip
+        [
+            ("sm90", None, Backend.CUTLASS),
+            ("sm90", "throughput", Backend.CUTLASS),
+            ("sm90", "latency", Backend.CUTLASS),
+            ("sm100", "latency", Backend.TENSORRT_LLM),
+            ("sm103", "latency", Backend.TENSORRT_LLM),
+            ("sm120", "latency", Backend.CUTLASS),
+            ("sm100", "masked_gemm", Backend.CUTEDSL),
+        ],
+    )
     def test_table(self, arch, value, expected, caplog) -> None:
         with caplog.at_level(logging.INFO):
             got = moe.get_flashinfer_moe_backend(Machine.described(arch), Config(flashinfer_moe_backend=value))

@@ -62,9 +62,12 @@ class TestCases:
         text = f"{CONTRACT}/bf16xe4m3-bf16/1x128:128x128/t=9,e=3,h=128,i=128,k=1/"
         case = cases.parse(text + "rounding=PRODUCT,limit=0.5,first=2,on_input=1/family=randn/seed=1")
         assert case.call_options() == {
-            "out_dtype": torch.bfloat16, "activation_rounding": "PRODUCT", "limit": 0.5, "first_expert": 2,
+            "out_dtype": torch.bfloat16,
+            "activation_rounding": "PRODUCT",
+            "limit": 0.5,
+            "first_expert": 2,
             "apply_router_weight_on_input": True,
-        }  # fmt: skip
+        }
         inputs = case.inputs()
         assert inputs["x"].dtype == torch.bfloat16 and not {"a", "a_scale", "a2_scale"} & set(inputs)
         assert set(inputs["topk_ids"].flatten().tolist()) <= {-1, 0, 1, 2, 3, 4, 5}

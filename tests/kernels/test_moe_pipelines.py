@@ -70,9 +70,12 @@ def test_routing(method: str) -> None:
     groups = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5} if method == "DeepSeekV3" else {}
     weights, ids = kernels.route_by_method(logits, method, 3, bias, **groups)
     router = routing.Router(
-        top_k=3, groups=groups.get("n_group", 1), top_groups=groups.get("topk_group", 1),
-        scaling=groups.get("routed_scaling_factor", 1.0), **routing.METHODS[method],
-    )  # fmt: skip
+        top_k=3,
+        groups=groups.get("n_group", 1),
+        top_groups=groups.get("topk_group", 1),
+        scaling=groups.get("routed_scaling_factor", 1.0),
+        **routing.METHODS[method],
+    )
     found = routing.scores(logits, router, bias)
     assert not bool(routing.misrouted(ids, found, router, biased=bias is not None).any())
     span = routing.weight_span(found, ids, router)

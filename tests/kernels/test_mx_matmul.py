@@ -147,7 +147,7 @@ BAD = (
         (a, torch.ones(M, 2, dtype=torch.int32)), (b, torch.ones(N, 1, dtype=torch.int32)), torch.empty(M, N)
     ), ShapeError, "ceil.K / .4 gran_k"),
     (lambda a, b, s, t: kernels.bmm_mxfp8(a[None], b.t()[None], s, t), DtypeError, "a must be float8_e4m3fn"),
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line
 
 
 @pytest.mark.parametrize(("call", "error", "message"), BAD)

@@ -149,8 +149,10 @@ class TestTwoRanks:
         source, made = model
         whole = nn.from_checkpoint(source, QKV[0], out_dtype=torch.float32)
         x = data(5, 256)
-        parts = [part(x[:, 128 * r : 128 * r + 128]) for r, part in enumerate(
-            ranks(source, QKV[0], parallel="row", out_dtype=torch.float32))]  # fmt: skip
+        parts = [
+            part(x[:, 128 * r : 128 * r + 128])
+            for r, part in enumerate(ranks(source, QKV[0], parallel="row", out_dtype=torch.float32))
+        ]
         assert torch.equal(nn.sum_ranks(parts), whole(x))
         assert torch.equal(nn.sum_ranks(parts, torch.bfloat16), nn.from_checkpoint(source, QKV[0])(x))
         rounded = nn.sum_ranks([part.bfloat16() for part in parts])
@@ -241,10 +243,11 @@ class TestExperts:
         pad = torch.nn.functional.pad
         up = [pad(of(key, "weight"), (0, 0, 0, 64)) for key in ("gate", "up")]
         return {
-            "w13": torch.cat(up, 1).view(FP8), "w2": pad(of("down", "weight"), (0, 64)).view(FP8),
+            "w13": torch.cat(up, 1).view(FP8),
+            "w2": pad(of("down", "weight"), (0, 64)).view(FP8),
             "w13_scale": torch.cat([of(key, "weight_scale_inv") for key in ("gate", "up")], 1),
             "w2_scale": of("down", "weight_scale_inv"),
-        }  # fmt: skip
+        }
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
     def test_judged(self, source: tuple[nn.Checkpoint, Made], dtype: torch.dtype) -> None:
@@ -316,17 +319,20 @@ class TestExperts:
             w13.view(2, 2, 256, 256)[:, :, other] = 0
             w2[:, :, other] = 0
             given = {**given, "x": x, "topk_weights": weights, "topk_ids": ids}
-            judged = get("moe_fp8").judge(given, part(x, weights, ids), arch="cpu", numerics="ieee32.any",
-                                          activation_rounding="PRODUCT")  # fmt: skip
+            judged = get("moe_fp8").judge(
+                given, part(x, weights, ids), arch="cpu", numerics="ieee32.any", activation_rounding="PRODUCT"
+            )
             assert judged.status in GOOD, judged.summary
 
     @staticmethod
     def written(folder: Path, pipeline: str) -> Made:
         """A checkpoint that fits a pipeline."""
         kind, config = {
-            "block": ("block", cp.FP8_BLOCK), "channel": ("channel", cp.compressed("channel")),
-            "expert": ("tensor", cp.modelopt("FP8")), "group": ("block", cp.FP8_BLOCK),
-        }[PIPELINES[pipeline].weights]  # fmt: skip
+            "block": ("block", cp.FP8_BLOCK),
+            "channel": ("channel", cp.compressed("channel")),
+            "expert": ("tensor", cp.modelopt("FP8")),
+            "group": ("block", cp.FP8_BLOCK),
+        }[PIPELINES[pipeline].weights]
         scale = "weight_scale_inv" if kind == "block" else "weight_scale"
         made = cp.tensors(kind, scale, static=kind == "tensor")
         cp.write(folder, config, made)
@@ -347,9 +353,11 @@ class TestExperts:
             rows = [pad(codes[key], (0, 0, 0, 64)) for key in order]
             scales = {key: torch.stack(of(key, "weight_scale_inv")) for key in codes}
             found = {
-                "w13": torch.cat(rows, 1).view(FP8), "w2": pad(codes["down"], (0, 64)).view(FP8),
-                "w13_scale": torch.cat([scales[key] for key in order], 1), "w2_scale": scales["down"],
-            }  # fmt: skip
+                "w13": torch.cat(rows, 1).view(FP8),
+                "w2": pad(codes["down"], (0, 64)).view(FP8),
+                "w13_scale": torch.cat([scales[key] for key in order], 1),
+                "w2_scale": scales["down"],
+            }
         else:
             both = torch.cat([codes[key] for key in order], 1).view(FP8)
             scales = {key: torch.stack(of(key, "weight_scale")).view(len(experts), -1) for key in codes}
@@ -460,24 +468,43 @@ class TestExperts:
         calls: list[tuple[type[Exception], str, Any]] = [
             (OptionError, "there are fused_experts_tensor, ", lambda: load(checkpoint, "fused_moe")),
             (OptionError, "int4 ones: call kernels.moe_experts", lambda: load(checkpoint, "cutlass_fused_moe_w4")),
-            (CheckpointError, "experts.0 has weights per block; of pipelines these take it: fused_experts_block, deep",
-             lambda: load(checkpoint, fp8)),
-            (CheckpointError, "static input_scale and one scale.*: fused_experts_tensor, cutlass_moe_fp8, ",
-             lambda: load(tmp_path, "deep_gemm_moe")),
+            (
+                CheckpointError,
+                "experts.0 has weights per block; of pipelines these take it: fused_experts_block, deep",
+                lambda: load(checkpoint, fp8),
+            ),
+            (
+                CheckpointError,
+                "static input_scale and one scale.*: fused_experts_tensor, cutlass_moe_fp8, ",
+                lambda: load(tmp_path, "deep_gemm_moe"),
+            ),
             (OptionError, "this pipeline has stored", lambda: load(checkpoint, "deep_gemm_moe", combine="scaled")),
             (OptionError, "combine='scaled' is of a pipeline", lambda: load(checkpoint, None, combine="scaled")),
             (OptionError, "limit=7.0 of", lambda: load(checkpoint, "deep_gemm_moe", limit=7.0)),
             (OptionError, "writes bfloat16", lambda: load(checkpoint, "deep_gemm_moe", out_dtype=torch.float32)),
-            (InputError, "deep_gemm_moe has no static scales; leave out w13_input_scale",
-             lambda: load(checkpoint, "deep_gemm_moe", **static)),
+            (
+                InputError,
+                "deep_gemm_moe has no static scales; leave out w13_input_scale",
+                lambda: load(checkpoint, "deep_gemm_moe", **static),
+            ),
             (InputError, "quantises by static scales; pass w13_input_scale", lambda: made(fp8)),
             (ShapeError, "per channel", lambda: made("cutlass_moe_fp8_channel")),
             (ValueRangeError, "w2_input_scale", lambda: made(fp8, **static | {"w2_input_scale": -torch.ones(1)})),
-            (DtypeError, r"\(deep_gemm_moe\)", lambda: load(checkpoint, "deep_gemm_moe")(
-                torch.zeros(2, 256), torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.int64))),
-            (OptionError, "2 experts for each token", lambda: load(checkpoint, "deep_gemm_moe", weight_on_input=True)(
-                data(2, 256), torch.ones(2, 2), torch.tensor([[0, 1]] * 2))),
-        ]  # fmt: skip
+            (
+                DtypeError,
+                r"\(deep_gemm_moe\)",
+                lambda: load(checkpoint, "deep_gemm_moe")(
+                    torch.zeros(2, 256), torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.int64)
+                ),
+            ),
+            (
+                OptionError,
+                "2 experts for each token",
+                lambda: load(checkpoint, "deep_gemm_moe", weight_on_input=True)(
+                    data(2, 256), torch.ones(2, 2), torch.tensor([[0, 1]] * 2)
+                ),
+            ),
+        ]
         for error, said, call in calls:
             with pytest.raises(error, match=said):
                 call()
@@ -498,8 +525,12 @@ class TestExperts:
         """Experts per channel or per tensor: each channel of a tensor-scaled expert gets its scale."""
         made = cp.tensors(strategy, "weight_scale")
         cp.write(tmp_path, cp.compressed(strategy), made)
-        parts = [nn.Fp8Experts.from_checkpoint(tmp_path, f"{MOE}.experts", 2, parallel="tensor", rank=r, world=2,
-                                               out_dtype=torch.float32) for r in range(2)]  # fmt: skip
+        parts = [
+            nn.Fp8Experts.from_checkpoint(
+                tmp_path, f"{MOE}.experts", 2, parallel="tensor", rank=r, world=2, out_dtype=torch.float32
+            )
+            for r in range(2)
+        ]
         whole = nn.Fp8Experts.from_checkpoint(tmp_path, f"{MOE}.experts", 2, out_dtype=torch.float32)
         expected = torch.stack(
             [made[f"{MOE}.experts.{e}.down_proj.weight_scale"].expand(256, 1)[:, 0] for e in range(2)]
@@ -523,17 +554,24 @@ class TestExperts:
         with pytest.raises(CheckpointError, match="experts.2.* no tensor begins with"):
             nn.Fp8Experts.from_checkpoint(checkpoint, f"{MOE}.experts", 3)
         with pytest.raises(ShapeError, match="I of Fp8Experts=192 is not a multiple of 128"):
-            nn.Fp8Experts(torch.zeros(1, 384, 256).to(FP8), torch.ones(1, 3, 2), torch.zeros(1, 256, 192).to(FP8),
-                          torch.ones(1, 2, 2))  # fmt: skip
+            nn.Fp8Experts(
+                torch.zeros(1, 384, 256).to(FP8),
+                torch.ones(1, 3, 2),
+                torch.zeros(1, 256, 192).to(FP8),
+                torch.ones(1, 2, 2),
+            )
         cp.write(tmp_path, cp.modelopt("FP8"), cp.tensors("tensor", "weight_scale", static=True))
         with pytest.raises(CheckpointError, match="static input_scale"):
             nn.Fp8Experts.from_checkpoint(tmp_path, f"{MOE}.experts", 2)
 
     @pytest.mark.parametrize(
         ("change", "said"),
-        [({"scoring_func": "sqrtsoftplus"}, "scoring_func='sqrtsoftplus'"), ({"num_experts_per_tok": None}, None),
-         ({"scoring_func": "softmax", "topk_method": "group_limited_greedy"}, "pass router=")],
-    )  # fmt: skip
+        [
+            ({"scoring_func": "sqrtsoftplus"}, "scoring_func='sqrtsoftplus'"),
+            ({"num_experts_per_tok": None}, None),
+            ({"scoring_func": "softmax", "topk_method": "group_limited_greedy"}, "pass router="),
+        ],
+    )
     def test_routers_that_are_not_here(self, tmp_path: Path, change: dict[str, Any], said: str | None) -> None:
         cp.write(tmp_path, cp.FP8_BLOCK, cp.tensors("block", "weight_scale_inv"), **change)
         if said is None:
@@ -680,15 +718,17 @@ class TestFormats:
             (cp.modelopt("NVFP4"), "quant_algo='NVFP4'"),
             (cp.compressed("group"), "per group"),
             ({"quant_method": "compressed-tensors", "config_groups": {}}, "config_groups"),
-            ({"quant_method": "compressed-tensors", "config_groups": {"g": {**cp.GROUP, "input_activations": None}}},
-             "weight only|weight\\b.*only"),
+            (
+                {"quant_method": "compressed-tensors", "config_groups": {"g": {**cp.GROUP, "input_activations": None}}},
+                "weight only|weight\\b.*only",
+            ),
             ({"quant_method": "compressed-tensors", "ignore": ["re:("], "config_groups": {}}, "no regular expression"),
             ({"quant_method": "compressed-tensors", "config_groups": {"g": [1]}}, "config_groups .* of objects"),
             ({"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": 3}}}, "targets=3"),
             ({**cp.FP8_BLOCK, "modules_to_not_convert": "lm_head"}, "modules_to_not_convert='lm_head'; .* a list"),
             ({"quant_method": ["fp8"]}, "quant_method="),
         ],
-    )  # fmt: skip
+    )
     def test_unknown(self, tmp_path: Path, config: dict[str, Any], said: str) -> None:
         cp.write(tmp_path, config, {})
         (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {}}')
@@ -773,11 +813,15 @@ class TestFiles:
 
     @pytest.mark.parametrize(
         ("name", "text", "said"),
-        [("config.json", "{", "cannot be read as JSON"), ("config.json", "[]", "holds a list"),
-         ("config.json", "{}", "not quantised"), ("model.safetensors.index.json", "{}", "no weight_map"),
-         ("model-00001-of-00002.safetensors", "torn", "cannot be read as safetensors"),
-         ("config.json", None, "config.json cannot be read")],
-    )  # fmt: skip
+        [
+            ("config.json", "{", "cannot be read as JSON"),
+            ("config.json", "[]", "holds a list"),
+            ("config.json", "{}", "not quantised"),
+            ("model.safetensors.index.json", "{}", "no weight_map"),
+            ("model-00001-of-00002.safetensors", "torn", "cannot be read as safetensors"),
+            ("config.json", None, "config.json cannot be read"),
+        ],
+    )
     def test_spoilt_files(self, folder: Path, name: str, text: str | None, said: str) -> None:
         (folder / name).unlink() if text is None else (folder / name).write_text(text)
         with pytest.raises(CheckpointError, match=said):
@@ -801,7 +845,7 @@ class TestFiles:
             ("weight_scale_inv", lambda t: t * torch.inf, KernelError, "read it with the dtype it was stored in"),
             ("weight_scale_inv", lambda t: t.to(torch.complex64), CheckpointError, "is stored as C64"),
         ],
-    )  # fmt: skip
+    )
     def test_tensors_that_do_not_fit(
         self, tmp_path: Path, key: str, change: Any, kind: type[Exception], said: str
     ) -> None:

@@ -139,7 +139,7 @@ def layers(source: nn.Checkpoint) -> dict[str, torch.nn.Module]:
         "channel": nn.Fp8Linear(weight, scale, torch.ones(272)),
         "mlp": nn.Fp8Mlp.from_checkpoint(source, "model.layers.0.mlp", rank=1, world=2),
         "moe": nn.Fp8Moe.from_checkpoint(source, MOE),
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(params=["block", "channel", "mlp", "moe"])

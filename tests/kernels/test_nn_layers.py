@@ -33,8 +33,11 @@ def block_verdict(x: Tensor, weight: Tensor, scale: Tensor, y: Tensor, bias: Ten
     flat = kernels.layout.pad_k(x.reshape(-1, x.shape[-1]))
     a, a_scale = kernels.per_token_group_quant_fp8(flat, 128)
     operands = {
-        "a": a[:, : x.shape[-1]].contiguous(), "a_scale": a_scale, "b": weight, "b_scale": scale.float(),
-    }  # fmt: skip
+        "a": a[:, : x.shape[-1]].contiguous(),
+        "a_scale": a_scale,
+        "b": weight,
+        "b_scale": scale.float(),
+    }
     out = y.reshape(-1, y.shape[-1])
     if bias is None:
         return get("fp8_gemm_nt").judge(operands, out, arch="cpu", numerics="ieee32.any")
@@ -274,9 +277,15 @@ class TestErrors:
 
     @pytest.mark.parametrize(
         ("x", "kind"),
-        [(torch.ones(2, 256), ShapeError), (torch.tensor(1.0), ShapeError), (torch.ones(2, 384).double(), DtypeError),
-         (torch.ones(2, 384, device="meta"), KernelError), (W, DtypeError), ([1.0], KernelError)],
-    )  # fmt: skip
+        [
+            (torch.ones(2, 256), ShapeError),
+            (torch.tensor(1.0), ShapeError),
+            (torch.ones(2, 384).double(), DtypeError),
+            (torch.ones(2, 384, device="meta"), KernelError),
+            (W, DtypeError),
+            ([1.0], KernelError),
+        ],
+    )
     def test_calling(self, x: Any, kind: type[Exception]) -> None:
         with pytest.raises(kind, match="input"):
             nn.Fp8Linear(self.W, self.S, name="down")(x)

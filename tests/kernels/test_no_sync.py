@@ -33,7 +33,7 @@ RETURNS_PYTHON = {
     "is_deep_gemm_e8m0_used", "is_deep_gemm_supported", "is_flashinfer_supporting_global_sf",
     "select_cutlass_fp8_gemm_impl", "should_use_deepgemm_for_fp8_linear", "sparse_cutlass_supported",
     "use_rowwise_torch_scaled_mm",
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 NOT_CAPTURED = {"maybe_create_device_identity"}  # gives what it made before the capture
 NEEDS_SM100 = {"apply_fi_trtllm_fp8_per_tensor_moe"}
 
@@ -193,8 +193,10 @@ def calls() -> dict[str, Callable[[], object]]:
             k.fp8_gemm_nt_skip_head_mid, headed, (a, sa), (b, sb), (128, 64, 128)
         ),
         "fp8_einsum": lambda: into(
-            functools.partial(k.fp8_einsum, "bhr,hdr->bhd"), out[:, None],
-            (a[:, None], sa[:, None]), (b[None], sb[None]),
+            functools.partial(k.fp8_einsum, "bhr,hdr->bhd"),
+            out[:, None],
+            (a[:, None], sa[:, None]),
+            (b[None], sb[None]),
         ),
         "bmm_fp8": lambda: k.bmm_fp8(cube, three.mT, one, one, torch.bfloat16),
         "gemm_fp8_nt_groupwise": lambda: k.gemm_fp8_nt_groupwise(a, b, sa, sb),
@@ -222,7 +224,12 @@ def calls() -> dict[str, Callable[[], object]]:
         ),
         "fp8_fp4_mqa_logits": lambda: k.fp8_fp4_mqa_logits(fp4_q, fp4_k, weights, low, high),
         "fp8_fp4_paged_mqa_logits": lambda: k.fp8_fp4_paged_mqa_logits(
-            tuple(t[:2].unsqueeze(1) for t in fp4_q), cache[..., :68].contiguous(), weights[:2], lens, tables, schedule,
+            tuple(t[:2].unsqueeze(1) for t in fp4_q),
+            cache[..., :68].contiguous(),
+            weights[:2],
+            lens,
+            tables,
+            schedule,
             128,
         ),
         "get_paged_mqa_logits_metadata": lambda: k.get_paged_mqa_logits_metadata(lens, 64, 132),
@@ -319,20 +326,32 @@ def calls() -> dict[str, Callable[[], object]]:
             )
         },
         "m_grouped_fp8_fp4_gemm_nn_contiguous": lambda: into(
-            k.m_grouped_fp8_fp4_gemm_nn_contiguous, tall_out, (tall, tall_scale),
-            (three.mT, sa.new_ones(2, K // 32, N)), rows,
+            k.m_grouped_fp8_fp4_gemm_nn_contiguous,
+            tall_out,
+            (tall, tall_scale),
+            (three.mT, sa.new_ones(2, K // 32, N)),
+            rows,
         ),
         "k_grouped_fp8_gemm_tn_contiguous": lambda: into(
-            k.k_grouped_fp8_gemm_tn_contiguous, out.new_zeros(2, M, N, dtype=torch.float32),
-            (a.t().contiguous(), scales(2, M)), (b.t().contiguous(), scales(2, N)), [128, 128],
+            k.k_grouped_fp8_gemm_tn_contiguous,
+            out.new_zeros(2, M, N, dtype=torch.float32),
+            (a.t().contiguous(), scales(2, M)),
+            (b.t().contiguous(), scales(2, N)),
+            [128, 128],
         ),
         "m_grouped_fp8_fp4_gemm_nt_contiguous": lambda: into(
-            k.m_grouped_fp8_fp4_gemm_nt_contiguous, tall_out, (tall, tall_scale),
-            (two, sa.new_ones(2, N, K // 32)), rows,
+            k.m_grouped_fp8_fp4_gemm_nt_contiguous,
+            tall_out,
+            (tall, tall_scale),
+            (two, sa.new_ones(2, N, K // 32)),
+            rows,
         ),
         "m_grouped_fp8_fp4_gemm_nt_masked": lambda: into(
-            k.m_grouped_fp8_fp4_gemm_nt_masked, cube_out, (cube, scales(2, 128, 2)),
-            (two, sa.new_ones(2, N, K // 32)), counts,
+            k.m_grouped_fp8_fp4_gemm_nt_masked,
+            cube_out,
+            (cube, scales(2, 128, 2)),
+            (two, sa.new_ones(2, N, K // 32)),
+            counts,
         ),
         "make_fp8_moe_alpha_scales_for_fi": lambda: k.make_fp8_moe_alpha_scales_for_fi(**named),
         "register_scales_for_trtllm_fp8_per_tensor_moe": lambda: k.register_scales_for_trtllm_fp8_per_tensor_moe(

@@ -58,7 +58,7 @@ FORMS = (
     "nvfp4_quantize_4over6", "nvfp4_quantize_rht", "nvfp4_quantize_per_token", "nvfp4_quantize_of_fp8",
     "mxfp4_quantize_of_fp8", "fp8_block_to_mxfp8", "mxfp8_to_fp8_block", "scaled_fp4_grouped_quantize",
     "mxfp8_grouped_quantize", "scaled_fp4_experts_quant", "mxfp8_experts_quant",
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line
 """Verbs whose operator takes their own arguments."""
 
 
@@ -85,7 +85,11 @@ def calls(make) -> dict[str, tuple[object, ...]]:
         "silu_and_mul_masked_post_quant": (x.view(2, -1, K), torch.tensor([1, 2], dtype=torch.int32), 32, True, "each"),
         "persistent_masked_m_silu_mul_quant": (x.view(2, -1, K), torch.tensor([1, 0], dtype=torch.int32)),
         "per_token_group_quant_fp8_masked": (
-            x.view(2, -1, K), torch.tensor([1, 0], dtype=torch.int32), 16, 1e-10, True
+            x.view(2, -1, K),
+            torch.tensor([1, 0], dtype=torch.int32),
+            16,
+            1e-10,
+            True,
         ),
         "rms_norm_static_fp8_quant": (x, x[0], one, 1e-6, "each"),
         "rmsnorm_quant": (x, x[0], one, 1e-6),
@@ -94,7 +98,15 @@ def calls(make) -> dict[str, tuple[object, ...]]:
         "rms_norm_dynamic_per_token_quant": (x, x[0], 1e-6, one, x + 1),
         "rms_norm_per_block_quant": (x, x[0], 1e-6, 128, None, None, True),
         "rope_quantize_fp8": (
-            x.view(M, 4, 64), x[:, :64], x.view(M, 4, 64), x, torch.ones(M, 64), counts.long().repeat(3), True, 2.0, 0.5
+            x.view(M, 4, 64),
+            x[:, :64],
+            x.view(M, 4, 64),
+            x,
+            torch.ones(M, 64),
+            counts.long().repeat(3),
+            True,
+            2.0,
+            0.5,
         ),
         "mxfp8_quantize": (x, "128x4", "rceil", "e4m3"),
         "mxfp8_quantize linear": (x, "linear", "even", "e4m3"),
@@ -177,19 +189,42 @@ def calls(make) -> dict[str, tuple[object, ...]]:
             False,
         ),
         "fp8_gemm_nt_1d1d": (  # 64 rows: the library has no kernel of at most 32 on a GPU
-            make.codes(64, K), make.scales(64, 2), b, make.scales(N, 2), torch.zeros(64, N), torch.ones(64, N)
+            make.codes(64, K),
+            make.scales(64, 2),
+            b,
+            make.scales(N, 2),
+            torch.zeros(64, N),
+            torch.ones(64, N),
         ),
         "k_grouped_fp8_gemm_nt_contiguous": (
-            make.codes(64 * K), make.scales(64, 2), make.codes(N * K), make.scales(N, 2),
-            torch.zeros(2, 64, N), [0, K], torch.tensor([0, K], dtype=torch.int32), torch.ones(2, 64, N),
+            make.codes(64 * K),
+            make.scales(64, 2),
+            make.codes(N * K),
+            make.scales(N, 2),
+            torch.zeros(2, 64, N),
+            [0, K],
+            torch.tensor([0, K], dtype=torch.int32),
+            torch.ones(2, 64, N),
         ),
         "fp8_gemm_nt_skip_head_mid": (
-            a, sa, b, sb, torch.zeros(M, 3 * N // 2, dtype=torch.bfloat16), [N // 4, N // 4, N // 4], True
+            a,
+            sa,
+            b,
+            sb,
+            torch.zeros(M, 3 * N // 2, dtype=torch.bfloat16),
+            [N // 4, N // 4, N // 4],
+            True,
         ),
         "fp8_einsum": (a[:, None], sa[:, None], b[None], sb[None], out[:, None].clone()),
         "moe_experts": (
-            x, make.codes(2, 256, K), make.scales(2, 2, 2), make.codes(2, K, BLOCK), make.scales(2, 2, 1),
-            torch.ones(M, 2), torch.tensor([[0, 1]] * M), "deep_gemm_moe",
+            x,
+            make.codes(2, 256, K),
+            make.scales(2, 2, 2),
+            make.codes(2, K, BLOCK),
+            make.scales(2, 2, 1),
+            torch.ones(M, 2),
+            torch.tensor([[0, 1]] * M),
+            "deep_gemm_moe",
         ),
         "bmm_fp8": (cube, three.mT, one, one, torch.bfloat16),
         "fp8_mqa_logits": (q, k, make.scales(5), torch.randn(M, 32), ks, ke, True, False),
@@ -244,9 +279,14 @@ def test_gradients_and_vmap_are_refused(make, name: str) -> None:
         torch.vmap(lambda x: op(x, *rest))(first.unsqueeze(0))
 
 
-@pytest.mark.parametrize("name", [
-    "fp8_gemm_nt", "deepgemm_blockscale_linear", "dynamic_flashinfer_deepgemm_blockscale_gemm",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fp8_gemm_nt",
+        "deepgemm_blockscale_linear",
+        "dynamic_flashinfer_deepgemm_blockscale_gemm",
+    ],
+)
 def test_a_call_like_an_earlier_one_refuses_gradients_too(make, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Wherever the earlier one was made; the tensors are the same objects. Calls like it are not checked again."""
     op, operands, seen = operator_of(name), calls(make)[name], []

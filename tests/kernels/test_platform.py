@@ -258,9 +258,15 @@ class TestNumSms:
         assert platform.get_num_sms(machine=Machine.described("sm90", sms=78)) == 78
 
     @pytest.mark.parametrize(
-        "machine", [Machine.described("cpu"), Machine.described("cpu", sms=132), Machine.described("sm90", sms=0),
-                    Machine.described("sm103"), Machine.described("gfx942")],
-    )  # fmt: skip
+        "machine",
+        [
+            Machine.described("cpu"),
+            Machine.described("cpu", sms=132),
+            Machine.described("sm90", sms=0),
+            Machine.described("sm103"),
+            Machine.described("gfx942"),
+        ],
+    )
     def test_none_or_unknown_is_refused(self, machine: Machine) -> None:
         with pytest.raises(DeviceError, match="found 0"):
             platform.get_num_sms(machine=machine)

@@ -73,9 +73,17 @@ def append(tokens: int = 4, pages: int = 3, **other: Tensor) -> Tensor:
     cache = torch.zeros(pages, 4, 2, 16, dtype=torch.bfloat16)
     place = torch.zeros(tokens, dtype=torch.int32), torch.arange(tokens, dtype=torch.int32)
     tables = torch.arange(pages).int(), torch.tensor([0, pages]).int(), torch.ones(1).int()
-    given = {"append_key": key, "append_value": key.clone(), "batch_indices": place[0], "positions": place[1],
-             "k_cache": cache, "v_cache": cache.clone(), "kv_indices": tables[0], "kv_indptr": tables[1],
-             "kv_last_page_len": tables[2]}  # fmt: skip
+    given = {
+        "append_key": key,
+        "append_value": key.clone(),
+        "batch_indices": place[0],
+        "positions": place[1],
+        "k_cache": cache,
+        "v_cache": cache.clone(),
+        "kv_indices": tables[0],
+        "kv_indptr": tables[1],
+        "kv_last_page_len": tables[2],
+    }
     kv_cache.append_paged_kv_cache(**{**given, **other})
     return cache
 
@@ -95,12 +103,18 @@ def test_tokens_and_tables_may_have_another_length(checked: list[str]) -> None:
         assert len(checked) == 3 * count and once[0].sum() == 4 * 32  # one tensor twice is not what the guard has seen
 
 
-@pytest.mark.parametrize("other", [
-    {"append_value": torch.zeros(5, 2, 16).bfloat16()}, {"positions": torch.zeros(5).int()},
-    {"positions": torch.zeros(4).long()}, {"append_key": torch.zeros(4, 2, 16)}, {"kv_indptr": torch.zeros(3).int()},
-    {"v_cache": torch.zeros(3, 4, 2, 8).bfloat16()},
-    {"k_cache": torch.zeros(3, 4, 2, 32).bfloat16()[..., ::2]},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"append_value": torch.zeros(5, 2, 16).bfloat16()},
+        {"positions": torch.zeros(5).int()},
+        {"positions": torch.zeros(4).long()},
+        {"append_key": torch.zeros(4, 2, 16)},
+        {"kv_indptr": torch.zeros(3).int()},
+        {"v_cache": torch.zeros(3, 4, 2, 8).bfloat16()},
+        {"k_cache": torch.zeros(3, 4, 2, 32).bfloat16()[..., ::2]},
+    ],
+)
 def test_other_operands_of_a_cache_are_checked(other: dict[str, Tensor]) -> None:
     with context.use():
         append()
@@ -170,6 +184,6 @@ def test_what_is_looked_at_in_a_known_call(kind: type[known.Kept[None]], operand
         assert shorter == (5 if operands == 1 else 0)
         assert rows(place, between(x)) == rows(place, x.double()) == rows(place, x[None]) == 0
         assert rows(place, without_memory(x)) == (0 if kind is known.Known else 8)
-    for place, x in enumerate(weight[: first]):
+    for place, x in enumerate(weight[:first]):
         assert rows(place, x.clone()) == 0
     assert rows() == 8

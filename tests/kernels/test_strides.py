@@ -61,8 +61,12 @@ class TestStridesThatLibrariesCheck:
         lead = (groups, 128) if masked else (128,)
         out = torch.zeros(*lead, 64, dtype=torch.bfloat16)
         given = [
-            make.codes(*lead, 256), make.scales(*lead, 2), make.codes(groups, 64, 256), make.scales(groups, 1, 2), out,
-        ]  # fmt: skip
+            make.codes(*lead, 256),
+            make.scales(*lead, 2),
+            make.codes(groups, 64, 256),
+            make.scales(groups, 1, 2),
+            out,
+        ]
         given[which] = self.awkward(given[which], "sliced")
         *operands, out = given
         rows = torch.zeros(groups if masked else 128, dtype=torch.int32)

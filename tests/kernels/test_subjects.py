@@ -84,12 +84,23 @@ class TestRuns:
 
     def test_grouped_and_logits(self, make) -> None:
         a, b = make.codes(4, 128), make.codes(2, 128, 128, seed=1)
-        inputs = {"a": a, "a_scale": make.scales(4, 1), "b": b, "b_scale": make.scales(2, 1, 1),
-                  "m_indices": torch.tensor([0, 1, -1, 1])}  # fmt: skip
+        inputs = {
+            "a": a,
+            "a_scale": make.scales(4, 1),
+            "b": b,
+            "b_scale": make.scales(2, 1, 1),
+            "m_indices": torch.tensor([0, 1, -1, 1]),
+        }
         assert find("m_grouped_fp8_gemm_nt_contiguous").run(inputs, {}).shape == (4, 128)  # type: ignore[union-attr]
         q, k = make.codes(3, 2, 32), make.codes(5, 32)
-        inputs = {"q": q, "k": k, "k_scale": make.scales(5), "weights": torch.randn(3, 2),
-                  "cu_seqlen_ks": torch.zeros(3, dtype=torch.int64), "cu_seqlen_ke": torch.full((3,), 4)}  # fmt: skip
+        inputs = {
+            "q": q,
+            "k": k,
+            "k_scale": make.scales(5),
+            "weights": torch.randn(3, 2),
+            "cu_seqlen_ks": torch.zeros(3, dtype=torch.int64),
+            "cu_seqlen_ke": torch.full((3,), 4),
+        }
         assert find("fp8_mqa_logits").run(inputs, {}).shape == (3, 5)  # type: ignore[union-attr]
 
     @pytest.mark.parametrize("options", [{"out_dtype": torch.float64}, {"out_dtype": "bfloat16"}])

@@ -74,25 +74,25 @@ def verbs(make: SimpleNamespace) -> dict[str, Callable[[], Tensor | tuple[Tensor
         "cutlass_scaled_mm": lambda: kernels.cutlass_scaled_mm(a, b.t(), column, row, torch.float32),
         "cutlass_scaled_mm block": lambda: kernels.cutlass_scaled_mm(a, b.t(), sa, sb.t(), torch.float32),
         "torch tensorwise": lambda: kernels.torch_per_tensor_w8a8_scaled_mm(**torch_linear, scale_a=one, scale_b=one),
-        "torch unfused": lambda: kernels.torch_channelwise_w8a8_scaled_mm(
-            **torch_linear, scale_a=column, scale_b=row
-        ),
+        "torch unfused": lambda: kernels.torch_channelwise_w8a8_scaled_mm(**torch_linear, scale_a=column, scale_b=row),
         "fp8_gemm_nt": lambda: into(kernels.fp8_gemm_nt, (a, sa), (b, sb)),
         "fp8_blockscale_gemm_sm90": lambda: kernels.fp8_blockscale_gemm_sm90(x, b, None, sb),
         "dynamic, many rows": lambda: kernels.dynamic_flashinfer_deepgemm_blockscale_gemm(x, b, sb),
         "dynamic, few rows": lambda: kernels.dynamic_flashinfer_deepgemm_blockscale_gemm(x[:5], b, sb),
         "contiguous": lambda: into(kernels.m_grouped_fp8_gemm_nt_contiguous, (a, sa), (three, threes), indices),
         "masked": lambda: into(
-            kernels.fp8_m_grouped_gemm_nt_masked, (a.view(2, 3, K), sa.view(2, 3, 2)), (three, threes), counts, 2,
+            kernels.fp8_m_grouped_gemm_nt_masked,
+            (a.view(2, 3, K), sa.view(2, 3, 2)),
+            (three, threes),
+            counts,
+            2,
             shape=(2, 3, N),
         ),
-        "scaled_grouped_mm": lambda: kernels.scaled_grouped_mm(
-            a, three, column, channels, ends, torch.float32
-        ),
+        "scaled_grouped_mm": lambda: kernels.scaled_grouped_mm(a, three, column, channels, ends, torch.float32),
         "fp8_mqa_logits": lambda: kernels.fp8_mqa_logits(
             a.view(M, 8, 32), (b[:5, :32].contiguous(), sb.flatten()[:1].expand(5)), column.expand(M, 8), low, high
         ),
-    }  # fmt: skip
+    }
 
 
 def bits(found: Tensor | tuple[Tensor, ...]) -> list[tuple[object, ...]]:
@@ -136,25 +136,36 @@ class TestNothingIsKept:
         stack = weight[None].expand(2, N, K)
         for _ in range(3):
             kernels.fp8_m_grouped_gemm_nt_masked(
-                (make.codes(6, K).view(2, 3, K), make.scales(2, 3, 2)), (stack, make.scales(2, 2, 2)), out,
-                torch.tensor([3, 2], dtype=torch.int32), 3,
-            )  # fmt: skip
+                (make.codes(6, K).view(2, 3, K), make.scales(2, 3, 2)),
+                (stack, make.scales(2, 2, 2)),
+                out,
+                torch.tensor([3, 2], dtype=torch.int32),
+                3,
+            )
         assert weight.requires_grad and not out.requires_grad
         bare = torch.zeros(2, 3, N)
         eager.grouped_masked.__wrapped__(  # the twin
-            make.codes(6, K).view(2, 3, K), make.scales(2, 3, 2), stack, make.scales(2, 2, 2), bare,
-            torch.tensor([3, 2], dtype=torch.int32), 3, True,
-        )  # fmt: skip
+            make.codes(6, K).view(2, 3, K),
+            make.scales(2, 3, 2),
+            stack,
+            make.scales(2, 2, 2),
+            bare,
+            torch.tensor([3, 2], dtype=torch.int32),
+            3,
+            True,
+        )
         assert bare.requires_grad
 
     def test_every_output_is_without_gradients(self, make) -> None:
         x = torch.randn(M, K).bfloat16().requires_grad_()
         weight, scale = torch.nn.Parameter(make.codes(N, K)), torch.nn.Parameter(torch.ones(1))
         made = [
-            *kernels.scaled_fp8_quant(x), *kernels.scaled_fp8_quant(x, use_per_token_if_dynamic=True),
-            *kernels.per_token_group_quant_fp8(x, 128), kernels.Fp8LinearOp().apply(x, weight.t(), scale),
+            *kernels.scaled_fp8_quant(x),
+            *kernels.scaled_fp8_quant(x, use_per_token_if_dynamic=True),
+            *kernels.per_token_group_quant_fp8(x, 128),
+            kernels.Fp8LinearOp().apply(x, weight.t(), scale),
             kernels.dynamic_flashinfer_deepgemm_blockscale_gemm(x, weight, make.scales(2, 2)),
-        ]  # fmt: skip
+        ]
         assert not any(t.requires_grad for t in made)
 
     def test_routes_do_not_grow_with_rows(self, make) -> None:

@@ -98,9 +98,12 @@ def test_every_start_gives_every_parameter_in_order(monkeypatch: pytest.MonkeyPa
     seen = []
 
     def look(
-        self: _launch.Launch, programs: int, given: tuple[Any, ...], integers: tuple[int, ...],
+        self: _launch.Launch,
+        programs: int,
+        given: tuple[Any, ...],
+        integers: tuple[int, ...],
         made: tuple[Any, ...] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         seen.append(self.kernel.__name__)
         assert self.kernel.arg_names[len(given) + len(made) + len(integers) :] == list(self.constants)
 
@@ -206,10 +209,15 @@ def test_a_class_of_arguments_compiles_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     "other",
-    [(pointer(1), 48, 7), (pointer(0, torch.float16), 48, 7), (pointer(), 50, 7), (pointer(), 48, 1),
-     (pointer(), 48, 2**31)],
+    [
+        (pointer(1), 48, 7),
+        (pointer(0, torch.float16), 48, 7),
+        (pointer(), 50, 7),
+        (pointer(), 48, 1),
+        (pointer(), 48, 2**31),
+    ],
     ids=["unaligned", "dtype", "no multiple of 16", "one", "64 bits"],
-)  # fmt: skip
+)
 def test_what_triton_compiles_in_makes_a_class(monkeypatch: pytest.MonkeyPatch, other: tuple[object, ...]) -> None:
     """An unaligned pointer must never reach a kernel with 16-byte loads, nor a wide integer one with 32-bit strides."""
     usual = (pointer(), 48, 7)

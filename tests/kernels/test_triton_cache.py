@@ -19,21 +19,78 @@ from kernels.backends.declaration import CacheRows, Part, Slots  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 CODES = "*fp8e4nv"
-WIDE = {"x0": "*bf16", "x1": "*bf16", "m0": CODES, "m1": CODES, "s0": "*fp32", "s1": "*fp32", "slots": "*i64",
-        "positions": "*i32", "indices": "*i32", "indptr": "*i32"}  # fmt: skip
-STORE = {"MODE": 2, "PER_HEAD": False, "CHUNK0": 0, "CHUNK1": 0, "BLOCK0": 1024, "PARTS0": 1, "FLAT0": True,
-         "BLOCK1": 1024, "PARTS1": 1, "FLAT1": True, "TABLE": False, "SKIP": False, "SMALL": True,
-         "NATIVE": True}  # fmt: skip
-TILE = {"TILES": 4, "ROPE": 64, "MODE": 0, "EPS": 0, "FLOOR": 0x00800000, "SLOTTED": True, "SMALL": True,
-        "NATIVE": True}  # fmt: skip
+WIDE = {
+    "x0": "*bf16",
+    "x1": "*bf16",
+    "m0": CODES,
+    "m1": CODES,
+    "s0": "*fp32",
+    "s1": "*fp32",
+    "slots": "*i64",
+    "positions": "*i32",
+    "indices": "*i32",
+    "indptr": "*i32",
+}
+STORE = {
+    "MODE": 2,
+    "PER_HEAD": False,
+    "CHUNK0": 0,
+    "CHUNK1": 0,
+    "BLOCK0": 1024,
+    "PARTS0": 1,
+    "FLAT0": True,
+    "BLOCK1": 1024,
+    "PARTS1": 1,
+    "FLAT1": True,
+    "TABLE": False,
+    "SKIP": False,
+    "SMALL": True,
+    "NATIVE": True,
+}
+TILE = {
+    "TILES": 4,
+    "ROPE": 64,
+    "MODE": 0,
+    "EPS": 0,
+    "FLOOR": 0x00800000,
+    "SLOTTED": True,
+    "SMALL": True,
+    "NATIVE": True,
+}
 TILED = {"x": "*bf16", "rope": "*i16", "q": CODES, "s": "*fp32", "r": "*i16", "slots": "*i64"}
-ROWS = {"TABLE": True, "REQUESTS": 4, "STARTS": False, "LENS": False, "SCALED": True, "BESIDE": 0, "WIDTH": 1024,
-        "NATIVE": True}  # fmt: skip
-READ = {"c": CODES, "s": "*fp32", "b": CODES, "out": "*bf16", "beside": "*bf16", "table": "*i32", "starts": "*i32",
-        "seq_starts": CODES, "lens": CODES}  # fmt: skip
+ROWS = {
+    "TABLE": True,
+    "REQUESTS": 4,
+    "STARTS": False,
+    "LENS": False,
+    "SCALED": True,
+    "BESIDE": 0,
+    "WIDTH": 1024,
+    "NATIVE": True,
+}
+READ = {
+    "c": CODES,
+    "s": "*fp32",
+    "b": CODES,
+    "out": "*bf16",
+    "beside": "*bf16",
+    "table": "*i32",
+    "starts": "*i32",
+    "seq_starts": CODES,
+    "lens": CODES,
+}
 BYTES = {"x0": "*u8", "x1": "*u8", "m0": "*u8", "m1": "*u8", "s0": "*i32", "s1": "*i32", "slots": "*i32"}
-FOURS = {"x0": "*bf16", "x1": "*bf16", "q0": "*u8", "q1": "*u8", "s0": "*u8", "s1": "*u8", "g0": "*fp32", "g1": "*fp32",
-         "slots": "*i64"}  # fmt: skip
+FOURS = {
+    "x0": "*bf16",
+    "x1": "*bf16",
+    "q0": "*u8",
+    "q1": "*u8",
+    "s0": "*u8",
+    "s1": "*u8",
+    "g0": "*fp32",
+    "g1": "*fp32",
+    "slots": "*i64",
+}
 KERNELS = {
     "store": ("store_kernel", STORE, WIDE),
     "store by heads in chunks": ("store_kernel", STORE | {"PER_HEAD": True, "CHUNK0": 16, "FLAT0": False}, WIDE),
@@ -47,7 +104,7 @@ KERNELS = {
     "read into float32": ("gather_kernel", ROWS, READ | {"out": "*fp32"}),
     "read rows": ("gather_kernel", ROWS | {"LENS": True, "BESIDE": 64, "WIDTH": 512},
                   READ | {"lens": "*i32", "b": "*i16", "beside": "*i16"}),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 
 def test_every_case_passes_in_the_interpreter() -> None:

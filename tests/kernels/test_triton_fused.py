@@ -19,10 +19,30 @@ from kernels import fused  # noqa: E402
 from kernels.backends import _launch, _triton_fused, triton_fused  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-NORM = {"COLS": 896, "GROUP": 128, "LANES": 128, "GROUPS": 8, "ROUNDING": 2, "SUM": 1, "GIVEN": False, "BOUNDED": False,
-        "TRANSPOSED": False, "EPSILON": 0x358637BD, "FLOOR": 0x36924925, "NATIVE": True}  # fmt: skip
-ROPE = {"DEPTH": 64, "LANES": 64, "WIDTH": 512, "OTHERS": 512, "BLOCK": 4, "NEOX": True, "FACTOR": 0x3F800000,
-        "NATIVE": True}  # fmt: skip
+NORM = {
+    "COLS": 896,
+    "GROUP": 128,
+    "LANES": 128,
+    "GROUPS": 8,
+    "ROUNDING": 2,
+    "SUM": 1,
+    "GIVEN": False,
+    "BOUNDED": False,
+    "TRANSPOSED": False,
+    "EPSILON": 0x358637BD,
+    "FLOOR": 0x36924925,
+    "NATIVE": True,
+}
+ROPE = {
+    "DEPTH": 64,
+    "LANES": 64,
+    "WIDTH": 512,
+    "OTHERS": 512,
+    "BLOCK": 4,
+    "NEOX": True,
+    "FACTOR": 0x3F800000,
+    "NATIVE": True,
+}
 KERNELS = {
     "gated": ("gated_kernel", GATED),
     "gated masked": ("gated_kernel", GATED | {"ROUNDING": 2, "MODE": 1, "MASKED": True, "BOUNDED": False}),
@@ -69,9 +89,12 @@ def test_every_start_gives_every_parameter_in_order(monkeypatch: pytest.MonkeyPa
     seen = []
 
     def look(
-        self: _launch.Launch, programs: int, given: tuple[object, ...], integers: tuple[int, ...],
+        self: _launch.Launch,
+        programs: int,
+        given: tuple[object, ...],
+        integers: tuple[int, ...],
         made: tuple[object, ...] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         seen.append(self.kernel.__name__)
         assert self.kernel.arg_names[len(given) + len(made) + len(integers) :] == list(self.constants)
 

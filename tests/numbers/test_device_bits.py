@@ -29,9 +29,12 @@ SCALES = {
     "sglang_token": ((10.3125, "0x1.792494p-6"),),
 }
 SILU = (  # gate, up, and the scale of a group whose amax is silu(gate) * up: vLLM silu_and_mul_per_block_quant
-    (6.3125, -5.8125, "0x1.4edb64p-4"), (11.0625, -18.5, "0x1.d3c74p-2"), (12.125, -11.375, "0x1.3b3f92p-2"),
-    (2.953125, -2.859375, "0x1.257fb2p-6"), (8.625, 2.890625, "0x1.c7cfap-5"),
-)  # fmt: skip
+    (6.3125, -5.8125, "0x1.4edb64p-4"),
+    (11.0625, -18.5, "0x1.d3c74p-2"),
+    (12.125, -11.375, "0x1.3b3f92p-2"),
+    (2.953125, -2.859375, "0x1.257fb2p-6"),
+    (8.625, 2.890625, "0x1.c7cfap-5"),
+)
 
 
 def group(amax: float, element: float = 0.0) -> torch.Tensor:
@@ -46,8 +49,10 @@ class TestDivision:
     @pytest.mark.parametrize("name", CODES)
     def test_codes(self, name: str) -> None:
         for amax, element, code in CODES[name]:
-            made = [int(quantize(group(amax, element), R.get(n)).codes.view(torch.uint8)[0, 1])
-                    for n in (f"{name}_sm90", name)]  # fmt: skip
+            made = [
+                int(quantize(group(amax, element), R.get(n)).codes.view(torch.uint8)[0, 1])
+                for n in (f"{name}_sm90", name)
+            ]
             assert made[0] == code != made[1]
 
     @pytest.mark.parametrize("name", SCALES)

@@ -57,9 +57,7 @@ class TestTables:
             assert bool(same_bits(recorded[name], right).all()), name
 
     @pytest.mark.parametrize("row", [0, 5, 38, 127])
-    def test_a_wrong_row_is_found(
-        self, recorded: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch, row: int
-    ) -> None:
+    def test_a_wrong_row_is_found(self, recorded: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch, row: int) -> None:
         """The constant of one row of 128, by the least that moves a value."""
         rows = mufu._rows(mufu.RECIPROCAL).clone()
         rows[0, row] += 4

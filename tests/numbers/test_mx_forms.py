@@ -37,8 +37,12 @@ def philox_words(counter: NDArray[np.uint64], seed: int) -> NDArray[np.uint32]:
     key = [seed & 0xFFFFFFFF, seed >> 32]
     for _ in range(10):
         first, second = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
-        c = [(second >> np.uint64(32)) ^ c[1] ^ np.uint64(key[0]), second & low,
-             (first >> np.uint64(32)) ^ c[3] ^ np.uint64(key[1]), first & low]  # fmt: skip
+        c = [
+            (second >> np.uint64(32)) ^ c[1] ^ np.uint64(key[0]),
+            second & low,
+            (first >> np.uint64(32)) ^ c[3] ^ np.uint64(key[1]),
+            first & low,
+        ]
         key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
     return np.stack(c, axis=-1).astype(np.uint32)
 

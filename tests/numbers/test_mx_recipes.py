@@ -26,10 +26,7 @@ from oracle.numbers.quantize import Prepared, prepare, quantize
 from oracle.numbers.scaling import ScaleFormat
 
 OLD = [row for key, row in M.TORCHAO_0_18.items() if key not in ((E4M3FN, "even"), (E2M1, "rceil"))]  # like those two
-MX = [
-    r for r in R.recipes().values()
-    if r.block.columns == 32 and r.scale_format is ScaleFormat.UE8M0 and r not in OLD
-]  # fmt: skip
+MX = [r for r in R.recipes().values() if r.block.columns == 32 and r.scale_format is ScaleFormat.UE8M0 and r not in OLD]
 TWO_LEVELS = [r for r in R.recipes().values() if r.scaling.global_scale and r.block.rows == 1 and not r.rounding.random]
 
 
@@ -223,8 +220,23 @@ class TestApproximateReciprocals:
 
 FIRST = (6, -5, 3.5, 2.5, 1.75, 1.25, 0.75, 0.25, -0.75, -0.25, 0, -0.0, 0.1, 4, 3, 1.5)
 SECOND = (
-    0.75, -1.5, 2.25, 3, -0.1875, 0.375, 0.5625, 1.125, -2.625, 0, -0.0, 0.046875, 1.875, -0.9375, 0.65625, 2,
-)  # fmt: skip
+    0.75,
+    -1.5,
+    2.25,
+    3,
+    -0.1875,
+    0.375,
+    0.5625,
+    1.125,
+    -2.625,
+    0,
+    -0.0,
+    0.046875,
+    1.875,
+    -0.9375,
+    0.65625,
+    2,
+)
 FLASHINFER = (M.FLASHINFER_NVFP4, M.FLASHINFER_NVFP4_EXACT, M.FLASHINFER_CUTE_NVFP4, M.VLLM_NVFP4, M.TE_NVFP4)
 
 
@@ -271,11 +283,16 @@ class TestWorkedBlocks:
     @pytest.mark.parametrize(
         ("fmt", "amax", "floor_ceil_even_rceil"),
         [
-            (E4M3FN, 1.25, "77 78 77 77"), (E4M3FN, 1.953125, "77 78 78 78"), (E5M2, 1.8125, "70 71 70 71"),
-            (E3M2, 1.8125, "7B 7C 7B 7C"), (E2M3, 1.8125, "7D 7E 7D 7D"), (E2M3, 1.953125, "7D 7E 7E 7E"),
-            (E2M1, 1.5, "7D 7E 7D 7D"), (E2M1, 1.53125, "7D 7E 7D 7E"),
+            (E4M3FN, 1.25, "77 78 77 77"),
+            (E4M3FN, 1.953125, "77 78 78 78"),
+            (E5M2, 1.8125, "70 71 70 71"),
+            (E3M2, 1.8125, "7B 7C 7B 7C"),
+            (E2M3, 1.8125, "7D 7E 7D 7D"),
+            (E2M3, 1.953125, "7D 7E 7E 7E"),
+            (E2M1, 1.5, "7D 7E 7D 7D"),
+            (E2M1, 1.53125, "7D 7E 7D 7E"),
         ],
-    )  # fmt: skip
+    )
     def test_bytes(self, fmt: Format, amax: float, floor_ceil_even_rceil: str) -> None:
         made = [mx((amax,), M.TORCHAO[fmt, mode])[:2] for mode in ("floor", "ceil", "even", "rceil")]
         assert " ".join(made) == floor_ceil_even_rceil
@@ -332,12 +349,14 @@ class TestEdges:
     @pytest.mark.parametrize(
         ("recipe", "zero", "tiny"),
         [
-            (M.TE_NVFP4, "00: 0", "00: 7"), (M.FLASHINFER_CUTE_NVFP4, "00: 0", "00: 0"),
-            (M.FLASHINFER_NVFP4, "00: 0", "00: 7"), (M.TORCHAO_NVFP4, "08: 0", "08: 0"),
+            (M.TE_NVFP4, "00: 0", "00: 7"),
+            (M.FLASHINFER_CUTE_NVFP4, "00: 0", "00: 0"),
+            (M.FLASHINFER_NVFP4, "00: 0", "00: 7"),
+            (M.TORCHAO_NVFP4, "08: 0", "08: 0"),
             (M.MODELOPT_NVFP4, "38: 0", "00: 7"),
         ],
         ids=lambda p: p.name if isinstance(p, R.Recipe) else "",
-    )  # fmt: skip
+    )
     def test_nvfp4(self, recipe: R.Recipe, zero: str, tiny: str) -> None:
         assert nvfp4((0.0,) * 16, 2688.0, recipe)[:5] == zero
         assert nvfp4((2.0**-9,) * 16, 2688.0, recipe)[:5] == tiny

@@ -40,7 +40,9 @@ CAPTURE = SHARED / "captures" / "h200_vllm_group_quant.safetensors"
 ROWS = [  # fast math has its own tests, against the device's own bits; MX and NVFP4 stand in test_mx_recipes.py
     r
     for r in R.of_element(E4M3FN)
-    if r.block.rows == 1 and r.formula is not R.ScaleFormula.GIVEN and r.arithmetic is R.Arithmetic.IEEE
+    if r.block.rows == 1
+    and r.formula is not R.ScaleFormula.GIVEN
+    and r.arithmetic is R.Arithmetic.IEEE
     and r.scan is not R.AmaxScan.FLOAT16_BITS
 ]
 NO_LOG = [  # the rationals take no steps in bfloat16, round to nearest even and keep the sign of zeros
@@ -469,9 +471,19 @@ class TestCodeTable:
     QUOTIENTS = ((torch.arange(-1 << 15, 1 << 15) << 16)[:, None] + LOW).to(torch.int32).view(torch.float32)
 
     @pytest.mark.parametrize(
-        "recipe", [R.VLLM_GROUP, M.TE_MXFP8_E5M2, M.TORCHAO[E3M2, "floor"], M.TORCHAO[E2M3, "even"],
-                   M.FLASHINFER_NVFP4, M.TE_NVFP4_REFERENCE, M.DEEPGEMM_FP4, M.MODELOPT_NVFP4], ids=attrgetter("name"),
-    )  # fmt: skip
+        "recipe",
+        [
+            R.VLLM_GROUP,
+            M.TE_MXFP8_E5M2,
+            M.TORCHAO[E3M2, "floor"],
+            M.TORCHAO[E2M3, "even"],
+            M.FLASHINFER_NVFP4,
+            M.TE_NVFP4_REFERENCE,
+            M.DEEPGEMM_FP4,
+            M.MODELOPT_NVFP4,
+        ],
+        ids=attrgetter("name"),
+    )
     def test_every_high_half(self, recipe: R.Recipe):
         due = to_codes(self.QUOTIENTS.double(), recipe, None)
         assert torch.equal(to_codes(self.QUOTIENTS, recipe, None), due)

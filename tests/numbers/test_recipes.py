@@ -18,7 +18,7 @@ USERS = (
     "modelopt", "microxcaling", "ocp", "flaggems", "tile_kernels", "deepep", "unsloth", "transformers", "fbgemm",
     "gemlite", "coat",
     "nvfp4_seeded",  # no library's: random bytes in an order that a caller can make again
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line
 
 
 class TestRegistry:

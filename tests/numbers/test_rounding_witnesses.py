@@ -147,9 +147,7 @@ def _same(actual: Tensor, expected: Tensor) -> Tensor:
     return equal | (actual.isnan() & expected.isnan())
 
 
-def unexplained(
-    witness: str, fmt: Format, x: Tensor, theirs: Tensor, ours: Tensor
-) -> tuple[Tensor, list[bool]]:
+def unexplained(witness: str, fmt: Format, x: Tensor, theirs: Tensor, ours: Tensor) -> tuple[Tensor, list[bool]]:
     """Disagreements that no entry of :data:`KNOWN` covers, and whether each entry covers any."""
     differ = ~_same(theirs, ours)
     entries = KNOWN.get((witness, fmt), ())

@@ -236,11 +236,13 @@ class TestDeclaredFormats:
         x = torch.zeros(1, 128)
         judged = {
             code: judge_recipe(
-                prepare(x), torch.full((1, 128), code, dtype=torch.uint8).view(torch.float8_e5m2), torch.zeros(1, 1),
+                prepare(x),
+                torch.full((1, 128), code, dtype=torch.uint8).view(torch.float8_e5m2),
+                torch.zeros(1, 1),
                 replace(E5M2_1X128, zero_codes=True),
             ).outside
             for code in (0x00, 0x7B, 0xFB, 0x7C, 0x7F)
-        }  # fmt: skip
+        }
         assert judged == {0x00: 0, 0x7B: 0, 0xFB: 0, 0x7C: 128, 0x7F: 128}
 
     def test_records_refuse_what_is_not_defined(self):

@@ -158,8 +158,9 @@ class TestKernels:
         assert '"my_kernels.py"' in json.dumps(result) and result["ruleId"] == "wrong-result"
         assert "❌" in found.summary and "A scale of K block 0 throughout" in found.summary
         assert found.used["github/codeql-action/upload-sarif@v3"] == {
-            "sarif_file": found.outputs["sarif"], "category": "gemm"
-        }  # fmt: skip
+            "sarif_file": found.outputs["sarif"],
+            "category": "gemm",
+        }
 
     def test_a_crash(self, act: Act) -> None:
         found = act(VERIFY, CRASHES)
@@ -194,8 +195,9 @@ class TestKernels:
         """Every verdict is right, and the job fails all the same."""
         found = act("pytest -q && { echo 100% '::wrong::'; false; }", name="mine")
         assert (found.status, found.annotations) == (
-            1, ["::error title=mine::the command ended with status 1: 100%25 ::wrong::"]
-        )  # fmt: skip
+            1,
+            ["::error title=mine::the command ended with status 1: 100%25 ::wrong::"],
+        )
         assert "✅" in found.summary and "    100% ::wrong::" in found.summary
 
     @pytest.mark.parametrize(
@@ -264,9 +266,12 @@ def test_without_the_package(act: Act, tmp_path: Path) -> None:
     (place / "python").write_text('#!/bin/sh\necho "::asked::$*"\n')
     (place / "python").chmod(0o755)
     found = run(
-        ACTION, {"command": "true"}, workspace=tmp_path, temporary=tmp_path,
+        ACTION,
+        {"command": "true"},
+        workspace=tmp_path,
+        temporary=tmp_path,
         environment={"PATH": f"{place}:/usr/bin:/bin"},
-    )  # fmt: skip
+    )
     assert found.annotations[0] == f"::asked::-m pip install {ACTION.parent}/../../.."
     assert (ACTION.parent / "../../../pyproject.toml").is_file()
 

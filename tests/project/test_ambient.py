@@ -27,6 +27,7 @@ from tests.support.forked import forked, load_again
 
 ROOT = Path(__file__).resolve().parents[2]
 
+
 def in_hostile_defaults(names: list[str]) -> int:
     """In a child: the package is loaded again, from where the defaults are others."""
     load_again()
@@ -183,9 +184,24 @@ def test_identify_keeps_to_the_named_output_dtype() -> None:
 
 
 FACTORIES = {
-    "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "rand",
-    "randint", "randn", "randperm", "scalar_tensor", "tensor", "zeros",
-}  # fmt: skip
+    "arange",
+    "as_tensor",
+    "asarray",
+    "empty",
+    "empty_strided",
+    "eye",
+    "full",
+    "linspace",
+    "logspace",
+    "ones",
+    "rand",
+    "randint",
+    "randn",
+    "randperm",
+    "scalar_tensor",
+    "tensor",
+    "zeros",
+}
 INTEGERS = {"arange", "randint", "randperm"}  # int64 for integer arguments, whatever the default is
 
 

@@ -245,9 +245,10 @@ class TestNotebook:
     def test_what_is_made_and_what_is_stale(self, root: Path, tmp_path: Path) -> None:
         """And the twins: another cell, another output, other words in a picture; its lines may differ."""
         (tmp_path / "book.md").write_text(BOOK)
-        assert generate_here(root, "--docs", str(tmp_path)) == (0, "".join(
-            f"{name}: written\n" for name in ("book.md", "pictures/drawn.svg", "book.ipynb")
-        ))  # fmt: skip
+        assert generate_here(root, "--docs", str(tmp_path)) == (
+            0,
+            "".join(f"{name}: written\n" for name in ("book.md", "pictures/drawn.svg", "book.ipynb")),
+        )
         notebook, picture = tmp_path / "book.ipynb", tmp_path / "pictures" / "drawn.svg"
         book = json.loads(notebook.read_text())
         assert [cell["cell_type"] for cell in book["cells"]] == ["markdown", "code", "code", "markdown"]
@@ -255,9 +256,13 @@ class TestNotebook:
         assert book["cells"][2]["outputs"][0]["data"]["image/svg+xml"] == picture.read_text()
         check = ("--check", "--docs", str(tmp_path))
         for file, right, wrong, stale in (
-            (notebook, "x = 2", "x = 3", True), (notebook, '"2\\n"', '"3\\n"', True), (notebook, "M7", "M8", False),
-            (notebook, ">two<", ">ten<", True), (picture, ">two<", ">ten<", True), (picture, "M7", "M8", False),
-        ):  # fmt: skip
+            (notebook, "x = 2", "x = 3", True),
+            (notebook, '"2\\n"', '"3\\n"', True),
+            (notebook, "M7", "M8", False),
+            (notebook, ">two<", ">ten<", True),
+            (picture, ">two<", ">ten<", True),
+            (picture, "M7", "M8", False),
+        ):
             text = file.read_text()
             assert right in text
             file.write_text(text.replace(right, wrong))
@@ -273,7 +278,7 @@ class TestNotebook:
         for cell in book["cells"]:
             code = {"execution_count", "outputs"} if cell["cell_type"] == "code" else set()
             assert set(cell) == {"cell_type", "metadata", "source"} | code
-        assert text.count('"image/svg+xml": "') == 2 and "image/png\":" not in text and str(root) not in text
+        assert text.count('"image/svg+xml": "') == 2 and 'image/png":' not in text and str(root) not in text
 
 
 class TestSite:

@@ -202,8 +202,12 @@ class TestDoctor:
         environment = os.environ | {"PYTHONPATH": str(shadow(tmp_path)), "FP8_ORACLE_FIXTURES": str(fixtures_folder)}
         done = subprocess.run(
             [sys.executable, "-m", "oracle", "doctor"],
-            capture_output=True, text=True, check=False, env=environment, cwd=tmp_path,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+            cwd=tmp_path,
+        )
         assert done.returncode == 1, done.stderr
         assert "another package named kernels" in done.stdout
 

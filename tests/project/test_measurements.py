@@ -31,8 +31,11 @@ def broken(made: dict[str, Any]) -> list[str]:
     times, checks, found = made["timings"], made["checks"], []
     found += [f"attempt {name}" for name, attempt in made["attempts"].items() if attempt["status"] != "ok"]
     found += [f"check {name}" for name, value in checks.items() if value is False and name != SIGNIFICAND]
-    bare = {"host_us.fp8_gemm_nt": "bare", "host_us.switch M=16": "bare FlashInfer",
-            "host_us.switch M=64": "bare vLLM quantiser and DeepGEMM"}  # fmt: skip
+    bare = {
+        "host_us.fp8_gemm_nt": "bare",
+        "host_us.switch M=16": "bare FlashInfer",
+        "host_us.switch M=64": "bare vLLM quantiser and DeepGEMM",
+    }
     for name, other in bare.items():
         for mine, most in OVERHEAD.items():
             if times[name].get(mine, 0.0) - times[name][other] >= most:
@@ -83,7 +86,7 @@ def test_the_products_keep_theirs() -> None:
         (("checks", "below 32 rows, M=1: FlashInfer alone loses it"), False, "below 32 rows, M=1: FlashInfer alone"),
     ],
     ids=lambda v: "-".join(v) if isinstance(v, tuple) else None,
-)  # fmt: skip
+)
 def test_a_broken_promise_of_the_products_is_noticed(place: tuple[str, ...], value: object, said: str) -> None:
     """Sabotaged twins; a slower product loses to DeepGEMM first."""
     made = json.loads(PRODUCTS.read_text())

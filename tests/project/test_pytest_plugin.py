@@ -126,8 +126,7 @@ class TestAnotherProject:
 
     def test_the_words_of_a_failure(self, project: pytest.Pytester) -> None:
         sabotage(project)
-        with_tests(project, ONE_CASE, f"def test_it{TAKES}",
-                   JUDGE)  # fmt: skip
+        with_tests(project, ONE_CASE, f"def test_it{TAKES}", JUDGE)
         result = project.runpytest_inprocess()
         result.assert_outcomes(failed=1)
         result.stdout.fnmatch_lines(
@@ -169,9 +168,13 @@ class TestCasesByMarker:
 
     def test_markers_add_up_without_repeating(self, project: pytest.Pytester) -> None:
         other = ID.replace("seed=1", "seed=2")
-        with_tests(project, ONE_CASE, f"@pytest.mark.oracle_cases('fp8_gemm_nt', cases=['{other}', '{ID}'])",
-                   f"def test_it{TAKES}",
-                   JUDGE)  # fmt: skip
+        with_tests(
+            project,
+            ONE_CASE,
+            f"@pytest.mark.oracle_cases('fp8_gemm_nt', cases=['{other}', '{ID}'])",
+            f"def test_it{TAKES}",
+            JUDGE,
+        )
         project.runpytest_inprocess().assert_outcomes(passed=2)
 
     @pytest.mark.parametrize(
@@ -207,8 +210,13 @@ class TestCasesByMarker:
 
     def test_a_test_that_judges_nothing_fails(self, project: pytest.Pytester) -> None:
         """An untried case is no pass; a test that skips itself or is expected to fail keeps that outcome."""
-        with_tests(project, ONE_CASE, "def test_forgot(oracle_case): run(oracle_case)",
-                   ONE_CASE, "def test_skips(oracle_case): pytest.skip('no device')")  # fmt: skip
+        with_tests(
+            project,
+            ONE_CASE,
+            "def test_forgot(oracle_case): run(oracle_case)",
+            ONE_CASE,
+            "def test_skips(oracle_case): pytest.skip('no device')",
+        )
         result = project.runpytest_inprocess("-q")
         result.assert_outcomes(failed=1, skipped=1)
         assert "UNTESTED: test_forgot" in result.stdout.str()
@@ -230,7 +238,8 @@ class TestParameters:
 
     TESTS = (
         "@pytest.mark.parametrize('backend', ['eager', 'fast-er'])",
-        ONE_CASE, f"def test_it{TAKES[:-2]}, backend):",
+        ONE_CASE,
+        f"def test_it{TAKES[:-2]}, backend):",
         "    out = run(oracle_case)",
         "    assert_conforms(out * 2 if backend == 'eager' else out, oracle_case, arch='cpu')",
         "@pytest.mark.parametrize('backend', ['eager', 'fast-er'])",
@@ -239,7 +248,7 @@ class TestParameters:
         "    from oracle.routines import cases",
         f"    case = cases.parse('{ID}'.replace('m=5', f'm={{m}}'))",
         "    assert_conforms(run(case), 'fp8_gemm_nt', case.inputs(), arch='cpu')",
-    )  # fmt: skip
+    )
 
     def test_subjects_and_pairs(self, project: pytest.Pytester, cli: Cli) -> None:
         """A row of the table for each subject, and `compare --pair` puts two of them beside each other."""
@@ -274,9 +283,13 @@ class TestParameters:
 
     def test_the_command_runs_the_test(self, project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         """From the folder where pytest was started, with the profile that has the case."""
-        with_tests(project, "@pytest.mark.oracle_cases('fp8_gemm_nt', where=lambda case: case['m'] == 16 and "
-                   "case['n'] == 64 and case.family == 'randn')", f"def test_it{TAKES}",
-                   "    assert_conforms(run(oracle_case) * 1.5, oracle_case, arch='cpu')")  # fmt: skip
+        with_tests(
+            project,
+            "@pytest.mark.oracle_cases('fp8_gemm_nt', where=lambda case: case['m'] == 16 and "
+            "case['n'] == 64 and case.family == 'randn')",
+            f"def test_it{TAKES}",
+            "    assert_conforms(run(oracle_case) * 1.5, oracle_case, arch='cpu')",
+        )
         monkeypatch.chdir(project.path / "tests")
         asked = ("--oracle-profile=full", "--oracle-explain=off")
         project.runpytest_inprocess("--oracle-report=v.jsonl", *asked, "--rootdir=..")
@@ -321,16 +334,23 @@ def test_it(assert_conforms):
 
     def test_an_expected_failure_is_named(self, project: pytest.Pytester) -> None:
         """xfail with ``raises`` accepts a wrong output only; an error in the question stays an error."""
-        with_tests(project,
+        with_tests(
+            project,
             "from oracle import NonconformanceError",
             "known = pytest.mark.xfail(raises=NonconformanceError, strict=True, reason='one too much')",
-            ONE_CASE, "@known", f"def test_wrong{TAKES}",
+            ONE_CASE,
+            "@known",
+            f"def test_wrong{TAKES}",
             "    assert_conforms(run(oracle_case) + 1, oracle_case, arch='cpu')",
-            ONE_CASE, "@known", f"def test_right{TAKES}",
+            ONE_CASE,
+            "@known",
+            f"def test_right{TAKES}",
             JUDGE,
-            ONE_CASE, "@known", f"def test_no_such_option{TAKES}",
+            ONE_CASE,
+            "@known",
+            f"def test_no_such_option{TAKES}",
             "    assert_conforms(run(oracle_case), oracle_case, arch='cpu', speed=9)",
-        )  # fmt: skip
+        )
         result = project.runpytest_inprocess("-q", "--oracle-report=v.jsonl")
         result.assert_outcomes(xfailed=1, failed=2)
         assert "fp8_gemm_nt has no option 'speed'" in result.stdout.str()
@@ -406,11 +426,13 @@ class TestReport:
     """One line for each verdict, written as tests end, by one process."""
 
     TWO = (
-        ONE_CASE, f"def test_right{TAKES}",
+        ONE_CASE,
+        f"def test_right{TAKES}",
         JUDGE,
-        ONE_CASE, f"def test_wrong{TAKES}",
+        ONE_CASE,
+        f"def test_wrong{TAKES}",
         "    assert_conforms(run(oracle_case) * 1.5, oracle_case, arch='cpu')",
-    )  # fmt: skip
+    )
 
     def test_xdist(self, project: pytest.Pytester) -> None:
         """Workers send, the controller writes: the lines are those of a run in one process."""

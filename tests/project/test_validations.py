@@ -15,10 +15,23 @@ from oracle.harness.report import SCHEMA
 
 FOLDER = Path(__file__).resolve().parents[2] / "fixtures" / "validations"
 REPORTS = sorted(FOLDER.glob("*.json"))
-LIBRARIES = {"deep_gemm:fp8_gemm_nt", "flashinfer.gemm:fp8_blockscale_gemm_sm90", "torch:_scaled_mm",
-             "kernels.backends.cutlass:operators"}  # fmt: skip
-WATCHES = {"numbers", "guard zones", "inputs unchanged", "every element written", "rerun determinism", "stale state",
-           "uninitialised memory", "side stream", "CUDA graph"}  # fmt: skip
+LIBRARIES = {
+    "deep_gemm:fp8_gemm_nt",
+    "flashinfer.gemm:fp8_blockscale_gemm_sm90",
+    "torch:_scaled_mm",
+    "kernels.backends.cutlass:operators",
+}
+WATCHES = {
+    "numbers",
+    "guard zones",
+    "inputs unchanged",
+    "every element written",
+    "rerun determinism",
+    "stale state",
+    "uninitialised memory",
+    "side stream",
+    "CUDA graph",
+}
 
 
 def report(path: Path) -> dict[str, Any]:

@@ -81,7 +81,7 @@ RUNS = (
     *((f"gallery {action}", 2, "--folder DIR") for action in ("list", "run --out DIR")),
     ("gallery page nowhere.json", 2, "nowhere.json: no such file"),
     ("gallery compare nowhere.json other.json", 2, "nowhere.json: no such file"),
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line
 
 
 def leaves(parser: argparse.ArgumentParser, name: str = "") -> Iterator[str]:
@@ -172,9 +172,13 @@ def test_every_command(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
         environment |= {"PATH": path, "COLUMNS": "200"}
         for line, status, said in RUNS:
             done = subprocess.run(
-                ["bash", "-c", f"fp8-oracle {line}"], cwd=tmp_path, env=environment, capture_output=True, text=True,
+                ["bash", "-c", f"fp8-oracle {line}"],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
                 check=False,
-            )  # fmt: skip
+            )
             printed = done.stdout + done.stderr
             told = any(word in printed for word in said.split("|")) and "Traceback" not in printed
             alone = status != 2 or (done.stderr.count("\n") == 1 and done.stderr.startswith("fp8-oracle: error: "))

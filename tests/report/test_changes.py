@@ -236,8 +236,12 @@ class TestComment:
             assert words in opened, words
         folds = [line for line in lines if line.startswith("<details>")]
         assert [fold[18:-10] for fold in folds] == [
-            "broke (1)", "healed (1)", "other numerics (1)", "margin moved (1)", "versions (1)"
-        ]  # fmt: skip
+            "broke (1)",
+            "healed (1)",
+            "other numerics (1)",
+            "margin moved (1)",
+            "versions (1)",
+        ]
         assert "| c/3/seed=3 | s | sm90 | margin 0.5 -\\> 0.75 |" in lines
         assert cli("compare", *two, "--markdown", tmp_path / "x.md", "--title", "gemm (cpu)").status == 1
         assert (tmp_path / "x.md").read_text() == ran.out

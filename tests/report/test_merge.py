@@ -24,8 +24,16 @@ NAMES = [f"c/case{i}/seed=1" for i in range(40)]
 def write(
     path: Path, outcomes: list[Outcome], *, ended: bool = True, planned: int | None = None, **facts: object
 ) -> Path:
-    run = Run(**{"started": "2026-01-02", "machine": {"cpu": "A"}, "versions": {"a": "1"}, "selection": {},
-                 "planned": len(outcomes) if planned is None else planned, **facts})  # type: ignore[arg-type]  # fmt: skip
+    run = Run(
+        **{
+            "started": "2026-01-02",
+            "machine": {"cpu": "A"},
+            "versions": {"a": "1"},
+            "selection": {},
+            "planned": len(outcomes) if planned is None else planned,
+            **facts,
+        }
+    )  # type: ignore[arg-type]
     recorder = record.start(path, run, resume=False)
     for one in outcomes:
         recorder.append(record.key_of(one.id, one.subject, one.arch, "", run), one)

@@ -235,8 +235,10 @@ def test_one_cause_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     console.print_report(Report(tuple(failing), (), {}, 0.0, {}, ""), Console(), quiet=True)
     said = capsys.readouterr().out
     assert [line for line in said.splitlines() if line.startswith(("FAILED", "  2 more"))] == [
-        "FAILED c/m=0/seed=1 [lib]", "  2 more cases fail; --verbose names each", "FAILED c/m=9/seed=1 [other]",
-    ]  # fmt: skip
+        "FAILED c/m=0/seed=1 [lib]",
+        "  2 more cases fail; --verbose names each",
+        "FAILED c/m=9/seed=1 [other]",
+    ]
 
 
 class TestCommand:

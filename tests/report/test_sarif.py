@@ -45,8 +45,10 @@ class TestSarif:
 
     def test_the_same_fault_on_another_line_is_the_same(self) -> None:
         """A host then keeps one alert; another subject is another one."""
-        marks = [results(o)[0]["partialFingerprints"] for o in (
-            WRONG, replace(WRONG, source="src/my kernels.py:20"), replace(WRONG, subject="other"))]  # fmt: skip
+        marks = [
+            results(o)[0]["partialFingerprints"]
+            for o in (WRONG, replace(WRONG, source="src/my kernels.py:20"), replace(WRONG, subject="other"))
+        ]
         assert marks[0] == marks[1] != marks[2]
 
     def test_a_known_failure_is_suppressed(self) -> None:

@@ -61,7 +61,6 @@ class TestCatalogue:
         with pytest.raises(OptionError, match="B scale of the previous N block"):
             get_fault("scale of the previous block")
 
-
     def test_faults_of_quantisers_are_those_of_all_quantisers(self) -> None:
         """The names that the fault files list are the registered quantisers."""
         found = {name for name, one in registered().items() if isinstance(one, QuantiserContract)}
@@ -135,9 +134,18 @@ class TestDeclare:
         """Family, source, needs, arguments, contracts and order."""
         found = Faults({"fp8_gemm_nt"})
         for word in ("first", "second"):
-            found.declare(word, CAST, seen="here", read=entry("a_scale", lambda s: s), store=lambda acc: acc,
-                          needs=need(lambda call: False, "never"), same_if="equal", admissible_if="close",
-                          contracts={"cutlass_scaled_mm"}, race=True)  # fmt: skip
+            found.declare(
+                word,
+                CAST,
+                seen="here",
+                read=entry("a_scale", lambda s: s),
+                store=lambda acc: acc,
+                needs=need(lambda call: False, "never"),
+                same_if="equal",
+                admissible_if="close",
+                contracts={"cutlass_scaled_mm"},
+                race=True,
+            )
         first, second = found
         assert (first.name, second.name) == ("first", "second")
         assert (first.family, first.met_in, first.equivalent, first.tolerated) == (CAST, "here", "equal", "close")
@@ -270,7 +278,9 @@ class TestRun:
     def test_a_fault_that_does_not_apply_is_refused_with_its_reason(self) -> None:
         """The message says why."""
         with pytest.raises(NumericsError, match="there is no bias"):
-            run(call("cutlass_scaled_mm/e4m3xe4m3-bf16/token:channel/m=3,n=64,k=128/family=randn/seed=1", "sm90.chain"),
-                get_fault("bias ignored"))  # fmt: skip
+            run(
+                call("cutlass_scaled_mm/e4m3xe4m3-bf16/token:channel/m=3,n=64,k=128/family=randn/seed=1", "sm90.chain"),
+                get_fault("bias ignored"),
+            )
         with pytest.raises(NumericsError, match="not a fault of"):
             run(call(), get_fault("relu left out"))

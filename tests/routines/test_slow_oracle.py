@@ -39,8 +39,11 @@ def differences(entry: Mapping[str, Any], tensors: Mapping[str, Array]) -> list[
             lines.append(f"{name}: {len(codes)} elements, stored {len(stored.codes)}")
             continue
         pairs = list(zip(codes, stored.codes, strict=True))
-        wrong = [(i, f, w) for i, (f, w) in enumerate(pairs)
-                 if f is not None and not same(f, w, stored.dtype, signed_zero=name in SIGNED_ZERO)]  # fmt: skip
+        wrong = [
+            (i, f, w)
+            for i, (f, w) in enumerate(pairs)
+            if f is not None and not same(f, w, stored.dtype, signed_zero=name in SIGNED_ZERO)
+        ]
         if wrong:
             i, found, wanted = wrong[0]
             lines.append(f"{name}: {len(wrong)} of {len(codes)} differ, first [{i}]: derived {found}, stored {wanted}")
@@ -89,10 +92,21 @@ class TestGoldens:
 class TestInputsMatter:
     """The second derivation reads its inputs: another code or scale gives another answer."""
 
-    @pytest.mark.parametrize("contract", ["fp8_gemm_nt", "fp8_mqa_logits", "moe_fp8", "Fp8LinearOp", "silu_and_mul",
-                                          "scaled_grouped_mm", "apply_fi_trtllm_fp8_per_tensor_moe",
-                                          "silu_and_mul_quant", "fused_add_rmsnorm_quant", "rope_quantize_fp8",
-                                          ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "contract",
+        [
+            "fp8_gemm_nt",
+            "fp8_mqa_logits",
+            "moe_fp8",
+            "Fp8LinearOp",
+            "silu_and_mul",
+            "scaled_grouped_mm",
+            "apply_fi_trtllm_fp8_per_tensor_moe",
+            "silu_and_mul_quant",
+            "fused_add_rmsnorm_quant",
+            "rope_quantize_fp8",
+        ],
+    )
     def test_a_changed_input_is_noticed(self, contract: str) -> None:
         entries = [e for e in CASES if e["contract"] == contract and "family=randn" in e["id"]]
         for entry in {e["id"].split("/")[1]: e for e in reversed(entries)}.values():  # the first of each pair of dtypes
@@ -150,6 +164,9 @@ class TestIndependence:
         allowed = {"__future__", "ast", "collections", "dataclasses", "fractions", "json", "math", "pathlib", "tests"}
         for path in (Path(__file__).parents[1] / "support" / "slow_oracle").glob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
-                names = [a.name for a in node.names] if isinstance(node, ast.Import) else (
-                    [node.module or ""] if isinstance(node, ast.ImportFrom) else [])  # fmt: skip
+                names = (
+                    [a.name for a in node.names]
+                    if isinstance(node, ast.Import)
+                    else ([node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+                )
                 assert {name.partition(".")[0] for name in names} <= allowed, path.name

@@ -66,8 +66,11 @@ def run(file: Path, inputs: dict[str, str], *, workspace: Path, temporary: Path,
             ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(temporary / "step.sh")],
             cwd=workspace / filled(step.get("working-directory", "."), context),
             env=os.environ | environment | runner | {name: str(path) for name, path in files.items()} | given,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
         result.seconds[step["name"]] = time.perf_counter() - start
         result.log += done.stdout
         result.status = result.status or done.returncode

@@ -16,9 +16,16 @@ HIDDEN, DENSE, EXPERT, Q, KV = 256, 384, 192, 192, 96
 """Half of ``DENSE`` and of ``EXPERT`` ends inside a block of 128; ``Q`` and ``KV`` end inside one as well."""
 LAYERS, EXPERTS = 3, 2
 ROUTING = {
-    "n_routed_experts": EXPERTS, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "n_shared_experts": 1,
-}  # fmt: skip
+    "n_routed_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "n_shared_experts": 1,
+}
 GROUP = {
     "targets": ["Linear"],
     "weights": {"type": "float", "num_bits": 8, "strategy": "channel", "symmetric": True, "dynamic": False},
@@ -47,8 +54,10 @@ def linear(n: int, k: int, seed: int, kind: str, scale_dtype: torch.dtype = torc
     codes = (torch.randn(n, k, generator=g) * 64).clamp(-448, 448).to(FP8)
     shape = {"tensor": (1,), "channel": (n, 1), "block": (-(-n // 128), -(-k // 128))}[kind]
     exponents = torch.randint(-14, -8, shape, generator=g)
-    scale = torch.ldexp(torch.ones(shape) if scale_dtype == torch.float8_e8m0fnu else
-                        1 + torch.randint(0, 8, shape, generator=g) / 8, exponents)  # fmt: skip
+    scale = torch.ldexp(
+        torch.ones(shape) if scale_dtype == torch.float8_e8m0fnu else 1 + torch.randint(0, 8, shape, generator=g) / 8,
+        exponents,
+    )
     return codes, scale.to(scale_dtype)
 
 
@@ -69,8 +78,9 @@ def projections() -> dict[str, tuple[int, int]]:
     return found
 
 
-def tensors(kind: str, scale: str, *, scale_dtype: torch.dtype = torch.float32, static: bool = False,
-            four: bool = False) -> dict[str, Tensor]:  # fmt: skip
+def tensors(
+    kind: str, scale: str, *, scale_dtype: torch.dtype = torch.float32, static: bool = False, four: bool = False
+) -> dict[str, Tensor]:
     """All tensors of the model."""
     made: dict[str, Tensor] = {}
     for seed, (name, extents) in enumerate(projections().items()):

@@ -1,13 +1,13 @@
 """Figures of the structure of ``oracle/``, read off the syntax trees; nothing is imported.
 
-    python tests/support/figures.py [ROOT]        ROOT: a checkout of any version (default: this one)
+python tests/support/figures.py [ROOT]        ROOT: a checkout of any version (default: this one)
 
-    files, lines      Python files of oracle/ and their lines; files directly in it
-    rooms             folders with Python files and Python files directly in oracle/
-    arrows, back      pairs of rooms of which one imports the other; pairs that import each other, on whichever way
-    floors            rooms on the longest chain of imports (a cycle counts as one)
-    class checks      isinstance and issubclass with a contract class, outside the room that holds the contracts
-    names             files that name a routine, in each package
+files, lines      Python files of oracle/ and their lines; files directly in it
+rooms             folders with Python files and Python files directly in oracle/
+arrows, back      pairs of rooms of which one imports the other; pairs that import each other, on whichever way
+floors            rooms on the longest chain of imports (a cycle counts as one)
+class checks      isinstance and issubclass with a contract class, outside the room that holds the contracts
+names             files that name a routine, in each package
 """
 
 from __future__ import annotations

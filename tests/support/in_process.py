@@ -20,14 +20,27 @@ class InProcess:
     output, place = "", "cpu"
 
     def __init__(
-        self, kernel: str, *, adapter: str | None, device: str, limit: float, path: tuple[str, ...] = (),
+        self,
+        kernel: str,
+        *,
+        adapter: str | None,
+        device: str,
+        limit: float,
+        path: tuple[str, ...] = (),
         untrusted: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         assert not untrusted
         self.limit, self.starts, self._server, self._shared = limit, 1, Server(), Shared(1)
         self._loaded = self._server.answer(
-            {"op": "load", "kernel": kernel, "adapter": adapter, "device": device, "first": [],
-             "path": list(path), "apart": ""}  # fmt: skip
+            {
+                "op": "load",
+                "kernel": kernel,
+                "adapter": adapter,
+                "device": device,
+                "first": [],
+                "path": list(path),
+                "apart": "",
+            }
         )
 
     def __enter__(self) -> Self:

@@ -18,11 +18,19 @@ class Found(ctypes.Structure):
     """``fp8_verdict``."""
 
     _fields_ = [
-        ("status", ctypes.c_int), ("outside", ctypes.c_int64), ("total", ctypes.c_int64),
-        ("unconstrained", ctypes.c_int64), ("output", ctypes.c_char * 96), ("rank", ctypes.c_int),
-        ("index", ctypes.c_int64 * 8), ("actual", ctypes.c_double), ("low", ctypes.c_double),
-        ("high", ctypes.c_double), ("expected", ctypes.c_double), ("sentence", ctypes.c_char * 1024),
-    ]  # fmt: skip
+        ("status", ctypes.c_int),
+        ("outside", ctypes.c_int64),
+        ("total", ctypes.c_int64),
+        ("unconstrained", ctypes.c_int64),
+        ("output", ctypes.c_char * 96),
+        ("rank", ctypes.c_int),
+        ("index", ctypes.c_int64 * 8),
+        ("actual", ctypes.c_double),
+        ("low", ctypes.c_double),
+        ("high", ctypes.c_double),
+        ("expected", ctypes.c_double),
+        ("sentence", ctypes.c_char * 1024),
+    ]
 
     @property
     def word(self) -> str:

@@ -23,4 +23,3 @@ def judged(name: str, inputs: Mapping[str, Tensor], out: Tensor, *, arch: str, *
             del _calls[next(iter(_calls))]
         _calls[key] = Call(get(name), dict(inputs), options, out_dtype=out.dtype, arch=arch)
     return get(name).judged(_calls[key], out)
-

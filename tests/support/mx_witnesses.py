@@ -13,9 +13,12 @@ from oracle.numbers.formats import E2M1, E2M3, E3M2, E4M3FN, E5M2, MXINT8, Forma
 
 Reals = NDArray[np.float32]
 CASTS = {
-    E4M3FN: ml_dtypes.float8_e4m3fn, E5M2: ml_dtypes.float8_e5m2, E3M2: ml_dtypes.float6_e3m2fn,
-    E2M3: ml_dtypes.float6_e2m3fn, E2M1: ml_dtypes.float4_e2m1fn,
-}  # fmt: skip
+    E4M3FN: ml_dtypes.float8_e4m3fn,
+    E5M2: ml_dtypes.float8_e5m2,
+    E3M2: ml_dtypes.float6_e3m2fn,
+    E2M3: ml_dtypes.float6_e2m3fn,
+    E2M1: ml_dtypes.float4_e2m1fn,
+}
 
 
 def cast(values: Reals, fmt: Format) -> NDArray[np.uint8]:
@@ -33,9 +36,10 @@ def cast_by(values: Reals, recipe: R.Recipe) -> NDArray[np.uint8]:
         exponent = 0 if fmt is MXINT8 else np.maximum(np.frexp(wide)[1] - 1, fmt.emin)
         quantum = np.ldexp(1.0, exponent - (6 if fmt is MXINT8 else fmt.fraction_bits))
         whole = {
-            way.NEAREST_AWAY: lambda m: np.floor(m + 0.5), way.NEAREST_ZERO: lambda m: np.ceil(m - 0.5),
+            way.NEAREST_AWAY: lambda m: np.floor(m + 0.5),
+            way.NEAREST_ZERO: lambda m: np.ceil(m - 0.5),
             way.TRUNCATED: np.floor,
-        }[recipe.rounding](np.abs(wide) / quantum)  # fmt: skip
+        }[recipe.rounding](np.abs(wide) / quantum)
         wide = np.copysign(whole * quantum, wide)
     codes = cast(wide.astype(np.float32), fmt)
     if fmt is not MXINT8 and recipe.zero_sign is not R.ZeroSign.KEPT:

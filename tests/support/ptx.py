@@ -14,19 +14,46 @@ from kernels.backends import _launch
 WHOLE = ("x", "q", "s", "weight", "residual", "z", "x_stride", "r_stride", "cols", "total")
 """Parameters of the quantisers that are multiples of 16: pointers, row strides, extents."""
 
-FUSED_TYPES = {"x": "*bf16", "q": "*fp8e4nv", "p": "*fp8e4nv", "s": "*fp32", "bound": "*fp32", "masked": "*i32",
-    "weight": "*bf16", "residual": "*bf16", "z": "*bf16", "other": "*bf16", "cache": "*fp32",
-    "positions": "*i32"}  # fmt: skip
-GATED = {"GROUP": 128, "LANES": 128, "BLOCK": 32, "ROUNDING": 0, "MODE": 0, "BOUNDED": True, "MASKED": False,
-    "TRANSPOSED": False, "EPS": 0, "FLOOR": 0x36924925, "SHARED": True,
-    "NATIVE": True}  # fmt: skip
+FUSED_TYPES = {
+    "x": "*bf16",
+    "q": "*fp8e4nv",
+    "p": "*fp8e4nv",
+    "s": "*fp32",
+    "bound": "*fp32",
+    "masked": "*i32",
+    "weight": "*bf16",
+    "residual": "*bf16",
+    "z": "*bf16",
+    "other": "*bf16",
+    "cache": "*fp32",
+    "positions": "*i32",
+}
+GATED = {
+    "GROUP": 128,
+    "LANES": 128,
+    "BLOCK": 32,
+    "ROUNDING": 0,
+    "MODE": 0,
+    "BOUNDED": True,
+    "MASKED": False,
+    "TRANSPOSED": False,
+    "EPS": 0,
+    "FLOOR": 0x36924925,
+    "SHARED": True,
+    "NATIVE": True,
+}
 """Constants of the gated kernel of the fused quantisers, and the types of pointers of all their kernels."""
 
 
 def ptx_of(
-    kernel: Any, constants: dict[str, object], types: dict[str, str], *, sm: int = 90, num_warps: int = 4,
+    kernel: Any,
+    constants: dict[str, object],
+    types: dict[str, str],
+    *,
+    sm: int = 90,
+    num_warps: int = 4,
     whole: tuple[str, ...] = WHOLE,
-) -> str:  # fmt: skip
+) -> str:
     """The PTX of a kernel; ``types`` of its pointers, the rest int32, those in ``whole`` multiples of 16."""
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}

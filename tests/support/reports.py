@@ -20,9 +20,18 @@ def evidence(seed: int = 0, *, rows: int = 64, columns: int = 64) -> Evidence:
     levels = tuple("".join(rng.choice("0123456789ab.") for _ in range(columns)) for _ in range(rows))
     element = Element((3, 5), -2.5, 1.0, 1.25, 1.125, float("inf"), "c020", "3f90", 32912)
     return Evidence(
-        "out", "bfloat16", (rows * 4, columns * 2), (1, 8, 7), (4, 2), (128, 128), levels, (10,) * 12, (element,) * 8,
-        (0.5,) * 16, (0, 64),
-    )  # fmt: skip
+        "out",
+        "bfloat16",
+        (rows * 4, columns * 2),
+        (1, 8, 7),
+        (4, 2),
+        (128, 128),
+        levels,
+        (10,) * 12,
+        (element,) * 8,
+        (0.5,) * 16,
+        (0, 64),
+    )
 
 
 def outcome(
@@ -43,9 +52,20 @@ def outcome(
     reason = "because of this" if status.needs_reason else None
     wrong = outside if outside is not None else 7 if status is Status.FAILED else 0
     verdict = Verdict(
-        status, said or f"said {status}", wrong, 99, WORST if wrong else None, matches, explained_by, "a bound",
-        "row 3 only" if wrong else "", float("inf") if wrong else margin, 0, reason, seen,
-    )  # fmt: skip
+        status,
+        said or f"said {status}",
+        wrong,
+        99,
+        WORST if wrong else None,
+        matches,
+        explained_by,
+        "a bound",
+        "row 3 only" if wrong else "",
+        float("inf") if wrong else margin,
+        0,
+        reason,
+        seen,
+    )
     return Outcome(name, name.partition("/")[0], subject, arch, verdict, 0.25, known)
 
 

@@ -39,15 +39,24 @@ def bell(rows: int, k: int, fmt: str, *, seed: int) -> Tensor:
 
 
 def product_of(
-    schedule: Schedule, m: int, n: int, k: int, *, seed: int, formats: tuple[str, str] | None = None,
-    data: str = "bell", bias: bool = False,
-) -> ScaledProduct:  # fmt: skip
+    schedule: Schedule,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    seed: int,
+    formats: tuple[str, str] | None = None,
+    data: str = "bell",
+    bias: bool = False,
+) -> ScaledProduct:
     """A product that the schedule can compute, every scale different."""
     g = torch.Generator().manual_seed(seed)
     left, right = formats or (formats_of(schedule)[0],) * 2
-    block = 32 if schedule.dequantises else {Scales.PROMOTION: 128, Scales.OPERANDS: 32, Scales.EPILOGUE: k}[
-        schedule.scales
-    ]
+    block = (
+        32
+        if schedule.dequantises
+        else {Scales.PROMOTION: 128, Scales.OPERANDS: 32, Scales.EPILOGUE: k}[schedule.scales]
+    )
     blocks = -(-k // block)
     if data == "bell":
         a, b = bell(m, k, left, seed=seed + 1), bell(n, k, right, seed=seed + 2)

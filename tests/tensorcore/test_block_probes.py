@@ -27,9 +27,12 @@ from oracle.tensorcore.instructions import Instruction
 from oracle.tensorcore.schedules import Schedule
 
 KINDS = (
-    Kind.of("nvf4"), Kind.of("mxf4"), Kind.of("mxf8f6f4"), Kind.of("mxf8f6f4", "float6_e3m2fn", "float6_e2m3fn"),
+    Kind.of("nvf4"),
+    Kind.of("mxf4"),
+    Kind.of("mxf8f6f4"),
+    Kind.of("mxf8f6f4", "float6_e3m2fn", "float6_e2m3fn"),
     Kind.of("mxf8f6f4", "float8_e5m2", "float4_e2m1fn"),
-)  # fmt: skip
+)
 READINGS = [(kind, s) for kind in KINDS for s in kind.candidates if s.instruction.arch == "sm100"]
 
 
@@ -168,8 +171,10 @@ def test_the_rows_are_what_kernels_take() -> None:
     assert (float(decode(given.a_scale)[0, 0]), int(given.a[0, 0])) == (row.scales[0][0], 2)
     mixed = inputs(KINDS[4])
     assert (mixed.a.dtype, mixed.b.shape, mixed.b_scale.dtype) == (
-        torch.float8_e5m2, (EDGE, 128), torch.float8_e8m0fnu,
-    )  # fmt: skip
+        torch.float8_e5m2,
+        (EDGE, 128),
+        torch.float8_e8m0fnu,
+    )
     assert inputs(KINDS[3]).a.shape == (EDGE, 256)
 
 

@@ -93,8 +93,10 @@ def test_every_schedule_is_read_back(schedule: Schedule) -> None:
     # Names that remain are the same arithmetic on another architecture.
     for other in map(get, found.schedules):
         assert (other.interval, other.promotion, other.epilogue) == (
-            schedule.interval, schedule.promotion, schedule.epilogue,
-        )  # fmt: skip
+            schedule.interval,
+            schedule.promotion,
+            schedule.epilogue,
+        )
 
 
 @pytest.mark.parametrize("name", SEEN_BF16)
@@ -211,9 +213,10 @@ class TestProbes:
             assert x * y == value
             for factor in (x, y):
                 held = torch.tensor([factor], dtype=torch.float64)
-                assert to_dtype(
-                    held, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.NAN
-                ).double().item() == factor  # fmt: skip
+                assert (
+                    to_dtype(held, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.NAN).double().item()
+                    == factor
+                )
 
     def test_refusals(self) -> None:
         with pytest.raises(NumericsError, match="have the product"):

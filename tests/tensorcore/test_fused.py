@@ -180,14 +180,27 @@ class TestRefusals:
     def test_table_is_complete(self) -> None:
         """Every architecture and family that the project names has a record with a source."""
         assert set(arches()) >= {
-            "sm70", "sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm103", "sm120", "gfx908", "gfx90a", "gfx942",
-        }  # fmt: skip
+            "sm70",
+            "sm75",
+            "sm80",
+            "sm86",
+            "sm89",
+            "sm90",
+            "sm100",
+            "sm103",
+            "sm120",
+            "gfx908",
+            "gfx90a",
+            "gfx942",
+        }
         assert all(i.source and i.k % i.group == 0 for i in INSTRUCTIONS.values())
 
 
 def test_float4_codes_are_read() -> None:
     codes = encode(
-        torch.tensor([[0.5, -6.0]], dtype=torch.float64), by_name("float4_e2m1fn"),
-        rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE,
-    )  # fmt: skip
+        torch.tensor([[0.5, -6.0]], dtype=torch.float64),
+        by_name("float4_e2m1fn"),
+        rounding=Rounding.NEAREST_EVEN,
+        overflow=Overflow.SATURATE,
+    )
     assert operand(codes, instruction("sm100.tcgen05.nvf4")).values.tolist() == [[0.5, -6.0]]

@@ -94,7 +94,7 @@ class TestScalesInside:
         sa[:, 64 // block], sa[:, 96 // block] = (448.0, 256.0) if block == 16 else (2.0**30, 2.0**40)
         got = predict_product(
             ScaledProduct(a, b, sa, sb, block, 1), name + reading, out_dtype=torch.float32, engine="torch"
-        )  # fmt: skip
+        )
         e2m1 = by_name("float4_e2m1fn")
         x, y = decode(a, e2m1).tolist(), decode(b, e2m1).tolist()
         for i in range(m):
@@ -300,9 +300,13 @@ class TestTruncation:
 
         if (why := cpu_truncation.why_not(get(name).instruction)) is not None:
             pytest.skip(why)
-        product = blockwise(m=37, n=200, k=300) if "promote" in name else replace(
-            blockwise(m=37, n=200, k=300), a_scale=torch.ones(1, 1), b_scale=torch.ones(1, 1), block=300, b_rows=200
-        )  # fmt: skip
+        product = (
+            blockwise(m=37, n=200, k=300)
+            if "promote" in name
+            else replace(
+                blockwise(m=37, n=200, k=300), a_scale=torch.ones(1, 1), b_scale=torch.ones(1, 1), block=300, b_rows=200
+            )
+        )
         found = [next(engine_cpu.sums(product, get(name)))[1]]
         monkeypatch.setattr(engine_cpu, "why_not", lambda instruction: "asked for the other one")
         found.append(next(engine_cpu.sums(product, get(name)))[1])

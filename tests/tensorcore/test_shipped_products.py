@@ -60,7 +60,7 @@ SEEN = {  # kernel: case, schedule, digest, a schedule that differs from it in o
         f"{MM}/tensor:channel/m=9,n=128,k=128/family=small/seed=0", "sm90.chain.flushed",
         "2241f57c9ef36b8d8ec13a53dbf59ca868882d848eea2861fe35771067ffc64a", "sm90.chain",
     ),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 
 def predicted(case: str, name: str) -> torch.Tensor:
@@ -88,9 +88,7 @@ def test_both_engines_join_scales_by_one_fma(name: str) -> None:
     a, b, a_scale, b_scale = (case.inputs()[x] for x in ("a", "b", "a_scale", "b_scale"))
     product = ScaledProduct(a[:5], b, a_scale[:5], b_scale, 128, 128)
     for base in ("sm90.promote128", "sm90.mma_f16.promote128"):
-        made = [
-            predict_product(product, f"{base}.{name}", out_dtype=torch.float32, engine=e) for e in ("cpu", "torch")
-        ]
+        made = [predict_product(product, f"{base}.{name}", out_dtype=torch.float32, engine=e) for e in ("cpu", "torch")]
         assert torch.equal(*made)
         assert not torch.equal(made[0], predict_product(product, base, out_dtype=torch.float32))
 

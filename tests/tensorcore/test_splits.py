@@ -53,8 +53,11 @@ def test_every_recorded_call_is_identified() -> None:
     assert len(CALLS) == 6 * 5 * 8 * 2 * 2 * 2
     assert all(c["schedule"] for c in CALLS)
     assert {c["schedule"].rpartition(".")[2] for c in CALLS if "split" in c["schedule"]} == {
-        "split2", "split3", "split4", "split6"
-    }  # fmt: skip
+        "split2",
+        "split3",
+        "split4",
+        "split6",
+    }
 
 
 def test_another_gpu_splits_otherwise() -> None:
@@ -72,9 +75,13 @@ def test_another_gpu_splits_otherwise() -> None:
 
 def test_the_bits_of_an_h100_split_in_five() -> None:
     (made,) = (
-        c for c in calls("h100") if c["schedule"] == "sm90.chain.product.split5" and c["m"] == 16
-        and c["dtype"] == "float32" and c["kind"] == "all codes"
-    )  # fmt: skip
+        c
+        for c in calls("h100")
+        if c["schedule"] == "sm90.chain.product.split5"
+        and c["m"] == 16
+        and c["dtype"] == "float32"
+        and c["kind"] == "all codes"
+    )
     assert same_as_recorded(made, made["schedule"])
     assert not same_as_recorded(made, "sm90.chain.product.split6")
 
@@ -95,9 +102,16 @@ def test_a_second_emulator_has_the_same_bits(fast: bool, parts: int) -> None:
     """``mmaemu`` (Apache-2.0), written elsewhere, fitted on an H100 PCIe: 7 tiles in up to 3 parts."""
     p = operands(16, 32, 896, "all codes", "cpu")
     theirs = mmaemu.scaled_mm(
-        p.a, p.b.t(), p.a_scale.reshape(()), p.b_scale.reshape(()), out_dtype=torch.float32, use_fast_accum=fast,
-        profile="hopper", splitk=1 if parts == 1 else (parts, "contiguous"), backend="reference",
-    )  # fmt: skip
+        p.a,
+        p.b.t(),
+        p.a_scale.reshape(()),
+        p.b_scale.reshape(()),
+        out_dtype=torch.float32,
+        use_fast_accum=fast,
+        profile="hopper",
+        splitk=1 if parts == 1 else (parts, "contiguous"),
+        backend="reference",
+    )
     base = "sm90.chain.product" if fast else "sm90.promote128.scale_after.product"
     ours = predict_product(p, base if parts == 1 else f"{base}.split{parts}", out_dtype=torch.float32)
     assert torch.equal(ours, theirs)

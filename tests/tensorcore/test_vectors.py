@@ -79,13 +79,32 @@ def test_which_instruction_made_the_fp8_files() -> None:
 @pytest.mark.parametrize(
     ("gpu", "arch"),
     [
-        ("V100", "sm70"), ("T4", "sm75"), ("A100", "sm80"), ("A30", "sm80"), ("A2", "sm86"), ("A40", "sm86"),
-        ("RTX3060", "sm86"), ("Ada", "sm89"), ("Ada RTX 1000", "sm89"), ("RTX_1000_Ada", "sm89"), ("L40S", "sm89"),
-        ("RTX4090", "sm89"), ("H100", "sm90"), ("H100_PCIe", "sm90"), ("H200", "sm90"), ("GH200", "sm90"),
-        ("B200", "sm100"), ("B300", "sm103"), ("RTXPRO6000", "sm120"), ("RTX5090", "sm120"), ("MI100", "gfx908"),
-        ("MI250X", "gfx90a"), ("MI300X", "gfx942"), ("sm120", "sm120"),
+        ("V100", "sm70"),
+        ("T4", "sm75"),
+        ("A100", "sm80"),
+        ("A30", "sm80"),
+        ("A2", "sm86"),
+        ("A40", "sm86"),
+        ("RTX3060", "sm86"),
+        ("Ada", "sm89"),
+        ("Ada RTX 1000", "sm89"),
+        ("RTX_1000_Ada", "sm89"),
+        ("L40S", "sm89"),
+        ("RTX4090", "sm89"),
+        ("H100", "sm90"),
+        ("H100_PCIe", "sm90"),
+        ("H200", "sm90"),
+        ("GH200", "sm90"),
+        ("B200", "sm100"),
+        ("B300", "sm103"),
+        ("RTXPRO6000", "sm120"),
+        ("RTX5090", "sm120"),
+        ("MI100", "gfx908"),
+        ("MI250X", "gfx90a"),
+        ("MI300X", "gfx942"),
+        ("sm120", "sm120"),
     ],
-)  # fmt: skip
+)
 def test_gpu_names(gpu: str, arch: str) -> None:
     assert arch_of(gpu) == arch
 

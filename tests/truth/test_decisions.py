@@ -34,10 +34,16 @@ class TestRules:
             ("cutlass_group_gemm_supported", {"arch": 90, "cuda_major": 12, "cuda_minor": 2}, 0),
             ("sparse_cutlass_supported", {"arch": 100, "cuda_major": 13, "cuda_minor": 0}, 0),
             ("sparse_cutlass_supported", {"arch": 90, "cuda_major": 12, "cuda_minor": 2}, 1),
-            ("use_rowwise_torch_scaled_mm",
-             {"rocm": 1, "capability_major": 9, "capability_minor": 4, "torch_major": 2, "torch_minor": 10}, 1),
-            ("use_rowwise_torch_scaled_mm",
-             {"rocm": 1, "capability_major": 9, "capability_minor": 0, "torch_major": 2, "torch_minor": 10}, 0),
+            (
+                "use_rowwise_torch_scaled_mm",
+                {"rocm": 1, "capability_major": 9, "capability_minor": 4, "torch_major": 2, "torch_minor": 10},
+                1,
+            ),
+            (
+                "use_rowwise_torch_scaled_mm",
+                {"rocm": 1, "capability_major": 9, "capability_minor": 0, "torch_major": 2, "torch_minor": 10},
+                0,
+            ),
             ("get_flashinfer_moe_backend", {"arch": 90, "choice": 0}, 1),
             ("get_flashinfer_moe_backend", {"arch": 100, "choice": 0}, 0),
             ("get_flashinfer_moe_backend", {"arch": 103, "choice": 2}, 2),
@@ -53,7 +59,7 @@ class TestRules:
             ("get_num_sms", {"product": 0, "reported": -1}, 0),
             ("get_num_sms", {"product": 0, "reported": 132}, 0),
         ],
-    )  # fmt: skip
+    )
     def test_answer(self, routine: str, columns: dict[str, int], answer: int) -> None:
         found = reference(routine, table(**columns))
         assert isinstance(found, torch.Tensor)
@@ -88,8 +94,16 @@ class TestRecords:
 
     def test_of_a_configuration(self) -> None:
         """Its input dtype, whatever the caller names; its ranks, each in its place."""
-        wanted = {"accepted": 1, "out_dtype": 1, "quant_config": 7, "ep_rank": 2, "ep_size": 3, "tp_rank": 5,
-                  "tp_size": 8, "use_deepseek_fp8_block_scale": 1}  # fmt: skip
+        wanted = {
+            "accepted": 1,
+            "out_dtype": 1,
+            "quant_config": 7,
+            "ep_rank": 2,
+            "ep_size": 3,
+            "tp_rank": 5,
+            "tp_size": 8,
+            "use_deepseek_fp8_block_scale": 1,
+        }
         for named in (0, 2, 3):
             assert self.select(out_dtype=named) == {name: [value] for name, value in wanted.items()}
 
@@ -129,18 +143,27 @@ class TestWrongDecisions:
     @pytest.mark.parametrize(
         ("case", "wrong"),
         [
-            ("use_rowwise_torch_scaled_mm/i64/-/r=500/family=integers/seed=1",
-             lambda i: _as_text(i["torch_major"], i["torch_minor"], "2.7") * i["rocm"]
-             * (10 * i["capability_major"] + i["capability_minor"] >= 94)),
-            ("cutlass_fp8_supported/i64/-/r=500/family=integers/seed=1",
-             lambda i: (i["arch"] >= 89).long() * (i["cuda_major"] >= 12)),
-            ("sparse_cutlass_supported/i64/-/r=500/family=integers/seed=1",
-             lambda i: (i["arch"] >= 90).long() * (100 * i["cuda_major"] + i["cuda_minor"] >= 1202)),
+            (
+                "use_rowwise_torch_scaled_mm/i64/-/r=500/family=integers/seed=1",
+                lambda i: (
+                    _as_text(i["torch_major"], i["torch_minor"], "2.7")
+                    * i["rocm"]
+                    * (10 * i["capability_major"] + i["capability_minor"] >= 94)
+                ),
+            ),
+            (
+                "cutlass_fp8_supported/i64/-/r=500/family=integers/seed=1",
+                lambda i: (i["arch"] >= 89).long() * (i["cuda_major"] >= 12),
+            ),
+            (
+                "sparse_cutlass_supported/i64/-/r=500/family=integers/seed=1",
+                lambda i: (i["arch"] >= 90).long() * (100 * i["cuda_major"] + i["cuda_minor"] >= 1202),
+            ),
             ("get_flashinfer_moe_backend/i64/-/r=500/family=integers/seed=1", lambda i: i["choice"].clamp(min=1)),
             ("get_num_sms/i64/-/r=500/family=integers/seed=1", lambda i: torch.full_like(i["product"], 132)),
             ("get_num_sms/i64/-/r=500/family=integers/seed=1", lambda i: i["reported"].clamp(min=0)),
         ],
-    )  # fmt: skip
+    )
     def test_found(self, case: str, wrong: Callable[[dict[str, torch.Tensor]], torch.Tensor]) -> None:
         parsed = cases.parse(case)
         inputs = parsed.inputs()

@@ -108,7 +108,7 @@ CALLS: dict[str, Callable[[Draw, int, int, int], Inputs]] = {
     "rocm_per_tensor_w8a8_scaled_mm": lambda d, m, n, k: {
         "qinput": d.a(m, k), "weight": d.b(k, n), "scale_a": d.scale(1), "scale_b": d.scale(1),
     },
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 
 def drawn(name: str, shape: tuple[int, int, int], scales: str, at: int) -> Inputs:

@@ -368,6 +368,7 @@ def fused_product(w13: Tensor, w2: Tensor, x: Tensor, *, gated: bool) -> list[li
 
     The identity instead of silu keeps the product exact and, like silu, maps 0 to 0.
     """
+
     def times(w: Tensor, v: list[Fraction]) -> list[Fraction]:
         return [sum((Fraction(a) * b for a, b in zip(row, v, strict=True)), Fraction(0)) for row in decode(w).tolist()]
 
@@ -448,9 +449,11 @@ class TestPreparation:
         shape13, shape2 = ((2, 4, 1), (2, 1, 2)) if block else ((2,), (2,))
         size = 256 if block else 20
         return {
-            "w13": codes(2, 2 * size, 32, seed=1), "w2": codes(2, 32, size, seed=2),
-            "w13_scale": floats(*shape13), "w2_scale": floats(*shape2, seed=3),
-        }  # fmt: skip
+            "w13": codes(2, 2 * size, 32, seed=1),
+            "w2": codes(2, 32, size, seed=2),
+            "w13_scale": floats(*shape13),
+            "w2_scale": floats(*shape2, seed=3),
+        }
 
     def test_order_of_the_steps(self) -> None:
         inputs = self.inputs(block=False)
@@ -592,9 +595,17 @@ class TestShards:
 
     @pytest.mark.parametrize(
         ("x", "expected"),
-        [([1.0, 1.0, 1.0], True), ([1.0, 1.000009, 1.0], True), ([1.0, 1.0001], False), ([float("nan")], False),
-         ([float("inf")] * 2, True), ([1.0, float("inf")], False), ([0.0, 1e-9], True), ([0.0, 1e-7], False)],
-    )  # fmt: skip
+        [
+            ([1.0, 1.0, 1.0], True),
+            ([1.0, 1.000009, 1.0], True),
+            ([1.0, 1.0001], False),
+            ([float("nan")], False),
+            ([float("inf")] * 2, True),
+            ([1.0, float("inf")], False),
+            ([0.0, 1e-9], True),
+            ([0.0, 1e-7], False),
+        ],
+    )
     def test_all_close(self, x: list[float], expected: bool) -> None:
         tensor = torch.tensor(x)
         assert shards.all_close_1d(tensor) is expected
@@ -611,9 +622,11 @@ class TestShards:
     )
     def test_alpha_scales(self, name: str) -> None:
         inputs = {
-            "w13_scale": floats(4), "w13_input_scale": torch.tensor(0.37),
-            "w2_scale": floats(4, seed=1), "w2_input_scale": torch.tensor(0.11),
-        }  # fmt: skip
+            "w13_scale": floats(4),
+            "w13_input_scale": torch.tensor(0.37),
+            "w2_scale": floats(4, seed=1),
+            "w2_input_scale": torch.tensor(0.11),
+        }
         right = get(name).reference(inputs)
         assert isinstance(right, dict) and judge(name, inputs, right).status is Status.PASSED
         for output in right:

@@ -94,8 +94,11 @@ class TestExperts:
     @pytest.mark.parametrize("placement", tiles.PLACEMENTS)
     def test_padding_is_nobodys(self, placement: str) -> None:
         """It may hold NaN, infinity and large bytes; a scale in its place may not be one of them instead."""
-        case = cases.parse(f"swizzle_scale_experts/u8/-/m=130,c=7,g=3/placement={placement}/family=randn/seed=1"
-                           if placement != "tight" else "swizzle_scale_experts/u8/-/m=130,c=7,g=3/family=randn/seed=1")
+        case = cases.parse(
+            f"swizzle_scale_experts/u8/-/m=130,c=7,g=3/placement={placement}/family=randn/seed=1"
+            if placement != "tight"
+            else "swizzle_scale_experts/u8/-/m=130,c=7,g=3/family=randn/seed=1"
+        )
         inputs, options = case.inputs(), case.call_options()
         contract = get("swizzle_scale_experts")
         right = contract.reference(inputs, **options)

@@ -29,12 +29,8 @@ from tests.support.answers import smallest
 NAME = "fp8_gemm_nt"
 GEMM = oracle.cases.parse("fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=24,n=160,k=512/family=randn/seed=1").inputs()
 MASKED = "fp8_m_grouped_gemm_nt_masked"
-GROUPS = oracle.cases.parse(
-    f"{MASKED}/e4m3xe4m3-bf16/1x128:128x128/g=2,m=4,n=32,k=128/family=randn/seed=1"
-).inputs()
-POSITIVE = oracle.cases.parse(
-    "fp8_gemm_nt/e4m3xe4m3-f32/1x128:128x128/m=4,n=32,k=512/family=positive/seed=1"
-)
+GROUPS = oracle.cases.parse(f"{MASKED}/e4m3xe4m3-bf16/1x128:128x128/g=2,m=4,n=32,k=128/family=randn/seed=1").inputs()
+POSITIVE = oracle.cases.parse("fp8_gemm_nt/e4m3xe4m3-f32/1x128:128x128/m=4,n=32,k=512/family=positive/seed=1")
 QUANT = "per_token_group_quant_fp8"
 
 

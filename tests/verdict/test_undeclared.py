@@ -100,9 +100,13 @@ class TestFloat32Kernels:
         k = (torch.rand(16, 128, generator=g) + 0.5).to(torch.float8_e4m3fn)
         scale, weights = torch.rand(16, generator=g) + 0.5, torch.rand(4, 8, generator=g) + 0.5
         inputs = {
-            "q": q, "k": k, "k_scale": scale, "weights": weights,
-            "cu_seqlen_ks": torch.zeros(4, dtype=torch.int32), "cu_seqlen_ke": torch.full((4,), 16, dtype=torch.int32),
-        }  # fmt: skip
+            "q": q,
+            "k": k,
+            "k_scale": scale,
+            "weights": weights,
+            "cu_seqlen_ks": torch.zeros(4, dtype=torch.int32),
+            "cu_seqlen_ke": torch.full((4,), 16, dtype=torch.int32),
+        }
         dots = torch.stack([forward(q[:, h].float(), k.float()) for h in range(8)], dim=1)
         out = (dots.relu() * weights[:, :, None]).sum(dim=1) * scale
         assert oracle.judge("fp8_mqa_logits", inputs, out).status is Status.PASSED
@@ -214,9 +218,12 @@ class TestClasses:
         splits = [f"{name}.split" for name in blocks]
         assert wider_classes(BLOCK_NUMERICS["sm90"]) == ("ieee32.any", *blocks[1:], *splits)
         accumulators = [
-            "sm90.chain", "sm90.promote128.scale_after", "sm90.promote32.scale_after.product", "sm90.mma_sync.chain",
+            "sm90.chain",
+            "sm90.promote128.scale_after",
+            "sm90.promote32.scale_after.product",
+            "sm90.mma_sync.chain",
             "sm90.mma_f16.chain",
-        ]  # fmt: skip
+        ]
         splits = [f"{name}.split" for name in accumulators]
         assert wider_classes(ROW_NUMERICS["sm90"]) == ("ieee32.any", *accumulators[1:], *splits)
         # block scales of sm100 enter inside the instruction, whose chain is not split

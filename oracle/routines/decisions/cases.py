@@ -79,12 +79,21 @@ GRAMMARS: Mapping[str, Grammar] = {
     "select_cutlass_fp8_gemm_impl": _rows(_experts_records),
     "build_flashinfer_fp8_cutlass_moe_prepare_finalize": _table(
         {
-            "config": (0, 1, 1), "dp_size": SIZES, "ep_size": SIZES, "tp_size": SIZES,
+            "config": (0, 1, 1),
+            "dp_size": SIZES,
+            "ep_size": SIZES,
+            "tp_size": SIZES,
             "use_deepseek_fp8_block_scale": FLAG,
         }
     ),
     "maybe_create_device_identity": Grammar(
-        ("m", "k"), ("bf16", "f32"), ("-",), ("randn",), _anything, no_options, shapes=("m=1,k=1", "m=3,k=32"),
+        ("m", "k"),
+        ("bf16", "f32"),
+        ("-",),
+        ("randn",),
+        _anything,
+        no_options,
+        shapes=("m=1,k=1", "m=3,k=32"),
         fixed=True,
     ),
 }

@@ -19,8 +19,11 @@ from oracle.truth import decisions
 
 _DTYPES = ", ".join(f"{number} {name}" for number, name in enumerate(decisions.DTYPES))
 _NOTES = {
-    "config": "0 none, 1 given", "in_dtype": _DTYPES, "out_dtype": _DTYPES,
-    "quant_config": "any number; it must come back", "use_deepseek_fp8_block_scale": "0 or 1",
+    "config": "0 none, 1 given",
+    "in_dtype": _DTYPES,
+    "out_dtype": _DTYPES,
+    "quant_config": "any number; it must come back",
+    "use_deepseek_fp8_block_scale": "0 or 1",
 }
 
 
@@ -39,9 +42,17 @@ class SelectExperts(TableContract):
     summary = "the experts' record: dtype and ranks of the configuration, or the caller's dtype at rank 0 of 1"
     source = "vLLM flashinfer_utils.select_cutlass_fp8_gemm_impl"
     inputs = _record_columns(
-        "config", "in_dtype", "dp_size", "ep_rank", "ep_size", "tp_rank", "tp_size", "out_dtype", "quant_config",
+        "config",
+        "in_dtype",
+        "dp_size",
+        "ep_rank",
+        "ep_size",
+        "tp_rank",
+        "tp_size",
+        "out_dtype",
+        "quant_config",
         "use_deepseek_fp8_block_scale",
-    )  # fmt: skip
+    )
     returns = decisions.ExpertsRecord._fields
 
     def row(self, *arguments: int) -> tuple[int, ...]:
@@ -100,26 +111,55 @@ _SWITCHES = ("arch", "package", "use_deep_gemm", "use_flashinfer_moe_fp8")
 _CUDA = ("arch", "cuda_major", "cuda_minor")
 # Name, section ("" for that of decisions), what decides, source, columns.
 for _name, _section, _summary, _source, _names in (
-    ("is_deep_gemm_supported", "", "sm90 or sm100, the package there, the switch on, FlashInfer's MoE off",
-     f"{_DEEP_GEMM}is_deep_gemm_supported", _SWITCHES),
-    ("is_deep_gemm_e8m0_used", "", "DeepGEMM supported, and the UE8M0 switch of the architecture on",
-     f"{_DEEP_GEMM}is_deep_gemm_e8m0_used", (*_SWITCHES, "use_deep_gemm_e8m0", "use_deep_gemm_e8m0_hopper")),
-    ("should_use_deepgemm_for_fp8_linear", "", "DeepGEMM supported, bfloat16 out, N and K multiples of 128",
-     f"{_DEEP_GEMM}should_use_deepgemm_for_fp8_linear", (*_SWITCHES, "bfloat16_out", "n", "k")),
+    (
+        "is_deep_gemm_supported",
+        "",
+        "sm90 or sm100, the package there, the switch on, FlashInfer's MoE off",
+        f"{_DEEP_GEMM}is_deep_gemm_supported",
+        _SWITCHES,
+    ),
+    (
+        "is_deep_gemm_e8m0_used",
+        "",
+        "DeepGEMM supported, and the UE8M0 switch of the architecture on",
+        f"{_DEEP_GEMM}is_deep_gemm_e8m0_used",
+        (*_SWITCHES, "use_deep_gemm_e8m0", "use_deep_gemm_e8m0_hopper"),
+    ),
+    (
+        "should_use_deepgemm_for_fp8_linear",
+        "",
+        "DeepGEMM supported, bfloat16 out, N and K multiples of 128",
+        f"{_DEEP_GEMM}should_use_deepgemm_for_fp8_linear",
+        (*_SWITCHES, "bfloat16_out", "n", "k"),
+    ),
     ("cutlass_fp8_supported", "", "sm89 with CUDA 12.4, sm90 and above with CUDA 12.0", _ENTRY, _CUDA),
     ("cutlass_block_fp8_supported", "", "sm90 with CUDA 12.0, sm100 and above with CUDA 12.8", _ENTRY, _CUDA),
     ("cutlass_group_gemm_supported", "", "sm90 with CUDA 12.3, sm100 and above with CUDA 12.8", _ENTRY, _CUDA),
     ("sparse_cutlass_supported", "", "sm90 with CUDA 12.2", _ENTRY, _CUDA),
-    ("use_rowwise_torch_scaled_mm", "", "ROCm, torch 2.7 and capability 9.4, compared as versions",
-     "vLLM w8a8_utils.USE_ROWWISE_TORCH_SCALED_MM",
-     ("rocm", "capability_major", "capability_minor", "torch_major", "torch_minor")),
+    (
+        "use_rowwise_torch_scaled_mm",
+        "",
+        "ROCm, torch 2.7 and capability 9.4, compared as versions",
+        "vLLM w8a8_utils.USE_ROWWISE_TORCH_SCALED_MM",
+        ("rocm", "capability_major", "capability_minor", "torch_major", "torch_minor"),
+    ),
     # choice: 0 unset, 1 throughput, 2 latency, 3 masked_gemm; answer: 0 refused, 1 CUTLASS, 2 TensorRT-LLM, 3 CUTEDSL
-    ("get_flashinfer_moe_backend", "MoE", "the kernel family for VLLM_FLASHINFER_MOE_BACKEND on a machine",
-     "vLLM flashinfer_utils.get_flashinfer_moe_backend", ("arch", "choice")),
+    (
+        "get_flashinfer_moe_backend",
+        "MoE",
+        "the kernel family for VLLM_FLASHINFER_MOE_BACKEND on a machine",
+        "vLLM flashinfer_utils.get_flashinfer_moe_backend",
+        ("arch", "choice"),
+    ),
     # backend: 0 none, 1 CUTLASS, 2 TensorRT-LLM, 3 CUTEDSL
-    ("is_flashinfer_supporting_global_sf", "MoE", "whether a MoE backend takes one scale for all experts",
-     "vLLM flashinfer_utils.is_flashinfer_supporting_global_sf", ("backend",)),
-):  # fmt: skip
+    (
+        "is_flashinfer_supporting_global_sf",
+        "MoE",
+        "whether a MoE backend takes one scale for all experts",
+        "vLLM flashinfer_utils.is_flashinfer_supporting_global_sf",
+        ("backend",),
+    ),
+):
     _fields = {"name": _name, "summary": _summary, "source": _source, "inputs": columns(*_names)}
     register(type(_name, (Decision,), _fields | ({"section": _section} if _section else {})))
 

@@ -9,7 +9,6 @@ from oracle.routines.fault import MOVEMENT, Call, Faults, entry
 from oracle.truth import decisions as platforms
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-# fmt: off
 FAULTS = Faults({"get_num_sms"})
 fault = FAULTS.declare
 
@@ -22,5 +21,9 @@ def _as_sxm(call: Call, out: Tensor) -> Tensor:
 
 
 fault("132 multiprocessors taken for every Hopper", MOVEMENT, seen="osayamenja/FlashMoE 3", write=entry("out", _as_sxm))
-fault("multiprocessors of the product, not of the device", MOVEMENT, seen="Neroued/ninfer PR 89",
-      read=entry("reported", lambda reported: torch.full_like(reported, -1)))
+fault(
+    "multiprocessors of the product, not of the device",
+    MOVEMENT,
+    seen="Neroued/ninfer PR 89",
+    read=entry("reported", lambda reported: torch.full_like(reported, -1)),
+)

@@ -148,15 +148,20 @@ def _rotary(case: Case) -> dict[str, Tensor]:
             rows *= extent
         return data.activations(case.label(name), case.family, rows, width, dtype=dtype).reshape(*head, width)
 
-    angles = torch.outer(torch.arange(t + 3, dtype=torch.float64, device="cpu"),
-                         0.37 / (1 + torch.arange(d // 2, dtype=torch.float64, device="cpu")))  # fmt: skip
+    angles = torch.outer(
+        torch.arange(t + 3, dtype=torch.float64, device="cpu"),
+        0.37 / (1 + torch.arange(d // 2, dtype=torch.float64, device="cpu")),
+    )
     # cosines and sines on a grid of 2^-12: library functions differ in last bits between platforms
     cache = (torch.cat([angles.cos(), angles.sin()], dim=1) * 4096).round() / 4096
     return {
-        "q_rope": part("q_rope", (t, h), d), "k_rope": part("k_rope", keys, d), "q_nope": part("q_nope", (t, h), n),
-        "k_nope": part("k_nope", keys, n), "cos_sin_cache": cache.float(),
+        "q_rope": part("q_rope", (t, h), d),
+        "k_rope": part("k_rope", keys, d),
+        "q_nope": part("q_nope", (t, h), n),
+        "k_nope": part("k_nope", keys, n),
+        "cos_sin_cache": cache.float(),
         "pos_ids": torch.from_numpy(case.stream("pos_ids").integers(0, t + 3, (t,))).to(torch.int32),
-    }  # fmt: skip
+    }
 
 
 def _rotary_options(case: Case) -> dict[str, object]:
@@ -246,7 +251,7 @@ GRAMMARS: Mapping[str, Grammar] = {
         )
         for name in ("rope_quantize_fp8", "mla_rope_quantize_fp8")
     },
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 GOLDENS = (
     *(f"silu_and_mul_quant/bf16-e4m3/tensor/m=5,i=64/{o}family={f}/seed=7"
@@ -273,4 +278,4 @@ GOLDENS = (
       for o, f in (("", "ties"), ("group=16/", "amax"), ("ue8m0=1/", "special"))),
     *(f"per_token_group_quant_fp8_packed/bf16-e4m3/1x128/m=5,k=256/{o}family={f}/seed=7"
       for o, f in (("", "randn"), ("group=32/", "ties"), ("group=16/", "special"))),
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line

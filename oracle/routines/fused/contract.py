@@ -338,5 +338,3 @@ def _whole(x: Tensor, rows: Tensor | None, shape: tuple[int, ...], fill: float) 
 def _spread(rows: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
     """The specified rows of an output, over its elements."""
     return None if rows is None else rows.reshape(*shape[:-1], 1).expand(shape)
-
-

@@ -4,6 +4,9 @@ from oracle.routines.family import RoutineFamily
 from oracle.routines.fused import cases, faults, kernels
 
 FAMILY = RoutineFamily(
-    name="fused", contracts=(kernels,), grammars=cases.GRAMMARS,
-    faults=(faults.INSIDE, faults.QUANTISER, faults.VALUES, faults.NORMS, faults.ROTARY), goldens=cases.GOLDENS,
-)  # fmt: skip
+    name="fused",
+    contracts=(kernels,),
+    grammars=cases.GRAMMARS,
+    faults=(faults.INSIDE, faults.QUANTISER, faults.VALUES, faults.NORMS, faults.ROTARY),
+    goldens=cases.GOLDENS,
+)

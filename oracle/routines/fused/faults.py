@@ -23,9 +23,14 @@ MASKED = frozenset({"silu_and_mul_masked_post_quant", "persistent_masked_m_silu_
 GROUPED = MASKED | {"silu_and_mul_per_block_quant"}
 ROUNDED = MASKED | {"silu_and_mul_quant"}
 GATED = GROUPED | {"silu_and_mul_quant"}
-NORM_STATIC = frozenset({
-    "rms_norm_static_fp8_quant", "fused_add_rms_norm_static_fp8_quant", "rmsnorm_quant", "fused_add_rmsnorm_quant",
-})  # fmt: skip
+NORM_STATIC = frozenset(
+    {
+        "rms_norm_static_fp8_quant",
+        "fused_add_rms_norm_static_fp8_quant",
+        "rmsnorm_quant",
+        "fused_add_rmsnorm_quant",
+    }
+)
 NORM_DYNAMIC = frozenset({"rms_norm_dynamic_per_token_quant", "rms_norm_per_block_quant"})
 NORMED = NORM_STATIC | NORM_DYNAMIC
 STEPWISE = NORMED - {"rmsnorm_quant", "fused_add_rmsnorm_quant"}
@@ -43,7 +48,6 @@ Change = Callable[..., Any]
 OfCall = Callable[[Call], "str | None"]
 MINE = "no public thread: "
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-# fmt: off
 
 
 # --- the quantiser's own, on the value ----------------------------------------------------------------------
@@ -77,25 +81,51 @@ float32_scale, powers = asked_inside(quantisers.float32_scale), asked_inside(qua
 QUANTISER = Faults(COMPUTED)
 fault = QUANTISER.declare
 
-fault("scale of the first K group for every group of the row", INDEX, seen="sglang PR 20819",
-      amax=lambda amax: amax.right[:, :, :1].expand_as(amax.right), needs=several_groups,
-      same_if="all groups have equal amax")
-fault("scale for 224 instead of 448", VALUE, seen="sglang PR 30900", amax=lambda amax: amax.right * 2,
-      same_if="amax lies below half of the floor")
-fault("published scale below 1e-8 flushed to 0", VALUE, seen="flashinfer 2595, vllm 31394",
-      scale=lambda scale: torch.where(scale < 1e-8, scale * 0.0, scale), same_if="no scale lies below 1e-8")
-fault("multiplier of a power-of-two scale overflows in float16", VALUE, seen="sglang PR 33533",
-      quotient=lambda values: values.altered(quotient=torch.where(
-          (values.steps.scale < 2.0**-16) & (values.quotient != 0), values.quotient * torch.inf, values.quotient)),
-      needs=both(powers, need(lambda call: call.inputs["x"].dtype == torch.float16, "x is not float16")),
-      same_if="no scale lies below 2^-16")
+fault(
+    "scale of the first K group for every group of the row",
+    INDEX,
+    seen="sglang PR 20819",
+    amax=lambda amax: amax.right[:, :, :1].expand_as(amax.right),
+    needs=several_groups,
+    same_if="all groups have equal amax",
+)
+fault(
+    "scale for 224 instead of 448",
+    VALUE,
+    seen="sglang PR 30900",
+    amax=lambda amax: amax.right * 2,
+    same_if="amax lies below half of the floor",
+)
+fault(
+    "published scale below 1e-8 flushed to 0",
+    VALUE,
+    seen="flashinfer 2595, vllm 31394",
+    scale=lambda scale: torch.where(scale < 1e-8, scale * 0.0, scale),
+    same_if="no scale lies below 1e-8",
+)
+fault(
+    "multiplier of a power-of-two scale overflows in float16",
+    VALUE,
+    seen="sglang PR 33533",
+    quotient=lambda values: values.altered(
+        quotient=torch.where(
+            (values.steps.scale < 2.0**-16) & (values.quotient != 0), values.quotient * torch.inf, values.quotient
+        )
+    ),
+    needs=both(powers, need(lambda call: call.inputs["x"].dtype == torch.float16, "x is not float16")),
+    same_if="no scale lies below 2^-16",
+)
 
 
-@fault("amax of the value before it is rounded", VALUE,
-       seen=MINE + "the scan reads the registers, the cast the stored value",
-       contracts=ROUNDED & GROUPED,
-       needs=need(lambda call: call.resolved.get("rounding") != "none", "the value is not rounded"),
-       admissible_if="a power-of-two scale seldom changes with it", same_if="the largest values are bfloat16 values")
+@fault(
+    "amax of the value before it is rounded",
+    VALUE,
+    seen=MINE + "the scan reads the registers, the cast the stored value",
+    contracts=ROUNDED & GROUPED,
+    needs=need(lambda call: call.resolved.get("rounding") != "none", "the value is not rounded"),
+    admissible_if="a power-of-two scale seldom changes with it",
+    same_if="the largest values are bfloat16 values",
+)
 def amax_before_rounding(call: Call, amax: Amax) -> Tensor:
     contract = call.contract
     assert isinstance(contract, Inner)
@@ -119,6 +149,7 @@ def _gated(x: Tensor, active: OfTensor) -> Tensor:
 
 def _instead(active: OfTensor) -> Change:
     """Another activation, rounded once to the dtype of the value."""
+
     def store(call: Call, value: Tensor) -> Tensor:
         return rounded_to(_gated(call.inputs["x"], active).double(), value.dtype)
 
@@ -143,27 +174,58 @@ unrounded = need(lambda call: call.resolved.get("rounding") == "none", "the valu
 narrow = need(lambda call: call.inputs["x"].dtype != torch.float32, "x is float32")
 
 fault("gate and up exchanged in the fused activation", INDEX, seen="sglang PR 11081", read=entry("x", _halves))
-fault("up half read one column off", INDEX, seen="flashinfer 2907, padded halves",
-      read=entry("x", lambda x: _up_moved(x, -1)))
-fault("fused activation without silu", ARITHMETIC, seen=MINE + "the activation argument ignored",
-      store=_instead(lambda gate: gate))
+fault(
+    "up half read one column off",
+    INDEX,
+    seen="flashinfer 2907, padded halves",
+    read=entry("x", lambda x: _up_moved(x, -1)),
+)
+fault(
+    "fused activation without silu",
+    ARITHMETIC,
+    seen=MINE + "the activation argument ignored",
+    store=_instead(lambda gate: gate),
+)
 fault("sigmoid in place of silu in the fused activation", ARITHMETIC, seen="sglang PR 39920", store=_instead(sigmoid))
-fault("gelu in place of silu in the fused activation", ARITHMETIC, seen=MINE + "the activation argument ignored",
-      store=_instead(lambda gate: gate * 0.5 * (1 + torch.erf(gate / 2.0**0.5))))
-fault("up half left out of the fused activation", MOVEMENT, seen=MINE + "a gated kernel on an ungated weight",
-      read=entry("x", lambda x: torch.cat([x.chunk(2, -1)[0], ones(x.chunk(2, -1)[1])], -1)))
-fault("value kept in float32 where its dtype is promised", CAST, seen="TensorRT-LLM PR 14464",
-      contracts=ROUNDED - {"persistent_masked_m_silu_mul_quant"},
-      options=lambda options: options | {"rounding": "none"},
-      needs=both(rounded, narrow),
-      same_if="every product is a value of its dtype")
-fault("silu not rounded before the product", CAST, seen="vLLM csrc/activation_kernels.cu beside flashinfer 5128",
-      contracts=ROUNDED - {"persistent_masked_m_silu_mul_quant"},
-      options=lambda options: options | {"rounding": "product"},
-      needs=both(twice, narrow), same_if="every silu is a value of its dtype")
-fault("value rounded to bfloat16 where float32 is promised", CAST, seen="TensorRT-LLM PR 14464",
-      contracts=GATED - {"persistent_masked_m_silu_mul_quant"},
-      store=lambda value: nearest_bf16(value), needs=unrounded, same_if="every value is a bfloat16 value")
+fault(
+    "gelu in place of silu in the fused activation",
+    ARITHMETIC,
+    seen=MINE + "the activation argument ignored",
+    store=_instead(lambda gate: gate * 0.5 * (1 + torch.erf(gate / 2.0**0.5))),
+)
+fault(
+    "up half left out of the fused activation",
+    MOVEMENT,
+    seen=MINE + "a gated kernel on an ungated weight",
+    read=entry("x", lambda x: torch.cat([x.chunk(2, -1)[0], ones(x.chunk(2, -1)[1])], -1)),
+)
+fault(
+    "value kept in float32 where its dtype is promised",
+    CAST,
+    seen="TensorRT-LLM PR 14464",
+    contracts=ROUNDED - {"persistent_masked_m_silu_mul_quant"},
+    options=lambda options: options | {"rounding": "none"},
+    needs=both(rounded, narrow),
+    same_if="every product is a value of its dtype",
+)
+fault(
+    "silu not rounded before the product",
+    CAST,
+    seen="vLLM csrc/activation_kernels.cu beside flashinfer 5128",
+    contracts=ROUNDED - {"persistent_masked_m_silu_mul_quant"},
+    options=lambda options: options | {"rounding": "product"},
+    needs=both(twice, narrow),
+    same_if="every silu is a value of its dtype",
+)
+fault(
+    "value rounded to bfloat16 where float32 is promised",
+    CAST,
+    seen="TensorRT-LLM PR 14464",
+    contracts=GATED - {"persistent_masked_m_silu_mul_quant"},
+    store=lambda value: nearest_bf16(value),
+    needs=unrounded,
+    same_if="every value is a bfloat16 value",
+)
 
 
 def nearest_bf16(value: Tensor) -> Tensor:
@@ -173,31 +235,77 @@ def nearest_bf16(value: Tensor) -> Tensor:
 
 # --- scales that are given, bounds, rows in use -------------------------------------------------------------
 
-fault("given scale multiplies the value", VALUE, seen="vllm PR 36297", contracts=SCALED,
-      read=entry("scale", lambda scale: 1.0 / scale), same_if="the scale is 1")
-fault("given scale ignored", VALUE, seen="pytorch 190449, flashinfer 4979", contracts=SCALED, read=entry("scale", ones),
-      same_if="the scale is 1")
+fault(
+    "given scale multiplies the value",
+    VALUE,
+    seen="vllm PR 36297",
+    contracts=SCALED,
+    read=entry("scale", lambda scale: 1.0 / scale),
+    same_if="the scale is 1",
+)
+fault(
+    "given scale ignored",
+    VALUE,
+    seen="pytorch 190449, flashinfer 4979",
+    contracts=SCALED,
+    read=entry("scale", ones),
+    same_if="the scale is 1",
+)
 bounded = need(lambda call: "scale_ub" in call.inputs, "no bound is given")
-fault("upper bound of the fused quantiser ignored", VALUE, seen=MINE + "an optional argument not passed on",
-      contracts={"silu_and_mul_per_block_quant"} | NORM_DYNAMIC, needs=bounded,
-      read=lambda given: {name: t for name, t in given.items() if name != "scale_ub"}, same_if="no scale reaches it")
-fault("upper bound applied to amax instead of the scale", VALUE, seen="vllm PR 32996 beside PR 33255",
-      contracts={"silu_and_mul_per_block_quant"}, needs=bounded,
-      recipe=lambda recipe: replace(recipe, bounds_scale=False), same_if="no amax reaches it")
-fault("upper bound applied to the scale instead of amax", VALUE, seen="vllm PR 33255 beside PR 32996",
-      contracts=NORM_DYNAMIC, needs=bounded, recipe=lambda recipe: replace(recipe, bounds_scale=True),
-      same_if="no scale reaches it")
-fault("floor 1e-10 on the scale in place of 1/(448 * 512)", VALUE, seen="vllm PR 32996, its first body",
-      contracts={"silu_and_mul_per_block_quant"} | NORM_DYNAMIC,
-      recipe=lambda recipe: replace(recipe, scale_floor=1e-10),
-      same_if="no scale lies below 1/(448 * 512)")
+fault(
+    "upper bound of the fused quantiser ignored",
+    VALUE,
+    seen=MINE + "an optional argument not passed on",
+    contracts={"silu_and_mul_per_block_quant"} | NORM_DYNAMIC,
+    needs=bounded,
+    read=lambda given: {name: t for name, t in given.items() if name != "scale_ub"},
+    same_if="no scale reaches it",
+)
+fault(
+    "upper bound applied to amax instead of the scale",
+    VALUE,
+    seen="vllm PR 32996 beside PR 33255",
+    contracts={"silu_and_mul_per_block_quant"},
+    needs=bounded,
+    recipe=lambda recipe: replace(recipe, bounds_scale=False),
+    same_if="no amax reaches it",
+)
+fault(
+    "upper bound applied to the scale instead of amax",
+    VALUE,
+    seen="vllm PR 33255 beside PR 32996",
+    contracts=NORM_DYNAMIC,
+    needs=bounded,
+    recipe=lambda recipe: replace(recipe, bounds_scale=True),
+    same_if="no scale reaches it",
+)
+fault(
+    "floor 1e-10 on the scale in place of 1/(448 * 512)",
+    VALUE,
+    seen="vllm PR 32996, its first body",
+    contracts={"silu_and_mul_per_block_quant"} | NORM_DYNAMIC,
+    recipe=lambda recipe: replace(recipe, scale_floor=1e-10),
+    same_if="no scale lies below 1/(448 * 512)",
+)
 IN_USE = MASKED | {"per_token_group_quant_fp8_masked"}
 several_experts = need(lambda call: call.inputs["masked_m"].numel() > 1, "there is one expert")
-fault("rows in use of the previous expert", INDEX, seen="flashinfer 3547", contracts=IN_USE, needs=several_experts,
-      read=entry("masked_m", lambda rows: rows.roll(1)), same_if="all counts are equal")
-fault("last row in use of every expert left out", MOVEMENT, seen="DeepGEMM 34", contracts=IN_USE,
-      read=entry("masked_m", lambda rows: (rows - 1).clamp(min=0)),
-      needs=need(lambda call: int(call.inputs["masked_m"].max()) > 1, "no expert has two rows"))
+fault(
+    "rows in use of the previous expert",
+    INDEX,
+    seen="flashinfer 3547",
+    contracts=IN_USE,
+    needs=several_experts,
+    read=entry("masked_m", lambda rows: rows.roll(1)),
+    same_if="all counts are equal",
+)
+fault(
+    "last row in use of every expert left out",
+    MOVEMENT,
+    seen="DeepGEMM 34",
+    contracts=IN_USE,
+    read=entry("masked_m", lambda rows: (rows - 1).clamp(min=0)),
+    needs=need(lambda call: int(call.inputs["masked_m"].max()) > 1, "no expert has two rows"),
+)
 
 
 @fault("rows of the next expert quantised", INDEX, seen="DeepGEMM PR 343", contracts=IN_USE, needs=several_experts)
@@ -205,22 +313,36 @@ def read_next_expert(given: dict[str, Tensor]) -> dict[str, Tensor]:
     return given | {"x": given["x"].roll(-1, dims=0)}
 
 
-@fault("packed scales in the opposite order of bytes", INDEX, seen="sglang PR 25733, TransformerEngine PR 2589",
-       contracts={"per_token_group_quant_fp8_packed"}, same_if="the scales of every word are equal")
+@fault(
+    "packed scales in the opposite order of bytes",
+    INDEX,
+    seen="sglang PR 25733, TransformerEngine PR 2589",
+    contracts={"per_token_group_quant_fp8_packed"},
+    same_if="the scales of every word are equal",
+)
 def write_bytes_backwards(made: dict[str, Tensor]) -> dict[str, Tensor]:
     return made | {"scale": _bytes_of(made["scale"], lambda byte: byte.flip(-1))}
 
 
-@fault("packed scales shifted by one mantissa bit", VALUE, seen="sglang PR 25733",
-       contracts={"per_token_group_quant_fp8_packed"})
+@fault(
+    "packed scales shifted by one mantissa bit",
+    VALUE,
+    seen="sglang PR 25733",
+    contracts={"per_token_group_quant_fp8_packed"},
+)
 def write_bytes_shifted(made: dict[str, Tensor]) -> dict[str, Tensor]:
     return made | {"scale": _bytes_of(made["scale"], lambda byte: byte >> 1)}
 
 
-fault("packed scales row-major", INDEX, seen="flashinfer 2147", contracts={"per_token_group_quant_fp8_packed"},
-      needs=need(lambda call: min(call.contract.outputs(call)["scale"].shape or (1,)) > 1, "one row or word"),
-      write=lambda made: made | {"scale": _lanes(made["scale"].reshape(made["scale"].shape[::-1]).t())},
-      same_if="all words are equal")
+fault(
+    "packed scales row-major",
+    INDEX,
+    seen="flashinfer 2147",
+    contracts={"per_token_group_quant_fp8_packed"},
+    needs=need(lambda call: min(call.contract.outputs(call)["scale"].shape or (1,)) > 1, "one row or word"),
+    write=lambda made: made | {"scale": _lanes(made["scale"].reshape(made["scale"].shape[::-1]).t())},
+    same_if="all words are equal",
+)
 
 
 def _bytes_of(words: Tensor, change: OfTensor) -> Tensor:
@@ -243,8 +365,13 @@ fault = NORMS.declare
 
 
 def _normed(
-    call: Call, value: Tensor, *, root: Callable[[Call, Tensor], Tensor] | None = None,
-    weight: OfTensor = lambda w: w, centre: bool = False, later: bool = False,
+    call: Call,
+    value: Tensor,
+    *,
+    root: Callable[[Call, Tensor], Tensor] | None = None,
+    weight: OfTensor = lambda w: w,
+    centre: bool = False,
+    later: bool = False,
 ) -> Tensor:
     """The norm with another root of the mean square, weight, centre or place of the residual, in the value's dtype."""
     x, w = decode(call.inputs["x"]), decode(call.inputs["weight"])
@@ -288,43 +415,122 @@ with_residual = need(lambda call: "residual" in call.inputs, "there is no residu
 padded = need(lambda call: call.inputs["x"].shape[1] & (call.inputs["x"].shape[1] - 1), "H is a power of two")
 SAME_ROWS, LARGE = "all rows have one mean square", "the mean square is far above epsilon"
 
-fault("mean square over the padded width of a row", ARITHMETIC, seen="flashinfer 2907, padded intermediates",
-      needs=padded,
-      store=_of_mean(_padded))
-fault("mean square over the first half of a row", ARITHMETIC, seen=MINE + "a reduction that misses half of its warps",
-      store=_of_mean(lambda z: z[:, : z.shape[1] // 2].square().mean(dim=1, keepdim=True)), same_if=SAME_ROWS)
-fault("sum of squares kept in bfloat16", ARITHMETIC, seen="vllm 15045, a bfloat16 sum", store=_of_mean(_in_bf16),
-      same_if="all partial sums are bfloat16 values", admissible_if="the error stays below a code")
-fault("norm of the previous row", INDEX, seen="vllm PR 48997, shared memory of a norm", needs=several_rows,
-      store=_with_root(lambda call, z: _root(call, z).roll(1, dims=0)), same_if=SAME_ROWS)
-fault("epsilon left out of the norm", ARITHMETIC, seen=MINE + "an argument not passed on",
-      store=_with_root(lambda call, z: z.square().mean(dim=1, keepdim=True).clamp(min=1e-300).rsqrt()), same_if=LARGE)
-fault("epsilon 1e-5 whatever was asked for", ARITHMETIC,
-      seen="flashinfer include/flashinfer/norm.cuh, a default of 1e-5",
-      options=lambda options: options | {"epsilon": 1e-5},
-      needs=need(lambda call: call.resolved["epsilon"] != 1e-5, "epsilon is 1e-5"), same_if=LARGE)
-fault("epsilon added to the root", ARITHMETIC, seen=MINE + "sqrt(mean) + epsilon for sqrt(mean + epsilon)",
-      store=_with_root(lambda call, z: 1 / (z.square().mean(dim=1, keepdim=True).sqrt() + call.resolved["epsilon"])),
-      same_if=LARGE)
-fault("mean subtracted before the norm", ARITHMETIC, seen=MINE + "LayerNorm for RMS norm",
-      store=lambda call, value: _normed(call, value, centre=True), same_if="all means are 0")
-fault("weight left out of the norm", ARITHMETIC, seen=MINE + "an argument not passed on", read=entry("weight", ones),
-      same_if="all weights are 1")
-fault("weight of the next column", INDEX, seen=MINE + "a vector load one off", same_if="all weights are equal",
-      read=entry("weight", lambda w: w.roll(-1)))
-fault("weight taken as 1 + w", VALUE, seen="flashinfer norm.cuh weight_bias, Gemma's norm",
-      store=lambda call, value: _normed(call, value, weight=lambda w: 1 + w))
-fault("residual not added", MOVEMENT, seen=MINE + "an argument not passed on", needs=with_residual,
-      read=lambda given: given | {"residual": torch.zeros_like(given["residual"])}, same_if="the residual is 0")
-fault("residual added after the norm", ARITHMETIC, seen=MINE + "post-norm for pre-norm", needs=with_residual,
-      store=lambda call, value: _normed(call, value, later=True), same_if="the residual is 0")
-fault("residual returned as it came", MOVEMENT, seen="vllm fused_add_rms_norm, which writes in place",
-      needs=with_residual,
-      write=lambda call, made: made | {"residual": call.inputs["residual"]}, same_if="x is 0")
-fault("x returned for the residual", MOVEMENT, seen=MINE + "the wrong buffer", needs=with_residual,
-      write=lambda call, made: made | {"residual": call.inputs["x"]}, same_if="the residual is 0")
+fault(
+    "mean square over the padded width of a row",
+    ARITHMETIC,
+    seen="flashinfer 2907, padded intermediates",
+    needs=padded,
+    store=_of_mean(_padded),
+)
+fault(
+    "mean square over the first half of a row",
+    ARITHMETIC,
+    seen=MINE + "a reduction that misses half of its warps",
+    store=_of_mean(lambda z: z[:, : z.shape[1] // 2].square().mean(dim=1, keepdim=True)),
+    same_if=SAME_ROWS,
+)
+fault(
+    "sum of squares kept in bfloat16",
+    ARITHMETIC,
+    seen="vllm 15045, a bfloat16 sum",
+    store=_of_mean(_in_bf16),
+    same_if="all partial sums are bfloat16 values",
+    admissible_if="the error stays below a code",
+)
+fault(
+    "norm of the previous row",
+    INDEX,
+    seen="vllm PR 48997, shared memory of a norm",
+    needs=several_rows,
+    store=_with_root(lambda call, z: _root(call, z).roll(1, dims=0)),
+    same_if=SAME_ROWS,
+)
+fault(
+    "epsilon left out of the norm",
+    ARITHMETIC,
+    seen=MINE + "an argument not passed on",
+    store=_with_root(lambda call, z: z.square().mean(dim=1, keepdim=True).clamp(min=1e-300).rsqrt()),
+    same_if=LARGE,
+)
+fault(
+    "epsilon 1e-5 whatever was asked for",
+    ARITHMETIC,
+    seen="flashinfer include/flashinfer/norm.cuh, a default of 1e-5",
+    options=lambda options: options | {"epsilon": 1e-5},
+    needs=need(lambda call: call.resolved["epsilon"] != 1e-5, "epsilon is 1e-5"),
+    same_if=LARGE,
+)
+fault(
+    "epsilon added to the root",
+    ARITHMETIC,
+    seen=MINE + "sqrt(mean) + epsilon for sqrt(mean + epsilon)",
+    store=_with_root(lambda call, z: 1 / (z.square().mean(dim=1, keepdim=True).sqrt() + call.resolved["epsilon"])),
+    same_if=LARGE,
+)
+fault(
+    "mean subtracted before the norm",
+    ARITHMETIC,
+    seen=MINE + "LayerNorm for RMS norm",
+    store=lambda call, value: _normed(call, value, centre=True),
+    same_if="all means are 0",
+)
+fault(
+    "weight left out of the norm",
+    ARITHMETIC,
+    seen=MINE + "an argument not passed on",
+    read=entry("weight", ones),
+    same_if="all weights are 1",
+)
+fault(
+    "weight of the next column",
+    INDEX,
+    seen=MINE + "a vector load one off",
+    same_if="all weights are equal",
+    read=entry("weight", lambda w: w.roll(-1)),
+)
+fault(
+    "weight taken as 1 + w",
+    VALUE,
+    seen="flashinfer norm.cuh weight_bias, Gemma's norm",
+    store=lambda call, value: _normed(call, value, weight=lambda w: 1 + w),
+)
+fault(
+    "residual not added",
+    MOVEMENT,
+    seen=MINE + "an argument not passed on",
+    needs=with_residual,
+    read=lambda given: given | {"residual": torch.zeros_like(given["residual"])},
+    same_if="the residual is 0",
+)
+fault(
+    "residual added after the norm",
+    ARITHMETIC,
+    seen=MINE + "post-norm for pre-norm",
+    needs=with_residual,
+    store=lambda call, value: _normed(call, value, later=True),
+    same_if="the residual is 0",
+)
+fault(
+    "residual returned as it came",
+    MOVEMENT,
+    seen="vllm fused_add_rms_norm, which writes in place",
+    needs=with_residual,
+    write=lambda call, made: made | {"residual": call.inputs["residual"]},
+    same_if="x is 0",
+)
+fault(
+    "x returned for the residual",
+    MOVEMENT,
+    seen=MINE + "the wrong buffer",
+    needs=with_residual,
+    write=lambda call, made: made | {"residual": call.inputs["x"]},
+    same_if="the residual is 0",
+)
+
+
 def _flushed_sum(call: Call) -> Tensor:
     """``x + residual`` by an addition that takes subnormal terms, and gives subnormal sums, as 0."""
+
     def flushed(x: Tensor) -> Tensor:
         return torch.where(x.abs() < 2.0**-126, x * 0.0, x)
 
@@ -332,34 +538,71 @@ def _flushed_sum(call: Call) -> Tensor:
     return rounded_to(flushed(nearest(total, FP32)), call.inputs["x"].dtype)
 
 
-fault("sum with a residual flushed below 2^-126", VALUE, contracts={"fused_add_rmsnorm_quant"},
-      seen="FlashInfer 0.6.18.post1 fused_add_rmsnorm_quant on an H200, built with fast math",
-      write=lambda call, made: made | {"residual": _flushed_sum(call)},
-      needs=need(lambda call: call.inputs["x"].dtype != torch.float16, "sums of float16 are no subnormal float32"),
-      same_if="no sum lies below 2^-126")
-fault("norm of the float32 sum where the rounded one is promised", CAST, seen="vLLM's static beside its dynamic kernel",
-      contracts={"fused_add_rms_norm_static_fp8_quant"}, needs=narrow,
-      options=lambda options: options | {"sum_in_dtype": False},
-      same_if="all sums are values of the dtype")
-fault("norm of the rounded sum where the float32 one is promised", CAST, seen="vLLM's dynamic beside its static kernel",
-      contracts={"fused_add_rmsnorm_quant"} | NORM_DYNAMIC, needs=both(with_residual, narrow),
-      options=lambda options: options | {"sum_in_dtype": True}, same_if="all sums are values of the dtype")
-fault("norm kept in float32 where its dtype is promised", CAST, seen="FlashInfer's norm beside vLLM's",
-      contracts=STEPWISE,
-      needs=narrow, options=lambda options: options | {"rounding": "none"},
-      same_if="all products are values of the dtype")
+fault(
+    "sum with a residual flushed below 2^-126",
+    VALUE,
+    contracts={"fused_add_rmsnorm_quant"},
+    seen="FlashInfer 0.6.18.post1 fused_add_rmsnorm_quant on an H200, built with fast math",
+    write=lambda call, made: made | {"residual": _flushed_sum(call)},
+    needs=need(lambda call: call.inputs["x"].dtype != torch.float16, "sums of float16 are no subnormal float32"),
+    same_if="no sum lies below 2^-126",
+)
+fault(
+    "norm of the float32 sum where the rounded one is promised",
+    CAST,
+    seen="vLLM's static beside its dynamic kernel",
+    contracts={"fused_add_rms_norm_static_fp8_quant"},
+    needs=narrow,
+    options=lambda options: options | {"sum_in_dtype": False},
+    same_if="all sums are values of the dtype",
+)
+fault(
+    "norm of the rounded sum where the float32 one is promised",
+    CAST,
+    seen="vLLM's dynamic beside its static kernel",
+    contracts={"fused_add_rmsnorm_quant"} | NORM_DYNAMIC,
+    needs=both(with_residual, narrow),
+    options=lambda options: options | {"sum_in_dtype": True},
+    same_if="all sums are values of the dtype",
+)
+fault(
+    "norm kept in float32 where its dtype is promised",
+    CAST,
+    seen="FlashInfer's norm beside vLLM's",
+    contracts=STEPWISE,
+    needs=narrow,
+    options=lambda options: options | {"rounding": "none"},
+    same_if="all products are values of the dtype",
+)
 stepwise = need(lambda call: call.resolved.get("rounding", "each") == "each", "the norm is not rounded by itself")
 once = need(lambda call: call.resolved.get("rounding") == "product", "the norm is rounded by itself")
-fault("norm not rounded before its product with the weight", CAST, seen="vLLM 0.20.2's static norms on an H200",
-      contracts=STEPWISE, needs=both(stepwise, narrow), options=lambda options: options | {"rounding": "product"},
-      same_if="all norms are values of the dtype")
-fault("norm rounded before its product with the weight", CAST, seen="vLLM PR 37838, later static norms",
-      contracts=STEPWISE & NORM_STATIC, needs=both(once, narrow),
-      options=lambda options: options | {"rounding": "each"}, same_if="all norms are values of the dtype")
-fault("norm rounded where float32 is promised", CAST, seen="vLLM's norm beside FlashInfer's",
-      contracts=NORMED - STEPWISE,
-      needs=narrow, options=lambda options: options | {"rounding": "each"},
-      same_if="all products are values of the dtype")
+fault(
+    "norm not rounded before its product with the weight",
+    CAST,
+    seen="vLLM 0.20.2's static norms on an H200",
+    contracts=STEPWISE,
+    needs=both(stepwise, narrow),
+    options=lambda options: options | {"rounding": "product"},
+    same_if="all norms are values of the dtype",
+)
+fault(
+    "norm rounded before its product with the weight",
+    CAST,
+    seen="vLLM PR 37838, later static norms",
+    contracts=STEPWISE & NORM_STATIC,
+    needs=both(once, narrow),
+    options=lambda options: options | {"rounding": "each"},
+    same_if="all norms are values of the dtype",
+)
+fault(
+    "norm rounded where float32 is promised",
+    CAST,
+    seen="vLLM's norm beside FlashInfer's",
+    contracts=NORMED - STEPWISE,
+    needs=narrow,
+    options=lambda options: options | {"rounding": "each"},
+    same_if="all products are values of the dtype",
+)
 
 
 # --- the value: a rotary embedding --------------------------------------------------------------------------
@@ -377,32 +620,88 @@ def _cache(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Change:
     return entry("cos_sin_cache", lambda cache: torch.cat(change(*cache.chunk(2, dim=-1)), dim=-1))
 
 
-fault("rotary pairs of the other style", INDEX, seen=MINE + "is_neox read the other way round",
-      options=lambda options: options | {"is_neox": not options["is_neox"]})
-fault("rotation backwards", ARITHMETIC, seen=MINE + "the sign of the sine", read=_cache(lambda cos, sin: (cos, -sin)),
-      same_if="all positions are 0")
+fault(
+    "rotary pairs of the other style",
+    INDEX,
+    seen=MINE + "is_neox read the other way round",
+    options=lambda options: options | {"is_neox": not options["is_neox"]},
+)
+fault(
+    "rotation backwards",
+    ARITHMETIC,
+    seen=MINE + "the sign of the sine",
+    read=_cache(lambda cos, sin: (cos, -sin)),
+    same_if="all positions are 0",
+)
 fault("cosines and sines exchanged", INDEX, seen=MINE + "halves of the cache", read=_cache(lambda cos, sin: (sin, cos)))
-fault("cosines and sines of the next frequency", INDEX, seen=MINE + "a vector load one off",
-      read=_cache(lambda cos, sin: (cos.roll(-1, -1), sin.roll(-1, -1))))
-fault("rotary position ignored", INDEX, seen=MINE + "position of the token in the batch",
-      read=entry("pos_ids", lambda ids: torch.arange(ids.numel(), dtype=ids.dtype, device=ids.device)),
-      same_if="positions are those of the batch")
-fault("rotary position one too large", INDEX, seen=MINE + "positions counted from 1",
-      read=entry("pos_ids", lambda ids: (ids + 1).clamp(max=ids.numel() + 2)))
-fault("rotation left out", ARITHMETIC, seen=MINE + "an early return",
-      read=_cache(lambda cos, sin: (torch.ones_like(cos), torch.zeros_like(sin))), same_if="all positions are 0")
-fault("factor of the query left out", VALUE, seen="sglang 18818, PR 20705", options=_options(quant_scale_q=1.0),
-      same_if="it is 1", needs=need(lambda call: call.resolved["quant_scale_q"] != 1.0, "it is 1"))
-fault("factor of the key left out", VALUE, seen="flashinfer 4979", options=_options(quant_scale_kv=1.0),
-      same_if="it is 1", needs=need(lambda call: call.resolved["quant_scale_kv"] != 1.0, "it is 1"))
-fault("factor of the key used for the query", VALUE, seen="vllm PR 37054",
-      options=lambda options: options | {"quant_scale_q": options["quant_scale_kv"]},
-      needs=need(lambda call: call.resolved["quant_scale_q"] != call.resolved["quant_scale_kv"], "they are equal"))
-fault("factor divides", VALUE, seen="xpu-kernels PR 475",
-      options=lambda options: options | {"quant_scale_q": 1 / options["quant_scale_q"]},
-      needs=need(lambda call: call.resolved["quant_scale_q"] != 1.0, "it is 1"))
-fault("rotated value rounded to bfloat16 before the cast", CAST, seen="TensorRT-LLM PR 14464", store=nearest_bf16,
-      same_if="every value is a bfloat16 value")
-fault("other columns of the key taken from the query", INDEX, seen="vllm 42956",
-      read=lambda given: given | {"k_nope": given["q_nope"].reshape(-1)[: given["k_nope"].numel()].reshape(
-          given["k_nope"].shape)})
+fault(
+    "cosines and sines of the next frequency",
+    INDEX,
+    seen=MINE + "a vector load one off",
+    read=_cache(lambda cos, sin: (cos.roll(-1, -1), sin.roll(-1, -1))),
+)
+fault(
+    "rotary position ignored",
+    INDEX,
+    seen=MINE + "position of the token in the batch",
+    read=entry("pos_ids", lambda ids: torch.arange(ids.numel(), dtype=ids.dtype, device=ids.device)),
+    same_if="positions are those of the batch",
+)
+fault(
+    "rotary position one too large",
+    INDEX,
+    seen=MINE + "positions counted from 1",
+    read=entry("pos_ids", lambda ids: (ids + 1).clamp(max=ids.numel() + 2)),
+)
+fault(
+    "rotation left out",
+    ARITHMETIC,
+    seen=MINE + "an early return",
+    read=_cache(lambda cos, sin: (torch.ones_like(cos), torch.zeros_like(sin))),
+    same_if="all positions are 0",
+)
+fault(
+    "factor of the query left out",
+    VALUE,
+    seen="sglang 18818, PR 20705",
+    options=_options(quant_scale_q=1.0),
+    same_if="it is 1",
+    needs=need(lambda call: call.resolved["quant_scale_q"] != 1.0, "it is 1"),
+)
+fault(
+    "factor of the key left out",
+    VALUE,
+    seen="flashinfer 4979",
+    options=_options(quant_scale_kv=1.0),
+    same_if="it is 1",
+    needs=need(lambda call: call.resolved["quant_scale_kv"] != 1.0, "it is 1"),
+)
+fault(
+    "factor of the key used for the query",
+    VALUE,
+    seen="vllm PR 37054",
+    options=lambda options: options | {"quant_scale_q": options["quant_scale_kv"]},
+    needs=need(lambda call: call.resolved["quant_scale_q"] != call.resolved["quant_scale_kv"], "they are equal"),
+)
+fault(
+    "factor divides",
+    VALUE,
+    seen="xpu-kernels PR 475",
+    options=lambda options: options | {"quant_scale_q": 1 / options["quant_scale_q"]},
+    needs=need(lambda call: call.resolved["quant_scale_q"] != 1.0, "it is 1"),
+)
+fault(
+    "rotated value rounded to bfloat16 before the cast",
+    CAST,
+    seen="TensorRT-LLM PR 14464",
+    store=nearest_bf16,
+    same_if="every value is a bfloat16 value",
+)
+fault(
+    "other columns of the key taken from the query",
+    INDEX,
+    seen="vllm 42956",
+    read=lambda given: (
+        given | {"k_nope": given["q_nope"].reshape(-1)[: given["k_nope"].numel()].reshape(given["k_nope"].shape)}
+    ),
+)

@@ -100,8 +100,11 @@ def rounding_option(default: str) -> OptionSpec:
 
 def gated(x: Tensor, rounding: str) -> Value:
     """``silu(gate) * up`` with its roundings and the interval of a device's silu."""
-    held = x if rounding != "none" else to_dtype(x.double(), torch.float32, rounding=Rounding.NEAREST_EVEN,
-                                                 overflow=Overflow.INF)  # fmt: skip
+    held = (
+        x
+        if rounding != "none"
+        else to_dtype(x.double(), torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+    )
     call = Call(SiluAndMul(), {"x": held}, {"round_silu": rounding == "each"})
     return Value(SiluAndMul().interval(call.checked()), held.dtype)
 
@@ -161,9 +164,10 @@ class SiluAndMulPerBlockQuant(_Gated):
     source = "vLLM csrc/quantization/fused_kernels/fused_silu_mul_block_quant.cu"
     inputs = (TensorSpec("x", WIDE, ("M", "C"), GATED), SCALE_UB)
     options = (
-        OptionSpec("group_size", 128, None, "elements that share a scale; I is a multiple of it"), COLUMNS,
+        OptionSpec("group_size", 128, None, "elements that share a scale; I is a multiple of it"),
+        COLUMNS,
         rounding_option("none"),
-    )  # fmt: skip
+    )
 
     def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         block = Block(1, self.group(options))
@@ -359,8 +363,10 @@ class RmsNormPerBlockQuant(_Norm):
     inputs = (X, WEIGHT, OPTIONAL, SCALE_UB)
     returns = ("q", "scale", "residual")
     options = (
-        EPSILON, OptionSpec("group_size", 128, None, "elements that share a scale; H is a multiple of it"), COLUMNS,
-    )  # fmt: skip
+        EPSILON,
+        OptionSpec("group_size", 128, None, "elements that share a scale; H is a multiple of it"),
+        COLUMNS,
+    )
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         if (width := inputs["x"].shape[1]) % (group := positive(options, "group_size")):
@@ -399,9 +405,11 @@ class _Groups(FusedContract):
         """The recipes of the group quantiser, over these groups and with this floor."""
         plain = (recipes.TORCH_GROUP, recipes.VLLM_GROUP, recipes.SGLANG_GROUP)
         rounded = (
-            recipes.TORCH_GROUP_UE8M0, recipes.VLLM_GROUP_UE8M0_BITS, recipes.SGLANG_GROUP_UE8M0,
+            recipes.TORCH_GROUP_UE8M0,
+            recipes.VLLM_GROUP_UE8M0_BITS,
+            recipes.SGLANG_GROUP_UE8M0,
             recipes.SGLANG_GROUP_V2_UE8M0,
-        )  # fmt: skip
+        )
         block = Block(1, positive(options, "group_size"))
         return tuple(r.with_block(block).with_floor(options["eps"]) for r in (rounded if powers else plain))
 
@@ -504,8 +512,9 @@ class RopeQuantizeFp8(FusedContract):
     )
     options = (
         OptionSpec("is_neox", True, (False, True), "partners half a head apart, else neighbours"),
-        _factor("quant_scale_q", "the query"), _factor("quant_scale_kv", "the key"),
-    )  # fmt: skip
+        _factor("quant_scale_q", "the query"),
+        _factor("quant_scale_kv", "the key"),
+    )
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         if (depth := inputs["q_rope"].shape[-1]) % 2:

@@ -138,10 +138,13 @@ def pages(case: Case, name: str, heads: int, depth: int, *, make: Callable[..., 
 def _flash(case: Case) -> dict[str, Tensor]:
     t, h, d = case["t"], case["h"], case["d"]
     return {
-        "key": padded(values(case, "key", t, h, d)), "value": padded(values(case, "value", t, h, d)),
-        "key_cache": pages(case, "key_cache", h, d), "value_cache": pages(case, "value_cache", h, d),
-        "slot_mapping": slots(case, t), **{name: scale_of(case, name, h) for name in ("k_scale", "v_scale")},
-    }  # fmt: skip
+        "key": padded(values(case, "key", t, h, d)),
+        "value": padded(values(case, "value", t, h, d)),
+        "key_cache": pages(case, "key_cache", h, d),
+        "value_cache": pages(case, "value_cache", h, d),
+        "slot_mapping": slots(case, t),
+        **{name: scale_of(case, name, h) for name in ("k_scale", "v_scale")},
+    }
 
 
 def _packed(case: Case) -> dict[str, Tensor]:
@@ -149,18 +152,21 @@ def _packed(case: Case) -> dict[str, Tensor]:
     found = {name: x for name, x in _flash(case).items() if not name.endswith("_cache")}
     pages = blocks(case, t)
     return {
-        **found, "key_cache": codes(case, "key_cache", pages, h, d // 16, p, 16),
+        **found,
+        "key_cache": codes(case, "key_cache", pages, h, d // 16, p, 16),
         "value_cache": codes(case, "value_cache", pages, h, d, p),
-    }  # fmt: skip
+    }
 
 
 def _mla(case: Case) -> dict[str, Tensor]:
     t, r, e = case["t"], case["r"], case["e"]
     return {
-        "kv_c": padded(values(case, "kv_c", t, r)), "k_pe": padded(values(case, "k_pe", t, e)),
-        "kv_cache": codes(case, "kv_cache", blocks(case, t), case["p"], r + e), "slot_mapping": slots(case, t),
+        "kv_c": padded(values(case, "kv_c", t, r)),
+        "k_pe": padded(values(case, "k_pe", t, e)),
+        "kv_cache": codes(case, "kv_cache", blocks(case, t), case["p"], r + e),
+        "slot_mapping": slots(case, t),
         "scale": scale_of(case, "scale", 1),
-    }  # fmt: skip
+    }
 
 
 def tiles(case: Case, name: str, *shape: int) -> Tensor:
@@ -176,17 +182,20 @@ def tiles(case: Case, name: str, *shape: int) -> Tensor:
 def _ds_mla(case: Case) -> dict[str, Tensor]:
     t = case["t"]
     return {
-        "kv_c": padded(tiles(case, "kv_c", t, RANK)), "k_pe": padded(values(case, "k_pe", t, ROPE)),
-        "kv_cache": full(case, "kv_cache", blocks(case, t), case["p"], ROW), "slot_mapping": slots(case, t),
-    }  # fmt: skip
+        "kv_c": padded(tiles(case, "kv_c", t, RANK)),
+        "k_pe": padded(values(case, "k_pe", t, ROPE)),
+        "kv_cache": full(case, "kv_cache", blocks(case, t), case["p"], ROW),
+        "slot_mapping": slots(case, t),
+    }
 
 
 def _indexer(case: Case) -> dict[str, Tensor]:
     t, d = case["t"], case["d"]
     return {
         "k": tiles(case, "k", t, d),
-        "kv_cache": full(case, "kv_cache", blocks(case, t), case["p"], d + d // 32), "slot_mapping": slots(case, t),
-    }  # fmt: skip
+        "kv_cache": full(case, "kv_cache", blocks(case, t), case["p"], d + d // 32),
+        "slot_mapping": slots(case, t),
+    }
 
 
 def _nvfp4(case: Case) -> dict[str, Tensor]:
@@ -212,9 +221,11 @@ def _set(case: Case) -> dict[str, Tensor]:
     if t > 2:
         loc[1] = 0
     return {
-        "kv_buffer": codes(case, "kv_buffer", total, 1, r + e), "loc": loc,
-        "cache_k_nope": values(case, "nope", t, 1, r), "cache_k_rope": values(case, "rope", t, 1, e),
-    }  # fmt: skip
+        "kv_buffer": codes(case, "kv_buffer", total, 1, r + e),
+        "loc": loc,
+        "cache_k_nope": values(case, "nope", t, 1, r),
+        "cache_k_rope": values(case, "rope", t, 1, e),
+    }
 
 
 def _convert(case: Case) -> dict[str, Tensor]:
@@ -238,10 +249,12 @@ def _appended(case: Case) -> tuple[dict[str, Tensor], int]:
 
     table = torch.from_numpy(case.stream("pages").order(total))[: sum(used)]
     found = {
-        "batch_indices": int32(batch), "positions": int32(position), "kv_indices": table.to(torch.int32),
+        "batch_indices": int32(batch),
+        "positions": int32(position),
+        "kv_indices": table.to(torch.int32),
         "kv_indptr": int32([0, *itertools.accumulate(used)]),
         "kv_last_page_len": int32((count - 1) % page + 1 for count in lengths),
-    }  # fmt: skip
+    }
     return found, total
 
 
@@ -258,8 +271,9 @@ def _append(case: Case) -> dict[str, Tensor]:
     shape = (total, h, p, d) if case.option("layout") == "HND" else (total, p, h, d)
     return {
         **{f"append_{x}": _bits_like(case, x, tokens, h, d) for x in ("key", "value")},
-        **{f"{x}_cache": _bits_like(case, f"{x}_cache", *shape) for x in "kv"}, **tables,
-    }  # fmt: skip
+        **{f"{x}_cache": _bits_like(case, f"{x}_cache", *shape) for x in "kv"},
+        **tables,
+    }
 
 
 def _append_mla(case: Case) -> dict[str, Tensor]:
@@ -267,8 +281,9 @@ def _append_mla(case: Case) -> dict[str, Tensor]:
     widths = {"ckv": case["r"], "kpe": case["e"]}
     return {
         **{f"append_{x}": _bits_like(case, x, len(tables["positions"]), n) for x, n in widths.items()},
-        **{f"{x}_cache": _bits_like(case, f"{x}_cache", total, case["p"], n) for x, n in widths.items()}, **tables,
-    }  # fmt: skip
+        **{f"{x}_cache": _bits_like(case, f"{x}_cache", total, case["p"], n) for x, n in widths.items()},
+        **tables,
+    }
 
 
 # --- readers ------------------------------------------------------------------------------------------------------
@@ -283,16 +298,19 @@ def _gather(case: Case) -> dict[str, Tensor]:
     c = case["c"]
     return {
         "src_cache": codes(case, "src_cache", pages_of(case), case["p"], c),
-        "dst": stale(case, case.out_dtype, room(case), c), "scale": given_scale(case, "scale"), **requests(case),
-    }  # fmt: skip
+        "dst": stale(case, case.out_dtype, room(case), c),
+        "scale": given_scale(case, "scale"),
+        **requests(case),
+    }
 
 
 def _copy(case: Case) -> dict[str, Tensor]:
     c = case["c"]
     return {
         "src_cache": _bits_like(case, "src_cache", pages_of(case), case["p"], c),
-        "dst": _bits_like(case, "dst", room(case), c), **requests(case),
-    }  # fmt: skip
+        "dst": _bits_like(case, "dst", room(case), c),
+        **requests(case),
+    }
 
 
 def rows_of_tiles(case: Case, name: str, count: int) -> Tensor:
@@ -309,9 +327,12 @@ def _upconvert(case: Case) -> dict[str, Tensor]:
     ends = tables["cu_seq_lens"]
     memory = rows_of_tiles(case, "src_cache", pages_of(case) * case["p"]).reshape(-1, case["p"], ROW)
     return {
-        "src_cache": memory, "dst": stale(case, torch.bfloat16, room(case, 0), RANK + ROPE),
-        "block_table": tables["block_table"], "seq_lens": ends.diff(), "workspace_starts": ends[:-1].clone(),
-    }  # fmt: skip
+        "src_cache": memory,
+        "dst": stale(case, torch.bfloat16, room(case, 0), RANK + ROPE),
+        "block_table": tables["block_table"],
+        "seq_lens": ends.diff(),
+        "workspace_starts": ends[:-1].clone(),
+    }
 
 
 def _dequantize(case: Case) -> dict[str, Tensor]:
@@ -323,9 +344,11 @@ def _index_keys(case: Case) -> dict[str, Tensor]:
     d, tables = case["d"], requests(case)
     return {
         "kv_cache": full(case, "kv_cache", pages_of(case), case["p"], d + d // 32),
-        "dst_k": full(case, "dst_k", room(case), d), "dst_scale": full(case, "dst_scale", room(case), d // 32),
-        "block_table": tables["block_table"], "cu_seq_lens": tables["cu_seq_lens"],
-    }  # fmt: skip
+        "dst_k": full(case, "dst_k", room(case), d),
+        "dst_scale": full(case, "dst_scale", room(case), d // 32),
+        "block_table": tables["block_table"],
+        "cu_seq_lens": tables["cu_seq_lens"],
+    }
 
 
 # --- ids ----------------------------------------------------------------------------------------------------------
@@ -355,15 +378,28 @@ def listed(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
 
 
 def grammar(
-    extents: str, build: Callable[[Case], dict[str, Tensor]], call: Callable[[Case], dict[str, object]] = no_options,
-    *shapes: str, dtypes: tuple[str, ...] = WIDE, scheme: str = "tensor", families: tuple[str, ...] = FAMILIES,
+    extents: str,
+    build: Callable[[Case], dict[str, Tensor]],
+    call: Callable[[Case], dict[str, object]] = no_options,
+    *shapes: str,
+    dtypes: tuple[str, ...] = WIDE,
+    scheme: str = "tensor",
+    families: tuple[str, ...] = FAMILIES,
     options: Mapping[str, tuple[str, ...]] | None = None,
-) -> Grammar:  # fmt: skip
+) -> Grammar:
     """The grammar of one routine; extents are letters."""
     return Grammar(
-        tuple(extents), dtypes, (scheme,), families, build, call, options or {}, listed=listed, shapes=shapes,
+        tuple(extents),
+        dtypes,
+        (scheme,),
+        families,
+        build,
+        call,
+        options or {},
+        listed=listed,
+        shapes=shapes,
         fixed=True,
-    )  # fmt: skip
+    )
 
 
 CODES, TILED = ("codes",), ("bf16-u8", "f16-u8")
@@ -429,13 +465,22 @@ GRAMMARS: Mapping[str, Grammar] = {
         "bpd", _index_keys, no_options, "b=1,p=4,d=128", "b=5,p=16,d=256", dtypes=("u8-u8",), scheme="1x128",
         families=CODES,
     ),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 _SMALL = {
-    "thdp": "t=3,h=2,d=16,p=2", "trep": "t=3,r=16,e=8,p=2", "tre": "t=3,r=16,e=8", "spd": "s=2,p=2,d=16",
-    "bhdp": "b=3,h=2,d=8,p=2", "brep": "b=3,r=16,e=8,p=2", "tp": "t=3,p=2", "tdp": "t=3,d=128,p=2", "sp": "s=1,p=3",
-    "bpc": "b=3,p=2,c=16", "bp": "b=3,p=2", "bpd": "b=3,p=2,d=128",
-}  # fmt: skip
+    "thdp": "t=3,h=2,d=16,p=2",
+    "trep": "t=3,r=16,e=8,p=2",
+    "tre": "t=3,r=16,e=8",
+    "spd": "s=2,p=2,d=16",
+    "bhdp": "b=3,h=2,d=8,p=2",
+    "brep": "b=3,r=16,e=8,p=2",
+    "tp": "t=3,p=2",
+    "tdp": "t=3,d=128,p=2",
+    "sp": "s=1,p=3",
+    "bpc": "b=3,p=2,c=16",
+    "bp": "b=3,p=2",
+    "bpd": "b=3,p=2,d=128",
+}
 
 
 def _goldens() -> Iterable[str]:

@@ -457,6 +457,8 @@ def one_scale(inputs: Inputs, *names: str, heads: int = 1) -> None:
 
 def fresh(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Memory of an output that a routine allocates: every bit set."""
-    return torch.full((torch.Size(shape).numel() * dtype.itemsize,), 0xFF, dtype=torch.uint8, device="cpu").view(
-        dtype
-    ).reshape(shape)
+    return (
+        torch.full((torch.Size(shape).numel() * dtype.itemsize,), 0xFF, dtype=torch.uint8, device="cpu")
+        .view(dtype)
+        .reshape(shape)
+    )

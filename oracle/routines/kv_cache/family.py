@@ -4,6 +4,9 @@ from oracle.routines.family import RoutineFamily
 from oracle.routines.kv_cache import cases, faults, readers, writers
 
 FAMILY = RoutineFamily(
-    name="kv_cache", contracts=(writers, readers), grammars=cases.GRAMMARS,
-    faults=(faults.FAULTS, faults.CASTS, faults.INSIDE), goldens=cases.GOLDENS,
-)  # fmt: skip
+    name="kv_cache",
+    contracts=(writers, readers),
+    grammars=cases.GRAMMARS,
+    faults=(faults.FAULTS, faults.CASTS, faults.INSIDE),
+    goldens=cases.GOLDENS,
+)

@@ -47,7 +47,6 @@ Tensors = dict[str, Tensor]
 Pieces = list[Piece]
 P = TypeVar("P", Copied, Coded, Quantised, Products)
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-# fmt: off
 FAULTS = Faults(ALL)
 fault = FAULTS.declare
 
@@ -125,40 +124,100 @@ def _scales(change: Callable[[Tensor], Tensor]) -> Any:
 
 
 GIVEN = frozenset({FLASH, PACKED, MLA, NVFP4, GATHER, CONVERT})
-fault("scale of the cache silently 1", VALUE, seen="flashinfer 4979; sglang 18818, PR 20705, PR 34765", contracts=GIVEN,
-      same_if="it is 1", **_scales(torch.ones_like))
-fault("inverse of the scale of the cache", VALUE, seen="xpu-kernels PR 475", contracts=GIVEN - {CONVERT, GATHER},
-      same_if="it is 1", **_scales(lambda scale: 1.0 / scale))
-fault("scale of the cache rounded to bfloat16", VALUE, seen="vllm PR 49435, readers that shorten it", contracts=GIVEN,
-      same_if="it is a bfloat16 value", admissible_if="it moves few codes",
-      **_scales(lambda scale: scale.to(torch.bfloat16).to(torch.float32)))
-fault("scale of the cache applied twice", VALUE, seen="vllm 42580, a descale in the wrong place", contracts=GIVEN,
-      same_if="it is 1", **_scales(lambda scale: scale * scale))
+fault(
+    "scale of the cache silently 1",
+    VALUE,
+    seen="flashinfer 4979; sglang 18818, PR 20705, PR 34765",
+    contracts=GIVEN,
+    same_if="it is 1",
+    **_scales(torch.ones_like),
+)
+fault(
+    "inverse of the scale of the cache",
+    VALUE,
+    seen="xpu-kernels PR 475",
+    contracts=GIVEN - {CONVERT, GATHER},
+    same_if="it is 1",
+    **_scales(lambda scale: 1.0 / scale),
+)
+fault(
+    "scale of the cache rounded to bfloat16",
+    VALUE,
+    seen="vllm PR 49435, readers that shorten it",
+    contracts=GIVEN,
+    same_if="it is a bfloat16 value",
+    admissible_if="it moves few codes",
+    **_scales(lambda scale: scale.to(torch.bfloat16).to(torch.float32)),
+)
+fault(
+    "scale of the cache applied twice",
+    VALUE,
+    seen="vllm 42580, a descale in the wrong place",
+    contracts=GIVEN,
+    same_if="it is 1",
+    **_scales(lambda scale: scale * scale),
+)
 for mine, other in (("k", "v"), ("v", "k")):
-    fault(f"{other} scale of the cache used for {mine}", VALUE, seen="vllm PR 37054", contracts=PAIRED,
-          read=lambda given, mine=mine, other=other: given | {f"{mine}_scale": given[f"{other}_scale"]}, same_if=EQUAL)
+    fault(
+        f"{other} scale of the cache used for {mine}",
+        VALUE,
+        seen="vllm PR 37054",
+        contracts=PAIRED,
+        read=lambda given, mine=mine, other=other: given | {f"{mine}_scale": given[f"{other}_scale"]},
+        same_if=EQUAL,
+    )
 for words, change in (("first", lambda s: s[:1].expand_as(s)), ("next", lambda s: s.roll(-1))):
-    fault(f"scale of the {words} head of the cache", INDEX, seen="pytorch 159940, a scale read as another shape",
-          contracts={FLASH}, needs=several_scales, same_if=EQUAL,
-          read=lambda given, change=change: given | {n: change(given[n]) for n in ("k_scale", "v_scale")})
+    fault(
+        f"scale of the {words} head of the cache",
+        INDEX,
+        seen="pytorch 159940, a scale read as another shape",
+        contracts={FLASH},
+        needs=several_scales,
+        same_if=EQUAL,
+        read=lambda given, change=change: given | {n: change(given[n]) for n in ("k_scale", "v_scale")},
+    )
 
 
 def _quotient(value: Callable[[Quotients], Tensor]) -> Callable[[Quotients], Quotients]:
     return lambda q: replace(q, quotient=value(q)) if isinstance(q, Quotients) else q
 
 
-fault("multiplied by the scale where it divides", VALUE, seen="xpu-kernels PR 475", contracts=DIVIDED, needs=coded,
-      quotient=_quotient(lambda q: f32(decode(q.x) * q.scale)), same_if="the scale is 1")
-fault("multiplied by the rounded reciprocal of the scale", VALUE, seen="sglang PR 4362, flashinfer 2441",
-      contracts=DIVIDED, needs=coded, quotient=_quotient(lambda q: f32(decode(q.x) * f32(1.0 / q.scale))),
-      same_if="no quotient lies beside a midpoint")
-fault("value rounded to float16 before the division", CAST, seen="HARDWARE.md 3, bf16 in an fp16 buffer",
-      contracts=DIVIDED, needs=coded,
-      quotient=_quotient(lambda q: f32(decode(q.x.to(torch.float16)) / q.scale)),
-      same_if="every value is a float16 value")
-fault("divided by the scale where it multiplies", VALUE, seen="xpu-kernels PR 475", contracts=MULTIPLIED, needs=read,
-      store=lambda pieces: _each(Products, pieces, lambda p: replace(p, scale=f32(1.0 / p.scale))),
-      same_if="the scale is 1")
+fault(
+    "multiplied by the scale where it divides",
+    VALUE,
+    seen="xpu-kernels PR 475",
+    contracts=DIVIDED,
+    needs=coded,
+    quotient=_quotient(lambda q: f32(decode(q.x) * q.scale)),
+    same_if="the scale is 1",
+)
+fault(
+    "multiplied by the rounded reciprocal of the scale",
+    VALUE,
+    seen="sglang PR 4362, flashinfer 2441",
+    contracts=DIVIDED,
+    needs=coded,
+    quotient=_quotient(lambda q: f32(decode(q.x) * f32(1.0 / q.scale))),
+    same_if="no quotient lies beside a midpoint",
+)
+fault(
+    "value rounded to float16 before the division",
+    CAST,
+    seen="HARDWARE.md 3, bf16 in an fp16 buffer",
+    contracts=DIVIDED,
+    needs=coded,
+    quotient=_quotient(lambda q: f32(decode(q.x.to(torch.float16)) / q.scale)),
+    same_if="every value is a float16 value",
+)
+fault(
+    "divided by the scale where it multiplies",
+    VALUE,
+    seen="xpu-kernels PR 475",
+    contracts=MULTIPLIED,
+    needs=read,
+    store=lambda pieces: _each(Products, pieces, lambda p: replace(p, scale=f32(1.0 / p.scale))),
+    same_if="the scale is 1",
+)
 
 
 # --- the cast -----------------------------------------------------------------------------------------------
@@ -171,28 +230,77 @@ def _cast(**how: object) -> Callable[[Quotients], Quotients]:
 CASTS = Faults(CAST_ALONE)
 cast = CASTS.declare
 for top in (256.0, 240.0):
-    cast(f"{PREFIX}codes saturate at {top:.0f}", CAST, needs=coded, same_if=f"no quotient exceeds {top:.0f}",
-                 seen="sglang PR 40581" if top == 256.0 else "vllm PR 12134",
-                 quotient=_quotient(lambda q, top=top: q.quotient.clamp(-top, top)))  # type: ignore[misc]
-cast(f"{PREFIX}codes rounded half away from zero", CAST, seen="flashinfer 5128", needs=coded,
-             quotient=_cast(rounding=Rounding.NEAREST_AWAY), same_if="no quotient is a tie")
-cast(f"{PREFIX}codes rounded toward zero", CAST, seen="flashinfer 5128", needs=coded,
-             quotient=_cast(rounding=Rounding.TOWARD_ZERO), same_if="every quotient is a code")
-cast(f"{PREFIX}overflow coded as NaN", CAST, seen="ml_dtypes 400", needs=coded,
-             quotient=_cast(overflow=Overflow.NAN), same_if="no quotient exceeds 448")
-cast(f"{PREFIX}quotient rounded to bfloat16 first", CAST, seen="TensorRT-LLM PR 14464", needs=coded,
-             quotient=_quotient(lambda q: round_to(q.quotient, BF16, rounding=Rounding.NEAREST_EVEN,
-                                                   overflow=Overflow.INF)),
-             same_if="every quotient is a bfloat16 value")
-cast(f"{PREFIX}NaN coded as 448", CAST, seen="Model-Optimizer PR 1397", same_if="no value is NaN", needs=coded,
-             codes=lambda codes: torch.where((codes & 0x7F) == 0x7F, torch.full_like(codes, 0x7E), codes))
-cast(f"{PREFIX}subnormal codes flushed to zero", CAST, seen="flashinfer PR 3932", needs=coded,
-             same_if="no code is subnormal",
-             codes=lambda codes: torch.where(((codes & 0x78) == 0) & ((codes & 7) != 0), codes & 0x80, codes))
-cast(f"{PREFIX}sign lost", CAST, seen="flashinfer PR 3932", needs=coded, same_if="no value is negative",
-             codes=lambda codes: torch.where((codes & 0x7F) == 0x7F, codes, codes & 0x7F))
-cast(f"{PREFIX}codes exchanged in byte pairs", MOVEMENT, seen="pith-train PR 74", needs=coded,
-             codes=lambda codes: codes.reshape(*codes.shape[:-1], -1, 2).flip(-1).flatten(-2))
+    cast(
+        f"{PREFIX}codes saturate at {top:.0f}",
+        CAST,
+        needs=coded,
+        same_if=f"no quotient exceeds {top:.0f}",
+        seen="sglang PR 40581" if top == 256.0 else "vllm PR 12134",
+        quotient=_quotient(lambda q, top=top: q.quotient.clamp(-top, top)),
+    )  # type: ignore[misc]
+cast(
+    f"{PREFIX}codes rounded half away from zero",
+    CAST,
+    seen="flashinfer 5128",
+    needs=coded,
+    quotient=_cast(rounding=Rounding.NEAREST_AWAY),
+    same_if="no quotient is a tie",
+)
+cast(
+    f"{PREFIX}codes rounded toward zero",
+    CAST,
+    seen="flashinfer 5128",
+    needs=coded,
+    quotient=_cast(rounding=Rounding.TOWARD_ZERO),
+    same_if="every quotient is a code",
+)
+cast(
+    f"{PREFIX}overflow coded as NaN",
+    CAST,
+    seen="ml_dtypes 400",
+    needs=coded,
+    quotient=_cast(overflow=Overflow.NAN),
+    same_if="no quotient exceeds 448",
+)
+cast(
+    f"{PREFIX}quotient rounded to bfloat16 first",
+    CAST,
+    seen="TensorRT-LLM PR 14464",
+    needs=coded,
+    quotient=_quotient(lambda q: round_to(q.quotient, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)),
+    same_if="every quotient is a bfloat16 value",
+)
+cast(
+    f"{PREFIX}NaN coded as 448",
+    CAST,
+    seen="Model-Optimizer PR 1397",
+    same_if="no value is NaN",
+    needs=coded,
+    codes=lambda codes: torch.where((codes & 0x7F) == 0x7F, torch.full_like(codes, 0x7E), codes),
+)
+cast(
+    f"{PREFIX}subnormal codes flushed to zero",
+    CAST,
+    seen="flashinfer PR 3932",
+    needs=coded,
+    same_if="no code is subnormal",
+    codes=lambda codes: torch.where(((codes & 0x78) == 0) & ((codes & 7) != 0), codes & 0x80, codes),
+)
+cast(
+    f"{PREFIX}sign lost",
+    CAST,
+    seen="flashinfer PR 3932",
+    needs=coded,
+    same_if="no value is negative",
+    codes=lambda codes: torch.where((codes & 0x7F) == 0x7F, codes, codes & 0x7F),
+)
+cast(
+    f"{PREFIX}codes exchanged in byte pairs",
+    MOVEMENT,
+    seen="pith-train PR 74",
+    needs=coded,
+    codes=lambda codes: codes.reshape(*codes.shape[:-1], -1, 2).flip(-1).flatten(-2),
+)
 
 
 class _Inside:
@@ -207,9 +315,13 @@ class _Inside:
 INSIDE = _Inside()
 
 
-@fault("amax of the bits of float16 values", VALUE, seen="vLLM 0.20.2 concat_and_cache_ds_mla on an H200",
-       contracts={DS_MLA, INDEXER},
-       needs=need(lambda call: next(iter(call.inputs.values())).dtype == torch.float16, "the values are no float16"))
+@fault(
+    "amax of the bits of float16 values",
+    VALUE,
+    seen="vLLM 0.20.2 concat_and_cache_ds_mla on an H200",
+    contracts={DS_MLA, INDEXER},
+    needs=need(lambda call: next(iter(call.inputs.values())).dtype == torch.float16, "the values are no float16"),
+)
 def amax_of_bits(amax: Amax) -> Tensor:
     """The kernel is compiled for uint16, and takes the magnitude of that."""
     bits = (codes_of(amax.x.x).to(torch.float64)) % 65536
@@ -230,48 +342,124 @@ def _slots(change: Callable[[Call, Tensor], Tensor]) -> Callable[[Call, Tensors]
     return read
 
 
-fault("slot -1 written: the last slot of the cache", INDEX, seen="DeepGEMM 34, PR 450: -1 taken as an index",
-      contracts=SLOTTED, needs=skipped,
-      read=lambda call, given: given | {"slot_mapping": torch.where(
-          given["slot_mapping"] < 0, room_of(call) - 1, given["slot_mapping"])})
-fault("slot -1 written: slot 0", INDEX, seen="flashinfer 3547, -1 clamped", contracts=SLOTTED, needs=skipped,
-      read=entry("slot_mapping", lambda slot: slot.clamp(min=0)))
-fault("tokens behind the first one without a slot not written", MOVEMENT, seen=MINE + "break for continue",
-      contracts=SLOTTED, needs=skipped,
-      read=entry("slot_mapping", lambda slot: torch.where((slot < 0).cumsum(0) > 0, -1, slot)))
-fault("slots counted without the mapping", INDEX, seen="vllm PR 6761", contracts=SLOTTED,
-      read=_slots(lambda call, slot: torch.arange(len(slot), dtype=slot.dtype, device=slot.device)),
-      same_if="the mapping counts")
-fault("offset in the page modulo half of its slots", INDEX, seen=MINE + "a page size of another cache group",
-      contracts=SLOTTED, needs=several_slots,
-      read=_slots(lambda call, slot: slot - slot % page_of(call) + slot % page_of(call) % (page_of(call) // 2)),
-      same_if="no offset lies in the second half of a page")
-fault("slot of the next token", INDEX, seen="vllm 50084", contracts=SLOTTED, needs=several_tokens,
-      read=entry("slot_mapping", lambda slot: slot.roll(-1)))
-fault("page stride of two pages", INDEX, seen="vllm PR 54563, a cache whose pages hold keys and values",
-      contracts=SLOTTED,
-      read=_slots(lambda call, slot: slot + slot // page_of(call) * page_of(call)), same_if="all slots lie in page 0")
-fault("page stride one slot short", INDEX, seen=MINE + "a stride of the unpadded page", contracts=SLOTTED,
-      read=_slots(lambda call, slot: slot - slot // page_of(call)), same_if="all slots lie in page 0")
-fault("last page of the cache lost", MOVEMENT, seen="cache of an odd number of pages, " + "aprender 2765",
-      contracts=SLOTTED,
-      read=lambda call, given: given | {"slot_mapping": torch.where(
-          given["slot_mapping"] // page_of(call) == given["slot_mapping"].max() // page_of(call), -1,
-          given["slot_mapping"])})
-fault("only the first slot of each page written", MOVEMENT, seen="aiter PR 5591", contracts=SLOTTED,
-      needs=several_slots,
-      read=lambda call, given: given | {"slot_mapping": torch.where(
-          given["slot_mapping"] % page_of(call) == 0, given["slot_mapping"], -1)},
-      same_if="every token lies in a first slot")
-fault("token without an entry in the mapping written", MOVEMENT, seen="vllm 45741, padding of a CUDA graph",
-      contracts=SLOTTED - {INDEXER},
-      read=lambda call, given: given | {"slot_mapping": torch.cat([
-          given["slot_mapping"], columns(room_of(call)).to(given["slot_mapping"].dtype)[
-              ~torch.isin(columns(room_of(call)), given["slot_mapping"])][:1]])})
+fault(
+    "slot -1 written: the last slot of the cache",
+    INDEX,
+    seen="DeepGEMM 34, PR 450: -1 taken as an index",
+    contracts=SLOTTED,
+    needs=skipped,
+    read=lambda call, given: (
+        given | {"slot_mapping": torch.where(given["slot_mapping"] < 0, room_of(call) - 1, given["slot_mapping"])}
+    ),
+)
+fault(
+    "slot -1 written: slot 0",
+    INDEX,
+    seen="flashinfer 3547, -1 clamped",
+    contracts=SLOTTED,
+    needs=skipped,
+    read=entry("slot_mapping", lambda slot: slot.clamp(min=0)),
+)
+fault(
+    "tokens behind the first one without a slot not written",
+    MOVEMENT,
+    seen=MINE + "break for continue",
+    contracts=SLOTTED,
+    needs=skipped,
+    read=entry("slot_mapping", lambda slot: torch.where((slot < 0).cumsum(0) > 0, -1, slot)),
+)
+fault(
+    "slots counted without the mapping",
+    INDEX,
+    seen="vllm PR 6761",
+    contracts=SLOTTED,
+    read=_slots(lambda call, slot: torch.arange(len(slot), dtype=slot.dtype, device=slot.device)),
+    same_if="the mapping counts",
+)
+fault(
+    "offset in the page modulo half of its slots",
+    INDEX,
+    seen=MINE + "a page size of another cache group",
+    contracts=SLOTTED,
+    needs=several_slots,
+    read=_slots(lambda call, slot: slot - slot % page_of(call) + slot % page_of(call) % (page_of(call) // 2)),
+    same_if="no offset lies in the second half of a page",
+)
+fault(
+    "slot of the next token",
+    INDEX,
+    seen="vllm 50084",
+    contracts=SLOTTED,
+    needs=several_tokens,
+    read=entry("slot_mapping", lambda slot: slot.roll(-1)),
+)
+fault(
+    "page stride of two pages",
+    INDEX,
+    seen="vllm PR 54563, a cache whose pages hold keys and values",
+    contracts=SLOTTED,
+    read=_slots(lambda call, slot: slot + slot // page_of(call) * page_of(call)),
+    same_if="all slots lie in page 0",
+)
+fault(
+    "page stride one slot short",
+    INDEX,
+    seen=MINE + "a stride of the unpadded page",
+    contracts=SLOTTED,
+    read=_slots(lambda call, slot: slot - slot // page_of(call)),
+    same_if="all slots lie in page 0",
+)
+fault(
+    "last page of the cache lost",
+    MOVEMENT,
+    seen="cache of an odd number of pages, " + "aprender 2765",
+    contracts=SLOTTED,
+    read=lambda call, given: (
+        given
+        | {
+            "slot_mapping": torch.where(
+                given["slot_mapping"] // page_of(call) == given["slot_mapping"].max() // page_of(call),
+                -1,
+                given["slot_mapping"],
+            )
+        }
+    ),
+)
+fault(
+    "only the first slot of each page written",
+    MOVEMENT,
+    seen="aiter PR 5591",
+    contracts=SLOTTED,
+    needs=several_slots,
+    read=lambda call, given: (
+        given | {"slot_mapping": torch.where(given["slot_mapping"] % page_of(call) == 0, given["slot_mapping"], -1)}
+    ),
+    same_if="every token lies in a first slot",
+)
+fault(
+    "token without an entry in the mapping written",
+    MOVEMENT,
+    seen="vllm 45741, padding of a CUDA graph",
+    contracts=SLOTTED - {INDEXER},
+    read=lambda call, given: (
+        given
+        | {
+            "slot_mapping": torch.cat(
+                [
+                    given["slot_mapping"],
+                    columns(room_of(call)).to(given["slot_mapping"].dtype)[
+                        ~torch.isin(columns(room_of(call)), given["slot_mapping"])
+                    ][:1],
+                ]
+            )
+        }
+    ),
+)
 
 
 def _other_layout(call: Call, pieces: Pieces) -> Pieces:
     """Heads and slots of a page exchanged."""
+
     def moved(at: Tensor, name: str) -> Tensor:
         _, a, b, depth = call.inputs[name].shape
         page, rest = at // (a * b * depth), at % (a * b * depth)
@@ -281,14 +469,22 @@ def _other_layout(call: Call, pieces: Pieces) -> Pieces:
     return [_moved(piece, moved) for piece in pieces]
 
 
-fault("heads and slots of a page exchanged", INDEX, seen="flashinfer 1023, strides of the other layout",
-      contracts={FLASH, NVFP4, APPEND}, store=_other_layout,
-      needs=need(lambda call: min(call.inputs["k_cache" if "k_cache" in call.inputs else "key_cache"].shape[1:3]) > 1,
-                 "a page has one head or one slot"))
+fault(
+    "heads and slots of a page exchanged",
+    INDEX,
+    seen="flashinfer 1023, strides of the other layout",
+    contracts={FLASH, NVFP4, APPEND},
+    store=_other_layout,
+    needs=need(
+        lambda call: min(call.inputs["k_cache" if "k_cache" in call.inputs else "key_cache"].shape[1:3]) > 1,
+        "a page has one head or one slot",
+    ),
+)
 
 
 def _rows(change: Callable[[Call, Tensor], Tensor]) -> Callable[[Call, Pieces], Pieces]:
     """Rows of heads of every piece, changed in their places: ``[tokens, heads, D]``."""
+
     def store(call: Call, pieces: Pieces) -> Pieces:
         heads = next(iter(call.inputs.values())).shape[1]
         rows = lambda at, _: change(call, at.reshape(-1, heads, at.shape[-1])).flatten(0, 1)  # noqa: E731
@@ -303,20 +499,38 @@ def _without_last(call: Call, at: Tensor) -> Tensor:
     return at
 
 
-fault("last head of the cache not written", MOVEMENT, seen="kernels-community 1153, a tail", contracts=HEADED,
-      store=_rows(_without_last))
-fault("place of the next head", INDEX, seen="vllm 57016, a head stride", contracts=HEADED, needs=several_heads,
-      store=_rows(lambda call, at: at.roll(-1, dims=1)))
-fault("head stride of two heads", INDEX, seen="flashinfer 1023, the stride of keys beside values", contracts=HEADED,
-      needs=several_heads,
-      store=_rows(lambda call, at: at + (at[:, 1:2] - at[:, :1]) * columns(at.shape[1]).reshape(1, -1, 1)))
+fault(
+    "last head of the cache not written",
+    MOVEMENT,
+    seen="kernels-community 1153, a tail",
+    contracts=HEADED,
+    store=_rows(_without_last),
+)
+fault(
+    "place of the next head",
+    INDEX,
+    seen="vllm 57016, a head stride",
+    contracts=HEADED,
+    needs=several_heads,
+    store=_rows(lambda call, at: at.roll(-1, dims=1)),
+)
+fault(
+    "head stride of two heads",
+    INDEX,
+    seen="flashinfer 1023, the stride of keys beside values",
+    contracts=HEADED,
+    needs=several_heads,
+    store=_rows(lambda call, at: at + (at[:, 1:2] - at[:, :1]) * columns(at.shape[1]).reshape(1, -1, 1)),
+)
 
 
 def _named(change: Callable[[str], str]) -> Callable[[Pieces], Pieces]:
     def store(pieces: Pieces) -> Pieces:
         return [
-            replace(p, name=change(p.name), scales=change(p.scales)) if isinstance(p, Quantised)
-            else replace(p, name=change(p.name)) for p in pieces
+            replace(p, name=change(p.name), scales=change(p.scales))
+            if isinstance(p, Quantised)
+            else replace(p, name=change(p.name))
+            for p in pieces
         ]
 
     return store
@@ -328,13 +542,27 @@ def _exchanged(name: str) -> str:
     return both_ways[name]
 
 
-fault("keys and values exchanged", MOVEMENT, seen="vllm PR 6761", contracts=(HEADED - {PACKED}) | {APPEND},
-      store=_named(_exchanged))
-fault("keys written over by values", MOVEMENT, seen=MINE + "one pointer for both",
-      contracts=(HEADED - {PACKED}) | {APPEND},
-      store=_named(lambda name: _exchanged(name) if name.startswith("v") else name))
-fault("values not written", MOVEMENT, seen="vllm-omni 5263, memory left as it was", contracts=HEADED | {APPEND},
-      store=lambda pieces: pieces[:1])
+fault(
+    "keys and values exchanged",
+    MOVEMENT,
+    seen="vllm PR 6761",
+    contracts=(HEADED - {PACKED}) | {APPEND},
+    store=_named(_exchanged),
+)
+fault(
+    "keys written over by values",
+    MOVEMENT,
+    seen=MINE + "one pointer for both",
+    contracts=(HEADED - {PACKED}) | {APPEND},
+    store=_named(lambda name: _exchanged(name) if name.startswith("v") else name),
+)
+fault(
+    "values not written",
+    MOVEMENT,
+    seen="vllm-omni 5263, memory left as it was",
+    contracts=HEADED | {APPEND},
+    store=lambda pieces: pieces[:1],
+)
 
 
 def _cleared(call: Call, made: Tensors) -> Tensors:
@@ -351,8 +579,13 @@ def _cleared(call: Call, made: Tensors) -> Tensors:
     return out
 
 
-fault("memory that no token owns cleared", MOVEMENT, seen="flashinfer 3978, a buffer written whole",
-      contracts=ALL - FRESH, write=_cleared)
+fault(
+    "memory that no token owns cleared",
+    MOVEMENT,
+    seen="flashinfer 3978, a buffer written whole",
+    contracts=ALL - FRESH,
+    write=_cleared,
+)
 
 
 def _last_page(call: Call, made: Tensors) -> Tensors:
@@ -367,9 +600,14 @@ def _follows(call: Call) -> bool:
     return int(piece.at.max()) + 1 < call.truth[piece.name].numel()
 
 
-fault("one element past the last one written", MOVEMENT, seen="flashinfer 3978",
-      contracts=ALL - FRESH,
-      write=_last_page, needs=need(_follows, "the last element is written"))
+fault(
+    "one element past the last one written",
+    MOVEMENT,
+    seen="flashinfer 3978",
+    contracts=ALL - FRESH,
+    write=_last_page,
+    needs=need(_follows, "the last element is written"),
+)
 
 
 # --- MLA: columns that are rotated --------------------------------------------------------------------------
@@ -403,20 +641,51 @@ def _without_rope(call: Call, pieces: Pieces) -> Pieces:
     return [replace(piece, x=piece.x[:, :rank], at=piece.at[:, :rank])]
 
 
-fault("rotated columns not divided by the scale", VALUE, seen="vllm 42956, PR 37054", contracts={MLA},
-      store=_unscaled_rope, same_if="the scale is 1")
-fault("rotated columns before the others", INDEX, seen=MINE + "the order of the two parts", contracts={MLA, SET},
-      store=_rope_first)
-fault("rotated columns not written", MOVEMENT, seen="vllm 42956, a part left out", contracts={MLA, SET},
-      store=_without_rope)
-fault("rotated columns of the next token", INDEX, seen="vllm 50084", contracts={MLA, DS_MLA},
-      read=entry("k_pe", lambda x: x.roll(-1, dims=0)))
-fault("reserved slot written", INDEX, seen="sglang memory pools: slot 0 takes padding", contracts={SET},
-      options=lambda options: options | {"reserved_skip_index": -1},
-      needs=need(lambda call: bool((call.inputs["loc"] == 0).any()), "no token has it"))
-fault("slot one too far", INDEX, seen=MINE + "slot 0 is reserved", contracts={SET},
-      read=entry("loc", lambda loc: torch.where(loc > 0, loc - 1, loc)),
-      needs=need(lambda call: len(call.inputs["loc"]) > 0, ""))
+fault(
+    "rotated columns not divided by the scale",
+    VALUE,
+    seen="vllm 42956, PR 37054",
+    contracts={MLA},
+    store=_unscaled_rope,
+    same_if="the scale is 1",
+)
+fault(
+    "rotated columns before the others",
+    INDEX,
+    seen=MINE + "the order of the two parts",
+    contracts={MLA, SET},
+    store=_rope_first,
+)
+fault(
+    "rotated columns not written",
+    MOVEMENT,
+    seen="vllm 42956, a part left out",
+    contracts={MLA, SET},
+    store=_without_rope,
+)
+fault(
+    "rotated columns of the next token",
+    INDEX,
+    seen="vllm 50084",
+    contracts={MLA, DS_MLA},
+    read=entry("k_pe", lambda x: x.roll(-1, dims=0)),
+)
+fault(
+    "reserved slot written",
+    INDEX,
+    seen="sglang memory pools: slot 0 takes padding",
+    contracts={SET},
+    options=lambda options: options | {"reserved_skip_index": -1},
+    needs=need(lambda call: bool((call.inputs["loc"] == 0).any()), "no token has it"),
+)
+fault(
+    "slot one too far",
+    INDEX,
+    seen=MINE + "slot 0 is reserved",
+    contracts={SET},
+    read=entry("loc", lambda loc: torch.where(loc > 0, loc - 1, loc)),
+    needs=need(lambda call: len(call.inputs["loc"]) > 0, ""),
+)
 
 
 # --- rows of 656 bytes, pages of index keys -----------------------------------------------------------------
@@ -432,25 +701,63 @@ def _through_fp8(piece: Copied) -> Copied:
     return replace(piece, bits=made.contiguous().view(torch.uint8) if piece.bits.dtype is torch.uint8 else made)
 
 
-fault("rotated columns quantised too", CAST, seen="vllm PR 54563", contracts=ROWS | READ_ROWS,
-      store=lambda pieces: _each(Copied, pieces, _through_fp8), same_if="every one is a code")
-fault("rotated columns right behind the codes, the scales at the end", INDEX, seen="vllm PR 54563, byte offsets",
-      contracts=ROWS,
-      store=lambda pieces: _each(
-          Copied, _each(Quantised, pieces, lambda p: replace(p, scale_at=p.scale_at + 2 * ROPE)),
-          lambda p: replace(p, at=p.at - 16)))
-fault("scales one word too far", INDEX, seen="vllm PR 54563, byte offsets", contracts=ROWS,
-      store=lambda pieces: _each(Quantised, pieces, lambda p: replace(p, scale_at=p.scale_at + 4)))
-fault("scales of the tiles in the opposite order", INDEX, seen="sglang PR 25733, bytes of a word", contracts=ROWS,
-      store=lambda pieces: _each(Quantised, pieces, lambda p: replace(
-          p, scale_at=p.scale_at.reshape(len(p.scale_at), -1, 4).flip(1).flatten(1))),
-      same_if="the scales of every row are equal")
-fault("scales of the tiles left as they were", VALUE, seen="vllm-omni 5263, a sentinel", contracts=TILED | {NVFP4},
-      store=lambda pieces: _each(Quantised, pieces, lambda p: replace(p, scale_at=torch.full_like(p.scale_at, -1))))
-fault("codes left as they were", MOVEMENT, seen="vllm-omni 5263", contracts=TILED | {NVFP4},
-      store=lambda pieces: _each(Quantised, pieces, lambda p: replace(p, at=torch.full_like(p.at, -1))))
-fault("rotated columns left as they were", MOVEMENT, seen="vllm-omni 5263", contracts=ROWS,
-      store=lambda pieces: [piece for piece in pieces if not isinstance(piece, Copied)])
+fault(
+    "rotated columns quantised too",
+    CAST,
+    seen="vllm PR 54563",
+    contracts=ROWS | READ_ROWS,
+    store=lambda pieces: _each(Copied, pieces, _through_fp8),
+    same_if="every one is a code",
+)
+fault(
+    "rotated columns right behind the codes, the scales at the end",
+    INDEX,
+    seen="vllm PR 54563, byte offsets",
+    contracts=ROWS,
+    store=lambda pieces: _each(
+        Copied,
+        _each(Quantised, pieces, lambda p: replace(p, scale_at=p.scale_at + 2 * ROPE)),
+        lambda p: replace(p, at=p.at - 16),
+    ),
+)
+fault(
+    "scales one word too far",
+    INDEX,
+    seen="vllm PR 54563, byte offsets",
+    contracts=ROWS,
+    store=lambda pieces: _each(Quantised, pieces, lambda p: replace(p, scale_at=p.scale_at + 4)),
+)
+fault(
+    "scales of the tiles in the opposite order",
+    INDEX,
+    seen="sglang PR 25733, bytes of a word",
+    contracts=ROWS,
+    store=lambda pieces: _each(
+        Quantised, pieces, lambda p: replace(p, scale_at=p.scale_at.reshape(len(p.scale_at), -1, 4).flip(1).flatten(1))
+    ),
+    same_if="the scales of every row are equal",
+)
+fault(
+    "scales of the tiles left as they were",
+    VALUE,
+    seen="vllm-omni 5263, a sentinel",
+    contracts=TILED | {NVFP4},
+    store=lambda pieces: _each(Quantised, pieces, lambda p: replace(p, scale_at=torch.full_like(p.scale_at, -1))),
+)
+fault(
+    "codes left as they were",
+    MOVEMENT,
+    seen="vllm-omni 5263",
+    contracts=TILED | {NVFP4},
+    store=lambda pieces: _each(Quantised, pieces, lambda p: replace(p, at=torch.full_like(p.at, -1))),
+)
+fault(
+    "rotated columns left as they were",
+    MOVEMENT,
+    seen="vllm-omni 5263",
+    contracts=ROWS,
+    store=lambda pieces: [piece for piece in pieces if not isinstance(piece, Copied)],
+)
 
 
 def _float16_bits(piece: Copied) -> Copied:
@@ -460,13 +767,20 @@ def _float16_bits(piece: Copied) -> Copied:
     return replace(piece, bits=made.contiguous().view(torch.uint8))
 
 
-fault("rotated columns stored as float16", CAST, seen="HARDWARE.md 3", contracts=ROWS,
-      store=lambda pieces: _each(Copied, pieces, _float16_bits), same_if="they are zero")
+fault(
+    "rotated columns stored as float16",
+    CAST,
+    seen="HARDWARE.md 3",
+    contracts=ROWS,
+    store=lambda pieces: _each(Copied, pieces, _float16_bits),
+    same_if="they are zero",
+)
 
 
 def _interleaved(call: Call, pieces: Pieces) -> Pieces:
     """Each row of index keys followed by its own scales."""
     _, page, row = call.inputs["kv_cache"].shape
+
     def moved(piece: Quantised) -> Quantised:
         depth = piece.x.shape[1]
         first = piece.at[:, :1]
@@ -476,11 +790,22 @@ def _interleaved(call: Call, pieces: Pieces) -> Pieces:
     return _each(Quantised, pieces, moved)
 
 
-fault("scales beside the codes of their row", INDEX, seen="DeepGEMM 433, the layout of a page", contracts={INDEXER},
-      needs=several_slots, store=_interleaved)
-fault("scales of a page counted in elements instead of bytes", INDEX, seen="vllm 50084", contracts={INDEXER},
-      needs=several_slots,
-      store=lambda call, pieces: _each(Quantised, pieces, lambda p: replace(p, scale_at=_by_elements(call, p))))
+fault(
+    "scales beside the codes of their row",
+    INDEX,
+    seen="DeepGEMM 433, the layout of a page",
+    contracts={INDEXER},
+    needs=several_slots,
+    store=_interleaved,
+)
+fault(
+    "scales of a page counted in elements instead of bytes",
+    INDEX,
+    seen="vllm 50084",
+    contracts={INDEXER},
+    needs=several_slots,
+    store=lambda call, pieces: _each(Quantised, pieces, lambda p: replace(p, scale_at=_by_elements(call, p))),
+)
 
 
 def _by_elements(call: Call, piece: Quantised) -> Tensor:
@@ -490,9 +815,14 @@ def _by_elements(call: Call, piece: Quantised) -> Tensor:
     return start + (piece.scale_at - start) // 4 + columns(piece.scale_at.shape[1])
 
 
-fault("scales of a page behind the codes of one slot less", INDEX, seen=MINE + "page size off by one",
-      contracts={INDEXER}, needs=several_slots,
-      store=lambda pieces: _each(Quantised, pieces, lambda p: replace(p, scale_at=p.scale_at - p.x.shape[1])))
+fault(
+    "scales of a page behind the codes of one slot less",
+    INDEX,
+    seen=MINE + "page size off by one",
+    contracts={INDEXER},
+    needs=several_slots,
+    store=lambda pieces: _each(Quantised, pieces, lambda p: replace(p, scale_at=p.scale_at - p.x.shape[1])),
+)
 
 
 # --- NVFP4 --------------------------------------------------------------------------------------------------
@@ -500,6 +830,7 @@ fault("scales of a page behind the codes of one slot less", INDEX, seen=MINE + "
 
 def _of_memory(*names: str, change: Callable[[Tensor], Tensor]) -> Callable[[Call, Tensors], Tensors]:
     """Codes that were written, changed."""
+
     def write(call: Call, made: Tensors) -> Tensors:
         out = dict(made)
         for piece in _work(call):
@@ -512,13 +843,28 @@ def _of_memory(*names: str, change: Callable[[Tensor], Tensor]) -> Callable[[Cal
     return write
 
 
-fault("nibbles of the cache exchanged", INDEX, seen="Primus-Turbo 397, packing", contracts={NVFP4},
-      write=_of_memory("k_cache", "v_cache", change=lambda b: (b >> 4) | (b << 4)))
-fault("block scales of the cache of the previous block", INDEX, seen="mlc-ai/TIRx-kernels PR 5", contracts={NVFP4},
-      write=_of_memory("k_scale_cache", "v_scale_cache", change=lambda s: s.roll(1, dims=-1)),
-      same_if="neighbours have equal scales")
-fault("block scale for 448 instead of 6", VALUE, seen=MINE + "the largest code of the wrong format", contracts={NVFP4},
-      write=_of_memory("k_scale_cache", "v_scale_cache", change=lambda s: _times(s, 6.0 / 448.0)))
+fault(
+    "nibbles of the cache exchanged",
+    INDEX,
+    seen="Primus-Turbo 397, packing",
+    contracts={NVFP4},
+    write=_of_memory("k_cache", "v_cache", change=lambda b: (b >> 4) | (b << 4)),
+)
+fault(
+    "block scales of the cache of the previous block",
+    INDEX,
+    seen="mlc-ai/TIRx-kernels PR 5",
+    contracts={NVFP4},
+    write=_of_memory("k_scale_cache", "v_scale_cache", change=lambda s: s.roll(1, dims=-1)),
+    same_if="neighbours have equal scales",
+)
+fault(
+    "block scale for 448 instead of 6",
+    VALUE,
+    seen=MINE + "the largest code of the wrong format",
+    contracts={NVFP4},
+    write=_of_memory("k_scale_cache", "v_scale_cache", change=lambda s: _times(s, 6.0 / 448.0)),
+)
 
 
 def _times(scale: Tensor, factor: float) -> Tensor:
@@ -536,21 +882,54 @@ def _page_of_append(call: Call) -> int:
 
 
 several_requests = need(lambda call: len(call.inputs["kv_indptr"]) > 2, "there is one request")
-fault("pages of the first request for all of them", INDEX, seen="vllm 50084, a table of another request",
-      contracts=APPENDED, needs=several_requests, read=entry("batch_indices", lambda batch: batch * 0))
-fault("pages in their order without the table", INDEX, seen="vllm 50084", contracts=APPENDED,
-      read=entry("kv_indices", lambda table: torch.arange(len(table), dtype=table.dtype, device=table.device)),
-      same_if="the pages are in their order")
-fault("positions counted from the end", INDEX, seen=MINE + "a position among the appended tokens", contracts=APPENDED,
-      read=lambda call, given: given | {"positions": given["positions"] % _page_of_append(call)},
-      same_if="every request has one page")
-fault("position one too small", INDEX, seen="flashinfer 1023", contracts=APPENDED,
-      read=entry("positions", lambda position: (position - 1).clamp(min=0)))
-fault("rows of the next token appended", MOVEMENT, seen="flashinfer 4396", contracts=APPENDED,
-      read=lambda given: given | {n: flat(x).reshape(x.shape).roll(-1, 0).view(x.dtype) for n, x in given.items()
-                                  if n.startswith("append_")})
-fault("last partial page of every request lost", MOVEMENT, seen="aprender 2765, a tail", contracts=APPENDED,
-      store=lambda call, pieces: [_without_last_page(call, piece) for piece in pieces])
+fault(
+    "pages of the first request for all of them",
+    INDEX,
+    seen="vllm 50084, a table of another request",
+    contracts=APPENDED,
+    needs=several_requests,
+    read=entry("batch_indices", lambda batch: batch * 0),
+)
+fault(
+    "pages in their order without the table",
+    INDEX,
+    seen="vllm 50084",
+    contracts=APPENDED,
+    read=entry("kv_indices", lambda table: torch.arange(len(table), dtype=table.dtype, device=table.device)),
+    same_if="the pages are in their order",
+)
+fault(
+    "positions counted from the end",
+    INDEX,
+    seen=MINE + "a position among the appended tokens",
+    contracts=APPENDED,
+    read=lambda call, given: given | {"positions": given["positions"] % _page_of_append(call)},
+    same_if="every request has one page",
+)
+fault(
+    "position one too small",
+    INDEX,
+    seen="flashinfer 1023",
+    contracts=APPENDED,
+    read=entry("positions", lambda position: (position - 1).clamp(min=0)),
+)
+fault(
+    "rows of the next token appended",
+    MOVEMENT,
+    seen="flashinfer 4396",
+    contracts=APPENDED,
+    read=lambda given: (
+        given
+        | {n: flat(x).reshape(x.shape).roll(-1, 0).view(x.dtype) for n, x in given.items() if n.startswith("append_")}
+    ),
+)
+fault(
+    "last partial page of every request lost",
+    MOVEMENT,
+    seen="aprender 2765, a tail",
+    contracts=APPENDED,
+    store=lambda call, pieces: [_without_last_page(call, piece) for piece in pieces],
+)
 
 
 def _without_last_page(call: Call, piece: Piece) -> Piece:
@@ -562,25 +941,60 @@ def _without_last_page(call: Call, piece: Piece) -> Piece:
 
 # --- readers ------------------------------------------------------------------------------------------------
 
-fault("pages of the first request read for all of them", INDEX, seen="vllm 50084, a table of another request",
-      contracts=GATHERED, needs=need(lambda call: len(call.inputs["block_table"]) > 1, "there is one request"),
-      read=lambda given: given | {"block_table": _usable(given["block_table"], first=True)})
-fault("pages read in their order without the table", INDEX, seen="vllm 50084", contracts=GATHERED,
-      read=entry("block_table", lambda table: columns(table.numel()).to(table.dtype).reshape(table.shape)),
-      same_if="the pages are in their order")
-fault("first page of every request read throughout", INDEX, seen="sglang PR 20819, an index that never advances",
-      contracts=GATHERED, same_if="every request has one page",
-      store=lambda call, pieces: _reread(call, pieces, lambda table: table[:, :1].expand_as(table)))
-fault("starts of the requests ignored", INDEX, seen=MINE + "an optional argument not passed on",
-      contracts={GATHER, COPY},
-      needs=need(lambda call: "seq_starts" in call.inputs, "there are none"),
-      read=lambda given: {name: x for name, x in given.items() if name != "seq_starts"}, same_if="all are 0")
-fault("last row of every request not read", MOVEMENT, seen="aprender 2765, a tail", contracts=GATHERED,
-      store=lambda call, pieces: [replace(piece, at=_without_ends(call, piece.at)) for piece in pieces])
-fault("rows of the page behind the request read too", MOVEMENT, seen="flashinfer 3978, a page copied whole",
-      contracts=GATHERED - FRESH, write=lambda call, made: _overrun(call, made))
-fault("only the first row of each page read", MOVEMENT, seen="aiter PR 5591", contracts=GATHERED,
-      store=lambda call, pieces: [replace(piece, at=_firsts(call, piece.at)) for piece in pieces])
+fault(
+    "pages of the first request read for all of them",
+    INDEX,
+    seen="vllm 50084, a table of another request",
+    contracts=GATHERED,
+    needs=need(lambda call: len(call.inputs["block_table"]) > 1, "there is one request"),
+    read=lambda given: given | {"block_table": _usable(given["block_table"], first=True)},
+)
+fault(
+    "pages read in their order without the table",
+    INDEX,
+    seen="vllm 50084",
+    contracts=GATHERED,
+    read=entry("block_table", lambda table: columns(table.numel()).to(table.dtype).reshape(table.shape)),
+    same_if="the pages are in their order",
+)
+fault(
+    "first page of every request read throughout",
+    INDEX,
+    seen="sglang PR 20819, an index that never advances",
+    contracts=GATHERED,
+    same_if="every request has one page",
+    store=lambda call, pieces: _reread(call, pieces, lambda table: table[:, :1].expand_as(table)),
+)
+fault(
+    "starts of the requests ignored",
+    INDEX,
+    seen=MINE + "an optional argument not passed on",
+    contracts={GATHER, COPY},
+    needs=need(lambda call: "seq_starts" in call.inputs, "there are none"),
+    read=lambda given: {name: x for name, x in given.items() if name != "seq_starts"},
+    same_if="all are 0",
+)
+fault(
+    "last row of every request not read",
+    MOVEMENT,
+    seen="aprender 2765, a tail",
+    contracts=GATHERED,
+    store=lambda call, pieces: [replace(piece, at=_without_ends(call, piece.at)) for piece in pieces],
+)
+fault(
+    "rows of the page behind the request read too",
+    MOVEMENT,
+    seen="flashinfer 3978, a page copied whole",
+    contracts=GATHERED - FRESH,
+    write=lambda call, made: _overrun(call, made),
+)
+fault(
+    "only the first row of each page read",
+    MOVEMENT,
+    seen="aiter PR 5591",
+    contracts=GATHERED,
+    store=lambda call, pieces: [replace(piece, at=_firsts(call, piece.at)) for piece in pieces],
+)
 
 
 def _usable(table: Tensor, *, first: bool = False) -> Tensor:
@@ -630,21 +1044,41 @@ def _overrun(call: Call, made: Tensors) -> Tensors:
 
 
 for words, change in (("previous", lambda s: s.roll(1, 1)), ("first", lambda s: s[:, :1].expand_as(s))):
-    fault(f"scale of the {words} tile", INDEX, seen="mlc-ai/TIRx-kernels PR 5; sglang PR 20819", contracts=READ_ROWS,
-          store=lambda pieces, change=change: _each(Products, pieces, lambda p: replace(
-              p, scale=change(p.scale[:, ::TILE]).repeat_interleave(TILE, dim=1))),
-          same_if="the scales of a row are equal")
-fault("tile scales silently 1", VALUE, seen="vllm 42580", contracts=READ_ROWS,
-      store=lambda pieces: _each(Products, pieces, lambda p: replace(p, scale=torch.ones_like(p.scale))),
-      same_if="they are 1")
-fault("tile scales rounded to bfloat16", VALUE, seen="vllm PR 49435", contracts=READ_ROWS,
-      store=lambda pieces: _each(Products, pieces, lambda p: replace(
-          p, scale=round_to(p.scale, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF))),
-      same_if="they are bfloat16 values")
+    fault(
+        f"scale of the {words} tile",
+        INDEX,
+        seen="mlc-ai/TIRx-kernels PR 5; sglang PR 20819",
+        contracts=READ_ROWS,
+        store=lambda pieces, change=change: _each(
+            Products, pieces, lambda p: replace(p, scale=change(p.scale[:, ::TILE]).repeat_interleave(TILE, dim=1))
+        ),
+        same_if="the scales of a row are equal",
+    )
+fault(
+    "tile scales silently 1",
+    VALUE,
+    seen="vllm 42580",
+    contracts=READ_ROWS,
+    store=lambda pieces: _each(Products, pieces, lambda p: replace(p, scale=torch.ones_like(p.scale))),
+    same_if="they are 1",
+)
+fault(
+    "tile scales rounded to bfloat16",
+    VALUE,
+    seen="vllm PR 49435",
+    contracts=READ_ROWS,
+    store=lambda pieces: _each(
+        Products,
+        pieces,
+        lambda p: replace(p, scale=round_to(p.scale, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)),
+    ),
+    same_if="they are bfloat16 values",
+)
 
 
 def _elsewhere(start: int) -> Callable[[Tensors], Tensors]:
     """Scales taken from another byte of the row."""
+
     def read(given: Tensors) -> Tensors:
         name = "src_cache" if "src_cache" in given else "quant_k_cache"
         memory = given[name].clone()
@@ -654,18 +1088,39 @@ def _elsewhere(start: int) -> Callable[[Tensors], Tensors]:
     return read
 
 
-fault("scales read from the end of the row", INDEX, seen="vllm PR 54563, byte offsets", contracts=READ_ROWS,
-      read=_elsewhere(ROW - 16))
-fault("scales read one word too early", INDEX, seen="vllm PR 54563, byte offsets", contracts=READ_ROWS,
-      read=_elsewhere(SCALES_AT - 4))
-fault("rotated columns taken for codes of the last tile", INDEX, seen="vllm PR 54563", contracts=READ_ROWS,
-      read=lambda given: given | {
-          n: torch.cat([x[..., :RANK - ROPE], x[..., ROPE_AT : ROPE_AT + ROPE], x[..., RANK:]], dim=-1)
-          for n, x in given.items() if n in ("src_cache", "quant_k_cache")})
+fault(
+    "scales read from the end of the row",
+    INDEX,
+    seen="vllm PR 54563, byte offsets",
+    contracts=READ_ROWS,
+    read=_elsewhere(ROW - 16),
+)
+fault(
+    "scales read one word too early",
+    INDEX,
+    seen="vllm PR 54563, byte offsets",
+    contracts=READ_ROWS,
+    read=_elsewhere(SCALES_AT - 4),
+)
+fault(
+    "rotated columns taken for codes of the last tile",
+    INDEX,
+    seen="vllm PR 54563",
+    contracts=READ_ROWS,
+    read=lambda given: (
+        given
+        | {
+            n: torch.cat([x[..., : RANK - ROPE], x[..., ROPE_AT : ROPE_AT + ROPE], x[..., RANK:]], dim=-1)
+            for n, x in given.items()
+            if n in ("src_cache", "quant_k_cache")
+        }
+    ),
+)
 
 
 def _stored(rounding: Rounding) -> Callable[[Call, Tensors], Tensors]:
     """Products rounded otherwise on their way to the output."""
+
     def write(call: Call, made: Tensors) -> Tensors:
         out = dict(made)
         for piece in _pieces(call, Products):
@@ -678,15 +1133,36 @@ def _stored(rounding: Rounding) -> Callable[[Call, Tensors], Tensors]:
 
 
 narrow = need(lambda call: call.truth[next(iter(call.truth))].dtype != torch.float32, "the output is float32")
-fault("read value truncated", CAST, seen="NUMERICS.md 1.7, a store that truncates", contracts=MULTIPLIED,
-      needs=both(read, narrow), write=_stored(Rounding.TOWARD_ZERO), same_if="every product is a value of the output")
-fault("read value through bfloat16", ARITHMETIC, seen="HARDWARE.md 3, the wrong 16 bits", contracts={GATHER, CONVERT},
-      needs=both(read, need(lambda call: call.truth[next(iter(call.truth))].dtype != torch.bfloat16,
-                            "the output is bfloat16")),
-      write=lambda call, made: {n: x.to(torch.bfloat16).to(x.dtype) if torch.isfinite(x.float()).any() else x
-                                for n, x in made.items()})
-fault("NaN codes read as 480", CAST, seen="ml_dtypes 400, NaN decoded as a number", contracts=MULTIPLIED, needs=read,
-      write=lambda call, made: _number_for_nan(call, made), same_if="no code is NaN")
+fault(
+    "read value truncated",
+    CAST,
+    seen="NUMERICS.md 1.7, a store that truncates",
+    contracts=MULTIPLIED,
+    needs=both(read, narrow),
+    write=_stored(Rounding.TOWARD_ZERO),
+    same_if="every product is a value of the output",
+)
+fault(
+    "read value through bfloat16",
+    ARITHMETIC,
+    seen="HARDWARE.md 3, the wrong 16 bits",
+    contracts={GATHER, CONVERT},
+    needs=both(
+        read, need(lambda call: call.truth[next(iter(call.truth))].dtype != torch.bfloat16, "the output is bfloat16")
+    ),
+    write=lambda call, made: {
+        n: x.to(torch.bfloat16).to(x.dtype) if torch.isfinite(x.float()).any() else x for n, x in made.items()
+    },
+)
+fault(
+    "NaN codes read as 480",
+    CAST,
+    seen="ml_dtypes 400, NaN decoded as a number",
+    contracts=MULTIPLIED,
+    needs=read,
+    write=lambda call, made: _number_for_nan(call, made),
+    same_if="no code is NaN",
+)
 
 
 def _number_for_nan(call: Call, made: Tensors) -> Tensors:
@@ -699,8 +1175,19 @@ def _number_for_nan(call: Call, made: Tensors) -> Tensors:
 
 
 # index keys as they are gathered
-fault("index scales of the codes' order in the page", INDEX, seen="DeepGEMM 433", contracts={INDEX_KEYS},
-      store=lambda pieces: [pieces[0], replace(pieces[1], bits=pieces[1].bits.roll(1, 0))]
-      if isinstance(pieces[1], Copied) else pieces)
-fault("index scales not gathered", MOVEMENT, seen="vllm-omni 5263", contracts={INDEX_KEYS},
-      store=lambda pieces: pieces[:1])
+fault(
+    "index scales of the codes' order in the page",
+    INDEX,
+    seen="DeepGEMM 433",
+    contracts={INDEX_KEYS},
+    store=lambda pieces: (
+        [pieces[0], replace(pieces[1], bits=pieces[1].bits.roll(1, 0))] if isinstance(pieces[1], Copied) else pieces
+    ),
+)
+fault(
+    "index scales not gathered",
+    MOVEMENT,
+    seen="vllm-omni 5263",
+    contracts={INDEX_KEYS},
+    store=lambda pieces: pieces[:1],
+)

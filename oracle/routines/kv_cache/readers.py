@@ -95,9 +95,12 @@ class GatherAndMaybeDequantCache(Gather):
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu gather_and_maybe_dequant_cache"
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
         TensorSpec("src_cache", E4M3, ("S", "P", "C"), "pages of codes"),
-        TensorSpec("dst", WIDE, ("N", "C"), "rows before the call"), TABLE, ENDS,
-        TensorSpec("scale", F32, None, "multiplies"), STARTS,
-    )  # fmt: skip
+        TensorSpec("dst", WIDE, ("N", "C"), "rows before the call"),
+        TABLE,
+        ENDS,
+        TensorSpec("scale", F32, None, "multiplies"),
+        STARTS,
+    )
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         one_scale(inputs, "scale")
@@ -107,9 +110,13 @@ class GatherAndMaybeDequantCache(Gather):
         width = inputs["src_cache"].shape[2]
         codes = from_codes(flat(inputs["src_cache"])[rows(slots * width, columns(width))], E4M3FN)
         return [
-            Products("dst", codes, decode(inputs["scale"]).reshape(1, 1).expand(codes.shape),
-                     rows(places * width, columns(width)))
-        ]  # fmt: skip
+            Products(
+                "dst",
+                codes,
+                decode(inputs["scale"]).reshape(1, 1).expand(codes.shape),
+                rows(places * width, columns(width)),
+            )
+        ]
 
 
 @register
@@ -120,8 +127,10 @@ class CpGatherCache(Gather):
     inputs = (
         TensorSpec("src_cache", (*E4M3, torch.uint8, *WIDE), ("S", "P", "C"), "pages of any dtype"),
         TensorSpec("dst", (*E4M3, torch.uint8, *WIDE), ("N", "C"), "rows before the call, of the same dtype"),
-        TABLE, ENDS, STARTS,
-    )  # fmt: skip
+        TABLE,
+        ENDS,
+        STARTS,
+    )
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         if inputs["dst"].dtype != inputs["src_cache"].dtype:
@@ -130,8 +139,9 @@ class CpGatherCache(Gather):
     def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         slots, places = self.slots(inputs)
         width = columns(inputs["src_cache"].shape[2])
-        return [Copied("dst", flat(inputs["src_cache"])[rows(slots * len(width), width)],
-                       rows(places * len(width), width))]  # fmt: skip
+        return [
+            Copied("dst", flat(inputs["src_cache"])[rows(slots * len(width), width)], rows(places * len(width), width))
+        ]
 
 
 def read_rows(name: str, memory: Tensor, slots: Tensor, places: Tensor) -> list[Piece]:
@@ -161,10 +171,11 @@ class CpGatherAndUpconvertFp8KvCache(Gather):
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu cp_gather_and_upconvert_fp8_kv_cache"
     inputs = (
         TensorSpec("src_cache", (torch.uint8,), ("S", "P", str(ROW)), "pages of rows of 656 bytes"),
-        TensorSpec("dst", (torch.bfloat16,), ("N", str(RANK + ROPE)), "rows before the call"), TABLE,
+        TensorSpec("dst", (torch.bfloat16,), ("N", str(RANK + ROPE)), "rows before the call"),
+        TABLE,
         TensorSpec("seq_lens", INT32, ("B",), "rows of each request"),
         TensorSpec("workspace_starts", INT32, ("B",), "first row of each request: they follow one another"),
-    )  # fmt: skip
+    )
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         if (rows := int(inputs["seq_lens"].sum())) != inputs["dst"].shape[0]:
@@ -204,8 +215,9 @@ class CpGatherIndexerKQuantCache(Gather):
         TensorSpec("kv_cache", (torch.uint8,), ("S", "P", "C"), "pages of codes, then scales; C = D + 4 D/128"),
         TensorSpec("dst_k", (torch.uint8,), ("N", "D"), "rows of codes before the call"),
         TensorSpec("dst_scale", (torch.uint8,), ("N", "G"), "bytes of their float32 scales before the call, 4 D/128"),
-        TABLE, ENDS,
-    )  # fmt: skip
+        TABLE,
+        ENDS,
+    )
     cache = "kv_cache"
     returns = memory = ("dst_k", "dst_scale")
 
@@ -219,5 +231,3 @@ class CpGatherIndexerKQuantCache(Gather):
         raw, depth = flat(inputs["kv_cache"]), inputs["dst_k"].shape[1]
         found = zip(self.memory, index_places(slots, inputs["kv_cache"].shape[1], depth), strict=True)
         return [Copied(name, raw[at], rows(places * at.shape[1], columns(at.shape[1]))) for name, at in found]
-
-

@@ -98,9 +98,14 @@ class ReshapeAndCacheFlash(CacheContract):
     summary = "keys and values divided by their scales into pages, one scale or one for each head"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu reshape_and_cache_flash_kernel"
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
-        KEY, VALUE, TensorSpec("key_cache", E4M3, None, "pages of keys before the call"),
-        TensorSpec("value_cache", E4M3, None, "pages of values before the call"), SLOTS, K_SCALE, V_SCALE,
-    )  # fmt: skip
+        KEY,
+        VALUE,
+        TensorSpec("key_cache", E4M3, None, "pages of keys before the call"),
+        TensorSpec("value_cache", E4M3, None, "pages of values before the call"),
+        SLOTS,
+        K_SCALE,
+        V_SCALE,
+    )
     options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT,)
     returns = memory = ("key_cache", "value_cache")
     divides = True
@@ -142,10 +147,14 @@ class ReshapeAndCache(CacheContract):
     summary = "keys and values divided by their scales into the pages of the older attention kernels"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu reshape_and_cache_kernel"
     inputs = (
-        KEY, VALUE, TensorSpec("key_cache", E4M3, ("B", "H", "C", "P", "X"), "pages of keys before the call"),
-        TensorSpec("value_cache", E4M3, ("B", "H", "D", "P"), "pages of values before the call"), SLOTS,
-        K_SCALE, V_SCALE,
-    )  # fmt: skip
+        KEY,
+        VALUE,
+        TensorSpec("key_cache", E4M3, ("B", "H", "C", "P", "X"), "pages of keys before the call"),
+        TensorSpec("value_cache", E4M3, ("B", "H", "D", "P"), "pages of values before the call"),
+        SLOTS,
+        K_SCALE,
+        V_SCALE,
+    )
     returns = memory = ("key_cache", "value_cache")
     divides = True
 
@@ -166,10 +175,14 @@ class ReshapeAndCache(CacheContract):
         of_key = (((block * heads + head) * chunks + column // width) * page + offset) * width + column % width
         of_value = ((block * heads + head) * depth + column) * page + offset
         return [
-            Coded(f"{name}_cache", inputs[name][kept].reshape(-1, depth),
-                  per_head(inputs[scale], len(kept), heads), at.reshape(-1, depth))
+            Coded(
+                f"{name}_cache",
+                inputs[name][kept].reshape(-1, depth),
+                per_head(inputs[scale], len(kept), heads),
+                at.reshape(-1, depth),
+            )
             for name, scale, at in (("key", "k_scale", of_key), ("value", "v_scale", of_value))
-        ]  # fmt: skip
+        ]
 
 
 KV_C = TensorSpec("kv_c", WIDE, ("N", "R"), "compressed keys and values; tokens past T are padding")
@@ -182,9 +195,12 @@ class ConcatAndCacheMla(CacheContract):
     summary = "compressed and rotated columns side by side, divided by one scale, into pages"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu concat_and_cache_mla_kernel"
     inputs = (
-        KV_C, K_PE, TensorSpec("kv_cache", E4M3, ("B", "P", "C"), "pages before the call, C = R + E"), SLOTS,
+        KV_C,
+        K_PE,
+        TensorSpec("kv_cache", E4M3, ("B", "P", "C"), "pages before the call, C = R + E"),
+        SLOTS,
         TensorSpec("scale", F32, None, "multiplies on reading; the writer divides"),
-    )  # fmt: skip
+    )
     returns = memory = ("kv_cache",)
     divides = True
 
@@ -335,8 +351,11 @@ class AppendPagedKvCache(CacheContract):
         _, heads, depth = inputs["append_key"].shape
         shape = tuple(inputs["k_cache"].shape)
         nhd = options["kv_layout"] == "NHD"
-        if len(shape) != 4 or tuple(inputs["v_cache"].shape) != shape or shape[3] != depth or (
-            shape[2 if nhd else 1] != heads
+        if (
+            len(shape) != 4
+            or tuple(inputs["v_cache"].shape) != shape
+            or shape[3] != depth
+            or (shape[2 if nhd else 1] != heads)
         ):
             raise ShapeError(f"k_cache {list(shape)} : no pages of {heads} heads of {depth} as {options['kv_layout']}")
         check_requests(inputs, shape[0], shape[1 if nhd else 2])
@@ -368,10 +387,13 @@ class AppendPagedMlaKvCache(CacheContract):
     def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         slots = slots_of_requests(inputs, inputs["ckv_cache"].shape[1])
         return [
-            Copied(f"{name}_cache", _bits(inputs[f"append_{name}"]),
-                   rows(slots * (n := inputs[f"append_{name}"].shape[1]), columns(n)))
+            Copied(
+                f"{name}_cache",
+                _bits(inputs[f"append_{name}"]),
+                rows(slots * (n := inputs[f"append_{name}"].shape[1]), columns(n)),
+            )
             for name in ("ckv", "kpe")
-        ]  # fmt: skip
+        ]
 
 
 def _bits(x: Tensor) -> Tensor:
@@ -393,8 +415,9 @@ class RowsOfTiles(CacheContract):
     loses = True
     interval = False
 
-    def row_pieces(self, name: str, nope: Tensor, rope: Tensor, slot: Tensor, recipes: tuple[Recipe, ...]
-                   ) -> list[Piece]:  # fmt: skip
+    def row_pieces(
+        self, name: str, nope: Tensor, rope: Tensor, slot: Tensor, recipes: tuple[Recipe, ...]
+    ) -> list[Piece]:
         """The pieces of values ``[T, 512]`` and ``[T, 64]`` in these slots of one output."""
         first = slot.to(torch.int64) * ROW
         scales, at_rope = rows(first, SCALES_AT + columns(16)), rows(first, ROPE_AT + columns(2 * ROPE))
@@ -413,8 +436,9 @@ class ConcatAndCacheDsMla(RowsOfTiles):
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
         TensorSpec("kv_c", HALF, ("N", str(RANK)), "compressed keys and values; tokens past T are padding"),
         TensorSpec("k_pe", HALF, ("N", str(ROPE)), "rotated columns of the key"),
-        TensorSpec("kv_cache", (torch.uint8,), ("B", "P", str(ROW)), "pages before the call"), SLOTS,
-    )  # fmt: skip
+        TensorSpec("kv_cache", (torch.uint8,), ("B", "P", str(ROW)), "pages before the call"),
+        SLOTS,
+    )
     options = (OptionSpec("ue8m0", False, (False, True), "scales rounded up to powers of two, at least 1e-4"),)
     returns = memory = ("kv_cache",)
 
@@ -465,8 +489,9 @@ class IndexerKQuantAndCache(CacheContract):
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu indexer_k_quant_and_cache_kernel"
     inputs = (
         TensorSpec("k", HALF, ("T", "D"), "index keys, one for each slot: the kernel takes the tokens of k"),
-        TensorSpec("kv_cache", (torch.uint8,), ("B", "P", "C"), "pages before the call, C = D + 4 D/128"), SLOTS,
-    )  # fmt: skip
+        TensorSpec("kv_cache", (torch.uint8,), ("B", "P", "C"), "pages before the call, C = D + 4 D/128"),
+        SLOTS,
+    )
     options = (
         OptionSpec("quant_block_size", TILE, (TILE,), "elements that share a scale"),
         OptionSpec("scale_fmt", "", ("", "ue8m0"), "scales rounded up to powers of two"),
@@ -501,8 +526,10 @@ class Nvfp4QuantizeAppendPagedKvCache(CacheContract):
         TensorSpec("append_value", HALF, ("N", "H", "D"), "values"),
         *(TensorSpec(f"{x}_cache", (torch.uint8,), None, "pages of codes before the call, D/2 bytes") for x in "kv"),
         *(TensorSpec(f"{x}_scale_cache", E4M3, None, "pages of scales before the call, D/16") for x in "kv"),
-        SLOTS, K_SCALE, V_SCALE,
-    )  # fmt: skip
+        SLOTS,
+        K_SCALE,
+        V_SCALE,
+    )
     options = (LAYOUT,)
     loses = True
     interval = False

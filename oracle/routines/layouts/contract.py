@@ -410,15 +410,31 @@ class KGroupedPackedUe8m0(LayoutContract):
 # Routines that their function says: the function, which has the contract's name; what it computes, source, inputs.
 for _function, _summary, _source, _inputs in (
     (layout.ceil_div, "ceil(x / y)", "DeepGEMM deep_gemm/utils/math.py", columns("x", "y")),
-    (layout.align, "the smallest multiple of y that is not below x", "DeepGEMM deep_gemm/utils/math.py",
-     columns("x", "y")),
-    (layout.calculate_tile_tokens_dim, "int((T top_k // E) * 1.3) to the next power of two, within [8, 64]",
-     "vLLM flashinfer_utils.calculate_tile_tokens_dim", columns("num_tokens", "top_k", "num_experts")),
-    (layout.swap_w13_to_w31, "the gate and up halves exchanged", "vLLM flashinfer_utils.swap_w13_to_w31",
-     (TensorSpec("x", WEIGHT, None, "[..., 2 I, H], or block scales [..., 2 B, C]"),)),
-    (layout.reorder_rows_for_gated_act_gemm, "gate and up rows alternating", "TensorRT-LLM reorderRowsForGatedActGemm",
-     (TensorSpec("w", WEIGHT, ("M", "K"), "one expert's gate rows, then its up rows"),)),
-):  # fmt: skip
+    (
+        layout.align,
+        "the smallest multiple of y that is not below x",
+        "DeepGEMM deep_gemm/utils/math.py",
+        columns("x", "y"),
+    ),
+    (
+        layout.calculate_tile_tokens_dim,
+        "int((T top_k // E) * 1.3) to the next power of two, within [8, 64]",
+        "vLLM flashinfer_utils.calculate_tile_tokens_dim",
+        columns("num_tokens", "top_k", "num_experts"),
+    ),
+    (
+        layout.swap_w13_to_w31,
+        "the gate and up halves exchanged",
+        "vLLM flashinfer_utils.swap_w13_to_w31",
+        (TensorSpec("x", WEIGHT, None, "[..., 2 I, H], or block scales [..., 2 B, C]"),),
+    ),
+    (
+        layout.reorder_rows_for_gated_act_gemm,
+        "gate and up rows alternating",
+        "TensorRT-LLM reorderRowsForGatedActGemm",
+        (TensorSpec("w", WEIGHT, ("M", "K"), "one expert's gate rows, then its up rows"),),
+    ),
+):
     _base = TableContract if _inputs[0].dtypes == INTEGERS else LayoutContract
     _fields = {"summary": _summary, "source": _source, "inputs": _inputs, "function": staticmethod(_function)}
     register(type(_function.__name__, (_base,), {"name": _function.__name__, **_fields}))

@@ -25,9 +25,8 @@ CONTRACTS = frozenset({
     "register_scales_for_trtllm_fp8_per_tensor_moe", "swizzle_scale", "to_blocked", "from_blocked",
     "swizzle_scale_experts", "to_blocked_k_groups", K_GROUPED, OF_SCALES, "transform_sf_into_required_layout",
     "pad_token_groups", "unpad_token_groups",
-})  # fmt: skip
+})  # fmt: skip  # a table, one row a line
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-# fmt: off
 FAULTS = Faults(CONTRACTS)
 fault = FAULTS.declare
 
@@ -172,92 +171,257 @@ def _every_fourth(call: Call, out: Tensor) -> Tensor:
 
 gated = need(lambda call: call.resolved["is_act_and_mul"], "the weights are not gated")
 ragged = need(lambda c: c.inputs["w2"].shape[2] % 16, lambda c: f"I={c.inputs['w2'].shape[2]} is aligned")
-fault("gated weights padded as one run (up half at the unpadded offset)", MOVEMENT, seen="vLLM 0.20.2",
-      contracts={ALIGN}, write=entry("w13", _one_run), needs=both(gated, ragged))
-fault("padded intermediate not neutral", MOVEMENT, seen="flashinfer 2907",
-      contracts={ALIGN}, write=entry("w2", _padding_stale),
-      needs=need(lambda call: call.inputs["w2"].shape[2] % 16, "the intermediate is aligned"))
-fault("gate and up halves left in place", MOVEMENT, seen="sglang PR 11081",
-      contracts={"swap_w13_to_w31"}, write=entry("out", _given("x")), same_if="both halves are equal")
-fault("rows of gated weights not reordered", MOVEMENT, seen="sglang PR 32430",
-      contracts={REORDER}, write=entry("out", _given("w")), same_if="one row of each half")
-fault("rows of gated weights reordered backwards", MOVEMENT, seen="sglang PR 32430",
-      contracts={REORDER}, write=entry("out", _inverse_rows), same_if="the order is its own inverse")
-ALIKE = "the rows that change places are alike"
-fault("weight rows not shuffled", MOVEMENT, seen="flashinfer 2907",
-      contracts={SHUFFLE}, write=entry("out", _given("w")))
-fault("weight rows shuffled backwards", MOVEMENT, seen="flashinfer 2907",
-      contracts={SHUFFLE}, write=entry("out", _inverse_rows), same_if="the order is its own inverse")
-fault("rows of scales not shuffled", MOVEMENT, seen="flashinfer 2907", contracts={OF_SCALES},
-      write=entry("out", lambda call, out: layout.swizzle_scale(call.inputs["scale"])), same_if=ALIKE)
-fault("rows of scales shuffled backwards", MOVEMENT, seen="flashinfer 2907", contracts={OF_SCALES}, same_if=ALIKE,
-      write=entry("out", lambda call, out: layout.swizzle_scale(
-          call.inputs["scale"][layout.inverse_order(layout.row_order(call.inputs["scale"].shape[0]))])))
-fault("rows of scales shuffled in blocks of 16", MOVEMENT, contracts={OF_SCALES}, same_if=ALIKE,
-      seen="by construction: the block of an epilogue tile of 64",
-      read=entry("scale", lambda scale: scale[layout.inverse_order(layout.row_order(scale.shape[0]))[
-          layout.row_order(scale.shape[0], epilogue_tile_m=64)]]))
-fault("packed exponents in reverse byte order", INDEX, seen="TransformerEngine PR 2589",
-      contracts={"get_mn_major_tma_aligned_packed_ue8m0_tensor"}, write=entry("out", _word_order),
-      same_if="every word reads the same in both orders")
-fault("128x4 swizzle omitted in the layout", INDEX, seen="triton PR 10382",
-      contracts={"swizzle_scale", "to_blocked", OF_SCALES}, write=entry("out", _plain_layout),
-      same_if="both layouts are the same memory")
-fault("padding of tiles not cleared", MOVEMENT, seen="flashinfer PR 3650, TransformerEngine PR 3070",
-      contracts={"to_blocked", "to_blocked_k_groups", OF_SCALES}, write=entry("out", _stale_padding),
-      same_if="no tile has padding")
-fault("batch of scales swizzled as one tall matrix", INDEX, seen="flashinfer 3604",
-      contracts={"swizzle_scale", "to_blocked"}, write=entry("out", _one_tall_matrix),
-      needs=need(lambda c: c.inputs["scale"].dim() == 3, "one matrix"), same_if="M is a multiple of the tile's height")
-fault("tiles of scales read as rows", INDEX, seen="triton PR 10382",
-      contracts={"from_blocked"}, write=entry("out", _tiles_as_rows), same_if="both layouts are the same memory")
-fault("tiles of scales read with the other tile's height", INDEX, seen="triton PR 10382, flashinfer 3604",
-      contracts={"from_blocked"}, write=entry("out", _other_height), same_if="both layouts are the same memory")
-for _wrong, _of in (("tight", "flashinfer"), ("flashinfer", "tight")):
-    fault(f"experts' tiles placed as {_wrong} where {_of} is meant", INDEX,
-          seen="by construction: FlashInfer's placement is not torchao's", contracts={"swizzle_scale_experts"},
-          write=entry("out", _placed_as(_wrong)),
-          needs=need(_asks_for(_of), "the call asks for another placement"),
-          same_if="every expert starts at the same tile in both")
-fault("experts' tiles start at their first row, not padded", INDEX, seen="flashinfer 3547",
-      contracts={"swizzle_scale_experts"}, write=entry("out", lambda call, out: _experts_at(call, out, None)),
-      same_if="every expert but the last has a multiple of 128 rows")
-fault("tiles of an expert filled from the row before it", INDEX, seen="flashinfer 3547",
-      contracts={"swizzle_scale_experts"},
-      write=entry("out", lambda call, out: _experts_at(call, out, str(call.resolved["placement"]), early=1)),
-      needs=need(lambda c: len(c.inputs["first"]) > 1, "one expert"), same_if="no expert but the first has rows")
-fault("columns of groups swizzled as one matrix", INDEX, seen="flashinfer 3604",
-      contracts={"to_blocked_k_groups"}, read=entry("ends", lambda ends: torch.full_like(ends, int(ends[-1]))),
-      needs=need(lambda c: len(c.inputs["ends"]) > 1, "one group"), same_if="one group has all columns")
-fault("packed words cross the border of K groups", INDEX, seen="by construction: DeepGEMM ends a group's words",
-      contracts={K_GROUPED}, write=entry("out", _words_across), same_if="every group but the last fills its words")
-fault("packed exponents of K groups in reverse byte order", INDEX, seen="TransformerEngine PR 2589",
-      contracts={K_GROUPED}, write=entry("out", _word_order), same_if="every word reads the same in both orders")
-fault("scales of 32 elements taken for scales of 128", INDEX, seen="by construction: DeepGEMM has both recipes",
-      contracts={"transform_sf_into_required_layout"}, write=entry("out", _every_fourth),
-      needs=need(lambda c: c.resolved["gran_k"] == 32, "scales of 128"), same_if="four neighbouring scales are equal")
-fault("shard scale overwritten by the next shard's", INDEX, seen="Megatron-LM PR 6045, vllm 52997",
-      contracts={CHANNELWISE}, read=entry("weight_scale", lambda scale: torch.cat([scale[1:], scale[-1:]])),
-      needs=need(lambda call: call.inputs["weight_scale"].numel() > 1, "one shard"))
 fault(
-    "shards given the largest scale without requantising", VALUE, seen="vllm PR 41021", contracts={REQUANTISE},
+    "gated weights padded as one run (up half at the unpadded offset)",
+    MOVEMENT,
+    seen="vLLM 0.20.2",
+    contracts={ALIGN},
+    write=entry("w13", _one_run),
+    needs=both(gated, ragged),
+)
+fault(
+    "padded intermediate not neutral",
+    MOVEMENT,
+    seen="flashinfer 2907",
+    contracts={ALIGN},
+    write=entry("w2", _padding_stale),
+    needs=need(lambda call: call.inputs["w2"].shape[2] % 16, "the intermediate is aligned"),
+)
+fault(
+    "gate and up halves left in place",
+    MOVEMENT,
+    seen="sglang PR 11081",
+    contracts={"swap_w13_to_w31"},
+    write=entry("out", _given("x")),
+    same_if="both halves are equal",
+)
+fault(
+    "rows of gated weights not reordered",
+    MOVEMENT,
+    seen="sglang PR 32430",
+    contracts={REORDER},
+    write=entry("out", _given("w")),
+    same_if="one row of each half",
+)
+fault(
+    "rows of gated weights reordered backwards",
+    MOVEMENT,
+    seen="sglang PR 32430",
+    contracts={REORDER},
+    write=entry("out", _inverse_rows),
+    same_if="the order is its own inverse",
+)
+ALIKE = "the rows that change places are alike"
+fault(
+    "weight rows not shuffled", MOVEMENT, seen="flashinfer 2907", contracts={SHUFFLE}, write=entry("out", _given("w"))
+)
+fault(
+    "weight rows shuffled backwards",
+    MOVEMENT,
+    seen="flashinfer 2907",
+    contracts={SHUFFLE},
+    write=entry("out", _inverse_rows),
+    same_if="the order is its own inverse",
+)
+fault(
+    "rows of scales not shuffled",
+    MOVEMENT,
+    seen="flashinfer 2907",
+    contracts={OF_SCALES},
+    write=entry("out", lambda call, out: layout.swizzle_scale(call.inputs["scale"])),
+    same_if=ALIKE,
+)
+fault(
+    "rows of scales shuffled backwards",
+    MOVEMENT,
+    seen="flashinfer 2907",
+    contracts={OF_SCALES},
+    same_if=ALIKE,
+    write=entry(
+        "out",
+        lambda call, out: layout.swizzle_scale(
+            call.inputs["scale"][layout.inverse_order(layout.row_order(call.inputs["scale"].shape[0]))]
+        ),
+    ),
+)
+fault(
+    "rows of scales shuffled in blocks of 16",
+    MOVEMENT,
+    contracts={OF_SCALES},
+    same_if=ALIKE,
+    seen="by construction: the block of an epilogue tile of 64",
+    read=entry(
+        "scale",
+        lambda scale: scale[
+            layout.inverse_order(layout.row_order(scale.shape[0]))[layout.row_order(scale.shape[0], epilogue_tile_m=64)]
+        ],
+    ),
+)
+fault(
+    "packed exponents in reverse byte order",
+    INDEX,
+    seen="TransformerEngine PR 2589",
+    contracts={"get_mn_major_tma_aligned_packed_ue8m0_tensor"},
+    write=entry("out", _word_order),
+    same_if="every word reads the same in both orders",
+)
+fault(
+    "128x4 swizzle omitted in the layout",
+    INDEX,
+    seen="triton PR 10382",
+    contracts={"swizzle_scale", "to_blocked", OF_SCALES},
+    write=entry("out", _plain_layout),
+    same_if="both layouts are the same memory",
+)
+fault(
+    "padding of tiles not cleared",
+    MOVEMENT,
+    seen="flashinfer PR 3650, TransformerEngine PR 3070",
+    contracts={"to_blocked", "to_blocked_k_groups", OF_SCALES},
+    write=entry("out", _stale_padding),
+    same_if="no tile has padding",
+)
+fault(
+    "batch of scales swizzled as one tall matrix",
+    INDEX,
+    seen="flashinfer 3604",
+    contracts={"swizzle_scale", "to_blocked"},
+    write=entry("out", _one_tall_matrix),
+    needs=need(lambda c: c.inputs["scale"].dim() == 3, "one matrix"),
+    same_if="M is a multiple of the tile's height",
+)
+fault(
+    "tiles of scales read as rows",
+    INDEX,
+    seen="triton PR 10382",
+    contracts={"from_blocked"},
+    write=entry("out", _tiles_as_rows),
+    same_if="both layouts are the same memory",
+)
+fault(
+    "tiles of scales read with the other tile's height",
+    INDEX,
+    seen="triton PR 10382, flashinfer 3604",
+    contracts={"from_blocked"},
+    write=entry("out", _other_height),
+    same_if="both layouts are the same memory",
+)
+for _wrong, _of in (("tight", "flashinfer"), ("flashinfer", "tight")):
+    fault(
+        f"experts' tiles placed as {_wrong} where {_of} is meant",
+        INDEX,
+        seen="by construction: FlashInfer's placement is not torchao's",
+        contracts={"swizzle_scale_experts"},
+        write=entry("out", _placed_as(_wrong)),
+        needs=need(_asks_for(_of), "the call asks for another placement"),
+        same_if="every expert starts at the same tile in both",
+    )
+fault(
+    "experts' tiles start at their first row, not padded",
+    INDEX,
+    seen="flashinfer 3547",
+    contracts={"swizzle_scale_experts"},
+    write=entry("out", lambda call, out: _experts_at(call, out, None)),
+    same_if="every expert but the last has a multiple of 128 rows",
+)
+fault(
+    "tiles of an expert filled from the row before it",
+    INDEX,
+    seen="flashinfer 3547",
+    contracts={"swizzle_scale_experts"},
+    write=entry("out", lambda call, out: _experts_at(call, out, str(call.resolved["placement"]), early=1)),
+    needs=need(lambda c: len(c.inputs["first"]) > 1, "one expert"),
+    same_if="no expert but the first has rows",
+)
+fault(
+    "columns of groups swizzled as one matrix",
+    INDEX,
+    seen="flashinfer 3604",
+    contracts={"to_blocked_k_groups"},
+    read=entry("ends", lambda ends: torch.full_like(ends, int(ends[-1]))),
+    needs=need(lambda c: len(c.inputs["ends"]) > 1, "one group"),
+    same_if="one group has all columns",
+)
+fault(
+    "packed words cross the border of K groups",
+    INDEX,
+    seen="by construction: DeepGEMM ends a group's words",
+    contracts={K_GROUPED},
+    write=entry("out", _words_across),
+    same_if="every group but the last fills its words",
+)
+fault(
+    "packed exponents of K groups in reverse byte order",
+    INDEX,
+    seen="TransformerEngine PR 2589",
+    contracts={K_GROUPED},
+    write=entry("out", _word_order),
+    same_if="every word reads the same in both orders",
+)
+fault(
+    "scales of 32 elements taken for scales of 128",
+    INDEX,
+    seen="by construction: DeepGEMM has both recipes",
+    contracts={"transform_sf_into_required_layout"},
+    write=entry("out", _every_fourth),
+    needs=need(lambda c: c.resolved["gran_k"] == 32, "scales of 128"),
+    same_if="four neighbouring scales are equal",
+)
+fault(
+    "shard scale overwritten by the next shard's",
+    INDEX,
+    seen="Megatron-LM PR 6045, vllm 52997",
+    contracts={CHANNELWISE},
+    read=entry("weight_scale", lambda scale: torch.cat([scale[1:], scale[-1:]])),
+    needs=need(lambda call: call.inputs["weight_scale"].numel() > 1, "one shard"),
+)
+fault(
+    "shards given the largest scale without requantising",
+    VALUE,
+    seen="vllm PR 41021",
+    contracts={REQUANTISE},
     write=entry("weight", _given("weight")),
     needs=need(lambda c: bool((c.inputs["weight_scale"] != c.inputs["weight_scale"].flatten()[0]).any()), "one scale"),
     same_if="every shard has the largest scale",
 )
-fault("unloaded sentinel taken for a scale", VALUE, seen="vllm-omni 5263",
-      contracts={REQUANTISE}, write=entry("max_scale", lambda scale: torch.full_like(scale, -448.0)))
-fault("scale not doubled for E4M3FNUZ", CAST, seen="vllm PR 12134",
-      contracts={FNUZ}, write=entry("weight_scale", _given("weight_scale")))
-fault("code 0x80 left in E4M3FNUZ weights", CAST, seen="vllm PR 12134",
-      contracts={FNUZ},
-      write=entry("weight", lambda call, out: call.inputs["weight"].view(torch.uint8).view(out.dtype)),
-      needs=need(lambda call: bool((call.inputs["weight"].view(torch.uint8) == 0x80).any()), "no code is 0x80"))
-fault("dequantised with the inverse scale", VALUE, seen="vllm PR 36297",
-      contracts={"per_tensor_dequantize"}, read=entry("inv_scale", lambda scale: torch.ones_like(scale) / scale),
-      same_if="the scale is 1")
-fault("scale rounded down to UE8M0", VALUE, seen="vllm PR 22399",
-      contracts={"ceil_to_ue8m0"}, write=entry("out", _truncated_scale), same_if="every value is a power of two")
+fault(
+    "unloaded sentinel taken for a scale",
+    VALUE,
+    seen="vllm-omni 5263",
+    contracts={REQUANTISE},
+    write=entry("max_scale", lambda scale: torch.full_like(scale, -448.0)),
+)
+fault(
+    "scale not doubled for E4M3FNUZ",
+    CAST,
+    seen="vllm PR 12134",
+    contracts={FNUZ},
+    write=entry("weight_scale", _given("weight_scale")),
+)
+fault(
+    "code 0x80 left in E4M3FNUZ weights",
+    CAST,
+    seen="vllm PR 12134",
+    contracts={FNUZ},
+    write=entry("weight", lambda call, out: call.inputs["weight"].view(torch.uint8).view(out.dtype)),
+    needs=need(lambda call: bool((call.inputs["weight"].view(torch.uint8) == 0x80).any()), "no code is 0x80"),
+)
+fault(
+    "dequantised with the inverse scale",
+    VALUE,
+    seen="vllm PR 36297",
+    contracts={"per_tensor_dequantize"},
+    read=entry("inv_scale", lambda scale: torch.ones_like(scale) / scale),
+    same_if="the scale is 1",
+)
+fault(
+    "scale rounded down to UE8M0",
+    VALUE,
+    seen="vllm PR 22399",
+    contracts={"ceil_to_ue8m0"},
+    write=entry("out", _truncated_scale),
+    same_if="every value is a power of two",
+)
 for name, contract, scale in (
     ("weight scale dropped from the first alpha", "make_fp8_moe_alpha_scales_for_fi", "w13_scale"),
     ("intermediate's scale not divided out", "register_scales_for_trtllm_fp8_per_tensor_moe", "w2_input_scale"),
@@ -358,34 +522,103 @@ def _is_float32(name: str) -> Callable[[Call], bool]:
 APART = "every group but the last is a multiple of both alignments"
 many = need(lambda call: len(call.inputs["group_end_offsets"]) > 1, "one group")
 for name, kind, change, when, seen, same in (
-    ("groups of rows padded to 8 rows", INDEX, _as_of_another(8), many,
-     "by construction: an alignment of another format", APART),
-    ("groups of rows not padded", INDEX, _as_of_another(1), many,
-     "torchao pad_token_groups_for_grouped_mm=False", APART),
-    ("a group without rows takes a tile", INDEX, _whole_tiles, many,
-     "by construction: max(1, rows)", "no group but the last is empty"),
+    (
+        "groups of rows padded to 8 rows",
+        INDEX,
+        _as_of_another(8),
+        many,
+        "by construction: an alignment of another format",
+        APART,
+    ),
+    (
+        "groups of rows not padded",
+        INDEX,
+        _as_of_another(1),
+        many,
+        "torchao pad_token_groups_for_grouped_mm=False",
+        APART,
+    ),
+    (
+        "a group without rows takes a tile",
+        INDEX,
+        _whole_tiles,
+        many,
+        "by construction: max(1, rows)",
+        "no group but the last is empty",
+    ),
     ("padding between groups of rows not cleared", MOVEMENT, _nan_between, always, "flashinfer PR 3650", ""),
     ("last row of a padded group lost", MOVEMENT, _last_rows_lost, always, "flashinfer 2861", ""),
-    ("rows of no group copied behind the last group", MOVEMENT, _rows_of_nobody,
-     need(lambda c: int(c.inputs["group_end_offsets"][-1]) < c.inputs["x"].shape[0], "every row has a group"), FUSED,
-     ""),
-    ("first row of a group behind the rows of the group before", MOVEMENT, _into_the_group_before, many,
-     "DeepGEMM 37: an expert's border inside a tile", "no group but the first has rows"),
-    ("float32 rows padded as rows of bfloat16", CAST, _padded_as_halves,
-     need(_is_float32("x"), "the rows are not float32"), FUSED, ""),
+    (
+        "rows of no group copied behind the last group",
+        MOVEMENT,
+        _rows_of_nobody,
+        need(lambda c: int(c.inputs["group_end_offsets"][-1]) < c.inputs["x"].shape[0], "every row has a group"),
+        FUSED,
+        "",
+    ),
+    (
+        "first row of a group behind the rows of the group before",
+        MOVEMENT,
+        _into_the_group_before,
+        many,
+        "DeepGEMM 37: an expert's border inside a tile",
+        "no group but the first has rows",
+    ),
+    (
+        "float32 rows padded as rows of bfloat16",
+        CAST,
+        _padded_as_halves,
+        need(_is_float32("x"), "the rows are not float32"),
+        FUSED,
+        "",
+    ),
 ):
     fault(name, kind, seen=seen, contracts={PAD}, write=entry("out", change), same_if=same, needs=when)
-fault("ends of padded groups without their padding", INDEX, seen="by construction: the ends of the rows",
-      contracts={PAD}, same_if="every group is a multiple of the alignment", write=entry("ends", lambda call, ends: (
-          torch.tensor([start + e - b for (b, e), start in zip(_spans(call), _starts(call), strict=False)],
-                       dtype=ends.dtype, device="cpu"))))
-fault("starts of padded groups are their ends", INDEX, seen="by construction: an inclusive sum", contracts={PAD},
-      write=entry("starts", lambda call, starts: torch.tensor(_starts(call)[1:], dtype=starts.dtype, device="cpu")))
-fault("padding read for rows of a group", MOVEMENT, seen="flashinfer PR 3650", contracts={UNPAD}, needs=many,
-      write=entry("out", lambda call, out: call.inputs["padded"][: len(out)].clone()),
-      same_if="no padding lies between the groups")
-fault("rows of a group from the start of the next", INDEX, seen="sglang PR 28418", contracts={UNPAD}, needs=many,
-      read=entry("padded_group_start_offsets", lambda starts: starts.roll(-1)),
-      same_if="one group has all rows")
-fault("float32 rows unpadded as rows of bfloat16", CAST, seen=FUSED, contracts={UNPAD},
-      write=entry("out", _unpadded_as_halves), needs=need(_is_float32("padded"), "the rows are not float32"))
+fault(
+    "ends of padded groups without their padding",
+    INDEX,
+    seen="by construction: the ends of the rows",
+    contracts={PAD},
+    same_if="every group is a multiple of the alignment",
+    write=entry(
+        "ends",
+        lambda call, ends: torch.tensor(
+            [start + e - b for (b, e), start in zip(_spans(call), _starts(call), strict=False)],
+            dtype=ends.dtype,
+            device="cpu",
+        ),
+    ),
+)
+fault(
+    "starts of padded groups are their ends",
+    INDEX,
+    seen="by construction: an inclusive sum",
+    contracts={PAD},
+    write=entry("starts", lambda call, starts: torch.tensor(_starts(call)[1:], dtype=starts.dtype, device="cpu")),
+)
+fault(
+    "padding read for rows of a group",
+    MOVEMENT,
+    seen="flashinfer PR 3650",
+    contracts={UNPAD},
+    needs=many,
+    write=entry("out", lambda call, out: call.inputs["padded"][: len(out)].clone()),
+    same_if="no padding lies between the groups",
+)
+fault(
+    "rows of a group from the start of the next",
+    INDEX,
+    seen="sglang PR 28418",
+    contracts={UNPAD},
+    needs=many,
+    read=entry("padded_group_start_offsets", lambda starts: starts.roll(-1)),
+    same_if="one group has all rows",
+)
+fault(
+    "float32 rows unpadded as rows of bfloat16",
+    CAST,
+    seen=FUSED,
+    contracts={UNPAD},
+    write=entry("out", _unpadded_as_halves),
+    needs=need(_is_float32("padded"), "the rows are not float32"),
+)

@@ -98,9 +98,10 @@ class UnpadTokenGroups(_TokenGroups):
     summary = "the rows of padded groups one behind the other"
     source = "torchao prototype/moe_training unpad_token_groups, fused_pad_token_groups.cu"
     inputs = (
-        TensorSpec("padded", ROWS, ("R", "K"), "rows of groups, each from its start"), ENDS,
+        TensorSpec("padded", ROWS, ("R", "K"), "rows of groups, each from its start"),
+        ENDS,
         TensorSpec("padded_group_start_offsets", (torch.int32,), ("G",), "the row at which each padded group begins"),
-    )  # fmt: skip
+    )
     options = (ALIGNMENT, OptionSpec("num_tokens", None, None, "rows of all groups, the last of group_end_offsets"))
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:

@@ -87,10 +87,13 @@ def _fp4_logits(case: Case) -> dict[str, Tensor]:
     made = _fp4_queries(case, m)
     windows = _windows(case, m, n)
     return {
-        "q": made["q"].reshape(m, h, d // 2), "q_sf": made["q_sf"].reshape(m, h),
-        "k": codes(case, "k", 1, n, d), "k_sf": _words(case, "k_sf", n, d // 32),
-        "weights": _fp4_weights(case, m, h), **windows,
-    }  # fmt: skip
+        "q": made["q"].reshape(m, h, d // 2),
+        "q_sf": made["q_sf"].reshape(m, h),
+        "k": codes(case, "k", 1, n, d),
+        "k_sf": _words(case, "k_sf", n, d // 32),
+        "weights": _fp4_weights(case, m, h),
+        **windows,
+    }
 
 
 def _fp4_paged(case: Case) -> dict[str, Tensor]:
@@ -101,11 +104,13 @@ def _fp4_paged(case: Case) -> dict[str, Tensor]:
     k, words = codes(case, "k", 1, b * pages * page, d), _words(case, "k_sf", b * pages * page, d // 32)
     parts = (x.view(torch.uint8).reshape(b * pages, -1) for x in (k, words))
     return {
-        "q": made["q"].reshape(b, t, h, d // 2), "q_sf": made["q_sf"].reshape(b, t, h),
+        "q": made["q"].reshape(b, t, h, d // 2),
+        "q_sf": made["q_sf"].reshape(b, t, h),
         "kv_cache": torch.cat([*parts], dim=1).reshape(b * pages, page, 1, d // 2 + 4),
-        "weights": _fp4_weights(case, b * t, h), "context_lens": _contexts(case, b, n, least=t),
+        "weights": _fp4_weights(case, b * t, h),
+        "context_lens": _contexts(case, b, n, least=t),
         "block_tables": torch.from_numpy(case.stream("tables").order(b * pages)).to(torch.int32).reshape(b, pages),
-    }  # fmt: skip
+    }
 
 
 def _fp4_weights(case: Case, rows: int, heads: int) -> Tensor:
@@ -177,14 +182,16 @@ GRAMMARS: Mapping[str, Grammar] = {
         lambda case: {"context_lens": _contexts(case, case["b"], case["n"], least=0)}, no_options,
         shapes=("b=1,n=64", "b=7,n=5000", "b=200,n=900"),
     ),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 GOLDENS = (
     "fp8_mqa_logits/e4m3xe4m3-f32/tensor:token/m=3,n=40,h=8,d=64/family=randn/seed=7",
     "fp8_mqa_logits/e4m3xe4m3-f32/tensor:token/m=3,n=40,h=8,d=64/clean=1/family=codes/seed=7",
     "fp8_paged_mqa_logits/e4m3xe4m3-f32/tensor:token/b=2,t=1,n=64,h=8,d=64/family=codes/seed=7",
-    *(f"fp8_fp4_mqa_logits/e2m1xe2m1-f32/1x32/m=3,n=20,h=8,d=64/{rest}/seed=7"
-      for rest in ("family=randn", "clean=1/family=codes", "compact=1/family=wide")),
+    *(
+        f"fp8_fp4_mqa_logits/e2m1xe2m1-f32/1x32/m=3,n=20,h=8,d=64/{rest}/seed=7"
+        for rest in ("family=randn", "clean=1/family=codes", "compact=1/family=wide")
+    ),
     "fp8_fp4_mqa_logits/e2m1xe2m1-bf16/1x32/m=3,n=20,h=8,d=128/weights=bf16/family=randn/seed=7",
     "fp8_fp4_paged_mqa_logits/e2m1xe2m1-f32/1x32/b=2,t=2,n=40,h=8,d=64/page=32/family=codes/seed=7",
     "fp8_mqa_logits/e4m3xe4m3-f32/tensor:token/m=64,n=192,h=32,d=64/family=randn/seed=7",  # kept as digests

@@ -12,7 +12,6 @@ from oracle.routines.logits.contract import LogitsContract
 from oracle.truth.logits import dots
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-# fmt: off
 PLAIN, FP4, PAGED = "fp8_mqa_logits", "fp8_fp4_mqa_logits", "fp8_fp4_paged_mqa_logits"
 FAULTS = Faults({PLAIN, FP4})
 fault = FAULTS.declare
@@ -62,26 +61,53 @@ def _window(delta: int) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
     return change
 
 
-fault("k_scale of the next key", INDEX, seen="mlc-ai/TIRx-kernels PR 5", contracts=EIGHT,
-      read=entry("k_scale", lambda scale: torch.roll(scale, -1)))
-fault("k_scale of the page's first key", INDEX, seen="aiter PR 5591", contracts=EIGHT,
-      read=entry("k_scale", _page_first))
+fault(
+    "k_scale of the next key",
+    INDEX,
+    seen="mlc-ai/TIRx-kernels PR 5",
+    contracts=EIGHT,
+    read=entry("k_scale", lambda scale: torch.roll(scale, -1)),
+)
+fault(
+    "k_scale of the page's first key", INDEX, seen="aiter PR 5591", contracts=EIGHT, read=entry("k_scale", _page_first)
+)
 fault("weight of the next head", INDEX, seen="DeepGEMM 433", read=entry("weights", lambda w: torch.roll(w, -1, dims=1)))
-fault("weight of the previous token", INDEX, seen="DeepGEMM 433",
-      read=entry("weights", lambda w: torch.roll(w, 1, dims=0)),
-      needs=need(lambda call: call.inputs["weights"].shape[0] > 1, "there is one token"))
+fault(
+    "weight of the previous token",
+    INDEX,
+    seen="DeepGEMM 433",
+    read=entry("weights", lambda w: torch.roll(w, 1, dims=0)),
+    needs=need(lambda call: call.inputs["weights"].shape[0] > 1, "there is one token"),
+)
 fault("only token 0 of each page read", MOVEMENT, seen="aiter PR 5591", read=entry("k", _codes(_page_first)))
-fault("shared-memory swizzle of half the head size", MOVEMENT, seen="DeepGEMM 433",
-      read=entry("k", _codes(_half_of_head)))
-fault("relu left out", ARITHMETIC, seen="DeepGEMM 433",
-      write=_recomputed(relu=False, weighted=True), same_if="no dot product is negative")
-fault("head weights left out", ARITHMETIC, seen="TensorRT-LLM PR 14199",
-      write=_recomputed(relu=True, weighted=False), same_if="every weight is 1")
+fault(
+    "shared-memory swizzle of half the head size", MOVEMENT, seen="DeepGEMM 433", read=entry("k", _codes(_half_of_head))
+)
+fault(
+    "relu left out",
+    ARITHMETIC,
+    seen="DeepGEMM 433",
+    write=_recomputed(relu=False, weighted=True),
+    same_if="no dot product is negative",
+)
+fault(
+    "head weights left out",
+    ARITHMETIC,
+    seen="TensorRT-LLM PR 14199",
+    write=_recomputed(relu=True, weighted=False),
+    same_if="every weight is 1",
+)
 fault("last key of the window missed", MOVEMENT, seen="DeepGEMM 433", read=_window(-1))
-fault("logits outside the window finite", MOVEMENT, seen="DeepGEMM 433",
-      read=_window(1 << 20), admissible_if=UNSPECIFIED)
-fault("masked logits filled with 0 instead of -inf", MOVEMENT, seen="flashinfer PR 4639",
-      write=lambda out: torch.where(torch.isneginf(out), torch.zeros_like(out), out), admissible_if=UNSPECIFIED)
+fault(
+    "logits outside the window finite", MOVEMENT, seen="DeepGEMM 433", read=_window(1 << 20), admissible_if=UNSPECIFIED
+)
+fault(
+    "masked logits filled with 0 instead of -inf",
+    MOVEMENT,
+    seen="flashinfer PR 4639",
+    write=lambda out: torch.where(torch.isneginf(out), torch.zeros_like(out), out),
+    admissible_if=UNSPECIFIED,
+)
 
 
 # --- FP4: words of scales, nibbles ----------------------------------------------------------------------------------
@@ -110,25 +136,64 @@ EQUAL = "neighbours have equal scales"
 for letter in "qk":
     for what, words, seen in (
         ("next block", _blocks(f"{letter}_sf", lambda x: x.roll(-1, dims=-1)), "mlc-ai/TIRx-kernels PR 5"),
-        ("first block for all", _blocks(f"{letter}_sf", lambda x: x[..., :1].expand(x.shape)),
-         MINE + "one instruction's scale id for every step over K"),
+        (
+            "first block for all",
+            _blocks(f"{letter}_sf", lambda x: x[..., :1].expand(x.shape)),
+            MINE + "one instruction's scale id for every step over K",
+        ),
         ("blocks in reverse", _blocks(f"{letter}_sf", lambda x: x.flip(-1)), MINE + "a word read from its high byte"),
     ):
-        fault(f"{letter} of FP4 logits: scale of the {what}", INDEX, seen=seen, contracts=FOUR, read=words,
-              same_if=EQUAL)
-    fault(f"{letter} of FP4 logits: nibbles of a byte exchanged", MOVEMENT, seen="pith-train PR 74", contracts=FOUR,
-          read=entry(letter, lambda x: (x << 4) | (x >> 4)), same_if="the two codes of every byte are equal")
-    fault(f"{letter} of FP4 logits: scales ignored", VALUE, seen=MINE + "the kernel without block scales (f8f6f4)",
-          contracts=FOUR, read=entry(f"{letter}_sf", lambda x: torch.full_like(x, 0x7F7F7F7F)))
-    fault(f"{letter} of FP4 logits: signs lost", CAST, seen="flashinfer PR 3932", contracts=FOUR,
-          read=entry(letter, lambda x: x & 0x77), same_if="no product of codes is negative")
-fault("q of FP4 logits: scale of the next head", INDEX, seen="DeepGEMM 433", contracts=FOUR,
-      read=entry("q_sf", lambda x: x.roll(-1, dims=-1)), same_if=EQUAL)
-fault("q of FP4 logits: scales of the next token", INDEX, seen="DeepGEMM 433", contracts=FOUR,
-      needs=need(lambda call: call.inputs["weights"].shape[0] > 1, "there is one token"),
-      read=entry("q_sf", lambda x: x.roll(-1, dims=0)), same_if=EQUAL)
-fault("k of FP4 logits: scale of the next key", INDEX, seen="mlc-ai/TIRx-kernels PR 5", contracts=FOUR,
-      read=entry("k_sf", lambda x: x.roll(-1, dims=0)), same_if=EQUAL)
+        fault(
+            f"{letter} of FP4 logits: scale of the {what}", INDEX, seen=seen, contracts=FOUR, read=words, same_if=EQUAL
+        )
+    fault(
+        f"{letter} of FP4 logits: nibbles of a byte exchanged",
+        MOVEMENT,
+        seen="pith-train PR 74",
+        contracts=FOUR,
+        read=entry(letter, lambda x: (x << 4) | (x >> 4)),
+        same_if="the two codes of every byte are equal",
+    )
+    fault(
+        f"{letter} of FP4 logits: scales ignored",
+        VALUE,
+        seen=MINE + "the kernel without block scales (f8f6f4)",
+        contracts=FOUR,
+        read=entry(f"{letter}_sf", lambda x: torch.full_like(x, 0x7F7F7F7F)),
+    )
+    fault(
+        f"{letter} of FP4 logits: signs lost",
+        CAST,
+        seen="flashinfer PR 3932",
+        contracts=FOUR,
+        read=entry(letter, lambda x: x & 0x77),
+        same_if="no product of codes is negative",
+    )
+fault(
+    "q of FP4 logits: scale of the next head",
+    INDEX,
+    seen="DeepGEMM 433",
+    contracts=FOUR,
+    read=entry("q_sf", lambda x: x.roll(-1, dims=-1)),
+    same_if=EQUAL,
+)
+fault(
+    "q of FP4 logits: scales of the next token",
+    INDEX,
+    seen="DeepGEMM 433",
+    contracts=FOUR,
+    needs=need(lambda call: call.inputs["weights"].shape[0] > 1, "there is one token"),
+    read=entry("q_sf", lambda x: x.roll(-1, dims=0)),
+    same_if=EQUAL,
+)
+fault(
+    "k of FP4 logits: scale of the next key",
+    INDEX,
+    seen="mlc-ai/TIRx-kernels PR 5",
+    contracts=FOUR,
+    read=entry("k_sf", lambda x: x.roll(-1, dims=0)),
+    same_if=EQUAL,
+)
 
 
 # --- pages ----------------------------------------------------------------------------------------------------------
@@ -146,18 +211,51 @@ def _scales_of_cache(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], T
     return read
 
 
-fault("cache: scale of the next key", INDEX, seen="mlc-ai/TIRx-kernels PR 5", contracts=CACHED,
-      read=entry("kv_cache", _scales_of_cache(lambda x: x.roll(-1, dims=1))), same_if=EQUAL)
-fault("cache: scale of the page's first key", INDEX, seen="aiter PR 5591", contracts=CACHED,
-      read=entry("kv_cache", _scales_of_cache(lambda x: x[:, :1].expand(x.shape))), same_if=EQUAL)
-fault("cache: bytes of a key's scale reversed", INDEX, seen=MINE + "a word read from its high byte",
-      contracts={PAGED}, read=entry("kv_cache", _scales_of_cache(lambda x: x.flip(-1))), same_if=EQUAL)
-fault("cache: page of the next entry", INDEX, seen="aiter PR 5591", contracts=CACHED,
-      needs=need(lambda call: call.inputs["block_tables"].shape[1] > 1, "a request has one page"),
-      read=entry("block_tables", lambda x: x.roll(-1, dims=1)))
-fault("cache: pages of the next request", INDEX, seen="aiter PR 5591", contracts=CACHED,
-      needs=need(lambda call: call.inputs["block_tables"].shape[0] > 1, "there is one request"),
-      read=entry("block_tables", lambda x: x.roll(-1, dims=0)))
-fault("cache: last key of a context missed", MOVEMENT, seen="DeepGEMM 433", contracts=CACHED,
-      needs=need(lambda call: int(call.inputs["context_lens"].max()) > 1, "no context has two keys"),
-      read=entry("context_lens", lambda x: (x - 1).clamp(min=1)))
+fault(
+    "cache: scale of the next key",
+    INDEX,
+    seen="mlc-ai/TIRx-kernels PR 5",
+    contracts=CACHED,
+    read=entry("kv_cache", _scales_of_cache(lambda x: x.roll(-1, dims=1))),
+    same_if=EQUAL,
+)
+fault(
+    "cache: scale of the page's first key",
+    INDEX,
+    seen="aiter PR 5591",
+    contracts=CACHED,
+    read=entry("kv_cache", _scales_of_cache(lambda x: x[:, :1].expand(x.shape))),
+    same_if=EQUAL,
+)
+fault(
+    "cache: bytes of a key's scale reversed",
+    INDEX,
+    seen=MINE + "a word read from its high byte",
+    contracts={PAGED},
+    read=entry("kv_cache", _scales_of_cache(lambda x: x.flip(-1))),
+    same_if=EQUAL,
+)
+fault(
+    "cache: page of the next entry",
+    INDEX,
+    seen="aiter PR 5591",
+    contracts=CACHED,
+    needs=need(lambda call: call.inputs["block_tables"].shape[1] > 1, "a request has one page"),
+    read=entry("block_tables", lambda x: x.roll(-1, dims=1)),
+)
+fault(
+    "cache: pages of the next request",
+    INDEX,
+    seen="aiter PR 5591",
+    contracts=CACHED,
+    needs=need(lambda call: call.inputs["block_tables"].shape[0] > 1, "there is one request"),
+    read=entry("block_tables", lambda x: x.roll(-1, dims=0)),
+)
+fault(
+    "cache: last key of a context missed",
+    MOVEMENT,
+    seen="DeepGEMM 433",
+    contracts=CACHED,
+    needs=need(lambda call: int(call.inputs["context_lens"].max()) > 1, "no context has two keys"),
+    read=entry("context_lens", lambda x: (x - 1).clamp(min=1)),
+)

@@ -29,8 +29,11 @@ def _routing(case: Case) -> dict[str, Tensor]:
 def _routing_options(case: Case) -> dict[str, object]:
     groups = int(case.option("groups") or 1)
     return {
-        "router": case.option("router") or "deepseek_v3", "top_k": case["k"], "num_expert_group": groups,
-        "topk_group": max(1, groups // 2), "renormalize": case.option("renormalize") == "1",
+        "router": case.option("router") or "deepseek_v3",
+        "top_k": case["k"],
+        "num_expert_group": groups,
+        "topk_group": max(1, groups // 2),
+        "renormalize": case.option("renormalize") == "1",
     }
 
 
@@ -131,9 +134,11 @@ def _tensor_experts(case: Case) -> dict[str, Tensor]:
 
     return {
         "hidden_states": data.activations(case.label("x"), "randn" if codes else case.family, t, h, dtype=wide),
-        "router_logits": _logits(case, t, g), "w13": weight("w13", 2 * i, h),
+        "router_logits": _logits(case, t, g),
+        "w13": weight("w13", 2 * i, h),
         "w13_scale": data.scales(case.label("w13_scale"), "randn", (e,)),
-        "w13_input_scale": given_scale(case, "w13_input_scale"), "w2": weight("w2", h, i),
+        "w13_input_scale": given_scale(case, "w13_input_scale"),
+        "w2": weight("w2", h, i),
         "w2_scale": data.scales(case.label("w2_scale"), "randn", (e,)),
         "w2_input_scale": given_scale(case, "w2_input_scale"),
     }
@@ -238,28 +243,48 @@ def _activation_ids(contract: str, grammar: Grammar, profile: str) -> Iterable[s
 
 GRAMMARS: Mapping[str, Grammar] = {
     "moe_routing": Grammar(
-        ("t", "e", "k"), ("f32", "bf16"), ("-",), ("randn",), _routing, _routing_options,
+        ("t", "e", "k"),
+        ("f32", "bf16"),
+        ("-",),
+        ("randn",),
+        _routing,
+        _routing_options,
         {"router": ("llama4", "softmax"), "groups": ("4",), "bias": ("1",), "renormalize": ("1",)},
         shapes=("t=1,e=8,k=1", "t=40,e=32,k=4"),
         extra_options=({"routed_scaling_factor": 2.5}, {"num_expert_group": 4, "topk_group": 2, "top_k": 2}),
     ),
     "moe_fp8": Grammar(
-        ("t", "e", "h", "i", "k"), ("e4m3xe4m3-bf16", "bf16xe4m3-bf16"), ("1x128:128x128", "tensor:tensor"),
-        (*QUANTISED, *(family for family in data.ACTIVATION_FAMILIES if family not in QUANTISED)), _experts,
-        _experts_options, {"rounding": ("PRODUCT", "NONE"), "limit": ("0.5", "7"), "first": ("2",), "on_input": ("1",),
-        "dead": ("1",)},
+        ("t", "e", "h", "i", "k"),
+        ("e4m3xe4m3-bf16", "bf16xe4m3-bf16"),
+        ("1x128:128x128", "tensor:tensor"),
+        (*QUANTISED, *(family for family in data.ACTIVATION_FAMILIES if family not in QUANTISED)),
+        _experts,
+        _experts_options,
+        {"rounding": ("PRODUCT", "NONE"), "limit": ("0.5", "7"), "first": ("2",), "on_input": ("1",), "dead": ("1",)},
         domain="h % 128 == 0, i % 128 == 0",  # the layer quantises both in whole groups
-        listed=_layer_ids, extra_options=({"limit": 0.05}, {"first_expert": 1}, {"apply_router_weight_on_input": True}),
+        listed=_layer_ids,
+        extra_options=({"limit": 0.05}, {"first_expert": 1}, {"apply_router_weight_on_input": True}),
     ),
     "apply_fi_trtllm_fp8_per_tensor_moe": Grammar(
-        ("t", "g", "e", "h", "i"), ("bf16xe4m3-bf16",), ("tensor:tensor",),
-        ("randn", "codes", "outlier", "amax", "ties", "special", "nan"), _tensor_experts, _tensor_experts_options,
+        ("t", "g", "e", "h", "i"),
+        ("bf16xe4m3-bf16",),
+        ("tensor:tensor",),
+        ("randn", "codes", "outlier", "amax", "ties", "special", "nan"),
+        _tensor_experts,
+        _tensor_experts_options,
         {"rank": ("1", "2"), "logits": ("bf16", "f16", "ties", "far"), "weight": ("f32", "bf16")},
-        listed=_tensor_layer_ids, domain="h % 32 == 0",  # the kernel's row order takes whole blocks of 32 rows
+        listed=_tensor_layer_ids,
+        domain="h % 32 == 0",  # the kernel's row order takes whole blocks of 32 rows
     ),
     "silu_and_mul": Grammar(
-        ("m", "i"), ("bf16", "f16", "f32"), ("-",), tuple(data.ACTIVATION_FAMILIES), _gate_and_up,
-        _gate_and_up_options, {"limit": ("0.5", "7"), "each": ("1",)}, listed=_activation_ids,
+        ("m", "i"),
+        ("bf16", "f16", "f32"),
+        ("-",),
+        tuple(data.ACTIVATION_FAMILIES),
+        _gate_and_up,
+        _gate_and_up_options,
+        {"limit": ("0.5", "7"), "each": ("1",)},
+        listed=_activation_ids,
     ),
 }
 
@@ -285,4 +310,4 @@ GOLDENS = (
     "moe_fp8/e4m3xe4m3-bf16/1x128:128x128/t=9,e=5,h=256,i=128,k=3/family=randn/seed=7",
     "apply_fi_trtllm_fp8_per_tensor_moe/bf16xe4m3-bf16/tensor:tensor/t=17,g=6,e=3,h=160,i=72/weight=f32/"
     "family=randn/seed=7",
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line

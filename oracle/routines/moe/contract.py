@@ -159,10 +159,12 @@ class MoeFp8(Contract):
         ),
         OptionSpec("out_dtype", None, (None, *OUT_DTYPES), "dtype of the output; None takes the output's own"),
         OptionSpec(
-            "combine", None, (None, *(c.name for c in WAYS)),
+            "combine",
+            None,
+            (None, *(c.name for c in WAYS)),
             "how the experts' outputs are weighted, stored and added; None admits any one",
         ),
-    )  # fmt: skip
+    )
     numerics = BLOCK_NUMERICS
     golden_arches = ("cpu", "sm90")
 
@@ -341,8 +343,11 @@ def router_of(options: Options) -> routing.Router:
     if not isinstance(scaling, int | float):
         raise OptionError(f"routed_scaling_factor={scaling!r}; pass a number")
     common = routing.Router(
-        top_k=positive(options, "top_k"), groups=positive(options, "num_expert_group"),
-        top_groups=positive(options, "topk_group"), renormalise=bool(options["renormalize"]), scaling=float(scaling),
+        top_k=positive(options, "top_k"),
+        groups=positive(options, "num_expert_group"),
+        top_groups=positive(options, "topk_group"),
+        renormalise=bool(options["renormalize"]),
+        scaling=float(scaling),
     )
     if options["router"] == "llama4":
         return replace(common, choose_by_logit=True, on_input=True)
@@ -420,9 +425,11 @@ def steps_of(inputs: Inputs, options: Options) -> Steps:
         raise OptionError(f"limit={limit!r}; pass a positive number, or None")
     rounding, combine = Activation[str(options["activation_rounding"])], options["combine"]
     return Steps(
-        activation=rounding, recipe=recipe, limit=None if limit is None else float(limit),
+        activation=rounding,
+        recipe=recipe,
+        limit=None if limit is None else float(limit),
         combine=Combine.STORED if combine is None else Combine[str(combine)],
-    )  # fmt: skip
+    )
 
 
 def _judge_ids(bad: Tensor, ids: Tensor) -> Verdict:

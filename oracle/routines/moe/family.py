@@ -10,7 +10,14 @@ FAMILY = RoutineFamily(
     contracts=(contract, pipelines),
     grammars={**cases.GRAMMARS, **pipeline_cases.GRAMMARS},
     # the catalogue names the faults of layouts before those of the layer, and those of runs among them
-    faults=(layouts.FAULTS, faults.ROUTING, faults.EXPERTS, movement.RUNS, faults.ACTIVATION, faults.LAYER,
-            pipeline_faults.FAULTS),
+    faults=(
+        layouts.FAULTS,
+        faults.ROUTING,
+        faults.EXPERTS,
+        movement.RUNS,
+        faults.ACTIVATION,
+        faults.LAYER,
+        pipeline_faults.FAULTS,
+    ),
     goldens=(*cases.GOLDENS, *pipeline_cases.GOLDENS),
 )

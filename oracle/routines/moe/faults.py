@@ -29,7 +29,6 @@ ON_INPUT = "apply_router_weight_on_input"
 Inputs = dict[str, Tensor]
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-# fmt: off
 ROUTING = Faults({"moe_routing"})
 EXPERTS = Faults({"moe_fp8"})
 ACTIVATION = Faults({"silu_and_mul"})
@@ -66,23 +65,59 @@ def _router(name: str) -> WhyNot:
 
 
 # a bias so low that the 0 of groups which fell out wins
-fault("masked expert groups compete with 0, not -inf", ARITHMETIC, seen="flashinfer PR 4639",
-      read=entry("bias", lambda bias: bias - bias.amax() - 2.0), options=option(num_expert_group=1, topk_group=1),
-      needs=both(in_groups, need(lambda call: "bias" in call.inputs, "there is no bias")), same_if=SAME_GROUPS)
-fault("wrong number of expert groups", ARITHMETIC, seen="flashinfer PR 1723",
-      options=option(num_expert_group=1, topk_group=1), needs=in_groups, same_if=SAME_GROUPS)
-fault("softmax for sigmoid", ARITHMETIC, seen="sglang PR 39920",
-      options=option(router="softmax"), needs=_router("deepseek_v3"))
-fault("sigmoid for softmax", ARITHMETIC, seen="sglang PR 39920",
-      options=option(router="deepseek_v3", num_expert_group=1, topk_group=1), needs=_router("softmax"))
-fault("routing weights not renormalised", ARITHMETIC, seen="flashinfer PR 4639",
-      options=option(renormalize=False), needs=is_set("renormalize", "weights are not renormalised"))
-fault("routing scale dropped", VALUE, seen="TensorRT-LLM PR 14199",
-      options=option(routed_scaling_factor=1.0),
-      needs=need(lambda call: call.resolved["routed_scaling_factor"] != 1.0, "the factor is 1"))
-fault("second choice listed for the first expert's weight", INDEX, seen="flashinfer PR 4639",
-      write=entry("topk_weights", lambda weights: weights.flip(1)),
-      needs=above_one("top_k", "one expert for each token"), same_if="all weights of a token are equal")
+fault(
+    "masked expert groups compete with 0, not -inf",
+    ARITHMETIC,
+    seen="flashinfer PR 4639",
+    read=entry("bias", lambda bias: bias - bias.amax() - 2.0),
+    options=option(num_expert_group=1, topk_group=1),
+    needs=both(in_groups, need(lambda call: "bias" in call.inputs, "there is no bias")),
+    same_if=SAME_GROUPS,
+)
+fault(
+    "wrong number of expert groups",
+    ARITHMETIC,
+    seen="flashinfer PR 1723",
+    options=option(num_expert_group=1, topk_group=1),
+    needs=in_groups,
+    same_if=SAME_GROUPS,
+)
+fault(
+    "softmax for sigmoid",
+    ARITHMETIC,
+    seen="sglang PR 39920",
+    options=option(router="softmax"),
+    needs=_router("deepseek_v3"),
+)
+fault(
+    "sigmoid for softmax",
+    ARITHMETIC,
+    seen="sglang PR 39920",
+    options=option(router="deepseek_v3", num_expert_group=1, topk_group=1),
+    needs=_router("softmax"),
+)
+fault(
+    "routing weights not renormalised",
+    ARITHMETIC,
+    seen="flashinfer PR 4639",
+    options=option(renormalize=False),
+    needs=is_set("renormalize", "weights are not renormalised"),
+)
+fault(
+    "routing scale dropped",
+    VALUE,
+    seen="TensorRT-LLM PR 14199",
+    options=option(routed_scaling_factor=1.0),
+    needs=need(lambda call: call.resolved["routed_scaling_factor"] != 1.0, "the factor is 1"),
+)
+fault(
+    "second choice listed for the first expert's weight",
+    INDEX,
+    seen="flashinfer PR 4639",
+    write=entry("topk_weights", lambda weights: weights.flip(1)),
+    needs=above_one("top_k", "one expert for each token"),
+    same_if="all weights of a token are equal",
+)
 
 
 # --- the expert layer ---------------------------------------------------------------------------------------
@@ -100,24 +135,56 @@ def _scales_swapped(scale: Tensor) -> Tensor:
     return halves_swapped(scale) if scale.dim() == 3 else scale
 
 
-fault("routing weight dropped", VALUE, seen="TensorRT-LLM PR 14199",
-      read=entry("topk_weights", ones), same_if="every weight is 1")
-fault("gate and up swapped in the layer", MOVEMENT, seen="sglang PR 11081",
-      read=lambda i: i | {"w13": halves_swapped(i["w13"]), "w13_scale": _scales_swapped(i["w13_scale"])})
-fault("gate and up swapped without their scales in the layer", MOVEMENT, seen="sglang PR 32430",
-      read=entry("w13_scale", _scales_swapped),
-      needs=need(lambda call: call.inputs["w13_scale"].dim() == 3, "one scale for both"),
-      same_if="both halves have equal scales")
-fault("SiLU limit ignored", ARITHMETIC, seen="sglang PR 39920",
-      options=option(limit=None), needs=need(lambda call: call.resolved["limit"] is not None, "there is no limit"),
-      same_if="no activation reaches the limit")
-fault("rank's first expert not subtracted", INDEX, seen="flashinfer 3547",
-      options=option(first_expert=0), needs=is_set("first_expert", "this rank holds the first experts"))
-fault("routing weight on the output instead of the input", ARITHMETIC, seen="flashinfer PR 4639",
-      options=option(**{ON_INPUT: False}), needs=is_set(ON_INPUT, "the weight is on the output"))
-fault("weight scales of the next expert", INDEX, seen="DeepGEMM PR 343",
-      read=entry("w2_scale", lambda scale: torch.roll(scale, -1, dims=0)),
-      needs=need(lambda call: call.inputs["w2_scale"].shape[0] > 1, "one expert"))
+fault(
+    "routing weight dropped",
+    VALUE,
+    seen="TensorRT-LLM PR 14199",
+    read=entry("topk_weights", ones),
+    same_if="every weight is 1",
+)
+fault(
+    "gate and up swapped in the layer",
+    MOVEMENT,
+    seen="sglang PR 11081",
+    read=lambda i: i | {"w13": halves_swapped(i["w13"]), "w13_scale": _scales_swapped(i["w13_scale"])},
+)
+fault(
+    "gate and up swapped without their scales in the layer",
+    MOVEMENT,
+    seen="sglang PR 32430",
+    read=entry("w13_scale", _scales_swapped),
+    needs=need(lambda call: call.inputs["w13_scale"].dim() == 3, "one scale for both"),
+    same_if="both halves have equal scales",
+)
+fault(
+    "SiLU limit ignored",
+    ARITHMETIC,
+    seen="sglang PR 39920",
+    options=option(limit=None),
+    needs=need(lambda call: call.resolved["limit"] is not None, "there is no limit"),
+    same_if="no activation reaches the limit",
+)
+fault(
+    "rank's first expert not subtracted",
+    INDEX,
+    seen="flashinfer 3547",
+    options=option(first_expert=0),
+    needs=is_set("first_expert", "this rank holds the first experts"),
+)
+fault(
+    "routing weight on the output instead of the input",
+    ARITHMETIC,
+    seen="flashinfer PR 4639",
+    options=option(**{ON_INPUT: False}),
+    needs=is_set(ON_INPUT, "the weight is on the output"),
+)
+fault(
+    "weight scales of the next expert",
+    INDEX,
+    seen="DeepGEMM PR 343",
+    read=entry("w2_scale", lambda scale: torch.roll(scale, -1, dims=0)),
+    needs=need(lambda call: call.inputs["w2_scale"].shape[0] > 1, "one expert"),
+)
 
 
 # --- the layer's quantisation of its input ------------------------------------------------------------------
@@ -127,8 +194,10 @@ def _wide(*, given: bool = False, groups: int = 1, tokens: int = 1) -> WhyNot:
     """The call has an input to quantise, by a given scale or not, of so many groups and tokens at least."""
     return both(
         need(lambda call: "x" in call.inputs, "the input is quantised already"),
-        need(lambda call: given == ("a_scale" in call.inputs),
-             "the layer computes the scales" if given else "the scale is given"),
+        need(
+            lambda call: given == ("a_scale" in call.inputs),
+            "the layer computes the scales" if given else "the scale is given",
+        ),
         need(lambda call: call.inputs["x"].shape[1] > 128 * (groups - 1), "one group of 128"),
         need(lambda call: call.inputs["x"].shape[0] >= tokens, "one token"),
     )
@@ -165,26 +234,61 @@ def _weighted_later(call: Call, inputs: Inputs) -> Inputs:
 
 weight_on_input = both(_wide(), is_set(ON_INPUT, "the weight is on the output"))
 for words, family, seen, change, needs in (
-    ("scales of the next group", INDEX, "mlc-ai/TIRx-kernels PR 5",
-     _scales(lambda scale: torch.roll(scale, -1, dims=1)), _wide(groups=2)),
-    ("scale of the first group for all groups", INDEX, "vllm PR 33019",
-     _scales(lambda scale: scale[:, :1].expand_as(scale).contiguous()), _wide(groups=2)),
-    ("scales left behind when rows are sorted by expert", INDEX, "sglang PR 31429",
-     _scales(lambda scale: torch.roll(scale, 1, dims=0)), _wide(tokens=2)),
-    ("scales of the first token for all tokens", VALUE, "vllm PR 54683",
-     _scales(lambda scale: scale[:1].expand_as(scale).contiguous()), _wide(tokens=2)),
-    ("one scale for a token instead of one for each group", VALUE, "flashinfer PR 4836",
-     lambda call, inputs: _made(call, inputs, recipe=recipes.get("vllm_token")), _wide(groups=2)),
+    (
+        "scales of the next group",
+        INDEX,
+        "mlc-ai/TIRx-kernels PR 5",
+        _scales(lambda scale: torch.roll(scale, -1, dims=1)),
+        _wide(groups=2),
+    ),
+    (
+        "scale of the first group for all groups",
+        INDEX,
+        "vllm PR 33019",
+        _scales(lambda scale: scale[:, :1].expand_as(scale).contiguous()),
+        _wide(groups=2),
+    ),
+    (
+        "scales left behind when rows are sorted by expert",
+        INDEX,
+        "sglang PR 31429",
+        _scales(lambda scale: torch.roll(scale, 1, dims=0)),
+        _wide(tokens=2),
+    ),
+    (
+        "scales of the first token for all tokens",
+        VALUE,
+        "vllm PR 54683",
+        _scales(lambda scale: scale[:1].expand_as(scale).contiguous()),
+        _wide(tokens=2),
+    ),
+    (
+        "one scale for a token instead of one for each group",
+        VALUE,
+        "flashinfer PR 4836",
+        lambda call, inputs: _made(call, inputs, recipe=recipes.get("vllm_token")),
+        _wide(groups=2),
+    ),
     # codes of the intermediate's given scale, read with the input's
-    ("quantised with the intermediate's scale", VALUE, "vllm PR 41021",
-     lambda call, inputs: _made(call, inputs, scale=inputs["a2_scale"]) | {"a_scale": inputs["a_scale"]},
-     _wide(given=True)),
+    (
+        "quantised with the intermediate's scale",
+        VALUE,
+        "vllm PR 41021",
+        lambda call, inputs: _made(call, inputs, scale=inputs["a2_scale"]) | {"a_scale": inputs["a_scale"]},
+        _wide(given=True),
+    ),
     ("quantised before its routing weight", ARITHMETIC, "vllm PR 16744", _weighted_later, weight_on_input),
 ):
     fault(f"layer input: {words}", family, seen=seen, read=change, needs=needs)
 # the input has its weight already, and the output gets it too
-fault("layer input: routing weight on input and output", ARITHMETIC, seen="vllm PR 43694",
-      read=_made, options=option(**{ON_INPUT: False}), needs=weight_on_input)
+fault(
+    "layer input: routing weight on input and output",
+    ARITHMETIC,
+    seen="vllm PR 43694",
+    read=_made,
+    options=option(**{ON_INPUT: False}),
+    needs=weight_on_input,
+)
 
 
 # --- the activation -----------------------------------------------------------------------------------------
@@ -192,17 +296,34 @@ fault("layer input: routing weight on input and output", ARITHMETIC, seen="vllm 
 fault = ACTIVATION.declare
 narrow = need(lambda call: call.inputs["x"].dtype != torch.float32, "float32 holds silu as it is")
 
-fault("gate and up swapped in the activation", MOVEMENT, seen="sglang PR 11081",
-      read=entry("x", lambda x: halves_swapped(x, -1)))
-fault("SiLU limit ignored in the activation", ARITHMETIC, seen="sglang PR 39920",
-      options=option(limit=None), needs=need(lambda call: call.resolved["limit"] is not None, "there is no limit"),
-      same_if="no operand reaches the limit")
-fault("rounding of silu left out", CAST, seen="TensorRT-LLM PR 14464",
-      options=option(round_silu=False),
-      needs=both(narrow, need(lambda call: call.resolved["round_silu"] is True, "silu is not rounded already")))
-fault("silu rounded before it is multiplied", CAST, seen="flashinfer 5128",
-      options=option(round_silu=True),
-      needs=both(narrow, need(lambda call: call.resolved["round_silu"] is False, "silu is rounded already")))
+fault(
+    "gate and up swapped in the activation",
+    MOVEMENT,
+    seen="sglang PR 11081",
+    read=entry("x", lambda x: halves_swapped(x, -1)),
+)
+fault(
+    "SiLU limit ignored in the activation",
+    ARITHMETIC,
+    seen="sglang PR 39920",
+    options=option(limit=None),
+    needs=need(lambda call: call.resolved["limit"] is not None, "there is no limit"),
+    same_if="no operand reaches the limit",
+)
+fault(
+    "rounding of silu left out",
+    CAST,
+    seen="TensorRT-LLM PR 14464",
+    options=option(round_silu=False),
+    needs=both(narrow, need(lambda call: call.resolved["round_silu"] is True, "silu is not rounded already")),
+)
+fault(
+    "silu rounded before it is multiplied",
+    CAST,
+    seen="flashinfer 5128",
+    options=option(round_silu=True),
+    needs=both(narrow, need(lambda call: call.resolved["round_silu"] is False, "silu is rounded already")),
+)
 
 
 # --- the layer with per-tensor scales: what it reads --------------------------------------------------------
@@ -275,20 +396,51 @@ unaligned = need(lambda c: c.inputs["w2"].shape[2] % 16, lambda c: f"I={c.inputs
 several_experts: WhyNot = need(lambda call: call.inputs["w13"].shape[0] > 1, "there is one expert")
 fault("per-tensor layer: halves left as w13", MOVEMENT, seen="sglang PR 11081", read=entry("w13", halves_swapped))
 fault("per-tensor layer: rows not permuted", MOVEMENT, seen="flashinfer 2907", read=_not_rotated)
-fault("per-tensor layer: up half at the unpadded offset", MOVEMENT, seen="vLLM 0.20.2",
-      read=_as_published, needs=unaligned)
-fault("per-tensor layer: rank's first expert not subtracted", INDEX, seen="flashinfer 3547",
-      options=option(ep_rank=0), needs=is_set("ep_rank", "this rank holds the first experts"))
+fault(
+    "per-tensor layer: up half at the unpadded offset",
+    MOVEMENT,
+    seen="vLLM 0.20.2",
+    read=_as_published,
+    needs=unaligned,
+)
+fault(
+    "per-tensor layer: rank's first expert not subtracted",
+    INDEX,
+    seen="flashinfer 3547",
+    options=option(ep_rank=0),
+    needs=is_set("ep_rank", "this rank holds the first experts"),
+)
 for which, scale in (("first", "w13_scale"), ("second", "w2_scale")):
-    fault(f"per-tensor layer: {which} weight scale of the next expert", INDEX, seen="DeepGEMM PR 343",
-          read=entry(scale, lambda scale: torch.roll(scale, -1, dims=0)), needs=several_experts)
+    fault(
+        f"per-tensor layer: {which} weight scale of the next expert",
+        INDEX,
+        seen="DeepGEMM PR 343",
+        read=entry(scale, lambda scale: torch.roll(scale, -1, dims=0)),
+        needs=several_experts,
+    )
 fault("per-tensor layer: output scale not divided out", VALUE, seen="TensorRT-LLM PR 14199", read=_scale_not_divided)
 fault("per-tensor layer: gate scale applied twice", VALUE, seen="vllm PR 52405", write=entry("out", _gate_scale_twice))
-fault("per-tensor layer: routing weight dropped", VALUE, seen="TensorRT-LLM PR 14199",
-      read=entry("router_logits", _certain))
-fault("per-tensor layer: routing weight on the output", ARITHMETIC, seen="flashinfer PR 4639",
-      write=entry("out", _weight_on_output))
-fault("per-tensor layer: routing weight on input and output", ARITHMETIC, seen="vllm PR 43694",
-      write=entry("out", _times_weight))
-fault("per-tensor layer: softmax for sigmoid", ARITHMETIC, seen="sglang PR 39920",
-      read=entry("router_logits", _by_softmax))
+fault(
+    "per-tensor layer: routing weight dropped",
+    VALUE,
+    seen="TensorRT-LLM PR 14199",
+    read=entry("router_logits", _certain),
+)
+fault(
+    "per-tensor layer: routing weight on the output",
+    ARITHMETIC,
+    seen="flashinfer PR 4639",
+    write=entry("out", _weight_on_output),
+)
+fault(
+    "per-tensor layer: routing weight on input and output",
+    ARITHMETIC,
+    seen="vllm PR 43694",
+    write=entry("out", _times_weight),
+)
+fault(
+    "per-tensor layer: softmax for sigmoid",
+    ARITHMETIC,
+    seen="sglang PR 39920",
+    read=entry("router_logits", _by_softmax),
+)

@@ -59,9 +59,11 @@ def _weight(case: Case, row: Pipeline, name: str, shape: tuple[int, int, int]) -
 
 def _scale_shape(row: Pipeline, e: int, rows: int, columns: int) -> tuple[int, ...]:
     return {
-        Sharing.EXPERT: (e,), Sharing.CHANNEL: (e, rows), Sharing.GROUP: (e, rows, ceil_div(columns, 128)),
+        Sharing.EXPERT: (e,),
+        Sharing.CHANNEL: (e, rows),
+        Sharing.GROUP: (e, rows, ceil_div(columns, 128)),
         Sharing.BLOCK: (e, ceil_div(rows, 128), ceil_div(columns, 128)),
-    }[row.weights]  # fmt: skip
+    }[row.weights]
 
 
 def _given(case: Case, row: Pipeline, e: int, h: int, i: int) -> dict[str, Tensor]:
@@ -144,15 +146,24 @@ def _call(case: Case) -> dict[str, object]:
 
 
 METHODS = (
-    "Default", "Renormalize", "Llama4", "RenormalizeNaive", "TopK", "SigmoidRenorm", "MiniMax2", "Sigmoid",
+    "Default",
+    "Renormalize",
+    "Llama4",
+    "RenormalizeNaive",
+    "TopK",
+    "SigmoidRenorm",
+    "MiniMax2",
+    "Sigmoid",
     "TopKSigmoid",
-)  # fmt: skip
+)
 
 
 SCHEMES = {
-    Sharing.EXPERT: "tensor:tensor", Sharing.CHANNEL: "token:channel", Sharing.BLOCK: "1x128:128x128",
+    Sharing.EXPERT: "tensor:tensor",
+    Sharing.CHANNEL: "token:channel",
+    Sharing.BLOCK: "1x128:128x128",
     Sharing.GROUP: "tensor:1x128",
-}  # fmt: skip
+}
 
 
 def _listed(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
@@ -222,10 +233,17 @@ def _grammar(row: Pipeline) -> Grammar:
     dtypes, scheme = f"{first}x{second}-bf16", SCHEMES[row.weights]
     step = 128 if row.weights in (Sharing.BLOCK, Sharing.GROUP) else 16
     return Grammar(
-        ("t", "e", "h", "i", "k"), (dtypes,), (scheme,), wide, _inputs, _call, options, listed=_listed,
+        ("t", "e", "h", "i", "k"),
+        (dtypes,),
+        (scheme,),
+        wide,
+        _inputs,
+        _call,
+        options,
+        listed=_listed,
         domain=f"h % {step} == 0, i % {step} == 0, h <= 512, i <= 256, t <= 64",
         extra=tuple(_extra(row, f"{dtypes}/{scheme}")),
-    )  # fmt: skip
+    )
 
 
 _PLAIN: Mapping[str, Grammar] = {name: _grammar(contract.row) for name, contract in CONTRACTS.items()}

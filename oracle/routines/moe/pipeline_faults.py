@@ -97,22 +97,45 @@ def _swapped(name: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
     return change
 
 
-# fmt: off
 fault("experts: gate and up exchanged", MOVEMENT, seen="sglang PR 11081", read=_swapped("w13"))
-fault("experts: gate and up exchanged without their scales", MOVEMENT, seen="sglang PR 32430",
-      read=entry("w13", halves_swapped), contracts=of_rows(lambda row: row.weights is not Sharing.EXPERT))
+fault(
+    "experts: gate and up exchanged without their scales",
+    MOVEMENT,
+    seen="sglang PR 32430",
+    read=entry("w13", halves_swapped),
+    contracts=of_rows(lambda row: row.weights is not Sharing.EXPERT),
+)
 for which in ("w13", "w2"):
-    fault(f"experts: {which} scales of the next expert", INDEX, seen="DeepGEMM PR 343",
-          read=entry(f"{which}_scale", lambda scale: torch.roll(scale, -1, dims=0)), needs=several)
-fault("experts: group offsets off by one row", MOVEMENT, seen="DeepGEMM PR 450", product=lambda call, tokens:
-      replace(tokens, ids=_off_by_one(call, tokens)), needs=both(several, two_rows))
-fault("experts: weight scales of the first block for all blocks", INDEX, seen="sglang PR 20819",
-      read=entry("w13_scale", lambda scale: scale[..., :1].expand_as(scale).contiguous()),
-      contracts=grouped, needs=wide)
-fault("experts: group scales of int4 weights dropped", VALUE, seen="sglang PR 31529",
-      read=lambda i: i | {n: i[n].mean(dim=-1, keepdim=True).expand_as(i[n]).contiguous()
-                          for n in ("w13_scale",)},
-      contracts=of_rows(lambda row: row.weights is Sharing.GROUP), needs=wide)
+    fault(
+        f"experts: {which} scales of the next expert",
+        INDEX,
+        seen="DeepGEMM PR 343",
+        read=entry(f"{which}_scale", lambda scale: torch.roll(scale, -1, dims=0)),
+        needs=several,
+    )
+fault(
+    "experts: group offsets off by one row",
+    MOVEMENT,
+    seen="DeepGEMM PR 450",
+    product=lambda call, tokens: replace(tokens, ids=_off_by_one(call, tokens)),
+    needs=both(several, two_rows),
+)
+fault(
+    "experts: weight scales of the first block for all blocks",
+    INDEX,
+    seen="sglang PR 20819",
+    read=entry("w13_scale", lambda scale: scale[..., :1].expand_as(scale).contiguous()),
+    contracts=grouped,
+    needs=wide,
+)
+fault(
+    "experts: group scales of int4 weights dropped",
+    VALUE,
+    seen="sglang PR 31529",
+    read=lambda i: i | {n: i[n].mean(dim=-1, keepdim=True).expand_as(i[n]).contiguous() for n in ("w13_scale",)},
+    contracts=of_rows(lambda row: row.weights is Sharing.GROUP),
+    needs=wide,
+)
 
 
 def _off_by_one(call: Call, tokens: Tokens) -> Tensor:
@@ -128,36 +151,81 @@ def _off_by_one(call: Call, tokens: Tokens) -> Tensor:
 
 # --- experts of this rank -----------------------------------------------------------------------------------
 
-fault("experts: rank's first expert not subtracted", INDEX, seen="flashinfer 3547",
-      options=option(first_expert=0), needs=is_set("first_expert", "this rank holds the first experts"))
-fault("experts: expert map off by one", INDEX, seen="flashinfer 3547", contracts=mapped,
-      read=entry("expert_map", lambda known: torch.roll(known, 1)),
-      needs=need(lambda call: "expert_map" in call.inputs, "there is no map"))
-fault("experts: absent experts taken for the first one", MOVEMENT, seen="DeepGEMM 34", needs=absent, contracts=given,
-      product=lambda call, tokens: replace(tokens, ids=torch.where(_local(call)[0] < 0,
-                                                                   call.resolved["first_expert"], tokens.ids)))
-fault("experts: the first expert taken for an absent one", INDEX,
-      seen="SGLang layers/moe/ep_moe/kernels.py post_reorder_triton_kernel, expert_id > 0",
-      product=lambda call, tokens: replace(tokens, ids=tokens.ids.masked_fill(_local(call)[0] == 0, -1)),
-      needs=need(lambda call: int(_busy(call)[0]), "the first expert has no token"))
+fault(
+    "experts: rank's first expert not subtracted",
+    INDEX,
+    seen="flashinfer 3547",
+    options=option(first_expert=0),
+    needs=is_set("first_expert", "this rank holds the first experts"),
+)
+fault(
+    "experts: expert map off by one",
+    INDEX,
+    seen="flashinfer 3547",
+    contracts=mapped,
+    read=entry("expert_map", lambda known: torch.roll(known, 1)),
+    needs=need(lambda call: "expert_map" in call.inputs, "there is no map"),
+)
+fault(
+    "experts: absent experts taken for the first one",
+    MOVEMENT,
+    seen="DeepGEMM 34",
+    needs=absent,
+    contracts=given,
+    product=lambda call, tokens: replace(
+        tokens, ids=torch.where(_local(call)[0] < 0, call.resolved["first_expert"], tokens.ids)
+    ),
+)
+fault(
+    "experts: the first expert taken for an absent one",
+    INDEX,
+    seen="SGLang layers/moe/ep_moe/kernels.py post_reorder_triton_kernel, expert_id > 0",
+    product=lambda call, tokens: replace(tokens, ids=tokens.ids.masked_fill(_local(call)[0] == 0, -1)),
+    needs=need(lambda call: int(_busy(call)[0]), "the first expert has no token"),
+)
 
 
 # --- the input ----------------------------------------------------------------------------------------------
 
 many: WhyNot = need(lambda call: call.inputs["w2" if row_of(call).quantise is None else "x"].shape[0] > 0, "")
-token_scales = of_rows(lambda row: row.weights is not Sharing.GROUP and not row.static and not row.apart
-                       and not (row.quantise is None and row.weights is Sharing.EXPERT))
+token_scales = of_rows(
+    lambda row: (
+        row.weights is not Sharing.GROUP
+        and not row.static
+        and not row.apart
+        and not (row.quantise is None and row.weights is Sharing.EXPERT)
+    )
+)
 tokens_differ: WhyNot = need(lambda call: call.contract.outputs(call)["out"].shape[0] > 1, "one token")  # type: ignore[index]
-for words, change in (("left behind when rows are sorted", lambda scale: torch.roll(scale, 1, dims=0)),
-                      ("of the first token for all", lambda scale: scale[:1].expand_as(scale).contiguous())):
-    fault(f"experts: input scales {words}", INDEX, seen="sglang PR 31429",
-          product=lambda tokens, c=change: replace(tokens, scale=c(tokens.scale)),
-          contracts=token_scales, needs=tokens_differ)
-fault("experts: input scales of the next group", INDEX, seen="mlc-ai/TIRx-kernels PR 5", contracts=block,
-      product=lambda tokens: replace(tokens, scale=torch.roll(tokens.scale, -1, dims=1)), needs=wide)
-fault("experts: rows of the previous token", MOVEMENT, seen="flashinfer 4396",
-      product=lambda tokens: replace(tokens, codes=torch.roll(tokens.codes.view(torch.uint8), 1, dims=0)
-                                     .view(tokens.codes.dtype)), needs=tokens_differ)
+for words, change in (
+    ("left behind when rows are sorted", lambda scale: torch.roll(scale, 1, dims=0)),
+    ("of the first token for all", lambda scale: scale[:1].expand_as(scale).contiguous()),
+):
+    fault(
+        f"experts: input scales {words}",
+        INDEX,
+        seen="sglang PR 31429",
+        product=lambda tokens, c=change: replace(tokens, scale=c(tokens.scale)),
+        contracts=token_scales,
+        needs=tokens_differ,
+    )
+fault(
+    "experts: input scales of the next group",
+    INDEX,
+    seen="mlc-ai/TIRx-kernels PR 5",
+    contracts=block,
+    product=lambda tokens: replace(tokens, scale=torch.roll(tokens.scale, -1, dims=1)),
+    needs=wide,
+)
+fault(
+    "experts: rows of the previous token",
+    MOVEMENT,
+    seen="flashinfer 4396",
+    product=lambda tokens: replace(
+        tokens, codes=torch.roll(tokens.codes.view(torch.uint8), 1, dims=0).view(tokens.codes.dtype)
+    ),
+    needs=tokens_differ,
+)
 
 
 # --- activation and requantisation --------------------------------------------------------------------------
@@ -186,9 +254,11 @@ def decoded(rows: Rows) -> Tensor:
 
 def scaling(change: Callable[[Tensor], Tensor]) -> Callable[[Rows], Rows]:
     """A CODES change of the scales of the intermediate alone."""
+
     def apply(rows: Rows) -> Rows:
         assert rows.scale is not None
         return replace(rows, scale=change(rows.scale))
+
     return apply
 
 
@@ -203,29 +273,64 @@ def _input_scale(call: Call, rows: Rows) -> Rows:
     return replace(rows, scale=own[:, torch.arange(blocks, device=own.device) % own.shape[1]].contiguous())
 
 
-unit = of_rows(lambda row: row.steps.recipe.formula is TORCH_STATIC.formula and not row.static or
-               row.weights is Sharing.GROUP)  # intermediates whose scale is 1
+unit = of_rows(
+    lambda row: row.steps.recipe.formula is TORCH_STATIC.formula and not row.static or row.weights is Sharing.GROUP
+)  # intermediates whose scale is 1
 own_scale = frozenset(CONTRACTS) - unit
-fault("experts: intermediate not requantised by a scale", VALUE, seen="vllm PR 41021", contracts=own_scale,
-      codes=_unscaled)
-fault("experts: intermediate's scale dropped", VALUE, seen="vllm-omni 5263", contracts=own_scale,
-      codes=scaling(ones))
-fault("experts: input's scale for the intermediate", VALUE, seen="vllm PR 41021", contracts=own_scale,
-      codes=_input_scale)
-fault("experts: intermediate's scales of the previous row", INDEX, seen="NVIDIA/cutlass 2087", contracts=scaled,
-      codes=scaling(lambda scale: torch.roll(scale, 1, dims=0)), needs=two_rows)
-fault("experts: one row's intermediate scales for all rows", INDEX, seen="NVIDIA/cutlass 2154", contracts=scaled,
-      codes=scaling(lambda scale: scale[:1].expand_as(scale).contiguous()), needs=two_rows)
-fault("experts: intermediate's multiplier dropped", VALUE, seen="TensorRT-LLM PR 14199",
-      read=lambda i: i | {n: ones(i[n]) for n in ("fc2_act_scale", "prequant2") if n in i},
-      contracts=of_rows(lambda row: row.multiplied))
-fault("experts: intermediate's multiplier inverted", VALUE, seen="vllm PR 36297",
-      read=lambda i: i | {n: 1 / i[n] for n in ("fc2_act_scale", "prequant2") if n in i},
-      contracts=of_rows(lambda row: row.multiplied))
-fault("experts: up rows by the gate's scale", VALUE, seen="vllm PR 52405",
-      read=lambda i: i | {"up_scale": i["w13_scale"]}, contracts=of_rows(lambda row: row.apart))
-fault("experts: gate multiplied without silu", ARITHMETIC, seen="sglang PR 39920",
-      store=lambda rows: replace(rows, value=_no_silu(rows.value)))
+fault(
+    "experts: intermediate not requantised by a scale",
+    VALUE,
+    seen="vllm PR 41021",
+    contracts=own_scale,
+    codes=_unscaled,
+)
+fault("experts: intermediate's scale dropped", VALUE, seen="vllm-omni 5263", contracts=own_scale, codes=scaling(ones))
+fault(
+    "experts: input's scale for the intermediate", VALUE, seen="vllm PR 41021", contracts=own_scale, codes=_input_scale
+)
+fault(
+    "experts: intermediate's scales of the previous row",
+    INDEX,
+    seen="NVIDIA/cutlass 2087",
+    contracts=scaled,
+    codes=scaling(lambda scale: torch.roll(scale, 1, dims=0)),
+    needs=two_rows,
+)
+fault(
+    "experts: one row's intermediate scales for all rows",
+    INDEX,
+    seen="NVIDIA/cutlass 2154",
+    contracts=scaled,
+    codes=scaling(lambda scale: scale[:1].expand_as(scale).contiguous()),
+    needs=two_rows,
+)
+fault(
+    "experts: intermediate's multiplier dropped",
+    VALUE,
+    seen="TensorRT-LLM PR 14199",
+    read=lambda i: i | {n: ones(i[n]) for n in ("fc2_act_scale", "prequant2") if n in i},
+    contracts=of_rows(lambda row: row.multiplied),
+)
+fault(
+    "experts: intermediate's multiplier inverted",
+    VALUE,
+    seen="vllm PR 36297",
+    read=lambda i: i | {n: 1 / i[n] for n in ("fc2_act_scale", "prequant2") if n in i},
+    contracts=of_rows(lambda row: row.multiplied),
+)
+fault(
+    "experts: up rows by the gate's scale",
+    VALUE,
+    seen="vllm PR 52405",
+    read=lambda i: i | {"up_scale": i["w13_scale"]},
+    contracts=of_rows(lambda row: row.apart),
+)
+fault(
+    "experts: gate multiplied without silu",
+    ARITHMETIC,
+    seen="sglang PR 39920",
+    store=lambda rows: replace(rows, value=_no_silu(rows.value)),
+)
 
 
 def _no_silu(h: Tensor) -> Tensor:
@@ -235,58 +340,145 @@ def _no_silu(h: Tensor) -> Tensor:
     return torch.cat([torch.full_like(gate, far), gate * up / far], dim=1)
 
 
-fault("experts: silu rounded where it is not", CAST, seen="flashinfer 5128",
-      recipe=steps(activation=Activation.EACH),
-      contracts=of_rows(lambda row: row.steps.activation is not Activation.EACH and not row.steps.hidden
-                        and row.steps.first is None),
-      admissible_if="the rounding moves no code beyond its neighbours")
-fault("experts: rounding of silu left out", CAST, seen="TensorRT-LLM PR 14464",
-      recipe=steps(activation=Activation.PRODUCT),
-      contracts=of_rows(lambda row: row.steps.activation is Activation.EACH),
-      same_if="no product of this call rounds otherwise",
-      admissible_if="the rounding moves no code beyond its neighbours")
-fault("experts: first product kept in float32", CAST, seen="TensorRT-LLM PR 14464", recipe=steps(first=torch.float32),
-      contracts=of_rows(lambda row: row.steps.first is None),
-      admissible_if="the rounding moves no code beyond its neighbours")
-fault("experts: first product not quantised", CAST, seen="TensorRT-LLM PR 14464", recipe=steps(hidden=None),
-      contracts=of_rows(lambda row: row.steps.hidden is not None))
+fault(
+    "experts: silu rounded where it is not",
+    CAST,
+    seen="flashinfer 5128",
+    recipe=steps(activation=Activation.EACH),
+    contracts=of_rows(
+        lambda row: row.steps.activation is not Activation.EACH and not row.steps.hidden and row.steps.first is None
+    ),
+    admissible_if="the rounding moves no code beyond its neighbours",
+)
+fault(
+    "experts: rounding of silu left out",
+    CAST,
+    seen="TensorRT-LLM PR 14464",
+    recipe=steps(activation=Activation.PRODUCT),
+    contracts=of_rows(lambda row: row.steps.activation is Activation.EACH),
+    same_if="no product of this call rounds otherwise",
+    admissible_if="the rounding moves no code beyond its neighbours",
+)
+fault(
+    "experts: first product kept in float32",
+    CAST,
+    seen="TensorRT-LLM PR 14464",
+    recipe=steps(first=torch.float32),
+    contracts=of_rows(lambda row: row.steps.first is None),
+    admissible_if="the rounding moves no code beyond its neighbours",
+)
+fault(
+    "experts: first product not quantised",
+    CAST,
+    seen="TensorRT-LLM PR 14464",
+    recipe=steps(hidden=None),
+    contracts=of_rows(lambda row: row.steps.hidden is not None),
+)
 
 
 # --- weights and sums ---------------------------------------------------------------------------------------
 
 unit_weights = "every weight is 1"
-fault("experts: routing weight dropped", VALUE, seen="TensorRT-LLM PR 14199",
-      product=lambda tokens: replace(tokens, weights=ones(tokens.weights)), needs=weighted, same_if=unit_weights)
-fault("experts: routing weight applied twice", VALUE, seen="vllm PR 43694",
-      product=lambda tokens: replace(tokens, weights=tokens.weights * tokens.weights), needs=weighted,
-      same_if=unit_weights)
-fault("experts: routing weight before the activation", ARITHMETIC, seen="vllm PR 16744", needs=weighted,
-      same_if=unit_weights, store=lambda call, rows: replace(rows, value=rows.value * _weight(call, rows)),
-      product=lambda tokens: replace(tokens, weights=ones(tokens.weights)))
-fault("experts: weights of the next slot", INDEX, seen="flashinfer PR 4639", needs=both(two_slots, weighted),
-      product=lambda tokens: replace(tokens, weights=torch.roll(tokens.weights, 1, dims=1)),
-      same_if="all weights of a token are equal")
-fault("experts: weights of the previous token", INDEX, seen="flashinfer PR 4639", needs=both(tokens_differ, weighted),
-      product=lambda tokens: replace(tokens, weights=torch.roll(tokens.weights, 1, dims=0)))
-fault("experts: weight on the output instead of the input", ARITHMETIC, seen="flashinfer PR 4639", contracts=mapped,
-      options=option(**{ON_INPUT: False}), needs=is_set(ON_INPUT, "the weight is on the output"))
-fault("experts: last rows of the last expert lost", MOVEMENT, seen="TransformerEngine PR 3171",
-      sum=lambda call, rows: replace(rows, value=_tail(call, rows, 0.0)))
-fault("experts: last rows of the last expert stale", MOVEMENT, seen="aprender 2765", needs=two_rows,
-      sum=lambda call, rows: replace(rows, value=_tail(call, rows, None)), same_if="the last expert has one row")
-fault("experts: one slot of a token left out", MOVEMENT, seen="vllm 52997", needs=both(two_slots, several),
-      sum=lambda rows: replace(rows, value=rows.value * (rows.slot != 1)[:, None]))
-fault("experts: rows not put back in their order", MOVEMENT, seen="flashinfer PR 2716", needs=two_rows,
-      sum=lambda rows: replace(rows, value=torch.roll(rows.value, 1, dims=0)))
-fault("experts: sum in bfloat16", ARITHMETIC, seen="vLLM issue 15045", needs=two_slots,
-      recipe=steps(combine=Combine.REORDERED),
-      contracts=of_rows(lambda row: all(w.value.addition is Addition.FLOAT32 for w in row.ways)),
-      same_if="no sum of this call rounds otherwise", admissible_if="a code that may flip moves a sum as far")
-fault("experts: output of the last call", MOVEMENT, seen="flashinfer PR 2716", needs=tokens_differ,
-      write=entry("out", lambda out: torch.cat([out[:-1], out[:1]])))
-fault("experts: NaN of one token reaches the others of its expert", MOVEMENT, seen="flashinfer PR 3650",
-      write=entry("out", lambda call, out: out.masked_fill(_reached(call)[:, None], torch.nan)),
-      needs=need(lambda call: bool((_reached(call) & ~_hurt(call)).any()), "no token shares an expert with a NaN"))
+fault(
+    "experts: routing weight dropped",
+    VALUE,
+    seen="TensorRT-LLM PR 14199",
+    product=lambda tokens: replace(tokens, weights=ones(tokens.weights)),
+    needs=weighted,
+    same_if=unit_weights,
+)
+fault(
+    "experts: routing weight applied twice",
+    VALUE,
+    seen="vllm PR 43694",
+    product=lambda tokens: replace(tokens, weights=tokens.weights * tokens.weights),
+    needs=weighted,
+    same_if=unit_weights,
+)
+fault(
+    "experts: routing weight before the activation",
+    ARITHMETIC,
+    seen="vllm PR 16744",
+    needs=weighted,
+    same_if=unit_weights,
+    store=lambda call, rows: replace(rows, value=rows.value * _weight(call, rows)),
+    product=lambda tokens: replace(tokens, weights=ones(tokens.weights)),
+)
+fault(
+    "experts: weights of the next slot",
+    INDEX,
+    seen="flashinfer PR 4639",
+    needs=both(two_slots, weighted),
+    product=lambda tokens: replace(tokens, weights=torch.roll(tokens.weights, 1, dims=1)),
+    same_if="all weights of a token are equal",
+)
+fault(
+    "experts: weights of the previous token",
+    INDEX,
+    seen="flashinfer PR 4639",
+    needs=both(tokens_differ, weighted),
+    product=lambda tokens: replace(tokens, weights=torch.roll(tokens.weights, 1, dims=0)),
+)
+fault(
+    "experts: weight on the output instead of the input",
+    ARITHMETIC,
+    seen="flashinfer PR 4639",
+    contracts=mapped,
+    options=option(**{ON_INPUT: False}),
+    needs=is_set(ON_INPUT, "the weight is on the output"),
+)
+fault(
+    "experts: last rows of the last expert lost",
+    MOVEMENT,
+    seen="TransformerEngine PR 3171",
+    sum=lambda call, rows: replace(rows, value=_tail(call, rows, 0.0)),
+)
+fault(
+    "experts: last rows of the last expert stale",
+    MOVEMENT,
+    seen="aprender 2765",
+    needs=two_rows,
+    sum=lambda call, rows: replace(rows, value=_tail(call, rows, None)),
+    same_if="the last expert has one row",
+)
+fault(
+    "experts: one slot of a token left out",
+    MOVEMENT,
+    seen="vllm 52997",
+    needs=both(two_slots, several),
+    sum=lambda rows: replace(rows, value=rows.value * (rows.slot != 1)[:, None]),
+)
+fault(
+    "experts: rows not put back in their order",
+    MOVEMENT,
+    seen="flashinfer PR 2716",
+    needs=two_rows,
+    sum=lambda rows: replace(rows, value=torch.roll(rows.value, 1, dims=0)),
+)
+fault(
+    "experts: sum in bfloat16",
+    ARITHMETIC,
+    seen="vLLM issue 15045",
+    needs=two_slots,
+    recipe=steps(combine=Combine.REORDERED),
+    contracts=of_rows(lambda row: all(w.value.addition is Addition.FLOAT32 for w in row.ways)),
+    same_if="no sum of this call rounds otherwise",
+    admissible_if="a code that may flip moves a sum as far",
+)
+fault(
+    "experts: output of the last call",
+    MOVEMENT,
+    seen="flashinfer PR 2716",
+    needs=tokens_differ,
+    write=entry("out", lambda out: torch.cat([out[:-1], out[:1]])),
+)
+fault(
+    "experts: NaN of one token reaches the others of its expert",
+    MOVEMENT,
+    seen="flashinfer PR 3650",
+    write=entry("out", lambda call, out: out.masked_fill(_reached(call)[:, None], torch.nan)),
+    needs=need(lambda call: bool((_reached(call) & ~_hurt(call)).any()), "no token shares an expert with a NaN"),
+)
 
 
 def _hurt(call: Call) -> Tensor:
@@ -335,15 +527,37 @@ for words, seen, names, other in (
     ("without sigmoid", "sglang PR 39920", ("TopKSigmoid",), "TopK"),
     ("by softmax for the logit itself", "flashinfer PR 1723", ("TopK",), "Renormalize"),
 ):
-    fault(f"experts: routing weights {words}", ARITHMETIC, seen=seen, contracts=routed,
-          options=option(routing_method=other, n_group=1, topk_group=1, routed_scaling_factor=1.0),
-          needs=both(method(*names), two_slots) if "renorm" in words else method(*names))
-fault("experts: routed scaling factor lost", VALUE, seen="TensorRT-LLM PR 14199", contracts=routed,
-      options=option(routed_scaling_factor=1.0),
-      needs=need(lambda call: call.resolved["routed_scaling_factor"] != 1.0, "the factor is 1"))
-fault("experts: wrong number of expert groups", ARITHMETIC, seen="flashinfer PR 1723", contracts=routed,
-      options=option(n_group=1, topk_group=1), needs=need(lambda call: call.resolved["n_group"] != 1, "no groups"),
-      same_if="the best experts lie in the groups that remain")
-fault("experts: bias of the choice ignored", ARITHMETIC, seen="flashinfer PR 4639", contracts=routed,
-      read=lambda inputs: {name: value for name, value in inputs.items() if name != "bias"},
-      needs=need(lambda call: "bias" in call.inputs, "there is no bias"), same_if="the bias changes no choice")
+    fault(
+        f"experts: routing weights {words}",
+        ARITHMETIC,
+        seen=seen,
+        contracts=routed,
+        options=option(routing_method=other, n_group=1, topk_group=1, routed_scaling_factor=1.0),
+        needs=both(method(*names), two_slots) if "renorm" in words else method(*names),
+    )
+fault(
+    "experts: routed scaling factor lost",
+    VALUE,
+    seen="TensorRT-LLM PR 14199",
+    contracts=routed,
+    options=option(routed_scaling_factor=1.0),
+    needs=need(lambda call: call.resolved["routed_scaling_factor"] != 1.0, "the factor is 1"),
+)
+fault(
+    "experts: wrong number of expert groups",
+    ARITHMETIC,
+    seen="flashinfer PR 1723",
+    contracts=routed,
+    options=option(n_group=1, topk_group=1),
+    needs=need(lambda call: call.resolved["n_group"] != 1, "no groups"),
+    same_if="the best experts lie in the groups that remain",
+)
+fault(
+    "experts: bias of the choice ignored",
+    ARITHMETIC,
+    seen="flashinfer PR 4639",
+    contracts=routed,
+    read=lambda inputs: {name: value for name, value in inputs.items() if name != "bias"},
+    needs=need(lambda call: "bias" in call.inputs, "there is no bias"),
+    same_if="the bias changes no choice",
+)

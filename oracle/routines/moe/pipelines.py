@@ -231,7 +231,7 @@ PIPELINES = (
         steps=Steps(first=torch.float32, activation=Activation.NONE, recipe=recipes.TORCH_STATIC),
         up_first=True, routed=True, apart=True,
     ),
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line
 """Every pipeline, in the order of the libraries."""
 
 
@@ -370,9 +370,11 @@ class PipelineContract(Contract):
             raise ShapeError(f"w13 has {r} rows for {i} columns of w2; it holds gate and up rows, [E, 2 I, H]")
         for name, rows, columns in (("w13_scale", r, h), ("w2_scale", h, i)):
             due = {
-                Sharing.EXPERT: (e,), Sharing.CHANNEL: (e, rows), Sharing.GROUP: (e, rows, ceil_div(columns, 128)),
+                Sharing.EXPERT: (e,),
+                Sharing.CHANNEL: (e, rows),
+                Sharing.GROUP: (e, rows, ceil_div(columns, 128)),
                 Sharing.BLOCK: (e, ceil_div(rows, 128), ceil_div(columns, 128)),
-            }[self.row.weights]  # fmt: skip
+            }[self.row.weights]
             if tuple(inputs[name].shape) != due:
                 raise ShapeError(f"{name} has shape {list(inputs[name].shape)}; {self.name} takes {list(due)}")
         if self.row.weights is Sharing.BLOCK and self.row.up_first and i % 128:
@@ -436,8 +438,9 @@ class PipelineContract(Contract):
             raise OptionError(f"{method} has neither groups nor a scaling factor; they are DeepSeekV3's")
         if method == "Llama4" and top_k != 1:
             raise OptionError(f"top_k={top_k}; Llama4 weights the input, with one expert for each token")
-        return Router(top_k=top_k, groups=groups[0], top_groups=groups[1], scaling=float(factor),
-                      **routing.METHODS[method])  # fmt: skip
+        return Router(
+            top_k=top_k, groups=groups[0], top_groups=groups[1], scaling=float(factor), **routing.METHODS[method]
+        )
 
     def routes(self, inputs: Inputs, options: Options, kept: torch.dtype) -> list[Route]:
         """Every way to route, the reference's first."""
@@ -593,9 +596,10 @@ class PipelineSets(Sets):
             unknown = parts.unknown if unknown is None else unknown | parts.unknown
         found = self.call.once(
             f"shares by {self.numerics} of {route.ids.tolist()} {self.kept}",
-            lambda: shares(parts.tokens, parts.experts, steps, numerics=self.numerics, acc=acc, boxes=parts.boxes,
-                           unknown=unknown),
-        )  # fmt: skip
+            lambda: shares(
+                parts.tokens, parts.experts, steps, numerics=self.numerics, acc=acc, boxes=parts.boxes, unknown=unknown
+            ),
+        )
         reached = outcome(parts.tokens, parts.experts, steps, found, None if parts.tokens.on_input else route.span)
         open_ = reached.open if route.lost is None else reached.open | route.lost[:, None]
         due = nearest(layer(parts.tokens, parts.experts, steps), BF16)
@@ -619,10 +623,21 @@ def _within(name: str, ids: Tensor, count: int) -> None:
 
 def _registered(row: Pipeline) -> type[PipelineContract]:
     """The contract of one row."""
-    made: type[PipelineContract] = type(row.name, (PipelineContract,), {
-        "__module__": __name__, "__doc__": row.summary, "row": row, "name": row.name, "summary": row.summary,
-        "source": row.source, "inputs": inputs_of(row), "options": options_of(row), "numerics": row.numerics,
-    })  # fmt: skip
+    made: type[PipelineContract] = type(
+        row.name,
+        (PipelineContract,),
+        {
+            "__module__": __name__,
+            "__doc__": row.summary,
+            "row": row,
+            "name": row.name,
+            "summary": row.summary,
+            "source": row.source,
+            "inputs": inputs_of(row),
+            "options": options_of(row),
+            "numerics": row.numerics,
+        },
+    )
     register(made)
     return made
 

@@ -79,9 +79,11 @@ def _codes(case: Case) -> dict[str, Tensor]:
     codes = torch.from_numpy(case.stream("q").integers(0, 256, (m, width))).to(torch.uint8)
     if dtype is not torch.uint8 and case.family == "randn":
         codes = codes & 0xBF  # E4M3 and E5M2 without NaN and infinity
-    low, high = ((0, 0x80) if two_levels else (0, 0x100)) if case.family == "codes" else ((0x28, 0x58), (112, 142))[
-        not two_levels
-    ]
+    low, high = (
+        ((0, 0x80) if two_levels else (0, 0x100))
+        if case.family == "codes"
+        else ((0x28, 0x58), (112, 142))[not two_levels]
+    )
     shape = (m, k // (16 if two_levels else 32))
     scale = torch.from_numpy(case.stream("scale").integers(low, high, shape)).to(torch.uint8)
     if case.family == "codes" and not two_levels:
@@ -137,7 +139,7 @@ _PLAIN: Mapping[str, Grammar] = {
     ),
     "mxfp4_dequantize": Grammar(_MK, ("e2m1",), ("1x32",), ("randn", "codes"), _codes, _layout, _TILES, listed=_ids),
     "nvfp4_dequantize": Grammar(_MK, ("e2m1",), ("1x16",), ("randn", "codes"), _codes, _layout, _TILES, listed=_ids),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 # Two tiles of 128 rows of scales, two of four blocks.
 CORNER = ("m=160,k=160",)
 GRAMMARS = with_corners(_PLAIN, {name: CORNER for name, grammar in _PLAIN.items() if grammar.extents == _MK})
@@ -157,4 +159,4 @@ GOLDENS = (
     *(f"scaled_fp4_quant/bf16/1x16/m=5,k=96/{o}family=steps/seed=7" for o in ("", "global=one/", "global=stale/")),
     *(f"{c}/m=5,k=96/{o}family={f}/seed=7" for o in ("", "layout=8x4/", "layout=linear/") for f in ("randn", "codes")
       for c in ("mxfp8_dequantize/e4m3-f32/1x32", "mxfp4_dequantize/e2m1/1x32", "nvfp4_dequantize/e2m1/1x16")),
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line

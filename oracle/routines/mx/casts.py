@@ -53,9 +53,7 @@ def spread(scale: Tensor, shape: tuple[int, int]) -> Tensor:
 def between(q: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """``RN(RN32(code * scale))`` in ``dtype``, and the least and the largest of it and ``RN(code * scale)``."""
     product = decode(q) * decode(scale)
-    ways = [
-        to_dtype(y, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF) for y in (f32(product), product)
-    ]
+    ways = [to_dtype(y, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF) for y in (f32(product), product)]
     wide = [way.double() for way in ways]
     low, high = (torch.where(wide[0] <= wide[1], *pair) for pair in ((ways[0], ways[1]), (ways[1], ways[0])))
     return ways[0], low, high

@@ -31,16 +31,27 @@ MXFP8 = COLUMNS | {"mxfp8_quantize", "mxfp8_quantize_2d", "fp8_block_to_mxfp8"}
 PLAIN_POWERS = MODED | MXFP8 | {"mxint8_quantize", "mxfp4_quantize_of_fp8"}
 STOCHASTIC = frozenset({"nvfp4_quantize_stochastic"})
 PLAIN_LEVELS = STOCHASTIC | {
-    "nvfp4_quantize", "scaled_fp4_quant", "nvfp4_quantize_2d", "nvfp4_quantize_4over6", "nvfp4_quantize_rht",
-    "nvfp4_quantize_per_token", "nvfp4_quantize_of_fp8", "nvfp4_quantize_shuffled", "silu_and_mul_nvfp4_quantize",
+    "nvfp4_quantize",
+    "scaled_fp4_quant",
+    "nvfp4_quantize_2d",
+    "nvfp4_quantize_4over6",
+    "nvfp4_quantize_rht",
+    "nvfp4_quantize_per_token",
+    "nvfp4_quantize_of_fp8",
+    "nvfp4_quantize_shuffled",
+    "silu_and_mul_nvfp4_quantize",
 }
 STACKS = frozenset({"mxfp8_quantize_3d"})
 BATCHED = frozenset({"nvfp4_batched_quantize"})
 PLAIN = PLAIN_POWERS | PLAIN_LEVELS
 """Quantisers of one matrix, whose scale bytes are one tiled matrix."""
-EXPERT_LEVELS = frozenset({
-    "scaled_fp4_grouped_quantize", "scaled_fp4_experts_quant", "silu_and_mul_scaled_nvfp4_experts_quantize",
-})  # fmt: skip
+EXPERT_LEVELS = frozenset(
+    {
+        "scaled_fp4_grouped_quantize",
+        "scaled_fp4_experts_quant",
+        "silu_and_mul_scaled_nvfp4_experts_quantize",
+    }
+)
 EXPERTS = EXPERT_LEVELS | {"mxfp8_grouped_quantize", "mxfp8_experts_quant"}
 POWERS, TWO_LEVELS = PLAIN_POWERS | STACKS | (EXPERTS - EXPERT_LEVELS), PLAIN_LEVELS | EXPERT_LEVELS | BATCHED
 QUANTISERS = PLAIN | EXPERTS | BATCHED | STACKS
@@ -50,7 +61,6 @@ UNPACKED_BACK = frozenset({"mxfp8_dequantize", "mxfp8_dequantize_columnwise", "m
 POWERS_BACK = UNPACKED_BACK | {"mxfp4_dequantize"}
 BACK = POWERS_BACK | {"nvfp4_dequantize"}
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-# fmt: off
 FAULTS = Faults(QUANTISERS)
 fault = FAULTS.declare
 MINE = "no public thread: "
@@ -83,8 +93,9 @@ several_across = need(lambda call: _shape(call)[1] > 1, "one block across")
 several_down = need(lambda call: _shape(call)[0] > 1, "one row")
 in_tiles = need(lambda call: _layout(call) != LINEAR, "the scales are not in tiles")
 packed = need(lambda call: getattr(call.contract, "packed", False), "codes are not packed")
-padded = need(lambda call: (pads := padding_of(*_lying(call))) is not None and bool(pads.any()),
-              "the scales need no padding")
+padded = need(
+    lambda call: (pads := padding_of(*_lying(call))) is not None and bool(pads.any()), "the scales need no padding"
+)
 
 
 def _holds(found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
@@ -100,6 +111,7 @@ has_nan, has_negative = _holds(torch.isnan, "no value is NaN"), _holds(lambda x:
 
 def _scan(part: Callable[[Tensor], Tensor]) -> Callable[[Amax], Tensor]:
     """The amax of a part of the blocks ``[down, r, across, c]``, whose elements follow in the last axis."""
+
     def change(amax: Amax) -> Tensor:
         blocks = amax.blocks.transpose(1, 3) if amax.blocks.shape[3] == 1 else amax.blocks
         return part(blocks).nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True)
@@ -114,20 +126,45 @@ def _pairs(amax: Amax) -> Tensor:
     return torch.maximum(right, right[:, :, beside.clamp(max=count - 1)])
 
 
-fault("amax of the previous block of the row", INDEX, seen="mlc-ai/TIRx-kernels PR 5",
-      amax=lambda amax: torch.roll(amax.right, 1, dims=2), needs=several_across, same_if=SEVERAL)
-fault("amax of the block in the previous row", INDEX, seen="NVIDIA/cutlass 2087",
-      amax=lambda amax: torch.roll(amax.right, 1, dims=0), needs=several_down, same_if=SEVERAL)
-fault("amax over two blocks", INDEX, seen="NVIDIA/cutlass 2154",
-      amax=_pairs, needs=several_across, same_if=SEVERAL)
-fault("amax over the first half of a block", INDEX, seen=MINE + "two threads share a block and one is not asked",
-      amax=_scan(lambda blocks: blocks[..., : blocks.shape[3] // 2]),
-      same_if="the second half holds no largest magnitude")
-fault("amax without the last element of a block", INDEX, seen=MINE + "an exclusive bound one short",
-      amax=_scan(lambda blocks: blocks[..., :-1]), same_if="the last element is nowhere the largest")
-fault("block amax of signed values", VALUE, seen="TransformerEngine 3550",
-      amax=lambda amax: amax.blocks.nan_to_num(nan=0.0).amax(dim=(1, 3), keepdim=True).clamp(min=0.0),
-      needs=has_negative, same_if="the largest magnitude of every block is positive")
+fault(
+    "amax of the previous block of the row",
+    INDEX,
+    seen="mlc-ai/TIRx-kernels PR 5",
+    amax=lambda amax: torch.roll(amax.right, 1, dims=2),
+    needs=several_across,
+    same_if=SEVERAL,
+)
+fault(
+    "amax of the block in the previous row",
+    INDEX,
+    seen="NVIDIA/cutlass 2087",
+    amax=lambda amax: torch.roll(amax.right, 1, dims=0),
+    needs=several_down,
+    same_if=SEVERAL,
+)
+fault("amax over two blocks", INDEX, seen="NVIDIA/cutlass 2154", amax=_pairs, needs=several_across, same_if=SEVERAL)
+fault(
+    "amax over the first half of a block",
+    INDEX,
+    seen=MINE + "two threads share a block and one is not asked",
+    amax=_scan(lambda blocks: blocks[..., : blocks.shape[3] // 2]),
+    same_if="the second half holds no largest magnitude",
+)
+fault(
+    "amax without the last element of a block",
+    INDEX,
+    seen=MINE + "an exclusive bound one short",
+    amax=_scan(lambda blocks: blocks[..., :-1]),
+    same_if="the last element is nowhere the largest",
+)
+fault(
+    "block amax of signed values",
+    VALUE,
+    seen="TransformerEngine 3550",
+    amax=lambda amax: amax.blocks.nan_to_num(nan=0.0).amax(dim=(1, 3), keepdim=True).clamp(min=0.0),
+    needs=has_negative,
+    same_if="the largest magnitude of every block is positive",
+)
 
 
 # --- the scale ------------------------------------------------------------------------------------------------------
@@ -147,11 +184,15 @@ def _other_than(mode: str) -> WhyNot:
 
 
 for mode, (formula, power) in MODES.items():
-    fault(f"shared scale rounded by {mode.upper()} instead of what was asked for", VALUE,
-          seen="pytorch/ao ScaleCalculationMode: to_mx takes FLOOR where its kernels take RCEIL",
-          contracts=MODED | STACKS, recipe=_recipe(formula=formula, power_of_two=power),
-          needs=_other_than(mode),
-          same_if="no amax lies where the two step apart")
+    fault(
+        f"shared scale rounded by {mode.upper()} instead of what was asked for",
+        VALUE,
+        seen="pytorch/ao ScaleCalculationMode: to_mx takes FLOOR where its kernels take RCEIL",
+        contracts=MODED | STACKS,
+        recipe=_recipe(formula=formula, power_of_two=power),
+        needs=_other_than(mode),
+        same_if="no amax lies where the two step apart",
+    )
 
 
 def _times(factor: float) -> Callable[[Tensor], Tensor]:
@@ -159,23 +200,63 @@ def _times(factor: float) -> Callable[[Tensor], Tensor]:
     return lambda scale: (scale * factor).clamp(2.0**-127, 2.0**127)
 
 
-fault("published exponent one high", VALUE, seen="sglang PR 28418", contracts=POWERS, scale=_times(2.0),
-      same_if="every scale is the largest")
-fault("published exponent one low", VALUE, seen="DeepGEMM PR 112", contracts=POWERS, scale=_times(0.5),
-      same_if="every scale is the smallest")
-fault("inverse of the shared scale published", VALUE, seen="vllm PR 36297", contracts=POWERS,
-      scale=lambda scale: (torch.ones_like(scale) / scale).clamp(2.0**-127, 2.0**127), same_if="every scale is 1")
-fault("byte 0 written for every scale", VALUE, seen="pytorch 195751", contracts=POWERS,
-      scale=lambda scale: torch.full_like(scale, 2.0**-127), same_if="every byte is 0")
-fault("published scale of the previous block", INDEX, seen="mlc-ai/TIRx-kernels PR 5",
-      scale=lambda scale: torch.roll(scale, 1, dims=-1), needs=several_across, same_if="neighbours have equal scales")
-fault("published scale of the previous row", INDEX, seen="NVIDIA/cutlass 2087",
-      scale=lambda scale: torch.roll(scale, 1, dims=0), needs=several_down, same_if="neighbours have equal scales")
+fault(
+    "published exponent one high",
+    VALUE,
+    seen="sglang PR 28418",
+    contracts=POWERS,
+    scale=_times(2.0),
+    same_if="every scale is the largest",
+)
+fault(
+    "published exponent one low",
+    VALUE,
+    seen="DeepGEMM PR 112",
+    contracts=POWERS,
+    scale=_times(0.5),
+    same_if="every scale is the smallest",
+)
+fault(
+    "inverse of the shared scale published",
+    VALUE,
+    seen="vllm PR 36297",
+    contracts=POWERS,
+    scale=lambda scale: (torch.ones_like(scale) / scale).clamp(2.0**-127, 2.0**127),
+    same_if="every scale is 1",
+)
+fault(
+    "byte 0 written for every scale",
+    VALUE,
+    seen="pytorch 195751",
+    contracts=POWERS,
+    scale=lambda scale: torch.full_like(scale, 2.0**-127),
+    same_if="every byte is 0",
+)
+fault(
+    "published scale of the previous block",
+    INDEX,
+    seen="mlc-ai/TIRx-kernels PR 5",
+    scale=lambda scale: torch.roll(scale, 1, dims=-1),
+    needs=several_across,
+    same_if="neighbours have equal scales",
+)
+fault(
+    "published scale of the previous row",
+    INDEX,
+    seen="NVIDIA/cutlass 2087",
+    scale=lambda scale: torch.roll(scale, 1, dims=0),
+    needs=several_down,
+    same_if="neighbours have equal scales",
+)
 
 
-@fault("codes made with the scale before it was rounded", VALUE,
-       seen="SGLang per_token_group_quant_8bit_v2, row-major UE8M0", same_if="no scale is rounded",
-       admissible_if="codes are free under a scale of 0")
+@fault(
+    "codes made with the scale before it was rounded",
+    VALUE,
+    seen="SGLang per_token_group_quant_8bit_v2, row-major UE8M0",
+    same_if="no scale is rounded",
+    admissible_if="codes are free under a scale of 0",
+)
 def quotient_of_unrounded(values: Values) -> Values:
     s, blocks = values.steps.unrounded, values.x.blocks(values.recipe.block)
     total = values.x.both(s, values.recipe)
@@ -190,39 +271,67 @@ def _e4m3(call: Call, scale: Tensor, rounding: Rounding) -> Tensor:
 
 
 for direction, word in ((Rounding.TOWARD_ZERO, "down"), (Rounding.AWAY, "up")):
-    fault(f"E4M3 scale rounded {word}", VALUE, contracts=TWO_LEVELS,
-          seen="vLLM nvfp4_utils.cuh with UE8M0_SF: truncated",
-          scale=lambda call, scale, direction=direction: _e4m3(call, scale, direction),
-          same_if="every scale is an E4M3 value")
+    fault(
+        f"E4M3 scale rounded {word}",
+        VALUE,
+        contracts=TWO_LEVELS,
+        seen="vLLM nvfp4_utils.cuh with UE8M0_SF: truncated",
+        scale=lambda call, scale, direction=direction: _e4m3(call, scale, direction),
+        same_if="every scale is an E4M3 value",
+    )
 
 
-@fault("E4M3 scale rounded to a power of two", VALUE, contracts=TWO_LEVELS, seen="vLLM nvfp4_utils.cuh with UE8M0_SF",
-       same_if="every scale is a power of two")
+@fault(
+    "E4M3 scale rounded to a power of two",
+    VALUE,
+    contracts=TWO_LEVELS,
+    seen="vLLM nvfp4_utils.cuh with UE8M0_SF",
+    same_if="every scale is a power of two",
+)
 def scale_to_a_power(scale: Tensor) -> Tensor:
     return torch.where(scale > 0, power_of_two(torch.frexp(scale)[1].to(torch.int64) - 1), scale)
 
 
 ones = need(lambda call: bool((call.inputs["global_scale"] != 1.0).all()), "the global scale is 1")
 finite = need(lambda call: bool(torch.isfinite(call.inputs["global_scale"]).all()), "the global scale is infinite")
-fault("global scale ignored", VALUE, contracts=TWO_LEVELS, seen="pytorch 195751",
-      read=entry("global_scale", ones_of), needs=ones)
-fault("global scale inverted", VALUE, contracts=TWO_LEVELS,
-      seen="flashinfer::fp4_quantize: enable_pdl lands in is_global_scale_inversed",
-      read=entry("global_scale", lambda g: (1.0 / g.double()).float()), needs=both(ones, finite))
+fault(
+    "global scale ignored",
+    VALUE,
+    contracts=TWO_LEVELS,
+    seen="pytorch 195751",
+    read=entry("global_scale", ones_of),
+    needs=ones,
+)
+fault(
+    "global scale inverted",
+    VALUE,
+    contracts=TWO_LEVELS,
+    seen="flashinfer::fp4_quantize: enable_pdl lands in is_global_scale_inversed",
+    read=entry("global_scale", lambda g: (1.0 / g.double()).float()),
+    needs=both(ones, finite),
+)
 
 
-@fault("global scale left out of the codes", VALUE, contracts=TWO_LEVELS, needs=ones,
-       seen="TensorRT-LLM fp4 quantise: the second scale forgotten", admissible_if="codes are free under a scale of 0")
+@fault(
+    "global scale left out of the codes",
+    VALUE,
+    contracts=TWO_LEVELS,
+    needs=ones,
+    seen="TensorRT-LLM fp4 quantise: the second scale forgotten",
+    admissible_if="codes are free under a scale of 0",
+)
 def quotient_of_one_scale(values: Values) -> Values:
     blocks = values.x.blocks(values.recipe.block)
     return values.altered(quotient=torch.where(values.steps.scale > 0, f32(blocks / values.steps.scale), blocks * 0.0))
 
 
-@fault("NaN scale of a block of zeros under an infinite global scale", VALUE,
-       contracts={"nvfp4_quantize", "scaled_fp4_quant"},
-       seen="FlashInfer cvt_warp_fp16_to_fp4, fast path: 2688/0 times 0",
-       needs=need(lambda call: not bool(torch.isfinite(call.inputs["global_scale"]).all()),
-                 "the global scale is finite"))
+@fault(
+    "NaN scale of a block of zeros under an infinite global scale",
+    VALUE,
+    contracts={"nvfp4_quantize", "scaled_fp4_quant"},
+    seen="FlashInfer cvt_warp_fp16_to_fp4, fast path: 2688/0 times 0",
+    needs=need(lambda call: not bool(torch.isfinite(call.inputs["global_scale"]).all()), "the global scale is finite"),
+)
 def scale_of_zero_times_infinity(scale: Tensor) -> Tensor:
     return torch.where(scale == 0, torch.full_like(scale, torch.nan), scale)
 
@@ -237,33 +346,74 @@ def _cast(rounding: Rounding, overflow: Overflow = Overflow.SATURATE) -> Callabl
     return lambda values: values.altered(rounding=rounding, overflow=overflow)
 
 
-fault("ties toward zero", CAST, contracts=ROUNDED, seen="DeepGEMM _quantize_to_fp4_e2m1",
-      quotient=lambda values: values.altered(quotient=values.quotient * (1 - 2.0**-40)), same_if=TIE,
-      admissible_if=NEIGHBOUR)
-fault("ties away from zero", CAST, contracts=ROUNDED, seen="microxcaling round='nearest'",
-      quotient=_cast(Rounding.NEAREST_AWAY), same_if=TIE, admissible_if=NEIGHBOUR)
-fault("quotients truncated", CAST, contracts=ROUNDED, seen="flashinfer 5128",
-      quotient=_cast(Rounding.TOWARD_ZERO), same_if="every quotient is a code")
-fault("quotient through bfloat16", CAST, contracts=ROUNDED, seen="TensorRT-LLM PR 14464",
-      quotient=lambda values: values.altered(quotient=round_to(
-          values.quotient, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)),
-      same_if="every quotient of a bfloat16 value by a power of two is one",
-      admissible_if="bfloat16 moves no quotient of four bits across a midpoint by more than its own error")
+fault(
+    "ties toward zero",
+    CAST,
+    contracts=ROUNDED,
+    seen="DeepGEMM _quantize_to_fp4_e2m1",
+    quotient=lambda values: values.altered(quotient=values.quotient * (1 - 2.0**-40)),
+    same_if=TIE,
+    admissible_if=NEIGHBOUR,
+)
+fault(
+    "ties away from zero",
+    CAST,
+    contracts=ROUNDED,
+    seen="microxcaling round='nearest'",
+    quotient=_cast(Rounding.NEAREST_AWAY),
+    same_if=TIE,
+    admissible_if=NEIGHBOUR,
+)
+fault(
+    "quotients truncated",
+    CAST,
+    contracts=ROUNDED,
+    seen="flashinfer 5128",
+    quotient=_cast(Rounding.TOWARD_ZERO),
+    same_if="every quotient is a code",
+)
+fault(
+    "quotient through bfloat16",
+    CAST,
+    contracts=ROUNDED,
+    seen="TensorRT-LLM PR 14464",
+    quotient=lambda values: values.altered(
+        quotient=round_to(values.quotient, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+    ),
+    same_if="every quotient of a bfloat16 value by a power of two is one",
+    admissible_if="bfloat16 moves no quotient of four bits across a midpoint by more than its own error",
+)
 
 
-@fault("codes stop one below the largest", CAST, contracts=ROUNDED,
-       seen="vllm PR 12134: the largest value of another format", same_if="no quotient rounds to the largest value")
+@fault(
+    "codes stop one below the largest",
+    CAST,
+    contracts=ROUNDED,
+    seen="vllm PR 12134: the largest value of another format",
+    same_if="no quotient rounds to the largest value",
+)
 def quotient_capped(values: Values) -> Values:
     element = values.recipe.element
     top = float(decode(torch.tensor([element.max_code - 1], dtype=torch.int64, device="cpu"), element))
     return values.altered(quotient=values.quotient.clamp(-top, top))
 
 
-fault("overflowing codes are NaN", CAST, seen="ml_dtypes 400", contracts=MXFP8 | STACKS,
-      quotient=_cast(Rounding.NEAREST_EVEN, Overflow.NAN), same_if="no quotient overflows")
-fault("NaN coded 0", CAST, seen="DeepGEMM _quantize_to_fp4_e2m1; TransformerEngine reference_nvfp4",
-      codes=lambda call, codes: torch.where(torch.isnan(prepared(call).x), torch.zeros_like(codes), codes),
-      needs=has_nan, admissible_if="codes are free under a NaN scale")
+fault(
+    "overflowing codes are NaN",
+    CAST,
+    seen="ml_dtypes 400",
+    contracts=MXFP8 | STACKS,
+    quotient=_cast(Rounding.NEAREST_EVEN, Overflow.NAN),
+    same_if="no quotient overflows",
+)
+fault(
+    "NaN coded 0",
+    CAST,
+    seen="DeepGEMM _quantize_to_fp4_e2m1; TransformerEngine reference_nvfp4",
+    codes=lambda call, codes: torch.where(torch.isnan(prepared(call).x), torch.zeros_like(codes), codes),
+    needs=has_nan,
+    admissible_if="codes are free under a NaN scale",
+)
 
 
 def _without_subnormals(call: Call, codes: Tensor) -> Tensor:
@@ -272,19 +422,46 @@ def _without_subnormals(call: Call, codes: Tensor) -> Tensor:
     return torch.where(small, codes & element.sign_mask, codes)
 
 
-fault("subnormal codes are zero", CAST, seen="flashinfer PR 3932", codes=_without_subnormals,
-      same_if="no code is subnormal")
-fault("sign of the codes lost", CAST, seen="flashinfer PR 3932",
-      codes=lambda call, codes: codes & call.recipe.element.magnitude_mask, needs=has_negative)
-fault("-0 coded 0", CAST, seen="DeepGEMM _quantize_to_fp4_e2m1",
-      codes=lambda call, codes: torch.where(codes == call.recipe.element.sign_mask, torch.zeros_like(codes), codes),
-      needs=has_negative, same_if="no code is -0", admissible_if="codes are free under a scale of 0")
-fault("codes of the last row missing", MOVEMENT, seen="aprender 2765",
-      codes=lambda codes: torch.cat([codes[:-1], codes[:1]]), needs=several_down,
-      same_if="the first and last row are equal")
-fault("codes of two blocks exchanged", MOVEMENT, seen="pith-train PR 74",
-      codes=lambda call, codes: torch.roll(codes, codes.shape[1] // _shape(call)[1], dims=1), needs=several_across,
-      same_if="the blocks are equal", admissible_if="codes are free under a scale of 0")
+fault(
+    "subnormal codes are zero",
+    CAST,
+    seen="flashinfer PR 3932",
+    codes=_without_subnormals,
+    same_if="no code is subnormal",
+)
+fault(
+    "sign of the codes lost",
+    CAST,
+    seen="flashinfer PR 3932",
+    codes=lambda call, codes: codes & call.recipe.element.magnitude_mask,
+    needs=has_negative,
+)
+fault(
+    "-0 coded 0",
+    CAST,
+    seen="DeepGEMM _quantize_to_fp4_e2m1",
+    codes=lambda call, codes: torch.where(codes == call.recipe.element.sign_mask, torch.zeros_like(codes), codes),
+    needs=has_negative,
+    same_if="no code is -0",
+    admissible_if="codes are free under a scale of 0",
+)
+fault(
+    "codes of the last row missing",
+    MOVEMENT,
+    seen="aprender 2765",
+    codes=lambda codes: torch.cat([codes[:-1], codes[:1]]),
+    needs=several_down,
+    same_if="the first and last row are equal",
+)
+fault(
+    "codes of two blocks exchanged",
+    MOVEMENT,
+    seen="pith-train PR 74",
+    codes=lambda call, codes: torch.roll(codes, codes.shape[1] // _shape(call)[1], dims=1),
+    needs=several_across,
+    same_if="the blocks are equal",
+    admissible_if="codes are free under a scale of 0",
+)
 
 
 # --- packing, tiles, padding ----------------------------------------------------------------------------------------
@@ -328,29 +505,69 @@ def _tiles_by_column(call: Call, scale: Tensor) -> Tensor:
     return tiles.transpose(0, 1)
 
 
-tile_grid = need(lambda call: _lying(call)[0][1] > 4 and _lying(call)[0][0] > HEIGHTS.get(_layout(call), 1 << 62),
-                 "there are not several tiles in both directions")
-interleaved = need(lambda call: _layout(call) == "128x4" and _lying(call)[0][0] > 1,
-                   "rows of a tile are not interleaved")
-fault("nibbles exchanged", MOVEMENT, contracts=PLAIN - UNPACKED, seen="pith-train PR 74",
-      write=entry("q", _swapped), same_if="the two codes of every byte are equal")
-fault("codes of a byte pair exchanged", MOVEMENT, contracts=UNPACKED, seen="pith-train PR 74",
-      codes=lambda codes: codes.unflatten(1, (-1, 2)).flip(2).flatten(1))
+tile_grid = need(
+    lambda call: _lying(call)[0][1] > 4 and _lying(call)[0][0] > HEIGHTS.get(_layout(call), 1 << 62),
+    "there are not several tiles in both directions",
+)
+interleaved = need(
+    lambda call: _layout(call) == "128x4" and _lying(call)[0][0] > 1, "rows of a tile are not interleaved"
+)
+fault(
+    "nibbles exchanged",
+    MOVEMENT,
+    contracts=PLAIN - UNPACKED,
+    seen="pith-train PR 74",
+    write=entry("q", _swapped),
+    same_if="the two codes of every byte are equal",
+)
+fault(
+    "codes of a byte pair exchanged",
+    MOVEMENT,
+    contracts=UNPACKED,
+    seen="pith-train PR 74",
+    codes=lambda codes: codes.unflatten(1, (-1, 2)).flip(2).flatten(1),
+)
 LAYOUT_FAULTS: tuple[tuple[str, Callable[[Call, Tensor], Tensor], WhyNot, str], ...] = (
-    ("scale bytes row-major where tiles are meant", lambda call, scale: scale, in_tiles,
-     "PyTorch _scaled_mm: a linear scale of equal size is accepted"),
-    ("scale bytes in tiles of the other height", lambda call, scale: stored(scale, _other_tile(call)), in_tiles,
-     "flashinfer 3604"),
+    (
+        "scale bytes row-major where tiles are meant",
+        lambda call, scale: scale,
+        in_tiles,
+        "PyTorch _scaled_mm: a linear scale of equal size is accepted",
+    ),
+    (
+        "scale bytes in tiles of the other height",
+        lambda call, scale: stored(scale, _other_tile(call)),
+        in_tiles,
+        "flashinfer 3604",
+    ),
     ("rows of a 128x4 tile not interleaved", _tile_rows_plain, interleaved, "triton PR 10382"),
     ("tiles of scales column by column", _tiles_by_column, tile_grid, "FlashInfer group placement against tight tiles"),
-    ("scale bytes transposed", lambda call, scale: stored(scale.t().contiguous().reshape(scale.shape), _layout(call)),
-     both(several_down, several_across), "flashinfer 2147"),
+    (
+        "scale bytes transposed",
+        lambda call, scale: stored(scale.t().contiguous().reshape(scale.shape), _layout(call)),
+        both(several_down, several_across),
+        "flashinfer 2147",
+    ),
 )
 for name, how, when, where in LAYOUT_FAULTS:
-    fault(name, INDEX, seen=where, write=entry("scale", _reread(how)), needs=when, same_if="both put the same bytes",
-          contracts=PLAIN)
-    fault(f"{name}, read so", INDEX, seen=where, contracts=BACK, read=entry("scale", _reread(how)), needs=when,
-          same_if="both read the same bytes")
+    fault(
+        name,
+        INDEX,
+        seen=where,
+        write=entry("scale", _reread(how)),
+        needs=when,
+        same_if="both put the same bytes",
+        contracts=PLAIN,
+    )
+    fault(
+        f"{name}, read so",
+        INDEX,
+        seen=where,
+        contracts=BACK,
+        read=entry("scale", _reread(how)),
+        needs=when,
+        same_if="both read the same bytes",
+    )
 
 
 def _unwritten(call: Call, memory: Tensor) -> Tensor:
@@ -361,16 +578,28 @@ def _unwritten(call: Call, memory: Tensor) -> Tensor:
     return out
 
 
-fault("padding of the scales not written", MOVEMENT, seen="vLLM scaled_fp4_quant 07c13c7: its clearing loop is empty",
-      contracts=PLAIN - {"scaled_fp4_quant"}, write=entry("scale", _unwritten), needs=padded)
+fault(
+    "padding of the scales not written",
+    MOVEMENT,
+    seen="vLLM scaled_fp4_quant 07c13c7: its clearing loop is empty",
+    contracts=PLAIN - {"scaled_fp4_quant"},
+    write=entry("scale", _unwritten),
+    needs=padded,
+)
 
 
 def _last_scale(memory: Tensor) -> Tensor:
     return torch.cat([memory.flatten()[1:], memory.flatten()[:1]]).reshape(memory.shape)
 
 
-fault("scale bytes one place early", MOVEMENT, seen="vllm-omni 5263", contracts=PLAIN,
-      write=entry("scale", _last_scale), same_if="all bytes are equal")
+fault(
+    "scale bytes one place early",
+    MOVEMENT,
+    seen="vllm-omni 5263",
+    contracts=PLAIN,
+    write=entry("scale", _last_scale),
+    same_if="all bytes are equal",
+)
 
 
 # --- reading back ---------------------------------------------------------------------------------------------------
@@ -402,27 +631,62 @@ def _bytes(change: Callable[[Tensor], Tensor]) -> Change:
 
 
 def _has_byte(byte: int) -> WhyNot:
-    return need(lambda call: bool((loaded(call.inputs["scale"], *_lying(call)) == byte).any()),
-                f"no scale byte is {byte}")
+    return need(
+        lambda call: bool((loaded(call.inputs["scale"], *_lying(call)) == byte).any()), f"no scale byte is {byte}"
+    )
 
 
-fault("E8M0 byte 0 read as 0", VALUE, contracts=POWERS_BACK, seen="FlashInfer mxfp8_dequantize_host: byte << 23",
-      write=entry("out", _where_byte(0, lambda values: values * 0.0)), needs=_has_byte(0))
-fault("E8M0 byte 255 read as infinity", VALUE, contracts=POWERS_BACK,
-      seen="FlashInfer mxfp8_dequantize_host: byte << 23",
-      write=entry("out", _where_byte(255, lambda values: values * torch.inf)), needs=_has_byte(255),
-      same_if="only zeros lie under it")
-fault("scale exponent read with a bias of 128", VALUE, contracts=POWERS_BACK, seen=MINE + "the bias of a signed byte",
-      read=entry("scale", _bytes(lambda s: torch.where((s > 0) & (s < 255), s - 1, s))))
-fault("scale of the previous block read", INDEX, contracts=BACK, seen="mlc-ai/TIRx-kernels PR 5",
-      read=entry("scale", _bytes(lambda s: s.roll(1, dims=1))), needs=several_across,
-      same_if="neighbours have equal scales")
-fault("scale of the previous row read", INDEX, contracts=BACK, seen="NVIDIA/cutlass 2087",
-      read=entry("scale", _bytes(lambda s: s.roll(1, dims=0))), needs=several_down,
-      same_if="neighbours have equal scales")
-fault("one scale read for two blocks", INDEX, contracts=BACK, seen=MINE + "blocks of 32 where 16 are meant",
-      read=entry("scale", _bytes(lambda s: s[:, ::2].repeat_interleave(2, dim=1)[:, : s.shape[1]])),
-      needs=several_across, same_if="neighbours have equal scales")
+fault(
+    "E8M0 byte 0 read as 0",
+    VALUE,
+    contracts=POWERS_BACK,
+    seen="FlashInfer mxfp8_dequantize_host: byte << 23",
+    write=entry("out", _where_byte(0, lambda values: values * 0.0)),
+    needs=_has_byte(0),
+)
+fault(
+    "E8M0 byte 255 read as infinity",
+    VALUE,
+    contracts=POWERS_BACK,
+    seen="FlashInfer mxfp8_dequantize_host: byte << 23",
+    write=entry("out", _where_byte(255, lambda values: values * torch.inf)),
+    needs=_has_byte(255),
+    same_if="only zeros lie under it",
+)
+fault(
+    "scale exponent read with a bias of 128",
+    VALUE,
+    contracts=POWERS_BACK,
+    seen=MINE + "the bias of a signed byte",
+    read=entry("scale", _bytes(lambda s: torch.where((s > 0) & (s < 255), s - 1, s))),
+)
+fault(
+    "scale of the previous block read",
+    INDEX,
+    contracts=BACK,
+    seen="mlc-ai/TIRx-kernels PR 5",
+    read=entry("scale", _bytes(lambda s: s.roll(1, dims=1))),
+    needs=several_across,
+    same_if="neighbours have equal scales",
+)
+fault(
+    "scale of the previous row read",
+    INDEX,
+    contracts=BACK,
+    seen="NVIDIA/cutlass 2087",
+    read=entry("scale", _bytes(lambda s: s.roll(1, dims=0))),
+    needs=several_down,
+    same_if="neighbours have equal scales",
+)
+fault(
+    "one scale read for two blocks",
+    INDEX,
+    contracts=BACK,
+    seen=MINE + "blocks of 32 where 16 are meant",
+    read=entry("scale", _bytes(lambda s: s[:, ::2].repeat_interleave(2, dim=1)[:, : s.shape[1]])),
+    needs=several_across,
+    same_if="neighbours have equal scales",
+)
 
 
 def _poison_read(call: Call, out: Tensor) -> Tensor:
@@ -438,13 +702,28 @@ def _poison_read(call: Call, out: Tensor) -> Tensor:
     return made
 
 
-fault("padding of the scales read", MOVEMENT, contracts=BACK, seen="flashinfer PR 3650, 2861",
-      write=entry("out", _poison_read), needs=padded)
-fault("nibbles exchanged, read so", MOVEMENT, contracts=BACK - UNPACKED_BACK, seen="pith-train PR 74",
-      read=entry("q", _swapped))
-fault("code 0x8 of four bits read as a value", CAST, contracts=BACK - UNPACKED_BACK,
-      seen=MINE + "a table that takes the sign bit for a magnitude",
-      write=entry("out", lambda call, out: torch.where(_minus_zero(call), torch.full_like(out, 8.0), out)))
+fault(
+    "padding of the scales read",
+    MOVEMENT,
+    contracts=BACK,
+    seen="flashinfer PR 3650, 2861",
+    write=entry("out", _poison_read),
+    needs=padded,
+)
+fault(
+    "nibbles exchanged, read so",
+    MOVEMENT,
+    contracts=BACK - UNPACKED_BACK,
+    seen="pith-train PR 74",
+    read=entry("q", _swapped),
+)
+fault(
+    "code 0x8 of four bits read as a value",
+    CAST,
+    contracts=BACK - UNPACKED_BACK,
+    seen=MINE + "a table that takes the sign bit for a magnitude",
+    write=entry("out", lambda call, out: torch.where(_minus_zero(call), torch.full_like(out, 8.0), out)),
+)
 
 
 def _minus_zero(call: Call) -> Tensor:
@@ -454,15 +733,34 @@ def _minus_zero(call: Call) -> Tensor:
     return (values == 0) & torch.signbit(values)
 
 
-fault("sign of the codes lost in reading", CAST, contracts=BACK, seen="flashinfer PR 3932",
-      write=entry("out", lambda out: out.abs()))
-fault("global scale not multiplied", VALUE, contracts={"nvfp4_dequantize"},
-      seen="torchao NVFP4Tensor matmul: _scaled_mm without alpha", read=entry("global_scale", ones_of))
-fault("global scale divides", VALUE, contracts={"nvfp4_dequantize"},
-      seen="FlashInfer e2m1_and_ufp8sf_scale_to_float takes 1/gs", read=entry("global_scale", lambda g: 1.0 / g))
-fault("E4M3 scales read as E8M0", VALUE, contracts={"nvfp4_dequantize"},
-      seen="FlashInfer e2m1_and_ufp8sf_scale_to_float: ufp8_type 0 for 1",
-      write=entry("out", lambda call, out: _as_powers(call)))
+fault(
+    "sign of the codes lost in reading",
+    CAST,
+    contracts=BACK,
+    seen="flashinfer PR 3932",
+    write=entry("out", lambda out: out.abs()),
+)
+fault(
+    "global scale not multiplied",
+    VALUE,
+    contracts={"nvfp4_dequantize"},
+    seen="torchao NVFP4Tensor matmul: _scaled_mm without alpha",
+    read=entry("global_scale", ones_of),
+)
+fault(
+    "global scale divides",
+    VALUE,
+    contracts={"nvfp4_dequantize"},
+    seen="FlashInfer e2m1_and_ufp8sf_scale_to_float takes 1/gs",
+    read=entry("global_scale", lambda g: 1.0 / g),
+)
+fault(
+    "E4M3 scales read as E8M0",
+    VALUE,
+    contracts={"nvfp4_dequantize"},
+    seen="FlashInfer e2m1_and_ufp8sf_scale_to_float: ufp8_type 0 for 1",
+    write=entry("out", lambda call, out: _as_powers(call)),
+)
 
 
 def _as_powers(call: Call) -> Tensor:

@@ -90,9 +90,7 @@ def _six(case: Case) -> dict[str, object]:
 
 
 def _mxfp6(case: Case) -> dict[str, object]:
-    return _layout(case) | {
-        "element": case.option("element") or "e3m2", "rounding": case.option("rounding") or "rceil"
-    }
+    return _layout(case) | {"element": case.option("element") or "e3m2", "rounding": case.option("rounding") or "rceil"}
 
 
 def _one_a_byte(case: Case) -> dict[str, Tensor]:
@@ -414,7 +412,7 @@ _GRAMMARS: Mapping[str, Grammar] = {
         _MK, ("e4m3",), ("128x128",), ("randn", "codes"), _mx_scaled, _between, {**_TILES, "dtype": ("float32",)},
         listed=_ids(("m=3,k=160", "m=130,k=160")), fixed=True,
     ),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 GRAMMARS = with_corners(_GRAMMARS, {name: CORNER for name, grammar in _GRAMMARS.items() if grammar.extents == _MK})
 
 
@@ -424,7 +422,7 @@ SMALLEST = {
     "nvfp4_batched_quantize": "g=2,m=3,k=32", "nvfp4_quantize_shuffled": "m=32,k=16",
     "mxfp8_quantize_3d": "g=2,m=32,k=3",
     "silu_and_mul_nvfp4_quantize": "m=3,k=32", "silu_and_mul_scaled_nvfp4_experts_quantize": "g=2,m=3,k=32",
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 
 def _goldens() -> Iterable[str]:

@@ -26,29 +26,57 @@ from oracle.truth.layout import align, inverse_order, row_order, swizzle_scale
 
 FAULTS = Faults(QUANTISERS)
 fault = FAULTS.declare
-# fmt: off
 
 NEAR = "beside a midpoint right formulas give either code unless the scale is a power of two"
 FREE = "codes are free under a scale of 0"
+
 
 def _field(**fields: object) -> Callable[..., object]:
     return lambda recipe: replace(recipe, **fields)
 
 
-fault("nothing written", MOVEMENT, seen="FlashInfer fp4_quantize on sm90: the body is compiled for sm100 and later",
-      write=lambda outputs: {name: torch.zeros_like(x.view(torch.uint8)).view(x.dtype) for name, x in outputs.items()},
-      same_if="every block is zero")
-fault("codes 7 for zeros under a scale that rounds to 0", CAST, contracts={"nvfp4_quantize", "nvfp4_quantize_of_fp8"},
-      seen="FlashInfer cvt_warp_fp16_to_fp4: 0 times R(0)", codes=lambda call, codes: _sevens(call, codes),
-      same_if="no scale rounds to 0", admissible_if=FREE)
+fault(
+    "nothing written",
+    MOVEMENT,
+    seen="FlashInfer fp4_quantize on sm90: the body is compiled for sm100 and later",
+    write=lambda outputs: {name: torch.zeros_like(x.view(torch.uint8)).view(x.dtype) for name, x in outputs.items()},
+    same_if="every block is zero",
+)
+fault(
+    "codes 7 for zeros under a scale that rounds to 0",
+    CAST,
+    contracts={"nvfp4_quantize", "nvfp4_quantize_of_fp8"},
+    seen="FlashInfer cvt_warp_fp16_to_fp4: 0 times R(0)",
+    codes=lambda call, codes: _sevens(call, codes),
+    same_if="no scale rounds to 0",
+    admissible_if=FREE,
+)
 
-fault("zeros coded -0", CAST, contracts={"mxfp4_quantize"}, recipe=_field(zero_sign=ZeroSign.ZEROS),
-      seen="Model-Optimizer 0.47 mxfp4_tensor.py cast_fp4: the sign bit of 0", same_if="no value is 0")
+fault(
+    "zeros coded -0",
+    CAST,
+    contracts={"mxfp4_quantize"},
+    recipe=_field(zero_sign=ZeroSign.ZEROS),
+    seen="Model-Optimizer 0.47 mxfp4_tensor.py cast_fp4: the sign bit of 0",
+    same_if="no value is 0",
+)
 TINY = "no shared scale is 2^-127"
-fault("values coded as they are under a scale of 2^-127", VALUE, contracts={"mxfp6_quantize"}, same_if=TINY,
-      seen="torchao 0.18.0 _to_mx_rceil: torch.where(exponent == 0, 1.0, ..)", recipe=_field(unit_at_byte_0=True))
-fault("values coded over 2^-126 under a scale of 2^-127", VALUE, contracts=MODED, same_if=TINY,
-      seen="torchao 0.18.0 to_mx: clamp(scale_fp32, min=F32_MIN_NORMAL)", recipe=_field(divides_by_bits=True))
+fault(
+    "values coded as they are under a scale of 2^-127",
+    VALUE,
+    contracts={"mxfp6_quantize"},
+    same_if=TINY,
+    seen="torchao 0.18.0 _to_mx_rceil: torch.where(exponent == 0, 1.0, ..)",
+    recipe=_field(unit_at_byte_0=True),
+)
+fault(
+    "values coded over 2^-126 under a scale of 2^-127",
+    VALUE,
+    contracts=MODED,
+    same_if=TINY,
+    seen="torchao 0.18.0 to_mx: clamp(scale_fp32, min=F32_MIN_NORMAL)",
+    recipe=_field(divides_by_bits=True),
+)
 
 
 def _sevens(call: Call, codes: Tensor) -> Tensor:
@@ -63,11 +91,23 @@ def _behind(call: Call) -> int:
 
 
 beyond = need(lambda call: _behind(call) > 0, "the values need no columns behind them")
-fault("columns behind the values not written", MOVEMENT, contracts={"mxfp8_quantize"}, needs=beyond,
-      seen="flashinfer PR 3650", write=entry("q", lambda call, q: _columns_behind(call, q, 0x7F)))
-fault("columns behind the values of the next row", MOVEMENT, contracts={"mxfp8_quantize"}, needs=beyond,
-      seen=MINE + "a row pitch of the values for that of the codes", same_if="the next row begins with zeros",
-      codes=lambda call, codes: _next_row_behind(call, codes))
+fault(
+    "columns behind the values not written",
+    MOVEMENT,
+    contracts={"mxfp8_quantize"},
+    needs=beyond,
+    seen="flashinfer PR 3650",
+    write=entry("q", lambda call, q: _columns_behind(call, q, 0x7F)),
+)
+fault(
+    "columns behind the values of the next row",
+    MOVEMENT,
+    contracts={"mxfp8_quantize"},
+    needs=beyond,
+    seen=MINE + "a row pitch of the values for that of the codes",
+    same_if="the next row begins with zeros",
+    codes=lambda call, codes: _next_row_behind(call, codes),
+)
 
 
 def _columns_behind(call: Call, q: Tensor, byte: int) -> Tensor:
@@ -90,30 +130,65 @@ RANDOM = frozenset({"nvfp4_quantize_stochastic"})
 
 def _jittered(low: float) -> Callable[[Values], Values]:
     """Random numbers of ``[low, low + 1)`` instead of ``[0, 1)``."""
+
     def change(values: Values) -> Values:
         magnitude = values.quotient.abs()
         step = torch.where(magnitude >= 4, 2.0, torch.where(magnitude >= 2, 1.0, 0.5))
         return values.altered(quotient=torch.copysign(magnitude + low * step, values.quotient))
+
     return change
 
 
-fault("random numbers from 1/2 to 3/2 in stochastic rounding", CAST, contracts=RANDOM, quotient=_jittered(0.5),
-      seen=MINE + "half a step added for rounding to nearest as well", same_if="every scale is 0")
-fault("random numbers of a whole step in stochastic rounding", CAST, contracts=RANDOM, quotient=_jittered(1 / 256),
-      seen=MINE + "a random number of (0, 1], which moves values of the grid",
-      same_if="no random byte is 255", admissible_if="the next value is a neighbour, off the grid and beside it")
-fault("stochastic rounding without random bits", CAST, contracts=RANDOM, seen="TransformerEngine rng_state == nullptr",
-      recipe=lambda recipe: replace(recipe, rounding=CodeRounding.NEAREST_EVEN),
-      admissible_if="the nearest code is a neighbour")
-fault("stochastic rounding of the truncated quotient", CAST, contracts=RANDOM,
-      seen=MINE + "an integer cast before the random bits are added",
-      quotient=lambda values: values.altered(quotient=torch.trunc(values.quotient * 2) / 2),
-      same_if="every quotient is a multiple of 1/2",
-      admissible_if="below 2 multiples of 1/2 are values of E2M1, and a truncation gives a neighbour")
-fault("a code beyond the neighbours", CAST, contracts=RANDOM, seen=MINE + "the jitter of the next binade",
-      codes=lambda codes: torch.where(codes & 7 > 5, codes - 2, codes), same_if="no code is 4 or 6")
-fault("sign of zero lost in stochastic rounding", CAST, contracts=RANDOM, seen=MINE + "truncation by an unsigned cast",
-      recipe=lambda recipe: replace(recipe, zero_sign=ZeroSign.DROPPED), same_if="no code is -0")
+fault(
+    "random numbers from 1/2 to 3/2 in stochastic rounding",
+    CAST,
+    contracts=RANDOM,
+    quotient=_jittered(0.5),
+    seen=MINE + "half a step added for rounding to nearest as well",
+    same_if="every scale is 0",
+)
+fault(
+    "random numbers of a whole step in stochastic rounding",
+    CAST,
+    contracts=RANDOM,
+    quotient=_jittered(1 / 256),
+    seen=MINE + "a random number of (0, 1], which moves values of the grid",
+    same_if="no random byte is 255",
+    admissible_if="the next value is a neighbour, off the grid and beside it",
+)
+fault(
+    "stochastic rounding without random bits",
+    CAST,
+    contracts=RANDOM,
+    seen="TransformerEngine rng_state == nullptr",
+    recipe=lambda recipe: replace(recipe, rounding=CodeRounding.NEAREST_EVEN),
+    admissible_if="the nearest code is a neighbour",
+)
+fault(
+    "stochastic rounding of the truncated quotient",
+    CAST,
+    contracts=RANDOM,
+    seen=MINE + "an integer cast before the random bits are added",
+    quotient=lambda values: values.altered(quotient=torch.trunc(values.quotient * 2) / 2),
+    same_if="every quotient is a multiple of 1/2",
+    admissible_if="below 2 multiples of 1/2 are values of E2M1, and a truncation gives a neighbour",
+)
+fault(
+    "a code beyond the neighbours",
+    CAST,
+    contracts=RANDOM,
+    seen=MINE + "the jitter of the next binade",
+    codes=lambda codes: torch.where(codes & 7 > 5, codes - 2, codes),
+    same_if="no code is 4 or 6",
+)
+fault(
+    "sign of zero lost in stochastic rounding",
+    CAST,
+    contracts=RANDOM,
+    seen=MINE + "truncation by an unsigned cast",
+    recipe=lambda recipe: replace(recipe, zero_sign=ZeroSign.DROPPED),
+    same_if="no code is -0",
+)
 
 # --- the Hadamard transform -----------------------------------------------------------------------------------------
 
@@ -122,10 +197,12 @@ HADAMARD, RHT = frozenset({"hadamard_transform"}), frozenset({"nvfp4_quantize_rh
 
 def _by(made: Callable[[Tensor], Tensor]) -> Change:
     """The transform by another matrix ``[16, 16]``, of the right one."""
+
     def change(call: Call, out: Tensor) -> Tensor:
         right = matrix(int(str(call.resolved["sign_mask"]))).to(out.device)
         x = torch.unflatten(decode(call.inputs["x"]), 1, (-1, SIZE))
         return (x @ made(right)).flatten(1).to(out.dtype)
+
     return change
 
 
@@ -146,28 +223,57 @@ for name, made, when in (
     ("Hadamard transform by the signs alone", lambda h: torch.diag(h[:, 0] * 4), None),
 ):
     more = {} if when is None else {"needs": when}
-    fault(name, VALUE, contracts=HADAMARD, seen=MINE + "TransformerEngine reference_nvfp4 has the order of the factors",
-          write=entry("out", _by(made)), **more)  # type: ignore[arg-type]
+    fault(
+        name,
+        VALUE,
+        contracts=HADAMARD,
+        seen=MINE + "TransformerEngine reference_nvfp4 has the order of the factors",
+        write=entry("out", _by(made)),
+        **more,
+    )  # type: ignore[arg-type]
 
 
 def _reversed() -> list[int]:
     return [int(f"{i:04b}"[::-1], 2) for i in range(SIZE)]
 
 
-fault("Hadamard transform of the previous 16 columns", INDEX, contracts=HADAMARD, seen=MINE + "a tile one early",
-      write=entry("out", lambda out: out.roll(SIZE, dims=1)), same_if="there are 16 columns")
-fault("Hadamard transform without its random signs", VALUE, contracts=HADAMARD | RHT, needs=signed,
-      seen="TransformerEngine _apply_rht: with_random_sign_mask", options=lambda options: options | {"sign_mask": 0})
-fault("Hadamard signs in the reverse order", VALUE, contracts=HADAMARD | RHT, needs=signed,
-      seen=MINE + "bits of a mask from the top", options=lambda options: options | {"sign_mask": _flipped(options)})
+fault(
+    "Hadamard transform of the previous 16 columns",
+    INDEX,
+    contracts=HADAMARD,
+    seen=MINE + "a tile one early",
+    write=entry("out", lambda out: out.roll(SIZE, dims=1)),
+    same_if="there are 16 columns",
+)
+fault(
+    "Hadamard transform without its random signs",
+    VALUE,
+    contracts=HADAMARD | RHT,
+    needs=signed,
+    seen="TransformerEngine _apply_rht: with_random_sign_mask",
+    options=lambda options: options | {"sign_mask": 0},
+)
+fault(
+    "Hadamard signs in the reverse order",
+    VALUE,
+    contracts=HADAMARD | RHT,
+    needs=signed,
+    seen=MINE + "bits of a mask from the top",
+    options=lambda options: options | {"sign_mask": _flipped(options)},
+)
 
 
 def _flipped(options: dict[str, object]) -> int:
     return int(f"{int(str(options['sign_mask'])):016b}"[::-1], 2)
 
 
-@fault("codes of the values before the transform", VALUE, contracts=RHT, admissible_if=FREE,
-       seen="TransformerEngine NVFP4Quantizer: row side and column side exchanged")
+@fault(
+    "codes of the values before the transform",
+    VALUE,
+    contracts=RHT,
+    admissible_if=FREE,
+    seen="TransformerEngine NVFP4Quantizer: row side and column side exchanged",
+)
 def quotient_of_untransformed(call: Call, values: Values) -> Values:
     raw = values.cells.split(decode(call.inputs["x"]))
     return values.altered(quotient=quotients(raw, values.steps.total, values.steps.inverse, values.recipe))
@@ -176,14 +282,29 @@ def quotient_of_untransformed(call: Call, values: Values) -> Values:
 # --- 16x16 and four over six ----------------------------------------------------------------------------------------
 
 SQUARE, OVER = frozenset({"nvfp4_quantize_2d"}), frozenset({"nvfp4_quantize_4over6"})
-fault("amax of one row of 16", VALUE, contracts=SQUARE, seen=MINE + "1x16 scales where 16x16 are meant",
-      amax=lambda amax: amax.blocks[:, :1].nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True),
-      same_if="the first row of every block holds its amax")
-fault("scale of 16 rows published once", MOVEMENT, contracts=SQUARE,
-      seen="TransformerEngine quantize_transpose_nvfp4.cuh: the scale is repeated for its 16 rows",
-      write=entry("scale", lambda call, memory: _rows_kept(call, memory, lambda rows: rows % 16 == 0)))
-fault("scale of 16 rows published transposed", INDEX, contracts=SQUARE, seen=MINE + "scales of the transpose",
-      scale=lambda scale: scale.t().reshape(scale.shape), same_if="the scales are symmetric")
+fault(
+    "amax of one row of 16",
+    VALUE,
+    contracts=SQUARE,
+    seen=MINE + "1x16 scales where 16x16 are meant",
+    amax=lambda amax: amax.blocks[:, :1].nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True),
+    same_if="the first row of every block holds its amax",
+)
+fault(
+    "scale of 16 rows published once",
+    MOVEMENT,
+    contracts=SQUARE,
+    seen="TransformerEngine quantize_transpose_nvfp4.cuh: the scale is repeated for its 16 rows",
+    write=entry("scale", lambda call, memory: _rows_kept(call, memory, lambda rows: rows % 16 == 0)),
+)
+fault(
+    "scale of 16 rows published transposed",
+    INDEX,
+    contracts=SQUARE,
+    seen=MINE + "scales of the transpose",
+    scale=lambda scale: scale.t().reshape(scale.shape),
+    same_if="the scales are symmetric",
+)
 
 
 def _rows_kept(call: Call, memory: Tensor, keep: Callable[[Tensor], Tensor]) -> Tensor:
@@ -230,28 +351,51 @@ def _scale_of(call: Call, scale: Tensor, pick: Pick, factor: Callable[[Call], fl
 
 def _codes_of(call: Call, values: Values, pick: Pick, factor: Callable[[Call], float] = lambda call: 1.0) -> Values:
     _, _, other = _picked(values.x, values.recipe, pick, factor(call))
-    return values.altered(quotient=torch.where(
-        other, _candidate(values, True).quotient, _candidate(values, False).quotient))
+    return values.altered(
+        quotient=torch.where(other, _candidate(values, True).quotient, _candidate(values, False).quotient)
+    )
 
 
 for name, pick, argument in (
     ("four over six: always the own scale", lambda own, wide: torch.zeros_like(own, dtype=torch.bool), ""),
     ("four over six: always 1.5 times the scale", lambda own, wide: torch.ones_like(own, dtype=torch.bool), ""),
     ("four over six: the larger error", lambda own, wide: wide > own, ""),
-    ("four over six: 1.5 times the scale on equal errors", lambda own, wide: wide <= own,
-     "errors that are nearly equal admit both scales"),
+    (
+        "four over six: 1.5 times the scale on equal errors",
+        lambda own, wide: wide <= own,
+        "errors that are nearly equal admit both scales",
+    ),
 ):
-    fault(name, VALUE, contracts=OVER, seen=MINE + "TransformerEngine quantize_4over6_nvfp4.cuh: ties select map-to-6",
-          quotient=lambda call, values, pick=pick: _codes_of(call, values, pick), admissible_if=argument,
-          scale=lambda call, scale, pick=pick: _scale_of(call, scale, pick), same_if="both give the same")
-fault("four over six: codes of the other scale", VALUE, contracts=OVER, seen=MINE + "candidates exchanged",
-      quotient=lambda call, values: _codes_of(call, values, lambda own, wide: ~(wide < own)),
-      same_if="both scales give the same codes", admissible_if=FREE)
-fault("four over six: the other measure of the error", VALUE, contracts=OVER,
-      seen="FlashInfer FLASHINFER_NVFP4_4OVER6_ERR",
-      options=lambda options: options, recipe=lambda recipe: replace(
-          recipe, candidates=next(c for c in type(recipe.candidates) if c is not recipe.candidates)),
-      same_if="both measures choose alike")
+    fault(
+        name,
+        VALUE,
+        contracts=OVER,
+        seen=MINE + "TransformerEngine quantize_4over6_nvfp4.cuh: ties select map-to-6",
+        quotient=lambda call, values, pick=pick: _codes_of(call, values, pick),
+        admissible_if=argument,
+        scale=lambda call, scale, pick=pick: _scale_of(call, scale, pick),
+        same_if="both give the same",
+    )
+fault(
+    "four over six: codes of the other scale",
+    VALUE,
+    contracts=OVER,
+    seen=MINE + "candidates exchanged",
+    quotient=lambda call, values: _codes_of(call, values, lambda own, wide: ~(wide < own)),
+    same_if="both scales give the same codes",
+    admissible_if=FREE,
+)
+fault(
+    "four over six: the other measure of the error",
+    VALUE,
+    contracts=OVER,
+    seen="FlashInfer FLASHINFER_NVFP4_4OVER6_ERR",
+    options=lambda options: options,
+    recipe=lambda recipe: replace(
+        recipe, candidates=next(c for c in type(recipe.candidates) if c is not recipe.candidates)
+    ),
+    same_if="both measures choose alike",
+)
 
 
 def _other_maximum(call: Call) -> float:
@@ -259,14 +403,24 @@ def _other_maximum(call: Call) -> float:
     return 256 / 448 if call.resolved["e4m3_max"] == 256 else 448 / 256
 
 
-fault("four over six: error over 6 times the other largest scale", VALUE, contracts=OVER,
-      seen="FlashInfer ERROR_DENOM, TransformerEngine err_denom: E4M3_MAX 448 or 256",
-      quotient=lambda call, values: _codes_of(call, values, smaller, _other_maximum),
-      scale=lambda call, scale: _scale_of(call, scale, smaller, _other_maximum), same_if="both give the same")
-fault("four over six: scales saturate at 256", VALUE, contracts=OVER, same_if="no scale is above 256",
-      seen=MINE + "TransformerEngine E4M3_MAX=256 bounds the global scale, the scale of a block by 448",
-      needs=need(lambda call: call.resolved["e4m3_max"] == 256, "scales of up to 448"),
-      scale=lambda scale: scale.clamp(max=256.0))
+fault(
+    "four over six: error over 6 times the other largest scale",
+    VALUE,
+    contracts=OVER,
+    seen="FlashInfer ERROR_DENOM, TransformerEngine err_denom: E4M3_MAX 448 or 256",
+    quotient=lambda call, values: _codes_of(call, values, smaller, _other_maximum),
+    scale=lambda call, scale: _scale_of(call, scale, smaller, _other_maximum),
+    same_if="both give the same",
+)
+fault(
+    "four over six: scales saturate at 256",
+    VALUE,
+    contracts=OVER,
+    same_if="no scale is above 256",
+    seen=MINE + "TransformerEngine E4M3_MAX=256 bounds the global scale, the scale of a block by 448",
+    needs=need(lambda call: call.resolved["e4m3_max"] == 256, "scales of up to 448"),
+    scale=lambda scale: scale.clamp(max=256.0),
+)
 
 # --- columns and squares of MXFP8 ---------------------------------------------------------------------------------
 
@@ -274,9 +428,13 @@ TALL, BIG = frozenset({"mxfp8_quantize_columnwise"}), frozenset({"mxfp8_quantize
 ROW_SCALED = frozenset({"nvfp4_quantize"})
 
 
-@fault("amax of 32 columns where 32 rows are meant", VALUE, contracts=TALL,
-       seen="TransformerEngine quantize_mxfp8.cuh: row-wise and column-wise scales exchanged",
-       same_if="both have equal amax")
+@fault(
+    "amax of 32 columns where 32 rows are meant",
+    VALUE,
+    contracts=TALL,
+    seen="TransformerEngine quantize_mxfp8.cuh: row-wise and column-wise scales exchanged",
+    same_if="both have equal amax",
+)
 def amax_along_rows(amax: Amax) -> Tensor:
     x = amax.x.values.nan_to_num(nan=0.0).abs()
     padded = torch.nn.functional.pad(x, (0, -x.shape[1] % 32))
@@ -285,15 +443,30 @@ def amax_along_rows(amax: Amax) -> Tensor:
     return each[::32].reshape(amax.right.shape)
 
 
-fault("codes of the transpose", MOVEMENT, contracts=TALL, seen="torchao triton_to_mxfp8_dim1: column-major codes",
-      write=entry("q", lambda q: q.view(torch.uint8).t().reshape(q.shape).contiguous().view(q.dtype)),
-      same_if="the codes are symmetric")
-fault("amax of one row of 32", VALUE, contracts=BIG, seen=MINE + "1x32 scales where 32x32 are meant",
-      amax=lambda amax: amax.blocks[:, :1].nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True),
-      same_if="the first row of every block holds its amax")
-fault("amax of one column of 32", VALUE, contracts=BIG, seen=MINE + "32x1 scales where 32x32 are meant",
-      amax=lambda amax: amax.blocks[..., :1].nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True),
-      same_if="the first column of every block holds its amax")
+fault(
+    "codes of the transpose",
+    MOVEMENT,
+    contracts=TALL,
+    seen="torchao triton_to_mxfp8_dim1: column-major codes",
+    write=entry("q", lambda q: q.view(torch.uint8).t().reshape(q.shape).contiguous().view(q.dtype)),
+    same_if="the codes are symmetric",
+)
+fault(
+    "amax of one row of 32",
+    VALUE,
+    contracts=BIG,
+    seen=MINE + "1x32 scales where 32x32 are meant",
+    amax=lambda amax: amax.blocks[:, :1].nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True),
+    same_if="the first row of every block holds its amax",
+)
+fault(
+    "amax of one column of 32",
+    VALUE,
+    contracts=BIG,
+    seen=MINE + "32x1 scales where 32x32 are meant",
+    amax=lambda amax: amax.blocks[..., :1].nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True),
+    same_if="the first column of every block holds its amax",
+)
 
 
 def _kept_once(call: Call, memory: Tensor) -> Tensor:
@@ -307,23 +480,48 @@ def _kept_once(call: Call, memory: Tensor) -> Tensor:
     return contract.memory(first, call)
 
 
-fault("scale of 32x32 published once", MOVEMENT, contracts=BIG, write=entry("scale", _kept_once),
-      seen="TransformerEngine quantize_transpose_nvfp4.cuh: the scale is repeated for its 16 rows",
-      same_if="every byte is 0")
-fault("bytes of the transpose of 32x32", INDEX, contracts=BIG, same_if="the scales are symmetric",
-      seen="TransformerEngine: row-wise and column-wise scales exchanged",
-      scale=lambda scale: scale.t().reshape(scale.shape))
+fault(
+    "scale of 32x32 published once",
+    MOVEMENT,
+    contracts=BIG,
+    write=entry("scale", _kept_once),
+    seen="TransformerEngine quantize_transpose_nvfp4.cuh: the scale is repeated for its 16 rows",
+    same_if="every byte is 0",
+)
+fault(
+    "bytes of the transpose of 32x32",
+    INDEX,
+    contracts=BIG,
+    same_if="the scales are symmetric",
+    seen="TransformerEngine: row-wise and column-wise scales exchanged",
+    scale=lambda scale: scale.t().reshape(scale.shape),
+)
 several_rows = need(lambda call: call.inputs["global_scale"].numel() > 1, "one global scale")
-fault("global scale of the first row", VALUE, contracts=ROW_SCALED, needs=several_rows,
-      seen="FlashInfer fp4_quantize: a global scale of shape [1] or [M]",
-      read=entry("global_scale", lambda g: g[:1].expand_as(g).clone()), same_if="the rows have equal scales")
-fault("global scale of the next row", INDEX, contracts=ROW_SCALED, needs=several_rows, seen="NVIDIA/cutlass 2087",
-      read=entry("global_scale", lambda g: g.roll(-1)), same_if="the rows have equal scales")
+fault(
+    "global scale of the first row",
+    VALUE,
+    contracts=ROW_SCALED,
+    needs=several_rows,
+    seen="FlashInfer fp4_quantize: a global scale of shape [1] or [M]",
+    read=entry("global_scale", lambda g: g[:1].expand_as(g).clone()),
+    same_if="the rows have equal scales",
+)
+fault(
+    "global scale of the next row",
+    INDEX,
+    contracts=ROW_SCALED,
+    needs=several_rows,
+    seen="NVIDIA/cutlass 2087",
+    read=entry("global_scale", lambda g: g.roll(-1)),
+    same_if="the rows have equal scales",
+)
 
 # --- batches, shuffled rows, silu ----------------------------------------------------------------------------------
 
-SHUFFLED, SILU = frozenset({"nvfp4_quantize_shuffled"}), frozenset(
-    {"silu_and_mul_nvfp4_quantize", "silu_and_mul_scaled_nvfp4_experts_quantize"})
+SHUFFLED, SILU = (
+    frozenset({"nvfp4_quantize_shuffled"}),
+    frozenset({"silu_and_mul_nvfp4_quantize", "silu_and_mul_scaled_nvfp4_experts_quantize"}),
+)
 more_matrices = need(lambda call: call.inputs["x"].shape[0] > 1, "one matrix")
 
 
@@ -339,28 +537,75 @@ def _as_one_matrix(call: Call, memory: Tensor) -> Tensor:
 
 
 in_tiles = need(lambda call: call.resolved["layout"] != "compact", "the scales are not in tiles")
-fault("scales of a batch as those of one matrix", INDEX, contracts=BATCHED | STACKS,
-      needs=both(more_matrices, in_tiles), seen="FlashInfer bmm_mxfp8: rows of all matrices, or tiles of each",
-      write=entry("scale", _as_one_matrix), same_if="rows are whole tiles")
-fault("scales of the next matrix of a batch", INDEX, contracts=BATCHED | STACKS, needs=more_matrices,
-      seen="NVIDIA/cutlass 2087", write=entry("scale", lambda memory: memory.roll(-1, dims=0)),
-      same_if="the matrices have equal scales")
-fault("codes of the next matrix of a batch", MOVEMENT, contracts=BATCHED | STACKS, needs=more_matrices,
-      seen="sglang PR 28418", same_if="the matrices are equal",
-      write=entry("q", lambda q: q.view(torch.uint8).roll(-1, dims=0).view(q.dtype)))
-fault("scales of a weight not transposed", INDEX, contracts=STACKS, needs=in_tiles,
-      same_if="one block down and across",
-      seen="torchao _to_blocked_per_group_3d_layout: scales of (E, N/32, K) transposed before the tiles",
-      write=entry("scale", lambda call, memory: _each_upright(call, memory)))
-fault("padding of the scales of a batch not written", MOVEMENT, contracts=BATCHED | STACKS, needs=in_tiles,
-      seen="FlashInfer scaled_fp4_grouped_quantize: buffers are torch.empty",
-      write=entry("scale", lambda call, memory: _unwritten_pads(call, memory)), same_if="there is no padding")
-fault("codes not shuffled", MOVEMENT, contracts=SHUFFLED, seen="FlashInfer nvfp4_quantize without do_shuffle",
-      write=entry("q", lambda q: q[inverse_order(row_order(len(q)))]), same_if="the rows are equal")
-fault("scales not shuffled", INDEX, contracts=SHUFFLED, seen="FlashInfer nvfp4_quantize without do_shuffle",
-      write=entry("scale", lambda call, memory: _unshuffled(call, memory)), same_if="the rows have equal scales")
-fault("rows shuffled the other way", MOVEMENT, contracts=SHUFFLED, seen=MINE + "an order taken for its inverse",
-      write=entry("q", lambda q: _twice_back(q)), same_if="the rows are equal")
+fault(
+    "scales of a batch as those of one matrix",
+    INDEX,
+    contracts=BATCHED | STACKS,
+    needs=both(more_matrices, in_tiles),
+    seen="FlashInfer bmm_mxfp8: rows of all matrices, or tiles of each",
+    write=entry("scale", _as_one_matrix),
+    same_if="rows are whole tiles",
+)
+fault(
+    "scales of the next matrix of a batch",
+    INDEX,
+    contracts=BATCHED | STACKS,
+    needs=more_matrices,
+    seen="NVIDIA/cutlass 2087",
+    write=entry("scale", lambda memory: memory.roll(-1, dims=0)),
+    same_if="the matrices have equal scales",
+)
+fault(
+    "codes of the next matrix of a batch",
+    MOVEMENT,
+    contracts=BATCHED | STACKS,
+    needs=more_matrices,
+    seen="sglang PR 28418",
+    same_if="the matrices are equal",
+    write=entry("q", lambda q: q.view(torch.uint8).roll(-1, dims=0).view(q.dtype)),
+)
+fault(
+    "scales of a weight not transposed",
+    INDEX,
+    contracts=STACKS,
+    needs=in_tiles,
+    same_if="one block down and across",
+    seen="torchao _to_blocked_per_group_3d_layout: scales of (E, N/32, K) transposed before the tiles",
+    write=entry("scale", lambda call, memory: _each_upright(call, memory)),
+)
+fault(
+    "padding of the scales of a batch not written",
+    MOVEMENT,
+    contracts=BATCHED | STACKS,
+    needs=in_tiles,
+    seen="FlashInfer scaled_fp4_grouped_quantize: buffers are torch.empty",
+    write=entry("scale", lambda call, memory: _unwritten_pads(call, memory)),
+    same_if="there is no padding",
+)
+fault(
+    "codes not shuffled",
+    MOVEMENT,
+    contracts=SHUFFLED,
+    seen="FlashInfer nvfp4_quantize without do_shuffle",
+    write=entry("q", lambda q: q[inverse_order(row_order(len(q)))]),
+    same_if="the rows are equal",
+)
+fault(
+    "scales not shuffled",
+    INDEX,
+    contracts=SHUFFLED,
+    seen="FlashInfer nvfp4_quantize without do_shuffle",
+    write=entry("scale", lambda call, memory: _unshuffled(call, memory)),
+    same_if="the rows have equal scales",
+)
+fault(
+    "rows shuffled the other way",
+    MOVEMENT,
+    contracts=SHUFFLED,
+    seen=MINE + "an order taken for its inverse",
+    write=entry("q", lambda q: _twice_back(q)),
+    same_if="the rows are equal",
+)
 
 
 def _each_upright(call: Call, memory: Tensor) -> Tensor:
@@ -403,46 +648,92 @@ for name, swap, argument in (
     ("up of the next column before NVFP4", lambda gate, up: (gate, up.roll(-1, dims=-1)), ""),
     ("gate of the other sign before NVFP4", lambda gate, up: (-gate, up), ""),
 ):
-    fault(name, VALUE, contracts=SILU, seen=MINE + "the two halves of [gate, up] taken for each other",
-          read=entry("x", _halves_of(swap)), same_if=argument)
+    fault(
+        name,
+        VALUE,
+        contracts=SILU,
+        seen=MINE + "the two halves of [gate, up] taken for each other",
+        read=entry("x", _halves_of(swap)),
+        same_if=argument,
+    )
 
 # --- rows and FP8 ---------------------------------------------------------------------------------------------------
 
 TOKENS = frozenset({"nvfp4_quantize_per_token"})
 rows = need(lambda call: call.inputs["x"].shape[0] > 1, "one row")
-fault("row scale of the previous row", INDEX, contracts=TOKENS, seen="NVIDIA/cutlass 2087", needs=rows,
-      write=entry(ROW_SCALE, lambda scale: scale.roll(1)), same_if="the rows have equal scales")
-fault("row scale inverted", VALUE, contracts=TOKENS, seen="vllm PR 36297: the inverse of a scale published",
-      write=entry(ROW_SCALE, lambda scale: torch.where(scale > 0, 1 / scale, scale)))
-fault("row scale without its global factor", VALUE, contracts=TOKENS,
-      seen="TensorRT-LLM fp4 quantise: a scale forgotten",
-      write=entry(ROW_SCALE, lambda call, scale: scale / call.inputs["global_scale"]))
-fault("one scale for all rows", VALUE, contracts=TOKENS, seen=MINE + "the scale of the tensor", needs=rows,
-      write=entry(ROW_SCALE, lambda scale: scale.nan_to_num(posinf=0.0).amax().expand_as(scale).clone()),
-      same_if="the rows have equal scales")
+fault(
+    "row scale of the previous row",
+    INDEX,
+    contracts=TOKENS,
+    seen="NVIDIA/cutlass 2087",
+    needs=rows,
+    write=entry(ROW_SCALE, lambda scale: scale.roll(1)),
+    same_if="the rows have equal scales",
+)
+fault(
+    "row scale inverted",
+    VALUE,
+    contracts=TOKENS,
+    seen="vllm PR 36297: the inverse of a scale published",
+    write=entry(ROW_SCALE, lambda scale: torch.where(scale > 0, 1 / scale, scale)),
+)
+fault(
+    "row scale without its global factor",
+    VALUE,
+    contracts=TOKENS,
+    seen="TensorRT-LLM fp4 quantise: a scale forgotten",
+    write=entry(ROW_SCALE, lambda call, scale: scale / call.inputs["global_scale"]),
+)
+fault(
+    "one scale for all rows",
+    VALUE,
+    contracts=TOKENS,
+    seen=MINE + "the scale of the tensor",
+    needs=rows,
+    write=entry(ROW_SCALE, lambda scale: scale.nan_to_num(posinf=0.0).amax().expand_as(scale).clone()),
+    same_if="the rows have equal scales",
+)
 
 
-@fault("NaN scales of a row of zeros", VALUE, contracts=TOKENS,
-       seen="FlashInfer nvfp4QuantAndPerTokenScaleKernel, fast path: R(0) times 0",
-       needs=need(lambda call: bool((row_scales(call.inputs["x"], call.inputs["global_scale"]) == 0).any()),
-                  "no row is zero"))
+@fault(
+    "NaN scales of a row of zeros",
+    VALUE,
+    contracts=TOKENS,
+    seen="FlashInfer nvfp4QuantAndPerTokenScaleKernel, fast path: R(0) times 0",
+    needs=need(
+        lambda call: bool((row_scales(call.inputs["x"], call.inputs["global_scale"]) == 0).any()), "no row is zero"
+    ),
+)
 def scale_of_a_zero_row(call: Call, scale: Tensor) -> Tensor:
     dead = row_scales(call.inputs["x"], call.inputs["global_scale"]) == 0
     return torch.where(dead[:, None], torch.full_like(scale, torch.nan), scale)
 
 
 OF_FP8 = frozenset({"nvfp4_quantize_of_fp8"})
-fault("six times the values", VALUE, contracts={"mxfp4_quantize_of_fp8"},
-      seen="FlashInfer cvt_warp_fp8_to_fp4 with UE8M0 and no global scale: 6 R(1)", amax=lambda amax: amax.right * 6,
-      quotient=lambda values: values.altered(quotient=values.quotient * 6))
-fault("FP8 values quantised as they are", VALUE, contracts=OF_FP8, seen=MINE + "6/global forgotten",
-      amax=lambda call, amax: amax.right * decode(call.inputs["global_scale"]) / 6, admissible_if=FREE,
-      needs=need(lambda call: float(call.inputs["global_scale"]) != 6.0, "the factor is 1"))
+fault(
+    "six times the values",
+    VALUE,
+    contracts={"mxfp4_quantize_of_fp8"},
+    seen="FlashInfer cvt_warp_fp8_to_fp4 with UE8M0 and no global scale: 6 R(1)",
+    amax=lambda amax: amax.right * 6,
+    quotient=lambda values: values.altered(quotient=values.quotient * 6),
+)
+fault(
+    "FP8 values quantised as they are",
+    VALUE,
+    contracts=OF_FP8,
+    seen=MINE + "6/global forgotten",
+    amax=lambda call, amax: amax.right * decode(call.inputs["global_scale"]) / 6,
+    admissible_if=FREE,
+    needs=need(lambda call: float(call.inputs["global_scale"]) != 6.0, "the factor is 1"),
+)
 
 # --- experts --------------------------------------------------------------------------------------------------------
 
-LEVELS, CONTIGUOUS = EXPERTS - {"mxfp8_grouped_quantize", "mxfp8_experts_quant"}, frozenset(
-    {"scaled_fp4_experts_quant", "mxfp8_experts_quant"})
+LEVELS, CONTIGUOUS = (
+    EXPERTS - {"mxfp8_grouped_quantize", "mxfp8_experts_quant"},
+    frozenset({"scaled_fp4_experts_quant", "mxfp8_experts_quant"}),
+)
 several = need(lambda call: len(_parts(call)) > 1, "one expert")
 
 
@@ -452,16 +743,29 @@ def _parts(call: Call) -> list[tuple[int, int, int]]:
     return contract.experts(call.inputs, call.resolved)
 
 
-fault("global scale of the first expert", VALUE, contracts=LEVELS,
-      seen="FlashInfer scaled_fp4_grouped_quantize: docs say [1]",
-      read=entry("global_scale", lambda g: g[:1].expand_as(g).clone()), needs=several,
-      same_if="the experts have equal scales")
-fault("global scale of the next expert", VALUE, contracts=LEVELS, seen="vllm 20963: global scales of experts",
-      read=entry("global_scale", lambda g: g.roll(-1)), needs=several, same_if="the experts have equal scales")
+fault(
+    "global scale of the first expert",
+    VALUE,
+    contracts=LEVELS,
+    seen="FlashInfer scaled_fp4_grouped_quantize: docs say [1]",
+    read=entry("global_scale", lambda g: g[:1].expand_as(g).clone()),
+    needs=several,
+    same_if="the experts have equal scales",
+)
+fault(
+    "global scale of the next expert",
+    VALUE,
+    contracts=LEVELS,
+    seen="vllm 20963: global scales of experts",
+    read=entry("global_scale", lambda g: g.roll(-1)),
+    needs=several,
+    same_if="the experts have equal scales",
+)
 
 
 def _placed(where: Callable[[Call], list[int]]) -> Change:
     """The scale bytes of each expert put at other rows; what lies beyond the buffer is lost."""
+
     def change(call: Call, memory: Tensor) -> Tensor:
         contract = call.contract
         assert isinstance(contract, ExpertQuantiser)
@@ -473,6 +777,7 @@ def _placed(where: Callable[[Call], list[int]]) -> Change:
             whole[place : place + count] = scale[done : done + count]
             done += last - first
         return contract.viewed(swizzle_scale(whole), call)
+
     return change
 
 
@@ -495,15 +800,40 @@ def _offsets(call: Call) -> list[int]:
 
 
 SAME = "both put every byte in the same place"
-fault("scales of experts placed tightly", INDEX, contracts=EXPERTS, write=entry("scale", _placed(_tight)), same_if=SAME,
-      seen="FlashInfer group_gemm_*_nt_groupwise against vLLM blockscale_offsets", needs=several)
-fault("scales of experts placed as FlashInfer's grouped product reads them", INDEX, contracts=EXPERTS, same_if=SAME,
-      seen="FlashInfer group_gemm_*_nt_groupwise against vLLM blockscale_offsets", needs=several,
-      write=entry("scale", _placed(lambda call: starts(_offsets(call), "flashinfer"))))
-fault("scales of experts without rows between them", INDEX, contracts=EXPERTS, needs=several, same_if=SAME,
-      seen="vllm 20963: blockscale_offsets without rounding", write=entry("scale", _placed(_offsets)))
-fault("tiles of an expert one too far", INDEX, contracts=EXPERTS, seen=MINE + "an inclusive sum of tiles",
-      write=entry("scale", _placed(lambda call: [place + HEIGHT for _, _, place in _parts(call)])))
+fault(
+    "scales of experts placed tightly",
+    INDEX,
+    contracts=EXPERTS,
+    write=entry("scale", _placed(_tight)),
+    same_if=SAME,
+    seen="FlashInfer group_gemm_*_nt_groupwise against vLLM blockscale_offsets",
+    needs=several,
+)
+fault(
+    "scales of experts placed as FlashInfer's grouped product reads them",
+    INDEX,
+    contracts=EXPERTS,
+    same_if=SAME,
+    seen="FlashInfer group_gemm_*_nt_groupwise against vLLM blockscale_offsets",
+    needs=several,
+    write=entry("scale", _placed(lambda call: starts(_offsets(call), "flashinfer"))),
+)
+fault(
+    "scales of experts without rows between them",
+    INDEX,
+    contracts=EXPERTS,
+    needs=several,
+    same_if=SAME,
+    seen="vllm 20963: blockscale_offsets without rounding",
+    write=entry("scale", _placed(_offsets)),
+)
+fault(
+    "tiles of an expert one too far",
+    INDEX,
+    contracts=EXPERTS,
+    seen=MINE + "an inclusive sum of tiles",
+    write=entry("scale", _placed(lambda call: [place + HEIGHT for _, _, place in _parts(call)])),
+)
 
 
 def _rows_lost(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -519,10 +849,22 @@ def _rows_lost(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"q": contract.codes(bits.view(q.dtype), call), "scale": contract.memory(scale, call)}
 
 
-fault("last row of every expert not quantised", MOVEMENT, contracts=EXPERTS, write=_rows_lost,
-      seen="FlashInfer cvt_fp16_to_fp4_expert: mask compared with the row", same_if="the last rows are zero")
-fault("rows of the previous expert's buffer", INDEX, contracts=EXPERTS, seen=MINE + "expert offsets one early",
-      read=entry("x", lambda x: x.roll(1, dims=0)), same_if="neighbours are equal")
+fault(
+    "last row of every expert not quantised",
+    MOVEMENT,
+    contracts=EXPERTS,
+    write=_rows_lost,
+    seen="FlashInfer cvt_fp16_to_fp4_expert: mask compared with the row",
+    same_if="the last rows are zero",
+)
+fault(
+    "rows of the previous expert's buffer",
+    INDEX,
+    contracts=EXPERTS,
+    seen=MINE + "expert offsets one early",
+    read=entry("x", lambda x: x.roll(1, dims=0)),
+    same_if="neighbours are equal",
+)
 
 # --- DeepGEMM's FP4 -------------------------------------------------------------------------------------------------
 
@@ -530,25 +872,68 @@ FP4 = frozenset({"per_token_cast_to_fp4"})
 across = need(lambda call: call.inputs["x"].shape[1] > int(str(call.resolved["gran_k"])), "one group across")
 
 
-fault("FP4 ties to the even code", CAST, contracts=FP4, recipe=_field(rounding=CodeRounding.NEAREST_EVEN),
-      seen="DeepGEMM _quantize_to_fp4_e2m1 against cvt.rn.satfinite.e2m1x2", same_if="no quotient is a tie",
-      admissible_if=NEAR)
-fault("FP4 code of -0", CAST, contracts=FP4, recipe=_field(zero_sign=ZeroSign.KEPT), same_if="no value rounds to -0",
-      seen="DeepGEMM _quantize_to_fp4_e2m1 against cvt.rn.satfinite.e2m1x2")
-fault("FP4 amax of the next group", INDEX, contracts=FP4, amax=lambda amax: amax.right.roll(-1, dims=2), needs=across,
-      seen=MINE + "a group one late", same_if="neighbours have equal amax")
-fault("FP4 amax without its floor", VALUE, contracts=FP4, recipe=_field(amax_floor=0.0),
-      seen="DeepGEMM clamp_min(1e-4)",
-      same_if="no amax lies below the floor", admissible_if="every code of a block of zeros is 0 under any scale")
-fault("FP4 scale of 448", VALUE, contracts=FP4, scale=lambda scale: scale * 6 / 448,
-      seen="vllm PR 12134: another format")
-fault("FP4 scale of another rounding", VALUE, contracts=FP4, seen="DeepGEMM use_ue8m0",
-      scale=lambda scale: torch.ldexp(torch.ones_like(scale), torch.frexp(scale)[1]),
-      same_if="every scale is twice a power of two less than itself")
-fault("FP4 nibbles exchanged", MOVEMENT, contracts=FP4, seen="pith-train PR 74",
-      codes=lambda codes: codes.unflatten(1, (-1, 2)).flip(2).flatten(1), same_if="neighbours are equal")
-fault("FP4 signs lost", CAST, contracts=FP4, codes=lambda codes: codes & 7, seen="flashinfer PR 3932",
-      same_if="no value is negative")
+fault(
+    "FP4 ties to the even code",
+    CAST,
+    contracts=FP4,
+    recipe=_field(rounding=CodeRounding.NEAREST_EVEN),
+    seen="DeepGEMM _quantize_to_fp4_e2m1 against cvt.rn.satfinite.e2m1x2",
+    same_if="no quotient is a tie",
+    admissible_if=NEAR,
+)
+fault(
+    "FP4 code of -0",
+    CAST,
+    contracts=FP4,
+    recipe=_field(zero_sign=ZeroSign.KEPT),
+    same_if="no value rounds to -0",
+    seen="DeepGEMM _quantize_to_fp4_e2m1 against cvt.rn.satfinite.e2m1x2",
+)
+fault(
+    "FP4 amax of the next group",
+    INDEX,
+    contracts=FP4,
+    amax=lambda amax: amax.right.roll(-1, dims=2),
+    needs=across,
+    seen=MINE + "a group one late",
+    same_if="neighbours have equal amax",
+)
+fault(
+    "FP4 amax without its floor",
+    VALUE,
+    contracts=FP4,
+    recipe=_field(amax_floor=0.0),
+    seen="DeepGEMM clamp_min(1e-4)",
+    same_if="no amax lies below the floor",
+    admissible_if="every code of a block of zeros is 0 under any scale",
+)
+fault(
+    "FP4 scale of 448", VALUE, contracts=FP4, scale=lambda scale: scale * 6 / 448, seen="vllm PR 12134: another format"
+)
+fault(
+    "FP4 scale of another rounding",
+    VALUE,
+    contracts=FP4,
+    seen="DeepGEMM use_ue8m0",
+    scale=lambda scale: torch.ldexp(torch.ones_like(scale), torch.frexp(scale)[1]),
+    same_if="every scale is twice a power of two less than itself",
+)
+fault(
+    "FP4 nibbles exchanged",
+    MOVEMENT,
+    contracts=FP4,
+    seen="pith-train PR 74",
+    codes=lambda codes: codes.unflatten(1, (-1, 2)).flip(2).flatten(1),
+    same_if="neighbours are equal",
+)
+fault(
+    "FP4 signs lost",
+    CAST,
+    contracts=FP4,
+    codes=lambda codes: codes & 7,
+    seen="flashinfer PR 3932",
+    same_if="no value is negative",
+)
 PACKED = need(lambda call: call.resolved["use_packed_ue8m0"], "the scales are not packed")
 uneven = both(PACKED, need(lambda call: _groups(call) % 4, "four divides the groups of a row"))
 
@@ -559,9 +944,11 @@ def _groups(call: Call) -> int:
 
 def _of_bytes(change: Callable[[Tensor], Tensor]) -> Change:
     """The exponent bytes ``[M, words, 4]`` of packed scales changed."""
+
     def changed(call: Call, scale: Tensor) -> Tensor:
         bytes_ = torch.unflatten(scale.contiguous().view(torch.uint8), 1, (-1, 4))
         return change(bytes_).flatten(1).contiguous().view(torch.int32)
+
     return changed
 
 
@@ -572,20 +959,52 @@ for name, change, when, argument in (
     ("packed exponents one high", lambda b: b + 1, PACKED, ""),
     ("zeros behind packed exponents", lambda b: torch.where(b == 127, 0, b), uneven, ""),
 ):
-    fault(name, INDEX, contracts=FP4, write=entry("scale", _of_bytes(change)), needs=when, same_if=argument,
-          seen=MINE + "DeepGEMM per_token_cast_to_fp4 with use_packed_ue8m0 packs a padded row")
+    fault(
+        name,
+        INDEX,
+        contracts=FP4,
+        write=entry("scale", _of_bytes(change)),
+        needs=when,
+        same_if=argument,
+        seen=MINE + "DeepGEMM per_token_cast_to_fp4 with use_packed_ue8m0 packs a padded row",
+    )
 TURNED = frozenset({"transpose_packed_fp4"})
-fault("packed codes transposed byte by byte", MOVEMENT, contracts=TURNED, seen=MINE + "a transpose of the bytes",
-      write=entry("out", lambda call, out: _bytewise(call)))
-fault("nibbles exchanged in the transpose", MOVEMENT, contracts=TURNED, seen="pith-train PR 74",
-      write=entry("out", lambda out: _nibbles(out)))
-fault("odd rows of the transpose lost", MOVEMENT, contracts=TURNED, seen=MINE + "the low nibble alone written",
-      write=entry("out", lambda out: (out.view(torch.uint8) & 0xF).view(out.dtype)))
-fault("rows of the transpose in pairs exchanged", MOVEMENT, contracts=TURNED, seen="pith-train PR 74",
-      write=entry("out", lambda out: torch.unflatten(out, 0, (-1, 2)).flip(1).flatten(0, 1)))
-fault("-0 of packed codes lost in the transpose", CAST, contracts=TURNED, same_if="no code is -0",
-      seen="DeepGEMM _quantize_to_fp4_e2m1: no code of -0",
-      read=entry("q", lambda q: _without_minus_zero(q)))
+fault(
+    "packed codes transposed byte by byte",
+    MOVEMENT,
+    contracts=TURNED,
+    seen=MINE + "a transpose of the bytes",
+    write=entry("out", lambda call, out: _bytewise(call)),
+)
+fault(
+    "nibbles exchanged in the transpose",
+    MOVEMENT,
+    contracts=TURNED,
+    seen="pith-train PR 74",
+    write=entry("out", lambda out: _nibbles(out)),
+)
+fault(
+    "odd rows of the transpose lost",
+    MOVEMENT,
+    contracts=TURNED,
+    seen=MINE + "the low nibble alone written",
+    write=entry("out", lambda out: (out.view(torch.uint8) & 0xF).view(out.dtype)),
+)
+fault(
+    "rows of the transpose in pairs exchanged",
+    MOVEMENT,
+    contracts=TURNED,
+    seen="pith-train PR 74",
+    write=entry("out", lambda out: torch.unflatten(out, 0, (-1, 2)).flip(1).flatten(0, 1)),
+)
+fault(
+    "-0 of packed codes lost in the transpose",
+    CAST,
+    contracts=TURNED,
+    same_if="no code is -0",
+    seen="DeepGEMM _quantize_to_fp4_e2m1: no code of -0",
+    read=entry("q", lambda q: _without_minus_zero(q)),
+)
 
 
 def _bytewise(call: Call) -> Tensor:
@@ -602,14 +1021,36 @@ def _without_minus_zero(q: Tensor) -> Tensor:
 
 
 FP4_BACK = frozenset({"cast_back_from_fp4"})
-fault("FP4 nibbles exchanged in reading", MOVEMENT, contracts=FP4_BACK, seen="pith-train PR 74",
-      read=entry("q", lambda q: _nibbles(q)))
-fault("FP4 scale of the previous group read", INDEX, contracts=FP4_BACK, seen="mlc-ai/TIRx-kernels PR 5",
-      read=entry("scale", lambda scale: scale.roll(1, dims=1)), same_if="there is one group across")
-fault("FP4 scale of the previous row read", INDEX, contracts=FP4_BACK, seen="NVIDIA/cutlass 2087",
-      read=entry("scale", lambda scale: scale.roll(1, dims=0)), same_if="there is one row")
-fault("FP4 signs lost in reading", CAST, contracts=FP4_BACK, seen="flashinfer PR 3932",
-      write=entry("out", lambda out: out.abs()))
+fault(
+    "FP4 nibbles exchanged in reading",
+    MOVEMENT,
+    contracts=FP4_BACK,
+    seen="pith-train PR 74",
+    read=entry("q", lambda q: _nibbles(q)),
+)
+fault(
+    "FP4 scale of the previous group read",
+    INDEX,
+    contracts=FP4_BACK,
+    seen="mlc-ai/TIRx-kernels PR 5",
+    read=entry("scale", lambda scale: scale.roll(1, dims=1)),
+    same_if="there is one group across",
+)
+fault(
+    "FP4 scale of the previous row read",
+    INDEX,
+    contracts=FP4_BACK,
+    seen="NVIDIA/cutlass 2087",
+    read=entry("scale", lambda scale: scale.roll(1, dims=0)),
+    same_if="there is one row",
+)
+fault(
+    "FP4 signs lost in reading",
+    CAST,
+    contracts=FP4_BACK,
+    seen="flashinfer PR 3932",
+    write=entry("out", lambda out: out.abs()),
+)
 fault("FP4 scale not multiplied", VALUE, contracts=FP4_BACK, seen="pytorch 195751", read=entry("scale", ones_of))
 
 
@@ -620,8 +1061,9 @@ def _nibbles(q: Tensor) -> Tensor:
 
 # --- casts ----------------------------------------------------------------------------------------------------------
 
-RELABEL, AGAIN, BACKWARD = (frozenset({name}) for name in (
-    "block_scales_to_mxfp8", "fp8_block_to_mxfp8", "mxfp8_to_fp8_block"))
+RELABEL, AGAIN, BACKWARD = (
+    frozenset({name}) for name in ("block_scales_to_mxfp8", "fp8_block_to_mxfp8", "mxfp8_to_fp8_block")
+)
 blocks = need(lambda call: call.inputs[_block_scale(call)].shape[1] > 1, "one block across")
 
 
@@ -629,36 +1071,65 @@ def _block_scale(call: Call) -> str:
     return next(name for name in ("scale", "block_scale", "mx_scale") if name in call.inputs)
 
 
-for words, turn in (("the previous block", lambda s: s.roll(1, dims=1)), ("the next row of blocks",
-                                                                          lambda s: s.roll(-1, dims=0))):
-    fault(f"block scale of {words} relabelled", INDEX, contracts=RELABEL, read=entry("scale", turn),
-          seen="vllm-omni 5263",
-          same_if="there is one block in that direction")
-    fault(f"block scale of {words} before requantising", INDEX, contracts=AGAIN, read=entry("block_scale", turn),
-          seen="vllm-omni 5263", same_if="there is one block in that direction")
+for words, turn in (
+    ("the previous block", lambda s: s.roll(1, dims=1)),
+    ("the next row of blocks", lambda s: s.roll(-1, dims=0)),
+):
+    fault(
+        f"block scale of {words} relabelled",
+        INDEX,
+        contracts=RELABEL,
+        read=entry("scale", turn),
+        seen="vllm-omni 5263",
+        same_if="there is one block in that direction",
+    )
+    fault(
+        f"block scale of {words} before requantising",
+        INDEX,
+        contracts=AGAIN,
+        read=entry("block_scale", turn),
+        seen="vllm-omni 5263",
+        same_if="there is one block in that direction",
+    )
 
 
 def _relabelled(change: Callable[[Tensor], Tensor]) -> Change:
     """The scale bytes ``[M, C]`` changed where they lie."""
+
     def changed(call: Call, memory: Tensor) -> Tensor:
         m, k = call.inputs["x"].shape
         layout = str(call.resolved["layout"])
         return stored(change(loaded(memory, (m, k // 32), layout)), layout)
+
     return changed
 
 
 for name, change in (
     ("byte of a block scale one high", lambda s: s + 1),
     ("a block scale repeated for its first 32 columns alone", lambda s: torch.where(_column(s) % 4 == 0, s, 0)),
-    ("a block scale repeated twice instead of four times", lambda s: s[:, ::2].repeat_interleave(2, 1)[:, : s.shape[1]]
-     if s.shape[1] % 4 == 0 else s.roll(1, dims=1)),
+    (
+        "a block scale repeated twice instead of four times",
+        lambda s: s[:, ::2].repeat_interleave(2, 1)[:, : s.shape[1]] if s.shape[1] % 4 == 0 else s.roll(1, dims=1),
+    ),
     ("bytes of block scales across instead of down", lambda s: s.t().reshape(s.shape)),
 ):
-    fault(name, INDEX, contracts=RELABEL, seen=MINE + "TransformerEngine swizzle_block_scaling", same_if=SAME,
-          write=entry("out", _relabelled(change)))
-fault("padding of relabelled scales not written", MOVEMENT, contracts=RELABEL, seen="vLLM scaled_fp4_quant 07c13c7",
-      write=entry("out", lambda call, memory: _dirty(call, memory)),
-      needs=need(lambda call: call.resolved["layout"] != "linear", "the scales are not in tiles"), same_if="no padding")
+    fault(
+        name,
+        INDEX,
+        contracts=RELABEL,
+        seen=MINE + "TransformerEngine swizzle_block_scaling",
+        same_if=SAME,
+        write=entry("out", _relabelled(change)),
+    )
+fault(
+    "padding of relabelled scales not written",
+    MOVEMENT,
+    contracts=RELABEL,
+    seen="vLLM scaled_fp4_quant 07c13c7",
+    write=entry("out", lambda call, memory: _dirty(call, memory)),
+    needs=need(lambda call: call.resolved["layout"] != "linear", "the scales are not in tiles"),
+    same_if="no padding",
+)
 
 
 def _column(scale: Tensor) -> Tensor:
@@ -671,31 +1142,85 @@ def _dirty(call: Call, memory: Tensor) -> Tensor:
     return torch.where(ones == 1, memory, 0xFF)
 
 
-fault("block scale not multiplied before requantising", VALUE, contracts=AGAIN, seen="pytorch 195751",
-      read=entry("block_scale", ones_of))
-fault("block scale inverted before requantising", VALUE, contracts=AGAIN, seen="vllm PR 36297",
-      read=entry("block_scale", lambda s: 1 / s), same_if="every scale is 1")
-fault("values between two casts in float16", CAST, contracts=AGAIN | BACKWARD, seen="TensorRT-LLM PR 14464",
-      options=lambda options: options | {"dtype": "float16"}, same_if="every value is one of float16",
-      admissible_if="float16 keeps more bits than bfloat16 and moves no code")
-fault("values between two casts in bfloat16 instead of float32", CAST, contracts=AGAIN | BACKWARD,
-      options=lambda options: options | {"dtype": "bfloat16"}, seen="vLLM-Ascend fp8_block.py: the model's dtype",
-      needs=need(lambda call: call.resolved["dtype"] == "float32", "float32 was not asked for"),
-      same_if="every value is one of bfloat16, as a code of MXFP8 times a power of two is")
-fault("MX scale not multiplied before requantising", VALUE, contracts=BACKWARD, seen="pytorch 195751",
-      read=entry("mx_scale", lambda s: torch.full_like(s, 127)))
-fault("MX scale one high before requantising", VALUE, contracts=BACKWARD, seen="DeepGEMM PR 112",
-      read=entry("mx_scale", lambda s: s + 1))
-fault("scale bytes read row-major before requantising", INDEX, contracts=BACKWARD, seen="flashinfer 3604",
-      read=lambda call, inputs: inputs | {"mx_scale": _as_rows(call, inputs["mx_scale"])},
-      needs=need(lambda call: call.resolved["layout"] != "linear", "the scales are not in tiles"))
-fault("amax of the previous 128x128 block", INDEX, contracts=BACKWARD, seen="NVIDIA/cutlass 2087",
-      amax=lambda amax: amax.right.roll(1, dims=2), same_if="one block across")
-fault("amax of 32 columns of a 128x128 block", VALUE, contracts=BACKWARD, seen=MINE + "the block of MXFP8",
-      amax=lambda amax: amax.blocks[..., :32].nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True),
-      same_if="the first 32 columns hold the amax")
-fault("quotients of 128x128 blocks truncated", CAST, contracts=BACKWARD, seen="flashinfer 5128",
-      quotient=lambda values: values.altered(quotient=_shorter(values.quotient)), same_if="every quotient is a code")
+fault(
+    "block scale not multiplied before requantising",
+    VALUE,
+    contracts=AGAIN,
+    seen="pytorch 195751",
+    read=entry("block_scale", ones_of),
+)
+fault(
+    "block scale inverted before requantising",
+    VALUE,
+    contracts=AGAIN,
+    seen="vllm PR 36297",
+    read=entry("block_scale", lambda s: 1 / s),
+    same_if="every scale is 1",
+)
+fault(
+    "values between two casts in float16",
+    CAST,
+    contracts=AGAIN | BACKWARD,
+    seen="TensorRT-LLM PR 14464",
+    options=lambda options: options | {"dtype": "float16"},
+    same_if="every value is one of float16",
+    admissible_if="float16 keeps more bits than bfloat16 and moves no code",
+)
+fault(
+    "values between two casts in bfloat16 instead of float32",
+    CAST,
+    contracts=AGAIN | BACKWARD,
+    options=lambda options: options | {"dtype": "bfloat16"},
+    seen="vLLM-Ascend fp8_block.py: the model's dtype",
+    needs=need(lambda call: call.resolved["dtype"] == "float32", "float32 was not asked for"),
+    same_if="every value is one of bfloat16, as a code of MXFP8 times a power of two is",
+)
+fault(
+    "MX scale not multiplied before requantising",
+    VALUE,
+    contracts=BACKWARD,
+    seen="pytorch 195751",
+    read=entry("mx_scale", lambda s: torch.full_like(s, 127)),
+)
+fault(
+    "MX scale one high before requantising",
+    VALUE,
+    contracts=BACKWARD,
+    seen="DeepGEMM PR 112",
+    read=entry("mx_scale", lambda s: s + 1),
+)
+fault(
+    "scale bytes read row-major before requantising",
+    INDEX,
+    contracts=BACKWARD,
+    seen="flashinfer 3604",
+    read=lambda call, inputs: inputs | {"mx_scale": _as_rows(call, inputs["mx_scale"])},
+    needs=need(lambda call: call.resolved["layout"] != "linear", "the scales are not in tiles"),
+)
+fault(
+    "amax of the previous 128x128 block",
+    INDEX,
+    contracts=BACKWARD,
+    seen="NVIDIA/cutlass 2087",
+    amax=lambda amax: amax.right.roll(1, dims=2),
+    same_if="one block across",
+)
+fault(
+    "amax of 32 columns of a 128x128 block",
+    VALUE,
+    contracts=BACKWARD,
+    seen=MINE + "the block of MXFP8",
+    amax=lambda amax: amax.blocks[..., :32].nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True),
+    same_if="the first 32 columns hold the amax",
+)
+fault(
+    "quotients of 128x128 blocks truncated",
+    CAST,
+    contracts=BACKWARD,
+    seen="flashinfer 5128",
+    quotient=lambda values: values.altered(quotient=_shorter(values.quotient)),
+    same_if="every quotient is a code",
+)
 
 
 def _shorter(quotient: Tensor) -> Tensor:

@@ -289,8 +289,11 @@ def _with_powers(case: Case, given: dict[str, Tensor]) -> dict[str, Tensor]:
         flat = memory(case, side, part)
         across = side.codes in (contract.turned if isinstance(contract, Turned) else ())
         columns = packed and isinstance(contract, Fp8Fp4)
-        found[side.scale] = as_words(flat, due, across=across) if columns else (
-            flat.view(torch.int32 if packed else torch.float32).reshape(due))  # fmt: skip
+        found[side.scale] = (
+            as_words(flat, due, across=across)
+            if columns
+            else (flat.view(torch.int32 if packed else torch.float32).reshape(due))
+        )
     return given | found
 
 
@@ -342,9 +345,10 @@ def _k_grouped(case: Case) -> dict[str, Tensor]:
     ends = _ends(case, "ks", gran, k)
     ks = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     given = {
-        "a": turned(codes(case, "a", 0, m, k)), "b": turned(codes(case, "b", 1, n, k)),
+        "a": turned(codes(case, "a", 0, m, k)),
+        "b": turned(codes(case, "b", 1, n, k)),
         "ks": torch.tensor(ks, dtype=torch.int32, device="cpu"),
-    }  # fmt: skip
+    }
     if case.family == "exact":
         c = data.small_integers(case.label("c"), (g * m, n), bound=8, dtype=torch.float32)
     else:
@@ -569,7 +573,7 @@ _PLAIN: Mapping[str, Grammar] = {
         _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _masked, _granularity, _WORDS,
         listed=partial(_grouped, sizes=((1, 128, 256, 2), (17, 136, 160, 3))), domain="k % 32 == 0",
     ),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 # Two tiles of 128 rows of scales, two of four blocks, and a tail of K behind 128, on either side.
 _CORNERS = ("m=144,n=144,k=160",)
@@ -628,4 +632,4 @@ GOLDENS = (
       for k, o in ((96, ""), (224, "scales=words/"))),
     *(f"fp8_fp4_gemm_{form}/e4m3xe2m1-bf16/1x128:1x32/m=2,n=6,k=160/scales=words/family=randn/seed=7"
       for form in ("nt", "tn")),
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line

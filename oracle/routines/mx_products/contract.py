@@ -179,8 +179,10 @@ class MxProduct(ProductContract):
     roles = {}
     names: ClassVar[tuple[str, str, str, str]] = ("a", "b", "a_scale", "b_scale")
     numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **FOUR, "sm100": (*TWO_LEVEL["sm100"], *FOUR["sm100"]), "sm120": (*TWO_LEVEL["sm120"], *FOUR["sm120"])
-    }  # fmt: skip
+        **FOUR,
+        "sm100": (*TWO_LEVEL["sm100"], *FOUR["sm100"]),
+        "sm120": (*TWO_LEVEL["sm120"], *FOUR["sm120"]),
+    }
     scale_tensor = BYTES
 
     # --- what a subclass says -------------------------------------------------------------------------------
@@ -233,17 +235,28 @@ class MxProduct(ProductContract):
             if isinstance(rows, slice):
                 rows = torch.arange(rows.start, rows.stop, device=a.device)
             product = ScaledProduct(
-                take_rows(a, rows), b[run.columns], take_rows(sa, rows), sb[run.columns], block=block, b_rows=1,
-                bias=inputs.get("bias"), c=inputs.get("c"), alpha=self.factors(inputs, run),
-            )  # fmt: skip
+                take_rows(a, rows),
+                b[run.columns],
+                take_rows(sa, rows),
+                sb[run.columns],
+                block=block,
+                b_rows=1,
+                bias=inputs.get("bias"),
+                c=inputs.get("c"),
+                alpha=self.factors(inputs, run),
+            )
             found.append(Part(product, None if run.rows is None else rows))
         return found
 
     def operands(self, call: Call) -> Operands:
         return Operands(
-            roles={}, shape=self.shape(call.inputs), parts=self.parts(call.inputs, **call.resolved), given=True,
-            groups=self.groups, row_unit=self.row_unit,
-        )  # fmt: skip
+            roles={},
+            shape=self.shape(call.inputs),
+            parts=self.parts(call.inputs, **call.resolved),
+            given=True,
+            groups=self.groups,
+            row_unit=self.row_unit,
+        )
 
     def shape(self, inputs: Inputs) -> tuple[int, ...]:
         a, b = (inputs[name] for name in self.names[:2])
@@ -346,8 +359,9 @@ class MmMxfp8(MxProduct):
     inputs = (
         TensorSpec("a", E4M3, ("M", "K"), "activation codes"),
         TensorSpec("b", E4M3, ("K", "N"), "weight codes, logical [K, N]"),
-        scale_bytes("a_descale", "a, in 128x4 or 8x4 tiles"), scale_bytes("b_descale", "b, in 128x4 tiles"),
-    )  # fmt: skip
+        scale_bytes("a_descale", "a, in 128x4 or 8x4 tiles"),
+        scale_bytes("b_descale", "b, in 128x4 tiles"),
+    )
     options = (OUT_HALF, SMALL, SHUFFLED)
 
     def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
@@ -369,12 +383,17 @@ class MmFp4(MxProduct):
     inputs = (
         TensorSpec("a", BYTES, ("M", "K"), "activation codes, two a byte: [M, K/2]"),
         TensorSpec("b", BYTES, ("K", "N"), "weight codes, two a byte: [K/2, N], column-major"),
-        scale_bytes("a_descale", "a, in 128x4 or 8x4 tiles"), scale_bytes("b_descale", "b, in 128x4 tiles"), ALPHA,
-    )  # fmt: skip
+        scale_bytes("a_descale", "a, in 128x4 or 8x4 tiles"),
+        scale_bytes("b_descale", "b, in 128x4 tiles"),
+        ALPHA,
+    )
     options = (
-        OUT_HALF, OptionSpec("block_size", NV, (NV, MX), "codes that share a scale"), SMALL,
-        OptionSpec("use_nvfp4", True, (True, False), "E4M3 scales, else E8M0"), SHUFFLED,
-    )  # fmt: skip
+        OUT_HALF,
+        OptionSpec("block_size", NV, (NV, MX), "codes that share a scale"),
+        SMALL,
+        OptionSpec("use_nvfp4", True, (True, False), "E4M3 scales, else E8M0"),
+        SHUFFLED,
+    )
 
     def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
         resolved = super().check(inputs, options)
@@ -407,11 +426,12 @@ class ScaledMm(MxProduct):
     inputs = (
         TensorSpec("mat_a", (*FP8, *BYTES), ("M", "K"), "codes; of four bits two a byte, as float4_e2m1fn_x2 has them"),
         TensorSpec("mat_b", (*FP8, *BYTES), ("K", "N"), "codes, column-major"),
-        scale_bytes("scale_a", "mat_a", (UE8M0, UE4M3)), scale_bytes("scale_b", "mat_b", (UE8M0, UE4M3)),
+        scale_bytes("scale_a", "mat_a", (UE8M0, UE4M3)),
+        scale_bytes("scale_b", "mat_b", (UE8M0, UE4M3)),
         TensorSpec("global_scale_a", F32, ("1",), "the second scale of mat_a, TensorWise", optional=True),
         TensorSpec("global_scale_b", F32, ("1",), "the second scale of mat_b, TensorWise", optional=True),
         BIAS,
-    )  # fmt: skip
+    )
     options = (OUT_ANY, OptionSpec("swizzle", SWIZZLES[0], SWIZZLES, "how the scales of both lie"))
 
     def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
@@ -456,8 +476,9 @@ class BmmMxfp8(MxProduct):
     inputs = (
         TensorSpec("a", FP8, ("B", "M", "K"), "activation codes"),
         TensorSpec("b", FP8, ("B", "K", "N"), "weight codes, logical [B, K, N]"),
-        scale_bytes("a_scale", "a"), scale_bytes("b_scale", "b"),
-    )  # fmt: skip
+        scale_bytes("a_scale", "a"),
+        scale_bytes("b_scale", "b"),
+    )
     options = (OUT_HALF, OptionSpec("placement", PLACEMENTS[0], PLACEMENTS, "how the scales of a batch follow"))
 
     def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
@@ -528,8 +549,10 @@ class GroupGemmMxfp4(GroupGemm):
     inputs = (
         TensorSpec("a", FP8, ("M", "K"), "activation codes, rows sorted by expert"),
         TensorSpec("b", BYTES, ("G", "N", "K2"), "weight codes, two a byte: [G, N, K/2]"),
-        scale_bytes("a_scale", "a, each group from its start"), scale_bytes("b_scale", "each weight"), POINTERS,
-    )  # fmt: skip
+        scale_bytes("a_scale", "a, each group from its start"),
+        scale_bytes("b_scale", "each weight"),
+        POINTERS,
+    )
 
 
 @register
@@ -543,9 +566,11 @@ class GroupGemmNvfp4(GroupGemm):
     inputs = (
         TensorSpec("a", BYTES, ("M", "K"), "activation codes, two a byte: [M, K/2]"),
         TensorSpec("b", BYTES, ("G", "N", "K"), "weight codes, two a byte: [G, N, K/2]"),
-        scale_bytes("a_scale", "a, each group from its start"), scale_bytes("b_scale", "each weight"), POINTERS,
+        scale_bytes("a_scale", "a, each group from its start"),
+        scale_bytes("b_scale", "each weight"),
+        POINTERS,
         TensorSpec("alpha", F32, ("G",), "multiplies the sums of an expert", optional=True),
-    )  # fmt: skip
+    )
 
     def factors(self, inputs: Inputs, run: Run) -> Tensor | None:
         return inputs["alpha"][run.group : run.group + 1] if "alpha" in inputs else None
@@ -566,11 +591,12 @@ class ScaledGroupedMmMx(MxProduct):
     inputs = (
         TensorSpec("mat_a", (*E4M3, *BYTES), ("M", "K"), "codes, rows sorted by expert; of four bits two a byte"),
         TensorSpec("mat_b", (*E4M3, *BYTES), ("G", "N", "K"), "weight codes"),
-        scale_bytes("scale_a", "mat_a", (UE8M0, UE4M3)), scale_bytes("scale_b", "each weight", (UE8M0, UE4M3)),
+        scale_bytes("scale_a", "mat_a", (UE8M0, UE4M3)),
+        scale_bytes("scale_b", "each weight", (UE8M0, UE4M3)),
         TensorSpec("offs", INTEGERS, ("G",), "where the rows of each expert end"),
         TensorSpec("global_scale_a", F32, ("G",), "the second scale of mat_a", optional=True),
         TensorSpec("global_scale_b", F32, ("G",), "the second scale of mat_b", optional=True),
-    )  # fmt: skip
+    )
     options = (OptionSpec("out_dtype", None, (None, torch.bfloat16), "dtype of the output"),)
 
     def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
@@ -625,7 +651,7 @@ class ScaledGroupedMmMxKGroups(MxProduct):
         scale_bytes("scale_a", "mat_a, by groups of K", (UE8M0, *BYTES)),
         scale_bytes("scale_b", "mat_b, by groups of K", (UE8M0, *BYTES)),
         TensorSpec("offs", INTEGERS, ("G",), "where the K of each group ends, multiples of 32"),
-    )  # fmt: skip
+    )
     options = (OptionSpec("out_dtype", None, (None, torch.bfloat16), "dtype of the output"),)
 
     def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
@@ -734,8 +760,9 @@ class Fp8Fp4(MxProduct):
 
 def _granularities(options: Options) -> tuple[tuple[int, int], tuple[int, int]]:
     """Codes and rows that share a scale: of a, of b."""
-    of_a, of_b, height = (int(str(options.get(name, value))) for name, value in
-                          (("gran_k_a", 128), ("gran_k_b", 32), ("gran_n", 1)))  # fmt: skip
+    of_a, of_b, height = (
+        int(str(options.get(name, value))) for name, value in (("gran_k_a", 128), ("gran_k_b", 32), ("gran_n", 1))
+    )
     return (of_a, 1), (of_b, height)
 
 

@@ -46,11 +46,17 @@ from oracle.tensorcore.predict import store
 from oracle.truth.gemm import ScaledProduct, exact, rounded
 from oracle.truth.layout import HEIGHTS, WIDTH, row_order
 
-GROUPED = frozenset({
-    "group_gemm_mxfp8_mxfp4_nt_groupwise", "group_gemm_nvfp4_nt_groupwise", "scaled_grouped_mm_mx",
-    "m_grouped_fp8_fp4_gemm_nt_contiguous", "m_grouped_fp8_fp4_gemm_nt_masked", "m_grouped_fp8_fp4_gemm_nn_contiguous",
-    "m_grouped_fp8_fp4_gemm_nt_psum",
-})  # fmt: skip
+GROUPED = frozenset(
+    {
+        "group_gemm_mxfp8_mxfp4_nt_groupwise",
+        "group_gemm_nvfp4_nt_groupwise",
+        "scaled_grouped_mm_mx",
+        "m_grouped_fp8_fp4_gemm_nt_contiguous",
+        "m_grouped_fp8_fp4_gemm_nt_masked",
+        "m_grouped_fp8_fp4_gemm_nn_contiguous",
+        "m_grouped_fp8_fp4_gemm_nt_psum",
+    }
+)
 STACKED = GROUPED | {"bmm_mxfp8"}
 SHUFFLED, K_GROUPS = frozenset({"mm_mxfp8", "mm_fp4"}), frozenset({"scaled_grouped_mm_mx_k_groups"})
 GROUPS_OF_K = K_GROUPS | {"k_grouped_fp8_gemm_tn_contiguous"}
@@ -59,7 +65,6 @@ PRODUCTS = STACKED | SHUFFLED | GROUPS_OF_K | TURNED | {"scaled_mm", "fp8_fp4_ge
 SUMMED = frozenset({f"fp8_fp4_gemm_{form}" for form in ("nt", "nn", "tn", "tt")} | {"k_grouped_fp8_gemm_tn_contiguous"})
 WITH_ALPHA = frozenset({"mm_fp4", "scaled_mm", "group_gemm_nvfp4_nt_groupwise", "scaled_grouped_mm_mx"})
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-# fmt: off
 FAULTS = Faults(PRODUCTS)
 fault = FAULTS.declare
 MINE = "no public thread: "
@@ -159,40 +164,95 @@ for part, letter in enumerate(LETTERS):
     across = _of_side(part, lambda side: side.columns > 1, "one block across")
     down = _of_side(part, lambda side: side.rows > 1, "one row")
     ragged = _of_side(part, lambda side: side.tile != LINEAR and side.columns % WIDTH > 0, "no padding across")
-    grid = _of_side(part, lambda side: side.tile in HEIGHTS and side.columns > WIDTH and side.rows > HEIGHTS[side.tile],
-                    "there are not several tiles in both directions")
+    grid = _of_side(
+        part,
+        lambda side: side.tile in HEIGHTS and side.columns > WIDTH and side.rows > HEIGHTS[side.tile],
+        "there are not several tiles in both directions",
+    )
     for name, wrong, when, seen, same in (
-        ("scale bytes row-major where tiles are meant", lambda s: places(s.rows, s.columns, LINEAR), tiled,
-         "PyTorch _scaled_mm: a linear scale of equal size is accepted", "one block of one row"),
-        ("scale bytes in tiles of the other height",
-         lambda s: places(s.rows, s.columns, FLAT if s.tile == TILE else TILE), tiled, "flashinfer 3604",
-         "the first rows and columns lie alike"),
+        (
+            "scale bytes row-major where tiles are meant",
+            lambda s: places(s.rows, s.columns, LINEAR),
+            tiled,
+            "PyTorch _scaled_mm: a linear scale of equal size is accepted",
+            "one block of one row",
+        ),
+        (
+            "scale bytes in tiles of the other height",
+            lambda s: places(s.rows, s.columns, FLAT if s.tile == TILE else TILE),
+            tiled,
+            "flashinfer 3604",
+            "the first rows and columns lie alike",
+        ),
         ("rows of 128x4 scale tiles not interleaved", _plain_rows, tall, "triton PR 10382", "one row"),
         ("scale tiles column by column", _tiles_down, grid, "FlashInfer group placement against tight tiles", EQUAL),
-        ("scale tiles across rounded down", _fewer_across, both(ragged, grid),
-         "vLLM nvfp4 scale padding: columns to ceil(C, 4) / 4", EQUAL),
-        ("padding of the scales read for the last block", _behind_the_last, ragged, "flashinfer PR 3650, 2861",
-         "the padding holds the scale"),
+        (
+            "scale tiles across rounded down",
+            _fewer_across,
+            both(ragged, grid),
+            "vLLM nvfp4 scale padding: columns to ceil(C, 4) / 4",
+            EQUAL,
+        ),
+        (
+            "padding of the scales read for the last block",
+            _behind_the_last,
+            ragged,
+            "flashinfer PR 3650, 2861",
+            "the padding holds the scale",
+        ),
         ("block scale of the previous row", lambda s: s.at.roll(1, dims=0), down, "NVIDIA/cutlass 2087", EQUAL),
         ("block scale of the next row", lambda s: s.at.roll(-1, dims=0), down, "NVIDIA/cutlass 2087", EQUAL),
-        ("block scale of the previous block", lambda s: s.at.roll(1, dims=1), across, "mlc-ai/TIRx-kernels PR 5",
-         EQUAL),
+        (
+            "block scale of the previous block",
+            lambda s: s.at.roll(1, dims=1),
+            across,
+            "mlc-ai/TIRx-kernels PR 5",
+            EQUAL,
+        ),
         ("block scale of the next block", lambda s: s.at.roll(-1, dims=1), across, "mlc-ai/TIRx-kernels PR 5", EQUAL),
-        ("block scale of the first block for all", lambda s: s.at[:, :1].expand_as(s.at), across,
-         MINE + "a scale loaded before the loop over K", EQUAL),
-        ("block scale of the first row for all", lambda s: s.at[:1].expand_as(s.at), down,
-         MINE + "a scale loaded by one lane and shared", EQUAL),
-        ("one block scale for two blocks", lambda s: _pairs(s.at), across,
-         MINE + "blocks of 32 where 16 are meant", EQUAL),
-        ("block scales of the rows exchanged by 32", lambda s: s.at.roll(32, dims=0),
-         _of_side(part, lambda side: side.rows > 32, "at most 32 rows"),
-         MINE + "the four row groups of a tile taken in another order", EQUAL),
+        (
+            "block scale of the first block for all",
+            lambda s: s.at[:, :1].expand_as(s.at),
+            across,
+            MINE + "a scale loaded before the loop over K",
+            EQUAL,
+        ),
+        (
+            "block scale of the first row for all",
+            lambda s: s.at[:1].expand_as(s.at),
+            down,
+            MINE + "a scale loaded by one lane and shared",
+            EQUAL,
+        ),
+        (
+            "one block scale for two blocks",
+            lambda s: _pairs(s.at),
+            across,
+            MINE + "blocks of 32 where 16 are meant",
+            EQUAL,
+        ),
+        (
+            "block scales of the rows exchanged by 32",
+            lambda s: s.at.roll(32, dims=0),
+            _of_side(part, lambda side: side.rows > 32, "at most 32 rows"),
+            MINE + "the four row groups of a tile taken in another order",
+            EQUAL,
+        ),
         ("exponents of a word from the highest byte", _from_the_highest, words, "TransformerEngine PR 2589", EQUAL),
-        ("first exponent of a word for all four", lambda s: s.at - s.at % WIDTH, both(words, across),
-         MINE + "DeepGEMM passes the number of the byte to each instruction", EQUAL),
-        ("words of exponents with the strides of the other order", _words_as_they_lie,
-         both(words, _of_side(part, lambda side: side.columns > WIDTH and side.rows > 1, "one word of a row")),
-         MINE + "DeepGEMM get_mn_major_tma_aligned_packed_ue8m0_tensor: words lie in columns", EQUAL),
+        (
+            "first exponent of a word for all four",
+            lambda s: s.at - s.at % WIDTH,
+            both(words, across),
+            MINE + "DeepGEMM passes the number of the byte to each instruction",
+            EQUAL,
+        ),
+        (
+            "words of exponents with the strides of the other order",
+            _words_as_they_lie,
+            both(words, _of_side(part, lambda side: side.columns > WIDTH and side.rows > 1, "one word of a row")),
+            MINE + "DeepGEMM get_mn_major_tma_aligned_packed_ue8m0_tensor: words lie in columns",
+            EQUAL,
+        ),
     ):
         fault(f"{letter}: {name}", INDEX, seen=seen, read=_read_at(part, wrong), needs=when, same_if=same)
 
@@ -221,8 +281,14 @@ def _rolled_weights(inputs: dict[str, Tensor], name: str) -> dict[str, Tensor]:
     return inputs | {name: raw.roll(-1, dims=0).view(given.dtype)}
 
 
-fault("codes of the next expert's weight", MOVEMENT, seen="sglang PR 28418", contracts=STACKED, needs=several,
-      read=lambda call, inputs: _rolled_weights(inputs, _contract(call).names[1]))
+fault(
+    "codes of the next expert's weight",
+    MOVEMENT,
+    seen="sglang PR 28418",
+    contracts=STACKED,
+    needs=several,
+    read=lambda call, inputs: _rolled_weights(inputs, _contract(call).names[1]),
+)
 
 
 def _weights_next(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -232,12 +298,23 @@ def _weights_next(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return _read_at(1, lambda _: moved.at)(call, inputs)
 
 
-fault("block scales of the next expert's weight", INDEX, seen="flashinfer 2595", contracts=STACKED, needs=several,
-      read=_weights_next, same_if=EQUAL)
-fault("alpha of the next expert", VALUE, seen=MINE + "one alpha loaded for a tile of two experts",
-      contracts={"group_gemm_nvfp4_nt_groupwise"},
-      read=lambda inputs: inputs | {"alpha": inputs["alpha"].roll(-1)},
-      needs=both(several, need(lambda call: "alpha" in call.inputs, "there is no alpha")))
+fault(
+    "block scales of the next expert's weight",
+    INDEX,
+    seen="flashinfer 2595",
+    contracts=STACKED,
+    needs=several,
+    read=_weights_next,
+    same_if=EQUAL,
+)
+fault(
+    "alpha of the next expert",
+    VALUE,
+    seen=MINE + "one alpha loaded for a tile of two experts",
+    contracts={"group_gemm_nvfp4_nt_groupwise"},
+    read=lambda inputs: inputs | {"alpha": inputs["alpha"].roll(-1)},
+    needs=both(several, need(lambda call: "alpha" in call.inputs, "there is no alpha")),
+)
 
 
 def _at_the_border(first: bool) -> Callable[[Call, Tensor], Tensor]:
@@ -256,10 +333,18 @@ def _at_the_border(first: bool) -> Callable[[Call, Tensor], Tensor]:
     return change
 
 
-for name, first in (("first row of a group meets the weight of the group before", True),
-                    ("last row of a group meets the weight of the next group", False)):
-    fault(name, MOVEMENT, seen="DeepGEMM 37: an expert's border inside a tile", contracts=STACKED,
-          write=_at_the_border(first), needs=several)
+for name, first in (
+    ("first row of a group meets the weight of the group before", True),
+    ("last row of a group meets the weight of the next group", False),
+):
+    fault(
+        name,
+        MOVEMENT,
+        seen="DeepGEMM 37: an expert's border inside a tile",
+        contracts=STACKED,
+        write=_at_the_border(first),
+        needs=several,
+    )
 
 
 def _row_by_row(call: Call, side: Side) -> Tensor:
@@ -295,19 +380,31 @@ def _placed(wrong: Callable[[Call, Side], Tensor]) -> Change:
 
 
 def _differs(wrong: Callable[[Call, Side], Tensor]) -> WhyNot:
-    return need(lambda call: not torch.equal(wrong(call, _side(call, 0)) % _side(call, 0).size, _side(call, 0).at),
-                "both placements are one here")
+    return need(
+        lambda call: not torch.equal(wrong(call, _side(call, 0)) % _side(call, 0).size, _side(call, 0).at),
+        "both placements are one here",
+    )
 
 
 POINTED = frozenset({"group_gemm_mxfp8_mxfp4_nt_groupwise", "group_gemm_nvfp4_nt_groupwise"})
 for name, elsewhere, contracts in (
     ("scales of the groups without gaps", _row_by_row, POINTED | {"scaled_grouped_mm_mx", "bmm_mxfp8"}),
     ("scales of the groups placed tightly where FlashInfer's starts are meant", _tight, POINTED | {"bmm_mxfp8"}),
-    ("scales of the groups at FlashInfer's starts where tight ones are meant", _gaps_of_flashinfer,
-     frozenset({"scaled_grouped_mm_mx"})),
+    (
+        "scales of the groups at FlashInfer's starts where tight ones are meant",
+        _gaps_of_flashinfer,
+        frozenset({"scaled_grouped_mm_mx"}),
+    ),
 ):
-    fault(name, INDEX, seen="FlashInfer group placement against tight tiles of torch and vLLM", contracts=contracts,
-          read=_placed(elsewhere), needs=both(several, _differs(elsewhere)), same_if=EQUAL)
+    fault(
+        name,
+        INDEX,
+        seen="FlashInfer group placement against tight tiles of torch and vLLM",
+        contracts=contracts,
+        read=_placed(elsewhere),
+        needs=both(several, _differs(elsewhere)),
+        same_if=EQUAL,
+    )
 
 
 # --- groups of K, shuffled rows ---------------------------------------------------------------------------------------
@@ -319,13 +416,24 @@ def _one_matrix(side: Side) -> Tensor:
 
 
 for part, letter in enumerate(LETTERS):
-    fault(f"{letter}: scales of all groups of K in one matrix of tiles", INDEX, contracts=K_GROUPS, same_if=EQUAL,
-          seen="FlashInfer group placement against tight tiles of torch and vLLM", read=_read_at(part, _one_matrix),
-          needs=_of_side(part, lambda side: not torch.equal(_one_matrix(side), side.at), "both are one here"))
+    fault(
+        f"{letter}: scales of all groups of K in one matrix of tiles",
+        INDEX,
+        contracts=K_GROUPS,
+        same_if=EQUAL,
+        seen="FlashInfer group placement against tight tiles of torch and vLLM",
+        read=_read_at(part, _one_matrix),
+        needs=_of_side(part, lambda side: not torch.equal(_one_matrix(side), side.at), "both are one here"),
+    )
 
 
-@fault("K of a group begins at 0", MOVEMENT, seen=MINE + "the first offset taken for all", contracts=GROUPS_OF_K,
-       needs=several)
+@fault(
+    "K of a group begins at 0",
+    MOVEMENT,
+    seen=MINE + "the first offset taken for all",
+    contracts=GROUPS_OF_K,
+    needs=several,
+)
 def write_from_zero(call: Call, out: Tensor) -> Tensor:
     """Every group adds what the groups before it have."""
     made, total = out.clone(), torch.zeros_like(out[: call.parts[0].product.M], dtype=torch.float32)
@@ -336,8 +444,13 @@ def write_from_zero(call: Call, out: Tensor) -> Tensor:
     return made
 
 
-@fault("groups of K written one place on", INDEX, contracts=GROUPS_OF_K, needs=several,
-       seen=MINE + "empty groups left out of the count")
+@fault(
+    "groups of K written one place on",
+    INDEX,
+    contracts=GROUPS_OF_K,
+    needs=several,
+    seen=MINE + "empty groups left out of the count",
+)
 def write_one_on(call: Call, out: Tensor) -> Tensor:
     """The results of the groups with K exchanged in a ring."""
     made, rows = out.clone(), [part.rows for part in call.parts]
@@ -359,20 +472,38 @@ def _is_turned(part: int) -> WhyNot:
 
 
 for part, letter in enumerate(LETTERS):
-    fault(f"{letter}: transposed codes read as they lie", MOVEMENT, contracts=TURNED, needs=_is_turned(part),
-          seen="DeepGEMM fp8_gemm_nn: a transposed view handed to a kernel of K-major operands",
-          read=_recoded(part, _as_it_lies))
-    fault(f"{letter}: transposed scales read as they lie", INDEX, contracts=TURNED, same_if=EQUAL,
-          needs=both(_is_turned(part),
-                     _of_side(part, lambda side: side.columns > 1 and side.rows > 1, "one row or block of scales")),
-          seen="DeepGEMM fp8_gemm_nn: a transposed view handed to a kernel of K-major operands",
-          read=_read_at(part, lambda side: side.at.t().reshape(side.at.shape)))
+    fault(
+        f"{letter}: transposed codes read as they lie",
+        MOVEMENT,
+        contracts=TURNED,
+        needs=_is_turned(part),
+        seen="DeepGEMM fp8_gemm_nn: a transposed view handed to a kernel of K-major operands",
+        read=_recoded(part, _as_it_lies),
+    )
+    fault(
+        f"{letter}: transposed scales read as they lie",
+        INDEX,
+        contracts=TURNED,
+        same_if=EQUAL,
+        needs=both(
+            _is_turned(part),
+            _of_side(part, lambda side: side.columns > 1 and side.rows > 1, "one row or block of scales"),
+        ),
+        seen="DeepGEMM fp8_gemm_nn: a transposed view handed to a kernel of K-major operands",
+        read=_read_at(part, lambda side: side.at.t().reshape(side.at.shape)),
+    )
 
 
-@fault("groups begin at multiples of 256 rows", INDEX, contracts={"m_grouped_fp8_fp4_gemm_nt_psum"},
-       seen="DeepGEMM get_mk_alignment_for_contiguous_layout: the alignment can be set",
-       needs=need(lambda call: any(int(part.rows[0]) % 256 for part in call.parts if part.rows is not None),
-                  "every group begins at a multiple of 256"))
+@fault(
+    "groups begin at multiples of 256 rows",
+    INDEX,
+    contracts={"m_grouped_fp8_fp4_gemm_nt_psum"},
+    seen="DeepGEMM get_mk_alignment_for_contiguous_layout: the alignment can be set",
+    needs=need(
+        lambda call: any(int(part.rows[0]) % 256 for part in call.parts if part.rows is not None),
+        "every group begins at a multiple of 256",
+    ),
+)
 def write_from_256(call: Call, out: Tensor) -> Tensor:
     made, old = out.clone(), stale(call, out)
     for part in call.parts:
@@ -390,11 +521,23 @@ def _unshuffled(product: ScaledProduct) -> ScaledProduct:
     return product.take_columns(row_order(product.N))
 
 
-fault("shuffled weight multiplied as it lies", MOVEMENT, contracts=SHUFFLED, needs=shuffled, product=_unshuffled,
-      seen="FlashInfer mm_fp4: the trtllm backend requires a shuffled weight, the others a plain one")
-fault("codes of a shuffled weight in order, its scales as they lie", INDEX, contracts=SHUFFLED, needs=shuffled,
-      seen="FlashInfer mm_fp4: the trtllm backend requires a shuffled weight, the others a plain one",
-      product=lambda product: replace(product, b_scale=_unshuffled(product).b_scale), same_if=EQUAL)
+fault(
+    "shuffled weight multiplied as it lies",
+    MOVEMENT,
+    contracts=SHUFFLED,
+    needs=shuffled,
+    product=_unshuffled,
+    seen="FlashInfer mm_fp4: the trtllm backend requires a shuffled weight, the others a plain one",
+)
+fault(
+    "codes of a shuffled weight in order, its scales as they lie",
+    INDEX,
+    contracts=SHUFFLED,
+    needs=shuffled,
+    seen="FlashInfer mm_fp4: the trtllm backend requires a shuffled weight, the others a plain one",
+    product=lambda product: replace(product, b_scale=_unshuffled(product).b_scale),
+    same_if=EQUAL,
+)
 
 
 # --- what a scale means ---------------------------------------------------------------------------------------------
@@ -423,8 +566,10 @@ def _as(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
 
 
 def _any_scale(part: int, found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
-    return need(lambda call: any(bool(found(decode((p.product.a_scale, p.product.b_scale)[part])).any())
-                                 for p in call.parts), missing)
+    return need(
+        lambda call: any(bool(found(decode((p.product.a_scale, p.product.b_scale)[part])).any()) for p in call.parts),
+        missing,
+    )
 
 
 for part, letter in enumerate(LETTERS):
@@ -437,24 +582,58 @@ for part, letter in enumerate(LETTERS):
         ("block scales left out", _values(torch.ones_like), many, "pytorch 195751"),
         ("block scales multiplied twice", _values(lambda s: s * s), many, "vllm PR 36297"),
         ("block scales divide", _values(lambda s: 1.0 / s), many, "vllm PR 36297"),
-        ("scale exponent read with a bias of 128", _values(lambda s: s * 0.5), powers,
-         MINE + "the bias of a signed byte"),
-        ("E8M0 byte 255 read as infinity", _values(lambda s: s.nan_to_num(nan=torch.inf)), both(powers, nan),
-         "FlashInfer mxfp8_dequantize_host: byte << 23"),
-        ("NaN of a block scale read as a number", _values(lambda s: s.nan_to_num(nan=480.0)), nan,
-         MINE + "a table of values that ends below NaN"),
-        ("E8M0 scales read as E4M3", _as(UE4M3), powers,
-         "FlashInfer e2m1_and_ufp8sf_scale_to_float: ufp8_type 1 for 0"),
-        ("E4M3 scales read as E8M0", _as(UE8M0), fractions,
-         "FlashInfer e2m1_and_ufp8sf_scale_to_float: ufp8_type 0 for 1"),
+        (
+            "scale exponent read with a bias of 128",
+            _values(lambda s: s * 0.5),
+            powers,
+            MINE + "the bias of a signed byte",
+        ),
+        (
+            "E8M0 byte 255 read as infinity",
+            _values(lambda s: s.nan_to_num(nan=torch.inf)),
+            both(powers, nan),
+            "FlashInfer mxfp8_dequantize_host: byte << 23",
+        ),
+        (
+            "NaN of a block scale read as a number",
+            _values(lambda s: s.nan_to_num(nan=480.0)),
+            nan,
+            MINE + "a table of values that ends below NaN",
+        ),
+        (
+            "E8M0 scales read as E4M3",
+            _as(UE4M3),
+            powers,
+            "FlashInfer e2m1_and_ufp8sf_scale_to_float: ufp8_type 1 for 0",
+        ),
+        (
+            "E4M3 scales read as E8M0",
+            _as(UE8M0),
+            fractions,
+            "FlashInfer e2m1_and_ufp8sf_scale_to_float: ufp8_type 0 for 1",
+        ),
         ("E4M3 scales read as E5M2", _as(torch.float8_e5m2), fractions, "vllm PR 12134"),
-        ("subnormal block scales flushed to zero", _values(lambda s: torch.where(s < E4M3FN.min_normal, 0.0, s)),
-         both(fractions, tiny), MINE + "a cast under flush-to-zero"),
-        ("block scales rounded to powers of two", _values(lambda s: 2.0 ** (torch.frexp(s)[1] - 1).double() * (s > 0)),
-         fractions, "vLLM nvfp4_utils.cuh with UE8M0_SF"),
+        (
+            "subnormal block scales flushed to zero",
+            _values(lambda s: torch.where(s < E4M3FN.min_normal, 0.0, s)),
+            both(fractions, tiny),
+            MINE + "a cast under flush-to-zero",
+        ),
+        (
+            "block scales rounded to powers of two",
+            _values(lambda s: 2.0 ** (torch.frexp(s)[1] - 1).double() * (s > 0)),
+            fractions,
+            "vLLM nvfp4_utils.cuh with UE8M0_SF",
+        ),
     ):
-        fault(f"{letter}: {name}", VALUE, seen=seen, product=_scales(part, change), needs=when,
-              same_if="infinities of both signs, and times 0, are NaN too" if "infinity" in name else "")
+        fault(
+            f"{letter}: {name}",
+            VALUE,
+            seen=seen,
+            product=_scales(part, change),
+            needs=when,
+            same_if="infinities of both signs, and times 0, are NaN too" if "infinity" in name else "",
+        )
 
 
 # --- what a code means ----------------------------------------------------------------------------------------------
@@ -465,8 +644,9 @@ def _sides_codes(part: int, change: Callable[[Tensor], Tensor]) -> Callable[[Sca
     name = "ab"[part]
 
     def product(product: ScaledProduct) -> ScaledProduct:
-        made = to_dtype(change(getattr(product, name)), torch.float16, rounding=Rounding.NEAREST_EVEN,
-                        overflow=Overflow.INF)
+        made = to_dtype(
+            change(getattr(product, name)), torch.float16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF
+        )
         return replace(product, **{name: made})  # type: ignore[arg-type]
 
     return product
@@ -490,8 +670,12 @@ def _of_codes(part: int, holds: Callable[[Tensor], bool], otherwise: str) -> Why
 
 
 def _nan_code(part: int) -> WhyNot:
-    return need(lambda call: bool(torch.isnan(_product(call).left.value() if part == 0 else
-                                              _product(call).right.value()).any()), "no code is NaN")
+    return need(
+        lambda call: bool(
+            torch.isnan(_product(call).left.value() if part == 0 else _product(call).right.value()).any()
+        ),
+        "no code is NaN",
+    )
 
 
 for part, letter in enumerate(LETTERS):
@@ -499,32 +683,69 @@ for part, letter in enumerate(LETTERS):
     eight = _of_codes(part, lambda codes: codes.dtype is not torch.uint8, "the codes have four bits")
     e4m3 = _of_codes(part, lambda codes: codes.dtype is torch.float8_e4m3fn, "the codes are not E4M3")
     has_nan = _nan_code(part)
-    fault(f"{letter}: nibbles of a byte exchanged", MOVEMENT, seen="pith-train PR 74", read=_recoded(part, _swapped),
-          needs=four, same_if="the two codes of every byte are equal")
-    fault(f"{letter}: neighbouring codes exchanged", MOVEMENT, seen="pith-train PR 74", read=_recoded(part, _swapped),
-          needs=eight, same_if="the two codes of every pair are equal")
-    fault(f"{letter}: codes of the next row", MOVEMENT, seen="NVIDIA/cutlass 2087",
-          read=_recoded(part, lambda codes: codes.roll(-1, dims=0)),
-          needs=_of_codes(part, lambda codes: codes.shape[0] > 1, "one row"))
-    fault(f"{letter}: codes of the next block", MOVEMENT, seen="mlc-ai/TIRx-kernels PR 5",
-          read=_recoded(part, lambda codes: codes.roll(-16, dims=1)),
-          needs=_of_codes(part, lambda codes: codes.shape[1] > 16, "one block"))
+    fault(
+        f"{letter}: nibbles of a byte exchanged",
+        MOVEMENT,
+        seen="pith-train PR 74",
+        read=_recoded(part, _swapped),
+        needs=four,
+        same_if="the two codes of every byte are equal",
+    )
+    fault(
+        f"{letter}: neighbouring codes exchanged",
+        MOVEMENT,
+        seen="pith-train PR 74",
+        read=_recoded(part, _swapped),
+        needs=eight,
+        same_if="the two codes of every pair are equal",
+    )
+    fault(
+        f"{letter}: codes of the next row",
+        MOVEMENT,
+        seen="NVIDIA/cutlass 2087",
+        read=_recoded(part, lambda codes: codes.roll(-1, dims=0)),
+        needs=_of_codes(part, lambda codes: codes.shape[0] > 1, "one row"),
+    )
+    fault(
+        f"{letter}: codes of the next block",
+        MOVEMENT,
+        seen="mlc-ai/TIRx-kernels PR 5",
+        read=_recoded(part, lambda codes: codes.roll(-16, dims=1)),
+        needs=_of_codes(part, lambda codes: codes.shape[1] > 16, "one block"),
+    )
     for name, change, when, seen in (
         ("E2M1 codes read as integers", _nibbles, four, MINE + "int4 kernels fed with FP4 weights"),
-        ("E2M1 subnormal read as 0", lambda c: torch.where((c & 7) == 1, 0.0, _e2m1(c)), four,
-         MINE + "a decoder without the subnormal"),
-        ("E2M1 subnormal decoded as a normal", lambda c: torch.where((c & 7) == 1, _e2m1(c) * 1.5, _e2m1(c)), four,
-         MINE + "(1 + f/2) 2^-1 for the exponent field 0"),
+        (
+            "E2M1 subnormal read as 0",
+            lambda c: torch.where((c & 7) == 1, 0.0, _e2m1(c)),
+            four,
+            MINE + "a decoder without the subnormal",
+        ),
+        (
+            "E2M1 subnormal decoded as a normal",
+            lambda c: torch.where((c & 7) == 1, _e2m1(c) * 1.5, _e2m1(c)),
+            four,
+            MINE + "(1 + f/2) 2^-1 for the exponent field 0",
+        ),
         ("E2M1 codes saturate at 4", lambda c: _e2m1(c).clamp(-4.0, 4.0), four, MINE + "a table of seven magnitudes"),
         ("sign of E2M1 codes lost", lambda c: _e2m1(c).abs(), four, "flashinfer PR 3932"),
         ("E4M3 codes read as E5M2", lambda c: decode(c.contiguous().view(torch.float8_e5m2)), e4m3, "vllm PR 12134"),
-        ("E4M3 subnormals flushed to zero",
-         lambda c: torch.where(decode(c).abs() < E4M3FN.min_normal, 0.0, decode(c)), e4m3,
-         MINE + "a conversion under flush-to-zero"),
+        (
+            "E4M3 subnormals flushed to zero",
+            lambda c: torch.where(decode(c).abs() < E4M3FN.min_normal, 0.0, decode(c)),
+            e4m3,
+            MINE + "a conversion under flush-to-zero",
+        ),
         ("NaN of E4M3 read as 480", lambda c: decode(c).nan_to_num(nan=480.0), both(e4m3, has_nan), "vllm PR 12134"),
     ):
-        fault(f"{letter}: {name}", CAST, seen=seen, product=_sides_codes(part, change), needs=when,
-              same_if="no such code meets another that is not zero")
+        fault(
+            f"{letter}: {name}",
+            CAST,
+            seen=seen,
+            product=_sides_codes(part, change),
+            needs=when,
+            same_if="no such code meets another that is not zero",
+        )
 
 
 # --- K --------------------------------------------------------------------------------------------------------------
@@ -550,9 +771,16 @@ def _of_zeros(product: ScaledProduct) -> ScaledProduct:
 def _piece(product: ScaledProduct, start: int, stop: int) -> ScaledProduct:
     """The columns from ``start`` to ``stop`` (borders of blocks, or the end) without bias and alpha."""
     first, last = start // product.block, -(-stop // product.block)
-    return replace(product, a=product.a[:, start:stop], b=product.b[:, start:stop],
-                   a_scale=product.a_scale[:, first:last], b_scale=product.b_scale[:, first:last],
-                   bias=None, alpha=None, c=None)
+    return replace(
+        product,
+        a=product.a[:, start:stop],
+        b=product.b[:, start:stop],
+        a_scale=product.a_scale[:, first:last],
+        b_scale=product.b_scale[:, first:last],
+        bias=None,
+        alpha=None,
+        c=None,
+    )
 
 
 def _finished(product: ScaledProduct, acc: Tensor) -> Tensor:
@@ -587,27 +815,52 @@ def _twice(total: Sum) -> Tensor:
 
 deep = need(lambda call: _product(call).K > 64, "K is at most 64")
 tail = need(lambda call: _product(call).K % 128 > 0 and _product(call).K > 128, "K has no tail of a tile of 128")
-fault("last block of K left out", MOVEMENT, seen="flashinfer 2861", needs=deep,
-      sum=lambda total: _kept(lambda k: (k - 1) // total.product.block * total.product.block)(total))
-fault("tail of K behind whole tiles of 128 left out", MOVEMENT, seen="flashinfer 2861", needs=tail,
-      sum=_kept(lambda k: k // 128 * 128))
+fault(
+    "last block of K left out",
+    MOVEMENT,
+    seen="flashinfer 2861",
+    needs=deep,
+    sum=lambda total: _kept(lambda k: (k - 1) // total.product.block * total.product.block)(total),
+)
+fault(
+    "tail of K behind whole tiles of 128 left out",
+    MOVEMENT,
+    seen="flashinfer 2861",
+    needs=tail,
+    sum=_kept(lambda k: k // 128 * 128),
+)
 fault("first 64 of K left out", MOVEMENT, seen="DeepGEMM 392", needs=deep, sum=_kept(lambda k: k, lambda k: 64))
 fault("first 64 of K added twice", MOVEMENT, seen=MINE + "two splits of K that overlap", needs=deep, sum=_twice)
 for dtype, word, seen in ((torch.bfloat16, "bfloat16", "H200 mutants"), (torch.float16, "float16", "cutlass PR 3149")):
-    fault(f"block-scaled running sum kept in {word}", ARITHMETIC, seen=seen, sum=_running(dtype), needs=deep,
-          same_if=f"every partial sum is a {word} value")
+    fault(
+        f"block-scaled running sum kept in {word}",
+        ARITHMETIC,
+        seen=seen,
+        sum=_running(dtype),
+        needs=deep,
+        same_if=f"every partial sum is a {word} value",
+    )
 
 
-@fault("scales applied once after the sum", ARITHMETIC, seen="DeepGEMM 37",
-       needs=need(lambda call: _product(call).B > 1, "one block"), same_if="every block of a row has one scale")
+@fault(
+    "scales applied once after the sum",
+    ARITHMETIC,
+    seen="DeepGEMM 37",
+    needs=need(lambda call: _product(call).B > 1, "one block"),
+    same_if="every block of a row has one scale",
+)
 def product_of_one_scale(product: ScaledProduct) -> ScaledProduct:
     """Those of the last block."""
     return replace(product, block=product.K, a_scale=product.a_scale[:, -1:], b_scale=product.b_scale[:, -1:])
 
 
-@fault("padding of the scales multiplied beside zero codes", MOVEMENT, seen="flashinfer PR 3650",
-       needs=_of_side(0, lambda side: side.tile in HEIGHTS and side.columns % WIDTH > 0, "no padding across"),
-       same_if="the padding holds no NaN")
+@fault(
+    "padding of the scales multiplied beside zero codes",
+    MOVEMENT,
+    seen="flashinfer PR 3650",
+    needs=_of_side(0, lambda side: side.tile in HEIGHTS and side.columns % WIDTH > 0, "no padding across"),
+    same_if="the padding holds no NaN",
+)
 def read_and_multiplied(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """K runs to the end of a tile of scales: 0 times a NaN scale is NaN, which the last real scale stands for here."""
     side = _side(call, 0)
@@ -634,17 +887,32 @@ has_alpha = need(lambda call: _product(call).alpha is not None and _product(call
 two = need(lambda call: _factors(call) == 2, "one global scale")
 for name, factor, when, seen in (
     ("alpha ignored", lambda alpha: None, has_alpha, "torchao NVFP4Tensor matmul: _scaled_mm without alpha"),
-    ("alpha multiplied twice", lambda alpha: alpha * alpha, has_alpha,
-     MINE + "alpha in the scales and in the epilogue"),
+    (
+        "alpha multiplied twice",
+        lambda alpha: alpha * alpha,
+        has_alpha,
+        MINE + "alpha in the scales and in the epilogue",
+    ),
     ("alpha divides", lambda alpha: 1.0 / alpha, has_alpha, "flashinfer fp4_quantize: gs or 1/gs"),
-    ("alpha rounded to bfloat16", lambda alpha: alpha.bfloat16().float(), has_alpha,
-     MINE + "a scalar cast with the output dtype"),
+    (
+        "alpha rounded to bfloat16",
+        lambda alpha: alpha.bfloat16().float(),
+        has_alpha,
+        MINE + "a scalar cast with the output dtype",
+    ),
     ("second global scale forgotten", lambda alpha: alpha[:1], two, "PyTorch scaled_mm: the meta function checks one"),
     ("first global scale forgotten", lambda alpha: alpha[1:], two, "PyTorch scaled_mm: the meta function checks one"),
     ("global scale of a taken for both", lambda alpha: alpha[:1].repeat(2), two, MINE + "one pointer passed twice"),
 ):
-    fault(name, VALUE, seen=seen, contracts=WITH_ALPHA, product=_alpha(factor), needs=when,
-          same_if="alpha has few bits" if "bfloat16" in name else "")
+    fault(
+        name,
+        VALUE,
+        seen=seen,
+        contracts=WITH_ALPHA,
+        product=_alpha(factor),
+        needs=when,
+        same_if="alpha has few bits" if "bfloat16" in name else "",
+    )
 
 
 def _rounded_first(call: Call, total: Sum) -> Tensor:
@@ -654,10 +922,15 @@ def _rounded_first(call: Call, total: Sum) -> Tensor:
     return _finished(product, stored)
 
 
-fault("sum rounded to the output dtype before alpha", ARITHMETIC, contracts=WITH_ALPHA,
-      seen="torchao NVFP4Tensor matmul: three roundings", sum=_rounded_first,
-      needs=both(has_alpha, need(lambda call: call.out_dtype is not torch.float32, "the output is float32")),
-      same_if="every sum is a value of the output dtype")
+fault(
+    "sum rounded to the output dtype before alpha",
+    ARITHMETIC,
+    contracts=WITH_ALPHA,
+    seen="torchao NVFP4Tensor matmul: three roundings",
+    sum=_rounded_first,
+    needs=both(has_alpha, need(lambda call: call.out_dtype is not torch.float32, "the output is float32")),
+    same_if="every sum is a value of the output dtype",
+)
 has_bias = need(lambda call: "bias" in call.inputs, "there is no bias")
 BIASED = frozenset({"scaled_mm"})
 for name, bias in (
@@ -665,20 +938,38 @@ for name, bias in (
     ("bias of a block-scaled product added twice", lambda bias: bias * 2),
     ("bias of the next column of a block-scaled product", lambda bias: torch.roll(bias, -1)),
 ):
-    fault(name, ARITHMETIC, seen="cutlass PR 3149", contracts=BIASED, needs=has_bias,
-          product=lambda product, bias=bias: replace(product, bias=bias(product.bias)))
+    fault(
+        name,
+        ARITHMETIC,
+        seen="cutlass PR 3149",
+        contracts=BIASED,
+        needs=has_bias,
+        product=lambda product, bias=bias: replace(product, bias=bias(product.bias)),
+    )
 for name, summand, same in (
     ("c of a block-scaled product ignored", lambda c: torch.zeros_like(c), ""),
     ("c of a block-scaled product added twice", lambda c: c * 2, ""),
     ("c of a block-scaled product read from the next row", lambda c: c.roll(-1, dims=-2), "its rows are equal"),
     ("c of a block-scaled product read from the next column", lambda c: c.roll(-1, dims=-1), "its columns are equal"),
 ):
-    fault(name, ARITHMETIC, seen="cutlass PR 3149", contracts=SUMMED,
-          needs=need(lambda call: "c" in call.inputs, "there is no c"), same_if=same,
-          read=entry("c", summand))
-fault("sum rounded to the output dtype before the bias", ARITHMETIC, seen="H200 mutants", contracts=BIASED,
-      sum=_rounded_first, same_if="every sum is a value of the output dtype",
-      needs=both(has_bias, need(lambda call: call.out_dtype is not torch.float32, "the output is float32")))
+    fault(
+        name,
+        ARITHMETIC,
+        seen="cutlass PR 3149",
+        contracts=SUMMED,
+        needs=need(lambda call: "c" in call.inputs, "there is no c"),
+        same_if=same,
+        read=entry("c", summand),
+    )
+fault(
+    "sum rounded to the output dtype before the bias",
+    ARITHMETIC,
+    seen="H200 mutants",
+    contracts=BIASED,
+    sum=_rounded_first,
+    same_if="every sum is a value of the output dtype",
+    needs=both(has_bias, need(lambda call: call.out_dtype is not torch.float32, "the output is float32")),
+)
 
 
 # --- the store ------------------------------------------------------------------------------------------------------
@@ -697,14 +988,30 @@ def _not_of(dtype: torch.dtype, word: str) -> WhyNot:
 
 
 half = need(lambda call: call.out_dtype is not torch.float32, "the output is float32")
-fault("block-scaled store truncates", CAST, seen="H200 mutants", store=_toward_zero, needs=half,
-      same_if="every sum is a value of the output dtype")
+fault(
+    "block-scaled store truncates",
+    CAST,
+    seen="H200 mutants",
+    store=_toward_zero,
+    needs=half,
+    same_if="every sum is a value of the output dtype",
+)
 for dtype, word in ((torch.float16, "float16"), (torch.bfloat16, "bfloat16")):
-    fault(f"block-scaled result stored through {word}", CAST, seen="cutlass PR 3149", store=_through(dtype),
-          needs=_not_of(dtype, word), same_if=f"every sum is a {word} value")
-fault("NaN of a block-scaled result stored as 0", CAST, seen=MINE + "a clamp that drops NaN",
-      write=lambda out: torch.nan_to_num(out, nan=0.0, posinf=torch.inf, neginf=-torch.inf),
-      same_if="no result is NaN")
+    fault(
+        f"block-scaled result stored through {word}",
+        CAST,
+        seen="cutlass PR 3149",
+        store=_through(dtype),
+        needs=_not_of(dtype, word),
+        same_if=f"every sum is a {word} value",
+    )
+fault(
+    "NaN of a block-scaled result stored as 0",
+    CAST,
+    seen=MINE + "a clamp that drops NaN",
+    write=lambda out: torch.nan_to_num(out, nan=0.0, posinf=torch.inf, neginf=-torch.inf),
+    same_if="no result is NaN",
+)
 
 
 def _unwritten(rows: bool) -> Callable[[Call, Tensor], Tensor]:
@@ -717,6 +1024,11 @@ def _unwritten(rows: bool) -> Callable[[Call, Tensor], Tensor]:
     return change
 
 
-fault("last row of a block-scaled result not written", MOVEMENT, seen="flashinfer 2861", write=_unwritten(True),
-      needs=need(lambda call: call.operands.specified() is None, "rows that nobody owns end the output"))
+fault(
+    "last row of a block-scaled result not written",
+    MOVEMENT,
+    seen="flashinfer 2861",
+    write=_unwritten(True),
+    needs=need(lambda call: call.operands.specified() is None, "rows that nobody owns end the output"),
+)
 fault("last columns of a block-scaled result not written", MOVEMENT, seen="flashinfer 2861", write=_unwritten(False))

@@ -36,7 +36,7 @@ from oracle.routines.products.contract import (
     ProductContract,
     scale_input,
     transposed,
-)  # fmt: skip
+)
 from oracle.routines.products.grouped import GroupedMasked, Runs
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.products import Part

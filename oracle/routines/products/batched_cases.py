@@ -59,12 +59,18 @@ def _k_grouped(case: Case) -> dict[str, Tensor]:
     m, n, k, g = case["m"], case["n"], -(-case["k"] // 128) * 128, case["g"]
     drawn = (128 * case.stream("ks").integers(0, k // 128 + 1, (g,))).tolist()
     ks = [k, 0, 128, *drawn][:g]
-    codes = {side: data.operand(case.label(side), case.family, rows, sum(ks), dtype=dtype, side=side)
-             for side, rows, dtype in zip("ab", (m, n), case.operand_dtypes, strict=True)}  # fmt: skip
-    scales = {f"{side}_scale": cases.scale(case, f"{side}_scale", part, rows, sum(ks))
-              for part, (side, rows) in enumerate((("a", m), ("b", n)))}  # fmt: skip
-    flat = {side: torch.cat([part.flatten() for part in x.view(torch.uint8).split_with_sizes(ks, dim=1)]).view(x.dtype)
-            for side, x in codes.items()}  # fmt: skip
+    codes = {
+        side: data.operand(case.label(side), case.family, rows, sum(ks), dtype=dtype, side=side)
+        for side, rows, dtype in zip("ab", (m, n), case.operand_dtypes, strict=True)
+    }
+    scales = {
+        f"{side}_scale": cases.scale(case, f"{side}_scale", part, rows, sum(ks))
+        for part, (side, rows) in enumerate((("a", m), ("b", n)))
+    }
+    flat = {
+        side: torch.cat([part.flatten() for part in x.view(torch.uint8).split_with_sizes(ks, dim=1)]).view(x.dtype)
+        for side, x in codes.items()
+    }
     return {**flat, **scales, "ks": torch.tensor(ks, dtype=torch.int32, device="cpu"), "c": _summand(case, g, m, n)}
 
 
@@ -72,9 +78,11 @@ def _einsum(case: Case) -> dict[str, Tensor]:
     m, n, k, h = case["m"], case["n"], case["k"], case["g"]
     made = cases.operands(case, m * h, h * n, k)
     return {
-        "a": made["a"].reshape(m, h, k), "a_scale": cases.scale(case, "a_scale", 0, m * h, k).reshape(m, h, -1),
-        "b": made["b"].reshape(h, n, k), "b_scale": cases.scale(case, "b_scale", 1, n, k, h),
-    }  # fmt: skip
+        "a": made["a"].reshape(m, h, k),
+        "a_scale": cases.scale(case, "a_scale", 0, m * h, k).reshape(m, h, -1),
+        "b": made["b"].reshape(h, n, k),
+        "b_scale": cases.scale(case, "b_scale", 1, n, k, h),
+    }
 
 
 def _batched(case: Case) -> dict[str, Tensor]:
@@ -136,8 +144,12 @@ def _cutlass_grouped(case: Case) -> dict[str, Tensor]:
     """Scales in blocks, as vectors, or one for the rows and one for each expert."""
     m, n, k, g = case["m"], case["n"], case["k"], case["g"]
     a, b = cases.scale(case, "scales_a", 0, m, k), cases.scale(case, "scales_b", 1, n, k, g)
-    return {**_experts(case), "scales_a": a.reshape(-1, a.shape[-1]) if a.dim() > 1 else a[:, None],
-            "scales_b": b if case.scheme == BLOCK else b.reshape(g, -1), **_sizes(case)}  # fmt: skip
+    return {
+        **_experts(case),
+        "scales_a": a.reshape(-1, a.shape[-1]) if a.dim() > 1 else a[:, None],
+        "scales_b": b if case.scheme == BLOCK else b.reshape(g, -1),
+        **_sizes(case),
+    }
 
 
 def _int4(case: Case, rows: int, k: int, groups: int = 1) -> dict[str, Tensor]:
@@ -159,8 +171,10 @@ def _mixed(case: Case) -> dict[str, Tensor]:
     m, n, k = case["m"], case["n"], case["k"]
     a = data.operand(case.label("a"), case.family, m, k, dtype=case.operand_dtypes[0], side="a")
     weight = {name: x[0] for name, x in _int4(case, n, k).items()}
-    scales = {name: data.scales(case.label(name), case.family, (rows, 1))
-              for name, rows in (("b_channel_scales", n), ("a_token_scales", m))}  # fmt: skip
+    scales = {
+        name: data.scales(case.label(name), case.family, (rows, 1))
+        for name, rows in (("b_channel_scales", n), ("a_token_scales", m))
+    }
     return {"a": a, **weight, **scales}
 
 
@@ -228,10 +242,17 @@ def _grammar(
     options = {"options": {option.partition("=")[0]: (option.rstrip("/").partition("=")[2],)}} if option else {}
     listed = partial(_listed, sizes=sizes, of_families=of_families, option=option)
     return Grammar(
-        extents, dtypes, schemes, cases.FAMILIES, build, out_dtype, listed=listed,
+        extents,
+        dtypes,
+        schemes,
+        cases.FAMILIES,
+        build,
+        out_dtype,
+        listed=listed,
         extra=tuple(text if "/" in text.partition("m=")[0] else f"{head}/{text}/family=randn/seed=1" for text in extra),
-        edge_families=cases.EDGES, **{**options, **more},  # type: ignore[arg-type]
-    )  # fmt: skip
+        edge_families=cases.EDGES,
+        **{**options, **more},  # type: ignore[arg-type]
+    )
 
 
 MNK, MNKG = ("m", "n", "k"), ("m", "n", "k", "g")
@@ -329,7 +350,7 @@ _PLAIN: Mapping[str, Grammar] = {
         ("m", "k"), ("e4m3",), ("-",), ("codes", "nan"), _scales, no_options,
         shapes=("m=1,k=1", "m=4,k=64", "m=3,k=130"),
     ),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 GRAMMARS = with_corners(
     _PLAIN,
@@ -348,7 +369,7 @@ GRAMMARS = with_corners(
              "batch_deepgemm_fp8_nt_groupwise", "cutlass_blockwise_scaled_grouped_mm"), cases.RUN_CORNERS,
         ),
     },
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line
 
 
 def _golden(contract: str, extents: str, *families: str) -> tuple[str, ...]:
@@ -375,4 +396,4 @@ GOLDENS = (
     *_golden("unified_encode_int4b", "m=16,k=32", "codes"),
     *_golden("cutlass_encode_and_reorder_int4b", "n=32,k=64", "codes"),
     *_golden("cutlass_pack_scale_fp8", "m=3,k=130", "codes", "nan"),
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line

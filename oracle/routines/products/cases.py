@@ -164,7 +164,9 @@ def _scaled_grouped(case: Case) -> dict[str, Tensor]:
     if g > 2:
         ends[:2] = 0, 1
     return {
-        "a": inputs["a"], "b": inputs["b"].reshape(g, n, k), "scale_a": scale(case, "scale_a", 0, m, k),
+        "a": inputs["a"],
+        "b": inputs["b"].reshape(g, n, k),
+        "scale_a": scale(case, "scale_a", 0, m, k),
         "scale_b": data.scales(case.label("scale_b"), case.family, (g, n)),
         "offsets": torch.from_numpy(ends).to(torch.int32),
     }
@@ -416,7 +418,7 @@ _PLAIN: Mapping[str, Grammar] = {
     ),
     "calc_diff": Grammar(("m", "k"), ("f32", "bf16"), ("-",), ("randn", "heavy"), _two, no_options, shapes=MATRICES),
     "dispatch_w8a8_scaled_mm": Grammar(("r",), ("i64",), ("-",), ("integers",), _flags, no_options, shapes=TABLE_ROWS),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 # Where the faults show that live in shapes: the last columns and the last of K beside a square matrix of B's scales, a
 # square output, five blocks of K beside a square matrix of A's scales, rows beyond a tile of 128.
@@ -487,4 +489,4 @@ GOLDENS = (
     "fp8_m_grouped_gemm_nt_masked/e4m3xe4m3-bf16/1x128:128x128/m=33,n=128,k=640,g=3/family=codes/seed=7",
     "Fp8LinearOp/bf16xe4m3-bf16/token:channel/m=33,n=192,k=384/family=outlier/seed=7",
     "scaled_grouped_mm/e4m3xe4m3-bf16/token:channel/m=70,n=192,k=256,g=4/family=randn/seed=7",
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line

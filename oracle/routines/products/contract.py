@@ -61,7 +61,7 @@ BLOCK_NUMERICS: Mapping[str, tuple[str, ...]] = {
     "sm100": ("sm100.chain_ue8m0", "sm100.promote128", "sm100.promote128.muladd"),
     "sm120": ("sm120.chain_ue8m0", "sm120.promote128", "sm120.promote128.muladd"),
     "cpu": (IEEE32,),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 ROW_NUMERICS: Mapping[str, tuple[str, ...]] = {
     "sm90": (
         "sm90.chain", "sm90.chain.row_then_col", "sm90.chain.product", "sm90.promote128.scale_after",
@@ -72,7 +72,7 @@ ROW_NUMERICS: Mapping[str, tuple[str, ...]] = {
     "sm100": ("sm100.chain", "sm100.chain.row_then_col", "sm100.chain.product"),
     "sm120": ("sm120.chain", "sm120.chain.row_then_col", "sm120.chain.product"),
     "cpu": (IEEE32,),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 
 def scale_input(name: str, scaling: Scaling, *dims: str, doc: str, optional: bool = False) -> TensorSpec:
@@ -124,9 +124,13 @@ class ProductContract(Contract):
     def operands(self, call: Call) -> Operands:
         codes = [call.inputs.get(self.roles.get(part, "")) for part in ("a", "b")]
         return Operands(
-            roles=self.roles, shape=self.shape(call.inputs), parts=self.parts(call.inputs),
-            given=all(x is not None and x.element_size() == 1 for x in codes), b_columns=self.b_columns,
-            laid_out=self.laid_out, groups=self.groups,
+            roles=self.roles,
+            shape=self.shape(call.inputs),
+            parts=self.parts(call.inputs),
+            given=all(x is not None and x.element_size() == 1 for x in codes),
+            b_columns=self.b_columns,
+            laid_out=self.laid_out,
+            groups=self.groups,
             group_of_row=any(spec.name == self.groups and spec.dims == ("M",) for spec in self.inputs),
             row_unit=self.row_unit,
         )

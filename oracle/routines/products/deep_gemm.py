@@ -48,7 +48,7 @@ from oracle.routines.products.contract import (
     block_scaled,
     scale_input,
     transposed,
-)  # fmt: skip
+)
 from oracle.routines.products.grouped import GroupedContiguous
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.compare import Verdict
@@ -67,9 +67,10 @@ def _turned(inputs: Sequence[TensorSpec], names: Sequence[str]) -> tuple[TensorS
     """The inputs with the last two dims of these exchanged."""
     return tuple(
         TensorSpec(s.name, s.dtypes, (*s.dims[:-2], s.dims[-1], s.dims[-2]), s.doc, s.optional, s.contiguous)
-        if s.name in names and s.dims is not None else s
+        if s.name in names and s.dims is not None
+        else s
         for s in inputs
-    )  # fmt: skip
+    )
 
 
 class Turned(ProductContract):
@@ -214,8 +215,10 @@ class KGrouped(ProductContract):
             raise ShapeError(f"ks sum to {sum(ks)}; the scales have {bound['B']} blocks of 128")
         for name, symbol, rows in (("a", "L", "M"), ("b", "J", "N")):
             if bound[symbol] != bound[rows] * sum(ks):
-                raise ShapeError(f"{name} has {bound[symbol]} codes; {rows}={bound[rows]} rows of {sum(ks)} steps have "
-                                 f"{bound[rows] * sum(ks)}")  # fmt: skip
+                raise ShapeError(
+                    f"{name} has {bound[symbol]} codes; {rows}={bound[rows]} rows of {sum(ks)} steps have "
+                    f"{bound[rows] * sum(ks)}"
+                )
 
 
 def summed(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, c: Tensor | None) -> ScaledProduct:

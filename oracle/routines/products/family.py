@@ -5,6 +5,9 @@ from oracle.routines.products import batched_cases, cases, roles
 from oracle.routines.products.faults import FAULTS
 
 FAMILY = RoutineFamily(
-    name="products", contracts=roles.PRODUCT_MODULES, grammars=roles.GRAMMARS, faults=(FAULTS,),
+    name="products",
+    contracts=roles.PRODUCT_MODULES,
+    grammars=roles.GRAMMARS,
+    faults=(FAULTS,),
     goldens=(*cases.GOLDENS, *batched_cases.GOLDENS),
 )

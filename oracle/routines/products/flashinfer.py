@@ -84,17 +84,24 @@ class Fp8BlockscaleGemmSm90(ProductContract):
     source = "flashinfer.gemm.fp8_blockscale_gemm_sm90; TensorRT-LLM fp8_blockscale_gemm"
     numerics = {"sm90": BLOCK_NUMERICS["sm90"], "cpu": BLOCK_NUMERICS["cpu"]}
     roles: ClassVar[Mapping[str, str]] = {
-        "a": "input", "b": "weight", "a_scale": "input_scale", "b_scale": "weight_scale",
-    }  # fmt: skip
+        "a": "input",
+        "b": "weight",
+        "a_scale": "input_scale",
+        "b_scale": "weight_scale",
+    }
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
         TensorSpec("input", OPERAND, ("M", "K"), "activation codes, or bfloat16 values"),
         TensorSpec("weight", OPERAND, ("N", "K"), "weight codes, or bfloat16 values"),
         scale_input("input_scale", BLOCKS[0], "M", "K", doc="logical 1x128 scales of FP8 input", optional=True),
         TensorSpec(
-            "weight_scale", F32, ("N/128|N", "K/128"), "128x128 or 1x128 scales of FP8 weight",
-            optional=True, contiguous=True,
+            "weight_scale",
+            F32,
+            ("N/128|N", "K/128"),
+            "128x128 or 1x128 scales of FP8 weight",
+            optional=True,
+            contiguous=True,
         ),
-    )  # fmt: skip
+    )
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         bound = self.extents(inputs)

@@ -25,7 +25,7 @@ from oracle.routines.products.contract import (
     ProductContract,
     block_scaled,
     scale_input,
-)  # fmt: skip
+)
 from oracle.truth.gemm import ScaledProduct, take_rows
 from oracle.verdict.products import Part
 

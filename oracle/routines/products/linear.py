@@ -116,7 +116,10 @@ class Fp8LinearOp(Contract):
 
         def sets(name: str, wider: bool) -> Sets:
             return Elements(
-                lambda: self._set(call, first, name), name, wider, (lambda: iter(())) if wider else predictions,
+                lambda: self._set(call, first, name),
+                name,
+                wider,
+                (lambda: iter(())) if wider else predictions,
                 lambda found: all_equal("weight_scale", [first.b_scale]) or mostly_zero(decode(found["out"])),
                 matrix=True,
             )
@@ -219,10 +222,14 @@ class DispatchTable(TableContract):
     inputs = tuple(
         TensorSpec(name, FLAG, ("R",), "0 or 1 for each row of the table")
         for name in (
-            "cutlass_fp8_supported", "per_tensor_weights", "per_tensor_activations", "use_per_token_if_dynamic", "rocm",
+            "cutlass_fp8_supported",
+            "per_tensor_weights",
+            "per_tensor_activations",
+            "use_per_token_if_dynamic",
+            "rocm",
             "rowwise",
         )
-    )  # fmt: skip
+    )
 
     def row(self, *arguments: int) -> int:
         flags = [bool(argument) for argument in arguments]

@@ -91,7 +91,7 @@ _PLAIN: Mapping[str, Grammar] = {
         edge_families=("overflow", "underflow16"),
     ),
     "ceil_to_ue8m0": Grammar(_MK, ("f32",), ("-",), _FAMILIES, _activation, no_options, shapes=MATRICES),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 # Square matrices of scales, two blocks of rows.
 GRAMMARS = with_corners(
     _PLAIN,
@@ -124,4 +124,4 @@ GOLDENS = (
     *(f"ceil_to_ue8m0/f32/-/m=4,k=128/family={f}/seed=7" for f in ("special", "heavy", "nan")),
     "per_token_group_quant_fp8/bf16-e4m3/1x128/m=129,k=640/family=heavy/seed=7",
     "per_block_cast_to_fp8/f32-e4m3/128x128/m=130,k=384/family=special/seed=7",
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line

@@ -5,6 +5,9 @@ from oracle.routines.products.faults import inside
 from oracle.routines.quantisers import cases, contract, faults
 
 FAMILY = RoutineFamily(
-    name="quantisers", contracts=(contract,), grammars=cases.GRAMMARS, faults=(faults.FAULTS, inside.FAULTS),
+    name="quantisers",
+    contracts=(contract,),
+    grammars=cases.GRAMMARS,
+    faults=(faults.FAULTS, inside.FAULTS),
     goldens=cases.GOLDENS,
 )

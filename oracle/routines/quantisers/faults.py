@@ -17,13 +17,19 @@ from oracle.numbers.scaling import ScaleFormat
 from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Faults, WhyNot, both, need
 from oracle.routines.quantisers.contract import Amax, Values, values_of
 
-QUANTISERS = frozenset({
-    "flashinfer_quantize_128x128", "flashinfer_quantize_1x128", "per_block_cast_to_fp8", "per_channel_cast_to_fp8",
-    "per_token_cast_to_fp8", "per_token_group_quant_fp8", "scaled_fp8_quant",
-})  # fmt: skip
+QUANTISERS = frozenset(
+    {
+        "flashinfer_quantize_128x128",
+        "flashinfer_quantize_1x128",
+        "per_block_cast_to_fp8",
+        "per_channel_cast_to_fp8",
+        "per_token_cast_to_fp8",
+        "per_token_group_quant_fp8",
+        "scaled_fp8_quant",
+    }
+)
 """Every registered contract that publishes codes and their scale."""
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-# fmt: off
 FAULTS = Faults(QUANTISERS)
 fault = FAULTS.declare
 
@@ -45,8 +51,13 @@ float32_scale = both(
     own_scale, need(lambda call: call.recipe.scale_format is not ScaleFormat.UE8M0, "the scale is a power of two")
 )
 has_floor = need(lambda call: call.recipe.amax_floor > 0, "the recipe has no amax floor")
-tall_blocks = both(own_scale, need(lambda c: c.recipe.block.rows is not None and c.recipe.block.rows > 4,
-                                   "a block has one row, or is the whole tensor"))
+tall_blocks = both(
+    own_scale,
+    need(
+        lambda c: c.recipe.block.rows is not None and c.recipe.block.rows > 4,
+        "a block has one row, or is the whole tensor",
+    ),
+)
 
 
 def _blocks(call: Call) -> tuple[int, int]:
@@ -57,8 +68,13 @@ def _blocks(call: Call) -> tuple[int, int]:
 
 several_down = both(own_scale, need(lambda call: _blocks(call)[0] > 1, "one block down"))
 several_across = both(own_scale, need(lambda call: _blocks(call)[1] > 1, "one block across"))
-square = both(own_scale, need(lambda call: _blocks(call)[0] == _blocks(call)[1] > 1,
-                              lambda call: "the scales are {} x {}, not square".format(*_blocks(call))))
+square = both(
+    own_scale,
+    need(
+        lambda call: _blocks(call)[0] == _blocks(call)[1] > 1,
+        lambda call: "the scales are {} x {}, not square".format(*_blocks(call)),
+    ),
+)
 
 
 def _holds(found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
@@ -94,76 +110,193 @@ for axis, words, seen, needs in (
     (0, "row block", "NVIDIA/cutlass 2087", several_down),
     (2, "K group", "mlc-ai/TIRx-kernels PR 5", several_across),
 ):
-    fault(f"amax of the previous {words}", INDEX, seen=seen,
-          amax=lambda amax, axis=axis: torch.roll(amax.right, 1, dims=axis), needs=needs, same_if=EQUAL_AMAX)
-fault("one amax for all K groups of a row", INDEX, seen="NVIDIA/cutlass 2154",
-      amax=lambda amax: amax.right.amax(dim=2, keepdim=True).expand_as(amax.right), needs=several_across,
-      same_if="all groups have equal amax")
-fault("published scale transposed where it is square", INDEX, seen="pytorch 195751",
-      scale=lambda scale: scale.t().contiguous(), needs=square, same_if="the matrix is symmetric")
-fault("published scale column-major behind a row-major shape", INDEX, seen="flashinfer 2147",
-      scale=lambda scale: scale.t().contiguous().reshape(scale.shape), needs=both(several_down, several_across),
-      same_if="all scales are equal")
-fault("mantissa of the published scale truncated", VALUE, seen="DeepGEMM PR 112",
-      scale=lambda scale: _power_beside(scale, up=False), needs=float32_scale, same_if=EXACT_POWERS)
-fault("published scale rounded up after the payload was quantised", VALUE, seen="sglang PR 28418",
-      scale=lambda scale: _power_beside(scale, up=True), needs=float32_scale, same_if=EXACT_POWERS)
-fault("scale rounded down to a power of two", VALUE, seen="vllm PR 22399",
-      recipe=_recipe(power_of_two=PowerOfTwo.AMAX_FLOOR), same_if=EXACT_POWERS,
-      needs=need(lambda c: c.recipe.power_of_two is PowerOfTwo.CEIL, "the scale is not rounded up to a power of two"))
-fault("published scale one ulp high", VALUE, seen="sglang PR 32616",
-      scale=lambda scale: f32(scale * (1 + 2.0**-23)), needs=float32_scale,
-      admissible_if="a scale within 4 * 2^-24 of amax/448 is admissible: right formulas differ by as much")
-fault("inverse of the scale published", VALUE, seen="vllm PR 36297",
-      scale=lambda scale: f32(torch.ones_like(scale) / scale), needs=own_scale, same_if="every scale is 1")
-fault("floor applied to the scale instead of to amax", VALUE, seen="vllm 53339",
-      recipe=lambda recipe: replace(recipe, amax_floor=0.0, scale_floor=recipe.amax_floor), needs=has_floor,
-      same_if=NO_FLOOR)
-fault("amax floor missing", VALUE, seen="pytorch/ao 4713, TransformerEngine PR 786",
-      recipe=_recipe(amax_floor=0.0), needs=has_floor, same_if=NO_FLOOR)
+    fault(
+        f"amax of the previous {words}",
+        INDEX,
+        seen=seen,
+        amax=lambda amax, axis=axis: torch.roll(amax.right, 1, dims=axis),
+        needs=needs,
+        same_if=EQUAL_AMAX,
+    )
+fault(
+    "one amax for all K groups of a row",
+    INDEX,
+    seen="NVIDIA/cutlass 2154",
+    amax=lambda amax: amax.right.amax(dim=2, keepdim=True).expand_as(amax.right),
+    needs=several_across,
+    same_if="all groups have equal amax",
+)
+fault(
+    "published scale transposed where it is square",
+    INDEX,
+    seen="pytorch 195751",
+    scale=lambda scale: scale.t().contiguous(),
+    needs=square,
+    same_if="the matrix is symmetric",
+)
+fault(
+    "published scale column-major behind a row-major shape",
+    INDEX,
+    seen="flashinfer 2147",
+    scale=lambda scale: scale.t().contiguous().reshape(scale.shape),
+    needs=both(several_down, several_across),
+    same_if="all scales are equal",
+)
+fault(
+    "mantissa of the published scale truncated",
+    VALUE,
+    seen="DeepGEMM PR 112",
+    scale=lambda scale: _power_beside(scale, up=False),
+    needs=float32_scale,
+    same_if=EXACT_POWERS,
+)
+fault(
+    "published scale rounded up after the payload was quantised",
+    VALUE,
+    seen="sglang PR 28418",
+    scale=lambda scale: _power_beside(scale, up=True),
+    needs=float32_scale,
+    same_if=EXACT_POWERS,
+)
+fault(
+    "scale rounded down to a power of two",
+    VALUE,
+    seen="vllm PR 22399",
+    recipe=_recipe(power_of_two=PowerOfTwo.AMAX_FLOOR),
+    same_if=EXACT_POWERS,
+    needs=need(lambda c: c.recipe.power_of_two is PowerOfTwo.CEIL, "the scale is not rounded up to a power of two"),
+)
+fault(
+    "published scale one ulp high",
+    VALUE,
+    seen="sglang PR 32616",
+    scale=lambda scale: f32(scale * (1 + 2.0**-23)),
+    needs=float32_scale,
+    admissible_if="a scale within 4 * 2^-24 of amax/448 is admissible: right formulas differ by as much",
+)
+fault(
+    "inverse of the scale published",
+    VALUE,
+    seen="vllm PR 36297",
+    scale=lambda scale: f32(torch.ones_like(scale) / scale),
+    needs=own_scale,
+    same_if="every scale is 1",
+)
+fault(
+    "floor applied to the scale instead of to amax",
+    VALUE,
+    seen="vllm 53339",
+    recipe=lambda recipe: replace(recipe, amax_floor=0.0, scale_floor=recipe.amax_floor),
+    needs=has_floor,
+    same_if=NO_FLOOR,
+)
+fault(
+    "amax floor missing",
+    VALUE,
+    seen="pytorch/ao 4713, TransformerEngine PR 786",
+    recipe=_recipe(amax_floor=0.0),
+    needs=has_floor,
+    same_if=NO_FLOOR,
+)
 
 
-@fault("amax rounded to bfloat16", VALUE, seen="pytorch/ao PR 4725",
-       needs=own_scale, same_if="every amax is a bfloat16 value")
+@fault(
+    "amax rounded to bfloat16",
+    VALUE,
+    seen="pytorch/ao PR 4725",
+    needs=own_scale,
+    same_if="every amax is a bfloat16 value",
+)
 def amax_in_bf16(amax: Amax) -> Tensor:
     return round_to(amax.right, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
 
-fault("amax of signed values", VALUE, seen="TransformerEngine 3550",
-      amax=lambda amax: amax.blocks.nan_to_num(nan=0.0).amax(dim=(1, 3), keepdim=True).clamp(min=0.0),
-      needs=both(own_scale, has_negative), same_if="the largest magnitude of every block is positive")
-fault("amax scan leaves out the late rows of a block", VALUE, seen=SCAN,
-      amax=_scan(lambda blocks: blocks[:, : max(1, blocks.shape[1] * 3 // 4)]), needs=tall_blocks, same_if=MISSED_ROWS)
-fault("amax scan tests the row index where the column index is meant", VALUE, seen=SCAN,
-      recipe=_recipe(scan=AmaxScan.ROW_AS_COLUMN), needs=tall_blocks, same_if=MISSED_ROWS)
-fault("amax scan ends in the middle of the group", VALUE, seen=SCAN,
-      amax=_scan(lambda blocks: blocks[..., : max(1, blocks.shape[3] // 2)]), needs=own_scale,
-      same_if="the second half holds no largest magnitude")
-fault("scale for 240 instead of 448", VALUE, seen="vllm PR 12134",
-      quotient=lambda values: values.altered(quotient=values.quotient * (240.0 / 448.0)), needs=own_scale)
-fault("E8M0 byte 0 published as 0", VALUE, seen="triton PR 11737",
-      scale=lambda scale: torch.where(scale == 2.0**-127, torch.zeros_like(scale), scale), needs=ue8m0,
-      same_if="the amax floor keeps every scale far above 2^-127")
-fault("last scale not written", VALUE, seen="vllm-omni 5263",
-      scale=lambda scale: torch.cat([scale.flatten()[:-1], scale.flatten()[:1]]).reshape(scale.shape),
-      needs=need(lambda call: several_down(call) is None or several_across(call) is None, "one scale"),
-      same_if="the first and last scale are equal")
-fault("published scale of the previous K group", INDEX,
-      seen="no public thread: the scale's column index one group behind",
-      scale=lambda scale: torch.roll(scale, 1, dims=-1), needs=several_across, same_if="neighbours have equal scales")
+fault(
+    "amax of signed values",
+    VALUE,
+    seen="TransformerEngine 3550",
+    amax=lambda amax: amax.blocks.nan_to_num(nan=0.0).amax(dim=(1, 3), keepdim=True).clamp(min=0.0),
+    needs=both(own_scale, has_negative),
+    same_if="the largest magnitude of every block is positive",
+)
+fault(
+    "amax scan leaves out the late rows of a block",
+    VALUE,
+    seen=SCAN,
+    amax=_scan(lambda blocks: blocks[:, : max(1, blocks.shape[1] * 3 // 4)]),
+    needs=tall_blocks,
+    same_if=MISSED_ROWS,
+)
+fault(
+    "amax scan tests the row index where the column index is meant",
+    VALUE,
+    seen=SCAN,
+    recipe=_recipe(scan=AmaxScan.ROW_AS_COLUMN),
+    needs=tall_blocks,
+    same_if=MISSED_ROWS,
+)
+fault(
+    "amax scan ends in the middle of the group",
+    VALUE,
+    seen=SCAN,
+    amax=_scan(lambda blocks: blocks[..., : max(1, blocks.shape[3] // 2)]),
+    needs=own_scale,
+    same_if="the second half holds no largest magnitude",
+)
+fault(
+    "scale for 240 instead of 448",
+    VALUE,
+    seen="vllm PR 12134",
+    quotient=lambda values: values.altered(quotient=values.quotient * (240.0 / 448.0)),
+    needs=own_scale,
+)
+fault(
+    "E8M0 byte 0 published as 0",
+    VALUE,
+    seen="triton PR 11737",
+    scale=lambda scale: torch.where(scale == 2.0**-127, torch.zeros_like(scale), scale),
+    needs=ue8m0,
+    same_if="the amax floor keeps every scale far above 2^-127",
+)
+fault(
+    "last scale not written",
+    VALUE,
+    seen="vllm-omni 5263",
+    scale=lambda scale: torch.cat([scale.flatten()[:-1], scale.flatten()[:1]]).reshape(scale.shape),
+    needs=need(lambda call: several_down(call) is None or several_across(call) is None, "one scale"),
+    same_if="the first and last scale are equal",
+)
+fault(
+    "published scale of the previous K group",
+    INDEX,
+    seen="no public thread: the scale's column index one group behind",
+    scale=lambda scale: torch.roll(scale, 1, dims=-1),
+    needs=several_across,
+    same_if="neighbours have equal scales",
+)
 
 
-@fault("UE8M0 scale of amax/448 rounded down", VALUE, seen="no public thread: floor for ceil of the exponent",
-       needs=both(own_scale, ue8m0), same_if="every amax is 448 times a power of two")
+@fault(
+    "UE8M0 scale of amax/448 rounded down",
+    VALUE,
+    seen="no public thread: floor for ceil of the exponent",
+    needs=both(own_scale, ue8m0),
+    same_if="every amax is 448 times a power of two",
+)
 def amax_of_a_lower_power(amax: Amax) -> Tensor:
     """The amax whose 448th is the power of two below the right scale; what the recipe then rounds up is that power."""
     floor = torch.full_like(amax.right, amax.recipe.amax_floor)
     return 448.0 * _power_beside(f32(torch.maximum(amax.right, floor) / 448.0), up=False)
 
 
-fault("amax scan leaves out the last column of the group", VALUE, seen="no public thread: an exclusive bound one short",
-      amax=_scan(lambda blocks: blocks[..., : max(1, blocks.shape[3] - 1)]), needs=own_scale,
-      same_if="the last column holds no largest magnitude")
+fault(
+    "amax scan leaves out the last column of the group",
+    VALUE,
+    seen="no public thread: an exclusive bound one short",
+    amax=_scan(lambda blocks: blocks[..., : max(1, blocks.shape[3] - 1)]),
+    needs=own_scale,
+    same_if="the last column holds no largest magnitude",
+)
 
 
 # --- the cast, and where the codes go -----------------------------------------------------------------------
@@ -174,14 +307,28 @@ def _cast(rounding: Rounding, overflow: Overflow = Overflow.SATURATE) -> Callabl
 
 
 for top in (256.0, 240.0):
-    fault(f"codes saturate at {top:.0f}", CAST, seen="sglang PR 40581" if top == 256.0 else "vllm PR 12134",
-          quotient=lambda values, top=top: values.altered(quotient=values.quotient.clamp(-top, top)),
-          same_if=f"no quotient exceeds {top:.0f}")
-fault("codes rounded half away from zero", CAST, seen="flashinfer 5128",
-      quotient=_cast(Rounding.NEAREST_AWAY), same_if="no quotient is a tie",
-      admissible_if="beside a midpoint right formulas give either code unless the scale is a power of two")
-fault("codes rounded toward zero", CAST, seen="flashinfer 5128",
-      quotient=_cast(Rounding.TOWARD_ZERO), same_if="every quotient is a code")
+    fault(
+        f"codes saturate at {top:.0f}",
+        CAST,
+        seen="sglang PR 40581" if top == 256.0 else "vllm PR 12134",
+        quotient=lambda values, top=top: values.altered(quotient=values.quotient.clamp(-top, top)),
+        same_if=f"no quotient exceeds {top:.0f}",
+    )
+fault(
+    "codes rounded half away from zero",
+    CAST,
+    seen="flashinfer 5128",
+    quotient=_cast(Rounding.NEAREST_AWAY),
+    same_if="no quotient is a tie",
+    admissible_if="beside a midpoint right formulas give either code unless the scale is a power of two",
+)
+fault(
+    "codes rounded toward zero",
+    CAST,
+    seen="flashinfer 5128",
+    quotient=_cast(Rounding.TOWARD_ZERO),
+    same_if="every quotient is a code",
+)
 
 
 @fault("codes rounded stochastically", CAST, seen="flashinfer 5128", same_if="every quotient is a code")
@@ -193,36 +340,61 @@ def quotient_up_or_down(values: Values) -> Values:
     return values.altered(quotient=torch.where(torch.isnan(values.quotient), values.quotient, chosen))
 
 
-@fault("quotient rounded to bfloat16 first", CAST, seen="TensorRT-LLM PR 14464",
-       same_if="every quotient is a bfloat16 value")
+@fault(
+    "quotient rounded to bfloat16 first",
+    CAST,
+    seen="TensorRT-LLM PR 14464",
+    same_if="every quotient is a bfloat16 value",
+)
 def quotient_through_bf16(values: Values) -> Values:
     once = round_to(values.quotient, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
     return values.altered(quotient=once)
 
 
-fault("overflow coded as NaN", CAST, seen="ml_dtypes 400",
-      quotient=_cast(Rounding.NEAREST_EVEN, Overflow.NAN),
-      same_if="x / s stays at 448 within the rounding of s, below the first overflow at 464")
-fault("NaN coded as 448", CAST, seen="Model-Optimizer PR 1397",
-      recipe=_recipe(nan_code=NanCode.POSITIVE_MAX, nan_amax=NanAmax.IGNORED),
-      needs=_holds(torch.isnan, "no value is NaN"), same_if="the recipe codes NaN so",
-      admissible_if="a declared recipe of the contract codes NaN so")
-fault("subnormal codes flushed to zero", CAST, seen="flashinfer PR 3932",
-      codes=lambda codes: torch.where(((codes & 0x78) == 0) & ((codes & 0x07) != 0), codes & 0x80, codes),
-      same_if="no code is subnormal")
+fault(
+    "overflow coded as NaN",
+    CAST,
+    seen="ml_dtypes 400",
+    quotient=_cast(Rounding.NEAREST_EVEN, Overflow.NAN),
+    same_if="x / s stays at 448 within the rounding of s, below the first overflow at 464",
+)
+fault(
+    "NaN coded as 448",
+    CAST,
+    seen="Model-Optimizer PR 1397",
+    recipe=_recipe(nan_code=NanCode.POSITIVE_MAX, nan_amax=NanAmax.IGNORED),
+    needs=_holds(torch.isnan, "no value is NaN"),
+    same_if="the recipe codes NaN so",
+    admissible_if="a declared recipe of the contract codes NaN so",
+)
+fault(
+    "subnormal codes flushed to zero",
+    CAST,
+    seen="flashinfer PR 3932",
+    codes=lambda codes: torch.where(((codes & 0x78) == 0) & ((codes & 0x07) != 0), codes & 0x80, codes),
+    same_if="no code is subnormal",
+)
 
 
-@fault("quotients below the smallest normal flushed to zero before the cast", CAST,
-       seen="no public thread: a cast built with flush-to-zero",
-       same_if="no quotient lies below 2^-6")
+@fault(
+    "quotients below the smallest normal flushed to zero before the cast",
+    CAST,
+    seen="no public thread: a cast built with flush-to-zero",
+    same_if="no quotient lies below 2^-6",
+)
 def quotient_flushed(values: Values) -> Values:
     quotient = values.quotient
     return values.altered(quotient=torch.where(quotient.abs() < E4M3FN.min_normal, quotient * 0.0, quotient))
 
 
-fault("-0 coded as +0", CAST, seen="no public thread: a cast by comparison with zero",
-      codes=lambda codes: torch.where(codes == 0x80, torch.zeros_like(codes), codes), needs=has_negative,
-      same_if="no code is -0")
+fault(
+    "-0 coded as +0",
+    CAST,
+    seen="no public thread: a cast by comparison with zero",
+    codes=lambda codes: torch.where(codes == 0x80, torch.zeros_like(codes), codes),
+    needs=has_negative,
+    same_if="no code is -0",
+)
 fault("sign lost", CAST, seen="flashinfer PR 3932", codes=lambda codes: codes & 0x7F, needs=has_negative)
 
 
@@ -234,10 +406,14 @@ def codes_in_pairs(codes: Tensor) -> Tensor:
     return codes
 
 
-fault("last row not written", MOVEMENT, seen="aprender 2765",
-      codes=lambda codes: torch.cat([codes[:-1], codes[:1]]),
-      needs=need(lambda call: call.inputs["x"].shape[0] > 1, "there is one row"),
-      same_if="the first and last row are equal")
+fault(
+    "last row not written",
+    MOVEMENT,
+    seen="aprender 2765",
+    codes=lambda codes: torch.cat([codes[:-1], codes[:1]]),
+    needs=need(lambda call: call.inputs["x"].shape[0] > 1, "there is one row"),
+    same_if="the first and last row are equal",
+)
 
 
 @fault("last 16 codes of every row not written", MOVEMENT, seen="Primus-Turbo 397", same_if="these codes are zero")
@@ -247,11 +423,15 @@ def codes_without_the_last_16(codes: Tensor) -> Tensor:
     return codes
 
 
-fault("448/amax approximate and flushed: NaN beyond [2^-119, 2^126], 0 below 2^-117", VALUE, seen=MET_IN,
-      contracts={"flashinfer_quantize_1x128", "flashinfer_quantize_128x128"},
-      recipe=_recipe(arithmetic=Arithmetic.FAST_MATH, inverse_limit=False),
-      needs=need(lambda call: bool(fast_math.outside(prepare(call.inputs["x"]).amax(call.recipe)).any()), IN_RANGE),
-      admissible_if=NARROW)
+fault(
+    "448/amax approximate and flushed: NaN beyond [2^-119, 2^126], 0 below 2^-117",
+    VALUE,
+    seen=MET_IN,
+    contracts={"flashinfer_quantize_1x128", "flashinfer_quantize_128x128"},
+    recipe=_recipe(arithmetic=Arithmetic.FAST_MATH, inverse_limit=False),
+    needs=need(lambda call: bool(fast_math.outside(prepare(call.inputs["x"]).amax(call.recipe)).any()), IN_RANGE),
+    admissible_if=NARROW,
+)
 
 
 # --- approximate division -----------------------------------------------------------------------------------
@@ -262,10 +442,19 @@ def _beyond_2_126(amax: Tensor) -> Tensor:
 
 
 # PTX ISA, div: the approximate quotient is 0 for divisors between 2^126 and 2^128
-fault("448/amax approximate: codes 0 where amax lies above 2^126", VALUE,
-      seen="sglang-kernel 0.4.4 sgl_per_token_group_quant_8bit_v2, on an H200",
-      contracts=QUANTISERS - {"flashinfer_quantize_1x128", "flashinfer_quantize_128x128"},
-      quotient=lambda values: values.altered(
-          quotient=torch.where(_beyond_2_126(values.x.amax(values.recipe)), values.quotient * 0.0, values.quotient)),
-      needs=both(own_scale, need(lambda call: bool(_beyond_2_126(prepare(call.inputs["x"]).amax(call.recipe)).any()),
-                                 "no finite amax lies above 2^126")))
+fault(
+    "448/amax approximate: codes 0 where amax lies above 2^126",
+    VALUE,
+    seen="sglang-kernel 0.4.4 sgl_per_token_group_quant_8bit_v2, on an H200",
+    contracts=QUANTISERS - {"flashinfer_quantize_1x128", "flashinfer_quantize_128x128"},
+    quotient=lambda values: values.altered(
+        quotient=torch.where(_beyond_2_126(values.x.amax(values.recipe)), values.quotient * 0.0, values.quotient)
+    ),
+    needs=both(
+        own_scale,
+        need(
+            lambda call: bool(_beyond_2_126(prepare(call.inputs["x"]).amax(call.recipe)).any()),
+            "no finite amax lies above 2^126",
+        ),
+    ),
+)

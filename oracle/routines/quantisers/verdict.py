@@ -59,8 +59,21 @@ def judge_quantised(x: Prepared, q: Tensor, scale: Tensor, declared: Sequence[Re
         said += f"; but this proves little: {mistrust}"
     error, loss = deferred(x, q, scale, best.recipe)
     return Verdict(
-        status, said, 0, total, worst, matches, (), _basis(best), "", margin, 0, mistrust, error=error, loss=loss,
-    )  # fmt: skip
+        status,
+        said,
+        0,
+        total,
+        worst,
+        matches,
+        (),
+        _basis(best),
+        "",
+        margin,
+        0,
+        mistrust,
+        error=error,
+        loss=loss,
+    )
 
 
 def _failed(x: Prepared, q: Tensor, scale: Tensor, best: quantiser.Judged, total: int) -> Verdict:
@@ -89,9 +102,20 @@ def _failed(x: Prepared, q: Tensor, scale: Tensor, best: quantiser.Judged, total
         summary += f": to judge by that recipe declare it (--recipe {sound[0]}, numerics={sound[0]!r})"
     error, loss = deferred(x, q, scale, best.recipe)
     return Verdict(
-        Status.FAILED, summary, scales + codes, total, worst, None, explained, _basis(best), where, margin,
-        evidence=_evidence(x, q, scale, best), error=error, loss=loss,
-    )  # fmt: skip
+        Status.FAILED,
+        summary,
+        scales + codes,
+        total,
+        worst,
+        None,
+        explained,
+        _basis(best),
+        where,
+        margin,
+        evidence=_evidence(x, q, scale, best),
+        error=error,
+        loss=loss,
+    )
 
 
 def deferred(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> tuple[Any, Any]:

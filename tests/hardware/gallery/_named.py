@@ -11,16 +11,30 @@ from oracle.harness.gallery import Kernel
 
 
 def rows(
-    module: str, library: str, contracts: Iterable[str], *, numerics: str | None = None, apart: str = "",
-    space: str = "NAMED", adapter: Callable[..., Any] = by_contract, domain: str | None = None,
-    case: tuple[str, ...] = (), exempt: Mapping[str, str] | None = None,
-) -> list[Kernel]:  # fmt: skip
+    module: str,
+    library: str,
+    contracts: Iterable[str],
+    *,
+    numerics: str | None = None,
+    apart: str = "",
+    space: str = "NAMED",
+    adapter: Callable[..., Any] = by_contract,
+    domain: str | None = None,
+    case: tuple[str, ...] = (),
+    exempt: Mapping[str, str] | None = None,
+) -> list[Kernel]:
     """A row for each contract of a library of ``hardware.MODULE``; ``apart`` ends the name of each, where a project has
     a contract twice; ``space`` holds the libraries; the rest is as for :class:`Kernel`."""
     return [
         Kernel(
-            contract, f"hardware.{module}:{space}.{library}.{contract}", adapter, contract + apart, numerics, domain,
-            case=case, exempt=exempt or {},
+            contract,
+            f"hardware.{module}:{space}.{library}.{contract}",
+            adapter,
+            contract + apart,
+            numerics,
+            domain,
+            case=case,
+            exempt=exempt or {},
         )
         for contract in contracts
-    ]  # fmt: skip
+    ]

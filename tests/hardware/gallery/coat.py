@@ -34,12 +34,21 @@ PROJECT = Project(
     carried="its wheel (pip download --no-deps fp8-coat)",
     kernels=(
         Kernel(
-            "per_token_group_quant_fp8", f"hardware.alone:{PLACE}._quantize.fp8_quantize", by_groups, "fp8_quantize",
-            "coat_1x128", "m % 128 == 0", pinned="tiles of one group by as many rows",
+            "per_token_group_quant_fp8",
+            f"hardware.alone:{PLACE}._quantize.fp8_quantize",
+            by_groups,
+            "fp8_quantize",
+            "coat_1x128",
+            "m % 128 == 0",
+            pinned="tiles of one group by as many rows",
         ),
         Kernel(
-            "per_block_cast_to_fp8", f"hardware.alone:{PLACE}._quantize_perblock.fp8_quantize_perblock", by_blocks,
-            "fp8_quantize_perblock", "coat_128x128", "m % 128 == 0, k % 128 == 0",
+            "per_block_cast_to_fp8",
+            f"hardware.alone:{PLACE}._quantize_perblock.fp8_quantize_perblock",
+            by_blocks,
+            "fp8_quantize_perblock",
+            "coat_128x128",
+            "m % 128 == 0, k % 128 == 0",
         ),
     ),
-)  # fmt: skip
+)

@@ -9,10 +9,18 @@ from oracle.harness.gallery import Kernel, Project
 from ._named import rows
 
 FORMS = (
-    "fp8_gemm_nn", "fp8_gemm_tn", "fp8_gemm_tt", "fp8_gemm_nt_1d1d", "fp8_gemm_nt_skip_head_mid", "fp8_einsum",
-    "m_grouped_fp8_gemm_nt_contiguous", "m_grouped_fp8_gemm_nn_contiguous", "k_grouped_fp8_gemm_nt_contiguous",
-    "fp8_mqa_logits", "fp8_paged_mqa_logits",
-)  # fmt: skip
+    "fp8_gemm_nn",
+    "fp8_gemm_tn",
+    "fp8_gemm_tt",
+    "fp8_gemm_nt_1d1d",
+    "fp8_gemm_nt_skip_head_mid",
+    "fp8_einsum",
+    "m_grouped_fp8_gemm_nt_contiguous",
+    "m_grouped_fp8_gemm_nn_contiguous",
+    "k_grouped_fp8_gemm_nt_contiguous",
+    "fp8_mqa_logits",
+    "fp8_paged_mqa_logits",
+)
 LAYOUTS = ("get_col_major_tma_aligned_tensor", "get_mn_major_tma_aligned_packed_ue8m0_tensor")
 PROJECT = Project(
     name="deep_gemm",
@@ -30,4 +38,4 @@ PROJECT = Project(
         *rows("mx_libraries", "deep_gemm_math", ("per_token_cast_to_fp4", "cast_back_from_fp4")),
     ),
     compiles=300.0,
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line

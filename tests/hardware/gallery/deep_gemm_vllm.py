@@ -32,10 +32,14 @@ PROJECT = Project(
     carried="of vLLM's wheel: vllm/third_party/deep_gemm, an empty vllm/__init__.py, and the folder dist-info",
     kernels=(
         *rows(
-            "libraries", "deep_gemm", (*PRODUCTS, *FORMS), apart=" (through this package)",
-            space="LAYER", adapter=second,
+            "libraries",
+            "deep_gemm",
+            (*PRODUCTS, *FORMS),
+            apart=" (through this package)",
+            space="LAYER",
+            adapter=second,
         ),
         *rows("libraries", BARE, ("fp8_gemm_nt", *LAYOUTS)),
     ),
     compiles=300.0,
-)  # fmt: skip
+)

@@ -96,4 +96,4 @@ PROJECT = Project(
             pinned=FIRST,
         ),
     ),
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line

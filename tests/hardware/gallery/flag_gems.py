@@ -23,7 +23,7 @@ from ._products import (
     offered,
     one_config,
     rows_and_channels,
-)  # fmt: skip
+)
 
 TOP = "hardware.alone:flag_gems"
 GROUPS, PRODUCT = "per_token_group_quant_fp8", "w8a8_block_fp8_matmul"
@@ -79,4 +79,4 @@ PROJECT = Project(
         Kernel("concat_and_cache_mla", f"{TOP}.fused.{MLA}.{MLA}", mla, MLA, "vllm_static"),
     ),
     devices=("cpu", "cuda"),
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line

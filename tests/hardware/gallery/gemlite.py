@@ -36,12 +36,20 @@ PROJECT = Project(
     carried="a wheel of its source (pip wheel --no-deps gemlite)",
     kernels=(
         Kernel(
-            "per_token_group_quant_fp8", f"hardware.alone:{FILE}.scale_activations_per_block", by_groups,
-            "scale_activations_per_block", "gemlite_1x128", pinned=FIRST,
+            "per_token_group_quant_fp8",
+            f"hardware.alone:{FILE}.scale_activations_per_block",
+            by_groups,
+            "scale_activations_per_block",
+            "gemlite_1x128",
+            pinned=FIRST,
         ),
         Kernel(
-            "scaled_fp8_quant", f"hardware.alone:{FILE}.scale_activations_per_token", by_rows,
-            "scale_activations_per_token", "gemlite_token", pinned=FIRST,
+            "scaled_fp8_quant",
+            f"hardware.alone:{FILE}.scale_activations_per_token",
+            by_rows,
+            "scale_activations_per_token",
+            "gemlite_token",
+            pinned=FIRST,
         ),
     ),
-)  # fmt: skip
+)

@@ -23,7 +23,7 @@ from ._products import (
     masked_silu,
     offered,
     one_config,
-)  # fmt: skip
+)
 
 CUDA = "hardware.alone:lmdeploy.pytorch.kernels.cuda"
 GROUPS = "per_token_group_quant_fp8"
@@ -51,9 +51,7 @@ def transposed_groups(kernel: Callable[..., Pair], inputs: Inputs, options: Opti
     """``quant_fp8``: row-major scales, or columns at strides of ``align(M, 4)``."""
     offered(bool(options.get("tma_aligned_scales")) == bool(options.get("column_major_scales")), "columns are aligned")
     groups(inputs, {**options, "column_major_scales": False})
-    return kernel(
-        inputs["x"], options.get("group_size", 128), trans_scale=bool(options.get("column_major_scales"))
-    )
+    return kernel(inputs["x"], options.get("group_size", 128), trans_scale=bool(options.get("column_major_scales")))
 
 
 def rows(kernel: Callable[..., Pair], inputs: Inputs, options: Options) -> Pair:
@@ -98,4 +96,4 @@ PROJECT = Project(
         ),
         Kernel("fused_experts_block", f"{CUDA}.moe.blocked_fp8.{EXPERTS}", experts, EXPERTS),
     ),
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line

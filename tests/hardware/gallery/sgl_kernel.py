@@ -20,13 +20,16 @@ SHAPES = ("m=4,n=128,k=128", "m=32,n=256,k=384", "m=64,n=512,k=640", "m=132,n=12
 FAMILIES = ("randn", "exact", "ties", "outlier")
 WHOLE = tuple(
     f"fp8_gemm_nt/e4m3xe4m3-{store}/1x128:128x128/{shape}/family={family}/seed=1"
-    for store in ("bf16", "f16") for shape in SHAPES for family in FAMILIES
-)  # fmt: skip
+    for store in ("bf16", "f16")
+    for shape in SHAPES
+    for family in FAMILIES
+)
 MASKED = tuple(
     f"silu_and_mul_masked_post_quant/{dtype}-e4m3/1x128/{shape}/ue8m0=1/family={family}/seed=1"
-    for dtype in ("bf16", "f16") for shape in ("e=1,t=1,i=2048", "e=3,t=9,i=2048", "e=4,t=13,i=4096")
+    for dtype in ("bf16", "f16")
+    for shape in ("e=1,t=1,i=2048", "e=3,t=9,i=2048", "e=4,t=13,i=4096")
     for family in ("randn", "ties", "amax", "outlier", "heavy", "special", "range", "nan")
-)  # fmt: skip
+)
 """Packed scales of 16 groups of a row and more."""
 ROUTED = tuple(
     f"moe_routing/f32/-/{shape}/{options}/family=randn/seed={seed}"
@@ -36,7 +39,7 @@ ROUTED = tuple(
         ("t=7,e=128,k=8", "groups=4,bias=1,renormalize=1"),
     )
     for seed in (1, 2)
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line
 """What its two operators take: softmax without a bias; DeepSeek-V3's gate with a bias, groups of at most
 32 experts and weights of sum 1."""
 Loaded = Callable[[], Any]

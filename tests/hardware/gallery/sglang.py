@@ -21,7 +21,7 @@ from ._products import (
     masked_silu,
     offered,
     rows_and_channels,
-)  # fmt: skip
+)
 
 OPS = "hardware.alone:sglang.kernels.ops"
 FP8_FILE = f"{OPS}.quantization.fp8_kernel"
@@ -99,4 +99,4 @@ PROJECT = Project(
         *(Kernel(name, f"hardware.kv_caches:SGL.{name}", by_contract, name) for name in SGL_ROUTINES),
     ),
     devices=("cpu", "cuda"),
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line

@@ -29,9 +29,14 @@ def blockwise(kernel: Callable[..., Tensor], inputs: Inputs, options: Options) -
     left[: a.shape[0]] = a.view(torch.uint8)
     of = torch.nn.functional.ScalingType
     out = kernel(
-        left.view(a.dtype), b.t(), _lanes(a_scale), of.BlockWise1x128, _lanes(b_scale.t()), of.BlockWise128x128,
+        left.view(a.dtype),
+        b.t(),
+        _lanes(a_scale),
+        of.BlockWise1x128,
+        _lanes(b_scale.t()),
+        of.BlockWise128x128,
         output_dtype=BF16,
-    )  # fmt: skip
+    )
     return out[: a.shape[0]]
 
 

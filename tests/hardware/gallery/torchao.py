@@ -24,7 +24,7 @@ from ._products import (
     offered,
     one_config,
     weight_quant,
-)  # fmt: skip
+)
 
 BLOCKS = "torchao.kernel.blockwise_quantization"
 TRAINING = "torchao.prototype.blockwise_fp8_training.kernels"
@@ -34,7 +34,7 @@ GROUPS, FIRST = "per_token_group_quant_fp8", "the first configuration of its lis
 
 CASTS = ("mxfp8_quantize", "mxfp8_dequantize", "mxfp4_dequantize", "mxfp6_dequantize", "nvfp4_dequantize")
 NARROW = ("mxfp4_quantize", "mxfp6_quantize", "nvfp4_quantize")
-NO_NAN = {"data of nan": "its casts to fewer than 8 bits document that NaN and infinity are not supported"}  # fmt: skip
+NO_NAN = {"data of nan": "its casts to fewer than 8 bits document that NaN and infinity are not supported"}
 LAYOUTS = ("mxfp8_dequantize", "to_blocked", "swizzle_scale", "swizzle_scale_experts", "to_blocked_k_groups")
 
 
@@ -101,4 +101,4 @@ PROJECT = Project(
         *rows("mx_libraries", "torchao_triton", LAYOUTS, apart=" (Triton)"),
     ),
     devices=("cpu", "cuda"),
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line

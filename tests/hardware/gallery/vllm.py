@@ -13,8 +13,9 @@ from ._named import rows
 REORDER = "cutlass_encode_and_reorder_int4b"
 WEIGHTS = tuple(
     f"{REORDER}/i4/-/n={n},k={k}/family=codes/seed={seed}"
-    for n, k in ((16, 256), (64, 256), (48, 512), (128, 1024)) for seed in (1, 2)
-)  # fmt: skip
+    for n, k in ((16, 256), (64, 256), (48, 512), (128, 1024))
+    for seed in (1, 2)
+)
 """K in multiples of 256: for others it writes out of bounds, so that none is tried."""
 
 PROJECT = Project(

@@ -23,7 +23,9 @@ def stale(kernel: Callable[..., Tensor], inputs: Inputs, options: Options) -> Te
 
 
 PROJECT = Project(
-    "flag_gems", ("torch",), "in this repository",
+    "flag_gems",
+    ("torch",),
+    "in this repository",
     (Kernel("fp8_gemm_nt", "gallery_broken._products:by_pairs", stale, "stale workspace", case=CASES),),
     ("cpu", "cuda"),
-)  # fmt: skip
+)

@@ -21,7 +21,9 @@ def short(kernel: Callable[..., None], inputs: Inputs, options: Options) -> Tens
 
 
 PROJECT = Project(
-    "lmdeploy", ("torch",), "in this repository",
+    "lmdeploy",
+    ("torch",),
+    "in this repository",
     (Kernel("fp8_gemm_nt", "gallery_broken._products:into", short, "K tail", case=CASES),),
     ("cpu", "cuda"),
-)  # fmt: skip
+)

@@ -20,7 +20,9 @@ def neighbour(kernel: Callable[..., Tensor], inputs: Inputs, options: Options) -
 
 
 PROJECT = Project(
-    "sglang", ("torch",), "in this repository",
+    "sglang",
+    ("torch",),
+    "in this repository",
     (Kernel("fp8_gemm_nt", "gallery_broken._products:product", neighbour, "neighbouring scale", case=CASES),),
     ("cpu", "cuda"),
-)  # fmt: skip
+)

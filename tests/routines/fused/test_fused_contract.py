@@ -25,9 +25,14 @@ from oracle.routines.fused.cases import GRAMMARS
 from oracle.routines.fused.contract import FusedContract, Inner
 from oracle.verdict.compare import Status, Verdict
 
-SMALL = {("m", "i"): "m=3,i=256", ("e", "t", "i"): "e=3,t=4,i=256", ("m", "h"): "m=3,h=256",
-         ("t", "h", "d", "n"): "t=3,h=2,d=16,n=32", ("e", "t", "k"): "e=3,t=4,k=256",
-         ("m", "k"): "m=5,k=512"}  # fmt: skip
+SMALL = {
+    ("m", "i"): "m=3,i=256",
+    ("e", "t", "i"): "e=3,t=4,i=256",
+    ("m", "h"): "m=3,h=256",
+    ("t", "h", "d", "n"): "t=3,h=2,d=16,n=32",
+    ("e", "t", "k"): "e=3,t=4,k=256",
+    ("m", "k"): "m=5,k=512",
+}
 
 
 def call_of(name: str, option: str = "", family: str = "randn", dtypes: str = "") -> Call:
@@ -128,9 +133,16 @@ def test_whatever_lies_in_the_interval_is_admitted(name: str) -> None:
 # --- wrong ones ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["silu_and_mul_quant", "silu_and_mul_per_block_quant",
-                                  "fused_add_rmsnorm_quant", "rope_quantize_fp8",
-                                  "per_token_group_quant_fp8_masked"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "silu_and_mul_quant",
+        "silu_and_mul_per_block_quant",
+        "fused_add_rmsnorm_quant",
+        "rope_quantize_fp8",
+        "per_token_group_quant_fp8_masked",
+    ],
+)
 def test_one_change_is_one_failure(name: str) -> None:
     call = call_of(name)
     made = by_name(run(call))
@@ -196,8 +208,10 @@ def test_rows_that_are_not_in_use_are_free_and_never_read(name: str) -> None:
     made, used = by_name(run(call)), call.inputs["masked_m"]
     assert bool(torch.isnan(call.inputs["x"]).any())
     idle = torch.arange(4)[None, :] >= used[:, None]
-    other = {"q": made["q"].view(torch.uint8).masked_fill(idle[..., None], 0x33).view(made["q"].dtype),
-             "scale": made["scale"].masked_fill(idle[..., None], 7.0)}  # fmt: skip
+    other = {
+        "q": made["q"].view(torch.uint8).masked_fill(idle[..., None], 0x33).view(made["q"].dtype),
+        "scale": made["scale"].masked_fill(idle[..., None], 7.0),
+    }
     assert judged(call, other).status is Status.PASSED
     spread = {**made, "scale": made["scale"].amax(dim=1, keepdim=True).expand_as(made["scale"]).contiguous()}
     assert judged(call, spread).status is Status.FAILED
@@ -229,22 +243,24 @@ NEW = (
     "tile_kernels_1x128", "tile_kernels_1x128_ue8m0", "deepep_1x128", "unsloth_1x128", "transformers_128x128",
     "fbgemm_row", "fbgemm_group", "fbgemm_block", "sglang_act_quant", "lmdeploy_1x128", "torchao_1x128",
     "sglang_group_v2", "sglang_triton_ue8m0", "deepep_1x128_ue8m0", "torchao_training_1x128",
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line
 ALIKE = (
     # the same formula (or one that differs with a bound alone), whose bits tell no name apart
     {"vllm_block", "vllm_silu_block"}, {"torch_block", "torch_silu_block"},
     {"vllm_group", "sglang_triton_column", "flaggems_group"},
     {"tile_kernels_1x128_ue8m0", "deepep_1x128_ue8m0"}, {"torchao_training_1x128", "fbgemm_group"},
     {"torchao_training_128x128", "fbgemm_block"},
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line
 
 
 @pytest.mark.parametrize("name", NEW)
 def test_an_undeclared_quantiser_is_identified_by_name(name: str) -> None:
     """From its bits on values that separate formulas: ties, an amax of every significand, floors, zeros, NaN."""
     recipe = R.get(name)
-    rows = [cases.parse(f"per_token_group_quant_fp8/bf16-e4m3/1x128/m=128,k=384/family={f}/seed=3").inputs()["x"]
-            for f in ("amax", "range", "special", "nan", "ties")]  # fmt: skip
+    rows = [
+        cases.parse(f"per_token_group_quant_fp8/bf16-e4m3/1x128/m=128,k=384/family={f}/seed=3").inputs()["x"]
+        for f in ("amax", "range", "special", "nan", "ties")
+    ]
     x = torch.cat([*rows, torch.zeros(128, 384, dtype=torch.bfloat16)])
     made = quantize(x, recipe)
     found = identify(prepare(x), made.codes, made.scale)
@@ -340,6 +356,8 @@ def test_a_norm_as_vllm_computes_it(name: str, family: str, at: tuple[int, int],
     call = Call(get(name), case.inputs(), case.call_options())
     assert isinstance(call.contract, FusedContract)
     ((_, value),) = call.contract.modelled(call.inputs, call.resolved).items()
-    made = [int(quantize(x, R.TORCH_STATIC, scale=call.inputs["scale"]).codes.view(torch.uint8)[at])
-            for x in (value, call.contract.value(call.inputs, call.resolved).expected)]  # fmt: skip
+    made = [
+        int(quantize(x, R.TORCH_STATIC, scale=call.inputs["scale"]).codes.view(torch.uint8)[at])
+        for x in (value, call.contract.value(call.inputs, call.resolved).expected)
+    ]
     assert made[0] == code != made[1]

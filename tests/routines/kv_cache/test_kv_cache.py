@@ -23,10 +23,19 @@ from oracle.verdict.compare import Status, Verdict
 from oracle.verdict.sets import rounded_to
 
 SMALL = {
-    "thdp": "t=5,h=2,d=16,p=2", "trep": "t=5,r=16,e=8,p=2", "tre": "t=5,r=16,e=8", "spd": "s=2,p=2,d=16",
-    "bhdp": "b=3,h=2,d=8,p=2", "brep": "b=3,r=16,e=8,p=2", "tp": "t=5,p=2", "tdp": "t=5,d=256,p=2", "sp": "s=2,p=2",
-    "bpc": "b=4,p=2,c=16", "bp": "b=4,p=2", "bpd": "b=4,p=2,d=256",
-}  # fmt: skip
+    "thdp": "t=5,h=2,d=16,p=2",
+    "trep": "t=5,r=16,e=8,p=2",
+    "tre": "t=5,r=16,e=8",
+    "spd": "s=2,p=2,d=16",
+    "bhdp": "b=3,h=2,d=8,p=2",
+    "brep": "b=3,r=16,e=8,p=2",
+    "tp": "t=5,p=2",
+    "tdp": "t=5,d=256,p=2",
+    "sp": "s=2,p=2",
+    "bpc": "b=4,p=2,c=16",
+    "bp": "b=4,p=2",
+    "bpd": "b=4,p=2,d=256",
+}
 
 
 def call_of(name: str, option: str = "", family: str = "", dtypes: str = "") -> Call:
@@ -239,7 +248,7 @@ BAD = (
     ("gather_and_maybe_dequant_cache", {"cu_seq_lens": lambda x: x * 50}, OptionError, "one after the other"),
     ("cp_gather_cache", {"dst": lambda x: x.view(torch.uint8)}, DtypeError, "pass one"),
     ("cp_gather_indexer_k_quant_cache", {"dst_scale": lambda x: x[:, :4]}, ShapeError, "groups of 128"),
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line
 
 
 @pytest.mark.parametrize(("name", "change", "error", "said"), BAD)

@@ -53,9 +53,13 @@ def make(m: int = 6, n: int = 96, h: int = 8, d: int = 64, *, seed: int = 0) -> 
     ends = torch.randint(0, n + 1, (2, m), generator=g).sort(dim=0).values.to(torch.int32)
     ends[:, 0] = torch.tensor([0, n])
     return Logits(
-        codes(m, h, d, seed=seed), codes(n, d, seed=seed + 1), torch.rand(n, generator=g) + 0.5,
-        torch.randn(m, h, generator=g), ends[0], ends[1],
-    )  # fmt: skip
+        codes(m, h, d, seed=seed),
+        codes(n, d, seed=seed + 1),
+        torch.rand(n, generator=g) + 0.5,
+        torch.randn(m, h, generator=g),
+        ends[0],
+        ends[1],
+    )
 
 
 def inputs_of(p: Logits) -> dict[str, Tensor]:
@@ -196,7 +200,6 @@ class TestBound:
             out = torch.einsum("mh,mhn->mn", p.weights, x) * p.k_scale
             verdict = judge(p, out, arch="cpu")
             assert verdict.status is Status.PASSED and verdict.unconstrained == 96
-
 
     def test_infinite_scales_are_open_and_nan_ones_are_not(self) -> None:
         p = make(seed=1)
@@ -407,9 +410,7 @@ class TestFp4:
     def test_the_reduction_step_by_step(self, weights: torch.dtype) -> None:
         """One logit at a time, every operation rounded by torch; another grouping of the heads gives other bits."""
         p, acc = self.parts(weights)
-        bits = predict_logits(
-            p.q, p.k, p.k_scale, p.weights, q_blocks=p.q_blocks, k_blocks=p.k_blocks, schedule=FP4
-        )
+        bits = predict_logits(p.q, p.k, p.k_scale, p.weights, q_blocks=p.q_blocks, k_blocks=p.k_blocks, schedule=FP4)
 
         def one(x: Tensor, w: Tensor, apart: int) -> float:
             s = [torch.zeros((), dtype=weights) for _ in range(4)]

@@ -44,8 +44,13 @@ class TestRightKernels:
     """Whatever formula, within the errors of a device's exponential and reciprocal."""
 
     @pytest.mark.parametrize("dtype", DTYPES)
-    @given(seed=st.integers(0, 10**6), variant=st.integers(0, 2), each=st.booleans(),
-           limit=st.sampled_from([None, 0.5, 7.0]), spread=st.sampled_from([0.01, 3.0, 40.0]))  # fmt: skip
+    @given(
+        seed=st.integers(0, 10**6),
+        variant=st.integers(0, 2),
+        each=st.booleans(),
+        limit=st.sampled_from([None, 0.5, 7.0]),
+        spread=st.sampled_from([0.01, 3.0, 40.0]),
+    )
     def test_pass(
         self, dtype: torch.dtype, seed: int, variant: int, each: bool, limit: float | None, spread: float
     ) -> None:
@@ -104,9 +109,20 @@ class TestSpecialValues:
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize(
         ("gate", "up", "due"),
-        [(NAN, 1.0, NAN), (1.0, NAN, NAN), (INF, 2.0, INF), (INF, -2.0, -INF), (INF, 0.0, NAN), (1.0, INF, INF),
-         (-1.0, INF, -INF), (0.0, INF, NAN), (INF, -INF, -INF), (0.0, 3.0, 0.0), (-0.0, 3.0, 0.0)],
-    )  # fmt: skip
+        [
+            (NAN, 1.0, NAN),
+            (1.0, NAN, NAN),
+            (INF, 2.0, INF),
+            (INF, -2.0, -INF),
+            (INF, 0.0, NAN),
+            (1.0, INF, INF),
+            (-1.0, INF, -INF),
+            (0.0, INF, NAN),
+            (INF, -INF, -INF),
+            (0.0, 3.0, 0.0),
+            (-0.0, 3.0, 0.0),
+        ],
+    )
     def test_determined(self, dtype: torch.dtype, gate: float, up: float, due: float) -> None:
         x = torch.tensor([[gate, 1.0, up, 2.0]], dtype=dtype)
         out = kernel(x)

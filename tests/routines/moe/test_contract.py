@@ -66,11 +66,13 @@ def make(*, seed: int = 0, static: bool = False, blocks: bool = True, top_k: int
     w13, w2 = (e4m3(torch.randn(s, generator=g) * 100) for s in ((E, 2 * SIZE, H), (E, H, SIZE)))
     shape13, shape2 = ((E, 4, 1), (E, 1, 2)) if blocks else ((E,), (E,))
     inputs = {
-        "w13": w13, "w13_scale": torch.rand(shape13, generator=g) * 1e-3 + 5e-4,
-        "w2": w2, "w2_scale": torch.rand(shape2, generator=g) * 1e-3 + 5e-4,
+        "w13": w13,
+        "w13_scale": torch.rand(shape13, generator=g) * 1e-3 + 5e-4,
+        "w2": w2,
+        "w2_scale": torch.rand(shape2, generator=g) * 1e-3 + 5e-4,
         "topk_ids": torch.stack([torch.randperm(E, generator=g)[:top_k] for _ in range(T)]).int(),
         "topk_weights": torch.rand(T, top_k, generator=g) + 0.1,
-    }  # fmt: skip
+    }
     made = quantize(x, recipes.VLLM_GROUP) if blocks else quantize(x, recipes.VLLM_TENSOR)
     inputs |= {"a": made.codes, "a_scale": made.scale}
     return inputs | ({"a2_scale": torch.tensor([0.0021])} if static else {})
@@ -91,9 +93,14 @@ def sharp_silu(x: Tensor) -> Tensor:
 
 
 def kernel(
-    inputs: Inputs, *, variant: int = 0, arch: str = "cpu", first: int = 0, limit: float | None = None,
+    inputs: Inputs,
+    *,
+    variant: int = 0,
+    arch: str = "cpu",
+    first: int = 0,
+    limit: float | None = None,
     combine: Combine = Combine.STORED,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """A layer in float32 torch; the variant picks among right formulas for scale, code, exp and order."""
     out, slotted = torch.zeros(T, H), torch.zeros(inputs["topk_ids"].shape[1], T, H, dtype=torch.bfloat16)
     a_scale, ids, weights = inputs["a_scale"], inputs["topk_ids"].long() - first, inputs["topk_weights"]
@@ -134,15 +141,20 @@ def requantise(act: Tensor, given: Tensor | None, variant: int) -> tuple[Tensor,
     return e4m3(v).reshape(act.shape), s.reshape(act.shape[0], -1)
 
 
-def product(a: Tensor, a_scale: Tensor, inputs: Inputs, which: str, expert: int, arch: str,
-            store: torch.dtype = torch.bfloat16) -> Tensor:  # fmt: skip
+def product(
+    a: Tensor, a_scale: Tensor, inputs: Inputs, which: str, expert: int, arch: str, store: torch.dtype = torch.bfloat16
+) -> Tensor:
     w, scale = inputs[which][expert], inputs[f"{which}_scale"][expert]
     blocks = scale.dim() == 2
     a_scale = a_scale.expand(-1, scale.shape[1]) if blocks and a_scale.shape[1] == 1 else a_scale
     made = ScaledProduct(
-        a, w, a_scale, scale if blocks else scale.reshape(1, 1),
-        block=128 if blocks else w.shape[1], b_rows=128 if blocks else w.shape[0],
-    )  # fmt: skip
+        a,
+        w,
+        a_scale,
+        scale if blocks else scale.reshape(1, 1),
+        block=128 if blocks else w.shape[1],
+        b_rows=128 if blocks else w.shape[0],
+    )
     if arch == "sm90":
         return predict_product(made, "sm90.promote128" if blocks else "sm90.chain", out_dtype=store)
     x = torch.zeros(a.shape[0], w.shape[0])
@@ -165,9 +177,7 @@ class TestBoxes:
         assert torch.equal(down, x + low) and torch.equal(up, x + high)
 
     @settings(max_examples=25)
-    @given(
-        seed=st.integers(0, 10**6), share=st.sampled_from([0.01, 0.2, 1.0]), unit=st.sampled_from([1.0, 2.0**-70])
-    )
+    @given(seed=st.integers(0, 10**6), share=st.sampled_from([0.01, 0.2, 1.0]), unit=st.sampled_from([1.0, 2.0**-70]))
     def test_every_choice_is_inside(self, seed: int, share: float, unit: float) -> None:
         """Also where the product of two scales is a float32 subnormal."""
         g = generator(seed)
@@ -324,11 +334,17 @@ class TestLayer:
     @pytest.mark.parametrize(
         "fault",
         [
-            "gate and up swapped", "scale of the next block", "scales of gate and up swapped", "weights dropped",
-            "expert off by one", "second expert ignored", "tokens swapped", "limit where there is none",
+            "gate and up swapped",
+            "scale of the next block",
+            "scales of gate and up swapped",
+            "weights dropped",
+            "expert off by one",
+            "second expert ignored",
+            "tokens swapped",
+            "limit where there is none",
             "input scale of the next token",
         ],
-    )  # fmt: skip
+    )
     def test_faults_fail(self, fault: str) -> None:
         inputs = third()
         wrong = dict(inputs)
@@ -559,9 +575,19 @@ class TestRouting:
 
     @pytest.mark.parametrize(
         "fault",
-        ["masked with 0", "one group more", "bias in the weight", "no bias", "not renormalised", "scaling dropped",
-         "softmax for sigmoid", "weights in another order", "one expert twice", "second best"],
-    )  # fmt: skip
+        [
+            "masked with 0",
+            "one group more",
+            "bias in the weight",
+            "no bias",
+            "not renormalised",
+            "scaling dropped",
+            "softmax for sigmoid",
+            "weights in another order",
+            "one expert twice",
+            "second best",
+        ],
+    )
     def test_faults_fail(self, fault: str) -> None:
         inputs = self.case(3)
         x, bias = inputs["logits"], inputs["bias"] - 1.0  # choices below 0: a mask of 0 wins over them

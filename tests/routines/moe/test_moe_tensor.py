@@ -45,9 +45,14 @@ def codes(x: Tensor) -> Tensor:
 
 
 def kernel(
-    inputs: Inputs, *, variant: int = 0, arch: str = "cpu", kept: torch.dtype = torch.float32, rank: int = 0,
+    inputs: Inputs,
+    *,
+    variant: int = 0,
+    arch: str = "cpu",
+    kept: torch.dtype = torch.float32,
+    rank: int = 0,
     last: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """A kernel of its own, in float32 torch: the variant picks among right orders of the scales and right exponentials.
 
     ``last`` takes the last of equal logits.

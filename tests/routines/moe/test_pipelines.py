@@ -189,8 +189,10 @@ class TestAnyOrder:
     def test_a_layer_that_adds_atomically(self) -> None:
         """Every order passes where atomic additions are declared or nothing is; an ordered float32 sum is refused."""
         case = case_of("cutlass_fused_moe_tensor", k=5, e=5)
-        outs = [kernel(case, case.inputs(), Combine.ATOMIC, variant=0, order=order)
-                for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1])]  # fmt: skip
+        outs = [
+            kernel(case, case.inputs(), Combine.ATOMIC, variant=0, order=order)
+            for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1])
+        ]
         assert not torch.equal(*outs)
         for out in outs:
             assert judge(case, out, combine="ATOMIC").status is Status.PASSED
@@ -244,8 +246,14 @@ class TestRouting:
     """FlashInfer's methods, beside the published formulas in torch."""
 
     def formula(self, method: str, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        scores = {"Default": x.softmax(1), "RenormalizeNaive": x.softmax(1), "Renormalize": x, "TopK": x, "Llama4": x,
-                  "TopKSigmoid": x}.get(method, x.sigmoid())  # fmt: skip
+        scores = {
+            "Default": x.softmax(1),
+            "RenormalizeNaive": x.softmax(1),
+            "Renormalize": x,
+            "TopK": x,
+            "Llama4": x,
+            "TopKSigmoid": x,
+        }.get(method, x.sigmoid())
         w, ids = scores.topk(k, dim=1)
         if method == "Renormalize":
             w = w.softmax(1)
@@ -297,9 +305,11 @@ class TestFaults:
 
     @pytest.mark.parametrize(
         ("name", "fault"),
-        [("cutlass_moe_fp8_channel", "experts: routing weight before the activation"),
-         ("cutlass_fused_moe_tensor", "experts: intermediate's multiplier inverted")],
-    )  # fmt: skip
+        [
+            ("cutlass_moe_fp8_channel", "experts: routing weight before the activation"),
+            ("cutlass_fused_moe_tensor", "experts: intermediate's multiplier inverted"),
+        ],
+    )
     def test_named(self, name: str, fault: str) -> None:
         case = case_of(name)
         inputs, options = case.inputs(), case.call_options()
@@ -336,7 +346,7 @@ BAD = {
     "two experts for Llama-4": (
         "trtllm_fp8_per_tensor_scale_moe", lambda i, o: o.update(routing_method="Llama4", routed_scaling_factor=1.0),
         OptionError, "top_k=2"),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 
 @pytest.mark.parametrize("what", BAD)

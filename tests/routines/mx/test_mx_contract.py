@@ -176,7 +176,24 @@ class TestVerdicts:
 
     def test_a_worked_block_in_its_bytes(self) -> None:
         """amax 3, e = 896: codes 3D679224 F0806C36, two a byte, under the scale byte 7E."""
-        values = [.75, -1.5, 2.25, 3, -.1875, .375, .5625, 1.125, -2.625, 0, -0.0, .046875, 1.875, -.9375, .65625, 2]
+        values = [
+            0.75,
+            -1.5,
+            2.25,
+            3,
+            -0.1875,
+            0.375,
+            0.5625,
+            1.125,
+            -2.625,
+            0,
+            -0.0,
+            0.046875,
+            1.875,
+            -0.9375,
+            0.65625,
+            2,
+        ]
         inputs = {"x": torch.tensor([values]), "global_scale": torch.tensor([896.0])}
         made = by_name(get("nvfp4_quantize").reference(inputs, layout="8x4"))
         assert made["q"].numpy().tobytes().hex() == "d3762942" + "0f08c663"

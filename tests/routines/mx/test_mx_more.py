@@ -190,14 +190,18 @@ class TestByName:
     @pytest.mark.parametrize(
         ("name", "recipe"),
         [
-            ("nvfp4_quantize", "trtllm_nvfp4"), ("nvfp4_quantize", "te_nvfp4"),
+            ("nvfp4_quantize", "trtllm_nvfp4"),
+            ("nvfp4_quantize", "te_nvfp4"),
             ("nvfp4_quantize", "te_nvfp4_reference"),
-            ("nvfp4_quantize", "flashinfer_nvfp4_4over6_mse"), ("nvfp4_quantize_4over6", "te_nvfp4"),
-            ("nvfp4_quantize_stochastic", "nvfp4_seeded"), ("mxfp8_experts_quant", "flashinfer_cutile_mxfp8"),
-            ("mxint8_quantize", "ocp_mxint8_floor"), ("mxfp6_quantize", "torchao_mxfp6_e3m2_rceil"),
+            ("nvfp4_quantize", "flashinfer_nvfp4_4over6_mse"),
+            ("nvfp4_quantize_4over6", "te_nvfp4"),
+            ("nvfp4_quantize_stochastic", "nvfp4_seeded"),
+            ("mxfp8_experts_quant", "flashinfer_cutile_mxfp8"),
+            ("mxint8_quantize", "ocp_mxint8_floor"),
+            ("mxfp6_quantize", "torchao_mxfp6_e3m2_rceil"),
             ("per_token_cast_to_fp4", "deepgemm_fp4"),
         ],
-    )  # fmt: skip
+    )
     def test_identified(self, name: str, recipe: str) -> None:
         call = call_of(name, family="fp4ties" if recipe == "te_nvfp4_reference" else "randn")
         made = call.contract.predict(call.inputs, numerics=recipe, **call.options)
@@ -238,7 +242,7 @@ class TestBadCalls:
             ("fp8_block_to_mxfp8", {"block_scale": torch.ones(3, 2)}, {}, ShapeError, "1x128 or 128x128"),
             ("mxfp8_to_fp8_block", {"mx_scale": torch.zeros(5, dtype=torch.uint8)}, {}, ShapeError, "layout"),
         ],
-    )  # fmt: skip
+    )
     def test_refused(
         self, name: str, change: dict[str, Tensor], options: dict[str, object], error: type[OracleError], said: str
     ) -> None:
@@ -294,8 +298,10 @@ class TestTransposes:
         turned = by_name(contract.reference({"x": x.t().contiguous()}, layout="linear"))
         assert torch.equal(rows["q"].view(torch.uint8).t(), turned["q"].view(torch.uint8))
         assert torch.equal(columns["scale"], turned["scale"]) and not torch.equal(rows["scale"].t(), columns["scale"])
-        back = [get(name).reference(made, layout="linear") for name, made in (
-            ("mxfp8_dequantize", rows), ("mxfp8_dequantize_columnwise", columns))]  # fmt: skip
+        back = [
+            get(name).reference(made, layout="linear")
+            for name, made in (("mxfp8_dequantize", rows), ("mxfp8_dequantize_columnwise", columns))
+        ]
         assert torch.equal(*back)
         assert judged(call, rows, layout="linear", direction="rowwise").status is Status.PASSED
         assert judged(call, rows | {"q": columns["q"].flip(0)}, layout="linear").status is Status.FAILED

@@ -43,7 +43,7 @@ SMALL = {
     "m_grouped_fp8_fp4_gemm_nn_contiguous": "e4m3xe2m1-bf16/1x128:1x32/m=128,n=8,k=96,g=2",
     "m_grouped_fp8_fp4_gemm_nt_psum": "e4m3xe2m1-bf16/1x128:1x32/m=256,n=8,k=96,g=3",
     "k_grouped_fp8_gemm_tn_contiguous": "e4m3xe4m3-f32/1x32:1x32/m=4,n=8,k=160,g=3",
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 PADDED = sorted(name for name in SMALL if not name.startswith(("m_grouped", "k_grouped", "fp8_fp4")))
 
 
@@ -336,7 +336,7 @@ BAD = (
     ("m_grouped_fp8_fp4_gemm_nt_psum", {"ends": torch.tensor([5, 3, 200])}, {}, InputError, "never back"),
     ("k_grouped_fp8_gemm_tn_contiguous", {"ks": torch.tensor([33, 0, 127])}, {}, InputError, "33"),
     ("k_grouped_fp8_gemm_tn_contiguous", {"ks": torch.tensor([32, 0, 64])}, {}, ShapeError, "96"),
-)  # fmt: skip
+)  # fmt: skip  # a table, one row a line
 
 
 @pytest.mark.parametrize(("name", "inputs", "options", "error", "message"), BAD)

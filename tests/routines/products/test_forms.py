@@ -90,8 +90,10 @@ class TestLayouts:
         call = Call(get(name), case.inputs(), case.call_options())
         for role, tensor in ROLES[name].items():
             same = each(role, lambda m: m.clone())(call, dict(call.inputs))
-            assert all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) if x.element_size() == 1
-                       else torch.equal(x, y) for x, y in zip(same.values(), call.inputs.values(), strict=True))
+            assert all(
+                torch.equal(x.view(torch.uint8), y.view(torch.uint8)) if x.element_size() == 1 else torch.equal(x, y)
+                for x, y in zip(same.values(), call.inputs.values(), strict=True)
+            )
             found = matrices(call, role, call.inputs[tensor])
             assert all(m.dim() == 2 for m in found)
             assert sum(m.numel() for m in found) == call.inputs[tensor].numel()
@@ -108,9 +110,12 @@ class TestGroupsOfK:
 
     @pytest.mark.parametrize(
         ("ks", "error", "said"),
-        [([256, 0, 100], InputError, "multiple of 128"), ([256, -128, 256], InputError, "ks holds -128"),
-         ([256, 0, 256], ShapeError, "ks sum to 512")],
-    )  # fmt: skip
+        [
+            ([256, 0, 100], InputError, "multiple of 128"),
+            ([256, -128, 256], InputError, "ks holds -128"),
+            ([256, 0, 256], ShapeError, "ks sum to 512"),
+        ],
+    )
     def test_refused(self, ks: list[int], error: type[Exception], said: str) -> None:
         with pytest.raises(error, match=said):
             oracle.reference(K_GROUPED, self.inputs() | {"ks": torch.tensor(ks, dtype=torch.int32)})
@@ -196,9 +201,13 @@ class TestInt4:
             row, column = tile % 3 * 16 + offset % 64, tile // 3 * 32 + offset // 64
             assert int(found[place]) == row * k + column
 
-    @pytest.mark.parametrize("wrong", [
-        {"b": torch.zeros(4, 8, dtype=torch.int32).t()}, {"b": torch.zeros(16, 2, dtype=torch.int32).t()},
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"b": torch.zeros(4, 8, dtype=torch.int32).t()},
+            {"b": torch.zeros(16, 2, dtype=torch.int32).t()},
+        ],
+    )
     def test_weights_that_fill_no_tile_are_refused(self, wrong: dict[str, torch.Tensor]) -> None:
         with pytest.raises(ShapeError):
             oracle.reference("cutlass_encode_and_reorder_int4b", wrong)

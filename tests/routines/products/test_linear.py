@@ -41,9 +41,14 @@ def one_thread() -> Iterator[None]:
 
 
 def make(
-    kind: str, *, channel: bool = False, bias: bool = False, lead: tuple[int, ...] = (7,), seed: int = 0,
+    kind: str,
+    *,
+    channel: bool = False,
+    bias: bool = False,
+    lead: tuple[int, ...] = (7,),
+    seed: int = 0,
     dtype: torch.dtype = torch.bfloat16,
-) -> tuple[Inputs, dict[str, Any]]:  # fmt: skip
+) -> tuple[Inputs, dict[str, Any]]:
     """Inputs of a layer and the options of its call."""
     g = torch.Generator().manual_seed(seed)
     inputs = {
@@ -161,11 +166,17 @@ class TestLayer:
     @pytest.mark.parametrize(
         "fault",
         [
-            "bias dropped", "bias twice", "weight scale of the next channel", "input scale of the next token",
-            "inverse for the scale", "rows swapped", "weight scale dropped", "one scale for all tokens",
+            "bias dropped",
+            "bias twice",
+            "weight scale of the next channel",
+            "input scale of the next token",
+            "inverse for the scale",
+            "rows swapped",
+            "weight scale dropped",
+            "one scale for all tokens",
             "k tail dropped",
         ],
-    )  # fmt: skip
+    )
     def test_faults_fail(self, fault: str, arch: str) -> None:
         inputs, options = make("token", channel=True, bias=True, seed=3)
         wrong, kind = dict(inputs), "token"
@@ -252,18 +263,33 @@ class TestLayer:
 class TestDispatch:
     """The published table, every combination of its conditions."""
 
-    FLAGS = ("cutlass_fp8_supported", "per_tensor_weights", "per_tensor_activations", "use_per_token_if_dynamic",
-             "rocm", "rowwise")  # fmt: skip
+    FLAGS = (
+        "cutlass_fp8_supported",
+        "per_tensor_weights",
+        "per_tensor_activations",
+        "use_per_token_if_dynamic",
+        "rocm",
+        "rowwise",
+    )
 
     @pytest.mark.parametrize(
         ("flags", "routine"),
         [
-            ("111111", "cutlass"), ("100000", "cutlass"), ("011000", "torch_per_tensor"), ("011010", "rocm_per_tensor"),
-            ("011101", "torch_per_tensor"), ("000101", "torch_per_token"), ("000111", "torch_per_token"),
-            ("000100", "torch_channelwise"), ("000001", "torch_channelwise"), ("001101", "torch_channelwise"),
-            ("010101", "torch_channelwise"), ("000010", "torch_channelwise"), ("001010", "torch_channelwise"),
+            ("111111", "cutlass"),
+            ("100000", "cutlass"),
+            ("011000", "torch_per_tensor"),
+            ("011010", "rocm_per_tensor"),
+            ("011101", "torch_per_tensor"),
+            ("000101", "torch_per_token"),
+            ("000111", "torch_per_token"),
+            ("000100", "torch_channelwise"),
+            ("000001", "torch_channelwise"),
+            ("001101", "torch_channelwise"),
+            ("010101", "torch_channelwise"),
+            ("000010", "torch_channelwise"),
+            ("001010", "torch_channelwise"),
         ],
-    )  # fmt: skip
+    )
     def test_rows(self, flags: str, routine: str) -> None:
         f = [flag == "1" for flag in flags]
         assert dispatch_w8a8_scaled_mm(*f[:4], rocm=f[4], rowwise=f[5]) == f"{routine}_w8a8_scaled_mm"

@@ -124,8 +124,15 @@ class TestFailure:
         found = explain.diagnose(SCALED, inputs, out, arch="sm90", numerics="sm90.chain.row_then_col")
         assert "experts 2 only, of 3 in use" in found.findings
 
-    @pytest.mark.parametrize("fault", ["groups end one row late", "weights of the next group of a run",
-                                       "B scale of the next group", "A scale of the previous row"])  # fmt: skip
+    @pytest.mark.parametrize(
+        "fault",
+        [
+            "groups end one row late",
+            "weights of the next group of a run",
+            "B scale of the next group",
+            "A scale of the previous row",
+        ],
+    )
     def test_explained(self, fault: str) -> None:
         inputs, out = self.call(fault)
         found = explain.diagnose(SCALED, inputs, out, arch="sm90")

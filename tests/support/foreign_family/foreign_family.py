@@ -32,7 +32,7 @@ from oracle.routines import (
     entry,
     need,
     register,
-)  # fmt: skip
+)
 from oracle.tensorcore.schedules import get as schedule
 
 
@@ -82,15 +82,25 @@ def build(case: Case) -> dict[str, Tensor]:
 
 
 GRAMMAR = Grammar(
-    extents=("m", "k"), dtypes=("e4m3-bf16",), schemes=("token",), families=("randn", "codes", "nan"),
-    build=build, call=lambda case: {}, shapes=("m=1,k=16", "m=7,k=130", "m=33,k=256"),
-)  # fmt: skip
+    extents=("m", "k"),
+    dtypes=("e4m3-bf16",),
+    schemes=("token",),
+    families=("randn", "codes", "nan"),
+    build=build,
+    call=lambda case: {},
+    shapes=("m=1,k=16", "m=7,k=130", "m=33,k=256"),
+)
 FAULTS = Faults({"dequantize_rows"})
 fault = FAULTS.declare
 several_rows = need(lambda call: call.inputs["q"].shape[0] > 1, "there is one row")
 
-fault("dequantised by the row above", INDEX, seen="this example", needs=several_rows,
-      read=entry("scale", lambda scale: scale.roll(1)))  # fmt: skip
+fault(
+    "dequantised by the row above",
+    INDEX,
+    seen="this example",
+    needs=several_rows,
+    read=entry("scale", lambda scale: scale.roll(1)),
+)
 fault("row scale divides", INDEX, seen="this example", read=entry("scale", lambda scale: 1 / scale))
 
 

@@ -31,8 +31,12 @@ def reordered_int4(i: Inputs, _: dict[str, object]) -> list[int]:
         for k in range(8 * columns):
             nibble = NIBBLES[words[row * columns + k // 8] >> 4 * (k % 8) & 15]
             wanted = row % 16 + 64 * (k % 32)
-            ((t, v),) = [(t, v) for t in range(32) for v in range(16)
-                         if cute_offset(t, THREADS) + cute_offset(v, VALUES) == wanted]  # fmt: skip
+            ((t, v),) = [
+                (t, v)
+                for t in range(32)
+                for v in range(16)
+                if cute_offset(t, THREADS) + cute_offset(v, VALUES) == wanted
+            ]
             place = 512 * (row // 16 + rows // 16 * (k // 32)) + 16 * t + v
             found[place // 8] |= nibble << 4 * (place % 8)
     signed = [word - (word >> 31 << 32) for word in found]
@@ -91,17 +95,28 @@ def heads(i: Inputs, o: dict[str, object]) -> list[int]:
     for h in range(count):
         own = range(h, tokens * count, count)
         codes = scaled(
-            [rows[r] for r in own], part(i["b"], h).rows(), [scales[r] for r in own], part(i["b_scale"], h).rows(),
-            block=128, b_rows=128, bias=None, dtype=dtype_of(o),
-        )  # fmt: skip
+            [rows[r] for r in own],
+            part(i["b"], h).rows(),
+            [scales[r] for r in own],
+            part(i["b_scale"], h).rows(),
+            block=128,
+            b_rows=128,
+            bias=None,
+            dtype=dtype_of(o),
+        )
         for at, r in enumerate(own):
             found[r * n : (r + 1) * n] = codes[at * n : (at + 1) * n]
     return found
 
 
 def with_gaps(i: Inputs, o: dict[str, object]) -> Codes:
-    codes = scaled(*(i[name].rows() for name in ("a", "b", "a_scale", "b_scale")), block=128, b_rows=128, bias=None,
-                   dtype=dtype_of(o))  # fmt: skip
+    codes = scaled(
+        *(i[name].rows() for name in ("a", "b", "a_scale", "b_scale")),
+        block=128,
+        b_rows=128,
+        bias=None,
+        dtype=dtype_of(o),
+    )
     left, mid, right = (int(str(o[name])) for name in ("left", "mid", "right"))
     found: Codes = []
     for start in range(0, len(codes), left + right):
@@ -169,4 +184,3 @@ def mixed(i: Inputs, o: dict[str, object]) -> list[int]:
     b = decoded(i["b_q"], i["b_group_scales"])
     sides = i["a_token_scales"].rows(), i["b_channel_scales"].rows()
     return scaled(i["a"].rows(), b, *sides, block=len(b[0]), b_rows=1, bias=None, dtype=dtype_of(o))
-

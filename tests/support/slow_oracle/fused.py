@@ -63,8 +63,9 @@ def is_negative(raw: int, dtype: str) -> bool:
 # --- scales --------------------------------------------------------------------------------------------------
 
 
-def quantised(x: Array, columns: int, scale_of: Callable[[list[Value]], Value], rule: Rule = GIVEN
-              ) -> tuple[list[int], list[int]]:  # fmt: skip
+def quantised(
+    x: Array, columns: int, scale_of: Callable[[list[Value]], Value], rule: Rule = GIVEN
+) -> tuple[list[int], list[int]]:
     """Codes and float32 scales of groups of ``columns`` elements."""
     codes, scales = [], []
     for start in range(0, len(x.codes), columns):
@@ -168,9 +169,12 @@ def silu_masked(i: Inputs, o: Options) -> dict[str, Codes]:
     half, group, rounding = i["x"].shape[-1] // 2, int(str(o["group_size"])), str(o.get("rounding", "each"))
     scale_of = group_scale(bool(o.get("use_ue8m0")))
     return of_rows(
-        i["x"], in_use(i["x"], i["masked_m"]),
-        lambda row: quantised(gated(row, rounding), group, scale_of, GROUP), half, half // group,
-    )  # fmt: skip
+        i["x"],
+        in_use(i["x"], i["masked_m"]),
+        lambda row: quantised(gated(row, rounding), group, scale_of, GROUP),
+        half,
+        half // group,
+    )
 
 
 def silu_in_bfloat16(i: Inputs, o: Options) -> dict[str, Codes]:

@@ -41,8 +41,9 @@ def order(bounds: list[Bounds]) -> list[int]:
 
 def routing(logits: Array, bias: Array | None, options: dict[str, object]) -> dict[str, list[int]]:
     """Weights (float32 codes) and experts, largest choice first."""
-    k, groups, top_groups = (int(str(options.get(n, d))) for n, d in
-                             (("top_k", 8), ("num_expert_group", 1), ("topk_group", 1)))  # fmt: skip
+    k, groups, top_groups = (
+        int(str(options.get(n, d))) for n, d in (("top_k", 8), ("num_expert_group", 1), ("topk_group", 1))
+    )
     router = options.get("router", "deepseek_v3")
     weights: list[int] = []
     ids: list[int] = []
@@ -61,10 +62,12 @@ def routing(logits: Array, bias: Array | None, options: dict[str, object]) -> di
         found = [scores[i] for i in taken]
         if options.get("renormalize"):
             found = [
-                (s[0] / (s[0] + sum(t[1] for j, t in enumerate(found) if j != i)),
-                 s[1] / (s[1] + sum(t[0] for j, t in enumerate(found) if j != i)))
+                (
+                    s[0] / (s[0] + sum(t[1] for j, t in enumerate(found) if j != i)),
+                    s[1] / (s[1] + sum(t[0] for j, t in enumerate(found) if j != i)),
+                )
                 for i, s in enumerate(found)
-            ]  # fmt: skip
+            ]
         weights += [decided(low, high, F32) for low, high in found]
         ids += taken
     return {"topk_weights": weights, "topk_ids": ids}
@@ -84,8 +87,13 @@ def softmax(x: list[Fraction]) -> list[Bounds]:
 def experts(inputs: dict[str, Array], options: dict[str, object]) -> list[int]:
     """``moe_fp8``: w13, silu and mul, requantised intermediate, w2, weighted sum, in bfloat16; from quantised input, or
     from one that is quantised here, in groups of 128 or with the given scale."""
-    assert not set(options) - {"out_dtype", "activation_rounding", "limit", "first_expert",
-                               "apply_router_weight_on_input"}  # fmt: skip
+    assert not set(options) - {
+        "out_dtype",
+        "activation_rounding",
+        "limit",
+        "first_expert",
+        "apply_router_weight_on_input",
+    }
     ids, weights = inputs["topk_ids"].code_rows(), inputs["topk_weights"].rows()
     first, on_input = int(str(options.get("first_expert", 0))), bool(options.get("apply_router_weight_on_input"))
     tokens = quantised_rows(inputs, on_input) if "x" in inputs else scaled_rows(inputs)

@@ -105,8 +105,9 @@ def _code(v: Value, negative: bool, byte: int, element: str, rounding: str) -> i
         return fp4(scaled, negative)
     if isinstance(scaled, float) and math.isinf(scaled):  # a cast that saturates
         scaled = LARGEST[element] * (1 if scaled > 0 else -1)
-    return encode(_clamped(scaled, LARGEST[element]), f"float8_{element}" + "fn" * (element == "e4m3"),
-                  negative_zero=negative)  # fmt: skip
+    return encode(
+        _clamped(scaled, LARGEST[element]), f"float8_{element}" + "fn" * (element == "e4m3"), negative_zero=negative
+    )
 
 
 def _clamped(x: Value, top: Fraction) -> Value:

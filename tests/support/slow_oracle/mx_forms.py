@@ -112,8 +112,11 @@ def int8(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
                 codes.append(None)
                 continue
             scaled = multiply(v, Fraction(2) ** (127 - byte) * 64)
-            whole = round(max(min(scaled, Fraction(127)), Fraction(-127))) if isinstance(scaled, Fraction) else (
-                127 if scaled > 0 else -127)  # fmt: skip
+            whole = (
+                round(max(min(scaled, Fraction(127)), Fraction(-127)))
+                if isinstance(scaled, Fraction)
+                else (127 if scaled > 0 else -127)
+            )
             codes.append(whole & 0xFF)
     return {"q": codes, "scale": _stored(scale, (x.shape[0], x.shape[1] // 32), _layout(o))}
 
@@ -124,8 +127,10 @@ def back(i: dict[str, Array], o: dict[str, object], value: Callable[[int], Value
     rows, columns = q.shape
     scale = [power(byte) for byte in _in_rows(i["scale"], (rows, columns // 32), _layout(o))]
     across = columns // 32
-    return [encode(multiply(value(code), scale[at // columns * across + at % columns // 32]), F32)
-            for at, code in enumerate(q.codes)]  # fmt: skip
+    return [
+        encode(multiply(value(code), scale[at // columns * across + at % columns // 32]), F32)
+        for at, code in enumerate(q.codes)
+    ]
 
 
 def _in_rows(memory: Array, shape: tuple[int, int], layout: str) -> list[int]:
@@ -345,8 +350,10 @@ def of_fp8(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
     """NVFP4 of float16(x8 (6 / g))."""
     x, g = i["x"], i["global_scale"].values()[0]
     factor = rounded(multiply(Fraction(6), rounded(divide(Fraction(1), g), F32)), F32)
-    halves = [encode(rounded(multiply(v, factor), F32), "float16", negative_zero=n)
-              for v, n in zip(x.values(), _flags(x), strict=True)]  # fmt: skip
+    halves = [
+        encode(rounded(multiply(v, factor), F32), "float16", negative_zero=n)
+        for v, n in zip(x.values(), _flags(x), strict=True)
+    ]
     return levels({"x": Array("float16", x.shape, halves), "global_scale": i["global_scale"]}, o)
 
 
@@ -529,8 +536,10 @@ def squares(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
             q[place] = _code(v, negative, byte, element, "rceil")
         each[number] = byte
     if o.get("direction") == "columnwise":
-        return {"q": q, "scale": _lying([each[c // 32 + down * across] for c in range(k) for down in range(m // 32)],
-                                        m, k, layout)}  # fmt: skip
+        return {
+            "q": q,
+            "scale": _lying([each[c // 32 + down * across] for c in range(k) for down in range(m // 32)], m, k, layout),
+        }
     rows = [each[r // 32 * across + c] for r in range(m) for c in range(across)]
     return {"q": q, "scale": _stored(rows, (m, across), "linear" if layout == "compact" else layout)}
 

@@ -42,9 +42,18 @@ def scales(memory: Array, dtype: str, rows: range, columns: int, tile: str, star
 
 
 def dense(
-    a: Array, b: Array, a_scale: Array, b_scale: Array, *, width: int, dtype: str, tiles: tuple[str, str], out: str,
-    alpha: Value = Fraction(1), bias: list[Value] | None = None,
-) -> list[int]:  # fmt: skip
+    a: Array,
+    b: Array,
+    a_scale: Array,
+    b_scale: Array,
+    *,
+    width: int,
+    dtype: str,
+    tiles: tuple[str, str],
+    out: str,
+    alpha: Value = Fraction(1),
+    bias: list[Value] | None = None,
+) -> list[int]:
     """``b`` is ``[K, N]``."""
     left, right = values(a), values(transposed(b))
     columns = -(-len(left[0]) // width)
@@ -59,9 +68,16 @@ def mm(i: Inputs, o: Options) -> list[int]:
     tile = "8x4" if o["use_8x4_sf_layout"] else "128x4"
     alpha = i["alpha"].values()[0] if "alpha" in i else Fraction(1)
     found = dense(
-        i["a"], i["b"], i["a_descale"], i["b_descale"], width=16 if two_levels else 32,
-        dtype=E4M3 if two_levels else "e8m0", tiles=(tile, "128x4"), out=str(o["out_dtype"]), alpha=alpha,
-    )  # fmt: skip
+        i["a"],
+        i["b"],
+        i["a_descale"],
+        i["b_descale"],
+        width=16 if two_levels else 32,
+        dtype=E4M3 if two_levels else "e8m0",
+        tiles=(tile, "128x4"),
+        out=str(o["out_dtype"]),
+        alpha=alpha,
+    )
     if not o.get("shuffled"):
         return found
     n = i["b"].shape[1]  # row 32 q + 8 r + c of the memory is row 32 q + 4 c + r of the weight
@@ -78,9 +94,17 @@ def scaled_mm(i: Inputs, o: Options) -> list[int]:
         if f"global_scale_{side}" in i:
             alpha = multiply(alpha, i[f"global_scale_{side}"].values()[0])
     return dense(
-        i["mat_a"], i["mat_b"], i["scale_a"], i["scale_b"], width=16 if dtype == E4M3 else 32, dtype=dtype,
-        tiles=(tile, tile), out=str(o["out_dtype"]), alpha=alpha, bias=i["bias"].values() if "bias" in i else None,
-    )  # fmt: skip
+        i["mat_a"],
+        i["mat_b"],
+        i["scale_a"],
+        i["scale_b"],
+        width=16 if dtype == E4M3 else 32,
+        dtype=dtype,
+        tiles=(tile, tile),
+        out=str(o["out_dtype"]),
+        alpha=alpha,
+        bias=i["bias"].values() if "bias" in i else None,
+    )
 
 
 def batched(i: Inputs, o: Options) -> list[int]:
@@ -117,8 +141,9 @@ def pointed(i: Inputs, o: Options, width: int, dtype: str) -> list[int]:
             sb = scales(i["b_scale"], dtype, range(n), columns, "128x4", g * room(n, columns))
             alpha = i["alpha"].values()[g] if "alpha" in i else Fraction(1)
             right = values(part(i["b"], g))
-            found += scaled(left[first:end], right, sa, sb, block=width, b_rows=1, bias=None, alpha=alpha,
-                            dtype=str(o["out_dtype"]))  # fmt: skip
+            found += scaled(
+                left[first:end], right, sa, sb, block=width, b_rows=1, bias=None, alpha=alpha, dtype=str(o["out_dtype"])
+            )
     return found
 
 
@@ -135,8 +160,9 @@ def ended(i: Inputs, o: Options) -> list[int | None]:
             if "global_scale_a" in i:
                 alpha = multiply(*(i[f"global_scale_{side}"].values()[g] for side in "ab"))
             right = values(part(i["mat_b"], g))
-            found += scaled(left[first:end], right, sa, sb, block=width, b_rows=1, bias=None, alpha=alpha,
-                            dtype=str(o["out_dtype"]))  # fmt: skip
+            found += scaled(
+                left[first:end], right, sa, sb, block=width, b_rows=1, bias=None, alpha=alpha, dtype=str(o["out_dtype"])
+            )
         start, first = start + room(end - first, columns), end
     return found + [None] * ((len(left) - first) * n)
 
@@ -160,9 +186,7 @@ def k_groups(i: Inputs, o: Options) -> list[int | None]:
     return found
 
 
-def mixed(
-    a: Rows, b: Rows, a_scale: Rows, b_scale: Rows, o: Options, c: list[Value] | None = None
-) -> list[int]:
+def mixed(a: Rows, b: Rows, a_scale: Rows, b_scale: Rows, o: Options, c: list[Value] | None = None) -> list[int]:
     """DeepGEMM's: each side with its own length of a scale; ``c`` for every element."""
     of_a, of_b, height = (int(str(o[name])) for name in ("gran_k_a", "gran_k_b", "gran_n"))
     blocks = range(0, len(a[0]), 32)

@@ -23,10 +23,20 @@ FORMATS = {
     "float64": (11, 52, 1023, "ieee"),
 }
 STORED = {
-    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E8M0": "float8_e8m0fnu",
-    "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64",
-    "U8": "uint8", "BOOL": "bool", "I8": "int8", "I32": "int32", "I64": "int64",
-}  # fmt: skip
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "F32": "float32",
+    "F64": "float64",
+    "U8": "uint8",
+    "BOOL": "bool",
+    "I8": "int8",
+    "I32": "int32",
+    "I64": "int64",
+}
 SIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "int32": 4, "float64": 8, "int64": 8}
 
 

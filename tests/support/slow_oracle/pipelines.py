@@ -102,8 +102,10 @@ def quantised(x: Numbers, kind: str, given: Fraction | None) -> tuple[Numbers, N
     if kind in ("plain", "times"):
         return [coded(v) for v in x], [Fraction(1)]
     width = len(x) if kind == "token" else 128
-    made = [narrow_group(x[k : k + width]) if kind == "narrow" else one_group(x[k : k + width], kind)
-            for k in range(0, len(x), width)]  # fmt: skip
+    made = [
+        narrow_group(x[k : k + width]) if kind == "narrow" else one_group(x[k : k + width], kind)
+        for k in range(0, len(x), width)
+    ]
     return [v for q, _ in made for v in q], [s for _, s in made]
 
 
@@ -135,8 +137,10 @@ def one_expert(a: Numbers, a_scale: Numbers, inputs: Inputs, expert: int, name: 
         q, s = quantised(h, "trtllm", None)
         h = [number(v * s[i // 128], F32) for i, v in enumerate(q)]
     half, between = len(h) // 2, F32 if row.silu == "none" else BF16
-    act = [silu_times(g, u, between, between=BF16 if row.silu == "each" else None)
-           for g, u in zip(h[:half], h[half:], strict=True)]  # fmt: skip
+    act = [
+        silu_times(g, u, between, between=BF16 if row.silu == "each" else None)
+        for g, u in zip(h[:half], h[half:], strict=True)
+    ]
     x = finite([decode(c, between) for c in act])
     if row.requantise == "times":
         factors = finite(inputs["prequant2" if "prequant2" in inputs else "fc2_act_scale"].values())

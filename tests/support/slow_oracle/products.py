@@ -33,7 +33,15 @@ def dot(a: list[Value], b: list[Value], left: list[int] | None, right: list[int]
 
 
 def scaled(
-    a: Rows, b: Rows, a_scale: Rows, b_scale: Rows, *, block: int, b_rows: int, bias: list[Value] | None, dtype: str,
+    a: Rows,
+    b: Rows,
+    a_scale: Rows,
+    b_scale: Rows,
+    *,
+    block: int,
+    b_rows: int,
+    bias: list[Value] | None,
+    dtype: str,
     alpha: Value = Fraction(1),
 ) -> list[int]:
     """Codes of ``alpha sum_k a_scale b_scale a b + bias``; one row of ``a_scale`` serves all rows of ``a``."""
@@ -116,9 +124,15 @@ def runs(a: Array, b: Array, a_scale: Array, b_scale: Array, ends: list[int], dt
         if end > start:
             channels = [[v] for v in b_scale.rows()[g]]
             found += scaled(
-                rows[start:end], part(b, g).rows(), scales[start:end], channels, block=a.shape[1], b_rows=1, bias=None,
+                rows[start:end],
+                part(b, g).rows(),
+                scales[start:end],
+                channels,
+                block=a.shape[1],
+                b_rows=1,
+                bias=None,
                 dtype=dtype,
-            )  # fmt: skip
+            )
         start = end
     return found + [None] * ((a.shape[0] - start) * b.shape[1])
 
@@ -145,9 +159,7 @@ def logits(
     return found
 
 
-def paged(
-    q: Array, cache: Array, weights: Array, lens: Array, tables: Array, outside: int | None
-) -> list[int | None]:
+def paged(q: Array, cache: Array, weights: Array, lens: Array, tables: Array, outside: int | None) -> list[int | None]:
     """Keys and their scales picked byte by byte out of the blocks of each request."""
     requests, tokens, _, d = q.shape
     page = cache.shape[1]
@@ -162,8 +174,11 @@ def paged(
             codes += list(raw[: page * d])
             scales += array("float32", (page,), raw[page * d :]).values()
         keys = Array("float8_e4m3fn", (len(scales), d), codes)
-        rows = Array(weights.dtype, (tokens, weights.shape[1]),
-                     [c for row in weights.code_rows()[b * tokens : (b + 1) * tokens] for c in row])  # fmt: skip
+        rows = Array(
+            weights.dtype,
+            (tokens, weights.shape[1]),
+            [c for row in weights.code_rows()[b * tokens : (b + 1) * tokens] for c in row],
+        )
         # The last of the new tokens sees every key of the request, the one before it all but one.
         stop = [lens.codes[b] - tokens + t + 1 for t in range(tokens)]
         found += logits(part(q, b), keys, scales, rows, [0] * tokens, stop, outside)

@@ -41,15 +41,19 @@ RULES = {
 }
 
 
-def blocks(x: Array, rows: int, columns: int, rule: Rule, *, power: bool = False, scale: Value | None = None
-           ) -> tuple[list[int], list[int]]:  # fmt: skip
+def blocks(
+    x: Array, rows: int, columns: int, rule: Rule, *, power: bool = False, scale: Value | None = None
+) -> tuple[list[int], list[int]]:
     """Codes of ``x`` and of its float32 scales, block by block; a given ``scale`` serves every block."""
     height, width = x.shape[0] if len(x.shape) > 1 else 1, x.shape[-1]
     codes, scales = [0] * len(x.codes), []
     for top in range(0, height, rows):
         for left in range(0, width, columns):
-            at = [r * width + c for r in range(top, min(top + rows, height))
-                  for c in range(left, min(left + columns, width))]  # fmt: skip
+            at = [
+                r * width + c
+                for r in range(top, min(top + rows, height))
+                for c in range(left, min(left + columns, width))
+            ]
             block = [x.codes[i] for i in at]
             s, inverse = block_scale(block, x.dtype, rule, power) if scale is None else (scale, None)
             scales.append(encode(s, F32))
@@ -114,4 +118,3 @@ def ceil_to_power(x: Array) -> list[int | None]:
             continue
         found.append(encode(power_above(abs(value), Rule(smallest_power=-126)), F32))
     return found
-

@@ -39,8 +39,10 @@ def _dtype(options: Options) -> str:
 
 
 def _block(i: Inputs, o: Options) -> Codes:
-    a, b, sa, sb = (i.get(n) or i[m] for n, m in (("a", "input"), ("b", "weight"), ("a_scale", "input_scale"),
-                                                   ("b_scale", "weight_scale")))  # fmt: skip
+    a, b, sa, sb = (
+        i.get(n) or i[m]
+        for n, m in (("a", "input"), ("b", "weight"), ("a_scale", "input_scale"), ("b_scale", "weight_scale"))
+    )
     rows = 1 if sb.shape[0] == b.shape[0] > -(-b.shape[0] // 128) else 128
     return products.scaled(a.rows(), b.rows(), sa.rows(), sb.rows(), block=128, b_rows=rows, bias=None, dtype=_dtype(o))
 
@@ -191,7 +193,10 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     **{
         name: forms.runs
         for name in (
-            "grouped_mm_fp8", "group_gemm_fp8_nt_groupwise", "cutlass_blockwise_scaled_grouped_mm", "cutlass_moe_mm",
+            "grouped_mm_fp8",
+            "group_gemm_fp8_nt_groupwise",
+            "cutlass_blockwise_scaled_grouped_mm",
+            "cutlass_moe_mm",
             "cutlass_w4a8_moe_mm",
         )
     },

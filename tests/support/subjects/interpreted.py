@@ -40,10 +40,28 @@ def _bfloat16(x):
 
 @triton.jit
 def _kernel(
-    a, a_scale, b, b_scale, out, m, n, k, blocks, a_stride, as_row, as_block, b_stride, bs_row, bs_block,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ODD_TILE: tl.constexpr, ROWS_BEHIND: tl.constexpr,
-    BLOCKS_AHEAD: tl.constexpr, BFLOAT16: tl.constexpr,
-):  # fmt: skip
+    a,
+    a_scale,
+    b,
+    b_scale,
+    out,
+    m,
+    n,
+    k,
+    blocks,
+    a_stride,
+    as_row,
+    as_block,
+    b_stride,
+    bs_row,
+    bs_block,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ODD_TILE: tl.constexpr,
+    ROWS_BEHIND: tl.constexpr,
+    BLOCKS_AHEAD: tl.constexpr,
+    BFLOAT16: tl.constexpr,
+):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     lane = tl.arange(0, 128)
@@ -84,11 +102,26 @@ def _run(
     m, n = out.shape
     half = out.dtype == torch.bfloat16
     _kernel[(triton.cdiv(m, ROWS), triton.cdiv(n, COLUMNS))](
-        a.view(torch.uint8), a_scale, b.view(torch.uint8), b_scale, out.view(torch.int16) if half else out,
-        m, n, a.shape[1], a_scale.shape[1], a.stride(0), *a_scale.stride(), b.stride(0), *b_scale.stride(),
-        ROWS=ROWS, COLUMNS=COLUMNS, ODD_TILE=odd_tile, ROWS_BEHIND=rows_behind, BLOCKS_AHEAD=blocks_ahead,
+        a.view(torch.uint8),
+        a_scale,
+        b.view(torch.uint8),
+        b_scale,
+        out.view(torch.int16) if half else out,
+        m,
+        n,
+        a.shape[1],
+        a_scale.shape[1],
+        a.stride(0),
+        *a_scale.stride(),
+        b.stride(0),
+        *b_scale.stride(),
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+        ODD_TILE=odd_tile,
+        ROWS_BEHIND=rows_behind,
+        BLOCKS_AHEAD=blocks_ahead,
         BFLOAT16=half,
-    )  # fmt: skip
+    )
 
 
 def gemm(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:

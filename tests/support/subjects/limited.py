@@ -39,9 +39,7 @@ small = taking(lambda a, b, dtype: a.numel() + b.numel() <= 1 << 16)
 without_nan = taking(lambda a, b, dtype: not bool(torch.isnan(a.float()).any()))
 
 
-def raises_for_m(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = BF16
-) -> Tensor:
+def raises_for_m(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = BF16) -> Tensor:
     """An error, no refusal, unless M % 4 == 0."""
     if a.shape[0] % 4:
         raise RuntimeError("misaligned address")
@@ -79,9 +77,7 @@ def saturates(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype:
     return _product(a, a_scale, b, b_scale).clamp(-most, most).to(out_dtype)
 
 
-def saturates_bf16(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = BF16
-) -> Tensor:
+def saturates_bf16(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = BF16) -> Tensor:
     """The same for bfloat16 alone."""
     return (saturates if out_dtype == torch.bfloat16 else gemm)(a, a_scale, b, b_scale, out_dtype)
 
@@ -92,16 +88,12 @@ def flushes(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: t
     return torch.where(out.abs().double() < torch.finfo(out_dtype).tiny, torch.zeros_like(out), out)
 
 
-def flushes_bf16(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = BF16
-) -> Tensor:
+def flushes_bf16(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = BF16) -> Tensor:
     """The same for bfloat16 alone."""
     return (flushes if out_dtype == torch.bfloat16 else gemm)(a, a_scale, b, b_scale, out_dtype)
 
 
-def dead_experts(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = BF16
-) -> Tensor:
+def dead_experts(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = BF16) -> Tensor:
     """Scales below 1e-20 are read as 0."""
     a_scale, b_scale = (torch.where(scale < 1e-20, torch.zeros_like(scale), scale) for scale in (a_scale, b_scale))
     return gemm(a, a_scale, b, b_scale, out_dtype)

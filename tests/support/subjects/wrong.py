@@ -137,7 +137,7 @@ CATALOGUED: dict[str, Kernel] = {
     "store_through_float16": of_output(lambda x, dtype, a: x.half().to(dtype)),
     "last_row_missing": of_output(lambda x, dtype, a: put(x, -1, 0).to(dtype)),
     "last_column_missing": of_output(lambda x, dtype, a: put(x, (..., -1), 0).to(dtype)),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 OTHERS: dict[str, Kernel] = {
     "third_row_of_four": of_output(lambda x, dtype, a: put(x, slice(2, None, 4), x[1::4][: len(x[2::4])]).to(dtype)),
     "one_per_mille_too_large": of_output(lambda x, dtype, a: (x * 1.004).to(dtype)),
@@ -175,6 +175,6 @@ OTHERS: dict[str, Kernel] = {
     "sum_with_ten_bits": of_sum(
         lambda total, part: ((total + part).view(torch.int32) & ~0x1FFF).view(torch.float32)
     ),
-}  # fmt: skip
+}  # fmt: skip  # a table, one row a line
 
 globals().update(CATALOGUED | OTHERS)

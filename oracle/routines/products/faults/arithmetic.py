@@ -24,7 +24,6 @@ from oracle.tensorcore.schedules import Promotion, Schedule
 from oracle.truth.gemm import ALL, ScaledProduct
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-# fmt: off
 FAULTS = Faults(PRODUCTS)
 fault = FAULTS.declare
 
@@ -146,28 +145,79 @@ def _above(limit: int) -> Callable[[Tensor], Tensor]:
 
 
 for code, value, seen in ((0x78, 256, "sglang PR 40581"), (0x77, 240, "vllm PR 12134")):
-    fault(f"A codes saturate at {value}", CAST, seen=seen, by_code=True,
-          product=_by_code("a", _map(_saturating_at(code))), needs=_has("a", _above(code), f"no code above {value}"))
+    fault(
+        f"A codes saturate at {value}",
+        CAST,
+        seen=seen,
+        by_code=True,
+        product=_by_code("a", _map(_saturating_at(code))),
+        needs=_has("a", _above(code), f"no code above {value}"),
+    )
 for name, seen, role, change, needs in (
-    *((f"{role.upper()} codes read as E4M3FNUZ without doubling the scale", "vllm PR 12134", role, _as_fnuz,
-       _has(role, _nonzero, ALL_ZERO)) for role in ("a", "b")),
-    ("A codes read as E5M2", "vllm PR 12134", "a", lambda x: _codes(x).view(torch.float8_e5m2),
-     _has("a", _nonzero, ALL_ZERO)),
-    ("NaN code of A decoded as 480", "ml_dtypes 400", "a",
-     lambda x: _half(torch.where(_nan(_codes(x)), _sign(x) * 480.0, decode(x))), _has("a", _nan, NO_NAN)),
-    ("NaN code of A turned into 448", "Model-Optimizer PR 1397", "a", _map(lambda c: torch.where(_nan(c), c - 1, c)),
-     _has("a", _nan, NO_NAN)),
-    *((f"{role.upper()} subnormals flushed to zero", "flashinfer PR 3932", role,
-       _map(lambda c: torch.where(_subnormal(c), c & 0x80, c)), _has(role, _subnormal, NO_SUBNORMALS))
-      for role in ("a", "b")),
-    ("A subnormals decoded with the normal formula", "Model-Optimizer PR 1397", "a", _normal_formula,
-     _has("a", _subnormal, NO_SUBNORMALS)),
-    ("sign of A lost", "flashinfer PR 3932", "a", _map(lambda c: c & 0x7F),
-     _has("a", lambda c: _nonzero(c) & (c >= 0x80), "A is never negative")),
+    *(
+        (
+            f"{role.upper()} codes read as E4M3FNUZ without doubling the scale",
+            "vllm PR 12134",
+            role,
+            _as_fnuz,
+            _has(role, _nonzero, ALL_ZERO),
+        )
+        for role in ("a", "b")
+    ),
+    (
+        "A codes read as E5M2",
+        "vllm PR 12134",
+        "a",
+        lambda x: _codes(x).view(torch.float8_e5m2),
+        _has("a", _nonzero, ALL_ZERO),
+    ),
+    (
+        "NaN code of A decoded as 480",
+        "ml_dtypes 400",
+        "a",
+        lambda x: _half(torch.where(_nan(_codes(x)), _sign(x) * 480.0, decode(x))),
+        _has("a", _nan, NO_NAN),
+    ),
+    (
+        "NaN code of A turned into 448",
+        "Model-Optimizer PR 1397",
+        "a",
+        _map(lambda c: torch.where(_nan(c), c - 1, c)),
+        _has("a", _nan, NO_NAN),
+    ),
+    *(
+        (
+            f"{role.upper()} subnormals flushed to zero",
+            "flashinfer PR 3932",
+            role,
+            _map(lambda c: torch.where(_subnormal(c), c & 0x80, c)),
+            _has(role, _subnormal, NO_SUBNORMALS),
+        )
+        for role in ("a", "b")
+    ),
+    (
+        "A subnormals decoded with the normal formula",
+        "Model-Optimizer PR 1397",
+        "a",
+        _normal_formula,
+        _has("a", _subnormal, NO_SUBNORMALS),
+    ),
+    (
+        "sign of A lost",
+        "flashinfer PR 3932",
+        "a",
+        _map(lambda c: c & 0x7F),
+        _has("a", lambda c: _nonzero(c) & (c >= 0x80), "A is never negative"),
+    ),
 ):
     fault(name, CAST, seen=seen, by_code=True, product=_by_code(role, change), needs=needs)
-fault("B tile transposed by byte pairs", CAST, seen="pith-train PR 74", read=each("b", _map(_byte_pairs)),
-      needs=_has("b", _nonzero, ALL_ZERO))
+fault(
+    "B tile transposed by byte pairs",
+    CAST,
+    seen="pith-train PR 74",
+    read=each("b", _map(_byte_pairs)),
+    needs=_has("b", _nonzero, ALL_ZERO),
+)
 
 
 # --- the store ----------------------------------------------------------------------------------------------
@@ -218,32 +268,71 @@ def _replaced(found: Callable[[Tensor], Tensor], by: Callable[[Tensor], Tensor])
 NARROW = _out(torch.bfloat16, torch.float16)
 EXACT = "every sum is a value of the output dtype"
 NO_OVERFLOW = "no sum exceeds the output dtype"
-fault("store rounds half away from zero", CAST, seen="flashinfer 5128",
-      store=lambda call, acc: _keep_nan(acc, _to_out(call, acc, Rounding.NEAREST_AWAY)),
-      same_if="no sum is a tie of the output dtype")
+fault(
+    "store rounds half away from zero",
+    CAST,
+    seen="flashinfer 5128",
+    store=lambda call, acc: _keep_nan(acc, _to_out(call, acc, Rounding.NEAREST_AWAY)),
+    same_if="no sum is a tie of the output dtype",
+)
 fault("store truncates", CAST, seen="H200 mutants", store=_truncated, needs=NARROW, same_if=EXACT)
 fault("store rounds stochastically", CAST, seen="flashinfer 5128", store=_stochastic, needs=NARROW, same_if=EXACT)
-fault("store through float16", CAST, seen="H200 mutants",
-      store=_through(torch.float16), needs=_out(torch.bfloat16, torch.float32))
-fault("store through bfloat16", CAST, seen="TensorRT-LLM PR 14464",
-      store=_through(torch.bfloat16), needs=_out(torch.float16, torch.float32), same_if="every sum is a bfloat16 value")
-fault("bfloat16 bits in a float16 buffer", CAST, seen="FlashInfer 0.6.18 on an H200",
-      store=lambda acc: store(acc, torch.bfloat16).view(torch.float16), needs=_out(torch.float16),
-      same_if="every sum is zero")
-fault("overflow stored as NaN", CAST, seen="flashinfer PR 3932",
-      store=_replaced(torch.isinf, lambda out: torch.full_like(out, torch.nan)), needs=_out(torch.float16),
-      same_if=NO_OVERFLOW)
-fault("overflow stored as the largest finite value", CAST, seen="flashinfer PR 3932",
-      store=_replaced(torch.isinf, lambda out: torch.sign(out) * torch.finfo(out.dtype).max),
-      needs=_out(torch.float16), same_if=NO_OVERFLOW)
-fault("NaN stored as zero", CAST, seen="Model-Optimizer PR 1397",
-      store=_replaced(torch.isnan, torch.zeros_like), same_if="no element is NaN")
+fault(
+    "store through float16",
+    CAST,
+    seen="H200 mutants",
+    store=_through(torch.float16),
+    needs=_out(torch.bfloat16, torch.float32),
+)
+fault(
+    "store through bfloat16",
+    CAST,
+    seen="TensorRT-LLM PR 14464",
+    store=_through(torch.bfloat16),
+    needs=_out(torch.float16, torch.float32),
+    same_if="every sum is a bfloat16 value",
+)
+fault(
+    "bfloat16 bits in a float16 buffer",
+    CAST,
+    seen="FlashInfer 0.6.18 on an H200",
+    store=lambda acc: store(acc, torch.bfloat16).view(torch.float16),
+    needs=_out(torch.float16),
+    same_if="every sum is zero",
+)
+fault(
+    "overflow stored as NaN",
+    CAST,
+    seen="flashinfer PR 3932",
+    store=_replaced(torch.isinf, lambda out: torch.full_like(out, torch.nan)),
+    needs=_out(torch.float16),
+    same_if=NO_OVERFLOW,
+)
+fault(
+    "overflow stored as the largest finite value",
+    CAST,
+    seen="flashinfer PR 3932",
+    store=_replaced(torch.isinf, lambda out: torch.sign(out) * torch.finfo(out.dtype).max),
+    needs=_out(torch.float16),
+    same_if=NO_OVERFLOW,
+)
+fault(
+    "NaN stored as zero",
+    CAST,
+    seen="Model-Optimizer PR 1397",
+    store=_replaced(torch.isnan, torch.zeros_like),
+    same_if="no element is NaN",
+)
 
 
-@fault("bias added after the cast", CAST, seen="H200 mutants",
-       contracts=WITH_BIAS,
-       needs=both(has_bias, need(lambda c: c.out_dtype != torch.float32, "a float32 store rounds nothing")),
-       same_if="both roundings are exact")
+@fault(
+    "bias added after the cast",
+    CAST,
+    seen="H200 mutants",
+    contracts=WITH_BIAS,
+    needs=both(has_bias, need(lambda c: c.out_dtype != torch.float32, "a float32 store rounds nothing")),
+    same_if="both roundings are exact",
+)
 def sum_stored_before_the_bias(call: Call, total: Sum) -> Tensor:
     """The sum stored in the output dtype, then the bias added in float32; the store rounds a second time."""
     assert total.product.bias is not None
@@ -259,12 +348,21 @@ def _interval(call: Call) -> int:
     return (call.schedule.interval or 0) if call.schedule is not None else 0
 
 
-aligned = need(lambda call: call.schedule is not None and call.schedule.instruction.align_bits is not None,
-               "the arithmetic aligns nothing")
-promoted = both(need(lambda call: _interval(call) > 0, "the arithmetic promotes nothing"),
-                need(lambda call: _interval(call) < call.parts[0].product.K, "one interval covers K"))
-may_promote_later = both(promoted, need(lambda c: c.schedule is None or c.schedule.promotion is Promotion.ADD,
-                                        "every block has scales of its own and must be promoted"))
+aligned = need(
+    lambda call: call.schedule is not None and call.schedule.instruction.align_bits is not None,
+    "the arithmetic aligns nothing",
+)
+promoted = both(
+    need(lambda call: _interval(call) > 0, "the arithmetic promotes nothing"),
+    need(lambda call: _interval(call) < call.parts[0].product.K, "one interval covers K"),
+)
+may_promote_later = both(
+    promoted,
+    need(
+        lambda c: c.schedule is None or c.schedule.promotion is Promotion.ADD,
+        "every block has scales of its own and must be promoted",
+    ),
+)
 several_intervals = need(lambda call: call.parts[0].product.K > 128, "K is one block")
 
 
@@ -292,17 +390,41 @@ def _narrower(bits: int) -> Callable[[Schedule], Schedule]:
 
 RESCALED = 1 << 24  # products of a call that the definition of an instruction computes in two seconds
 ONE_CHAIN = "no partial sum exceeds the accumulator"
-fault("no promotion: one chain over K", ARITHMETIC, seen="DeepGEMM 37",
-      schedule=lambda s: replace(s, name=f"{s.name} without promotion", interval=None, promotion=Promotion.NONE),
-      needs=may_promote_later, same_if=ONE_CHAIN)
-fault("promotion at twice the interval", ARITHMETIC, seen="DeepGEMM 37",
-      schedule=_twice, needs=may_promote_later, same_if=ONE_CHAIN)
-fault("two K blocks share one chain and the second's scales", ARITHMETIC, seen="DeepGEMM 37",
-      contracts=BLOCKS, product=_second_scale_for_two, schedule=_twice, needs=both(several_blocks, promoted),
-      same_if="the scales of both blocks are equal and no partial sum is long")
+fault(
+    "no promotion: one chain over K",
+    ARITHMETIC,
+    seen="DeepGEMM 37",
+    schedule=lambda s: replace(s, name=f"{s.name} without promotion", interval=None, promotion=Promotion.NONE),
+    needs=may_promote_later,
+    same_if=ONE_CHAIN,
+)
+fault(
+    "promotion at twice the interval",
+    ARITHMETIC,
+    seen="DeepGEMM 37",
+    schedule=_twice,
+    needs=may_promote_later,
+    same_if=ONE_CHAIN,
+)
+fault(
+    "two K blocks share one chain and the second's scales",
+    ARITHMETIC,
+    seen="DeepGEMM 37",
+    contracts=BLOCKS,
+    product=_second_scale_for_two,
+    schedule=_twice,
+    needs=both(several_blocks, promoted),
+    same_if="the scales of both blocks are equal and no partial sum is long",
+)
 for bits, words in ((1, "one bit"), (2, "two bits")):
-    fault(f"products aligned to {words} less", ARITHMETIC, seen="H200 mutants",
-          schedule=_narrower(bits), needs=aligned, same_if="no product lies below the narrower alignment")
+    fault(
+        f"products aligned to {words} less",
+        ARITHMETIC,
+        seen="H200 mutants",
+        schedule=_narrower(bits),
+        needs=aligned,
+        same_if="no product lies below the narrower alignment",
+    )
 
 
 # --- the sum ------------------------------------------------------------------------------------------------
@@ -329,18 +451,32 @@ def _middle(total: Sum) -> int:
 
 
 for dtype, word, seen in ((torch.bfloat16, "bfloat16", "H200 mutants"), (torch.float16, "float16", "cutlass PR 3149")):
-    fault(f"running sum kept in {word}", ARITHMETIC, seen=seen,
-          sum=lambda total, dtype=dtype: _added(total, dtype=dtype), needs=several_intervals,
-          same_if=f"every partial sum is a {word} value")
+    fault(
+        f"running sum kept in {word}",
+        ARITHMETIC,
+        seen=seen,
+        sum=lambda total, dtype=dtype: _added(total, dtype=dtype),
+        needs=several_intervals,
+        same_if=f"every partial sum is a {word} value",
+    )
 
 
-@fault("accumulator rescaled between K blocks, never promoted", ARITHMETIC,
-       seen="LMDeploy 0.18.0 Triton blocked_gemm_fp8, on an H200", contracts=BLOCKS,
-       needs=both(several_blocks, need(lambda call: call.schedule is not None, "sums are exact"),
-                  need(lambda call: call.schedule is None or not call.schedule.scales_inside, "scales are inside"),
-                  need(lambda call: sum(p.product.M * p.product.N * p.product.K for p in call.parts) <= RESCALED,
-                       "the call is large, and no fast engine has this arithmetic")),
-       same_if="no partial sum exceeds the accumulator")
+@fault(
+    "accumulator rescaled between K blocks, never promoted",
+    ARITHMETIC,
+    seen="LMDeploy 0.18.0 Triton blocked_gemm_fp8, on an H200",
+    contracts=BLOCKS,
+    needs=both(
+        several_blocks,
+        need(lambda call: call.schedule is not None, "sums are exact"),
+        need(lambda call: call.schedule is None or not call.schedule.scales_inside, "scales are inside"),
+        need(
+            lambda call: sum(p.product.M * p.product.N * p.product.K for p in call.parts) <= RESCALED,
+            "the call is large, and no fast engine has this arithmetic",
+        ),
+    ),
+    same_if="no partial sum exceeds the accumulator",
+)
 def sum_rescaled_between_blocks(total: Sum) -> Tensor:
     """One chain over K: before block b the accumulator is multiplied by fl(s_(b-1) / s_b), ``s_b = fl(sa sb)``, and at
     the end by the last one. The division is IEEE's here, within 2 ulp of the device's."""
@@ -360,8 +496,12 @@ def sum_rescaled_between_blocks(total: Sum) -> Tensor:
     return _with_summands(product, acc * scales[..., -1])
 
 
-@fault("accumulator not cleared between tiles", ARITHMETIC, seen="cutlass PR 3149",
-       needs=need(lambda call: call.parts[0].product.N > 128, "there is one tile along N"))
+@fault(
+    "accumulator not cleared between tiles",
+    ARITHMETIC,
+    seen="cutlass PR 3149",
+    needs=need(lambda call: call.parts[0].product.N > 128, "there is one tile along N"),
+)
 def sum_of_the_tile_before(total: Sum) -> Tensor:
     """The second N tile starts from the first one's result."""
     acc = total.right()
@@ -376,10 +516,18 @@ def _kept(which: Callable[[int], slice]) -> Callable[[Sum], Tensor]:
     def change(total: Sum) -> Tensor:
         product, acc = total.product, total.right()
         codes = slice((product.B - 1) * product.block)
-        old = product.once("codes of the block before", lambda: replace(
-            product, a=product.a[:, codes].contiguous(), b=product.b[:, codes].contiguous(),
-            a_scale=product.a_scale[:, 1:], b_scale=product.b_scale[:, 1:], bias=None, c=None,
-        ))
+        old = product.once(
+            "codes of the block before",
+            lambda: replace(
+                product,
+                a=product.a[:, codes].contiguous(),
+                b=product.b[:, codes].contiguous(),
+                a_scale=product.a_scale[:, 1:],
+                b_scale=product.b_scale[:, 1:],
+                bias=None,
+                c=None,
+            ),
+        )
         for piece in total.pieces(which(product.B), product=old):
             acc = acc + piece
         return acc
@@ -391,15 +539,22 @@ for name, which in (
     ("accumulator not cleared before the middle K block", lambda n: slice((n - 1) // 2, (n + 1) // 2)),
     ("accumulator keeps the K block before in every K block", lambda n: slice(n - 1)),
 ):
-    fault(name, ARITHMETIC, seen="no public thread: an accumulator not zeroed before the next K block",
-          contracts=BLOCKS, sum=_kept(which), needs=several_blocks)
+    fault(
+        name,
+        ARITHMETIC,
+        seen="no public thread: an accumulator not zeroed before the next K block",
+        contracts=BLOCKS,
+        sum=_kept(which),
+        needs=several_blocks,
+    )
 for name, seen, change in (
-    ("last K block added twice", "no public thread: two splits of K that overlap in one block",
-     lambda total: total.right() + next(total.pieces(slice(-1, None)))),
-    ("first half of a split K missing", "DeepGEMM 392",
-     lambda total: _added(total, slice(_middle(total), None))),
-    ("second half of a split K missing", "DeepGEMM 392",
-     lambda total: _added(total, slice(_middle(total)))),
+    (
+        "last K block added twice",
+        "no public thread: two splits of K that overlap in one block",
+        lambda total: total.right() + next(total.pieces(slice(-1, None))),
+    ),
+    ("first half of a split K missing", "DeepGEMM 392", lambda total: _added(total, slice(_middle(total), None))),
+    ("second half of a split K missing", "DeepGEMM 392", lambda total: _added(total, slice(_middle(total)))),
 ):
     fault(name, ARITHMETIC, seen=seen, sum=change, needs=several_intervals)
 
@@ -416,14 +571,25 @@ for name, bias, same_if in (
     ("bias added twice", lambda bias: bias * 2, "the bias is zero"),
     ("bias of the next column", lambda bias: torch.roll(bias, -1), "every bias is equal"),
 ):
-    fault(name, ARITHMETIC, seen="cutlass PR 3149",
-          contracts=WITH_BIAS, product=_bias(bias), needs=has_bias, same_if=same_if)
+    fault(
+        name,
+        ARITHMETIC,
+        seen="cutlass PR 3149",
+        contracts=WITH_BIAS,
+        product=_bias(bias),
+        needs=has_bias,
+        same_if=same_if,
+    )
 
 
-@fault("bias added before the scales", ARITHMETIC, seen="H200 mutants",
-       contracts=WITH_BIAS,
-       needs=both(has_bias, need(lambda call: call.parts[0].product.B == 1, "block scales take no bias")),
-       same_if="the bias is zero")
+@fault(
+    "bias added before the scales",
+    ARITHMETIC,
+    seen="H200 mutants",
+    contracts=WITH_BIAS,
+    needs=both(has_bias, need(lambda call: call.parts[0].product.B == 1, "block scales take no bias")),
+    same_if="the bias is zero",
+)
 def sum_scaled_with_its_bias(total: Sum) -> Tensor:
     product = total.product
     bare = replace(product, a_scale=torch.ones_like(product.a_scale), b_scale=torch.ones_like(product.b_scale))

@@ -22,7 +22,6 @@ from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.sets import rounded_to
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-# fmt: off
 K_GROUPED, EINSUM, BMM = "k_grouped_fp8_gemm_nt_contiguous", "fp8_einsum", "bmm_fp8"
 HEADS, GROUPWISE = "fp8_gemm_nt_skip_head_mid", "gemm_fp8_nt_groupwise"
 SUMMED = frozenset({"fp8_gemm_nt_1d1d", K_GROUPED})
@@ -52,14 +51,23 @@ for name, seen, change, same_if in (
     ("c subtracted", "no public thread: the sign of beta", lambda c: -c, "c is zero"),
     ("c of the next row", "cutlass PR 3149", lambda c: torch.roll(c, -1, 0), "every row of c is equal"),
     ("c of the next column", "cutlass PR 3149", lambda c: torch.roll(c, -1, 1), "every column of c is equal"),
-    ("c rounded to bfloat16", "DeepGEMM csrc/apis/gemm.hpp, where c has the output's dtype",
-     lambda c: rounded_to(decode(c), torch.bfloat16).to(torch.float32), "every c is a bfloat16 value"),
+    (
+        "c rounded to bfloat16",
+        "DeepGEMM csrc/apis/gemm.hpp, where c has the output's dtype",
+        lambda c: rounded_to(decode(c), torch.bfloat16).to(torch.float32),
+        "every c is a bfloat16 value",
+    ),
 ):
     fault(name, ARITHMETIC, seen=seen, contracts=SUMMED, product=_summand(change), needs=summed, same_if=same_if)
-fault("B scale per 128 rows instead of per row", INDEX, seen="DeepGEMM csrc/apis/gemm.hpp: recipe (1, 128, 128)",
-      contracts=SUMMED,
-      read=each("b_scale", lambda scale: scale[torch.arange(len(scale), device=scale.device) // 128 * 128]),
-      needs=several_rows("b_scale"), same_if=EQUAL)
+fault(
+    "B scale per 128 rows instead of per row",
+    INDEX,
+    seen="DeepGEMM csrc/apis/gemm.hpp: recipe (1, 128, 128)",
+    contracts=SUMMED,
+    read=each("b_scale", lambda scale: scale[torch.arange(len(scale), device=scale.device) // 128 * 128]),
+    needs=several_rows("b_scale"),
+    same_if=EQUAL,
+)
 
 
 # --- groups of K --------------------------------------------------------------------------------------------
@@ -116,22 +124,48 @@ def _scales_from(first: Callable[[int], int]) -> Callable[[list[Tensor]], list[T
 several_k_groups = need(lambda call: int((call.inputs["ks"] > 0).sum()) > 1, "one group has steps")
 unlike = need(lambda call: len({int(k) for k in call.inputs["ks"] if k}) > 1, "all groups have as many steps")
 for role, what in (("a", "A"), ("b", "B")):
-    fault(f"last block of a group of {what} loaded through the next group's descriptor", MOVEMENT,
-          seen="DeepGEMM 365, PR 343", contracts={K_GROUPED}, read=_groups(role, _last_block_of_next),
-          needs=several_k_groups, same_if="both blocks are equal", race=True)
-    fault(f"row pitch of the first group of {what} kept for all", MOVEMENT, seen="DeepGEMM PR 343",
-          contracts={K_GROUPED}, read=_groups(role, _first_pitch), needs=unlike, same_if=EQUAL)
+    fault(
+        f"last block of a group of {what} loaded through the next group's descriptor",
+        MOVEMENT,
+        seen="DeepGEMM 365, PR 343",
+        contracts={K_GROUPED},
+        read=_groups(role, _last_block_of_next),
+        needs=several_k_groups,
+        same_if="both blocks are equal",
+        race=True,
+    )
+    fault(
+        f"row pitch of the first group of {what} kept for all",
+        MOVEMENT,
+        seen="DeepGEMM PR 343",
+        contracts={K_GROUPED},
+        read=_groups(role, _first_pitch),
+        needs=unlike,
+        same_if=EQUAL,
+    )
     for name, seen, first in (
         ("begin at block 0", "DeepGEMM PR 375", lambda start: 0),
         ("begin at a multiple of four blocks", "DeepGEMM PR 375", lambda start: -(-start // 4) * 4),
     ):
-        fault(f"{what} scales of every group {name}", INDEX, seen=seen, contracts={K_GROUPED},
-              read=_groups(f"{role}_scale", _scales_from(first)), needs=several_k_groups, same_if=EQUAL)
+        fault(
+            f"{what} scales of every group {name}",
+            INDEX,
+            seen=seen,
+            contracts={K_GROUPED},
+            read=_groups(f"{role}_scale", _scales_from(first)),
+            needs=several_k_groups,
+            same_if=EQUAL,
+        )
 
 
-@fault("group without steps not copied from c", MOVEMENT, seen="DeepGEMM csrc/apis/gemm.hpp: early_return",
-       contracts={K_GROUPED}, needs=need(lambda call: bool((call.inputs["ks"] == 0).any()), "every group has steps"),
-       same_if="c is zero there")
+@fault(
+    "group without steps not copied from c",
+    MOVEMENT,
+    seen="DeepGEMM csrc/apis/gemm.hpp: early_return",
+    contracts={K_GROUPED},
+    needs=need(lambda call: bool((call.inputs["ks"] == 0).any()), "every group has steps"),
+    same_if="c is zero there",
+)
 def write_no_empty_group(call: Call, out: Tensor) -> Tensor:
     out, m = out.clone(), call.operands.shape[1]
     for g in torch.nonzero(call.inputs["ks"] == 0)[:, 0].tolist():
@@ -139,9 +173,13 @@ def write_no_empty_group(call: Call, out: Tensor) -> Tensor:
     return out
 
 
-@fault("padding of A scales added to the first rows of the next group", MOVEMENT,
-       seen="no public thread: a tile of the last rows is added whole, its scales past M unwritten",
-       contracts={K_GROUPED}, needs=both(several_k_groups, need(lambda c: c.operands.shape[1] % 4, "M is whole")))
+@fault(
+    "padding of A scales added to the first rows of the next group",
+    MOVEMENT,
+    seen="no public thread: a tile of the last rows is added whole, its scales past M unwritten",
+    contracts={K_GROUPED},
+    needs=both(several_k_groups, need(lambda c: c.operands.shape[1] % 4, "M is whole")),
+)
 def write_padding_added(call: Call, out: Tensor) -> Tensor:
     """Scales are read in columns of align(M, 4); a NaN there times a zero sum is added where the next group begins."""
     out, m = out.clone(), call.operands.shape[1]
@@ -155,8 +193,10 @@ def write_padding_added(call: Call, out: Tensor) -> Tensor:
 
 
 def _square(role: str) -> WhyNot:
-    return need(lambda call: matrix(call, role).shape[0] == matrix(call, role).shape[1] > 1,
-                lambda call: f"{role} is {list(matrix(call, role).shape)}, not square")
+    return need(
+        lambda call: matrix(call, role).shape[0] == matrix(call, role).shape[1] > 1,
+        lambda call: f"{role} is {list(matrix(call, role).shape)}, not square",
+    )
 
 
 def _other_major(x: Tensor) -> Tensor:
@@ -165,11 +205,24 @@ def _other_major(x: Tensor) -> Tensor:
 
 
 for role in ("a", "b"):
-    fault(f"{role.upper()} transposed where it is square", MOVEMENT, seen="flashinfer 2147", contracts=TURNED,
-          read=each(role, lambda x: codes_of(x).t().contiguous().view(x.dtype)), needs=_square(role),
-          same_if="the matrix is symmetric")
-fault("row-major B read column by column", MOVEMENT, seen="flashinfer bmm_fp8, whose strides nothing checks",
-      contracts=TURNED, read=each("b", _other_major), needs=several_rows("b"), same_if=EQUAL)
+    fault(
+        f"{role.upper()} transposed where it is square",
+        MOVEMENT,
+        seen="flashinfer 2147",
+        contracts=TURNED,
+        read=each(role, lambda x: codes_of(x).t().contiguous().view(x.dtype)),
+        needs=_square(role),
+        same_if="the matrix is symmetric",
+    )
+fault(
+    "row-major B read column by column",
+    MOVEMENT,
+    seen="flashinfer bmm_fp8, whose strides nothing checks",
+    contracts=TURNED,
+    read=each("b", _other_major),
+    needs=several_rows("b"),
+    same_if=EQUAL,
+)
 
 
 # --- heads and batches --------------------------------------------------------------------------------------
@@ -197,22 +250,69 @@ def _batch_major(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return inputs | {"a": x.transpose(0, 1).contiguous().view(x.shape).view(inputs["a"].dtype)}
 
 
-fault("weights of the next head or batch", MOVEMENT, seen="flashinfer 3604", contracts={EINSUM, BMM},
-      read=_rolled("b"), needs=several_parts, same_if=EQUAL)
-fault("weights of the first head or batch throughout", MOVEMENT, seen="flashinfer 3604", contracts={EINSUM, BMM},
-      read=_first_group, needs=several_parts, same_if=EQUAL)
-fault("activations of the next head", MOVEMENT, seen="no public thread: heads counted from 1", contracts={EINSUM},
-      read=_rolled("a", dim=1), needs=several_parts, same_if=EQUAL)
-fault("A scale of the next head", INDEX, seen="sglang 39193", contracts={EINSUM},
-      read=_rolled("a_scale", dim=1), needs=several_parts, same_if=EQUAL)
-fault("B scale of the next head", INDEX, seen="sglang 39193", contracts={EINSUM},
-      read=_rolled("b_scale"), needs=several_parts, same_if=EQUAL)
-fault("activations stored head by head read token by token", MOVEMENT, seen="sglang 39193", contracts={EINSUM},
-      read=_batch_major, needs=both(several_parts, several_rows("a")), same_if=EQUAL)
+fault(
+    "weights of the next head or batch",
+    MOVEMENT,
+    seen="flashinfer 3604",
+    contracts={EINSUM, BMM},
+    read=_rolled("b"),
+    needs=several_parts,
+    same_if=EQUAL,
+)
+fault(
+    "weights of the first head or batch throughout",
+    MOVEMENT,
+    seen="flashinfer 3604",
+    contracts={EINSUM, BMM},
+    read=_first_group,
+    needs=several_parts,
+    same_if=EQUAL,
+)
+fault(
+    "activations of the next head",
+    MOVEMENT,
+    seen="no public thread: heads counted from 1",
+    contracts={EINSUM},
+    read=_rolled("a", dim=1),
+    needs=several_parts,
+    same_if=EQUAL,
+)
+fault(
+    "A scale of the next head",
+    INDEX,
+    seen="sglang 39193",
+    contracts={EINSUM},
+    read=_rolled("a_scale", dim=1),
+    needs=several_parts,
+    same_if=EQUAL,
+)
+fault(
+    "B scale of the next head",
+    INDEX,
+    seen="sglang 39193",
+    contracts={EINSUM},
+    read=_rolled("b_scale"),
+    needs=several_parts,
+    same_if=EQUAL,
+)
+fault(
+    "activations stored head by head read token by token",
+    MOVEMENT,
+    seen="sglang 39193",
+    contracts={EINSUM},
+    read=_batch_major,
+    needs=both(several_parts, several_rows("a")),
+    same_if=EQUAL,
+)
 
 
-@fault("batches after the first not computed", MOVEMENT, seen="flashinfer 3604", contracts={EINSUM, BMM},
-       needs=several_parts)
+@fault(
+    "batches after the first not computed",
+    MOVEMENT,
+    seen="flashinfer 3604",
+    contracts={EINSUM, BMM},
+    needs=several_parts,
+)
 def write_first_batch(call: Call, out: Tensor) -> Tensor:
     out, old = out.clone(), stale(call, out)
     for part in call.parts[1:]:
@@ -238,28 +338,47 @@ def _gap(dense: Tensor, at: int, mid: int) -> Tensor:
     return torch.cat([dense[..., :at], gap, dense[..., at:]], dim=2)
 
 
-two_heads = need(lambda c: c.inputs["b"].shape[0] > int(str(c.resolved["left"])) + int(str(c.resolved["right"])),
-                 "there is one head")
+two_heads = need(
+    lambda c: c.inputs["b"].shape[0] > int(str(c.resolved["left"])) + int(str(c.resolved["right"])), "there is one head"
+)
 for name, place, needs in (
     ("gap behind the head", lambda x, left, mid, right: _gap(x, left + right, mid), always),
     ("gap before the head", lambda x, left, mid, right: _gap(x, 0, mid), always),
     ("gap of a head eight columns early", lambda x, left, mid, right: _gap(x, left - 8, mid), always),
     ("columns of the next head", lambda x, left, mid, right: _gap(x.roll(-1, 1), left, mid), two_heads),
-    ("right part of a head from the next head",
-     lambda x, left, mid, right: _gap(torch.cat([x[..., :left], x[..., left:].roll(-1, 1)], 2), left, mid), two_heads),
-    ("last head not written",
-     lambda x, left, mid, right: _gap(torch.cat([x[:, :-1], 0 * x[:, -1:]], 1), left, mid), two_heads),
+    (
+        "right part of a head from the next head",
+        lambda x, left, mid, right: _gap(torch.cat([x[..., :left], x[..., left:].roll(-1, 1)], 2), left, mid),
+        two_heads,
+    ),
+    (
+        "last head not written",
+        lambda x, left, mid, right: _gap(torch.cat([x[:, :-1], 0 * x[:, -1:]], 1), left, mid),
+        two_heads,
+    ),
 ):
-    fault(name, MOVEMENT, seen="DeepGEMM csrc/apis/gemm.hpp: fp8_gemm_nt_skip_head_mid", contracts={HEADS},
-          write=_heads(place), needs=needs, same_if="those columns are equal")
+    fault(
+        name,
+        MOVEMENT,
+        seen="DeepGEMM csrc/apis/gemm.hpp: fp8_gemm_nt_skip_head_mid",
+        contracts={HEADS},
+        write=_heads(place),
+        needs=needs,
+        same_if="those columns are equal",
+    )
 
 
 # --- scales of 128 rows -------------------------------------------------------------------------------------
 
-fault("A scale of 128 rows read by row", INDEX, seen="pytorch/FBGEMM 6159", contracts={GROUPWISE},
-      read=each("a_scale", lambda s: s.roll(-1, 0)),
-      needs=need(lambda c: 1 < c.inputs["a_scale"].shape[0] < c.inputs["a"].shape[0], "a scale serves one row"),
-      same_if=EQUAL)
+fault(
+    "A scale of 128 rows read by row",
+    INDEX,
+    seen="pytorch/FBGEMM 6159",
+    contracts={GROUPWISE},
+    read=each("a_scale", lambda s: s.roll(-1, 0)),
+    needs=need(lambda c: 1 < c.inputs["a_scale"].shape[0] < c.inputs["a"].shape[0], "a scale serves one row"),
+    same_if=EQUAL,
+)
 
 
 # --- runs of rows -------------------------------------------------------------------------------------------
@@ -296,16 +415,33 @@ def _later(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 NEW_RUNS = RUNS - {"scaled_grouped_mm"}
-fault("weights of the next expert of a run", MOVEMENT, seen="DeepGEMM PR 343", contracts=NEW_RUNS,
-      read=_weights_of(1), same_if=EQUAL,
-      needs=need(lambda c: c.inputs[ROLES[c.contract.name]["b"]].shape[0] > 1, "there is one expert"))
-fault("runs end one step late", MOVEMENT, seen="flashinfer 3547", contracts=NEW_RUNS, read=_later,
-      needs=several_parts, same_if="the rows meet equal weights")
+fault(
+    "weights of the next expert of a run",
+    MOVEMENT,
+    seen="DeepGEMM PR 343",
+    contracts=NEW_RUNS,
+    read=_weights_of(1),
+    same_if=EQUAL,
+    needs=need(lambda c: c.inputs[ROLES[c.contract.name]["b"]].shape[0] > 1, "there is one expert"),
+)
+fault(
+    "runs end one step late",
+    MOVEMENT,
+    seen="flashinfer 3547",
+    contracts=NEW_RUNS,
+    read=_later,
+    needs=several_parts,
+    same_if="the rows meet equal weights",
+)
 
 
-@fault("rows and columns of a product exchanged", MOVEMENT,
-       seen="vLLM get_cutlass_moe_mm_data: exchanged below 65 rows", contracts=NEW_RUNS,
-       needs=need(lambda c: any(p.product.M != p.product.N for p in c.parts), "products are square"))
+@fault(
+    "rows and columns of a product exchanged",
+    MOVEMENT,
+    seen="vLLM get_cutlass_moe_mm_data: exchanged below 65 rows",
+    contracts=NEW_RUNS,
+    needs=need(lambda c: any(p.product.M != p.product.N for p in c.parts), "products are square"),
+)
 def write_exchanged_sizes(call: Call, out: Tensor) -> Tensor:
     """A product of M x N computed as N x M: columns past M are not written."""
     out, old = out.clone(), stale(call, out)
@@ -348,8 +484,12 @@ def _truncated(q: Tensor, scale: Tensor) -> Tensor:
 def _without_saturation(q: Tensor, scale: Tensor) -> Tensor:
     made = q * scale
     nan = torch.full_like(made, torch.nan)
-    return to_dtype(torch.where(made.abs() > 464, nan, made), torch.float8_e4m3fn,
-                    rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
+    return to_dtype(
+        torch.where(made.abs() > 464, nan, made),
+        torch.float8_e4m3fn,
+        rounding=Rounding.NEAREST_EVEN,
+        overflow=Overflow.SATURATE,
+    )
 
 
 def _by_64(q: Tensor, scale: Tensor) -> Tensor:
@@ -368,34 +508,105 @@ def _reversed(q: Tensor, count: int) -> Tensor:
 ONE = 0x38
 several_groups = need(lambda c: c.inputs["b_group_scales"].shape[-2] > 1, "there is one group of 128")
 for name, family, seen, change, needs, same_if in (
-    ("group scales dropped", VALUE, "sglang PR 31529", _each_scale(lambda s: torch.full_like(s, ONE)),
-     always, "every group scale is 1"),
-    ("group scale of the next group", INDEX, "sglang 38573", _each_scale(lambda s: s.roll(-1, -2)),
-     several_groups, EQUAL),
-    ("group scale of group 0 throughout", INDEX, "sglang 38573",
-     _each_scale(lambda s: s[..., :1, :].expand(s.shape)), several_groups, EQUAL),
-    ("group scale of the neighbouring row", INDEX, "sglang 38573", _each_scale(lambda s: s.roll(-1, -1)),
-     always, EQUAL),
-    ("group scales stored by row read by group", INDEX, "sglang 38573",
-     _each_scale(lambda s: s.mT.contiguous().view(s.shape)), several_groups, EQUAL),
+    (
+        "group scales dropped",
+        VALUE,
+        "sglang PR 31529",
+        _each_scale(lambda s: torch.full_like(s, ONE)),
+        always,
+        "every group scale is 1",
+    ),
+    (
+        "group scale of the next group",
+        INDEX,
+        "sglang 38573",
+        _each_scale(lambda s: s.roll(-1, -2)),
+        several_groups,
+        EQUAL,
+    ),
+    (
+        "group scale of group 0 throughout",
+        INDEX,
+        "sglang 38573",
+        _each_scale(lambda s: s[..., :1, :].expand(s.shape)),
+        several_groups,
+        EQUAL,
+    ),
+    (
+        "group scale of the neighbouring row",
+        INDEX,
+        "sglang 38573",
+        _each_scale(lambda s: s.roll(-1, -1)),
+        always,
+        EQUAL,
+    ),
+    (
+        "group scales stored by row read by group",
+        INDEX,
+        "sglang 38573",
+        _each_scale(lambda s: s.mT.contiguous().view(s.shape)),
+        several_groups,
+        EQUAL,
+    ),
     ("group scale advances every 64 steps", INDEX, "sglang 38573, PR 38633", _decoded(_by_64), several_groups, EQUAL),
-    ("mantissa of the group scale truncated", VALUE, "vllm PR 22399", _each_scale(lambda s: s & 0xF8),
-     always, "every group scale is a power of two"),
-    ("int4 weights times their scale not rounded again", CAST, f"{W4A8}: the table holds E4M3",
-     _decoded(lambda q, s: to_dtype(q * s, torch.float16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)),
-     always, "every product of a weight and its scale is an E4M3 value"),
-    ("int4 weights times their scale truncated", CAST, W4A8, _decoded(_truncated), always,
-     "every product of a weight and its scale is an E4M3 value"),
-    ("int4 weights times their scale not saturated", CAST, W4A8, _decoded(_without_saturation), always,
-     "no product of a weight and its scale exceeds 464"),
+    (
+        "mantissa of the group scale truncated",
+        VALUE,
+        "vllm PR 22399",
+        _each_scale(lambda s: s & 0xF8),
+        always,
+        "every group scale is a power of two",
+    ),
+    (
+        "int4 weights times their scale not rounded again",
+        CAST,
+        f"{W4A8}: the table holds E4M3",
+        _decoded(lambda q, s: to_dtype(q * s, torch.float16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)),
+        always,
+        "every product of a weight and its scale is an E4M3 value",
+    ),
+    (
+        "int4 weights times their scale truncated",
+        CAST,
+        W4A8,
+        _decoded(_truncated),
+        always,
+        "every product of a weight and its scale is an E4M3 value",
+    ),
+    (
+        "int4 weights times their scale not saturated",
+        CAST,
+        W4A8,
+        _decoded(_without_saturation),
+        always,
+        "no product of a weight and its scale exceeds 464",
+    ),
     ("int4 weights read as unsigned", CAST, W4A8, _int4(lambda q: q & 15), always, "no weight is negative"),
-    ("positive int4 weights not encoded", CAST, f"{W4A8}: cutlass_encode_and_reorder_int4b",
-     _int4(lambda q: torch.where(q > 0, 8 - q, q)), always, "no weight is positive"),
-    ("zero int4 weights looked up as -8", CAST, f"{W4A8}: cutlass_encode_and_reorder_int4b",
-     _int4(lambda q: torch.where(q == 0, -8, q)), always, "no weight is zero"),
+    (
+        "positive int4 weights not encoded",
+        CAST,
+        f"{W4A8}: cutlass_encode_and_reorder_int4b",
+        _int4(lambda q: torch.where(q > 0, 8 - q, q)),
+        always,
+        "no weight is positive",
+    ),
+    (
+        "zero int4 weights looked up as -8",
+        CAST,
+        f"{W4A8}: cutlass_encode_and_reorder_int4b",
+        _int4(lambda q: torch.where(q == 0, -8, q)),
+        always,
+        "no weight is zero",
+    ),
     ("nibbles of a byte exchanged", MOVEMENT, W4A8, _int4(lambda q: _reversed(q, 2)), always, EQUAL),
-    ("int4 weights of groups of eight reversed", MOVEMENT, f"{W4A8}: eight weights of an int32",
-     _int4(lambda q: _reversed(q, 8)), always, EQUAL),
+    (
+        "int4 weights of groups of eight reversed",
+        MOVEMENT,
+        f"{W4A8}: eight weights of an int32",
+        _int4(lambda q: _reversed(q, 8)),
+        always,
+        EQUAL,
+    ),
 ):
     fault(name, family, seen=seen, contracts=INT4, read=change, needs=needs, same_if=same_if)
 
@@ -448,17 +659,32 @@ for contract, name, seen, wrong, same_if in (
     (REORDER, "int4 weights encoded but not reordered", W4A8, _placed(), EQUAL),
     (REORDER, "tiles of int4 weights follow each other along the columns", W4A8, _placed(0, 3, 2, 5, 4, 1, 6), EQUAL),
     (REORDER, "halves of a thread's rows and columns exchanged", W4A8, _placed(3, 0, 2, 5, 1, 4, 6), EQUAL),
-    (REORDER, "int4 weights in the order of 16-bit products", W4A8,
-     _placed(3, 0, 2, 5, 4, 1, 6, lengths=(2, 8, 4, 4, 2)), EQUAL),
-    (REORDER, "nibbles of reordered bytes exchanged", W4A8,
-     entry("out", lambda out: words(_reversed(nibbles(out.t()), 2)).t()), EQUAL),
+    (
+        REORDER,
+        "int4 weights in the order of 16-bit products",
+        W4A8,
+        _placed(3, 0, 2, 5, 4, 1, 6, lengths=(2, 8, 4, 4, 2)),
+        EQUAL,
+    ),
+    (
+        REORDER,
+        "nibbles of reordered bytes exchanged",
+        W4A8,
+        entry("out", lambda out: words(_reversed(nibbles(out.t()), 2)).t()),
+        EQUAL,
+    ),
     (PACK, "table of a scale in ascending order", W4A8, _table(lambda s: s * EIGHT.flip(0)), SCALES),
     (PACK, "table of a scale without its sign", W4A8, _table(lambda s: s * -EIGHT), SCALES),
     (PACK, "table of a scale from -7 to 0", W4A8, _table(lambda s: s * (EIGHT + 1)), SCALES),
     (PACK, "table of a scale truncated", W4A8, _table(lambda s: s * EIGHT, Rounding.TOWARD_ZERO), "all are in E4M3"),
     (PACK, "table of the next scale", W4A8, _table(lambda s: s.roll(-1, 0) * EIGHT), EQUAL),
-    (PACK, "tables of all scales by multiple", W4A8,
-     _table(lambda s: (s * EIGHT).t().contiguous().view(s.shape[0], 8)), "there is one scale"),
+    (
+        PACK,
+        "tables of all scales by multiple",
+        W4A8,
+        _table(lambda s: (s * EIGHT).t().contiguous().view(s.shape[0], 8)),
+        "there is one scale",
+    ),
 ):
     family = CAST if contract == PACK else MOVEMENT
     fault(name, family, seen=seen, contracts={contract}, write=wrong, same_if=same_if)

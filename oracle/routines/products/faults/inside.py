@@ -19,11 +19,14 @@ from oracle.routines.quantisers.faults import IN_RANGE, MET_IN, NARROW
 from oracle.truth.gemm import ScaledProduct, take_rows
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-# fmt: off
-FAULTS = Faults({
-    FLASHINFER, "flashinfer_fp8_blockscale_gemm", "dynamic_flashinfer_deepgemm_blockscale_gemm",
-    "FlashInferFp8DeepGEMMDynamicBlockScaledKernel",
-})
+FAULTS = Faults(
+    {
+        FLASHINFER,
+        "flashinfer_fp8_blockscale_gemm",
+        "dynamic_flashinfer_deepgemm_blockscale_gemm",
+        "FlashInferFp8DeepGEMMDynamicBlockScaledKernel",
+    }
+)
 fault = FAULTS.declare
 
 SCANNED = "the scan's largest magnitudes are the blocks'"
@@ -37,29 +40,41 @@ def _wide(name: str) -> WhyNot:
     return need(lambda call: _given(call)[name].dtype == WIDE, f"{name} is not quantised inside")
 
 
-@fault("activations quantised inside with 448/amax approximate and flushed: NaN beyond [2^-119, 2^126]", VALUE,
-       seen=MET_IN,
-       needs=both(_wide("input"), need(lambda call: out_of_range(_given(call)["input"]), IN_RANGE)),
-       admissible_if=NARROW)
+@fault(
+    "activations quantised inside with 448/amax approximate and flushed: NaN beyond [2^-119, 2^126]",
+    VALUE,
+    seen=MET_IN,
+    needs=both(_wide("input"), need(lambda call: out_of_range(_given(call)["input"]), IN_RANGE)),
+    admissible_if=NARROW,
+)
 def product_of_shipped_activations(call: Call, right: ScaledProduct) -> ScaledProduct:
     (part,) = as_shipped(_given(call))
     return replace(right, a=part.product.a, a_scale=part.product.a_scale)
 
 
-@fault("weight quantised inside by an amax scan that leaves rows out", VALUE,
-       seen="FlashInfer 0.6.18 scale_128x128_kernel",
-       contracts={FLASHINFER},
-       needs=both(_wide("weight"), need(lambda call: rows_left_out(_given(call)["weight"]), SCANNED)), same_if=SCANNED)
+@fault(
+    "weight quantised inside by an amax scan that leaves rows out",
+    VALUE,
+    seen="FlashInfer 0.6.18 scale_128x128_kernel",
+    contracts={FLASHINFER},
+    needs=both(_wide("weight"), need(lambda call: rows_left_out(_given(call)["weight"]), SCANNED)),
+    same_if=SCANNED,
+)
 def product_of_shipped_operands(call: Call, right: ScaledProduct) -> ScaledProduct:
     (part,) = as_shipped(_given(call))
     return part.product
 
 
-@fault("activations of another call in the workspace that threads share", MOVEMENT,
-       seen="FlashInfer 0.6.18.post1 called from four threads, on an H200",
-       needs=both(_wide("input"),
-                  need(lambda call: _given(call)["input"].shape[0] > 1, "one row is the same in reverse order")),
-       same_if="rows may be the same in reverse order", race=True)
+@fault(
+    "activations of another call in the workspace that threads share",
+    MOVEMENT,
+    seen="FlashInfer 0.6.18.post1 called from four threads, on an H200",
+    needs=both(
+        _wide("input"), need(lambda call: _given(call)["input"].shape[0] > 1, "one row is the same in reverse order")
+    ),
+    same_if="rows may be the same in reverse order",
+    race=True,
+)
 def product_of_another_call(call: Call, right: ScaledProduct) -> ScaledProduct:
     """Another call's rows in the workspace; the rows of this one in reverse order stand for them."""
     (part,) = as_shipped(_given(call))

@@ -19,7 +19,6 @@ from oracle.routines.products import roles
 from oracle.truth.gemm import ScaledProduct, take_rows
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-# fmt: off
 FAULTS = Faults(roles.PRODUCTS)
 fault = FAULTS.declare
 
@@ -37,10 +36,14 @@ several_rows_of_a = need(lambda call: roles.matrix(call, "a").shape[0] > 1, "the
 several_columns = need(lambda call: call.parts[0].product.N > 1, "there is one column")
 several_experts = need(lambda call: call.inputs["b"].shape[0] > 1, "there is one expert")
 n_tail = need(lambda c: c.parts[0].product.N % TILE, lambda c: f"N={c.parts[0].product.N} fills its tiles")
-m_tail = need(lambda c: roles.matrix(c, "a").shape[0] % TILE and roles.matrix(c, "a").shape[0] > 1,
-              lambda c: f"M={roles.matrix(c, 'a').shape[0]} fills its tiles")
-k_tail = need(lambda c: c.parts[0].product.K % TILE and c.parts[0].product.K > TILE,
-              lambda c: f"K={c.parts[0].product.K} has no partial block behind a whole one")
+m_tail = need(
+    lambda c: roles.matrix(c, "a").shape[0] % TILE and roles.matrix(c, "a").shape[0] > 1,
+    lambda c: f"M={roles.matrix(c, 'a').shape[0]} fills its tiles",
+)
+k_tail = need(
+    lambda c: c.parts[0].product.K % TILE and c.parts[0].product.K > TILE,
+    lambda c: f"K={c.parts[0].product.K} has no partial block behind a whole one",
+)
 
 
 # --- the input side -----------------------------------------------------------------------------------------
@@ -67,8 +70,9 @@ def _halves_exchanged(count: int, device: torch.device) -> Tensor:
     return torch.where(order < 2 * half, (order + half) % (2 * half), order)
 
 
-@fault("N tail written into the next row", MOVEMENT, seen="kernels-community 1153",
-       needs=both(n_tail, several_output_rows))
+@fault(
+    "N tail written into the next row", MOVEMENT, seen="kernels-community 1153", needs=both(n_tail, several_output_rows)
+)
 def write_tail_into_next_row(out: Tensor) -> Tensor:
     """A tile is stored whole: its columns past N, all zero, land at the start of the next row."""
     out = out.clone()
@@ -90,12 +94,23 @@ for words, seen, first, needs in (
     ("last K block", "Primus-Turbo 397", lambda k: k - 128, _k_above(128)),
     ("K tail", "Primus-Turbo 397", lambda k: k // TILE * TILE, k_tail),
 ):
-    fault(f"{words} dropped", MOVEMENT, seen=seen,
-          read=roles.each("a", _zero_from(first)), needs=needs, same_if="what is dropped is zero")
+    fault(
+        f"{words} dropped",
+        MOVEMENT,
+        seen=seen,
+        read=roles.each("a", _zero_from(first)),
+        needs=needs,
+        same_if="what is dropped is zero",
+    )
 
 
-@fault("K block 1 computed from the codes of block 0", MOVEMENT, seen="TransformerEngine 2986",
-       contracts=roles.BLOCKS, needs=roles.several_blocks)
+@fault(
+    "K block 1 computed from the codes of block 0",
+    MOVEMENT,
+    seen="TransformerEngine 2986",
+    contracts=roles.BLOCKS,
+    needs=roles.several_blocks,
+)
 def product_of_block_0_twice(product: ScaledProduct) -> ScaledProduct:
     """The prefetch stayed one stage behind."""
     a, b = codes_of(product.a).clone(), codes_of(product.b).clone()
@@ -120,18 +135,39 @@ def _pitch_not_read(x: Tensor) -> Tensor:
     return memory[: x.numel()].view(x.shape).view(x.dtype)
 
 
-fault("rows of the M tail reuse older activations", MOVEMENT, seen="aprender 2765",
-      read=roles.each("a", _stale_tail_rows), needs=m_tail, same_if=SAME_ROWS)
+fault(
+    "rows of the M tail reuse older activations",
+    MOVEMENT,
+    seen="aprender 2765",
+    read=roles.each("a", _stale_tail_rows),
+    needs=m_tail,
+    same_if=SAME_ROWS,
+)
 # at half of the matrix, as an int32 offset does at 2**31 elements
-fault("row offset wraps", MOVEMENT, seen="vllm PR 9425, flash-linear-attention 1080",
-      read=roles.each("a", lambda a: take_rows(a, torch.arange(a.shape[0], device=a.device) % max(1, a.shape[0] // 2))),
-      needs=several_rows_of_a, same_if=SAME_ROWS)
+fault(
+    "row offset wraps",
+    MOVEMENT,
+    seen="vllm PR 9425, flash-linear-attention 1080",
+    read=roles.each("a", lambda a: take_rows(a, torch.arange(a.shape[0], device=a.device) % max(1, a.shape[0] // 2))),
+    needs=several_rows_of_a,
+    same_if=SAME_ROWS,
+)
 for role in ("a", "b"):
-    fault(f"row pitch of {role.upper()} not read", MOVEMENT,
-          seen="recorded on an H200: cutlass_scaled_mm of vLLM 0.20.2",
-          read=roles.each(role, _pitch_not_read), needs=roles.several_rows(role), same_if="all rows are equal")
-fault("gate and up weights swapped without their scales", MOVEMENT, seen="sglang PR 11081",
-      read=roles.each("b", lambda b: take_rows(b, _halves_exchanged(b.shape[0], b.device))), needs=several_columns)
+    fault(
+        f"row pitch of {role.upper()} not read",
+        MOVEMENT,
+        seen="recorded on an H200: cutlass_scaled_mm of vLLM 0.20.2",
+        read=roles.each(role, _pitch_not_read),
+        needs=roles.several_rows(role),
+        same_if="all rows are equal",
+    )
+fault(
+    "gate and up weights swapped without their scales",
+    MOVEMENT,
+    seen="sglang PR 11081",
+    read=roles.each("b", lambda b: take_rows(b, _halves_exchanged(b.shape[0], b.device))),
+    needs=several_columns,
+)
 
 
 # --- the output side ----------------------------------------------------------------------------------------
@@ -160,13 +196,21 @@ def _in_pairs(unit: int) -> Callable[[Tensor], Tensor]:
     return change
 
 
-fault("gate and up halves swapped with their scales", MOVEMENT, seen="sglang PR 32430",
-      write=lambda out: out[:, _halves_exchanged(out.shape[1], out.device)], needs=several_columns)
+fault(
+    "gate and up halves swapped with their scales",
+    MOVEMENT,
+    seen="sglang PR 32430",
+    write=lambda out: out[:, _halves_exchanged(out.shape[1], out.device)],
+    needs=several_columns,
+)
 fault("neighbouring columns exchanged", MOVEMENT, seen="pith-train PR 74", write=_in_pairs(1))
-fault("neighbouring groups of eight columns exchanged", MOVEMENT,
-      seen="no public thread: 16-byte stores through a swizzled staging buffer",
-      write=_in_pairs(8),  # the 16-byte stores of a bfloat16 row
-      needs=need(lambda call: call.parts[0].product.N > 8, "there is one group of eight columns"))
+fault(
+    "neighbouring groups of eight columns exchanged",
+    MOVEMENT,
+    seen="no public thread: 16-byte stores through a swizzled staging buffer",
+    write=_in_pairs(8),  # the 16-byte stores of a bfloat16 row
+    needs=need(lambda call: call.parts[0].product.N > 8, "there is one group of eight columns"),
+)
 
 
 @fault("two rows swapped", MOVEMENT, seen="flashinfer 4396", needs=several_output_rows, same_if=SAME_ROWS)
@@ -212,17 +256,26 @@ def write_largest_zeroed(call: Call, out: Tensor) -> Tensor:
     return out
 
 
-fault("output transposed where it is square", MOVEMENT, seen="pytorch 195751",
-      contracts=roles.PRODUCTS - roles.GROUPED, write=lambda out: out.t().contiguous(),
-      needs=need(lambda c: c.rows == c.parts[0].product.N,
-                 lambda c: f"the output is {c.rows} x {c.parts[0].product.N}, not square"))
+fault(
+    "output transposed where it is square",
+    MOVEMENT,
+    seen="pytorch 195751",
+    contracts=roles.PRODUCTS - roles.GROUPED,
+    write=lambda out: out.t().contiguous(),
+    needs=need(
+        lambda c: c.rows == c.parts[0].product.N,
+        lambda c: f"the output is {c.rows} x {c.parts[0].product.N}, not square",
+    ),
+)
 
 
 # --- contiguous groups: the index of each row ---------------------------------------------------------------
 
 several_used = need(lambda call: int((torch.unique(call.inputs["m_indices"]) >= 0).sum()) > 1, "one expert is used")
-has_padding = need(lambda c: bool(((c.inputs["m_indices"][:-1] >= 0) & (c.inputs["m_indices"][1:] < 0)).any()),
-                   "no real row stands before a padding row")
+has_padding = need(
+    lambda c: bool(((c.inputs["m_indices"][:-1] >= 0) & (c.inputs["m_indices"][1:] < 0)).any()),
+    "no real row stands before a padding row",
+)
 
 
 def _experts(index: Tensor, other: Tensor) -> Tensor:
@@ -246,28 +299,69 @@ def _descriptor_of_previous(index: Tensor) -> Tensor:
 
 
 for name, seen, change, needs, same_if in (
-    ("m_indices of -1 taken as an expert", "DeepGEMM 34",
-     lambda call, index: torch.where(index < 0, call.inputs["b"].shape[0] - 1, index).to(index.dtype), has_padding,
-     "only rows that the contract leaves unspecified change"),
-    ("all rows of a tile use the first row's expert", "DeepGEMM PR 450", _first_of(TILE), several_used,
-     "every expert's run is aligned to the tile, as the contract demands"),
-    ("all rows of 256 use the first row's expert", "DeepGEMM PR 450", _first_of(2 * TILE), several_used,
-     "every expert's run is aligned to 256 rows"),
-    ("group offset off by one", "flashinfer 3547",
-     lambda call, index: _experts(index, (index + 1) % call.inputs["b"].shape[0]), several_experts, ""),
+    (
+        "m_indices of -1 taken as an expert",
+        "DeepGEMM 34",
+        lambda call, index: torch.where(index < 0, call.inputs["b"].shape[0] - 1, index).to(index.dtype),
+        has_padding,
+        "only rows that the contract leaves unspecified change",
+    ),
+    (
+        "all rows of a tile use the first row's expert",
+        "DeepGEMM PR 450",
+        _first_of(TILE),
+        several_used,
+        "every expert's run is aligned to the tile, as the contract demands",
+    ),
+    (
+        "all rows of 256 use the first row's expert",
+        "DeepGEMM PR 450",
+        _first_of(2 * TILE),
+        several_used,
+        "every expert's run is aligned to 256 rows",
+    ),
+    (
+        "group offset off by one",
+        "flashinfer 3547",
+        lambda call, index: _experts(index, (index + 1) % call.inputs["b"].shape[0]),
+        several_experts,
+        "",
+    ),
     # global expert numbers on a rank that holds the upper half
-    ("expert-parallel offset not applied", "flashinfer 3547",
-     lambda call, index: _experts(index, (index + call.inputs["b"].shape[0] // 2) % call.inputs["b"].shape[0]),
-     several_experts, ""),
-    ("previous group's descriptor used at a group switch", "DeepGEMM PR 343", _descriptor_of_previous, several_used,
-     ""),
+    (
+        "expert-parallel offset not applied",
+        "flashinfer 3547",
+        lambda call, index: _experts(index, (index + call.inputs["b"].shape[0] // 2) % call.inputs["b"].shape[0]),
+        several_experts,
+        "",
+    ),
+    (
+        "previous group's descriptor used at a group switch",
+        "DeepGEMM PR 343",
+        _descriptor_of_previous,
+        several_used,
+        "",
+    ),
 ):
-    fault(name, MOVEMENT, seen=seen,
-          contracts=roles.BY_INDEX, read=entry("m_indices", change), needs=needs, same_if=same_if)
+    fault(
+        name,
+        MOVEMENT,
+        seen=seen,
+        contracts=roles.BY_INDEX,
+        read=entry("m_indices", change),
+        needs=needs,
+        same_if=same_if,
+    )
 
 
-@fault("last real row uses a padding row's scale", MOVEMENT, seen="vllm 45741",
-       contracts=roles.BY_INDEX, needs=has_padding, same_if="both scales are equal")
+@fault(
+    "last real row uses a padding row's scale",
+    MOVEMENT,
+    seen="vllm 45741",
+    contracts=roles.BY_INDEX,
+    needs=has_padding,
+    same_if="both scales are equal",
+)
 def read_padding_scale(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     index, scale = inputs["m_indices"], inputs["a_scale"].clone()
     last = (index[:-1] >= 0) & (index[1:] < 0)
@@ -281,8 +375,13 @@ def _poisoned_tiles(call: Call) -> list[int]:
     return sorted({int(r) // TILE for r in torch.nonzero(poison & (index < 0))[:, 0]})
 
 
-@fault("NaN of a padding row spreads to its tile", MOVEMENT, seen="flashinfer PR 3650, 2861",
-       contracts=roles.BY_INDEX, needs=need(_poisoned_tiles, "no padding row holds a NaN"))
+@fault(
+    "NaN of a padding row spreads to its tile",
+    MOVEMENT,
+    seen="flashinfer PR 3650, 2861",
+    contracts=roles.BY_INDEX,
+    needs=need(_poisoned_tiles, "no padding row holds a NaN"),
+)
 def write_poisoned_tiles(call: Call, out: Tensor) -> Tensor:
     out = out.clone()
     for tile in _poisoned_tiles(call):
@@ -304,8 +403,14 @@ def _next_weights(scale: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]
     return change
 
 
-fault("weights of the next group", MOVEMENT, seen="DeepGEMM PR 343",
-      contracts=roles.BY_COUNT, read=_next_weights("b_scale"), needs=several_experts)
+fault(
+    "weights of the next group",
+    MOVEMENT,
+    seen="DeepGEMM PR 343",
+    contracts=roles.BY_COUNT,
+    read=_next_weights("b_scale"),
+    needs=several_experts,
+)
 
 
 def _past_the_groups(call: Call) -> list[tuple[int, int]]:
@@ -321,10 +426,15 @@ def _tiles_reach_further(call: Call) -> bool:
     return any(start < g * m + count and g * m < stop for g, count in counts for start, stop in past)
 
 
-@fault("a group's last tile overwrites the next group", MOVEMENT,
-       seen="recorded on an H200: masked product of sgl-deep-gemm 0.1.4.post1",
-       contracts=roles.BY_COUNT, needs=need(_tiles_reach_further, f"no tile of {STORE_TILE} rows reaches a real row"),
-       same_if="those rows are zero", race=True)
+@fault(
+    "a group's last tile overwrites the next group",
+    MOVEMENT,
+    seen="recorded on an H200: masked product of sgl-deep-gemm 0.1.4.post1",
+    contracts=roles.BY_COUNT,
+    needs=need(_tiles_reach_further, f"no tile of {STORE_TILE} rows reaches a real row"),
+    same_if="those rows are zero",
+    race=True,
+)
 def write_whole_tiles(call: Call, out: Tensor) -> Tensor:
     """A group's last tile is stored whole and last: its rows past M lie in later groups.
 
@@ -352,8 +462,17 @@ RUNS = Faults({roles.SCALED})
 """Faults of ``scaled_grouped_mm`` alone; they stand beside those of the expert layer in the catalogue."""
 
 # every group but the last in use takes the first row of the group behind it
-RUNS.declare("groups end one row late", MOVEMENT, seen="flashinfer 3547",
-             read=entry("offsets", lambda offsets: torch.minimum(offsets + 1, offsets[-1]).to(offsets.dtype)),
-             needs=need(lambda call: len(call.parts) > 1, "one expert is used"))
-RUNS.declare("weights of the next group of a run", MOVEMENT, seen="DeepGEMM PR 343",
-             read=_next_weights("scale_b"), needs=several_experts)
+RUNS.declare(
+    "groups end one row late",
+    MOVEMENT,
+    seen="flashinfer 3547",
+    read=entry("offsets", lambda offsets: torch.minimum(offsets + 1, offsets[-1]).to(offsets.dtype)),
+    needs=need(lambda call: len(call.parts) > 1, "one expert is used"),
+)
+RUNS.declare(
+    "weights of the next group of a run",
+    MOVEMENT,
+    seen="DeepGEMM PR 343",
+    read=_next_weights("scale_b"),
+    needs=several_experts,
+)

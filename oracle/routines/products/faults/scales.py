@@ -32,7 +32,6 @@ from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.sets import rounded_to
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-# fmt: off
 FAULTS = Faults(PRODUCTS)
 fault = FAULTS.declare
 
@@ -94,30 +93,51 @@ FBGEMM = "pytorch/FBGEMM 6159"
 CUTLASS_INDEX = "NVIDIA/cutlass 2087, 2154"
 BLOCK_FAULTS = (
     ("of the next K block", TIRX, _columns(lambda b, n: (b + 1).clamp(max=n - 1)), several_blocks),
-    ("of the previous K block", "no public thread: the scale's stage advanced after the codes' stage",
-     _columns(lambda b, n: (b - 1).clamp(min=0)), several_blocks),
+    (
+        "of the previous K block",
+        "no public thread: the scale's stage advanced after the codes' stage",
+        _columns(lambda b, n: (b - 1).clamp(min=0)),
+        several_blocks,
+    ),
     ("of K block 0 throughout", TIRX, _columns(lambda b, n: 0 * b), several_blocks),
     ("index advances by words of four only", TIRX, _columns(lambda b, n: b // 4 * 4), several_blocks),
-    ("swapped between the two K blocks of a tile", "pytorch 195751",
-     _columns(lambda b, n: torch.where((b ^ 1) < n, b ^ 1, b)), several_blocks),
+    (
+        "swapped between the two K blocks of a tile",
+        "pytorch 195751",
+        _columns(lambda b, n: torch.where((b ^ 1) < n, b ^ 1, b)),
+        several_blocks,
+    ),
     ("of the last K block not applied", FBGEMM, _ones_from(lambda n: n - 1), several_blocks),
-    ("of every trailing K block not applied", FBGEMM, _ones_from(lambda n: max(1, n // 4 * 4)),
-     need(lambda c: c.parts[0].product.B % 4 and c.parts[0].product.B > 1, "the K blocks fill whole words of four")),
+    (
+        "of every trailing K block not applied",
+        FBGEMM,
+        _ones_from(lambda n: max(1, n // 4 * 4)),
+        need(lambda c: c.parts[0].product.B % 4 and c.parts[0].product.B > 1, "the K blocks fill whole words of four"),
+    ),
 )
 for role, what in ROLE_NAMES:
     for place, seen, change, needs in BLOCK_FAULTS:
-        fault(f"{what} {place}", INDEX, seen=seen,
-              contracts=BLOCKS, read=each(role, change), needs=needs, same_if=EQUAL)
-    fault(f"{what} matrix transposed where it is square", INDEX,
-          seen="pytorch 195751, flashinfer 2147, pytorch/ao PR 4229",
-          contracts=BLOCKS, read=each(role, lambda scale: scale.t().contiguous()),
-          needs=_shape(role, lambda m, b: m == b > 1, "{role} is {rows} x {blocks}, not square"),
-          same_if="the matrix is symmetric")
+        fault(
+            f"{what} {place}", INDEX, seen=seen, contracts=BLOCKS, read=each(role, change), needs=needs, same_if=EQUAL
+        )
+    fault(
+        f"{what} matrix transposed where it is square",
+        INDEX,
+        seen="pytorch 195751, flashinfer 2147, pytorch/ao PR 4229",
+        contracts=BLOCKS,
+        read=each(role, lambda scale: scale.t().contiguous()),
+        needs=_shape(role, lambda m, b: m == b > 1, "{role} is {rows} x {blocks}, not square"),
+        same_if="the matrix is symmetric",
+    )
 
 for name, seen, role, index in (
     ("A scale of the previous row", CUTLASS_INDEX, "a_scale", lambda r, n: (r - 1) % n),
-    ("A scale of one row taken from its neighbour", "no public thread: one thread of an epilogue off by a row",
-     "a_scale", lambda r, n: torch.where(r == n // 2, r - 1, r)),
+    (
+        "A scale of one row taken from its neighbour",
+        "no public thread: one thread of an epilogue off by a row",
+        "a_scale",
+        lambda r, n: torch.where(r == n // 2, r - 1, r),
+    ),
     ("B scale of the previous N block", CUTLASS_INDEX, "b_scale", lambda r, n: (r - 1) % n),
     ("A scale per tile instead of per row", CUTLASS_INDEX, "a_scale", lambda r, n: r // 128 * 128),
     ("A scale of the first row throughout", "pytorch 159940", "a_scale", lambda r, n: 0 * r),
@@ -131,10 +151,14 @@ def _second_wave(scale: Tensor) -> Tensor:
     return torch.cat([scale[:64], scale[64:] * scale[later % 64]])
 
 
-fault("second M wave multiplied by the first wave's A scale as well", INDEX, seen="NVIDIA/cutlass 3596",
-      read=each("a_scale", _second_wave),
-      needs=_shape("a_scale", lambda m, b: m > 64, "{role} has {rows} rows, not more than 64"),
-      same_if="the first wave's scales are 1")
+fault(
+    "second M wave multiplied by the first wave's A scale as well",
+    INDEX,
+    seen="NVIDIA/cutlass 3596",
+    read=each("a_scale", _second_wave),
+    needs=_shape("a_scale", lambda m, b: m > 64, "{role} has {rows} rows, not more than 64"),
+    same_if="the first wave's scales are 1",
+)
 
 
 # --- memory read in another layout --------------------------------------------------------------------------
@@ -224,33 +248,100 @@ ragged_blocks = both(
     _shape("a_scale", lambda m, b: m != 1, "one row: the row stride is not used"),
     _shape("a_scale", lambda m, b: b % 4 != 0, "{blocks} K blocks are a multiple of 4"),
 )
-fault("row-major A scale read as [K/128, align(M, 4)]", INDEX, seen=LAYOUT,
-      contracts=BLOCKS - {CUTLASS}, read=each("a_scale", _read_column_major(4)), needs=a_matrix, same_if=SQUARE)
-fault("row-major A scale read M-major", INDEX, seen="vLLM 0.20.2 cutlass_scaled_mm on an H200",
-      contracts={CUTLASS}, read=each("a_scale", _read_column_major(4)), needs=a_matrix, same_if=SQUARE)
-fault("unpadded A scale read with leading dimension align(M, 4)", INDEX, seen="FlashInfer 0.6.18 on an H200",
-      contracts=BLOCKS, read=each("a_scale", _columns_aligned(written=1, read=4)), needs=ragged_rows, same_if=EQUAL)
-fault("A scale padded to align(M, 4) read with leading dimension M", INDEX, seen="pytorch/ao 4209",
-      contracts=BLOCKS, read=each("a_scale", _columns_aligned(written=4, read=1)), needs=ragged_rows, same_if=EQUAL)
-fault("A scale read with K blocks padded to 4", INDEX, seen="TensorRT-LLM PR 3144",
-      contracts=BLOCKS, read=each("a_scale", _blocks_read_padded), needs=ragged_blocks, same_if=EQUAL)
-fault("row-major B scale read N-major", INDEX, seen=LAYOUT,
-      contracts=BLOCKS, read=each("b_scale", _read_column_major(1)), needs=_matrix_scale("b_scale"), same_if=SQUARE)
-fault("A scale not swizzled into 128x4 tiles", INDEX, seen="triton PR 10382",
-      contracts=BLOCKS, read=each("a_scale", _unswizzled), needs=a_matrix, same_if=EQUAL)
-fault("A scale swizzled 8x4 read as 128x4", INDEX, seen="flashinfer 3604",
-      contracts=BLOCKS, read=each("a_scale", _wrong_swizzle), needs=a_matrix, same_if=EQUAL)
-fault("per-token weight scale indexed per 128x128 block", INDEX, seen="FlashInfer 0.6.18 on an H200",
-      contracts={FLASHINFER}, read=each("b_scale", _rows(lambda r, n: r // 128)),
-      needs=need(lambda c: c.parts[0].product.b_rows == 1 < c.parts[0].product.N, "weight_scale is per 128x128 block"),
-      same_if=EQUAL)
+fault(
+    "row-major A scale read as [K/128, align(M, 4)]",
+    INDEX,
+    seen=LAYOUT,
+    contracts=BLOCKS - {CUTLASS},
+    read=each("a_scale", _read_column_major(4)),
+    needs=a_matrix,
+    same_if=SQUARE,
+)
+fault(
+    "row-major A scale read M-major",
+    INDEX,
+    seen="vLLM 0.20.2 cutlass_scaled_mm on an H200",
+    contracts={CUTLASS},
+    read=each("a_scale", _read_column_major(4)),
+    needs=a_matrix,
+    same_if=SQUARE,
+)
+fault(
+    "unpadded A scale read with leading dimension align(M, 4)",
+    INDEX,
+    seen="FlashInfer 0.6.18 on an H200",
+    contracts=BLOCKS,
+    read=each("a_scale", _columns_aligned(written=1, read=4)),
+    needs=ragged_rows,
+    same_if=EQUAL,
+)
+fault(
+    "A scale padded to align(M, 4) read with leading dimension M",
+    INDEX,
+    seen="pytorch/ao 4209",
+    contracts=BLOCKS,
+    read=each("a_scale", _columns_aligned(written=4, read=1)),
+    needs=ragged_rows,
+    same_if=EQUAL,
+)
+fault(
+    "A scale read with K blocks padded to 4",
+    INDEX,
+    seen="TensorRT-LLM PR 3144",
+    contracts=BLOCKS,
+    read=each("a_scale", _blocks_read_padded),
+    needs=ragged_blocks,
+    same_if=EQUAL,
+)
+fault(
+    "row-major B scale read N-major",
+    INDEX,
+    seen=LAYOUT,
+    contracts=BLOCKS,
+    read=each("b_scale", _read_column_major(1)),
+    needs=_matrix_scale("b_scale"),
+    same_if=SQUARE,
+)
+fault(
+    "A scale not swizzled into 128x4 tiles",
+    INDEX,
+    seen="triton PR 10382",
+    contracts=BLOCKS,
+    read=each("a_scale", _unswizzled),
+    needs=a_matrix,
+    same_if=EQUAL,
+)
+fault(
+    "A scale swizzled 8x4 read as 128x4",
+    INDEX,
+    seen="flashinfer 3604",
+    contracts=BLOCKS,
+    read=each("a_scale", _wrong_swizzle),
+    needs=a_matrix,
+    same_if=EQUAL,
+)
+fault(
+    "per-token weight scale indexed per 128x128 block",
+    INDEX,
+    seen="FlashInfer 0.6.18 on an H200",
+    contracts={FLASHINFER},
+    read=each("b_scale", _rows(lambda r, n: r // 128)),
+    needs=need(lambda c: c.parts[0].product.b_rows == 1 < c.parts[0].product.N, "weight_scale is per 128x128 block"),
+    same_if=EQUAL,
+)
 
 
-@fault("B scale of the last columns of an N block from the next one", INDEX, seen="H200 mutants",
-       contracts=BLOCKS,
-       needs=need(lambda c: c.parts[0].product.b_scale.shape[0] > 1 and c.parts[0].product.b_rows > 8,
-                  "b_scale has no two blocks along N"),
-       same_if=EQUAL)
+@fault(
+    "B scale of the last columns of an N block from the next one",
+    INDEX,
+    seen="H200 mutants",
+    contracts=BLOCKS,
+    needs=need(
+        lambda c: c.parts[0].product.b_scale.shape[0] > 1 and c.parts[0].product.b_rows > 8,
+        "b_scale has no two blocks along N",
+    ),
+    same_if=EQUAL,
+)
 def product_few_columns_of_next_block(product: ScaledProduct) -> ScaledProduct:
     each_column = product.b_scale.repeat_interleave(product.b_rows, dim=0)[: product.N].clone()
     for group in range(1, product.b_scale.shape[0]):
@@ -263,15 +354,28 @@ def _block_k64(product: ScaledProduct) -> ScaledProduct:
     return replace(product, block=64, a_scale=product.a_scale[:, column], b_scale=product.b_scale[:, column])
 
 
-fault("scale column advances once per BLOCK_K = 64", INDEX, seen="pytorch 195751",
-      contracts=BLOCKS, product=_block_k64, needs=several_blocks, same_if=EQUAL,
-      schedule=lambda s: s if s is None or s.interval is None else replace(s, interval=64))
+fault(
+    "scale column advances once per BLOCK_K = 64",
+    INDEX,
+    seen="pytorch 195751",
+    contracts=BLOCKS,
+    product=_block_k64,
+    needs=several_blocks,
+    same_if=EQUAL,
+    schedule=lambda s: s if s is None or s.interval is None else replace(s, interval=64),
+)
 
 
-@fault("scalar A scale read as a vector", INDEX, seen="pytorch 159940",
-       contracts=PRODUCTS - GROUPED,
-       needs=both(need(lambda c: c.parts[0].product.a_scale.shape == (1, 1), "a_scale is no scalar"),
-                  need(lambda c: c.parts[0].product.M > 1, "there is one row")))
+@fault(
+    "scalar A scale read as a vector",
+    INDEX,
+    seen="pytorch 159940",
+    contracts=PRODUCTS - GROUPED,
+    needs=both(
+        need(lambda c: c.parts[0].product.a_scale.shape == (1, 1), "a_scale is no scalar"),
+        need(lambda c: c.parts[0].product.M > 1, "there is one row"),
+    ),
+)
 def product_scalar_as_vector(product: ScaledProduct) -> ScaledProduct:
     """The scalar is read with the row number: other memory, here the codes' neighbours, behind the first row."""
     junk = torch.linspace(0.5, 1.5, product.M, dtype=torch.float64, device="cpu").to(torch.float32).to(product.a.device)
@@ -288,16 +392,28 @@ def _next_group(role: str) -> Change:
 
 SCALED_GROUPS = frozenset(name for name in GROUPED if "b_scale" in ROLES[name])
 for role, what, contracts in (("a_scale", "A scale", BY_COUNT), ("b_scale", "B scale", SCALED_GROUPS)):
-    fault(f"{what} of the next group", INDEX, seen="DeepGEMM PR 343",
-          contracts=contracts, read=_next_group(role), needs=several_groups, same_if=EQUAL)
+    fault(
+        f"{what} of the next group",
+        INDEX,
+        seen="DeepGEMM PR 343",
+        contracts=contracts,
+        read=_next_group(role),
+        needs=several_groups,
+        same_if=EQUAL,
+    )
 
 
-@fault("batch stride of padded A scales wrong", INDEX, seen="flashinfer 3604",
-       contracts=BY_COUNT,
-       needs=both(need(lambda c: c.inputs["a"].shape[0] != 1, "there is one group"),
-                  need(lambda c: c.inputs["a"].shape[1] % 4,
-                       lambda c: f"M={c.inputs['a'].shape[1]} is a multiple of 4")),
-       same_if=EQUAL)
+@fault(
+    "batch stride of padded A scales wrong",
+    INDEX,
+    seen="flashinfer 3604",
+    contracts=BY_COUNT,
+    needs=both(
+        need(lambda c: c.inputs["a"].shape[0] != 1, "there is one group"),
+        need(lambda c: c.inputs["a"].shape[1] % 4, lambda c: f"M={c.inputs['a'].shape[1]} is a multiple of 4"),
+    ),
+    same_if=EQUAL,
+)
 def read_batch_stride(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     scale = inputs["a_scale"]
     groups, m, blocks = scale.shape
@@ -309,10 +425,16 @@ def read_batch_stride(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor
 
 
 for name, seen, index in (
-    ("shard scale row overwritten by the next shard", "Megatron-LM PR 6045, vllm 52997",
-     lambda r, n: torch.where(r < n // 2, r + n // 2, r)),
-    ("gate and up scales swapped without the weights", "sglang PR 11081, PR 32430",
-     lambda r, n: torch.where(r + n // 2 < n // 2 * 2, (r + n // 2) % max(1, n // 2 * 2), r)),
+    (
+        "shard scale row overwritten by the next shard",
+        "Megatron-LM PR 6045, vllm 52997",
+        lambda r, n: torch.where(r < n // 2, r + n // 2, r),
+    ),
+    (
+        "gate and up scales swapped without the weights",
+        "sglang PR 11081, PR 32430",
+        lambda r, n: torch.where(r + n // 2 < n // 2 * 2, (r + n // 2) % max(1, n // 2 * 2), r),
+    ),
 ):
     fault(name, INDEX, seen=seen, read=each("b_scale", _rows(index)), needs=several_rows("b_scale"), same_if=EQUAL)
 
@@ -354,8 +476,13 @@ def _bf16(scale: Tensor) -> Tensor:
 
 NUMBER_FAULTS = (
     ("mantissa of the {} truncated", "DeepGEMM PR 112, vllm PR 22399", exponent_only, True, POWERS),
-    ("{} rounded up to a power of two without requantising", "transformers 47030, sglang PR 28418", rounded_up, True,
-     POWERS),
+    (
+        "{} rounded up to a power of two without requantising",
+        "transformers 47030, sglang PR 28418",
+        rounded_up,
+        True,
+        POWERS,
+    ),
     ("{} rounded to bfloat16", "pytorch/ao PR 4725", _bf16, True, "every scale is a bfloat16 value"),
     ("{} one ulp high", "sglang PR 32616", one_ulp_up, False, ""),
     ("inverse of the {} used", "vllm PR 36297", lambda scale: ones(scale) / scale, False, ONES),
@@ -364,13 +491,24 @@ NUMBER_FAULTS = (
 )
 for role, what in ROLE_NAMES:
     for name, seen, change, no_powers, same_if in NUMBER_FAULTS:
-        fault(name.format(what), VALUE, seen=seen,
-              read=each(role, change), needs=_no_powers(role) if no_powers else has(role), same_if=same_if)
+        fault(
+            name.format(what),
+            VALUE,
+            seen=seen,
+            read=each(role, change),
+            needs=_no_powers(role) if no_powers else has(role),
+            same_if=same_if,
+        )
 
-fault("A scale replaced by the reciprocal of its reciprocal", VALUE, seen="sglang PR 4362, flashinfer 2441",
-      read=each("a_scale", lambda scale: ones(scale) / (ones(scale) / scale)), needs=_no_powers("a_scale"),
-      same_if="1/(1/s) = s for these scales",
-      admissible_if="1/(1/s) is s or its neighbour: orders of the epilogue differ by as much")
+fault(
+    "A scale replaced by the reciprocal of its reciprocal",
+    VALUE,
+    seen="sglang PR 4362, flashinfer 2441",
+    read=each("a_scale", lambda scale: ones(scale) / (ones(scale) / scale)),
+    needs=_no_powers("a_scale"),
+    same_if="1/(1/s) = s for these scales",
+    admissible_if="1/(1/s) is s or its neighbour: orders of the epilogue differ by as much",
+)
 
 
 def _middle_row_larger(scale: Tensor) -> Tensor:
@@ -379,8 +517,13 @@ def _middle_row_larger(scale: Tensor) -> Tensor:
     return scale
 
 
-fault("A scale of one row 2^-7 too large", VALUE, seen="H200 mutants",
-      read=each("a_scale", _middle_row_larger), same_if="every sum of that row is zero")
+fault(
+    "A scale of one row 2^-7 too large",
+    VALUE,
+    seen="H200 mutants",
+    read=each("a_scale", _middle_row_larger),
+    same_if="every sum of that row is zero",
+)
 
 
 def _bleeding(scale: Tensor) -> Tensor:
@@ -393,9 +536,15 @@ def _bleeding(scale: Tensor) -> Tensor:
     return _from_bits(torch.where(place % 4 != 3, byte | carry, byte) << 23)
 
 
-fault("mantissa bit of an A scale bleeds into the neighbour byte", VALUE,
-      seen="sglang PR 25733, TransformerEngine PR 2589",
-      contracts=BLOCKS, read=each("a_scale", _bleeding), needs=_no_powers("a_scale"), same_if=POWERS)
+fault(
+    "mantissa bit of an A scale bleeds into the neighbour byte",
+    VALUE,
+    seen="sglang PR 25733, TransformerEngine PR 2589",
+    contracts=BLOCKS,
+    read=each("a_scale", _bleeding),
+    needs=_no_powers("a_scale"),
+    same_if=POWERS,
+)
 
 
 def _bytes_as_exponents(scale: Tensor) -> Tensor:
@@ -405,8 +554,13 @@ def _bytes_as_exponents(scale: Tensor) -> Tensor:
     return _from_bits((words >> (8 * (column % 4)).to(torch.int32) & 0xFF) << 23)
 
 
-fault("float32 bits of the A scale read as four exponents", VALUE, seen="sglang PR 26306",
-      contracts=BLOCKS, read=each("a_scale", _bytes_as_exponents))
+fault(
+    "float32 bits of the A scale read as four exponents",
+    VALUE,
+    seen="sglang PR 26306",
+    contracts=BLOCKS,
+    read=each("a_scale", _bytes_as_exponents),
+)
 
 
 def _bf16_pairs(scale: Tensor) -> Tensor:
@@ -417,13 +571,27 @@ def _bf16_pairs(scale: Tensor) -> Tensor:
     return _from_bits(high[first] | high[second] << 16).reshape(scale.shape)
 
 
-fault("bfloat16 bits of the A scale read as float32", VALUE, seen="flashinfer PR 3497",
-      read=each("a_scale", _bf16_pairs), needs=several_rows("a_scale"))
-fault("A scale left at exponent byte 1", VALUE, seen="triton-ascend PR 2280",
-      contracts=BLOCKS, read=each("a_scale", lambda scale: torch.full_like(scale, 2.0**-126)))
-fault("last B scale left at its unloaded sentinel", VALUE, seen="vllm-omni 5263",
-      read=each("b_scale", lambda scale: torch.cat([scale[:-1], torch.full_like(scale[-1:], SENTINEL)])),
-      needs=has("b_scale"))
+fault(
+    "bfloat16 bits of the A scale read as float32",
+    VALUE,
+    seen="flashinfer PR 3497",
+    read=each("a_scale", _bf16_pairs),
+    needs=several_rows("a_scale"),
+)
+fault(
+    "A scale left at exponent byte 1",
+    VALUE,
+    seen="triton-ascend PR 2280",
+    contracts=BLOCKS,
+    read=each("a_scale", lambda scale: torch.full_like(scale, 2.0**-126)),
+)
+fault(
+    "last B scale left at its unloaded sentinel",
+    VALUE,
+    seen="vllm-omni 5263",
+    read=each("b_scale", lambda scale: torch.cat([scale[:-1], torch.full_like(scale[-1:], SENTINEL)])),
+    needs=has("b_scale"),
+)
 
 
 def _pairs_share(scale: Tensor) -> Tensor:
@@ -433,5 +601,11 @@ def _pairs_share(scale: Tensor) -> Tensor:
     return torch.maximum(scale, scale[partner])
 
 
-fault("two shards share the larger B scale without requantising", VALUE, seen="vllm PR 41021",
-      read=each("b_scale", _pairs_share), needs=several_rows("b_scale"), same_if="both scales are equal")
+fault(
+    "two shards share the larger B scale without requantising",
+    VALUE,
+    seen="vllm PR 41021",
+    read=each("b_scale", _pairs_share),
+    needs=several_rows("b_scale"),
+    same_if="both scales are equal",
+)
