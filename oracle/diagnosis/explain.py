@@ -58,6 +58,7 @@ from oracle.numbers.threads import one_thread
 from oracle.routines import get
 from oracle.routines.base import Beyond, Call, Contract, Output, by_name
 from oracle.routines.catalogue import Family, Fault, Stage, agree, faults_of, run
+from oracle.routines.fault import named
 from oracle.routines.products.roles import quantised
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.schedules import Schedule, of_class
@@ -516,7 +517,7 @@ def _closest_recipe(call: Call, given: Mapping[str, Tensor]) -> tuple[tuple[Faul
 def with_recipe(recipe: Recipe, contract: str) -> Fault:
     """Another declared recipe, as a change of a quantiser: no fault, but put in the same way."""
     changes = {Stage.RECIPE: lambda call, own: recipe}
-    return Fault(f"recipe {recipe.name}", Family.ARITHMETIC, "", changes, frozenset({contract}))
+    return Fault(f"recipe {recipe.name}", Family.ARITHMETIC, "", changes, named({contract}))
 
 
 def _refused(call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor]:

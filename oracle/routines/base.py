@@ -36,6 +36,7 @@ from oracle.errors import (
     among,
 )
 from oracle.numbers.recipes import Recipe
+from oracle.routines.traits import Kind, Trait
 from oracle.tensorcore.identify import Match
 from oracle.tensorcore.schedules import Schedule
 from oracle.verdict.compare import Verdict
@@ -59,7 +60,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input: its name, dtypes and symbolic dims.
+    """One input: its name, dtypes, symbolic dims, and the kind of thing it is.
 
     A dim is a symbol (``"M"``), a number (``"1"``), a ceiling division (``"K/128"``), or alternatives
     separated by ``|`` (``"1|M"``). ``dims=None`` leaves the shape to the contract's own check.
@@ -71,6 +72,7 @@ class TensorSpec:
     doc: str
     optional: bool = False
     contiguous: bool = False
+    kind: Kind | None = None
 
 
 @dataclass(frozen=True)
@@ -255,6 +257,7 @@ class Contract(ABC):
     gpu : a GPU library computes it on an arch that captures are taken of, so that one is due.
     loses : its verdicts carry the loss of a quantisation.
     production : the attribute of the production package that computes it ("" for the routine's own name).
+    traits : what it states of itself (:mod:`oracle.routines.traits`); a class has those of its bases too.
     golden_arches : arches whose admissible sets are stored with golden fixtures; empty where all arches share one.
     """
 
@@ -277,6 +280,12 @@ class Contract(ABC):
     loses: ClassVar[bool] = False
     production: ClassVar[str] = ""
     also: ClassVar[tuple[str, ...]] = ()
+    traits: ClassVar[frozenset[Trait]] = frozenset()
+
+    @cached_property
+    def all_traits(self) -> frozenset[Trait]:
+        """The traits that its classes state."""
+        return frozenset().union(*(vars(kind).get("traits", ()) for kind in type(self).__mro__))
 
     # --- the verbs ------------------------------------------------------------------------------------------
 

@@ -34,7 +34,8 @@ from oracle.errors import ContractError, OptionError
 from oracle.numbers.formats import same_bits
 from oracle.routines.base import Beyond as Beyond
 from oracle.routines.base import Call as Call
-from oracle.routines.base import get as contract_of
+from oracle.routines.base import registered
+from oracle.routines.traits import Trait
 
 
 class Family(StrEnum):
@@ -128,7 +129,7 @@ class Fault:
     family : :class:`Family`.
     met_in : where it was met: a thread, or the section of the facts that measured it.
     changes : the mutation, by stage.
-    contracts : names of the contracts it applies to.
+    on : the trait of the contracts that it applies to.
     why_not : the reason for which a given call cannot show it, or None.
     equivalent : the argument for which a mutant may give the right bits ("" if there is none).
     tolerated : the argument for which its wrong bits may be admissible ("" if there is none).
@@ -141,16 +142,21 @@ class Fault:
     family: Family
     met_in: str
     changes: Mapping[Stage, Change]
-    contracts: frozenset[str]
+    on: Trait
     why_not: WhyNot = always
     equivalent: str = ""
     tolerated: str = ""
     race: bool = False
     by_code: bool = False
 
+    @property
+    def contracts(self) -> frozenset[str]:
+        """Names of the registered contracts that it applies to."""
+        return frozenset(name for name, contract in registered().items() if self.on.holds(contract))
+
     def applies(self, call: Call) -> str | None:
         """Why this fault cannot be put into ``call``, or None when it can."""
-        if call.contract.name not in self.contracts:
+        if not self.on.holds(call.contract):
             return f"{self.name}: not a fault of {call.contract.name}"
         return self.why_not(call)
 
@@ -163,10 +169,16 @@ def ones(x: Tensor) -> Tensor:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+def named(names: Iterable[str]) -> Trait:
+    """The contracts of these names; for a fault that one routine alone can have, in the folder of that routine."""
+    known = frozenset(names)
+    return Trait(", ".join(sorted(known)), lambda contract: contract.name in known)
+
+
 class Faults:
     """The faults of one family of contracts, in the order in which they are declared::
 
-        FAULTS = Faults({"cutlass_scaled_mm"})
+        FAULTS = Faults(of_class(ProductContract))
         fault = FAULTS.declare
 
         for step, word in ((1, "previous"), (-1, "next")):
@@ -175,12 +187,12 @@ class Faults:
         @fault("store truncates", CAST, seen="H200 mutants", same_if="every sum is a value of the output dtype")
         def store_truncated(call, acc): ...
 
-    Iteration gives the :class:`Fault` records. ``contracts`` are the names that a fault of this family applies to
-    unless its declaration names others.
+    Iteration gives the :class:`Fault` records. ``on`` is the trait of the contracts that a fault of this family applies
+    to unless its declaration gives another.
     """
 
-    def __init__(self, contracts: Iterable[str]) -> None:
-        self.contracts = frozenset(contracts)
+    def __init__(self, on: Trait | Iterable[str]) -> None:
+        self.on = on if isinstance(on, Trait) else named(on)
         self._found: dict[str, Fault | None] = {}
 
     def declare(
@@ -192,6 +204,7 @@ class Faults:
         needs: WhyNot = always,
         same_if: str = "",
         admissible_if: str = "",
+        on: Trait | None = None,
         contracts: Iterable[str] | None = None,
         race: bool = False,
         by_code: bool = False,
@@ -212,7 +225,7 @@ class Faults:
         needs : the reason for which a given call cannot show it, or None; see :func:`need` and :func:`both`.
         same_if : the argument for which the mutant may give the right bits.
         admissible_if : the argument for which its wrong bits may be admissible.
-        contracts : names of the contracts it applies to; None takes those of the family.
+        on : the trait of the contracts that it applies to; None takes that of the family.
         race : whether it is the order of two stores, so that any part of what it changes may be right.
         by_code : whether it changes the codes of a product's operands one by one, and nothing else.
 
@@ -221,16 +234,14 @@ class Faults:
         OptionError
             The name or the source is empty, the name is taken, there is no such stage, or no stage is named.
         ContractError
-            No contract is named. A contract that is not registered is refused when the faults are read, since a
-            family may declare faults before every contract is known.
+            No registered contract has the trait; raised when the faults are read, since a family may declare faults
+            before every contract is known.
         """
-        applied = self.contracts if contracts is None else frozenset(contracts)
+        applied = on or (self.on if contracts is None else named(contracts))
         if not name or not seen:
             raise OptionError(f"fault {name!r} needs {'a source: where it was met (seen=)' if name else 'a name'}")
         if name in self._found:
             raise OptionError(f"fault {name!r} is declared twice")
-        if not applied:
-            raise ContractError(f"fault {name!r} names no contract")
 
         def keep(changes: Mapping[str, Callable[..., Any]]) -> None:
             found = {_stage(name, word): change_of(function) for word, function in changes.items()}
@@ -252,11 +263,8 @@ class Faults:
         for name, fault in self._found.items():
             if fault is None:
                 raise OptionError(f"fault {name!r} changes nothing: name a stage, or decorate a function with it")
-            for contract in sorted(fault.contracts):
-                try:
-                    contract_of(contract)
-                except ContractError as error:
-                    raise ContractError(f"fault {name!r}: {error}") from None
+            if not fault.contracts:
+                raise ContractError(f"fault {name!r} applies to no registered contract: none has the trait {fault.on}")
             yield fault
 
 

@@ -24,6 +24,7 @@ from oracle.errors import OptionError
 from oracle.routines import cases, get, registered
 from oracle.routines.catalogue import Call, Family, Fault, Stage, faults_of
 from oracle.routines.catalogue import get as get_fault
+from oracle.routines.fault import named
 from oracle.routines.products.contract import block_scaled
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import quantum_of
@@ -61,9 +62,7 @@ class TestScore:
 
     def test_a_fault_that_does_nothing_survives(self) -> None:
         """The sabotaged twin: without an argument, equal bits are no equivalence."""
-        nothing = Fault(
-            "nothing", Family.MOVEMENT, "-", {Stage.WRITE: lambda call, out: out}, frozenset({"fp8_gemm_nt"})
-        )
+        nothing = Fault("nothing", Family.MOVEMENT, "-", {Stage.WRITE: lambda call, out: out}, named({"fp8_gemm_nt"}))
         (mutant,) = mutate("fp8_gemm_nt", faults=[nothing], with_rules=False).mutants
         assert mutant.fate is Fate.SURVIVED
         (argued,) = mutate(

@@ -12,7 +12,7 @@ from oracle.routines import RoutineFamily, cases, families, get, registered
 from oracle.routines import catalogue as module
 from oracle.routines.catalogue import BEHAVIOURS, Beyond, Call, Family, agree, catalogue, faults_of, run
 from oracle.routines.catalogue import get as get_fault
-from oracle.routines.fault import CAST, INDEX, Faults, Stage, both, change_of, entry, need
+from oracle.routines.fault import CAST, INDEX, Faults, Stage, both, change_of, entry, named, need
 from oracle.routines.mx import faults as mx
 from oracle.routines.mx import more_faults
 from oracle.routines.products.roles import PRODUCTS
@@ -143,7 +143,7 @@ class TestDeclare:
                 needs=need(lambda call: False, "never"),
                 same_if="equal",
                 admissible_if="close",
-                contracts={"cutlass_scaled_mm"},
+                on=named({"cutlass_scaled_mm"}),
                 race=True,
             )
         first, second = found
@@ -165,7 +165,6 @@ class TestDeclare:
             ({"seen": ""}, OptionError, "'x' needs a source: where it was met"),
             ({"name": ""}, OptionError, "needs a name"),
             ({"name": "taken"}, OptionError, "'taken' is declared twice"),
-            ({"contracts": ()}, ContractError, "'x' names no contract"),
             ({"stores": lambda acc: acc}, OptionError, "'x' changes 'stores', which is no stage; stages are: read, "),
             ({"store": lambda: None}, OptionError, "takes 0 arguments; a change takes .call, value. or .value."),
             ({"store": lambda call, acc, more: acc}, OptionError, "takes 3 arguments"),
@@ -186,10 +185,10 @@ class TestDeclare:
         assert [fault.name for fault in found] == ["taken"], "a refused fault leaves nothing behind"
 
     def test_an_unknown_contract_is_refused_when_the_faults_are_read(self) -> None:
-        """The error names the fault and the contracts that exist."""
+        """The error names the fault and the trait that no registered contract has."""
         found = Faults({"fp8_gemm_nt"})
-        found.declare("x", CAST, seen="this test", contracts={"fp8_gemm_xx"}, store=lambda acc: acc)
-        with pytest.raises(ContractError, match="'x': no contract 'fp8_gemm_xx'; did you mean .*'fp8_gemm_nt'"):
+        found.declare("x", CAST, seen="this test", on=named({"fp8_gemm_xx"}), store=lambda acc: acc)
+        with pytest.raises(ContractError, match="'x' applies to no registered contract: .*fp8_gemm_xx"):
             list(found)
 
     def test_a_function_named_for_no_stage_is_refused(self) -> None:

@@ -11,7 +11,20 @@ from torch import Tensor
 
 from oracle.numbers.formats import FP32, decode, of_dtype
 from oracle.routines.base import Call
-from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Fault, Faults, both, entry, need, ones
+from oracle.routines.fault import (
+    ARITHMETIC,
+    CAST,
+    INDEX,
+    MOVEMENT,
+    VALUE,
+    Fault,
+    Faults,
+    both,
+    entry,
+    named,
+    need,
+    ones,
+)
 from oracle.routines.fused.contract import FusedContract, Inner, matrix_of
 from oracle.routines.quantisers import faults as quantisers
 from oracle.routines.quantisers.contract import Amax, PerTokenGroupQuantFp8
@@ -60,7 +73,7 @@ class _Inside:
         for fault in quantisers.FAULTS:
             if PerTokenGroupQuantFp8.name in fault.contracts:
                 where = FUSED if fault.family in (CAST, MOVEMENT) else COMPUTED  # a given scale is nobody's mistake
-                yield replace(fault, name=PREFIX + fault.name, contracts=where, why_not=asked_inside(fault.why_not))
+                yield replace(fault, name=PREFIX + fault.name, on=named(where), why_not=asked_inside(fault.why_not))
 
 
 def asked_inside(why_not: OfCall) -> OfCall:

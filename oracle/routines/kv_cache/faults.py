@@ -11,7 +11,20 @@ from torch import Tensor
 
 from oracle.numbers.formats import BF16, E4M3FN, codes_of, decode, from_codes, of_dtype
 from oracle.numbers.rounding import Overflow, Rounding, encode, f32, round_to
-from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Call, Fault, Faults, both, entry, need
+from oracle.routines.fault import (
+    ARITHMETIC,
+    CAST,
+    INDEX,
+    MOVEMENT,
+    VALUE,
+    Call,
+    Fault,
+    Faults,
+    both,
+    entry,
+    named,
+    need,
+)
 from oracle.routines.fused.faults import asked_inside
 from oracle.routines.kv_cache.contract import Coded, Copied, Piece, Products, Quantised, Quotients, flat, put
 from oracle.routines.kv_cache.writers import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE, columns
@@ -309,7 +322,7 @@ class _Inside:
     def __iter__(self) -> Iterator[Fault]:
         for one in quantisers.FAULTS:
             if PerTokenGroupQuantFp8.name in one.contracts:
-                yield replace(one, name=PREFIX + "tile " + one.name, contracts=TILED, why_not=asked_inside(one.why_not))
+                yield replace(one, name=PREFIX + "tile " + one.name, on=named(TILED), why_not=asked_inside(one.why_not))
 
 
 INSIDE = _Inside()

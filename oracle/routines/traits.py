@@ -1,0 +1,93 @@
+"""What a contract is, as properties by which faults and drawn cases apply to it; nothing names a contract.
+
+An input has a :class:`Kind`: what its numbers stand for. A contract has traits, of two sorts:
+
+*stated*    ``PAIRED = Trait("writes keys and values")``; a contract states it with ``traits = frozenset({PAIRED})``,
+            its subclasses have it too;
+*derived*   ``Trait("grouped", lambda contract: contract.groups is not None)``, or one of :func:`takes`, :func:`of_kind`
+            and :func:`of_class`.
+
+Traits combine: ``GROUPED & takes("bias")``, ``PAIRED | TILED``, ``GROUPED - RUNS``, ``~GROUPED``. A contract of another
+distribution has a trait by stating it, or by being what a derived one asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from oracle.routines.base import Contract
+
+
+class Kind(StrEnum):
+    """What the numbers of an input stand for."""
+
+    VALUES = "values"  #: real numbers that are quantised, multiplied or normalised
+    CODES = "codes"  #: encoded values: FP8, packed FP4 or FP6, integers with a scale
+    SCALES = "scales"  #: what codes are multiplied with, or values divided by, one for a block, row or tensor
+    OFFSETS = "offsets"  #: ascending places where a group, sequence or expert begins
+    COUNTS = "counts"  #: how many rows a group, sequence or expert has
+    IDS = "ids"  #: which expert, group or sequence a row belongs to; -1 where none
+    SLOTS = "slots"  #: a place in a cache for each token; -1 where none
+    PAGES = "pages"  #: a table of pages, one row a sequence
+    POSITIONS = "positions"  #: rows of a table, places in a sequence, or a permutation
+    LOGITS = "logits"  #: scores that are ranked or put through a softmax
+    MASK = "mask"  #: what counts and what does not
+    WEIGHTS = "weights"  #: factors of a sum, a norm or a router, not quantised
+    BIAS = "bias"  #: what is added to a result
+    ALPHA = "alpha"  #: one factor of the whole result, or one for each group
+    STATE = "state"  #: memory that the call goes on from: a cache, an accumulator, running maxima
+    RANDOM = "random"  #: random bits or a seed
+
+
+@dataclass(frozen=True, eq=False)
+class Trait:
+    """One property of contracts; stated where ``derived`` is None."""
+
+    name: str
+    derived: Callable[[Contract], bool] | None = None
+
+    def holds(self, contract: Contract) -> bool:
+        """Whether a contract has it."""
+        return self in contract.all_traits if self.derived is None else self.derived(contract)
+
+    def __and__(self, other: Trait) -> Trait:
+        return Trait(f"{self.name} and {other.name}", lambda c: self.holds(c) and other.holds(c))
+
+    def __or__(self, other: Trait) -> Trait:
+        return Trait(f"{self.name} or {other.name}", lambda c: self.holds(c) or other.holds(c))
+
+    def __sub__(self, other: Trait) -> Trait:
+        return Trait(f"{self.name} but not {other.name}", lambda c: self.holds(c) and not other.holds(c))
+
+    def __invert__(self) -> Trait:
+        return Trait(f"not {self.name}", lambda c: not self.holds(c))
+
+    def __repr__(self) -> str:
+        return f"Trait({self.name!r})"
+
+
+def takes(name: str) -> Trait:
+    """Contracts with an input or an option of this name."""
+    return Trait(f"takes {name}", lambda c: any(spec.name == name for spec in (*c.inputs, *c.options)))
+
+
+def of_kind(kind: Kind) -> Trait:
+    """Contracts with an input of this kind."""
+    return Trait(f"takes {kind}", lambda c: any(spec.kind is kind for spec in c.inputs))
+
+
+def of_class(*classes: type[Contract]) -> Trait:
+    """Contracts of these classes, which are those of a family's own."""
+    return Trait(" or ".join(one.__name__ for one in classes), lambda c: isinstance(c, classes))
+
+
+def has_role(role: str) -> Trait:
+    """Contracts with an input for a part of a product or a quantiser: ``a``, ``b``, ``a_scale``, ``b_scale``, ``x``."""
+    return Trait(f"has {role}", lambda c: role in c.roles)
+
+
+GROUPED = Trait("grouped", lambda c: c.groups is not None)
