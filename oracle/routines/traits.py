@@ -72,7 +72,7 @@ class Trait:
 
 def takes(name: str) -> Trait:
     """Contracts with an input or an option of this name."""
-    return Trait(f"takes {name}", lambda c: any(spec.name == name for spec in (*c.inputs, *c.options)))
+    return Trait(f"takes {name}", lambda c: name in {*(x.name for x in c.inputs), *(x.name for x in c.options)})
 
 
 def of_kind(kind: Kind) -> Trait:

@@ -249,8 +249,8 @@ for top in (256.0, 240.0):
         needs=coded,
         same_if=f"no quotient exceeds {top:.0f}",
         seen="sglang PR 40581" if top == 256.0 else "vllm PR 12134",
-        quotient=_quotient(lambda q, top=top: q.quotient.clamp(-top, top)),
-    )  # type: ignore[misc]
+        quotient=_quotient(lambda q, top=top: q.quotient.clamp(-top, top)),  # type: ignore[misc]
+    )
 cast(
     f"{PREFIX}codes rounded half away from zero",
     CAST,

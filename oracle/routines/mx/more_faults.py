@@ -229,8 +229,8 @@ for name, made, when in (
         contracts=HADAMARD,
         seen=MINE + "TransformerEngine reference_nvfp4 has the order of the factors",
         write=entry("out", _by(made)),
-        **more,
-    )  # type: ignore[arg-type]
+        **more,  # type: ignore[arg-type]
+    )
 
 
 def _reversed() -> list[int]:
