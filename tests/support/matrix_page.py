@@ -1,0 +1,172 @@
+"""The page of the whole matrix: what differs between cells, every cell, then routine by arch, mode, Python and torch.
+
+Each form is a pure function of :class:`tests.support.matrix.Matrix`. Differences come first, each with the cells, what
+they say, what the others say, and the cause as far as versions show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+
+from oracle.errors import counted
+from oracle.report.files import one_line, within
+from oracle.report.markup import badge, cut, page, scrolling, section, table, theme_button
+from oracle.report.outcome import counts_of
+from tests.support.matrix import CELLS, MODES, CellRecord, Difference, Matrix
+
+SHOWN = 100  # differences, and failing tests of a cell, that are written out
+STYLE = """<style>
+.marks td.odd { background: var(--bad-bg); color: var(--bad); font-weight: 700; }
+.marks th, .marks td { white-space: nowrap; } .marks tbody th { font-weight: 400; }
+.marks thead th { text-align: left; } .cells td { min-width: 8em; }
+</style>"""
+
+
+def to_text(matrix: Matrix) -> str:
+    """What is wrong, a line each, and a closing line."""
+    lines = [*(f"ERROR {text}" for text in matrix.problems), *(f"{one.kind.upper()} {one}" for one in matrix.differences)]
+    lines += [f"FAILED {record.cell}: {what}: {why}" for record in matrix.records for what, why in failures(record)]
+    return "\n".join([*lines, f"{'OK' if matrix.ok else 'NOT OK'}  {summary(matrix)}"])
+
+
+def summary(matrix: Matrix) -> str:
+    """The cells by what became of them, and how many differences."""
+    words = [record.word for record in matrix.records]
+    cells = [f"{words.count(word)} {word.lower()}" for word in ("PASSED", "FAILED", "UNSUPPORTED") if word in words]
+    return f"{counted(len(words), 'cell')}: {', '.join(cells)}; {counted(len(matrix.differences), 'difference')}"
+
+
+def failures(record: CellRecord) -> Iterator[tuple[str, str]]:
+    """What fails in a cell: outcomes of the sample, then tests, each with its reason."""
+    yield from ((f"{o.id} [{o.subject}, {o.arch}]", o.verdict.summary) for o in record.failing)
+    yield from record.broken.items()
+
+
+def counts(record: CellRecord) -> list[str]:
+    """How many tests and how many outcomes of the sample ended how."""
+    tests = {name: len(record.tests.get(name, {})) for name in ("failed", "error", "skipped", "xfailed")}
+    tests = {"passed": sum(record.tests.get("passed", {}).values())} | tests
+    judged = counts_of(record.outcomes.values())
+    said = (("tests", tests), ("cases", {name.lower(): number for name, number in judged.items()}))
+    return [f"{what}: {', '.join(f'{n} {name}' for name, n in of.items() if n) or 'none'}" for what, of in said]
+
+
+# --- HTML ---------------------------------------------------------------------------------------------------------
+
+
+def to_html(matrix: Matrix) -> str:
+    """One self-contained HTML document."""
+    sections = [
+        section("differences", "What is wrong, and what differs between cells", _differences(matrix)),
+        section("cells", "Every cell", _overview(matrix)),
+        section("failures", "What fails, cell by cell", _failures(matrix)),
+        *(section(mode, f"Routines in the mode {mode}", _routines(matrix, mode)) for mode in MODES),
+    ]
+    named = (("differences", "differences"), ("cells", "cells"), ("failures", "failures"), *zip(MODES, MODES, strict=True))
+    links = "".join(f'<a href="#{name}">{title}</a>' for name, title in named)
+    head = (
+        f'<header><div class="top"><h1>fp8-oracle: the matrix of Python, torch and mode</h1>{theme_button()}</div>'
+        f'<p class="verdict {"good" if matrix.ok else "bad"}">{"✓" if matrix.ok else "✗"} {summary(matrix)}</p></header>'
+    )
+    body = "\n".join((STYLE, head, f'<nav aria-label="sections">{links}</nav><main>', *sections, "</main>"))
+    return page(f"fp8-oracle matrix: {summary(matrix)}", body)
+
+
+def _differences(matrix: Matrix) -> str:
+    rows = [_row("ERROR", f"<p>{cut(text, 600)}</p>") for text in matrix.problems]
+    for one in matrix.differences[:SHOWN]:
+        more = "".join(f"<li><code>{escape(case)}</code></li>" for case in one.cases[1:])
+        more = f"<details><summary>and {counted(len(one.cases) - 1, 'more case')}</summary><ul>{more}</ul></details>"
+        said = f"<p><b>{escape(one.where)}</b>: {escape(one.what)}</p><p>{cut(one.words, 600)}</p>"
+        rows.append(_row(one.kind.upper(), f"{said}<p><b>{escape(one.cause)}</b></p>{more if one.cases[1:] else ''}"))
+    if (left := len(matrix.differences) - SHOWN) > 0:
+        rows.append(_row("MORE", f"<p>and {counted(left, 'more difference')}; the command prints every one</p>"))
+    return f'<ul class="glance">{"".join(rows)}</ul>' if rows else "<p>Nothing: all cells say the same.</p>"
+
+
+def _row(word: str, content: str) -> str:
+    return f"<li><span>{badge(word)}</span><div>{content}</div></li>"
+
+
+def _overview(matrix: Matrix) -> str:
+    """A row for each Python and torch, a column for each mode."""
+    by_cell = {record.cell: record for record in matrix.records}
+    rows = []
+    for name in dict.fromkeys(cell.environment for cell in CELLS):
+        mine = [by_cell[cell] for cell in CELLS if cell.environment == name and cell in by_cell]
+        rows.append(f'<tr><th scope="row">{name}</th>{"".join(map(_cell, mine))}</tr>')
+    return scrolling(table(["Python and torch", *MODES], rows, kind="cells"), "cells by mode")
+
+
+def _cell(record: CellRecord) -> str:
+    said = [record.unsupported] if record.unsupported else [*record.problems[:2], *counts(record)]
+    said += [f"{record.seconds:.0f} s"] if record.seconds else []
+    return f"<td>{badge(record.word)}<br>{'<br>'.join(cut(text, 160) for text in said)}</td>"
+
+
+def _failures(matrix: Matrix) -> str:
+    parts = []
+    for record in matrix.records:
+        if found := [*failures(record)]:
+            rows = [f"<tr><td><code>{escape(what)}</code></td><td>{cut(why, 300)}</td></tr>" for what, why in found]
+            left = f"<p>and {len(rows) - SHOWN} more</p>" if len(rows) > SHOWN else ""
+            listed = table(("test or case", "why"), rows[:SHOWN])
+            parts.append(f"<details><summary>{record.cell}: {len(found)}</summary>{listed}{left}</details>")
+    return "".join(parts) or "<p>Nothing.</p>"
+
+
+def _routines(matrix: Matrix, mode: str) -> str:
+    """A row for each routine and arch, a column for each Python and torch; red where the cell is an odd one."""
+    records = [record for record in matrix.records if record.cell.mode == mode and record.outcomes]
+    if not records:
+        return "<p>No record.</p>"
+    odd = {(f"{one.what.partition(' [')[0]}", cell) for one in matrix.differences if one.mode == mode for cell in one.cells}
+    found: dict[tuple[str, str], dict[object, list[object]]] = {}
+    for record in records:
+        for (contract, arch, _, _), outcome in record.outcomes.items():
+            found.setdefault((contract, arch), {}).setdefault(record.cell, []).append(outcome)
+    rows = []
+    for (contract, arch), by_cell in sorted(found.items()):
+        cells = ""
+        for record in records:
+            kind = ' class="odd"' if (f"{contract} on {arch}", record.cell) in odd else ""
+            cells += f"<td{kind}>{_marks(by_cell.get(record.cell, []))}</td>"
+        rows.append(f'<tr><th scope="row">{escape(contract)}</th><td>{escape(arch)}</td>{cells}</tr>')
+    said = f"{counted(len(rows), 'row')}: passed ✓, failed ✗, known failures ~, others –; red where a cell is another than most"
+    listed = scrolling(table(["routine", "arch", *(r.cell.environment for r in records)], rows, kind="marks"), mode)
+    return f"<details><summary>{said}</summary>{listed}</details>"
+
+
+def _marks(outcomes: Sequence[object]) -> str:
+    """``12 ✓ 1 ✗`` of the outcomes of one routine."""
+    found = counts_of(outcomes)  # type: ignore[arg-type]
+    groups: Mapping[str, int] = {
+        "✓": found["PASSED"] + found["MISTRUSTED"],
+        "✗": found["FAILED"] + found["CRASHED"] + found["UNTESTED"],
+        "~": found["KNOWN"],
+        "–": found["UNSUPPORTED"] + found["SKIPPED"],
+    }
+    return " ".join(f"{number} {sign}" for sign, number in groups.items() if number) or "none"
+
+
+# --- Markdown -----------------------------------------------------------------------------------------------------
+
+
+def to_markdown(matrix: Matrix) -> str:
+    """The summary of a job: what is wrong, and a table of the cells."""
+    lines = [f"### {'✅' if matrix.ok else '❌'} fp8-oracle matrix: {summary(matrix)}", ""]
+    lines += [f"- **error** {one_line(text)}" for text in matrix.problems]
+    lines += [_line(one) for one in matrix.differences[:SHOWN]]
+    lines += ["", f"| Python and torch | {' | '.join(MODES)} |", f"|---|{'---|' * len(MODES)}"]
+    by_cell = {record.cell: record for record in matrix.records}
+    for name in dict.fromkeys(cell.environment for cell in CELLS):
+        mine = [by_cell[cell] for cell in CELLS if cell.environment == name and cell in by_cell]
+        said = (f"**{r.word}** {one_line(r.unsupported or '; '.join(counts(r)), 160)}" for r in mine)
+        lines.append(f"| {name} | {' | '.join(said)} |")
+    return within([*lines, ""])
+
+
+def _line(one: Difference) -> str:
+    more = f" (and {len(one.cases) - 1} more)" if len(one.cases) > 1 else ""
+    return f"- **{one.kind}** {one_line(one.where)}: {one_line(one.what)}: {one_line(one.words)}{more}. {one_line(one.cause)}"
