@@ -153,10 +153,10 @@ def sample(folder: Path) -> int:
     about = record.Run(started, provenance.machine(), versions, {"matrix": str(cell)}, len(items))
     recorder = record.start(folder / "run.jsonl", about, resume=False)
     entries = ledger.load(ROOT / "fixtures" / ledger.FILE)
-    start, failing, kept = time.perf_counter(), 0, {}
+    start, cpu, failing, kept = time.perf_counter(), time.process_time(), 0, {}
     with explaining("off"):
         for item in items:
-            ((outcome,), _) = ledger.apply([item.outcome()], entries, whole=False)
+            ((outcome,), _) = ledger.apply([_outcome(item)], entries, whole=False)
             key = record.key_of(item.id, item.subject, item.arch, item.stamp, about)
             recorder.append(key, outcome)
             failing += outcome.fails
@@ -164,8 +164,19 @@ def sample(folder: Path) -> int:
             kept |= {f"{key}/{name}": x for name, x in bits.items()}
     recorder.end((), time.perf_counter() - start, 0)
     files.write_tensors(folder / "bits.safetensors", kept)
-    print(f"{cell}: {len(items)} outcomes, {failing} failing, {len(kept)} outputs, {time.process_time():.1f} s of CPU")
+    print(f"{cell}: {len(items)} outcomes, {failing} failing, {len(kept)} outputs, {time.process_time() - cpu:.1f} s of CPU")
     return failing
+
+
+def _outcome(item: Item) -> Outcome:
+    """The outcome of an item; CRASHED where the oracle raises, as on a torch that it does not know."""
+    from oracle.verdict.compare import Status, Verdict
+
+    try:
+        return item.outcome()
+    except Exception as error:  # one routine must not hide the others
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return item.told(Verdict(Status.CRASHED, f"CRASHED: the oracle raised {said}", reason=said))
 
 
 def bits_of(x: Tensor) -> Tensor:
@@ -367,8 +378,9 @@ def _reason(report: Any) -> str:
     if isinstance(report.longrepr, tuple):  # file, line and reason of a skip
         return str(report.longrepr[2]).removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
-    said = str(report.longrepr if crash is None else crash.message).strip().splitlines() or ["no message"]
-    return (said[0] if crash is not None else said[-1])[:400]
+    lines = str(report.longrepr if crash is None else crash.message).strip().splitlines() or ["no message"]
+    said = [line.removeprefix("E").strip() for line in lines if crash is not None or line.startswith("E ")]
+    return (said or lines[-1:])[0][:400]
 
 
 def step(command: Sequence[str]) -> int:
@@ -457,7 +469,7 @@ def _load(folder: Path, cell: Cell) -> CellRecord:
         read = record.read(folder / "run.jsonl")
         named = {key: (o.contract, o.arch, o.subject, o.id) for key, o in read.outcomes.items()}
         outcomes = {named[key]: o for key, o in read.outcomes.items()}
-        facts = read.run.machine | read.run.versions
+        facts = read.run.versions | read.run.machine
         report = read.report()
         seconds += report.seconds
         if report.unfinished:
