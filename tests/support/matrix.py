@@ -38,6 +38,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from oracle.errors import counted
+
 if TYPE_CHECKING:
     import pytest
     from torch import Tensor
@@ -138,6 +140,7 @@ def sample(folder: Path) -> int:
 
     warnings.simplefilter("ignore")  # Triton's interpreter divides by zero in numpy
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills what nobody writes, as rows of no expert
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     found: dict[tuple[str, str, str, str], dict[str, Tensor]] = {}
@@ -164,7 +167,9 @@ def sample(folder: Path) -> int:
             kept |= {f"{key}/{name}": x for name, x in bits.items()}
     recorder.end((), time.perf_counter() - start, 0)
     files.write_tensors(folder / "bits.safetensors", kept)
-    print(f"{cell}: {len(items)} outcomes, {failing} failing, {len(kept)} outputs, {time.process_time() - cpu:.1f} s of CPU")
+    print(
+        f"{cell}: {len(items)} outcomes, {failing} failing, {len(kept)} outputs, {time.process_time() - cpu:.1f} s of CPU"
+    )
     return failing
 
 
@@ -317,7 +322,9 @@ def _interpreted(keep: Keep) -> list[Item]:
     for name, outputs, wanted in interpreted_quantisers.pairs():
         if not name.startswith("sabotaged"):
             contract = f"triton_quant {name.split()[0]}"
-            items.append(item(contract, f"triton_quant/{name}", partial(same, contract, f"triton_quant/{name}", outputs, wanted)))
+            items.append(
+                item(contract, f"triton_quant/{name}", partial(same, contract, f"triton_quant/{name}", outputs, wanted))
+            )
     interpreted_gemm.scalars_as_integers()
     products, linear = interpreted_gemm.triton_gemm.library()[0], interpreted_linear.triton_linear.library()[0]
     for name, mode, text, tile, pitch in interpreted_gemm.sites():
@@ -370,7 +377,9 @@ class TestRecord:
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         about = {"seconds": round(time.perf_counter() - self.start, 1), "status": int(exitstatus)}
-        _write(self.folder, "tests", {"schema": TESTS, **about, "files": self.files, "passed": self.passed} | self.others)
+        _write(
+            self.folder, "tests", {"schema": TESTS, **about, "files": self.files, "passed": self.passed} | self.others
+        )
 
 
 def _reason(report: Any) -> str:
@@ -429,6 +438,8 @@ class CellRecord:
     bits: Mapping[tuple[str, ...], Mapping[str, Tensor]] = field(default_factory=dict)
     tests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     seconds: float = 0.0
+    whole: bool = True
+    """Whether the sample came to its end: what a cut one lacks is no difference of its own."""
 
     @property
     def failing(self) -> list[Outcome]:
@@ -462,7 +473,7 @@ def _load(folder: Path, cell: Cell) -> CellRecord:
         more = sorted(p.name for p in folder.iterdir() if p != path)
         problems = (f"UNSUPPORTED, and yet it left {', '.join(more)}",) if more else ()
         return CellRecord(cell, json.loads(path.read_text())["reason"], problems)
-    problems, facts, seconds = [], {}, 0.0
+    problems, facts, seconds, whole = [], {}, 0.0, True
     outcomes: dict[tuple[str, ...], Outcome] = {}
     bits: dict[tuple[str, ...], dict[str, Tensor]] = {}
     try:
@@ -472,7 +483,8 @@ def _load(folder: Path, cell: Cell) -> CellRecord:
         facts = read.run.versions | read.run.machine
         report = read.report()
         seconds += report.seconds
-        if report.unfinished:
+        whole = not report.unfinished
+        if not whole:
             problems.append(f"the sample ended early: {report.unfinished} cases without an outcome")
         problems += _another_version(cell, facts)
         for name, x in files.read_tensors(folder / "bits.safetensors").items():
@@ -495,7 +507,7 @@ def _load(folder: Path, cell: Cell) -> CellRecord:
         seconds += ran["seconds"]
         if ran["status"]:
             problems.append(f"`{ran['command']}` ended with status {ran['status']}: {' / '.join(ran['last'][-2:])}")
-    return CellRecord(cell, "", tuple(problems), facts, outcomes, bits, tests, seconds)
+    return CellRecord(cell, "", tuple(problems), facts, outcomes, bits, tests, seconds, whole)
 
 
 def _another_version(cell: Cell, facts: Mapping[str, str]) -> Iterator[str]:
@@ -513,6 +525,7 @@ class Difference:
 
     ``cells`` are the odd ones, ``others`` how many say the common thing; ``what`` names routine, arch and subject, or a
     test; ``words`` how it differs, for the first of ``cases``; ``cause`` which facts all odd cells share and no other.
+    ``admitted``: every cell's output passes, and the contract admits several values, as sums in any order: no fault.
     """
 
     kind: str
@@ -523,6 +536,7 @@ class Difference:
     words: str
     cause: str
     cases: tuple[str, ...] = ()
+    admitted: bool = False
 
     @property
     def where(self) -> str:
@@ -530,7 +544,7 @@ class Difference:
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
     def __str__(self) -> str:
-        more = f" (and {len(self.cases) - 1} more cases)" if len(self.cases) > 1 else ""
+        more = f" (and {counted(len(self.cases) - 1, 'more case')})" if len(self.cases) > 1 else ""
         return f"{self.where}: {self.what}: {self.words}{more}. {self.cause}"
 
 
@@ -546,7 +560,17 @@ class Matrix:
     def ok(self) -> bool:
         ran = any(not record.unsupported for record in self.records)
         failing = any(record.word == "FAILED" for record in self.records)
-        return ran and not (failing or self.differences or self.problems)
+        return ran and not (failing or self.wrong or self.problems)
+
+    @property
+    def wrong(self) -> list[Difference]:
+        """The differences that must not be."""
+        return [one for one in self.differences if not one.admitted]
+
+    @property
+    def admitted(self) -> list[Difference]:
+        """The differences between values that the contract admits."""
+        return [one for one in self.differences if one.admitted]
 
 
 def merge(records: Iterable[CellRecord]) -> Matrix:
@@ -568,30 +592,42 @@ def _cases(mode: str, records: Sequence[CellRecord]) -> Iterator[Difference]:
     judged = [record for record in records if record.outcomes]
     for known in dict.fromkeys(key for record in judged for key in record.outcomes):
         contract, arch, subject, case = known
-        what = f"{contract} on {arch} [{subject}]"
-        have = {record.cell: record for record in judged if known in record.outcomes}
-        for odd, common, others in _odd({record.cell: record.cell in have for record in judged}):
-            words = f"{case} was not judged" if common else f"{case} was judged"
-            words += f", and it {'was' if common else 'was not'} in {_cells(others)}"
-            counted = [
-                sum(key[:2] == known[:2] for key in next(r for r in judged if r.cell == cell).outcomes)
-                for cell in (odd[0], next(record.cell for record in judged if record.cell not in odd))
-            ]
-            words = f"{counted[0]} cases here, {counted[1]} elsewhere: {words}"
-            yield _difference("count", mode, judged, odd, others, f"{contract} on {arch}", words, case)
-        here = [*have.values()]
-        verdicts = {cell: _verdict(record.outcomes[known]) for cell, record in have.items()}
-        for odd, common, others in _odd(verdicts):
-            (status, said), (usual, usually) = verdicts[odd[0]], common
-            words = f"{status} here, {usual} in {_cells(others)}: {case}: {said}"
-            words += "" if status != usual else f"; there: {usually}"
-            yield _difference("verdict", mode, here, odd, others, what, words, case)
-        drawn = {cell: record.bits.get(known, {}) for cell, record in have.items()}
-        digests = {cell: tuple((name, _digest(x)) for name, x in sorted(of.items())) for cell, of in drawn.items()}
-        for odd, common, others in _odd(digests):
-            usual_bits = next(drawn[cell] for cell in digests if digests[cell] == common)
-            words = f"{case}: {_apart(drawn[odd[0]], usual_bits)} than in {_cells(others)}"
-            yield _difference("bits", mode, here, odd, others, what, words, case)
+        routine, what = f"{contract} on {arch}", f"{contract} on {arch} [{subject}]"
+        have = {record.cell: record.outcomes[known] for record in judged if known in record.outcomes}
+        whole = {record.cell: record for record in judged if record.whole}
+        for odd, common, others in _odd({cell: cell in have for cell in whole}):
+            usual = next(cell for cell in whole if (cell in have) == common)
+            here, there = (sum(key[:2] == known[:2] for key in whole[cell].outcomes) for cell in (odd[0], usual))
+            words = f"{counted(here, 'case')} here, {there} in {_cells(others)}: {case} [{subject}] was "
+            words += "not judged" if common else "judged here alone"
+            yield _difference("count", mode, judged, odd, others, routine, words, case)
+        of = [record for record in judged if record.cell in have]
+        admitted = _admitted(mode, have.values())
+        verdicts = {cell: (o.word, o.verdict.summary) for cell, o in have.items()}
+        for odd, usual_verdict, others in _odd(verdicts):
+            (status, said), (usually, there_said) = verdicts[odd[0]], usual_verdict
+            words = f"{status} here, {usually} in {_cells(others)}: {case}: {said}"
+            words += "" if status != usually else f"; there: {there_said}"
+            yield _difference("verdict", mode, of, odd, others, what, words, case, admitted)
+        drawn = {record.cell: record.bits[known] for record in of if known in record.bits}  # a crash has none
+        digests = {cell: tuple((name, _digest(x)) for name, x in sorted(by.items())) for cell, by in drawn.items()}
+        for odd, common_digest, others in _odd(digests):
+            usual_bits = next(drawn[cell] for cell in digests if digests[cell] == common_digest)
+            words = f"{case}: other bits than {_cells(others)}: {_apart(drawn[odd[0]], usual_bits)}"
+            yield _difference("bits", mode, of, odd, others, what, words, case, admitted)
+
+
+def _admitted(mode: str, outcomes: Iterable[Outcome]) -> bool:
+    """Whether outputs may differ: kernels ran, every output passes, and one of them by its admissible set.
+
+    A prediction, and the replay of a capture, depend on nothing but their inputs.
+    """
+    if mode not in ("cpu", "interpreter"):
+        return False
+    from oracle.report.outcome import PASSING
+
+    every = [*outcomes]
+    return all(o.status in PASSING for o in every) and any(o.verdict.matches is None for o in every)
 
 
 def _tests(mode: str, records: Sequence[CellRecord]) -> Iterator[Difference]:
@@ -608,67 +644,68 @@ def _tests(mode: str, records: Sequence[CellRecord]) -> Iterator[Difference]:
     counts = {record.cell: record.tests.get("files", {}) for record in tested}
     for file in dict.fromkeys(file for of in counts.values() for file in of):
         for odd, common, others in _odd({cell: of.get(file, 0) for cell, of in counts.items()}):
-            words = f"{counts[odd[0]].get(file, 0)} tests here, {common} in {_cells(others)}"
+            words = f"{counted(counts[odd[0]].get(file, 0), 'test')} here, {common} in {_cells(others)}"
             yield _difference("count", mode, tested, odd, others, file, words, file)
 
 
 def _odd(values: Mapping[Cell, T]) -> Iterator[tuple[tuple[Cell, ...], T, int]]:
     """For each value but the most frequent: its cells, the most frequent value, and how many cells have that.
 
-    Of two equally frequent values the one that is met first is common.
+    Of two equally frequent values the one of the later cell is common: that of the newer torch.
     """
     groups: dict[T, list[Cell]] = {}
     for cell, value in values.items():
         groups.setdefault(value, []).append(cell)
-    common = max(groups, key=lambda value: len(groups[value])) if groups else None
-    for value, cells in groups.items():
-        if value != common:
-            assert common is not None
-            yield tuple(cells), common, len(groups[common])
+    if groups:
+        common = max(reversed(groups), key=lambda value: len(groups[value]))
+        yield from ((tuple(cells), common, len(groups[common])) for value, cells in groups.items() if value != common)
 
 
 def _difference(
-    kind: str, mode: str, of: Sequence[CellRecord], odd: tuple[Cell, ...], others: int, what: str, words: str, case: str
+    kind: str,
+    mode: str,
+    of: Sequence[CellRecord],
+    odd: tuple[Cell, ...],
+    others: int,
+    what: str,
+    words: str,
+    case: str,
+    admitted: bool = False,
 ) -> Difference:
-    return Difference(kind, mode, odd, others, what, words, cause(odd, of), (case,))
+    return Difference(kind, mode, odd, others, what, words, cause(odd, of), (case,), admitted)
 
 
 def cause(odd: Sequence[Cell], records: Sequence[CellRecord]) -> str:
-    """The facts that each odd cell has and no other: torch and Python first, then libraries."""
+    """The facts that each odd cell has and no other: torch and Python or, where neither has, libraries."""
     here = [record for record in records if record.cell in odd]
     there = [record for record in records if record.cell not in odd]
-    facts = {record.cell: {"torch": "", "Python": ""} | dict(record.facts) for record in records}
-    for cell, known in facts.items():
-        known.pop("python", None)
-        known |= {"torch": cell.torch, "Python": cell.python}
-    shared = []
-    for name in dict.fromkeys(name for known in facts.values() for name in known):
-        ours, theirs = ({facts[r.cell].get(name, "none") for r in side} for side in (here, there))
-        if not ours & theirs:
-            shared.append(f"{name} {' or '.join(sorted(ours))} (elsewhere {', '.join(sorted(theirs))})")
-    which = "the only cell" if len(here) == 1 else f"all {len(here)} cells, and no other,"
-    if not shared:
-        return "Cause: no version that these cells share and the others lack."
-    return f"Cause: {which} with {'; '.join(shared)}."
+
+    def shared(values: Mapping[Cell, str]) -> str | None:
+        ours, theirs = ({values[record.cell] for record in side} for side in (here, there))
+        return None if ours & theirs else f"{' or '.join(sorted(ours))} (elsewhere {', '.join(sorted(theirs))})"
+
+    known = {"torch": {r.cell: r.cell.torch for r in records}, "Python": {r.cell: r.cell.python for r in records}}
+    libraries = dict.fromkeys(name for record in records for name in record.facts if name not in ("torch", "python"))
+    others = {name: {r.cell: r.facts.get(name, "none") for r in records} for name in libraries}
+    for facts in (known, others):
+        if found := [f"{name} {said}" for name, values in facts.items() if (said := shared(values)) is not None]:
+            which = "the only cell" if len(here) == 1 else f"all {len(here)} cells, and no other,"
+            return f"Cause: {which} with {'; '.join(found)}."
+    return "Cause: no version that these cells share and the others lack."
 
 
 def _grouped(found: Sequence[Difference]) -> list[Difference]:
     """One difference for the same cells, kind and routine; its cases together."""
     groups: dict[tuple[object, ...], Difference] = {}
     for one in found:
-        key = (one.kind, one.cells, one.what)
+        key = (one.kind, one.cells, one.what, one.admitted)
         groups[key] = replace(groups[key], cases=groups[key].cases + one.cases) if key in groups else one
     order = ("verdict", "bits", "count", "test")
     return sorted(groups.values(), key=lambda one: order.index(one.kind))
 
 
 def _cells(number: int) -> str:
-    return f"{number} other cell" + "s" * (number != 1)
-
-
-def _verdict(o: Outcome) -> tuple[str, str]:
-    """What of a verdict must be the same in every cell: the status and its words, which hold every number."""
-    return o.word, o.verdict.summary
+    return counted(number, "other cell")
 
 
 def _digest(x: Tensor) -> str:
@@ -682,15 +719,15 @@ def _apart(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> str:
     for name in sorted({*here, *there}):
         x, y = here.get(name), there.get(name)
         if x is None or y is None:
-            return f"{name} is {'absent here' if x is None else 'here alone'}; other outputs"
+            return f"{name} is {'absent' if x is None else 'there'} here"
         if (x.shape, x.dtype) != (y.shape, y.dtype):
-            return f"{name} is {list(x.shape)} {x.dtype}, not {list(y.shape)} {y.dtype}; another shape"
+            return f"{name} is {list(x.shape)} {x.dtype}, not {list(y.shape)} {y.dtype}"
         if (differs := (x != y)).any():
             at = differs.nonzero()[0].tolist()
             digits, size = 2 * x.element_size(), 256 ** x.element_size()
             first, second = (f"0x{int(z[tuple(at)]) % size:0{digits}x}" for z in (x, y))
             count = f"{int(differs.sum())} of {x.numel()} elements of {name} differ"
-            return f"{count}, the first at {at}: {first}, not {second} (digest {_digest(x)}, not {_digest(y)}); other bits"
+            return f"{count}, the first at {at}: {first}, not {second} (digest {_digest(x)}, not {_digest(y)})"
     return "the same bits"
 
 
@@ -717,8 +754,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for cell in CELLS:
             print(cell, f"UNSUPPORTED: {reason}" if (reason := why_not(cell)) else "", sep="\t")
     elif given.action == "next-cell":
-        counted = subprocess.run(["git", "rev-list", "--count", "HEAD"], capture_output=True, text=True, check=True)
-        print(next_cell(int(counted.stdout), [cell for cell in CELLS if why_not(cell) is None]))
+        commits = subprocess.run(["git", "rev-list", "--count", "HEAD"], capture_output=True, text=True, check=True)
+        print(next_cell(int(commits.stdout), [cell for cell in CELLS if why_not(cell) is None]))
     elif given.action == "sample":
         return int(sample(given.folder) > 0)
     elif given.action == "step":

@@ -15,7 +15,8 @@ from oracle.report.markup import badge, cut, page, scrolling, section, table, th
 from oracle.report.outcome import counts_of
 from tests.support.matrix import CELLS, MODES, CellRecord, Difference, Matrix
 
-SHOWN = 100  # differences, and failing tests of a cell, that are written out
+SHOWN = 100  # failing tests of a cell, and differences in Markdown, that are written out
+OPEN = 3  # differences of the same cells that are in sight
 STYLE = """<style>
 .marks td.odd { background: var(--bad-bg); color: var(--bad); font-weight: 700; }
 .marks th, .marks td { white-space: nowrap; } .marks tbody th { font-weight: 400; }
@@ -25,8 +26,10 @@ STYLE = """<style>
 
 def to_text(matrix: Matrix) -> str:
     """What is wrong, a line each, and a closing line."""
-    lines = [*(f"ERROR {text}" for text in matrix.problems), *(f"{one.kind.upper()} {one}" for one in matrix.differences)]
+    lines = [f"ERROR {text}" for text in matrix.problems]
+    lines += [f"{one.kind.upper()} {one}" for one in matrix.wrong]
     lines += [f"FAILED {record.cell}: {what}: {why}" for record in matrix.records for what, why in failures(record)]
+    lines += [f"ADMITTED {one}" for one in matrix.admitted]
     return "\n".join([*lines, f"{'OK' if matrix.ok else 'NOT OK'}  {summary(matrix)}"])
 
 
@@ -34,7 +37,8 @@ def summary(matrix: Matrix) -> str:
     """The cells by what became of them, and how many differences."""
     words = [record.word for record in matrix.records]
     cells = [f"{words.count(word)} {word.lower()}" for word in ("PASSED", "FAILED", "UNSUPPORTED") if word in words]
-    return f"{counted(len(words), 'cell')}: {', '.join(cells)}; {counted(len(matrix.differences), 'difference')}"
+    admitted = f", {len(matrix.admitted)} admitted" if matrix.admitted else ""
+    return f"{counted(len(words), 'cell')}: {', '.join(cells)}; {counted(len(matrix.wrong), 'difference')}{admitted}"
 
 
 def failures(record: CellRecord) -> Iterator[tuple[str, str]]:
@@ -58,13 +62,14 @@ def counts(record: CellRecord) -> list[str]:
 def to_html(matrix: Matrix) -> str:
     """One self-contained HTML document."""
     sections = [
-        section("differences", "What is wrong, and what differs between cells", _differences(matrix)),
+        section("differences", "What is wrong, and what differs between cells", _wrong(matrix)),
         section("cells", "Every cell", _overview(matrix)),
         section("failures", "What fails, cell by cell", _failures(matrix)),
         *(section(mode, f"Routines in the mode {mode}", _routines(matrix, mode)) for mode in MODES),
+        section("admitted", "Other values, and every one of them admitted", _listed(matrix.admitted)),
     ]
-    named = (("differences", "differences"), ("cells", "cells"), ("failures", "failures"), *zip(MODES, MODES, strict=True))
-    links = "".join(f'<a href="#{name}">{title}</a>' for name, title in named)
+    named = ("differences", "cells", "failures", *MODES, "admitted")
+    links = "".join(f'<a href="#{name}">{name}</a>' for name in named)
     head = (
         f'<header><div class="top"><h1>fp8-oracle: the matrix of Python, torch and mode</h1>{theme_button()}</div>'
         f'<p class="verdict {"good" if matrix.ok else "bad"}">{"✓" if matrix.ok else "✗"} {summary(matrix)}</p></header>'
@@ -73,16 +78,30 @@ def to_html(matrix: Matrix) -> str:
     return page(f"fp8-oracle matrix: {summary(matrix)}", body)
 
 
-def _differences(matrix: Matrix) -> str:
-    rows = [_row("ERROR", f"<p>{cut(text, 600)}</p>") for text in matrix.problems]
-    for one in matrix.differences[:SHOWN]:
-        more = "".join(f"<li><code>{escape(case)}</code></li>" for case in one.cases[1:])
-        more = f"<details><summary>and {counted(len(one.cases) - 1, 'more case')}</summary><ul>{more}</ul></details>"
-        said = f"<p><b>{escape(one.where)}</b>: {escape(one.what)}</p><p>{cut(one.words, 600)}</p>"
-        rows.append(_row(one.kind.upper(), f"{said}<p><b>{escape(one.cause)}</b></p>{more if one.cases[1:] else ''}"))
-    if (left := len(matrix.differences) - SHOWN) > 0:
-        rows.append(_row("MORE", f"<p>and {counted(left, 'more difference')}; the command prints every one</p>"))
-    return f'<ul class="glance">{"".join(rows)}</ul>' if rows else "<p>Nothing: all cells say the same.</p>"
+def _wrong(matrix: Matrix) -> str:
+    errors = "".join(_row("ERROR", f"<p>{cut(text, 600)}</p>") for text in matrix.problems)
+    return (f'<ul class="glance">{errors}</ul>' if errors else "") + _listed(matrix.wrong)
+
+
+def _listed(differences: Sequence[Difference]) -> str:
+    """Differences of one kind between the same cells together, the first of them in sight."""
+    groups: dict[tuple[object, ...], list[Difference]] = {}
+    for one in differences:
+        groups.setdefault((one.kind, one.cells, one.cause), []).append(one)
+    rows = []
+    for first, *rest in groups.values():
+        said = "".join(map(_difference, [first, *rest[: OPEN - 1]]))
+        if hidden := rest[OPEN - 1 :]:
+            more = "".join(map(_difference, hidden))
+            said += f"<details><summary>and {counted(len(hidden), 'more routine')}</summary>{more}</details>"
+        where = f"<p><b>{escape(first.where)}</b>. {escape(first.cause)}</p>"
+        rows.append(_row(first.kind.upper(), f"{where}<ul>{said}</ul>"))
+    return f'<ul class="glance">{"".join(rows)}</ul>' if rows else "<p>No cell differs from the others.</p>"
+
+
+def _difference(one: Difference) -> str:
+    more = f" (and {counted(len(one.cases) - 1, 'more case')})" if len(one.cases) > 1 else ""
+    return f"<li><b>{escape(one.what)}</b>: {cut(one.words, 500)}{more}</li>"
 
 
 def _row(word: str, content: str) -> str:
@@ -121,7 +140,7 @@ def _routines(matrix: Matrix, mode: str) -> str:
     records = [record for record in matrix.records if record.cell.mode == mode and record.outcomes]
     if not records:
         return "<p>No record.</p>"
-    odd = {(f"{one.what.partition(' [')[0]}", cell) for one in matrix.differences if one.mode == mode for cell in one.cells}
+    odd = {(f"{one.what.partition(' [')[0]}", cell) for one in matrix.wrong if one.mode == mode for cell in one.cells}
     found: dict[tuple[str, str], dict[object, list[object]]] = {}
     for record in records:
         for (contract, arch, _, _), outcome in record.outcomes.items():
@@ -157,7 +176,7 @@ def to_markdown(matrix: Matrix) -> str:
     """The summary of a job: what is wrong, and a table of the cells."""
     lines = [f"### {'✅' if matrix.ok else '❌'} fp8-oracle matrix: {summary(matrix)}", ""]
     lines += [f"- **error** {one_line(text)}" for text in matrix.problems]
-    lines += [_line(one) for one in matrix.differences[:SHOWN]]
+    lines += [_line(one) for one in matrix.wrong[:SHOWN]]
     lines += ["", f"| Python and torch | {' | '.join(MODES)} |", f"|---|{'---|' * len(MODES)}"]
     by_cell = {record.cell: record for record in matrix.records}
     for name in dict.fromkeys(cell.environment for cell in CELLS):
