@@ -167,9 +167,8 @@ def sample(folder: Path) -> int:
             kept |= {f"{key}/{name}": x for name, x in bits.items()}
     recorder.end((), time.perf_counter() - start, 0)
     files.write_tensors(folder / "bits.safetensors", kept)
-    print(
-        f"{cell}: {len(items)} outcomes, {failing} failing, {len(kept)} outputs, {time.process_time() - cpu:.1f} s of CPU"
-    )
+    cost = f"{time.process_time() - cpu:.1f} s of CPU"
+    print(f"{cell}: {len(items)} outcomes, {failing} failing, {len(kept)} outputs, {cost}")
     return failing
 
 
@@ -598,9 +597,10 @@ def _cases(mode: str, records: Sequence[CellRecord]) -> Iterator[Difference]:
         for odd, common, others in _odd({cell: cell in have for cell in whole}):
             usual = next(cell for cell in whole if (cell in have) == common)
             here, there = (sum(key[:2] == known[:2] for key in whole[cell].outcomes) for cell in (odd[0], usual))
-            words = f"{counted(here, 'case')} here, {there} in {_cells(others)}: {case} [{subject}] was "
-            words += "not judged" if common else "judged here alone"
-            yield _difference("count", mode, judged, odd, others, routine, words, case)
+            words = f"{counted(here, 'case')} here, {there} in {_cells(others)}: "
+            lost = f"{case} [{subject}]"
+            words += f"{lost} was {'not judged' if common else 'judged here alone'}"
+            yield _difference("count", mode, judged, odd, others, routine, words, lost)
         of = [record for record in judged if record.cell in have]
         admitted = _admitted(mode, have.values())
         verdicts = {cell: (o.word, o.verdict.summary) for cell, o in have.items()}

@@ -70,9 +70,10 @@ def to_html(matrix: Matrix) -> str:
     ]
     named = ("differences", "cells", "failures", *MODES, "admitted")
     links = "".join(f'<a href="#{name}">{name}</a>' for name in named)
+    sign, tone = ("✓", "good") if matrix.ok else ("✗", "bad")
     head = (
         f'<header><div class="top"><h1>fp8-oracle: the matrix of Python, torch and mode</h1>{theme_button()}</div>'
-        f'<p class="verdict {"good" if matrix.ok else "bad"}">{"✓" if matrix.ok else "✗"} {summary(matrix)}</p></header>'
+        f'<p class="verdict {tone}">{sign} {summary(matrix)}</p></header>'
     )
     body = "\n".join((STYLE, head, f'<nav aria-label="sections">{links}</nav><main>', *sections, "</main>"))
     return page(f"fp8-oracle matrix: {summary(matrix)}", body)
@@ -152,7 +153,8 @@ def _routines(matrix: Matrix, mode: str) -> str:
             kind = ' class="odd"' if (f"{contract} on {arch}", record.cell) in odd else ""
             cells += f"<td{kind}>{_marks(by_cell.get(record.cell, []))}</td>"
         rows.append(f'<tr><th scope="row">{escape(contract)}</th><td>{escape(arch)}</td>{cells}</tr>')
-    said = f"{counted(len(rows), 'row')}: passed ✓, failed ✗, known failures ~, others –; red where a cell is another than most"
+    legend = "passed ✓, failed ✗, known failures ~, not judged –; red where a cell says otherwise than most"
+    said = f"{counted(len(rows), 'row')}: {legend}"
     listed = scrolling(table(["routine", "arch", *(r.cell.environment for r in records)], rows, kind="marks"), mode)
     return f"<details><summary>{said}</summary>{listed}</details>"
 
@@ -188,4 +190,5 @@ def to_markdown(matrix: Matrix) -> str:
 
 def _line(one: Difference) -> str:
     more = f" (and {len(one.cases) - 1} more)" if len(one.cases) > 1 else ""
-    return f"- **{one.kind}** {one_line(one.where)}: {one_line(one.what)}: {one_line(one.words)}{more}. {one_line(one.cause)}"
+    where, what, words, cause = map(one_line, (one.where, one.what, one.words, one.cause))
+    return f"- **{one.kind}** {where}: {what}: {words}{more}. {cause}"
