@@ -222,8 +222,11 @@ class _Model:
     contract: str
     arch: str
     name: str
-    numerics: str | None = None
     device: str = "cpu"
+
+    @property
+    def numerics(self) -> str:
+        return self.name
 
     def why_not(self) -> None:
         return None
