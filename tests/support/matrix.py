@@ -581,7 +581,9 @@ def merge(records: Iterable[CellRecord]) -> Matrix:
     problems = [f"{record.cell}: {problem}" for record in every for problem in record.problems]
     for name in ("fp8-oracle", "subjects subjects"):
         if len(states := {record.facts[name] for record in every if name in record.facts}) > 1:
-            problems.append(f"records of {len(states)} states of the code ({name}: {', '.join(sorted(states))})")
+            problems.append(
+                f"all cells: records of {len(states)} states of the code ({name} {', '.join(sorted(states))})"
+            )
     found: list[Difference] = []
     for mode in MODES:
         ran = [record for record in every if record.cell.mode == mode and (record.outcomes or record.tests)]

@@ -80,7 +80,12 @@ def to_html(matrix: Matrix) -> str:
 
 
 def _wrong(matrix: Matrix) -> str:
-    errors = "".join(_row("ERROR", f"<p>{cut(text, 600)}</p>") for text in matrix.problems)
+    same: dict[str, list[str]] = {}
+    for text in matrix.problems:
+        cell, _, why = text.partition(": ")
+        same.setdefault(why, []).append(cell)
+    said = (f"<p><b>{escape(', '.join(cells))}</b>: {cut(why, 600)}</p>" for why, cells in same.items())
+    errors = "".join(_row(badge("ERROR"), text) for text in said)
     return (f'<ul class="glance">{errors}</ul>' if errors else "") + _listed(matrix.wrong)
 
 
@@ -94,9 +99,13 @@ def _listed(differences: Sequence[Difference]) -> str:
         said = "".join(map(_difference, [first, *rest[: OPEN - 1]]))
         if hidden := rest[OPEN - 1 :]:
             more = "".join(map(_difference, hidden))
-            said += f"<details><summary>and {counted(len(hidden), 'more routine')}</summary>{more}</details>"
+            title = f"and {counted(len(hidden), 'more routine')}"
+            said += f"<li><details><summary>{title}</summary><ul>{more}</ul></details></li>"
         where = f"<p><b>{escape(first.where)}</b>. {escape(first.cause)}</p>"
-        rows.append(_row(first.kind.upper(), f"{where}<ul>{said}</ul>"))
+        mark = (
+            f'<span class="badge known">~ {first.kind.upper()}</span>' if first.admitted else badge(first.kind.upper())
+        )
+        rows.append(_row(mark, f"{where}<ul>{said}</ul>"))
     return f'<ul class="glance">{"".join(rows)}</ul>' if rows else "<p>No cell differs from the others.</p>"
 
 
@@ -105,8 +114,8 @@ def _difference(one: Difference) -> str:
     return f"<li><b>{escape(one.what)}</b>: {cut(one.words, 500)}{more}</li>"
 
 
-def _row(word: str, content: str) -> str:
-    return f"<li><span>{badge(word)}</span><div>{content}</div></li>"
+def _row(mark: str, content: str) -> str:
+    return f"<li><span>{mark}</span><div>{content}</div></li>"
 
 
 def _overview(matrix: Matrix) -> str:
@@ -115,13 +124,16 @@ def _overview(matrix: Matrix) -> str:
     rows = []
     for name in dict.fromkeys(cell.environment for cell in CELLS):
         mine = [by_cell[cell] for cell in CELLS if cell.environment == name and cell in by_cell]
-        rows.append(f'<tr><th scope="row">{name}</th>{"".join(map(_cell, mine))}</tr>')
+        cells = "".join(_cell(record, sum(record.cell in one.cells for one in matrix.wrong)) for record in mine)
+        rows.append(f'<tr><th scope="row">{name}</th>{cells}</tr>')
     return scrolling(table(["Python and torch", *MODES], rows, kind="cells"), "cells by mode")
 
 
-def _cell(record: CellRecord) -> str:
+def _cell(record: CellRecord, odd: int) -> str:
+    """What became of a cell, and in how many differences it is an odd one."""
     said = [record.unsupported] if record.unsupported else [*record.problems[:2], *counts(record)]
     said += [f"{record.seconds:.0f} s"] if record.seconds else []
+    said += [f"differs from other cells: {odd}"] if odd else []
     return f"<td>{badge(record.word)}<br>{'<br>'.join(cut(text, 160) for text in said)}</td>"
 
 
@@ -183,7 +195,9 @@ def to_markdown(matrix: Matrix) -> str:
     by_cell = {record.cell: record for record in matrix.records}
     for name in dict.fromkeys(cell.environment for cell in CELLS):
         mine = [by_cell[cell] for cell in CELLS if cell.environment == name and cell in by_cell]
-        said = (f"**{r.word}** {one_line(r.unsupported or '; '.join(counts(r)), 160)}" for r in mine)
+        said = (
+            f"**{r.word}** {one_line(r.unsupported or '; '.join([*r.problems[:1], *counts(r)]), 160)}" for r in mine
+        )
         lines.append(f"| {name} | {' | '.join(said)} |")
     return within([*lines, ""])
 
