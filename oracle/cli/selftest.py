@@ -57,7 +57,7 @@ def _mutate(arguments: argparse.Namespace) -> int:
     if arguments.list:
         for fault in catalogue().values():
             if _wanted(fault, arguments):
-                print(f"{fault.name}\t{fault.family}\t{fault.met_in}\t{','.join(sorted(fault.contracts))}")
+                print(f"{fault.name}\t{fault.family}\t{fault.seen}\t{','.join(sorted(fault.contracts))}")
         return 0
     screen = console(stderr=arguments.json == "-")
     scores, variants, lost = _measured(arguments, screen)

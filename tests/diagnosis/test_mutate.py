@@ -66,7 +66,7 @@ class TestScore:
         (mutant,) = mutate("fp8_gemm_nt", faults=[nothing], with_rules=False).mutants
         assert mutant.fate is Fate.SURVIVED
         (argued,) = mutate(
-            "fp8_gemm_nt", faults=[replace(nothing, equivalent="it is the identity")], with_rules=False
+            "fp8_gemm_nt", faults=[replace(nothing, same_if="it is the identity")], with_rules=False
         ).mutants
         assert argued.fate is Fate.EQUIVALENT
 

@@ -38,12 +38,12 @@ class TestCatalogue:
         found = catalogue()
         assert len(found) >= 150
         for fault in found.values():
-            assert fault.met_in and fault.contracts and fault.changes, fault.name
+            assert fault.seen and fault.contracts and fault.changes, fault.name
 
     def test_every_family_is_there(self) -> None:
         """All families but behaviour have mutations; behaviour names its watches."""
         assert {fault.family for fault in catalogue().values()} == set(Family) - {Family.BEHAVIOUR}
-        assert len(BEHAVIOURS) >= 10 and all(b.watch and b.met_in for b in BEHAVIOURS)
+        assert len(BEHAVIOURS) >= 10 and all(b.watch and b.seen for b in BEHAVIOURS)
 
     def test_contracts_exist(self) -> None:
         """No fault applies to a routine that nobody judges."""
@@ -148,8 +148,8 @@ class TestDeclare:
             )
         first, second = found
         assert (first.name, second.name) == ("first", "second")
-        assert (first.family, first.met_in, first.equivalent, first.tolerated) == (CAST, "here", "equal", "close")
-        assert first.race and first.contracts == {"cutlass_scaled_mm"} and first.why_not(call()) == "never"
+        assert (first.family, first.seen, first.same_if, first.admissible_if) == (CAST, "here", "equal", "close")
+        assert first.race and first.contracts == {"cutlass_scaled_mm"} and first.needs(call()) == "never"
         assert set(first.changes) == {Stage.READ, Stage.STORE}
 
     def test_needs_give_the_first_reason(self) -> None:

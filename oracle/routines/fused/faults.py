@@ -73,7 +73,7 @@ class _Inside:
         for fault in quantisers.FAULTS:
             if PerTokenGroupQuantFp8.name in fault.contracts:
                 where = FUSED if fault.family in (CAST, MOVEMENT) else COMPUTED  # a given scale is nobody's mistake
-                yield replace(fault, name=PREFIX + fault.name, on=named(where), why_not=asked_inside(fault.why_not))
+                yield replace(fault, name=PREFIX + fault.name, on=named(where), needs=asked_inside(fault.needs))
 
 
 def asked_inside(why_not: OfCall) -> OfCall:

@@ -322,7 +322,7 @@ class _Inside:
     def __iter__(self) -> Iterator[Fault]:
         for one in quantisers.FAULTS:
             if PerTokenGroupQuantFp8.name in one.contracts:
-                yield replace(one, name=PREFIX + "tile " + one.name, on=named(TILED), why_not=asked_inside(one.why_not))
+                yield replace(one, name=PREFIX + "tile " + one.name, on=named(TILED), needs=asked_inside(one.needs))
 
 
 INSIDE = _Inside()

@@ -257,7 +257,7 @@ class TestVerdicts:
             out = by_name(run(call, fault))
             if not judged(call, out).status.is_failure:
                 assert torch.equal(torch.nan_to_num(out["out"], 7e4), right), fault.name
-                assert fault.equivalent, fault.name
+                assert fault.same_if, fault.name
         assert len(shown) > 20
 
     def test_names(self) -> None:
