@@ -63,7 +63,7 @@ def _mutate(arguments: argparse.Namespace) -> int:
     scores, variants, lost = _measured(arguments, screen)
     if not scores:
         names = (fault.name for fault in catalogue().values() if arguments.contract in (None, *fault.contracts))
-        meant = among(arguments.fault, names, see="fp8-oracle mutate --list")
+        meant = among(arguments.fault, names, see="fp8-oracle list faults")
         raise OptionError(f"no fault matches {arguments.fault!r}; {meant}")
     screen.print(_table(scores, with_rules=arguments.rules))
     for score in scores:

@@ -103,7 +103,7 @@ def get(name: str) -> Fault:
         words = set(name.lower().split())
         shared = {known: len(words & set(known.lower().split())) for known in catalogue()}
         near = sorted((known for known in shared if shared[known]), key=lambda known: -shared[known])
-        see = "fp8-oracle mutate --list"
+        see = "fp8-oracle list faults"
         shown = f"did you mean one of: {'; '.join(near[:8])}" if near else among(name, catalogue(), see=see)
         raise OptionError(f"no fault {name!r}; {shown}")
     return catalogue()[name]

@@ -59,13 +59,13 @@ def _of_weight(contract: Contract) -> tuple[str, ...]:
     return next((spec.dims for spec in contract.inputs if spec.name == name and spec.dims is not None), ())
 
 
-PRODUCT = of_class(MxProduct)
-STACKED = PRODUCT & Trait("has a matrix b for each group", lambda c: len(_of_weight(c)) == 3)
+PRODUCT = of_class(MxProduct).called("is a product of MX or NVFP4")
+STACKED = Trait("is a product of MX or NVFP4 with a matrix b for each group", lambda c: len(_of_weight(c)) == 3)
 IN_TILES = STACKED - of_class(Fp8Fp4)
-GROUPS_OF_K = PRODUCT & GROUPED - STACKED
+GROUPS_OF_K = (PRODUCT & (GROUPED - STACKED)).called("has operands whose K lies in groups")
 IN_COLUMNS = PRODUCT & Trait("has a b of columns", lambda c: c.b_columns)
 ALPHAS = ("alpha", "global_scale_a", "global_scale_b")
-WITH_ALPHA = PRODUCT & (takes("alpha") | takes("global_scale_a"))
+WITH_ALPHA = (PRODUCT & (takes("alpha") | takes("global_scale_a"))).called("has a factor of the sum")
 BIASED = PRODUCT & takes("bias")
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 FAULTS = Faults(PRODUCT)
