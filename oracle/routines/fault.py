@@ -205,7 +205,6 @@ class Faults:
         same_if: str = "",
         admissible_if: str = "",
         on: Trait | None = None,
-        contracts: Iterable[str] | None = None,
         race: bool = False,
         by_code: bool = False,
         **stages: Callable[..., Any],
@@ -237,7 +236,7 @@ class Faults:
             No registered contract has the trait; raised when the faults are read, since a family may declare faults
             before every contract is known.
         """
-        applied = on or (self.on if contracts is None else named(contracts))
+        applied = on or self.on
         if not name or not seen:
             raise OptionError(f"fault {name!r} needs {'a source: where it was met (seen=)' if name else 'a name'}")
         if name in self._found:

@@ -4,8 +4,8 @@ An input has a :class:`Kind`: what its numbers stand for. A contract has traits,
 
 *stated*    ``PAIRED = Trait("writes keys and values")``; a contract states it with ``traits = frozenset({PAIRED})``,
             its subclasses have it too;
-*derived*   ``Trait("grouped", lambda contract: contract.groups is not None)``, or one of :func:`takes`, :func:`of_kind`
-            and :func:`of_class`.
+*derived*   ``Trait("grouped", lambda contract: contract.groups is not None)``, or one of :func:`takes`,
+            :func:`returns`, :func:`of_kind` and :func:`of_class`.
 
 Traits combine: ``GROUPED & takes("bias")``, ``PAIRED | TILED``, ``GROUPED - RUNS``, ``~GROUPED``. A contract of another
 distribution has a trait by stating it, or by being what a derived one asks for.
@@ -77,6 +77,11 @@ class Trait:
 def takes(name: str) -> Trait:
     """Contracts with an input or an option of this name."""
     return Trait(f"takes {name}", lambda c: name in {*(x.name for x in c.inputs), *(x.name for x in c.options)})
+
+
+def returns(name: str) -> Trait:
+    """Contracts with an output of this name."""
+    return Trait(f"returns {name}", lambda c: name in c.returns)
 
 
 def of_kind(kind: Kind) -> Trait:

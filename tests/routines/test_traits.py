@@ -14,6 +14,7 @@ from torch import Tensor
 from oracle.routines import base, get, profiles, registered
 from oracle.routines.base import Call, Contract, Inputs
 from oracle.routines.catalogue import agree, faults_of, run
+from oracle.routines.family import BUILT_IN
 from oracle.routines.products.contract import ProductContract
 from oracle.routines.products.traits import BLOCKS, BY_COUNT, BY_ENDS, BY_INDEX, DENSE, RUNS, TURNED
 from oracle.routines.traits import GROUPED, Trait, has_role, of_class, takes
@@ -22,8 +23,6 @@ from oracle.verdict.products import Part
 from tests.support.paths import ROOT
 
 ROUTINES = ROOT / "oracle" / "routines"
-BY_TRAITS = ("products", "mx_products", "logits", "layouts", "decisions")
-"""Folders whose faults apply by traits alone."""
 NAMED = 15
 """Declarations that may name the one routine which can have their fault."""
 
@@ -109,14 +108,14 @@ def wrong_names(folder: str, text: str) -> list[str]:
 class TestNames:
     """A fault names a contract only where that routine alone can have it, in the folder of the routine."""
 
-    @pytest.mark.parametrize("folder", BY_TRAITS)
+    @pytest.mark.parametrize("folder", BUILT_IN)
     def test_no_fault_names_a_contract_of_another_folder(self, folder: str) -> None:
         assert files_of_faults(folder)
         for path in files_of_faults(folder):
             assert not wrong_names(folder, path.read_text()), path
 
     def test_few_declarations_name_a_contract(self) -> None:
-        texts = [path.read_text() for folder in BY_TRAITS for path in files_of_faults(folder)]
+        texts = [path.read_text() for folder in BUILT_IN for path in files_of_faults(folder)]
         assert sum(text.count(" named(") + text.count("=named(") for text in texts) < NAMED
 
     @pytest.mark.parametrize(
