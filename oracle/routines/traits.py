@@ -54,6 +54,10 @@ class Trait:
         """Whether a contract has it."""
         return self in contract.all_traits if self.derived is None else self.derived(contract)
 
+    def called(self, name: str) -> Trait:
+        """The same contracts under a shorter name, for one that is made of several."""
+        return Trait(name, self.holds)
+
     def __and__(self, other: Trait) -> Trait:
         return Trait(f"{self.name} and {other.name}", lambda c: self.holds(c) and other.holds(c))
 
@@ -85,8 +89,8 @@ def of_kind(kind: Kind) -> Trait:
     return Trait(f"takes {kind}", lambda c: any(spec.kind is kind for spec in c.inputs))
 
 
-def of_class(*classes: type[Contract]) -> Trait:
-    """Contracts of these classes, which are those of a family's own."""
+def of_class(*classes: type) -> Trait:
+    """Contracts of these classes and of those that derive from them."""
     return Trait(" or ".join(one.__name__ for one in classes), lambda c: isinstance(c, classes))
 
 

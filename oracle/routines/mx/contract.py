@@ -33,7 +33,7 @@ from oracle.numbers.rounding import Overflow, Rounding, f32, to_dtype
 from oracle.numbers.scaling import GROUP_16, GROUP_32, Block, grid
 from oracle.routines.base import F32, FP8, Call, Contract, OptionSpec, Out, TensorSpec, positive, register
 from oracle.routines.fault import Fault, Stage, fold
-from oracle.routines.quantisers.contract import SCALE_BYTES, QuantiserContract, QuantiserSets
+from oracle.routines.quantisers.contract import BLOCK_BYTES, QuantiserContract, QuantiserSets
 from oracle.routines.traits import Trait
 from oracle.truth.layout import HEIGHTS, swizzle_scale, unswizzle_scale
 from oracle.verdict.compare import Admissible, Status, Verdict
@@ -100,7 +100,7 @@ class BlockQuantiser(QuantiserContract):
 
     A subclass writes ``declared``, and ``prepared_of`` where it quantises something else than ``x``."""
 
-    traits = frozenset({SCALE_BYTES})
+    traits = frozenset({BLOCK_BYTES})
     owns_padding: ClassVar[bool] = True
     repeats: ClassVar[int] = 1
     width: ClassVar[int] = GROUP_32.columns or 1

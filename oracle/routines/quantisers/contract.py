@@ -54,7 +54,7 @@ X = TensorSpec("x", quantize.WIDE, ("M", "K"), "values to quantise")
 UE8M0 = OptionSpec("use_ue8m0", False, (False, True), "round the scale up to a power of two")
 
 FAST_MATH = Trait("is built with fast math")
-SCALE_BYTES = Trait("publishes a byte of scale for each block, in a layout")
+BLOCK_BYTES = Trait("publishes a byte of scale for each block, in a layout")
 FOUR_BITS = Trait("publishes codes of four bits")
 QUANTISER_INSIDE = Trait("quantises a value of its own to E4M3")
 """Stated by a contract with a method ``inner`` that gives the call of its quantiser, and a kernel with its stages."""
@@ -64,7 +64,7 @@ class QuantiserContract(Contract):
     """A contract whose output is ``{"q": codes, "scale": scales}``.
 
     A subclass writes ``declared``, and ``publish`` and ``logical`` where its scales lie otherwise. Every fault of
-    :mod:`oracle.routines.quantisers.faults` applies to it; to one that states ``SCALE_BYTES`` or ``FOUR_BITS`` those of
+    :mod:`oracle.routines.quantisers.faults` applies to it; to one that states ``BLOCK_BYTES`` or ``FOUR_BITS`` those of
     its format do instead.
     """
 

@@ -16,9 +16,9 @@ from oracle.numbers.rounding import Overflow, Rounding, power_of_two, round_to
 from oracle.numbers.scaling import ScaleFormat
 from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Faults, WhyNot, both, need
 from oracle.routines.quantisers.contract import (
+    BLOCK_BYTES,
     FAST_MATH,
     FOUR_BITS,
-    SCALE_BYTES,
     Amax,
     QuantiserContract,
     Values,
@@ -27,7 +27,7 @@ from oracle.routines.quantisers.contract import (
 )
 from oracle.routines.traits import of_class
 
-QUANTISERS = of_class(QuantiserContract) - SCALE_BYTES - FOUR_BITS
+QUANTISERS = of_class(QuantiserContract) - BLOCK_BYTES - FOUR_BITS
 """Contracts that publish E4M3 codes and their scale, a number for each block."""
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 FAULTS = Faults(QUANTISERS)

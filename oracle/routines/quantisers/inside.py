@@ -34,7 +34,7 @@ class Inside:
         for fault in FAULTS:
             if fault.on.holds(GROUPS):
                 on = self.on if fault.family in (CAST, MOVEMENT) else self.on & self.computes
-                yield replace(fault, name=self.prefix + fault.name, on=on, why_not=asked_inside(fault.why_not))
+                yield replace(fault, name=self.prefix + fault.name, on=on, needs=asked_inside(fault.needs))
 
 
 def asked_inside(why_not: WhyNot) -> WhyNot:
