@@ -57,7 +57,7 @@ TILED = QUANTISED - FOUR_BITS
 HEADED = CACHES & Trait("has heads", lambda contract: "H" in (contract.inputs[0].dims or ()))
 PADDED = SLOTTED & Trait("takes tokens of padding", lambda contract: "N" in (contract.inputs[0].dims or ()))
 IN_FLOAT16 = Trait("takes float16", lambda contract: torch.float16 in contract.inputs[0].dtypes)
-KEPT = CACHES & Trait("is given memory", lambda contract: getattr(contract, "memory", ())) - FILLS
+KEPT = CACHES & Trait("is given memory", lambda contract: bool(getattr(contract, "memory", ()))) - FILLS
 """Contracts that leave some of their output as it was."""
 MINE = "no public thread: "
 PREFIX = "cache: "
