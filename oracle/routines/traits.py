@@ -89,7 +89,7 @@ def of_kind(kind: Kind) -> Trait:
     return Trait(f"takes {kind}", lambda c: any(spec.kind is kind for spec in c.inputs))
 
 
-def of_class(*classes: type[Contract]) -> Trait:
+def of_class(*classes: type) -> Trait:
     """Contracts of these classes and of those that derive from them."""
     return Trait(" or ".join(one.__name__ for one in classes), lambda c: isinstance(c, classes))
 
