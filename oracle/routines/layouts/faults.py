@@ -416,11 +416,11 @@ fault(
     write=entry("out", _truncated_scale),
     same_if="every value is a power of two",
 )
-for name, routine, scale in (
+for name, registers, scale in (
     ("weight scale dropped from the first alpha", shards.AlphaScales, "w13_scale"),
     ("intermediate's scale not divided out", shards.RegisterScales, "w2_input_scale"),
 ):
-    fault(name, VALUE, seen="TensorRT-LLM PR 14199", on=of_class(routine), read=entry(scale, ones))
+    fault(name, VALUE, seen="TensorRT-LLM PR 14199", on=of_class(registers), read=entry(scale, ones))
 
 
 # --- rows padded by groups --------------------------------------------------------------------------------------------
