@@ -283,7 +283,9 @@ def _describe(contract: Contract, profile: str, *, whole: bool) -> list[str]:
     if whole:
         for spec, shape in zip(contract.inputs, shapes, strict=True):
             dtypes = "|".join(str(word(dtype)) for dtype in spec.dtypes)
-            lines.append(f"  input {spec.name}{shape} {dtypes}{' (optional)' if spec.optional else ''}: {spec.doc}")
+            lines.append(
+                f"  input {spec.name}{shape} {spec.kind}, {dtypes}{' (optional)' if spec.optional else ''}: {spec.doc}"
+            )
         lines.append(f"  outputs: {', '.join(contract.returns)}")
     else:
         named = zip(contract.inputs, shapes, strict=True)
