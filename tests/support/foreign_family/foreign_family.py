@@ -75,10 +75,9 @@ class DequantizeRows(Contract):
 
 
 def build(case: Case) -> dict[str, Tensor]:
-    m, k = case["m"], case["k"]
     return {
-        "q": data.operand(case.label("q"), case.family, m, k, dtype=torch.float8_e4m3fn, side="a"),
-        "scale": data.scales(case.label("scale"), case.family, (m,)),
+        "q": data.operand(case.label("q"), case.family, case["m"], case["k"], dtype=torch.float8_e4m3fn, side="a"),
+        "scale": data.scales(case.label("scale"), case.family, (case["m"],)),
     }
 
 
