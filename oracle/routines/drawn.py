@@ -21,9 +21,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from allpairspy import AllPairs
+from torch import Tensor
 
+from oracle.errors import OracleError
 from oracle.routines import changes, profiles
-from oracle.routines.base import Contract, TensorSpec
+from oracle.routines.base import Call, Contract, TensorSpec
 from oracle.routines.case import Case
 from oracle.routines.changes import Changes, option_word, word_of
 from oracle.routines.edges import DEEP, TILE, _smallest, domain_of, edge_cases, valid
@@ -67,21 +69,54 @@ def drawn_cases(contract: str, seed: int) -> list[Case]:
 # --- the covering array -------------------------------------------------------------------------------------
 
 
+class _Calls:
+    """The calls of cases, each built once, and what a contract says of them; cases that differ in changes share what
+    the grammar builds."""
+
+    def __init__(self) -> None:
+        self._made: dict[Case, dict[str, Tensor]] = {}
+        self._calls: dict[Case, Call | None] = {}
+
+    def admits(self, case: Case) -> bool:
+        """Whether the contract takes the call, and has outputs for it."""
+        if case not in self._calls:
+            self._calls[case] = self._call(case)
+        return self._calls[case] is not None
+
+    def _call(self, case: Case) -> Call | None:
+        contract, plain = get(case.contract), replace(case, changes=())
+        try:
+            if plain not in self._made:
+                self._made[plain] = plain.inputs()
+            inputs, options = self._made[plain], case.call_options()
+            if case.changes:
+                inputs = changes.changed(contract, inputs, options, case.changes, str(case))
+            call = Call(contract, inputs, options).checked()
+            contract.outputs(call)
+        except OracleError:
+            return None
+        return call
+
+    def seen(self, case: Case) -> Seen:
+        """What the call of an admitted case has."""
+        call = self._calls[case] if self.admits(case) else None
+        assert call is not None, f"{case} is no call of its contract"
+        return Seen(
+            {name: option_word(value) for name, value in call.resolved.items()},
+            {name: word_of(x.dtype) for name, x in call.inputs.items()},
+            {name: x.dim() for name, x in call.inputs.items()},
+        )
+
+
 @cache
 def _array(contract: str) -> tuple[Case, ...]:
     base = replace(_smallest(contract), options=(), seed=0)
     usual = ("randn",) if "randn" in base.grammar.families else base.grammar.families[:1]
-    base = replace(base, family=usual[0])
-    if not valid(base):
+    base, calls = replace(base, family=usual[0]), _Calls()
+    admits = calls.admits
+    if not admits(base):
         base = replace(_smallest(contract), seed=0)
-    asked: dict[Case, bool] = {}
-
-    def admits(case: Case) -> bool:
-        if case not in asked:
-            asked[case] = valid(case)
-        return asked[case]
-
-    factors, alone, apart = _factors(base, admits)
+    factors, alone, apart = _factors(base, calls)
     found: dict[Case, None] = {}
     covered: set[frozenset[Level]] = set()
 
@@ -113,8 +148,8 @@ def _array(contract: str) -> tuple[Case, ...]:
         if frozenset(wanted) not in covered and admits(_with(base, wanted)):
             add(wanted)
     found |= dict.fromkeys(apart)
-    for gap in missing(get(contract), [_seen(case) for case in found]):  # what a part of an id alone has
-        found |= dict.fromkeys(case for case in alone if gap not in missing(get(contract), [_seen(case)]))
+    for gap in missing(get(contract), [calls.seen(case) for case in found]):  # what a part of an id alone has
+        found |= dict.fromkeys(case for case in alone if gap not in missing(get(contract), [calls.seen(case)]))
     families = [family for family in base.grammar.families if family != base.family] or [base.family]
     drawn = []
     for at, case in enumerate(found):
@@ -129,17 +164,31 @@ def _with(case: Case, levels: Iterable[Level]) -> Case:
     return case
 
 
-def _factors(base: Case, admits: Callable[[Case], bool]) -> tuple[list[list[Level]], list[Case], list[Case]]:
+def _factors(base: Case, calls: _Calls) -> tuple[list[list[Level]], list[Case], list[Case]]:
     """The factors, the usual level of each first; the cases with one other part of an id; and cases of their own for
     what needs another part of an id.
     """
-    grammar, contract = base.grammar, get(base.contract)
-    parts = [[USUAL, *(Level((("dtypes", value),)) for value in (*grammar.dtypes, *grammar.also_dtypes) if value != base.dtypes)]]
-    parts += [[USUAL, *(Level((("scheme", value),)) for value in (*grammar.schemes, *grammar.also_schemes) if value != base.scheme)]]
+    grammar, contract, admits = base.grammar, get(base.contract), calls.admits
+    parts = [
+        [
+            USUAL,
+            *(Level((("dtypes", value),)) for value in (*grammar.dtypes, *grammar.also_dtypes) if value != base.dtypes),
+        ]
+    ]
+    parts += [
+        [
+            USUAL,
+            *(
+                Level((("scheme", value),))
+                for value in (*grammar.schemes, *grammar.also_schemes)
+                if value != base.scheme
+            ),
+        ]
+    ]
     parts += [[USUAL, *(Level((), ((key, value),)) for value in of)] for key, of in grammar.options.items()]
     parts = [[USUAL, *(level for level in levels[1:] if admits(level.of(base)))] for levels in parts]
     singles = [base, *(level.of(base) for levels in parts for level in levels[1:])]
-    reached = [_seen(case) for case in singles]
+    reached = [calls.seen(case) for case in singles]
     singles += [case for name, _ in base.extents if admits(case := _at(base, name, 1))]
     rest: dict[str, list[Level]] = {}
     apart: list[Case] = []
@@ -232,16 +281,6 @@ class Seen:
     ranks: Mapping[str, int]
 
 
-def _seen(case: Case) -> Seen:
-    inputs = case.inputs()
-    resolved = get(case.contract).check(inputs, case.call_options())
-    return Seen(
-        {name: option_word(value) for name, value in resolved.items()},
-        {name: word_of(x.dtype) for name, x in inputs.items()},
-        {name: x.dim() for name, x in inputs.items()},
-    )
-
-
 def missing(contract: Contract, reached: Sequence[Seen]) -> list[Gap]:
     """The admitted options, dtypes and presences that none of these calls has."""
     found: list[Gap] = []
@@ -271,7 +310,8 @@ def gaps(contract: str, chosen: Sequence[Case]) -> list[Gap]:
         key = case.dtypes, case.scheme, case.options, case.changes
         if key not in kinds or _volume(case) < _volume(kinds[key]):
             kinds[key] = case
-    found = missing(get(contract), [_seen(case) for case in kinds.values()])
+    calls = _Calls()
+    found = missing(get(contract), [calls.seen(case) for case in kinds.values()])
     for name, widths in edges_of(get(contract)).items():
         extents = {dict(case.extents).get(name, 0) for case in chosen}
         for width, offset in itertools.product(widths if extents != {0} else (), OFFSETS):
