@@ -117,6 +117,9 @@ class Fp8BlockscaleGemmSm90(ProductContract):
         group = FLASHINFER_1X128.block.columns or 1
         if any(wide.values()) and bound["K"] % group:
             raise ShapeError(f"K={bound['K']} is not a multiple of {group}, which the kernel's quantisers need")
+        for name in (name for name, is_wide in wide.items() if is_wide):
+            if not bool(torch.isfinite(decode(inputs[name])).all()):
+                raise InputError(f"{name} holds NaN or infinity; how the kernel quantises them is not covered")
 
     def parts(self, inputs: Inputs) -> list[Part]:
         a, a_scale = _nominal(inputs, "input", FLASHINFER_1X128)
@@ -129,9 +132,6 @@ class Fp8BlockscaleGemmSm90(ProductContract):
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         if call.inputs["input"].dtype != WIDE:
             return super().admissible(call, numerics)
-        for name in ("input", "weight"):
-            if call.inputs[name].dtype == WIDE and not bool(torch.isfinite(decode(call.inputs[name])).all()):
-                raise InputError(f"{name} holds NaN or infinity; how the kernel quantises them is not covered")
         return [QuantisedInside(call, self.arithmetics(call, numerics), numerics is not None)]
 
 
