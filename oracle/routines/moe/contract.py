@@ -101,6 +101,9 @@ class MoeRouting(Contract):
     )
     returns = ("topk_weights", "topk_ids")
 
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        routing.check(router_of(options), self.extents(inputs)["E"])
+
     def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
         router = router_of(self.check(inputs, options))
         weights, ids = routing.route(inputs["logits"], router, inputs.get("bias"))
