@@ -35,6 +35,9 @@ from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import f32
 from oracle.routines.base import E4M3, F32, INTEGERS, Inputs, Options, OptionSpec, TensorSpec, register
 from oracle.routines.kv_cache.contract import (
+    INDEX_PAGES,
+    SCALE_OF_HEADS,
+    SIDE_BY_SIDE,
     CacheContract,
     Coded,
     Copied,
@@ -46,6 +49,7 @@ from oracle.routines.kv_cache.contract import (
     one_scale,
     slots_of,
 )
+from oracle.routines.quantisers.contract import FOUR_BITS
 from oracle.routines.traits import Kind
 
 LAYOUTS = ("NHD", "HND")
@@ -100,6 +104,8 @@ class ReshapeAndCacheFlash(CacheContract):
     name = "reshape_and_cache_flash"
     summary = "keys and values divided by their scales into pages, one scale or one for each head"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu reshape_and_cache_flash_kernel"
+    traits = frozenset({SCALE_OF_HEADS})
+    kinds = (Coded,)
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
         KEY,
         VALUE,
@@ -149,6 +155,7 @@ class ReshapeAndCache(CacheContract):
     name = "reshape_and_cache"
     summary = "keys and values divided by their scales into the pages of the older attention kernels"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu reshape_and_cache_kernel"
+    kinds = (Coded,)
     inputs = (
         KEY,
         VALUE,
@@ -197,6 +204,8 @@ class ConcatAndCacheMla(CacheContract):
     name = "concat_and_cache_mla"
     summary = "compressed and rotated columns side by side, divided by one scale, into pages"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu concat_and_cache_mla_kernel"
+    traits = frozenset({SIDE_BY_SIDE})
+    kinds = (Coded,)
     inputs = (
         KV_C,
         K_PE,
@@ -231,6 +240,8 @@ class SetMlaKvBuffer(CacheContract):
     name = "set_mla_kv_buffer"
     summary = "compressed and rotated columns cast as they are into slots"
     source = "SGLang kernels/ops/kvcache/mla_buffer.py set_mla_kv_buffer_triton_fp8_quant"
+    traits = frozenset({SIDE_BY_SIDE})
+    kinds = (Coded,)
     inputs = (
         TensorSpec("kv_buffer", Kind.STATE, E4M3, ("S", "1", "C"), "slots before the call, C = R + E"),
         TensorSpec("loc", Kind.SLOTS, INTEGERS, ("T",), "slot of each token"),
@@ -264,6 +275,7 @@ class ConvertFp8(CacheContract):
     name = "convert_fp8"
     summary = "a whole cache to codes of one scale, or back"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu convert_fp8_kernel"
+    kinds = (Coded, Products)
     inputs = (TensorSpec("src", Kind.VALUES, (*WIDE, *E4M3), None, "[pages, ...]: values, or codes"),)
     options = (
         OptionSpec("scale", 1.0, None, "multiplies on reading"),
@@ -339,6 +351,7 @@ class AppendPagedKvCache(CacheContract):
     name = "append_paged_kv_cache"
     summary = "keys and values copied into the pages of their requests"
     source = "FlashInfer include/flashinfer/page.cuh AppendPagedKVCacheKernel"
+    kinds = (Copied,)
     inputs = (
         TensorSpec("append_key", Kind.VALUES, ANY, ("N", "H", "D"), "keys, of the dtype of the cache"),
         TensorSpec("append_value", Kind.VALUES, ANY, ("N", "H", "D"), "values"),
@@ -374,6 +387,7 @@ class AppendPagedMlaKvCache(CacheContract):
     name = "append_paged_mla_kv_cache"
     summary = "compressed and rotated columns copied into the pages of their requests, a cache each"
     source = "FlashInfer include/flashinfer/page.cuh AppendPagedKVMlaCacheKernel"
+    kinds = (Copied,)
     inputs = (
         TensorSpec("append_ckv", Kind.VALUES, ANY, ("N", "R"), "compressed keys and values, of the dtype of the cache"),
         TensorSpec("append_kpe", Kind.VALUES, ANY, ("N", "E"), "rotated columns of the key"),
@@ -415,6 +429,7 @@ HALF = WIDE[:2]
 class RowsOfTiles(CacheContract):
     """Rows of 656 bytes."""
 
+    kinds = (Quantised, Copied)
     loses = True
     interval = False
 
@@ -494,6 +509,8 @@ class IndexerKQuantAndCache(CacheContract):
     name = "indexer_k_quant_and_cache"
     summary = "index keys in groups of 128 into pages that hold codes, then scales"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu indexer_k_quant_and_cache_kernel"
+    traits = frozenset({INDEX_PAGES})
+    kinds = (Quantised,)
     inputs = (
         TensorSpec(
             "k", Kind.VALUES, HALF, ("T", "D"), "index keys, one for each slot: the kernel takes the tokens of k"
@@ -530,6 +547,8 @@ class Nvfp4QuantizeAppendPagedKvCache(CacheContract):
     name = "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
     summary = "keys and values in NVFP4 into pages, the scales of 16 elements in pages of their own"
     source = "FlashInfer page.cuh NVFP4QuantizeAppendPagedKVCacheWithSlotMappingKernel"
+    traits = frozenset({FOUR_BITS})
+    kinds = (Quantised,)
     inputs = (
         TensorSpec("append_key", Kind.VALUES, HALF, ("N", "H", "D"), "keys; tokens past T are padding"),
         TensorSpec("append_value", Kind.VALUES, HALF, ("N", "H", "D"), "values"),
