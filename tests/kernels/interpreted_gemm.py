@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from triton.runtime import interpreter
@@ -40,12 +41,16 @@ FAULTS = {
 
 
 def scalars_as_integers() -> None:
-    """Triton 3.6's interpreter asks numpy for the integer of an array with one axis, which numpy 2.4 refuses."""
+    """Triton 3.6's interpreter asks numpy for the integer of an array with one axis, which numpy 2.4 refuses.
+
+    Triton 3.5 patches its class of tensors for good; later releases pass a scope that takes the patch back.
+    """
     plain = interpreter._patch_lang_tensor
 
-    def patched(tensor: object, scope: interpreter._LangPatchScope) -> None:
-        plain(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+    def patched(tensor: object, *scope: Any) -> None:
+        plain(tensor, *scope)
+        put = scope[0].set_attr if scope else setattr
+        put(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patched
 
