@@ -33,6 +33,7 @@ from oracle.numbers.quantize import WIDE, Prepared, prepare
 from oracle.numbers.recipes import Recipe
 from oracle.routines.base import F32, Call, Operands, OptionSpec, Out, TensorSpec, register
 from oracle.routines.mx.contract import BlockQuantiser, pack, unpack
+from oracle.truth.gemm import take_rows
 from oracle.truth.layout import align, swizzle_scale, unswizzle_scale
 
 HEIGHT, TILE = 128, "128x4"
@@ -141,7 +142,7 @@ class ExpertQuantiser(BlockQuantiser):
 
     def codes_of(self, q: Tensor, call: Call) -> Tensor:
         shape = self.stored_shape(call)
-        stored = self.inward(q).reshape(torch.Size(shape[:-1]).numel(), shape[-1])[self.rows(call)[0]]
+        stored = take_rows(self.inward(q).reshape(torch.Size(shape[:-1]).numel(), shape[-1]), self.rows(call)[0])
         return unpack(stored) if self.packed else stored
 
     def stored_shape(self, call: Call) -> tuple[int, ...]:
