@@ -55,7 +55,7 @@ def why_not(product: ScaledProduct) -> str | None:
 
 
 def _interpreted() -> bool:
-    """Whether the kernel runs in Triton's interpreter: the environment decides when the kernel is imported, not later."""
+    """Whether the kernel runs in Triton's interpreter, which is chosen when it is imported."""
     if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
         return False
     from triton import JITFunction
