@@ -20,7 +20,7 @@ from torch import Tensor
 from kernels import checks
 from kernels import platform as machines
 from kernels.checks import FP8
-from kernels.config import MOE_BACKENDS, Config, current_config
+from kernels.config import current_config
 from kernels.errors import ConfigError, InputError, OptionError, ShapeError
 from kernels.layout import (
     align_fp8_moe_weights_for_fi,
@@ -28,6 +28,7 @@ from kernels.layout import (
     swap_w13_to_w31,
 )
 from kernels.quantize import scaled_fp8_quant
+from kernels.records import MOE_BACKENDS, Config
 from kernels.routes import route
 from kernels.support import MOE_FAMILIES
 

@@ -19,7 +19,8 @@ from kernels import context
 from kernels.backends.declaration import Backend
 from kernels.config import current_config, use_config
 from kernels.errors import OptionError
-from kernels.plan import MODULES, Plan, Problem, backend_of, plan
+from kernels.plan import MODULES, backend_of, plan
+from kernels.records import Plan, Problem
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

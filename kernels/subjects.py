@@ -39,7 +39,8 @@ from kernels.calls import Inputs, Options, Outputs, Runner
 from kernels.config import current_config
 from kernels.decisions import DECISIONS, RECORDS
 from kernels.errors import DtypeError, OptionError
-from kernels.plan import TABLE, Problem, backend_of
+from kernels.plan import TABLE, backend_of
+from kernels.records import Problem
 
 NUMERICS = {
     # (backend, operation) on sm90: how the kernel accumulates
