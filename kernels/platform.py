@@ -10,11 +10,12 @@ from contextlib import contextmanager
 
 import torch
 
-from kernels import checks, context
+from kernels import context
 from kernels.config import current_config
 from kernels.errors import DeviceError
 from kernels.records import ARCHES, PACKAGES, PRODUCTS, Config, Machine, version
 from kernels.support import BLOCK, CUTLASS, DEEP_GEMM_SM, E4M3_GFX, E8M0_SWITCH, ROWWISE_ROCM, built
+from kernels.verbs import verb
 
 __all__ = [
     "ARCHES",
@@ -53,7 +54,7 @@ def use_machine(machine: Machine | None) -> Iterator[None]:
 # --- support predicates, under the names that engines use ------------------------------------------------------
 
 
-@checks.verb
+@verb()
 def is_deep_gemm_supported(machine: Machine | None = None, config: Config | None = None) -> bool:
     """sm90 or sm100, the package usable, ``VLLM_USE_DEEP_GEMM`` on and ``VLLM_USE_FLASHINFER_MOE_FP8`` off."""
     machine, config = machine or current_machine(), config or current_config()
@@ -61,14 +62,14 @@ def is_deep_gemm_supported(machine: Machine | None = None, config: Config | None
     return machine.sm in DEEP_GEMM_SM and usable and config.use_deep_gemm and not config.use_flashinfer_moe_fp8
 
 
-@checks.verb
+@verb()
 def is_deep_gemm_e8m0_used(machine: Machine | None = None, config: Config | None = None) -> bool:
     """DeepGEMM supported, and ``VLLM_USE_DEEP_GEMM_E8M0`` on sm100 or ``VLLM_USE_DEEP_GEMM_E8M0_HOPPER`` on sm90."""
     machine, config = machine or current_machine(), config or current_config()
     return is_deep_gemm_supported(machine, config) and bool(getattr(config, E8M0_SWITCH[machine.sm]))
 
 
-@checks.verb
+@verb()
 def should_use_deepgemm_for_fp8_linear(
     output_dtype: torch.dtype,
     weight: torch.Tensor | tuple[int, int],
@@ -81,31 +82,31 @@ def should_use_deepgemm_for_fp8_linear(
     return is_deep_gemm_supported(machine, config) and output_dtype == torch.bfloat16 and whole
 
 
-@checks.verb
+@verb()
 def cutlass_fp8_supported(machine: Machine | None = None) -> bool:
     """sm89 with CUDA >= 12.4, sm90 and above with CUDA >= 12.0."""
     return _compiled("cutlass_fp8_supported", machine)
 
 
-@checks.verb
+@verb()
 def cutlass_block_fp8_supported(machine: Machine | None = None) -> bool:
     """sm90 with CUDA >= 12.0, sm100 and above with CUDA >= 12.8."""
     return _compiled("cutlass_block_fp8_supported", machine)
 
 
-@checks.verb
+@verb()
 def cutlass_group_gemm_supported(machine: Machine | None = None) -> bool:
     """sm90 with CUDA >= 12.3, sm100 and above with CUDA >= 12.8."""
     return _compiled("cutlass_group_gemm_supported", machine)
 
 
-@checks.verb
+@verb()
 def sparse_cutlass_supported(machine: Machine | None = None) -> bool:
     """sm90 (not above: the kernels are Hopper's) with CUDA >= 12.2."""
     return _compiled("sparse_cutlass_supported", machine)
 
 
-@checks.verb
+@verb()
 def use_rowwise_torch_scaled_mm(machine: Machine | None = None) -> bool:
     """ROCm with torch >= 2.7 and capability >= 9.4 (gfx942, gfx950); vLLM's ``USE_ROWWISE_TORCH_SCALED_MM``."""
     machine = machine or current_machine()
@@ -113,7 +114,7 @@ def use_rowwise_torch_scaled_mm(machine: Machine | None = None) -> bool:
     return machine.vendor == "amd" and modern
 
 
-@checks.verb
+@verb()
 def get_num_sms(device: torch.device | int | None = None, *, machine: Machine | None = None) -> int:
     """Multiprocessors of a machine, from which a persistent kernel's grid and schedule follow.
 

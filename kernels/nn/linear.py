@@ -124,7 +124,7 @@ class Fp8Linear(Fp8Module):
     bias: torch.nn.Parameter | None
     input_scale: torch.nn.Parameter | None
 
-    @checks.verb
+    @checks.checked
     def __init__(
         self,
         weight: Tensor,
@@ -283,7 +283,7 @@ class Fp8Linear(Fp8Module):
                 return deepgemm_blockscale_linear(input, weight, scale, BLOCK, self.ue8m0)
         return self._forward(input)
 
-    @checks.verb
+    @checks.checked
     def _forward(self, input: Tensor) -> Tensor:
         """:meth:`forward` of any input."""
         fits = input.dim() > 0 and input.shape[-1] == self.in_features
