@@ -133,7 +133,7 @@ def wheel(built: Path) -> zipfile.ZipFile:
 
 def load(site: Path) -> None:
     """In the server: the package from a wheel, and nothing of the checkout."""
-    if (loaded := sys.modules.get("kernels.ops")) is not None:
+    if (loaded := sys.modules.get("kernels.operators")) is not None:
         loaded._library._destroy()  # an operator cannot be registered twice
     for name in [name for name in sys.modules if name.partition(".")[0] in ("oracle", "kernels", "tests")]:
         if not name.startswith("tests.support.") or name.endswith("forked_worker"):

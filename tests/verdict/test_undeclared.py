@@ -146,7 +146,7 @@ class TestSabotage:
         p = block_scaled("positive", 16, 24, 512, seed=2)
         out = predict_product(p, "sm90.promote128", out_dtype=torch.float32)
         out[3, 5] *= 2
-        monkeypatch.setattr("oracle.verdict.products.ieee32_bound", _open)
+        monkeypatch.setattr("oracle.verdict.parts.ieee32_bound", _open)
         verdict = oracle.judge("fp8_gemm_nt", inputs_of(p), out)  # type: ignore[arg-type]
         assert verdict.status is Status.FAILED and verdict.outside == 1
 

@@ -13,7 +13,7 @@ from oracle.diagnosis.mutation import mutate, right_variants
 from oracle.errors import DtypeError, InputError, NumericsError, OptionError, OracleError, ShapeError
 from oracle.numbers.formats import E2M1, decode
 from oracle.numbers.quantize import quantize
-from oracle.numbers.recipes import of_element
+from oracle.numbers.recipe_table import of_element
 from oracle.routines import cases, get, registered
 from oracle.routines.base import by_name
 from oracle.routines.catalogue import faults_of, run
