@@ -44,7 +44,7 @@ def bounded(bound: Bound, i: Instruction, a: Tensor, b: Tensor) -> tuple[Tensor,
 def test_every_flush_of_the_definition_is_counted(
     bound: Bound, i: Instruction, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of numbers near 2^-126 a bound is 2^-126 for each value that the definition flushes, and a little for rounding."""
+    """Of numbers near 2^-126 a bound is 2^-126 for each value that the definition flushes, and some more."""
     flushed, flush = [], fused.flush
 
     def counted(x: Tensor) -> Tensor:
