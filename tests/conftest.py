@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.support.commandline import Cli, Ran
 from tests.support.cpu import Costs
-from tests.support.full import left_out
+from tests.support.full import MARKERS, left_out
 from tests.support.paths import FIXTURES, ROOT, SHARED
 from tests.support.tools import found
 
@@ -105,6 +105,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Costs(path))
     config.addinivalue_line("markers", "needs_shared(path): reads this file or folder of FP8_ORACLE_SHARED")
     config.addinivalue_line("markers", "needs_tools(name): runs this program, or compiles with this header")
+    for marker in MARKERS:
+        config.addinivalue_line("markers", f"{marker}: what runs without --full (support/full.py)")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

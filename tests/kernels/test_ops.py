@@ -249,12 +249,14 @@ def placed(make, name: str, device: str) -> tuple[object, ...]:
     return tree_map(lambda t: t.to(device) if isinstance(t, torch.Tensor) else t, calls(make)[name])
 
 
+@pytest.mark.whole("every operator of the layer")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", names())
 def test_opcheck(make, name: str, device: str) -> None:
     opcheck(operator_of(name), placed(make, name, device), test_utils=CHECKS)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", names())
 def test_opcheck_compiled(make, name: str, device: str) -> None:

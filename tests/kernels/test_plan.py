@@ -23,6 +23,7 @@ def chosen(op: str, arch: str, config: Config = BARE, **dims: object) -> str:
         return "-"
 
 
+@pytest.mark.whole("a look into a table")
 @pytest.mark.parametrize("op", TABLE)
 @pytest.mark.parametrize("arch", ARCHES)
 def test_every_rejection_has_a_reason(op: str, arch: str) -> None:
