@@ -3,7 +3,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 
-.PHONY: verify test vendor vendor-libraries clean
+.PHONY: verify test vendor vendor-libraries mutants clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +34,11 @@ vendor: $(VENV)/.installed
 vendor-libraries:
 	sudo apt-get update
 	sudo apt-get install -y libgtest-dev catch2
+
+# Every mutant of the rooms that decide, against the tests of their files; SAMPLE=80 for so many of them, ROOMS for some.
+mutants: $(VENV)/.installed
+	$(VENV)/bin/python -m pip install -q -c constraints.txt '.[dev,mutants]'
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(VENV)/bin/python tests/support/mutation.py $(ROOMS) $(if $(SAMPLE),--sample $(SAMPLE))
 
 clean:
 	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks build dist *.egg-info

@@ -69,3 +69,15 @@ def test_a_tie_of_subnormals(bound: Bound, i: Instruction, sign: int) -> None:
     assert error.abs().tolist() == [[0.5], [0.5]] and len(error.sign().unique()) == 2
     assert bool((low / LEAST <= error).all() and (error <= high / LEAST).all())
     assert bool((high - low < 2.01 * LEAST).all())
+
+
+@pytest.mark.parametrize("bound", [stepwise, split])
+@pytest.mark.parametrize("i", [i for i in WIDE if i.sum in (Sum.EXACT, Sum.TREE_FLUSH)], ids=lambda i: i.name)
+def test_rounding_to_nearest_has_no_direction(bound: Bound, i: Instruction) -> None:
+    """The ends of the error are opposite, one chain lies within them, and the sign of the data changes nothing."""
+    g = torch.Generator().manual_seed(3)
+    a, b = (torch.randn(n, 5 * i.group + 1, generator=g, dtype=torch.float64).bfloat16().double() for n in (4, 3))
+    out, low, high = bounded(bound, i, a, b)
+    assert torch.equal(-low, high) and bool((high > 0).all())
+    assert bool(((out - a @ b.T).abs() <= high).all())
+    assert all(torch.equal(x, y) for x, y in zip(bounded(bound, i, -a, b)[1:], (low, high), strict=True))

@@ -10,11 +10,21 @@ import torch
 from oracle import judge, reference
 from oracle.errors import InputError
 from oracle.routines import cases, get
+from oracle.truth import decisions
 from oracle.verdict.compare import Status
 
 
 def table(**columns: int) -> dict[str, torch.Tensor]:
     return {name: torch.tensor([value]) for name, value in columns.items()}
+
+
+def test_products_have_numbers() -> None:
+    """0 is no GPU, whatever a driver reports; the last product is the last."""
+    last = len(decisions.GPUS)
+    assert decisions.multiprocessors(0, 132) == 0 and decisions.multiprocessors(last, 7) == 7
+    for product in (-1, last + 1):
+        with pytest.raises(InputError, match=f"product={product}; products are numbered 1..{last}"):
+            decisions.multiprocessors(product, 7)
 
 
 class TestRules:

@@ -146,17 +146,25 @@ class TestExperts:
         [
             ({"first": torch.tensor([0, 3])}, InputError),
             ({"rows": torch.tensor([4, 7])}, InputError),
+            ({"rows": torch.tensor([-1, 6])}, InputError),
+            ({"first": torch.tensor([-1, 4])}, InputError),
             ({"rows": torch.tensor([4])}, ShapeError),
             ({"placement": "loose"}, OptionError),
             ({"placement": "masked", "capacity": 3}, InputError),
+            ({"placement": "masked", "capacity": 4}, InputError),
+            ({"placement": "masked", "capacity": 6}, InputError),
+            ({"placement": "masked", "rows": torch.tensor([1, 1]), "first": torch.tensor([0, 1])}, InputError),
+            ({"scale": torch.zeros(10, dtype=torch.uint8)}, ShapeError),
+            ({"first": torch.zeros(0, dtype=torch.int64), "rows": torch.zeros(0, dtype=torch.int64)}, ShapeError),
             ({"scale": torch.zeros(10, 2)}, ShapeError),
         ],
     )
     def test_wrong_calls(self, change: dict[str, object], error: type[Exception]) -> None:
         scale = torch.zeros(10, 2, dtype=torch.uint8)
         call = {"scale": scale, "first": torch.tensor([0, 4]), "rows": torch.tensor([4, 6])}
-        with pytest.raises(error):
-            tiles.swizzle_scale_experts(**(call | change))  # type: ignore[arg-type]
+        for place in (tiles.swizzle_scale_experts, tiles.expert_offsets):
+            with pytest.raises(error):
+                place(**({"placement": "tight"} | call | change))  # type: ignore[arg-type]
 
 
 class TestBlocked:
@@ -233,12 +241,52 @@ class TestGroupsAlongK:
                 word += 1
             first += count
 
+    @pytest.mark.parametrize(
+        ("shape", "dtype", "ends", "error"),
+        [
+            ((5, 6), torch.float32, [6], ShapeError),
+            ((6,), torch.uint8, [6], ShapeError),
+            ((5, 6), torch.uint8, [4, 2, 6], InputError),
+            ((5, 6), torch.uint8, [2, 5], InputError),
+            ((5, 6), torch.uint8, [2, 7], InputError),
+        ],
+    )
+    def test_wrong_calls(self, shape: tuple[int, ...], dtype: torch.dtype, ends: list[int], error: type) -> None:
+        with pytest.raises(error):
+            tiles.to_blocked_k_groups(torch.zeros(shape, dtype=dtype), torch.tensor(ends))
+
+    @pytest.mark.parametrize("shape", [(5, 4), (4, 6), (4,), (1, 4, 4)])
+    def test_scales_that_are_not_those_of_the_groups(self, shape: tuple[int, ...]) -> None:
+        with pytest.raises(ShapeError):
+            tiles.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(torch.ones(shape), torch.tensor([512]))
+
     def test_no_power_of_two(self) -> None:
         scale = torch.full((4, 4), 3.0)
         with pytest.raises(InputError):
             tiles.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(scale, torch.tensor([512]))
         with pytest.raises(KernelError):
             kernels.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(scale, [512])
+
+
+class TestShuffled:
+    """FlashInfer's shuffle_matrix_sf_a: the rows as those of the weight, then tiles."""
+
+    @pytest.mark.parametrize("tile", [128, 64])
+    @pytest.mark.parametrize(("m", "c"), [(128, 4), (256, 7)])
+    def test_rows_go_with_those_of_the_weight(self, m: int, c: int, tile: int) -> None:
+        scale = torch.arange(m * c).remainder(251).to(torch.uint8).reshape(m, c)
+        weight = layout.shuffle_matrix_a(scale, tile)
+        assert torch.equal(tiles.shuffle_matrix_sf_a(scale, tile), tiles.to_blocked(weight))
+        if tile == 128:
+            assert torch.equal(tiles.shuffle_matrix_sf_a(scale), tiles.to_blocked(weight))
+
+    @pytest.mark.parametrize(
+        ("shape", "dtype"),
+        [((127, 4), torch.uint8), ((160, 4), torch.uint8), ((128,), torch.uint8), ((128, 4), torch.int16)],
+    )
+    def test_wrong_calls(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        with pytest.raises(ShapeError):
+            tiles.shuffle_matrix_sf_a(torch.zeros(shape, dtype=dtype))
 
 
 TWINS = ("to_blocked", "from_blocked", "swizzle_scale_experts", "to_blocked_k_groups")
