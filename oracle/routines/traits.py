@@ -4,8 +4,8 @@ An input has a :class:`Kind`: what its numbers stand for. A contract has traits,
 
 *stated*    ``PAIRED = Trait("writes keys and values")``; a contract states it with ``traits = frozenset({PAIRED})``,
             its subclasses have it too;
-*derived*   ``Trait("grouped", lambda contract: contract.groups is not None)``, or one of :func:`takes`, :func:`of_kind`
-            and :func:`of_class`.
+*derived*   ``Trait("grouped", lambda contract: contract.groups is not None)``, or one of :func:`takes`,
+            :func:`returns`, :func:`of_kind` and :func:`of_class`.
 
 Traits combine: ``GROUPED & takes("bias")``, ``PAIRED | TILED``, ``GROUPED - RUNS``, ``~GROUPED``. A contract of another
 distribution has a trait by stating it, or by being what a derived one asks for.
@@ -28,19 +28,29 @@ class Kind(StrEnum):
     VALUES = "values"  #: real numbers that are quantised, multiplied or normalised
     CODES = "codes"  #: encoded values: FP8, packed FP4 or FP6, integers with a scale
     SCALES = "scales"  #: what codes are multiplied with, or values divided by, one for a block, row or tensor
-    OFFSETS = "offsets"  #: ascending places where a group, sequence or expert begins
-    COUNTS = "counts"  #: how many rows a group, sequence or expert has
+    OFFSETS = "offsets"  #: where a group, sequence or expert begins or ends, the end excluded
+    COUNTS = "counts"  #: how many rows or elements a group, sequence or expert has
     IDS = "ids"  #: which expert, group or sequence a row belongs to; -1 where none
     SLOTS = "slots"  #: a place in a cache for each token; -1 where none
     PAGES = "pages"  #: a table of pages, one row a sequence
     POSITIONS = "positions"  #: rows of a table, places in a sequence, or a permutation
     LOGITS = "logits"  #: scores that are ranked or put through a softmax
     MASK = "mask"  #: what counts and what does not
-    WEIGHTS = "weights"  #: factors of a sum, a norm or a router, not quantised
+    WEIGHTS = "weights"  #: factors of a sum, a norm, a rotation or a router, not quantised
+    BOUND = "bound"  #: an upper limit of amax
     BIAS = "bias"  #: what is added to a result
     ALPHA = "alpha"  #: one factor of the whole result, or one for each group
     STATE = "state"  #: memory that the call goes on from: a cache, an accumulator, running maxima
     RANDOM = "random"  #: random bits or a seed
+    PARAMETERS = "parameters"  #: what a decision reads of a device, a build or a call, one for each row of a table
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether it consists of integers that count, place or name something."""
+        return self in INDICES
+
+
+INDICES = frozenset({Kind.OFFSETS, Kind.COUNTS, Kind.IDS, Kind.SLOTS, Kind.PAGES, Kind.POSITIONS, Kind.PARAMETERS})
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +63,10 @@ class Trait:
     def holds(self, contract: Contract) -> bool:
         """Whether a contract has it."""
         return self in contract.all_traits if self.derived is None else self.derived(contract)
+
+    def called(self, name: str) -> Trait:
+        """The same contracts under a shorter name, for one that is made of several."""
+        return Trait(name, self.holds)
 
     def __and__(self, other: Trait) -> Trait:
         return Trait(f"{self.name} and {other.name}", lambda c: self.holds(c) and other.holds(c))
@@ -75,14 +89,20 @@ def takes(name: str) -> Trait:
     return Trait(f"takes {name}", lambda c: name in {*(x.name for x in c.inputs), *(x.name for x in c.options)})
 
 
+def returns(name: str) -> Trait:
+    """Contracts with an output of this name."""
+    return Trait(f"returns {name}", lambda c: name in c.returns)
+
+
 def of_kind(kind: Kind) -> Trait:
     """Contracts with an input of this kind."""
     return Trait(f"takes {kind}", lambda c: any(spec.kind is kind for spec in c.inputs))
 
 
-def of_class(*classes: type[Contract]) -> Trait:
-    """Contracts of these classes, which are those of a family's own."""
-    return Trait(" or ".join(one.__name__ for one in classes), lambda c: isinstance(c, classes))
+def of_class(*classes: type) -> Trait:
+    """Contracts of these classes and of those that derive from them."""
+    wanted = frozenset(classes)  # an instance check of abstract classes asks all of their subclasses
+    return Trait(" or ".join(one.__name__ for one in classes), lambda c: not wanted.isdisjoint(type(c).__mro__))
 
 
 def has_role(role: str) -> Trait:

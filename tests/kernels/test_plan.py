@@ -189,6 +189,7 @@ class TestWords:
             {"op": "linear", "arch": ""},
             {"op": "linear", "m": -1},
             {"op": "linear", "n": 0},
+            {"op": "linear", "k": 0},
             {"op": "linear", "k": "many"},
             {"op": "linear", "a_scale": "row"},
             {"op": "linear", "out_dtype": "fp8"},

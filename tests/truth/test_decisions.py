@@ -59,6 +59,11 @@ class TestRules:
             ("get_flashinfer_moe_backend", {"arch": 103, "choice": 2}, 2),
             ("get_flashinfer_moe_backend", {"arch": 90, "choice": 2}, 1),
             ("get_flashinfer_moe_backend", {"arch": 120, "choice": 3}, 3),
+            (
+                "is_deep_gemm_supported",
+                {"arch": 90, "package": 1, "use_deep_gemm": 1, "use_flashinfer_moe_fp8": 0},
+                1,
+            ),
             ("is_flashinfer_supporting_global_sf", {"backend": 0}, 0),
             ("get_num_sms", {"product": 5, "reported": -1}, 132),
             ("get_num_sms", {"product": 6, "reported": -1}, 114),

@@ -36,11 +36,13 @@ from oracle.routines.mx.contract import (
     LINEAR,
     ROUNDING,
     SCALE_BYTES,
+    STACKED,
     BlockDequantiser,
     Mxfp8Quantize,
     padding_of,
     stored,
 )
+from oracle.routines.traits import Kind
 from oracle.truth.layout import swizzle_scale, unswizzle_scale
 
 TALL = GROUP_32.columns or 1
@@ -51,8 +53,8 @@ LAYOUT = OptionSpec(
 )
 DIRECTIONS = ("rowwise", "columnwise")
 DIRECTION = OptionSpec("direction", DIRECTIONS[0], DIRECTIONS, "whose bytes: of the matrix or of its transpose")
-ROWS = TensorSpec("x", WIDE, ("M", "K"), "values to quantise, M a multiple of 32")
-BOTH = TensorSpec("x", WIDE, ("M", "K"), "values to quantise, M and K multiples of 32")
+ROWS = TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise, M a multiple of 32")
+BOTH = TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise, M and K multiples of 32")
 
 
 def upright(layout: str) -> tuple[bool, str]:
@@ -66,7 +68,7 @@ def tall(m: int) -> None:
         raise ShapeError(f"M={m} is not a multiple of {TALL}, the rows that share a scale; pad M")
 
 
-class _Columns(Mxfp8Quantize):
+class ColumnsQuantiser(Mxfp8Quantize):
     """Scale bytes that are, or may be, those of the transpose."""
 
     block: ClassVar[Block]
@@ -103,7 +105,7 @@ class _Columns(Mxfp8Quantize):
 
 
 @register
-class Mxfp8QuantizeColumnwise(_Columns):
+class Mxfp8QuantizeColumnwise(ColumnsQuantiser):
     name = "mxfp8_quantize_columnwise"
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
     summary = "MXFP8 down the columns: blocks of 32 rows, E4M3 or E5M2 codes, E8M0 scales of the transpose"
@@ -124,14 +126,15 @@ class Mxfp8QuantizeColumnwise(_Columns):
 
 
 @register
-class Mxfp8Quantize3d(_Columns):
+class Mxfp8Quantize3d(ColumnsQuantiser):
     """Codes are judged as ``[E, N, K]``; torchao's lie column-major in each weight."""
 
+    traits = frozenset({STACKED})
     name = "mxfp8_quantize_3d"
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
     summary = "MXFP8 down the columns of the weights of experts, E8M0 scales of the transpose of each in its own tiles"
     source = "torchao mxfp8_quantize_cuda_3d, its CuTe-DSL kernel; scale_block_dim2=1"
-    inputs = (TensorSpec("x", WIDE, ("E", "N", "K"), "weights to quantise, N a multiple of 32"),)
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("E", "N", "K"), "weights to quantise, N a multiple of 32"),)
     options = (OptionSpec("layout", LAYOUTS[0], (LAYOUTS[0], COMPACT), "in tiles, or [E, N/32, K]"), ROUNDING, ELEMENT)
     width = 1
     block = Block(TALL, 1)
@@ -175,7 +178,7 @@ class Mxfp8Quantize3d(_Columns):
 
 
 @register
-class Mxfp8Quantize2d(_Columns):
+class Mxfp8Quantize2d(ColumnsQuantiser):
     name = "mxfp8_quantize_2d"
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
     summary = "MXFP8 of weights: one scale for 32x32, so that a weight and its transpose have the same codes"
@@ -217,7 +220,7 @@ class Mxfp8DequantizeColumnwise(BlockDequantiser):
     name = "mxfp8_dequantize_columnwise"
     summary = "MXFP8 codes times the E8M0 scales of 32 rows each"
     source = "TransformerEngine dequantize_mxfp8.cuh, columnwise; OCP Microscaling Formats 1.0"
-    inputs = (TensorSpec("q", FP8, ("M", "K"), "codes, M a multiple of 32"), SCALE_BYTES)
+    inputs = (TensorSpec("q", Kind.CODES, FP8, ("M", "K"), "codes, M a multiple of 32"), SCALE_BYTES)
     options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT,)
     width = 1
     packed = False

@@ -23,14 +23,16 @@ from oracle.numbers.quantize import WIDE, Ends, Prepared, prepare
 from oracle.numbers.recipes import Recipe
 from oracle.routines.base import Call, OptionSpec, TensorSpec, register
 from oracle.routines.fused.kernels import gated
-from oracle.routines.mx.contract import GLOBAL, LAYOUT, LAYOUTS, Nvfp4Quantize, padding_of
+from oracle.routines.mx.contract import GLOBAL, LAYOUT, LAYOUTS, STACKED, Nvfp4Quantize, padding_of
 from oracle.routines.mx.experts import GLOBALS, MASK, ScaledFp4GroupedQuantize
+from oracle.routines.traits import Kind, Trait
 from oracle.truth.layout import inverse_order, row_order, swizzle_scale, unswizzle_scale
 from oracle.verdict.sets import rounded_to
 
 TILES = OptionSpec("layout", LAYOUTS[0], LAYOUTS[:2], "height x width of a tile of the scale bytes")
 SHUFFLE = 32
 """Rows that are permuted among themselves."""
+SILU = Trait("quantises silu(gate) * up to NVFP4")
 
 
 class _Encoded(Nvfp4Quantize):
@@ -45,10 +47,14 @@ class _Encoded(Nvfp4Quantize):
 
 @register
 class Nvfp4BatchedQuantize(_Encoded):
+    traits = frozenset({STACKED})
     name = "nvfp4_batched_quantize"
     summary = "NVFP4 of a batch of matrices under one global scale, the scales of each in tiles of its own"
     source = "FlashInfer nvfp4_batched_quantize"
-    inputs: ClassVar[tuple[TensorSpec, ...]] = (TensorSpec("x", WIDE, ("B", "M", "K"), "K a multiple of 16"), GLOBAL)
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (
+        TensorSpec("x", Kind.VALUES, WIDE, ("B", "M", "K"), "K a multiple of 16"),
+        GLOBAL,
+    )
     options = (TILES,)
 
     def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
@@ -88,7 +94,7 @@ class Nvfp4QuantizeShuffled(_Encoded):
     name = "nvfp4_quantize_shuffled"
     summary = "NVFP4 of a weight whose rows, of codes and of scales, are in the order of TensorRT-LLM's kernels"
     source = "FlashInfer nvfp4_quantize(do_shuffle=True)"
-    inputs = (TensorSpec("x", WIDE, ("M", "K"), "M a multiple of 32, K of 16"), GLOBAL)
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "M a multiple of 32, K of 16"), GLOBAL)
     options = (OptionSpec("layout", LAYOUTS[0], LAYOUTS[:1], "how the scale bytes lie"),)
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
@@ -134,10 +140,11 @@ def halved(inputs: Mapping[str, Tensor], width: int) -> None:
 class SiluAndMulNvfp4Quantize(_Encoded):
     """A device's silu errs, so that the value, its scale and its codes are intervals."""
 
+    traits = frozenset({SILU})
     name = "silu_and_mul_nvfp4_quantize"
     summary = "silu(gate) * up rounded to the dtype of x, quantised to NVFP4"
     source = "FlashInfer silu_and_mul_nvfp4_quantize"
-    inputs = (TensorSpec("x", WIDE, ("M", "C"), "gate, then up: [M, 2 I], I a multiple of 16"), GLOBAL)
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "C"), "gate, then up: [M, 2 I], I a multiple of 16"), GLOBAL)
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
         resolved = super().check(inputs, options)
@@ -161,10 +168,15 @@ class SiluAndMulNvfp4Quantize(_Encoded):
 class SiluAndMulScaledNvfp4ExpertsQuantize(ScaledFp4GroupedQuantize):
     """A device's silu errs, as for ``silu_and_mul_nvfp4_quantize``."""
 
+    traits = frozenset({SILU})
     name = "silu_and_mul_scaled_nvfp4_experts_quantize"
     summary = "silu(gate) * up of the first rows of each expert, quantised to NVFP4 for masked grouped products"
     source = "FlashInfer silu_and_mul_scaled_nvfp4_experts_quantize"
-    inputs = (TensorSpec("x", WIDE, ("G", "M", "C"), "gate, then up: [G, M, 2 I], I a multiple of 16"), MASK, GLOBALS)
+    inputs = (
+        TensorSpec("x", Kind.VALUES, WIDE, ("G", "M", "C"), "gate, then up: [G, M, 2 I], I a multiple of 16"),
+        MASK,
+        GLOBALS,
+    )
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
         resolved = super().check(inputs, options)

@@ -50,6 +50,8 @@ from oracle.routines.products.contract import (
     transposed,
 )
 from oracle.routines.products.grouped import GroupedContiguous
+from oracle.routines.products.traits import HEADS, K_IN_GROUPS
+from oracle.routines.traits import Kind
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.compare import Verdict
 from oracle.verdict.products import Part
@@ -66,9 +68,7 @@ SUMMAND = "added in float32 after the whole of K"
 def _turned(inputs: Sequence[TensorSpec], names: Sequence[str]) -> tuple[TensorSpec, ...]:
     """The inputs with the last two dims of these exchanged."""
     return tuple(
-        TensorSpec(s.name, s.dtypes, (*s.dims[:-2], s.dims[-1], s.dims[-2]), s.doc, s.optional, s.contiguous)
-        if s.name in names and s.dims is not None
-        else s
+        replace(s, dims=(*s.dims[:-2], s.dims[-1], s.dims[-2])) if s.name in names and s.dims is not None else s
         for s in inputs
     )
 
@@ -151,7 +151,7 @@ class Fp8GemmNt1D1D(Fp8GemmNt):
     inputs = (
         *Fp8GemmNt.inputs[:3],
         scale_input("b_scale", BLOCKS[0], "N", "K", doc="logical 1x128 scales"),
-        TensorSpec("c", F32, ("M", "N"), SUMMAND, optional=True),
+        TensorSpec("c", Kind.STATE, F32, ("M", "N"), SUMMAND, optional=True),
     )
 
     def parts(self, inputs: Inputs) -> list[Part]:
@@ -164,18 +164,23 @@ class KGrouped(ProductContract):
     ``M * ks[g]`` (of ``b``: ``N * ks[g]``) behind those of the groups before it, row by row."""
 
     name = "k_grouped_fp8_gemm_nt_contiguous"
+    traits = frozenset({K_IN_GROUPS})
     summary = "for every group of K, c[g] + a_g [M, K_g] times b_g [N, K_g] transposed, 1x128 scales; float32"
     source = f"{SOURCE}; impls/sm90_fp8_gemm_1d1d.cuh"
     laid_out = True
     out_dtypes = F32
     options = (FLOAT32_OUT,)
     inputs = (
-        TensorSpec("a", FP8, ("L",), "codes of all groups, each [M, K_g] row-major", contiguous=True),
-        TensorSpec("a_scale", F32, ("M", "B"), "1x128 scales, blocks of all groups in a row", contiguous=True),
-        TensorSpec("b", FP8, ("J",), "codes of all groups, each [N, K_g] row-major", contiguous=True),
-        TensorSpec("b_scale", F32, ("N", "B"), "1x128 scales, blocks of all groups in a row", contiguous=True),
-        TensorSpec("ks", INTEGERS, ("G",), "steps of K of each group"),
-        TensorSpec("c", F32, ("G", "M", "N"), SUMMAND, contiguous=True),
+        TensorSpec("a", Kind.CODES, FP8, ("L",), "codes of all groups, each [M, K_g] row-major", contiguous=True),
+        TensorSpec(
+            "a_scale", Kind.SCALES, F32, ("M", "B"), "1x128 scales, blocks of all groups in a row", contiguous=True
+        ),
+        TensorSpec("b", Kind.CODES, FP8, ("J",), "codes of all groups, each [N, K_g] row-major", contiguous=True),
+        TensorSpec(
+            "b_scale", Kind.SCALES, F32, ("N", "B"), "1x128 scales, blocks of all groups in a row", contiguous=True
+        ),
+        TensorSpec("ks", Kind.COUNTS, INTEGERS, ("G",), "steps of K of each group"),
+        TensorSpec("c", Kind.STATE, F32, ("G", "M", "N"), SUMMAND, contiguous=True),
     )
 
     def matrices(self, call: Call, role: str, given: Tensor) -> list[Tensor]:
@@ -243,13 +248,14 @@ class Fp8Einsum(ProductContract):
     """Row ``(b, h)`` of the output is row ``b`` of head ``h``'s product."""
 
     name = "fp8_einsum"
+    traits = frozenset({HEADS})
     summary = "bhr,hdr->bhd: for every head a [B, R] times b [D, R] transposed; 1x128 and 128x128 scales"
     source = "DeepGEMM csrc/apis/einsum.hpp"
     laid_out = True
     inputs = (
-        TensorSpec("a", FP8, ("M", "H", "K"), "activation codes"),
+        TensorSpec("a", Kind.CODES, FP8, ("M", "H", "K"), "activation codes"),
         scale_input("a_scale", BLOCKS[0], "M", "H", "K", doc="logical 1x128 scales"),
-        TensorSpec("b", FP8, ("H", "N", "K"), "weight codes of every head"),
+        TensorSpec("b", Kind.CODES, FP8, ("H", "N", "K"), "weight codes of every head"),
         scale_input("b_scale", BLOCKS[1], "H", "N", "K", doc="128x128 scales of every head"),
     )
 
