@@ -317,6 +317,7 @@ def write_ledger(folder: Path, *entries: dict[str, object]) -> None:
 class TestCapturesAndLedger:
     """Right captures pass; wrong ones stand in the ledger with their count, and the ledger cannot rot."""
 
+    @pytest.mark.repeats("TestCapturesAndLedger::test_known")
     def test_all_captures(self, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """Without naming the faults of the wrong ones, which doubles the time; test_diagnose.py does that."""
         provide(monkeypatch)

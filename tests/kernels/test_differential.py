@@ -137,6 +137,7 @@ class TestByName:
     def test_every_contract(self) -> None:
         assert set(vars(BY_CONTRACT)) == set(SERVED)
 
+    @pytest.mark.sampled(1)
     @pytest.mark.usefixtures("forked_workers")
     @pytest.mark.parametrize("contract", [LAYER, "scaled_grouped_mm", "select_cutlass_fp8_gemm_impl"])
     def test_validated_in_a_worker(self, contract: str) -> None:

@@ -41,6 +41,7 @@ def bits(found: object) -> list[Tensor]:
     return [t.flatten().view(torch.uint8) for t in tree_leaves(found) if isinstance(t, Tensor)]
 
 
+@pytest.mark.whole("a call of 10 ms each")
 @pytest.mark.parametrize("name", list(calls(DEVICE)))
 def test_no_call_waits(name: str, no_sync: Callable[[], None]) -> None:
     """After a first one, which may compile; and what a graph replays has the bits of the call."""

@@ -55,12 +55,14 @@ def placed(name: str, device: str = "cpu") -> tuple[Any, ...]:
     return tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, operator_calls(device)[name][1])
 
 
+@pytest.mark.whole("every operator of the layer")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", NAMES)
 def test_opcheck(name: str, device: str) -> None:
     opcheck(operator_of(name), placed(name, device), test_utils=CHECKS)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", NAMES)
 def test_opcheck_compiled(name: str, device: str) -> None:

@@ -311,6 +311,7 @@ class TestStrangers:
         done = resolved("--python-version", python, str(archive), constraints=Path(os.devnull))
         assert done.returncode == 0 and "+ torch==" in done.stderr, done.stderr
 
+    @pytest.mark.repeats("TestStrangers::test_pins_resolve")
     @pytest.mark.parametrize("python", PYTHONS)
     def test_pip_resolves(self, python: str, tmp_path: Path) -> None:
         """pip itself, with each Python of this machine: the plain commands of the README."""

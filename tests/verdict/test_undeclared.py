@@ -73,6 +73,7 @@ def inputs_of(p: ScaledProduct) -> dict[str, Tensor]:
 class TestFloat32Kernels:
     """A kernel that errs less than the tensor core is not wrong for it."""
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("how", FLOAT32)
     @pytest.mark.parametrize("arch", HARDWARE)
     def test_pass_on_every_arch(self, arch: str, how: str) -> None:

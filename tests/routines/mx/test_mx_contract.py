@@ -230,6 +230,7 @@ class TestVerdicts:
 class TestFaults:
     """Every fault is noticed on the cases of the quick profile."""
 
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize("name", ["mxfp8_quantize", "mxfp4_dequantize"])
     def test_all_are_killed(self, name: str) -> None:
         score = mutate(name, with_rules=False)
