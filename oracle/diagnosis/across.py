@@ -44,12 +44,13 @@ IDEAL_BITS = 36
 
 _WIDTH, _ALIGNMENT, _OPERANDS = "instruction width", "alignment bits", "operand format"
 _PROMOTION, _SCALES, _EPILOGUE = "promotion interval", "place of the scales", "epilogue"
-_HEADS, _REST = "sum over heads", "other roundings to float32"
+_HEADS, _REST, _UNKNOWN = "sum over heads", "other roundings to float32", "not explained"
 _JOINED = "promotion and place of the scales"
 
-# Name of a step -> the fields of a schedule and those of its instruction that it replaces. Every other field that says
-# how a sum is computed is a step of its own.
-_STEPS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+_Fields = tuple[tuple[str, ...], tuple[str, ...]]
+"""Fields of a schedule, and of its instruction."""
+# What each step replaces. Every other field that says how a sum is computed is a step of its own.
+_STEPS: Mapping[str, _Fields] = {
     _OPERANDS: (("dequantises", "widens"), ("operands", "flush_subnormals", "float16_out")),
     _WIDTH: ((), ("k", "group", "order", "sum", "summed")),
     _ALIGNMENT: ((), ("align_bits", "out_bits", "wide_out_bits", "round_toward_zero")),
@@ -178,7 +179,8 @@ def across(call: Call, arches: Sequence[str], *, id: str, captured: Mapping[str,
     Parameters
     ----------
     call : a checked call, whose options name the output's dtype where they can.
-    captured : by arch, whose output it is, the output that the hardware gave, and the schedule that has all its bits.
+    captured : by arch, whose output it is, the output that the hardware gave, and the schedule that has all its bits;
+        no step is named where it has not.
     """
     contract, exact = call.contract, call.contract.expected(call)["out"]
     due = contract.outputs(call)["out"].specified
@@ -209,22 +211,29 @@ def changes(a: Schedule, b: Schedule) -> list[Change]:
     where one of the two dequantises them.
     """
     known = {name for pair in _STEPS.values() for group in pair for name in group} | _ABOUT
-    alone = {f.name.replace("_", " "): ((f.name,), ()) for f in fields(Schedule) if f.name not in known}
-    inner = {f.name.replace("_", " "): ((), (f.name,)) for f in fields(Instruction) if f.name not in known}
-    groups = {**_STEPS, **alone, **inner}
-    found = [name for name, group in groups.items() if _differ(a, b, *group)]
+    outer: dict[str, _Fields] = {f.name: ((f.name,), ()) for f in fields(Schedule) if f.name not in known}
+    inner: dict[str, _Fields] = {f.name: ((), (f.name,)) for f in fields(Instruction) if f.name not in known}
+    groups = {**_STEPS, **outer, **inner}
+    differ = [name for name, group in groups.items() if _differ(a, b, *group)]
+
+    def change(name: str, *steps: str) -> Change:
+        said = "; ".join(_said(a, b, groups[step]) for step in steps if step in differ)
+        own, of_instruction = (tuple(field for step in steps for field in groups[step][i]) for i in (0, 1))
+        chosen = {field: getattr(b, field) for field in own}
+        return Change(name, said, chosen, {field: getattr(b.instruction, field) for field in of_instruction})
+
+    together: list[str] = []
     if a.scales is not b.scales or a.dequantises != b.dequantises:
-        formats = a.dequantises != b.dequantises
-        grouped = Sum.BLOCK_SCALED_GROUPS in (a.instruction.sum, b.instruction.sum)
-        together = [_PROMOTION, _SCALES, _EPILOGUE, *([_OPERANDS] if formats else []), *([_WIDTH] if grouped else [])]
-        one = tuple(tuple(name for step in together for name in groups[step][i]) for i in (0, 1))
-        said = "; ".join(text for step in together if step in found and (text := _said(a, b, *groups[step])))
-        name = _OPERANDS if formats else _JOINED
-        joined = [Change(name, said, *_values(b, *one))]
-        return joined + [
-            Change(n, _said(a, b, *groups[n]), *_values(b, *groups[n])) for n in found if n not in together
-        ]
-    return [Change(n, _said(a, b, *groups[n]), *_values(b, *groups[n])) for n in found]
+        together = [_PROMOTION, _SCALES, _EPILOGUE]
+        if a.dequantises != b.dequantises:
+            together.append(_OPERANDS)
+        if Sum.BLOCK_SCALED_GROUPS in (a.instruction.sum, b.instruction.sum):
+            together.append(_WIDTH)
+    found = [change(_OPERANDS if _OPERANDS in together else _JOINED, *together)] if together else []
+    for name in (name for name in differ if name not in together):
+        same_interval = name == _PROMOTION and a.interval == b.interval
+        found.append(change("promotion arithmetic" if same_interval else name.replace("_", " "), name))
+    return found
 
 
 def ulps_apart(x: Tensor, y: Tensor) -> Tensor:
@@ -328,6 +337,11 @@ class _Asked:
         if other is None:
             return self._to_exact(one, x, y)
         steps = changes(one.schedule, other.schedule)
+        for way, given in ((one, x), (other, y)):
+            made = self.call.contract.by_schedule(self.call, way.schedule, way.numerics)["out"]
+            if not bool((same_bits(made, given) | ~self.specified).all()):
+                why = f"the captured output has not the bits of {way.numerics}"
+                return (Step(_UNKNOWN, "", None, 0, why),)
         if _heads(one.numerics) != _heads(other.numerics):
             steps.append(Change(_HEADS, f"{one.numerics} to {other.numerics}", {}, {}))
 
@@ -346,7 +360,7 @@ class _Asked:
         total, steps = int(differing.sum()), []
         if inst.align_bits is not None and inst.align_bits < IDEAL_BITS:
             wide = {"align_bits": IDEAL_BITS, "out_bits": 23}
-            said = _said(way.schedule, replace(way.schedule, instruction=replace(inst, **wide)), *_STEPS[_ALIGNMENT])  # type: ignore[arg-type]
+            said = _said(way.schedule, replace(way.schedule, instruction=replace(inst, **wide)), _STEPS[_ALIGNMENT])  # type: ignore[arg-type]
             change = Change(_ALIGNMENT, said, {}, wide)
             made = self.call.contract.by_schedule(self.call, change.made(way.schedule), way.numerics)["out"]
             explained = int((same_bits(made, y) & differing).sum())
@@ -417,16 +431,9 @@ def _differ(a: Schedule, b: Schedule, of_schedule: Sequence[str], of_instruction
     return any(getattr(a.instruction, name) != getattr(b.instruction, name) for name in counted)
 
 
-def _values(
-    b: Schedule, of_schedule: Sequence[str], of_instruction: Sequence[str]
-) -> tuple[dict[str, object], dict[str, object]]:
-    own = {name: getattr(b, name) for name in of_schedule}
-    return own, {name: getattr(b.instruction, name) for name in of_instruction}
-
-
-def _said(a: Schedule, b: Schedule, of_schedule: Sequence[str], of_instruction: Sequence[str]) -> str:
+def _said(a: Schedule, b: Schedule, group: _Fields) -> str:
     """Both values of a step in words."""
-    words = _WORDS.get((tuple(of_schedule), tuple(of_instruction)))
+    (of_schedule, of_instruction), words = group, _WORDS.get(group)
     if words is not None:
         return f"{words(a)} to {words(b)}"
     pairs = [(getattr(a, name), getattr(b, name)) for name in of_schedule]
@@ -465,7 +472,7 @@ def _scales(s: Schedule) -> str:
     return f"scales {'inside the instruction' if s.scales_inside else 'outside'}"
 
 
-_WORDS: Mapping[tuple[tuple[str, ...], tuple[str, ...]], Callable[[Schedule], str]] = {
+_WORDS: Mapping[_Fields, Callable[[Schedule], str]] = {
     _STEPS[_OPERANDS]: _operands,
     _STEPS[_WIDTH]: _width,
     _STEPS[_ALIGNMENT]: _alignment,

@@ -22,9 +22,9 @@ SCHEMA = "fp8-oracle.across/1"
 HEAD = ("calls", "equal bits", "ulps", "intervals", "which step")
 LEGEND = (
     "equal bits: share of the elements with equal bits. ulps: largest distance, in ulps of the output. intervals: "
-    "largest distance, in admissible intervals of either arch. which step: share of the differing elements that get the "
-    "other arch's bits when this step alone is replaced; the steps named give every bit together. Last columns: calls "
-    "whose output passes when it is judged under the other arch."
+    "largest distance, in admissible intervals of either arch. which step: share of the differing elements that get "
+    "the other arch's bits when this step alone is replaced; the steps named give every bit together. Last "
+    "columns: calls whose output passes when it is judged under the other arch."
 )
 
 
@@ -206,7 +206,8 @@ def _capture_rows(report: Across) -> Iterator[tuple[str, ...]]:
             if side.arch in (pair.one, pair.other):
                 first = pair.one == side.arch
                 row, judged = Row.of(compared.id, [pair]), pair.accepted[0 if first else 1]
-                outside = "" if judged.passes else f", {judged.outside} outside"
+                basis = judged.basis.partition(";")[0]
+                outside = f" ({basis})" if judged.passes else f" ({judged.outside} outside the {basis})"
                 _, equal, ulps, _, steps, *_ = row.cells()
                 yield (
                     f"{compared.contract} [{side.captured}]",
