@@ -38,6 +38,8 @@ from oracle.tensorcore.logits import LOGITS
 from oracle.tensorcore.schedules import Promotion, Schedule, get, is_class
 from oracle.verdict.sets import values_of
 
+POWERS = " with scales rounded up to powers of two"
+"""Behind the id of a case whose scales were."""
 EXACT = "the exact value, rounded once"
 IDEAL_BITS = 36
 """Alignment bits of the accumulator that leads from a schedule to the exact value."""
@@ -185,17 +187,12 @@ def across(call: Call, arches: Sequence[str], *, id: str, captured: Mapping[str,
     contract, exact = call.contract, call.contract.expected(call)["out"]
     due = contract.outputs(call)["out"].specified
     specified = torch.ones(exact.shape, dtype=torch.bool, device=exact.device) if due is None else due
-    sides, ways, outputs = [], {}, {}
+    sides, ways, outputs = list[Side](), dict[str, _Way | None](), dict[str, Tensor]()
     for arch in arches:
-        side, way = _side(call.on(arch), captured.get(arch))
+        side, ways[arch], made = _side(call.on(arch), captured.get(arch))
         sides.append(side)
-        if side.why:
-            continue
-        ways[arch], outputs[arch] = way, exact
-        if arch in captured:
-            outputs[arch] = captured[arch][1]
-        elif way is not None:
-            outputs[arch] = contract.by_schedule(call, way.schedule, way.numerics)["out"]
+        if not side.why:
+            outputs[arch] = exact if made is None else made
     asked = _Asked(call, specified, exact, outputs)
     known = [arch for arch in arches if arch in outputs]
     pairs = [asked.pair(x, y, ways[x], ways[y]) for i, x in enumerate(known) for y in known[i + 1 :]]
@@ -250,16 +247,23 @@ def ulps_apart(x: Tensor, y: Tensor) -> Tensor:
 # --- a call -------------------------------------------------------------------------------------------------
 
 
-def _side(call: Call, recorded: tuple[str, Tensor, str] | None) -> tuple[Side, _Way | None]:
-    """What an arch has for the call, and how it computes (None: no one schedule)."""
+def _side(call: Call, recorded: tuple[str, Tensor, str] | None) -> tuple[Side, _Way | None, Tensor | None]:
+    """What an arch has for the call, how it computes (None: by no one schedule), and what it gives."""
+    if recorded is not None:
+        whose, output, name = recorded
+        return Side(call.arch, name, captured=whose), _way(name), output
     try:
-        name = call.contract.arithmetics(call)[0] if recorded is None else recorded[2]
-        way = None if is_class(name) else _way(name)
-        if way is not None and recorded is None:
-            call.contract.by_schedule(call, way.schedule, way.numerics)
+        name = call.contract.arithmetics(call)[0]
+        if is_class(name):
+            return Side(call.arch, name, exact=True), None, None
+        way = _way(name)
+        return Side(call.arch, name), way, _bits(call, way)
     except NumericsError as error:
-        return Side(call.arch, why=str(error)), None
-    return Side(call.arch, name, way is None, "" if recorded is None else recorded[0]), way
+        return Side(call.arch, why=str(error)), None, None
+
+
+def _bits(call: Call, way: _Way) -> Tensor:
+    return call.contract.by_schedule(call, way.schedule, way.numerics)["out"]
 
 
 def _way(name: str) -> _Way:
@@ -297,11 +301,15 @@ class _Asked:
         """Specified elements with equal bits."""
         return same_bits(x, y) & self.specified
 
+    def _same(self, x: Tensor, y: Tensor) -> bool:
+        """Whether every specified element has equal bits."""
+        return bool((same_bits(x, y) | ~self.specified).all())
+
     def _judged(self, of: str, under: str) -> Judged:
         """The output of an arch, judged under another; one with the same bits is judged once."""
         output = self.outputs[of]
         for bits, judged in self._known[under]:
-            if bool((same_bits(bits, output) | ~self.specified).all()):
+            if self._same(bits, output):
                 return judged
         found = self.call.contract.judged(self._calls[under], {"out": output})
         judged = Judged(str(found.status), not found.status.is_failure, found.outside, found.basis or found.summary)
@@ -329,6 +337,10 @@ class _Asked:
     # --- causes ---------------------------------------------------------------------------------------------
 
     def _causes(self, one: _Way | None, other: _Way | None, x: Tensor, y: Tensor) -> tuple[Step, ...]:
+        for way, given in ((one, x), (other, y)):
+            if way is not None and not self._same(_bits(self.call, way), given):
+                why = f"the captured output has not the bits of {way.numerics}"
+                return (Step(_UNKNOWN, "", None, 0, why),)
         if one is None and other is None:
             return ()
         if one is None:  # the way to the exact value is one that leaves a schedule
@@ -337,11 +349,6 @@ class _Asked:
         if other is None:
             return self._to_exact(one, x, y)
         steps = changes(one.schedule, other.schedule)
-        for way, given in ((one, x), (other, y)):
-            made = self.call.contract.by_schedule(self.call, way.schedule, way.numerics)["out"]
-            if not bool((same_bits(made, given) | ~self.specified).all()):
-                why = f"the captured output has not the bits of {way.numerics}"
-                return (Step(_UNKNOWN, "", None, 0, why),)
         if _heads(one.numerics) != _heads(other.numerics):
             steps.append(Change(_HEADS, f"{one.numerics} to {other.numerics}", {}, {}))
 
@@ -350,7 +357,7 @@ class _Asked:
             for change in chosen:
                 schedule = change.made(schedule)
                 numerics = other.numerics if change.name == _HEADS else numerics
-            return self.call.contract.by_schedule(self.call, schedule, numerics)["out"]
+            return _bits(self.call, _Way(schedule, numerics))
 
         return self._attributed(steps, run, x, y)
 
@@ -362,10 +369,10 @@ class _Asked:
             wide = {"align_bits": IDEAL_BITS, "out_bits": 23}
             said = _said(way.schedule, replace(way.schedule, instruction=replace(inst, **wide)), _STEPS[_ALIGNMENT])  # type: ignore[arg-type]
             change = Change(_ALIGNMENT, said, {}, wide)
-            made = self.call.contract.by_schedule(self.call, change.made(way.schedule), way.numerics)["out"]
+            made = _bits(self.call, _Way(change.made(way.schedule), way.numerics))
             explained = int((same_bits(made, y) & differing).sum())
             steps.append(Step(_ALIGNMENT, said, explained, explained))
-            if bool((same_bits(made, y) | ~self.specified).all()):
+            if self._same(made, y):
                 return tuple(steps)
         why = "no schedule is without these roundings"
         return (*steps, Step(_REST, f"of sums, promotions and scales, to {EXACT}", None, total, why))
@@ -373,35 +380,41 @@ class _Asked:
     def _attributed(
         self, steps: Sequence[Change], run: Callable[[Sequence[Change]], Tensor], x: Tensor, y: Tensor
     ) -> tuple[Step, ...]:
-        """The steps that lead from the bits of ``x`` to those of ``y``, the one that makes most bits equal first."""
-        differing, taken, left = self.specified & ~same_bits(x, y), list[Change](), list(steps)
+        """The steps that lead from the bits of ``x`` to those of ``y``, the one that makes most bits equal first; none
+        that could be left out."""
+        differing, taken, left = self.specified & ~same_bits(x, y), list[tuple[Change, ...]](), list(steps)
         alone: dict[str, int] = {}
         refused: dict[str, str] = {}
-        found: list[Step] = []
         current = x
-        while left and not bool((same_bits(current, y) | ~self.specified).all()):
-            tried: list[tuple[int, Change, Tensor]] = []
+        while left and not self._same(current, y):
+            tried: list[tuple[int, tuple[Change, ...], Tensor]] = []
             for change in left:
                 try:
-                    made = run([*taken, change])
-                except NumericsError as error:  # kept, and told where the step is not taken together with others
+                    made = run([*_flat(taken), change])
+                except NumericsError as error:  # told where the step is named: it cannot be replaced alone
                     refused.setdefault(change.name, str(error))
                     continue
-                tried.append((int(self._equal(made, y).sum()), change, made))
+                tried.append((int(self._equal(made, y).sum()), (change,), made))
                 if not taken:
                     alone[change.name] = int((same_bits(made, y) & differing).sum())
-            if tried:
-                _, change, current = max(tried, key=lambda each: each[0])
-                chosen = [change]
-            else:  # no one of them can be replaced without another
-                chosen = list(left)
-                current = run([*taken, *chosen])
-            taken, left = [*taken, *chosen], [change for change in left if change not in chosen]
-            together = int((same_bits(current, y) & differing).sum())
+            if not tried:  # no one of them can be replaced without another
+                tried = [(0, tuple(left), run([*_flat(taken), *left]))]
+            _, chosen, current = max(tried, key=lambda each: each[0])
+            taken, left = [*taken, chosen], [change for change in left if change not in chosen]
+        assert self._same(current, y), "every field that differs is in a step"
+        for chosen in list(taken) if len(taken) > 1 else ():
+            rest = [each for each in taken if each is not chosen]
+            taken = rest if self._same(run(_flat(rest)), y) else taken
+        found = []
+        for count, chosen in enumerate(taken, 1):
+            together = int((same_bits(run(_flat(taken[:count])), y) & differing).sum())
             name, said = ", ".join(c.name for c in chosen), "; ".join(c.said for c in chosen)
             found.append(Step(name, said, alone.get(name), together, refused.get(chosen[0].name, "")))
-        assert bool((same_bits(current, y) | ~self.specified).all()), "every field that differs is in a step"
         return tuple(found)
+
+
+def _flat(taken: Sequence[Sequence[Change]]) -> list[Change]:
+    return [change for chosen in taken for change in chosen]
 
 
 def _heads(numerics: str) -> list[object]:

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from oracle.diagnosis.across import Compared, Same, across
+from oracle.diagnosis.across import POWERS, Compared, Same, across
 from oracle.errors import NumericsError
 from oracle.fixtures import captures
 from oracle.harness.jobs import Lost, divided, in_order
@@ -140,7 +140,7 @@ def compared(task: Task, arches: Sequence[str], folder: Path | None) -> Found:
         return [same(call, arches, id=task.case)]
     found: Found = [across(call, arches, id=task.case, captured={})]
     if case.family == ORDINARY and (rounded := _with_powers(call, arches)) is not None:
-        found.append(across(rounded, arches, id=f"{task.case} with scales rounded up to powers of two", captured={}))
+        found.append(across(rounded, arches, id=f"{task.case}{POWERS}", captured={}))
     return found
 
 

@@ -14,7 +14,7 @@ from html import escape
 from rich.console import Console
 from rich.table import Table
 
-from oracle.diagnosis.across import Compared, Pair, Same, Step
+from oracle.diagnosis.across import POWERS, Compared, Pair, Same, Step
 from oracle.errors import counted
 from oracle.report.markup import badge, cut, page, scrolling, section, table, theme_button
 
@@ -23,8 +23,8 @@ HEAD = ("calls", "equal bits", "ulps", "intervals", "which step")
 LEGEND = (
     "equal bits: share of the elements with equal bits. ulps: largest distance, in ulps of the output. intervals: "
     "largest distance, in admissible intervals of either arch. which step: share of the differing elements that get "
-    "the other arch's bits when this step alone is replaced; the steps named give every bit together. Last "
-    "columns: calls whose output passes when it is judged under the other arch."
+    "the other arch's bits when this step alone is replaced; the steps named give every bit together. sm90 "
+    "on sm100: calls whose output of sm90 passes when it is judged under sm100."
 )
 
 
@@ -162,9 +162,11 @@ def print_across(report: Across, screen: Console, *, verbose: bool) -> None:
     for one, other in report.pairs if both or verbose else ():
         found = report.of(one, other)
         rows = [Row.of(name, [pair for _, pair in calls]) for name, calls in found.items()]
+        if len(rows) == 1:  # the calls of one routine
+            rows = [Row.of(_called(compared), [pair]) for calls in found.values() for compared, pair in calls]
         if len(rows) > 1:
             rows.append(Row.of("all", [pair for calls in found.values() for _, pair in calls]))
-        under = (f"{one}'s passes on {other}", f"{other}'s passes on {one}")
+        under = (f"{one} on {other}", f"{other} on {one}")
         cells = ((row.name, *row.cells()) for row in rows)
         screen.print(_table(f"{one} to {other}", "routine", rows=cells, under=under))
     if report.captured:
@@ -174,6 +176,14 @@ def print_across(report: Across, screen: Console, *, verbose: bool) -> None:
     screen.print(LEGEND, style="dim", soft_wrap=True)
     if not both and not verbose:
         screen.print("Name two arches, or add --verbose or --html, for every routine.", style="dim")
+
+
+def _called(compared: Compared) -> str:
+    """A case without its routine and its seed, in words that may stand on several lines."""
+    _, *parts = compared.id.split("/")
+    return " ".join(part.removeprefix("family=") for part in parts if not part.startswith("seed=")) + (
+        " with powers of two as scales" if POWERS in compared.id else ""
+    )
 
 
 def _table(title: str, *first: str, rows: Iterable[Sequence[str]], under: Sequence[str]) -> Table:
@@ -283,7 +293,7 @@ def _mark(line: str) -> str:
 
 
 def _summary_table(summary: Sequence[tuple[tuple[str, str], int, Row]]) -> str:
-    head = ("pair", "routines#", *_heads(), "first passes on second#", "second passes on first#")
+    head = ("pair", "routines#", *_heads(), "first on second#", "second on first#")
     rows = (
         f'<tr><th scope="row"><a href="#p{n}">{escape(row.name)}</a></th><td class=n>{routines}</td>{_cells(row)}</tr>'
         for n, (_, routines, row) in enumerate(summary)
@@ -303,7 +313,7 @@ def _cells(row: Row) -> str:
 def _pair(report: Across, one: str, other: str) -> str:
     """Every routine of a pair, and its calls behind it."""
     found = report.of(one, other)
-    head = ("routine", *_heads(), f"{one}'s passes on {other}#", f"{other}'s passes on {one}#")
+    head = ("routine", *_heads(), f"{one} on {other}#", f"{other} on {one}#")
     rows = (
         f'<tr><th scope="row">{escape(name)}</th>{_cells(Row.of(name, [pair for _, pair in calls]))}</tr>'
         for name, calls in found.items()
@@ -314,7 +324,7 @@ def _pair(report: Across, one: str, other: str) -> str:
 
 def _calls(name: str, calls: Sequence[tuple[Compared, Pair]]) -> str:
     _, first = calls[0]
-    under = (f"{first.one}'s on {first.other}", f"{first.other}'s on {first.one}")
+    under = (f"{first.one} on {first.other}", f"{first.other} on {first.one}")
     head = ("call", "numerics", "equal bits#", "ulps#", "intervals#", "steps", *under)
     listed = table(head, (_call(compared, pair) for compared, pair in calls))
     said = f'{escape(name)} <span class="soft">{counted(len(calls), "call")}</span>'
