@@ -204,11 +204,11 @@ def _captured(contract: Contract, ids: Sequence[str], arches: Sequence[str], fol
         output = capture.outputs(contract.returns)
         assert isinstance(output, Tensor), "a routine with numerics has one output"
         call, arch = _call(contract, capture.inputs(), capture.call(), output.dtype), capture.recording.arch
-        matched = contract.judged(call.on(arch), output).matches
-        if matched not in known:
-            continue
         try:
-            return across(call, arches, id=capture.id, captured={arch: (capture.subject, output, str(matched))})
-        except NumericsError as error:
-            return f"{contract.name}: {capture.id}: {error}"
-    return f"{contract.name}: no schedule alone has every bit of a captured output ({', '.join(ids)})"
+            matched = contract.judged(call.on(arch), output).matches
+            if matched in known:
+                recorded = {arch: (capture.subject, output, str(matched))}
+                return across(call, arches, id=capture.id, captured=recorded)
+        except NumericsError as error:  # no model of the arch that made it
+            return f"{contract.name}: its captured outputs: {error}"
+    return f"{contract.name}: no schedule alone has every bit of its captured outputs"

@@ -149,7 +149,12 @@ def lines(report: Across) -> Iterator[str]:
             yield f"DIFFERENT {same.contract}: the right result is another on {', '.join(same.otherwise)} ({same.id})"
     for (arch, why), names in report.unsupported().items():
         yield f"UNSUPPORTED {arch}: {counted(len(names), 'routine')}: {why}: {', '.join(names)}"
-    yield from report.notes
+    notes: dict[str, list[str]] = {}
+    for note in report.notes:
+        name, _, said = note.partition(": ")
+        notes.setdefault(said, []).append(name)
+    for said, names in notes.items():
+        yield f"{said}: {', '.join(names)}"
 
 
 def print_across(report: Across, screen: Console, *, verbose: bool) -> None:
@@ -161,12 +166,15 @@ def print_across(report: Across, screen: Console, *, verbose: bool) -> None:
         ), under=("first on second", "second on first")))  # fmt: skip  # one call
     for one, other in report.pairs if both or verbose else ():
         found = report.of(one, other)
-        rows = [Row.of(name, [pair for _, pair in calls]) for name, calls in found.items()]
-        if len(rows) == 1:  # the calls of one routine
-            rows = [Row.of(_called(compared), [pair]) for calls in found.values() for compared, pair in calls]
-        if len(rows) > 1:
-            rows.append(Row.of("all", [pair for calls in found.values() for _, pair in calls]))
         under = (f"{one} on {other}", f"{other} on {one}")
+        if not found:
+            continue
+        if len(found) == 1:
+            ((name, calls),) = found.items()
+            screen.print(_table(f"{one} to {other}: {name}", "call", rows=map(_call_row, calls), under=under))
+            continue
+        rows = [Row.of(name, [pair for _, pair in calls]) for name, calls in found.items()]
+        rows.append(Row.of("all", [pair for calls in found.values() for _, pair in calls]))
         cells = ((row.name, *row.cells()) for row in rows)
         screen.print(_table(f"{one} to {other}", "routine", rows=cells, under=under))
     if report.captured:
@@ -178,19 +186,24 @@ def print_across(report: Across, screen: Console, *, verbose: bool) -> None:
         screen.print("Name two arches, or add --verbose or --html, for every routine.", style="dim")
 
 
+def _call_row(call: tuple[Compared, Pair]) -> tuple[str, ...]:
+    """One call of a table of calls: statuses in place of counts."""
+    compared, pair = call
+    return _called(compared), *Row.of("", [pair]).cells()[1:-2], *(judged.status for judged in pair.accepted)
+
+
 def _called(compared: Compared) -> str:
-    """A case without its routine and its seed, in words that may stand on several lines."""
-    _, *parts = compared.id.split("/")
-    return " ".join(part.removeprefix("family=") for part in parts if not part.startswith("seed=")) + (
-        " with powers of two as scales" if POWERS in compared.id else ""
-    )
+    """A case of a known routine: scheme, extents, options, data and output, in words that stand on several lines."""
+    _, _, scheme, *parts = compared.id.removesuffix(POWERS).split("/")
+    said = [part.removeprefix("family=").replace(",", ", ") for part in parts if not part.startswith("seed=")]
+    return " ".join([*said, compared.dtype, scheme, *(["powers of two"] if compared.id.endswith(POWERS) else [])])
 
 
 def _table(title: str, *first: str, rows: Iterable[Sequence[str]], under: Sequence[str]) -> Table:
     made = Table(title=title, title_justify="left")
     for name in first:
         made.add_column(name, overflow="fold", justify="right" if name == "routines" else "left")
-    for name in (*HEAD, *under):
+    for name in (*(HEAD[1:] if "call" in first else HEAD), *under):
         made.add_column(name, justify="left" if name == HEAD[-1] else "right")
     for row in rows:
         made.add_row(*row)
@@ -199,9 +212,9 @@ def _table(title: str, *first: str, rows: Iterable[Sequence[str]], under: Sequen
 
 def _of_captures(report: Across) -> Table:
     """What the hardware gave, beside what every other arch would give."""
-    made = Table("captured output", "arch", "has the bits of", "other", title="captured outputs", title_justify="left")
-    for name in ("equal bits", "ulps"):
-        made.add_column(name, justify="right")
+    made = Table(title="captured outputs", title_justify="left")
+    for name in ("captured output", "arch", "has the bits of", "other", "equal bits", "ulps"):
+        made.add_column(name, overflow="fold", justify="right" if name in ("equal bits", "ulps") else "left")
     made.add_column("which step")
     made.add_column("passes there")
     for cells in _capture_rows(report):
