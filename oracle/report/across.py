@@ -349,7 +349,7 @@ def _call(compared: Compared, pair: Pair) -> str:
     _, equal, ulps, widths, *_ = Row.of("", [pair]).cells()
     steps = "".join(
         f"<li>{escape(step.name)}: {escape(step.said)}"
-        f"<br><span class=soft>{_alone(step, pair.differing)}; {step.together} with those before</span></li>"
+        f"<br><span class=soft>{_alone(step, pair.differing)}, {step.together} with the steps before</span></li>"
         for step in pair.steps
     )
     judged = "".join(

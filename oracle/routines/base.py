@@ -487,8 +487,9 @@ class Contract(ABC):
         raise NumericsError(f"{self.name} has one right result and no numerics to choose; reference() gives its bits")
 
     def by_schedule(self, call: Call, schedule: Schedule, numerics: str) -> dict[str, Tensor]:
-        """The outputs of a checked call by a schedule, registered or not; what is no product follows the named
-        ``numerics``. Elements that nothing specifies hold anything.
+        """The outputs of a checked call by a schedule, registered or not.
+
+        What is no product follows the named ``numerics``. Elements that nothing specifies hold anything.
 
         Raises NumericsError: the schedule cannot compute the call, or no schedule alone gives the outputs.
         """
