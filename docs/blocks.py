@@ -135,9 +135,9 @@ def fault_catalogue() -> str:
         for fault in chosen:
             names = sorted(fault.contracts)
             applies = f"{len(names)} contracts" if len(names) > 2 else _words(names)
-            rows.append((fault.name, applies, fault.met_in, fault.equivalent or "-"))
+            rows.append((fault.name, applies, fault.seen, fault.same_if or "-"))
         lines += [_table(("fault", "applies to", "met in", "gives the right bits when"), rows), ""]
-    watches = [(b.name, b.met_in, b.watch) for b in BEHAVIOURS]
+    watches = [(b.name, b.seen, b.watch) for b in BEHAVIOURS]
     lines += ["## Behaviour", "", _table(("fault", "met in", "noticed by"), watches)]
     return "\n".join(lines)
 

@@ -6,7 +6,8 @@ Three kinds of text are made and compared:
 
 * ``<!-- generated: NAME arguments -->`` ... ``<!-- /generated -->``: the block ``NAME`` of :mod:`blocks`.
 * a ``python`` fence is executed, all fences of a page in one namespace; a ``text`` fence right after it is what it
-  prints. With ``title="FILE"`` it (or a ``cpp`` fence) is written to that file of the page's scratch folder instead.
+  prints. With ``title="FILE"`` it (or a ``cpp`` or ``toml`` fence) is written to that file of the page's scratch folder
+  instead; a ``pyproject.toml`` is installed there too, as ``pip install -e .`` does, and what follows finds it.
 * a ``console`` fence: each line after ``$`` runs in the scratch folder; the lines below it are what it prints.
 
 An image ``![...](FOLDER/NAME.svg)`` of which an example wrote ``NAME.svg`` is a picture of the page, stored in
@@ -35,10 +36,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -46,7 +49,8 @@ WIDTH = "100"
 SHOWN = " 2>&1"  # of a command whose error the page shows
 _BLOCK = re.compile(r"<!-- generated: (?P<call>.+?) -->\n.*?<!-- /generated -->", re.DOTALL)
 _FENCE = re.compile(
-    r"^(?:<!-- requires: (?P<tools>[^>]+?) -->\n)?```(?P<kind>python|cpp|console)(?P<rest>[^\n]*)\n(?P<body>.*?)^```\n",
+    r"^(?:<!-- requires: (?P<tools>[^>]+?) -->\n)?"
+    r"```(?P<kind>python|cpp|toml|console)(?P<rest>[^\n]*)\n(?P<body>.*?)^```\n",
     re.DOTALL | re.MULTILINE,
 )
 _OUTPUT = re.compile(r"\n?```text\n.*?^```\n", re.DOTALL | re.MULTILINE)
@@ -204,6 +208,8 @@ def _executed(text: str, scratch: Scratch, page: str) -> Iterator[str]:
             target = scratch.folder / title[1]
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(fence["body"], encoding="utf-8")
+            if title[1] == "pyproject.toml":
+                _install(scratch.folder, tomllib.loads(fence["body"])["project"])
             _forget(scratch.folder)
             continue
         if fence["kind"] != "python":
@@ -214,6 +220,18 @@ def _executed(text: str, scratch: Scratch, page: str) -> Iterator[str]:
         if printed:
             yield f"\n```text\n{_stable(printed, scratch)}```\n"
     yield text[at:]
+
+
+def _install(folder: Path, project: Mapping[str, Any]) -> None:
+    """The metadata of a distribution whose modules lie in ``folder``: its name, its version, its entry points."""
+    info = folder / f"{project['name']}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    groups = (
+        f"[{group}]\n" + "".join(f"{name} = {where}\n" for name, where in named.items())
+        for group, named in project.get("entry-points", {}).items()
+    )
+    (info / "entry_points.txt").write_text("".join(groups))
 
 
 def _python(source: str, scratch: Scratch, where: str) -> str:
@@ -237,11 +255,13 @@ def _console(body: str, scratch: Scratch, page: str) -> str:
 
 
 def _run(command: str) -> str:
-    """What a command prints. Ours and pytest run in this process, which has everything loaded already."""
+    """What a command prints. Ours and pytest run in this process, which has everything loaded already; ours in one of
+    their own where the page has installed a distribution, whose routines this process has not loaded."""
     first, _, rest = command.partition(" | ")
     words = shlex.split(first.removesuffix(SHOWN))
     if words[0] == "fp8-oracle":
-        text = _in_process(_ours, words[1:])
+        installed = any(Path.cwd().glob("*.dist-info"))
+        text = _apart(words[1:]) if installed else _in_process(_ours, words[1:])
     elif words[:3] == ["python", "-m", "pytest"]:
         text = _in_process(_pytest, words[3:])
     else:
@@ -252,6 +272,19 @@ def _run(command: str) -> str:
 def _shell(command: str, text: str | None = None) -> str:
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, input=text)
     return done.stdout + done.stderr
+
+
+def _apart(arguments: list[str]) -> str:
+    from tests.support.forked import forked, load_again
+
+    def action() -> int:
+        load_again(str(Path.cwd()))
+        return _ours(arguments)
+
+    with tempfile.TemporaryFile() as printed:
+        forked(action, stdout=printed.fileno(), stderr=printed.fileno()).wait()
+        printed.seek(0)
+        return printed.read().decode()
 
 
 def _in_process(run: Callable[[list[str]], object], arguments: list[str]) -> str:
@@ -265,7 +298,7 @@ def _in_process(run: Callable[[list[str]], object], arguments: list[str]) -> str
     return printed.getvalue()
 
 
-def _ours(arguments: list[str]) -> object:
+def _ours(arguments: list[str]) -> int:
     from oracle.cli import main as command_line
 
     return command_line(arguments)

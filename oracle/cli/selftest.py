@@ -57,13 +57,13 @@ def _mutate(arguments: argparse.Namespace) -> int:
     if arguments.list:
         for fault in catalogue().values():
             if _wanted(fault, arguments):
-                print(f"{fault.name}\t{fault.family}\t{fault.met_in}\t{','.join(sorted(fault.contracts))}")
+                print(f"{fault.name}\t{fault.family}\t{fault.seen}\t{','.join(sorted(fault.contracts))}")
         return 0
     screen = console(stderr=arguments.json == "-")
     scores, variants, lost = _measured(arguments, screen)
     if not scores:
         names = (fault.name for fault in catalogue().values() if arguments.contract in (None, *fault.contracts))
-        meant = among(arguments.fault, names, see="fp8-oracle mutate --list")
+        meant = among(arguments.fault, names, see="fp8-oracle list faults")
         raise OptionError(f"no fault matches {arguments.fault!r}; {meant}")
     screen.print(_table(scores, with_rules=arguments.rules))
     for score in scores:

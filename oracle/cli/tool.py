@@ -30,10 +30,11 @@ from oracle.fixtures import files as fixtures
 from oracle.harness import coverage, subjects
 from oracle.report import ledger
 from oracle.routines import Contract, get, profiles, registered
+from oracle.routines.catalogue import catalogue, faults_of
 from oracle.routines.options import word
 from oracle.tensorcore.schedules import schedules
 
-WHAT = ("contracts", "cases", "subjects", "captures", "numerics")
+WHAT = ("contracts", "cases", "faults", "subjects", "captures", "numerics")
 SHELLS = tuple(shtab.SUPPORTED_SHELLS)
 # Import names and what they are for; each is optional.
 OPTIONAL = {
@@ -51,7 +52,7 @@ def add_doctor(commands: Commands) -> None:
 
 
 def add_list(commands: Commands) -> None:
-    command = add_command(commands, "list", _list, "list contracts, cases, subjects, captures or numerics")
+    command = add_command(commands, "list", _list, "list contracts, cases, faults, subjects, captures or numerics")
     command.add_argument("what", nargs="?", choices=WHAT, default="contracts")
     command.add_argument("--contract", metavar="NAME", help="of this routine only, its inputs with dtypes and meaning")
     command.add_argument("--profile", choices=profiles.PROFILES, default="quick")
@@ -223,6 +224,10 @@ def _lines(arguments: argparse.Namespace) -> Iterator[str]:
     elif arguments.what == "cases":
         for name in chosen:
             yield from map(str, profiles.cases(name, arguments.profile))
+    elif arguments.what == "faults":
+        for fault in catalogue().values() if only is None else faults_of(only):
+            applies = ",".join(sorted(fault.contracts))
+            yield f"{fault.name}\t{fault.family}\tseen: {fault.seen}\ton: {fault.on.name}\t{applies}"
     elif arguments.what == "subjects":
         for provider in subjects.providers():
             if provider.problem is not None:

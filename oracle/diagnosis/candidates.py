@@ -431,7 +431,7 @@ class FailingOutput:
             failing,
             int(known.sum()),
             int(contradicted.sum()),
-            "; ".join(fault.met_in for fault in faults),
+            "; ".join(fault.seen for fault in faults),
             local=explained == failing > 0 and self._acts_there(faults, predicted, seen, contradicted, failed),
         )
 

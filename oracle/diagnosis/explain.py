@@ -311,7 +311,7 @@ def _pairs_and_scales(
     if failure.small and not any(e.share >= LISTED or e.placed for e in found):
         count = failure.failing
         found += [
-            Explanation(f.name, failure.numerics, 0, count, 0, 0, f.met_in, placed=count, beyond=True)
+            Explanation(f.name, failure.numerics, 0, count, 0, 0, f.seen, placed=count, beyond=True)
             for f in read_beyond_buffer(failure.call, failure.output, failure.bad, applicable)
         ]
     return ranked(found)
@@ -489,7 +489,7 @@ def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor]) -> Diagnosis:
         contradicted = sum(int((~same[name] & (changed[name] | bad[name])).sum()) for name in given)
         counts = explained, failing, total, contradicted
         if explained > contradicted:
-            found.append(Explanation(fault.name, "declared recipe", *counts, fault.met_in))
+            found.append(Explanation(fault.name, "declared recipe", *counts, fault.seen))
     where = "; ".join(f"{name}: {describe(mask)}" for name, mask in bad.items() if bool(mask.any()))
     if not any(speaks(x) for x in given.values()):
         found = []

@@ -121,7 +121,7 @@ def _moves(failure: FailingOutput) -> Iterator[Placement]:
         fault = get("two rows swapped" if swapped else "one row duplicated")
         said = f"rows {rows[0]} and {rows[0] + down}" if swapped else f"row {rows[0]} holds row {rows[0] + down}"
         part = "" if len(columns) == failure.output.shape[1] else f", columns {ranges(columns.tolist())}"
-        yield Placement(fault.name, said + part, pieces, fault.met_in)
+        yield Placement(fault.name, said + part, pieces, fault.seen)
         return
     places = ((rows, columns), (rows + down, columns + right))
     here, there = (f"rows {ranges(r.tolist())} of columns {ranges(c.tolist())}" for r, c in places)
@@ -213,7 +213,7 @@ def _weights(failure: FailingOutput) -> Iterator[Placement]:
             pieces.append(Piece(rows_of_output(part, rows), columns, subset(wrong[j], rows, columns)))
             said.append(f"expert {own[i]} by those of expert {j}")
         else:
-            met_in = get("previous group's descriptor used at a group switch").met_in
+            met_in = get("previous group's descriptor used at a group switch").seen
             yield Placement(title, ", ".join(said), pieces, met_in)
 
 
@@ -243,7 +243,7 @@ def _blocks(failure: FailingOutput) -> Iterator[Placement]:
     count = -(-first.K // length)
     if count < 2 or any(part.product.K != first.K for part in failing):
         return
-    known = {fault.name: fault.met_in for fault in faults_of(failure.call.contract.name)}
+    known = {fault.name: fault.seen for fault in faults_of(failure.call.contract.name)}
     most = max(failing, key=lambda part: int(part.of(failure.bad).sum()))
     for title, blocks in _guesses(failure, most, length, count):
         pieces = []

@@ -267,10 +267,10 @@ def _fate(fault: Fault, killer: str, tried: int, same: bool, reasons: Mapping[st
         return Fate.KILLED, ""
     if tried == 0:
         return Fate.UNTRIED, next(iter(reasons), "no case")
-    if same and fault.equivalent:
-        return Fate.EQUIVALENT, fault.equivalent
-    if not same and fault.tolerated:
-        return Fate.TOLERATED, fault.tolerated
+    if same and fault.same_if:
+        return Fate.EQUIVALENT, fault.same_if
+    if not same and fault.admissible_if:
+        return Fate.TOLERATED, fault.admissible_if
     return Fate.SURVIVED, "same bits in every case" if same else "admissible in every case"
 
 

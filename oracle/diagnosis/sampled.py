@@ -213,7 +213,7 @@ def _on_the_whole(failure: LargeOutput, fault: Fault) -> Explanation | None:
         if 2 * contradicted > known and 2 * explained < failing:
             return None
     local = contradicted > 0 and explained == failing > 0 and not elsewhere and failing >= COINCIDENCES
-    return Explanation(fault.name, failure.numerics, explained, failing, known, contradicted, fault.met_in, local=local)
+    return Explanation(fault.name, failure.numerics, explained, failing, known, contradicted, fault.seen, local=local)
 
 
 def _written(failure: LargeOutput, fault: Fault) -> Explanation | None:

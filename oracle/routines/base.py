@@ -38,6 +38,7 @@ from oracle.errors import (
 from oracle.numbers.recipes import Recipe
 from oracle.routines.traits import Kind, Trait
 from oracle.tensorcore.identify import Match
+from oracle.tensorcore.instructions import ALIKE
 from oracle.tensorcore.schedules import Schedule
 from oracle.verdict.compare import Verdict
 from oracle.verdict.notebook import card
@@ -440,12 +441,13 @@ class Contract(ABC):
                 raise NumericsError(reason)
             return (numerics,)
         table = self.numerics_of(call)
-        if call.arch not in table:
+        arch = call.arch if call.arch in table else ALIKE.get(call.arch, call.arch)
+        if arch not in table:
             known = ", ".join(table)
             raise NumericsError(
                 f"{self.name} has no numerics model for arch {call.arch!r}; known: {known}; or declare numerics="
             )
-        reasons = {name: self.why_not(call, name) for name in table[call.arch]}
+        reasons = {name: self.why_not(call, name) for name in table[arch]}
         fitting = tuple(name for name, reason in reasons.items() if reason is None)
         if not fitting:
             raise NumericsError(

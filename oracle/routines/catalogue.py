@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from oracle.errors import OptionError, among
 from oracle.routines.base import Beyond, Call
-from oracle.routines.family import BUILT_IN, families
+from oracle.routines.family import BUILT_IN, families, registered
 from oracle.routines.fault import Family, Fault, Stage, agree
 from oracle.routines.mutants import run
 
@@ -28,7 +28,7 @@ class Behaviour:
     """One way to misbehave, and the watch that notices."""
 
     name: str
-    met_in: str
+    seen: str
     watch: str
 
 
@@ -92,8 +92,9 @@ def catalogue() -> Mapping[str, Fault]:
 
 
 def faults_of(contract: str) -> tuple[Fault, ...]:
-    """The faults that apply to a contract, by its name."""
-    return tuple(fault for fault in catalogue().values() if contract in fault.contracts)
+    """The faults that apply to a contract, by its name; none of a name that nobody has."""
+    found = registered().get(contract)
+    return () if found is None else tuple(fault for fault in catalogue().values() if fault.on.holds(found))
 
 
 def get(name: str) -> Fault:
@@ -102,7 +103,7 @@ def get(name: str) -> Fault:
         words = set(name.lower().split())
         shared = {known: len(words & set(known.lower().split())) for known in catalogue()}
         near = sorted((known for known in shared if shared[known]), key=lambda known: -shared[known])
-        see = "fp8-oracle mutate --list"
+        see = "fp8-oracle list faults"
         shown = f"did you mean one of: {'; '.join(near[:8])}" if near else among(name, catalogue(), see=see)
         raise OptionError(f"no fault {name!r}; {shown}")
     return catalogue()[name]

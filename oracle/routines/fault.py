@@ -127,12 +127,12 @@ class Fault:
     ----------
     name : what is wrong, in words; unique.
     family : :class:`Family`.
-    met_in : where it was met: a thread, or the section of the facts that measured it.
+    seen : where it was met: a thread, or the run that measured it; "no public thread: ..." where it was not.
     changes : the mutation, by stage.
     on : the trait of the contracts that it applies to.
-    why_not : the reason for which a given call cannot show it, or None.
-    equivalent : the argument for which a mutant may give the right bits ("" if there is none).
-    tolerated : the argument for which its wrong bits may be admissible ("" if there is none).
+    needs : the reason for which a given call cannot show it, or None; see :func:`need` and :func:`both`.
+    same_if : the argument for which a mutant may give the right bits ("" if there is none).
+    admissible_if : the argument for which its wrong bits may be admissible ("" if there is none).
     race : whether it is the order of two stores, so that any part of what it changes may be right.
     by_code : whether it changes the codes of a product's operands one by one, and nothing else: put into some rows and
         columns of a product, it gives these rows and columns of what it gives of the whole.
@@ -140,12 +140,12 @@ class Fault:
 
     name: str
     family: Family
-    met_in: str
+    seen: str
     changes: Mapping[Stage, Change]
     on: Trait
-    why_not: WhyNot = always
-    equivalent: str = ""
-    tolerated: str = ""
+    needs: WhyNot = always
+    same_if: str = ""
+    admissible_if: str = ""
     race: bool = False
     by_code: bool = False
 
@@ -158,7 +158,7 @@ class Fault:
         """Why this fault cannot be put into ``call``, or None when it can."""
         if not self.on.holds(call.contract):
             return f"{self.name}: not a fault of {call.contract.name}"
-        return self.why_not(call)
+        return self.needs(call)
 
 
 def ones(x: Tensor) -> Tensor:
@@ -205,7 +205,6 @@ class Faults:
         same_if: str = "",
         admissible_if: str = "",
         on: Trait | None = None,
-        contracts: Iterable[str] | None = None,
         race: bool = False,
         by_code: bool = False,
         **stages: Callable[..., Any],
@@ -237,7 +236,7 @@ class Faults:
             No registered contract has the trait; raised when the faults are read, since a family may declare faults
             before every contract is known.
         """
-        applied = on or (self.on if contracts is None else named(contracts))
+        applied = on or self.on
         if not name or not seen:
             raise OptionError(f"fault {name!r} needs {'a source: where it was met (seen=)' if name else 'a name'}")
         if name in self._found:
@@ -260,10 +259,13 @@ class Faults:
         return decorate
 
     def __iter__(self) -> Iterator[Fault]:
+        known, somewhere = tuple(registered().values()), dict[Trait, bool]()
         for name, fault in self._found.items():
             if fault is None:
                 raise OptionError(f"fault {name!r} changes nothing: name a stage, or decorate a function with it")
-            if not fault.contracts:
+            if fault.on not in somewhere:
+                somewhere[fault.on] = any(fault.on.holds(contract) for contract in known)
+            if not somewhere[fault.on]:
                 raise ContractError(f"fault {name!r} applies to no registered contract: none has the trait {fault.on}")
             yield fault
 

@@ -4,8 +4,8 @@ An input has a :class:`Kind`: what its numbers stand for. A contract has traits,
 
 *stated*    ``PAIRED = Trait("writes keys and values")``; a contract states it with ``traits = frozenset({PAIRED})``,
             its subclasses have it too;
-*derived*   ``Trait("grouped", lambda contract: contract.groups is not None)``, or one of :func:`takes`, :func:`of_kind`
-            and :func:`of_class`.
+*derived*   ``Trait("grouped", lambda contract: contract.groups is not None)``, or one of :func:`takes`,
+            :func:`returns`, :func:`of_kind` and :func:`of_class`.
 
 Traits combine: ``GROUPED & takes("bias")``, ``PAIRED | TILED``, ``GROUPED - RUNS``, ``~GROUPED``. A contract of another
 distribution has a trait by stating it, or by being what a derived one asks for.
@@ -54,6 +54,10 @@ class Trait:
         """Whether a contract has it."""
         return self in contract.all_traits if self.derived is None else self.derived(contract)
 
+    def called(self, name: str) -> Trait:
+        """The same contracts under a shorter name, for one that is made of several."""
+        return Trait(name, self.holds)
+
     def __and__(self, other: Trait) -> Trait:
         return Trait(f"{self.name} and {other.name}", lambda c: self.holds(c) and other.holds(c))
 
@@ -75,13 +79,18 @@ def takes(name: str) -> Trait:
     return Trait(f"takes {name}", lambda c: name in {*(x.name for x in c.inputs), *(x.name for x in c.options)})
 
 
+def returns(name: str) -> Trait:
+    """Contracts with an output of this name."""
+    return Trait(f"returns {name}", lambda c: name in c.returns)
+
+
 def of_kind(kind: Kind) -> Trait:
     """Contracts with an input of this kind."""
     return Trait(f"takes {kind}", lambda c: any(spec.kind is kind for spec in c.inputs))
 
 
-def of_class(*classes: type[Contract]) -> Trait:
-    """Contracts of these classes, which are those of a family's own."""
+def of_class(*classes: type) -> Trait:
+    """Contracts of these classes and of those that derive from them."""
     return Trait(" or ".join(one.__name__ for one in classes), lambda c: isinstance(c, classes))
 
 

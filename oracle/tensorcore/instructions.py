@@ -341,6 +341,12 @@ _TABLE: tuple[Instruction, ...] = (
 
 INSTRUCTIONS: Mapping[str, Instruction] = MappingProxyType({i.name: i for i in _TABLE})
 
+ALIKE: Mapping[str, str] = MappingProxyType({"sm103": "sm100", "sm121": "sm120"})
+"""Arches with the instructions of another, whose schedules every contract takes for them: one row an arch.
+
+sm103 (B300): tcgen05 of sm100 for FP8 and MX; its dense FP4 instruction of K = 96 has no model. sm121 (GB10): the
+mma.sync of sm120. From CUTLASS's and PTX's targets; no published vector compares two of a pair."""
+
 
 def instruction(name: str) -> Instruction:
     """The instruction with this name.

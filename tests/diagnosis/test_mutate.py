@@ -66,7 +66,7 @@ class TestScore:
         (mutant,) = mutate("fp8_gemm_nt", faults=[nothing], with_rules=False).mutants
         assert mutant.fate is Fate.SURVIVED
         (argued,) = mutate(
-            "fp8_gemm_nt", faults=[replace(nothing, equivalent="it is the identity")], with_rules=False
+            "fp8_gemm_nt", faults=[replace(nothing, same_if="it is the identity")], with_rules=False
         ).mutants
         assert argued.fate is Fate.EQUIVALENT
 
@@ -201,6 +201,19 @@ class TestCommand:
         """Every fault with its thread."""
         ran = cli("mutate", "--list", "--contract", "fp8_gemm_nt")
         assert len(ran.out.splitlines()) == len(faults_of("fp8_gemm_nt"))
+
+    def test_list_faults(self, cli: Cli) -> None:
+        """Name, family, where it was seen, what it touches and where it applies, one line each."""
+        lines = cli("list", "faults", "--contract", "fp8_gemm_nt").out.splitlines()
+        assert [line.split("\t")[0] for line in lines] == [fault.name for fault in faults_of("fp8_gemm_nt")]
+        (one,) = [line.split("\t") for line in lines if line.startswith("A scale of the next K block\t")]
+        assert one[1:4] == [
+            "scale index and layout",
+            "seen: mlc-ai/TIRx-kernels PR 5",
+            "on: has scales of blocks along K",
+        ]
+        assert {"fp8_gemm_nt", "bmm_fp8"} & set(one[4].split(",")) == {"fp8_gemm_nt"}
+        assert cli("list", "faults", "--contract", "no_such_routine").status == 2
 
     def test_an_unknown_fault(self, cli: Cli) -> None:
         """One line, status 2."""

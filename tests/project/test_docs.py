@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.metadata
 import inspect
 import io
 import json
@@ -173,6 +174,19 @@ class TestPages:
         assert blocks._whole("f", "One line.\n\nMore.") and blocks.api("oracle.judge")
         with pytest.raises(ValueError, match="no whole sentence in its first line: 'One line,'"):
             blocks._whole("f", "One line,\nand more.")
+
+    def test_a_distribution_of_a_page_is_installed(
+        self, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its name and its entry points are found where its modules lie; without a name it is none."""
+        monkeypatch.syspath_prepend(root / "docs")
+        install = importlib.import_module("generate")._install
+        install(tmp_path, {"name": "relu2", "version": "1.0", "entry-points": {"fp8_oracle.families": {"a": "b:C"}}})
+        (found,) = importlib.metadata.distributions(path=[str(tmp_path)])
+        points = {(point.group, point.name, point.value) for point in found.entry_points}
+        assert (found.name, points) == ("relu2", {("fp8_oracle.families", "a", "b:C")})
+        with pytest.raises(KeyError, match="name"):
+            install(tmp_path, {"version": "1.0"})
 
     def test_public_functions(self) -> None:
         """Each says what it takes, by every name, returns and raises; and the twin: one that does not."""

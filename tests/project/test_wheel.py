@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib
 import io
+import json
 import os
 import re
 import shlex
@@ -241,3 +242,88 @@ class TestFiles:
         (folder,) = (built / "sdist").iterdir()
         stored = {name.removeprefix(f"{packaged.STORED}/") for name in wheel.namelist() if packaged.STORED in name}
         assert set(packaged.chosen(folder / "fixtures")) | {"SHA256SUMS"} == stored
+
+
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28")
+
+
+def without_local_sources() -> dict[str, str]:
+    """The environment without anything that names a package index or a folder of wheels."""
+    local = ("PIP_", "UV_")
+    kept = ("PIP_CERT", "UV_CACHE_DIR")
+    environment = {name: text for name, text in os.environ.items() if name in kept or not name.startswith(local)}
+    return environment | {"PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+def resolved(*words: str, constraints: Path = ROOT / "constraints.txt") -> subprocess.CompletedProcess[str]:
+    """`uv pip install --dry-run` into an empty folder, by a package index alone."""
+    command = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "install",
+        "--dry-run",
+        "--target",
+        "build/empty",
+        "-c",
+        str(constraints),
+    ]
+    return subprocess.run(
+        [*command, *words], cwd=ROOT, env=without_local_sources(), capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def index() -> None:
+    """A package index answers; else the test is skipped, with what uv said."""
+    asked = resolved("--refresh-package", "packaging", "packaging")
+    if asked.returncode:
+        pytest.skip(f"no package index answers: {asked.stderr.strip()[-200:]}")
+
+
+@pytest.mark.usefixtures("index")
+class TestStrangers:
+    """The pins resolve where nothing but a package index is: every Python, both platforms, torch as it is published."""
+
+    @pytest.mark.parametrize("platform", PLATFORMS)
+    @pytest.mark.parametrize("python", PYTHONS)
+    def test_pins_resolve(self, python: str, platform: str) -> None:
+        """What the two commands install, from wheels alone; Triton is the one that its torch wants."""
+        where = ("--python-version", python, "--python-platform", platform, "--only-binary", ":all:")
+        done = resolved(*where, "--no-binary", "fp8-oracle", ".[dev,docs]")
+        assert done.returncode == 0, done.stderr
+        assert "+ torch==2.13.0\n" in done.stderr and "+ triton==3.7.1\n" in done.stderr
+
+    def test_a_pin_that_the_published_torch_refuses_is_seen(self, tmp_path: Path) -> None:
+        """The sabotaged twin: Triton of another release, as the pins once had it."""
+        pins = re.sub("^triton==.*", "triton==3.6.0", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
+        (tmp_path / "pins.txt").write_text(pins)
+        done = resolved("--python-version", "3.13", ".", constraints=tmp_path / "pins.txt")
+        assert done.returncode == 1 and "triton" in done.stderr and "unsatisfiable" in done.stderr
+
+    @pytest.mark.parametrize("python", PYTHONS)
+    @pytest.mark.parametrize("suffix", [".whl", ".tar.gz"])
+    def test_what_is_built_resolves(self, built: Path, suffix: str, python: str) -> None:
+        """The wheel and the source distribution, with no pins: what somebody gets who follows no page."""
+        (archive,) = built.glob(f"*{suffix}")
+        done = resolved("--python-version", python, str(archive), constraints=Path(os.devnull))
+        assert done.returncode == 0 and "+ torch==" in done.stderr, done.stderr
+
+    @pytest.mark.parametrize("python", PYTHONS)
+    def test_pip_resolves(self, python: str, tmp_path: Path) -> None:
+        """pip itself, with each Python of this machine: the plain commands of the README."""
+        find = [sys.executable, "-m", "uv", "python", "find", "--no-python-downloads", python]
+        asked = subprocess.run(find, capture_output=True, text=True, check=False)
+        if asked.returncode:
+            pytest.skip(asked.stderr.strip())
+        command = [asked.stdout.strip(), "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
+        command += ["-c", "constraints.txt", "--report", str(tmp_path / "report.json"), "-e", "."]
+        done = subprocess.run(
+            command, cwd=ROOT, env=without_local_sources(), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        chosen = json.loads((tmp_path / "report.json").read_text())["install"]
+        versions = {about["metadata"]["name"]: about["metadata"]["version"] for about in chosen}
+        assert versions["torch"] == "2.13.0" and versions["triton"] == "3.7.1"

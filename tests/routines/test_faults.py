@@ -8,20 +8,43 @@ import pytest
 import torch
 
 from oracle.errors import ContractError, NumericsError, OptionError
-from oracle.routines import RoutineFamily, cases, families, get, registered
+from oracle.routines import Contract, RoutineFamily, Sets, TensorSpec, cases, families, get, registered
 from oracle.routines import catalogue as module
+from oracle.routines.base import Inputs
 from oracle.routines.catalogue import BEHAVIOURS, Beyond, Call, Family, agree, catalogue, faults_of, run
 from oracle.routines.catalogue import get as get_fault
 from oracle.routines.fault import CAST, INDEX, Faults, Stage, both, change_of, entry, named, need
-from oracle.routines.mx import faults as mx
-from oracle.routines.mx import more_faults
-from oracle.routines.products.roles import PRODUCTS
+from oracle.routines.products.traits import PRODUCT
 from oracle.routines.quantisers.contract import QuantiserContract
-from oracle.routines.quantisers.faults import QUANTISERS
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as get_schedule
 
+TWINS = (
+    "per_token_group_quant_fp8",
+    "silu_and_mul_per_block_quant",
+    "rms_norm_per_block_quant",
+    "reshape_and_cache_flash",
+    "concat_and_cache_ds_mla",
+    "cp_gather_cache",
+    "mxfp8_quantize",
+    "nvfp4_quantize_2d",
+    "mxfp4_dequantize",
+    "deep_gemm_moe",
+    "moe_routing",
+)
 CASE = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=9,n=192,k=512/family=randn/seed=3"
+
+
+class Nothing(Contract):
+    """A contract without traits."""
+
+    name, inputs = "nothing", (TensorSpec("anything", (torch.float32,), None, "values"),)
+
+    def reference(self, inputs: Inputs, **options: object) -> torch.Tensor:
+        return inputs["anything"]
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        return []
 
 
 def call(text: str = CASE, schedule: str = "sm90.promote128") -> Call:
@@ -38,12 +61,12 @@ class TestCatalogue:
         found = catalogue()
         assert len(found) >= 150
         for fault in found.values():
-            assert fault.met_in and fault.contracts and fault.changes, fault.name
+            assert fault.seen and fault.contracts and fault.changes, fault.name
 
     def test_every_family_is_there(self) -> None:
         """All families but behaviour have mutations; behaviour names its watches."""
         assert {fault.family for fault in catalogue().values()} == set(Family) - {Family.BEHAVIOUR}
-        assert len(BEHAVIOURS) >= 10 and all(b.watch and b.met_in for b in BEHAVIOURS)
+        assert len(BEHAVIOURS) >= 10 and all(b.watch and b.seen for b in BEHAVIOURS)
 
     def test_contracts_exist(self) -> None:
         """No fault applies to a routine that nobody judges."""
@@ -51,7 +74,7 @@ class TestCatalogue:
             for contract in fault.contracts:
                 get(contract)
 
-    @pytest.mark.parametrize("contract", sorted(PRODUCTS))
+    @pytest.mark.parametrize("contract", sorted(name for name, one in registered().items() if PRODUCT.holds(one)))
     def test_every_product_has_many(self, contract: str) -> None:
         """Each product routine has mutants of every family."""
         assert len(faults_of(contract)) >= 60
@@ -61,10 +84,21 @@ class TestCatalogue:
         with pytest.raises(OptionError, match="B scale of the previous N block"):
             get_fault("scale of the previous block")
 
-    def test_faults_of_quantisers_are_those_of_all_quantisers(self) -> None:
-        """The names that the fault files list are the registered quantisers."""
-        found = {name for name, one in registered().items() if isinstance(one, QuantiserContract)}
-        assert found == QUANTISERS | mx.QUANTISERS | more_faults.FP4 | more_faults.BACKWARD
+    @pytest.mark.parametrize("name", [n for n, one in registered().items() if isinstance(one, QuantiserContract)])
+    def test_every_quantiser_has_many(self, name: str) -> None:
+        """Each has mutants of its amax, its scale, its cast and its codes."""
+        found = faults_of(name)
+        assert {INDEX, Family.SCALE_VALUE, CAST, Family.MOVEMENT} <= {fault.family for fault in found}
+        assert len(found) >= 13
+
+    @pytest.mark.parametrize("name", TWINS)
+    def test_a_subclass_of_another_distribution_has_the_faults_of_its_base(self, name: str) -> None:
+        """Whatever its name is; and a contract that derives from nothing has none of them."""
+        twin = get(name)
+        outside = type("Outside", (type(twin),), {"name": "a routine of another distribution"})
+        theirs = object.__new__(outside)
+        assert [f.name for f in catalogue().values() if f.on.holds(theirs)] == [f.name for f in faults_of(name)]
+        assert not any(fault.on.holds(Nothing()) for fault in faults_of(name))
 
     @staticmethod
     def again(*names: str) -> Faults:
@@ -148,8 +182,8 @@ class TestDeclare:
             )
         first, second = found
         assert (first.name, second.name) == ("first", "second")
-        assert (first.family, first.met_in, first.equivalent, first.tolerated) == (CAST, "here", "equal", "close")
-        assert first.race and first.contracts == {"cutlass_scaled_mm"} and first.why_not(call()) == "never"
+        assert (first.family, first.seen, first.same_if, first.admissible_if) == (CAST, "here", "equal", "close")
+        assert first.race and first.contracts == {"cutlass_scaled_mm"} and first.needs(call()) == "never"
         assert set(first.changes) == {Stage.READ, Stage.STORE}
 
     def test_needs_give_the_first_reason(self) -> None:

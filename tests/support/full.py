@@ -61,6 +61,7 @@ KEPT = {
     "verdict/test_undeclared.py::TestFloat32Kernels::test_pass_on_every_arch": 3,
 }
 REPEATED = {
+    "project/test_wheel.py::TestStrangers::test_pip_resolves": "TestStrangers::test_pins_resolve",
     "benchmarks/test_bench_harness.py::TestCost::test_bare": "TestCost::test_watched",
     "benchmarks/test_bench_engines.py::TestPredictionBesideScalar::test_cpu_engine": "TestPrediction::test_cpu_engine",
     "cli/test_commands.py::TestCapturesAndLedger::test_all_captures": "TestCapturesAndLedger::test_known",

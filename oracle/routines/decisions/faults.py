@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from oracle.routines.decisions.contract import NumSms
 from oracle.routines.fault import MOVEMENT, Call, Faults, entry
+from oracle.routines.traits import of_class
 from oracle.truth import decisions as platforms
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-FAULTS = Faults({"get_num_sms"})
+FAULTS = Faults(of_class(NumSms))
 fault = FAULTS.declare
 
 

@@ -43,7 +43,13 @@ from oracle.routines.base import (
     TensorSpec,
 )
 from oracle.routines.fault import Fault, Stage, fold, touches
-from oracle.routines.quantisers.contract import PerTokenGroupQuantFp8, QuantiserContract, QuantiserSets, run_quantiser
+from oracle.routines.quantisers.contract import (
+    QUANTISER_INSIDE,
+    PerTokenGroupQuantFp8,
+    QuantiserContract,
+    QuantiserSets,
+    run_quantiser,
+)
 from oracle.tensorcore.identify import Match
 from oracle.verdict.compare import Verdict, compare, verdict
 from oracle.verdict.sets import Found, Range, Sets, ranged, rounded_to, worst_of
@@ -91,7 +97,14 @@ class Inner(QuantiserContract):
 
 
 class FusedContract(Contract):
-    """A kernel that computes a value and quantises it at once."""
+    """A kernel that computes a value and quantises it at once.
+
+    A subclass writes ``value`` and ``declared``; ``shape`` where the codes have not the shape of ``x``, ``modelled``
+    where it knows kernels bit for bit. Truth, prediction, judgement, diagnosis and every fault of the quantiser inside
+    come with it; a contract that returns no ``scale`` is given one as an input of that name.
+    """
+
+    traits = frozenset({QUANTISER_INSIDE})
 
     section = "Fused quantisation"
     loses = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,48 +17,30 @@ from oracle.routines.fault import (
     INDEX,
     MOVEMENT,
     VALUE,
-    Fault,
     Faults,
     both,
     entry,
-    named,
     need,
     ones,
 )
 from oracle.routines.fused.contract import FusedContract, Inner, matrix_of
+from oracle.routines.fused.kernels import BOUNDS_SCALE, WORDS, GatedContract, NormContract, RopeQuantizeFp8
 from oracle.routines.quantisers import faults as quantisers
-from oracle.routines.quantisers.contract import Amax, PerTokenGroupQuantFp8
+from oracle.routines.quantisers.contract import FAST_MATH, QUANTISER_INSIDE, Amax
+from oracle.routines.quantisers.inside import Inside, asked_inside
+from oracle.routines.traits import Trait, of_class, returns, takes
 from oracle.truth.moe import nearest
 from oracle.truth.routing import sigmoid
 from oracle.verdict.sets import rounded_to
 
-MASKED = frozenset({"silu_and_mul_masked_post_quant", "persistent_masked_m_silu_mul_quant"})
-GROUPED = MASKED | {"silu_and_mul_per_block_quant"}
-ROUNDED = MASKED | {"silu_and_mul_quant"}
-GATED = GROUPED | {"silu_and_mul_quant"}
-NORM_STATIC = frozenset(
-    {
-        "rms_norm_static_fp8_quant",
-        "fused_add_rms_norm_static_fp8_quant",
-        "rmsnorm_quant",
-        "fused_add_rmsnorm_quant",
-    }
-)
-NORM_DYNAMIC = frozenset({"rms_norm_dynamic_per_token_quant", "rms_norm_per_block_quant"})
-NORMED = NORM_STATIC | NORM_DYNAMIC
-STEPWISE = NORMED - {"rmsnorm_quant", "fused_add_rmsnorm_quant"}
-SCALED = frozenset({"silu_and_mul_quant"}) | NORM_STATIC
-ROTATED = frozenset({"rope_quantize_fp8", "mla_rope_quantize_fp8"})
-PLAIN = frozenset({"per_token_group_quant_fp8_masked", "per_token_group_quant_fp8_packed"})
-GIVEN = SCALED | ROTATED
-COMPUTED = GROUPED | NORM_DYNAMIC | PLAIN
-"""Contracts that compute their scale."""
-FUSED = COMPUTED | GIVEN
-"""Every contract of the folder."""
+FUSED = of_class(FusedContract)
+COMPUTED, GATED, NORMED = FUSED & returns("scale"), of_class(GatedContract), of_class(NormContract)
+GIVEN, BOUNDED = FUSED & takes("scale"), FUSED & takes("scale_ub")
+SUM_ROUNDED = NORMED & Trait("rounds its sum", lambda contract: getattr(contract, "sum_in_dtype", False))
+STEPWISE = NORMED & Trait("rounds its norm", lambda contract: getattr(contract, "rounding", "none") != "none")
 PREFIX = "fused: "
 OfTensor = Callable[[Tensor], Tensor]
 Change = Callable[..., Any]
-OfCall = Callable[[Call], "str | None"]
 MINE = "no public thread: "
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 
@@ -66,27 +48,7 @@ MINE = "no public thread: "
 # --- the quantiser's own, on the value ----------------------------------------------------------------------
 
 
-class _Inside:
-    """Every fault of the group quantiser, on the value that a fused kernel quantises."""
-
-    def __iter__(self) -> Iterator[Fault]:
-        for fault in quantisers.FAULTS:
-            if PerTokenGroupQuantFp8.name in fault.contracts:
-                where = FUSED if fault.family in (CAST, MOVEMENT) else COMPUTED  # a given scale is nobody's mistake
-                yield replace(fault, name=PREFIX + fault.name, on=named(where), why_not=asked_inside(fault.why_not))
-
-
-def asked_inside(why_not: OfCall) -> OfCall:
-    """A need of the quantiser, asked of the call inside one whose contract has ``inner``."""
-
-    def asked(call: Call) -> str | None:
-        contract: Any = call.contract
-        return why_not(call if isinstance(contract, Inner) else contract.inner(call))
-
-    return asked
-
-
-INSIDE = _Inside()
+INSIDE = Inside(PREFIX, QUANTISER_INSIDE, returns("scale"))
 
 
 several_groups = asked_inside(quantisers.several_across)
@@ -134,7 +96,7 @@ fault(
     "amax of the value before it is rounded",
     VALUE,
     seen=MINE + "the scan reads the registers, the cast the stored value",
-    contracts=ROUNDED & GROUPED,
+    on=GATED & COMPUTED,
     needs=need(lambda call: call.resolved.get("rounding") != "none", "the value is not rounded"),
     admissible_if="a power-of-two scale seldom changes with it",
     same_if="the largest values are bfloat16 values",
@@ -216,7 +178,7 @@ fault(
     "value kept in float32 where its dtype is promised",
     CAST,
     seen="TensorRT-LLM PR 14464",
-    contracts=ROUNDED - {"persistent_masked_m_silu_mul_quant"},
+    on=GATED & takes("rounding"),
     options=lambda options: options | {"rounding": "none"},
     needs=both(rounded, narrow),
     same_if="every product is a value of its dtype",
@@ -225,7 +187,7 @@ fault(
     "silu not rounded before the product",
     CAST,
     seen="vLLM csrc/activation_kernels.cu beside flashinfer 5128",
-    contracts=ROUNDED - {"persistent_masked_m_silu_mul_quant"},
+    on=GATED & takes("rounding"),
     options=lambda options: options | {"rounding": "product"},
     needs=both(twice, narrow),
     same_if="every silu is a value of its dtype",
@@ -234,7 +196,7 @@ fault(
     "value rounded to bfloat16 where float32 is promised",
     CAST,
     seen="TensorRT-LLM PR 14464",
-    contracts=GATED - {"persistent_masked_m_silu_mul_quant"},
+    on=GATED & takes("rounding"),
     store=lambda value: nearest_bf16(value),
     needs=unrounded,
     same_if="every value is a bfloat16 value",
@@ -252,7 +214,7 @@ fault(
     "given scale multiplies the value",
     VALUE,
     seen="vllm PR 36297",
-    contracts=SCALED,
+    on=GIVEN,
     read=entry("scale", lambda scale: 1.0 / scale),
     same_if="the scale is 1",
 )
@@ -260,7 +222,7 @@ fault(
     "given scale ignored",
     VALUE,
     seen="pytorch 190449, flashinfer 4979",
-    contracts=SCALED,
+    on=GIVEN,
     read=entry("scale", ones),
     same_if="the scale is 1",
 )
@@ -269,7 +231,7 @@ fault(
     "upper bound of the fused quantiser ignored",
     VALUE,
     seen=MINE + "an optional argument not passed on",
-    contracts={"silu_and_mul_per_block_quant"} | NORM_DYNAMIC,
+    on=BOUNDED,
     needs=bounded,
     read=lambda given: {name: t for name, t in given.items() if name != "scale_ub"},
     same_if="no scale reaches it",
@@ -278,7 +240,7 @@ fault(
     "upper bound applied to amax instead of the scale",
     VALUE,
     seen="vllm PR 32996 beside PR 33255",
-    contracts={"silu_and_mul_per_block_quant"},
+    on=BOUNDED & BOUNDS_SCALE,
     needs=bounded,
     recipe=lambda recipe: replace(recipe, bounds_scale=False),
     same_if="no amax reaches it",
@@ -287,7 +249,7 @@ fault(
     "upper bound applied to the scale instead of amax",
     VALUE,
     seen="vllm PR 33255 beside PR 32996",
-    contracts=NORM_DYNAMIC,
+    on=BOUNDED - BOUNDS_SCALE,
     needs=bounded,
     recipe=lambda recipe: replace(recipe, bounds_scale=True),
     same_if="no scale reaches it",
@@ -296,17 +258,17 @@ fault(
     "floor 1e-10 on the scale in place of 1/(448 * 512)",
     VALUE,
     seen="vllm PR 32996, its first body",
-    contracts={"silu_and_mul_per_block_quant"} | NORM_DYNAMIC,
+    on=BOUNDED,
     recipe=lambda recipe: replace(recipe, scale_floor=1e-10),
     same_if="no scale lies below 1/(448 * 512)",
 )
-IN_USE = MASKED | {"per_token_group_quant_fp8_masked"}
+IN_USE = FUSED & takes("masked_m")
 several_experts = need(lambda call: call.inputs["masked_m"].numel() > 1, "there is one expert")
 fault(
     "rows in use of the previous expert",
     INDEX,
     seen="flashinfer 3547",
-    contracts=IN_USE,
+    on=IN_USE,
     needs=several_experts,
     read=entry("masked_m", lambda rows: rows.roll(1)),
     same_if="all counts are equal",
@@ -315,13 +277,13 @@ fault(
     "last row in use of every expert left out",
     MOVEMENT,
     seen="DeepGEMM 34",
-    contracts=IN_USE,
+    on=IN_USE,
     read=entry("masked_m", lambda rows: (rows - 1).clamp(min=0)),
     needs=need(lambda call: int(call.inputs["masked_m"].max()) > 1, "no expert has two rows"),
 )
 
 
-@fault("rows of the next expert quantised", INDEX, seen="DeepGEMM PR 343", contracts=IN_USE, needs=several_experts)
+@fault("rows of the next expert quantised", INDEX, seen="DeepGEMM PR 343", on=IN_USE, needs=several_experts)
 def read_next_expert(given: dict[str, Tensor]) -> dict[str, Tensor]:
     return given | {"x": given["x"].roll(-1, dims=0)}
 
@@ -330,7 +292,7 @@ def read_next_expert(given: dict[str, Tensor]) -> dict[str, Tensor]:
     "packed scales in the opposite order of bytes",
     INDEX,
     seen="sglang PR 25733, TransformerEngine PR 2589",
-    contracts={"per_token_group_quant_fp8_packed"},
+    on=WORDS,
     same_if="the scales of every word are equal",
 )
 def write_bytes_backwards(made: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -341,7 +303,7 @@ def write_bytes_backwards(made: dict[str, Tensor]) -> dict[str, Tensor]:
     "packed scales shifted by one mantissa bit",
     VALUE,
     seen="sglang PR 25733",
-    contracts={"per_token_group_quant_fp8_packed"},
+    on=WORDS,
 )
 def write_bytes_shifted(made: dict[str, Tensor]) -> dict[str, Tensor]:
     return made | {"scale": _bytes_of(made["scale"], lambda byte: byte >> 1)}
@@ -351,7 +313,7 @@ fault(
     "packed scales row-major",
     INDEX,
     seen="flashinfer 2147",
-    contracts={"per_token_group_quant_fp8_packed"},
+    on=WORDS,
     needs=need(lambda call: min(call.contract.outputs(call)["scale"].shape or (1,)) > 1, "one row or word"),
     write=lambda made: made | {"scale": _lanes(made["scale"].reshape(made["scale"].shape[::-1]).t())},
     same_if="all words are equal",
@@ -554,7 +516,7 @@ def _flushed_sum(call: Call) -> Tensor:
 fault(
     "sum with a residual flushed below 2^-126",
     VALUE,
-    contracts={"fused_add_rmsnorm_quant"},
+    on=NORMED & FAST_MATH & takes("residual"),
     seen="FlashInfer 0.6.18.post1 fused_add_rmsnorm_quant on an H200, built with fast math",
     write=lambda call, made: made | {"residual": _flushed_sum(call)},
     needs=need(lambda call: call.inputs["x"].dtype != torch.float16, "sums of float16 are no subnormal float32"),
@@ -564,7 +526,7 @@ fault(
     "norm of the float32 sum where the rounded one is promised",
     CAST,
     seen="vLLM's static beside its dynamic kernel",
-    contracts={"fused_add_rms_norm_static_fp8_quant"},
+    on=SUM_ROUNDED,
     needs=narrow,
     options=lambda options: options | {"sum_in_dtype": False},
     same_if="all sums are values of the dtype",
@@ -573,7 +535,7 @@ fault(
     "norm of the rounded sum where the float32 one is promised",
     CAST,
     seen="vLLM's dynamic beside its static kernel",
-    contracts={"fused_add_rmsnorm_quant"} | NORM_DYNAMIC,
+    on=NORMED & takes("residual") - SUM_ROUNDED,
     needs=both(with_residual, narrow),
     options=lambda options: options | {"sum_in_dtype": True},
     same_if="all sums are values of the dtype",
@@ -582,7 +544,7 @@ fault(
     "norm kept in float32 where its dtype is promised",
     CAST,
     seen="FlashInfer's norm beside vLLM's",
-    contracts=STEPWISE,
+    on=STEPWISE,
     needs=narrow,
     options=lambda options: options | {"rounding": "none"},
     same_if="all products are values of the dtype",
@@ -593,7 +555,7 @@ fault(
     "norm not rounded before its product with the weight",
     CAST,
     seen="vLLM 0.20.2's static norms on an H200",
-    contracts=STEPWISE,
+    on=STEPWISE,
     needs=both(stepwise, narrow),
     options=lambda options: options | {"rounding": "product"},
     same_if="all norms are values of the dtype",
@@ -602,7 +564,7 @@ fault(
     "norm rounded before its product with the weight",
     CAST,
     seen="vLLM PR 37838, later static norms",
-    contracts=STEPWISE & NORM_STATIC,
+    on=STEPWISE & takes("rounding"),
     needs=both(once, narrow),
     options=lambda options: options | {"rounding": "each"},
     same_if="all norms are values of the dtype",
@@ -611,7 +573,7 @@ fault(
     "norm rounded where float32 is promised",
     CAST,
     seen="vLLM's norm beside FlashInfer's",
-    contracts=NORMED - STEPWISE,
+    on=NORMED - STEPWISE,
     needs=narrow,
     options=lambda options: options | {"rounding": "each"},
     same_if="all products are values of the dtype",
@@ -620,7 +582,7 @@ fault(
 
 # --- the value: a rotary embedding --------------------------------------------------------------------------
 
-ROTARY = Faults(ROTATED)
+ROTARY = Faults(of_class(RopeQuantizeFp8))
 fault = ROTARY.declare
 
 

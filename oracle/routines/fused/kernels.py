@@ -86,11 +86,15 @@ from oracle.routines.base import (
 )
 from oracle.routines.fused.contract import COLUMNS, MASKED, SCALE, SCALE_UB, FusedContract, Value
 from oracle.routines.moe.contract import SiluAndMul
+from oracle.routines.quantisers.contract import FAST_MATH
+from oracle.routines.traits import Trait
 from oracle.truth.moe import nearest
 from oracle.verdict.sets import Found, rounded_to
 
 ROUNDINGS = ("each", "product", "none")
 GATED = "gate, then up"
+BOUNDS_SCALE = Trait("its upper bound is of the scale, not of amax")
+WORDS = Trait("packs the bytes of four scales in a word")
 
 
 def rounding_option(default: str) -> OptionSpec:
@@ -109,8 +113,8 @@ def gated(x: Tensor, rounding: str) -> Value:
     return Value(SiluAndMul().interval(call.checked()), held.dtype)
 
 
-class _Gated(FusedContract):
-    """``x [..., 2 I]``."""
+class GatedContract(FusedContract):
+    """``silu(gate) * up`` of ``x [..., 2 I]``: gate, then up."""
 
     grouped: ClassVar[bool] = True
 
@@ -142,7 +146,7 @@ class _Gated(FusedContract):
 
 
 @register
-class SiluAndMulQuant(_Gated):
+class SiluAndMulQuant(GatedContract):
     name = "silu_and_mul_quant"
     summary = "silu(gate) * up, quantised with a given scale"
     source = "vLLM csrc/quantization/activation_kernels.cu silu_and_mul_quant"
@@ -156,8 +160,10 @@ class SiluAndMulQuant(_Gated):
 
 
 @register
-class SiluAndMulPerBlockQuant(_Gated):
+class SiluAndMulPerBlockQuant(GatedContract):
     """``scale_ub`` bounds the scale, not amax: ``scale = max(min(amax/448, scale_ub), 1/(448 * 512))``."""
+
+    traits = frozenset({BOUNDS_SCALE})
 
     name = "silu_and_mul_per_block_quant"
     summary = "silu(gate) * up in float32, quantised in groups of a row, scale max(min(amax/448, ub), 1/(448*512))"
@@ -175,7 +181,7 @@ class SiluAndMulPerBlockQuant(_Gated):
 
 
 @register
-class SiluAndMulMaskedPostQuant(_Gated):
+class SiluAndMulMaskedPostQuant(GatedContract):
     """Rows of an expert from ``masked_m[e]`` on are not specified. A power-of-two scale is float32, of ``max(amax,
     1e-10)/448`` rounded up."""
 
@@ -197,7 +203,7 @@ class SiluAndMulMaskedPostQuant(_Gated):
 
 
 @register
-class PersistentMaskedMSiluMulQuant(_Gated):
+class PersistentMaskedMSiluMulQuant(GatedContract):
     """amax, scale, its inverse and the quotient are bfloat16 operations; the stored scale is the float32 image of the
     bfloat16 one, 0.2 % low, so the largest element of a group often saturates."""
 
@@ -224,7 +230,7 @@ EPSILON = OptionSpec("epsilon", 1e-6, None, "added to the mean square")
 ROUNDING = OptionSpec("rounding", "each", ("each", "product"), "where (z r) weight is rounded to the dtype of x")
 
 
-class _Norm(FusedContract):
+class NormContract(FusedContract):
     """``sum_in_dtype``: a sum with a residual is rounded before the norm; ``rounding``: which roundings come after."""
 
     sum_in_dtype: ClassVar[bool] = False
@@ -290,7 +296,7 @@ class _Norm(FusedContract):
         return Value(Admissible(low, high, expected, open=unknown), held)
 
 
-class _Static(_Norm):
+class _Static(NormContract):
     returns: ClassVar[tuple[str, ...]] = ("q",)
     options: ClassVar[tuple[OptionSpec, ...]] = (EPSILON, ROUNDING)
 
@@ -318,6 +324,7 @@ class FusedAddRmsNormStaticFp8Quant(_Static):
 
 @register
 class RmsnormQuant(_Static):
+    traits = frozenset({FAST_MATH})
     name = "rmsnorm_quant"
     summary = "RMS norm of a row in float32, quantised with a given scale"
     source = "FlashInfer flashinfer.norm.rmsnorm_quant"
@@ -339,7 +346,7 @@ class FusedAddRmsnormQuant(RmsnormQuant):
 
 
 @register
-class RmsNormDynamicPerTokenQuant(_Norm):
+class RmsNormDynamicPerTokenQuant(NormContract):
     """``scale_ub`` bounds amax: ``scale = max(min(amax, scale_ub)/448, 1/(448 * 512))``."""
 
     name = "rms_norm_dynamic_per_token_quant"
@@ -354,7 +361,7 @@ class RmsNormDynamicPerTokenQuant(_Norm):
 
 
 @register
-class RmsNormPerBlockQuant(_Norm):
+class RmsNormPerBlockQuant(NormContract):
     """As per token, with an amax for each group of a row."""
 
     name = "rms_norm_per_block_quant"
@@ -385,7 +392,7 @@ EPS = OptionSpec("eps", 1e-10, None, "floor of amax")
 WORD = 4
 
 
-class _Groups(FusedContract):
+class GroupContract(FusedContract):
     """The value is ``x``."""
 
     section = "Quantisation"
@@ -415,7 +422,7 @@ class _Groups(FusedContract):
 
 
 @register
-class PerTokenGroupQuantFp8Masked(_Groups):
+class PerTokenGroupQuantFp8Masked(GroupContract):
     """Rows of an expert from ``masked_m[e]`` on are not specified."""
 
     name = "per_token_group_quant_fp8_masked"
@@ -429,7 +436,8 @@ class PerTokenGroupQuantFp8Masked(_Groups):
 
 
 @register
-class PerTokenGroupQuantFp8Packed(_Groups):
+class PerTokenGroupQuantFp8Packed(GroupContract):
+    traits = frozenset({WORDS})
     name = "per_token_group_quant_fp8_packed"
     summary = "groups along K, power-of-two scales packed four to an int32, as DeepGEMM takes them on sm100"
     source = "vLLM per_token_group_fp8_quant_packed; sgl-kernel per_token_group_quant_8bit_v2.cu"

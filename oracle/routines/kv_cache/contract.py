@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.interval import Admissible
-from oracle.errors import NumericsError, OptionError, ShapeError
+from oracle.errors import ContractError, NumericsError, OptionError, ShapeError
 from oracle.numbers import recipes as named
 from oracle.numbers.formats import E2M1, E4M3FN, codes_of, decode, from_codes
 from oracle.numbers.recipes import CodeFormula, Recipe, ScaleFormula
@@ -39,6 +39,7 @@ from oracle.routines.fault import Fault, Stage, fold
 from oracle.routines.fused.contract import INNER, Inner
 from oracle.routines.mx.contract import pack, unpack
 from oracle.routines.quantisers.contract import QuantiserSets, run_quantiser
+from oracle.routines.traits import Trait
 from oracle.tensorcore.identify import Match
 from oracle.verdict.compare import Verdict, compare, verdict
 from oracle.verdict.sets import Found, Range, Sets, judge_bits, ranged, rounded_to, worst_of
@@ -101,6 +102,18 @@ class Products:
 Piece = Copied | Coded | Quantised | Products
 
 
+SIDE_BY_SIDE = Trait("casts compressed and rotated columns side by side, in one piece")
+SCALE_OF_HEADS = Trait("takes a scale for each head")
+INDEX_PAGES = Trait("has pages of codes, then of their scales")
+ROWS_READ = Trait("reads rows of 656 bytes")
+FILLS = Trait("writes all of the memory that it is given")
+
+
+def puts(kind: type[Piece]) -> Trait:
+    """Contracts of caches that have pieces of this kind."""
+    return Trait(f"has {kind.__name__} pieces", lambda c: isinstance(c, CacheContract) and kind in c.kinds)
+
+
 @dataclass(frozen=True)
 class Quotients:
     """What a change of stage QUOTIENT gets, and of ``Coded`` values returns: ``quotient [R, K]``, float64."""
@@ -134,11 +147,13 @@ class CacheInner(Inner):
 class CacheContract(Contract):
     """A routine that writes into, or reads from, a cache of pages.
 
-    ``memory`` are the inputs that are written into: outputs of the same names.
+    A subclass writes ``pieces``, and ``before`` where it allocates an output; ``kinds`` says which pieces a call may
+    have, from which its faults follow. ``memory`` are the inputs that are written into: outputs of the same names.
     """
 
     section = "KV cache"
     gpu = True
+    kinds: ClassVar[tuple[type[Piece], ...]]
     memory: ClassVar[tuple[str, ...]] = ()
     interval: ClassVar[bool] = True  # whether admissible outputs are an interval around the expected ones
     divides: ClassVar[bool] = False  # whether codes are those of quotients by a given scale
@@ -158,8 +173,17 @@ class CacheContract(Contract):
         return self.loses or self.divides
 
     def work(self, call: Call) -> list[Piece]:
-        """The pieces of a checked call."""
-        return call.once("pieces", lambda: self.pieces(call.inputs, call.resolved))
+        """The pieces of a checked call.
+
+        Raises ContractError: a piece is of no kind that the contract states.
+        """
+        return call.once("pieces", lambda: self._stated(self.pieces(call.inputs, call.resolved)))
+
+    def _stated(self, pieces: list[Piece]) -> list[Piece]:
+        for piece in pieces:
+            if not isinstance(piece, self.kinds):
+                raise ContractError(f"{self.name} has a {type(piece).__name__} piece; state it in its kinds")
+        return pieces
 
     def inner(self, call: Call) -> Call:
         """The quantiser of the first piece that has one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -18,49 +18,54 @@ from oracle.routines.fault import (
     MOVEMENT,
     VALUE,
     Call,
-    Fault,
     Faults,
     both,
     entry,
-    named,
     need,
 )
-from oracle.routines.fused.faults import asked_inside
-from oracle.routines.kv_cache.contract import Coded, Copied, Piece, Products, Quantised, Quotients, flat, put
-from oracle.routines.kv_cache.writers import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE, columns
-from oracle.routines.quantisers import faults as quantisers
-from oracle.routines.quantisers.contract import Amax, PerTokenGroupQuantFp8
+from oracle.routines.kv_cache.contract import (
+    FILLS,
+    INDEX_PAGES,
+    ROWS_READ,
+    SCALE_OF_HEADS,
+    SIDE_BY_SIDE,
+    CacheContract,
+    Coded,
+    Copied,
+    Piece,
+    Products,
+    Quantised,
+    Quotients,
+    flat,
+    put,
+    puts,
+)
+from oracle.routines.kv_cache.readers import Gather
+from oracle.routines.kv_cache.writers import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE, RowsOfTiles, columns
+from oracle.routines.quantisers.contract import FOUR_BITS, Amax
+from oracle.routines.quantisers.inside import Inside
+from oracle.routines.traits import Trait, of_class, takes
 from oracle.verdict.sets import rounded_to
 
-FLASH, PACKED, MLA = "reshape_and_cache_flash", "reshape_and_cache", "concat_and_cache_mla"
-SET, CONVERT = "set_mla_kv_buffer", "convert_fp8"
-APPEND, APPEND_MLA = "append_paged_kv_cache", "append_paged_mla_kv_cache"
-DS_MLA, INDEXER, WHOLE = "concat_and_cache_ds_mla", "indexer_k_quant_and_cache", "quantize_k_cache"
-NVFP4 = "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
-GATHER, COPY, INDEX_KEYS = "gather_and_maybe_dequant_cache", "cp_gather_cache", "cp_gather_indexer_k_quant_cache"
-UPCONVERT, DEQUANTIZE = "cp_gather_and_upconvert_fp8_kv_cache", "dequantize_k_cache"
-
-PAIRED = frozenset({FLASH, PACKED, NVFP4})
-"""Writers of keys and values, with a scale each."""
-SLOTTED = PAIRED | {MLA, DS_MLA, INDEXER}
-DIVIDED = frozenset({FLASH, PACKED, MLA, CONVERT})
-CAST_ALONE = DIVIDED | {SET}
-TILED = frozenset({DS_MLA, INDEXER, WHOLE})
-ROWS = frozenset({DS_MLA, WHOLE})
-APPENDED = frozenset({APPEND, APPEND_MLA})
-GATHERED = frozenset({GATHER, COPY, INDEX_KEYS, UPCONVERT})
-MULTIPLIED = frozenset({GATHER, UPCONVERT, DEQUANTIZE, CONVERT})
-READ_ROWS = frozenset({UPCONVERT, DEQUANTIZE})
-FRESH = frozenset({CONVERT, WHOLE, DEQUANTIZE, UPCONVERT})
-"""Routines that write all of their output."""
-ALL = SLOTTED | CAST_ALONE | TILED | APPENDED | GATHERED | READ_ROWS
+CACHES, ROWS, GATHERED = of_class(CacheContract), of_class(RowsOfTiles), of_class(Gather)
+CODED, QUANTISED, READ = puts(Coded), puts(Quantised), puts(Products)
+SCALED = CACHES & (takes("scale") | takes("k_scale"))
+"""Contracts that are given a scale."""
+SLOTTED, PAIRED = CACHES & takes("slot_mapping"), CACHES & takes("v_scale")
+APPENDED, LAID_OUT = CACHES & takes("kv_indptr"), CACHES & takes("kv_layout")
+TILED = QUANTISED - FOUR_BITS
+HEADED = CACHES & Trait("has heads", lambda contract: "H" in (contract.inputs[0].dims or ()))
+PADDED = SLOTTED & Trait("takes tokens of padding", lambda contract: "N" in (contract.inputs[0].dims or ()))
+IN_FLOAT16 = Trait("takes float16", lambda contract: torch.float16 in contract.inputs[0].dtypes)
+KEPT = CACHES & Trait("is given memory", lambda contract: bool(getattr(contract, "memory", ()))) - FILLS
+"""Contracts that leave some of their output as it was."""
 MINE = "no public thread: "
 PREFIX = "cache: "
 Tensors = dict[str, Tensor]
 Pieces = list[Piece]
 P = TypeVar("P", Copied, Coded, Quantised, Products)
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-FAULTS = Faults(ALL)
+FAULTS = Faults(CACHES)
 fault = FAULTS.declare
 
 
@@ -94,7 +99,6 @@ several_scales = need(lambda call: call.inputs["k_scale"].numel() > 1, "there is
 skipped = need(lambda call: bool((call.inputs["slot_mapping"] < 0).any()), "every token has a slot")
 several_tokens = need(lambda call: len(call.inputs["slot_mapping"]) > 1, "there is one token")
 several_heads = need(lambda call: next(iter(call.inputs.values())).shape[1] > 1, "there is one head")
-HEADED = frozenset({FLASH, PACKED, NVFP4})
 EQUAL = "the scales are equal"
 
 
@@ -103,8 +107,6 @@ def page_of(call: Call) -> int:
     memory = "key_cache" if "key_cache" in call.inputs else "kv_cache" if "kv_cache" in call.inputs else "k_cache"
     x = call.inputs[memory]
     if x.dim() == 5:
-        return x.shape[3]
-    if call.contract.name == PACKED:
         return x.shape[3]
     return x.shape[2] if call.resolved.get("kv_layout") == "HND" else x.shape[1]
 
@@ -136,12 +138,11 @@ def _scales(change: Callable[[Tensor], Tensor]) -> Any:
     return {"read": of_inputs, "options": of_options}
 
 
-GIVEN = frozenset({FLASH, PACKED, MLA, NVFP4, GATHER, CONVERT})
 fault(
     "scale of the cache silently 1",
     VALUE,
     seen="flashinfer 4979; sglang 18818, PR 20705, PR 34765",
-    contracts=GIVEN,
+    on=SCALED,
     same_if="it is 1",
     **_scales(torch.ones_like),
 )
@@ -149,7 +150,7 @@ fault(
     "inverse of the scale of the cache",
     VALUE,
     seen="xpu-kernels PR 475",
-    contracts=GIVEN - {CONVERT, GATHER},
+    on=SCALED - READ,
     same_if="it is 1",
     **_scales(lambda scale: 1.0 / scale),
 )
@@ -157,7 +158,7 @@ fault(
     "scale of the cache rounded to bfloat16",
     VALUE,
     seen="vllm PR 49435, readers that shorten it",
-    contracts=GIVEN,
+    on=SCALED,
     same_if="it is a bfloat16 value",
     admissible_if="it moves few codes",
     **_scales(lambda scale: scale.to(torch.bfloat16).to(torch.float32)),
@@ -166,7 +167,7 @@ fault(
     "scale of the cache applied twice",
     VALUE,
     seen="vllm 42580, a descale in the wrong place",
-    contracts=GIVEN,
+    on=SCALED,
     same_if="it is 1",
     **_scales(lambda scale: scale * scale),
 )
@@ -175,7 +176,7 @@ for mine, other in (("k", "v"), ("v", "k")):
         f"{other} scale of the cache used for {mine}",
         VALUE,
         seen="vllm PR 37054",
-        contracts=PAIRED,
+        on=PAIRED,
         read=lambda given, mine=mine, other=other: given | {f"{mine}_scale": given[f"{other}_scale"]},
         same_if=EQUAL,
     )
@@ -184,7 +185,7 @@ for words, change in (("first", lambda s: s[:1].expand_as(s)), ("next", lambda s
         f"scale of the {words} head of the cache",
         INDEX,
         seen="pytorch 159940, a scale read as another shape",
-        contracts={FLASH},
+        on=SCALE_OF_HEADS,
         needs=several_scales,
         same_if=EQUAL,
         read=lambda given, change=change: given | {n: change(given[n]) for n in ("k_scale", "v_scale")},
@@ -199,7 +200,7 @@ fault(
     "multiplied by the scale where it divides",
     VALUE,
     seen="xpu-kernels PR 475",
-    contracts=DIVIDED,
+    on=CODED & SCALED,
     needs=coded,
     quotient=_quotient(lambda q: f32(decode(q.x) * q.scale)),
     same_if="the scale is 1",
@@ -208,7 +209,7 @@ fault(
     "multiplied by the rounded reciprocal of the scale",
     VALUE,
     seen="sglang PR 4362, flashinfer 2441",
-    contracts=DIVIDED,
+    on=CODED & SCALED,
     needs=coded,
     quotient=_quotient(lambda q: f32(decode(q.x) * f32(1.0 / q.scale))),
     same_if="no quotient lies beside a midpoint",
@@ -217,7 +218,7 @@ fault(
     "value rounded to float16 before the division",
     CAST,
     seen="HARDWARE.md 3, bf16 in an fp16 buffer",
-    contracts=DIVIDED,
+    on=CODED & SCALED,
     needs=coded,
     quotient=_quotient(lambda q: f32(decode(q.x.to(torch.float16)) / q.scale)),
     same_if="every value is a float16 value",
@@ -226,7 +227,7 @@ fault(
     "divided by the scale where it multiplies",
     VALUE,
     seen="xpu-kernels PR 475",
-    contracts=MULTIPLIED,
+    on=READ,
     needs=read,
     store=lambda pieces: _each(Products, pieces, lambda p: replace(p, scale=f32(1.0 / p.scale))),
     same_if="the scale is 1",
@@ -240,7 +241,7 @@ def _cast(**how: object) -> Callable[[Quotients], Quotients]:
     return lambda q: replace(q, **how) if isinstance(q, Quotients) else q  # type: ignore[arg-type]
 
 
-CASTS = Faults(CAST_ALONE)
+CASTS = Faults(CODED)
 cast = CASTS.declare
 for top in (256.0, 240.0):
     cast(
@@ -316,23 +317,14 @@ cast(
 )
 
 
-class _Inside:
-    """Every fault of the group quantiser, on the tiles of a cache."""
-
-    def __iter__(self) -> Iterator[Fault]:
-        for one in quantisers.FAULTS:
-            if PerTokenGroupQuantFp8.name in one.contracts:
-                yield replace(one, name=PREFIX + "tile " + one.name, on=named(TILED), why_not=asked_inside(one.why_not))
-
-
-INSIDE = _Inside()
+INSIDE = Inside(PREFIX + "tile ", TILED, TILED)
 
 
 @fault(
     "amax of the bits of float16 values",
     VALUE,
     seen="vLLM 0.20.2 concat_and_cache_ds_mla on an H200",
-    contracts={DS_MLA, INDEXER},
+    on=TILED & IN_FLOAT16,
     needs=need(lambda call: next(iter(call.inputs.values())).dtype == torch.float16, "the values are no float16"),
 )
 def amax_of_bits(amax: Amax) -> Tensor:
@@ -359,7 +351,7 @@ fault(
     "slot -1 written: the last slot of the cache",
     INDEX,
     seen="DeepGEMM 34, PR 450: -1 taken as an index",
-    contracts=SLOTTED,
+    on=SLOTTED,
     needs=skipped,
     read=lambda call, given: (
         given | {"slot_mapping": torch.where(given["slot_mapping"] < 0, room_of(call) - 1, given["slot_mapping"])}
@@ -369,7 +361,7 @@ fault(
     "slot -1 written: slot 0",
     INDEX,
     seen="flashinfer 3547, -1 clamped",
-    contracts=SLOTTED,
+    on=SLOTTED,
     needs=skipped,
     read=entry("slot_mapping", lambda slot: slot.clamp(min=0)),
 )
@@ -377,7 +369,7 @@ fault(
     "tokens behind the first one without a slot not written",
     MOVEMENT,
     seen=MINE + "break for continue",
-    contracts=SLOTTED,
+    on=SLOTTED,
     needs=skipped,
     read=entry("slot_mapping", lambda slot: torch.where((slot < 0).cumsum(0) > 0, -1, slot)),
 )
@@ -385,7 +377,7 @@ fault(
     "slots counted without the mapping",
     INDEX,
     seen="vllm PR 6761",
-    contracts=SLOTTED,
+    on=SLOTTED,
     read=_slots(lambda call, slot: torch.arange(len(slot), dtype=slot.dtype, device=slot.device)),
     same_if="the mapping counts",
 )
@@ -393,7 +385,7 @@ fault(
     "offset in the page modulo half of its slots",
     INDEX,
     seen=MINE + "a page size of another cache group",
-    contracts=SLOTTED,
+    on=SLOTTED,
     needs=several_slots,
     read=_slots(lambda call, slot: slot - slot % page_of(call) + slot % page_of(call) % (page_of(call) // 2)),
     same_if="no offset lies in the second half of a page",
@@ -402,7 +394,7 @@ fault(
     "slot of the next token",
     INDEX,
     seen="vllm 50084",
-    contracts=SLOTTED,
+    on=SLOTTED,
     needs=several_tokens,
     read=entry("slot_mapping", lambda slot: slot.roll(-1)),
 )
@@ -410,7 +402,7 @@ fault(
     "page stride of two pages",
     INDEX,
     seen="vllm PR 54563, a cache whose pages hold keys and values",
-    contracts=SLOTTED,
+    on=SLOTTED,
     read=_slots(lambda call, slot: slot + slot // page_of(call) * page_of(call)),
     same_if="all slots lie in page 0",
 )
@@ -418,7 +410,7 @@ fault(
     "page stride one slot short",
     INDEX,
     seen=MINE + "a stride of the unpadded page",
-    contracts=SLOTTED,
+    on=SLOTTED,
     read=_slots(lambda call, slot: slot - slot // page_of(call)),
     same_if="all slots lie in page 0",
 )
@@ -426,7 +418,7 @@ fault(
     "last page of the cache lost",
     MOVEMENT,
     seen="cache of an odd number of pages, " + "aprender 2765",
-    contracts=SLOTTED,
+    on=SLOTTED,
     read=lambda call, given: (
         given
         | {
@@ -442,7 +434,7 @@ fault(
     "only the first slot of each page written",
     MOVEMENT,
     seen="aiter PR 5591",
-    contracts=SLOTTED,
+    on=SLOTTED,
     needs=several_slots,
     read=lambda call, given: (
         given | {"slot_mapping": torch.where(given["slot_mapping"] % page_of(call) == 0, given["slot_mapping"], -1)}
@@ -453,7 +445,7 @@ fault(
     "token without an entry in the mapping written",
     MOVEMENT,
     seen="vllm 45741, padding of a CUDA graph",
-    contracts=SLOTTED - {INDEXER},
+    on=PADDED,
     read=lambda call, given: (
         given
         | {
@@ -486,7 +478,7 @@ fault(
     "heads and slots of a page exchanged",
     INDEX,
     seen="flashinfer 1023, strides of the other layout",
-    contracts={FLASH, NVFP4, APPEND},
+    on=LAID_OUT,
     store=_other_layout,
     needs=need(
         lambda call: min(call.inputs["k_cache" if "k_cache" in call.inputs else "key_cache"].shape[1:3]) > 1,
@@ -500,7 +492,7 @@ def _rows(change: Callable[[Call, Tensor], Tensor]) -> Callable[[Call, Pieces], 
 
     def store(call: Call, pieces: Pieces) -> Pieces:
         heads = next(iter(call.inputs.values())).shape[1]
-        rows = lambda at, _: change(call, at.reshape(-1, heads, at.shape[-1])).flatten(0, 1)  # noqa: E731
+        rows = lambda at, _: change(call, at.reshape(-1, heads, at.shape[-1])).reshape(at.shape)  # noqa: E731
         return [_moved(piece, rows) for piece in pieces]
 
     return store
@@ -516,14 +508,14 @@ fault(
     "last head of the cache not written",
     MOVEMENT,
     seen="kernels-community 1153, a tail",
-    contracts=HEADED,
+    on=HEADED,
     store=_rows(_without_last),
 )
 fault(
     "place of the next head",
     INDEX,
     seen="vllm 57016, a head stride",
-    contracts=HEADED,
+    on=HEADED,
     needs=several_heads,
     store=_rows(lambda call, at: at.roll(-1, dims=1)),
 )
@@ -531,7 +523,7 @@ fault(
     "head stride of two heads",
     INDEX,
     seen="flashinfer 1023, the stride of keys beside values",
-    contracts=HEADED,
+    on=HEADED,
     needs=several_heads,
     store=_rows(lambda call, at: at + (at[:, 1:2] - at[:, :1]) * columns(at.shape[1]).reshape(1, -1, 1)),
 )
@@ -559,21 +551,21 @@ fault(
     "keys and values exchanged",
     MOVEMENT,
     seen="vllm PR 6761",
-    contracts=(HEADED - {PACKED}) | {APPEND},
+    on=LAID_OUT,
     store=_named(_exchanged),
 )
 fault(
     "keys written over by values",
     MOVEMENT,
     seen=MINE + "one pointer for both",
-    contracts=(HEADED - {PACKED}) | {APPEND},
+    on=LAID_OUT,
     store=_named(lambda name: _exchanged(name) if name.startswith("v") else name),
 )
 fault(
     "values not written",
     MOVEMENT,
     seen="vllm-omni 5263, memory left as it was",
-    contracts=HEADED | {APPEND},
+    on=HEADED,
     store=lambda pieces: pieces[:1],
 )
 
@@ -596,7 +588,7 @@ fault(
     "memory that no token owns cleared",
     MOVEMENT,
     seen="flashinfer 3978, a buffer written whole",
-    contracts=ALL - FRESH,
+    on=KEPT,
     write=_cleared,
 )
 
@@ -617,7 +609,7 @@ fault(
     "one element past the last one written",
     MOVEMENT,
     seen="flashinfer 3978",
-    contracts=ALL - FRESH,
+    on=KEPT,
     write=_last_page,
     needs=need(_follows, "the last element is written"),
 )
@@ -658,7 +650,7 @@ fault(
     "rotated columns not divided by the scale",
     VALUE,
     seen="vllm 42956, PR 37054",
-    contracts={MLA},
+    on=SIDE_BY_SIDE & SCALED,
     store=_unscaled_rope,
     same_if="the scale is 1",
 )
@@ -666,28 +658,28 @@ fault(
     "rotated columns before the others",
     INDEX,
     seen=MINE + "the order of the two parts",
-    contracts={MLA, SET},
+    on=SIDE_BY_SIDE,
     store=_rope_first,
 )
 fault(
     "rotated columns not written",
     MOVEMENT,
     seen="vllm 42956, a part left out",
-    contracts={MLA, SET},
+    on=SIDE_BY_SIDE,
     store=_without_rope,
 )
 fault(
     "rotated columns of the next token",
     INDEX,
     seen="vllm 50084",
-    contracts={MLA, DS_MLA},
+    on=CACHES & takes("k_pe"),
     read=entry("k_pe", lambda x: x.roll(-1, dims=0)),
 )
 fault(
     "reserved slot written",
     INDEX,
     seen="sglang memory pools: slot 0 takes padding",
-    contracts={SET},
+    on=CACHES & takes("reserved_skip_index"),
     options=lambda options: options | {"reserved_skip_index": -1},
     needs=need(lambda call: bool((call.inputs["loc"] == 0).any()), "no token has it"),
 )
@@ -695,7 +687,7 @@ fault(
     "slot one too far",
     INDEX,
     seen=MINE + "slot 0 is reserved",
-    contracts={SET},
+    on=CACHES & takes("loc"),
     read=entry("loc", lambda loc: torch.where(loc > 0, loc - 1, loc)),
     needs=need(lambda call: len(call.inputs["loc"]) > 0, ""),
 )
@@ -718,7 +710,7 @@ fault(
     "rotated columns quantised too",
     CAST,
     seen="vllm PR 54563",
-    contracts=ROWS | READ_ROWS,
+    on=ROWS | ROWS_READ,
     store=lambda pieces: _each(Copied, pieces, _through_fp8),
     same_if="every one is a code",
 )
@@ -726,7 +718,7 @@ fault(
     "rotated columns right behind the codes, the scales at the end",
     INDEX,
     seen="vllm PR 54563, byte offsets",
-    contracts=ROWS,
+    on=ROWS,
     store=lambda pieces: _each(
         Copied,
         _each(Quantised, pieces, lambda p: replace(p, scale_at=p.scale_at + 2 * ROPE)),
@@ -737,14 +729,14 @@ fault(
     "scales one word too far",
     INDEX,
     seen="vllm PR 54563, byte offsets",
-    contracts=ROWS,
+    on=ROWS,
     store=lambda pieces: _each(Quantised, pieces, lambda p: replace(p, scale_at=p.scale_at + 4)),
 )
 fault(
     "scales of the tiles in the opposite order",
     INDEX,
     seen="sglang PR 25733, bytes of a word",
-    contracts=ROWS,
+    on=ROWS,
     store=lambda pieces: _each(
         Quantised, pieces, lambda p: replace(p, scale_at=p.scale_at.reshape(len(p.scale_at), -1, 4).flip(1).flatten(1))
     ),
@@ -754,21 +746,21 @@ fault(
     "scales of the tiles left as they were",
     VALUE,
     seen="vllm-omni 5263, a sentinel",
-    contracts=TILED | {NVFP4},
+    on=QUANTISED,
     store=lambda pieces: _each(Quantised, pieces, lambda p: replace(p, scale_at=torch.full_like(p.scale_at, -1))),
 )
 fault(
     "codes left as they were",
     MOVEMENT,
     seen="vllm-omni 5263",
-    contracts=TILED | {NVFP4},
+    on=QUANTISED,
     store=lambda pieces: _each(Quantised, pieces, lambda p: replace(p, at=torch.full_like(p.at, -1))),
 )
 fault(
     "rotated columns left as they were",
     MOVEMENT,
     seen="vllm-omni 5263",
-    contracts=ROWS,
+    on=ROWS,
     store=lambda pieces: [piece for piece in pieces if not isinstance(piece, Copied)],
 )
 
@@ -784,7 +776,7 @@ fault(
     "rotated columns stored as float16",
     CAST,
     seen="HARDWARE.md 3",
-    contracts=ROWS,
+    on=ROWS,
     store=lambda pieces: _each(Copied, pieces, _float16_bits),
     same_if="they are zero",
 )
@@ -807,7 +799,7 @@ fault(
     "scales beside the codes of their row",
     INDEX,
     seen="DeepGEMM 433, the layout of a page",
-    contracts={INDEXER},
+    on=INDEX_PAGES & QUANTISED,
     needs=several_slots,
     store=_interleaved,
 )
@@ -815,7 +807,7 @@ fault(
     "scales of a page counted in elements instead of bytes",
     INDEX,
     seen="vllm 50084",
-    contracts={INDEXER},
+    on=INDEX_PAGES & QUANTISED,
     needs=several_slots,
     store=lambda call, pieces: _each(Quantised, pieces, lambda p: replace(p, scale_at=_by_elements(call, p))),
 )
@@ -832,7 +824,7 @@ fault(
     "scales of a page behind the codes of one slot less",
     INDEX,
     seen=MINE + "page size off by one",
-    contracts={INDEXER},
+    on=INDEX_PAGES & QUANTISED,
     needs=several_slots,
     store=lambda pieces: _each(Quantised, pieces, lambda p: replace(p, scale_at=p.scale_at - p.x.shape[1])),
 )
@@ -860,14 +852,14 @@ fault(
     "nibbles of the cache exchanged",
     INDEX,
     seen="Primus-Turbo 397, packing",
-    contracts={NVFP4},
+    on=QUANTISED & FOUR_BITS,
     write=_of_memory("k_cache", "v_cache", change=lambda b: (b >> 4) | (b << 4)),
 )
 fault(
     "block scales of the cache of the previous block",
     INDEX,
     seen="mlc-ai/TIRx-kernels PR 5",
-    contracts={NVFP4},
+    on=QUANTISED & FOUR_BITS,
     write=_of_memory("k_scale_cache", "v_scale_cache", change=lambda s: s.roll(1, dims=-1)),
     same_if="neighbours have equal scales",
 )
@@ -875,7 +867,7 @@ fault(
     "block scale for 448 instead of 6",
     VALUE,
     seen=MINE + "the largest code of the wrong format",
-    contracts={NVFP4},
+    on=QUANTISED & FOUR_BITS,
     write=_of_memory("k_scale_cache", "v_scale_cache", change=lambda s: _times(s, 6.0 / 448.0)),
 )
 
@@ -889,7 +881,7 @@ def _times(scale: Tensor, factor: float) -> Tensor:
 
 
 def _page_of_append(call: Call) -> int:
-    if call.contract.name == APPEND_MLA:
+    if "ckv_cache" in call.inputs:
         return call.inputs["ckv_cache"].shape[1]
     return call.inputs["k_cache"].shape[2 if call.resolved["kv_layout"] == "HND" else 1]
 
@@ -899,7 +891,7 @@ fault(
     "pages of the first request for all of them",
     INDEX,
     seen="vllm 50084, a table of another request",
-    contracts=APPENDED,
+    on=APPENDED,
     needs=several_requests,
     read=entry("batch_indices", lambda batch: batch * 0),
 )
@@ -907,7 +899,7 @@ fault(
     "pages in their order without the table",
     INDEX,
     seen="vllm 50084",
-    contracts=APPENDED,
+    on=APPENDED,
     read=entry("kv_indices", lambda table: torch.arange(len(table), dtype=table.dtype, device=table.device)),
     same_if="the pages are in their order",
 )
@@ -915,7 +907,7 @@ fault(
     "positions counted from the end",
     INDEX,
     seen=MINE + "a position among the appended tokens",
-    contracts=APPENDED,
+    on=APPENDED,
     read=lambda call, given: given | {"positions": given["positions"] % _page_of_append(call)},
     same_if="every request has one page",
 )
@@ -923,14 +915,14 @@ fault(
     "position one too small",
     INDEX,
     seen="flashinfer 1023",
-    contracts=APPENDED,
+    on=APPENDED,
     read=entry("positions", lambda position: (position - 1).clamp(min=0)),
 )
 fault(
     "rows of the next token appended",
     MOVEMENT,
     seen="flashinfer 4396",
-    contracts=APPENDED,
+    on=APPENDED,
     read=lambda given: (
         given
         | {n: flat(x).reshape(x.shape).roll(-1, 0).view(x.dtype) for n, x in given.items() if n.startswith("append_")}
@@ -940,7 +932,7 @@ fault(
     "last partial page of every request lost",
     MOVEMENT,
     seen="aprender 2765, a tail",
-    contracts=APPENDED,
+    on=APPENDED,
     store=lambda call, pieces: [_without_last_page(call, piece) for piece in pieces],
 )
 
@@ -958,7 +950,7 @@ fault(
     "pages of the first request read for all of them",
     INDEX,
     seen="vllm 50084, a table of another request",
-    contracts=GATHERED,
+    on=GATHERED,
     needs=need(lambda call: len(call.inputs["block_table"]) > 1, "there is one request"),
     read=lambda given: given | {"block_table": _usable(given["block_table"], first=True)},
 )
@@ -966,7 +958,7 @@ fault(
     "pages read in their order without the table",
     INDEX,
     seen="vllm 50084",
-    contracts=GATHERED,
+    on=GATHERED,
     read=entry("block_table", lambda table: columns(table.numel()).to(table.dtype).reshape(table.shape)),
     same_if="the pages are in their order",
 )
@@ -974,7 +966,7 @@ fault(
     "first page of every request read throughout",
     INDEX,
     seen="sglang PR 20819, an index that never advances",
-    contracts=GATHERED,
+    on=GATHERED,
     same_if="every request has one page",
     store=lambda call, pieces: _reread(call, pieces, lambda table: table[:, :1].expand_as(table)),
 )
@@ -982,7 +974,7 @@ fault(
     "starts of the requests ignored",
     INDEX,
     seen=MINE + "an optional argument not passed on",
-    contracts={GATHER, COPY},
+    on=GATHERED & takes("seq_starts"),
     needs=need(lambda call: "seq_starts" in call.inputs, "there are none"),
     read=lambda given: {name: x for name, x in given.items() if name != "seq_starts"},
     same_if="all are 0",
@@ -991,21 +983,21 @@ fault(
     "last row of every request not read",
     MOVEMENT,
     seen="aprender 2765, a tail",
-    contracts=GATHERED,
+    on=GATHERED,
     store=lambda call, pieces: [replace(piece, at=_without_ends(call, piece.at)) for piece in pieces],
 )
 fault(
     "rows of the page behind the request read too",
     MOVEMENT,
     seen="flashinfer 3978, a page copied whole",
-    contracts=GATHERED - FRESH,
+    on=GATHERED - FILLS,
     write=lambda call, made: _overrun(call, made),
 )
 fault(
     "only the first row of each page read",
     MOVEMENT,
     seen="aiter PR 5591",
-    contracts=GATHERED,
+    on=GATHERED,
     store=lambda call, pieces: [replace(piece, at=_firsts(call, piece.at)) for piece in pieces],
 )
 
@@ -1061,7 +1053,7 @@ for words, change in (("previous", lambda s: s.roll(1, 1)), ("first", lambda s: 
         f"scale of the {words} tile",
         INDEX,
         seen="mlc-ai/TIRx-kernels PR 5; sglang PR 20819",
-        contracts=READ_ROWS,
+        on=ROWS_READ,
         store=lambda pieces, change=change: _each(
             Products, pieces, lambda p: replace(p, scale=change(p.scale[:, ::TILE]).repeat_interleave(TILE, dim=1))
         ),
@@ -1071,7 +1063,7 @@ fault(
     "tile scales silently 1",
     VALUE,
     seen="vllm 42580",
-    contracts=READ_ROWS,
+    on=ROWS_READ,
     store=lambda pieces: _each(Products, pieces, lambda p: replace(p, scale=torch.ones_like(p.scale))),
     same_if="they are 1",
 )
@@ -1079,7 +1071,7 @@ fault(
     "tile scales rounded to bfloat16",
     VALUE,
     seen="vllm PR 49435",
-    contracts=READ_ROWS,
+    on=ROWS_READ,
     store=lambda pieces: _each(
         Products,
         pieces,
@@ -1105,21 +1097,21 @@ fault(
     "scales read from the end of the row",
     INDEX,
     seen="vllm PR 54563, byte offsets",
-    contracts=READ_ROWS,
+    on=ROWS_READ,
     read=_elsewhere(ROW - 16),
 )
 fault(
     "scales read one word too early",
     INDEX,
     seen="vllm PR 54563, byte offsets",
-    contracts=READ_ROWS,
+    on=ROWS_READ,
     read=_elsewhere(SCALES_AT - 4),
 )
 fault(
     "rotated columns taken for codes of the last tile",
     INDEX,
     seen="vllm PR 54563",
-    contracts=READ_ROWS,
+    on=ROWS_READ,
     read=lambda given: (
         given
         | {
@@ -1150,7 +1142,7 @@ fault(
     "read value truncated",
     CAST,
     seen="NUMERICS.md 1.7, a store that truncates",
-    contracts=MULTIPLIED,
+    on=READ,
     needs=both(read, narrow),
     write=_stored(Rounding.TOWARD_ZERO),
     same_if="every product is a value of the output",
@@ -1159,7 +1151,7 @@ fault(
     "read value through bfloat16",
     ARITHMETIC,
     seen="HARDWARE.md 3, the wrong 16 bits",
-    contracts={GATHER, CONVERT},
+    on=READ & SCALED,
     needs=both(
         read, need(lambda call: call.truth[next(iter(call.truth))].dtype != torch.bfloat16, "the output is bfloat16")
     ),
@@ -1171,7 +1163,7 @@ fault(
     "NaN codes read as 480",
     CAST,
     seen="ml_dtypes 400, NaN decoded as a number",
-    contracts=MULTIPLIED,
+    on=READ,
     needs=read,
     write=lambda call, made: _number_for_nan(call, made),
     same_if="no code is NaN",
@@ -1192,7 +1184,7 @@ fault(
     "index scales of the codes' order in the page",
     INDEX,
     seen="DeepGEMM 433",
-    contracts={INDEX_KEYS},
+    on=INDEX_PAGES & GATHERED,
     store=lambda pieces: (
         [pieces[0], replace(pieces[1], bits=pieces[1].bits.roll(1, 0))] if isinstance(pieces[1], Copied) else pieces
     ),
@@ -1201,6 +1193,6 @@ fault(
     "index scales not gathered",
     MOVEMENT,
     seen="vllm-omni 5263",
-    contracts={INDEX_KEYS},
+    on=INDEX_PAGES & GATHERED,
     store=lambda pieces: pieces[:1],
 )

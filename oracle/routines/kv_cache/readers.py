@@ -18,7 +18,18 @@ from oracle.errors import DtypeError, OptionError, ShapeError
 from oracle.numbers.formats import E4M3FN, decode, from_codes
 from oracle.numbers.quantize import WIDE
 from oracle.routines.base import E4M3, F32, Call, Inputs, Options, TensorSpec, register
-from oracle.routines.kv_cache.contract import CacheContract, Copied, Piece, Products, flat, fresh, one_scale
+from oracle.routines.kv_cache.contract import (
+    FILLS,
+    INDEX_PAGES,
+    ROWS_READ,
+    CacheContract,
+    Copied,
+    Piece,
+    Products,
+    flat,
+    fresh,
+    one_scale,
+)
 from oracle.routines.kv_cache.writers import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE, columns, index_places, rows
 from oracle.verdict.sets import all_equal
 
@@ -93,6 +104,7 @@ class GatherAndMaybeDequantCache(Gather):
     name = "gather_and_maybe_dequant_cache"
     summary = "rows of requests out of pages, times one scale"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu gather_and_maybe_dequant_cache"
+    kinds = (Products,)
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
         TensorSpec("src_cache", E4M3, ("S", "P", "C"), "pages of codes"),
         TensorSpec("dst", WIDE, ("N", "C"), "rows before the call"),
@@ -124,6 +136,7 @@ class CpGatherCache(Gather):
     name = "cp_gather_cache"
     summary = "rows of requests out of pages, as they are"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu cp_gather_cache"
+    kinds = (Copied,)
     inputs = (
         TensorSpec("src_cache", (*E4M3, torch.uint8, *WIDE), ("S", "P", "C"), "pages of any dtype"),
         TensorSpec("dst", (*E4M3, torch.uint8, *WIDE), ("N", "C"), "rows before the call, of the same dtype"),
@@ -169,6 +182,8 @@ class CpGatherAndUpconvertFp8KvCache(Gather):
     name = "cp_gather_and_upconvert_fp8_kv_cache"
     summary = "rows of requests out of pages of 656 bytes a row, dequantised tile by tile"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu cp_gather_and_upconvert_fp8_kv_cache"
+    traits = frozenset({ROWS_READ, FILLS})
+    kinds = (Products, Copied)
     inputs = (
         TensorSpec("src_cache", (torch.uint8,), ("S", "P", str(ROW)), "pages of rows of 656 bytes"),
         TensorSpec("dst", (torch.bfloat16,), ("N", str(RANK + ROPE)), "rows before the call"),
@@ -193,6 +208,8 @@ class DequantizeKCache(CacheContract):
     name = "dequantize_k_cache"
     summary = "every row of 656 bytes of a cache, dequantised tile by tile"
     source = "SGLang kernels/ops/attention/dsa/dequant_k_cache.py dequantize_k_cache"
+    traits = frozenset({ROWS_READ})
+    kinds = (Products, Copied)
     inputs = (TensorSpec("quant_k_cache", (torch.uint8,), ("B", "P", "1", str(ROW)), "pages of rows of 656 bytes"),)
 
     def before(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
@@ -211,6 +228,8 @@ class CpGatherIndexerKQuantCache(Gather):
     name = "cp_gather_indexer_k_quant_cache"
     summary = "index keys of requests and their scales out of pages, as they are"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu cp_gather_indexer_k_quant_cache_kernel"
+    traits = frozenset({INDEX_PAGES})
+    kinds = (Copied,)
     inputs = (
         TensorSpec("kv_cache", (torch.uint8,), ("S", "P", "C"), "pages of codes, then scales; C = D + 4 D/128"),
         TensorSpec("dst_k", (torch.uint8,), ("N", "D"), "rows of codes before the call"),

@@ -35,6 +35,9 @@ from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import f32
 from oracle.routines.base import E4M3, F32, INTEGERS, Inputs, Options, OptionSpec, TensorSpec, register
 from oracle.routines.kv_cache.contract import (
+    INDEX_PAGES,
+    SCALE_OF_HEADS,
+    SIDE_BY_SIDE,
     CacheContract,
     Coded,
     Copied,
@@ -46,6 +49,7 @@ from oracle.routines.kv_cache.contract import (
     one_scale,
     slots_of,
 )
+from oracle.routines.quantisers.contract import FOUR_BITS
 
 LAYOUTS = ("NHD", "HND")
 LAYOUT = OptionSpec("kv_layout", LAYOUTS[0], LAYOUTS, "[pages, P, H, D], or [pages, H, P, D]")
@@ -97,6 +101,8 @@ class ReshapeAndCacheFlash(CacheContract):
     name = "reshape_and_cache_flash"
     summary = "keys and values divided by their scales into pages, one scale or one for each head"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu reshape_and_cache_flash_kernel"
+    traits = frozenset({SCALE_OF_HEADS})
+    kinds = (Coded,)
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
         KEY,
         VALUE,
@@ -146,6 +152,7 @@ class ReshapeAndCache(CacheContract):
     name = "reshape_and_cache"
     summary = "keys and values divided by their scales into the pages of the older attention kernels"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu reshape_and_cache_kernel"
+    kinds = (Coded,)
     inputs = (
         KEY,
         VALUE,
@@ -194,6 +201,8 @@ class ConcatAndCacheMla(CacheContract):
     name = "concat_and_cache_mla"
     summary = "compressed and rotated columns side by side, divided by one scale, into pages"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu concat_and_cache_mla_kernel"
+    traits = frozenset({SIDE_BY_SIDE})
+    kinds = (Coded,)
     inputs = (
         KV_C,
         K_PE,
@@ -228,6 +237,8 @@ class SetMlaKvBuffer(CacheContract):
     name = "set_mla_kv_buffer"
     summary = "compressed and rotated columns cast as they are into slots"
     source = "SGLang kernels/ops/kvcache/mla_buffer.py set_mla_kv_buffer_triton_fp8_quant"
+    traits = frozenset({SIDE_BY_SIDE})
+    kinds = (Coded,)
     inputs = (
         TensorSpec("kv_buffer", E4M3, ("S", "1", "C"), "slots before the call, C = R + E"),
         TensorSpec("loc", INTEGERS, ("T",), "slot of each token"),
@@ -261,6 +272,7 @@ class ConvertFp8(CacheContract):
     name = "convert_fp8"
     summary = "a whole cache to codes of one scale, or back"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu convert_fp8_kernel"
+    kinds = (Coded, Products)
     inputs = (TensorSpec("src", (*WIDE, *E4M3), None, "[pages, ...]: values, or codes"),)
     options = (
         OptionSpec("scale", 1.0, None, "multiplies on reading"),
@@ -336,6 +348,7 @@ class AppendPagedKvCache(CacheContract):
     name = "append_paged_kv_cache"
     summary = "keys and values copied into the pages of their requests"
     source = "FlashInfer include/flashinfer/page.cuh AppendPagedKVCacheKernel"
+    kinds = (Copied,)
     inputs = (
         TensorSpec("append_key", ANY, ("N", "H", "D"), "keys, of the dtype of the cache"),
         TensorSpec("append_value", ANY, ("N", "H", "D"), "values"),
@@ -371,6 +384,7 @@ class AppendPagedMlaKvCache(CacheContract):
     name = "append_paged_mla_kv_cache"
     summary = "compressed and rotated columns copied into the pages of their requests, a cache each"
     source = "FlashInfer include/flashinfer/page.cuh AppendPagedKVMlaCacheKernel"
+    kinds = (Copied,)
     inputs = (
         TensorSpec("append_ckv", ANY, ("N", "R"), "compressed keys and values, of the dtype of the cache"),
         TensorSpec("append_kpe", ANY, ("N", "E"), "rotated columns of the key"),
@@ -412,6 +426,7 @@ HALF = WIDE[:2]
 class RowsOfTiles(CacheContract):
     """Rows of 656 bytes."""
 
+    kinds = (Quantised, Copied)
     loses = True
     interval = False
 
@@ -487,6 +502,8 @@ class IndexerKQuantAndCache(CacheContract):
     name = "indexer_k_quant_and_cache"
     summary = "index keys in groups of 128 into pages that hold codes, then scales"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu indexer_k_quant_and_cache_kernel"
+    traits = frozenset({INDEX_PAGES})
+    kinds = (Quantised,)
     inputs = (
         TensorSpec("k", HALF, ("T", "D"), "index keys, one for each slot: the kernel takes the tokens of k"),
         TensorSpec("kv_cache", (torch.uint8,), ("B", "P", "C"), "pages before the call, C = D + 4 D/128"),
@@ -521,6 +538,8 @@ class Nvfp4QuantizeAppendPagedKvCache(CacheContract):
     name = "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
     summary = "keys and values in NVFP4 into pages, the scales of 16 elements in pages of their own"
     source = "FlashInfer page.cuh NVFP4QuantizeAppendPagedKVCacheWithSlotMappingKernel"
+    traits = frozenset({FOUR_BITS})
+    kinds = (Quantised,)
     inputs = (
         TensorSpec("append_key", HALF, ("N", "H", "D"), "keys; tokens past T are padding"),
         TensorSpec("append_value", HALF, ("N", "H", "D"), "values"),

@@ -21,12 +21,16 @@ import torch
 from torch import Tensor
 
 from oracle.routines.base import F32, Call, Contract, Inputs, Options, OptionSpec, TensorSpec, positive, register
+from oracle.routines.traits import Trait
 from oracle.truth import layout, tiles
 from oracle.verdict.compare import Status, Verdict
 from oracle.verdict.sets import Bits, Found, Range, Sets, bits_of, judge_bits, worst_of, wrong_strides
 
 ONE_BYTE = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.float8_e8m0fnu)
 INTEGERS = (torch.int64, torch.int32)
+TILED = Trait("writes a matrix of scales in tiles of 128x4")
+OWNS_PADDING = Trait("writes zeros into the padding of tiles")
+PACKS = Trait("packs the exponents of four K blocks in an int32")
 
 
 class LayoutContract(Contract):
@@ -95,6 +99,7 @@ class PaddedColumns(Bits):
 @register
 class PackedUe8m0(LayoutContract):
     name = "get_mn_major_tma_aligned_packed_ue8m0_tensor"
+    traits = frozenset({PACKS})
     gpu = True
     summary = "four exponent bytes of consecutive K blocks in an int32, words in columns"
     source = "DeepGEMM get_mn_major_tma_aligned_packed_ue8m0_tensor"
@@ -108,6 +113,7 @@ class RequiredLayout(LayoutContract):
     """The ``target`` option is the arch whose layout is asked for: packing can be tested on any machine."""
 
     name = "transform_sf_into_required_layout"
+    traits = frozenset({PACKS})
     summary = "scales as DeepGEMM takes them: float32 columns on sm90, packed UE8M0 on sm100"
     source = "DeepGEMM transform_sf_into_required_layout"
     inputs = (TensorSpec("scale", F32, None, "[ceil(mn / gran_mn), ceil(k / gran_k)], or with a leading G"),)
@@ -133,6 +139,7 @@ class SwizzleScale(LayoutContract):
     """Padding bytes are unspecified; the oracle writes zeros."""
 
     name = "swizzle_scale"
+    traits = frozenset({TILED})
     summary = "scales in tiles of 128x4 or 8x4"
     source = "cuBLAS 1D block scaling factors layout; TensorRT-LLM get_sf_out_offset_8x4"
     inputs = (TensorSpec("scale", ONE_BYTE, None, "[M, C] or [G, M, C]"),)
@@ -294,6 +301,7 @@ class ToBlocked(LayoutContract):
     """The routine owns the padding: zeros."""
 
     name = "to_blocked"
+    traits = frozenset({TILED, OWNS_PADDING})
     summary = "scales in tiles of 128x4, zeros in the padding; each matrix of a batch by itself"
     source = "torchao mx_formats/utils.py to_blocked; FlashInfer block_scale_interleave"
     inputs = (TensorSpec("scale", ONE_BYTE, None, "[M, C] or [G, M, C]"),)
@@ -368,6 +376,7 @@ class ToBlockedKGroups(LayoutContract):
     """The routine owns the padding of every group, and what is behind the last one: zeros."""
 
     name = "to_blocked_k_groups"
+    traits = frozenset({OWNS_PADDING})
     summary = "scales whose columns belong to groups, each group in tiles of its own"
     source = "torchao torch_to_blocked_2d_K_groups"
     inputs = (
@@ -382,6 +391,7 @@ class ShuffleMatrixSfA(LayoutContract):
     """What ``nvfp4_quantize(do_shuffle=True)`` does to the scales of a weight; its codes are shuffled as they are."""
 
     name = "shuffle_matrix_sf_a"
+    traits = frozenset({TILED, OWNS_PADDING})
     summary = "scales of a shuffled weight: rows in the order of the transposed MMA's fragments, then in tiles of 128x4"
     source = "FlashInfer shuffle_matrix_sf_a, for TensorRT-LLM's kernels"
     inputs = (TensorSpec("scale", ONE_BYTE, ("M", "C"), "scales by row, M a multiple of 128"),)

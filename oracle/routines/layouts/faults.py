@@ -11,23 +11,30 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, always, both, entry, need, ones
-from oracle.routines.layouts import groups
+from oracle.routines.fault import (
+    CAST,
+    INDEX,
+    MOVEMENT,
+    VALUE,
+    Call,
+    Change,
+    Faults,
+    always,
+    both,
+    entry,
+    named,
+    need,
+    ones,
+)
+from oracle.routines.layouts import contract as layouts
+from oracle.routines.layouts import groups, shards
+from oracle.routines.layouts.contract import OWNS_PADDING, PACKS, TILED
+from oracle.routines.quantisers.contract import CeilToUe8m0, PerTensorDequantize
+from oracle.routines.traits import Trait, of_class
 from oracle.truth import layout, tiles
 
-ALIGN = "align_fp8_moe_weights_for_fi"
-REQUANTISE, FNUZ, CHANNELWISE = "requantize_with_max_scale", "normalize_e4m3fn_to_e4m3fnuz", "convert_to_channelwise"
-K_GROUPED = "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor"
-REORDER, SHUFFLE, OF_SCALES = "reorder_rows_for_gated_act_gemm", "shuffle_matrix_a", "shuffle_matrix_sf_a"
-CONTRACTS = frozenset({
-    ALIGN, REQUANTISE, FNUZ, CHANNELWISE, REORDER, SHUFFLE, "per_tensor_dequantize", "ceil_to_ue8m0", "swap_w13_to_w31",
-    "get_mn_major_tma_aligned_packed_ue8m0_tensor", "make_fp8_moe_alpha_scales_for_fi",
-    "register_scales_for_trtllm_fp8_per_tensor_moe", "swizzle_scale", "to_blocked", "from_blocked",
-    "swizzle_scale_experts", "to_blocked_k_groups", K_GROUPED, OF_SCALES, "transform_sf_into_required_layout",
-    "pad_token_groups", "unpad_token_groups",
-})  # fmt: skip  # a table, one row a line
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-FAULTS = Faults(CONTRACTS)
+FAULTS = Faults(of_class(layouts.LayoutContract))
 fault = FAULTS.declare
 
 
@@ -175,7 +182,7 @@ fault(
     "gated weights padded as one run (up half at the unpadded offset)",
     MOVEMENT,
     seen="vLLM 0.20.2",
-    contracts={ALIGN},
+    on=of_class(layouts.AlignMoeWeights),
     write=entry("w13", _one_run),
     needs=both(gated, ragged),
 )
@@ -183,7 +190,7 @@ fault(
     "padded intermediate not neutral",
     MOVEMENT,
     seen="flashinfer 2907",
-    contracts={ALIGN},
+    on=of_class(layouts.AlignMoeWeights),
     write=entry("w2", _padding_stale),
     needs=need(lambda call: call.inputs["w2"].shape[2] % 16, "the intermediate is aligned"),
 )
@@ -191,43 +198,29 @@ fault(
     "gate and up halves left in place",
     MOVEMENT,
     seen="sglang PR 11081",
-    contracts={"swap_w13_to_w31"},
+    on=named({"swap_w13_to_w31"}),
     write=entry("out", _given("x")),
     same_if="both halves are equal",
 )
-fault(
-    "rows of gated weights not reordered",
-    MOVEMENT,
-    seen="sglang PR 32430",
-    contracts={REORDER},
-    write=entry("out", _given("w")),
-    same_if="one row of each half",
-)
-fault(
-    "rows of gated weights reordered backwards",
-    MOVEMENT,
-    seen="sglang PR 32430",
-    contracts={REORDER},
-    write=entry("out", _inverse_rows),
-    same_if="the order is its own inverse",
-)
 ALIKE = "the rows that change places are alike"
-fault(
-    "weight rows not shuffled", MOVEMENT, seen="flashinfer 2907", contracts={SHUFFLE}, write=entry("out", _given("w"))
-)
-fault(
-    "weight rows shuffled backwards",
-    MOVEMENT,
-    seen="flashinfer 2907",
-    contracts={SHUFFLE},
-    write=entry("out", _inverse_rows),
-    same_if="the order is its own inverse",
-)
+BACK = "the order is its own inverse"
+for what, verb, seen, routine, same in (
+    (
+        "rows of gated weights",
+        "reordered",
+        "sglang PR 32430",
+        named({"reorder_rows_for_gated_act_gemm"}),
+        "one row of each half",
+    ),
+    ("weight rows", "shuffled", "flashinfer 2907", of_class(layouts.ShuffleMatrixA), ""),
+):
+    fault(f"{what} not {verb}", MOVEMENT, seen=seen, on=routine, write=entry("out", _given("w")), same_if=same)
+    fault(f"{what} {verb} backwards", MOVEMENT, seen=seen, on=routine, write=entry("out", _inverse_rows), same_if=BACK)
 fault(
     "rows of scales not shuffled",
     MOVEMENT,
     seen="flashinfer 2907",
-    contracts={OF_SCALES},
+    on=of_class(layouts.ShuffleMatrixSfA),
     write=entry("out", lambda call, out: layout.swizzle_scale(call.inputs["scale"])),
     same_if=ALIKE,
 )
@@ -235,7 +228,7 @@ fault(
     "rows of scales shuffled backwards",
     MOVEMENT,
     seen="flashinfer 2907",
-    contracts={OF_SCALES},
+    on=of_class(layouts.ShuffleMatrixSfA),
     same_if=ALIKE,
     write=entry(
         "out",
@@ -247,7 +240,7 @@ fault(
 fault(
     "rows of scales shuffled in blocks of 16",
     MOVEMENT,
-    contracts={OF_SCALES},
+    on=of_class(layouts.ShuffleMatrixSfA),
     same_if=ALIKE,
     seen="by construction: the block of an epilogue tile of 64",
     read=entry(
@@ -261,15 +254,16 @@ fault(
     "packed exponents in reverse byte order",
     INDEX,
     seen="TransformerEngine PR 2589",
-    contracts={"get_mn_major_tma_aligned_packed_ue8m0_tensor"},
+    on=PACKS,
     write=entry("out", _word_order),
+    needs=need(lambda call: call.truth["out"].dtype is torch.int32, "the scales are not packed"),
     same_if="every word reads the same in both orders",
 )
 fault(
     "128x4 swizzle omitted in the layout",
     INDEX,
     seen="triton PR 10382",
-    contracts={"swizzle_scale", "to_blocked", OF_SCALES},
+    on=TILED,
     write=entry("out", _plain_layout),
     same_if="both layouts are the same memory",
 )
@@ -277,7 +271,7 @@ fault(
     "padding of tiles not cleared",
     MOVEMENT,
     seen="flashinfer PR 3650, TransformerEngine PR 3070",
-    contracts={"to_blocked", "to_blocked_k_groups", OF_SCALES},
+    on=OWNS_PADDING,
     write=entry("out", _stale_padding),
     same_if="no tile has padding",
 )
@@ -285,7 +279,7 @@ fault(
     "batch of scales swizzled as one tall matrix",
     INDEX,
     seen="flashinfer 3604",
-    contracts={"swizzle_scale", "to_blocked"},
+    on=TILED & Trait("takes a batch of matrices", lambda c: c.inputs[0].dims is None),
     write=entry("out", _one_tall_matrix),
     needs=need(lambda c: c.inputs["scale"].dim() == 3, "one matrix"),
     same_if="M is a multiple of the tile's height",
@@ -294,7 +288,7 @@ fault(
     "tiles of scales read as rows",
     INDEX,
     seen="triton PR 10382",
-    contracts={"from_blocked"},
+    on=of_class(layouts.FromBlocked),
     write=entry("out", _tiles_as_rows),
     same_if="both layouts are the same memory",
 )
@@ -302,7 +296,7 @@ fault(
     "tiles of scales read with the other tile's height",
     INDEX,
     seen="triton PR 10382, flashinfer 3604",
-    contracts={"from_blocked"},
+    on=of_class(layouts.FromBlocked),
     write=entry("out", _other_height),
     same_if="both layouts are the same memory",
 )
@@ -311,7 +305,7 @@ for _wrong, _of in (("tight", "flashinfer"), ("flashinfer", "tight")):
         f"experts' tiles placed as {_wrong} where {_of} is meant",
         INDEX,
         seen="by construction: FlashInfer's placement is not torchao's",
-        contracts={"swizzle_scale_experts"},
+        on=of_class(layouts.SwizzleScaleExperts),
         write=entry("out", _placed_as(_wrong)),
         needs=need(_asks_for(_of), "the call asks for another placement"),
         same_if="every expert starts at the same tile in both",
@@ -320,7 +314,7 @@ fault(
     "experts' tiles start at their first row, not padded",
     INDEX,
     seen="flashinfer 3547",
-    contracts={"swizzle_scale_experts"},
+    on=of_class(layouts.SwizzleScaleExperts),
     write=entry("out", lambda call, out: _experts_at(call, out, None)),
     same_if="every expert but the last has a multiple of 128 rows",
 )
@@ -328,7 +322,7 @@ fault(
     "tiles of an expert filled from the row before it",
     INDEX,
     seen="flashinfer 3547",
-    contracts={"swizzle_scale_experts"},
+    on=of_class(layouts.SwizzleScaleExperts),
     write=entry("out", lambda call, out: _experts_at(call, out, str(call.resolved["placement"]), early=1)),
     needs=need(lambda c: len(c.inputs["first"]) > 1, "one expert"),
     same_if="no expert but the first has rows",
@@ -337,7 +331,7 @@ fault(
     "columns of groups swizzled as one matrix",
     INDEX,
     seen="flashinfer 3604",
-    contracts={"to_blocked_k_groups"},
+    on=of_class(layouts.ToBlockedKGroups),
     read=entry("ends", lambda ends: torch.full_like(ends, int(ends[-1]))),
     needs=need(lambda c: len(c.inputs["ends"]) > 1, "one group"),
     same_if="one group has all columns",
@@ -346,7 +340,7 @@ fault(
     "packed words cross the border of K groups",
     INDEX,
     seen="by construction: DeepGEMM ends a group's words",
-    contracts={K_GROUPED},
+    on=of_class(layouts.KGroupedPackedUe8m0),
     write=entry("out", _words_across),
     same_if="every group but the last fills its words",
 )
@@ -354,7 +348,7 @@ fault(
     "packed exponents of K groups in reverse byte order",
     INDEX,
     seen="TransformerEngine PR 2589",
-    contracts={K_GROUPED},
+    on=of_class(layouts.KGroupedPackedUe8m0),
     write=entry("out", _word_order),
     same_if="every word reads the same in both orders",
 )
@@ -362,7 +356,7 @@ fault(
     "scales of 32 elements taken for scales of 128",
     INDEX,
     seen="by construction: DeepGEMM has both recipes",
-    contracts={"transform_sf_into_required_layout"},
+    on=of_class(layouts.RequiredLayout),
     write=entry("out", _every_fourth),
     needs=need(lambda c: c.resolved["gran_k"] == 32, "scales of 128"),
     same_if="four neighbouring scales are equal",
@@ -371,7 +365,7 @@ fault(
     "shard scale overwritten by the next shard's",
     INDEX,
     seen="Megatron-LM PR 6045, vllm 52997",
-    contracts={CHANNELWISE},
+    on=of_class(shards.ConvertToChannelwise),
     read=entry("weight_scale", lambda scale: torch.cat([scale[1:], scale[-1:]])),
     needs=need(lambda call: call.inputs["weight_scale"].numel() > 1, "one shard"),
 )
@@ -379,7 +373,7 @@ fault(
     "shards given the largest scale without requantising",
     VALUE,
     seen="vllm PR 41021",
-    contracts={REQUANTISE},
+    on=of_class(shards.RequantizeWithMaxScale),
     write=entry("weight", _given("weight")),
     needs=need(lambda c: bool((c.inputs["weight_scale"] != c.inputs["weight_scale"].flatten()[0]).any()), "one scale"),
     same_if="every shard has the largest scale",
@@ -388,21 +382,21 @@ fault(
     "unloaded sentinel taken for a scale",
     VALUE,
     seen="vllm-omni 5263",
-    contracts={REQUANTISE},
+    on=of_class(shards.RequantizeWithMaxScale),
     write=entry("max_scale", lambda scale: torch.full_like(scale, -448.0)),
 )
 fault(
     "scale not doubled for E4M3FNUZ",
     CAST,
     seen="vllm PR 12134",
-    contracts={FNUZ},
+    on=of_class(shards.NormalizeFnuz),
     write=entry("weight_scale", _given("weight_scale")),
 )
 fault(
     "code 0x80 left in E4M3FNUZ weights",
     CAST,
     seen="vllm PR 12134",
-    contracts={FNUZ},
+    on=of_class(shards.NormalizeFnuz),
     write=entry("weight", lambda call, out: call.inputs["weight"].view(torch.uint8).view(out.dtype)),
     needs=need(lambda call: bool((call.inputs["weight"].view(torch.uint8) == 0x80).any()), "no code is 0x80"),
 )
@@ -410,7 +404,7 @@ fault(
     "dequantised with the inverse scale",
     VALUE,
     seen="vllm PR 36297",
-    contracts={"per_tensor_dequantize"},
+    on=of_class(PerTensorDequantize),
     read=entry("inv_scale", lambda scale: torch.ones_like(scale) / scale),
     same_if="the scale is 1",
 )
@@ -418,20 +412,19 @@ fault(
     "scale rounded down to UE8M0",
     VALUE,
     seen="vllm PR 22399",
-    contracts={"ceil_to_ue8m0"},
+    on=of_class(CeilToUe8m0),
     write=entry("out", _truncated_scale),
     same_if="every value is a power of two",
 )
-for name, contract, scale in (
-    ("weight scale dropped from the first alpha", "make_fp8_moe_alpha_scales_for_fi", "w13_scale"),
-    ("intermediate's scale not divided out", "register_scales_for_trtllm_fp8_per_tensor_moe", "w2_input_scale"),
+for name, registers, scale in (
+    ("weight scale dropped from the first alpha", shards.AlphaScales, "w13_scale"),
+    ("intermediate's scale not divided out", shards.RegisterScales, "w2_input_scale"),
 ):
-    fault(name, VALUE, seen="TensorRT-LLM PR 14199", contracts={contract}, read=entry(scale, ones))
+    fault(name, VALUE, seen="TensorRT-LLM PR 14199", on=of_class(registers), read=entry(scale, ones))
 
 
 # --- rows padded by groups --------------------------------------------------------------------------------------------
 
-PAD, UNPAD = "pad_token_groups", "unpad_token_groups"
 FUSED = "torchao fused_pad_token_groups.cu @36027d8"
 
 
@@ -573,12 +566,14 @@ for name, kind, change, when, seen, same in (
         "",
     ),
 ):
-    fault(name, kind, seen=seen, contracts={PAD}, write=entry("out", change), same_if=same, needs=when)
+    fault(
+        name, kind, seen=seen, on=of_class(groups.PadTokenGroups), write=entry("out", change), same_if=same, needs=when
+    )
 fault(
     "ends of padded groups without their padding",
     INDEX,
     seen="by construction: the ends of the rows",
-    contracts={PAD},
+    on=of_class(groups.PadTokenGroups),
     same_if="every group is a multiple of the alignment",
     write=entry(
         "ends",
@@ -593,14 +588,14 @@ fault(
     "starts of padded groups are their ends",
     INDEX,
     seen="by construction: an inclusive sum",
-    contracts={PAD},
+    on=of_class(groups.PadTokenGroups),
     write=entry("starts", lambda call, starts: torch.tensor(_starts(call)[1:], dtype=starts.dtype, device="cpu")),
 )
 fault(
     "padding read for rows of a group",
     MOVEMENT,
     seen="flashinfer PR 3650",
-    contracts={UNPAD},
+    on=of_class(groups.UnpadTokenGroups),
     needs=many,
     write=entry("out", lambda call, out: call.inputs["padded"][: len(out)].clone()),
     same_if="no padding lies between the groups",
@@ -609,7 +604,7 @@ fault(
     "rows of a group from the start of the next",
     INDEX,
     seen="sglang PR 28418",
-    contracts={UNPAD},
+    on=of_class(groups.UnpadTokenGroups),
     needs=many,
     read=entry("padded_group_start_offsets", lambda starts: starts.roll(-1)),
     same_if="one group has all rows",
@@ -618,7 +613,7 @@ fault(
     "float32 rows unpadded as rows of bfloat16",
     CAST,
     seen=FUSED,
-    contracts={UNPAD},
+    on=of_class(groups.UnpadTokenGroups),
     write=entry("out", _unpadded_as_halves),
     needs=need(_is_float32("padded"), "the rows are not float32"),
 )

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, entry, need
 from oracle.routines.logits.contract import LogitsContract
+from oracle.routines.traits import of_class, takes
 from oracle.truth.logits import dots
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-PLAIN, FP4, PAGED = "fp8_mqa_logits", "fp8_fp4_mqa_logits", "fp8_fp4_paged_mqa_logits"
-FAULTS = Faults({PLAIN, FP4})
+LOGITS = of_class(LogitsContract)
+KEYS, WINDOW, CACHED = (LOGITS & takes(name) for name in ("k", "cu_seqlen_ke", "kv_cache"))
+FAULTS = Faults(LOGITS)
 fault = FAULTS.declare
-EIGHT, FOUR = frozenset({PLAIN}), frozenset({FP4})
-CACHED = frozenset({"fp8_paged_mqa_logits", PAGED})
 
 UNSPECIFIED = "outside the window the contract leaves the content open unless the kernel cleans"
 
@@ -40,13 +40,14 @@ def _recomputed(*, relu: bool, weighted: bool) -> Change:
     def change(call: Call, out: Tensor) -> Tensor:
         contract = call.contract
         assert isinstance(contract, LogitsContract)
-        (problem,) = contract.problems(call.inputs, call.resolved)
-        x = dots(problem).hi
-        x = x.clamp(min=0) if relu else x
-        w = problem.weights.to(torch.float64)
-        y = (x * (w if weighted else torch.ones_like(w))[:, :, None]).sum(dim=1) * problem.k_scale.to(torch.float64)
-        made = contract.laid(problem, y, out.shape[1], -torch.inf)
-        return torch.where(torch.isneginf(out), out, made.to(out.dtype))
+        rows = []
+        for problem in contract.problems(call.inputs, call.resolved):
+            x = dots(problem).hi
+            x = x.clamp(min=0) if relu else x
+            w = problem.weights.to(torch.float64)
+            y = (x * (w if weighted else torch.ones_like(w))[:, :, None]).sum(dim=1)
+            rows.append(contract.laid(problem, y * problem.k_scale.to(torch.float64), out.shape[1], -torch.inf))
+        return torch.where(torch.isneginf(out), out, torch.cat(rows).to(out.dtype))
 
     return change
 
@@ -65,11 +66,15 @@ fault(
     "k_scale of the next key",
     INDEX,
     seen="mlc-ai/TIRx-kernels PR 5",
-    contracts=EIGHT,
+    on=LOGITS & takes("k_scale"),
     read=entry("k_scale", lambda scale: torch.roll(scale, -1)),
 )
 fault(
-    "k_scale of the page's first key", INDEX, seen="aiter PR 5591", contracts=EIGHT, read=entry("k_scale", _page_first)
+    "k_scale of the page's first key",
+    INDEX,
+    seen="aiter PR 5591",
+    on=LOGITS & takes("k_scale"),
+    read=entry("k_scale", _page_first),
 )
 fault("weight of the next head", INDEX, seen="DeepGEMM 433", read=entry("weights", lambda w: torch.roll(w, -1, dims=1)))
 fault(
@@ -79,9 +84,13 @@ fault(
     read=entry("weights", lambda w: torch.roll(w, 1, dims=0)),
     needs=need(lambda call: call.inputs["weights"].shape[0] > 1, "there is one token"),
 )
-fault("only token 0 of each page read", MOVEMENT, seen="aiter PR 5591", read=entry("k", _codes(_page_first)))
+fault("only token 0 of each page read", MOVEMENT, seen="aiter PR 5591", on=KEYS, read=entry("k", _codes(_page_first)))
 fault(
-    "shared-memory swizzle of half the head size", MOVEMENT, seen="DeepGEMM 433", read=entry("k", _codes(_half_of_head))
+    "shared-memory swizzle of half the head size",
+    MOVEMENT,
+    seen="DeepGEMM 433",
+    on=KEYS,
+    read=entry("k", _codes(_half_of_head)),
 )
 fault(
     "relu left out",
@@ -97,9 +106,14 @@ fault(
     write=_recomputed(relu=True, weighted=False),
     same_if="every weight is 1",
 )
-fault("last key of the window missed", MOVEMENT, seen="DeepGEMM 433", read=_window(-1))
+fault("last key of the window missed", MOVEMENT, seen="DeepGEMM 433", on=WINDOW, read=_window(-1))
 fault(
-    "logits outside the window finite", MOVEMENT, seen="DeepGEMM 433", read=_window(1 << 20), admissible_if=UNSPECIFIED
+    "logits outside the window finite",
+    MOVEMENT,
+    seen="DeepGEMM 433",
+    on=WINDOW,
+    read=_window(1 << 20),
+    admissible_if=UNSPECIFIED,
 )
 fault(
     "masked logits filled with 0 instead of -inf",
@@ -134,6 +148,7 @@ def _blocks(name: str, change: Callable[[Tensor], Tensor]) -> Change:
 MINE = "no public thread: "
 EQUAL = "neighbours have equal scales"
 for letter in "qk":
+    blocks = LOGITS & takes(f"{letter}_sf")
     for what, words, seen in (
         ("next block", _blocks(f"{letter}_sf", lambda x: x.roll(-1, dims=-1)), "mlc-ai/TIRx-kernels PR 5"),
         (
@@ -143,14 +158,12 @@ for letter in "qk":
         ),
         ("blocks in reverse", _blocks(f"{letter}_sf", lambda x: x.flip(-1)), MINE + "a word read from its high byte"),
     ):
-        fault(
-            f"{letter} of FP4 logits: scale of the {what}", INDEX, seen=seen, contracts=FOUR, read=words, same_if=EQUAL
-        )
+        fault(f"{letter} of FP4 logits: scale of the {what}", INDEX, seen=seen, on=blocks, read=words, same_if=EQUAL)
     fault(
         f"{letter} of FP4 logits: nibbles of a byte exchanged",
         MOVEMENT,
         seen="pith-train PR 74",
-        contracts=FOUR,
+        on=blocks,
         read=entry(letter, lambda x: (x << 4) | (x >> 4)),
         same_if="the two codes of every byte are equal",
     )
@@ -158,14 +171,14 @@ for letter in "qk":
         f"{letter} of FP4 logits: scales ignored",
         VALUE,
         seen=MINE + "the kernel without block scales (f8f6f4)",
-        contracts=FOUR,
+        on=blocks,
         read=entry(f"{letter}_sf", lambda x: torch.full_like(x, 0x7F7F7F7F)),
     )
     fault(
         f"{letter} of FP4 logits: signs lost",
         CAST,
         seen="flashinfer PR 3932",
-        contracts=FOUR,
+        on=blocks,
         read=entry(letter, lambda x: x & 0x77),
         same_if="no product of codes is negative",
     )
@@ -173,7 +186,7 @@ fault(
     "q of FP4 logits: scale of the next head",
     INDEX,
     seen="DeepGEMM 433",
-    contracts=FOUR,
+    on=LOGITS & takes("q_sf"),
     read=entry("q_sf", lambda x: x.roll(-1, dims=-1)),
     same_if=EQUAL,
 )
@@ -181,7 +194,7 @@ fault(
     "q of FP4 logits: scales of the next token",
     INDEX,
     seen="DeepGEMM 433",
-    contracts=FOUR,
+    on=LOGITS & takes("q_sf"),
     needs=need(lambda call: call.inputs["weights"].shape[0] > 1, "there is one token"),
     read=entry("q_sf", lambda x: x.roll(-1, dims=0)),
     same_if=EQUAL,
@@ -190,7 +203,7 @@ fault(
     "k of FP4 logits: scale of the next key",
     INDEX,
     seen="mlc-ai/TIRx-kernels PR 5",
-    contracts=FOUR,
+    on=LOGITS & takes("k_sf"),
     read=entry("k_sf", lambda x: x.roll(-1, dims=0)),
     same_if=EQUAL,
 )
@@ -215,7 +228,7 @@ fault(
     "cache: scale of the next key",
     INDEX,
     seen="mlc-ai/TIRx-kernels PR 5",
-    contracts=CACHED,
+    on=CACHED,
     read=entry("kv_cache", _scales_of_cache(lambda x: x.roll(-1, dims=1))),
     same_if=EQUAL,
 )
@@ -223,7 +236,7 @@ fault(
     "cache: scale of the page's first key",
     INDEX,
     seen="aiter PR 5591",
-    contracts=CACHED,
+    on=CACHED,
     read=entry("kv_cache", _scales_of_cache(lambda x: x[:, :1].expand(x.shape))),
     same_if=EQUAL,
 )
@@ -231,7 +244,7 @@ fault(
     "cache: bytes of a key's scale reversed",
     INDEX,
     seen=MINE + "a word read from its high byte",
-    contracts={PAGED},
+    on=CACHED & takes("q_sf"),
     read=entry("kv_cache", _scales_of_cache(lambda x: x.flip(-1))),
     same_if=EQUAL,
 )
@@ -239,7 +252,7 @@ fault(
     "cache: page of the next entry",
     INDEX,
     seen="aiter PR 5591",
-    contracts=CACHED,
+    on=CACHED,
     needs=need(lambda call: call.inputs["block_tables"].shape[1] > 1, "a request has one page"),
     read=entry("block_tables", lambda x: x.roll(-1, dims=1)),
 )
@@ -247,7 +260,7 @@ fault(
     "cache: pages of the next request",
     INDEX,
     seen="aiter PR 5591",
-    contracts=CACHED,
+    on=CACHED,
     needs=need(lambda call: call.inputs["block_tables"].shape[0] > 1, "there is one request"),
     read=entry("block_tables", lambda x: x.roll(-1, dims=0)),
 )
@@ -255,7 +268,7 @@ fault(
     "cache: last key of a context missed",
     MOVEMENT,
     seen="DeepGEMM 433",
-    contracts=CACHED,
+    on=CACHED,
     needs=need(lambda call: int(call.inputs["context_lens"].max()) > 1, "no context has two keys"),
     read=entry("context_lens", lambda x: (x - 1).clamp(min=1)),
 )

@@ -19,7 +19,18 @@ from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import Recipe
 from oracle.routines.base import Call
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones
-from oracle.routines.moe.contract import STEPS, choices, experts_of, steps_of, tokens_of
+from oracle.routines.moe.contract import (
+    STEPS,
+    MoeFp8,
+    MoeRouting,
+    SiluAndMul,
+    TensorMoe,
+    choices,
+    experts_of,
+    steps_of,
+    tokens_of,
+)
+from oracle.routines.traits import of_class
 from oracle.truth import layout
 from oracle.truth.moe import activated, quantised, stored, weighted_input
 from oracle.truth.routing import sigmoid
@@ -29,10 +40,10 @@ ON_INPUT = "apply_router_weight_on_input"
 Inputs = dict[str, Tensor]
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-ROUTING = Faults({"moe_routing"})
-EXPERTS = Faults({"moe_fp8"})
-ACTIVATION = Faults({"silu_and_mul"})
-LAYER = Faults({"apply_fi_trtllm_fp8_per_tensor_moe"})
+ROUTING = Faults(of_class(MoeRouting))
+EXPERTS = Faults(of_class(MoeFp8))
+ACTIVATION = Faults(of_class(SiluAndMul))
+LAYER = Faults(of_class(TensorMoe))
 CERTAIN = 64.0  # a logit whose sigmoid is 1 in float32
 
 

@@ -28,11 +28,13 @@ from oracle.numbers.recipes import TORCH_STATIC
 from oracle.routines.base import Call
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones
 from oracle.routines.moe.faults import ON_INPUT, halves_swapped, is_set, option
-from oracle.routines.moe.pipelines import CONTRACTS, Pipeline, PipelineContract, Sharing
+from oracle.routines.moe.pipelines import Pipeline, PipelineContract, Sharing
+from oracle.routines.traits import Trait, of_class
 from oracle.truth.moe import Activation, Addition, Combine, Rows, Steps, Tokens
 from oracle.verdict.sets import rounded_to
 
-FAULTS = Faults(CONTRACTS)
+LAYERS = of_class(PipelineContract)
+FAULTS = Faults(LAYERS)
 fault = FAULTS.declare
 
 
@@ -47,15 +49,26 @@ def where(holds: Callable[[Pipeline], object], otherwise: str) -> WhyNot:
     return need(lambda call: holds(row_of(call)), otherwise)
 
 
-def of_rows(holds: Callable[[Pipeline], object]) -> frozenset[str]:
-    """Names of the pipelines of a kind."""
-    return frozenset(name for name, contract in CONTRACTS.items() if holds(contract.row))
+def of_rows(kind: str, holds: Callable[[Pipeline], object]) -> Trait:
+    """Layers whose row is of a kind."""
+    return Trait(kind, lambda contract: isinstance(contract, PipelineContract) and bool(holds(contract.row)))
 
 
-routed, given = of_rows(lambda row: row.routed), of_rows(lambda row: not row.routed)
-mapped, grouped = of_rows(lambda row: row.mapped), of_rows(lambda row: row.weights in (Sharing.BLOCK, Sharing.GROUP))
-block = of_rows(lambda row: row.weights is Sharing.BLOCK)
-scaled = of_rows(lambda row: row.steps.recipe.formula is not TORCH_STATIC.formula)
+ROUTED = of_rows("routes by itself", lambda row: row.routed)
+MAPPED = of_rows("takes a map of experts", lambda row: row.mapped)
+MULTIPLIED = of_rows("multiplies its intermediate", lambda row: row.multiplied)
+APART = of_rows("has a scale of the up rows", lambda row: row.apart)
+BY_BLOCK = of_rows("has weights with a scale for each block", lambda row: row.weights is Sharing.BLOCK)
+BY_GROUP = of_rows("has weights with a scale for each group", lambda row: row.weights is Sharing.GROUP)
+BY_EXPERT = of_rows("has weights with a scale for each expert", lambda row: row.weights is Sharing.EXPERT)
+SCALED = of_rows(
+    "computes scales of its intermediate", lambda row: row.steps.recipe.formula is not TORCH_STATIC.formula
+)
+STATIC = of_rows("is given the scale of its intermediate", lambda row: row.static)
+NARROWED = of_rows("rounds its first product", lambda row: row.steps.first is not None)
+HIDDEN = of_rows("quantises its first product", lambda row: row.steps.hidden is not None)
+SILU_ROUNDED = of_rows("rounds silu", lambda row: row.steps.activation is Activation.EACH)
+WIDE_SUM = of_rows("adds in float32", lambda row: all(way.value.addition is Addition.FLOAT32 for way in row.ways))
 
 
 def _local(call: Call) -> tuple[Tensor, int]:
@@ -103,7 +116,7 @@ fault(
     MOVEMENT,
     seen="sglang PR 32430",
     read=entry("w13", halves_swapped),
-    contracts=of_rows(lambda row: row.weights is not Sharing.EXPERT),
+    on=LAYERS - BY_EXPERT,
 )
 for which in ("w13", "w2"):
     fault(
@@ -125,7 +138,7 @@ fault(
     INDEX,
     seen="sglang PR 20819",
     read=entry("w13_scale", lambda scale: scale[..., :1].expand_as(scale).contiguous()),
-    contracts=grouped,
+    on=BY_BLOCK | BY_GROUP,
     needs=wide,
 )
 fault(
@@ -133,7 +146,7 @@ fault(
     VALUE,
     seen="sglang PR 31529",
     read=lambda i: i | {n: i[n].mean(dim=-1, keepdim=True).expand_as(i[n]).contiguous() for n in ("w13_scale",)},
-    contracts=of_rows(lambda row: row.weights is Sharing.GROUP),
+    on=BY_GROUP,
     needs=wide,
 )
 
@@ -162,7 +175,7 @@ fault(
     "experts: expert map off by one",
     INDEX,
     seen="flashinfer 3547",
-    contracts=mapped,
+    on=MAPPED,
     read=entry("expert_map", lambda known: torch.roll(known, 1)),
     needs=need(lambda call: "expert_map" in call.inputs, "there is no map"),
 )
@@ -171,7 +184,7 @@ fault(
     MOVEMENT,
     seen="DeepGEMM 34",
     needs=absent,
-    contracts=given,
+    on=LAYERS - ROUTED,
     product=lambda call, tokens: replace(
         tokens, ids=torch.where(_local(call)[0] < 0, call.resolved["first_expert"], tokens.ids)
     ),
@@ -189,12 +202,13 @@ fault(
 
 many: WhyNot = need(lambda call: call.inputs["w2" if row_of(call).quantise is None else "x"].shape[0] > 0, "")
 token_scales = of_rows(
+    "has scales of tokens",
     lambda row: (
         row.weights is not Sharing.GROUP
         and not row.static
         and not row.apart
         and not (row.quantise is None and row.weights is Sharing.EXPERT)
-    )
+    ),
 )
 tokens_differ: WhyNot = need(lambda call: call.contract.outputs(call)["out"].shape[0] > 1, "one token")  # type: ignore[index]
 for words, change in (
@@ -206,14 +220,14 @@ for words, change in (
         INDEX,
         seen="sglang PR 31429",
         product=lambda tokens, c=change: replace(tokens, scale=c(tokens.scale)),
-        contracts=token_scales,
+        on=token_scales,
         needs=tokens_differ,
     )
 fault(
     "experts: input scales of the next group",
     INDEX,
     seen="mlc-ai/TIRx-kernels PR 5",
-    contracts=block,
+    on=BY_BLOCK,
     product=lambda tokens: replace(tokens, scale=torch.roll(tokens.scale, -1, dims=1)),
     needs=wide,
 )
@@ -273,26 +287,21 @@ def _input_scale(call: Call, rows: Rows) -> Rows:
     return replace(rows, scale=own[:, torch.arange(blocks, device=own.device) % own.shape[1]].contiguous())
 
 
-unit = of_rows(
-    lambda row: row.steps.recipe.formula is TORCH_STATIC.formula and not row.static or row.weights is Sharing.GROUP
-)  # intermediates whose scale is 1
-own_scale = frozenset(CONTRACTS) - unit
+own_scale = (SCALED | STATIC) - BY_GROUP  # the scale of any other intermediate is 1
 fault(
     "experts: intermediate not requantised by a scale",
     VALUE,
     seen="vllm PR 41021",
-    contracts=own_scale,
+    on=own_scale,
     codes=_unscaled,
 )
-fault("experts: intermediate's scale dropped", VALUE, seen="vllm-omni 5263", contracts=own_scale, codes=scaling(ones))
-fault(
-    "experts: input's scale for the intermediate", VALUE, seen="vllm PR 41021", contracts=own_scale, codes=_input_scale
-)
+fault("experts: intermediate's scale dropped", VALUE, seen="vllm-omni 5263", on=own_scale, codes=scaling(ones))
+fault("experts: input's scale for the intermediate", VALUE, seen="vllm PR 41021", on=own_scale, codes=_input_scale)
 fault(
     "experts: intermediate's scales of the previous row",
     INDEX,
     seen="NVIDIA/cutlass 2087",
-    contracts=scaled,
+    on=SCALED,
     codes=scaling(lambda scale: torch.roll(scale, 1, dims=0)),
     needs=two_rows,
 )
@@ -300,7 +309,7 @@ fault(
     "experts: one row's intermediate scales for all rows",
     INDEX,
     seen="NVIDIA/cutlass 2154",
-    contracts=scaled,
+    on=SCALED,
     codes=scaling(lambda scale: scale[:1].expand_as(scale).contiguous()),
     needs=two_rows,
 )
@@ -309,21 +318,21 @@ fault(
     VALUE,
     seen="TensorRT-LLM PR 14199",
     read=lambda i: i | {n: ones(i[n]) for n in ("fc2_act_scale", "prequant2") if n in i},
-    contracts=of_rows(lambda row: row.multiplied),
+    on=MULTIPLIED,
 )
 fault(
     "experts: intermediate's multiplier inverted",
     VALUE,
     seen="vllm PR 36297",
     read=lambda i: i | {n: 1 / i[n] for n in ("fc2_act_scale", "prequant2") if n in i},
-    contracts=of_rows(lambda row: row.multiplied),
+    on=MULTIPLIED,
 )
 fault(
     "experts: up rows by the gate's scale",
     VALUE,
     seen="vllm PR 52405",
     read=lambda i: i | {"up_scale": i["w13_scale"]},
-    contracts=of_rows(lambda row: row.apart),
+    on=APART,
 )
 fault(
     "experts: gate multiplied without silu",
@@ -345,9 +354,7 @@ fault(
     CAST,
     seen="flashinfer 5128",
     recipe=steps(activation=Activation.EACH),
-    contracts=of_rows(
-        lambda row: row.steps.activation is not Activation.EACH and not row.steps.hidden and row.steps.first is None
-    ),
+    on=LAYERS - SILU_ROUNDED - HIDDEN - NARROWED,
     admissible_if="the rounding moves no code beyond its neighbours",
 )
 fault(
@@ -355,7 +362,7 @@ fault(
     CAST,
     seen="TensorRT-LLM PR 14464",
     recipe=steps(activation=Activation.PRODUCT),
-    contracts=of_rows(lambda row: row.steps.activation is Activation.EACH),
+    on=SILU_ROUNDED,
     same_if="no product of this call rounds otherwise",
     admissible_if="the rounding moves no code beyond its neighbours",
 )
@@ -364,7 +371,7 @@ fault(
     CAST,
     seen="TensorRT-LLM PR 14464",
     recipe=steps(first=torch.float32),
-    contracts=of_rows(lambda row: row.steps.first is None),
+    on=LAYERS - NARROWED,
     admissible_if="the rounding moves no code beyond its neighbours",
 )
 fault(
@@ -372,7 +379,7 @@ fault(
     CAST,
     seen="TensorRT-LLM PR 14464",
     recipe=steps(hidden=None),
-    contracts=of_rows(lambda row: row.steps.hidden is not None),
+    on=HIDDEN,
 )
 
 
@@ -423,7 +430,7 @@ fault(
     "experts: weight on the output instead of the input",
     ARITHMETIC,
     seen="flashinfer PR 4639",
-    contracts=mapped,
+    on=MAPPED,
     options=option(**{ON_INPUT: False}),
     needs=is_set(ON_INPUT, "the weight is on the output"),
 )
@@ -461,7 +468,7 @@ fault(
     seen="vLLM issue 15045",
     needs=two_slots,
     recipe=steps(combine=Combine.REORDERED),
-    contracts=of_rows(lambda row: all(w.value.addition is Addition.FLOAT32 for w in row.ways)),
+    on=WIDE_SUM,
     same_if="no sum of this call rounds otherwise",
     admissible_if="a code that may flip moves a sum as far",
 )
@@ -531,7 +538,7 @@ for words, seen, names, other in (
         f"experts: routing weights {words}",
         ARITHMETIC,
         seen=seen,
-        contracts=routed,
+        on=ROUTED,
         options=option(routing_method=other, n_group=1, topk_group=1, routed_scaling_factor=1.0),
         needs=both(method(*names), two_slots) if "renorm" in words else method(*names),
     )
@@ -539,7 +546,7 @@ fault(
     "experts: routed scaling factor lost",
     VALUE,
     seen="TensorRT-LLM PR 14199",
-    contracts=routed,
+    on=ROUTED,
     options=option(routed_scaling_factor=1.0),
     needs=need(lambda call: call.resolved["routed_scaling_factor"] != 1.0, "the factor is 1"),
 )
@@ -547,7 +554,7 @@ fault(
     "experts: wrong number of expert groups",
     ARITHMETIC,
     seen="flashinfer PR 1723",
-    contracts=routed,
+    on=ROUTED,
     options=option(n_group=1, topk_group=1),
     needs=need(lambda call: call.resolved["n_group"] != 1, "no groups"),
     same_if="the best experts lie in the groups that remain",
@@ -556,7 +563,7 @@ fault(
     "experts: bias of the choice ignored",
     ARITHMETIC,
     seen="flashinfer PR 4639",
-    contracts=routed,
+    on=ROUTED,
     read=lambda inputs: {name: value for name, value in inputs.items() if name != "bias"},
     needs=need(lambda call: "bias" in call.inputs, "there is no bias"),
     same_if="the bias changes no choice",

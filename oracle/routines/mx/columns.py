@@ -36,6 +36,7 @@ from oracle.routines.mx.contract import (
     LINEAR,
     ROUNDING,
     SCALE_BYTES,
+    STACKED,
     BlockDequantiser,
     Mxfp8Quantize,
     padding_of,
@@ -66,7 +67,7 @@ def tall(m: int) -> None:
         raise ShapeError(f"M={m} is not a multiple of {TALL}, the rows that share a scale; pad M")
 
 
-class _Columns(Mxfp8Quantize):
+class ColumnsQuantiser(Mxfp8Quantize):
     """Scale bytes that are, or may be, those of the transpose."""
 
     block: ClassVar[Block]
@@ -103,7 +104,7 @@ class _Columns(Mxfp8Quantize):
 
 
 @register
-class Mxfp8QuantizeColumnwise(_Columns):
+class Mxfp8QuantizeColumnwise(ColumnsQuantiser):
     name = "mxfp8_quantize_columnwise"
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
     summary = "MXFP8 down the columns: blocks of 32 rows, E4M3 or E5M2 codes, E8M0 scales of the transpose"
@@ -124,9 +125,10 @@ class Mxfp8QuantizeColumnwise(_Columns):
 
 
 @register
-class Mxfp8Quantize3d(_Columns):
+class Mxfp8Quantize3d(ColumnsQuantiser):
     """Codes are judged as ``[E, N, K]``; torchao's lie column-major in each weight."""
 
+    traits = frozenset({STACKED})
     name = "mxfp8_quantize_3d"
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
     summary = "MXFP8 down the columns of the weights of experts, E8M0 scales of the transpose of each in its own tiles"
@@ -175,7 +177,7 @@ class Mxfp8Quantize3d(_Columns):
 
 
 @register
-class Mxfp8Quantize2d(_Columns):
+class Mxfp8Quantize2d(ColumnsQuantiser):
     name = "mxfp8_quantize_2d"
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
     summary = "MXFP8 of weights: one scale for 32x32, so that a weight and its transpose have the same codes"

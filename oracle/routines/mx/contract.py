@@ -33,7 +33,8 @@ from oracle.numbers.rounding import Overflow, Rounding, f32, to_dtype
 from oracle.numbers.scaling import GROUP_16, GROUP_32, Block, grid
 from oracle.routines.base import F32, FP8, Call, Contract, OptionSpec, Out, TensorSpec, positive, register
 from oracle.routines.fault import Fault, Stage, fold
-from oracle.routines.quantisers.contract import QuantiserContract, QuantiserSets
+from oracle.routines.quantisers.contract import BLOCK_BYTES, QuantiserContract, QuantiserSets
+from oracle.routines.traits import Trait
 from oracle.truth.layout import HEIGHTS, swizzle_scale, unswizzle_scale
 from oracle.verdict.compare import Admissible, Status, Verdict
 from oracle.verdict.sets import Elements, Found, Range, Sets, judge_bits, worst_of
@@ -50,6 +51,9 @@ INVERSED = OptionSpec(
 )
 GLOBAL = TensorSpec("global_scale", F32, ("1",), "2688/amax of the tensor, or its inverse")
 GLOBAL_OF_ROWS = TensorSpec("global_scale", F32, ("1|M",), "2688/amax of the tensor or of each row, or the inverses")
+
+FP8_CODES = Trait("publishes codes of FP8")
+STACKED = Trait("quantises a batch of matrices, the scales of each in memory of their own")
 
 
 def pack(codes: Tensor) -> Tensor:
@@ -92,8 +96,11 @@ def padding_of(shape: tuple[int, int], layout: str) -> Tensor | None:
 class BlockQuantiser(QuantiserContract):
     """A quantiser with ``width`` elements to a scale byte of ``scale_dtype``; ``packed``: two codes to a byte;
     ``owns_padding``: it writes zeros into the padding of the scales, which is unspecified else; ``repeats``: scale
-    bytes that hold the same scale, where a block is wider than one byte's elements."""
+    bytes that hold the same scale, where a block is wider than one byte's elements.
 
+    A subclass writes ``declared``, and ``prepared_of`` where it quantises something else than ``x``."""
+
+    traits = frozenset({BLOCK_BYTES})
     owns_padding: ClassVar[bool] = True
     repeats: ClassVar[int] = 1
     width: ClassVar[int] = GROUP_32.columns or 1
@@ -234,6 +241,7 @@ def _behind(x: Tensor, options: Mapping[str, object]) -> int:
 
 @register
 class Mxfp8Quantize(BlockQuantiser):
+    traits = frozenset({FP8_CODES})
     name = "mxfp8_quantize"
     summary = "MXFP8: blocks of 32, E4M3 or E5M2 codes, E8M0 scales"
     source = "FlashInfer mxfp8_quantize; torchao to_mx; TransformerEngine quantize_mxfp8"

@@ -35,7 +35,7 @@ from oracle.routines.mx.contract import (
     pack,
     unpack,
 )
-from oracle.routines.quantisers.contract import UE8M0, QuantiserContract, QuantiserSets
+from oracle.routines.quantisers.contract import FOUR_BITS, UE8M0, QuantiserContract, QuantiserSets
 from oracle.verdict.compare import Admissible, Status, Verdict
 from oracle.verdict.sets import Elements, Found, Range, Sets, judge_bits, worst_of
 
@@ -130,6 +130,7 @@ def scales_of_words(packed: Tensor, groups: int) -> Tensor:
 
 @register
 class PerTokenCastToFp4(QuantiserContract):
+    traits = frozenset({FOUR_BITS})
     name = "per_token_cast_to_fp4"
     summary = "E2M1 codes two a byte under float32 scales, max(amax, 1e-4)/6; ties toward zero, no -0"
     source = "DeepGEMM deep_gemm/utils/math.py per_token_cast_to_fp4"

@@ -32,7 +32,7 @@ from oracle.numbers import mx_recipes, recipes
 from oracle.numbers.quantize import WIDE, Prepared, prepare
 from oracle.numbers.recipes import Recipe
 from oracle.routines.base import F32, Call, Operands, OptionSpec, Out, TensorSpec, register
-from oracle.routines.mx.contract import BlockQuantiser, pack, unpack
+from oracle.routines.mx.contract import FP8_CODES, BlockQuantiser, pack, unpack
 from oracle.truth.layout import align, swizzle_scale, unswizzle_scale
 
 HEIGHT, TILE = 128, "128x4"
@@ -243,6 +243,8 @@ class _Nvfp4:
 
 class _Mxfp8:
     """MXFP8 by NVIDIA's rounding of the shared scale."""
+
+    traits = frozenset({FP8_CODES})
 
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
         return recipes.TE_MXFP8_1X32, mx_recipes.FLASHINFER_CUTILE_MXFP8, recipes.FLASHINFER_MXFP8_1X32

@@ -20,46 +20,29 @@ from oracle.numbers.rounding import Overflow, Rounding, f32, power_of_two, round
 from oracle.numbers.scaling import grid
 from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, WhyNot, both, entry, need
 from oracle.routines.fault import ones as ones_of
-from oracle.routines.mx.contract import LINEAR, BlockDequantiser, BlockQuantiser, loaded, padding_of, stored
+from oracle.routines.mx.contract import (
+    FP8_CODES,
+    LINEAR,
+    STACKED,
+    BlockDequantiser,
+    BlockQuantiser,
+    loaded,
+    padding_of,
+    stored,
+)
+from oracle.routines.mx.experts import ExpertQuantiser
 from oracle.routines.quantisers.contract import Amax, Values, prepared
+from oracle.routines.traits import Trait, of_class, takes
 from oracle.truth.layout import HEIGHTS
 
-MODED = frozenset({"mxfp8_quantize", "mxfp8_quantize_columnwise", "mxfp4_quantize", "mxfp6_quantize"})
-"""Quantisers that are asked for a rounding of the shared scale."""
-COLUMNS = frozenset({"mxfp8_quantize_columnwise"})
-MXFP8 = COLUMNS | {"mxfp8_quantize", "mxfp8_quantize_2d", "fp8_block_to_mxfp8"}
-PLAIN_POWERS = MODED | MXFP8 | {"mxint8_quantize", "mxfp4_quantize_of_fp8"}
-STOCHASTIC = frozenset({"nvfp4_quantize_stochastic"})
-PLAIN_LEVELS = STOCHASTIC | {
-    "nvfp4_quantize",
-    "scaled_fp4_quant",
-    "nvfp4_quantize_2d",
-    "nvfp4_quantize_4over6",
-    "nvfp4_quantize_rht",
-    "nvfp4_quantize_per_token",
-    "nvfp4_quantize_of_fp8",
-    "nvfp4_quantize_shuffled",
-    "silu_and_mul_nvfp4_quantize",
-}
-STACKS = frozenset({"mxfp8_quantize_3d"})
-BATCHED = frozenset({"nvfp4_batched_quantize"})
-PLAIN = PLAIN_POWERS | PLAIN_LEVELS
+QUANTISERS, EXPERTS, BACK = of_class(BlockQuantiser), of_class(ExpertQuantiser), of_class(BlockDequantiser)
+PLAIN = QUANTISERS - EXPERTS - STACKED
 """Quantisers of one matrix, whose scale bytes are one tiled matrix."""
-EXPERT_LEVELS = frozenset(
-    {
-        "scaled_fp4_grouped_quantize",
-        "scaled_fp4_experts_quant",
-        "silu_and_mul_scaled_nvfp4_experts_quantize",
-    }
-)
-EXPERTS = EXPERT_LEVELS | {"mxfp8_grouped_quantize", "mxfp8_experts_quant"}
-POWERS, TWO_LEVELS = PLAIN_POWERS | STACKS | (EXPERTS - EXPERT_LEVELS), PLAIN_LEVELS | EXPERT_LEVELS | BATCHED
-QUANTISERS = PLAIN | EXPERTS | BATCHED | STACKS
-ROUNDED = QUANTISERS - STOCHASTIC
-UNPACKED = MXFP8 | {"mxfp6_quantize", "mxint8_quantize"}
-UNPACKED_BACK = frozenset({"mxfp8_dequantize", "mxfp8_dequantize_columnwise", "mxfp6_dequantize", "mxint8_dequantize"})
-POWERS_BACK = UNPACKED_BACK | {"mxfp4_dequantize"}
-BACK = POWERS_BACK | {"nvfp4_dequantize"}
+E8M0 = Trait("has E8M0 scales", lambda contract: getattr(contract, "scale_dtype", None) is torch.float8_e8m0fnu)
+PACKED = Trait("packs two codes in a byte", lambda contract: getattr(contract, "packed", False))
+OWN_PADDING = Trait("writes the padding of its scales", lambda contract: getattr(contract, "owns_padding", False))
+MODED, STOCHASTIC = QUANTISERS & takes("rounding"), QUANTISERS & takes("seed")
+POWERS, TWO_LEVELS, ROUNDED = QUANTISERS & E8M0, QUANTISERS - E8M0, QUANTISERS - STOCHASTIC
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 FAULTS = Faults(QUANTISERS)
 fault = FAULTS.declare
@@ -188,7 +171,7 @@ for mode, (formula, power) in MODES.items():
         f"shared scale rounded by {mode.upper()} instead of what was asked for",
         VALUE,
         seen="pytorch/ao ScaleCalculationMode: to_mx takes FLOOR where its kernels take RCEIL",
-        contracts=MODED | STACKS,
+        on=MODED,
         recipe=_recipe(formula=formula, power_of_two=power),
         needs=_other_than(mode),
         same_if="no amax lies where the two step apart",
@@ -204,7 +187,7 @@ fault(
     "published exponent one high",
     VALUE,
     seen="sglang PR 28418",
-    contracts=POWERS,
+    on=POWERS,
     scale=_times(2.0),
     same_if="every scale is the largest",
 )
@@ -212,7 +195,7 @@ fault(
     "published exponent one low",
     VALUE,
     seen="DeepGEMM PR 112",
-    contracts=POWERS,
+    on=POWERS,
     scale=_times(0.5),
     same_if="every scale is the smallest",
 )
@@ -220,7 +203,7 @@ fault(
     "inverse of the shared scale published",
     VALUE,
     seen="vllm PR 36297",
-    contracts=POWERS,
+    on=POWERS,
     scale=lambda scale: (torch.ones_like(scale) / scale).clamp(2.0**-127, 2.0**127),
     same_if="every scale is 1",
 )
@@ -228,7 +211,7 @@ fault(
     "byte 0 written for every scale",
     VALUE,
     seen="pytorch 195751",
-    contracts=POWERS,
+    on=POWERS,
     scale=lambda scale: torch.full_like(scale, 2.0**-127),
     same_if="every byte is 0",
 )
@@ -274,7 +257,7 @@ for direction, word in ((Rounding.TOWARD_ZERO, "down"), (Rounding.AWAY, "up")):
     fault(
         f"E4M3 scale rounded {word}",
         VALUE,
-        contracts=TWO_LEVELS,
+        on=TWO_LEVELS,
         seen="vLLM nvfp4_utils.cuh with UE8M0_SF: truncated",
         scale=lambda call, scale, direction=direction: _e4m3(call, scale, direction),
         same_if="every scale is an E4M3 value",
@@ -284,7 +267,7 @@ for direction, word in ((Rounding.TOWARD_ZERO, "down"), (Rounding.AWAY, "up")):
 @fault(
     "E4M3 scale rounded to a power of two",
     VALUE,
-    contracts=TWO_LEVELS,
+    on=TWO_LEVELS,
     seen="vLLM nvfp4_utils.cuh with UE8M0_SF",
     same_if="every scale is a power of two",
 )
@@ -297,7 +280,7 @@ finite = need(lambda call: bool(torch.isfinite(call.inputs["global_scale"]).all(
 fault(
     "global scale ignored",
     VALUE,
-    contracts=TWO_LEVELS,
+    on=TWO_LEVELS,
     seen="pytorch 195751",
     read=entry("global_scale", ones_of),
     needs=ones,
@@ -305,7 +288,7 @@ fault(
 fault(
     "global scale inverted",
     VALUE,
-    contracts=TWO_LEVELS,
+    on=TWO_LEVELS,
     seen="flashinfer::fp4_quantize: enable_pdl lands in is_global_scale_inversed",
     read=entry("global_scale", lambda g: (1.0 / g.double()).float()),
     needs=both(ones, finite),
@@ -315,7 +298,7 @@ fault(
 @fault(
     "global scale left out of the codes",
     VALUE,
-    contracts=TWO_LEVELS,
+    on=TWO_LEVELS,
     needs=ones,
     seen="TensorRT-LLM fp4 quantise: the second scale forgotten",
     admissible_if="codes are free under a scale of 0",
@@ -328,7 +311,7 @@ def quotient_of_one_scale(values: Values) -> Values:
 @fault(
     "NaN scale of a block of zeros under an infinite global scale",
     VALUE,
-    contracts={"nvfp4_quantize", "scaled_fp4_quant"},
+    on=TWO_LEVELS & PLAIN,
     seen="FlashInfer cvt_warp_fp16_to_fp4, fast path: 2688/0 times 0",
     needs=need(lambda call: not bool(torch.isfinite(call.inputs["global_scale"]).all()), "the global scale is finite"),
 )
@@ -349,7 +332,7 @@ def _cast(rounding: Rounding, overflow: Overflow = Overflow.SATURATE) -> Callabl
 fault(
     "ties toward zero",
     CAST,
-    contracts=ROUNDED,
+    on=ROUNDED,
     seen="DeepGEMM _quantize_to_fp4_e2m1",
     quotient=lambda values: values.altered(quotient=values.quotient * (1 - 2.0**-40)),
     same_if=TIE,
@@ -358,7 +341,7 @@ fault(
 fault(
     "ties away from zero",
     CAST,
-    contracts=ROUNDED,
+    on=ROUNDED,
     seen="microxcaling round='nearest'",
     quotient=_cast(Rounding.NEAREST_AWAY),
     same_if=TIE,
@@ -367,7 +350,7 @@ fault(
 fault(
     "quotients truncated",
     CAST,
-    contracts=ROUNDED,
+    on=ROUNDED,
     seen="flashinfer 5128",
     quotient=_cast(Rounding.TOWARD_ZERO),
     same_if="every quotient is a code",
@@ -375,7 +358,7 @@ fault(
 fault(
     "quotient through bfloat16",
     CAST,
-    contracts=ROUNDED,
+    on=ROUNDED,
     seen="TensorRT-LLM PR 14464",
     quotient=lambda values: values.altered(
         quotient=round_to(values.quotient, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
@@ -388,7 +371,7 @@ fault(
 @fault(
     "codes stop one below the largest",
     CAST,
-    contracts=ROUNDED,
+    on=ROUNDED,
     seen="vllm PR 12134: the largest value of another format",
     same_if="no quotient rounds to the largest value",
 )
@@ -402,7 +385,7 @@ fault(
     "overflowing codes are NaN",
     CAST,
     seen="ml_dtypes 400",
-    contracts=MXFP8 | STACKS,
+    on=FP8_CODES,
     quotient=_cast(Rounding.NEAREST_EVEN, Overflow.NAN),
     same_if="no quotient overflows",
 )
@@ -515,7 +498,7 @@ interleaved = need(
 fault(
     "nibbles exchanged",
     MOVEMENT,
-    contracts=PLAIN - UNPACKED,
+    on=PLAIN & PACKED,
     seen="pith-train PR 74",
     write=entry("q", _swapped),
     same_if="the two codes of every byte are equal",
@@ -523,7 +506,7 @@ fault(
 fault(
     "codes of a byte pair exchanged",
     MOVEMENT,
-    contracts=UNPACKED,
+    on=PLAIN - PACKED,
     seen="pith-train PR 74",
     codes=lambda codes: codes.unflatten(1, (-1, 2)).flip(2).flatten(1),
 )
@@ -557,13 +540,13 @@ for name, how, when, where in LAYOUT_FAULTS:
         write=entry("scale", _reread(how)),
         needs=when,
         same_if="both put the same bytes",
-        contracts=PLAIN,
+        on=PLAIN,
     )
     fault(
         f"{name}, read so",
         INDEX,
         seen=where,
-        contracts=BACK,
+        on=BACK,
         read=entry("scale", _reread(how)),
         needs=when,
         same_if="both read the same bytes",
@@ -582,7 +565,7 @@ fault(
     "padding of the scales not written",
     MOVEMENT,
     seen="vLLM scaled_fp4_quant 07c13c7: its clearing loop is empty",
-    contracts=PLAIN - {"scaled_fp4_quant"},
+    on=PLAIN & OWN_PADDING,
     write=entry("scale", _unwritten),
     needs=padded,
 )
@@ -596,7 +579,7 @@ fault(
     "scale bytes one place early",
     MOVEMENT,
     seen="vllm-omni 5263",
-    contracts=PLAIN,
+    on=PLAIN,
     write=entry("scale", _last_scale),
     same_if="all bytes are equal",
 )
@@ -639,7 +622,7 @@ def _has_byte(byte: int) -> WhyNot:
 fault(
     "E8M0 byte 0 read as 0",
     VALUE,
-    contracts=POWERS_BACK,
+    on=BACK & E8M0,
     seen="FlashInfer mxfp8_dequantize_host: byte << 23",
     write=entry("out", _where_byte(0, lambda values: values * 0.0)),
     needs=_has_byte(0),
@@ -647,7 +630,7 @@ fault(
 fault(
     "E8M0 byte 255 read as infinity",
     VALUE,
-    contracts=POWERS_BACK,
+    on=BACK & E8M0,
     seen="FlashInfer mxfp8_dequantize_host: byte << 23",
     write=entry("out", _where_byte(255, lambda values: values * torch.inf)),
     needs=_has_byte(255),
@@ -656,14 +639,14 @@ fault(
 fault(
     "scale exponent read with a bias of 128",
     VALUE,
-    contracts=POWERS_BACK,
+    on=BACK & E8M0,
     seen=MINE + "the bias of a signed byte",
     read=entry("scale", _bytes(lambda s: torch.where((s > 0) & (s < 255), s - 1, s))),
 )
 fault(
     "scale of the previous block read",
     INDEX,
-    contracts=BACK,
+    on=BACK,
     seen="mlc-ai/TIRx-kernels PR 5",
     read=entry("scale", _bytes(lambda s: s.roll(1, dims=1))),
     needs=several_across,
@@ -672,7 +655,7 @@ fault(
 fault(
     "scale of the previous row read",
     INDEX,
-    contracts=BACK,
+    on=BACK,
     seen="NVIDIA/cutlass 2087",
     read=entry("scale", _bytes(lambda s: s.roll(1, dims=0))),
     needs=several_down,
@@ -681,7 +664,7 @@ fault(
 fault(
     "one scale read for two blocks",
     INDEX,
-    contracts=BACK,
+    on=BACK,
     seen=MINE + "blocks of 32 where 16 are meant",
     read=entry("scale", _bytes(lambda s: s[:, ::2].repeat_interleave(2, dim=1)[:, : s.shape[1]])),
     needs=several_across,
@@ -705,7 +688,7 @@ def _poison_read(call: Call, out: Tensor) -> Tensor:
 fault(
     "padding of the scales read",
     MOVEMENT,
-    contracts=BACK,
+    on=BACK,
     seen="flashinfer PR 3650, 2861",
     write=entry("out", _poison_read),
     needs=padded,
@@ -713,14 +696,14 @@ fault(
 fault(
     "nibbles exchanged, read so",
     MOVEMENT,
-    contracts=BACK - UNPACKED_BACK,
+    on=BACK & PACKED,
     seen="pith-train PR 74",
     read=entry("q", _swapped),
 )
 fault(
     "code 0x8 of four bits read as a value",
     CAST,
-    contracts=BACK - UNPACKED_BACK,
+    on=BACK & PACKED,
     seen=MINE + "a table that takes the sign bit for a magnitude",
     write=entry("out", lambda call, out: torch.where(_minus_zero(call), torch.full_like(out, 8.0), out)),
 )
@@ -736,28 +719,28 @@ def _minus_zero(call: Call) -> Tensor:
 fault(
     "sign of the codes lost in reading",
     CAST,
-    contracts=BACK,
+    on=BACK,
     seen="flashinfer PR 3932",
     write=entry("out", lambda out: out.abs()),
 )
 fault(
     "global scale not multiplied",
     VALUE,
-    contracts={"nvfp4_dequantize"},
+    on=BACK - E8M0,
     seen="torchao NVFP4Tensor matmul: _scaled_mm without alpha",
     read=entry("global_scale", ones_of),
 )
 fault(
     "global scale divides",
     VALUE,
-    contracts={"nvfp4_dequantize"},
+    on=BACK - E8M0,
     seen="FlashInfer e2m1_and_ufp8sf_scale_to_float takes 1/gs",
     read=entry("global_scale", lambda g: 1.0 / g),
 )
 fault(
     "E4M3 scales read as E8M0",
     VALUE,
-    contracts={"nvfp4_dequantize"},
+    on=BACK - E8M0,
     seen="FlashInfer e2m1_and_ufp8sf_scale_to_float: ufp8_type 0 for 1",
     write=entry("out", lambda call, out: _as_powers(call)),
 )

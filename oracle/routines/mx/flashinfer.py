@@ -23,14 +23,16 @@ from oracle.numbers.quantize import WIDE, Ends, Prepared, prepare
 from oracle.numbers.recipes import Recipe
 from oracle.routines.base import Call, OptionSpec, TensorSpec, register
 from oracle.routines.fused.kernels import gated
-from oracle.routines.mx.contract import GLOBAL, LAYOUT, LAYOUTS, Nvfp4Quantize, padding_of
+from oracle.routines.mx.contract import GLOBAL, LAYOUT, LAYOUTS, STACKED, Nvfp4Quantize, padding_of
 from oracle.routines.mx.experts import GLOBALS, MASK, ScaledFp4GroupedQuantize
+from oracle.routines.traits import Trait
 from oracle.truth.layout import inverse_order, row_order, swizzle_scale, unswizzle_scale
 from oracle.verdict.sets import rounded_to
 
 TILES = OptionSpec("layout", LAYOUTS[0], LAYOUTS[:2], "height x width of a tile of the scale bytes")
 SHUFFLE = 32
 """Rows that are permuted among themselves."""
+SILU = Trait("quantises silu(gate) * up to NVFP4")
 
 
 class _Encoded(Nvfp4Quantize):
@@ -45,6 +47,7 @@ class _Encoded(Nvfp4Quantize):
 
 @register
 class Nvfp4BatchedQuantize(_Encoded):
+    traits = frozenset({STACKED})
     name = "nvfp4_batched_quantize"
     summary = "NVFP4 of a batch of matrices under one global scale, the scales of each in tiles of its own"
     source = "FlashInfer nvfp4_batched_quantize"
@@ -134,6 +137,7 @@ def halved(inputs: Mapping[str, Tensor], width: int) -> None:
 class SiluAndMulNvfp4Quantize(_Encoded):
     """A device's silu errs, so that the value, its scale and its codes are intervals."""
 
+    traits = frozenset({SILU})
     name = "silu_and_mul_nvfp4_quantize"
     summary = "silu(gate) * up rounded to the dtype of x, quantised to NVFP4"
     source = "FlashInfer silu_and_mul_nvfp4_quantize"
@@ -161,6 +165,7 @@ class SiluAndMulNvfp4Quantize(_Encoded):
 class SiluAndMulScaledNvfp4ExpertsQuantize(ScaledFp4GroupedQuantize):
     """A device's silu errs, as for ``silu_and_mul_nvfp4_quantize``."""
 
+    traits = frozenset({SILU})
     name = "silu_and_mul_scaled_nvfp4_experts_quantize"
     summary = "silu(gate) * up of the first rows of each expert, quantised to NVFP4 for masked grouped products"
     source = "FlashInfer silu_and_mul_scaled_nvfp4_experts_quantize"

@@ -16,11 +16,17 @@ from oracle.numbers.quantize import Prepared, Steps, quotients, to_codes
 from oracle.numbers.recipes import Candidates, CodeRounding, Recipe, ZeroSign
 from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, both, entry, need
 from oracle.routines.fault import ones as ones_of
-from oracle.routines.mx.contract import BlockQuantiser, loaded, stored
+from oracle.routines.mx.casts import BlockScalesToMxfp8, Fp8BlockToMxfp8, Mxfp8ToFp8Block
+from oracle.routines.mx.columns import ColumnsQuantiser, Mxfp8QuantizeColumnwise
+from oracle.routines.mx.contract import GLOBAL_OF_ROWS, STACKED, BlockQuantiser, loaded, stored
+from oracle.routines.mx.elements import CastBackFromFp4, PerTokenCastToFp4, TransposePackedFp4
 from oracle.routines.mx.experts import HEIGHT, ExpertQuantiser, starts
-from oracle.routines.mx.faults import BATCHED, EXPERTS, MINE, MODED, QUANTISERS, STACKS
-from oracle.routines.mx.tokens import ROW_SCALE, row_scales
+from oracle.routines.mx.faults import EXPERTS, MINE, MODED, PACKED, PLAIN, POWERS, QUANTISERS, STOCHASTIC, TWO_LEVELS
+from oracle.routines.mx.flashinfer import SILU, Nvfp4QuantizeShuffled
+from oracle.routines.mx.tokens import ROW_SCALE, OfFp8Quantiser, row_scales
+from oracle.routines.mx.training import HadamardTransform
 from oracle.routines.quantisers.contract import Amax, Values, prepared
+from oracle.routines.traits import Trait, of_class, returns, takes
 from oracle.truth.hadamard import SIZE, matrix
 from oracle.truth.layout import align, inverse_order, row_order, swizzle_scale
 
@@ -45,7 +51,7 @@ fault(
 fault(
     "codes 7 for zeros under a scale that rounds to 0",
     CAST,
-    contracts={"nvfp4_quantize", "nvfp4_quantize_of_fp8"},
+    on=TWO_LEVELS & PLAIN,
     seen="FlashInfer cvt_warp_fp16_to_fp4: 0 times R(0)",
     codes=lambda call, codes: _sevens(call, codes),
     same_if="no scale rounds to 0",
@@ -55,7 +61,7 @@ fault(
 fault(
     "zeros coded -0",
     CAST,
-    contracts={"mxfp4_quantize"},
+    on=POWERS & PACKED,
     recipe=_field(zero_sign=ZeroSign.ZEROS),
     seen="Model-Optimizer 0.47 mxfp4_tensor.py cast_fp4: the sign bit of 0",
     same_if="no value is 0",
@@ -64,7 +70,7 @@ TINY = "no shared scale is 2^-127"
 fault(
     "values coded as they are under a scale of 2^-127",
     VALUE,
-    contracts={"mxfp6_quantize"},
+    on=MODED,
     same_if=TINY,
     seen="torchao 0.18.0 _to_mx_rceil: torch.where(exponent == 0, 1.0, ..)",
     recipe=_field(unit_at_byte_0=True),
@@ -72,7 +78,7 @@ fault(
 fault(
     "values coded over 2^-126 under a scale of 2^-127",
     VALUE,
-    contracts=MODED,
+    on=MODED,
     same_if=TINY,
     seen="torchao 0.18.0 to_mx: clamp(scale_fp32, min=F32_MIN_NORMAL)",
     recipe=_field(divides_by_bits=True),
@@ -94,7 +100,7 @@ beyond = need(lambda call: _behind(call) > 0, "the values need no columns behind
 fault(
     "columns behind the values not written",
     MOVEMENT,
-    contracts={"mxfp8_quantize"},
+    on=QUANTISERS & takes("alignment"),
     needs=beyond,
     seen="flashinfer PR 3650",
     write=entry("q", lambda call, q: _columns_behind(call, q, 0x7F)),
@@ -102,7 +108,7 @@ fault(
 fault(
     "columns behind the values of the next row",
     MOVEMENT,
-    contracts={"mxfp8_quantize"},
+    on=QUANTISERS & takes("alignment"),
     needs=beyond,
     seen=MINE + "a row pitch of the values for that of the codes",
     same_if="the next row begins with zeros",
@@ -125,8 +131,6 @@ def _next_row_behind(call: Call, codes: Tensor) -> Tensor:
 
 # --- stochastic rounding --------------------------------------------------------------------------------------------
 
-RANDOM = frozenset({"nvfp4_quantize_stochastic"})
-
 
 def _jittered(low: float) -> Callable[[Values], Values]:
     """Random numbers of ``[low, low + 1)`` instead of ``[0, 1)``."""
@@ -142,7 +146,7 @@ def _jittered(low: float) -> Callable[[Values], Values]:
 fault(
     "random numbers from 1/2 to 3/2 in stochastic rounding",
     CAST,
-    contracts=RANDOM,
+    on=STOCHASTIC,
     quotient=_jittered(0.5),
     seen=MINE + "half a step added for rounding to nearest as well",
     same_if="every scale is 0",
@@ -150,7 +154,7 @@ fault(
 fault(
     "random numbers of a whole step in stochastic rounding",
     CAST,
-    contracts=RANDOM,
+    on=STOCHASTIC,
     quotient=_jittered(1 / 256),
     seen=MINE + "a random number of (0, 1], which moves values of the grid",
     same_if="no random byte is 255",
@@ -159,7 +163,7 @@ fault(
 fault(
     "stochastic rounding without random bits",
     CAST,
-    contracts=RANDOM,
+    on=STOCHASTIC,
     seen="TransformerEngine rng_state == nullptr",
     recipe=lambda recipe: replace(recipe, rounding=CodeRounding.NEAREST_EVEN),
     admissible_if="the nearest code is a neighbour",
@@ -167,7 +171,7 @@ fault(
 fault(
     "stochastic rounding of the truncated quotient",
     CAST,
-    contracts=RANDOM,
+    on=STOCHASTIC,
     seen=MINE + "an integer cast before the random bits are added",
     quotient=lambda values: values.altered(quotient=torch.trunc(values.quotient * 2) / 2),
     same_if="every quotient is a multiple of 1/2",
@@ -176,7 +180,7 @@ fault(
 fault(
     "a code beyond the neighbours",
     CAST,
-    contracts=RANDOM,
+    on=STOCHASTIC,
     seen=MINE + "the jitter of the next binade",
     codes=lambda codes: torch.where(codes & 7 > 5, codes - 2, codes),
     same_if="no code is 4 or 6",
@@ -184,7 +188,7 @@ fault(
 fault(
     "sign of zero lost in stochastic rounding",
     CAST,
-    contracts=RANDOM,
+    on=STOCHASTIC,
     seen=MINE + "truncation by an unsigned cast",
     recipe=lambda recipe: replace(recipe, zero_sign=ZeroSign.DROPPED),
     same_if="no code is -0",
@@ -192,7 +196,7 @@ fault(
 
 # --- the Hadamard transform -----------------------------------------------------------------------------------------
 
-HADAMARD, RHT = frozenset({"hadamard_transform"}), frozenset({"nvfp4_quantize_rht"})
+HADAMARD = of_class(HadamardTransform)
 
 
 def _by(made: Callable[[Tensor], Tensor]) -> Change:
@@ -226,7 +230,7 @@ for name, made, when in (
     fault(
         name,
         VALUE,
-        contracts=HADAMARD,
+        on=HADAMARD,
         seen=MINE + "TransformerEngine reference_nvfp4 has the order of the factors",
         write=entry("out", _by(made)),
         **more,  # type: ignore[arg-type]
@@ -240,7 +244,7 @@ def _reversed() -> list[int]:
 fault(
     "Hadamard transform of the previous 16 columns",
     INDEX,
-    contracts=HADAMARD,
+    on=HADAMARD,
     seen=MINE + "a tile one early",
     write=entry("out", lambda out: out.roll(SIZE, dims=1)),
     same_if="there are 16 columns",
@@ -248,7 +252,7 @@ fault(
 fault(
     "Hadamard transform without its random signs",
     VALUE,
-    contracts=HADAMARD | RHT,
+    on=takes("sign_mask"),
     needs=signed,
     seen="TransformerEngine _apply_rht: with_random_sign_mask",
     options=lambda options: options | {"sign_mask": 0},
@@ -256,7 +260,7 @@ fault(
 fault(
     "Hadamard signs in the reverse order",
     VALUE,
-    contracts=HADAMARD | RHT,
+    on=takes("sign_mask"),
     needs=signed,
     seen=MINE + "bits of a mask from the top",
     options=lambda options: options | {"sign_mask": _flipped(options)},
@@ -270,7 +274,7 @@ def _flipped(options: dict[str, object]) -> int:
 @fault(
     "codes of the values before the transform",
     VALUE,
-    contracts=RHT,
+    on=QUANTISERS & takes("sign_mask"),
     admissible_if=FREE,
     seen="TransformerEngine NVFP4Quantizer: row side and column side exchanged",
 )
@@ -281,11 +285,12 @@ def quotient_of_untransformed(call: Call, values: Values) -> Values:
 
 # --- 16x16 and four over six ----------------------------------------------------------------------------------------
 
-SQUARE, OVER = frozenset({"nvfp4_quantize_2d"}), frozenset({"nvfp4_quantize_4over6"})
+SQUARES = Trait("has one scale for a square", lambda contract: getattr(contract, "repeats", 1) > 1)
+SQUARE, BIG, OVER = TWO_LEVELS & SQUARES, POWERS & SQUARES, QUANTISERS & takes("e4m3_max")
 fault(
     "amax of one row of 16",
     VALUE,
-    contracts=SQUARE,
+    on=SQUARE,
     seen=MINE + "1x16 scales where 16x16 are meant",
     amax=lambda amax: amax.blocks[:, :1].nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True),
     same_if="the first row of every block holds its amax",
@@ -293,14 +298,14 @@ fault(
 fault(
     "scale of 16 rows published once",
     MOVEMENT,
-    contracts=SQUARE,
+    on=SQUARE,
     seen="TransformerEngine quantize_transpose_nvfp4.cuh: the scale is repeated for its 16 rows",
     write=entry("scale", lambda call, memory: _rows_kept(call, memory, lambda rows: rows % 16 == 0)),
 )
 fault(
     "scale of 16 rows published transposed",
     INDEX,
-    contracts=SQUARE,
+    on=SQUARE,
     seen=MINE + "scales of the transpose",
     scale=lambda scale: scale.t().reshape(scale.shape),
     same_if="the scales are symmetric",
@@ -369,7 +374,7 @@ for name, pick, argument in (
     fault(
         name,
         VALUE,
-        contracts=OVER,
+        on=OVER,
         seen=MINE + "TransformerEngine quantize_4over6_nvfp4.cuh: ties select map-to-6",
         quotient=lambda call, values, pick=pick: _codes_of(call, values, pick),
         admissible_if=argument,
@@ -379,7 +384,7 @@ for name, pick, argument in (
 fault(
     "four over six: codes of the other scale",
     VALUE,
-    contracts=OVER,
+    on=OVER,
     seen=MINE + "candidates exchanged",
     quotient=lambda call, values: _codes_of(call, values, lambda own, wide: ~(wide < own)),
     same_if="both scales give the same codes",
@@ -388,7 +393,7 @@ fault(
 fault(
     "four over six: the other measure of the error",
     VALUE,
-    contracts=OVER,
+    on=OVER,
     seen="FlashInfer FLASHINFER_NVFP4_4OVER6_ERR",
     options=lambda options: options,
     recipe=lambda recipe: replace(
@@ -406,7 +411,7 @@ def _other_maximum(call: Call) -> float:
 fault(
     "four over six: error over 6 times the other largest scale",
     VALUE,
-    contracts=OVER,
+    on=OVER,
     seen="FlashInfer ERROR_DENOM, TransformerEngine err_denom: E4M3_MAX 448 or 256",
     quotient=lambda call, values: _codes_of(call, values, smaller, _other_maximum),
     scale=lambda call, scale: _scale_of(call, scale, smaller, _other_maximum),
@@ -415,7 +420,7 @@ fault(
 fault(
     "four over six: scales saturate at 256",
     VALUE,
-    contracts=OVER,
+    on=OVER,
     same_if="no scale is above 256",
     seen=MINE + "TransformerEngine E4M3_MAX=256 bounds the global scale, the scale of a block by 448",
     needs=need(lambda call: call.resolved["e4m3_max"] == 256, "scales of up to 448"),
@@ -424,14 +429,14 @@ fault(
 
 # --- columns and squares of MXFP8 ---------------------------------------------------------------------------------
 
-TALL, BIG = frozenset({"mxfp8_quantize_columnwise"}), frozenset({"mxfp8_quantize_2d"})
-ROW_SCALED = frozenset({"nvfp4_quantize"})
+TALL = of_class(Mxfp8QuantizeColumnwise)
+ROW_SCALED = Trait("takes a global scale of rows", lambda contract: GLOBAL_OF_ROWS in contract.inputs)
 
 
 @fault(
     "amax of 32 columns where 32 rows are meant",
     VALUE,
-    contracts=TALL,
+    on=TALL,
     seen="TransformerEngine quantize_mxfp8.cuh: row-wise and column-wise scales exchanged",
     same_if="both have equal amax",
 )
@@ -446,7 +451,7 @@ def amax_along_rows(amax: Amax) -> Tensor:
 fault(
     "codes of the transpose",
     MOVEMENT,
-    contracts=TALL,
+    on=TALL,
     seen="torchao triton_to_mxfp8_dim1: column-major codes",
     write=entry("q", lambda q: q.view(torch.uint8).t().reshape(q.shape).contiguous().view(q.dtype)),
     same_if="the codes are symmetric",
@@ -454,7 +459,7 @@ fault(
 fault(
     "amax of one row of 32",
     VALUE,
-    contracts=BIG,
+    on=BIG,
     seen=MINE + "1x32 scales where 32x32 are meant",
     amax=lambda amax: amax.blocks[:, :1].nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True),
     same_if="the first row of every block holds its amax",
@@ -462,7 +467,7 @@ fault(
 fault(
     "amax of one column of 32",
     VALUE,
-    contracts=BIG,
+    on=BIG,
     seen=MINE + "32x1 scales where 32x32 are meant",
     amax=lambda amax: amax.blocks[..., :1].nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True),
     same_if="the first column of every block holds its amax",
@@ -483,7 +488,7 @@ def _kept_once(call: Call, memory: Tensor) -> Tensor:
 fault(
     "scale of 32x32 published once",
     MOVEMENT,
-    contracts=BIG,
+    on=BIG,
     write=entry("scale", _kept_once),
     seen="TransformerEngine quantize_transpose_nvfp4.cuh: the scale is repeated for its 16 rows",
     same_if="every byte is 0",
@@ -491,7 +496,7 @@ fault(
 fault(
     "bytes of the transpose of 32x32",
     INDEX,
-    contracts=BIG,
+    on=BIG,
     same_if="the scales are symmetric",
     seen="TransformerEngine: row-wise and column-wise scales exchanged",
     scale=lambda scale: scale.t().reshape(scale.shape),
@@ -500,7 +505,7 @@ several_rows = need(lambda call: call.inputs["global_scale"].numel() > 1, "one g
 fault(
     "global scale of the first row",
     VALUE,
-    contracts=ROW_SCALED,
+    on=ROW_SCALED,
     needs=several_rows,
     seen="FlashInfer fp4_quantize: a global scale of shape [1] or [M]",
     read=entry("global_scale", lambda g: g[:1].expand_as(g).clone()),
@@ -509,7 +514,7 @@ fault(
 fault(
     "global scale of the next row",
     INDEX,
-    contracts=ROW_SCALED,
+    on=ROW_SCALED,
     needs=several_rows,
     seen="NVIDIA/cutlass 2087",
     read=entry("global_scale", lambda g: g.roll(-1)),
@@ -518,10 +523,7 @@ fault(
 
 # --- batches, shuffled rows, silu ----------------------------------------------------------------------------------
 
-SHUFFLED, SILU = (
-    frozenset({"nvfp4_quantize_shuffled"}),
-    frozenset({"silu_and_mul_nvfp4_quantize", "silu_and_mul_scaled_nvfp4_experts_quantize"}),
-)
+SHUFFLED = of_class(Nvfp4QuantizeShuffled)
 more_matrices = need(lambda call: call.inputs["x"].shape[0] > 1, "one matrix")
 
 
@@ -530,7 +532,9 @@ def _as_one_matrix(call: Call, memory: Tensor) -> Tensor:
     contract = call.contract
     assert isinstance(contract, BlockQuantiser)
     scale = contract.scales_of(memory, call)
-    wrong = stored(scale.t().contiguous() if contract.name in STACKS else scale, str(call.resolved["layout"]))
+    wrong = stored(
+        scale.t().contiguous() if isinstance(contract, ColumnsQuantiser) else scale, str(call.resolved["layout"])
+    )
     kept, most = torch.zeros_like(memory).flatten(), min(memory.numel(), wrong.numel())
     kept[:most] = wrong[:most]
     return kept.reshape(memory.shape)
@@ -540,7 +544,7 @@ in_tiles = need(lambda call: call.resolved["layout"] != "compact", "the scales a
 fault(
     "scales of a batch as those of one matrix",
     INDEX,
-    contracts=BATCHED | STACKS,
+    on=STACKED,
     needs=both(more_matrices, in_tiles),
     seen="FlashInfer bmm_mxfp8: rows of all matrices, or tiles of each",
     write=entry("scale", _as_one_matrix),
@@ -549,7 +553,7 @@ fault(
 fault(
     "scales of the next matrix of a batch",
     INDEX,
-    contracts=BATCHED | STACKS,
+    on=STACKED,
     needs=more_matrices,
     seen="NVIDIA/cutlass 2087",
     write=entry("scale", lambda memory: memory.roll(-1, dims=0)),
@@ -558,7 +562,7 @@ fault(
 fault(
     "codes of the next matrix of a batch",
     MOVEMENT,
-    contracts=BATCHED | STACKS,
+    on=STACKED,
     needs=more_matrices,
     seen="sglang PR 28418",
     same_if="the matrices are equal",
@@ -567,7 +571,7 @@ fault(
 fault(
     "scales of a weight not transposed",
     INDEX,
-    contracts=STACKS,
+    on=STACKED & POWERS,
     needs=in_tiles,
     same_if="one block down and across",
     seen="torchao _to_blocked_per_group_3d_layout: scales of (E, N/32, K) transposed before the tiles",
@@ -576,7 +580,7 @@ fault(
 fault(
     "padding of the scales of a batch not written",
     MOVEMENT,
-    contracts=BATCHED | STACKS,
+    on=STACKED,
     needs=in_tiles,
     seen="FlashInfer scaled_fp4_grouped_quantize: buffers are torch.empty",
     write=entry("scale", lambda call, memory: _unwritten_pads(call, memory)),
@@ -585,7 +589,7 @@ fault(
 fault(
     "codes not shuffled",
     MOVEMENT,
-    contracts=SHUFFLED,
+    on=SHUFFLED,
     seen="FlashInfer nvfp4_quantize without do_shuffle",
     write=entry("q", lambda q: q[inverse_order(row_order(len(q)))]),
     same_if="the rows are equal",
@@ -593,7 +597,7 @@ fault(
 fault(
     "scales not shuffled",
     INDEX,
-    contracts=SHUFFLED,
+    on=SHUFFLED,
     seen="FlashInfer nvfp4_quantize without do_shuffle",
     write=entry("scale", lambda call, memory: _unshuffled(call, memory)),
     same_if="the rows have equal scales",
@@ -601,7 +605,7 @@ fault(
 fault(
     "rows shuffled the other way",
     MOVEMENT,
-    contracts=SHUFFLED,
+    on=SHUFFLED,
     seen=MINE + "an order taken for its inverse",
     write=entry("q", lambda q: _twice_back(q)),
     same_if="the rows are equal",
@@ -651,7 +655,7 @@ for name, swap, argument in (
     fault(
         name,
         VALUE,
-        contracts=SILU,
+        on=SILU,
         seen=MINE + "the two halves of [gate, up] taken for each other",
         read=entry("x", _halves_of(swap)),
         same_if=argument,
@@ -659,12 +663,12 @@ for name, swap, argument in (
 
 # --- rows and FP8 ---------------------------------------------------------------------------------------------------
 
-TOKENS = frozenset({"nvfp4_quantize_per_token"})
+TOKENS = QUANTISERS & returns(ROW_SCALE)
 rows = need(lambda call: call.inputs["x"].shape[0] > 1, "one row")
 fault(
     "row scale of the previous row",
     INDEX,
-    contracts=TOKENS,
+    on=TOKENS,
     seen="NVIDIA/cutlass 2087",
     needs=rows,
     write=entry(ROW_SCALE, lambda scale: scale.roll(1)),
@@ -673,21 +677,21 @@ fault(
 fault(
     "row scale inverted",
     VALUE,
-    contracts=TOKENS,
+    on=TOKENS,
     seen="vllm PR 36297: the inverse of a scale published",
     write=entry(ROW_SCALE, lambda scale: torch.where(scale > 0, 1 / scale, scale)),
 )
 fault(
     "row scale without its global factor",
     VALUE,
-    contracts=TOKENS,
+    on=TOKENS,
     seen="TensorRT-LLM fp4 quantise: a scale forgotten",
     write=entry(ROW_SCALE, lambda call, scale: scale / call.inputs["global_scale"]),
 )
 fault(
     "one scale for all rows",
     VALUE,
-    contracts=TOKENS,
+    on=TOKENS,
     seen=MINE + "the scale of the tensor",
     needs=rows,
     write=entry(ROW_SCALE, lambda scale: scale.nan_to_num(posinf=0.0).amax().expand_as(scale).clone()),
@@ -698,7 +702,7 @@ fault(
 @fault(
     "NaN scales of a row of zeros",
     VALUE,
-    contracts=TOKENS,
+    on=TOKENS,
     seen="FlashInfer nvfp4QuantAndPerTokenScaleKernel, fast path: R(0) times 0",
     needs=need(
         lambda call: bool((row_scales(call.inputs["x"], call.inputs["global_scale"]) == 0).any()), "no row is zero"
@@ -709,11 +713,11 @@ def scale_of_a_zero_row(call: Call, scale: Tensor) -> Tensor:
     return torch.where(dead[:, None], torch.full_like(scale, torch.nan), scale)
 
 
-OF_FP8 = frozenset({"nvfp4_quantize_of_fp8"})
+OF_FP8 = of_class(OfFp8Quantiser)
 fault(
     "six times the values",
     VALUE,
-    contracts={"mxfp4_quantize_of_fp8"},
+    on=OF_FP8 & POWERS,
     seen="FlashInfer cvt_warp_fp8_to_fp4 with UE8M0 and no global scale: 6 R(1)",
     amax=lambda amax: amax.right * 6,
     quotient=lambda values: values.altered(quotient=values.quotient * 6),
@@ -721,7 +725,7 @@ fault(
 fault(
     "FP8 values quantised as they are",
     VALUE,
-    contracts=OF_FP8,
+    on=OF_FP8 & TWO_LEVELS,
     seen=MINE + "6/global forgotten",
     amax=lambda call, amax: amax.right * decode(call.inputs["global_scale"]) / 6,
     admissible_if=FREE,
@@ -730,10 +734,6 @@ fault(
 
 # --- experts --------------------------------------------------------------------------------------------------------
 
-LEVELS, CONTIGUOUS = (
-    EXPERTS - {"mxfp8_grouped_quantize", "mxfp8_experts_quant"},
-    frozenset({"scaled_fp4_experts_quant", "mxfp8_experts_quant"}),
-)
 several = need(lambda call: len(_parts(call)) > 1, "one expert")
 
 
@@ -746,7 +746,7 @@ def _parts(call: Call) -> list[tuple[int, int, int]]:
 fault(
     "global scale of the first expert",
     VALUE,
-    contracts=LEVELS,
+    on=EXPERTS & TWO_LEVELS,
     seen="FlashInfer scaled_fp4_grouped_quantize: docs say [1]",
     read=entry("global_scale", lambda g: g[:1].expand_as(g).clone()),
     needs=several,
@@ -755,7 +755,7 @@ fault(
 fault(
     "global scale of the next expert",
     VALUE,
-    contracts=LEVELS,
+    on=EXPERTS & TWO_LEVELS,
     seen="vllm 20963: global scales of experts",
     read=entry("global_scale", lambda g: g.roll(-1)),
     needs=several,
@@ -803,7 +803,7 @@ SAME = "both put every byte in the same place"
 fault(
     "scales of experts placed tightly",
     INDEX,
-    contracts=EXPERTS,
+    on=EXPERTS,
     write=entry("scale", _placed(_tight)),
     same_if=SAME,
     seen="FlashInfer group_gemm_*_nt_groupwise against vLLM blockscale_offsets",
@@ -812,7 +812,7 @@ fault(
 fault(
     "scales of experts placed as FlashInfer's grouped product reads them",
     INDEX,
-    contracts=EXPERTS,
+    on=EXPERTS,
     same_if=SAME,
     seen="FlashInfer group_gemm_*_nt_groupwise against vLLM blockscale_offsets",
     needs=several,
@@ -821,7 +821,7 @@ fault(
 fault(
     "scales of experts without rows between them",
     INDEX,
-    contracts=EXPERTS,
+    on=EXPERTS,
     needs=several,
     same_if=SAME,
     seen="vllm 20963: blockscale_offsets without rounding",
@@ -830,7 +830,7 @@ fault(
 fault(
     "tiles of an expert one too far",
     INDEX,
-    contracts=EXPERTS,
+    on=EXPERTS,
     seen=MINE + "an inclusive sum of tiles",
     write=entry("scale", _placed(lambda call: [place + HEIGHT for _, _, place in _parts(call)])),
 )
@@ -852,7 +852,7 @@ def _rows_lost(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
 fault(
     "last row of every expert not quantised",
     MOVEMENT,
-    contracts=EXPERTS,
+    on=EXPERTS,
     write=_rows_lost,
     seen="FlashInfer cvt_fp16_to_fp4_expert: mask compared with the row",
     same_if="the last rows are zero",
@@ -860,7 +860,7 @@ fault(
 fault(
     "rows of the previous expert's buffer",
     INDEX,
-    contracts=EXPERTS,
+    on=EXPERTS,
     seen=MINE + "expert offsets one early",
     read=entry("x", lambda x: x.roll(1, dims=0)),
     same_if="neighbours are equal",
@@ -868,14 +868,14 @@ fault(
 
 # --- DeepGEMM's FP4 -------------------------------------------------------------------------------------------------
 
-FP4 = frozenset({"per_token_cast_to_fp4"})
+FP4 = of_class(PerTokenCastToFp4)
 across = need(lambda call: call.inputs["x"].shape[1] > int(str(call.resolved["gran_k"])), "one group across")
 
 
 fault(
     "FP4 ties to the even code",
     CAST,
-    contracts=FP4,
+    on=FP4,
     recipe=_field(rounding=CodeRounding.NEAREST_EVEN),
     seen="DeepGEMM _quantize_to_fp4_e2m1 against cvt.rn.satfinite.e2m1x2",
     same_if="no quotient is a tie",
@@ -884,7 +884,7 @@ fault(
 fault(
     "FP4 code of -0",
     CAST,
-    contracts=FP4,
+    on=FP4,
     recipe=_field(zero_sign=ZeroSign.KEPT),
     same_if="no value rounds to -0",
     seen="DeepGEMM _quantize_to_fp4_e2m1 against cvt.rn.satfinite.e2m1x2",
@@ -892,7 +892,7 @@ fault(
 fault(
     "FP4 amax of the next group",
     INDEX,
-    contracts=FP4,
+    on=FP4,
     amax=lambda amax: amax.right.roll(-1, dims=2),
     needs=across,
     seen=MINE + "a group one late",
@@ -901,19 +901,17 @@ fault(
 fault(
     "FP4 amax without its floor",
     VALUE,
-    contracts=FP4,
+    on=FP4,
     recipe=_field(amax_floor=0.0),
     seen="DeepGEMM clamp_min(1e-4)",
     same_if="no amax lies below the floor",
     admissible_if="every code of a block of zeros is 0 under any scale",
 )
-fault(
-    "FP4 scale of 448", VALUE, contracts=FP4, scale=lambda scale: scale * 6 / 448, seen="vllm PR 12134: another format"
-)
+fault("FP4 scale of 448", VALUE, on=FP4, scale=lambda scale: scale * 6 / 448, seen="vllm PR 12134: another format")
 fault(
     "FP4 scale of another rounding",
     VALUE,
-    contracts=FP4,
+    on=FP4,
     seen="DeepGEMM use_ue8m0",
     scale=lambda scale: torch.ldexp(torch.ones_like(scale), torch.frexp(scale)[1]),
     same_if="every scale is twice a power of two less than itself",
@@ -921,7 +919,7 @@ fault(
 fault(
     "FP4 nibbles exchanged",
     MOVEMENT,
-    contracts=FP4,
+    on=FP4,
     seen="pith-train PR 74",
     codes=lambda codes: codes.unflatten(1, (-1, 2)).flip(2).flatten(1),
     same_if="neighbours are equal",
@@ -929,13 +927,13 @@ fault(
 fault(
     "FP4 signs lost",
     CAST,
-    contracts=FP4,
+    on=FP4,
     codes=lambda codes: codes & 7,
     seen="flashinfer PR 3932",
     same_if="no value is negative",
 )
-PACKED = need(lambda call: call.resolved["use_packed_ue8m0"], "the scales are not packed")
-uneven = both(PACKED, need(lambda call: _groups(call) % 4, "four divides the groups of a row"))
+in_words = need(lambda call: call.resolved["use_packed_ue8m0"], "the scales are not packed")
+uneven = both(in_words, need(lambda call: _groups(call) % 4, "four divides the groups of a row"))
 
 
 def _groups(call: Call) -> int:
@@ -953,54 +951,54 @@ def _of_bytes(change: Callable[[Tensor], Tensor]) -> Change:
 
 
 for name, change, when, argument in (
-    ("packed exponents from the highest byte", lambda b: b.flip(2), PACKED, "the bytes of every word are symmetric"),
-    ("packed exponents of the next row", lambda b: b.roll(-1, dims=0), PACKED, "the rows have equal scales"),
-    ("packed exponents transposed", lambda b: b.transpose(0, 1).reshape(b.shape), PACKED, "there is one word or row"),
-    ("packed exponents one high", lambda b: b + 1, PACKED, ""),
+    ("packed exponents from the highest byte", lambda b: b.flip(2), in_words, "the bytes of every word are symmetric"),
+    ("packed exponents of the next row", lambda b: b.roll(-1, dims=0), in_words, "the rows have equal scales"),
+    ("packed exponents transposed", lambda b: b.transpose(0, 1).reshape(b.shape), in_words, "there is one word or row"),
+    ("packed exponents one high", lambda b: b + 1, in_words, ""),
     ("zeros behind packed exponents", lambda b: torch.where(b == 127, 0, b), uneven, ""),
 ):
     fault(
         name,
         INDEX,
-        contracts=FP4,
+        on=FP4,
         write=entry("scale", _of_bytes(change)),
         needs=when,
         same_if=argument,
         seen=MINE + "DeepGEMM per_token_cast_to_fp4 with use_packed_ue8m0 packs a padded row",
     )
-TURNED = frozenset({"transpose_packed_fp4"})
+TURNED = of_class(TransposePackedFp4)
 fault(
     "packed codes transposed byte by byte",
     MOVEMENT,
-    contracts=TURNED,
+    on=TURNED,
     seen=MINE + "a transpose of the bytes",
     write=entry("out", lambda call, out: _bytewise(call)),
 )
 fault(
     "nibbles exchanged in the transpose",
     MOVEMENT,
-    contracts=TURNED,
+    on=TURNED,
     seen="pith-train PR 74",
     write=entry("out", lambda out: _nibbles(out)),
 )
 fault(
     "odd rows of the transpose lost",
     MOVEMENT,
-    contracts=TURNED,
+    on=TURNED,
     seen=MINE + "the low nibble alone written",
     write=entry("out", lambda out: (out.view(torch.uint8) & 0xF).view(out.dtype)),
 )
 fault(
     "rows of the transpose in pairs exchanged",
     MOVEMENT,
-    contracts=TURNED,
+    on=TURNED,
     seen="pith-train PR 74",
     write=entry("out", lambda out: torch.unflatten(out, 0, (-1, 2)).flip(1).flatten(0, 1)),
 )
 fault(
     "-0 of packed codes lost in the transpose",
     CAST,
-    contracts=TURNED,
+    on=TURNED,
     same_if="no code is -0",
     seen="DeepGEMM _quantize_to_fp4_e2m1: no code of -0",
     read=entry("q", lambda q: _without_minus_zero(q)),
@@ -1020,18 +1018,18 @@ def _without_minus_zero(q: Tensor) -> Tensor:
     return (plain[0] | plain[1] << 4).view(q.dtype)
 
 
-FP4_BACK = frozenset({"cast_back_from_fp4"})
+FP4_BACK = of_class(CastBackFromFp4)
 fault(
     "FP4 nibbles exchanged in reading",
     MOVEMENT,
-    contracts=FP4_BACK,
+    on=FP4_BACK,
     seen="pith-train PR 74",
     read=entry("q", lambda q: _nibbles(q)),
 )
 fault(
     "FP4 scale of the previous group read",
     INDEX,
-    contracts=FP4_BACK,
+    on=FP4_BACK,
     seen="mlc-ai/TIRx-kernels PR 5",
     read=entry("scale", lambda scale: scale.roll(1, dims=1)),
     same_if="there is one group across",
@@ -1039,7 +1037,7 @@ fault(
 fault(
     "FP4 scale of the previous row read",
     INDEX,
-    contracts=FP4_BACK,
+    on=FP4_BACK,
     seen="NVIDIA/cutlass 2087",
     read=entry("scale", lambda scale: scale.roll(1, dims=0)),
     same_if="there is one row",
@@ -1047,11 +1045,11 @@ fault(
 fault(
     "FP4 signs lost in reading",
     CAST,
-    contracts=FP4_BACK,
+    on=FP4_BACK,
     seen="flashinfer PR 3932",
     write=entry("out", lambda out: out.abs()),
 )
-fault("FP4 scale not multiplied", VALUE, contracts=FP4_BACK, seen="pytorch 195751", read=entry("scale", ones_of))
+fault("FP4 scale not multiplied", VALUE, on=FP4_BACK, seen="pytorch 195751", read=entry("scale", ones_of))
 
 
 def _nibbles(q: Tensor) -> Tensor:
@@ -1061,9 +1059,7 @@ def _nibbles(q: Tensor) -> Tensor:
 
 # --- casts ----------------------------------------------------------------------------------------------------------
 
-RELABEL, AGAIN, BACKWARD = (
-    frozenset({name}) for name in ("block_scales_to_mxfp8", "fp8_block_to_mxfp8", "mxfp8_to_fp8_block")
-)
+RELABEL, AGAIN, BACKWARD = of_class(BlockScalesToMxfp8), of_class(Fp8BlockToMxfp8), of_class(Mxfp8ToFp8Block)
 blocks = need(lambda call: call.inputs[_block_scale(call)].shape[1] > 1, "one block across")
 
 
@@ -1078,7 +1074,7 @@ for words, turn in (
     fault(
         f"block scale of {words} relabelled",
         INDEX,
-        contracts=RELABEL,
+        on=RELABEL,
         read=entry("scale", turn),
         seen="vllm-omni 5263",
         same_if="there is one block in that direction",
@@ -1086,7 +1082,7 @@ for words, turn in (
     fault(
         f"block scale of {words} before requantising",
         INDEX,
-        contracts=AGAIN,
+        on=AGAIN,
         read=entry("block_scale", turn),
         seen="vllm-omni 5263",
         same_if="there is one block in that direction",
@@ -1116,7 +1112,7 @@ for name, change in (
     fault(
         name,
         INDEX,
-        contracts=RELABEL,
+        on=RELABEL,
         seen=MINE + "TransformerEngine swizzle_block_scaling",
         same_if=SAME,
         write=entry("out", _relabelled(change)),
@@ -1124,7 +1120,7 @@ for name, change in (
 fault(
     "padding of relabelled scales not written",
     MOVEMENT,
-    contracts=RELABEL,
+    on=RELABEL,
     seen="vLLM scaled_fp4_quant 07c13c7",
     write=entry("out", lambda call, memory: _dirty(call, memory)),
     needs=need(lambda call: call.resolved["layout"] != "linear", "the scales are not in tiles"),
@@ -1145,14 +1141,14 @@ def _dirty(call: Call, memory: Tensor) -> Tensor:
 fault(
     "block scale not multiplied before requantising",
     VALUE,
-    contracts=AGAIN,
+    on=AGAIN,
     seen="pytorch 195751",
     read=entry("block_scale", ones_of),
 )
 fault(
     "block scale inverted before requantising",
     VALUE,
-    contracts=AGAIN,
+    on=AGAIN,
     seen="vllm PR 36297",
     read=entry("block_scale", lambda s: 1 / s),
     same_if="every scale is 1",
@@ -1160,7 +1156,7 @@ fault(
 fault(
     "values between two casts in float16",
     CAST,
-    contracts=AGAIN | BACKWARD,
+    on=AGAIN | BACKWARD,
     seen="TensorRT-LLM PR 14464",
     options=lambda options: options | {"dtype": "float16"},
     same_if="every value is one of float16",
@@ -1169,7 +1165,7 @@ fault(
 fault(
     "values between two casts in bfloat16 instead of float32",
     CAST,
-    contracts=AGAIN | BACKWARD,
+    on=AGAIN | BACKWARD,
     options=lambda options: options | {"dtype": "bfloat16"},
     seen="vLLM-Ascend fp8_block.py: the model's dtype",
     needs=need(lambda call: call.resolved["dtype"] == "float32", "float32 was not asked for"),
@@ -1178,21 +1174,21 @@ fault(
 fault(
     "MX scale not multiplied before requantising",
     VALUE,
-    contracts=BACKWARD,
+    on=BACKWARD,
     seen="pytorch 195751",
     read=entry("mx_scale", lambda s: torch.full_like(s, 127)),
 )
 fault(
     "MX scale one high before requantising",
     VALUE,
-    contracts=BACKWARD,
+    on=BACKWARD,
     seen="DeepGEMM PR 112",
     read=entry("mx_scale", lambda s: s + 1),
 )
 fault(
     "scale bytes read row-major before requantising",
     INDEX,
-    contracts=BACKWARD,
+    on=BACKWARD,
     seen="flashinfer 3604",
     read=lambda call, inputs: inputs | {"mx_scale": _as_rows(call, inputs["mx_scale"])},
     needs=need(lambda call: call.resolved["layout"] != "linear", "the scales are not in tiles"),
@@ -1200,7 +1196,7 @@ fault(
 fault(
     "amax of the previous 128x128 block",
     INDEX,
-    contracts=BACKWARD,
+    on=BACKWARD,
     seen="NVIDIA/cutlass 2087",
     amax=lambda amax: amax.right.roll(1, dims=2),
     same_if="one block across",
@@ -1208,7 +1204,7 @@ fault(
 fault(
     "amax of 32 columns of a 128x128 block",
     VALUE,
-    contracts=BACKWARD,
+    on=BACKWARD,
     seen=MINE + "the block of MXFP8",
     amax=lambda amax: amax.blocks[..., :32].nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True),
     same_if="the first 32 columns hold the amax",
@@ -1216,7 +1212,7 @@ fault(
 fault(
     "quotients of 128x128 blocks truncated",
     CAST,
-    contracts=BACKWARD,
+    on=BACKWARD,
     seen="flashinfer 5128",
     quotient=lambda values: values.altered(quotient=_shorter(values.quotient)),
     same_if="every quotient is a code",

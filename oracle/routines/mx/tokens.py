@@ -109,7 +109,7 @@ class PerTokenSets(BlockSets):
         return worst_of([judged if judged.status.is_failure else self.with_padding(judged, found), rows])
 
 
-class _OfFp8(BlockQuantiser):
+class OfFp8Quantiser(BlockQuantiser):
     """A quantiser of E4M3 values."""
 
     packed = True
@@ -137,7 +137,7 @@ def halves(x8: Tensor, global_scale: Tensor | None) -> tuple[Tensor, Tensor, Ten
 
 
 @register
-class Nvfp4QuantizeOfFp8(_OfFp8, Nvfp4Quantize):
+class Nvfp4QuantizeOfFp8(OfFp8Quantiser, Nvfp4Quantize):
     """The recipe of TransformerEngine over the same float16 values is admitted too: the exact one."""
 
     name = "nvfp4_quantize_of_fp8"
@@ -151,7 +151,7 @@ class Nvfp4QuantizeOfFp8(_OfFp8, Nvfp4Quantize):
 
 
 @register
-class Mxfp4QuantizeOfFp8(_OfFp8):
+class Mxfp4QuantizeOfFp8(OfFp8Quantiser):
     """FlashInfer's kernel without a global scale quantises 6 times the values."""
 
     name = "mxfp4_quantize_of_fp8"

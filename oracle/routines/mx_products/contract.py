@@ -41,6 +41,7 @@ from oracle.routines.base import E4M3, F32, FP8, INTEGERS, Call, Operands, Optio
 from oracle.routines.mx.contract import LINEAR, pack, unpack
 from oracle.routines.products.contract import BIAS, ProductContract
 from oracle.routines.products.grouped import RUN
+from oracle.routines.traits import Trait
 from oracle.tensorcore.schedules import schedules
 from oracle.truth.gemm import ScaledProduct, take_rows
 from oracle.truth.layout import HEIGHTS, WIDTH, inverse_order, row_order
@@ -51,6 +52,7 @@ BYTES, WORDS = (torch.uint8,), (torch.int32,)
 MX, NV = 32, 16
 """Codes that share a scale."""
 TILE, FLAT = tuple(HEIGHTS)
+TIGHT = Trait("has the scales of each group of rows in tiles of their own, one behind the other")
 PACKED = "words"
 Inputs = Mapping[str, Tensor]
 Options = Mapping[str, object]
@@ -583,6 +585,7 @@ class ScaledGroupedMmMx(MxProduct):
     global scales are one of each group."""
 
     name = "scaled_grouped_mm_mx"
+    traits = frozenset({TIGHT})
     gpu = True
     summary = "rows sorted by expert: MXFP8, MXFP4 or NVFP4 mat_a [M, K] times mat_b [G, N, K], tight tiles of scales"
     source = "torch.nn.functional.scaled_grouped_mm, 2-D by 3-D, with BlockWise1x32 or BlockWise1x16; torchao"

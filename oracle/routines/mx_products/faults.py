@@ -14,6 +14,7 @@ from torch import Tensor
 
 from oracle.numbers.formats import E2M1, E4M3FN, decode
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
+from oracle.routines.base import Contract
 from oracle.routines.fault import (
     ARITHMETIC,
     CAST,
@@ -33,39 +34,41 @@ from oracle.routines.mx.contract import LINEAR
 from oracle.routines.mx_products.contract import (
     FLAT,
     PACKED,
+    TIGHT,
     TILE,
     UE4M3,
     UE8M0,
+    Fp8Fp4,
     MxProduct,
+    ScaledGroupedMmMxKGroups,
     Side,
     group_starts,
     places,
     size_of,
 )
+from oracle.routines.mx_products.deep_gemm import GroupedFp8Fp4Psum, Turned
+from oracle.routines.traits import GROUPED, Trait, of_class, takes
 from oracle.tensorcore.predict import store
 from oracle.truth.gemm import ScaledProduct, exact, rounded
 from oracle.truth.layout import HEIGHTS, WIDTH, row_order
 
-GROUPED = frozenset(
-    {
-        "group_gemm_mxfp8_mxfp4_nt_groupwise",
-        "group_gemm_nvfp4_nt_groupwise",
-        "scaled_grouped_mm_mx",
-        "m_grouped_fp8_fp4_gemm_nt_contiguous",
-        "m_grouped_fp8_fp4_gemm_nt_masked",
-        "m_grouped_fp8_fp4_gemm_nn_contiguous",
-        "m_grouped_fp8_fp4_gemm_nt_psum",
-    }
-)
-STACKED = GROUPED | {"bmm_mxfp8"}
-SHUFFLED, K_GROUPS = frozenset({"mm_mxfp8", "mm_fp4"}), frozenset({"scaled_grouped_mm_mx_k_groups"})
-GROUPS_OF_K = K_GROUPS | {"k_grouped_fp8_gemm_tn_contiguous"}
-TURNED = frozenset({f"fp8_fp4_gemm_{form}" for form in ("nn", "tn", "tt")} | {"m_grouped_fp8_fp4_gemm_nn_contiguous"})
-PRODUCTS = STACKED | SHUFFLED | GROUPS_OF_K | TURNED | {"scaled_mm", "fp8_fp4_gemm_nt"}
-SUMMED = frozenset({f"fp8_fp4_gemm_{form}" for form in ("nt", "nn", "tn", "tt")} | {"k_grouped_fp8_gemm_tn_contiguous"})
-WITH_ALPHA = frozenset({"mm_fp4", "scaled_mm", "group_gemm_nvfp4_nt_groupwise", "scaled_grouped_mm_mx"})
+
+def _of_weight(contract: Contract) -> tuple[str, ...]:
+    """The dims of the codes of b."""
+    name = contract.names[1] if isinstance(contract, MxProduct) else None
+    return next((spec.dims for spec in contract.inputs if spec.name == name and spec.dims is not None), ())
+
+
+PRODUCT = of_class(MxProduct).called("is a product of MX or NVFP4")
+STACKED = Trait("is a product of MX or NVFP4 with a matrix b for each group", lambda c: len(_of_weight(c)) == 3)
+IN_TILES = STACKED - of_class(Fp8Fp4)
+GROUPS_OF_K = (PRODUCT & (GROUPED - STACKED)).called("has operands whose K lies in groups")
+IN_COLUMNS = PRODUCT & Trait("has a b of columns", lambda c: c.b_columns)
+ALPHAS = ("alpha", "global_scale_a", "global_scale_b")
+WITH_ALPHA = (PRODUCT & (takes("alpha") | takes("global_scale_a"))).called("has a factor of the sum")
+BIASED = PRODUCT & takes("bias")
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-FAULTS = Faults(PRODUCTS)
+FAULTS = Faults(PRODUCT)
 fault = FAULTS.declare
 MINE = "no public thread: "
 EQUAL = "neighbours have equal scales"
@@ -285,7 +288,7 @@ fault(
     "codes of the next expert's weight",
     MOVEMENT,
     seen="sglang PR 28418",
-    contracts=STACKED,
+    on=STACKED,
     needs=several,
     read=lambda call, inputs: _rolled_weights(inputs, _contract(call).names[1]),
 )
@@ -302,7 +305,7 @@ fault(
     "block scales of the next expert's weight",
     INDEX,
     seen="flashinfer 2595",
-    contracts=STACKED,
+    on=STACKED,
     needs=several,
     read=_weights_next,
     same_if=EQUAL,
@@ -311,9 +314,9 @@ fault(
     "alpha of the next expert",
     VALUE,
     seen=MINE + "one alpha loaded for a tile of two experts",
-    contracts={"group_gemm_nvfp4_nt_groupwise"},
-    read=lambda inputs: inputs | {"alpha": inputs["alpha"].roll(-1)},
-    needs=both(several, need(lambda call: "alpha" in call.inputs, "there is no alpha")),
+    on=WITH_ALPHA & STACKED,
+    read=lambda inputs: inputs | {name: inputs[name].roll(-1) for name in ALPHAS if name in inputs},
+    needs=both(several, need(lambda call: any(name in call.inputs for name in ALPHAS), "there is no alpha")),
 )
 
 
@@ -341,7 +344,7 @@ for name, first in (
         name,
         MOVEMENT,
         seen="DeepGEMM 37: an expert's border inside a tile",
-        contracts=STACKED,
+        on=STACKED,
         write=_at_the_border(first),
         needs=several,
     )
@@ -354,7 +357,7 @@ def _row_by_row(call: Call, side: Side) -> Tensor:
 
 def _gaps_of_flashinfer(call: Call, side: Side) -> Tensor:
     """Groups, those without rows too, where FlashInfer would begin them; beyond the memory it begins again."""
-    ends, begin = call.inputs["offs"].tolist(), 0
+    ends, begin = call.inputs[str(call.contract.groups)].tolist(), 0
     found = [side.at[:0]]
     for start, end in zip(group_starts([0, *ends]), ends, strict=False):
         if end > begin:
@@ -386,21 +389,16 @@ def _differs(wrong: Callable[[Call, Side], Tensor]) -> WhyNot:
     )
 
 
-POINTED = frozenset({"group_gemm_mxfp8_mxfp4_nt_groupwise", "group_gemm_nvfp4_nt_groupwise"})
-for name, elsewhere, contracts in (
-    ("scales of the groups without gaps", _row_by_row, POINTED | {"scaled_grouped_mm_mx", "bmm_mxfp8"}),
-    ("scales of the groups placed tightly where FlashInfer's starts are meant", _tight, POINTED | {"bmm_mxfp8"}),
-    (
-        "scales of the groups at FlashInfer's starts where tight ones are meant",
-        _gaps_of_flashinfer,
-        frozenset({"scaled_grouped_mm_mx"}),
-    ),
+for name, elsewhere, on in (
+    ("scales of the groups without gaps", _row_by_row, IN_TILES),
+    ("scales of the groups placed tightly where FlashInfer's starts are meant", _tight, IN_TILES - TIGHT),
+    ("scales of the groups at FlashInfer's starts where tight ones are meant", _gaps_of_flashinfer, IN_TILES & TIGHT),
 ):
     fault(
         name,
         INDEX,
         seen="FlashInfer group placement against tight tiles of torch and vLLM",
-        contracts=contracts,
+        on=on,
         read=_placed(elsewhere),
         needs=both(several, _differs(elsewhere)),
         same_if=EQUAL,
@@ -419,7 +417,7 @@ for part, letter in enumerate(LETTERS):
     fault(
         f"{letter}: scales of all groups of K in one matrix of tiles",
         INDEX,
-        contracts=K_GROUPS,
+        on=of_class(ScaledGroupedMmMxKGroups),
         same_if=EQUAL,
         seen="FlashInfer group placement against tight tiles of torch and vLLM",
         read=_read_at(part, _one_matrix),
@@ -431,7 +429,7 @@ for part, letter in enumerate(LETTERS):
     "K of a group begins at 0",
     MOVEMENT,
     seen=MINE + "the first offset taken for all",
-    contracts=GROUPS_OF_K,
+    on=GROUPS_OF_K,
     needs=several,
 )
 def write_from_zero(call: Call, out: Tensor) -> Tensor:
@@ -447,7 +445,7 @@ def write_from_zero(call: Call, out: Tensor) -> Tensor:
 @fault(
     "groups of K written one place on",
     INDEX,
-    contracts=GROUPS_OF_K,
+    on=GROUPS_OF_K,
     needs=several,
     seen=MINE + "empty groups left out of the count",
 )
@@ -468,14 +466,17 @@ def _as_it_lies(codes: Tensor) -> Tensor:
 
 
 def _is_turned(part: int) -> WhyNot:
-    return need(lambda call: "ab"[part] in getattr(call.contract, "turned", ()), "it is not transposed")
+    def holds(call: Call) -> bool:
+        return "ab"[part] in getattr(call.contract, "turned", ()) or (part == 1 and call.contract.b_columns)
+
+    return need(holds, "it is not transposed")
 
 
 for part, letter in enumerate(LETTERS):
     fault(
         f"{letter}: transposed codes read as they lie",
         MOVEMENT,
-        contracts=TURNED,
+        on=of_class(Turned) | IN_COLUMNS if letter == "B" else of_class(Turned),
         needs=_is_turned(part),
         seen="DeepGEMM fp8_gemm_nn: a transposed view handed to a kernel of K-major operands",
         read=_recoded(part, _as_it_lies),
@@ -483,7 +484,7 @@ for part, letter in enumerate(LETTERS):
     fault(
         f"{letter}: transposed scales read as they lie",
         INDEX,
-        contracts=TURNED,
+        on=of_class(Turned),
         same_if=EQUAL,
         needs=both(
             _is_turned(part),
@@ -497,7 +498,7 @@ for part, letter in enumerate(LETTERS):
 @fault(
     "groups begin at multiples of 256 rows",
     INDEX,
-    contracts={"m_grouped_fp8_fp4_gemm_nt_psum"},
+    on=of_class(GroupedFp8Fp4Psum),
     seen="DeepGEMM get_mk_alignment_for_contiguous_layout: the alignment can be set",
     needs=need(
         lambda call: any(int(part.rows[0]) % 256 for part in call.parts if part.rows is not None),
@@ -524,7 +525,7 @@ def _unshuffled(product: ScaledProduct) -> ScaledProduct:
 fault(
     "shuffled weight multiplied as it lies",
     MOVEMENT,
-    contracts=SHUFFLED,
+    on=takes("shuffled"),
     needs=shuffled,
     product=_unshuffled,
     seen="FlashInfer mm_fp4: the trtllm backend requires a shuffled weight, the others a plain one",
@@ -532,7 +533,7 @@ fault(
 fault(
     "codes of a shuffled weight in order, its scales as they lie",
     INDEX,
-    contracts=SHUFFLED,
+    on=takes("shuffled"),
     needs=shuffled,
     seen="FlashInfer mm_fp4: the trtllm backend requires a shuffled weight, the others a plain one",
     product=lambda product: replace(product, b_scale=_unshuffled(product).b_scale),
@@ -908,7 +909,7 @@ for name, factor, when, seen in (
         name,
         VALUE,
         seen=seen,
-        contracts=WITH_ALPHA,
+        on=WITH_ALPHA,
         product=_alpha(factor),
         needs=when,
         same_if="alpha has few bits" if "bfloat16" in name else "",
@@ -925,14 +926,13 @@ def _rounded_first(call: Call, total: Sum) -> Tensor:
 fault(
     "sum rounded to the output dtype before alpha",
     ARITHMETIC,
-    contracts=WITH_ALPHA,
+    on=WITH_ALPHA,
     seen="torchao NVFP4Tensor matmul: three roundings",
     sum=_rounded_first,
     needs=both(has_alpha, need(lambda call: call.out_dtype is not torch.float32, "the output is float32")),
     same_if="every sum is a value of the output dtype",
 )
 has_bias = need(lambda call: "bias" in call.inputs, "there is no bias")
-BIASED = frozenset({"scaled_mm"})
 for name, bias in (
     ("bias of a block-scaled product ignored", lambda bias: None),
     ("bias of a block-scaled product added twice", lambda bias: bias * 2),
@@ -942,7 +942,7 @@ for name, bias in (
         name,
         ARITHMETIC,
         seen="cutlass PR 3149",
-        contracts=BIASED,
+        on=BIASED,
         needs=has_bias,
         product=lambda product, bias=bias: replace(product, bias=bias(product.bias)),
     )
@@ -956,7 +956,7 @@ for name, summand, same in (
         name,
         ARITHMETIC,
         seen="cutlass PR 3149",
-        contracts=SUMMED,
+        on=PRODUCT & takes("c"),
         needs=need(lambda call: "c" in call.inputs, "there is no c"),
         same_if=same,
         read=entry("c", summand),
@@ -965,7 +965,7 @@ fault(
     "sum rounded to the output dtype before the bias",
     ARITHMETIC,
     seen="H200 mutants",
-    contracts=BIASED,
+    on=BIASED,
     sum=_rounded_first,
     same_if="every sum is a value of the output dtype",
     needs=both(has_bias, need(lambda call: call.out_dtype is not torch.float32, "the output is float32")),

@@ -34,6 +34,7 @@ from oracle.routines.base import (
     register,
 )
 from oracle.routines.fault import Fault
+from oracle.routines.products.traits import BY_SHAPE
 from oracle.tensorcore.identify import Match, identify_product
 from oracle.tensorcore.schedules import Schedule, is_class, of_class
 from oracle.tensorcore.schedules import get as get_schedule
@@ -207,6 +208,7 @@ class CutlassScaledMm(ProductContract):
     for blocks."""
 
     name = "cutlass_scaled_mm"
+    traits = frozenset({BY_SHAPE})
     probed = (None, 1)
     summary = "a [M, K] times b [N, K] transposed; per-tensor, per-token, per-channel or block scales; optional bias"
     source = "vLLM csrc cutlass_scaled_mm"

@@ -50,6 +50,7 @@ from oracle.routines.products.contract import (
     transposed,
 )
 from oracle.routines.products.grouped import GroupedContiguous
+from oracle.routines.products.traits import HEADS, K_IN_GROUPS
 from oracle.tensorcore.schedules import Schedule
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.compare import Verdict
@@ -165,6 +166,7 @@ class KGrouped(ProductContract):
     ``M * ks[g]`` (of ``b``: ``N * ks[g]``) behind those of the groups before it, row by row."""
 
     name = "k_grouped_fp8_gemm_nt_contiguous"
+    traits = frozenset({K_IN_GROUPS})
     summary = "for every group of K, c[g] + a_g [M, K_g] times b_g [N, K_g] transposed, 1x128 scales; float32"
     source = f"{SOURCE}; impls/sm90_fp8_gemm_1d1d.cuh"
     laid_out = True
@@ -244,6 +246,7 @@ class Fp8Einsum(ProductContract):
     """Row ``(b, h)`` of the output is row ``b`` of head ``h``'s product."""
 
     name = "fp8_einsum"
+    traits = frozenset({HEADS})
     summary = "bhr,hdr->bhd: for every head a [B, R] times b [D, R] transposed; 1x128 and 128x128 scales"
     source = "DeepGEMM csrc/apis/einsum.hpp"
     laid_out = True

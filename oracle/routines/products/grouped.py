@@ -26,6 +26,7 @@ from oracle.routines.products.contract import (
     block_scaled,
     scale_input,
 )
+from oracle.routines.products.traits import BY_ENDS
 from oracle.truth.gemm import ScaledProduct, take_rows
 from oracle.verdict.products import Part
 
@@ -153,6 +154,7 @@ class Runs(ProductContract):
 @register
 class ScaledGroupedMm(Runs):
     name = "scaled_grouped_mm"
+    traits = frozenset({BY_ENDS})
     summary = "rows sorted by expert, runs of any length; (sum * scale_a) * scale_b with a scale per token and channel"
     source = "torch._scaled_grouped_mm; vLLM csrc cutlass_moe_mm"
     numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {

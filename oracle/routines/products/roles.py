@@ -11,41 +11,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from oracle.routines.base import registered
 from oracle.routines.fault import Call, Change, WhyNot, change_of, need
-from oracle.routines.products import (
-    batched,
-    batched_cases,
-    cases,
-    contract,
-    deep_gemm,
-    flashinfer,
-    grouped,
-    linear,
-    mixed,
-)
-
-# importing them registers what ROLES lists
-PRODUCT_MODULES = (contract, flashinfer, grouped, linear, deep_gemm, batched, mixed)
-
-FLASHINFER = "fp8_blockscale_gemm_sm90"
-CUTLASS = "cutlass_scaled_mm"
-CONTIGUOUS = "m_grouped_fp8_gemm_nt_contiguous"
-MASKED = "fp8_m_grouped_gemm_nt_masked"
-SCALED = "scaled_grouped_mm"
-
-ROLES: Mapping[str, Mapping[str, str]] = {
-    name: found.roles for name, found in registered().items() if "a" in found.roles
-}
-PRODUCTS = frozenset(ROLES)
-GROUPED = frozenset(name for name in ROLES if registered()[name].groups is not None)
-BY_INDEX = frozenset({CONTIGUOUS, "m_grouped_fp8_gemm_nn_contiguous"})
-BY_COUNT = frozenset({MASKED, "batch_deepgemm_fp8_nt_groupwise"})
-RUNS = GROUPED - BY_INDEX - BY_COUNT
-GRAMMARS = {**cases.GRAMMARS, **batched_cases.GRAMMARS}
-BLOCKS = frozenset(name for name in ROLES if {"1x128:128x128", "1x128:1x128"} & set(GRAMMARS[name].schemes))
-TORCH_NAMES = frozenset(name for name, role in ROLES.items() if role["a"] == "qinput")
-WITH_BIAS = TORCH_NAMES | {CUTLASS}
+from oracle.routines.products import contract
 
 
 def quantised(call: Call) -> Mapping[str, Tensor]:
@@ -66,24 +33,62 @@ def each(role: str, function: Callable[..., Tensor]) -> Change:
     change = change_of(function)
 
     def apply(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        name = ROLES[call.contract.name].get(role)
+        name = call.contract.roles.get(role)
         return inputs if name is None else inputs | {name: _rewritten(call, role, inputs[name], change)}
 
     return apply
 
 
+def operand(call: Call, role: str) -> Tensor:
+    """The input for ``role``, which the contract has."""
+    return call.inputs[call.contract.roles[role]]
+
+
+def groups(call: Call) -> Tensor:
+    """The input that says which rows belong to which group, which the contract has."""
+    return call.inputs[str(call.contract.groups)]
+
+
+def of_groups(function: Callable[..., Tensor]) -> Change:
+    """A READ change of the input that says which rows belong to which group."""
+    change = change_of(function)
+
+    def apply(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        name = str(call.contract.groups)
+        return inputs | {name: change(call, inputs[name])}
+
+    return apply
+
+
+def of_the_next(*roles: str) -> Change:
+    """A READ change: the inputs for these roles by one entry along their first axis, as far as there are such."""
+
+    def apply(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        names = [call.contract.roles[role] for role in roles if role in call.contract.roles]
+        return inputs | {name: rolled(inputs[name]) for name in names}
+
+    return apply
+
+
+def rolled(x: Tensor, dim: int = 0) -> Tensor:
+    """Every entry along an axis replaced by the next, of any dtype."""
+    raw = x.view(torch.uint8) if x.element_size() == 1 else x
+    return torch.roll(raw, -1, dims=dim).view(x.dtype)
+
+
 def matrix(call: Call, role: str) -> Tensor:
     """The first matrix of ``role`` as the contract gives it: ``[rows, blocks]`` or ``[rows, K]``; one 1 without it."""
-    name = ROLES[call.contract.name].get(role)
+    name = call.contract.roles.get(role)
     one = torch.ones(1, 1, dtype=torch.float32, device="cpu")
     return one if name is None else matrices(call, role, call.inputs[name])[0]
 
 
 def has(role: str) -> WhyNot:
     """The contract has an input for ``role``."""
-    return need(lambda call: role in ROLES[call.contract.name], f"there is no {role}")
+    return need(lambda call: role in call.contract.roles, f"there is no {role}")
 
 
+b_by_row = need(lambda c: c.parts[0].product.b_rows == 1 < c.parts[0].product.N, "a scale of b serves 128 rows")
 several_blocks = need(lambda call: call.parts[0].product.B > 1, "there is one K block")
 
 

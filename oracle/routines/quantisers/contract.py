@@ -45,6 +45,7 @@ from oracle.routines.base import (
 )
 from oracle.routines.fault import Fault, Stage, fold, touches
 from oracle.routines.quantisers.verdict import judge_quantised
+from oracle.routines.traits import Trait
 from oracle.tensorcore.identify import Match
 from oracle.verdict.compare import Admissible, Verdict, compare, verdict
 from oracle.verdict.sets import Elements, Found, Range, Sets, ranged, rounded_to
@@ -52,9 +53,20 @@ from oracle.verdict.sets import Elements, Found, Range, Sets, ranged, rounded_to
 X = TensorSpec("x", quantize.WIDE, ("M", "K"), "values to quantise")
 UE8M0 = OptionSpec("use_ue8m0", False, (False, True), "round the scale up to a power of two")
 
+FAST_MATH = Trait("is built with fast math")
+BLOCK_BYTES = Trait("publishes a byte of scale for each block, in a layout")
+FOUR_BITS = Trait("publishes codes of four bits")
+QUANTISER_INSIDE = Trait("quantises a value of its own to E4M3")
+"""Stated by a contract with a method ``inner`` that gives the call of its quantiser, and a kernel with its stages."""
+
 
 class QuantiserContract(Contract):
-    """A contract whose output is ``{"q": codes, "scale": scales}``."""
+    """A contract whose output is ``{"q": codes, "scale": scales}``.
+
+    A subclass writes ``declared``, and ``publish`` and ``logical`` where its scales lie otherwise. Every fault of
+    :mod:`oracle.routines.quantisers.faults` applies to it; to one that states ``BLOCK_BYTES`` or ``FOUR_BITS`` those of
+    its format do instead.
+    """
 
     section = "Quantisation"
     inputs: ClassVar[tuple[TensorSpec, ...]] = (X,)
@@ -434,6 +446,7 @@ class PerChannelCastToFp8(_Cast):
 class _FlashInfer(QuantiserContract):
     """No amax floor, an all-zero block has scale 1; division on the device is approximate."""
 
+    traits = frozenset({FAST_MATH})
     recipe: ClassVar[Recipe]
 
     def refuse(self, inputs: Inputs, options: Options) -> None:

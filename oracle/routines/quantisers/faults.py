@@ -10,25 +10,25 @@ from torch import Tensor
 
 from oracle.numbers import fast_math
 from oracle.numbers.formats import BF16, E4M3FN
-from oracle.numbers.quantize import f32, prepare
+from oracle.numbers.quantize import f32
 from oracle.numbers.recipes import AmaxScan, Arithmetic, NanAmax, NanCode, PowerOfTwo, Recipe, ScaleFormula
 from oracle.numbers.rounding import Overflow, Rounding, power_of_two, round_to
 from oracle.numbers.scaling import ScaleFormat
 from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Faults, WhyNot, both, need
-from oracle.routines.quantisers.contract import Amax, Values, values_of
-
-QUANTISERS = frozenset(
-    {
-        "flashinfer_quantize_128x128",
-        "flashinfer_quantize_1x128",
-        "per_block_cast_to_fp8",
-        "per_channel_cast_to_fp8",
-        "per_token_cast_to_fp8",
-        "per_token_group_quant_fp8",
-        "scaled_fp8_quant",
-    }
+from oracle.routines.quantisers.contract import (
+    BLOCK_BYTES,
+    FAST_MATH,
+    FOUR_BITS,
+    Amax,
+    QuantiserContract,
+    Values,
+    prepared,
+    values_of,
 )
-"""Every registered contract that publishes codes and their scale."""
+from oracle.routines.traits import of_class
+
+QUANTISERS = of_class(QuantiserContract) - BLOCK_BYTES - FOUR_BITS
+"""Contracts that publish E4M3 codes and their scale, a number for each block."""
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 FAULTS = Faults(QUANTISERS)
 fault = FAULTS.declare
@@ -62,7 +62,7 @@ tall_blocks = both(
 
 def _blocks(call: Call) -> tuple[int, int]:
     """Blocks down and across."""
-    down, across = prepare(call.inputs["x"]).grid(call.recipe.block).count
+    down, across = prepared(call).grid(call.recipe.block).count
     return down, across
 
 
@@ -79,10 +79,15 @@ square = both(
 
 def _holds(found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
     """The input has at least one value of this kind."""
-    return need(lambda call: bool(found(call.inputs["x"].to(torch.float64)).any()), missing)
+    return need(lambda call: bool(found(prepared(call).values).any()), missing)
 
 
 has_negative = _holds(lambda x: x < 0, "no value is negative")  # -0 and NaN are none
+# 448 x / amax of two values of four bits is a midpoint of E4M3, or more than 2^-9 of itself away from each
+finer = _holds(
+    lambda x: (bits := torch.frexp(x.nan_to_num(nan=0.0))[0] * 16) != torch.trunc(bits),
+    "every value has four significant bits",
+)
 
 
 # --- the amax, the scale made of it, and the scale published ------------------------------------------------
@@ -344,6 +349,7 @@ def quotient_up_or_down(values: Values) -> Values:
     "quotient rounded to bfloat16 first",
     CAST,
     seen="TensorRT-LLM PR 14464",
+    needs=finer,
     same_if="every quotient is a bfloat16 value",
 )
 def quotient_through_bf16(values: Values) -> Values:
@@ -427,9 +433,9 @@ fault(
     "448/amax approximate and flushed: NaN beyond [2^-119, 2^126], 0 below 2^-117",
     VALUE,
     seen=MET_IN,
-    contracts={"flashinfer_quantize_1x128", "flashinfer_quantize_128x128"},
+    on=QUANTISERS & FAST_MATH,
     recipe=_recipe(arithmetic=Arithmetic.FAST_MATH, inverse_limit=False),
-    needs=need(lambda call: bool(fast_math.outside(prepare(call.inputs["x"]).amax(call.recipe)).any()), IN_RANGE),
+    needs=need(lambda call: bool(fast_math.outside(prepared(call).amax(call.recipe)).any()), IN_RANGE),
     admissible_if=NARROW,
 )
 
@@ -446,14 +452,14 @@ fault(
     "448/amax approximate: codes 0 where amax lies above 2^126",
     VALUE,
     seen="sglang-kernel 0.4.4 sgl_per_token_group_quant_8bit_v2, on an H200",
-    contracts=QUANTISERS - {"flashinfer_quantize_1x128", "flashinfer_quantize_128x128"},
+    on=QUANTISERS - FAST_MATH,
     quotient=lambda values: values.altered(
         quotient=torch.where(_beyond_2_126(values.x.amax(values.recipe)), values.quotient * 0.0, values.quotient)
     ),
     needs=both(
         own_scale,
         need(
-            lambda call: bool(_beyond_2_126(prepare(call.inputs["x"]).amax(call.recipe)).any()),
+            lambda call: bool(_beyond_2_126(prepared(call).amax(call.recipe)).any()),
             "no finite amax lies above 2^126",
         ),
     ),

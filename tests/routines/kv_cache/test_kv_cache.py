@@ -8,14 +8,13 @@ from torch import Tensor
 
 from oracle.diagnosis.explain import diagnose
 from oracle.diagnosis.mutation import Fate, mutate
-from oracle.errors import DtypeError, NumericsError, OptionError, OracleError, ShapeError
+from oracle.errors import ContractError, DtypeError, NumericsError, OptionError, OracleError, ShapeError
 from oracle.numbers import kv_recipes
 from oracle.numbers.formats import codes_of, decode
-from oracle.routines import cases, get
+from oracle.routines import cases, get, profiles
 from oracle.routines.base import by_name
 from oracle.routines.catalogue import catalogue, run
 from oracle.routines.fault import Call
-from oracle.routines.kv_cache import faults
 from oracle.routines.kv_cache.cases import GRAMMARS
 from oracle.routines.kv_cache.contract import CacheContract, Coded, Products, Quantised
 from oracle.truth.layout import unpack_kv_cache
@@ -83,7 +82,19 @@ def test_every_element_is_judged(name: str) -> None:
             assert verdict.worst.output == output
 
 
-@pytest.mark.parametrize("name", sorted(faults.SLOTTED))
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_contract_states_the_kinds_of_its_pieces(name: str) -> None:
+    """Each kind is one of a quick case; a piece of another kind is refused."""
+    contract = get(name)
+    assert isinstance(contract, CacheContract)
+    calls = [Call(contract, case.inputs(), case.call_options()) for case in profiles.cases(name, "quick")]
+    assert {type(piece) for call in calls for piece in contract.work(call)} == set(contract.kinds)
+    silent = object.__new__(type("Silent", (type(contract),), {"kinds": ()}))
+    with pytest.raises(ContractError, match=f"{name} has a {contract.kinds[0].__name__} piece; state it"):
+        silent.work(Call(silent, calls[0].inputs, calls[0].options))
+
+
+@pytest.mark.parametrize("name", [n for n in GRAMMARS if "slot_mapping" in {spec.name for spec in get(n).inputs}])
 def test_a_token_without_a_slot_is_not_written(name: str) -> None:
     """Whatever it holds, the output is the same; a slot of its own changes it."""
     call = call_of(name)

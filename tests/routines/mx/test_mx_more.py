@@ -12,7 +12,7 @@ from oracle.diagnosis.mutation import mutate
 from oracle.errors import InputError, NumericsError, OptionError, OracleError, ShapeError
 from oracle.numbers.formats import E2M1, decode
 from oracle.numbers.recipes import Candidates
-from oracle.routines import cases, get
+from oracle.routines import cases, get, registered
 from oracle.routines.base import by_name
 from oracle.routines.catalogue import catalogue, faults_of, run
 from oracle.routines.fault import Call
@@ -20,13 +20,12 @@ from oracle.routines.mx.columns import DIRECTIONS
 from oracle.routines.mx.contract import unpack
 from oracle.routines.mx.experts import PLACEMENTS, ContiguousQuantiser, ExpertQuantiser, starts
 from oracle.routines.mx.more_cases import GRAMMARS
-from oracle.routines.mx.more_faults import EXPERTS
 from oracle.truth.hadamard import transform_ends
 from oracle.verdict.compare import Status
 from tests.support.paths import ROOT
 
 POISON = {"NaN": 0x7F, "NaN of E8M0": 0xFF, "the largest": 0x7E, "infinity of E5M2": 0x7C}
-PLACED = sorted(EXPERTS)
+PLACED = [name for name, contract in registered().items() if isinstance(contract, ExpertQuantiser)]
 
 
 def call_of(name: str, option: str = "", family: str = "randn") -> Call:

@@ -20,7 +20,7 @@ from oracle.routines import cases, get
 from oracle.routines.catalogue import Call, run
 from oracle.routines.catalogue import get as get_fault
 from oracle.routines.products import batched_cases, mixed
-from oracle.routines.products.roles import ROLES, each, matrices
+from oracle.routines.products.roles import each, matrices
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import ScaledProduct, rational
@@ -30,7 +30,7 @@ from tests.support.slow_oracle.forms import cute_offset
 
 PROMOTED = get_schedule("sm90.promote128")
 K_GROUPED, HEADS = "k_grouped_fp8_gemm_nt_contiguous", "fp8_gemm_nt_skip_head_mid"
-FORMS = sorted(set(batched_cases.GRAMMARS) & set(ROLES))
+FORMS = sorted(name for name in batched_cases.GRAMMARS if get(name).roles)
 
 
 def summed(seed: int = 0, *, size: float = 1.0) -> ScaledProduct:
@@ -88,7 +88,7 @@ class TestLayouts:
         """Rewriting nothing changes nothing, in every role; rewriting something changes that role alone."""
         case = cases.parse(next(iter(batched_cases.GRAMMARS[name].ids(name, "quick"))))
         call = Call(get(name), case.inputs(), case.call_options())
-        for role, tensor in ROLES[name].items():
+        for role, tensor in get(name).roles.items():
             same = each(role, lambda m: m.clone())(call, dict(call.inputs))
             assert all(
                 torch.equal(x.view(torch.uint8), y.view(torch.uint8)) if x.element_size() == 1 else torch.equal(x, y)

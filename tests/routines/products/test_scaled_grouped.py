@@ -14,12 +14,12 @@ from oracle.errors import InputError
 from oracle.routines import cases, get
 from oracle.routines.catalogue import Call, run
 from oracle.routines.catalogue import get as get_fault
-from oracle.routines.products.roles import SCALED
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.compare import Status, Verdict
 
+SCALED = "scaled_grouped_mm"
 Inputs = dict[str, Tensor]
 
 

@@ -1,12 +1,18 @@
 """Faults of scaled products, in the order in which a kernel would make them."""
 
-from oracle.routines.fault import Family
+from collections.abc import Iterator
+
+from oracle.routines.fault import Family, Fault
 from oracle.routines.products.faults import arithmetic, forms, movement, scales
 
-FAULTS = tuple(
-    fault
-    for family in Family
-    for module in (scales, arithmetic, movement, forms)
-    for fault in module.FAULTS
-    if fault.family is family
-)
+
+class _InOrder:
+    """The faults of four files by family; read when they are asked for, since each applies to contracts known then."""
+
+    def __iter__(self) -> Iterator[Fault]:
+        found = [fault for module in (scales, arithmetic, movement, forms) for fault in module.FAULTS]
+        for family in Family:
+            yield from (fault for fault in found if fault.family is family)
+
+
+FAULTS = _InOrder()

@@ -17,14 +17,15 @@ from oracle.numbers.formats import decode, of_dtype
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines.fault import ARITHMETIC, CAST, Call, Change, Faults, WhyNot, both, need
 from oracle.routines.mutants import PIECE, Sum
-from oracle.routines.products.roles import BLOCKS, PRODUCTS, WITH_BIAS, each, matrix, several_blocks
+from oracle.routines.products.roles import each, matrix, several_blocks
+from oracle.routines.products.traits import BIASED, BLOCKS, PRODUCT
 from oracle.tensorcore.fused import ABSENT, accumulate, float32_scale, operand
 from oracle.tensorcore.predict import store
 from oracle.tensorcore.schedules import Promotion, Schedule
 from oracle.truth.gemm import ALL, ScaledProduct
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-FAULTS = Faults(PRODUCTS)
+FAULTS = Faults(PRODUCT)
 fault = FAULTS.declare
 
 E4M3 = torch.float8_e4m3fn
@@ -329,7 +330,7 @@ fault(
     "bias added after the cast",
     CAST,
     seen="H200 mutants",
-    contracts=WITH_BIAS,
+    on=BIASED,
     needs=both(has_bias, need(lambda c: c.out_dtype != torch.float32, "a float32 store rounds nothing")),
     same_if="both roundings are exact",
 )
@@ -410,7 +411,7 @@ fault(
     "two K blocks share one chain and the second's scales",
     ARITHMETIC,
     seen="DeepGEMM 37",
-    contracts=BLOCKS,
+    on=BLOCKS,
     product=_second_scale_for_two,
     schedule=_twice,
     needs=both(several_blocks, promoted),
@@ -465,7 +466,7 @@ for dtype, word, seen in ((torch.bfloat16, "bfloat16", "H200 mutants"), (torch.f
     "accumulator rescaled between K blocks, never promoted",
     ARITHMETIC,
     seen="LMDeploy 0.18.0 Triton blocked_gemm_fp8, on an H200",
-    contracts=BLOCKS,
+    on=BLOCKS,
     needs=both(
         several_blocks,
         need(lambda call: call.schedule is not None, "sums are exact"),
@@ -543,7 +544,7 @@ for name, which in (
         name,
         ARITHMETIC,
         seen="no public thread: an accumulator not zeroed before the next K block",
-        contracts=BLOCKS,
+        on=BLOCKS,
         sum=_kept(which),
         needs=several_blocks,
     )
@@ -575,7 +576,7 @@ for name, bias, same_if in (
         name,
         ARITHMETIC,
         seen="cutlass PR 3149",
-        contracts=WITH_BIAS,
+        on=BIASED,
         product=_bias(bias),
         needs=has_bias,
         same_if=same_if,
@@ -586,7 +587,7 @@ for name, bias, same_if in (
     "bias added before the scales",
     ARITHMETIC,
     seen="H200 mutants",
-    contracts=WITH_BIAS,
+    on=BIASED,
     needs=both(has_bias, need(lambda call: call.parts[0].product.B == 1, "block scales take no bias")),
     same_if="the bias is zero",
 )

@@ -16,20 +16,36 @@ from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines.base import Call
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, always, both, entry, need
 from oracle.routines.mutants import stale
-from oracle.routines.products.mixed import GROUP, encoded, nibbles, words
-from oracle.routines.products.roles import ROLES, RUNS, each, matrices, matrix, several_rows
+from oracle.routines.products.mixed import (
+    GROUP,
+    EncodeAndReorderInt4,
+    EncodeInt4,
+    PackScale,
+    encoded,
+    nibbles,
+    words,
+)
+from oracle.routines.products.roles import b_by_row, each, matrices, matrix, of_the_next, operand, rolled, several_rows
+from oracle.routines.products.traits import (
+    A_BY_BLOCK,
+    B_BY_ROW,
+    BATCHED,
+    BY_ENDS,
+    HEAD_GAP,
+    HEADS,
+    INT4,
+    K_IN_GROUPS,
+    PRODUCT,
+    RUNS,
+    SUMMED,
+    TURNED,
+)
+from oracle.routines.traits import of_class
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.sets import rounded_to
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-K_GROUPED, EINSUM, BMM = "k_grouped_fp8_gemm_nt_contiguous", "fp8_einsum", "bmm_fp8"
-HEADS, GROUPWISE = "fp8_gemm_nt_skip_head_mid", "gemm_fp8_nt_groupwise"
-SUMMED = frozenset({"fp8_gemm_nt_1d1d", K_GROUPED})
-TURNED = frozenset({"fp8_gemm_nn", "fp8_gemm_tn", "fp8_gemm_tt", "m_grouped_fp8_gemm_nn_contiguous", BMM})
-INT4 = frozenset({"cutlass_w4a8_mm", "cutlass_w4a8_moe_mm"})
-ENCODE, PACK = "unified_encode_int4b", "cutlass_pack_scale_fp8"
-REORDER = "cutlass_encode_and_reorder_int4b"
-FAULTS = Faults(SUMMED | TURNED | INT4 | RUNS | {EINSUM, HEADS, GROUPWISE, ENCODE, REORDER, PACK})
+FAULTS = Faults(PRODUCT)
 fault = FAULTS.declare
 EQUAL = "what is exchanged is equal"
 
@@ -58,14 +74,14 @@ for name, seen, change, same_if in (
         "every c is a bfloat16 value",
     ),
 ):
-    fault(name, ARITHMETIC, seen=seen, contracts=SUMMED, product=_summand(change), needs=summed, same_if=same_if)
+    fault(name, ARITHMETIC, seen=seen, on=SUMMED, product=_summand(change), needs=summed, same_if=same_if)
 fault(
     "B scale per 128 rows instead of per row",
     INDEX,
     seen="DeepGEMM csrc/apis/gemm.hpp: recipe (1, 128, 128)",
-    contracts=SUMMED,
+    on=B_BY_ROW,
     read=each("b_scale", lambda scale: scale[torch.arange(len(scale), device=scale.device) // 128 * 128]),
-    needs=several_rows("b_scale"),
+    needs=both(b_by_row, several_rows("b_scale")),
     same_if=EQUAL,
 )
 
@@ -77,7 +93,7 @@ def _groups(role: str, change: Callable[[list[Tensor]], list[Tensor]]) -> Callab
     """All matrices of a role changed together."""
 
     def read(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        name = ROLES[call.contract.name][role]
+        name = call.contract.roles[role]
         made = inputs[name].clone()
         changed = [m.clone() for m in change(matrices(call, role, inputs[name]))]
         for place, m in zip(matrices(call, role, made), changed, strict=True):
@@ -128,7 +144,7 @@ for role, what in (("a", "A"), ("b", "B")):
         f"last block of a group of {what} loaded through the next group's descriptor",
         MOVEMENT,
         seen="DeepGEMM 365, PR 343",
-        contracts={K_GROUPED},
+        on=K_IN_GROUPS,
         read=_groups(role, _last_block_of_next),
         needs=several_k_groups,
         same_if="both blocks are equal",
@@ -138,7 +154,7 @@ for role, what in (("a", "A"), ("b", "B")):
         f"row pitch of the first group of {what} kept for all",
         MOVEMENT,
         seen="DeepGEMM PR 343",
-        contracts={K_GROUPED},
+        on=K_IN_GROUPS,
         read=_groups(role, _first_pitch),
         needs=unlike,
         same_if=EQUAL,
@@ -151,7 +167,7 @@ for role, what in (("a", "A"), ("b", "B")):
             f"{what} scales of every group {name}",
             INDEX,
             seen=seen,
-            contracts={K_GROUPED},
+            on=K_IN_GROUPS,
             read=_groups(f"{role}_scale", _scales_from(first)),
             needs=several_k_groups,
             same_if=EQUAL,
@@ -162,7 +178,7 @@ for role, what in (("a", "A"), ("b", "B")):
     "group without steps not copied from c",
     MOVEMENT,
     seen="DeepGEMM csrc/apis/gemm.hpp: early_return",
-    contracts={K_GROUPED},
+    on=K_IN_GROUPS,
     needs=need(lambda call: bool((call.inputs["ks"] == 0).any()), "every group has steps"),
     same_if="c is zero there",
 )
@@ -177,7 +193,7 @@ def write_no_empty_group(call: Call, out: Tensor) -> Tensor:
     "padding of A scales added to the first rows of the next group",
     MOVEMENT,
     seen="no public thread: a tile of the last rows is added whole, its scales past M unwritten",
-    contracts={K_GROUPED},
+    on=K_IN_GROUPS,
     needs=both(several_k_groups, need(lambda c: c.operands.shape[1] % 4, "M is whole")),
 )
 def write_padding_added(call: Call, out: Tensor) -> Tensor:
@@ -209,7 +225,7 @@ for role in ("a", "b"):
         f"{role.upper()} transposed where it is square",
         MOVEMENT,
         seen="flashinfer 2147",
-        contracts=TURNED,
+        on=TURNED,
         read=each(role, lambda x: codes_of(x).t().contiguous().view(x.dtype)),
         needs=_square(role),
         same_if="the matrix is symmetric",
@@ -218,7 +234,7 @@ fault(
     "row-major B read column by column",
     MOVEMENT,
     seen="flashinfer bmm_fp8, whose strides nothing checks",
-    contracts=TURNED,
+    on=TURNED,
     read=each("b", _other_major),
     needs=several_rows("b"),
     same_if=EQUAL,
@@ -228,34 +244,35 @@ fault(
 # --- heads and batches --------------------------------------------------------------------------------------
 
 
-def _rolled(role: str, *, dim: int = 0) -> Callable[..., dict[str, Tensor]]:
+def _next_head(role: str) -> Callable[..., dict[str, Tensor]]:
+    """Axis 1 of an operand ``[tokens, heads, ..]``."""
+
     def read(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        name = ROLES[call.contract.name][role]
-        x = inputs[name]
-        raw = x.view(torch.uint8) if x.element_size() == 1 else x
-        return inputs | {name: torch.roll(raw, -1, dims=dim).view(x.dtype)}
+        name = call.contract.roles[role]
+        return inputs | {name: rolled(inputs[name], dim=1)}
 
     return read
 
 
 def _first_group(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    name = ROLES[call.contract.name]["b"]
+    name = call.contract.roles["b"]
     x = inputs[name]
     return inputs | {name: x.view(torch.uint8)[:1].expand(x.shape).contiguous().view(x.dtype)}
 
 
 def _batch_major(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """``[H, B, R]`` in memory read as ``[B, H, R]``."""
-    x = inputs["a"].view(torch.uint8)
-    return inputs | {"a": x.transpose(0, 1).contiguous().view(x.shape).view(inputs["a"].dtype)}
+    name = call.contract.roles["a"]
+    x = inputs[name].view(torch.uint8)
+    return inputs | {name: x.transpose(0, 1).contiguous().view(x.shape).view(inputs[name].dtype)}
 
 
 fault(
     "weights of the next head or batch",
     MOVEMENT,
     seen="flashinfer 3604",
-    contracts={EINSUM, BMM},
-    read=_rolled("b"),
+    on=BATCHED,
+    read=of_the_next("b"),
     needs=several_parts,
     same_if=EQUAL,
 )
@@ -263,7 +280,7 @@ fault(
     "weights of the first head or batch throughout",
     MOVEMENT,
     seen="flashinfer 3604",
-    contracts={EINSUM, BMM},
+    on=BATCHED,
     read=_first_group,
     needs=several_parts,
     same_if=EQUAL,
@@ -272,8 +289,8 @@ fault(
     "activations of the next head",
     MOVEMENT,
     seen="no public thread: heads counted from 1",
-    contracts={EINSUM},
-    read=_rolled("a", dim=1),
+    on=HEADS,
+    read=_next_head("a"),
     needs=several_parts,
     same_if=EQUAL,
 )
@@ -281,8 +298,8 @@ fault(
     "A scale of the next head",
     INDEX,
     seen="sglang 39193",
-    contracts={EINSUM},
-    read=_rolled("a_scale", dim=1),
+    on=HEADS,
+    read=_next_head("a_scale"),
     needs=several_parts,
     same_if=EQUAL,
 )
@@ -290,8 +307,8 @@ fault(
     "B scale of the next head",
     INDEX,
     seen="sglang 39193",
-    contracts={EINSUM},
-    read=_rolled("b_scale"),
+    on=HEADS,
+    read=of_the_next("b_scale"),
     needs=several_parts,
     same_if=EQUAL,
 )
@@ -299,7 +316,7 @@ fault(
     "activations stored head by head read token by token",
     MOVEMENT,
     seen="sglang 39193",
-    contracts={EINSUM},
+    on=HEADS,
     read=_batch_major,
     needs=both(several_parts, several_rows("a")),
     same_if=EQUAL,
@@ -310,7 +327,7 @@ fault(
     "batches after the first not computed",
     MOVEMENT,
     seen="flashinfer 3604",
-    contracts={EINSUM, BMM},
+    on=BATCHED,
     needs=several_parts,
 )
 def write_first_batch(call: Call, out: Tensor) -> Tensor:
@@ -361,7 +378,7 @@ for name, place, needs in (
         name,
         MOVEMENT,
         seen="DeepGEMM csrc/apis/gemm.hpp: fp8_gemm_nt_skip_head_mid",
-        contracts={HEADS},
+        on=HEAD_GAP,
         write=_heads(place),
         needs=needs,
         same_if="those columns are equal",
@@ -374,9 +391,9 @@ fault(
     "A scale of 128 rows read by row",
     INDEX,
     seen="pytorch/FBGEMM 6159",
-    contracts={GROUPWISE},
+    on=A_BY_BLOCK,
     read=each("a_scale", lambda s: s.roll(-1, 0)),
-    needs=need(lambda c: 1 < c.inputs["a_scale"].shape[0] < c.inputs["a"].shape[0], "a scale serves one row"),
+    needs=need(lambda c: 1 < operand(c, "a_scale").shape[0] < operand(c, "a").shape[0], "a scale serves one row"),
     same_if=EQUAL,
 )
 
@@ -384,51 +401,41 @@ fault(
 # --- runs of rows -------------------------------------------------------------------------------------------
 
 
-def _weights_of(step: int) -> Callable[..., dict[str, Tensor]]:
-    """Another expert's weight with all of its scales."""
-
-    def read(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        role, made = ROLES[call.contract.name], dict(inputs)
-        for name in (role["b"], role.get("b_scale"), "b_group_scales"):
-            if name in inputs:
-                x = inputs[name]
-                raw = x.view(torch.uint8) if x.element_size() == 1 else x
-                made[name] = torch.roll(raw, -step, dims=0).view(x.dtype)
-        return made
-
-    return read
+def _weights_of_next(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The next expert's weight with all of its scales."""
+    made: dict[str, Tensor] = of_the_next("b", "b_scale")(call, inputs)
+    return made | {name: rolled(inputs[name]) for name in ("b_group_scales",) if name in inputs}
 
 
 def _later(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Every run takes the first rows of the next, as many as make a step of the borders; starts and counts agree."""
-    made, rows = dict(inputs), inputs["a"].shape[0]
-    if "m_indptr" in inputs:
-        borders = inputs["m_indptr"].clone()
+    given, rows = str(call.contract.groups), operand(call, "a").shape[0]
+    if "problem_sizes" not in inputs:
+        borders = inputs[given].clone()
         borders[1:-1] = torch.minimum(borders[1:-1] + call.operands.row_unit, borders[-1])
-        return made | {"m_indptr": borders}
-    sizes, starts = inputs["problem_sizes"].clone(), inputs["expert_offsets"].clone()
+        return inputs | {given: borders}
+    sizes, starts = inputs["problem_sizes"].clone(), inputs[given].clone()
     ends = torch.minimum(starts + sizes[:, 0] + 1, torch.full_like(starts, rows))
     ends[-1] = starts[-1] + sizes[-1, 0]
     starts[1:] = ends[:-1]
     sizes[:, 0] = (ends - starts).clamp(min=0)
-    return made | {"problem_sizes": sizes, "expert_offsets": starts}
+    return inputs | {"problem_sizes": sizes, given: starts}
 
 
-NEW_RUNS = RUNS - {"scaled_grouped_mm"}
 fault(
     "weights of the next expert of a run",
     MOVEMENT,
     seen="DeepGEMM PR 343",
-    contracts=NEW_RUNS,
-    read=_weights_of(1),
+    on=RUNS - BY_ENDS,
+    read=_weights_of_next,
     same_if=EQUAL,
-    needs=need(lambda c: c.inputs[ROLES[c.contract.name]["b"]].shape[0] > 1, "there is one expert"),
+    needs=need(lambda c: operand(c, "b").shape[0] > 1, "there is one expert"),
 )
 fault(
     "runs end one step late",
     MOVEMENT,
     seen="flashinfer 3547",
-    contracts=NEW_RUNS,
+    on=RUNS - BY_ENDS,
     read=_later,
     needs=several_parts,
     same_if="the rows meet equal weights",
@@ -439,7 +446,7 @@ fault(
     "rows and columns of a product exchanged",
     MOVEMENT,
     seen="vLLM get_cutlass_moe_mm_data: exchanged below 65 rows",
-    contracts=NEW_RUNS,
+    on=RUNS,
     needs=need(lambda c: any(p.product.M != p.product.N for p in c.parts), "products are square"),
 )
 def write_exchanged_sizes(call: Call, out: Tensor) -> Tensor:
@@ -608,7 +615,7 @@ for name, family, seen, change, needs, same_if in (
         EQUAL,
     ),
 ):
-    fault(name, family, seen=seen, contracts=INT4, read=change, needs=needs, same_if=same_if)
+    fault(name, family, seen=seen, on=INT4, read=change, needs=needs, same_if=same_if)
 
 
 def _nibbles(change: Callable[[Tensor], Tensor]) -> Callable[..., dict[str, Tensor]]:
@@ -650,7 +657,8 @@ def _placed(
 
 EIGHT = -torch.arange(8, 0, -1, dtype=torch.float64, device="cpu")
 POSITIVE, SCALES = "no nibble is positive", "every scale is zero"
-for contract, name, seen, wrong, same_if in (
+ENCODE, REORDER, PACK = of_class(EncodeInt4), of_class(EncodeAndReorderInt4), of_class(PackScale)
+for on, name, seen, wrong, same_if in (
     (ENCODE, "positive nibbles kept", W4A8, _nibbles(lambda v: v), POSITIVE),
     (ENCODE, "nibble 0 encoded as 8", W4A8, _nibbles(lambda v: torch.where(v < 8, 8 - v, v)), "no nibble is zero"),
     (ENCODE, "negative nibbles encoded too", W4A8, _nibbles(lambda v: torch.where(v > 0, (8 - v) & 15, v)), POSITIVE),
@@ -686,5 +694,4 @@ for contract, name, seen, wrong, same_if in (
         "there is one scale",
     ),
 ):
-    family = CAST if contract == PACK else MOVEMENT
-    fault(name, family, seen=seen, contracts={contract}, write=wrong, same_if=same_if)
+    fault(name, CAST if on is PACK else MOVEMENT, seen=seen, on=on, write=wrong, same_if=same_if)

@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from oracle.routines.fault import MOVEMENT, VALUE, Call, Faults, WhyNot, both, need
-from oracle.routines.products.flashinfer import WIDE, as_shipped, out_of_range, rows_left_out
-from oracle.routines.products.roles import FLASHINFER
+from oracle.routines.products.flashinfer import (
+    WIDE,
+    Fp8BlockscaleGemmSm90,
+    WideInput,
+    as_shipped,
+    out_of_range,
+    rows_left_out,
+)
 from oracle.routines.quantisers.faults import IN_RANGE, MET_IN, NARROW
+from oracle.routines.traits import of_class
 from oracle.truth.gemm import ScaledProduct, take_rows
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-FAULTS = Faults(
-    {
-        FLASHINFER,
-        "flashinfer_fp8_blockscale_gemm",
-        "dynamic_flashinfer_deepgemm_blockscale_gemm",
-        "FlashInferFp8DeepGEMMDynamicBlockScaledKernel",
-    }
-)
+FAULTS = Faults(of_class(Fp8BlockscaleGemmSm90))
 fault = FAULTS.declare
 
 SCANNED = "the scan's largest magnitudes are the blocks'"
@@ -56,7 +56,7 @@ def product_of_shipped_activations(call: Call, right: ScaledProduct) -> ScaledPr
     "weight quantised inside by an amax scan that leaves rows out",
     VALUE,
     seen="FlashInfer 0.6.18 scale_128x128_kernel",
-    contracts={FLASHINFER},
+    on=FAULTS.on - of_class(WideInput),
     needs=both(_wide("weight"), need(lambda call: rows_left_out(_given(call)["weight"]), SCANNED)),
     same_if=SCANNED,
 )

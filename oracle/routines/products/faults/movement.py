@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from oracle.numbers.formats import codes_of
-from oracle.routines.fault import MOVEMENT, Call, Faults, WhyNot, both, entry, need
+from oracle.routines.fault import MOVEMENT, Call, Faults, WhyNot, both, need
 from oracle.routines.mutants import stale
 from oracle.routines.products import roles
+from oracle.routines.products import traits as of
 from oracle.truth.gemm import ScaledProduct, take_rows
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-FAULTS = Faults(roles.PRODUCTS)
+FAULTS = Faults(of.PRODUCT)
 fault = FAULTS.declare
 
 TILE = 128
@@ -34,7 +35,7 @@ SAME_ROWS = "the two rows are equal"
 several_output_rows = need(lambda call: call.rows > 1, "there is one row")
 several_rows_of_a = need(lambda call: roles.matrix(call, "a").shape[0] > 1, "there is one row")
 several_columns = need(lambda call: call.parts[0].product.N > 1, "there is one column")
-several_experts = need(lambda call: call.inputs["b"].shape[0] > 1, "there is one expert")
+several_experts = need(lambda call: roles.operand(call, "b").shape[0] > 1, "there is one expert")
 n_tail = need(lambda c: c.parts[0].product.N % TILE, lambda c: f"N={c.parts[0].product.N} fills its tiles")
 m_tail = need(
     lambda c: roles.matrix(c, "a").shape[0] % TILE and roles.matrix(c, "a").shape[0] > 1,
@@ -108,7 +109,7 @@ for words, seen, first, needs in (
     "K block 1 computed from the codes of block 0",
     MOVEMENT,
     seen="TransformerEngine 2986",
-    contracts=roles.BLOCKS,
+    on=of.BLOCKS,
     needs=roles.several_blocks,
 )
 def product_of_block_0_twice(product: ScaledProduct) -> ScaledProduct:
@@ -260,7 +261,7 @@ fault(
     "output transposed where it is square",
     MOVEMENT,
     seen="pytorch 195751",
-    contracts=roles.PRODUCTS - roles.GROUPED,
+    on=of.DENSE,
     write=lambda out: out.t().contiguous(),
     needs=need(
         lambda c: c.rows == c.parts[0].product.N,
@@ -271,9 +272,9 @@ fault(
 
 # --- contiguous groups: the index of each row ---------------------------------------------------------------
 
-several_used = need(lambda call: int((torch.unique(call.inputs["m_indices"]) >= 0).sum()) > 1, "one expert is used")
+several_used = need(lambda call: int((torch.unique(roles.groups(call)) >= 0).sum()) > 1, "one expert is used")
 has_padding = need(
-    lambda c: bool(((c.inputs["m_indices"][:-1] >= 0) & (c.inputs["m_indices"][1:] < 0)).any()),
+    lambda c: bool(((roles.groups(c)[:-1] >= 0) & (roles.groups(c)[1:] < 0)).any()),
     "no real row stands before a padding row",
 )
 
@@ -302,7 +303,7 @@ for name, seen, change, needs, same_if in (
     (
         "m_indices of -1 taken as an expert",
         "DeepGEMM 34",
-        lambda call, index: torch.where(index < 0, call.inputs["b"].shape[0] - 1, index).to(index.dtype),
+        lambda call, index: torch.where(index < 0, roles.operand(call, "b").shape[0] - 1, index).to(index.dtype),
         has_padding,
         "only rows that the contract leaves unspecified change",
     ),
@@ -323,7 +324,7 @@ for name, seen, change, needs, same_if in (
     (
         "group offset off by one",
         "flashinfer 3547",
-        lambda call, index: _experts(index, (index + 1) % call.inputs["b"].shape[0]),
+        lambda call, index: _experts(index, (index + 1) % roles.operand(call, "b").shape[0]),
         several_experts,
         "",
     ),
@@ -331,7 +332,9 @@ for name, seen, change, needs, same_if in (
     (
         "expert-parallel offset not applied",
         "flashinfer 3547",
-        lambda call, index: _experts(index, (index + call.inputs["b"].shape[0] // 2) % call.inputs["b"].shape[0]),
+        lambda call, index: _experts(
+            index, (index + roles.operand(call, "b").shape[0] // 2) % roles.operand(call, "b").shape[0]
+        ),
         several_experts,
         "",
     ),
@@ -347,8 +350,8 @@ for name, seen, change, needs, same_if in (
         name,
         MOVEMENT,
         seen=seen,
-        contracts=roles.BY_INDEX,
-        read=entry("m_indices", change),
+        on=of.BY_INDEX,
+        read=roles.of_groups(change),
         needs=needs,
         same_if=same_if,
     )
@@ -358,20 +361,21 @@ for name, seen, change, needs, same_if in (
     "last real row uses a padding row's scale",
     MOVEMENT,
     seen="vllm 45741",
-    contracts=roles.BY_INDEX,
+    on=of.BY_INDEX,
     needs=has_padding,
     same_if="both scales are equal",
 )
-def read_padding_scale(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    index, scale = inputs["m_indices"], inputs["a_scale"].clone()
+def read_padding_scale(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    name = call.contract.roles["a_scale"]
+    index, scale = inputs[str(call.contract.groups)], inputs[name].clone()
     last = (index[:-1] >= 0) & (index[1:] < 0)
     scale[:-1][last] = scale[1:][last]
-    return inputs | {"a_scale": scale}
+    return inputs | {name: scale}
 
 
 def _poisoned_tiles(call: Call) -> list[int]:
-    index = call.inputs["m_indices"]
-    poison = torch.isnan(call.inputs["a"].to(torch.float32)).any(dim=1) | torch.isnan(call.inputs["a_scale"]).any(dim=1)
+    index, codes, scale = roles.groups(call), roles.operand(call, "a"), roles.operand(call, "a_scale")
+    poison = torch.isnan(codes.to(torch.float32)).any(dim=1) | torch.isnan(scale).any(dim=1)
     return sorted({int(r) // TILE for r in torch.nonzero(poison & (index < 0))[:, 0]})
 
 
@@ -379,7 +383,7 @@ def _poisoned_tiles(call: Call) -> list[int]:
     "NaN of a padding row spreads to its tile",
     MOVEMENT,
     seen="flashinfer PR 3650, 2861",
-    contracts=roles.BY_INDEX,
+    on=of.BY_INDEX,
     needs=need(_poisoned_tiles, "no padding row holds a NaN"),
 )
 def write_poisoned_tiles(call: Call, out: Tensor) -> Tensor:
@@ -392,37 +396,26 @@ def write_poisoned_tiles(call: Call, out: Tensor) -> Tensor:
 # --- groups: the wrong weights, and rows not written --------------------------------------------------------
 
 
-def _next_weights(scale: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
-    """The weights of the next group, with their scales."""
-
-    def change(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        b = inputs["b"]
-        turned = torch.roll(b.view(torch.uint8), -1, dims=0).view(b.dtype)
-        return inputs | {"b": turned, scale: torch.roll(inputs[scale], -1, dims=0)}
-
-    return change
-
-
 fault(
     "weights of the next group",
     MOVEMENT,
     seen="DeepGEMM PR 343",
-    contracts=roles.BY_COUNT,
-    read=_next_weights("b_scale"),
+    on=of.BY_COUNT,
+    read=roles.of_the_next("b", "b_scale"),
     needs=several_experts,
 )
 
 
 def _past_the_groups(call: Call) -> list[tuple[int, int]]:
     """Rows of ``[G * M]``, first and end, that each group's last tile of :data:`STORE_TILE` rows covers past it."""
-    groups, m = call.inputs["a"].shape[:2]
-    ends = (g * m + -(-count // STORE_TILE) * STORE_TILE for g, count in enumerate(call.inputs["masked_m"].tolist()))
+    groups, m = roles.operand(call, "a").shape[:2]
+    ends = (g * m + -(-count // STORE_TILE) * STORE_TILE for g, count in enumerate(roles.groups(call).tolist()))
     return [((g + 1) * m, min(end, groups * m)) for g, end in enumerate(ends) if end > (g + 1) * m < groups * m]
 
 
 def _tiles_reach_further(call: Call) -> bool:
-    m, past = call.inputs["a"].shape[1], _past_the_groups(call)
-    counts = enumerate(call.inputs["masked_m"].tolist())
+    m, past = roles.operand(call, "a").shape[1], _past_the_groups(call)
+    counts = enumerate(roles.groups(call).tolist())
     return any(start < g * m + count and g * m < stop for g, count in counts for start, stop in past)
 
 
@@ -430,7 +423,7 @@ def _tiles_reach_further(call: Call) -> bool:
     "a group's last tile overwrites the next group",
     MOVEMENT,
     seen="recorded on an H200: masked product of sgl-deep-gemm 0.1.4.post1",
-    contracts=roles.BY_COUNT,
+    on=of.BY_COUNT,
     needs=need(_tiles_reach_further, f"no tile of {STORE_TILE} rows reaches a real row"),
     same_if="those rows are zero",
     race=True,
@@ -440,14 +433,14 @@ def write_whole_tiles(call: Call, out: Tensor) -> Tensor:
 
     Their scales come from the padding of the scale's columns, unwritten (NaN here); rows after it have scale 0.
     """
-    m, out = call.inputs["a"].shape[1], out.clone()
+    m, out = roles.operand(call, "a").shape[1], out.clone()
     for start, stop in _past_the_groups(call):
         out[start:stop] = 0
         out[start : min(stop, start + -m % TMA_ROWS)] = torch.nan
     return out
 
 
-@fault("last real row of each group not written", MOVEMENT, seen="flashinfer 3547", contracts=roles.GROUPED)
+@fault("last real row of each group not written", MOVEMENT, seen="flashinfer 3547", on=of.IN_GROUPS)
 def write_one_row_short(call: Call, out: Tensor) -> Tensor:
     out, old = out.clone(), stale(call, out)
     for part in call.parts:
@@ -458,21 +451,21 @@ def write_one_row_short(call: Call, out: Tensor) -> Tensor:
 
 # --- groups that end where their offsets say ----------------------------------------------------------------
 
-RUNS = Faults({roles.SCALED})
-"""Faults of ``scaled_grouped_mm`` alone; they stand beside those of the expert layer in the catalogue."""
+RUNS = Faults(of.RUNS & of.BY_ENDS)
+"""They stand beside those of the expert layer in the catalogue."""
 
 # every group but the last in use takes the first row of the group behind it
 RUNS.declare(
     "groups end one row late",
     MOVEMENT,
     seen="flashinfer 3547",
-    read=entry("offsets", lambda offsets: torch.minimum(offsets + 1, offsets[-1]).to(offsets.dtype)),
+    read=roles.of_groups(lambda ends: torch.minimum(ends + 1, ends[-1]).to(ends.dtype)),
     needs=need(lambda call: len(call.parts) > 1, "one expert is used"),
 )
 RUNS.declare(
     "weights of the next group of a run",
     MOVEMENT,
     seen="DeepGEMM PR 343",
-    read=_next_weights("scale_b"),
+    read=roles.of_the_next("b", "b_scale"),
     needs=several_experts,
 )

@@ -15,24 +15,22 @@ from torch import Tensor
 
 from oracle.routines.fault import INDEX, VALUE, Beyond, Call, Change, Faults, WhyNot, both, need, ones
 from oracle.routines.products.roles import (
-    BLOCKS,
-    BY_COUNT,
-    CUTLASS,
-    FLASHINFER,
-    GROUPED,
-    PRODUCTS,
-    ROLES,
+    b_by_row,
     each,
     has,
     matrix,
+    of_the_next,
+    operand,
     several_blocks,
     several_rows,
 )
+from oracle.routines.products.traits import B_BY_ROW, BLOCKS, BY_COUNT, BY_SHAPE, DENSE, IN_GROUPS, PRODUCT
+from oracle.routines.traits import has_role
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.sets import rounded_to
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-FAULTS = Faults(PRODUCTS)
+FAULTS = Faults(PRODUCT)
 fault = FAULTS.declare
 
 EQUAL = "the scales that are exchanged are equal"
@@ -47,7 +45,7 @@ ROLE_NAMES = (("a_scale", "A scale"), ("b_scale", "B scale"))
 
 # --- what a call must have ----------------------------------------------------------------------------------
 
-several_groups = need(lambda call: call.inputs[ROLES[call.contract.name]["b"]].shape[0] > 1, "there is one group")
+several_groups = need(lambda call: operand(call, "b").shape[0] > 1, "there is one group")
 
 
 def _shape(role: str, holds: Callable[[int, int], bool], otherwise: str) -> WhyNot:
@@ -117,14 +115,12 @@ BLOCK_FAULTS = (
 )
 for role, what in ROLE_NAMES:
     for place, seen, change, needs in BLOCK_FAULTS:
-        fault(
-            f"{what} {place}", INDEX, seen=seen, contracts=BLOCKS, read=each(role, change), needs=needs, same_if=EQUAL
-        )
+        fault(f"{what} {place}", INDEX, seen=seen, on=BLOCKS, read=each(role, change), needs=needs, same_if=EQUAL)
     fault(
         f"{what} matrix transposed where it is square",
         INDEX,
         seen="pytorch 195751, flashinfer 2147, pytorch/ao PR 4229",
-        contracts=BLOCKS,
+        on=BLOCKS,
         read=each(role, lambda scale: scale.t().contiguous()),
         needs=_shape(role, lambda m, b: m == b > 1, "{role} is {rows} x {blocks}, not square"),
         same_if="the matrix is symmetric",
@@ -252,7 +248,7 @@ fault(
     "row-major A scale read as [K/128, align(M, 4)]",
     INDEX,
     seen=LAYOUT,
-    contracts=BLOCKS - {CUTLASS},
+    on=BLOCKS - BY_SHAPE,
     read=each("a_scale", _read_column_major(4)),
     needs=a_matrix,
     same_if=SQUARE,
@@ -261,7 +257,7 @@ fault(
     "row-major A scale read M-major",
     INDEX,
     seen="vLLM 0.20.2 cutlass_scaled_mm on an H200",
-    contracts={CUTLASS},
+    on=BY_SHAPE,
     read=each("a_scale", _read_column_major(4)),
     needs=a_matrix,
     same_if=SQUARE,
@@ -270,7 +266,7 @@ fault(
     "unpadded A scale read with leading dimension align(M, 4)",
     INDEX,
     seen="FlashInfer 0.6.18 on an H200",
-    contracts=BLOCKS,
+    on=BLOCKS,
     read=each("a_scale", _columns_aligned(written=1, read=4)),
     needs=ragged_rows,
     same_if=EQUAL,
@@ -279,7 +275,7 @@ fault(
     "A scale padded to align(M, 4) read with leading dimension M",
     INDEX,
     seen="pytorch/ao 4209",
-    contracts=BLOCKS,
+    on=BLOCKS,
     read=each("a_scale", _columns_aligned(written=4, read=1)),
     needs=ragged_rows,
     same_if=EQUAL,
@@ -288,7 +284,7 @@ fault(
     "A scale read with K blocks padded to 4",
     INDEX,
     seen="TensorRT-LLM PR 3144",
-    contracts=BLOCKS,
+    on=BLOCKS,
     read=each("a_scale", _blocks_read_padded),
     needs=ragged_blocks,
     same_if=EQUAL,
@@ -297,7 +293,7 @@ fault(
     "row-major B scale read N-major",
     INDEX,
     seen=LAYOUT,
-    contracts=BLOCKS,
+    on=BLOCKS,
     read=each("b_scale", _read_column_major(1)),
     needs=_matrix_scale("b_scale"),
     same_if=SQUARE,
@@ -306,7 +302,7 @@ fault(
     "A scale not swizzled into 128x4 tiles",
     INDEX,
     seen="triton PR 10382",
-    contracts=BLOCKS,
+    on=BLOCKS,
     read=each("a_scale", _unswizzled),
     needs=a_matrix,
     same_if=EQUAL,
@@ -315,7 +311,7 @@ fault(
     "A scale swizzled 8x4 read as 128x4",
     INDEX,
     seen="flashinfer 3604",
-    contracts=BLOCKS,
+    on=BLOCKS,
     read=each("a_scale", _wrong_swizzle),
     needs=a_matrix,
     same_if=EQUAL,
@@ -324,9 +320,9 @@ fault(
     "per-token weight scale indexed per 128x128 block",
     INDEX,
     seen="FlashInfer 0.6.18 on an H200",
-    contracts={FLASHINFER},
+    on=B_BY_ROW,
     read=each("b_scale", _rows(lambda r, n: r // 128)),
-    needs=need(lambda c: c.parts[0].product.b_rows == 1 < c.parts[0].product.N, "weight_scale is per 128x128 block"),
+    needs=b_by_row,
     same_if=EQUAL,
 )
 
@@ -335,7 +331,7 @@ fault(
     "B scale of the last columns of an N block from the next one",
     INDEX,
     seen="H200 mutants",
-    contracts=BLOCKS,
+    on=BLOCKS,
     needs=need(
         lambda c: c.parts[0].product.b_scale.shape[0] > 1 and c.parts[0].product.b_rows > 8,
         "b_scale has no two blocks along N",
@@ -358,7 +354,7 @@ fault(
     "scale column advances once per BLOCK_K = 64",
     INDEX,
     seen="pytorch 195751",
-    contracts=BLOCKS,
+    on=BLOCKS,
     product=_block_k64,
     needs=several_blocks,
     same_if=EQUAL,
@@ -370,7 +366,7 @@ fault(
     "scalar A scale read as a vector",
     INDEX,
     seen="pytorch 159940",
-    contracts=PRODUCTS - GROUPED,
+    on=DENSE,
     needs=both(
         need(lambda c: c.parts[0].product.a_scale.shape == (1, 1), "a_scale is no scalar"),
         need(lambda c: c.parts[0].product.M > 1, "there is one row"),
@@ -382,22 +378,13 @@ def product_scalar_as_vector(product: ScaledProduct) -> ScaledProduct:
     return replace(product, a_scale=torch.cat([product.a_scale, junk[1:, None] * product.a_scale]))
 
 
-def _next_group(role: str) -> Change:
-    def change(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        name = ROLES[call.contract.name][role]
-        return inputs | {name: torch.roll(inputs[name], -1, dims=0)}
-
-    return change
-
-
-SCALED_GROUPS = frozenset(name for name in GROUPED if "b_scale" in ROLES[name])
-for role, what, contracts in (("a_scale", "A scale", BY_COUNT), ("b_scale", "B scale", SCALED_GROUPS)):
+for role, what, scaled in (("a_scale", "A scale", BY_COUNT), ("b_scale", "B scale", IN_GROUPS & has_role("b_scale"))):
     fault(
         f"{what} of the next group",
         INDEX,
         seen="DeepGEMM PR 343",
-        contracts=contracts,
-        read=_next_group(role),
+        on=scaled,
+        read=of_the_next(role),
         needs=several_groups,
         same_if=EQUAL,
     )
@@ -407,21 +394,22 @@ for role, what, contracts in (("a_scale", "A scale", BY_COUNT), ("b_scale", "B s
     "batch stride of padded A scales wrong",
     INDEX,
     seen="flashinfer 3604",
-    contracts=BY_COUNT,
+    on=BY_COUNT,
     needs=both(
-        need(lambda c: c.inputs["a"].shape[0] != 1, "there is one group"),
-        need(lambda c: c.inputs["a"].shape[1] % 4, lambda c: f"M={c.inputs['a'].shape[1]} is a multiple of 4"),
+        need(lambda c: operand(c, "a").shape[0] != 1, "there is one group"),
+        need(lambda c: operand(c, "a").shape[1] % 4, lambda c: f"M={operand(c, 'a').shape[1]} is a multiple of 4"),
     ),
     same_if=EQUAL,
 )
 def read_batch_stride(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    scale = inputs["a_scale"]
+    name = call.contract.roles["a_scale"]
+    scale = inputs[name]
     groups, m, blocks = scale.shape
     lead = align(m, 4)
     buffer = torch.stack([row_major(s.t(), lead=lead) for s in scale]).flatten()
     rows, columns = places(scale[0])
     read_at = [look(call, buffer, g * m * blocks + columns * lead + rows) for g in range(groups)]
-    return inputs | {"a_scale": torch.stack(read_at)}
+    return inputs | {name: torch.stack(read_at)}
 
 
 for name, seen, index in (
@@ -540,7 +528,7 @@ fault(
     "mantissa bit of an A scale bleeds into the neighbour byte",
     VALUE,
     seen="sglang PR 25733, TransformerEngine PR 2589",
-    contracts=BLOCKS,
+    on=BLOCKS,
     read=each("a_scale", _bleeding),
     needs=_no_powers("a_scale"),
     same_if=POWERS,
@@ -558,7 +546,7 @@ fault(
     "float32 bits of the A scale read as four exponents",
     VALUE,
     seen="sglang PR 26306",
-    contracts=BLOCKS,
+    on=BLOCKS,
     read=each("a_scale", _bytes_as_exponents),
 )
 
@@ -582,7 +570,7 @@ fault(
     "A scale left at exponent byte 1",
     VALUE,
     seen="triton-ascend PR 2280",
-    contracts=BLOCKS,
+    on=BLOCKS,
     read=each("a_scale", lambda scale: torch.full_like(scale, 2.0**-126)),
 )
 fault(
