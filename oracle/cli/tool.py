@@ -24,12 +24,12 @@ from rich.table import Table
 
 from oracle.cli.common import Commands, add_command, console, pairs, repeated, say
 from oracle.cli.examples import GEMM
-from oracle.errors import FixtureError, OptionError, SubjectError
+from oracle.errors import FixtureError, OptionError, SubjectError, counted
 from oracle.fixtures import captures
 from oracle.fixtures import files as fixtures
 from oracle.harness import coverage, subjects
 from oracle.report import ledger
-from oracle.routines import Contract, get, profiles, registered
+from oracle.routines import Contract, cases, drawn, get, profiles, reached, registered
 from oracle.routines.catalogue import catalogue, faults_of
 from oracle.routines.options import word
 from oracle.tensorcore.schedules import schedules
@@ -59,6 +59,8 @@ def add_list(commands: Commands) -> None:
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder")
     command.add_argument("--coverage", action="store_true", help="the legs of every routine: P, R, D, G and H by arch")
     command.add_argument("--markdown", action="store_true", help="with --coverage: as Markdown, CPU subjects only")
+    said = "what a contract admits and no default case of validate has, or all of them"
+    command.add_argument("--reach", action="store_true", help=said)
     said = "with --coverage: write it between the markers of a Markdown file"
     command.add_argument("--update", type=Path, metavar="FILE", help=said)
 
@@ -202,6 +204,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    if arguments.reach:
+        if arguments.coverage:
+            raise OptionError("--reach and --coverage are two tables; ask for one")
+        return _reach(arguments.contract)
     if arguments.coverage:
         if arguments.contract is not None:
             raise OptionError("--coverage is a table of all routines; leave out --contract")
@@ -248,6 +254,18 @@ def _lines(arguments: argparse.Namespace) -> Iterator[str]:
             yield f"{schedule.name}\t{schedule.status.value}\t{schedule.seen_in}{said}"
 
 
+def _reach(only: str | None) -> int:
+    """What the default cases of each contract do not have; exit 1 where no exemption names it."""
+    found, exempt = 0, 0
+    for name in sorted(cases.grammars()) if only is None else [get(only).name]:
+        for gap in reached.gaps(name, drawn.default_cases(name, 0)):
+            reason = reached.EXEMPT.get(f"{name}: {gap}")
+            found, exempt = found + 1, exempt + (reason is not None)
+            say(f"{name}: {gap}{'' if reason is None else f' (exempt: {reason})'}")
+    say(f"{counted(found, 'gap')}, {exempt} of them exempt")
+    return 1 if found > exempt else 0
+
+
 def _coverage(arguments: argparse.Namespace) -> int:
     """The coverage table; a file gets the CPU subjects only, so that every machine writes the same."""
     portable = arguments.markdown or arguments.update is not None
@@ -288,7 +306,9 @@ def _describe(contract: Contract, profile: str, *, whole: bool) -> list[str]:
     if whole:
         for spec, shape in zip(contract.inputs, shapes, strict=True):
             dtypes = "|".join(str(word(dtype)) for dtype in spec.dtypes)
-            lines.append(f"  input {spec.name}{shape} {dtypes}{' (optional)' if spec.optional else ''}: {spec.doc}")
+            lines.append(
+                f"  input {spec.name}{shape} {spec.kind}, {dtypes}{' (optional)' if spec.optional else ''}: {spec.doc}"
+            )
         lines.append(f"  outputs: {', '.join(contract.returns)}")
     else:
         named = zip(contract.inputs, shapes, strict=True)

@@ -210,5 +210,5 @@ def _captured(contract: Contract, ids: Sequence[str], arches: Sequence[str], fol
                 recorded = {arch: (capture.subject, output, str(matched))}
                 return across(call, arches, id=capture.id, captured=recorded)
         except NumericsError as error:  # no model of the arch that made it
-            return f"{contract.name}: its captured outputs: {error}"
+            return f"{contract.name}: no captured output can be compared: {error}"
     return f"{contract.name}: no schedule alone has every bit of its captured outputs"

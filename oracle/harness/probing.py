@@ -21,7 +21,7 @@ from oracle.harness.process import Worker
 from oracle.harness.report import LIMIT
 from oracle.harness.session import Session
 from oracle.harness.validation import arch_of, importable
-from oracle.routines import get, registered
+from oracle.routines import get, registered, traits
 from oracle.routines.base import Call, Contract, OptionSpec, Out, TensorSpec
 from oracle.routines.products.contract import OUT_DTYPES
 from oracle.tensorcore.block_probes import BlockFingerprint, Kind, fingerprint_block_scaled
@@ -92,8 +92,10 @@ class _BlockScaled(Contract):
     nothing of it is judged."""
 
     name, summary, source = "block_scaled_probe", "a product with block scales inside the instruction", "probes"
-    inputs = tuple(TensorSpec(name, _CODES, None, "as the probes lay it out") for name in ("a", "b"))
-    inputs += tuple(TensorSpec(name, _SCALES, None, "[M, K / block]") for name in ("a_scale", "b_scale"))
+    inputs = tuple(TensorSpec(name, traits.Kind.CODES, _CODES, None, "as the probes lay it out") for name in ("a", "b"))
+    inputs += tuple(
+        TensorSpec(name, traits.Kind.SCALES, _SCALES, None, "[M, K / block]") for name in ("a_scale", "b_scale")
+    )
     options = (OptionSpec("out_dtype", torch.float32, OUT_DTYPES, "dtype of the output"),)
 
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:

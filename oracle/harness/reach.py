@@ -33,7 +33,7 @@ LEAST = 3  # values of an extent, and shapes
 BATCH = 32  # refused cases after which they are moved, for runs without end
 ALIGNED = (128, 256)  # extents that any kernel takes which takes any: whole tiles and scale blocks
 LISTED = 6  # values of an extent that are printed
-Kind = tuple[str, str, tuple[tuple[str, str], ...]]
+Kind = tuple[str, str, tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ class Reach:
                 self._refused[case] = self._why[kind_of(case)]  # as its like was: it need not be called
             else:
                 yield case
-            if case not in self._refused or not self.move:
-                continue
+            if case not in self._refused or not self.move or case.changes:
+                continue  # what a case changes of a call may be refused, and stands for no shape
             if self._domain(case) is None:
                 waiting.append(case)  # until something of its kind is taken
             else:
@@ -185,7 +185,9 @@ class Reach:
             return
         if self._taken:  # nothing of this kind: the same shape and data in a kind that is taken
             other = min(self._taken, key=lambda other: _unlike(case, other)[:3])
-            there = replace(case, dtypes=other.dtypes, scheme=other.scheme, options=other.options)
+            there = replace(
+                case, dtypes=other.dtypes, scheme=other.scheme, options=other.options, changes=other.changes
+            )
             if valid(there):
                 yield there
                 if there in self._refused and (domain := self._domain(there)) is not None:
@@ -278,8 +280,8 @@ class Reach:
 
 
 def kind_of(case: Case) -> Kind:
-    """What of a case is neither its shape nor its data: dtypes, scheme, options."""
-    return case.dtypes, case.scheme, case.options
+    """What of a case is neither its shape nor its data: dtypes, scheme, options, changes."""
+    return case.dtypes, case.scheme, case.options, case.changes
 
 
 def _values(contract: str, cases: Iterable[Case]) -> dict[str, tuple[object, ...]]:

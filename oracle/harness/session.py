@@ -97,11 +97,15 @@ class Session:
         *,
         poison: int = 0,
         lead: Mapping[str, int] | None = None,
+        must: Sequence[str] | None = None,
         mode: str = "plain",
         beside: Mapping[str, Tensor] | None = None,
     ) -> Answer:
-        """Run the kernel once; ``mode`` is "plain", "threads" (among calls of other threads, half of them on the inputs
-        ``beside``) or one of :mod:`oracle.harness.launches`, which needs ``beside`` too."""
+        """Run the kernel once. Where ``must`` names inputs and options, a kernel whose signature does not take one of
+        them, or needs another, refuses the call; else it cannot be called at all. ``mode`` is "plain", "threads"
+        (among calls of other threads, half of them on the inputs ``beside``) or one of :mod:`oracle.harness.launches`,
+        which needs ``beside`` too.
+        """
         self.look_back()
         due, lead = self._out(inputs, options), lead or {}
         wanted = [Wanted.copy(name, t, lead=lead.get(name, 0)) for name, t in inputs.items()]
@@ -122,6 +126,7 @@ class Session:
             "room": shared.room,
             "poison": poison,
             "mode": mode,
+            "must": must,
             "names": list(self.contract.returns),
             "options": {n: str(value) if isinstance(value, torch.dtype) else value for n, value in options.items()},
         }

@@ -48,12 +48,12 @@ from oracle.harness.session import Answer, Session, failed, verdict_on
 from oracle.harness.soak import drawn
 from oracle.report.findings import WHOLE
 from oracle.report.outcome import JUDGED
-from oracle.routines import cases, get, profiles
+from oracle.routines import cases, get
 from oracle.routines.base import Call
 from oracle.routines.cases import Case
 from oracle.routines.domain import EVERYTHING
 from oracle.routines.domain import parse as parse_domain
-from oracle.routines.edges import edge_cases
+from oracle.routines.drawn import default_cases
 from oracle.verdict.compare import Status, Verdict
 
 PROFILES = ("quick", "full", "soak")
@@ -94,9 +94,10 @@ def validate(
 ) -> Report:
     """Run ``kernel`` over the cases of ``contract`` in a worker process, judge it and watch it.
 
-    The cases are those of a profile with fresh data, and edge cases (:mod:`oracle.routines.edges`), some of them at
-    shapes drawn for this run. A call that the kernel refuses (``NotImplementedError``) is moved to one that it takes;
-    where too little is left to judge the kernel is UNTESTED (:mod:`oracle.harness.reach`).
+    The cases are those of a profile with fresh data, edge cases (:mod:`oracle.routines.edges`), some of them at shapes
+    drawn for this run, and combinations of options, dtypes and pitches (:mod:`oracle.routines.drawn`). A call that the
+    kernel refuses (``NotImplementedError``) is moved to one that it takes; where too little is left to judge the
+    kernel is UNTESTED (:mod:`oracle.harness.reach`).
 
     Parameters
     ----------
@@ -189,6 +190,7 @@ def validate(
         soaks = profile == "soak" and case is None
         drawn = _cases(contract, profile, run_seed, case) if files is None else iter(())
         drawn = (one for one in drawn if f"{DATA}{one.family}" not in exempt)
+        drawn = (one for one in drawn if not (one.pitches and PITCHED in exempt) and not (called and one.leaves_out))
         chosen: Iterable[Case] = drawn if soaks else list(drawn)
         planned = len(files or list(chosen)) if not soaks else None
         told, begun = told or Told(), list[object]()
@@ -416,7 +418,8 @@ def _asked_ahead(
             continue
         told.runs(str(case))
         inputs, options = _asked(case)
-        answer = session.call(inputs, options)
+        must = None if not case.changes else [name for name in case.changed if name in inputs or name in options]
+        answer = session.call(inputs, options, lead=case.pitches, must=must)
         reach.saw(case, _refused(answer))
         watched = [*watches.memory(session, str(case), answer), *watches.row_major(session, str(case), answer)]
         find: Callable[[], Finding]
@@ -568,7 +571,7 @@ def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Pat
 
 
 def _cases(contract: str, profile: str, seed: int, given: str | Sequence[str] | None) -> Iterator[Case]:
-    """The given cases; those of a profile and edge cases, ordinary data first; or random ones without end."""
+    """The given cases; those of a profile, edges and drawn ones, ordinary data first; or random ones without end."""
     if given is not None:
         found = [cases.parse(text) for text in ([given] if isinstance(given, str) else given)]
         if other := [case for case in found if case.contract != contract]:
@@ -581,8 +584,7 @@ def _cases(contract: str, profile: str, seed: int, given: str | Sequence[str] | 
     if profile == "soak":
         yield from drawn(contract, seed)
         return
-    listed = [replace(case, seed=case.seed + seed) for case in profiles.cases(contract, profile)]
-    yield from sorted([*listed, *edge_cases(contract, seed)], key=lambda case: case.family != "randn")
+    yield from sorted(default_cases(contract, seed, profile), key=lambda case: case.family != "randn")
 
 
 def importable(kernel: str | Callable[..., object]) -> str:

@@ -234,27 +234,41 @@ class Server:
     ) -> dict[str, Tensor]:
         """The outputs of one call by name."""
         given = {name: g.tensor for name, g in inputs.items()}
-        return _named(self._run(given, options, outputs), outputs, request["names"])
+        return _named(self._run(given, options, outputs, request["must"]), outputs, request["names"])
 
-    def _run(self, given: Mapping[str, Tensor], options: Mapping[str, object], outputs: Mapping[str, Guarded]) -> Any:
+    def _run(
+        self,
+        given: Mapping[str, Tensor],
+        options: Mapping[str, object],
+        outputs: Mapping[str, Guarded],
+        must: Sequence[str] | None,
+    ) -> Any:
         assert self.kernel is not None
         try:
             if self.adapter is not None:
                 return self.adapter(self.kernel, dict(given), dict(options))
             out = outputs["out"].tensor if "out" in outputs else None
-            return self.kernel(**by_name(self.kernel, given, options, out=out))
+            return self.kernel(**by_name(self.kernel, given, options, out=out, must=must))
         finally:
             if os.getpid() != self.owner:
                 os._exit(0)  # a child that the kernel forked: it must not reply or write a file
 
 
 def by_name(
-    kernel: Callable[..., Any], given: Mapping[str, Tensor], options: Mapping[str, object], *, out: Tensor | None = None
+    kernel: Callable[..., Any],
+    given: Mapping[str, Tensor],
+    options: Mapping[str, object],
+    *,
+    out: Tensor | None = None,
+    must: Sequence[str] | None = None,
 ) -> dict[str, object]:
     """How a kernel is called: every input by its name, options and ``out`` if it takes them.
 
-    Raises Mismatch: its signature has other names. A builtin without a signature is not checked.
+    Raises Mismatch: its signature has other names. NotImplementedError: that is so where the call is one that a kernel
+    may refuse, or it does not take one of the arguments ``must``. A builtin without a signature is not checked.
     """
+    if untaken := [name for name in must or () if not takes(kernel, name)]:
+        raise NotImplementedError(f"it takes no {', '.join(untaken)}")
     arguments: dict[str, object] = {**given, **{k: v for k, v in options.items() if takes(kernel, k)}}
     if out is not None and takes(kernel, "out"):
         arguments["out"] = out
@@ -265,6 +279,8 @@ def by_name(
     try:
         signature.bind(**arguments)
     except TypeError as error:
+        if must is not None:
+            raise NotImplementedError(str(error)) from None
         raise Mismatch(
             f"the kernel cannot be called with {', '.join(arguments)}: {error}; pass an adapter "
             "MODULE:CALLABLE that takes (kernel, inputs, options) and returns the output"

@@ -9,6 +9,7 @@ from oracle.routines.base import Call, Contract, Operands, OptionSpec, Out, Tens
 from oracle.routines.case import Case, Grammar
 from oracle.routines.family import RoutineFamily, families, get, registered
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Fault, Faults, both, entry, need
+from oracle.routines.traits import Kind
 from oracle.verdict.sets import Bits, Elements, Property, Sets
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Fault",
     "Faults",
     "Grammar",
+    "Kind",
     "Operands",
     "OptionSpec",
     "Out",

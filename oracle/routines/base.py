@@ -61,19 +61,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input: its name, dtypes, symbolic dims, and the kind of thing it is.
+    """One input: its name, what its numbers stand for, dtypes and symbolic dims.
 
     A dim is a symbol (``"M"``), a number (``"1"``), a ceiling division (``"K/128"``), or alternatives
     separated by ``|`` (``"1|M"``). ``dims=None`` leaves the shape to the contract's own check.
     """
 
     name: str
+    kind: Kind
     dtypes: tuple[torch.dtype, ...]
     dims: tuple[str, ...] | None
     doc: str
     optional: bool = False
     contiguous: bool = False
-    kind: Kind | None = None
 
 
 @dataclass(frozen=True)

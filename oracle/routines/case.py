@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from oracle.numbers.scaling import E4M3_TENSOR, Scaling
-from oracle.routines import data
+from oracle.routines import base, changes, data
 
 DTYPES: Mapping[str, torch.dtype] = {
     "e4m3": torch.float8_e4m3fn,
@@ -68,6 +68,7 @@ class Grammar:
     corners : small ids, without the contract's name, that an export for vendors adds to the stored goldens: on them the
         faults of an index or of a movement show that live in shapes (a tail of K, a last block of N, a second tile of
         M, a square matrix of scales).
+    also_dtypes, also_schemes : what further ids may say, which no profile lists; cases are drawn of them.
     extra_options : options that a fault needs and no id carries; tried on every case that admits them.
     """
 
@@ -87,6 +88,8 @@ class Grammar:
     extra_options: tuple[Mapping[str, object], ...] = ()
     edge_families: tuple[str, ...] = ()
     domain: str = ""
+    also_dtypes: tuple[str, ...] = ()
+    also_schemes: tuple[str, ...] = ()
 
     @property
     def free(self) -> tuple[str, ...]:
@@ -145,11 +148,14 @@ class Case:
     seed: int
     options: tuple[tuple[str, str], ...]
     grammar: Grammar = field(compare=False, repr=False)
+    changes: changes.Changes = ()
 
     def __str__(self) -> str:
         parts = [self.contract, self.dtypes, self.scheme, _pairs(self.extents)]
         if self.options:
             parts.append(_pairs(self.options))
+        if self.changes:
+            parts.append(",".join(f"{name}:{value}" for name, value in self.changes))
         return "/".join([*parts, f"family={self.family}", f"seed={self.seed}"])
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -192,11 +198,32 @@ class Case:
 
     def inputs(self) -> dict[str, Tensor]:
         """The named inputs of the contract, on the CPU, in logical shapes."""
-        return self.grammar.build(self)
+        if not self.changes:
+            return self.grammar.build(self)
+        made = self.grammar.build(replace(self, changes=()))
+        return changes.changed(base.get(self.contract), made, self.call_options(), self.changes, str(self))
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The inputs and options that differ from those of the case without changes."""
+        return tuple(dict.fromkeys(name for name, _ in self.changes))
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether an option of the case without changes is left to its default."""
+        return any(value == str(None) for _, value in self.changes)
+
+    @property
+    def pitches(self) -> dict[str, int]:
+        """Elements behind each row of the inputs that are views of memory with longer rows."""
+        return {name: changes.BEHIND for name, value in self.changes if value == changes.PITCH}
 
     def call_options(self) -> dict[str, object]:
         """The options to call the contract and the subject with."""
-        return self.grammar.call(self)
+        if not self.changes:
+            return self.grammar.call(self)
+        given = self.grammar.call(replace(self, changes=()))
+        return changes.changed_options(base.get(self.contract), given, self.changes)
 
 
 STATIC_GAIN = 16.0  # brings a stream's scales (around 2**-8) to where ordinary values fill the range of E4M3

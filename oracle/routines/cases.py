@@ -8,14 +8,19 @@
 stand in a segment of their own before the family, as in ``/bias=bf16/``. Data come from :mod:`oracle.routines.data`
 under a label that contains the whole string, so two cases never share a tensor.
 
+What no part above says of a call stands in a segment before the family too, as ``/slot_mapping:i64,x:pitch/``: any
+option of the contract, the dtype of an input, whether an optional one is there, and strides
+(:mod:`oracle.routines.changes`). The other inputs are those of the case without that segment.
+
 Not covered: running anything (:mod:`oracle.harness.runner`), and what a routine promises (:mod:`oracle.routines`).
 """
 
 from __future__ import annotations
 
 from oracle.errors import CaseError, among, counted
+from oracle.routines import changes
 from oracle.routines.case import Case, Grammar
-from oracle.routines.family import grammars
+from oracle.routines.family import get, grammars
 
 __all__ = ["Case", "Grammar", "grammars", "parse"]
 
@@ -36,17 +41,18 @@ def parse(text: str) -> Case:
     parts = text.strip().split("/")
     if len(parts) < 5:
         raise CaseError(
-            f"{text!r} has {counted(len(parts), 'part')}; a case is contract/dtypes/scheme/extents[/options]/family=F/"
-            f"seed=S, for example {EXAMPLE}"
+            f"{text!r} has {counted(len(parts), 'part')}; a case is contract/dtypes/scheme/extents[/options]"
+            f"[/changes]/family=F/seed=S, for example {EXAMPLE}"
         )
     contract, dtypes, scheme, *rest = parts
     if contract not in grammars():
         said = among(contract, sorted(grammars()), see="fp8-oracle list contracts")
         raise CaseError(f"no contract with cases is named {contract!r}; {said}")
     grammar = grammars()[contract]
-    _member(dtypes, grammar.dtypes, f"dtypes of {contract}")
-    _member(scheme, grammar.schemes, f"scheme of {contract}")
-    named = _named(rest, text)
+    _member(dtypes, (*grammar.dtypes, *grammar.also_dtypes), f"dtypes of {contract}")
+    _member(scheme, (*grammar.schemes, *grammar.also_schemes), f"scheme of {contract}")
+    changing = [segment for segment in rest if ":" in segment and "=" not in segment]
+    named = _named([segment for segment in rest if segment not in changing], text)
     extents = tuple((name, _extent(named, name, contract)) for name in grammar.extents)
     families = (*grammar.families, *grammar.edge_families)
     family = _member(named.pop("family", DEFAULT_FAMILY), families, f"family of {contract}")
@@ -57,7 +63,8 @@ def parse(text: str) -> Case:
     if named:
         known = [*grammar.extents, *grammar.options, "family", "seed"]
         raise CaseError(f"{contract} has no {(first := next(iter(named)))!r} in a case; {among(first, known)}")
-    return Case(contract, dtypes, scheme, extents, family, seed, options, grammar)
+    changed = changes.parse(get(contract), ",".join(changing)) if changing else ()
+    return Case(contract, dtypes, scheme, extents, family, seed, options, grammar, changed)
 
 
 # --- parsing ------------------------------------------------------------------------------------------------

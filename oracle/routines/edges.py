@@ -58,7 +58,7 @@ def edge_cases(contract: str, seed: int) -> list[Case]:
 def domain_of(contract: str, free: tuple[str, ...] | None = None) -> Domain:
     """The extents that the contract itself takes: what its grammar says, and its own check of calls near its smallest
     case, for the extents in ``free`` (by default those that the grammar draws)."""
-    base = _smallest(contract)
+    base = smallest(contract)
     free = base.grammar.free if free is None else free
     said = parse(base.grammar.domain, base.grammar.extents) if base.grammar.domain else EVERYTHING
 
@@ -90,7 +90,7 @@ def _tails(contract: str, listed: list[Case], seed: int) -> Iterator[Case]:
     stream, domain = Stream(f"edges/{contract}/{seed}"), domain_of(contract)
     deep = next((name for name in DEEP if name in free), "")  # rows of a table have no tails
     tails = (*RESIDUES, *TWICE) if deep else ()
-    most = max(BIGGEST, *map(_volume, listed))
+    most = max(BIGGEST, *map(volume, listed))
     words: Iterator[int] = iter(stream.integers(0, 1 << 32, (64 * (len(RESIDUES) + len(TWICE) + DRAWN),)).tolist())
     shapes: list[dict[str, int]] = []
     for at, residue in enumerate(tails):
@@ -110,13 +110,13 @@ def _tails(contract: str, listed: list[Case], seed: int) -> Iterator[Case]:
         base = ordinary[(turn + at) % len(ordinary)] if drawn else schemes[(turn + at) % len(schemes)]
         extents = domain.nearest({**dict(base.extents), **shape}, free)
         case = None if extents is None else replace(base, extents=tuple(extents.items()), seed=seed)
-        if case is not None and _volume(case) <= most and valid(case):
+        if case is not None and volume(case) <= most and valid(case):
             yield case
 
 
 def _limits(contract: str, listed: list[Case], seed: int) -> Iterator[Case]:
     grammar = grammars()[contract]
-    base = _smallest(contract)
+    base = smallest(contract)
     domain = domain_of(contract) if grammar.edge_families else EVERYTHING
     wanted: Mapping[str, int] = {"m": 9, "n": 136, "k": 200}
     extents = domain.nearest(
@@ -145,12 +145,13 @@ def _ordinary(listed: list[Case]) -> list[Case]:
     return usual or listed
 
 
-def _smallest(contract: str) -> Case:
+def smallest(contract: str) -> Case:
     """The smallest listed case that has more than one of every group, where one has."""
     listed = profiles.cases(contract, "quick")
     several = [case for case in listed if dict(case.extents).get("g", 2) > 1] or listed
-    return min(several, key=lambda case: (bool(case.options), _volume(case)))
+    return min(several, key=lambda case: (bool(case.options), volume(case)))
 
 
-def _volume(case: Case) -> int:
+def volume(case: Case) -> int:
+    """The product of the extents."""
     return math.prod(extent for _, extent in case.extents)

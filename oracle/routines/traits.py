@@ -28,19 +28,29 @@ class Kind(StrEnum):
     VALUES = "values"  #: real numbers that are quantised, multiplied or normalised
     CODES = "codes"  #: encoded values: FP8, packed FP4 or FP6, integers with a scale
     SCALES = "scales"  #: what codes are multiplied with, or values divided by, one for a block, row or tensor
-    OFFSETS = "offsets"  #: ascending places where a group, sequence or expert begins
-    COUNTS = "counts"  #: how many rows a group, sequence or expert has
+    OFFSETS = "offsets"  #: where a group, sequence or expert begins or ends, the end excluded
+    COUNTS = "counts"  #: how many rows or elements a group, sequence or expert has
     IDS = "ids"  #: which expert, group or sequence a row belongs to; -1 where none
     SLOTS = "slots"  #: a place in a cache for each token; -1 where none
     PAGES = "pages"  #: a table of pages, one row a sequence
     POSITIONS = "positions"  #: rows of a table, places in a sequence, or a permutation
     LOGITS = "logits"  #: scores that are ranked or put through a softmax
     MASK = "mask"  #: what counts and what does not
-    WEIGHTS = "weights"  #: factors of a sum, a norm or a router, not quantised
+    WEIGHTS = "weights"  #: factors of a sum, a norm, a rotation or a router, not quantised
+    BOUND = "bound"  #: an upper limit of amax
     BIAS = "bias"  #: what is added to a result
     ALPHA = "alpha"  #: one factor of the whole result, or one for each group
     STATE = "state"  #: memory that the call goes on from: a cache, an accumulator, running maxima
     RANDOM = "random"  #: random bits or a seed
+    PARAMETERS = "parameters"  #: what a decision reads of a device, a build or a call, one for each row of a table
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether it consists of integers that count, place or name something."""
+        return self in INDICES
+
+
+INDICES = frozenset({Kind.OFFSETS, Kind.COUNTS, Kind.IDS, Kind.SLOTS, Kind.PAGES, Kind.POSITIONS, Kind.PARAMETERS})
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +101,8 @@ def of_kind(kind: Kind) -> Trait:
 
 def of_class(*classes: type) -> Trait:
     """Contracts of these classes and of those that derive from them."""
-    return Trait(" or ".join(one.__name__ for one in classes), lambda c: isinstance(c, classes))
+    wanted = frozenset(classes)  # an instance check of abstract classes asks all of their subclasses
+    return Trait(" or ".join(one.__name__ for one in classes), lambda c: not wanted.isdisjoint(type(c).__mro__))
 
 
 def has_role(role: str) -> Trait:

@@ -157,16 +157,21 @@ def weight_span(found: Scores, ids: Tensor, router: Router) -> Span:
     return Span(low * (1 - rounding) * router.scaling - FLUSH, high * (1 + rounding) * router.scaling + FLUSH)
 
 
+def check(router: Router, experts: int) -> None:
+    """Refuse a router that does not fit this many experts (OptionError)."""
+    if not 0 < router.top_k <= experts or experts % router.groups or not 0 < router.top_groups <= router.groups:
+        raise OptionError(f"{router} does not fit {experts} experts; groups divide them, top_k and top_groups fit")
+    if router.top_k > experts // router.groups * router.top_groups:
+        raise OptionError(f"{router.top_groups} groups of {experts // router.groups} experts hold no {router.top_k}")
+
+
 def scores(logits: Tensor, router: Router, bias: Tensor | None = None) -> Scores:
     """Scores, choices and their intervals; arguments as :func:`route`."""
     if logits.dim() != 2 or (bias is not None and tuple(bias.shape) != (logits.shape[1],)):
         shapes = f"logits {list(logits.shape)}, bias {None if bias is None else list(bias.shape)}"
         raise ShapeError(f"{shapes}: pass [T, E] and [E]")
     experts = logits.shape[1]
-    if not 0 < router.top_k <= experts or experts % router.groups or not 0 < router.top_groups <= router.groups:
-        raise OptionError(f"{router} does not fit {experts} experts; groups divide them, top_k and top_groups fit")
-    if router.top_k > experts // router.groups * router.top_groups:
-        raise OptionError(f"{router.top_groups} groups of {experts // router.groups} experts hold no {router.top_k}")
+    check(router, experts)
     x = decode(logits)
     if router.scoring is Scoring.SIGMOID:
         score = sigmoid(x)

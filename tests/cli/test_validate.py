@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -237,9 +238,8 @@ class TestResuming:
 
     @pytest.mark.usefixtures("in_process")
     def test_the_seed_is_that_of_the_record(self, mine: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(validation, "edge_cases", lambda contract, seed: iter(()))
         few = validation.cases.parse(CASES[0])
-        monkeypatch.setattr(validation.profiles, "cases", lambda contract, profile: [few])
+        monkeypatch.setattr(validation, "default_cases", lambda contract, seed, profile: [replace(few, seed=seed)])
         asked = ("validate", "mine:right", "--contract", GEMM, "--record", mine / "1")
         assert cli(*asked).status == 0
         first = outcomes(mine / "1")

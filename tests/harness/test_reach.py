@@ -145,13 +145,15 @@ class TestValidate:
 
     @pytest.fixture(autouse=True)
     def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Seven listed cases, edges of four residues, and every limit of bfloat16; ``edge_cases`` draws as ever."""
+        """Seven listed cases, edges of four residues, and every limit of bfloat16; ``edge_cases`` draws as ever. What
+        is drawn of options and dtypes is left out."""
 
         def some(contract: str, seed: int) -> list[Case]:
             made = edge_cases(contract, seed)
             return [c for c in made if c.family != "randn" and c.dtypes.endswith("bf16")] + made[:8:2]
 
-        monkeypatch.setattr("oracle.harness.validation.edge_cases", some)
+        monkeypatch.setattr("oracle.routines.drawn.edge_cases", some)
+        monkeypatch.setattr("oracle.routines.drawn.drawn_cases", lambda contract, seed: [])
         monkeypatch.setattr("oracle.harness.validation.WATCHED", {"quick": 0})
         monkeypatch.setattr("oracle.routines.profiles.cases", lambda contract, profile: FEW)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from oracle.errors import ContractError, NumericsError, OptionError
-from oracle.routines import Contract, RoutineFamily, Sets, TensorSpec, cases, families, get, registered
+from oracle.routines import Contract, Kind, RoutineFamily, Sets, TensorSpec, cases, families, get, registered
 from oracle.routines import catalogue as module
 from oracle.routines.base import Inputs
 from oracle.routines.catalogue import BEHAVIOURS, Beyond, Call, Family, agree, catalogue, faults_of, run
@@ -38,7 +38,7 @@ CASE = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=9,n=192,k=512/family=randn/se
 class Nothing(Contract):
     """A contract without traits."""
 
-    name, inputs = "nothing", (TensorSpec("anything", (torch.float32,), None, "values"),)
+    name, inputs = "nothing", (TensorSpec("anything", Kind.VALUES, (torch.float32,), None, "values"),)
 
     def reference(self, inputs: Inputs, **options: object) -> torch.Tensor:
         return inputs["anything"]

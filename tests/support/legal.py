@@ -16,8 +16,11 @@ from typing import NamedTuple
 
 import torch
 
+from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.diagnosis.mutation import right_variants
-from oracle.routines import cases, get, registered
+from oracle.errors import OracleError
+from oracle.routines import Call, Case, cases, get, registered
+from oracle.tensorcore.schedules import get as schedule
 
 PRODUCT, OTHER = 40, 10
 
@@ -46,6 +49,33 @@ def count(contract: str, arch: str, wanted: int, seed: int) -> Count:
     made = list(islice(right_variants(wanted, seed=seed, contracts=[contract], arch=arch), wanted))
     alarms = [f"{v.case} on {v.arch} by {v.computed_by}: {v.verdict.summary}" for v in made if v.false_alarm]
     return Count(contract, arch, len(made), len({v.computed_by for v in made}), alarms)
+
+
+def right_call(case: Case) -> Call:
+    """The call of a case by the arithmetic of a right kernel: the usual one of the first arch that has a model of it,
+    in the output dtype that the options name, or the first that the contract admits.
+
+    Raises OracleError: no arch of the contract has a model of the call.
+    """
+    contract, inputs, options = get(case.contract), case.inputs(), case.call_options()
+    call = Call(contract, inputs, options).checked()
+    due = contract.outputs(call).get("out")
+    named = call.resolved.get("out_dtype")
+    dtype = named if isinstance(named, torch.dtype) else torch.bfloat16 if due is None else due.dtypes[0]
+    refused: OracleError | None = None
+    for arch in contract.numerics or ("sm90",):
+        call = Call(contract, inputs, options, out_dtype=dtype, arch=arch).checked()
+        operands = call.optional_operands
+        if operands is None or not operands.parts or (operands.roles and not operands.given):
+            return call  # its kernel has one arithmetic, or chooses it
+        try:
+            first = contract.arithmetics(call)[0]
+        except OracleError as error:
+            refused = error
+            continue
+        return call if first == IEEE32 else call.by(schedule(first))
+    assert refused is not None
+    raise refused
 
 
 def main() -> int:

@@ -1,11 +1,13 @@
 """The matrix of the project: Python x torch x mode. What a cell leaves behind, and what differs between cells.
 
     python -m tests.support.matrix cells                 # every cell, and why one cannot run on this machine
+    python -m tests.support.matrix cells --here          # those that can, as tox takes them
     python -m tests.support.matrix unsupported DIR       # the record of each cell that cannot run on this machine
     python -m tests.support.matrix sample DIR/CELL       # verdicts and bits of a sample of cases, in the cell's mode
     python -m tests.support.matrix step COMMAND ...      # run a command, and keep its exit status
     python -m tests.support.matrix page DIR --html FILE --markdown FILE
-    python -m tests.support.matrix next-cell             # which further cell the commit at hand should run
+    python -m tests.support.matrix next-cell             # which further cell the commit at hand should run: one of the
+                                                         # modes that take a minute or two, not the whole of the tests
 
 The record of a cell is the folder ``DIR/CELL``:
 
@@ -742,7 +744,7 @@ def _apart(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.support.matrix")
     actions = parser.add_subparsers(dest="action", required=True)
-    actions.add_parser("cells")
+    actions.add_parser("cells").add_argument("--here", action="store_true")
     actions.add_parser("next-cell")
     actions.add_parser("sample").add_argument("folder", type=Path)
     actions.add_parser("step").add_argument("command", nargs=argparse.REMAINDER)
@@ -755,12 +757,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     shown.add_argument("--html", type=Path)
     shown.add_argument("--markdown", type=Path)
     given = parser.parse_args(argv)
-    if given.action == "cells":
+    if given.action == "cells" and given.here:
+        print(*(cell for cell in CELLS if why_not(cell) is None), sep=",")
+    elif given.action == "cells":
         for cell in CELLS:
             print(cell, f"UNSUPPORTED: {reason}" if (reason := why_not(cell)) else "", sep="\t")
     elif given.action == "next-cell":
         commits = subprocess.run(["git", "rev-list", "--count", "HEAD"], capture_output=True, text=True, check=True)
-        print(next_cell(int(commits.stdout), [cell for cell in CELLS if why_not(cell) is None]))
+        print(next_cell(int(commits.stdout), [cell for cell in CELLS if cell.mode != "cpu" and why_not(cell) is None]))
     elif given.action == "sample":
         return int(sample(given.folder) > 0)
     elif given.action == "step":

@@ -15,6 +15,7 @@ from torch import Tensor
 from oracle.numbers.quantize import WIDE
 from oracle.routines.base import FP8, Inputs, Options, TensorSpec, register
 from oracle.routines.layouts.contract import INTEGERS, LayoutContract, TableContract, columns
+from oracle.routines.traits import Kind
 from oracle.truth import decisions
 
 _DTYPES = ", ".join(f"{number} {name}" for number, name in enumerate(decisions.DTYPES))
@@ -29,7 +30,7 @@ _NOTES = {
 
 def _record_columns(*names: str) -> tuple[TensorSpec, ...]:
     plain = "one value for each row of the table; read only with a configuration"
-    return tuple(TensorSpec(name, INTEGERS, ("R",), _NOTES.get(name, plain)) for name in names)
+    return tuple(TensorSpec(name, Kind.PARAMETERS, INTEGERS, ("R",), _NOTES.get(name, plain)) for name in names)
 
 
 @register
@@ -85,7 +86,9 @@ class DeviceIdentity(LayoutContract):
     section = "GEMM"
     summary = "the float32 [1] one on the device of the input, the scale of a product without scales"
     source = "vLLM w8a8_utils.maybe_create_device_identity"
-    inputs = (TensorSpec("x", (*WIDE, *FP8), None, "whatever lies on the device; its values are not read"),)
+    inputs = (
+        TensorSpec("x", Kind.VALUES, (*WIDE, *FP8), None, "whatever lies on the device; its values are not read"),
+    )
 
     def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         return {"out": torch.ones(1, dtype=torch.float32, device=inputs["x"].device)}
@@ -176,7 +179,7 @@ class NumSms(TableContract):
     source = "vLLM utils/deep_gemm.get_num_sms; NVIDIA data sheets; CUDA C++ Programming Guide, compute capabilities"
     _numbered = ", ".join(f"{number} {gpu[0]}" for number, gpu in enumerate(decisions.GPUS, start=1))
     inputs = (
-        TensorSpec("product", INTEGERS, ("R",), f"0 no GPU, {_numbered}"),
-        TensorSpec("reported", INTEGERS, ("R",), "count of a driver, -1: none was asked"),
+        TensorSpec("product", Kind.PARAMETERS, INTEGERS, ("R",), f"0 no GPU, {_numbered}"),
+        TensorSpec("reported", Kind.PARAMETERS, INTEGERS, ("R",), "count of a driver, -1: none was asked"),
     )
     function = staticmethod(decisions.multiprocessors)

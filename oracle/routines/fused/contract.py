@@ -50,18 +50,19 @@ from oracle.routines.quantisers.contract import (
     QuantiserSets,
     run_quantiser,
 )
+from oracle.routines.traits import Kind
 from oracle.tensorcore.identify import Match
 from oracle.verdict.compare import Verdict, compare, verdict
 from oracle.verdict.sets import Found, Range, Sets, ranged, rounded_to, worst_of
 
-SCALE = TensorSpec("scale", F32, None, "one value, given: it multiplies on dequantisation")
-SCALE_UB = TensorSpec("scale_ub", F32, None, "one value: an upper bound", optional=True)
-MASKED = TensorSpec("masked_m", INTEGERS, ("E",), "rows of each expert that are in use")
+SCALE = TensorSpec("scale", Kind.SCALES, F32, None, "one value, given: it multiplies on dequantisation")
+SCALE_UB = TensorSpec("scale_ub", Kind.BOUND, F32, None, "one value: an upper bound", optional=True)
+MASKED = TensorSpec("masked_m", Kind.COUNTS, INTEGERS, ("E",), "rows of each expert that are in use")
 COLUMNS = OptionSpec("is_scale_transposed", False, (False, True), "scales of one group lie side by side in memory")
 INNER = (
-    TensorSpec("x", WIDE, ("M", "K"), "the value, one row for each specified row"),
-    TensorSpec("scale", F32, None, "the given scale", optional=True),
-    TensorSpec("scale_ub", F32, None, "an upper bound", optional=True),
+    TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "the value, one row for each specified row"),
+    TensorSpec("scale", Kind.SCALES, F32, None, "the given scale", optional=True),
+    TensorSpec("scale_ub", Kind.BOUND, F32, None, "an upper bound", optional=True),
 )
 CONTIGUOUS, COLUMN_MAJOR = ({"column_major_scales": columns, "tma_aligned_scales": False} for columns in (False, True))
 _GROUPS = PerTokenGroupQuantFp8()

@@ -56,6 +56,7 @@ E5M2, a head dim that is rotated in part, appending to a paged cache.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -87,7 +88,7 @@ from oracle.routines.base import (
 from oracle.routines.fused.contract import COLUMNS, MASKED, SCALE, SCALE_UB, FusedContract, Value
 from oracle.routines.moe.contract import SiluAndMul
 from oracle.routines.quantisers.contract import FAST_MATH
-from oracle.routines.traits import Trait
+from oracle.routines.traits import Kind, Trait
 from oracle.truth.moe import nearest
 from oracle.verdict.sets import Found, rounded_to
 
@@ -150,7 +151,7 @@ class SiluAndMulQuant(GatedContract):
     name = "silu_and_mul_quant"
     summary = "silu(gate) * up, quantised with a given scale"
     source = "vLLM csrc/quantization/activation_kernels.cu silu_and_mul_quant"
-    inputs = (TensorSpec("x", WIDE, ("M", "C"), GATED), SCALE)
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "C"), GATED), SCALE)
     options = (rounding_option("each"),)
     returns = ("q",)
     grouped = False
@@ -168,7 +169,7 @@ class SiluAndMulPerBlockQuant(GatedContract):
     name = "silu_and_mul_per_block_quant"
     summary = "silu(gate) * up in float32, quantised in groups of a row, scale max(min(amax/448, ub), 1/(448*512))"
     source = "vLLM csrc/quantization/fused_kernels/fused_silu_mul_block_quant.cu"
-    inputs = (TensorSpec("x", WIDE, ("M", "C"), GATED), SCALE_UB)
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "C"), GATED), SCALE_UB)
     options = (
         OptionSpec("group_size", 128, None, "elements that share a scale; I is a multiple of it"),
         COLUMNS,
@@ -188,7 +189,7 @@ class SiluAndMulMaskedPostQuant(GatedContract):
     name = "silu_and_mul_masked_post_quant"
     summary = "silu(gate) * up of the rows in use of every expert, quantised in groups, floor 1e-10"
     source = "SGLang layers/moe/ep_moe/kernels.py silu_and_mul_masked_post_quant_fwd"
-    inputs = (TensorSpec("x", WIDE, ("E", "T", "C"), GATED), MASKED)
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("E", "T", "C"), GATED), MASKED)
     options = (
         OptionSpec("group_size", 128, None, "elements that share a scale; I is a multiple of it"),
         OptionSpec("use_ue8m0", False, (False, True), "round the scale up to a power of two"),
@@ -210,7 +211,7 @@ class PersistentMaskedMSiluMulQuant(GatedContract):
     name = "persistent_masked_m_silu_mul_quant"
     summary = "silu(gate) * up of the rows in use, every step of the quantiser in bfloat16, groups of 128"
     source = "vLLM csrc/quantization/activation_kernels.cu persistent_masked_m_silu_mul_quant"
-    inputs = (TensorSpec("x", (torch.bfloat16,), ("E", "T", "C"), GATED), MASKED)
+    inputs = (TensorSpec("x", Kind.VALUES, (torch.bfloat16,), ("E", "T", "C"), GATED), MASKED)
 
     def group(self, options: Options) -> int:
         return recipes.VLLM_SILU_MASKED.block.columns or 0
@@ -222,10 +223,10 @@ class PersistentMaskedMSiluMulQuant(GatedContract):
 # --- RMS norms ----------------------------------------------------------------------------------------------
 
 
-X = TensorSpec("x", WIDE, ("M", "H"), "activations")
-WEIGHT = TensorSpec("weight", WIDE, ("H",), "of the dtype of x")
-RESIDUAL = TensorSpec("residual", WIDE, ("M", "H"), "added to x first; of its dtype")
-OPTIONAL = TensorSpec("residual", WIDE, ("M", "H"), "added to x first; of its dtype", optional=True)
+X = TensorSpec("x", Kind.VALUES, WIDE, ("M", "H"), "activations")
+WEIGHT = TensorSpec("weight", Kind.WEIGHTS, WIDE, ("H",), "of the dtype of x")
+RESIDUAL = TensorSpec("residual", Kind.VALUES, WIDE, ("M", "H"), "added to x first; of its dtype")
+OPTIONAL = TensorSpec("residual", Kind.VALUES, WIDE, ("M", "H"), "added to x first; of its dtype", optional=True)
 EPSILON = OptionSpec("epsilon", 1e-6, None, "added to the mean square")
 ROUNDING = OptionSpec("rounding", "each", ("each", "product"), "where (z r) weight is rounded to the dtype of x")
 
@@ -428,7 +429,7 @@ class PerTokenGroupQuantFp8Masked(GroupContract):
     name = "per_token_group_quant_fp8_masked"
     summary = "groups along K of the rows in use of every expert, scale max(amax, eps)/448"
     source = "sgl-kernel per_token_group_quant_8bit_v2.cu, masked_m"
-    inputs = (TensorSpec("x", WIDE, ("E", "T", "K"), "values to quantise"), MASKED)
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("E", "T", "K"), "values to quantise"), MASKED)
     options = (GROUP, EPS, OptionSpec("use_ue8m0", False, (False, True), "round the scale up to a power of two"))
 
     def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
@@ -441,7 +442,7 @@ class PerTokenGroupQuantFp8Packed(GroupContract):
     name = "per_token_group_quant_fp8_packed"
     summary = "groups along K, power-of-two scales packed four to an int32, as DeepGEMM takes them on sm100"
     source = "vLLM per_token_group_fp8_quant_packed; sgl-kernel per_token_group_quant_8bit_v2.cu"
-    inputs = (TensorSpec("x", WIDE, ("M", "K"), "values to quantise"),)
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise"),)
     options = (GROUP, EPS)
     interval = False
 
@@ -511,12 +512,12 @@ class RopeQuantizeFp8(FusedContract):
     source = "FlashInfer flashinfer.rope.rope_quantize_fp8"
     returns = NAMES
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
-        TensorSpec("q_rope", NARROW, ("T", "H", "D"), "columns of the query that are rotated"),
-        TensorSpec("k_rope", NARROW, ("T", "G", "D"), "columns of the key that are rotated"),
-        TensorSpec("q_nope", NARROW, ("T", "H", "N"), "the other columns of the query"),
-        TensorSpec("k_nope", NARROW, ("T", "G", "N"), "the other columns of the key"),
-        TensorSpec("cos_sin_cache", F32, ("S", "D"), "cosines, then sines, of each position"),
-        TensorSpec("pos_ids", INTEGERS, ("T",), "position of each token"),
+        TensorSpec("q_rope", Kind.VALUES, NARROW, ("T", "H", "D"), "columns of the query that are rotated"),
+        TensorSpec("k_rope", Kind.VALUES, NARROW, ("T", "G", "D"), "columns of the key that are rotated"),
+        TensorSpec("q_nope", Kind.VALUES, NARROW, ("T", "H", "N"), "the other columns of the query"),
+        TensorSpec("k_nope", Kind.VALUES, NARROW, ("T", "G", "N"), "the other columns of the key"),
+        TensorSpec("cos_sin_cache", Kind.WEIGHTS, F32, ("S", "D"), "cosines, then sines, of each position"),
+        TensorSpec("pos_ids", Kind.POSITIONS, INTEGERS, ("T",), "position of each token"),
     )
     options = (
         OptionSpec("is_neox", True, (False, True), "partners half a head apart, else neighbours"),
@@ -599,6 +600,4 @@ class MlaRopeQuantizeFp8(RopeQuantizeFp8):
     name = "mla_rope_quantize_fp8"
     summary = "rotary embedding in E4M3 for MLA: one key head, without an axis of its own"
     source = "FlashInfer flashinfer.rope.mla_rope_quantize_fp8"
-    inputs = tuple(
-        TensorSpec(s.name, s.dtypes, tuple(d for d in s.dims or () if d != "G"), s.doc) for s in RopeQuantizeFp8.inputs
-    )
+    inputs = tuple(replace(s, dims=tuple(d for d in s.dims or () if d != "G")) for s in RopeQuantizeFp8.inputs)

@@ -39,7 +39,7 @@ from oracle.routines.fault import Fault, Stage, fold
 from oracle.routines.fused.contract import INNER, Inner
 from oracle.routines.mx.contract import pack, unpack
 from oracle.routines.quantisers.contract import QuantiserSets, run_quantiser
-from oracle.routines.traits import Trait
+from oracle.routines.traits import Kind, Trait
 from oracle.tensorcore.identify import Match
 from oracle.verdict.compare import Verdict, compare, verdict
 from oracle.verdict.sets import Found, Range, Sets, judge_bits, ranged, rounded_to, worst_of
@@ -136,7 +136,7 @@ class CacheInner(Inner):
 
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
         *INNER,
-        TensorSpec("global_scale", F32, None, "multiplies", optional=True),
+        TensorSpec("global_scale", Kind.SCALES, F32, None, "multiplies", optional=True),
     )
 
     def __init__(self, outer: Call, piece: Quantised) -> None:

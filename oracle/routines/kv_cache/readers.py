@@ -31,12 +31,15 @@ from oracle.routines.kv_cache.contract import (
     one_scale,
 )
 from oracle.routines.kv_cache.writers import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE, columns, index_places, rows
+from oracle.routines.traits import Kind
 from oracle.verdict.sets import all_equal
 
 INT32 = (torch.int32,)
-TABLE = TensorSpec("block_table", INT32, ("B", "L"), "pages of each request")
-ENDS = TensorSpec("cu_seq_lens", INT32, ("E",), "first row of each request, and the end: B + 1")
-STARTS = TensorSpec("seq_starts", INT32, ("B",), "first token of each request, a whole number of pages", optional=True)
+TABLE = TensorSpec("block_table", Kind.PAGES, INT32, ("B", "L"), "pages of each request")
+ENDS = TensorSpec("cu_seq_lens", Kind.OFFSETS, INT32, ("E",), "first row of each request, and the end: B + 1")
+STARTS = TensorSpec(
+    "seq_starts", Kind.POSITIONS, INT32, ("B",), "first token of each request, a whole number of pages", optional=True
+)
 
 
 def spans(inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -106,11 +109,11 @@ class GatherAndMaybeDequantCache(Gather):
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu gather_and_maybe_dequant_cache"
     kinds = (Products,)
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
-        TensorSpec("src_cache", E4M3, ("S", "P", "C"), "pages of codes"),
-        TensorSpec("dst", WIDE, ("N", "C"), "rows before the call"),
+        TensorSpec("src_cache", Kind.CODES, E4M3, ("S", "P", "C"), "pages of codes"),
+        TensorSpec("dst", Kind.STATE, WIDE, ("N", "C"), "rows before the call"),
         TABLE,
         ENDS,
-        TensorSpec("scale", F32, None, "multiplies"),
+        TensorSpec("scale", Kind.SCALES, F32, None, "multiplies"),
         STARTS,
     )
 
@@ -138,8 +141,10 @@ class CpGatherCache(Gather):
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu cp_gather_cache"
     kinds = (Copied,)
     inputs = (
-        TensorSpec("src_cache", (*E4M3, torch.uint8, *WIDE), ("S", "P", "C"), "pages of any dtype"),
-        TensorSpec("dst", (*E4M3, torch.uint8, *WIDE), ("N", "C"), "rows before the call, of the same dtype"),
+        TensorSpec("src_cache", Kind.CODES, (*E4M3, torch.uint8, *WIDE), ("S", "P", "C"), "pages of any dtype"),
+        TensorSpec(
+            "dst", Kind.STATE, (*E4M3, torch.uint8, *WIDE), ("N", "C"), "rows before the call, of the same dtype"
+        ),
         TABLE,
         ENDS,
         STARTS,
@@ -185,11 +190,13 @@ class CpGatherAndUpconvertFp8KvCache(Gather):
     traits = frozenset({ROWS_READ, FILLS})
     kinds = (Products, Copied)
     inputs = (
-        TensorSpec("src_cache", (torch.uint8,), ("S", "P", str(ROW)), "pages of rows of 656 bytes"),
-        TensorSpec("dst", (torch.bfloat16,), ("N", str(RANK + ROPE)), "rows before the call"),
+        TensorSpec("src_cache", Kind.CODES, (torch.uint8,), ("S", "P", str(ROW)), "pages of rows of 656 bytes"),
+        TensorSpec("dst", Kind.STATE, (torch.bfloat16,), ("N", str(RANK + ROPE)), "rows before the call"),
         TABLE,
-        TensorSpec("seq_lens", INT32, ("B",), "rows of each request"),
-        TensorSpec("workspace_starts", INT32, ("B",), "first row of each request: they follow one another"),
+        TensorSpec("seq_lens", Kind.COUNTS, INT32, ("B",), "rows of each request"),
+        TensorSpec(
+            "workspace_starts", Kind.OFFSETS, INT32, ("B",), "first row of each request: they follow one another"
+        ),
     )
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
@@ -210,7 +217,11 @@ class DequantizeKCache(CacheContract):
     source = "SGLang kernels/ops/attention/dsa/dequant_k_cache.py dequantize_k_cache"
     traits = frozenset({ROWS_READ})
     kinds = (Products, Copied)
-    inputs = (TensorSpec("quant_k_cache", (torch.uint8,), ("B", "P", "1", str(ROW)), "pages of rows of 656 bytes"),)
+    inputs = (
+        TensorSpec(
+            "quant_k_cache", Kind.CODES, (torch.uint8,), ("B", "P", "1", str(ROW)), "pages of rows of 656 bytes"
+        ),
+    )
 
     def before(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         return {"out": fresh((*inputs["quant_k_cache"].shape[:3], RANK + ROPE), torch.bfloat16)}
@@ -231,9 +242,17 @@ class CpGatherIndexerKQuantCache(Gather):
     traits = frozenset({INDEX_PAGES})
     kinds = (Copied,)
     inputs = (
-        TensorSpec("kv_cache", (torch.uint8,), ("S", "P", "C"), "pages of codes, then scales; C = D + 4 D/128"),
-        TensorSpec("dst_k", (torch.uint8,), ("N", "D"), "rows of codes before the call"),
-        TensorSpec("dst_scale", (torch.uint8,), ("N", "G"), "bytes of their float32 scales before the call, 4 D/128"),
+        TensorSpec(
+            "kv_cache", Kind.CODES, (torch.uint8,), ("S", "P", "C"), "pages of codes, then scales; C = D + 4 D/128"
+        ),
+        TensorSpec("dst_k", Kind.STATE, (torch.uint8,), ("N", "D"), "rows of codes before the call"),
+        TensorSpec(
+            "dst_scale",
+            Kind.STATE,
+            (torch.uint8,),
+            ("N", "G"),
+            "bytes of their float32 scales before the call, 4 D/128",
+        ),
         TABLE,
         ENDS,
     )

@@ -50,13 +50,16 @@ from oracle.routines.kv_cache.contract import (
     slots_of,
 )
 from oracle.routines.quantisers.contract import FOUR_BITS
+from oracle.routines.traits import Kind
 
 LAYOUTS = ("NHD", "HND")
 LAYOUT = OptionSpec("kv_layout", LAYOUTS[0], LAYOUTS, "[pages, P, H, D], or [pages, H, P, D]")
-SLOTS = TensorSpec("slot_mapping", INTEGERS, ("T",), "slot of each token, negative where it is not written")
-KEY = TensorSpec("key", WIDE, ("N", "H", "D"), "keys; tokens past T are padding")
-VALUE = TensorSpec("value", WIDE, ("N", "H", "D"), "values")
-K_SCALE, V_SCALE = (TensorSpec(f"{x}_scale", F32, None, "multiplies on reading; the writer divides") for x in "kv")
+SLOTS = TensorSpec("slot_mapping", Kind.SLOTS, INTEGERS, ("T",), "slot of each token, negative where it is not written")
+KEY = TensorSpec("key", Kind.VALUES, WIDE, ("N", "H", "D"), "keys; tokens past T are padding")
+VALUE = TensorSpec("value", Kind.VALUES, WIDE, ("N", "H", "D"), "values")
+K_SCALE, V_SCALE = (
+    TensorSpec(f"{x}_scale", Kind.SCALES, F32, None, "multiplies on reading; the writer divides") for x in "kv"
+)
 
 
 def columns(count: int) -> Tensor:
@@ -106,8 +109,8 @@ class ReshapeAndCacheFlash(CacheContract):
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
         KEY,
         VALUE,
-        TensorSpec("key_cache", E4M3, None, "pages of keys before the call"),
-        TensorSpec("value_cache", E4M3, None, "pages of values before the call"),
+        TensorSpec("key_cache", Kind.STATE, E4M3, None, "pages of keys before the call"),
+        TensorSpec("value_cache", Kind.STATE, E4M3, None, "pages of values before the call"),
         SLOTS,
         K_SCALE,
         V_SCALE,
@@ -156,8 +159,8 @@ class ReshapeAndCache(CacheContract):
     inputs = (
         KEY,
         VALUE,
-        TensorSpec("key_cache", E4M3, ("B", "H", "C", "P", "X"), "pages of keys before the call"),
-        TensorSpec("value_cache", E4M3, ("B", "H", "D", "P"), "pages of values before the call"),
+        TensorSpec("key_cache", Kind.STATE, E4M3, ("B", "H", "C", "P", "X"), "pages of keys before the call"),
+        TensorSpec("value_cache", Kind.STATE, E4M3, ("B", "H", "D", "P"), "pages of values before the call"),
         SLOTS,
         K_SCALE,
         V_SCALE,
@@ -192,8 +195,8 @@ class ReshapeAndCache(CacheContract):
         ]
 
 
-KV_C = TensorSpec("kv_c", WIDE, ("N", "R"), "compressed keys and values; tokens past T are padding")
-K_PE = TensorSpec("k_pe", WIDE, ("N", "E"), "rotated columns of the key")
+KV_C = TensorSpec("kv_c", Kind.VALUES, WIDE, ("N", "R"), "compressed keys and values; tokens past T are padding")
+K_PE = TensorSpec("k_pe", Kind.VALUES, WIDE, ("N", "E"), "rotated columns of the key")
 
 
 @register
@@ -206,9 +209,9 @@ class ConcatAndCacheMla(CacheContract):
     inputs = (
         KV_C,
         K_PE,
-        TensorSpec("kv_cache", E4M3, ("B", "P", "C"), "pages before the call, C = R + E"),
+        TensorSpec("kv_cache", Kind.STATE, E4M3, ("B", "P", "C"), "pages before the call, C = R + E"),
         SLOTS,
-        TensorSpec("scale", F32, None, "multiplies on reading; the writer divides"),
+        TensorSpec("scale", Kind.SCALES, F32, None, "multiplies on reading; the writer divides"),
     )
     returns = memory = ("kv_cache",)
     divides = True
@@ -240,10 +243,10 @@ class SetMlaKvBuffer(CacheContract):
     traits = frozenset({SIDE_BY_SIDE})
     kinds = (Coded,)
     inputs = (
-        TensorSpec("kv_buffer", E4M3, ("S", "1", "C"), "slots before the call, C = R + E"),
-        TensorSpec("loc", INTEGERS, ("T",), "slot of each token"),
-        TensorSpec("cache_k_nope", WIDE[:2], ("T", "1", "R"), "compressed keys and values"),
-        TensorSpec("cache_k_rope", WIDE[:2], ("T", "1", "E"), "rotated columns of the key"),
+        TensorSpec("kv_buffer", Kind.STATE, E4M3, ("S", "1", "C"), "slots before the call, C = R + E"),
+        TensorSpec("loc", Kind.SLOTS, INTEGERS, ("T",), "slot of each token"),
+        TensorSpec("cache_k_nope", Kind.VALUES, WIDE[:2], ("T", "1", "R"), "compressed keys and values"),
+        TensorSpec("cache_k_rope", Kind.VALUES, WIDE[:2], ("T", "1", "E"), "rotated columns of the key"),
     )
     options = (OptionSpec("reserved_skip_index", 0, None, "the slot that is never written; -1: none"),)
     returns = memory = ("kv_buffer",)
@@ -273,7 +276,7 @@ class ConvertFp8(CacheContract):
     summary = "a whole cache to codes of one scale, or back"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu convert_fp8_kernel"
     kinds = (Coded, Products)
-    inputs = (TensorSpec("src", (*WIDE, *E4M3), None, "[pages, ...]: values, or codes"),)
+    inputs = (TensorSpec("src", Kind.VALUES, (*WIDE, *E4M3), None, "[pages, ...]: values, or codes"),)
     options = (
         OptionSpec("scale", 1.0, None, "multiplies on reading"),
         OptionSpec("out_dtype", torch.float8_e4m3fn, (*E4M3, *WIDE), "dtype of the result"),
@@ -302,11 +305,11 @@ class ConvertFp8(CacheContract):
 
 ANY = (*E4M3, torch.bfloat16, torch.float16)
 PAGES = (
-    TensorSpec("batch_indices", (torch.int32,), ("N",), "request of each token"),
-    TensorSpec("positions", (torch.int32,), ("N",), "position of each token in its request"),
-    TensorSpec("kv_indices", (torch.int32,), ("I",), "pages of the requests, one request after the other"),
-    TensorSpec("kv_indptr", (torch.int32,), ("L",), "first of its pages for each request, and the end"),
-    TensorSpec("kv_last_page_len", (torch.int32,), None, "tokens in the last page of each request"),
+    TensorSpec("batch_indices", Kind.IDS, (torch.int32,), ("N",), "request of each token"),
+    TensorSpec("positions", Kind.POSITIONS, (torch.int32,), ("N",), "position of each token in its request"),
+    TensorSpec("kv_indices", Kind.PAGES, (torch.int32,), ("I",), "pages of the requests, one request after the other"),
+    TensorSpec("kv_indptr", Kind.OFFSETS, (torch.int32,), ("L",), "first of its pages for each request, and the end"),
+    TensorSpec("kv_last_page_len", Kind.COUNTS, (torch.int32,), None, "tokens in the last page of each request"),
 )
 
 
@@ -350,10 +353,10 @@ class AppendPagedKvCache(CacheContract):
     source = "FlashInfer include/flashinfer/page.cuh AppendPagedKVCacheKernel"
     kinds = (Copied,)
     inputs = (
-        TensorSpec("append_key", ANY, ("N", "H", "D"), "keys, of the dtype of the cache"),
-        TensorSpec("append_value", ANY, ("N", "H", "D"), "values"),
-        TensorSpec("k_cache", ANY, None, "pages of keys before the call"),
-        TensorSpec("v_cache", ANY, None, "pages of values before the call"),
+        TensorSpec("append_key", Kind.VALUES, ANY, ("N", "H", "D"), "keys, of the dtype of the cache"),
+        TensorSpec("append_value", Kind.VALUES, ANY, ("N", "H", "D"), "values"),
+        TensorSpec("k_cache", Kind.STATE, ANY, None, "pages of keys before the call"),
+        TensorSpec("v_cache", Kind.STATE, ANY, None, "pages of values before the call"),
         *PAGES,
     )
     options = (LAYOUT,)
@@ -386,10 +389,10 @@ class AppendPagedMlaKvCache(CacheContract):
     source = "FlashInfer include/flashinfer/page.cuh AppendPagedKVMlaCacheKernel"
     kinds = (Copied,)
     inputs = (
-        TensorSpec("append_ckv", ANY, ("N", "R"), "compressed keys and values, of the dtype of the cache"),
-        TensorSpec("append_kpe", ANY, ("N", "E"), "rotated columns of the key"),
-        TensorSpec("ckv_cache", ANY, ("B", "P", "R"), "pages before the call"),
-        TensorSpec("kpe_cache", ANY, ("B", "P", "E"), "pages before the call"),
+        TensorSpec("append_ckv", Kind.VALUES, ANY, ("N", "R"), "compressed keys and values, of the dtype of the cache"),
+        TensorSpec("append_kpe", Kind.VALUES, ANY, ("N", "E"), "rotated columns of the key"),
+        TensorSpec("ckv_cache", Kind.STATE, ANY, ("B", "P", "R"), "pages before the call"),
+        TensorSpec("kpe_cache", Kind.STATE, ANY, ("B", "P", "E"), "pages before the call"),
         *PAGES,
     )
     returns = memory = ("ckv_cache", "kpe_cache")
@@ -449,9 +452,11 @@ class ConcatAndCacheDsMla(RowsOfTiles):
     summary = "rows of 656 bytes in pages: codes in tiles of 128, their scales, the rotated columns as they are"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu concat_and_cache_ds_mla_kernel (fp8_ds_mla)"
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
-        TensorSpec("kv_c", HALF, ("N", str(RANK)), "compressed keys and values; tokens past T are padding"),
-        TensorSpec("k_pe", HALF, ("N", str(ROPE)), "rotated columns of the key"),
-        TensorSpec("kv_cache", (torch.uint8,), ("B", "P", str(ROW)), "pages before the call"),
+        TensorSpec(
+            "kv_c", Kind.VALUES, HALF, ("N", str(RANK)), "compressed keys and values; tokens past T are padding"
+        ),
+        TensorSpec("k_pe", Kind.VALUES, HALF, ("N", str(ROPE)), "rotated columns of the key"),
+        TensorSpec("kv_cache", Kind.STATE, (torch.uint8,), ("B", "P", str(ROW)), "pages before the call"),
         SLOTS,
     )
     options = (OptionSpec("ue8m0", False, (False, True), "scales rounded up to powers of two, at least 1e-4"),)
@@ -477,7 +482,9 @@ class QuantizeKCache(RowsOfTiles):
     name = "quantize_k_cache"
     summary = "rows of 656 bytes of a whole cache: codes in tiles of 128, their scales, the rotated columns as they are"
     source = "SGLang kernels/ops/quantization/dsa_quant_k_cache.py quantize_k_cache"
-    inputs = (TensorSpec("cache_k", (torch.bfloat16,), ("B", "P", "1", str(RANK + ROPE)), "pages of values"),)
+    inputs = (
+        TensorSpec("cache_k", Kind.VALUES, (torch.bfloat16,), ("B", "P", "1", str(RANK + ROPE)), "pages of values"),
+    )
 
     def before(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         return {"out": fresh((*inputs["cache_k"].shape[:3], ROW), torch.uint8)}
@@ -505,8 +512,10 @@ class IndexerKQuantAndCache(CacheContract):
     traits = frozenset({INDEX_PAGES})
     kinds = (Quantised,)
     inputs = (
-        TensorSpec("k", HALF, ("T", "D"), "index keys, one for each slot: the kernel takes the tokens of k"),
-        TensorSpec("kv_cache", (torch.uint8,), ("B", "P", "C"), "pages before the call, C = D + 4 D/128"),
+        TensorSpec(
+            "k", Kind.VALUES, HALF, ("T", "D"), "index keys, one for each slot: the kernel takes the tokens of k"
+        ),
+        TensorSpec("kv_cache", Kind.STATE, (torch.uint8,), ("B", "P", "C"), "pages before the call, C = D + 4 D/128"),
         SLOTS,
     )
     options = (
@@ -541,10 +550,16 @@ class Nvfp4QuantizeAppendPagedKvCache(CacheContract):
     traits = frozenset({FOUR_BITS})
     kinds = (Quantised,)
     inputs = (
-        TensorSpec("append_key", HALF, ("N", "H", "D"), "keys; tokens past T are padding"),
-        TensorSpec("append_value", HALF, ("N", "H", "D"), "values"),
-        *(TensorSpec(f"{x}_cache", (torch.uint8,), None, "pages of codes before the call, D/2 bytes") for x in "kv"),
-        *(TensorSpec(f"{x}_scale_cache", E4M3, None, "pages of scales before the call, D/16") for x in "kv"),
+        TensorSpec("append_key", Kind.VALUES, HALF, ("N", "H", "D"), "keys; tokens past T are padding"),
+        TensorSpec("append_value", Kind.VALUES, HALF, ("N", "H", "D"), "values"),
+        *(
+            TensorSpec(f"{x}_cache", Kind.STATE, (torch.uint8,), None, "pages of codes before the call, D/2 bytes")
+            for x in "kv"
+        ),
+        *(
+            TensorSpec(f"{x}_scale_cache", Kind.STATE, E4M3, None, "pages of scales before the call, D/16")
+            for x in "kv"
+        ),
         SLOTS,
         K_SCALE,
         V_SCALE,

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from oracle.routines.base import F32, Call, Contract, Inputs, Options, OptionSpec, TensorSpec, positive, register
-from oracle.routines.traits import Trait
+from oracle.routines.traits import Kind, Trait
 from oracle.truth import layout, tiles
 from oracle.verdict.compare import Status, Verdict
 from oracle.verdict.sets import Bits, Found, Range, Sets, bits_of, judge_bits, worst_of, wrong_strides
@@ -73,7 +73,7 @@ class ColMajorTmaAligned(LayoutContract):
     gpu = True
     summary = "float32 scales as columns at strides of align(M, 4)"
     source = "DeepGEMM get_col_major_tma_aligned_tensor"
-    inputs = (TensorSpec("scale", F32, None, "[M, C] or [G, M, C]"),)
+    inputs = (TensorSpec("scale", Kind.SCALES, F32, None, "[M, C] or [G, M, C]"),)
     strided = True
     function = staticmethod(layout.get_col_major_tma_aligned_tensor)
 
@@ -103,7 +103,7 @@ class PackedUe8m0(LayoutContract):
     gpu = True
     summary = "four exponent bytes of consecutive K blocks in an int32, words in columns"
     source = "DeepGEMM get_mn_major_tma_aligned_packed_ue8m0_tensor"
-    inputs = (TensorSpec("scale", F32, None, "[M, C] or [G, M, C], powers of two"),)
+    inputs = (TensorSpec("scale", Kind.SCALES, F32, None, "[M, C] or [G, M, C], powers of two"),)
     strided = True
     function = staticmethod(layout.get_mn_major_tma_aligned_packed_ue8m0_tensor)
 
@@ -116,7 +116,9 @@ class RequiredLayout(LayoutContract):
     traits = frozenset({PACKS})
     summary = "scales as DeepGEMM takes them: float32 columns on sm90, packed UE8M0 on sm100"
     source = "DeepGEMM transform_sf_into_required_layout"
-    inputs = (TensorSpec("scale", F32, None, "[ceil(mn / gran_mn), ceil(k / gran_k)], or with a leading G"),)
+    inputs = (
+        TensorSpec("scale", Kind.SCALES, F32, None, "[ceil(mn / gran_mn), ceil(k / gran_k)], or with a leading G"),
+    )
     options = (
         OptionSpec("mn", None, None, "rows of the operand"),
         OptionSpec("k", None, None, "columns of the operand"),
@@ -142,7 +144,7 @@ class SwizzleScale(LayoutContract):
     traits = frozenset({TILED})
     summary = "scales in tiles of 128x4 or 8x4"
     source = "cuBLAS 1D block scaling factors layout; TensorRT-LLM get_sf_out_offset_8x4"
-    inputs = (TensorSpec("scale", ONE_BYTE, None, "[M, C] or [G, M, C]"),)
+    inputs = (TensorSpec("scale", Kind.SCALES, ONE_BYTE, None, "[M, C] or [G, M, C]"),)
     options = (OptionSpec("tile", "128x4", tuple(layout.HEIGHTS), "height x width of a tile"),)
     function = staticmethod(layout.swizzle_scale)
 
@@ -190,7 +192,9 @@ class TableContract(LayoutContract):
 
 def columns(*names: str) -> tuple[TensorSpec, ...]:
     """Inputs of a table: one vector of integers for each of its columns."""
-    return tuple(TensorSpec(name, INTEGERS, ("R",), "one value for each row of the table") for name in names)
+    return tuple(
+        TensorSpec(name, Kind.PARAMETERS, INTEGERS, ("R",), "one value for each row of the table") for name in names
+    )
 
 
 # --- weights of experts -------------------------------------------------------------------------------------
@@ -204,7 +208,7 @@ class ShuffleMatrixA(LayoutContract):
     name = "shuffle_matrix_a"
     summary = "rows in the order of the transposed MMA's fragments"
     source = "TensorRT-LLM shuffleMatrixA"
-    inputs = (TensorSpec("w", WEIGHT, ("M", "K"), "one expert's weight"),)
+    inputs = (TensorSpec("w", Kind.CODES, WEIGHT, ("M", "K"), "one expert's weight"),)
     options = (OptionSpec("epilogue_tile_m", 128, None, "height of the epilogue's tile"),)
 
     def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
@@ -217,8 +221,8 @@ class RotateWeights(LayoutContract):
     summary = "both expert weights in the row order of TensorRT-LLM's per-tensor FP8 kernel"
     source = "vLLM flashinfer_utils.rotate_weights_for_fi_trtllm_fp8_per_tensor_moe"
     inputs = (
-        TensorSpec("gemm1_weights", ONE_BYTE, ("E", "R", "H"), "gate rows, then up rows"),
-        TensorSpec("gemm2_weights", ONE_BYTE, ("E", "H", "I"), "down projection"),
+        TensorSpec("gemm1_weights", Kind.CODES, ONE_BYTE, ("E", "R", "H"), "gate rows, then up rows"),
+        TensorSpec("gemm2_weights", Kind.CODES, ONE_BYTE, ("E", "H", "I"), "down projection"),
     )
     options = (OptionSpec("is_gated", True, (True, False), "gate and up rows are interleaved first"),)
     returns = ("gemm1_weights", "gemm2_weights")
@@ -233,8 +237,8 @@ class AlignMoeWeights(LayoutContract):
     summary = "the intermediate size padded with zeros to a multiple of 16, gate and up each in its place"
     source = "vLLM flashinfer_utils.align_fp8_moe_weights_for_fi, with the halves placed apart"
     inputs = (
-        TensorSpec("w13", WEIGHT, ("E", "R", "H"), "gate rows, then up rows"),
-        TensorSpec("w2", WEIGHT, ("E", "H", "I"), "down projection"),
+        TensorSpec("w13", Kind.CODES, WEIGHT, ("E", "R", "H"), "gate rows, then up rows"),
+        TensorSpec("w2", Kind.CODES, WEIGHT, ("E", "H", "I"), "down projection"),
     )
     options = (OptionSpec("is_act_and_mul", True, (True, False), "w13 has a gate and an up half"),)
     returns = ("w13", "w2")
@@ -276,10 +280,10 @@ class PrepareMoeLayer(LayoutContract):
     summary = "pad (per tensor only), swap w13 to w31 (block scales too), rotate for TensorRT-LLM (per tensor only)"
     source = "vLLM flashinfer_utils.prepare_fp8_moe_layer_for_fi, with the halves placed apart"
     inputs = (
-        TensorSpec("w13", ONE_BYTE, ("E", "R", "H"), "gate rows, then up rows"),
-        TensorSpec("w2", ONE_BYTE, ("E", "H", "I"), "down projection"),
-        TensorSpec("w13_scale", F32, None, "[E], or block scales [E, R/128, H/128]"),
-        TensorSpec("w2_scale", F32, None, "[E], or block scales [E, H/128, I/128]"),
+        TensorSpec("w13", Kind.CODES, ONE_BYTE, ("E", "R", "H"), "gate rows, then up rows"),
+        TensorSpec("w2", Kind.CODES, ONE_BYTE, ("E", "H", "I"), "down projection"),
+        TensorSpec("w13_scale", Kind.SCALES, F32, None, "[E], or block scales [E, R/128, H/128]"),
+        TensorSpec("w2_scale", Kind.SCALES, F32, None, "[E], or block scales [E, H/128, I/128]"),
     )
     options = (
         OptionSpec("block_quant", False, (False, True), "128x128 block scales"),
@@ -304,7 +308,7 @@ class ToBlocked(LayoutContract):
     traits = frozenset({TILED, OWNS_PADDING})
     summary = "scales in tiles of 128x4, zeros in the padding; each matrix of a batch by itself"
     source = "torchao mx_formats/utils.py to_blocked; FlashInfer block_scale_interleave"
-    inputs = (TensorSpec("scale", ONE_BYTE, None, "[M, C] or [G, M, C]"),)
+    inputs = (TensorSpec("scale", Kind.SCALES, ONE_BYTE, None, "[M, C] or [G, M, C]"),)
     function = staticmethod(tiles.to_blocked)
 
 
@@ -315,7 +319,7 @@ class FromBlocked(LayoutContract):
     name = "from_blocked"
     summary = "scales by row and column out of tiles of 128x4 or 8x4"
     source = "torchao mx_formats/utils.py from_blocked"
-    inputs = (TensorSpec("memory", ONE_BYTE, None, "[bytes] or [G, bytes], the tiles of each matrix"),)
+    inputs = (TensorSpec("memory", Kind.SCALES, ONE_BYTE, None, "[bytes] or [G, bytes], the tiles of each matrix"),)
     options = (
         OptionSpec("rows", None, None, "rows of a matrix"),
         OptionSpec("columns", None, None, "columns of a matrix"),
@@ -335,9 +339,9 @@ class SwizzleScaleExperts(LayoutContract):
     summary = "scales of experts, each in tiles of its own, in one of three placements"
     source = "torchao torch_to_blocked_2d_M_groups; vLLM blockscale_offsets; FlashInfer group_gemm_*_nt_groupwise"
     inputs = (
-        TensorSpec("scale", ONE_BYTE, ("R", "C"), "scales of all experts"),
-        TensorSpec("first", INTEGERS, ("G",), "the row at which each expert starts"),
-        TensorSpec("rows", INTEGERS, ("G",), "rows of each expert"),
+        TensorSpec("scale", Kind.SCALES, ONE_BYTE, ("R", "C"), "scales of all experts"),
+        TensorSpec("first", Kind.OFFSETS, INTEGERS, ("G",), "the row at which each expert starts"),
+        TensorSpec("rows", Kind.COUNTS, INTEGERS, ("G",), "rows of each expert"),
     )
     options = (
         OptionSpec("placement", "tight", tiles.PLACEMENTS, "where the tiles of an expert start"),
@@ -380,8 +384,8 @@ class ToBlockedKGroups(LayoutContract):
     summary = "scales whose columns belong to groups, each group in tiles of its own"
     source = "torchao torch_to_blocked_2d_K_groups"
     inputs = (
-        TensorSpec("scale", ONE_BYTE, ("M", "C"), "scales of all groups side by side"),
-        TensorSpec("ends", INTEGERS, ("G",), "the column after each group's last"),
+        TensorSpec("scale", Kind.SCALES, ONE_BYTE, ("M", "C"), "scales of all groups side by side"),
+        TensorSpec("ends", Kind.OFFSETS, INTEGERS, ("G",), "the column after each group's last"),
     )
     function = staticmethod(tiles.to_blocked_k_groups)
 
@@ -394,7 +398,7 @@ class ShuffleMatrixSfA(LayoutContract):
     traits = frozenset({TILED, OWNS_PADDING})
     summary = "scales of a shuffled weight: rows in the order of the transposed MMA's fragments, then in tiles of 128x4"
     source = "FlashInfer shuffle_matrix_sf_a, for TensorRT-LLM's kernels"
-    inputs = (TensorSpec("scale", ONE_BYTE, ("M", "C"), "scales by row, M a multiple of 128"),)
+    inputs = (TensorSpec("scale", Kind.SCALES, ONE_BYTE, ("M", "C"), "scales by row, M a multiple of 128"),)
     options = (OptionSpec("epilogue_tile_m", 128, None, "height of the epilogue's tile"),)
     gpu = True
 
@@ -409,8 +413,8 @@ class KGroupedPackedUe8m0(LayoutContract):
     summary = "four exponent bytes of consecutive K blocks of one group in an int32"
     source = "DeepGEMM get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor"
     inputs = (
-        TensorSpec("scale", F32, ("S", "MN"), "powers of two; the K blocks of one group after another"),
-        TensorSpec("ks", INTEGERS, ("G",), "K of each group"),
+        TensorSpec("scale", Kind.SCALES, F32, ("S", "MN"), "powers of two; the K blocks of one group after another"),
+        TensorSpec("ks", Kind.COUNTS, INTEGERS, ("G",), "K of each group"),
     )
     options = (OptionSpec("gran_k", 128, tiles.GRANULARITIES, "elements of K that share a scale"),)
     strided = True
@@ -436,13 +440,13 @@ for _function, _summary, _source, _inputs in (
         layout.swap_w13_to_w31,
         "the gate and up halves exchanged",
         "vLLM flashinfer_utils.swap_w13_to_w31",
-        (TensorSpec("x", WEIGHT, None, "[..., 2 I, H], or block scales [..., 2 B, C]"),),
+        (TensorSpec("x", Kind.CODES, WEIGHT, None, "[..., 2 I, H], or block scales [..., 2 B, C]"),),
     ),
     (
         layout.reorder_rows_for_gated_act_gemm,
         "gate and up rows alternating",
         "TensorRT-LLM reorderRowsForGatedActGemm",
-        (TensorSpec("w", WEIGHT, ("M", "K"), "one expert's gate rows, then its up rows"),),
+        (TensorSpec("w", Kind.CODES, WEIGHT, ("M", "K"), "one expert's gate rows, then its up rows"),),
     ),
 ):
     _base = TableContract if _inputs[0].dtypes == INTEGERS else LayoutContract

@@ -20,10 +20,11 @@ from torch import Tensor
 from oracle.errors import InputError, ShapeError
 from oracle.routines.base import OptionSpec, TensorSpec, positive, register
 from oracle.routines.layouts.contract import LayoutContract
+from oracle.routines.traits import Kind
 from oracle.truth.layout import align
 
 ROWS = (torch.bfloat16, torch.float16, torch.float32)
-ENDS = TensorSpec("group_end_offsets", (torch.int32,), ("G",), "the row behind the last of each group")
+ENDS = TensorSpec("group_end_offsets", Kind.OFFSETS, (torch.int32,), ("G",), "the row behind the last of each group")
 ALIGNMENT = OptionSpec("alignment_size", 32, None, "rows of which the padded groups are multiples")
 
 
@@ -71,7 +72,7 @@ class PadTokenGroups(_TokenGroups):
     name = "pad_token_groups"
     summary = "rows of groups, each padded with zeros to a multiple of 32 rows; where the padded groups begin and end"
     source = "torchao prototype/moe_training pad_token_groups, fused_pad_token_groups.cu"
-    inputs = (TensorSpec("x", ROWS, ("M", "K"), "rows sorted by group"), ENDS)
+    inputs = (TensorSpec("x", Kind.VALUES, ROWS, ("M", "K"), "rows sorted by group"), ENDS)
     options = (ALIGNMENT,)
     returns = ("out", "starts", "ends")
 
@@ -98,9 +99,15 @@ class UnpadTokenGroups(_TokenGroups):
     summary = "the rows of padded groups one behind the other"
     source = "torchao prototype/moe_training unpad_token_groups, fused_pad_token_groups.cu"
     inputs = (
-        TensorSpec("padded", ROWS, ("R", "K"), "rows of groups, each from its start"),
+        TensorSpec("padded", Kind.VALUES, ROWS, ("R", "K"), "rows of groups, each from its start"),
         ENDS,
-        TensorSpec("padded_group_start_offsets", (torch.int32,), ("G",), "the row at which each padded group begins"),
+        TensorSpec(
+            "padded_group_start_offsets",
+            Kind.OFFSETS,
+            (torch.int32,),
+            ("G",),
+            "the row at which each padded group begins",
+        ),
     )
     options = (ALIGNMENT, OptionSpec("num_tokens", None, None, "rows of all groups, the last of group_end_offsets"))
 

@@ -25,12 +25,13 @@ from oracle.numbers.quantize import f32, prepare
 from oracle.numbers.recipes import TORCH_STATIC, VLLM_STATIC
 from oracle.routines.base import E4M3, F32, Call, Contract, Inputs, Options, Out, TensorSpec, register
 from oracle.routines.layouts.contract import INTEGERS, LayoutContract
+from oracle.routines.traits import Kind
 from oracle.truth import shards
 from oracle.verdict.compare import Admissible, Comparison, Status, Verdict, Worst, verdict
 from oracle.verdict.sets import Elements, Found, Property, Sets, judge_bits, rounded_to, worst_of
 
-SCALES = TensorSpec("weight_scale", F32, ("S",), "one scale for each shard")
-WIDTHS = TensorSpec("logical_widths", INTEGERS, ("S",), "rows of each shard")
+SCALES = TensorSpec("weight_scale", Kind.SCALES, F32, ("S",), "one scale for each shard")
+WIDTHS = TensorSpec("logical_widths", Kind.COUNTS, INTEGERS, ("S",), "rows of each shard")
 
 
 @register
@@ -52,9 +53,9 @@ class NormalizeFnuz(LayoutContract):
     summary = "the same bits read as E4M3FNUZ: -0 becomes 0, scales double"
     source = "vLLM w8a8_utils.normalize_e4m3fn_to_e4m3fnuz"
     inputs = (
-        TensorSpec("weight", E4M3, None, "codes, any shape"),
-        TensorSpec("weight_scale", F32, None, "any shape"),
-        TensorSpec("input_scale", F32, None, "any shape", optional=True),
+        TensorSpec("weight", Kind.CODES, E4M3, None, "codes, any shape"),
+        TensorSpec("weight_scale", Kind.SCALES, F32, None, "any shape"),
+        TensorSpec("input_scale", Kind.SCALES, F32, None, "any shape", optional=True),
     )
     returns = ("weight", "weight_scale", "input_scale")
     function = staticmethod(shards.normalize_e4m3fn_to_e4m3fnuz)
@@ -68,7 +69,7 @@ class RequantizeWithMaxScale(Contract):
     section = "Quantisation"
     summary = "fused shards brought to the largest of their scales"
     source = "vLLM w8a8_utils.requantize_with_max_scale"
-    inputs = (TensorSpec("weight", E4M3, ("N", "K"), "codes of all shards"), SCALES, WIDTHS)
+    inputs = (TensorSpec("weight", Kind.CODES, E4M3, ("N", "K"), "codes of all shards"), SCALES, WIDTHS)
     returns = ("max_scale", "weight")
 
     def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
@@ -120,7 +121,7 @@ class AllClose1d(Contract):
     section = "Quantisation"
     summary = "whether every entry is close to the first"
     source = "vLLM w8a8_utils.all_close_1d; torch.allclose"
-    inputs = (TensorSpec("x", F32, ("S",), "scales of shards"),)
+    inputs = (TensorSpec("x", Kind.SCALES, F32, ("S",), "scales of shards"),)
 
     def reference(self, inputs: Inputs, **options: object) -> Tensor:
         self.check(inputs, options)
@@ -175,10 +176,10 @@ class AlphaScales(ProductsOfScales):
     summary = "g1 = w13_scale * w13_input_scale, g2 = w2_scale * w2_input_scale"
     source = "vLLM flashinfer_utils.make_fp8_moe_alpha_scales_for_fi"
     inputs = (
-        TensorSpec("w13_scale", F32, ("E",), "weight scale of each expert"),
-        TensorSpec("w13_input_scale", F32, None, "one value"),
-        TensorSpec("w2_scale", F32, ("E",), "weight scale of each expert"),
-        TensorSpec("w2_input_scale", F32, None, "one value"),
+        TensorSpec("w13_scale", Kind.SCALES, F32, ("E",), "weight scale of each expert"),
+        TensorSpec("w13_input_scale", Kind.SCALES, F32, None, "one value"),
+        TensorSpec("w2_scale", Kind.SCALES, F32, ("E",), "weight scale of each expert"),
+        TensorSpec("w2_input_scale", Kind.SCALES, F32, None, "one value"),
     )
     returns = ("g1_alphas", "g2_alphas")
 

@@ -47,6 +47,7 @@ from oracle.routines.base import (
     register,
 )
 from oracle.routines.fault import Fault, Stage, fold
+from oracle.routines.traits import Kind
 from oracle.tensorcore.logits import FP4, LOGITS, predict_logits
 from oracle.tensorcore.schedules import Schedule
 from oracle.tensorcore.schedules import get as get_schedule
@@ -225,12 +226,12 @@ class Fp8MqaLogits(LogitsContract):
     summary = "weighted sums over heads of relu(<q, k>), scaled per key, inside [ks, ke)"
     source = "DeepGEMM fp8_mqa_logits"
     inputs = (
-        TensorSpec("q", E4M3, ("M", "H", "D"), "query codes"),
-        TensorSpec("k", E4M3, ("N", "D"), "key codes"),
-        TensorSpec("k_scale", F32, ("N",), "scale of each key", contiguous=True),
-        TensorSpec("weights", F32, ("M", "H"), "weight of each head"),
-        TensorSpec("cu_seqlen_ks", INTEGERS, ("M",), "first key of each row"),
-        TensorSpec("cu_seqlen_ke", INTEGERS, ("M",), "end of the keys of each row, excluded"),
+        TensorSpec("q", Kind.CODES, E4M3, ("M", "H", "D"), "query codes"),
+        TensorSpec("k", Kind.CODES, E4M3, ("N", "D"), "key codes"),
+        TensorSpec("k_scale", Kind.SCALES, F32, ("N",), "scale of each key", contiguous=True),
+        TensorSpec("weights", Kind.WEIGHTS, F32, ("M", "H"), "weight of each head"),
+        TensorSpec("cu_seqlen_ks", Kind.OFFSETS, INTEGERS, ("M",), "first key of each row"),
+        TensorSpec("cu_seqlen_ke", Kind.OFFSETS, INTEGERS, ("M",), "end of the keys of each row, excluded"),
     )
 
     def problems(self, inputs: Inputs, options: Options) -> list[Logits]:
@@ -249,11 +250,13 @@ class Fp8PagedMqaLogits(LogitsContract):
     summary = "the same logits with keys and scales in the blocks of a paged cache"
     source = "DeepGEMM fp8_paged_mqa_logits"
     inputs = (
-        TensorSpec("q", E4M3, ("B", "T", "H", "D"), "query codes of the T new tokens of each request"),
-        TensorSpec("kv_cache", (torch.uint8,), None, "[blocks, 64, 1, D + 4]: codes of a block, then its scales"),
-        TensorSpec("weights", F32, ("R", "H"), "weight of each head, R = B T"),
-        TensorSpec("context_lens", INTEGERS, None, "[B] or [B, T]: keys of each request"),
-        TensorSpec("block_tables", INTEGERS, ("B", "L"), "blocks of each request"),
+        TensorSpec("q", Kind.CODES, E4M3, ("B", "T", "H", "D"), "query codes of the T new tokens of each request"),
+        TensorSpec(
+            "kv_cache", Kind.CODES, (torch.uint8,), None, "[blocks, 64, 1, D + 4]: codes of a block, then its scales"
+        ),
+        TensorSpec("weights", Kind.WEIGHTS, F32, ("R", "H"), "weight of each head, R = B T"),
+        TensorSpec("context_lens", Kind.COUNTS, INTEGERS, None, "[B] or [B, T]: keys of each request"),
+        TensorSpec("block_tables", Kind.PAGES, INTEGERS, ("B", "L"), "blocks of each request"),
     )
     options = (CLEAN, OptionSpec("max_model_len", None, None, "columns of the output"))
 
@@ -288,7 +291,9 @@ def paged_columns(inputs: Inputs, options: Options) -> int:
 
 
 OUT = OptionSpec("out_dtype", None, (None, torch.float32, torch.bfloat16), "logits_dtype; None takes the output's own")
-WEIGHTS = TensorSpec("weights", (torch.float32, torch.bfloat16), None, "weight of each head; bf16 with a bf16 output")
+WEIGHTS = TensorSpec(
+    "weights", Kind.WEIGHTS, (torch.float32, torch.bfloat16), None, "weight of each head; bf16 with a bf16 output"
+)
 
 
 class Fp4Logits(LogitsContract):
@@ -317,13 +322,13 @@ class Fp4MqaLogits(Fp4Logits):
     summary = "the same logits of E2M1 codes with E8M0 scales of 32 inside the dot products"
     source = "DeepGEMM fp8_fp4_mqa_logits with a scale of q"
     inputs = (
-        TensorSpec("q", BYTES, ("M", "H", "D2"), "query codes, two a byte: [M, H, D/2]"),
-        TensorSpec("q_sf", WORDS, ("M", "H"), "four E8M0 bytes of each head"),
-        TensorSpec("k", BYTES, ("N", "D2"), "key codes, two a byte"),
-        TensorSpec("k_sf", WORDS, ("N",), "four E8M0 bytes of each key"),
+        TensorSpec("q", Kind.CODES, BYTES, ("M", "H", "D2"), "query codes, two a byte: [M, H, D/2]"),
+        TensorSpec("q_sf", Kind.SCALES, WORDS, ("M", "H"), "four E8M0 bytes of each head"),
+        TensorSpec("k", Kind.CODES, BYTES, ("N", "D2"), "key codes, two a byte"),
+        TensorSpec("k_sf", Kind.SCALES, WORDS, ("N",), "four E8M0 bytes of each key"),
         replace(WEIGHTS, dims=("M", "H")),
-        TensorSpec("cu_seqlen_ks", INTEGERS, ("M",), "first key of each row"),
-        TensorSpec("cu_seqlen_ke", INTEGERS, ("M",), "end of the keys of each row, excluded"),
+        TensorSpec("cu_seqlen_ks", Kind.OFFSETS, INTEGERS, ("M",), "first key of each row"),
+        TensorSpec("cu_seqlen_ke", Kind.OFFSETS, INTEGERS, ("M",), "end of the keys of each row, excluded"),
     )
     options = (CLEAN, OUT, OptionSpec("max_seqlen_k", 0, None, "columns, each row from its first key; 0: every key"))
 
@@ -363,9 +368,15 @@ class Fp4PagedMqaLogits(Fp4Logits):
     summary = "the FP4 logits with keys and scales in the blocks of a paged cache"
     source = "DeepGEMM fp8_fp4_paged_mqa_logits with a scale of q"
     inputs = (
-        TensorSpec("q", BYTES, ("B", "T", "H", "D2"), "query codes of the T new tokens, two a byte"),
-        TensorSpec("q_sf", WORDS, ("B", "T", "H"), "four E8M0 bytes of each head"),
-        TensorSpec("kv_cache", BYTES, None, "[blocks, P, 1, D/2 + 4]: codes of a block, then the words of its scales"),
+        TensorSpec("q", Kind.CODES, BYTES, ("B", "T", "H", "D2"), "query codes of the T new tokens, two a byte"),
+        TensorSpec("q_sf", Kind.SCALES, WORDS, ("B", "T", "H"), "four E8M0 bytes of each head"),
+        TensorSpec(
+            "kv_cache",
+            Kind.CODES,
+            BYTES,
+            None,
+            "[blocks, P, 1, D/2 + 4]: codes of a block, then the words of its scales",
+        ),
         replace(WEIGHTS, dims=("R", "H")),
         *Fp8PagedMqaLogits.inputs[-2:],
     )
@@ -393,7 +404,7 @@ class PagedMqaLogitsMetadata(Contract):
     section = "Attention logits"
     summary = "[num_sms + 1, 2] starts (request, segment) that split the work evenly"
     source = "DeepGEMM get_paged_mqa_logits_metadata"
-    inputs = (TensorSpec("context_lens", INTEGERS, None, "[B] or [B, next_n]"),)
+    inputs = (TensorSpec("context_lens", Kind.COUNTS, INTEGERS, None, "[B] or [B, next_n]"),)
     options = (OptionSpec("block_size", 64, None, "keys of a block"), OptionSpec("num_sms", 132, None, "processors"))
 
     def reference(self, inputs: Inputs, **options: object) -> Tensor:

@@ -49,6 +49,7 @@ from oracle.routines.base import (
 )
 from oracle.routines.moe.moe_ranges import act_span, boxed_span, input_boxes, outcome, shares, silu_span
 from oracle.routines.products.contract import OUT_DTYPES
+from oracle.routines.traits import Kind
 from oracle.tensorcore.identify import Match
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.tensorcore.schedules import is_class
@@ -87,8 +88,8 @@ class MoeRouting(Contract):
     summary = "top-k experts and their weights: Llama-4, DeepSeek-V3 (grouped, biased), softmax"
     source = "vLLM fused_moe routers; DeepSeek-V3 inference/model.py"
     inputs = (
-        TensorSpec("logits", WIDE, ("T", "E"), "router logits"),
-        TensorSpec("bias", F32, ("E",), "correction of the choice, not of the weight", optional=True),
+        TensorSpec("logits", Kind.LOGITS, WIDE, ("T", "E"), "router logits"),
+        TensorSpec("bias", Kind.BIAS, F32, ("E",), "correction of the choice, not of the weight", optional=True),
     )
     options = (
         OptionSpec("router", "deepseek_v3", ROUTERS, "routing method"),
@@ -99,6 +100,9 @@ class MoeRouting(Contract):
         OptionSpec("routed_scaling_factor", 1.0, None, "factor of all weights"),
     )
     returns = ("topk_weights", "topk_ids")
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        routing.check(router_of(options), self.extents(inputs)["E"])
 
     def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
         router = router_of(self.check(inputs, options))
@@ -138,16 +142,18 @@ class MoeFp8(Contract):
     summary = "the experts of a layer: w13, silu and mul, requantised intermediate, w2, weighted sum"
     source = "vLLM fused_moe experts (DeepGEMM, Triton, CUTLASS); TensorRT-LLM fused MoE"
     inputs = (
-        TensorSpec("a", E4M3, ("T", "H"), "quantised input", optional=True),
-        TensorSpec("a_scale", F32, None, "[1], [T, 1] or [T, H/128]; with x the given scale [1]", optional=True),
-        TensorSpec("x", WIDE, ("T", "H"), "high-precision input, quantised by the layer", optional=True),
-        TensorSpec("w13", E4M3, ("E", "R", "H"), "gate rows, then up rows"),
-        TensorSpec("w13_scale", F32, None, "[E] or [E, 2I/128, H/128]"),
-        TensorSpec("w2", E4M3, ("E", "H", "I"), "down projection"),
-        TensorSpec("w2_scale", F32, None, "[E] or [E, H/128, I/128]"),
-        TensorSpec("topk_ids", INTEGERS, ("T", "k"), "global experts of each token, -1 for none"),
-        TensorSpec("topk_weights", F32, ("T", "k"), "their weights"),
-        TensorSpec("a2_scale", F32, None, "one value: given scale of the intermediate", optional=True),
+        TensorSpec("a", Kind.CODES, E4M3, ("T", "H"), "quantised input", optional=True),
+        TensorSpec(
+            "a_scale", Kind.SCALES, F32, None, "[1], [T, 1] or [T, H/128]; with x the given scale [1]", optional=True
+        ),
+        TensorSpec("x", Kind.VALUES, WIDE, ("T", "H"), "high-precision input, quantised by the layer", optional=True),
+        TensorSpec("w13", Kind.CODES, E4M3, ("E", "R", "H"), "gate rows, then up rows"),
+        TensorSpec("w13_scale", Kind.SCALES, F32, None, "[E] or [E, 2I/128, H/128]"),
+        TensorSpec("w2", Kind.CODES, E4M3, ("E", "H", "I"), "down projection"),
+        TensorSpec("w2_scale", Kind.SCALES, F32, None, "[E] or [E, H/128, I/128]"),
+        TensorSpec("topk_ids", Kind.IDS, INTEGERS, ("T", "k"), "global experts of each token, -1 for none"),
+        TensorSpec("topk_weights", Kind.WEIGHTS, F32, ("T", "k"), "their weights"),
+        TensorSpec("a2_scale", Kind.SCALES, F32, None, "one value: given scale of the intermediate", optional=True),
     )
     options = (
         OptionSpec("first_expert", 0, None, "number of this rank's first expert (expert parallelism)"),
@@ -263,7 +269,7 @@ class SiluAndMul(Contract):
     section = "MoE"
     summary = "silu(gate) * up, optionally clamped first, rounded once or also after silu"
     source = "vLLM csrc/activation_kernels.cu silu_and_mul"
-    inputs = (TensorSpec("x", WIDE, None, "[..., 2 I]: gate, then up"),)
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, None, "[..., 2 I]: gate, then up"),)
     options = (
         OptionSpec("limit", None, None, "clamp of gate (above) and up (both sides)"),
         OptionSpec("round_silu", False, (False, True), "silu is rounded to the dtype of x before it is multiplied"),
@@ -509,14 +515,14 @@ class TensorMoe(Contract):
     summary = "experts with one scale for each weight and static inputs; Llama-4 routing, its weight on the input"
     source = "vLLM flashinfer_utils.apply_fi_trtllm_fp8_per_tensor_moe; FlashInfer trtllm_fp8_per_tensor_scale_moe"
     inputs = (
-        TensorSpec("hidden_states", WIDE, ("T", "H"), "input, quantised by the layer"),
-        TensorSpec("router_logits", WIDE, ("T", "X"), "logits of the experts of all ranks"),
-        TensorSpec("w13", E4M3, ("E", "R", "H"), "gate rows, then up rows, as the checkpoint has them"),
-        TensorSpec("w13_scale", F32, ("E",), "scale of each expert's w13"),
-        TensorSpec("w13_input_scale", F32, None, "one value: static scale of the input"),
-        TensorSpec("w2", E4M3, ("E", "H", "I"), "down projection, as the checkpoint has it"),
-        TensorSpec("w2_scale", F32, ("E",), "scale of each expert's w2"),
-        TensorSpec("w2_input_scale", F32, None, "one value: static scale of the intermediate"),
+        TensorSpec("hidden_states", Kind.VALUES, WIDE, ("T", "H"), "input, quantised by the layer"),
+        TensorSpec("router_logits", Kind.LOGITS, WIDE, ("T", "X"), "logits of the experts of all ranks"),
+        TensorSpec("w13", Kind.CODES, E4M3, ("E", "R", "H"), "gate rows, then up rows, as the checkpoint has them"),
+        TensorSpec("w13_scale", Kind.SCALES, F32, ("E",), "scale of each expert's w13"),
+        TensorSpec("w13_input_scale", Kind.SCALES, F32, None, "one value: static scale of the input"),
+        TensorSpec("w2", Kind.CODES, E4M3, ("E", "H", "I"), "down projection, as the checkpoint has it"),
+        TensorSpec("w2_scale", Kind.SCALES, F32, ("E",), "scale of each expert's w2"),
+        TensorSpec("w2_input_scale", Kind.SCALES, F32, None, "one value: static scale of the intermediate"),
     )
     options = (
         OptionSpec("ep_rank", 0, None, "this rank; its first expert is ep_rank * E"),

@@ -72,6 +72,7 @@ from oracle.routines.fault import Fault, Stage, fold
 from oracle.routines.moe.contract import KEPT, no_boxes, taken, why_mistrust
 from oracle.routines.moe.moe_ranges import input_boxes, outcome, shares
 from oracle.routines.moe.pipeline_bits import named
+from oracle.routines.traits import Kind
 from oracle.tensorcore.identify import Match
 from oracle.tensorcore.instructions import arches
 from oracle.tensorcore.schedules import get as get_schedule
@@ -245,7 +246,7 @@ def steps_by(pipeline: Pipeline, combine: Combine) -> Steps:
 
 WIDE = (torch.bfloat16,)
 INT4 = (torch.int8,)
-ONE = TensorSpec("x", WIDE, ("T", "H"), "input")
+ONE = TensorSpec("x", Kind.VALUES, WIDE, ("T", "H"), "input")
 STAGES = {"first": Stage.STORE, "activated": Stage.QUOTIENT, "quantised": Stage.CODES, "term": Stage.SUM}
 """Where a fault changes what an expert has after a step; the input's tokens are PRODUCT, the row's steps RECIPE."""
 
@@ -253,38 +254,51 @@ STAGES = {"first": Stage.STORE, "activated": Stage.QUOTIENT, "quantised": Stage.
 def inputs_of(row: Pipeline) -> tuple[TensorSpec, ...]:
     """What the layer of a row takes."""
     weight = INT4 if row.weights is Sharing.GROUP else E4M3
-    found = [TensorSpec("a", E4M3, ("T", "H"), "quantised input") if row.quantise is None else ONE]
+    found = [TensorSpec("a", Kind.CODES, E4M3, ("T", "H"), "quantised input") if row.quantise is None else ONE]
     if row.quantise is None and row.weights is Sharing.BLOCK:
-        found.append(TensorSpec("a_scale", F32, ("T", "H/128"), "its scales (logical: the kernel takes [H/128, T])"))
+        found.append(
+            TensorSpec("a_scale", Kind.SCALES, F32, ("T", "H/128"), "its scales (logical: the kernel takes [H/128, T])")
+        )
     found += [
-        TensorSpec("w13", weight, ("E", "R", "H"), "up rows, then gate rows" if row.up_first else "gate, then up rows"),
-        TensorSpec("w13_scale", F32, None, f"{row.weights}"),
-        TensorSpec("w2", weight, ("E", "H", "I"), "down projection"),
-        TensorSpec("w2_scale", F32, None, f"{row.weights}"),
+        TensorSpec(
+            "w13",
+            Kind.CODES,
+            weight,
+            ("E", "R", "H"),
+            "up rows, then gate rows" if row.up_first else "gate, then up rows",
+        ),
+        TensorSpec("w13_scale", Kind.SCALES, F32, None, f"{row.weights}"),
+        TensorSpec("w2", Kind.CODES, weight, ("E", "H", "I"), "down projection"),
+        TensorSpec("w2_scale", Kind.SCALES, F32, None, f"{row.weights}"),
     ]
     if row.static and not row.multiplied:
-        found += [TensorSpec(f"a{n}_scale", F32, ("1",), f"static scale of the {w}") for n, w in NAMES.items()]
+        found += [
+            TensorSpec(f"a{n}_scale", Kind.SCALES, F32, ("1",), f"static scale of the {w}") for n, w in NAMES.items()
+        ]
     if row.weights is Sharing.GROUP:
         sizes = ("H", "I")
-        found += [TensorSpec(f"prequant{n}", WIDE, (sizes[n - 1],), f"multiplies the {w}") for n, w in NAMES.items()]
-        found += [TensorSpec(f"alpha{n}", F32, ("E",), f"scale of the {w}") for n, w in NAMES.items()]
+        found += [
+            TensorSpec(f"prequant{n}", Kind.WEIGHTS, WIDE, (sizes[n - 1],), f"multiplies the {w}")
+            for n, w in NAMES.items()
+        ]
+        found += [TensorSpec(f"alpha{n}", Kind.ALPHA, F32, ("E",), f"scale of the {w}") for n, w in NAMES.items()]
     elif row.multiplied:
-        found.append(TensorSpec("fc2_act_scale", F32, ("1",), "multiplies the intermediate"))
+        found.append(TensorSpec("fc2_act_scale", Kind.SCALES, F32, ("1",), "multiplies the intermediate"))
     if row.apart:
-        found.append(TensorSpec("up_scale", F32, ("E",), "scale of up rows over that of the intermediate"))
+        found.append(TensorSpec("up_scale", Kind.SCALES, F32, ("E",), "scale of up rows over that of the intermediate"))
     if row.routed:
         found += [
-            TensorSpec("logits", (*F32, *WIDE), ("T", "X"), "router logits of all experts"),
-            TensorSpec("bias", (*F32, *WIDE), ("X",), "correction of the choice", optional=True),
+            TensorSpec("logits", Kind.LOGITS, (*F32, *WIDE), ("T", "X"), "router logits of all experts"),
+            TensorSpec("bias", Kind.BIAS, (*F32, *WIDE), ("X",), "correction of the choice", optional=True),
         ]
     else:
         found += [
-            TensorSpec("topk_ids", INTEGERS, ("T", "k"), "global experts of each token, -1 for none"),
-            TensorSpec("topk_weights", F32, ("T", "k"), "their weights"),
+            TensorSpec("topk_ids", Kind.IDS, INTEGERS, ("T", "k"), "global experts of each token, -1 for none"),
+            TensorSpec("topk_weights", Kind.WEIGHTS, F32, ("T", "k"), "their weights"),
         ]
     if row.mapped:
         said = "local expert of each global one, or -1"
-        found.append(TensorSpec("expert_map", INTEGERS, ("X",), said, optional=True))
+        found.append(TensorSpec("expert_map", Kind.IDS, INTEGERS, ("X",), said, optional=True))
     return tuple(found)
 
 

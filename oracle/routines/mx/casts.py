@@ -31,11 +31,12 @@ from oracle.routines.base import E4M3, F32, Call, OptionSpec, Out, TensorSpec, r
 from oracle.routines.layouts.contract import LayoutContract
 from oracle.routines.mx.contract import LAYOUT, Mxfp8Quantize, loaded, stored
 from oracle.routines.quantisers.contract import QuantiserContract
+from oracle.routines.traits import Kind
 
 BLOCK, GROUP = 128, 32
 DTYPES: Mapping[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 DTYPE = OptionSpec("dtype", "bfloat16", tuple(DTYPES), "what the values are rounded to between the two casts")
-CODES = TensorSpec("x", E4M3, ("M", "K"), "codes, K a multiple of 32")
+CODES = TensorSpec("x", Kind.CODES, E4M3, ("M", "K"), "codes, K a multiple of 32")
 
 
 def spread(scale: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -67,7 +68,10 @@ class BlockScalesToMxfp8(LayoutContract):
     section = "Quantisation"
     summary = "power-of-two scales of 1x128 or 128x128 as E8M0 bytes of 1x32, in tiles"
     source = "TransformerEngine nvte_swizzle_block_scaling_to_mxfp8_scaling_factors"
-    inputs = (CODES, TensorSpec("scale", F32, ("R", "C"), "powers of two, [M or ceil(M/128), ceil(K/128)]"))
+    inputs = (
+        CODES,
+        TensorSpec("scale", Kind.SCALES, F32, ("R", "C"), "powers of two, [M or ceil(M/128), ceil(K/128)]"),
+    )
     options = (LAYOUT,)
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
 
@@ -102,7 +106,7 @@ class Fp8BlockToMxfp8(Mxfp8Quantize):
     gpu = False
     summary = "FP8 codes under float32 scales of 1x128 or 128x128, quantised again to MXFP8"
     source = "SGLang requant_npu_arch35_block_fp8_to_mxfp8; vLLM-Ascend fp8_block.py"
-    inputs = (CODES, TensorSpec("block_scale", F32, ("R", "C"), "[M or ceil(M/128), ceil(K/128)]"))
+    inputs = (CODES, TensorSpec("block_scale", Kind.SCALES, F32, ("R", "C"), "[M or ceil(M/128), ceil(K/128)]"))
     options = (LAYOUT, DTYPE)
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
@@ -125,7 +129,7 @@ class Mxfp8ToFp8Block(QuantiserContract):
     name = "mxfp8_to_fp8_block"
     summary = "MXFP8 codes times their scales, quantised again to E4M3 under float32 scales of 128x128"
     source = "DeepGEMM per_block_cast_to_fp8 of dequantised MXFP8 weights"
-    inputs = (CODES, TensorSpec("mx_scale", (torch.uint8,), None, "E8M0 bytes in their layout"))
+    inputs = (CODES, TensorSpec("mx_scale", Kind.SCALES, (torch.uint8,), None, "E8M0 bytes in their layout"))
     options = (LAYOUT, DTYPE)
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:

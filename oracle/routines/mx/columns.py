@@ -42,6 +42,7 @@ from oracle.routines.mx.contract import (
     padding_of,
     stored,
 )
+from oracle.routines.traits import Kind
 from oracle.truth.layout import swizzle_scale, unswizzle_scale
 
 TALL = GROUP_32.columns or 1
@@ -52,8 +53,8 @@ LAYOUT = OptionSpec(
 )
 DIRECTIONS = ("rowwise", "columnwise")
 DIRECTION = OptionSpec("direction", DIRECTIONS[0], DIRECTIONS, "whose bytes: of the matrix or of its transpose")
-ROWS = TensorSpec("x", WIDE, ("M", "K"), "values to quantise, M a multiple of 32")
-BOTH = TensorSpec("x", WIDE, ("M", "K"), "values to quantise, M and K multiples of 32")
+ROWS = TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise, M a multiple of 32")
+BOTH = TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise, M and K multiples of 32")
 
 
 def upright(layout: str) -> tuple[bool, str]:
@@ -133,7 +134,7 @@ class Mxfp8Quantize3d(ColumnsQuantiser):
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
     summary = "MXFP8 down the columns of the weights of experts, E8M0 scales of the transpose of each in its own tiles"
     source = "torchao mxfp8_quantize_cuda_3d, its CuTe-DSL kernel; scale_block_dim2=1"
-    inputs = (TensorSpec("x", WIDE, ("E", "N", "K"), "weights to quantise, N a multiple of 32"),)
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("E", "N", "K"), "weights to quantise, N a multiple of 32"),)
     options = (OptionSpec("layout", LAYOUTS[0], (LAYOUTS[0], COMPACT), "in tiles, or [E, N/32, K]"), ROUNDING, ELEMENT)
     width = 1
     block = Block(TALL, 1)
@@ -219,7 +220,7 @@ class Mxfp8DequantizeColumnwise(BlockDequantiser):
     name = "mxfp8_dequantize_columnwise"
     summary = "MXFP8 codes times the E8M0 scales of 32 rows each"
     source = "TransformerEngine dequantize_mxfp8.cuh, columnwise; OCP Microscaling Formats 1.0"
-    inputs = (TensorSpec("q", FP8, ("M", "K"), "codes, M a multiple of 32"), SCALE_BYTES)
+    inputs = (TensorSpec("q", Kind.CODES, FP8, ("M", "K"), "codes, M a multiple of 32"), SCALE_BYTES)
     options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT,)
     width = 1
     packed = False

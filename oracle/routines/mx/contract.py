@@ -34,7 +34,7 @@ from oracle.numbers.scaling import GROUP_16, GROUP_32, Block, grid
 from oracle.routines.base import F32, FP8, Call, Contract, OptionSpec, Out, TensorSpec, positive, register
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.routines.quantisers.contract import BLOCK_BYTES, QuantiserContract, QuantiserSets
-from oracle.routines.traits import Trait
+from oracle.routines.traits import Kind, Trait
 from oracle.truth.layout import HEIGHTS, swizzle_scale, unswizzle_scale
 from oracle.verdict.compare import Admissible, Status, Verdict
 from oracle.verdict.sets import Elements, Found, Range, Sets, judge_bits, worst_of
@@ -49,8 +49,10 @@ ALIGNMENT = OptionSpec("alignment", 32, None, "columns of which those of codes a
 INVERSED = OptionSpec(
     "is_global_scale_inversed", False, (False, True), "the global scale is amax/2688, which multiplies the codes"
 )
-GLOBAL = TensorSpec("global_scale", F32, ("1",), "2688/amax of the tensor, or its inverse")
-GLOBAL_OF_ROWS = TensorSpec("global_scale", F32, ("1|M",), "2688/amax of the tensor or of each row, or the inverses")
+GLOBAL = TensorSpec("global_scale", Kind.SCALES, F32, ("1",), "2688/amax of the tensor, or its inverse")
+GLOBAL_OF_ROWS = TensorSpec(
+    "global_scale", Kind.SCALES, F32, ("1|M",), "2688/amax of the tensor or of each row, or the inverses"
+)
 
 FP8_CODES = Trait("publishes codes of FP8")
 STACKED = Trait("quantises a batch of matrices, the scales of each in memory of their own")
@@ -246,7 +248,7 @@ class Mxfp8Quantize(BlockQuantiser):
     summary = "MXFP8: blocks of 32, E4M3 or E5M2 codes, E8M0 scales"
     source = "FlashInfer mxfp8_quantize; torchao to_mx; TransformerEngine quantize_mxfp8"
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
-        TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K a multiple of 32"),
+        TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise, K a multiple of 32"),
     )
     options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT, ROUNDING, ELEMENT, ALIGNMENT)
 
@@ -285,7 +287,7 @@ class Mxfp4Quantize(BlockQuantiser):
     name = "mxfp4_quantize"
     summary = "MXFP4: blocks of 32, E2M1 codes two a byte, E8M0 scales"
     source = "FlashInfer mxfp4_quantize; torchao to_mx"
-    inputs = (TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K a multiple of 32"),)
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise, K a multiple of 32"),)
     options = (LAYOUT, ROUNDING)
     packed = True
 
@@ -304,7 +306,7 @@ class Nvfp4Quantize(BlockQuantiser):
     summary = "NVFP4: blocks of 16, E2M1 codes two a byte, E4M3 scales under a scale of the tensor"
     source = "FlashInfer nvfp4_quantize and fp4_quantize; vLLM scaled_fp4_quant; TransformerEngine; torchao; modelopt"
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
-        TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K a multiple of 16"),
+        TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise, K a multiple of 16"),
         GLOBAL_OF_ROWS,
     )
     options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT, INVERSED)
@@ -331,7 +333,7 @@ class ScaledFp4Quant(Nvfp4Quantize):
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
     summary = "NVFP4 as vLLM quantises it: scales in 128x4 tiles whose padding is unspecified"
     source = "vLLM csrc nvfp4_quant_kernels.cu, nvfp4_utils.cuh @07c13c7"
-    inputs = (TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K a multiple of 16"), GLOBAL)
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise, K a multiple of 16"), GLOBAL)
     options = (OptionSpec("layout", LAYOUTS[0], LAYOUTS[:1], "how the scale bytes lie"),)
     owns_padding = False
     production = "nvfp4_quantize"
@@ -421,8 +423,8 @@ class BlockDequantiser(Contract):
         return [Elements(ends)]
 
 
-SCALE_BYTES = TensorSpec("scale", (torch.uint8,), None, "scale bytes in their layout")
-PACKED = TensorSpec("q", (torch.uint8,), ("M", "K"), "codes, two a byte")
+SCALE_BYTES = TensorSpec("scale", Kind.SCALES, (torch.uint8,), None, "scale bytes in their layout")
+PACKED = TensorSpec("q", Kind.CODES, (torch.uint8,), ("M", "K"), "codes, two a byte")
 
 
 @register
@@ -430,7 +432,7 @@ class Mxfp8Dequantize(BlockDequantiser):
     name = "mxfp8_dequantize"
     summary = "MXFP8 codes times their E8M0 scales"
     source = "FlashInfer mxfp8_dequantize_host; OCP Microscaling Formats 1.0"
-    inputs = (TensorSpec("q", FP8, ("M", "K"), "codes"), SCALE_BYTES)
+    inputs = (TensorSpec("q", Kind.CODES, FP8, ("M", "K"), "codes"), SCALE_BYTES)
     packed = False
 
 
@@ -449,7 +451,7 @@ class Nvfp4Dequantize(BlockDequantiser):
     name = "nvfp4_dequantize"
     summary = "NVFP4 codes times their E4M3 scales and the scale of the tensor"
     source = "FlashInfer e2m1_and_ufp8sf_scale_to_float"
-    inputs = (PACKED, SCALE_BYTES, TensorSpec("global_scale", F32, ("1",), "amax/2688; it multiplies"))
+    inputs = (PACKED, SCALE_BYTES, TensorSpec("global_scale", Kind.SCALES, F32, ("1",), "amax/2688; it multiplies"))
     width = GROUP_16.columns or 1
     scale_dtype = torch.float8_e4m3fn
 

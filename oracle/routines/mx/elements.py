@@ -36,13 +36,14 @@ from oracle.routines.mx.contract import (
     unpack,
 )
 from oracle.routines.quantisers.contract import FOUR_BITS, UE8M0, QuantiserContract, QuantiserSets
+from oracle.routines.traits import Kind
 from oracle.verdict.compare import Admissible, Status, Verdict
 from oracle.verdict.sets import Elements, Found, Range, Sets, judge_bits, worst_of
 
 SIX: Mapping[str, Format] = {"e3m2": E3M2, "e2m3": E2M3}
 ELEMENT_OF_SIX = OptionSpec("element", "e3m2", tuple(SIX), "format of the codes")
-BY_32 = (TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K a multiple of 32"),)
-ONE_A_BYTE = TensorSpec("q", (torch.uint8,), ("M", "K"), "codes, one a byte")
+BY_32 = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise, K a multiple of 32"),)
+ONE_A_BYTE = TensorSpec("q", Kind.CODES, (torch.uint8,), ("M", "K"), "codes, one a byte")
 GRANULARITIES = (32, 128)
 
 
@@ -134,7 +135,7 @@ class PerTokenCastToFp4(QuantiserContract):
     name = "per_token_cast_to_fp4"
     summary = "E2M1 codes two a byte under float32 scales, max(amax, 1e-4)/6; ties toward zero, no -0"
     source = "DeepGEMM deep_gemm/utils/math.py per_token_cast_to_fp4"
-    inputs = (TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K even"),)
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise, K even"),)
     options: ClassVar[tuple[OptionSpec, ...]] = (UE8M0, GRAN_K, PACKED_UE8M0)
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
@@ -222,8 +223,8 @@ class CastBackFromFp4(Contract):
     summary = "E2M1 codes times the float32 scale of their group"
     source = "DeepGEMM deep_gemm/utils/math.py cast_back_from_fp4"
     inputs = (
-        TensorSpec("q", (torch.uint8, torch.int8), ("M", "P"), "codes, two a byte"),
-        TensorSpec("scale", F32, ("M", "G"), "a scale for each group of a row"),
+        TensorSpec("q", Kind.CODES, (torch.uint8, torch.int8), ("M", "P"), "codes, two a byte"),
+        TensorSpec("scale", Kind.SCALES, F32, ("M", "G"), "a scale for each group of a row"),
     )
     options = (GRAN_K,)
 
@@ -261,7 +262,7 @@ class TransposePackedFp4(LayoutContract):
     section = "Quantisation"
     summary = "codes of [M, N] two a byte along N as those of [N, M] two a byte along M"
     source = "DeepGEMM deep_gemm/utils/math.py transpose_packed_fp4"
-    inputs = (TensorSpec("q", (torch.uint8, torch.int8), ("M", "P"), "codes, two a byte, M even"),)
+    inputs = (TensorSpec("q", Kind.CODES, (torch.uint8, torch.int8), ("M", "P"), "codes, two a byte, M even"),)
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
         resolved = super().check(inputs, options)

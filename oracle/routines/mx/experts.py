@@ -33,14 +33,16 @@ from oracle.numbers.quantize import WIDE, Prepared, prepare
 from oracle.numbers.recipes import Recipe
 from oracle.routines.base import F32, Call, Operands, OptionSpec, Out, TensorSpec, register
 from oracle.routines.mx.contract import FP8_CODES, BlockQuantiser, pack, unpack
+from oracle.routines.traits import Kind
+from oracle.truth.gemm import take_rows
 from oracle.truth.layout import align, swizzle_scale, unswizzle_scale
 
 HEIGHT, TILE = 128, "128x4"
 PLACEMENTS = ("tight", "flashinfer")
 PLACEMENT = OptionSpec("placement", PLACEMENTS[0], PLACEMENTS, "where the tiles of an expert start")
 I32 = (torch.int32,)
-MASK = TensorSpec("mask", I32, ("G",), "rows of each expert, from the first")
-GLOBALS = TensorSpec("global_scale", F32, ("G",), "2688/amax, one for each expert")
+MASK = TensorSpec("mask", Kind.COUNTS, I32, ("G",), "rows of each expert, from the first")
+GLOBALS = TensorSpec("global_scale", Kind.SCALES, F32, ("G",), "2688/amax, one for each expert")
 
 
 def starts(offsets: list[int], placement: str) -> list[int]:
@@ -141,7 +143,7 @@ class ExpertQuantiser(BlockQuantiser):
 
     def codes_of(self, q: Tensor, call: Call) -> Tensor:
         shape = self.stored_shape(call)
-        stored = self.inward(q).reshape(torch.Size(shape[:-1]).numel(), shape[-1])[self.rows(call)[0]]
+        stored = take_rows(self.inward(q).reshape(torch.Size(shape[:-1]).numel(), shape[-1]), self.rows(call)[0])
         return unpack(stored) if self.packed else stored
 
     def stored_shape(self, call: Call) -> tuple[int, ...]:
@@ -227,7 +229,9 @@ class ContiguousQuantiser(ExpertQuantiser):
         return offsets
 
 
-OFFSETS = TensorSpec("expert_offsets", I32, ("P",), "the first row of each expert, and behind the last one's")
+OFFSETS = TensorSpec(
+    "expert_offsets", Kind.OFFSETS, I32, ("P",), "the first row of each expert, and behind the last one's"
+)
 
 
 class _Nvfp4:
@@ -255,7 +259,11 @@ class ScaledFp4GroupedQuantize(_Nvfp4, MaskedQuantiser):
     name = "scaled_fp4_grouped_quantize"
     summary = "NVFP4 of the first rows of each expert, for masked grouped products"
     source = "FlashInfer scaled_fp4_grouped_quantize"
-    inputs = (TensorSpec("x", WIDE, ("G", "M", "K"), "a buffer for each expert, K a multiple of 16"), MASK, GLOBALS)
+    inputs = (
+        TensorSpec("x", Kind.VALUES, WIDE, ("G", "M", "K"), "a buffer for each expert, K a multiple of 16"),
+        MASK,
+        GLOBALS,
+    )
 
 
 @register
@@ -264,8 +272,8 @@ class ScaledFp4ExpertsQuant(_Nvfp4, ContiguousQuantiser):
     summary = "NVFP4 of rows that lie expert by expert, each expert's scales in tiles of its own"
     source = "vLLM scaled_fp4_experts_quant; FlashInfer group_gemm_nvfp4_nt_groupwise for its placement"
     inputs = (
-        TensorSpec("x", WIDE, ("M", "K"), "rows expert by expert, K a multiple of 16"),
-        TensorSpec("global_scale", F32, ("G",), "2688/amax, one for each expert"),
+        TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "rows expert by expert, K a multiple of 16"),
+        TensorSpec("global_scale", Kind.SCALES, F32, ("G",), "2688/amax, one for each expert"),
         OFFSETS,
     )
 
@@ -275,7 +283,7 @@ class Mxfp8GroupedQuantize(_Mxfp8, MaskedQuantiser):
     name = "mxfp8_grouped_quantize"
     summary = "MXFP8 of the first rows of each expert, for masked grouped products"
     source = "FlashInfer mxfp8_grouped_quantize"
-    inputs = (TensorSpec("x", WIDE, ("G", "M", "K"), "a buffer for each expert, K a multiple of 32"), MASK)
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("G", "M", "K"), "a buffer for each expert, K a multiple of 32"), MASK)
 
 
 @register
@@ -283,4 +291,4 @@ class Mxfp8ExpertsQuant(_Mxfp8, ContiguousQuantiser):
     name = "mxfp8_experts_quant"
     summary = "MXFP8 of rows that lie expert by expert, each expert's scales in tiles of its own"
     source = "SGLang es_sm100_mxfp8_blockscaled_grouped_quant; FlashInfer group_gemm_mxfp8_mxfp4_nt_groupwise"
-    inputs = (TensorSpec("x", WIDE, ("M", "K"), "rows expert by expert, K a multiple of 32"), OFFSETS)
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "rows expert by expert, K a multiple of 32"), OFFSETS)

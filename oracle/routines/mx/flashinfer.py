@@ -25,7 +25,7 @@ from oracle.routines.base import Call, OptionSpec, TensorSpec, register
 from oracle.routines.fused.kernels import gated
 from oracle.routines.mx.contract import GLOBAL, LAYOUT, LAYOUTS, STACKED, Nvfp4Quantize, padding_of
 from oracle.routines.mx.experts import GLOBALS, MASK, ScaledFp4GroupedQuantize
-from oracle.routines.traits import Trait
+from oracle.routines.traits import Kind, Trait
 from oracle.truth.layout import inverse_order, row_order, swizzle_scale, unswizzle_scale
 from oracle.verdict.sets import rounded_to
 
@@ -51,7 +51,10 @@ class Nvfp4BatchedQuantize(_Encoded):
     name = "nvfp4_batched_quantize"
     summary = "NVFP4 of a batch of matrices under one global scale, the scales of each in tiles of its own"
     source = "FlashInfer nvfp4_batched_quantize"
-    inputs: ClassVar[tuple[TensorSpec, ...]] = (TensorSpec("x", WIDE, ("B", "M", "K"), "K a multiple of 16"), GLOBAL)
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (
+        TensorSpec("x", Kind.VALUES, WIDE, ("B", "M", "K"), "K a multiple of 16"),
+        GLOBAL,
+    )
     options = (TILES,)
 
     def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
@@ -91,7 +94,7 @@ class Nvfp4QuantizeShuffled(_Encoded):
     name = "nvfp4_quantize_shuffled"
     summary = "NVFP4 of a weight whose rows, of codes and of scales, are in the order of TensorRT-LLM's kernels"
     source = "FlashInfer nvfp4_quantize(do_shuffle=True)"
-    inputs = (TensorSpec("x", WIDE, ("M", "K"), "M a multiple of 32, K of 16"), GLOBAL)
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "M a multiple of 32, K of 16"), GLOBAL)
     options = (OptionSpec("layout", LAYOUTS[0], LAYOUTS[:1], "how the scale bytes lie"),)
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
@@ -141,7 +144,7 @@ class SiluAndMulNvfp4Quantize(_Encoded):
     name = "silu_and_mul_nvfp4_quantize"
     summary = "silu(gate) * up rounded to the dtype of x, quantised to NVFP4"
     source = "FlashInfer silu_and_mul_nvfp4_quantize"
-    inputs = (TensorSpec("x", WIDE, ("M", "C"), "gate, then up: [M, 2 I], I a multiple of 16"), GLOBAL)
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "C"), "gate, then up: [M, 2 I], I a multiple of 16"), GLOBAL)
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
         resolved = super().check(inputs, options)
@@ -169,7 +172,11 @@ class SiluAndMulScaledNvfp4ExpertsQuantize(ScaledFp4GroupedQuantize):
     name = "silu_and_mul_scaled_nvfp4_experts_quantize"
     summary = "silu(gate) * up of the first rows of each expert, quantised to NVFP4 for masked grouped products"
     source = "FlashInfer silu_and_mul_scaled_nvfp4_experts_quantize"
-    inputs = (TensorSpec("x", WIDE, ("G", "M", "C"), "gate, then up: [G, M, 2 I], I a multiple of 16"), MASK, GLOBALS)
+    inputs = (
+        TensorSpec("x", Kind.VALUES, WIDE, ("G", "M", "C"), "gate, then up: [G, M, 2 I], I a multiple of 16"),
+        MASK,
+        GLOBALS,
+    )
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
         resolved = super().check(inputs, options)

@@ -35,6 +35,7 @@ from oracle.routines.mx.contract import (
     Nvfp4Quantize,
 )
 from oracle.routines.quantisers.verdict import judge_quantised
+from oracle.routines.traits import Kind
 from oracle.verdict.compare import Admissible, Verdict, compare, verdict
 from oracle.verdict.sets import Found, Sets, worst_of
 
@@ -56,8 +57,10 @@ class Nvfp4QuantizePerToken(Nvfp4Quantize):
     summary = "NVFP4 under a float32 scale of each row, which is returned as well"
     source = "FlashInfer nvfp4_quantize(per_token_activation=True)"
     inputs = (
-        TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K a multiple of 16"),
-        TensorSpec("global_scale", F32, ("1",), "about 1/2688; times the amax of a row it is the row's scale"),
+        TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise, K a multiple of 16"),
+        TensorSpec(
+            "global_scale", Kind.SCALES, F32, ("1",), "about 1/2688; times the amax of a row it is the row's scale"
+        ),
     )
     options = (LAYOUT,)
     returns = ("q", "scale", ROW_SCALE)
@@ -143,7 +146,7 @@ class Nvfp4QuantizeOfFp8(OfFp8Quantiser, Nvfp4Quantize):
     name = "nvfp4_quantize_of_fp8"
     summary = "NVFP4 of E4M3 values x8, which stand for x8 amax / 448"
     source = "FlashInfer fp4_quantize of a float8_e4m3fn tensor; quantization_utils.cuh cvt_warp_fp8_to_fp4"
-    inputs = (TensorSpec("x", E4M3, ("M", "K"), "values times 448/amax, K a multiple of 16"), GLOBAL)
+    inputs = (TensorSpec("x", Kind.VALUES, E4M3, ("M", "K"), "values times 448/amax, K a multiple of 16"), GLOBAL)
     options = (LAYOUT,)
 
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
@@ -157,7 +160,7 @@ class Mxfp4QuantizeOfFp8(OfFp8Quantiser):
     name = "mxfp4_quantize_of_fp8"
     summary = "MXFP4 of E4M3 values"
     source = "FlashInfer fp4_quantize(sf_vec_size=32, sf_use_ue8m0=True) of a float8_e4m3fn tensor"
-    inputs = (TensorSpec("x", E4M3, ("M", "K"), "values to quantise, K a multiple of 32"),)
+    inputs = (TensorSpec("x", Kind.VALUES, E4M3, ("M", "K"), "values to quantise, K a multiple of 32"),)
     options = (LAYOUT,)
 
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:

@@ -33,11 +33,12 @@ from oracle.numbers.quantize import WIDE, Ends, Prepared, prepare
 from oracle.numbers.recipes import Candidates, Recipe
 from oracle.routines.base import Call, Contract, OptionSpec, Out, TensorSpec, register
 from oracle.routines.mx.contract import GLOBAL, LAYOUT, Nvfp4Quantize
+from oracle.routines.traits import Kind
 from oracle.truth.hadamard import LARGEST, SIGNS, SIZE, matrix, random_bytes, transform_ends
 from oracle.verdict.compare import Admissible
 from oracle.verdict.sets import Elements, Sets
 
-ENCODE = (TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K a multiple of 16"), GLOBAL)
+ENCODE = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise, K a multiple of 16"), GLOBAL)
 BF16 = (torch.bfloat16,)
 SIGN_MASK = OptionSpec("sign_mask", SIGNS, None, "bit i is set where column i of 16 changes its sign; 0: none does")
 SEED = OptionSpec("seed", 0, None, "of the random bits, where a kernel declares them")
@@ -129,7 +130,7 @@ class HadamardTransform(Contract):
     section = "Quantisation"
     summary = "each 16 columns times diag(signs) H / 4, rounded to bfloat16"
     source = "TransformerEngine common/hadamard_transform; reference_nvfp4.py _apply_rht"
-    inputs = (TensorSpec("x", BF16, ("M", "K"), "K a multiple of 16"),)
+    inputs = (TensorSpec("x", Kind.VALUES, BF16, ("M", "K"), "K a multiple of 16"),)
     options = (SIGN_MASK,)
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
@@ -161,7 +162,7 @@ class Nvfp4QuantizeRht(_Training):
     name = "nvfp4_quantize_rht"
     summary = "NVFP4 of the random Hadamard transform of 16 columns"
     source = "TransformerEngine NVFP4Quantizer(with_rht=True), columnwise output; hadamard_transform_cast_fusion.cu"
-    inputs = (TensorSpec("x", BF16, ("M", "K"), "what is transformed, K a multiple of 16"), GLOBAL)
+    inputs = (TensorSpec("x", Kind.VALUES, BF16, ("M", "K"), "what is transformed, K a multiple of 16"), GLOBAL)
     options = (LAYOUT, SIGN_MASK)
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:

@@ -545,6 +545,7 @@ _PLAIN: Mapping[str, Grammar] = {
     ),
     "m_grouped_fp8_fp4_gemm_nt_contiguous": Grammar(
         _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _contiguous, _granularity, _WORDS,
+        also_dtypes=_DEEP[2:], also_schemes=_GRANULARITIES[2:],
         listed=partial(_grouped, sizes=((384, 64, 128, 3), (256, 72, 160, 3))), domain="m % 128 == 0, k % 32 == 0",
     ),
     **{
@@ -558,10 +559,12 @@ _PLAIN: Mapping[str, Grammar] = {
     },
     "m_grouped_fp8_fp4_gemm_nn_contiguous": Grammar(
         _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _contiguous, _granularity, _WORDS,
+        also_dtypes=_DEEP[2:], also_schemes=_GRANULARITIES[2:],
         listed=partial(_grouped, sizes=((256, 72, 160, 3),)), domain="m % 128 == 0, k % 32 == 0, n % 2 == 0",
     ),
     "m_grouped_fp8_fp4_gemm_nt_psum": Grammar(
         _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _ended, _granularity, _WORDS,
+        also_dtypes=_DEEP[2:], also_schemes=_GRANULARITIES[2:],
         listed=partial(_grouped, sizes=((384, 64, 128, 3), (384, 72, 160, 4))), domain="m % 128 == 0, k % 32 == 0",
     ),
     "k_grouped_fp8_gemm_tn_contiguous": Grammar(
@@ -571,6 +574,7 @@ _PLAIN: Mapping[str, Grammar] = {
     ),
     "m_grouped_fp8_fp4_gemm_nt_masked": Grammar(
         _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _masked, _granularity, _WORDS,
+        also_dtypes=_DEEP[2:], also_schemes=_GRANULARITIES[2:],
         listed=partial(_grouped, sizes=((1, 128, 256, 2), (17, 136, 160, 3))), domain="k % 32 == 0",
     ),
 }  # fmt: skip  # a table, one row a line

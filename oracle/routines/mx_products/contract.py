@@ -41,7 +41,7 @@ from oracle.routines.base import E4M3, F32, FP8, INTEGERS, Call, Operands, Optio
 from oracle.routines.mx.contract import LINEAR, pack, unpack
 from oracle.routines.products.contract import BIAS, ProductContract
 from oracle.routines.products.grouped import RUN
-from oracle.routines.traits import Trait
+from oracle.routines.traits import Kind, Trait
 from oracle.tensorcore.schedules import schedules
 from oracle.truth.gemm import ScaledProduct, take_rows
 from oracle.truth.layout import HEIGHTS, WIDTH, inverse_order, row_order
@@ -321,12 +321,12 @@ def _spread(scale: Tensor, times: int, k: int, block: int) -> Tensor:
 
 def codes_of_side(name: str, dtypes: tuple[torch.dtype, ...], *dims: str, what: str) -> TensorSpec:
     """An operand; its K counts bytes where two codes share one."""
-    return TensorSpec(name, dtypes, dims, what)
+    return TensorSpec(name, Kind.CODES, dtypes, dims, what)
 
 
 def scale_bytes(name: str, what: str, dtypes: tuple[torch.dtype, ...] = BYTES) -> TensorSpec:
     """Scales in their memory, of any shape."""
-    return TensorSpec(name, dtypes, None, f"scales of {what} as they lie", contiguous=True)
+    return TensorSpec(name, Kind.SCALES, dtypes, None, f"scales of {what} as they lie", contiguous=True)
 
 
 def check_recipe(inputs: Inputs, names: Sequence[str]) -> None:
@@ -343,7 +343,7 @@ def check_recipe(inputs: Inputs, names: Sequence[str]) -> None:
         raise InputError(f"{', '.join(two)} given: two-level scales take both, beside E4M3 scales of 16")
 
 
-ALPHA = TensorSpec("alpha", F32, ("1",), "multiplies the sum", optional=True)
+ALPHA = TensorSpec("alpha", Kind.ALPHA, F32, ("1",), "multiplies the sum", optional=True)
 
 
 # --- dense --------------------------------------------------------------------------------------------------------
@@ -359,8 +359,8 @@ class MmMxfp8(MxProduct):
     b_columns = True
     names = ("a", "b", "a_descale", "b_descale")
     inputs = (
-        TensorSpec("a", E4M3, ("M", "K"), "activation codes"),
-        TensorSpec("b", E4M3, ("K", "N"), "weight codes, logical [K, N]"),
+        TensorSpec("a", Kind.CODES, E4M3, ("M", "K"), "activation codes"),
+        TensorSpec("b", Kind.CODES, E4M3, ("K", "N"), "weight codes, logical [K, N]"),
         scale_bytes("a_descale", "a, in 128x4 or 8x4 tiles"),
         scale_bytes("b_descale", "b, in 128x4 tiles"),
     )
@@ -383,8 +383,8 @@ class MmFp4(MxProduct):
     b_columns = True
     names = ("a", "b", "a_descale", "b_descale")
     inputs = (
-        TensorSpec("a", BYTES, ("M", "K"), "activation codes, two a byte: [M, K/2]"),
-        TensorSpec("b", BYTES, ("K", "N"), "weight codes, two a byte: [K/2, N], column-major"),
+        TensorSpec("a", Kind.CODES, BYTES, ("M", "K"), "activation codes, two a byte: [M, K/2]"),
+        TensorSpec("b", Kind.CODES, BYTES, ("K", "N"), "weight codes, two a byte: [K/2, N], column-major"),
         scale_bytes("a_descale", "a, in 128x4 or 8x4 tiles"),
         scale_bytes("b_descale", "b, in 128x4 tiles"),
         ALPHA,
@@ -426,12 +426,18 @@ class ScaledMm(MxProduct):
     b_columns = True
     names = ("mat_a", "mat_b", "scale_a", "scale_b")
     inputs = (
-        TensorSpec("mat_a", (*FP8, *BYTES), ("M", "K"), "codes; of four bits two a byte, as float4_e2m1fn_x2 has them"),
-        TensorSpec("mat_b", (*FP8, *BYTES), ("K", "N"), "codes, column-major"),
+        TensorSpec(
+            "mat_a",
+            Kind.CODES,
+            (*FP8, *BYTES),
+            ("M", "K"),
+            "codes; of four bits two a byte, as float4_e2m1fn_x2 has them",
+        ),
+        TensorSpec("mat_b", Kind.CODES, (*FP8, *BYTES), ("K", "N"), "codes, column-major"),
         scale_bytes("scale_a", "mat_a", (UE8M0, UE4M3)),
         scale_bytes("scale_b", "mat_b", (UE8M0, UE4M3)),
-        TensorSpec("global_scale_a", F32, ("1",), "the second scale of mat_a, TensorWise", optional=True),
-        TensorSpec("global_scale_b", F32, ("1",), "the second scale of mat_b, TensorWise", optional=True),
+        TensorSpec("global_scale_a", Kind.SCALES, F32, ("1",), "the second scale of mat_a, TensorWise", optional=True),
+        TensorSpec("global_scale_b", Kind.SCALES, F32, ("1",), "the second scale of mat_b, TensorWise", optional=True),
         BIAS,
     )
     options = (OUT_ANY, OptionSpec("swizzle", SWIZZLES[0], SWIZZLES, "how the scales of both lie"))
@@ -476,8 +482,8 @@ class BmmMxfp8(MxProduct):
     numerics = EIGHT
     b_columns = True
     inputs = (
-        TensorSpec("a", FP8, ("B", "M", "K"), "activation codes"),
-        TensorSpec("b", FP8, ("B", "K", "N"), "weight codes, logical [B, K, N]"),
+        TensorSpec("a", Kind.CODES, FP8, ("B", "M", "K"), "activation codes"),
+        TensorSpec("b", Kind.CODES, FP8, ("B", "K", "N"), "weight codes, logical [B, K, N]"),
         scale_bytes("a_scale", "a"),
         scale_bytes("b_scale", "b"),
     )
@@ -537,7 +543,9 @@ class GroupGemm(MxProduct):
         return bound
 
 
-POINTERS = TensorSpec("m_indptr", INTEGERS, None, "the first row of each expert, and behind the last the rows in all")
+POINTERS = TensorSpec(
+    "m_indptr", Kind.OFFSETS, INTEGERS, None, "the first row of each expert, and behind the last the rows in all"
+)
 
 
 @register
@@ -549,8 +557,8 @@ class GroupGemmMxfp4(GroupGemm):
     golden_arches = ("cpu", "sm90")
     numerics = EIGHT
     inputs = (
-        TensorSpec("a", FP8, ("M", "K"), "activation codes, rows sorted by expert"),
-        TensorSpec("b", BYTES, ("G", "N", "K2"), "weight codes, two a byte: [G, N, K/2]"),
+        TensorSpec("a", Kind.CODES, FP8, ("M", "K"), "activation codes, rows sorted by expert"),
+        TensorSpec("b", Kind.CODES, BYTES, ("G", "N", "K2"), "weight codes, two a byte: [G, N, K/2]"),
         scale_bytes("a_scale", "a, each group from its start"),
         scale_bytes("b_scale", "each weight"),
         POINTERS,
@@ -566,12 +574,12 @@ class GroupGemmNvfp4(GroupGemm):
     numerics = TWO_LEVEL
     kind = (NV, UE4M3)
     inputs = (
-        TensorSpec("a", BYTES, ("M", "K"), "activation codes, two a byte: [M, K/2]"),
-        TensorSpec("b", BYTES, ("G", "N", "K"), "weight codes, two a byte: [G, N, K/2]"),
+        TensorSpec("a", Kind.CODES, BYTES, ("M", "K"), "activation codes, two a byte: [M, K/2]"),
+        TensorSpec("b", Kind.CODES, BYTES, ("G", "N", "K"), "weight codes, two a byte: [G, N, K/2]"),
         scale_bytes("a_scale", "a, each group from its start"),
         scale_bytes("b_scale", "each weight"),
         POINTERS,
-        TensorSpec("alpha", F32, ("G",), "multiplies the sums of an expert", optional=True),
+        TensorSpec("alpha", Kind.ALPHA, F32, ("G",), "multiplies the sums of an expert", optional=True),
     )
 
     def factors(self, inputs: Inputs, run: Run) -> Tensor | None:
@@ -592,13 +600,15 @@ class ScaledGroupedMmMx(MxProduct):
     groups = "offs"
     names = ("mat_a", "mat_b", "scale_a", "scale_b")
     inputs = (
-        TensorSpec("mat_a", (*E4M3, *BYTES), ("M", "K"), "codes, rows sorted by expert; of four bits two a byte"),
-        TensorSpec("mat_b", (*E4M3, *BYTES), ("G", "N", "K"), "weight codes"),
+        TensorSpec(
+            "mat_a", Kind.CODES, (*E4M3, *BYTES), ("M", "K"), "codes, rows sorted by expert; of four bits two a byte"
+        ),
+        TensorSpec("mat_b", Kind.CODES, (*E4M3, *BYTES), ("G", "N", "K"), "weight codes"),
         scale_bytes("scale_a", "mat_a", (UE8M0, UE4M3)),
         scale_bytes("scale_b", "each weight", (UE8M0, UE4M3)),
-        TensorSpec("offs", INTEGERS, ("G",), "where the rows of each expert end"),
-        TensorSpec("global_scale_a", F32, ("G",), "the second scale of mat_a", optional=True),
-        TensorSpec("global_scale_b", F32, ("G",), "the second scale of mat_b", optional=True),
+        TensorSpec("offs", Kind.OFFSETS, INTEGERS, ("G",), "where the rows of each expert end"),
+        TensorSpec("global_scale_a", Kind.SCALES, F32, ("G",), "the second scale of mat_a", optional=True),
+        TensorSpec("global_scale_b", Kind.SCALES, F32, ("G",), "the second scale of mat_b", optional=True),
     )
     options = (OptionSpec("out_dtype", None, (None, torch.bfloat16), "dtype of the output"),)
 
@@ -649,11 +659,11 @@ class ScaledGroupedMmMxKGroups(MxProduct):
     groups = "offs"
     names = ("mat_a", "mat_b", "scale_a", "scale_b")
     inputs = (
-        TensorSpec("mat_a", E4M3, ("M", "K"), "codes, K sorted by group"),
-        TensorSpec("mat_b", E4M3, ("N", "K"), "codes, K sorted by group"),
+        TensorSpec("mat_a", Kind.CODES, E4M3, ("M", "K"), "codes, K sorted by group"),
+        TensorSpec("mat_b", Kind.CODES, E4M3, ("N", "K"), "codes, K sorted by group"),
         scale_bytes("scale_a", "mat_a, by groups of K", (UE8M0, *BYTES)),
         scale_bytes("scale_b", "mat_b, by groups of K", (UE8M0, *BYTES)),
-        TensorSpec("offs", INTEGERS, ("G",), "where the K of each group ends, multiples of 32"),
+        TensorSpec("offs", Kind.OFFSETS, INTEGERS, ("G",), "where the K of each group ends, multiples of 32"),
     )
     options = (OptionSpec("out_dtype", None, (None, torch.bfloat16), "dtype of the output"),)
 
@@ -790,17 +800,17 @@ def check_powers(side: Side, scale: Tensor, shape: tuple[int, ...]) -> None:
 
 CODES = (*E4M3, *BYTES)
 SUMMAND = "in the output's dtype; added by the memory to the sum as it is stored"
-C = TensorSpec("c", (*F32, torch.bfloat16), None, f"[M, N], {SUMMAND}", optional=True)
+C = TensorSpec("c", Kind.STATE, (*F32, torch.bfloat16), None, f"[M, N], {SUMMAND}", optional=True)
 POWERS = "float32 powers of two, [rows, ceil(K / gran_k)]; or int32, four exponents a word"
 
 
 def fp8_fp4_inputs(a: tuple[str, ...], b: tuple[str, ...], *last: TensorSpec) -> tuple[TensorSpec, ...]:
     """The inputs of a form of the product, whose operands have these dims."""
     return (
-        TensorSpec("a", CODES, a, "activation codes; of four bits two a byte"),
-        TensorSpec("a_scale", (*F32, *WORDS), None, POWERS),
-        TensorSpec("b", CODES, b, "weight codes; of four bits two a byte"),
-        TensorSpec("b_scale", (*F32, *WORDS), None, POWERS),
+        TensorSpec("a", Kind.CODES, CODES, a, "activation codes; of four bits two a byte"),
+        TensorSpec("a_scale", Kind.SCALES, (*F32, *WORDS), None, POWERS),
+        TensorSpec("b", Kind.CODES, CODES, b, "weight codes; of four bits two a byte"),
+        TensorSpec("b_scale", Kind.SCALES, (*F32, *WORDS), None, POWERS),
         *last,
     )
 
@@ -823,7 +833,7 @@ class GroupedFp8Fp4Contiguous(Fp8Fp4):
     groups = "m_indices"
     row_unit = RUN
     inputs: ClassVar[tuple[TensorSpec, ...]] = fp8_fp4_inputs(
-        ("M", "K"), ("G", "N", "K2"), TensorSpec("m_indices", INTEGERS, ("M",), "expert of a row, or -1")
+        ("M", "K"), ("G", "N", "K2"), TensorSpec("m_indices", Kind.IDS, INTEGERS, ("M",), "expert of a row, or -1")
     )
 
     def runs(self, inputs: Inputs, options: Options) -> Sequence[Run]:
@@ -847,7 +857,7 @@ class GroupedFp8Fp4Masked(Fp8Fp4):
     source = "DeepGEMM 2.6.1 m_grouped_fp8_fp4_gemm_nt_masked"
     groups = "masked_m"
     inputs = fp8_fp4_inputs(
-        ("G", "M", "K"), ("G", "N", "K2"), TensorSpec("masked_m", INTEGERS, ("G",), "real rows of a group")
+        ("G", "M", "K"), ("G", "N", "K2"), TensorSpec("masked_m", Kind.COUNTS, INTEGERS, ("G",), "real rows of a group")
     )
 
     def runs(self, inputs: Inputs, options: Options) -> Sequence[Run]:

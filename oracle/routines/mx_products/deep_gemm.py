@@ -43,6 +43,7 @@ from oracle.routines.mx_products.contract import (
     lanes_of,
 )
 from oracle.routines.products.grouped import RUN
+from oracle.routines.traits import Kind
 from oracle.truth.gemm import ScaledProduct
 from oracle.truth.layout import WIDTH
 from oracle.verdict.products import Part
@@ -157,7 +158,9 @@ class GroupedFp8Fp4Psum(Fp8Fp4):
     source = "DeepGEMM 2.6.1 m_grouped_fp8_fp4_gemm_nt_contiguous(use_psum_layout=True)"
     groups = "ends"
     production = "m_grouped_fp8_fp4_gemm_nt_contiguous"
-    inputs = fp8_fp4_inputs(("M", "K"), ("G", "N", "K2"), TensorSpec("ends", INTEGERS, ("G",), "last row of each, + 1"))
+    inputs = fp8_fp4_inputs(
+        ("M", "K"), ("G", "N", "K2"), TensorSpec("ends", Kind.OFFSETS, INTEGERS, ("G",), "last row of each, + 1")
+    )
 
     def spans(self, inputs: Inputs) -> list[tuple[int, int]]:
         """The first row of each group, and the one behind its last."""
@@ -191,12 +194,12 @@ class KGroupedGemmTn(MxProduct):
     groups = "ks"
     out_dtypes = F32
     inputs = (
-        TensorSpec("a", E4M3, ("K", "M"), "codes, groups of K one behind the other"),
-        TensorSpec("a_scale", (*F32, *WORDS), None, f"{POWERS}; transposed: [K / gran_k, M]"),
-        TensorSpec("b", E4M3, ("K", "N"), "codes, groups of K one behind the other"),
-        TensorSpec("b_scale", (*F32, *WORDS), None, f"{POWERS}; transposed: [K / gran_k, N]"),
-        TensorSpec("ks", INTEGERS, ("G",), "rows of K of each group, multiples of gran_k"),
-        TensorSpec("c", F32, ("G", "M", "N"), SUMMAND),
+        TensorSpec("a", Kind.CODES, E4M3, ("K", "M"), "codes, groups of K one behind the other"),
+        TensorSpec("a_scale", Kind.SCALES, (*F32, *WORDS), None, f"{POWERS}; transposed: [K / gran_k, M]"),
+        TensorSpec("b", Kind.CODES, E4M3, ("K", "N"), "codes, groups of K one behind the other"),
+        TensorSpec("b_scale", Kind.SCALES, (*F32, *WORDS), None, f"{POWERS}; transposed: [K / gran_k, N]"),
+        TensorSpec("ks", Kind.COUNTS, INTEGERS, ("G",), "rows of K of each group, multiples of gran_k"),
+        TensorSpec("c", Kind.STATE, F32, ("G", "M", "N"), SUMMAND),
     )
     options = (
         OptionSpec("out_dtype", None, (None, torch.float32), "dtype of the output: float32"),

@@ -38,6 +38,7 @@ from oracle.routines.products.contract import (
     transposed,
 )
 from oracle.routines.products.grouped import GroupedMasked, Runs
+from oracle.routines.traits import Kind
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.products import Part
 
@@ -49,8 +50,8 @@ TENSOR_NUMERICS: Mapping[str, tuple[str, ...]] = {
     **ROW_NUMERICS,
     "sm90": (PER_TENSOR, *(name for name in ROW_NUMERICS["sm90"] if name != PER_TENSOR)),
 }
-OFFSETS = TensorSpec("expert_offsets", INTEGERS, ("G",), "first row of each expert")
-SIZES = TensorSpec("problem_sizes", INTEGERS, ("G", "3"), "rows, N and K of each expert's product")
+OFFSETS = TensorSpec("expert_offsets", Kind.OFFSETS, INTEGERS, ("G",), "first row of each expert")
+SIZES = TensorSpec("problem_sizes", Kind.COUNTS, INTEGERS, ("G", "3"), "rows, N and K of each expert's product")
 
 
 @register
@@ -64,10 +65,10 @@ class BmmFp8(ProductContract):
     out_dtypes = NARROW
     options = (NARROW_OUT,)
     inputs = (
-        TensorSpec("A", FP8, ("G", "M", "K"), "activation codes"),
-        TensorSpec("B", FP8, ("G", "K", "N"), "weight codes, logical [K, N] for every batch"),
-        TensorSpec("A_scale", F32, ("1",), "scale of A"),
-        TensorSpec("B_scale", F32, ("1",), "scale of B"),
+        TensorSpec("A", Kind.CODES, FP8, ("G", "M", "K"), "activation codes"),
+        TensorSpec("B", Kind.CODES, FP8, ("G", "K", "N"), "weight codes, logical [K, N] for every batch"),
+        TensorSpec("A_scale", Kind.SCALES, F32, ("1",), "scale of A"),
+        TensorSpec("B_scale", Kind.SCALES, F32, ("1",), "scale of B"),
     )
 
     def matrices(self, call: Call, role: str, given: Tensor) -> list[Tensor]:
@@ -96,8 +97,8 @@ class GroupedMmFp8(Runs):
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
         A,
         EXPERTS,
-        TensorSpec("m_indptr", INTEGERS, ("P",), "first row of each expert, and the end of the last"),
-        TensorSpec("alpha", F32, ("1",), "factor of the whole output"),
+        TensorSpec("m_indptr", Kind.OFFSETS, INTEGERS, ("P",), "first row of each expert, and the end of the last"),
+        TensorSpec("alpha", Kind.ALPHA, F32, ("1",), "factor of the whole output"),
     )
     unit: ClassVar[int] = 1
 
@@ -143,7 +144,9 @@ class GemmGroupwise(Fp8GemmNt):
     options = (NARROW_OUT,)
     inputs = (
         A,
-        TensorSpec("a_scale", F32, ("M|M/128", "K/128"), "logical 1x128 or 128x128 scales", contiguous=True),
+        TensorSpec(
+            "a_scale", Kind.SCALES, F32, ("M|M/128", "K/128"), "logical 1x128 or 128x128 scales", contiguous=True
+        ),
         *Fp8GemmNt.inputs[2:],
     )
 
@@ -196,8 +199,17 @@ class CutlassMoeMm(CutlassBlockwiseGrouped):
     numerics = ROW_NUMERICS
     inputs = (
         *CutlassBlockwiseGrouped.inputs[:2],
-        TensorSpec("scales_a", F32, ("M|1", "1"), "one scale for each row, or one for all", contiguous=True),
-        TensorSpec("scales_b", F32, ("G", "N|1"), "one scale for each channel, or for each expert", contiguous=True),
+        TensorSpec(
+            "scales_a", Kind.SCALES, F32, ("M|1", "1"), "one scale for each row, or one for all", contiguous=True
+        ),
+        TensorSpec(
+            "scales_b",
+            Kind.SCALES,
+            F32,
+            ("G", "N|1"),
+            "one scale for each channel, or for each expert",
+            contiguous=True,
+        ),
         OFFSETS,
         SIZES,
     )

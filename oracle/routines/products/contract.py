@@ -35,6 +35,7 @@ from oracle.routines.base import (
 )
 from oracle.routines.fault import Fault
 from oracle.routines.products.traits import BY_SHAPE
+from oracle.routines.traits import Kind
 from oracle.tensorcore.identify import Match, identify_product
 from oracle.tensorcore.schedules import Schedule, is_class, of_class
 from oracle.tensorcore.schedules import get as get_schedule
@@ -87,13 +88,13 @@ def scale_input(name: str, scaling: Scaling, *dims: str, doc: str, optional: boo
     dtype = scaling.scale_format.number_format(FP32).torch_dtype
     assert dtype is not None, "every scale format has a torch dtype"
     placed = cut[::-1] if scaling.layout is Layout.TRANSPOSED else cut
-    return TensorSpec(name, (dtype,), (*lead, *placed), doc, optional=optional, contiguous=True)
+    return TensorSpec(name, Kind.SCALES, (dtype,), (*lead, *placed), doc, optional=optional, contiguous=True)
 
 
-A = TensorSpec("a", FP8, ("M", "K"), "activation codes")
-B = TensorSpec("b", FP8, ("N", "K"), "weight codes")
-EXPERTS = TensorSpec("b", FP8, ("G", "N", "K"), "weight codes of every expert")
-BIAS = TensorSpec("bias", FLOATS, ("N",), "added in float32 before the output is rounded", optional=True)
+A = TensorSpec("a", Kind.CODES, FP8, ("M", "K"), "activation codes")
+B = TensorSpec("b", Kind.CODES, FP8, ("N", "K"), "weight codes")
+EXPERTS = TensorSpec("b", Kind.CODES, FP8, ("G", "N", "K"), "weight codes of every expert")
+BIAS = TensorSpec("bias", Kind.BIAS, FLOATS, ("N",), "added in float32 before the output is rounded", optional=True)
 
 
 class ProductContract(Contract):
@@ -215,9 +216,9 @@ class CutlassScaledMm(ProductContract):
     numerics = ROW_NUMERICS
     inputs = (
         A,
-        TensorSpec("b", FP8, ("N", "K"), "weight codes, logical [N, K]"),
-        TensorSpec("a_scale", F32, None, "[1], [M, 1] or [M, K/128]", contiguous=True),
-        TensorSpec("b_scale", F32, None, "[1], [1, N] or [N/128, K/128]", contiguous=True),
+        TensorSpec("b", Kind.CODES, FP8, ("N", "K"), "weight codes, logical [N, K]"),
+        TensorSpec("a_scale", Kind.SCALES, F32, None, "[1], [M, 1] or [M, K/128]", contiguous=True),
+        TensorSpec("b_scale", Kind.SCALES, F32, None, "[1], [1, N] or [N/128, K/128]", contiguous=True),
         BIAS,
     )
 
@@ -242,10 +243,10 @@ class TorchScaledMm(ProductContract):
 
     numerics = ROW_NUMERICS
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
-        TensorSpec("qinput", FP8, ("M", "K"), "activation codes"),
-        TensorSpec("weight", FP8, ("K", "N"), "weight codes, logical [K, N]"),
-        TensorSpec("scale_a", F32, None, "scale of qinput", contiguous=True),
-        TensorSpec("scale_b", F32, None, "scale of weight", contiguous=True),
+        TensorSpec("qinput", Kind.CODES, FP8, ("M", "K"), "activation codes"),
+        TensorSpec("weight", Kind.CODES, FP8, ("K", "N"), "weight codes, logical [K, N]"),
+        TensorSpec("scale_a", Kind.SCALES, F32, None, "scale of qinput", contiguous=True),
+        TensorSpec("scale_b", Kind.SCALES, F32, None, "scale of weight", contiguous=True),
         BIAS,
     )
     roles = {"a": "qinput", "b": "weight", "a_scale": "scale_a", "b_scale": "scale_b"}

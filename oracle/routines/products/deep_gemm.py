@@ -51,6 +51,7 @@ from oracle.routines.products.contract import (
 )
 from oracle.routines.products.grouped import GroupedContiguous
 from oracle.routines.products.traits import HEADS, K_IN_GROUPS
+from oracle.routines.traits import Kind
 from oracle.tensorcore.schedules import Schedule
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.compare import Verdict
@@ -68,9 +69,7 @@ SUMMAND = "added in float32 after the whole of K"
 def _turned(inputs: Sequence[TensorSpec], names: Sequence[str]) -> tuple[TensorSpec, ...]:
     """The inputs with the last two dims of these exchanged."""
     return tuple(
-        TensorSpec(s.name, s.dtypes, (*s.dims[:-2], s.dims[-1], s.dims[-2]), s.doc, s.optional, s.contiguous)
-        if s.name in names and s.dims is not None
-        else s
+        replace(s, dims=(*s.dims[:-2], s.dims[-1], s.dims[-2])) if s.name in names and s.dims is not None else s
         for s in inputs
     )
 
@@ -153,7 +152,7 @@ class Fp8GemmNt1D1D(Fp8GemmNt):
     inputs = (
         *Fp8GemmNt.inputs[:3],
         scale_input("b_scale", BLOCKS[0], "N", "K", doc="logical 1x128 scales"),
-        TensorSpec("c", F32, ("M", "N"), SUMMAND, optional=True),
+        TensorSpec("c", Kind.STATE, F32, ("M", "N"), SUMMAND, optional=True),
     )
 
     def parts(self, inputs: Inputs) -> list[Part]:
@@ -173,12 +172,16 @@ class KGrouped(ProductContract):
     out_dtypes = F32
     options = (FLOAT32_OUT,)
     inputs = (
-        TensorSpec("a", FP8, ("L",), "codes of all groups, each [M, K_g] row-major", contiguous=True),
-        TensorSpec("a_scale", F32, ("M", "B"), "1x128 scales, blocks of all groups in a row", contiguous=True),
-        TensorSpec("b", FP8, ("J",), "codes of all groups, each [N, K_g] row-major", contiguous=True),
-        TensorSpec("b_scale", F32, ("N", "B"), "1x128 scales, blocks of all groups in a row", contiguous=True),
-        TensorSpec("ks", INTEGERS, ("G",), "steps of K of each group"),
-        TensorSpec("c", F32, ("G", "M", "N"), SUMMAND, contiguous=True),
+        TensorSpec("a", Kind.CODES, FP8, ("L",), "codes of all groups, each [M, K_g] row-major", contiguous=True),
+        TensorSpec(
+            "a_scale", Kind.SCALES, F32, ("M", "B"), "1x128 scales, blocks of all groups in a row", contiguous=True
+        ),
+        TensorSpec("b", Kind.CODES, FP8, ("J",), "codes of all groups, each [N, K_g] row-major", contiguous=True),
+        TensorSpec(
+            "b_scale", Kind.SCALES, F32, ("N", "B"), "1x128 scales, blocks of all groups in a row", contiguous=True
+        ),
+        TensorSpec("ks", Kind.COUNTS, INTEGERS, ("G",), "steps of K of each group"),
+        TensorSpec("c", Kind.STATE, F32, ("G", "M", "N"), SUMMAND, contiguous=True),
     )
 
     def matrices(self, call: Call, role: str, given: Tensor) -> list[Tensor]:
@@ -251,9 +254,9 @@ class Fp8Einsum(ProductContract):
     source = "DeepGEMM csrc/apis/einsum.hpp"
     laid_out = True
     inputs = (
-        TensorSpec("a", FP8, ("M", "H", "K"), "activation codes"),
+        TensorSpec("a", Kind.CODES, FP8, ("M", "H", "K"), "activation codes"),
         scale_input("a_scale", BLOCKS[0], "M", "H", "K", doc="logical 1x128 scales"),
-        TensorSpec("b", FP8, ("H", "N", "K"), "weight codes of every head"),
+        TensorSpec("b", Kind.CODES, FP8, ("H", "N", "K"), "weight codes of every head"),
         scale_input("b_scale", BLOCKS[1], "H", "N", "K", doc="128x128 scales of every head"),
     )
 

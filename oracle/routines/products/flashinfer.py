@@ -52,6 +52,7 @@ from oracle.numbers.rounding import Overflow, Rounding, round_to
 from oracle.numbers.scaling import grid
 from oracle.routines.base import F32, FP8, Call, Inputs, Options, TensorSpec, register
 from oracle.routines.products.contract import BLOCK_NUMERICS, BLOCKS, ProductContract, block_scaled, scale_input
+from oracle.routines.traits import Kind
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.tensorcore.schedules import is_class
 from oracle.truth.routing import Span
@@ -90,11 +91,12 @@ class Fp8BlockscaleGemmSm90(ProductContract):
         "b_scale": "weight_scale",
     }
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
-        TensorSpec("input", OPERAND, ("M", "K"), "activation codes, or bfloat16 values"),
-        TensorSpec("weight", OPERAND, ("N", "K"), "weight codes, or bfloat16 values"),
+        TensorSpec("input", Kind.VALUES, OPERAND, ("M", "K"), "activation codes, or bfloat16 values"),
+        TensorSpec("weight", Kind.CODES, OPERAND, ("N", "K"), "weight codes, or bfloat16 values"),
         scale_input("input_scale", BLOCKS[0], "M", "K", doc="logical 1x128 scales of FP8 input", optional=True),
         TensorSpec(
             "weight_scale",
+            Kind.SCALES,
             F32,
             ("N/128|N", "K/128"),
             "128x128 or 1x128 scales of FP8 weight",
@@ -115,6 +117,9 @@ class Fp8BlockscaleGemmSm90(ProductContract):
         group = FLASHINFER_1X128.block.columns or 1
         if any(wide.values()) and bound["K"] % group:
             raise ShapeError(f"K={bound['K']} is not a multiple of {group}, which the kernel's quantisers need")
+        for name in (name for name, is_wide in wide.items() if is_wide):
+            if not bool(torch.isfinite(decode(inputs[name])).all()):
+                raise InputError(f"{name} holds NaN or infinity; how the kernel quantises them is not covered")
 
     def parts(self, inputs: Inputs) -> list[Part]:
         a, a_scale = _nominal(inputs, "input", FLASHINFER_1X128)
@@ -127,9 +132,6 @@ class Fp8BlockscaleGemmSm90(ProductContract):
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         if call.inputs["input"].dtype != WIDE:
             return super().admissible(call, numerics)
-        for name in ("input", "weight"):
-            if call.inputs[name].dtype == WIDE and not bool(torch.isfinite(decode(call.inputs[name])).all()):
-                raise InputError(f"{name} holds NaN or infinity; how the kernel quantises them is not covered")
         return [QuantisedInside(call, self.arithmetics(call, numerics), numerics is not None)]
 
 
@@ -139,8 +141,8 @@ class WideInput(Fp8BlockscaleGemmSm90):
     roles = {}
     probed = None
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
-        TensorSpec("input", (torch.bfloat16,), ("M", "K"), "activations"),
-        TensorSpec("weight", (torch.float8_e4m3fn,), ("N", "K"), "weight codes"),
+        TensorSpec("input", Kind.VALUES, (torch.bfloat16,), ("M", "K"), "activations"),
+        TensorSpec("weight", Kind.CODES, (torch.float8_e4m3fn,), ("N", "K"), "weight codes"),
         scale_input("weight_scale", BLOCKS[1], "N", "K", doc="128x128 scales"),
     )
 

@@ -27,6 +27,7 @@ from oracle.routines.products.contract import (
     scale_input,
 )
 from oracle.routines.products.traits import BY_ENDS
+from oracle.routines.traits import Kind
 from oracle.truth.gemm import ScaledProduct, take_rows
 from oracle.verdict.products import Part
 
@@ -45,7 +46,7 @@ class GroupedContiguous(ProductContract):
         scale_input("a_scale", BLOCKS[0], "M", "K", doc="logical 1x128 scales"),
         EXPERTS,
         scale_input("b_scale", BLOCKS[1], "G", "N", "K", doc="128x128 scales"),
-        TensorSpec("m_indices", INTEGERS, ("M",), "expert of each row, -1 for padding"),
+        TensorSpec("m_indices", Kind.IDS, INTEGERS, ("M",), "expert of each row, -1 for padding"),
     )
 
     def parts(self, inputs: Inputs) -> list[Part]:
@@ -75,11 +76,11 @@ class GroupedMasked(ProductContract):
     source = "DeepGEMM fp8_m_grouped_gemm_nt_masked"
     groups = "masked_m"
     inputs = (
-        TensorSpec("a", FP8, ("G", "M", "K"), "activation codes"),
+        TensorSpec("a", Kind.CODES, FP8, ("G", "M", "K"), "activation codes"),
         scale_input("a_scale", BLOCKS[0], "G", "M", "K", doc="logical 1x128 scales"),
         EXPERTS,
         scale_input("b_scale", BLOCKS[1], "G", "N", "K", doc="128x128 scales"),
-        TensorSpec("masked_m", INTEGERS, ("G",), "number of real rows of each group"),
+        TensorSpec("masked_m", Kind.COUNTS, INTEGERS, ("G",), "number of real rows of each group"),
     )
 
     def parts(self, inputs: Inputs) -> list[Part]:
@@ -164,11 +165,11 @@ class ScaledGroupedMm(Runs):
     roles = {"a": "a", "b": "b", "a_scale": "scale_a", "b_scale": "scale_b"}
     groups = "offsets"
     inputs = (
-        TensorSpec("a", FP8, ("M", "K"), "activation codes, rows sorted by expert"),
+        TensorSpec("a", Kind.CODES, FP8, ("M", "K"), "activation codes, rows sorted by expert"),
         EXPERTS,
-        TensorSpec("scale_a", F32, ("M", "1"), "one scale for each row", contiguous=True),
-        TensorSpec("scale_b", F32, ("G", "N"), "one scale for each channel", contiguous=True),
-        TensorSpec("offsets", INTEGERS, ("G",), "where the rows of each expert end"),
+        TensorSpec("scale_a", Kind.SCALES, F32, ("M", "1"), "one scale for each row", contiguous=True),
+        TensorSpec("scale_b", Kind.SCALES, F32, ("G", "N"), "one scale for each channel", contiguous=True),
+        TensorSpec("offsets", Kind.OFFSETS, INTEGERS, ("G",), "where the rows of each expert end"),
     )
 
     def spans(self, inputs: Inputs) -> list[tuple[int, int]]:

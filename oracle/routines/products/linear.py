@@ -32,6 +32,7 @@ from oracle.numbers.rounding import Overflow, Rounding, round_to
 from oracle.routines.base import F32, FP8, Call, Contract, Inputs, Options, OptionSpec, Out, TensorSpec, register
 from oracle.routines.layouts.contract import TableContract
 from oracle.routines.products import contract
+from oracle.routines.traits import Kind
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Schedule, is_class, of_class
 from oracle.tensorcore.schedules import get as get_schedule
@@ -54,11 +55,13 @@ class Fp8LinearOp(Contract):
     summary = "quantise [..., K] (static, per tensor, per token), multiply with [K, N], add the bias: [..., N]"
     source = "vLLM w8a8_utils.Fp8LinearOp.apply"
     inputs = (
-        TensorSpec("input", (*WIDE, *FP8), None, "[..., K]; FP8 codes come with input_scale"),
-        TensorSpec("weight", FP8, ("K", "N"), "weight codes, logical [K, N], any strides"),
-        TensorSpec("weight_scale", F32, None, "one value, or one for each channel: [N], [N, 1] or [1, N]"),
-        TensorSpec("input_scale", F32, None, "one value: static; with FP8 codes also [M, 1]", optional=True),
-        TensorSpec("input_scale_ub", F32, None, "one value: bound of amax per token", optional=True),
+        TensorSpec("input", Kind.VALUES, (*WIDE, *FP8), None, "[..., K]; FP8 codes come with input_scale"),
+        TensorSpec("weight", Kind.CODES, FP8, ("K", "N"), "weight codes, logical [K, N], any strides"),
+        TensorSpec("weight_scale", Kind.SCALES, F32, None, "one value, or one for each channel: [N], [N, 1] or [1, N]"),
+        TensorSpec(
+            "input_scale", Kind.SCALES, F32, None, "one value: static; with FP8 codes also [M, 1]", optional=True
+        ),
+        TensorSpec("input_scale_ub", Kind.BOUND, F32, None, "one value: bound of amax per token", optional=True),
         contract.BIAS,
     )
     options = (
@@ -210,8 +213,8 @@ class RocmPerTensor(contract.TorchScaledMm):
         "cpu": (IEEE32,),
     }
     inputs = (
-        TensorSpec("qinput", (*FNUZ, *FP8), ("M", "K"), "activation codes"),
-        TensorSpec("weight", (*FNUZ, *FP8), ("K", "N"), "weight codes, logical [K, N]"),
+        TensorSpec("qinput", Kind.CODES, (*FNUZ, *FP8), ("M", "K"), "activation codes"),
+        TensorSpec("weight", Kind.CODES, (*FNUZ, *FP8), ("K", "N"), "weight codes, logical [K, N]"),
         *contract.TorchScaledMm.inputs[2:],
     )
 
@@ -225,7 +228,7 @@ class DispatchTable(TableContract):
     summary = "which routine multiplies, for every combination of its six conditions"
     source = "vLLM w8a8_utils.dispatch_w8a8_scaled_mm"
     inputs = tuple(
-        TensorSpec(name, FLAG, ("R",), "0 or 1 for each row of the table")
+        TensorSpec(name, Kind.PARAMETERS, FLAG, ("R",), "0 or 1 for each row of the table")
         for name in (
             "cutlass_fp8_supported",
             "per_tensor_weights",
@@ -250,8 +253,8 @@ class CalcDiff(Contract):
     summary = "1 - 2 <x, y> / (<x, x> + <y, y>) in float64; 0 for zeros"
     source = "DeepGEMM deep_gemm/testing/numeric.py"
     inputs = (
-        TensorSpec("x", (*WIDE, *FP8, *FNUZ), None, "any shape"),
-        TensorSpec("y", (*WIDE, *FP8, *FNUZ), None, "the same shape"),
+        TensorSpec("x", Kind.VALUES, (*WIDE, *FP8, *FNUZ), None, "any shape"),
+        TensorSpec("y", Kind.VALUES, (*WIDE, *FP8, *FNUZ), None, "the same shape"),
     )
 
     def reference(self, inputs: Inputs, **options: object) -> Tensor:

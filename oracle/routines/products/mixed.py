@@ -34,14 +34,17 @@ from oracle.routines.base import E4M3, F32, Inputs, Options, TensorSpec, registe
 from oracle.routines.layouts.contract import LayoutContract
 from oracle.routines.products.batched import NARROW, NARROW_OUT, OFFSETS, SIZES, CutlassBlockwiseGrouped
 from oracle.routines.products.contract import ROW_NUMERICS, ProductContract
+from oracle.routines.traits import Kind
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.products import Part
 
 INT4 = (torch.int8,)
 GROUP = 128
-Q = TensorSpec("b_q", INT4, ("N", "K"), "weights -8..7")
-GROUP_SCALES = TensorSpec("b_group_scales", E4M3, ("K/128", "N"), "scale of 128 weights of a row", contiguous=True)
-TOKENS = TensorSpec("a_token_scales", F32, ("M", "1"), "one scale for each row", contiguous=True)
+Q = TensorSpec("b_q", Kind.CODES, INT4, ("N", "K"), "weights -8..7")
+GROUP_SCALES = TensorSpec(
+    "b_group_scales", Kind.SCALES, E4M3, ("K/128", "N"), "scale of 128 weights of a row", contiguous=True
+)
+TOKENS = TensorSpec("a_token_scales", Kind.SCALES, F32, ("M", "1"), "one scale for each row", contiguous=True)
 
 
 def weights(q: Tensor, scales: Tensor) -> Tensor:
@@ -71,10 +74,10 @@ class W4A8(ProductContract):
     out_dtypes = NARROW
     options = (NARROW_OUT,)
     inputs = (
-        TensorSpec("a", E4M3, ("M", "K"), "activation codes"),
+        TensorSpec("a", Kind.CODES, E4M3, ("M", "K"), "activation codes"),
         Q,
         GROUP_SCALES,
-        TensorSpec("b_channel_scales", F32, ("N", "1"), "one scale for each channel", contiguous=True),
+        TensorSpec("b_channel_scales", Kind.SCALES, F32, ("N", "1"), "one scale for each channel", contiguous=True),
         TOKENS,
     )
 
@@ -95,10 +98,12 @@ class W4A8Moe(CutlassBlockwiseGrouped):
     numerics = ROW_NUMERICS
     roles = W4A8.roles
     inputs = (
-        TensorSpec("a", E4M3, ("M", "K"), "activation codes"),
-        TensorSpec("b_q", INT4, ("G", "N", "K"), "weights -8..7 of every expert"),
-        TensorSpec("b_group_scales", E4M3, ("G", "K/128", "N"), "scale of 128 weights of a row", contiguous=True),
-        TensorSpec("b_channel_scales", F32, ("G", "N"), "one scale for each channel", contiguous=True),
+        TensorSpec("a", Kind.CODES, E4M3, ("M", "K"), "activation codes"),
+        TensorSpec("b_q", Kind.CODES, INT4, ("G", "N", "K"), "weights -8..7 of every expert"),
+        TensorSpec(
+            "b_group_scales", Kind.SCALES, E4M3, ("G", "K/128", "N"), "scale of 128 weights of a row", contiguous=True
+        ),
+        TensorSpec("b_channel_scales", Kind.SCALES, F32, ("G", "N"), "one scale for each channel", contiguous=True),
         TOKENS,
         OFFSETS,
         SIZES,
@@ -131,7 +136,7 @@ class EncodeInt4(LayoutContract):
     name = "unified_encode_int4b"
     summary = "nibbles of int4 weights, 1..7 as 8 - v: rows of a table of -8 s .. -s"
     source = "vLLM csrc/quantization/cutlass_w4a8/w4a8_utils.cu"
-    inputs = (TensorSpec("b", (torch.uint8,), None, "two weights a byte, any shape"),)
+    inputs = (TensorSpec("b", Kind.CODES, (torch.uint8,), None, "two weights a byte, any shape"),)
     function = staticmethod(encoded)
 
 
@@ -165,7 +170,11 @@ class EncodeAndReorderInt4(LayoutContract):
     gpu = True
     summary = "int4 weights [N, K], eight a word, encoded and in the order in which a warp of a W4A8 product reads them"
     source = "vLLM csrc/quantization/cutlass_w4a8/w4a8_mm_entry.cu; NVIDIA/cutlass reorder_utils.hpp"
-    inputs = (TensorSpec("b", (torch.int32,), ("W", "N"), "W = K/8 words of eight weights; vLLM takes strides (1, W)"),)
+    inputs = (
+        TensorSpec(
+            "b", Kind.CODES, (torch.int32,), ("W", "N"), "W = K/8 words of eight weights; vLLM takes strides (1, W)"
+        ),
+    )
     strided = True
     function = staticmethod(reordered)
 
@@ -181,5 +190,5 @@ class PackScale(LayoutContract):
     gpu = True
     summary = "eight E4M3 values for every group scale: -8 s to -s, rounded"
     source = "vLLM csrc/quantization/cutlass_w4a8; NVIDIA/cutlass packed_scale.hpp"
-    inputs = (TensorSpec("scales", E4M3, None, "group scales, any shape"),)
+    inputs = (TensorSpec("scales", Kind.SCALES, E4M3, None, "group scales, any shape"),)
     function = staticmethod(packed)

@@ -45,12 +45,12 @@ from oracle.routines.base import (
 )
 from oracle.routines.fault import Fault, Stage, fold, touches
 from oracle.routines.quantisers.verdict import judge_quantised
-from oracle.routines.traits import Trait
+from oracle.routines.traits import Kind, Trait
 from oracle.tensorcore.identify import Match
 from oracle.verdict.compare import Admissible, Verdict, compare, verdict
 from oracle.verdict.sets import Elements, Found, Range, Sets, ranged, rounded_to
 
-X = TensorSpec("x", quantize.WIDE, ("M", "K"), "values to quantise")
+X = TensorSpec("x", Kind.VALUES, quantize.WIDE, ("M", "K"), "values to quantise")
 UE8M0 = OptionSpec("use_ue8m0", False, (False, True), "round the scale up to a power of two")
 
 FAST_MATH = Trait("is built with fast math")
@@ -251,8 +251,8 @@ class ScaledFp8Quant(QuantiserContract):
     source = "vLLM _custom_ops.scaled_fp8_quant"
     inputs = (
         X,
-        TensorSpec("scale", (torch.float32,), None, "one value: static quantisation", optional=True),
-        TensorSpec("scale_ub", (torch.float32,), None, "one value: bound of amax per token", optional=True),
+        TensorSpec("scale", Kind.SCALES, (torch.float32,), None, "one value: static quantisation", optional=True),
+        TensorSpec("scale_ub", Kind.BOUND, (torch.float32,), None, "one value: bound of amax per token", optional=True),
     )
     options = (
         OptionSpec("use_per_token_if_dynamic", False, (False, True), "one scale per row when no scale is given"),
@@ -318,7 +318,7 @@ class PerTokenGroupQuantFp8(QuantiserContract):
     gpu = True
     summary = "groups of each row along K, scale max(amax, eps)/448, optionally rounded up to a power of two"
     source = "vLLM per_token_group_quant_fp8; csrc per_token_group_quant.cu"
-    inputs = (TensorSpec("x", quantize.WIDE, None, "[..., K], K a multiple of group_size"),)
+    inputs = (TensorSpec("x", Kind.VALUES, quantize.WIDE, None, "[..., K], K a multiple of group_size"),)
     options = (
         OptionSpec("group_size", recipes.VLLM_GROUP.block.columns, None, "elements of K that share a scale"),
         OptionSpec("eps", 1e-10, None, "floor of the amax"),
@@ -396,7 +396,7 @@ class PerBlockCastToFp8(_Cast):
     name = "per_block_cast_to_fp8"
     summary = "one scale per 128x128 block of a weight"
     source = "DeepGEMM per_block_cast_to_fp8"
-    inputs = (TensorSpec("x", quantize.WIDE, ("N", "K"), "weight"),)
+    inputs = (TensorSpec("x", Kind.VALUES, quantize.WIDE, ("N", "K"), "weight"),)
     options = (OptionSpec("block_size", (TILE_128.rows, TILE_128.columns), None, "rows and columns of a block"), UE8M0)
     plain = recipes.DEEPGEMM_128X128
     powers = (recipes.DEEPGEMM_128X128_UE8M0, recipes.TORCH_CAST_128X128_UE8M0)
@@ -463,7 +463,7 @@ class FlashinferQuantize1x128(_FlashInfer):
     name = "flashinfer_quantize_1x128"
     summary = "the activation quantiser inside FlashInfer's SM90 GEMM; scale stored [K/128, align(M, 4)]"
     source = "FlashInfer fp8_blockscale_gemm_sm90, scale_1x128_kernel"
-    inputs = (TensorSpec("x", (torch.bfloat16,), ("M", "K"), "activations, K a multiple of 128"),)
+    inputs = (TensorSpec("x", Kind.VALUES, (torch.bfloat16,), ("M", "K"), "activations, K a multiple of 128"),)
     recipe = recipes.FLASHINFER_1X128
 
     def publish(self, scale: Tensor, options: Options) -> Tensor:
@@ -484,7 +484,7 @@ class FlashinferQuantize128x128(_FlashInfer):
     name = "flashinfer_quantize_128x128"
     summary = "the BF16-weight quantiser inside FlashInfer's SM90 GEMM"
     source = "FlashInfer fp8_blockscale_gemm_sm90, scale_128x128_kernel"
-    inputs = (TensorSpec("x", (torch.bfloat16,), ("N", "K"), "weight, K a multiple of 128"),)
+    inputs = (TensorSpec("x", Kind.VALUES, (torch.bfloat16,), ("N", "K"), "weight, K a multiple of 128"),)
     recipe = recipes.FLASHINFER_128X128
 
 
@@ -503,8 +503,8 @@ class PerTensorDequantize(Contract):
     summary = "float16(value(q) * inv_scale), one scale for the tensor"
     source = "vLLM w8a8_utils.per_tensor_dequantize"
     inputs = (
-        TensorSpec("q", (torch.float8_e4m3fn,), None, "codes, any shape"),
-        TensorSpec("inv_scale", (torch.float32,), None, "one value; it multiplies"),
+        TensorSpec("q", Kind.CODES, (torch.float8_e4m3fn,), None, "codes, any shape"),
+        TensorSpec("inv_scale", Kind.SCALES, (torch.float32,), None, "one value; it multiplies"),
     )
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
@@ -537,7 +537,7 @@ class CeilToUe8m0(Contract):
     section = "Quantisation"
     summary = "the smallest power of two that is not below |x|"
     source = "DeepGEMM deep_gemm/utils/math.py ceil_to_ue8m0"
-    inputs = (TensorSpec("x", (torch.float32,), None, "any shape"),)
+    inputs = (TensorSpec("x", Kind.VALUES, (torch.float32,), None, "any shape"),)
 
     def reference(self, inputs: Inputs, **options: object) -> Tensor:
         self.check(inputs, options)

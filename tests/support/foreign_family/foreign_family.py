@@ -24,6 +24,7 @@ from oracle.routines import (
     Elements,
     Faults,
     Grammar,
+    Kind,
     Out,
     RoutineFamily,
     Sets,
@@ -52,8 +53,8 @@ class DequantizeRows(Contract):
     source = "this example"
     section = "Dequantisation"
     inputs = (
-        TensorSpec("q", (torch.float8_e4m3fn,), ("M", "K"), "codes"),
-        TensorSpec("scale", (torch.float32,), ("M",), "one scale for each row; it multiplies"),
+        TensorSpec("q", Kind.CODES, (torch.float8_e4m3fn,), ("M", "K"), "codes"),
+        TensorSpec("scale", Kind.SCALES, (torch.float32,), ("M",), "one scale for each row; it multiplies"),
     )
 
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
@@ -74,10 +75,9 @@ class DequantizeRows(Contract):
 
 
 def build(case: Case) -> dict[str, Tensor]:
-    m, k = case["m"], case["k"]
     return {
-        "q": data.operand(case.label("q"), case.family, m, k, dtype=torch.float8_e4m3fn, side="a"),
-        "scale": data.scales(case.label("scale"), case.family, (m,)),
+        "q": data.operand(case.label("q"), case.family, case["m"], case["k"], dtype=torch.float8_e4m3fn, side="a"),
+        "scale": data.scales(case.label("scale"), case.family, (case["m"],)),
     }
 
 

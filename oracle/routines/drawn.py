@@ -1,0 +1,209 @@
+"""Cases that are drawn from what a contract says of itself.
+
+*Factors* of a contract are the parts of its case ids (dtypes, scheme, each option), its extents, each option of the
+contract, the dtype and the presence of each input, and pitches. A part of an id has the levels that the grammar lists;
+an option, a dtype or a presence has as levels what no part of an id reaches, as changes
+(:mod:`oracle.routines.changes`); extents lie below, at and above the edges that the dims name. :func:`drawn_cases` is a
+covering array of strength two: each pair of levels of two factors stands in one case, unless the contract takes no call
+with both, which it is asked. Families of data take turns, every second case has ordinary data.
+
+Not covered: pairs of levels of which each alone needs another part of an id than the usual one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from allpairspy import AllPairs
+
+from oracle.routines import changes, profiles
+from oracle.routines.base import Contract, TensorSpec
+from oracle.routines.case import Case
+from oracle.routines.changes import Changes, option_word, word_of
+from oracle.routines.edges import DEEP, TILE, domain_of, edge_cases, smallest, volume
+from oracle.routines.family import get
+from oracle.routines.reached import ABSENT, OFFSETS, OPTION, OTHER, PRESENCE, Calls, Gap, at, edges_of, missing
+
+LARGEST = 1 << 22  # elements of the volume of a drawn case: it takes milliseconds
+NARROW = 16  # the edge of an extent whose dims name none, if it is not summed over
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of a factor: what it replaces in a case, and what it changes of the call."""
+
+    parts: tuple[tuple[str, object], ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
+    changes: Changes = ()
+
+    def of(self, case: Case) -> Case:
+        """The case with this level."""
+        chosen = {**dict(case.options), **dict(self.options)}
+        kept = tuple((key, chosen[key]) for key in case.grammar.options if key in chosen)
+        changed = changes.ordered(get(case.contract), (*case.changes, *self.changes))
+        return replace(case, options=kept, changes=changed, **dict(self.parts))  # type: ignore[arg-type]
+
+
+USUAL = Level()
+
+
+def default_cases(contract: str, seed: int, profile: str = "quick") -> list[Case]:
+    """The cases of a contract that ``validate`` makes: those of a profile, edges, and drawn ones that differ."""
+    listed = [replace(case, seed=case.seed + seed) for case in profiles.cases(contract, profile)]
+    return list(dict.fromkeys([*listed, *edge_cases(contract, seed), *drawn_cases(contract, seed)]))
+
+
+def drawn_cases(contract: str, seed: int) -> list[Case]:
+    """The covering array of a contract: the same calls for every seed, on data of this seed; valid all of them."""
+    return [replace(case, seed=seed) for case in _array(contract)]
+
+
+# --- the covering array -------------------------------------------------------------------------------------
+
+
+@cache
+def _array(contract: str) -> tuple[Case, ...]:
+    base = replace(smallest(contract), options=(), seed=0)
+    usual = ("randn",) if "randn" in base.grammar.families else base.grammar.families[:1]
+    base, calls = replace(base, family=usual[0]), Calls()
+    admits = calls.admits
+    if not admits(base):
+        base = replace(smallest(contract), seed=0)
+    factors, alone, apart = _factors(base, calls)
+    found: dict[Case, None] = {}
+    covered: set[frozenset[Level]] = set()
+
+    def add(levels: Sequence[Level]) -> None:
+        kept: list[Level] = []
+        case = _with(base, levels)
+        if admits(case):
+            kept = [level for level in levels if level != USUAL]
+        else:  # as many of its levels as fit together
+            case = base
+            for level in levels:
+                if level != USUAL and admits(more := level.of(case)):
+                    case, kept = more, [*kept, level]
+        covered.update(frozenset(pair) for pair in itertools.combinations(kept, 2))
+        covered.update(frozenset((level,)) for level in kept)
+        found[case] = None
+
+    if len(factors) > 1:
+        for row in AllPairs([list(range(len(levels))) for levels in factors]):
+            add([levels[place] for levels, place in zip(factors, row, strict=True)])
+    pairs = [
+        (one, other)
+        for first, second in itertools.combinations(factors, 2)
+        for one, other in itertools.product(first, second)
+        if USUAL not in (one, other)
+    ]
+    singles = [(level,) for levels in factors for level in levels if level != USUAL]
+    for wanted in (*singles, *pairs):
+        if frozenset(wanted) not in covered and admits(_with(base, wanted)):
+            add(wanted)
+    found |= dict.fromkeys(apart)
+    for gap in missing(get(contract), [calls.seen(case) for case in found]):  # what a part of an id alone has
+        found |= dict.fromkeys(case for case in alone if gap not in missing(get(contract), [calls.seen(case)]))
+    families = [family for family in base.grammar.families if family != base.family] or [base.family]
+    drawn = []
+    for turn, case in enumerate(found):
+        other = replace(case, family=families[turn // 2 % len(families)])
+        drawn.append(other if turn % 2 and admits(other) else case)
+    return tuple(dict.fromkeys(drawn))
+
+
+def _with(case: Case, levels: Iterable[Level]) -> Case:
+    for level in levels:
+        case = level.of(case)
+    return case
+
+
+def _factors(base: Case, calls: Calls) -> tuple[list[list[Level]], list[Case], list[Case]]:
+    """The factors, the usual level of each first; the cases with one other part of an id; and cases of their own for
+    what needs another part of an id.
+    """
+    grammar, contract, admits = base.grammar, get(base.contract), calls.admits
+    dtypes, schemes = (*grammar.dtypes, *grammar.also_dtypes), (*grammar.schemes, *grammar.also_schemes)
+    parts = [[USUAL, *(Level((("dtypes", value),)) for value in dtypes if value != base.dtypes)]]
+    parts += [[USUAL, *(Level((("scheme", value),)) for value in schemes if value != base.scheme)]]
+    parts += [[USUAL, *(Level((), ((key, value),)) for value in of)] for key, of in grammar.options.items()]
+    parts = [[USUAL, *(level for level in levels[1:] if admits(level.of(base)))] for levels in parts]
+    singles = [base, *(level.of(base) for levels in parts for level in levels[1:])]
+    reached = [calls.seen(case) for case in singles]
+    singles += [case for name, _ in base.extents if admits(case := at(base, name, 1))]
+    rest: dict[str, list[Level]] = {}
+    apart: list[Case] = []
+    for gap in missing(contract, reached):
+        for wanted in _ways(contract, gap):
+            home = next((case for case in singles if admits(wanted.of(case))), None)
+            if home is base:
+                rest.setdefault(gap.name, [USUAL]).append(wanted)
+            elif home is not None:
+                apart.append(wanted.of(home))
+            if home is not None:
+                break
+    ranks = reached[0].ranks
+    wide = [s.name for s in contract.inputs if not (s.contiguous or s.kind.is_integer) and ranks.get(s.name, 0) > 1]
+    pitches = [USUAL, *(Level((), (), ((name, changes.PITCH),)) for name in wide)]
+    pitches = [level for level in pitches if admits(level.of(base))]
+    rows = (*parts, *(list(dict.fromkeys(levels)) for levels in rest.values()), pitches, _ladder(base, admits))
+    return [levels for levels in rows if len(levels) > 1], singles, apart
+
+
+def _ladder(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
+    """Extents at, above and below the edges of their dims, one offset apart from each other; then each edge alone that
+    these have not."""
+    free, edge = base.grammar.free, edges_of(get(base.contract))
+    if not free:
+        return [USUAL]
+    domain = domain_of(base.contract)
+    sizes = {name: edge.get(name, (TILE if name in DEEP else NARROW,)) for name in free}
+    turns = [
+        {name: (max(of), OFFSETS[(turn + place) % len(OFFSETS)]) for place, (name, of) in enumerate(sizes.items())}
+        for turn in range(len(OFFSETS))
+    ]
+    alone = [{name: (size, offset)} for name in free for size in edge.get(name, ()) for offset in OFFSETS]
+    found: list[Level] = []
+    reached: set[tuple[str, int, int]] = set()
+    for wanted in (*turns, *alone):
+        if reached.issuperset((name, size, offset % size) for name, (size, offset) in wanted.items()):
+            continue
+        asked = {name: max(1, size + offset) for name, (size, offset) in wanted.items()}
+        near = domain.nearest({**dict(base.extents), **asked}, free)
+        if near is None or math.prod(near.values()) > max(LARGEST, volume(base)):
+            continue
+        level = Level((("extents", tuple(near.items())),))
+        if admits(level.of(base)):
+            found.append(level)
+            reached |= {(name, size, near[name] % size) for name in free for size in sizes[name]}
+    return found if len(found) > 1 else [USUAL, *found]
+
+
+def _ways(contract: Contract, gap: Gap) -> Iterator[Level]:
+    """Changes that would close a gap, the smallest first."""
+    if gap.what == OTHER:
+        default = next(spec.default for spec in contract.options if spec.name == gap.name)
+        assert isinstance(default, (int, float))
+        for value in (default * 2, default // 2 if isinstance(default, int) else default / 2, default + 1):
+            yield Level((), (), ((gap.name, option_word(value)),))
+        return
+    if gap.what == OPTION:
+        yield Level((), (), ((gap.name, gap.word),))
+        return
+    spec = next(spec for spec in contract.inputs if spec.name == gap.name)
+    if gap.what == PRESENCE:
+        word = changes.NONE if gap.word == ABSENT else word_of(spec.dtypes[0])
+        yield Level((), (), ((gap.name, word),))
+        return
+    yield Level((), (), ((gap.name, gap.word),))
+    alike = [other for other in contract.inputs if other.dtypes == spec.dtypes and not other.optional]
+    yield Level((), (), tuple((other.name, gap.word) for other in _first(spec, alike)))
+    held = [other for other in contract.inputs if gap.word in map(word_of, other.dtypes)]
+    yield Level((), (), tuple((other.name, gap.word) for other in _first(spec, held)))
+
+
+def _first(spec: TensorSpec, others: Sequence[TensorSpec]) -> list[TensorSpec]:
+    return [spec, *(other for other in others if other.name != spec.name and other.kind.is_integer is False)]

@@ -1,0 +1,165 @@
+"""What a contract admits and none of some cases has: option values, dtypes, widths of indices, optional inputs, edges.
+
+:func:`gaps` asks that of any list of cases. :data:`EXEMPT` names what the default cases of ``validate``
+(:func:`oracle.routines.drawn.default_cases`) leave out, each with the reason. Not covered: values of an option that
+admits any text.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from oracle.errors import OracleError
+from oracle.routines import changes
+from oracle.routines.base import Call, Contract
+from oracle.routines.case import Case
+from oracle.routines.changes import option_word, word_of
+from oracle.routines.edges import domain_of, valid, volume
+from oracle.routines.family import get
+
+OFFSETS = (0, 1, -1)  # of an extent, from an edge that its dims name
+
+EXEMPT: Mapping[str, str] = {
+    "fp8_gemm_nt_skip_head_mid: another value left=not 128": "N is a multiple of left and right: both change with N",
+    "fp8_gemm_nt_skip_head_mid: another value right=not 128": "N is a multiple of left and right: both change with N",
+}
+"""Gaps of the default cases, as ``contract: gap``, each with the reason for which no case closes it."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """One admitted value that is not reached: what it is of, its name, its word."""
+
+    what: str
+    name: str
+    word: str
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.name}={self.word}"
+
+
+OPTION, DTYPE, WIDTH, PRESENCE, EDGE, OTHER = "option", "dtype", "width", "optional", "edge", "another value"
+ABSENT, PRESENT = "absent", "given"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one call has: the words of its options, the dtypes and ranks of its inputs."""
+
+    options: Mapping[str, str]
+    dtypes: Mapping[str, str]
+    ranks: Mapping[str, int]
+
+
+def missing(contract: Contract, reached: Sequence[Seen]) -> list[Gap]:
+    """The admitted options, dtypes and presences that none of these calls has."""
+    found: list[Gap] = []
+    for option in contract.options:
+        words = {seen.options[option.name] for seen in reached}
+        if option.choices is not None:
+            found += [Gap(OPTION, option.name, w) for w in map(option_word, option.choices) if w not in words]
+        elif len(words) == 1 and _is_number(option.default):
+            found.append(Gap(OTHER, option.name, f"not {option_word(option.default)}"))
+    for spec in contract.inputs:
+        dtypes = {seen.dtypes.get(spec.name) for seen in reached}
+        if spec.optional:
+            found += [Gap(PRESENCE, spec.name, ABSENT)] if None not in dtypes else []
+            found += [Gap(PRESENCE, spec.name, PRESENT)] if dtypes == {None} else []
+        what = WIDTH if spec.kind.is_integer else DTYPE
+        found += [Gap(what, spec.name, w) for w in map(word_of, spec.dtypes) if w not in dtypes]
+    return found
+
+
+def gaps(contract: str, chosen: Sequence[Case]) -> list[Gap]:
+    """What of a contract none of these cases reaches: option values, dtypes, widths, optional inputs, edges of dims.
+
+    Of the cases of one dtype, scheme, option and change the smallest is made, which is like the others.
+    """
+    kinds: dict[object, Case] = {}
+    for case in chosen:
+        key = case.dtypes, case.scheme, case.options, case.changes
+        if key not in kinds or volume(case) < volume(kinds[key]):
+            kinds[key] = case
+    calls = Calls()
+    found = missing(get(contract), [calls.seen(case) for case in kinds.values()])
+    for name, widths in edges_of(get(contract)).items():
+        extents = {dict(case.extents).get(name, 0) for case in chosen}
+        for width, offset in itertools.product(widths if extents != {0} else (), OFFSETS):
+            if not any(extent % width == offset % width for extent in extents) and _possible(
+                chosen, name, width, offset
+            ):
+                found.append(Gap(EDGE, name, f"{width}n{offset:+d}" if offset else f"{width}n"))
+    return found
+
+
+def _possible(chosen: Sequence[Case], name: str, width: int, offset: int) -> bool:
+    """Whether the contract takes an extent that lies so beside an edge, asked near one of the cases."""
+    if name not in chosen[0].grammar.free:
+        return False
+    domain = domain_of(chosen[0].contract)
+    near = [at(chosen[0], name, width * blocks + offset) for blocks in (1, 2)]
+    return any(domain.holds(dict(case.extents)) and valid(case) for case in near)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+class Calls:
+    """The calls of cases, each built once, and what a contract says of them; cases that differ in changes share what
+    the grammar builds."""
+
+    def __init__(self) -> None:
+        self._made: dict[Case, dict[str, Tensor]] = {}
+        self._calls: dict[Case, Call | None] = {}
+
+    def admits(self, case: Case) -> bool:
+        """Whether the contract takes the call, and has outputs for it."""
+        if case not in self._calls:
+            self._calls[case] = self._call(case)
+        return self._calls[case] is not None
+
+    def _call(self, case: Case) -> Call | None:
+        contract, plain = get(case.contract), replace(case, changes=())
+        try:
+            if plain not in self._made:
+                self._made[plain] = plain.inputs()
+            inputs, options = self._made[plain], case.call_options()
+            if case.changes:
+                inputs = changes.changed(contract, inputs, options, case.changes, str(case))
+            call = Call(contract, inputs, options).checked()
+            contract.outputs(call)
+        except OracleError:
+            return None
+        return call
+
+    def seen(self, case: Case) -> Seen:
+        """What the call of an admitted case has."""
+        call = self._calls[case] if self.admits(case) else None
+        assert call is not None, f"{case} is no call of its contract"
+        return Seen(
+            {name: option_word(value) for name, value in call.resolved.items()},
+            {name: word_of(x.dtype) for name, x in call.inputs.items()},
+            {name: x.dim() for name, x in call.inputs.items()},
+        )
+
+
+def edges_of(contract: Contract) -> dict[str, tuple[int, ...]]:
+    """The divisors that the dims of a contract name, by extent: ``K/128`` gives ``{"k": (128,)}``."""
+    found: dict[str, set[int]] = {}
+    for spec in contract.inputs:
+        for dim in spec.dims or ():
+            for alternative in dim.split("|"):
+                symbol, _, divisor = alternative.partition("/")
+                if divisor:
+                    found.setdefault(symbol.lower(), set()).add(int(divisor))
+    return {name: tuple(sorted(widths)) for name, widths in found.items()}
+
+
+def at(case: Case, name: str, extent: int) -> Case:
+    """The case with one extent replaced."""
+    return replace(case, extents=tuple((key, extent if key == name else value) for key, value in case.extents))

@@ -1,0 +1,109 @@
+"""The gate for reach: a default case of ``validate`` has every admitted value, or an exemption names it.
+
+A right kernel of every contract passes its drawn cases: a few of each here, all of them with ``--full``.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from oracle.routines import cases, drawn, get, reached
+from oracle.routines.case import Case
+from oracle.routines.edges import valid
+from oracle.verdict.compare import Status
+from tests.support.legal import right_call
+
+CONTRACTS = sorted(cases.grammars())
+SAMPLED = 2  # drawn cases of a contract that are judged by default
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_every_admitted_value_is_reached(contract: str) -> None:
+    """The drawn cases first; the profile and the edges are looked at where these leave something."""
+    found = reached.gaps(contract, drawn.drawn_cases(contract, 0))
+    found = found and reached.gaps(contract, drawn.default_cases(contract, 0))
+    exempt = {gap for gap in reached.EXEMPT if gap.startswith(f"{contract}: ")}
+    assert {f"{contract}: {gap}" for gap in found} == exempt
+
+
+def test_exemptions_are_of_contracts_and_say_why() -> None:
+    assert all(key.partition(": ")[0] in CONTRACTS and reason for key, reason in reached.EXEMPT.items())
+
+
+@pytest.mark.parametrize(
+    ("contract", "without", "gap"),
+    [
+        ("scaled_fp8_quant", "scale_ub", "optional scale_ub=given"),
+        ("concat_and_cache_mla", "slot_mapping:i32", "width slot_mapping=i32"),
+        ("calc_diff", "x:e5m2fnuz", "dtype x=e5m2fnuz"),
+        ("silu_and_mul_per_block_quant", "rounding:product", "option rounding=product"),
+        ("per_token_group_quant_fp8", "eps:", "another value eps=not 1e-10"),
+    ],
+)
+def test_a_value_that_the_draw_leaves_out_is_a_gap(contract: str, without: str, gap: str) -> None:
+    kept = [case for case in drawn.default_cases(contract, 0) if without not in str(case)]
+    assert gap in map(str, reached.gaps(contract, kept))
+
+
+def test_an_edge_that_no_case_lies_at_is_a_gap() -> None:
+    kept = [case for case in drawn.default_cases("fp8_gemm_nt", 0) if case["k"] % 128 != 127]
+    assert "edge k=128n-1" in map(str, reached.gaps("fp8_gemm_nt", kept))
+
+
+class TestArray:
+    GEMM = drawn.drawn_cases("fp8_gemm_nt", 5)
+
+    def test_it_is_the_same_for_a_seed(self) -> None:
+        assert drawn.drawn_cases("fp8_gemm_nt", 5) == self.GEMM
+        assert {case.seed for case in self.GEMM} == {5} and len(set(self.GEMM)) == len(self.GEMM)
+
+    def test_each_pair_of_levels_stands_in_one_case(self) -> None:
+        rows = [{("dtypes", c.dtypes), ("k", c["k"]), *c.changes} for c in self.GEMM]
+        levels = {
+            name: {level for row in rows for level in row if level[0] == name} for name in ("dtypes", "k", "out_dtype")
+        }
+        assert len(levels["dtypes"]) == 6 and len(levels["k"]) >= 3 and levels["out_dtype"] == {("out_dtype", "None")}
+        for first, second in (("dtypes", "k"), ("dtypes", "out_dtype"), ("k", "out_dtype")):
+            for one in levels[first]:
+                for other in levels[second]:
+                    assert any({one, other} <= row for row in rows), (one, other)
+
+    def test_ids_are_read_again_and_are_valid_calls(self) -> None:
+        for name in ("fp8_gemm_nt", "cutlass_moe_fp8", "calc_diff", "swizzle_scale", "mla_rope_quantize_fp8"):
+            found = drawn.drawn_cases(name, 3)
+            assert found and all(cases.parse(str(case)) == case and valid(case) for case in found)
+
+
+def judged(case: Case) -> Status:
+    """The verdict on what a right kernel makes of a case."""
+    call = right_call(case)
+    return get(case.contract).judge(call.inputs, call.contract.kernel(call), arch=call.arch, **call.options).status
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_a_right_kernel_passes_drawn_cases(contract: str, request: pytest.FixtureRequest) -> None:
+    found = drawn.drawn_cases(contract, 1)
+    changed = [case for case in found if case.changes] or found
+    chosen = (
+        found
+        if request.config.getoption("--full")
+        else random.Random(contract).sample(changed, min(SAMPLED, len(changed)))
+    )
+    assert not [str(case) for case in chosen if judged(case).is_failure]
+
+
+def test_a_kernel_that_reads_past_the_pitch_fails_where_only_a_drawn_case_looks() -> None:
+    """One that takes the rows of its keys as if they followed each other."""
+    found = drawn.default_cases("reshape_and_cache_flash", 1)
+    pitched = [case for case in found if "key" in case.pitches and case["t"] > 1]
+    for case in (pitched[0], next(case for case in found if not case.pitches and case["t"] > 1)):
+        call = right_call(case)
+        key = call.inputs["key"]
+        dense = key.as_strided(key.shape, torch.empty(key.shape).stride())
+        output = call.contract.kernel(replace(call, inputs={**call.inputs, "key": dense}))
+        verdict = call.contract.judge(call.inputs, output, arch=call.arch, **call.options)
+        assert (verdict.status is Status.FAILED) == bool(case.pitches)
