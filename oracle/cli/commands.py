@@ -8,6 +8,7 @@ from typing import Any
 import shtab
 
 from oracle.cli import (
+    across,
     calls,
     cases,
     evaluate,
@@ -49,7 +50,7 @@ COMMANDS = {
     "identify": calls.add_identify, "fingerprint": validate.add_fingerprint, "doctor": tool.add_doctor,
     "list": tool.add_list, "fixtures": fixtures.add, "conformance": selftest.add_conformance, "plan": tool.add_plan,
     "report": runs.add_report, "merge": runs.add_merge, "compare": runs.add_compare, "history": runs.add_history,
-    "gallery": gallery.add, "lint": lint.add, "cases": cases.add, "evaluate": evaluate.add,
+    "across": across.add, "gallery": gallery.add, "lint": lint.add, "cases": cases.add, "evaluate": evaluate.add,
     "completion": add_completion,
 }  # fmt: skip  # a table, one row a line
 
