@@ -24,7 +24,7 @@ from oracle.routines import changes, profiles
 from oracle.routines.base import Contract, TensorSpec
 from oracle.routines.case import Case, Grammar
 from oracle.routines.changes import Changes, option_word, word_of
-from oracle.routines.edges import DEEP, TILE, domain_of, edge_cases, smallest, volume
+from oracle.routines.edges import DEEP, TILE, domain_of, edge_cases, smallest, valid, volume
 from oracle.routines.family import get
 from oracle.routines.reached import ABSENT, OFFSETS, OPTION, OTHER, PRESENCE, Calls, Gap, at, edges_of, missing
 
@@ -59,8 +59,8 @@ def default_cases(contract: str, seed: int, profile: str = "quick") -> list[Case
 
 
 def drawn_cases(contract: str, seed: int) -> list[Case]:
-    """The covering array of a contract: the same calls for every seed, on data of this seed; valid all of them."""
-    return [replace(case, seed=seed) for case in _array(contract)]
+    """The covering array of a contract, on data of this seed, without the few calls that are none on these data."""
+    return [case for case in (replace(case, seed=seed) for case in _array(contract)) if seed == 0 or valid(case)]
 
 
 def real_cases(contract: str, seed: int) -> list[Case]:
