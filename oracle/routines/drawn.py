@@ -29,6 +29,7 @@ from oracle.routines.family import get
 from oracle.routines.reached import ABSENT, OFFSETS, OPTION, OTHER, PRESENCE, Calls, Gap, at, edges_of, missing
 
 LARGEST = 1 << 22  # elements of the volume of a drawn case: it takes milliseconds
+LOOKED_AT = 4  # drawn cases that a word of data is tried on
 NARROW = 16  # the edge of an extent whose dims name none, if it is not summed over
 
 
@@ -77,6 +78,7 @@ WIDE = (
     ("rows", (64, 16, 4)), ("width", (4096, 2048, 512)),
 )  # fmt: skip  # sizes that are tried, the largest first
 TALL = (("rows", (65536, 16384, 4096, 1024)), ("batch", (64,)))
+UNNAMED = 512  # columns of a routine whose extents name none
 REAL = 1 << 22  # multiplications, and elements of an operand: judged in a second or two
 
 
@@ -121,7 +123,9 @@ def _cost(case: Case) -> int:
     """The multiplications of a call, of which each row takes part in those of its own experts, or the elements of its
     largest operand."""
     known = dict(case.extents)
-    return max(math.prod(n for name, n in known.items() if name not in left) for left in ("eg", "mt"))
+    whole = max(math.prod(n for name, n in known.items() if name not in left) for left in ("eg", "mt"))
+    named = {_meaning(case.grammar, name) for name in known} & {"columns", "head", "rank"}
+    return whole if named else whole * UNNAMED
 
 
 # --- the covering array -------------------------------------------------------------------------------------
@@ -169,12 +173,27 @@ def _array(contract: str) -> tuple[Case, ...]:
             ways = (wanted.of(case) for wanted in _ways(get(contract), gap) for case in tuple(found))
             having = [case for case in ways if admits(case)][:1]
         found |= dict.fromkeys(having)
+    found |= dict.fromkeys(_patterned(base, tuple(found), calls))
     families = [family for family in base.grammar.families if family != base.family] or [base.family]
     drawn = []
     for turn, case in enumerate(found):
         other = replace(case, family=families[turn // 2 % len(families)])
         drawn.append(other if turn % 2 and admits(other) else case)
     return tuple(dict.fromkeys(drawn))
+
+
+def _patterned(base: Case, found: Sequence[Case], calls: Calls) -> Iterator[Case]:
+    """Each word of data of each input in one case: a drawn one that takes it, the next one for each word."""
+    turn = 1
+    for spec in get(base.contract).inputs:
+        for word in changes.data_words(spec):
+            level = Level((), (), ((spec.name, word),))
+            order = [found[(turn + step) % len(found)] for step in range(min(len(found), LOOKED_AT))]
+            tried = (level.of(case) for case in order if spec.name in calls.seen(case).dtypes)
+            case = next((case for case in tried if calls.admits(case)), None)
+            if case is not None:
+                turn += 1
+                yield case
 
 
 def _base(contract: str) -> tuple[Case, Calls]:
