@@ -97,6 +97,11 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("full")
     if path := config.getoption("--cpu"):
         config.pluginmanager.register(Costs(path))
+    # not inherited: workers, and runs of pytest that tests start, are no runs of the cell
+    if folder := os.environ.pop("FP8_ORACLE_MATRIX", None):
+        from tests.support.matrix import TestRecord
+
+        config.pluginmanager.register(TestRecord(Path(folder)))
     config.addinivalue_line("markers", "needs_shared(path): reads this file or folder of FP8_ORACLE_SHARED")
     config.addinivalue_line("markers", "needs_tools(name): runs this program, or compiles with this header")
 

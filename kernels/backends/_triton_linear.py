@@ -51,7 +51,7 @@ def _inverse(amax, LIMIT: tl.constexpr, NATIVE: tl.constexpr):
     """
     limit = tl.full(amax.shape, LIMIT, tl.int32).to(tl.float32, bitcast=True)
     if not NATIVE:
-        return tl.minimum(tl.div_rn(amax * 0.0 + 448.0, amax), limit)
+        return tl.minimum(tl.div_rn(tl.full(amax.shape, 448.0, tl.float32), amax), limit)
     least = tl.full(amax.shape, LEAST, tl.int32).to(tl.float32, bitcast=True)
     down = tl.where(amax > 1.329227995784916e36, 0.0009765625, 1.0)  # 2^120, 2^-10: subnormals are flushed
     x = tl.maximum(amax, least) * down

@@ -34,7 +34,7 @@ FEW = 64  # rows and columns of the first block that are summed again
 
 def why_not(product: ScaledProduct) -> str | None:
     """Reason for which a GPU cannot take this product here, or None."""
-    where = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+    where = "cpu" if _interpreted() else "cuda"
     if product.a.device.type != where or importlib.util.find_spec("triton") is None:
         return f"the operands are on {product.a.device}, or triton is not installed"
     left, right = product.left, product.right
@@ -52,6 +52,17 @@ def why_not(product: ScaledProduct) -> str | None:
     if length * a.largest * b.largest > 2.0**53 * a.quantum * b.quantum:
         return "a sum of one block may leave float64"
     return None
+
+
+def _interpreted() -> bool:
+    """Whether the kernel runs in Triton's interpreter, which is chosen when it is imported."""
+    if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
+        return False
+    from triton import JITFunction
+
+    from oracle.bounds.triton_join import join
+
+    return not isinstance(join, JITFunction)
 
 
 def exact(product: ScaledProduct) -> Exact:

@@ -259,14 +259,14 @@ class Faults:
         return decorate
 
     def __iter__(self) -> Iterator[Fault]:
-        known, somewhere = tuple(registered().values()), dict[Trait, bool]()
+        known = list(registered().values())
         for name, fault in self._found.items():
             if fault is None:
                 raise OptionError(f"fault {name!r} changes nothing: name a stage, or decorate a function with it")
-            if fault.on not in somewhere:
-                somewhere[fault.on] = any(fault.on.holds(contract) for contract in known)
-            if not somewhere[fault.on]:
+            at = next((i for i, contract in enumerate(known) if fault.on.holds(contract)), None)
+            if at is None:
                 raise ContractError(f"fault {name!r} applies to no registered contract: none has the trait {fault.on}")
+            known.insert(0, known.pop(at))  # the next one often applies to it too
             yield fault
 
 

@@ -101,7 +101,8 @@ def of_kind(kind: Kind) -> Trait:
 
 def of_class(*classes: type) -> Trait:
     """Contracts of these classes and of those that derive from them."""
-    return Trait(" or ".join(one.__name__ for one in classes), lambda c: isinstance(c, classes))
+    wanted = frozenset(classes)  # an instance check of abstract classes asks all of their subclasses
+    return Trait(" or ".join(one.__name__ for one in classes), lambda c: not wanted.isdisjoint(type(c).__mro__))
 
 
 def has_role(role: str) -> Trait:

@@ -121,8 +121,7 @@ class Decoded:
 
     def taken(self, rows: slice | Tensor, scales: slice | Tensor | None) -> Decoded:
         """Some rows, and some rows of the scales (None: all of them)."""
-        codes = self.codes[rows] if isinstance(rows, slice) else take_rows(self.codes, rows)
-        part = Decoded(codes, self.scale if scales is None else self.scale[scales])
+        part = Decoded(take_rows(self.codes, rows), self.scale if scales is None else take_rows(self.scale, scales))
         known: dict[str, Any] = vars(part)
         known |= {name: vars(self)[name][rows] for name in ("_value", "_exponent", "finite_rows") if name in vars(self)}
         if "scales" in vars(self):
@@ -621,8 +620,10 @@ def _check_device_product(x: Tensor, a: Tensor, b: Tensor, quantum: float) -> No
         )
 
 
-def take_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """``x.index_select(0, rows)`` for float8 tensors too, which torch cannot index on every device."""
+def take_rows(x: Tensor, rows: slice | Tensor) -> Tensor:
+    """``x[rows]`` for float8 tensors too, whose elements torch cannot index on every device and in every version."""
+    if isinstance(rows, slice):
+        return x[rows]
     if x.element_size() == 1:
         return x.view(torch.uint8).index_select(0, rows).view(x.dtype)
     return x.index_select(0, rows)

@@ -17,6 +17,7 @@ from kernels.backends import triton_cache
 from kernels.backends.triton_quant import BACKEND
 from kernels.subjects import CONTRACTS
 from oracle.routines import cases, get
+from tests.support.interpreter import repair
 
 warnings.simplefilter("ignore")  # the interpreter divides by zero in numpy
 NVFP4 = "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
@@ -66,5 +67,6 @@ def interpreted(op: str, device: torch.device, *key: Any) -> Any:
 
 if __name__ == "__main__":
     assert triton_cache.library()[1] is False, "run with TRITON_INTERPRET=1"
+    repair()
     kv_cache.route = interpreted
     print(json.dumps({text: run(text) for text in ids()}))

@@ -15,11 +15,11 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from triton.runtime import interpreter
 
 from kernels.backends import triton_gemm
 from kernels.backends.triton_gemm import CONTIGUOUS, DENSE, MASKED, Tile
 from oracle.routines import cases, get
+from tests.support.interpreter import repair
 
 warnings.simplefilter("ignore")  # the interpreter overflows in numpy
 DENSE_CASE = "fp8_gemm_nt/e4m3xe4m3-{}/1x128:128x128/m={},n={},k={}/family={}/seed=1"
@@ -37,17 +37,6 @@ FAULTS = {
     "rows of no group written": ("keep = keep & (tl.load(rows + row, mask=keep, other=-1) == group)", "pass"),
     "rows past the count written": ("end = tl.load(rows + group)", "end = m"),
 }  # fmt: skip  # a table, one row a line
-
-
-def scalars_as_integers() -> None:
-    """Triton 3.6's interpreter asks numpy for the integer of an array with one axis, which numpy 2.4 refuses."""
-    plain = interpreter._patch_lang_tensor
-
-    def patched(tensor: object, scope: interpreter._LangPatchScope) -> None:
-        plain(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patched
 
 
 def sabotaged(path: str, before: str, after: str) -> ModuleType:
@@ -112,7 +101,7 @@ SEEN_BY = {
 def checks() -> dict[str, bool]:
     kernels, native = triton_gemm.library()
     assert not native, "run with TRITON_INTERPRET=1"
-    scalars_as_integers()
+    repair()
     every = {name: rest for name, *rest in sites()}
     found = {name: right(mode, text, tile, kernels, pitch) for name, (mode, text, tile, pitch) in every.items()}
     for fault, name in SEEN_BY.items():

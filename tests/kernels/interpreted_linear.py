@@ -12,7 +12,7 @@ import warnings
 from types import ModuleType
 
 import torch
-from interpreted_gemm import LEFT, sabotaged, scalars_as_integers
+from interpreted_gemm import LEFT, sabotaged
 from torch import Tensor
 
 from kernels.backends import triton_linear
@@ -22,6 +22,7 @@ from kernels.quantize import flashinfer_quantize_1x128
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import FLASHINFER_1X128
 from oracle.routines import data, get
+from tests.support.interpreter import repair
 
 warnings.simplefilter("ignore")  # the interpreter divides by zero in numpy
 FAULTS = {
@@ -33,8 +34,8 @@ FAULTS = {
     "the last sum left out": ("tl.static_range(1, PARTS)", "tl.static_range(1, PARTS - 1)"),
     "a row too many": ("keep = row < m", "keep = row < m + 1"),
     "an infinite inverse": (
-        "tl.div_rn(amax * 0.0 + 448.0, amax), limit)",
-        "tl.div_rn(amax * 0.0 + 448.0, amax), amax / 0.0)",
+        "tl.div_rn(tl.full(amax.shape, 448.0, tl.float32), amax), limit)",
+        "tl.div_rn(tl.full(amax.shape, 448.0, tl.float32), amax), amax / 0.0)",
     ),
     "the amax of signed values": ("tl.max(tl.abs(wide), axis=1)", "tl.max(wide, axis=1)"),
 }  # fmt: skip  # a table, one row a line
@@ -106,7 +107,7 @@ def good(name: str, kernels: ModuleType) -> bool:
 def checks() -> dict[str, bool]:
     kernels, native = triton_linear.library()
     assert not native, "run with TRITON_INTERPRET=1"
-    scalars_as_integers()
+    repair()
     found = {name: good(name, kernels) for name in (*CUTS, "codes of bfloat16", "codes of float16")}
     path = str(kernels.__file__)
     broken = {fault: sabotaged(path, *FAULTS[fault]) for fault in FAULTS}

@@ -245,12 +245,18 @@ class TestInstalled:
         run.num_ctas, run.global_scratch_align, run.profile_scratch_align = 1, 1, 1
         run.global_scratch_size = run.profile_scratch_size = 0
         kernel.module, kernel._run, kernel.src = "loaded", run, None
+        kernel._module_pid = None  # from Triton 3.9 on: the process that loaded the module and is to unload it
         kernel.function, kernel.packed_metadata = VALUES["function"], VALUES["packed_metadata"]
         return kernel, started
 
     def test_both_starts_hand_over_the_same(self) -> None:
-        """Triton's own start of a compiled kernel, and ours."""
+        """Triton's own start of a compiled kernel, and ours; of a release that was not read there is only Triton's."""
+        import triton
+
         kernel, started = self.kernel()
+        if triton.__version__ not in fast.RELEASES:
+            assert fast.starter(kernel) is None
+            return
         kernel[(3, 1, 1)](*PARAMETERS, stream=VALUES["stream"])
         made = fast.starter(kernel)
         assert made is not None

@@ -167,15 +167,16 @@ class Pointer(torch.Tensor):
     device = torch.device("cuda:0")  # type: ignore[assignment]  # a property of the base class
 
 
-def at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU 0, current, with stream 7."""
+def at_hand(monkeypatch: pytest.MonkeyPatch, release: str = fast.RELEASES[-1]) -> None:
+    """A GPU 0, current, with stream 7, and a release of Triton: one whose kernels are started past its launcher."""
+    monkeypatch.setattr(triton, "__version__", release)
     monkeypatch.setattr(fast_torch, "DEVICE", lambda: 0)
     monkeypatch.setattr(fast_torch, "STREAM", lambda device: 7)
     monkeypatch.setattr(torch.version, "hip", None)
 
 
-def started(monkeypatch: pytest.MonkeyPatch, *calls: tuple[Any, ...]) -> Recorder:
-    at_hand(monkeypatch)
+def started(monkeypatch: pytest.MonkeyPatch, *calls: tuple[Any, ...], release: str = fast.RELEASES[-1]) -> Recorder:
+    at_hand(monkeypatch, release)
     kernel = Recorder()
     start = _launch.Launch(kernel, {"BLOCK": 32})
     for pointer, *integers in calls:
@@ -286,8 +287,8 @@ def test_other_releases_and_the_switch_take_the_public_way(monkeypatch: pytest.M
     with use_config(Config(fast_paths=False)):
         assert (made := started(monkeypatch, *calls)).compiled == 3 and made.direct == 0
     assert started(monkeypatch, *calls).direct == 2  # the twin
-    monkeypatch.setattr(triton, "__version__", "9.9.9")
-    assert (made := started(monkeypatch, *calls)).compiled == 3 and made.direct == 0
+    made = started(monkeypatch, *calls, release="9.9.9")
+    assert made.compiled == 3 and made.direct == 0
 
 
 def test_classes_are_those_of_triton() -> None:

@@ -34,6 +34,7 @@ from oracle.numbers.recipes import Recipe
 from oracle.routines.base import F32, Call, Operands, OptionSpec, Out, TensorSpec, register
 from oracle.routines.mx.contract import FP8_CODES, BlockQuantiser, pack, unpack
 from oracle.routines.traits import Kind
+from oracle.truth.gemm import take_rows
 from oracle.truth.layout import align, swizzle_scale, unswizzle_scale
 
 HEIGHT, TILE = 128, "128x4"
@@ -142,7 +143,7 @@ class ExpertQuantiser(BlockQuantiser):
 
     def codes_of(self, q: Tensor, call: Call) -> Tensor:
         shape = self.stored_shape(call)
-        stored = self.inward(q).reshape(torch.Size(shape[:-1]).numel(), shape[-1])[self.rows(call)[0]]
+        stored = take_rows(self.inward(q).reshape(torch.Size(shape[:-1]).numel(), shape[-1]), self.rows(call)[0])
         return unpack(stored) if self.packed else stored
 
     def stored_shape(self, call: Call) -> tuple[int, ...]:

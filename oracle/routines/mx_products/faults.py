@@ -55,12 +55,12 @@ from oracle.truth.layout import HEIGHTS, WIDTH, row_order
 
 def _of_weight(contract: Contract) -> tuple[str, ...]:
     """The dims of the codes of b."""
-    name = contract.names[1] if isinstance(contract, MxProduct) else None
+    name = getattr(contract, "names", ("", ""))[1]
     return next((spec.dims for spec in contract.inputs if spec.name == name and spec.dims is not None), ())
 
 
 PRODUCT = of_class(MxProduct).called("is a product of MX or NVFP4")
-STACKED = Trait("is a product of MX or NVFP4 with a matrix b for each group", lambda c: len(_of_weight(c)) == 3)
+STACKED = PRODUCT & Trait("has a matrix b for each group", lambda c: len(_of_weight(c)) == 3)
 IN_TILES = STACKED - of_class(Fp8Fp4)
 GROUPS_OF_K = (PRODUCT & (GROUPED - STACKED)).called("has operands whose K lies in groups")
 IN_COLUMNS = PRODUCT & Trait("has a b of columns", lambda c: c.b_columns)

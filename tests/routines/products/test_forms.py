@@ -97,7 +97,7 @@ class TestLayouts:
             found = matrices(call, role, call.inputs[tensor])
             assert all(m.dim() == 2 for m in found)
             assert sum(m.numel() for m in found) == call.inputs[tensor].numel()
-            other = each(role, lambda m: (m.to(torch.float32) * 2 + 1).to(m.dtype))(call, dict(call.inputs))
+            other = each(role, lambda m: (m.to(torch.float32) / 2 + 1).to(m.dtype))(call, dict(call.inputs))
             changed = {key for key in other if other[key] is not call.inputs[key]}
             assert changed == {tensor}
 
