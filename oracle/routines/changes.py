@@ -264,7 +264,7 @@ def _powers(x: Tensor) -> Tensor:
 def _zeros(x: Tensor) -> Tensor:
     """Every second group of a row is zero, from the first on; all of a row that has one group."""
     y = x.clone()
-    y[..., torch.arange(x.shape[-1], device=x.device) // GROUP % 2 == 0] = 0
+    _bits(y)[..., torch.arange(x.shape[-1], device=x.device) // GROUP % 2 == 0] = 0
     return y
 
 

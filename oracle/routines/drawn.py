@@ -5,7 +5,11 @@ contract, the dtype and the presence of each input, and pitches. A part of an id
 an option, a dtype or a presence has as levels what no part of an id reaches, as changes
 (:mod:`oracle.routines.changes`); extents lie below, at and above the edges that the dims name. :func:`drawn_cases` is a
 covering array of strength two: each pair of levels of two factors stands in one case, unless the contract takes no call
-with both, which it is asked. Families of data take turns, every second case has ordinary data.
+with both, which it is asked. Families of data take turns, every second case has ordinary data; each word of data of
+each input (:data:`oracle.routines.changes.DATA`) stands in one case more.
+
+:func:`real_cases` has sizes of real models: 7168 columns, 256 experts of which a token takes 8, heads of 128, ranks of
+512, a batch of 64, and 65,536 rows, each where the call stays small enough to be judged in a few seconds.
 
 Not covered: pairs of levels of which each alone needs another part of an id than the usual one.
 """
@@ -104,9 +108,7 @@ def _real(contract: str) -> tuple[Case, ...]:
         for meaning, sizes in order:
             for name in (name for name in grammar.extents if _meaning(grammar, name) == meaning):
                 tried = (_sized(case, name, size) for size in sizes)
-                case = next(
-                    (new for new in tried if new is not None and _cost(new) <= REAL and calls.admits(new)), case
-                )
+                case = next((new for new in tried if new is not None and cost(new) <= REAL and calls.admits(new)), case)
         found[case] = None
     return tuple(case for case in found if case != base)
 
@@ -119,7 +121,7 @@ def _sized(case: Case, name: str, size: int) -> Case | None:
     return None if extents is None else replace(case, extents=tuple(extents.items()))
 
 
-def _cost(case: Case) -> int:
+def cost(case: Case) -> int:
     """The multiplications of a call, of which each row takes part in those of its own experts, or the elements of its
     largest operand."""
     known = dict(case.extents)
