@@ -5,7 +5,11 @@ contract, the dtype and the presence of each input, and pitches. A part of an id
 an option, a dtype or a presence has as levels what no part of an id reaches, as changes
 (:mod:`oracle.routines.changes`); extents lie below, at and above the edges that the dims name. :func:`drawn_cases` is a
 covering array of strength two: each pair of levels of two factors stands in one case, unless the contract takes no call
-with both, which it is asked. Families of data take turns, every second case has ordinary data.
+with both, which it is asked. Families of data take turns, every second case has ordinary data; each word of data of
+each input (:data:`oracle.routines.changes.DATA`) stands in one case more.
+
+:func:`real_cases` has sizes of real models: 7168 columns, 256 experts of which a token takes 8, heads of 128, ranks of
+512, a batch of 64, and 65,536 rows, each where the call stays small enough to be judged in a few seconds.
 
 Not covered: pairs of levels of which each alone needs another part of an id than the usual one.
 """
@@ -22,13 +26,14 @@ from allpairspy import AllPairs
 
 from oracle.routines import changes, profiles
 from oracle.routines.base import Contract, TensorSpec
-from oracle.routines.case import Case
+from oracle.routines.case import Case, Grammar
 from oracle.routines.changes import Changes, option_word, word_of
-from oracle.routines.edges import DEEP, TILE, domain_of, edge_cases, smallest, volume
+from oracle.routines.edges import DEEP, TILE, domain_of, edge_cases, smallest, valid, volume
 from oracle.routines.family import get
 from oracle.routines.reached import ABSENT, OFFSETS, OPTION, OTHER, PRESENCE, Calls, Gap, at, edges_of, missing
 
 LARGEST = 1 << 22  # elements of the volume of a drawn case: it takes milliseconds
+LOOKED_AT = 4  # drawn cases that a word of data is tried on
 NARROW = 16  # the edge of an extent whose dims name none, if it is not summed over
 
 
@@ -54,12 +59,75 @@ USUAL = Level()
 def default_cases(contract: str, seed: int, profile: str = "quick") -> list[Case]:
     """The cases of a contract that ``validate`` makes: those of a profile, edges, and drawn ones that differ."""
     listed = [replace(case, seed=case.seed + seed) for case in profiles.cases(contract, profile)]
-    return list(dict.fromkeys([*listed, *edge_cases(contract, seed), *drawn_cases(contract, seed)]))
+    drawn = (*edge_cases(contract, seed), *drawn_cases(contract, seed), *real_cases(contract, seed))
+    return list(dict.fromkeys([*listed, *drawn]))
 
 
 def drawn_cases(contract: str, seed: int) -> list[Case]:
-    """The covering array of a contract: the same calls for every seed, on data of this seed; valid all of them."""
-    return [replace(case, seed=seed) for case in _array(contract)]
+    """The covering array of a contract, on data of this seed, without the few calls that are none on these data."""
+    return [case for case in (replace(case, seed=seed) for case in _array(contract)) if seed == 0 or valid(case)]
+
+
+def real_cases(contract: str, seed: int) -> list[Case]:
+    """At most two cases at sizes of real models (:data:`WIDE`, :data:`TALL`): as many extents of each as fit into
+    :data:`REAL` multiplications and elements, the first ones first. The other extents are those of the smallest case.
+    """
+    return [replace(case, seed=seed) for case in _real(contract)]
+
+
+# --- sizes of real models -----------------------------------------------------------------------------------
+
+WIDE = (
+    ("experts", (256,)), ("columns", (7168,)), ("depth", (8,)), ("head", (128,)), ("rank", (512,)), ("batch", (64,)),
+    ("rows", (64, 16, 4)), ("width", (4096, 2048, 512)),
+)  # fmt: skip  # sizes that are tried, the largest first
+TALL = (("rows", (65536, 16384, 4096, 1024)), ("batch", (64,)))
+UNNAMED = 512  # columns of a routine whose extents name none
+REAL = 1 << 22  # multiplications, and elements of an operand: judged in a second or two
+
+
+def _meaning(grammar: Grammar, name: str) -> str | None:
+    """What an extent counts, from its name and those beside it; None where it is no size of a model."""
+    beside = set(grammar.extents)
+    if name == "k" and "e" in beside and "k" not in grammar.free:
+        return "depth"  # experts of a token
+    if name == "h" and "d" in beside:
+        return "head"
+    if name in ("i", "n") and {"h", "k"} & beside & set(grammar.free):
+        return "width"
+    known = {"e": "experts", "g": "experts", "b": "batch", "r": "rank", "d": "head", "m": "rows", "t": "rows"}
+    return "columns" if name in ("k", "h", "i", "c") else known.get(name)
+
+
+@cache
+def _real(contract: str) -> tuple[Case, ...]:
+    base, calls = _base(contract)
+    grammar, found = base.grammar, {}
+    for order in (WIDE, TALL):
+        case = base
+        for meaning, sizes in order:
+            for name in (name for name in grammar.extents if _meaning(grammar, name) == meaning):
+                tried = (_sized(case, name, size) for size in sizes)
+                case = next((new for new in tried if new is not None and cost(new) <= REAL and calls.admits(new)), case)
+        found[case] = None
+    return tuple(case for case in found if case != base)
+
+
+def _sized(case: Case, name: str, size: int) -> Case | None:
+    """The case with an extent of about this size, which its domain takes."""
+    if name not in case.grammar.free:
+        return at(case, name, size)
+    extents = domain_of(case.contract).nearest({**dict(case.extents), name: size}, (name,))
+    return None if extents is None else replace(case, extents=tuple(extents.items()))
+
+
+def cost(case: Case) -> int:
+    """The multiplications of a call, of which each row takes part in those of its own experts, or the elements of its
+    largest operand."""
+    known = dict(case.extents)
+    whole = max(math.prod(n for name, n in known.items() if name not in left) for left in ("eg", "mt"))
+    named = {_meaning(case.grammar, name) for name in known} & {"columns", "head", "rank"}
+    return whole if named else whole * UNNAMED
 
 
 # --- the covering array -------------------------------------------------------------------------------------
@@ -67,12 +135,8 @@ def drawn_cases(contract: str, seed: int) -> list[Case]:
 
 @cache
 def _array(contract: str) -> tuple[Case, ...]:
-    base = replace(smallest(contract), options=(), seed=0)
-    usual = ("randn",) if "randn" in base.grammar.families else base.grammar.families[:1]
-    base, calls = replace(base, family=usual[0]), Calls()
+    base, calls = _base(contract)
     admits = calls.admits
-    if not admits(base):
-        base = replace(smallest(contract), seed=0)
     factors, alone, apart = _factors(base, calls)
     found: dict[Case, None] = {}
     covered: set[frozenset[Level]] = set()
@@ -105,14 +169,41 @@ def _array(contract: str) -> tuple[Case, ...]:
         if frozenset(wanted) not in covered and admits(_with(base, wanted)):
             add(wanted)
     found |= dict.fromkeys(apart)
-    for gap in missing(get(contract), [calls.seen(case) for case in found]):  # what a part of an id alone has
-        found |= dict.fromkeys(case for case in alone if gap not in missing(get(contract), [calls.seen(case)]))
+    for gap in missing(get(contract), [calls.seen(case) for case in found]):
+        having = [case for case in alone if gap not in missing(get(contract), [calls.seen(case)])]
+        if gap.what == OTHER or not having:  # not what a part of an id alone has: beside what other cases change
+            ways = (wanted.of(case) for wanted in _ways(get(contract), gap) for case in tuple(found))
+            having = [case for case in ways if admits(case)][:1]
+        found |= dict.fromkeys(having)
+    found |= dict.fromkeys(_patterned(base, tuple(found), calls))
     families = [family for family in base.grammar.families if family != base.family] or [base.family]
     drawn = []
     for turn, case in enumerate(found):
         other = replace(case, family=families[turn // 2 % len(families)])
         drawn.append(other if turn % 2 and admits(other) else case)
     return tuple(dict.fromkeys(drawn))
+
+
+def _patterned(base: Case, found: Sequence[Case], calls: Calls) -> Iterator[Case]:
+    """Each word of data of each input in one case: a drawn one that takes it, the next one for each word."""
+    turn = 1
+    for spec in get(base.contract).inputs:
+        for word in changes.data_words(spec):
+            level = Level((), (), ((spec.name, word),))
+            order = [found[(turn + step) % len(found)] for step in range(min(len(found), LOOKED_AT))]
+            tried = (level.of(case) for case in order if spec.name in calls.seen(case).dtypes)
+            case = next((case for case in tried if calls.admits(case)), None)
+            if case is not None:
+                turn += 1
+                yield case
+
+
+def _base(contract: str) -> tuple[Case, Calls]:
+    """The smallest listed case, of ordinary data and without options where the contract takes that."""
+    calls, listed = Calls(), replace(smallest(contract), seed=0)
+    usual = "randn" if "randn" in listed.grammar.families else listed.grammar.families[0]
+    plain = replace(listed, options=(), family=usual)
+    return (plain if calls.admits(plain) else listed), calls
 
 
 def _with(case: Case, levels: Iterable[Level]) -> Case:
@@ -187,11 +278,15 @@ def _ways(contract: Contract, gap: Gap) -> Iterator[Level]:
     if gap.what == OTHER:
         default = next(spec.default for spec in contract.options if spec.name == gap.name)
         assert isinstance(default, (int, float))
-        for value in (default * 2, default // 2 if isinstance(default, int) else default / 2, default + 1):
+        other = (default * 2, default // 2 if isinstance(default, int) else default / 2, default + 1, default - 1)
+        for value in (value for value in other if value != default):
             yield Level((), (), ((gap.name, option_word(value)),))
         return
     if gap.what == OPTION:
         yield Level((), (), ((gap.name, gap.word),))
+        for other in contract.options:  # beside the default of another one
+            if other.name != gap.name:
+                yield Level((), (), ((gap.name, gap.word), (other.name, option_word(other.default))))
         return
     spec = next(spec for spec in contract.inputs if spec.name == gap.name)
     if gap.what == PRESENCE:

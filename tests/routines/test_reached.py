@@ -107,3 +107,26 @@ def test_a_kernel_that_reads_past_the_pitch_fails_where_only_a_drawn_case_looks(
         output = call.contract.kernel(replace(call, inputs={**call.inputs, "key": dense}))
         verdict = call.contract.judge(call.inputs, output, arch=call.arch, **call.options)
         assert (verdict.status is Status.FAILED) == bool(case.pitches)
+
+
+class TestSizesOfRealModels:
+    @pytest.mark.parametrize(
+        ("contract", "name", "size"),
+        [
+            ("fp8_gemm_nt", "k", 7168),
+            ("per_token_group_quant_fp8", "k", 7168),
+            ("moe_fp8", "e", 256),
+            ("moe_routing", "k", 8),
+            ("moe_routing", "t", 65536),
+            ("concat_and_cache_mla", "r", 512),
+            ("reshape_and_cache_flash", "d", 128),
+            ("append_paged_kv_cache", "b", 64),
+        ],
+    )
+    def test_a_case_has_it(self, contract: str, name: str, size: int) -> None:
+        assert size in {case[name] for case in drawn.real_cases(contract, 1)}
+
+    @pytest.mark.parametrize("contract", CONTRACTS)
+    def test_a_call_is_small_enough_to_be_judged(self, contract: str) -> None:
+        found = drawn.real_cases(contract, 1)
+        assert len(found) <= 2 and all(drawn.cost(case) <= drawn.REAL for case in found)
