@@ -10,7 +10,7 @@ from kernels.config import Config
 from kernels.errors import MissingPackageError, NoBackendError, OptionError, Unsupported
 from kernels.plan import MODULES, ROUTINES, TABLE, Problem, backend_of, describe, markdown_table, plan
 from kernels.platform import ARCHES, Machine, use_machine
-from kernels.support import NEEDS, built, shared_memory
+from kernels.support import NEEDS, built, rowwise_cublas, shared_memory
 
 BARE = Config()
 
@@ -132,6 +132,14 @@ class TestThresholds:
     def test_built(self, sm: int, cuda: tuple[int, ...] | None, compiled: bool) -> None:
         """From the first capability and CUDA of a row, and before the first capability of the next."""
         assert built(((90, 100, (12, 4)), (100, None, (12, 8))), sm, cuda) is compiled
+
+    @pytest.mark.parametrize(
+        ("arch", "cuda", "has"),
+        [("sm90", "12.8", False), ("sm90", "12.9", True), ("sm89", "12.9", False), ("sm100", "13.0", False)],
+    )
+    def test_rowwise_cublas(self, arch: str, cuda: str, has: bool) -> None:
+        """Of Hopper alone, from CUDA 12.9 on: others write bf16 only."""
+        assert rowwise_cublas(Machine.described(arch, cuda=cuda)) is has
 
 
 class TestMissing:
