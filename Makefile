@@ -47,8 +47,8 @@ matrix: $(VENV)/bin/tox $(VENV)/.installed
 # Exact versions for Linux on x86-64 and aarch64, Python 3.11 to 3.14. Versions that constraints.txt has are kept where
 # they fit: remove a line, or write another version into it, and the rest follows.
 lock: $(VENV)/bin/uv
-	$(VENV)/bin/uv pip compile --universal --python-version 3.11 --extra dev --extra docs --extra mutants --no-annotate --no-header \
-	    --quiet pyproject.toml --output-file constraints.txt
+	$(VENV)/bin/uv pip compile --universal --python-version 3.11 --extra dev --extra docs --extra mutants --no-annotate \
+	    --no-header --quiet pyproject.toml --output-file constraints.txt
 	sed -i "s/ ; python_full_version < '3.15' and sys_platform == 'linux'$$//" constraints.txt
 
 # The C++ examples of an exported folder under ctest, with GoogleTest and Catch2 where they are installed; needs CMake.

@@ -43,7 +43,7 @@ def gemm(a, a_scale, b, b_scale, out_dtype=torch.bfloat16):
 EOF
 
 fp8-oracle validate mine:gemm --contract fp8_gemm_nt --seed 0 --record right.jsonl --html right.html --junit right.xml
-#> CONFORMS  80 cases judged on cpu, 1 worker
+#> cases judged on cpu, 1 worker
 
 fp8-oracle compare wrong.jsonl right.jsonl --quiet
 #> OK  1 healed

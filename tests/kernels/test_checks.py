@@ -82,7 +82,7 @@ def test_empty_operands(rows: int, columns: int, name: str, good: bool) -> None:
             checks.matrix(name, x)
 
 
-@checks.verb
+@checks.checked
 def _counted(n: int) -> int:
     return n
 
