@@ -125,8 +125,10 @@ def cost(case: Case) -> int:
     """The multiplications of a call, of which each row takes part in those of its own experts, or the elements of its
     largest operand."""
     known = dict(case.extents)
-    whole = max(math.prod(n for name, n in known.items() if name not in left) for left in ("eg", "mt"))
-    named = {_meaning(case.grammar, name) for name in known} & {"columns", "head", "rank"}
+    multiplies = "n" in known or {"h", "i"} <= set(known)
+    leaves = ("eg", "mt") if multiplies else ("",)
+    whole = max(math.prod(n for name, n in known.items() if name not in left) for left in leaves)
+    named = {_meaning(case.grammar, name) for name in known} & {"columns", "head", "rank", "experts"}
     return whole if named else whole * UNNAMED
 
 
