@@ -104,7 +104,7 @@ def _meaning(grammar: Grammar, name: str) -> str | None:
 @cache
 def _real(contract: str) -> tuple[Case, ...]:
     base, calls = _base(contract)
-    grammar, found = base.grammar, {}
+    grammar, found = base.grammar, dict[Case, None]()
     for least, order in (WIDE, MANY, TALL):
         case = base
         for name in grammar.free:
@@ -287,8 +287,8 @@ def _ways(contract: Contract, gap: Gap) -> Iterator[Level]:
     if gap.what == OTHER:
         default = next(spec.default for spec in contract.options if spec.name == gap.name)
         assert isinstance(default, (int, float))
-        other = (default * 2, default // 2 if isinstance(default, int) else default / 2, default + 1, default - 1)
-        for value in (value for value in other if value != default):
+        half = default // 2 if isinstance(default, int) else default / 2
+        for value in (value for value in (default * 2, half, default + 1, default - 1) if value != default):
             yield Level((), (), ((gap.name, option_word(value)),))
         return
     if gap.what == OPTION:
