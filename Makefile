@@ -13,7 +13,7 @@ export UV_TORCH_BACKEND := $(TORCH)
 endif
 UV := $(VENV)/bin/python -m uv pip install --python $(VENV) -c constraints.txt
 
-.PHONY: verify test matrix lock vendor vendor-libraries clean
+.PHONY: verify test matrix lock vendor vendor-libraries mutants clean
 
 $(VENV)/bin/uv: constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer is on the PATH; name one with PYTHON=..." >&2; exit 1; }
@@ -47,7 +47,7 @@ matrix: $(VENV)/bin/tox $(VENV)/.installed
 # Exact versions for Linux on x86-64 and aarch64, Python 3.11 to 3.14. Versions that constraints.txt has are kept where
 # they fit: remove a line, or write another version into it, and the rest follows.
 lock: $(VENV)/bin/uv
-	$(VENV)/bin/uv pip compile --universal --python-version 3.11 --extra dev --extra docs --no-annotate --no-header \
+	$(VENV)/bin/uv pip compile --universal --python-version 3.11 --extra dev --extra docs --extra mutants --no-annotate --no-header \
 	    --quiet pyproject.toml --output-file constraints.txt
 	sed -i "s/ ; python_full_version < '3.15' and sys_platform == 'linux'$$//" constraints.txt
 
@@ -64,6 +64,11 @@ vendor: $(VENV)/.installed
 vendor-libraries:
 	sudo apt-get update
 	sudo apt-get install -y libgtest-dev catch2
+
+# Every mutant of the rooms that decide, against the tests of their files; SAMPLE=80 for so many of them, ROOMS for some.
+mutants: $(VENV)/.installed
+	$(UV) '.[dev,mutants]'
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(VENV)/bin/python tests/support/mutation.py $(ROOMS) $(if $(SAMPLE),--sample $(SAMPLE))
 
 clean:
 	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks build dist *.egg-info

@@ -8,19 +8,26 @@ operands are views, runs of rows become the aligned runs of
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from kernels import blockscaled, checks, grouped, linear
+from kernels.adapters import Inputs, Options, Outputs, int32, out_dtype_of, paired, pairs, runs
 from kernels.checks import FP8
 from kernels.errors import LayoutError, OptionError, ShapeError
+from kernels.operators import empty
 from kernels.routes import dtype_name, route
 from kernels.support import BLOCK, LEAST_1D1D
+from kernels.verbs import verb
 
 E5M2 = torch.float8_e5m2
 NARROW = (torch.bfloat16, torch.float16)
 Pair = tuple[Tensor, Tensor]
+EQUATION = "bhr,hdr->bhd"
 
 
 # --- transposed operands: views of the same product ------------------------------------------------------------------
@@ -32,26 +39,66 @@ def _turned(name: str, value: object, rank: int = 2) -> Pair:
     return checks.rank(name, codes, rank).mT, checks.rank(f"{name}_scale", scale, rank).mT
 
 
-@checks.verb
+# --- as a contract, and as an operator, calls it -------------------------------------------------------------------
+
+
+def _k_groups(verb: Callable[..., None], inputs: Inputs, options: Options) -> Tensor:
+    c, ks = inputs["c"], inputs["ks"]
+    out = torch.zeros_like(c, memory_format=torch.contiguous_format)
+    verb(*pairs(inputs), out, ks.tolist(), int32(ks), c=c)
+    return out
+
+
+def _heads_apart(verb: Callable[..., None], inputs: Inputs, options: Options) -> Tensor:
+    """Gaps stay zero."""
+    splits = (int(options.get("left", 128)), int(options.get("mid", 64)), int(options.get("right", 128)))
+    m, n = inputs["a"].shape[0], inputs["b"].shape[0]
+    columns = n + n // (splits[0] + splits[2]) * splits[1]
+    out = torch.zeros(m, columns, dtype=out_dtype_of(options), device=inputs["a"].device)
+    verb(*pairs(inputs), out, splits)
+    return out
+
+
+def _of_heads(verb: Callable[..., None], inputs: Inputs, options: Options) -> Outputs:
+    return paired(("a", 0), ("a", 1), ("b", 1))(partial(verb, EQUATION), inputs, options)
+
+
+def _einsum_operator(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    fp8_einsum(EQUATION, (a, a_scale), (b, b_scale), out)
+
+
+def _bmm_fake(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    return empty(A.shape[0], A.shape[1], B.shape[2], like=A, dtype=dtype)
+
+
+def _every_masked(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
+    given = {**inputs, "masked_m": int32(inputs["masked_m"])}
+    return verb(**given, expected_m=inputs["a"].shape[1], out_dtype=out_dtype_of(options))
+
+
+# --- the verbs -----------------------------------------------------------------------------------------------------
+
+
+@verb("fp8_gemm_nt", adapter=paired(("a", 0), ("b", 1)))
 def fp8_gemm_nn(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True) -> None:
     """:func:`kernels.fp8_gemm_nt` with ``b (b [K, N], b_scale [K/128, N/128])``; raises what that raises."""
     blockscaled.fp8_gemm_nt(a, _turned("b", b), out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
-@checks.verb
+@verb("fp8_gemm_nt", adapter=paired(("a", 1), ("b", 1)))
 def fp8_gemm_tn(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True) -> None:
     """:func:`kernels.fp8_gemm_nt` with ``a (a [K, M], a_scale [K/128, M])`` and ``b`` as of :func:`fp8_gemm_nn`."""
     left, right = _turned("a", a), _turned("b", b)
     blockscaled.fp8_gemm_nt(left, right, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
-@checks.verb
+@verb("fp8_gemm_nt", adapter=paired(("a", 1), ("b", 0)))
 def fp8_gemm_tt(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True) -> None:
     """:func:`kernels.fp8_gemm_nt` with ``a (a [K, M], a_scale [K/128, M])``; raises what that raises."""
     blockscaled.fp8_gemm_nt(_turned("a", a), b, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
-@checks.verb
+@verb("grouped_contiguous", adapter=paired(("a", 0), ("b", 2), more=("m_indices",)))
 def m_grouped_fp8_gemm_nn_contiguous(
     a: Pair, b: Pair, out: Tensor, m_indices: Tensor, *, disable_ue8m0_cast: bool = True, check: bool | None = None
 ) -> None:
@@ -64,7 +111,7 @@ def m_grouped_fp8_gemm_nn_contiguous(
 # --- float32 sums that accumulate -------------------------------------------------------------------------------------
 
 
-@checks.verb
+@verb("gemm_1d1d", adapter=paired(("a", 0), ("b", 0), more=("c",)), writes=("out",))
 def fp8_gemm_nt_1d1d(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None) -> None:
     """``out = a @ b.T + c`` in float32, one scale for every row and 128 steps of K of both operands.
 
@@ -95,7 +142,7 @@ def fp8_gemm_nt_1d1d(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None) 
         run.gemm_1d1d(x, xs, w, ws, out, c)
 
 
-@checks.verb
+@verb("k_grouped", adapter=_k_groups, writes=("out",))
 def k_grouped_fp8_gemm_nt_contiguous(
     a: Pair, b: Pair, out: Tensor, ks: tuple[int, ...] | list[int], ks_tensor: Tensor, *, c: Tensor | None = None
 ) -> None:
@@ -147,7 +194,7 @@ def k_grouped_fp8_gemm_nt_contiguous(
 # --- heads and batches ------------------------------------------------------------------------------------------------
 
 
-@checks.verb
+@verb("skip_head_mid", adapter=_heads_apart, writes=("out",))
 def fp8_gemm_nt_skip_head_mid(
     a: Pair, b: Pair, out: Tensor, head_splits: tuple[int, int, int], *, disable_ue8m0_cast: bool = True
 ) -> None:
@@ -181,7 +228,7 @@ def fp8_gemm_nt_skip_head_mid(
         run.skip_head_mid(x, xs, w, ws, out, (left, mid, right), disable_ue8m0_cast)
 
 
-@checks.verb
+@verb("einsum", adapter=_of_heads, writes=("out",), operator=_einsum_operator)
 def fp8_einsum(equation: str, a: Pair, b: Pair, out: Tensor) -> None:
     """``"bhr,hdr->bhd"``: for every head ``h``, ``out[:, h] = a[:, h] @ b[h].T`` with block scales.
 
@@ -193,8 +240,8 @@ def fp8_einsum(equation: str, a: Pair, b: Pair, out: Tensor) -> None:
     ------
     OptionError, ShapeError, DtypeError, DeviceError, NoBackendError
     """
-    if equation.replace(" ", "") != "bhr,hdr->bhd":
-        raise OptionError(f"equation {equation!r}; the FP8 product of heads is 'bhr,hdr->bhd'")
+    if equation.replace(" ", "") != EQUATION:
+        raise OptionError(f"equation {equation!r}; the FP8 product of heads is {EQUATION!r}")
     (x, xs), (w, ws) = checks.pair("a", a), checks.pair("b", b)
     m, heads, k = checks.dtype("a", checks.rank("a", x, 3), FP8).shape
     heads_b, n, k_b = checks.dtype("b", checks.rank("b", w, 3), FP8).shape
@@ -213,7 +260,7 @@ def fp8_einsum(equation: str, a: Pair, b: Pair, out: Tensor) -> None:
         run.einsum(x, xs, w, ws, out)
 
 
-@checks.verb
+@verb("bmm", adapter=lambda verb, inputs, options: verb(**inputs, dtype=out_dtype_of(options)), fake=_bmm_fake)
 def bmm_fp8(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch.dtype) -> Tensor:
     """``A @ B`` for every batch, times both scales.
 
@@ -265,7 +312,7 @@ def bmm_fp8(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch
 # --- FlashInfer's and CUTLASS' groups --------------------------------------------------------------------------------
 
 
-@checks.verb
+@verb("fp8_gemm_nt", adapter=runs)
 def gemm_fp8_nt_groupwise(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
@@ -284,7 +331,7 @@ def gemm_fp8_nt_groupwise(
     return out
 
 
-@checks.verb
+@verb("grouped_masked", adapter=_every_masked)
 def batch_deepgemm_fp8_nt_groupwise(
     a: Tensor,
     b: Tensor,
@@ -302,7 +349,7 @@ def batch_deepgemm_fp8_nt_groupwise(
     return out
 
 
-@checks.verb
+@verb("grouped_contiguous", adapter=runs)
 def group_gemm_fp8_nt_groupwise(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, m_indptr: Tensor, out_dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
@@ -316,7 +363,7 @@ def group_gemm_fp8_nt_groupwise(
     return _runs(a, b, a_scale, b_scale, starts[:-1], starts[1:], out_dtype)
 
 
-@checks.verb
+@verb("grouped_contiguous", adapter=runs)
 def cutlass_blockwise_scaled_grouped_mm(
     a: Tensor,
     b: Tensor,
@@ -331,7 +378,7 @@ def cutlass_blockwise_scaled_grouped_mm(
     return _runs(a, b, scales_a, scales_b, starts, ends, out_dtype)
 
 
-@checks.verb
+@verb("grouped_scaled", adapter=runs)
 def cutlass_moe_mm(
     a: Tensor,
     b: Tensor,
@@ -356,7 +403,7 @@ def cutlass_moe_mm(
     return grouped.scaled_grouped_mm(a, b, scales_a, scales_b, ends, out_dtype)
 
 
-@checks.verb
+@verb("grouped_scaled", adapter=runs)
 def grouped_mm_fp8(
     a: Tensor, b: Tensor, m_indptr: Tensor, alpha: Tensor, out_dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
@@ -374,7 +421,7 @@ def grouped_mm_fp8(
 # --- int4 weights ----------------------------------------------------------------------------------------------------
 
 
-@checks.verb
+@checks.checked
 def decode_int4(b_q: Tensor, b_group_scales: Tensor) -> Tensor:
     """E4M3 codes ``[..., N, K]`` of int4 weights: ``RN_e4m3(q * scale)``, saturated, as CUTLASS' table has them.
 
@@ -390,7 +437,7 @@ def decode_int4(b_q: Tensor, b_group_scales: Tensor) -> Tensor:
     return (b_q.to(torch.float32) * each).clamp(-checks.FP8_MAX, checks.FP8_MAX).to(FP8)
 
 
-@checks.verb
+@verb("layout")
 def unified_encode_int4b(b: Tensor) -> Tensor:
     """Bytes of two int4 weights each as CUTLASS looks them up: nibbles 1..7 become ``8 - v``, the others stay.
 
@@ -402,7 +449,7 @@ def unified_encode_int4b(b: Tensor) -> Tensor:
     return high << 4 | low
 
 
-@checks.verb
+@verb("layout")
 def cutlass_encode_and_reorder_int4b(b: Tensor) -> Tensor:
     """int4 weights encoded as :func:`unified_encode_int4b` does, in the order in which a warp of CUTLASS reads them.
 
@@ -436,7 +483,7 @@ def cutlass_encode_and_reorder_int4b(b: Tensor) -> Tensor:
     return (moved[:, 1] << 4 | moved[:, 0]).view(torch.int32).view(n, k // 8).t()
 
 
-@checks.verb
+@verb("layout")
 def cutlass_pack_scale_fp8(scales: Tensor) -> Tensor:
     """E4M3 ``[8 n]``: for each of ``n`` group scales its products with -8 to -1, rounded and saturated."""
     checks.dtype("scales", scales, FP8)
@@ -445,7 +492,7 @@ def cutlass_pack_scale_fp8(scales: Tensor) -> Tensor:
     return made.clamp(-checks.FP8_MAX, checks.FP8_MAX).to(FP8).flatten()
 
 
-@checks.verb
+@verb("linear", adapter=runs)
 def cutlass_w4a8_mm(
     a: Tensor,
     b_q: Tensor,
@@ -463,7 +510,7 @@ def cutlass_w4a8_mm(
     return linear.cutlass_scaled_mm(a, w.t(), a_token_scales, b_channel_scales.t(), out_dtype)
 
 
-@checks.verb
+@verb("grouped_scaled", adapter=runs)
 def cutlass_w4a8_moe_mm(
     a: Tensor,
     b_q: Tensor,

@@ -15,6 +15,7 @@ from torch.compiler import is_compiling
 
 from kernels import checks, known, layout
 from kernels import platform as machines
+from kernels.adapters import Inputs, Options, out_dtype_of, pairs
 from kernels.backends._host import allocator, allocators, is_dense, is_other_device, lane_major
 from kernels.backends.declaration import Backend, Gemm, Pair, Quantiser, WideLinear
 from kernels.checks import FP8
@@ -22,11 +23,104 @@ from kernels.config import current_config
 from kernels.errors import DtypeError, InputError, OptionError, ShapeError
 from kernels.fast import torch as fast
 from kernels.formulas import flashinfer_blocks
+from kernels.operators import empty
 from kernels.quantize import GROUP_EPS, ceil_to_ue8m0, per_block_cast_to_fp8, per_token_group_quant_fp8_packed
 from kernels.routes import cached, dtype_name, route
 from kernels.support import BLOCK, SWITCH_M
+from kernels.verbs import exported, serve, verb
+
+# --- as a contract, and as an operator, calls it -------------------------------------------------------------------
 
 
+def _into_fresh(verb: Callable[..., None], inputs: Inputs, options: Options) -> Tensor:
+    a, b = inputs["a"], inputs["b"]
+    out = torch.empty(a.shape[0], b.shape[0], dtype=out_dtype_of(options), device=a.device)
+    verb(*pairs(inputs), out, c=inputs.get("c"))
+    return out
+
+
+def _blockscale_sm90(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
+    """A weight scale per token is not offered."""
+    scale = inputs.get("weight_scale")
+    if scale is not None and scale.shape[0] != -(-inputs["weight"].shape[0] // 128):
+        raise NotImplementedError("weight_scale [N, K/128]: the kernel indexes it per 128x128 block; it is refused")
+    return verb(inputs["input"], inputs["weight"], inputs.get("input_scale"), scale, out_dtype=out_dtype_of(options))
+
+
+def _wide_input(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
+    """Verbs with a bf16 input, which give bf16 and take no output dtype."""
+    if out_dtype_of(options) != torch.bfloat16:
+        raise OptionError(f"out_dtype={out_dtype_of(options)}: the routine gives bfloat16")
+    return verb(inputs["input"], inputs["weight"], inputs["weight_scale"])
+
+
+def _linear_fake(input: Tensor, weight: Tensor, *_: object, **__: object) -> Tensor:
+    return empty(input.shape[0], weight.shape[0], like=input, dtype=torch.bfloat16)
+
+
+def _like_input_fake(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    return empty(input.shape[0], weight.shape[0], like=input, dtype=input.dtype)
+
+
+def _blockscale_operator(
+    input: Tensor, weight: Tensor, input_scale: Tensor | None, weight_scale: Tensor | None
+) -> Tensor:
+    return fp8_blockscale_gemm_sm90(input, weight, input_scale, weight_scale)
+
+
+def _gemm_operator(checked: Callable[..., None]) -> Callable[..., None]:
+    """:func:`fp8_gemm_nt` as an operator: ``checked``, but for calls like an earlier one.
+
+    Inside of an operator torch's guard sees other dispatch keys, so that it keeps calls of its own. The guard compares
+    whether a gradient is wanted, which ``checked`` refuses.
+    """
+
+    def run(
+        a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+    ) -> None:
+        met = known.find(run, b, b_scale)
+        if met is not None and c is None and met.rows(b, b_scale, a, a_scale, out):
+            met.run(a, a_scale, b, b_scale, out, None, disable_ue8m0_cast)
+            return
+        checked(a, a_scale, b, b_scale, out, c, disable_ue8m0_cast)
+        found = known.find("fp8_gemm_nt", b, b_scale)
+        if found is not None and found.rows(b, b_scale, a, a_scale, out):
+            known.keep_for(run, b, b_scale, found)
+
+    return run
+
+
+def _linear_operator(kept: Mapping[bool, object]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """A linear layer as an operator (see :func:`_gemm_operator`), whose verb keeps calls under ``kept[e8m0]``."""
+
+    def of(checked: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(
+            input: Tensor,
+            weight: Tensor,
+            weight_scale: Tensor,
+            group_size: int = BLOCK,
+            use_deep_gemm_e8m0: bool = False,
+        ) -> Tensor:
+            met = known.find(keys[use_deep_gemm_e8m0], weight, weight_scale)
+            if met is not None and group_size == BLOCK and (m := met.rows(weight, weight_scale, input)):
+                y: Tensor = met.run[m < SWITCH_M](input, weight, weight_scale)
+                return y
+            y = checked(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
+            found = known.find(kept[use_deep_gemm_e8m0], weight, weight_scale)
+            if found is not None and found.rows(weight, weight_scale, input):
+                known.keep_for(keys[use_deep_gemm_e8m0], weight, weight_scale, found)
+            return y
+
+        keys = object(), object()
+        return run
+
+    return of
+
+
+# --- the verbs -----------------------------------------------------------------------------------------------------
+
+
+@verb("fp8_gemm_nt", adapter=_into_fresh, writes=("out",), known=_gemm_operator, kinds=False)
 def fp8_gemm_nt(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -66,7 +160,7 @@ def fp8_gemm_nt(
     _fp8_gemm_nt(a, b, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
-@checks.verb
+@checks.checked
 def _fp8_gemm_nt(
     a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], out: Tensor, *, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
@@ -81,7 +175,7 @@ def _fp8_gemm_nt(
         known.keep("fp8_gemm_nt", w, ws, _known_gemm(w, ws)).learn(x, xs, out, weight=(w, ws))
 
 
-@checks.verb
+@verb()
 def prepare_fp8_gemm_nt(
     b: tuple[Tensor, Tensor], *, disable_ue8m0_cast: bool = True
 ) -> Callable[[tuple[Tensor, Tensor], Tensor], None]:
@@ -204,7 +298,7 @@ def packed_scales(
     return left, layout.transform_sf_into_required_layout(b_scale, n, k, (1, BLOCK, BLOCK), is_sfa=False)
 
 
-@checks.verb
+@verb("blockscale_sm90", adapter=_blockscale_sm90, fake=_linear_fake, operator=_blockscale_operator)
 def fp8_blockscale_gemm_sm90(
     input: Tensor,
     weight: Tensor,
@@ -284,7 +378,7 @@ def _quantise_here(quantise: Quantiser, x: Tensor) -> Pair:
     return quantise(x, None, allocator(x.device))
 
 
-@checks.verb
+@verb("blockscale_sm90", adapter=_wide_input, fake=_linear_fake)
 def flashinfer_fp8_blockscale_gemm(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
     """:func:`fp8_blockscale_gemm_sm90` for a bf16 input and a quantised weight; a custom op under ``torch.compile``."""
     if is_compiling():
@@ -293,7 +387,7 @@ def flashinfer_fp8_blockscale_gemm(input: Tensor, weight: Tensor, weight_scale: 
     return fp8_blockscale_gemm_sm90(input, weight, None, weight_scale)
 
 
-@checks.verb
+@verb(fake=_like_input_fake)
 def few_rows_blockscale_linear(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
     """A linear layer of less than 32 rows, which quantises the input 1x128 by FlashInfer's formula inside the product.
 
@@ -335,6 +429,7 @@ def _few_rows(device: torch.device, dtype: torch.dtype, n: int, k: int) -> WideL
     return route("few_rows", device, ("n", n), ("k", k), ("a_dtype", name), ("out_dtype", name)).few_rows(dtype, n, k)
 
 
+@verb(fake=_linear_fake, known=_linear_operator({e8m0: ("deepgemm", e8m0) for e8m0 in (False, True)}), kinds=False)
 def deepgemm_blockscale_linear(
     input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = BLOCK, use_deep_gemm_e8m0: bool = False
 ) -> Tensor:
@@ -347,7 +442,7 @@ def deepgemm_blockscale_linear(
     return _deepgemm(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
 
 
-@checks.verb
+@checks.checked
 def _deepgemm(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, use_deep_gemm_e8m0: bool) -> Tensor:
     """:func:`deepgemm_blockscale_linear` with every check."""
     if is_compiling():
@@ -415,6 +510,13 @@ def _quantiser(backend: Backend, e8m0: bool) -> Quantiser:
     return lambda x, out, _: backend.quant_group(x, BLOCK, GROUP_EPS, e8m0, "tma", out)
 
 
+@verb(
+    "dynamic_blockscale",
+    adapter=_wide_input,
+    fake=_linear_fake,
+    known=_linear_operator({e8m0: e8m0 for e8m0 in (False, True)}),
+    kinds=False,
+)
 def dynamic_flashinfer_deepgemm_blockscale_gemm(
     input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = BLOCK, use_deep_gemm_e8m0: bool = False
 ) -> Tensor:
@@ -448,7 +550,7 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
     return _dynamic(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
 
 
-@checks.verb
+@checks.checked
 def _dynamic(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, use_deep_gemm_e8m0: bool) -> Tensor:
     """:func:`dynamic_flashinfer_deepgemm_blockscale_gemm` with every check."""
     if group_size != BLOCK:
@@ -483,7 +585,7 @@ def _runs(weight: Tensor, weight_scale: Tensor, e8m0: bool) -> _Runs:
     return cached(_Runs, weight.device, *weight.shape, e8m0, is_dense(weight, weight_scale))
 
 
-@checks.verb
+@verb()
 def prepare_blockscale_linear(
     weight: Tensor, weight_scale: Tensor, *, use_deep_gemm_e8m0: bool = False
 ) -> Callable[[Tensor], Tensor]:
@@ -549,57 +651,7 @@ def _switch(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int
     return made
 
 
-# --- the same as operators, inside of which torch's guard sees other dispatch keys: each keeps calls of its own -------
-
-
-def gemm_operator(checked: Callable[..., None]) -> Callable[..., None]:
-    """:func:`fp8_gemm_nt` as an operator: ``checked``, but for calls like an earlier one.
-
-    The guard compares whether a gradient is wanted, which ``checked`` refuses.
-    """
-
-    def run(
-        a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
-    ) -> None:
-        met = known.find(run, b, b_scale)
-        if met is not None and c is None and met.rows(b, b_scale, a, a_scale, out):
-            met.run(a, a_scale, b, b_scale, out, None, disable_ue8m0_cast)
-            return
-        checked(a, a_scale, b, b_scale, out, c, disable_ue8m0_cast)
-        found = known.find("fp8_gemm_nt", b, b_scale)
-        if found is not None and found.rows(b, b_scale, a, a_scale, out):
-            known.keep_for(run, b, b_scale, found)
-
-    return run
-
-
-def linear_operator(kept: Mapping[bool, object]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """A linear layer as an operator (see :func:`gemm_operator`), whose verb keeps calls under ``kept[e8m0]``."""
-
-    def of(checked: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def run(
-            input: Tensor,
-            weight: Tensor,
-            weight_scale: Tensor,
-            group_size: int = BLOCK,
-            use_deep_gemm_e8m0: bool = False,
-        ) -> Tensor:
-            met = known.find(keys[use_deep_gemm_e8m0], weight, weight_scale)
-            if met is not None and group_size == BLOCK and (m := met.rows(weight, weight_scale, input)):
-                y: Tensor = met.run[m < SWITCH_M](input, weight, weight_scale)
-                return y
-            y = checked(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
-            found = known.find(kept[use_deep_gemm_e8m0], weight, weight_scale)
-            if found is not None and found.rows(weight, weight_scale, input):
-                known.keep_for(keys[use_deep_gemm_e8m0], weight, weight_scale, found)
-            return y
-
-        keys = object(), object()
-        return run
-
-    return of
-
-
+@exported
 class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
     """The layer-level object an engine attaches to a block-scaled linear layer.
 
@@ -612,13 +664,13 @@ class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
     apply_input_quant = False
     """The input arrives in bf16; quantisation is part of the product."""
 
-    @checks.verb
+    @checks.checked
     def __init__(self, use_deep_gemm_e8m0: bool | None = None) -> None:
         self.use_deep_gemm_e8m0 = (
             machines.is_deep_gemm_e8m0_used() if use_deep_gemm_e8m0 is None else use_deep_gemm_e8m0
         )
 
-    @checks.verb
+    @checks.checked
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Convert ``layer.weight [N, K]`` and ``weight_scale_inv`` (or ``weight_scale``) to what the kernels take.
 
@@ -639,7 +691,7 @@ class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
         layer.weight = torch.nn.Parameter(codes.contiguous(), requires_grad=False)
         setattr(layer, name, torch.nn.Parameter(ready.contiguous(), requires_grad=False))
 
-    @checks.verb
+    @checks.checked
     def apply_block_scaled_mm(self, A: Tensor, B: Tensor, As: Tensor | None, Bs: Tensor) -> Tensor:
         """``A [M, K]`` bf16 against ``B [N, K]`` with ``Bs [N/128, K/128]``; ``As`` must be None."""
         if As is not None:
@@ -674,3 +726,22 @@ def _weight_scale(weight: Tensor, scale: Tensor | None, n: int, k: int) -> None:
             f"Requantise the weight with per_block_cast_to_fp8 (scale [{nb}, {kb}])"
         )
     _scale_matches("weight_scale", weight, scale, (nb, kb), "[ceil(N/128), ceil(K/128)]")
+
+
+def _layer(layer: Callable[..., Any], inputs: Inputs, options: Options) -> Tensor:
+    """The layer object: weights after loading, then the product."""
+
+    def product(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+        kernel, module = layer(use_deep_gemm_e8m0=False), torch.nn.Module()
+        for name, x in (("weight", weight), ("weight_scale_inv", weight_scale)):
+            setattr(module, name, torch.nn.Parameter(x, requires_grad=False))
+        kernel.process_weights_after_loading(module)
+        weight, scale = (checks.tensor(name, getattr(module, name)) for name in ("weight", "weight_scale_inv"))
+        made: Tensor = kernel.apply_block_scaled_mm(input, weight, None, scale)
+        return made
+
+    return _wide_input(product, inputs, options)
+
+
+_KERNEL = FlashInferFp8DeepGEMMDynamicBlockScaledKernel
+serve(_KERNEL.__name__, "dynamic_blockscale", _KERNEL, _layer)

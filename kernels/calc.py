@@ -7,9 +7,10 @@ from torch import Tensor
 
 from kernels import checks
 from kernels.errors import ShapeError
+from kernels.verbs import verb
 
 
-@checks.verb
+@verb("cast")
 def calc_diff(x: Tensor, y: Tensor) -> Tensor:
     """``1 - 2<x,y> / (<x,x> + <y,y>)`` in float64: 0 for equal tensors, 2 for opposite ones, NaN when either has one.
 

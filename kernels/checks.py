@@ -37,7 +37,7 @@ LONGEST = 1 << 63
 """The first integer beyond those that torch and a kernel count with."""
 
 
-def verb(function: Callable[P, R]) -> Callable[P, R]:
+def checked(function: Callable[P, R]) -> Callable[P, R]:
     """A public routine whose arguments are of the kinds that its annotations name, in memory that they own.
 
     What a kind cannot say (ranks, dtypes, ranges) is checked by the routine. Costs some hundred nanoseconds for each
@@ -51,7 +51,7 @@ def verb(function: Callable[P, R]) -> Callable[P, R]:
     kinds: dict[str, tuple[Any, ...]] = {}
 
     @wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         nonlocal kinds
         if is_compiling():
             return function(*args, **kwargs)
@@ -64,7 +64,7 @@ def verb(function: Callable[P, R]) -> Callable[P, R]:
             _check(name, value, kinds.get(name, (object,)))
         return function(*args, **kwargs)
 
-    return checked
+    return call
 
 
 def _kinds(hint: Any) -> tuple[object, ...]:

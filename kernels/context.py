@@ -11,12 +11,9 @@ import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
-if TYPE_CHECKING:
-    from kernels.config import Config
-    from kernels.plan import Plan
-    from kernels.platform import Machine
+from kernels.records import Config, Machine, Plan
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

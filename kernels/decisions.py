@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from kernels import linear, moe, platform
-from kernels.config import MOE_BACKENDS, Config
 from kernels.errors import ConfigError, DeviceError, OptionError
+from kernels.records import MOE_BACKENDS, Config
 
 ROUTINES = (
     "cutlass_w8a8_scaled_mm",

@@ -14,17 +14,22 @@ use are not written. Not covered: GELU, LayerNorm, E5M2, in-place residuals (the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from kernels import checks, context
+from kernels.adapters import Inputs, Options
 from kernels.backends.declaration import Backend
-from kernels.checks import WIDE
+from kernels.checks import FP8, WIDE
 from kernels.errors import OptionError, ShapeError
-from kernels.known import remembered
+from kernels.operators import empty, lanes
 from kernels.quantize import GROUP_EPS, floor
 from kernels.routes import dtype_name, route
 from kernels.support import BLOCK
+from kernels.verbs import verb
 
 ROUNDINGS = ("each", "product", "none")
 SCALE_FLOOR = 1.0 / (448.0 * 512.0)
@@ -125,11 +130,79 @@ def _run_block(
     return run.norm_group(x, weight, residual, epsilon, group_size, scale_ub, is_scale_transposed)
 
 
+# --- as a contract, and as an operator, calls it -------------------------------------------------------------------
+
+
+def gated_codes(x: Tensor) -> Tensor:
+    """The codes of a gated input, without values."""
+    return empty(*x.shape[:-1], x.shape[-1] // 2, like=x, dtype=FP8)
+
+
+def _per_block_fake(
+    x: Tensor, group_size: int, scale_ub: Tensor | None, is_scale_transposed: bool, rounding: str
+) -> tuple[Tensor, Tensor]:
+    groups = x.shape[-1] // 2 // group_size
+    if is_scale_transposed:
+        return gated_codes(x), lanes(x, groups, 1, torch.float32)
+    return gated_codes(x), empty(*x.shape[:-1], groups, like=x, dtype=torch.float32)
+
+
+def _masked_silu_fake(x: Tensor, masked_m: Tensor, group_size: int, *_: object) -> tuple[Tensor, Tensor]:
+    return gated_codes(x), empty(*x.shape[:-1], x.shape[-1] // 2 // group_size, like=x, dtype=torch.float32)
+
+
+def _masked_groups_fake(x: Tensor, masked_m: Tensor, group_size: int, *_: object) -> tuple[Tensor, Tensor]:
+    return _codes_like(x), empty(*x.shape[:-1], x.shape[-1] // group_size, like=x, dtype=torch.float32)
+
+
+def _codes_like(x: Tensor) -> Tensor:
+    return empty(*x.shape, like=x, dtype=FP8)
+
+
+def _sum_like(x: Tensor, residual: Tensor | None) -> Tensor:
+    return empty(*(x.shape if residual is not None else (0,)), like=x, dtype=x.dtype)
+
+
+def _added_fake(x: Tensor, residual: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return _codes_like(x), _sum_like(x, residual)
+
+
+def _token_fake(
+    x: Tensor, weight: Tensor, epsilon: float, scale_ub: Tensor | None, residual: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _codes_like(x), empty(x.shape[0], 1, like=x, dtype=torch.float32), _sum_like(x, residual)
+
+
+def _block_fake(
+    x: Tensor,
+    weight: Tensor,
+    epsilon: float,
+    group_size: int,
+    scale_ub: Tensor | None,
+    residual: Tensor | None,
+    is_scale_transposed: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    groups = x.shape[1] // group_size
+    plain = empty(x.shape[0], groups, like=x, dtype=torch.float32)
+    return _codes_like(x), lanes(x, groups, 1, torch.float32) if is_scale_transposed else plain, _sum_like(x, residual)
+
+
+def _rope_fake(
+    q_rope: Tensor, k_rope: Tensor, q_nope: Tensor, k_nope: Tensor, *_: object
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _codes_like(q_rope), _codes_like(k_rope), _codes_like(q_nope), _codes_like(k_nope)
+
+
+def _with_sum(verb: Callable[..., Any], inputs: Inputs, options: Options) -> dict[str, Tensor]:
+    """Without a residual the sum is x itself."""
+    q, scale, z = verb(**inputs, **options)
+    return {"q": q, "scale": scale, "residual": inputs["x"].clone() if z is None else z}
+
+
 # --- activations ----------------------------------------------------------------------------------------------------
 
 
-@remembered(_run_silu)
-@checks.verb
+@verb("quant_gated", outputs=("q",), fake=lambda x, *_: gated_codes(x), run=_run_silu)
 def silu_and_mul_quant(x: Tensor, scale: Tensor, *, rounding: str = "each") -> Tensor:
     """``sat(silu(gate) * up / scale)`` of ``x [M, 2I] = [gate, up]``.
 
@@ -154,8 +227,7 @@ def silu_and_mul_quant(x: Tensor, scale: Tensor, *, rounding: str = "each") -> T
     return _run_silu(x, scale, rounding=rounding)
 
 
-@remembered(_run_silu_block)
-@checks.verb
+@verb("quant_gated", outputs=("q", "scale"), fake=_per_block_fake, run=_run_silu_block)
 def silu_and_mul_per_block_quant(
     x: Tensor,
     group_size: int = BLOCK,
@@ -190,8 +262,7 @@ def silu_and_mul_per_block_quant(
     return _run_silu_block(x, group_size, scale_ub=scale_ub, is_scale_transposed=is_scale_transposed, rounding=rounding)
 
 
-@remembered(_run_silu_masked)
-@checks.verb
+@verb("quant_gated", outputs=("q", "scale"), fake=_masked_silu_fake, run=_run_silu_masked)
 def silu_and_mul_masked_post_quant(
     x: Tensor, masked_m: Tensor, *, group_size: int = BLOCK, use_ue8m0: bool = False, rounding: str = "each"
 ) -> tuple[Tensor, Tensor]:
@@ -220,8 +291,12 @@ def silu_and_mul_masked_post_quant(
     return _run_silu_masked(x, masked_m, group_size=group_size, use_ue8m0=use_ue8m0, rounding=rounding)
 
 
-@remembered(_run_silu_bf16)
-@checks.verb
+@verb(
+    "quant_gated",
+    outputs=("q", "scale"),
+    fake=lambda x, masked_m: _masked_silu_fake(x, masked_m, BLOCK),
+    run=_run_silu_bf16,
+)
 def persistent_masked_m_silu_mul_quant(x: Tensor, masked_m: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`silu_and_mul_masked_post_quant` whose every step is a bfloat16 operation, in groups of 128.
 
@@ -248,8 +323,7 @@ def persistent_masked_m_silu_mul_quant(x: Tensor, masked_m: Tensor) -> tuple[Ten
     return _run_silu_bf16(x, masked_m)
 
 
-@remembered(_run_masked)
-@checks.verb
+@verb("quant_gated", outputs=("q", "scale"), fake=_masked_groups_fake, run=_run_masked)
 def per_token_group_quant_fp8_masked(
     x: Tensor, masked_m: Tensor, group_size: int = BLOCK, *, eps: float = GROUP_EPS, use_ue8m0: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -285,8 +359,7 @@ def per_token_group_quant_fp8_masked(
 # --- norms -----------------------------------------------------------------------------------------------------------
 
 
-@remembered(_run_static)
-@checks.verb
+@verb("quant_norm", outputs=("q",), fake=lambda x, *_: _codes_like(x), run=_run_static)
 def rms_norm_static_fp8_quant(
     x: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON, *, rounding: str = "each"
 ) -> Tensor:
@@ -311,8 +384,7 @@ def rms_norm_static_fp8_quant(
     return _static("rms_norm_static_fp8_quant", x, None, weight, scale, epsilon, rounding, True)[0]
 
 
-@remembered(_run_added)
-@checks.verb
+@verb("quant_norm", outputs=("q", "residual"), fake=_added_fake, run=_run_added)
 def fused_add_rms_norm_static_fp8_quant(
     x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON, *, rounding: str = "each"
 ) -> tuple[Tensor, Tensor]:
@@ -322,15 +394,13 @@ def fused_add_rms_norm_static_fp8_quant(
     return q, z
 
 
-@remembered(_run_float)
-@checks.verb
+@verb("quant_norm", outputs=("q",), fake=lambda x, *_: _codes_like(x), run=_run_float)
 def rmsnorm_quant(x: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON) -> Tensor:
     """:func:`rms_norm_static_fp8_quant` in float32 until the cast, as FlashInfer computes it."""
     return _static("rmsnorm_quant", x, None, weight, scale, epsilon, "none", False)[0]
 
 
-@remembered(_run_float_added)
-@checks.verb
+@verb("quant_norm", outputs=("q", "residual"), fake=_added_fake, run=_run_float_added)
 def fused_add_rmsnorm_quant(
     x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON
 ) -> tuple[Tensor, Tensor]:
@@ -340,8 +410,7 @@ def fused_add_rmsnorm_quant(
     return q, z
 
 
-@remembered(_run_token)
-@checks.verb
+@verb("quant_norm", adapter=_with_sum, fake=_token_fake, run=_run_token)
 def rms_norm_dynamic_per_token_quant(
     x: Tensor,
     weight: Tensor,
@@ -376,8 +445,7 @@ def rms_norm_dynamic_per_token_quant(
     return _run_token(x, weight, epsilon, scale_ub=scale_ub, residual=residual)
 
 
-@remembered(_run_block)
-@checks.verb
+@verb("quant_norm", adapter=_with_sum, fake=_block_fake, run=_run_block)
 def rms_norm_per_block_quant(
     x: Tensor,
     weight: Tensor,
@@ -407,7 +475,7 @@ def rms_norm_per_block_quant(
 # --- rotary embeddings -----------------------------------------------------------------------------------------------
 
 
-@checks.verb
+@verb("quant_rope", outputs=("q_rope", "k_rope", "q_nope", "k_nope"), fake=_rope_fake)
 def rope_quantize_fp8(
     q_rope: Tensor,
     k_rope: Tensor,
@@ -471,7 +539,7 @@ def rope_quantize_fp8(
     return q1, k1, q2, k2
 
 
-@checks.verb
+@verb("quant_rope", outputs=("q_rope", "k_rope", "q_nope", "k_nope"))
 def mla_rope_quantize_fp8(
     q_rope: Tensor,
     k_rope: Tensor,

@@ -6,20 +6,50 @@ inputs and outputs and never influence a real row.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kernels import checks
+from kernels import checks, operators
 from kernels import platform as machines
+from kernels.adapters import Inputs, Options, int32, out_dtype_of, pairs
 from kernels.checks import FP8
 from kernels.context import constant
 from kernels.errors import NoBackendError, ShapeError
 from kernels.routes import dtype_name, route
 from kernels.support import BLOCK
+from kernels.verbs import verb
+
+# --- as a contract, and as an operator, calls it -------------------------------------------------------------------
 
 
-@checks.verb
+def _contiguous(verb: Callable[..., None], inputs: Inputs, options: Options) -> Tensor:
+    """Padding rows stay zero."""
+    a, b = inputs["a"], inputs["b"]
+    out = torch.zeros(a.shape[0], b.shape[1], dtype=out_dtype_of(options), device=a.device)
+    verb(*pairs(inputs), out, int32(inputs["m_indices"]))
+    return out
+
+
+def _masked_rows(verb: Callable[..., None], inputs: Inputs, options: Options) -> Tensor:
+    """Rows past a group's count stay zero."""
+    a, b = inputs["a"], inputs["b"]
+    out = torch.zeros(*a.shape[:2], b.shape[1], dtype=out_dtype_of(options), device=a.device)
+    verb(*pairs(inputs), out, int32(inputs["masked_m"]), options.get("expected_m", a.shape[1]))
+    return out
+
+
+def _grouped_scaled(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
+    a, b, scale_a, scale_b, offsets = (inputs[n] for n in ("a", "b", "scale_a", "scale_b", "offsets"))
+    return verb(a, b, scale_a, scale_b, int32(offsets), out_dtype_of(options))
+
+
+# --- the verbs -----------------------------------------------------------------------------------------------------
+
+
+@verb()
 def get_mk_alignment_for_contiguous_layout() -> int:
     """Row alignment of each expert's run: that of the library that serves the product here, else 128."""
     return _alignment()
@@ -33,7 +63,7 @@ def _alignment() -> int:
         return BLOCK
 
 
-@checks.verb
+@verb("grouped_contiguous", adapter=_contiguous, writes=("out",))
 def m_grouped_fp8_gemm_nt_contiguous(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -86,7 +116,7 @@ def m_grouped_fp8_gemm_nt_contiguous(
     run.grouped_contiguous(x, xs, w, ws, out, m_indices.contiguous(), disable_ue8m0_cast)
 
 
-@checks.verb
+@verb("grouped_masked", adapter=_masked_rows, writes=("out",))
 def fp8_m_grouped_gemm_nt_masked(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -136,7 +166,7 @@ def fp8_m_grouped_gemm_nt_masked(
     run.grouped_masked(x, xs, w, ws, out, masked_m.contiguous(), min(expected_m, m), disable_ue8m0_cast)
 
 
-@checks.verb
+@verb("grouped_scaled", adapter=_grouped_scaled, fake=operators.matrix)
 def scaled_grouped_mm(
     a: Tensor,
     b: Tensor,

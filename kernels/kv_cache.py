@@ -21,8 +21,9 @@ from kernels import checks
 from kernels.backends.declaration import Backend, CacheRows, Part, Slots
 from kernels.checks import FP8, WIDE
 from kernels.errors import DtypeError, LayoutError, OptionError, ShapeError
-from kernels.known import remembered
+from kernels.operators import empty
 from kernels.routes import route
+from kernels.verbs import verb
 
 RANK, ROPE, TILE = 512, 64, 128
 SCALES_AT, ROPE_AT, ROW = 512, 528, 656
@@ -181,8 +182,7 @@ GATHERED = ("dst", "dst_k", "dst_scale")
 # --- writers of codes under a given scale ----------------------------------------------------------------------------
 
 
-@remembered(_run_flash, rows=KEYS)
-@checks.verb
+@verb("quant_cache", writes=("key_cache", "value_cache"), run=_run_flash, rows=KEYS)
 def reshape_and_cache_flash(
     key: Tensor,
     value: Tensor,
@@ -221,8 +221,7 @@ def reshape_and_cache_flash(
     _run_flash(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale, kv_layout)
 
 
-@remembered(_run_chunks, rows=KEYS)
-@checks.verb
+@verb("quant_cache", writes=("key_cache", "value_cache"), run=_run_chunks, rows=KEYS)
 def reshape_and_cache(
     key: Tensor,
     value: Tensor,
@@ -251,8 +250,7 @@ def reshape_and_cache(
     _run_chunks(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
 
 
-@remembered(_run_mla, rows=("kv_c", "k_pe", "slot_mapping"))
-@checks.verb
+@verb("quant_cache", writes=("kv_cache",), run=_run_mla, rows=("kv_c", "k_pe", "slot_mapping"))
 def concat_and_cache_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, scale: Tensor) -> None:
     """Compressed ``kv_c [N, R]`` and rotated ``k_pe [N, E]`` divided by one scale, into E4M3 ``[pages, P, R + E]``."""
     for name, x in (("kv_c", kv_c), ("k_pe", k_pe)):
@@ -271,7 +269,7 @@ def concat_and_cache_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapp
     _run_mla(kv_c, k_pe, kv_cache, slot_mapping, scale)
 
 
-@checks.verb
+@verb("quant_cache", writes=("kv_buffer",))
 def set_mla_kv_buffer(
     kv_buffer: Tensor, loc: Tensor, cache_k_nope: Tensor, cache_k_rope: Tensor, reserved_skip_index: int = 0
 ) -> None:
@@ -298,7 +296,7 @@ def set_mla_kv_buffer(
     _route(device).cache_store(parts, Slots(loc, skip=reserved_skip_index))
 
 
-@checks.verb
+@verb("quant_tensor", fake=lambda src, scale=1.0, out_dtype=FP8: torch.empty_like(src, dtype=out_dtype))
 def convert_fp8(src: Tensor, scale: float = 1.0, out_dtype: torch.dtype = FP8) -> Tensor:
     """A whole cache to E4M3 (divided by ``scale``), or from it (multiplied) to bf16, f16 or f32."""
     checks.dtype("src", src, *WIDE, FP8)
@@ -318,8 +316,7 @@ def convert_fp8(src: Tensor, scale: float = 1.0, out_dtype: torch.dtype = FP8) -
 # --- writers that copy: FlashInfer's ---------------------------------------------------------------------------------
 
 
-@remembered(_run_append, rows=APPENDED, free=("kv_indices",))
-@checks.verb
+@verb("quant_cache", writes=("k_cache", "v_cache"), run=_run_append, rows=APPENDED, free=("kv_indices",))
 def append_paged_kv_cache(
     append_key: Tensor,
     append_value: Tensor,
@@ -370,8 +367,7 @@ def append_paged_kv_cache(
     )
 
 
-@remembered(_run_append_mla, rows=APPENDED, free=("kv_indices",))
-@checks.verb
+@verb("quant_cache", writes=("ckv_cache", "kpe_cache"), run=_run_append_mla, rows=APPENDED, free=("kv_indices",))
 def append_paged_mla_kv_cache(
     append_ckv: Tensor,
     append_kpe: Tensor,
@@ -414,8 +410,7 @@ def append_paged_mla_kv_cache(
 # --- writers that compute scales -------------------------------------------------------------------------------------
 
 
-@remembered(_run_ds_mla, rows=("kv_c", "k_pe", "slot_mapping"))
-@checks.verb
+@verb("quant_cache", writes=("kv_cache",), run=_run_ds_mla, rows=("kv_c", "k_pe", "slot_mapping"))
 def concat_and_cache_ds_mla(
     kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, ue8m0: bool = False
 ) -> None:
@@ -437,7 +432,7 @@ def concat_and_cache_ds_mla(
     _run_ds_mla(kv_c, k_pe, kv_cache, slot_mapping, ue8m0)
 
 
-@checks.verb
+@verb("quant_cache", fake=lambda x: empty(*x.shape[:3], ROW, like=x, dtype=torch.uint8))
 def quantize_k_cache(cache_k: Tensor) -> Tensor:
     """Rows of 656 bytes ``uint8 [pages, P, 1, 656]`` of ``cache_k [pages, P, 1, 576]`` bf16.
 
@@ -455,8 +450,7 @@ def quantize_k_cache(cache_k: Tensor) -> Tensor:
     return out
 
 
-@remembered(_run_index, rows=("k", "slot_mapping"))
-@checks.verb
+@verb("quant_cache", writes=("kv_cache",), run=_run_index, rows=("k", "slot_mapping"))
 def indexer_k_quant_and_cache(
     k: Tensor, kv_cache: Tensor, slot_mapping: Tensor, quant_block_size: int = TILE, scale_fmt: str = ""
 ) -> None:
@@ -478,8 +472,12 @@ def indexer_k_quant_and_cache(
     _run_index(k, kv_cache, slot_mapping, quant_block_size, scale_fmt)
 
 
-@remembered(_run_nvfp4, rows=(*APPENDED, "slot_mapping"))
-@checks.verb
+@verb(
+    "quant_cache",
+    writes=("k_cache", "v_cache", "k_scale_cache", "v_scale_cache"),
+    run=_run_nvfp4,
+    rows=(*APPENDED, "slot_mapping"),
+)
 def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
     append_key: Tensor,
     append_value: Tensor,
@@ -550,8 +548,7 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
 # --- readers ---------------------------------------------------------------------------------------------------------
 
 
-@remembered(_run_gather, rows=GATHERED)
-@checks.verb
+@verb("quant_cache", writes=("dst",), run=_run_gather, rows=GATHERED)
 def gather_and_maybe_dequant_cache(
     src_cache: Tensor,
     dst: Tensor,
@@ -578,8 +575,7 @@ def gather_and_maybe_dequant_cache(
     _run_gather(src_cache, dst, block_table, cu_seq_lens, scale, seq_starts)
 
 
-@remembered(_run_copy, rows=GATHERED)
-@checks.verb
+@verb("quant_cache", writes=("dst",), run=_run_copy, rows=GATHERED)
 def cp_gather_cache(
     src_cache: Tensor, dst: Tensor, block_table: Tensor, cu_seq_lens: Tensor, seq_starts: Tensor | None = None
 ) -> None:
@@ -593,8 +589,7 @@ def cp_gather_cache(
     _run_copy(src_cache, dst, block_table, cu_seq_lens, seq_starts)
 
 
-@remembered(_run_upconvert, rows=GATHERED)
-@checks.verb
+@verb("quant_cache", writes=("dst",), run=_run_upconvert, rows=GATHERED)
 def cp_gather_and_upconvert_fp8_kv_cache(
     src_cache: Tensor, dst: Tensor, block_table: Tensor, seq_lens: Tensor, workspace_starts: Tensor
 ) -> None:
@@ -614,7 +609,7 @@ def cp_gather_and_upconvert_fp8_kv_cache(
     _run_upconvert(src_cache, dst, block_table, seq_lens, workspace_starts)
 
 
-@checks.verb
+@verb("quant_cache", fake=lambda x: empty(*x.shape[:3], RANK + ROPE, like=x, dtype=torch.bfloat16))
 def dequantize_k_cache(quant_k_cache: Tensor) -> Tensor:
     """``[pages, P, 1, 576]`` bf16 of rows of 656 bytes ``uint8 [pages, P, 1, 656]``; see :func:`quantize_k_cache`."""
     checks.dtype("quant_k_cache", checks.rank("quant_k_cache", quant_k_cache, 4), torch.uint8)
@@ -630,8 +625,7 @@ def dequantize_k_cache(quant_k_cache: Tensor) -> Tensor:
     return out
 
 
-@remembered(_run_gather_index, rows=GATHERED)
-@checks.verb
+@verb("quant_cache", writes=("dst_k", "dst_scale"), run=_run_gather_index, rows=GATHERED)
 def cp_gather_indexer_k_quant_cache(
     kv_cache: Tensor, dst_k: Tensor, dst_scale: Tensor, block_table: Tensor, cu_seq_lens: Tensor
 ) -> None:

@@ -9,21 +9,52 @@ Not covered: scale factors of FP4 weights in the row order of the transposed MMA
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from kernels import checks
 from kernels import platform as machines
+from kernels.adapters import Inputs, Options, by_row
 from kernels.backends._host import column_major, take
 from kernels.checks import FP8
 from kernels.errors import OptionError, ShapeError
 from kernels.formulas import pack_ue8m0
+from kernels.records import Machine
+from kernels.verbs import verb
 
 TMA_LANES = 4
 """float32 or int32 values in the 16 bytes to which TMA aligns a leading stride."""
 
 
-@checks.verb
+# --- as a contract, and as an operator, calls it -------------------------------------------------------------------
+
+
+def _required(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
+    """In the layout of the ``target`` architecture."""
+    machine = Machine.described(str(options.get("target", "sm90")))
+    groups = inputs["scale"].shape[0] if inputs["scale"].dim() == 3 else None
+    recipe = options.get("gran_mn", 1), 128, options.get("gran_k", 128)
+    return verb(inputs["scale"], options["mn"], options["k"], recipe, groups, machine=machine)
+
+
+def _padded(verb: Callable[..., Any], inputs: Inputs, options: Options) -> dict[str, Tensor]:
+    w13, w2, _ = verb(inputs["w13"], inputs["w2"], bool(options.get("is_act_and_mul", True)))
+    return {"w13": w13, "w2": w2}
+
+
+def _rotated(verb: Callable[..., Any], inputs: Inputs, options: Options) -> dict[str, Tensor]:
+    names = ("gemm1_weights", "gemm2_weights")
+    made = verb(*(inputs[name] for name in names), bool(options.get("is_gated", True)))
+    return dict(zip(names, made, strict=True))
+
+
+# --- the verbs -----------------------------------------------------------------------------------------------------
+
+
+@verb("layout", adapter=by_row())
 def ceil_div(x: int, y: int) -> int:
     """``ceil(x / y)`` for ``x >= 0`` and ``y > 0``.
 
@@ -37,7 +68,7 @@ def ceil_div(x: int, y: int) -> int:
     return -(-x // y)
 
 
-@checks.verb
+@verb("layout", adapter=by_row())
 def align(x: int, y: int) -> int:
     """The smallest multiple of ``y`` that is >= ``x``."""
     return ceil_div(x, y) * y
@@ -53,7 +84,7 @@ def pad_k(x: Tensor, multiple: int = 128) -> Tensor:
     return torch.nn.functional.pad(x, (0, missing))
 
 
-@checks.verb
+@verb("layout")
 def get_col_major_tma_aligned_tensor(scale: Tensor) -> Tensor:
     """MN-major scales: strides ``(1, align(M, 4))``, logical shape unchanged, pad lanes 0.
 
@@ -75,7 +106,7 @@ def get_col_major_tma_aligned_tensor(scale: Tensor) -> Tensor:
     return column_major(scale, TMA_LANES)
 
 
-@checks.verb
+@verb("layout")
 def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor, *, check: bool | None = None) -> Tensor:
     """Four UE8M0 exponents an int32 along K (the first in the lowest byte), MN-major, TMA-aligned.
 
@@ -121,7 +152,7 @@ def powers_of_two(scale: Tensor, check: bool | None) -> None:
     )
 
 
-@checks.verb
+@verb("layout", adapter=_required)
 def transform_sf_into_required_layout(
     sf: Tensor,
     mn: int,
@@ -165,7 +196,7 @@ def transform_sf_into_required_layout(
     return get_mn_major_tma_aligned_packed_ue8m0_tensor(sf)
 
 
-@checks.verb
+@verb("layout", adapter=_padded)
 def align_fp8_moe_weights_for_fi(
     w13: Tensor, w2: Tensor, is_act_and_mul: bool, multiple: int = 16
 ) -> tuple[Tensor, Tensor, int]:
@@ -203,7 +234,7 @@ def align_fp8_moe_weights_for_fi(
     return tall.view(experts, halves * padded, w13.shape[2]), pad_k(w2, multiple), padded
 
 
-@checks.verb
+@verb("layout")
 def swap_w13_to_w31(x: Tensor) -> Tensor:
     """Exchange the halves of dimension -2 (gate and up) of every expert; its own inverse.
 
@@ -220,7 +251,7 @@ def swap_w13_to_w31(x: Tensor) -> Tensor:
     return torch.cat([second, first], dim=-2)
 
 
-@checks.verb
+@verb("layout")
 def reorder_rows_for_gated_act_gemm(w: Tensor) -> Tensor:
     """Interleave the rows of the two halves: ``0, N/2, 1, N/2+1, ...`` (``[N, K]``, N even)."""
     n = checks.nonempty("w", checks.rank("w", w, 2), 1).shape[0]
@@ -229,14 +260,14 @@ def reorder_rows_for_gated_act_gemm(w: Tensor) -> Tensor:
     return take(w, gated_rows(n, w.device))
 
 
-@checks.verb
+@verb("layout")
 def shuffle_matrix_a(w: Tensor, epilogue_tile_m: int = 128) -> Tensor:
     """Permute rows within blocks of 32 (16 when the tile is no multiple of 128) for the transposed MMA output."""
     n = checks.rank("w", w, 2).shape[0]
     return take(w, shuffled_rows(n, epilogue_tile_m, w.device))
 
 
-@checks.verb
+@verb("layout", adapter=_rotated)
 def rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
     gemm1: Tensor, gemm2: Tensor, is_gated_activation: bool = True
 ) -> tuple[Tensor, Tensor]:
@@ -273,7 +304,7 @@ def shuffled_rows(n: int, epilogue_tile_m: int = 128, device: torch.device | str
     return torch.arange(n, device=device).view(-1, 8, block // 8).transpose(1, 2).flatten()
 
 
-@checks.verb
+@verb("layout")
 def swizzle_scale(scale: Tensor, tile: str = "128x4") -> Tensor:
     """One-byte block scales in the tiles that block-scaled MMA instructions read (cuBLAS; ``8x4``: TensorRT-LLM).
 
@@ -304,7 +335,7 @@ def swizzle_scale(scale: Tensor, tile: str = "128x4") -> Tensor:
     return tiles.view(scale.dtype)
 
 
-@checks.verb
+@verb("layout", adapter=by_row())
 def calculate_tile_tokens_dim(num_tokens: int, top_k: int, num_experts: int) -> int:
     """``int((T * top_k // E) * 1.3)`` up to the next power of two, clamped to [8, 64]."""
     for name, value in (("num_tokens", num_tokens), ("top_k", top_k)):
@@ -314,7 +345,7 @@ def calculate_tile_tokens_dim(num_tokens: int, top_k: int, num_experts: int) -> 
     return min(max(1 << max(tokens - 1, 0).bit_length(), 8), 64)
 
 
-@checks.verb
+@verb("layout", outputs=("out", "starts", "ends"))
 def pad_token_groups(x: Tensor, group_end_offsets: Tensor, alignment_size: int = 32) -> tuple[Tensor, Tensor, Tensor]:
     """Rows sorted by group, each group padded with zeros to a multiple of ``alignment_size`` rows.
 
@@ -356,7 +387,7 @@ def pad_token_groups(x: Tensor, group_end_offsets: Tensor, alignment_size: int =
     return out[:height], ends - padded, ends
 
 
-@checks.verb
+@verb("layout")
 def unpad_token_groups(
     padded: Tensor,
     group_end_offsets: Tensor,

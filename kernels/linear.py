@@ -10,26 +10,53 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kernels import checks
+from kernels import checks, operators
 from kernels import platform as machines
+from kernels.adapters import Inputs, Options, by_name, out_dtype_of
 from kernels.checks import FP8
 from kernels.context import Memo
 from kernels.errors import DeviceError, DtypeError, OptionError, ShapeError
 from kernels.quantize import scaled_fp8_quant
 from kernels.routes import dtype_name, route
 from kernels.support import BLOCK
+from kernels.verbs import exported, serve, verb
 
 OUTPUT_PADDING = 17
 """Least number of rows passed to ``torch._scaled_mm``, which is faster with more than 16."""
 _identity: Memo[torch.device, Tensor] = Memo()
 
 
-@checks.verb
+# --- as a contract, and as an operator, calls it -------------------------------------------------------------------
+
+
+_TO_BF16 = by_name(defaults={"out_dtype": torch.bfloat16})
+
+
+def _of_stored(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
+    """``b`` is stored ``[N, K]``; a block scale is stored ``[N/128, K/128]``, recognised by both shapes."""
+    a_scale, b_scale = inputs["a_scale"], inputs["b_scale"]
+    n, k = inputs["b"].shape
+    nb, kb = -(-n // 128), -(-k // 128)
+    stored = tuple(b_scale.shape) == (nb, kb)
+    block = stored and (a_scale.dim() == 2 and a_scale.shape[1] == kb > 1 or (kb == 1 and nb not in (1, n)))
+    scale = b_scale.t() if block else b_scale
+    return verb(inputs["a"], inputs["b"].t(), a_scale, scale, out_dtype_of(options), inputs.get("bias"))
+
+
+def _asked_dtype(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
+    return verb(**inputs, out_dtype=out_dtype_of(options))
+
+
+# --- the verbs -----------------------------------------------------------------------------------------------------
+
+
+@verb("layout", adapter=lambda verb, inputs, options: verb(inputs["x"].device))
 def maybe_create_device_identity(device: torch.device | str = "cpu") -> Tensor:
     """The float32 ``[1]`` one on ``device`` that unit-scale products pass as a scale; cached for each device.
 
@@ -51,7 +78,7 @@ def maybe_create_device_identity(device: torch.device | str = "cpu") -> Tensor:
     return made
 
 
-@checks.verb
+@verb("linear", adapter=_of_stored, fake=operators.matrix)
 def cutlass_scaled_mm(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, bias: Tensor | None = None
 ) -> Tensor:
@@ -108,7 +135,7 @@ def cutlass_scaled_mm(
     return run.linear(a, b, scale_a.reshape(-1, 1), scale_b.reshape(1, -1), bias, out_dtype)
 
 
-@checks.verb
+@verb("linear", adapter=_asked_dtype)
 def cutlass_w8a8_scaled_mm(
     *,
     qinput: Tensor,
@@ -126,7 +153,7 @@ def cutlass_w8a8_scaled_mm(
     return y.narrow(0, 0, math.prod(target[:-1])).view(target)
 
 
-@checks.verb
+@verb("torch_linear", adapter=_TO_BF16)
 def torch_per_tensor_w8a8_scaled_mm(
     *,
     qinput: Tensor,
@@ -151,7 +178,7 @@ def torch_per_tensor_w8a8_scaled_mm(
     return _torch_linear("tensorwise", qinput, weight, scale_a, scale_b, bias, out_dtype, output_shape)
 
 
-@checks.verb
+@verb("torch_linear", adapter=_TO_BF16)
 def rocm_per_tensor_w8a8_scaled_mm(
     *,
     qinput: Tensor,
@@ -174,7 +201,7 @@ def rocm_per_tensor_w8a8_scaled_mm(
     )
 
 
-@checks.verb
+@verb("torch_linear", adapter=_TO_BF16)
 def torch_per_token_w8a8_scaled_mm(
     *,
     qinput: Tensor,
@@ -189,7 +216,7 @@ def torch_per_token_w8a8_scaled_mm(
     return _torch_linear("rowwise", qinput, weight, scale_a, scale_b, bias, out_dtype, output_shape)
 
 
-@checks.verb
+@verb("torch_linear", adapter=_TO_BF16)
 def torch_channelwise_w8a8_scaled_mm(
     *,
     qinput: Tensor,
@@ -215,7 +242,7 @@ TORCH_ROUTINES: dict[str, Callable[..., Tensor]] = {
 """The torch routines by kernel."""
 
 
-@checks.verb
+@verb()
 def dispatch_w8a8_scaled_mm(
     cutlass_fp8_supported: bool,
     per_tensor_weights: bool,
@@ -239,6 +266,7 @@ def dispatch_w8a8_scaled_mm(
     return torch_channelwise_w8a8_scaled_mm
 
 
+@exported
 class Fp8LinearOp:
     """The linear layer of an engine: quantise the input, multiply, restore the leading axes.
 
@@ -253,7 +281,7 @@ class Fp8LinearOp:
         shapes).
     """
 
-    @checks.verb
+    @checks.checked
     def __init__(
         self,
         *,
@@ -270,7 +298,7 @@ class Fp8LinearOp:
         pad = not cutlass_supported if pad_output is None else pad_output
         self.output_padding: int | None = OUTPUT_PADDING if pad else None
 
-    @checks.verb
+    @checks.checked
     def apply(
         self,
         input: Tensor,
@@ -428,3 +456,24 @@ def _torch_linear(
     else:
         y = run.scaled_mm(a, b, scale_a.contiguous(), scale_b.contiguous(), bias, out_dtype)
     return y.narrow(0, 0, kept).view(target)
+
+
+def _torch_scaled_mm(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype, mode: str
+) -> Tensor:
+    """The operator under torch's three verbs; ``mode`` says which."""
+    return TORCH_ROUTINES[mode](qinput=a, weight=b, out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b, bias=bias)
+
+
+def _layer(layer: Callable[..., Fp8LinearOp], inputs: Inputs, options: Options) -> Tensor:
+    """The layer of an engine, made for one call."""
+    made = layer(
+        cutlass_supported=bool(options.get("cutlass_fp8_supported", False)),
+        use_per_token_if_dynamic=bool(options.get("use_per_token_if_dynamic", False)),
+    )
+    given: dict[str, Any] = {**inputs, "out_dtype": options.get("out_dtype")}
+    return made.apply(**given)
+
+
+operators.register("torch_scaled_mm", _torch_scaled_mm, operators.matrix)
+serve("Fp8LinearOp", "linear", Fp8LinearOp, _layer)

@@ -6,21 +6,90 @@ outside it when cleaned. The shipped kernels leave finite garbage outside the wi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from kernels import checks
+from kernels.adapters import Inputs, Options, by_name, int32
 from kernels.checks import FP8
 from kernels.errors import InputError, LayoutError, OptionError, ShapeError
+from kernels.operators import empty
 from kernels.platform import get_num_sms
 from kernels.routes import route
+from kernels.verbs import verb
 
 MOST_SMS = 1 << 16
 """Above every device's multiprocessors (an H200 has 132), so that a schedule is never larger than its work."""
 
 
-@checks.verb
+# --- as a contract, and as an operator, calls it -------------------------------------------------------------------
+
+
+def _windows(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
+    names = ("q", "k", "k_scale", "weights", "cu_seqlen_ks", "cu_seqlen_ke")
+    q, k, k_scale, weights, ks, ke = (inputs[n] for n in names)
+    return verb(q, (k, k_scale), weights, int32(ks), int32(ke), bool(options.get("clean_logits", True)))
+
+
+def _pages(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
+    """With a schedule of its own."""
+    cache, lens = inputs["kv_cache"], int32(inputs["context_lens"])
+    schedule = get_paged_mqa_logits_metadata(lens, cache.shape[1], 132 if cache.device.type == "cpu" else None)
+    tables = int32(inputs["block_tables"])
+    longest = options.get("max_model_len", tables.shape[1] * cache.shape[1])
+    clean = bool(options.get("clean_logits", True))
+    return verb(inputs["q"], cache, inputs["weights"], lens, tables, schedule, longest, clean)
+
+
+_H100 = by_name(converted={"context_lens": int32}, defaults={"block_size": 64, "num_sms": 132})
+"""The schedule of the paged kernel, for an H100's 132 multiprocessors unless told otherwise."""
+
+
+def _mqa_operator(
+    q: Tensor,
+    k: Tensor,
+    k_scale: Tensor,
+    weights: Tensor,
+    cu_seqlen_ks: Tensor,
+    cu_seqlen_ke: Tensor,
+    clean_logits: bool,
+    check: bool | None,
+) -> Tensor:
+    operands = q, (k, k_scale), weights, cu_seqlen_ks, cu_seqlen_ke
+    return fp8_mqa_logits(*operands, clean_logits, check=check).contiguous()
+
+
+def _mqa_fake(q: Tensor, k: Tensor, *_: object) -> Tensor:
+    return empty(q.shape[0], k.shape[0], like=q, dtype=torch.float32)
+
+
+def _paged_operator(
+    q: Tensor,
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_tables: Tensor,
+    schedule_metadata: Tensor,
+    max_model_len: int,
+    clean_logits: bool,
+    check: bool | None,
+) -> Tensor:
+    operands = q, kv_cache, weights, context_lens, block_tables, schedule_metadata
+    return fp8_paged_mqa_logits(*operands, max_model_len, clean_logits, check=check).contiguous()
+
+
+def _paged_fake(q: Tensor, kv_cache: Tensor, *rest: Any) -> Tensor:
+    return empty(q.shape[0] * q.shape[1], rest[4], like=q, dtype=torch.float32)
+
+
+# --- the verbs -----------------------------------------------------------------------------------------------------
+
+
+@verb("mqa_logits", adapter=_windows, fake=_mqa_fake, operator=_mqa_operator)
 def fp8_mqa_logits(
     q: Tensor,
     kv: tuple[Tensor, Tensor],
@@ -81,7 +150,7 @@ def fp8_mqa_logits(
     )
 
 
-@checks.verb
+@verb("paged_mqa_logits", adapter=_pages, fake=_paged_fake, operator=_paged_operator)
 def fp8_paged_mqa_logits(
     q: Tensor,
     kv_cache: Tensor,
@@ -157,7 +226,7 @@ def fp8_paged_mqa_logits(
     )
 
 
-@checks.verb
+@verb("paged_metadata", adapter=_H100)
 def get_paged_mqa_logits_metadata(context_lens: Tensor, block_size: int, num_sms: int | None = None) -> Tensor:
     """The split of the paged kernel's work over multiprocessors: ``[num_sms + 1, 2]`` int32.
 

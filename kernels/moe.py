@@ -11,16 +11,19 @@ needs). The layer from routing to combination on other libraries is :mod:`kernel
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels import checks
 from kernels import platform as machines
+from kernels.adapters import Inputs, Options
 from kernels.checks import FP8
-from kernels.config import MOE_BACKENDS, Config, current_config
+from kernels.config import current_config
 from kernels.errors import ConfigError, InputError, OptionError, ShapeError
 from kernels.layout import (
     align_fp8_moe_weights_for_fi,
@@ -28,14 +31,17 @@ from kernels.layout import (
     swap_w13_to_w31,
 )
 from kernels.quantize import scaled_fp8_quant
+from kernels.records import MOE_BACKENDS, Config
 from kernels.routes import route
 from kernels.support import MOE_FAMILIES
+from kernels.verbs import exported, verb
 
 log = logging.getLogger(__name__)
 LLAMA4 = 3
 """``RoutingMethodType.Llama4`` of FlashInfer."""
 
 
+@exported
 class FlashinferMoeBackend(Enum):
     """FlashInfer's MoE kernel families."""
 
@@ -49,7 +55,59 @@ class FlashinferMoeBackend(Enum):
         raise OptionError(f"{said} is no kernel family; there are {', '.join(family.value for family in cls)}")
 
 
-@checks.verb
+# --- as a contract, and as an operator, calls it -------------------------------------------------------------------
+
+
+def _registered(verb: Callable[..., None], inputs: Inputs, options: Options) -> dict[str, Tensor]:
+    """The three scales that a layer registers."""
+    layer = torch.nn.Module()
+    verb(layer, **inputs)
+    names = ("output1_scales_gate_scalar", "output1_scales_scalar", "output2_scales_scalar")
+    return {name: checks.tensor(name, getattr(layer, name)) for name in names}
+
+
+def _prepared(verb: Callable[..., Any], inputs: Inputs, options: Options) -> dict[str, Tensor]:
+    """Weights and scales as FlashInfer's kernels take them."""
+    layer, one = torch.nn.Module(), torch.ones(1, device=inputs["w13"].device, dtype=torch.float32)
+    settings = {
+        "is_act_and_mul": bool(options.get("is_act_and_mul", True)),
+        "weight_block_size": [128, 128] if options.get("block_quant") else None,
+    }
+    for name, value in settings.items():
+        setattr(layer, name, value)
+    scales = (inputs["w13_scale"], one, inputs["w2_scale"], one)
+    w13, w2, w13_scale = verb(layer, inputs["w13"], inputs["w2"], *scales, bool(options.get("is_trtllm", False)))
+    return {"w13": w13, "w2": w2, "w13_scale": w13_scale, "w2_scale": inputs["w2_scale"]}
+
+
+def _whole_layer(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
+    """The TensorRT-LLM per-tensor layer from weights as a checkpoint stores them: prepared, then called once.
+
+    ``weight_dtype`` asks for a routing weight kept in that dtype: float32 on a CPU, bf16 in the library's routing
+    kernel. The other one is not offered.
+    """
+    kept = torch.float32 if inputs["w13"].device.type == "cpu" else torch.bfloat16
+    if options.get("weight_dtype", kept) != kept:
+        raise OptionError(f"weight_dtype={options['weight_dtype']}: routing weights are kept in {kept} here")
+    layer = torch.nn.Module()
+    names = ("w13", "w2", "w13_scale", "w13_input_scale", "w2_scale", "w2_input_scale")
+    w13, w2, _ = prepare_fp8_moe_layer_for_fi(layer, **{name: inputs[name] for name in names}, is_trtllm=True)
+    settings = {
+        "w13_weight": torch.nn.Parameter(w13, requires_grad=False),
+        "w2_weight": torch.nn.Parameter(w2, requires_grad=False),
+        "ep_rank": options.get("ep_rank", 0),
+        "routing_method_type": LLAMA4,
+    }
+    for name, value in settings.items():
+        setattr(layer, name, value)
+    logits = inputs["router_logits"]
+    return verb(layer, inputs["hidden_states"], logits, None, 1, None, None, logits.shape[1], True)
+
+
+# --- the verbs -----------------------------------------------------------------------------------------------------
+
+
+@verb()
 def get_flashinfer_moe_backend(
     machine: machines.Machine | None = None, config: Config | None = None
 ) -> FlashinferMoeBackend:
@@ -75,13 +133,13 @@ def get_flashinfer_moe_backend(
     )
 
 
-@checks.verb
+@verb()
 def is_flashinfer_supporting_global_sf(backend: FlashinferMoeBackend | None) -> bool:
     """Whether the family takes a global scale: all three do; None does not."""
     return isinstance(backend, FlashinferMoeBackend)
 
 
-@checks.verb
+@verb("cast", outputs=("g1_alphas", "g2_alphas"))
 def make_fp8_moe_alpha_scales_for_fi(
     w13_scale: Tensor, w13_input_scale: Tensor, w2_scale: Tensor, w2_input_scale: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -106,7 +164,7 @@ def make_fp8_moe_alpha_scales_for_fi(
     return a * b, c * d
 
 
-@checks.verb
+@verb("cast", adapter=_registered)
 def register_scales_for_trtllm_fp8_per_tensor_moe(
     layer: torch.nn.Module, w13_scale: Tensor, w13_input_scale: Tensor, w2_scale: Tensor, w2_input_scale: Tensor
 ) -> None:
@@ -121,7 +179,7 @@ def register_scales_for_trtllm_fp8_per_tensor_moe(
     layer.w13_input_scale_scalar = w13_input_scale.reshape(-1)
 
 
-@checks.verb
+@verb("layout", adapter=_prepared)
 def prepare_fp8_moe_layer_for_fi(
     layer: torch.nn.Module,
     w13: Tensor,
@@ -205,7 +263,7 @@ class PrepareFinalize:
     use_deepseek_fp8_block_scale: bool = False
 
 
-@checks.verb
+@verb()
 def select_cutlass_fp8_gemm_impl(
     moe: MoeConfig | None,
     quant_config: object,
@@ -228,7 +286,7 @@ def select_cutlass_fp8_gemm_impl(
     )
 
 
-@checks.verb
+@verb()
 def build_flashinfer_fp8_cutlass_moe_prepare_finalize(
     moe: MoeConfig | None, use_deepseek_fp8_block_scale: bool = False
 ) -> PrepareFinalize:
@@ -236,7 +294,7 @@ def build_flashinfer_fp8_cutlass_moe_prepare_finalize(
     return PrepareFinalize(moe is not None and moe.dp_size > 1, use_deepseek_fp8_block_scale)
 
 
-@checks.verb
+@verb("moe_trtllm", adapter=_whole_layer)
 def apply_fi_trtllm_fp8_per_tensor_moe(
     layer: torch.nn.Module,
     hidden_states: Tensor,

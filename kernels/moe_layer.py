@@ -10,10 +10,13 @@ contributes zero, and the engine sums over ranks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from kernels import checks
+from kernels.adapters import Inputs, Options
 from kernels.checks import FP8
 from kernels.errors import OptionError, ShapeError
 from kernels.grouped import (
@@ -24,9 +27,56 @@ from kernels.grouped import (
 from kernels.layout import align
 from kernels.quantize import per_token_group_quant_fp8, scaled_fp8_quant
 from kernels.support import BLOCK
+from kernels.verbs import serve, verb
+
+# --- as a contract, and as an operator, calls it -------------------------------------------------------------------
 
 
-@checks.verb
+def _routed(verb: Callable[..., tuple[Tensor, Tensor]], inputs: Inputs, options: Options) -> dict[str, Tensor]:
+    """Experts and weights of every token, by the router of the call: DeepSeek-V3's (``verb``), Llama 4's, a softmax."""
+    top_k, router = options.get("top_k", 8), options.get("router", "deepseek_v3")
+    renormalize, factor = bool(options.get("renormalize", False)), options.get("routed_scaling_factor", 1.0)
+    if router == "deepseek_v3":
+        weights, ids = verb(
+            inputs["logits"],
+            inputs.get("bias"),
+            top_k,
+            n_group=options.get("num_expert_group", 1),
+            topk_group=options.get("topk_group", 1),
+            renormalize=renormalize,
+            routed_scaling_factor=factor,
+        )
+    elif inputs.get("bias") is not None or factor != 1.0 or (router == "llama4" and renormalize):
+        raise OptionError(f"{router} routing takes no bias, no scaling factor and, for llama4, no renormalisation")
+    elif router == "llama4":
+        weights, ids = route_llama4(inputs["logits"], top_k)
+    else:
+        weights, ids = route_softmax(inputs["logits"], top_k, renormalize=renormalize)
+    return {"topk_weights": weights, "topk_ids": ids}
+
+
+def _block_layer(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
+    """The block-scaled layer, which quantises its own input."""
+    blocks = inputs["w13_scale"].dim() == 3
+    if "x" not in inputs or not blocks or "a2_scale" in inputs or "a_scale" in inputs or options.get("recipe"):
+        raise OptionError("this layer quantises x itself, in groups of 128, against block-scaled weights")
+    rounding = options.get("activation_rounding", "EACH")
+    if rounding not in ("EACH", "PRODUCT") or options.get("out_dtype", torch.bfloat16) != torch.bfloat16:
+        raise OptionError(f"activation_rounding={rounding}: the intermediate is bf16, and so is the output")
+    names = ("x", "w13", "w13_scale", "w2", "w2_scale", "topk_weights", "topk_ids")
+    return verb(
+        *(inputs[n] for n in names),
+        limit=options.get("limit"),
+        expert_offset=int(str(options.get("first_expert", 0))),
+        weight_on_input=bool(options.get("apply_router_weight_on_input", False)),
+        round_silu=rounding == "EACH",
+    )
+
+
+# --- the verbs -----------------------------------------------------------------------------------------------------
+
+
+@verb()
 def route_llama4(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """Top-k on the logits; weights are the sigmoid of the chosen logits and multiply the expert's input.
 
@@ -45,7 +95,7 @@ def route_llama4(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     return chosen.sigmoid(), ids
 
 
-@checks.verb
+@verb()
 def route_deepseek_v3(
     logits: Tensor,
     bias: Tensor | None,
@@ -90,7 +140,7 @@ def route_deepseek_v3(
     return weights * routed_scaling_factor, ids
 
 
-@checks.verb
+@verb()
 def route_softmax(logits: Tensor, top_k: int, *, renormalize: bool = False) -> tuple[Tensor, Tensor]:
     """Softmax over all experts, then top-k; with ``renormalize`` the chosen weights sum to 1.
 
@@ -104,7 +154,10 @@ def route_softmax(logits: Tensor, top_k: int, *, renormalize: bool = False) -> t
     return (weights / weights.sum(dim=-1, keepdim=True) if renormalize else weights), ids
 
 
-@checks.verb
+serve("moe_routing", "cast", route_deepseek_v3, _routed)
+
+
+@verb("cast")
 def silu_and_mul(x: Tensor, limit: float | None = None, *, round_silu: bool = False) -> Tensor:
     """``silu(gate) * up`` of ``x [..., 2I] = [gate, up]`` in float32, rounded once to the dtype of ``x``.
 
@@ -121,7 +174,7 @@ def silu_and_mul(x: Tensor, limit: float | None = None, *, round_silu: bool = Fa
     return ((active.to(x.dtype).to(torch.float32) if round_silu else active) * up).to(x.dtype)
 
 
-@checks.verb
+@verb("grouped_contiguous", contracts=("moe_fp8",), adapter=_block_layer)
 def moe_block_scaled(
     x: Tensor,
     w13: Tensor,
@@ -174,7 +227,7 @@ def moe_block_scaled(
     return _combine(y, topk_weights, target, weight_on_input, out_dtype or x.dtype)
 
 
-@checks.verb
+@verb()
 def moe_per_token(
     x: Tensor,
     w13: Tensor,

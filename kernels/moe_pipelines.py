@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels import checks
+from kernels.adapters import Adapter, Inputs, Options
 from kernels.checks import FP8, FP8_MAX
 from kernels.errors import InputError, OptionError
 from kernels.fused import persistent_masked_m_silu_mul_quant, silu_and_mul_masked_post_quant
@@ -37,8 +39,10 @@ from kernels.moe_layer import (
     sorted_rows,
     without_padding,
 )
+from kernels.operators import empty
 from kernels.quantize import flashinfer_quantize_1x128, per_token_group_quant_fp8, scaled_fp8_quant
 from kernels.support import BLOCK
+from kernels.verbs import serve, verb
 
 Quantised = tuple[Tensor, Tensor]
 FLOOR = FP8_MAX * 2.0**-126
@@ -152,7 +156,50 @@ METHODS = (
 """``RoutingMethodType`` of FlashInfer, by name."""
 
 
-@checks.verb
+# --- as a contract, and as an operator, calls it -------------------------------------------------------------------
+
+
+RENAMED = {
+    "a": "x",
+    "a_scale": "x_scale",
+    "fc2_act_scale": "a2_scale",
+    "prequant1": "a1_scale",
+    "prequant2": "a2_scale",
+    "first_expert": "expert_offset",
+    "apply_router_weight_on_input": "weight_on_input",
+}
+"""Arguments of :func:`moe_experts` whose contract calls them otherwise."""
+
+
+def _by(pipeline: str) -> Adapter:
+    """One pipeline of experts; where the layer routes by itself, its routing before."""
+
+    def run(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
+        given: dict[str, Any] = {RENAMED.get(key, key): value for key, value in {**inputs, **options}.items()}
+        if "logits" in given:
+            kept = given.pop("weight_dtype", torch.float32)
+            names = ("top_k", "n_group", "topk_group", "routed_scaling_factor")
+            asked = {key: given.pop(key) for key in names if key in given}
+            method = given.pop("routing_method", "DeepSeekV3")
+            logits, bias, top_k = given.pop("logits"), given.pop("bias", None), asked.pop("top_k", 8)
+            weights, ids = route_by_method(logits, method, top_k, bias, **asked)
+            given |= {"topk_weights": weights.to(kept).to(torch.float32), "topk_ids": ids}
+            given["weight_on_input"] = method == "Llama4" and "up_scale" in given
+        elif "combine" in given:
+            given["combine"] = given["combine"].lower()
+        return verb(**given, pipeline=pipeline)
+
+    return run
+
+
+def _layer_fake(x: Tensor, *_: object, **__: object) -> Tensor:
+    return empty(*x.shape, like=x, dtype=torch.bfloat16)
+
+
+# --- the verbs -----------------------------------------------------------------------------------------------------
+
+
+@verb()
 def route_by_method(
     logits: Tensor,
     method: str,
@@ -195,7 +242,7 @@ def route_by_method(
     return weights * routed_scaling_factor, ids
 
 
-@checks.verb
+@verb(fake=_layer_fake)
 def moe_experts(
     x: Tensor,
     w13: Tensor,
@@ -308,6 +355,10 @@ def moe_experts(
     else:
         y, target = _by_runs(layer, x, x_scale, ids, expert_offset, a2_scale, factor if ways in EARLY else None)
     return _combined(y, factor, target, ways)
+
+
+for _name, _row in PIPELINES.items():
+    serve(_name, _row.operation, moe_experts, _by(_name))
 
 
 # --- products ---------------------------------------------------------------------------------------------------------

@@ -36,15 +36,44 @@ from kernels.mx_blocks import (
     load_scale,
     pack_nearest,
     power,
+    scale_bytes,
     shared_exponent,
     split_blocks,
     store_scale,
     times,
     two_levels,
 )
+from kernels.operators import empty
+from kernels.verbs import verb
+
+# --- as a contract, and as an operator, calls it -------------------------------------------------------------------
 
 
-@checks.verb
+def mxfp8_fake(
+    x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3", alignment: int = MX_BLOCK
+) -> tuple[Tensor, Tensor]:
+    """Codes and scales of :func:`mxfp8_quantize` without values."""
+    *lead, k = x.shape
+    q = empty(*lead, k + -k % alignment, like=x, dtype=FP8_ELEMENTS[element][3])
+    return q, scale_bytes(q, MX_BLOCK, layout)
+
+
+def mxfp4_fake(x: Tensor, layout: str = "128x4", rounding: str = "rceil") -> tuple[Tensor, Tensor]:
+    """Codes and scales of :func:`mxfp4_quantize` without values."""
+    return empty(x.shape[0], x.shape[1] // 2, like=x, dtype=torch.uint8), scale_bytes(x, MX_BLOCK, layout)
+
+
+def nvfp4_fake(
+    x: Tensor, global_scale: Tensor, layout: str = "128x4", is_global_scale_inversed: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Codes and scales of :func:`nvfp4_quantize` without values."""
+    return empty(x.shape[0], x.shape[1] // 2, like=x, dtype=torch.uint8), scale_bytes(x, NVFP4_BLOCK, layout)
+
+
+# --- the verbs -----------------------------------------------------------------------------------------------------
+
+
+@verb("cast", outputs=("q", "scale"), fake=mxfp8_fake)
 def mxfp8_quantize(
     x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3", alignment: int = MX_BLOCK
 ) -> tuple[Tensor, Tensor]:
@@ -88,7 +117,7 @@ def mxfp8_quantize(
     return q.flatten(1), store_scale(byte, layout)
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=mxfp4_fake)
 def mxfp4_quantize(x: Tensor, layout: str = "128x4", rounding: str = "rceil") -> tuple[Tensor, Tensor]:
     """Quantise a matrix to MXFP4; parameters as of :func:`mxfp8_quantize`.
 
@@ -104,7 +133,7 @@ def mxfp4_quantize(x: Tensor, layout: str = "128x4", rounding: str = "rceil") ->
     return pack_nearest(blocks * power(254 - byte)[..., None]), store_scale(byte, layout)
 
 
-@checks.verb
+@verb("cast", contracts=("nvfp4_quantize", "scaled_fp4_quant"), outputs=("q", "scale"), fake=nvfp4_fake)
 def nvfp4_quantize(
     x: Tensor, global_scale: Tensor, layout: str = "128x4", is_global_scale_inversed: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -141,7 +170,7 @@ def nvfp4_quantize(
     return pack_nearest(blocks * inverse[..., None]), store_scale(scale, layout)
 
 
-@checks.verb
+@verb("cast")
 def mxfp8_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
     """``float32(value(q) * 2^(byte - 127))``; byte 0 is 2^-127, byte 255 NaN.
 
@@ -162,7 +191,7 @@ def mxfp8_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
     return times(q.float(), load_scale(scale, m, k, MX_BLOCK, layout).view(torch.float8_e8m0fnu).float())
 
 
-@checks.verb
+@verb("cast")
 def mxfp4_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
     """:func:`mxfp8_dequantize` of codes two in a byte, ``q [M, K / 2]`` uint8."""
     values = fp4_values(q)
@@ -170,7 +199,7 @@ def mxfp4_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
     return times(values, stored.view(torch.float8_e8m0fnu).float())
 
 
-@checks.verb
+@verb("cast")
 def nvfp4_dequantize(q: Tensor, scale: Tensor, global_scale: Tensor, layout: str = "128x4") -> Tensor:
     """``value(q) * (scale * global_scale)`` in float32; ``global_scale`` is amax/2688, it multiplies.
 

@@ -31,6 +31,21 @@ def compiled_op(name: str, *arguments: object) -> tuple[Tensor, Tensor]:
     return q, scale
 
 
+def size_of(rows: int, columns: int, tile: str) -> int:
+    """Scales that the memory of a matrix holds, padding included."""
+    if tile == LINEAR:
+        return rows * columns
+    height = HEIGHTS[tile]
+    return (rows + height - 1) // height * height * ((columns + 3) // 4 * 4)
+
+
+def scale_bytes(x: Tensor, width: int, layout: str) -> Tensor:
+    """Memory for the scale bytes of a matrix ``x``, ``width`` elements each."""
+    m, c = x.shape[0], x.shape[1] // width
+    shape = (m, c) if layout == LINEAR else (size_of(m, c, layout),)
+    return torch.empty(shape, dtype=torch.uint8, device=x.device)
+
+
 # --- blocks and scales --------------------------------------------------------------------------------------------
 
 

@@ -19,13 +19,59 @@ from kernels.checks import WIDE
 from kernels.errors import OptionError
 from kernels.layout import swizzle_scale
 from kernels.mx import mxfp8_dequantize, mxfp8_quantize
-from kernels.mx_blocks import FP8_ELEMENTS, LINEAR, MX_BLOCK, compiled_op, power, shared_exponent, store_scale
+from kernels.mx_blocks import (
+    FP8_ELEMENTS,
+    LINEAR,
+    MX_BLOCK,
+    compiled_op,
+    power,
+    scale_bytes,
+    shared_exponent,
+    store_scale,
+)
+from kernels.operators import empty
+from kernels.verbs import verb
 
 COMPACT, TILES = "compact", "128x4"
 DIRECTIONS = ("rowwise", "columnwise")
 
 
-@checks.verb
+# --- as a contract, and as an operator, calls it -------------------------------------------------------------------
+
+
+def _columns_fake(
+    x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3"
+) -> tuple[Tensor, Tensor]:
+    m, k = x.shape
+    q = empty(k, m, like=x, dtype=FP8_ELEMENTS[element][3])
+    if layout == COMPACT:
+        return q.t(), empty(m // MX_BLOCK, k, like=x, dtype=torch.uint8)
+    return q.t(), scale_bytes(q, MX_BLOCK, layout)
+
+
+def _squares_fake(
+    x: Tensor, layout: str = "128x4", direction: str = "rowwise", element: str = "e4m3"
+) -> tuple[Tensor, Tensor]:
+    q = empty(*x.shape, like=x, dtype=FP8_ELEMENTS[element][3])
+    if direction == DIRECTIONS[0]:
+        return q, scale_bytes(x, MX_BLOCK, LINEAR if layout == COMPACT else layout)
+    return q, _columns_fake(x, layout)[1]
+
+
+def _weights_fake(
+    x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3"
+) -> tuple[Tensor, Tensor]:
+    e, n, k = x.shape
+    q = empty(e, k, n, like=x, dtype=FP8_ELEMENTS[element][3])
+    if layout == COMPACT:
+        return q.mT, empty(e, n // MX_BLOCK, k, like=x, dtype=torch.uint8)
+    return q.mT, empty(e, scale_bytes(q[0], MX_BLOCK, layout).shape[0], like=x, dtype=torch.uint8)
+
+
+# --- the verbs -----------------------------------------------------------------------------------------------------
+
+
+@verb("cast", outputs=("q", "scale"), fake=_columns_fake)
 def mxfp8_quantize_columnwise(
     x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3"
 ) -> tuple[Tensor, Tensor]:
@@ -53,7 +99,7 @@ def mxfp8_quantize_columnwise(
     return q.t(), scale.t().contiguous() if layout == COMPACT else scale
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=_weights_fake)
 def mxfp8_quantize_3d(
     x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3"
 ) -> tuple[Tensor, Tensor]:
@@ -73,7 +119,7 @@ def mxfp8_quantize_3d(
     return q.reshape(e, k, n).mT, each.mT.contiguous() if layout == COMPACT else swizzle_scale(each, TILES)
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=_squares_fake)
 def mxfp8_quantize_2d(
     x: Tensor, layout: str = "128x4", direction: str = "rowwise", element: str = "e4m3"
 ) -> tuple[Tensor, Tensor]:
@@ -112,7 +158,7 @@ def mxfp8_quantize_2d(
     return q, store_scale(byte.t().repeat_interleave(MX_BLOCK, dim=0), layout)
 
 
-@checks.verb
+@verb("cast")
 def mxfp8_dequantize_columnwise(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
     """:func:`kernels.mxfp8_dequantize` of codes whose scales are those of 32 rows each; layouts as of the quantiser."""
     checks.dtype("q", checks.rank("q", q, 2), *(record[3] for record in FP8_ELEMENTS.values()))

@@ -24,6 +24,7 @@ from kernels.layout import swizzle_scale
 from kernels.mx import mxfp8_quantize
 from kernels.mx_blocks import (
     LINEAR,
+    MX_BLOCK,
     NVFP4_BLOCK,
     block_amax,
     compiled_op,
@@ -32,12 +33,46 @@ from kernels.mx_blocks import (
     split_blocks,
     two_levels,
 )
+from kernels.operators import empty
+from kernels.verbs import verb
 
 HEIGHT = 128
 PLACEMENTS = ("tight", "flashinfer")
 
 
-@checks.verb
+# --- as a contract, and as an operator, calls it -------------------------------------------------------------------
+
+
+def _masked_fake(x: Tensor, mask: Tensor, global_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    (g, m, k), four = x.shape, global_scale is not None
+    width, dtype = (NVFP4_BLOCK, torch.uint8) if four else (MX_BLOCK, torch.float8_e4m3fn)
+    down, across = (m + HEIGHT - 1) // HEIGHT, (k // width + 3) // 4
+    q = empty(g, m, k // 2 if four else k, like=x, dtype=dtype).permute(1, 2, 0)
+    return q, empty(g, down, across, 32, 4, 4, like=x, dtype=torch.uint8).permute(3, 4, 1, 5, 2, 0)
+
+
+def _masked_silu_fake(x: Tensor, mask: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+    return _masked_fake(empty(*x.shape[:2], x.shape[2] // 2, like=x, dtype=x.dtype), mask, global_scale)
+
+
+def _experts_fake(
+    x: Tensor, global_scale: Tensor, expert_offsets: Tensor, placement: str = "tight"
+) -> tuple[Tensor, Tensor]:
+    rows = rows_of_scales(x.shape[0], expert_offsets.shape[0] - 1)
+    scale = empty(rows * ((x.shape[1] // NVFP4_BLOCK + 3) // 4 * 4), like=x, dtype=torch.uint8)
+    return empty(x.shape[0], x.shape[1] // 2, like=x, dtype=torch.uint8), scale
+
+
+def _mxfp8_experts_fake(x: Tensor, expert_offsets: Tensor, placement: str = "tight") -> tuple[Tensor, Tensor]:
+    rows = rows_of_scales(x.shape[0], expert_offsets.shape[0] - 1)
+    scale = empty(rows * ((x.shape[1] // MX_BLOCK + 3) // 4 * 4), like=x, dtype=torch.uint8)
+    return empty(*x.shape, like=x, dtype=torch.float8_e4m3fn), scale
+
+
+# --- the verbs -----------------------------------------------------------------------------------------------------
+
+
+@verb("cast", outputs=("q", "scale"), fake=_masked_fake)
 def scaled_fp4_grouped_quantize(x: Tensor, mask: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise the first ``mask[i]`` rows of each expert's buffer to NVFP4.
 
@@ -65,7 +100,7 @@ def scaled_fp4_grouped_quantize(x: Tensor, mask: Tensor, global_scale: Tensor) -
     return _expert_last(q, scale, g)
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=_masked_silu_fake)
 def silu_and_mul_scaled_nvfp4_experts_quantize(x: Tensor, mask: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`scaled_fp4_grouped_quantize` of ``silu(gate) * up`` of ``x [G, M, 2 I] = [gate, up]``, computed in float32
     and rounded once to the dtype of ``x``; ``I`` is a multiple of 16."""
@@ -78,7 +113,7 @@ def silu_and_mul_scaled_nvfp4_experts_quantize(x: Tensor, mask: Tensor, global_s
     return scaled_fp4_grouped_quantize(silu_product(x), mask, global_scale)
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=_masked_fake)
 def mxfp8_grouped_quantize(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise the first ``mask[i]`` rows of each expert's buffer to MXFP8 (E4M3); arguments as above, blocks of 32.
 
@@ -92,7 +127,7 @@ def mxfp8_grouped_quantize(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return _expert_last(q, scale, g)
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=_experts_fake)
 def scaled_fp4_experts_quant(
     x: Tensor, global_scale: Tensor, expert_offsets: Tensor, placement: str = "tight"
 ) -> tuple[Tensor, Tensor]:
@@ -124,7 +159,7 @@ def scaled_fp4_experts_quant(
     return q, _scattered(scale, row, g)
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=_mxfp8_experts_fake)
 def mxfp8_experts_quant(x: Tensor, expert_offsets: Tensor, placement: str = "tight") -> tuple[Tensor, Tensor]:
     """Quantise rows that lie expert by expert to MXFP8 (E4M3, E8M0 scales); arguments as above, blocks of 32."""
     g = _placed(x, expert_offsets, placement)

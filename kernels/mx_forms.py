@@ -21,7 +21,7 @@ from kernels import checks
 from kernels.checks import WIDE
 from kernels.errors import OptionError, ShapeError
 from kernels.layout import shuffled_rows, swizzle_scale
-from kernels.mx import mxfp8_quantize
+from kernels.mx import mxfp4_fake, mxfp8_fake, mxfp8_quantize, nvfp4_fake
 from kernels.mx_blocks import (
     FP4_EMAX,
     FP4_FRACTION,
@@ -41,6 +41,7 @@ from kernels.mx_blocks import (
     pack,
     pack_nearest,
     power,
+    scale_bytes,
     shared_exponent,
     silu_product,
     split_blocks,
@@ -48,8 +49,10 @@ from kernels.mx_blocks import (
     times,
     two_levels,
 )
+from kernels.operators import empty
 from kernels.quantize import per_block_cast_to_fp8
 from kernels.support import BLOCK
+from kernels.verbs import verb
 
 # Largest value, its exponent, fraction bits, exponent of the smallest normal value (OCP Microscaling Formats 1.0, 5.3).
 FP6_ELEMENTS = {"e3m2": (28.0, 4, 2, -2), "e2m3": (7.5, 2, 3, 0)}
@@ -64,10 +67,57 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 _ROUNDS, _M0, _M1, _W0, _W1, _WORD = 10, 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85, 0xFFFFFFFF
 
 
+# --- as a contract, and as an operator, calls it -------------------------------------------------------------------
+
+
+def _one_a_byte_fake(x: Tensor, layout: str = "128x4", *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    return empty(*x.shape, like=x, dtype=torch.uint8), scale_bytes(x, MX_BLOCK, layout)
+
+
+def _two_levels_fake(
+    x: Tensor, global_scale: Tensor, layout: str = "128x4", *_: object, **__: object
+) -> tuple[Tensor, Tensor]:
+    return nvfp4_fake(x, global_scale, layout)
+
+
+def _per_token_fake(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor, Tensor]:
+    return *nvfp4_fake(x, global_scale, layout), empty(x.shape[0], like=x, dtype=torch.float32)
+
+
+def _batched_fake(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
+    b, m, k = x.shape
+    scale = scale_bytes(x[0], NVFP4_BLOCK, layout)
+    return empty(b, m, k // 2, like=x, dtype=torch.uint8), empty(b, scale.shape[0], like=x, dtype=torch.uint8)
+
+
+def _silu_fake(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
+    return nvfp4_fake(empty(x.shape[0], x.shape[1] // 2, like=x, dtype=x.dtype), global_scale, layout)
+
+
+def _fp4_cast_fake(
+    x: Tensor, use_ue8m0: bool = False, gran_k: int = 128, use_packed_ue8m0: bool = False
+) -> tuple[Tensor, Tensor]:
+    m, k = x.shape
+    each, dtype = (4 * gran_k, torch.int32) if use_packed_ue8m0 else (gran_k, torch.float32)
+    groups = empty(m, (k + each - 1) // each, like=x, dtype=dtype)
+    return empty(m, k // 2, like=x, dtype=torch.int8), groups
+
+
+def _requantised_fake(
+    x: Tensor, block_scale: Tensor, layout: str = "128x4", dtype: str = "bfloat16"
+) -> tuple[Tensor, Tensor]:
+    return mxfp8_fake(x, layout)
+
+
+def _blocks_fake(x: Tensor, mx_scale: Tensor, layout: str = "128x4", dtype: str = "bfloat16") -> tuple[Tensor, Tensor]:
+    m, k = ((extent + BLOCK - 1) // BLOCK for extent in x.shape)
+    return empty(*x.shape, like=x, dtype=torch.float8_e4m3fn), empty(m, k, like=x, dtype=torch.float32)
+
+
 # --- other elements -----------------------------------------------------------------------------------------------
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=_one_a_byte_fake)
 def mxfp6_quantize(
     x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e3m2"
 ) -> tuple[Tensor, Tensor]:
@@ -94,7 +144,7 @@ def mxfp6_quantize(
     return code.to(torch.uint8).flatten(1), store_scale(byte, layout)
 
 
-@checks.verb
+@verb("cast")
 def mxfp6_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4", element: str = "e3m2") -> Tensor:
     """``float32(value(q) * 2^(byte - 127))`` of codes one a byte; parameters as of the quantiser."""
     if element not in FP6_ELEMENTS:
@@ -107,7 +157,7 @@ def mxfp6_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4", element: s
     return _times_powers(torch.where(codes > 31, -value, value), scale, layout)
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=_one_a_byte_fake)
 def mxint8_quantize(x: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
     """Quantise a matrix to MXINT8: ``q [M, K]`` uint8, two's complement of ``64 x / scale`` to nearest even, and the
     scale.
@@ -124,7 +174,7 @@ def mxint8_quantize(x: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
     return code.to(torch.int8).view(torch.uint8).flatten(1), store_scale(byte, layout)
 
 
-@checks.verb
+@verb("cast")
 def mxint8_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
     """``float32(int8(q) / 64 * 2^(byte - 127))``; parameters as of the quantiser."""
     codes = checks.dtype("q", checks.rank("q", q, 2), torch.uint8).view(torch.int8)
@@ -136,7 +186,7 @@ def _times_powers(values: Tensor, scale: Tensor, layout: str) -> Tensor:
     return times(values, load_scale(scale, m, k, MX_BLOCK, layout).view(torch.float8_e8m0fnu).float())
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=_fp4_cast_fake)
 def per_token_cast_to_fp4(
     x: Tensor, use_ue8m0: bool = False, gran_k: int = 128, use_packed_ue8m0: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -187,7 +237,7 @@ def per_token_cast_to_fp4(
     return pack(code)[:, : k // 2].contiguous().view(torch.int8), scale
 
 
-@checks.verb
+@verb("cast")
 def transpose_packed_fp4(q: Tensor) -> Tensor:
     """Codes ``q [M, N / 2]`` int8 or uint8, two in a byte along ``N``, as ``[N, M / 2]``, two in a byte along ``M``.
 
@@ -200,7 +250,7 @@ def transpose_packed_fp4(q: Tensor) -> Tensor:
     return (turned[:, ::2] | turned[:, 1::2] << 4).contiguous().view(q.dtype)
 
 
-@checks.verb
+@verb("cast")
 def cast_back_from_fp4(q: Tensor, scale: Tensor, gran_k: int = 128) -> Tensor:
     """``value(q) * scale`` in float32, the code 8 read as 0.
 
@@ -223,7 +273,7 @@ def _granularity(gran_k: int) -> None:
 # --- training -----------------------------------------------------------------------------------------------------
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=_two_levels_fake)
 def nvfp4_quantize_stochastic(
     x: Tensor, global_scale: Tensor, layout: str = "128x4", seed: int = 0
 ) -> tuple[Tensor, Tensor]:
@@ -267,7 +317,7 @@ def _wide_product(x: Tensor, factor: int) -> tuple[Tensor, Tensor]:
     return middle >> 16, (middle & 0xFFFF) << 16 | low & 0xFFFF
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=_two_levels_fake)
 def nvfp4_quantize_2d(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
     """:func:`kernels.nvfp4_quantize` of a weight ``[M, K]``, both multiples of 16, one scale for 16x16 elements.
 
@@ -283,7 +333,7 @@ def nvfp4_quantize_2d(x: Tensor, global_scale: Tensor, layout: str = "128x4") ->
     return pack_nearest(blocks * inverse[..., None]), store_scale(scale, layout)
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=_two_levels_fake)
 def nvfp4_quantize_4over6(
     x: Tensor, global_scale: Tensor, layout: str = "128x4", error: str = "mae", e4m3_max: int = 448
 ) -> tuple[Tensor, Tensor]:
@@ -321,7 +371,7 @@ def _candidate(blocks: Tensor, t: Tensor, decode: Tensor, error: str) -> tuple[T
     return codes, scale, total
 
 
-@checks.verb
+@verb("cast")
 def hadamard_transform(x: Tensor, sign_mask: int = SIGN_MASK) -> Tensor:
     """Each 16 columns of ``x [M, K]`` bf16 times ``diag(signs) H / 4``, summed in float32, bf16.
 
@@ -341,7 +391,7 @@ def hadamard_transform(x: Tensor, sign_mask: int = SIGN_MASK) -> Tensor:
     return (made * 0.25).to(torch.bfloat16).reshape(x.shape)
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=_two_levels_fake)
 def nvfp4_quantize_rht(
     x: Tensor, global_scale: Tensor, layout: str = "128x4", sign_mask: int = SIGN_MASK
 ) -> tuple[Tensor, Tensor]:
@@ -369,7 +419,7 @@ def _two_levels(blocks: Tensor, g: Tensor, layout: str) -> tuple[Tensor, Tensor]
 # --- batches, shuffled rows, silu ---------------------------------------------------------------------------------
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=_batched_fake)
 def nvfp4_batched_quantize(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
     """:func:`kernels.nvfp4_quantize` of every matrix of ``x [B, M, K]`` under one global scale.
 
@@ -387,7 +437,7 @@ def nvfp4_batched_quantize(x: Tensor, global_scale: Tensor, layout: str = "128x4
     return pack_nearest(blocks * inverse[..., None]).reshape(batch, m, k // 2), tiles
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=_two_levels_fake)
 def nvfp4_quantize_shuffled(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`kernels.nvfp4_quantize` of a weight ``[M, K]``, ``M`` a multiple of 32, with the rows of codes and of
     scales in the order of :func:`kernels.shuffle_matrix_a`, the scales then in 128x4 tiles."""
@@ -399,7 +449,7 @@ def nvfp4_quantize_shuffled(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Te
     return _two_levels(blocks.index_select(0, order), g, "128x4")
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=_silu_fake)
 def silu_and_mul_nvfp4_quantize(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
     """:func:`kernels.nvfp4_quantize` of ``silu(gate) * up`` of ``x [M, 2 I] = [gate, up]``, ``I`` a multiple of 16.
 
@@ -417,7 +467,7 @@ def silu_and_mul_nvfp4_quantize(x: Tensor, global_scale: Tensor, layout: str = "
 # --- rows and FP8 -------------------------------------------------------------------------------------------------
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale", "row_scale"), fake=_per_token_fake)
 def nvfp4_quantize_per_token(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor, Tensor]:
     """Quantise rows to NVFP4 under a float32 scale of each.
 
@@ -442,7 +492,7 @@ def nvfp4_quantize_per_token(x: Tensor, global_scale: Tensor, layout: str = "128
     return pack_nearest(torch.where(dead, blocks, scaled)), store_scale(scale, layout), rows
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=_two_levels_fake)
 def nvfp4_quantize_of_fp8(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
     """Quantise E4M3 values ``x [M, K]``, which stand for ``x * 6 / global_scale`` (``global_scale = 2688/amax``), to
     NVFP4.
@@ -459,7 +509,7 @@ def nvfp4_quantize_of_fp8(x: Tensor, global_scale: Tensor, layout: str = "128x4"
     return _two_levels(split_blocks(halves, NVFP4_BLOCK), g, layout)
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=mxfp4_fake)
 def mxfp4_quantize_of_fp8(x: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
     """Quantise E4M3 values ``x [M, K]`` to MXFP4 under NVIDIA's rounding of the shared scale."""
     checks.dtype("x", checks.rank("x", x, 2), torch.float8_e4m3fn)
@@ -473,7 +523,7 @@ def mxfp4_quantize_of_fp8(x: Tensor, layout: str = "128x4") -> tuple[Tensor, Ten
 # --- casts --------------------------------------------------------------------------------------------------------
 
 
-@checks.verb
+@verb("cast")
 def block_scales_to_mxfp8(x: Tensor, scale: Tensor, layout: str = "128x4", check: bool | None = None) -> Tensor:
     """Power-of-two scales of 1x128 or 128x128 blocks of codes ``x [M, K]`` as E8M0 bytes of 1x32, in a layout.
 
@@ -495,7 +545,7 @@ def block_scales_to_mxfp8(x: Tensor, scale: Tensor, layout: str = "128x4", check
     return store_scale(byte, layout)
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=_requantised_fake)
 def fp8_block_to_mxfp8(
     x: Tensor, block_scale: Tensor, layout: str = "128x4", dtype: str = "bfloat16"
 ) -> tuple[Tensor, Tensor]:
@@ -513,7 +563,7 @@ def fp8_block_to_mxfp8(
     return mxfp8_quantize((x.float() * _spread(x, block_scale)).to(_dtype(dtype)), layout)
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"), fake=_blocks_fake)
 def mxfp8_to_fp8_block(
     x: Tensor, mx_scale: Tensor, layout: str = "128x4", dtype: str = "bfloat16"
 ) -> tuple[Tensor, Tensor]:

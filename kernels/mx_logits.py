@@ -9,22 +9,47 @@ of sm100.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from kernels import checks
+from kernels.adapters import Inputs, Options, int32, out_dtype_of
 from kernels.backends.declaration import Rows, Scales
 from kernels.errors import InputError, LayoutError, OptionError, ShapeError
 from kernels.logits import check_pages, fp8_mqa_logits, fp8_paged_mqa_logits, lengths
 from kernels.mx_blocks import LINEAR, MX_BLOCK
 from kernels.mx_products import UE8M0, run_product
+from kernels.verbs import verb
 
 HELD = 1 << 26
 """Dot products held at once: 256 MiB."""
 Queries = tuple[Tensor, Tensor | None]
 
 
-@checks.verb
+# --- as a contract, and as an operator, calls it -------------------------------------------------------------------
+
+
+def _windows(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
+    names = ("q", "q_sf", "k", "k_sf", "weights", "cu_seqlen_ks", "cu_seqlen_ke")
+    q, q_sf, k, k_sf, weights, ks, ke = (inputs[n] for n in names)
+    clean, columns = bool(options.get("clean_logits", True)), options.get("max_seqlen_k", 0)
+    return verb((q, q_sf), (k, k_sf), weights, int32(ks), int32(ke), clean, columns, out_dtype_of(options))
+
+
+def _pages(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
+    """No schedule is needed: the tables stand for it."""
+    cache, lens, tables = inputs["kv_cache"], int32(inputs["context_lens"]), int32(inputs["block_tables"])
+    longest = options.get("max_model_len") or tables.shape[1] * cache.shape[1]
+    clean, queries = bool(options.get("clean_logits", True)), (inputs["q"], inputs["q_sf"])
+    return verb(queries, cache, inputs["weights"], lens, tables, tables, longest, clean, out_dtype_of(options))
+
+
+# --- the verbs -----------------------------------------------------------------------------------------------------
+
+
+@verb("mx_product", adapter=_windows)
 def fp8_fp4_mqa_logits(
     q: Queries,
     kv: tuple[Tensor, Tensor],
@@ -97,7 +122,7 @@ def fp8_fp4_mqa_logits(
     return out
 
 
-@checks.verb
+@verb("mx_product", adapter=_pages)
 def fp8_fp4_paged_mqa_logits(
     q: Queries,
     kv_cache: Tensor,

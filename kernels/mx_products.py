@@ -15,24 +15,66 @@ operands from 2^-133 to 2^127 (:mod:`kernels.backends.triton_mx`); on a CPU plai
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kernels import checks
+from kernels import checks, operators
+from kernels.adapters import Adapter, Inputs, Options, out_dtype_of, pairs
 from kernels.backends.declaration import Rows, Scales
 from kernels.errors import DtypeError, OptionError, ShapeError
 from kernels.layout import shuffled_rows
-from kernels.mx_blocks import HEIGHTS, LINEAR, MX_BLOCK, NVFP4_BLOCK
+from kernels.mx_blocks import LINEAR, MX_BLOCK, NVFP4_BLOCK, size_of
 from kernels.routes import dtype_name, route
+from kernels.verbs import serve, verb
 
 E4M3, E5M2, UE8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 HALVES = (torch.bfloat16, torch.float16)
-TILE, FLAT = "128x4", "8x4"
-SWIZZLES = {"SWIZZLE_32_4_4": TILE, "NO_SWIZZLE": LINEAR}
+HIGH, FLAT = "128x4", "8x4"
+SWIZZLES = {"SWIZZLE_32_4_4": HIGH, "NO_SWIZZLE": LINEAR}
 
 
-@checks.verb
+# --- as a contract, and as an operator, calls it -------------------------------------------------------------------
+
+
+def _mixed(last: str = "", turned: str = "") -> Adapter:
+    """DeepGEMM's products of mixed codes into a fresh output; ``last`` names what says which rows belong to whom, and
+    ``turned`` the operands that are given as ``[K, ..]``."""
+
+    def run(verb: Callable[..., None], inputs: Inputs, options: Options) -> Tensor:
+        a, b = inputs["a"], inputs["b"]
+        m, n = (_rows_of_codes(x, name in turned) for name, x in (("a", a), ("b", b)))
+        out = torch.empty(*a.shape[:-2], m, n, dtype=out_dtype_of(options), device=a.device)
+        of_a = 1, options.get("gran_k_a", 128)
+        of_b = options.get("gran_n", 1), options.get("gran_k_b", 32)
+        given = [inputs[last]] if last else [inputs["c"]] if "c" in inputs else []
+        verb(*pairs(inputs), out, *given, recipe_a=of_a, recipe_b=of_b)
+        return out
+
+    return run
+
+
+def _rows_of_codes(x: Tensor, turned: bool) -> int:
+    """Rows of codes ``[.., R, K]``, or ``[.., K, R]`` where they are turned, then of four bits two a byte."""
+    if not turned:
+        return x.shape[-2]
+    return x.shape[-1] * (1 if x.is_floating_point() else 2)
+
+
+def _groups_of_k(verb: Callable[..., None], inputs: Inputs, options: Options) -> Tensor:
+    out = torch.empty_like(inputs["c"], memory_format=torch.contiguous_format)
+    recipe = (1, 1, options.get("gran_k", 128))
+    verb(*pairs(inputs), out, inputs["ks"].tolist(), c=inputs["c"], recipe=recipe)
+    return out
+
+
+# --- the verbs -----------------------------------------------------------------------------------------------------
+
+
+@verb("mx_product")
 def mm_mxfp8(
     a: Tensor,
     b: Tensor,
@@ -68,13 +110,13 @@ def mm_mxfp8(
     for name, x in (("a", a), ("b", b)):
         checks.dtype(name, checks.rank(name, x, 2), E4M3)
     checks.multiple("K", a.shape[1], MX_BLOCK, "pad K with zeros")
-    tile = FLAT if use_8x4_sf_layout else TILE
+    tile = FLAT if use_8x4_sf_layout else HIGH
     left = _scales("a_descale", a_descale, UE8M0, a.shape[0], a.shape[1], MX_BLOCK, tile)
-    right = _scales("b_descale", b_descale, UE8M0, b.shape[1], b.shape[0], MX_BLOCK, TILE)
+    right = _scales("b_descale", b_descale, UE8M0, b.shape[1], b.shape[0], MX_BLOCK, HIGH)
     return _in_order(_dense(a, left, b, right, checks.out_dtype(out_dtype, *HALVES)), shuffled)
 
 
-@checks.verb
+@verb("mx_product")
 def mm_fp4(
     a: Tensor,
     b: Tensor,
@@ -113,9 +155,9 @@ def mm_fp4(
         checks.dtype(name, checks.rank(name, x, 2), torch.uint8)
     checks.multiple("K", 2 * a.shape[1], width, "pad K with zeros")
     checks.scalar("alpha", alpha)
-    tile = FLAT if use_8x4_sf_layout else TILE
+    tile = FLAT if use_8x4_sf_layout else HIGH
     left = _scales("a_descale", a_descale, dtype, a.shape[0], 2 * a.shape[1], width, tile)
-    right = _scales("b_descale", b_descale, dtype, b.shape[1], 2 * b.shape[0], width, TILE)
+    right = _scales("b_descale", b_descale, dtype, b.shape[1], 2 * b.shape[0], width, HIGH)
     return _in_order(_dense(a, left, b, right, checks.out_dtype(out_dtype, *HALVES), alpha), shuffled)
 
 
@@ -126,7 +168,7 @@ def _in_order(out: Tensor, shuffled: bool) -> Tensor:
     return out.index_select(1, torch.argsort(shuffled_rows(out.shape[1], device=out.device)))
 
 
-@checks.verb
+@verb("mx_product")
 def scaled_mm(
     mat_a: Tensor,
     mat_b: Tensor,
@@ -189,7 +231,7 @@ def scaled_mm(
 # --- batched and grouped --------------------------------------------------------------------------------------------
 
 
-@checks.verb
+@verb("mx_product")
 def bmm_mxfp8(
     a: Tensor,
     b: Tensor,
@@ -225,8 +267,8 @@ def bmm_mxfp8(
         raise ShapeError(f"a is {list(a.shape)} and b {list(b.shape)}; they are [B, M, K] and [B, K, N]")
     checks.multiple("K", k, MX_BLOCK, "pad K with zeros")
     whole, groups = placement == "rows", 1 if placement == "rows" else batch
-    left = _scales("a_scale", a_scale, UE8M0, m * batch // groups, k, MX_BLOCK, TILE, groups)
-    right = _scales("b_scale", b_scale, UE8M0, n * batch // groups, k, MX_BLOCK, TILE, groups)
+    left = _scales("a_scale", a_scale, UE8M0, m * batch // groups, k, MX_BLOCK, HIGH, groups)
+    right = _scales("b_scale", b_scale, UE8M0, n * batch // groups, k, MX_BLOCK, HIGH, groups)
     out = torch.empty(batch * m, n, dtype=checks.out_dtype(out_dtype, *HALVES), device=a.device)
     start = torch.arange(batch, dtype=torch.int32, device=a.device)
     step_a, step_b = (m, n) if whole else (_up(m), _up(n))
@@ -235,7 +277,7 @@ def bmm_mxfp8(
     return out.view(batch, m, n)
 
 
-@checks.verb
+@verb("mx_product")
 def group_gemm_mxfp8_mxfp4_nt_groupwise(
     a: Tensor,
     b: Tensor,
@@ -268,7 +310,7 @@ def group_gemm_mxfp8_mxfp4_nt_groupwise(
     return _group_gemm(a, b, a_scale, b_scale, m_indptr, UE8M0, MX_BLOCK, a.shape[1], out_dtype, None)
 
 
-@checks.verb
+@verb("mx_product")
 def group_gemm_nvfp4_nt_groupwise(
     a: Tensor,
     b: Tensor,
@@ -315,8 +357,8 @@ def _group_gemm(
     _pointers("m_indptr", m_indptr, groups + 1)
     _factors("alpha", alpha, groups)
     rows = (a.shape[0] + 127 * groups) // 128 * 128
-    left = _scales("a_scale", a_scale, dtype, rows, k, width, TILE)
-    right = _scales("b_scale", b_scale, dtype, n, k, width, TILE, groups)
+    left = _scales("a_scale", a_scale, dtype, rows, k, width, HIGH)
+    right = _scales("b_scale", b_scale, dtype, n, k, width, HIGH, groups)
     checks.same_device(a=a, m_indptr=m_indptr)
     out = torch.empty(a.shape[0], n, dtype=checks.out_dtype(out_dtype, *HALVES), device=a.device)
     group = torch.arange(groups, dtype=torch.int32, device=a.device)
@@ -327,7 +369,7 @@ def _group_gemm(
     return out
 
 
-@checks.verb
+@verb("mx_product")
 def scaled_grouped_mm_mx(
     mat_a: Tensor,
     mat_b: Tensor,
@@ -377,8 +419,8 @@ def scaled_grouped_mm_mx(
     memory, columns = _memory("scale_a", scale_a, scale_a.dtype), -(-k // width)
     if memory.numel() < (least := size_of(mat_a.shape[0], columns, LINEAR)) and offs.device.type == "cpu":
         raise ShapeError(f"scale_a holds {memory.numel()} scales; the codes alone have {least}")
-    left = Scales(memory, width, TILE)
-    right = _scales("scale_b", scale_b, scale_a.dtype, n, k, width, TILE, groups)
+    left = Scales(memory, width, HIGH)
+    right = _scales("scale_b", scale_b, scale_a.dtype, n, k, width, HIGH, groups)
     checks.same_device(mat_a=mat_a, offs=offs)
     out = torch.empty(mat_a.shape[0], n, dtype=checks.out_dtype(out_dtype, torch.bfloat16), device=mat_a.device)
     end = offs.to(torch.int32)
@@ -390,7 +432,7 @@ def scaled_grouped_mm_mx(
     return out
 
 
-@checks.verb
+@verb("mx_product")
 def scaled_grouped_mm_mx_k_groups(
     mat_a: Tensor,
     mat_b: Tensor,
@@ -434,7 +476,7 @@ def scaled_grouped_mm_mx_k_groups(
         memory = _memory(name, scale, UE8M0)
         if memory.numel() < (least := _up(rows) * across):
             raise ShapeError(f"{name} holds {memory.numel()} scales; these groups of {rows} rows take {least}")
-        sides.append(Scales(memory, MX_BLOCK, TILE))
+        sides.append(Scales(memory, MX_BLOCK, HIGH))
     out = torch.empty(groups * m, n, dtype=checks.out_dtype(out_dtype, torch.bfloat16), device=mat_a.device)
     depth = torch.stack([first, end, torch.cat([columns.new_zeros(1), columns[:-1]])])
     run_product(mat_a, sides[0], mat_b[None], sides[1], out, Rows(None, None, depth))
@@ -444,7 +486,7 @@ def scaled_grouped_mm_mx_k_groups(
 # --- DeepGEMM -------------------------------------------------------------------------------------------------------
 
 
-@checks.verb
+@verb("mx_product", adapter=_mixed())
 def fp8_fp4_gemm_nt(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -490,7 +532,7 @@ def fp8_fp4_gemm_nt(
     _into(x, left, w[None], right, out, None, c is not None)
 
 
-@checks.verb
+@verb("mx_product", adapter=_mixed(turned="b"))
 def fp8_fp4_gemm_nn(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -504,7 +546,7 @@ def fp8_fp4_gemm_nn(
     fp8_fp4_gemm_nt(a, _turned("b", b), out, c, recipe_a=recipe_a, recipe_b=recipe_b)
 
 
-@checks.verb
+@verb("mx_product", adapter=_mixed(turned="ab"))
 def fp8_fp4_gemm_tn(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -518,7 +560,7 @@ def fp8_fp4_gemm_tn(
     fp8_fp4_gemm_nt(_turned("a", a), _turned("b", b), out, c, recipe_a=recipe_a, recipe_b=recipe_b)
 
 
-@checks.verb
+@verb("mx_product", adapter=_mixed(turned="a"))
 def fp8_fp4_gemm_tt(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -532,7 +574,7 @@ def fp8_fp4_gemm_tt(
     fp8_fp4_gemm_nt(_turned("a", a), b, out, c, recipe_a=recipe_a, recipe_b=recipe_b)
 
 
-@checks.verb
+@verb("mx_product", adapter=_mixed("m_indices"))
 def m_grouped_fp8_fp4_gemm_nt_contiguous(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -565,7 +607,15 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
     _into(x, left, w, right, out, Rows(table))
 
 
-@checks.verb
+serve(
+    "m_grouped_fp8_fp4_gemm_nt_psum",
+    "mx_product",
+    partial(m_grouped_fp8_fp4_gemm_nt_contiguous, use_psum_layout=True),
+    _mixed("ends"),
+)
+
+
+@verb("mx_product", adapter=_mixed("m_indices", turned="b"))
 def m_grouped_fp8_fp4_gemm_nn_contiguous(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -582,7 +632,7 @@ def m_grouped_fp8_fp4_gemm_nn_contiguous(
     )
 
 
-@checks.verb
+@verb("mx_product", adapter=_groups_of_k)
 def k_grouped_fp8_gemm_tn_contiguous(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -662,7 +712,7 @@ def _turned(name: str, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return (wide[..., ::2] | wide[..., 1::2] << 4).contiguous(), scale.mT.contiguous()
 
 
-@checks.verb
+@verb("mx_product", adapter=_mixed("masked_m"))
 def m_grouped_fp8_fp4_gemm_nt_masked(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -796,6 +846,9 @@ def mx_product(
     backend.mx_product(a, left, b, right, out, rows, alpha, bias, accumulate)
 
 
+operators.register("mx_product", mx_product, operators.nothing, writes=("out",))
+
+
 def _scales(
     name: str, x: Tensor, dtype: torch.dtype, rows: int, k: int, width: int, tile: str, groups: int = 1
 ) -> Scales:
@@ -813,14 +866,6 @@ def _memory(name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
     checks.dtype(name, checks.tensor(name, x), torch.uint8, dtype)
     lies = x.t() if x.dim() == 2 and not x.is_contiguous() and x.t().is_contiguous() else x
     return lies.contiguous().reshape(-1).view(dtype)
-
-
-def size_of(rows: int, columns: int, tile: str) -> int:
-    """Scales that the memory of a matrix holds, padding included."""
-    if tile == LINEAR:
-        return rows * columns
-    height = HEIGHTS[tile]
-    return (rows + height - 1) // height * height * ((columns + 3) // 4 * 4)
 
 
 def _up(rows: int) -> int:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import torch
 
 from kernels.backends.declaration import Backend
-from kernels.config import Config, current_config
+from kernels.config import current_config
 from kernels.errors import (
     ConfigError,
     MissingPackageError,
@@ -27,7 +27,10 @@ from kernels.errors import (
     SwitchedOff,
     Unavailable,
 )
-from kernels.platform import ARCHES, Machine, current_machine
+from kernels.platform import current_machine
+from kernels.records import ARCHES, Config, Machine, Plan, Problem
+
+__all__ = ["MODULES", "ROUTINES", "TABLE", "Plan", "Problem", "backend_of", "describe", "markdown_table", "plan"]
 
 TABLE: Mapping[str, tuple[str, ...]] = {
     # operation: backends in order of preference
@@ -135,57 +138,6 @@ WORDS: Mapping[str, tuple[object, ...]] = {
 """Admitted values of those fields of a problem that are neither extents nor dtypes."""
 NO_BACKEND = "no backend"
 """The end of the first line of :func:`describe` where nothing serves a problem."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What a decision depends on; extents that a table does not look at stay None.
-
-    Dtypes are torch names without the prefix; scale kinds are ``tensor``, ``token``, ``channel`` or ``block``.
-    """
-
-    op: str
-    device: str = "cuda"
-    m: int | None = None
-    n: int | None = None
-    k: int | None = None
-    groups: int | None = None
-    a_dtype: str = "float8_e4m3fn"
-    b_dtype: str = "float8_e4m3fn"
-    a_scale: str = "tensor"
-    b_scale: str = "tensor"
-    out_dtype: str = "bfloat16"
-    bias: str | None = None
-    c: str | None = None
-    kernel: str | None = None
-    heads: int | None = None
-    head_dim: int | None = None
-    block_size: int | None = None
-    group_size: int = 128
-    ue8m0: bool = False
-
-    def __str__(self) -> str:
-        """The fields that differ from their defaults, in one line."""
-        given = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
-        return " ".join(given[1:] and [self.op, *given[1:]] or [self.op])
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The decision: backend, kernel, preparation of the operands, and why earlier backends were rejected."""
-
-    problem: Problem
-    arch: str
-    backend: str
-    kernel: str
-    steps: tuple[str, ...]
-    reasons: tuple[tuple[str, Reason], ...]
-
-    def __str__(self) -> str:
-        """The choice, its steps, and every rejected backend, a line each."""
-        lines = [f"{self.problem} on {self.arch}: {self.backend} -> {self.kernel}"]
-        lines += [f"  step: {step}" for step in self.steps]
-        return "\n".join(lines + [f"  rejected {name}: {why}" for name, why in self.reasons])
 
 
 def backend_of(name: str) -> Backend:

@@ -16,17 +16,21 @@ Not covered: E5M2, the FNUZ formats as a quantisation target, stochastic roundin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from kernels import checks, formulas
+from kernels.adapters import Inputs, Options, by_name
 from kernels.checks import FP8, WIDE
 from kernels.errors import InputError, LayoutError, OptionError, ShapeError
+from kernels.operators import empty, lanes
 from kernels.routes import dtype_name, route
 from kernels.support import BLOCK
+from kernels.verbs import verb
 
 GROUP_EPS = 1e-10
 """Floor of the amax of a group (vLLM's and SGLang's default)."""
@@ -38,7 +42,68 @@ UNLOADED = torch.finfo(FP8).min
 """A weight scale that no checkpoint has set (vLLM's sentinel)."""
 
 
-@checks.verb
+# --- as a contract, and as an operator, calls it -------------------------------------------------------------------
+
+
+def _scaled_operator(
+    x: Tensor,
+    scale: Tensor | None,
+    num_token_padding: int | None,
+    scale_ub: Tensor | None,
+    use_per_token_if_dynamic: bool,
+) -> tuple[Tensor, Tensor]:
+    q, s = scaled_fp8_quant(
+        x,
+        scale,
+        num_token_padding=num_token_padding,
+        scale_ub=scale_ub,
+        use_per_token_if_dynamic=use_per_token_if_dynamic,
+    )
+    return q, s if scale is None else s.clone()  # an operator's result may not be its argument
+
+
+def _scaled_fake(
+    x: Tensor, scale: Tensor | None, padding: int | None, scale_ub: Tensor | None, per_token: bool
+) -> tuple[Tensor, Tensor]:
+    symbolic: Any = torch  # its symbolic functions have no types
+    rows = x.shape[0] if padding is None else symbolic.sym_max(x.shape[0], padding)
+    q = empty(rows, x.shape[1], like=x, dtype=FP8)
+    if scale is not None:
+        return q, torch.empty_like(scale)
+    return q, empty(*((rows, 1) if per_token else (1,)), like=x, dtype=torch.float32)
+
+
+def _group_operator(x: Tensor, group_size: int, eps: float, layout: str, use_ue8m0: bool) -> tuple[Tensor, Tensor]:
+    return per_token_group_quant_fp8(
+        x,
+        group_size,
+        eps=eps,
+        column_major_scales=layout != "row",
+        tma_aligned_scales=layout == "tma",
+        use_ue8m0=use_ue8m0,
+    )
+
+
+def _group_fake(x: Tensor, group_size: int, eps: float, layout: str, use_ue8m0: bool) -> tuple[Tensor, Tensor]:
+    q, groups = torch.empty(x.shape, dtype=FP8, device=x.device), x.shape[-1] // group_size
+    if layout == "row":
+        return q, empty(*x.shape[:-1], groups, like=x, dtype=torch.float32)
+    return q, lanes(x, groups, 4 if layout == "tma" else 1, torch.float32)
+
+
+def _packed_fake(x: Tensor, group_size: int, eps: float) -> tuple[Tensor, Tensor]:
+    words = (x.shape[1] // group_size + 3) // 4
+    return torch.empty(x.shape, dtype=FP8, device=x.device), lanes(x, words, 4, torch.int32)
+
+
+def _as_tensor(verb: Callable[..., bool], inputs: Inputs, options: Options) -> Tensor:
+    return torch.tensor(verb(**inputs), dtype=torch.bool, device="cpu")
+
+
+# --- the verbs -----------------------------------------------------------------------------------------------------
+
+
+@verb("cast")
 def ceil_to_ue8m0(x: Tensor) -> Tensor:
     """Smallest power of two >= \\|x\\| that UE8M0 can hold, by exponent bits.
 
@@ -62,7 +127,7 @@ def ceil_to_ue8m0(x: Tensor) -> Tensor:
     return formulas.ceil_to_ue8m0(checks.dtype("x", checks.tensor("x", x), torch.float32))
 
 
-@checks.verb
+@verb("quant_tensor", outputs=("q", "scale"), fake=_scaled_fake, operator=_scaled_operator)
 def scaled_fp8_quant(
     x: Tensor,
     scale: Tensor | None = None,
@@ -128,7 +193,7 @@ def scaled_fp8_quant(
     return _pad_rows(q, num_token_padding, 0.0), s
 
 
-@checks.verb
+@verb("quant_group", outputs=("q", "scale"), fake=_group_fake, operator=_group_operator)
 def per_token_group_quant_fp8(
     x: Tensor,
     group_size: int,
@@ -194,7 +259,7 @@ def per_token_group_quant_fp8(
     return q, scale
 
 
-@checks.verb
+@verb("quant_group_packed", outputs=("q", "scale"), fake=_packed_fake)
 def per_token_group_quant_fp8_packed(
     x: Tensor, group_size: int = BLOCK, *, eps: float = GROUP_EPS
 ) -> tuple[Tensor, Tensor]:
@@ -224,7 +289,7 @@ def per_token_group_quant_fp8_packed(
     return q, scale
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"))
 def per_block_cast_to_fp8(
     x: Tensor, block_size: Sequence[int] = (BLOCK, BLOCK), use_ue8m0: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -248,7 +313,7 @@ def per_block_cast_to_fp8(
     return formulas.cast_blocks(x, rows, cols, CAST_FLOOR, use_ue8m0)
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"))
 def per_token_cast_to_fp8(x: Tensor, use_ue8m0: bool = False, group: int = BLOCK) -> tuple[Tensor, Tensor]:
     """DeepGEMM's activation cast: one scale per row and ``group`` of K (ragged K padded with zeros for the amax).
 
@@ -267,7 +332,7 @@ def per_token_cast_to_fp8(x: Tensor, use_ue8m0: bool = False, group: int = BLOCK
     return formulas.cast_blocks(x, 1, group, CAST_FLOOR, use_ue8m0)
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"))
 def per_channel_cast_to_fp8(x: Tensor, use_ue8m0: bool = False) -> tuple[Tensor, Tensor]:
     """DeepGEMM's cast along M: one scale per column and 128 rows.
 
@@ -286,7 +351,7 @@ def per_channel_cast_to_fp8(x: Tensor, use_ue8m0: bool = False) -> tuple[Tensor,
     return formulas.cast_blocks(x, BLOCK, 1, CAST_FLOOR, use_ue8m0)
 
 
-@checks.verb
+@verb("cast", outputs=("q", "scale"))
 def flashinfer_quantize_1x128(x: Tensor) -> tuple[Tensor, Tensor]:
     """The activation quantiser inside FlashInfer's SM90 block-scaled kernel, with IEEE division.
 
@@ -311,7 +376,7 @@ def flashinfer_quantize_1x128(x: Tensor) -> tuple[Tensor, Tensor]:
     return q, torch.nn.functional.pad(scale.t(), (0, -x.shape[0] % 4)).contiguous()
 
 
-@checks.verb
+@verb("cast", adapter=by_name("q", "scale", renamed={"x": "w"}))
 def flashinfer_quantize_128x128(w: Tensor) -> tuple[Tensor, Tensor]:
     """The weight quantiser inside FlashInfer's SM90 block-scaled kernel, as specified (every row is scanned).
 
@@ -332,7 +397,7 @@ def flashinfer_quantize_128x128(w: Tensor) -> tuple[Tensor, Tensor]:
     return formulas.flashinfer_blocks(w, BLOCK)
 
 
-@checks.verb
+@verb("cast")
 def per_tensor_dequantize(q: Tensor, inv_scale: float | Tensor) -> Tensor:
     """``float16(q * inv_scale)``: dequantise through float16, as vLLM does (whose name ``inv_scale`` is).
 
@@ -363,7 +428,7 @@ def per_tensor_dequantize(q: Tensor, inv_scale: float | Tensor) -> Tensor:
     return (q.to(torch.float32) * factor).to(torch.float16)
 
 
-@checks.verb
+@verb("cast", adapter=_as_tensor)
 def all_close_1d(x: Tensor) -> bool:
     """Whether all entries of a vector are close to the first (rtol 1e-5, atol 1e-8; NaN is close to nothing).
 
@@ -375,7 +440,7 @@ def all_close_1d(x: Tensor) -> bool:
     return bool(torch.isclose(x, x[:1].expand_as(x)).all())
 
 
-@checks.verb
+@verb("cast", adapter=by_name(converted={"logical_widths": Tensor.tolist}))
 def convert_to_channelwise(weight_scale: Tensor, logical_widths: Sequence[int]) -> Tensor:
     """Repeat each shard's scalar over its rows.
 
@@ -395,7 +460,7 @@ def convert_to_channelwise(weight_scale: Tensor, logical_widths: Sequence[int]) 
     return torch.cat([one.expand(rows) for one, rows in zip(weight_scale, widths, strict=True)]).unsqueeze(1)
 
 
-@checks.verb
+@verb("cast", adapter=by_name("max_scale", "weight", converted={"logical_widths": Tensor.tolist}))
 def requantize_with_max_scale(
     weight: Tensor, weight_scale: Tensor, logical_widths: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
@@ -431,7 +496,7 @@ def requantize_with_max_scale(
     return top, whole.view(FP8)
 
 
-@checks.verb
+@verb("cast", outputs=("weight", "weight_scale", "input_scale"))
 def normalize_e4m3fn_to_e4m3fnuz(
     weight: Tensor, weight_scale: Tensor, input_scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -19,7 +19,9 @@ from kernels import context
 from kernels.backends.declaration import Backend
 from kernels.config import current_config, use_config
 from kernels.errors import OptionError
-from kernels.plan import MODULES, Plan, Problem, backend_of, plan
+from kernels.plan import MODULES, backend_of, plan
+from kernels.records import Plan, Problem
+from kernels.verbs import exported
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -38,6 +40,7 @@ def only(backend: str) -> Iterator[None]:
         yield
 
 
+@exported
 @contextmanager
 def explain() -> Iterator[list[Plan]]:
     """The decisions of the calls in the block, each once, in the order in which they are made.

@@ -14,21 +14,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from kernels.config import Config
 from kernels.errors import Reason, SwitchedOff, Unavailable, Unsupported
-
-if TYPE_CHECKING:
-    from kernels.plan import Problem
-    from kernels.platform import Machine
+from kernels.records import PACKAGES, Config, Machine, Problem
 
 Version = tuple[int, ...]
 Build = tuple[int, int | None, Version]
 """Capabilities ``low <= sm < high`` (None: no upper limit), and the least CUDA that compiles a kernel for them."""
 
-PACKAGES = ("deep_gemm", "flashinfer", "flashinfer_cubin", "vllm_ops", "sgl_kernel", "triton")
-"""Packages a row can ask for."""
 E4M3_SM = 89
 """The first capability that converts to E4M3 and multiplies it."""
 E4M3_GFX = (9, 4)

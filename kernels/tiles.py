@@ -9,27 +9,40 @@ FlashInfer's group_gemm, DeepGEMM's smxx_layout. Not covered: the permuted view 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from kernels import checks
+from kernels.adapters import Inputs, Options
 from kernels.backends._host import take
 from kernels.errors import OptionError, ShapeError
 from kernels.layout import align, ceil_div, powers_of_two, shuffled_rows, swizzle_scale
+from kernels.verbs import verb
 
 HEIGHT, WIDTH = 128, 4
-PLACEMENTS = ("tight", "flashinfer", "masked")
+GROUP_PLACEMENTS = ("tight", "flashinfer", "masked")
 
 
-@checks.verb
+# --- as a contract, and as an operator, calls it -------------------------------------------------------------------
+
+
+def _groups_on_host(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
+    """The sizes of the groups lie on the host."""
+    return verb(inputs["scale"], inputs["ks"].tolist(), options.get("gran_k", 128))
+
+
+# --- the verbs -----------------------------------------------------------------------------------------------------
+
+
+@verb("layout")
 def to_blocked(scale: Tensor) -> Tensor:
     """Scales ``[M, C]`` or ``[G, M, C]`` of one byte in tiles of 128x4, flat for each matrix, zeros in the padding."""
     return swizzle_scale(scale)
 
 
-@checks.verb
+@verb("layout")
 def shuffle_matrix_sf_a(scale: Tensor, epilogue_tile_m: int = 128) -> Tensor:
     """Scales ``[M, C]`` of one byte with the rows of :func:`kernels.shuffle_matrix_a`, then as :func:`to_blocked`.
 
@@ -39,7 +52,7 @@ def shuffle_matrix_sf_a(scale: Tensor, epilogue_tile_m: int = 128) -> Tensor:
     return swizzle_scale(take(scale, shuffled_rows(rows, epilogue_tile_m, scale.device)))
 
 
-@checks.verb
+@verb("layout")
 def from_blocked(memory: Tensor, rows: int, columns: int, tile: str = "128x4") -> Tensor:
     """The scales of :func:`to_blocked` by row and column, contiguous; padding is not read.
 
@@ -69,7 +82,7 @@ def from_blocked(memory: Tensor, rows: int, columns: int, tile: str = "128x4") -
     return out
 
 
-@checks.verb
+@verb("layout")
 def swizzle_scale_experts(
     scale: Tensor, first: Tensor, rows: Tensor, placement: str = "tight", capacity: int = 0
 ) -> Tensor:
@@ -109,7 +122,7 @@ def swizzle_scale_experts(
             raise ShapeError(f"scale has {total} rows; {groups} experts of {capacity} rows take {groups * capacity}")
         starts = i * align(capacity, HEIGHT)
     else:
-        raise OptionError(f"placement={placement!r}: there are {', '.join(PLACEMENTS)}")
+        raise OptionError(f"placement={placement!r}: there are {', '.join(GROUP_PLACEMENTS)}")
     masked = placement == "masked"
     height = groups * align(capacity, HEIGHT) if masked else (total + (HEIGHT - 1) * groups) // HEIGHT * HEIGHT
     row = torch.arange(total, device=scale.device)
@@ -122,7 +135,7 @@ def swizzle_scale_experts(
     return swizzle_scale(matrix[:height]).view(scale.dtype)
 
 
-@checks.verb
+@verb("layout")
 def to_blocked_k_groups(scale: Tensor, ends: Tensor) -> Tensor:
     """Scales ``[M, C]`` of one byte whose columns belong to groups, each group in tiles of its own; zeros elsewhere.
 
@@ -155,7 +168,7 @@ def to_blocked_k_groups(scale: Tensor, ends: Tensor) -> Tensor:
     return memory.view(scale.dtype)
 
 
-@checks.verb
+@verb("layout", adapter=_groups_on_host)
 def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     scale: Tensor, ks: Sequence[int], gran_k: int = 128, *, check: bool | None = None
 ) -> Tensor:

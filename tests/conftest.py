@@ -18,11 +18,11 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.support.commandline import Cli, Ran
 from tests.support.cpu import Costs
-from tests.support.full import left_out
+from tests.support.full import MARKERS, left_out
 from tests.support.paths import FIXTURES, ROOT, SHARED
 from tests.support.tools import found
 
@@ -45,10 +45,16 @@ gc.disable()
 collect_ignore = ["support"]  # another project's suite; test_pytest_plugin.py runs it
 
 # The same examples at each run: the first thirty of what ``--full`` tries, where a test does not name a number.
-for profile, examples in (("repeatable", 30), ("full", 100)):
+# A mutant of tests/support/mutation.py fails at the first one that shows it.
+for profile, examples, phases in (
+    ("repeatable", 30, tuple(Phase)),
+    ("unshrunk", 30, (Phase.explicit, Phase.generate)),
+    ("full", 100, tuple(Phase)),
+):
     settings.register_profile(
         profile,
         max_examples=examples,
+        phases=phases,
         deadline=None,
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow],
@@ -104,6 +110,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(TestRecord(Path(folder)))
     config.addinivalue_line("markers", "needs_shared(path): reads this file or folder of FP8_ORACLE_SHARED")
     config.addinivalue_line("markers", "needs_tools(name): runs this program, or compiles with this header")
+    for marker in MARKERS:
+        config.addinivalue_line("markers", f"{marker}: what runs without --full (support/full.py)")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -16,7 +16,7 @@ import importlib
 import struct
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,10 +28,7 @@ from kernels.errors import MissingPackageError
 from kernels.fast import torch as fast_torch
 from kernels.fast import triton as fast_triton
 from kernels.fast.triton import Start
-
-if TYPE_CHECKING:
-    from kernels.plan import Problem
-    from kernels.platform import Machine
+from kernels.records import Machine, Problem
 
 ALIGNMENT = 16
 """Bytes of a pointer, and the divisor of an integer, on which Triton specialises."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,10 +20,7 @@ from kernels.backends._host import dense, on_its_device
 from kernels.backends.declaration import Backend
 from kernels.config import current_config
 from kernels.errors import MissingPackageError, NoBackendError
-
-if TYPE_CHECKING:
-    from kernels.plan import Problem
-    from kernels.platform import Machine
+from kernels.records import Machine, Problem, vllm_libraries
 
 log = logging.getLogger(__name__)
 ELF = b"\x7fELF"
@@ -68,8 +65,6 @@ def operators() -> Any:
 @functools.cache
 def _loaded() -> tuple[Any, dict[str, str]]:
     """The operators, and why which library did not load."""
-    from kernels.platform import vllm_libraries
-
     failures: dict[str, str] = {}
     if hasattr(torch.ops._C, "cutlass_scaled_mm"):
         return torch.ops._C, failures

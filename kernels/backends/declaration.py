@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernels import support
 from kernels.errors import MissingPackageError, Reason, Unavailable, Unsupported
-
-if TYPE_CHECKING:
-    from kernels.config import Config
-    from kernels.plan import Problem
-    from kernels.platform import Machine
+from kernels.records import Config, Machine, Problem
 
 Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
 """From shape, strides and dtype to an uninitialised tensor."""

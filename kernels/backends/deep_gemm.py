@@ -16,7 +16,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,11 +26,8 @@ from kernels.backends.declaration import Backend, Gemm
 from kernels.config import current_config
 from kernels.errors import MissingPackageError, OptionError
 from kernels.fast import deep_gemm as direct
+from kernels.records import Machine, Problem
 from kernels.support import BLOCK, GEMMS
-
-if TYPE_CHECKING:
-    from kernels.plan import Problem
-    from kernels.platform import Machine
 
 IMPORT_NAMES = ("deep_gemm", "vllm.third_party.deep_gemm")
 SYMBOLS = {

@@ -8,8 +8,6 @@ Quantisers serve every device (:mod:`kernels.formulas`); their payloads are cont
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -18,11 +16,8 @@ from kernels.backends._host import column_major, lane_major, no_autocast_no_grad
 from kernels.backends.declaration import Allocate, Backend, Quantiser, Rows, Scales, WideLinear
 from kernels.checks import FP8, FP8_MAX
 from kernels.formulas import ceil_to_ue8m0, divide_and_saturate, flashinfer_blocks, fp8_max, pack_ue8m0, saturate
+from kernels.records import Machine, Problem
 from kernels.support import BLOCK
-
-if TYPE_CHECKING:
-    from kernels.plan import Problem
-    from kernels.platform import Machine
 
 SPLIT_KV = 256
 """Cached tokens in one unit of work of the paged kernel's schedule."""

@@ -19,7 +19,7 @@ import functools
 import importlib
 import threading
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,10 +30,7 @@ from kernels.config import current_config
 from kernels.errors import MissingPackageError
 from kernels.fast import flashinfer as direct
 from kernels.fast.flashinfer import Run
-
-if TYPE_CHECKING:
-    from kernels.plan import Problem
-    from kernels.platform import Machine
+from kernels.records import Machine, Problem
 
 
 def kernel(p: Problem, machine: Machine) -> str:

@@ -19,7 +19,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,11 +27,8 @@ from torch import Tensor
 from kernels.backends._host import dense, on_its_device
 from kernels.backends.declaration import Backend
 from kernels.errors import DtypeError, MissingPackageError, NoBackendError, OptionError
+from kernels.records import Machine, Problem
 from kernels.support import SGL_WORD
-
-if TYPE_CHECKING:
-    from kernels.plan import Problem
-    from kernels.platform import Machine
 
 PACKAGE = "sgl_kernel"
 FP8_MAX = 448.0

@@ -10,18 +10,14 @@ Not covered: fast accumulation (``use_fast_accum`` stays off: one chain over K l
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from kernels.backends._host import dense, no_autocast_no_grad, pitched
 from kernels.backends.declaration import Backend
 from kernels.platform import Machine, current_machine
+from kernels.records import Problem
 from kernels.support import ROWWISE_CPU, rowwise_cublas
-
-if TYPE_CHECKING:
-    from kernels.plan import Problem
 
 SCALE_MULTIPLE = 4
 """The block-scaled product takes scales for a multiple of 4 rows and a multiple of 4 blocks of K: torch checks the

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,11 +22,8 @@ from torch import Tensor
 from kernels.backends._launch import Launch, imported, loads
 from kernels.backends.declaration import Backend
 from kernels.platform import current_machine
+from kernels.records import Machine, Problem
 from kernels.support import BLOCK, E4M3_SM, F16_SM, SPARE, shared_memory
-
-if TYPE_CHECKING:
-    from kernels.plan import Problem
-    from kernels.platform import Machine
 
 DENSE, CONTIGUOUS, MASKED = 0, 1, 2
 """Modes of the kernel."""

@@ -18,7 +18,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,11 +31,8 @@ from kernels.context import Memo
 from kernels.fast import torch as fast_torch
 from kernels.fast.triton import modes
 from kernels.platform import current_machine
+from kernels.records import Machine, Problem
 from kernels.support import BLOCK, E4M3_SM, shared_memory
-
-if TYPE_CHECKING:
-    from kernels.plan import Problem
-    from kernels.platform import Machine
 
 
 class Cut(NamedTuple):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from math import inf
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,11 +20,8 @@ from torch import Tensor
 from kernels.backends._launch import Launch, imported, loads
 from kernels.backends.declaration import Backend, Rows, Scales
 from kernels.platform import current_machine
+from kernels.records import Machine, Problem
 from kernels.support import SPARE, shared_memory
-
-if TYPE_CHECKING:
-    from kernels.plan import Problem
-    from kernels.platform import Machine
 
 
 class Tile(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +22,8 @@ from kernels.config import current_config
 from kernels.context import Memo
 from kernels.fast import torch as fast_torch
 from kernels.fast.triton import modes
+from kernels.records import Machine, Problem
 from kernels.support import BLOCK
-
-if TYPE_CHECKING:
-    from kernels.plan import Problem
-    from kernels.platform import Machine
 
 TILE = 32
 """Groups (or rows) of one program: 4096 elements at 128 a group."""

@@ -35,8 +35,9 @@ from kernels.linear import cutlass_scaled_mm
 from kernels.moe_layer import silu_and_mul
 from kernels.nn.checkpoint import Checkpoint
 from kernels.nn.shards import KINDS, SCALES, Layout, Shard, check, fill, finite, kind_of, lay_out, share, whole
-from kernels.plan import Problem, plan
+from kernels.plan import plan
 from kernels.quantize import ceil_to_ue8m0, per_block_cast_to_fp8, per_token_group_quant_fp8, scaled_fp8_quant
+from kernels.records import Problem
 from kernels.routes import cached, dtype_name
 from kernels.support import BLOCK
 
@@ -123,7 +124,7 @@ class Fp8Linear(Fp8Module):
     bias: torch.nn.Parameter | None
     input_scale: torch.nn.Parameter | None
 
-    @checks.verb
+    @checks.checked
     def __init__(
         self,
         weight: Tensor,
@@ -282,7 +283,7 @@ class Fp8Linear(Fp8Module):
                 return deepgemm_blockscale_linear(input, weight, scale, BLOCK, self.ue8m0)
         return self._forward(input)
 
-    @checks.verb
+    @checks.checked
     def _forward(self, input: Tensor) -> Tensor:
         """:meth:`forward` of any input."""
         fits = input.dim() > 0 and input.shape[-1] == self.in_features

@@ -46,6 +46,7 @@ from torch import Tensor
 from oracle.numbers import ue8m0
 from oracle.numbers.formats import FP32, Format, codes_of, decode, is_nan, of_dtype
 from oracle.numbers.quantize import Band, Ends, Prepared, Steps, quotients, suits, to_codes, to_scale_format
+from oracle.numbers.recipe_table import of_element, recipes
 from oracle.numbers.recipes import (
     Candidates,
     CodeFormula,
@@ -55,8 +56,6 @@ from oracle.numbers.recipes import (
     Recipe,
     ScaleFormula,
     ZeroSign,
-    of_element,
-    recipes,
 )
 from oracle.numbers.rounding import Overflow, Rounding, encode, f32, round_to
 from oracle.numbers.scaling import Block, ScaleFormat

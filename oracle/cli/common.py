@@ -17,7 +17,7 @@ from rich.text import Text
 from oracle.diagnosis.level import Explain
 from oracle.errors import OptionError
 from oracle.fixtures import files as fixtures
-from oracle.numbers import recipes
+from oracle.numbers import recipe_table
 from oracle.report.console import STYLES
 from oracle.report.files import to_json, to_junit, to_markdown
 from oracle.report.html import to_html
@@ -126,7 +126,7 @@ def declared(arguments: argparse.Namespace) -> str | None:
         return numerics
     if numerics is not None:
         raise OptionError(f"--recipe {recipe} and --numerics {numerics}: a quantiser declares one of them, its recipe")
-    recipes.get(recipe)
+    recipe_table.get(recipe)
     if arguments.contract is not None and get(arguments.contract).returns != ("q", "scale"):
         known = ", ".join(spec.name for spec in get(arguments.contract).options)
         hint = "; its option recipe names one" if "recipe" in known.split(", ") else ""

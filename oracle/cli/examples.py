@@ -78,6 +78,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("keep a run", "history add run.jsonl --db runs.sqlite --label v1.2"),
         ("look at all of them", "history show --db runs.sqlite --html history.html"),
     ),
+    "across": (
+        ("what changes from an H100 to a B200", "across --arches sm90,sm100 --html across.html"),
+        ("one routine on every pair of architectures", f"across --contract {GEMM} --verbose"),
+    ),
     "lint": (
         ("scales, codes and names of a checkpoint", "lint DeepSeek-V3/"),
         ("what the quantisation lost", "lint quantised/ --against original/ --only 'model.layers.3.*'"),

@@ -1,4 +1,4 @@
-"""Commands about the installation: ``doctor``, ``list``, ``plan`` and ``completion``.
+"""Commands about the installation: ``doctor``, ``list`` and ``plan``.
 
 ``doctor`` imports each GPU library in a separate process with a time limit, because one may crash or hang while it
 loads. ``plan`` prints the decision of ``kernels.plan``, which is imported by name only. Nothing is downloaded or
@@ -18,7 +18,6 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from pathlib import Path
 from typing import Literal
 
-import shtab
 import torch
 from rich.table import Table
 
@@ -35,7 +34,6 @@ from oracle.routines.options import word
 from oracle.tensorcore.schedules import schedules
 
 WHAT = ("contracts", "cases", "faults", "subjects", "captures", "numerics")
-SHELLS = tuple(shtab.SUPPORTED_SHELLS)
 # Import names and what they are for; each is optional.
 OPTIONAL = {
     "triton": "our own quantisation kernels",
@@ -78,17 +76,6 @@ def add_plan(commands: Commands) -> None:
     for dim in ("m", "n", "k"):
         command.add_argument(f"--{dim}", type=int)
     repeated(command, "--option", "NAME=VALUE", "any other field of the problem")
-
-
-def add_completion(commands: Commands) -> None:
-    command = add_command(
-        commands,
-        "completion",
-        _completion,
-        "print the completion script of a shell",
-        "Print a script that completes commands, flags and choices; load it where your shell loads such.",
-    )
-    command.add_argument("shell", choices=SHELLS)
 
 
 # --- doctor -------------------------------------------------------------------------------------------------
@@ -344,10 +331,3 @@ def _plan(arguments: argparse.Namespace) -> int:
         raise OptionError(str(error)) from None
     print(text)
     return 1 if text.splitlines()[0].endswith(plan.NO_BACKEND) else 0
-
-
-def _completion(arguments: argparse.Namespace) -> int:
-    from oracle.cli import parser
-
-    print(shtab.complete(parser(), arguments.shell))
-    return 0

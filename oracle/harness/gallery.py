@@ -34,7 +34,7 @@ from oracle.harness.report import BATCH, LIMIT, LOAD, NUMBERS, Finding, Report, 
 from oracle.harness.session import UNWRITTEN
 from oracle.harness.validation import INTERRUPTED, arch_of, validate
 from oracle.numbers.formats import same_bits
-from oracle.numbers.recipes import recipes
+from oracle.numbers.recipe_table import recipes
 from oracle.report.gallery import Row
 from oracle.routines import cases, get
 from oracle.routines.base import Contract

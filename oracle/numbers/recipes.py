@@ -18,11 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
-from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
-from oracle.errors import NumericsError, among
 from oracle.numbers.formats import E4M3FN, Format
 from oracle.numbers.scaling import (
     E4M3_1X32_UE8M0,
@@ -304,31 +301,6 @@ class Recipe:
     def with_floor(self, amax_floor: float) -> Recipe:
         """The same recipe with another amax floor (``eps``)."""
         return replace(self, amax_floor=amax_floor)
-
-
-@lru_cache(maxsize=1)
-def recipes() -> Mapping[str, Recipe]:
-    """Every named recipe, by name; the faulty ones (``fault`` is not None) included."""
-    from oracle.numbers import kv_recipes, mx_recipes  # made of the records of this file
-
-    own = (v for v in globals().values() if isinstance(v, Recipe))
-    rows = [*own, *TRITON, *mx_recipes.ROWS, *kv_recipes.ROWS]
-    return MappingProxyType({row.name: row for row in rows})
-
-
-def of_element(element: Format) -> tuple[Recipe, ...]:
-    """The named recipes of one element format: codes of several are stored alike (uint8)."""
-    return tuple(row for row in recipes().values() if row.element == element)
-
-
-def get(name: str) -> Recipe:
-    """The recipe of this name.
-
-    Raises NumericsError: no recipe has this name; the message lists those that exist.
-    """
-    if name not in recipes():
-        raise NumericsError(f"no recipe {name!r}; {among(name, sorted(recipes()))}")
-    return recipes()[name]
 
 
 def like(base: Recipe, name: str, source: str | None = None, **differs: Any) -> Recipe:

@@ -181,7 +181,14 @@ class Call:
 
     def by(self, schedule: Schedule | None) -> Call:
         """The same call by another arithmetic, with the operands that this one has decoded."""
-        call, known = replace(self, schedule=schedule), vars(self)
+        return self._with(schedule=schedule)
+
+    def on(self, arch: str) -> Call:
+        """The same call where the arithmetic of another arch is admitted, with the operands that this one has."""
+        return self._with(arch=arch)
+
+    def _with(self, **changed: Any) -> Call:
+        call, known = replace(self, **changed), vars(self)
         vars(call).update({name: known[name] for name in ("resolved", "optional_operands") if name in known})
         return call
 
@@ -480,6 +487,15 @@ class Contract(ABC):
     def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> Tensor | dict[str, Tensor]:
         """The exact bits under named numerics; see :func:`oracle.predict`."""
         raise NumericsError(f"{self.name} has one right result and no numerics to choose; reference() gives its bits")
+
+    def by_schedule(self, call: Call, schedule: Schedule, numerics: str) -> dict[str, Tensor]:
+        """The outputs of a checked call by a schedule, registered or not.
+
+        What is no product follows the named ``numerics``. Elements that nothing specifies hold anything.
+
+        Raises NumericsError: the schedule cannot compute the call, or no schedule alone gives the outputs.
+        """
+        raise NumericsError(f"no schedule alone gives the bits of {self.name}; compare the products inside it")
 
     def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
         """Known arithmetic ranked by equal bits; see :func:`oracle.identify`."""

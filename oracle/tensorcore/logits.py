@@ -41,7 +41,7 @@ from oracle.numbers.rounding import Overflow, Rounding, pair_to_dtype, two_sum
 from oracle.tensorcore.fused import fma32
 from oracle.tensorcore.instructions import Status
 from oracle.tensorcore.predict import Engine, canonical_nan, predict_product
-from oracle.tensorcore.schedules import schedules
+from oracle.tensorcore.schedules import Schedule, schedules
 from oracle.truth.logits import Logits
 
 _BLOCK = 1 << 22  # accumulators held at once: 16 MiB a temporary
@@ -115,6 +115,7 @@ def predict_logits(
     q_blocks: Tensor | None = None,
     k_blocks: Tensor | None = None,
     schedule: LogitsSchedule | str = "sm90.mqa_logits",
+    chain: Schedule | None = None,
     engine: Engine = "auto",
 ) -> Tensor:
     """Bits of the logits for every pair, as though every ``n`` lay inside ``[ks, ke)``.
@@ -125,6 +126,7 @@ def predict_logits(
     k, k_scale : Tensor, ``[N, D]`` of that kind and ``[N]`` float32.
     weights : Tensor, ``[M, H]`` float32, or on sm100 bfloat16.
     q_blocks, k_blocks : Tensor ``[M, H, D / 32]``, ``[N, D / 32]`` E8M0, with E2M1.
+    chain : Schedule of the dot products, None: that of ``schedule``.
 
     Returns ``[M, N]`` float32. relu of NaN is 0 on sm90, as ``fmaxf`` has it, and NaN on sm100.
     Raises NumericsError: unknown schedule (the message lists those known), or a wrong multiple of heads; ShapeError:
@@ -149,7 +151,8 @@ def predict_logits(
         blocks = None if q_blocks is None else q_blocks[rows]
         window = torch.zeros(q[rows].shape[0], dtype=torch.int64, device=q.device)
         product = Logits(q[rows], k, k_scale, weights[rows], window, window, blocks, k_blocks).products()
-        acc = predict_product(product, schedule.chain, out_dtype=torch.float32, engine=engine).reshape(-1, heads, n)
+        acc = predict_product(product, chain or schedule.chain, out_dtype=torch.float32, engine=engine)
+        acc = acc.reshape(-1, heads, n)
         if schedule.by_fours:
             out[rows] = _by_fours(acc, weights[rows], k_scale)
         else:

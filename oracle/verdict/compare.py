@@ -29,11 +29,10 @@ from oracle.verdict.heatmap import Evidence
 from oracle.verdict.loss import Loss, sqnr
 from oracle.verdict.notebook import card
 from oracle.verdict.pattern import describe
+from oracle.verdict.plot import Picture, draw, of_evidence
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from oracle.verdict.plot import Picture
 
 __all__ = ["Admissible", "Comparison", "Error", "Status", "Verdict", "Worst", "compare", "verdict"]
 
@@ -235,8 +234,6 @@ class Verdict:
             there is nothing to draw: the tensors are gone or were written since, or right outputs of the contract are
             no interval for each element and the verdict is no failure.
         """
-        from oracle.verdict.plot import draw, of_evidence  # which needs this file
-
         made = dict(self.pictures()) if self.pictures is not None else {}
         if (seen := self.evidence) is not None:
             if not any(picture.failing for picture in made.values()):

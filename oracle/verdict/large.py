@@ -42,8 +42,7 @@ from oracle.truth.gemm import NEARBY, rounded
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Comparison, Failing, Verdict, Worst, verdict
 from oracle.verdict.heatmap import Element
-from oracle.verdict.pattern import count, grid, places
-from oracle.verdict.products import (
+from oracle.verdict.parts import (
     TRIAL,
     Bands,
     ExactPart,
@@ -55,6 +54,7 @@ from oracle.verdict.products import (
     specified_of,
     work,
 )
+from oracle.verdict.pattern import count, grid, places
 
 SHARE = 32  # a part of the products of a call whose intervals cost no more than the prediction of all bits
 FEW = 16  # failing elements of a row that a class must hold before every interval is computed

@@ -36,7 +36,7 @@ from oracle.numbers.formats import Format, of_dtype
 from oracle.numbers.rounding import power_of_two
 from oracle.verdict import heatmap
 from oracle.verdict.heatmap import BAND, COLOURS, FIRST_OUTSIDE, LEVELS, NO_NUMBER, OPEN, SHORT, Evidence, Piece, matrix
-from oracle.verdict.sets import Range, values_of
+from oracle.verdict.ranges import Range, values_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

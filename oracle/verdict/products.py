@@ -23,58 +23,72 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from oracle.bounds import Accumulator, Interval, admissible, ieee32_bound, of_schedule
-from oracle.bounds.engines import Deciding, any_order_bound, exact, exact_and_residue, split_bound
+from oracle.bounds import Accumulator, Interval, admissible, of_schedule
+from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import NAME as IEEE32
-from oracle.bounds.product import collapsed, stored_before
-from oracle.numbers.formats import codes_of, decode, of_dtype, same_bits
+from oracle.numbers.formats import decode, of_dtype, same_bits
 from oracle.numbers.threads import one_thread
-from oracle.tensorcore.identify import find_split, subset
+from oracle.tensorcore.identify import find_split
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import ANY, SPLIT, Promotion, Scales, Schedule, is_class, of_class, schedules
 from oracle.tensorcore.schedules import get as get_schedule
-from oracle.truth.gemm import Exact, ScaledProduct, nearest, rounded
-from oracle.verdict.compare import Admissible, Comparison, Error, Verdict, compare, measured, verdict
-from oracle.verdict.pattern import places
+from oracle.truth.gemm import nearest, rounded
+from oracle.verdict.compare import Admissible, Error, Verdict, compare, measured, verdict
+from oracle.verdict.large import failure
+from oracle.verdict.parts import (
+    FEWEST,
+    TRIAL,
+    Bands,
+    ExactPart,
+    Part,
+    banded,
+    compared,
+    exact_and_interval,
+    held_by,
+    interval_of,
+    samples,
+    specified_of,
+    work,
+)
 from oracle.verdict.sets import Found, Range, Sets, all_equal, mostly_zero, ranged, verdict_of_equality
 
-TRIAL = (4, 256)  # rows and columns that a schedule or a class must explain before the whole part is computed
-MORE = (16, 1024)  # those that it must explain next where the output is more than LARGER times as large
-LARGER = 32
-FEWEST = (1, 4)  # those that reject most classes of a wrong output
-BAND, BAND_ON_DEVICE = 256, 2048
-"""Rows predicted at a time: a schedule that is not the kernel's is rejected at its first wrong band."""
+__all__ = [
+    "COINCIDENCES",
+    "FEWEST",
+    "LARGE",
+    "TRIAL",
+    "Bands",
+    "ExactPart",
+    "Part",
+    "ProductSets",
+    "accumulation_faults",
+    "accumulators",
+    "exact_and_interval",
+    "few_failing",
+    "held_by",
+    "interval_of",
+    "predict_parts",
+    "reproducing",
+    "samples",
+    "specified_of",
+    "truth",
+    "why_mistrust",
+    "wider_classes",
+    "work",
+]
+
 LARGE = 1 << 27  # products above which a failing output is examined by :mod:`oracle.verdict.large`
 MEASURED = 1 << 26  # products up to which an output that is proved by its bits is compared with the exact values too
 COINCIDENCES = 20
 """Elements in which another arithmetic may have the bits of a fault by chance. Where these are neither those of the
 schedule without the fault nor of the exact value, which lies on the other side of a midpoint, an unbiased kernel has
 them less than every other time; all of 20 elements agree in fewer than one of a million outputs."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One product and the rows of the flattened output ``[R, N]`` that it fills (None: all, in order); ``group``: the
-    number of its weight, where there are several."""
-
-    product: ScaledProduct
-    rows: Tensor | None = None
-    group: int = 0
-
-    @property
-    def place(self) -> Tensor | slice:
-        """The rows, as an index of the output."""
-        return slice(None) if self.rows is None else self.rows
-
-    def of(self, output: Tensor) -> Tensor:
-        """This part's rows of ``output [R, N]``."""
-        return output if self.rows is None else output.index_select(0, self.rows)
 
 
 @dataclass(frozen=True)
@@ -115,8 +129,6 @@ class ProductSets(Sets):
         if wrong is not None and admitted and not _excused(self.parts, output, admitted[0], undeclared=undeclared):
             return _refuted(self.parts, output, admitted[0], wrong)
         if work(self.parts) > LARGE:
-            from oracle.verdict.large import failure  # needs this module, and only a large failure needs it
-
             with one_thread():
                 failed = failure(bits, self.names[0], self.classes)
             if failed is not None:
@@ -138,11 +150,6 @@ class ProductSets(Sets):
 
     def each(self) -> Iterator[Sets]:
         return (replace(self, names=(name,), classes=()) for name in (*self.names, *self.classes))
-
-
-def work(parts: Sequence[Part]) -> int:
-    """Multiplications of all parts."""
-    return sum(part.product.M * part.product.N * part.product.K for part in parts)
 
 
 def truth(parts: Sequence[Part], rows: int, dtype: torch.dtype | None) -> Tensor:
@@ -198,11 +205,6 @@ def why_mistrust(parts: Sequence[Part], output: Tensor) -> str | None:
     return mostly_zero(*(part.of(output) for part in parts))
 
 
-def interval_of(product: ScaledProduct, name: str) -> Interval:
-    """The sound interval of ``product`` under the named numerics; of width zero where none of them rounds."""
-    return exact_and_interval(product, name)[1]
-
-
 def accumulation_faults(schedule: Schedule) -> tuple[Schedule, ...]:
     """Ways to accumulate that a contract which promises ``schedule`` excludes."""
     i = schedule.instruction
@@ -218,38 +220,6 @@ def accumulation_faults(schedule: Schedule) -> tuple[Schedule, ...]:
     return tuple(found)
 
 
-def exact_and_interval(
-    product: ScaledProduct, name: str, deciding: Deciding | None = None
-) -> tuple[Exact | None, Interval]:
-    """The interval and, where one pass gives both, the exact value; ``deciding`` of :mod:`oracle.bounds.engines`."""
-    if deciding is not None and product.a.is_cuda and product.nearby is None:  # another output asks for others
-        return _exact_and_interval(product, name, deciding)
-    return product.once(("interval", name), lambda: _exact_and_interval(product, name, deciding))
-
-
-def _exact_and_interval(product: ScaledProduct, name: str, deciding: Deciding | None) -> tuple[Exact | None, Interval]:
-    if product.nearby is not None:
-        value, interval = exact_and_interval(product.nearby, name)
-        return None if value is None else value.to(product.a.device), interval.to(product.a.device)
-    value, interval = _of_float32(product, name, deciding)
-    if product.c is not None and product.c.dtype is torch.bfloat16:
-        value = exact(product) if value is None else value
-        interval = stored_before(value, interval, product.c)
-    return value, interval
-
-
-def _of_float32(product: ScaledProduct, name: str, deciding: Deciding | None) -> tuple[Exact | None, Interval]:
-    """Of a product whose sum stays in float32 until it is finished."""
-    if name == IEEE32:
-        return None, collapsed(product, ieee32_bound(product), None)
-    accumulator = of_schedule(of_class(name))
-    if is_class(name):
-        bound = any_order_bound if name.endswith(ANY) else split_bound
-        return None, collapsed(product, bound(product, accumulator, deciding), accumulator)
-    value, interval = exact_and_residue(product, accumulator, deciding)
-    return value, collapsed(product, interval, accumulator)
-
-
 def _measured(parts: Sequence[Part], output: Tensor) -> Error | None:
     """The error of an output whose bits are proved, where the exact values cost little; None for large calls."""
     if output.is_cuda or work(parts) > MEASURED:
@@ -259,79 +229,6 @@ def _measured(parts: Sequence[Part], output: Tensor) -> Error | None:
         torch.cat([decode(x).flatten() for x in tensors]) for tensors in ([p.of(output) for p in parts], due)
     )
     return measured(value, expected, of_dtype(output.dtype))
-
-
-class Bands:
-    """The bits of an output beside those that schedules predict, some rows at a time.
-
-    What refuses one schedule is asked of the next one first, so that two are seldom computed on the whole; the band
-    that refused a schedule is kept.
-    """
-
-    def __init__(self, parts: Sequence[Part], output: Tensor) -> None:
-        self.parts, self.output = parts, output
-        self._samples = list(samples(parts, output))
-        self._witnesses: list[tuple[ScaledProduct, Tensor]] = []
-        self._refused: dict[str, tuple[int, int, Tensor]] = {}
-
-    def reproduced(self, schedule: Schedule) -> bool:
-        """Whether ``schedule`` gives every bit."""
-        if any(self._differs(self._bits(*few, schedule), *few) for few in [*self._witnesses, *self._samples]):
-            return False
-        if any(self._differs(self._bits(*more, schedule), *more) for more in self._more):
-            return False
-        for i, own, start, band in self._all():
-            predicted = self._bits(band, own, schedule)
-            if self._differs(predicted, band, own):
-                self._refused[schedule.name] = i, start, predicted
-                return False
-        return True
-
-    @cached_property
-    def _more(self) -> list[tuple[ScaledProduct, Tensor]]:
-        """More rows and columns of a large output; what is nearly right is seldom computed on the whole."""
-        large = self.output.numel() > LARGER * MORE[0] * MORE[1]
-        return list(samples(self.parts, self.output, MORE)) if large else []
-
-    def _differs(self, predicted: Tensor, product: ScaledProduct, own: Tensor) -> bool:
-        """Whether a bit of ``own`` is not the predicted one; a few that are not refuse the next schedule sooner."""
-        if torch.equal(codes_of(predicted), codes_of(own)) or not len(at := places(~same_bits(predicted, own))):
-            return False
-        if own.numel() > FEWEST[1]:
-            row = at[:1] // product.N
-            columns = at[: FEWEST[1]][at[: FEWEST[1]] // product.N == row] % product.N
-            self._witnesses.append((subset(product, row, columns), own[row][:, columns]))
-        return True
-
-    def alike(self, schedule: Schedule) -> float:
-        """The share of equal bits in a few rows and columns."""
-        same = [same_bits(self._bits(*few, schedule), few[1]).flatten() for few in self._samples]
-        return float(torch.cat(same).to(torch.float64).mean())
-
-    def right(self, schedule: Schedule) -> Tensor:
-        """What ``schedule`` gives, in the shape of the output; NaN in rows that no part fills."""
-        found = torch.full_like(self.output, torch.nan)
-        at = self._refused.get(schedule.name)
-        for i, own, start, band in self._all():
-            if at is not None and (i, start) < at[:2]:
-                predicted = own  # seen to be equal
-            else:
-                predicted = at[2] if at is not None and (i, start) == at[:2] else self._bits(band, own, schedule)
-            rows = self.parts[i].rows
-            found[slice(start, start + band.M) if rows is None else rows[start : start + band.M]] = predicted
-        return found
-
-    def _bits(self, product: ScaledProduct, own: Tensor, schedule: Schedule) -> Tensor:
-        bits = partial(predict_product, product, schedule, out_dtype=own.dtype)
-        return product.once((schedule, own.dtype), bits)
-
-    def _all(self) -> Iterator[tuple[int, Tensor, int, ScaledProduct]]:
-        """Every band: the number of its part, the output there, its first row, and its product."""
-        for i, part in enumerate(self.parts):
-            own, height = part.of(self.output), BAND_ON_DEVICE if self.output.is_cuda else BAND
-            for start in range(0, part.product.M, height):
-                stop = min(part.product.M, start + height)
-                yield i, own[start:stop], start, part.product.rows(start, stop)
 
 
 def reproducing(
@@ -346,18 +243,6 @@ def reproducing(
         if bits.reproduced(schedule):
             return schedule
     return None
-
-
-def samples(
-    parts: Sequence[Part], output: Tensor, extents: tuple[int, int] = TRIAL
-) -> Iterator[tuple[ScaledProduct, Tensor]]:
-    """A few rows and columns of every part."""
-    for part in parts:
-        rows, columns = (
-            torch.arange(0, extent, max(1, extent // most), device=output.device)
-            for extent, most in zip((part.product.M, part.product.N), extents, strict=True)
-        )
-        yield subset(part.product, rows, columns), part.of(output)[rows][:, columns]
 
 
 def _excused(parts: Sequence[Part], output: Tensor, promised: Schedule, *, undeclared: bool) -> bool:
@@ -382,30 +267,6 @@ def _refuted(parts: Sequence[Part], output: Tensor, promised: Schedule, wrong: S
     admitted = Admissible(fixed, fixed, fixed, specified=specified_of(parts, output))
     basis = f"bits of {promised.name}; every element equals the bits of a known fault: {wrong.name}"
     return replace(banded(parts, verdict(compare(output, admitted), basis=basis)), explained_by=(wrong.name,))
-
-
-@dataclass(frozen=True)
-class ExactPart:
-    """A part whose exact value is known: ``value``, and ``expected``, that value rounded into the output's dtype."""
-
-    part: Part
-    value: Exact
-    expected: Tensor
-
-    @classmethod
-    def of(cls, part: Part, value: Exact, dtype: torch.dtype) -> ExactPart:
-        return cls(part, value, rounded(part.product, value, dtype))
-
-    def inexact(self, output: Tensor) -> Tensor:
-        """The elements of the part in ``output`` that are not the exact value rounded: what a pass by a bound rests
-        on."""
-        return ~same_bits(self.expected, self.part.of(output))
-
-    def subset(self, rows: Tensor, columns: Tensor) -> ExactPart:
-        """Some rows and columns, as a part that fills an output of its own."""
-        parts = (self.value.hi, self.value.lo, self.value.slack, self.expected)
-        hi, lo, slack, expected = (x[rows][:, columns] for x in parts)
-        return ExactPart(Part(subset(self.part.product, rows, columns)), Exact(hi, lo, slack), expected)
 
 
 def _judge_interval(
@@ -475,34 +336,6 @@ def _split_of(parts: Sequence[Part], output: Tensor, name: str) -> Schedule | No
     return None
 
 
-def held_by(known: Sequence[ExactPart], output: Tensor, outside: Tensor, name: str) -> tuple[Comparison, str] | None:
-    """The comparison with a class that holds every element, and its name; None when it does not.
-
-    An element that was ``outside`` must lie in the interval: one that the class leaves unconstrained is not held.
-    """
-    intervals = [exact_and_interval(k.part.product, name, partial(k.inexact, output))[1] for k in known]
-    within = compared(known, intervals, output)
-    open_ = torch.zeros_like(outside)
-    for k, interval in zip(known, intervals, strict=True):
-        if interval.open is not None:
-            open_[k.part.place] = interval.open
-    held = within.outside == 0 and not bool((open_ & outside).any())
-    return (within, intervals[0].name) if held else None
-
-
-def compared(known: Sequence[ExactPart], intervals: Sequence[Interval], output: Tensor) -> Comparison:
-    low = torch.full(output.shape, torch.nan, dtype=torch.float64, device=output.device)
-    high, expected = low.clone(), low.clone()
-    open_ = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
-    for k, interval in zip(known, intervals, strict=True):
-        found, rows = admissible(k.value, k.expected, interval), k.part.place
-        low[rows], high[rows], expected[rows] = found.low, found.high, found.expected
-        if found.open is not None:
-            open_[rows] = found.open
-    specified = specified_of([k.part for k in known], output)
-    return compare(output, Admissible(low, high, expected, specified=specified, open=open_))
-
-
 def few_failing(
     known: Sequence[ExactPart], output: Tensor, outside: Tensor, most_rows: int, most_columns: int
 ) -> tuple[list[ExactPart], Tensor, Tensor]:
@@ -517,20 +350,3 @@ def _some(wanted: Tensor, most: int) -> Tensor:
     """At most ``most`` of the places where ``wanted`` is True, evenly."""
     at = torch.nonzero(wanted)[:, 0]
     return at[:: -(-len(at) // most)]
-
-
-def banded(parts: Sequence[Part], found: Verdict) -> Verdict:
-    """The verdict with the rows at which each part begins, for the lines of a picture."""
-    starts = sorted(int(part.rows[0]) for part in parts if part.rows is not None and part.rows.numel())
-    if found.evidence is None or len(starts) < 2:
-        return found
-    return replace(found, evidence=replace(found.evidence, bands=tuple(starts)))
-
-
-def specified_of(parts: Sequence[Part], output: Tensor) -> Tensor | None:
-    if all(part.rows is None for part in parts):
-        return None
-    specified = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
-    for part in parts:
-        specified[part.place] = True
-    return specified

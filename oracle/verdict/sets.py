@@ -27,19 +27,12 @@ from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Comparison, Error, Status, Verdict, Worst, compare, verdict
 from oracle.verdict.notebook import card
+from oracle.verdict.ranges import Range as Range
+from oracle.verdict.ranges import values_of
 
 EVERYWHERE = "the same on every machine"
 ZERO_TRUST = 0.30  # above this share of zero results a pass proves little (oneDNN benchdnn's default zero trust)
 Found = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Range:
-    """Admissible elements of one output: ``low`` and ``high`` in its dtype and shape, ``free`` uint8."""
-
-    low: Tensor
-    high: Tensor
-    free: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,11 +226,6 @@ def bounds_of(found: Range, numerics: str, device: torch.device) -> Bounds:
     low = torch.where(free, -torch.inf, values_of(found.low))
     high = torch.where(free, torch.inf, values_of(found.high))
     return Bounds(low.to(device), high.to(device), free.to(device), numerics)
-
-
-def values_of(x: Tensor) -> Tensor:
-    """The values of an output as float64; integers and float64 stand for themselves."""
-    return decode(x) if x.is_floating_point() and x.dtype is not torch.float64 else x.to(torch.float64)
 
 
 def verdict_of_equality(basis: str, name: str, total: int, mistrust: str | None, error: Error | None = None) -> Verdict:

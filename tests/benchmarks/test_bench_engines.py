@@ -113,6 +113,7 @@ def _measure(benchmark: Any, run: Callable[[], object], p: ScaledProduct, *, rou
 class TestPredictionBesideScalar:
     """The engine, the plain definition, a scalar implementation and a matmul of one shape."""
 
+    @pytest.mark.repeats("TestPrediction::test_cpu_engine")
     def test_cpu_engine(self, benchmark: Any) -> None:
         p = timed(benchmark, SMALL)
         _measure(benchmark, lambda: predict(p, "cpu"), p)

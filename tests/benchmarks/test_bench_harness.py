@@ -218,6 +218,7 @@ class TestCost:
         benchmark.extra_info.update({"required": f"{TOTAL} below {REQUIRED:.0%}", **shares(run)})
         assert len(run.calls) > len(run.judged) > 0
 
+    @pytest.mark.repeats("TestCost::test_watched")
     def test_bare(self, benchmark: Any) -> None:
         """The same calls and judgements without it, and the same bits."""
         run = watched(None if benchmark.enabled else FEW)
@@ -253,6 +254,7 @@ def tried(kernel: str, which: str | None, few: list[str] | None = None) -> float
 class TestTried:
     """What a run tries by default beside the published cases alone."""
 
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize("name", RUNS)
     def test_tried(self, benchmark: Any, name: str) -> None:
         """``extra_info`` has the seconds for one judged case; two cases when benchmarks are off."""

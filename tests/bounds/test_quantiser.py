@@ -22,6 +22,7 @@ from oracle.bounds.quantiser import (
     ordinal,
     scale_set,
 )
+from oracle.numbers import recipe_table
 from oracle.numbers import recipes as R
 from oracle.numbers import scaling as S
 from oracle.numbers.formats import E4M3FN, decode
@@ -143,7 +144,7 @@ class TestSoundness:
         x = normals(8)
         x[0, 5], x[1, 5], x[2, 5] = math.nan, math.inf, -math.inf
         x[3], x[4] = 0.0, x[4] * 2.0**-126
-        for recipe in R.of_element(E4M3FN):
+        for recipe in recipe_table.of_element(E4M3FN):
             if recipe.formula is R.ScaleFormula.GIVEN or recipe.fault:
                 continue
             made = quantize(x, recipe)
@@ -196,9 +197,11 @@ class TestIdentify:
         {"vllm_group_ue8m0_bits", "sglang_group_v2_ue8m0"},  # on every input: both formulas leave 1 at the same amax
     )
 
-    @pytest.mark.parametrize("name", [r.name for r in R.of_element(E4M3FN) if r.formula is not R.ScaleFormula.GIVEN])
+    @pytest.mark.parametrize(
+        "name", [r.name for r in recipe_table.of_element(E4M3FN) if r.formula is not R.ScaleFormula.GIVEN]
+    )
     def test_each_recipe_finds_itself_and_its_twins_only(self, name):
-        recipe = R.get(name)
+        recipe = recipe_table.get(name)
         x = self.hard(recipe)
         if recipe.block.rows not in (None, 1):
             x = torch.cat([x] * 8)[:256].contiguous()

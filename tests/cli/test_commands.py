@@ -14,7 +14,7 @@ from torch import Tensor
 import oracle
 from oracle.cli import parser
 from oracle.fixtures import files as fixtures
-from oracle.numbers import recipes
+from oracle.numbers import recipe_table
 from oracle.numbers.quantize import quantize
 from oracle.report import ledger, outcome
 from oracle.report.files import to_junit
@@ -74,7 +74,7 @@ class TestJudge:
         """Another library's recipe is named with the option that declares it, and is right by its own."""
         x = torch.zeros(2, 256, dtype=torch.bfloat16)
         x[0, :5], x[1] = 3.0, torch.arange(256) / 7
-        made = quantize(x, recipes.get("lmdeploy_1x128"))
+        made = quantize(x, recipe_table.get("lmdeploy_1x128"))
         fixtures.write_tensors(file, {"x": x, "out.q": made.codes, "out.scale": made.scale})
         asked = ("judge", file, "--contract", "per_token_group_quant_fp8")
         undeclared = cli(*asked)
@@ -317,6 +317,7 @@ def write_ledger(folder: Path, *entries: dict[str, object]) -> None:
 class TestCapturesAndLedger:
     """Right captures pass; wrong ones stand in the ledger with their count, and the ledger cannot rot."""
 
+    @pytest.mark.repeats("TestCapturesAndLedger::test_known")
     def test_all_captures(self, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """Without naming the faults of the wrong ones, which doubles the time; test_diagnose.py does that."""
         provide(monkeypatch)

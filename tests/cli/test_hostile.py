@@ -382,6 +382,7 @@ class TestStreams:
                 os.close(read)
                 assert (child.wait(), stderr.tell()) == (141, 0)
 
+    @pytest.mark.repeats("TestStreams::test_head")
     def test_closed_before_the_first_byte(self) -> None:
         read, write = os.pipe()
         os.close(read)
@@ -389,6 +390,7 @@ class TestStreams:
         os.close(write)
         assert (done.returncode, done.stderr) == (141, b"")
 
+    @pytest.mark.repeats("TestStreams::test_head")
     def test_an_old_alphabet(self, good: Path) -> None:
         """What the encoding does not hold is escaped."""
         path = good.with_name("späße ✓.safetensors")

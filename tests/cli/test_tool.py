@@ -13,9 +13,8 @@ import pytest
 from reports import every_status
 
 from oracle.cli import main, parser, settings
-from oracle.cli.commands import COMMANDS
+from oracle.cli.commands import COMMANDS, SHELLS
 from oracle.cli.examples import EXAMPLES
-from oracle.cli.tool import SHELLS
 from oracle.errors import OptionError
 from oracle.report.files import to_json
 from tests.support.commandline import Cli

@@ -126,6 +126,7 @@ class TestWhere:
         found = diagnose("fp8_gemm_nt", call.inputs, output)
         assert any("2 that of row 30" in f for f in found.findings)
 
+    @pytest.mark.repeats("TestWhere::test_moved_rows")
     def test_experts(self) -> None:
         """Only the group that fails is named."""
         text = "fp8_m_grouped_gemm_nt_masked/e4m3xe4m3-bf16/1x128:128x128/m=17,n=128,k=256,g=4/family=randn/seed=1"
@@ -206,6 +207,7 @@ DRAWN = (
 class TestExplainAFile:
     """From a file with nothing but the call and its output, the fault that was put in stands first, or tied."""
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize(("fault", "text"), DRAWN, ids=[fault for fault, _ in DRAWN])
     def test_first_or_tied(self, tmp_path: Path, cli: Cli, fault: str, text: str) -> None:
         case = cases.parse(text)
@@ -230,6 +232,7 @@ class TestExplainAFile:
         assert ran.status == 1 and "elements fail" in ran.out
         assert (f"of what is known of {arch}" in ran.out) == classed
 
+    @pytest.mark.repeats("TestWhere::test_moved_rows")
     def test_by_place(self) -> None:
         """What an unwritten tail holds cannot be predicted, where it is can; one wrong element beside it, and the
         place explains nothing."""

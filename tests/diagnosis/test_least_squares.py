@@ -42,6 +42,7 @@ def mutant(text: str, fault: str, garbage: float, *, seed: int = 1) -> tuple[dic
 class TestNamed:
     """No bit can be predicted, but every row is a sum of the right terms with the scales that the fault predicts."""
 
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize("garbage", [0.0, 2.0**-8, 1.0])
     def test_while_the_known_scales_show(self, garbage: float) -> None:
         inputs, out = mutant(FEW_ROWS, UNPADDED, garbage)
@@ -49,6 +50,7 @@ class TestNamed:
         inputs, out = mutant(FEW_ROWS, ROW_MAJOR, garbage)
         assert diagnose("fp8_gemm_nt", inputs, out, numerics=DECLARED).names == (f"{ROW_MAJOR} {SAID}",)
 
+    @pytest.mark.repeats("TestNamed::test_while_the_known")
     def test_where_garbage_hides_them(self) -> None:
         """Both faults read the same places beyond the buffer; what would tell them apart is rounded away."""
         inputs, out = mutant(LONG, UNPADDED, 2.0**110)

@@ -63,6 +63,7 @@ def specified(call: Call) -> list[int]:
 class TestMovedRows:
     """Right rows in wrong places, across groups too; rows that are nobody's have no name."""
 
+    @pytest.mark.sampled(1)
     def test_swapped_and_duplicated(self, text: str, kernel: str) -> None:
         """Anywhere, with the rows."""
         call, right = setup(text, kernel)
@@ -74,6 +75,7 @@ class TestMovedRows:
         assert names(call, doubled) == (f"one row duplicated (row {j} holds row {i})",)
 
 
+@pytest.mark.repeats("TestMovedRows")
 def test_half_a_row_is_no_duplicate() -> None:
     """A row that holds half of another."""
     call, right = setup(GEMM)
@@ -125,6 +127,7 @@ def block_of(change: Callable[[Tensor], Tensor]) -> Change:
 class TestOneBlock:
     """One K block of some rows and columns."""
 
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize(("text", "kernel"), [pair for pair in EACH if pair[0] != CONTIGUOUS])
     def test_lost(self, text: str, kernel: str) -> None:
         """In an odd strip of columns."""
@@ -132,12 +135,14 @@ class TestOneBlock:
         right[:, 40:90] = wrongly(call, block_of(torch.zeros_like))[:, 40:90]
         assert names(call, right, declared=False) == ("K block 1 lost (columns 40..89)",)
 
+    @pytest.mark.repeats("TestOneBlock::test_scales")
     def test_with_the_wrong_sign(self) -> None:
         """Nobody's fault."""
         call, right = setup(GEMM)
         right[:, 40:90] = wrongly(call, block_of(lambda codes: codes ^ 0x80))[:, 40:90]
         assert names(call, right) == ()
 
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize("text", [GEMM, MASKED])
     @pytest.mark.parametrize(
         ("name", "change"),
@@ -192,6 +197,7 @@ class TestOneBlock:
 class TestAnotherGroup:
     """One expert by the weights of another, in use or not."""
 
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize(("text", "kernel"), EACH[2:])
     @pytest.mark.parametrize("what", ["B codes", "B scale", "weights"])
     def test_named(self, text: str, kernel: str, what: str) -> None:
@@ -217,6 +223,7 @@ class TestAnotherGroup:
         output = wrongly(call, lambda i, p: replace(p, b_scale=scale) if i == 0 else p)
         assert names(call, output) == ("B scale of another group (expert 1 by those of expert 3)",)
 
+    @pytest.mark.repeats("TestAnotherGroup::test_named")
     def test_nobodys(self) -> None:
         """Codes moved by one along K are those of no expert."""
         call, _ = setup(CONTIGUOUS)

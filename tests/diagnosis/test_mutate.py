@@ -52,6 +52,7 @@ FAST = (
 class TestScore:
     """No fault of the catalogue survives the quick profile; what is not killed has an argument."""
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize("contract", FAST)
     def test_every_fault_is_killed_or_argued(self, contract: str) -> None:
         """The other contracts are measured by ``fp8-oracle mutate``."""

@@ -32,6 +32,7 @@ def once(blocks: list[torch.Tensor]) -> torch.Tensor:
 class TestAKernelThatIsNoSchedule:
     """Float64 sums rounded once: right, but the bits of few schedules."""
 
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize("arch", ["cpu", "sm90"])
     def test_right_is_not_accused(self, arch: str) -> None:
         """Nothing fails; with one element doubled one element does, and no fault has it."""
@@ -43,6 +44,7 @@ class TestAKernelThatIsNoSchedule:
         found = diagnose("fp8_gemm_nt", call.inputs, output, arch=arch)
         assert (found.failing, found.names) == (1, ())
 
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize("arch", ["sm90", "cpu"])
     def test_a_store_that_truncates(self, arch: str) -> None:
         """One bfloat16 step in some elements, named by interval on cpu; rounded to nearest nothing is."""
@@ -53,6 +55,7 @@ class TestAKernelThatIsNoSchedule:
         assert found.failing > 1000 and found.names == ("store truncates",)
         assert diagnose("fp8_gemm_nt", call.inputs, total.bfloat16(), arch=arch).names == ()
 
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize("columns", [(128, 256), (0, 64)])
     def test_a_block_lost_in_some_columns(self, columns: tuple[int, int]) -> None:
         """K block 2 is found in just these; where only one element lost it, nothing is said of blocks; and what holds
@@ -67,6 +70,7 @@ class TestAKernelThatIsNoSchedule:
         assert f"blocks 2 of rows 0..39 and failing columns {columns[0]} to {columns[1] - 1} enter" in found.findings[0]
         assert diagnose("fp8_gemm_nt", call.inputs, once(one), arch="cpu").first_block is None
 
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize("arch", ["cpu", "sm90"])
     def test_a_fault_in_a_few_rows(self, arch: str) -> None:
         """Row 17 by the scale of row 16: the fault is named for what fails; with a scale of nobody it is not."""
@@ -79,6 +83,7 @@ class TestAKernelThatIsNoSchedule:
             assert sum(name.startswith("A scale of the previous row (in the failing") for name in found) == names
             assert names or found == ()
 
+    @pytest.mark.repeats("TestAKernel")
     def test_a_row_of_zeros_has_no_explanation(self) -> None:
         """Faults that make a scale zero predict it, as they would any constant; a row of numbers is another matter."""
         call, _ = mutant(GEMM, ROW_MAJOR)
@@ -101,6 +106,7 @@ class TestAKernelThatIsNoSchedule:
         found = diagnose("fp8_gemm_nt", call.inputs, once(blocks), arch="cpu")
         assert found.failing > 4000 and not any(name.startswith(tile) for name in found.names)
 
+    @pytest.mark.repeats("TestAKernel")
     def test_another_experts_weights(self) -> None:
         """The last expert by the codes of the first: said, and its rows are not called unwritten; by its own, nothing
         is."""

@@ -28,7 +28,7 @@ from hardware import alone
 from torch import Tensor
 
 import kernels
-from kernels.calls import CACHES
+from kernels.verbs import VERBS
 
 Inputs, Options = Mapping[str, Tensor], Mapping[str, Any]
 Kernel = Callable[[Inputs, Options], dict[str, Tensor]]
@@ -45,7 +45,7 @@ def offered(holds: object, what: str) -> None:
 
 def fresh(inputs: Inputs, contract: str) -> dict[str, Tensor]:
     """Copies of what a routine writes into, in memory that a watch may guard."""
-    return {name: torch.empty_like(inputs[name]).copy_(inputs[name]) for name in CACHES[contract]}
+    return {name: torch.empty_like(inputs[name]).copy_(inputs[name]) for name in VERBS[contract].writes or ()}
 
 
 def nhd(cache: Tensor, options: Options) -> Tensor:
@@ -389,7 +389,7 @@ def measure(out: Path) -> int:
 
     global fresh
     kept, measured = fresh, {}
-    fresh = lambda inputs, contract: {name: inputs[name] for name in CACHES[contract]}  # noqa: E731
+    fresh = lambda inputs, contract: {name: inputs[name] for name in VERBS[contract].writes or ()}  # noqa: E731
     for name, (count, inputs, options) in operands().items():
         source = torch.empty(count // 2, dtype=torch.uint8, device="cuda")
         target = torch.empty_like(source)

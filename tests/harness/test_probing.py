@@ -55,6 +55,7 @@ NEED_PROCESS = ("dies", "killed", "exits", "quits", "out_of_memory", "not_callab
 class TestSameAnswers:
     """What a kernel computes does not depend on the process that runs it."""
 
+    @pytest.mark.sampled(1)
     @pytest.mark.usefixtures("forked_workers")
     @pytest.mark.parametrize("contract", SCALES)
     def test_as_in_this_process(self, contract: str) -> None:
@@ -96,6 +97,7 @@ class TestSameAnswers:
 class TestBadKernels:
     """Named in one line, exit 2, nothing on the output; the process lives on."""
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize(("kernel", "said"), BAD, ids=[name for name, _ in BAD])
     def test_named(self, monkeypatch: pytest.MonkeyPatch, cli: Cli, kernel: str, said: str) -> None:
         if kernel not in NEED_PROCESS:

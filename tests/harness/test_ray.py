@@ -48,6 +48,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made.shutdown()
 
 
+@pytest.mark.repeats("test_without_ray_one_line_says_what_to_install")
 @pytest.mark.skipif(ABSENT, reason="ray is not installed")
 def test_a_killed_node_costs_nothing(cluster: Any) -> None:
     tasks = [n for n in range(10) if n != job_tasks.DIES]
@@ -63,6 +64,7 @@ def test_a_killed_node_costs_nothing(cluster: Any) -> None:
     assert found == list(in_order(job_tasks.slowly, tasks, jobs=1)) and lost
 
 
+@pytest.mark.repeats("test_without_ray_one_line_says_what_to_install")
 @pytest.mark.skipif(ABSENT, reason="ray is not installed")
 def test_what_dies_and_what_raises(cluster: Any) -> None:
     tasks = [0, job_tasks.DIES, job_tasks.RAISES]

@@ -103,6 +103,7 @@ class TestMoved:
 class TestLeast:
     """What a kernel may not refuse."""
 
+    @pytest.mark.sampled(6)
     @pytest.mark.parametrize(
         ("admits", "domain", "said"),
         [

@@ -36,6 +36,7 @@ FEW = [
 class TestRightKernels:
     """A right kernel conforms, in every calling convention, whatever it prints and forks."""
 
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize(
         ("kernel", "adapter"),
         [
@@ -61,6 +62,7 @@ class TestRightKernels:
         """``validate`` takes the function itself, and is a verb of the package."""
         assert oracle.validate(right.gemm, GEMM, case=FEW[:1], limit=60).conforms
 
+    @pytest.mark.repeats("TestRightKernels")
     @pytest.mark.usefixtures("in_process")
     @pytest.mark.parametrize("kernel", ["right:gemm", "wrong:rows_swapped"])
     def test_processes_that_judge_find_the_same(self, kernel: str) -> None:
@@ -72,6 +74,7 @@ class TestRightKernels:
         same = [replace(found, seconds=0.0) for found in one.findings], one.notes, one.coverage
         assert ([replace(found, seconds=0.0) for found in two.findings], two.notes, two.coverage) == same
 
+    @pytest.mark.repeats("TestRightKernels::test_conforms")
     def test_the_quick_profile(self) -> None:
         """Every case of the profile."""
         report = validate("tests.support.subjects.right:gemm", GEMM)
@@ -132,6 +135,7 @@ class TestBrokenKernels:
         assert any(words in f.verdict.summary for f in caught), [(f.watch, f.verdict.summary) for f in report.failures]
         assert report.exit_code == (2 if watch == LOAD else 1)
 
+    @pytest.mark.repeats("TestBrokenKernels::test_caught")
     @pytest.mark.usefixtures("in_process")
     def test_only_its_own_watch(self) -> None:
         """Wrong memory with right numbers fails no numbers."""
@@ -189,6 +193,7 @@ class TestBrokenKernels:
         )
         assert [f.watch for f in strict.failures] == ["batch invariance"]
 
+    @pytest.mark.sampled(1)
     @pytest.mark.usefixtures("in_process")
     @pytest.mark.parametrize(
         ("kernel", "words"),
@@ -279,6 +284,7 @@ class TestExempt:
 class TestReach:
     """The quick profile and a soak meet what kernels switch on."""
 
+    @pytest.mark.sampled(1)
     @pytest.mark.usefixtures("in_process", "unexplained")
     @pytest.mark.parametrize("kernel", SELDOM)
     def test_quick_meets_it(self, kernel: str) -> None:
@@ -300,6 +306,7 @@ class TestReach:
         assert first == list(islice(drawn(contract, 3), 2)) != list(islice(drawn(contract, 4), 2))
         assert all(cases.parse(str(case)) == case for case in first)
 
+    @pytest.mark.repeats("TestReach::test_a_soak_draws_valid")
     def test_a_soak_draws_everything(self) -> None:
         """Heights at thresholds and others, K tails, all dtypes and families; no listed shape is needed."""
         found = list(islice(drawn(GEMM, 0), 300))
@@ -311,6 +318,7 @@ class TestReach:
         listed = {case.extents for case in profiles.cases(GEMM, "full")}
         assert len({case.extents for case in found} - listed) > 250
 
+    @pytest.mark.repeats("TestReach::test_a_soak_draws_valid")
     def test_a_soak_ends(self) -> None:
         """Not before its time; a kernel that is broken on few shapes is caught by what a soak draws."""
         report = validate("tests.support.subjects.right:gemm", GEMM, profile="soak", seconds=2, limit=60)

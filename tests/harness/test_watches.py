@@ -118,8 +118,7 @@ def test_operands_are_those_of_the_options() -> None:
     """Scales of 32, where the default is 128: what a call specifies is read with its options."""
     name = "k_grouped_fp8_gemm_tn_contiguous"
     case = f"{name}/e4m3xe4m3-f32/1x32:1x32/m=4,n=4,k=96,g=3/family=randn/seed=1"
-    by_name = "tests.hardware.adapters:by_contract"
-    assert validate("kernels.calls:k_groups_of_powers", name, case=case, adapter=by_name, limit=60).conforms
+    assert validate(f"kernels.subjects:BY_CONTRACT.{name}", name, case=case, limit=60).conforms
 
 
 @pytest.mark.usefixtures("in_process")

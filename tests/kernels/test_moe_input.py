@@ -106,6 +106,7 @@ class TestJudged:
         verdict = judged(case)
         assert verdict.status in GOOD, verdict.summary
 
+    @pytest.mark.repeats("TestJudged")
     def test_random(self) -> None:
         found = (c for c in drawn(CONTRACT, 5) if c.dtypes == "bf16xe4m3-bf16" and c.granularity[0] == "1x128")
         served = (c for c in found if c.option("rounding") != "NONE")

@@ -10,7 +10,7 @@ from kernels.config import Config
 from kernels.errors import MissingPackageError, NoBackendError, OptionError, Unsupported
 from kernels.plan import MODULES, ROUTINES, TABLE, Problem, backend_of, describe, markdown_table, plan
 from kernels.platform import ARCHES, Machine, use_machine
-from kernels.support import NEEDS
+from kernels.support import NEEDS, built, rowwise_cublas, shared_memory
 
 BARE = Config()
 
@@ -23,6 +23,7 @@ def chosen(op: str, arch: str, config: Config = BARE, **dims: object) -> str:
         return "-"
 
 
+@pytest.mark.whole("a look into a table")
 @pytest.mark.parametrize("op", TABLE)
 @pytest.mark.parametrize("arch", ARCHES)
 def test_every_rejection_has_a_reason(op: str, arch: str) -> None:
@@ -109,6 +110,37 @@ class TestThresholds:
         machine = Machine.described("sm89", cuda=cuda)
         assert plan(Problem("linear", n=128, k=128), machine, BARE).backend == backend
 
+    def test_shared_memory_of_a_block(self) -> None:
+        """A block can have what a multiprocessor has, but for 1 KiB that the system keeps of each block (CUDA C++
+        programming guide, compute capabilities: KiB of one multiprocessor)."""
+        of_one = {80: 164, 86: 100, 87: 164, 89: 100, 90: 228, 100: 228, 103: 228, 120: 100, 121: 100}
+        assert {sm: shared_memory(sm) for sm in of_one} == {sm: (kib - 1) << 10 for sm, kib in of_one.items()}
+
+    @pytest.mark.parametrize(
+        ("sm", "cuda", "compiled"),
+        [
+            (89, (12, 4), False),
+            (90, (12, 3), False),
+            (90, (12, 4), True),
+            (99, (12, 4), True),
+            (100, (12, 7), False),
+            (100, (12, 8), True),
+            (120, (13, 0), True),
+            (120, None, False),
+        ],
+    )
+    def test_built(self, sm: int, cuda: tuple[int, ...] | None, compiled: bool) -> None:
+        """From the first capability and CUDA of a row, and before the first capability of the next."""
+        assert built(((90, 100, (12, 4)), (100, None, (12, 8))), sm, cuda) is compiled
+
+    @pytest.mark.parametrize(
+        ("arch", "cuda", "has"),
+        [("sm90", "12.8", False), ("sm90", "12.9", True), ("sm89", "12.9", False), ("sm100", "13.0", False)],
+    )
+    def test_rowwise_cublas(self, arch: str, cuda: str, has: bool) -> None:
+        """Of Hopper alone, from CUDA 12.9 on: others write bf16 only."""
+        assert rowwise_cublas(Machine.described(arch, cuda=cuda)) is has
+
 
 class TestMissing:
     """A missing package is one clear error that names what to install."""
@@ -165,6 +197,7 @@ class TestWords:
             {"op": "linear", "arch": ""},
             {"op": "linear", "m": -1},
             {"op": "linear", "n": 0},
+            {"op": "linear", "k": 0},
             {"op": "linear", "k": "many"},
             {"op": "linear", "a_scale": "row"},
             {"op": "linear", "out_dtype": "fp8"},

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernels import platform
+from kernels import platform, records
 from kernels.config import Config, current_config, use_config
 from kernels.errors import ConfigError, DeviceError, OptionError
 from kernels.platform import ARCHES, Machine, current_machine, use_machine, version
@@ -102,7 +102,7 @@ class TestMachine:
         present = SimpleNamespace(submodule_search_locations=[])
         monkeypatch.setattr("importlib.util.find_spec", lambda name: present)
         for released, usable in (("1.0.0", False), ("2.1.0", True)):
-            monkeypatch.setattr(platform, "_metadata", {"deep_gemm": released}.get)
+            monkeypatch.setattr(records, "_metadata", {"deep_gemm": released}.get)
             found = Machine.detect(Config()).package("deep_gemm")
             assert (found.why_not is None) is usable
             assert usable or "unofficial" in str(found.why_not)

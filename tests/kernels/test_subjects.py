@@ -8,7 +8,8 @@ import torch
 from kernels import layout
 from kernels.plan import TABLE
 from kernels.platform import Machine, use_machine
-from kernels.subjects import CONTRACTS, NUMERICS, Subject, subjects
+from kernels.subjects import NUMERICS, Subject, subjects
+from kernels.verbs import SERVED
 
 with use_machine(Machine.described("cpu")):
     CPU = subjects()
@@ -27,7 +28,7 @@ class TestRecords:
             CPU[0].name = "other"  # type: ignore[misc]
 
     def test_every_contract_has_a_cpu_subject(self) -> None:
-        assert {s.contract for s in CPU} == set(CONTRACTS)
+        assert {s.contract for s in CPU} == set(SERVED)
 
     def test_sums_declare_float32_and_quantisers_nothing(self) -> None:
         assert find("fp8_gemm_nt").numerics == "ieee32.any"

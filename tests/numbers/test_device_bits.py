@@ -7,7 +7,7 @@ import torch
 
 from oracle.bounds.quantiser import identify, kin
 from oracle.errors import DtypeError
-from oracle.numbers import cuda_math
+from oracle.numbers import cuda_math, recipe_table
 from oracle.numbers import recipes as R
 from oracle.numbers.quantize import prepare, quantize
 from oracle.numbers.rounding import f32
@@ -50,7 +50,7 @@ class TestDivision:
     def test_codes(self, name: str) -> None:
         for amax, element, code in CODES[name]:
             made = [
-                int(quantize(group(amax, element), R.get(n)).codes.view(torch.uint8)[0, 1])
+                int(quantize(group(amax, element), recipe_table.get(n)).codes.view(torch.uint8)[0, 1])
                 for n in (f"{name}_sm90", name)
             ]
             assert made[0] == code != made[1]
@@ -58,14 +58,14 @@ class TestDivision:
     @pytest.mark.parametrize("name", SCALES)
     def test_scales(self, name: str) -> None:
         for amax, scale in SCALES[name]:
-            made = [float(quantize(group(amax), R.get(n)).scale) for n in (f"{name}_sm90", name)]
+            made = [float(quantize(group(amax), recipe_table.get(n)).scale) for n in (f"{name}_sm90", name)]
             assert made[0] == float.fromhex(scale) != made[1]
 
     def test_a_flushed_scale(self) -> None:
         """Under fast math a row of 2^-120 gets the scale 0; Triton keeps the subnormal one."""
         x = group(2.0**-120)
-        assert float(quantize(x, R.get("sglang_token_sm90")).scale) == 0
-        assert float(quantize(x, R.get("deepseek_v3_1x128_sm90")).scale) > 0
+        assert float(quantize(x, recipe_table.get("sglang_token_sm90")).scale) == 0
+        assert float(quantize(x, recipe_table.get("deepseek_v3_1x128_sm90")).scale) > 0
 
 
 class TestNames:
@@ -74,7 +74,7 @@ class TestNames:
     def test_other_blocks(self) -> None:
         x = torch.randn(64, 128, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
         declared = R.DEEPSEEK_V3_1X128.with_block(Block(1, 32))
-        made = quantize(x, R.get("deepseek_v3_1x128_sm90").with_block(Block(1, 32)))
+        made = quantize(x, recipe_table.get("deepseek_v3_1x128_sm90").with_block(Block(1, 32)))
         assert identify(prepare(x), made.codes, made.scale, among=kin(declared))[0] == "deepseek_v3_1x128_sm90"
         made.codes.view(torch.uint8)[3, 5] ^= 1
         assert not identify(prepare(x), made.codes, made.scale, among=kin(declared))
@@ -117,10 +117,10 @@ class TestBits:
     def test_float16(self) -> None:
         x = torch.zeros(1, 128, dtype=torch.float16)
         x[0, 5] = -7.265625  # 51012 = 0xC744
-        made = quantize(x, R.get("vllm_indexer_float16"))
+        made = quantize(x, recipe_table.get("vllm_indexer_float16"))
         assert float(made.scale) == float(torch.tensor(51012.0) / 448.0) == 113.86607360839844
-        assert float(quantize(x, R.get("vllm_indexer")).scale) < 0.02
+        assert float(quantize(x, recipe_table.get("vllm_indexer")).scale) < 0.02
 
     def test_other_dtypes_are_refused(self) -> None:
         with pytest.raises(DtypeError, match="float16 input alone"):
-            quantize(group(1.0), R.get("vllm_ds_mla_float16"))
+            quantize(group(1.0), recipe_table.get("vllm_ds_mla_float16"))

@@ -198,6 +198,7 @@ class TestFaults:
         call = Call(oracle.contracts()["flashinfer_quantize_1x128"], {"x": x})
         assert "within" in str(get_fault(QUANTISER).applies(call))
 
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize(
         "name",
         ["flashinfer_fp8_blockscale_gemm", "dynamic_flashinfer_deepgemm_blockscale_gemm", "fp8_blockscale_gemm_sm90"],

@@ -20,14 +20,21 @@ from torch import Tensor
 
 from oracle.bounds.quantiser import Judged, code_set, identify, judge_recipe
 from oracle.numbers import mx_recipes as M
+from oracle.numbers import recipe_table
 from oracle.numbers import recipes as R
 from oracle.numbers.formats import E2M1, E2M3, E3M2, E4M3FN, E5M2, Format, codes_of, decode, from_codes
 from oracle.numbers.quantize import Prepared, prepare, quantize
 from oracle.numbers.scaling import ScaleFormat
 
 OLD = [row for key, row in M.TORCHAO_0_18.items() if key not in ((E4M3FN, "even"), (E2M1, "rceil"))]  # like those two
-MX = [r for r in R.recipes().values() if r.block.columns == 32 and r.scale_format is ScaleFormat.UE8M0 and r not in OLD]
-TWO_LEVELS = [r for r in R.recipes().values() if r.scaling.global_scale and r.block.rows == 1 and not r.rounding.random]
+MX = [
+    r
+    for r in recipe_table.recipes().values()
+    if r.block.columns == 32 and r.scale_format is ScaleFormat.UE8M0 and r not in OLD
+]
+TWO_LEVELS = [
+    r for r in recipe_table.recipes().values() if r.scaling.global_scale and r.block.rows == 1 and not r.rounding.random
+]
 
 
 def byte_of(amax: Reals, recipe: R.Recipe) -> NDArray[np.int64]:
@@ -435,7 +442,9 @@ class TestSets:
         x = every_amax(recipe.element, 32, seed=5)[:: 0x7F80 // 400]
         made = quantize(x, recipe)
         assert judge_recipe(prepare(x), made.codes, made.scale, recipe).exact
-        assert recipe.name in identify(prepare(x), made.codes, made.scale, among=R.of_element(recipe.element))
+        assert recipe.name in identify(
+            prepare(x), made.codes, made.scale, among=recipe_table.of_element(recipe.element)
+        )
         wrong = judge_recipe(prepare(x), made.codes, made.scale * 4, recipe)
         assert bool(wrong.bad_scales[10:-20].all())
 
@@ -454,6 +463,6 @@ class TestSets:
         """E2M1 and E3M2 codes are both stored as uint8."""
         x = torch.full((1, 32), 6.0)
         made = quantize(x, M.TORCHAO[E2M1, "rceil"])
-        found = identify(prepare(x), made.codes, made.scale, among=R.of_element(E2M1))
-        assert found and all(R.get(name).element is E2M1 for name in found)
+        found = identify(prepare(x), made.codes, made.scale, among=recipe_table.of_element(E2M1))
+        assert found and all(recipe_table.get(name).element is E2M1 for name in found)
         assert replace(made.recipe, name="x").element is E2M1

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from oracle.errors import DtypeError, OptionError, ShapeError
 from oracle.numbers import mx_recipes as M
+from oracle.numbers import recipe_table
 from oracle.numbers import recipes as R
 from oracle.numbers import scaling as S
 from oracle.numbers.formats import E2M3, E3M2, E4M3FN, decode
@@ -39,7 +40,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 CAPTURE = SHARED / "captures" / "h200_vllm_group_quant.safetensors"
 ROWS = [  # fast math has its own tests, against the device's own bits; MX and NVFP4 stand in test_mx_recipes.py
     r
-    for r in R.of_element(E4M3FN)
+    for r in recipe_table.of_element(E4M3FN)
     if r.block.rows == 1
     and r.formula is not R.ScaleFormula.GIVEN
     and r.arithmetic is R.Arithmetic.IEEE

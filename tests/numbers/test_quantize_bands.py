@@ -49,6 +49,7 @@ def verdicts(text: str) -> dict[str, object]:
     return found
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "text"), NAMED, ids=[text for _, text in NAMED])
 def test_bands_change_nothing(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = verdicts(text)
@@ -83,6 +84,7 @@ class Largest(TorchDispatchMode):
         return made
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("label", ["right", "codes", "near", "far"])
 @pytest.mark.parametrize("options", [{}, {"use_per_token_if_dynamic": True}], ids=["tensor", "token"])
 def test_no_temporary_of_the_whole(label: str, options: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:

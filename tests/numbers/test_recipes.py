@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from oracle.errors import NumericsError
+from oracle.numbers import recipe_table
 from oracle.numbers import recipes as R
 from oracle.numbers import scaling as S
 from oracle.numbers.quantize import prepare, quantize
@@ -25,22 +26,22 @@ class TestRegistry:
     """Each formula in use is one named record with its source (library, file)."""
 
     def test_names_are_keys_and_constants(self):
-        for name, recipe in R.recipes().items():
+        for name, recipe in recipe_table.recipes().items():
             assert recipe.name == name
             assert getattr(R, name.upper(), recipe) is recipe
-            assert R.get(name) is recipe
+            assert recipe_table.get(name) is recipe
             assert len(recipe.source) > 10 and name.startswith(USERS)
 
     def test_every_family_is_present(self):
-        assert {user for user in USERS if any(n.startswith(user) for n in R.recipes())} == set(USERS)
-        used = {recipe.formula for recipe in R.recipes().values()}
+        assert {user for user in USERS if any(n.startswith(user) for n in recipe_table.recipes())} == set(USERS)
+        used = {recipe.formula for recipe in recipe_table.recipes().values()}
         assert used == set(R.ScaleFormula)
-        assert {r.power_of_two for r in R.recipes().values()} - {None} == set(R.PowerOfTwo)
-        assert {r.code for r in R.recipes().values()} == set(R.CodeFormula)
-        assert {r.global_order for r in R.recipes().values()} == set(R.GlobalOrder)
+        assert {r.power_of_two for r in recipe_table.recipes().values()} - {None} == set(R.PowerOfTwo)
+        assert {r.code for r in recipe_table.recipes().values()} == set(R.CodeFormula)
+        assert {r.global_order for r in recipe_table.recipes().values()} == set(R.GlobalOrder)
 
     def test_the_faulty_ones_say_why(self):
-        faulty = {name: r.fault for name, r in R.recipes().items() if r.fault}
+        faulty = {name: r.fault for name, r in recipe_table.recipes().items() if r.fault}
         flashinfer = {"flashinfer_128x128_amax_fault", "flashinfer_1x128_fast_math"}
         flushed = {"sglang_group_v2_sm90", "sglang_token_sm90", "sglang_token_small_sm90"}
         bits = {"vllm_ds_mla_float16", "vllm_indexer_float16", "vllm_indexer_ue8m0_float16"}
@@ -50,13 +51,13 @@ class TestRegistry:
 
     def test_unknown_name_lists_the_known(self):
         with pytest.raises(NumericsError, match="vllm_group"):
-            R.get("vllm_grup")
+            recipe_table.get("vllm_grup")
 
     def test_records_are_frozen_and_registry_is_read_only(self):
         with pytest.raises(dataclasses.FrozenInstanceError):
             R.VLLM_GROUP.amax_floor = 0.0
         with pytest.raises(TypeError):
-            R.recipes()["x"] = R.VLLM_GROUP
+            recipe_table.recipes()["x"] = R.VLLM_GROUP
 
     def test_power_of_two_goes_with_ue8m0_only(self):
         with pytest.raises(ValueError, match="power_of_two"):

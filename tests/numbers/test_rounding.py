@@ -97,6 +97,7 @@ class TestByConstruction:
                 values = round_to(x, fmt, rounding=rounding, overflow=overflow).cpu()
                 assert torch.equal(codes_of(values), codes_of(decode(codes, fmt)))
 
+    @pytest.mark.sampled(5)
     @each_format
     @pytest.mark.parametrize("device", DEVICES)
     def test_pairs(self, fmt: Format, device: str, paired: Callable[[Format], Points]) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from oracle.errors import DtypeError
 from oracle.numbers import recipes as R
-from oracle.numbers.formats import BF16, FP16, FP32
+from oracle.numbers.formats import BF16, FP16, FP32, Format
 from oracle.numbers.ue8m0 import ceil_to_ue8m0, log2_window, round_scale
 
 
@@ -118,3 +118,23 @@ class TestRoundedLogarithm:
         assert high.tolist() == [2.0**-20, 2.0**-19, 2.0**-19]
         with pytest.raises(ValueError, match="logarithm"):
             log2_window(s, R.DEEPGEMM_1X128_UE8M0, FP32)
+
+    @pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
+    @pytest.mark.parametrize("k", [-14, -3, 1, 5, 13])
+    @pytest.mark.parametrize("mode", [R.PowerOfTwo.EXP2_CEIL_LOG2, R.PowerOfTwo.EXP2_ROUND_LOG2], ids=lambda m: m.name)
+    def test_window_of_a_logarithm_that_is_off_by_an_ulp(self, mode: R.PowerOfTwo, k: int, fmt: Format) -> None:
+        """Of a float16 or bfloat16 logarithm, where the ulp is more than the error of ``lg2.approx``: the window holds
+        what the neighbours of the rounded logarithm lead to, and is one power two ulps from the step."""
+        recipe = replace(R.FLASHINFER_TESTING_1X128_UE8M0, power_of_two=mode)
+        ceil = mode is R.PowerOfTwo.EXP2_CEIL_LOG2
+        ulp = Fraction(2) ** (abs(k).bit_length() - fmt.precision)
+        step = k if ceil else k + 0.5
+        # Where the exact logarithm is a power of two's, every library's is exact: the ceiling is asked above it only.
+        away = [j / 8 for j in range(1 if ceil else -20, 21)]
+        s = [float(np.float32(2.0 ** (step + d * float(ulp)))) for d in away]
+        low, high = log2_window(torch.tensor(s, dtype=torch.float64), recipe, fmt)
+        for d, v, least, most in zip(away, s, low.tolist(), high.tolist(), strict=True):
+            near = rounded_log2(v, fmt.precision)
+            led = [2.0 ** (ceil_of(x) if ceil else round(x)) for x in (near - ulp, near, near + ulp)]
+            assert least <= min(led) and max(led) <= most, d
+            assert abs(d) < 2.2 or least == most, d

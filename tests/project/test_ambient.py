@@ -94,6 +94,7 @@ def strided(x: Tensor) -> Tensor:
 class TestDefaults:
     """Default device and dtype, and inference mode, are the user's; the oracle names its own."""
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("name", NAMES)
     def test_same_answers(self, name: str, hostile: dict[str, Answers]) -> None:
         assert hostile[name] == usual(name)
@@ -114,6 +115,7 @@ class TestDefaults:
 class TestTensors:
     """Gradients, subclasses, strides and pending negations are no part of a value."""
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize("name", NAMES)
     def test_same_answers(self, name: str) -> None:
         inputs, options = smallest(name)
@@ -126,6 +128,7 @@ class TestTensors:
         changed = {n: torch.nn.Parameter(x, requires_grad=x.dtype == torch.float32) for n, x in inputs.items()}
         assert answers("cutlass_scaled_mm", changed, options, torch.nn.Parameter) == usual("cutlass_scaled_mm")  # type: ignore[arg-type]
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize("name", NAMES)
     def test_strides(self, name: str) -> None:
         """Contracts that judge strides say so; the others read values."""

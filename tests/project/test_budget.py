@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -9,34 +10,29 @@ import pytest
 
 from oracle.routines import registered
 from tests.support import cpu
-from tests.support.full import left_out
+from tests.support.full import argument, left_out
 
 pytest_plugins = ["pytester"]
 
 MOST = 40  # contracts of which a test may have an instance each
-EVERY = {
-    "tests/kernels/test_no_sync.py::test_no_call_waits": "a call of 10 ms each",
-    "tests/kernels/test_ops.py::test_opcheck": "every operator of the layer",
-    "tests/kernels/test_ops.py::test_gradients_and_vmap_are_refused": "every operator of the layer",
-    "tests/kernels/test_ops.py::test_autocast_changes_no_bit": "every operator of the layer",
-}
 
 
 def over_budget(ids: Iterable[str], contracts: Collection[str]) -> list[str]:
-    """Test functions whose instances name more than ``MOST`` contracts, but for those of ``EVERY``."""
+    """Test functions whose instances name more than ``MOST`` contracts."""
     named: dict[str, set[str]] = {}
     for name in ids:
         function, _, parameters = name.partition("[")
         words = parameters.replace("]", "-").replace("/", "-").split("-")
         named.setdefault(function, set()).update(set(words) & set(contracts))
-    return sorted(function for function, found in named.items() if len(found) > MOST and function not in EVERY)
+    return sorted(function for function, found in named.items() if len(found) > MOST)
 
 
 def test_a_test_of_every_contract_is_sampled(request: pytest.FixtureRequest) -> None:
-    """The way out: a line in ``KEPT`` of tests/support/full.py, or one in ``EVERY`` with what an instance costs."""
+    """The way out: ``@pytest.mark.whole`` at the test, with what an instance costs."""
     items: Sequence[pytest.Item] = request.session.items
     out = left_out(items, []) if request.config.getoption("--full") else set()
-    assert over_budget((item.nodeid for item in items if item not in out), registered()) == []
+    kept = (item.nodeid for item in items if item not in out and argument(item, "whole") is None)
+    assert over_budget(kept, registered()) == []
 
 
 def test_one_that_is_not_is_named() -> None:
@@ -44,6 +40,38 @@ def test_one_that_is_not_is_named() -> None:
     ids = [f"tests/a.py::test_{kind}[{name}-x]" for name in registered() for kind in ("every", "few")]
     few = [name for name in ids if "few" not in name or name < f"tests/a.py::test_few[{sorted(registered())[MOST]}"]
     assert over_budget(few, registered()) == ["tests/a.py::test_every"]
+
+
+MARKED = """
+import pytest
+twenty = pytest.mark.parametrize("i", range(20))
+@twenty
+def test_plain(i): pass
+@twenty
+@pytest.mark.sampled(3)
+def test_sampled(i): pass
+@twenty
+@pytest.mark.whole("nothing each")
+def test_whole(i): pass
+@twenty
+@pytest.mark.repeats("test_pl")
+def test_repeats(i): pass
+"""
+
+
+def test_what_runs_follows_from_the_markers(pytester: pytest.Pytester) -> None:
+    items, _ = pytester.inline_genitems(pytester.makepyfile(MARKED))
+    out = left_out(items, [])
+    kept = Counter(item.nodeid.partition("::")[2].partition("[")[0] for item in items if item not in out)
+    assert kept == {"test_plain": 12, "test_sampled": 3, "test_whole": 20}
+    assert left_out(items, ["a.py::test_repeats"]) == set()
+
+
+@pytest.mark.parametrize("other", ["test_gone", "test_repeats"])
+def test_a_test_repeats_one_that_runs(pytester: pytest.Pytester, other: str) -> None:
+    items, _ = pytester.inline_genitems(pytester.makepyfile(MARKED.replace('"test_pl"', f'"{other}"')))
+    with pytest.raises(pytest.UsageError, match=f"test_repeats repeats .*::{other}, and no such test was collected"):
+        left_out(items, [])
 
 
 def test_the_table_of_costs(pytester: pytest.Pytester, tmp_path: Path) -> None:

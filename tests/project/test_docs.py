@@ -134,6 +134,7 @@ class TestPages:
         status, said = generate(root, "--check", *pages_of(root, "reference", "explanation"))
         assert status == 0, said[-4000:]
 
+    @pytest.mark.repeats("TestPages::test_up_to_date")
     def test_executed_pages(self, root: Path) -> None:
         """Pages whose examples run: the tutorial, the findings, each how-to."""
         status, said = generate(root, "--check", *pages_of(root, "how-to", "."))

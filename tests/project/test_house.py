@@ -198,6 +198,7 @@ class TestDoctor:
     def test_none(self, tmp_path: Path) -> None:
         assert tool.our_kernels([str(tmp_path)]).state == "problem"
 
+    @pytest.mark.repeats("TestDoctor::test_another")
     def test_the_command_in_a_process_where_it_is_shadowed(self, tmp_path: Path, fixtures_folder: Path) -> None:
         environment = os.environ | {"PYTHONPATH": str(shadow(tmp_path)), "FP8_ORACLE_FIXTURES": str(fixtures_folder)}
         done = subprocess.run(

@@ -111,6 +111,7 @@ class TestAnotherProject:
         assert not any(line["fails"] for line in found)
         result.stdout.fnmatch_lines([f"fp8-oracle: {len(found)} verdicts: *passed; verdicts.jsonl"])
 
+    @pytest.mark.repeats("TestAnotherProject::test_the_words")
     def test_sabotaged(self, project: pytest.Pytester) -> None:
         sabotage(project)
         result = project.runpytest_inprocess("--oracle-report=verdicts.jsonl", "-k", "randn or our_shape")
@@ -434,6 +435,7 @@ class TestReport:
         "    assert_conforms(run(oracle_case) * 1.5, oracle_case, arch='cpu')",
     )
 
+    @pytest.mark.repeats("TestReport")
     def test_xdist(self, project: pytest.Pytester) -> None:
         """Workers send, the controller writes: the lines are those of a run in one process."""
         with_tests(project, *self.TWO)

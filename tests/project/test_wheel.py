@@ -133,7 +133,7 @@ def wheel(built: Path) -> zipfile.ZipFile:
 
 def load(site: Path) -> None:
     """In the server: the package from a wheel, and nothing of the checkout."""
-    if (loaded := sys.modules.get("kernels.ops")) is not None:
+    if (loaded := sys.modules.get("kernels.operators")) is not None:
         loaded._library._destroy()  # an operator cannot be registered twice
     for name in [name for name in sys.modules if name.partition(".")[0] in ("oracle", "kernels", "tests")]:
         if not name.startswith("tests.support.") or name.endswith("forked_worker"):
@@ -311,6 +311,7 @@ class TestStrangers:
         done = resolved("--python-version", python, str(archive), constraints=Path(os.devnull))
         assert done.returncode == 0 and "+ torch==" in done.stderr, done.stderr
 
+    @pytest.mark.repeats("TestStrangers::test_pins_resolve")
     @pytest.mark.parametrize("python", PYTHONS)
     def test_pip_resolves(self, python: str, tmp_path: Path) -> None:
         """pip itself, with each Python of this machine: the plain commands of the README."""

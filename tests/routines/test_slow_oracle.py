@@ -92,6 +92,7 @@ class TestGoldens:
 class TestInputsMatter:
     """The second derivation reads its inputs: another code or scale gives another answer."""
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize(
         "contract",
         [

@@ -4,6 +4,8 @@ python tests/support/figures.py [ROOT]        ROOT: a checkout of any version (d
 
 files, lines      Python files of oracle/ and their lines; files directly in it
 rooms             folders with Python files and Python files directly in oracle/
+circles           files of one room, or of ``kernels/``, that import each other on whichever way, counting every import
+                  statement: those of a function and of a type checker too
 arrows, back      pairs of rooms of which one imports the other; pairs that import each other, on whichever way
 floors            rooms on the longest chain of imports (a cycle counts as one)
 class checks      isinstance and issubclass with a contract class, outside the room that holds the contracts
@@ -48,6 +50,45 @@ def imported(tree: ast.Module) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield from [f"{node.module}.{a.name}" for a in node.names] if node.module == "oracle" else [node.module]
+
+
+def file_arrows(trees: dict[Path, ast.Module], package: str) -> set[tuple[str, str]]:
+    """``(importing module, imported module)`` inside one package, for every import statement of its files."""
+    modules = {".".join([package, *path.with_suffix("").parts]).removesuffix(".__init__"): path for path in trees}
+    found = set()
+    for name, path in modules.items():
+        for node in ast.walk(trees[path]):
+            if isinstance(node, ast.Import):
+                named = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                each = (f"{node.module}.{alias.name}" for alias in node.names)
+                named = [full if full in modules else node.module for full in each]
+            else:
+                continue
+            found |= {(name, other) for other in named if other in modules and other != name}
+    return found
+
+
+def circles(edges: set[tuple[str, str]]) -> set[frozenset[str]]:
+    """The largest sets of modules of which each reaches every other one by imports."""
+    reach = {name: {name} for edge in edges for name in edge}
+    for _ in reach:
+        before = sum(map(len, reach.values()))
+        for a, b in edges:
+            reach[a] |= reach[b]
+        if sum(map(len, reach.values())) == before:
+            break
+    together = {frozenset(b for b in reach[a] if a in reach[b]) for a in reach}
+    return {names for names in together if len(names) > 1}
+
+
+def circles_in_rooms(root: Path) -> set[frozenset[str]]:
+    """The circles of the files of each room of ``oracle/``, and of those of ``kernels/``."""
+    found = circles(file_arrows(sources(root / "kernels"), "kernels"))
+    for path in sorted((root / "oracle").iterdir()):
+        if path.is_dir():
+            found |= circles(file_arrows(sources(path), f"oracle.{path.name}"))
+    return found
 
 
 def floors(edges: set[tuple[str, str]]) -> int:
@@ -108,6 +149,8 @@ def main() -> None:
     lines = sum(len((house / path).read_text().splitlines()) for path in trees)
     print(f"files {len(trees)}, lines {lines}, at the root {sum(len(path.parts) == 1 for path in trees)}")
     print(f"rooms {len({room(p) for p in trees})}, arrows {len(edges)}, back {cycles(edges)}, floors {floors(edges)}")
+    apart = circles_in_rooms(root)
+    print(f"circles of files {len(apart)}: {', '.join(str(len(names)) for names in apart) or 'none'} files")
     print(f"class checks on contracts outside their room {class_checks(trees)}")
     for name in NAMES:
         counts = ", ".join(f"{package} {named(root, package, name)}" for package in ("oracle", "kernels", "tests"))

@@ -76,6 +76,7 @@ def first_partial_sum(inst: Instruction) -> int:
     return 2 if inst.sum in (Sum.TREE_FLUSH, Sum.EXACT) else inst.group
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("schedule", distinct(), ids=lambda s: s.name)
 def test_every_schedule_is_read_back(schedule: Schedule) -> None:
     """Group, aligner, accumulator, promotion, epilogue, and the name itself."""

@@ -10,11 +10,21 @@ import torch
 from oracle import judge, reference
 from oracle.errors import InputError
 from oracle.routines import cases, get
+from oracle.truth import decisions
 from oracle.verdict.compare import Status
 
 
 def table(**columns: int) -> dict[str, torch.Tensor]:
     return {name: torch.tensor([value]) for name, value in columns.items()}
+
+
+def test_products_have_numbers() -> None:
+    """0 is no GPU, whatever a driver reports; the last product is the last."""
+    last = len(decisions.GPUS)
+    assert decisions.multiprocessors(0, 132) == 0 and decisions.multiprocessors(last, 7) == 7
+    for product in (-1, last + 1):
+        with pytest.raises(InputError, match=f"product={product}; products are numbered 1..{last}"):
+            decisions.multiprocessors(product, 7)
 
 
 class TestRules:
@@ -49,6 +59,11 @@ class TestRules:
             ("get_flashinfer_moe_backend", {"arch": 103, "choice": 2}, 2),
             ("get_flashinfer_moe_backend", {"arch": 90, "choice": 2}, 1),
             ("get_flashinfer_moe_backend", {"arch": 120, "choice": 3}, 3),
+            (
+                "is_deep_gemm_supported",
+                {"arch": 90, "package": 1, "use_deep_gemm": 1, "use_flashinfer_moe_fp8": 0},
+                1,
+            ),
             ("is_flashinfer_supporting_global_sf", {"backend": 0}, 0),
             ("get_num_sms", {"product": 5, "reported": -1}, 132),
             ("get_num_sms", {"product": 6, "reported": -1}, 114),

@@ -131,6 +131,7 @@ def admitted(name: str, inputs: Inputs, arch: str, out_dtype: torch.dtype) -> tu
 class TestEdges:
     """Every verb answers, and answers right."""
 
+    @pytest.mark.sampled(11)
     def test_verbs_agree(self, name: str, scales: str) -> None:
         arch = arch_of(name)
         for at, shape in enumerate(SHAPES):
@@ -177,6 +178,7 @@ class TestEdges:
                 assert bool(same_bits(fast, plain).all())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_one_element_moved_is_noticed(name: str) -> None:
     """The sabotaged twin, where the result is a number other than zero."""

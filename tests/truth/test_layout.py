@@ -640,3 +640,54 @@ class TestShards:
 def test_pad_lanes_refuses_memory_that_is_not_there() -> None:
     with pytest.raises(LayoutError, match="ends before"):
         layout.pad_lanes(torch.zeros(5, 5).t())
+
+
+LIMITS: dict[str, tuple[Callable[[], object], object]] = {
+    # the last that is taken, its answer; the first that is not, the error
+    "padding of one row": (lambda: layout.padded_rows(3, 1), 3),
+    "padding of more rows": (lambda: layout.padded_rows(3, 5), 5),
+    "no padding": (lambda: layout.padded_rows(3, None), 3),
+    "padding of no row": (lambda: layout.padded_rows(3, 0), OptionError),
+    "no token": (lambda: layout.calculate_tile_tokens_dim(0, 1, 1), 8),
+    "no choice": (lambda: layout.calculate_tile_tokens_dim(1, 0, 1), 8),
+    "fewer tokens": (lambda: layout.calculate_tile_tokens_dim(-1, 1, 1), OptionError),
+    "fewer choices": (lambda: layout.calculate_tile_tokens_dim(1, -1, 1), OptionError),
+    "no expert": (lambda: layout.calculate_tile_tokens_dim(1, 1, 0), OptionError),
+    "an element of 16 bytes": (lambda: layout.tma_aligned(5, 16), 5),
+    "an element of 1 byte": (lambda: layout.tma_aligned(5, 1), 16),
+    "an element of no byte": (lambda: layout.tma_aligned(5, 0), OptionError),
+    "an element of 3 bytes": (lambda: layout.tma_aligned(5, 3), OptionError),
+    "a tile of one row": (lambda: len(layout.row_order(16, epilogue_tile_m=1)), 16),
+    "a tile of no row": (lambda: layout.row_order(16, epilogue_tile_m=0), OptionError),
+    "a block of 16 rows": (lambda: len(layout.row_order(48, epilogue_tile_m=64)), 48),
+    "half a block of 32 rows": (lambda: layout.row_order(48, epilogue_tile_m=128), ShapeError),
+    "one gate and one up row": (lambda: layout.gated_row_order(2).tolist(), [0, 1]),
+    "three rows of gate and up": (lambda: layout.gated_row_order(3), ShapeError),
+    "sm100 has blocks of 32": (lambda: required("sm100", 1, 32), [8, 1]),
+    "sm100 has blocks of 128": (lambda: required("sm100", 1, 128), [8, 1]),
+    "sm90 has none of 32": (lambda: required("sm90", 1, 32), OptionError),
+    "sm90 has blocks of 128": (lambda: required("sm90", 1, 128), [8, 1]),
+    "none has rows of 2": (lambda: required("sm100", 2, 128), OptionError),
+    "none has blocks of 64": (lambda: required("sm100", 1, 64), OptionError),
+    "a shard of no row": (lambda: shards._widths(torch.ones(2), [0, 3]), [0, 3]),
+    "no shard": (lambda: shards._widths(torch.ones(0), []), ShapeError),
+    "a shard of fewer rows": (lambda: shards._widths(torch.ones(2), [3, -1]), ShapeError),
+    "no arch before sm90": (lambda: required("sm80", 1, 128), OptionError),
+}
+
+
+def required(arch: str, rows: int, block: int) -> list[int]:
+    """The shape of the scales of 8x128 values in the layout that an arch takes."""
+    scale = torch.ones(8 // rows, 128 // block)
+    return [*layout.transform_sf_into_required_layout(scale, mn=8, k=128, gran_mn=rows, gran_k=block, arch=arch).shape]
+
+
+@pytest.mark.whole("a comparison of numbers")
+@pytest.mark.parametrize("name", LIMITS)
+def test_limits(name: str) -> None:
+    call, due = LIMITS[name]
+    if isinstance(due, type) and issubclass(due, Exception):
+        with pytest.raises(due):
+            call()
+    else:
+        assert call() == due

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -17,7 +17,9 @@ from oracle.routines.layouts.cases import POISON, poison
 from oracle.truth import layout, tiles
 from oracle.verdict.compare import Status
 
-sizes = st.lists(st.integers(0, 300), min_size=1, max_size=5).filter(any)
+extents = st.sampled_from((0, 1, 127, 128, 129, 255, 256)) | st.integers(0, 300)
+"""Half of them at an edge of a tile of 128 rows, so that lists of a few are aligned, not, and both."""
+sizes = st.lists(extents, min_size=1, max_size=5).filter(any)
 
 
 def places(out: Tensor, numbers: int) -> Tensor:
@@ -55,8 +57,9 @@ def experts(rows: list[int], placement: str) -> tuple[Tensor, Tensor, int]:
 class TestExperts:
     """``floor((R + 127 G) / 128) 128`` rows; tiles start as each library has them."""
 
-    @settings(max_examples=8)
     @given(sizes, st.integers(1, 9), st.sampled_from(tiles.PLACEMENTS))
+    @example([128, 256, 1], 3, "flashinfer")
+    @example([127, 129, 128], 5, "flashinfer")
     def test_every_place_by_its_index(self, rows: list[int], columns: int, placement: str) -> None:
         first, counts, capacity = experts(rows, placement)
         total = capacity * len(rows) if placement == "masked" else sum(rows)
@@ -92,6 +95,33 @@ class TestExperts:
         assert made.numel() == 768 * 4
 
     @pytest.mark.parametrize("placement", tiles.PLACEMENTS)
+    @given(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    def test_experts_of_whole_tiles(self, placement: str, heights: list[int]) -> None:
+        """Each is where its rows are, and no row more; FlashInfer's from the third on a tile further each."""
+        rows = [128 * (max(heights) if placement == "masked" else h) for h in heights]
+        first, counts, capacity = experts(rows, placement)
+        later = [128 * max(i - 1, 0) if placement == "flashinfer" else 0 for i in range(len(rows))]
+        starts = tiles.expert_starts(first.tolist(), rows, placement, capacity)
+        assert starts == [p + more for p, more in zip(first.tolist(), later, strict=True)]
+        made = tiles.swizzle_scale_experts(
+            torch.ones(sum(rows), 4, dtype=torch.uint8), first, counts, placement, capacity
+        )
+        assert made.numel() == 4 * (sum(rows) + (0 if placement == "masked" else 128 * (len(rows) - 1)))
+        assert int(made.sum()) == 4 * sum(rows)
+
+    @pytest.mark.parametrize("placement", ["tight", "flashinfer"])
+    @given(sizes)
+    def test_experts_have_tiles_of_their_own_within_the_memory(self, placement: str, rows: list[int]) -> None:
+        """Each starts at a tile, behind the tiles of the one before, and the last ends in what is allocated."""
+        first, counts, _ = experts(rows, placement)
+        starts = tiles.expert_starts(first.tolist(), rows, placement)
+        ends = [at + -(-m // 128) * 128 for at, m in zip(starts, rows, strict=True)]
+        assert all(at % 128 == 0 for at in starts) and starts[0] == 0
+        assert all(end <= at for end, at, m in zip(ends, starts[1:], rows[1:], strict=False) if m)
+        height = tiles.swizzle_scale_experts(torch.zeros(sum(rows), 1, dtype=torch.uint8), first, counts, placement)
+        assert max(end for end, m in zip(ends, rows, strict=True) if m) * 4 <= height.numel()
+
+    @pytest.mark.parametrize("placement", tiles.PLACEMENTS)
     def test_padding_is_nobodys(self, placement: str) -> None:
         """It may hold NaN, infinity and large bytes; a scale in its place may not be one of them instead."""
         case = cases.parse(
@@ -116,24 +146,33 @@ class TestExperts:
         [
             ({"first": torch.tensor([0, 3])}, InputError),
             ({"rows": torch.tensor([4, 7])}, InputError),
+            ({"rows": torch.tensor([-1, 6])}, InputError),
+            ({"first": torch.tensor([-1, 4])}, InputError),
             ({"rows": torch.tensor([4])}, ShapeError),
             ({"placement": "loose"}, OptionError),
             ({"placement": "masked", "capacity": 3}, InputError),
+            ({"placement": "masked", "capacity": 4}, InputError),
+            ({"placement": "masked", "capacity": 6}, InputError),
+            ({"placement": "masked", "rows": torch.tensor([1, 1]), "first": torch.tensor([0, 1])}, InputError),
+            ({"scale": torch.zeros(10, dtype=torch.uint8)}, ShapeError),
+            ({"first": torch.zeros(0, dtype=torch.int64), "rows": torch.zeros(0, dtype=torch.int64)}, ShapeError),
             ({"scale": torch.zeros(10, 2)}, ShapeError),
         ],
     )
     def test_wrong_calls(self, change: dict[str, object], error: type[Exception]) -> None:
         scale = torch.zeros(10, 2, dtype=torch.uint8)
         call = {"scale": scale, "first": torch.tensor([0, 4]), "rows": torch.tensor([4, 6])}
-        with pytest.raises(error):
-            tiles.swizzle_scale_experts(**(call | change))  # type: ignore[arg-type]
+        for place in (tiles.swizzle_scale_experts, tiles.expert_offsets):
+            with pytest.raises(error):
+                place(**({"placement": "tight"} | call | change))  # type: ignore[arg-type]
 
 
 class TestBlocked:
     """torch's form: zeros in the padding, which the inverse does not read."""
 
-    @settings(max_examples=8)
-    @given(st.integers(1, 300), st.integers(1, 9))
+    @given(extents.filter(bool), st.integers(1, 9))
+    @example(128, 4)
+    @example(129, 5)
     def test_every_place_by_its_index(self, m: int, c: int) -> None:
         found, memory = numbered(tiles.to_blocked, (m, c))
         assert found.tolist() == [tiled(i // c, i % c, c) for i in range(m * c)]
@@ -164,8 +203,9 @@ class TestBlocked:
 
 
 class TestGroupsAlongK:
-    @settings(max_examples=8)
-    @given(st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any), st.integers(1, 200))
+    @given(st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any), extents.filter(bool))
+    @example([4, 0, 8, 1], 128)
+    @example([3, 5], 129)
     def test_every_place_by_its_index(self, widths: list[int], m: int) -> None:
         ends = torch.cumsum(torch.tensor(widths), 0)
         c = int(ends[-1])
@@ -180,8 +220,9 @@ class TestGroupsAlongK:
         assert found.tolist() == [expected[i] for i in range(m * c)]
         assert memory.numel() == height * (c + 4 * len(widths))
 
-    @settings(max_examples=8)
     @given(st.lists(st.integers(0, 700), min_size=1, max_size=5), st.sampled_from(tiles.GRANULARITIES))
+    @example([512, 128, 0], 128)
+    @example([513, 127, 129], 128)
     def test_packed_words(self, ks: list[int], gran: int) -> None:
         """Byte ``i`` of word ``w`` is block ``4 w + i`` of its group; bytes behind the last are 0."""
         counts = [-(-k // gran) for k in ks]
@@ -200,12 +241,52 @@ class TestGroupsAlongK:
                 word += 1
             first += count
 
+    @pytest.mark.parametrize(
+        ("shape", "dtype", "ends", "error"),
+        [
+            ((5, 6), torch.float32, [6], ShapeError),
+            ((6,), torch.uint8, [6], ShapeError),
+            ((5, 6), torch.uint8, [4, 2, 6], InputError),
+            ((5, 6), torch.uint8, [2, 5], InputError),
+            ((5, 6), torch.uint8, [2, 7], InputError),
+        ],
+    )
+    def test_wrong_calls(self, shape: tuple[int, ...], dtype: torch.dtype, ends: list[int], error: type) -> None:
+        with pytest.raises(error):
+            tiles.to_blocked_k_groups(torch.zeros(shape, dtype=dtype), torch.tensor(ends))
+
+    @pytest.mark.parametrize("shape", [(5, 4), (4, 6), (4,), (1, 4, 4)])
+    def test_scales_that_are_not_those_of_the_groups(self, shape: tuple[int, ...]) -> None:
+        with pytest.raises(ShapeError):
+            tiles.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(torch.ones(shape), torch.tensor([512]))
+
     def test_no_power_of_two(self) -> None:
         scale = torch.full((4, 4), 3.0)
         with pytest.raises(InputError):
             tiles.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(scale, torch.tensor([512]))
         with pytest.raises(KernelError):
             kernels.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(scale, [512])
+
+
+class TestShuffled:
+    """FlashInfer's shuffle_matrix_sf_a: the rows as those of the weight, then tiles."""
+
+    @pytest.mark.parametrize("tile", [128, 64])
+    @pytest.mark.parametrize(("m", "c"), [(128, 4), (256, 7)])
+    def test_rows_go_with_those_of_the_weight(self, m: int, c: int, tile: int) -> None:
+        scale = torch.arange(m * c).remainder(251).to(torch.uint8).reshape(m, c)
+        weight = layout.shuffle_matrix_a(scale, tile)
+        assert torch.equal(tiles.shuffle_matrix_sf_a(scale, tile), tiles.to_blocked(weight))
+        if tile == 128:
+            assert torch.equal(tiles.shuffle_matrix_sf_a(scale), tiles.to_blocked(weight))
+
+    @pytest.mark.parametrize(
+        ("shape", "dtype"),
+        [((127, 4), torch.uint8), ((160, 4), torch.uint8), ((128,), torch.uint8), ((128, 4), torch.int16)],
+    )
+    def test_wrong_calls(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        with pytest.raises(ShapeError):
+            tiles.shuffle_matrix_sf_a(torch.zeros(shape, dtype=dtype))
 
 
 TWINS = ("to_blocked", "from_blocked", "swizzle_scale_experts", "to_blocked_k_groups")
@@ -222,8 +303,8 @@ def test_the_twins_conform(name: str) -> None:
         assert isinstance(right, Tensor) and torch.equal(out, right)
 
 
-@settings(max_examples=8)
 @given(sizes, st.integers(1, 9), st.sampled_from(tiles.PLACEMENTS))
+@example([128, 256, 1], 4, "flashinfer")
 def test_twins_of_experts(rows: list[int], columns: int, placement: str) -> None:
     first, counts, capacity = experts(rows, placement)
     total = capacity * len(rows) if placement == "masked" else sum(rows)

@@ -29,7 +29,7 @@ from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Schedule
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import ScaledProduct
-from oracle.verdict import heatmap, products
+from oracle.verdict import heatmap, parts, products
 from oracle.verdict import large as large_
 from oracle.verdict.compare import Status, Verdict
 from tests.support.products import block_scaled
@@ -132,13 +132,13 @@ class TestTheSameFailure:
     def test_what_refuses_one_schedule_is_asked_of_the_next(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Five schedules are admitted; one of them is computed on the whole."""
         call, out = called(GEMM)
-        wrong, whole, predict = one_element(out), [], products.predict_product
+        wrong, whole, predict = one_element(out), [], parts.predict_product
 
         def counted(product: ScaledProduct, *args: object, **options: object) -> Tensor:
             whole.append(out.numel() == product.M * product.N)
             return predict(product, *args, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(products, "predict_product", counted)
+        monkeypatch.setattr(parts, "predict_product", counted)
         assert call.contract.judge(call.inputs, wrong).status is Status.FAILED
         assert sum(whole) == 1 and len(whole) > 5
 
@@ -291,13 +291,13 @@ def test_more_of_a_large_output_refuses_a_schedule_before_the_whole(monkeypatch:
     out = predict_product(p, schedule, out_dtype=torch.bfloat16)
     out[3, 1] = 2 * out[3, 1] + 1
 
-    def whole(bands: products.Bands) -> Iterator[tuple[int, torch.Tensor, int, ScaledProduct]]:
+    def whole(bands: parts.Bands) -> Iterator[tuple[int, torch.Tensor, int, ScaledProduct]]:
         raise AssertionError("the whole is computed")
 
-    monkeypatch.setattr(products.Bands, "_all", whole)
-    monkeypatch.setattr(products, "MORE", (16, 512))
-    monkeypatch.setattr(products, "LARGER", 2)
-    assert not products.Bands([products.Part(p)], out).reproduced(schedule)
-    monkeypatch.setattr(products, "LARGER", 3)
+    monkeypatch.setattr(parts.Bands, "_all", whole)
+    monkeypatch.setattr(parts, "MORE", (16, 512))
+    monkeypatch.setattr(parts, "LARGER", 2)
+    assert not parts.Bands([parts.Part(p)], out).reproduced(schedule)
+    monkeypatch.setattr(parts, "LARGER", 3)
     with pytest.raises(AssertionError, match="the whole is computed"):
-        products.Bands([products.Part(p)], out).reproduced(schedule)
+        parts.Bands([parts.Part(p)], out).reproduced(schedule)

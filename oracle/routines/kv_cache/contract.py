@@ -29,7 +29,7 @@ from torch import Tensor
 
 from oracle.bounds.interval import Admissible
 from oracle.errors import ContractError, NumericsError, OptionError, ShapeError
-from oracle.numbers import recipes as named
+from oracle.numbers import recipe_table
 from oracle.numbers.formats import E2M1, E4M3FN, codes_of, decode, from_codes
 from oracle.numbers.recipes import CodeFormula, Recipe, ScaleFormula
 from oracle.numbers.rounding import Overflow, Rounding, encode, f32, to_dtype
@@ -292,7 +292,7 @@ class CacheSets(Sets):
         """
         if self.recipe is None or not self.contract.divides:
             return False
-        recipe = named.get(self.recipe)
+        recipe = recipe_table.get(self.recipe)
         if recipe.formula is not ScaleFormula.GIVEN:
             raise NumericsError(f"{self.contract.name} takes a given scale; declare vllm_static or torch_static")
         return recipe.code is CodeFormula.RECIPROCAL

@@ -49,6 +49,7 @@ from oracle.routines.base import (
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.routines.traits import Kind
 from oracle.tensorcore.logits import FP4, LOGITS, predict_logits
+from oracle.tensorcore.schedules import Schedule
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import Exact, ScaledProduct
 from oracle.truth.logits import BLOCK, Logits, exact, from_pages, nibbles, schedule, shares, words
@@ -108,10 +109,15 @@ class LogitsContract(Contract):
         """The bits of a reduction (None: the usual one), float32; outside the window as :meth:`reference`."""
         return self._assembled(inputs, self.check(inputs, options), lambda p: self._bits(p, numerics))
 
-    def _bits(self, p: Logits, numerics: str | None = None) -> Tensor:
-        schedule = numerics or next(iter(self.numerics.values()))[0]
+    def by_schedule(self, call: Call, schedule: Schedule, numerics: str) -> dict[str, Tensor]:
+        """The dot products by ``schedule``, the heads added as the reduction ``numerics`` adds them."""
+        bits = self._assembled(call.inputs, call.resolved, lambda p: self._bits(p, numerics, schedule))
+        return {"out": bits.to(self.dtypes(call)[0])}
+
+    def _bits(self, p: Logits, numerics: str | None = None, chain: Schedule | None = None) -> Tensor:
+        name = numerics or next(iter(self.numerics.values()))[0]
         return predict_logits(
-            p.q, p.k, p.k_scale, p.weights, q_blocks=p.q_blocks, k_blocks=p.k_blocks, schedule=schedule
+            p.q, p.k, p.k_scale, p.weights, q_blocks=p.q_blocks, k_blocks=p.k_blocks, schedule=name, chain=chain
         )
 
     def _assembled(self, inputs: Inputs, options: Options, value: Callable[[Logits], Tensor]) -> Tensor:

@@ -28,7 +28,7 @@ from oracle.bounds.code_boxes import code_boxes
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.product import U
 from oracle.errors import InputError, NumericsError, OptionError, ShapeError
-from oracle.numbers import recipes
+from oracle.numbers import recipe_table
 from oracle.numbers.formats import BF16, FP32, decode, of_dtype, same_bits
 from oracle.numbers.quantize import WIDE, quantize
 from oracle.numbers.recipes import TORCH_STATIC, ScaleFormula
@@ -416,7 +416,7 @@ def steps_of(inputs: Inputs, options: Options) -> Steps:
     """
     given = "a2_scale" in inputs
     name = options["recipe"] or ("torch_static" if given else "vllm_group")
-    recipe = recipes.get(str(name))
+    recipe = recipe_table.get(str(name))
     if recipe.fault is not None:
         raise NumericsError(f"recipe {recipe.name} is a known fault: {recipe.fault}")
     if recipe.block.rows is None and recipe.formula is not ScaleFormula.GIVEN:

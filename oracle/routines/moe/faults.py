@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from oracle.numbers import recipes
+from oracle.numbers import recipe_table
 from oracle.numbers.formats import decode
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import Recipe
@@ -277,7 +277,7 @@ for words, family, seen, change, needs in (
         "one scale for a token instead of one for each group",
         VALUE,
         "flashinfer PR 4836",
-        lambda call, inputs: _made(call, inputs, recipe=recipes.get("vllm_token")),
+        lambda call, inputs: _made(call, inputs, recipe=recipe_table.get("vllm_token")),
         _wide(groups=2),
     ),
     # codes of the intermediate's given scale, read with the input's

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from oracle.errors import ShapeError
-from oracle.numbers import mx_recipes, recipes
+from oracle.numbers import mx_recipes, recipe_table, recipes
 from oracle.numbers.formats import E5M2
 from oracle.numbers.quantize import WIDE, Prepared, prepare
 from oracle.numbers.recipes import Recipe
@@ -98,7 +98,7 @@ class ColumnsQuantiser(Mxfp8Quantize):
 
     def recipes(self, call: Call, numerics: str | None) -> Sequence[Recipe]:
         """A recipe of 32 columns may be declared: it is taken over the blocks of this contract."""
-        named = None if numerics is None else recipes.recipes().get(numerics)
+        named = None if numerics is None else recipe_table.recipes().get(numerics)
         if named is not None and named.block == GROUP_32 and named.element == call.recipe.element:
             return (named.with_block(self.block),)
         return super().recipes(call, numerics)

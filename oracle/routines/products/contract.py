@@ -37,8 +37,8 @@ from oracle.routines.fault import Fault
 from oracle.routines.products.traits import BY_SHAPE
 from oracle.routines.traits import Kind
 from oracle.tensorcore.identify import Match, identify_product
+from oracle.tensorcore.schedules import Schedule, is_class, of_class
 from oracle.tensorcore.schedules import get as get_schedule
-from oracle.tensorcore.schedules import is_class, of_class
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.products import Part, ProductSets, accumulation_faults, predict_parts, truth, wider_classes
 from oracle.verdict.sets import Sets
@@ -152,6 +152,11 @@ class ProductContract(Contract):
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
         return {"out": mutants.write(call, mutants.products(call, faults), faults).view(call.operands.shape)}
 
+    def by_schedule(self, call: Call, schedule: Schedule, numerics: str) -> dict[str, Tensor]:
+        for part in call.parts:
+            schedule.check(part.product, out_dtype=call.out_dtype)
+        return {"out": predict_parts(call.parts, call.rows, schedule, call.out_dtype).view(call.operands.shape)}
+
     def why_not(self, call: Call, numerics: str) -> str | None:
         if numerics == IEEE32:
             return None
@@ -165,10 +170,8 @@ class ProductContract(Contract):
     def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> Tensor:
         out_dtype = self.check(inputs, options)["out_dtype"] or self.out_dtypes[0]
         call = Call(self, inputs, options, out_dtype=out_dtype)
-        schedule = get_schedule(numerics or self.arithmetics(call)[0])
-        for part in call.parts:
-            schedule.check(part.product, out_dtype=out_dtype)
-        return predict_parts(call.parts, call.rows, schedule, out_dtype).view(call.operands.shape)
+        name = numerics or self.arithmetics(call)[0]
+        return self.by_schedule(call, get_schedule(name), name)["out"]
 
     def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
         """Schedules by the fraction of equal bits over all parts, best first; a sample of each large part."""

@@ -52,6 +52,7 @@ from oracle.routines.products.contract import (
 from oracle.routines.products.grouped import GroupedContiguous
 from oracle.routines.products.traits import HEADS, K_IN_GROUPS
 from oracle.routines.traits import Kind
+from oracle.tensorcore.schedules import Schedule
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.compare import Verdict
 from oracle.verdict.products import Part
@@ -351,6 +352,9 @@ class SkipHeadMid(Contract):
 
     def why_not(self, call: Call, numerics: str) -> str | None:
         return DENSE.why_not(_dense(call), numerics)
+
+    def by_schedule(self, call: Call, schedule: Schedule, numerics: str) -> dict[str, Tensor]:
+        return {"out": self.spread(call, DENSE.by_schedule(_dense(call), schedule, numerics)["out"])}
 
     def reference(self, inputs: Inputs, **options: object) -> Tensor:
         call = Call(self, inputs, options).checked()

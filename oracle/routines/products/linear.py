@@ -34,8 +34,8 @@ from oracle.routines.layouts.contract import TableContract
 from oracle.routines.products import contract
 from oracle.routines.traits import Kind
 from oracle.tensorcore.predict import predict_product
+from oracle.tensorcore.schedules import Schedule, is_class, of_class
 from oracle.tensorcore.schedules import get as get_schedule
-from oracle.tensorcore.schedules import is_class, of_class
 from oracle.truth.gemm import ScaledProduct, rounded
 from oracle.truth.linear import ROUTINES, calc_diff, dispatch_w8a8_scaled_mm, input_recipes
 from oracle.truth.routing import Span
@@ -134,6 +134,11 @@ class Fp8LinearOp(Contract):
             return None
         product = self._products(call)[0][1]
         return of_class(numerics).why_not(product, out_dtype=call.out_dtype)
+
+    def by_schedule(self, call: Call, schedule: Schedule, numerics: str) -> dict[str, Tensor]:
+        """The product of the codes that the first admitted recipe gives."""
+        out = predict_product(self._products(call)[0][1], schedule, out_dtype=call.out_dtype)
+        return {"out": out.reshape(self.outputs(call)["out"].shape or ())}
 
     def _products(self, call: Call) -> list[tuple[Recipe | None, ScaledProduct]]:
         return call.once("products", lambda: self.products(call.inputs, call.resolved))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from oracle.bounds.quantiser import agreement, code_of_ordinal, code_set, judge_recipe, kin, same_kind, scale_set
 from oracle.errors import LayoutError, NumericsError, OptionError, ShapeError
-from oracle.numbers import quantize, recipes
+from oracle.numbers import quantize, recipe_table, recipes
 from oracle.numbers.formats import E4M3FN, FP16, FP32, decode, of_dtype
 from oracle.numbers.recipes import Recipe, ScaleFormula
 from oracle.numbers.rounding import Overflow, Rounding, encode, round_to, to_dtype
@@ -166,7 +166,7 @@ class QuantiserContract(Contract):
         own = call.operands.recipes
         if numerics is None:
             return own
-        named = recipes.get(numerics)
+        named = recipe_table.get(numerics)
         if named.fault is not None:
             raise NumericsError(f"{numerics} is a known fault ({named.fault}); it can be identified, not declared")
         for recipe in own:

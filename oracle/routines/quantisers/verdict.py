@@ -22,7 +22,8 @@ from oracle.bounds import quantiser
 from oracle.errors import InputError
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.quantize import Prepared
-from oracle.numbers.recipes import Recipe, recipes
+from oracle.numbers.recipe_table import recipes
+from oracle.numbers.recipes import Recipe
 from oracle.verdict.compare import Admissible, Error, Status, Verdict, Worst
 from oracle.verdict.heatmap import Evidence, Piece, gather, gather_pieces, ratio_of
 from oracle.verdict.loss import Loss, Tally

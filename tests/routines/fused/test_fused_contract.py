@@ -13,6 +13,7 @@ from oracle.bounds.quantiser import identify, judge_recipe
 from oracle.diagnosis.explain import diagnose
 from oracle.diagnosis.mutation import Fate, mutate
 from oracle.errors import DtypeError, LayoutError, NumericsError, OptionError, OracleError, ShapeError
+from oracle.numbers import recipe_table
 from oracle.numbers import recipes as R
 from oracle.numbers.formats import decode
 from oracle.numbers.quantize import prepare, quantize
@@ -264,7 +265,7 @@ ALIKE = (
 @pytest.mark.parametrize("name", NEW)
 def test_an_undeclared_quantiser_is_identified_by_name(name: str) -> None:
     """From its bits on values that separate formulas: ties, an amax of every significand, floors, zeros, NaN."""
-    recipe = R.get(name)
+    recipe = recipe_table.get(name)
     rows = [
         cases.parse(f"per_token_group_quant_fp8/bf16-e4m3/1x128/m=128,k=384/family={f}/seed=3").inputs()["x"]
         for f in ("amax", "range", "special", "nan", "ties")

@@ -466,6 +466,7 @@ class TestLayer:
             out = kernel({**inputs, "w13": w13, "w2": w2})
             assert judge(inputs, out).status is status
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize("combine", list(WAYS), ids=lambda c: c.name)
     def test_every_combine_is_judged_and_named(self, combine: Combine) -> None:
         """Right by its own declaration and without one; every other declaration refuses it."""

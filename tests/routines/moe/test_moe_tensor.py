@@ -212,6 +212,7 @@ class TestFaults:
         assert judge(inputs, wrong, arch=arch, ep_rank=1).status is Status.FAILED
         assert judge(inputs, get(NAME).reference(inputs, ep_rank=1), arch=arch, ep_rank=1).status is Status.PASSED
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("fault", faults_of(NAME), ids=lambda f: f.name)
     def test_is_named(self, fault: object) -> None:
         """The output alone says which one it was."""

@@ -13,7 +13,7 @@ from oracle.diagnosis.mutation import mutate, right_variants
 from oracle.errors import DtypeError, InputError, NumericsError, OptionError, OracleError, ShapeError
 from oracle.numbers.formats import E2M1, decode
 from oracle.numbers.quantize import quantize
-from oracle.numbers.recipes import of_element
+from oracle.numbers.recipe_table import of_element
 from oracle.routines import cases, get, registered
 from oracle.routines.base import by_name
 from oracle.routines.catalogue import faults_of, run
@@ -230,6 +230,7 @@ class TestVerdicts:
 class TestFaults:
     """Every fault is noticed on the cases of the quick profile."""
 
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize("name", ["mxfp8_quantize", "mxfp4_dequantize"])
     def test_all_are_killed(self, name: str) -> None:
         score = mutate(name, with_rules=False)

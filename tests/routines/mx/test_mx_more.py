@@ -212,6 +212,7 @@ class TestByName:
 class TestFaults:
     """Every fault of the further quantisers is noticed, or argued."""
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize("name", sorted(GRAMMARS))
     def test_all_are_killed(self, name: str) -> None:
         score = mutate(name, with_rules=False)

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from oracle.errors import DeviceError, DtypeError, InputError, LayoutError, NumericsError, OptionError, ShapeError
+from oracle.numbers import recipe_table
 from oracle.numbers import recipes as R
 from oracle.numbers.formats import decode
 from oracle.numbers.quantize import quantize
@@ -53,7 +54,7 @@ class TestReference:
         assert isinstance(contract, QuantiserContract) and contract.returns == ("q", "scale")
         made = contract.reference({"x": x})
         verdict = judge(name, {"x": x}, made)
-        assert verdict.status is Status.PASSED and verdict.matches in R.recipes() and verdict.outside == 0
+        assert verdict.status is Status.PASSED and verdict.matches in recipe_table.recipes() and verdict.outside == 0
         assert verdict.total == x.numel() + verdict.total - x.numel() > x.numel()
         raw = made["q"].view(torch.uint8).clone()
         raw[77, 100] ^= 1

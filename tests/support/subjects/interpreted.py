@@ -15,6 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tests.support.interpreter import repair
+
+repair()
 ROWS, COLUMNS = 32, 32
 
 

@@ -1,0 +1,116 @@
+"""Adapters: how the named inputs and options of a contract become one call of a verb.
+
+An adapter takes the verb, inputs and options; it allocates outputs where the verb writes into one, and never writes
+into an input. The usual one passes everything by name (:func:`by_name`); one that serves a single family stands in the
+file of the family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.errors import OptionError
+
+Inputs = Mapping[str, Tensor]
+Options = Mapping[str, Any]
+Outputs = Tensor | dict[str, Tensor]
+Adapter = Callable[[Callable[..., Any], Inputs, Options], Outputs]
+Runner = Callable[[Inputs, Options], Outputs]
+"""A verb on the inputs and options of its contract."""
+NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+def by_name(
+    *outputs: str,
+    renamed: Mapping[str, str] = NONE,
+    defaults: Mapping[str, Any] = NONE,
+    converted: Mapping[str, Callable[[Tensor], Any]] = NONE,
+) -> Adapter:
+    """Inputs and options under their own names, or as ``renamed`` says.
+
+    outputs : names of the results in order, those that are None left out; none where the contract has one output.
+    defaults : options of the verb where the contract's call names none.
+    converted : functions of inputs that the verb takes otherwise.
+    """
+
+    def run(verb: Callable[..., Any], inputs: Inputs, options: Options) -> Outputs:
+        given = {name: converted[name](x) if name in converted else x for name, x in inputs.items()}
+        made = verb(**{renamed.get(name, name): x for name, x in given.items()}, **{**defaults, **options})
+        if not outputs:
+            whole: Tensor = made
+            return whole
+        parts = (made,) if isinstance(made, Tensor) else made
+        return {name: x for name, x in zip(outputs, parts, strict=True) if x is not None}
+
+    return run
+
+
+def in_place(*written: str) -> Adapter:
+    """Verbs that write into inputs: copies of these, as the verb left them."""
+
+    def run(verb: Callable[..., Any], inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        made = {name: torch.empty_like(inputs[name]).copy_(inputs[name]) for name in written}
+        verb(**{**inputs, **made}, **options)
+        return made
+
+    return run
+
+
+def by_row(*outputs: str) -> Adapter:
+    """Integer verbs, called once for each row of the input columns; of a record one output for each field."""
+
+    def run(verb: Callable[..., Any], inputs: Inputs, options: Options) -> Outputs:
+        columns = {name: t.tolist() for name, t in inputs.items()}
+        rows = [verb(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+        made = torch.tensor(rows, dtype=next(iter(inputs.values())).dtype, device="cpu")
+        return {name: made[:, i].contiguous() for i, name in enumerate(outputs)} if outputs else made
+
+    return run
+
+
+def paired(*extents: tuple[str, int], more: tuple[str, ...] = ()) -> Adapter:
+    """DeepGEMM's verbs ``(a, scale), (b, scale), out``, into a fresh output of zeros.
+
+    extents : the input and its axis of each extent of the output.
+    more : further inputs.
+    """
+
+    def run(verb: Callable[..., Any], inputs: Inputs, options: Options) -> Tensor:
+        dtype = options.get("out_dtype", torch.float32 if "c" in more else torch.bfloat16)
+        out = torch.zeros([inputs[name].shape[axis] for name, axis in extents], dtype=dtype, device=inputs["a"].device)
+        named = {name: inputs[name] for name in more if name in inputs}
+        verb(*pairs(inputs), out, **{name: int32(x) if name == "m_indices" else x for name, x in named.items()})
+        return out
+
+    return run
+
+
+def pairs(inputs: Inputs) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Codes and scales of ``a`` and ``b``."""
+    return (inputs["a"], inputs["a_scale"]), (inputs["b"], inputs["b_scale"])
+
+
+def runs(verb: Callable[..., Any], inputs: Inputs, options: Options) -> Tensor:
+    """Products of runs of rows, whose integers a contract may give as int64."""
+    whole = ("m_indptr", "expert_offsets", "problem_sizes")
+    given = {name: int32(x) if name in whole else x for name, x in inputs.items()}
+    made: Tensor = verb(**given, out_dtype=out_dtype_of(options))
+    return made
+
+
+def out_dtype_of(options: Options) -> torch.dtype:
+    """The output dtype of a call, bf16 when none is named; OptionError when it is no dtype."""
+    dtype = options.get("out_dtype", torch.bfloat16)
+    if not isinstance(dtype, torch.dtype):
+        raise OptionError(f"out_dtype must be a torch dtype, got {dtype!r}")
+    return dtype
+
+
+def int32(x: Tensor) -> Tensor:
+    """The same integers as int32."""
+    return x.to(torch.int32)

@@ -1,0 +1,429 @@
+"""What decisions depend on and what they are: :class:`Config`, :class:`Machine`, :class:`Problem` and :class:`Plan`.
+
+Each is a frozen record. This file imports the errors of this package and nothing else of it, so that every other file
+may know the records. ``os.environ`` is read here (:meth:`Config.from_environment`) and nowhere else in the package.
+
+:meth:`Machine.detect` imports no GPU library: packages are found by their specification and metadata.
+:meth:`Machine.described` builds the record of any other machine, so that decisions for every architecture can be tested
+on any host.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from kernels.errors import ConfigError, OptionError, Reason
+
+T = TypeVar("T")
+MOE_BACKENDS = ("throughput", "latency", "masked_gemm")
+"""Values of ``VLLM_FLASHINFER_MOE_BACKEND``: CUTLASS, TensorRT-LLM, CUTEDSL."""
+PACKAGES = ("deep_gemm", "flashinfer", "flashinfer_cubin", "vllm_ops", "sgl_kernel", "triton")
+"""Packages a row can ask for."""
+ARCHES = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm103", "sm120", "gfx90a", "gfx942", "gfx950", "cpu")
+"""Architectures with a described machine."""
+INSTALL = {
+    "deep_gemm": "install `sgl-deep-gemm` or vLLM, which vendors it",
+    "flashinfer": "install `flashinfer-python`",
+    "flashinfer_cubin": "install `flashinfer-cubin` (without it FlashInfer would download kernels at first use)",
+    "vllm_ops": "install vLLM, or set FP8_KERNELS_VLLM_OPS to its compiled operators",
+    "sgl_kernel": "install `sgl-kernel`",
+    "triton": "install `triton`",
+}
+"""What to do about each missing package."""
+DISTRIBUTIONS = {
+    "flashinfer": "flashinfer-python",
+    "flashinfer_cubin": "flashinfer-cubin",
+    "sgl_kernel": "sgl-kernel",
+}
+PRODUCTS: Mapping[str, tuple[str, int]] = {
+    # product: (architecture, multiprocessors). NVIDIA's white papers of GA100, GA102, AD102, GH100 and RTX Blackwell;
+    # H200 and B200 as their drivers report them.
+    "A100 SXM4": ("sm80", 108),
+    "A40": ("sm86", 84),
+    "L40S": ("sm89", 142),
+    "RTX 4090": ("sm89", 128),
+    "H100 SXM5": ("sm90", 132),
+    "H100 PCIe": ("sm90", 114),
+    "H200": ("sm90", 132),
+    "B200": ("sm100", 148),
+    "RTX 5090": ("sm120", 170),
+    "RTX PRO 6000 Blackwell": ("sm120", 188),
+}
+"""Products whose number of multiprocessors is known; an architecture alone does not determine it."""
+
+
+# --- the switches ----------------------------------------------------------------------------------------------------
+
+
+def _integer(name: str, text: str) -> bool:
+    try:
+        return bool(int(text))
+    except ValueError:
+        raise ConfigError(f"{name}={text!r} is not an integer; set 0 or 1") from None
+
+
+def _moe(name: str, text: str) -> str:
+    if text not in MOE_BACKENDS:
+        raise ConfigError(f"{name}={text!r}; choose one of {', '.join(MOE_BACKENDS)}")
+    return text
+
+
+def _text(name: str, text: str) -> str:
+    return text
+
+
+def _nonzero(name: str, text: str) -> bool:
+    return text != "0"
+
+
+def _variable(default: T, read: Callable[[str, str], T], meaning: str, *names: str) -> T:
+    """A field with its variables (any of several), how a text that is not empty is read, and what it means."""
+    made: T = field(default=default, metadata={"names": names, "read": read, "meaning": meaning})
+    return made
+
+
+@dataclass(frozen=True)
+class Config:
+    """One field for each switch."""
+
+    use_deep_gemm: bool = _variable(True, _integer, "DeepGEMM may be chosen", "VLLM_USE_DEEP_GEMM")
+    use_deep_gemm_e8m0: bool = _variable(
+        True, _integer, "DeepGEMM takes UE8M0 scales on sm100", "VLLM_USE_DEEP_GEMM_E8M0"
+    )
+    use_deep_gemm_e8m0_hopper: bool = _variable(
+        False, _integer, "DeepGEMM takes UE8M0 scales on sm90", "VLLM_USE_DEEP_GEMM_E8M0_HOPPER"
+    )
+    deep_gemm_tma_aligned_scales: bool = _variable(
+        True, _integer, "an engine's quantisers write TMA-aligned scales", "VLLM_USE_DEEP_GEMM_TMA_ALIGNED_SCALES"
+    )
+    use_flashinfer_moe_fp8: bool = _variable(
+        False, _integer, "FlashInfer's experts replace DeepGEMM", "VLLM_USE_FLASHINFER_MOE_FP8"
+    )
+    flashinfer_moe_backend: str | None = _variable(
+        None, _moe, f"FlashInfer's kernel family for experts: {', '.join(MOE_BACKENDS)}", "VLLM_FLASHINFER_MOE_BACKEND"
+    )
+    blockscale_gemm_flashinfer: bool = _variable(
+        True, _integer, "FlashInfer's block-scaled product may be chosen", "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER"
+    )
+    batch_invariant: bool = _variable(False, _integer, "one kernel for every number of rows", "VLLM_BATCH_INVARIANT")
+    vllm_ops_library: str | None = _variable(
+        None,
+        _text,
+        "paths of vLLM's compiled operators, separated as in `PATH`, where the package cannot be found by name",
+        "FP8_KERNELS_VLLM_OPS",
+    )
+    flashinfer_observed: bool = _variable(
+        False,
+        _nonzero,
+        "FlashInfer logs or traces its calls: they are made through its public function",
+        "FLASHINFER_LOGLEVEL",
+        "FLASHINFER_TRACE_DUMP",
+    )
+    backend: str = _variable(
+        "",
+        _text,
+        "the backend to take or none: a name (`torch`) for every operation that lists it, or "
+        "`operation=name`, several separated by commas",
+        "FP8_KERNELS_BACKEND",
+    )
+    log_decisions: bool = _variable(
+        False, _integer, "log each new decision once, with the reason of every refused backend", "FP8_KERNELS_LOG"
+    )
+    check_values: bool = _variable(
+        False,
+        _integer,
+        "calls check values on a GPU too, without waiting: a wrong one fails the next synchronisation",
+        "FP8_KERNELS_CHECK",
+    )
+    fast_paths: bool = _variable(
+        True, _integer, "known releases of libraries are started past their public functions", "FP8_KERNELS_FAST_PATHS"
+    )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Config:
+        """Read every switch; an unset or empty one takes its default.
+
+        Raises
+        ------
+        ConfigError
+            A boolean switch holds something other than an integer, or the MoE backend is unknown.
+        """
+        env = os.environ if environment is None else environment
+        given: dict[str, Any] = {}
+        for f in fields(cls):
+            texts = [(name, env[name]) for name in f.metadata["names"] if env.get(name)]
+            if texts:
+                read = [f.metadata["read"](*text) for text in texts]
+                given[f.name] = next(filter(None, read), read[0])
+        return cls(**given)
+
+
+# --- the machine ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Package:
+    """One library: its version, and why it is unusable (None when it is usable)."""
+
+    name: str
+    version: str | None = None
+    why_not: str | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What decisions depend on.
+
+    Attributes
+    ----------
+    vendor
+        ``nvidia``, ``amd`` or ``cpu``.
+    arch
+        ``sm90``, ``gfx942``, ``cpu``.
+    capability
+        ``(major, minor)`` as torch reports it (gfx942 is ``(9, 4)``); None on a CPU.
+    cuda, rocm, torch
+        Versions as integer tuples; None when absent.
+    sms
+        Multiprocessors; 0 on a CPU, and where a described machine does not say.
+    packages
+        One record for each of :data:`PACKAGES`.
+    live
+        Whether this is the running machine, whose libraries a plan may load to ask what they lack.
+    """
+
+    vendor: str
+    arch: str
+    capability: tuple[int, int] | None
+    cuda: tuple[int, ...] | None
+    rocm: tuple[int, ...] | None
+    torch: tuple[int, ...]
+    sms: int = 0
+    packages: tuple[Package, ...] = field(default_factory=tuple)
+    live: bool = False
+
+    @cached_property
+    def sm(self) -> int:
+        """Compute capability of an NVIDIA machine as one integer (90, 100); -1 elsewhere."""
+        return self.capability[0] * 10 + self.capability[1] if self.vendor == "nvidia" and self.capability else -1
+
+    @property
+    def device(self) -> str:
+        """The torch device type of the accelerator, ``cpu`` without one."""
+        return "cpu" if self.vendor == "cpu" else "cuda"
+
+    def package(self, name: str) -> Package:
+        """The record of a package; an absent one when the machine does not list it."""
+        for p in self.packages:
+            if p.name == name:
+                return p
+        return Package(name, None, f"package {name} is not installed; {INSTALL.get(name, 'install it')}")
+
+    @classmethod
+    def described(
+        cls,
+        arch: str,
+        *,
+        cuda: str = "13.0",
+        rocm: str = "6.4",
+        torch_version: str = "2.13.0",
+        packages: Mapping[str, str] | None = None,
+        sms: int | None = None,
+    ) -> Machine:
+        """A machine of architecture ``arch`` with the given versions.
+
+        ``packages`` maps names to versions; default: every package the vendor's machines can have. ``sms`` are its
+        multiprocessors; default: those of the first of :data:`PRODUCTS` of that architecture, 0 when there is none.
+        """
+        capability = capability_of(arch)
+        vendor = "cpu" if capability is None else "amd" if arch.startswith("gfx") else "nvidia"
+        if packages is None:
+            have = PACKAGES if vendor == "nvidia" else ("triton",) if vendor == "amd" else ()
+            packages = dict.fromkeys(have, "1.0")
+        if sms is None:
+            sms = next((count for known, count in PRODUCTS.values() if known == arch), 0)
+        return cls(
+            vendor=vendor,
+            arch=arch,
+            capability=capability,
+            cuda=version(cuda) if vendor == "nvidia" else None,
+            rocm=version(rocm) if vendor == "amd" else None,
+            torch=version(torch_version),
+            sms=0 if vendor == "cpu" else sms,
+            packages=tuple(Package(n, v) for n, v in packages.items()),
+        )
+
+    @classmethod
+    def of_product(cls, product: str, *, sms: int | None = None) -> Machine:
+        """A machine with the given GPU; ``sms`` when a driver reports another count (a slice, a salvaged part).
+
+        Raises
+        ------
+        OptionError
+            The product is not one of :data:`PRODUCTS`.
+        """
+        if product not in PRODUCTS:
+            raise OptionError(f"unknown product {product!r}; known: {', '.join(PRODUCTS)}; or describe its arch")
+        arch, count = PRODUCTS[product]
+        return cls.described(arch, sms=count if sms is None else sms)
+
+    @classmethod
+    def detect(cls, config: Config) -> Machine:
+        """This machine, as torch and the package metadata describe it."""
+        installed = tuple(_find(name, config) for name in PACKAGES)
+        versions = {
+            "cuda": version(torch.version.cuda) if torch.version.cuda else None,
+            "rocm": version(torch.version.hip) if torch.version.hip else None,
+        }
+        if not torch.cuda.is_available():
+            return cls("cpu", "cpu", None, None, None, version(torch.__version__), 0, installed, True)
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        capability = (properties.major, properties.minor)
+        if torch.version.hip:
+            arch, vendor = properties.gcnArchName.split(":")[0], "amd"
+        else:
+            arch, vendor = f"sm{capability[0]}{capability[1]}", "nvidia"
+        sms = int(properties.multi_processor_count)
+        return cls(
+            vendor,
+            arch,
+            capability,
+            versions["cuda"],
+            versions["rocm"],
+            version(torch.__version__),
+            sms,
+            installed,
+            live=True,
+        )
+
+    def with_package(self, name: str, why_not: str | None = None, version: str | None = "1.0") -> Machine:
+        """The same machine with one package present, or absent for a reason."""
+        rest = tuple(p for p in self.packages if p.name != name)
+        return replace(self, packages=(*rest, Package(name, None if why_not else version, why_not)), live=False)
+
+
+def capability_of(arch: str) -> tuple[int, int] | None:
+    """``sm90`` -> (9, 0), ``sm103`` -> (10, 3), ``gfx942`` -> (9, 4), ``gfx90a`` -> (9, 0), ``cpu`` -> None."""
+    if arch == "cpu":
+        return None
+    if match := re.fullmatch(r"sm(\d{1,2})(\d)", arch):
+        return int(match[1]), int(match[2])
+    if match := re.fullmatch(r"gfx(\d{1,2})(\d)[0-9a-f]", arch):
+        return int(match[1]), int(match[2])
+    raise OptionError(f"unknown architecture {arch!r}; known: {', '.join(ARCHES)}")
+
+
+def version(text: str) -> tuple[int, ...]:
+    """Leading integers of a version: ``2.11.0+cu130`` -> (2, 11, 0). Compared as tuples, never as strings."""
+    match = re.match(r"\d+(?:\.\d+)*", text)
+    if match is None:
+        raise OptionError(f"{text!r} is no version; expected integers separated by dots")
+    return tuple(int(part) for part in match[0].split("."))
+
+
+def _find(name: str, config: Config) -> Package:
+    missing = Package(name, None, f"package {name} is not installed; {INSTALL[name]}")
+    if name == "vllm_ops":
+        files = vllm_libraries(config)
+        return Package(name, _metadata("vllm"), None) if files else missing
+    if name == "deep_gemm":
+        return _find_deep_gemm(missing)
+    if importlib.util.find_spec(name) is None:
+        return missing
+    return Package(name, _metadata(DISTRIBUTIONS.get(name, name)))
+
+
+def _find_deep_gemm(missing: Package) -> Package:
+    if importlib.util.find_spec("deep_gemm") is not None:
+        official = _metadata("sgl-deep-gemm") or _metadata("deep_gemm")
+        if official == "1.0.0":
+            return replace(missing, why_not="deep-gemm 1.0.0 is an unofficial upload; " + INSTALL["deep_gemm"])
+        return Package("deep_gemm", official)
+    if any((root / "third_party" / "deep_gemm").is_dir() for root in _vllm_roots()):
+        return Package("deep_gemm", _metadata("vllm"))
+    return missing
+
+
+def vllm_libraries(config: Config) -> tuple[Path, ...]:
+    """Paths of vLLM's compiled operators: the configured ones, else those beside the package, without importing it."""
+    if config.vllm_ops_library:
+        named = tuple(map(Path, config.vllm_ops_library.split(os.pathsep)))
+        return named if any(path.is_file() for path in named) else ()
+    names = ("_C_stable_libtorch.abi3.so", "_C.abi3.so")
+    return tuple(root / name for root in _vllm_roots() for name in names if (root / name).is_file())
+
+
+def _vllm_roots() -> tuple[Path, ...]:
+    spec = importlib.util.find_spec("vllm")
+    return () if spec is None else tuple(map(Path, spec.submodule_search_locations or ()))
+
+
+def _metadata(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+# --- the problem and the decision ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a decision depends on; extents that a table does not look at stay None.
+
+    Dtypes are torch names without the prefix; scale kinds are ``tensor``, ``token``, ``channel`` or ``block``.
+    """
+
+    op: str
+    device: str = "cuda"
+    m: int | None = None
+    n: int | None = None
+    k: int | None = None
+    groups: int | None = None
+    a_dtype: str = "float8_e4m3fn"
+    b_dtype: str = "float8_e4m3fn"
+    a_scale: str = "tensor"
+    b_scale: str = "tensor"
+    out_dtype: str = "bfloat16"
+    bias: str | None = None
+    c: str | None = None
+    kernel: str | None = None
+    heads: int | None = None
+    head_dim: int | None = None
+    block_size: int | None = None
+    group_size: int = 128
+    ue8m0: bool = False
+
+    def __str__(self) -> str:
+        """The fields that differ from their defaults, in one line."""
+        given = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return " ".join(given[1:] and [self.op, *given[1:]] or [self.op])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The decision: backend, kernel, preparation of the operands, and why earlier backends were rejected."""
+
+    problem: Problem
+    arch: str
+    backend: str
+    kernel: str
+    steps: tuple[str, ...]
+    reasons: tuple[tuple[str, Reason], ...]
+
+    def __str__(self) -> str:
+        """The choice, its steps, and every rejected backend, a line each."""
+        lines = [f"{self.problem} on {self.arch}: {self.backend} -> {self.kernel}"]
+        lines += [f"  step: {step}" for step in self.steps]
+        return "\n".join(lines + [f"  rejected {name}: {why}" for name, why in self.reasons])

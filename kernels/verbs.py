@@ -1,0 +1,120 @@
+"""A public routine is declared once, where it is written: :func:`verb`.
+
+From the declaration follow its name in ``kernels.__all__``, the check of its arguments' kinds, calls that are not
+checked again, the custom operator with its fake, the contracts it serves, which :mod:`kernels.subjects` lists for each
+backend, and the tables of the tests.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kernels import checks, operators
+from kernels.adapters import Adapter, Inputs, Options, Outputs, by_name, in_place
+from kernels.known import remembered
+
+F = TypeVar("F", bound=Callable[..., Any])
+E = TypeVar("E")
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One public routine; ``writes`` are the arguments that its operator writes into, None where it has no operator."""
+
+    name: str
+    function: Callable[..., Any]
+    writes: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Served:
+    """A contract: the verb that serves it, the operation of the plan, and how inputs and options become a call."""
+
+    verb: Callable[..., Any]
+    operation: str
+    adapter: Adapter
+
+    def __call__(self, inputs: Inputs, options: Options) -> Outputs:
+        """The verb on the inputs and options of the contract."""
+        return self.adapter(self.verb, inputs, options)
+
+
+PUBLIC: list[str] = []
+"""The public names of the package, as they are declared."""
+VERBS: dict[str, Verb] = {}
+"""Every verb, by its name."""
+SERVED: dict[str, Served] = {}
+"""What serves a contract, by the name of the contract."""
+
+
+def verb(
+    operation: str | None = None,
+    *,
+    contracts: tuple[str, ...] | None = None,
+    outputs: tuple[str, ...] = (),
+    adapter: Adapter | None = None,
+    writes: tuple[str, ...] = (),
+    fake: Callable[..., Any] | None = None,
+    operator: Callable[..., Any] | None = None,
+    known: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    run: Callable[..., Any] | None = None,
+    rows: Collection[str] | None = None,
+    free: Collection[str] = (),
+    kinds: bool = True,
+) -> Callable[[F], F]:
+    """Declare a public routine.
+
+    Parameters
+    ----------
+    operation
+        Of the plan (:data:`kernels.plan.TABLE`), where the routine serves contracts: that of its own name, or those of
+        ``contracts``.
+    outputs
+        Names of the contract's outputs, where it has several.
+    adapter
+        From the contract's inputs and options to the call; default: all by name.
+    writes
+        Arguments that an operator writes into.
+    fake
+        The operator's outputs without values, from the operator's arguments; no operator without this or ``writes``.
+    operator
+        The function that the operator runs, where its arguments are not those of the verb (:mod:`kernels.operators`).
+    known
+        Makes of the operator another function, that takes calls like an earlier one in less time.
+    run, rows, free
+        What runs when a call is like one that was checked (:func:`kernels.known.remembered`).
+    kinds
+        False where the routine asks for kinds by itself, because it looks for calls like an earlier one first.
+    """
+
+    def declare(function: F) -> F:
+        made: Any = checks.checked(function) if kinds else function
+        if run is not None:
+            made = remembered(run, rows=rows, free=free)(made)
+        name, has_operator = function.__name__, bool(writes) or fake is not None
+        if has_operator:
+            operators.register(name, operator or made, fake or operators.nothing, writes, known)
+        VERBS[name] = Verb(name, exported(made), writes if has_operator else None)
+        if operation is not None:
+            for contract in contracts or (name,):
+                serve(contract, operation, made, adapter or (in_place(*writes) if writes else by_name(*outputs)))
+        whole: F = made
+        return whole
+
+    return declare
+
+
+def serve(contract: str, operation: str, function: Callable[..., Any], adapter: Adapter) -> None:
+    """Let a function serve a contract beside, or instead of, the one of its name."""
+    SERVED[contract] = Served(function, operation, adapter)
+
+
+def exported(thing: E) -> E:
+    """Put a function or a class into the ``__all__`` of its module, and so into that of the package."""
+    named: Any = thing
+    PUBLIC.append(named.__name__)
+    sys.modules[named.__module__].__dict__.setdefault("__all__", []).append(named.__name__)
+    return thing

@@ -1,0 +1,61 @@
+"""The list of survivors of the mutation tests, and a few mutants of each commit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+mutation = pytest.importorskip(
+    "tests.support.mutation", reason="cosmic-ray is not installed; the extra `mutants` has it"
+)
+
+
+def unmatched(reasons: dict[tuple[str, str, str], str]) -> list[tuple[str, str, str]]:
+    """Entries that are no mutant of their file."""
+    made = {mutant.key for path in {path for path, *_ in reasons} for mutant in mutation.mutants(path)}
+    return [key for key in reasons if key not in made]
+
+
+def test_every_survivor_is_a_mutant_and_has_a_reason() -> None:
+    whole, reasons = mutation.listed()
+    assert unmatched(reasons) == []
+    assert all(len(reason.split()) > 5 for reason in reasons.values())
+    assert all((mutation.ROOT / path).is_file() for path in whole)
+
+
+def test_an_entry_that_matches_nothing_is_named() -> None:
+    """The sabotaged twin."""
+    path = "oracle/truth/tiles.py"
+    right = mutation.mutants(path)[0].key
+    wrong = (path, right[1], right[2] + " + 1")
+    assert unmatched({right: "", wrong: ""}) == [wrong]
+
+
+def test_a_few_mutants_of_this_commit(root: Path) -> None:
+    """Of a file that was run whole: each is killed, or has its reason."""
+    command = [sys.executable, "tests/support/mutation.py", "--ci"]
+    ran = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"{mutation.IN_CI} mutants, {mutation.IN_CI} killed" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "operator", "mutants"),
+    [
+        ("x = a - b + c\n", "DropTerm", ["x = - b + c", "x = a + c", "x = a - b"]),
+        ("x = a * b\n", "core/ReplaceBinaryOperator_Mul_Add", ["x = a + b"]),
+        ("def f(*, n: int | None = None) -> int | None: ...\n", "core/ReplaceBinaryOperator_BitOr_BitAnd", []),
+    ],
+)
+def test_mutants_of_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, operator: str, mutants: list[str]
+) -> None:
+    """What an operator makes of it; nothing of annotations."""
+    (tmp_path / "a.py").write_text(code)
+    monkeypatch.setattr(mutation, "ROOT", tmp_path)
+    monkeypatch.setattr(mutation, "OPERATORS", () if operator == "DropTerm" else (operator,))
+    made = [mutant.after for mutant in mutation.mutants("a.py")]
+    assert made[: len(mutants)] == mutants and (operator == "DropTerm" or len(made) == len(mutants))
