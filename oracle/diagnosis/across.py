@@ -36,7 +36,7 @@ from oracle.routines.base import Call
 from oracle.tensorcore.instructions import Instruction, Sum
 from oracle.tensorcore.logits import LOGITS
 from oracle.tensorcore.schedules import Promotion, Schedule, get, is_class
-from oracle.verdict.sets import values_of
+from oracle.verdict.ranges import values_of
 
 POWERS = " with scales rounded up to powers of two"
 """Behind the id of a case whose scales were."""

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from oracle.errors import CaseError
 from oracle.numbers.formats import Format, decode, from_codes, of_dtype
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 
@@ -303,7 +304,7 @@ def _fractions(stream: Stream, shape: tuple[int, ...]) -> Integers:
     count = int(np.prod(shape))
     step = (1 << 23) // (count + 1)
     if step < 4:
-        raise ValueError(f"{count} scales cannot all have their own 23-bit significand; use a smaller shape")
+        raise CaseError(f"{count} scales cannot all have their own 23-bit significand; use a smaller shape")
     return ((stream.order(count) + 1) * step + stream.integers(1, step, (count,)) // 2).reshape(shape)
 
 

@@ -69,21 +69,23 @@ def drawn_cases(contract: str, seed: int) -> list[Case]:
 
 
 def real_cases(contract: str, seed: int) -> list[Case]:
-    """At most two cases at sizes of real models (:data:`WIDE`, :data:`TALL`): as many extents of each as fit into
-    :data:`REAL` multiplications and elements, the first ones first. The other extents are those of the smallest case.
+    """At most three cases at sizes of real models (:data:`WIDE`, :data:`MANY`, :data:`TALL`): as many extents of each
+    as fit into :data:`REAL` elements, the first ones first. The other extents are small.
     """
     return [replace(case, seed=seed) for case in _real(contract)]
 
 
 # --- sizes of real models -----------------------------------------------------------------------------------
 
-WIDE = (
-    ("experts", (256,)), ("columns", (7168,)), ("depth", (8,)), ("head", (128,)), ("rank", (512,)), ("batch", (64,)),
-    ("rows", (64, 16, 4)), ("width", (4096, 2048, 512)),
-)  # fmt: skip  # sizes that are tried, the largest first
-TALL = (("rows", (65536, 16384, 4096, 1024)), ("batch", (64,)))
+ROWS = ("rows", (64, 16, 4))
+WIDE = (16, (("columns", (7168,)), ("head", (128,)), ("rank", (512,)), ROWS, ("width", (4096, 2048, 512))))
+MANY = (16, (("experts", (256,)), ("depth", (8,)), ("batch", (64,)), ROWS))
+TALL = (4, (("rows", (65536, 16384, 4096, 1024)),))
+"""The least size of the other extents, and the sizes that are tried of each, the largest first."""
+SHOWN = {**{meaning: sizes for _, order in (WIDE, MANY) for meaning, sizes in order}, "rows": TALL[1][0][1]}
+PRODUCTS = 4  # multiplications of a product that are judged in the time of one element
 UNNAMED = 512  # columns of a routine whose extents name none
-REAL = 1 << 22  # multiplications, and elements of an operand: judged in a second or two
+REAL = 1 << 22  # elements: judged in a second or two
 
 
 def _meaning(grammar: Grammar, name: str) -> str | None:
@@ -102,15 +104,19 @@ def _meaning(grammar: Grammar, name: str) -> str | None:
 @cache
 def _real(contract: str) -> tuple[Case, ...]:
     base, calls = _base(contract)
-    grammar, found = base.grammar, {}
-    for order in (WIDE, TALL):
+    grammar, found = base.grammar, dict[Case, None]()
+    for least, order in (WIDE, MANY, TALL):
         case = base
+        for name in grammar.free:
+            small = _sized(case, name, least)
+            case = small if small is not None and calls.admits(small) else case
         for meaning, sizes in order:
             for name in (name for name in grammar.extents if _meaning(grammar, name) == meaning):
                 tried = (_sized(case, name, size) for size in sizes)
                 case = next((new for new in tried if new is not None and cost(new) <= REAL and calls.admits(new)), case)
-        found[case] = None
-    return tuple(case for case in found if case != base)
+        if case != base and any(case[name] in SHOWN.get(_meaning(grammar, name) or "", ()) for name in grammar.extents):
+            found[case] = None
+    return tuple(found)
 
 
 def _sized(case: Case, name: str, size: int) -> Case | None:
@@ -122,11 +128,14 @@ def _sized(case: Case, name: str, size: int) -> Case | None:
 
 
 def cost(case: Case) -> int:
-    """The multiplications of a call, of which each row takes part in those of its own experts, or the elements of its
-    largest operand."""
+    """The elements of the largest operand of a call, or of as long a product; rows meet their own experts alone."""
     known = dict(case.extents)
-    whole = max(math.prod(n for name, n in known.items() if name not in left) for left in ("eg", "mt"))
-    named = {_meaning(case.grammar, name) for name in known} & {"columns", "head", "rank"}
+    multiplies = "n" in known or {"h", "i"} <= set(known)
+    whole = math.prod(n for name, n in known.items() if not (multiplies and name in "eg"))
+    whole = whole // PRODUCTS if "n" in known else whole
+    shapes = (spec.dims for spec in get(case.contract).inputs if spec.dims is not None)
+    whole = max(whole, *(math.prod(known.get(dim.lower(), 1) for dim in dims) for dims in shapes), 1)
+    named = {_meaning(case.grammar, name) for name in known} & {"columns", "head", "rank", "experts"}
     return whole if named else whole * UNNAMED
 
 
@@ -278,8 +287,8 @@ def _ways(contract: Contract, gap: Gap) -> Iterator[Level]:
     if gap.what == OTHER:
         default = next(spec.default for spec in contract.options if spec.name == gap.name)
         assert isinstance(default, (int, float))
-        other = (default * 2, default // 2 if isinstance(default, int) else default / 2, default + 1, default - 1)
-        for value in (value for value in other if value != default):
+        half = default // 2 if isinstance(default, int) else default / 2
+        for value in (value for value in (default * 2, half, default + 1, default - 1) if value != default):
             yield Level((), (), ((gap.name, option_word(value)),))
         return
     if gap.what == OPTION:

@@ -461,6 +461,19 @@ class TestOtherCommands:
         assert ran.status == 0
         assert ran.out
 
+    def test_list_of_what_is_not_reached(self, cli: Cli) -> None:
+        """An exemption is printed with its reason; without one the status is 1."""
+        assert cli("list", "--reach", "--contract", "mxint8_quantize").out.splitlines() == ["0 gaps, 0 of them exempt"]
+        exempt = cli("list", "--reach", "--contract", "fp8_gemm_nt_skip_head_mid")
+        assert (
+            exempt.status == 0 and "left=not 128 (exempt: " in exempt.out and "2 gaps, 2 of them exempt" in exempt.out
+        )
+        assert cli("list", "--reach", "--coverage").status == 2
+
+    def test_list_of_a_gap(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("oracle.routines.reached.EXEMPT", {})
+        assert cli("list", "--reach", "--contract", "fp8_gemm_nt_skip_head_mid").status == 1
+
     @pytest.mark.parametrize(
         ("what", "said"),
         [

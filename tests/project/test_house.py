@@ -107,7 +107,9 @@ class TestCommands:
         names = [name for label in labels for name in expanded(label)]
         assert len(names) == len(set(names)) > 40 and "py312-torch29-cpu" in names
         if sabotaged:
-            text = re.sub("^    cpu: .*\n", "", text, flags=re.MULTILINE).replace("    cpu,interpreter", "    interpreter")
+            text = re.sub("^    cpu: .*\n", "", text, flags=re.MULTILINE).replace(
+                "    cpu,interpreter", "    interpreter"
+            )
         (tmp_path / "tox.ini").write_text(text)
         command = [sys.executable, "-m", "tox", "config", "-e", ",".join(names), "-k", "description"]
         asked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
