@@ -19,14 +19,13 @@ import kernels
 from kernels.config import Config, use_config
 from kernels.errors import NoBackendError, ValueRangeError
 from kernels.verbs import VERBS
-from tests.support.verb_calls import calls
+from tests.support.verb_calls import calls, unserved
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 FP8 = torch.float8_e4m3fn
 M, N, K, HEADS = 40, 256, 256, 32
 NOT_CAPTURED = {"maybe_create_device_identity"}  # gives what it made before the capture
-NEEDS_SM100 = {"apply_fi_trtllm_fp8_per_tensor_moe"}
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def bits(found: object) -> list[Tensor]:
 def test_no_call_waits(name: str, no_sync: Callable[[], None]) -> None:
     """After a first one, which may compile; and what a graph replays has the bits of the call."""
     call = calls(DEVICE)[name]
-    if GPU and name in NEEDS_SM100:
+    if name in unserved(DEVICE):
         with pytest.raises(NoBackendError):
             call()
         return

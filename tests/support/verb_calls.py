@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels
+from kernels.support import ROWWISE_CPU
 from kernels.verbs import SERVED, VERBS
 from tests.support.cache_calls import operands as cache_operands
 
@@ -27,6 +28,14 @@ SHARED = ("torch_linear", "mx_product")
 SWITCH = "dynamic_flashinfer_deepgemm_blockscale_gemm"
 """The verb of which ``torch.compile`` traces both roads; as an operator it takes the arguments of ``ROAD``."""
 ROAD = "deepgemm_blockscale_linear"
+
+
+def unserved(device: str) -> frozenset[str]:
+    """Verbs that no backend serves here: row-wise scales on a CPU need torch 2.12, a routine of TensorRT-LLM sm100."""
+    if device == "cpu":
+        old = tuple(map(int, torch.__version__.split(".")[:2])) < ROWWISE_CPU
+        return frozenset({"torch_per_token_w8a8_scaled_mm"} if old else ())
+    return frozenset({"apply_fi_trtllm_fp8_per_tensor_moe"})
 
 
 @functools.cache
