@@ -73,6 +73,7 @@ RUNS = (
     (f"identify {GOLDEN} --contract fp8_gemm_nt --top 1", 0, "sm"),
     (f"predict {GOLDEN} --contract fp8_gemm_nt --numerics sm90.promote128 --write out.safetensors", 0, "bits of sm90"),
     ("mutate --contract ceil_to_ue8m0", 0, "100.0%"),
+    (f"across --arches sm90,sm100 --case {CASE}", 0, "alignment bits"),
     ("conformance --vectors nowhere", 2, "give the folder of the published collection"),
     ("lint nowhere", 2, "nowhere: no such folder"),
     ("cases from-checkpoint nowhere --to calls", 2, "nowhere: no such folder"),
