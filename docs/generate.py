@@ -106,8 +106,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def pages(docs: Path, only: list[str]) -> list[Path]:
-    """The Markdown files, those that execute nothing first (an example may register something)."""
-    found = sorted(docs.rglob("*.md"), key=lambda path: (bool(_FENCE.search(path.read_text())), path))
+    """The Markdown files: those that execute nothing first, then the reference (an example may register something)."""
+
+    def order(path: Path) -> tuple[bool, bool, Path]:
+        return bool(_FENCE.search(path.read_text())), path.parent.name != "reference", path
+
+    found = sorted(docs.rglob("*.md"), key=order)
     kept = [path for path in found if not only or path.relative_to(docs).as_posix() in only]
     if missing := set(only) - {path.relative_to(docs).as_posix() for path in kept}:
         raise SystemExit(f"no page {', '.join(sorted(missing))} in {docs}")
