@@ -37,11 +37,10 @@ test: $(VENV)/bin/tox
 	$(VENV)/bin/tox run
 
 # Every cell that this machine can run, and one page of all: Python x torch x mode. Takes an hour and a half.
-matrix: export PYENV_VERSION := $(shell pyenv versions --bare 2> /dev/null | grep -E '^3\.1[1-9]' | paste -sd:)
 matrix: $(VENV)/bin/tox $(VENV)/.installed
 	rm -rf build/matrix
 	$(VENV)/bin/python -m tests.support.matrix unsupported build/matrix
-	-$(VENV)/bin/tox run -e "$$($(VENV)/bin/python -m tests.support.matrix cells --here)"
+	-PATH="$$($(VENV)/bin/python -m tests.support.matrix path):$$PATH" $(VENV)/bin/tox run -e "$$($(VENV)/bin/python -m tests.support.matrix cells --here)"
 	$(VENV)/bin/python -m tests.support.matrix page build/matrix --html matrix.html --markdown matrix.md
 
 # Exact versions for Linux on x86-64 and aarch64, Python 3.11 to 3.14. Versions that constraints.txt has are kept where

@@ -320,7 +320,7 @@ def classify(
     """
     _name("arch", arch)
     found, values = get(contract), _values(inputs)
-    output = found.taken(call := Call(found, values, options, arch=arch).checked(), _values_of(output))["out"]
+    output = found.validate_output(call := Call(found, values, options, arch=arch).checked(), _values_of(output))["out"]
     if not call.parts or not call.operands.given:
         raise NumericsError(f"{contract} has no product of given operands to classify; judge() names its numerics")
     return tightest_class(call.parts, output.reshape(-1, output.shape[-1]), arch)

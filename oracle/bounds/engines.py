@@ -48,7 +48,7 @@ Run = Callable[[ScaledProduct, NDArray[np.float64], int], Callable[..., None]]
 
 def exact(product: ScaledProduct) -> Exact:
     """:func:`oracle.truth.gemm.exact` by the fastest engine that takes ``product``."""
-    return product.once("exact", lambda: _exact(product))
+    return product.cached("exact", lambda: _exact(product))
 
 
 def _exact(product: ScaledProduct) -> Exact:
@@ -78,7 +78,7 @@ def exact_and_residue(
 ) -> tuple[Exact | None, Interval]:
     """:func:`residue_bound` and, where the same pass gives it, :func:`exact`."""
     if deciding is None or why_not_on_device(product, acc):
-        return product.once(("residue", acc), lambda: _exact_and_residue(product, acc))
+        return product.cached(("residue", acc), lambda: _exact_and_residue(product, acc))
     return None, _on_device(product, acc, deciding)
 
 

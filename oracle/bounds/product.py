@@ -402,7 +402,7 @@ def _tile(
 
     every: Iterable[tuple[list[int], tuple[Tensor, Tensor, Tensor]]] = found()
     if tile.M * tile.N * tile.B <= KEPT:  # an accumulator and its splits have the same chains
-        every = tile.once(("chains", chain.__name__, replace(acc, name="")), lambda: list(found()))
+        every = tile.cached(("chains", chain.__name__, replace(acc, name="")), lambda: list(found()))
     for of, some in every:
         if acc.scales_inside:
             promotion.only(*(x[0] for x in some))

@@ -281,7 +281,7 @@ class FailingOutput:
     @cached_property
     def by_exact_sums(self) -> FailingOutput:
         """The same output compared with exact sums."""
-        return FailingOutput(self.call.by(None), self.output, self.bad)
+        return FailingOutput(self.call.with_schedule(None), self.output, self.bad)
 
     # --- faults -------------------------------------------------------------------------------------------------
 

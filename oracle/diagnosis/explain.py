@@ -250,7 +250,7 @@ def _of_products(asked: Call, output: Tensor, numerics: str | None, *, refuted: 
     schedules: list[Schedule | None] = [*real]
     if not schedules or (numerics is None and not refuted):
         schedules.append(None)  # exact sums, for float32 in any order
-    failures = [FailingOutput(base.by(schedule), flat, outside) for schedule in schedules]
+    failures = [FailingOutput(base.with_schedule(schedule), flat, outside) for schedule in schedules]
     closest = max(failures, key=lambda failure: failure.equal)
     if not speaks(flat[closest.specified]):
         found_in = describe(closest.bad)

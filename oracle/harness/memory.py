@@ -10,7 +10,7 @@ own memory, and what is said of them is the worker's word.
 
 Not covered: allocations inside compiled code (on the CPU the worker's ``MALLOC_PERTURB_`` fills those with 0x7F bytes).
 Tensors for a GPU lie there and are shared as CUDA IPC handles, where the driver offers that; else the worker copies
-them to the GPU and back after the call, guard zones included. Neither way has run on a device yet.
+them to the GPU and back after the call, guard zones included.
 
 Needs nothing but torch: it is part of the worker, which runs where the rest of the oracle cannot be imported.
 """

@@ -179,7 +179,7 @@ class Call:
         """The options with their defaults; refuses a bad call (:meth:`Contract.check`)."""
         return self.contract.check(self.inputs, self.options)
 
-    def by(self, schedule: Schedule | None) -> Call:
+    def with_schedule(self, schedule: Schedule | None) -> Call:
         """The same call by another arithmetic, with the operands that this one has decoded."""
         return self._with(schedule=schedule)
 
@@ -203,7 +203,7 @@ class Call:
         _ = self.resolved
         return self
 
-    def once(self, key: str, make: Callable[[], T]) -> T:
+    def cached(self, key: str, make: Callable[[], T]) -> T:
         """What ``make`` gives, computed once for this call under a name of the contract's own."""
         if key not in self._made:
             self._made[key] = make()
@@ -368,7 +368,7 @@ class Contract(ABC):
     def judged(self, call: Call, output: Output, numerics: str | None = None) -> Verdict:
         """The verdict on ``output`` of a call, in the dtype of the output, that may be asked of several outputs."""
         self.check_numerics(numerics)
-        found = self.taken(call.checked(), output)
+        found = self.validate_output(call.checked(), output)
         return judge_alternatives(self.admissible(call, numerics), found)
 
     @final
@@ -404,7 +404,7 @@ class Contract(ABC):
         given = {name: x.cpu() for name, x in by_name(output).items()}
         dtype = given["out"].dtype if "out" in given else torch.bfloat16
         call = self._in_dtype(inputs, options, dtype, arch)
-        found, expected = self.taken(call, given), self.expected(call)
+        found, expected = self.validate_output(call, given), self.expected(call)
         for sets in (one for alternative in self.admissible(call, numerics) for one in alternative.each()):
             ranges = sets.ranges(expected) or {}
             made = {name: picture(found[name], due, expected[name], output=name) for name, due in ranges.items()}
@@ -466,7 +466,7 @@ class Contract(ABC):
         """
         return None
 
-    def taken(self, call: Call, output: Output) -> Mapping[str, Tensor]:
+    def validate_output(self, call: Call, output: Output) -> Mapping[str, Tensor]:
         """The outputs by name, for a checked call.
 
         Raises InputError, DtypeError, ShapeError, DeviceError, LayoutError: another set of outputs, or one that cannot

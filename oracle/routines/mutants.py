@@ -93,7 +93,7 @@ class Sum:
             chosen = replace(chosen, bias=None, c=None)
         schedule, together = fitting(chosen, self.schedule), None
         if schedule is not None and chosen.block == PIECE and chosen.M * chosen.N <= RESULT:
-            together = chosen.once(("pieces", schedule), lambda: predict_blocks(chosen, schedule))
+            together = chosen.cached(("pieces", schedule), lambda: predict_blocks(chosen, schedule))
         if together is not None:
             yield from together[which]
             return
@@ -129,8 +129,8 @@ def stale(call: Call, like: Tensor) -> Tensor:
 
 def _plain(product: ScaledProduct, schedule: Schedule | None, dtype: torch.dtype) -> Tensor:
     if schedule is not None:
-        return product.once((schedule, dtype), lambda: predict_product(product, schedule, out_dtype=dtype)).clone()
-    acc = product.once("float32", lambda: rounded(product, exact(product), torch.float32))
+        return product.cached((schedule, dtype), lambda: predict_product(product, schedule, out_dtype=dtype)).clone()
+    acc = product.cached("float32", lambda: rounded(product, exact(product), torch.float32))
     return acc.clone() if dtype == torch.float32 else store(acc, dtype)
 
 

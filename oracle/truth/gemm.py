@@ -271,7 +271,7 @@ class ScaledProduct:
         """``b`` with its scales."""
         return Decoded(self.b, self.b_scale)
 
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+    def cached(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` computes of this product, kept under ``key`` where the result is small; do not write to it."""
         if self.M * self.N > RESULT:
             return make()

@@ -64,7 +64,7 @@ def exact_and_interval(
     """The interval and, where one pass gives both, the exact value; ``deciding`` of :mod:`oracle.bounds.engines`."""
     if deciding is not None and product.a.is_cuda and product.nearby is None:  # another output asks for others
         return _exact_and_interval(product, name, deciding)
-    return product.once(("interval", name), lambda: _exact_and_interval(product, name, deciding))
+    return product.cached(("interval", name), lambda: _exact_and_interval(product, name, deciding))
 
 
 def _exact_and_interval(product: ScaledProduct, name: str, deciding: Deciding | None) -> tuple[Exact | None, Interval]:
@@ -152,7 +152,7 @@ class Bands:
 
     def _bits(self, product: ScaledProduct, own: Tensor, schedule: Schedule) -> Tensor:
         bits = partial(predict_product, product, schedule, out_dtype=own.dtype)
-        return product.once((schedule, own.dtype), bits)
+        return product.cached((schedule, own.dtype), bits)
 
     def _all(self) -> Iterator[tuple[int, Tensor, int, ScaledProduct]]:
         """Every band: the number of its part, the output there, its first row, and its product."""

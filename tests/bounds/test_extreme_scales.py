@@ -125,7 +125,7 @@ def test_scales_after_the_promoted_sum(schedule: Schedule) -> None:
 
 
 def test_without_the_whole_sum_the_bound_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sabotaged twin: only single chains are looked at."""
+    """The negative test: only single chains are looked at."""
     monkeypatch.setattr(product, "scaled_at_the_end", lambda given, acc, interval, bounded: interval)
     schedule = get("sm90.promote128.scale_after")
     given = late()

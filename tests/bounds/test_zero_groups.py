@@ -91,7 +91,7 @@ def test_sums_of_32_under_one_scale() -> None:
     step = zero, zero, zero, zero, addends, top, of_schedule(get(name)), top
     x, low, _ = residue_step(*step, addends.unflatten(2, (-1, 2)).sum(dim=3))
     assert float(x) == 2.0 and float(x + low) <= 0.0
-    x, low, _ = residue_step(*step)  # the sabotaged twin, which knows sums of 16 alone
+    x, low, _ = residue_step(*step)  # the negative test, which knows sums of 16 alone
     assert float(x + low) > 0.0
 
 
@@ -129,7 +129,7 @@ def small_beside_zeros() -> ScaledProduct:
 
 
 def test_what_they_differ_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Held by the interval, and refused by one that lets only the groups that are not 0 align (the sabotaged twin)."""
+    """Held by the interval, and refused by one that lets only the groups that are not 0 align (the negative test)."""
     given, name = small_beside_zeros(), NAMES[1]
     bits = [float(predict.predict_product(given, name + x, out_dtype=torch.float32)) for x in ("", ".counted")]
     assert bits == [2.0**-40, 0.0]

@@ -693,7 +693,7 @@ def test_kernels() -> None:
 
 
 def test_the_campaign_can_fail(tmp_path: Path) -> None:
-    """Sabotaged twins: an untyped error, a control character, two lines and a wait each count as wrong."""
+    """Negative tests: an untyped error, a control character, two lines and a wait each count as wrong."""
     tally = Tally("twins")
     tally.try_("untyped", lambda: str(1 // 0))
     tally.try_("typed", lambda: ended("report", tmp_path / "none"))

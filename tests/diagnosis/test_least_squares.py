@@ -58,7 +58,7 @@ class TestNamed:
 
 
 class TestNothingElse:
-    """Sabotaged twins: other wrong scales, and outputs that are no sums at all."""
+    """Negative tests: other wrong scales, and outputs that are no sums at all."""
 
     @pytest.mark.parametrize("size", [1.0, 2.0**100])
     def test_scales_wrong_elsewhere(self, size: float) -> None:

@@ -62,7 +62,7 @@ class TestScore:
         assert all(m.why for m in score.mutants if m.fate is not Fate.KILLED)
 
     def test_a_fault_that_does_nothing_survives(self) -> None:
-        """The sabotaged twin: without an argument, equal bits are no equivalence."""
+        """The negative test: without an argument, equal bits are no equivalence."""
         nothing = Fault("nothing", Family.MOVEMENT, "-", {Stage.WRITE: lambda call, out: out}, named({"fp8_gemm_nt"}))
         (mutant,) = mutate("fp8_gemm_nt", faults=[nothing], with_rules=False).mutants
         assert mutant.fate is Fate.SURVIVED
@@ -143,7 +143,7 @@ class TestLegalVariants:
             assert (found := legal.count(name, arch, 3, seed=1)).variants == 3 and not found.alarms
 
     def test_a_wrong_output_is_an_alarm(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The sabotaged twin: a definition that negates its output."""
+        """The negative test: a definition that negates its output."""
         right = type(get("silu_and_mul")).kernel
         wrong = lambda *given: {name: -x for name, x in right(*given).items()}  # noqa: E731
         monkeypatch.setattr(type(get("silu_and_mul")), "kernel", wrong)
@@ -167,7 +167,7 @@ class TestNothingRounds:
             assert bool((found.lo == 0).all()) and bool((found.hi == 0).all())
 
     def test_one_more_bit_of_data_and_the_width_is_back(self) -> None:
-        """The sabotaged twin: scales that are no powers of two, sums that exceed the accumulator."""
+        """The negative test: scales that are no powers of two, sums that exceed the accumulator."""
         inputs = cases.parse("fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=9,n=64,k=384/family=exact/seed=1").inputs()
         wide = block_scaled(inputs["a"], inputs["b"], inputs["a_scale"] * 1.5, inputs["b_scale"])
         assert unrounded(wide, of_schedule(get_schedule("sm90.promote128"))) is None

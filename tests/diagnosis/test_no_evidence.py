@@ -51,7 +51,7 @@ def test_nan_zeros_and_infinities_together() -> None:
 
 
 def test_without_the_rule_they_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sabotaged twin."""
+    """The negative test."""
     monkeypatch.setattr(explain, "speaks", lambda values: True)
     call, outputs = filled(GEMM, math.nan)
     assert diagnose(call.contract.name, call.inputs, outputs["out"], **call.options).explanations

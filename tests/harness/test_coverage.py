@@ -71,7 +71,7 @@ class TestLegs:
         assert found.goldens > 1 and found.captured == ("sm90",) and found.missing == ""
 
     def test_each_missing_leg_shows(self, fixtures_folder: Path) -> None:
-        """The sabotaged twins: no subject, one that cannot run, nothing exposed."""
+        """The negative tests: no subject, one that cannot run, nothing exposed."""
         assert row("fp8_gemm_nt", [], fixtures_folder).missing == "D"
         assert row("fp8_gemm_nt", [Stand("fp8_gemm_nt", "no GPU")], fixtures_folder).missing == "D"
         assert row("fp8_gemm_nt", [Stand("fp8_gemm_nt")], fixtures_folder, exposes=False).missing == "P"

@@ -148,7 +148,7 @@ fp8-oracle list contrats  #= 2
 def test_a_wrong_script_fails(
     edit: tuple[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sabotaged twins of a short script: another status, other words, another file."""
+    """Negative tests of a short script: another status, other words, another file."""
     assert edit[0] in SHORT
     (tmp_path / "short.sh").write_text(SHORT.replace(*edit))
     monkeypatch.chdir(tmp_path)

@@ -427,7 +427,7 @@ def test_nothing_is_written_to_an_operand(name: str) -> None:
 
 
 def test_the_property_can_fail() -> None:
-    """Sabotaged twin: a routine that reads the wrong row-major scale is caught by the strides case."""
+    """Negative test: a routine that reads the wrong row-major scale is caught by the strides case."""
 
     def careless(x: Tensor, scale: Tensor) -> Tensor:
         return x * scale.as_strided(scale.shape, (scale.shape[1], 1))

@@ -142,7 +142,7 @@ class TestSwitch:
             assert torch.equal(y, bs.deepgemm_blockscale_linear(x[:m], w, s))
 
     def test_the_roads_differ(self, make) -> None:
-        """Sabotaged twin: the two quantisers give different bits, so the test above can tell them apart."""
+        """Negative test: the two quantisers give different bits, so the test above can tell them apart."""
         x, w, s = self.parts(make)
         assert not torch.equal(bs.flashinfer_fp8_blockscale_gemm(x, w, s), bs.deepgemm_blockscale_linear(x, w, s))
 
@@ -369,7 +369,7 @@ class TestLayerObject:
         )
 
     def test_rounding_the_scale_alone_is_seen(self, make) -> None:
-        """Sabotaged twin: powers of two without requantising change the values by up to a factor of two."""
+        """Negative test: powers of two without requantising change the values by up to a factor of two."""
         layer = self.layer(make)
         rounded = quantize.ceil_to_ue8m0(layer.weight_scale_inv.data)
         assert (rounded / layer.weight_scale_inv.data).max() > 1.1

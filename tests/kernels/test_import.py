@@ -37,7 +37,7 @@ USES = "kernels.plan.markdown_table(); kernels.subjects.subjects(); kernels.plat
 
 
 def test_no_gpu_library_is_imported() -> None:
-    """Nor when the layer is asked what it has; the last import is the sabotaged twin: a library is seen."""
+    """Nor when the layer is asked what it has; the last import is the negative test: a library is seen."""
     found = added(f"{USES}; import wave")
     assert "wave" in found and not found & set(LIBRARIES)
 

@@ -161,7 +161,7 @@ class TestGatedWeights:
         )
 
     def test_published_placement_is_seen(self, make) -> None:
-        """Sabotaged twin: both halves copied as one run give another product."""
+        """Negative test: both halves copied as one run give another product."""
         w13, w2 = make.codes(1, 30, 8), make.codes(1, 4, 15)
         _, b, _ = layout.align_fp8_moe_weights_for_fi(w13, w2, True)
         wrong = torch.zeros(1, 32, 8)

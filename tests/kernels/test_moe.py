@@ -219,7 +219,7 @@ class TestWholeLayer:
         assert (y.double() - expected).norm() / expected.norm() < 0.06
 
     def test_another_expert_is_seen(self) -> None:
-        """Sabotaged twin: one token sent to the wrong expert leaves the bound."""
+        """Negative test: one token sent to the wrong expert leaves the bound."""
         x, w13, w2, weights, ids = self.parts()
         right = self.reference(x, w13.double(), w2.double(), weights, ids)
         ids = ids.clone()

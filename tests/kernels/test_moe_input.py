@@ -116,7 +116,7 @@ class TestJudged:
     def test_a_wrong_quantisation_fails(
         self, monkeypatch: pytest.MonkeyPatch, wrong: Callable[[Tensor], Quantised]
     ) -> None:
-        """The sabotaged twin: the input alone is quantised wrongly, the intermediate rightly."""
+        """The negative test: the input alone is quantised wrongly, the intermediate rightly."""
         made: list[Quantised] = []
 
         def first_wrong(x: Tensor) -> Quantised:

@@ -47,7 +47,7 @@ def arguments(name: str = SOME) -> dict[str, Tensor]:
 
 
 def test_another_row_is_another_result() -> None:
-    """The sabotaged twin: weights rounded, another quantiser, sums in bfloat16."""
+    """The negative test: weights rounded, another quantiser, sums in bfloat16."""
     given = arguments("ep_moe_masked")
     outs = [kernels.moe_experts(**given | {"pipeline": name}) for name in ("ep_moe_masked", SOME)]
     assert not torch.equal(*outs)
@@ -80,7 +80,7 @@ def test_routing(method: str) -> None:
     assert not bool(routing.misrouted(ids, found, router, biased=bias is not None).any())
     span = routing.weight_span(found, ids, router)
     assert bool(((span.low <= weights.double()) & (weights.double() <= span.high)).all())
-    assert bool(routing.misrouted((ids + 1) % 16, found, router, biased=bias is not None).any()), "the sabotaged twin"
+    assert bool(routing.misrouted((ids + 1) % 16, found, router, biased=bias is not None).any()), "the negative test"
 
 
 BAD = {

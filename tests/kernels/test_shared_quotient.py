@@ -72,7 +72,7 @@ def test_every_close_quotient_has_the_code_of_the_division() -> None:
 
 
 def test_ties_stay_ties() -> None:
-    """A quotient that is ``t`` itself: the product with the inverse alone misses some (the sabotaged twin)."""
+    """A quotient that is ``t`` itself: the product with the inverse alone misses some (the negative test)."""
     exact = [
         (Fraction(b * t, 16 << 10), Fraction(b, 1 << 10), Fraction(t, 16))
         for b in range(1 << 10, 1 << 11, 7)

@@ -44,7 +44,7 @@ def test_bits_equal_plain_torch(checks: dict[str, bool]) -> None:
 
 
 def test_another_formula_is_seen(checks: dict[str, bool]) -> None:
-    """Sabotaged twins: a different floor, and a different limit of 448/amax, give different bits."""
+    """Negative tests: a different floor, and a different limit of 448/amax, give different bits."""
     assert [good for name, good in checks.items() if name.startswith("sabotaged")] == [False, False]
 
 
@@ -89,7 +89,7 @@ def test_compiles_for_sm90_with_true_division(name: str) -> None:
 
 @pytest.mark.parametrize("kernel", [flushing_kernel, approximate_kernel], ids=["flushing", "approximate"])
 def test_another_division_is_seen(kernel: Any) -> None:
-    """Sabotaged twins: a division that flushes subnormals, and Triton's own ``/``."""
+    """Negative tests: a division that flushes subnormals, and Triton's own ``/``."""
     assert not divides_truly(ptx_of(kernel, {"BLOCK": 128}, TYPES))
 
 

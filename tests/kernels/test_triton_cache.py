@@ -135,7 +135,7 @@ def test_compiles_for_sm90(name: str) -> None:
 
 
 def test_another_division_is_seen() -> None:
-    """The sabotaged twin: a kernel of the fused quantisers divides otherwise."""
+    """The negative test: a kernel of the fused quantisers divides otherwise."""
     from kernels.backends import _triton_fused
 
     assert "div.full.f32" in ptx_of(_triton_fused.gated_kernel, GATED, FUSED_TYPES)

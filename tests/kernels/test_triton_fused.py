@@ -84,7 +84,7 @@ def test_compiles_for_sm90(name: str) -> None:
 
 
 def test_another_division_is_seen() -> None:
-    """The sabotaged twin: the value's own division is not IEEE's."""
+    """The negative test: the value's own division is not IEEE's."""
     assert not divides_truly(ptx_of(_triton_fused.gated_kernel, GATED, TYPES))
 
 

@@ -40,7 +40,7 @@ def test_the_oracle_passes_it(checks: dict[str, bool]) -> None:
 
 
 def test_every_fault_is_seen(checks: dict[str, bool]) -> None:
-    """Sabotaged twins: the kernel with one expression replaced."""
+    """Negative tests: the kernel with one expression replaced."""
     faults = {name: good for name, good in checks.items() if name.startswith("sabotaged")}
     assert len(faults) == 9 and not any(faults.values())
 

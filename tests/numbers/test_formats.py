@@ -225,7 +225,7 @@ class TestDefinition:
         ids=str,
     )
     def test_a_wrong_record_is_seen(self, fmt: Format, change: dict[str, object]) -> None:
-        """The sabotaged twin: the same comparison with one field of the record wrong."""
+        """The negative test: the same comparison with one field of the record wrong."""
         broken = dataclasses.replace(fmt, **change)  # type: ignore[arg-type]
         assert disagreements(lambda code, _: decode_scalar(code, broken), by_gfloat, fmt)
 

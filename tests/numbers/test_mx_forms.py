@@ -147,7 +147,7 @@ class TestDeepGemm:
         made = prepare(x).quantized(recipe.with_block(Block(1, 32)))
         assert int((made.scale.numpy()[:, 0] != scale).sum()) == 0
         assert int((made.codes.numpy() != codes).sum()) == 0
-        even = prepare(x).quantized(M.FLASHINFER_MXFP4).codes  # the sabotaged twin: ties to even
+        even = prepare(x).quantized(M.FLASHINFER_MXFP4).codes  # the negative test: ties to even
         assert not torch.equal(even, made.codes)
 
     def witness(self, x: Reals, *, powers: bool) -> tuple[Reals, NDArray[np.uint8]]:

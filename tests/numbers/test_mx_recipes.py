@@ -91,7 +91,7 @@ class TestEveryAmax:
 
     @pytest.mark.parametrize("mode", M.MODES)
     def test_another_rounding_is_seen(self, mode: str) -> None:
-        """The sabotaged twin, for each pair of roundings."""
+        """The negative test, for each pair of roundings."""
         x = every_amax(E2M1, 32)[::7]
         byte, codes = mx_witness(x, M.TORCHAO[E2M1, mode])
         for other in M.MODES:
@@ -127,7 +127,7 @@ class TestFourOverSix:
     @pytest.mark.parametrize("top", [448.0, 256.0])
     @pytest.mark.parametrize("domain", ["input", "scaled", "halves"])
     def test_readings_of_libraries_are_admitted(self, measure: str, top: float, domain: str) -> None:
-        """Not, in the sabotaged twin, the errors of values over 6 times the other largest scale."""
+        """Not, in the negative test, the errors of values over 6 times the other largest scale."""
         amax, recipe = np.float32(6.5), M.FLASHINFER_4OVER6[R.Candidates[measure.upper()]]
         x = every_amax(E2M1, 16, seed=5)[:0x40D0]  # to the amax of the tensor
         given = prepare(x, global_scale=torch.tensor([np.float32(6 * top) / amax]))
@@ -178,7 +178,7 @@ class TestApproximateReciprocals:
         assert self.judged(x, g, scale, codes).outside == 0
 
     def test_more_than_an_ulp_is_seen(self) -> None:
-        """The sabotaged twin: reciprocals off by 2^-9, as much as a bfloat16 is."""
+        """The negative test: reciprocals off by 2^-9, as much as a bfloat16 is."""
         x = every_amax(E2M1, 16, seed=9)[0x3800:0x4800]
         g = np.float32(448)
         judged = self.judged(x, g, *self.device(x.float().numpy(), g, 1 << 14, 1 << 14, 1 << 14))

@@ -174,7 +174,7 @@ class TestTieLattice:
         assert bits(made.codes)[0, : len(lattice)].tolist() == expected
 
     def test_half_up_would_show(self):
-        """The sabotaged twin: of the 126 midpoints half lie above an even code."""
+        """The negative test: of the 126 midpoints half lie above an even code."""
         values = [float(v) for v in slow.E4M3]
         middles = torch.tensor([[(a + b) / 2 for a, b in zip(values, values[1:], strict=False)] + [448.0, 448.0]])
         codes = bits(quantize(middles, R.VLLM_GROUP.with_floor(0.0)).codes)[0, :126].int()

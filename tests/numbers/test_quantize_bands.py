@@ -59,7 +59,7 @@ def test_bands_change_nothing(name: str, text: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_band_alone_has_another_amax(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sabotaged twin: without the whole tensor's amax every band gets a scale of its own."""
+    """The negative test: without the whole tensor's amax every band gets a scale of its own."""
     monkeypatch.setattr(quantize, "BAND", 512)
     x = torch.randn(64, 128, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     right = oracle.reference("scaled_fp8_quant", {"x": x})

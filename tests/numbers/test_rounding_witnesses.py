@@ -208,7 +208,7 @@ class TestLibraries:
 
     @pytest.mark.parametrize("fmt", [E4M3FN, BF16], ids=str)
     def test_a_wrong_rounding_is_not_explained(self, fmt: Format) -> None:
-        """The sabotaged twin: ties away from zero are covered by no entry; and an idle entry is noticed."""
+        """The negative test: ties away from zero are covered by no entry; and an idle entry is noticed."""
         x = points(fmt).hi
         ours = round_to(x, fmt, rounding=Rounding.NEAREST_AWAY, overflow=policies(fmt)[-1])
         bad, _ = unexplained("ml_dtypes", fmt, x, _cast(x, ML_DTYPES[fmt]), ours)

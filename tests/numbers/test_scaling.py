@@ -149,7 +149,7 @@ class TestDeclaredFormats:
         ids=["element", "ceil", "even", "scale format", "block"],
     )
     def test_another_record_gives_other_bits(self, right, wrong):
-        """The sabotaged twins of the comparison above."""
+        """The negative tests of the comparison above."""
         x = data()
         made = quantize(x, wrong)
         scales, codes = exact(x, right)

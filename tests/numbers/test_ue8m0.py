@@ -60,7 +60,7 @@ class TestCeil:
         ids=["seven", "floor", "the next power"],
     )
     def test_the_comparison_refuses_wrong_values(self, wrong):
-        """The sabotaged twins: every one of them differs, though never in all elements by the same rule."""
+        """The negative tests: every one of them differs, though never in all elements by the same rule."""
         assert wrong(self.X).tolist() != self.EXACT
 
 

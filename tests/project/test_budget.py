@@ -36,7 +36,7 @@ def test_a_test_of_every_contract_is_sampled(request: pytest.FixtureRequest) -> 
 
 
 def test_one_that_is_not_is_named() -> None:
-    """The sabotaged twin."""
+    """The negative test."""
     ids = [f"tests/a.py::test_{kind}[{name}-x]" for name in registered() for kind in ("every", "few")]
     few = [name for name in ids if "few" not in name or name < f"tests/a.py::test_few[{sorted(registered())[MOST]}"]
     assert over_budget(few, registered()) == ["tests/a.py::test_every"]

@@ -138,7 +138,7 @@ class TestCommands:
             assert "pip install" not in step or "-c constraints.txt" in step
 
     def test_importing_loads_no_gpu_library(self) -> None:
-        """The command line starts without torch too; the last import is the sabotaged twin: a library that is loaded is
+        """The command line starts without torch too; the last import is the negative test: a library that is loaded is
         seen. (Nor does `kernels` load one: `tests/kernels/test_import.py`.)"""
         heavy = ("torch", "numba", "flashinfer", "deep_gemm", "vllm", "triton", "wave")
         code = f"import sys, oracle, oracle.cli, wave; print([m for m in {heavy} if m in sys.modules])"

@@ -127,7 +127,7 @@ class TestImportContract:
 
 
 class TestTheCheckItself:
-    """Sabotaged twins: each of these must be found."""
+    """Negative tests: each of these must be found."""
 
     @pytest.mark.parametrize(
         ("house", "path", "source"),

@@ -88,7 +88,7 @@ def test_the_products_keep_theirs() -> None:
     ids=lambda v: "-".join(v) if isinstance(v, tuple) else None,
 )
 def test_a_broken_promise_of_the_products_is_noticed(place: tuple[str, ...], value: object, said: str) -> None:
-    """Sabotaged twins; a slower product loses to DeepGEMM first."""
+    """Negative tests; a slower product loses to DeepGEMM first."""
     made = json.loads(PRODUCTS.read_text())
     at: Any = made
     for key in place[:-1]:
@@ -118,7 +118,7 @@ def test_the_promises_are_kept(path: Path) -> None:
     ids=lambda v: "-".join(v) if isinstance(v, tuple) else None,
 )
 def test_a_broken_promise_is_noticed(place: tuple[str, ...], value: object, said: str) -> None:
-    """Sabotaged twins."""
+    """Negative tests."""
     made = copy.deepcopy(json.loads(RECORDS[0].read_text()))
     at: Any = made
     for key in place[:-1]:

@@ -27,7 +27,7 @@ def test_every_survivor_is_a_mutant_and_has_a_reason() -> None:
 
 
 def test_an_entry_that_matches_nothing_is_named() -> None:
-    """The sabotaged twin."""
+    """The negative test."""
     path = "oracle/truth/tiles.py"
     right = mutation.mutants(path)[0].key
     wrong = (path, right[1], right[2] + " + 1")

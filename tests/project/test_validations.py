@@ -86,7 +86,7 @@ def test_report(path: Path) -> None:
     ids=lambda v: "-".join(map(str, v)) if isinstance(v, tuple) else None,
 )
 def test_an_edited_report_is_noticed(place: tuple[Any, ...], value: object, said: str) -> None:
-    """Sabotaged twins."""
+    """Negative tests."""
     made = copy.deepcopy(report(REPORTS[0]))
     at: Any = made
     for key in place[:-1]:

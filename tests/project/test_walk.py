@@ -67,7 +67,7 @@ class TestTheFigure:
 
     @pytest.mark.parametrize("change", ["swapped", "renamed"])
     def test_a_wrong_figure_is_found(self, called: list[tuple[str, str]], change: str) -> None:
-        """The sabotaged twins: two steps in the wrong order, and a function that does not exist."""
+        """The negative tests: two steps in the wrong order, and a function that does not exist."""
         steps = figure()
         if change == "swapped":
             steps[3], steps[9] = steps[9], steps[3]

@@ -217,7 +217,7 @@ def mistaken(line: str) -> bool:
 
 @pytest.mark.parametrize("line", ["verify --no-such-flag", "merry --quiet", "verify --profile slow", "compare a b c"])
 def test_a_mistake_is_found(line: str) -> None:
-    """The sabotaged twin."""
+    """The negative test."""
     assert documented(f"$ fp8-oracle {line} | head\n") == [line] and mistaken(line)
 
 
@@ -298,7 +298,7 @@ class TestStrangers:
         assert "+ torch==2.13.0\n" in done.stderr and "+ triton==3.7.1\n" in done.stderr
 
     def test_a_pin_that_the_published_torch_refuses_is_seen(self, tmp_path: Path) -> None:
-        """The sabotaged twin: Triton of another release, as the pins once had it."""
+        """The negative test: Triton of another release, as the pins once had it."""
         pins = re.sub("^triton==.*", "triton==3.6.0", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
         (tmp_path / "pins.txt").write_text(pins)
         done = resolved("--python-version", "3.13", ".", constraints=tmp_path / "pins.txt")

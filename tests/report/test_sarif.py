@@ -77,7 +77,7 @@ class TestSarif:
         [("ruleIndex", 2), ("locations", []), ("message", {}), ("level", "fatal"), ("partialFingerprints", {})],
     )
     def test_what_the_check_refuses(self, part: str, value: object) -> None:
-        """The sabotaged twin of the structure check."""
+        """The negative test of the structure check."""
         log = copy.deepcopy(json.loads(sarif.to_sarif(Report((WRONG,)))))
         log["runs"][0]["results"][0][part] = value
         with pytest.raises((jsonschema.ValidationError, AssertionError)):

@@ -268,7 +268,7 @@ class TestExactTier:
         assert self.run(family, name)
 
     def test_other_data_do_tell_schedules_apart(self) -> None:
-        """The sabotaged twin: the check fails on data that no schedule sums exactly."""
+        """The negative test: the check fails on data that no schedule sums exactly."""
         assert not self.run("positive", "sm90.chain")
 
 

@@ -70,7 +70,7 @@ class TestGoldens:
 
     @pytest.mark.parametrize("contract", sorted({e["contract"] for e in CASES}))
     def test_a_changed_output_is_noticed(self, contract: str) -> None:
-        """The sabotaged twin: one code of each expected output, changed by its lowest bit or replaced."""
+        """The negative test: one code of each expected output, changed by its lowest bit or replaced."""
         entry = max((e for e in CASES if e["contract"] == contract), key=lambda e: e["seed"])
         tensors = read(GOLDEN / entry["file"])
         expected = [name for name, facts in entry["tensors"].items() if facts[0] == "expected"]

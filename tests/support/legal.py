@@ -73,7 +73,7 @@ def right_call(case: Case) -> Call:
         except OracleError as error:
             refused = error
             continue
-        return call if first == IEEE32 else call.by(schedule(first))
+        return call if first == IEEE32 else call.with_schedule(schedule(first))
     assert refused is not None
     raise refused
 

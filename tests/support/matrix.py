@@ -2,6 +2,7 @@
 
     python -m tests.support.matrix cells                 # every cell, and why one cannot run on this machine
     python -m tests.support.matrix cells --here          # those that can, as tox takes them
+    python -m tests.support.matrix path                  # where their interpreters are, to stand before PATH
     python -m tests.support.matrix unsupported DIR       # the record of each cell that cannot run on this machine
     python -m tests.support.matrix sample DIR/CELL       # verdicts and bits of a sample of cases, in the cell's mode
     python -m tests.support.matrix step COMMAND ...      # run a command, and keep its exit status
@@ -745,6 +746,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.support.matrix")
     actions = parser.add_subparsers(dest="action", required=True)
     actions.add_parser("cells").add_argument("--here", action="store_true")
+    actions.add_parser("path")
     actions.add_parser("next-cell")
     actions.add_parser("sample").add_argument("folder", type=Path)
     actions.add_parser("step").add_argument("command", nargs=argparse.REMAINDER)
@@ -762,6 +764,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif given.action == "cells":
         for cell in CELLS:
             print(cell, f"UNSUPPORTED: {reason}" if (reason := why_not(cell)) else "", sep="\t")
+    elif given.action == "path":
+        found = [place for version in PYTHONS if (place := interpreter(version)) is not None]
+        print(*(Path(place).parent for place in found), sep=os.pathsep)
     elif given.action == "next-cell":
         commits = subprocess.run(["git", "rev-list", "--count", "HEAD"], capture_output=True, text=True, check=True)
         print(next_cell(int(commits.stdout), [cell for cell in CELLS if cell.mode != "cpu" and why_not(cell) is None]))

@@ -153,7 +153,7 @@ def _as_text(major: torch.Tensor, minor: torch.Tensor, least: str) -> torch.Tens
 
 
 class TestWrongDecisions:
-    """Sabotaged twins: each of these is a mistake that somebody made or could make."""
+    """Negative tests: each of these is a mistake that somebody made or could make."""
 
     @pytest.mark.parametrize(
         ("case", "wrong"),

@@ -181,7 +181,7 @@ class TestEdges:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_one_element_moved_is_noticed(name: str) -> None:
-    """The sabotaged twin, where the result is a number other than zero."""
+    """The negative test, where the result is a number other than zero."""
     noticed = 0
     for scales in ("ordinary", "negative", "subnormal", "of every kind"):
         for at, shape in enumerate(SHAPES):

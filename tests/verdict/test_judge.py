@@ -1,4 +1,4 @@
-"""The judge: right outputs pass, every sabotaged twin fails for its own reason, bad calls get one typed error."""
+"""The judge: right outputs pass, every negative test fails for its own reason, bad calls get one typed error."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_a_right_kernel_may_have_a_bad_recipe() -> None:
 
 
 def test_a_wrong_kernel_may_lose_little() -> None:
-    """One code a step off: FAILED, at nearly the same loss (the sabotaged twin: loss decides nothing)."""
+    """One code a step off: FAILED, at nearly the same loss (the negative test: loss decides nothing)."""
     x = {"x": torch.randn(4, 256, generator=torch.Generator().manual_seed(2))}
     made = oracle.predict("per_token_cast_to_fp8", x)
     assert isinstance(made, dict)
@@ -222,7 +222,7 @@ class TestWhenItIsAskedFor:
         assert replace(verdict, summary="other").loss == verdict.loss
 
     def test_another_tensor_is_not_measured(self) -> None:
-        """The sabotaged twin: a figure of codes that nobody judged is refused, and one that was read before stays."""
+        """The negative test: a figure of codes that nobody judged is refused, and one that was read before stays."""
         made, verdict = self.judged()
         _, kept = made["scale"].mul_(2), verdict
         with pytest.raises(InputError, match="scale was changed after it was judged"):

@@ -172,10 +172,10 @@ class FusedContract(Contract):
     @final
     def inner(self, call: Call) -> Call:
         """The quantiser's part of a checked call: the specified rows of the value, with its interval."""
-        return call.once("inner", lambda: self._inner(call))
+        return call.cached("inner", lambda: self._inner(call))
 
     def _inner(self, call: Call) -> Call:
-        value = call.once("value", lambda: self.value(call.inputs, call.resolved))
+        value = call.cached("value", lambda: self.value(call.inputs, call.resolved))
         recipes, given = self.declared(call.inputs, call.resolved), self.given(call.inputs)
         x, (low, high) = value.expected, (rounded_to(e, value.dtype) for e in (value.sets.low, value.sets.high))
         nothing = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
@@ -235,7 +235,7 @@ class FusedContract(Contract):
         given = fold(call, faults, Stage.READ, dict(call.inputs))
         options = fold(call, faults, Stage.OPTIONS, dict(call.resolved))
         moved = touches(faults, Stage.READ, Stage.OPTIONS)
-        value = self.value(given, options) if moved else call.once("value", lambda: self.value(given, options))
+        value = self.value(given, options) if moved else call.cached("value", lambda: self.value(given, options))
         x = fold(call, faults, Stage.STORE, value.expected)
         x = matrix_of(x, self.rows(given))
         inside = Call(Inner(call, self.declared(given, options), None), {"x": x, **self.given(given)})
@@ -263,7 +263,7 @@ class FusedContract(Contract):
         """Recipes by the fraction of codes and scales that they reproduce, on the expected value and on those of known
         kernels, best first."""
         call = Call(self, inputs, options).checked()
-        inner, codes = self.inner(call), self.split(self.taken(call, output), call)
+        inner, codes = self.inner(call), self.split(self.validate_output(call, output), call)
         found = inner.contract.identify(inner.inputs, codes, arch=arch)
         for name, value in self.modelled(inputs, call.resolved).items():
             other = {**inner.inputs, "x": matrix_of(value, self.rows(inputs))}

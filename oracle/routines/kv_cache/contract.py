@@ -177,7 +177,7 @@ class CacheContract(Contract):
 
         Raises ContractError: a piece is of no kind that the contract states.
         """
-        return call.once("pieces", lambda: self._stated(self.pieces(call.inputs, call.resolved)))
+        return call.cached("pieces", lambda: self._stated(self.pieces(call.inputs, call.resolved)))
 
     def _stated(self, pieces: list[Piece]) -> list[Piece]:
         for piece in pieces:
@@ -187,7 +187,7 @@ class CacheContract(Contract):
 
     def inner(self, call: Call) -> Call:
         """The quantiser of the first piece that has one."""
-        return call.once("inner", lambda: _inside(call, next(p for p in self.work(call) if isinstance(p, Quantised))))
+        return call.cached("inner", lambda: _inside(call, next(p for p in self.work(call) if isinstance(p, Quantised))))
 
     def operands(self, call: Call) -> Operands | None:
         quantised = [piece for piece in self.work(call) if isinstance(piece, Quantised)]
@@ -249,7 +249,7 @@ class CacheContract(Contract):
             super().identify(inputs, output, arch=arch, **options)
         inside = self.inner(call)
         assert isinstance(inside.contract, CacheInner)
-        found = _split(inside.contract.piece, self.taken(call, output))
+        found = _split(inside.contract.piece, self.validate_output(call, output))
         return inside.contract.identify(inside.inputs, found, arch=arch)
 
 
@@ -299,7 +299,7 @@ class CacheSets(Sets):
 
     def intervals(self) -> dict[str, Admissible]:
         """The ends of every element that is divided or multiplied, in the shape of the output."""
-        return self.call.once(f"intervals of {self.recipe}", self._intervals)
+        return self.call.cached(f"intervals of {self.recipe}", self._intervals)
 
     def _intervals(self) -> dict[str, Admissible]:
         found: dict[str, Admissible] = {}
@@ -324,7 +324,7 @@ class CacheSets(Sets):
 
     def elsewhere(self, name: str) -> Tensor:
         """The elements of an output that are not judged bit for bit, flat."""
-        return self.call.once(f"elsewhere {name}", lambda: self._elsewhere(name))
+        return self.call.cached(f"elsewhere {name}", lambda: self._elsewhere(name))
 
     def _elsewhere(self, name: str) -> Tensor:
         free = torch.zeros(self.call.truth[name].numel(), dtype=torch.bool, device="cpu")

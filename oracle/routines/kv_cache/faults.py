@@ -217,7 +217,7 @@ fault(
 fault(
     "value rounded to float16 before the division",
     CAST,
-    seen="HARDWARE.md 3, bf16 in an fp16 buffer",
+    seen="H200 mutants: bf16 written into an fp16 buffer",
     on=CODED & SCALED,
     needs=coded,
     quotient=_quotient(lambda q: f32(decode(q.x.to(torch.float16)) / q.scale)),
@@ -775,7 +775,7 @@ def _float16_bits(piece: Copied) -> Copied:
 fault(
     "rotated columns stored as float16",
     CAST,
-    seen="HARDWARE.md 3",
+    seen="H200 mutants: rotated columns in fp16",
     on=ROWS,
     store=lambda pieces: _each(Copied, pieces, _float16_bits),
     same_if="they are zero",
@@ -1141,7 +1141,7 @@ narrow = need(lambda call: call.truth[next(iter(call.truth))].dtype != torch.flo
 fault(
     "read value truncated",
     CAST,
-    seen="NUMERICS.md 1.7, a store that truncates",
+    seen="H200 mutants: a store that truncates",
     on=READ,
     needs=both(read, narrow),
     write=_stored(Rounding.TOWARD_ZERO),
@@ -1150,7 +1150,7 @@ fault(
 fault(
     "read value through bfloat16",
     ARITHMETIC,
-    seen="HARDWARE.md 3, the wrong 16 bits",
+    seen="H200 mutants: the wrong 16 bits of a float32",
     on=READ & SCALED,
     needs=both(
         read, need(lambda call: call.truth[next(iter(call.truth))].dtype != torch.bfloat16, "the output is bfloat16")

@@ -209,7 +209,7 @@ class MoeFp8(Contract):
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         """For whatever a flipped code of the intermediate may do."""
-        layer = call.once("layer", lambda: _call(call.inputs, call.resolved))
+        layer = call.cached("layer", lambda: _call(call.inputs, call.resolved))
         declared = call.resolved["combine"] is not None
         ways = [layer.steps.combine] if declared else WAYS
         mistrust = partial(why_mistrust, layer.tokens, layer.experts)
@@ -217,7 +217,7 @@ class MoeFp8(Contract):
         def sets(combine: Combine, name: str, wider: bool) -> Sets:
             def make() -> tuple[dict[str, Admissible], str]:
                 made_once = partial(_admissible, call, layer, combine, name)
-                admitted, basis = call.once(f"admissible by {combine.name} and {name}", made_once)
+                admitted, basis = call.cached(f"admissible by {combine.name} and {name}", made_once)
                 return {"out": admitted}, basis
 
             other = wider or combine is not ways[0]
@@ -231,7 +231,7 @@ class MoeFp8(Contract):
         """Every one of :data:`WAYS` by the fraction of elements that equal its reference, best first; ``arch`` changes
         nothing. A right layer whose intermediate has other codes than the reference's is near 1, not 1."""
         call = Call(self, inputs, options).checked()
-        out = self.taken(call, output)["out"]
+        out = self.validate_output(call, output)["out"]
         layer = _call(call.inputs, call.resolved)
         found = []
         for combine in WAYS:
@@ -383,7 +383,7 @@ def _admissible(call: Call, layer: _Call, combine: Combine, name: str) -> tuple[
     acc = None if name == IEEE32 else of_schedule(get_schedule(name))
     given, steps = call.inputs.get("a_scale"), replace(layer.steps, combine=combine)
     boxes, unknown = (None, None) if layer.x is None else input_boxes(layer.x, steps.recipe, given)
-    parts = call.once(
+    parts = call.cached(
         f"shares by {name}",
         lambda: shares(layer.tokens, layer.experts, steps, numerics=name, acc=acc, boxes=boxes, unknown=unknown),
     )
@@ -397,7 +397,7 @@ def _admissible(call: Call, layer: _Call, combine: Combine, name: str) -> tuple[
 def _expected(call: Call, found: _Call, combine: Combine) -> Tensor:
     """The reference by one combine, float64, computed once for a call."""
     steps = replace(found.steps, combine=combine)
-    return call.once(f"reference by {combine.name}", lambda: layer(found.tokens, found.experts, steps))
+    return call.cached(f"reference by {combine.name}", lambda: layer(found.tokens, found.experts, steps))
 
 
 def _static(name: str, scale: Tensor) -> None:
@@ -603,7 +603,7 @@ class RoutedSets(Sets):
         """Computed once for a call."""
         experts = experts_of(self.call.inputs, self.call.resolved)
         made = partial(_admissible_of, self.call.inputs, experts, choice, self.kept, self.numerics)
-        return self.call.once(f"admissible {choice.number} by {self.kept} and {self.numerics}", made)
+        return self.call.cached(f"admissible {choice.number} by {self.kept} and {self.numerics}", made)
 
 
 def choices(logits: Tensor) -> list[Choice]:

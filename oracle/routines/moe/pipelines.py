@@ -551,7 +551,7 @@ class PipelineContract(Contract):
         """The row's ways to combine by the fraction of elements that equal the reference with them, best first; with an
         arch, schedules of both products too, the row's own first, with every way (:mod:`.pipeline_bits`)."""
         call = Call(self, inputs, options).checked()
-        out, found = self.taken(call, output)["out"], []
+        out, found = self.validate_output(call, output)["out"], []
         for combine in self.ways(call):
             due = self.reference(inputs, **{**options, **({"combine": combine.name} if len(self.row.ways) > 1 else {})})
             found.append(Match(combine.name, float(same_bits(due, out).double().mean()), out.numel()))
@@ -608,7 +608,7 @@ class PipelineSets(Sets):
         unknown = route.lost
         if parts.unknown is not None:
             unknown = parts.unknown if unknown is None else unknown | parts.unknown
-        found = self.call.once(
+        found = self.call.cached(
             f"shares by {self.numerics} of {route.ids.tolist()} {self.kept}",
             lambda: shares(
                 parts.tokens, parts.experts, steps, numerics=self.numerics, acc=acc, boxes=parts.boxes, unknown=unknown

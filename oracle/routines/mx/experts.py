@@ -89,7 +89,7 @@ class ExpertQuantiser(BlockQuantiser):
 
     def rows(self, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         """The rows of the flattened ``x`` that experts own, the expert of each, and its row of scale bytes; int64."""
-        return call.once("rows", lambda: self._rows(call.inputs, call.resolved))
+        return call.cached("rows", lambda: self._rows(call.inputs, call.resolved))
 
     def _rows(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Tensor, Tensor, Tensor]:
         parts = [

@@ -176,7 +176,7 @@ class ProductContract(Contract):
     def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
         """Schedules by the fraction of equal bits over all parts, best first; a sample of each large part."""
         call = Call(self, inputs, options).checked()
-        tensor = self.taken(call, output)["out"]
+        tensor = self.validate_output(call, output)["out"]
         flat = tensor.reshape(-1, tensor.shape[-1])
         found: dict[str, list[Match]] = {}
         for part in call.parts:

@@ -141,7 +141,7 @@ class Fp8LinearOp(Contract):
         return {"out": out.reshape(self.outputs(call)["out"].shape or ())}
 
     def _products(self, call: Call) -> list[tuple[Recipe | None, ScaledProduct]]:
-        return call.once("products", lambda: self.products(call.inputs, call.resolved))
+        return call.cached("products", lambda: self.products(call.inputs, call.resolved))
 
     def products(self, inputs: Inputs, options: Options) -> list[tuple[Recipe | None, ScaledProduct]]:
         """The product after each admitted recipe; one with recipe None for FP8 input."""

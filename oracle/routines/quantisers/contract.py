@@ -150,7 +150,7 @@ class QuantiserContract(Contract):
     def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
         """Recipes by the fraction of codes and scales that they reproduce, best first; ``arch`` changes nothing."""
         call = Call(self, inputs, options).checked()
-        q, scale = self.split(self.taken(call, output), call, call.operands.recipes)
+        q, scale = self.split(self.validate_output(call, output), call, call.operands.recipes)
         total = q.numel() + scale.numel()
         return sorted(
             (Match(n, equal, total) for n, equal in agreement(prepared(call), q, scale, among=self.kin(call))),

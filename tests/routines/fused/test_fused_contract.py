@@ -120,7 +120,7 @@ def test_every_order_of_a_sum_is_right(total: Callable[[Tensor], Tensor], family
 @pytest.mark.parametrize("name", WITH_INTERVAL)
 def test_whatever_lies_in_the_interval_is_admitted(name: str) -> None:
     """Values drawn between the ends, at the ends and at random, quantised by each recipe: no right output is refused;
-    beyond the ends some are (the sabotaged twin)."""
+    beyond the ends some are (the negative test)."""
     call = call_of(name, family="ties")
     assert isinstance(call.contract, FusedContract)
     inner = call.contract.inner(call)

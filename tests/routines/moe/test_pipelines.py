@@ -135,7 +135,7 @@ class TestRightKernels:
 
     @pytest.mark.parametrize("name", ["fused_experts_channel", "cutlass_fused_moe_tensor"])
     def test_a_fault_of_one_step_does_not(self, name: str) -> None:
-        """The sabotaged twin: one weight in a hundred more."""
+        """The negative test: one weight in a hundred more."""
         case, combine = case_of(name), CONTRACTS[name].row.ways[0]
         inputs = case.inputs()
         wrong = dict(inputs) | {"topk_weights": inputs["topk_weights"] * 1.01}
@@ -171,7 +171,7 @@ class TestAnyOrder:
         assert bool((found.low < found.high).any())
 
     def test_the_slots_in_turn_do_not_hold_every_order(self) -> None:
-        """The sabotaged twin: a bound of one order."""
+        """The negative test: a bound of one order."""
         terms = self.terms(5)
         one = in_order(Span(terms, terms), torch.bfloat16)
         other = running_sum(terms.flip(0), torch.bfloat16)

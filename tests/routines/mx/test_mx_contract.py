@@ -86,7 +86,7 @@ class TestPlaces:
             assert torch.equal(mx.loaded(memory, shape, layout), scale)
 
     def test_the_layouts_differ(self) -> None:
-        """The sabotaged twin: one layout read as another."""
+        """The negative test: one layout read as another."""
         scale = torch.arange(128 * 8).reshape(128, 8).to(torch.uint8)
         flat = [mx.stored(scale, layout).flatten() for layout in mx.LAYOUTS]
         assert not any(torch.equal(a, b) for a, b in itertools.combinations(flat, 2))

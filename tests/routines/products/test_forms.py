@@ -56,7 +56,7 @@ class TestSummand:
             assert bool(((value.hi + interval.lo <= bits) & (bits <= value.hi + interval.hi)).all())
 
     def test_without_its_rounding_the_bound_is_too_narrow(self) -> None:
-        """The sabotaged twin: the interval of the bare product does not hold the sum with a large summand."""
+        """The negative test: the interval of the bare product does not hold the sum with a large summand."""
         product, acc = summed(size=1e6), of_schedule(PROMOTED)
         value, bare = engines.exact(product), engines.residue_bound(replace(product, c=None), acc)
         bits = decode(predict_product(product, PROMOTED, out_dtype=torch.float32))

@@ -70,7 +70,7 @@ def _has(role: str, found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
     def holds(call: Call) -> bool:
         few, x = (name + f" codes of {role}" for name in ("first", "all")), matrix(call, role)
         parts = (lambda: _present(x.flatten()[:FIRST]), lambda: _present(x))
-        return any(bool(found(call.once(name, codes)).any()) for name, codes in zip(few, parts, strict=True))
+        return any(bool(found(call.cached(name, codes)).any()) for name, codes in zip(few, parts, strict=True))
 
     return both(
         need(lambda c: matrix(c, role).dtype == E4M3, lambda c: f"{role} is {matrix(c, role).dtype}, not {E4M3}"),
@@ -517,7 +517,7 @@ def _kept(which: Callable[[int], slice]) -> Callable[[Sum], Tensor]:
     def change(total: Sum) -> Tensor:
         product, acc = total.product, total.right()
         codes = slice((product.B - 1) * product.block)
-        old = product.once(
+        old = product.cached(
             "codes of the block before",
             lambda: replace(
                 product,
