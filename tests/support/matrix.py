@@ -330,7 +330,7 @@ def _interpreted(keep: Keep) -> list[Item]:
             items.append(
                 item(contract, f"triton_quant/{name}", partial(same, contract, f"triton_quant/{name}", outputs, wanted))
             )
-    interpreted_gemm.scalars_as_integers()
+    interpreted_gemm.repair()
     products, linear = interpreted_gemm.triton_gemm.library()[0], interpreted_linear.triton_linear.library()[0]
     for name, mode, text, tile, pitch in interpreted_gemm.sites():
         run = partial(interpreted_gemm.right, mode, text, tile, products, pitch)
