@@ -395,3 +395,11 @@ class TestPage:
                 matrix.unsupported(same, cell, "no interpreter")
         assert matrix.main(command) == 0
         assert (tmp_path / "page.html").read_text().count("UNSUPPORTED") >= len(CELLS) - 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.float32])
+def test_every_nan_has_the_same_bits(dtype: torch.dtype) -> None:
+    """A NaN of either sign is one NaN; the sign of a number, zero too, is kept."""
+    x = torch.tensor([0.0, 1.0, float("nan")])
+    plus, minus = matrix.bits_of(x.to(dtype)), matrix.bits_of((-x).to(dtype))
+    assert (plus == minus).tolist() == [False, False, True]

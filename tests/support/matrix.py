@@ -187,11 +187,15 @@ def _outcome(item: Item) -> Outcome:
 
 
 def bits_of(x: Tensor) -> Tensor:
-    """The bits of a tensor, as integers of its element size in its shape."""
+    """The bits of a tensor, as integers of its element size in its shape; every NaN of a dtype has the same."""
     import torch
 
     size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
-    return x.detach().clone(memory_format=torch.contiguous_format).view(size)
+    bits = x.detach().clone(memory_format=torch.contiguous_format).view(size)
+    if x.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) or (x.is_floating_point() and x.element_size() > 1):
+        wide = x.detach().to(torch.float32) if x.element_size() == 1 else x.detach()
+        bits[torch.isnan(wide)] = torch.iinfo(size).max & (0x7F if size is torch.uint8 else -1)  # a NaN of all of them
+    return bits
 
 
 def _cpu(keep: Keep) -> list[Item]:
@@ -530,7 +534,8 @@ class Difference:
 
     ``cells`` are the odd ones, ``others`` how many say the common thing; ``what`` names routine, arch and subject, or a
     test; ``words`` how it differs, for the first of ``cases``; ``cause`` which facts all odd cells share and no other.
-    ``admitted``: every cell's output passes, and the contract admits several values, as sums in any order: no fault.
+    ``admitted``: no fault: every cell's output passes, and the contract admits several values, as sums in any order; or
+    a test is skipped, for the reason that the line gives.
     """
 
     kind: str
@@ -648,7 +653,7 @@ def _tests(mode: str, records: Sequence[CellRecord]) -> Iterator[Difference]:
                 reason = next(of[test] for of in said.values() if test in of)
                 words = f"{kind} here, not in {_cells(others)}: {reason}"
                 words = f"not {kind} here, but in {_cells(others)}: {reason}" if common else words
-                yield _difference("test", mode, tested, odd, others, test, words, test)
+                yield _difference("test", mode, tested, odd, others, test, words, test, kind == "skipped")
     counts = {record.cell: record.tests.get("files", {}) for record in tested}
     for file in dict.fromkeys(file for of in counts.values() for file in of):
         for odd, common, others in _odd({cell: of.get(file, 0) for cell, of in counts.items()}):
