@@ -36,7 +36,7 @@ $(VENV)/bin/tox: $(VENV)/bin/uv
 test: $(VENV)/bin/tox
 	$(VENV)/bin/tox run
 
-# Every cell that this machine can run, and one page of all: Python x torch x mode. Takes an hour and a half.
+# Every cell that this machine can run, and one page of all: Python x torch x mode.
 matrix: $(VENV)/bin/tox $(VENV)/.installed
 	rm -rf build/matrix
 	$(VENV)/bin/python -m tests.support.matrix unsupported build/matrix

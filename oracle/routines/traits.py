@@ -5,7 +5,7 @@ An input has a :class:`Kind`: what its numbers stand for. A contract has traits,
 *stated*    ``PAIRED = Trait("writes keys and values")``; a contract states it with ``traits = frozenset({PAIRED})``,
             its subclasses have it too;
 *derived*   ``Trait("grouped", lambda contract: contract.groups is not None)``, or one of :func:`takes`,
-            :func:`returns`, :func:`of_kind` and :func:`of_class`.
+            :func:`returns` and :func:`of_class`.
 
 Traits combine: ``GROUPED & takes("bias")``, ``PAIRED | TILED``, ``GROUPED - RUNS``, ``~GROUPED``. A contract of another
 distribution has a trait by stating it, or by being what a derived one asks for.
@@ -92,11 +92,6 @@ def takes(name: str) -> Trait:
 def returns(name: str) -> Trait:
     """Contracts with an output of this name."""
     return Trait(f"returns {name}", lambda c: name in c.returns)
-
-
-def of_kind(kind: Kind) -> Trait:
-    """Contracts with an input of this kind."""
-    return Trait(f"takes {kind}", lambda c: any(spec.kind is kind for spec in c.inputs))
 
 
 def of_class(*classes: type) -> Trait:
