@@ -22,7 +22,8 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.support.commandline import Cli, Ran
 from tests.support.cpu import Costs
-from tests.support.full import MARKERS, left_out
+from tests.support.full import MARKERS, MOST, left_out
+from tests.support.matrix import MODES
 from tests.support.paths import FIXTURES, ROOT, SHARED
 from tests.support.tools import found
 
@@ -71,13 +72,14 @@ WAY_OUT = "set FP8_ORACLE_SHARED to the folder that holds captures/ and vectors/
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu", metavar="FILE", type=Path, help="write what every test costs (support/cpu.py)")
+    parser.addoption("--most", metavar="N", type=int, default=MOST, help="instances of a test with parameters")
     parser.addoption("--full", action="store_true", help="also what repeats a check on more cases (support/full.py)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--full"):
         return
-    if out := left_out(items, config.args):
+    if out := left_out(items, config.args, config.getoption("--most")):
         items[:] = [item for item in items if item not in out]
         config.hook.pytest_deselected(items=[*out])
 
@@ -110,6 +112,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(TestRecord(Path(folder)))
     config.addinivalue_line("markers", "needs_shared(path): reads this file or folder of FP8_ORACLE_SHARED")
     config.addinivalue_line("markers", "needs_tools(name): runs this program, or compiles with this header")
+    for mode in MODES:
+        config.addinivalue_line("markers", f"{mode}: also run in this mode of the matrix (tox.ini)")
     for marker in MARKERS:
         config.addinivalue_line("markers", f"{marker}: what runs without --full (support/full.py)")
 
@@ -160,6 +164,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def root() -> Path:
     """The repository."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def full(pytestconfig: pytest.Config) -> bool:
+    """Whether the run has ``--full``: some tests take a part of what they then take whole."""
+    return bool(pytestconfig.getoption("--full"))
 
 
 @pytest.fixture

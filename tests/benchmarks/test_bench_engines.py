@@ -28,6 +28,7 @@ SMALL = (32, 512, 2048)
 BOUND = (64, 1024, 2048)
 REFERENCE = (512, 4096, 4096)
 UNTIMED = (8, 256, 512)  # where nothing is measured, that everything runs is shown by any shape
+INTERPRETED = (2, 128, 256)
 
 
 def product(m: int, n: int, k: int) -> ScaledProduct:
@@ -81,8 +82,8 @@ def _scalar(a: Any, a_exponent: Any, b: Any, b_exponent: Any, sa: Any, sb: Any, 
             out[i, j] = total
 
 
-def scalar(p: ScaledProduct) -> torch.Tensor:
-    """The direct implementation, one thread."""
+def scalar(p: ScaledProduct, *, compiled: bool = True) -> torch.Tensor:
+    """The direct implementation, one thread; compiling it takes some seconds."""
 
     def parts(x: torch.Tensor) -> tuple[Any, Any]:
         value = decode(x)
@@ -90,7 +91,8 @@ def scalar(p: ScaledProduct) -> torch.Tensor:
         return (value * torch.exp2(3.0 - exponent)).to(torch.int64).numpy(), exponent.numpy()
 
     out = np.empty((p.M, p.N), np.float32)
-    _scalar(*parts(p.a), *parts(p.b), p.a_scale.numpy(), p.b_scale.numpy(), out)
+    run = _scalar if compiled else _scalar.py_func
+    run(*parts(p.a), *parts(p.b), p.a_scale.numpy(), p.b_scale.numpy(), out)
     return torch.from_numpy(out)
 
 
@@ -123,9 +125,10 @@ class TestPredictionBesideScalar:
         _measure(benchmark, lambda: predict(p, "torch"), p, rounds=3)
 
     def test_scalar(self, benchmark: Any) -> None:
-        p = timed(benchmark, SMALL)
-        _measure(benchmark, lambda: scalar(p), p, rounds=2)
-        same = codes_of(scalar(p)) == codes_of(predict_product(p, PROMOTE, out_dtype=torch.float32, engine="cpu"))
+        p = product(*(SMALL if benchmark.enabled else INTERPRETED))
+        _measure(benchmark, lambda: scalar(p, compiled=benchmark.enabled), p, rounds=2)
+        made = scalar(p, compiled=benchmark.enabled)
+        same = codes_of(made) == codes_of(predict_product(p, PROMOTE, out_dtype=torch.float32, engine="cpu"))
         assert int((~same).sum()) < 10
 
     def test_float64_matmul(self, benchmark: Any) -> None:

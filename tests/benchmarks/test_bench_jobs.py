@@ -24,6 +24,7 @@ REQUIRED = 1.7
 CONTRACT = "fp8_gemm_nt"
 
 
+@pytest.mark.sampled(1)  # several processes: tests/harness/test_jobs.py
 @pytest.mark.benchmark(group="jobs")
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_jobs(benchmark: Any, jobs: int, tmp_path: Path) -> None:

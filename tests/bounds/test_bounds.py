@@ -21,6 +21,8 @@ from oracle.tensorcore.schedules import Schedule, get, schedules
 from oracle.truth.gemm import ScaledProduct, exact
 from tests.support.products import KINDS, at_the_edge, block_scaled, operand, row_scaled
 
+pytestmark = pytest.mark.emulated
+
 BOUNDED = [
     s
     for s in schedules()

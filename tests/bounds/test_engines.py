@@ -323,6 +323,7 @@ def test_a_device_without_an_engine_for_a_schedule_takes_the_cpus(monkeypatch: p
     assert torch.equal(predict_product(product, "sm90.promote128", out_dtype=torch.float32), due)
 
 
+@pytest.mark.interpreter
 class TestCuda:
     """The Triton kernel gives the same bits in its interpreter, and on a device where there is one."""
 

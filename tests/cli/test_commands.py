@@ -42,6 +42,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "call.safetensors"
 
 
+@pytest.mark.replay_sm90
 class TestJudge:
     """Recorded outputs: 0 admissible, 1 not, 2 the file cannot be judged."""
 
@@ -314,6 +315,7 @@ def write_ledger(folder: Path, *entries: dict[str, object]) -> None:
     fixtures.write_json(folder / ledger.FILE, {"schema": ledger.SCHEMA, "entries": list(entries)})
 
 
+@pytest.mark.replay_sm90
 class TestCapturesAndLedger:
     """Right captures pass; wrong ones stand in the ledger with their count, and the ledger cannot rot."""
 

@@ -29,6 +29,7 @@ CUTLASS = "cutlass_scaled_mm/e4m3xe4m3-bf16/1x128:128x128/m=16,n=128,k=512/famil
 GATED = "align_fp8_moe_weights_for_fi/e4m3/-/e=2,h=128,i=24/family=codes/seed=1"
 
 
+@pytest.mark.replay_sm90
 class TestSilentWrongAnswers:
     """Wrong numbers that shipped kernels returned without a word."""
 
@@ -73,6 +74,7 @@ class TestSilentWrongAnswers:
         assert names == (fault.name,)
 
 
+@pytest.mark.replay_sm90
 class TestInternalQuantisers:
     """A routine that quantises its bfloat16 operands itself is explained through its own product."""
 

@@ -14,10 +14,11 @@ import torch
 
 from oracle.cli import main
 from oracle.errors import DeviceError, FixtureError, OptionError, SubjectError
-from oracle.harness import gallery
+from oracle.harness import gallery, process
 from oracle.harness.report import NUMBERS, Finding, Report
 from oracle.harness.session import UNWRITTEN, failed
 from oracle.report.gallery import Row, Run, beside, page, read
+from tests.support import forked_worker
 from tests.support.commandline import Cli
 from tests.support.forked import forked
 
@@ -62,8 +63,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def out(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("ran") / "out"
-    words = ["gallery", "run", "--folder", str(folder), "--out", str(made), "--device", "cpu", "--jobs", "2"]
-    assert main(words) == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "subprocess", forked_worker.SHIM)
+        assert main(["gallery", "run", "--folder", str(folder), "--out", str(made), "--device", "cpu"]) == 1
     return made
 
 
@@ -80,6 +82,9 @@ class TestRun:
         groups = rows["ours.BY_CONTRACT.per_token_group_quant_fp8/per_token_group_quant_fp8"]
         assert groups.identified == 1 and groups.matches == {"vllm_group": 1} and groups.sqnr is not None
 
+    def test_the_order_is_that_of_the_gallery(self, rows: dict[str, Row], folder: Path) -> None:
+        assert list(rows) == [gallery.key_of(*pair) for pair in gallery.chosen(gallery.load(folder), ())]
+
     def test_wrong_is_found_and_named(self, rows: dict[str, Row], out: Path) -> None:
         row = rows["ours.drops_last_k/fp8_gemm_nt"]
         assert row.verdict == "FAILED" and "outside" in row.why and row.identified == 0
@@ -92,13 +97,13 @@ class TestRun:
         assert rows["absent.kernel/fp8_gemm_nt"].verdict == "UNSUPPORTED"
         assert "pip download" in rows["absent.kernel/fp8_gemm_nt"].why
 
-    def test_in_this_process(self, rows: dict[str, Row], folder: Path, tmp_path: Path, cli: Cli) -> None:
-        """One job gives what two give; the rows stand in the order of the gallery."""
+    @pytest.mark.repeats("TestEnded::test_by_a_signal")
+    def test_two_jobs(self, rows: dict[str, Row], folder: Path, tmp_path: Path, cli: Cli) -> None:
+        """They give what one gives, in the same order."""
         words = ("gallery", "run", "--folder", str(folder), "--out", str(tmp_path), "--device", "cpu")
-        assert cli(*words, "--only", "ours.right").status == 0
-        (alone,) = read(tmp_path / "gallery.json").rows
-        assert replace(alone, seconds=0.0) == replace(rows[alone.key], seconds=0.0)
-        assert list(rows) == [gallery.key_of(*pair) for pair in gallery.chosen(gallery.load(folder), ())]
+        assert cli(*words, "--jobs", "2").status == 1
+        two = read(tmp_path / "gallery.json").rows
+        assert [replace(row, seconds=0.0) for row in two] == [replace(row, seconds=0.0) for row in rows.values()]
 
     def test_page(self, out: Path) -> None:
         said = (out / "gallery.md").read_text()

@@ -170,6 +170,7 @@ class TestBrokenKernels:
         said = report.failures[0].verdict.summary
         assert report.exit_code == 2 and "No module named" in said and "run where " in said
 
+    @pytest.mark.repeats("TestBrokenKernels::test_caught")  # tests/journeys/vendor.sh reads what is saved
     @pytest.mark.usefixtures("in_process")
     def test_the_fault_is_named_and_minimised(self, tmp_path: Path) -> None:
         """From the output alone; the saved file explains itself and is still the same fault."""

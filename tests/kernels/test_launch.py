@@ -17,6 +17,8 @@ from kernels.fast import torch as fast_torch
 from kernels.fast import triton as fast
 from kernels.platform import Machine, use_machine
 
+pytestmark = pytest.mark.interpreter
+
 GRID = ("gridX", "gridY", "gridZ", "stream", "function")
 HANDED_ON = ("packed_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook")
 LAUNCH_ARGUMENTS = {

@@ -22,6 +22,8 @@ from kernels.config import Config, use_config  # noqa: E402
 from kernels.fast import torch as fast_torch  # noqa: E402
 from kernels.fast import triton as fast  # noqa: E402
 
+pytestmark = pytest.mark.interpreter
+
 HERE = Path(__file__).resolve().parent
 
 

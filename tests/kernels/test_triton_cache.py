@@ -17,6 +17,8 @@ from ptx import FUSED_TYPES, GATED, ptx_of  # noqa: E402
 from kernels.backends import _launch, _triton_cache, triton_cache  # noqa: E402
 from kernels.backends.declaration import CacheRows, Part, Slots  # noqa: E402
 
+pytestmark = pytest.mark.interpreter
+
 HERE = Path(__file__).resolve().parent
 CODES = "*fp8e4nv"
 WIDE = {

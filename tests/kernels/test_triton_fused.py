@@ -18,6 +18,8 @@ from ptx import GATED, divides_truly, ptx_of  # noqa: E402
 from kernels import fused  # noqa: E402
 from kernels.backends import _launch, _triton_fused, triton_fused  # noqa: E402
 
+pytestmark = pytest.mark.interpreter
+
 HERE = Path(__file__).resolve().parent
 NORM = {
     "COLS": 896,

@@ -17,6 +17,8 @@ from kernels.platform import Machine, use_machine
 from kernels.support import shared_memory
 from oracle.tensorcore import schedules
 
+pytestmark = pytest.mark.interpreter
+
 HERE = Path(__file__).resolve().parent
 
 

@@ -18,6 +18,8 @@ from kernels.errors import NoBackendError, ShapeError
 from kernels.platform import Machine, use_machine
 from kernels.support import shared_memory
 
+pytestmark = pytest.mark.interpreter
+
 HERE = Path(__file__).resolve().parent
 
 

@@ -65,6 +65,8 @@ def test_what_runs_follows_from_the_markers(pytester: pytest.Pytester) -> None:
     kept = Counter(item.nodeid.partition("::")[2].partition("[")[0] for item in items if item not in out)
     assert kept == {"test_plain": 12, "test_sampled": 3, "test_whole": 20}
     assert left_out(items, ["a.py::test_repeats"]) == set()
+    fewer = Counter(item.nodeid.partition("::")[2].partition("[")[0] for item in {*items} - left_out(items, [], 2))
+    assert fewer == {"test_plain": 2, "test_sampled": 2, "test_whole": 20}
 
 
 @pytest.mark.parametrize("other", ["test_gone", "test_repeats"])

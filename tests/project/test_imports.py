@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.figures import circles, circles_in_rooms, file_arrows
+from tests.support.figures import circles, circles_in_rooms, file_arrows, parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,9 +51,9 @@ OPEN_CIRCLES = {
 RANK = {name: rank for rank, name in enumerate((*ROOMS, *ENTRANCES))}
 
 
-def imported(source: str, package: str) -> Iterator[tuple[int, str]]:
+def imported(module: ast.Module, package: str) -> Iterator[tuple[int, str]]:
     """``(line, dotted module)`` of every import statement, wherever it stands; relative ones made absolute."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(module):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -65,24 +65,24 @@ def imported(source: str, package: str) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
 
 
-def violations(house: str, path: Path, source: str) -> list[str]:
-    """One sentence for each import of ``source`` (the file ``path`` relative to its house) that is not allowed."""
+def violations(house: str, path: Path, module: ast.Module) -> list[str]:
+    """One sentence for each import of a module that is not allowed; ``path`` is relative to its package ``house``."""
     room = path.parts[0].removesuffix(".py")
     other = {"oracle": "kernels", "kernels": "oracle"}[house]
     package = ".".join([house, *path.parent.parts])
     found = []
-    for line, module in imported(source, package):
-        top, _, rest = module.partition(".")
+    for line, name in imported(module, package):
+        top, _, rest = name.partition(".")
         target = rest.partition(".")[0]
         if top == other:
-            found.append(f"{house}/{path}:{line} imports {module}: the two houses never import each other")
+            found.append(f"{house}/{path}:{line} imports {name}: the two packages never import each other")
         if house != "oracle":
             continue
         if top == "oracle" and target in RANK and RANK[target] > RANK.get(room, -1):
-            found.append(f"oracle/{path}:{line} imports {module}, which stands to the right of {room}")
+            found.append(f"oracle/{path}:{line} imports {name}, which stands to the right of {room}")
         forbidden, why = WITHOUT.get(room, ((), ""))
         if top in forbidden:
-            found.append(f"oracle/{path}:{line} imports {module}: {why}")
+            found.append(f"oracle/{path}:{line} imports {name}: {why}")
     return found
 
 
@@ -101,7 +101,7 @@ class TestImportContract:
 
     @pytest.mark.parametrize("house", ["oracle", "kernels"])
     def test_no_forbidden_import(self, house: str) -> None:
-        found = [v for path in files(house) for v in violations(house, path, (ROOT / house / path).read_text())]
+        found = [v for path in files(house) for v in violations(house, path, parsed(ROOT / house / path))]
         assert not found, "\n".join(found)
 
     def test_the_rooms_are_those_that_exist(self) -> None:
@@ -120,7 +120,7 @@ class TestImportContract:
                 and getattr(node.func, "id", getattr(node.func, "attr", ""))
                 in ("import_module", "__import__", "find_spec")
                 and any(isinstance(a, ast.Constant) and str(a.value).startswith("kernels") for a in node.args)
-                for node in ast.walk(ast.parse((ROOT / "oracle" / path).read_text()))
+                for node in ast.walk(parsed(ROOT / "oracle" / path))
             )
         ]
         assert sorted(speakers) == ["cli/tool.py"]
@@ -146,7 +146,7 @@ class TestTheCheckItself:
         ],
     )
     def test_a_forbidden_import_is_found(self, house: str, path: str, source: str) -> None:
-        assert len(violations(house, Path(path), source)) >= 1
+        assert len(violations(house, Path(path), ast.parse(source))) >= 1
 
     @pytest.mark.parametrize(
         ("house", "path", "source"),
@@ -157,7 +157,7 @@ class TestTheCheckItself:
         ],
     )
     def test_an_allowed_import_is_not(self, house: str, path: str, source: str) -> None:
-        assert violations(house, Path(path), source) == []
+        assert violations(house, Path(path), ast.parse(source)) == []
 
     @pytest.mark.parametrize(
         "back",

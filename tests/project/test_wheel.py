@@ -304,6 +304,7 @@ class TestStrangers:
         done = resolved("--python-version", "3.13", ".", constraints=tmp_path / "pins.txt")
         assert done.returncode == 1 and "triton" in done.stderr and "unsatisfiable" in done.stderr
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("python", PYTHONS)
     @pytest.mark.parametrize("suffix", [".whl", ".tar.gz"])
     def test_what_is_built_resolves(self, built: Path, suffix: str, python: str) -> None:

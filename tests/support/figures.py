@@ -25,8 +25,14 @@ NAMES = ("fp8_gemm_nt", "per_token_group_quant_fp8", "fp8_mqa_logits")
 CONTRACT_ROOMS = ("contracts", "routines")
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file, read once in a process, which nobody may change."""
+    return ast.parse(path.read_text())
+
+
 def sources(house: Path) -> dict[Path, ast.Module]:
-    return {p.relative_to(house): ast.parse(p.read_text()) for p in sorted(house.rglob("*.py"))}
+    return {p.relative_to(house): parsed(p) for p in sorted(house.rglob("*.py"))}
 
 
 def room(path: Path) -> str:

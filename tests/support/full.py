@@ -1,7 +1,7 @@
 """Tests that repeat, on more cases or through more processes, what others of their kind show.
 
 They run with ``--full`` (``tox run -e full``), or when one is named on the command line. Of a test with parameters
-every run takes ``MOST`` instances, evenly spread. A marker at a test says otherwise:
+every run takes ``MOST`` instances, evenly spread; ``--most N`` takes fewer. A marker at a test says otherwise:
 
 ``sampled(n)``       so many instances
 ``whole(reason)``    all of them: each is cheap and shows something of its own, as those of ``tests/project`` do
@@ -19,8 +19,9 @@ WHOLE = "tests/project/"
 MARKERS = ("sampled(n)", "whole(reason)", "repeats(other)")
 
 
-def left_out(items: Sequence[pytest.Item], named: Sequence[str]) -> set[pytest.Item]:
-    """The items that a run without ``--full`` leaves out; ``named`` are the arguments of the command line.
+def left_out(items: Sequence[pytest.Item], named: Sequence[str], most: int = MOST) -> set[pytest.Item]:
+    """The items that a run without ``--full`` leaves out; ``named`` are the arguments of the command line, ``most`` the
+    instances of a test.
 
     Raises pytest.UsageError: a file was collected whole, and the test that another repeats is not in it.
     """
@@ -40,7 +41,7 @@ def left_out(items: Sequence[pytest.Item], named: Sequence[str]) -> set[pytest.I
         sampled = argument(instances[0], "sampled")
         if sampled is None and (name.startswith(WHOLE) or argument(instances[0], "whole")):
             continue
-        kept = min(int(sampled or MOST), len(instances))
+        kept = min(int(sampled or most), most, len(instances))
         taken = {i * len(instances) // kept for i in range(kept)}
         out |= {item for i, item in enumerate(instances) if i not in taken}
     return out

@@ -21,7 +21,7 @@ from tests.support.paths import SHARED
 CAPTURES = SHARED / "captures"
 DENSE = ("h200_dense_m16_n128_k512", "h200_dense_m40_n256_k1024")
 
-pytestmark = pytest.mark.needs_shared("captures")
+pytestmark = [pytest.mark.needs_shared("captures"), pytest.mark.replay_sm90]
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,8 @@ from oracle.tensorcore.probes import Shape, diagonal, split
 from oracle.tensorcore.schedules import Promotion, Scales, Schedule, get, schedules
 from oracle.truth.gemm import ScaledProduct
 
+pytestmark = pytest.mark.emulated
+
 DTYPES = {
     "float8_e4m3fn": torch.float8_e4m3fn,
     "float8_e4m3fnuz": torch.float8_e4m3fnuz,

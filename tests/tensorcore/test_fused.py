@@ -17,6 +17,8 @@ from oracle.tensorcore.fused import fma32, operand
 from oracle.tensorcore.instructions import INSTRUCTIONS, Instruction, Sum, arches, instruction
 from oracle.tensorcore.predict import mma
 
+pytestmark = pytest.mark.emulated
+
 DIRECT = [i for i in INSTRUCTIONS.values() if i.sum is not Sum.BLOCK_SCALED_GROUPS and i.scale_block is None]
 
 

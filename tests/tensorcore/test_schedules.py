@@ -21,6 +21,8 @@ from oracle.tensorcore.predict import canonical_nan, predict_product, store
 from oracle.tensorcore.schedules import get, schedules
 from oracle.truth.gemm import ScaledProduct
 
+pytestmark = pytest.mark.emulated
+
 E4M3 = torch.float8_e4m3fn
 
 

@@ -14,6 +14,8 @@ from oracle.tensorcore.predict import mma
 from oracle.tensorcore.vectors import Model, arch_of, check, conformance, format_of, load, model_of, sets
 from tests.support.paths import SHARED
 
+pytestmark = pytest.mark.emulated
+
 VECTORS = SHARED / "vectors" / "tensor_core"
 
 needs_vectors = pytest.mark.needs_shared("vectors/tensor_core")
