@@ -1,7 +1,8 @@
 """Tests that repeat, on more cases or through more processes, what others of their kind show.
 
 They run with ``--full`` (``tox run -e full``), or when one is named on the command line. Of a test with parameters
-every run takes ``MOST`` instances, evenly spread; ``--most N`` takes fewer. A marker at a test says otherwise:
+every run takes ``MOST`` instances, evenly spread, and ``FEW`` in the folders ``ELSEWHERE``, whose tests kill no mutant
+of ``tests/support/mutation.py``; ``--most N`` takes fewer. A marker at a test says otherwise:
 
 ``sampled(n)``       so many instances
 ``whole(reason)``    all of them: each is cheap and shows something of its own, as those of ``tests/project`` do
@@ -14,7 +15,8 @@ from collections.abc import Sequence
 
 import pytest
 
-MOST = 12
+MOST, FEW = 12, 6
+ELSEWHERE = tuple(f"tests/{room}/" for room in ("benchmarks", "cli", "diagnosis", "fixtures", "harness", "report"))
 WHOLE = "tests/project/"
 MARKERS = ("sampled(n)", "whole(reason)", "repeats(other)")
 
@@ -41,7 +43,7 @@ def left_out(items: Sequence[pytest.Item], named: Sequence[str], most: int = MOS
         sampled = argument(instances[0], "sampled")
         if sampled is None and (name.startswith(WHOLE) or argument(instances[0], "whole")):
             continue
-        kept = min(int(sampled or most), most, len(instances))
+        kept = min(int(sampled or (FEW if name.startswith(ELSEWHERE) else MOST)), most, len(instances))
         taken = {i * len(instances) // kept for i in range(kept)}
         out |= {item for i, item in enumerate(instances) if i not in taken}
     return out
