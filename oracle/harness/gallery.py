@@ -30,9 +30,9 @@ from oracle.errors import DeviceError, OptionError, OracleError, SubjectError
 from oracle.fixtures.call_file import SUFFIX, CallFile, write
 from oracle.harness.jobs import Lost, Pool, divided
 from oracle.harness.process import interrupted_by_every_end
-from oracle.harness.report import BATCH, LIMIT, LOAD, NUMBERS, Finding, Report, Told
+from oracle.harness.report import BATCH, INTERRUPTED, LIMIT, LOAD, NUMBERS, Finding, Report, Told
 from oracle.harness.session import UNWRITTEN
-from oracle.harness.validation import INTERRUPTED, arch_of, validate
+from oracle.harness.validation import arch_of, validate
 from oracle.numbers.formats import same_bits
 from oracle.numbers.recipe_table import recipes
 from oracle.report.gallery import Row
