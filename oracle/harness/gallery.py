@@ -314,7 +314,11 @@ def every_bit(
     output: Tensor | dict[str, Tensor],
     arch: str,
 ) -> str:
-    """The schedule or recipe, admitted by the contract or not, that gives every bit of an output; "" for none."""
+    """The schedule or recipe, admitted by the contract or not, that gives every bit of an output; "" for none.
+
+    ``output`` is of any shape and dtype, or a mapping of several; one that has not the contract's shape gives "". Any
+    NaN equals any other. The names are derived from :meth:`oracle.routines.base.Contract.identify`.
+    """
     chosen = get(contract)
     if type(chosen).identify is Contract.identify:
         return ""

@@ -69,7 +69,8 @@ class Told:
         options: Mapping[str, object],
         output: Tensor | dict[str, Tensor],
     ) -> None:
-        """What was found of the numbers of a case, and the call."""
+        """The finding on the numbers of a case, and the call; ``output`` is what the kernel returned, of any shape and
+        dtype, NaN included. The verdict is derived in :mod:`oracle.verdict`."""
 
     def found(self, findings: Sequence[Finding]) -> None:
         """All that was found of one case, or of the whole."""
