@@ -197,8 +197,7 @@ def _array(contract: str) -> tuple[Case, ...]:
         found |= dict.fromkeys(having)
     plain = tuple(found)
     listed = [replace(case, seed=0) for case in profiles.cases(contract, "quick")]
-    words = patterned(plain[1:] + plain[:1], [*listed, *plain], calls)
-    found |= {case: None for _, _, case in words if case is not None}
+    found |= dict.fromkeys(patterned(plain[1:] + plain[:1], [*listed, *plain], calls)[0])
     families = [family for family in base.grammar.families if family != base.family] or [base.family]
     drawn = []
     for turn, case in enumerate(found):

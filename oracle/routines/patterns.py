@@ -355,8 +355,8 @@ def _tops(size: Tensor) -> list[Tensor]:
 def _store(one: Input) -> Format:
     """The format that products of codes and scales are stored in, where nothing is summed; CaseError elsewhere."""
     contract = one.call.contract
-    codes = any(s.kind is Kind.CODES and s.name in one.call.inputs for s in contract.inputs)
-    if contract.multiplies or contract.roles.get("a") or not codes:
+    kinds = [spec.kind for spec in contract.inputs]
+    if kinds.count(Kind.CODES) != 1 or not {Kind.VALUES, Kind.WEIGHTS, Kind.BIAS, Kind.ALPHA}.isdisjoint(kinds):
         raise CaseError(f"{one.spec.name} is no scale that codes are multiplied with alone")
     wide = [dtype for out in contract.outputs(one.call).values() for dtype in out.dtypes if dtype in WIDE]
     if not wide or one.x.dtype not in WIDE:
@@ -416,7 +416,7 @@ DATA: Mapping[str, Pattern] = {
     "nan": Pattern(
         frozenset({Kind.VALUES, Kind.CODES, Kind.SCALES}), _alone(_put(torch.nan)), _has(_holds(torch.isnan)), True
     ),
-    "inf": Pattern(frozenset({Kind.VALUES, Kind.SCALES}), _alone(_put(torch.inf)), _has(_holds(torch.isinf)), True),
+    "inf": Pattern(frozenset({Kind.VALUES}), _alone(_put(torch.inf)), _has(_holds(torch.isinf)), True),
     "equal": Pattern(frozenset({Kind.LOGITS, Kind.POSITIONS, Kind.BIAS}), _alone(_equal), _has(_are_equal)),
     "negative": Pattern(
         frozenset({Kind.LOGITS, Kind.BIAS, Kind.WEIGHTS}),

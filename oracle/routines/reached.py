@@ -8,7 +8,7 @@ admits any text.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -48,6 +48,7 @@ class Gap:
 OPTION, DTYPE, WIDTH, PRESENCE, EDGE, OTHER = "option", "dtype", "width", "optional", "edge", "another value"
 PATTERN = "data"
 LOOKED_AT = 4  # cases that a word of data is tried on
+TOGETHER = 3  # inputs that have other data in one case
 ABSENT, PRESENT = "absent", "given"
 
 
@@ -100,30 +101,42 @@ def gaps(contract: str, chosen: Sequence[Case]) -> list[Gap]:
             ):
                 found.append(Gap(EDGE, name, f"{width}n{offset:+d}" if offset else f"{width}n"))
     drawn = [case for case in chosen if case.changes]
-    return [*found, *(Gap(PATTERN, name, word) for name, word, case in patterned(drawn, chosen, calls) if case)]
+    return [*found, *patterned(drawn or chosen, chosen, calls)[1]]
 
 
-def patterned(tried: Sequence[Case], chosen: Sequence[Case], calls: Calls) -> Iterator[tuple[str, str, Case | None]]:
-    """Each input with each word of data that no chosen case has, beside the one of the ``tried`` cases that takes it.
+def patterned(tried: Sequence[Case], chosen: Sequence[Case], calls: Calls) -> tuple[list[Case], list[Gap]]:
+    """Cases with the words of data of each input that no chosen case has, and these words.
 
-    Of the cases without changes the smallest of each family and option is made, which is like the others.
+    They are the first of :data:`LOOKED_AT` of the ``tried`` cases that take the word; one that none takes is left out.
+    Words of up to :data:`TOGETHER` inputs share a case; NaN and infinity hide others, and have their own. Of the chosen
+    cases the smallest of each family, option and change is made, which is like the others.
     """
     contract, grammar = get(chosen[0].contract), chosen[0].grammar
     alike: dict[object, Case] = {}
     for case in sorted(chosen, key=volume):
         alike.setdefault((case.family, case.options, case.changes), case)
     reached = {one for case in alike.values() if calls.admits(case) for one in calls.shown(case)}
-    turn = 0
-    for spec in contract.inputs:
-        for word in patterns.words_of(spec):
-            if (spec.name, word) in reached or (patterns.DATA[word].stated and NAN not in grammar.families):
-                continue
-            order = [tried[(turn + step) % len(tried)] for step in range(min(len(tried), LOOKED_AT))]
-            asked = (with_data(case, spec.name, word) for case in order if spec.name in calls.seen(case).dtypes)
-            case = next((c for c in asked if calls.admits(c) and (spec.name, word) in calls.shown(c)), None)
-            reached |= frozenset() if case is None else calls.shown(case)
-            turn += case is not None
-            yield spec.name, word, case
+    wanted = [(spec.name, word) for spec in contract.inputs for word in patterns.words_of(spec)]
+    found: list[tuple[frozenset[tuple[str, str]], Case]] = []
+    closed: list[Gap] = []
+    for name, word in wanted:
+        alone = patterns.DATA[word].stated
+        if (name, word) in reached or (alone and NAN not in grammar.families):
+            continue
+        shared = [at for at, (had, _) in enumerate(found) if 0 < len(had) < TOGETHER and name not in dict(had)]
+        order = [tried[(len(found) + step) % len(tried)] for step in range(min(len(tried), LOOKED_AT))]
+        places = [*shared[:1], *range(-len(order), 0)] if not alone else range(-len(order), 0)
+        for at in places:
+            had, case = found[at] if at >= 0 else (frozenset(), order[at])
+            new = with_data(case, name, word)
+            due = had | {(name, word)}
+            if name in calls.seen(case).dtypes and calls.admits(new) and due <= calls.shown(new):
+                made = (frozenset[tuple[str, str]]() if alone else due, new)
+                found = [*found[:at], made, *found[at + 1 :]] if at >= 0 else [*found, made]
+                reached |= calls.shown(new)
+                closed.append(Gap(PATTERN, name, word))
+                break
+    return [case for _, case in found], closed
 
 
 def with_data(case: Case, name: str, word: str) -> Case:
