@@ -62,8 +62,8 @@ def triton_exp(x: Tensor) -> Tensor:
     minus infinity 0."""
     exponent = f32(x * LOG2_E)
     small = exponent < -126.0
-    power = mufu.exp2(torch.where(small, f32(exponent * 0.5), exponent))
-    return torch.where(small, f32(power * power), power)
+    result = mufu.exp2(torch.where(small, f32(exponent * 0.5), exponent))
+    return torch.where(small, f32(result * result), result)
 
 
 def triton_silu(x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ subnormals    c = 1, then the least operands, cancelling: their exponent is that
 overflow      a sum beyond float32; and one that only the addends leave
 scale_sign    an E4M3 scale with its sign bit set
 
+Source: derived from the readings of the instructions (:mod:`oracle.tensorcore.instructions` names theirs).
 Not covered: float16 accumulators, sparsity, two-CTA forms, kernels that cut K (their partial sums start from 0).
 """
 
@@ -197,7 +198,8 @@ def inputs(kind: Kind) -> Inputs:
 
 
 def predicted(kind: Kind, instruction: Instruction) -> Tensor:
-    """Float32 outputs of every row by ``instruction``."""
+    """Float32 outputs ``[rows]`` of every row by ``instruction``; a sum beyond float32 is infinite, or the largest
+    value where the instruction saturates."""
     a, b, sa, sb = (x[: len(_rows(kind))] for x in _stacked(kind))
     left, right = (
         operand(codes, instruction, format=fmt.name) for codes, fmt in zip((a, b), kind.formats, strict=True)

@@ -3,7 +3,9 @@
 Used by :mod:`oracle.tensorcore.engine_cuda` where :func:`kernels` finds that the exponents of the operands fit (E4M3 by
 E4M3). Instructions that keep few bits (sm89 and sm90: 13) are summed in float32, others (sm100 and sm120: 25) in
 float64. The source says why its sums are exact. :mod:`oracle.tensorcore.cuda_source` compiles it, once a kind of sum.
-Not covered: what the source lists.
+NaN and infinities among the operands are not covered: :mod:`oracle.tensorcore.engine_cuda` leaves their rows and
+columns to the definition. Nor is what the CUDA source lists.
+Source: derived from :mod:`oracle.tensorcore.fused`, whose bits it gives.
 """
 
 from __future__ import annotations

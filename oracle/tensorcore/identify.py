@@ -6,6 +6,8 @@ thousand (float32) or fewer (bfloat16), so a tie at the top is the honest answer
 
 :func:`find_split` finds how a kernel cut K into partial sums, given the schedule of its parts.
 
+NaN: any NaN of an output equals any NaN of a prediction.
+Source: derived from :mod:`oracle.tensorcore.predict`, whose bits are compared.
 Not covered: kernels that no registered schedule describes (the best fraction is then far below 1).
 """
 
@@ -137,7 +139,8 @@ def _splits(k: int, most: int) -> Iterator[Split]:
 
 
 def subset(product: ScaledProduct, rows: Tensor, columns: Tensor) -> ScaledProduct:
-    """The product restricted to some rows of ``a`` and rows of ``b`` (int64 indices)."""
+    """The product restricted to some ``rows`` of ``a`` and ``columns``, rows of ``b``: int64 indices ``[rows]`` and
+    ``[columns]``."""
     return product.take(rows).take_columns(columns)
 
 

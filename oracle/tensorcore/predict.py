@@ -7,6 +7,9 @@ the schedule names. :func:`mma` evaluates one instruction, ``d = a.b + c``.
 Engines ``cpu`` (compiled) and ``cuda`` give the same bits as ``torch``, the readable definition; ``auto``
 takes the fastest that supports the product where its tensors are.
 
+NaN and infinities are those of IEEE 754 addition; every NaN that is stored is the canonical one (0x7FFFFFFF, 0x7FFF).
+Source: derived from :mod:`oracle.tensorcore.fused` and the schedules, of which each names its own.
+
 Memory of the torch engine beyond operands and result: below 256 MiB for any shape (output tiles, K slices).
 Not covered: kernels that no schedule describes.
 """
@@ -132,7 +135,9 @@ def mma(
     c : Tensor, ``[...]``; rounded to ``out`` (nearest even) first, as a kernel that loads it does.
     out : torch.dtype, float32, or float16 where the instruction has it.
 
-    Returns ``[...]`` of ``out``, NaNs canonical.
+    Returns ``[...]`` of dtype ``out``, NaNs canonical.
+    Raises ShapeError: the shapes disagree; DtypeError: the instruction does not take the operands; NumericsError: it
+    has no such accumulator.
     """
     if isinstance(instruction, str):
         instruction = instruction_named(instruction)
@@ -176,7 +181,7 @@ def scaled_mma(
 
 
 def store(acc: Tensor, out_dtype: torch.dtype) -> Tensor:
-    """Float32 accumulators rounded to nearest even into the output dtype, NaNs canonical."""
+    """Float32 ``acc`` of any shape rounded to nearest even into ``out_dtype``, same shape, NaNs canonical."""
     if out_dtype == torch.float32:
         return canonical_nan(acc.clone())
     if out_dtype == torch.bfloat16:
@@ -196,7 +201,8 @@ def _bfloat16_bits(acc: Tensor) -> Tensor:
 
 
 def canonical_nan(x: Tensor) -> Tensor:
-    """Every NaN of a float32, bfloat16 or float16 tensor replaced, in place, by the hardware's own."""
+    """Every NaN of ``x``, float32, bfloat16 or float16 of any shape, replaced, in place, by the hardware's own; returns
+    the same tensor, of the same shape."""
     wide = x.dtype == torch.float32
     bits = x.view(torch.int32 if wide else torch.int16)
     bits.masked_fill_(torch.isnan(x), NAN_FLOAT32 if wide else NAN_FLOAT16)
@@ -267,7 +273,11 @@ def _flushed(acc: Tensor, sa: Tensor, sb: Tensor, bias: Tensor | None, schedule:
 
 
 def epilogue(kind: Epilogue, acc: Tensor, sa: Tensor, sb: Tensor) -> tuple[Tensor, Tensor]:
-    """The two float32 factors of which a scaled result is the product, the inner one first."""
+    """The two float32 factors, of shapes that broadcast to ``[M, N]``, of which a scaled result is the product, the
+    inner one first.
+
+    ``acc`` ``[M, N]``, ``sa`` ``[M or 1, 1]`` and ``sb`` ``[1, N]`` are float32.
+    """
     if kind is Epilogue.COL_THEN_ROW:
         return sb * acc, sa
     return (acc * sa, sb) if kind is Epilogue.ROW_THEN_COL else (acc, sa * sb)

@@ -42,7 +42,7 @@ CHECK = re.compile(r"_?(check|require|refuse|validate)")
 LITERAL = re.compile(r"``([^`]+)``")
 BRACKETS = re.compile(r"(?<![\w\])])\[[^\]]*\]|^(\w+\.)*(\w+_)?shape$")
 SHAPE = re.compile(
-    r"(\b(any|same|one|their|its|that|whose|whatever)|'s|s')\s+shapes?\b|\bshapes?\s+of\b"
+    r"(\b(any|same|one|their|its|that|whose|whatever|logical)|'s|s')\s+shapes?\b|\bshapes?\s+of\b"
     r"|\bany\s+rank\b|\bscalars?\b|\bbroadcast",
     re.IGNORECASE,
 )
