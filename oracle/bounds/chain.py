@@ -41,7 +41,7 @@ EMIN32 = -126  # a float32 accumulator is never aligned below this exponent
 LEAST = 2.0**EMIN32
 OVERFLOW = (2.0 - 2.0**-23) * 2.0**127
 TILES = (32, 64, 128, 256)  # products of a tile of K in published kernels
-MOST_STRIDE = 16  # partial sums over which the tiles of K are dealt out in turn
+MOST_STRIDE = 16  # partial sums over which the tiles of K are distributed round-robin
 
 
 @dataclass(frozen=True)

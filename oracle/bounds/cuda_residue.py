@@ -32,7 +32,10 @@ RESTLESS = 2  # flag of a result whose error grows on
 
 
 def why_not(product: ScaledProduct, acc: Accumulator) -> str | None:
-    """Reason for which the device, or the step, is not for this source; that its sums fit is not asked here."""
+    """Reason for which the device or the accumulator's step is not supported, or None.
+
+    Whether the sums fit float64 is checked by :mod:`oracle.bounds.engines`.
+    """
     if (reason := cuda_source.why_not(product.a.device)) is not None:
         return reason
     if not product.M * product.N * product.K:
@@ -62,8 +65,8 @@ def split_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
 
 
 def any_order_bound(product: ScaledProduct, acc: Accumulator) -> Interval | None:
-    """:func:`oracle.bounds.product.any_order_bound`, bit for bit; None where an error does not come to rest, of which
-    the definition makes more than this does. Raises as that does."""
+    """:func:`oracle.bounds.product.any_order_bound`, bit for bit; None where an error keeps growing, for which the
+    definition iterates further. Raises as that does."""
     return _bound(product, acc, "any_order", f"any-order bound of {acc.name} (weak)", ordered=False, weak=True)
 
 

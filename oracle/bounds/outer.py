@@ -1,8 +1,8 @@
 """An interval that holds every result of a sequential accumulator, for the price of one float64 matrix product.
 
 The residue bound (:func:`oracle.bounds.product.residue_bound`) looks at every product; this one at norms alone, so it
-is wide: it tells what is surely wrong, and proves nothing right. In a chain of steps of ``group`` products let ``P_s``
-bound the exact prefix after step ``s``, ``g_s`` every product of the step (a power of two at least the nominal one of
+is wide: an output outside it is wrong, one inside need not be right. In a chain of steps of ``group`` products let
+``P_s`` bound the exact prefix after step ``s``, ``g_s`` every product of the step (a power of two at least the nominal one of
 each factor), and ``E_s`` the error so far. By the lemmas L1 to L4 of :mod:`oracle.bounds.chain` the exponent of an
 alignment is at most that of ``max(g, P + E)``, and each addend loses less than ``2^-t`` of its power:
 

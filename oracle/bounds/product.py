@@ -183,7 +183,7 @@ class Promotion:
 
 
 Chain = Callable[[Operand, Operand, Accumulator], tuple[Tensor, Tensor, Tensor]]
-KEPT = 1 << 12  # chains of a product that are kept for another bound of it
+KEPT = 1 << 12  # chains of a product that are cached for another bound of it
 CUBE, CUBE_ON_DEVICE = 1 << 22, 1 << 26  # products of one step held at a time by the definition
 
 
@@ -359,29 +359,29 @@ def _sums_fit(product: ScaledProduct) -> bool:
 
 @dataclass(frozen=True)
 class _Side:
-    """One operand: what is given, and what the instruction makes of it (None: the same)."""
+    """One operand as stored, and as the instruction converts it (None: unchanged)."""
 
-    given: Operand
-    seen: Operand | None
+    stored: Operand
+    converted: Operand | None
 
     @classmethod
     def of(cls, x: Decoded, rows: int, product: ScaledProduct, acc: Accumulator) -> _Side:
-        given = Operand(x.number(), x.exponent())  # the comparison overlays NaN and infinity
+        stored = Operand(x.number(), x.exponent())  # the comparison overlays NaN and infinity
         if acc.scales_inside:  # the block scales, powers of two, multiplied in
             factor = _spread(x.scales.nan_to_num(nan=1.0), rows, x.codes.shape[0])
             factor = factor.repeat_interleave(product.block, dim=1)[:, : product.K]
             shift = torch.frexp(factor)[1].to(torch.int64) - 1
-            zeros = given.exponent.clamp(min=EMIN32) + shift  # of an instruction that counts them (Zeros.COUNTED)
-            given = Operand(given.value * factor, given.exponent + shift, zeros)
+            zeros = stored.exponent.clamp(min=EMIN32) + shift  # of an instruction that counts them (Zeros.COUNTED)
+            stored = Operand(stored.value * factor, stored.exponent + shift, zeros)
         if not (acc.flushes or acc.truncates):
-            return cls(given, None)
-        value = given.value
+            return cls(stored, None)
+        value = stored.value
         if acc.truncates:  # float32 to TF32, which has not its 13 low bits
             bits = value.to(torch.float32).view(torch.int32) & ~0x1FFF
             value = bits.view(torch.float32).to(torch.float64)
         if acc.flushes:
             value = torch.where(value.abs() < 2.0**x.fmt.emin, torch.zeros_like(value), value)
-        return cls(given, operand(value, x.fmt))
+        return cls(stored, operand(value, x.fmt))
 
 
 def _tile(
@@ -399,14 +399,14 @@ def _tile(
     def computed() -> Iterator[tuple[list[int], tuple[Tensor, Tensor, Tensor]]]:
         for chains_ in _alike([(0, 0, tile.K)] if acc.scales_inside else list(chains(tile, acc.promotion)), most):
             spans = [(start, stop) for _, start, stop in chains_]
-            sa, sb = a.given.together(spans), b.given.together(spans)
-            if a.seen is None or b.seen is None:
+            sa, sb = a.stored.together(spans), b.stored.together(spans)
+            if a.converted is None or b.converted is None:
                 x, low, high = chain(sa, sb, acc)
             else:
-                seen, low, high = chain(a.seen.together(spans), b.seen.together(spans), acc)
+                total, low, high = chain(a.converted.together(spans), b.converted.together(spans), acc)
                 length = spans[0][1] - spans[0][0]
                 x, drift = sa.value @ sb.value.mT, length * 2.0**-51 * (sa.value.abs() @ sb.value.abs().mT)
-                low, high = low + (seen - x) - drift, high + (seen - x) + drift
+                low, high = low + (total - x) - drift, high + (total - x) + drift
             yield [block for block, _, _ in chains_], (x, low, high)
 
     every: Iterable[tuple[list[int], tuple[Tensor, Tensor, Tensor]]] = computed()

@@ -132,8 +132,8 @@ class CodeSet:
 class Judged:
     """One output against one recipe; ``exact`` says that every bit is the recipe's own.
 
-    Sets are not kept: :attr:`scales` is made where it is asked for, and :func:`code_bands` the codes', some rows at a
-    time.
+    Sets are not stored: :attr:`scales` computes those of the scales at its first use, and :func:`code_bands` those of
+    the codes, some rows at a time.
     """
 
     x: Prepared
@@ -230,7 +230,7 @@ def _undecided(x: Prepared, recipe: Recipe, candidates: tuple[Steps, Steps], err
     A value ``x'`` of a code is off by at most ``4u |x'|`` (its product by two scales), or where a quotient lies within
     the width of a midpoint by the distance of both neighbours from it, ``2 e |x|``; a sum of 16 terms in any order by
     ``16u`` of itself. A squared term ``d^2`` is off by ``2 |d| + delta`` times what ``d`` is. Twice that is taken.
-    Sums that overflow float32 are finite where errors are measured in units of the scale, and nothing tells them.
+    Sums that overflow float32 are finite where errors are measured in units of the scale: such blocks are undecided.
     """
     width = APPROXIMATE_WIDTH if recipe.approximate else CODE_WIDTH
     blocks = x.blocks(recipe.block)
@@ -242,7 +242,7 @@ def _undecided(x: Prepared, recipe: Recipe, candidates: tuple[Steps, Steps], err
             delta = delta * (2 * (values + blocks.abs()) + delta)
         slack = slack + delta.sum(dim=3, keepdim=True) + 17 * U * error
     assert x.global_scale is not None
-    exact = _is_power(x.global_scale) & (errors[0] == 0) & (errors[1] == 0)  # no operation rounds, for anybody
+    exact = _is_power(x.global_scale) & (errors[0] == 0) & (errors[1] == 0)  # no operation of any implementation rounds
     too_large = ~torch.isfinite(errors[0] - errors[1]) & torch.isfinite(blocks).all(dim=3, keepdim=True)
     return too_large | ((errors[0] - errors[1]).abs() <= 2 * slack) & ~exact
 
@@ -383,8 +383,10 @@ def identify(x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] |
 
 
 def kin(declared: Recipe) -> tuple[Recipe, ...]:
-    """The named recipes of a declared one's element, its own namesakes first: over its block, and with its floor, where
-    theirs are those that the declared one has by name."""
+    """The named recipes of the declared one's element, those whose names begin with its name first.
+
+    A recipe with the block (the amax floor) of the row that the declared one is named after gets the declared block
+    (floor)."""
     usual, rows = recipes().get(declared.name, declared), []
     for recipe in of_element(declared.element):
         row = recipe.with_block(declared.block) if recipe.block == usual.block else recipe
@@ -415,7 +417,7 @@ def admitting(x: Prepared, q: Tensor, scale: Tensor, declared: Recipe) -> tuple[
 
 
 def _either_of_two(x: Prepared, published: Tensor, recipe: Recipe) -> bool:
-    """Whether every scale is that of one of a recipe's candidates or beside it; looked at before any error is."""
+    """Whether every scale is that of one of a recipe's candidates or beside it; checked before errors are computed."""
     if recipe.candidates is None:
         return True
     parts = zip(x.candidates(recipe, x.own_steps(recipe)), (1.0, 1.5), strict=True)

@@ -1,4 +1,4 @@
-"""What sm90's approximate division makes of a quantiser's quotients, bit for bit.
+"""The quotients and scales of a quantiser under sm90's approximate division, bit for bit.
 
     rcp(y)            rcp.approx: the correctly rounded reciprocal of a float32, or a float32 neighbour of it
     div.full(x, y)    RN(x rcp(y)); both times 1/4 first where |y| > 2^126, times 2^24 where |y| < 2^-126

@@ -8,7 +8,7 @@ A code ``S E F`` (sign, exponent field, fraction field) of a format with ``f`` f
 
 except for the codes that the record gives to infinity and NaN; a record without exponent bits is a fixed-point number
 (E is 0), whose negative codes may be two's complements. :func:`decode_scalar` is this definition in
-exact integers; :func:`decode` is its vectorised twin (a table made by the definition up to 8 bits and by integer bit
+exact integers; :func:`decode` is its form for tensors (a table made by the definition up to 8 bits and by integer bit
 arithmetic up to 16, that arithmetic above), with the same bits on every device.
 
 Sources: OCP 8-bit Floating Point Specification 1.0 (E4M3, E5M2); Noune et al., arXiv 2206.02915 (FNUZ); OCP

@@ -166,7 +166,7 @@ class Prepared:
 
     ``whole`` is the input of which this one is a band. ``global_scale`` is a scalar or ``[rows, 1, 1, 1]``. Blocks are
     seen as ``[down, r, across, c]`` (:class:`oracle.numbers.scaling.Grid`).
-    NaN and infinities are those of the input; what a recipe makes of them stands in its record.
+    NaN and infinities are those of the input; the record of a recipe says how it treats them.
     """
 
     def __init__(
@@ -614,7 +614,7 @@ def _divided(x: Tensor, y: Tensor, recipe: Recipe) -> Tensor:
 
 
 def _reciprocal(s: Tensor, recipe: Recipe) -> Tensor:
-    """``fl(1/s)``, and what the recipe makes of it at the ends of the range."""
+    """``fl(1/s)``, with the recipe's policy at the ends of the range."""
     inverse = f32(torch.ones_like(s) / s)
     if recipe.inverse_limit:
         inverse = torch.where(torch.isinf(inverse), torch.full_like(inverse, FP32.max_finite), inverse)

@@ -1,4 +1,4 @@
-"""Rounding to a format, once: the definition for one number, and its twins for tensors and for pairs ``hi + lo``; the
+"""Rounding to a format, once: the definition for one number, and its forms for tensors and for pairs ``hi + lo``; the
 error-free sums and products of float64 that make such pairs.
 
 The magnitude ``|x|`` lies between two neighbours ``n q <= |x| < (n + 1) q`` where

@@ -203,7 +203,7 @@ def _unpack(
 ) -> bool:
     """One tile of ``b``, transposed: elements above zero, elements below, exponents. Whether all are finite.
 
-    Sixteen columns at a time; behind the last one it stands again, and nothing of it is kept.
+    Sixteen columns at a time; those past the last one repeat it, and their results are not used.
     """
     finite = True
     last = first + width - 1

@@ -77,8 +77,8 @@ class Sums:
                 left = right.rows(i, min(i + height, product.M))
                 a, sa = self._packed(left.a, source, 0), float32_scale(left.a_scale).contiguous()
                 grid = (-(-right.N // wide), -(-left.M // tall))
-                kept = grid[0] * wide * grid[1] * tall if promotions > 1 else 0
-                totals = torch.empty(kept, dtype=torch.float32, device=out.device)
+                size = grid[0] * wide * grid[1] * tall if promotions > 1 else 0
+                totals = torch.empty(size, dtype=torch.float32, device=out.device)
                 to = out[i : i + left.M, j : j + right.N]
                 self._source.launch(
                     "sums",
@@ -212,8 +212,8 @@ def kernels(product: ScaledProduct, schedule: Schedule, group: int) -> Sums | No
         return None
     formats = (of_dtype(product.a.dtype), of_dtype(product.b.dtype))
     folds = instruction.sum is Sum.FUSED_THEN_ADD
-    found = _sums(formats, group, instruction.align_bits, instruction.out_bits, scale_mode(schedule), folds)
-    return found if found.fits(product.K) else None
+    sums = _sums(formats, group, instruction.align_bits, instruction.out_bits, scale_mode(schedule), folds)
+    return sums if sums.fits(product.K) else None
 
 
 _sums = lru_cache(maxsize=64)(Sums)

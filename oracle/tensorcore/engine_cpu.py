@@ -113,7 +113,7 @@ def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> 
         stop = min(product.M, start + step)
         values, exponents = packed_rows(product.a[start:stop], order, a_values, a_exponents, absent)
         scale = np.ascontiguousarray(a_scale[start:stop].numpy())
-        made = np.empty((len(pieces), stop - start, product.N), np.float32)
+        partial_sums = np.empty((len(pieces), stop - start, product.N), np.float32)
         finite = truncates and bool(np.isfinite(values).all())
 
         def task(
@@ -124,10 +124,10 @@ def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> 
             values: NDArray[Any] = values,
             exponents: NDArray[Any] = exponents,
             scale: NDArray[np.float32] = scale,
-            made: NDArray[np.float32] = made,
+            partial_sums: NDArray[np.float32] = partial_sums,
             finite: bool = finite,
         ) -> None:
-            for some, out in zip(pieces, made, strict=True):
+            for some, out in zip(pieces, partial_sums, strict=True):
                 packed = (
                     values,
                     exponents,
@@ -154,7 +154,7 @@ def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> 
 
         workers = workers_for((stop - start) * product.N * product.K)
         run_tasks(task, task_pieces(stop - start, product.N, lanes=LANES, workers=workers), workers)
-        yield start, torch.from_numpy(made if apart else made[0])
+        yield start, torch.from_numpy(partial_sums if apart else partial_sums[0])
 
 
 @lru_cache(maxsize=16)

@@ -57,9 +57,9 @@ def predict(product: ScaledProduct, schedule: Schedule, *, out_dtype: torch.dtyp
     """The bits of :func:`~oracle.tensorcore.predict.predict_product`, ``[M, N]`` of ``out_dtype``."""
     out = torch.empty((product.M, product.N), dtype=out_dtype, device=product.a.device)
     order = plan(product, schedule)
-    found = cuda_sums.kernels(product, schedule, order.group)
-    if found is not None:
-        found.store(product, schedule, *_uniform(order, product.a.device), out)
+    kernels = cuda_sums.kernels(product, schedule, order.group)
+    if kernels is not None:
+        kernels.store(product, schedule, *_uniform(order, product.a.device), out)
     else:
         for rows, columns, part, acc in sums(product, schedule):
             out[rows, columns] = store(finish(acc, part, schedule), out_dtype)

@@ -138,7 +138,7 @@ def round_accumulator(x: Tensor, instruction: Instruction, *, out: torch.dtype) 
     the same shape."""
     if out == torch.float16:
         return round_to_nearest(x, out)
-    made = round_significand(
+    rounded = round_significand(
         x,
         fraction_bits=instruction.out_bits,
         emin=FLOAT32_EMIN,
@@ -146,8 +146,8 @@ def round_accumulator(x: Tensor, instruction: Instruction, *, out: torch.dtype) 
         toward_zero=instruction.round_toward_zero,
     )
     if not instruction.saturates:
-        return made
-    return torch.where(torch.isfinite(x), made.clamp(-FLOAT32_MAX, FLOAT32_MAX), made)
+        return rounded
+    return torch.where(torch.isfinite(x), rounded.clamp(-FLOAT32_MAX, FLOAT32_MAX), rounded)
 
 
 def round_to_nearest(x: Tensor, out: torch.dtype) -> Tensor:
@@ -208,14 +208,14 @@ def _instruction_step(p: Tensor, e: Tensor, c: Tensor, instruction: Instruction,
     """One instruction, with overflowed accumulators kept as they are."""
     overflowed = ~torch.isfinite(c)
     if overflowed.any():
-        kept, c = c, torch.where(overflowed, 0.0, c)
+        before, c = c, torch.where(overflowed, 0.0, c)
     if instruction.sum is Sum.FUSED_THEN_ADD:
         total = _groups(p, e, torch.zeros_like(c), instruction, out)
         # Two float32 of far exponents do not fit a float64 sum: add them with their rounding error.
         result = round_to_nearest(round_to_odd(*two_sum(total, c)), out)
     else:
         result = _groups(p, e, c, instruction, out)
-    return torch.where(overflowed, kept, result) if overflowed.any() else result
+    return torch.where(overflowed, before, result) if overflowed.any() else result
 
 
 def _groups(p: Tensor, e: Tensor, c: Tensor, instruction: Instruction, out: torch.dtype) -> Tensor:

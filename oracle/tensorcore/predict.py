@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 Engine = Literal["auto", "torch", "cpu", "cuda"]
 
-LITTLE = 1 << 22  # products of a device that the CPU has predicted before a device is done with one chain over K
+LITTLE = 1 << 22  # products of a device that the CPU predicts faster than the device sums one chain over K
 _TILE_M, _TILE_N = 128, 512  # output tile of the torch engine
 _SLICE = 1 << 19  # products held at once by the general form: 4 MiB a temporary
 
@@ -90,12 +90,12 @@ def predict_product(
         return store(finish(_partial_sums(product, schedule, engine), product, schedule), out_dtype)
     fast = _engine(product, schedule, engine)
     if fast is not None:
-        found: Tensor = fast.predict(product, schedule, out_dtype=out_dtype)
-        return found
+        bits: Tensor = fast.predict(product, schedule, out_dtype=out_dtype)
+        return bits
     near = _on_the_cpu(product) if engine == "auto" else None
     if near is not None and (fast := _engine(near, schedule, engine)) is not None:
-        found = fast.predict(near, schedule, out_dtype=out_dtype)
-        return found.to(product.a.device)
+        bits = fast.predict(near, schedule, out_dtype=out_dtype)
+        return bits.to(product.a.device)
     return store(_float32(product, schedule), out_dtype)
 
 
@@ -112,8 +112,8 @@ def predict_blocks(product: ScaledProduct, schedule: Schedule) -> Tensor | None:
     if schedule.dequantises or schedule.widens or schedule.split is not None:
         return None
     engine = _engine(product, schedule, "auto")
-    found: Tensor | None = None if engine is None else engine.blocks(product, schedule)
-    return found
+    bits: Tensor | None = None if engine is None else engine.blocks(product, schedule)
+    return bits
 
 
 def mma(
@@ -186,7 +186,7 @@ def store(acc: Tensor, out_dtype: torch.dtype) -> Tensor:
         return canonical_nan(acc.clone())
     if out_dtype == torch.bfloat16:
         return in_blocks(_bfloat16_bits, acc, dtype=torch.int16).view(torch.bfloat16)
-    return canonical_nan(acc.to(torch.float16))  # float16 subnormals are made whatever a thread makes of float32's
+    return canonical_nan(acc.to(torch.float16))  # keeps float16 subnormals where float32 ones are flushed
 
 
 BELOW_HALF = 0x7FFF  # of the lower half of a float32, what rounds up to an odd code but leaves a tie at an even one

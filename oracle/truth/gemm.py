@@ -35,8 +35,8 @@ from oracle.numbers.rounding import Overflow, Rounding, encode_scalar, fast_two_
 LONG = 4096  # a sum of this length that fits float64 is worth splitting K for, rather than the exponent range
 TILE, TILE_ON_DEVICE = 1 << 21, 1 << 25
 """Elements of one row tile of the result: about 16 MiB for each float64 temporary, 256 MiB on a device."""
-KEPT = 1 << 21  # elements of the largest operand whose float64 values are kept: 16 MiB
-RESULT = 1 << 16  # elements of the largest result that a product keeps: 512 KiB for each float64 tensor
+KEPT = 1 << 21  # elements of the largest operand whose float64 values are cached: 16 MiB
+RESULT = 1 << 16  # elements of the largest result that a product caches: 512 KiB for each float64 tensor
 NEARBY = 1 << 24  # multiplications of a small product
 BAND, BAND_ON_DEVICE = 1 << 20, 1 << 24  # codes that are looked at together: 8 MiB as integers, 128 MiB
 ALL = slice(None)
@@ -57,8 +57,8 @@ class Facts:
 class Decoded:
     """One operand of a product, decoded once: codes ``[R, K]``, their scales, and what follows from them.
 
-    Everything below is computed when it is first asked for and kept, except the float64 values of an operand of more
-    than ``KEPT`` elements, which are decoded again at each use. A part (:meth:`taken`) shares what its whole has kept.
+    Everything below is computed at its first use and cached, except the float64 values of an operand of more than
+    ``KEPT`` elements, which are decoded again at each use. A part (:meth:`taken`) shares what its whole has cached.
     The tensors must not be written to afterwards.
     """
 
@@ -141,7 +141,7 @@ class Decoded:
         return all(x == y for x, y in facts)
 
     def learn(self, other: Decoded) -> None:
-        """Take over what ``other`` has kept of codes, and of scales, that are the same tensor here."""
+        """Take over what ``other`` has cached of codes, and of scales, that are the same tensor here."""
         computed, theirs = vars(self), vars(other)
         of_codes = ("_value", "_exponent", "finite_rows", "finite", "facts") if self.codes is other.codes else ()
         of_scale = ("scales",) if self.scale is other.scale else ()
@@ -281,7 +281,7 @@ class ScaledProduct:
         return Decoded(self.b, self.b_scale)
 
     def cached(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What ``make`` computes of this product, kept under ``key`` where the result is small; do not write to it."""
+        """What ``make`` computes of this product, cached under ``key`` if the result is small; do not write to it."""
         if self.M * self.N > RESULT:
             return make()
         if key not in self._made:
@@ -301,8 +301,8 @@ class ScaledProduct:
 
     @cached_property
     def nearby(self) -> ScaledProduct | None:
-        """A small product of a device on the CPU, whose compiled engines are done with it before a device has started
-        the many operations that it would take; None for every other product."""
+        """A small product of a device as a copy on the CPU, whose compiled engines are faster than the many operations
+        on the device; None for every other product."""
         small = self.M * self.N * self.K <= NEARBY and importlib.util.find_spec("numba") is not None
         return self.to("cpu") if self.a.is_cuda and small else None
 
