@@ -2,9 +2,9 @@
 
 The residue bound (:func:`oracle.bounds.product.residue_bound`) looks at every product; this one at norms alone, so it
 is wide: an output outside it is wrong, one inside need not be right. In a chain of steps of ``group`` products let
-``P_s`` bound the exact prefix after step ``s``, ``g_s`` every product of the step (a power of two at least the nominal one of
-each factor), and ``E_s`` the error so far. By the lemmas L1 to L4 of :mod:`oracle.bounds.chain` the exponent of an
-alignment is at most that of ``max(g, P + E)``, and each addend loses less than ``2^-t`` of its power:
+``P_s`` bound the exact prefix after step ``s``, ``g_s`` every product of the step (a power of two at least the nominal
+one of each factor), and ``E_s`` the error so far. By the lemmas L1 to L4 of :mod:`oracle.bounds.chain` the exponent of
+an alignment is at most that of ``max(g, P + E)``, and each addend loses less than ``2^-t`` of its power:
 
     d = c1 (g_s + P_(s-1) + E_(s-1)),   c1 = (group + 1) 2^-t          products and accumulator, aligned
     E_s <= E_(s-1) + d + c2 (P_s + E_(s-1) + d),   c2 = 2^-to           the truncation of the sum
