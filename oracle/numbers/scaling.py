@@ -206,10 +206,9 @@ class Scaling:
         return tuple(self.layout.place(scale).shape)
 
     def expand(self, scale: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
-        """Published ``scale`` of :meth:`scale_shape`, any dtype, repeated over the elements of a tensor of ``shape``;
-        same dtype.
+        """Published ``scale`` of any dtype repeated over the elements of a tensor of ``shape``; same dtype.
 
-        Raises ShapeError: the scale does not have the shape that this scheme gives.
+        Raises ShapeError: the scale does not have the shape that this scheme gives (:meth:`scale_shape`).
         """
         if tuple(scale.shape) != self.scale_shape(shape):
             raise ShapeError(

@@ -301,8 +301,10 @@ class ScaledProduct:
 
     @cached_property
     def nearby(self) -> ScaledProduct | None:
-        """A small product of a device as a copy on the CPU, whose compiled engines are faster than the many operations
-        on the device; None for every other product."""
+        """A small product of a device as a copy on the CPU; None for every other product.
+
+        The compiled engines of the CPU are faster than the many operations that the device would take.
+        """
         small = self.M * self.N * self.K <= NEARBY and importlib.util.find_spec("numba") is not None
         return self.to("cpu") if self.a.is_cuda and small else None
 
@@ -319,8 +321,10 @@ class ScaledProduct:
         return self._right_part(slice(start, stop), torch.arange(start, stop, device=self.b.device) // self.b_rows)
 
     def take_columns(self, columns: Tensor) -> ScaledProduct:
-        """The same product restricted to the rows of ``b`` listed in ``columns`` (int64 ``[columns]``), each with its
-        own scales; they are copied unchanged."""
+        """The same product restricted to the rows of ``b`` listed in ``columns`` (int64 ``[columns]``).
+
+        Each has a scale row of its own; codes and scales are moved unchanged.
+        """
         return self._right_part(columns, columns // self.b_rows)
 
     def _left_part(self, rows: slice | Tensor) -> ScaledProduct:
@@ -396,8 +400,10 @@ class ScaledProduct:
             yield slice(start, stop), self.rows(start, stop)
 
     def sigma(self, b: int) -> Tensor:
-        """``a_scale * b_scale`` of K block ``b`` as float64 ``[M or 1, N]``, exact (48 bits); NaN and infinities as
-        IEEE 754."""
+        """``a_scale * b_scale`` of K block ``b`` as float64 ``[M or 1, N]``, exact (48 bits).
+
+        NaN and infinities as IEEE 754.
+        """
         columns = self.right.scales[:, b].repeat_interleave(self.b_rows)[: self.N]
         return self.left.scales[:, b, None] * columns[None, :]
 
