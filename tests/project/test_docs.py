@@ -88,7 +88,7 @@ def generate_here(root: Path, *arguments: str) -> tuple[int, str]:
 
 
 # name of the page: what stands in it, what stands there instead, what the check must say
-SABOTAGED = {
+BROKEN = {
     "output.md": ("```text\n2\n", "```text\n3\n", "-3"),
     "table.md": ("| `CRASHED` | yes |", "| `CRASHED` | no |", "-| `CRASHED` | no | yes |"),
     "console.md": ("from a file\n$", "from nowhere\n$", "-from nowhere"),
@@ -101,18 +101,18 @@ SABOTAGED = {
 
 @pytest.fixture(scope="class")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A page that was made, and what a check says of its sabotaged copies."""
+    """A page that was made, and what a check prints about its broken copies."""
     folder, root = tmp_path_factory.mktemp("docs"), Path(__file__).resolve().parents[2]
     (folder / "right.md").write_text(RIGHT)
     status, printed = generate_here(root, "--docs", str(folder))
     assert status == 0, printed
     text = (folder / "right.md").read_text()
-    for name, (right, wrong, _) in SABOTAGED.items():
+    for name, (right, wrong, _) in BROKEN.items():
         assert right in text
         (folder / name).write_text(text.replace(right, wrong, 1))
     status, printed = generate_here(root, "--check", "--docs", str(folder))
     assert status == 1
-    for name, (right, wrong, _) in SABOTAGED.items():
+    for name, (right, wrong, _) in BROKEN.items():
         assert (folder / name).read_text() == text.replace(right, wrong, 1), "a check writes nothing"
     return text, printed
 
@@ -145,9 +145,9 @@ class TestPages:
         for part in ("| `CRASHED` | yes | yes |", "```text\n2\n```", *shown):
             assert part in pages[0]
 
-    @pytest.mark.parametrize("name", SABOTAGED)
+    @pytest.mark.parametrize("name", BROKEN)
     def test_what_is_stale_is_found(self, pages: tuple[str, str], name: str) -> None:
-        assert SABOTAGED[name][2] in pages[1]
+        assert BROKEN[name][2] in pages[1]
 
     def test_what_is_right_is_left_alone(self, pages: tuple[str, str]) -> None:
         assert "right.md (stored)" not in pages[1]
@@ -190,7 +190,7 @@ class TestPages:
             install(tmp_path, {"version": "1.0"})
 
     def test_public_functions(self) -> None:
-        """Each says what it takes, by every name, returns and raises; and the twin: one that does not."""
+        """Each names its parameters, what it returns and what it raises; the negative test: one that does not."""
         functions = [thing for name in oracle.__all__ if inspect.isfunction(thing := getattr(oracle, name))]
         assert len(functions) > 10 and not [said for thing in functions for said in unsaid(thing)]
 
@@ -258,7 +258,7 @@ class TestNotebook:
     """A page whose fences are the cells of a notebook, what they print and draw their outputs."""
 
     def test_what_is_made_and_what_is_stale(self, root: Path, tmp_path: Path) -> None:
-        """And the twins: another cell, another output, other words in a picture; its lines may differ."""
+        """And the negative tests: another cell, another output, other words in a picture; its lines may differ."""
         (tmp_path / "book.md").write_text(BOOK)
         assert generate_here(root, "--docs", str(tmp_path)) == (
             0,
@@ -346,7 +346,7 @@ class TestSite:
         assert "tutorials.md" in done.stderr
 
     def test_an_external_asset_is_found(self) -> None:
-        """The twin of the check above."""
+        """The negative test of the check above."""
         assert external('<link rel="stylesheet" href="https://fonts.example/x.css">') == ["https://fonts.example/x.css"]
         assert external('<script src="//cdn.example/x.js"></script>') == ["//cdn.example/x.js"]
         assert external('<img src="http://example/x.png"> <a href="https://example/">read</a>') == [

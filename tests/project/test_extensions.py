@@ -190,7 +190,7 @@ class TestSabotage:
         assert "has already" in Process(tmp_path, twice).oracle("list", "numerics", status=2)
 
     def test_without_it(self) -> None:
-        """The twin of the checks above: this process does not know the routine."""
+        """The negative test of the checks above: without the distribution the routine is not registered."""
         from oracle.routines import registered
 
         assert CONTRACT not in registered()

@@ -1,4 +1,4 @@
-"""The house: what is declared, pinned and promised agrees with itself and with the README."""
+"""What the project declares, pins and promises agrees with itself and with the README."""
 
 from __future__ import annotations
 
@@ -99,14 +99,14 @@ class TestCommands:
     def test_tox_is_constrained(self, root: Path) -> None:
         assert (root / "tox.ini").read_text().count("UV_CONSTRAINT = {tox_root}{/}constraints.txt") == 2
 
-    @pytest.mark.parametrize("sabotaged", [False, True])
-    def test_tox_takes_every_environment_by_name(self, root: Path, tmp_path: Path, sabotaged: bool) -> None:
+    @pytest.mark.parametrize("broken", [False, True])
+    def test_tox_takes_every_environment_by_name(self, root: Path, tmp_path: Path, broken: bool) -> None:
         """``tox run -e NAME`` refuses a name with a factor that no line of the file asks about."""
         text = (root / "tox.ini").read_text()
         labels = [line.partition(" = ")[2] for line in text.splitlines() if re.match("    (matrix|gpu) = ", line)]
         names = [name for label in labels for name in expanded(label)]
         assert len(names) == len(set(names)) > 40 and "py312-torch29-cpu" in names
-        if sabotaged:
+        if broken:
             text = re.sub("^    cpu: .*\n", "", text, flags=re.MULTILINE).replace(
                 "    cpu,interpreter", "    interpreter"
             )
@@ -114,7 +114,7 @@ class TestCommands:
         command = [sys.executable, "-m", "tox", "config", "-e", ",".join(names), "-k", "description"]
         asked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         refused = "not found in configuration file" in asked.stdout + asked.stderr
-        assert (asked.returncode != 0, refused) == (sabotaged, sabotaged), asked.stdout + asked.stderr
+        assert (asked.returncode != 0, refused) == (broken, broken), asked.stdout + asked.stderr
 
     def test_ci_runs_the_documented_command(self, root: Path) -> None:
         script = root / ".ci" / "run"

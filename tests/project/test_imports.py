@@ -59,18 +59,18 @@ def imported(module: ast.Module, package: str) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
 
 
-def violations(house: str, path: Path, module: ast.Module) -> list[str]:
-    """One sentence for each import of a module that is not allowed; ``path`` is relative to its package ``house``."""
+def violations(top_package: str, path: Path, module: ast.Module) -> list[str]:
+    """One sentence for each import of a module that is not allowed; ``path`` is relative to ``top_package``."""
     room = path.parts[0].removesuffix(".py")
-    other = {"oracle": "kernels", "kernels": "oracle"}[house]
-    package = ".".join([house, *path.parent.parts])
+    other = {"oracle": "kernels", "kernels": "oracle"}[top_package]
+    package = ".".join([top_package, *path.parent.parts])
     found = []
     for line, name in imported(module, package):
         top, _, rest = name.partition(".")
         target = rest.partition(".")[0]
         if top == other:
-            found.append(f"{house}/{path}:{line} imports {name}: the two packages never import each other")
-        if house != "oracle":
+            found.append(f"{top_package}/{path}:{line} imports {name}: the two packages never import each other")
+        if top_package != "oracle":
             continue
         if top == "oracle" and target in RANK and RANK[target] > RANK.get(room, -1):
             found.append(f"oracle/{path}:{line} imports {name}, which stands to the right of {room}")
@@ -80,22 +80,24 @@ def violations(house: str, path: Path, module: ast.Module) -> list[str]:
     return found
 
 
-def files(house: str) -> list[Path]:
-    """Python files of a house, relative to it."""
-    return sorted(path.relative_to(ROOT / house) for path in (ROOT / house).rglob("*.py"))
+def files(top_package: str) -> list[Path]:
+    """Python files of a package, relative to it."""
+    return sorted(path.relative_to(ROOT / top_package) for path in (ROOT / top_package).rglob("*.py"))
 
 
-def rooms_of(house: Path) -> set[str]:
-    """The folders with Python files and the Python files at the root of a house."""
-    return {path.relative_to(house).parts[0].removesuffix(".py") for path in house.rglob("*.py")}
+def rooms_of(top_package: Path) -> set[str]:
+    """The folders with Python files and the Python files at the root of a package."""
+    return {path.relative_to(top_package).parts[0].removesuffix(".py") for path in top_package.rglob("*.py")}
 
 
 class TestImportContract:
     """A file knows only what stands to its left; `kernels` and `oracle` never import each other."""
 
-    @pytest.mark.parametrize("house", ["oracle", "kernels"])
-    def test_no_forbidden_import(self, house: str) -> None:
-        found = [v for path in files(house) for v in violations(house, path, parsed(ROOT / house / path))]
+    @pytest.mark.parametrize("top_package", ["oracle", "kernels"])
+    def test_no_forbidden_import(self, top_package: str) -> None:
+        found = [
+            v for path in files(top_package) for v in violations(top_package, path, parsed(ROOT / top_package / path))
+        ]
         assert not found, "\n".join(found)
 
     def test_the_rooms_are_those_that_exist(self) -> None:
@@ -124,7 +126,7 @@ class TestTheCheckItself:
     """Negative tests: each of these must be found."""
 
     @pytest.mark.parametrize(
-        ("house", "path", "source"),
+        ("top_package", "path", "source"),
         [
             ("oracle", "truth/gemm.py", "import kernels"),
             ("oracle", "truth/gemm.py", "def f():\n    from kernels.linear import cutlass_scaled_mm"),
@@ -139,19 +141,19 @@ class TestTheCheckItself:
             ("oracle", "attic/gemm.py", "from oracle import errors"),
         ],
     )
-    def test_a_forbidden_import_is_found(self, house: str, path: str, source: str) -> None:
-        assert len(violations(house, Path(path), ast.parse(source))) >= 1
+    def test_a_forbidden_import_is_found(self, top_package: str, path: str, source: str) -> None:
+        assert len(violations(top_package, Path(path), ast.parse(source))) >= 1
 
     @pytest.mark.parametrize(
-        ("house", "path", "source"),
+        ("top_package", "path", "source"),
         [
             ("oracle", "numbers/rounding.py", "from oracle.numbers.formats import decode\nimport torch"),
             ("oracle", "bounds/chain.py", "from .interval import Interval\nfrom oracle.truth.gemm import exact"),
             ("kernels", "linear.py", "from kernels.errors import ShapeError"),
         ],
     )
-    def test_an_allowed_import_is_not(self, house: str, path: str, source: str) -> None:
-        assert violations(house, Path(path), ast.parse(source)) == []
+    def test_an_allowed_import_is_not(self, top_package: str, path: str, source: str) -> None:
+        assert violations(top_package, Path(path), ast.parse(source)) == []
 
     @pytest.mark.parametrize(
         "back",

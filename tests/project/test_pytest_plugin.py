@@ -1,4 +1,4 @@
-"""The pytest plugin as another project uses it (``tests/support/example_project``), and each promise sabotaged once."""
+"""The pytest plugin as another project uses it (``tests/support/example_project``); each promise has a negative test."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ def missing(steps: Sequence[tuple[str, str]], called: Sequence[tuple[str, str]])
 
 @pytest.fixture(scope="module")
 def called() -> list[tuple[str, str]]:
-    """Functions of the package that one failing judgement calls, in the order of their first calls."""
-    inputs, house, seen = cases.parse(CASE).inputs(), ROOT / "oracle", dict[CodeType, tuple[str, str]]()
+    """Functions of `oracle` that one failing judgement calls, in the order of their first calls."""
+    inputs, folder, seen = cases.parse(CASE).inputs(), ROOT / "oracle", dict[CodeType, tuple[str, str]]()
     out = oracle.reference("fp8_gemm_nt", inputs, out_dtype=torch.bfloat16).clone()
     out[3] = out[2]
     oracle.judge("fp8_gemm_nt", inputs, out)  # compiles: no step of the figure, and slow where every call is noted
@@ -51,7 +51,7 @@ def called() -> list[tuple[str, str]]:
         sys.setprofile(None)
     assert verdict.explained_by
     calls = [(function, Path(file)) for function, file in seen.values()]
-    return [(function, path.relative_to(house).as_posix()) for function, path in calls if path.is_relative_to(house)]
+    return [(function, path.relative_to(folder).as_posix()) for function, path in calls if path.is_relative_to(folder)]
 
 
 class TestTheFigure:

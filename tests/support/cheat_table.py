@@ -34,7 +34,7 @@ START, END = "<!-- cheats -->\n", "<!-- end of cheats -->"
 
 
 def fresh(published: Sequence[str] = CASES) -> list[str]:
-    """The same cases with a seed that nobody has published."""
+    """The same cases with a seed that is not published."""
     seed = 1000 + randbelow(1 << 30)
     return [str(replace(cases.parse(case), seed=seed)) for case in published]
 

@@ -27,12 +27,12 @@ CONTRACT_ROOMS = ("contracts", "routines")
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    """The syntax tree of a file, read once in a process, which nobody may change."""
+    """The syntax tree of a file, parsed once in a process; it must not be changed."""
     return ast.parse(path.read_text())
 
 
-def sources(house: Path) -> dict[Path, ast.Module]:
-    return {p.relative_to(house): parsed(p) for p in sorted(house.rglob("*.py"))}
+def sources(package: Path) -> dict[Path, ast.Module]:
+    return {p.relative_to(package): parsed(p) for p in sorted(package.rglob("*.py"))}
 
 
 def room(path: Path) -> str:
@@ -150,9 +150,9 @@ def named(root: Path, package: str, name: str) -> int:
 
 def main() -> None:
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[2]
-    house = root / "oracle"
-    trees, edges = sources(house), arrows(sources(house))
-    lines = sum(len((house / path).read_text().splitlines()) for path in trees)
+    package = root / "oracle"
+    trees, edges = sources(package), arrows(sources(package))
+    lines = sum(len((package / path).read_text().splitlines()) for path in trees)
     print(f"files {len(trees)}, lines {lines}, at the root {sum(len(path.parts) == 1 for path in trees)}")
     print(f"rooms {len({room(p) for p in trees})}, arrows {len(edges)}, back {cycles(edges)}, floors {floors(edges)}")
     apart = circles_in_rooms(root)

@@ -143,7 +143,7 @@ def sample(folder: Path) -> int:
 
     warnings.simplefilter("ignore")  # Triton's interpreter divides by zero in numpy
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True, warn_only=True)  # fills what nobody writes, as rows of no expert
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills what is not written, as unassigned rows
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     found: dict[tuple[str, str, str, str], dict[str, Tensor]] = {}
@@ -277,7 +277,7 @@ def _emulated(keep: Keep) -> list[Item]:
 
 
 def _interpreted(keep: Keep) -> list[Item]:
-    """What the programs ``tests/kernels/interpreted_*.py`` run through Triton's interpreter, but their broken twins."""
+    """What ``tests/kernels/interpreted_*.py`` run through Triton's interpreter, without the broken kernels."""
     from functools import partial
 
     from oracle.harness.runner import Item

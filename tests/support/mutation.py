@@ -320,16 +320,16 @@ def forked(work: Callable[[], int], cpu: float) -> tuple[int, float]:
 
 
 class Room:
-    """A pytest plugin that runs the collected tests for each mutant instead of once; ``told`` hears each result."""
+    """A pytest plugin that runs the collected tests for each mutant instead of once; results go to ``report``."""
 
-    def __init__(self, name: str, chosen: Sequence[Mutant], told: Callable[[Mutant, str, float], None]) -> None:
-        self.record_at, self.chosen, self.told = MAPS / f"{name.replace('/', '-')}.json", chosen, told
+    def __init__(self, name: str, chosen: Sequence[Mutant], report: Callable[[Mutant, str, float], None]) -> None:
+        self.record_at, self.chosen, self.report = MAPS / f"{name.replace('/', '-')}.json", chosen, report
 
     @cached_property
-    def known(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, Any]:
         """CPU seconds of each test, and the tests that call each function: ``calls[file:qualified name]``."""
-        made: dict[str, Any] = json.loads(self.record_at.read_text()) if self.record_at.exists() else {}
-        return made or {"costs": {}, "calls": {}}
+        record: dict[str, Any] = json.loads(self.record_at.read_text()) if self.record_at.exists() else {}
+        return record or {"costs": {}, "calls": {}}
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """One fork for each mutant whose function can be replaced here, or which was imported in its place."""
@@ -338,19 +338,21 @@ class Room:
             raise session.Interrupted("tests cannot be collected")
         for mutant in self.chosen:
             function = None if self.inside(mutant) else target(mutant)
-            imported = self.known["costs"] and not self.callers(mutant)  # perhaps an import calls it, before the tests
+            imported = self.recorded["costs"] and not self.callers(
+                mutant
+            )  # perhaps an import calls it, before the tests
             if not self.inside(mutant) and (function is None or imported):
                 continue  # its turn comes alone
             tests = self.tests(session.items, mutant)
-            cost = sum(self.known["costs"].get(test.nodeid, 2.0) for test in tests)
+            cost = sum(self.recorded["costs"].get(test.nodeid, 2.0) for test in tests)
             status, took = forked(lambda: self.work(session, mutant, function, tests), 20 + 4 * cost)  # noqa: B023
             killer = self.killer.read_text() if status == 1 else f"exit {status}"
             self.killer.unlink(missing_ok=True)
             if status == BROKEN:
                 raise RuntimeError(
-                    f"{mutant}: not the mutant failed, but what runs it; MUTANTS_LOG=FILE keeps its words"
+                    f"{mutant}: not the mutant failed, but what runs it; MUTANTS_LOG=FILE keeps its output"
                 )
-            self.told(mutant, killer if status else f"{SURVIVED} {len(tests)} tests", took)
+            self.report(mutant, killer if status else f"{SURVIVED} {len(tests)} tests", took)
         return True
 
     def work(self, session: pytest.Session, mutant: Mutant, function: FunctionType | None, tests: Any) -> int:
@@ -370,12 +372,12 @@ class Room:
 
     def callers(self, mutant: Mutant) -> list[str]:
         """The tests that the record has for the mutant's function."""
-        found: list[str] = self.known["calls"].get(f"{mutant.path}:{mutant.inner}", [])
+        found: list[str] = self.recorded["calls"].get(f"{mutant.path}:{mutant.inner}", [])
         return found
 
     def tests(self, items: Sequence[pytest.Item], mutant: Mutant) -> list[pytest.Item]:
-        """Those that call the function, and those that the record does not know, the cheapest first."""
-        costs = self.known["costs"]
+        """Those that call the function, and those that are not in the record, the cheapest first."""
+        costs = self.recorded["costs"]
         if costs and not self.inside(mutant):
             callers = self.callers(mutant)
             items = [item for item in items if item.nodeid in callers or item.nodeid not in costs]
@@ -423,14 +425,14 @@ def collect(tests: Sequence[str], room: Room) -> int:
     return int(pytest.main([*tests, "-q", "-x", "--tb=no", "-p", "no:cacheprovider"], plugins=[room]))
 
 
-def alone(mutant: Mutant, name: str, tests: Sequence[str], told: Callable[[Mutant, str, float], None]) -> int:
+def alone(mutant: Mutant, name: str, tests: Sequence[str], report: Callable[[Mutant, str, float], None]) -> int:
     """The mutant takes the place of its module, then the tests are collected."""
     sys.meta_path.insert(0, Instead(mutant))
-    if compiled(mutant):  # what numba keeps on disk is known by bytecode, without constants
+    if compiled(mutant):  # the key of numba's cache on disk is bytecode without constants
         import numba
 
         numba.config.CACHE_DIR = tempfile.mkdtemp()
-    return collect(tests, Room(name, [mutant], told))
+    return collect(tests, Room(name, [mutant], report))
 
 
 def judge(chosen: Sequence[Mutant], results: Path, *, record: bool) -> dict[Mutant, str]:
@@ -438,26 +440,26 @@ def judge(chosen: Sequence[Mutant], results: Path, *, record: bool) -> dict[Muta
     MAPS.mkdir(parents=True, exist_ok=True)
     results.write_text("")
 
-    def told(mutant: Mutant, result: str, took: float) -> None:
+    def report(mutant: Mutant, result: str, took: float) -> None:
         with results.open("a") as file:
             file.write(json.dumps([chosen.index(mutant), result, round(took, 2), str(mutant)]) + "\n")
 
-    def heard() -> dict[Mutant, str]:
+    def reported() -> dict[Mutant, str]:
         lines = map(json.loads, results.read_text().splitlines())
         return {chosen[index]: result for index, result, *_ in lines}
 
     for name, tests in TESTS.items():
         own = [mutant for mutant in chosen if room_of(mutant.path) == name]
-        if record and own and not Record(name, own, told).record_at.exists():
-            forked(lambda: collect(tests, Record(name, own, told)), LONG)  # noqa: B023
+        if record and own and not Record(name, own, report).record_at.exists():
+            forked(lambda: collect(tests, Record(name, own, report)), LONG)  # noqa: B023
         if any(mutant.inner for mutant in own):
-            forked(lambda: collect(tests, Room(name, own, told)), LONG)  # noqa: B023
+            forked(lambda: collect(tests, Room(name, own, report)), LONG)  # noqa: B023
         for mutant in own:
-            if mutant not in heard():
-                status, took = forked(lambda: alone(mutant, name, tests, told), LONG)  # noqa: B023
-                if mutant not in heard():
-                    told(mutant, f"collection: exit {status}", took)
-    return heard()
+            if mutant not in reported():
+                status, took = forked(lambda: alone(mutant, name, tests, report), LONG)  # noqa: B023
+                if mutant not in reported():
+                    report(mutant, f"collection: exit {status}", took)
+    return reported()
 
 
 def room_of(path: str) -> str:

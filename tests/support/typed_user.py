@@ -51,7 +51,7 @@ def use(inputs: dict[str, Tensor], out: Tensor, folder: Path) -> oracle.Verdict:
 
 
 def misuse(inputs: dict[str, Tensor], out: Tensor) -> None:
-    """Calls that a type checker must refuse; nobody runs them."""
+    """Calls that a type checker must refuse; they are not run."""
     oracle.jugde(NAME, inputs, out)  # type: ignore[attr-defined]
     oracle.judge(NAME, out, inputs)  # type: ignore[arg-type]
     oracle.judge(NAME, inputs, out, "sm90")  # type: ignore[call-arg]

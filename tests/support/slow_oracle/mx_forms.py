@@ -570,7 +570,7 @@ def nibbles_turned(i: dict[str, Array], o: dict[str, object]) -> list[int]:
 
 
 def finite(x: Array) -> Array:
-    """What is no number counts as 0: it lies in rows of nobody."""
+    """NaN and infinities count as 0: they stand in unassigned rows."""
     return Array(x.dtype, x.shape, [0 if isinstance(v, float) else c for c, v in zip(x.codes, x.values(), strict=True)])
 
 

@@ -32,7 +32,7 @@ def dies(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) ->
 
 
 def aborts(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
-    """What C++ does with an error that nobody catches."""
+    """What C++ does with an error that is not caught."""
     os.write(2, b"terminate called after throwing 'E'\n  what():  CUDA error: misaligned address\nframe #1\n")
     os.abort()
 

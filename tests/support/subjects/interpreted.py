@@ -1,4 +1,4 @@
-"""An FP8 GEMM in Triton with blockwise promotion, and three twins of it that are broken in one place each.
+"""An FP8 GEMM in Triton with blockwise promotion, and three copies of it that are broken in one place each.
 
     out[i, j] = sum over K blocks of (sum over k of a[i, k] b[j, k]) * a_scale[i, block] * b_scale[j // 128, block]
 
