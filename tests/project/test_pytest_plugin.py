@@ -1,4 +1,4 @@
-"""The pytest plugin as another project uses it (``tests/support/example_project``); each promise has a negative test."""
+"""The pytest plugin as another project uses it (``tests/support/example_project``); negative tests of each promise."""
 
 from __future__ import annotations
 

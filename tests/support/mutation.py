@@ -338,9 +338,8 @@ class Room:
             raise session.Interrupted("tests cannot be collected")
         for mutant in self.chosen:
             function = None if self.inside(mutant) else target(mutant)
-            imported = self.recorded["costs"] and not self.callers(
-                mutant
-            )  # perhaps an import calls it, before the tests
+            # perhaps an import calls it, before the tests
+            imported = self.recorded["costs"] and not self.callers(mutant)
             if not self.inside(mutant) and (function is None or imported):
                 continue  # its turn comes alone
             tests = self.tests(session.items, mutant)
