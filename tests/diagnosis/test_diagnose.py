@@ -209,7 +209,7 @@ DRAWN = (
 class TestExplainAFile:
     """From a file with nothing but the call and its output, the fault that was put in stands first, or tied."""
 
-    @pytest.mark.sampled(3)
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize(("fault", "text"), DRAWN, ids=[fault for fault, _ in DRAWN])
     def test_first_or_tied(self, tmp_path: Path, cli: Cli, fault: str, text: str) -> None:
         case = cases.parse(text)

@@ -138,6 +138,7 @@ class TestSizesOfRealModels:
     def test_a_case_has_it(self, contract: str, name: str, size: int) -> None:
         assert size in {case[name] for case in drawn.real_cases(contract, 1)}
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("contract", SIZED)
     def test_a_call_is_small_enough_to_be_judged(self, contract: str) -> None:
         found = drawn.real_cases(contract, 1)
