@@ -67,7 +67,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 # --- tests that need data from outside the repository ----------------------------------------------------------
 
 
-WAY_OUT = "set FP8_ORACLE_SHARED to the folder that holds captures/ and vectors/"
+HOW_TO_RUN = "set FP8_ORACLE_SHARED to the folder that holds captures/ and vectors/"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -128,7 +128,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     absent = [path for path in needed if not (SHARED / path).exists()]
     if not absent:
         return
-    reason = f"no {', '.join(absent)} in {SHARED}: {WAY_OUT}"
+    reason = f"no {', '.join(absent)} in {SHARED}: {HOW_TO_RUN}"
     if os.environ.get("FP8_ORACLE_SHARED"):
         pytest.fail(reason, pytrace=False)
     item.user_properties.append(("needs_shared", absent))
@@ -136,25 +136,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What tests have to say, as the property ``printed``; how many did not run for want of recorded data, which data,
-    and how to run them."""
+    """The property ``printed`` of passed tests; how many tests did not run because data are absent, which data, and how
+    to run them."""
     for report in terminalreporter.stats.get("passed", []):
         for name, value in getattr(report, "user_properties", ()):
             if name == "printed" and report.when == "call":
                 terminalreporter.write_line(str(value))
     reports = terminalreporter.stats.get("skipped", [])
-    kept = [pair for report in reports for pair in getattr(report, "user_properties", ())]
-    absent = [value for name, value in kept if name == "needs_shared"]
-    tools = [value for name, value in kept if name == "needs_tools"]
+    properties = [pair for report in reports for pair in getattr(report, "user_properties", ())]
+    absent = [value for name, value in properties if name == "needs_shared"]
+    tools = [value for name, value in properties if name == "needs_tools"]
     if tools:
-        named = ", ".join(sorted({tool for names in tools for tool in names}))
-        terminalreporter.write_sep("!", f"{len(tools)} tests did not run: no {named}", yellow=True)
+        missing = ", ".join(sorted({tool for names in tools for tool in names}))
+        terminalreporter.write_sep("!", f"{len(tools)} tests did not run: no {missing}", yellow=True)
         terminalreporter.write_line("Debian and Ubuntu have them as g++, cmake, libgtest-dev and catch2")
     if absent:
         files = sorted({path for paths in absent for path in paths})
         terminalreporter.write_sep("!", f"{len(absent)} tests did not run: no recorded data", yellow=True)
         terminalreporter.write_line(f"absent from {SHARED}: {', '.join(files)}")
-        terminalreporter.write_line(f"to run them, {WAY_OUT}")
+        terminalreporter.write_line(f"to run them, {HOW_TO_RUN}")
 
 
 # --- fixtures --------------------------------------------------------------------------------------------------

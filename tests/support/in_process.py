@@ -61,5 +61,5 @@ class InProcess:
             return replace(self._loaded, kind="load")
         nonce = bytes(NONCE)
         begun = time.monotonic()
-        made = self._server.answer(json.loads(json.dumps(request)), os.dup(self._shared.descriptor))
-        return replace(unpack(pack(nonce, made), nonce), seconds=time.monotonic() - begun)
+        reply = self._server.answer(json.loads(json.dumps(request)), os.dup(self._shared.descriptor))
+        return replace(unpack(pack(nonce, reply), nonce), seconds=time.monotonic() - begun)

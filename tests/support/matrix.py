@@ -146,12 +146,12 @@ def sample(folder: Path) -> int:
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills what is not written, as unassigned rows
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    found: dict[tuple[str, str, str, str], dict[str, Tensor]] = {}
+    produced: dict[tuple[str, str, str, str], dict[str, Tensor]] = {}
 
     def keep(subject: Any, case: Any, inputs: Mapping[str, Tensor], output: Any, bounds: bool = False) -> None:
         named = output if isinstance(output, Mapping) else {"out": output}
-        known = (subject.contract, subject.arch, subject.name, str(case))
-        found.setdefault(known, {}).update({name: bits_of(x) for name, x in named.items()})
+        key = (subject.contract, subject.arch, subject.name, str(case))
+        produced.setdefault(key, {}).update({name: bits_of(x) for name, x in named.items()})
 
     items = SAMPLES[cell.mode](keep)
     started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -159,19 +159,19 @@ def sample(folder: Path) -> int:
     about = record.Run(started, provenance.machine(), versions, {"matrix": str(cell)}, len(items))
     recorder = record.start(folder / "run.jsonl", about, resume=False)
     entries = ledger.load(ROOT / "fixtures" / ledger.FILE)
-    start, cpu, failing, kept = time.perf_counter(), time.process_time(), 0, {}
+    start, cpu, failing, all_bits = time.perf_counter(), time.process_time(), 0, {}
     with explaining("off"):
         for item in items:
             ((outcome,), _) = ledger.apply([_outcome(item)], entries, whole=False)
             key = record.key_of(item.id, item.subject, item.arch, item.stamp, about)
             recorder.append(key, outcome)
             failing += outcome.fails
-            bits = found.pop((item.contract, item.arch, item.subject, item.id), {})
-            kept |= {f"{key}/{name}": x for name, x in bits.items()}
+            bits = produced.pop((item.contract, item.arch, item.subject, item.id), {})
+            all_bits |= {f"{key}/{name}": x for name, x in bits.items()}
     recorder.end((), time.perf_counter() - start, 0)
-    files.write_tensors(folder / "bits.safetensors", kept)
+    files.write_tensors(folder / "bits.safetensors", all_bits)
     cost = f"{time.process_time() - cpu:.1f} s of CPU"
-    print(f"{cell}: {len(items)} outcomes, {failing} failing, {len(kept)} outputs, {cost}")
+    print(f"{cell}: {len(items)} outcomes, {failing} failing, {len(all_bits)} outputs, {cost}")
     return failing
 
 
@@ -182,8 +182,8 @@ def _outcome(item: Item) -> Outcome:
     try:
         return item.outcome()
     except Exception as error:  # one routine must not hide the others
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        return item.told(Verdict(Status.CRASHED, f"CRASHED: the oracle raised {said}", reason=said))
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return item.told(Verdict(Status.CRASHED, f"CRASHED: the oracle raised {reason}", reason=reason))
 
 
 def bits_of(x: Tensor) -> Tensor:
@@ -306,8 +306,8 @@ def _interpreted(keep: Keep) -> list[Item]:
         try:
             run()
         except Exception as error:  # whatever Triton's interpreter raises is the outcome
-            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            return Verdict(Status.CRASHED, f"CRASHED: {said}", reason=said)
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            return Verdict(Status.CRASHED, f"CRASHED: {reason}", reason=reason)
         output, verdict = judged[-1]
         keep(_Model(contract, "cpu", "triton"), name, {}, output)
         return verdict
@@ -397,8 +397,8 @@ def _reason(report: Any) -> str:
         return str(report.longrepr[2]).removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
     lines = str(report.longrepr if crash is None else crash.message).strip().splitlines() or ["no message"]
-    said = [line.removeprefix("E").strip() for line in lines if crash is not None or line.startswith("E ")]
-    return (said or lines[-1:])[0][:400]
+    shown = [line.removeprefix("E").strip() for line in lines if crash is not None or line.startswith("E ")]
+    return (shown or lines[-1:])[0][:400]
 
 
 def step(command: Sequence[str]) -> int:
@@ -763,35 +763,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     shown.add_argument("folder", type=Path)
     shown.add_argument("--html", type=Path)
     shown.add_argument("--markdown", type=Path)
-    given = parser.parse_args(argv)
-    if given.action == "cells" and given.here:
+    options = parser.parse_args(argv)
+    if options.action == "cells" and options.here:
         print(*(cell for cell in CELLS if why_not(cell) is None), sep=",")
-    elif given.action == "cells":
+    elif options.action == "cells":
         for cell in CELLS:
             print(cell, f"UNSUPPORTED: {reason}" if (reason := why_not(cell)) else "", sep="\t")
-    elif given.action == "path":
-        found = [place for version in PYTHONS if (place := interpreter(version)) is not None]
-        print(*(Path(place).parent for place in found), sep=os.pathsep)
-    elif given.action == "next-cell":
+    elif options.action == "path":
+        places = [place for version in PYTHONS if (place := interpreter(version)) is not None]
+        print(*(Path(place).parent for place in places), sep=os.pathsep)
+    elif options.action == "next-cell":
         commits = subprocess.run(["git", "rev-list", "--count", "HEAD"], capture_output=True, text=True, check=True)
         print(next_cell(int(commits.stdout), [cell for cell in CELLS if cell.mode != "cpu" and why_not(cell) is None]))
-    elif given.action == "sample":
-        return int(sample(given.folder) > 0)
-    elif given.action == "step":
-        return step(given.command)
-    elif given.action == "unsupported":
-        reasons = {given.cell: given.reason} if given.cell else {cell: why_not(cell) for cell in CELLS}
+    elif options.action == "sample":
+        return int(sample(options.folder) > 0)
+    elif options.action == "step":
+        return step(options.command)
+    elif options.action == "unsupported":
+        reasons = {options.cell: options.reason} if options.cell else {cell: why_not(cell) for cell in CELLS}
         for cell, reason in reasons.items():
             if reason:
-                unsupported(given.folder, cell, reason)
+                unsupported(options.folder, cell, reason)
     else:
         from tests.support import matrix_page
 
-        matrix = merge(load(given.folder))
-        if given.html:
-            given.html.write_text(matrix_page.to_html(matrix))
-        if given.markdown:
-            given.markdown.write_text(matrix_page.to_markdown(matrix))
+        matrix = merge(load(options.folder))
+        if options.html:
+            options.html.write_text(matrix_page.to_html(matrix))
+        if options.markdown:
+            options.markdown.write_text(matrix_page.to_markdown(matrix))
         print(matrix_page.to_text(matrix))
         return int(not matrix.ok)
     return 0
