@@ -114,6 +114,7 @@ def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class TestStatus:
     """Each status of the schema, with correctness and performance where it demands them."""
 
+    @pytest.mark.sampled(12)
     @pytest.mark.parametrize("what", STATUSES)
     def test_each(self, tmp_path: Path, what: str) -> None:
         content, spec, status = STATUSES[what]

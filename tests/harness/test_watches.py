@@ -64,6 +64,7 @@ class TestLaterCalls:
     def test_lost(self, kernel: str, watch: str, words: str) -> None:
         _found(kernel, watch, words)
 
+    @pytest.mark.sampled(12)
     @pytest.mark.usefixtures("in_process")
     @pytest.mark.parametrize(("kernel", "watch", "words"), FOUND, ids=[f[0] for f in FOUND])
     def test_found(self, kernel: str, watch: str, words: str) -> None:
