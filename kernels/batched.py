@@ -72,8 +72,8 @@ def _bmm_fake(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: tor
 
 
 def _every_masked(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
-    given = {**inputs, "masked_m": int32(inputs["masked_m"])}
-    return verb(**given, expected_m=inputs["a"].shape[1], out_dtype=out_dtype_of(options))
+    arguments = {**inputs, "masked_m": int32(inputs["masked_m"])}
+    return verb(**arguments, expected_m=inputs["a"].shape[1], out_dtype=out_dtype_of(options))
 
 
 # --- the verbs -----------------------------------------------------------------------------------------------------
@@ -292,8 +292,8 @@ def bmm_fp8(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch
     checks.out_dtype(dtype, *NARROW)
     device = checks.same_device(A=A, B=B, A_scale=A_scale, B_scale=B_scale)
     if is_compiling():
-        made: Tensor = torch.ops.fp8_kernels.bmm_fp8(A, B, A_scale, B_scale, dtype)
-        return made
+        out: Tensor = torch.ops.fp8_kernels.bmm_fp8(A, B, A_scale, B_scale, dtype)
+        return out
     run = route(
         "bmm",
         device,
@@ -488,8 +488,8 @@ def cutlass_pack_scale_fp8(scales: Tensor) -> Tensor:
     """E4M3 ``[8 n]``: for each of ``n`` group scales its products with -8 to -1, rounded and saturated."""
     checks.dtype("scales", scales, FP8)
     steps = torch.arange(-8, 0, device=scales.device).to(torch.float32)
-    made = scales.to(torch.float32).flatten()[:, None] * steps
-    return made.clamp(-checks.FP8_MAX, checks.FP8_MAX).to(FP8).flatten()
+    products = scales.to(torch.float32).flatten()[:, None] * steps
+    return products.clamp(-checks.FP8_MAX, checks.FP8_MAX).to(FP8).flatten()
 
 
 @verb("linear", adapter=runs)

@@ -94,8 +94,8 @@ def _check(name: str, value: object, kinds: tuple[Any, ...]) -> None:
     if kinds in ((Tensor,), (Tensor, type(None))):
         tensor(name, value)
     wanted = " or ".join("None" if k is type(None) else getattr(k, "__name__", str(k)) for k in kinds)
-    said = f"a {type(value).__name__}" if isinstance(value, Tensor) else f"{value!r:.80}"
-    raise OptionError(f"{name} must be {wanted}, got {said}")
+    got = f"a {type(value).__name__}" if isinstance(value, Tensor) else f"{value!r:.80}"
+    raise OptionError(f"{name} must be {wanted}, got {got}")
 
 
 def plain(x: Tensor) -> bool:
@@ -322,14 +322,14 @@ def values(name: str, check: bool | None, good: Tensor, explain: Callable[[], st
         raise ValueRangeError(explain())
 
 
-def within(name: str, check: bool | None, low: Tensor, high: Tensor, ends: tuple[int, int], said: str) -> None:
+def within(name: str, check: bool | None, low: Tensor, high: Tensor, ends: tuple[int, int], interval: str) -> None:
     """Values from the least of ``low`` to the largest of ``high``, within ``ends``; see :func:`values`."""
     first, last = low.min(), high.max()
     values(
         name,
         check,
         (first >= ends[0]) & (last <= ends[1]),
-        lambda: f"{name} runs from {first.item()} to {last.item()}; it must stay within {said}",
+        lambda: f"{name} runs from {first.item()} to {last.item()}; it must stay within {interval}",
     )
 
 

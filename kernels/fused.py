@@ -38,7 +38,7 @@ EPSILON = 1e-6
 """What is added to the mean square of a row."""
 
 
-# --- what runs when a call is checked, or like one that was ---------------------------------------------------------
+# --- what runs after the checks, and on the fast path for repeated calls --------------------------------------------
 
 
 def _run_silu(x: Tensor, scale: Tensor, *, rounding: str = "each") -> Tensor:
@@ -222,8 +222,8 @@ def silu_and_mul_quant(x: Tensor, scale: Tensor, *, rounding: str = "each") -> T
     checks.scalar("scale", scale)
     checks.same_device(x=x, scale=scale)
     if torch.compiler.is_compiling():
-        made: Tensor = torch.ops.fp8_kernels.silu_and_mul_quant(x, scale, rounding)
-        return made
+        codes: Tensor = torch.ops.fp8_kernels.silu_and_mul_quant(x, scale, rounding)
+        return codes
     return _run_silu(x, scale, rounding=rounding)
 
 
@@ -564,12 +564,12 @@ def mla_rope_quantize_fp8(
 
 def _route(op: str, device: torch.device, x: Tensor, group: int = BLOCK) -> Backend:
     decisions, key = context.current().decisions, (op, device, group, x.dtype, x.shape[-1])
-    found: Backend | None = decisions.get(key)
-    if found is not None:
-        return found
-    made = route(op, device, ("group_size", group), ("a_dtype", dtype_name(x.dtype)), ("k", x.shape[-1]))
-    decisions.keep(key, made)
-    return made
+    backend: Backend | None = decisions.get(key)
+    if backend is not None:
+        return backend
+    backend = route(op, device, ("group_size", group), ("a_dtype", dtype_name(x.dtype)), ("k", x.shape[-1]))
+    decisions.keep(key, backend)
+    return backend
 
 
 def _gated(x: Tensor, rank: int, rounding: str, group: int | None = None) -> None:

@@ -36,7 +36,7 @@ INDEX_FLOOR = 1e-4
 INTEGER = (torch.int32, torch.int64)
 
 
-# --- what runs when a call is checked, or like one that was ---------------------------------------------------------
+# --- what runs after the checks, and on the fast path for repeated calls --------------------------------------------
 
 
 def _run_flash(
@@ -305,8 +305,8 @@ def convert_fp8(src: Tensor, scale: float = 1.0, out_dtype: torch.dtype = FP8) -
     if (out_dtype is FP8) == (src.dtype is FP8) or out_dtype not in (*WIDE, FP8):
         raise DtypeError(f"src is {src.dtype} and out_dtype {out_dtype}: one of them must be float8_e4m3fn")
     if is_compiling():
-        made: Tensor = torch.ops.fp8_kernels.convert_fp8(src, scale, out_dtype)
-        return made
+        out: Tensor = torch.ops.fp8_kernels.convert_fp8(src, scale, out_dtype)
+        return out
     factor = torch.full((1,), scale, dtype=torch.float32, device=src.device)
     if out_dtype is FP8:
         return route("quant_tensor", src.device).quant_static(src, factor)
@@ -441,8 +441,8 @@ def quantize_k_cache(cache_k: Tensor) -> Tensor:
     checks.dtype("cache_k", checks.rank("cache_k", cache_k, 4), torch.bfloat16)
     checks.shape("cache_k", cache_k, (*cache_k.shape[:2], 1, RANK + ROPE), "[pages, P, 1, 576]")
     if is_compiling():
-        made: Tensor = torch.ops.fp8_kernels.quantize_k_cache(cache_k)
-        return made
+        out: Tensor = torch.ops.fp8_kernels.quantize_k_cache(cache_k)
+        return out
     out = torch.empty((*cache_k.shape[:3], ROW), dtype=torch.uint8, device=cache_k.device)
     x = cache_k.reshape(-1, RANK + ROPE)
     rows = _rows("out", out.view(-1, 1, ROW), 3)
@@ -615,8 +615,8 @@ def dequantize_k_cache(quant_k_cache: Tensor) -> Tensor:
     checks.dtype("quant_k_cache", checks.rank("quant_k_cache", quant_k_cache, 4), torch.uint8)
     checks.shape("quant_k_cache", quant_k_cache, (*quant_k_cache.shape[:2], 1, ROW), "[pages, P, 1, 656]")
     if is_compiling():
-        made: Tensor = torch.ops.fp8_kernels.dequantize_k_cache(quant_k_cache)
-        return made
+        out: Tensor = torch.ops.fp8_kernels.dequantize_k_cache(quant_k_cache)
+        return out
     shape = (*quant_k_cache.shape[:3], RANK + ROPE)
     out = torch.empty(shape, dtype=torch.bfloat16, device=quant_k_cache.device)
     codes, scales, rope = _rows("quant_k_cache", quant_k_cache.reshape(-1, 1, ROW), 3)

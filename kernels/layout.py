@@ -47,8 +47,8 @@ def _padded(verb: Callable[..., Any], inputs: Inputs, options: Options) -> dict[
 
 def _rotated(verb: Callable[..., Any], inputs: Inputs, options: Options) -> dict[str, Tensor]:
     names = ("gemm1_weights", "gemm2_weights")
-    made = verb(*(inputs[name] for name in names), bool(options.get("is_gated", True)))
-    return dict(zip(names, made, strict=True))
+    weights = verb(*(inputs[name] for name in names), bool(options.get("is_gated", True)))
+    return dict(zip(names, weights, strict=True))
 
 
 # --- the verbs -----------------------------------------------------------------------------------------------------
@@ -183,8 +183,8 @@ def transform_sf_into_required_layout(
     plain = machine.sm // 10 != 10 or disable_ue8m0_cast
     granularities = (128,) if plain else (32, 128)
     if len(recipe) != 3 or recipe[2] not in granularities or recipe[0 if is_sfa else 1] not in (1, 128):
-        said = " or ".join(map(str, granularities))
-        raise OptionError(f"recipe {recipe} is not (1 or 128, 1 or 128, {said})")
+        choices = " or ".join(map(str, granularities))
+        raise OptionError(f"recipe {recipe} is not (1 or 128, 1 or 128, {choices})")
     rows = recipe[0 if is_sfa else 1]
     groups = () if num_groups is None else (num_groups,)
     expected = (*groups, ceil_div(mn, rows), ceil_div(k, recipe[2]))
@@ -354,7 +354,7 @@ def pad_token_groups(x: Tensor, group_end_offsets: Tensor, alignment_size: int =
     x
         ``[M, K]`` bf16, f16 or f32.
     group_end_offsets
-        ``[G]`` int32, ascending: where the rows of each group end; rows behind the last go nowhere.
+        ``[G]`` int32, ascending: where the rows of each group end; rows behind the last are dropped.
     alignment_size
         32 for blocks of MXFP8, 16 for FP8.
 

@@ -69,13 +69,13 @@ def maybe_create_device_identity(device: torch.device | str = "cpu") -> Tensor:
         raise DeviceError(f"{device!r:.80} is no device ({error!s:.200}); pass one as cpu or cuda:0") from None
     if key.type == "cuda" and not torch.cuda.is_available():
         raise DeviceError(f"{key}: torch sees no such device here")
-    if (found := _identity.get(key)) is not None:
-        return found
+    if (cached := _identity.get(key)) is not None:
+        return cached
     with torch.inference_mode(False):
-        made = torch.ones(1, dtype=torch.float32, device=key)
-    if type(made) is Tensor and not checks.capturing(key):
-        _identity.keep(key, made)
-    return made
+        one = torch.ones(1, dtype=torch.float32, device=key)
+    if type(one) is Tensor and not checks.capturing(key):
+        _identity.keep(key, one)
+    return one
 
 
 @verb("linear", adapter=_of_stored, fake=operators.matrix)
@@ -116,8 +116,8 @@ def cutlass_scaled_mm(
     device = checks.same_device(a=a, b=b, scale_a=scale_a, scale_b=scale_b, bias=bias)
     checks.out_dtype(out_dtype)
     if is_compiling():
-        made: Tensor = torch.ops.fp8_kernels.cutlass_scaled_mm(a, b, scale_a, scale_b, out_dtype, bias)
-        return made
+        out: Tensor = torch.ops.fp8_kernels.cutlass_scaled_mm(a, b, scale_a, scale_b, out_dtype, bias)
+        return out
     run = route(
         "block_linear" if kind_a == "block" else "linear",
         device,
@@ -435,10 +435,10 @@ def _torch_linear(
     checks.out_dtype(out_dtype)
     _bias(bias, n)
     device = checks.same_device(qinput=a, weight=b, scale_a=scale_a, scale_b=scale_b, bias=bias)
-    kept = math.prod(target[:-1])
+    real_rows = math.prod(target[:-1])
     if is_compiling():
         y: Tensor = torch.ops.fp8_kernels.torch_scaled_mm(a, b, scale_a, scale_b, bias, out_dtype, mode)
-        return y.narrow(0, 0, kept).view(target)
+        return y.narrow(0, 0, real_rows).view(target)
     run = route(
         "torch_linear",
         device,
@@ -455,7 +455,7 @@ def _torch_linear(
         y = run.unfused(a, b, scale_a, scale_b, bias, out_dtype, one)
     else:
         y = run.scaled_mm(a, b, scale_a.contiguous(), scale_b.contiguous(), bias, out_dtype)
-    return y.narrow(0, 0, kept).view(target)
+    return y.narrow(0, 0, real_rows).view(target)
 
 
 def _torch_scaled_mm(
@@ -467,12 +467,12 @@ def _torch_scaled_mm(
 
 def _layer(layer: Callable[..., Fp8LinearOp], inputs: Inputs, options: Options) -> Tensor:
     """The layer of an engine, made for one call."""
-    made = layer(
+    module = layer(
         cutlass_supported=bool(options.get("cutlass_fp8_supported", False)),
         use_per_token_if_dynamic=bool(options.get("use_per_token_if_dynamic", False)),
     )
-    given: dict[str, Any] = {**inputs, "out_dtype": options.get("out_dtype")}
-    return made.apply(**given)
+    arguments: dict[str, Any] = {**inputs, "out_dtype": options.get("out_dtype")}
+    return module.apply(**arguments)
 
 
 operators.register("torch_scaled_mm", _torch_scaled_mm, operators.matrix)

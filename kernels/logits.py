@@ -138,8 +138,8 @@ def fp8_mqa_logits(
     )
     if is_compiling():
         op = torch.ops.fp8_kernels.fp8_mqa_logits
-        made: Tensor = op(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, clean_logits, check)
-        return made
+        out: Tensor = op(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, clean_logits, check)
+        return out
     run = route("mqa_logits", device, ("heads", heads), ("head_dim", depth))
     if m == 0:
         return torch.empty(0, n, dtype=torch.float32, device=device)
@@ -214,8 +214,8 @@ def fp8_paged_mqa_logits(
     if is_compiling():
         op = torch.ops.fp8_kernels.fp8_paged_mqa_logits
         operands = q, kv_cache, weights, context_lens, block_tables, schedule_metadata
-        made: Tensor = op(*operands, max_model_len, clean_logits, check)
-        return made
+        out: Tensor = op(*operands, max_model_len, clean_logits, check)
+        return out
     run = route("paged_mqa_logits", device, ("heads", heads), ("head_dim", depth), ("block_size", size))
     if batch == 0:
         return torch.empty(0, max_model_len, dtype=torch.float32, device=device)

@@ -51,8 +51,8 @@ class FlashinferMoeBackend(Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> FlashinferMoeBackend:
-        said = "a tensor" if isinstance(value, Tensor) else f"{value!r:.80}"
-        raise OptionError(f"{said} is no kernel family; there are {', '.join(family.value for family in cls)}")
+        got = "a tensor" if isinstance(value, Tensor) else f"{value!r:.80}"
+        raise OptionError(f"{got} is no kernel family; there are {', '.join(family.value for family in cls)}")
 
 
 # --- as a contract, and as an operator, calls it -------------------------------------------------------------------
@@ -86,9 +86,9 @@ def _whole_layer(verb: Callable[..., Tensor], inputs: Inputs, options: Options) 
     ``weight_dtype`` asks for a routing weight kept in that dtype: float32 on a CPU, bf16 in the library's routing
     kernel. The other one is not offered.
     """
-    kept = torch.float32 if inputs["w13"].device.type == "cpu" else torch.bfloat16
-    if options.get("weight_dtype", kept) != kept:
-        raise OptionError(f"weight_dtype={options['weight_dtype']}: routing weights are kept in {kept} here")
+    admitted = torch.float32 if inputs["w13"].device.type == "cpu" else torch.bfloat16
+    if options.get("weight_dtype", admitted) != admitted:
+        raise OptionError(f"weight_dtype={options['weight_dtype']}: routing weights are kept in {admitted} here")
     layer = torch.nn.Module()
     names = ("w13", "w2", "w13_scale", "w13_input_scale", "w2_scale", "w2_input_scale")
     w13, w2, _ = prepare_fp8_moe_layer_for_fi(layer, **{name: inputs[name] for name in names}, is_trtllm=True)
@@ -153,13 +153,13 @@ def make_fp8_moe_alpha_scales_for_fi(
         One float32 value, or one per expert.
     """
     names = ("w13_scale", "w13_input_scale", "w2_scale", "w2_input_scale")
-    given = (w13_scale, w13_input_scale, w2_scale, w2_input_scale)
+    scales = (w13_scale, w13_input_scale, w2_scale, w2_input_scale)
     a, b, c, d = (
         checks.dtype(name, checks.tensor(name, t), torch.float32).reshape(-1)
-        for name, t in zip(names, given, strict=True)
+        for name, t in zip(names, scales, strict=True)
     )
     if a.shape != c.shape or any(t.numel() not in (1, a.numel()) for t in (b, d)):
-        shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in zip(names, given, strict=True))
+        shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in zip(names, scales, strict=True))
         raise ShapeError(f"scales must agree in the number of experts: {shapes}")
     return a * b, c * d
 

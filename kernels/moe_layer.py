@@ -131,8 +131,8 @@ def route_deepseek_v3(
     scores = logits.to(torch.float32).sigmoid()
     choice = (scores if bias is None else scores + bias.to(torch.float32)).view(tokens, n_group, experts // n_group)
     best = choice.topk(1 if bias is None else 2, dim=-1)[0].sum(dim=-1).topk(topk_group, dim=-1)[1]
-    kept = torch.zeros(tokens, n_group, dtype=torch.bool, device=logits.device).scatter_(1, best, True)
-    masked = choice.masked_fill(~kept.unsqueeze(-1), float("-inf")).view(tokens, experts)
+    chosen = torch.zeros(tokens, n_group, dtype=torch.bool, device=logits.device).scatter_(1, best, True)
+    masked = choice.masked_fill(~chosen.unsqueeze(-1), float("-inf")).view(tokens, experts)
     ids = masked.topk(top_k, dim=-1)[1]
     weights = scores.gather(1, ids)
     if renormalize:

@@ -175,19 +175,19 @@ def _by(pipeline: str) -> Adapter:
     """One pipeline of experts; where the layer routes by itself, its routing before."""
 
     def run(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
-        given: dict[str, Any] = {RENAMED.get(key, key): value for key, value in {**inputs, **options}.items()}
-        if "logits" in given:
-            kept = given.pop("weight_dtype", torch.float32)
+        arguments: dict[str, Any] = {RENAMED.get(key, key): value for key, value in {**inputs, **options}.items()}
+        if "logits" in arguments:
+            weight_dtype = arguments.pop("weight_dtype", torch.float32)
             names = ("top_k", "n_group", "topk_group", "routed_scaling_factor")
-            asked = {key: given.pop(key) for key in names if key in given}
-            method = given.pop("routing_method", "DeepSeekV3")
-            logits, bias, top_k = given.pop("logits"), given.pop("bias", None), asked.pop("top_k", 8)
+            asked = {key: arguments.pop(key) for key in names if key in arguments}
+            method = arguments.pop("routing_method", "DeepSeekV3")
+            logits, bias, top_k = arguments.pop("logits"), arguments.pop("bias", None), asked.pop("top_k", 8)
             weights, ids = route_by_method(logits, method, top_k, bias, **asked)
-            given |= {"topk_weights": weights.to(kept).to(torch.float32), "topk_ids": ids}
-            given["weight_on_input"] = method == "Llama4" and "up_scale" in given
-        elif "combine" in given:
-            given["combine"] = given["combine"].lower()
-        return verb(**given, pipeline=pipeline)
+            arguments |= {"topk_weights": weights.to(weight_dtype).to(torch.float32), "topk_ids": ids}
+            arguments["weight_on_input"] = method == "Llama4" and "up_scale" in arguments
+        elif "combine" in arguments:
+            arguments["combine"] = arguments["combine"].lower()
+        return verb(**arguments, pipeline=pipeline)
 
     return run
 
@@ -302,7 +302,7 @@ def moe_experts(
     OptionError, ShapeError, DtypeError, InputError, ValueRangeError
     """
     if torch.compiler.is_compiling():
-        made: Tensor = torch.ops.fp8_kernels.moe_experts(
+        out: Tensor = torch.ops.fp8_kernels.moe_experts(
             x,
             w13,
             w13_scale,
@@ -322,7 +322,7 @@ def moe_experts(
             weight_on_input,
             combine,
         )
-        return made
+        return out
     row = row_of(pipeline)
     inputs, codes = FP8 if row.quantise is None else torch.bfloat16, torch.int8 if row.weights == "group" else FP8
     operands(x, w13, w2, topk_weights, topk_ids, (inputs,), codes)
@@ -433,15 +433,15 @@ def _by_runs(
         act, a2_scale = act * _given("a2_scale", a2_scale), act.new_ones(1, dtype=torch.float32)
     if layer.up_scale is not None:
         a2_scale = act.new_ones(1, dtype=torch.float32)
-    made = QUANTISE[row.requantise](act, a2_scale)
+    quantised = QUANTISE[row.requantise](act, a2_scale)
     if factor is None:
-        return layer.product("w2", made, groups, ends, torch.bfloat16), target
-    own = scattered(factor.reshape(-1, 1), target, rows)
+        return layer.product("w2", quantised, groups, ends, torch.bfloat16), target
+    row_factor = scattered(factor.reshape(-1, 1), target, rows)
     if row.weights in ("block", "group"):
-        y = layer.product("w2", made, groups, ends, torch.float32)
-        return (y * own).to(torch.bfloat16), target
-    q, s = made
-    return layer.product("w2", (q, s * own), groups, ends, torch.bfloat16), target
+        y = layer.product("w2", quantised, groups, ends, torch.float32)
+        return (y * row_factor).to(torch.bfloat16), target
+    q, s = quantised
+    return layer.product("w2", (q, s * row_factor), groups, ends, torch.bfloat16), target
 
 
 def _by_mask(layer: _Layer, x: Tensor, x_scale: Tensor, ids: Tensor, offset: int) -> tuple[Tensor, Tensor]:

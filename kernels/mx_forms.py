@@ -352,10 +352,10 @@ def nvfp4_quantize_4over6(
         return compiled_op("nvfp4_quantize_4over6", x, global_scale, layout, error, e4m3_max)
     amax, decode = block_amax(blocks), torch.ones_like(g) / g
     base = torch.where(amax == 0, 0.0, amax / torch.full_like(amax, FP4_MAX) * g)
-    made = [_candidate(blocks, t, decode, error) for t in (base, base * 1.5)]
-    wide = made[1][2] < made[0][2]
-    codes = torch.where(wide[..., None], made[1][0], made[0][0])
-    return pack(codes), store_scale(torch.where(wide, made[1][1], made[0][1]), layout)
+    candidates = [_candidate(blocks, t, decode, error) for t in (base, base * 1.5)]
+    wide = candidates[1][2] < candidates[0][2]
+    codes = torch.where(wide[..., None], candidates[1][0], candidates[0][0])
+    return pack(codes), store_scale(torch.where(wide, candidates[1][1], candidates[0][1]), layout)
 
 
 def _candidate(blocks: Tensor, t: Tensor, decode: Tensor, error: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -383,12 +383,12 @@ def hadamard_transform(x: Tensor, sign_mask: int = SIGN_MASK) -> Tensor:
     if not 0 <= sign_mask < 1 << HADAMARD:
         raise OptionError(f"sign_mask={sign_mask}: a mask of {HADAMARD} bits")
     bits = torch.arange(HADAMARD, device=x.device)
-    made = x.float().reshape(*x.shape[:1], -1, HADAMARD) * (1.0 - 2.0 * (sign_mask >> bits & 1).float())
+    z = x.float().reshape(*x.shape[:1], -1, HADAMARD) * (1.0 - 2.0 * (sign_mask >> bits & 1).float())
     for span in (1, 2, 4, 8):
-        pairs = made.reshape(*made.shape[:2], -1, 2, span)
+        pairs = z.reshape(*z.shape[:2], -1, 2, span)
         low, high = pairs[..., 0, :], pairs[..., 1, :]
-        made = torch.stack([low + high, low - high], dim=-2).reshape(made.shape)
-    return (made * 0.25).to(torch.bfloat16).reshape(x.shape)
+        z = torch.stack([low + high, low - high], dim=-2).reshape(z.shape)
+    return (z * 0.25).to(torch.bfloat16).reshape(x.shape)
 
 
 @verb("cast", outputs=("q", "scale"), fake=_two_levels_fake)

@@ -183,7 +183,7 @@ def fp8_fp4_paged_mqa_logits(
     flat, keys = kv_cache.view(blocks, -1), pages * size
     k, k_sf = flat[:, : size * half].reshape(blocks, size, half), flat[:, size * half :].reshape(blocks, size, 4)
     k_sf = k_sf[..., : a_scale.shape[-1]]
-    made = torch.empty(batch * next_n, keys, dtype=logits_dtype, device=device)
+    logits = torch.empty(batch * next_n, keys, dtype=logits_dtype, device=device)
     step = max(1, HELD // (next_n * heads * keys))
     for start in range(0, batch, step):
         table = block_tables[start : start + step].long().clamp(0, blocks - 1).flatten()
@@ -193,10 +193,10 @@ def fp8_fp4_paged_mqa_logits(
         first = torch.arange(each, dtype=torch.int32, device=device) * next_n * heads
         group = torch.arange(each, dtype=torch.int32, device=device) * keys
         runs = Rows(torch.stack([first, first + next_n * heads, first, group]))
-        _heads((a[rows], a_scale[rows]), right, weights[rows], made[rows], runs)
+        _heads((a[rows], a_scale[rows]), right, weights[rows], logits[rows], runs)
     out = torch.full((batch * next_n, max_model_len), float("-inf"), dtype=logits_dtype, device=device)
     shared = min(keys, max_model_len)
-    out[:, :shared] = made[:, :shared]
+    out[:, :shared] = logits[:, :shared]
     if clean_logits:
         outside = torch.arange(max_model_len, device=device) >= lens.flatten()[:, None]
         out.masked_fill_(outside, float("-inf"))
@@ -215,10 +215,10 @@ def _heads(
     out.copy_(dots.relu_().view(rows, heads, n).mul_(weights.to(torch.float32)[:, :, None]).sum(dim=1))
 
 
-def _pair(name: str, given: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
-    if len(given) != 2:
-        raise InputError(f"{name} must be a tuple (codes, scales), got {len(given)} parts")
-    return checks.tensor(name, given[0]), None if given[1] is None else checks.tensor(f"{name}_sf", given[1])
+def _pair(name: str, operand: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+    if len(operand) != 2:
+        raise InputError(f"{name} must be a tuple (codes, scales), got {len(operand)} parts")
+    return checks.tensor(name, operand[0]), None if operand[1] is None else checks.tensor(f"{name}_sf", operand[1])
 
 
 def _fp4(name: str, codes: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:

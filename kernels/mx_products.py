@@ -50,8 +50,8 @@ def _mixed(last: str = "", turned: str = "") -> Adapter:
         out = torch.empty(*a.shape[:-2], m, n, dtype=out_dtype_of(options), device=a.device)
         of_a = 1, options.get("gran_k_a", 128)
         of_b = options.get("gran_n", 1), options.get("gran_k_b", 32)
-        given = [inputs[last]] if last else [inputs["c"]] if "c" in inputs else []
-        verb(*pairs(inputs), out, *given, recipe_a=of_a, recipe_b=of_b)
+        last_inputs = [inputs[last]] if last else [inputs["c"]] if "c" in inputs else []
+        verb(*pairs(inputs), out, *last_inputs, recipe_a=of_a, recipe_b=of_b)
         return out
 
     return run
@@ -589,21 +589,22 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
 
     ``grouped_layout`` is int32 ``[M]``, the expert of each row, whose runs begin at multiples of 128 rows; rows with -1
     are padding. With ``use_psum_layout`` it is int32 ``[G]``, where the rows of each expert end; those of the next one
-    begin at the multiple of 128 that is not below. Rows of no expert are left alone.
+    begin at the multiple of 128 that is not below. Unassigned rows are not written.
     """
     x, left, k = _codes("a", a, recipe_a, ((1, 32), (1, 128)), 2)
     w, right, _ = _codes("b", b, recipe_b, ((1, 32), (1, 128), (128, 128)), 3, k)
     (groups, n), m = w.shape[:2], x.shape[0]
     checks.output("out", out, (m, n), "[M, N]", torch.bfloat16, torch.float32)
-    given = checks.dtype("grouped_layout", checks.tensor("grouped_layout", grouped_layout), torch.int32)
-    checks.shape("grouped_layout", given, (groups,) if use_psum_layout else (m,), "[G]" if use_psum_layout else "[M]")
+    groups_of_rows = checks.dtype("grouped_layout", checks.tensor("grouped_layout", grouped_layout), torch.int32)
+    extent, meaning = ((groups,), "[G]") if use_psum_layout else ((m,), "[M]")
+    checks.shape("grouped_layout", groups_of_rows, extent, meaning)
     checks.same_device(out=out, grouped_layout=grouped_layout)
     if not use_psum_layout:
         _into(x, left, w, right, out, Rows(None, grouped_layout.contiguous()))
         return
-    start = torch.nn.functional.pad(given[:-1], (1, 0)).add(127) // 128 * 128
+    start = torch.nn.functional.pad(groups_of_rows[:-1], (1, 0)).add(127) // 128 * 128
     group = torch.arange(groups, dtype=torch.int32, device=out.device)
-    table = torch.stack([start, torch.maximum(given, start), start, group * n]).to(torch.int32)
+    table = torch.stack([start, torch.maximum(groups_of_rows, start), start, group * n]).to(torch.int32)
     _into(x, left, w, right, out, Rows(table))
 
 
@@ -730,8 +731,8 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
     w, right, _ = _codes("b", b, recipe_b, ((1, 32), (1, 128), (128, 128)), 3, k)
     (groups, m), n = x.shape[:2], w.shape[1]
     checks.output("out", out, (groups, m, n), "[G, M, N]", torch.bfloat16, torch.float32)
-    given = checks.dtype("masked_m", checks.tensor("masked_m", masked_m), torch.int32)
-    checks.shape("masked_m", given, (groups,), "[G]")
+    counts = checks.dtype("masked_m", checks.tensor("masked_m", masked_m), torch.int32)
+    checks.shape("masked_m", counts, (groups,), "[G]")
     checks.same_device(out=out, masked_m=masked_m)
     group = torch.arange(groups, dtype=torch.int32, device=out.device)
     table = torch.stack([group * m, group * m + masked_m, group * m, group * n])
@@ -777,9 +778,9 @@ def _into(
     if out.is_contiguous():
         run_product(a, left, b, right, out, rows, accumulate=accumulate)
         return
-    made = out.contiguous()
-    run_product(a, left, b, right, made, rows, accumulate=accumulate)
-    out.copy_(made)
+    dense = out.contiguous()
+    run_product(a, left, b, right, dense, rows, accumulate=accumulate)
+    out.copy_(dense)
 
 
 # --- what they share ------------------------------------------------------------------------------------------------
@@ -862,7 +863,7 @@ def _scales(
 
 
 def _memory(name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The scales as they lie, flat; a transposed matrix as it lies too."""
+    """The scales in storage order, flat; those of a transposed matrix in its storage order."""
     checks.dtype(name, checks.tensor(name, x), torch.uint8, dtype)
     lies = x.t() if x.dim() == 2 and not x.is_contiguous() and x.t().is_contiguous() else x
     return lies.contiguous().reshape(-1).view(dtype)

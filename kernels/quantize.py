@@ -489,8 +489,8 @@ def requantize_with_max_scale(
         raise ShapeError(f"logical_widths sum to {sum(widths)} but weight has {weight.shape[0]} rows")
     top = checks.concrete("weight_scale", weight_scale).max()
     shards = [
-        formulas.divide_and_saturate(per_tensor_dequantize(part, own), top).view(torch.uint8)
-        for part, own in zip(torch.split(weight, widths), weight_scale.unbind(), strict=True)
+        formulas.divide_and_saturate(per_tensor_dequantize(part, scale), top).view(torch.uint8)
+        for part, scale in zip(torch.split(weight, widths), weight_scale.unbind(), strict=True)
     ]
     whole = torch.where(weight_scale[-1] > UNLOADED, torch.cat(shards), weight.view(torch.uint8))
     return top, whole.view(FP8)

@@ -91,7 +91,7 @@ def swizzle_scale_experts(
     Parameters
     ----------
     scale
-        ``[R, C]`` of a one-byte dtype; rows of no expert are not read into any tile.
+        ``[R, C]`` of a one-byte dtype; unassigned rows are dropped.
     first, rows
         ``[G]`` integers: the row at which each expert starts, ascending, and how many it has.
     placement
@@ -128,8 +128,8 @@ def swizzle_scale_experts(
     row = torch.arange(total, device=scale.device)
     expert = (torch.searchsorted(first.contiguous(), row, right=True) - 1).clamp(min=0)
     inside = row - first[expert]
-    known = (inside >= 0) & (inside < rows[expert])
-    target = torch.where(known, starts[expert] + inside, height)  # rows of no expert go behind the end, one tile more
+    assigned = (inside >= 0) & (inside < rows[expert])
+    target = torch.where(assigned, starts[expert] + inside, height)  # unassigned rows: a tile that is cut off
     matrix = torch.zeros((height + HEIGHT, columns), dtype=torch.uint8, device=scale.device)
     matrix[target] = scale.view(torch.uint8)
     return swizzle_scale(matrix[:height]).view(scale.dtype)

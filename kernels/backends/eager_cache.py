@@ -105,12 +105,12 @@ def nvfp4(parts: tuple[Part, ...], scales: tuple[Tensor, ...], slot: Tensor) -> 
     if not len(slot):
         return
     places = _Places(Slots(slot), parts[0].memory.shape[1])
-    for (x, memory, given), of_blocks in zip(parts, scales, strict=True):
-        assert given is not None
+    for (x, memory, global_scale), of_blocks in zip(parts, scales, strict=True):
+        assert global_scale is not None
         blocks = x[: len(slot)].to(torch.float32).reshape(len(slot), x.shape[1], -1, BLOCK)
         amax = torch.where(blocks.isnan(), torch.zeros_like(blocks), blocks).abs().amax(dim=-1)
-        scale = (amax / (given.reshape(()) * 6.0)).clamp(max=FP8_MAX).to(FP8)
-        total = scale.to(torch.float32) * given.reshape(())
+        scale = (amax / (global_scale.reshape(()) * 6.0)).clamp(max=FP8_MAX).to(FP8)
+        total = scale.to(torch.float32) * global_scale.reshape(())
         inverse = torch.where(total == 0, torch.zeros_like(total), total.reciprocal())
         y = blocks * inverse.unsqueeze(-1)
         magnitude, code = y.abs(), torch.zeros_like(y, dtype=torch.int32)
