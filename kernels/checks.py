@@ -185,6 +185,25 @@ def matrix(name: str, x: object, *dtypes: torch.dtype) -> tuple[int, int]:
     return rows, columns
 
 
+def column_major(name: str, x: Tensor) -> Tensor:
+    """Return ``x`` ``[..., K, N]`` unless its rows are contiguous: the libraries read it column by column.
+
+    A row-major tensor is nearly always a weight ``[N, K]`` whose transpose was forgotten, which a square shape hides.
+
+    Raises
+    ------
+    LayoutError
+        The distance of columns is the shorter one, and both extents are above 1.
+    """
+    rows, columns = x.stride()[-2:]
+    if 0 < columns < rows and x.shape[-1] > 1 and x.shape[-2] > 1:
+        raise LayoutError(
+            f"{name} {list(x.shape)} is row-major (strides {tuple(x.stride())}); pass it column-major, as the "
+            "transpose weight.mT of a contiguous [..., N, K]"
+        )
+    return x
+
+
 def pair(name: str, value: object) -> tuple[Tensor, Tensor]:
     """Return ``value`` when it is a tuple of codes and scales."""
     if not isinstance(value, tuple) or len(value) != 2:

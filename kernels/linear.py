@@ -388,10 +388,13 @@ def scale_kinds(scale_a: object, scale_b: object, m: int, n: int, k: int) -> tup
 def _operands(name_a: str, a: object, name_b: str, b: object) -> tuple[int, int, int]:
     left = checks.dtype(name_a, checks.rank(name_a, a, 2), FP8)
     right = checks.dtype(name_b, checks.rank(name_b, b, 2), FP8)
-    if left.shape[1] != right.shape[0]:
+    (m, k), (k_b, n) = left.shape, right.shape
+    if k != k_b:
         raise ShapeError(f"{name_a} {list(left.shape)} and {name_b} {list(right.shape)} disagree in K")
-    checks.nonempty(name_b, right, 0, 1)
-    return left.shape[0], right.shape[1], left.shape[1]
+    if k == 0 or n == 0:
+        checks.nonempty(name_b, right, 0, 1)
+    checks.column_major(name_b, right)
+    return m, n, k
 
 
 def _counts(name: str, scale: object, *counts: int) -> None:

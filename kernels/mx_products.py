@@ -109,6 +109,7 @@ def mm_mxfp8(
     """
     for name, x in (("a", a), ("b", b)):
         checks.dtype(name, checks.rank(name, x, 2), E4M3)
+    checks.column_major("b", b)
     checks.multiple("K", a.shape[1], MX_BLOCK, "pad K with zeros")
     tile = FLAT if use_8x4_sf_layout else HIGH
     left = _scales("a_descale", a_descale, UE8M0, a.shape[0], a.shape[1], MX_BLOCK, tile)
@@ -153,6 +154,7 @@ def mm_fp4(
         raise OptionError(f"block_size={block_size} with use_nvfp4={use_nvfp4}: it must be {width}")
     for name, x in (("a", a), ("b", b)):
         checks.dtype(name, checks.rank(name, x, 2), torch.uint8)
+    checks.column_major("b", b)
     checks.multiple("K", 2 * a.shape[1], width, "pad K with zeros")
     checks.scalar("alpha", alpha)
     tile = FLAT if use_8x4_sf_layout else HIGH
@@ -204,6 +206,7 @@ def scaled_mm(
     """
     for name, x in (("mat_a", mat_a), ("mat_b", mat_b)):
         checks.dtype(name, checks.rank(name, x, 2), E4M3, E5M2, torch.uint8)
+    checks.column_major("mat_b", mat_b)
     if swizzle not in SWIZZLES:
         raise OptionError(f"swizzle={swizzle!r}: there are {', '.join(SWIZZLES)}")
     four = mat_a.dtype is torch.uint8
@@ -260,6 +263,7 @@ def bmm_mxfp8(
     """
     for name, x in (("a", a), ("b", b)):
         checks.dtype(name, checks.rank(name, x, 3), E4M3, E5M2)
+    checks.column_major("b", b)
     if placement not in ("rows", "batch"):
         raise OptionError(f"placement={placement!r}: there are rows, batch")
     (batch, m, k), n = a.shape, b.shape[2]
