@@ -602,7 +602,7 @@ def prepare_blockscale_linear(
         ``run(input)`` for ``input`` ``[M, K]`` bf16, a strided tensor. It checks dtype, shape and device and does not
         validate storage. Machine and configuration are those of the preparation.
     """
-    e8m0, empty = use_deep_gemm_e8m0, weight.new_empty(0, weight.shape[1], dtype=torch.bfloat16)
+    e8m0, empty = use_deep_gemm_e8m0, weight.new_empty(0, checks.matrix("weight", weight)[1], dtype=torch.bfloat16)
     _check_switch(empty, weight, weight_scale)
     call = repeated.CachedCall(_runs(weight, weight_scale, e8m0))
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels import checks
-from kernels.errors import ShapeError
+from kernels.errors import DtypeError, ShapeError
 from kernels.verbs import verb
 
 
@@ -26,6 +26,8 @@ def calc_diff(x: Tensor, y: Tensor) -> Tensor:
     if left.shape != right.shape:
         raise ShapeError(f"x {list(left.shape)} and y {list(right.shape)} must have one shape")
     checks.same_device(x=left, y=right)
+    if left.is_complex() or right.is_complex():
+        raise DtypeError(f"x is {left.dtype} and y {right.dtype}; pass real numbers, as torch.view_as_real gives them")
     a, b = left.to(torch.float64), right.to(torch.float64)
     norms = (a * a + b * b).sum()
     diff = 1 - 2 * (a * b).sum() / norms

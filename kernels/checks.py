@@ -246,12 +246,12 @@ def same_device(**tensors: Tensor | None) -> torch.device:
     return first[1]
 
 
-def out_dtype(value: object, *admitted: torch.dtype) -> torch.dtype:
+def out_dtype(value: object, *admitted: torch.dtype, name: str = "out_dtype") -> torch.dtype:
     """Return ``value`` when it is one of the ``admitted`` output dtypes."""
     admitted = admitted or WIDE
     if not isinstance(value, torch.dtype) or value not in admitted:
         wanted = ", ".join(str(d).removeprefix("torch.") for d in admitted)
-        raise OptionError(f"out_dtype must be one of {wanted}, got {value}")
+        raise OptionError(f"{name} must be one of {wanted}, got {value}")
     return value
 
 
@@ -263,6 +263,20 @@ def positive(name: str, value: object) -> int:
         raise OptionError(f"{name} must be a positive integer, got {value}")
     whole: Any = value  # a SymInt acts as int
     return int(whole) if isinstance(whole, int) else whole
+
+
+def number(name: str, value: float) -> float:
+    """Return ``value`` when it is positive and finite."""
+    if not 0.0 < value < float("inf"):
+        raise OptionError(f"{name} must be a positive finite number, got {value!r}")
+    return value
+
+
+def not_negative(name: str, value: int | None) -> int | None:
+    """Return ``value`` when it is None, 0 or above."""
+    if value is not None and value < 0:
+        raise OptionError(f"{name} must be 0 or above, got {value}")
+    return value
 
 
 def room(name: str, value: int, size: int) -> int:

@@ -526,7 +526,7 @@ def rope_quantize_fp8(
     device = checks.same_device(
         q_rope=q_rope, k_rope=k_rope, q_nope=q_nope, k_nope=k_nope, cos_sin_cache=cos_sin_cache, pos_ids=pos_ids
     )
-    factors = float(quant_scale_q), float(quant_scale_kv)
+    factors = checks.number("quant_scale_q", quant_scale_q), checks.number("quant_scale_kv", quant_scale_kv)
     if torch.compiler.is_compiling():
         op = torch.ops.fp8_kernels.rope_quantize_fp8
         q1, k1, q2, k2 = op(q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox, *factors)
@@ -578,7 +578,7 @@ def _gated(x: Tensor, rank: int, rounding: str, group: int | None = None) -> Non
     if rounding not in ROUNDINGS:
         raise OptionError(f"rounding={rounding!r}: there are {', '.join(ROUNDINGS)}")
     if x.shape[-1] % 2:
-        raise ShapeError(f"the last axis of {list(x.shape)} is odd; it holds gate and up")
+        raise ShapeError(f"x has shape {list(x.shape)}; its last axis holds gate and up and must be even")
     if group is not None:
         checks.positive("group_size", group)
         checks.multiple("I", x.shape[-1] // 2, group, f"pad I or choose a group_size that divides {x.shape[-1] // 2}")

@@ -235,6 +235,8 @@ def reshape_and_cache(
     checks.dtype("key_cache", checks.rank("key_cache", key_cache, 5), FP8)
     checks.dtype("value_cache", checks.rank("value_cache", value_cache, 4), FP8)
     depth = key_cache.shape[2] * key_cache.shape[4]
+    checks.dtype("key", checks.rank("key", key, 3), *WIDE)
+    checks.operand("value", value, tuple(key.shape), "the shape of the keys", key.dtype)
     checks.shape("key", key, (key.shape[0], key_cache.shape[1], depth), "[N, H, D] of key_cache [pages, H, D/x, P, x]")
     checks.shape(
         "value_cache", value_cache, (key_cache.shape[0], *key.shape[1:], key_cache.shape[3]), "[pages, H, D, P]"
@@ -284,6 +286,7 @@ def set_mla_kv_buffer(
     rank = cache_k_nope.shape[2]
     checks.shape("kv_buffer", kv_buffer, (kv_buffer.shape[0], 1, rank + cache_k_rope.shape[2]), "[S, 1, R + E]")
     checks.shape("loc", loc, (cache_k_nope.shape[0],), "a slot for each token")
+    checks.shape("cache_k_nope", cache_k_nope, (loc.shape[0], 1, rank), "[T, 1, R]")
     checks.shape("cache_k_rope", cache_k_rope, (loc.shape[0], 1, cache_k_rope.shape[2]), "[T, 1, E]")
     device = _tokens(cache_k_nope, cache_k_rope, loc)
     checks.same_device(cache_k_nope=cache_k_nope, kv_buffer=kv_buffer)
@@ -701,7 +704,8 @@ def _requests(tokens: int, batch: Tensor, positions: Tensor, indices: Tensor, in
     for name, x in (("kv_indices", indices), ("kv_indptr", indptr), ("kv_last_page_len", last)):
         checks.dtype(name, checks.rank(name, x, 1), torch.int32)
     checks.shape("kv_last_page_len", last, (indptr.shape[0] - 1,), "one for each request")
-    checks.same_device(batch_indices=batch, positions=positions, kv_indices=indices, kv_indptr=indptr)
+    tables = {"kv_indices": indices, "kv_indptr": indptr, "kv_last_page_len": last}
+    checks.same_device(batch_indices=batch, positions=positions, **tables)
 
 
 def _rows(name: str, cache: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -284,6 +284,7 @@ def rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
         New tensors of the same shapes.
     """
     n1, n2 = checks.rank("gemm1", gemm1, 3).shape[1], checks.rank("gemm2", gemm2, 3).shape[1]
+    checks.same_device(gemm1=gemm1, gemm2=gemm2)
     rows = shuffled_rows(n1, 128, gemm1.device)
     if is_gated_activation:
         rows = gated_rows(n1, gemm1.device)[rows]

@@ -149,6 +149,8 @@ def cutlass_w8a8_scaled_mm(
     """:func:`cutlass_scaled_mm` viewed as ``output_shape [..., N]`` (default ``[M, N]``), padded rows dropped."""
     m, n, _ = _operands("qinput", qinput, "weight", weight)
     target = _rows(output_shape, m, n)
+    if qinput.device != weight.device:
+        checks.same_device(qinput=qinput, weight=weight)
     y = cutlass_scaled_mm(qinput, weight, scale_a, scale_b, out_dtype, bias)
     return y.narrow(0, 0, math.prod(target[:-1])).view(target)
 

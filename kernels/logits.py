@@ -198,9 +198,7 @@ def fp8_paged_mqa_logits(
     checks.dtype("block_tables", checks.rank("block_tables", block_tables, 2), torch.int32)
     if block_tables.shape[0] != batch:
         raise ShapeError(f"block_tables has {block_tables.shape[0]} rows for {batch} sequences")
-    checks.dtype("schedule_metadata", checks.rank("schedule_metadata", schedule_metadata, 2), torch.int32)
-    if schedule_metadata.shape[1] != 2 or schedule_metadata.shape[0] < 2:
-        raise ShapeError(f"schedule_metadata must be [num_sms + 1, 2], got {list(schedule_metadata.shape)}")
+    check_schedule(schedule_metadata)
     checks.positive("max_model_len", max_model_len)
     checks.room("max_model_len", max_model_len, 4 * batch * next_n * max_model_len)
     device = checks.same_device(
@@ -257,6 +255,13 @@ def lengths(context_lens: Tensor, batch: int, next_n: int) -> Tensor:
     checks.shape("context_lens", lens, (batch,), "[B]")
     steps = torch.arange(1 - next_n, 1, dtype=torch.int32, device=lens.device)
     return lens.unsqueeze(1) + steps
+
+
+def check_schedule(schedule: Tensor) -> None:
+    """Refuse a schedule that is not int32 ``[num_sms + 1, 2]``."""
+    checks.dtype("schedule_metadata", checks.rank("schedule_metadata", schedule, 2), torch.int32)
+    if schedule.shape[1] != 2 or schedule.shape[0] < 2:
+        raise ShapeError(f"schedule_metadata must be [num_sms + 1, 2], got {list(schedule.shape)}")
 
 
 def check_pages(check: bool | None, lens: Tensor, tables: Tensor, blocks: int, size: int, longest: int) -> None:

@@ -220,6 +220,7 @@ def route_by_method(
         raise OptionError(f"{method} has neither groups nor a scaling factor; they are DeepSeekV3's")
     if bias is not None and method not in ("DeepSeekV3", "MiniMax2"):
         raise InputError(f"{method} takes no bias; DeepSeekV3 and MiniMax2 do")
+    checks.number("routed_scaling_factor", routed_scaling_factor)
     x = checks.dtype("logits", checks.rank("logits", logits, 2), *checks.WIDE).to(torch.float32)
     if checks.positive("top_k", top_k) > x.shape[1]:
         raise OptionError(f"top_k={top_k} exceeds {x.shape[1]} experts")

@@ -34,6 +34,7 @@ from kernels.verbs import serve, verb
 E4M3, E5M2, UE8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 HALVES = (torch.bfloat16, torch.float16)
 HIGH, FLAT = "128x4", "8x4"
+TORCH_NAMES = ("mat_a", "mat_b", "scale_a", "scale_b")
 SWIZZLES = {"SWIZZLE_32_4_4": HIGH, "NO_SWIZZLE": LINEAR}
 
 
@@ -228,7 +229,7 @@ def scaled_mm(
         alpha = global_scale_a.reshape(1) * global_scale_b.reshape(1)
     if bias is not None:
         checks.operand("bias", bias, (mat_b.shape[1],), "[N]", *checks.WIDE)
-    return _dense(mat_a, left, mat_b, right, checks.out_dtype(out_dtype), alpha, bias)
+    return _dense(mat_a, left, mat_b, right, checks.out_dtype(out_dtype), alpha, bias, TORCH_NAMES)
 
 
 # --- batched and grouped --------------------------------------------------------------------------------------------
@@ -358,7 +359,7 @@ def _group_gemm(
     checks.multiple("K", k, width, "pad K with zeros")
     if 2 * b.shape[2] != k:
         raise ShapeError(f"b holds K={2 * b.shape[2]} codes a row and a K={k}")
-    _pointers("m_indptr", m_indptr, groups + 1)
+    _pointers("m_indptr", m_indptr, groups + 1, a.shape[0])
     _factors("alpha", alpha, groups)
     rows = (a.shape[0] + 127 * groups) // 128 * 128
     left = _scales("a_scale", a_scale, dtype, rows, k, width, HIGH)
@@ -415,7 +416,7 @@ def scaled_grouped_mm_mx(
     checks.multiple("K", k, width, "pad K with zeros")
     if mat_b.shape[2] != mat_a.shape[1]:
         raise ShapeError(f"mat_a is {list(mat_a.shape)} and mat_b {list(mat_b.shape)}; they have the same K")
-    _pointers("offs", offs, groups)
+    _pointers("offs", offs, groups, mat_a.shape[0])
     alpha = None
     for name, scale in (("global_scale_a", global_scale_a), ("global_scale_b", global_scale_b)):
         _factors(name, scale, groups)
@@ -432,7 +433,7 @@ def scaled_grouped_mm_mx(
     scale = torch.cumsum((end - start + 127) // 128 * 128, 0, dtype=torch.int32)
     first = torch.cat([scale.new_zeros(1), scale[:-1]])
     table = torch.stack([start, end, first, torch.arange(groups, dtype=torch.int32, device=offs.device) * _up(n)])
-    run_product(mat_a, left, mat_b, right, out, Rows(table), alpha)
+    run_product(mat_a, left, mat_b, right, out, Rows(table), alpha, names=TORCH_NAMES)
     return out
 
 
@@ -469,7 +470,7 @@ def scaled_grouped_mm_mx_k_groups(
         raise ShapeError(f"mat_a is {list(mat_a.shape)} and mat_b {list(mat_b.shape)}; they have the same K")
     checks.multiple("K", k, MX_BLOCK, "pad K with zeros")
     groups = checks.tensor("offs", offs).numel()
-    _pointers("offs", offs, groups)
+    _pointers("offs", offs, groups, k)
     checks.same_device(mat_a=mat_a, offs=offs)
     end = offs.to(torch.int32)
     first = torch.cat([end.new_zeros(1), end[:-1]])
@@ -483,7 +484,7 @@ def scaled_grouped_mm_mx_k_groups(
         sides.append(Scales(memory, MX_BLOCK, HIGH))
     out = torch.empty(groups * m, n, dtype=checks.out_dtype(out_dtype, torch.bfloat16), device=mat_a.device)
     depth = torch.stack([first, end, torch.cat([columns.new_zeros(1), columns[:-1]])])
-    run_product(mat_a, sides[0], mat_b[None], sides[1], out, Rows(None, None, depth))
+    run_product(mat_a, sides[0], mat_b[None], sides[1], out, Rows(None, None, depth), names=TORCH_NAMES)
     return out.view(groups, m, n)
 
 
@@ -705,7 +706,7 @@ def k_grouped_fp8_gemm_tn_contiguous(
 def _turned(name: str, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Codes ``[.., K, R]``, or packed ``[.., K, R / 2]``, and their scales with the last two axes exchanged."""
     codes, scale = checks.pair(name, pair)
-    checks.dtype(name, codes, E4M3, torch.uint8, torch.int8)
+    checks.dtype(name, checks.tensor(name, codes), E4M3, torch.uint8, torch.int8)
     scale = checks.tensor(f"{name}_scale", scale)
     if codes.dim() < 2 or scale.dim() != codes.dim():
         raise ShapeError(f"{name} has shape {list(codes.shape)} and scales {list(scale.shape)}; both are matrices")
@@ -798,12 +799,13 @@ def _dense(
     out_dtype: torch.dtype,
     alpha: Tensor | None = None,
     bias: Tensor | None = None,
+    names: tuple[str, str, str, str] = ("a", "b", "a_descale", "b_descale"),
 ) -> Tensor:
     """One product; ``b`` is ``[K, N]``."""
     if b.shape[0] != a.shape[1]:
-        raise ShapeError(f"b has {b.shape[0]} rows and a {a.shape[1]} columns; they are the same K")
+        raise ShapeError(f"{names[1]} has {b.shape[0]} rows and {names[0]} {a.shape[1]} columns; they are the same K")
     out = torch.empty(a.shape[0], b.shape[1], dtype=out_dtype, device=a.device)
-    run_product(a, left, b.t()[None], right, out, None, alpha, bias)
+    run_product(a, left, b.t()[None], right, out, None, alpha, bias, names=names)
     return out
 
 
@@ -817,12 +819,17 @@ def run_product(
     alpha: Tensor | None = None,
     bias: Tensor | None = None,
     accumulate: bool = False,
+    names: tuple[str, str, str, str] = ("a", "b", "a_scale", "b_scale"),
 ) -> None:
-    """``a [R, K]`` times ``b [G, N, K]`` into ``out [R, N]``; rows of no group are left alone."""
+    """``a [R, K]`` times ``b [G, N, K]`` into ``out [R, N]``; unassigned rows are not written.
+
+    ``names`` of the operands and of their scales, for errors.
+    """
     checks.nonempty("a", a, 0, 1)
     checks.nonempty("b", b, 0, 1, 2)
     a, b = a.contiguous(), b.contiguous()
-    checks.same_device(a=a, a_scale=left.memory, b=b, b_scale=right.memory, out=out, alpha=alpha, bias=bias)
+    operands = dict(zip(names, (a, b, left.memory, right.memory), strict=True))
+    checks.same_device(**operands, out=out, alpha=alpha, bias=bias)
     run = torch.ops.fp8_kernels.mx_product if is_compiling() else mx_product
     run(a, *left, b, *right, out, *(rows or Rows(None)), alpha, bias, accumulate)
 
@@ -878,8 +885,16 @@ def _up(rows: int) -> int:
     return (rows + 127) // 128 * 128
 
 
-def _pointers(name: str, x: Tensor, count: int) -> None:
+def _pointers(name: str, x: Tensor, count: int, most: int) -> None:
+    """Ends of groups, the values looked at on a CPU: ascending, from 0 to ``most``."""
     checks.operand(name, x, (count,), "int32, one for each expert", torch.int32)
+    if not is_compiling() and checks.wanted(None, x.device) and count:
+        checks.values(
+            name,
+            None,
+            (x[1:] >= x[:-1]).all() & (x[0] >= 0) & (x[-1] <= most),
+            lambda: f"{name} {x.tolist()} must ascend from 0 to at most {most}",
+        )
 
 
 def _factors(name: str, x: Tensor | None, groups: int) -> None:

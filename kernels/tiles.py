@@ -107,8 +107,9 @@ def swizzle_scale_experts(
     """
     if checks.rank("scale", scale, 2).element_size() != 1:
         raise ShapeError(f"scale is {scale.dtype}; pass a one-byte dtype")
-    groups = checks.rank("first", first, 1).shape[0]
-    checks.shape("rows", checks.tensor("rows", rows), (groups,), "[G], as first")
+    groups = checks.dtype("first", checks.rank("first", first, 1), torch.int32, torch.int64).shape[0]
+    checks.operand("rows", rows, (groups,), "[G], as first", torch.int32, torch.int64)
+    checks.not_negative("capacity", capacity)
     checks.same_device(scale=scale, first=first, rows=rows)
     total, columns = scale.shape
     i = torch.arange(groups, device=scale.device)
@@ -151,7 +152,7 @@ def to_blocked_k_groups(scale: Tensor, ends: Tensor) -> Tensor:
     """
     if checks.rank("scale", scale, 2).element_size() != 1:
         raise ShapeError(f"scale is {scale.dtype}; pass a one-byte dtype")
-    groups = checks.rank("ends", ends, 1).shape[0]
+    groups = checks.dtype("ends", checks.rank("ends", ends, 1), torch.int32, torch.int64).shape[0]
     checks.same_device(scale=scale, ends=ends)
     m, c = scale.shape
     height, wide = align(m, HEIGHT), c + WIDTH * groups

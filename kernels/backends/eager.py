@@ -15,6 +15,7 @@ from kernels.backends import eager_cache
 from kernels.backends._host import column_major, lane_major, no_autocast_no_grad, take
 from kernels.backends.declaration import Allocate, Backend, Quantiser, Rows, Scales, WideLinear
 from kernels.checks import FP8, FP8_MAX
+from kernels.errors import ValueRangeError
 from kernels.formulas import ceil_to_ue8m0, divide_and_saturate, flashinfer_blocks, fp8_max, pack_ue8m0, saturate
 from kernels.records import Machine, Problem
 from kernels.support import BLOCK
@@ -212,6 +213,8 @@ def rope(
 ) -> tuple[Tensor, Tensor]:
     """``sat((x cos - partner sin) * factor)`` and ``sat(other * factor)``, each operation in float32."""
     x, half = rotated.to(torch.float32), rotated.shape[-1] // 2
+    if pos_ids.device.type == "cpu" and pos_ids.numel() and (last := int(pos_ids.max())) >= len(cos_sin_cache):
+        raise ValueRangeError(f"pos_ids holds {last}, and cos_sin_cache has {len(cos_sin_cache)} positions")
     cos, sin = cos_sin_cache.index_select(0, pos_ids).chunk(2, dim=-1)
     if is_neox:
         partner = torch.cat([x[..., half:], -x[..., :half]], dim=-1)
