@@ -390,9 +390,27 @@ def cutlass_moe_mm(
 ) -> Tensor:
     """Rows of every expert times its weight, ``scales_a * (scales_b * sum)``.
 
-    ``a [M, K]``, ``b [G, N, K]`` E4M3; float32 ``scales_a [M, 1]`` or ``[1, 1]``, ``scales_b [G, N]`` or ``[G, 1]``;
-    ``expert_offsets`` int32 ``[G]`` (first rows, each behind the rows of the expert before), ``problem_sizes`` int32
-    ``[G, 3]``; ``[M, N]``, rows of no expert unspecified. Raises what :func:`kernels.scaled_grouped_mm` raises.
+    Parameters
+    ----------
+    a, b
+        ``[M, K]`` and ``[G, N, K]`` E4M3.
+    scales_a
+        ``[M, 1]`` or ``[1, 1]`` float32.
+    scales_b
+        ``[G, N]`` or ``[G, 1]`` float32.
+    expert_offsets
+        ``[G]`` int32: the first row of each expert, behind the rows of the one before.
+    problem_sizes
+        ``[G, 3]`` int32: rows, N and K of each expert.
+
+    Returns
+    -------
+    Tensor
+        ``[M, N]`` of ``out_dtype``; unassigned rows are unspecified. NaN reaches the elements of its row or column.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, OptionError, ValueRangeError, NoBackendError
     """
     _, ends = _starts(expert_offsets, problem_sizes, b)
     rows, groups, n = checks.rank("a", a, 2).shape[0], b.shape[0], b.shape[1]

@@ -1,4 +1,7 @@
-"""Whole-tensor measures that engines' own tests use."""
+"""Whole-tensor measures that engines' own tests use.
+
+Source: DeepGEMM's ``calc_diff`` (deep_gemm/testing).
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,20 @@ def calc_diff(x: Tensor, y: Tensor) -> Tensor:
     Two tensors of zeros (or without elements) are equal: 0. One number for a whole tensor hides single wrong
     elements; it is here because engines publish it.
 
+    Parameters
+    ----------
+    x, y
+        Of any shape, the same for both, and of any real dtype.
+
     Returns
     -------
     Tensor
-        A float64 scalar.
+        A float64 scalar; NaN where a sum is NaN or infinite.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError
+        Two shapes, a complex dtype, or two devices.
     """
     left, right = checks.tensor("x", x), checks.tensor("y", y)
     if left.shape != right.shape:

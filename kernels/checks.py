@@ -213,15 +213,19 @@ def pair(name: str, value: object) -> tuple[Tensor, Tensor]:
 
 def output(name: str, x: object, expected: tuple[int, ...], meaning: str, *dtypes: torch.dtype) -> Tensor:
     """Return ``x`` when a kernel can write it: dtype, shape, and no two elements at one address."""
-    t = writable(name, operand(name, x, expected, meaning, *dtypes))
-    if t.is_contiguous():  # no graph of a changing number of rows can sort symbolic strides
-        return t
+    return disjoint(name, writable(name, operand(name, x, expected, meaning, *dtypes)))
+
+
+def disjoint(name: str, x: Tensor) -> Tensor:
+    """Return ``x`` of any shape when no two of its elements share memory; else raise :class:`LayoutError`."""
+    if x.is_contiguous():  # no graph of a changing number of rows can sort symbolic strides
+        return x
     reach = 0
-    for stride, size in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):
+    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1):
         if stride <= reach:
-            raise LayoutError(f"{name} has elements that share memory (strides {t.stride()}); pass a tensor of its own")
+            raise LayoutError(f"{name} has elements that share memory (strides {x.stride()}); pass a tensor of its own")
         reach += stride * (size - 1)
-    return t
+    return x
 
 
 def writable(name: str, x: Tensor) -> Tensor:

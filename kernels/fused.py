@@ -419,7 +419,7 @@ def rms_norm_dynamic_per_token_quant(
     scale_ub: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The norm of ``z = x [+ residual]`` (float32), one scale a row: ``max(min(amax, scale_ub) / 448, 1/(448*512))``.
+    """The norm of ``z = x + residual`` (float32), one scale a row: ``max(min(amax, scale_ub) / 448, 1/(448*512))``.
 
     Parameters
     ----------

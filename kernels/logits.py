@@ -111,7 +111,7 @@ def fp8_mqa_logits(
     weights
         ``[M, H]`` float32.
     cu_seqlen_ks, cu_seqlen_ke
-        ``[M]`` int32: query m sees ``ks[m] <= n < ke[m]``, within ``[0, N]``.
+        ``[M]`` int32: query m sees ``ks[m] <= n < ke[m]``, from 0 to N.
     clean_logits
         Write -inf outside the window; else those values are unspecified.
     check

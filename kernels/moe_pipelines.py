@@ -216,11 +216,11 @@ def route_by_method(
     """
     if method not in METHODS:
         raise OptionError(f"routing method {method!r:.80}; there are {', '.join(METHODS)}")
+    checks.number("routed_scaling_factor", routed_scaling_factor)
     if method != "DeepSeekV3" and (n_group, topk_group, routed_scaling_factor) != (1, 1, 1.0):
         raise OptionError(f"{method} has neither groups nor a scaling factor; they are DeepSeekV3's")
     if bias is not None and method not in ("DeepSeekV3", "MiniMax2"):
         raise InputError(f"{method} takes no bias; DeepSeekV3 and MiniMax2 do")
-    checks.number("routed_scaling_factor", routed_scaling_factor)
     x = checks.dtype("logits", checks.rank("logits", logits, 2), *checks.WIDE).to(torch.float32)
     if checks.positive("top_k", top_k) > x.shape[1]:
         raise OptionError(f"top_k={top_k} exceeds {x.shape[1]} experts")
@@ -327,6 +327,7 @@ def moe_experts(
     row = row_of(pipeline)
     inputs, codes = FP8 if row.quantise is None else torch.bfloat16, torch.int8 if row.weights == "group" else FP8
     operands(x, w13, w2, topk_weights, topk_ids, (inputs,), codes)
+    _scales(row, x, {"w13_scale": (w13, w13_scale), "w2_scale": (w2, w2_scale)})
     tokens, top_k = topk_ids.shape
     ways = way_of(row, combine, top_k)
     if weight_on_input and top_k != 1:
@@ -507,6 +508,20 @@ def way_of(row: Pipeline, combine: str | None, top_k: int) -> str:
     if combine not in row.combine:
         raise OptionError(f"combine={combine!r:.80}; this pipeline has {', '.join(row.combine)}")
     return combine
+
+
+def _scales(row: Pipeline, x: Tensor, weights: dict[str, tuple[Tensor, Tensor]]) -> None:
+    """Scales of both weights, of the shape that the row has."""
+    for name, (w, scale) in weights.items():
+        (e, n, _), blocks = w.shape, -(-w.shape[2] // BLOCK)
+        due, meaning = {
+            "expert": ((e,), "[E]"),
+            "channel": ((e, n), "[E, N]"),
+            "block": ((e, -(-n // BLOCK), blocks), "[E, ceil(N/128), ceil(K/128)]"),
+            "group": ((e, n, blocks), "[E, N, ceil(K/128)]"),
+        }[row.weights]
+        checks.operand(name, scale, due, meaning, torch.float32)
+        checks.same_device(x=x, **{name: scale})
 
 
 def _given(name: str, x: Tensor | None) -> Tensor:

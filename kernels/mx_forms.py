@@ -562,7 +562,8 @@ def fp8_block_to_mxfp8(
     """
     if torch.compiler.is_compiling():
         return compiled_op("fp8_block_to_mxfp8", x, block_scale, layout, dtype)
-    return mxfp8_quantize((x.float() * _spread(x, block_scale, "block_scale")).to(_dtype(dtype)), layout)
+    each = _spread(x, block_scale, "block_scale")
+    return mxfp8_quantize((x.float() * each).to(_dtype(dtype)), layout)
 
 
 @verb("cast", outputs=("q", "scale"), fake=_blocks_fake)

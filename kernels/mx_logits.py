@@ -74,7 +74,7 @@ def fp8_fp4_mqa_logits(
     weights
         ``[M, H]`` float32, or bf16 with bf16 logits.
     cu_seqlen_ks, cu_seqlen_ke
-        ``[M]`` int32: query m sees ``ks[m] <= n < ke[m]``, within ``[0, N]``.
+        ``[M]`` int32: query m sees ``ks[m] <= n < ke[m]``, from 0 to N.
     clean_logits
         Write -inf outside the window; else those values are unspecified.
     max_seqlen_k

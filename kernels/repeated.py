@@ -141,7 +141,8 @@ class CallSignature:
         return len(self._rows) < 2 or len({tensors[i].shape[0] for i in self._rows}) == 1
 
 
-PLAIN = (int, float, str, bool, type(None))
+PLAIN = frozenset({int, float, str, bool, type(None)})
+"""Types of options; a key holds the type too, because 1 equals True."""
 
 
 def with_fast_path(
@@ -171,17 +172,19 @@ def with_fast_path(
                 if isinstance(value, Tensor):
                     tensors.append(value)
                     key.append(Tensor)
-                elif type(value) in PLAIN:
-                    key.append(value)
+                elif (kind := type(value)) in PLAIN:
+                    key += (kind, value)
                 else:
                     return verb(*args, **kwargs)
             for name, value in kwargs.items():
                 if isinstance(value, Tensor):
                     tensors.append(value)
                     value = Tensor
-                elif type(value) not in PLAIN:
+                    key += (name, value)
+                elif (kind := type(value)) in PLAIN:
+                    key += (name, kind, value)
+                else:
                     return verb(*args, **kwargs)
-                key += (name, value)
             if not tensors:
                 return verb(*args, **kwargs)
             first, memo = tensors[0], current().weights

@@ -138,10 +138,12 @@ def swizzle_scale_experts(
 
 @verb("layout")
 def to_blocked_k_groups(scale: Tensor, ends: Tensor) -> Tensor:
-    """Scales ``[M, C]`` of one byte whose columns belong to groups, each group in tiles of its own; zeros elsewhere.
+    """Scales of one byte whose columns belong to groups, each group in tiles of its own; zeros elsewhere.
 
     Parameters
     ----------
+    scale
+        ``[M, C]`` of a one-byte dtype; bytes are moved, NaN included.
     ends
         ``[G]`` integers, ascending: the column after each group's last.
 
