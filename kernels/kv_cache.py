@@ -351,7 +351,7 @@ def append_paged_kv_cache(
     (E4M3, bf16 or f16). ``kv_indices[kv_indptr[b]:]`` are the pages of request b; ``kv_last_page_len`` is not read.
     """
     dtypes = (FP8, *NARROW)
-    checks.dtype("append_key", append_key, *dtypes)
+    checks.dtype("append_key", checks.rank("append_key", append_key, 3), *dtypes)
     caches = {"k_cache": k_cache, "v_cache": v_cache}
     pages = {name: _paged(name, x, kv_layout, append_key.dtype) for name, x in caches.items()}
     _requests(append_key.shape[0], batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len)

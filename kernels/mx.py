@@ -103,6 +103,7 @@ def mxfp8_quantize(
     """
     if element not in FP8_ELEMENTS:
         raise OptionError(f"element={element!r}: there are {', '.join(FP8_ELEMENTS)}")
+    checks.rank("x", x, 2)
     checks.multiple("alignment", checks.positive("alignment", alignment), MX_BLOCK, "the elements that share a scale")
     if torch.compiler.is_compiling():
         return compiled_op("mxfp8_quantize", x, layout, rounding, element, alignment)

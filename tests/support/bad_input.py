@@ -79,6 +79,8 @@ def bad_calls(verb: Verb, arguments: dict[str, Any], writes: Sequence[str] = ())
             yield Bad(name, part, "on another device", x.to("meta"))
         ranks = {len(dims) for n in _part_names(name, part) for dims in declared.get(n, ())}
         yield Bad(name, part, "an axis more", x[None], True, x.dim() + 1 in ranks)
+        if x.numel() > 1:
+            yield Bad(name, part, "no axis", x.flatten()[0], True, 0 in ranks)
         if x.dim() > 1:
             yield Bad(name, part, "one axis", x.reshape(-1), True, 1 in ranks)
         own = _own_axes(declared, _part_names(name, part), x) if len(tensors) > 1 else set(range(x.dim()))
