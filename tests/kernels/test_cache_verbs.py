@@ -112,8 +112,6 @@ BAD = (
 def test_bad_calls_of_layouts_and_combinations(
     name: str, at: int, change: Callable[[object], object], error: type[KernelError], said: str
 ) -> None:
-    name: str, at: int, change: Callable[[object], object], error: type[KernelError], said: str
-) -> None:
     with pytest.raises(error, match=said):
         getattr(kernels, name)(*changed(name, at, change))
 
