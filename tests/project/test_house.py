@@ -111,7 +111,8 @@ class TestCommands:
                 "    cpu,interpreter", "    interpreter"
             )
         (tmp_path / "tox.ini").write_text(text)
-        command = [sys.executable, "-m", "tox", "config", "-e", ",".join(names), "-k", "description"]
+        asked_for = names[:1] if broken else names
+        command = [sys.executable, "-m", "tox", "config", "-e", ",".join(asked_for), "-k", "description"]
         asked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         refused = "not found in configuration file" in asked.stdout + asked.stderr
         assert (asked.returncode != 0, refused) == (broken, broken), asked.stdout + asked.stderr
