@@ -10,15 +10,15 @@ import pytest
 from tests.support import together
 
 
-def command(text: str, status: int = 0) -> str:
+def command(text: str, status: int = 0) -> list[str]:
     """Prints a text and ends with a status."""
-    return shlex.join([sys.executable, "-c", f"print({text!r}); raise SystemExit({status})"])
+    return [sys.executable, "-c", f"print({text!r}); raise SystemExit({status})"]
 
 
 @pytest.mark.parametrize("failing", [None, 0, 1, 2])
 def test_the_status_is_that_of_all(failing: int | None, capfd: pytest.CaptureFixture[str]) -> None:
     """Each of three fails once; the others run all the same, and the first ones print first."""
     one, two, three = (command(f"number {i}", int(i == failing)) for i in range(3))
-    assert together.main([f"{one} {together.THEN} {two}", three]) == int(failing is not None)
+    assert together.main([shlex.join(three), "--", *one, together.THEN, *two]) == int(failing is not None)
     printed = [line for line in capfd.readouterr().out.splitlines() if line.startswith("number")]
     assert printed == ["number 0", "number 1", "number 2"]

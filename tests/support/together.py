@@ -1,9 +1,9 @@
 """Run commands side by side; exit 1 if one of them fails.
 
-    python tests/support/together.py "python -m oracle fixtures check --then pytest -q" "mypy -p oracle" "ruff check ."
+    python tests/support/together.py "mypy -p oracle" "ruff check ." -- python -m oracle fixtures check --then pytest -q
 
-The first one prints as it runs, and ``--then`` in it stands between commands that run one after the other, also when
-one fails. What the others print comes after it, in their order.
+The words after ``--`` are the commands in the foreground, which print as they run; ``--then`` stands between commands
+that run one after the other, also when one fails. The others run beside them, and what they print comes after it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from itertools import groupby
 THEN = "--then"
 
 
-def main(commands: list[str]) -> int:
-    first, *others = commands
+def main(arguments: list[str]) -> int:
+    at = arguments.index("--")
+    background, foreground = arguments[:at], arguments[at + 1 :]
     started = [
         (command, subprocess.Popen(shlex.split(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-        for command in others
+        for command in background
     ]
     failed = False
-    for is_separator, words in groupby(shlex.split(first), lambda word: word == THEN):
+    for is_separator, words in groupby(foreground, lambda word: word == THEN):
         if not is_separator:
             command = [*words]
             print(f"$ {shlex.join(command)}", flush=True)
