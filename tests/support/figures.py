@@ -10,6 +10,7 @@ arrows, back      pairs of rooms of which one imports the other; pairs that impo
 floors            rooms on the longest chain of imports (a cycle counts as one)
 class checks      isinstance and issubclass with a contract class, outside the room that holds the contracts
 names             files that name a routine, in each package
+docstrings        public tensor functions whose docstrings lack nothing (tests/support/docstrings.py), of all
 """
 
 from __future__ import annotations
@@ -152,6 +153,11 @@ def main() -> None:
     apart = circles_in_rooms(root)
     print(f"circles of files {len(apart)}: {', '.join(str(len(names)) for names in apart) or 'none'} files")
     print(f"class checks on contracts outside their room {class_checks(trees)}")
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from tests.support import docstrings
+
+    stated = docstrings.counts(root).items()
+    print(f"docstrings {', '.join(f'{package} {whole} of {every}' for package, (whole, every) in stated)}")
     for name in NAMES:
         counts = ", ".join(f"{package} {named(root, package, name)}" for package in ("oracle", "kernels", "tests"))
         print(f"files that name {name}: {counts}")
