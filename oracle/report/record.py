@@ -240,11 +240,6 @@ def key_of(outcome_id: str, subject: str, arch: str, stamp: str, run: Run) -> st
     return _digest([outcome_id, subject, arch, stamp, run.versions])
 
 
-def outcome_from_json(record: Mapping[str, Any]) -> Outcome:
-    """The inverse of :meth:`oracle.report.outcome.Outcome.to_json`; ValueError says what is wrong with ``record``."""
-    return _outcome(_sound(_as_now(record), "outcome"))
-
-
 def report_from_json(record: Mapping[str, Any]) -> Report:
     """The inverse of :meth:`oracle.report.outcome.Report.to_json`; fields that older files lack are empty.
 
