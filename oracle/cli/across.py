@@ -26,11 +26,11 @@ def add(commands: Commands) -> None:
         "which step of the arithmetic makes the difference, and whether an output of the one passes on the other. "
         "Captured outputs stand for the arch that gave them.",
     )
-    said = "architectures, separated by commas (default: %(default)s)"
-    command.add_argument("--arches", default=",".join(across.ARCHES), metavar="LIST", help=said)
+    text = "architectures, separated by commas (default: %(default)s)"
+    command.add_argument("--arches", default=",".join(across.ARCHES), metavar="LIST", help=text)
     command.add_argument("--contract", metavar="NAME", help="only this routine")
-    said = "every case of this profile (default: a few cases of each routine)"
-    command.add_argument("--profile", choices=profiles.PROFILES, help=said)
+    text = "every case of this profile (default: a few cases of each routine)"
+    command.add_argument("--profile", choices=profiles.PROFILES, help=text)
     command.add_argument("--case", metavar="ID", help="only this case")
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder; `none` replays no captured output")
     add_jobs(command)

@@ -61,11 +61,11 @@ def add_judge(commands: common.Commands) -> None:
     common.add_recipe(command)
     common.add_explain_level(command)
     common.add_json(command, "the verdicts")
-    for name, (_, said) in common.FORMATS.items():
+    for name, (_, text) in common.FORMATS.items():
         if name != "json":
-            command.add_argument(f"--{name}", metavar="OUT", help=f"of a folder: {said}")
-    said = "of a folder: write every outcome to this new file as soon as it is known"
-    command.add_argument("--record", type=Path, metavar="OUT.jsonl", help=said)
+            command.add_argument(f"--{name}", metavar="OUT", help=f"of a folder: {text}")
+    text = "of a folder: write every outcome to this new file as soon as it is known"
+    command.add_argument("--record", type=Path, metavar="OUT.jsonl", help=text)
     common.add_volume_arguments(command)
 
 
@@ -122,10 +122,10 @@ _Call = tuple[Contract, dict[str, Tensor], dict[str, Tensor], dict[str, object]]
 def _add_call_arguments(command: argparse.ArgumentParser, *, several: bool = False, optional: bool = False) -> None:
     command.add_argument("file", type=Path, metavar="FILE|DIR" if several else "FILE.safetensors")
     optional |= several
-    said = "for a file that does not say it; see `fp8-oracle list`" if optional else "see `fp8-oracle list`"
-    command.add_argument("--contract", required=not optional, metavar="NAME", help=said)
-    said = "an input of the contract that has another name in the file; TENSOR.T is its transpose"
-    common.repeated(command, "--input", "NAME=TENSOR", said)
+    text = "for a file that does not say it; see `fp8-oracle list`" if optional else "see `fp8-oracle list`"
+    command.add_argument("--contract", required=not optional, metavar="NAME", help=text)
+    text = "an input of the contract that has another name in the file; TENSOR.T is its transpose"
+    common.repeated(command, "--input", "NAME=TENSOR", text)
     common.repeated(command, "--option", "NAME=VALUE", "an option, as out_dtype=bfloat16")
 
 
@@ -366,17 +366,17 @@ def _lines(found: Diagnosis) -> list[str]:
     lines = [f"  {found.failing} of {counted(found.total, 'element')} fail: {found.where}"]
     lines += [f"  {finding}" for finding in found.findings]
     for rank, e in enumerate(found.explanations[:5], 1):
-        said = f"{e.explained} of {e.failing} failing elements, {e.contradicted} contradicted"
+        text = f"{e.explained} of {e.failing} failing elements, {e.contradicted} contradicted"
         if e.local:
-            said = f"all {e.explained} failing elements, and the rest is right without it"
+            text = f"all {e.explained} failing elements, and the rest is right without it"
         if e.where:
-            said = f"{e.where}: all {e.explained} failing elements are right results of that"
+            text = f"{e.where}: all {e.explained} failing elements are right results of that"
         if e.beyond:
-            said = f"all {e.placed} failing elements are its sums, some with scales from beyond the buffer"
+            text = f"all {e.placed} failing elements are its sums, some with scales from beyond the buffer"
         elif e.placed:
-            said = f"all {e.placed} failing elements lie where it writes nothing, and whatever it writes is right"
+            text = f"all {e.placed} failing elements lie where it writes nothing, and whatever it writes is right"
         met_in = f"; met in {e.met_in}" if e.met_in else ""
-        lines.append(f"  {rank}. {e.name}: {said} ({e.numerics}{met_in})")
+        lines.append(f"  {rank}. {e.name}: {text} ({e.numerics}{met_in})")
     if not found.explanations:
         lines.append("  no fault of the catalogue reproduces half of the failing elements")
     return lines

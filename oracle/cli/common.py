@@ -136,14 +136,14 @@ def declared(arguments: argparse.Namespace) -> str | None:
 
 def add_explain_level(command: argparse.ArgumentParser) -> None:
     """``--explain LEVEL``, a level of :mod:`oracle.diagnosis.level`."""
-    said = "how much is said of why an output fails: nothing, the first known fault that holds (default), or everything"
-    command.add_argument("--explain", choices=[str(level) for level in Explain], default=str(Explain.QUICK), help=said)
+    text = "how much is said of why an output fails: nothing, the first known fault that holds (default), or everything"
+    command.add_argument("--explain", choices=[str(level) for level in Explain], default=str(Explain.QUICK), help=text)
 
 
 def add_jobs(command: argparse.ArgumentParser) -> None:
     """``--jobs N``, for :func:`oracle.harness.jobs.in_order`."""
-    said = "processes that judge at the same time (default: 1); what is written is the same with any number"
-    command.add_argument("--jobs", type=whole(1), default=1, metavar="N", help=said)
+    text = "processes that judge at the same time (default: 1); what is written is the same with any number"
+    command.add_argument("--jobs", type=whole(1), default=1, metavar="N", help=text)
 
 
 class Bar:

@@ -141,8 +141,8 @@ def marked(
     if not kept and chosen:
         raise CaseError(f"`where` is true for none of the {len(chosen)} cases of {contract}")
     if not kept:
-        said = among(contract, sorted(grammar.grammars()), see="fp8-oracle list contracts")
-        raise CaseError(f"no contract with cases is named {contract!r}; {said}")
+        text = among(contract, sorted(grammar.grammars()), see="fp8-oracle list contracts")
+        raise CaseError(f"no contract with cases is named {contract!r}; {text}")
     return kept
 
 

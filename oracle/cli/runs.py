@@ -60,26 +60,26 @@ def add_verify(commands: common.Commands) -> None:
     command.add_argument("--subject", metavar="NAME", help="only this subject (a backend, or a captured call)")
     command.add_argument("--case", metavar="ID", help="only this case or capture, as a failing row prints it")
     command.add_argument("--arch", metavar="NAME", help="only what ran or runs on this arch, as sm90")
-    said = "also the subjects that this function returns; may be repeated"
-    common.repeated(command, "--provider", "MODULE:CALLABLE", said)
+    text = "also the subjects that this function returns; may be repeated"
+    common.repeated(command, "--provider", "MODULE:CALLABLE", text)
     common.add_explain_level(command)
     command.add_argument("--list", action="store_true", help="print the ids that would run, and stop")
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder; `none` replays nothing")
     common.add_jobs(command)
-    said = "judge on the machines of a Ray cluster, at ADDRESS as auto or host:6379 (default: the one Ray finds)"
-    command.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=said)
-    said = "the i-th of n parts of all cases, the same on every machine; `fp8-oracle merge` joins their records"
-    command.add_argument("--shard", metavar="I/N", help=said)
-    said = "CPU threads of one case (default: 1 for a profile, whose cases are small; all of them for --case)"
-    command.add_argument("--threads", type=int, metavar="N", help=said)
-    said = "seconds that a subject may take for one case (default: %(default)g)"
-    command.add_argument("--limit", type=float, default=LIMIT, metavar="S", help=said)
-    said = "append every outcome to this file as soon as it is known"
-    command.add_argument("--record", type=Path, metavar="FILE.jsonl", help=said)
-    said = "continue --record; what the same code has judged is not run again"
-    command.add_argument("--resume", action="store_true", help=said)
-    said = "keep the judged outputs as a captures folder, for `fixtures adopt`"
-    command.add_argument("--keep", type=Path, metavar="DIR", help=said)
+    text = "judge on the machines of a Ray cluster, at ADDRESS as auto or host:6379 (default: the one Ray finds)"
+    command.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=text)
+    text = "the i-th of n parts of all cases, the same on every machine; `fp8-oracle merge` joins their records"
+    command.add_argument("--shard", metavar="I/N", help=text)
+    text = "CPU threads of one case (default: 1 for a profile, whose cases are small; all of them for --case)"
+    command.add_argument("--threads", type=int, metavar="N", help=text)
+    text = "seconds that a subject may take for one case (default: %(default)g)"
+    command.add_argument("--limit", type=float, default=LIMIT, metavar="S", help=text)
+    text = "append every outcome to this file as soon as it is known"
+    command.add_argument("--record", type=Path, metavar="FILE.jsonl", help=text)
+    text = "continue --record; what the same code has judged is not run again"
+    command.add_argument("--resume", action="store_true", help=text)
+    text = "keep the judged outputs as a captures folder, for `fixtures adopt`"
+    command.add_argument("--keep", type=Path, metavar="DIR", help=text)
     common.add_output_arguments(command)
     common.add_volume_arguments(command)
 
@@ -128,13 +128,13 @@ def add_compare(commands: common.Commands) -> None:
     )
     command.add_argument("old", type=Path, metavar="OLD")
     command.add_argument("new", type=Path, metavar="NEW")
-    said = "compare this subject of the old run with that one of the new run, and nothing else"
-    common.repeated(command, "--pair", "OLD=NEW", said)
+    text = "compare this subject of the old run with that one of the new run, and nothing else"
+    common.repeated(command, "--pair", "OLD=NEW", text)
     common.add_json(command, "the changes")
-    said = "write the changes as the comment of a pull request; `-` is the standard output"
-    command.add_argument("--markdown", metavar="FILE", help=said)
-    said = "with --markdown: its heading, and in its hidden first line what tells it from others (default: %(default)s)"
-    command.add_argument("--title", default=changes.TITLE, metavar="NAME", help=said)
+    text = "write the changes as the comment of a pull request; `-` is the standard output"
+    command.add_argument("--markdown", metavar="FILE", help=text)
+    text = "with --markdown: its heading, and in its hidden first line what tells it from others (default: %(default)s)"
+    command.add_argument("--title", default=changes.TITLE, metavar="NAME", help=text)
     common.add_volume_arguments(command)
 
 
@@ -366,14 +366,14 @@ def _wanted_items(
         return kept
     if wanted.subject is not None and wanted.subject not in {item.subject for item in items}:
         known = sorted({item.subject for item in items})
-        said = among(wanted.subject, known, see="fp8-oracle list subjects")
-        raise CaseError(f"no subject {wanted.subject!r} on this machine; {said}")
+        text = among(wanted.subject, known, see="fp8-oracle list subjects")
+        raise CaseError(f"no subject {wanted.subject!r} on this machine; {text}")
     arches = sorted({item.arch for item in items} - {"-"})
     if wanted.arch is not None and wanted.arch not in arches:
         raise CaseError(f"no arch {wanted.arch!r} in what can be run here; {among(wanted.arch, arches)}")
     if wanted.id is not None and wanted.id.startswith("captures/") and wanted.id not in {i.id for i in items}:
-        said = among(wanted.id, (item.id for item in items), see="fp8-oracle verify --list")
-        raise CaseError(f"no capture {wanted.id!r}; {said}")
+        text = among(wanted.id, (item.id for item in items), see="fp8-oracle verify --list")
+        raise CaseError(f"no capture {wanted.id!r}; {text}")
     asked = [str(part) for part in (wanted.id, wanted.contract, wanted.subject, wanted.arch) if part is not None]
     raise CaseError(
         f"nothing to run for {', '.join(asked)} (arches: {', '.join(arches)}); `fp8-oracle verify --list` prints "

@@ -45,10 +45,10 @@ def add_mutate(commands: Commands) -> None:
 
 
 def add_conformance(commands: Commands) -> None:
-    said = "compare the instruction models with published hardware vectors"
-    command = add_command(commands, "conformance", _conformance, said)
-    said = "folder of a_*.txt, b_*, c_*, d_* sets"
-    command.add_argument("--vectors", required=True, type=Path, metavar="DIR", help=said)
+    text = "compare the instruction models with published hardware vectors"
+    command = add_command(commands, "conformance", _conformance, text)
+    text = "folder of a_*.txt, b_*, c_*, d_* sets"
+    command.add_argument("--vectors", required=True, type=Path, metavar="DIR", help=text)
 
 
 def _mutate(arguments: argparse.Namespace) -> int:
@@ -195,8 +195,8 @@ def _conformance(arguments: argparse.Namespace) -> int:
     table.add_column("mismatches", justify="right")
     table.add_column("first mismatch, note", overflow="fold")
     for row in rows:
-        said = "; ".join(text for text in (row.first, row.note) if text)
-        cells = (row.gpu, row.format, row.output, row.instruction, str(row.vectors), str(row.mismatches), said)
+        message = "; ".join(text for text in (row.first, row.note) if text)
+        cells = (row.gpu, row.format, row.output, row.instruction, str(row.vectors), str(row.mismatches), message)
         table.add_row(*cells, style="bold red" if row.mismatches else None)
     console().print(table)
     return 1 if any(row.mismatches for row in rows) else 0

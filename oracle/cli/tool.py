@@ -57,10 +57,10 @@ def add_list(commands: Commands) -> None:
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder")
     command.add_argument("--coverage", action="store_true", help="the legs of every routine: P, R, D, G and H by arch")
     command.add_argument("--markdown", action="store_true", help="with --coverage: as Markdown, CPU subjects only")
-    said = "what a contract admits and no default case of validate has, or all of them"
-    command.add_argument("--reach", action="store_true", help=said)
-    said = "with --coverage: write it between the markers of a Markdown file"
-    command.add_argument("--update", type=Path, metavar="FILE", help=said)
+    text = "what a contract admits and no default case of validate has, or all of them"
+    command.add_argument("--reach", action="store_true", help=text)
+    text = "with --coverage: write it between the markers of a Markdown file"
+    command.add_argument("--update", type=Path, metavar="FILE", help=text)
 
 
 def add_plan(commands: Commands) -> None:
@@ -106,11 +106,11 @@ def our_kernels(search: list[str] | None = None) -> Finding:
     found = Path(spec.origin).resolve().parent
     if found != ours:
         owner = ", ".join(packages_distributions().get("kernels", [])) or "no known distribution"
-        said = (
+        text = (
             f"another package named kernels is imported instead of ours: {found} (of {owner}); Hugging Face's "
             "`kernels` on PyPI has the same name: uninstall it, or use a virtual environment without it"
         )
-        return Finding("kernels", "problem", said)
+        return Finding("kernels", "problem", text)
     return Finding("kernels", "ok", str(found))
 
 
@@ -237,8 +237,8 @@ def _lines(arguments: argparse.Namespace) -> Iterator[str]:
     else:
         for schedule in schedules():
             unshown = schedule.instruction.unshown
-            said = f"\tno hardware has shown: {unshown}" if unshown else ""
-            yield f"{schedule.name}\t{schedule.status.value}\t{schedule.seen_in}{said}"
+            text = f"\tno hardware has shown: {unshown}" if unshown else ""
+            yield f"{schedule.name}\t{schedule.status.value}\t{schedule.seen_in}{text}"
 
 
 def _reach(only: str | None) -> int:

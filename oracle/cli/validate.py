@@ -81,13 +81,13 @@ def add_validate(commands: common.Commands) -> None:
     common.add_recipe(command)
     common.add_explain_level(command)
     command.add_argument("--profile", choices=PROFILES, default="quick")
-    said = "repeat a run: fixes what it draws; 0 has the published cases"
-    command.add_argument("--seed", type=common.whole(0), help=said)
+    text = "repeat a run: fixes what it draws; 0 has the published cases"
+    command.add_argument("--seed", type=common.whole(0), help=text)
     example = EXAMPLE.replace("%", "%%")
     command.add_argument("--domain", metavar="CONDITIONS", help=f"extents that the kernel takes, as '{example}'")
     command.add_argument("--case", action="append", metavar="ID", help="only this case; may be repeated")
-    said = "only the calls in these files, as `cases from-checkpoint`, oracle.sample and --save write them"
-    command.add_argument("--cases", dest="calls", type=Path, metavar="FILE|DIR", help=said)
+    text = "only the calls in these files, as `cases from-checkpoint`, oracle.sample and --save write them"
+    command.add_argument("--cases", dest="calls", type=Path, metavar="FILE|DIR", help=text)
     common.repeated(
         command,
         "--require",
@@ -105,12 +105,12 @@ def add_validate(commands: common.Commands) -> None:
     )
     common.add_jobs(command)
     command.add_argument("-x", "--exitfirst", action="store_true", help="stop after the first case that fails")
-    said = "append every outcome to this file as soon as it is known; with --profile soak every stretch"
-    command.add_argument("--record", type=Path, metavar="FILE.jsonl", help=said)
-    said = "continue --record with its seed: cases that the same code has judged are not called again"
-    command.add_argument("--resume", action="store_true", help=said)
-    said = "with --profile soak: stretches with a failure after which it ends (default: %(default)d)"
-    command.add_argument("--stop-after", type=common.whole(1), default=3, metavar="N", help=said)
+    text = "append every outcome to this file as soon as it is known; with --profile soak every stretch"
+    command.add_argument("--record", type=Path, metavar="FILE.jsonl", help=text)
+    text = "continue --record with its seed: cases that the same code has judged are not called again"
+    command.add_argument("--resume", action="store_true", help=text)
+    text = "with --profile soak: stretches with a failure after which it ends (default: %(default)d)"
+    command.add_argument("--stop-after", type=common.whole(1), default=3, metavar="N", help=text)
     command.add_argument("--save", metavar="FILE", help="minimise the first failing case into this safetensors file")
     common.add_output_arguments(command)
     common.add_volume_arguments(command)
@@ -374,15 +374,15 @@ def add_fingerprint(commands: common.Commands) -> None:
     command.add_argument("kernel", metavar="MODULE:CALLABLE")
     what = command.add_mutually_exclusive_group(required=True)
     what.add_argument("--contract", metavar="NAME", help="a product; see `fp8-oracle list`")
-    said = "called with a, b [128, 256], a_scale, b_scale [128, 256 / block] (not swizzled) and out_dtype"
-    what.add_argument("--block-scaled", choices=KINDS, help=said)
+    text = "called with a, b [128, 256], a_scale, b_scale [128, 256 / block] (not swizzled) and out_dtype"
+    what.add_argument("--block-scaled", choices=KINDS, help=text)
     for side in ("a", "b"):
-        said = f"with --block-scaled mxf8f6f4: of {side} (default: {FORMATS[0]}); FP6 is one code a byte, FP4 packed"
-        command.add_argument(f"--{side}-format", choices=FORMATS, help=said)
+        text = f"with --block-scaled mxf8f6f4: of {side} (default: {FORMATS[0]}); FP6 is one code a byte, FP4 packed"
+        command.add_argument(f"--{side}-format", choices=FORMATS, help=text)
     command.add_argument("--adapter", **ADAPTER)
     command.add_argument("--k", type=int, default=512, help="with --contract: a multiple of 128 (default: 512)")
-    said = "(default: bfloat16; with --block-scaled float32)"
-    command.add_argument("--out-dtype", choices=sorted(OUT_DTYPES), help=said)
+    text = "(default: bfloat16; with --block-scaled float32)"
+    command.add_argument("--out-dtype", choices=sorted(OUT_DTYPES), help=text)
     command.add_argument("--device", **DEVICE)
     command.add_argument("--seed", type=common.whole(0), default=0)
     command.add_argument("--limit", **LIMITED)

@@ -229,8 +229,8 @@ def _stretching(
         failures = [finding.to_json() for finding in report.failures]
         growth = watched.growth()
         if any(grown > most for grown, most in zip(growth, GROWTH, strict=True)):
-            said = f"the kernel's process grew by {growth[0] >> 20} MiB and {growth[1]} descriptors in one stretch"
-            failures.append({"case": "-", "watch": "leak", "verdict": {"status": "FAILED", "summary": said}})
+            text = f"the kernel's process grew by {growth[0] >> 20} MiB and {growth[1]} descriptors in one stretch"
+            failures.append({"case": "-", "watch": "leak", "verdict": {"status": "FAILED", "summary": text}})
         return {
             "seed": seed,
             "seconds": round(report.seconds, 3),

@@ -346,14 +346,14 @@ def condensed(
     finite = [error for error in errors if error.ulps < float("inf")]
     first = next(iter(report.failures), None)
     if report.conforms:
-        said = "CONFORMS"
+        text = "CONFORMS"
     elif any(f.watch == LOAD or f.verdict.status is Status.CRASHED for f in report.failures) and not numbers:
-        said = "CRASHED"
+        text = "CRASHED"
     else:
-        said = "UNTESTED" if report.untested else "FAILED"
+        text = "UNTESTED" if report.untested else "FAILED"
     return replace(
         base,
-        verdict=said,
+        verdict=text,
         why="" if first is None else f"{first.watch}: {first.verdict.reason or first.verdict.summary}",
         judged=len(numbers),
         identified=len(known),

@@ -73,8 +73,8 @@ class Coverage:
         if self.domain:
             yield f"domain {self.domain} ({'stated' if self.stated else 'learned from refusals'})"
         extents = [name for name, values in self.judged.items() if values and isinstance(values[0], int)]
-        said = ", ".join(f"{name} {_span(self.judged[name])}" for name in extents)
-        yield f"covered {counted(self.shapes[0], 'shape')} of {self.shapes[1]} asked: {said}"
+        text = ", ".join(f"{name} {_span(self.judged[name])}" for name in extents)
+        yield f"covered {counted(self.shapes[0], 'shape')} of {self.shapes[1]} asked: {text}"
         others = [name for name in self.asked if name not in extents and self.asked[name]]
         yield "covered " + ", ".join(_of(name, self.judged[name], self.asked[name]) for name in others)
         for count, case, reason in self.refused:

@@ -138,8 +138,8 @@ class Session:
         reply = self.worker.ask(request)
         if not reply.ok:
             reason, *frames = reply.text.split("\n")
-            said = f"the kernel does not offer this call: {reason}"
-            refused = Verdict(Status.UNSUPPORTED, said, reason=reason)
+            text = f"the kernel does not offer this call: {reason}"
+            refused = Verdict(Status.UNSUPPORTED, text, reason=reason)
             offered = reply.kind not in ("unsupported", "uncapturable")
             problem = replace(crashed(f"{CAUSES[reply.kind]}: {reason}"), frames=tuple(frames)) if offered else refused
             return Answer(problem=problem, hopeless=reply.kind in ("load", "signature"), hung=reply.kind == "hang")
@@ -155,8 +155,8 @@ class Session:
         for name, claim in claims.items():
             made = read(claim, shared, [made for made, _ in laid])
             if made is None:
-                said = f"{name} {list(claim.shape)} with strides {list(claim.stride)}"
-                return Answer(problem=crashed(f"{CAUSES['result']}: {said} does not lie in the memory of the call"))
+                text = f"{name} {list(claim.shape)} with strides {list(claim.stride)}"
+                return Answer(problem=crashed(f"{CAUSES['result']}: {text} does not lie in the memory of the call"))
             found[name] = made
         guards = [*(damage for made, _ in laid if (damage := made.damage())), *reply.text.splitlines()]
         changed = [made.name for made, old in before if made.changed(old)]

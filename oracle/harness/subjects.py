@@ -116,9 +116,9 @@ def _meant(error: BaseException) -> str:
 
 def broken(point: EntryPoint, why: str) -> Provider:
     """The provider of an entry point that gives no subjects."""
-    said = f"{why}; `fp8-oracle doctor` says which package was found"
+    text = f"{why}; `fp8-oracle doctor` says which package was found"
     return Provider(
-        point.name, point.value, problem=f"subjects {point.name!r} ({point.value}) cannot be loaded: {said}"
+        point.name, point.value, problem=f"subjects {point.name!r} ({point.value}) cannot be loaded: {text}"
     )
 
 

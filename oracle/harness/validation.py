@@ -172,8 +172,8 @@ def validate(
     if both := [name for name in require if name in exempt]:
         raise OptionError(f"{both[0]!r} is required and exempt; leave out one")
     if calls is None and not cases.grammars().get(contract):
-        said = among(contract, cases.grammars(), see="fp8-oracle list contracts")
-        raise CaseError(f"no contract with cases is named {contract!r}; {said}")
+        message = among(contract, cases.grammars(), see="fp8-oracle list contracts")
+        raise CaseError(f"no contract with cases is named {contract!r}; {message}")
     files = None if calls is None else _files(Path(calls), contract)
     if files is not None and (case is not None or profile == "soak"):
         raise OptionError("calls in files (--cases) are judged alone; leave out --case and the profile soak")

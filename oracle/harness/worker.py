@@ -93,13 +93,13 @@ class Server:
         except NotImplementedError as error:
             return Reply("unsupported", _text(error))
         except BaseException as error:  # foreign code may raise anything, KeyboardInterrupt and SystemExit included
-            said = "\n".join((_text(error), *frames_of(error)))
+            text = "\n".join((_text(error), *frames_of(error)))
             if type(error).__name__ == "OutOfMemoryError":
-                return Reply("memory", said)
+                return Reply("memory", text)
             if isinstance(error, SystemExit):
                 return Reply("exit", f"the kernel called exit({error.code})")
             device = "CUDA" in str(error) or type(error).__name__ == "AcceleratorError"
-            return Reply("device" if device else "raised", said)
+            return Reply("device" if device else "raised", text)
 
     def probe(self, request: Mapping[str, Any]) -> Reply:
         """Whether this process can open memory of the parent on the GPU; asked before the kernel is imported."""
@@ -296,8 +296,8 @@ def _import(name: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if f"{module}.".startswith(f"{error.name}."):  # itself, and no module that it imports
-            said = f"{error} in the current folder or among what is installed; run where {error.name}.py is"
-            raise ModuleNotFoundError(said, name=error.name) from None
+            text = f"{error} in the current folder or among what is installed; run where {error.name}.py is"
+            raise ModuleNotFoundError(text, name=error.name) from None
         raise
     for part in path.split("."):
         if not hasattr(found, part):

@@ -67,8 +67,8 @@ class Across:
         found: dict[tuple[str, str], list[str]] = {}
         for (contract, arch), reasons in why.items():
             if all(reasons):
-                said = reasons[0].partition("; known:")[0].replace(f"{contract} ", "").replace(f" of {contract}", "")
-                found.setdefault((arch, said), []).append(contract)
+                text = reasons[0].partition("; known:")[0].replace(f"{contract} ", "").replace(f" of {contract}", "")
+                found.setdefault((arch, text), []).append(contract)
         return found
 
 
@@ -288,11 +288,11 @@ def to_html(report: Across) -> str:
     links = "".join(f'<a href="#{name}">{escape(title)}</a>' for name, title, _ in parts)
     calls = len(report.compared) - len(report.captured)
     routines = len({compared.contract for compared in report.compared if compared.pairs})
-    said = f"{counted(calls, 'call')} of {counted(routines, 'routine')} on {', '.join(report.arches)}"
+    text = f"{counted(calls, 'call')} of {counted(routines, 'routine')} on {', '.join(report.arches)}"
     head = (
         '<a class="skip" href="#summary">Skip to the table</a>\n<header>'
         f'<div class="top"><h1>fp8-oracle across</h1>{theme_button()}</div>'
-        f'<p class="verdict">{escape(said)}</p>'
+        f'<p class="verdict">{escape(text)}</p>'
         f'<p class="soft">{counted(len(report.captured), "captured call")}; {report.seconds:.1f} s</p></header>'
     )
     content = "\n".join(section(*part) for part in parts)
@@ -340,8 +340,8 @@ def _calls(name: str, calls: Sequence[tuple[Compared, Pair]]) -> str:
     under = (f"{first.one} on {first.other}", f"{first.other} on {first.one}")
     head = ("call", "numerics", "equal bits#", "ulps#", "intervals#", "steps", *under)
     listed = table(head, (_call(compared, pair) for compared, pair in calls))
-    said = f'{escape(name)} <span class="soft">{counted(len(calls), "call")}</span>'
-    return f"<details><summary>{said}</summary>{scrolling(listed, f'calls of {name}')}</details>"
+    text = f'{escape(name)} <span class="soft">{counted(len(calls), "call")}</span>'
+    return f"<details><summary>{text}</summary>{scrolling(listed, f'calls of {name}')}</details>"
 
 
 def _call(compared: Compared, pair: Pair) -> str:
@@ -378,5 +378,5 @@ def _captures(report: Across) -> str:
         "<tr>" + "".join(f"<td{' class=n' if i in (4, 5) else ''}>{cut(text, 300)}</td>" for i, text in enumerate(row))
         for row in _capture_rows(report)
     )
-    said = '<p class="lead">Outputs that the hardware gave, replayed; the other arch is predicted.</p>'
-    return said + scrolling(table(head, (f"{row}</tr>" for row in rows)), "captured outputs")
+    message = '<p class="lead">Outputs that the hardware gave, replayed; the other arch is predicted.</p>'
+    return message + scrolling(table(head, (f"{row}</tr>" for row in rows)), "captured outputs")

@@ -145,5 +145,5 @@ def _print_reasons(report: Report, console: Console) -> None:
         for (where, reason), outcomes in reasons.items():
             count = f" ({len(outcomes)} cases)" if len(outcomes) > 1 else ""
             ids = [o.id for o in outcomes if "/" in o.id]
-            said = f" {where}{count}: {reason}" + (f"; {ids[0]}" if len(ids) == 1 else "")
-            console.print(Text.assemble((str(status), STYLES[status]), said), soft_wrap=True)
+            text = f" {where}{count}: {reason}" + (f"; {ids[0]}" if len(ids) == 1 else "")
+            console.print(Text.assemble((str(status), STYLES[status]), text), soft_wrap=True)

@@ -123,8 +123,8 @@ def _table(report: Report) -> list[str]:
         cells = (group.contract, group.subject, group.arch, str(group.judged or ""), f"{group.word}{detail}", margin)
         rows.append("| " + " | ".join(map(one_line, cells)) + " |")
     head = ("| routine | subject | arch | cases | verdict | worst margin |", "|---|---|---|--:|---|--:|")
-    said = f"<details><summary>{counted(len(rows), 'row')}: routine by subject and arch</summary>"
-    return [said, "", *head, *rows, "", "</details>"]
+    text = f"<details><summary>{counted(len(rows), 'row')}: routine by subject and arch</summary>"
+    return [text, "", *head, *rows, "", "</details>"]
 
 
 def _losses(report: Report) -> list[str]:

@@ -275,8 +275,8 @@ def to_html(points: Sequence[Point], title: str) -> str:
 
 def _last(points: Sequence[Point]) -> str:
     last = points[-1]
-    said = "✓ All as it must be" if last.ok else "✗ Not all as it must be"
-    return f"{said} in run {last.number}, the last of {counted(len(points), 'run')}"
+    text = "✓ All as it must be" if last.ok else "✗ Not all as it must be"
+    return f"{text} in run {last.number}, the last of {counted(len(points), 'run')}"
 
 
 def _plot(points: Sequence[Point], name: str, said: str) -> str:

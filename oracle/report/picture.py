@@ -37,9 +37,9 @@ def heat_map(seen: Evidence) -> str:
         c = index[-1] if index else 0
         x, y = (c + 0.5) / columns * WIDTH, (r + 0.5) / rows * height
         paths += f'<circle class="worst" cx="{x:.4g}" cy="{y:.4g}" r="9"/>'
-    said = f"Heat map of {seen.output} {list(seen.shape)}: red cells lie outside the admissible interval"
+    text = f"Heat map of {seen.output} {list(seen.shape)}: red cells lie outside the admissible interval"
     return (
-        f'<svg class="heat" viewBox="-10 -10 {WIDTH + 20:g} {height + 20:.4g}" role="img" aria-label="{escape(said)}">'
+        f'<svg class="heat" viewBox="-10 -10 {WIDTH + 20:g} {height + 20:.4g}" role="img" aria-label="{escape(text)}">'
         f'<image width="{WIDTH:g}" height="{height:.4g}" preserveAspectRatio="none" href="{_png(seen.levels)}"/>'
         f"{paths}</svg>"
     )
@@ -104,8 +104,8 @@ def flips(seen: Evidence) -> str:
         f'title="bit {last - i} ({name}): wrong in {100 * share:.3g}%"></i>'
         for i, (share, name) in enumerate(zip(seen.flips, names, strict=True))
     )
-    said = "share of failing elements in which each bit differs"
-    return f'<div class="flips" role="img" aria-label="{said}">{shown}</div>'
+    text = "share of failing elements in which each bit differs"
+    return f'<div class="flips" role="img" aria-label="{text}">{shown}</div>'
 
 
 def scale() -> str:

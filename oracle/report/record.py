@@ -90,8 +90,8 @@ class Record:
         """What of the run the file lacks, beside the cases that the run did not come to."""
         of_run, count = f"of the run of {self.run.started}", len(self.outcomes)
         if self.ended is None:
-            said = f"the record {of_run} has no last line: the run was killed, or the file was cut"
-            return self.repeated if self.unfinished else (said, *self.repeated)
+            text = f"the record {of_run} has no last line: the run was killed, or the file was cut"
+            return self.repeated if self.unfinished else (text, *self.repeated)
         due = self.ended.get("outcomes", self.run.planned - self.unfinished)
         due = due if CALLED in self.run.selection else max(due, self.run.planned - self.unfinished)
         if count >= due:
@@ -375,8 +375,8 @@ def _parse(path: Path) -> _Parsed:
         if not isinstance(line, dict) or "kind" not in line:
             what = kind_of(path) if number == 1 else None
             other = f"{path}: this is {what}; the record of a run is wanted here" if what else ""
-            said = f"{path}:{number}: no line of a record; the file is damaged or is something else"
-            raise FixtureError(other or said)
+            text = f"{path}:{number}: no line of a record; the file is damaged or is something else"
+            raise FixtureError(other or text)
         if line["kind"] != "outcome" and line.get("schema", SCHEMA) != SCHEMA:
             same = str(line["schema"]).startswith(SCHEMA.partition("/")[0])
             if not same and (what := kind_of(path)) is not None:
