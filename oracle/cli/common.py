@@ -128,8 +128,8 @@ def declared(arguments: argparse.Namespace) -> str | None:
         raise OptionError(f"--recipe {recipe} and --numerics {numerics}: a quantiser declares one of them, its recipe")
     recipe_table.get(recipe)
     if arguments.contract is not None and get(arguments.contract).returns != ("q", "scale"):
-        known = ", ".join(spec.name for spec in get(arguments.contract).options)
-        hint = "; its option recipe names one" if "recipe" in known.split(", ") else ""
+        option_names = ", ".join(spec.name for spec in get(arguments.contract).options)
+        hint = "; its option recipe names one" if "recipe" in option_names.split(", ") else ""
         raise OptionError(f"--recipe {recipe}: {arguments.contract} publishes no codes and scale{hint}")
     return recipe
 

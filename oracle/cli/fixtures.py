@@ -201,8 +201,8 @@ def _outcome(answer: golden_export.Answer, arch: str, *, whole: bool) -> Outcome
     if verdict is None:
         missing = Status.UNTESTED if whole else Status.SKIPPED
         verdict = Verdict(missing, "nothing came back", reason="nothing came back")
-    said = verdict.summary if answer.id is None else f"{verdict.summary}; case {answer.id}"
+    summary = verdict.summary if answer.id is None else f"{verdict.summary}; case {answer.id}"
     if verdict.explained_by:
-        said += f"; explained by: {', '.join(verdict.explained_by)}"
+        summary += f"; explained by: {', '.join(verdict.explained_by)}"
     contract = "answers" if answer.id is None else answer.id.partition("/")[0]
-    return Outcome(answer.slug, contract, "answers", arch, replace(verdict, summary=said))
+    return Outcome(answer.slug, contract, "answers", arch, replace(verdict, summary=summary))

@@ -103,15 +103,15 @@ def our_kernels(search: list[str] | None = None) -> Finding:
         spec = importlib.machinery.PathFinder.find_spec("kernels", search)
     if spec is None or not spec.origin:
         return Finding("kernels", "problem", f"not importable; expected {ours}; install with pip install -e .")
-    found = Path(spec.origin).resolve().parent
-    if found != ours:
+    folder = Path(spec.origin).resolve().parent
+    if folder != ours:
         owner = ", ".join(packages_distributions().get("kernels", [])) or "no known distribution"
         text = (
-            f"another package named kernels is imported instead of ours: {found} (of {owner}); Hugging Face's "
+            f"another package named kernels is imported instead of ours: {folder} (of {owner}); Hugging Face's "
             "`kernels` on PyPI has the same name: uninstall it, or use a virtual environment without it"
         )
         return Finding("kernels", "problem", text)
-    return Finding("kernels", "ok", str(found))
+    return Finding("kernels", "ok", str(folder))
 
 
 def _versions() -> Iterator[Finding]:
@@ -169,11 +169,11 @@ def _fixtures(given: str | None) -> Iterator[Finding]:
     try:
         folder = fixtures.folder(given)
         count = len(captures.load(folder / "captures"))
-        known = len(ledger.load(folder / ledger.FILE))
+        failures = len(ledger.load(folder / ledger.FILE))
     except FixtureError as error:
         yield Finding("fixtures", "problem", str(error))
     else:
-        yield Finding("fixtures", "ok", f"{folder}: {count} captures, {known} known failures")
+        yield Finding("fixtures", "ok", f"{folder}: {count} captures, {failures} known failures")
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -278,10 +278,10 @@ def _coverage(arguments: argparse.Namespace) -> int:
 def _exposed(packages: Sequence[str], attribute: str) -> bool:
     """Whether a package of the subjects has this (dotted) attribute."""
     for package in packages:
-        found: object = import_module(package)
+        module: object = import_module(package)
         for name in attribute.split("."):
-            found = getattr(found, name, None)
-        if found is not None:
+            module = getattr(module, name, None)
+        if module is not None:
             return True
     return False
 
@@ -318,15 +318,15 @@ def _plan(arguments: argparse.Namespace) -> int:
         plan, errors = import_module("kernels.plan"), import_module("kernels.errors")
     except ImportError as error:
         raise SubjectError(f"the production layer cannot be imported ({error}); see `fp8-oracle doctor`") from None
-    given = {
+    values = {
         name: int(text) if text.isdecimal() else {"true": True, "false": False}.get(text, text)
         for name, text in pairs(arguments.option, "--option").items()
     }
     dims = {dim: getattr(arguments, dim) for dim in "mnk" if getattr(arguments, dim) is not None}
-    if twice := sorted({"op", "arch", *dims} & set(given)):
+    if twice := sorted({"op", "arch", *dims} & set(values)):
         raise OptionError(f"--option {twice[0]}=...: {twice[0]} has a flag of its own, --{twice[0]}")
     try:
-        text = plan.describe(op=arguments.op, arch=arguments.arch, **{**given, **dims})
+        text = plan.describe(op=arguments.op, arch=arguments.arch, **{**values, **dims})
     except errors.KernelError as error:
         raise OptionError(str(error)) from None
     print(text)

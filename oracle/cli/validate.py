@@ -136,8 +136,8 @@ def _validate(arguments: argparse.Namespace) -> int:
     run = live.run(report)
     print_report(report, screen, quiet=arguments.quiet, verbose=arguments.verbose)
     if arguments.json is not None:
-        made = recording.provenance_of(live.machine, live.versions, command_of(arguments, report.seed))
-        common.write_json(arguments.json, report.to_json() | {"provenance": made})
+        provenance_json = recording.provenance_of(live.machine, live.versions, command_of(arguments, report.seed))
+        common.write_json(arguments.json, report.to_json() | {"provenance": provenance_json})
     common.write_reports(run, arguments, but=("json",))
     if report.stopped == INTERRUPTED:
         print("fp8-oracle: interrupted", file=sys.stderr)
@@ -204,9 +204,9 @@ class _Live(Told):
             self._bar.advance()
         if self._recorder is not None:
             for outcome in reversed(self._outcomes()):  # a case is recorded when all of its watches are
-                known = self._written.get(outcome.id)
-                moved = known is not None and bool(outcome.watch) and known.repro != outcome.repro
-                if known is None or known.status != outcome.status or moved:
+                written = self._written.get(outcome.id)
+                moved = written is not None and bool(outcome.watch) and written.repro != outcome.repro
+                if written is None or written.status != outcome.status or moved:
                     self._written[outcome.id] = outcome
                     run = self._recorder.run
                     self._recorder.append(record.key_of(outcome.id, outcome.subject, outcome.arch, "", run), outcome)
@@ -235,7 +235,7 @@ def _soak(arguments: argparse.Namespace) -> int:
     passed = ("adapter", "arch", "numerics", "require", "limit", "domain", "untrusted", "explain")
     screen = common.screen_of(arguments)
     terminal = screen.is_terminal
-    found = soak(
+    result = soak(
         arguments.kernel,
         arguments.contract,
         seconds=arguments.seconds or SOAK,
@@ -248,12 +248,12 @@ def _soak(arguments: argparse.Namespace) -> int:
         said=lambda line: screen.print(line, soft_wrap=True) if terminal else None,
         **{name: getattr(arguments, name) for name in passed},
     )
-    for line in found.lines():
+    for line in result.lines():
         screen.print(line, soft_wrap=True)
     screen.print(f"seed {seed}; --seed {seed} repeats this run", soft_wrap=True)
-    common.write_json(arguments.json, {**found.about, "ended": found.ended, "stretches": found.stretches})
-    common.write_reports(run_of(found, arguments.arch or "-"), arguments, but=("json",))
-    return found.exit_code
+    common.write_json(arguments.json, {**result.about, "ended": result.ended, "stretches": result.stretches})
+    common.write_reports(run_of(result, arguments.arch or "-"), arguments, but=("json",))
+    return result.exit_code
 
 
 def run_of(found: Soak, arch: str) -> Run:
@@ -319,8 +319,8 @@ def print_report(report: Report, screen: Console, *, quiet: bool = False, verbos
             screen.print(f"smallest failing case: {report.saved}; `{command}`", soft_wrap=True)
         coverage = report.coverage if loaded and report.judged else None
         if coverage is not None and (report.profile is not None or coverage.refused):
-            for said in coverage.lines():
-                screen.print(said, soft_wrap=True)
+            for line in coverage.lines():
+                screen.print(line, soft_wrap=True)
         if loaded and report.seed is not None:
             screen.print(f"seed {report.seed}; --seed {report.seed} repeats this run", soft_wrap=True)
     if report.incomplete:
@@ -394,11 +394,11 @@ def _fingerprint(arguments: argparse.Namespace) -> int:
         if arguments.a_format or arguments.b_format:
             raise OptionError("--a-format and --b-format belong to --block-scaled mxf8f6f4")
         asked |= {"k": arguments.k, "seed": arguments.seed, "out_dtype": OUT_DTYPES[arguments.out_dtype or "bfloat16"]}
-        found: Fingerprint | BlockFingerprint = probe(arguments.kernel, arguments.contract, **asked)
+        fingerprint: Fingerprint | BlockFingerprint = probe(arguments.kernel, arguments.contract, **asked)
     else:
         kind = Kind.of(arguments.block_scaled, arguments.a_format, arguments.b_format)
         out_dtype = OUT_DTYPES[arguments.out_dtype or "float32"]
-        found = probe_block_scaled(arguments.kernel, kind, out_dtype=out_dtype, **asked)
-    for line in found.lines():
+        fingerprint = probe_block_scaled(arguments.kernel, kind, out_dtype=out_dtype, **asked)
+    for line in fingerprint.lines():
         common.say(line)
     return 0

@@ -161,10 +161,10 @@ def soak(
                 done.ended = OVER
                 break
             for lane in list(running):
-                found = pools[lane].result(running.pop(lane))
-                if isinstance(found, BaseException):
-                    raise found
-                facts = _lost(found) if isinstance(found, Lost) else found
+                result = pools[lane].result(running.pop(lane))
+                if isinstance(result, BaseException):
+                    raise result
+                facts = _lost(result) if isinstance(result, Lost) else result
                 one = {"kind": "stretch", "lane": lane, "number": next_of[lane], **facts}
                 next_of[lane] += 1
                 done.stretches.append(one)
@@ -300,13 +300,13 @@ class _Watched:
 
 def _descendants(process: int | str = "self") -> list[int]:
     """Processes that this one, or one that it started, has started."""
-    found: list[int] = []
+    children: list[int] = []
     try:
         for task in Path(f"/proc/{process}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
+            children += map(int, (task / "children").read_text().split())
     except OSError:  # it has ended
-        return found
-    return found + [below for child in found for below in _descendants(child)]
+        return children
+    return children + [below for child in children for below in _descendants(child)]
 
 
 def _clock(place: int | None) -> str:

@@ -46,12 +46,12 @@ class Across:
 
     def of(self, one: str, other: str) -> dict[str, list[tuple[Compared, Pair]]]:
         """The calls of a pair of arches by routine: cases, not captures."""
-        found: dict[str, list[tuple[Compared, Pair]]] = {}
+        rows: dict[str, list[tuple[Compared, Pair]]] = {}
         for compared in self.compared:
             for pair in compared.pairs:
                 if (pair.one, pair.other) == (one, other) and not _captured(compared):
-                    found.setdefault(compared.contract, []).append((compared, pair))
-        return found
+                    rows.setdefault(compared.contract, []).append((compared, pair))
+        return rows
 
     @property
     def captured(self) -> list[Compared]:
@@ -87,11 +87,11 @@ class Row:
 
     @classmethod
     def of(cls, name: str, pairs: Sequence[Pair]) -> Row:
-        found: dict[str, int | None] = {}
+        columns: dict[str, int | None] = {}
         for step in (step for pair in pairs for step in pair.steps):
-            before = found.get(step.name)
-            found[step.name] = before if step.alone is None else (before or 0) + step.alone
-        steps = sorted(found.items(), key=lambda each: -(each[1] or 0))
+            before = columns.get(step.name)
+            columns[step.name] = before if step.alone is None else (before or 0) + step.alone
+        steps = sorted(columns.items(), key=lambda each: -(each[1] or 0))
         widest = [max((w for pair in pairs if (w := pair.intervals[i]) is not None), default=None) for i in (0, 1)]
         return cls(
             name,
@@ -195,31 +195,31 @@ def _call_row(call: tuple[Compared, Pair]) -> tuple[str, ...]:
 def _called(compared: Compared) -> str:
     """A case of a known routine: scheme, extents, options, data and output, in words that stand on several lines."""
     _, _, scheme, *parts = compared.id.removesuffix(POWERS).split("/")
-    said = [part.removeprefix("family=").replace(",", ", ") for part in parts if not part.startswith("seed=")]
-    return " ".join([*said, compared.dtype, scheme, *(["powers of two"] if compared.id.endswith(POWERS) else [])])
+    words = [part.removeprefix("family=").replace(",", ", ") for part in parts if not part.startswith("seed=")]
+    return " ".join([*words, compared.dtype, scheme, *(["powers of two"] if compared.id.endswith(POWERS) else [])])
 
 
 def _table(title: str, *first: str, rows: Iterable[Sequence[str]], under: Sequence[str]) -> Table:
-    made = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left")
     for name in first:
-        made.add_column(name, overflow="fold", justify="right" if name == "routines" else "left")
+        table.add_column(name, overflow="fold", justify="right" if name == "routines" else "left")
     for name in (*(HEAD[1:] if "call" in first else HEAD), *under):
-        made.add_column(name, justify="left" if name == HEAD[-1] else "right")
+        table.add_column(name, justify="left" if name == HEAD[-1] else "right")
     for row in rows:
-        made.add_row(*row)
-    return made
+        table.add_row(*row)
+    return table
 
 
 def _of_captures(report: Across) -> Table:
     """What the hardware gave, beside what every other arch would give."""
-    made = Table(title="captured outputs", title_justify="left")
+    table = Table(title="captured outputs", title_justify="left")
     for name in ("captured output", "arch", "has the bits of", "other", "equal bits", "ulps"):
-        made.add_column(name, overflow="fold", justify="right" if name in ("equal bits", "ulps") else "left")
-    made.add_column("which step")
-    made.add_column("passes there")
+        table.add_column(name, overflow="fold", justify="right" if name in ("equal bits", "ulps") else "left")
+    table.add_column("which step")
+    table.add_column("passes there")
     for cells in _capture_rows(report):
-        made.add_row(*cells)
-    return made
+        table.add_row(*cells)
+    return table
 
 
 def _capture_rows(report: Across) -> Iterator[tuple[str, ...]]:
@@ -254,8 +254,8 @@ def to_json(report: Across) -> dict[str, object]:
         {"one": one, "other": other, "routines": routines, **asdict(row)}
         for (one, other), routines, row in _summary(report)
     ]
-    made: dict[str, object] = {name: _plain(value) for name, value in {**record, "summary": summary}.items()}
-    return made
+    plain: dict[str, object] = {name: _plain(value) for name, value in {**record, "summary": summary}.items()}
+    return plain
 
 
 def _plain(value: object) -> object:
@@ -325,13 +325,13 @@ def _cells(row: Row) -> str:
 
 def _pair(report: Across, one: str, other: str) -> str:
     """Every routine of a pair, and its calls behind it."""
-    found = report.of(one, other)
+    row = report.of(one, other)
     head = ("routine", *_heads(), f"{one} on {other}#", f"{other} on {one}#")
     rows = (
         f'<tr><th scope="row">{escape(name)}</th>{_cells(Row.of(name, [pair for _, pair in calls]))}</tr>'
-        for name, calls in found.items()
+        for name, calls in row.items()
     )
-    every = "".join(_calls(name, calls) for name, calls in found.items())
+    every = "".join(_calls(name, calls) for name, calls in row.items())
     return scrolling(table(head, rows), f"routines on {one} and {other}") + every
 
 

@@ -41,8 +41,8 @@ _LEGEND = (
 
 def to_html(report: outcome.Report) -> str:
     """The report as one HTML document."""
-    found = outcome.causes(report)
-    failures = (_problems(report, found), _cards(found))
+    reasons = outcome.causes(report)
+    failures = (_problems(report, reasons), _cards(reasons))
     meanings = "".join(f"<dt>{badge(name)}</dt><dd>{escape(text)}</dd>" for name, text in MEANINGS.items())
     legend = f'<p class="lead">{_LEGEND}</p><ul class="scale">{picture.scale()}</ul><dl class="facts">{meanings}</dl>'
     facts = {**report.machine, **report.versions, "started": report.started or "not recorded"}
@@ -54,7 +54,7 @@ def to_html(report: outcome.Report) -> str:
     )
     content = "\n".join((*failures, *tables))
     links = "".join(f'<a href="#{name}">{title}</a>' for name, title in _SECTION.findall(content))
-    parts = (_head(report, found), f'<nav aria-label="sections">{links}</nav><main>', content, "</main>")
+    parts = (_head(report, reasons), f'<nav aria-label="sections">{links}</nav><main>', content, "</main>")
     title = f"fp8-oracle: {'all as it must be' if report.ok else count(len(report.failures), 'failure')}"
     return page(title, "\n".join(parts))
 
@@ -231,11 +231,11 @@ def _matrix(report: outcome.Report) -> str:
 
 def _chip(number: int, group: outcome.Group) -> str:
     name = group.subject if group.subject != "-" else "not exercised"
-    said = f"{group.failing} of {len(group.outcomes)} fail" if group.failing else str(group.judged or "")
-    said = "" if group.word in (Status.UNTESTED, outcome.KNOWN) else said
-    said = ", ".join(filter(None, (said, group.others)))
+    text = f"{group.failing} of {len(group.outcomes)} fail" if group.failing else str(group.judged or "")
+    text = "" if group.word in (Status.UNTESTED, outcome.KNOWN) else text
+    text = ", ".join(filter(None, (text, group.others)))
     sign = f'<span aria-hidden="true">{SIGNS[group.word]}</span><span class="hear">{group.word}</span>'
-    return f'<a class="chip {TONES[group.word]}" href="#g{number}">{sign} {escape(name)} <b>{said}</b></a>'
+    return f'<a class="chip {TONES[group.word]}" href="#g{number}">{sign} {escape(name)} <b>{text}</b></a>'
 
 
 def _margins(report: outcome.Report) -> str:
@@ -271,13 +271,13 @@ def _reasons(report: outcome.Report) -> str:
     """MISTRUSTED, UNSUPPORTED and SKIPPED outcomes by reason; reasons that differ in numbers alone are one."""
     parts = []
     for status in (Status.MISTRUSTED, Status.UNSUPPORTED, Status.SKIPPED):
-        found: dict[str, list[outcome.Outcome]] = {}
+        groups: dict[str, list[outcome.Outcome]] = {}
         for o in report.outcomes:
             if o.status is status:
-                found.setdefault(_NUMBER.sub("0", o.verdict.reason or ""), []).append(o)
-        if found:
-            listed = table(("reason", "cases#", "routine [subject]"), map(_reason, found.values()), kind="reasons")
-            text = f"{count(sum(map(len, found.values())), 'case')}: {escape(MEANINGS[str(status)])}"
+                groups.setdefault(_NUMBER.sub("0", o.verdict.reason or ""), []).append(o)
+        if groups:
+            listed = table(("reason", "cases#", "routine [subject]"), map(_reason, groups.values()), kind="reasons")
+            text = f"{count(sum(map(len, groups.values())), 'case')}: {escape(MEANINGS[str(status)])}"
             parts.append(
                 f'<details><summary>{badge(str(status))} {text}</summary><div class="case">{listed}</div></details>'
             )
@@ -286,10 +286,10 @@ def _reasons(report: outcome.Report) -> str:
 
 
 def _reason(same: list[outcome.Outcome]) -> str:
-    said = list(dict.fromkeys(o.verdict.reason or "" for o in same))
-    others = ' <span class="soft">(the same with other numbers)</span>' if len(said) > 1 else ""
+    reasons = list(dict.fromkeys(o.verdict.reason or "" for o in same))
+    others = ' <span class="soft">(the same with other numbers)</span>' if len(reasons) > 1 else ""
     where = _folded(list(dict.fromkeys(escape(f"{o.contract} [{o.subject}]") for o in same)))
-    return f"<tr><td>{cut(said[0], 400)}{others}</td><td class=n>{len(same)}</td><td>{where}</td></tr>"
+    return f"<tr><td>{cut(reasons[0], 400)}{others}</td><td class=n>{len(same)}</td><td>{where}</td></tr>"
 
 
 def _cases(report: outcome.Report) -> str:

@@ -48,19 +48,19 @@ def heat_map(seen: Evidence) -> str:
 def caption(seen: Evidence) -> str:
     """What the lines and cells of the heat map are, as HTML."""
     rows, columns = _extent(seen)
-    said = [f"{escape(seen.output)} {list(seen.shape)} {escape(seen.dtype)}; rows run down, columns to the right"]
+    lines = [f"{escape(seen.output)} {list(seen.shape)} {escape(seen.dtype)}; rows run down, columns to the right"]
     if max(seen.cell) > 1:
-        said.append(f"a cell is the worst of {seen.cell[0]}&times;{seen.cell[1]} elements")
+        lines.append(f"a cell is the worst of {seen.cell[0]}&times;{seen.cell[1]} elements")
     spaced = [
         f"{spacing} {what}"
         for spacing, extent, what in zip(seen.tile, (rows, columns), ("rows", "columns"), strict=True)
         if _lines(extent, spacing, WIDTH)
     ]
     if spaced:
-        said.append(f"a line every {' and every '.join(spaced)}")
+        lines.append(f"a line every {' and every '.join(spaced)}")
     if seen.bands:
-        said.append("dashed lines where an expert begins")
-    return "; ".join([*said, "ring: the worst element"])
+        lines.append("dashed lines where an expert begins")
+    return "; ".join([*lines, "ring: the worst element"])
 
 
 def histogram(seen: Evidence) -> str:

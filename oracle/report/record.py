@@ -193,11 +193,11 @@ def read(path: str | Path) -> Record:
         raise FixtureError(f"{path}: holds no run; write one with `fp8-oracle verify --record {path}`")
     last = {key: outcome for key, (stamp, outcome) in outcomes.items() if stamp == runs[-1].stamp}
     counts = {key: count for key, count in repeated.items() if key in last}
-    said = tuple(
+    sentences = tuple(
         f"{last[key].id} [{last[key].subject}]: the record has {count} outcomes of it; the worst one counts"
         for key, count in counts.items()
     )
-    return Record(runs[-1], last, ended, notes, said)
+    return Record(runs[-1], last, ended, notes, sentences)
 
 
 def read_report(path: str | Path) -> tuple[Report, tuple[str, ...]]:
@@ -289,11 +289,11 @@ def _of_validation(record: Mapping[str, Any]) -> Report:
     found = record.get("findings")
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise ValueError("its findings are no list of objects")
-    made = []
+    findings_read = []
     for one in found:
         case, watch, seconds, follows = told(one)
         checked = _sound(_as_now({"verdict": one.get("verdict")})["verdict"], "verdict")
-        made.append(Finding(case, watch, _verdict(checked), seconds, follows))
+        findings_read.append(Finding(case, watch, _verdict(checked), seconds, follows))
     about = {"machine": {}, "seconds": 0.0, "provenance": {}, **record}
     machine, made_by = (_sound(about[name], "facts") for name in ("machine", "provenance"))
     call = made_by.get("command", "")
@@ -301,8 +301,8 @@ def _of_validation(record: Mapping[str, Any]) -> Report:
     def command(found: Finding) -> str:
         return "" if found.case == WHOLE or not call else f"{call} --case {quoted(found.case)}"
 
-    said = outcomes(
-        made,
+    outcomes_read = outcomes(
+        findings_read,
         contract=str(names["contract"]),
         subject=str(names["kernel"]),
         arch=str(names["arch"]),
@@ -316,7 +316,7 @@ def _of_validation(record: Mapping[str, Any]) -> Report:
         raise ValueError("it does not say why it was stopped, or how many cases are left")
     gaps = (f"the validation ended early: {stopped}",) if stopped and not left else ()
     facts = (machine, float(about["seconds"]), made_by, made_by.get("captured", ""))
-    return Report(said, (), *facts, left, gaps)
+    return Report(outcomes_read, (), *facts, left, gaps)
 
 
 def _verdict(record: Mapping[str, Any]) -> Verdict:
