@@ -107,10 +107,12 @@ class Session:
         which needs ``beside`` too.
         """
         self.look_back()
-        due, lead = self._out(inputs, options), lead or {}
+        asked, lead = Call(self.contract, inputs, options), lead or {}
+        due = {} if asked.optional_operands is None else self.contract.outputs(asked)
+        allocated = {name: out for name, out in due.items() if out.shape is not None}
         wanted = [Wanted.copy(name, t, lead=lead.get(name, 0)) for name, t in inputs.items()]
         wanted += [Wanted.copy(name, t, lead=lead.get(name, 0)) for name, t in (beside or {}).items()]
-        wanted += [Wanted.fresh(name, shape, getattr(torch, dtype)) for name, (shape, dtype) in due.items()]
+        wanted += [Wanted.fresh(name, out.shape or (), out.dtypes[0]) for name, out in allocated.items()]
         ends = (len(inputs), len(inputs) + len(beside or {}), len(wanted))
         size = sum(one.size for one in wanted)
         shared = self.worker.memory(size + ROOM + TMA_BYTES * size)
@@ -157,7 +159,7 @@ class Session:
         changed = [made.name for made, old in before if made.changed(old)]
         self._last = [(made, made.snapshot()) for made, _ in laid[ends[1] :]]
         late = tuple(self.contract.returns[i] for i in reply.late)
-        undeclared, disturbed = self._undeclared(facts, due), reply.disturbed
+        undeclared, disturbed = self._undeclared(asked, found, facts), reply.disturbed
         seen = (found, facts, tuple(guards), tuple(changed), reply.seconds, undeclared)
         return Answer(*seen, late=late, disturbed=disturbed)
 
@@ -218,27 +220,21 @@ class Session:
         return Finding(case, NUMBERS, verdict, time.perf_counter() - start + answer.seconds)
 
     def _undeclared(
-        self, facts: Mapping[str, Mapping[str, object]], due: Mapping[str, tuple[list[int], str]]
+        self, asked: Call, outputs: Mapping[str, Tensor], facts: Mapping[str, Mapping[str, Any]]
     ) -> Verdict | None:
-        """A failure when a result has another dtype, shape or device than the call declares."""
+        """A failure when an output lies on another device than the inputs, or has a dtype or shape that the contract
+        does not admit; the latter is left to the verdict where the contract has no operands, because only the
+        reference, which the verdict computes, knows them there."""
         for name, fact in facts.items():
-            if name in due:
-                shape, dtype = due[name]
-                if fact["dtype"] != f"torch.{dtype}":
-                    return failed(f"{name} has dtype {fact['dtype']}, the call declares torch.{dtype}")
-                if fact["shape"] != shape:
-                    return failed(f"{name} has shape {fact['shape']}, these inputs give {shape}")
             if not str(fact["device"]).startswith(self.device.partition(":")[0]):
                 return failed(f"{name} lies on {fact['device']}, the inputs on {self.device}")
+        if asked.optional_operands is None:
+            return None
+        try:
+            self.contract.validate_output(asked, outputs)
+        except OracleError as error:
+            return failed(str(error))
         return None
-
-    def _out(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, tuple[list[int], str]]:
-        """Shape and dtype of outputs where the call fixes them."""
-        call = Call(self.contract, inputs, options)
-        if call.optional_operands is None:
-            return {}
-        fixed = {name: due for name, due in self.contract.outputs(call).items() if due.shape is not None}
-        return {n: (list(due.shape or ()), str(due.dtypes[0]).removeprefix("torch.")) for n, due in fixed.items()}
 
 
 def verdict_on(

@@ -222,21 +222,23 @@ class TestFiles:
 
 
 @pytest.mark.skipif(sandbox.means() is None, reason="no sandbox here: neither bubblewrap nor user namespaces")
-def test_nobody_trusts_it(tmp_path: Path, cli: Cli) -> None:
-    """In the sandbox a right solution PASSES, and one that would ask the oracle cannot import it."""
-    asks = "import oracle\ndef run(*x):\n    pass\n"
-    status = {}
-    for name, content in (("right", RIGHT), ("asks", asks)):
-        folder = written(tmp_path / name, solution(content))
-        flags = [f"--input={ours}={theirs}" for ours, theirs in NAMES.items()]
-        given = [
-            f"--{key}={folder / file}"
-            for key, file in (("definition", "d.json"), ("workload", "w.jsonl"), ("solution", "s.json"))
-        ]
-        done = cli("evaluate", *given, *flags, "--contract", GEMM, "--untrusted", f"--traces={folder / 't.jsonl'}")
+def test_an_untrusted_solution(tmp_path: Path, cli: Cli, request: pytest.FixtureRequest) -> None:
+    """A right solution that refuses to load where `oracle` can be imported PASSES in the sandbox, and only there."""
+    alone = "import importlib.util as u\nassert u.find_spec('oracle') is None, 'oracle can be imported'\n" + RIGHT
+    folder = written(tmp_path, solution(alone))
+    files = {"definition": "d.json", "workload": "w.jsonl", "solution": "s.json", "traces": "t.jsonl"}
+    flags = [f"--{key}={folder / file}" for key, file in files.items()]
+    flags += [f"--input={ours}={theirs}" for ours, theirs in NAMES.items()]
+
+    def evaluated(*more: str) -> tuple[int, str]:
+        done = cli("evaluate", *flags, "--contract", GEMM, *more)
         (first, *_) = map(json.loads, (folder / "t.jsonl").read_text().splitlines())
-        status[name] = (done.status, first["evaluation"]["status"])
-    assert status == {"right": (0, "PASSED"), "asks": (1, "COMPILE_ERROR")}
+        return done.status, first["evaluation"]["status"]
+
+    assert evaluated("--untrusted") == (0, "PASSED")
+    (folder / "t.jsonl").unlink()
+    request.getfixturevalue("in_process")
+    assert evaluated() == (1, "COMPILE_ERROR")
 
 
 @pytest.mark.usefixtures("in_process")

@@ -276,15 +276,18 @@ class TestSandbox:
     """What a kernel sees that nobody trusts."""
 
     @NEEDS_SANDBOX
-    def test_alone(self) -> None:
-        """A right kernel conforms, which says what else it can reach; outside of a sandbox it fails (the twin)."""
+    def test_alone(self, request: pytest.FixtureRequest) -> None:
+        """A right kernel conforms that raises where it can reach anything else, `oracle` too; outside of a sandbox it
+        fails (the negative test)."""
         report = validate(CHEAT + "finds_itself_alone", GEMM, case=EXACT, untrusted=True)
         assert [f.verdict.summary for f in report.failures] == [] and report.conforms
         assert "--untrusted" in report.command(report.findings[0])
+        request.getfixturevalue("forked_workers")
         (wrong,) = validate(CHEAT + "finds_itself_alone", GEMM, case=EXACT).failures
         assert "temporary files" in wrong.verdict.summary or "can be written" in wrong.verdict.summary
 
     @NEEDS_SANDBOX
+    @pytest.mark.repeats("TestSandbox::test_alone")
     def test_no_oracle(self) -> None:
         """A kernel that asks the oracle has nobody to ask."""
         (wrong,) = validate(CHEAT + "asks_the_oracle", GEMM, case=EXACT, untrusted=True).failures
@@ -327,6 +330,7 @@ class TestSandbox:
 class TestCheats:
     """The catalogue; the whole table is ``python -m tests.support.cheat_table``."""
 
+    @pytest.mark.usefixtures("forked_workers")
     def test_the_code_of_the_process(self) -> None:
         """Checks that are replaced in the kernel's process are not made there; a forged reply is none."""
         report = validate(CHEAT + "patches_equal", GEMM, case=EXACT, limit=60)

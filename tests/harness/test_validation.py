@@ -98,8 +98,8 @@ CAUGHT = (
     ("random", "rerun determinism", "other bits on rerun"),
     ("stale", "stale state", "depends on the previous call"),
     ("ignores_strides", "non-contiguous inputs", "outside the bound"),
-    ("float32_out", NUMBERS, "declares torch.bfloat16"),
-    ("fewer_rows", NUMBERS, "out has shape [32, 192], these inputs give [33, 192]"),
+    ("float32_out", NUMBERS, "expected torch.bfloat16"),
+    ("fewer_rows", NUMBERS, "out has shape [32, 192]; these inputs give [33, 192]"),
     ("transposed_shape", NUMBERS, "out has shape [192, 33]"),
     ("empty", NUMBERS, "out has shape [0]"),
     ("flat", NUMBERS, "out has shape [6336]"),
@@ -238,10 +238,10 @@ class TestBrokenKernels:
     @pytest.mark.usefixtures("in_process")
     def test_a_slow_kernel_is_not_called_from_threads(self) -> None:
         """Four calls at once may take four times as long: that is no hang."""
-        strict = validate("tests.support.subjects.right:slow", GEMM, case=FEW[:1], limit=1.2, require=("threads",))
+        strict = validate("tests.support.subjects.right:slow", GEMM, case=FEW[:1], limit=0.5, require=("threads",))
         (only,) = strict.failures
         assert only.verdict.status is Status.UNTESTED and "raise the limit" in only.verdict.summary
-        plain = validate("tests.support.subjects.right:slow", GEMM, case=FEW[:1], limit=1.2)
+        plain = validate("tests.support.subjects.right:slow", GEMM, case=FEW[:1], limit=0.5)
         assert plain.conforms and any("threads: not tried: a call takes" in note for note in plain.notes)
 
     @pytest.mark.usefixtures("in_process", "unexplained")

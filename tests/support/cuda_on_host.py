@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+import tempfile
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,17 @@ from torch import Tensor
 from oracle.tensorcore.cuda_source import Source
 
 HEADER = Path(__file__).with_name("cuda_on_host.h")
+# fortified, longjmp ends the process where it enters another stack
+FLAGS = ("-std=c++17", "-O1", "-fno-strict-aliasing", "-ffp-contract=off", "-fPIC", "-U_FORTIFY_SOURCE")
+
+
+@cache
+def precompiled() -> tempfile.TemporaryDirectory[str]:
+    """A folder with the header as g++ reads it at once: the standard library takes most of the time of a source."""
+    folder = tempfile.TemporaryDirectory()
+    compiled = Path(folder.name) / f"{HEADER.name}.gch"
+    subprocess.run(["g++", *FLAGS, "-x", "c++-header", "-o", compiled, HEADER], check=True)
+    return folder
 
 
 def launcher(folder: Path, *sabotage: tuple[str, str]) -> Callable[..., None]:
@@ -22,7 +34,7 @@ def launcher(folder: Path, *sabotage: tuple[str, str]) -> Callable[..., None]:
     ``sabotage``: texts of the source and what replaces them.
     """
 
-    @lru_cache
+    @cache
     def built(source: Source) -> ctypes.CDLL:
         text = source.path.read_text()
         for old, new in sabotage:
@@ -34,11 +46,10 @@ def launcher(folder: Path, *sabotage: tuple[str, str]) -> Callable[..., None]:
             for name, _ in source.functions
         )
         name = f"{source.path.stem}_{abs(hash((source.definitions, sabotage)))}"
-        (folder / f"{name}.cpp").write_text(f'#include "{HEADER}"\n{text}\n{entries}')
-        defined = [f"-D{key}={value}" for key, value in source.definitions]
-        flags = ["-std=c++17", "-O2", "-fno-strict-aliasing", "-ffp-contract=off", "-shared", "-fPIC"]
-        flags += ["-U_FORTIFY_SOURCE", *defined]  # fortified, longjmp ends the process where it enters another stack
-        subprocess.run(["g++", *flags, "-o", folder / f"{name}.so", folder / f"{name}.cpp"], check=True)
+        (folder / f"{name}.cpp").write_text(f'#include "{HEADER.name}"\n{text}\n{entries}')
+        flags = [*FLAGS, f"-I{precompiled().name}", *(f"-D{key}={value}" for key, value in source.definitions)]
+        files = ["-shared", "-o", folder / f"{name}.so", folder / f"{name}.cpp"]
+        subprocess.run(["g++", *flags, *files], check=True)
         return ctypes.CDLL(str(folder / f"{name}.so"))
 
     def launch(self: Source, name: str, grid: tuple[int, int], threads: int, *arguments: Any) -> None:
