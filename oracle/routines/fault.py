@@ -231,7 +231,7 @@ class Faults:
         family: Family,
         *,
         seen: str = "",
-        over: Iterable[Way] = (),
+        over: tuple[Way, ...] = (),
         needs: WhyNot = always,
         same_if: str = "",
         admissible_if: str = "",
@@ -272,8 +272,8 @@ class Faults:
             before every contract is known.
         """
         if over:
-            common = {"family": family, "seen": seen, "needs": needs, "same_if": same_if, "on": on, "race": race}
-            common |= {"admissible_if": admissible_if, "by_code": by_code}
+            common: dict[str, Any] = {"family": family, "seen": seen, "needs": needs, "same_if": same_if, "on": on}
+            common |= {"admissible_if": admissible_if, "race": race, "by_code": by_code}
             for one in over:
                 made = {stage: make(one.change) for stage, make in stages.items()}
                 self.declare(name.replace("{}", one.words), **{**common, **one.own}, **made)
