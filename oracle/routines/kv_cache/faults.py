@@ -42,6 +42,7 @@ from oracle.routines.ideas import (
     inverted,
     itself,
     nibbles_swapped,
+    option,
     pairs_swapped,
     rolled,
     squared,
@@ -593,7 +594,7 @@ fault(
     INDEX,
     seen="sglang memory pools: slot 0 takes padding",
     on=CACHES & takes("reserved_skip_index"),
-    options=lambda options: options | {"reserved_skip_index": -1},
+    options=option(reserved_skip_index=-1),
     needs=need(lambda call: bool((call.inputs["loc"] == 0).any()), "no token has it"),
 )
 fault(

@@ -27,6 +27,7 @@ from oracle.routines.fault import (
     ones,
     way,
 )
+from oracle.routines.ideas import bits_of
 from oracle.routines.layouts import contract as layouts
 from oracle.routines.layouts import groups, shards
 from oracle.routines.layouts.contract import OWNS_PADDING, PACKS, TILED
@@ -37,11 +38,6 @@ from oracle.truth import layout, tiles
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 FAULTS = Faults(of_class(layouts.LayoutContract))
 fault = FAULTS.declare
-
-
-def bits_of(x: Tensor) -> Tensor:
-    """Codes as uint8, anything wider as it is."""
-    return x.view(torch.uint8) if x.element_size() == 1 else x
 
 
 def _given(name: str) -> Change:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,11 +26,11 @@ from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import TORCH_STATIC
 from oracle.routines.base import Call
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones, way
-from oracle.routines.ideas import itself
-from oracle.routines.moe.faults import ON_INPUT, halves_swapped, is_set, option
+from oracle.routines.ideas import fields, halves_swapped, itself, option
+from oracle.routines.moe.faults import ON_INPUT, is_set
 from oracle.routines.moe.pipelines import Pipeline, PipelineContract, Sharing
 from oracle.routines.traits import Trait, of_class
-from oracle.truth.moe import Activation, Addition, Combine, Rows, Steps, Tokens
+from oracle.truth.moe import Activation, Addition, Combine, Rows, Tokens
 from oracle.verdict.sets import rounded_to
 
 LAYERS = of_class(PipelineContract)
@@ -98,25 +97,19 @@ wide: WhyNot = need(lambda call: call.inputs["w13"].shape[2] > 128, "one group o
 # --- weights and their scales -------------------------------------------------------------------------------
 
 
-def _swapped(name: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
-    """The halves of what belongs to gate and up rows exchanged, with their scales."""
-
-    def change(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        made = inputs | {"w13": halves_swapped(inputs["w13"])}
-        scale = inputs["w13_scale"]
-        if scale.dim() > 1:
-            made["w13_scale"] = halves_swapped(scale, 1)
-        return made
-
-    return change
+def _swapped(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The halves of gate and up rows exchanged, with their scales."""
+    scale = inputs["w13_scale"]
+    scales = {"w13_scale": halves_swapped(1)(scale)} if scale.dim() > 1 else {}
+    return inputs | {"w13": halves_swapped(-2)(inputs["w13"]), **scales}
 
 
-fault("experts: gate and up exchanged", MOVEMENT, seen="sglang PR 11081", read=_swapped("w13"))
+fault("experts: gate and up exchanged", MOVEMENT, seen="sglang PR 11081", read=_swapped)
 fault(
     "experts: gate and up exchanged without their scales",
     MOVEMENT,
     seen="sglang PR 32430",
-    read=entry("w13", halves_swapped),
+    read=entry("w13", halves_swapped(-2)),
     on=LAYERS - BY_EXPERT,
 )
 for which in ("w13", "w2"):
@@ -246,11 +239,6 @@ fault(
 # --- activation and requantisation --------------------------------------------------------------------------
 
 
-def steps(**values: Any) -> Callable[[Steps], Steps]:
-    """A RECIPE change: the kernel computes with these steps."""
-    return lambda made: replace(made, **values)
-
-
 def _unscaled(call: Call, rows: Rows) -> Rows:
     """The activation cast as it is, and read with the scale 1."""
     one = torch.ones(1, dtype=torch.float32, device=rows.value.device)
@@ -359,7 +347,7 @@ fault(
     "experts: silu rounded where it is not",
     CAST,
     seen="flashinfer 5128",
-    recipe=steps(activation=Activation.EACH),
+    recipe=fields(activation=Activation.EACH),
     on=LAYERS - SILU_ROUNDED - HIDDEN - NARROWED,
     admissible_if="the rounding moves no code beyond its neighbours",
 )
@@ -367,7 +355,7 @@ fault(
     "experts: rounding of silu left out",
     CAST,
     seen="TensorRT-LLM PR 14464",
-    recipe=steps(activation=Activation.PRODUCT),
+    recipe=fields(activation=Activation.PRODUCT),
     on=SILU_ROUNDED,
     same_if="no product of this call rounds otherwise",
     admissible_if="the rounding moves no code beyond its neighbours",
@@ -376,7 +364,7 @@ fault(
     "experts: first product kept in float32",
     CAST,
     seen="TensorRT-LLM PR 14464",
-    recipe=steps(first=torch.float32),
+    recipe=fields(first=torch.float32),
     on=LAYERS - NARROWED,
     admissible_if="the rounding moves no code beyond its neighbours",
 )
@@ -384,7 +372,7 @@ fault(
     "experts: first product not quantised",
     CAST,
     seen="TensorRT-LLM PR 14464",
-    recipe=steps(hidden=None),
+    recipe=fields(hidden=None),
     on=HIDDEN,
 )
 
@@ -478,7 +466,7 @@ fault(
     ARITHMETIC,
     seen="vLLM issue 15045",
     needs=two_slots,
-    recipe=steps(combine=Combine.REORDERED),
+    recipe=fields(combine=Combine.REORDERED),
     on=WIDE_SUM,
     same_if="no sum of this call rounds otherwise",
     admissible_if="a code that may flip moves a sum as far",

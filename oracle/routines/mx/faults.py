@@ -8,14 +8,12 @@ Steps within an ulp of an approximate reciprocal are admissible; those here are 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from oracle.numbers.formats import E4M3FN, decode
 from oracle.numbers.mx_recipes import MODES
-from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, f32, power_of_two, round_to
 from oracle.numbers.scaling import grid
 from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, WhyNot, both, entry, need, way
@@ -25,6 +23,7 @@ from oracle.routines.ideas import (
     TIRX,
     bf16_of,
     cast_by,
+    fields,
     inverted,
     itself,
     nibbles_swapped,
@@ -45,7 +44,7 @@ from oracle.routines.mx.contract import (
 )
 from oracle.routines.mx.experts import ExpertQuantiser
 from oracle.routines.quantisers.contract import Amax, Values, prepared
-from oracle.routines.quantisers.faults import signed_amax
+from oracle.routines.quantisers.faults import has_negative, holds, signed_amax
 from oracle.routines.traits import Trait, of_class, takes
 from oracle.truth.layout import HEIGHTS
 
@@ -95,12 +94,7 @@ padded = need(
 )
 
 
-def _holds(found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
-    """The input has at least one value of this kind."""
-    return need(lambda call: bool(found(prepared(call).values).any()), missing)
-
-
-has_nan, has_negative = _holds(torch.isnan, "no value is NaN"), _holds(lambda x: x < 0, "no value is negative")
+has_nan = holds(torch.isnan, "no value is NaN")
 
 
 # --- amax -----------------------------------------------------------------------------------------------------------
@@ -165,11 +159,6 @@ fault(
 # --- the scale ------------------------------------------------------------------------------------------------------
 
 
-def _recipe(**fields: object) -> Callable[[Recipe], Recipe]:
-    """Fields of the record replaced."""
-    return lambda recipe: replace(recipe, **fields)  # type: ignore[arg-type]
-
-
 def _mode(call: Call) -> str:
     return str(call.resolved.get("rounding", ""))
 
@@ -184,7 +173,7 @@ for mode, (formula, power) in MODES.items():
         VALUE,
         seen="pytorch/ao ScaleCalculationMode: to_mx takes FLOOR where its kernels take RCEIL",
         on=MODED,
-        recipe=_recipe(formula=formula, power_of_two=power),
+        recipe=fields(formula=formula, power_of_two=power),
         needs=_other_than(mode),
         same_if="no amax lies where the two step apart",
     )

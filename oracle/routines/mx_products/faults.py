@@ -30,7 +30,7 @@ from oracle.routines.fault import (
     need,
     way,
 )
-from oracle.routines.ideas import itself
+from oracle.routines.ideas import itself, pairs_swapped, rolled
 from oracle.routines.mutants import Sum, stale
 from oracle.routines.mx.contract import LINEAR
 from oracle.routines.mx_products.contract import (
@@ -279,20 +279,13 @@ def _recoded(part: int, change: Callable[[Tensor], Tensor]) -> Change:
 several = need(lambda call: len(call.parts) > 1, "one group has rows")
 
 
-def _rolled_weights(inputs: dict[str, Tensor], name: str) -> dict[str, Tensor]:
-    """The entries of a tensor moved by one along its first axis."""
-    given = inputs[name]
-    raw = given.view(torch.uint8) if given.element_size() == 1 else given
-    return inputs | {name: raw.roll(-1, dims=0).view(given.dtype)}
-
-
 fault(
     "codes of the next expert's weight",
     MOVEMENT,
     seen="sglang PR 28418",
     on=STACKED,
     needs=several,
-    read=lambda call, inputs: _rolled_weights(inputs, _contract(call).names[1]),
+    read=lambda call, inputs: entry(_contract(call).names[1], rolled(-1))(call, inputs),
 )
 
 
@@ -655,10 +648,6 @@ def _sides_codes(part: int, change: Callable[[Tensor], Tensor]) -> Callable[[Sca
     return product
 
 
-def _swapped(codes: Tensor) -> Tensor:
-    return torch.unflatten(codes, 1, (-1, 2)).flip(2).flatten(1)
-
-
 def _nibbles(codes: Tensor) -> Tensor:
     """Signed integers of four bits."""
     return (codes.to(torch.float64) + 8) % 16 - 8
@@ -690,7 +679,7 @@ for part, letter in enumerate(LETTERS):
         f"{letter}: nibbles of a byte exchanged",
         MOVEMENT,
         seen="pith-train PR 74",
-        read=_recoded(part, _swapped),
+        read=_recoded(part, pairs_swapped),
         needs=four,
         same_if="the two codes of every byte are equal",
     )
@@ -698,7 +687,7 @@ for part, letter in enumerate(LETTERS):
         f"{letter}: neighbouring codes exchanged",
         MOVEMENT,
         seen="pith-train PR 74",
-        read=_recoded(part, _swapped),
+        read=_recoded(part, pairs_swapped),
         needs=eight,
         same_if="the two codes of every pair are equal",
     )
@@ -706,14 +695,14 @@ for part, letter in enumerate(LETTERS):
         f"{letter}: codes of the next row",
         MOVEMENT,
         seen="NVIDIA/cutlass 2087",
-        read=_recoded(part, lambda codes: codes.roll(-1, dims=0)),
+        read=_recoded(part, rolled(-1)),
         needs=_of_codes(part, lambda codes: codes.shape[0] > 1, "one row"),
     )
     fault(
         f"{letter}: codes of the next block",
         MOVEMENT,
         seen="mlc-ai/TIRx-kernels PR 5",
-        read=_recoded(part, lambda codes: codes.roll(-16, dims=1)),
+        read=_recoded(part, rolled(-16, 1)),
         needs=_of_codes(part, lambda codes: codes.shape[1] > 16, "one block"),
     )
     for name, change, when, seen in (
