@@ -14,8 +14,8 @@ A quantiser has the stages READ, OPTIONS, RECIPE (its record), AMAX, QUOTIENT (x
 WRITE. Faults compose: :func:`run` applies the changes of several faults, stage by stage, in the order given.
 :meth:`Faults.declare` is how a fault is written down, in this project and in any other.
 
-What a kernel reads beyond a buffer and leaves in a region it never writes is not knowable; ``Call.beyond`` says what
-the mutant finds there: other live data (``WRAP``), or NaN as the mark of an element that says nothing (``UNKNOWN``).
+The value of an out-of-bounds read, and of memory that is never written, cannot be known; ``Call.beyond`` chooses it for
+the mutant: other data of the same buffer (``WRAP``), or NaN, which matches anything (``UNKNOWN``).
 Not covered: faults of behaviour (crashes, races, writes out of bounds); :mod:`oracle.routines.catalogue` names them.
 """
 
@@ -127,13 +127,14 @@ class Fault:
     ----------
     name : what is wrong, in words; unique.
     family : :class:`Family`.
-    seen : where it was met: a thread, or the run that measured it; "no public thread: ..." where it was not.
+    seen : the source: an issue or a pull request, or the run that measured it; where there is none, "no public thread:"
+        and the mechanism.
     changes : the mutation, by stage.
     on : the trait of the contracts that it applies to.
     needs : the reason for which a given call cannot show it, or None; see :func:`need` and :func:`both`.
     same_if : the argument for which a mutant may give the right bits ("" if there is none).
     admissible_if : the argument for which its wrong bits may be admissible ("" if there is none).
-    race : whether it is the order of two stores, so that any part of what it changes may be right.
+    race : whether it is the order of two stores, so that any subset of the changed elements may be right.
     by_code : whether it changes the codes of a product's operands one by one, and nothing else: put into some rows and
         columns of a product, it gives these rows and columns of what it gives of the whole.
     """
@@ -162,7 +163,7 @@ class Fault:
 
 
 def ones(x: Tensor) -> Tensor:
-    """1 for every element: a scale or a weight that is dropped."""
+    """1 for every element of ``x``, in its shape (any) and dtype: a scale or a weight that is dropped."""
     return torch.ones_like(x)
 
 
@@ -177,7 +178,7 @@ def named(names: Iterable[str]) -> Trait:
 
 @dataclass(frozen=True)
 class Way:
-    """One of several ways in which the same thing goes wrong; see :func:`way`."""
+    """One fault of a declaration of several; see :func:`way`."""
 
     words: str
     change: Any
@@ -254,13 +255,14 @@ class Faults:
         ----------
         name : what is wrong, in words; unique.
         family : :class:`Family`.
-        seen : where it was met: a thread, or the run that measured it; "no public thread: ..." where it was not.
+        seen : the source: an issue or a pull request, or the run that measured it; where there is none, "no public
+            thread:" and the mechanism.
         over : the ways of a declaration of several faults, in the order of the catalogue; see :func:`way`.
         needs : the reason for which a given call cannot show it, or None; see :func:`need` and :func:`both`.
         same_if : the argument for which the mutant may give the right bits.
         admissible_if : the argument for which its wrong bits may be admissible.
         on : the trait of the contracts that it applies to; None takes that of the family.
-        race : whether it is the order of two stores, so that any part of what it changes may be right.
+        race : whether it is the order of two stores, so that any subset of the changed elements may be right.
         by_code : whether it changes the codes of a product's operands one by one, and nothing else.
 
         Raises

@@ -117,7 +117,7 @@ def bf16_of(x: Tensor) -> Tensor:
 
 
 def without_subnormals(codes: Tensor, element: Any = E4M3FN) -> Tensor:
-    """Subnormal ``codes``, integers of any shape, replaced by zero of their sign; the same shape and dtype. NaN stays."""
+    """Subnormal ``codes``, integers of any shape, replaced by zero of their sign; same shape and dtype. NaN stays."""
     small = (codes & element.magnitude_mask) < (1 << element.fraction_bits)
     return torch.where(small, codes & element.sign_mask, codes)
 

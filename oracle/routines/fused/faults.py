@@ -1,4 +1,4 @@
-"""Faults of the fused quantisers: those of every quantiser, put into the value's; and those of the value itself."""
+"""Faults of the fused quantisers: those of the quantiser inside, and those of the value that it quantises."""
 
 from __future__ import annotations
 

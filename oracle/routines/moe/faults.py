@@ -71,7 +71,7 @@ def _router(name: str) -> WhyNot:
     return need(lambda call: call.resolved["router"] == name, "the router is another")
 
 
-# a bias so low that the 0 of groups which fell out wins
+# the bias makes every score negative, so that the 0 of masked groups is chosen
 fault(
     "masked expert groups compete with 0, not -inf",
     ARITHMETIC,

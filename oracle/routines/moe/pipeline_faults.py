@@ -72,21 +72,21 @@ WIDE_SUM = of_rows("adds in float32", lambda row: all(way.value.addition is Addi
 
 
 def _local(call: Call) -> tuple[Tensor, int]:
-    """Experts that a token goes to, as the layer sees them, and how many it has."""
+    """Local numbers of the experts ``[T, top_k]`` of each token, and how many experts the layer has."""
     contract = call.contract
     assert isinstance(contract, PipelineContract)
     ids = contract.routes(call.inputs, call.resolved, torch.float32)[0].ids
     return ids.to(torch.int64) - call.resolved["first_expert"], call.inputs["w13"].shape[0]
 
 
-def _busy(call: Call) -> Tensor:
+def _rows_of_experts(call: Call) -> Tensor:
     """Rows of every expert."""
     ids, count = _local(call)
     return torch.bincount(ids[(ids >= 0) & (ids < count)], minlength=count)
 
 
-several: WhyNot = need(lambda call: int((_busy(call) > 0).sum()) > 1, "one expert has tokens")
-two_rows: WhyNot = need(lambda call: int(_busy(call).max()) > 1, "every expert has one row")
+several: WhyNot = need(lambda call: int((_rows_of_experts(call) > 0).sum()) > 1, "one expert has tokens")
+two_rows: WhyNot = need(lambda call: int(_rows_of_experts(call).max()) > 1, "every expert has one row")
 two_slots: WhyNot = need(lambda call: call.contract.top_k(call) > 1, "one expert for each token")  # type: ignore[attr-defined]
 absent: WhyNot = need(lambda call: bool((_local(call)[0] < 0).any()), "every expert is here or behind")
 weighted: WhyNot = need(lambda call: not call.resolved.get(ON_INPUT), "the weight is on the input")
@@ -188,7 +188,7 @@ fault(
     INDEX,
     seen="SGLang layers/moe/ep_moe/kernels.py post_reorder_triton_kernel, expert_id > 0",
     product=lambda call, tokens: replace(tokens, ids=tokens.ids.masked_fill(_local(call)[0] == 0, -1)),
-    needs=need(lambda call: int(_busy(call)[0]), "the first expert has no token"),
+    needs=need(lambda call: int(_rows_of_experts(call)[0]), "the first expert has no token"),
 )
 
 
@@ -337,7 +337,7 @@ fault(
 
 
 def _no_silu(h: Tensor) -> Tensor:
-    """Gates so large that silu leaves them as they are, with the product where it was."""
+    """Gates of 128, which silu leaves unchanged, and the product of gate and up in the other half."""
     gate, up = h.chunk(2, dim=1)
     far = 128.0
     return torch.cat([torch.full_like(gate, far), gate * up / far], dim=1)
@@ -482,21 +482,23 @@ fault(
     "experts: NaN of one token reaches the others of its expert",
     MOVEMENT,
     seen="flashinfer PR 3650",
-    write=entry("out", lambda call, out: out.masked_fill(_reached(call)[:, None], torch.nan)),
-    needs=need(lambda call: bool((_reached(call) & ~_hurt(call)).any()), "no token shares an expert with a NaN"),
+    write=entry("out", lambda call, out: out.masked_fill(_beside_non_finite(call)[:, None], torch.nan)),
+    needs=need(
+        lambda call: bool((_beside_non_finite(call) & ~_non_finite(call)).any()), "no token shares an expert with a NaN"
+    ),
 )
 
 
-def _hurt(call: Call) -> Tensor:
+def _non_finite(call: Call) -> Tensor:
     """Tokens with NaN or infinity."""
     return ~torch.isfinite(decode(call.inputs["x" if "x" in call.inputs else "a"])).all(dim=1)
 
 
-def _reached(call: Call) -> Tensor:
-    """Tokens that go to an expert of theirs."""
+def _beside_non_finite(call: Call) -> Tensor:
+    """Tokens that share an expert with a token of NaN or infinity."""
     local, count = _local(call)
     here = (local >= 0) & (local < count)
-    theirs = local[_hurt(call)][here[_hurt(call)]]
+    theirs = local[_non_finite(call)][here[_non_finite(call)]]
     return (torch.isin(local, theirs) & here).any(dim=1)
 
 
@@ -509,7 +511,7 @@ def _weight(call: Call, rows: Rows) -> Tensor:
 
 def _tail(call: Call, rows: Rows, fill: float | None) -> Tensor:
     """The outputs of the last row of the last busy expert: ``fill``, or what the row before it has."""
-    if rows.expert != int(torch.nonzero(_busy(call))[-1]):
+    if rows.expert != int(torch.nonzero(_rows_of_experts(call))[-1]):
         return rows.value
     value = rows.value.clone()
     value[-1] = value[-2 if value.shape[0] > 1 else -1] if fill is None else fill

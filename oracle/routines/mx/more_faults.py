@@ -1,6 +1,6 @@
 """Faults of the further quantisers: random bits, transforms, two candidates, rows, experts, casts.
 
-Those of every block quantiser stand in :mod:`oracle.routines.mx.faults`; here is what one form alone can get wrong.
+Those of every block quantiser stand in :mod:`oracle.routines.mx.faults`; here are those of one form alone.
 """
 
 from __future__ import annotations
@@ -522,7 +522,7 @@ more_matrices = need(lambda call: call.inputs["x"].shape[0] > 1, "one matrix")
 
 
 def _as_one_matrix(call: Call, memory: Tensor) -> Tensor:
-    """The scales of all matrices as those of one, in its tiles; what lies beyond is lost."""
+    """The scales of all matrices as those of one, in its tiles; bytes beyond the end are dropped."""
     contract = call.contract
     assert isinstance(contract, BlockQuantiser)
     scale = contract.scales_of(memory, call)
@@ -608,7 +608,8 @@ fault(
 
 
 def _each_upright(call: Call, memory: Tensor) -> Tensor:
-    """The bytes ``[N / 32, K]`` of each weight in tiles, in the memory of the transpose; what lies beyond is lost."""
+    """The bytes ``[N / 32, K]`` of each weight in tiles, in the memory of the transpose; bytes beyond the end
+    are dropped."""
     contract = call.contract
     assert isinstance(contract, BlockQuantiser)
     e, _, k = call.inputs["x"].shape
@@ -758,7 +759,7 @@ fault(
 
 
 def _placed(where: Callable[[Call], list[int]]) -> Change:
-    """The scale bytes of each expert put at other rows; what lies beyond the buffer is lost."""
+    """The scale bytes of each expert put at other rows; bytes beyond the end are dropped."""
 
     def change(call: Call, memory: Tensor) -> Tensor:
         contract = call.contract
@@ -1074,7 +1075,7 @@ for words, turn in (
 
 
 def _relabelled(change: Callable[[Tensor], Tensor]) -> Change:
-    """The scale bytes ``[M, C]`` changed where they lie."""
+    """The scale bytes ``[M, C]`` changed in their layout."""
 
     def changed(call: Call, memory: Tensor) -> Tensor:
         m, k = call.inputs["x"].shape

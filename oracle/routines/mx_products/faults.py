@@ -1,7 +1,7 @@
 """Faults of block-scaled products: where a scale is read, what a byte or a nibble means, alpha, groups, K, the store.
 
-Stages are those of every product. A scale that is read elsewhere is one index for another (:class:`contract.Side`):
-the memory is rewritten so that a right reader finds what the wrong one would.
+Stages are those of every product. A scale that is read at a wrong index (:class:`contract.Side`) is written there, so
+that a right reader gets the value of the wrong read.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _codes(call: Call, part: int) -> Tensor:
 
 
 def _read_at(part: int, wrong: Callable[[Side], Tensor]) -> Callable[[Call, dict[str, Tensor]], dict[str, Tensor]]:
-    """READ: every scale of an operand found at another index; beyond the memory it begins again."""
+    """READ: every scale of an operand read at another index; an index past the end wraps around."""
 
     def change(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         side = _side(call, part)
@@ -151,7 +151,7 @@ def _from_the_highest(side: Side) -> Tensor:
     return side.at - side.at % WIDTH + WIDTH - 1 - side.at % WIDTH
 
 
-def _words_as_they_lie(side: Side) -> Tensor:
+def _words_row_by_row(side: Side) -> Tensor:
     """Words of one row one behind the other, where those of one block are."""
     columns = -(-side.columns // WIDTH)
     word = side.at // WIDTH
@@ -253,7 +253,7 @@ for part, letter in enumerate(LETTERS):
         ),
         (
             "words of exponents with the strides of the other order",
-            _words_as_they_lie,
+            _words_row_by_row,
             both(words, _of_side(part, lambda side: side.columns > WIDTH and side.rows > 1, "one word of a row")),
             MINE + "DeepGEMM get_mn_major_tma_aligned_packed_ue8m0_tensor: words lie in columns",
             EQUAL,
@@ -346,12 +346,12 @@ for name, first in (
 
 
 def _row_by_row(call: Call, side: Side) -> Tensor:
-    """One tiled matrix of the rows as they stand, without a gap between groups."""
+    """One tiled matrix of the rows in order, without a gap between groups."""
     return places(side.rows, side.columns, TILE)
 
 
 def _gaps_of_flashinfer(call: Call, side: Side) -> Tensor:
-    """Groups, those without rows too, where FlashInfer would begin them; beyond the memory it begins again."""
+    """Groups, those without rows too, at FlashInfer's starts; an index past the end wraps around."""
     ends, begin = call.inputs[str(call.contract.groups)].tolist(), 0
     found = [side.at[:0]]
     for start, end in zip(group_starts([0, *ends]), ends, strict=False):
@@ -456,7 +456,7 @@ def write_one_on(call: Call, out: Tensor) -> Tensor:
 # --- transposed operands, groups by their ends ----------------------------------------------------------------------
 
 
-def _as_it_lies(codes: Tensor) -> Tensor:
+def _in_storage_order(codes: Tensor) -> Tensor:
     return codes.t().contiguous().reshape(codes.shape)
 
 
@@ -474,7 +474,7 @@ for part, letter in enumerate(LETTERS):
         on=of_class(Turned) | IN_COLUMNS if letter == "B" else of_class(Turned),
         needs=_is_turned(part),
         seen="DeepGEMM fp8_gemm_nn: a transposed view handed to a kernel of K-major operands",
-        read=_recoded(part, _as_it_lies),
+        read=_recoded(part, _in_storage_order),
     )
     fault(
         f"{letter}: transposed scales read as they lie",
@@ -513,7 +513,7 @@ shuffled = need(lambda call: bool(call.resolved.get("shuffled")), "the weight is
 
 
 def _unshuffled(product: ScaledProduct) -> ScaledProduct:
-    """The weight as it lies."""
+    """The weight in storage order."""
     return product.take_columns(row_order(product.N))
 
 
@@ -854,7 +854,8 @@ def product_of_one_scale(product: ScaledProduct) -> ScaledProduct:
     same_if="the padding holds no NaN",
 )
 def read_and_multiplied(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """K runs to the end of a tile of scales: 0 times a NaN scale is NaN, which the last real scale stands for here."""
+    """K runs to the end of a tile of scales: 0 times a NaN scale is NaN; here the last real scale
+    is NaN instead."""
     side = _side(call, 0)
     memory = inputs[side.scale].reshape(-1).view(torch.uint8).clone()
     pads = memory[side.at[:, -1] + 1]

@@ -44,7 +44,7 @@ from oracle.routines.quantisers.contract import (
 from oracle.routines.traits import of_class
 
 QUANTISERS = of_class(QuantiserContract) - BLOCK_BYTES - FOUR_BITS
-"""Contracts that publish E4M3 codes and their scale, a number for each block."""
+"""Contracts that publish E4M3 codes and their scale, one scale for each block."""
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 FAULTS = Faults(QUANTISERS)
 fault = FAULTS.declare
@@ -115,7 +115,10 @@ def _scan(part: Callable[[Tensor], Tensor]) -> Callable[[Amax], Tensor]:
 
 
 def signed_amax(amax: Amax) -> Tensor:
-    """The largest value of every block, 0 where all are negative."""
+    """The largest signed value of every block, float64 ``[down, 1, across, 1]``; 0 where all are negative, NaN left out.
+
+    Derived in TransformerEngine 3550, whose kernel has no absolute value.
+    """
     return amax.blocks.nan_to_num(nan=0.0).amax(dim=(1, 3), keepdim=True).clamp(min=0.0)
 
 
@@ -304,7 +307,7 @@ fault(
     same_if="every amax is 448 times a power of two",
 )
 def amax_of_a_lower_power(amax: Amax) -> Tensor:
-    """The amax whose 448th is the power of two below the right scale; what the recipe then rounds up is that power."""
+    """448 times the power of two below the right scale, which the recipe then does not round up any more."""
     floor = torch.full_like(amax.right, amax.recipe.amax_floor)
     return 448.0 * _power_beside(f32(torch.maximum(amax.right, floor) / 448.0), up=False)
 
