@@ -429,7 +429,7 @@ def _spans(call: Call) -> list[tuple[int, int]]:
 
 
 def _put(call: Call, out: Tensor, starts: list[int], alone: bool = True) -> Tensor:
-    """The rows of each group from these starts; rows beyond the end are dropped. ``alone``: every other element is zero."""
+    """The rows of each group from these starts; rows beyond the end are dropped. ``alone``: others are zero."""
     made = torch.zeros_like(out) if alone else out.clone()
     for (begin, end), start in zip(_spans(call), starts, strict=False):
         rows = call.inputs["x"][begin:end][: max(0, len(out) - start)]
