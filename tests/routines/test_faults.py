@@ -34,6 +34,7 @@ TWINS = (
     "moe_routing",
 )
 CASE = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=9,n=192,k=512/family=randn/seed=3"
+GEMM = named({"fp8_gemm_nt"})
 
 
 class Nothing(Contract):
@@ -104,7 +105,7 @@ class TestCatalogue:
     @staticmethod
     def again(*names: str) -> Faults:
         """Declarations of names that the catalogue has."""
-        found = Faults({"fp8_gemm_nt"})
+        found = Faults(GEMM)
         for name in names:
             found.declare(name, CAST, seen="this test", store=lambda acc: torch.zeros_like(acc).to(torch.bfloat16))
         return found
@@ -142,7 +143,7 @@ class TestDeclare:
         """The stage is the keyword, the function's name, or the first word of it."""
         made = []
         for how in ("keyword", "name", "first word"):
-            found = Faults({"fp8_gemm_nt"})
+            found = Faults(GEMM)
             if how == "keyword":
                 found.declare("doubled", INDEX, seen="this test", write=lambda out: out * 2)
             elif how == "name":
@@ -167,7 +168,7 @@ class TestDeclare:
 
     def test_a_declaration_keeps_what_it_says(self) -> None:
         """Family, source, needs, arguments, contracts and order."""
-        found = Faults({"fp8_gemm_nt"})
+        found = Faults(GEMM)
         for word in ("first", "second"):
             found.declare(
                 word,
@@ -189,7 +190,7 @@ class TestDeclare:
 
     def test_ways_of_one_idea_are_one_declaration(self) -> None:
         """A fault for each way, in order: its words in the name, its change in the stage, its own arguments first."""
-        found, asked = Faults({"fp8_gemm_nt"}), need(lambda call: call.rows > 1, "one row")
+        found, asked = Faults(GEMM), need(lambda call: call.rows > 1, "one row")
         found.declare(
             "scale of the {} row",
             INDEX,
@@ -225,11 +226,11 @@ class TestDeclare:
     def test_a_way_that_cannot_be_right_is_refused(self, ways: tuple[Way, ...], message: str) -> None:
         """By the name of its fault."""
         with pytest.raises(OptionError, match=message):
-            Faults({"fp8_gemm_nt"}).declare("{} row", INDEX, seen="here", over=ways, read=lambda steps: rolled(steps))
+            Faults(GEMM).declare("{} row", INDEX, seen="here", over=ways, read=lambda steps: rolled(steps))
 
     def test_a_declaration_over_ways_decorates_nothing(self) -> None:
         """Its changes are keywords."""
-        declared = Faults({"fp8_gemm_nt"}).declare("{}", INDEX, seen="here", over=(way("a", 1),), read=rolled)
+        declared = Faults(GEMM).declare("{}", INDEX, seen="here", over=(way("a", 1),), read=rolled)
         with pytest.raises(OptionError, match="decorates no function; give rolled by a keyword"):
             declared(rolled)
 
@@ -256,7 +257,7 @@ class TestDeclare:
         self, words: dict[str, object], error: type[Exception], message: str
     ) -> None:
         """Each with a typed error that names the fault, where it is declared."""
-        found = Faults({"fp8_gemm_nt"})
+        found = Faults(GEMM)
         found.declare("taken", CAST, seen="this test", store=lambda acc: acc)
         given: dict[str, object] = {"name": "x", "family": CAST, "seen": "this test", **words}
         if not {"store", "stores"} & set(words):
@@ -267,14 +268,14 @@ class TestDeclare:
 
     def test_an_unknown_contract_is_refused_when_the_faults_are_read(self) -> None:
         """The error names the fault and the trait that no registered contract has."""
-        found = Faults({"fp8_gemm_nt"})
+        found = Faults(GEMM)
         found.declare("x", CAST, seen="this test", on=named({"fp8_gemm_xx"}), store=lambda acc: acc)
         with pytest.raises(ContractError, match="'x' applies to no registered contract: .*fp8_gemm_xx"):
             list(found)
 
     def test_a_function_named_for_no_stage_is_refused(self) -> None:
         """Its first word must be a stage."""
-        found = Faults({"fp8_gemm_nt"})
+        found = Faults(GEMM)
         with pytest.raises(OptionError, match="'x' changes 'truncated', which is no stage"):
 
             @found.declare("x", CAST, seen="this test")
@@ -283,13 +284,13 @@ class TestDeclare:
 
     def test_a_decorator_on_a_line_that_has_its_change_is_refused(self) -> None:
         """A fault has its changes from one place."""
-        found = Faults({"fp8_gemm_nt"})
+        found = Faults(GEMM)
         with pytest.raises(OptionError, match="'x' has its changes already: store"):
             found.declare("x", CAST, seen="this test", store=lambda acc: acc)(change_of)
 
     def test_a_declaration_without_a_change_is_refused_when_it_is_read(self) -> None:
         """Neither a stage nor a decorated function."""
-        found = Faults({"fp8_gemm_nt"})
+        found = Faults(GEMM)
         found.declare("x", CAST, seen="this test")
         with pytest.raises(OptionError, match="'x' changes nothing: name a stage, or decorate a function with it"):
             list(found)

@@ -115,7 +115,7 @@ def _scan(part: Callable[[Tensor], Tensor]) -> Callable[[Amax], Tensor]:
 
 
 def signed_amax(amax: Amax) -> Tensor:
-    """The largest signed value of every block, float64 ``[down, 1, across, 1]``; 0 where all are negative, NaN left out.
+    """The largest value of every block, float64 ``[down, 1, across, 1]``; 0 where all are negative, NaN left out.
 
     Derived in TransformerEngine 3550, whose kernel has no absolute value.
     """
