@@ -208,7 +208,7 @@ def main() -> None:
         print(f"files that name {name}: {files}")
     registered = printed(root, "from oracle.routines import registered; print(len(registered()))")
     if registered.isdigit():
-        inside = sum(len((house / path).read_text().splitlines()) for path in trees if room(path) in CONTRACT_ROOMS)
+        inside = sum(len((package / path).read_text().splitlines()) for path in trees if room(path) in CONTRACT_ROOMS)
         each = f"lines of oracle/routines each {inside / int(registered):.0f}, of oracle/ {lines / int(registered):.0f}"
         print(f"contracts {registered}, {each}")
     print(f"faults by name of a contract {by_name(trees)}")
