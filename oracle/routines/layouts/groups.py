@@ -8,13 +8,13 @@ bfloat16 (found by reading). Not covered: columns that a vector of 16 bytes does
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from oracle.errors import InputError, ShapeError
-from oracle.routines.base import OptionSpec, TensorSpec, positive, register
+from oracle.routines.base import Inputs, Options, OptionSpec, TensorSpec, positive, register
 from oracle.routines.layouts.contract import LayoutContract
 from oracle.routines.traits import Kind
 from oracle.truth.layout import align
@@ -57,7 +57,7 @@ def _numbers(values: Sequence[int], like: Tensor) -> Tensor:
 class _TokenGroups(LayoutContract):
     """Rows moved by groups."""
 
-    def why_mistrust(self, inputs: Mapping[str, Tensor]) -> str | None:
+    def why_mistrust(self, inputs: Inputs) -> str | None:
         return super().why_mistrust({name: x for name, x in inputs.items() if x.is_floating_point()})
 
 
@@ -74,13 +74,11 @@ class PadTokenGroups(_TokenGroups):
     options = (ALIGNMENT,)
     returns = ("out", "starts", "ends")
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        positive(resolved, "alignment_size")
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        positive(options, "alignment_size")
         check_ends(inputs["group_end_offsets"], inputs["x"].shape[0])
-        return resolved
 
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         x, ends, alignment = inputs["x"], inputs["group_end_offsets"], positive(options, "alignment_size")
         places = padded_starts(ends, alignment)
         out = x.new_zeros(padded_height(x.shape[0], len(ends), alignment), x.shape[1])
@@ -110,9 +108,8 @@ class UnpadTokenGroups(_TokenGroups):
     )
     options = (ALIGNMENT, OptionSpec("num_tokens", None, None, "rows of all groups, the last of group_end_offsets"))
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        rows, total = positive(resolved, "num_tokens"), inputs["padded"].shape[0]
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        rows, total = positive(options, "num_tokens"), inputs["padded"].shape[0]
         ends, starts = inputs["group_end_offsets"], inputs["padded_group_start_offsets"].tolist()
         check_ends(ends, rows)
         if rows != int(ends[-1]):
@@ -120,9 +117,8 @@ class UnpadTokenGroups(_TokenGroups):
         for (begin, end), start in zip(groups_of(ends), starts, strict=True):
             if start < 0 or start + end - begin > total:
                 raise InputError(f"padded_group_start_offsets hold {start} for {end - begin} of {total} rows")
-        return resolved
 
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         starts = inputs["padded_group_start_offsets"].tolist()
         pairs = zip(groups_of(inputs["group_end_offsets"]), starts, strict=True)
         return {"out": torch.cat([inputs["padded"][start : start + end - begin] for (begin, end), start in pairs])}

@@ -27,7 +27,7 @@ from oracle.numbers.quantize import Ends, Prepared, prepare
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, exponent_of, f32, to_dtype
 from oracle.numbers.scaling import GROUP_32, Block, grid
-from oracle.routines.base import E4M3, F32, Call, OptionSpec, Out, TensorSpec, register
+from oracle.routines.base import E4M3, F32, Call, Inputs, Options, OptionSpec, Out, TensorSpec, register
 from oracle.routines.layouts.contract import LayoutContract
 from oracle.routines.mx.contract import LAYOUT, Mxfp8Quantize, loaded, stored
 from oracle.routines.quantisers.contract import QuantiserContract
@@ -77,22 +77,20 @@ class BlockScalesToMxfp8(LayoutContract):
     options = (LAYOUT,)
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         divisible(inputs["x"])
         spread(inputs["scale"], (inputs["x"].shape[0], inputs["x"].shape[1]))
         scale = decode(inputs["scale"])
         good = (scale > 0) & torch.isfinite(scale) & (torch.frexp(scale)[0] == 0.5) & (scale >= 2.0**-127)
         if not bool(good.all()):
             raise InputError(f"scale holds {float(scale[~good][0])}; pass powers of two from 2^-127 to 2^127")
-        return resolved
 
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         m, k = inputs["x"].shape
         each = spread(inputs["scale"], (m, k))[:, ::GROUP]
         return {"out": stored((exponent_of(decode(each)) + 127).to(torch.uint8), str(options["layout"]))}
 
-    def why_mistrust(self, inputs: Mapping[str, Tensor]) -> str | None:
+    def why_mistrust(self, inputs: Inputs) -> str | None:
         return super().why_mistrust({"scale": inputs["scale"]})
 
 
@@ -113,15 +111,13 @@ class Fp8BlockToMxfp8(Mxfp8Quantize):
     inputs = (CODES, TensorSpec("block_scale", Kind.SCALES, F32, ("R", "C"), "[M or ceil(M/128), ceil(K/128)]"))
     options = (LAYOUT, DTYPE)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         spread(inputs["block_scale"], (inputs["x"].shape[0], inputs["x"].shape[1]))
-        return resolved
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return super().declared(inputs, {"element": "e4m3", "rounding": "rceil"})
 
-    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+    def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         x = inputs["x"]
         scale = spread(inputs["block_scale"], (x.shape[0], x.shape[1]))
         made, low, high = between(x, scale, DTYPES[str(options["dtype"])])
@@ -139,16 +135,14 @@ class Mxfp8ToFp8Block(QuantiserContract):
     inputs = (CODES, TensorSpec("mx_scale", Kind.SCALES, (torch.uint8,), None, "E8M0 bytes in their layout"))
     options = (LAYOUT, DTYPE)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         divisible(inputs["x"])
-        self._scale(inputs, resolved)
-        return resolved
+        self._scale(inputs, options)
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return (recipes.DEEPGEMM_128X128,)
 
-    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+    def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         x = inputs["x"]
         scale = grid(x.shape, GROUP_32).spread(self._scale(inputs, options))
         made, low, high = between(x, scale, DTYPES[str(options["dtype"])])
@@ -157,6 +151,6 @@ class Mxfp8ToFp8Block(QuantiserContract):
     def outputs(self, call: Call) -> dict[str, Out]:
         return {"q": Out(tuple(call.inputs["x"].shape), E4M3), "scale": Out(None, F32)}
 
-    def _scale(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Tensor:
+    def _scale(self, inputs: Inputs, options: Options) -> Tensor:
         m, k = inputs["x"].shape
         return loaded(inputs["mx_scale"], (m, k // GROUP), str(options["layout"])).view(torch.float8_e8m0fnu)

@@ -31,7 +31,19 @@ from oracle.numbers.quantize import WIDE, Prepared, prepare
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, f32, to_dtype
 from oracle.numbers.scaling import GROUP_16, GROUP_32, Block, grid
-from oracle.routines.base import F32, FP8, Call, Contract, OptionSpec, Out, TensorSpec, positive, register
+from oracle.routines.base import (
+    F32,
+    FP8,
+    Call,
+    Contract,
+    Inputs,
+    Options,
+    OptionSpec,
+    Out,
+    TensorSpec,
+    positive,
+    register,
+)
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.routines.quantisers.contract import BLOCK_BYTES, QuantiserContract, QuantiserSets
 from oracle.routines.traits import Kind, Trait
@@ -126,13 +138,11 @@ class BlockQuantiser(QuantiserContract):
     gpu = True
 
     @abstractmethod
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]: ...
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]: ...
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         if (k := inputs["x"].shape[-1]) % self.width:
             raise ShapeError(f"K={k} is not a multiple of {self.width}, the elements that share a scale; pad K")
-        return resolved
 
     def shape_of_scales(self, call: Call) -> tuple[int, int]:
         """Rows and columns of the scale bytes."""
@@ -251,7 +261,7 @@ class BlockSets(QuantiserSets):
         return None
 
 
-def _behind(x: Tensor, options: Mapping[str, object]) -> int:
+def _behind(x: Tensor, options: Options) -> int:
     """Columns of zeros behind the values, to a multiple of ``alignment``."""
     return -x.shape[-1] % int(str(options.get("alignment", 1)))
 
@@ -270,13 +280,11 @@ class Mxfp8Quantize(BlockQuantiser):
     )
     options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT, ROUNDING, ELEMENT, ALIGNMENT)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        if "alignment" in resolved and positive(resolved, "alignment") % self.width:
-            raise OptionError(f"alignment={resolved['alignment']} is not a multiple of {self.width}")
-        return resolved
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        if "alignment" in options and positive(options, "alignment") % self.width:
+            raise OptionError(f"alignment={options['alignment']} is not a multiple of {self.width}")
 
-    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+    def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         """Zeros behind the values, where codes and scales are wider."""
         x = inputs["x"]
         return prepare(torch.nn.functional.pad(x, (0, _behind(x, options)))) if _behind(x, options) else prepare(x)
@@ -289,7 +297,7 @@ class Mxfp8Quantize(BlockQuantiser):
         m, k = super().shape_of_codes(call)
         return m, k + _behind(call.inputs["x"], call.resolved)
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         element, mode = ELEMENTS[str(options["element"])], str(options["rounding"])
         torchao = mx_recipes.TORCHAO[element, mode]
         if mode != "rceil":
@@ -309,7 +317,7 @@ class Mxfp4Quantize(BlockQuantiser):
     options = (LAYOUT, ROUNDING)
     packed = True
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         mode = str(options["rounding"])
         torchao = mx_recipes.TORCHAO[E2M1, mode]
         flashinfer = mx_recipes.FLASHINFER_MXFP4, mx_recipes.FLASHINFER_CUTE_MXFP4
@@ -334,12 +342,10 @@ class Nvfp4Quantize(BlockQuantiser):
     packed = True
     scale_dtype = torch.float8_e4m3fn
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         positive_scale(inputs)
-        return resolved
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         if options["is_global_scale_inversed"]:
             return mx_recipes.FLASHINFER_NVFP4_INVERSED, mx_recipes.TORCHAO_NVFP4, mx_recipes.MODELOPT_NVFP4
         return mx_recipes.FLASHINFER_NVFP4_EXACT, mx_recipes.FLASHINFER_NVFP4, mx_recipes.FLASHINFER_CUTE_NVFP4
@@ -359,11 +365,11 @@ class ScaledFp4Quant(Nvfp4Quantize):
     owns_padding = False
     production = "nvfp4_quantize"
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return mx_recipes.FLASHINFER_NVFP4_EXACT, mx_recipes.VLLM_NVFP4, mx_recipes.FLASHINFER_NVFP4
 
 
-def positive_scale(inputs: Mapping[str, Tensor]) -> None:
+def positive_scale(inputs: Inputs) -> None:
     """Refuse global scales that are NaN, zero or negative."""
     given = inputs["global_scale"]
     bad = given[~(given > 0)]
@@ -389,14 +395,12 @@ class BlockDequantiser(Contract):
     options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT,)
     gpu = True
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         if (k := self.shape(inputs)[1]) % self.width:
             raise ShapeError(f"q holds K={k} codes a row, not a multiple of {self.width}, the codes that share a scale")
-        self.scales_of(inputs["scale"], inputs, resolved)
-        return resolved
+        self.scales_of(inputs["scale"], inputs, options)
 
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, int]:
+    def shape(self, inputs: Inputs) -> tuple[int, int]:
         """Rows and columns of the values."""
         m, k = inputs["q"].shape
         return m, k * 2 if self.packed else k
@@ -406,34 +410,34 @@ class BlockDequantiser(Contract):
         """The codes that share a scale."""
         return Block(1, self.width)
 
-    def shape_of_scales(self, inputs: Mapping[str, Tensor]) -> tuple[int, int]:
+    def shape_of_scales(self, inputs: Inputs) -> tuple[int, int]:
         """Rows and columns of the scale bytes."""
         m, k = self.shape(inputs)
         return m, k // self.width
 
-    def lying(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[tuple[int, int], str]:
+    def lying(self, inputs: Inputs, options: Options) -> tuple[tuple[int, int], str]:
         """Rows and columns of the matrix of scale bytes as it lies in memory, and its layout."""
         return self.shape_of_scales(inputs), str(options["layout"])
 
-    def scales_of(self, memory: Tensor, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Tensor:
+    def scales_of(self, memory: Tensor, inputs: Inputs, options: Options) -> Tensor:
         """The scale bytes of :meth:`shape_of_scales` out of their memory; ShapeError where that has another size."""
         return loaded(memory, *self.lying(inputs, options))
 
-    def values(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Tensor:
+    def values(self, inputs: Inputs, options: Options) -> Tensor:
         """The values of the codes, float64 ``[M, K]``."""
         return decode(unpack(inputs["q"]), E2M1) if self.packed else decode(inputs["q"])
 
-    def operands_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Tensor, Tensor]:
+    def operands_of(self, inputs: Inputs, options: Options) -> tuple[Tensor, Tensor]:
         """Values of the codes and of the scales over them, float64 ``[M, K]``."""
         scale = self.scales_of(inputs["scale"], inputs, options).contiguous().view(self.scale_dtype)
         return self.values(inputs, options), grid(self.shape(inputs), self.block).spread(decode(scale))
 
-    def alternatives(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Tensor]:
+    def alternatives(self, inputs: Inputs, options: Options) -> list[Tensor]:
         """What right orders of multiplication give, float64 values of float32."""
         values, scale = self.operands_of(inputs, options)
         return [f32(values * scale)]
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
         made = self.alternatives(inputs, self.check(inputs, options))[0]
         return to_dtype(made, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
@@ -480,7 +484,7 @@ class Nvfp4Dequantize(BlockDequantiser):
     width = GROUP_16.columns or 1
     scale_dtype = torch.float8_e4m3fn
 
-    def alternatives(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Tensor]:
+    def alternatives(self, inputs: Inputs, options: Options) -> list[Tensor]:
         values, scale = self.operands_of(inputs, options)
         g = decode(inputs["global_scale"])
         return [f32(values * f32(scale * g)), f32(values * scale * g)]

@@ -26,7 +26,7 @@ from oracle.numbers.formats import FP32, decode
 from oracle.numbers.quantize import WIDE, Ends, Prepared, prepare
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, f32, to_dtype
-from oracle.routines.base import E4M3, F32, Call, Out, TensorSpec, register
+from oracle.routines.base import E4M3, F32, Call, Inputs, Options, Out, TensorSpec, register
 from oracle.routines.mx.contract import (
     GLOBAL,
     LAYOUT,
@@ -70,13 +70,13 @@ class Nvfp4QuantizePerToken(Nvfp4Quantize):
     options = (LAYOUT,)
     returns = ("q", "scale", ROW_SCALE)
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return (mx_recipes.FLASHINFER_NVFP4_INVERSED,)
 
-    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+    def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         return self.under(inputs, row_scales(inputs["x"], inputs["global_scale"]))
 
-    def under(self, inputs: Mapping[str, Tensor], rows: Tensor) -> Prepared:
+    def under(self, inputs: Inputs, rows: Tensor) -> Prepared:
         """The values to quantise under these scales of rows."""
         scale = to_dtype(rows, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
         return prepare(inputs["x"], global_scale=scale)
@@ -123,7 +123,7 @@ class OfFp8Quantiser(BlockQuantiser):
     packed = True
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
 
-    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+    def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         x, *ends = halves(inputs["x"], inputs.get("global_scale"))
         scale = inputs.get("global_scale")
         return prepare(x, global_scale=scale, ends=Ends(ends[0], ends[1]))
@@ -155,7 +155,7 @@ class Nvfp4QuantizeOfFp8(OfFp8Quantiser, Nvfp4Quantize):
     inputs = (TensorSpec("x", Kind.VALUES, E4M3, ("M", "K"), "values times 448/amax, K a multiple of 16"), GLOBAL)
     options = (LAYOUT,)
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return mx_recipes.FLASHINFER_NVFP4_EXACT, mx_recipes.FLASHINFER_NVFP4_OF_FP8
 
 
@@ -169,5 +169,5 @@ class Mxfp4QuantizeOfFp8(OfFp8Quantiser):
     inputs = (TensorSpec("x", Kind.VALUES, E4M3, ("M", "K"), "values to quantise, K a multiple of 32"),)
     options = (LAYOUT,)
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return mx_recipes.FLASHINFER_MXFP4, mx_recipes.FLASHINFER_CUTE_MXFP4

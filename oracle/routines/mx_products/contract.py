@@ -22,7 +22,19 @@ from torch import Tensor
 
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.errors import DtypeError, InputError, OptionError, ShapeError
-from oracle.routines.base import E4M3, F32, FP8, INTEGERS, Call, Operands, OptionSpec, TensorSpec, register
+from oracle.routines.base import (
+    E4M3,
+    F32,
+    FP8,
+    INTEGERS,
+    Call,
+    Inputs,
+    Operands,
+    Options,
+    OptionSpec,
+    TensorSpec,
+    register,
+)
 from oracle.routines.mx.contract import LINEAR, pack, unpack
 from oracle.routines.products.contract import BIAS, ProductContract
 from oracle.routines.products.grouped import RUN
@@ -39,8 +51,6 @@ MX, NV = 32, 16
 TILE, FLAT = tuple(HEIGHTS)
 TIGHT = Trait("has the scales of each group of rows in tiles of their own, one behind the other")
 PACKED = "words"
-Inputs = Mapping[str, Tensor]
-Options = Mapping[str, object]
 
 EMULATED: Mapping[str, tuple[str, ...]] = {
     arch: (f"{arch}.bf16.dequantised",) for arch in ("sm90", "sm89", "sm86", "sm80")
@@ -265,18 +275,16 @@ class MxProduct(ProductContract):
         a, b = (inputs[name] for name in self.names[:2])
         return a.shape[0], b.shape[-1] if self.b_columns else b.shape[-2]
 
-    def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         a, b = (self._depth(inputs, part) for part in (0, 1))
         if a != b:
             raise ShapeError(f"{self.names[0]} has K={a}, {self.names[1]} has K={b} (codes of four bits count twice)")
-        for side in self.sides(inputs, resolved):
+        for side in self.sides(inputs, options):
             self.check_side(side, a)
             side.read(inputs[side.scale])
         alphas = [inputs[name] for name in ("alpha", "global_scale_a", "global_scale_b") if name in inputs]
         if bad := [float(x) for alpha in alphas for x in alpha if not math.isfinite(x)]:
             raise InputError(f"{self.name} has a global scale of {bad[0]}; pass a finite one")
-        return resolved
 
     def check_side(self, side: Side, k: int) -> None:
         """Refuse a K that the scales of a side do not divide."""
@@ -398,12 +406,10 @@ class MmFp4(MxProduct):
         SHUFFLED,
     )
 
-    def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        due = NV if resolved["use_nvfp4"] else MX
-        if resolved["block_size"] != due:
-            raise InputError(f"block_size={resolved['block_size']} with use_nvfp4={resolved['use_nvfp4']}; pass {due}")
-        return resolved
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        due = NV if options["use_nvfp4"] else MX
+        if options["block_size"] != due:
+            raise InputError(f"block_size={options['block_size']} with use_nvfp4={options['use_nvfp4']}; pass {due}")
 
     def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
         m, k, n = inputs["a"].shape[0], self._depth(inputs, 0), inputs["b"].shape[1]
@@ -443,10 +449,8 @@ class ScaledMm(MxProduct):
     )
     options = (OUT_ANY, OptionSpec("swizzle", SWIZZLES[0], SWIZZLES, "how the scales of both lie"))
 
-    def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         check_recipe(inputs, self.names)
-        return resolved
 
     def check_side(self, side: Side, k: int) -> None:
         if k % 16:
@@ -618,10 +622,8 @@ class ScaledGroupedMmMx(MxProduct):
     )
     options = (OptionSpec("out_dtype", None, (None, torch.bfloat16), "dtype of the output"),)
 
-    def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         check_recipe(inputs, self.names)
-        return resolved
 
     def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
         k, (groups, n), ends = self._depth(inputs, 0), inputs["mat_b"].shape[:2], inputs["offs"].tolist()
@@ -748,19 +750,17 @@ class Fp8Fp4(MxProduct):
             found.append(Side(name, scale, width, dtype, lies, at, matrices * each * pitch))
         return found[0], found[1]
 
-    def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        if inputs["b_scale"].dtype in WORDS and resolved["gran_n"] != 1:
-            raise OptionError(f"gran_n={resolved['gran_n']} with packed b_scale; words hold the exponents of one row")
-        shapes = self.scale_shapes(inputs, resolved)
-        for side, due in zip(self.sides(inputs, resolved), shapes, strict=True):
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        if inputs["b_scale"].dtype in WORDS and options["gran_n"] != 1:
+            raise OptionError(f"gran_n={options['gran_n']} with packed b_scale; words hold the exponents of one row")
+        shapes = self.scale_shapes(inputs, options)
+        for side, due in zip(self.sides(inputs, options), shapes, strict=True):
             check_powers(side, inputs[side.scale], due)
         if (c := inputs.get("c")) is not None:
-            if resolved["out_dtype"] not in (None, c.dtype):
-                raise DtypeError(f"c is {c.dtype}, out_dtype={resolved['out_dtype']}; they are the same")
+            if options["out_dtype"] not in (None, c.dtype):
+                raise DtypeError(f"c is {c.dtype}, out_dtype={options['out_dtype']}; they are the same")
             if tuple(c.shape) != self.shape(inputs):
                 raise ShapeError(f"c has shape {list(c.shape)}; the product has {list(self.shape(inputs))}")
-        return resolved
 
     def scale_shapes(self, inputs: Inputs, options: Options) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of both scales."""
