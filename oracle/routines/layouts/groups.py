@@ -4,6 +4,8 @@ Sources: torchao
 prototype/moe_training/utils.py, kernels/mxfp8/quant.py torch_pad_token_groups, csrc fused_pad_token_groups.cu @36027d8.
 Its plain function refuses rows of no group; its CUDA kernel copies them behind the last group, and reads float32 as
 bfloat16 (found by reading). Not covered: columns that a vector of 16 bytes does not divide, on which that kernel fails.
+
+NaN bytes are moved like any others.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ ALIGNMENT = OptionSpec("alignment_size", 32, None, "rows of which the padded gro
 
 
 def groups_of(ends: Tensor) -> list[tuple[int, int]]:
-    """The first row of each group and the one behind its last."""
+    """The first row of each group and the one behind its last; ``ends`` ``[G]``, int32."""
     found = ends.tolist()
     return list(zip([0, *found], found, strict=False))
 
 
 def padded_starts(ends: Tensor, alignment: int) -> list[int]:
-    """The row at which each padded group begins, and the one behind the last."""
+    """The row at which each padded group begins, and the one behind the last; ``ends`` ``[G]``, int32."""
     found = [0]
     for begin, end in groups_of(ends):
         found.append(found[-1] + align(end - begin, alignment))
@@ -44,7 +46,7 @@ def padded_height(rows: int, groups: int, alignment: int) -> int:
 
 
 def check_ends(ends: Tensor, rows: int) -> None:
-    """Refuse ends that go back or beyond the rows."""
+    """Refuse ``ends`` ``[G]``, int32, that go back or beyond the rows. Raises InputError."""
     found = ends.tolist()
     if found != sorted(found) or found[0] < 0 or found[-1] > rows:
         raise InputError(f"group_end_offsets are {found}; they run from 0 to at most {rows} and never back")

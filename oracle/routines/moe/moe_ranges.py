@@ -16,6 +16,8 @@
 Every step maps an interval to one that holds all its images, so a right kernel is never refused. A token reached by
 NaN, infinity or a possible float32 overflow is open, the others are not. Not covered: recipes that code_boxes does not
 cover.
+
+Source: derived in :mod:`oracle.bounds.boxed` and :mod:`oracle.bounds.code_boxes`.
 """
 
 from __future__ import annotations

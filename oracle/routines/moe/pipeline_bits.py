@@ -12,6 +12,8 @@ correctly here and within 2 ulp of that on a device, so a code of the intermedia
 
 Sources: the rows' own; vLLM csrc/activation_kernels.cu; torch Reduce.cuh (four sums of every fourth term, then these).
 Not covered: routing inside the layer, and inputs whose quantiser the row leaves open.
+
+NaN of a token stays in its output.
 """
 
 from __future__ import annotations

@@ -32,6 +32,9 @@ lie closer than that, every choice is tried for its token, and that which admits
 
 *Where nothing is claimed.* Tokens with NaN or infinity, or whose intermediate may overflow; the others of their experts
 are judged. Not covered: judging by bits; what a layer's output equals is for ``identify``.
+
+NaN and infinity in a token: nothing is claimed of its output.
+Sources: those of the rows.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ Sources: TransformerEngine swizzle_block_scaling_to_mxfp8_scaling_factors (block
 MXFP8); SGLang requant_npu_arch35_block_fp8_to_mxfp8 and vLLM-Ascend fp8_block.py (FP8 checkpoints as MXFP8); DeepGEMM's
 and vLLM's 128x128 casts of what MXFP8 checkpoints hold. Not covered: scales that are no powers of two without a
 requantisation.
+
+NaN and infinities are as the recipe has them; bytes that are only moved keep them.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ CODES = TensorSpec("x", Kind.CODES, E4M3, ("M", "K"), "codes, K a multiple of 32
 
 
 def spread(scale: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Scales ``[M | ceil(M/128), ceil(K/128)]`` over the elements of ``[M, K]``.
+    """``scale`` ``[M | ceil(M/128), ceil(K/128)]`` of any dtype over the elements of ``[M, K]``, of the same dtype.
 
     Raises ShapeError: they have another shape.
     """
@@ -52,7 +54,8 @@ def spread(scale: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def between(q: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """``RN(RN32(code * scale))`` in ``dtype``, and the least and the largest of it and ``RN(code * scale)``."""
+    """``RN(RN32(code * scale))`` in ``dtype`` of ``q`` and ``scale``, both ``[M, K]``, and the least and the largest of
+    it and ``RN(code * scale)``: three tensors ``[M, K]`` of that dtype."""
     product = decode(q) * decode(scale)
     ways = [to_dtype(y, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF) for y in (f32(product), product)]
     wide = [way.double() for way in ways]
@@ -95,7 +98,7 @@ class BlockScalesToMxfp8(LayoutContract):
 
 
 def divisible(q: Tensor, width: int = GROUP) -> None:
-    """Refuse codes whose K is no multiple of a scale's."""
+    """Refuse codes ``q`` ``[M, K]`` of any dtype whose K is no multiple of a scale's. Raises ShapeError."""
     if q.shape[1] % width:
         raise ShapeError(f"K={q.shape[1]} is not a multiple of {width}, the codes that share a scale; pad K")
 

@@ -12,6 +12,8 @@ is what a product of the transpose reads. ``compact`` is that matrix transposed,
 Sources: torchao triton_to_mxfp8_dim1, mxfp8_quantize_cuda and its CuTe-DSL 32x1 kernels; TransformerEngine
 quantize_mxfp8.cuh (columnwise, 2D scaling; with_gemm_swizzled_scales). Not covered: squares of 3-D weights, padding
 to 128.
+
+NaN and infinities are as the recipe has them; bytes that are only moved keep them.
 """
 
 from __future__ import annotations

@@ -13,6 +13,9 @@ means (0 is 2^-127, 255 is NaN). Here: one matrix and its formats. Training form
 :mod:`oracle.routines.mx.training`, rows with scales of their own and FP8 inputs in :mod:`oracle.routines.mx.tokens`,
 experts in :mod:`oracle.routines.mx.experts`, casts in :mod:`oracle.routines.mx.casts`. Not covered: padding of K but
 for ``mxfp8_quantize(alignment=..)``.
+
+NaN and infinities are as the recipe has them; bytes that are only moved keep them.
+Sources: those of :mod:`oracle.numbers.mx_recipes`, one in a row.
 """
 
 from __future__ import annotations
@@ -71,24 +74,25 @@ STACKED = Trait("quantises a batch of matrices, the scales of each in memory of 
 
 
 def pack(codes: Tensor) -> Tensor:
-    """4-bit codes ``[M, K]`` as bytes ``[M, K/2]``: the low nibble is the even column."""
+    """4-bit ``codes`` ``[M, K]`` as bytes ``[M, K/2]``, uint8: the low nibble is the even column."""
     pairs = codes.contiguous().view(torch.int16)  # little-endian: the even column is the low byte
     return (pairs | pairs >> 4).to(torch.uint8)
 
 
 def unpack(packed: Tensor) -> Tensor:
-    """The inverse of :func:`pack`."""
+    """The inverse of :func:`pack`: uint8 ``[M, K]``, a code each, of ``packed`` ``[M, K/2]``, uint8."""
     pairs = packed.to(torch.int16)
     return (pairs & 0xF | (pairs & 0xF0) << 4).view(torch.uint8)
 
 
 def stored(scale: Tensor, layout: str) -> Tensor:
-    """Scale bytes ``[M, C]`` in a layout, padding zero."""
+    """Scale bytes ``scale`` ``[M, C]``, uint8, in a layout: ``[bytes]``, or ``[M, C]``; padding zero."""
     return scale.contiguous() if layout == LINEAR else swizzle_scale(scale, tile=layout)
 
 
 def loaded(memory: Tensor, shape: tuple[int, int], layout: str) -> Tensor:
-    """The scale bytes ``[M, C]`` out of a layout; padding is not read.
+    """The scale bytes ``[M, C]``, uint8, out of a ``memory`` ``[bytes]`` or ``[M, C]`` in that layout; padding is not
+    read.
 
     Raises ShapeError: the memory has another shape.
     """
@@ -100,7 +104,7 @@ def loaded(memory: Tensor, shape: tuple[int, int], layout: str) -> Tensor:
 
 
 def padding_of(shape: tuple[int, int], layout: str) -> Tensor | None:
-    """Which bytes of a layout are padding, bool and flat; None where it has none."""
+    """Which bytes of a layout are padding, bool ``[bytes]``; None where it has none."""
     if layout == LINEAR:
         return None
     empty = torch.zeros(shape, dtype=torch.uint8, device="cpu")
@@ -154,31 +158,34 @@ class BlockQuantiser(QuantiserContract):
         return self.shape_of_scales(call), str(call.resolved["layout"])
 
     def memory(self, scale: Tensor, call: Call) -> Tensor:
-        """Scale bytes of :meth:`shape_of_scales` as they are returned; padding zero."""
+        """Scale bytes ``scale`` ``[M, C]``, uint8, of :meth:`shape_of_scales` as they are returned, uint8 ``[bytes]``
+        or another shape of them; padding zero."""
         return stored(scale, self.lying(call)[1])
 
     def scales_of(self, memory: Tensor, call: Call) -> Tensor:
-        """The inverse of :meth:`memory`."""
+        """The inverse of :meth:`memory`: uint8 ``[M, C]`` of ``memory`` ``[bytes]``."""
         return loaded(memory.view(torch.uint8), *self.lying(call))
 
     def padding(self, call: Call) -> Tensor | None:
-        """Which returned scale bytes are padding, bool and flat; None where there is none."""
+        """Which returned scale bytes are padding, bool ``[bytes]``; None where there is none."""
         return padding_of(*self.lying(call))
 
     def repeated(self, scale: Tensor, call: Call) -> Tensor:
-        """A scale of each block as the bytes of :meth:`shape_of_scales`, in which several may hold the same."""
+        """A scale of each block, ``scale`` ``[M / repeats, C]``, as the bytes ``[M, C]``, uint8, in which several may
+        hold the same."""
         return scale.repeat_interleave(self.repeats, dim=0)
 
     def distinct(self, scale: Tensor, call: Call) -> Tensor:
-        """One byte of each block; the inverse of :meth:`repeated`."""
+        """One byte of each block, uint8 ``[M / repeats, C]``, of ``scale`` ``[M, C]``; the inverse of
+        :meth:`repeated`."""
         return scale[:: self.repeats].contiguous()
 
     def codes(self, codes: Tensor, call: Call) -> Tensor:
-        """Codes, one each, as they are returned."""
+        """``codes`` ``[M, K]``, one each, as they are returned: ``[M, K]`` of the same dtype, or uint8 ``[M, K/2]``."""
         return pack(codes) if self.packed else codes
 
     def codes_of(self, q: Tensor, call: Call) -> Tensor:
-        """The inverse of :meth:`codes`."""
+        """The inverse of :meth:`codes`: ``[M, K]`` of ``q`` ``[M, K]`` or ``[M, K/2]``, of the same dtype."""
         return unpack(q) if self.packed else q
 
     def shape_of_codes(self, call: Call) -> tuple[int, ...]:
@@ -207,6 +214,7 @@ class BlockQuantiser(QuantiserContract):
         return made
 
     def split(self, found: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
+        """Codes ``[M, K]`` and one scale ``[.., C]`` a block, of the element format's dtype and ``scale_dtype``."""
         scale = self.distinct(self.scales_of(found["scale"], call), call)
         return self.codes_of(found["q"], call), scale.view(self.scale_dtype)
 
@@ -420,7 +428,8 @@ class BlockDequantiser(Contract):
         return self.shape_of_scales(inputs), str(options["layout"])
 
     def scales_of(self, memory: Tensor, inputs: Inputs, options: Options) -> Tensor:
-        """The scale bytes of :meth:`shape_of_scales` out of their memory; ShapeError where that has another size."""
+        """The scale bytes ``[M, C]``, uint8, of :meth:`shape_of_scales` out of their ``memory`` ``[bytes]`` or ``[M,
+        C]``. Raises ShapeError where that has another size."""
         return loaded(memory, *self.lying(inputs, options))
 
     def values(self, inputs: Inputs, options: Options) -> Tensor:
@@ -433,7 +442,7 @@ class BlockDequantiser(Contract):
         return self.values(inputs, options), grid(self.shape(inputs), self.block).spread(decode(scale))
 
     def alternatives(self, inputs: Inputs, options: Options) -> list[Tensor]:
-        """What right orders of multiplication give, float64 values of float32."""
+        """What right orders of multiplication give, float64 values ``[M, K]`` of float32."""
         values, scale = self.operands_of(inputs, options)
         return [f32(values * scale)]
 

@@ -6,6 +6,8 @@ shorter; its ties go toward zero, no code is -0 and NaN is coded 0. Its powers o
 bytes of four groups in an int32, the first in the lowest byte; groups that do not exist have the scale 1.
 
 Sources: torchao mx_formats; OCP Microscaling Formats 1.0, 5.3 and 6.3; DeepGEMM deep_gemm/utils/math.py.
+
+NaN and infinities are as the recipe has them; bytes that are only moved keep them.
 """
 
 from __future__ import annotations
@@ -120,13 +122,15 @@ ONE, WORD = 127, 4
 
 
 def words(scale: Tensor) -> Tensor:
-    """Float32 powers of two ``[M, G]`` as exponent bytes, int32 ``[M, ceil(G / 4)]``; groups past the last are 1."""
+    """Float32 powers of two ``scale`` ``[M, G]`` as exponent bytes, int32 ``[M, ceil(G / 4)]``; groups past the last
+    are 1."""
     exponents = (scale.contiguous().view(torch.int32) >> 23).to(torch.uint8)
     return torch.nn.functional.pad(exponents, (0, -scale.shape[1] % WORD), value=ONE).contiguous().view(torch.int32)
 
 
 def scales_of_words(packed: Tensor, groups: int) -> Tensor:
-    """The inverse of :func:`words`; the byte 255 is infinity, as an exponent of float32 has it."""
+    """The inverse of :func:`words`: float32 ``[M, G]`` of ``packed`` ``[M, ceil(G/4)]``, int32; the byte 255 is
+    infinity, as an exponent of float32 has it."""
     exponents = packed.contiguous().view(torch.uint8)[:, :groups].to(torch.int32)
     return (exponents << 23).view(torch.float32)
 
@@ -179,6 +183,7 @@ class PerTokenCastToFp4(QuantiserContract):
         return made
 
     def split(self, found: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
+        """Codes ``[M, K]``, uint8, and float32 scales ``[M, G]``."""
         scale = found["scale"]
         if call.resolved["use_packed_ue8m0"]:
             scale = scales_of_words(scale, self.across(call))
@@ -195,7 +200,7 @@ class PerTokenCastToFp4(QuantiserContract):
         return {"q": pack(bad["q"].to(torch.uint8)) != 0, "scale": scale}
 
     def rest(self, packed: Tensor, call: Call) -> Tensor:
-        """The bytes of words behind the last group."""
+        """The bytes of words ``packed`` ``[M, ceil(G/4)]``, int32, behind the last group: uint8 ``[M, n]``."""
         return packed.contiguous().view(torch.uint8)[:, self.across(call) :]
 
 

@@ -16,6 +16,8 @@ beyond an expert's: the buffers are ``torch.empty``, so anything may lie there a
 Sources: FlashInfer fp4_quantization.py scaled_fp4_grouped_quant_sm100, fp8_quantization.py mxfp8_grouped_quantize,
 quantization.cuh cvt_fp16_to_fp4_expert @fb28d7242; vLLM scaled_fp4_experts_quant; SGLang
 es_sm100_mxfp8_blockscaled_grouped_quant. Not covered: activations before the quantiser, padding of K to 128.
+
+NaN and infinities are as the recipe has them; bytes that are only moved keep them.
 """
 
 from __future__ import annotations
@@ -90,7 +92,8 @@ class ExpertQuantiser(BlockQuantiser):
         return Operands(self.roles, shape, recipes=self.declared(call.inputs, call.resolved))
 
     def rows(self, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-        """The rows of the flattened ``x`` that experts own, the expert of each, and its row of scale bytes; int64."""
+        """The rows of the flattened ``x`` that experts own, the expert of each, and its row of scale bytes; int64
+        ``[n]`` each."""
         return call.cached("rows", lambda: self._rows(call.inputs, call.resolved))
 
     def _rows(self, inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,11 +132,12 @@ class ExpertQuantiser(BlockQuantiser):
         return self.memory(ones, call) == 0
 
     def viewed(self, memory: Tensor, call: Call) -> Tensor:
-        """Flat scale bytes in the shape that is returned."""
+        """Flat scale bytes ``memory`` ``[bytes]``, uint8, in the shape that is returned: ``[bytes]``, or one with the
+        expert last."""
         return memory
 
     def flat(self, memory: Tensor, call: Call) -> Tensor:
-        """The inverse of :meth:`viewed`."""
+        """The inverse of :meth:`viewed`: uint8 ``[bytes]`` of ``memory`` ``[...]``."""
         return memory
 
     def codes(self, codes: Tensor, call: Call) -> Tensor:
@@ -154,11 +158,12 @@ class ExpertQuantiser(BlockQuantiser):
         return (*rows, k // 2 if self.packed else k)
 
     def outward(self, q: Tensor) -> Tensor:
-        """Codes in memory as they are returned."""
+        """Codes ``q`` ``[..., K]`` in memory, of any dtype, as they are returned: a view ``[...]`` of the same
+        dtype."""
         return q
 
     def inward(self, q: Tensor) -> Tensor:
-        """The inverse of :meth:`outward`."""
+        """The inverse of :meth:`outward`: a view ``[..., K]`` of ``q`` ``[...]``, of the same dtype."""
         return q
 
     def shape_of_codes(self, call: Call) -> tuple[int, ...]:

@@ -7,6 +7,9 @@
 
 Verdicts on a batch count the rows of all its matrices below one another. Source: FlashInfer flashinfer/quantization
 @fb28d7242. Not covered: other tile heights of a shuffle.
+
+NaN and infinities are as the recipe has them; bytes that are only moved keep them.
+Source: FlashInfer flashinfer/quantization @fb28d7242.
 """
 
 from __future__ import annotations

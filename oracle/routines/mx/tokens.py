@@ -11,6 +11,8 @@ scales there is no global scale: ``x8`` itself is quantised.
 
 Sources: FlashInfer quantization.cuh nvfp4QuantAndPerTokenScaleKernel, quantization_utils.cuh cvt_warp_fp8_to_fp4
 @fb28d7242; TransformerEngine row-scaled NVFP4. Not covered: expanded_idx_to_permuted_idx.
+
+NaN and infinities are as the recipe has them; bytes that are only moved keep them.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ ZERO_ROW = (0.0, 2.0**-128, 1.0)
 
 
 def row_scales(x: Tensor, a_global_sf: Tensor) -> Tensor:
-    """``RN(amax of the row * a_global_sf)``, float64 ``[M]``; NaN elements are left out."""
+    """``RN(amax of the row * a_global_sf)``, float64 ``[M]``, of ``x`` ``[M, K]`` and ``a_global_sf`` ``[1]``; NaN
+    elements are left out."""
     magnitude = decode(x).abs()
     return f32(torch.where(torch.isnan(magnitude), 0.0, magnitude).amax(dim=1) * decode(a_global_sf))
 
@@ -77,7 +80,7 @@ class Nvfp4QuantizePerToken(Nvfp4Quantize):
         return self.under(inputs, row_scales(inputs["x"], inputs["global_scale"]))
 
     def under(self, inputs: Inputs, rows: Tensor) -> Prepared:
-        """The values to quantise under these scales of rows."""
+        """The values to quantise under these scales ``rows`` ``[M]``, float64, of rows."""
         scale = to_dtype(rows, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
         return prepare(inputs["x"], global_scale=scale)
 
@@ -130,8 +133,9 @@ class OfFp8Quantiser(BlockQuantiser):
 
 
 def halves(x8: Tensor, global_scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """``float16(x8 * (6 / global_scale))``, and the least and the largest value that an approximate reciprocal and two
-    rounded products can make of it; ``x8`` itself without a global scale."""
+    """``float16(x8 * (6 / global_scale))`` of ``x8`` ``[M, K]``, float8_e4m3fn, and ``global_scale`` ``[1]``, and the
+    least and the largest value that an approximate reciprocal and two rounded products can make of it: three of float16
+    ``[M, K]``; ``x8`` itself without a global scale."""
     values = decode(x8)
     if global_scale is None:
         h = to_dtype(values, torch.float16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)

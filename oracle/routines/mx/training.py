@@ -17,6 +17,8 @@ of the transform, where there is one.
 Sources: TransformerEngine common/cast/nvfp4, common/util/ptx.cuh, custom_recipes/reference_nvfp4.py @d0067d0;
 FlashInfer quantization_utils.cuh @fb28d7242 (four over six). Not covered: the order of Philox words in a published
 kernel.
+
+NaN and infinities are as the recipe has them; bytes that are only moved keep them.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ prediction and judgement are those of every scaled product (:mod:`oracle.routine
 
 Sources: FlashInfer flashinfer/gemm/gemm_base.py @fb28d7242, DeepGEMM 2.6.1 @54e2261, PyTorch
 ScaledBlas.cpp @0174dfa and GroupedBlas.cpp @00d4eaf. Not covered: 6-bit operands.
+
+NaN codes and scales stay NaN, and make NaN of every sum that they enter; placing them reads no value.
 """
 
 from __future__ import annotations
@@ -128,13 +130,13 @@ class Side:
         return self.at.shape[1]
 
     def flat(self, memory: Tensor) -> Tensor:
-        """The memory, one element for each place: float32, or uint8."""
+        """``memory`` ``[...]`` as one element for each place, ``[size]``: float32, or uint8."""
         if memory.dtype in WORDS:  # clone: the stride of a single column may be any, and a view of bytes needs 1
             memory = memory.clone(memory_format=torch.contiguous_format)
         return memory.reshape(-1) if self.dtype is torch.float32 else memory.reshape(-1).view(torch.uint8)
 
     def read(self, memory: Tensor) -> Tensor:
-        """The scales ``[rows, columns]`` out of their memory; padding is not read.
+        """The scales ``[rows, columns]`` of ``dtype`` out of their ``memory`` ``[...]``; padding is not read.
 
         Raises ShapeError: the memory holds another number of scales.
         """
@@ -209,13 +211,14 @@ class MxProduct(ProductContract):
         return WHOLE
 
     def factors(self, inputs: Inputs, run: Run) -> Tensor | None:
-        """The alpha of one product: one factor or two."""
+        """The alpha of one product: float32 ``[1]`` or ``[2]``, whose product it is; None without one."""
         return inputs.get("alpha")
 
     # --- what follows ---------------------------------------------------------------------------------------
 
     def matrix(self, inputs: Inputs, part: int) -> Tensor:
-        """The codes of a (0) or of b (1), one each, rows of all groups below one another: FP8, or uint8 of E2M1."""
+        """The codes ``[R, K]`` of a (0) or of b (1), one each, rows of all groups below one another: FP8, or uint8 of
+        E2M1."""
         given = inputs[self.names[part]]
         if part == 1 and self.b_columns:
             given = given.view(torch.uint8).mT.contiguous().view(given.dtype)
@@ -223,7 +226,8 @@ class MxProduct(ProductContract):
         return flat if flat.is_floating_point() else unpack(flat.view(torch.uint8))
 
     def given(self, inputs: Inputs, part: int, codes: Tensor) -> Tensor:
-        """The inverse of :meth:`matrix`: an operand as the call gives it, of codes (uint8, one each)."""
+        """The inverse of :meth:`matrix`: an operand ``[...]`` as the call gives it, of ``codes`` ``[R, K]`` (uint8, one
+        each)."""
         given = inputs[self.names[part]]
         packed = codes if given.is_floating_point() else pack(codes)
         if part == 1 and self.b_columns:
@@ -788,13 +792,13 @@ def _granularities(options: Options) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def lanes_of(scale: Tensor) -> int:
-    """Scales in an element of a tensor of scales."""
+    """Scales in an element of ``scale`` ``[...]``: 4 of int32, else 1."""
     return WIDTH if scale.dtype in WORDS else 1
 
 
 def check_powers(side: Side, scale: Tensor, shape: tuple[int, ...]) -> None:
-    """Refuse scales of another shape, float32 values of which the kernel would take the exponent alone, and words whose
-    padding is NaN: a kernel multiplies it with the zeros behind K."""
+    """Refuse ``scale`` ``[...]`` of another shape, float32 values of which the kernel would take the exponent alone,
+    and words whose padding is NaN: a kernel multiplies it with the zeros behind K. Raises ShapeError, InputError."""
     if tuple(scale.shape) != shape:
         raise ShapeError(f"{side.scale} has shape {list(scale.shape)}; codes and options take {list(shape)}")
     if scale.dtype in WORDS:

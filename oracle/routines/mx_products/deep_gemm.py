@@ -8,6 +8,9 @@
 A transposed operand of four bits has two codes of neighbouring rows in a byte: ``[K, M / 2]``. Its scales lie
 transposed too, packed ones word by word; the words of a group of K end with it. Source: DeepGEMM 2.6.1
 csrc/apis/gemm.hpp @54e2261. Not covered: alignments of groups other than 128.
+
+NaN codes and scales stay NaN, and make NaN of every sum that they enter; placing them reads no value.
+Sources: DeepGEMM 2.6.1 csrc/apis/gemm.hpp @54e2261.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ SOURCE = "DeepGEMM 2.6.1 csrc/apis/gemm.hpp"
 
 
 def turned(x: Tensor) -> Tensor:
-    """Codes or scales ``[.., R, C]`` as ``[.., C, R]``; packed codes ``[.., R, C / 2]`` as ``[.., C, R / 2]``."""
+    """``x``, codes or scales ``[.., R, C]`` of any dtype, as ``[.., C, R]`` of the same dtype; packed codes ``[.., R, C
+    / 2]`` as ``[.., C, R / 2]``."""
     if x.dtype is not torch.uint8:
         raw = x.view(torch.uint8) if x.element_size() == 1 else x
         return raw.mT.contiguous().view(x.dtype)

@@ -4,6 +4,9 @@ them.
 Each declared recipe is tried; the one that the output follows best is the one it is judged by, as a whole:
 a kernel may not take its NaN policy from one library and its floor from another. Knows no tolerance
 (:mod:`oracle.bounds.quantiser` holds the sets) and no contract.
+
+NaN codes and scales are compared as the recipe's sets say, any NaN for a NaN.
+Source: derived in :mod:`oracle.bounds.quantiser`.
 """
 
 from __future__ import annotations
@@ -120,10 +123,11 @@ def _failed(x: Prepared, q: Tensor, scale: Tensor, best: quantiser.Judged, total
 
 
 def deferred(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> tuple[Any, Any]:
-    """What gives the error and the loss of :func:`measured` when either is asked for, of the tensors as they were
-    judged.
+    """What gives the error and the loss of :func:`measured` when either is asked for, of codes ``q`` ``[..., K]`` and
+    logical ``scale`` ``[..., G]`` (dtypes of the recipe) as they were judged.
 
-    They raise InputError: torch has changed one of the tensors since. A change that torch does not see is not noticed.
+    Reading them raises InputError: torch has changed one of the tensors since. A change that torch does not see is not
+    noticed.
     """
     tensors = (("x", x.x), ("q", q), ("scale", scale))
     if any(tensor.is_inference() for _, tensor in tensors):  # nothing counts its changes
