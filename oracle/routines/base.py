@@ -1,4 +1,4 @@
-"""What a routine promises: its inputs, options and outputs, its truth, and which outputs are right.
+"""What a routine promises: its outputs, its truth, and which outputs are right; a call of it, and a fault in a call.
 
 A contract is a record of specifications and four verbs, from which everything else follows:
 
@@ -10,6 +10,10 @@ A contract is a record of specifications and four verbs, from which everything e
 :meth:`Contract.judge` is final: it checks the call and the output, then asks the alternatives in their order. What can
 be wrong with a *call* is refused with one typed error that names the value and the way out; what can be wrong with a
 *kernel* is a verdict. Nothing outside this room asks which class a contract is.
+
+A :class:`Call` names its contract, a contract's kernel takes :class:`Fault` records, and a fault changes the values of
+a call: the three stand in one file. What they consist of stands in :mod:`oracle.routines.records`, what a contract
+states of itself in :mod:`oracle.routines.traits`.
 """
 
 from __future__ import annotations
@@ -17,26 +21,27 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
 
-from oracle.errors import (
-    ContractError,
-    DeviceError,
-    DtypeError,
-    InputError,
-    LayoutError,
-    NumericsError,
-    OptionError,
-    ShapeError,
-    among,
-)
+from oracle.errors import ContractError, DeviceError, InputError, NumericsError, OptionError, ShapeError, among
 from oracle.numbers.recipes import Recipe
-from oracle.routines.traits import Kind, Trait
+from oracle.routines.checks import check_output as check_output
+from oracle.routines.checks import check_tensor, quoted
+from oracle.routines.checks import is_positive as is_positive
+from oracle.routines.checks import plain as plain
+from oracle.routines.checks import positive as positive
+from oracle.routines.records import Beyond as Beyond
+from oracle.routines.records import Family as Family
+from oracle.routines.records import Operands as Operands
+from oracle.routines.records import Out as Out
+from oracle.routines.records import Stage as Stage
+from oracle.routines.traits import OptionSpec as OptionSpec
+from oracle.routines.traits import Stated, Trait
+from oracle.routines.traits import TensorSpec as TensorSpec
 from oracle.tensorcore.identify import Match
 from oracle.tensorcore.instructions import ALIKE
 from oracle.tensorcore.schedules import Schedule
@@ -46,9 +51,6 @@ from oracle.verdict.plot import Picture, picture
 from oracle.verdict.products import Part
 from oracle.verdict.sets import Bounds, Sets, bounds_of, judge_alternatives
 
-if TYPE_CHECKING:
-    from oracle.routines.fault import Fault
-
 E4M3 = (torch.float8_e4m3fn,)
 FP8 = (*E4M3, torch.float8_e5m2)
 F32 = (torch.float32,)
@@ -57,103 +59,6 @@ Output = Tensor | Mapping[str, Tensor]
 Inputs = Mapping[str, Tensor]
 Options = Mapping[str, Any]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """One input: its name, what its numbers stand for, dtypes and symbolic dims.
-
-    A dim is a symbol (``"M"``), a number (``"1"``), a ceiling division (``"K/128"``), or alternatives
-    separated by ``|`` (``"1|M"``). ``dims=None`` leaves the shape to the contract's own check.
-    """
-
-    name: str
-    kind: Kind
-    dtypes: tuple[torch.dtype, ...]
-    dims: tuple[str, ...] | None
-    doc: str
-    optional: bool = False
-    contiguous: bool = False
-
-
-@dataclass(frozen=True)
-class OptionSpec:
-    """One option: its default and, where they are few, the values it admits (``None``: any)."""
-
-    name: str
-    default: object
-    choices: tuple[object, ...] | None
-    doc: str
-
-
-@dataclass(frozen=True)
-class Out:
-    """One output of a call: its shape, the dtypes that it may have, and which elements are specified (None: all).
-
-    ``shape=None`` leaves the shape to the admissible sets of the contract.
-    """
-
-    shape: tuple[int, ...] | None
-    dtypes: tuple[torch.dtype, ...]
-    specified: Tensor | None = None
-
-
-class Beyond(Enum):
-    """What a mutant finds behind the end of a buffer, or in a region that it should have written."""
-
-    WRAP = "other live data"
-    UNKNOWN = "nothing that could be predicted"
-
-
-@dataclass(frozen=True)
-class Operands:
-    """Which input of a call plays which part, and what is computed from them.
-
-    Attributes
-    ----------
-    roles : input names by part: ``a``, ``b``, ``a_scale``, ``b_scale`` of a product, ``x`` of a quantiser. Empty where
-        faults have no operands to rewrite.
-    shape : of the output of a product, of the values of a quantiser.
-    parts : the scaled products that fill the output; empty for a quantiser.
-    recipes : the recipes that a quantiser admits, its reference first; empty for a product.
-    given : codes and scales are the inputs themselves, so that a doubled scale doubles every result.
-    b_columns : ``b`` is given as ``[K, N]``.
-    laid_out : operands lie otherwise than as ``a [..., M, K]``, ``b [..., N, K]`` and their scales, which only the
-        contract itself knows (:attr:`Contract.laid_out`).
-    groups : the input that says which rows belong to which group, or None; ``group_of_row`` when it has an entry for
-        each row (else one for each group).
-    row_unit : rows can only be left out in multiples of this.
-    """
-
-    roles: Mapping[str, str]
-    shape: tuple[int, ...]
-    parts: Sequence[Part] = ()
-    recipes: Sequence[Recipe] = ()
-    given: bool = False
-    b_columns: bool = False
-    laid_out: bool = False
-    groups: str | None = None
-    group_of_row: bool = False
-    row_unit: int = 1
-
-    @property
-    def by_row(self) -> bool:
-        """Whether row ``i`` of ``a`` gives row ``i`` of the output, by weights that all rows share."""
-        return self.groups is None and not self.laid_out
-
-    @property
-    def rows(self) -> int:
-        """Rows of the output, flattened to a matrix."""
-        return torch.Size(self.shape[:-1]).numel()
-
-    def specified(self) -> Tensor | None:
-        """Bool ``[rows]``: rows that some product fills; None when all are."""
-        if not self.parts or all(part.rows is None for part in self.parts):
-            return None
-        filled = torch.zeros(self.rows, dtype=torch.bool, device=self.parts[0].product.a.device)
-        for part in self.parts:
-            filled[part.place] = True
-        return None if bool(filled.all()) else filled
 
 
 @dataclass(frozen=True)
@@ -247,53 +152,62 @@ class Call:
         return self.operands.rows
 
 
-class Contract(ABC):
-    """One routine of the suite. Subclasses are stateless; one instance is registered per name.
+Change = Callable[[Call, Any], Any]
+WhyNot = Callable[[Call], "str | None"]
+
+
+def always(call: Call) -> str | None:
+    """The fault can be put into every call of its contracts."""
+    return None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One way to be wrong.
 
     Attributes
     ----------
-    name, summary, source : what it is called, what it computes, where it is published.
-    inputs, options : what a call takes.
-    returns : names of the outputs.
-    roles, b_columns, laid_out, groups : see :class:`Operands`; ``multiplies``: every call has scaled products.
-    numerics : by arch, the names of the arithmetics that the routine's kernels use, the usual one first; empty where
-        there is one right result and nothing to choose.
-    probed : scale blocks along K (None: one) and rows of ``b`` that share a scale, where a kernel of the contract can
-        be fingerprinted from calls of one shape.
-    section : the heading under which coverage and the reference pages list the routine; ``also``: rows beside its own,
-        as ``heading: name``, for promises that engines name by themselves.
-    gpu : a GPU library computes it on an arch that captures are taken of, so that one is due.
-    loses : its verdicts carry the loss of a quantisation.
-    production : the attribute of the production package that computes it ("" for the routine's own name).
-    traits : what it states of itself (:mod:`oracle.routines.traits`); a class has those of its bases too.
-    golden_arches : arches whose admissible sets are stored with golden fixtures; empty where all arches share one.
+    name : what is wrong, in words; unique.
+    family : :class:`Family`.
+    seen : where it was met: a thread, or the run that measured it; "no public thread: ..." where it was not.
+    changes : the mutation, by stage.
+    on : the trait of the contracts that it applies to.
+    needs : the reason for which a given call cannot show it, or None; see :func:`need` and :func:`both`.
+    same_if : the argument for which a mutant may give the right bits ("" if there is none).
+    admissible_if : the argument for which its wrong bits may be admissible ("" if there is none).
+    race : whether it is the order of two stores, so that any part of what it changes may be right.
+    by_code : whether it changes the codes of a product's operands one by one, and nothing else: put into some rows and
+        columns of a product, it gives these rows and columns of what it gives of the whole.
     """
 
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    source: ClassVar[str]
-    inputs: ClassVar[tuple[TensorSpec, ...]]
-    options: ClassVar[tuple[OptionSpec, ...]] = ()
-    returns: ClassVar[tuple[str, ...]] = ("out",)
-    roles: ClassVar[Mapping[str, str]] = {}
-    b_columns: ClassVar[bool] = False
-    laid_out: ClassVar[bool] = False
-    groups: ClassVar[str | None] = None
-    multiplies: ClassVar[bool] = False
-    numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    golden_arches: ClassVar[tuple[str, ...]] = ()
-    probed: ClassVar[tuple[int | None, int] | None] = None
-    section: ClassVar[str] = "Other"
-    gpu: ClassVar[bool] = False
-    loses: ClassVar[bool] = False
-    production: ClassVar[str] = ""
-    also: ClassVar[tuple[str, ...]] = ()
-    traits: ClassVar[frozenset[Trait]] = frozenset()
+    name: str
+    family: Family
+    seen: str
+    changes: Mapping[Stage, Change]
+    on: Trait
+    needs: WhyNot = always
+    same_if: str = ""
+    admissible_if: str = ""
+    race: bool = False
+    by_code: bool = False
 
-    @cached_property
-    def all_traits(self) -> frozenset[Trait]:
-        """The traits that its classes state."""
-        return frozenset().union(*(vars(kind).get("traits", ()) for kind in type(self).__mro__))
+    @property
+    def contracts(self) -> frozenset[str]:
+        """Names of the registered contracts that it applies to."""
+        return frozenset(name for name, contract in registered().items() if self.on.holds(contract))
+
+    def applies(self, call: Call) -> str | None:
+        """Why this fault cannot be put into ``call``, or None when it can."""
+        if not self.on.holds(call.contract):
+            return f"{self.name}: not a fault of {call.contract.name}"
+        return self.needs(call)
+
+
+class Contract(Stated, ABC):
+    """One routine of the suite: what it states (:class:`oracle.routines.traits.Stated`), and its verbs.
+
+    Subclasses are stateless; one instance is registered for each name.
+    """
 
     # --- the verbs ------------------------------------------------------------------------------------------
 
@@ -324,8 +238,6 @@ class Contract(ABC):
         By default the right kernel is the reference, in ``call.out_dtype`` where the options leave the dtype open, with
         the stages READ, OPTIONS and WRITE.
         """
-        from oracle.routines.fault import Stage, fold
-
         given = fold(call, faults, Stage.READ, dict(call.inputs))
         options = fold(call, faults, Stage.OPTIONS, dict(call.resolved))
         if "out_dtype" in options:
@@ -522,7 +434,7 @@ class Contract(ABC):
         self._check_names(inputs)
         for spec in self.inputs:
             if spec.name in inputs:
-                _check_tensor(spec, inputs[spec.name])
+                check_tensor(spec, inputs[spec.name])
         devices = {name: str(t.device) for name, t in inputs.items()}
         if len(set(devices.values())) > 1:
             raise DeviceError(
@@ -591,6 +503,19 @@ class Contract(ABC):
             raise InputError(f"{self.name}: {what}; it takes {', '.join(known)}")
 
 
+def fold(call: Call, faults: tuple[Fault, ...], stage: Stage, value: Any) -> Any:
+    """``value`` after the changes of this stage."""
+    for fault in faults:
+        if stage in fault.changes:
+            value = fault.changes[stage](call, value)
+    return value
+
+
+def touches(faults: tuple[Fault, ...], *stages: Stage) -> bool:
+    """Whether any fault changes one of these stages."""
+    return any(stage in fault.changes for fault in faults for stage in stages)
+
+
 _REGISTRY: dict[str, Contract] = {}
 
 
@@ -617,100 +542,9 @@ def get(name: str) -> Contract:
     return _REGISTRY[name]
 
 
-def check_output(
-    output: Tensor, *, name: str, shape: tuple[int, ...] | None, dtypes: tuple[torch.dtype, ...], device: torch.device
-) -> None:
-    """Refuse an output that cannot be judged at all: wrong kind, dtype, shape or device."""
-    _check_memory(name, output)
-    if output.dtype not in dtypes:
-        raise DtypeError(f"{name} has dtype {output.dtype}; expected {' or '.join(map(str, dtypes))}")
-    if shape is not None and tuple(output.shape) != shape:
-        raise ShapeError(f"{name} has shape {list(output.shape)}; these inputs give {list(shape)}")
-    if output.device != device:
-        raise DeviceError(f"{name} lies on {output.device}, the inputs on {device}; move one with .to(device)")
-
-
 def by_name(output: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Outputs by name; a lone tensor is ``out``."""
     return {"out": output} if isinstance(output, Tensor) else dict(output)
-
-
-def positive(options: Options, name: str) -> int:
-    """The value of an option that must be a positive integer; OptionError else."""
-    value = options[name]
-    if not is_positive(value):
-        raise OptionError(f"{name}={quoted(value)} is not a positive integer")
-    assert isinstance(value, int)
-    return value
-
-
-def quoted(value: object) -> str:
-    """A value in a message; of anything but numbers, texts and lists of them its class: it may hold freed memory."""
-    parts = value if isinstance(value, (list, tuple)) else (value,)
-    plain = all(isinstance(part, (int, float, str, torch.dtype, type(None))) for part in parts)
-    return f"{value!r:.80}" if plain else f"a {type(value).__name__}"
-
-
-def is_positive(value: object) -> bool:
-    """Whether a value is an integer above 0 (``True`` is none)."""
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def plain(tensor: Tensor, name: str) -> Tensor:
-    """The same values as a plain tensor: no gradient, no subclass, no negation or conjugation that is still pending.
-
-    Raises InputError: the tensor is of a subclass without memory of its own (a fake or a distributed one), or its
-    memory is gone. DtypeError: it is one of torch's quantised tensors.
-    """
-    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        raise InputError(f"{name} is a {type(tensor).__name__}, which has no values of its own; pass a plain tensor")
-    if tensor.is_nested or tensor.layout != torch.strided:
-        return tensor  # refused by the contract, under its name there
-    with torch._C.DisableTorchFunctionSubclass():
-        if tensor.device.type != "meta":
-            _check_storage(name, tensor)
-        if tensor.is_neg() and tensor.element_size() == 1:
-            raise LayoutError(f"{name} is {tensor.dtype} yet to be negated, which torch cannot do; pass its own codes")
-        return tensor.detach().as_subclass(Tensor).resolve_conj().resolve_neg()
-
-
-def _check_storage(name: str, tensor: Tensor) -> None:
-    """Refuse a tensor whose memory was freed or cut, which torch would read all the same."""
-    if tensor.is_quantized:
-        raise DtypeError(f"{name} is quantised by torch ({tensor.dtype}); pass its codes and its scale")
-    last = tensor.storage_offset() + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    needs, has = (last + 1) * tensor.element_size() if tensor.numel() else 0, tensor.untyped_storage().nbytes()
-    if has < needs:
-        raise InputError(f"{name} needs {needs} bytes of memory and its storage has {has}; it was freed or resized")
-
-
-def _check_memory(name: str, tensor: Tensor) -> None:
-    """Refuse what has no bits to look at as they stand."""
-    if not isinstance(tensor, Tensor):
-        raise InputError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
-    if tensor.is_nested or tensor.layout != torch.strided:
-        raise LayoutError(f"{name} is {'nested' if tensor.is_nested else tensor.layout}; pass a dense tensor")
-    if tensor.is_neg() or tensor.is_conj():
-        raise LayoutError(f"{name} is a view that is yet to be negated or conjugated; pass {name}.resolve_neg()")
-
-
-def _check_tensor(spec: TensorSpec, tensor: Tensor) -> None:
-    _check_memory(spec.name, tensor)
-    if tensor.device.type == "meta":
-        raise LayoutError(f"{spec.name} is on {tensor.device}; pass a dense tensor with data")
-    if tensor.dtype not in spec.dtypes:
-        raise DtypeError(f"{spec.name} has dtype {tensor.dtype}; expected {' or '.join(map(str, spec.dtypes))}")
-    if spec.dims is not None and tensor.dim() != len(spec.dims):
-        raise ShapeError(
-            f"{spec.name} has rank {tensor.dim()} (shape {list(tensor.shape)}); expected [{', '.join(spec.dims)}]"
-        )
-    if tensor.numel() == 0:
-        raise ShapeError(f"{spec.name} is empty (shape {list(tensor.shape)}); there is nothing to judge")
-    if spec.contiguous and not tensor.is_contiguous():
-        raise LayoutError(
-            f"{spec.name} is not contiguous (strides {tensor.stride()}); the oracle takes logical values, "
-            f"pass {spec.name}.contiguous()"
-        )
 
 
 def _evaluate(dim: str, bound: Mapping[str, int]) -> int:

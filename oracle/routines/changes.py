@@ -8,8 +8,8 @@ Each is ``name:value``; ``name`` is an input or an option of the contract. The v
            dtype holds bits alone; the same integers. An optional input that the case does not make is made, from its
            kind and dims;
 ``none``   it is left out;
-``powers``, ``zeros``, ``equal``, ``negative``, ``one``, ``one_group``, ``unassigned``, ``empty``
-           other data of its kind (:data:`DATA`);
+``ties``, ``zeros``, ``nan``, ``equal``, ``unassigned``, ``empty``, ...
+           other data of its kind (:data:`oracle.routines.patterns.DATA`), beside scales that go with them;
 ``pitch``  it is a view of memory with longer rows; behind each of them lie bytes of ones.
 
 The value of an option is its word (:mod:`oracle.routines.options`); the default of an option is left out of the call.
@@ -19,17 +19,17 @@ Not covered: whether the contract takes such a call, which is asked of it (:func
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from oracle.errors import CaseError, OptionError, OracleError, among
-from oracle.numbers.formats import decode, of_dtype
-from oracle.numbers.rounding import Overflow, Rounding, exponent_of, power_of_two, to_dtype
+from oracle.numbers.formats import decode
 from oracle.routines import data, options
-from oracle.routines.base import Contract, TensorSpec
-from oracle.routines.traits import Kind
+from oracle.routines.base import Call, Contract
+from oracle.routines.patterns import DATA, Input, bits, rounded, words_of
+from oracle.routines.traits import Kind, TensorSpec
 
 DTYPES: Mapping[str, torch.dtype] = {
     "e4m3": torch.float8_e4m3fn,
@@ -49,7 +49,6 @@ NONE, PITCH, EMPTY = "none", "pitch", "''"
 BEHIND = 16  # elements behind each row of a pitched view: 16 bytes or more, as vector loads and TMA want them
 BITS = (torch.uint8, torch.int8, torch.float8_e8m0fnu)  # dtypes of bytes whose values are not to be converted
 GAIN = 512.0  # brings the scales of a stream (around 2**-8) to where a bound of amax binds some rows of ordinary values
-GROUP = 128  # values of a row that are zero together
 Changes = tuple[tuple[str, str], ...]
 
 
@@ -87,7 +86,7 @@ def parse(contract: Contract, text: str) -> Changes:
         if name in specs:
             words = [word for word, dtype in DTYPES.items() if dtype in specs[name].dtypes]
             words += [NONE] if specs[name].optional else []
-            words += data_words(specs[name])
+            words += words_of(specs[name])
             words += [] if specs[name].contiguous else [PITCH]
             if value not in words:
                 raise CaseError(f"{value!r} is no change of input {name} of {contract.name}; {among(value, words)}")
@@ -123,7 +122,7 @@ def changed(
     specs = {spec.name: spec for spec in contract.inputs}
     pitched = [name for name, value in changes if value == PITCH]
     absent = {name for name, value in changes if value == NONE}
-    patterns = [(name, DATA[value][1]) for name, value in changes if name in specs and value in DATA]
+    patterns = [(specs[name], DATA[value]) for name, value in changes if name in specs and value in DATA]
     dtypes = {name: DTYPES[value] for name, value in changes if name in specs and value in DTYPES}
     kept = {name: x for name, x in given.items() if name not in absent}
     ways: list[list[tuple[str, Tensor]]] = []
@@ -136,7 +135,8 @@ def changed(
     first: dict[str, Tensor] | None = None
     for way in itertools.product(*ways):
         found = {**kept, **dict(way)}
-        found |= {name: pattern(found[name]) for name, pattern in patterns if name in found}
+        for spec, pattern in patterns:
+            found |= pattern.make(Input(spec, Call(contract, found, call))) if spec.name in found else {}
         found = {name: pitch(x) if name in pitched else x for name, x in found.items()}
         found = {name: found[name] for name in specs if name in found}
         first = found if first is None else first
@@ -157,14 +157,8 @@ def pitch(x: Tensor) -> Tensor:
         view = _poison((*x.shape, 2), x)[..., 0]
     else:
         view = _poison((*x.shape[:-1], x.shape[-1] + BEHIND), x)[..., : x.shape[-1]]
-    _bits(view).copy_(_bits(x))
+    bits(view).copy_(bits(x))
     return view
-
-
-def data_words(spec: TensorSpec) -> list[str]:
-    """The words of data that an input of its kind may have."""
-    found = [word for word, (kinds, _) in DATA.items() if spec.kind in kinds]
-    return [word for word in found if word != "one" or not spec.optional]  # an optional table maps each id to its own
 
 
 def made(spec: TensorSpec, shape: Sequence[int], dtype: torch.dtype, label: str) -> Tensor:
@@ -179,7 +173,7 @@ def made(spec: TensorSpec, shape: Sequence[int], dtype: torch.dtype, label: str)
         return torch.zeros(shape, dtype=dtype, device="cpu")
     if spec.kind in (Kind.SCALES, Kind.ALPHA, Kind.BOUND):
         gain = GAIN if spec.kind is Kind.BOUND else 1.0
-        return _rounded((data.scales(label, "randn", (count,)) * gain).double(), dtype).reshape(shape)
+        return rounded((data.scales(label, "randn", (count,)) * gain).double(), dtype).reshape(shape)
     return data.normal(label, shape, dtype=dtype)
 
 
@@ -187,21 +181,10 @@ def _recast(spec: TensorSpec, x: Tensor, dtype: torch.dtype) -> Tensor:
     """The same input in another dtype; bytes that hold bits alone have the values of integers in a wider one."""
     if spec.kind.is_integer:
         return x.to(dtype)
-    bits = x.dtype in BITS or dtype in BITS
-    if bits and x.element_size() != dtype.itemsize:
-        return (
-            x.view(torch.uint8).to(dtype) if x.dtype in BITS else _rounded(decode(x), torch.float8_e4m3fn).view(dtype)
-        )
-    return x.view(dtype) if bits else _rounded(decode(x), dtype)
-
-
-def _rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
-    return to_dtype(values, dtype, rounding=Rounding.NEAREST_EVEN, overflow=_overflow(dtype))
-
-
-def _overflow(dtype: torch.dtype) -> Overflow:
-    """Saturation where the format has it for torch, else infinity."""
-    return Overflow.SATURATE if of_dtype(dtype).bits == 8 else Overflow.INF
+    as_bits = x.dtype in BITS or dtype in BITS
+    if as_bits and x.element_size() != dtype.itemsize:
+        return x.view(torch.uint8).to(dtype) if x.dtype in BITS else rounded(decode(x), torch.float8_e4m3fn).view(dtype)
+    return x.view(dtype) if as_bits else rounded(decode(x), dtype)
 
 
 def _shapes(contract: Contract, spec: TensorSpec, given: Mapping[str, Tensor]) -> list[tuple[int, ...]]:
@@ -241,77 +224,8 @@ def _poison(shape: tuple[int, ...], like: Tensor) -> Tensor:
     return torch.full((*shape, like.element_size()), 255, dtype=torch.uint8, device="cpu").view(like.dtype)[..., 0]
 
 
-def _bits(x: Tensor) -> Tensor:
-    """The bits of a tensor as integers of its width, of which torch copies every stride."""
-    widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return x.view(widths[x.element_size()])
-
-
 def _same(value: object, default: object) -> bool:
     return type(value) is type(default) and value == default
-
-
-# --- data of a kind -------------------------------------------------------------------------------------------
-
-
-def _powers(x: Tensor) -> Tensor:
-    """Every value at the greatest power of two below its magnitude; zero, NaN and infinity stay."""
-    values = decode(x)
-    kept = ~torch.isfinite(values) | (values == 0)
-    return _rounded(torch.where(kept, values, values.sign() * power_of_two(exponent_of(values.abs()))), x.dtype)
-
-
-def _zeros(x: Tensor) -> Tensor:
-    """Every second group of a row is zero, from the first on; all of a row that has one group."""
-    y = x.clone()
-    _bits(y)[..., torch.arange(x.shape[-1], device=x.device) // GROUP % 2 == 0] = 0
-    return y
-
-
-def _equal(x: Tensor) -> Tensor:
-    """All of them are the first one."""
-    return x.reshape(-1)[:1].expand(x.numel()).reshape(x.shape).clone()
-
-
-def _one(x: Tensor) -> Tensor:
-    """Every row has the ids of the row that names most."""
-    rows = x.reshape(x.shape[0], -1)
-    return rows[(rows >= 0).sum(dim=1).argmax()].expand(rows.shape).reshape(x.shape).clone()
-
-
-def _one_group(x: Tensor) -> Tensor:
-    """Every offset is the last one, but a leading zero: all rows belong to the first group."""
-    y = x.reshape(-1)[-1:].expand(x.numel()).reshape(x.shape).clone()
-    if x.numel() > 1 and int(x.reshape(-1)[0]) == 0:
-        y.reshape(-1)[0] = 0
-    return y
-
-
-def _unassigned(x: Tensor) -> Tensor:
-    """The rows of the second half have -1."""
-    y = x.clone()
-    y[x.shape[0] // 2 :] = -1
-    return y
-
-
-def _empty(x: Tensor) -> Tensor:
-    """Nothing in any but the last."""
-    y = torch.zeros_like(x)
-    y.reshape(-1)[-1] = x.max()
-    return y
-
-
-DATA: Mapping[str, tuple[frozenset[Kind], Callable[[Tensor], Tensor]]] = {
-    "powers": (frozenset({Kind.VALUES, Kind.WEIGHTS, Kind.ALPHA}), _powers),
-    "zeros": (frozenset({Kind.VALUES}), _zeros),
-    "equal": (frozenset({Kind.LOGITS, Kind.POSITIONS, Kind.BIAS}), _equal),
-    "negative": (frozenset({Kind.LOGITS, Kind.BIAS, Kind.WEIGHTS}), lambda x: -x.abs()),
-    "one": (frozenset({Kind.IDS}), _one),
-    "one_group": (frozenset({Kind.OFFSETS}), _one_group),
-    "unassigned": (frozenset({Kind.IDS, Kind.SLOTS}), _unassigned),
-    "empty": (frozenset({Kind.COUNTS}), _empty),
-}
-"""Data by kind: powers of two, groups of zeros, equal and negative ones, all in one, -1, empty ones."""
 
 
 def _aspect(value: str) -> str:

@@ -6,7 +6,7 @@ an option, a dtype or a presence has as levels what no part of an id reaches, as
 (:mod:`oracle.routines.changes`); extents lie below, at and above the edges that the dims name. :func:`drawn_cases` is a
 covering array of strength two: each pair of levels of two factors stands in one case, unless the contract takes no call
 with both, which it is asked. Families of data take turns, every second case has ordinary data; each word of data of
-each input (:data:`oracle.routines.changes.DATA`) stands in one case more.
+each input (:data:`oracle.routines.patterns.DATA`) that no listed and no other drawn case has stands in one case more.
 
 :func:`real_cases` has sizes of real models: 7168 columns, 256 experts of which a token takes 8, heads of 128, ranks of
 512, a batch of 64, and 65,536 rows, each where the call stays small enough to be judged in a few seconds.
@@ -30,10 +30,21 @@ from oracle.routines.case import Case, Grammar
 from oracle.routines.changes import Changes, option_word, word_of
 from oracle.routines.edges import DEEP, TILE, domain_of, edge_cases, smallest, valid, volume
 from oracle.routines.family import get
-from oracle.routines.reached import ABSENT, OFFSETS, OPTION, OTHER, PRESENCE, Calls, Gap, at, edges_of, missing
+from oracle.routines.reached import (
+    ABSENT,
+    OFFSETS,
+    OPTION,
+    OTHER,
+    PRESENCE,
+    Calls,
+    Gap,
+    at,
+    edges_of,
+    missing,
+    patterned,
+)
 
 LARGEST = 1 << 22  # elements of the volume of a drawn case: it takes milliseconds
-LOOKED_AT = 4  # drawn cases that a word of data is tried on
 NARROW = 16  # the edge of an extent whose dims name none, if it is not summed over
 
 
@@ -184,27 +195,15 @@ def _array(contract: str) -> tuple[Case, ...]:
             ways = (wanted.of(case) for wanted in _ways(get(contract), gap) for case in tuple(found))
             having = [case for case in ways if admits(case)][:1]
         found |= dict.fromkeys(having)
-    found |= dict.fromkeys(_patterned(base, tuple(found), calls))
+    plain = tuple(found)
+    listed = [replace(case, seed=0) for case in profiles.cases(contract, "quick")]
+    found |= dict.fromkeys(patterned(plain[1:] + plain[:1], [*listed, *plain], calls)[0])
     families = [family for family in base.grammar.families if family != base.family] or [base.family]
     drawn = []
     for turn, case in enumerate(found):
         other = replace(case, family=families[turn // 2 % len(families)])
         drawn.append(other if turn % 2 and admits(other) else case)
     return tuple(dict.fromkeys(drawn))
-
-
-def _patterned(base: Case, found: Sequence[Case], calls: Calls) -> Iterator[Case]:
-    """Each word of data of each input in one case: a drawn one that takes it, the next one for each word."""
-    turn = 1
-    for spec in get(base.contract).inputs:
-        for word in changes.data_words(spec):
-            level = Level((), (), ((spec.name, word),))
-            order = [found[(turn + step) % len(found)] for step in range(min(len(found), LOOKED_AT))]
-            tried = (level.of(case) for case in order if spec.name in calls.seen(case).dtypes)
-            case = next((case for case in tried if calls.admits(case)), None)
-            if case is not None:
-                turn += 1
-                yield case
 
 
 def _base(contract: str) -> tuple[Case, Calls]:

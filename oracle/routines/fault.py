@@ -23,8 +23,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import Enum, StrEnum
 from typing import Any, TypeVar
 
 import torch
@@ -34,49 +32,19 @@ from oracle.errors import ContractError, OptionError
 from oracle.numbers.formats import same_bits
 from oracle.routines.base import Beyond as Beyond
 from oracle.routines.base import Call as Call
+from oracle.routines.base import Change as Change
+from oracle.routines.base import Fault as Fault
+from oracle.routines.base import WhyNot as WhyNot
+from oracle.routines.base import always as always
+from oracle.routines.base import fold as fold
 from oracle.routines.base import registered
+from oracle.routines.base import touches as touches
+from oracle.routines.records import Family as Family
+from oracle.routines.records import Stage as Stage
 from oracle.routines.traits import Trait
-
-
-class Family(StrEnum):
-    """What is wrong, in the order in which a kernel would do it."""
-
-    SCALE_INDEX = "scale index and layout"
-    SCALE_VALUE = "scale value"
-    CAST = "cast"
-    MOVEMENT = "data movement"
-    ARITHMETIC = "arithmetic"
-    BEHAVIOUR = "behaviour"
-
 
 INDEX, VALUE, CAST = Family.SCALE_INDEX, Family.SCALE_VALUE, Family.CAST
 MOVEMENT, ARITHMETIC = Family.MOVEMENT, Family.ARITHMETIC
-
-
-class Stage(Enum):
-    """Where in the kernel a change acts."""
-
-    READ = "read"
-    OPTIONS = "options"
-    PRODUCT = "product"
-    SCHEDULE = "schedule"
-    SUM = "sum"
-    STORE = "store"
-    WRITE = "write"
-    RECIPE = "recipe"
-    AMAX = "amax"
-    QUOTIENT = "quotient"
-    SCALE = "scale"
-    CODES = "codes"
-
-
-Change = Callable[[Call, Any], Any]
-WhyNot = Callable[[Call], "str | None"]
-
-
-def always(call: Call) -> str | None:
-    """The fault can be put into every call of its contracts."""
-    return None
 
 
 def need(holds: Callable[[Call], object], otherwise: str | Callable[[Call], str]) -> WhyNot:
@@ -119,48 +87,6 @@ def entry(name: str, function: Callable[..., Any]) -> Change:
     return lambda call, tensors: tensors | {name: change(call, tensors[name])}
 
 
-@dataclass(frozen=True)
-class Fault:
-    """One way to be wrong.
-
-    Attributes
-    ----------
-    name : what is wrong, in words; unique.
-    family : :class:`Family`.
-    seen : where it was met: a thread, or the run that measured it; "no public thread: ..." where it was not.
-    changes : the mutation, by stage.
-    on : the trait of the contracts that it applies to.
-    needs : the reason for which a given call cannot show it, or None; see :func:`need` and :func:`both`.
-    same_if : the argument for which a mutant may give the right bits ("" if there is none).
-    admissible_if : the argument for which its wrong bits may be admissible ("" if there is none).
-    race : whether it is the order of two stores, so that any part of what it changes may be right.
-    by_code : whether it changes the codes of a product's operands one by one, and nothing else: put into some rows and
-        columns of a product, it gives these rows and columns of what it gives of the whole.
-    """
-
-    name: str
-    family: Family
-    seen: str
-    changes: Mapping[Stage, Change]
-    on: Trait
-    needs: WhyNot = always
-    same_if: str = ""
-    admissible_if: str = ""
-    race: bool = False
-    by_code: bool = False
-
-    @property
-    def contracts(self) -> frozenset[str]:
-        """Names of the registered contracts that it applies to."""
-        return frozenset(name for name, contract in registered().items() if self.on.holds(contract))
-
-    def applies(self, call: Call) -> str | None:
-        """Why this fault cannot be put into ``call``, or None when it can."""
-        if not self.on.holds(call.contract):
-            return f"{self.name}: not a fault of {call.contract.name}"
-        return self.needs(call)
-
-
 def ones(x: Tensor) -> Tensor:
     """1 for every element: a scale or a weight that is dropped."""
     return torch.ones_like(x)
@@ -191,8 +117,8 @@ class Faults:
     to unless its declaration gives another.
     """
 
-    def __init__(self, on: Trait | Iterable[str]) -> None:
-        self.on = on if isinstance(on, Trait) else named(on)
+    def __init__(self, on: Trait) -> None:
+        self.on = on
         self._found: dict[str, Fault | None] = {}
 
     def declare(
@@ -287,16 +213,3 @@ def agree(x: Tensor, y: Tensor) -> Tensor:
     if x.dtype is torch.float64:  # no format of a kernel, but the output of a contract that measures one
         return (x.view(torch.int64) == y.view(torch.int64)) | (torch.isnan(x) & torch.isnan(y))
     return same_bits(x.contiguous(), y.contiguous())
-
-
-def fold(call: Call, faults: tuple[Fault, ...], stage: Stage, value: Any) -> Any:
-    """``value`` after the changes of this stage."""
-    for fault in faults:
-        if stage in fault.changes:
-            value = fault.changes[stage](call, value)
-    return value
-
-
-def touches(faults: tuple[Fault, ...], *stages: Stage) -> bool:
-    """Whether any fault changes one of these stages."""
-    return any(stage in fault.changes for fault in faults for stage in stages)

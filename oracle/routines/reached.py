@@ -1,4 +1,4 @@
-"""What a contract admits and none of some cases has: option values, dtypes, widths of indices, optional inputs, edges.
+"""What a contract admits and none of some cases has: options, dtypes, widths, optional inputs, edges, data of kinds.
 
 :func:`gaps` asks that of any list of cases. :data:`EXEMPT` names what the default cases of ``validate``
 (:func:`oracle.routines.drawn.default_cases`) leave out, each with the reason. Not covered: values of an option that
@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from oracle.errors import OracleError
-from oracle.routines import changes
+from oracle.routines import changes, patterns
 from oracle.routines.base import Call, Contract
 from oracle.routines.case import Case
 from oracle.routines.changes import option_word, word_of
 from oracle.routines.edges import domain_of, valid, volume
 from oracle.routines.family import get
 
+NAN = "nan"  # the family of data with NaN: a contract that has it says what NaN gives
 OFFSETS = (0, 1, -1)  # of an extent, from an edge that its dims name
 
 EXEMPT: Mapping[str, str] = {
@@ -45,6 +46,9 @@ class Gap:
 
 
 OPTION, DTYPE, WIDTH, PRESENCE, EDGE, OTHER = "option", "dtype", "width", "optional", "edge", "another value"
+PATTERN = "data"
+LOOKED_AT = 4  # cases that a word of data is tried on
+TOGETHER = 3  # inputs that have other data in one case
 ABSENT, PRESENT = "absent", "given"
 
 
@@ -77,7 +81,8 @@ def missing(contract: Contract, reached: Sequence[Seen]) -> list[Gap]:
 
 
 def gaps(contract: str, chosen: Sequence[Case]) -> list[Gap]:
-    """What of a contract none of these cases reaches: option values, dtypes, widths, optional inputs, edges of dims.
+    """What of a contract none of these cases reaches: option values, dtypes, widths, optional inputs, edges of dims,
+    data of the kinds of its inputs.
 
     Of the cases of one dtype, scheme, option and change the smallest is made, which is like the others.
     """
@@ -95,7 +100,49 @@ def gaps(contract: str, chosen: Sequence[Case]) -> list[Gap]:
                 chosen, name, width, offset
             ):
                 found.append(Gap(EDGE, name, f"{width}n{offset:+d}" if offset else f"{width}n"))
-    return found
+    drawn = [case for case in chosen if case.changes]
+    return [*found, *patterned(drawn or chosen, chosen, calls)[1]]
+
+
+def patterned(tried: Sequence[Case], chosen: Sequence[Case], calls: Calls) -> tuple[list[Case], list[Gap]]:
+    """Cases with the words of data of each input that no chosen case has, and these words.
+
+    They are the first of :data:`LOOKED_AT` of the ``tried`` cases that take the word; one that none takes is left out.
+    Words of up to :data:`TOGETHER` inputs share a case; NaN and infinity hide others, and have their own. Of the chosen
+    cases the smallest of each family, option and change is made, which is like the others.
+    """
+    contract, grammar = get(chosen[0].contract), chosen[0].grammar
+    alike: dict[object, Case] = {}
+    for case in sorted(chosen, key=volume):
+        alike.setdefault((case.family, case.options, case.changes), case)
+    reached = {one for case in alike.values() if calls.admits(case) for one in calls.shown(case)}
+    wanted = [(spec.name, word) for spec in contract.inputs for word in patterns.words_of(spec)]
+    found: list[tuple[frozenset[tuple[str, str]], Case]] = []
+    closed: list[Gap] = []
+    for name, word in wanted:
+        alone = patterns.DATA[word].stated
+        if (name, word) in reached or (alone and NAN not in grammar.families):
+            continue
+        shared = [at for at, (had, _) in enumerate(found) if 0 < len(had) < TOGETHER and name not in dict(had)]
+        order = [tried[(len(found) + step) % len(tried)] for step in range(min(len(tried), LOOKED_AT))]
+        places = [*shared[:1], *range(-len(order), 0)] if not alone else range(-len(order), 0)
+        for at in places:
+            had, case = found[at] if at >= 0 else (frozenset(), order[at])
+            new = with_data(case, name, word)
+            due = had | {(name, word)}
+            if name in calls.seen(case).dtypes and calls.admits(new) and due <= calls.shown(new):
+                made = (frozenset[tuple[str, str]]() if alone else due, new)
+                found = [*found[:at], made, *found[at + 1 :]] if at >= 0 else [*found, made]
+                reached |= calls.shown(new)
+                closed.append(Gap(PATTERN, name, word))
+                break
+    return [case for _, case in found], closed
+
+
+def with_data(case: Case, name: str, word: str) -> Case:
+    """The case with other data of an input, instead of those that a change gives it."""
+    kept = [(key, value) for key, value in case.changes if key != name or value not in patterns.DATA]
+    return replace(case, changes=changes.ordered(get(case.contract), [*kept, (name, word)]))
 
 
 def _possible(chosen: Sequence[Case], name: str, width: int, offset: int) -> bool:
@@ -138,6 +185,12 @@ class Calls:
         except OracleError:
             return None
         return call
+
+    def shown(self, case: Case) -> frozenset[tuple[str, str]]:
+        """Each input of the call of an admitted case with each word of data that it has."""
+        call = self._calls[case] if self.admits(case) else None
+        assert call is not None, f"{case} is no call of its contract"
+        return patterns.shown(call)
 
     def seen(self, case: Case) -> Seen:
         """What the call of an admitted case has."""

@@ -13,13 +13,13 @@ distribution has a trait by stating it, or by being what a derived one asks for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import ClassVar
 
-if TYPE_CHECKING:
-    from oracle.routines.base import Contract
+import torch
 
 
 class Kind(StrEnum):
@@ -53,14 +53,91 @@ class Kind(StrEnum):
 INDICES = frozenset({Kind.OFFSETS, Kind.COUNTS, Kind.IDS, Kind.SLOTS, Kind.PAGES, Kind.POSITIONS, Kind.PARAMETERS})
 
 
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input: its name, what its numbers stand for, dtypes and symbolic dims.
+
+    A dim is a symbol (``"M"``), a number (``"1"``), a ceiling division (``"K/128"``), or alternatives
+    separated by ``|`` (``"1|M"``). ``dims=None`` leaves the shape to the contract's own check.
+    """
+
+    name: str
+    kind: Kind
+    dtypes: tuple[torch.dtype, ...]
+    dims: tuple[str, ...] | None
+    doc: str
+    optional: bool = False
+    contiguous: bool = False
+
+
+@dataclass(frozen=True)
+class OptionSpec:
+    """One option: its default and, where they are few, the values it admits (``None``: any)."""
+
+    name: str
+    default: object
+    choices: tuple[object, ...] | None
+    doc: str
+
+
+class Stated:
+    """What a contract states of itself, as attributes of its class.
+
+    Attributes
+    ----------
+    name, summary, source : what it is called, what it computes, where it is published.
+    inputs, options : what a call takes.
+    returns : names of the outputs.
+    roles, b_columns, laid_out, groups : see :class:`oracle.routines.records.Operands`.
+    multiplies : every call has scaled products.
+    numerics : by arch, the names of the arithmetics that the routine's kernels use, the usual one first; empty where
+        there is one right result and nothing to choose.
+    probed : scale blocks along K (None: one) and rows of ``b`` that share a scale, where a kernel of the contract can
+        be fingerprinted from calls of one shape.
+    section : the heading under which coverage and the reference pages list the routine; ``also``: rows beside its own,
+        as ``heading: name``, for promises that engines name by themselves.
+    gpu : a GPU library computes it on an arch that captures are taken of, so that one is due.
+    loses : its verdicts carry the loss of a quantisation.
+    production : the attribute of the production package that computes it ("" for the routine's own name).
+    traits : what it states of itself (:mod:`oracle.routines.traits`); a class has those of its bases too.
+    golden_arches : arches whose admissible sets are stored with golden fixtures; empty where all arches share one.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    source: ClassVar[str]
+    inputs: ClassVar[tuple[TensorSpec, ...]]
+    options: ClassVar[tuple[OptionSpec, ...]] = ()
+    returns: ClassVar[tuple[str, ...]] = ("out",)
+    roles: ClassVar[Mapping[str, str]] = {}
+    b_columns: ClassVar[bool] = False
+    laid_out: ClassVar[bool] = False
+    groups: ClassVar[str | None] = None
+    multiplies: ClassVar[bool] = False
+    numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    golden_arches: ClassVar[tuple[str, ...]] = ()
+    probed: ClassVar[tuple[int | None, int] | None] = None
+    section: ClassVar[str] = "Other"
+    gpu: ClassVar[bool] = False
+    loses: ClassVar[bool] = False
+    production: ClassVar[str] = ""
+    also: ClassVar[tuple[str, ...]] = ()
+    traits: ClassVar[frozenset[Trait]] = frozenset()
+
+    @cached_property
+    def all_traits(self) -> frozenset[Trait]:
+        """The traits that its classes state."""
+        return frozenset().union(*(vars(kind).get("traits", ()) for kind in type(self).__mro__))
+
+
 @dataclass(frozen=True, eq=False)
 class Trait:
     """One property of contracts; stated where ``derived`` is None."""
 
     name: str
-    derived: Callable[[Contract], bool] | None = None
+    derived: Callable[[Stated], bool] | None = None
 
-    def holds(self, contract: Contract) -> bool:
+    def holds(self, contract: Stated) -> bool:
         """Whether a contract has it."""
         return self in contract.all_traits if self.derived is None else self.derived(contract)
 

@@ -365,7 +365,7 @@ class TestCapturesAndLedger:
         write_ledger(copy, entry(**change))
         ran = cli("verify", "--case", case, "--fixtures", copy)
         assert ran.status == 1
-        assert f"LEDGER known failure '{entry(**change)['id']}'" in ran.out
+        assert f"PROBLEM known failure '{entry(**change)['id']}'" in ran.out
         assert said in ran.out
 
     def test_an_entry_that_matches_nothing(self) -> None:

@@ -42,12 +42,6 @@ WITHOUT = {
     "numbers": (("ml_dtypes", "gfloat"), "a witness is not a definition"),
 }
 """Rooms that must do without these packages, with the reason."""
-OPEN_CIRCLES = {
-    frozenset({"oracle.routines.base", "oracle.routines.fault", "oracle.routines.traits"}): (
-        "a call and its operands stand beside the contract, which knows its faults"
-    ),
-}
-"""Circles that are not yet undone, with what makes them; one that is gone must leave this table."""
 RANK = {name: rank for rank, name in enumerate((*ROOMS, *ENTRANCES))}
 
 
@@ -108,7 +102,7 @@ class TestImportContract:
         assert rooms_of(ROOT / "oracle") == set(RANK)
 
     def test_no_circle_of_files(self) -> None:
-        assert circles_in_rooms(ROOT) == set(OPEN_CIRCLES)
+        assert circles_in_rooms(ROOT) == set()
 
     def test_subjects_are_reached_by_name_only(self) -> None:
         """Only `fp8-oracle doctor` and `plan` name `kernels` to the import machinery."""

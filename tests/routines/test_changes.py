@@ -118,25 +118,3 @@ def test_every_dtype_and_option_value_has_a_word_of_its_own() -> None:
             for word, value in zip(words, option.choices or (), strict=True):
                 given = changes.changed_options(get(name), {}, ((option.name, word),))
                 assert given.get(option.name, option.default) == value
-
-
-@pytest.mark.parametrize(
-    ("word", "given", "due"),
-    [
-        ("powers", [3.0, -0.75, 0.0], [2.0, -0.5, 0.0]),
-        ("equal", [3.0, 1.0, 2.0], [3.0, 3.0, 3.0]),
-        ("negative", [3.0, -1.0, 0.0], [-3.0, -1.0, -0.0]),
-        ("one", [[1, 2], [-1, 4], [0, -1]], [[1, 2], [1, 2], [1, 2]]),
-        ("one_group", [0, 3, 5, 9], [0, 9, 9, 9]),
-        ("one_group", [3, 5, 9], [9, 9, 9]),
-        ("unassigned", [4, 2, 0], [4, -1, -1]),
-        ("empty", [4, 2, 0], [0, 0, 4]),
-    ],
-)
-def test_data_of_a_kind(word: str, given: list[object], due: list[object]) -> None:
-    assert changes.DATA[word][1](torch.tensor(given)).tolist() == due
-
-
-def test_every_second_group_of_a_row_is_zero() -> None:
-    zero = (changes.DATA["zeros"][1](torch.ones(2, 300)) == 0).sum(dim=1).tolist()
-    assert zero == [128 + 44, 128 + 44]

@@ -33,6 +33,7 @@ TWINS = (
     "moe_routing",
 )
 CASE = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=9,n=192,k=512/family=randn/seed=3"
+GEMM = named({"fp8_gemm_nt"})
 
 
 class Nothing(Contract):
@@ -103,7 +104,7 @@ class TestCatalogue:
     @staticmethod
     def again(*names: str) -> Faults:
         """Declarations of names that the catalogue has."""
-        found = Faults({"fp8_gemm_nt"})
+        found = Faults(GEMM)
         for name in names:
             found.declare(name, CAST, seen="this test", store=lambda acc: torch.zeros_like(acc).to(torch.bfloat16))
         return found
@@ -141,7 +142,7 @@ class TestDeclare:
         """The stage is the keyword, the function's name, or the first word of it."""
         made = []
         for how in ("keyword", "name", "first word"):
-            found = Faults({"fp8_gemm_nt"})
+            found = Faults(GEMM)
             if how == "keyword":
                 found.declare("doubled", INDEX, seen="this test", write=lambda out: out * 2)
             elif how == "name":
@@ -166,7 +167,7 @@ class TestDeclare:
 
     def test_a_declaration_keeps_what_it_says(self) -> None:
         """Family, source, needs, arguments, contracts and order."""
-        found = Faults({"fp8_gemm_nt"})
+        found = Faults(GEMM)
         for word in ("first", "second"):
             found.declare(
                 word,
@@ -209,7 +210,7 @@ class TestDeclare:
         self, words: dict[str, object], error: type[Exception], message: str
     ) -> None:
         """Each with a typed error that names the fault, where it is declared."""
-        found = Faults({"fp8_gemm_nt"})
+        found = Faults(GEMM)
         found.declare("taken", CAST, seen="this test", store=lambda acc: acc)
         given: dict[str, object] = {"name": "x", "family": CAST, "seen": "this test", **words}
         if not {"store", "stores"} & set(words):
@@ -220,14 +221,14 @@ class TestDeclare:
 
     def test_an_unknown_contract_is_refused_when_the_faults_are_read(self) -> None:
         """The error names the fault and the trait that no registered contract has."""
-        found = Faults({"fp8_gemm_nt"})
+        found = Faults(GEMM)
         found.declare("x", CAST, seen="this test", on=named({"fp8_gemm_xx"}), store=lambda acc: acc)
         with pytest.raises(ContractError, match="'x' applies to no registered contract: .*fp8_gemm_xx"):
             list(found)
 
     def test_a_function_named_for_no_stage_is_refused(self) -> None:
         """Its first word must be a stage."""
-        found = Faults({"fp8_gemm_nt"})
+        found = Faults(GEMM)
         with pytest.raises(OptionError, match="'x' changes 'truncated', which is no stage"):
 
             @found.declare("x", CAST, seen="this test")
@@ -236,13 +237,13 @@ class TestDeclare:
 
     def test_a_decorator_on_a_line_that_has_its_change_is_refused(self) -> None:
         """A fault has its changes from one place."""
-        found = Faults({"fp8_gemm_nt"})
+        found = Faults(GEMM)
         with pytest.raises(OptionError, match="'x' has its changes already: store"):
             found.declare("x", CAST, seen="this test", store=lambda acc: acc)(change_of)
 
     def test_a_declaration_without_a_change_is_refused_when_it_is_read(self) -> None:
         """Neither a stage nor a decorated function."""
-        found = Faults({"fp8_gemm_nt"})
+        found = Faults(GEMM)
         found.declare("x", CAST, seen="this test")
         with pytest.raises(OptionError, match="'x' changes nothing: name a stage, or decorate a function with it"):
             list(found)

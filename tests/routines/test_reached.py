@@ -64,6 +64,21 @@ def test_a_value_that_the_draw_leaves_out_is_a_gap(contract: str, without: str, 
     assert gap in map(str, reached.gaps(contract, kept))
 
 
+@pytest.mark.parametrize(
+    ("contract", "word", "gap"),
+    [
+        ("silu_and_mul_quant", "x:midpoints", "data x=midpoints"),
+        ("per_tensor_dequantize", "inv_scale:ties", "data inv_scale=ties"),
+        ("calc_diff", "x:powers", "data x=powers"),
+        ("scaled_fp4_experts_quant", "expert_offsets:last_group", "data expert_offsets=last_group"),
+    ],
+)
+def test_data_of_a_kind_that_no_case_has_are_a_gap(contract: str, word: str, gap: str) -> None:
+    chosen = drawn.default_cases(contract, 0)
+    assert not reached.gaps(contract, chosen)
+    assert gap in map(str, reached.gaps(contract, [case for case in chosen if word not in str(case)]))
+
+
 def test_an_edge_that_no_case_lies_at_is_a_gap() -> None:
     kept = [case for case in drawn.default_cases("fp8_gemm_nt", 0) if case["k"] % 128 != 127]
     assert "edge k=128n-1" in map(str, reached.gaps("fp8_gemm_nt", kept))

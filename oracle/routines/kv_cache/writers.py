@@ -51,7 +51,7 @@ K_SCALE, V_SCALE = (
 
 
 def columns(count: int) -> Tensor:
-    """0, 1, ... ``count`` - 1, int64 ``[count]``."""
+    """The integers from 0 to ``count`` - 1, int64 ``[count]``."""
     return torch.arange(count, device="cpu")
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from oracle.numbers.formats import E2M1, E4M3FN, decode
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
-from oracle.routines.base import Contract
 from oracle.routines.fault import (
     ARITHMETIC,
     CAST,
@@ -47,13 +46,13 @@ from oracle.routines.mx_products.contract import (
     size_of,
 )
 from oracle.routines.mx_products.deep_gemm import GroupedFp8Fp4Psum, Turned
-from oracle.routines.traits import GROUPED, Trait, of_class, takes
+from oracle.routines.traits import GROUPED, Stated, Trait, of_class, takes
 from oracle.tensorcore.predict import store
 from oracle.truth.gemm import ScaledProduct, exact, rounded
 from oracle.truth.layout import HEIGHTS, WIDTH, row_order
 
 
-def _of_weight(contract: Contract) -> tuple[str, ...]:
+def _of_weight(contract: Stated) -> tuple[str, ...]:
     """The dims of the codes of b."""
     name = getattr(contract, "names", ("", ""))[1]
     return next((spec.dims for spec in contract.inputs if spec.name == name and spec.dims is not None), ())

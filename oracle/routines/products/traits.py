@@ -6,8 +6,7 @@ them without a word. Those that no dim says are stated by the contracts of this 
 
 from __future__ import annotations
 
-from oracle.routines.base import Contract
-from oracle.routines.traits import GROUPED, Trait, has_role, takes
+from oracle.routines.traits import GROUPED, Stated, Trait, has_role, takes
 
 PRODUCT = has_role("a").called("is a scaled product")
 """Contracts whose inputs are the operands of scaled products."""
@@ -23,13 +22,13 @@ HEADS = Trait("has a row of a for every token and head")
 # --- read off the dims --------------------------------------------------------------------------------------
 
 
-def dims(contract: Contract, role: str) -> tuple[str, ...]:
+def dims(contract: Stated, role: str) -> tuple[str, ...]:
     """The dims of the input for a role; none where there is no such input, or where the contract checks its shape."""
     name = contract.roles.get(role)
     return next((spec.dims for spec in contract.inputs if spec.name == name and spec.dims is not None), ())
 
 
-def _group_of_row(contract: Contract) -> bool:
+def _group_of_row(contract: Stated) -> bool:
     """The groups are given by an entry for every row."""
     return any(spec.name == contract.groups and spec.dims == ("M",) for spec in contract.inputs)
 

@@ -34,7 +34,8 @@ from oracle.verdict.pattern import describe
 
 
 def judge_quantised(x: Prepared, q: Tensor, scale: Tensor, declared: Sequence[Recipe]) -> Verdict:
-    """The verdict on codes and logical scale against the first of ``declared`` that admits them.
+    """The verdict on codes ``q`` ``[..., K]`` and logical ``scale`` ``[..., G]`` (dtypes of the recipe) against the
+    first of ``declared`` that admits them.
 
     ``matches`` names a recipe that gives the same bits: the declared one, or any other in the registry.
     ``explained_by`` of a failure names every recipe, faulty or not, that reproduces the output bit for bit.
@@ -145,9 +146,9 @@ def deferred(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> tuple[Any
 
 
 def measured(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> tuple[Error | None, Loss | None]:
-    """The error of the values that codes and published scale stand for, beside the input: the largest in ulps of a code
-    (of ``x`` over the scale; at most 1/2 for a right code below saturation), and the ratio of energies; and the loss
-    (:mod:`oracle.verdict.loss`).
+    """The error of the values that codes ``q`` ``[..., K]`` and published ``scale`` ``[..., G]`` (dtypes of the recipe)
+    stand for, beside the input: the largest in ulps of a code (of ``x`` over the scale; at most 1/2 for a right code
+    below saturation), and the ratio of energies; and the loss (:mod:`oracle.verdict.loss`).
 
     Of the error, elements that are not finite, or whose scale is 0, say nothing unless a finite one is coded as none;
     None where no element is left.

@@ -34,6 +34,7 @@ from oracle.routines import (
     need,
     register,
 )
+from oracle.routines.traits import of_class
 from oracle.tensorcore.schedules import get as schedule
 
 
@@ -90,7 +91,7 @@ GRAMMAR = Grammar(
     call=lambda case: {},
     shapes=("m=1,k=16", "m=7,k=130", "m=33,k=256"),
 )
-FAULTS = Faults({"dequantize_rows"})
+FAULTS = Faults(of_class(DequantizeRows))
 fault = FAULTS.declare
 several_rows = need(lambda call: call.inputs["q"].shape[0] > 1, "there is one row")
 

@@ -1,0 +1,454 @@
+"""Data of a kind: what the values of one input may be, whatever the contract, beside what its grammar makes.
+
+Each word of :data:`DATA` names one pattern: the kinds that it applies to, how a call gets it, whether a call has it.
+
+Ties. A quantiser divides by a scale, and rounds. The values of ``ties`` are codes and midpoints of two codes of the
+target format times a power of two; every 16th of a row, and a whole row of every 128, is the largest code, so that the
+scale of any block is that power of two. ``midpoints`` are those times a *given* scale of 1.75: ``x = 1.75 m`` is exact
+in bfloat16 for every midpoint ``m`` of E4M3, and ``x * fl(1/1.75)`` rounds away from some of them. ``halves`` are 1/2,
+1, 3/2 of the least subnormal, beside the largest code. A dequantiser multiplies: ``2**q + 1`` times a code with an odd
+significand of ``p`` bits has ``p + q`` bits and ends in a one, a tie for a format with one bit less.
+
+Not covered: ties behind a function of the values (a norm, a rotation, an activation), which are none any more; data of
+the kinds in :data:`WITHOUT`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oracle.errors import CaseError
+from oracle.numbers.formats import E4M3FN, Format, decode, of_dtype
+from oracle.numbers.rounding import Overflow, Rounding, exponent_of, power_of_two, to_dtype
+from oracle.routines import data
+from oracle.routines.base import Call
+from oracle.routines.traits import Kind, TensorSpec
+
+GROUP = 128  # values of a row that are zero together
+SHARED = (16, 32, 128)  # columns of a row that share a scale, beside the row and the tensor
+GIVEN = 1.75  # a scale that is no power of two, and has few bits
+EXPONENTS = 6  # of the powers of two that rows of ties are multiplied with: -6 to 6, as far as the dtype has them
+TIED = 0.125  # of the values of a call that are ties, at least
+WIDE = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of a call."""
+
+    spec: TensorSpec
+    call: Call
+
+    @property
+    def x(self) -> Tensor:
+        """Its tensor."""
+        return self.call.inputs[self.spec.name]
+
+
+Changed = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Data that inputs of some kinds may have.
+
+    Attributes
+    ----------
+    kinds : of the inputs that it applies to.
+    make : the inputs that differ from those of a call that is to have it; CaseError where its dtypes cannot.
+    shows : whether a call has it.
+    stated : it is drawn for contracts alone that have cases with NaN, and so say what a value that is no number gives.
+    """
+
+    kinds: frozenset[Kind]
+    make: Callable[[Input], Changed]
+    shows: Callable[[Input], bool]
+    stated: bool = False
+
+
+def words_of(spec: TensorSpec) -> list[str]:
+    """The words of data that an input of its kind may have."""
+    found = [word for word, pattern in DATA.items() if spec.kind in pattern.kinds]
+    return [word for word in found if word != "one" or not spec.optional]  # an optional table maps each id to its own
+
+
+def shown(call: Call) -> frozenset[tuple[str, str]]:
+    """Each input of a checked call with each word of data that it has."""
+    inputs = [Input(spec, call) for spec in call.contract.inputs if spec.name in call.inputs]
+    return frozenset((one.spec.name, word) for one in inputs for word in words_of(one.spec) if DATA[word].shows(one))
+
+
+def bits(x: Tensor) -> Tensor:
+    """The bits of a tensor as integers of its width, of which torch copies every stride."""
+    widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return x.view(widths[x.element_size()])
+
+
+def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float64 values in another dtype: to nearest, saturated where the format has 8 bits, else infinity."""
+    overflow = Overflow.SATURATE if of_dtype(dtype).bits == 8 else Overflow.INF
+    return to_dtype(values, dtype, rounding=Rounding.NEAREST_EVEN, overflow=overflow)
+
+
+# --- one input alone ------------------------------------------------------------------------------------------
+
+
+def _alone(change: Callable[[Tensor], Tensor]) -> Callable[[Input], Changed]:
+    return lambda one: {one.spec.name: change(one.x)}
+
+
+def _has(holds: Callable[[Tensor], bool]) -> Callable[[Input], bool]:
+    return lambda one: holds(one.x)
+
+
+def _floats(x: Tensor) -> Tensor:
+    """The values of a tensor of floats; CaseError for bits in integers."""
+    if not x.is_floating_point():
+        raise CaseError(f"{x.dtype} holds bits, whose values are not to be changed")
+    return decode(x)
+
+
+def _powers(x: Tensor) -> Tensor:
+    """Every value at the greatest power of two below its magnitude; zero, NaN and infinity stay."""
+    values = _floats(x)
+    kept = ~torch.isfinite(values) | (values == 0)
+    return rounded(torch.where(kept, values, values.sign() * power_of_two(exponent_of(values.abs()))), x.dtype)
+
+
+def _are_powers(x: Tensor) -> bool:
+    if not x.is_floating_point():
+        return False
+    size = decode(x).abs().flatten()
+    size = size[torch.isfinite(size) & (size > 0)]
+    return size.numel() > 0 and bool((size == power_of_two(exponent_of(size))).all())
+
+
+def _zeros(x: Tensor) -> Tensor:
+    """Every second group of a row is zero, from the first on; all of a row that has one group."""
+    y = x.clone()
+    bits(y)[..., torch.arange(x.shape[-1], device=x.device) // GROUP % 2 == 0] = 0
+    return y
+
+
+def _zero_groups(x: Tensor) -> bool:
+    """A group is zero, beside one of its row that is not; or the only one of its row."""
+    rows = (bits(x) != 0).reshape(-1, x.shape[-1])
+    groups = torch.stack([part.any(dim=1) for part in rows.split(GROUP, dim=1)], dim=1)
+    return bool((~groups.all(dim=1) & groups.any(dim=1)).any()) if groups.shape[1] > 1 else bool((~groups).any())
+
+
+def _equal(x: Tensor) -> Tensor:
+    """All of them are the first one."""
+    return x.reshape(-1)[:1].expand(x.numel()).reshape(x.shape).clone()
+
+
+def _are_equal(x: Tensor) -> bool:
+    return x.numel() > 1 and bool((bits(x) == bits(x).reshape(-1)[0]).all())
+
+
+def _one(x: Tensor) -> Tensor:
+    """Every row has the ids of the row that names most."""
+    rows = x.reshape(x.shape[0], -1)
+    return rows[(rows >= 0).sum(dim=1).argmax()].expand(rows.shape).reshape(x.shape).clone()
+
+
+def _are_one(x: Tensor) -> bool:
+    return x.shape[0] > 1 and bool((x == x[:1]).all())
+
+
+def _one_group(x: Tensor) -> Tensor:
+    """Every offset is the last one, but a leading zero: all rows belong to the first group."""
+    y = x.reshape(-1)[-1:].expand(x.numel()).reshape(x.shape).clone()
+    if x.numel() > 1 and int(x.reshape(-1)[0]) == 0:
+        y.reshape(-1)[0] = 0
+    return y
+
+
+def _last_group(x: Tensor) -> Tensor:
+    """Every offset but the last one is 0: all rows belong to the last group."""
+    y = torch.zeros_like(x)
+    y.reshape(-1)[-1] = x.reshape(-1)[-1]
+    return y
+
+
+def _unassigned(x: Tensor) -> Tensor:
+    """The rows of the second half have -1."""
+    y = x.clone()
+    y[x.shape[0] // 2 :] = -1
+    return y
+
+
+def _half_unassigned(x: Tensor) -> bool:
+    return bool((x[x.shape[0] // 2 :] == -1).all()) and bool((x >= 0).any())
+
+
+def _duplicates(x: Tensor) -> Tensor:
+    """Every row has what the first has where both have something: a token the same expert twice, two tokens a slot."""
+    if x.dim() < 2:
+        return torch.where(x >= 0, x.max(), x)
+    return torch.where((x >= 0) & (x[:1] >= 0), x[:1], x)
+
+
+def _has_duplicates(x: Tensor) -> bool:
+    """One entry that is not negative stands twice."""
+    real = x[x >= 0]
+    return real.numel() > real.unique().numel()
+
+
+def _empty(x: Tensor) -> Tensor:
+    """Nothing in any but the last."""
+    y = torch.zeros_like(x)
+    y.reshape(-1)[-1] = x.max()
+    return y
+
+
+def _ones(x: Tensor) -> Tensor:
+    """One in each."""
+    return torch.ones_like(x)
+
+
+def _put(value: float) -> Callable[[Tensor], Tensor]:
+    def put(x: Tensor) -> Tensor:
+        """The value in the middle of the first row, and as the last element where there are two rows or more."""
+        made = torch.tensor([value], dtype=torch.float32, device=x.device).to(x.dtype)
+        if not x.is_floating_point() or not _same_number(float(decode(made)), value):
+            raise CaseError(f"{x.dtype} has no {value}")
+        y = x.clone()
+        first = (*(0 for _ in x.shape[:-1]), *(extent // 2 for extent in x.shape[-1:]))
+        for at in (first, tuple(extent - 1 for extent in x.shape)) if x.numel() > sum(x.shape[-1:]) else (first,):
+            bits(y)[at] = bits(made)[0]
+        return y
+
+    return put
+
+
+def _same_number(x: float, y: float) -> bool:
+    return x == y or (x != x and y != y)
+
+
+def _holds(test: Callable[[Tensor], Tensor]) -> Callable[[Tensor], bool]:
+    return lambda x: x.is_floating_point() and bool(test(decode(x)).any())
+
+
+# --- ties -----------------------------------------------------------------------------------------------------
+
+
+def targets(call: Call) -> tuple[Format, ...]:
+    """The formats that values of a call are cast to: those of its recipes, else of its outputs with 8 bits, else of its
+    memory and codes; E4M3 where none says."""
+    operands = call.optional_operands
+    if operands is not None and operands.recipes:
+        return (operands.recipes[0].scaling.element,)
+    specs = {spec.name: spec.kind for spec in call.contract.inputs}
+    outputs = [dtype for out in call.contract.outputs(call).values() for dtype in out.dtypes]
+    beside = [x.dtype for name, x in call.inputs.items() if specs[name] in (Kind.STATE, Kind.CODES)]
+    for dtypes in (outputs, beside):
+        eight = [dtype for dtype in dtypes if dtype.is_floating_point and dtype.itemsize == 1]
+        if eight := [dtype for dtype in eight if dtype is not torch.float8_e8m0fnu]:
+            return tuple(dict.fromkeys(map(of_dtype, eight)))
+    return (E4M3FN,)
+
+
+def _codes(fmt: Format) -> Tensor:
+    """The finite values from 0 on in order, float64."""
+    every = torch.arange(1 << (fmt.bits - 1), dtype=torch.int64, device="cpu").to(fmt.storage)
+    values = decode(every, fmt)
+    return values[torch.isfinite(values)].unique()
+
+
+def _midpoints(fmt: Format) -> Tensor:
+    codes = _codes(fmt)
+    return (codes[:-1] + codes[1:]) / 2
+
+
+def _scales(one: Input) -> list[str]:
+    """The given scales of the values of an input, in a wide dtype: by its role, else all that no codes have."""
+    contract, inputs = one.call.contract, one.call.inputs
+    names = {spec.name for spec in contract.inputs if spec.kind is Kind.SCALES and spec.name in inputs}
+    names = {name for name in names if inputs[name].dtype in WIDE}
+    role = next((role for role, name in contract.roles.items() if name == one.spec.name), None)
+    of_role = contract.roles.get(f"{role}_scale")
+    if of_role is not None:
+        return sorted(names & {of_role})
+    coded = any(spec.kind is Kind.CODES for spec in contract.inputs)
+    return [] if coded else sorted(names)
+
+
+def _is_global(call: Call) -> bool:
+    """Whether a given scale is that of the whole tensor, beside those of blocks that the call computes (NVFP4)."""
+    operands = call.optional_operands
+    return operands is not None and bool(operands.recipes) and operands.recipes[0].scaling.global_scale
+
+
+def _least_of(fmt: Format) -> Tensor:
+    """1/2, 1, 3/2, 5/2 of the least subnormal."""
+    return torch.tensor([0.5, 1.0, 1.5, 2.5], dtype=torch.float64, device="cpu") * float(_codes(fmt)[1])
+
+
+def _of_target(values: Callable[[Format], Tensor], scale: float | None) -> Callable[[Input], Changed]:
+    def make(one: Input) -> Changed:
+        """Values of the target, of either sign, with the largest code in every 16th column and every 128th row."""
+        x, names, found = one.x, _scales(one), targets(one.call)
+        given = bool(names) and not _is_global(one.call)
+        if scale is not None and not given:
+            raise CaseError(f"{one.spec.name} has no given scale of floats")
+        _floats(x)
+        fmt, stream = found[0], data.Stream(f"{one.call.contract.name}#{one.spec.name} {tuple(x.shape)}")
+        rows, columns = x.numel() // x.shape[-1], x.shape[-1]
+        drawn = values(fmt)
+        m = drawn[torch.from_numpy(stream.integers(0, len(drawn), (rows, columns)))]
+        m[:, ::16] = float(_codes(fmt)[-1])
+        if rows > 1:
+            m[::GROUP] = float(_codes(fmt)[-1])
+        m *= torch.from_numpy(stream.signs((rows, columns)))
+        wide, least = of_dtype(x.dtype), float(drawn[drawn > 0].min())
+        if not given:
+            high = min(EXPONENTS, wide.emax - int(exponent_of(_codes(fmt)[-1:])[0]) - 1)
+            low = max(-EXPONENTS, wide.emin - int(exponent_of(drawn.new_tensor([least]))[0]))
+            powers = torch.from_numpy(stream.integers(min(low, high), high + 1, (rows, 1)))
+            m *= power_of_two(powers)
+        factors = {name: torch.full_like(one.call.inputs[name], scale or 1.0) for name in names}
+        return {one.spec.name: rounded(m * (scale or 1.0), x.dtype).reshape(x.shape), **factors}
+
+    return make
+
+
+def _tied(values: Callable[[Format], Tensor], share: float, *, odd: bool = False) -> Callable[[Input], bool]:
+    def shows(one: Input) -> bool:
+        """As large a share of the values over their scale, given or of any block, are of these."""
+        x = one.x
+        if not x.is_floating_point() or x.numel() == 0:
+            return False
+        names, size = _scales(one), decode(x).abs().reshape(-1, x.shape[-1])
+        size = torch.where(torch.isfinite(size), size, 0.0)
+        scales = [decode(one.call.inputs[name]).flatten() for name in names]
+        powers = all(bool((s == power_of_two(exponent_of(s))).all()) for s in scales)
+        block = not names or _is_global(one.call)
+        if powers if odd else block and not powers:
+            return False
+        for fmt in targets(one.call):
+            wanted = values(fmt)
+            largest = float(_codes(fmt)[-1])
+            tried = [size * (largest / top) for top in _tops(size)] if block else [size / s for s in scales]
+            for quotient in tried if block or all(s.numel() == 1 for s in scales) else ():
+                counted = quotient[quotient > 0]
+                if counted.numel() and float(torch.isin(counted, wanted).double().mean()) >= share:
+                    return True
+        return False
+
+    return shows
+
+
+def _tops(size: Tensor) -> list[Tensor]:
+    """The largest of every block of a row, of every row and of all, as wide as the values."""
+    found = [size.amax(dim=1, keepdim=True).expand(size.shape), size.amax().expand(size.shape)]
+    for width in SHARED:
+        blocks = size.split(width, dim=1)
+        found.append(torch.cat([part.amax(dim=1, keepdim=True).expand(part.shape) for part in blocks], dim=1))
+    return [torch.where(top > 0, top, 1.0) for top in found]
+
+
+def _store(one: Input) -> Format:
+    """The format that products of codes and scales are stored in, where nothing is summed; CaseError elsewhere."""
+    contract = one.call.contract
+    kinds = [spec.kind for spec in contract.inputs]
+    if kinds.count(Kind.CODES) != 1 or not {Kind.VALUES, Kind.WEIGHTS, Kind.BIAS, Kind.ALPHA}.isdisjoint(kinds):
+        raise CaseError(f"{one.spec.name} is no scale that codes are multiplied with alone")
+    wide = [dtype for out in contract.outputs(one.call).values() for dtype in out.dtypes if dtype in WIDE]
+    if not wide or one.x.dtype not in WIDE:
+        raise CaseError(f"{one.spec.name} or what it gives is no wide float")
+    return of_dtype(wide[0])
+
+
+def _factor(one: Input) -> float:
+    """``2**q + 1``, which makes a tie of each code with an odd significand of all its bits."""
+    specs = {spec.name: spec.kind for spec in one.call.contract.inputs}
+    found = [x.dtype for name, x in one.call.inputs.items() if specs[name] is Kind.CODES and x.is_floating_point()]
+    precision = of_dtype(found[0]).precision if found else 2  # of packed E2M1
+    return float((1 << (_store(one).precision + 1 - precision)) + 1)
+
+
+def _factors(one: Input) -> Changed:
+    """Each scale at its binade, with the significand of :func:`_factor`."""
+    factor = _factor(one)
+    least = exponent_of(torch.tensor([factor], dtype=torch.float64, device="cpu"))
+    return {one.spec.name: rounded(power_of_two(exponent_of(decode(one.x).abs()) - least) * factor, one.x.dtype)}
+
+
+def _has_factor(one: Input) -> bool:
+    try:
+        factor = torch.tensor([_factor(one)], dtype=torch.float64, device="cpu")
+    except CaseError:
+        return False
+    size = decode(one.x).abs()
+    size = size[torch.isfinite(size) & (size > 0)]
+    return size.numel() > 0 and bool(
+        (size / power_of_two(exponent_of(size)) == factor / power_of_two(exponent_of(factor))).all()
+    )
+
+
+def _ties(fmt: Format) -> Tensor:
+    return _midpoints(fmt)
+
+
+def _by_kind(values: Callable[[Input], Changed], scales: Callable[[Input], Changed]) -> Callable[[Input], Changed]:
+    return lambda one: (values if one.spec.kind is Kind.VALUES else scales)(one)
+
+
+DATA: Mapping[str, Pattern] = {
+    "powers": Pattern(
+        frozenset({Kind.VALUES, Kind.WEIGHTS, Kind.ALPHA, Kind.SCALES}), _alone(_powers), _has(_are_powers)
+    ),
+    "zeros": Pattern(frozenset({Kind.VALUES, Kind.CODES}), _alone(_zeros), _has(_zero_groups)),
+    "midpoints": Pattern(frozenset({Kind.VALUES}), _of_target(_midpoints, GIVEN), _tied(_midpoints, TIED, odd=True)),
+    "ties": Pattern(
+        frozenset({Kind.VALUES, Kind.SCALES}),
+        _by_kind(_of_target(_midpoints, None), _factors),
+        lambda one: _tied(_midpoints, TIED)(one) if one.spec.kind is Kind.VALUES else _has_factor(one),
+    ),
+    "halves": Pattern(
+        frozenset({Kind.VALUES}), _of_target(_least_of, None), _tied(lambda fmt: _least_of(fmt)[:1], 2**-9)
+    ),
+    "nan": Pattern(
+        frozenset({Kind.VALUES, Kind.CODES, Kind.SCALES}), _alone(_put(torch.nan)), _has(_holds(torch.isnan)), True
+    ),
+    "inf": Pattern(frozenset({Kind.VALUES}), _alone(_put(torch.inf)), _has(_holds(torch.isinf)), True),
+    "equal": Pattern(frozenset({Kind.LOGITS, Kind.POSITIONS, Kind.BIAS}), _alone(_equal), _has(_are_equal)),
+    "negative": Pattern(
+        frozenset({Kind.LOGITS, Kind.BIAS, Kind.WEIGHTS}),
+        _alone(lambda x: -x.abs()),
+        _has(lambda x: bool((x <= 0).all())),
+    ),
+    "one": Pattern(frozenset({Kind.IDS}), _alone(_one), _has(_are_one)),
+    "one_group": Pattern(
+        frozenset({Kind.OFFSETS}),
+        _alone(_one_group),
+        _has(lambda x: x.numel() > 2 and bool((x == _one_group(x)).all())),
+    ),
+    "last_group": Pattern(
+        frozenset({Kind.OFFSETS}),
+        _alone(_last_group),
+        _has(lambda x: x.numel() > 2 and bool((x == _last_group(x)).all())),
+    ),
+    "unassigned": Pattern(frozenset({Kind.IDS, Kind.SLOTS}), _alone(_unassigned), _has(_half_unassigned)),
+    "duplicates": Pattern(frozenset({Kind.IDS, Kind.SLOTS, Kind.PAGES}), _alone(_duplicates), _has(_has_duplicates)),
+    "empty": Pattern(
+        frozenset({Kind.COUNTS}), _alone(_empty), _has(lambda x: x.numel() > 1 and bool((x == _empty(x)).all()))
+    ),
+    "ones": Pattern(frozenset({Kind.COUNTS}), _alone(_ones), _has(lambda x: bool((x == 1).all()))),
+}
+"""Data by kind: powers of two, groups of zeros, ties, halves of the least subnormal, NaN and infinity, equal and
+negative ones, all in one, -1, the same twice, empty ones, one each."""
+
+WITHOUT: Mapping[Kind, str] = {
+    Kind.BOUND: "an upper limit of amax: the data that it limits are drawn",
+    Kind.STATE: "memory of any bytes: all that a grammar makes is read or kept",
+    Kind.MASK: "no contract takes one",
+    Kind.RANDOM: "no contract takes them",
+    Kind.PARAMETERS: "each row of a table is one case of its own, on both sides of every limit",
+}
+"""Kinds without a pattern, each with the reason."""
