@@ -67,14 +67,14 @@ class Nvfp4QuantizeStochastic(_Training):
     options = (LAYOUT, SEED)
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
-        random_bytes((1,), options["seed"])  # type: ignore[arg-type]  # refuses what is no seed
+        random_bytes((1,), options["seed"])  # refuses what is no seed
 
     def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return mx_recipes.TE_NVFP4_STOCHASTIC, mx_recipes.NVFP4_SEEDED
 
     def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         x = inputs["x"]
-        bits = random_bytes(x.shape, options["seed"]).to(x.device)  # type: ignore[arg-type]
+        bits = random_bytes(x.shape, options["seed"]).to(x.device)
         return prepare(x, global_scale=inputs["global_scale"], random=bits)
 
 
