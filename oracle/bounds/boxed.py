@@ -56,7 +56,7 @@ class Box:
         r = slice(start, stop)
         return Box(self.low[r], self.high[r], self.scale_low[r], self.scale_high[r], self.fmt)
 
-    def taken(self, index: Tensor) -> Box:
+    def select(self, index: Tensor) -> Box:
         """The same box with the rows that ``index`` (int64 ``[rows]``) names, in its order; values are copied
         unchanged."""
         return Box(self.low[index], self.high[index], self.scale_low[index], self.scale_high[index], self.fmt)
@@ -70,13 +70,6 @@ class Range:
     high: Tensor
     open: Tensor
     name: str
-
-
-def point(codes: Tensor, scale: Tensor) -> Box:
-    """The box of an operand that is known: ``codes`` ``[R, K]`` of a float8 dtype, ``scale`` ``[R or 1, B]`` float32 or
-    E8M0."""
-    value, s = decode(codes), decode(scale).expand(codes.shape[0], -1)
-    return Box(value, value, s, s, of_dtype(codes.dtype))
 
 
 def boxed_product(
