@@ -107,7 +107,7 @@ def _option(option: OptionSpec) -> str:
 def _calls(contract: Contract, profile: str) -> list[Call]:
     """The small cases of the profile as calls."""
     listed = sorted(profiles.cases(contract.name, profile), key=_size)
-    made = []
+    made: list[Call] = []
     for case in listed[:24]:
         inputs = case.inputs()
         if len(made) >= 4 and sum(x.numel() for x in inputs.values()) > FEW:
@@ -165,7 +165,7 @@ def _formula(name: str, calls: Sequence[Call], shapes: Sequence[tuple[int, ...]]
 
 def _extents(call: Call) -> dict[str, int]:
     """Extents and numbers of a call by the name that a page has for them."""
-    found = {}
+    found: dict[str, int] = {}
     for spec in call.contract.inputs:
         for axis, dim in enumerate(spec.dims or ()):
             if spec.name in call.inputs and dim.isidentifier():

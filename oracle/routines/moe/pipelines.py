@@ -666,7 +666,8 @@ def described(row: Pipeline) -> str:
         **{f"combine {way.name}": _combined(way) for way in row.ways},
     }
     for name, choices in routing.METHODS.items() if row.routed else ():
-        said = {"scoring": "sigmoid"} | choices | ({"bias": "added to the choices"} if name in routing.BIASED else {})
+        bias = {"bias": "added to the choices"} if name in routing.BIASED else {}
+        said: dict[str, object] = {"scoring": "sigmoid", **choices, **bias}
         lines[f"routing_method {name}"] = ", ".join(f"{key}={value}" for key, value in said.items())
     return "\n".join(["The steps:", "", *(f"    {name}: {said}" for name, said in lines.items())])
 

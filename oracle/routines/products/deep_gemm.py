@@ -340,7 +340,7 @@ class SkipHeadMid(Contract):
             raise OptionError(f"left={left} and right={right} make heads of {left + right}; N={n} is no multiple of it")
 
     def columns(self, call: Call) -> tuple[Tensor, int]:
-        """Where each column of the product goes, int64 ``[N]``, and the columns of the output."""
+        """Where each column of the product goes, int64 ``[N]``, and the columns of the output. Raises OptionError."""
         left, mid, right = (positive(call.resolved, name) for name in ("left", "mid", "right"))
         n = torch.arange(call.inputs["b"].shape[0], device=call.inputs["b"].device)
         return n + (n + right) // (left + right) * mid, len(n) + len(n) // (left + right) * mid
