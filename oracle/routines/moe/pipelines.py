@@ -30,9 +30,8 @@ terms. Alternatives, of which one must hold the whole output: the ways to combin
 lie closer than that, every choice is tried for its token, and that which admits its row is taken
 (:func:`oracle.truth.routing.alternatives`); a token with too many choices is open.
 
-*Where nothing is claimed.* Tokens with NaN or infinity, or whose intermediate may overflow, and elements whose truth is
-NaN; the others of their experts are judged. Not covered: judging by bits; what a layer's output equals is for
-``identify``.
+*Where nothing is claimed.* Tokens with NaN or infinity, or whose intermediate may overflow; the others of their experts
+are judged. Not covered: judging by bits; what a layer's output equals is for ``identify``.
 """
 
 from __future__ import annotations
@@ -616,9 +615,8 @@ class PipelineSets(Sets):
             ),
         )
         reached = outcome(parts.tokens, parts.experts, steps, found, None if parts.tokens.on_input else route.span)
+        open_ = reached.open if route.lost is None else reached.open | route.lost[:, None]
         due = nearest(layer(parts.tokens, parts.experts, steps), BF16)
-        open_ = reached.open | torch.isnan(due)  # zero times a weight that is NaN
-        open_ = open_ if route.lost is None else open_ | route.lost[:, None]
         low, high = nearest(reached.span.low, BF16), nearest(reached.span.high, BF16)
         basis = f"{reached.basis}: {reached.flips} of {reached.intermediates} of the intermediate"
         if contract.row.routed:
