@@ -283,6 +283,7 @@ class _Reporter:
         self.descriptor: int | None = None
         self.problem = ""  # why the file holds less than was judged
         self.ran: set[str] = set()
+        self.keys: set[str] = set()  # of the outcomes that were written
         self.collected: set[str] = set()  # tests that take a verdict or, with pytest-xdist, all of them
         self.before: Any = None
         if self.path is not None:
@@ -308,6 +309,7 @@ class _Reporter:
         if not self.counts:
             self._write(found["run"])
         for line in found["lines"]:
+            self.keys.add(line["key"])
             known = line["outcome"]["known_failure"] is not None
             self.counts["KNOWN" if known else line["outcome"]["verdict"]["status"]] += 1
             self._write(line)
@@ -318,7 +320,8 @@ class _Reporter:
             seconds = round(time.perf_counter() - self.start, 3)
             interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
             left = len(self.collected - self.ran) if interrupted else 0
-            self._write({"kind": "end", "complaints": [], "seconds": seconds, "unfinished": left})
+            counts = {"unfinished": left, "outcomes": len(self.keys)}
+            self._write({"kind": "end", "complaints": [], "seconds": seconds, **counts})
         if self.problem and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED  # what was asked for is not there
 

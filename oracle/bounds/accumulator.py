@@ -6,8 +6,7 @@ truncated toward zero to ``out`` fraction bits. ``promotion`` is the number of p
 is added, scaled, to a float32 sum (None: one chain over a whole scale block). Block-scaled FP4 adds not products but
 sums of 16 of them, times their scales.
 
-The numbers are not kept here: :func:`of_schedule` reads them from :mod:`oracle.tensorcore`, whose tables carry the
-sources.
+Source: :mod:`oracle.tensorcore`, from whose tables :func:`of_schedule` reads the numbers.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ Promotion is interval arithmetic with the roundings of :mod:`oracle.bounds.produ
 that may take a few values) are alternatives: the hull over them is taken block by block.
 
 Source: derived here from the step's definition. Not covered: accumulators that do not add by fused truncating steps,
-scales inside the instruction, NaN.
+scales inside the instruction.
+NaN and infinities are not covered either: operands and scales are finite.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Box:
         return Box(self.low[r], self.high[r], self.scale_low[r], self.scale_high[r], self.fmt)
 
     def taken(self, index: Tensor) -> Box:
-        """The same box with the rows that ``index`` names, in its order."""
+        """The same box with the rows that ``index`` (int64 ``[rows]``) names, in its order; values are copied
+        unchanged."""
         return Box(self.low[index], self.high[index], self.scale_low[index], self.scale_high[index], self.fmt)
 
 
@@ -71,7 +73,8 @@ class Range:
 
 
 def point(codes: Tensor, scale: Tensor) -> Box:
-    """The box of an operand that is known: codes ``[R, K]``, scale ``[R or 1, B]``."""
+    """The box of an operand that is known: ``codes`` ``[R, K]`` of a float8 dtype, ``scale`` ``[R or 1, B]`` float32 or
+    E8M0."""
     value, s = decode(codes), decode(scale).expand(codes.shape[0], -1)
     return Box(value, value, s, s, of_dtype(codes.dtype))
 
@@ -118,9 +121,10 @@ def boxed_product(
 def chain(
     low: Tensor, high: Tensor, b: Tensor, acc: Accumulator, fmt: Format, b_fmt: Format, b_high: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The accumulator's interval ``[R, N]`` after one chain over ``low, high [R, k]`` and ``b [N, k]``.
+    """The accumulator's interval, float64 ``[R, N]``, after one chain over float64 values ``low, high [R, k]`` and ``b
+    [N, k]``.
 
-    With ``b_high`` the second operand lies in ``[b, b_high]``.
+    With ``b_high`` ``[N, k]`` the second operand lies in ``[b, b_high]``.
     """
     down = torch.zeros((low.shape[0], b.shape[0]), dtype=torch.float64, device=b.device)
     up = torch.zeros_like(down)
@@ -154,7 +158,7 @@ def chain(
 def chain_rank1(
     low: Tensor, high: Tensor, b: Tensor, acc: Accumulator, fmt: Format, b_fmt: Format, b_high: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The same by matrix products alone; wider."""
+    """A wider interval of the same chain by matrix products alone: arguments and result as of :func:`chain`."""
     x1 = torch.zeros((low.shape[0], b.shape[0]), dtype=torch.float64, device=b.device)
     x2, error = torch.zeros_like(x1), torch.zeros_like(x1)
     b2 = b if b_high is None else b_high
@@ -188,7 +192,7 @@ def _tile(
     for start, stop, at in _spans(k, block, acc):
         columns = decode(b_scale[:, at]).repeat_interleave(b_rows)[None, : b.shape[0]]
         part, part2 = b[:, start:stop], b2[:, start:stop]
-        p1, p2, most, held, least, greatest = (torch.zeros_like(down) for _ in range(6))
+        p1, p2, most, largest_sum, least, greatest = (torch.zeros_like(down) for _ in range(6))
         for j, box in enumerate(boxes):
             rows = _differing(boxes, j, slice(start, stop), at)
             low, high = box.low[rows, start:stop], box.high[rows, start:stop]
@@ -198,9 +202,9 @@ def _tile(
                 both = torch.maximum(low.abs(), high.abs()) @ torch.maximum(part.abs(), part2.abs()).T
                 most[rows] = torch.maximum(most[rows], both * s2 * columns.abs())
             else:
-                known = None if b is b2 else part2
-                ends = (chain if tight else chain_rank1)(low, high, part, acc, box.fmt, b_fmt, known)
-            held[rows] = torch.maximum(held[rows], torch.maximum(ends[0].abs(), ends[1].abs()))
+                b_high = None if b is b2 else part2
+                ends = (chain if tight else chain_rank1)(low, high, part, acc, box.fmt, b_fmt, b_high)
+            largest_sum[rows] = torch.maximum(largest_sum[rows], torch.maximum(ends[0].abs(), ends[1].abs()))
             least[rows] = ends[0] if j == 0 else torch.minimum(least[rows], ends[0])
             greatest[rows] = ends[1] if j == 0 else torch.maximum(greatest[rows], ends[1])
             corners = torch.stack([s * columns * end for s in (s1, s2) for end in ends])
@@ -210,12 +214,14 @@ def _tile(
         size = size + most
         largest = torch.stack([box.scale_high[:, at].amax() for box in boxes]).amax().clamp(min=1.0)
         scales = largest * columns.abs().clamp(min=1.0)
-        down, up, reach = _promoted(down, up, p1, p2, tiny=ETA * (held + scales), rounded=acc is not None)
+        down, up, reach = _promoted(down, up, p1, p2, tiny=ETA * (largest_sum + scales), rounded=acc is not None)
         if at == 0:
             whole = (whole[0] + least, whole[1] + greatest)
             summed = torch.maximum(whole[0].abs(), whole[1].abs()) * (1 + 2 * U * k)
-            held = torch.maximum(held, summed)  # one block of scales: they may multiply the promoted sum of its chains
-        reach = torch.maximum(reach, scales * held.clamp(min=1.0))
+            largest_sum = torch.maximum(
+                largest_sum, summed
+            )  # one block of scales: they may multiply the promoted sum of its chains
+        reach = torch.maximum(reach, scales * largest_sum.clamp(min=1.0))
         open_ |= ~(reach < FLOAT32_MAX * (1 - 2.0**-20))
     if acc is None:
         n = k + 4

@@ -20,6 +20,7 @@ Plain PyTorch, the readable definition; :mod:`oracle.bounds.cpu_kernels` has the
 scales, promotion, output rounding (:mod:`oracle.bounds.product`).
 Source: derived here from the step's definition; Blanchard, Higham, Lopez, Mary, Pranesh (SISC 42(3), 2020) is the
 classical form that these sharpen.
+NaN and infinities count as zeros in an operand: the comparison overlays the results that they enter.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ EMIN32 = -126  # a float32 accumulator is never aligned below this exponent
 LEAST = 2.0**EMIN32
 OVERFLOW = (2.0 - 2.0**-23) * 2.0**127
 TILES = (32, 64, 128, 256)  # products of a tile of K in published kernels
-MOST_STRIDE = 16  # partial sums over which the tiles of K are dealt out in turn
+MOST_STRIDE = 16  # partial sums over which the tiles of K are distributed round-robin
 
 
 @dataclass(frozen=True)
@@ -71,17 +72,18 @@ class Operand:
 
 
 def operand(value: Tensor, fmt: Format) -> Operand:
-    """Finite float64 ``value`` drawn from ``fmt`` with its nominal exponents."""
+    """Finite float64 ``value`` of any shape, drawn from ``fmt``, with its nominal exponents."""
     return Operand(value, exponents(value, fmt))
 
 
 def residue(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Tensor]:
-    """B2: ``x, l, h`` with ``l <= c - x <= h``, sign-aware and attained; needs every product.
+    """B2: ``x, l, h`` with ``l <= c - x <= h``, float64 ``[M, N]`` or ``[C, M, N]``, sign-aware and attained; needs
+    every product.
 
     With ``mg`` the largest product exponent of the step and ``mbar = max(mg, floor(log2 max|x + [l, h]|))``, the
     products lose at most their residues modulo ``2**(mbar - t)``, the accumulator at most ``2**(mg - t)`` where its
-    exponent may lie below ``mg``, and the output truncation ``2**-to pw`` of the largest possible sum (L1 to L4).
-    Where zeros may be counted, ``mg`` lies between the exponent without them and that with them.
+    exponent may lie below ``mg``, and the output truncation ``2**-to pw`` of the largest possible sum (L1 to L4). Where
+    zeros may be counted, ``mg`` lies between the exponent without them and that with them.
     """
     a, b = _ordered(a, acc), _ordered(b, acc)
     x = zeros(a, b)
@@ -102,15 +104,15 @@ def _ordered(x: Operand, acc: Accumulator) -> Operand:
     """Columns in the order in which the groups of each instruction take them; a short half is filled with zeros."""
     if acc.order is not Order.INTERLEAVED:
         return x
-    made: list[tuple[Tensor, Tensor]] = []
+    reordered: list[tuple[Tensor, Tensor]] = []
     for start in range(0, x.value.shape[-1], acc.length):
         part = x.steps(start, start + acc.length)
         first = torch.arange(part.value.shape[-1], device=x.value.device) % 4 < 2
         short = acc.length // 2 - int(first.sum())
         filled = (torch.nn.functional.pad(part.value[..., first], (0, short)), part.value[..., ~first])
         top = torch.nn.functional.pad(part.exponent[..., first], (0, short), value=NONE)
-        made.append((torch.cat(filled, dim=-1), torch.cat([top, part.exponent[..., ~first]], dim=-1)))
-    return Operand(*(torch.cat(parts, dim=-1) for parts in zip(*made, strict=True)))
+        reordered.append((torch.cat(filled, dim=-1), torch.cat([top, part.exponent[..., ~first]], dim=-1)))
+    return Operand(*(torch.cat(parts, dim=-1) for parts in zip(*reordered, strict=True)))
 
 
 def residue_step(
@@ -124,21 +126,23 @@ def residue_step(
     least: Tensor | None = None,
     merged: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One step of :func:`residue`: addends ``p [M, N, G]`` (float64) whose largest exponent is ``top [M, N]``.
+    """One step of :func:`residue`: addends ``p [M, N, G]`` (float64) whose largest exponent is ``top [M, N]`` (int64).
 
-    ``merged``: sums of these addends, of which each may be cut as one; what either way loses is allowed.
+    ``x``, ``low``, ``high`` and ``slack`` are float64 ``[M, N]``; the first three are returned as they are after the
+    step, of the same shape. ``slack`` bounds what ``x``, before and after the step, may miss.
 
-    ``slack`` bounds what ``x``, before and after the step, may miss. ``least``: the largest exponent is not known; it
-    lies between ``least`` (``NONE``: no addend aligns anything, and then the sum is the accumulator's own) and ``top``.
-    L1, L2 and L4 take its upper bound, L3 its lower one.
+    ``merged`` ``[M, N, G']``: sums of these addends, of which each may be cut as one; what either way loses is allowed.
+    ``least`` ``[M, N]``: the largest exponent is not known; it lies between ``least`` (``NONE``: no addend aligns
+    anything, and then the sum is the accumulator's own) and ``top``. L1, L2 and L4 take its upper bound, L3 its lower
+    one.
     """
     live = top > NONE // 2
     sure = top if least is None else least
     added = sure > NONE // 2
     sure = torch.where(added, sure.clamp(min=EMIN32), sure)
-    held = torch.maximum((x + low).abs(), (x + high).abs()) + slack
+    magnitude = torch.maximum((x + low).abs(), (x + high).abs()) + slack
     top = torch.where(live, top.clamp(min=EMIN32), top)
-    quantum = power(torch.maximum(top, exponent_floor(held)) - acc.align)
+    quantum = power(torch.maximum(top, exponent_floor(magnitude)) - acc.align)
     positive, negative = residues(p, quantum)
     if merged is not None:
         positive, negative = map(torch.maximum, (positive, negative), residues(merged, quantum))
@@ -155,12 +159,13 @@ def residue_step(
 
 
 def any_order(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Tensor]:
-    """B3: ``x, l, h`` for any order and grouping of the products in at most ``ceil(K / acc.group)`` steps.
+    """B3: ``x, l, h``, float64 ``[M, N]`` or ``[C, M, N]``, for any order and grouping of the products in at most
+    ``ceil(K / acc.group)`` steps.
 
-    Every partial sum lies in ``[-T, T]``, ``T = max(P+, P-) + E``; all residues are taken at its exponent. The
-    fixed point is reached by iterating upward until the alignment exponent no longer grows. Where nothing is promoted,
-    the steps may form any number of chains whose results are added in float32: as many additions as steps at most, each
-    of which errs by ``2**-24 pw(T)``.
+    Every partial sum lies in ``[-T, T]``, ``T = max(P+, P-) + E``; all residues are taken at its exponent. The fixed
+    point is reached by iterating upward until the alignment exponent no longer grows. Where nothing is promoted, the
+    steps may form any number of chains whose results are added in float32: as many additions as steps at most, each of
+    which errs by ``2**-24 pw(T)``.
     """
     p = a.value[..., :, None, :] * b.value[..., None, :, :]
     top = (a.exponent[..., :, None, :] + b.exponent[..., None, :, :]).amax(dim=-1)
@@ -183,14 +188,15 @@ def any_order(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor,
 
 
 def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Tensor]:
-    """B2 over splits: ``x, l, h`` when K is cut into partial sums, no matter where.
+    """B2 over splits: ``x, l, h``, float64 ``[M, N]`` or ``[C, M, N]``, when K is cut into partial sums, no matter
+    where.
 
     Every chain sums consecutive steps, or those that share a residue of their tile's number modulo up to
     ``MOST_STRIDE`` (tiles of ``TILES`` products), in ascending order; its result joins the others in float32, in any
     order. With ``R`` the largest exact sum of consecutive steps of any such subsequence (:func:`reach`) and ``E`` the
-    error, an accumulator never exceeds ``R + E``. So a step loses at most its products' residues modulo
-    ``2**(mbar - t)``, ``mbar = max(mg, floor(log2(R + E)))``, the accumulator's ``2**(mg - t)`` and ``2**-to`` times
-    ``pw(R + E)`` (L1 to L4), and an addition ``2**-24 pw(T)``, ``T`` the largest sum of products of one sign and ``E``.
+    error, an accumulator never exceeds ``R + E``. So a step loses at most its products' residues modulo ``2**(mbar -
+    t)``, ``mbar = max(mg, floor(log2(R + E)))``, the accumulator's ``2**(mg - t)`` and ``2**-to`` times ``pw(R + E)``
+    (L1 to L4), and an addition ``2**-24 pw(T)``, ``T`` the largest sum of products of one sign and ``E``.
     """
     a, b = _ordered(a, acc), _ordered(b, acc)
     steps = [(a.steps(*k), b.steps(*k)) for k in _steps(a, acc)]
@@ -198,7 +204,7 @@ def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Ten
     x, largest, one_sign = partial_sums(steps, acc.group, slack)
 
     def once(error: Tensor) -> tuple[Tensor, Tensor]:
-        held = largest + error
+        magnitude = largest + error
         high = (len(steps) - 1) * 2.0**-24 * floor_power(one_sign + error)
         low = -high
         for sa, sb in steps:
@@ -206,8 +212,8 @@ def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Ten
             top = (sa.exponent[..., :, None, :] + sb.exponent[..., None, :, :]).amax(dim=-1)
             live = top > NONE // 2
             top = torch.where(live, top.clamp(min=EMIN32), top)
-            plus, minus = residues(p, power(torch.maximum(top, exponent_floor(held)) - acc.align))
-            lost = power(top - acc.align) + 2.0**-acc.out * floor_power(held).clamp(min=LEAST)
+            plus, minus = residues(p, power(torch.maximum(top, exponent_floor(magnitude)) - acc.align))
+            lost = power(top - acc.align) + 2.0**-acc.out * floor_power(magnitude).clamp(min=LEAST)
             low = torch.where(live, low - plus - lost, low)
             high = torch.where(live, high + minus + lost, high)
         return low, high
@@ -217,9 +223,10 @@ def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Ten
 
 
 def partial_sums(steps: Sequence[tuple[Operand, Operand]], group: int, slack: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The exact sum, the largest one of any chain of ``steps`` (:func:`reach`), and that of products of one sign.
+    """The exact sum, the largest one of any chain of ``steps`` (:func:`reach`), and that of products of one sign:
+    float64 ``[M, N]`` or ``[C, M, N]``.
 
-    The last two include ``slack``.
+    The last two include ``slack``, of the same shape.
     """
     sums = torch.stack([sa.value @ sb.value.mT for sa, sb in steps], dim=-1)
     one_sign = torch.maximum(sums.clamp(min=0).sum(dim=-1), (-sums).clamp(min=0).sum(dim=-1)) + slack
@@ -229,8 +236,9 @@ def partial_sums(steps: Sequence[tuple[Operand, Operand]], group: int, slack: Te
 def fixed_point(once: Callable[[Tensor], tuple[Tensor, Tensor]], *held: Tensor) -> tuple[Tensor, Tensor]:
     """``l, h`` of an error that depends on itself through the exponents of ``held + error``; infinite where none is.
 
-    ``once`` gives ``l, h`` for an error of at most its argument, of which it looks at those exponents alone. So an
-    element that has come to rest stays as it is while others are computed with it.
+    ``held``: float64 tensors of one shape, that of both results. ``once`` gives ``l, h`` for an error of at most its
+    argument, of which it looks at those exponents alone. So an element whose error no longer grows stays as it is while
+    others are computed with it.
     """
     error = torch.zeros_like(held[0])
     for _ in range(64):
@@ -245,11 +253,12 @@ def fixed_point(once: Callable[[Tensor], tuple[Tensor, Tensor]], *held: Tensor) 
 
 
 def reach(sums: Tensor, group: int) -> Tensor:
-    """The largest magnitude of a sum of consecutive steps, of all or of those of every n-th tile; ``sums [M, N, S]``.
+    """The largest magnitude of a sum of consecutive steps, of all or of those of every n-th tile: float64 ``[M, N]`` of
+    ``sums [M, N, S]``.
 
     A sum of consecutive steps is a difference of two prefixes, so the largest is the range of the prefixes and 0.
     """
-    found = torch.zeros_like(sums[..., 0])
+    largest = torch.zeros_like(sums[..., 0])
     step = torch.arange(sums.shape[-1], device=sums.device)
     seen = set()
     for tile in TILES:
@@ -260,23 +269,28 @@ def reach(sums: Tensor, group: int) -> Tensor:
                 if (key := tuple(of.tolist())) not in seen:
                     seen.add(key)
                     prefix = torch.cumsum(sums[..., of], dim=-1)
-                    found = torch.maximum(found, prefix.amax(dim=-1).clamp(min=0) - prefix.amin(dim=-1).clamp(max=0))
-    return found
+                    largest = torch.maximum(
+                        largest, prefix.amax(dim=-1).clamp(min=0) - prefix.amin(dim=-1).clamp(max=0)
+                    )
+    return largest
 
 
 def floor_power(x: Tensor) -> Tensor:
-    """``pw(x) = 2**floor(log2 x)`` for non-negative float64 (0 for 0), from the exponent bits."""
+    """``pw(x) = 2**floor(log2 x)`` for non-negative float64 ``x`` of any shape (0 for 0), float64 of the same shape,
+    from the exponent bits. NaN and infinity give infinity."""
     return (x.view(torch.int64) & 0x7FF0_0000_0000_0000).view(torch.float64)
 
 
 def exponent_floor(x: Tensor) -> Tensor:
-    """``max(floor(log2 x), -126)`` for non-negative float64, ``NONE`` for 0."""
+    """``max(floor(log2 x), -126)`` for finite non-negative float64 ``x`` of any shape, int64 of the same shape;
+    ``NONE`` for 0."""
     exponent = (torch.frexp(x)[1].to(torch.int64) - 1).clamp(min=EMIN32)
     return torch.where(x == 0, torch.full_like(exponent, NONE), exponent)
 
 
 def power(exponent: Tensor) -> Tensor:
-    """``2.0**exponent`` as float64 from its bits; 0 below the normal range."""
+    """``2.0**exponent`` of int64 ``exponent`` of any shape as float64 of the same shape, from its bits; 0 below the
+    normal range."""
     return ((exponent + 1023).clamp(0, 2046) << 52).view(torch.float64)
 
 
@@ -286,18 +300,23 @@ def _steps(a: Operand, acc: Accumulator) -> list[tuple[int, int]]:
 
 
 def zeros(a: Operand, b: Operand) -> Tensor:
-    """A zero for every result of these operands."""
+    """A zero for every result of these operands, float64 ``[M, N]`` or ``[C, M, N]``."""
     shape = (*a.value.shape[:-1], b.value.shape[-2])
     return torch.zeros(shape, dtype=torch.float64, device=a.value.device)
 
 
 def float64_slack(a: Operand, b: Operand, length: int, acc: Accumulator) -> Tensor:
-    """What float64 may miss of sums over these columns, which are part of a chain of ``length`` products."""
+    """What float64 may miss of sums over these columns, which are part of a chain of ``length`` products: float64 ``[M,
+    N]`` or ``[C, M, N]``."""
     return zeros(a, b) if acc.exact else length * 2.0**-51 * (a.value.abs() @ b.value.abs().mT)
 
 
 def residues(p: Tensor, quantum: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums over the last axis of ``|p| mod quantum`` for the positive and for the negative products."""
+    """Sums over the last axis of ``|p| mod quantum`` for the positive and for the negative products: float64 ``[M, N]``
+    each.
+
+    ``p``: float64 ``[M, N, G]``; ``quantum``: float64 ``[M, N]``, powers of two or 0, which counts as 1.
+    """
     q = torch.where(quantum == 0, torch.ones_like(quantum), quantum)[..., None]
     magnitude = p.abs()
     rest = magnitude - torch.floor(magnitude / q) * q

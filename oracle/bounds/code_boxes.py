@@ -11,8 +11,9 @@ as rounding is monotone. ``e`` and the width of the scales cover every float32 f
 Where every operation is a correctly rounded bfloat16 one, each is monotone, so scale and code lie between those of the
 two ends, with no width.
 Covered: given scales, one scale for the tensor, for a row, or for a group of a row; float32 scales, powers of two by
-CEIL, and bfloat16 operations throughout. Not covered: other powers of two, other scales in the input's dtype, NaN and
-infinity, an amax below 2^-100 without a floor.
+CEIL, and bfloat16 operations throughout. Not covered: other powers of two, other scales in the input's dtype, an
+amax below 2^-100 without a floor.
+NaN and infinity are not covered either: the caller claims nothing of their rows.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ def code_boxes(
 
     Parameters
     ----------
-    x : bounds ``[R, K]`` of the values, on the grid of ``fmt``.
-    given : the scale, for recipes that take one.
-    scale_ub : bound of amax, for recipes that take one.
+    x : bounds ``[R, K]`` (float64) of the values, on the grid of ``fmt``.
+    given : the scale, a float32 scalar or any shape of one value, for recipes that take one.
+    scale_ub : bound of amax, a float32 scalar or any shape of one value, for recipes that take one.
 
-    Raises NumericsError: the recipe's blocks or powers of two are not covered.
+    Raises NumericsError: the recipe's blocks or powers of two are not covered; InputError: a recipe of a given scale
+    has none.
     """
     if recipe.formula is ScaleFormula.GIVEN:
         if given is None:
@@ -100,8 +102,8 @@ def _scale(amax: Tensor, recipe: Recipe) -> Span:
     """Bounds of the published scale of an amax (float64), every float32 formula in use."""
     if _narrow(recipe):
         floored, factor = (bf16(torch.full_like(amax, x)) for x in (recipe.amax_floor, 1 / recipe.element.max_finite))
-        made = bf16(torch.maximum(amax, floored) * factor).clamp(min=BF16.min_subnormal)
-        return Span(made, made)
+        scale = bf16(torch.maximum(amax, floored) * factor).clamp(min=BF16.min_subnormal)
+        return Span(scale, scale)
     a = amax.clamp(min=recipe.amax_floor) if recipe.amax_floor else amax
     a = a + recipe.amax_added
     width = APPROXIMATE_WIDTH if recipe.approximate else SCALE_WIDTH

@@ -20,8 +20,9 @@ admits the product. ``x`` is exact, so its order of summation is free, and :func
 The state of an output row is one flat float64 row: quantity ``q`` of column ``j`` is ``state[i, q + j]``, so that
 quantities lie at constant distances and the compiler vectorises without aliasing tests.
 
-Not covered: NaN and infinities (the caller leaves those elements to the definition), scales inside the instruction;
-for B2, operands beyond 8 bits.
+NaN and infinities are not covered: the caller leaves those elements to the definition. Nor are scales inside the
+instruction; for B2, operands beyond 8 bits.
+Source: derived from the definitions named above.
 """
 
 from __future__ import annotations
@@ -68,11 +69,12 @@ def exact_value(
     panel0: int,
     panel1: int,
 ) -> None:
-    """Fill ``out[:, origin + row0 : origin + row1, panel0 * LANES : panel1 * LANES]`` with hi, lo and slack.
+    """Fill ``out[:, origin + row0 : origin + row1, panel0 * LANES : panel1 * LANES]`` with hi, lo and slack: ``out``
+    ``[3, M, N]`` float64.
 
-    ``a`` ``[M + 1, Kp]`` packed values, the last row zero; ``b`` ``[N, K]`` codes with a table of values;
-    ``sa [M + 1, B]``, ``sb [ceil(N / b_rows), B]`` scales; ``tiles`` of :func:`oracle.tensorcore.packing.pack`, a chain
-    a block.
+    ``a`` ``[M + 1, Kp]`` packed values, the last row zero; ``b`` ``[N, K]`` codes, unsigned, with the table ``b_value``
+    ``[codes]``; ``sa [M + 1, B]``, ``sb [ceil(N / b_rows), B]`` scales; ``source`` ``[Kp]`` and ``tiles`` ``[tiles,
+    4]`` of :func:`oracle.tensorcore.packing.pack`, a chain a block; ``bias`` ``[N]``, or ``[1]`` without one.
     """
     longest = 0
     for tile in tiles:
@@ -133,11 +135,12 @@ def residue(
     panel0: int,
     panel1: int,
 ) -> None:
-    """Fill ``out[:, origin + row0 : origin + row1, panel0 * LANES : panel1 * LANES]``.
+    """Fill ``out[:, origin + row0 : origin + row1, panel0 * LANES : panel1 * LANES]``: ``out`` ``[6, M, N]`` float64
+    holds hi, lo, slack, interval lo, interval hi, open.
 
-    ``out`` holds hi, lo, slack, interval lo, interval hi, open.
-    ``a``, ``a_exponent`` ``[M, Kp]`` packed; ``b`` ``[N, K]`` codes with tables; scales float64; ``tiles`` of
-    :func:`oracle.tensorcore.packing.pack`.
+    ``a``, ``a_exponent`` ``[M, Kp]`` packed; ``b`` ``[N, K]`` codes, uint8, with the tables ``b_value``, ``b_exponent``
+    ``[codes]``; ``sa [M, B]``, ``sb [ceil(N / b_rows), B]`` scales; ``source`` ``[Kp]`` and ``tiles`` ``[tiles, 4]`` of
+    :func:`oracle.tensorcore.packing.pack`; ``bias`` ``[N]``, or ``[1]`` without one.
     """
     longest = 0
     for tile in tiles:

@@ -32,7 +32,10 @@ RESTLESS = 2  # flag of a result whose error grows on
 
 
 def why_not(product: ScaledProduct, acc: Accumulator) -> str | None:
-    """Reason for which the device, or the step, is not for this source; that its sums fit is not asked here."""
+    """Reason for which the device or the accumulator's step is not supported, or None.
+
+    Whether the sums fit float64 is checked by :mod:`oracle.bounds.engines`.
+    """
     if (reason := cuda_source.why_not(product.a.device)) is not None:
         return reason
     if not product.M * product.N * product.K:
@@ -48,22 +51,22 @@ def residue_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
 
     Raises NumericsError: no kernel with ``acc`` can compute it.
     """
-    found = _bound(product, acc, "residue", f"residue bound of {acc.name}", ordered=True)
-    assert found is not None
-    return found
+    interval = _bound(product, acc, "residue", f"residue bound of {acc.name}", ordered=True)
+    assert interval is not None
+    return interval
 
 
 def split_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
     """:func:`oracle.bounds.product.split_bound` of a promoted ``acc``, bit for bit; raises as that does."""
     assert acc.promotion is not None
-    found = _bound(product, acc, "residue", f"residue bound of {acc.name}, K split anywhere", ordered=False)
-    assert found is not None
-    return found
+    interval = _bound(product, acc, "residue", f"residue bound of {acc.name}, K split anywhere", ordered=False)
+    assert interval is not None
+    return interval
 
 
 def any_order_bound(product: ScaledProduct, acc: Accumulator) -> Interval | None:
-    """:func:`oracle.bounds.product.any_order_bound`, bit for bit; None where an error does not come to rest, of which
-    the definition makes more than this does. Raises as that does."""
+    """:func:`oracle.bounds.product.any_order_bound`, bit for bit; None where an error keeps growing, for which the
+    definition iterates further. Raises as that does."""
     return _bound(product, acc, "any_order", f"any-order bound of {acc.name} (weak)", ordered=False, weak=True)
 
 
@@ -85,7 +88,7 @@ def _bound(
     for start in range(0, product.M, step):
         rows = min(product.M - start, step)
         height = -(-rows // tall) * tall
-        made = torch.zeros((4 if ordered else 7, height, width), dtype=torch.float64, device=device)
+        sums_out = torch.zeros((4 if ordered else 7, height, width), dtype=torch.float64, device=device)
         flags = torch.zeros((height, width), dtype=torch.uint8, device=device)
         source.launch(
             function,
@@ -112,13 +115,13 @@ def _bound(
             product.left.fmt.emin,
             product.right.fmt.emin,
             int(not ordered),
-            made,
+            sums_out,
             flags,
         )
-        made, flags = made[:, :rows, : product.N], flags[:rows, : product.N]
+        sums_out, flags = sums_out[:, :rows, : product.N], flags[:rows, : product.N]
         if function == "any_order" and bool((flags & RESTLESS).any()):
             return None
-        sums = Promotion.known(tuple(made), flags != 0, None if ordered else added)
+        sums = Promotion.known(tuple(sums_out), flags != 0, None if ordered else added)
         parts.append(finished(product, start, sums, name, weak=weak))
     return joined(parts)
 

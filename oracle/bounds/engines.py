@@ -96,8 +96,8 @@ def _exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact 
 
 def any_order_bound(product: ScaledProduct, acc: Accumulator, deciding: Deciding | None = None) -> Interval:
     """:func:`oracle.bounds.product.any_order_bound` by the fastest engine that takes ``product``."""
-    found = None if why_not_on_device(product, acc) else cuda_residue.any_order_bound(product, acc)
-    return _confirmed(found, product, acc, definition.any_order_bound, deciding)
+    interval = None if why_not_on_device(product, acc) else cuda_residue.any_order_bound(product, acc)
+    return _confirmed(interval, product, acc, definition.any_order_bound, deciding)
 
 
 def split_bound(product: ScaledProduct, acc: Accumulator, deciding: Deciding | None = None) -> Interval:
@@ -129,12 +129,12 @@ def _on_device(product: ScaledProduct, acc: Accumulator, deciding: Deciding | No
     def bounded(part: ScaledProduct) -> tuple[Exact, Interval]:
         return exact(part), cuda_residue.residue_bound(part, acc)
 
-    found = definition.scaled_at_the_end(product, acc, cuda_residue.residue_bound(product, acc), bounded)
-    return _confirmed(found, product, acc, definition.residue_bound, deciding)
+    interval = definition.scaled_at_the_end(product, acc, cuda_residue.residue_bound(product, acc), bounded)
+    return _confirmed(interval, product, acc, definition.residue_bound, deciding)
 
 
 def _confirmed(
-    found: Interval | None,
+    computed: Interval | None,
     product: ScaledProduct,
     acc: Accumulator,
     defined: Callable[..., Interval],
@@ -149,14 +149,14 @@ def _confirmed(
     sample where it can: the definition of one chain of 7,168 products takes a device 0.26 s, four times as long as
     CUDA C++ takes for 4096x4096 of them.
     """
-    if found is None:
+    if computed is None:
         return defined(product, acc)
-    agrees = partial(_agrees, found, product, acc, defined)
+    agrees = partial(_agrees, computed, product, acc, defined)
     if agrees(deciding, everywhere=True):
-        return replace(found, confirm=agrees)
+        return replace(computed, confirm=agrees)
     warnings.warn(
-        f"the {found.name} in CUDA C++ differs from its definition on {product.a.device}; the definition is computed "
-        "instead (14 s at 4096x4096x7168 on an H200). Report the device and its driver.",
+        f"the {computed.name} in CUDA C++ differs from its definition on {product.a.device}; the definition is "
+        "computed instead (14 s at 4096x4096x7168 on an H200). Report the device and its driver.",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -164,7 +164,7 @@ def _confirmed(
 
 
 def _agrees(
-    found: Interval,
+    computed: Interval,
     product: ScaledProduct,
     acc: Accumulator,
     defined: Callable[..., Interval],
@@ -192,7 +192,7 @@ def _agrees(
         due = compiled_residue(near, acc)[1].to(product.a.device)
     else:
         due = defined(part, acc)
-    return all(_equal_at(x, y, rows, columns) for x, y in zip(_ends(found), _ends(due), strict=True))
+    return all(_equal_at(x, y, rows, columns) for x, y in zip(_ends(computed), _ends(due), strict=True))
 
 
 def _of_each_place(size: int, tile: int, g: torch.Generator) -> Tensor:
@@ -200,9 +200,9 @@ def _of_each_place(size: int, tile: int, g: torch.Generator) -> Tensor:
     place = torch.arange(min(size, tile), device="cpu")
     number = (size - place + tile - 1) // tile  # of the tiles that have the place
     at = torch.rand(len(place), generator=g, dtype=torch.float64, device="cpu") * number
-    found = place + tile * at.to(torch.int64)
-    found[(size - 1) % tile] = size - 1
-    return found
+    index = place + tile * at.to(torch.int64)
+    index[(size - 1) % tile] = size - 1
+    return index
 
 
 def _ends(x: Interval) -> tuple[Tensor, Tensor, Tensor]:
@@ -212,8 +212,8 @@ def _ends(x: Interval) -> tuple[Tensor, Tensor, Tensor]:
 
 def _equal_at(x: Tensor, due: Tensor, rows: Tensor, columns: Tensor) -> bool:
     """Whether ``x`` has the values of ``due`` at these rows and columns; NaN is equal to NaN."""
-    own = x[rows[:, None], columns]
-    return bool(((own == due) | ((own != own) & (due != due))).all())
+    actual = x[rows[:, None], columns]
+    return bool(((actual == due) | ((actual != actual) & (due != due))).all())
 
 
 def _unfit(product: ScaledProduct, acc: Accumulator | None) -> str | None:
@@ -326,10 +326,10 @@ def _packed(product: ScaledProduct, acc: Accumulator | None, chain_end: int, blo
 
 @lru_cache(maxsize=64)
 def _packed_chains(
-    found: tuple[tuple[int, int, int], ...], ends: tuple[int, ...], group: int, chain_end: int, block_end: int
+    spans: tuple[tuple[int, int, int], ...], ends: tuple[int, ...], group: int, chain_end: int, block_end: int
 ) -> Packed:
     unit = max(1, TILE // (-(-group // UNROLL) * UNROLL)) * group
-    flagged = ((start, stop, block, chain_end | (block_end if stop in ends else 0)) for block, start, stop in found)
+    flagged = ((start, stop, block, chain_end | (block_end if stop in ends else 0)) for block, start, stop in spans)
     return pack(flagged, group=group, unit=unit)
 
 

@@ -4,6 +4,7 @@
 
 with the single rounding ``RN_T`` of :func:`oracle.numbers.rounding.pair_to_dtype` into the output dtype ``T``. Rounding
 is monotone, so every ``RN_T(exact + d)`` with ``lo <= d <= hi`` lies in ``[low, high]``: no half-ulp slack is added.
+Source: derived here from the monotonicity of rounding (IEEE 754-2019, 4.3).
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class Interval:
 
 
 def admissible(value: Exact, expected: Tensor, interval: Interval) -> Admissible:
-    """The closed interval of output values; ``expected`` is the exact value correctly rounded into the output dtype."""
+    """The closed interval of output values; ``expected`` ``[M, N]`` is the exact value correctly rounded into its
+    dtype, the output's. Where that is NaN or infinite, it alone is admissible."""
     dtype = expected.dtype
     low = _edge(value, interval.lo - value.slack, dtype)
     high = _edge(value, interval.hi + value.slack, dtype)

@@ -46,8 +46,8 @@ def logits_bound(problem: Logits, dot_bound: Callable[[ScaledProduct], Interval]
 
 def _tile(problem: Logits, dot_bound: Callable[[ScaledProduct], Interval]) -> Interval:
     weights, scale = (zero_nonfinite(decode(x)) for x in (problem.weights[:, :, None], problem.k_scale[None, :]))
-    found = dots(problem)
-    x, apart = found.hi, 2 * (found.lo.abs() + found.slack)  # relu is 1-Lipschitz, twice
+    dot_value = dots(problem)
+    x, apart = dot_value.hi, 2 * (dot_value.lo.abs() + dot_value.slack)  # relu is 1-Lipschitz, twice
     infinite = torch.isinf(problem.weights).any(dim=1)[:, None] | torch.isinf(problem.k_scale)[None, :]
     open_ = torch.isnan(x).any(dim=1) | infinite
     x = zero_nonfinite(x)

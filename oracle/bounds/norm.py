@@ -9,7 +9,8 @@ and the addition of epsilon (one). So the mean ``m`` plus epsilon is within ``1 
 2^-21. A square below 2^-126 may be flushed: ``H 2^-126`` of the sum, at most.
 
 Where the sum reaches 2^127 float32 may overflow on the way and ``r`` be 0: such rows are ``open``, unless the sum
-exceeds 2^129, where it does and ``r`` is 0. Source: Higham, ch. 3; PTX ISA.
+exceeds 2^129, where it does and ``r`` is 0.
+Source: Higham, Accuracy and Stability of Numerical Algorithms, ch. 3; PTX ISA, ``rsqrt``.
 """
 
 from __future__ import annotations

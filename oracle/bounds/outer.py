@@ -1,10 +1,10 @@
 """An interval that holds every result of a sequential accumulator, for the price of one float64 matrix product.
 
 The residue bound (:func:`oracle.bounds.product.residue_bound`) looks at every product; this one at norms alone, so it
-is wide: it tells what is surely wrong, and proves nothing right. In a chain of steps of ``group`` products let ``P_s``
-bound the exact prefix after step ``s``, ``g_s`` every product of the step (a power of two at least the nominal one of
-each factor), and ``E_s`` the error so far. By the lemmas L1 to L4 of :mod:`oracle.bounds.chain` the exponent of an
-alignment is at most that of ``max(g, P + E)``, and each addend loses less than ``2^-t`` of its power:
+is wide: an output outside it is wrong, one inside need not be right. In a chain of steps of ``group`` products let
+``P_s`` bound the exact prefix after step ``s``, ``g_s`` every product of the step (a power of two at least the nominal
+one of each factor), and ``E_s`` the error so far. By the lemmas L1 to L4 of :mod:`oracle.bounds.chain` the exponent of
+an alignment is at most that of ``max(g, P + E)``, and each addend loses less than ``2^-t`` of its power:
 
     d = c1 (g_s + P_(s-1) + E_(s-1)),   c1 = (group + 1) 2^-t          products and accumulator, aligned
     E_s <= E_(s-1) + d + c2 (P_s + E_(s-1) + d),   c2 = 2^-to           the truncation of the sum
@@ -71,14 +71,19 @@ def why_not(product: ScaledProduct, acc: Accumulator) -> str | None:
 def outer(product: ScaledProduct, acc: Accumulator) -> tuple[Tensor, Tensor]:
     """``y, width``, float64 ``[M, N]``: the exact value, and every result of ``acc``, lie within ``width`` of ``y``.
 
-    Finite and without overflow, where :func:`why_not` is None.
+    Finite and without overflow, where :func:`why_not` is None; of NaN and infinity nothing holds. Raises NumericsError:
+    no kernel with ``acc`` can compute the product.
     """
     _, y, width = zip(*outer_bands(product, acc), strict=True)
     return torch.cat(y, dim=1), torch.cat(width, dim=1)
 
 
 def outer_bands(product: ScaledProduct, acc: Accumulator) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """:func:`outer` of some columns at a time, and these: what follows from it finds it in the cache."""
+    """:func:`outer` of some columns at a time: the columns, ``y`` and ``width``, float64 ``[M, columns]``. What is
+    computed from a band next finds it in the cache.
+
+    NaN, infinities and errors as of :func:`outer`.
+    """
     check_fit(product, acc)
     length = min(acc.promotion or product.block, product.block)
     count, steps = product.K // length, length // acc.group

@@ -85,6 +85,7 @@ class Promotion:
     ``B`` additions that round, and every partial sum lies in ``[-T, T]``, ``T`` the sum of the blocks' ends of one sign
     plus ``Phi``. So ``Phi = (Phi' + (B - 1)(u T + eta)) / (1 - B u)``, ``Phi'`` without the additions. A scale that is
     applied to a partial sum errs by ``u`` of it, no more than ``u`` of each of its blocks.
+    NaN and infinite bounds make an element open.
     """
 
     def __init__(self, like: Tensor, *, ordered: bool = True) -> None:
@@ -95,20 +96,25 @@ class Promotion:
 
     @classmethod
     def known(cls, sums: Sequence[Tensor], opened: Tensor, unordered: int | None) -> Promotion:
-        """What an engine found of ``unordered`` chains, or of ordered ones (None); the tensors are used as they are."""
-        found = cls(sums[0], ordered=unordered is None)
-        found._y, found._lo, found._hi, found._phi = sums[:4]
+        """The state that an engine computed of ``unordered`` chains, or of ordered ones (None); the tensors are used as
+        they are.
+
+        ``sums``: float64 ``[M, N]`` each, four of ordered chains, seven of unordered ones; ``opened``: bool ``[M, N]``.
+        """
+        promotion = cls(sums[0], ordered=unordered is None)
+        promotion._y, promotion._lo, promotion._hi, promotion._phi = sums[:4]
         if unordered is not None:
-            found._added, (found._plus, found._minus, found._reach) = unordered, sums[4:]
-        found._open = opened
-        return found
+            promotion._added, (promotion._plus, promotion._minus, promotion._reach) = unordered, sums[4:]
+        promotion._open = opened
+        return promotion
 
     @property
     def rows(self) -> int:
         return self._y.shape[0]
 
     def only(self, x: Tensor, low: Tensor, high: Tensor) -> None:
-        """The one chain of a kernel that scales inside the instruction: it is the sum, and nothing is rounded."""
+        """The one chain of a kernel that scales inside the instruction, ``x, low, high`` float64 ``[M, N]``: it is the
+        sum, and nothing is rounded."""
         self._y, self._lo, self._hi = x, low, high
         self._open |= ~(torch.maximum((x + low).abs(), (x + high).abs()) < FLOAT32_MAX * (1 - 2.0**-20))
 
@@ -126,9 +132,9 @@ class Promotion:
             total = self._after(y, low, high)
             reach = []
             for i in range(len(x)):
-                held = total[i] + self._phi
-                more = rounding[i] + U * held + tiny[i]
-                reach.append(held + more)
+                magnitude = total[i] + self._phi
+                more = rounding[i] + U * magnitude + tiny[i]
+                reach.append(magnitude + more)
                 self._phi = torch.where(live[i], self._phi + more, self._phi)
             reached = torch.maximum(largest, torch.stack(reach))
         else:  # the additions' roundings are added at the end
@@ -154,8 +160,8 @@ class Promotion:
 
     def interval(self, *summands: tuple[Tensor, float], name: str, alpha: float | None, weak: bool = False) -> Interval:
         """The bound of the whole sum times ``alpha`` (the product of its factors and one with the sum, each rounded)
-        and of ``summands`` added to it, each by one more float32 addition, whose absolute error at underflow stands
-        beside it."""
+        and of ``summands`` added to it, float64 that broadcast against ``[M, N]``, each by one more float32 addition,
+        whose absolute error at underflow stands beside it."""
         phi = self._phi
         if not self._ordered:
             total = torch.maximum(self._plus, self._minus)
@@ -177,7 +183,7 @@ class Promotion:
 
 
 Chain = Callable[[Operand, Operand, Accumulator], tuple[Tensor, Tensor, Tensor]]
-KEPT = 1 << 12  # chains of a product that are kept for another bound of it
+KEPT = 1 << 12  # chains of a product that are cached for another bound of it
 CUBE, CUBE_ON_DEVICE = 1 << 22, 1 << 26  # products of one step held at a time by the definition
 
 
@@ -257,8 +263,9 @@ def scaled_at_the_end(
 
 
 def with_summand(value: Exact, interval: Interval, c: Tensor) -> Interval:
-    """``interval`` around ``value`` once ``c [M, N]`` is added to the float32 sum: one more rounding, of ``c + y + e``
-    for every ``e`` of the interval."""
+    """``interval`` around ``value`` once ``c [M, N]`` (float32 or bfloat16) is added to the float32 sum: one more
+    rounding, of ``c + y + e`` for every ``e`` of the interval. A NaN or infinite ``y + c`` decides the result itself.
+    """
     y = value.hi + decode(c)
     total = torch.maximum((y + interval.lo).abs(), (y + interval.hi).abs()) + value.slack
     total = torch.where(torch.isfinite(y), total, 0.0)  # NaN and infinity decide the result themselves
@@ -269,9 +276,11 @@ def with_summand(value: Exact, interval: Interval, c: Tensor) -> Interval:
 
 
 def stored_before(value: Exact, interval: Interval, c: Tensor) -> Interval:
-    """``interval`` around ``value = y + c`` where ``y`` is rounded to bfloat16, or is not, before ``c`` is added.
+    """``interval`` around ``value = y + c`` where ``y`` is rounded to bfloat16, or is not, before ``c [M, N]`` (float32
+    or bfloat16) is added.
 
-    ``|y + e| <= |y| + max(|lo|, |hi|)`` moves by half a unit of bfloat16 at most, or half its least subnormal.
+    ``|y + e| <= |y| + max(|lo|, |hi|)`` moves by half a unit of bfloat16 at most, or half its least subnormal. A NaN or
+    infinite ``y`` decides the result itself.
     """
     y = (value.hi - decode(c)).abs() + value.slack + torch.maximum(interval.lo.abs(), interval.hi.abs())
     y = torch.where(torch.isfinite(y), y, 0.0)  # NaN and infinity decide the result themselves
@@ -350,29 +359,29 @@ def _sums_fit(product: ScaledProduct) -> bool:
 
 @dataclass(frozen=True)
 class _Side:
-    """One operand: what is given, and what the instruction makes of it (None: the same)."""
+    """One operand as stored, and as the instruction converts it (None: unchanged)."""
 
-    given: Operand
-    seen: Operand | None
+    stored: Operand
+    converted: Operand | None
 
     @classmethod
     def of(cls, x: Decoded, rows: int, product: ScaledProduct, acc: Accumulator) -> _Side:
-        given = Operand(x.number(), x.exponent())  # the comparison overlays NaN and infinity
+        stored = Operand(x.number(), x.exponent())  # the comparison overlays NaN and infinity
         if acc.scales_inside:  # the block scales, powers of two, multiplied in
             factor = _spread(x.scales.nan_to_num(nan=1.0), rows, x.codes.shape[0])
             factor = factor.repeat_interleave(product.block, dim=1)[:, : product.K]
             shift = torch.frexp(factor)[1].to(torch.int64) - 1
-            zeros = given.exponent.clamp(min=EMIN32) + shift  # of an instruction that counts them (Zeros.COUNTED)
-            given = Operand(given.value * factor, given.exponent + shift, zeros)
+            zeros = stored.exponent.clamp(min=EMIN32) + shift  # of an instruction that counts them (Zeros.COUNTED)
+            stored = Operand(stored.value * factor, stored.exponent + shift, zeros)
         if not (acc.flushes or acc.truncates):
-            return cls(given, None)
-        value = given.value
+            return cls(stored, None)
+        value = stored.value
         if acc.truncates:  # float32 to TF32, which has not its 13 low bits
             bits = value.to(torch.float32).view(torch.int32) & ~0x1FFF
             value = bits.view(torch.float32).to(torch.float64)
         if acc.flushes:
             value = torch.where(value.abs() < 2.0**x.fmt.emin, torch.zeros_like(value), value)
-        return cls(given, operand(value, x.fmt))
+        return cls(stored, operand(value, x.fmt))
 
 
 def _tile(
@@ -387,22 +396,22 @@ def _tile(
     a_scales, b_scales = (torch.nan_to_num(side.scales, 0.0, INF, -INF) for side in (tile.left, tile.right))
     b_scales = b_scales.repeat_interleave(tile.b_rows, dim=0)[: tile.N].t()
 
-    def found() -> Iterator[tuple[list[int], tuple[Tensor, Tensor, Tensor]]]:
+    def computed() -> Iterator[tuple[list[int], tuple[Tensor, Tensor, Tensor]]]:
         for chains_ in _alike([(0, 0, tile.K)] if acc.scales_inside else list(chains(tile, acc.promotion)), most):
             spans = [(start, stop) for _, start, stop in chains_]
-            sa, sb = a.given.together(spans), b.given.together(spans)
-            if a.seen is None or b.seen is None:
+            sa, sb = a.stored.together(spans), b.stored.together(spans)
+            if a.converted is None or b.converted is None:
                 x, low, high = chain(sa, sb, acc)
             else:
-                seen, low, high = chain(a.seen.together(spans), b.seen.together(spans), acc)
+                total, low, high = chain(a.converted.together(spans), b.converted.together(spans), acc)
                 length = spans[0][1] - spans[0][0]
                 x, drift = sa.value @ sb.value.mT, length * 2.0**-51 * (sa.value.abs() @ sb.value.abs().mT)
-                low, high = low + (seen - x) - drift, high + (seen - x) + drift
+                low, high = low + (total - x) - drift, high + (total - x) + drift
             yield [block for block, _, _ in chains_], (x, low, high)
 
-    every: Iterable[tuple[list[int], tuple[Tensor, Tensor, Tensor]]] = found()
+    every: Iterable[tuple[list[int], tuple[Tensor, Tensor, Tensor]]] = computed()
     if tile.M * tile.N * tile.B <= KEPT:  # an accumulator and its splits have the same chains
-        every = tile.cached(("chains", chain.__name__, replace(acc, name="")), lambda: list(found()))
+        every = tile.cached(("chains", chain.__name__, replace(acc, name="")), lambda: list(computed()))
     for of, some in every:
         if acc.scales_inside:
             promotion.only(*(x[0] for x in some))
@@ -420,8 +429,8 @@ def _added(total: Tensor, some: Tensor) -> Tensor:
 def _alike(spans: list[tuple[int, int, int]], most: int) -> Iterator[list[tuple[int, int, int]]]:
     """The chains in their order, at most so many of one length at a time."""
     for _, alike in groupby(spans, key=lambda span: span[2] - span[1]):
-        found = list(alike)
-        yield from (found[i : i + most] for i in range(0, len(found), most))
+        spans_of_length = list(alike)
+        yield from (spans_of_length[i : i + most] for i in range(0, len(spans_of_length), most))
 
 
 def _scales(product: ScaledProduct) -> tuple[Tensor, Tensor]:
@@ -456,7 +465,8 @@ def collapsed(product: ScaledProduct, interval: Interval, acc: Accumulator | Non
 
 
 def unrounded(product: ScaledProduct, acc: Accumulator | None) -> Tensor | None:
-    """Bool ``[M, N]``: elements whose float32 sum is exact in every admitted arithmetic; None when there are none."""
+    """Bool ``[M, N]``: elements whose float32 sum is exact in every admitted arithmetic; None when there are none, and
+    where a scale or a summand is NaN or infinite. Such codes count as zeros."""
     if acc is not None and acc.scales_inside:
         return None
     if acc is not None:

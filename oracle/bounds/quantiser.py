@@ -84,7 +84,8 @@ class ScaleSet:
     grid: Format | None = None
 
     def admits(self, scale: Tensor) -> Tensor:
-        """Bool per block; ``scale`` decoded to float64. NaN fails where a number is due. ``open`` blocks admit any."""
+        """Bool of the logical scale shape: which ``scale``, decoded to float64 and of that shape, is admissible. NaN
+        fails where a number is due. ``open`` blocks admit any."""
         inside = (self.low <= scale) & (scale <= self.high)
         if self.ends_only:  # values between ends more than a factor 2 apart may be admissible as well
             inside = inside & ((scale == self.low) | (scale == self.high) | (self.high > 2 * self.low))
@@ -92,8 +93,8 @@ class ScaleSet:
             inside = inside & ((scale == self.low) | (scale == self.high) | _is_value(scale, self.grid))
         if self.other is not None:
             inside = inside | (scale == self.other[0]) | (scale == self.other[1])
-        found = torch.where(torch.isnan(self.expected), torch.isnan(scale), inside)
-        return found if self.open is None else found | self.open
+        admitted = torch.where(torch.isnan(self.expected), torch.isnan(scale), inside)
+        return admitted if self.open is None else admitted | self.open
 
 
 @dataclass(frozen=True)
@@ -113,15 +114,17 @@ class CodeSet:
     open: Tensor | None = None
 
     def admits(self, codes: Tensor) -> Tensor:
-        """Bool per element for integer codes. -0 and +0 are different codes."""
+        """Bool of the shape of ``codes``: which integer codes are admissible. -0 and +0 are different codes, all NaN
+        codes are one."""
         rank, nan = ordinal(codes, self.fmt), is_nan(codes, self.fmt)
         inside = (self.low <= rank) & (rank <= self.high)
         finite = self.free & ((codes & self.fmt.magnitude_mask) <= self.fmt.max_code)
-        found = torch.where(self.nan, nan, (inside | finite) & ~nan)
-        return found if self.open is None else found | self.open
+        admitted = torch.where(self.nan, nan, (inside | finite) & ~nan)
+        return admitted if self.open is None else admitted | self.open
 
     def two(self) -> Tensor:
-        """Elements that admit more than one code because a midpoint lies within the width."""
+        """Bool of the shape of the codes: elements that admit more than one because a midpoint lies within the width;
+        none of them must be NaN."""
         return (self.high > self.low) & ~self.nan & ~self.free
 
 
@@ -129,8 +132,8 @@ class CodeSet:
 class Judged:
     """One output against one recipe; ``exact`` says that every bit is the recipe's own.
 
-    Sets are not kept: :attr:`scales` is made where it is asked for, and :func:`code_bands` the codes', some rows at a
-    time.
+    Sets are not stored: :attr:`scales` computes those of the scales at its first use, and :func:`code_bands` those of
+    the codes, some rows at a time.
     """
 
     x: Prepared
@@ -150,7 +153,8 @@ class Judged:
 
 
 def judge_recipe(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> Judged:
-    """Judge codes ``q`` (of the element format) and ``scale`` (any float dtype, logical shape) by a recipe."""
+    """Judge an output by a recipe: codes ``q`` of the element format, of the shape of ``x``, and ``scale``, any float
+    dtype, of the logical shape of the blocks. NaN codes are one value, NaN scales too."""
     fmt = recipe.element
     published = decode(scale)
     own_scale = _same(published, x.scale(recipe).reshape(published.shape))
@@ -164,20 +168,20 @@ def judge_recipe(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> Judge
         scaled, due = of_band(own_scale, band, x, recipe), band.x.codes(recipe).view(rows.shape)
         if recipe.fault is None and bool(scaled.all()) and same_bytes(rows, due):
             continue
-        own = _same_code(rows, due, fmt)
-        exact = exact and bool(own.all())
+        reproduced = _same_code(rows, due, fmt)
+        exact = exact and bool(reproduced.all())
         if recipe.fault is None:
-            own = own & cells.spread(scaled.to(torch.float64)).to(torch.bool).view(rows.shape)
-            if bool(own.all()):
+            reproduced = reproduced & cells.spread(scaled.to(torch.float64)).to(torch.bool).view(rows.shape)
+            if bool(reproduced.all()):
                 continue  # the recipe's own bits are admissible
         sets = code_set(band.x, recipe, of_band(published, band, x, recipe))
         admitted = sets.admits(rows.reshape(sets.low.shape)).view(rows.shape)
-        bad[band.rows] = ~admitted if recipe.fault is not None else ~admitted & ~own
+        bad[band.rows] = ~admitted if recipe.fault is not None else ~admitted & ~reproduced
     return Judged(x, recipe, bad_scales, bad_codes, exact)
 
 
 def code_bands(x: Prepared, recipe: Recipe, published: Tensor) -> Iterator[tuple[slice, CodeSet]]:
-    """:func:`code_set` of consecutive rows of ``x`` seen as a matrix; ``published`` as there."""
+    """:func:`code_set` of consecutive rows of ``x`` seen as a matrix; argument and NaN as of :func:`code_set`."""
     for band in x.bands(recipe.block):
         sets = code_set(band.x, recipe, of_band(published, band, x, recipe))
         tensors = (sets.low, sets.high, sets.expected, sets.nan, sets.free)
@@ -187,7 +191,8 @@ def code_bands(x: Prepared, recipe: Recipe, published: Tensor) -> Iterator[tuple
 
 
 def of_band(scale: Tensor, band: Band, x: Prepared, recipe: Recipe) -> Tensor:
-    """The blocks of a band, in its own logical shape, out of a tensor of the whole input's."""
+    """The blocks of a band, in its own logical shape, moved unchanged out of ``scale``, any dtype and the whole input's
+    logical shape."""
     if band.x is x:
         return scale
     down, _ = x.grid(recipe.block).count
@@ -225,7 +230,7 @@ def _undecided(x: Prepared, recipe: Recipe, candidates: tuple[Steps, Steps], err
     A value ``x'`` of a code is off by at most ``4u |x'|`` (its product by two scales), or where a quotient lies within
     the width of a midpoint by the distance of both neighbours from it, ``2 e |x|``; a sum of 16 terms in any order by
     ``16u`` of itself. A squared term ``d^2`` is off by ``2 |d| + delta`` times what ``d`` is. Twice that is taken.
-    Sums that overflow float32 are finite where errors are measured in units of the scale, and nothing tells them.
+    Sums that overflow float32 are finite where errors are measured in units of the scale: such blocks are undecided.
     """
     width = APPROXIMATE_WIDTH if recipe.approximate else CODE_WIDTH
     blocks = x.blocks(recipe.block)
@@ -237,7 +242,7 @@ def _undecided(x: Prepared, recipe: Recipe, candidates: tuple[Steps, Steps], err
             delta = delta * (2 * (values + blocks.abs()) + delta)
         slack = slack + delta.sum(dim=3, keepdim=True) + 17 * U * error
     assert x.global_scale is not None
-    exact = _is_power(x.global_scale) & (errors[0] == 0) & (errors[1] == 0)  # no operation rounds, for anybody
+    exact = _is_power(x.global_scale) & (errors[0] == 0) & (errors[1] == 0)  # no operation of any implementation rounds
     too_large = ~torch.isfinite(errors[0] - errors[1]) & torch.isfinite(blocks).all(dim=3, keepdim=True)
     return too_large | ((errors[0] - errors[1]).abs() <= 2 * slack) & ~exact
 
@@ -283,7 +288,9 @@ def _of_steps(x: Prepared, recipe: Recipe, steps: Steps, factor: float = 1.0) ->
 
 
 def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
-    """The codes that ``recipe`` may give once it has published these scales (float64, logical shape)."""
+    """The codes that ``recipe`` may give once it has ``published`` these scales (float64, logical shape of the blocks).
+    Where a quotient is NaN they are the recipe's code of NaN; under a scale of 0, or NaN in a format without NaN, any
+    finite code."""
     if x.ends is not None:
         return _codes_between(x, x.ends, recipe, published)
     cells = x.grid(recipe.block)
@@ -337,32 +344,34 @@ def _codes_around(v: Tensor, widths: Tensor, x: Prepared, recipe: Recipe) -> tup
 
 def _scales_between(x: Prepared, ends: Ends, recipe: Recipe) -> ScaleSet:
     """The hull of the sets of the expected, the least and the largest amax."""
-    own, *others = (scale_set(x.with_values(values), recipe) for values in (x.x, *ends.magnitudes()))
+    expected, *others = (scale_set(x.with_values(values), recipe) for values in (x.x, *ends.magnitudes()))
     if recipe.formula is ScaleFormula.GIVEN:
-        return own
-    low, high = own.low, own.high
+        return expected
+    low, high = expected.low, expected.high
     for sets in others:
         low, high = torch.fmin(low, sets.low), torch.fmax(high, sets.high)
     unknown = ends.open
     if unknown is not None:
         unknown = x.grid(recipe.block).split(unknown.to(torch.uint8)).amax(dim=(1, 3)).reshape(low.shape) != 0
     fmt = recipe.scale_format.number_format(of_dtype(x.dtype))
-    return ScaleSet(low, high, own.expected, open=unknown, grid=None if fmt == FP32 else fmt)
+    return ScaleSet(low, high, expected.expected, open=unknown, grid=None if fmt == FP32 else fmt)
 
 
 def _codes_between(x: Prepared, ends: Ends, recipe: Recipe, published: Tensor) -> CodeSet:
     """The hull of the sets of the expected value and of both ends."""
-    own, *others = (code_set(x.with_values(values), recipe, published) for values in (x.x, ends.low, ends.high))
-    low, high = own.low, own.high
+    expected, *others = (code_set(x.with_values(values), recipe, published) for values in (x.x, ends.low, ends.high))
+    low, high = expected.low, expected.high
     for sets in others:
         low, high = torch.minimum(low, sets.low), torch.maximum(high, sets.high)
-    return replace(own, low=low, high=high, open=ends.open)
+    return replace(expected, low=low, high=high, open=ends.open)
 
 
 def identify(x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] | None = None) -> tuple[str, ...]:
     """Names of every recipe that reproduces the output bit for bit (NaN codes and NaN scales count as equal).
 
-    Recipes with a given scale are tried only when ``x`` was prepared with one. The faulty ones are included.
+    ``q``: codes of the shape of ``x``, of the element's ``tensor_dtype``; ``scale``: any float dtype, of the logical
+    shape of the blocks. Recipes with a given scale are tried only when ``x`` was prepared with one. The faulty ones are
+    included.
     """
     published, candidates = decode(scale), _candidates(x, q, scale, among)
     candidates = [r for r in candidates if _either_of_two(x, published, r)]
@@ -374,36 +383,41 @@ def identify(x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] |
 
 
 def kin(declared: Recipe) -> tuple[Recipe, ...]:
-    """The named recipes of a declared one's element, its own namesakes first: over its block, and with its floor, where
-    theirs are those that the declared one has by name."""
-    usual, found = recipes().get(declared.name, declared), []
+    """The named recipes of the declared one's element, those whose names begin with its name first.
+
+    A recipe with the block (the amax floor) of the row that the declared one is named after gets the declared block
+    (floor)."""
+    usual, rows = recipes().get(declared.name, declared), []
     for recipe in of_element(declared.element):
-        taken = recipe.with_block(declared.block) if recipe.block == usual.block else recipe
+        row = recipe.with_block(declared.block) if recipe.block == usual.block else recipe
         if recipe.amax_floor == usual.amax_floor:
-            taken = taken.with_floor(declared.amax_floor)
-        found.append(taken)
-    return tuple(sorted(found, key=lambda taken: not taken.name.startswith(declared.name)))
+            row = row.with_floor(declared.amax_floor)
+        rows.append(row)
+    return tuple(sorted(rows, key=lambda row: not row.name.startswith(declared.name)))
 
 
 def admitting(x: Prepared, q: Tensor, scale: Tensor, declared: Recipe) -> tuple[str, ...]:
-    """Names of the sound recipes of the declared one's element that admit every code and scale of an output, taken over
-    its block where theirs is of its kind. Scales are looked at first: most recipes admit none of another's."""
-    found = []
+    """Names of the sound recipes of the declared one's element that admit every code and scale of an output, over its
+    block where theirs is of its kind.
+
+    Arguments and NaN as of :func:`identify`. Scales are looked at first: most recipes admit none of another's.
+    """
+    names = []
     for recipe in of_element(declared.element):
         if recipe.fault is not None or not same_kind(recipe.block, declared.block):
             continue
-        taken = recipe.with_block(declared.block)
-        if not _candidates(x, q, scale, (taken,)) or not _either_of_two(x, decode(scale), taken):
+        row = recipe.with_block(declared.block)
+        if not _candidates(x, q, scale, (row,)) or not _either_of_two(x, decode(scale), row):
             continue
-        if not bool(scale_set(x, taken).admits(decode(scale)).all()):
+        if not bool(scale_set(x, row).admits(decode(scale)).all()):
             continue
-        if judge_recipe(x, q, scale, taken).outside == 0:
-            found.append(recipe.name)
-    return tuple(found)
+        if judge_recipe(x, q, scale, row).outside == 0:
+            names.append(recipe.name)
+    return tuple(names)
 
 
 def _either_of_two(x: Prepared, published: Tensor, recipe: Recipe) -> bool:
-    """Whether every scale is that of one of a recipe's candidates or beside it; looked at before any error is."""
+    """Whether every scale is that of one of a recipe's candidates or beside it; checked before errors are computed."""
     if recipe.candidates is None:
         return True
     parts = zip(x.candidates(recipe, x.own_steps(recipe)), (1.0, 1.5), strict=True)
@@ -419,7 +433,8 @@ def same_kind(block: Block, other: Block) -> bool:
 def agreement(
     x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] | None = None
 ) -> Iterator[tuple[str, float]]:
-    """Every recipe that could have produced this shape, with the fraction of codes and scales that it reproduces."""
+    """Every recipe that could have produced this shape, with the fraction of codes and scales that it reproduces;
+    arguments and NaN as of :func:`identify`."""
     published, candidates = decode(scale), _candidates(x, q, scale, among)
     equal = {r.name: int(_same(published, x.scale(r).reshape(scale.shape)).sum()) for r in candidates}
     for block in dict.fromkeys(recipe.block for recipe in candidates):
@@ -433,7 +448,7 @@ def agreement(
 
 def _candidates(x: Prepared, q: Tensor, scale: Tensor, among: Iterable[Recipe] | None) -> list[Recipe]:
     """Recipes that could have produced outputs of these shapes."""
-    found = []
+    candidates = []
     for recipe in recipes().values() if among is None else among:
         if (recipe.formula is ScaleFormula.GIVEN) != (x.given is not None) or q.dtype != recipe.element.tensor_dtype:
             continue
@@ -446,12 +461,13 @@ def _candidates(x: Prepared, q: Tensor, scale: Tensor, among: Iterable[Recipe] |
         if x.scale_ub is not None and not recipe.takes_scale_ub or not suits(recipe, x.dtype):
             continue
         if x.grid(recipe.block).scale_shape == tuple(scale.shape):
-            found.append(recipe)
-    return found
+            candidates.append(recipe)
+    return candidates
 
 
 def ordinal(codes: Tensor, fmt: Format) -> Tensor:
-    """Codes of at most 8 bits as int16 in the order of their values, -0 just below +0; NaN beyond the largest."""
+    """Integer ``codes`` of at most 8 bits, any shape, as int16 of the same shape in the order of their values, -0 just
+    below +0; NaN beyond the largest."""
     if fmt.complement:
         return ((codes.to(torch.int16) ^ fmt.sign_mask) - fmt.sign_mask).to(torch.int16)
     magnitude = (codes & fmt.magnitude_mask).to(torch.int16)
@@ -459,14 +475,16 @@ def ordinal(codes: Tensor, fmt: Format) -> Tensor:
 
 
 def code_of_ordinal(rank: Tensor, fmt: Format) -> Tensor:
-    """The inverse of :func:`ordinal`, in ``fmt.storage``."""
+    """The inverse of :func:`ordinal`: int16 ``rank`` of any shape as codes of the same shape, in ``fmt.storage``; NaN
+    codes too."""
     if fmt.complement:
         return (rank & fmt.code_mask).to(fmt.storage)
     return torch.where(rank < 0, fmt.sign_mask + (-1 - rank), rank).to(fmt.storage)
 
 
 def why_mistrust(scales: Tensor, amax_is_zero: Tensor) -> str | None:
-    """Reason for which a pass on these inputs would prove little, or None."""
+    """Reason for which a pass on these inputs would prove little, or None: ``scales`` float of any shape,
+    ``amax_is_zero`` bool of any shape. NaN and infinite scales are no positive numbers."""
     if bool(amax_is_zero.all()):
         return "every block is zero"
     if not bool((torch.isfinite(scales) & (scales > 0)).any()):
@@ -486,8 +504,8 @@ def _unless_exceptional(low: Tensor, high: Tensor, expected: Tensor, *, ends_onl
 def _is_value(x: Tensor, fmt: Format) -> Tensor:
     """Numbers that a format holds."""
     number = torch.isfinite(x)
-    known = torch.where(number, x, torch.ones_like(x))
-    return number & (round_to(known, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE) == known)
+    finite = torch.where(number, x, torch.ones_like(x))
+    return number & (round_to(finite, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE) == finite)
 
 
 def _is_power(x: Tensor) -> Tensor:
@@ -500,7 +518,8 @@ def _same(x: Tensor, y: Tensor) -> Tensor:
 
 
 def same_bytes(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype hold the same bytes, in words of 8 where they can be read so."""
+    """Whether ``x`` and ``y``, of one shape and any one dtype, hold the same bytes, in words of 8 where they can be
+    read so. NaN equals NaN of the same bits alone."""
     flat = [t.reshape(-1).view(torch.uint8) for t in (x, y)]
     wide = all(t.numel() % 8 == 0 and t.data_ptr() % 8 == 0 for t in flat)
     return torch.equal(*(t.view(torch.int64) if wide else t for t in flat))

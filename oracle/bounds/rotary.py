@@ -4,7 +4,8 @@ Two products, their sum and the factor: with or without fused multiply-adds each
 the sum one, so before the factor ``|computed - exact| <= 2 u (|x c| + |x' s|) + 2^-148`` (a subnormal product or sum
 errs by 2^-150 each); the factor adds one rounding, which is the last. A build that flushes subnormal numbers
 (FlashInfer's fast math) may take each of x, x', the products, the sum and the result as 0: ``4 * 2^-126`` before the
-factor, whose cosines are at most 1, and 2^-126 after it. Source: Higham, ch. 2 and 3.
+factor, whose cosines are at most 1, and 2^-126 after it.
+Source: Higham, Accuracy and Stability of Numerical Algorithms, ch. 2 and 3.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ U, FLUSHED = 2.0**-24, 2.0**-126
 
 def rotated(x: Tensor, beside: Tensor, cos: Tensor, sin: Tensor, factor: float) -> tuple[Tensor, Tensor, Tensor]:
     """Lower end, upper end and usual value (each operation rounded) of ``(x cos - beside sin) factor``, float64 tensors
-    of float32 values; NaN and infinity as IEEE arithmetic gives them."""
+    of float32 values that broadcast; the three results are float64 of that shape. NaN and infinity as IEEE arithmetic
+    gives them."""
     left, right = x * cos, beside * sin
     exact, width = left - right, 2 * U * (left.abs() + right.abs()) * (1 + 2 * U) + 4 * FLUSHED
     ends = (

@@ -23,6 +23,7 @@ one scale too. The same is true of
 zero products of mxf8f6f4 (:func:`oracle.bounds.chain.residue`). A least exponent of an alignment below -126 loses less.
 
 Source: the definitions in :mod:`oracle.tensorcore.fused`; standard error analysis (Higham, ch. 2 to 4).
+NaN and infinities count as zeros in an operand, as in :mod:`oracle.bounds.chain`.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ PRODUCTS = 16  # of one addend of a block-scaled instruction
 
 
 def stepwise(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Tensor]:
-    """``x, l, h`` of one chain over all columns of ``a`` and ``b``."""
+    """``x, l, h``, float64 ``[M, N]`` or ``[C, M, N]``, of one chain over all columns of ``a`` and ``b``."""
     x = zeros(a, b)
     low, high, slack = (torch.zeros_like(x) for _ in range(3))
     width = acc.length if acc.kind is Sum.FUSED_THEN_ADD else acc.group
@@ -94,7 +95,8 @@ def _residues(a: Operand, b: Operand, width: int, acc: Accumulator) -> Iterator[
 
 
 def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Tensor]:
-    """``x, l, h`` when K is cut into partial sums, no matter where: :func:`oracle.bounds.chain.split` for these steps.
+    """``x, l, h``, float64 ``[M, N]`` or ``[C, M, N]``, when K is cut into partial sums, no matter where:
+    :func:`oracle.bounds.chain.split` for these steps.
 
     No accumulator exceeds ``R + E`` (R of :func:`oracle.bounds.chain.reach`), whatever steps it has summed before.
     """
@@ -123,7 +125,8 @@ def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Ten
 def scaled_groups(
     a: Operand, b: Operand, scales: tuple[Tensor, Tensor], acc: Accumulator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``x, l, h`` of one chain of block-scaled instructions over all columns of ``a`` and ``b``, unscaled.
+    """``x, l, h``, float64 ``[M, N]``, of one chain of block-scaled instructions over all columns of ``a`` and ``b``,
+    unscaled.
 
     ``scales`` are those of every 16 columns, ``[M, K / 16]`` and ``[N, K / 16]``, float64.
     """

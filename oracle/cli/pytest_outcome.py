@@ -78,7 +78,11 @@ def judge(
 ) -> TestOutcome:
     """The outcome of one output, the ``ordinal``-th of a test that stands at ``source``.
 
-    See :func:`oracle.pytest_plugin.assert_conforms`.
+    ``output`` is of any shape and dtype, or a mapping of several; a shape or dtype that the contract does not admit is
+    CRASHED, and the contract says which elements must be NaN or infinite. Arguments are those of
+    :func:`oracle.pytest_plugin.assert_conforms`; the verdict is derived in :mod:`oracle.verdict`.
+
+    Raises InputError: there are neither inputs nor a case to make them.
     """
     start = time.perf_counter()
     case = contract if isinstance(contract, Case) else None

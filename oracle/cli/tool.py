@@ -23,6 +23,7 @@ from rich.table import Table
 
 from oracle.cli.common import Commands, add_command, console, pairs, repeated, say
 from oracle.cli.examples import GEMM
+from oracle.cli.page import page
 from oracle.errors import FixtureError, OptionError, SubjectError, counted
 from oracle.fixtures import captures
 from oracle.fixtures import files as fixtures
@@ -52,7 +53,7 @@ def add_doctor(commands: Commands) -> None:
 def add_list(commands: Commands) -> None:
     command = add_command(commands, "list", _list, "list contracts, cases, faults, subjects, captures or numerics")
     command.add_argument("what", nargs="?", choices=WHAT, default="contracts")
-    command.add_argument("--contract", metavar="NAME", help="of this routine only, its inputs with dtypes and meaning")
+    command.add_argument("--contract", metavar="NAME", help="of this routine only; of contracts the whole page")
     command.add_argument("--profile", choices=profiles.PROFILES, default="quick")
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder")
     command.add_argument("--coverage", action="store_true", help="the legs of every routine: P, R, D, G and H by arch")
@@ -213,7 +214,7 @@ def _lines(arguments: argparse.Namespace) -> Iterator[str]:
     chosen = registered() if only is None else {only: get(only)}
     if arguments.what == "contracts":
         for contract in chosen.values():
-            yield from _describe(contract, arguments.profile, whole=only is not None)
+            yield from (_describe if only is None else page)(contract, arguments.profile)
     elif arguments.what == "cases":
         for name in chosen:
             yield from map(str, profiles.cases(name, arguments.profile))
@@ -286,26 +287,18 @@ def _exposed(packages: Sequence[str], attribute: str) -> bool:
     return False
 
 
-def _describe(contract: Contract, profile: str, *, whole: bool) -> list[str]:
-    """What the contract is called with; ``whole``: a line for each input, with its dtypes and what it means."""
-    lines = [contract.name, f"  {contract.summary}"]
+def _describe(contract: Contract, profile: str) -> list[str]:
+    """A few lines of a contract; :func:`oracle.cli.page.page` has all."""
     shapes = ["" if spec.dims is None else f" [{', '.join(spec.dims)}]" for spec in contract.inputs]
-    if whole:
-        for spec, shape in zip(contract.inputs, shapes, strict=True):
-            dtypes = "|".join(str(word(dtype)) for dtype in spec.dtypes)
-            lines.append(
-                f"  input {spec.name}{shape} {spec.kind}, {dtypes}{' (optional)' if spec.optional else ''}: {spec.doc}"
-            )
-        lines.append(f"  outputs: {', '.join(contract.returns)}")
-    else:
-        named = zip(contract.inputs, shapes, strict=True)
-        inputs = ", ".join(f"{spec.name}{shape or f' ({spec.doc})'}" for spec, shape in named)
-        lines.append(f"  inputs: {inputs}; outputs: {', '.join(contract.returns)}")
+    named = zip(contract.inputs, shapes, strict=True)
+    inputs = ", ".join(f"{spec.name}{shape or f' ({spec.doc})'}" for spec, shape in named)
+    lines = [contract.name, f"  {contract.summary}"]
+    lines.append(f"  inputs: {inputs}; outputs: {', '.join(contract.returns)}")
     for option in contract.options:
         choices = "" if option.choices is None else f" (of {', '.join(str(word(c)) for c in option.choices)})"
         lines.append(f"  option {option.name}={word(option.default)}{choices}")
-    if numerics := getattr(contract, "numerics", {}):
-        lines.append(f"  numerics: {'; '.join(f'{arch}: {names[0]}' for arch, names in numerics.items())}")
+    if contract.numerics:
+        lines.append(f"  numerics: {'; '.join(f'{arch}: {names[0]}' for arch, names in contract.numerics.items())}")
     lines.append(f"  cases: {len(profiles.cases(contract.name, profile))} in profile {profile}")
     return lines
 

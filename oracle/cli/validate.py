@@ -25,10 +25,10 @@ from rich.text import Text
 from oracle.cli import common
 from oracle.errors import OptionError, counted
 from oracle.harness import provenance, recording, sources
-from oracle.harness.endurance import Soak, seed_of, soak
+from oracle.harness.endurance import OVER, Soak, seed_of, soak
 from oracle.harness.probing import probe, probe_block_scaled
-from oracle.harness.report import LIMIT, LOAD, NUMBERS, Finding, Report, Told
-from oracle.harness.validation import INTERRUPTED, PROFILES, SEEDS, SOAK, validate
+from oracle.harness.report import INTERRUPTED, LIMIT, LOAD, NUMBERS, Finding, Report, Told
+from oracle.harness.validation import PROFILES, SEEDS, SOAK, validate
 from oracle.report import console as words
 from oracle.report import record
 from oracle.report.findings import findings as read_findings
@@ -69,7 +69,8 @@ def add_validate(commands: common.Commands) -> None:
         "judge a kernel by name, in a worker process, and watch what it does to memory",
         "Run MODULE:CALLABLE over the cases of a contract, with data and some shapes drawn for this run. Calls that "
         "it refuses with NotImplementedError are moved to calls that it takes. Exit 0 when it conforms, 1 when not "
-        "or when too little could be tried (UNTESTED), 2 when it could not be judged.",
+        "or when too little could be tried (UNTESTED), 2 when it could not be judged, 130 when interrupted; then the "
+        "reports hold what was judged, and nothing conforms.",
     )
     command.add_argument("kernel", metavar="MODULE:CALLABLE")
     command.add_argument("--contract", required=True, metavar="NAME", help="see `fp8-oracle list`")
@@ -140,7 +141,6 @@ def _validate(arguments: argparse.Namespace) -> int:
     common.write_reports(run, arguments, but=("json",))
     if report.stopped == INTERRUPTED:
         print("fp8-oracle: interrupted", file=sys.stderr)
-        return 130
     return report.exit_code
 
 
@@ -205,7 +205,8 @@ class _Live(Told):
         if self._recorder is not None:
             for outcome in reversed(self._outcomes()):  # a case is recorded when all of its watches are
                 known = self._written.get(outcome.id)
-                if known is None or (known.status, known.repro) != (outcome.status, outcome.repro):
+                moved = known is not None and bool(outcome.watch) and known.repro != outcome.repro
+                if known is None or known.status != outcome.status or moved:
                     self._written[outcome.id] = outcome
                     run = self._recorder.run
                     self._recorder.append(record.key_of(outcome.id, outcome.subject, outcome.arch, "", run), outcome)
@@ -213,10 +214,12 @@ class _Live(Told):
     def run(self, report: Report) -> Run:
         """The whole as a run, which ends the record."""
         unfinished = report.unfinished
+        # a run that was stopped is not good, also where no planned case is left, as of a soak
+        complaints = (f"the validation ended early: {report.stopped}",) if report.stopped and not unfinished else ()
         if self._recorder is not None:
-            self._recorder.end((), report.seconds, unfinished)
+            self._recorder.end(complaints, report.seconds, unfinished)
         machine, versions = self.machine, self.versions
-        return Run(report.outcomes, (), machine, report.seconds, versions, self.started, unfinished)
+        return Run(report.outcomes, complaints, machine, report.seconds, versions, self.started, unfinished)
 
     def _outcomes(self) -> tuple[Outcome, ...]:
         return replace(self._about, findings=tuple(self._found)).outcomes
@@ -273,7 +276,8 @@ def run_of(found: Soak, arch: str) -> Run:
                     f"{name}/failure {number}", contract, kernel, arch, verdict, command="", watch=watch, source=source
                 )
             )
-    return Run(tuple(outcomes), (), provenance.machine(), found.seconds, provenance.versions(()), "")
+    early = () if found.failures or found.ended == OVER else (f"the soak ended early: {found.ended}",)
+    return Run(tuple(outcomes), early, provenance.machine(), found.seconds, provenance.versions(()), "")
 
 
 def command_of(arguments: argparse.Namespace, seed: int | None) -> str:
@@ -319,16 +323,26 @@ def print_report(report: Report, screen: Console, *, quiet: bool = False, verbos
                 screen.print(said, soft_wrap=True)
         if loaded and report.seed is not None:
             screen.print(f"seed {report.seed}; --seed {report.seed} repeats this run", soft_wrap=True)
-    if report.stopped:
-        left = f"; {counted(report.unfinished, 'case')} not run" if report.unfinished else ""
-        screen.print(f"stopped: {report.stopped}{left}", soft_wrap=True)
-    closings = (("CONFORMS", "bold green"), ("DOES NOT CONFORM", "bold red"), ("NOT JUDGED", "bold red"))
-    word = ("UNTESTED", "bold red") if report.untested else closings[report.exit_code]
-    if report.stopped == INTERRUPTED and not report.failures:
-        word = ("UNFINISHED", "bold red")
+    if report.incomplete:
+        screen.print(f"stopped: {report.incomplete}", soft_wrap=True)
+    word = _closing(report)
     where = report.device if report.device == report.arch else f"{report.device} ({report.arch})"
-    closing = f"  {counted(report.judged, 'case')} judged on {where}, {counted(report.workers, 'worker')}, "
-    screen.print(Text.assemble(word, f"{closing}{report.seconds:.1f} s"), soft_wrap=True)
+    judged = counted(report.judged, "case")
+    if report.incomplete and report.planned is not None:
+        judged = f"{report.judged} of {counted(report.planned, 'case')}"
+    closing = f"  {judged} judged on {where}, {counted(report.workers, 'worker')}, {report.seconds:.1f} s"
+    screen.print(Text.assemble((word, "bold green" if report.conforms else "bold red"), closing), soft_wrap=True)
+
+
+def _closing(report: Report) -> str:
+    """The verdict on the kernel, in words."""
+    if report.conforms:
+        return "CONFORMS"
+    if report.untested:
+        return "UNTESTED"
+    if report.incomplete and not report.failures:
+        return "UNFINISHED"
+    return "DOES NOT CONFORM" if any(found.watch != LOAD for found in report.failures) else "NOT JUDGED"
 
 
 # --- fingerprint --------------------------------------------------------------------------------------------

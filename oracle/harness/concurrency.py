@@ -6,6 +6,8 @@ two batches calls its kernels so. Every answer of every thread is compared with 
 time is over. One with the same bits is proved by them. Of the answers with other bits the one that is farthest from the
 call alone is returned, for the contract to judge: another order of a sum moves the last bits, another call's data more.
 
+Source: CUDA C++ Programming Guide, "Streams": work on different streams may run at the same time.
+
 Not covered: several processes on one device; a kernel that is wrong in fewer calls than the time allows; poison in what
 a kernel allocates in these threads.
 """
@@ -122,7 +124,8 @@ def _same(made: Mapping[str, Tensor], alone: Mapping[str, Tensor]) -> bool:
 
 
 def bytes_of(x: Tensor) -> Tensor:
-    """The bytes of the elements of ``x`` in their order, one axis; an axis of one element may have any stride."""
+    """A copy of the bytes of the elements of ``x`` (any shape, any dtype) in row-major order, uint8 ``[L]``; an axis of
+    one element may have any stride."""
     return x.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 

@@ -36,7 +36,7 @@ import torch
 
 from oracle.errors import FixtureError, OptionError, counted
 from oracle.harness.jobs import Lost, Pool, divided
-from oracle.harness.report import NUMBERS, Report
+from oracle.harness.report import INTERRUPTED, NUMBERS, Report
 from oracle.harness.validation import validate
 from oracle.routines import cases
 from oracle.routines.data import Stream
@@ -46,6 +46,7 @@ SCHEMA = "fp8-oracle.soak/1"
 STRETCH = 120.0  # seconds; the start of a process takes one
 ROOM = 0.05  # of the host's memory
 GROWTH = (256 << 20, 64)  # bytes, descriptors, between a quarter of a stretch and its end
+OVER = "its time is over"
 LOOK = 1.0  # seconds between looks at the kernel's process
 JUDGED = (Status.PASSED, Status.FAILED, Status.MISTRUSTED)
 
@@ -76,8 +77,9 @@ class Soak:
 
     @property
     def exit_code(self) -> int:
-        """0: cases were judged and nothing failed; 1: something failed; 2: nothing could be judged."""
-        return 1 if self.failures else 0 if self.cases else 2
+        """0: cases were judged until the time was over and nothing failed; 1: something failed; 2: nothing could be
+        judged, or the soak was stopped early."""
+        return 1 if self.failures else 0 if self.cases and self.ended == OVER else 2
 
     def lines(self) -> Iterator[str]:
         """What is printed at the end."""
@@ -156,7 +158,7 @@ def soak(
                     words = Stream(f"soak/{seed}/{lane}/{next_of[lane]}").integers(0, 1 << 31, (1,))
                     running[lane] = pools[lane].submit((int(words[0]), min(stretch, left)))
             if not running:
-                done.ended = "its time is over"
+                done.ended = OVER
                 break
             for lane in list(running):
                 found = pools[lane].result(running.pop(lane))
@@ -222,6 +224,8 @@ def _stretching(
         seed, seconds = task
         with _Watched() as watched:
             report = validate(kernel, contract, device=device, profile="soak", seed=seed, seconds=seconds, **asked)
+        if report.stopped == INTERRUPTED:
+            raise KeyboardInterrupt  # this process was told to end: the stretch is lost
         failures = [finding.to_json() for finding in report.failures]
         growth = watched.growth()
         if any(grown > most for grown, most in zip(growth, GROWTH, strict=True)):

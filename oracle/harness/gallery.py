@@ -30,9 +30,9 @@ from oracle.errors import DeviceError, OptionError, OracleError, SubjectError
 from oracle.fixtures.call_file import SUFFIX, CallFile, write
 from oracle.harness.jobs import Lost, Pool, divided
 from oracle.harness.process import interrupted_by_every_end
-from oracle.harness.report import BATCH, LIMIT, LOAD, NUMBERS, Finding, Report, Told
+from oracle.harness.report import BATCH, INTERRUPTED, LIMIT, LOAD, NUMBERS, Finding, Report, Told
 from oracle.harness.session import UNWRITTEN
-from oracle.harness.validation import INTERRUPTED, arch_of, validate
+from oracle.harness.validation import arch_of, validate
 from oracle.numbers.formats import same_bits
 from oracle.numbers.recipe_table import recipes
 from oracle.report.gallery import Row
@@ -314,7 +314,11 @@ def every_bit(
     output: Tensor | dict[str, Tensor],
     arch: str,
 ) -> str:
-    """The schedule or recipe, admitted by the contract or not, that gives every bit of an output; "" for none."""
+    """The schedule or recipe, admitted by the contract or not, that gives every bit of an output; "" for none.
+
+    ``output`` is of any shape and dtype, or a mapping of several; one that has not the contract's shape gives "". Any
+    NaN equals any other. The names are derived from :meth:`oracle.routines.base.Contract.identify`.
+    """
     chosen = get(contract)
     if type(chosen).identify is Contract.identify:
         return ""

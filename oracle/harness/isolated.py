@@ -10,6 +10,8 @@ A message is the length of a header (8 bytes), the header (JSON), and the memory
 and padding arrive as they were. Nothing is unpickled. What a subject prints goes to the standard error, without
 control characters.
 
+Source: Linux manual pages fork(2), setsid(2) and socketpair(2).
+
 Not covered: judging (:mod:`oracle.harness.runner`); guard zones and reruns (:mod:`oracle.harness.validation`).
 """
 
@@ -79,7 +81,11 @@ class Isolated:
         return self.reason
 
     def run(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Tensor | dict[str, Tensor]:
-        """The output, on the CPU. Raises NotImplementedError: the backend does not offer the call; Crash."""
+        """A copy of the output on the CPU, of any shape and dtype, with its strides and padding.
+
+        Raises NotImplementedError: the backend does not offer the call. Crash: the subject raised, ended its process,
+        or hung.
+        """
         return self.host.run(self, inputs, options)
 
 
@@ -135,7 +141,10 @@ class Host:
     def run(
         self, subject: Isolated, inputs: Mapping[str, Tensor], options: Mapping[str, object]
     ) -> Tensor | dict[str, Tensor]:
-        """What a subject returns; see :meth:`Isolated.run`."""
+        """What a subject returns, as of :meth:`Isolated.run`.
+
+        Raises NotImplementedError, Crash.
+        """
         if self._hangs.get(subject.at, 0) >= HANGS:
             raise Crash(f"not called: it hung {HANGS} times before")
         number = subject.at[0]

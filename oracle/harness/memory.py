@@ -12,6 +12,9 @@ Not covered: allocations inside compiled code (on the CPU the worker's ``MALLOC_
 Tensors for a GPU lie there and are shared as CUDA IPC handles, where the driver offers that; else the worker copies
 them to the GPU and back after the call, guard zones included.
 
+Sources: Linux manual page memfd_create(2); torch.multiprocessing, "Sharing CUDA tensors". The poisons are derived from
+the encodings of NaN in IEEE 754-2019 and in the OCP specification of FP8.
+
 Needs nothing but torch: it is part of the worker, which runs where the rest of the oracle cannot be imported.
 """
 
@@ -42,15 +45,15 @@ class Guarded:
     before: Tensor
 
     def inside(self) -> Tensor:
-        """The bytes between the guard zones, row padding included."""
+        """A view of the bytes between the guard zones, row padding included: uint8 ``[L]``."""
         return self.buffer[GUARD:-GUARD]
 
     def snapshot(self) -> Tensor:
-        """A copy of the bytes between the guard zones, for :meth:`changed`."""
+        """A copy of the bytes between the guard zones, uint8 ``[L]``, for :meth:`changed`."""
         return self.inside().clone()
 
     def changed(self, before: Tensor) -> bool:
-        """Whether a byte between the guard zones is another one than in a snapshot."""
+        """Whether a byte between the guard zones is another one than in ``before``, the uint8 ``[L]`` of a snapshot."""
         return not torch.equal(self.inside(), before)
 
     def damage(self) -> str | None:
@@ -96,6 +99,8 @@ class Wanted:
 
     @classmethod
     def copy(cls, name: str, source: Tensor, *, lead: int = 0) -> Wanted:
+        """A tensor that will hold a copy of ``source`` (any shape, any dtype) with ``lead`` extra elements a row; dense
+        layouts keep their order of axes."""
         shape, stride = tuple(source.shape), tuple(source.stride())
         dense = _extent(shape, stride) == source.numel()  # in any order of axes
         if source.dim() >= 2 and (lead or not dense):
@@ -113,7 +118,8 @@ class Wanted:
         return -(-_size(self.shape, self.stride, self.dtype) // ALIGNED) * ALIGNED
 
     def put(self, buffer: Tensor, poison: int) -> Guarded:
-        """In the first bytes of this buffer, poisoned before it is copied."""
+        """The tensor in the first bytes of ``buffer`` (uint8 ``[L]``, at least :attr:`size` bytes), which are poisoned
+        before the source is copied there."""
         buffer = buffer[: _size(self.shape, self.stride, self.dtype)]
         fill(buffer, self.dtype.itemsize, poison)
         made = _between(self.name, buffer, self.shape, self.stride, self.dtype)
@@ -124,7 +130,8 @@ class Wanted:
 
 
 def placed(name: str, source: Tensor, device: torch.device | str, *, poison: int, lead: int = 0) -> Guarded:
-    """A guarded copy of ``source`` in memory of its own; ``lead`` extra elements behind every row, left poisoned."""
+    """A guarded copy of ``source`` (any shape, any dtype) in memory of its own; ``lead`` extra elements behind every
+    row stay poisoned."""
     wanted = Wanted.copy(name, source, lead=lead)
     return wanted.put(torch.empty(wanted.size, dtype=torch.uint8, device=device), poison)
 
@@ -195,13 +202,14 @@ def carried(made: Guarded, device: str) -> Guarded:
 
 
 def exported(buffer: Tensor) -> list[object]:
-    """The CUDA IPC handle of a buffer that owns its storage on a GPU, as JSON; :func:`imported` opens it."""
+    """The CUDA IPC handle of ``buffer`` (uint8 ``[L]``), which owns its storage on a GPU, as JSON, for a
+    view in another process: :func:`imported` opens it."""
     shared = buffer.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
     return [{"hex": part.hex()} if isinstance(part, bytes) else part for part in shared]
 
 
 def imported(handle: Sequence[Any]) -> Tensor:
-    """The buffer behind a handle of another process, over the same memory of the GPU."""
+    """A view of the buffer of another process behind a handle, over the same memory of the GPU: uint8 ``[L]``."""
     torch.cuda.init()  # type: ignore[no-untyped-call]  # opening a handle without a context ends the process
     parts = [bytes.fromhex(part["hex"]) if isinstance(part, dict) else part for part in handle]
     storage = torch.UntypedStorage._new_shared_cuda(*parts)
@@ -209,7 +217,8 @@ def imported(handle: Sequence[Any]) -> Tensor:
 
 
 def fill(buffer: Tensor, size: int, poison: int) -> None:
-    """Poison a byte buffer for elements of ``size`` bytes."""
+    """Poison ``buffer`` (uint8 ``[L]``) for elements of ``size`` bytes: every element is then a NaN where its dtype has
+    one."""
     one, two = POISONS[poison]
     if size == 1:
         buffer.fill_(one)

@@ -2,7 +2,9 @@
 
 The folder is one of :mod:`oracle.fixtures.captures` with one safetensors file. Inputs are not stored: the case makes
 them again, and their digest says whether they are the same. Outputs are stored with their strides and the padding
-between their elements, equal ones once. Not covered: judging, choosing what to run.
+between their elements, equal ones once.
+
+Source: the format of :mod:`oracle.fixtures.captures`. Not covered: judging, choosing what to run.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class CaptureWriter:
     def add(
         self, subject: Subject, case: Case, inputs: Mapping[str, Tensor], output: Tensor | Mapping[str, Tensor]
     ) -> None:
-        """Add an output of ``subject`` for ``case``, copied to the CPU; ``inputs`` are those it was called with."""
+        """Add a copy of ``output`` (any shape, any dtype; or several by name) of ``subject`` for ``case``, with strides
+        and padding; ``inputs`` are those that it was called with."""
         label = f"out.{subject.name}.{slug(str(case))}"
         named = {"out": output} if isinstance(output, Tensor) else output
         self.arches.add(subject.arch)

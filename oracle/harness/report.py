@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from oracle.diagnosis.level import Explain
+from oracle.errors import counted
 from oracle.fixtures.call_file import SUFFIX
 from oracle.harness.reach import Coverage
 from oracle.report.findings import NUMBERS, WHOLE, Finding, outcomes
@@ -19,6 +20,7 @@ __all__ = [
     "BATCH",
     "COVERAGE",
     "GRAPH",
+    "INTERRUPTED",
     "JOINED",
     "LARGE",
     "LIMIT",
@@ -36,6 +38,8 @@ __all__ = [
 
 SCHEMA = "fp8-oracle.validation/1"
 LOAD, COVERAGE = "load", "coverage"
+INTERRUPTED = "interrupted"
+"""Why a run was stopped that a signal ended."""
 LIMIT = 120.0  # seconds for one call; kernels that compile at first use take up to a minute
 
 BATCH, THREADS, LARGE = "batch invariance", "threads", "large offsets"
@@ -65,7 +69,8 @@ class Told:
         options: Mapping[str, object],
         output: Tensor | dict[str, Tensor],
     ) -> None:
-        """What was found of the numbers of a case, and the call."""
+        """The finding on the numbers of a case, and the call; ``output`` is what the kernel returned, of any shape and
+        dtype, NaN included. The verdict is derived in :mod:`oracle.verdict`."""
 
     def found(self, findings: Sequence[Finding]) -> None:
         """All that was found of one case, or of the whole."""
@@ -74,8 +79,9 @@ class Told:
 @dataclass(frozen=True)
 class Report:
     """A whole validation. ``notes`` do not decide whether it conforms; ``saved`` is the file of the smallest case;
-    ``seed`` and ``profile`` make the same cases again (None where the cases were given). ``stopped`` says why a run
-    ended before its last case, with ``unfinished`` cases left. ``source`` is where the kernel stands, ``exempt`` the
+    ``seed`` and ``profile`` make the same cases again (None where the cases were given). ``planned`` cases were to be
+    judged (None for a soak, which ends when its time is over), and ``unfinished`` of them have no outcome. ``stopped``
+    says why a run ended early, and is empty for a whole run. ``source`` is where the kernel stands, ``exempt`` the
     watches that were not tried, each with the reason."""
 
     kernel: str
@@ -102,6 +108,7 @@ class Report:
     unfinished: int = 0
     source: str = ""
     exempt: Mapping[str, str] = field(default_factory=dict)
+    planned: int | None = None
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -121,9 +128,17 @@ class Report:
         return sum(f.watch == NUMBERS and f.verdict.status in good for f in self.findings)
 
     @property
+    def incomplete(self) -> str:
+        """Why the run shows less than was planned, in words; empty for a whole run."""
+        if not self.stopped and not self.unfinished:
+            return ""
+        left = "" if self.planned is None else f"{self.unfinished} of {counted(self.planned, 'case')} not judged"
+        return "; ".join(filter(None, (self.stopped, left)))
+
+    @property
     def conforms(self) -> bool:
-        """Something was judged and nothing fails."""
-        return self.judged > 0 and not self.failures
+        """Something was judged, nothing fails, and no planned case is left: an incomplete run never conforms."""
+        return self.judged > 0 and not self.failures and not self.incomplete
 
     @property
     def untested(self) -> bool:
@@ -132,9 +147,11 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 conforms, 1 does not or is untested, 2 could not be judged."""
+        """0 conforms, 1 does not or is untested, 2 could not be judged, 130 the run was interrupted."""
         if self.conforms:
             return 0
+        if self.stopped == INTERRUPTED:
+            return 130
         return 1 if any(f.watch != LOAD for f in self.failures) else 2
 
     def watches(self) -> dict[str, tuple[int, int]]:
@@ -175,6 +192,7 @@ class Report:
             "untested",
             "exit_code",
             "judged",
+            "planned",
             "source",
         )
         return {

@@ -3,6 +3,8 @@
 The tensors of a call lie in memory of this process. What the worker replies is a claim: shape, dtype, strides and place
 of an output are compared with the call and with that memory before a byte is read, and guard zones, inputs and outputs
 are read here.
+
+Source: the memory of a tensor is that of torch ``Tensor.as_strided``. Verdicts are derived in :mod:`oracle.verdict`.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ class Answer:
 
     @property
     def output(self) -> Tensor | dict[str, Tensor]:
-        """The output as a contract judges it: a tensor, or a dict for a contract with several."""
+        """The output as a contract judges it, a tensor or a dict for a contract with several: of any shape and dtype,
+        copied out of the memory of the call."""
         return self.outputs["out"] if tuple(self.outputs) == ("out",) else dict(self.outputs)
 
 
@@ -245,7 +248,10 @@ def verdict_on(
     options: Mapping[str, object],
     output: Tensor | dict[str, Tensor],
 ) -> Verdict | OracleError:
-    """The verdict of a contract, or why it has none."""
+    """The verdict of a contract on ``output``, of any shape and dtype, or several by name; or why it has none.
+
+    The contract says which elements must be NaN or infinite.
+    """
     try:
         return contract.judge(inputs, output, arch=arch, numerics=numerics, **options)
     except OracleError as error:
@@ -253,7 +259,8 @@ def verdict_on(
 
 
 def read(claim: Claim, shared: Shared, slots: Sequence[Guarded]) -> Tensor | None:
-    """The output of a claim, copied out of memory of this process; None when it does not lie where it is said to."""
+    """A copy of the output of a claim, with its shape and dtype, out of memory of this process; None when it does not
+    lie where the claim says."""
     size, count = claim.dtype.itemsize, math.prod(claim.shape)
     reach = 1 + sum((n - 1) * s for n, s in zip(claim.shape, claim.stride, strict=True)) if count else 0
     if claim.slot >= len(slots) or claim.offset % size or max(count, reach) * size > shared.size:

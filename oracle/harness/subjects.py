@@ -42,7 +42,12 @@ class Subject(Protocol):
     @property
     def device(self) -> str: ...
     def why_not(self) -> str | None: ...
-    def run(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Tensor | dict[str, Tensor]: ...
+    def run(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Tensor | dict[str, Tensor]:
+        """The output, of any shape and dtype, or several by name; the contract says which shapes and dtypes are right
+        and which elements must be NaN or infinite. Source: the kernel that the subject names.
+
+        Raises NotImplementedError: the backend does not offer the call.
+        """
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ from oracle.harness.reach import Reach
 from oracle.harness.report import (
     BATCH,
     COVERAGE,
+    INTERRUPTED,
     LARGE,
     LIMIT,
     LOAD,
@@ -64,8 +66,8 @@ GIVE_UP = 3  # losses of the worker in a row after which the rest is not tried
 EXPLAINED = 2  # failing cases of one scheme of scales whose output is explained
 AHEAD = 4  # answers for each judging process that may wait
 SEEDS = 1 << 31  # seeds that a run draws from
-INTERRUPTED = "interrupted"
 DATA = "data of "  # a family of data, among what is exempt
+T = TypeVar("T")
 
 
 def validate(
@@ -137,7 +139,9 @@ def validate(
     -------
     Report
         ``exit_code`` 0 when the kernel conforms, 1 when not or when too little of the contract could be tried
-        (UNTESTED), 2 when it could not be judged. An interrupted run (SIGINT, SIGTERM) gives what it had found.
+        (UNTESTED), 2 when it could not be judged, 130 when the run was interrupted (SIGINT, SIGTERM, SIGHUP). An
+        interrupted run gives what was found so far and does not raise: ``stopped`` is ``"interrupted"``, ``unfinished``
+        counts the planned cases without an outcome, and ``conforms`` is False, as for every run that left a case.
 
     Raises
     ------
@@ -193,7 +197,7 @@ def validate(
         drawn = (one for one in drawn if not (one.pitches and PITCHED in exempt) and not (called and one.leaves_out))
         chosen: Iterable[Case] = drawn if soaks else list(drawn)
         planned = len(files or list(chosen)) if not soaks else None
-        told, begun = told or Told(), list[object]()
+        told, progress = told or Told(), _Progress()
         targets = [target for target in (name, called) if target is not None]
         code = worker.ask({"op": "code", "targets": targets}) if type(told) is not Told else None
         about = Report(
@@ -212,6 +216,7 @@ def validate(
             explain=explain,
             source=sources.of_name(name),
             exempt=exempt,
+            planned=planned,
         )
         earlier = told.begins(about, code.text if code is not None and code.ok else "unknown", planned)
         start -= sum(found.seconds for found in earlier)
@@ -226,13 +231,14 @@ def validate(
         known = {found.case: found.verdict for found in earlier if found.watch == NUMBERS}
         try:
             if files is None:
-                groups = _run(session, _counted(chosen, begun), watching, reach, judges, known, told)
+                groups = _run(session, progress.taking(chosen), watching, reach, judges, known, progress, told)
             else:
-                groups = _recorded(session, files, begun, known, told)
+                groups = _recorded(session, progress.taking(files), known, progress, told)
             for group in groups:
                 found_now = [item for item in group if isinstance(item, Finding)]
                 told.found(found_now)
                 findings += found_now
+                progress.report(found_now)
                 notes += [item for item in group if isinstance(item, watches.Note)]
                 if first_only and any(item.fails and item.watch != LOAD for item in found_now):
                     stopped = "a case failed"
@@ -241,12 +247,12 @@ def validate(
                 stopped = f"{GIVE_UP} calls in a row gave no answer"
         except KeyboardInterrupt:
             stopped, save = INTERRUPTED, None
-        unfinished = max(0, planned - len(begun)) if stopped and planned is not None else 0
+        loaded = not any(f.watch == LOAD for f in findings)
         last = [*probed, *(() if stopped == INTERRUPTED else watches.late(session))]
         told.found(last)
         findings += last
         # a required watch without a finding or note did not run
-        if not stopped and not any(f.watch == LOAD for f in findings):
+        if not stopped and loaded:
             tried = {f.watch for f in findings} | {note.watch for note in notes}
             why = "required but not tried: no ordinary case (family=randn) with right numbers that it applies to"
             untried = Verdict(Status.UNTESTED, why, reason=why)
@@ -262,7 +268,11 @@ def validate(
         noted: dict[tuple[str, str], list[str]] = {}
         for note in notes:
             noted.setdefault((note.watch, note.text), []).append(note.case)
-        saved = None if save is None else _saved(session, findings, name, save)
+        saved = None
+        try:
+            saved = None if save is None else _saved(session, findings, name, save)
+        except KeyboardInterrupt:
+            stopped = INTERRUPTED
         machine = {"python": platform.python_version(), "torch": str(torch.__version__)}
         machine["kernel_seconds"] = f"{session.kernel_seconds:.3f}"
         if device.startswith("cuda"):
@@ -282,7 +292,7 @@ def validate(
             printed=worker.output[-2000:],
             coverage=None if files else reach.coverage(),
             stopped=stopped,
-            unfinished=unfinished,
+            unfinished=progress.left(planned) if planned is not None and loaded else 0,
         )
 
 
@@ -301,15 +311,15 @@ def _files(place: Path, contract: str) -> list[Path]:
 
 
 def _recorded(
-    session: Session, files: Sequence[Path], begun: list[object], known: Mapping[str, Verdict], told: Told
+    session: Session, files: Iterable[Path], known: Mapping[str, Verdict], progress: _Progress, told: Told
 ) -> Iterator[list[Finding | watches.Note]]:
     """The calls in files, each judged when it is answered, with what is watched of memory; ``known`` ones are not
     made again."""
     for path in files:
-        begun.append(path)
         if str(path) in known:
             continue
         told.runs(str(path))
+        progress.call(str(path))
         call = call_file.read(path, made=False)
         session.contract.check(call.inputs, call.options)
         answer = session.call(call.inputs, call.options)
@@ -340,11 +350,33 @@ class _Watching:
         return time.perf_counter() >= self.deadline
 
 
-def _counted(chosen: Iterable[Case], begun: list[object]) -> Iterator[Case]:
-    """The cases, each noted when it is taken."""
-    for case in chosen:
-        begun.append(case)
-        yield case
+class _Progress:
+    """Which of the planned cases have an outcome."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._called: dict[str, None] = {}  # without an outcome so far
+
+    def taking(self, planned: Iterable[T]) -> Iterator[T]:
+        """The planned cases, each counted when it is taken."""
+        for one in planned:
+            self._taken += 1
+            yield one
+
+    def call(self, case: str) -> None:
+        """This case is called now."""
+        self._called[case] = None
+
+    def report(self, findings: Iterable[Finding]) -> None:
+        """These findings are reported; one on the numbers of a case is its outcome."""
+        for finding in findings:
+            if finding.watch == NUMBERS:
+                self._called.pop(finding.case, None)
+
+    def left(self, planned: int) -> int:
+        """How many of the planned cases have no outcome: those never taken, and those whose call or judgement did not
+        end."""
+        return planned - self._taken + len(self._called)
 
 
 def _run(
@@ -354,11 +386,12 @@ def _run(
     reach: Reach,
     judges: Judges | None,
     known: Mapping[str, Verdict],
+    progress: _Progress,
     told: Told,
 ) -> Iterator[list[Finding | watches.Note]]:
     """What is found of each case, in their order, all of it at once."""
     explained = Counter[str]()
-    for asked in _asked_ahead(session, chosen, watching, reach, judges, known, told):
+    for asked in _asked_ahead(session, chosen, watching, reach, judges, known, progress, told):
         case, inputs, options, answer = asked.case, asked.inputs, asked.options, asked.answer
         finding = asked.finding()
         if answer.hopeless:
@@ -404,6 +437,7 @@ def _asked_ahead(
     reach: Reach,
     judges: Judges | None,
     known: Mapping[str, Verdict],
+    progress: _Progress,
     told: Told,
 ) -> Iterator[_Call]:
     """Every call, answered in the order of the cases. With ``judges`` the kernel is called some cases ahead of what is
@@ -417,6 +451,7 @@ def _asked_ahead(
             watching.cases -= bool(watching.cases and case.family == "randn" and before.status in JUDGED)
             continue
         told.runs(str(case))
+        progress.call(str(case))
         inputs, options = _asked(case)
         must = None if not case.changes else [name for name in case.changed if name in inputs or name in options]
         answer = session.call(inputs, options, lead=case.pitches, must=must)

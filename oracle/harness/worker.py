@@ -262,7 +262,9 @@ def by_name(
     out: Tensor | None = None,
     must: Sequence[str] | None = None,
 ) -> dict[str, object]:
-    """How a kernel is called: every input by its name, options and ``out`` if it takes them.
+    """How a kernel is called: every input by its name, options, and ``out`` (any shape and dtype) if it takes that.
+
+    No values are read. Source: Python ``inspect.signature``.
 
     Raises Mismatch: its signature has other names. NotImplementedError: that is so where the call is one that a kernel
     may refuse, or it does not take one of the arguments ``must``. A builtin without a signature is not checked.

@@ -1,12 +1,12 @@
-"""What sm90's approximate division makes of a quantiser's quotients, bit for bit.
+"""The quotients and scales of a quantiser under sm90's approximate division, bit for bit.
 
     rcp(y)            rcp.approx: the correctly rounded reciprocal of a float32, or a float32 neighbour of it
     div.full(x, y)    RN(x rcp(y)); both times 1/4 first where |y| > 2^126, times 2^24 where |y| < 2^-126
     div.approx.ftz    ftz(RN(ftz(x) ftz(rcp(ftz(y))))), likewise mul.ftz and rcp.approx.ftz
 
 ``ftz`` replaces a subnormal float32 by a zero of its sign. Triton's ``/`` on float32 is ``div.full``, nvcc's under
-``-use_fast_math`` is ``div.approx.ftz``; by a constant both multiply by its rounded reciprocal. Both lists of machine
-code were read in what ptxas 13.0 makes of them for sm_90a: ``MUFU.RCP`` and one ``FMUL``.
+``-use_fast_math`` is ``div.approx.ftz``; by a constant both multiply by its rounded reciprocal. Both instruction
+sequences were read in the machine code of ptxas 13.0 for sm_90a: ``MUFU.RCP`` and one ``FMUL``.
 
 :mod:`oracle.numbers.mufu` has ``rcp`` bit for bit.
 
@@ -18,7 +18,8 @@ A quantiser by ``q = 448 / a``, ``s = 1 / q``, ``x q`` under fast math loses fin
     2^126 < a < inf            r is flushed, q = 0, s = 1/0 = inf, every code is 0, which a product takes as 0 * inf
 
 Source: recorded for every one of the 32,641 bfloat16 values from 0 to infinity (the rows beside the limits are in
-``fixtures/division``); the instructions: PTX ISA, ``div``, ``rcp``. ``a = 0`` is the caller's to treat apart. Not
+``fixtures/division``); the instructions: PTX ISA, ``div``, ``rcp``.
+NaN gives NaN in every function of values here, 0 times infinity too. ``a = 0`` is the caller's to treat apart. Not
 covered: other architectures.
 """
 
@@ -40,22 +41,26 @@ HIGH: Final = 2.0**126
 
 
 def quotient(amax: Tensor) -> Tensor:
-    """``div.approx.ftz(448, amax)``, float64 values of float32; 0 gives infinity, infinity 0, NaN NaN."""
+    """``div.approx.ftz(448, amax)`` of float64 values of float32 of any shape; float64 of the same shape. 0 gives
+    infinity, infinity 0."""
     return divide(torch.full_like(amax, DIVIDEND), amax, flushed=True)
 
 
 def scale(q: Tensor) -> Tensor:
-    """``rcp.approx.ftz(q)``; infinity for 0, 0 for infinity."""
+    """``rcp.approx.ftz(q)`` of float64 values of float32 of any shape; float64 of the same shape. Infinity for 0, 0 for
+    infinity."""
     return divide(torch.ones_like(q), q, flushed=True)
 
 
 def product(x: Tensor, q: Tensor) -> Tensor:
-    """``mul.ftz(x, q)``: float64 values of float32; 0 times infinity is NaN."""
+    """``mul.ftz(x, q)`` of float64 values of float32 whose shapes broadcast; float64 of that shape. 0 times infinity is
+    NaN."""
     return flush(f32(flush(x) * q))
 
 
 def divide(x: Tensor, y: Tensor, *, flushed: bool) -> Tensor:
-    """``div.approx.ftz(x, y)`` where ``flushed``, else ``div.full(x, y)``; float64 values of float32 that broadcast."""
+    """``div.approx.ftz(x, y)`` where ``flushed``, else ``div.full(x, y)``, of float64 values of float32 that broadcast;
+    float64 of that shape."""
     if flushed:
         return product(x, reciprocal(flush(y)))
     magnitude = y.abs()
@@ -65,5 +70,6 @@ def divide(x: Tensor, y: Tensor, *, flushed: bool) -> Tensor:
 
 
 def outside(amax: Tensor) -> Tensor:
-    """Where finite values do not survive: amax above 2^126, or so small that its scale is flushed. Bool."""
+    """Where finite values do not survive: ``amax`` (float64 values of float32, any shape) above 2^126, or so small that
+    its scale is flushed; bool of its shape. False for 0, infinity and NaN."""
     return torch.isfinite(amax) & ((amax > HIGH) | ((amax < LOW) & (amax > 0)))

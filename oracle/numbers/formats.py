@@ -8,7 +8,7 @@ A code ``S E F`` (sign, exponent field, fraction field) of a format with ``f`` f
 
 except for the codes that the record gives to infinity and NaN; a record without exponent bits is a fixed-point number
 (E is 0), whose negative codes may be two's complements. :func:`decode_scalar` is this definition in
-exact integers; :func:`decode` is its vectorised twin (a table made by the definition up to 8 bits and by integer bit
+exact integers; :func:`decode` is its form for tensors (a table made by the definition up to 8 bits and by integer bit
 arithmetic up to 16, that arithmetic above), with the same bits on every device.
 
 Sources: OCP 8-bit Floating Point Specification 1.0 (E4M3, E5M2); Noune et al., arXiv 2206.02915 (FNUZ); OCP
@@ -352,16 +352,18 @@ def from_codes(codes: Tensor, fmt: Format) -> Tensor:
 
 
 def is_nan(codes: Tensor, fmt: Format) -> Tensor:
-    """Which integer codes are NaN, bool of their shape."""
+    """Which integer ``codes`` (any shape, ``fmt.storage``) are NaN; bool of their shape."""
     if fmt.nan is NanEncoding.NEGATIVE_ZERO:
         return codes == fmt.sign_mask
     return (codes & fmt.magnitude_mask) > (fmt.inf_code or fmt.max_code)
 
 
 def same_bits(x: Tensor, y: Tensor) -> Tensor:
-    """Elements of two tensors of one dtype whose bits are equal, bool of their shape.
+    """Elements of ``x`` and ``y``, of one shape and one dtype that has a format, whose bits are equal; bool of that
+    shape.
 
-    Any NaN equals any NaN (hardware does not agree on payloads); -0 differs from +0.
+    Any NaN equals any NaN (hardware does not agree on payloads); -0 differs from +0. Raises DtypeError: the dtype has
+    no format.
     """
     fmt = of_dtype(x.dtype)
 
@@ -386,7 +388,10 @@ def in_blocks(chain: Callable[..., Tensor], *operands: Tensor, dtype: torch.dtyp
         Takes one contiguous 1-D block of every operand, returns a tensor of the block's length and of
         ``dtype``. It must not write into its arguments.
     *operands : Tensor, of one shape and device, any strides.
-    dtype : torch.dtype, of the result, which is contiguous and has the operands' shape.
+    dtype : torch.dtype, of the result.
+
+    Returns the results of ``chain``, contiguous, of ``dtype`` and of the operands' shape; NaN and infinities as
+    ``chain`` gives them.
     """
     first = operands[0]
     block = DEVICE_BLOCK if first.is_cuda else CPU_BLOCK
@@ -404,10 +409,10 @@ def _stored(codes: Tensor, fmt: Format | None) -> tuple[Format, Tensor]:
     """The format and the codes in ``fmt.storage``."""
     codes = codes.detach()
     if codes.is_floating_point():
-        found = of_dtype(codes.dtype)
-        if fmt is not None and fmt != found:
+        tensor_format = of_dtype(codes.dtype)
+        if fmt is not None and fmt != tensor_format:
             raise DtypeError(f"a {codes.dtype} tensor is not one of {fmt}; codes_of(x) gives its bits")
-        return found, codes_of(codes)
+        return tensor_format, codes_of(codes)
     if fmt is None or codes.dtype not in _INTEGERS:
         raise DtypeError(f"{codes.dtype} does not say what its codes are; pass integer codes and fmt")
     width = 8 * codes.element_size()

@@ -12,10 +12,13 @@ A significand is cut into its first 7 or 6 bits, which choose a row ``C0, C1, C2
     ex2      of x = i + f           Y 2^(-23 + i)        64 rows, L = 17, rising
 
 ``ex2`` takes ``|x|`` cut after 23 binary digits, and of a negative one all bits inverted (less by 2^-23 than minus it)
-but where x is an integer. Found in every step that an H200 gave for 2^23 values of ``rcp``, 2^24 of ``rsqrt`` and the
-binades from 2^-4 to 2^3 of both signs of ``ex2`` (``tests/hardware/approximations.py``): all 143 million are those of
-this file. The form is that of Oberman and Siu, "A high-performance area-efficient multifunction interpolator", ARITH
-2005. Not covered: ``ex2`` of magnitudes below 2^-4, which is assumed to go on so; sine, logarithm; other architectures.
+but where x is an integer.
+
+Source: derived from every step that an H200 gave for 2^23 values of ``rcp``, 2^24 of ``rsqrt`` and the binades from
+2^-4 to 2^3 of both signs of ``ex2`` (``tests/hardware/approximations.py``): all 143 million are those of this file. The
+form is that of Oberman and Siu, "A high-performance area-efficient multifunction interpolator", ARITH 2005.
+NaN gives NaN. Not covered: ``ex2`` of magnitudes below 2^-4, which is assumed to go on so; sine, logarithm; other
+architectures.
 """
 
 from __future__ import annotations
@@ -92,40 +95,49 @@ BIAS: Final = {RECIPROCAL: 2023 << 17, POWER: 6114 << 19, ROOT: 16383 << 18, ROO
 
 
 def reciprocal(y: Tensor) -> Tensor:
-    """``rcp.approx.ftz`` of numbers that are not subnormal; infinity for 0 and 0 for infinity, of its sign."""
+    """``rcp.approx.ftz(y)`` of float64 values of float32 that are not subnormal, any shape; float64 of the same shape.
+
+    Zeros give infinity of their sign, infinities zero of their sign.
+    """
     number = torch.isfinite(y) & (y != 0)
     magnitude = torch.where(number, y.abs(), torch.ones_like(y))
     e = exponent_of(magnitude)
-    found = _significand(RECIPROCAL, _fraction(magnitude, e)) * power_of_two(-24 - e)
-    return torch.where(number, torch.copysign(flush(found), y), torch.ones_like(y) / y)
+    value = _significand(RECIPROCAL, _fraction(magnitude, e)) * power_of_two(-24 - e)
+    return torch.where(number, torch.copysign(flush(value), y), torch.ones_like(y) / y)
 
 
 def exp2(x: Tensor) -> Tensor:
-    """``ex2.approx.ftz``: 0 below 2^-126, infinity from 128 on."""
-    known = torch.nan_to_num(x, 0.0).clamp(-1024.0, 1024.0)
-    cut = torch.floor(known.abs() * 2.0**FRACTION).to(torch.int64)
-    inverted = torch.where(known == torch.floor(known), -cut, ~cut)
-    whole = torch.where(known < 0, inverted, cut)
+    """``ex2.approx.ftz(x)`` of float64 values of float32 of any shape; float64 of the same shape. 0 below 2^-126,
+    infinity from 128 on."""
+    bounded = torch.nan_to_num(x, 0.0).clamp(-1024.0, 1024.0)
+    cut = torch.floor(bounded.abs() * 2.0**FRACTION).to(torch.int64)
+    inverted = torch.where(bounded == torch.floor(bounded), -cut, ~cut)
+    whole = torch.where(bounded < 0, inverted, cut)
     power = whole >> FRACTION
-    found = _significand(POWER, whole & ((1 << FRACTION) - 1)) * power_of_two(power - FRACTION)
-    found = torch.where(power > 127, torch.full_like(x, torch.inf), flush(found))
-    return torch.where(torch.isnan(x), x, found)
+    value = _significand(POWER, whole & ((1 << FRACTION) - 1)) * power_of_two(power - FRACTION)
+    value = torch.where(power > 127, torch.full_like(x, torch.inf), flush(value))
+    return torch.where(torch.isnan(x), x, value)
 
 
 def reciprocal_root(x: Tensor) -> Tensor:
-    """``rsqrt.approx.ftz`` of numbers that are not subnormal; infinity for 0, NaN below."""
+    """``rsqrt.approx.ftz(x)`` of float64 values of float32 that are not subnormal, any shape; float64 of the same
+    shape.
+
+    Zeros give infinity of their sign, infinity 0, negative values NaN.
+    """
     number = torch.isfinite(x) & (x > 0)
     magnitude = torch.where(number, x, torch.ones_like(x))
     e = exponent_of(magnitude)
     fraction, half = _fraction(magnitude, e), e >> 1
     below, above = (_significand(table, fraction) for table in (ROOT, ROOT_FROM_2))
-    found = torch.where(e % 2 == 0, below, above)
-    found = torch.where((e % 2 == 0) & (fraction == 0), torch.full_like(found, 2.0**24), found)
-    return torch.where(number, found * power_of_two(-24 - half), torch.rsqrt(x))
+    value = torch.where(e % 2 == 0, below, above)
+    value = torch.where((e % 2 == 0) & (fraction == 0), torch.full_like(value, 2.0**24), value)
+    return torch.where(number, value * power_of_two(-24 - half), torch.rsqrt(x))
 
 
 def flush(x: Tensor) -> Tensor:
-    """Float32 subnormals (as float64) become zeros of their sign."""
+    """``x`` of any shape, float64 values of float32, with subnormals of float32 replaced by zeros of their sign;
+    float64 of the same shape."""
     return torch.where(x.abs() < SMALLEST_NORMAL, torch.copysign(torch.zeros_like(x), x), x)
 
 
@@ -140,8 +152,8 @@ def _significand(table: str, fraction: Tensor) -> Tensor:
     c0, c1, c2 = rows[:, fraction >> bits]
     rest = fraction & ((1 << bits) - 1)
     sum_ = (c0 << (2 * bits - 2)) + (c1 * rest << bits) + c2 * _squares(bits).to(fraction.device)[rest] + BIAS[table]
-    found: Tensor = (sum_ >> (2 * bits)).to(torch.float64)
-    return found
+    significand: Tensor = (sum_ >> (2 * bits)).to(torch.float64)
+    return significand
 
 
 @lru_cache(maxsize=4)
@@ -149,18 +161,18 @@ def _rows(table: str) -> Tensor:
     """``C0``, signed ``C1`` and ``C2``, int64 ``[3, rows]``."""
     words = [table[i : i + 15] for i in range(0, len(table), 15)]
     sign = 1 if table is POWER else -1
-    made = [(int(word[:7], 16), sign * int(word[7:12], 16), int(word[12:], 16)) for word in words]
-    return torch.tensor(made, dtype=torch.int64, device="cpu").t().contiguous()
+    values = [(int(word[:7], 16), sign * int(word[7:12], 16), int(word[12:], 16)) for word in words]
+    return torch.tensor(values, dtype=torch.int64, device="cpu").t().contiguous()
 
 
 @lru_cache(maxsize=2)
 def _squares(bits: int) -> Tensor:
     """``square(n)`` of every ``n`` of so many bits, int64."""
     n = torch.arange(1 << bits, dtype=torch.int64, device="cpu")
-    found, least = torch.zeros_like(n), 17 if bits == 16 else 19
+    square, least = torch.zeros_like(n), 17 if bits == 16 else 19
     for i in range(bits):
         for j in range(i, bits):
             weight = 2 * i if i == j else i + j + 1
             if weight >= least:
-                found += ((n >> i) & (n >> j) & 1) << weight
-    return found
+                square += ((n >> i) & (n >> j) & 1) << weight
+    return square

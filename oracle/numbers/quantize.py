@@ -46,7 +46,7 @@ from oracle.numbers.recipes import (
 )
 from oracle.numbers.rounding import Overflow, Rounding, encode, exponent_of, power_of_two, round_to, to_dtype
 from oracle.numbers.rounding import f32 as f32
-from oracle.numbers.scaling import TENSOR, Block, Grid, ScaleFormat, Scaling, grid
+from oracle.numbers.scaling import TENSOR, Block, Grid, ScaleFormat, grid
 
 BAND = 1 << 21  # elements of a band: 16 MiB for each float64 temporary
 TABLE = 1 << 16  # codes of bfloat16
@@ -83,10 +83,11 @@ def quantize(
     x : Tensor ``[..., K]``, bfloat16, float16 or float32
         Blocks of several rows need a matrix. Ragged blocks are filled with zeros for the amax; the codes are
         those of ``x`` alone.
-    scale : Tensor, float32, one value; exactly for recipes whose scale is given.
-    scale_ub : Tensor, float32, one value; only for recipes that take it.
-    global_scale : Tensor, float32, one value; exactly for recipes whose scaling has one. It multiplies on
-        dequantisation, or divides there where the recipe ``encodes``; codes are those of ``x`` over both scales.
+    scale : Tensor, float32, a scalar or any shape of one value; exactly for recipes whose scale is given.
+    scale_ub : Tensor, float32, a scalar or any shape of one value; only for recipes that take it.
+    global_scale : Tensor, float32, a scalar or any shape of one value; exactly for recipes whose scaling has one.
+        It multiplies on dequantisation, or divides there where the recipe ``encodes``; codes are those of ``x``
+        over both scales.
 
     Returns Quantized: NaN, infinity, -0 and zero blocks as the record says; NaN codes are written as the format's
     ``nan_code``.
@@ -104,17 +105,17 @@ def prepare(
     random: Tensor | None = None,
     ends: Ends | None = None,
 ) -> Prepared:
-    """An input decoded once, for any number of recipes; arguments and errors as :func:`quantize`.
+    """An input decoded once, for any number of recipes; arguments, NaN and errors as of :func:`quantize`.
 
-    ``global_scale`` may hold a value for each row of a matrix. ``random``: uint8 of the shape of ``x``, the bits of
-    recipes that round stochastically. ``ends``: where a kernel computes what it quantises, what may stand there; ``x``
-    is what is expected.
+    ``global_scale`` may hold a value for each row of a matrix, ``[R]`` or ``[R, 1]``. ``random``: uint8 of the shape of
+    ``x``, the bits of recipes that round stochastically. ``ends``: where a kernel computes what it quantises, what may
+    stand there; ``x`` is what is expected.
     """
     if x.dtype not in WIDE:
         raise DtypeError(f"x has dtype {x.dtype}; quantise bfloat16, float16 or float32")
     grid(x.shape, TENSOR)
-    given, bound = _one_value("scale", scale, x), _one_value("scale_ub", scale_ub, x)
-    return Prepared(x.detach(), given, bound, _per_row("global_scale", global_scale, x), random=random, ends=ends)
+    static, bound = _one_value("scale", scale, x), _one_value("scale_ub", scale_ub, x)
+    return Prepared(x.detach(), static, bound, _per_row("global_scale", global_scale, x), random=random, ends=ends)
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class Ends:
         return Ends(of(self.low), of(self.high), None if self.open is None else of(self.open))
 
     def magnitudes(self) -> tuple[Tensor, Tensor]:
-        """The least and the largest magnitude between the ends."""
+        """The least and the largest magnitude between the ends, of their shape and dtype; NaN where an end is NaN."""
         low, high = self.low.abs(), self.high.abs()
         least = torch.minimum(low, high).masked_fill((self.low <= 0) & (self.high >= 0), 0.0)
         return least, torch.maximum(low, high)
@@ -163,7 +164,9 @@ class Ends:
 class Prepared:
     """One input with everything that recipes share computed once; what is per element is made in bands of rows.
 
-    ``whole`` is the input of which this one is a band. ``global_scale`` is one value or ``[rows, 1, 1, 1]``.
+    ``whole`` is the input of which this one is a band. ``global_scale`` is a scalar or ``[rows, 1, 1, 1]``. Blocks are
+    seen as ``[down, r, across, c]`` (:class:`oracle.numbers.scaling.Grid`).
+    NaN and infinities are those of the input; the record of a recipe says how it treats them.
     """
 
     def __init__(
@@ -186,7 +189,7 @@ class Prepared:
 
     @cached_property
     def values(self) -> Tensor:
-        """The input in float64."""
+        """The input in float64, of the shape of ``x``."""
         return decode(self.x)
 
     def grid(self, block: Block) -> Grid:
@@ -228,17 +231,19 @@ class Prepared:
         )
 
     def with_values(self, x: Tensor) -> Prepared:
-        """Other values, exactly known, under the same scales and random bits."""
+        """Other values ``x``, of the dtype and the shape of this input's, exactly known, under the same scales and
+        random bits."""
         return Prepared(x, self.given, self.scale_ub, self.global_scale, random=self.random)
 
     def blocks(self, block: Block) -> Tensor:
-        """The values as ``[down, r, across, c]``, ragged blocks filled with zeros."""
+        """The values, float64 ``[down, r, across, c]``, ragged blocks filled with zeros."""
         if block not in self._blocks:
             self._blocks[block] = self.grid(block).split(self.values)
         return self._blocks[block]
 
     def amax(self, recipe: Recipe) -> Tensor:
-        """Exact amax per block ``[down, 1, across, 1]`` by the recipe's NaN policy and scan, before any floor."""
+        """Exact amax per block, float64 ``[down, 1, across, 1]``, by the recipe's NaN policy and scan, before any
+        floor."""
         key = (recipe.block, recipe.nan_amax, recipe.scan)
         if key not in self._amax:
             if recipe.block.rows is None and self._whole is not None:
@@ -272,8 +277,8 @@ class Prepared:
             return Steps(s, s, s, f32(torch.ones_like(s) / s), s)
         if recipe.candidates is not None:
             return self.chosen(recipe, self.own_steps(recipe))
-        fmt, given = of_dtype(self.dtype), {"scale_ub": self.scale_ub, "global_scale": self.global_scale}
-        return scale_steps(self.amax(recipe), recipe, fmt, **given)
+        fmt, factors = of_dtype(self.dtype), {"scale_ub": self.scale_ub, "global_scale": self.global_scale}
+        return scale_steps(self.amax(recipe), recipe, fmt, **factors)
 
     def own_steps(self, recipe: Recipe) -> Steps:
         """The steps of every block's own scale, whichever candidate is chosen."""
@@ -294,7 +299,8 @@ class Prepared:
         return Steps(own.amax, *(torch.where(other, a, b) for a, b in pairs))
 
     def error(self, recipe: Recipe, steps: Steps) -> Tensor:
-        """The error of every block under a scale, each operation rounded to float32, summed in the order of K."""
+        """The error of every block under a scale, float64 ``[down, 1, across, 1]``: each operation rounded to float32,
+        summed in the order of K. NaN where the block, or its scale, is NaN."""
         blocks = self.blocks(recipe.block)
         codes = to_codes(quotients(blocks, steps.total, steps.inverse, recipe), recipe, None)
         difference = f32(f32(decode(codes, recipe.element) * steps.total) - blocks).abs()
@@ -315,7 +321,8 @@ class Prepared:
         return self.steps(recipe).scale
 
     def both(self, scale: Tensor, recipe: Recipe) -> Tensor:
-        """Published scales (float64) times the global one, where the recipe has one."""
+        """Published ``scale``, float64 and any shape that broadcasts against the global one's, times that one where the
+        recipe has one; float64 of that shape."""
         if self.global_scale is None:
             return scale
         g = self.global_scale
@@ -337,7 +344,7 @@ class Prepared:
         return out
 
     def random_blocks(self, recipe: Recipe) -> Tensor | None:
-        """The random bits as ``[down, r, across, c]``, where the recipe takes them.
+        """The random bits, uint8 ``[down, r, across, c]``; None where the recipe takes none.
 
         Raises OptionError: it takes them, and there are none.
         """
@@ -349,8 +356,11 @@ class Prepared:
 
 
 def to_codes(quotient: Tensor, recipe: Recipe, random: Tensor | None) -> Tensor:
-    """The codes of quotients, float64 or float32, ``storage`` of the element format; ``random``: uint8, for stochastic
-    rounding."""
+    """The codes of float64 or float32 ``quotient`` of any shape: of the same shape, ``storage`` of the element format.
+
+    ``random`` is uint8 of the same shape, for stochastic rounding. A NaN quotient gives the recipe's ``code_of_nan``,
+    an infinite one the largest code of its sign.
+    """
     few, narrow = quotient.numel() < TABLE, recipe.element.fraction_bits <= BF16.fraction_bits - 2
     if few or recipe.rounding.random or not narrow or quotient.dtype is torch.float64:
         return _codes(quotient.to(torch.float64), recipe, random)
@@ -386,9 +396,11 @@ def _code_table(recipe: Recipe, device: torch.device) -> Tensor:
 
 
 def jittered(v: Tensor, element: Format, random: Tensor) -> Tensor:
-    """``v`` moved away from zero by ``u step(|v|)``, one float32 fma; ``u = random / 256``, ``step`` the spacing of the
+    """``v`` moved away from zero by ``u step(|v|)``, one float32 fma: ``u = random / 256``, ``step`` the spacing of the
     format at ``|v|``, of its last binade above. What is truncated then is the value that was, plus up to a step.
 
+    ``v`` is float64 of any shape, ``random`` uint8 of the same shape; returns float64 of that shape. NaN and infinities
+    stay.
     Source: TransformerEngine util/ptx.cuh ``stochastic_round_fp4_e2m1``.
     """
     magnitude = v.abs()
@@ -405,33 +417,13 @@ class Band:
     blocks: slice
 
 
-def dequantize(q: Tensor, scale: Tensor, scaling: Scaling) -> Tensor:
-    """``scale * value(q)``, exactly; a global scale is the caller's to multiply.
-
-    Parameters
-    ----------
-    q : Tensor ``[..., K]`` of the element format (values, or integer codes)
-    scale : Tensor, float32, bfloat16 or an 8-bit float, in the logical shape of ``scaling.block`` over ``q``
-
-    Returns float64: 4 by 24 significant bits, so the product is exact. NaN codes, and 0 * inf, give NaN.
-    Raises ShapeError: the scale does not have the shape that the block gives.
-    """
-    cells = scaling.grid(q.shape)
-    if tuple(scale.shape) != cells.scale_shape:
-        raise ShapeError(
-            f"scale has shape {list(scale.shape)}; blocks of {scaling.block} over {list(q.shape)} give "
-            f"{list(cells.scale_shape)}"
-        )
-    return cells.join(cells.split(decode(q, scaling.element)) * cells.over(decode(scale)))
-
-
 def per_tensor_dequantize(q: Tensor, inv_scale: Tensor) -> Tensor:
     """``RN_float16(RN_float32(value(q) * inv_scale))``, as vLLM dequantises a whole tensor.
 
     Parameters
     ----------
     q : Tensor, float8_e4m3fn, any shape
-    inv_scale : Tensor, float32, one value (it multiplies, whatever its name says)
+    inv_scale : Tensor, float32, a scalar or any shape of one value (it multiplies, whatever its name says)
 
     Notes
     -----
@@ -439,7 +431,10 @@ def per_tensor_dequantize(q: Tensor, inv_scale: Tensor) -> Tensor:
     in float32 and rounds the product once more: two roundings, which this function repeats.
     Source: vLLM quantization/utils/w8a8_utils.py ``per_tensor_dequantize``.
 
-    Returns float16. Magnitudes that round above 65504 are infinite, those up to 2^-25 are zero.
+    Returns float16 of the same shape. Magnitudes that round above 65504 are infinite, those up to 2^-25 are zero; NaN
+    codes give NaN.
+    Raises DtypeError: ``q`` or ``inv_scale`` has another dtype; ShapeError, DeviceError: ``inv_scale`` is not one value
+    there; OptionError: it is None.
     """
     if q.dtype is not torch.float8_e4m3fn:
         raise DtypeError(f"q has dtype {q.dtype}; per_tensor_dequantize takes torch.float8_e4m3fn")
@@ -450,11 +445,11 @@ def per_tensor_dequantize(q: Tensor, inv_scale: Tensor) -> Tensor:
 
 
 def block_amax(blocks: Tensor, recipe: Recipe, *, columns: int) -> Tensor:
-    """Amax of blocks ``[down, r, across, c]`` of an input in its dtype, as float64 ``[down, 1, across, 1]``.
+    """Amax of ``blocks`` ``[down, r, across, c]`` of an input in its dtype, as float64 ``[down, 1, across, 1]``.
 
-    NaN elements are ignored or propagated as the recipe says. ``columns`` is the unpadded K, which the
-    faulty scan of :class:`oracle.numbers.recipes.AmaxScan` looks at. Magnitudes are compared as the integers that
-    their codes are, which have the same order.
+    NaN elements are ignored or propagated as the recipe says. ``columns`` is the unpadded K, which the faulty scan of
+    :class:`oracle.numbers.recipes.AmaxScan` looks at. Magnitudes are compared as the integers that their codes are,
+    which have the same order.
     """
     fmt = of_dtype(blocks.dtype)
     if recipe.scan is AmaxScan.FLOAT16_BITS:
@@ -485,7 +480,12 @@ def seen_by_row_as_column(shape: tuple[int, ...] | torch.Size, columns: int) -> 
 def scale_steps(
     amax: Tensor, recipe: Recipe, fmt: Format, *, scale_ub: Tensor | None = None, global_scale: Tensor | None = None
 ) -> Steps:
-    """From amax values (float64 holding float32 values) to a recipe's scale; ``fmt`` is the format of ``x``."""
+    """From ``amax``, float64 values of float32 ``[down, 1, across, 1]``, to a recipe's scale; ``fmt`` is the format of
+    ``x``.
+
+    ``scale_ub`` and ``global_scale`` are float64 values of float32, scalars or of a shape that broadcasts against
+    ``amax``. NaN, infinity and zero of an amax as the record says.
+    """
     a = amax
     if recipe.zero_amax:
         a = torch.where(a == 0, torch.full_like(a, recipe.zero_amax), a)
@@ -553,7 +553,8 @@ def _under(global_scale: Tensor, s: Tensor, a: Tensor, recipe: Recipe) -> Tensor
 
 
 def to_scale_format(s: Tensor, recipe: Recipe, fmt: Format) -> Tensor:
-    """Float64 scales rounded to the nearest of the recipe's scale format; a format without infinity saturates."""
+    """Float64 scales ``s`` of any shape rounded to the nearest of the recipe's scale format; float64 of the same shape.
+    A format without infinity saturates; NaN stays NaN."""
     target = recipe.scale_format.number_format(fmt)
     if target == FP32:  # every scale is a float32 value already
         return s
@@ -569,9 +570,11 @@ def suits(recipe: Recipe, dtype: torch.dtype) -> bool:
 
 
 def quotients(blocks: Tensor, s: Tensor, inverse: Tensor, recipe: Recipe) -> Tensor:
-    """What is rounded to codes: ``blocks [down, r, across, c]`` over a float64 scale that broadcasts against them.
+    """What is rounded to codes: ``blocks`` ``[down, r, across, c]`` over a scale ``s``, float64 and of a shape that
+    broadcasts against them, or times ``inverse``, of the same shape and dtype as ``s``.
 
-    Float32 values throughout, in the dtype of ``blocks``: float64, or float32, which is faster.
+    Returns float32 values in the shape and the dtype of ``blocks``: float64, or float32, which is faster. NaN where the
+    block or the scale is NaN, and for 0 over 0; what a recipe does for zero and infinite scales stands in its record.
     """
     dtype = blocks.dtype
     if recipe.divides_by_bits:
@@ -611,7 +614,7 @@ def _divided(x: Tensor, y: Tensor, recipe: Recipe) -> Tensor:
 
 
 def _reciprocal(s: Tensor, recipe: Recipe) -> Tensor:
-    """``fl(1/s)``, and what the recipe makes of it at the ends of the range."""
+    """``fl(1/s)``, with the recipe's policy at the ends of the range."""
     inverse = f32(torch.ones_like(s) / s)
     if recipe.inverse_limit:
         inverse = torch.where(torch.isinf(inverse), torch.full_like(inverse, FP32.max_finite), inverse)
@@ -657,7 +660,8 @@ def _per_row(name: str, value: Tensor | None, x: Tensor) -> Tensor | None:
 
 
 def bf16(x: Tensor) -> Tensor:
-    """Float64 values (of bfloat16 operands: products are exact) rounded once to bfloat16."""
+    """Float64 ``x`` of any shape (products of bfloat16 values are exact) rounded once to bfloat16; float64 of the same
+    shape. Infinite beyond the largest; NaN stays NaN."""
     return round_to(x, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
 

@@ -257,8 +257,8 @@ class Recipe:
         inverse = self.formula is ScaleFormula.INVERSE and self.code is CodeFormula.QUOTIENT
         multiply = self.formula is ScaleFormula.MULTIPLY and self.code in (CodeFormula.DIVIDE, CodeFormula.QUOTIENT)
         given = self.formula is ScaleFormula.GIVEN and self.code is CodeFormula.DIVIDE
-        known = (inverse or multiply or given) and self.power_of_two is None and self.element == E4M3FN
-        if self.arithmetic is not Arithmetic.IEEE and not known:
+        covered = (inverse or multiply or given) and self.power_of_two is None and self.element == E4M3FN
+        if self.arithmetic is not Arithmetic.IEEE and not covered:
             raise ValueError(
                 f"{self.name}: approximate division is known for s = 1/(448/a) and x*q, a*fl(1/448) and x/s or x*q, "
                 "or a given s and x/s, of E4M3 and without powers of two"

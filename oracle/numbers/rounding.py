@@ -1,4 +1,4 @@
-"""Rounding to a format, once: the definition for one number, and its twins for tensors and for pairs ``hi + lo``; the
+"""Rounding to a format, once: the definition for one number, and its forms for tensors and for pairs ``hi + lo``; the
 error-free sums and products of float64 that make such pairs.
 
 The magnitude ``|x|`` lies between two neighbours ``n q <= |x| < (n + 1) q`` where
@@ -130,7 +130,10 @@ def encode(x: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) ->
 
 
 def round_to(x: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) -> Tensor:
-    """The values of :func:`encode`, as float64: ``decode(encode(x, ...), fmt)`` without the detour."""
+    """The values of :func:`encode`, float64 of the same shape: ``decode(encode(x, ...), fmt)`` without the detour.
+
+    Arguments, NaN, infinities, zeros and errors as of :func:`encode`.
+    """
     _check(fmt, overflow, x)
     if _by_conversion(x, fmt, rounding, overflow):
         return in_blocks(lambda part: _narrowed(part).to(torch.float64), x, dtype=torch.float64)
@@ -138,7 +141,10 @@ def round_to(x: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) 
 
 
 def f32(x: Tensor) -> Tensor:
-    """Float64 values rounded to float32 values, to nearest even; infinite beyond the largest."""
+    """Float64 ``x`` of any shape rounded to float32 values, to nearest even; float64 of the same shape.
+
+    Infinite beyond the largest; NaN stays NaN, a zero keeps its sign. Raises DtypeError: ``x`` is not float64.
+    """
     return round_to(x, FP32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
 
@@ -156,37 +162,42 @@ def encode_pair(hi: Tensor, lo: Tensor, fmt: Format, *, rounding: Rounding, over
     Returns ``fmt.storage`` bits, contiguous, same shape and device.
     Raises DtypeError, OptionError, InputError: as :func:`encode`; ShapeError, DeviceError: ``hi`` and ``lo`` differ.
     """
-    _check(fmt, overflow, hi, lo)
+    _check_pair(fmt, overflow, hi, lo)
     return in_blocks(lambda head, tail: _codes(_to_odd(head, tail), fmt, rounding, overflow), hi, lo, dtype=fmt.storage)
 
 
 def round_pair(hi: Tensor, lo: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) -> Tensor:
-    """The values of :func:`encode_pair`, as float64."""
-    _check(fmt, overflow, hi, lo)
+    """The values of :func:`encode_pair`, float64 of the same shape; arguments, NaN and errors as of
+    :func:`encode_pair`."""
+    _check_pair(fmt, overflow, hi, lo)
     return in_blocks(
         lambda head, tail: _values(_to_odd(head, tail), fmt, rounding, overflow), hi, lo, dtype=torch.float64
     )
 
 
 def to_dtype(x: Tensor, dtype: torch.dtype, *, rounding: Rounding, overflow: Overflow) -> Tensor:
-    """A float64 tensor as a tensor of ``dtype``: :func:`encode` for the format of a torch dtype.
+    """Float64 ``x`` of any shape as a tensor of ``dtype``, same shape: :func:`encode` for the format of a torch dtype.
 
-    Raises DtypeError: the dtype has no format (:func:`oracle.numbers.formats.of_dtype`), or as :func:`encode`.
+    NaN, infinities and zeros as for :func:`encode_scalar`. Raises DtypeError: the dtype has no format
+    (:func:`oracle.numbers.formats.of_dtype`); errors as of :func:`encode`.
     """
     fmt = of_dtype(dtype)
     return from_codes(encode(x, fmt, rounding=rounding, overflow=overflow), fmt)
 
 
 def pair_to_dtype(hi: Tensor, lo: Tensor, dtype: torch.dtype, *, rounding: Rounding, overflow: Overflow) -> Tensor:
-    """Sums ``hi + lo`` as a tensor of ``dtype``: :func:`encode_pair` for the format of a torch dtype."""
+    """Sums ``hi + lo`` as a tensor of ``dtype``, same shape: :func:`encode_pair` for the format of a torch dtype.
+
+    Arguments, NaN and errors as of :func:`encode_pair`. Raises DtypeError too: the dtype has no format.
+    """
     fmt = of_dtype(dtype)
     return from_codes(encode_pair(hi, lo, fmt, rounding=rounding, overflow=overflow), fmt)
 
 
 def power_of_two(e: Tensor) -> Tensor:
-    """``2**e`` for a tensor of integers, exactly, from the exponent bits.
+    """``2**e`` for a tensor of integers of any shape, exactly, from the exponent bits.
 
-    Returns float64, same shape and device: subnormal for -1074 <= e < -1022, 0 below, inf above 1023.
+    Returns float64, same shape and device: subnormal for -1074 <= e < -1022, 0 below, infinity above 1023.
     Raises DtypeError: ``e`` is not an integer tensor.
     """
     if e.dtype not in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
@@ -198,7 +209,7 @@ def power_of_two(e: Tensor) -> Tensor:
 
 
 def exponent_of(x: Tensor) -> Tensor:
-    """``floor(log2(|x|))`` of a float64 tensor, exactly, from its bits.
+    """``floor(log2(|x|))`` of a float64 tensor of any shape, exactly, from its bits.
 
     Returns int64, same shape and device. Subnormals are counted down to -1074; zero gives -1075 and infinity and NaN
     give 1024, which is each what :func:`power_of_two` turns into 0 and inf: the caller decides what they mean.
@@ -217,20 +228,24 @@ SPLITTER = 2.0**27 + 1.0  # Veltkamp's constant for p = 53: 2**ceil(53/2) + 1
 
 
 def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """``a + b`` exactly, as ``(rounded, error)``; any magnitudes."""
+    """``a + b`` exactly, as ``(rounded, error)``, of float64 tensors of any magnitudes whose shapes broadcast; float64
+    of that shape. The error beside an infinite or NaN sum is NaN."""
     s = a + b
     v = s - a
     return s, (a - (s - v)) + (b - v)
 
 
 def fast_two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """``a + b`` exactly when ``|a| >= |b|`` or ``a == 0``."""
+    """``a + b`` as :func:`two_sum`, exactly when ``|a| >= |b|`` or ``a == 0``; float64 of that shape."""
     s = a + b
     return s, b - (s - a)
 
 
 def two_prod(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """``a * b`` exactly, as ``(rounded, error)``, for ``|a|, |b| < 2**996`` and no underflow of the error."""
+    """``a * b`` exactly, as ``(rounded, error)``, of float64 tensors whose shapes broadcast; float64 of that shape.
+
+    For ``|a|, |b| < 2**996`` and no underflow of the error. The error beside an infinite or NaN product is NaN.
+    """
     p = a * b
     ah, al = _split(a)
     bh, bl = _split(b)
@@ -251,14 +266,17 @@ _HUGE = 2.0**1000  # overflows in every format; far enough below the largest flo
 def _check(fmt: Format, overflow: Overflow, *operands: Tensor) -> None:
     """Refuse what cannot be rounded, before anything is allocated."""
     check_policy(fmt, overflow)
-    first = operands[0]
     for operand in operands:
         if operand.dtype is not torch.float64:
             raise DtypeError(f"rounding takes float64, not {operand.dtype}; formats.decode(x) widens exactly")
-        if operand.shape != first.shape:
-            raise ShapeError(f"hi is {tuple(first.shape)}, lo {tuple(operand.shape)}; a pair has one shape")
-        if operand.device != first.device:
-            raise DeviceError(f"hi is on {first.device} and lo on {operand.device}; move one of them")
+
+
+def _check_pair(fmt: Format, overflow: Overflow, hi: Tensor, lo: Tensor) -> None:
+    _check(fmt, overflow, hi, lo)
+    if hi.shape != lo.shape:
+        raise ShapeError(f"hi is {tuple(hi.shape)}, lo {tuple(lo.shape)}; a pair has one shape")
+    if hi.device != lo.device:
+        raise DeviceError(f"hi is on {hi.device} and lo on {lo.device}; move one of them")
 
 
 def _by_conversion(x: Tensor, fmt: Format, rounding: Rounding, overflow: Overflow) -> bool:

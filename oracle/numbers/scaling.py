@@ -6,6 +6,10 @@ A tensor ``[..., K]`` is seen as the matrix of its last axis by all others toget
 matrix ``[R, K]`` into ``ceil(R/r) x ceil(K/c)`` blocks; ragged blocks are padded for reductions and cropped afterwards.
 How a scale is computed is a matter of recipes (:mod:`oracle.numbers.recipes`), packed scales one of
 :mod:`oracle.truth.layout`.
+
+NaN and infinities are moved like every other value; nothing here computes.
+Sources: the scale layouts of DeepGEMM (``per_token_cast_to_fp8``, ``per_block_cast_to_fp8``) and vLLM
+(``scaled_fp8_quant``); OCP Microscaling Formats 1.0 (blocks of 32); NVFP4: PTX ISA, block scaling of ``mma``.
 """
 
 from __future__ import annotations
@@ -54,8 +58,8 @@ class ScaleFormat(StrEnum):
 
     def number_format(self, of_input: Format) -> Format:
         """The number format of the scales of an input of that format."""
-        known = {ScaleFormat.FLOAT32: FP32, ScaleFormat.UE8M0: E8M0, ScaleFormat.E4M3: E4M3FN}
-        return known.get(self, of_input)
+        formats = {ScaleFormat.FLOAT32: FP32, ScaleFormat.UE8M0: E8M0, ScaleFormat.E4M3: E4M3FN}
+        return formats.get(self, of_input)
 
 
 class Layout(StrEnum):
@@ -65,7 +69,8 @@ class Layout(StrEnum):
     TRANSPOSED = "at [j, i]"
 
     def place(self, scale: Tensor) -> Tensor:
-        """Scales ``[blocks down, blocks across]`` as this layout stores them; its own inverse."""
+        """``scale`` ``[blocks down, blocks across]`` of any dtype as this layout stores it, a view of the same dtype:
+        ``[blocks across, blocks down]`` where TRANSPOSED. Its own inverse."""
         return scale.mT if self is Layout.TRANSPOSED else scale
 
 
@@ -86,7 +91,7 @@ class Grid:
         return -(-self.rows // self.block_rows), -(-self.columns // self.block_columns)
 
     def split(self, x: Tensor, *, fill: float = 0.0) -> Tensor:
-        """``x`` of ``shape`` as ``[blocks down, r, blocks across, c]``, ragged blocks filled with ``fill``."""
+        """``x`` of ``shape``, any dtype, as ``[blocks down, r, blocks across, c]``; ``fill`` fills ragged blocks."""
         down, across = self.count
         pad = (0, across * self.block_columns - self.columns, 0, down * self.block_rows - self.rows)
         matrix = x.reshape(self.rows, self.columns)
@@ -95,18 +100,20 @@ class Grid:
         return matrix.reshape(down, self.block_rows, across, self.block_columns)
 
     def join(self, blocks: Tensor) -> Tensor:
-        """The inverse of :meth:`split`: contiguous, of ``shape``."""
+        """The inverse of :meth:`split`: ``blocks`` ``[blocks down, r, blocks across, c]`` of any dtype as a contiguous
+        tensor of ``shape``."""
         down, across = self.count
         matrix = blocks.reshape(down * self.block_rows, across * self.block_columns)
         return matrix[: self.rows, : self.columns].reshape(self.shape).contiguous()
 
     def over(self, scale: Tensor) -> Tensor:
-        """A scale of ``scale_shape`` as ``[blocks down, 1, blocks across, 1]``, to broadcast against blocks."""
+        """A ``scale`` of ``scale_shape``, any dtype, as ``[blocks down, 1, blocks across, 1]``, to broadcast against
+        blocks."""
         down, across = self.count
         return scale.reshape(down, 1, across, 1)
 
     def spread(self, scale: Tensor) -> Tensor:
-        """A scale of ``scale_shape`` repeated over its elements: ``shape``."""
+        """A ``scale`` of ``scale_shape``, any dtype, repeated over its elements: of ``shape``, contiguous."""
         down, across = self.count
         return self.join(self.over(scale).expand(down, self.block_rows, across, self.block_columns))
 
@@ -168,8 +175,8 @@ class Scaling:
 
         ``tensor``, ``token`` (a scale for each row, ``[M, 1]``), ``channel`` (the same, stored ``[1, N]``), or the
         block, such as ``1x128``."""
-        found = [name for name, pair in _NAMES.items() if pair == (self.block, self.layout)]
-        return found[0] if found else str(self.block)
+        names = [name for name, pair in _NAMES.items() if pair == (self.block, self.layout)]
+        return names[0] if names else str(self.block)
 
     def named(self, name: str) -> Scaling:
         """The same formats with the blocks (and layout) of that name.
@@ -199,9 +206,9 @@ class Scaling:
         return tuple(self.layout.place(scale).shape)
 
     def expand(self, scale: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
-        """Published scales repeated over the elements of a tensor of that shape; same dtype.
+        """Published ``scale`` of any dtype repeated over the elements of a tensor of ``shape``; same dtype.
 
-        Raises ShapeError: the scale does not have the shape that this scheme gives.
+        Raises ShapeError: the scale does not have the shape that this scheme gives (:meth:`scale_shape`).
         """
         if tuple(scale.shape) != self.scale_shape(shape):
             raise ShapeError(

@@ -55,10 +55,9 @@ def ceil_to_ue8m0(x: Tensor) -> Tensor:
 
 
 def ceil_power(s: Tensor, *, byte_low: int, inf_byte: int | None, nan_byte: int) -> Tensor:
-    """Smallest ``2^(byte - 127) >= s`` with ``byte_low <= byte <= 254``, for ``s >= 0`` in float64.
-
-    An infinite ``s`` gives ``inf_byte`` (None: it stays infinite) and NaN ``nan_byte``; byte 255 is NaN.
-    """
+    """Smallest ``2^(byte - 127) >= s`` with ``byte_low <= byte <= 254``, for float64 ``s >= 0`` of any shape; float64
+    of the same shape. An infinite ``s`` gives ``inf_byte`` (None: it stays infinite) and NaN ``nan_byte``; byte 255 is
+    NaN."""
     return _from_exponent(_ceil_exponent(s), s, byte_low, inf_byte, nan_byte)
 
 
@@ -72,7 +71,7 @@ def round_scale(s: Tensor, amax: Tensor, inverse: Tensor, recipe: Recipe, fmt: F
         INVERSE_FLOOR), all float32 values.
     fmt : Format, format in which the library computes the logarithm (EXP2_* modes): float32, or the input's.
 
-    Returns float64 powers of two; 0, inf and NaN where the mode lets them through.
+    Returns float64 powers of two of that shape; 0, inf and NaN where the mode lets them through.
     """
     mode, element = recipe.power_of_two, recipe.element
     limits = (recipe.byte_low, recipe.inf_byte, recipe.nan_byte)
@@ -97,9 +96,10 @@ def round_scale(s: Tensor, amax: Tensor, inverse: Tensor, recipe: Recipe, fmt: F
 def log2_window(s: Tensor, recipe: Recipe, fmt: Format) -> tuple[Tensor, Tensor]:
     """Smallest and largest power of two that a mode through log2 may give when its log2 is off by one ulp.
 
-    Equal to each other wherever the logarithm is not within 1.5 ulp of the step; ValueError for any other mode.
-    The approximate ``lg2.approx`` of the device is covered too: its error is below 2^-22 absolute for
-    arguments in [1/2, 2], and below 2^-22 relative elsewhere (PTX ISA, lg2).
+    ``s``: float64 values of float32 of any shape; both results are float64 of the same shape, equal to each other
+    wherever the logarithm is not within 1.5 ulp of the step. 0, infinity and NaN stay. The approximate ``lg2.approx``
+    of the device is covered too: its error is below 2^-22 absolute for arguments in [1/2, 2], and below 2^-22 relative
+    elsewhere (PTX ISA, lg2). Raises ValueError: the recipe has another mode.
     """
     mode = recipe.power_of_two
     if mode not in LOG2_MODES:

@@ -105,11 +105,18 @@ class Comparison:
     versions: tuple[tuple[str, str, str], ...]
     complaints: tuple[str, ...] = ()
     unfinished: int = 0
+    gaps: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Nothing broke."""
-        return not self.complaints and not any(change.kind in BROKEN for change in self.changes)
+        """Nothing broke, and both runs are whole."""
+        whole = not self.problems and not self.unfinished
+        return whole and not any(change.kind in BROKEN for change in self.changes)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Complaints that the old run has not, and what either run lacks."""
+        return (*self.complaints, *self.gaps)
 
     def of(self, kind: Kind) -> list[Change]:
         """The changes of one kind; moved margins largest first."""
@@ -121,7 +128,7 @@ class Comparison:
             "schema": SCHEMA,
             "ok": self.ok,
             "counts": {str(kind): len(self.of(kind)) for kind in Kind} | {"same": self.same},
-            "complaints": list(self.complaints),
+            "complaints": list(self.problems),
             "unfinished": self.unfinished,
             "versions": [{"name": name, "old": old, "new": new} for name, old, new in self.versions],
             "changes": [change.to_json() for change in self.changes],
@@ -152,6 +159,10 @@ def between(old: Report, new: Report, *, renamed: Mapping[str, str] | None = Non
         tuple(v for v in versions if v[1] != v[2]),
         tuple(c for c in new.complaints if c not in old.complaints),
         new.unfinished,
+        (
+            *((f"the old run is unfinished: {counted(old.unfinished, 'case')} did not run",) if old.unfinished else ()),
+            *(f"{which} run: {gap}" for which, run in (("old", old), ("new", new)) for gap in run.gaps),
+        ),
     )
 
 
@@ -181,8 +192,8 @@ def print_comparison(found: Comparison, console: Console, *, verbose: bool = Fal
             console.print(Text("\n".join(lines)), soft_wrap=True)
         if not verbose and len(changes) > MOST:
             console.print(Text(f"  ... and {len(changes) - MOST} more; --verbose prints all", style="dim"))
-    for complaint in found.complaints:
-        console.print(Text.assemble(("LEDGER ", "bold red"), complaint), soft_wrap=True)
+    for problem in found.problems:
+        console.print(Text.assemble(("PROBLEM ", "bold red"), problem), soft_wrap=True)
     if found.unfinished:
         left = counted(found.unfinished, "case")
         console.print(Text(f"the new run is unfinished: {left} did not run", style="yellow"))
@@ -262,12 +273,12 @@ def marker(title: str) -> str:
 
 def to_markdown(found: Comparison, title: str = TITLE) -> str:
     """The comment; the same comparison gives the same text."""
-    counted = [f"{count} {kind}" for kind in Kind if (count := len(found.of(kind)))]
-    counts = ", ".join([*counted, f"{found.same} the same"])
+    each = [f"{count} {kind}" for kind in Kind if (count := len(found.of(kind)))]
+    counts = ", ".join([*each, f"{found.same} the same"])
     lines = [marker(title), f"### {'✅' if found.ok else '❌'} {one_line(title)}: {counts}", ""]
-    lines += [f"- **ledger**: {one_line(complaint)}" for complaint in found.complaints]
+    lines += [f"- **problem**: {one_line(problem)}" for problem in found.problems]
     if found.unfinished:
-        lines.append(f"- the new run is unfinished: {found.unfinished} cases did not run")
+        lines.append(f"- the new run is unfinished: {counted(found.unfinished, 'case')} did not run")
     groups = _groups([change for kind in BROKEN for change in found.of(kind)])
     for group in groups[:GROUPS]:
         lines += _open(group)

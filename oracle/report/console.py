@@ -21,7 +21,7 @@ STYLES = {
 
 
 def print_report(report: Report, console: Console, *, quiet: bool = False, verbose: bool = False) -> None:
-    """Failures, reasons, the table, ledger complaints, and a closing line.
+    """Failures, reasons, the table, problems of the ledger and of the record, and a closing line.
 
     ``quiet`` leaves open failures, complaints and the closing line; ``verbose`` adds a line for every outcome.
     """
@@ -37,8 +37,8 @@ def print_report(report: Report, console: Console, *, quiet: bool = False, verbo
         console.print(table(report))
         if losses(report):
             console.print(loss_table(report))
-    for complaint in report.complaints:
-        console.print(Text.assemble(("LEDGER ", "bold red"), complaint), soft_wrap=True)
+    for problem in report.problems:
+        console.print(Text.assemble(("PROBLEM ", "bold red"), problem), soft_wrap=True)
     console.print(closing(report), soft_wrap=True)
 
 

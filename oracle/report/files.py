@@ -36,12 +36,13 @@ def to_junit(report: Report) -> str:
         name = f"{group.contract} [{group.subject}, {group.arch}]"
         cases = [_test_case(outcome, name) for outcome in group.outcomes]
         _suite(root, name, cases, sum(outcome.seconds for outcome in group.outcomes))
-    if report.complaints:
+    for suite, problems in (("known failures", report.complaints), ("record", report.gaps)):
         cases = []
-        for number, complaint in enumerate(report.complaints):
-            cases.append(ET.Element("testcase", classname="known failures", name=f"entry {number}", time="0"))
-            ET.SubElement(cases[-1], "failure", message=_clean(complaint))
-        _suite(root, "known failures", cases, 0.0)
+        for number, problem in enumerate(problems):
+            cases.append(ET.Element("testcase", classname=suite, name=f"entry {number}", time="0"))
+            ET.SubElement(cases[-1], "failure", message=_clean(problem))
+        if cases:
+            _suite(root, suite, cases, 0.0)
     for count in ("tests", "failures", "errors", "skipped"):
         root.set(count, str(sum(int(suite.get(count, "0")) for suite in root)))
     root.set("time", f"{report.seconds:.3f}")
@@ -88,7 +89,7 @@ def to_markdown(report: Report) -> str:
     head = [f"### {sign} fp8-oracle: {word}", "", f"{report.words}; {report.seconds:.1f} s", ""]
     if report.unfinished:
         head += [f"**Interrupted: {counted(report.unfinished, 'case')} did not run.**", ""]
-    head += [f"- **ledger**: {one_line(complaint)}" for complaint in report.complaints]
+    head += [f"- **problem**: {one_line(problem)}" for problem in report.problems]
     for title, known in (("What fails", False), ("Known failures", True)):
         chosen = [cause for cause in found if (cause.known is not None) == known]
         if chosen:

@@ -65,10 +65,10 @@ def _head(report: outcome.Report, found: list[outcome.Cause]) -> str:
         for name, number in report.counts().items()
         if number
     )
-    known, false = report.counts()["KNOWN"], len(report.complaints)
+    known, other = report.counts()["KNOWN"], len(report.problems)
     broken = sum(cause.known is None for cause in found)
     words = [count(broken, "open problem")] if broken else []
-    words += [f"{count(false, 'false entry', 'false entries')} in the ledger"] if false else []
+    words += [f"{count(other, 'problem')} of the run itself"] if other else []
     words += [f"{count(report.unfinished, 'case')} not run"] if report.unfinished else []
     sign, said = "✓" if report.ok else "✗", " and ".join(words) or "Nothing was judged"
     said = ("All as it must be" if report.ok else said) + (f"; {count(known, 'known failure')}" if known else "")
@@ -90,7 +90,7 @@ def _problems(report: outcome.Report, found: list[outcome.Cause]) -> str:
         link = f'<a href="#c{number}"><b>{escape(cause.title)}</b></a> <span class="soft">{escape(cause.where)}</span>'
         same.setdefault((cause.word, cause.why), []).append(link)
     rows = [_row(badge(word), f"{_folded(links)}<p>{cut(why, 400)}</p>") for (word, why), links in same.items()]
-    rows += [_row(badge("LEDGER"), f"<p>{cut(complaint)}</p>") for complaint in report.complaints]
+    rows += [_row(badge("PROBLEM"), f"<p>{cut(problem)}</p>") for problem in report.problems]
     if report.unfinished:
         said = f"the run was interrupted; {count(report.unfinished, 'case')} did not run, --resume runs them"
         rows.append(_row(badge("UNFINISHED"), f"<p>{said}</p>"))

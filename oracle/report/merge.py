@@ -4,7 +4,7 @@ The result depends on the set of outcomes alone: records in any order, given twi
 bytes. So outcomes are sorted by id, subject and arch; the time is that of the outcomes together; facts of machines that
 differ are listed. What a killed run did not judge is a complaint, and so is a shard that is missing. A case that was
 judged twice with different results keeps the worse one, and a complaint names it: a subject whose result changes from
-run to run is not right.
+run to run is not right. What a file lacks (:class:`oracle.report.record.Record`) is a complaint too.
 
 Refused are records of different versions of anything that a verdict depends on, or of different selections, since
 together they would describe no run.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from oracle.errors import FixtureError, counted
 from oracle.report.outcome import SEVERITY, Outcome
-from oracle.report.record import Record, Run, lines_of, read
+from oracle.report.record import Record, Run, end_line, lines_of, read
 
 SHARD = "shard"
 Keyed = tuple[str, Outcome]
@@ -36,7 +36,7 @@ def merged(paths: Sequence[Path]) -> Record:
     for path, other in zip(paths[1:], records[1:], strict=True):
         _same("version", paths[0], first.run.versions, path, other.run.versions)
         _same("selection", paths[0], _asked(first), path, _asked(other))
-    complaints = {str(c) for record in records for c in (record.ended or {}).get("complaints", ())}
+    complaints = {str(c) for record in records for c in (*(record.ended or {}).get("complaints", ()), *record.gaps)}
     found: dict[str, Outcome] = {}
     for key, outcome in sorted((pair for record in records for pair in record.outcomes.items()), key=_order):
         known = found.setdefault(key, outcome)
@@ -49,7 +49,7 @@ def merged(paths: Sequence[Path]) -> Record:
     selection, missing = _shards(records)
     complaints |= {f"shard {name} is missing" for name in missing}
     for record in records:
-        if left := record.report().unfinished:
+        if left := record.unfinished:
             which = f"shard {record.run.selection[SHARD]}" if SHARD in record.run.selection else "the run"
             were = "was" if left == 1 else "were"
             complaints.add(f"{counted(left, 'case')} of {which} of {record.run.started} {were} not judged")
@@ -58,7 +58,7 @@ def merged(paths: Sequence[Path]) -> Record:
     machine = {name: _joined([run.machine.get(name) for run in runs]) for name in names}
     run = Run(min(run.started for run in runs), machine, runs[0].versions, selection, len(found))
     seconds = round(sum(outcome.seconds for outcome in found.values()), 3)
-    end = {"kind": "end", "complaints": sorted(complaints), "seconds": seconds, "unfinished": 0}
+    end = end_line(sorted(complaints), seconds, 0, len(found))
     return Record(run, found, end, tuple(note for record in records for note in record.notes))
 
 

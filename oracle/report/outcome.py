@@ -159,7 +159,8 @@ class Report:
     """A whole run: its outcomes, the complaints of the known-failures ledger, and the machine.
 
     ``versions`` is all that a verdict may depend on beside its case; ``started`` an ISO time in UTC; ``unfinished``
-    counts the cases that an interrupted run did not run, and such a run is not ok.
+    counts the cases that an interrupted run did not run; ``gaps`` says what else of the run the file that was read
+    lacks. A run with either is not ok.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -169,6 +170,7 @@ class Report:
     versions: dict[str, str] = field(default_factory=dict)
     started: str = ""
     unfinished: int = 0
+    gaps: tuple[str, ...] = ()
 
     @property
     def failures(self) -> tuple[Outcome, ...]:
@@ -176,9 +178,14 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Something was judged, nothing fails, nothing is left to run, and the ledger agrees with what was found."""
+        """Something was judged, nothing fails, nothing is missing, and the ledger agrees with the outcomes."""
         judged = any(o.status in JUDGED for o in self.outcomes)
-        return judged and not self.failures and not self.complaints and not self.unfinished
+        return judged and not self.failures and not self.problems and not self.unfinished
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The complaints and the gaps."""
+        return (*self.complaints, *self.gaps)
 
     def groups(self) -> list[Group]:
         """Outcomes by contract, subject and arch, in order of first appearance."""
@@ -203,7 +210,7 @@ class Report:
             "schema": SCHEMA,
             "ok": self.ok,
             "counts": self.counts(),
-            "complaints": list(self.complaints),
+            "complaints": list(self.problems),
             **{name: getattr(self, name) for name in ("machine", "versions", "started", "unfinished")},
             "seconds": round(self.seconds, 3),
             "outcomes": [o.to_json() for o in self.outcomes],

@@ -4,12 +4,13 @@
 
     {"kind": "run", "schema": ..., "started": ..., "machine": {}, "versions": {}, "selection": {}, "planned": N}
     {"kind": "outcome", "key": ..., "versions": ..., "outcome": {}}      # as fp8-oracle.report/1 has it
-    {"kind": "end", "complaints": [], "seconds": S, "unfinished": 0}
+    {"kind": "end", "complaints": [], "seconds": S, "unfinished": 0, "outcomes": N}
 
 Resuming appends another ``run`` line and skips every case whose *key* is there. The key covers the id (which holds the
 seed), subject, arch, what the subject declares, and the versions of everything that a verdict depends on: after a
 change of version every case runs again. A last line that was cut short is left out, with a note; a damaged line
-anywhere else is refused.
+anywhere else is refused. Fewer outcomes than the ``run`` line plans or the ``end`` line counts, two of one case, and a
+missing ``end`` line are gaps of the run: its report is not ok and names them. Of two outcomes the worse one counts.
 
 Not covered: what was run (:mod:`oracle.harness.runner`), reports (:mod:`oracle.report`).
 """
@@ -20,24 +21,26 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from oracle.errors import FixtureError, OptionError
+from oracle.errors import FixtureError, OptionError, counted
 from oracle.fixtures.files import read_bytes
 from oracle.fixtures.kinds import kind_of
 from oracle.report import schema
 from oracle.report.findings import WHOLE, Finding, outcomes, told
 from oracle.report.outcome import SCHEMA as REPORT
-from oracle.report.outcome import Outcome, Report, quoted
+from oracle.report.outcome import SEVERITY, Outcome, Report, quoted
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Error, Status, Verdict, Worst
 from oracle.verdict.loss import Loss
 
 SCHEMA = "fp8-oracle.record/1"
 VALIDATION = "fp8-oracle.validation/1"
+CALLED = "kernel"
+"""In the selection of a validation, whose planned cases may be fewer outcomes: a call outside the domain is none."""
 LARGEST = 1 << 30  # bytes of a record; a full run writes a hundredth of that
 _NUMBERS = ("actual", "low", "high", "expected", "ratio")
 
@@ -65,22 +68,45 @@ class Run:
 class Record:
     """A record as read: its last run, the outcomes of that run's versions by key, and what was wrong with the file.
 
-    ``ended`` is the last ``end`` line after that run, None when the run was killed.
+    ``ended`` is the last ``end`` line after that run, None when the run was killed; ``repeated`` has a sentence for
+    each case with more than one outcome.
     """
 
     run: Run
     outcomes: Mapping[str, Outcome]
     ended: Mapping[str, Any] | None
     notes: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
+
+    @property
+    def unfinished(self) -> int:
+        """Cases that the run did not come to."""
+        if self.ended is not None:
+            return int(self.ended["unfinished"])
+        return max(0, self.run.planned - sum(not o.watch for o in self.outcomes.values()))
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """What of the run the file lacks, beside the cases that the run did not come to."""
+        of_run, count = f"of the run of {self.run.started}", len(self.outcomes)
+        if self.ended is None:
+            said = f"the record {of_run} has no last line: the run was killed, or the file was cut"
+            return self.repeated if self.unfinished else (said, *self.repeated)
+        due = self.ended.get("outcomes", self.run.planned - self.unfinished)
+        due = due if CALLED in self.run.selection else max(due, self.run.planned - self.unfinished)
+        if count >= due:
+            return self.repeated
+        verb = "is" if due - count == 1 else "are"
+        return (f"{due - count} of {counted(due, 'outcome')} {of_run} {verb} missing from its record", *self.repeated)
 
     def report(self) -> Report:
         """The report of the record's last run."""
         end = self.ended or {}
-        left = int(end.get("unfinished", max(0, self.run.planned - len(self.outcomes))))
         seconds = float(end.get("seconds", sum(o.seconds for o in self.outcomes.values())))
         complaints = tuple(end.get("complaints", ()))
         run, outcomes = self.run, tuple(self.outcomes.values())
-        return Report(outcomes, complaints, run.machine, seconds, run.versions, run.started, left)
+        about = (run.machine, seconds, run.versions, run.started)
+        return Report(outcomes, complaints, *about, self.unfinished, self.gaps)
 
 
 @dataclass
@@ -91,15 +117,17 @@ class Recorder:
     stream: BinaryIO
     finished: Mapping[str, Outcome] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    _keys: set[str] = field(default_factory=set)
 
     def append(self, key: str, outcome: Outcome) -> None:
         """Append one outcome; it is on the disk when this returns."""
         self._line(_outcome_line(self.run, key, outcome))
+        self._keys.add(key)
 
     def end(self, complaints: tuple[str, ...], seconds: float, unfinished: int) -> None:
         """Append the last line and close."""
-        found = {"complaints": list(complaints), "seconds": round(seconds, 3), "unfinished": unfinished}
-        self._line({"kind": "end", **found})
+        count = len(self._keys.union(self.finished))
+        self._line(end_line(complaints, seconds, unfinished, count))
         self.stream.close()
 
     def _line(self, record: Mapping[str, object]) -> None:
@@ -133,7 +161,7 @@ def _continued(stream: BinaryIO, path: Path, run: Run) -> Recorder:
     finished: Mapping[str, Outcome] = {}
     notes: tuple[str, ...] = ()
     if path.stat().st_size:
-        runs, earlier, _, notes, length = _parse(path)
+        runs, earlier, _, notes, _, length = _parse(path)
         if runs and runs[-1].selection != run.selection:
             raise OptionError(f"{path} records {_words(runs[-1].selection)}; this run is {_words(run.selection)}")
         finished = {key: outcome for key, (stamp, outcome) in earlier.items() if stamp == run.stamp}
@@ -157,14 +185,19 @@ def read(path: str | Path) -> Record:
     last line.
     """
     path = Path(path)
-    runs, outcomes, ended, notes, _ = _parse(path)
+    runs, outcomes, ended, notes, repeated, _ = _parse(path)
     if not runs:
         what = kind_of(path)
         if what is not None and not what.startswith("the record of a run"):
             raise FixtureError(f"{path}: this is {what}; the record of a run is wanted here")
         raise FixtureError(f"{path}: holds no run; write one with `fp8-oracle verify --record {path}`")
     last = {key: outcome for key, (stamp, outcome) in outcomes.items() if stamp == runs[-1].stamp}
-    return Record(runs[-1], last, ended, notes)
+    counts = {key: count for key, count in repeated.items() if key in last}
+    said = tuple(
+        f"{last[key].id} [{last[key].subject}]: the record has {count} outcomes of it; the worst one counts"
+        for key, count in counts.items()
+    )
+    return Record(runs[-1], last, ended, notes, said)
 
 
 def read_report(path: str | Path) -> tuple[Report, tuple[str, ...]]:
@@ -194,6 +227,12 @@ def lines_of(record: Record) -> Iterator[bytes]:
     yield from (_bytes(_outcome_line(record.run, key, outcome)) for key, outcome in record.outcomes.items())
     if record.ended is not None:
         yield _bytes(record.ended)
+
+
+def end_line(complaints: Sequence[str], seconds: float, unfinished: int, outcomes: int) -> dict[str, object]:
+    """The last line of a record."""
+    counts = {"unfinished": unfinished, "outcomes": outcomes}
+    return {"kind": "end", "complaints": list(complaints), "seconds": round(seconds, 3), **counts}
 
 
 def key_of(outcome_id: str, subject: str, arch: str, stamp: str, run: Run) -> str:
@@ -277,7 +316,12 @@ def _of_validation(record: Mapping[str, Any]) -> Report:
     )
     if not isinstance(about["seconds"], int | float):
         raise ValueError("its seconds are no number")
-    return Report(said, (), machine, float(about["seconds"]), made_by, made_by.get("captured", ""))
+    stopped, left = (about.get(name, empty) for name, empty in (("stopped", ""), ("unfinished", 0)))
+    if not isinstance(stopped, str) or not isinstance(left, int) or left < 0:
+        raise ValueError("it does not say why it was stopped, or how many cases are left")
+    gaps = (f"the validation ended early: {stopped}",) if stopped and not left else ()
+    facts = (machine, float(about["seconds"]), made_by, made_by.get("captured", ""))
+    return Report(said, (), *facts, left, gaps)
 
 
 def _verdict(record: Mapping[str, Any]) -> Verdict:
@@ -311,16 +355,22 @@ def _evidence(record: Mapping[str, Any]) -> heatmap.Evidence:
     return seen
 
 
-_Parsed = tuple[list[Run], dict[str, tuple[str, Outcome]], Mapping[str, Any] | None, tuple[str, ...], int]
+_Outcomes = dict[str, tuple[str, Outcome]]
+_Parsed = tuple[list[Run], _Outcomes, Mapping[str, Any] | None, tuple[str, ...], Mapping[str, int], int]
 
 
 def _parse(path: Path) -> _Parsed:
-    """Runs, ``key -> (versions, outcome)`` (the last one of a key counts), the ``end`` line if it is the last line,
-    notes, and the length in bytes without a last line that was cut short."""
+    """Runs, ``key -> (versions, outcome)``, the ``end`` line if it is the last line, notes, the number of outcomes of
+    each key with several, and the length in bytes without a last line that was cut short.
+
+    Of several outcomes of a case the worst one counts. A watch is recorded again when more of it is known, and what no
+    case shows (an id without a slash) in each run: of these the last one counts.
+    """
     content = read_bytes(path, most=LARGEST)
     *pieces, torn = content.split(b"\n")
     runs: list[Run] = []
-    outcomes: dict[str, tuple[str, Outcome]] = {}
+    outcomes: _Outcomes = {}
+    repeated: dict[str, int] = {}
     line: Any = None
     for number, piece in enumerate(pieces, 1):
         try:
@@ -346,13 +396,17 @@ def _parse(path: Path) -> _Parsed:
             if line["kind"] == "run":
                 runs.append(Run(**{k: v for k, v in line.items() if k not in ("kind", "schema")}))
             elif line["kind"] == "outcome":
-                outcomes.pop(line["key"], None)
-                outcomes[line["key"]] = (line["versions"], _outcome(line["outcome"]))
+                key, outcome = line["key"], _outcome(line["outcome"])
+                _, before = outcomes.pop(key, ("", outcome))
+                if before is not outcome and "/" in outcome.id and not outcome.watch:
+                    repeated[key] = repeated.get(key, 1) + 1
+                    outcome = min(before, outcome, key=lambda o: SEVERITY.index(o.status))
+                outcomes[key] = (line["versions"], outcome)
         except ValueError as error:
             raise FixtureError(f"{path}:{number}: no sound line of a record: {error}") from None
     notes = (f"{path}: the last line was cut short ({len(torn)} bytes) and is left out",) if torn else ()
     ended = line if line is not None and line["kind"] == "end" else None
-    return runs, outcomes, ended, notes, len(content) - len(torn)
+    return runs, outcomes, ended, notes, repeated, len(content) - len(torn)
 
 
 def _locked(path: Path) -> BinaryIO:

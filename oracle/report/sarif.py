@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from urllib.parse import quote
 
+from oracle.errors import counted
 from oracle.report.outcome import Cause, Report, causes, printable
 from oracle.verdict.compare import Status
 
@@ -78,9 +79,9 @@ def to_annotations(report: Report) -> str:
 
 def _of_the_run(report: Report) -> Iterator[str]:
     """What is wrong with no kernel in particular."""
-    yield from (f"known failures: {complaint}" for complaint in map(printable, report.complaints))
+    yield from map(printable, report.problems)
     if report.unfinished:
-        yield f"interrupted: {report.unfinished} cases did not run"
+        yield f"interrupted: {counted(report.unfinished, 'case')} did not run"
 
 
 def _result(cause: Cause, rule: int) -> dict[str, object]:

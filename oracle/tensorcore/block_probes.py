@@ -1,4 +1,4 @@
-"""Which reading of a block-scaled instruction a kernel follows: rows made to tell the named ones apart.
+"""Which reading of a block-scaled instruction a kernel follows: rows that separate the named ones.
 
 Every row is one sum over K from ``c = 0``, read off the diagonal of a product of ``EDGE`` rows. An earlier step of the
 chain makes the accumulator ``c`` that a later one meets. Products that no row names are zeros under the least scale
@@ -15,6 +15,7 @@ subnormals    c = 1, then the least operands, cancelling: their exponent is that
 overflow      a sum beyond float32; and one that only the addends leave
 scale_sign    an E4M3 scale with its sign bit set
 
+Source: derived from the readings of the instructions (:mod:`oracle.tensorcore.instructions` names theirs).
 Not covered: float16 accumulators, sparsity, two-CTA forms, kernels that cut K (their partial sums start from 0).
 """
 
@@ -54,9 +55,9 @@ class Kind:
     def __post_init__(self) -> None:
         if self.name not in _CHAINS:
             raise OptionError(f"no block-scaled kind {self.name!r}; kinds: {', '.join(_CHAINS)}")
-        taken = F8F6F4 if self.name == "mxf8f6f4" else FP4
-        if odd := [f for f in (self.a_format, self.b_format) if f not in taken]:
-            raise OptionError(f"{self.name} takes no {odd[0]}; it takes {', '.join(taken)}")
+        admitted = F8F6F4 if self.name == "mxf8f6f4" else FP4
+        if odd := [f for f in (self.a_format, self.b_format) if f not in admitted]:
+            raise OptionError(f"{self.name} takes no {odd[0]}; it takes {', '.join(admitted)}")
 
     @classmethod
     def of(cls, name: str, a_format: str | None = None, b_format: str | None = None) -> Kind:
@@ -121,7 +122,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class BlockFingerprint:
-    """What the probes found.
+    """The readings that the probes give.
 
     Attributes
     ----------
@@ -137,12 +138,12 @@ class BlockFingerprint:
 
     def lines(self) -> list[str]:
         """The findings, one sentence a line."""
-        said = [f"{name}: {text}" for name, text in self.readings.items()]
+        readings = [f"{name}: {text}" for name, text in self.readings.items()]
         if self.schedules:
-            return [*said, f"schedules that reproduce every bit: {', '.join(self.schedules)}"]
+            return [*readings, f"schedules that reproduce every bit: {', '.join(self.schedules)}"]
         name, probes = self.closest
         return [
-            *said,
+            *readings,
             "schedules that reproduce every bit: none of the named readings; "
             f"the closest is {name}, which differs in: {', '.join(probes)}",
         ]
@@ -154,8 +155,8 @@ def fingerprint_block_scaled(kernel: Kernel, kind: Kind, *, out_dtype: torch.dty
     Raises ShapeError: another shape than ``[EDGE, EDGE]``; NumericsError: an ordinary row (one product of 1 under
     scales of 1) does not come back, so this is no product of the operands under these scales.
     """
-    given = inputs(kind)
-    out = kernel(given.a, given.b, given.a_scale, given.b_scale, out_dtype)
+    operands = inputs(kind)
+    out = kernel(operands.a, operands.b, operands.a_scale, operands.b_scale, out_dtype)
     if tuple(out.shape) != (EDGE, EDGE):
         raise ShapeError(f"the kernel returned {list(out.shape)} for a probe of [{EDGE}, {EDGE}]")
     got = out.detach().cpu().diagonal()[: len(_rows(kind))].contiguous()
@@ -179,14 +180,14 @@ def fingerprint_block_scaled(kernel: Kernel, kind: Kind, *, out_dtype: torch.dty
 
 def pairs(kind: Kind) -> dict[tuple[str, str], tuple[str, ...]]:
     """For each pair of named readings of one architecture the probes whose float32 bits differ."""
-    found: dict[tuple[str, str], tuple[str, ...]] = {}
+    probes_of_pair: dict[tuple[str, str], tuple[str, ...]] = {}
     arch = kind.candidates[0].instruction.arch
-    own = [(s, p) for s, p in zip(kind.candidates, _predicted(kind), strict=True) if s.instruction.arch == arch]
-    for i, (first, x) in enumerate(own):
-        for second, y in own[i + 1 :]:
+    predictions = [(s, p) for s, p in zip(kind.candidates, _predicted(kind), strict=True) if s.instruction.arch == arch]
+    for i, (first, x) in enumerate(predictions):
+        for second, y in predictions[i + 1 :]:
             names = tuple(p.name for p, same in _by_probe(kind, same_bits(x, y).tolist()) if not all(same))
-            found[first.name, second.name] = names
-    return found
+            probes_of_pair[first.name, second.name] = names
+    return probes_of_pair
 
 
 def inputs(kind: Kind) -> Inputs:
@@ -197,7 +198,8 @@ def inputs(kind: Kind) -> Inputs:
 
 
 def predicted(kind: Kind, instruction: Instruction) -> Tensor:
-    """Float32 outputs of every row by ``instruction``."""
+    """Float32 outputs ``[rows]`` of every row by ``instruction``; a sum beyond float32 is infinite, or the largest
+    value where the instruction saturates."""
     a, b, sa, sb = (x[: len(_rows(kind))] for x in _stacked(kind))
     left, right = (
         operand(codes, instruction, format=fmt.name) for codes, fmt in zip((a, b), kind.formats, strict=True)
@@ -209,24 +211,24 @@ def predicted(kind: Kind, instruction: Instruction) -> Tensor:
 @lru_cache(maxsize=32)
 def _predicted(kind: Kind) -> list[Tensor]:
     """Of every candidate; readings that are one function on two architectures are evaluated once."""
-    known: dict[tuple[object, ...], Tensor] = {}
-    found = []
+    by_reading: dict[tuple[object, ...], Tensor] = {}
+    predictions = []
     for s in kind.candidates:
         i = s.instruction
         key = (i.zeros, i.min_exponent, i.align_bits, i.out_bits, i.group, i.k, i.summed, i.saturates)
-        if key not in known:
-            known[key] = predicted(kind, i)
-        found.append(known[key])
-    return found
+        if key not in by_reading:
+            by_reading[key] = predicted(kind, i)
+        predictions.append(by_reading[key])
+    return predictions
 
 
 def _by_probe(kind: Kind, values: Sequence[T]) -> list[tuple[Probe, list[T]]]:
     """Values of rows, probe by probe."""
-    found, start = [], 0
+    pairs_of_probes, start = [], 0
     for probe in probes(kind):
-        found.append((probe, list(values[start : start + len(probe.rows)])))
+        pairs_of_probes.append((probe, list(values[start : start + len(probe.rows)])))
         start += len(probe.rows)
-    return found
+    return pairs_of_probes
 
 
 # --- rows ---------------------------------------------------------------------------------------------------
@@ -235,67 +237,69 @@ def _by_probe(kind: Kind, values: Sequence[T]) -> list[tuple[Probe, list[T]]]:
 @lru_cache(maxsize=32)
 def probes(kind: Kind) -> tuple[Probe, ...]:
     """Every probe that the kind can express; the first is the ordinary row that a product must answer."""
-    made = _Rows(kind)
-    found = [
-        Probe("ordinary", (made.row(1, (0, 0, 1.0, 0)),), lambda seen: f"one product of 1 gives {seen[1]:g}"),
-        *(_fp4(made) if kind.fp4 else _fp8(made)),
-        Probe("rounding", made.rounding(), _read_rounding),
+    maker = _Rows(kind)
+    probes_of_kind = [
+        Probe("ordinary", (maker.row(1, (0, 0, 1.0, 0)),), lambda seen: f"one product of 1 gives {seen[1]:g}"),
+        *(_fp4(maker) if kind.fp4 else _fp8(maker)),
+        Probe("rounding", maker.rounding(), _read_rounding),
     ]
     if kind.name != "nvf4":
         beyond = (
-            made.row(1, (0, 0, 1.0, 127), (0, 1, 1.0, 127)),
-            made.row(2, (0, 0, 1.0, 129), (0, 1, -1.0, 129), (0, 2, 1.0, 127)),
-            made.row(3, (0, 0, 1.0, 127), (0, 1, 1.0, 127), (1, 0, -1.0, 127)),
+            maker.row(1, (0, 0, 1.0, 127), (0, 1, 1.0, 127)),
+            maker.row(2, (0, 0, 1.0, 129), (0, 1, -1.0, 129), (0, 2, 1.0, 127)),
+            maker.row(3, (0, 0, 1.0, 127), (0, 1, 1.0, 127), (1, 0, -1.0, 127)),
         )
-        found += [Probe("overflow", beyond, _read_overflow), Probe("floor", made.floor(), _read_floor)]
+        probes_of_kind += [Probe("overflow", beyond, _read_overflow), Probe("floor", maker.floor(), _read_floor)]
     else:
-        signed = made.row(1, (0, 0, 1.0, 0))
+        signed = maker.row(1, (0, 0, 1.0, 0))
         flipped = Row(1, signed.products, {0: (-signed.scales[0][0], signed.scales[0][1])})
-        found.append(Probe("scale_sign", (flipped,), lambda seen: "ignored" if seen[1] == 1 else f"gives {seen[1]:g}"))
-    return tuple(found)
+        probes_of_kind.append(
+            Probe("scale_sign", (flipped,), lambda seen: "ignored" if seen[1] == 1 else f"gives {seen[1]:g}")
+        )
+    return tuple(probes_of_kind)
 
 
 _DEPTHS = tuple(range(31, 41))
 _FLOORS = (150, 151, 152, 153, 157, 158, 159, 160, 161, 162, 173, 174, 175)
 
 
-def _fp4(made: _Rows) -> list[Probe]:
+def _fp4(maker: _Rows) -> list[Probe]:
     """Every 16 products have scales of their own (UE8M0: every 32), so the terms of a step lie far apart."""
-    nvf4 = made.kind.name == "nvf4"
+    nvf4 = maker.kind.name == "nvf4"
     top = 16 if nvf4 else 20
     # E4M3 scales: the least term is 2^-20, the lowest bit of a float32 at 8
     c = ((0, 0, 1.0, 3), (0, 2, 0.25, -18))
-    empty = made.row(top, *c, scales=((1, top),))
-    cancelled = made.row(top, *c, (1, 0, 36.0, top), (1, 0, -36.0, top))
-    far = made.apart(top)
+    empty = maker.row(top, *c, scales=((1, top),))
+    cancelled = maker.row(top, *c, (1, 0, 36.0, top), (1, 0, -36.0, top))
+    far = maker.apart(top)
     if nvf4:
-        deep = [made.row(36 - i, *far, (0, 3, 0.25 * 2**i, -18)) for i in range(6)]
-        turned = [made.row(s * (35 - i), *far, (0, 3, s * 0.75 * 2**i, -18)) for i in range(3) for s in (1, -1)]
+        deep = [maker.row(36 - i, *far, (0, 3, 0.25 * 2**i, -18)) for i in range(6)]
+        turned = [maker.row(s * (35 - i), *far, (0, 3, s * 0.75 * 2**i, -18)) for i in range(3) for s in (1, -1)]
     else:
-        deep = [made.row(d, *far, (0, 3, 1.0, top - d)) for d in _DEPTHS]
-        turned = [made.row(s * d, *far, (0, 3, s * 1.5, top - d)) for d in _DEPTHS for s in (1, -1)]
-    found = [
+        deep = [maker.row(d, *far, (0, 3, 1.0, top - d)) for d in _DEPTHS]
+        turned = [maker.row(s * d, *far, (0, 3, s * 1.5, top - d)) for d in _DEPTHS for s in (1, -1)]
+    probes_of_kind = [
         Probe("empty", (empty,), lambda seen: _read_lost(seen[top], 8.0, "a group of zeros", nvf4)),
         Probe("cancelled", (cancelled,), lambda seen: _read_lost(seen[top], 8.0, "a group that cancels", nvf4)),
         Probe("alignment", tuple(deep), _read_depth),
         Probe("direction", tuple(turned), lambda seen: _read_direction(seen, top)),
     ]
     if not nvf4:
-        other = made.apart(top, first=2)
-        halves = [made.row(d, (0, 0, 1.5, top - d), (0, 1, 1.5, top - d), *other) for d in _DEPTHS]
-        whole = [made.row(-d, (0, 0, 1.5, top - d), (0, 0, 1.5, top - d), *other) for d in _DEPTHS]
-        found.append(Probe("sums", (*halves, *whole), _read_sums))
-    return found
+        other = maker.apart(top, first=2)
+        halves = [maker.row(d, (0, 0, 1.5, top - d), (0, 1, 1.5, top - d), *other) for d in _DEPTHS]
+        whole = [maker.row(-d, (0, 0, 1.5, top - d), (0, 0, 1.5, top - d), *other) for d in _DEPTHS]
+        probes_of_kind.append(Probe("sums", (*halves, *whole), _read_sums))
+    return probes_of_kind
 
 
-def _fp8(made: _Rows) -> list[Probe]:
+def _fp8(maker: _Rows) -> list[Probe]:
     """One scale for a step of 32: c is made by the steps before it."""
     one, depths = (0, 0, 1.0, 0), range(22, 30)
-    empty = made.row(200, one, (1, 0, 1.0, -23), zeros=(2, 200))
-    deep = [made.row(s, one, (1, 0, 1.0, s), (1, 1, -1.0, s)) for s in depths]
-    turned = [made.row(x * s, (0, 0, 1.5 * x, 0), (1, 0, 1.0, s), (1, 1, -1.0, s)) for s in depths for x in (1, -1)]
-    nominal = sum(f.emin for f in made.kind.formats)
-    low = [made.row(s, one, least=(1, s - nominal)) for s in range(20, 40)]
+    empty = maker.row(200, one, (1, 0, 1.0, -23), zeros=(2, 200))
+    deep = [maker.row(s, one, (1, 0, 1.0, s), (1, 1, -1.0, s)) for s in depths]
+    turned = [maker.row(x * s, (0, 0, 1.5 * x, 0), (1, 0, 1.0, s), (1, 1, -1.0, s)) for s in depths for x in (1, -1)]
+    nominal = sum(f.emin for f in maker.kind.formats)
+    low = [maker.row(s, one, least=(1, s - nominal)) for s in range(20, 40)]
     return [
         Probe("empty", (empty,), lambda seen: _read_lost(seen[200], 1.0, "a zero product", False)),
         Probe("alignment", tuple(deep), _read_depth),
@@ -456,12 +460,12 @@ def _read_lost(seen: float, without: float, what: str, nvf4: bool) -> str:
 
 
 def _read_depth(seen: dict[float, float]) -> str:
-    kept = [d for d, value in seen.items() if value != 0]
-    if not kept:
+    surviving = [d for d, value in seen.items() if value != 0]
+    if not surviving:
         return f"fewer than {min(seen):g} fraction bits"
-    most = max(kept)
+    most = max(surviving)
     if any(value == 0 for d, value in seen.items() if d < most):
-        return f"no one depth: {', '.join(f'{d:g}' for d in sorted(kept))} survive"
+        return f"no one depth: {', '.join(f'{d:g}' for d in sorted(surviving))} survive"
     return f"{most:g} fraction bits" + (" or more" if most == max(seen) else "")
 
 
@@ -473,9 +477,9 @@ def _read_direction(seen: dict[float, float], top: int | None) -> str:
         exact = 1.5 if top is None else 1.5 * 2.0 ** (top - d)
         unit = exact / 1.5
         up, down = seen[d] / unit, seen[-d] / unit
-        known = {(1.0, -1.0): "toward zero", (1.0, -2.0): "down", (2.0, -2.0): "nearest", (2.0, -1.0): "up"}
-        if (up, down) in known:
-            names.add(known[up, down])
+        directions = {(1.0, -1.0): "toward zero", (1.0, -2.0): "down", (2.0, -2.0): "nearest", (2.0, -1.0): "up"}
+        if (up, down) in directions:
+            names.add(directions[up, down])
     return " and ".join(sorted(names)) or "unknown"
 
 
@@ -492,11 +496,11 @@ def _read_overflow(seen: dict[float, float]) -> str:
 
 
 def _read_floor(seen: dict[float, float]) -> str:
-    kept = [e for e, value in seen.items() if value == 0]
-    if not kept:
+    lost = [e for e, value in seen.items() if value == 0]
+    if not lost:
         return "no term below 2^-149 is kept"
-    said = f"terms down to 2^-{max(kept):g} are kept next to 2^-149"
-    return said + (" (no less was tried)" if max(kept) == max(seen) else "")
+    reading = f"terms down to 2^-{max(lost):g} are kept next to 2^-149"
+    return reading + (" (no less was tried)" if max(lost) == max(seen) else "")
 
 
 def _read_sums(seen: dict[float, float]) -> str:
@@ -507,5 +511,5 @@ def _read_sums(seen: dict[float, float]) -> str:
 
 
 def _read_subnormals(seen: dict[float, float]) -> str:
-    kept = max((s for s, value in seen.items() if value != 0), default=None)
-    return "unknown" if kept is None else f"c survives down to {kept:g} binades below products of their formats' emin"
+    least = max((s for s, value in seen.items() if value != 0), default=None)
+    return "unknown" if least is None else f"c survives down to {least:g} binades below products of their formats' emin"

@@ -1,9 +1,10 @@
 """What every compiled CPU kernel shares: the compiler with its options, a true fma, and the worker threads.
 
-``jit`` compiles an entry, ``piece`` what entries call, with numba: no fast-math (bits are the point: nothing may be
-contracted or reassociated), IEEE division, no GIL. An entry is kept on disk: under ``NUMBA_CACHE_DIR``, or beside its
-source in ``__pycache__``, or in the user's cache folder where that cannot be written. ``fma`` is one rounding of
-``x*y + z``: LLVM's intrinsic, a vector instruction where the CPU has one and the C library's ``fmaf`` elsewhere.
+``jit`` compiles an entry, ``piece`` what entries call, with numba: no fast-math (nothing may be contracted or
+reassociated: the bits must be those of the definition), IEEE division, no GIL. An entry is kept on disk: under
+``NUMBA_CACHE_DIR``, or beside its source in ``__pycache__``, or in the user's cache folder where that cannot be
+written. ``fma`` is one rounding of ``x*y + z``: LLVM's intrinsic, a vector instruction where the CPU has one and the C
+library's ``fmaf`` elsewhere.
 ``run_tasks`` spreads independent calls over threads, of which there are :func:`oracle.numbers.threads.threads`.
 
 Kernels loop over row views (``row = matrix[k]``; ``row[j]``) with a constant trip count: an index that numba cannot
@@ -25,7 +26,7 @@ from numba.extending import intrinsic
 from oracle.numbers.threads import threads
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
-LEAST = 1 << 21  # products that take as long as a thread takes to start and to end, and some times longer
+LEAST = 1 << 21  # products whose time is a few times that of starting and ending a thread
 FEWEST_ROWS = 2  # of a task, for which it unpacks its columns
 TASK_ROWS = 256  # rows whose accumulators stay in the second-level cache
 

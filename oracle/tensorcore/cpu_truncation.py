@@ -203,7 +203,7 @@ def _unpack(
 ) -> bool:
     """One tile of ``b``, transposed: elements above zero, elements below, exponents. Whether all are finite.
 
-    Sixteen columns at a time; behind the last one it stands again, and nothing of it is kept.
+    Sixteen columns at a time; those past the last one repeat it, and their results are not used.
     """
     finite = True
     last = first + width - 1
@@ -229,7 +229,11 @@ def _unpack(
 def promote(
     c: NDArray[Any], total: NDArray[np.float32], a_scale: float, b_scale: NDArray[np.float32], mode: int
 ) -> None:
-    """Add the scaled ``c`` into ``total`` and clear it; every operation rounds once to float32."""
+    """Add the scaled ``c [LANES]`` (float32 or float64) into ``total`` ``[LANES]``, float32, and clear it; every
+    operation rounds once to float32.
+
+    ``a_scale``: float32, of the row; ``b_scale`` ``[LANES]``: of the columns. NaN and infinities as IEEE 754.
+    """
     if mode == FMA:
         for j in range(LANES):
             total[j] = fma(f32(a_scale * b_scale[j]), f32(c[j]), total[j])
@@ -274,7 +278,10 @@ def truncating(
     panel0: int,
     panel1: int,
 ) -> bool:
-    """As :func:`oracle.tensorcore.engine_cpu.narrow`; False, and nothing is done, where ``b`` has NaN or infinity."""
+    """The sums of ``narrow``, with its arguments: False, and nothing is done, where ``b`` has NaN or infinity.
+
+    Arguments as of :func:`oracle.tensorcore.engine_cpu.narrow`.
+    """
     columns = b.shape[0]
     rows = row1 - row0
     longest = 0

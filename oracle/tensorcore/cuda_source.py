@@ -66,10 +66,10 @@ def checked(result: tuple[Any, ...]) -> Any:
 
     Raises NumericsError: the status is an error.
     """
-    status, *found = result
+    status, *values = result
     if int(status) != 0:
         raise NumericsError(f"CUDA says {status!r}; {SWITCH}=0 in the environment does without this source")
-    return found[0] if found else None
+    return values[0] if values else None
 
 
 def _passed(x: Any) -> tuple[Any, Any]:
@@ -89,16 +89,16 @@ def _compiled(source: Source, device: int) -> dict[str, Any]:
     name, words = source.path.name, [x.encode() for x in (*options, *(f"-D{k}=({v})" for k, v in source.definitions))]
     program = checked(nvrtc.nvrtcCreateProgram(source.path.read_bytes(), name.encode(), 0, [], []))
     if nvrtc.nvrtcCompileProgram(program, len(words), words)[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        said = b" " * checked(nvrtc.nvrtcGetProgramLogSize(program))
-        checked(nvrtc.nvrtcGetProgramLog(program, said))
-        raise NumericsError(f"NVRTC does not compile {name}; {SWITCH}=0 does without: {said.decode()[:2000]}")
+        log = b" " * checked(nvrtc.nvrtcGetProgramLogSize(program))
+        checked(nvrtc.nvrtcGetProgramLog(program, log))
+        raise NumericsError(f"NVRTC does not compile {name}; {SWITCH}=0 does without: {log.decode()[:2000]}")
     binary = b" " * checked(nvrtc.nvrtcGetCUBINSize(program))
     checked(nvrtc.nvrtcGetCUBIN(program, binary))
     module = checked(driver.cuModuleLoadData(binary))
-    found = {}
+    functions = {}
     for function, memory in source.functions:
-        found[function] = checked(driver.cuModuleGetFunction(module, function.encode()))
+        functions[function] = checked(driver.cuModuleGetFunction(module, function.encode()))
         largest = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         if memory:
-            checked(driver.cuFuncSetAttribute(found[function], largest, memory))
-    return found
+            checked(driver.cuFuncSetAttribute(functions[function], largest, memory))
+    return functions

@@ -3,7 +3,9 @@
 Used by :mod:`oracle.tensorcore.engine_cuda` where :func:`kernels` finds that the exponents of the operands fit (E4M3 by
 E4M3). Instructions that keep few bits (sm89 and sm90: 13) are summed in float32, others (sm100 and sm120: 25) in
 float64. The source says why its sums are exact. :mod:`oracle.tensorcore.cuda_source` compiles it, once a kind of sum.
-Not covered: what the source lists.
+NaN and infinities among the operands are not covered: :mod:`oracle.tensorcore.engine_cuda` leaves their rows and
+columns to the definition. Nor is what the CUDA source lists.
+Source: derived from :mod:`oracle.tensorcore.fused`, whose bits it gives.
 """
 
 from __future__ import annotations
@@ -75,8 +77,8 @@ class Sums:
                 left = right.rows(i, min(i + height, product.M))
                 a, sa = self._packed(left.a, source, 0), float32_scale(left.a_scale).contiguous()
                 grid = (-(-right.N // wide), -(-left.M // tall))
-                kept = grid[0] * wide * grid[1] * tall if promotions > 1 else 0
-                totals = torch.empty(kept, dtype=torch.float32, device=out.device)
+                size = grid[0] * wide * grid[1] * tall if promotions > 1 else 0
+                totals = torch.empty(size, dtype=torch.float32, device=out.device)
                 to = out[i : i + left.M, j : j + right.N]
                 self._source.launch(
                     "sums",
@@ -210,8 +212,8 @@ def kernels(product: ScaledProduct, schedule: Schedule, group: int) -> Sums | No
         return None
     formats = (of_dtype(product.a.dtype), of_dtype(product.b.dtype))
     folds = instruction.sum is Sum.FUSED_THEN_ADD
-    found = _sums(formats, group, instruction.align_bits, instruction.out_bits, scale_mode(schedule), folds)
-    return found if found.fits(product.K) else None
+    sums = _sums(formats, group, instruction.align_bits, instruction.out_bits, scale_mode(schedule), folds)
+    return sums if sums.fits(product.K) else None
 
 
 _sums = lru_cache(maxsize=64)(Sums)

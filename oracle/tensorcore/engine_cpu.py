@@ -17,6 +17,9 @@ Rows of ``a`` are unpacked in chunks; ``b`` is unpacked inside the kernel, one K
 into the first-level cache; every thread takes panels of columns and rows of a chunk. Tiles and modes:
 :mod:`oracle.tensorcore.packing`. Memory beyond operands and result stays below 256 MiB for any shape.
 
+NaN and infinities follow IEEE 754, as in the definition; every NaN that is stored is canonical.
+Source: derived from :mod:`oracle.tensorcore.fused`, whose bits it gives.
+
 Needs numba (no compiler on the user's machine). Not covered, and answered by :func:`supports`: TF32 and FP4 operands,
 float16 accumulators, chains that begin at a rescaled sum, AMD's instructions; the plain definition computes those.
 """
@@ -110,7 +113,7 @@ def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> 
         stop = min(product.M, start + step)
         values, exponents = packed_rows(product.a[start:stop], order, a_values, a_exponents, absent)
         scale = np.ascontiguousarray(a_scale[start:stop].numpy())
-        made = np.empty((len(pieces), stop - start, product.N), np.float32)
+        partial_sums = np.empty((len(pieces), stop - start, product.N), np.float32)
         finite = truncates and bool(np.isfinite(values).all())
 
         def task(
@@ -121,10 +124,10 @@ def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> 
             values: NDArray[Any] = values,
             exponents: NDArray[Any] = exponents,
             scale: NDArray[np.float32] = scale,
-            made: NDArray[np.float32] = made,
+            partial_sums: NDArray[np.float32] = partial_sums,
             finite: bool = finite,
         ) -> None:
-            for some, out in zip(pieces, made, strict=True):
+            for some, out in zip(pieces, partial_sums, strict=True):
                 packed = (
                     values,
                     exponents,
@@ -151,7 +154,7 @@ def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> 
 
         workers = workers_for((stop - start) * product.N * product.K)
         run_tasks(task, task_pieces(stop - start, product.N, lanes=LANES, workers=workers), workers)
-        yield start, torch.from_numpy(made if apart else made[0])
+        yield start, torch.from_numpy(partial_sums if apart else partial_sums[0])
 
 
 @lru_cache(maxsize=16)
@@ -185,10 +188,12 @@ def narrow(
     panel0: int,
     panel1: int,
 ) -> None:
-    """``out[row0:row1, panel0*LANES : panel1*LANES]`` with float32 lanes; ``t <= 16``.
+    """``out[row0:row1, panel0*LANES : panel1*LANES]`` with float32 lanes, ``out`` ``[M, N]`` float32; ``t <= 16``.
 
-    ``av``, ``ae`` ``[M, Kp]`` are the packed values and exponents of ``a``; ``b`` ``[N, K]`` are codes with tables
-    ``bv``, ``be``; ``source[kp]`` is the column of ``b`` at packed position ``kp``, or -1 for padding.
+    ``av``, ``ae`` ``[M, Kp]`` are the packed values and exponents of ``a``; ``b`` ``[N, K]`` are codes, uint8, with
+    tables ``bv``, ``be`` ``[codes]``; ``sa`` ``[M, B]`` and ``sb`` ``[ceil(N / b_rows), B]`` are scales; ``source``
+    ``[Kp]`` is the column of ``b`` at each packed position, or -1 for padding; ``tiles`` ``[T, 4]`` as
+    :class:`oracle.tensorcore.packing.Packed` has them.
     """
     columns = b.shape[0]
     rows = row1 - row0
@@ -264,10 +269,11 @@ def wide(
     panel0: int,
     panel1: int,
 ) -> None:
-    """As ``narrow`` with float64 lanes: ``t + 2 + log2(group + 1) <= 52``, any 8- or 16-bit operands.
+    """The sums of ``narrow`` with float64 lanes: ``t + 2 + log2(group + 1) <= 52``, any 8- or 16-bit operands.
 
-    The result of a group is rounded toward zero into float32: gradual underflow, infinity beyond its range.
-    A tile may end in ``FOLD``: the chain is added, to nearest, into an accumulator of its own and starts again at 0.
+    The result of a group is rounded toward zero into float32: gradual underflow, infinity beyond its range. A tile may
+    end in ``FOLD``: the chain is added, to nearest, into an accumulator of its own and starts again at 0. Arguments as
+    of :func:`narrow`.
     """
     columns = b.shape[0]
     rows = row1 - row0

@@ -1,8 +1,9 @@
 """The CUDA engine of :func:`oracle.tensorcore.predict.predict_product`: two kernels, the same bits.
 
-Operands are unpacked in chunks of rows and columns, and a kernel sums and promotes. Rows of ``a`` and columns of ``b``
-that hold a NaN or an infinity are computed by the definition. Memory beyond operands and result stays below 1 GiB for
-any shape.
+Operands are unpacked in chunks of rows and columns, and a kernel sums and promotes. Memory beyond operands and result
+stays below 1 GiB for any shape.
+NaN and infinities: rows of ``a`` and columns of ``b`` that hold one are computed by the definition.
+Source: derived from :mod:`oracle.tensorcore.fused`, whose bits it gives.
 
 Fused sums of E4M3 operands are computed by CUDA C++ (:mod:`oracle.tensorcore.cuda_sums`), which scales and stores too;
 those of wider exponents by Triton (:mod:`oracle.tensorcore.triton_fused`), slower, with epilogue and store as torch
@@ -56,9 +57,9 @@ def predict(product: ScaledProduct, schedule: Schedule, *, out_dtype: torch.dtyp
     """The bits of :func:`~oracle.tensorcore.predict.predict_product`, ``[M, N]`` of ``out_dtype``."""
     out = torch.empty((product.M, product.N), dtype=out_dtype, device=product.a.device)
     order = plan(product, schedule)
-    found = cuda_sums.kernels(product, schedule, order.group)
-    if found is not None:
-        found.store(product, schedule, *_uniform(order, product.a.device), out)
+    kernels = cuda_sums.kernels(product, schedule, order.group)
+    if kernels is not None:
+        kernels.store(product, schedule, *_uniform(order, product.a.device), out)
     else:
         for rows, columns, part, acc in sums(product, schedule):
             out[rows, columns] = store(finish(acc, part, schedule), out_dtype)
@@ -71,7 +72,8 @@ def predict(product: ScaledProduct, schedule: Schedule, *, out_dtype: torch.dtyp
 
 
 def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[slice, slice, ScaledProduct, Tensor]]:
-    """Rows, columns, the product restricted to them, and its promoted sums float32 before the epilogue."""
+    """Rows, columns, the product restricted to them, and its promoted sums before the epilogue, float32 ``[rows,
+    columns]``."""
     order, mode = plan(product, schedule), scale_mode(schedule)
     assert mode != INSIDE
     source, tiles, length, _ = _uniform(order, product.a.device)

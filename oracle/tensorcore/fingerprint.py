@@ -4,7 +4,7 @@
 answers. The masks give, for every k, the size of the smallest partial sum that it shares with k = 0; the
 steps between these sizes are the *levels* of the summation: ``(32, 128)`` is groups of 32 chained up to a
 promotion every 128, ``(32,)`` one chain over K. Promotion and epilogue arithmetic are then decided by exact
-prediction: what is measured is made into an instruction, every admissible combination is evaluated, and those
+prediction: the measured values form an instruction, every admissible combination is evaluated, and those
 with all bits equal are reported. More than one name means that the output type cannot tell them apart.
 
 Source: as :mod:`oracle.tensorcore.probes`. Not covered: kernels whose sums depend on the position of a row or
@@ -35,7 +35,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor]
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What the probes found; None where they could not tell.
+    """What the probes measured; None where they could not.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ def fingerprint(kernel: Kernel, shape: Shape, *, out_dtype: torch.dtype, seed: i
     ----------
     kernel : callable, ``f(a [E, K], b [E, K], a_scale, b_scale, out_dtype) -> [E, E]``, ``E = shape.edge``.
     shape : Shape, operand dtype, K and scale granularity that the kernel takes.
-    out_dtype : torch.dtype, float32 tells most; bfloat16 and float16 also show the store's rounding.
+    out_dtype : torch.dtype, float32 separates most schedules; bfloat16 and float16 also show the store's rounding.
 
     Raises ShapeError: the kernel returns another shape than ``[E, E]``; NumericsError: a single product does not come
     back as it is (this is no scaled product of ``a`` and ``b``, and the probes would read a constant as one sum over
@@ -130,8 +130,8 @@ def fingerprint(kernel: Kernel, shape: Shape, *, out_dtype: torch.dtype, seed: i
     structural = list(seen)
     fitting, registered = _arithmetic(run, shape, inst, interval, out_dtype, seed)
     registered = [s for s in registered if all(_reproduces(s, *pair) for pair in structural)]
-    if interval is None and len(known := {(s.promotion, s.interval) for s in registered}) == 1:
-        ((promotion, every),) = known  # a promotion after every group has the levels of a chain
+    if interval is None and len(promotions := {(s.promotion, s.interval) for s in registered}) == 1:
+        ((promotion, every),) = promotions  # a promotion after every group has the levels of a chain
         interval = None if promotion is Promotion.RESCALE else every
     return Fingerprint(
         group,
@@ -211,10 +211,10 @@ def _accumulator(
     product, depths = probes.accumulator(shape, group, following[0])
     values = diagonal(product).tolist()
     top = 2 * probes.greatest_exponent(shape.dtype)
-    kept = [d for d, x in zip(depths, values, strict=False) if x == 2.0 ** (top - d)]
-    if not kept:
+    surviving = [d for d, x in zip(depths, values, strict=False) if x == 2.0 ** (top - d)]
+    if not surviving:
         return None, "unknown"
-    bits = max(kept)
+    bits = max(surviving)
     if len(group) < 4 or len(following) < 3:
         return bits, "unknown"
     product, ulp = probes.accumulator_rounding(shape, group, following, out_bits=bits)

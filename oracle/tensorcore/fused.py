@@ -14,10 +14,9 @@ Every number here is a float64 tensor and every operation on it is exact: produc
 bits, scaled terms are integers below 2^46, sums of them stay below 2^53. This file is the definition
 that the compiled engines must equal bit for bit; it is not fast.
 
-Special values: a NaN or an infinity among the products or in ``c`` decides the result as IEEE 754 addition
-would (NaN, or the infinity, whatever the order); an exponent beyond the output format gives infinity, also
-when rounding toward zero; an all-zero sum is +0; every NaN that leaves is the canonical one (0x7FFFFFFF,
-0x7FFF).
+NaN or infinity among the products or in ``c`` decides the result as IEEE 754 addition would (NaN, or the infinity,
+whatever the order); an exponent beyond the output format gives infinity, also when rounding toward zero; an all-zero
+sum is +0; every NaN that is stored is the canonical one (0x7FFFFFFF, 0x7FFF).
 
 Sources: MMA-Sim (arXiv 2511.10909), Khattak and Mikaitis (10.1145/3830409); see
 :mod:`oracle.tensorcore.instructions` for which fact comes from where.
@@ -66,13 +65,13 @@ def operand(x: Tensor, instruction: Instruction, *, format: str | None = None) -
 
     Parameters
     ----------
-    x : Tensor
+    x : Tensor, any shape
         Elements in the operand's torch dtype; float4 as unpacked integer codes, one per element. With
         ``format`` named, such codes of it (FP6 too), or a float32 or float64 tensor of values that this format holds.
     format : str or None, format of the values; None takes the dtype's own (float32 is read as TF32).
 
-    Returns Operand: TF32 ignores the 13 low bits of a float32 (truncation). Subnormals keep the exponent ``emin``, or
-    become zero where the instruction flushes them.
+    Returns Operand: TF32 ignores the 13 low bits of a float32 (truncation); a NaN stays NaN. Subnormals keep the
+    exponent ``emin``, or become zero where the instruction flushes them.
     Raises DtypeError: the instruction does not take this format.
     """
     name = format or _format_name(x, instruction)
@@ -102,7 +101,8 @@ def _format_name(x: Tensor, instruction: Instruction) -> str:
 
 
 def exponent(x: Tensor, *, emin: int) -> Tensor:
-    """``max(floor(log2|x|), emin)`` as int32 from the bits of a float64; :data:`ABSENT` for zeros.
+    """``max(floor(log2|x|), emin)`` of float64 ``x`` of any shape, int32 of the same shape, from its bits;
+    :data:`ABSENT` for zeros.
 
     NaN and infinities get an exponent above every finite one; callers settle them apart.
     """
@@ -111,15 +111,19 @@ def exponent(x: Tensor, *, emin: int) -> Tensor:
 
 
 def truncate(x: Tensor, quantum_exponent: Tensor) -> Tensor:
-    """``tz_q(x) / q`` with ``q = 2^quantum_exponent``: an integer, exact."""
+    """``tz_q(x) / q`` with ``q = 2^quantum_exponent``: an integer, exact, in float64.
+
+    ``x`` is float64, ``quantum_exponent`` int32, of shapes that broadcast; the result has that shape.
+    """
     return torch.trunc(x * power_of_two(-quantum_exponent))
 
 
 def round_significand(x: Tensor, *, fraction_bits: int, emin: int, emax: int, toward_zero: bool) -> Tensor:
-    """Round float64 values to a binary format, gradual underflow included, overflow to infinity.
+    """Round float64 ``x`` of any shape to a binary format, gradual underflow included, overflow to infinity: float64 of
+    the same shape.
 
-    An exponent above ``emax`` gives infinity in both directions: hardware truncates the significand, not the
-    range (MMA-Sim, KM). NaN and infinities pass.
+    An exponent above ``emax`` gives infinity in both directions: hardware truncates the significand, not the range
+    (MMA-Sim; Khattak and Mikaitis). NaN and infinities pass.
     """
     e = exponent(x, emin=emin).clamp(min=emin) - fraction_bits
     scaled = x * power_of_two(-e)
@@ -130,10 +134,11 @@ def round_significand(x: Tensor, *, fraction_bits: int, emin: int, emax: int, to
 
 
 def round_accumulator(x: Tensor, instruction: Instruction, *, out: torch.dtype) -> Tensor:
-    """Round an exact sum to the instruction's float32 or float16 accumulator."""
+    """Round an exact sum ``x``, float64 of any shape, to the instruction's float32 or float16 accumulator: float64 of
+    the same shape."""
     if out == torch.float16:
         return round_to_nearest(x, out)
-    made = round_significand(
+    rounded = round_significand(
         x,
         fraction_bits=instruction.out_bits,
         emin=FLOAT32_EMIN,
@@ -141,12 +146,13 @@ def round_accumulator(x: Tensor, instruction: Instruction, *, out: torch.dtype) 
         toward_zero=instruction.round_toward_zero,
     )
     if not instruction.saturates:
-        return made
-    return torch.where(torch.isfinite(x), made.clamp(-FLOAT32_MAX, FLOAT32_MAX), made)
+        return rounded
+    return torch.where(torch.isfinite(x), rounded.clamp(-FLOAT32_MAX, FLOAT32_MAX), rounded)
 
 
 def round_to_nearest(x: Tensor, out: torch.dtype) -> Tensor:
-    """:func:`round_significand` to float32 or float16, ties to even."""
+    """:func:`round_significand` to float32 or float16, ties to even: float64 ``x`` of any shape as float64 of the same
+    shape."""
     fraction_bits, emin, emax = NEAREST[out]
     return round_significand(x, fraction_bits=fraction_bits, emin=emin, emax=emax, toward_zero=False)
 
@@ -160,6 +166,8 @@ def fused_sum(p: Tensor, e: Tensor, c: Tensor, *, align_bits: int, min_exponent:
     c : Tensor, accumulator float64 ``[...]``, finite.
     align_bits : int, ``t``.
     min_exponent, c_emin : int, least exponent of the alignment; fixed exponent of subnormal ``c``.
+
+    Returns float64 ``[...]``; an all-zero sum is +0.
     """
     m = torch.maximum(e.amax(dim=-1), exponent(c, emin=c_emin)).clamp(min=min_exponent)
     quantum = m - align_bits
@@ -180,7 +188,9 @@ def accumulate(
     c : Tensor, float64 ``[...]``, holding values of ``out``.
     out : torch.dtype, float32, or float16 where the instruction has it.
 
-    Returns float64 ``[...]`` of values of ``out``.
+    Returns float64 ``[...]`` of values of ``out``; a NaN or an infinity among the addends decides it as IEEE 754
+    addition does.
+    Raises NumericsError: the instruction has no such accumulator.
     """
     if out not in (torch.float32, torch.float16) or (out == torch.float16 and not instruction.float16_out):
         raise NumericsError(f"{instruction.name} has no {out} accumulator; use torch.float32")
@@ -198,14 +208,14 @@ def _instruction_step(p: Tensor, e: Tensor, c: Tensor, instruction: Instruction,
     """One instruction, with overflowed accumulators kept as they are."""
     overflowed = ~torch.isfinite(c)
     if overflowed.any():
-        kept, c = c, torch.where(overflowed, 0.0, c)
+        before, c = c, torch.where(overflowed, 0.0, c)
     if instruction.sum is Sum.FUSED_THEN_ADD:
         total = _groups(p, e, torch.zeros_like(c), instruction, out)
         # Two float32 of far exponents do not fit a float64 sum: add them with their rounding error.
         result = round_to_nearest(round_to_odd(*two_sum(total, c)), out)
     else:
         result = _groups(p, e, c, instruction, out)
-    return torch.where(overflowed, kept, result) if overflowed.any() else result
+    return torch.where(overflowed, before, result) if overflowed.any() else result
 
 
 def _groups(p: Tensor, e: Tensor, c: Tensor, instruction: Instruction, out: torch.dtype) -> Tensor:
@@ -239,7 +249,8 @@ def _group_step(p: Tensor, e: Tensor, c: Tensor, instruction: Instruction, out: 
 def scaled_addends(
     a: Operand, b: Operand, a_scale: Tensor, b_scale: Tensor, instruction: Instruction
 ) -> tuple[Tensor, Tensor]:
-    """What an instruction with block scales adds, and the exponents at which it aligns: float64 and int32.
+    """What an instruction with block scales adds (float64), and the exponents at which it aligns (int32): both
+    ``[..., K]``, or for FP4 ``[..., K / 16]``.
 
     mxf8f6f4: products times both scales ``[..., K]``, exponents ``E(a) + E(b) + E(sa) + E(sb)``. FP4: the exact sum of
     16 products (``summed``) times the scales' significands ``[..., K / 16]``, at the exponent of the scales alone.
@@ -271,15 +282,18 @@ def scaled_addends(
 
 
 def scale_exponents(scale: Tensor, instruction: Instruction) -> Tensor:
-    """Alignment exponents of float64 block scales: those of their format; a zero has that of a zero float32."""
+    """Alignment exponents of float64 block scales ``scale`` of any shape, int32 of the same shape: those of their
+    format; a zero has that of a zero float32."""
     assert instruction.scale_format is not None
     return torch.where(scale == 0, FLOAT32_EMIN, exponent(scale, emin=by_name(instruction.scale_format).emin))
 
 
 def round_to_odd(high: Tensor, low: Tensor) -> Tensor:
-    """``high + low`` rounded to odd in float64, so that a later rounding to fewer bits is a single one.
+    """``high + low`` rounded to odd in float64, of the same shape as both, so that a later rounding to fewer bits is a
+    single one.
 
-    Boldo and Melquiond: correct for any target with at least two bits fewer. ``|low| <= ulp(high) / 2``.
+    Boldo and Melquiond: correct for any target with at least two bits fewer. ``|low| <= ulp(high) / 2``. Where ``high``
+    is NaN or infinite it is the result.
     """
     bits = high.view(torch.int64)
     toward = torch.where((low > 0) == (high > 0), 1, -1)
@@ -288,14 +302,15 @@ def round_to_odd(high: Tensor, low: Tensor) -> Tensor:
 
 
 def fma32(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """``fl32(a * b + c)`` with one rounding, for float32 tensors (broadcast). NaN, infinities as IEEE 754."""
+    """``fl32(a * b + c)`` with one rounding, for float32 tensors whose shapes broadcast: float32 of that shape. NaN,
+    infinities as IEEE 754."""
     product = a.to(torch.float64) * b.to(torch.float64)  # 48 bits: exact
     high, low = two_sum(product, c.to(torch.float64))
     return torch.where(torch.isfinite(high), round_to_odd(high, low), high).to(torch.float32)
 
 
 def float32_scale(scale: Tensor) -> Tensor:
-    """Scales (float32, or E8M0 codes) as float32, exactly; NaN stays NaN."""
+    """``scale`` of any shape (float32, or E8M0 codes) as float32 of the same shape, exactly; NaN stays NaN."""
     return scale if scale.dtype == torch.float32 else decode(scale).to(torch.float32)
 
 
@@ -323,7 +338,7 @@ def _tree_step(p: Tensor, c: Tensor) -> Tensor:
 
 
 def flush(x: Tensor) -> Tensor:
-    """Float32 subnormals become zeros of their sign."""
+    """``x`` of any shape, float32, with subnormals replaced by zeros of their sign: float32 of the same shape."""
     return torch.where(x.abs() < 2.0**FLOAT32_EMIN, x * 0.0, x)
 
 

@@ -1,11 +1,13 @@
 """Which schedule made an output: every registered one is tried, and ranked by the fraction of equal bits.
 
-A random product tells instruction and promotion apart at once; epilogue orders differ in a few elements in a
-thousand (float32) or fewer (bfloat16), so a tie at the top is the honest answer: use
+A random product separates instructions and promotions at once; epilogue orders differ in a few elements in a
+thousand (float32) or fewer (bfloat16), so several schedules may fit equally: use
 :mod:`oracle.tensorcore.probes` to make inputs that separate them.
 
 :func:`find_split` finds how a kernel cut K into partial sums, given the schedule of its parts.
 
+NaN: any NaN of an output equals any NaN of a prediction.
+Source: derived from :mod:`oracle.tensorcore.predict`, whose bits are compared.
 Not covered: kernels that no registered schedule describes (the best fraction is then far below 1).
 """
 
@@ -82,18 +84,18 @@ def identify_product(
         raise NumericsError("no schedule can compute this product: " + "; ".join(reasons))
     rows, columns = _sample(shape, sample, output.device)
     part, wanted = subset(product, rows, columns), output[rows][:, columns]
-    found = []
+    matches = []
     for schedule in candidates:
         predicted = predict_product(part, schedule, out_dtype=output.dtype, engine=engine)
-        found.append(Match(schedule.name, float(same_bits(predicted, wanted).double().mean()), wanted.numel()))
-    exact = [match for match in found if match.equal == 1.0]
+        matches.append(Match(schedule.name, float(same_bits(predicted, wanted).double().mean()), wanted.numel()))
+    exact = [match for match in matches if match.equal == 1.0]
     if not exact:
-        best = sorted(found, key=lambda m: -m.equal)[:TRIED]
+        best = sorted(matches, key=lambda m: -m.equal)[:TRIED]
         splits = (find_split(product, output, get(match.schedule), engine=engine) for match in best if match.equal > 0)
         if (split := next((s for s in splits if s is not None), None)) is not None:
             return [Match(split.name, 1.0, output.numel()), *best]
     order = {s.name: (s.status is not Status.SEEN_ON_HARDWARE, i) for i, s in enumerate(candidates)}
-    return sorted(found, key=lambda m: (-m.equal, order[m.schedule]))
+    return sorted(matches, key=lambda m: (-m.equal, order[m.schedule]))
 
 
 def find_split(
@@ -137,7 +139,8 @@ def _splits(k: int, most: int) -> Iterator[Split]:
 
 
 def subset(product: ScaledProduct, rows: Tensor, columns: Tensor) -> ScaledProduct:
-    """The product restricted to some rows of ``a`` and rows of ``b`` (int64 indices)."""
+    """The product restricted to some ``rows`` of ``a`` and ``columns``, rows of ``b``: int64 indices ``[rows]`` and
+    ``[columns]``."""
     return product.take(rows).take_columns(columns)
 
 

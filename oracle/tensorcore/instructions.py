@@ -14,11 +14,12 @@ again for FP6 and for zeros) · KM (Khattak and Mikaitis, ACM TACO 2025,
 10.1145/3830409, and their published hardware vectors) · outputs captured from an H200 · DeepSeek-V3 report, 3.3.2 ·
 Fasi et al., PeerJ CS 7:e330. ``status`` says which of these could be checked here.
 
-Block scales: three revisions of MMA-Sim say three things of zeros (:class:`Zeros`) and of the least exponent of an
+Block scales: three revisions of MMA-Sim differ in zeros (:class:`Zeros`) and of the least exponent of an
 alignment, and users' probes of a B200 left ``t`` of FP4 open between 34 and 37 (DeepGEMM issue 176). Whether 16 or 32
 products under one scale are summed before they are aligned, and what a sum beyond float32 becomes, is stated of no
 hardware. No output of a block-scaled instruction is published. So every reading is an instruction with a name of its
-own (``….counted``), and ``unshown`` says what nobody has shown; ``fp8-oracle fingerprint --block-scaled`` decides.
+own (``….counted``), and ``unshown`` names what no published output decides (``fp8-oracle fingerprint --block-scaled``
+does, on a device).
 Not covered: sparse instructions, float64 and integer instructions, gfx950 (no model is published).
 """
 
@@ -184,19 +185,19 @@ def _block_scaled(base: Instruction) -> list[Instruction]:
     """
     fp4 = base.sum is Sum.BLOCK_SCALED_GROUPS
     widths = () if not fp4 else (34, 36) if base.scale_format == "float8_e4m3fn" else (34, 36, 37)
-    found = [
+    readings = [
         base,
         replace(base, name=f"{base.name}.zero_sums", zeros=Zeros.SUMS, min_exponent=-126, source="MMA-Sim 735c9b7"),
         replace(base, name=f"{base.name}.counted", zeros=Zeros.COUNTED, min_exponent=-126, source=_MMASIM),
     ]
     if base.scale_format == "float8_e8m0fnu":
         if fp4:
-            said = "PTX ISA scale_vec::2X, one scale for 32 products; MMA-Sim sums 16 whatever the block"
-            found.append(replace(base, name=f"{base.name}.sums32", summed=32, source=said))
-        said = "IEEE 754 roundTowardZero, which never rounds to infinity; MMA-Sim and KM give infinity"
-        found.append(replace(base, name=f"{base.name}.saturates", saturates=True, source=said))
+            source = "PTX ISA scale_vec::2X, one scale for 32 products; MMA-Sim sums 16 whatever the block"
+            readings.append(replace(base, name=f"{base.name}.sums32", summed=32, source=source))
+        source = "IEEE 754 roundTowardZero, which never rounds to infinity; MMA-Sim and KM give infinity"
+        readings.append(replace(base, name=f"{base.name}.saturates", saturates=True, source=source))
     issue = "DeepGEMM issue 176: 34 to 37 bits could not be told apart"
-    return found + [replace(base, name=f"{base.name}.align{t}", align_bits=t, source=issue) for t in widths]
+    return readings + [replace(base, name=f"{base.name}.align{t}", align_bits=t, source=issue) for t in widths]
 
 
 def _blackwell(arch: str, unit: str, mma: str) -> list[Instruction]:
@@ -357,8 +358,8 @@ def instruction(name: str) -> Instruction:
         return INSTRUCTIONS[name]
     arch = name.split(".")[0]
     same = [n for n in INSTRUCTIONS if n.startswith(arch + ".")]
-    said = among(name, same) if same else f"no model for arch {arch!r}; {among(arch, arches())}"
-    raise NumericsError(f"no instruction {name!r}; {said}")
+    names = among(name, same) if same else f"no model for arch {arch!r}; {among(arch, arches())}"
+    raise NumericsError(f"no instruction {name!r}; {names}")
 
 
 def least_align_bits(i: Instruction) -> int | None:

@@ -11,7 +11,7 @@ One thread of a quad holds heads ``h = 8t + 2c + p`` (``c`` its place in the qua
 
 The first sum is of two products, and the compiler contracts the *first* of them into the fused multiply-add;
 starting with ``fl(x_0 w_0)`` instead gives 86.5 % of the captured bits (that order is registered too, to be
-told apart). The product with ``k_scale`` is used twice (sum and shuffle) and is therefore not contracted.
+distinguished). The product with ``k_scale`` is used twice (sum and shuffle) and is therefore not contracted.
 
 sm100 adds the heads ``j`` mod 4 apart, ascending from 0, ``a + |a|`` for twice the relu (NaN stays NaN)::
 
@@ -193,8 +193,8 @@ def _by_fours(acc: Tensor, weights: Tensor, k_scale: Tensor) -> Tensor:
             total = fma32(x[:, t], w[:, t], total)
     if bf16:
         pair = _bf16(total[:, :2].double() + total[:, 2:].double())
-        made = _bf16(pair[:, 0].double() + pair[:, 1].double())
-        return _bf16(made.double() * _bf16(k_scale.double()).double())
+        sum_ = _bf16(pair[:, 0].double() + pair[:, 1].double())
+        return _bf16(sum_.double() * _bf16(k_scale.double()).double())
     pair = total[:, :2] + total[:, 2:]
     return (pair[:, 0] + pair[:, 1]) / 2 * k_scale
 

@@ -5,6 +5,7 @@ padding, a zero); a fused step takes ``group`` positions, and a tile ends with f
 So one kernel serves every fused instruction: interleaved orders are a permutation, short groups and ragged chains are
 padding. The predictions (:mod:`oracle.tensorcore.engine_cpu`, :mod:`oracle.tensorcore.engine_cuda`) and the compiled
 bounds (:mod:`oracle.bounds.engines`) use the same packing. Not covered: the sums themselves.
+Source: derived from the orders of :class:`oracle.tensorcore.instructions.Order`.
 """
 
 from __future__ import annotations
@@ -178,7 +179,8 @@ def narrow_lanes(instruction: Instruction) -> bool:
 
 @lru_cache(maxsize=32)
 def code_table(fmt: Format, absent: int, *, special: bool) -> tuple[Tensor, Tensor]:
-    """Value (float64) and exponent ``max(floor(log2 |x|), emin)`` (int16) of every code of a format of up to 16 bits.
+    """Value (float64) and exponent ``max(floor(log2 |x|), emin)`` (int16) of every code of a format of up to 16 bits,
+    both ``[codes]``.
 
     Zeros have the exponent ``absent``. NaN and infinities keep their value where ``special`` (and have any exponent),
     else they stand for zeros. The tensors are shared: do not write to them.
@@ -191,7 +193,8 @@ def code_table(fmt: Format, absent: int, *, special: bool) -> tuple[Tensor, Tens
 
 
 def codes_array(x: Tensor) -> NDArray[np.unsignedinteger]:
-    """The codes of an 8- or 16-bit tensor as contiguous unsigned integers, which index tables."""
+    """The codes of an 8- or 16-bit tensor ``x`` of any shape as contiguous uint8 or uint16 of the same shape, which
+    index tables; NaN codes too."""
     x = x.contiguous()
     bits = (x if x.dtype is torch.uint8 else codes_of(x)).numpy()
     return bits if bits.itemsize == 1 else bits.view(np.uint16)
@@ -200,7 +203,8 @@ def codes_array(x: Tensor) -> NDArray[np.unsignedinteger]:
 def packed_rows(
     x: Tensor, order: Packed, values: NDArray[Any], exponents: NDArray[Any], absent: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Values and exponents ``[R, Kp]`` of the codes ``x [R, K]`` in packed order, by tables; padding is zeros."""
+    """Values and exponents ``[R, Kp]`` of the codes ``x [R, K]`` (8 or 16 bits) in packed order, of the dtypes of the
+    tables ``values`` and ``exponents`` ``[codes]``; padding is zeros, NaN what the table has."""
     codes, source = codes_array(x), order.source.numpy()
     if order.ragged:
         codes = np.take(codes, source, axis=1)  # padding takes the last column, and is overwritten

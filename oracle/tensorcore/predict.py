@@ -7,6 +7,9 @@ the schedule names. :func:`mma` evaluates one instruction, ``d = a.b + c``.
 Engines ``cpu`` (compiled) and ``cuda`` give the same bits as ``torch``, the readable definition; ``auto``
 takes the fastest that supports the product where its tensors are.
 
+NaN and infinities are those of IEEE 754 addition; every NaN that is stored is the canonical one (0x7FFFFFFF, 0x7FFF).
+Source: derived from :mod:`oracle.tensorcore.fused` and the schedules, of which each names its own.
+
 Memory of the torch engine beyond operands and result: below 256 MiB for any shape (output tiles, K slices).
 Not covered: kernels that no schedule describes.
 """
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 
 Engine = Literal["auto", "torch", "cpu", "cuda"]
 
-LITTLE = 1 << 22  # products of a device that the CPU has predicted before a device is done with one chain over K
+LITTLE = 1 << 22  # products of a device that the CPU predicts faster than the device sums one chain over K
 _TILE_M, _TILE_N = 128, 512  # output tile of the torch engine
 _SLICE = 1 << 19  # products held at once by the general form: 4 MiB a temporary
 
@@ -87,12 +90,12 @@ def predict_product(
         return store(finish(_partial_sums(product, schedule, engine), product, schedule), out_dtype)
     fast = _engine(product, schedule, engine)
     if fast is not None:
-        found: Tensor = fast.predict(product, schedule, out_dtype=out_dtype)
-        return found
+        bits: Tensor = fast.predict(product, schedule, out_dtype=out_dtype)
+        return bits
     near = _on_the_cpu(product) if engine == "auto" else None
     if near is not None and (fast := _engine(near, schedule, engine)) is not None:
-        found = fast.predict(near, schedule, out_dtype=out_dtype)
-        return found.to(product.a.device)
+        bits = fast.predict(near, schedule, out_dtype=out_dtype)
+        return bits.to(product.a.device)
     return store(_float32(product, schedule), out_dtype)
 
 
@@ -109,8 +112,8 @@ def predict_blocks(product: ScaledProduct, schedule: Schedule) -> Tensor | None:
     if schedule.dequantises or schedule.widens or schedule.split is not None:
         return None
     engine = _engine(product, schedule, "auto")
-    found: Tensor | None = None if engine is None else engine.blocks(product, schedule)
-    return found
+    bits: Tensor | None = None if engine is None else engine.blocks(product, schedule)
+    return bits
 
 
 def mma(
@@ -132,7 +135,9 @@ def mma(
     c : Tensor, ``[...]``; rounded to ``out`` (nearest even) first, as a kernel that loads it does.
     out : torch.dtype, float32, or float16 where the instruction has it.
 
-    Returns ``[...]`` of ``out``, NaNs canonical.
+    Returns ``[...]`` of dtype ``out``, NaNs canonical.
+    Raises ShapeError: the shapes disagree; DtypeError: the instruction does not take the operands; NumericsError: it
+    has no such accumulator.
     """
     if isinstance(instruction, str):
         instruction = instruction_named(instruction)
@@ -176,12 +181,12 @@ def scaled_mma(
 
 
 def store(acc: Tensor, out_dtype: torch.dtype) -> Tensor:
-    """Float32 accumulators rounded to nearest even into the output dtype, NaNs canonical."""
+    """Float32 ``acc`` of any shape rounded to nearest even into ``out_dtype``, same shape, NaNs canonical."""
     if out_dtype == torch.float32:
         return canonical_nan(acc.clone())
     if out_dtype == torch.bfloat16:
         return in_blocks(_bfloat16_bits, acc, dtype=torch.int16).view(torch.bfloat16)
-    return canonical_nan(acc.to(torch.float16))  # float16 subnormals are made whatever a thread makes of float32's
+    return canonical_nan(acc.to(torch.float16))  # keeps float16 subnormals where float32 ones are flushed
 
 
 BELOW_HALF = 0x7FFF  # of the lower half of a float32, what rounds up to an odd code but leaves a tie at an even one
@@ -196,7 +201,8 @@ def _bfloat16_bits(acc: Tensor) -> Tensor:
 
 
 def canonical_nan(x: Tensor) -> Tensor:
-    """Every NaN of a float32, bfloat16 or float16 tensor replaced, in place, by the hardware's own."""
+    """Every NaN of ``x``, float32, bfloat16 or float16 of any shape, replaced, in place, by the hardware's own; returns
+    the same tensor, of the same shape."""
     wide = x.dtype == torch.float32
     bits = x.view(torch.int32 if wide else torch.int16)
     bits.masked_fill_(torch.isnan(x), NAN_FLOAT32 if wide else NAN_FLOAT16)
@@ -267,7 +273,11 @@ def _flushed(acc: Tensor, sa: Tensor, sb: Tensor, bias: Tensor | None, schedule:
 
 
 def epilogue(kind: Epilogue, acc: Tensor, sa: Tensor, sb: Tensor) -> tuple[Tensor, Tensor]:
-    """The two float32 factors of which a scaled result is the product, the inner one first."""
+    """The two float32 factors, of shapes that broadcast to ``[M, N]``, of which a scaled result is the product, the
+    inner one first.
+
+    ``acc`` ``[M, N]``, ``sa`` ``[M or 1, 1]`` and ``sb`` ``[1, N]`` are float32.
+    """
     if kind is Epilogue.COL_THEN_ROW:
         return sb * acc, sa
     return (acc * sa, sb) if kind is Epilogue.ROW_THEN_COL else (acc, sa * sb)

@@ -92,7 +92,10 @@ def diagonal(cases: Sequence[Case], shape: Shape, *, background: float = 0.0) ->
 def scaled(
     a: Tensor, b: Tensor, shape: Shape, *, a_scale: Tensor | None = None, b_scale: Tensor | None = None
 ) -> ScaledProduct:
-    """A product of this shape, with unit scales unless given."""
+    """A product of ``a`` ``[edge, K]`` and ``b`` ``[N, K]`` of a float dtype, with unit scales unless given.
+
+    ``a_scale`` ``[edge, blocks]`` and ``b_scale`` ``[ceil(N / b_rows), blocks]`` are float32. No values are read.
+    """
     ones_a = torch.ones((a.shape[0], shape.blocks), dtype=torch.float32, device="cpu")
     ones_b = torch.ones((-(-b.shape[0] // shape.b_rows), shape.blocks), dtype=torch.float32, device="cpu")
     sa, sb = ones_a if a_scale is None else a_scale, ones_b if b_scale is None else b_scale
@@ -120,12 +123,14 @@ def split(value: float, dtype: torch.dtype) -> tuple[float, float]:
 
 
 def encode(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values rounded to the nearest of the format, as a tensor of it."""
+    """Float64 ``values`` of any shape rounded to the nearest of the format, as a tensor of ``dtype`` of the same shape;
+    NaN beyond its largest."""
     return to_dtype(values, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.NAN)
 
 
 def single(shape: Shape) -> tuple[ScaledProduct, Tensor]:
-    """A power of two at another k in every row, 1/4 to 4, which every format holds; also the output of it."""
+    """A power of two at another k in every row, 1/4 to 4, which every format holds; also its output, float64 ``[edge,
+    edge]``. No value is NaN or infinite."""
     rows = [{row % shape.k: 2.0 ** (row % 5 - 2)} for row in range(min(shape.edge, shape.k))]
     product = diagonal(rows, shape)
     wanted = torch.zeros((shape.edge, shape.edge), dtype=torch.float64, device="cpu")

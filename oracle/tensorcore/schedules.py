@@ -117,14 +117,14 @@ class Split:
     @classmethod
     def named(cls, name: str) -> tuple[str, Split] | None:
         """The plain name in ``name`` and its split; None where it names none."""
-        found = re.fullmatch(r"(.+)\.(split|interleaved)(\d{1,6})(?:x(\d{1,6}))?", name)
-        if found:
-            tile = int(found[4] or 128)
-            return found[1], cls(int(found[3]), tile, found[2] == "interleaved")
-        found = re.fullmatch(r"(.+)\.cut(\d{1,9}(?:\+\d{1,9})*)", name)
-        if found:
-            cuts = tuple(int(k) for k in found[2].split("+"))
-            return found[1], cls(len(cuts) + 1, cuts=cuts)
+        match = re.fullmatch(r"(.+)\.(split|interleaved)(\d{1,6})(?:x(\d{1,6}))?", name)
+        if match:
+            tile = int(match[4] or 128)
+            return match[1], cls(int(match[3]), tile, match[2] == "interleaved")
+        match = re.fullmatch(r"(.+)\.cut(\d{1,9}(?:\+\d{1,9})*)", name)
+        if match:
+            cuts = tuple(int(k) for k in match[2].split("+"))
+            return match[1], cls(len(cuts) + 1, cuts=cuts)
         return None
 
     def pieces(self, k: int) -> list[list[tuple[int, int]]]:
@@ -135,7 +135,7 @@ class Split:
         tiles = -(-k // self.tile)
         if self.interleaved:
             owned = [range(s, tiles, self.parts) for s in range(self.parts)]
-            return [[(t * self.tile, min(k, (t + 1) * self.tile)) for t in own] for own in owned]
+            return [[(t * self.tile, min(k, (t + 1) * self.tile)) for t in indices] for indices in owned]
         width = -(-tiles // self.parts) * self.tile
         edges = [(s * width, min(k, (s + 1) * width)) for s in range(self.parts)]
         return [[(i, j)] if i < j else [] for i, j in edges]
@@ -228,8 +228,8 @@ class Schedule:
         for side, x in (("a", product.a), ("b", product.b)):
             name = _format_name(x, self.instruction)
             if name not in self.instruction.operands:
-                taken = ", ".join(self.instruction.operands)
-                return f"{self.name} takes {side} in {taken}, not {name}; schedules() lists the others"
+                admitted = ", ".join(self.instruction.operands)
+                return f"{self.name} takes {side} in {admitted}, not {name}; schedules() lists the others"
         k, block = int(product.a.shape[1]), product.block
         blocks = int(product.a_scale.shape[1])
         if self.scales is Scales.EPILOGUE and blocks != 1:
@@ -270,16 +270,16 @@ def get(name: str) -> Schedule:
     split = Split.named(name)
     if split is not None:
         return get(split[0]).into(split[1])
-    arch, known = name.split(".")[0], {schedule.name: schedule for schedule in schedules()}
-    if name in known:
-        return known[name]
-    if (at := _INTERVAL.fullmatch(name)) is not None and f"{at[1]}128{at[3]}" in known:
-        return _every(known[f"{at[1]}128{at[3]}"], int(at[2]))
-    same = [n for n in known if n.split(".")[0] == arch]
+    arch, by_name = name.split(".")[0], {schedule.name: schedule for schedule in schedules()}
+    if name in by_name:
+        return by_name[name]
+    if (at := _INTERVAL.fullmatch(name)) is not None and f"{at[1]}128{at[3]}" in by_name:
+        return _every(by_name[f"{at[1]}128{at[3]}"], int(at[2]))
+    same = [n for n in by_name if n.split(".")[0] == arch]
     if same:
         raise NumericsError(f"no schedule {name!r} of {arch}; {among(name, same, see='fp8-oracle list numerics')}")
-    said = among(arch, dict.fromkeys(n.split(".")[0] for n in known))
-    raise NumericsError(f"no schedule {name!r}: no model for arch {arch!r}; {said}")
+    names = among(arch, dict.fromkeys(n.split(".")[0] for n in by_name))
+    raise NumericsError(f"no schedule {name!r}: no model for arch {arch!r}; {names}")
 
 
 def is_class(name: str) -> bool:
@@ -292,10 +292,10 @@ def of_class(name: str) -> Schedule:
 
     Raises NumericsError: unknown schedule, or one that is a known fault.
     """
-    found = get(name.removesuffix(ANY).removesuffix(SPLIT))
-    if found.fault is not None:
-        raise NumericsError(f"{name} is a known fault ({found.fault}); it can be identified, not declared")
-    return found
+    schedule = get(name.removesuffix(ANY).removesuffix(SPLIT))
+    if schedule.fault is not None:
+        raise NumericsError(f"{name} is a known fault ({schedule.fault}); it can be identified, not declared")
+    return schedule
 
 
 def schedules(arch: str | None = None) -> tuple[Schedule, ...]:
@@ -306,10 +306,10 @@ def schedules(arch: str | None = None) -> tuple[Schedule, ...]:
     every = (*_REGISTRY.values(), *_foreign())
     if arch is None:
         return every
-    found = tuple(s for s in every if s.instruction.arch == arch)
-    if not found:
+    of_arch = tuple(s for s in every if s.instruction.arch == arch)
+    if not of_arch:
         raise NumericsError(f"no model for arch {arch!r}; {among(arch, arches())}")
-    return found
+    return of_arch
 
 
 @lru_cache(maxsize=1)
@@ -349,7 +349,7 @@ def _family(
     base = Schedule(
         f"{arch}{prefix}.chain", inst, None, Promotion.NONE, Epilogue.COL_THEN_ROW, "", inst.status, widens=widens
     )
-    found = [
+    family = [
         base,
         replace(base, name=f"{base.name}.row_then_col", epilogue=Epilogue.ROW_THEN_COL),
         replace(base, name=f"{base.name}.product", epilogue=Epilogue.PRODUCT),
@@ -358,7 +358,7 @@ def _family(
         name = f"{arch}{prefix}.promote128"
         promote = replace(base, name=name, interval=128, promotion=Promotion.FMA, epilogue=Epilogue.NONE)
         after = replace(promote, promotion=Promotion.ADD, epilogue=Epilogue.COL_THEN_ROW)
-        found += [
+        family += [
             promote,
             replace(promote, name=f"{promote.name}.muladd", promotion=Promotion.MUL_ADD),
             replace(promote, name=f"{promote.name}.row_then_col", promotion=Promotion.ROW_COL_ADD),
@@ -369,7 +369,7 @@ def _family(
             replace(after, name=f"{promote.name}.scale_after.row_then_col", epilogue=Epilogue.ROW_THEN_COL),
             replace(after, name=f"{promote.name}.scale_after.product", epilogue=Epilogue.PRODUCT),
         ]
-    return [_with_source(s, seen) for s in found]
+    return [_with_source(s, seen) for s in family]
 
 
 def _every(schedule: Schedule, interval: int, seen_in: str = "") -> Schedule:
@@ -420,13 +420,13 @@ def _widened(arch: str, mma: str) -> Schedule:
 
 def _inside(name: str, inst: str, seen_in: str) -> list[Schedule]:
     """One chain with the scales inside, by every reading of the instruction."""
-    found = []
+    family = []
     for other in INSTRUCTIONS.values():
         if other.name == inst or (other.name.startswith(f"{inst}.") and other.scale_block is not None):
             suffix, said = other.name.removeprefix(inst), seen_in if other.name == inst else other.source
             base = Schedule(name + suffix, other, None, Promotion.NONE, Epilogue.NONE, said, Status.LITERATURE)
-            found.append(replace(base, scales_inside=True))
-    return found
+            family.append(replace(base, scales_inside=True))
+    return family
 
 
 _INTERVAL = re.compile(r"([^.]+(?:\.[^.]+)?\.promote)([1-9]\d{0,5})(|\..+)")

@@ -55,10 +55,12 @@ def _kernel(  # type: ignore[no-untyped-def]  # triton reads annotations: only c
 
 
 def dot_scaled(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: torch.dtype) -> Tensor:
-    """``[128, 128]`` of operands as :class:`oracle.tensorcore.block_probes.Inputs` lays them out.
+    """The product ``[128, 128]`` of dtype ``out_dtype``, of operands as :class:`oracle.tensorcore.block_probes.Inputs`
+    lays them out.
 
-    E8M0 scales go to Triton as their bytes, E4M3 ones as they are. Raises what Triton raises for a GPU or a format
-    that it does not offer.
+    ``a``, ``b``: codes ``[128, K]``, two a byte of E2M1 ``[128, K / 2]``; ``a_scale``, ``b_scale`` ``[128, K /
+    block]``. E8M0 scales go to Triton as their bytes, E4M3 ones as they are; NaN as the GPU has it. Raises what Triton
+    raises for a GPU or a format that it does not offer.
     """
     packed = [2 if x.dtype == torch.uint8 else 1 for x in (a, b)]
     k = a.shape[1] * packed[0]

@@ -119,8 +119,8 @@ def arch_of(gpu: str) -> str:
             return arch
     if gpu in {i.arch for i in INSTRUCTIONS.values()}:
         return gpu
-    known = "; ".join(f"{arch}: {pattern}" for pattern, arch in GPUS)
-    raise NumericsError(f"no model for GPU {gpu!r}; names known (patterns): {known}")
+    patterns = "; ".join(f"{arch}: {pattern}" for pattern, arch in GPUS)
+    raise NumericsError(f"no model for GPU {gpu!r}; names known (patterns): {patterns}")
 
 
 def format_of(name: str) -> tuple[str, str]:
@@ -148,9 +148,9 @@ def model_of(gpu: str, a_format: str, b_format: str, output: torch.dtype) -> Mod
     if (arch, family) == ("gfx942", "tf32"):
         families = ("xf32",)
     for unit in units:
-        found = INSTRUCTIONS.get(f"{arch}.{unit}.{families[0]}")
-        if found is not None and (output == torch.float32 or found.float16_out):
-            return Model(found)
+        instruction_of_unit = INSTRUCTIONS.get(f"{arch}.{unit}.{families[0]}")
+        if instruction_of_unit is not None and (output == torch.float32 or instruction_of_unit.float16_out):
+            return Model(instruction_of_unit)
     has = ", ".join(i.name for i in INSTRUCTIONS.values() if i.arch == arch)
     raise NumericsError(f"no {arch} instruction takes {a_format} with {output} output; {arch} has {has}")
 
@@ -160,10 +160,10 @@ def sets(root: Path | str) -> list[Path]:
 
     Raises FixtureError: there is none.
     """
-    found = sorted({path.parent for path in Path(root).rglob("a_*.txt")})
-    if not found:
+    folders = sorted({path.parent for path in Path(root).rglob("a_*.txt")})
+    if not folders:
         raise FixtureError(f"no a_<GPU>_<FORMAT>.txt below {root}; give the folder of the published collection")
-    return found
+    return folders
 
 
 def load(folder: Path | str) -> Vectors:
@@ -246,11 +246,11 @@ def _operand_format(name: str, inst: Instruction) -> str:
 
 
 def _only(folder: Path, pattern: str, *, prefer: str = "") -> Path:
-    found = sorted(folder.glob(pattern))
-    found = [p for p in found if prefer and p.stem.endswith(prefer)] or found
-    if len(found) != 1:
-        raise FixtureError(f"{folder} holds {len(found)} files {pattern}; a set has exactly one")
-    return found[0]
+    paths = sorted(folder.glob(pattern))
+    paths = [p for p in paths if prefer and p.stem.endswith(prefer)] or paths
+    if len(paths) != 1:
+        raise FixtureError(f"{folder} holds {len(paths)} files {pattern}; a set has exactly one")
+    return paths[0]
 
 
 def _name(path: Path) -> tuple[str, str]:

@@ -35,8 +35,8 @@ from oracle.numbers.rounding import Overflow, Rounding, encode_scalar, fast_two_
 LONG = 4096  # a sum of this length that fits float64 is worth splitting K for, rather than the exponent range
 TILE, TILE_ON_DEVICE = 1 << 21, 1 << 25
 """Elements of one row tile of the result: about 16 MiB for each float64 temporary, 256 MiB on a device."""
-KEPT = 1 << 21  # elements of the largest operand whose float64 values are kept: 16 MiB
-RESULT = 1 << 16  # elements of the largest result that a product keeps: 512 KiB for each float64 tensor
+KEPT = 1 << 21  # elements of the largest operand whose float64 values are cached: 16 MiB
+RESULT = 1 << 16  # elements of the largest result that a product caches: 512 KiB for each float64 tensor
 NEARBY = 1 << 24  # multiplications of a small product
 BAND, BAND_ON_DEVICE = 1 << 20, 1 << 24  # codes that are looked at together: 8 MiB as integers, 128 MiB
 ALL = slice(None)
@@ -57,8 +57,8 @@ class Facts:
 class Decoded:
     """One operand of a product, decoded once: codes ``[R, K]``, their scales, and what follows from them.
 
-    Everything below is computed when it is first asked for and kept, except the float64 values of an operand of more
-    than ``KEPT`` elements, which are decoded again at each use. A part (:meth:`taken`) shares what its whole has kept.
+    Everything below is computed at its first use and cached, except the float64 values of an operand of more than
+    ``KEPT`` elements, which are decoded again at each use. A part (:meth:`taken`) shares what its whole has cached.
     The tensors must not be written to afterwards.
     """
 
@@ -72,7 +72,7 @@ class Decoded:
 
     @cached_property
     def scales(self) -> Tensor:
-        """The scales as float64, NaN and infinities as they are."""
+        """The scales as float64, of the shape of ``scale``, NaN and infinities as they are."""
         return decode(self.scale)
 
     @cached_property
@@ -107,25 +107,31 @@ class Decoded:
         return Facts(largest, least, quantum_of(value))
 
     def value(self, k: slice = ALL) -> Tensor:
-        """Float64 values of columns ``k``, NaN and infinities as they are."""
+        """Float64 values of columns ``k``, ``[R, columns]``, NaN and infinities as they are."""
         return self._value[:, k] if self._kept else decode(self.codes[:, k], self.fmt)
 
     def number(self, k: slice = ALL) -> Tensor:
-        """The same with NaN and infinities as zeros."""
+        """:meth:`value` with NaN and infinities as zeros: float64 ``[R, columns]``."""
         value = self.value(k)
         return value if self.finite else zero_nonfinite(value)
 
     def exponent(self) -> Tensor:
-        """``max(floor(log2 |x|), emin)`` of :meth:`number`, int64; :data:`NO_EXPONENT` for zeros."""
+        """``max(floor(log2 |x|), emin)`` of :meth:`number`, int64 ``[R, K]``; :data:`NO_EXPONENT` for zeros."""
         return self._exponent if self._kept else exponents(self.number(), self.fmt)
 
     def taken(self, rows: slice | Tensor, scales: slice | Tensor | None) -> Decoded:
-        """Some rows, and some rows of the scales (None: all of them)."""
+        """Some rows of the codes, and some rows of the scales (None: all of them), moved unchanged with what has been
+        decoded of them.
+
+        ``rows`` and ``scales`` are slices or int64 ``[rows]``; NaN stays NaN.
+        """
         part = Decoded(take_rows(self.codes, rows), self.scale if scales is None else take_rows(self.scale, scales))
-        known: dict[str, Any] = vars(part)
-        known |= {name: vars(self)[name][rows] for name in ("_value", "_exponent", "finite_rows") if name in vars(self)}
+        computed: dict[str, Any] = vars(part)
+        computed |= {
+            name: vars(self)[name][rows] for name in ("_value", "_exponent", "finite_rows") if name in vars(self)
+        }
         if "scales" in vars(self):
-            known["scales"] = self.scales if scales is None else self.scales[scales]
+            computed["scales"] = self.scales if scales is None else self.scales[scales]
         return part
 
     def same_memory(self, other: Decoded) -> bool:
@@ -135,11 +141,11 @@ class Decoded:
         return all(x == y for x, y in facts)
 
     def learn(self, other: Decoded) -> None:
-        """Take over what ``other`` has kept of codes, and of scales, that are the same tensor here."""
-        known, theirs = vars(self), vars(other)
+        """Take over what ``other`` has cached of codes, and of scales, that are the same tensor here."""
+        computed, theirs = vars(self), vars(other)
         of_codes = ("_value", "_exponent", "finite_rows", "finite", "facts") if self.codes is other.codes else ()
         of_scale = ("scales",) if self.scale is other.scale else ()
-        known |= {name: theirs[name] for name in (*of_codes, *of_scale) if name in theirs}
+        computed |= {name: theirs[name] for name in (*of_codes, *of_scale) if name in theirs}
 
     @property
     def _kept(self) -> bool:
@@ -164,14 +170,14 @@ class Decoded:
 
 
 @lru_cache(maxsize=32)
-def held_codes(fmt: Format, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    """The values of all codes of a format of 8 bits in ``dtype``; None of another format, or where it does not hold
-    one."""
+def code_values(fmt: Format, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    """The values of all codes of a format of 8 bits, ``[256]`` of ``dtype``; None of another format, or where ``dtype``
+    does not hold one. NaN codes count as held."""
     if fmt.bits != 8:
         return None
     value = decode(torch.arange(1 << fmt.bits, device=device), fmt)
-    made = value.to(dtype)
-    return made if bool(((decode(made) == value) | torch.isnan(value)).all()) else None
+    converted = value.to(dtype)
+    return converted if bool(((decode(converted) == value) | torch.isnan(value)).all()) else None
 
 
 @lru_cache(maxsize=32)
@@ -184,7 +190,10 @@ NO_EXPONENT = -(1 << 20)  # of a zero: smaller than any exponent that occurs
 
 
 def exponents(value: Tensor, fmt: Format) -> Tensor:
-    """``max(floor(log2 |x|), emin)`` of finite float64 values drawn from ``fmt``, :data:`NO_EXPONENT` for zeros."""
+    """``max(floor(log2 |x|), emin)`` of float64 values drawn from ``fmt``, int64 of their shape.
+
+    ``value``: finite, any shape (of NaN and infinities the result means nothing); :data:`NO_EXPONENT` for zeros.
+    """
     exponent = (torch.frexp(value)[1].to(torch.int64) - 1).clamp(min=fmt.emin)
     return torch.where(value == 0, NO_EXPONENT, exponent)
 
@@ -272,13 +281,13 @@ class ScaledProduct:
         return Decoded(self.b, self.b_scale)
 
     def cached(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What ``make`` computes of this product, kept under ``key`` where the result is small; do not write to it."""
+        """What ``make`` computes of this product, cached under ``key`` if the result is small; do not write to it."""
         if self.M * self.N > RESULT:
             return make()
         if key not in self._made:
             self._made[key] = make()
-        found: T = self._made[key]
-        return found
+        value: T = self._made[key]
+        return value
 
     @cached_property
     def _made(self) -> dict[Hashable, Any]:
@@ -286,14 +295,16 @@ class ScaledProduct:
 
     def to(self, device: torch.device | str) -> ScaledProduct:
         """The same product with its tensors on ``device``."""
-        given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved: dict[str, Any] = {name: x.to(device) for name, x in given.items() if isinstance(x, Tensor)}
+        operands: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {name: x.to(device) for name, x in operands.items() if isinstance(x, Tensor)}
         return replace(self, **moved)
 
     @cached_property
     def nearby(self) -> ScaledProduct | None:
-        """A small product of a device on the CPU, whose compiled engines are done with it before a device has started
-        the many operations that it would take; None for every other product."""
+        """A small product of a device as a copy on the CPU; None for every other product.
+
+        The compiled engines of the CPU are faster than the many operations that the device would take.
+        """
         small = self.M * self.N * self.K <= NEARBY and importlib.util.find_spec("numba") is not None
         return self.to("cpu") if self.a.is_cuda and small else None
 
@@ -302,7 +313,7 @@ class ScaledProduct:
         return self if start == 0 and stop >= self.M else self._left_part(slice(start, stop))
 
     def take(self, rows: Tensor) -> ScaledProduct:
-        """The same product restricted to the rows of ``a`` listed in ``rows`` (int64)."""
+        """The same product restricted to the rows of ``a`` listed in ``rows`` (int64 ``[rows]``), moved unchanged."""
         return self._left_part(rows)
 
     def columns(self, start: int, stop: int) -> ScaledProduct:
@@ -310,7 +321,10 @@ class ScaledProduct:
         return self._right_part(slice(start, stop), torch.arange(start, stop, device=self.b.device) // self.b_rows)
 
     def take_columns(self, columns: Tensor) -> ScaledProduct:
-        """The same product restricted to the rows of ``b`` listed in ``columns`` (int64), each with its own scales."""
+        """The same product restricted to the rows of ``b`` listed in ``columns`` (int64 ``[columns]``).
+
+        Each has a scale row of its own; codes and scales are moved unchanged.
+        """
         return self._right_part(columns, columns // self.b_rows)
 
     def _left_part(self, rows: slice | Tensor) -> ScaledProduct:
@@ -336,10 +350,10 @@ class ScaledProduct:
         for side, rows in ((self.left, 1), (self.right, self.b_rows)):
             scale = side.scales.repeat_interleave(rows, dim=0)[: side.codes.shape[0]]
             value = side.value() * scale.repeat_interleave(self.block, dim=1)[:, : self.K]
-            made = value.to(dtype)
-            if not bool(((decode(made) == value) | torch.isnan(value)).all()):
+            converted = value.to(dtype)
+            if not bool(((decode(converted) == value) | torch.isnan(value)).all()):
                 return None
-            sides.append(made)
+            sides.append(converted)
         one = torch.ones((1, 1), dtype=torch.float32, device=self.a.device)
         return replace(self, a=sides[0], b=sides[1], a_scale=one, b_scale=one, block=self.K, b_rows=self.N)
 
@@ -347,21 +361,21 @@ class ScaledProduct:
         """The same product with codes of ``dtype``, scales as they are; None where a code is no value of it."""
         sides = []
         for side in (self.left, self.right):
-            table = held_codes(side.fmt, dtype, side.codes.device)
+            table = code_values(side.fmt, dtype, side.codes.device)
             if table is not None:
                 codes = side.codes.view(torch.uint8)
-                made = in_blocks(lambda x, t=table: t.index_select(0, x.int()), codes, dtype=dtype)
+                converted = in_blocks(lambda x, t=table: t.index_select(0, x.int()), codes, dtype=dtype)
             else:
                 value = side.value()
-                made = value.to(dtype)
-                if not bool(((decode(made) == value) | torch.isnan(value)).all()):
+                converted = value.to(dtype)
+                if not bool(((decode(converted) == value) | torch.isnan(value)).all()):
                     return None
-            sides.append(made)
+            sides.append(converted)
         return replace(self, a=sides[0], b=sides[1])
 
     def widens(self, dtype: torch.dtype) -> bool:
         """Whether ``dtype`` holds every code of both formats: :meth:`widened` is not None, whatever the codes."""
-        return all(held_codes(side.fmt, dtype, self.a.device) is not None for side in (self.left, self.right))
+        return all(code_values(side.fmt, dtype, self.a.device) is not None for side in (self.left, self.right))
 
     def over(self, ranges: Sequence[tuple[int, int]]) -> ScaledProduct:
         """The sum over some ranges ``[first k, end k)`` of K alone, joined in this order, without alpha, bias, ``c``.
@@ -386,7 +400,10 @@ class ScaledProduct:
             yield slice(start, stop), self.rows(start, stop)
 
     def sigma(self, b: int) -> Tensor:
-        """``a_scale * b_scale`` of K block ``b`` as float64 ``[M or 1, N]``, exact (48 bits)."""
+        """``a_scale * b_scale`` of K block ``b`` as float64 ``[M or 1, N]``, exact (48 bits).
+
+        NaN and infinities as IEEE 754.
+        """
         columns = self.right.scales[:, b].repeat_interleave(self.b_rows)[: self.N]
         return self.left.scales[:, b, None] * columns[None, :]
 
@@ -421,7 +438,8 @@ def exact(product: ScaledProduct) -> Exact:
 
 
 def rounded(product: ScaledProduct, value: Exact, dtype: torch.dtype) -> Tensor:
-    """The exact value rounded once, to nearest even, into ``dtype``; overflow gives infinity (IEEE 754).
+    """The exact value rounded once, to nearest even, into ``dtype``, ``[M, N]``; overflow gives infinity (IEEE 754),
+    NaN stays NaN.
 
     Elements whose rounding ``value.slack`` leaves open are decided in rationals.
     """
@@ -439,7 +457,8 @@ def rounded(product: ScaledProduct, value: Exact, dtype: torch.dtype) -> Tensor:
 
 
 def nearest(product: ScaledProduct, value: Exact) -> Tensor:
-    """The float64 nearest to the exact value; where ``value.slack`` leaves a tie open, rationals decide."""
+    """The float64 ``[M, N]`` nearest to the exact value; where ``value.slack`` leaves a tie open, rationals decide. NaN
+    and infinities stay."""
     out = value.hi + value.lo
     if not bool((value.slack > 0).any()):
         return out
@@ -471,9 +490,10 @@ def rational(product: ScaledProduct, m: int, n: int) -> Fraction:
 def block_sums(a: Tensor, b: Tensor, *, quantum: float | None = None) -> Iterator[Tensor]:
     """Float64 tensors ``[M, N]`` whose unevaluated sum is exactly ``a @ b.T``; usually one.
 
-    ``a [M, P]`` and ``b [N, P]`` are finite float64. ``quantum`` is a power of two that divides every product
-    (the formats' smallest subnormals multiplied); when it does not suffice, the data's own is used, then a long
-    ``P`` is halved, then the operand of the wider exponent range is split into two bands.
+    ``a [M, P]`` and ``b [N, P]`` are float64 without NaN and infinity. ``quantum`` is a power of two that divides every
+    product (the formats' smallest subnormals multiplied); when it does not suffice, the data's own is used, then a long
+    ``P`` is halved, then the operand of the wider exponent range is split into two bands. Raises ExactnessError: no
+    such split makes the sums exact, or a device's float64 matrix product is not exact.
     """
     largest = float(a.abs().max()) * float(b.abs().max())
     if quantum is not None and a.shape[1] * largest <= 2.0**53 * quantum:
@@ -481,10 +501,10 @@ def block_sums(a: Tensor, b: Tensor, *, quantum: float | None = None) -> Iterato
         _check_device_product(x, a, b, quantum)
         yield x
         return
-    own = quantum_of(a) * quantum_of(b)
-    if a.shape[1] * largest <= 2.0**53 * own:
-        yield from block_sums(a, b, quantum=own)
-    elif a.shape[1] > LONG and LONG * largest <= 2.0**53 * own:
+    data_quantum = quantum_of(a) * quantum_of(b)
+    if a.shape[1] * largest <= 2.0**53 * data_quantum:
+        yield from block_sums(a, b, quantum=data_quantum)
+    elif a.shape[1] > LONG and LONG * largest <= 2.0**53 * data_quantum:
         half = a.shape[1] // 2
         yield from block_sums(a[:, :half], b[:, :half])
         yield from block_sums(a[:, half:], b[:, half:])
@@ -519,7 +539,7 @@ def _exact_tile(product: ScaledProduct) -> Exact:
 
 
 def with_summand(value: Exact, c: Tensor) -> Exact:
-    """``value + c``, ``c [M, N]`` of any float dtype."""
+    """``value + c``, ``c [M, N]`` of any float dtype; NaN and infinities as IEEE 754."""
     summand = decode(c)
     plain, finite = value.hi + summand, zero_nonfinite(summand)
     hi, lo, slack = accumulate(zero_nonfinite(value.hi), value.lo, value.slack, finite, torch.zeros_like(finite))
@@ -536,8 +556,8 @@ def finished(product: ScaledProduct, total: Exact) -> Exact:
     plain, zero = total.hi * alpha, torch.zeros_like(total.hi)
     if product.bias is not None:
         plain = plain + decode(product.bias)
-    known = torch.isfinite(plain)
-    alpha, hi = torch.where(known, alpha, 0.0), torch.where(known, total.hi, 0.0)
+    finite = torch.isfinite(plain)
+    alpha, hi = torch.where(finite, alpha, 0.0), torch.where(finite, total.hi, 0.0)
     hi, e = two_prod(alpha, hi)
     rest = alpha * total.lo
     lo, slack = e + rest, alpha.abs() * total.slack + (rest.abs() + (e + rest).abs()) * 2.0**-53
@@ -555,18 +575,25 @@ def joined(parts: Sequence[Exact]) -> Exact:
 
 
 def overlaid(plain: Tensor, hi: Tensor, lo: Tensor, slack: Tensor) -> Exact:
-    """The pair ``hi + lo``, or the IEEE result ``plain`` where that is NaN or infinite."""
+    """The pair ``hi + lo``, or the IEEE result ``plain`` where that is NaN or infinite: float64 tensors of one shape.
+
+    ``slack`` is of that shape too, and is 0 where ``plain`` is not finite.
+    """
     finite = torch.isfinite(plain)
     return Exact(torch.where(finite, hi, plain), *(torch.where(finite, x, 0.0) for x in (lo, slack)))
 
 
 def zero_nonfinite(x: Tensor) -> Tensor:
-    """NaN and infinities replaced by zeros."""
+    """``x`` of any shape with NaN and infinities replaced by zeros, of the same shape and dtype."""
     return torch.nan_to_num(x, 0.0, 0.0, 0.0)
 
 
 def accumulate(hi: Tensor, lo: Tensor, slack: Tensor, p: Tensor, pe: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Add the pair ``p + pe`` to ``hi + lo``; what the low word cannot hold goes, as a magnitude, to ``slack``."""
+    """``(hi, lo, slack)`` with the pair ``p + pe`` added to ``hi + lo``: float64 tensors of one shape.
+
+    What the low word cannot hold goes, as a magnitude, to ``slack``. Operands are finite: NaN and infinity make NaN in
+    ``lo`` and in ``slack``, which :func:`overlaid` replaces.
+    """
     hi, e = two_sum(hi, p)
     t, e1 = two_sum(e, pe)
     lo, e2 = two_sum(lo, t)
@@ -574,7 +601,8 @@ def accumulate(hi: Tensor, lo: Tensor, slack: Tensor, p: Tensor, pe: Tensor) -> 
 
 
 def quantum_of(x: Tensor) -> float:
-    """A power of two that divides every element of the float64 tensor ``x`` (1.0 when all are zero)."""
+    """A power of two that divides every element of the float64 tensor ``x`` of any shape (1.0 when all are zero).
+    Elements are finite; NaN and infinity are not detected."""
     nonzero = x[x != 0]
     if nonzero.numel() == 0:
         return 1.0
@@ -621,7 +649,11 @@ def _check_device_product(x: Tensor, a: Tensor, b: Tensor, quantum: float) -> No
 
 
 def take_rows(x: Tensor, rows: slice | Tensor) -> Tensor:
-    """``x[rows]`` for float8 tensors too, whose elements torch cannot index on every device and in every version."""
+    """``x[rows]``: rows of ``x`` ``[R, ...]`` of any dtype, moved unchanged, for float8 tensors too, whose elements
+    torch cannot index on every device and in every version.
+
+    ``rows`` is a slice or int64 ``[rows]``; returns ``[rows, ...]`` of the same dtype.
+    """
     if isinstance(rows, slice):
         return x[rows]
     if x.element_size() == 1:

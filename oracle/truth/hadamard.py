@@ -37,7 +37,7 @@ _ROUNDS, _M0, _M1, _W0, _W1, _WORD = 10, 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xB
 
 
 def matrix(signs: int = SIGNS) -> Tensor:
-    """``diag(signs) H / 4``, float64 ``[16, 16]``.
+    """``diag(signs) H / 4``, float64 ``[16, 16]``, without NaN or infinity.
 
     Raises OptionError: ``signs`` is no mask of 16 bits.
     """
@@ -48,7 +48,8 @@ def matrix(signs: int = SIGNS) -> Tensor:
 
 
 def transform(x: Tensor, signs: int = SIGNS) -> tuple[Tensor, Tensor]:
-    """The exact transform of ``[M, K]`` and the largest error of a kernel, both float64 ``[M, K]``.
+    """The exact transform of ``x`` ``[M, K]``, bfloat16, float16 or float32, and the largest error of a kernel: both
+    float64 ``[M, K]``.
 
     Each of the 16 terms is a value of ``x`` over 4; float64 sums them within ``16 2^-53``, which the error holds too.
     NaN and infinities make NaN or infinity of their 16.
@@ -68,15 +69,20 @@ def transform(x: Tensor, signs: int = SIGNS) -> tuple[Tensor, Tensor]:
 
 
 def transform_ends(x: Tensor, dtype: torch.dtype, signs: int = SIGNS) -> tuple[Tensor, Tensor, Tensor]:
-    """The transform in ``dtype``, and the least and the largest value that a kernel may give."""
+    """The transform of ``x [M, K]`` in ``dtype``, and the least and the largest value that a kernel may give: three
+    tensors ``[M, K]`` of ``dtype``.
+
+    An infinity makes infinity or NaN of the ends of its 16. Errors as of :func:`transform`.
+    """
     exact, error = transform(x, signs)
-    made = (exact, exact - error, exact + error)
-    low_high = [to_dtype(y, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF) for y in made]
+    values = (exact, exact - error, exact + error)
+    low_high = [to_dtype(y, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF) for y in values]
     return low_high[0], low_high[1], low_high[2]
 
 
 def philox(counter: Tensor, seed: int) -> Tensor:
-    """Philox4x32-10: the words ``[..., 4]``, int64, of counters (int64, their low 64 bits) under a key of 64 bits."""
+    """Philox4x32-10: the words ``[..., 4]``, int64 below 2^32, of ``counter`` ``[...]`` (int64, its low 64 bits) under
+    a key of 64 bits."""
     zero = torch.zeros_like(counter)
     c = [counter & _WORD, counter >> 32 & _WORD, zero, zero]
     key = [seed & _WORD, seed >> 32 & _WORD]
@@ -95,7 +101,7 @@ def _product(x: Tensor, factor: int) -> tuple[Tensor, Tensor]:
 
 
 def random_bytes(shape: tuple[int, ...] | torch.Size, seed: int) -> Tensor:
-    """The bits of stochastic rounding of a tensor of this shape, uint8.
+    """The bits of stochastic rounding of a tensor of ``shape``: uint8 of that shape.
 
     Raises OptionError: the seed is no integer of 64 bits.
     """

@@ -3,6 +3,7 @@
 A layout moves bits and never computes with values. Every map is injective, so unpacking what was packed gives the same
 bits back; memory that no number maps to is padding, zero when written here, and never read by an inverse. Logical
 shapes stay; ``G`` groups follow one another; ``C`` is the number of K blocks.
+NaN, infinities and -0 are moved like every other value, except where a function refuses them.
 
 Integers            ceil_div(x, y) = ceil(x / y); align(x, y) = y ceil(x / y);
                     tile = clamp(next power of two >= floor(1.3 floor(T top_k / E)), 8, 64)
@@ -28,7 +29,7 @@ Sources: DeepGEMM deep_gemm/utils/math.py, layout.py, smxx_layout.cuh and tests/
 measured on an H200: ``[31, 7]`` float32 becomes int32 ``[31, 2]`` with strides ``(1, 32)``); NVIDIA cuBLAS
 documentation, "1D block scaling factors layout" (128x4); TensorRT-LLM quantization_utils.cuh
 ``get_sf_out_offset_8x4``, shuffleMatrixA and reorderRowsForGatedActGemm, the latter two checked index for index against
-the pure-torch helpers of flashinfer-python; vLLM w8a8_utils (17 rows) and flashinfer_utils. Not covered: K-grouped
+the pure-torch helpers of flashinfer-python; vLLM flashinfer_utils. Not covered: K-grouped
 layouts, shuffled scale factors, BlockMajorK, requantisation and scale arithmetic (:mod:`oracle.truth.shards`).
 """
 
@@ -41,8 +42,6 @@ from oracle.errors import DtypeError, InputError, LayoutError, OptionError, Shap
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.rounding import exponent_of, power_of_two
 
-OUTPUT_PADDING = 17
-"""Least number of rows that ``Fp8LinearOp`` passes to ``torch._scaled_mm``, which is faster above 16 rows."""
 TMA_BYTES = 16
 SMALLEST_TILE, LARGEST_TILE = 8, 64
 BLOCK = 128
@@ -83,15 +82,6 @@ def tma_aligned(mn: int, element_size: int) -> int:
     return align(mn, TMA_BYTES // element_size)
 
 
-def padded_rows(rows: int, padding: int | None) -> int:
-    """Rows of a quantised activation: at least ``padding`` of them (``num_token_padding``), None for no padding."""
-    if padding is None:
-        return rows
-    if padding <= 0:
-        raise OptionError(f"num_token_padding={padding}: pass a positive number of rows, or None")
-    return max(rows, padding)
-
-
 def calculate_tile_tokens_dim(num_tokens: int, top_k: int, num_experts: int) -> int:
     """Tokens of one tile of the TensorRT-LLM MoE kernel, with 30 % added for imbalance.
 
@@ -114,8 +104,8 @@ def calculate_tile_tokens_dim(num_tokens: int, top_k: int, num_experts: int) -> 
 def get_col_major_tma_aligned_tensor(scale: Tensor) -> Tensor:
     """Float32 scales as columns at strides of ``align(M, 4)``.
 
-    ``scale [M, C]`` or ``[G, M, C]``, any strides. The result has its shape and bits, strides ``([C * L,] 1, L)`` with
-    ``L = align(M, 4)``; lanes ``M..L-1`` are zero.
+    ``scale [M, C]`` or ``[G, M, C]``, any strides. The result has its shape, dtype and bits, strides ``([C * L,] 1,
+    L)`` with ``L = align(M, 4)``; lanes ``M..L-1`` are zero.
 
     Raises DtypeError, ShapeError.
     """
@@ -124,12 +114,14 @@ def get_col_major_tma_aligned_tensor(scale: Tensor) -> Tensor:
 
 
 def row_major(x: Tensor) -> Tensor:
-    """The inverse of every strided layout here: the logical elements, contiguous; padding is not read."""
+    """The inverse of every strided layout here: ``x`` of any shape and dtype, contiguous, of the same shape and dtype;
+    padding is not read."""
     return x.contiguous()
 
 
 def pad_lanes(x: Tensor) -> Tensor:
-    """The padding of a column-major TMA-aligned tensor ``[..., M, C]`` as a view ``[..., L - M, C]``.
+    """The padding of a column-major TMA-aligned tensor ``x [..., M, C]`` as a view ``[..., L - M, C]`` of the same
+    dtype.
 
     Raises LayoutError when the memory behind ``x`` ends before the last column's padding does.
     """
@@ -141,7 +133,7 @@ def pad_lanes(x: Tensor) -> Tensor:
 
 
 def has_pad_lanes(x: Tensor) -> bool:
-    """Whether the memory behind a column-major tensor holds the padding of its last column."""
+    """Whether the memory behind a column-major ``x [..., M, C]`` of any dtype holds the padding of its last column."""
     missing = tma_aligned(x.shape[-2], x.element_size()) - x.shape[-2]
     last = x.storage_offset() + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
     return (last + missing + 1) * x.element_size() <= x.untyped_storage().nbytes()
@@ -177,34 +169,16 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor) -> Tensor:
     return _columns(signed.to(torch.int32))
 
 
-def unpack_ue8m0(packed: Tensor, columns: int) -> Tensor:
-    """The inverse of packing: float32 powers of two ``[..., M, columns]``, contiguous.
-
-    Raises DtypeError, ShapeError; InputError: a byte is 255, which is NaN.
-    """
-    _matrix_or_group("packed", packed, torch.int32)
-    if packed.shape[-1] != ceil_div(columns, PACK):
-        raise ShapeError(f"packed has {packed.shape[-1]} words a row; {columns} columns take {ceil_div(columns, PACK)}")
-    word = packed.to(torch.int64)
-    byte = torch.stack([(word >> (8 * j)) & 0xFF for j in range(PACK)], dim=-1).flatten(-2)[..., :columns]
-    if bool((byte == 0xFF).any()):
-        raise InputError("packed holds exponent byte 255, which is NaN; the scales were not finite")
-    return power_of_two(byte - BIAS).to(torch.float32)  # exact: a power of two in the range of float32
-
-
 def transform_sf_into_required_layout(
     scale: Tensor, *, mn: int, k: int, gran_mn: int, arch: str, gran_k: int = BLOCK
 ) -> Tensor:
     """The layout in which DeepGEMM takes a scale on an arch.
 
-    ============ ==================== =====================================================
-    arch         ``gran_mn``          result
-    ============ ==================== =====================================================
-    sm90         1                    float32, column-major TMA-aligned
-    sm90         128                  float32, unchanged
-    sm100        1                    packed UE8M0
-    sm100        128                  packed UE8M0 of the rows repeated 128 times (to ``mn``)
-    ============ ==================== =====================================================
+    ============ ==================== ===================================================== arch         ``gran_mn``
+    result ============ ==================== ===================================================== sm90         1
+    float32, column-major TMA-aligned sm90         128                  float32, unchanged sm100        1
+    packed UE8M0 sm100        128                  packed UE8M0 of the rows repeated 128 times (to ``mn``) ============
+    ==================== =====================================================
 
     ``gran_k`` is 128, on sm100 also 32: the columns are K blocks of that many elements.
 
@@ -212,6 +186,7 @@ def transform_sf_into_required_layout(
     ----------
     scale : Tensor ``[ceil(mn / gran_mn), ceil(k / gran_k)]`` float32, or with a leading ``G``
 
+    Returns float32 of the same shape, or int32 ``[([G,] mn, ceil(columns / 4)]``.
     Raises OptionError: an arch or granularity that has no row above; ShapeError, DtypeError, InputError: as the layouts
     themselves.
     """
@@ -270,10 +245,11 @@ def swizzle_scale(scale: Tensor, *, tile: str = "128x4", fill: int = 0) -> Tenso
 
     Parameters
     ----------
-    scale : Tensor of a 1-byte dtype (uint8, E8M0, E4M3)
+    scale : Tensor ``[M, C]`` or ``[G, M, C]`` of a 1-byte dtype (uint8, E8M0, E4M3)
     fill : int, byte written to the padding.
 
     Returns same dtype, ``[align(M, 128 or 8) * align(C, 4)]``, with a leading ``G`` for groups.
+    Raises ShapeError: another rank or width of elements; OptionError: no tile has this name.
     """
     if scale.element_size() != 1 or scale.dim() not in (2, 3):
         raise ShapeError(f"scale is {scale.dtype} {list(scale.shape)}; pass [M, C] or [G, M, C] of a 1-byte dtype")
@@ -286,9 +262,10 @@ def swizzle_scale(scale: Tensor, *, tile: str = "128x4", fill: int = 0) -> Tenso
 
 
 def unswizzle_scale(memory: Tensor, rows: int, columns: int, *, tile: str = "128x4") -> Tensor:
-    """The inverse of :func:`swizzle_scale`: ``[rows, columns]`` (with a leading ``G``), contiguous.
+    """The inverse of :func:`swizzle_scale`: ``memory`` ``[bytes]`` or ``[G, bytes]`` of a 1-byte dtype as ``[rows,
+    columns]`` of it (with a leading ``G``), contiguous.
 
-    Raises ShapeError when the memory is not that of ``rows x columns`` scales.
+    Raises ShapeError when the memory is not that of ``rows x columns`` scales, OptionError: no tile has this name.
     """
     offsets = swizzle_offsets(rows, columns, tile=tile).flatten().to(memory.device)
     size = align(rows, HEIGHTS[tile]) * align(columns, WIDTH)
@@ -305,7 +282,8 @@ def unswizzle_scale(memory: Tensor, rows: int, columns: int, *, tile: str = "128
 
 
 def swap_w13_to_w31(x: Tensor) -> Tensor:
-    """The halves of dim -2 exchanged, for weights ``[..., 2 I, H]`` and for their block scales ``[..., 2 B, C]``.
+    """The halves of dim -2 exchanged: weights ``x`` ``[..., 2 I, H]``, or their block scales ``[..., 2 B, C]``, of any
+    dtype; the result has the same shape and dtype.
 
     Raises ShapeError: the rows do not split into two halves (block scales: ``2 I / 128`` must be even).
     """
@@ -319,7 +297,7 @@ def swap_w13_to_w31(x: Tensor) -> Tensor:
 
 
 def gated_row_order(rows: int) -> Tensor:
-    """The order that alternates gate and up rows. Raises ShapeError when ``rows`` is odd."""
+    """The order that alternates gate and up rows, int64 ``[rows]``. Raises ShapeError when ``rows`` is odd."""
     if rows % 2:
         raise ShapeError(f"{rows} rows have no gate and up half; pass an even number")
     i = torch.arange(rows, device="cpu")
@@ -327,9 +305,10 @@ def gated_row_order(rows: int) -> Tensor:
 
 
 def row_order(rows: int, *, epilogue_tile_m: int = EPILOGUE_TILE_M) -> Tensor:
-    """The order of ``shuffle_matrix_a``: blocks of 32 rows when the tile is a multiple of 128, else of 16.
+    """The order of ``shuffle_matrix_a``, int64 ``[rows]``: blocks of 32 rows when the tile is a multiple of 128, else
+    of 16.
 
-    Raises ShapeError when ``rows`` is no multiple of the block.
+    Raises ShapeError when ``rows`` is no multiple of the block, OptionError: the tile has no rows.
     """
     if epilogue_tile_m <= 0:
         raise OptionError(f"epilogue_tile_m={epilogue_tile_m}: pass a positive tile height, usually 128")
@@ -342,26 +321,35 @@ def row_order(rows: int, *, epilogue_tile_m: int = EPILOGUE_TILE_M) -> Tensor:
 
 
 def inverse_order(order: Tensor) -> Tensor:
-    """The order that undoes ``order``."""
+    """The order that undoes ``order``, both int64 ``[rows]``."""
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(order.numel(), device=order.device)
     return inverse
 
 
 def reorder_rows_for_gated_act_gemm(w: Tensor) -> Tensor:
-    """Gate and up rows of ``w [2 I, H]`` alternating; undone by ``undo_rows(w, gated_row_order(2 I))``."""
+    """Gate and up rows of ``w [2 I, H]``, any dtype, alternating, same shape and dtype; undone by ``undo_rows(w,
+    gated_row_order(2 I))``.
+
+    Raises ShapeError: another rank, or an odd number of rows.
+    """
     _matrix("w", w)
     return _rows(w, gated_row_order(w.shape[0]))
 
 
 def shuffle_matrix_a(w: Tensor, epilogue_tile_m: int = EPILOGUE_TILE_M) -> Tensor:
-    """Rows of ``w [M, K]`` in the order of the transposed MMA; undone by ``undo_rows(w, row_order(M))``."""
+    """Rows of ``w [M, K]``, any dtype, in the order of the transposed MMA, same shape and dtype; undone by
+    ``undo_rows(w, row_order(M))``.
+
+    Raises ShapeError, OptionError: as of :func:`row_order`.
+    """
     _matrix("w", w)
     return _rows(w, row_order(w.shape[0], epilogue_tile_m=epilogue_tile_m))
 
 
 def undo_rows(w: Tensor, order: Tensor) -> Tensor:
-    """The rows of ``w [..., M, K]`` before ``order`` was applied."""
+    """The rows of ``w [..., M, K]``, any dtype, before ``order [M]`` was applied: of the same shape and dtype. Raises
+    ShapeError: the order has another length."""
     if order.numel() != w.shape[-2]:
         raise ShapeError(f"w has {w.shape[-2]} rows, the order {order.numel()}")
     return _rows(w, inverse_order(order))
@@ -370,7 +358,8 @@ def undo_rows(w: Tensor, order: Tensor) -> Tensor:
 def rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
     gemm1_weights: Tensor, gemm2_weights: Tensor, *, is_gated: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Both weights of every expert in the order of TensorRT-LLM's per-tensor FP8 kernel, as new tensors.
+    """Both weights of every expert in the order of TensorRT-LLM's per-tensor FP8 kernel, as new tensors of the same
+    shapes and dtypes.
 
     ``gemm1_weights [E, 2 I, H]`` is gate/up interleaved (when gated) and shuffled, ``gemm2_weights [E, H, I]``
     shuffled. Undone by :func:`unrotate_weights`. Raises ShapeError for rows that are no multiple of 32.
@@ -380,7 +369,8 @@ def rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
 
 
 def unrotate_weights(gemm1_weights: Tensor, gemm2_weights: Tensor, *, is_gated: bool = True) -> tuple[Tensor, Tensor]:
-    """The inverse of :func:`rotate_weights_for_fi_trtllm_fp8_per_tensor_moe`."""
+    """The inverse of the rotation: arguments, results and errors as of
+    :func:`rotate_weights_for_fi_trtllm_fp8_per_tensor_moe`."""
     order1, order2 = _rotation(gemm1_weights, gemm2_weights, is_gated)
     return undo_rows(gemm1_weights, order1), undo_rows(gemm2_weights, order2)
 
@@ -395,7 +385,8 @@ def align_fp8_moe_weights_for_fi(
     w13 : Tensor ``[E, 2 I, H]`` (``[E, I, H]`` without a gate), any dtype
     w2 : Tensor ``[E, H, I]``
 
-    Returns (w13, w2, padded intermediate size): the same objects when ``I`` is aligned already.
+    Returns (w13 ``[E, 2 I_p, H]``, w2 ``[E, H, I_p]``, ``I_p``) of the same dtypes: the same objects when ``I`` is
+    aligned already.
     Raises ShapeError: the shapes disagree.
     """
     padded = align(_intermediate(w13, w2, is_act_and_mul), min_alignment)
@@ -408,7 +399,8 @@ def align_fp8_moe_weights_for_fi_published(
     """The published placement, a fault for gated weights: rows ``[0, 2 I)`` copied as one run.
 
     The up half then starts at ``I`` instead of ``I_p``: ``up[0 : I_p - I]`` lies in the gate's padding, and row ``i``
-    of the up half that the kernel reads is ``up[i + I_p - I]``. Source: vLLM 0.20.2 flashinfer_utils.py.
+    of the up half that the kernel reads is ``up[i + I_p - I]``. Arguments, results and errors as of
+    :func:`align_fp8_moe_weights_for_fi`. Source: vLLM 0.20.2 flashinfer_utils.py.
     """
     padded = align(_intermediate(w13, w2, is_act_and_mul), min_alignment)
     return _padded(w13, w2, torch.arange(w13.shape[1], device="cpu"), padded)
@@ -429,6 +421,15 @@ def prepare_fp8_moe_layer_for_fi(
     In this order: the intermediate size is padded (not with block scales, whose blocks cover the rows as they are), the
     halves are exchanged (with their block scales), and TensorRT-LLM's per-tensor kernel gets its row order. Scales are
     not clamped.
+
+    Parameters
+    ----------
+    w13, w2 : Tensor ``[E, 2 I, H]`` (``[E, I, H]`` without a gate) and ``[E, H, I]``, any dtype
+    w13_scale, w2_scale : Tensor, with ``block_quant`` ``[E, 2 I / 128, C]`` and ``[E, H / 128, C]``, else any shape
+
+    Returns the weights, ``[E, 2 I_p, H]`` and ``[E, H, I_p]``, and the scales of the same shapes, all of the dtypes
+    that they had.
+    Raises ShapeError: as the steps.
     """
     if not block_quant:
         w13, w2, _ = align_fp8_moe_weights_for_fi(w13, w2, is_act_and_mul)
@@ -438,16 +439,6 @@ def prepare_fp8_moe_layer_for_fi(
     if is_trtllm and not block_quant:
         w13, w2 = rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(w13, w2, is_gated=is_act_and_mul)
     return w13, w2, w13_scale, w2_scale
-
-
-def unalign_fp8_moe_weights(
-    w13: Tensor, w2: Tensor, is_act_and_mul: bool, *, intermediate: int
-) -> tuple[Tensor, Tensor]:
-    """The inverse of :func:`align_fp8_moe_weights_for_fi`; padding is not read."""
-    padded = w2.shape[-1]
-    if not 0 < intermediate <= padded:
-        raise ShapeError(f"intermediate={intermediate} does not fit w2 {list(w2.shape)}")
-    return _rows(w13, _half_rows(intermediate, padded, is_act_and_mul)), w2[..., :intermediate].contiguous()
 
 
 def _intermediate(w13: Tensor, w2: Tensor, is_act_and_mul: bool) -> int:
@@ -511,7 +502,8 @@ def _experts(w13: Tensor, w2: Tensor) -> None:
 
 
 def pack_kv_cache(k: Tensor, k_scale: Tensor) -> Tensor:
-    """Codes ``[blocks, P, D]`` float8_e4m3fn and scales ``[blocks, P]`` float32 as ``[blocks, P, 1, D + 4]`` uint8.
+    """Codes ``k`` ``[blocks, P, D]`` float8_e4m3fn and ``k_scale`` ``[blocks, P]`` float32 as ``[blocks, P, 1, D + 4]``
+    uint8.
 
     Raises DtypeError, ShapeError.
     """
@@ -525,7 +517,8 @@ def pack_kv_cache(k: Tensor, k_scale: Tensor) -> Tensor:
 
 
 def unpack_kv_cache(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-    """The inverse of :func:`pack_kv_cache`: codes ``[blocks, P, D]`` float8_e4m3fn, scales ``[blocks, P]`` float32.
+    """The inverse of :func:`pack_kv_cache`: ``kv_cache`` ``[blocks, P, 1, D + 4]`` uint8 as codes ``[blocks, P, D]``
+    float8_e4m3fn and scales ``[blocks, P]`` float32.
 
     Raises DtypeError, ShapeError.
     """

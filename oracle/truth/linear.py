@@ -53,14 +53,6 @@ def dispatch_w8a8_scaled_mm(
     return ROUTINES[position]
 
 
-def is_per_tensor(scale: Tensor) -> bool:
-    """Whether a scale counts as one for the whole tensor: one value of fewer than two axes.
-
-    The scale ``[[s]]`` of one token quantised per token is *not* one for the tensor.
-    """
-    return scale.numel() == 1 and scale.dim() < 2
-
-
 def input_recipes(*, static: bool, per_token: bool) -> tuple[Recipe, ...]:
     """The recipes by which a correct layer may quantise its input; the reference's first."""
     if static:
@@ -83,5 +75,5 @@ def calc_diff(x: Tensor, y: Tensor) -> float:
     a, b = decode(x).flatten(), decode(y).flatten()
     if not bool(torch.isfinite(a).all()) or not bool(torch.isfinite(b).all()):
         return math.nan
-    both, own = (math.fsum(products.tolist()) for products in (a * b, torch.cat([a * a, b * b])))
-    return 0.0 if own == 0.0 else 1.0 - 2.0 * both / own
+    both, squares = (math.fsum(products.tolist()) for products in (a * b, torch.cat([a * a, b * b])))
+    return 0.0 if squares == 0.0 else 1.0 - 2.0 * both / squares

@@ -69,9 +69,9 @@ class Logits:
         if self.q_blocks is not None:
             wanted |= {"q_blocks": (m, h, ceil_div(d, BLOCK)), "k_blocks": (n, ceil_div(d, BLOCK))}
         for name, shape in wanted.items():
-            found = tuple(getattr(self, name).shape)
-            if found != shape:
-                raise ShapeError(f"{name} has shape {list(found)}; these operands take {list(shape)}")
+            actual = tuple(getattr(self, name).shape)
+            if actual != shape:
+                raise ShapeError(f"{name} has shape {list(actual)}; these operands take {list(shape)}")
 
     @property
     def heads(self) -> int:
@@ -113,8 +113,8 @@ def dots(problem: Logits) -> Exact:
     """The exact dot products ``[M, H, N]``, NaN where a NaN code or scale enters; for one of ``problem.tiles()``."""
     shape = problem.q.shape[0], problem.heads, problem.k.shape[0]
     if problem.q_blocks is not None:
-        found = gemm_exact(problem.products())
-        return Exact(*(part.reshape(shape) for part in (found.hi, found.lo, found.slack)))
+        value = gemm_exact(problem.products())
+        return Exact(*(part.reshape(shape) for part in (value.hi, value.lo, value.slack)))
     q, k = decode(problem.q).flatten(0, 1), decode(problem.k)
     quantum = of_dtype(problem.q.dtype).min_subnormal * of_dtype(problem.k.dtype).min_subnormal
     x = torch.zeros((q.shape[0], k.shape[0]), dtype=torch.float64, device=q.device)
@@ -128,15 +128,15 @@ def dots(problem: Logits) -> Exact:
 
 def _exact_tile(problem: Logits) -> Exact:
     weights, scale = decode(problem.weights), decode(problem.k_scale)[None, :]
-    found = dots(problem)
-    x = found.hi
+    dot = dots(problem)
+    x = dot.hi
     plain = (weights[:, :, None] * torch.relu(x)).sum(dim=1) * scale
     w = zero_nonfinite(weights)[:, :, None].expand(x.shape)
     p, pe = two_prod(w, torch.relu(zero_nonfinite(x)))
     # the low words of positive dot products, their two roundings, and what relu (1-Lipschitz) lets through
-    rest = w * torch.where(x > 0, found.lo, 0.0)
+    rest = w * torch.where(x > 0, dot.lo, 0.0)
     pe = pe + rest
-    open_ = 2.0**-51 * torch.where(rest == 0, 0.0, rest.abs() + pe.abs()) + w.abs() * found.slack
+    open_ = 2.0**-51 * torch.where(rest == 0, 0.0, rest.abs() + pe.abs()) + w.abs() * dot.slack
     hi, lo = torch.zeros_like(plain), torch.zeros_like(plain)
     slack = open_.sum(dim=1) * (1 + 2.0**-40)
     for h in range(problem.heads):
@@ -174,7 +174,7 @@ def from_pages(
     block_tables : Tensor ``[B, most blocks]``, entries past a request's last block are not read.
 
     Returns list of Logits: with ``N`` the keys of the request's blocks, ``ceil(len / P) * P``; one block of zeros when
-    it has none.
+    it has none. Codes and scales are moved unchanged, NaN too.
     Raises ShapeError, InputError.
     """
     codes, scales = unpack_kv_cache(kv_cache)
@@ -187,7 +187,7 @@ def from_pages(
         raise ShapeError(f"context_lens has shape {list(lens.shape)}; pass [{batch}] or [{batch}, {next_n}]")
     if int(lens.max()) > max_model_len:
         raise InputError(f"context_lens holds {int(lens.max())}, max_model_len is {max_model_len}")
-    made = []
+    requests = []
     for b in range(batch):
         used = ceil_div(max(0, int(lens[b].max())), tokens)
         if used > block_tables.shape[1]:
@@ -201,32 +201,38 @@ def from_pages(
         k, scale = bits.flatten(0, 1), scale.flatten()
         window = weights[b * next_n : (b + 1) * next_n], torch.zeros_like(lens[b]), lens[b].clamp(min=0)
         if q_blocks is None:
-            made.append(Logits(q[b], k.view(codes.dtype), scale, *window))
+            requests.append(Logits(q[b], k.view(codes.dtype), scale, *window))
         else:
             k_blocks, one = words(scale, q.shape[-1]), torch.ones_like(scale)
-            made.append(Logits(q[b], nibbles(k), one, *window, q_blocks.view(torch.uint8)[b].view(E8M0), k_blocks))
-    return made
+            requests.append(Logits(q[b], nibbles(k), one, *window, q_blocks.view(torch.uint8)[b].view(E8M0), k_blocks))
+    return requests
 
 
 def words(scale: Tensor, depth: int) -> Tensor:
-    """E8M0 scales ``[.., D / 32]`` out of words ``[..]`` of four bytes, the first block in the lowest byte."""
+    """E8M0 scales ``[.., D / 32]`` out of words ``scale`` ``[..]`` of four bytes, the first block in the lowest byte;
+    bytes are moved unchanged."""
     return scale.contiguous().view(torch.uint8).reshape(*scale.shape, 4)[..., : ceil_div(depth, BLOCK)].view(E8M0)
 
 
 def nibbles(packed: Tensor) -> Tensor:
-    """E2M1 codes ``[.., D]``, one a byte, out of ``[.., D / 2]``, the even one in the low nibble."""
+    """E2M1 codes ``[.., D]``, uint8, one a byte, out of ``packed`` ``[.., D / 2]``, the even one in the low nibble;
+    codes are moved unchanged."""
     raw = packed.view(torch.uint8)
     return torch.stack([raw & 0xF, raw >> 4], dim=-1).flatten(-2)
 
 
 def segments(context_lens: Tensor, split: int) -> list[int]:
-    """Segments of each request: ``ceil(len / split)`` of its longest row."""
+    """Segments of each request: ``ceil(len / split)`` of its longest row; ``context_lens`` integers ``[B]`` or ``[B,
+    next_n]``."""
     longest = context_lens if context_lens.dim() == 1 else context_lens[:, -1]
     return [ceil_div(max(0, length), split) for length in longest.tolist()]
 
 
 def schedule(context_lens: Tensor, block_size: int, num_sms: int) -> Tensor:
-    """A correct schedule, int32 ``[num_sms + 1, 2]`` of (request, segment): the last processors take one more."""
+    """A correct schedule, int32 ``[num_sms + 1, 2]`` of (request, segment): the last processors take one more.
+
+    ``context_lens``: integers ``[B]`` or ``[B, next_n]``.
+    """
     counts = segments(context_lens, SPLIT_BLOCKS * block_size)
     each, more = divmod(sum(counts), num_sms)
     work = [(request, segment) for request, count in enumerate(counts) for segment in range(count)]
@@ -236,7 +242,11 @@ def schedule(context_lens: Tensor, block_size: int, num_sms: int) -> Tensor:
 
 
 def shares(table: Tensor, context_lens: Tensor, block_size: int) -> list[int] | str:
-    """Segments of each processor, or the reason why the table is no partition."""
+    """Segments of each processor, or the reason why the table is no partition.
+
+    ``table``: integers ``[processors + 1, 2]`` as of :func:`schedule`; ``context_lens``: integers ``[B]`` or ``[B,
+    next_n]``.
+    """
     counts = segments(context_lens, SPLIT_BLOCKS * block_size)
     starts = []
     for i, (request, segment) in enumerate(table.tolist()):
@@ -246,8 +256,8 @@ def shares(table: Tensor, context_lens: Tensor, block_size: int) -> list[int] | 
         starts.append(sum(counts[:request]) + segment)
     if starts[0] != 0 or starts[-1] != sum(counts):
         return f"the table goes from segment {starts[0]} to {starts[-1]}; there are 0..{sum(counts)}"
-    found = [stop - start for start, stop in zip(starts, starts[1:], strict=False)]
-    backward = [i for i, share in enumerate(found) if share < 0]
+    per_processor = [stop - start for start, stop in zip(starts, starts[1:], strict=False)]
+    backward = [i for i, share in enumerate(per_processor) if share < 0]
     if backward:
         return f"processor {backward[0]} ends before it starts, so segments are done twice"
-    return found
+    return per_processor

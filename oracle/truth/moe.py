@@ -14,6 +14,8 @@ For each token ``t`` and each of its experts ``e`` (of this rank's ``first <= e 
 clamps the gate from above and the up half on both sides. With ``on_input`` the weight multiplies the input, in its
 dtype, before quantisation, and not the output.
 
+NaN and infinities follow IEEE 754 through products, sums and silu (silu of minus infinity is NaN); the quantiser's
+recipe says what becomes of them as codes.
 Sources: vLLM fused_moe/experts/deep_gemm_moe.py, csrc/activation_kernels.cu, deep_gemm_utils.py (gather in float32);
 TensorRT-LLM cutlass fused MoE (static scale). Not covered: the other admissible outputs
 (:mod:`oracle.routines.moe.moe_ranges`), communication between ranks, shared experts.
@@ -153,20 +155,23 @@ class Experts:
             raise ShapeError(f"w13 has shape {list(self.w13.shape)}; w2 {[e, h, i]} takes [{e}, {2 * i}, {h}]")
         for name, rows, columns in (("w13", 2 * i, h), ("w2", h, i)):
             shape, across = tuple(getattr(self, f"{name}_scale").shape), ceil_div(columns, BLOCK)
-            known = (e,), (e, rows), (e, ceil_div(rows, BLOCK), across), (e, rows, across)
-            if shape not in known:
-                said = ", ".join(str(list(one)) for one in known[:-1])
-                raise ShapeError(f"{name}_scale has shape {list(shape)}; pass {said} or {list(known[-1])}")
+            admitted = (e,), (e, rows), (e, ceil_div(rows, BLOCK), across), (e, rows, across)
+            if shape not in admitted:
+                others = ", ".join(str(list(one)) for one in admitted[:-1])
+                raise ShapeError(f"{name}_scale has shape {list(shape)}; pass {others} or {list(admitted[-1])}")
 
     def scale(self, which: str, expert: int) -> tuple[Tensor, int, int]:
-        """The scale ``[N / b_rows, K / block]`` of a weight of one local expert, ``block`` and ``b_rows``."""
+        """The scale ``[N / b_rows, K / block]`` of a weight of one local expert, float32, ``block`` and ``b_rows``."""
         (rows, columns), scale = getattr(self, which)[expert].shape, getattr(self, f"{which}_scale")[expert]
         if scale.dim() < 2:
             return scale.reshape(-1, 1), columns, rows if scale.dim() == 0 else 1
         return scale, BLOCK, 1 if scale.shape[0] == rows else BLOCK
 
     def product(self, which: str, expert: int, a: Tensor, a_scale: Tensor) -> ScaledProduct:
-        """``a`` (codes) times a weight of one local expert, transposed; one scale of ``a`` holds for every block."""
+        """``a [R, K]`` (codes) times a weight of one local expert, transposed.
+
+        ``a_scale``: float32 ``[1, 1]``, ``[R, 1]`` (one scale holds for every block) or ``[R, ceil(K / 128)]``.
+        """
         scale, block, b_rows = self.scale(which, expert)
         if self.alpha is not None:
             a_scale = self.alpha[which == "w2"][expert].reshape(1, 1)
@@ -193,7 +198,7 @@ class Tokens:
     on_input: bool = False
 
     def slots(self, experts: Experts) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """For each local expert with work: its index, and the tokens and slots that chose it."""
+        """For each local expert with work: its index, and the tokens and slots that chose it, both int64 ``[rows]``."""
         local = self.ids.to(torch.int64) - experts.first
         for expert in range(experts.w13.shape[0]):
             token, slot = torch.nonzero(local == expert, as_tuple=True)
@@ -201,7 +206,8 @@ class Tokens:
                 yield expert, token, slot
 
     def rows(self, token: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes and scale of some tokens."""
+        """Codes ``[rows, H]`` and scale of the tokens in ``token`` (int64 ``[rows]``), of the dtypes of the input; a
+        scale ``[1, 1]`` stays."""
         scale = self.scale if self.scale.shape[0] == 1 else self.scale.index_select(0, token)
         return take_rows(self.codes, token), scale
 
@@ -248,13 +254,13 @@ def layer(tokens: Tokens, experts: Experts, steps: Steps, change: Change = uncha
         first = change("first", Rows(expert, token, slot, read_back(h, steps)))
         act = change("activated", replace(first, value=activated(first.value, steps)))
         codes, scale = quantised(act.value, experts, steps)
-        made = change("quantised", replace(act, value=codes, scale=scale))
-        assert made.scale is not None
-        y = stored(experts.product("w2", expert, made.value, made.scale), stored_as(steps))
+        quantized = change("quantised", replace(act, value=codes, scale=scale))
+        assert quantized.scale is not None
+        y = stored(experts.product("w2", expert, quantized.value, quantized.scale), stored_as(steps))
         term = weights[token, slot, None] * decode(y)
         if combine.term:
             term = nearest(term, of_dtype(steps.store))
-        last = change("term", replace(made, value=term))
+        last = change("term", replace(quantized, value=term))
         slots[last.slot, last.token] = last.value
     return slots.sum(dim=0) if combine.addition is Addition.FLOAT32 else running_sum(slots, steps.store)
 
@@ -265,18 +271,24 @@ def stored_as(steps: Steps) -> torch.dtype:
 
 
 def read_back(h: Tensor, steps: Steps) -> Tensor:
-    """What the activation reads of a stored first product: its values, or codes times scale, rounded to float32."""
+    """What the activation reads of a stored first product ``h [R, 2 I]`` of a float dtype: float64 ``[R, 2 I]``, its
+    values, or codes times scale, rounded to float32."""
     if steps.hidden is None:
         return decode(h)
-    made = quantize(h, steps.hidden)
+    quantized = quantize(h, steps.hidden)
     width = steps.hidden.block.columns or h.shape[1]
-    return nearest(decode(made.codes) * decode(made.scale).repeat_interleave(width, dim=1)[:, : h.shape[1]], FP32)
+    return nearest(
+        decode(quantized.codes) * decode(quantized.scale).repeat_interleave(width, dim=1)[:, : h.shape[1]], FP32
+    )
 
 
 def running_sum(slots: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum over the first axis of float64 values, one after the other, each rounded once to ``dtype``; adding 0
-    changes nothing. Monotone in every term. Rounding to float32 first, as torch's bfloat16 addition does, gives the
-    same bits: 24 bits are more than twice 8 and two."""
+    """The sum over the first axis of float64 ``slots`` ``[k, T, H]``, one after the other, each rounded once to
+    ``dtype``: float64 ``[T, H]``.
+
+    Adding 0 changes nothing. Monotone in every term. Rounding to float32 first, as torch's bfloat16 addition does,
+    gives the same bits: 24 bits are more than twice 8 and two.
+    """
     total = torch.zeros_like(slots[0])
     for term in slots:
         total = added(total, term, dtype)
@@ -284,14 +296,15 @@ def running_sum(slots: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def added(total: Tensor, term: Tensor, dtype: torch.dtype) -> Tensor:
-    """The exact sum of two float64 values, rounded once to ``dtype``, in float64."""
+    """``total + term``, two float64 tensors of one shape, the exact sum rounded once to ``dtype``: float64 of that
+    shape."""
     high, low = two_sum(total, term)
     low = torch.where(torch.isfinite(high), low, 0.0)
     return decode(pair_to_dtype(high, low, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF))
 
 
 def stored(product: ScaledProduct, dtype: torch.dtype) -> Tensor:
-    """The exact product rounded once."""
+    """The exact product rounded once: ``[M, N]`` of ``dtype``."""
     return rounded(product, exact(product), dtype)
 
 
@@ -313,26 +326,28 @@ def between(steps: Steps) -> torch.dtype:
 
 
 def quantised(act: Tensor, experts: Experts, steps: Steps) -> tuple[Tensor, Tensor]:
-    """Codes ``[R, I]`` and scale (``[1, 1]``, ``[R, 1]`` or ``[R, ceil(I / 128)]``) of the intermediate.
+    """Codes ``[R, I]`` of the recipe's element and scale (float32 ``[1, 1]``, ``[R, 1]`` or ``[R, ceil(I / 128)]``) of
+    the intermediate ``act``, float64 ``[R, I]``.
 
     Raises InputError unless a scale is given exactly when the recipe takes a given one.
     """
     dtype = between(steps)
     if experts.multiplier is not None:
         act = nearest(act * decode(experts.multiplier), of_dtype(dtype))
-    given = experts.intermediate_scale
-    if (steps.recipe.formula is ScaleFormula.GIVEN) != (given is not None):
+    static_scale = experts.intermediate_scale
+    if (steps.recipe.formula is ScaleFormula.GIVEN) != (static_scale is not None):
         raise InputError(
-            f"recipe {steps.recipe.name} {'needs' if given is None else 'computes its own scale, so pass no'} "
+            f"recipe {steps.recipe.name} {'needs' if static_scale is None else 'computes its own scale, so pass no'} "
             "intermediate_scale"
         )
     x = to_dtype(act, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-    made = quantize(x, steps.recipe, scale=given)
-    return made.codes, made.scale.reshape(1, 1) if given is not None else made.scale
+    quantized = quantize(x, steps.recipe, scale=static_scale)
+    return quantized.codes, quantized.scale.reshape(1, 1) if static_scale is not None else quantized.scale
 
 
 def weighted_input(x: Tensor, weights: Tensor, *, on_input: bool) -> Tensor:
-    """The input ``x [T, H]`` of the quantiser: multiplied by its weight, in its dtype, with ``on_input``.
+    """The input ``x [T, H]`` of the quantiser: multiplied by its weight, in its dtype, with ``on_input``. ``weights``:
+    float32 ``[T, k]``.
 
     Raises InputError for more than one expert a token: the input would need as many copies (Llama-4 has one).
     """
@@ -346,5 +361,5 @@ def weighted_input(x: Tensor, weights: Tensor, *, on_input: bool) -> Tensor:
 
 
 def nearest(x: Tensor, fmt: Format) -> Tensor:
-    """Float64 values rounded once to a format."""
+    """Float64 ``x`` of any shape rounded once to a format, to nearest even: float64 of the same shape."""
     return round_to(x, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)

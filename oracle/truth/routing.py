@@ -121,32 +121,38 @@ class Scores:
 def route(logits: Tensor, router: Router, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The weights (float64 ``[T, top_k]``) and experts (int64), largest choice first, lower index first on a tie.
 
-    ``logits [T, E]`` float32, bfloat16 or float16; ``bias [E]`` float32 or None, added to the choices only. Raises
-    ShapeError, OptionError.
+    ``logits [T, E]`` float32, bfloat16 or float16; ``bias [E]`` float32 or None, added to the choices only. A NaN
+    choice counts as the largest; its weight is NaN, and a softmax or renormalised weight is NaN in its whole row.
+    Raises ShapeError, OptionError.
     """
-    found = scores(logits, router, bias)
-    groups = _group_scores(found.choice, router, bias is not None)
+    scored = scores(logits, router, bias)
+    groups = _group_scores(scored.choice, router, bias is not None)
     best = torch.sort(groups, dim=1, descending=True, stable=True).indices[:, : router.top_groups]
-    kept = torch.zeros_like(groups, dtype=torch.bool).scatter_(1, best, True)
-    allowed = kept.repeat_interleave(logits.shape[1] // router.groups, dim=1)
-    masked = torch.where(allowed, found.choice, torch.full_like(found.choice, -torch.inf))
+    best_groups = torch.zeros_like(groups, dtype=torch.bool).scatter_(1, best, True)
+    allowed = best_groups.repeat_interleave(logits.shape[1] // router.groups, dim=1)
+    masked = torch.where(allowed, scored.choice, torch.full_like(scored.choice, -torch.inf))
     ids = torch.sort(masked, dim=1, descending=True, stable=True).indices[:, : router.top_k]
-    return weights_of(found.score, ids, router), ids
+    return weights_of(scored.score, ids, router), ids
 
 
 def weights_of(score: Tensor, ids: Tensor, router: Router) -> Tensor:
-    """The weights of chosen experts from all scores (float64)."""
+    """The weights of chosen experts, float64 ``[T, k]``, from all scores.
+
+    ``score``: float64 ``[T, E]``; ``ids``: integers ``[T, k]``. A NaN score makes its weight NaN, renormalised all of
+    its row.
+    """
     w = score.gather(1, ids.to(torch.int64))
     if router.renormalise:
         w = w / (w.sum(dim=1, keepdim=True) + router.epsilon)
     return w * router.scaling
 
 
-def weight_span(found: Scores, ids: Tensor, router: Router) -> Span:
-    """The interval of a kernel's float32 weights for the experts ``ids`` that it returned."""
+def weight_span(scored: Scores, ids: Tensor, router: Router) -> Span:
+    """The interval, float64 ``[T, k]``, of a kernel's float32 weights for the experts ``ids`` (integers ``[T, k]``)
+    that it returned. NaN where a score of these experts is NaN."""
     k = router.top_k
     rounding = (k + 4) * 2.0**-24
-    low, high = (span.gather(1, ids.to(torch.int64)) for span in (found.score_span.low, found.score_span.high))
+    low, high = (span.gather(1, ids.to(torch.int64)) for span in (scored.score_span.low, scored.score_span.high))
     if router.renormalise:
         # w / (w + others): largest with the others smallest, and the other way round
         others_high = high.sum(dim=1, keepdim=True) - high
@@ -166,7 +172,7 @@ def check(router: Router, experts: int) -> None:
 
 
 def scores(logits: Tensor, router: Router, bias: Tensor | None = None) -> Scores:
-    """Scores, choices and their intervals; arguments as :func:`route`."""
+    """Scores, choices and their intervals; arguments, NaN and errors as of :func:`route`."""
     if logits.dim() != 2 or (bias is not None and tuple(bias.shape) != (logits.shape[1],)):
         shapes = f"logits {list(logits.shape)}, bias {None if bias is None else list(bias.shape)}"
         raise ShapeError(f"{shapes}: pass [T, E] and [E]")
@@ -193,43 +199,45 @@ def scores(logits: Tensor, router: Router, bias: Tensor | None = None) -> Scores
     return Scores(score, choice, span, Span(span.low + shift - slack, span.high + shift + slack))
 
 
-def misrouted(ids: Tensor, found: Scores, router: Router, *, biased: bool) -> Tensor:
-    """Bool ``[T]``: rows whose experts follow from no choices within the intervals.
+def misrouted(ids: Tensor, scored: Scores, router: Router, *, biased: bool) -> Tensor:
+    """Bool ``[T]``: rows whose experts ``ids`` (integers ``[T, k]``) follow from no choices within the intervals.
 
-    A kept group must possibly be among the best. In a group that is certainly kept, an expert that was not taken must
-    not certainly exceed one that was.
+    A kept group must possibly be among the best. In a group that is certainly kept, an expert that was not chosen must
+    not certainly exceed one that was. A NaN choice exceeds nothing.
     """
-    low, high = found.choice_span.low, found.choice_span.high
+    low, high = scored.choice_span.low, scored.choice_span.high
     tokens, experts = low.shape
     ids = ids.to(torch.int64)
     inside = (ids >= 0) & (ids < experts)
     safe = torch.where(inside, ids, torch.zeros_like(ids))
-    taken = torch.zeros(tokens, experts, dtype=torch.int64, device=low.device)
-    taken.scatter_add_(1, safe, inside.to(torch.int64))
-    bad = ~inside.all(dim=1) | (taken > 1).any(dim=1)
-    g_low, g_high = group_spans(found, router, biased)
-    kept = taken.reshape(tokens, router.groups, -1).any(dim=2)
+    chosen = torch.zeros(tokens, experts, dtype=torch.int64, device=low.device)
+    chosen.scatter_add_(1, safe, inside.to(torch.int64))
+    bad = ~inside.all(dim=1) | (chosen > 1).any(dim=1)
+    g_low, g_high = group_spans(scored, router, biased)
+    chosen_groups = chosen.reshape(tokens, router.groups, -1).any(dim=2)
     possible = (g_low[:, None, :] > g_high[:, :, None]).sum(dim=2) < router.top_groups
     sure = (g_high[:, None, :] >= g_low[:, :, None]).sum(dim=2) <= router.top_groups  # itself included
-    bad |= (kept & ~possible).any(dim=1)
-    settled = sure | (kept.sum(dim=1, keepdim=True) == router.top_groups) & kept
+    bad |= (chosen_groups & ~possible).any(dim=1)
+    settled = sure | (chosen_groups.sum(dim=1, keepdim=True) == router.top_groups) & chosen_groups
     spread = settled.repeat_interleave(experts // router.groups, dim=1)
-    weakest = torch.where(taken > 0, high, torch.full_like(high, torch.inf)).amin(dim=1)
-    left_out = torch.where((taken == 0) & spread, low, torch.full_like(low, -torch.inf)).amax(dim=1)
+    weakest = torch.where(chosen > 0, high, torch.full_like(high, torch.inf)).amin(dim=1)
+    left_out = torch.where((chosen == 0) & spread, low, torch.full_like(low, -torch.inf)).amax(dim=1)
     return bad | (left_out > weakest)
 
 
-def alternatives(found: Scores, router: Router, ids: Tensor, *, biased: bool) -> tuple[list[Tensor], Tensor]:
-    """Every choice of experts that right kernels may make, as tensors ``[T, k]`` of which the first is ``ids``.
+def alternatives(scored: Scores, router: Router, ids: Tensor, *, biased: bool) -> tuple[list[Tensor], Tensor]:
+    """Every choice of experts that right kernels may make, as int64 tensors ``[T, k]`` of which the first is ``ids``
+    ``[T, k]``.
 
-    A token with fewer choices has its first again. Bool ``[T]``: tokens of which nothing is known: one of their logits
-    is NaN or infinite, two groups of experts may change places, or they have more than :data:`MOST_CHOICES` choices.
+    A token with fewer choices repeats its first. The second result is bool ``[T]``: tokens whose choices are not
+    determined, because one of their logits is NaN or infinite, two groups of experts may change places, or they have
+    more than :data:`MOST_CHOICES` choices.
     """
-    low, high = found.choice_span.low, found.choice_span.high
+    low, high = scored.choice_span.low, scored.choice_span.high
     lost = ~(torch.isfinite(low) & torch.isfinite(high)).all(dim=1)
     allowed = torch.ones_like(low, dtype=torch.bool)
     if router.groups > 1:
-        g_low, g_high = group_spans(found, router, biased)
+        g_low, g_high = group_spans(scored, router, biased)
         possible = (g_low[:, None, :] > g_high[:, :, None]).sum(dim=2) < router.top_groups
         lost = lost | (possible.sum(dim=1) > router.top_groups)
         allowed = possible.repeat_interleave(low.shape[1] // router.groups, dim=1)
@@ -240,8 +248,8 @@ def alternatives(found: Scores, router: Router, ids: Tensor, *, biased: bool) ->
     for token in torch.nonzero((maybe.sum(dim=1) > router.top_k) & ~lost)[:, 0].tolist():
         sets = combinations(torch.nonzero(maybe[token])[:, 0].tolist(), router.top_k)
         rows = torch.tensor(list(islice(sets, MOST_CHOICES**2 + 1)), dtype=torch.int64, device=ids.device)
-        part = [t[token : token + 1].expand(len(rows), -1) for t in (found.score, found.choice, low, high)]
-        fits = ~misrouted(rows, Scores(part[0], part[1], found.score_span, Span(*part[2:])), router, biased=biased)
+        part = [t[token : token + 1].expand(len(rows), -1) for t in (scored.score, scored.choice, low, high)]
+        fits = ~misrouted(rows, Scores(part[0], part[1], scored.score_span, Span(*part[2:])), router, biased=biased)
         fits &= (rows != ids[token].sort().values).any(dim=1)
         choices[token] = list(rows[fits])
         if len(rows) > MOST_CHOICES**2 or len(choices[token]) >= MOST_CHOICES:
@@ -252,9 +260,10 @@ def alternatives(found: Scores, router: Router, ids: Tensor, *, biased: bool) ->
     return ways, lost
 
 
-def group_spans(found: Scores, router: Router, biased: bool) -> tuple[Tensor, Tensor]:
-    """Bounds ``[T, groups]`` of a kernel's scores of groups of experts."""
-    ends = found.choice_span.low, found.choice_span.high
+def group_spans(scored: Scores, router: Router, biased: bool) -> tuple[Tensor, Tensor]:
+    """Bounds, float64 ``[T, groups]``, of a kernel's scores of groups of experts; NaN where a choice of the group is
+    NaN."""
+    ends = scored.choice_span.low, scored.choice_span.high
     low, high = (_group_scores(edge, router, biased) for edge in ends)
     if router.groups > 1:
         slack = 2.0**-23 * (low.abs() + high.abs())  # the float32 sum of two
@@ -263,7 +272,8 @@ def group_spans(found: Scores, router: Router, biased: bool) -> tuple[Tensor, Te
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """``1 / (1 + exp(-x))`` in float64 without overflow; relative error below 2^-48."""
+    """``1 / (1 + exp(-x))`` of float64 ``x`` of any shape, without overflow: float64 of the same shape, relative error
+    below 2^-48. NaN stays NaN."""
     e = torch.exp(-x.abs())
     return torch.where(x >= 0, torch.ones_like(e), e) / (1 + e)
 

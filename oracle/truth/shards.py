@@ -28,9 +28,11 @@ UNLOADED = -448.0
 
 
 def convert_to_channelwise(weight_scale: Tensor, logical_widths: Sequence[int]) -> Tensor:
-    """The scale of each shard repeated over its rows, float32 ``[sum(logical_widths), 1]``.
+    """The scale of each shard repeated over its rows, float32 ``[sum(logical_widths), 1]``; values, NaN too, are
+    copied.
 
-    ``weight_scale [shards]`` float32. Raises ShapeError when it does not hold one scale for each shard.
+    ``weight_scale [shards]`` float32. Raises DtypeError: another dtype; ShapeError when it does not hold one scale for
+    each shard.
     """
     widths = _widths(weight_scale, logical_widths)
     counts = torch.tensor(widths, dtype=torch.int64, device=weight_scale.device)
@@ -51,10 +53,12 @@ def requantize_with_max_scale(
     Notes
     -----
     Dequantisation goes through float16 (:func:`oracle.numbers.quantize.per_tensor_dequantize`): a shard whose values
-    exceed 65504 saturates at 448 times the maximum scale.
+    exceed 65504 saturates at 448 times the maximum scale. NaN codes follow the recipe; a NaN scale makes the
+    maximum and every code NaN.
 
-    Returns (max scale ``[]``, weight): the weight is a new tensor, or the given one where the last scale is the
-    :data:`UNLOADED` sentinel: then the checkpoint was fused, with one scale for all shards.
+    Returns (max scale, a float32 scalar; weight ``[N, K]`` float8_e4m3fn): the weight is a new tensor, or the given one
+    where the last scale is the :data:`UNLOADED` sentinel: then the checkpoint was fused, with one scale for all shards.
+    Raises DtypeError, ShapeError: the weight or the scales have another dtype or shape.
     """
     widths = _widths(weight_scale, logical_widths)
     if weight.dtype is not torch.float8_e4m3fn:
@@ -76,7 +80,8 @@ def requantize_with_max_scale(
 
 
 def all_close_1d(x: Tensor) -> bool:
-    """Whether every entry of ``x [S]`` is close to the first: ``|x_i - x_0| <= 1e-8 + 1e-5 |x_i|``.
+    """Whether every entry of ``x [S]``, of any float dtype, is close to the first: ``|x_i - x_0| <= 1e-8 + 1e-5
+    |x_i|``.
 
     The tolerances of ``torch.allclose``, which defines the routine, with the first entry as the *input* and each entry
     as the *other*. NaN is close to nothing, an infinity to itself only. Raises ShapeError when ``x`` is no vector.
@@ -97,11 +102,11 @@ def normalize_e4m3fn_to_e4m3fnuz(
     Parameters
     ----------
     weight : Tensor, float8_e4m3fn, any shape
-    weight_scale, input_scale : Tensor, float32
+    weight_scale, input_scale : Tensor, float32, any shape
 
     Returns
     -------
-    (weight as float8_e4m3fnuz, weight scale, input scale or None)
+    (weight as float8_e4m3fnuz, weight scale, input scale or None), each of the same shape
         ``scale * value`` is unchanged for every code but 0x7F and 0xFF: NaN becomes 480 and -480 times the scale.
         A scale above half the largest float32 becomes infinite.
 

@@ -15,6 +15,7 @@ group ``j`` are swizzled by themselves and begin at byte ``align(M, 128) * sum o
 
 Packed UE8M0 by groups along K: word ``(w, m)`` of group ``j`` holds the exponent bytes of its scales ``4 w + i``; no
 word holds two groups, and bytes past a group's last scale are 0.
+NaN codes are moved like every other byte.
 
 Sources: torchao mx_formats/utils.py to_blocked and from_blocked, moe_training mxfp8_grouped_mm
 torch_to_blocked_2d_M_groups and torch_to_blocked_2d_K_groups; FlashInfer block_scale_interleave and
@@ -49,14 +50,14 @@ GRANULARITIES = (32, 128)
 
 
 def to_blocked(scale: Tensor) -> Tensor:
-    """Scales ``[M, C]`` (or ``[G, M, C]``: each matrix by itself) of one byte in tiles of 128x4, flat, zeros in the
-    padding. Raises ShapeError."""
+    """``scale`` ``[M, C]`` (or ``[G, M, C]``: each matrix by itself) of one byte in tiles of 128x4, flat, of the same
+    dtype; zeros in the padding. Raises ShapeError."""
     return swizzle_scale(scale)
 
 
 def from_blocked(memory: Tensor, rows: int, columns: int, tile: str = "128x4") -> Tensor:
-    """The inverse: ``[rows, columns]`` (with a leading ``G``), contiguous; padding is not read. Raises ShapeError,
-    OptionError."""
+    """The inverse: ``memory`` ``[bytes]`` (with a leading ``G``) of a 1-byte dtype as ``[rows, columns]`` of it,
+    contiguous; padding is not read. Raises ShapeError, OptionError."""
     return unswizzle_scale(memory, rows, columns, tile=tile)
 
 
@@ -77,10 +78,11 @@ def expert_starts(first: Sequence[int], rows: Sequence[int], placement: str, cap
 def expert_offsets(
     scale: Tensor, first: Tensor, rows: Tensor, placement: str, capacity: int = 0
 ) -> tuple[Tensor, Tensor, int]:
-    """Rows of ``scale [R, C]`` that belong to an expert, the bytes of their scales ``[rows, C]``, and the bytes in all.
+    """Rows of ``scale [R, C]`` that belong to an expert (int64 ``[rows]``), the offsets of their bytes (int64 ``[rows,
+    C]``), and the bytes in all.
 
-    ``first``, ``rows`` : ``[G]`` integers, experts in ascending order, none beyond the next.
-    Raises ShapeError, InputError, OptionError.
+    ``first``, ``rows``: ``[G]`` integers, experts in ascending order, none beyond the next. Raises ShapeError,
+    InputError, OptionError.
     """
     if scale.element_size() != 1 or scale.dim() != 2:
         raise ShapeError(f"scale is {scale.dtype} {list(scale.shape)}; pass [R, C] of a 1-byte dtype")
@@ -107,9 +109,10 @@ def expert_offsets(
 def swizzle_scale_experts(
     scale: Tensor, first: Tensor, rows: Tensor, placement: str = "tight", capacity: int = 0, *, fill: int = 0
 ) -> Tensor:
-    """Scales ``[R, C]`` of one byte, each expert in tiles of its own; flat, ``fill`` in padding and gaps.
+    """``scale`` ``[R, C]`` of one byte, each expert in tiles of its own; flat, of the same dtype, ``fill`` in padding
+    and gaps.
 
-    Rows of no expert go nowhere. Raises ShapeError, InputError, OptionError.
+    ``first``, ``rows``: ``[G]`` integers. Unassigned rows are dropped. Raises ShapeError, InputError, OptionError.
     """
     source, offsets, size = expert_offsets(scale, first, rows, placement, capacity)
     memory = torch.full((size,), fill, dtype=torch.uint8, device=scale.device)
@@ -118,8 +121,9 @@ def swizzle_scale_experts(
 
 
 def shuffle_matrix_sf_a(scale: Tensor, epilogue_tile_m: int = BLOCK) -> Tensor:
-    """Scales ``[M, C]`` of one byte whose rows go with those of :func:`oracle.truth.layout.shuffle_matrix_a`, then in
-    tiles of 128x4, flat, zeros behind the last column. Raises ShapeError: M is no multiple of 128; OptionError."""
+    """``scale`` ``[M, C]`` of one byte with its rows in the order of :func:`oracle.truth.layout.shuffle_matrix_a`, then
+    in tiles of 128x4: flat, of the same dtype, zeros behind the last column. Raises ShapeError: M is no multiple of
+    128; OptionError."""
     if scale.element_size() != 1 or scale.dim() != 2 or scale.shape[0] % BLOCK:
         raise ShapeError(f"scale is {scale.dtype} {list(scale.shape)}; pass [M, C] of a 1-byte dtype, M % {BLOCK} == 0")
     order = row_order(scale.shape[0], epilogue_tile_m=epilogue_tile_m)
@@ -127,19 +131,19 @@ def shuffle_matrix_sf_a(scale: Tensor, epilogue_tile_m: int = BLOCK) -> Tensor:
 
 
 def to_blocked_k_groups(scale: Tensor, ends: Tensor) -> Tensor:
-    """Scales ``[M, C]`` of one byte whose columns belong to groups, ``ends [G]`` the column after each; each group in
-    tiles of its own, flat, zeros in all padding. Raises ShapeError, InputError."""
+    """``scale`` ``[M, C]`` of one byte whose columns belong to groups, ``ends [G]`` the column after each; each group
+    in tiles of its own: flat, of the same dtype, zeros in all padding. Raises ShapeError, InputError."""
     if scale.element_size() != 1 or scale.dim() != 2:
         raise ShapeError(f"scale is {scale.dtype} {list(scale.shape)}; pass [M, C] of a 1-byte dtype")
     borders = [0, *ends.tolist()]
     if sorted(borders) != borders or borders[-1] != scale.shape[1]:
         raise InputError(f"ends {borders[1:]} must ascend to the {scale.shape[1]} columns of scale")
-    height, given = align(scale.shape[0], BLOCK), scale.view(torch.uint8)
+    height, codes = align(scale.shape[0], BLOCK), scale.view(torch.uint8)
     memory = torch.zeros(height * (scale.shape[1] + WIDTH * len(ends)), dtype=torch.uint8, device=scale.device)
     at = 0
     for start, stop in zip(borders, borders[1:], strict=False):
         if stop > start:
-            part = swizzle_scale(given[:, start:stop])
+            part = swizzle_scale(codes[:, start:stop])
             memory[at : at + part.numel()] = part
             at += part.numel()
     return memory.view(scale.dtype)

@@ -131,7 +131,7 @@ def chain_interval(product: ScaledProduct, schedule: Schedule) -> Interval:
     acc = replace(acc, exact=False)
     a, b = _Side.of(product.left, 1, product, acc), _Side.of(product.right, 1, product, acc)
     found = residue if acc.kind is Sum.FUSED else stepwise
-    _, low, high = found(a.seen or a.given, b.seen or b.given, acc)
+    _, low, high = found(a.converted or a.stored, b.converted or b.stored, acc)
     return Interval(low, high, "chain", open=torch.zeros(low.shape, dtype=torch.bool))
 
 

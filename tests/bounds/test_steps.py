@@ -34,7 +34,7 @@ def bounded(bound: Bound, i: Instruction, a: Tensor, b: Tensor) -> tuple[Tensor,
     schedule = Schedule("chain", i, None, Promotion.NONE, Epilogue.COL_THEN_ROW, "", i.status)
     acc = replace(of_schedule(schedule), exact=False)
     left, right = (_Side.of(side, 1, product, acc) for side in (product.left, product.right))
-    _, low, high = bound(left.seen or left.given, right.seen or right.given, acc)
+    _, low, high = bound(left.converted or left.stored, right.converted or right.stored, acc)
     return decode(predict_product(product, schedule, out_dtype=torch.float32, engine="torch")), low, high
 
 

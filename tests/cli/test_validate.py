@@ -17,7 +17,7 @@ import pytest
 
 from oracle.cli.validate import run_of
 from oracle.harness import validation
-from oracle.harness.endurance import Soak
+from oracle.harness.endurance import OVER, Soak
 from oracle.harness.report import NUMBERS, Told
 from oracle.harness.session import Session
 from oracle.harness.validation import validate
@@ -125,8 +125,8 @@ class TestReports:
 
     def test_the_first_failure_ends_it(self, cli: Cli, mine: Path) -> None:
         ran = cli("validate", "mine:wrong", "--contract", GEMM, *ASKED, "-x")
-        assert ran.status == 1 and "stopped: a case failed; 1 case not run" in ran.out
-        assert "2 cases judged" in ran.out
+        assert ran.status == 1 and "stopped: a case failed; 1 of 3 cases not judged" in ran.out
+        assert "2 of 3 cases judged" in ran.out
 
     def test_the_traceback_is_the_kernels(self, cli: Cli, mine: Path) -> None:
         """Its frames and no other, on the screen and in the record; `verify` says them too."""
@@ -212,9 +212,19 @@ class TestResuming:
         asked = ("validate", "mine:right", "--contract", GEMM, *ASKED, "--record")
         with monkeypatch.context() as patched:
             patched.setattr(Session, "call", interrupting(Session.call, KeyboardInterrupt))
-            whole = cli(*asked, mine / "1")
-        assert whole.status == 130 and "stopped: interrupted" in whole.out and "UNFINISHED  1 case judged" in whole.out
-        assert json.loads((mine / "1").read_text().splitlines()[-1])["unfinished"] == 1
+            whole = cli(*asked, mine / "1", "--json", mine / "json")
+        assert (
+            whole.status == 130
+            and "stopped: interrupted" in whole.out
+            and "UNFINISHED  1 of 3 cases judged" in whole.out
+        )
+        assert json.loads((mine / "1").read_text().splitlines()[-1])["unfinished"] == 2
+        said = json.loads((mine / "json").read_text())
+        counts = {name: said[name] for name in ("conforms", "exit_code", "judged", "planned", "unfinished", "stopped")}
+        assert list(counts.values()) == [False, 130, 1, 3, 2, "interrupted"]
+        for written in ("1", "json"):
+            again = cli("report", mine / written)
+            assert again.status == 1 and "2 not run" in again.out
         rest, one = cli(*asked, mine / "1", "--resume"), cli(*asked, mine / "2")
         assert rest.status == one.status == 0 and "3 cases judged" in rest.out
         both = [{name: {**o, "seconds": 0} for name, o in outcomes(mine / f).items()} for f in "12"]
@@ -262,9 +272,9 @@ class TestResuming:
         with open(mine / "out", "wb") as out:
             assert forked(run, stdout=out.fileno(), stderr=out.fileno()).wait() == 130
         said = (mine / "out").read_text()
-        assert "UNFINISHED  1 case judged" in said and said.rstrip().endswith("fp8-oracle: interrupted")
+        assert "UNFINISHED  1 of 3 cases judged" in said and said.rstrip().endswith("fp8-oracle: interrupted")
         assert [o["id"] for o in outcomes(record_at).values() if not o.get("watch")] == CASES[:1]
-        assert record.read(record_at).report().unfinished == 1
+        assert record.read(record_at).report().unfinished == 2
 
 
 @pytest.mark.usefixtures("in_process", "unexplained")
@@ -299,4 +309,7 @@ def test_a_soak_as_a_run() -> None:
     run = run_of(Soak(about, [good, {**good, "number": 1, "failures": failures}]), "cpu")
     assert [(str(o.status), o.watch) for o in run.outcomes] == [("PASSED", ""), ("PASSED", ""), ("FAILED", "")]
     assert not run.ok and run.outcomes[0].verdict.summary == "7 cases judged" and run.seconds == 5.0
-    assert run_of(Soak(about, [good]), "cpu").ok
+    assert run_of(Soak(about, [good], OVER), "cpu").ok
+    assert run_of(Soak(about, [good], "3% of the host's memory is left"), "cpu").problems == (
+        "the soak ended early: 3% of the host's memory is left",
+    )

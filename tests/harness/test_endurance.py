@@ -14,6 +14,7 @@ from oracle.errors import FixtureError, OptionError
 from oracle.harness import endurance
 from oracle.harness.endurance import Soak, soak
 from oracle.harness.jobs import Lost
+from oracle.harness.report import Report
 
 KERNEL, GEMM = "tests.support.subjects.right:gemm", "fp8_gemm_nt"
 BAD = {"case": "-", "watch": "numbers", "verdict": {"status": "FAILED", "summary": "wrong"}}
@@ -77,7 +78,21 @@ def test_no_failure_and_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_little_memory_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endurance, "_free", lambda: 0.03)
-    assert run(monkeypatch, facts())[0].ended == "3% of the host's memory is left"
+    found, _ = run(monkeypatch, facts())
+    assert (found.ended, found.exit_code) == ("3% of the host's memory is left", 2), "it was stopped: no 0"
+
+
+def test_a_stretch_that_was_told_to_end_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process ends, which the soak reports as a failure; a stretch whose time is over counts."""
+    for stopped in ("interrupted", ""):
+        report = Report("k", GEMM, "cpu", "cpu", (), stopped=stopped)
+        monkeypatch.setattr(endurance, "validate", lambda *_, report=report, **__: report)
+        with endurance._stretching(KERNEL, GEMM, "cpu", None, {}) as stretch:
+            if stopped:
+                with pytest.raises(KeyboardInterrupt):
+                    stretch((1, 1.0))
+            else:
+                assert stretch((1, 1.0))["failures"] == []
 
 
 class TestRecord:

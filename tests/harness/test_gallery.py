@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -172,6 +173,22 @@ class TestEnded:
         assert ended.status == 2 and "1 of 1 kernels were not validated" in ended.out
         assert not (tmp_path / "gallery.json").exists()
         assert "positive" in cli(*words, "ours.waits", "--seconds", "0").err
+
+    def test_kernels_that_are_left(
+        self, waiting: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Status 1 where the time was over before one of them, though every row conforms; 0 where all have one."""
+        for count in (2, 3):
+
+            def ran(_: object, keys: list[str], *, count: int = count, **__: object) -> Iterator[tuple[Row, None]]:
+                for key in keys[:count]:
+                    kernel, _, contract = key.partition(".")[2].rpartition("/")
+                    yield Row("ours", kernel, contract, "CONFORMS"), None
+
+            monkeypatch.setattr(gallery, "run", ran)
+            words = ("gallery", "run", "--folder", str(waiting), "--out", str(tmp_path / str(count)), "--device", "cpu")
+            ended = cli(*words, "--seconds", "60")
+            assert (ended.status, "1 of 3 kernels were not validated" in ended.out) == (3 - count, count == 2)
 
     def test_in_this_process(self, waiting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A validation that was interrupted is no row that FAILED."""

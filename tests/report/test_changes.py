@@ -270,7 +270,7 @@ class TestComment:
         said = changes.to_markdown(changes.between(Report(()), every_status()))
         code = re.compile("(`+)[^`].*?[^`]\\1(?!`)")
         assert "<script>" not in code.sub("", said) and "\\<script\\>" in said and "\x00" not in said
-        assert "ledger**: an entry rots" in said and "4 cases did not run" in said
+        assert "problem**: an entry rots" in said and "4 cases did not run" in said
 
     @pytest.mark.parametrize("title", ["", "a --> b", "two\nlines", "x" * 101, "<b>"])
     def test_a_title_that_breaks_the_marker(self, cli: Cli, two: tuple[Path, Path], title: str) -> None:

@@ -182,7 +182,7 @@ def test_keyboard(view: object) -> None:
 def test_a_chip_leads_to_its_cases(view: object) -> None:
     page = view("everything")  # type: ignore[operator]
     page.locator(".matrix a.chip").last.click()
-    assert page.evaluate("document.querySelector(location.hash).open")
+    page.wait_for_function("location.hash && document.querySelector(location.hash).open", timeout=5000)
 
 
 def test_copy(view: object) -> None:

@@ -42,7 +42,8 @@ CHECK = re.compile(r"_?(check|require|refuse|validate)")
 LITERAL = re.compile(r"``([^`]+)``")
 BRACKETS = re.compile(r"(?<![\w\])])\[[^\]]*\]|^(\w+\.)*(\w+_)?shape$")
 SHAPE = re.compile(
-    r"\b(any|same|one|their|its|that|whose|whatever) shapes?\b|\bshapes? of\b|\bany rank\b|\bscalars?\b|\bbroadcast",
+    r"(\b(any|same|one|their|its|that|whose|whatever|logical)|'s|s')\s+shapes?\b|\bshapes?\s+of\b"
+    r"|\bany\s+rank\b|\bscalars?\b|\bbroadcast",
     re.IGNORECASE,
 )
 INTEGER = re.compile(r"\b(u?int(8|16|32|64)|integers?|bool|bytes?)\b", re.IGNORECASE)
@@ -282,7 +283,7 @@ def returned(texts: list[str]) -> str:
     """What docstrings say of the result: their sections, or the sentences that can be about it."""
     said = []
     for parts in map(sections, texts):
-        first, *more = sentences(parts[""])
+        first, *more = [sentence for body in parts.values() for sentence in sentences(body)]
         of_result = (s for s in more if re.search(r"\b(returns?|returned|results?)\b", s, re.IGNORECASE))
         section = parts.get("Returns", "") + parts.get("Yields", "")
         said += [section] if section else [first, *of_result]

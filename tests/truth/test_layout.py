@@ -40,6 +40,19 @@ def floats(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) + 0.5
 
 
+def unpacked(packed: Tensor, columns: int) -> Tensor:
+    """The inverse of packing: float32 powers of two ``[..., M, columns]``; bytes past the last column are not read."""
+    byte = torch.stack([(packed.to(torch.int64) >> (8 * j)) & 0xFF for j in range(4)], dim=-1).flatten(-2)
+    return torch.ldexp(torch.ones((), dtype=torch.float64), byte[..., :columns] - 127).to(torch.float32)
+
+
+def unaligned(w13: Tensor, w2: Tensor, is_act_and_mul: bool, *, intermediate: int) -> tuple[Tensor, Tensor]:
+    """The inverse of ``align_fp8_moe_weights_for_fi``; padding is not read."""
+    starts = (0, w2.shape[-1]) if is_act_and_mul else (0,)
+    halves = [raw(w13)[:, start : start + intermediate] for start in starts]
+    return torch.cat(halves, dim=1).view(w13.dtype), w2[..., :intermediate]
+
+
 def powers(*shape: int, seed: int = 0) -> Tensor:
     g = torch.Generator().manual_seed(seed)
     exponents = torch.randint(1, 255, shape, generator=g).to(torch.int32) << 23
@@ -71,11 +84,6 @@ class TestIntegers:
     @pytest.mark.parametrize(("mn", "size", "expected"), [(31, 4, 32), (32, 4, 32), (1, 4, 4), (1, 1, 16), (5, 8, 6)])
     def test_tma_alignment_is_16_bytes(self, mn: int, size: int, expected: int) -> None:
         assert layout.tma_aligned(mn, size) == expected
-
-    @pytest.mark.parametrize(("rows", "expected"), [(1, 17), (16, 17), (17, 17), (18, 18)])
-    def test_output_padding(self, rows: int, expected: int) -> None:
-        assert layout.padded_rows(rows, layout.OUTPUT_PADDING) == expected
-        assert layout.padded_rows(rows, None) == rows
 
     @given(st.integers(0, 20000), st.integers(1, 32), st.integers(1, 512))
     def test_tile_size(self, tokens: int, top_k: int, experts: int) -> None:
@@ -160,7 +168,7 @@ class TestPackedUe8m0:
     def test_round_trip(self, m: int, c: int, g: int | None) -> None:
         x = powers(*([g] if g else []), m, c, seed=m * 43 + c)
         made = layout.get_mn_major_tma_aligned_packed_ue8m0_tensor(x)
-        assert torch.equal(layout.unpack_ue8m0(made, c), x)
+        assert torch.equal(unpacked(made, c), x)
         assert made.stride()[-2:] == (1, layout.align(m, 4))
 
     def test_padding_bytes_are_zero_and_not_read(self) -> None:
@@ -169,7 +177,7 @@ class TestPackedUe8m0:
         assert bool((made[:, 1] >> 8 == 0).all())
         poisoned = made.clone()
         poisoned[:, 1] |= 0x7F7F7F00
-        assert torch.equal(layout.unpack_ue8m0(poisoned, 5), x)
+        assert torch.equal(unpacked(poisoned, 5), x)
         name = "get_mn_major_tma_aligned_packed_ue8m0_tensor"
         assert judge(name, {"scale": x}, poisoned).status is Status.FAILED
 
@@ -205,7 +213,7 @@ class TestPackedUe8m0:
             assert torch.equal(made, x) and (made.stride() == (1, 200) if gran == 1 else made is x)
         else:
             rows = x if gran == 1 else x[torch.arange(mn) // 128]
-            assert made.stride() == (1, 200) and torch.equal(layout.unpack_ue8m0(made, 6), rows)
+            assert made.stride() == (1, 200) and torch.equal(unpacked(made, 6), rows)
         options = {"mn": mn, "k": k, "gran_mn": gran, "target": target}
         name = "transform_sf_into_required_layout"
         assert judge(name, {"scale": x}, made, **options).status is Status.PASSED
@@ -436,9 +444,7 @@ class TestIntermediatePadding:
         q13, q2 = raw(p13).clone(), raw(p2).clone()
         q13.reshape(2, -1, padded, columns)[:, :, intermediate:] = POISON
         q2[..., intermediate:] = POISON
-        b13, b2 = layout.unalign_fp8_moe_weights(
-            q13.view(w13.dtype), q2.view(w2.dtype), gated, intermediate=intermediate
-        )
+        b13, b2 = unaligned(q13.view(w13.dtype), q2.view(w2.dtype), gated, intermediate=intermediate)
         assert torch.equal(raw(b13), raw(w13)) and torch.equal(raw(b2), raw(w2))
 
 
@@ -460,7 +466,7 @@ class TestPreparation:
         made = layout.prepare_fp8_moe_layer_for_fi(*inputs.values(), block_quant=False, is_trtllm=True)
         w13, w2 = layout.unrotate_weights(made[0], made[1])
         w13 = layout.swap_w13_to_w31(w13)
-        back = layout.unalign_fp8_moe_weights(w13, w2, True, intermediate=20)
+        back = unaligned(w13, w2, True, intermediate=20)
         assert torch.equal(raw(back[0]), raw(inputs["w13"])) and torch.equal(raw(back[1]), raw(inputs["w2"]))
 
     @pytest.mark.parametrize(("block", "trtllm"), [(False, False), (False, True), (True, False)])
@@ -644,10 +650,6 @@ def test_pad_lanes_refuses_memory_that_is_not_there() -> None:
 
 LIMITS: dict[str, tuple[Callable[[], object], object]] = {
     # the last that is taken, its answer; the first that is not, the error
-    "padding of one row": (lambda: layout.padded_rows(3, 1), 3),
-    "padding of more rows": (lambda: layout.padded_rows(3, 5), 5),
-    "no padding": (lambda: layout.padded_rows(3, None), 3),
-    "padding of no row": (lambda: layout.padded_rows(3, 0), OptionError),
     "no token": (lambda: layout.calculate_tile_tokens_dim(0, 1, 1), 8),
     "no choice": (lambda: layout.calculate_tile_tokens_dim(1, 0, 1), 8),
     "fewer tokens": (lambda: layout.calculate_tile_tokens_dim(-1, 1, 1), OptionError),

@@ -99,7 +99,8 @@ class DeviceIdentity(LayoutContract):
 
 
 class Decision(TableContract):
-    """The rows of :data:`oracle.truth.decisions.DECISIONS` under the contract's name."""
+    """One row is one machine with its switches: 0 and 1 for conditions, the compute capability as in ``sm90``: 90 (0
+    for no NVIDIA GPU), versions as two columns. The answer is 0 or 1 where nothing else is said."""
 
     section = "Platform decisions"
 
@@ -146,19 +147,18 @@ for _name, _section, _summary, _source, _names in (
         "vLLM w8a8_utils.USE_ROWWISE_TORCH_SCALED_MM",
         ("rocm", "capability_major", "capability_minor", "torch_major", "torch_minor"),
     ),
-    # choice: 0 unset, 1 throughput, 2 latency, 3 masked_gemm; answer: 0 refused, 1 CUTLASS, 2 TensorRT-LLM, 3 CUTEDSL
     (
         "get_flashinfer_moe_backend",
         "MoE",
-        "the kernel family for VLLM_FLASHINFER_MOE_BACKEND on a machine",
+        "the kernel family for VLLM_FLASHINFER_MOE_BACKEND: choice 0 unset, 1 throughput, 2 latency, 3 masked_gemm; "
+        "answer 0 refused, 1 CUTLASS, 2 TensorRT-LLM, 3 CUTEDSL",
         "vLLM flashinfer_utils.get_flashinfer_moe_backend",
         ("arch", "choice"),
     ),
-    # backend: 0 none, 1 CUTLASS, 2 TensorRT-LLM, 3 CUTEDSL
     (
         "is_flashinfer_supporting_global_sf",
         "MoE",
-        "whether a MoE backend takes one scale for all experts",
+        "whether a MoE backend (0 none, 1 CUTLASS, 2 TensorRT-LLM, 3 CUTEDSL) takes one scale for all experts",
         "vLLM flashinfer_utils.is_flashinfer_supporting_global_sf",
         ("backend",),
     ),

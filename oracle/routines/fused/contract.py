@@ -98,8 +98,17 @@ class Inner(QuantiserContract):
 
 
 class FusedContract(Contract):
-    """A kernel that computes a value and quantises it at once.
+    """A value is computed and quantised at once, by one of the recipes below.
 
+    The value may err as a device's exponential, reciprocal square root and order of summation do; it is rounded where
+    the contract says so, to nearest even, and then quantised: amax, scale and codes are those of the rounded value.
+    What NaN, infinities, -0 and zeros of the value give is what the recipe says. Where ``masked_m`` is an input, the
+    first ``masked_m[e]`` rows (0 to T) of expert ``e`` are quantised; the codes and scales of the others may hold
+    anything, and those of the input are not read; one row at least is in use. Given scales hold one value.
+    ``is_scale_transposed`` changes the strides of the scales alone, to ``(1, M)``.
+
+    Subclasses
+    ----------
     A subclass writes ``value`` and ``declared``; ``shape`` where the codes have not the shape of ``x``, ``modelled``
     where it knows kernels bit for bit. Truth, prediction, judgement, diagnosis and every fault of the quantiser inside
     come with it; a contract that returns no ``scale`` is given one as an input of that name.

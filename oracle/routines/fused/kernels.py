@@ -1,57 +1,6 @@
 """Contracts of what an engine fuses with a quantiser: silu-and-mul, RMS norms, groups of rows, rotary embeddings.
 
-*Silu-and-mul with a quantiser: static, per group, and per group of the rows that experts use.*
-
-    value = silu(gate) * up        gate = x[..., :I], up = x[..., I:]
-
-``rounding`` says where the value is rounded to the dtype of ``x`` before it is quantised: ``each`` (silu, then the
-product), ``product``, or ``none`` (float32 throughout). A kernel's silu errs as the contract ``silu_and_mul`` states.
-
-Sources: vLLM csrc/quantization/activation_kernels.cu @bcf9083 (two roundings) and @1a84e5b (none),
-fused_kernels/fused_silu_mul_block_quant.cu @0dd8492 and @09a2bf0; SGLang layers/moe/ep_moe/kernels.py
-``silu_and_mul_masked_post_quant_fwd`` and sgl-kernel per_token_group_quant_8bit_v2.cu @037cd6e (``fuse_silu_and_mul``).
-Not covered: GELU, interleaved halves, int8, scales packed into words.
-
-*RMS norms with a quantiser, with and without a residual.*
-
-    z = x [+ residual]        r = 1 / sqrt(mean(z^2) + epsilon)
-    value = T(T(z r) weight)   vLLM, T the dtype of x (rounding each)
-            T((z r) weight)    vLLM 0.20.2's static kernels on an H200 (product)
-            (z r) weight       FlashInfer, float32 (none)
-
-vLLM's static kernels store a product of two numbers of T in a float32 variable, and what 0.20.2 computes has no
-rounding in between: with ``rounding="product"`` every code that its kernels gave for 42 cases is admissible, with
-``each`` 1.5 % of those of bfloat16 inputs are not. Later releases keep the variable in T ("to match rms_norm_kernel").
-
-The sum with a residual is rounded to T before the norm (vLLM's static kernel) or stays float32 (its dynamic ones and
-FlashInfer's): two contracts, as their codes differ. Either way ``residual`` is returned as T(x + residual); where it is
-optional and not given, as x. The interval of ``r`` is that of :mod:`oracle.bounds.norm`, float32 sums in any order; a
-kernel's sum of a row is one number for all its columns, which is not used.
-
-Sources: vLLM csrc/layernorm_quant_kernels.cu @2fb35bb, libtorch_stable/layernorm_quant_kernels.cu @0e1d935,
-quantization/fused_kernels/layernorm_utils.cuh @1051220; FlashInfer include/flashinfer/norm.cuh (0.6.18.post1), which
-multiplies by an approximate reciprocal of the scale. Not covered: LayerNorm, Gemma's weight of 1 + w, E5M2.
-
-*Group quantisers whose rows or scales lie otherwise: of the rows that experts use, and packed in words.*
-
-The value is the input itself. Groups have any size that divides K (engines have kernels for 16 to 256).
-
-*Packed*: the bytes of four powers of two in an int32, the first in the lowest byte, ``[M, ceil(G/4)]`` with strides
-``(1, align(M, 4))``; bytes past the last group are 0. Byte 255 stands for NaN and for infinity.
-
-Sources: vLLM csrc per_token_group_quant.cu ``per_token_group_fp8_quant_packed``; sgl-kernel
-per_token_group_quant_8bit_v2.cu @037cd6e (``masked_m``, packed). Not covered: bytes of rows past M in the last lane.
-
-*Rotary embeddings with FP8 output: query and key, what is rotated and what is not, plain and MLA.*
-
-    rope: code((x cos - x' sin) * quant_scale)          nope: code(x * quant_scale)
-
-``x'`` is the partner of ``x``: of neox style the element half a head away, else its neighbour (with the sign of its
-place). ``quant_scale`` multiplies: it is the inverse of the scale that dequantises. Nothing is rounded in between but
-float32 operations (:mod:`oracle.bounds.rotary`).
-
-Source: FlashInfer flashinfer/rope.py, include/flashinfer/pos_enc.cuh RopeQuantizeKernel (0.6.18.post1). Not covered:
-E5M2, a head dim that is rotated in part, appending to a paged cache.
+Each family's class states its formulas, sources and what is not covered.
 """
 
 from __future__ import annotations
@@ -115,7 +64,15 @@ def gated(x: Tensor, rounding: str) -> Value:
 
 
 class GatedContract(FusedContract):
-    """``silu(gate) * up`` of ``x [..., 2 I]``: gate, then up."""
+    """The value is ``silu(gate) * up`` of ``x [..., 2 I]``: ``gate = x[..., :I]``, ``up = x[..., I:]``, ``silu(x) = x /
+    (1 + exp(-x))``. ``rounding`` says where it is rounded to the dtype of ``x`` before it is quantised: ``each`` (silu,
+    then the product), ``product``, or ``none`` (float32 throughout). Special values are those of ``silu_and_mul``.
+
+    Sources: vLLM csrc/quantization/activation_kernels.cu @bcf9083 (two roundings) and @1a84e5b (none),
+    fused_kernels/fused_silu_mul_block_quant.cu @0dd8492 and @09a2bf0; SGLang layers/moe/ep_moe/kernels.py
+    ``silu_and_mul_masked_post_quant_fwd`` and sgl-kernel per_token_group_quant_8bit_v2.cu @037cd6e
+    (``fuse_silu_and_mul``). Not covered: GELU, interleaved halves, int8, scales packed into words.
+    """
 
     grouped: ClassVar[bool] = True
 
@@ -183,8 +140,7 @@ class SiluAndMulPerBlockQuant(GatedContract):
 
 @register
 class SiluAndMulMaskedPostQuant(GatedContract):
-    """Rows of an expert from ``masked_m[e]`` on are not specified. A power-of-two scale is float32, of ``max(amax,
-    1e-10)/448`` rounded up."""
+    """A power-of-two scale is float32, of ``max(amax, 1e-10)/448`` rounded up."""
 
     name = "silu_and_mul_masked_post_quant"
     summary = "silu(gate) * up of the rows in use of every expert, quantised in groups, floor 1e-10"
@@ -232,7 +188,31 @@ ROUNDING = OptionSpec("rounding", "each", ("each", "product"), "where (z r) weig
 
 
 class NormContract(FusedContract):
-    """``sum_in_dtype``: a sum with a residual is rounded before the norm; ``rounding``: which roundings come after."""
+    """The value is the RMS norm of a row, T the dtype of ``x``, each operation rounded to float32:
+
+        z = x [+ residual]        r = 1 / sqrt(mean(z^2) + epsilon)
+        value = T(T(z r) weight)   vLLM (rounding each)
+                T((z r) weight)    vLLM 0.20.2's static kernels on an H200 (product)
+                (z r) weight       FlashInfer, float32 (none)
+
+    ``mean`` is a float32 sum in any order. The sum with a residual is rounded to T before the norm (vLLM's static
+    kernel) or stays float32 (its dynamic ones and FlashInfer's), as the summary says. Either way ``residual`` is
+    returned as ``T(x + residual)``; where it is optional and not given, as ``x``. A NaN makes its row NaN; an
+    infinity makes its row 0, and itself NaN.
+
+    vLLM's static kernels store a product of two numbers of T in a float32 variable, and what 0.20.2 computes has no
+    rounding in between: with ``rounding="product"`` every code that its kernels gave for 42 cases is admissible, with
+    ``each`` 1.5 % of those of bfloat16 inputs are not. Later releases keep the variable in T.
+
+    Sources: vLLM csrc/layernorm_quant_kernels.cu @2fb35bb, libtorch_stable/layernorm_quant_kernels.cu @0e1d935,
+    quantization/fused_kernels/layernorm_utils.cuh @1051220; FlashInfer include/flashinfer/norm.cuh (0.6.18.post1),
+    which multiplies by an approximate reciprocal of the scale. Not covered: LayerNorm, Gemma's weight of 1 + w, E5M2.
+
+    Subclasses
+    ----------
+    ``sum_in_dtype``: a sum with a residual is rounded before the norm; ``rounding``: which roundings come after. That a
+    kernel's sum of a row is one number for all its columns is not used (:mod:`oracle.bounds.norm`).
+    """
 
     sum_in_dtype: ClassVar[bool] = False
     rounding: ClassVar[str] = "each"
@@ -363,7 +343,8 @@ class RmsNormDynamicPerTokenQuant(NormContract):
 
 @register
 class RmsNormPerBlockQuant(NormContract):
-    """As per token, with an amax for each group of a row."""
+    """``scale_ub`` bounds amax: ``scale = max(min(amax, scale_ub)/448, 1/(448 * 512))``, with an amax for each
+    group."""
 
     name = "rms_norm_per_block_quant"
     summary = "RMS norm of a row [+ residual, in float32], rounded twice, one scale for each group of a row"
@@ -394,7 +375,12 @@ WORD = 4
 
 
 class GroupContract(FusedContract):
-    """The value is ``x``."""
+    """The value is ``x``; groups along K have any size that divides K (engines have kernels for 16 to 256).
+
+    Sources: vLLM csrc per_token_group_quant.cu ``per_token_group_fp8_quant_packed``; sgl-kernel
+    per_token_group_quant_8bit_v2.cu @037cd6e (``masked_m``, packed). Not covered: bytes of rows past M in the last
+    lane.
+    """
 
     section = "Quantisation"
 
@@ -424,8 +410,6 @@ class GroupContract(FusedContract):
 
 @register
 class PerTokenGroupQuantFp8Masked(GroupContract):
-    """Rows of an expert from ``masked_m[e]`` on are not specified."""
-
     name = "per_token_group_quant_fp8_masked"
     summary = "groups along K of the rows in use of every expert, scale max(amax, eps)/448"
     source = "sgl-kernel per_token_group_quant_8bit_v2.cu, masked_m"
@@ -438,6 +422,10 @@ class PerTokenGroupQuantFp8Masked(GroupContract):
 
 @register
 class PerTokenGroupQuantFp8Packed(GroupContract):
+    """``scale`` is int32 ``[M, ceil(G/4)]``, G the groups of a row, with strides ``(1, align(M, 4))``: the exponent
+    bytes of four groups, the first in the lowest byte. Bytes past the last group are 0; byte 255 is NaN, or infinity
+    where amax is infinite."""
+
     traits = frozenset({WORDS})
     name = "per_token_group_quant_fp8_packed"
     summary = "groups along K, power-of-two scales packed four to an int32, as DeepGEMM takes them on sm100"
@@ -507,6 +495,18 @@ def _factor(name: str, of: str) -> OptionSpec:
 
 @register
 class RopeQuantizeFp8(FusedContract):
+    """``rope: code((x cos - x' sin) * quant_scale)``, ``nope: code(x * quant_scale)``, every operation in float32, a
+    multiply and an add fused or not; subnormals may be flushed.
+
+    ``x'`` is the partner of ``x``: of neox style the element half a head away, else its neighbour; for the second
+    element of a pair the sign of ``x' sin`` is plus. ``quant_scale`` multiplies: it is the inverse of the scale that
+    dequantises. Row ``pos_ids[t]`` of ``cos_sin_cache`` has D/2 cosines, then D/2 sines; positions are below S, D is
+    even.
+
+    Source: FlashInfer flashinfer/rope.py, include/flashinfer/pos_enc.cuh RopeQuantizeKernel (0.6.18.post1). Not
+    covered: E5M2, a head dim that is rotated in part, appending to a paged cache.
+    """
+
     name = "rope_quantize_fp8"
     summary = "rotary embedding of query and key, and their other columns, in E4M3"
     source = "FlashInfer flashinfer.rope.rope_quantize_fp8"

@@ -147,6 +147,17 @@ class CacheInner(Inner):
 class CacheContract(Contract):
     """A routine that writes into, or reads from, a cache of pages.
 
+    An output of the name of an input is that memory after the call: what the routine does not write holds the bits that
+    it held. A fresh output is written whole, where nothing else is said.
+
+    Writing under a given scale: ``code = e4m3(float32(x / scale))``, a division rounded once, then the cast, to nearest
+    even and saturated: infinities give +-448; NaN gives any NaN, -0 and +0 either zero. Declared ``numerics`` of a
+    recipe that multiplies (``vllm_static``) admit ``x`` times the rounded reciprocal instead. Reading:
+    ``T(float32(value(code) * scale))``, where the rounding to float32 may be left out; NaN codes give NaN. Everything
+    else is moved bit for bit. Given scales are positive and finite. Two tokens do not share a slot.
+
+    Subclasses
+    ----------
     A subclass writes ``pieces``, and ``before`` where it allocates an output; ``kinds`` says which pieces a call may
     have, from which its faults follow. ``memory`` are the inputs that are written into: outputs of the same names.
     """

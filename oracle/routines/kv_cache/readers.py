@@ -87,7 +87,11 @@ def check_requests(inputs: Inputs, pages: int, page: int, room: int) -> None:
 
 
 class Gather(CacheContract):
-    """Rows of ``source`` to the destinations."""
+    """Token ``i`` of request ``b`` is read from page ``block_table[b, (start_b + i) // P]`` at ``(start_b + i) mod P``
+    (no ``seq_starts``: 0) and written to row ``first_b + i`` of the destination, where requests follow one another:
+    request ``b`` has the rows from ``cu_seq_lens[b]`` to ``cu_seq_lens[b + 1]``, excluded. A request may have no row.
+    Rows of the destination that belong to no request hold what they held. Entries of the table behind the last page are
+    not read."""
 
     cache: ClassVar[str] = "src_cache"
     returns: ClassVar[tuple[str, ...]] = ("dst",)
@@ -182,7 +186,9 @@ def equal_scales(memory: Tensor) -> str | None:
 
 @register
 class CpGatherAndUpconvertFp8KvCache(Gather):
-    """The kernel ends the last request with the destination, whatever its length: they must agree."""
+    """Rows of 656 bytes: 512 codes, four float32 scales of tiles of 128, 64 columns of 16 bits; read as 512 products
+    ``bfloat16(code * scale)``, then the 64 columns as they are. Request ``b`` has ``seq_lens[b]`` rows from
+    ``workspace_starts[b]`` on. The kernel ends the last request with the destination, so their rows are as many."""
 
     name = "cp_gather_and_upconvert_fp8_kv_cache"
     summary = "rows of requests out of pages of 656 bytes a row, dequantised tile by tile"
@@ -212,6 +218,8 @@ class CpGatherAndUpconvertFp8KvCache(Gather):
 
 @register
 class DequantizeKCache(CacheContract):
+    """Rows of 656 bytes as rows of 576 values, as ``cp_gather_and_upconvert_fp8_kv_cache`` reads them."""
+
     name = "dequantize_k_cache"
     summary = "every row of 656 bytes of a cache, dequantised tile by tile"
     source = "SGLang kernels/ops/attention/dsa/dequant_k_cache.py dequantize_k_cache"
@@ -236,6 +244,8 @@ class DequantizeKCache(CacheContract):
 
 @register
 class CpGatherIndexerKQuantCache(Gather):
+    """Pages are those of ``indexer_k_quant_and_cache``: P times D codes, then P times D/128 float32 scales."""
+
     name = "cp_gather_indexer_k_quant_cache"
     summary = "index keys of requests and their scales out of pages, as they are"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu cp_gather_indexer_k_quant_cache_kernel"

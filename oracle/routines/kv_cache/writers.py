@@ -1,23 +1,9 @@
-"""Contracts that write codes of a given scale into a cache, or bits as they come.
-
-    slot s of pages with P slots: page s // P, offset s mod P; a negative slot belongs to a token that is not written
-
-vLLM divides: ``code = e4m3(float32(x) / scale)``, one scale or one for each head, k and v apart. SGLang's MLA writer
-casts without a scale and skips one slot (0) in place of negative ones. FlashInfer copies: token i of request
-``batch_indices[i]`` goes to ``positions[i]`` of that request, whose pages are ``kv_indices[kv_indptr[b]:]``.
+"""Contracts that write into a cache: codes under a given scale, codes and their scales, or bits.
 
 Sources: vLLM csrc/libtorch_stable/cache_kernels.cu @00eb0c8 and quantization/w8a8/fp8/nvidia/quant_utils.cuh; SGLang
-kernels/ops/kvcache/mla_buffer.py (0.5.23); FlashInfer include/flashinfer/page.cuh (0.6.18.post1).
-
-Caches that keep the scales of their tiles beside the codes have those of :mod:`oracle.numbers.kv_recipes`:
-
-    fp8_ds_mla    a row of 656 bytes: 512 codes; at byte 512 four float32 scales, one for each tile of 128; at byte 528
-                  64 rotated columns in 16 bits, copied
-    index keys    a page of P * D codes, one row after the other, then P * D/128 float32 scales
-    NVFP4         two codes a byte in one pair of caches, a byte of E4M3 for each 16 elements in another
-
-Sources: vLLM cache_kernels.cu, as above; SGLang kernels/ops/quantization/dsa_quant_k_cache.py (0.5.23); FlashInfer
-page.cuh. Not covered: other ranks and tiles, vLLM's NVFP4 pages (sm100).
+kernels/ops/kvcache/mla_buffer.py (0.5.23); FlashInfer include/flashinfer/page.cuh (0.6.18.post1); caches that keep the
+scales of their tiles beside the codes: SGLang kernels/ops/quantization/dsa_quant_k_cache.py (0.5.23), and the recipes
+of :mod:`oracle.numbers.kv_recipes`. Not covered: other ranks and tiles, vLLM's NVFP4 pages (sm100).
 """
 
 from __future__ import annotations
@@ -99,8 +85,16 @@ def written(slot_mapping: Tensor) -> Tensor:
     return torch.nonzero(slot_mapping >= 0).flatten()
 
 
+class Slots:
+    """Token ``t`` goes to slot ``s = slot_mapping[t]``, in page ``s // P`` at ``s mod P``; where ``s`` is negative it
+    is not written. Tokens from T on are padding and are not read. Slots are below the pages times P, and one is not
+    negative."""
+
+
 @register
-class ReshapeAndCacheFlash(CacheContract):
+class ReshapeAndCacheFlash(Slots, CacheContract):
+    """The caches are ``[pages, P, H, D]`` (NHD) or ``[pages, H, P, D]`` (HND)."""
+
     name = "reshape_and_cache_flash"
     summary = "keys and values divided by their scales into pages, one scale or one for each head"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu reshape_and_cache_flash_kernel"
@@ -149,8 +143,9 @@ class ReshapeAndCacheFlash(CacheContract):
 
 
 @register
-class ReshapeAndCache(CacheContract):
-    """The key cache has x = 16 codes of a head side by side, then the slots of the page; the value cache the slots."""
+class ReshapeAndCache(Slots, CacheContract):
+    """Column ``d`` of head ``h`` of a key lies at ``key_cache[page, h, d // X, offset, d mod X]``, X being 16 in vLLM;
+    of a value at ``value_cache[page, h, d, offset]``."""
 
     name = "reshape_and_cache"
     summary = "keys and values divided by their scales into the pages of the older attention kernels"
@@ -200,7 +195,9 @@ K_PE = TensorSpec("k_pe", Kind.VALUES, WIDE, ("N", "E"), "rotated columns of the
 
 
 @register
-class ConcatAndCacheMla(CacheContract):
+class ConcatAndCacheMla(Slots, CacheContract):
+    """A row of the cache is the R columns of ``kv_c``, then the E of ``k_pe``, all divided by ``scale``."""
+
     name = "concat_and_cache_mla"
     summary = "compressed and rotated columns side by side, divided by one scale, into pages"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu concat_and_cache_mla_kernel"
@@ -235,7 +232,9 @@ class ConcatAndCacheMla(CacheContract):
 
 @register
 class SetMlaKvBuffer(CacheContract):
-    """No scale enters: attention takes the scale of this cache as 1. Slots are not negative; one of them is skipped."""
+    """Row ``loc[t]`` is the R columns of ``cache_k_nope``, then the E of ``cache_k_rope``. No scale enters: attention
+    takes the scale of this cache as 1. Slots are from 0 to S - 1; tokens of slot ``reserved_skip_index`` are not
+    written."""
 
     name = "set_mla_kv_buffer"
     summary = "compressed and rotated columns cast as they are into slots"
@@ -346,8 +345,16 @@ def same_dtype(inputs: Inputs, *names: str) -> None:
         raise DtypeError(f"{', '.join(names)} have dtypes {', '.join(sorted(dtypes))}; nothing is converted, pass one")
 
 
+class Requests:
+    """Token ``i`` goes to position ``p = positions[i]`` of request ``b = batch_indices[i]``: to page
+    ``kv_indices[kv_indptr[b] + p // P]`` at ``p mod P``. Request ``b`` has the pages from ``kv_indptr[b]`` to
+    ``kv_indptr[b + 1]``, excluded, of which the last holds ``kv_last_page_len[b]`` tokens: positions lie below that."""
+
+
 @register
-class AppendPagedKvCache(CacheContract):
+class AppendPagedKvCache(Requests, CacheContract):
+    """The caches are ``[pages, P, H, D]`` (NHD) or ``[pages, H, P, D]`` (HND); bits are copied."""
+
     name = "append_paged_kv_cache"
     summary = "keys and values copied into the pages of their requests"
     source = "FlashInfer include/flashinfer/page.cuh AppendPagedKVCacheKernel"
@@ -383,7 +390,7 @@ class AppendPagedKvCache(CacheContract):
 
 
 @register
-class AppendPagedMlaKvCache(CacheContract):
+class AppendPagedMlaKvCache(Requests, CacheContract):
     name = "append_paged_mla_kv_cache"
     summary = "compressed and rotated columns copied into the pages of their requests, a cache each"
     source = "FlashInfer include/flashinfer/page.cuh AppendPagedKVMlaCacheKernel"
@@ -427,7 +434,8 @@ HALF = WIDE[:2]
 
 
 class RowsOfTiles(CacheContract):
-    """Rows of 656 bytes."""
+    """Rows of 656 bytes: 512 codes of the compressed columns; at byte 512 four float32 scales, one for each tile of 128
+    of them; at byte 528 the 64 rotated columns in 16 bits, copied."""
 
     kinds = (Quantised, Copied)
     loses = True
@@ -447,7 +455,7 @@ class RowsOfTiles(CacheContract):
 
 
 @register
-class ConcatAndCacheDsMla(RowsOfTiles):
+class ConcatAndCacheDsMla(Slots, RowsOfTiles):
     name = "concat_and_cache_ds_mla"
     summary = "rows of 656 bytes in pages: codes in tiles of 128, their scales, the rotated columns as they are"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu concat_and_cache_ds_mla_kernel (fp8_ds_mla)"
@@ -505,7 +513,10 @@ def index_places(slot: Tensor, page: int, depth: int) -> tuple[Tensor, Tensor]:
 
 
 @register
-class IndexerKQuantAndCache(CacheContract):
+class IndexerKQuantAndCache(Slots, CacheContract):
+    """A page is P times D codes, token after token, then P times D/128 float32 scales, token after token: ``[B, P, D +
+    4 D/128]`` is its size, not its layout."""
+
     name = "indexer_k_quant_and_cache"
     summary = "index keys in groups of 128 into pages that hold codes, then scales"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu indexer_k_quant_and_cache_kernel"
@@ -541,8 +552,9 @@ class IndexerKQuantAndCache(CacheContract):
 
 
 @register
-class Nvfp4QuantizeAppendPagedKvCache(CacheContract):
-    """``x ~= code * e4m3(byte) * scale``; the low nibble of a byte is the even column."""
+class Nvfp4QuantizeAppendPagedKvCache(Slots, CacheContract):
+    """``x ~= code * e4m3(byte) * scale``, a byte for each 16 columns; the low nibble of a byte of codes is the even
+    column. Codes are ``[pages, P, H, D/2]``, scales ``[pages, P, H, D/16]`` (NHD), or with P and H exchanged (HND)."""
 
     name = "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
     summary = "keys and values in NVFP4 into pages, the scales of 16 elements in pages of their own"

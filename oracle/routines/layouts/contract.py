@@ -34,7 +34,11 @@ PACKS = Trait("packs the exponents of four K blocks in an int32")
 
 
 class LayoutContract(Contract):
-    """A contract whose truth is a set of tensors to be matched bit for bit; ``strided`` ones in strides as well."""
+    """The output is bits of the inputs in other places, or integers: each is right or wrong, NaN and -0 included.
+
+    Subclasses
+    ----------
+    ``function`` gives the right outputs, or ``made`` does; ``strided`` ones are compared in strides as well."""
 
     section: ClassVar[str] = "Padding and layout"
     strided: ClassVar[bool] = False
@@ -67,7 +71,7 @@ class LayoutContract(Contract):
 
 @register
 class ColMajorTmaAligned(LayoutContract):
-    """Lanes ``M .. align(M, 4) - 1`` of every column must be zero."""
+    """Strides are compared, and the memory behind every column, lanes ``M .. align(M, 4) - 1``, must be zero."""
 
     name = "get_col_major_tma_aligned_tensor"
     gpu = True
@@ -138,7 +142,9 @@ class RequiredLayout(LayoutContract):
 
 @register
 class SwizzleScale(LayoutContract):
-    """Padding bytes are unspecified; the oracle writes zeros."""
+    """The scale of row ``r`` and column ``c`` lies at ``(r // 128 * ceil(C/4) + c // 4) * 512 + r % 32 * 16 + r % 128
+    // 32 * 4 + c % 4`` (128x4), or at ``(r // 8 * ceil(C/4) + c // 4) * 32 + r % 8 * 4 + c % 4`` (8x4). Padding bytes
+    may hold anything."""
 
     name = "swizzle_scale"
     traits = frozenset({TILED})
@@ -174,7 +180,7 @@ class SwizzledScale(Bits):
 
 
 class TableContract(LayoutContract):
-    """An integer function over vectors of its arguments; one that gives a record has an output for each field."""
+    """A table of integers: each row of the inputs has an answer, int64; one that is a record has an output a field."""
 
     def row(self, *arguments: int) -> int | tuple[int, ...]:
         """The answer for one row; by default that of ``function``."""
@@ -217,6 +223,9 @@ class ShuffleMatrixA(LayoutContract):
 
 @register
 class RotateWeights(LayoutContract):
+    """Rows of the output are ``w[order]`` as ``shuffle_matrix_a`` orders them, after gate and up rows were interleaved
+    (row ``2 i`` is gate row ``i``, row ``2 i + 1`` up row ``i``) where ``is_gated``."""
+
     name = "rotate_weights_for_fi_trtllm_fp8_per_tensor_moe"
     summary = "both expert weights in the row order of TensorRT-LLM's per-tensor FP8 kernel"
     source = "vLLM flashinfer_utils.rotate_weights_for_fi_trtllm_fp8_per_tensor_moe"
@@ -302,7 +311,7 @@ TILE = OptionSpec("tile", "128x4", tuple(layout.HEIGHTS), "height x width of a t
 
 @register
 class ToBlocked(LayoutContract):
-    """The routine owns the padding: zeros."""
+    """The padding of tiles is written: zeros."""
 
     name = "to_blocked"
     traits = frozenset({TILED, OWNS_PADDING})
@@ -314,7 +323,7 @@ class ToBlocked(LayoutContract):
 
 @register
 class FromBlocked(LayoutContract):
-    """The padding of the tiles is never read."""
+    """The tiles are those of ``swizzle_scale``; their padding is never read."""
 
     name = "from_blocked"
     summary = "scales by row and column out of tiles of 128x4 or 8x4"
@@ -333,7 +342,11 @@ class FromBlocked(LayoutContract):
 
 @register
 class SwizzleScaleExperts(LayoutContract):
-    """Padding and the gaps between experts are unspecified: nobody writes them. Rows of no expert go nowhere."""
+    """Expert ``i`` has the rows ``p_i = first[i]`` to ``p_i + m_i``, excluded, ``m_i = rows[i]``. Its tiles of 128x4
+    start at row ``sum of align(m_j, 128) over j < i`` (tight), ``floor((p_i + 127 i) / 128) * 128`` (flashinfer), or
+    ``i align(capacity, 128)`` (masked, where ``p_i = i capacity``) of a matrix of ``floor((R + 127 G) / 128) * 128``
+    rows (masked: ``G align(capacity, 128)``). Padding and the gaps between experts may hold anything; rows of no expert
+    are dropped."""
 
     name = "swizzle_scale_experts"
     summary = "scales of experts, each in tiles of its own, in one of three placements"
@@ -377,7 +390,9 @@ class Placed(Bits):
 
 @register
 class ToBlockedKGroups(LayoutContract):
-    """The routine owns the padding of every group, and what is behind the last one: zeros."""
+    """The columns of group ``j`` are put in tiles of 128x4 by themselves, from byte ``align(M, 128) * sum of align(c_i,
+    4) over i < j`` on, ``c_i`` the columns of group ``i``, in memory of ``align(M, 128) * (C + 4 G)`` bytes. Padding of
+    every group, and what is behind the last one, is written: zeros."""
 
     name = "to_blocked_k_groups"
     traits = frozenset({OWNS_PADDING})
@@ -408,6 +423,10 @@ class ShuffleMatrixSfA(LayoutContract):
 
 @register
 class KGroupedPackedUe8m0(LayoutContract):
+    """Word ``(w, m)`` of group ``j``, which has ``ceil(ks[j] / gran_k)`` rows of ``scale``, holds the exponent bytes of
+    its rows ``4 w`` to ``4 w + 3`` in column ``m``, the first in the lowest byte. No word holds two groups; bytes past
+    a group's last scale are 0."""
+
     name = "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor"
     gpu = True
     summary = "four exponent bytes of consecutive K blocks of one group in an int32"

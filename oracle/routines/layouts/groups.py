@@ -1,10 +1,6 @@
 """Contracts of rows padded by groups: rows sorted by expert, of which every expert's begin at a multiple of a tile.
 
-    pad_token_groups      rows ``[M, K]`` of all groups to ``align(M + G A, A)`` rows, zeros between and behind them
-    unpad_token_groups    the rows back, padding left out
-
-``A`` is the alignment: 32 for blocks of MXFP8, 16 for FP8. A group without rows takes none. ``ends`` are where rows end
-(int32 ``[G]``); rows behind the last end belong to no group and go nowhere. Sources: torchao
+Sources: torchao
 prototype/moe_training/utils.py, kernels/mxfp8/quant.py torch_pad_token_groups, csrc fused_pad_token_groups.cu @36027d8.
 Its plain function refuses rows of no group; its CUDA kernel copies them behind the last group, and reads float32 as
 bfloat16 (found by reading). Not covered: columns that a vector of 16 bytes does not divide, on which that kernel fails.
@@ -67,7 +63,9 @@ class _TokenGroups(LayoutContract):
 
 @register
 class PadTokenGroups(_TokenGroups):
-    """The routine owns the padding, also behind the last group: zeros, which are those of +0."""
+    """``out [align(M + G A, A), K]``, A the alignment: the rows of each group from ``starts[g]`` on, a multiple of A,
+    up to ``ends[g] = starts[g] + align(rows, A)``, zeros (+0) between and behind them. A group without rows takes none.
+    ``group_end_offsets`` never fall and end at M or before; rows behind the last end are dropped."""
 
     name = "pad_token_groups"
     summary = "rows of groups, each padded with zeros to a multiple of 32 rows; where the padded groups begin and end"
@@ -93,7 +91,8 @@ class PadTokenGroups(_TokenGroups):
 
 @register
 class UnpadTokenGroups(_TokenGroups):
-    """Padding is never read, whatever it holds."""
+    """``out [num_tokens, K]``: the rows of each group, as many as ``group_end_offsets`` say, from its start on; padding
+    is never read, whatever it holds."""
 
     name = "unpad_token_groups"
     summary = "the rows of padded groups one behind the other"

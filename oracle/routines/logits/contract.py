@@ -1,14 +1,7 @@
 """Contracts of the attention logits of DeepSeek's sparse indexer, plain and paged, and of the split of their work.
 
-Judged by the bits of an admitted reduction first (:mod:`oracle.tensorcore.logits`), else by the interval of its dot
-products with the heads summed in any order. Outside its window a logit is unspecified, or -inf where the kernel is
-asked to clean (``clean_logits=True``). ``numerics`` names a reduction, ``<schedule>.any`` for the dot products of a
-schedule with heads in any order, or ``ieee32.any``.
-
-FP4 (DeepGEMM fp8_fp4_mqa_logits with a scale of q): E2M1 codes two in a byte, the even one in the low nibble; their
-E8M0 scales of 32 lie four in an int32, the first block in the lowest byte, of which ``D = 64`` uses two. They enter the
-dot products, and nothing scales the logits after. With ``max_seqlen_k`` row ``m`` holds its window from column 0 on.
-Not covered: tokens of several requests in one (``indices``).
+Sources: DeepGEMM fp8_mqa_logits, fp8_fp4_mqa_logits, their paged forms and their metadata, @54e2261. Not covered:
+tokens of several requests in one (``indices``).
 """
 
 from __future__ import annotations
@@ -71,7 +64,19 @@ BYTES, WORDS = (torch.uint8,), (torch.int32,)
 
 
 class LogitsContract(Contract):
-    """A contract whose output is a matrix of logits; subclasses say which problem fills which rows."""
+    """Weighted sums over heads, for the keys ``n`` in the window of a row ``m``:
+
+        logits[m, n] = k_scale[n] * sum_h weights[m, h] * max(0, <q[m, h], k[n]>)
+
+    Dot products, products and sums are float32 operations; heads may be summed in any order, ``k_scale`` may multiply
+    before or after. Outside its window a logit may hold anything, or is -inf with ``clean_logits``; a window may be
+    empty. NaN in a query, key, weight or scale gives NaN in every logit of the window that it enters, also through
+    ``max(0, .)``, and so does an infinite weight or scale times 0. ``numerics`` names a reduction of the heads,
+    ``<schedule>.any`` for the dot products of a schedule with heads in any order, or ``ieee32.any``.
+
+    Subclasses
+    ----------
+    A subclass says which problem fills which rows (``problems``), and how many columns the output has."""
 
     section = "Attention logits"
     options: ClassVar[tuple[OptionSpec, ...]] = (CLEAN,)
@@ -221,6 +226,8 @@ class LogitsContract(Contract):
 
 @register
 class Fp8MqaLogits(LogitsContract):
+    """The window of row ``m`` is ``cu_seqlen_ks[m] <= n < cu_seqlen_ke[m]``, cut to the N keys."""
+
     name = "fp8_mqa_logits"
     gpu = True
     summary = "weighted sums over heads of relu(<q, k>), scaled per key, inside [ks, ke)"
@@ -241,9 +248,29 @@ class Fp8MqaLogits(LogitsContract):
         return inputs["k"].shape[0]
 
 
+class Paged(LogitsContract):
+    """``out [B T, max_model_len]`` (None: ``L P`` columns), row ``b T + t`` of new token ``t`` of request ``b``. Key
+    ``n`` of request ``b`` lies in block ``block_tables[b, n // P]`` at ``n mod P``; entries behind the last block are
+    not read.
+
+    ``context_lens [B]`` counts the keys of a request with its T new tokens: token ``t`` sees the keys
+    ``n < context_lens[b] - T + 1 + t``. With ``context_lens [B, T]`` it sees ``n < context_lens[b, t]``. A length is at
+    most ``max_model_len``.
+
+    A block of the cache is ``P * D`` codes, key after key, then P scales of four bytes: ``[blocks, P, 1, D + 4]`` is
+    its size, not its layout."""
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        bound = self.extents(inputs)
+        check_cache(inputs["kv_cache"], bound, bound.get("D", bound.get("D2", 0)))
+
+    def columns(self, inputs: Inputs, options: Options) -> int:
+        return paged_columns(inputs, options)
+
+
 @register
-class Fp8PagedMqaLogits(LogitsContract):
-    """``[B * next_n, max_model_len]``; ``max_model_len`` None takes the blocks of the table."""
+class Fp8PagedMqaLogits(Paged):
+    """P is 64."""
 
     name = "fp8_paged_mqa_logits"
     gpu = True
@@ -260,16 +287,9 @@ class Fp8PagedMqaLogits(LogitsContract):
     )
     options = (CLEAN, OptionSpec("max_model_len", None, None, "columns of the output"))
 
-    def refuse(self, inputs: Inputs, options: Options) -> None:
-        bound = self.extents(inputs)
-        check_cache(inputs["kv_cache"], bound, bound["D"])
-
     def problems(self, inputs: Inputs, options: Options) -> list[Logits]:
         q, cache, weights, lens, tables = (inputs[spec.name] for spec in self.inputs)
         return from_pages(q, cache, weights, lens, tables, max_model_len=self.columns(inputs, options))
-
-    def columns(self, inputs: Inputs, options: Options) -> int:
-        return paged_columns(inputs, options)
 
 
 def check_cache(cache: Tensor, bound: Mapping[str, int], width: int) -> None:
@@ -297,7 +317,10 @@ WEIGHTS = TensorSpec(
 
 
 class Fp4Logits(LogitsContract):
-    """What the FP4 forms share."""
+    """E2M1 codes, two in a byte, the even one in the low nibble. Their E8M0 scales of 32 lie four in an int32, the
+    first block in the lowest byte, of which ``D = 64`` uses two; they enter the dot products, and there is no
+    ``k_scale``. The output is float32 or bfloat16, rounded once; ``weights`` are bfloat16 only with a bfloat16
+    output."""
 
     numerics = NUMERICS_FP4
     golden_arches = ("cpu", "sm90", "sm100")
@@ -317,6 +340,9 @@ class Fp4Logits(LogitsContract):
 
 @register
 class Fp4MqaLogits(Fp4Logits):
+    """The window is that of ``fp8_mqa_logits``. With ``max_seqlen_k`` (at least the longest window, without
+    ``clean_logits``) row ``m`` has so many columns, of which column 0 is its key ``cu_seqlen_ks[m]``."""
+
     name = "fp8_fp4_mqa_logits"
     gpu = True
     summary = "the same logits of E2M1 codes with E8M0 scales of 32 inside the dot products"
@@ -360,8 +386,8 @@ class Fp4MqaLogits(Fp4Logits):
 
 
 @register
-class Fp4PagedMqaLogits(Fp4Logits):
-    """``[B * next_n, max_model_len]``; ``max_model_len`` None takes the blocks of the table."""
+class Fp4PagedMqaLogits(Paged, Fp4Logits):
+    """The four bytes behind the codes of a block are the E8M0 scales of each key."""
 
     name = "fp8_fp4_paged_mqa_logits"
     gpu = True
@@ -382,22 +408,18 @@ class Fp4PagedMqaLogits(Fp4Logits):
     )
     options = (CLEAN, OUT, Fp8PagedMqaLogits.options[-1])
 
-    def refuse(self, inputs: Inputs, options: Options) -> None:
-        bound = self.extents(inputs)
-        check_cache(inputs["kv_cache"], bound, bound["D2"])
-
     def problems(self, inputs: Inputs, options: Options) -> list[Logits]:
         q, q_sf, cache, weights, lens, tables = (inputs[spec.name] for spec in self.inputs)
         blocks, longest = words(q_sf, 2 * q.shape[-1]), self.columns(inputs, options)
         return from_pages(nibbles(q), cache, weights, lens, tables, longest, q_blocks=blocks)
 
-    def columns(self, inputs: Inputs, options: Options) -> int:
-        return paged_columns(inputs, options)
-
 
 @register
 class PagedMqaLogitsMetadata(Contract):
-    """Any partition is right: every segment of four blocks once, in order, shares that differ by one at most."""
+    """``out [num_sms + 1, 2]`` int32: processor ``i`` takes the segments from ``out[i] = (request, segment)`` to
+    ``out[i + 1]``, excluded; the last row is ``(B, 0)``. A request has ``ceil(length / (4 block_size))`` segments, of
+    ``context_lens [B, T]`` the last column counts. Any partition is right that has every segment once, in order, and
+    shares that differ by one at most."""
 
     name = "get_paged_mqa_logits_metadata"
     gpu = True

@@ -80,7 +80,20 @@ ROUTERS = ("llama4", "deepseek_v3", "softmax")
 
 @register
 class MoeRouting(Contract):
-    """The experts of a token may come in any order; each weight belongs to the expert beside it."""
+    """Of each row of logits ``l`` the ``top_k`` experts and their weights, in any order, weights beside their experts:
+
+        llama4        choice l; weight sigmoid(l)
+        deepseek_v3   s = sigmoid(l), choice s + bias; weight s
+        softmax       s = softmax(l), choice s (+ bias); weight s
+
+    With ``num_expert_group`` groups of equal size ``topk_group`` of them remain: those of the best group score, which
+    is the sum of the two largest choices of a group where a bias is given, and its largest choice where none is. The
+    ``top_k`` largest choices among them are taken. With ``renormalize`` weights are divided by their sum (llama4 too);
+    then they are multiplied by ``routed_scaling_factor``. Scores may err as ``ex2.approx`` and ``rcp.approx`` do;
+    choices that lie closer than that may come in either order, and so may equal ones. Ids are int32 or int64 from 0 to
+    E - 1, all different. A row with a NaN logit may choose any experts, whose
+    weights are those of the formulas.
+    """
 
     name = "moe_routing"
     production = "moe_layer.route_deepseek_v3"
@@ -133,7 +146,24 @@ class MoeRouting(Contract):
 
 @register
 class MoeFp8(Contract):
-    """Exactly one of ``a`` and ``x`` is given. ``topk_ids`` are global; -1 and other ranks' experts add nothing."""
+    """For each token and each of its experts ``e``, with ``store`` a rounding to bfloat16, sums in float32:
+
+        h    = store(a @ w13[e].T)                 gate: the first I columns, up: the others
+        act  = silu(min(gate, limit)) * clamp(up, -limit, limit)      silu(x) = x / (1 + exp(-x))
+        q, s = the recipe's codes and scales of act
+        out  = the sum over the experts of weight * store((q, s) @ w2[e].T), by ``combine``
+
+    ``activation_rounding``: EACH rounds silu and the product to bfloat16, PRODUCT the product alone, NONE neither
+    (float32). ``combine``: STORED as above; WEIGHTED rounds the weighted product instead, FLOAT32 nothing, RUNNING as
+    WEIGHTED and every sum, slot by slot. Sums over experts are float32 in any order, rounded once to the output's
+    dtype.
+
+    Exactly one of ``a`` and ``x`` is given; ``x`` is quantised by the same recipe, or under ``a_scale`` with
+    ``a2_scale``. ``apply_router_weight_on_input`` multiplies ``x`` by the weight, both in its dtype, before it is
+    quantised. Expert ``topk_ids - first_expert`` is the local one; -1 and those of other ranks add nothing, and a token
+    without a local expert gives zeros. Of tokens with NaN or infinity, or whose intermediate may overflow, nothing is
+    claimed.
+    """
 
     name = "moe_fp8"
     gpu = True

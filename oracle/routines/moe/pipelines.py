@@ -72,6 +72,7 @@ from oracle.routines.fault import Fault, Stage, fold
 from oracle.routines.moe.contract import KEPT, no_boxes, taken, why_mistrust
 from oracle.routines.moe.moe_ranges import input_boxes, outcome, shares
 from oracle.routines.moe.pipeline_bits import named
+from oracle.routines.options import word
 from oracle.routines.traits import Kind
 from oracle.tensorcore.identify import Match
 from oracle.tensorcore.instructions import arches
@@ -349,7 +350,17 @@ class Parts:
 
 
 class PipelineContract(Contract):
-    """``out [T, H]`` bfloat16."""
+    """For each token and each of its local experts ``e``, as the steps below say:
+
+        h    = first(a @ w13[e].T)             its gate and up columns; sums in float32
+        act  = silu(gate) * up                 silu(x) = x / (1 + exp(-x)), rounded as ``activation`` says
+        q, s = the recipe's codes and scales of act
+        out  = the sum over its experts of weight * ((q, s) @ w2[e].T), rounded as ``combine`` says, bfloat16
+
+    ``topk_ids`` are global: expert ``topk_ids - first_expert``, or ``expert_map[topk_ids]``, is the local one; -1 and
+    the experts of other ranks add nothing, and a token without a local expert gives zeros. Given scales are positive
+    and finite. Of tokens with NaN or infinity, or whose intermediate may overflow, nothing is claimed; the others of
+    their experts are judged. Rows of experts may be in any order: no value depends on it."""
 
     row: ClassVar[Pipeline]
     section = "MoE"
@@ -635,6 +646,33 @@ def _within(name: str, ids: Tensor, count: int) -> None:
         raise InputError(f"{name} holds {int(ids.max())}; there are {count} experts, numbered from 0")
 
 
+def described(row: Pipeline) -> str:
+    """The steps of a row, one in a line."""
+    steps, first = row.steps, row.steps.first or row.steps.store
+    lines = {
+        "input": "codes" if row.quantise is None else row.quantise.name,
+        "w13": "up rows, then gate rows" if row.up_first else "gate rows, then up rows",
+        "scales of the weights": row.weights,
+        **({"weights": "-8..7, exact; scales multiply sums of 128 products"} if row.weights is Sharing.GROUP else {}),
+        "first": f"rounded to {word(first)}" + (f", then quantised by {steps.hidden.name}" if steps.hidden else ""),
+        "activation": steps.activation,
+        "multiplied before the quantiser": "by a given value, rounded" if row.multiplied else "no",
+        "recipe": steps.recipe.name,
+        **{f"combine {way.name}": _combined(way) for way in row.ways},
+    }
+    for name, choices in routing.METHODS.items() if row.routed else ():
+        said = {"scoring": "sigmoid"} | choices | ({"bias": "added to the choices"} if name in routing.BIASED else {})
+        lines[f"routing_method {name}"] = ", ".join(f"{key}={value}" for key, value in said.items())
+    return "\n".join(["The steps:", "", *(f"    {name}: {said}" for name, said in lines.items())])
+
+
+def _combined(way: Combine) -> str:
+    ways = way.value
+    rounded_ones = {"the second product": ways.stored, "the weight": ways.weight, "the weighted product": ways.term}
+    named_ones = ", ".join(name for name, on in rounded_ones.items() if on)
+    return f"{named_ones or 'nothing'} rounded to the stored dtype; added {ways.addition}"
+
+
 def _registered(row: Pipeline) -> type[PipelineContract]:
     """The contract of one row."""
     made: type[PipelineContract] = type(
@@ -642,7 +680,7 @@ def _registered(row: Pipeline) -> type[PipelineContract]:
         (PipelineContract,),
         {
             "__module__": __name__,
-            "__doc__": row.summary,
+            "__doc__": described(row),
             "row": row,
             "name": row.name,
             "summary": row.summary,

@@ -62,7 +62,9 @@ def between(q: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tenso
 
 @register
 class BlockScalesToMxfp8(LayoutContract):
-    """A scale that is no power of two is refused; padding of the tiles is zero."""
+    """Byte ``[m, j]`` is the exponent of the scale of row ``m`` and columns ``32 j`` to ``32 j + 31``, plus 127: a
+    scale is repeated over four columns of bytes (and 128 rows). No code changes. Scales are powers of two from 2^-127
+    to 2^127, others are refused; tiles lie as ``mxfp8_quantize`` writes them, their padding is zero."""
 
     name = "block_scales_to_mxfp8"
     section = "Quantisation"
@@ -102,6 +104,8 @@ def divisible(q: Tensor, width: int = GROUP) -> None:
 
 @register
 class Fp8BlockToMxfp8(Mxfp8Quantize):
+    """What is quantised is ``RN(code * scale)`` in ``dtype``, which may be rounded to float32 first."""
+
     name = "fp8_block_to_mxfp8"
     gpu = False
     summary = "FP8 codes under float32 scales of 1x128 or 128x128, quantised again to MXFP8"
@@ -126,6 +130,9 @@ class Fp8BlockToMxfp8(Mxfp8Quantize):
 
 @register
 class Mxfp8ToFp8Block(QuantiserContract):
+    """What is quantised is ``RN(code * 2^(byte - 127))`` in ``dtype``, which may be rounded to float32 first. Scale
+    bytes lie as ``mxfp8_quantize`` writes them; their padding is not read."""
+
     name = "mxfp8_to_fp8_block"
     summary = "MXFP8 codes times their scales, quantised again to E4M3 under float32 scales of 128x128"
     source = "DeepGEMM per_block_cast_to_fp8 of dequantised MXFP8 weights"

@@ -69,7 +69,11 @@ def tall(m: int) -> None:
 
 
 class ColumnsQuantiser(Mxfp8Quantize):
-    """Scale bytes that are, or may be, those of the transpose."""
+    """Codes ``[M, K]``, in any strides, and scale bytes that are, or may be, those of the transpose.
+
+    In tiles, and ``linear``, the bytes of the columns are the matrix ``[K, M/32]``, which a product of the transpose
+    reads; ``compact`` is that matrix transposed, ``[M/32, K]``.
+    """
 
     block: ClassVar[Block]
 
@@ -179,6 +183,9 @@ class Mxfp8Quantize3d(ColumnsQuantiser):
 
 @register
 class Mxfp8Quantize2d(ColumnsQuantiser):
+    """Blocks of 32x32. ``rowwise`` bytes are ``[M, K/32]`` with 32 equal rows, ``columnwise`` ones those of the
+    transpose, ``[K, M/32]``, with 32 equal rows. M and K are multiples of 32."""
+
     name = "mxfp8_quantize_2d"
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
     summary = "MXFP8 of weights: one scale for 32x32, so that a weight and its transpose have the same codes"

@@ -96,11 +96,26 @@ def padding_of(shape: tuple[int, int], layout: str) -> Tensor | None:
 
 
 class BlockQuantiser(QuantiserContract):
-    """A quantiser with ``width`` elements to a scale byte of ``scale_dtype``; ``packed``: two codes to a byte;
-    ``owns_padding``: it writes zeros into the padding of the scales, which is unspecified else; ``repeats``: scale
-    bytes that hold the same scale, where a block is wider than one byte's elements.
+    """Codes and one scale byte for each block of 32 (MX) or 16 (NVFP4) elements of K.
 
-    A subclass writes ``declared``, and ``prepared_of`` where it quantises something else than ``x``."""
+        x ~= value(q) * 2^(byte - 127)           MX: a byte of 255 is NaN, 0 is 2^-127
+        x ~= value(q) * e4m3(byte) / global      NVFP4; ``global`` is 2688/amax of the tensor, positive, or its inverse
+
+    Codes of E2M1 are packed two in a byte, the low nibble is the even column; other codes take a byte each. The scale
+    of row ``r`` and block ``c`` of a matrix ``[M, C]`` lies, in tiles of ``128x4``, flat, at
+
+        (r // 128 * ceil(C/4) + c // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
+
+    and in tiles of ``8x4`` at ``(r // 8 * ceil(C/4) + c // 4) * 32 + r % 8 * 4 + c % 4``: rows are padded to 128 or 8
+    and columns to 4. ``linear`` is ``[M, C]``. The quantiser writes zeros into that padding, where nothing else is
+    said.
+
+    Subclasses
+    ----------
+    ``width`` elements share a scale byte of ``scale_dtype``; ``packed``: two codes to a byte;
+    ``owns_padding``: zeros are written into the padding of the scales, which is unspecified else; ``repeats``: scale
+    bytes that hold the same scale. A subclass writes ``declared``, and ``prepared_of`` where it quantises something
+    else than ``x``."""
 
     traits = frozenset({BLOCK_BYTES})
     owns_padding: ClassVar[bool] = True
@@ -243,6 +258,9 @@ def _behind(x: Tensor, options: Mapping[str, object]) -> int:
 
 @register
 class Mxfp8Quantize(BlockQuantiser):
+    """``rounding`` chooses the recipe. With ``alignment`` (a multiple of 32) codes and scales are those of ``x`` with
+    zeros behind K, up to a multiple of ``alignment``."""
+
     traits = frozenset({FP8_CODES})
     name = "mxfp8_quantize"
     summary = "MXFP8: blocks of 32, E4M3 or E5M2 codes, E8M0 scales"
@@ -300,7 +318,9 @@ class Mxfp4Quantize(BlockQuantiser):
 
 @register
 class Nvfp4Quantize(BlockQuantiser):
-    """A block of zeros has the scale 0 whatever the global scale, 2688/0 included."""
+    """``global_scale [1]`` is of the tensor, ``[M]`` of each row; NaN, 0 and negative ones are refused. By FlashInfer's
+    recipes a block of zeros has the scale 0 whatever the global scale, 2688/0 included.
+    ``is_global_scale_inversed``: the global scale is amax/2688, which multiplies on dequantisation."""
 
     name = "nvfp4_quantize"
     summary = "NVFP4: blocks of 16, E2M1 codes two a byte, E4M3 scales under a scale of the tensor"
@@ -327,7 +347,8 @@ class Nvfp4Quantize(BlockQuantiser):
 
 @register
 class ScaledFp4Quant(Nvfp4Quantize):
-    """vLLM allocates the scales uninitialised, and the loop that should clear their padding is empty."""
+    """The padding of the scales may hold anything: vLLM allocates them uninitialised, and the loop that should clear
+    their padding is empty. ``global_scale`` is 2688/amax."""
 
     name = "scaled_fp4_quant"
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
@@ -355,7 +376,11 @@ def positive_scale(inputs: Mapping[str, Tensor]) -> None:
 
 
 class BlockDequantiser(Contract):
-    """``float32(value(q) * scale)``; the padding of the scales is not read, so it holds what the caller left there."""
+    """``out = RN_float32(value(q) * scale)``; the padding of the scales is never read, whatever it holds.
+
+    Codes and scale bytes lie as their quantiser writes them. A NaN code or scale (byte 255 of E8M0) gives NaN, also
+    times 0; above the largest float32 the product is infinite. +0 and -0 are equal.
+    """
 
     section = "Quantisation"
     width: ClassVar[int] = GROUP_32.columns or 1

@@ -62,6 +62,8 @@ class Mxfp6Quantize(BlockQuantiser):
 
 @register
 class Mxint8Quantize(BlockQuantiser):
+    """A code is ``RN(64 x / scale)``, clamped to -127 .. 127, in two's complement."""
+
     name = "mxint8_quantize"
     gpu = False
     summary = "MXINT8: blocks of 32, two's complement codes of value code/64, E8M0 scales"
@@ -131,6 +133,10 @@ def scales_of_words(packed: Tensor, groups: int) -> Tensor:
 
 @register
 class PerTokenCastToFp4(QuantiserContract):
+    """Groups of ``gran_k`` elements of a row, the last one may be shorter. Two codes share a byte, the low nibble is
+    the even column. ``scale`` is float32 ``[M, G]`` or, with ``use_packed_ue8m0``, int32 ``[M, ceil(G/4)]`` of the
+    exponent bytes of four groups, the first in the lowest byte; groups past the last have the byte 127, the scale 1."""
+
     traits = frozenset({FOUR_BITS})
     name = "per_token_cast_to_fp4"
     summary = "E2M1 codes two a byte under float32 scales, max(amax, 1e-4)/6; ties toward zero, no -0"
@@ -216,7 +222,7 @@ class PackedSets(QuantiserSets):
 
 @register
 class CastBackFromFp4(Contract):
-    """The code 8 is read as +0."""
+    """``out = RN_float32(value(q) * scale)``; the code 8 (-0) is read as +0."""
 
     name = "cast_back_from_fp4"
     section = "Quantisation"

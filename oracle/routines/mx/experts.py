@@ -57,7 +57,12 @@ def starts(offsets: list[int], placement: str) -> list[int]:
 
 
 class ExpertQuantiser(BlockQuantiser):
-    """A quantiser of rows that belong to experts."""
+    """Rows that belong to experts; the scale bytes of each lie in tiles of ``128x4`` of its own, 128 rows high.
+
+    Nothing writes the rows of ``q`` that belong to no expert, the padding of tiles and the gaps between experts: the
+    buffers are ``torch.empty``, so anything may lie there. One expert at least has a row. The global scale of an expert
+    is positive.
+    """
 
     owns_padding = False
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
@@ -175,7 +180,12 @@ class ExpertQuantiser(BlockQuantiser):
 
 
 class MaskedQuantiser(ExpertQuantiser):
-    """``x [G, M, K]`` of which an expert has its first rows; outputs with the expert last."""
+    """``x [G, M, K]`` of which expert ``g`` has its first ``mask[g]`` rows (0 to M); the others are not read.
+
+    The tiles of expert ``g`` start at row ``g align(M, 128)`` of the scale bytes. ``q`` is the ``[G, M, K]`` (packed:
+    ``[G, M, K/2]``) of the memory seen as ``[M, K, G]``; ``scale`` is the memory ``[G, rm, rk, 32, 4, 4]`` seen as
+    ``[32, 4, rm, 4, rk, G]``, with ``rm = ceil(M/128)`` and ``rk = ceil(C/4)`` for C scales of a row.
+    """
 
     def experts(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[tuple[int, int, int]]:
         _, m, _ = inputs["x"].shape
@@ -204,7 +214,15 @@ class MaskedQuantiser(ExpertQuantiser):
 
 
 class ContiguousQuantiser(ExpertQuantiser):
-    """``x [M, K]`` whose rows are one expert's after another's, up to ``expert_offsets[G]``."""
+    """``x [M, K]`` whose rows are one expert's after another's: expert ``i`` has those from ``p_i = expert_offsets[i]``
+    to ``p_(i+1)``, excluded; ``expert_offsets [G + 1]`` begins with 0, never falls, and ends at M or before.
+
+    The scale bytes have ``floor((M + 127 G) / 128) * 128`` rows of ``align(C, 4)`` columns, for C scales of a row. The
+    tiles of expert ``i`` start at row
+
+        tight         sum of align(m_j, 128) over j < i, with m_j the rows of expert j    (vLLM, torchao, PyTorch)
+        flashinfer    floor((p_i + 127 i) / 128) * 128                                    (group_gemm_*_nt_groupwise)
+    """
 
     options: ClassVar[tuple[OptionSpec, ...]] = (PLACEMENT,)
 

@@ -47,6 +47,8 @@ class _Encoded(Nvfp4Quantize):
 
 @register
 class Nvfp4BatchedQuantize(_Encoded):
+    """Each matrix of the batch has tiles, and padding, of its own: ``scale [B, bytes]``."""
+
     traits = frozenset({STACKED})
     name = "nvfp4_batched_quantize"
     summary = "NVFP4 of a batch of matrices under one global scale, the scales of each in tiles of its own"
@@ -91,6 +93,9 @@ class Nvfp4BatchedQuantize(_Encoded):
 
 @register
 class Nvfp4QuantizeShuffled(_Encoded):
+    """Row ``i`` of ``q``, and of the matrix of scales before it is put in tiles, is that of row ``order[i]`` of ``x``;
+    in each 32 rows ``order`` is 0 4 .. 28 1 5 .. 29 2 6 .. 30 3 7 .. 31 (TensorRT-LLM's shuffleMatrixA)."""
+
     name = "nvfp4_quantize_shuffled"
     summary = "NVFP4 of a weight whose rows, of codes and of scales, are in the order of TensorRT-LLM's kernels"
     source = "FlashInfer nvfp4_quantize(do_shuffle=True)"
@@ -138,7 +143,9 @@ def halved(inputs: Mapping[str, Tensor], width: int) -> None:
 
 @register
 class SiluAndMulNvfp4Quantize(_Encoded):
-    """A device's silu errs, so that the value, its scale and its codes are intervals."""
+    """What is quantised is ``RN(silu(gate) * up)``, rounded once, to the dtype of ``x``; gate is ``x[:, :I]``, up the
+    rest, ``silu(x) = x / (1 + exp(-x))``. A device's silu errs, so that the value, its scale and its codes are
+    intervals. Codes are ``[M, I/2]``."""
 
     traits = frozenset({SILU})
     name = "silu_and_mul_nvfp4_quantize"
@@ -166,7 +173,8 @@ class SiluAndMulNvfp4Quantize(_Encoded):
 
 @register
 class SiluAndMulScaledNvfp4ExpertsQuantize(ScaledFp4GroupedQuantize):
-    """A device's silu errs, as for ``silu_and_mul_nvfp4_quantize``."""
+    """What is quantised is that of ``silu_and_mul_nvfp4_quantize``: ``RN(silu(gate) * up)`` in the dtype of ``x``, of
+    the rows of each expert."""
 
     traits = frozenset({SILU})
     name = "silu_and_mul_scaled_nvfp4_experts_quantize"

@@ -52,6 +52,11 @@ def row_scales(x: Tensor, a_global_sf: Tensor) -> Tensor:
 
 @register
 class Nvfp4QuantizePerToken(Nvfp4Quantize):
+    """``p = amax of the row * global_scale`` is returned as ``row_scale``: ``x ~= value(q) * e4m3(byte) * p``. One
+    multiplication or two divisions make it, so it lies within four roundings; codes and scales are judged under the
+    ``p`` that was published. NaN elements are left out of the amax of a row. A row of zeros has scales 0 and codes 0,
+    and a ``p`` of 0, 2^-128 or 1."""
+
     name = "nvfp4_quantize_per_token"
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
     summary = "NVFP4 under a float32 scale of each row, which is returned as well"
@@ -141,7 +146,8 @@ def halves(x8: Tensor, global_scale: Tensor | None) -> tuple[Tensor, Tensor, Ten
 
 @register
 class Nvfp4QuantizeOfFp8(OfFp8Quantiser, Nvfp4Quantize):
-    """The recipe of TransformerEngine over the same float16 values is admitted too: the exact one."""
+    """``x8`` is dequantised to ``h = float16(x8 * (6 / global_scale))`` by an approximate reciprocal, within three
+    roundings and so to one float16 value or two, and ``h`` is quantised under ``global_scale``."""
 
     name = "nvfp4_quantize_of_fp8"
     summary = "NVFP4 of E4M3 values x8, which stand for x8 amax / 448"

@@ -57,6 +57,9 @@ class _Training(Nvfp4Quantize):
 
 @register
 class Nvfp4QuantizeStochastic(_Training):
+    """Any random bits are right: a code is either neighbour of its quotient; a quotient on the grid is itself. The
+    recipe ``nvfp4_seeded``, when it is declared, draws the bits of ``seed``: then one code is right."""
+
     name = "nvfp4_quantize_stochastic"
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
     summary = "NVFP4 whose codes are rounded stochastically: either neighbour of a quotient is right"
@@ -79,6 +82,8 @@ class Nvfp4QuantizeStochastic(_Training):
 
 @register
 class Nvfp4Quantize2d(_Training):
+    """One scale for 16 rows and 16 columns, whose byte stands in each of the 16 rows."""
+
     name = "nvfp4_quantize_2d"
     summary = "NVFP4 of weights: one scale for 16x16, so that a weight and its transpose have the same codes"
     source = "TransformerEngine NVFP4Quantizer(with_2d_quantization=True)"
@@ -97,6 +102,9 @@ class Nvfp4Quantize2d(_Training):
 
 @register
 class Nvfp4Quantize4over6(_Training):
+    """The scale of a block, or 1.5 times it where the ``error`` of the values it gives is smaller; on equality the
+    scale itself. With ``e4m3_max=256`` the global scale is ``1536/amax``, so that 1.5 times any scale is below 448."""
+
     name = "nvfp4_quantize_4over6"
     summary = "NVFP4 with the scale of a block or 1.5 times it, whichever errs less"
     source = "FlashInfer with FLASHINFER_NVFP4_4OVER6 (_E4M3_USE_256); TransformerEngine quantize_4over6_nvfp4.cuh"
@@ -124,7 +132,10 @@ def _signs(options: Mapping[str, object]) -> int:
 
 @register
 class HadamardTransform(Contract):
-    """The order of the sum is the kernel's own: values beside a midpoint of bfloat16 admit two."""
+    """``out[:, 16 j + i] = RN_bf16(1/4 sum_l sign_l H[l, i] x[:, 16 j + l])``, ``H[l, i] = (-1)^popcount(l & i)``, a
+    sum in float32 whose order is free: values beside a midpoint of bfloat16 admit two. NaN gives 16 NaN, an infinity
+    infinities; of infinite terms of both signs infinity or NaN. Magnitudes are at most 2^122.
+    """
 
     name = "hadamard_transform"
     section = "Quantisation"
@@ -159,6 +170,9 @@ class HadamardTransform(Contract):
 
 @register
 class Nvfp4QuantizeRht(_Training):
+    """What is quantised is ``hadamard_transform`` of ``x``, rounded to bfloat16; its sums of 16 may be in any order, so
+    that the value, its scale and its codes are intervals. The global scale is that of the transform."""
+
     name = "nvfp4_quantize_rht"
     summary = "NVFP4 of the random Hadamard transform of 16 columns"
     source = "TransformerEngine NVFP4Quantizer(with_rht=True), columnwise output; hadamard_transform_cast_fusion.cu"

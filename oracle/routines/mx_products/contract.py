@@ -1,27 +1,12 @@
 """Contracts of the products of MX and NVFP4: codes of 8 or 4 bits, a scale byte for each 16, 32 or 128 of them.
 
-    y[m, n] = alpha * sum_k value(a[m, k]) sa[m, k // w] value(b[n, k]) sb[n, k // w]  (+ bias[n])
-
 A call says where its scales lie by an index: ``at [R, C]`` is the place of the scale of row ``r`` and block ``c`` in
 the flat memory of the scales (:class:`Side`); rows of all groups stand below one another. Every layout is such an
 index, so the whole family has one way of reading, of poisoning what no scale lies in, and of reading wrongly. Truth,
 prediction and judgement are those of every scaled product (:mod:`oracle.routines.products`).
 
-    tiles       :func:`places`: 128x4 or 8x4 tiles (:mod:`oracle.truth.layout`), or a matrix ``[R, C]``
-    batch       each matrix in tiles of its own; or the rows of all of them as one matrix (FlashInfer's quantiser)
-    FlashInfer  group ``i`` starts at row ``floor((m_indptr[i] + 127 i) / 128) * 128`` of one tiled matrix
-    tight       groups in tiles of their own, one behind the other (torch.scaled_grouped_mm, vLLM), of rows or of K
-    words       four E8M0 bytes of consecutive blocks of a row in an int32, the first in the lowest byte (DeepGEMM)
-
-E2M1 codes lie two in a byte, the even column in the low nibble. E8M0 byte ``x`` is ``2^(x - 127)``, 255 NaN; the sign
-of an E4M3 scale must be 0 (cuBLASLt ignores it). The padding of scales is never read, whatever it holds. ``alpha`` is
-finite; of two-level scales it is the product of both global scales, in float32.
-
-Arithmetic: on sm100 and sm120 the scales enter the instruction (mxf8f6f4, mxf4, mxf4nvf4) and alpha multiplies the
-finished sum; older GPUs dequantise to bfloat16, which is exact from 2^-133 to 2^127, and multiply; a CPU computes in
-float32 in any order. Sources: FlashInfer flashinfer/gemm/gemm_base.py @fb28d7242, DeepGEMM 2.6.1 @54e2261, PyTorch
-ScaledBlas.cpp @0174dfa and GroupedBlas.cpp @00d4eaf. A summand ``c`` (DeepGEMM) is added in memory to the sum as it is
-stored: ``RN(c + RN(sum))``, both in the output's dtype. Not covered: 6-bit operands.
+Sources: FlashInfer flashinfer/gemm/gemm_base.py @fb28d7242, DeepGEMM 2.6.1 @54e2261, PyTorch
+ScaledBlas.cpp @0174dfa and GroupedBlas.cpp @00d4eaf. Not covered: 6-bit operands.
 """
 
 from __future__ import annotations
@@ -171,9 +156,25 @@ WHOLE = (Run(None, slice(None)),)
 
 
 class MxProduct(ProductContract):
-    """A product whose scales lie at an index; subclasses say which, and which rows meet which weight.
+    """Codes of 8 or 4 bits with a scale for each 16, 32 or 128 of them along K:
 
-    ``names``: of a, b and their scales; ``a_dtype``...: what a side may be.
+        y[m, n] = alpha * sum_k value(a[m, k]) sa[m, k // w] value(b[n, k]) sb[n, k // w]  (+ bias[n])
+
+    E2M1 codes lie two in a byte, the even column in the low nibble, along K. An E8M0 byte ``x`` is ``2^(x - 127)``, 255
+    is NaN; the sign of an E4M3 scale is 0. The scales of a matrix of ``R`` rows and ``C = ceil(K/w)`` blocks lie in
+    tiles: that of row ``r`` and block ``c`` at ``(r // 128 * ceil(C/4) + c // 4) * 512 + r % 32 * 16 + r % 128 // 32 *
+    4 + c % 4`` (128x4), or at ``(r // 8 * ceil(C/4) + c // 4) * 32 + r % 8 * 4 + c % 4`` (8x4), so that their memory
+    has ``align(R, 128) * align(C, 4)`` (8x4: ``align(R, 8)``) of them, in any shape. Its padding is never read,
+    whatever it holds. ``alpha`` and global scales are finite; two global scales are multiplied in float32 first. A row
+    of the output that belongs to no group may hold anything.
+
+    On sm100 and sm120 the scales enter the instruction and alpha multiplies the finished sum; older GPUs dequantise to
+    bfloat16, which is exact from 2^-133 to 2^127, and multiply; a CPU computes in float32 in any order.
+
+    Subclasses
+    ----------
+    A subclass says where scales lie (``sides``) and which rows meet which weight (``runs``);
+    ``names`` are those of a, b and their scales.
     """
 
     gpu = False
@@ -510,8 +511,12 @@ def group_starts(pointers: Sequence[int]) -> list[int]:
 
 
 class GroupGemm(MxProduct):
-    """Rows of ``a`` from ``m_indptr[g]`` to ``m_indptr[g + 1]`` meet weight ``g``; the scales of their groups begin at
-    :func:`group_starts`. Rows between the groups of scales belong to nobody."""
+    """Rows of ``a`` from ``m_indptr[g]`` to ``m_indptr[g + 1]``, excluded, are multiplied by weight ``g``; ``m_indptr``
+    rises from 0 to M in G + 1 entries, and a group may be empty.
+
+    The scales of ``a`` are one tiled matrix, in which group ``g`` begins at row ``floor((m_indptr[g] + 127 g) / 128) *
+    128``; its rows in all are ``floor((M + 127 G) / 128) * 128``. Rows between the groups are not read. The scales of
+    each weight have tiles of their own, ``align(N, 128) * align(C, 4)`` of them."""
 
     section = "GEMM"
     groups = "m_indptr"
@@ -588,9 +593,10 @@ class GroupGemmNvfp4(GroupGemm):
 
 @register
 class ScaledGroupedMmMx(MxProduct):
-    """Groups of rows end at ``offs``; the scales of each lie in tiles of their own, one behind the other, and the
-    memory may be larger. Rows past the last end are unspecified. The recipe is read off the dtypes as in ``scaled_mm``;
-    global scales are one of each group."""
+    """Group ``g`` has the rows from ``offs[g - 1]`` (0 for the first) to ``offs[g]``, excluded; rows past the last end
+    may hold anything. Its scales lie in tiles of their own, from row ``sum of align(m_j, 128) over j < g`` on, ``m_j``
+    the rows of group ``j``; the memory may be larger. The recipe is read off the dtypes as in ``scaled_mm``; there is
+    one global scale for each group."""
 
     name = "scaled_grouped_mm_mx"
     traits = frozenset({TIGHT})
@@ -646,9 +652,9 @@ class ScaledGroupedMmMx(MxProduct):
 
 @register
 class ScaledGroupedMmMxKGroups(MxProduct):
-    """Group ``g`` is the product over its own part of K, which ends at ``offs[g]``: a weight gradient of each expert.
-    The blocks of each group lie in tiles of their own, group behind group, and the memory may be larger. A group
-    without K is unspecified."""
+    """``out[g]`` is the product over the K from ``offs[g - 1]`` (0 for the first) to ``offs[g]``, a multiple of 32, as
+    the weight gradient of an expert. The blocks of each group lie in tiles of their own, group behind group, and the
+    memory may be larger. Where a group has no K ``out[g]`` may hold anything."""
 
     name = "scaled_grouped_mm_mx_k_groups"
     gpu = True
@@ -713,9 +719,11 @@ class ScaledGroupedMmMxKGroups(MxProduct):
 
 
 class Fp8Fp4(MxProduct):
-    """Codes of eight bits, or two of four in a byte, on either side. The scales are a matrix ``[rows / gran_n,
-    ceil(K / gran_k)]`` of float32 powers of two, or int32 ``[rows, ceil(K / (4 gran_k))]`` of four exponents each. One
-    chain over K of kind mxf8f6f4, whatever the codes are."""
+    """Codes of eight bits, or two of four in a byte along the last axis, on either side; K is a multiple of 32. The
+    scales are no tiles but a matrix: ``[ceil(rows / gran_n), ceil(K / gran_k)]`` of float32 powers of two, or int32
+    ``[rows, ceil(K / (4 gran_k))]`` of four E8M0 bytes each, the first block in the lowest byte; bytes behind the last
+    block are not 255. One chain over K of kind mxf8f6f4, whatever the codes are. ``c``, of the output's dtype, is added
+    in memory to the sum as it is stored: ``RN(c + RN(sum))``."""
 
     numerics = EIGHT
     golden_arches = ("cpu", "sm90")
@@ -826,6 +834,8 @@ class Fp8Fp4GemmNt(Fp8Fp4):
 
 @register
 class GroupedFp8Fp4Contiguous(Fp8Fp4):
+    """Row ``r`` is multiplied by ``b[m_indices[r]]``; -1 marks a padding row, whose output may hold anything."""
+
     name = "m_grouped_fp8_fp4_gemm_nt_contiguous"
     gpu = True
     summary = "rows sorted by expert in one matrix, -1 for padding; E4M3 or E2M1 codes"
@@ -851,6 +861,8 @@ class GroupedFp8Fp4Contiguous(Fp8Fp4):
 
 @register
 class GroupedFp8Fp4Masked(Fp8Fp4):
+    """The first ``masked_m[g]`` rows of group ``g`` are real; rows past them hold anything, in and out."""
+
     name = "m_grouped_fp8_fp4_gemm_nt_masked"
     gpu = True
     summary = "one matrix for each expert, of which the first masked_m[g] rows are real; E4M3 or E2M1 codes"

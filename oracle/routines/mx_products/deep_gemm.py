@@ -62,7 +62,12 @@ def turned(x: Tensor) -> Tensor:
 
 
 class Turned(Fp8Fp4):
-    """Operands ``turned`` are given transposed, with their scales."""
+    """The operands given as ``[K, ...]`` are transposed, with their scales (packed ones word by word). One of four bits
+    has the codes of two neighbouring rows in a byte: ``[K, M/2]``.
+
+    Subclasses
+    ----------
+    ``turned`` names these operands."""
 
     turned: ClassVar[tuple[str, ...]]
 
@@ -183,8 +188,9 @@ class GroupedFp8Fp4Psum(Fp8Fp4):
 
 @register
 class KGroupedGemmTn(MxProduct):
-    """Group ``g`` has the ``ks[g]`` rows of codes behind those of the groups before it; one without any has
-    ``out[g] = c[g]``."""
+    """Group ``g`` has the ``ks[g]`` rows of codes behind those of the groups before it; one without any has ``out[g] =
+    c[g]``. Else ``out[g] = RN(c[g] + RN(sum))``. Scales are transposed, ``[K / gran_k, M]`` of float32 powers of two,
+    or int32 words of four E8M0 bytes: the words of a group end with it."""
 
     name = "k_grouped_fp8_gemm_tn_contiguous"
     summary = "for every group of K, c[g] + a_g [K_g, M] transposed times b_g [K_g, N], power-of-two scales; float32"

@@ -88,6 +88,8 @@ class BmmFp8(ProductContract):
 
 @register
 class GroupedMmFp8(Runs):
+    """``m_indptr [G + 1]``: expert ``g`` has the rows from ``m_indptr[g]`` to ``m_indptr[g + 1]``, excluded."""
+
     name = "grouped_mm_fp8"
     summary = "rows sorted by expert, runs of any length; the sum times alpha"
     source = "flashinfer.grouped_mm.grouped_mm_fp8 (cuDNN)"
@@ -136,6 +138,8 @@ class GroupGemmGroupwise(GroupedMmFp8):
 
 @register
 class GemmGroupwise(Fp8GemmNt):
+    """With ``a_scale [ceil(M/128), ceil(K/128)]`` a scale serves 128 rows of ``a``."""
+
     name = "gemm_fp8_nt_groupwise"
     probed = None
     summary = "a [M, K] times b [N, K] transposed; 1x128 or 128x128 scales on a, 128x128 scales on b"
@@ -164,6 +168,9 @@ class BatchDeepGemm(GroupedMasked):
 
 @register
 class CutlassBlockwiseGrouped(Runs):
+    """Expert ``g`` has the rows from ``expert_offsets[g]`` on, ``problem_sizes[g, 0]`` of them; ``problem_sizes[g,
+    1:]`` are N and K."""
+
     name = "cutlass_blockwise_scaled_grouped_mm"
     summary = "rows sorted by expert, runs of any length, starts and sizes given; 1x128 and 128x128 scales"
     source = "vLLM csrc cutlass_blockwise_scaled_grouped_mm; sgl-kernel fp8_blockwise_scaled_grouped_mm and es_..."

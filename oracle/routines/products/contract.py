@@ -2,7 +2,7 @@
 
 Each contract says how its inputs name the operands of one scaled product (:mod:`oracle.truth.gemm`) and which numerics
 its kernels use on which arch; truth, prediction and judgement are shared. Shapes: ``M`` tokens, ``N`` output features,
-``K`` input features. Scales multiply on dequantisation. A NaN code or scale gives NaN in every element it reaches.
+``K`` input features. Sources: DeepGEMM @54e2261; vLLM csrc/quantization/w8a8/cutlass; torch._scaled_mm.
 """
 
 from __future__ import annotations
@@ -98,9 +98,24 @@ BIAS = TensorSpec("bias", Kind.BIAS, FLOATS, ("N",), "added in float32 before th
 
 
 class ProductContract(Contract):
-    """A contract whose output consists of scaled products; subclasses say which (:meth:`parts`).
+    """Scaled products, each a sum over blocks of K, of which the last may be shorter:
 
-    ``scaling``: of ``a`` and of ``b``, where the scales lie in blocks.
+        y[m, n] = sum over blocks k of  a_scale[m, k] * b_scale[n, k] * (sum over the block of a[m, .] * b[n, .])
+
+    Codes are multiplied and added by the arithmetic of a tensor core, or in float32 in any order; the scales enter in
+    float32 as the numerics below say. Then, in this order and each rounded to float32: the factor ``alpha`` of the
+    whole sum, and a ``bias`` (which may be one fused multiply-add with the outer scale). The result is rounded once to
+    the output's dtype, to nearest even, without saturation: above its largest number it is infinite. A summand ``c`` is
+    added to the stored sum and the result is rounded again.
+
+    A NaN code, scale, alpha or bias gives NaN in every element that it reaches, also times 0; so does an infinite scale
+    times a block of zeros. Else an infinite scale gives infinities. Where a float32 sum may overflow on its way nothing
+    is claimed. +0 and -0 are equal, and any NaN stands for NaN. Rows that belong to no group, and columns that are not
+    written, may hold anything. Scales are logical: a kernel that wants another layout gets it from its wrapper.
+
+    Subclasses
+    ----------
+    A subclass writes ``parts``; ``scaling`` is that of ``a`` and of ``b``, where the scales are those of blocks.
     """
 
     section = "GEMM"
@@ -239,7 +254,8 @@ ONE, TOKENS, CHANNELS = ("[]", "1", "1x1"), ("Mx1",), ("1xN", "Nx1", "N")
 
 
 class TorchScaledMm(ProductContract):
-    """torch's names: ``qinput [M, K]``, ``weight [K, N]`` (any strides; kernels want it column-major)."""
+    """One scale for an operand (``[]``, ``[1]`` or ``[1, 1]``), one for each row of ``qinput`` (``[M, 1]``), or one for
+    each column of ``weight`` (``[1, N]``, ``[N, 1]`` or ``[N]``), as the contract's summary says."""
 
     numerics = ROW_NUMERICS
     inputs: ClassVar[tuple[TensorSpec, ...]] = (

@@ -75,7 +75,12 @@ def _turned(inputs: Sequence[TensorSpec], names: Sequence[str]) -> tuple[TensorS
 
 
 class Turned(ProductContract):
-    """Operands ``turned`` are given transposed, with their scales."""
+    """The operands given as ``[K, ...]``, and their scales, are transposed; any strides.
+
+    Subclasses
+    ----------
+    ``turned`` names these operands and their scales.
+    """
 
     laid_out = True
     turned: ClassVar[tuple[str, ...]]
@@ -142,6 +147,9 @@ class GroupedContiguousNn(Turned, GroupedContiguous):
 
 @register
 class Fp8GemmNt1D1D(Fp8GemmNt):
+    """``out = RN(c + F)``, ``F`` the float32 sum over K in blocks of 128: one addition, which the kernel leaves to the
+    memory, where subnormals may be flushed to zero."""
+
     name = "fp8_gemm_nt_1d1d"
     probed = None
     summary = "a [M, K] times b [N, K] transposed, 1x128 scales on both; float32, with c [M, N] added last"
@@ -162,7 +170,8 @@ class Fp8GemmNt1D1D(Fp8GemmNt):
 @register
 class KGrouped(ProductContract):
     """Group ``g`` has ``ks[g]`` steps of K, a multiple of 128, possibly none: then ``out[g] = c[g]``. Its codes are the
-    ``M * ks[g]`` (of ``b``: ``N * ks[g]``) behind those of the groups before it, row by row."""
+    ``M * ks[g]`` (of ``b``: ``N * ks[g]``) behind those of the groups before it, row by row. Else
+    ``out[g] = RN(c[g] + F)``, ``F`` the float32 sum over its K; subnormals of that addition may be flushed."""
 
     name = "k_grouped_fp8_gemm_nt_contiguous"
     traits = frozenset({K_IN_GROUPS})

@@ -77,7 +77,13 @@ class Weight:
 
 @register
 class Fp8BlockscaleGemmSm90(ProductContract):
-    """The scales are the *logical* ones of the product, whatever layout the kernel wants them in."""
+    """FP8 times FP8 with both scales, bfloat16 input times FP8 weight with ``weight_scale``, or bfloat16 times
+    bfloat16.
+
+    A bfloat16 operand is quantised inside, the input in groups of 1x128 (flashinfer_1x128), the weight in blocks of
+    128x128 (flashinfer_128x128), with approximate divisions: any code and scale that these admit may enter the product.
+    K is then a multiple of 128, and NaN and infinity in a bfloat16 operand are refused.
+    """
 
     name = "fp8_blockscale_gemm_sm90"
     probed: ClassVar[tuple[int | None, int] | None] = (128, 128)

@@ -1,9 +1,6 @@
 """Contracts of the grouped products of MoE layers: rows of ``a`` meet the weight of their expert.
 
-Contiguous: ``m_indices[r]`` is the expert of row ``r``, or -1 for a padding row, whose output is unspecified. Masked:
-group ``g`` has ``masked_m[g]`` real rows; rows past it are unspecified, in and out. Scaled: rows of group ``g`` end at
-``offsets[g]``, without alignment; rows past the last end are unspecified; one scale for each row and each channel of
-each expert, applied after the sum. ``G`` experts.
+Sources: DeepGEMM @54e2261; torch._scaled_grouped_mm; vLLM csrc cutlass_moe_mm.
 """
 
 from __future__ import annotations
@@ -36,6 +33,11 @@ RUN = 128  # rows of an expert are aligned to this in DeepGEMM (get_mk_alignment
 
 @register
 class GroupedContiguous(ProductContract):
+    """Row ``r`` is multiplied by ``b[m_indices[r]]``; -1 marks a padding row, whose output may hold anything. Ids are
+    below ``G`` and need not be sorted; an expert may have no row, but one row is real. DeepGEMM aligns the rows of an
+    expert to 128 (``get_mk_alignment_for_contiguous_layout``); here any row may belong to any expert.
+    """
+
     name = "m_grouped_fp8_gemm_nt_contiguous"
     summary = "rows sorted by expert in one matrix; -1 marks padding rows"
     source = "DeepGEMM m_grouped_fp8_gemm_nt_contiguous"
@@ -71,6 +73,9 @@ class GroupedContiguous(ProductContract):
 
 @register
 class GroupedMasked(ProductContract):
+    """The first ``masked_m[g]`` rows of group ``g`` (0 to M) are real. Rows past them hold anything, NaN too, in ``a``,
+    ``a_scale`` and the output; not all counts are 0."""
+
     name = "fp8_m_grouped_gemm_nt_masked"
     summary = "one matrix for each expert, of which the first masked_m[g] rows are real"
     source = "DeepGEMM fp8_m_grouped_gemm_nt_masked"
@@ -109,7 +114,8 @@ SEEN = "sm90.chain.row_then_col"
 
 class Runs(ProductContract):
     """Rows of ``a [M, K]`` in runs of any length, an expert each: a run may be empty, of one row, and start anywhere.
-    Rows of no run are unspecified."""
+    Runs begin at row 0 or later, end at M or before, and follow one another in the order of the experts; one has a row.
+    Rows of no run may hold anything, in ``a``, its scales and the output."""
 
     @abstractmethod
     def spans(self, inputs: Inputs) -> list[tuple[int, int]]:
@@ -154,6 +160,9 @@ class Runs(ProductContract):
 
 @register
 class ScaledGroupedMm(Runs):
+    """``offsets[g]`` is the row behind the last of expert ``g``; expert 0 begins at row 0, each other one where the one
+    before it ends. Scales are applied after the whole sum."""
+
     name = "scaled_grouped_mm"
     traits = frozenset({BY_ENDS})
     summary = "rows sorted by expert, runs of any length; (sum * scale_a) * scale_b with a scale per token and channel"

@@ -49,6 +49,17 @@ FLAG = (torch.int64, torch.int32)
 
 @register
 class Fp8LinearOp(Contract):
+    """``out = RN(scaled product of the quantised input and weight + bias)``, as ``cutlass_scaled_mm`` multiplies.
+
+    The input is quantised to E4M3 with ``input_scale`` where it is given (static), else with one scale for the tensor
+    or, with ``use_per_token_if_dynamic``, for each row; ``input_scale_ub`` bounds the amax of rows. FP8 codes come with
+    ``input_scale`` and are multiplied as they are. Of rows with NaN or infinity (dynamic per tensor: of all) nothing is
+    claimed but for NaN in the weight, its scale or the bias, which make their columns NaN. Codes are not returned: any
+    code of a right quantiser may enter the product.
+
+    Recipes: torch_static, vllm_static with a given scale; torch_token, vllm_token per token; torch_tensor, vllm_tensor.
+    """
+
     name = "Fp8LinearOp"
     also = ("Padding and layout: output padding",)
     section = "GEMM"
@@ -221,7 +232,7 @@ class RocmPerTensor(contract.TorchScaledMm):
 
 @register
 class DispatchTable(TableContract):
-    """Columns of 0 and 1; the answer is the position in :data:`oracle.truth.linear.ROUTINES`."""
+    __doc__ = f"Columns of 0 and 1; the answer is {', '.join(f'{i} {name}' for i, name in enumerate(ROUTINES))}."
 
     name = "dispatch_w8a8_scaled_mm"
     section = "GEMM"
@@ -246,7 +257,8 @@ class DispatchTable(TableContract):
 
 @register
 class CalcDiff(Contract):
-    """A float64 sum of ``n`` products in any order: ``|error| <= 4 (n + 4) 2^-53``, as the ratio is at most 1."""
+    """Sums of ``n`` products in float64, in any order: ``|error| <= 4 (n + 4) 2^-53``, as the ratio is at most 1. NaN
+    and infinity give NaN."""
 
     name = "calc_diff"
     section = "GEMM"

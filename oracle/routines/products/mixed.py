@@ -1,22 +1,11 @@
 """Contracts of CUTLASS' products of FP8 activations and int4 weights with group scales (W4A8), dense and grouped.
 
-    out[m, n] = RN(channel[n] * (token[m] * sum_k a[m, k] * w[n, k])),   w[n, k] = RN_e4m3(q[n, k] * s[k // 128, n])
+Weights and scales as the kernel wants them are layouts with contracts of their own:
 
-The tensor core multiplies E4M3 by E4M3. The kernel therefore looks every 4-bit weight up in a table of the eight E4M3
-roundings of ``-8 s .. -1 s``, so that **weights are rounded a second time**: a scale of 1.125 and a weight of 7 give 8,
-not 7.875. A product beyond 448 saturates. ``q`` are two's-complement values -8..7, one in an int8 each. Weights and
-scales as the kernel wants them are layouts with contracts of their own:
+    unified_encode_int4b, cutlass_encode_and_reorder_int4b    of the weights
+    cutlass_pack_scale_fp8                                    of the group scales
 
-    unified_encode_int4b      two nibbles a byte; 1..7 become 8 - v, the others stay, so that the low three bits of
-                              every nibble but 0 are its row of the table; it is its own inverse
-    cutlass_pack_scale_fp8    the table of every scale, ``RN(-8 s)`` to ``RN(-s)``, eight bytes
-    cutlass_encode_and_reorder_int4b
-                              the same, then the 16 weights that a thread of a warp multiplies side by side
-
-That order is CuTe's: a warp's part of the left operand of a 64x32 FP8 product is 16 rows by 32 columns, of which thread
-``t = t0 + 4 t1`` (``t0 < 4, t1 < 8``) holds the values ``v = v0 + 4 v1 + 8 v2`` (``v0 < 4``, the others < 2) at row
-``t1 + 8 v1`` and column ``4 t0 + v0 + 16 v2``; value ``v`` of thread ``t`` goes to place ``16 t + v`` of its tile, and
-tiles follow each other down the rows.
+The order of the weights is CuTe's: a warp's part of the left operand of a 64x32 FP8 product is 16 rows by 32 columns.
 Sources: vLLM csrc/quantization/cutlass_w4a8; NVIDIA/cutlass examples/55_hopper_mixed_dtype_gemm/packed_scale.hpp,
 reorder_utils.hpp (compute_memory_reordering_atom), CuTe mma_traits_sm90_gmma.hpp (ALayout_64x32).
 Not covered: groups of other lengths than 128, zero points, a bias; weights reordered for 16-bit activations.
@@ -64,8 +53,16 @@ def check_int4(q: Tensor) -> None:
         raise InputError(f"b_q holds {low if low < -8 else high}; an int4 weight is -8..7")
 
 
+class Int4Weights:
+    """The weights are ``w[n, k] = RN_e4m3(q[n, k] * s[k // 128, n])``, to nearest even; a product beyond 448 saturates,
+    and a NaN scale gives NaN. The tensor core multiplies E4M3 by E4M3, so the kernel looks each 4-bit weight up in a
+    table of the eight E4M3 roundings of ``-8 s .. -1 s``: a scale of 1.125 and a weight of 7 give 8, not 7.875. Then
+    ``out[m, n] = RN(channel[n] * (token[m] * sum_k a[m, k] * w[n, k]))``, scales after the whole sum. ``q`` are
+    two's-complement values -8..7, one in an int8 each; another value is refused."""
+
+
 @register
-class W4A8(ProductContract):
+class W4A8(Int4Weights, ProductContract):
     name = "cutlass_w4a8_mm"
     summary = "a [M, K] times int4 weights [N, K] with a scale for 128 each; then one for each row and channel"
     source = "vLLM csrc/quantization/cutlass_w4a8/w4a8_mm_entry.cu"
@@ -91,7 +88,7 @@ class W4A8(ProductContract):
 
 
 @register
-class W4A8Moe(CutlassBlockwiseGrouped):
+class W4A8Moe(Int4Weights, CutlassBlockwiseGrouped):
     name = "cutlass_w4a8_moe_mm"
     summary = "rows sorted by expert, runs of any length; int4 weights with a scale for 128 each"
     source = "vLLM csrc/quantization/cutlass_w4a8/w4a8_grouped_mm_entry.cu"
@@ -131,7 +128,9 @@ def packed(scales: Tensor) -> Tensor:
 
 @register
 class EncodeInt4(LayoutContract):
-    """vLLM has no operator for it: ``cutlass_encode_and_reorder_int4b`` contains it."""
+    """Each of the two nibbles ``v`` of a byte from 1 to 7 becomes ``8 - v``, the others stay, so that the low three
+    bits of every nibble but 0 are its row of the table ``-8 s .. -s``. It is its own inverse. vLLM has no operator for
+    it: ``cutlass_encode_and_reorder_int4b`` contains it."""
 
     name = "unified_encode_int4b"
     summary = "nibbles of int4 weights, 1..7 as 8 - v: rows of a table of -8 s .. -s"
@@ -166,6 +165,12 @@ def reordered(b: Tensor) -> Tensor:
 
 @register
 class EncodeAndReorderInt4(LayoutContract):
+    """The nibbles are encoded as ``unified_encode_int4b`` does, the lowest four bits of a word first, and reordered. A
+    tile is 16 rows (of N) by 32 columns (of K). Thread ``t = t0 + 4 t1`` (``t0 < 4, t1 < 8``) holds the values
+    ``v = v0 + 4 v1 + 8 v2`` (``v0 < 4``, the others < 2) at row ``t1 + 8 v1`` and column ``4 t0 + v0 + 16 v2``; value
+    ``v`` of thread ``t`` goes to place ``16 t + v`` of its tile, and tiles follow each other down the rows. The output
+    has strides ``(1, W)``. N is a multiple of 16, K of 32."""
+
     name = "cutlass_encode_and_reorder_int4b"
     gpu = True
     summary = "int4 weights [N, K], eight a word, encoded and in the order in which a warp of a W4A8 product reads them"
@@ -186,6 +191,9 @@ class EncodeAndReorderInt4(LayoutContract):
 
 @register
 class PackScale(LayoutContract):
+    """Bytes ``8 i`` to ``8 i + 7`` are ``-8 s, -7 s .. -s`` of scale ``i``, rounded to nearest even and saturated; a
+    NaN scale gives eight NaN, a scale of 0 eight zeros (-0)."""
+
     name = "cutlass_pack_scale_fp8"
     gpu = True
     summary = "eight E4M3 values for every group scale: -8 s to -s, rounded"

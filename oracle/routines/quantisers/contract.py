@@ -61,11 +61,17 @@ QUANTISER_INSIDE = Trait("quantises a value of its own to E4M3")
 
 
 class QuantiserContract(Contract):
-    """A contract whose output is ``{"q": codes, "scale": scales}``.
+    """Codes ``q`` and scales ``scale`` with ``x ~= value(q) * scale``, by one of the recipes below.
 
-    A subclass writes ``declared``, and ``publish`` and ``logical`` where its scales lie otherwise. Every fault of
-    :mod:`oracle.routines.quantisers.faults` applies to it; to one that states ``BLOCK_BYTES`` or ``FOUR_BITS`` those of
-    its format do instead.
+    A block that K or the rows do not fill is filled with zeros for its amax only. Codes saturate at the ends of the
+    element format; a code of 0 is 0x00 or 0x80 as its recipe says. Where two recipes are admitted an output may not
+    mix them. ``numerics`` names one recipe, which may be one that is not listed but has the same blocks and formats.
+
+    Subclasses
+    ----------
+    A subclass writes ``declared``, and ``publish`` and ``logical`` where its scales are stored otherwise. Every fault
+    of :mod:`oracle.routines.quantisers.faults` applies to it; to one that states ``BLOCK_BYTES`` or ``FOUR_BITS`` those
+    of its format do instead.
     """
 
     section = "Quantisation"
@@ -245,6 +251,12 @@ def prepared(call: Call) -> quantize.Prepared:
 
 @register
 class ScaledFp8Quant(QuantiserContract):
+    """With ``scale`` the quantisation is static, and that scale is returned; else the scale is that of the tensor,
+    ``[1]``, or of each row, ``[M, 1]``. ``scale_ub`` bounds amax: ``a = min(a, scale_ub)``. With ``num_token_padding``
+    ``q`` has ``max(M, num_token_padding)`` rows; those past M, and their scales, may hold anything. Returned scales are
+    float32.
+    """
+
     name = "scaled_fp8_quant"
     gpu = True
     summary = "vLLM's per-tensor (static or dynamic) and per-token quantiser"
@@ -309,9 +321,11 @@ class ScaledFp8Quant(QuantiserContract):
 
 @register
 class PerTokenGroupQuantFp8(QuantiserContract):
-    """A power-of-two scale is that of ``max(amax, eps)/448``.
+    """Scales ``[..., K / group_size]``. A power-of-two scale is that of ``max(amax, eps)/448``.
 
-    vLLM's kernel puts a floor on the scale itself as well: another recipe (``vllm_group_ue8m0``), to be declared.
+    ``column_major_scales`` changes the strides of the last two axes alone: to ``(1, M)``, or ``(1, align(M, 4))`` with
+    ``tma_aligned_scales``; the lanes past M may hold anything. vLLM's kernel puts a floor on the scale itself as well:
+    another recipe (``vllm_group_ue8m0``), to be declared.
     """
 
     name = "per_token_group_quant_fp8"
@@ -377,7 +391,7 @@ class PerTokenGroupQuantFp8(QuantiserContract):
 
 
 class _Cast(QuantiserContract):
-    """DeepGEMM's casts: amax floor 1e-4, ragged blocks padded with zeros for the amax only."""
+    """DeepGEMM's casts: amax is at least 1e-4, so that a block of zeros has the scale 1e-4/448."""
 
     options: ClassVar[tuple[OptionSpec, ...]] = (UE8M0,)
     plain: ClassVar[Recipe]
@@ -444,7 +458,8 @@ class PerChannelCastToFp8(_Cast):
 
 
 class _FlashInfer(QuantiserContract):
-    """No amax floor, an all-zero block has scale 1; division on the device is approximate."""
+    """No amax floor, an all-zero block has scale 1; division on the device is approximate, so that a scale and a code
+    may be those of quotients within a few ulps. K is a multiple of 128."""
 
     traits = frozenset({FAST_MATH})
     recipe: ClassVar[Recipe]
@@ -460,6 +475,8 @@ class _FlashInfer(QuantiserContract):
 
 @register
 class FlashinferQuantize1x128(_FlashInfer):
+    """``scale[j, i]`` is that of row ``i`` and block ``j``; columns past M may hold anything."""
+
     name = "flashinfer_quantize_1x128"
     summary = "the activation quantiser inside FlashInfer's SM90 GEMM; scale stored [K/128, align(M, 4)]"
     source = "FlashInfer fp8_blockscale_gemm_sm90, scale_1x128_kernel"
@@ -493,9 +510,10 @@ class FlashinferQuantize128x128(_FlashInfer):
 
 @register
 class PerTensorDequantize(Contract):
-    """Products that round above 65504 are infinite and those up to 2^-25 are zero: part of the contract.
+    """``out = RN_float16(value(q) * inv_scale)``, to nearest even; the product may be rounded to float32 first or not.
 
-    The product has 28 significant bits; a kernel may round it to float32 on its way or not, and both are admissible.
+    Products that round above 65504 are infinite, those up to 2^-25 are zeros of either sign. A NaN code or scale gives
+    NaN, an infinite scale infinities, and NaN for the codes of zeros.
     """
 
     name = "per_tensor_dequantize"
@@ -527,10 +545,11 @@ class PerTensorDequantize(Contract):
 
 @register
 class CeilToUe8m0(Contract):
-    """Where implementations differ at the ends of the range, both are admissible.
+    """``out`` is the smallest power of two that is not below ``|x|``, in float32; signs are dropped.
 
-    Up to 2^-127: 2^-127 (a float32 subnormal) and 2^-126 (DeepGEMM's smallest). Above 2^127 and for infinity: 2^127
-    and infinity. For NaN: anything.
+    Where implementations differ at the ends of the range, both are admissible. Up to 2^-127, zeros too: 2^-127 (a
+    float32 subnormal) and 2^-126 (DeepGEMM's smallest). Above 2^127 and for infinity: 2^127 and infinity. For NaN:
+    anything.
     """
 
     name = "ceil_to_ue8m0"

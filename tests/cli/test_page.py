@@ -1,0 +1,87 @@
+"""The page of a contract: everything that a kernel of it needs stands there, and what is computed for it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+
+from oracle.cli.page import _axis, page, recipe_lines
+from oracle.numbers import mx_recipes, recipes
+from oracle.routines import get, registered
+
+
+class TestPage:
+    """A page has every input, option and output, the rules of the family, and the recipes that are admitted."""
+
+    @pytest.mark.sampled(12)
+    @pytest.mark.parametrize("name", sorted(registered()))
+    def test_names_everything_that_a_call_takes_and_gives(self, name: str) -> None:
+        contract, lines = get(name), list(page(get(name), "quick"))
+        for what, names in (
+            ("input", [spec.name for spec in contract.inputs]),
+            ("option", [option.name for option in contract.options]),
+        ):
+            assert all(any(line.startswith(f"  {what} {one}") for line in lines) for one in names), what
+        assert all(any(line.startswith(f"  output {one} ") for line in lines) for one in contract.returns)
+        assert not any("Subclasses" in line or ":class:" in line or "``" in line for line in lines)
+
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [
+            ("fp8_gemm_nt", "  output out [M, N], bfloat16|float16|float32"),
+            ("nvfp4_quantize", "an infinite one scale 0, code 0x00"),
+            ("mxfp8_experts_quant", "floor((M + 127 G) / 128) * 128 rows"),
+            ("group_gemm_nvfp4_nt_groupwise", "floor((m_indptr[g] + 127 g) / 128) * 128"),
+            ("cutlass_w4a8_mm", "a scale of 1.125 and a weight of 7 give 8"),
+            ("fp8_paged_mqa_logits", "n < context_lens[b] - T + 1 + t"),
+            ("moe_routing", "its largest choice where none is"),
+            ("nvfp4_quantize", "writes zeros into that padding"),
+            ("scaled_fp4_quant", "The padding of the scales may hold anything"),
+            ("shuffle_matrix_a", "Rows of w [M, K] in the order of the transposed MMA"),
+        ],
+    )
+    def test_says_what_a_kernel_must_do(self, name: str, said: str) -> None:
+        assert said in " ".join("\n".join(page(get(name), "quick")).split()) or said in "\n".join(
+            page(get(name), "quick")
+        )
+
+
+class TestRecipes:
+    """What a recipe gives for special values is computed by it."""
+
+    def test_nan_of_amax_and_its_code_differ(self) -> None:
+        ignored, propagated = ("\n".join(recipe_lines(r)) for r in (recipes.VLLM_GROUP, recipes.TORCH_GROUP))
+        assert "NaN left out" in ignored and "NaN if one is" in propagated
+        assert "NaN beside ones: scale nan" in propagated and "NaN beside ones: scale nan" not in ignored
+
+    def test_a_field_that_is_not_usual_is_explained(self) -> None:
+        lines = "\n".join(recipe_lines(mx_recipes.FLASHINFER_NVFP4_EXACT))
+        assert "zero_blocks=True: a block of zeros has the scale 0" in lines
+
+
+_TILED = "align(M, 128) * align(K/32, 4)"
+
+
+class TestShapes:
+    """A formula is printed when it is the only short one that holds in every call; else there is none."""
+
+    @pytest.mark.parametrize(
+        ("known", "extents", "formula"),
+        [
+            ([{"M": 3, "K": 8}, {"M": 5, "K": 8}], [3, 5], "M"),
+            ([{"M": 3, "K": 8}, {"M": 5, "K": 6}, {"M": 5, "K": 2}], [4, 3, 1], "K/2"),
+            ([{"M": 3, "K": 64}, {"M": 129, "K": 32}, {"M": 300, "K": 160}], [512, 1024, 3072], _TILED),
+            ([{"M": 3, "K": 3}, {"M": 5, "K": 5}], [3, 5], None),
+            ([{"M": 3, "K": 8}, {"M": 5, "K": 8}], [7, 7], None),
+            ([{"M": 3, "K": 8}, {"M": 5, "K": 8}], [576, 576], "576"),
+        ],
+    )
+    def test_axis(self, known: Sequence[Mapping[str, int]], extents: Sequence[int], formula: str | None) -> None:
+        assert _axis(known, extents, {576}) == formula
+
+    def test_a_shape_of_another_dtype_is_no_surprise(self) -> None:
+        """The dtypes are those that a judgement takes, not those of the cases."""
+        assert "  output out [M, N], bfloat16|float16" in list(page(get("gemm_fp8_nt_groupwise"), "quick"))
+        assert torch.float32 not in get("gemm_fp8_nt_groupwise").out_dtypes  # type: ignore[attr-defined]
