@@ -11,18 +11,7 @@ from torch import Tensor
 
 from oracle.numbers.formats import FP32, decode, of_dtype
 from oracle.routines.base import Call
-from oracle.routines.fault import (
-    ARITHMETIC,
-    CAST,
-    INDEX,
-    MOVEMENT,
-    VALUE,
-    Faults,
-    both,
-    entry,
-    need,
-    ones,
-)
+from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, both, entry, need, ones, way
 from oracle.routines.fused.contract import FusedContract, Inner, matrix_of
 from oracle.routines.fused.kernels import BOUNDS_SCALE, WORDS, GatedContract, NormContract, RopeQuantizeFp8
 from oracle.routines.quantisers import faults as quantisers
@@ -156,17 +145,18 @@ fault(
     read=entry("x", lambda x: _up_moved(x, -1)),
 )
 fault(
-    "fused activation without silu",
+    "{}",
     ARITHMETIC,
-    seen=MINE + "the activation argument ignored",
-    store=_instead(lambda gate: gate),
-)
-fault("sigmoid in place of silu in the fused activation", ARITHMETIC, seen="sglang PR 39920", store=_instead(sigmoid))
-fault(
-    "gelu in place of silu in the fused activation",
-    ARITHMETIC,
-    seen=MINE + "the activation argument ignored",
-    store=_instead(lambda gate: gate * 0.5 * (1 + torch.erf(gate / 2.0**0.5))),
+    over=(
+        way("fused activation without silu", lambda gate: gate, seen=MINE + "the activation argument ignored"),
+        way("sigmoid in place of silu in the fused activation", sigmoid, seen="sglang PR 39920"),
+        way(
+            "gelu in place of silu in the fused activation",
+            lambda gate: gate * 0.5 * (1 + torch.erf(gate / 2.0**0.5)),
+            seen=MINE + "the activation argument ignored",
+        ),
+    ),
+    store=_instead,
 )
 fault(
     "up half left out of the fused activation",
@@ -174,6 +164,7 @@ fault(
     seen=MINE + "a gated kernel on an ungated weight",
     read=entry("x", lambda x: torch.cat([x.chunk(2, -1)[0], ones(x.chunk(2, -1)[1])], -1)),
 )
+
 fault(
     "value kept in float32 where its dtype is promised",
     CAST,
@@ -211,21 +202,17 @@ def nearest_bf16(value: Tensor) -> Tensor:
 # --- scales that are given, bounds, rows in use -------------------------------------------------------------
 
 fault(
-    "given scale multiplies the value",
+    "{}",
     VALUE,
-    seen="vllm PR 36297",
     on=GIVEN,
-    read=entry("scale", lambda scale: 1.0 / scale),
     same_if="the scale is 1",
+    over=(
+        way("given scale multiplies the value", lambda scale: 1.0 / scale, seen="vllm PR 36297"),
+        way("given scale ignored", ones, seen="pytorch 190449, flashinfer 4979"),
+    ),
+    read=lambda change: entry("scale", change),
 )
-fault(
-    "given scale ignored",
-    VALUE,
-    seen="pytorch 190449, flashinfer 4979",
-    on=GIVEN,
-    read=entry("scale", ones),
-    same_if="the scale is 1",
-)
+
 bounded = need(lambda call: "scale_ub" in call.inputs, "no bound is given")
 fault(
     "upper bound of the fused quantiser ignored",
@@ -450,18 +437,19 @@ fault(
     same_if="all means are 0",
 )
 fault(
-    "weight left out of the norm",
+    "{}",
     ARITHMETIC,
-    seen=MINE + "an argument not passed on",
-    read=entry("weight", ones),
-    same_if="all weights are 1",
-)
-fault(
-    "weight of the next column",
-    INDEX,
-    seen=MINE + "a vector load one off",
-    same_if="all weights are equal",
-    read=entry("weight", lambda w: w.roll(-1)),
+    over=(
+        way("weight left out of the norm", ones, seen=MINE + "an argument not passed on", same_if="all weights are 1"),
+        way(
+            "weight of the next column",
+            lambda w: w.roll(-1),
+            family=INDEX,
+            seen=MINE + "a vector load one off",
+            same_if="all weights are equal",
+        ),
+    ),
+    read=lambda change: entry("weight", change),
 )
 fault(
     "weight taken as 1 + w",

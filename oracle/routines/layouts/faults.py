@@ -25,6 +25,7 @@ from oracle.routines.fault import (
     named,
     need,
     ones,
+    way,
 )
 from oracle.routines.layouts import contract as layouts
 from oracle.routines.layouts import groups, shards
@@ -194,6 +195,7 @@ fault(
     write=entry("w2", _padding_stale),
     needs=need(lambda call: call.inputs["w2"].shape[2] % 16, "the intermediate is aligned"),
 )
+
 fault(
     "gate and up halves left in place",
     MOVEMENT,
@@ -217,25 +219,21 @@ for what, verb, seen, routine, same in (
     fault(f"{what} not {verb}", MOVEMENT, seen=seen, on=routine, write=entry("out", _given("w")), same_if=same)
     fault(f"{what} {verb} backwards", MOVEMENT, seen=seen, on=routine, write=entry("out", _inverse_rows), same_if=BACK)
 fault(
-    "rows of scales not shuffled",
+    "{}",
     MOVEMENT,
-    seen="flashinfer 2907",
     on=of_class(layouts.ShuffleMatrixSfA),
-    write=entry("out", lambda call, out: layout.swizzle_scale(call.inputs["scale"])),
-    same_if=ALIKE,
-)
-fault(
-    "rows of scales shuffled backwards",
-    MOVEMENT,
     seen="flashinfer 2907",
-    on=of_class(layouts.ShuffleMatrixSfA),
     same_if=ALIKE,
-    write=entry(
-        "out",
-        lambda call, out: layout.swizzle_scale(
-            call.inputs["scale"][layout.inverse_order(layout.row_order(call.inputs["scale"].shape[0]))]
+    over=(
+        way("rows of scales not shuffled", lambda call, out: layout.swizzle_scale(call.inputs["scale"])),
+        way(
+            "rows of scales shuffled backwards",
+            lambda call, out: layout.swizzle_scale(
+                call.inputs["scale"][layout.inverse_order(layout.row_order(call.inputs["scale"].shape[0]))]
+            ),
         ),
     ),
+    write=lambda change: entry("out", change),
 )
 fault(
     "rows of scales shuffled in blocks of 16",
@@ -250,6 +248,7 @@ fault(
         ],
     ),
 )
+
 fault(
     "packed exponents in reverse byte order",
     INDEX,
@@ -285,21 +284,19 @@ fault(
     same_if="M is a multiple of the tile's height",
 )
 fault(
-    "tiles of scales read as rows",
+    "{}",
     INDEX,
-    seen="triton PR 10382",
     on=of_class(layouts.FromBlocked),
-    write=entry("out", _tiles_as_rows),
     same_if="both layouts are the same memory",
+    over=(
+        way("tiles of scales read as rows", _tiles_as_rows, seen="triton PR 10382"),
+        way(
+            "tiles of scales read with the other tile's height", _other_height, seen="triton PR 10382, flashinfer 3604"
+        ),
+    ),
+    write=lambda change: entry("out", change),
 )
-fault(
-    "tiles of scales read with the other tile's height",
-    INDEX,
-    seen="triton PR 10382, flashinfer 3604",
-    on=of_class(layouts.FromBlocked),
-    write=entry("out", _other_height),
-    same_if="both layouts are the same memory",
-)
+
 for _wrong, _of in (("tight", "flashinfer"), ("flashinfer", "tight")):
     fault(
         f"experts' tiles placed as {_wrong} where {_of} is meant",
@@ -327,6 +324,7 @@ fault(
     needs=need(lambda c: len(c.inputs["first"]) > 1, "one expert"),
     same_if="no expert but the first has rows",
 )
+
 fault(
     "columns of groups swizzled as one matrix",
     INDEX,
@@ -352,6 +350,7 @@ fault(
     write=entry("out", _word_order),
     same_if="every word reads the same in both orders",
 )
+
 fault(
     "scales of 32 elements taken for scales of 128",
     INDEX,
@@ -385,21 +384,22 @@ fault(
     on=of_class(shards.RequantizeWithMaxScale),
     write=entry("max_scale", lambda scale: torch.full_like(scale, -448.0)),
 )
+
 fault(
-    "scale not doubled for E4M3FNUZ",
+    "{}",
     CAST,
-    seen="vllm PR 12134",
     on=of_class(shards.NormalizeFnuz),
-    write=entry("weight_scale", _given("weight_scale")),
-)
-fault(
-    "code 0x80 left in E4M3FNUZ weights",
-    CAST,
     seen="vllm PR 12134",
-    on=of_class(shards.NormalizeFnuz),
-    write=entry("weight", lambda call, out: call.inputs["weight"].view(torch.uint8).view(out.dtype)),
-    needs=need(lambda call: bool((call.inputs["weight"].view(torch.uint8) == 0x80).any()), "no code is 0x80"),
+    over=(
+        way("scale not doubled for E4M3FNUZ", write=entry("weight_scale", _given("weight_scale"))),
+        way(
+            "code 0x80 left in E4M3FNUZ weights",
+            write=entry("weight", lambda call, out: call.inputs["weight"].view(torch.uint8).view(out.dtype)),
+            needs=need(lambda call: bool((call.inputs["weight"].view(torch.uint8) == 0x80).any()), "no code is 0x80"),
+        ),
+    ),
 )
+
 fault(
     "dequantised with the inverse scale",
     VALUE,
@@ -591,6 +591,7 @@ fault(
     on=of_class(groups.PadTokenGroups),
     write=entry("starts", lambda call, starts: torch.tensor(_starts(call)[1:], dtype=starts.dtype, device="cpu")),
 )
+
 fault(
     "padding read for rows of a group",
     MOVEMENT,

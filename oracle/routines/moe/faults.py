@@ -18,7 +18,8 @@ from oracle.numbers.formats import decode
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import Recipe
 from oracle.routines.base import Call
-from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones
+from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones, way
+from oracle.routines.ideas import itself
 from oracle.routines.moe.contract import (
     STEPS,
     MoeFp8,
@@ -86,40 +87,38 @@ fault(
     same_if=SAME_GROUPS,
 )
 fault(
-    "wrong number of expert groups",
+    "{}",
     ARITHMETIC,
-    seen="flashinfer PR 1723",
-    options=option(num_expert_group=1, topk_group=1),
-    needs=in_groups,
-    same_if=SAME_GROUPS,
-)
-fault(
-    "softmax for sigmoid",
-    ARITHMETIC,
-    seen="sglang PR 39920",
-    options=option(router="softmax"),
-    needs=_router("deepseek_v3"),
-)
-fault(
-    "sigmoid for softmax",
-    ARITHMETIC,
-    seen="sglang PR 39920",
-    options=option(router="deepseek_v3", num_expert_group=1, topk_group=1),
-    needs=_router("softmax"),
-)
-fault(
-    "routing weights not renormalised",
-    ARITHMETIC,
-    seen="flashinfer PR 4639",
-    options=option(renormalize=False),
-    needs=is_set("renormalize", "weights are not renormalised"),
-)
-fault(
-    "routing scale dropped",
-    VALUE,
-    seen="TensorRT-LLM PR 14199",
-    options=option(routed_scaling_factor=1.0),
-    needs=need(lambda call: call.resolved["routed_scaling_factor"] != 1.0, "the factor is 1"),
+    over=(
+        way(
+            "wrong number of expert groups",
+            option(num_expert_group=1, topk_group=1),
+            seen="flashinfer PR 1723",
+            needs=in_groups,
+            same_if=SAME_GROUPS,
+        ),
+        way("softmax for sigmoid", option(router="softmax"), seen="sglang PR 39920", needs=_router("deepseek_v3")),
+        way(
+            "sigmoid for softmax",
+            option(router="deepseek_v3", num_expert_group=1, topk_group=1),
+            seen="sglang PR 39920",
+            needs=_router("softmax"),
+        ),
+        way(
+            "routing weights not renormalised",
+            option(renormalize=False),
+            seen="flashinfer PR 4639",
+            needs=is_set("renormalize", "weights are not renormalised"),
+        ),
+        way(
+            "routing scale dropped",
+            option(routed_scaling_factor=1.0),
+            family=VALUE,
+            seen="TensorRT-LLM PR 14199",
+            needs=need(lambda call: call.resolved["routed_scaling_factor"] != 1.0, "the factor is 1"),
+        ),
+    ),
+    options=itself,
 )
 fault(
     "second choice listed for the first expert's weight",
@@ -406,13 +405,14 @@ fault = LAYER.declare
 unaligned = need(lambda c: c.inputs["w2"].shape[2] % 16, lambda c: f"I={c.inputs['w2'].shape[2]} is aligned")
 several_experts: WhyNot = need(lambda call: call.inputs["w13"].shape[0] > 1, "there is one expert")
 fault("per-tensor layer: halves left as w13", MOVEMENT, seen="sglang PR 11081", read=entry("w13", halves_swapped))
-fault("per-tensor layer: rows not permuted", MOVEMENT, seen="flashinfer 2907", read=_not_rotated)
 fault(
-    "per-tensor layer: up half at the unpadded offset",
+    "{}",
     MOVEMENT,
-    seen="vLLM 0.20.2",
-    read=_as_published,
-    needs=unaligned,
+    over=(
+        way("per-tensor layer: rows not permuted", _not_rotated, seen="flashinfer 2907"),
+        way("per-tensor layer: up half at the unpadded offset", _as_published, seen="vLLM 0.20.2", needs=unaligned),
+    ),
+    read=itself,
 )
 fault(
     "per-tensor layer: rank's first expert not subtracted",
@@ -421,6 +421,7 @@ fault(
     options=option(ep_rank=0),
     needs=is_set("ep_rank", "this rank holds the first experts"),
 )
+
 for which, scale in (("first", "w13_scale"), ("second", "w2_scale")):
     fault(
         f"per-tensor layer: {which} weight scale of the next expert",
@@ -438,16 +439,13 @@ fault(
     read=entry("router_logits", _certain),
 )
 fault(
-    "per-tensor layer: routing weight on the output",
+    "{}",
     ARITHMETIC,
-    seen="flashinfer PR 4639",
-    write=entry("out", _weight_on_output),
-)
-fault(
-    "per-tensor layer: routing weight on input and output",
-    ARITHMETIC,
-    seen="vllm PR 43694",
-    write=entry("out", _times_weight),
+    over=(
+        way("per-tensor layer: routing weight on the output", _weight_on_output, seen="flashinfer PR 4639"),
+        way("per-tensor layer: routing weight on input and output", _times_weight, seen="vllm PR 43694"),
+    ),
+    write=lambda change: entry("out", change),
 )
 fault(
     "per-tensor layer: softmax for sigmoid",

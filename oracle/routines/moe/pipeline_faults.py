@@ -26,7 +26,8 @@ from oracle.numbers.formats import decode
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import TORCH_STATIC
 from oracle.routines.base import Call
-from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones
+from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones, way
+from oracle.routines.ideas import itself
 from oracle.routines.moe.faults import ON_INPUT, halves_swapped, is_set, option
 from oracle.routines.moe.pipelines import Pipeline, PipelineContract, Sharing
 from oracle.routines.traits import Trait, of_class
@@ -289,14 +290,17 @@ def _input_scale(call: Call, rows: Rows) -> Rows:
 
 own_scale = (SCALED | STATIC) - BY_GROUP  # the scale of any other intermediate is 1
 fault(
-    "experts: intermediate not requantised by a scale",
+    "{}",
     VALUE,
-    seen="vllm PR 41021",
     on=own_scale,
-    codes=_unscaled,
+    over=(
+        way("experts: intermediate not requantised by a scale", _unscaled, seen="vllm PR 41021"),
+        way("experts: intermediate's scale dropped", scaling(ones), seen="vllm-omni 5263"),
+        way("experts: input's scale for the intermediate", _input_scale, seen="vllm PR 41021"),
+    ),
+    codes=itself,
 )
-fault("experts: intermediate's scale dropped", VALUE, seen="vllm-omni 5263", on=own_scale, codes=scaling(ones))
-fault("experts: input's scale for the intermediate", VALUE, seen="vllm PR 41021", on=own_scale, codes=_input_scale)
+
 fault(
     "experts: intermediate's scales of the previous row",
     INDEX,
@@ -313,6 +317,7 @@ fault(
     codes=scaling(lambda scale: scale[:1].expand_as(scale).contiguous()),
     needs=two_rows,
 )
+
 fault(
     "experts: intermediate's multiplier dropped",
     VALUE,
@@ -327,6 +332,7 @@ fault(
     read=lambda i: i | {n: 1 / i[n] for n in ("fc2_act_scale", "prequant2") if n in i},
     on=MULTIPLIED,
 )
+
 fault(
     "experts: up rows by the gate's scale",
     VALUE,
@@ -426,6 +432,7 @@ fault(
     needs=both(tokens_differ, weighted),
     product=lambda tokens: replace(tokens, weights=torch.roll(tokens.weights, 1, dims=0)),
 )
+
 fault(
     "experts: weight on the output instead of the input",
     ARITHMETIC,
@@ -435,33 +442,37 @@ fault(
     needs=is_set(ON_INPUT, "the weight is on the output"),
 )
 fault(
-    "experts: last rows of the last expert lost",
+    "{}",
     MOVEMENT,
-    seen="TransformerEngine PR 3171",
-    sum=lambda call, rows: replace(rows, value=_tail(call, rows, 0.0)),
+    over=(
+        way(
+            "experts: last rows of the last expert lost",
+            lambda call, rows: replace(rows, value=_tail(call, rows, 0.0)),
+            seen="TransformerEngine PR 3171",
+        ),
+        way(
+            "experts: last rows of the last expert stale",
+            lambda call, rows: replace(rows, value=_tail(call, rows, None)),
+            seen="aprender 2765",
+            needs=two_rows,
+            same_if="the last expert has one row",
+        ),
+        way(
+            "experts: one slot of a token left out",
+            lambda rows: replace(rows, value=rows.value * (rows.slot != 1)[:, None]),
+            seen="vllm 52997",
+            needs=both(two_slots, several),
+        ),
+        way(
+            "experts: rows not put back in their order",
+            lambda rows: replace(rows, value=torch.roll(rows.value, 1, dims=0)),
+            seen="flashinfer PR 2716",
+            needs=two_rows,
+        ),
+    ),
+    sum=itself,
 )
-fault(
-    "experts: last rows of the last expert stale",
-    MOVEMENT,
-    seen="aprender 2765",
-    needs=two_rows,
-    sum=lambda call, rows: replace(rows, value=_tail(call, rows, None)),
-    same_if="the last expert has one row",
-)
-fault(
-    "experts: one slot of a token left out",
-    MOVEMENT,
-    seen="vllm 52997",
-    needs=both(two_slots, several),
-    sum=lambda rows: replace(rows, value=rows.value * (rows.slot != 1)[:, None]),
-)
-fault(
-    "experts: rows not put back in their order",
-    MOVEMENT,
-    seen="flashinfer PR 2716",
-    needs=two_rows,
-    sum=lambda rows: replace(rows, value=torch.roll(rows.value, 1, dims=0)),
-)
+
 fault(
     "experts: sum in bfloat16",
     ARITHMETIC,

@@ -14,8 +14,9 @@ from torch import Tensor
 from oracle.numbers.formats import decode
 from oracle.numbers.quantize import Prepared, Steps, quotients, to_codes
 from oracle.numbers.recipes import Candidates, CodeRounding, Recipe, ZeroSign
-from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, both, entry, need
+from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, both, entry, need, way
 from oracle.routines.fault import ones as ones_of
+from oracle.routines.ideas import itself
 from oracle.routines.mx.casts import BlockScalesToMxfp8, Fp8BlockToMxfp8, Mxfp8ToFp8Block
 from oracle.routines.mx.columns import ColumnsQuantiser, Mxfp8QuantizeColumnwise
 from oracle.routines.mx.contract import GLOBAL_OF_ROWS, STACKED, BlockQuantiser, loaded, stored
@@ -144,55 +145,51 @@ def _jittered(low: float) -> Callable[[Values], Values]:
 
 
 fault(
-    "random numbers from 1/2 to 3/2 in stochastic rounding",
+    "{}",
     CAST,
     on=STOCHASTIC,
-    quotient=_jittered(0.5),
-    seen=MINE + "half a step added for rounding to nearest as well",
-    same_if="every scale is 0",
+    over=(
+        way(
+            "random numbers from 1/2 to 3/2 in stochastic rounding",
+            quotient=_jittered(0.5),
+            seen=MINE + "half a step added for rounding to nearest as well",
+            same_if="every scale is 0",
+        ),
+        way(
+            "random numbers of a whole step in stochastic rounding",
+            quotient=_jittered(1 / 256),
+            seen=MINE + "a random number of (0, 1], which moves values of the grid",
+            same_if="no random byte is 255",
+            admissible_if="the next value is a neighbour, off the grid and beside it",
+        ),
+        way(
+            "stochastic rounding without random bits",
+            recipe=lambda recipe: replace(recipe, rounding=CodeRounding.NEAREST_EVEN),
+            seen="TransformerEngine rng_state == nullptr",
+            admissible_if="the nearest code is a neighbour",
+        ),
+        way(
+            "stochastic rounding of the truncated quotient",
+            quotient=lambda values: values.altered(quotient=torch.trunc(values.quotient * 2) / 2),
+            seen=MINE + "an integer cast before the random bits are added",
+            same_if="every quotient is a multiple of 1/2",
+            admissible_if="below 2 multiples of 1/2 are values of E2M1, and a truncation gives a neighbour",
+        ),
+        way(
+            "a code beyond the neighbours",
+            codes=lambda codes: torch.where(codes & 7 > 5, codes - 2, codes),
+            seen=MINE + "the jitter of the next binade",
+            same_if="no code is 4 or 6",
+        ),
+        way(
+            "sign of zero lost in stochastic rounding",
+            recipe=lambda recipe: replace(recipe, zero_sign=ZeroSign.DROPPED),
+            seen=MINE + "truncation by an unsigned cast",
+            same_if="no code is -0",
+        ),
+    ),
 )
-fault(
-    "random numbers of a whole step in stochastic rounding",
-    CAST,
-    on=STOCHASTIC,
-    quotient=_jittered(1 / 256),
-    seen=MINE + "a random number of (0, 1], which moves values of the grid",
-    same_if="no random byte is 255",
-    admissible_if="the next value is a neighbour, off the grid and beside it",
-)
-fault(
-    "stochastic rounding without random bits",
-    CAST,
-    on=STOCHASTIC,
-    seen="TransformerEngine rng_state == nullptr",
-    recipe=lambda recipe: replace(recipe, rounding=CodeRounding.NEAREST_EVEN),
-    admissible_if="the nearest code is a neighbour",
-)
-fault(
-    "stochastic rounding of the truncated quotient",
-    CAST,
-    on=STOCHASTIC,
-    seen=MINE + "an integer cast before the random bits are added",
-    quotient=lambda values: values.altered(quotient=torch.trunc(values.quotient * 2) / 2),
-    same_if="every quotient is a multiple of 1/2",
-    admissible_if="below 2 multiples of 1/2 are values of E2M1, and a truncation gives a neighbour",
-)
-fault(
-    "a code beyond the neighbours",
-    CAST,
-    on=STOCHASTIC,
-    seen=MINE + "the jitter of the next binade",
-    codes=lambda codes: torch.where(codes & 7 > 5, codes - 2, codes),
-    same_if="no code is 4 or 6",
-)
-fault(
-    "sign of zero lost in stochastic rounding",
-    CAST,
-    on=STOCHASTIC,
-    seen=MINE + "truncation by an unsigned cast",
-    recipe=lambda recipe: replace(recipe, zero_sign=ZeroSign.DROPPED),
-    same_if="no code is -0",
-)
+
 
 # --- the Hadamard transform -----------------------------------------------------------------------------------------
 
@@ -427,6 +424,7 @@ fault(
     scale=lambda scale: scale.clamp(max=256.0),
 )
 
+
 # --- columns and squares of MXFP8 ---------------------------------------------------------------------------------
 
 TALL = of_class(Mxfp8QuantizeColumnwise)
@@ -501,25 +499,25 @@ fault(
     seen="TransformerEngine: row-wise and column-wise scales exchanged",
     scale=lambda scale: scale.t().reshape(scale.shape),
 )
+
 several_rows = need(lambda call: call.inputs["global_scale"].numel() > 1, "one global scale")
 fault(
-    "global scale of the first row",
+    "{}",
     VALUE,
     on=ROW_SCALED,
     needs=several_rows,
-    seen="FlashInfer fp4_quantize: a global scale of shape [1] or [M]",
-    read=entry("global_scale", lambda g: g[:1].expand_as(g).clone()),
     same_if="the rows have equal scales",
+    over=(
+        way(
+            "global scale of the first row",
+            lambda g: g[:1].expand_as(g).clone(),
+            seen="FlashInfer fp4_quantize: a global scale of shape [1] or [M]",
+        ),
+        way("global scale of the next row", lambda g: g.roll(-1), family=INDEX, seen="NVIDIA/cutlass 2087"),
+    ),
+    read=lambda change: entry("global_scale", change),
 )
-fault(
-    "global scale of the next row",
-    INDEX,
-    on=ROW_SCALED,
-    needs=several_rows,
-    seen="NVIDIA/cutlass 2087",
-    read=entry("global_scale", lambda g: g.roll(-1)),
-    same_if="the rows have equal scales",
-)
+
 
 # --- batches, shuffled rows, silu ----------------------------------------------------------------------------------
 
@@ -568,6 +566,7 @@ fault(
     same_if="the matrices are equal",
     write=entry("q", lambda q: q.view(torch.uint8).roll(-1, dims=0).view(q.dtype)),
 )
+
 fault(
     "scales of a weight not transposed",
     INDEX,
@@ -666,36 +665,37 @@ for name, swap, argument in (
 TOKENS = QUANTISERS & returns(ROW_SCALE)
 rows = need(lambda call: call.inputs["x"].shape[0] > 1, "one row")
 fault(
-    "row scale of the previous row",
-    INDEX,
-    on=TOKENS,
-    seen="NVIDIA/cutlass 2087",
-    needs=rows,
-    write=entry(ROW_SCALE, lambda scale: scale.roll(1)),
-    same_if="the rows have equal scales",
-)
-fault(
-    "row scale inverted",
+    "{}",
     VALUE,
     on=TOKENS,
-    seen="vllm PR 36297: the inverse of a scale published",
-    write=entry(ROW_SCALE, lambda scale: torch.where(scale > 0, 1 / scale, scale)),
-)
-fault(
-    "row scale without its global factor",
-    VALUE,
-    on=TOKENS,
-    seen="TensorRT-LLM fp4 quantise: a scale forgotten",
-    write=entry(ROW_SCALE, lambda call, scale: scale / call.inputs["global_scale"]),
-)
-fault(
-    "one scale for all rows",
-    VALUE,
-    on=TOKENS,
-    seen=MINE + "the scale of the tensor",
-    needs=rows,
-    write=entry(ROW_SCALE, lambda scale: scale.nan_to_num(posinf=0.0).amax().expand_as(scale).clone()),
-    same_if="the rows have equal scales",
+    over=(
+        way(
+            "row scale of the previous row",
+            lambda scale: scale.roll(1),
+            family=INDEX,
+            seen="NVIDIA/cutlass 2087",
+            needs=rows,
+            same_if="the rows have equal scales",
+        ),
+        way(
+            "row scale inverted",
+            lambda scale: torch.where(scale > 0, 1 / scale, scale),
+            seen="vllm PR 36297: the inverse of a scale published",
+        ),
+        way(
+            "row scale without its global factor",
+            lambda call, scale: scale / call.inputs["global_scale"],
+            seen="TensorRT-LLM fp4 quantise: a scale forgotten",
+        ),
+        way(
+            "one scale for all rows",
+            lambda scale: scale.nan_to_num(posinf=0.0).amax().expand_as(scale).clone(),
+            seen=MINE + "the scale of the tensor",
+            needs=rows,
+            same_if="the rows have equal scales",
+        ),
+    ),
+    write=lambda change: entry(ROW_SCALE, change),
 )
 
 
@@ -744,22 +744,20 @@ def _parts(call: Call) -> list[tuple[int, int, int]]:
 
 
 fault(
-    "global scale of the first expert",
+    "{}",
     VALUE,
     on=EXPERTS & TWO_LEVELS,
-    seen="FlashInfer scaled_fp4_grouped_quantize: docs say [1]",
-    read=entry("global_scale", lambda g: g[:1].expand_as(g).clone()),
     needs=several,
     same_if="the experts have equal scales",
-)
-fault(
-    "global scale of the next expert",
-    VALUE,
-    on=EXPERTS & TWO_LEVELS,
-    seen="vllm 20963: global scales of experts",
-    read=entry("global_scale", lambda g: g.roll(-1)),
-    needs=several,
-    same_if="the experts have equal scales",
+    over=(
+        way(
+            "global scale of the first expert",
+            lambda g: g[:1].expand_as(g).clone(),
+            seen="FlashInfer scaled_fp4_grouped_quantize: docs say [1]",
+        ),
+        way("global scale of the next expert", lambda g: g.roll(-1), seen="vllm 20963: global scales of experts"),
+    ),
+    read=lambda change: entry("global_scale", change),
 )
 
 
@@ -801,31 +799,29 @@ def _offsets(call: Call) -> list[int]:
 
 SAME = "both put every byte in the same place"
 fault(
-    "scales of experts placed tightly",
-    INDEX,
-    on=EXPERTS,
-    write=entry("scale", _placed(_tight)),
-    same_if=SAME,
-    seen="FlashInfer group_gemm_*_nt_groupwise against vLLM blockscale_offsets",
-    needs=several,
-)
-fault(
-    "scales of experts placed as FlashInfer's grouped product reads them",
-    INDEX,
-    on=EXPERTS,
-    same_if=SAME,
-    seen="FlashInfer group_gemm_*_nt_groupwise against vLLM blockscale_offsets",
-    needs=several,
-    write=entry("scale", _placed(lambda call: starts(_offsets(call), "flashinfer"))),
-)
-fault(
-    "scales of experts without rows between them",
+    "{}",
     INDEX,
     on=EXPERTS,
     needs=several,
     same_if=SAME,
-    seen="vllm 20963: blockscale_offsets without rounding",
-    write=entry("scale", _placed(_offsets)),
+    over=(
+        way(
+            "scales of experts placed tightly",
+            _placed(_tight),
+            seen="FlashInfer group_gemm_*_nt_groupwise against vLLM blockscale_offsets",
+        ),
+        way(
+            "scales of experts placed as FlashInfer's grouped product reads them",
+            _placed(lambda call: starts(_offsets(call), "flashinfer")),
+            seen="FlashInfer group_gemm_*_nt_groupwise against vLLM blockscale_offsets",
+        ),
+        way(
+            "scales of experts without rows between them",
+            _placed(_offsets),
+            seen="vllm 20963: blockscale_offsets without rounding",
+        ),
+    ),
+    write=lambda change: entry("scale", change),
 )
 fault(
     "tiles of an expert one too far",
@@ -866,6 +862,7 @@ fault(
     same_if="neighbours are equal",
 )
 
+
 # --- DeepGEMM's FP4 -------------------------------------------------------------------------------------------------
 
 FP4 = of_class(PerTokenCastToFp4)
@@ -873,21 +870,20 @@ across = need(lambda call: call.inputs["x"].shape[1] > int(str(call.resolved["gr
 
 
 fault(
-    "FP4 ties to the even code",
+    "{}",
     CAST,
     on=FP4,
-    recipe=_field(rounding=CodeRounding.NEAREST_EVEN),
     seen="DeepGEMM _quantize_to_fp4_e2m1 against cvt.rn.satfinite.e2m1x2",
-    same_if="no quotient is a tie",
-    admissible_if=NEAR,
-)
-fault(
-    "FP4 code of -0",
-    CAST,
-    on=FP4,
-    recipe=_field(zero_sign=ZeroSign.KEPT),
-    same_if="no value rounds to -0",
-    seen="DeepGEMM _quantize_to_fp4_e2m1 against cvt.rn.satfinite.e2m1x2",
+    over=(
+        way(
+            "FP4 ties to the even code",
+            _field(rounding=CodeRounding.NEAREST_EVEN),
+            same_if="no quotient is a tie",
+            admissible_if=NEAR,
+        ),
+        way("FP4 code of -0", _field(zero_sign=ZeroSign.KEPT), same_if="no value rounds to -0"),
+    ),
+    recipe=itself,
 )
 fault(
     "FP4 amax of the next group",
@@ -932,6 +928,7 @@ fault(
     seen="flashinfer PR 3932",
     same_if="no value is negative",
 )
+
 in_words = need(lambda call: call.resolved["use_packed_ue8m0"], "the scales are not packed")
 uneven = both(in_words, need(lambda call: _groups(call) % 4, "four divides the groups of a row"))
 
@@ -968,32 +965,28 @@ for name, change, when, argument in (
     )
 TURNED = of_class(TransposePackedFp4)
 fault(
-    "packed codes transposed byte by byte",
+    "{}",
     MOVEMENT,
     on=TURNED,
-    seen=MINE + "a transpose of the bytes",
-    write=entry("out", lambda call, out: _bytewise(call)),
-)
-fault(
-    "nibbles exchanged in the transpose",
-    MOVEMENT,
-    on=TURNED,
-    seen="pith-train PR 74",
-    write=entry("out", lambda out: _nibbles(out)),
-)
-fault(
-    "odd rows of the transpose lost",
-    MOVEMENT,
-    on=TURNED,
-    seen=MINE + "the low nibble alone written",
-    write=entry("out", lambda out: (out.view(torch.uint8) & 0xF).view(out.dtype)),
-)
-fault(
-    "rows of the transpose in pairs exchanged",
-    MOVEMENT,
-    on=TURNED,
-    seen="pith-train PR 74",
-    write=entry("out", lambda out: torch.unflatten(out, 0, (-1, 2)).flip(1).flatten(0, 1)),
+    over=(
+        way(
+            "packed codes transposed byte by byte",
+            lambda call, out: _bytewise(call),
+            seen=MINE + "a transpose of the bytes",
+        ),
+        way("nibbles exchanged in the transpose", lambda out: _nibbles(out), seen="pith-train PR 74"),
+        way(
+            "odd rows of the transpose lost",
+            lambda out: (out.view(torch.uint8) & 0xF).view(out.dtype),
+            seen=MINE + "the low nibble alone written",
+        ),
+        way(
+            "rows of the transpose in pairs exchanged",
+            lambda out: torch.unflatten(out, 0, (-1, 2)).flip(1).flatten(0, 1),
+            seen="pith-train PR 74",
+        ),
+    ),
+    write=lambda change: entry("out", change),
 )
 fault(
     "-0 of packed codes lost in the transpose",
@@ -1139,20 +1132,21 @@ def _dirty(call: Call, memory: Tensor) -> Tensor:
 
 
 fault(
-    "block scale not multiplied before requantising",
+    "{}",
     VALUE,
     on=AGAIN,
-    seen="pytorch 195751",
-    read=entry("block_scale", ones_of),
+    over=(
+        way("block scale not multiplied before requantising", ones_of, seen="pytorch 195751"),
+        way(
+            "block scale inverted before requantising",
+            lambda s: 1 / s,
+            seen="vllm PR 36297",
+            same_if="every scale is 1",
+        ),
+    ),
+    read=lambda change: entry("block_scale", change),
 )
-fault(
-    "block scale inverted before requantising",
-    VALUE,
-    on=AGAIN,
-    seen="vllm PR 36297",
-    read=entry("block_scale", lambda s: 1 / s),
-    same_if="every scale is 1",
-)
+
 fault(
     "values between two casts in float16",
     CAST,
@@ -1171,19 +1165,16 @@ fault(
     needs=need(lambda call: call.resolved["dtype"] == "float32", "float32 was not asked for"),
     same_if="every value is one of bfloat16, as a code of MXFP8 times a power of two is",
 )
+
 fault(
-    "MX scale not multiplied before requantising",
+    "{}",
     VALUE,
     on=BACKWARD,
-    seen="pytorch 195751",
-    read=entry("mx_scale", lambda s: torch.full_like(s, 127)),
-)
-fault(
-    "MX scale one high before requantising",
-    VALUE,
-    on=BACKWARD,
-    seen="DeepGEMM PR 112",
-    read=entry("mx_scale", lambda s: s + 1),
+    over=(
+        way("MX scale not multiplied before requantising", lambda s: torch.full_like(s, 127), seen="pytorch 195751"),
+        way("MX scale one high before requantising", lambda s: s + 1, seen="DeepGEMM PR 112"),
+    ),
+    read=lambda change: entry("mx_scale", change),
 )
 fault(
     "scale bytes read row-major before requantising",

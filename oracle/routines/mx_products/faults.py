@@ -27,7 +27,9 @@ from oracle.routines.fault import (
     both,
     entry,
     need,
+    way,
 )
+from oracle.routines.ideas import itself
 from oracle.routines.mutants import Sum, stale
 from oracle.routines.mx.contract import LINEAR
 from oracle.routines.mx_products.contract import (
@@ -522,21 +524,21 @@ def _unshuffled(product: ScaledProduct) -> ScaledProduct:
 
 
 fault(
-    "shuffled weight multiplied as it lies",
+    "{}",
     MOVEMENT,
     on=takes("shuffled"),
-    needs=shuffled,
-    product=_unshuffled,
     seen="FlashInfer mm_fp4: the trtllm backend requires a shuffled weight, the others a plain one",
-)
-fault(
-    "codes of a shuffled weight in order, its scales as they lie",
-    INDEX,
-    on=takes("shuffled"),
     needs=shuffled,
-    seen="FlashInfer mm_fp4: the trtllm backend requires a shuffled weight, the others a plain one",
-    product=lambda product: replace(product, b_scale=_unshuffled(product).b_scale),
-    same_if=EQUAL,
+    over=(
+        way("shuffled weight multiplied as it lies", _unshuffled),
+        way(
+            "codes of a shuffled weight in order, its scales as they lie",
+            lambda product: replace(product, b_scale=_unshuffled(product).b_scale),
+            family=INDEX,
+            same_if=EQUAL,
+        ),
+    ),
+    product=itself,
 )
 
 
@@ -816,21 +818,21 @@ def _twice(total: Sum) -> Tensor:
 deep = need(lambda call: _product(call).K > 64, "K is at most 64")
 tail = need(lambda call: _product(call).K % 128 > 0 and _product(call).K > 128, "K has no tail of a tile of 128")
 fault(
-    "last block of K left out",
+    "{}",
     MOVEMENT,
     seen="flashinfer 2861",
-    needs=deep,
-    sum=lambda total: _kept(lambda k: (k - 1) // total.product.block * total.product.block)(total),
-)
-fault(
-    "tail of K behind whole tiles of 128 left out",
-    MOVEMENT,
-    seen="flashinfer 2861",
-    needs=tail,
-    sum=_kept(lambda k: k // 128 * 128),
+    over=(
+        way(
+            "last block of K left out",
+            sum=lambda total: _kept(lambda k: (k - 1) // total.product.block * total.product.block)(total),
+            needs=deep,
+        ),
+        way("tail of K behind whole tiles of 128 left out", sum=_kept(lambda k: k // 128 * 128), needs=tail),
+    ),
 )
 fault("first 64 of K left out", MOVEMENT, seen="DeepGEMM 392", needs=deep, sum=_kept(lambda k: k, lambda k: 64))
 fault("first 64 of K added twice", MOVEMENT, seen=MINE + "two splits of K that overlap", needs=deep, sum=_twice)
+
 for dtype, word, seen in ((torch.bfloat16, "bfloat16", "H200 mutants"), (torch.float16, "float16", "cutlass PR 3149")):
     fault(
         f"block-scaled running sum kept in {word}",
