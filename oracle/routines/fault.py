@@ -89,7 +89,7 @@ def entry(name: str, function: Callable[..., Any]) -> Change:
 
 
 def ones(x: Tensor) -> Tensor:
-    """1 for every element: a scale or a weight that is dropped."""
+    """1 for every element of ``x``, in its shape (any) and dtype: a scale or a weight that is dropped."""
     return torch.ones_like(x)
 
 
@@ -104,7 +104,7 @@ def named(names: Iterable[str]) -> Trait:
 
 @dataclass(frozen=True)
 class Way:
-    """One of several ways in which the same thing goes wrong; see :func:`way`."""
+    """One fault of a declaration of several; see :func:`way`."""
 
     words: str
     change: Any
@@ -181,13 +181,14 @@ class Faults:
         ----------
         name : what is wrong, in words; unique.
         family : :class:`Family`.
-        seen : where it was met: a thread, or the run that measured it; "no public thread: ..." where it was not.
+        seen : the source: an issue or a pull request, or the run that measured it; where there is none, "no public
+            thread:" and the mechanism.
         over : the ways of a declaration of several faults, in the order of the catalogue; see :func:`way`.
         needs : the reason for which a given call cannot show it, or None; see :func:`need` and :func:`both`.
         same_if : the argument for which the mutant may give the right bits.
         admissible_if : the argument for which its wrong bits may be admissible.
         on : the trait of the contracts that it applies to; None takes that of the family.
-        race : whether it is the order of two stores, so that any part of what it changes may be right.
+        race : whether it is the order of two stores, so that any subset of the changed elements may be right.
         by_code : whether it changes the codes of a product's operands one by one, and nothing else.
 
         Raises

@@ -5,7 +5,9 @@ stages: QUOTIENT gets a record with ``quotient``, ``rounding`` and ``overflow``,
 
     fault("published scale of the {}", INDEX, over=(way("previous row", rolled(1, 0), seen=...), ...), scale=itself)
 
-Not covered: what a family alone has; that stands in its folder.
+Not covered: what one family alone has; that stands in its folder.
+
+Sources: the threads that each declaration names (``seen``). NaN is a value like any other where only places change.
 """
 
 from __future__ import annotations
@@ -27,12 +29,22 @@ CUTLASS, TIRX = "NVIDIA/cutlass 2087", "mlc-ai/TIRx-kernels PR 5"
 
 
 def itself(change: OfTensor) -> OfTensor:
-    """A stage whose value is the tensor that changes."""
+    """A stage whose value is what the way changes."""
     return change
 
 
+def fields(**values: Any) -> Callable[[Any], Any]:
+    """A record (a recipe, steps) with these fields replaced."""
+    return lambda record: replace(record, **values)
+
+
+def option(**values: object) -> Callable[[dict[str, object]], dict[str, object]]:
+    """An OPTIONS change: the kernel computes with these values."""
+    return lambda options: options | values
+
+
 def bits_of(x: Tensor) -> Tensor:
-    """Codes of one byte as uint8, anything wider as it is."""
+    """``x``, of any shape: codes of one byte as uint8 of the same shape, any wider dtype as it is."""
     return x.view(torch.uint8) if x.element_size() == 1 else x
 
 
@@ -50,17 +62,18 @@ def first_for_all(dim: int = 0) -> OfTensor:
 
 
 def halves_swapped(dim: int = -1) -> OfTensor:
-    """The two halves along ``dim`` exchanged: gate and up."""
+    """The two halves along ``dim`` exchanged, bit for bit: gate and up."""
     return lambda x: torch.cat(bits_of(x).chunk(2, dim=dim)[::-1], dim=dim).contiguous().view(x.dtype)
 
 
 def nibbles_swapped(x: Tensor) -> Tensor:
-    """The two codes of every byte exchanged."""
+    """The two codes of every byte of ``x`` exchanged: any shape, a dtype of one byte; the result has both of ``x``."""
     return (x.view(torch.uint8) << 4 | x.view(torch.uint8) >> 4).view(x.dtype)
 
 
 def pairs_swapped(x: Tensor) -> Tensor:
-    """Neighbours along the last axis, an even number of them, exchanged."""
+    """Neighbours along the last axis of ``x`` exchanged: any shape whose last axis is even, any dtype; the same shape
+    and dtype."""
     return bits_of(x).unflatten(-1, (-1, 2)).flip(-1).flatten(-2).view(x.dtype)
 
 
@@ -68,17 +81,17 @@ def pairs_swapped(x: Tensor) -> Tensor:
 
 
 def inverted(x: Tensor) -> Tensor:
-    """``1 / x`` in the dtype of ``x``."""
+    """``1 / x`` in the shape and float dtype of ``x``, any shape; infinity for 0, NaN for NaN."""
     return torch.ones_like(x) / x
 
 
 def squared(x: Tensor) -> Tensor:
-    """Applied twice."""
+    """``x`` applied twice: ``x * x`` in the shape and float dtype of ``x``, any shape; NaN for NaN."""
     return x * x
 
 
 def through_bf16(x: Tensor) -> Tensor:
-    """Float32 values rounded to bfloat16."""
+    """Values ``x`` of any shape rounded to bfloat16, in float32 of the same shape; NaN stays NaN."""
     return x.to(torch.bfloat16).to(torch.float32)
 
 
@@ -96,12 +109,15 @@ def of_quotient(change: OfTensor) -> Callable[[Any], Any]:
 
 
 def bf16_of(x: Tensor) -> Tensor:
-    """Float64 values rounded to those of bfloat16; infinity beyond."""
+    """Values ``x`` of any shape, float64, rounded to those of bfloat16, in float64 of the same shape.
+
+    Beyond the range infinity; NaN for NaN.
+    """
     return round_to(x, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
 
 def without_subnormals(codes: Tensor, element: Any = E4M3FN) -> Tensor:
-    """Subnormal codes of a format replaced by zero of their sign."""
+    """Subnormal ``codes``, integers of any shape, replaced by zero of their sign; same shape and dtype. NaN stays."""
     small = (codes & element.magnitude_mask) < (1 << element.fraction_bits)
     return torch.where(small, codes & element.sign_mask, codes)
 

@@ -1,4 +1,4 @@
-"""Faults of KV caches: scales, casts, slots, pages, what lies beside the codes, memory that should have stayed."""
+"""Faults of KV caches: scales, casts, slots, pages, what is stored beside the codes, memory that must not change."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ from oracle.routines.ideas import (
     inverted,
     itself,
     nibbles_swapped,
+    option,
     pairs_swapped,
     rolled,
     squared,
@@ -81,7 +82,7 @@ HEADED = CACHES & Trait("has heads", lambda contract: "H" in (contract.inputs[0]
 PADDED = SLOTTED & Trait("takes tokens of padding", lambda contract: "N" in (contract.inputs[0].dims or ()))
 IN_FLOAT16 = Trait("takes float16", lambda contract: torch.float16 in contract.inputs[0].dtypes)
 KEPT = CACHES & Trait("is given memory", lambda contract: bool(getattr(contract, "memory", ()))) - FILLS
-"""Contracts that leave some of their output as it was."""
+"""Contracts that leave elements of their output unwritten."""
 MINE = "no public thread: "
 PREFIX = "cache: "
 BYTES = "vllm PR 54563, byte offsets"
@@ -111,7 +112,7 @@ def _each(kind: type[P], pieces: Pieces, change: Callable[[P], Piece]) -> Pieces
 
 
 def _moved(piece: Piece, change: Callable[[Tensor, str], Tensor]) -> Piece:
-    """A piece in other places, which ``change`` makes of the right ones and the output; its scales too."""
+    """A piece and its scales written to other places: ``change`` maps the right places and the name of the output."""
     if isinstance(piece, Quantised):
         piece = replace(piece, scale_at=change(piece.scale_at, piece.scales))
     return replace(piece, at=change(piece.at, piece.name))
@@ -274,7 +275,7 @@ INSIDE = Inside(PREFIX + "tile ", TILED, TILED)
     needs=need(lambda call: next(iter(call.inputs.values())).dtype == torch.float16, "the values are no float16"),
 )
 def amax_of_bits(amax: Amax) -> Tensor:
-    """The kernel is compiled for uint16, and takes the magnitude of that."""
+    """The largest magnitude of the float16 bits read as uint16, for which the kernel is compiled."""
     bits = (codes_of(amax.x.x).to(torch.float64)) % 65536
     return amax.x.grid(amax.recipe.block).split(bits).amax(dim=(1, 3), keepdim=True)
 
@@ -488,7 +489,7 @@ fault(
 
 
 def _cleared(call: Call, made: Tensors) -> Tensors:
-    """Zeros wherever nothing was written."""
+    """Zeros in every element that the right kernel leaves unwritten."""
     out = {}
     for name, x in made.items():
         kept = torch.zeros(x.numel(), dtype=torch.bool, device="cpu")
@@ -511,7 +512,7 @@ fault(
 
 
 def _last_page(call: Call, made: Tensors) -> Tensors:
-    """A write past the last element of the last page that is used, one element."""
+    """One bit changed in the element behind the last one written: an out-of-bounds write."""
     piece = _work(call)[0]
     following = piece.at.max() + 1
     return made | {piece.name: put(made[piece.name], following, flat(made[piece.name])[following] ^ 1)}
@@ -593,7 +594,7 @@ fault(
     INDEX,
     seen="sglang memory pools: slot 0 takes padding",
     on=CACHES & takes("reserved_skip_index"),
-    options=lambda options: options | {"reserved_skip_index": -1},
+    options=option(reserved_skip_index=-1),
     needs=need(lambda call: bool((call.inputs["loc"] == 0).any()), "no token has it"),
 )
 fault(
@@ -610,7 +611,7 @@ fault(
 
 
 def _through_fp8(piece: Copied) -> Copied:
-    """16-bit values that were codes of E4M3 in between."""
+    """16-bit values rounded to E4M3 and back."""
     bits = piece.bits.contiguous().view(torch.bfloat16)
     value = decode(bits)
     codes = encode(value.nan_to_num(0.0), E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
@@ -677,7 +678,7 @@ fault(
 
 
 def _float16_bits(piece: Copied) -> Copied:
-    """The value in the other 16-bit dtype."""
+    """The value stored as float16 where bfloat16 is expected."""
     value = decode(piece.bits.contiguous().view(torch.bfloat16))
     made = codes_of(rounded_to(value, torch.float16))
     return replace(piece, bits=made.contiguous().view(torch.uint8))
@@ -924,7 +925,7 @@ def _lengths(call: Call) -> tuple[list[int], list[int]]:
 
 
 def _kept(at: Tensor, rows: list[int]) -> Tensor:
-    """Places of the rows that are named, by their order; the others are not written."""
+    """Places of these rows, by their order; the others are not written."""
     keep = torch.zeros(len(at), dtype=torch.bool, device="cpu")
     keep[rows] = True
     return torch.where(keep[:, None], at, -1)
@@ -1065,7 +1066,7 @@ def _number_for_nan(call: Call, made: Tensors) -> Tensors:
     return out
 
 
-# index keys as they are gathered
+# gathered index keys
 fault(
     "index scales {}",
     INDEX,

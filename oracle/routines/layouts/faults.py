@@ -1,4 +1,4 @@
-"""Faults of what is made of weights and scales before a product: layouts, shards, conversions.
+"""Faults of the preparation of weights and scales for a product: layouts, shards, conversions.
 
 The right kernel of these contracts is their reference; a fault changes what it reads (READ) or what it writes (WRITE,
 a dict of outputs).
@@ -27,6 +27,7 @@ from oracle.routines.fault import (
     ones,
     way,
 )
+from oracle.routines.ideas import bits_of
 from oracle.routines.layouts import contract as layouts
 from oracle.routines.layouts import groups, shards
 from oracle.routines.layouts.contract import OWNS_PADDING, PACKS, TILED
@@ -37,11 +38,6 @@ from oracle.truth import layout, tiles
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 FAULTS = Faults(of_class(layouts.LayoutContract))
 fault = FAULTS.declare
-
-
-def bits_of(x: Tensor) -> Tensor:
-    """Codes as uint8, anything wider as it is."""
-    return x.view(torch.uint8) if x.element_size() == 1 else x
 
 
 def _given(name: str) -> Change:
@@ -65,7 +61,7 @@ def _padding_stale(call: Call, w2: Tensor) -> Tensor:
 
 
 def _inverse_rows(call: Call, out: Tensor) -> Tensor:
-    """The permutation of the rows applied the other way round; it is read off row numbers, six bits at a time."""
+    """The permutation of the rows applied the other way round; it is derived from row numbers, six bits at a time."""
     given, made = bits_of(call.inputs["w"]), torch.arange(out.shape[0], device="cpu")
     numbers = made[:, None].expand(out.shape).to(torch.int64)
     order = torch.zeros_like(made)
@@ -433,7 +429,7 @@ def _spans(call: Call) -> list[tuple[int, int]]:
 
 
 def _put(call: Call, out: Tensor, starts: list[int], alone: bool = True) -> Tensor:
-    """The rows of each group from these starts; what lies beyond the end is lost. ``alone``: nothing else stays."""
+    """The rows of each group from these starts; rows beyond the end are dropped. ``alone``: others are zero."""
     made = torch.zeros_like(out) if alone else out.clone()
     for (begin, end), start in zip(_spans(call), starts, strict=False):
         rows = call.inputs["x"][begin:end][: max(0, len(out) - start)]
@@ -446,7 +442,7 @@ def _starts(call: Call) -> list[int]:
 
 
 def _as_of_another(alignment: int) -> Change:
-    """Groups at multiples of another alignment; the numbers are the right ones."""
+    """Groups at multiples of another alignment; starts and ends are published for the right one."""
     return lambda call, out: _put(call, out, groups.padded_starts(call.inputs["group_end_offsets"], alignment))
 
 
@@ -469,8 +465,8 @@ def _last_rows_lost(call: Call, out: Tensor) -> Tensor:
     return made
 
 
-def _rows_of_nobody(call: Call, out: Tensor) -> Tensor:
-    """Those behind the last end follow the last group."""
+def _unassigned_rows(call: Call, out: Tensor) -> Tensor:
+    """Rows of no group, which must be dropped, copied behind the last group."""
     made, (begin, end), start = out.clone(), _spans(call)[-1], _starts(call)[len(_spans(call)) - 1]
     rest = call.inputs["x"][end:][: max(0, len(out) - start - (end - begin))]
     made[start + end - begin :][: len(rest)] = rest
@@ -544,7 +540,7 @@ for name, kind, change, when, seen, same in (
     (
         "rows of no group copied behind the last group",
         MOVEMENT,
-        _rows_of_nobody,
+        _unassigned_rows,
         need(lambda c: int(c.inputs["group_end_offsets"][-1]) < c.inputs["x"].shape[0], "every row has a group"),
         FUSED,
         "",

@@ -19,7 +19,7 @@ from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import Recipe
 from oracle.routines.base import Call
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones, way
-from oracle.routines.ideas import itself
+from oracle.routines.ideas import halves_swapped, itself, option
 from oracle.routines.moe.contract import (
     STEPS,
     MoeFp8,
@@ -48,11 +48,6 @@ LAYER = Faults(of_class(TensorMoe))
 CERTAIN = 64.0  # a logit whose sigmoid is 1 in float32
 
 
-def option(**values: object) -> Callable[[dict[str, object]], dict[str, object]]:
-    """An OPTIONS change: the kernel computes with these option values."""
-    return lambda options: options | values
-
-
 def is_set(name: str, otherwise: str) -> WhyNot:
     """The option has a value that is neither None nor 0."""
     return need(lambda call: call.resolved[name], otherwise)
@@ -76,7 +71,7 @@ def _router(name: str) -> WhyNot:
     return need(lambda call: call.resolved["router"] == name, "the router is another")
 
 
-# a bias so low that the 0 of groups which fell out wins
+# the bias makes every score negative, so that the 0 of masked groups is chosen
 fault(
     "masked expert groups compete with 0, not -inf",
     ARITHMETIC,
@@ -135,14 +130,8 @@ fault(
 fault = EXPERTS.declare
 
 
-def halves_swapped(x: Tensor, axis: int = -2) -> Tensor:
-    """The two halves of an axis exchanged, bit for bit."""
-    raw = x.view(torch.uint8) if x.element_size() == 1 else x
-    return torch.cat(raw.chunk(2, dim=axis)[::-1], dim=axis).contiguous().view(x.dtype)
-
-
 def _scales_swapped(scale: Tensor) -> Tensor:
-    return halves_swapped(scale) if scale.dim() == 3 else scale
+    return halves_swapped(-2)(scale) if scale.dim() == 3 else scale
 
 
 fault(
@@ -156,7 +145,7 @@ fault(
     "gate and up swapped in the layer",
     MOVEMENT,
     seen="sglang PR 11081",
-    read=lambda i: i | {"w13": halves_swapped(i["w13"]), "w13_scale": _scales_swapped(i["w13_scale"])},
+    read=lambda i: i | {"w13": halves_swapped(-2)(i["w13"]), "w13_scale": _scales_swapped(i["w13_scale"])},
 )
 fault(
     "gate and up swapped without their scales in the layer",
@@ -310,7 +299,7 @@ fault(
     "gate and up swapped in the activation",
     MOVEMENT,
     seen="sglang PR 11081",
-    read=entry("x", lambda x: halves_swapped(x, -1)),
+    read=entry("x", halves_swapped()),
 )
 fault(
     "SiLU limit ignored in the activation",
@@ -404,7 +393,7 @@ def _gate_scale_twice(call: Call, out: Tensor) -> Tensor:
 fault = LAYER.declare
 unaligned = need(lambda c: c.inputs["w2"].shape[2] % 16, lambda c: f"I={c.inputs['w2'].shape[2]} is aligned")
 several_experts: WhyNot = need(lambda call: call.inputs["w13"].shape[0] > 1, "there is one expert")
-fault("per-tensor layer: halves left as w13", MOVEMENT, seen="sglang PR 11081", read=entry("w13", halves_swapped))
+fault("per-tensor layer: halves left as w13", MOVEMENT, seen="sglang PR 11081", read=entry("w13", halves_swapped(-2)))
 fault(
     "{}",
     MOVEMENT,

@@ -8,14 +8,12 @@ Steps within an ulp of an approximate reciprocal are admissible; those here are 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from oracle.numbers.formats import E4M3FN, decode
 from oracle.numbers.mx_recipes import MODES
-from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, f32, power_of_two, round_to
 from oracle.numbers.scaling import grid
 from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, WhyNot, both, entry, need, way
@@ -25,6 +23,7 @@ from oracle.routines.ideas import (
     TIRX,
     bf16_of,
     cast_by,
+    fields,
     inverted,
     itself,
     nibbles_swapped,
@@ -45,7 +44,7 @@ from oracle.routines.mx.contract import (
 )
 from oracle.routines.mx.experts import ExpertQuantiser
 from oracle.routines.quantisers.contract import Amax, Values, prepared
-from oracle.routines.quantisers.faults import signed_amax
+from oracle.routines.quantisers.faults import has_negative, holds, signed_amax
 from oracle.routines.traits import Trait, of_class, takes
 from oracle.truth.layout import HEIGHTS
 
@@ -73,8 +72,8 @@ def _shape(call: Call) -> tuple[int, int]:
     return contract.shape_of_scales(call)
 
 
-def _lying(call: Call) -> tuple[tuple[int, int], str]:
-    """Rows and columns of the scale bytes as they lie in memory, and their layout."""
+def _storage_of(call: Call) -> tuple[tuple[int, int], str]:
+    """Rows and columns of the scale bytes in storage order, and their layout."""
     contract = call.contract
     if isinstance(contract, BlockDequantiser):
         return contract.lying(call.inputs, call.resolved)
@@ -83,7 +82,7 @@ def _lying(call: Call) -> tuple[tuple[int, int], str]:
 
 
 def _layout(call: Call) -> str:
-    return _lying(call)[1]
+    return _storage_of(call)[1]
 
 
 several_across = need(lambda call: _shape(call)[1] > 1, "one block across")
@@ -91,16 +90,11 @@ several_down = need(lambda call: _shape(call)[0] > 1, "one row")
 in_tiles = need(lambda call: _layout(call) != LINEAR, "the scales are not in tiles")
 packed = need(lambda call: getattr(call.contract, "packed", False), "codes are not packed")
 padded = need(
-    lambda call: (pads := padding_of(*_lying(call))) is not None and bool(pads.any()), "the scales need no padding"
+    lambda call: (pads := padding_of(*_storage_of(call))) is not None and bool(pads.any()), "the scales need no padding"
 )
 
 
-def _holds(found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
-    """The input has at least one value of this kind."""
-    return need(lambda call: bool(found(prepared(call).values).any()), missing)
-
-
-has_nan, has_negative = _holds(torch.isnan, "no value is NaN"), _holds(lambda x: x < 0, "no value is negative")
+has_nan = holds(torch.isnan, "no value is NaN")
 
 
 # --- amax -----------------------------------------------------------------------------------------------------------
@@ -165,11 +159,6 @@ fault(
 # --- the scale ------------------------------------------------------------------------------------------------------
 
 
-def _recipe(**fields: object) -> Callable[[Recipe], Recipe]:
-    """Fields of the record replaced."""
-    return lambda recipe: replace(recipe, **fields)  # type: ignore[arg-type]
-
-
 def _mode(call: Call) -> str:
     return str(call.resolved.get("rounding", ""))
 
@@ -184,7 +173,7 @@ for mode, (formula, power) in MODES.items():
         VALUE,
         seen="pytorch/ao ScaleCalculationMode: to_mx takes FLOOR where its kernels take RCEIL",
         on=MODED,
-        recipe=_recipe(formula=formula, power_of_two=power),
+        recipe=fields(formula=formula, power_of_two=power),
         needs=_other_than(mode),
         same_if="no amax lies where the two step apart",
     )
@@ -435,10 +424,10 @@ fault(
 
 
 def _reread(how: Callable[[Call, Tensor], Tensor]) -> Change:
-    """The scale bytes ``[M, C]`` that a call stores, put down another way: ``how`` gives the memory."""
+    """The scale bytes ``[M, C]`` of a call stored in another order: ``how`` gives the memory."""
 
     def change(call: Call, memory: Tensor) -> Tensor:
-        scale = loaded(memory.view(torch.uint8), *_lying(call))
+        scale = loaded(memory.view(torch.uint8), *_storage_of(call))
         wrong = how(call, scale).flatten()
         kept = torch.zeros_like(memory.view(torch.uint8)).flatten()
         most = min(len(kept), len(wrong))
@@ -469,11 +458,11 @@ def _tiles_by_column(call: Call, scale: Tensor) -> Tensor:
 
 
 tile_grid = need(
-    lambda call: _lying(call)[0][1] > 4 and _lying(call)[0][0] > HEIGHTS.get(_layout(call), 1 << 62),
+    lambda call: _storage_of(call)[0][1] > 4 and _storage_of(call)[0][0] > HEIGHTS.get(_layout(call), 1 << 62),
     "there are not several tiles in both directions",
 )
 interleaved = need(
-    lambda call: _layout(call) == "128x4" and _lying(call)[0][0] > 1, "rows of a tile are not interleaved"
+    lambda call: _layout(call) == "128x4" and _storage_of(call)[0][0] > 1, "rows of a tile are not interleaved"
 )
 fault(
     "nibbles exchanged",
@@ -534,8 +523,8 @@ for name, how, when, where in LAYOUT_FAULTS:
 
 
 def _unwritten(call: Call, memory: Tensor) -> Tensor:
-    """Padding that holds what was there before."""
-    pads, out = padding_of(*_lying(call)), memory.clone()
+    """Bytes 0xFF in the padding: memory that is not written."""
+    pads, out = padding_of(*_storage_of(call)), memory.clone()
     assert pads is not None
     out.view(torch.uint8)[pads] = 0xFF
     return out
@@ -585,13 +574,13 @@ def _where_byte(byte: int, value: Callable[[Tensor], Tensor]) -> Change:
 
 
 def _bytes(change: Callable[[Tensor], Tensor]) -> Change:
-    """The scale bytes ``[M, C]`` changed where they lie."""
-    return lambda call, memory: stored(change(loaded(memory, *_lying(call))), _layout(call))
+    """The scale bytes ``[M, C]`` changed in their layout."""
+    return lambda call, memory: stored(change(loaded(memory, *_storage_of(call))), _layout(call))
 
 
 def _has_byte(byte: int) -> WhyNot:
     return need(
-        lambda call: bool((loaded(call.inputs["scale"], *_lying(call)) == byte).any()), f"no scale byte is {byte}"
+        lambda call: bool((loaded(call.inputs["scale"], *_storage_of(call)) == byte).any()), f"no scale byte is {byte}"
     )
 
 
@@ -634,8 +623,8 @@ fault(
 
 
 def _poison_read(call: Call, out: Tensor) -> Tensor:
-    """The last block of every row under the padding byte behind it."""
-    (m, c), layout = _lying(call)
+    """The last block of every row scaled by the padding byte behind it: an out-of-bounds read."""
+    (m, c), layout = _storage_of(call)
     pads = padding_of((m, c), layout)
     assert pads is not None
     poison = call.inputs["scale"][pads]

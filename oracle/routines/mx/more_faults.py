@@ -1,6 +1,6 @@
 """Faults of the further quantisers: random bits, transforms, two candidates, rows, experts, casts.
 
-Those of every block quantiser stand in :mod:`oracle.routines.mx.faults`; here is what one form alone can get wrong.
+Those of every block quantiser stand in :mod:`oracle.routines.mx.faults`; here are those of one form alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from oracle.numbers.quantize import Prepared, Steps, quotients, to_codes
 from oracle.numbers.recipes import Candidates, CodeRounding, Recipe, ZeroSign
 from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, both, entry, need, way
 from oracle.routines.fault import ones as ones_of
-from oracle.routines.ideas import itself
+from oracle.routines.ideas import fields, itself, nibbles_swapped, option, pairs_swapped
 from oracle.routines.mx.casts import BlockScalesToMxfp8, Fp8BlockToMxfp8, Mxfp8ToFp8Block
 from oracle.routines.mx.columns import ColumnsQuantiser, Mxfp8QuantizeColumnwise
 from oracle.routines.mx.contract import GLOBAL_OF_ROWS, STACKED, BlockQuantiser, loaded, stored
@@ -36,10 +36,6 @@ fault = FAULTS.declare
 
 NEAR = "beside a midpoint right formulas give either code unless the scale is a power of two"
 FREE = "codes are free under a scale of 0"
-
-
-def _field(**fields: object) -> Callable[..., object]:
-    return lambda recipe: replace(recipe, **fields)
 
 
 fault(
@@ -63,7 +59,7 @@ fault(
     "zeros coded -0",
     CAST,
     on=POWERS & PACKED,
-    recipe=_field(zero_sign=ZeroSign.ZEROS),
+    recipe=fields(zero_sign=ZeroSign.ZEROS),
     seen="Model-Optimizer 0.47 mxfp4_tensor.py cast_fp4: the sign bit of 0",
     same_if="no value is 0",
 )
@@ -74,7 +70,7 @@ fault(
     on=MODED,
     same_if=TINY,
     seen="torchao 0.18.0 _to_mx_rceil: torch.where(exponent == 0, 1.0, ..)",
-    recipe=_field(unit_at_byte_0=True),
+    recipe=fields(unit_at_byte_0=True),
 )
 fault(
     "values coded over 2^-126 under a scale of 2^-127",
@@ -82,7 +78,7 @@ fault(
     on=MODED,
     same_if=TINY,
     seen="torchao 0.18.0 to_mx: clamp(scale_fp32, min=F32_MIN_NORMAL)",
-    recipe=_field(divides_by_bits=True),
+    recipe=fields(divides_by_bits=True),
 )
 
 
@@ -164,7 +160,7 @@ fault(
         ),
         way(
             "stochastic rounding without random bits",
-            recipe=lambda recipe: replace(recipe, rounding=CodeRounding.NEAREST_EVEN),
+            recipe=fields(rounding=CodeRounding.NEAREST_EVEN),
             seen="TransformerEngine rng_state == nullptr",
             admissible_if="the nearest code is a neighbour",
         ),
@@ -183,7 +179,7 @@ fault(
         ),
         way(
             "sign of zero lost in stochastic rounding",
-            recipe=lambda recipe: replace(recipe, zero_sign=ZeroSign.DROPPED),
+            recipe=fields(zero_sign=ZeroSign.DROPPED),
             seen=MINE + "truncation by an unsigned cast",
             same_if="no code is -0",
         ),
@@ -252,7 +248,7 @@ fault(
     on=takes("sign_mask"),
     needs=signed,
     seen="TransformerEngine _apply_rht: with_random_sign_mask",
-    options=lambda options: options | {"sign_mask": 0},
+    options=option(sign_mask=0),
 )
 fault(
     "Hadamard signs in the reverse order",
@@ -526,7 +522,7 @@ more_matrices = need(lambda call: call.inputs["x"].shape[0] > 1, "one matrix")
 
 
 def _as_one_matrix(call: Call, memory: Tensor) -> Tensor:
-    """The scales of all matrices as those of one, in its tiles; what lies beyond is lost."""
+    """The scales of all matrices as those of one, in its tiles; bytes beyond the end are dropped."""
     contract = call.contract
     assert isinstance(contract, BlockQuantiser)
     scale = contract.scales_of(memory, call)
@@ -612,7 +608,8 @@ fault(
 
 
 def _each_upright(call: Call, memory: Tensor) -> Tensor:
-    """The bytes ``[N / 32, K]`` of each weight in tiles, in the memory of the transpose; what lies beyond is lost."""
+    """The bytes ``[N / 32, K]`` of each weight in tiles, in the memory of the transpose; bytes beyond the end
+    are dropped."""
     contract = call.contract
     assert isinstance(contract, BlockQuantiser)
     e, _, k = call.inputs["x"].shape
@@ -762,7 +759,7 @@ fault(
 
 
 def _placed(where: Callable[[Call], list[int]]) -> Change:
-    """The scale bytes of each expert put at other rows; what lies beyond the buffer is lost."""
+    """The scale bytes of each expert put at other rows; bytes beyond the end are dropped."""
 
     def change(call: Call, memory: Tensor) -> Tensor:
         contract = call.contract
@@ -877,11 +874,11 @@ fault(
     over=(
         way(
             "FP4 ties to the even code",
-            _field(rounding=CodeRounding.NEAREST_EVEN),
+            fields(rounding=CodeRounding.NEAREST_EVEN),
             same_if="no quotient is a tie",
             admissible_if=NEAR,
         ),
-        way("FP4 code of -0", _field(zero_sign=ZeroSign.KEPT), same_if="no value rounds to -0"),
+        way("FP4 code of -0", fields(zero_sign=ZeroSign.KEPT), same_if="no value rounds to -0"),
     ),
     recipe=itself,
 )
@@ -898,7 +895,7 @@ fault(
     "FP4 amax without its floor",
     VALUE,
     on=FP4,
-    recipe=_field(amax_floor=0.0),
+    recipe=fields(amax_floor=0.0),
     seen="DeepGEMM clamp_min(1e-4)",
     same_if="no amax lies below the floor",
     admissible_if="every code of a block of zeros is 0 under any scale",
@@ -917,7 +914,7 @@ fault(
     MOVEMENT,
     on=FP4,
     seen="pith-train PR 74",
-    codes=lambda codes: codes.unflatten(1, (-1, 2)).flip(2).flatten(1),
+    codes=pairs_swapped,
     same_if="neighbours are equal",
 )
 fault(
@@ -974,7 +971,7 @@ fault(
             lambda call, out: _bytewise(call),
             seen=MINE + "a transpose of the bytes",
         ),
-        way("nibbles exchanged in the transpose", lambda out: _nibbles(out), seen="pith-train PR 74"),
+        way("nibbles exchanged in the transpose", nibbles_swapped, seen="pith-train PR 74"),
         way(
             "odd rows of the transpose lost",
             lambda out: (out.view(torch.uint8) & 0xF).view(out.dtype),
@@ -1017,7 +1014,7 @@ fault(
     MOVEMENT,
     on=FP4_BACK,
     seen="pith-train PR 74",
-    read=entry("q", lambda q: _nibbles(q)),
+    read=entry("q", nibbles_swapped),
 )
 fault(
     "FP4 scale of the previous group read",
@@ -1043,11 +1040,6 @@ fault(
     write=entry("out", lambda out: out.abs()),
 )
 fault("FP4 scale not multiplied", VALUE, on=FP4_BACK, seen="pytorch 195751", read=entry("scale", ones_of))
-
-
-def _nibbles(q: Tensor) -> Tensor:
-    bits = q.view(torch.uint8)
-    return (bits << 4 | bits >> 4).view(q.dtype)
 
 
 # --- casts ----------------------------------------------------------------------------------------------------------
@@ -1083,7 +1075,7 @@ for words, turn in (
 
 
 def _relabelled(change: Callable[[Tensor], Tensor]) -> Change:
-    """The scale bytes ``[M, C]`` changed where they lie."""
+    """The scale bytes ``[M, C]`` changed in their layout."""
 
     def changed(call: Call, memory: Tensor) -> Tensor:
         m, k = call.inputs["x"].shape
@@ -1152,7 +1144,7 @@ fault(
     CAST,
     on=AGAIN | BACKWARD,
     seen="TensorRT-LLM PR 14464",
-    options=lambda options: options | {"dtype": "float16"},
+    options=option(dtype="float16"),
     same_if="every value is one of float16",
     admissible_if="float16 keeps more bits than bfloat16 and moves no code",
 )
@@ -1160,7 +1152,7 @@ fault(
     "values between two casts in bfloat16 instead of float32",
     CAST,
     on=AGAIN | BACKWARD,
-    options=lambda options: options | {"dtype": "bfloat16"},
+    options=option(dtype="bfloat16"),
     seen="vLLM-Ascend fp8_block.py: the model's dtype",
     needs=need(lambda call: call.resolved["dtype"] == "float32", "float32 was not asked for"),
     same_if="every value is one of bfloat16, as a code of MXFP8 times a power of two is",

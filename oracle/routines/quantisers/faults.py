@@ -11,7 +11,7 @@ from torch import Tensor
 from oracle.numbers import fast_math
 from oracle.numbers.formats import E4M3FN
 from oracle.numbers.quantize import f32
-from oracle.numbers.recipes import AmaxScan, Arithmetic, NanAmax, NanCode, PowerOfTwo, Recipe, ScaleFormula
+from oracle.numbers.recipes import AmaxScan, Arithmetic, NanAmax, NanCode, PowerOfTwo, ScaleFormula
 from oracle.numbers.rounding import Rounding, power_of_two
 from oracle.numbers.scaling import ScaleFormat
 from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Faults, WhyNot, both, need, way
@@ -26,6 +26,7 @@ from oracle.routines.ideas import (
     TRUNCATED,
     UNSIGNED,
     bf16_of,
+    fields,
     inverted,
     itself,
     rolled,
@@ -43,7 +44,7 @@ from oracle.routines.quantisers.contract import (
 from oracle.routines.traits import of_class
 
 QUANTISERS = of_class(QuantiserContract) - BLOCK_BYTES - FOUR_BITS
-"""Contracts that publish E4M3 codes and their scale, a number for each block."""
+"""Contracts that publish E4M3 codes and their scale, one scale for each block."""
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 FAULTS = Faults(QUANTISERS)
 fault = FAULTS.declare
@@ -92,14 +93,14 @@ square = both(
 )
 
 
-def _holds(found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
+def holds(found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
     """The input has at least one value of this kind."""
     return need(lambda call: bool(found(prepared(call).values).any()), missing)
 
 
-has_negative = _holds(lambda x: x < 0, "no value is negative")  # -0 and NaN are none
+has_negative = holds(lambda x: x < 0, "no value is negative")  # -0 and NaN are none
 # 448 x / amax of two values of four bits is a midpoint of E4M3, or more than 2^-9 of itself away from each
-finer = _holds(
+finer = holds(
     lambda x: (bits := torch.frexp(x.nan_to_num(nan=0.0))[0] * 16) != torch.trunc(bits),
     "every value has four significant bits",
 )
@@ -108,18 +109,16 @@ finer = _holds(
 # --- the amax, the scale made of it, and the scale published ------------------------------------------------
 
 
-def _recipe(**fields: object) -> Callable[[Recipe], Recipe]:
-    """Fields of the record replaced."""
-    return lambda recipe: replace(recipe, **fields)  # type: ignore[arg-type]
-
-
 def _scan(part: Callable[[Tensor], Tensor]) -> Callable[[Amax], Tensor]:
     """The amax of a part of the blocks ``[down, r, across, c]``."""
     return lambda amax: part(amax.blocks).nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True)
 
 
 def signed_amax(amax: Amax) -> Tensor:
-    """The largest value of every block, 0 where all are negative."""
+    """The largest value of every block, float64 ``[down, 1, across, 1]``; 0 where all are negative, NaN left out.
+
+    Derived in TransformerEngine 3550, whose kernel has no absolute value.
+    """
     return amax.blocks.nan_to_num(nan=0.0).amax(dim=(1, 3), keepdim=True).clamp(min=0.0)
 
 
@@ -189,7 +188,7 @@ fault(
         way(
             "scale rounded down to a power of two",
             seen="vllm PR 22399",
-            recipe=_recipe(power_of_two=PowerOfTwo.AMAX_FLOOR),
+            recipe=fields(power_of_two=PowerOfTwo.AMAX_FLOOR),
             same_if=EXACT_POWERS,
             needs=need(
                 lambda c: c.recipe.power_of_two is PowerOfTwo.CEIL, "the scale is not rounded up to a power of two"
@@ -221,7 +220,7 @@ fault(
             lambda recipe: replace(recipe, amax_floor=0.0, scale_floor=recipe.amax_floor),
             seen="vllm 53339",
         ),
-        way("amax floor missing", _recipe(amax_floor=0.0), seen="pytorch/ao 4713, TransformerEngine PR 786"),
+        way("amax floor missing", fields(amax_floor=0.0), seen="pytorch/ao 4713, TransformerEngine PR 786"),
     ),
     recipe=itself,
 )
@@ -255,7 +254,7 @@ fault(
         way(
             "amax scan tests the row index where the column index is meant",
             seen=SCAN,
-            recipe=_recipe(scan=AmaxScan.ROW_AS_COLUMN),
+            recipe=fields(scan=AmaxScan.ROW_AS_COLUMN),
             needs=tall_blocks,
             same_if=MISSED_ROWS,
         ),
@@ -308,7 +307,7 @@ fault(
     same_if="every amax is 448 times a power of two",
 )
 def amax_of_a_lower_power(amax: Amax) -> Tensor:
-    """The amax whose 448th is the power of two below the right scale; what the recipe then rounds up is that power."""
+    """448 times the power of two below the right scale, which the recipe then does not round up any more."""
     floor = torch.full_like(amax.right, amax.recipe.amax_floor)
     return 448.0 * _power_beside(f32(torch.maximum(amax.right, floor) / 448.0), up=False)
 
@@ -359,8 +358,8 @@ fault(
         way(
             "NaN coded as 448",
             seen="Model-Optimizer PR 1397",
-            recipe=_recipe(nan_code=NanCode.POSITIVE_MAX, nan_amax=NanAmax.IGNORED),
-            needs=_holds(torch.isnan, "no value is NaN"),
+            recipe=fields(nan_code=NanCode.POSITIVE_MAX, nan_amax=NanAmax.IGNORED),
+            needs=holds(torch.isnan, "no value is NaN"),
             same_if="the recipe codes NaN so",
             admissible_if="a declared recipe of the contract codes NaN so",
         ),
@@ -426,7 +425,7 @@ fault(
     VALUE,
     seen=MET_IN,
     on=QUANTISERS & FAST_MATH,
-    recipe=_recipe(arithmetic=Arithmetic.FAST_MATH, inverse_limit=False),
+    recipe=fields(arithmetic=Arithmetic.FAST_MATH, inverse_limit=False),
     needs=need(lambda call: bool(fast_math.outside(prepared(call).amax(call.recipe)).any()), IN_RANGE),
     admissible_if=NARROW,
 )

@@ -1,8 +1,8 @@
 """Faults of the scales in scaled products: the scale of another place, memory read in another layout, another number.
 
 Functions of scales take and return matrices ``[rows, blocks]``. A layout fault writes the matrix to memory as the
-caller does and looks for element ``(m, b)`` where the kernel does; a look past the end finds what
-:class:`~oracle.routines.fault.Beyond` says.
+caller does and looks for element ``(m, b)`` where the kernel does; the value of an out-of-bounds
+read is chosen by :class:`~oracle.routines.fault.Beyond`.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ fault(
 
 
 def look(call: Call, buffer: Tensor, index: Tensor) -> Tensor:
-    """Elements of the flat ``buffer`` at ``index``; past the end, other live data or NaN."""
+    """Elements of the flat ``buffer`` at ``index``; out of bounds they wrap around, or are NaN (:class:`Beyond`)."""
     length = buffer.numel()
     found = buffer.flatten()[index % length]
     if call.beyond is Beyond.UNKNOWN:
@@ -368,7 +368,7 @@ fault(
     ),
 )
 def product_scalar_as_vector(product: ScaledProduct) -> ScaledProduct:
-    """The scalar is read with the row number: other memory, here the codes' neighbours, behind the first row."""
+    """The scalar is read with the row number: behind the first row an out-of-bounds read."""
     junk = torch.linspace(0.5, 1.5, product.M, dtype=torch.float64, device="cpu").to(torch.float32).to(product.a.device)
     return replace(product, a_scale=torch.cat([product.a_scale, junk[1:, None] * product.a_scale]))
 
@@ -547,7 +547,7 @@ fault(
 
 
 def _bf16_pairs(scale: Tensor) -> Tensor:
-    """A bfloat16 buffer read as float32: two neighbours make one number, and half the buffer is behind its end."""
+    """A bfloat16 buffer read as float32: two neighbours make one number, and half of the reads are out of bounds."""
     high = _bits(_bf16(scale)).flatten() >> 16 & 0xFFFF
     first = torch.arange(high.numel(), device=high.device) * 2 % high.numel()
     second = (first + 1) % high.numel()
