@@ -39,12 +39,12 @@ def by_name(
     """
 
     def run(verb: Callable[..., Any], inputs: Inputs, options: Options) -> Outputs:
-        given = {name: converted[name](x) if name in converted else x for name, x in inputs.items()}
-        made = verb(**{renamed.get(name, name): x for name, x in given.items()}, **{**defaults, **options})
+        arguments = {name: converted[name](x) if name in converted else x for name, x in inputs.items()}
+        result = verb(**{renamed.get(name, name): x for name, x in arguments.items()}, **{**defaults, **options})
         if not outputs:
-            whole: Tensor = made
+            whole: Tensor = result
             return whole
-        parts = (made,) if isinstance(made, Tensor) else made
+        parts = (result,) if isinstance(result, Tensor) else result
         return {name: x for name, x in zip(outputs, parts, strict=True) if x is not None}
 
     return run
@@ -54,9 +54,9 @@ def in_place(*written: str) -> Adapter:
     """Verbs that write into inputs: copies of these, as the verb left them."""
 
     def run(verb: Callable[..., Any], inputs: Inputs, options: Options) -> dict[str, Tensor]:
-        made = {name: torch.empty_like(inputs[name]).copy_(inputs[name]) for name in written}
-        verb(**{**inputs, **made}, **options)
-        return made
+        copies = {name: torch.empty_like(inputs[name]).copy_(inputs[name]) for name in written}
+        verb(**{**inputs, **copies}, **options)
+        return copies
 
     return run
 
@@ -67,8 +67,8 @@ def by_row(*outputs: str) -> Adapter:
     def run(verb: Callable[..., Any], inputs: Inputs, options: Options) -> Outputs:
         columns = {name: t.tolist() for name, t in inputs.items()}
         rows = [verb(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
-        made = torch.tensor(rows, dtype=next(iter(inputs.values())).dtype, device="cpu")
-        return {name: made[:, i].contiguous() for i, name in enumerate(outputs)} if outputs else made
+        table = torch.tensor(rows, dtype=next(iter(inputs.values())).dtype, device="cpu")
+        return {name: table[:, i].contiguous() for i, name in enumerate(outputs)} if outputs else table
 
     return run
 
@@ -98,9 +98,9 @@ def pairs(inputs: Inputs) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 def runs(verb: Callable[..., Any], inputs: Inputs, options: Options) -> Tensor:
     """Products of runs of rows, whose integers a contract may give as int64."""
     whole = ("m_indptr", "expert_offsets", "problem_sizes")
-    given = {name: int32(x) if name in whole else x for name, x in inputs.items()}
-    made: Tensor = verb(**given, out_dtype=out_dtype_of(options))
-    return made
+    arguments = {name: int32(x) if name in whole else x for name, x in inputs.items()}
+    result: Tensor = verb(**arguments, out_dtype=out_dtype_of(options))
+    return result
 
 
 def out_dtype_of(options: Options) -> torch.dtype:

@@ -72,8 +72,8 @@ def _bmm_fake(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: tor
 
 
 def _every_masked(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
-    given = {**inputs, "masked_m": int32(inputs["masked_m"])}
-    return verb(**given, expected_m=inputs["a"].shape[1], out_dtype=out_dtype_of(options))
+    arguments = {**inputs, "masked_m": int32(inputs["masked_m"])}
+    return verb(**arguments, expected_m=inputs["a"].shape[1], out_dtype=out_dtype_of(options))
 
 
 # --- the verbs -----------------------------------------------------------------------------------------------------
@@ -292,8 +292,8 @@ def bmm_fp8(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch
     checks.out_dtype(dtype, *NARROW)
     device = checks.same_device(A=A, B=B, A_scale=A_scale, B_scale=B_scale)
     if is_compiling():
-        made: Tensor = torch.ops.fp8_kernels.bmm_fp8(A, B, A_scale, B_scale, dtype)
-        return made
+        out: Tensor = torch.ops.fp8_kernels.bmm_fp8(A, B, A_scale, B_scale, dtype)
+        return out
     run = route(
         "bmm",
         device,
@@ -375,7 +375,7 @@ def cutlass_blockwise_scaled_grouped_mm(
 ) -> Tensor:
     """:func:`group_gemm_fp8_nt_groupwise` with the first row of each expert and its sizes ``[G, 3]`` (rows, N, K)."""
     starts, ends = _starts(expert_offsets, problem_sizes, b)
-    return _runs(a, b, scales_a, scales_b, starts, ends, out_dtype)
+    return _runs(a, b, scales_a, scales_b, starts, ends, out_dtype, ("scales_a", "scales_b"))
 
 
 @verb("grouped_scaled", adapter=runs)
@@ -390,16 +390,37 @@ def cutlass_moe_mm(
 ) -> Tensor:
     """Rows of every expert times its weight, ``scales_a * (scales_b * sum)``.
 
-    ``a [M, K]``, ``b [G, N, K]`` E4M3; float32 ``scales_a [M, 1]`` or ``[1, 1]``, ``scales_b [G, N]`` or ``[G, 1]``;
-    ``expert_offsets`` int32 ``[G]`` (first rows, each behind the rows of the expert before), ``problem_sizes`` int32
-    ``[G, 3]``; ``[M, N]``, rows of no expert unspecified. Raises what :func:`kernels.scaled_grouped_mm` raises.
+    Parameters
+    ----------
+    a, b
+        ``[M, K]`` and ``[G, N, K]`` E4M3.
+    scales_a
+        ``[M, 1]`` or ``[1, 1]`` float32.
+    scales_b
+        ``[G, N]`` or ``[G, 1]`` float32.
+    expert_offsets
+        ``[G]`` int32: the first row of each expert, behind the rows of the one before.
+    problem_sizes
+        ``[G, 3]`` int32: rows, N and K of each expert.
+
+    Returns
+    -------
+    Tensor
+        ``[M, N]`` of ``out_dtype``; unassigned rows are unspecified. NaN reaches the elements of its row or column.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, OptionError, ValueRangeError, NoBackendError
     """
     _, ends = _starts(expert_offsets, problem_sizes, b)
     rows, groups, n = checks.rank("a", a, 2).shape[0], b.shape[0], b.shape[1]
-    if scales_a.numel() == 1:
+    checks.same_device(a=a, scales_a=scales_a, scales_b=scales_b)
+    if checks.dtype("scales_a", scales_a, torch.float32).numel() == 1:
         scales_a = scales_a.reshape(1, 1).expand(rows, 1)
-    if tuple(scales_b.shape) == (groups, 1):
+    if tuple(checks.dtype("scales_b", scales_b, torch.float32).shape) == (groups, 1):
         scales_b = scales_b.expand(groups, n)
+    checks.shape("scales_a", scales_a, (rows, 1), "[M, 1], or [1, 1]")
+    checks.shape("scales_b", scales_b, (groups, n), "[G, N], or [G, 1]")
     return grouped.scaled_grouped_mm(a, b, scales_a, scales_b, ends, out_dtype)
 
 
@@ -414,6 +435,7 @@ def grouped_mm_fp8(
     checks.scalar("alpha", alpha)
     starts = _borders("m_indptr", m_indptr, b)
     rows = checks.rank("a", a, 2).shape[0]
+    checks.same_device(a=a, b=b, alpha=alpha)
     scale_a, scale_b = alpha.reshape(1, 1).expand(rows, 1), alpha.new_ones(b.shape[:2])
     return grouped.scaled_grouped_mm(a, b, scale_a, scale_b, starts[1:], out_dtype)
 
@@ -430,6 +452,9 @@ def decode_int4(b_q: Tensor, b_group_scales: Tensor) -> Tensor:
     """
     checks.dtype("b_q", b_q, torch.int8)
     checks.dtype("b_group_scales", b_group_scales, FP8)
+    checks.same_device(b_q=b_q, b_group_scales=b_group_scales)
+    if b_q.dim() < 2:
+        raise ShapeError(f"b_q must be [..., N, K], got shape {list(b_q.shape)}")
     k = b_q.shape[-1]
     wanted = (*b_q.shape[:-2], -(-k // BLOCK), b_q.shape[-2])
     checks.shape("b_group_scales", b_group_scales, wanted, "[..., ceil(K/128), N]")
@@ -488,8 +513,8 @@ def cutlass_pack_scale_fp8(scales: Tensor) -> Tensor:
     """E4M3 ``[8 n]``: for each of ``n`` group scales its products with -8 to -1, rounded and saturated."""
     checks.dtype("scales", scales, FP8)
     steps = torch.arange(-8, 0, device=scales.device).to(torch.float32)
-    made = scales.to(torch.float32).flatten()[:, None] * steps
-    return made.clamp(-checks.FP8_MAX, checks.FP8_MAX).to(FP8).flatten()
+    products = scales.to(torch.float32).flatten()[:, None] * steps
+    return products.clamp(-checks.FP8_MAX, checks.FP8_MAX).to(FP8).flatten()
 
 
 @verb("linear", adapter=runs)
@@ -507,6 +532,9 @@ def cutlass_w4a8_mm(
     decoded at every call; a layer that keeps them decodes once and calls :func:`kernels.cutlass_scaled_mm`.
     """
     w = decode_int4(checks.rank("b_q", b_q, 2), b_group_scales)
+    checks.operand("b_channel_scales", b_channel_scales, (w.shape[0], 1), "[N, 1]", torch.float32)
+    checks.operand("a_token_scales", a_token_scales, (checks.rank("a", a, 2).shape[0], 1), "[M, 1]", torch.float32)
+    checks.same_device(a=a, b_q=b_q, b_channel_scales=b_channel_scales, a_token_scales=a_token_scales)
     return linear.cutlass_scaled_mm(a, w.t(), a_token_scales, b_channel_scales.t(), out_dtype)
 
 
@@ -524,6 +552,9 @@ def cutlass_w4a8_moe_mm(
     """:func:`cutlass_moe_mm` with int4 weights ``b_q [G, N, K]``, group scales ``[G, ceil(K/128), N]``, channels
     ``[G, N]``."""
     w = decode_int4(checks.rank("b_q", b_q, 3), b_group_scales)
+    checks.operand("b_channel_scales", b_channel_scales, tuple(w.shape[:2]), "[G, N]", torch.float32)
+    checks.operand("a_token_scales", a_token_scales, (checks.rank("a", a, 2).shape[0], 1), "[M, 1]", torch.float32)
+    checks.same_device(a=a, b_q=b_q, b_channel_scales=b_channel_scales, a_token_scales=a_token_scales)
     return cutlass_moe_mm(a, w, a_token_scales, b_channel_scales, expert_offsets, problem_sizes, out_dtype)
 
 
@@ -532,7 +563,8 @@ def cutlass_w4a8_moe_mm(
 
 def _borders(name: str, borders: Tensor, b: Tensor) -> Tensor:
     groups = checks.rank("b", b, 3).shape[0]
-    return checks.operand(name, borders, (groups + 1,), "[G + 1]", torch.int32)
+    checks.same_device(b=b, **{name: checks.operand(name, borders, (groups + 1,), "[G + 1]", torch.int32)})
+    return borders
 
 
 def _starts(expert_offsets: Tensor, problem_sizes: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -540,19 +572,30 @@ def _starts(expert_offsets: Tensor, problem_sizes: Tensor, b: Tensor) -> tuple[T
     groups = checks.rank("b", b, 3).shape[0]
     starts = checks.operand("expert_offsets", expert_offsets, (groups,), "[G]", torch.int32)
     sizes = checks.operand("problem_sizes", problem_sizes, (groups, 3), "[G, 3]", torch.int32)
+    checks.same_device(b=b, expert_offsets=expert_offsets, problem_sizes=problem_sizes)
     return starts, starts + sizes[:, 0]
 
 
 def _runs(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, starts: Tensor, ends: Tensor, out_dtype: torch.dtype
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    out_dtype: torch.dtype,
+    scales: tuple[str, str] = ("a_scale", "b_scale"),
 ) -> Tensor:
     """Runs of any length by the product of aligned runs: every run moved to a multiple of the alignment, and back."""
     checks.out_dtype(out_dtype)
-    m = checks.dtype("a", checks.rank("a", a, 2), FP8).shape[0]
-    checks.rank("a_scale", a_scale, 2)
-    device = checks.same_device(a=a, b=b, a_scale=a_scale, b_scale=b_scale, starts=starts)
-    if a_scale.shape[0] != m:
-        raise ShapeError(f"a_scale {list(a_scale.shape)} has no row for each of the {m} rows of a")
+    m, k = checks.dtype("a", checks.rank("a", a, 2), FP8).shape
+    groups, n, k_b = checks.dtype("b", checks.rank("b", b, 3), FP8).shape
+    if k != k_b:
+        raise ShapeError(f"a {list(a.shape)} and b {list(b.shape)} disagree in K")
+    blocks = -(-k // BLOCK)
+    checks.operand(scales[0], a_scale, (m, blocks), "[M, ceil(K/128)]", torch.float32)
+    checks.operand(scales[1], b_scale, (groups, -(-n // BLOCK), blocks), "[G, ceil(N/128), ceil(K/128)]", torch.float32)
+    device = checks.same_device(a=a, b=b, **{scales[0]: a_scale, scales[1]: b_scale})
     if m == 0:
         return torch.empty(0, b.shape[1], dtype=out_dtype, device=device)
     if checks.wanted(None, device) and not is_compiling():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kernels import checks, known, layout
+from kernels import checks, layout, repeated
 from kernels import platform as machines
 from kernels.adapters import Inputs, Options, out_dtype_of, pairs
 from kernels.backends._host import allocator, allocators, is_dense, is_other_device, lane_major
@@ -69,29 +69,29 @@ def _blockscale_operator(
 
 
 def _gemm_operator(checked: Callable[..., None]) -> Callable[..., None]:
-    """:func:`fp8_gemm_nt` as an operator: ``checked``, but for calls like an earlier one.
+    """:func:`fp8_gemm_nt` as an operator: ``checked``, with a fast path for repeated calls.
 
-    Inside of an operator torch's guard sees other dispatch keys, so that it keeps calls of its own. The guard compares
-    whether a gradient is wanted, which ``checked`` refuses.
+    Inside of an operator torch's guard sees other dispatch keys, so that the operator has cached calls of its own. The
+    guard compares ``requires_grad``, so that a call which wants a gradient reaches ``checked``, which refuses it.
     """
 
     def run(
         a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
     ) -> None:
-        met = known.find(run, b, b_scale)
-        if met is not None and c is None and met.rows(b, b_scale, a, a_scale, out):
-            met.run(a, a_scale, b, b_scale, out, None, disable_ue8m0_cast)
+        call = repeated.find(run, b, b_scale)
+        if call is not None and c is None and call.rows(b, b_scale, a, a_scale, out):
+            call.run(a, a_scale, b, b_scale, out, None, disable_ue8m0_cast)
             return
         checked(a, a_scale, b, b_scale, out, c, disable_ue8m0_cast)
-        found = known.find("fp8_gemm_nt", b, b_scale)
-        if found is not None and found.rows(b, b_scale, a, a_scale, out):
-            known.keep_for(run, b, b_scale, found)
+        checked_call = repeated.find("fp8_gemm_nt", b, b_scale)
+        if checked_call is not None and checked_call.rows(b, b_scale, a, a_scale, out):
+            repeated.store_as(run, b, b_scale, checked_call)
 
     return run
 
 
-def _linear_operator(kept: Mapping[bool, object]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """A linear layer as an operator (see :func:`_gemm_operator`), whose verb keeps calls under ``kept[e8m0]``."""
+def _linear_operator(verb_keys: Mapping[bool, object]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """A linear layer as an operator (see :func:`_gemm_operator`); its verb caches calls under ``verb_keys[e8m0]``."""
 
     def of(checked: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def run(
@@ -101,14 +101,14 @@ def _linear_operator(kept: Mapping[bool, object]) -> Callable[[Callable[..., Ten
             group_size: int = BLOCK,
             use_deep_gemm_e8m0: bool = False,
         ) -> Tensor:
-            met = known.find(keys[use_deep_gemm_e8m0], weight, weight_scale)
-            if met is not None and group_size == BLOCK and (m := met.rows(weight, weight_scale, input)):
-                y: Tensor = met.run[m < SWITCH_M](input, weight, weight_scale)
+            call = repeated.find(keys[use_deep_gemm_e8m0], weight, weight_scale)
+            if call is not None and group_size == BLOCK and (m := call.rows(weight, weight_scale, input)):
+                y: Tensor = call.run[m < SWITCH_M](input, weight, weight_scale)
                 return y
             y = checked(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
-            found = known.find(kept[use_deep_gemm_e8m0], weight, weight_scale)
-            if found is not None and found.rows(weight, weight_scale, input):
-                known.keep_for(keys[use_deep_gemm_e8m0], weight, weight_scale, found)
+            checked_call = repeated.find(verb_keys[use_deep_gemm_e8m0], weight, weight_scale)
+            if checked_call is not None and checked_call.rows(weight, weight_scale, input):
+                repeated.store_as(keys[use_deep_gemm_e8m0], weight, weight_scale, checked_call)
             return y
 
         keys = object(), object()
@@ -120,7 +120,7 @@ def _linear_operator(kept: Mapping[bool, object]) -> Callable[[Callable[..., Ten
 # --- the verbs -----------------------------------------------------------------------------------------------------
 
 
-@verb("fp8_gemm_nt", adapter=_into_fresh, writes=("out",), known=_gemm_operator, kinds=False)
+@verb("fp8_gemm_nt", adapter=_into_fresh, writes=("out",), fast_path=_gemm_operator, kinds=False)
 def fp8_gemm_nt(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -153,9 +153,9 @@ def fp8_gemm_nt(
     """
     if c is None and type(a) is type(b) is tuple and len(a) == len(b) == 2 and not is_compiling():
         (x, xs), (w, ws) = a, b
-        met = known.find("fp8_gemm_nt", w, ws)
-        if met is not None and met.rows(w, ws, x, xs, out):
-            met.run(x, xs, w, ws, out, None, disable_ue8m0_cast)
+        call = repeated.find("fp8_gemm_nt", w, ws)
+        if call is not None and call.rows(w, ws, x, xs, out):
+            call.run(x, xs, w, ws, out, None, disable_ue8m0_cast)
             return
     _fp8_gemm_nt(a, b, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
@@ -172,7 +172,7 @@ def _fp8_gemm_nt(
         return
     _product(x, xs, w, ws, out, c, disable_ue8m0_cast)
     if c is None and out.dtype is torch.bfloat16:
-        known.keep("fp8_gemm_nt", w, ws, _known_gemm(w, ws)).learn(x, xs, out, weight=(w, ws))
+        repeated.store("fp8_gemm_nt", w, ws, _decided_gemm(w, ws)).learn(x, xs, out, weight=(w, ws))
 
 
 @verb()
@@ -189,32 +189,32 @@ def prepare_fp8_gemm_nt(
     Returns
     -------
     Callable
-        ``run(a, out)`` with ``a`` and ``out`` (bf16) as of :func:`fp8_gemm_nt`. It looks at their dtypes, shapes and
-        devices, and takes their memory for what it is. Machine and configuration are those of now.
+        ``run(a, out)`` with ``a`` and ``out`` (bf16) as of :func:`fp8_gemm_nt`. It checks their dtypes, shapes and
+        devices and does not validate storage. Machine and configuration are those of the preparation.
     """
     w, ws = checks.pair("b", b)
     n, k = checks.matrix("b", w)
     checks.operand("b_scale", ws, (-(-n // BLOCK), -(-k // BLOCK)), "[ceil(N/128), ceil(K/128)]", torch.float32)
     checks.same_device(b=w, b_scale=ws)
-    met = known.Kept(_known_gemm(w, ws))
+    call = repeated.CachedCall(_decided_gemm(w, ws))
 
     def run(a: tuple[Tensor, Tensor], out: Tensor) -> None:
         if not is_compiling() and type(a) is tuple and len(a) == 2:
             x, xs = a
-            if met.rows(x, xs, out):
-                met.run(x, xs, w, ws, out, None, disable_ue8m0_cast)
+            if call.rows(x, xs, out):
+                call.run(x, xs, w, ws, out, None, disable_ue8m0_cast)
                 return
             _fp8_gemm_nt(a, b, out, c=None, disable_ue8m0_cast=disable_ue8m0_cast)
             if out.dtype is torch.bfloat16:
-                met.learn(x, xs, out)
+                call.learn(x, xs, out)
             return
         fp8_gemm_nt(a, b, out, disable_ue8m0_cast=disable_ue8m0_cast)
 
     return run
 
 
-def _known_gemm(w: Tensor, ws: Tensor) -> Gemm:
-    """The bf16 product of a checked weight, for operands that :class:`~kernels.known.Known` finds like checked ones."""
+def _decided_gemm(w: Tensor, ws: Tensor) -> Gemm:
+    """The bf16 product of a checked weight, for operands that a :class:`~kernels.repeated.GuardedCall` admits."""
     return cached(_gemm_run, w.device, *w.shape, is_dense(w, ws))
 
 
@@ -352,8 +352,8 @@ def fp8_blockscale_gemm_sm90(
         )
     device = checks.same_device(input=input, weight=weight, input_scale=input_scale, weight_scale=weight_scale, out=out)
     if is_compiling():
-        made: Tensor = torch.ops.fp8_kernels.fp8_blockscale_gemm_sm90(input, weight, input_scale, weight_scale)
-        return made if out is None else out.copy_(made)
+        y: Tensor = torch.ops.fp8_kernels.fp8_blockscale_gemm_sm90(input, weight, input_scale, weight_scale)
+        return y if out is None else out.copy_(y)
     run = route("blockscale_sm90", device, ("n", n), ("k", k), ("a_dtype", dtype_name(input.dtype)))
     if m == 0:
         return torch.empty(0, n, dtype=kind, device=device) if out is None else out
@@ -382,8 +382,8 @@ def _quantise_here(quantise: Quantiser, x: Tensor) -> Pair:
 def flashinfer_fp8_blockscale_gemm(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
     """:func:`fp8_blockscale_gemm_sm90` for a bf16 input and a quantised weight; a custom op under ``torch.compile``."""
     if is_compiling():
-        made: Tensor = torch.ops.fp8_kernels.flashinfer_fp8_blockscale_gemm(input, weight, weight_scale)
-        return made
+        out: Tensor = torch.ops.fp8_kernels.flashinfer_fp8_blockscale_gemm(input, weight, weight_scale)
+        return out
     return fp8_blockscale_gemm_sm90(input, weight, None, weight_scale)
 
 
@@ -417,8 +417,8 @@ def few_rows_blockscale_linear(input: Tensor, weight: Tensor, weight_scale: Tens
     _check_linear(input, weight, weight_scale, torch.bfloat16, torch.float16)
     m, (n, k) = input.shape[0], weight.shape
     if is_compiling():
-        made: Tensor = torch.ops.fp8_kernels.few_rows_blockscale_linear(input, weight, weight_scale)
-        return made
+        out: Tensor = torch.ops.fp8_kernels.few_rows_blockscale_linear(input, weight, weight_scale)
+        return out
     if m >= SWITCH_M:
         raise ShapeError(f"input has {m} rows; from {SWITCH_M} use dynamic_flashinfer_deepgemm_blockscale_gemm")
     return cached(_few_rows, input.device, input.dtype, n, k)(input, weight, weight_scale)
@@ -429,15 +429,15 @@ def _few_rows(device: torch.device, dtype: torch.dtype, n: int, k: int) -> WideL
     return route("few_rows", device, ("n", n), ("k", k), ("a_dtype", name), ("out_dtype", name)).few_rows(dtype, n, k)
 
 
-@verb(fake=_linear_fake, known=_linear_operator({e8m0: ("deepgemm", e8m0) for e8m0 in (False, True)}), kinds=False)
+@verb(fake=_linear_fake, fast_path=_linear_operator({e8m0: ("deepgemm", e8m0) for e8m0 in (False, True)}), kinds=False)
 def deepgemm_blockscale_linear(
     input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = BLOCK, use_deep_gemm_e8m0: bool = False
 ) -> Tensor:
     """Quantise a bf16 input 1x128, then :func:`fp8_gemm_nt`: ``[M, N]`` bf16."""
     if group_size is BLOCK and not is_compiling() and type(use_deep_gemm_e8m0) is bool:
-        met = known.find(("deepgemm", use_deep_gemm_e8m0), weight, weight_scale)
-        if met is not None and (m := met.rows(weight, weight_scale, input)):
-            y: Tensor = met.run[m < SWITCH_M](input, weight, weight_scale)
+        call = repeated.find(("deepgemm", use_deep_gemm_e8m0), weight, weight_scale)
+        if call is not None and (m := call.rows(weight, weight_scale, input)):
+            y: Tensor = call.run[m < SWITCH_M](input, weight, weight_scale)
             return y
     return _deepgemm(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
 
@@ -447,16 +447,16 @@ def _deepgemm(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: i
     """:func:`deepgemm_blockscale_linear` with every check."""
     if is_compiling():
         op = torch.ops.fp8_kernels.deepgemm_blockscale_linear
-        made: Tensor = op(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
-        return made
+        out: Tensor = op(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
+        return out
     if group_size != BLOCK:
         raise OptionError(f"group_size={group_size}; DeepGEMM scales in groups of {BLOCK}")
     _check_linear(input, weight, weight_scale, *checks.WIDE)
     key = (input.device, input.dtype, *weight.shape, use_deep_gemm_e8m0, is_dense(weight, weight_scale))
     runs = cached(_same_runs, *key)
     y = runs[False](input, weight, weight_scale)
-    met = known.keep(("deepgemm", use_deep_gemm_e8m0), weight, weight_scale, runs)
-    met.learn(input, weight=(weight, weight_scale))
+    call = repeated.store(("deepgemm", use_deep_gemm_e8m0), weight, weight_scale, runs)
+    call.learn(input, weight=(weight, weight_scale))
     return y
 
 
@@ -514,7 +514,7 @@ def _quantiser(backend: Backend, e8m0: bool) -> Quantiser:
     "dynamic_blockscale",
     adapter=_wide_input,
     fake=_linear_fake,
-    known=_linear_operator({e8m0: e8m0 for e8m0 in (False, True)}),
+    fast_path=_linear_operator({e8m0: e8m0 for e8m0 in (False, True)}),
     kinds=False,
 )
 def dynamic_flashinfer_deepgemm_blockscale_gemm(
@@ -543,9 +543,9 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
         ``[M, N]`` bf16.
     """
     if group_size is BLOCK and not is_compiling() and type(use_deep_gemm_e8m0) is bool:
-        met = known.find(use_deep_gemm_e8m0, weight, weight_scale)
-        if met is not None and (m := met.rows(weight, weight_scale, input)):
-            y: Tensor = met.run[m < SWITCH_M](input, weight, weight_scale)
+        call = repeated.find(use_deep_gemm_e8m0, weight, weight_scale)
+        if call is not None and (m := call.rows(weight, weight_scale, input)):
+            y: Tensor = call.run[m < SWITCH_M](input, weight, weight_scale)
             return y
     return _dynamic(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
 
@@ -564,7 +564,7 @@ def _dynamic(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: in
         return _switched(input.device, 0, n, k, use_deep_gemm_e8m0)(input, weight, weight_scale)
     runs = _runs(weight, weight_scale, use_deep_gemm_e8m0)
     y = runs[m < SWITCH_M](input, weight, weight_scale)
-    known.keep(use_deep_gemm_e8m0, weight, weight_scale, runs).learn(input, weight=(weight, weight_scale))
+    repeated.store(use_deep_gemm_e8m0, weight, weight_scale, runs).learn(input, weight=(weight, weight_scale))
     return y
 
 
@@ -599,20 +599,20 @@ def prepare_blockscale_linear(
     Returns
     -------
     Callable
-        ``run(input)`` for ``input [M, K]`` bf16, a strided tensor. It looks at dtype, shape and device, and takes the
-        memory for what it is. Machine and configuration are those of now.
+        ``run(input)`` for ``input`` ``[M, K]`` bf16, a strided tensor. It checks dtype, shape and device and does not
+        validate storage. Machine and configuration are those of the preparation.
     """
-    e8m0, empty = use_deep_gemm_e8m0, weight.new_empty(0, weight.shape[1], dtype=torch.bfloat16)
+    e8m0, empty = use_deep_gemm_e8m0, weight.new_empty(0, checks.matrix("weight", weight)[1], dtype=torch.bfloat16)
     _check_switch(empty, weight, weight_scale)
-    met = known.Kept(_runs(weight, weight_scale, e8m0))
+    call = repeated.CachedCall(_runs(weight, weight_scale, e8m0))
 
     def run(input: Tensor) -> Tensor:
         if is_compiling():
             return dynamic_flashinfer_deepgemm_blockscale_gemm(input, weight, weight_scale, BLOCK, e8m0)
-        if m := met.rows(input):
-            return met.run[m < SWITCH_M](input, weight, weight_scale)
+        if m := call.rows(input):
+            return call.run[m < SWITCH_M](input, weight, weight_scale)
         y = _dynamic(input, weight, weight_scale, BLOCK, e8m0)
-        met.learn(input)
+        call.learn(input)
         return y
 
     return run
@@ -640,15 +640,15 @@ def _switched(device: torch.device, m: int, n: int, k: int, e8m0: bool, dense: b
 def _switch(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, e8m0: bool) -> Tensor:
     def small(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
         op = torch.ops.fp8_kernels.dynamic_flashinfer_deepgemm_blockscale_gemm
-        made: Tensor = op(x, w, s, group_size, e8m0)
-        return made
+        out: Tensor = op(x, w, s, group_size, e8m0)
+        return out
 
     def large(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
-        made: Tensor = torch.ops.fp8_kernels.deepgemm_blockscale_linear(x, w, s, group_size, e8m0)
-        return made
+        out: Tensor = torch.ops.fp8_kernels.deepgemm_blockscale_linear(x, w, s, group_size, e8m0)
+        return out
 
-    made: Tensor = torch.cond(input.shape[0] < SWITCH_M, small, large, (input, weight, weight_scale))
-    return made
+    out: Tensor = torch.cond(input.shape[0] < SWITCH_M, small, large, (input, weight, weight_scale))
+    return out
 
 
 @exported
@@ -737,8 +737,8 @@ def _layer(layer: Callable[..., Any], inputs: Inputs, options: Options) -> Tenso
             setattr(module, name, torch.nn.Parameter(x, requires_grad=False))
         kernel.process_weights_after_loading(module)
         weight, scale = (checks.tensor(name, getattr(module, name)) for name in ("weight", "weight_scale_inv"))
-        made: Tensor = kernel.apply_block_scaled_mm(input, weight, None, scale)
-        return made
+        out: Tensor = kernel.apply_block_scaled_mm(input, weight, None, scale)
+        return out
 
     return _wide_input(product, inputs, options)
 

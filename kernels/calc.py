@@ -1,4 +1,7 @@
-"""Whole-tensor measures that engines' own tests use."""
+"""Whole-tensor measures that engines' own tests use.
+
+Source: DeepGEMM's ``calc_diff`` (deep_gemm/testing).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels import checks
-from kernels.errors import ShapeError
+from kernels.errors import DtypeError, ShapeError
 from kernels.verbs import verb
 
 
@@ -17,15 +20,27 @@ def calc_diff(x: Tensor, y: Tensor) -> Tensor:
     Two tensors of zeros (or without elements) are equal: 0. One number for a whole tensor hides single wrong
     elements; it is here because engines publish it.
 
+    Parameters
+    ----------
+    x, y
+        Of any shape, the same for both, and of any real dtype.
+
     Returns
     -------
     Tensor
-        A float64 scalar.
+        A float64 scalar; NaN where a sum is NaN or infinite.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError
+        Two shapes, a complex dtype, or two devices.
     """
     left, right = checks.tensor("x", x), checks.tensor("y", y)
     if left.shape != right.shape:
         raise ShapeError(f"x {list(left.shape)} and y {list(right.shape)} must have one shape")
     checks.same_device(x=left, y=right)
+    if left.is_complex() or right.is_complex():
+        raise DtypeError(f"x is {left.dtype} and y {right.dtype}; pass real numbers, as torch.view_as_real gives them")
     a, b = left.to(torch.float64), right.to(torch.float64)
     norms = (a * a + b * b).sum()
     diff = 1 - 2 * (a * b).sum() / norms

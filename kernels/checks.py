@@ -94,8 +94,8 @@ def _check(name: str, value: object, kinds: tuple[Any, ...]) -> None:
     if kinds in ((Tensor,), (Tensor, type(None))):
         tensor(name, value)
     wanted = " or ".join("None" if k is type(None) else getattr(k, "__name__", str(k)) for k in kinds)
-    said = f"a {type(value).__name__}" if isinstance(value, Tensor) else f"{value!r:.80}"
-    raise OptionError(f"{name} must be {wanted}, got {said}")
+    got = f"a {type(value).__name__}" if isinstance(value, Tensor) else f"{value!r:.80}"
+    raise OptionError(f"{name} must be {wanted}, got {got}")
 
 
 def plain(x: Tensor) -> bool:
@@ -185,6 +185,25 @@ def matrix(name: str, x: object, *dtypes: torch.dtype) -> tuple[int, int]:
     return rows, columns
 
 
+def column_major(name: str, x: Tensor) -> Tensor:
+    """Return ``x`` ``[..., K, N]`` unless its rows are contiguous: the libraries read it column by column.
+
+    A row-major tensor is nearly always a weight ``[N, K]`` whose transpose was forgotten, which a square shape hides.
+
+    Raises
+    ------
+    LayoutError
+        The distance of columns is the shorter one, and both extents are above 1.
+    """
+    rows, columns = x.stride()[-2:]
+    if 0 < columns < rows and x.shape[-1] > 1 and x.shape[-2] > 1:
+        raise LayoutError(
+            f"{name} {list(x.shape)} is row-major (strides {tuple(x.stride())}); pass it column-major, as the "
+            "transpose weight.mT of a contiguous [..., N, K]"
+        )
+    return x
+
+
 def pair(name: str, value: object) -> tuple[Tensor, Tensor]:
     """Return ``value`` when it is a tuple of codes and scales."""
     if not isinstance(value, tuple) or len(value) != 2:
@@ -194,15 +213,19 @@ def pair(name: str, value: object) -> tuple[Tensor, Tensor]:
 
 def output(name: str, x: object, expected: tuple[int, ...], meaning: str, *dtypes: torch.dtype) -> Tensor:
     """Return ``x`` when a kernel can write it: dtype, shape, and no two elements at one address."""
-    t = writable(name, operand(name, x, expected, meaning, *dtypes))
-    if t.is_contiguous():  # no graph of a changing number of rows can sort symbolic strides
-        return t
+    return disjoint(name, writable(name, operand(name, x, expected, meaning, *dtypes)))
+
+
+def disjoint(name: str, x: Tensor) -> Tensor:
+    """Return ``x`` of any shape when no two of its elements share memory; else raise :class:`LayoutError`."""
+    if x.is_contiguous():  # no graph of a changing number of rows can sort symbolic strides
+        return x
     reach = 0
-    for stride, size in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):
+    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1):
         if stride <= reach:
-            raise LayoutError(f"{name} has elements that share memory (strides {t.stride()}); pass a tensor of its own")
+            raise LayoutError(f"{name} has elements that share memory (strides {x.stride()}); pass a tensor of its own")
         reach += stride * (size - 1)
-    return t
+    return x
 
 
 def writable(name: str, x: Tensor) -> Tensor:
@@ -227,12 +250,12 @@ def same_device(**tensors: Tensor | None) -> torch.device:
     return first[1]
 
 
-def out_dtype(value: object, *admitted: torch.dtype) -> torch.dtype:
+def out_dtype(value: object, *admitted: torch.dtype, name: str = "out_dtype") -> torch.dtype:
     """Return ``value`` when it is one of the ``admitted`` output dtypes."""
     admitted = admitted or WIDE
     if not isinstance(value, torch.dtype) or value not in admitted:
         wanted = ", ".join(str(d).removeprefix("torch.") for d in admitted)
-        raise OptionError(f"out_dtype must be one of {wanted}, got {value}")
+        raise OptionError(f"{name} must be one of {wanted}, got {value}")
     return value
 
 
@@ -244,6 +267,20 @@ def positive(name: str, value: object) -> int:
         raise OptionError(f"{name} must be a positive integer, got {value}")
     whole: Any = value  # a SymInt acts as int
     return int(whole) if isinstance(whole, int) else whole
+
+
+def number(name: str, value: float) -> float:
+    """Return ``value`` when it is positive and finite."""
+    if not 0.0 < value < float("inf"):
+        raise OptionError(f"{name} must be a positive finite number, got {value!r}")
+    return value
+
+
+def not_negative(name: str, value: int | None) -> int | None:
+    """Return ``value`` when it is None, 0 or above."""
+    if value is not None and value < 0:
+        raise OptionError(f"{name} must be 0 or above, got {value}")
+    return value
 
 
 def room(name: str, value: int, size: int) -> int:
@@ -322,14 +359,14 @@ def values(name: str, check: bool | None, good: Tensor, explain: Callable[[], st
         raise ValueRangeError(explain())
 
 
-def within(name: str, check: bool | None, low: Tensor, high: Tensor, ends: tuple[int, int], said: str) -> None:
+def within(name: str, check: bool | None, low: Tensor, high: Tensor, ends: tuple[int, int], interval: str) -> None:
     """Values from the least of ``low`` to the largest of ``high``, within ``ends``; see :func:`values`."""
     first, last = low.min(), high.max()
     values(
         name,
         check,
         (first >= ends[0]) & (last <= ends[1]),
-        lambda: f"{name} runs from {first.item()} to {last.item()}; it must stay within {said}",
+        lambda: f"{name} runs from {first.item()} to {last.item()}; it must stay within {interval}",
     )
 
 

@@ -56,8 +56,8 @@ def _machine(arch: int, package: int = 1, cuda: str = "13.0") -> platform.Machin
 
 
 def _config(**switches: int) -> Config:
-    given: dict[str, Any] = {name: bool(value) for name, value in switches.items()}
-    return Config(**given)
+    values: dict[str, Any] = {name: bool(value) for name, value in switches.items()}
+    return Config(**values)
 
 
 def _deep_gemm(arch: int, package: int, **switches: int) -> int:
@@ -115,7 +115,7 @@ def _experts_record(
 ) -> tuple[int, ...]:
     """Whether there is a record, and its fields; -1 in every field when there is none."""
     try:
-        made = moe.select_cutlass_fp8_gemm_impl(
+        record = moe.select_cutlass_fp8_gemm_impl(
             _moe_config(**moe_config) if config else None,
             quant_config,
             DTYPES[out_dtype],
@@ -123,17 +123,17 @@ def _experts_record(
         )
     except OptionError:
         return 0, *(len(EXPERTS_FIELDS) - 1) * (-1,)
-    given = int(made.quant_config) if isinstance(made.quant_config, int) else -1
-    ranks = (made.ep_rank, made.ep_size, made.tp_rank, made.tp_size)
-    return 1, DTYPES.index(made.out_dtype), given, *ranks, int(made.use_deepseek_fp8_block_scale)
+    quant = int(record.quant_config) if isinstance(record.quant_config, int) else -1
+    ranks = (record.ep_rank, record.ep_size, record.tp_rank, record.tp_size)
+    return 1, DTYPES.index(record.out_dtype), quant, *ranks, int(record.use_deepseek_fp8_block_scale)
 
 
 def _prepare_finalize(
     config: int, dp_size: int, ep_size: int, tp_size: int, use_deepseek_fp8_block_scale: int
 ) -> tuple[int, ...]:
     described = _moe_config(1, dp_size=dp_size, ep_size=ep_size, tp_size=tp_size) if config else None
-    made = moe.build_flashinfer_fp8_cutlass_moe_prepare_finalize(described, bool(use_deepseek_fp8_block_scale))
-    return int(made.use_dp), int(made.use_deepseek_fp8_block_scale)
+    record = moe.build_flashinfer_fp8_cutlass_moe_prepare_finalize(described, bool(use_deepseek_fp8_block_scale))
+    return int(record.use_dp), int(record.use_deepseek_fp8_block_scale)
 
 
 def _moe_config(in_dtype: int, **ranks: int) -> moe.MoeConfig:

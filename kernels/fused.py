@@ -38,7 +38,7 @@ EPSILON = 1e-6
 """What is added to the mean square of a row."""
 
 
-# --- what runs when a call is checked, or like one that was ---------------------------------------------------------
+# --- what runs after the checks, and on the fast path for repeated calls --------------------------------------------
 
 
 def _run_silu(x: Tensor, scale: Tensor, *, rounding: str = "each") -> Tensor:
@@ -222,8 +222,8 @@ def silu_and_mul_quant(x: Tensor, scale: Tensor, *, rounding: str = "each") -> T
     checks.scalar("scale", scale)
     checks.same_device(x=x, scale=scale)
     if torch.compiler.is_compiling():
-        made: Tensor = torch.ops.fp8_kernels.silu_and_mul_quant(x, scale, rounding)
-        return made
+        codes: Tensor = torch.ops.fp8_kernels.silu_and_mul_quant(x, scale, rounding)
+        return codes
     return _run_silu(x, scale, rounding=rounding)
 
 
@@ -419,7 +419,7 @@ def rms_norm_dynamic_per_token_quant(
     scale_ub: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The norm of ``z = x [+ residual]`` (float32), one scale a row: ``max(min(amax, scale_ub) / 448, 1/(448*512))``.
+    """The norm of ``z = x + residual`` (float32), one scale a row: ``max(min(amax, scale_ub) / 448, 1/(448*512))``.
 
     Parameters
     ----------
@@ -526,7 +526,7 @@ def rope_quantize_fp8(
     device = checks.same_device(
         q_rope=q_rope, k_rope=k_rope, q_nope=q_nope, k_nope=k_nope, cos_sin_cache=cos_sin_cache, pos_ids=pos_ids
     )
-    factors = float(quant_scale_q), float(quant_scale_kv)
+    factors = checks.number("quant_scale_q", quant_scale_q), checks.number("quant_scale_kv", quant_scale_kv)
     if torch.compiler.is_compiling():
         op = torch.ops.fp8_kernels.rope_quantize_fp8
         q1, k1, q2, k2 = op(q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox, *factors)
@@ -564,12 +564,12 @@ def mla_rope_quantize_fp8(
 
 def _route(op: str, device: torch.device, x: Tensor, group: int = BLOCK) -> Backend:
     decisions, key = context.current().decisions, (op, device, group, x.dtype, x.shape[-1])
-    found: Backend | None = decisions.get(key)
-    if found is not None:
-        return found
-    made = route(op, device, ("group_size", group), ("a_dtype", dtype_name(x.dtype)), ("k", x.shape[-1]))
-    decisions.keep(key, made)
-    return made
+    backend: Backend | None = decisions.get(key)
+    if backend is not None:
+        return backend
+    backend = route(op, device, ("group_size", group), ("a_dtype", dtype_name(x.dtype)), ("k", x.shape[-1]))
+    decisions.keep(key, backend)
+    return backend
 
 
 def _gated(x: Tensor, rank: int, rounding: str, group: int | None = None) -> None:
@@ -578,7 +578,7 @@ def _gated(x: Tensor, rank: int, rounding: str, group: int | None = None) -> Non
     if rounding not in ROUNDINGS:
         raise OptionError(f"rounding={rounding!r}: there are {', '.join(ROUNDINGS)}")
     if x.shape[-1] % 2:
-        raise ShapeError(f"the last axis of {list(x.shape)} is odd; it holds gate and up")
+        raise ShapeError(f"x has shape {list(x.shape)}; its last axis holds gate and up and must be even")
     if group is not None:
         checks.positive("group_size", group)
         checks.multiple("I", x.shape[-1] // 2, group, f"pad I or choose a group_size that divides {x.shape[-1] // 2}")

@@ -205,8 +205,8 @@ def scaled_grouped_mm(
     checks.out_dtype(out_dtype)
     device = checks.same_device(a=a, b=b, scale_a=scale_a, scale_b=scale_b, offsets=offsets)
     if is_compiling():
-        made: Tensor = torch.ops.fp8_kernels.scaled_grouped_mm(a, b, scale_a, scale_b, offsets, out_dtype, check)
-        return made
+        out: Tensor = torch.ops.fp8_kernels.scaled_grouped_mm(a, b, scale_a, scale_b, offsets, out_dtype, check)
+        return out
     run = route(
         "grouped_scaled",
         device,

@@ -36,7 +36,7 @@ INDEX_FLOOR = 1e-4
 INTEGER = (torch.int32, torch.int64)
 
 
-# --- what runs when a call is checked, or like one that was ---------------------------------------------------------
+# --- what runs after the checks, and on the fast path for repeated calls --------------------------------------------
 
 
 def _run_flash(
@@ -206,8 +206,9 @@ def reshape_and_cache_flash(
     k_scale, v_scale
         float32, one value or ``[H]``.
     """
-    pages = [_paged(n, x, kv_layout, FP8) for n, x in (("key_cache", key_cache), ("value_cache", value_cache))]
-    _heads(key, value, pages, slot_mapping)
+    caches = {"key_cache": key_cache, "value_cache": value_cache}
+    pages = {name: _paged(name, x, kv_layout, FP8) for name, x in caches.items()}
+    _heads({"key": key, "value": value}, pages, slot_mapping)
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         checks.dtype(name, scale, torch.float32)
         if scale.numel() not in (1, key.shape[1]):
@@ -231,15 +232,29 @@ def reshape_and_cache(
     k_scale: Tensor,
     v_scale: Tensor,
 ) -> None:
-    """:func:`reshape_and_cache_flash` into ``[pages, H, D/x, P, x]`` (keys) and ``[pages, H, D, P]`` (values)."""
+    """:func:`reshape_and_cache_flash` into caches of chunks of ``x`` columns, with one scale each.
+
+    Parameters
+    ----------
+    key_cache
+        E4M3 ``[pages, H, D/x, P, x]``.
+    value_cache
+        E4M3 ``[pages, H, D, P]``.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, LayoutError
+    """
     checks.dtype("key_cache", checks.rank("key_cache", key_cache, 5), FP8)
     checks.dtype("value_cache", checks.rank("value_cache", value_cache, 4), FP8)
     depth = key_cache.shape[2] * key_cache.shape[4]
+    checks.dtype("key", checks.rank("key", key, 3), *WIDE)
+    checks.operand("value", value, tuple(key.shape), "the shape of the keys", key.dtype)
     checks.shape("key", key, (key.shape[0], key_cache.shape[1], depth), "[N, H, D] of key_cache [pages, H, D/x, P, x]")
     checks.shape(
         "value_cache", value_cache, (key_cache.shape[0], *key.shape[1:], key_cache.shape[3]), "[pages, H, D, P]"
     )
-    _tokens(key, value, slot_mapping)
+    _tokens(slot_mapping, key=key, value=value)
     checks.scalar("k_scale", k_scale)
     checks.scalar("v_scale", v_scale)
     checks.same_device(key=key, key_cache=key_cache, value_cache=value_cache, k_scale=k_scale, v_scale=v_scale)
@@ -259,7 +274,7 @@ def concat_and_cache_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapp
     checks.dtype("kv_cache", checks.rank("kv_cache", kv_cache, 3), FP8)
     width = kv_c.shape[1] + k_pe.shape[1]
     checks.shape("kv_cache", kv_cache, (*kv_cache.shape[:2], width), "[pages, P, R + E]")
-    _tokens(kv_c, k_pe, slot_mapping)
+    _tokens(slot_mapping, kv_c=kv_c, k_pe=k_pe)
     checks.scalar("scale", scale)
     checks.same_device(kv_c=kv_c, kv_cache=kv_cache, scale=scale)
     _written(kv_cache=kv_cache)
@@ -284,8 +299,9 @@ def set_mla_kv_buffer(
     rank = cache_k_nope.shape[2]
     checks.shape("kv_buffer", kv_buffer, (kv_buffer.shape[0], 1, rank + cache_k_rope.shape[2]), "[S, 1, R + E]")
     checks.shape("loc", loc, (cache_k_nope.shape[0],), "a slot for each token")
+    checks.shape("cache_k_nope", cache_k_nope, (loc.shape[0], 1, rank), "[T, 1, R]")
     checks.shape("cache_k_rope", cache_k_rope, (loc.shape[0], 1, cache_k_rope.shape[2]), "[T, 1, E]")
-    device = _tokens(cache_k_nope, cache_k_rope, loc)
+    device = _tokens(loc, "loc", cache_k_nope=cache_k_nope, cache_k_rope=cache_k_rope)
     checks.same_device(cache_k_nope=cache_k_nope, kv_buffer=kv_buffer)
     _written(kv_buffer=kv_buffer)
     if is_compiling():
@@ -305,8 +321,8 @@ def convert_fp8(src: Tensor, scale: float = 1.0, out_dtype: torch.dtype = FP8) -
     if (out_dtype is FP8) == (src.dtype is FP8) or out_dtype not in (*WIDE, FP8):
         raise DtypeError(f"src is {src.dtype} and out_dtype {out_dtype}: one of them must be float8_e4m3fn")
     if is_compiling():
-        made: Tensor = torch.ops.fp8_kernels.convert_fp8(src, scale, out_dtype)
-        return made
+        out: Tensor = torch.ops.fp8_kernels.convert_fp8(src, scale, out_dtype)
+        return out
     factor = torch.full((1,), scale, dtype=torch.float32, device=src.device)
     if out_dtype is FP8:
         return route("quant_tensor", src.device).quant_static(src, factor)
@@ -335,10 +351,12 @@ def append_paged_kv_cache(
     (E4M3, bf16 or f16). ``kv_indices[kv_indptr[b]:]`` are the pages of request b; ``kv_last_page_len`` is not read.
     """
     dtypes = (FP8, *NARROW)
-    checks.dtype("append_key", append_key, *dtypes)
-    pages = [_paged(n, x, kv_layout, append_key.dtype) for n, x in (("k_cache", k_cache), ("v_cache", v_cache))]
+    checks.dtype("append_key", checks.rank("append_key", append_key, 3), *dtypes)
+    caches = {"k_cache": k_cache, "v_cache": v_cache}
+    pages = {name: _paged(name, x, kv_layout, append_key.dtype) for name, x in caches.items()}
     _requests(append_key.shape[0], batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len)
-    _heads(append_key, append_value, pages, batch_indices, dtypes)
+    operands = {"append_key": append_key, "append_value": append_value}
+    _heads(operands, pages, batch_indices, "batch_indices", dtypes)
     if is_compiling():
         torch.ops.fp8_kernels.append_paged_kv_cache(
             append_key,
@@ -386,7 +404,7 @@ def append_paged_mla_kv_cache(
         checks.dtype(name, checks.rank(name, cache, 3), x.dtype)
         checks.shape(name, cache, (*ckv_cache.shape[:2], x.shape[1]), "the pages of ckv_cache")
     _requests(append_ckv.shape[0], batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len)
-    _tokens(append_ckv, append_kpe, batch_indices)
+    _tokens(batch_indices, "batch_indices", append_ckv=append_ckv, append_kpe=append_kpe)
     checks.same_device(append_ckv=append_ckv, ckv_cache=ckv_cache, kpe_cache=kpe_cache, kv_indices=kv_indices)
     _written(ckv_cache=ckv_cache, kpe_cache=kpe_cache)
     if is_compiling():
@@ -423,7 +441,7 @@ def concat_and_cache_ds_mla(
         checks.shape(name, x, (x.shape[0], width), f"[N, {width}]")
     checks.dtype("k_pe", k_pe, kv_c.dtype)
     _rows("kv_cache", kv_cache, 3)
-    _tokens(kv_c, k_pe, slot_mapping)
+    _tokens(slot_mapping, kv_c=kv_c, k_pe=k_pe)
     checks.same_device(kv_c=kv_c, kv_cache=kv_cache)
     _written(kv_cache=kv_cache)
     if is_compiling():
@@ -441,8 +459,8 @@ def quantize_k_cache(cache_k: Tensor) -> Tensor:
     checks.dtype("cache_k", checks.rank("cache_k", cache_k, 4), torch.bfloat16)
     checks.shape("cache_k", cache_k, (*cache_k.shape[:2], 1, RANK + ROPE), "[pages, P, 1, 576]")
     if is_compiling():
-        made: Tensor = torch.ops.fp8_kernels.quantize_k_cache(cache_k)
-        return made
+        out: Tensor = torch.ops.fp8_kernels.quantize_k_cache(cache_k)
+        return out
     out = torch.empty((*cache_k.shape[:3], ROW), dtype=torch.uint8, device=cache_k.device)
     x = cache_k.reshape(-1, RANK + ROPE)
     rows = _rows("out", out.view(-1, 1, ROW), 3)
@@ -463,7 +481,7 @@ def indexer_k_quant_and_cache(
     if quant_block_size != TILE or scale_fmt not in ("", "ue8m0"):
         raise OptionError(f"quant_block_size={quant_block_size}, scale_fmt={scale_fmt!r}: groups of 128, '' or 'ue8m0'")
     _index_keys(kv_cache, k.shape[1])
-    _tokens(k, k, checks.shape("slot_mapping", slot_mapping, (k.shape[0],), "a slot for each key"))
+    _tokens(checks.shape("slot_mapping", slot_mapping, (k.shape[0],), "a slot for each key"), k=k)
     checks.same_device(k=k, kv_cache=kv_cache)
     _written(kv_cache=kv_cache)
     if is_compiling():
@@ -503,7 +521,7 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
     """
     checks.dtype("append_key", checks.rank("append_key", append_key, 3), *NARROW)
     depth = checks.multiple("D", append_key.shape[2], 16, "a block has 16 columns")
-    memory: list[Tensor] = []
+    memory: dict[str, Tensor] = {}
     for name, cache, dtype, width in (
         ("k_cache", k_cache, torch.uint8, depth // 2),
         ("v_cache", v_cache, torch.uint8, depth // 2),
@@ -511,9 +529,10 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
         ("v_scale_cache", v_scale_cache, FP8, depth // 16),
     ):
         view = _paged(name, cache, kv_layout, dtype)
-        due = (*(memory[0] if memory else view).shape[:2], append_key.shape[1], width)
-        memory.append(checks.shape(name, view, due, "pages of D/2 bytes, or of D/16 scales"))
-    _heads(append_key, append_value, memory, slot_mapping, NARROW, narrow=True)
+        due = (*memory.get("k_cache", view).shape[:2], append_key.shape[1], width)
+        memory[name] = checks.shape(name, view, due, "pages of D/2 bytes, or of D/16 scales")
+    operands = {"append_key": append_key, "append_value": append_value}
+    _heads(operands, memory, slot_mapping, dtypes=NARROW, narrow=True)
     checks.scalar("k_scale", k_scale)
     checks.scalar("v_scale", v_scale)
     checks.same_device(append_key=append_key, k_scale=k_scale, v_scale=v_scale)
@@ -564,7 +583,8 @@ def gather_and_maybe_dequant_cache(
     """
     checks.dtype("src_cache", checks.rank("src_cache", src_cache, 3), FP8)
     checks.dtype("dst", checks.rank("dst", dst, 2), *WIDE)
-    _gathered(src_cache, (("dst", dst, src_cache.shape[2]),), block_table, cu_seq_lens, seq_starts)
+    outputs = (("dst", dst, src_cache.shape[2]),)
+    _gathered({"src_cache": src_cache}, outputs, block_table, {"cu_seq_lens": cu_seq_lens}, seq_starts)
     checks.scalar("scale", scale)
     checks.same_device(src_cache=src_cache, scale=scale)
     if is_compiling():
@@ -582,7 +602,8 @@ def cp_gather_cache(
     """:func:`gather_and_maybe_dequant_cache` of rows as they are, of any dtype of 1, 2 or 4 bytes."""
     checks.dtype("src_cache", checks.rank("src_cache", src_cache, 3), FP8, torch.uint8, *WIDE)
     checks.dtype("dst", checks.rank("dst", dst, 2), src_cache.dtype)
-    _gathered(src_cache, (("dst", dst, src_cache.shape[2]),), block_table, cu_seq_lens, seq_starts)
+    outputs = (("dst", dst, src_cache.shape[2]),)
+    _gathered({"src_cache": src_cache}, outputs, block_table, {"cu_seq_lens": cu_seq_lens}, seq_starts)
     if is_compiling():
         torch.ops.fp8_kernels.cp_gather_cache(src_cache, dst, block_table, cu_seq_lens, seq_starts)
         return
@@ -600,7 +621,8 @@ def cp_gather_and_upconvert_fp8_kv_cache(
     """
     codes, _, _ = _rows("src_cache", src_cache, 3)
     checks.dtype("dst", checks.rank("dst", dst, 2), torch.bfloat16)
-    _gathered(codes, (("dst", dst, RANK + ROPE),), block_table, workspace_starts, None, seq_lens)
+    outputs, starts = (("dst", dst, RANK + ROPE),), {"workspace_starts": workspace_starts}
+    _gathered({"src_cache": codes}, outputs, block_table, starts, None, seq_lens)
     if is_compiling():
         torch.ops.fp8_kernels.cp_gather_and_upconvert_fp8_kv_cache(
             src_cache, dst, block_table, seq_lens, workspace_starts
@@ -615,8 +637,8 @@ def dequantize_k_cache(quant_k_cache: Tensor) -> Tensor:
     checks.dtype("quant_k_cache", checks.rank("quant_k_cache", quant_k_cache, 4), torch.uint8)
     checks.shape("quant_k_cache", quant_k_cache, (*quant_k_cache.shape[:2], 1, ROW), "[pages, P, 1, 656]")
     if is_compiling():
-        made: Tensor = torch.ops.fp8_kernels.dequantize_k_cache(quant_k_cache)
-        return made
+        out: Tensor = torch.ops.fp8_kernels.dequantize_k_cache(quant_k_cache)
+        return out
     shape = (*quant_k_cache.shape[:3], RANK + ROPE)
     out = torch.empty(shape, dtype=torch.bfloat16, device=quant_k_cache.device)
     codes, scales, rope = _rows("quant_k_cache", quant_k_cache.reshape(-1, 1, ROW), 3)
@@ -635,7 +657,7 @@ def cp_gather_indexer_k_quant_cache(
     depth = dst_k.shape[1]
     codes, _, _ = _index_keys(kv_cache, depth)
     outputs = ("dst_k", dst_k, depth), ("dst_scale", dst_scale, depth // TILE * 4)
-    _gathered(codes, outputs, block_table, cu_seq_lens, None)
+    _gathered({"kv_cache": codes}, outputs, block_table, {"cu_seq_lens": cu_seq_lens}, None)
     if is_compiling():
         torch.ops.fp8_kernels.cp_gather_indexer_k_quant_cache(kv_cache, dst_k, dst_scale, block_table, cu_seq_lens)
         return
@@ -653,15 +675,17 @@ def _written(**caches: Tensor) -> None:
     for name, x in caches.items():
         if x.stride(-1) != 1 and x.shape[-1] > 1:
             raise LayoutError(f"{name} has strides {x.stride()}; its last axis must be dense")
-        checks.writable(name, x)
+        checks.disjoint(name, checks.writable(name, x))
 
 
-def _tokens(x: Tensor, y: Tensor, slot: Tensor) -> torch.device:
-    """Two operands of the same tokens, at least as many as have slots."""
-    checks.dtype("slot_mapping", checks.rank("slot_mapping", slot, 1), *INTEGER)
-    if x.shape[0] != y.shape[0] or x.shape[0] < slot.shape[0]:
-        raise ShapeError(f"{x.shape[0]} and {y.shape[0]} tokens for {slot.shape[0]} slots; pass a row for each slot")
-    return checks.same_device(x=x, y=y, slot_mapping=slot)
+def _tokens(slot: Tensor, slots: str = "slot_mapping", **operands: Tensor) -> torch.device:
+    """Operands of the same tokens, at least as many as have slots; ``slots`` is the name of these in errors."""
+    checks.dtype(slots, checks.rank(slots, slot, 1), *INTEGER)
+    counts = {name: x.shape[0] for name, x in operands.items()}
+    if len(set(counts.values())) > 1 or min(counts.values()) < slot.shape[0]:
+        rows = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise ShapeError(f"rows of tokens: {rows}, for {slot.shape[0]} slots of {slots}; pass a row for each slot")
+    return checks.same_device(**operands, **{slots: slot})
 
 
 def _paged(name: str, cache: Tensor, layout: str, dtype: torch.dtype) -> Tensor:
@@ -674,23 +698,25 @@ def _paged(name: str, cache: Tensor, layout: str, dtype: torch.dtype) -> Tensor:
 
 
 def _heads(
-    key: Tensor,
-    value: Tensor,
-    pages: list[Tensor],
+    operands: dict[str, Tensor],
+    pages: dict[str, Tensor],
     slot: Tensor,
+    slots: str = "slot_mapping",
     dtypes: tuple[torch.dtype, ...] = WIDE,
     *,
     narrow: bool = False,
 ) -> torch.device:
-    """Keys and values of one dtype and shape, and pages for their heads."""
-    checks.dtype("key", checks.rank("key", key, 3), *dtypes)
-    checks.dtype("value", checks.rank("value", value, 3), key.dtype)
-    checks.shape("value", value, tuple(key.shape), "the shape of the keys")
+    """Keys and values of one dtype and shape, and pages for their heads; each by its name."""
+    (k_name, key), (v_name, value) = operands.items()
+    checks.dtype(k_name, checks.rank(k_name, key, 3), *dtypes)
+    checks.dtype(v_name, checks.rank(v_name, value, 3), key.dtype)
+    checks.shape(v_name, value, tuple(key.shape), f"the shape of {k_name}")
     if not narrow:
-        for cache in pages:
-            checks.shape("cache", cache, (*pages[0].shape[:2], *key.shape[1:]), "[pages, P, H, D] of these heads")
-    device = _tokens(key, value, slot)
-    checks.same_device(key=key, **{f"cache {i}": cache for i, cache in enumerate(pages)})
+        due = (*next(iter(pages.values())).shape[:2], *key.shape[1:])
+        for name, cache in pages.items():
+            checks.shape(name, cache, due, f"[pages, P, H, D] of the heads of {k_name}")
+    device = _tokens(slot, slots, **operands)
+    checks.same_device(**{k_name: key}, **pages)
     return device
 
 
@@ -701,7 +727,8 @@ def _requests(tokens: int, batch: Tensor, positions: Tensor, indices: Tensor, in
     for name, x in (("kv_indices", indices), ("kv_indptr", indptr), ("kv_last_page_len", last)):
         checks.dtype(name, checks.rank(name, x, 1), torch.int32)
     checks.shape("kv_last_page_len", last, (indptr.shape[0] - 1,), "one for each request")
-    checks.same_device(batch_indices=batch, positions=positions, kv_indices=indices, kv_indptr=indptr)
+    tables = {"kv_indices": indices, "kv_indptr": indptr, "kv_last_page_len": last}
+    checks.same_device(batch_indices=batch, positions=positions, **tables)
 
 
 def _rows(name: str, cache: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -730,25 +757,22 @@ def _index_keys(cache: Tensor, depth: int) -> tuple[Tensor, Tensor, None]:
 
 
 def _gathered(
-    source: Tensor,
+    source: dict[str, Tensor],
     outputs: tuple[tuple[str, Tensor, int], ...],
     table: Tensor,
-    starts: Tensor,
+    first_rows: dict[str, Tensor],
     seq_starts: Tensor | None,
     lens: Tensor | None = None,
 ) -> None:
-    """Which rows go where: ``starts`` has an end too unless ``lens`` are given."""
+    """Which rows go where: the first rows have an end too unless ``lens`` are given; tensors by their names."""
     for name, out, width in outputs:
         checks.output(name, out, (outputs[0][1].shape[0], width), "rows of the destination", out.dtype)
     checks.dtype("block_table", checks.rank("block_table", table, 2), torch.int32)
     requests = table.shape[0]
-    checks.dtype(
-        "cu_seq_lens",
-        checks.shape("cu_seq_lens", starts, (requests + (lens is None),), "the first row of each request"),
-        torch.int32,
-    )
+    for name, x in first_rows.items():
+        checks.operand(name, x, (requests + (lens is None),), "the first row of each request", torch.int32)
     for name, x in (("seq_starts", seq_starts), ("seq_lens", lens)):
         if x is not None:
             checks.dtype(name, checks.shape(name, x, (requests,), "one for each request"), torch.int32)
     named = {name: out for name, out, _ in outputs}
-    checks.same_device(source=source, block_table=table, starts=starts, seq_starts=seq_starts, lens=lens, **named)
+    checks.same_device(**source, block_table=table, **first_rows, seq_starts=seq_starts, seq_lens=lens, **named)

@@ -47,8 +47,8 @@ def _padded(verb: Callable[..., Any], inputs: Inputs, options: Options) -> dict[
 
 def _rotated(verb: Callable[..., Any], inputs: Inputs, options: Options) -> dict[str, Tensor]:
     names = ("gemm1_weights", "gemm2_weights")
-    made = verb(*(inputs[name] for name in names), bool(options.get("is_gated", True)))
-    return dict(zip(names, made, strict=True))
+    weights = verb(*(inputs[name] for name in names), bool(options.get("is_gated", True)))
+    return dict(zip(names, weights, strict=True))
 
 
 # --- the verbs -----------------------------------------------------------------------------------------------------
@@ -183,8 +183,8 @@ def transform_sf_into_required_layout(
     plain = machine.sm // 10 != 10 or disable_ue8m0_cast
     granularities = (128,) if plain else (32, 128)
     if len(recipe) != 3 or recipe[2] not in granularities or recipe[0 if is_sfa else 1] not in (1, 128):
-        said = " or ".join(map(str, granularities))
-        raise OptionError(f"recipe {recipe} is not (1 or 128, 1 or 128, {said})")
+        choices = " or ".join(map(str, granularities))
+        raise OptionError(f"recipe {recipe} is not (1 or 128, 1 or 128, {choices})")
     rows = recipe[0 if is_sfa else 1]
     groups = () if num_groups is None else (num_groups,)
     expected = (*groups, ceil_div(mn, rows), ceil_div(k, recipe[2]))
@@ -208,9 +208,9 @@ def align_fp8_moe_weights_for_fi(
     Parameters
     ----------
     w13
-        ``[E, 2I, K]`` when ``is_act_and_mul``, else ``[E, I, K]``.
+        ``[E, 2I, K]`` when ``is_act_and_mul``, else ``[E, I, K]``, of any dtype.
     w2
-        ``[E, H, I]``.
+        ``[E, H, I]`` of any dtype.
 
     Returns
     -------
@@ -238,14 +238,14 @@ def align_fp8_moe_weights_for_fi(
 def swap_w13_to_w31(x: Tensor) -> Tensor:
     """Exchange the halves of dimension -2 (gate and up) of every expert; its own inverse.
 
-    Block scales are exchanged the same way, which needs the block boundary between the halves: an odd number of
-    scale rows is an error.
+    ``x`` ``[..., N, K]`` of any dtype, N even (ShapeError); a new tensor of the same shape. Values are moved, NaN
+    included. Block scales are exchanged the same way, which needs the block boundary between the halves.
     """
     if checks.tensor("x", x).dim() < 2:
         raise ShapeError(f"x must have at least two dimensions, got shape {list(x.shape)}")
     if x.shape[-2] % 2:
         raise ShapeError(
-            f"dimension -2 of {list(x.shape)} is odd: the halves do not split evenly (N/128 for block scales)"
+            f"x has shape {list(x.shape)}: dimension -2 is odd and does not split into halves (N/128 for block scales)"
         )
     first, second = x.chunk(2, dim=-2)
     return torch.cat([second, first], dim=-2)
@@ -253,7 +253,10 @@ def swap_w13_to_w31(x: Tensor) -> Tensor:
 
 @verb("layout")
 def reorder_rows_for_gated_act_gemm(w: Tensor) -> Tensor:
-    """Interleave the rows of the two halves: ``0, N/2, 1, N/2+1, ...`` (``[N, K]``, N even)."""
+    """Interleave the rows of the two halves: ``0, N/2, 1, N/2+1, ...``.
+
+    ``w`` ``[N, K]`` of any dtype, N even (ShapeError); a new tensor of the same shape. Values are moved, NaN included.
+    """
     n = checks.nonempty("w", checks.rank("w", w, 2), 1).shape[0]
     if n % 2:
         raise ShapeError(f"w has {n} rows; gated weights have an even number")
@@ -262,7 +265,11 @@ def reorder_rows_for_gated_act_gemm(w: Tensor) -> Tensor:
 
 @verb("layout")
 def shuffle_matrix_a(w: Tensor, epilogue_tile_m: int = 128) -> Tensor:
-    """Permute rows within blocks of 32 (16 when the tile is no multiple of 128) for the transposed MMA output."""
+    """Permute rows within blocks of 32 (16 when the tile is no multiple of 128) for the transposed MMA output.
+
+    ``w`` ``[N, K]`` of any dtype, N a multiple of the block (ShapeError); a new tensor of the same shape. Values are
+    moved, NaN included.
+    """
     n = checks.rank("w", w, 2).shape[0]
     return take(w, shuffled_rows(n, epilogue_tile_m, w.device))
 
@@ -284,10 +291,11 @@ def rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
         New tensors of the same shapes.
     """
     n1, n2 = checks.rank("gemm1", gemm1, 3).shape[1], checks.rank("gemm2", gemm2, 3).shape[1]
-    rows = shuffled_rows(n1, 128, gemm1.device)
+    checks.same_device(gemm1=gemm1, gemm2=gemm2)
+    rows = shuffled_rows(n1, 128, gemm1.device, "rows of gemm1 (w13)")
     if is_gated_activation:
         rows = gated_rows(n1, gemm1.device)[rows]
-    return take(gemm1, rows, 1), take(gemm2, shuffled_rows(n2, 128, gemm2.device), 1)
+    return take(gemm1, rows, 1), take(gemm2, shuffled_rows(n2, 128, gemm2.device, "rows of gemm2 (w2)"), 1)
 
 
 def gated_rows(n: int, device: torch.device | str = "cpu") -> Tensor:
@@ -297,10 +305,10 @@ def gated_rows(n: int, device: torch.device | str = "cpu") -> Tensor:
     return torch.arange(n, device=device).view(2, n // 2).t().flatten()
 
 
-def shuffled_rows(n: int, epilogue_tile_m: int = 128, device: torch.device | str = "cpu") -> Tensor:
+def shuffled_rows(n: int, epilogue_tile_m: int = 128, device: torch.device | str = "cpu", name: str = "rows") -> Tensor:
     """Source row of each destination row of :func:`shuffle_matrix_a`."""
     block = 32 if checks.positive("epilogue_tile_m", epilogue_tile_m) % 128 == 0 else 16
-    checks.multiple("rows", n, block, "pad the weight rows")
+    checks.multiple(name, n, block, "pad the weight rows")
     return torch.arange(n, device=device).view(-1, 8, block // 8).transpose(1, 2).flatten()
 
 
@@ -354,7 +362,7 @@ def pad_token_groups(x: Tensor, group_end_offsets: Tensor, alignment_size: int =
     x
         ``[M, K]`` bf16, f16 or f32.
     group_end_offsets
-        ``[G]`` int32, ascending: where the rows of each group end; rows behind the last go nowhere.
+        ``[G]`` int32, ascending: where the rows of each group end; rows behind the last are dropped.
     alignment_size
         32 for blocks of MXFP8, 16 for FP8.
 

@@ -69,13 +69,13 @@ def maybe_create_device_identity(device: torch.device | str = "cpu") -> Tensor:
         raise DeviceError(f"{device!r:.80} is no device ({error!s:.200}); pass one as cpu or cuda:0") from None
     if key.type == "cuda" and not torch.cuda.is_available():
         raise DeviceError(f"{key}: torch sees no such device here")
-    if (found := _identity.get(key)) is not None:
-        return found
+    if (cached := _identity.get(key)) is not None:
+        return cached
     with torch.inference_mode(False):
-        made = torch.ones(1, dtype=torch.float32, device=key)
-    if type(made) is Tensor and not checks.capturing(key):
-        _identity.keep(key, made)
-    return made
+        one = torch.ones(1, dtype=torch.float32, device=key)
+    if type(one) is Tensor and not checks.capturing(key):
+        _identity.keep(key, one)
+    return one
 
 
 @verb("linear", adapter=_of_stored, fake=operators.matrix)
@@ -116,8 +116,8 @@ def cutlass_scaled_mm(
     device = checks.same_device(a=a, b=b, scale_a=scale_a, scale_b=scale_b, bias=bias)
     checks.out_dtype(out_dtype)
     if is_compiling():
-        made: Tensor = torch.ops.fp8_kernels.cutlass_scaled_mm(a, b, scale_a, scale_b, out_dtype, bias)
-        return made
+        out: Tensor = torch.ops.fp8_kernels.cutlass_scaled_mm(a, b, scale_a, scale_b, out_dtype, bias)
+        return out
     run = route(
         "block_linear" if kind_a == "block" else "linear",
         device,
@@ -149,6 +149,8 @@ def cutlass_w8a8_scaled_mm(
     """:func:`cutlass_scaled_mm` viewed as ``output_shape [..., N]`` (default ``[M, N]``), padded rows dropped."""
     m, n, _ = _operands("qinput", qinput, "weight", weight)
     target = _rows(output_shape, m, n)
+    if qinput.device != weight.device:
+        checks.same_device(qinput=qinput, weight=weight)
     y = cutlass_scaled_mm(qinput, weight, scale_a, scale_b, out_dtype, bias)
     return y.narrow(0, 0, math.prod(target[:-1])).view(target)
 
@@ -388,10 +390,13 @@ def scale_kinds(scale_a: object, scale_b: object, m: int, n: int, k: int) -> tup
 def _operands(name_a: str, a: object, name_b: str, b: object) -> tuple[int, int, int]:
     left = checks.dtype(name_a, checks.rank(name_a, a, 2), FP8)
     right = checks.dtype(name_b, checks.rank(name_b, b, 2), FP8)
-    if left.shape[1] != right.shape[0]:
+    (m, k), (k_b, n) = left.shape, right.shape
+    if k != k_b:
         raise ShapeError(f"{name_a} {list(left.shape)} and {name_b} {list(right.shape)} disagree in K")
-    checks.nonempty(name_b, right, 0, 1)
-    return left.shape[0], right.shape[1], left.shape[1]
+    if k == 0 or n == 0:
+        checks.nonempty(name_b, right, 0, 1)
+    checks.column_major(name_b, right)
+    return m, n, k
 
 
 def _counts(name: str, scale: object, *counts: int) -> None:
@@ -435,10 +440,10 @@ def _torch_linear(
     checks.out_dtype(out_dtype)
     _bias(bias, n)
     device = checks.same_device(qinput=a, weight=b, scale_a=scale_a, scale_b=scale_b, bias=bias)
-    kept = math.prod(target[:-1])
+    real_rows = math.prod(target[:-1])
     if is_compiling():
         y: Tensor = torch.ops.fp8_kernels.torch_scaled_mm(a, b, scale_a, scale_b, bias, out_dtype, mode)
-        return y.narrow(0, 0, kept).view(target)
+        return y.narrow(0, 0, real_rows).view(target)
     run = route(
         "torch_linear",
         device,
@@ -455,7 +460,7 @@ def _torch_linear(
         y = run.unfused(a, b, scale_a, scale_b, bias, out_dtype, one)
     else:
         y = run.scaled_mm(a, b, scale_a.contiguous(), scale_b.contiguous(), bias, out_dtype)
-    return y.narrow(0, 0, kept).view(target)
+    return y.narrow(0, 0, real_rows).view(target)
 
 
 def _torch_scaled_mm(
@@ -467,12 +472,12 @@ def _torch_scaled_mm(
 
 def _layer(layer: Callable[..., Fp8LinearOp], inputs: Inputs, options: Options) -> Tensor:
     """The layer of an engine, made for one call."""
-    made = layer(
+    module = layer(
         cutlass_supported=bool(options.get("cutlass_fp8_supported", False)),
         use_per_token_if_dynamic=bool(options.get("use_per_token_if_dynamic", False)),
     )
-    given: dict[str, Any] = {**inputs, "out_dtype": options.get("out_dtype")}
-    return made.apply(**given)
+    arguments: dict[str, Any] = {**inputs, "out_dtype": options.get("out_dtype")}
+    return module.apply(**arguments)
 
 
 operators.register("torch_scaled_mm", _torch_scaled_mm, operators.matrix)

@@ -111,7 +111,7 @@ def fp8_mqa_logits(
     weights
         ``[M, H]`` float32.
     cu_seqlen_ks, cu_seqlen_ke
-        ``[M]`` int32: query m sees ``ks[m] <= n < ke[m]``, within ``[0, N]``.
+        ``[M]`` int32: query m sees ``ks[m] <= n < ke[m]``, from 0 to N.
     clean_logits
         Write -inf outside the window; else those values are unspecified.
     check
@@ -138,8 +138,8 @@ def fp8_mqa_logits(
     )
     if is_compiling():
         op = torch.ops.fp8_kernels.fp8_mqa_logits
-        made: Tensor = op(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, clean_logits, check)
-        return made
+        out: Tensor = op(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, clean_logits, check)
+        return out
     run = route("mqa_logits", device, ("heads", heads), ("head_dim", depth))
     if m == 0:
         return torch.empty(0, n, dtype=torch.float32, device=device)
@@ -198,9 +198,7 @@ def fp8_paged_mqa_logits(
     checks.dtype("block_tables", checks.rank("block_tables", block_tables, 2), torch.int32)
     if block_tables.shape[0] != batch:
         raise ShapeError(f"block_tables has {block_tables.shape[0]} rows for {batch} sequences")
-    checks.dtype("schedule_metadata", checks.rank("schedule_metadata", schedule_metadata, 2), torch.int32)
-    if schedule_metadata.shape[1] != 2 or schedule_metadata.shape[0] < 2:
-        raise ShapeError(f"schedule_metadata must be [num_sms + 1, 2], got {list(schedule_metadata.shape)}")
+    check_schedule(schedule_metadata)
     checks.positive("max_model_len", max_model_len)
     checks.room("max_model_len", max_model_len, 4 * batch * next_n * max_model_len)
     device = checks.same_device(
@@ -214,8 +212,8 @@ def fp8_paged_mqa_logits(
     if is_compiling():
         op = torch.ops.fp8_kernels.fp8_paged_mqa_logits
         operands = q, kv_cache, weights, context_lens, block_tables, schedule_metadata
-        made: Tensor = op(*operands, max_model_len, clean_logits, check)
-        return made
+        out: Tensor = op(*operands, max_model_len, clean_logits, check)
+        return out
     run = route("paged_mqa_logits", device, ("heads", heads), ("head_dim", depth), ("block_size", size))
     if batch == 0:
         return torch.empty(0, max_model_len, dtype=torch.float32, device=device)
@@ -257,6 +255,13 @@ def lengths(context_lens: Tensor, batch: int, next_n: int) -> Tensor:
     checks.shape("context_lens", lens, (batch,), "[B]")
     steps = torch.arange(1 - next_n, 1, dtype=torch.int32, device=lens.device)
     return lens.unsqueeze(1) + steps
+
+
+def check_schedule(schedule: Tensor) -> None:
+    """Refuse a schedule that is not int32 ``[num_sms + 1, 2]``."""
+    checks.dtype("schedule_metadata", checks.rank("schedule_metadata", schedule, 2), torch.int32)
+    if schedule.shape[1] != 2 or schedule.shape[0] < 2:
+        raise ShapeError(f"schedule_metadata must be [num_sms + 1, 2], got {list(schedule.shape)}")
 
 
 def check_pages(check: bool | None, lens: Tensor, tables: Tensor, blocks: int, size: int, longest: int) -> None:

@@ -51,8 +51,8 @@ class FlashinferMoeBackend(Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> FlashinferMoeBackend:
-        said = "a tensor" if isinstance(value, Tensor) else f"{value!r:.80}"
-        raise OptionError(f"{said} is no kernel family; there are {', '.join(family.value for family in cls)}")
+        got = "a tensor" if isinstance(value, Tensor) else f"{value!r:.80}"
+        raise OptionError(f"{got} is no kernel family; there are {', '.join(family.value for family in cls)}")
 
 
 # --- as a contract, and as an operator, calls it -------------------------------------------------------------------
@@ -86,9 +86,9 @@ def _whole_layer(verb: Callable[..., Tensor], inputs: Inputs, options: Options) 
     ``weight_dtype`` asks for a routing weight kept in that dtype: float32 on a CPU, bf16 in the library's routing
     kernel. The other one is not offered.
     """
-    kept = torch.float32 if inputs["w13"].device.type == "cpu" else torch.bfloat16
-    if options.get("weight_dtype", kept) != kept:
-        raise OptionError(f"weight_dtype={options['weight_dtype']}: routing weights are kept in {kept} here")
+    admitted = torch.float32 if inputs["w13"].device.type == "cpu" else torch.bfloat16
+    if options.get("weight_dtype", admitted) != admitted:
+        raise OptionError(f"weight_dtype={options['weight_dtype']}: routing weights are kept in {admitted} here")
     layer = torch.nn.Module()
     names = ("w13", "w2", "w13_scale", "w13_input_scale", "w2_scale", "w2_input_scale")
     w13, w2, _ = prepare_fp8_moe_layer_for_fi(layer, **{name: inputs[name] for name in names}, is_trtllm=True)
@@ -153,13 +153,14 @@ def make_fp8_moe_alpha_scales_for_fi(
         One float32 value, or one per expert.
     """
     names = ("w13_scale", "w13_input_scale", "w2_scale", "w2_input_scale")
-    given = (w13_scale, w13_input_scale, w2_scale, w2_input_scale)
+    scales = (w13_scale, w13_input_scale, w2_scale, w2_input_scale)
     a, b, c, d = (
         checks.dtype(name, checks.tensor(name, t), torch.float32).reshape(-1)
-        for name, t in zip(names, given, strict=True)
+        for name, t in zip(names, scales, strict=True)
     )
+    checks.same_device(**dict(zip(names, scales, strict=True)))
     if a.shape != c.shape or any(t.numel() not in (1, a.numel()) for t in (b, d)):
-        shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in zip(names, given, strict=True))
+        shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in zip(names, scales, strict=True))
         raise ShapeError(f"scales must agree in the number of experts: {shapes}")
     return a * b, c * d
 
@@ -345,11 +346,14 @@ def apply_fi_trtllm_fp8_per_tensor_moe(
         raise InputError(
             f"the layer lacks {', '.join(missing)}; call prepare_fp8_moe_layer_for_fi(..., is_trtllm=True)"
         )
-    tokens, _ = checks.dtype("hidden_states", checks.rank("hidden_states", hidden_states, 2), *checks.WIDE).shape
-    checks.shape(
-        "router_logits", checks.rank("router_logits", router_logits, 2), (tokens, global_num_experts), "[T, E]"
-    )
+    checks.positive("global_num_experts", global_num_experts)
+    checks.not_negative("num_expert_group", num_expert_group)
+    checks.not_negative("topk_group", topk_group)
+    tokens, width = checks.dtype("hidden_states", checks.rank("hidden_states", hidden_states, 2), *checks.WIDE).shape
+    checks.operand("router_logits", router_logits, (tokens, global_num_experts), "[T, E]", *checks.WIDE)
     w13, w2 = checks.rank("w13_weight", layer.w13_weight, 3), checks.rank("w2_weight", layer.w2_weight, 3)
+    if w13.shape[2] != width:
+        raise ShapeError(f"hidden_states {list(hidden_states.shape)} and w13_weight {list(w13.shape)} disagree in H")
     first_scale = checks.tensor("w13_input_scale_scalar", layer.w13_input_scale_scalar)
     device = checks.same_device(hidden_states=hidden_states, router_logits=router_logits, w13=w13, w2=w2)
     run = route("moe_trtllm", device, ("groups", global_num_experts))

@@ -122,6 +122,7 @@ def route_deepseek_v3(
     checks.same_device(logits=logits, bias=bias)
     checks.positive("n_group", n_group)
     checks.positive("topk_group", topk_group)
+    checks.number("routed_scaling_factor", routed_scaling_factor)
     if experts % n_group or experts // n_group < 2 or not 0 < topk_group <= n_group:
         raise OptionError(
             f"{experts} experts do not form {n_group} groups of at least two with {topk_group} of them chosen"
@@ -131,8 +132,8 @@ def route_deepseek_v3(
     scores = logits.to(torch.float32).sigmoid()
     choice = (scores if bias is None else scores + bias.to(torch.float32)).view(tokens, n_group, experts // n_group)
     best = choice.topk(1 if bias is None else 2, dim=-1)[0].sum(dim=-1).topk(topk_group, dim=-1)[1]
-    kept = torch.zeros(tokens, n_group, dtype=torch.bool, device=logits.device).scatter_(1, best, True)
-    masked = choice.masked_fill(~kept.unsqueeze(-1), float("-inf")).view(tokens, experts)
+    chosen = torch.zeros(tokens, n_group, dtype=torch.bool, device=logits.device).scatter_(1, best, True)
+    masked = choice.masked_fill(~chosen.unsqueeze(-1), float("-inf")).view(tokens, experts)
     ids = masked.topk(top_k, dim=-1)[1]
     weights = scores.gather(1, ids)
     if renormalize:
@@ -166,7 +167,9 @@ def silu_and_mul(x: Tensor, limit: float | None = None, *, round_silu: bool = Fa
     """
     checks.dtype("x", x, *checks.WIDE)
     if x.dim() < 1 or x.shape[-1] % 2:
-        raise ShapeError(f"the last axis of {list(x.shape)} is odd; it holds gate and up")
+        raise ShapeError(f"x has shape {list(x.shape)}; its last axis holds gate and up and must be even")
+    if limit is not None:
+        checks.number("limit", limit)
     gate, up = x.to(torch.float32).chunk(2, dim=-1)
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
@@ -214,7 +217,11 @@ def moe_block_scaled(
     Tensor
         ``[T, H]``.
     """
-    experts = operands(x, w13, w2, topk_weights, topk_ids)
+    experts, dtype = operands(x, w13, w2, topk_weights, topk_ids), checks.out_dtype(out_dtype or x.dtype)
+    for name, w, scale in (("w13_scale", w13, w13_scale), ("w2_scale", w2, w2_scale)):
+        due = (experts, -(-w.shape[1] // BLOCK), -(-w.shape[2] // BLOCK))
+        checks.operand(name, scale, due, "[E, ceil(N/128), ceil(K/128)]", torch.float32)
+    checks.same_device(x=x, w13_scale=w13_scale, w2_scale=w2_scale)
     tile = get_mk_alignment_for_contiguous_layout()
     rows = align(topk_ids.numel() + experts * (tile - 1), tile)
     target, groups, _ = sorted_rows(topk_ids, experts, expert_offset, tile, rows)
@@ -224,7 +231,7 @@ def moe_block_scaled(
     inner = silu_and_mul(without_padding(hidden, groups), limit, round_silu=round_silu)
     y = torch.empty(rows, w2.shape[1], dtype=torch.bfloat16, device=x.device)
     m_grouped_fp8_gemm_nt_contiguous(_quantise_groups(inner), (w2, w2_scale), y, groups, check=False)
-    return _combine(y, topk_weights, target, weight_on_input, out_dtype or x.dtype)
+    return _combine(y, topk_weights, target, weight_on_input, dtype)
 
 
 @verb()
@@ -247,7 +254,10 @@ def moe_per_token(
 
     As :func:`moe_block_scaled` with ``w13_scale [E, 2I]`` and ``w2_scale [E, H]`` float32.
     """
-    experts = operands(x, w13, w2, topk_weights, topk_ids)
+    experts, dtype = operands(x, w13, w2, topk_weights, topk_ids), checks.out_dtype(out_dtype or x.dtype)
+    for name, w, scale in (("w13_scale", w13, w13_scale), ("w2_scale", w2, w2_scale)):
+        checks.operand(name, scale, (experts, w.shape[1]), "[E, N]", torch.float32)
+    checks.same_device(x=x, w13_scale=w13_scale, w2_scale=w2_scale)
     rows = topk_ids.numel()
     target, groups, ends = sorted_rows(topk_ids, experts, expert_offset, 1, rows)
     spread = _spread(x, topk_weights, target, rows, weight_on_input)
@@ -256,7 +266,7 @@ def moe_per_token(
     inner = silu_and_mul(without_padding(hidden, groups), limit, round_silu=round_silu)
     q, scale = scaled_fp8_quant(inner, use_per_token_if_dynamic=True)
     y = scaled_grouped_mm(q, w2, scale, w2_scale, ends, check=False)
-    return _combine(y, topk_weights, target, weight_on_input, out_dtype or x.dtype)
+    return _combine(y, topk_weights, target, weight_on_input, dtype)
 
 
 def _logits(logits: Tensor, top_k: int) -> tuple[int, int]:
@@ -297,6 +307,7 @@ def sorted_rows(ids: Tensor, experts: int, offset: int, tile: int, rows: int) ->
     Returns the row of each (token, slot), ``rows`` when its expert is on another rank; the expert of each row, -1 for
     padding; the end of each expert's rows.
     """
+    checks.not_negative("expert_offset", offset)
     local = ids.reshape(-1).long() - offset
     local = torch.where((local >= 0) & (local < experts), local, torch.full_like(local, experts))
     order = local.argsort(stable=True)
@@ -341,7 +352,7 @@ def _quantise_groups(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def without_padding(y: Tensor, groups: Tensor) -> Tensor:
-    """``y`` with zeros in rows of no expert, which a product leaves unwritten."""
+    """``y`` with zeros in unassigned rows, which a product does not write."""
     return y.masked_fill((groups < 0).unsqueeze(1), 0.0)
 
 

@@ -175,19 +175,19 @@ def _by(pipeline: str) -> Adapter:
     """One pipeline of experts; where the layer routes by itself, its routing before."""
 
     def run(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
-        given: dict[str, Any] = {RENAMED.get(key, key): value for key, value in {**inputs, **options}.items()}
-        if "logits" in given:
-            kept = given.pop("weight_dtype", torch.float32)
+        arguments: dict[str, Any] = {RENAMED.get(key, key): value for key, value in {**inputs, **options}.items()}
+        if "logits" in arguments:
+            weight_dtype = arguments.pop("weight_dtype", torch.float32)
             names = ("top_k", "n_group", "topk_group", "routed_scaling_factor")
-            asked = {key: given.pop(key) for key in names if key in given}
-            method = given.pop("routing_method", "DeepSeekV3")
-            logits, bias, top_k = given.pop("logits"), given.pop("bias", None), asked.pop("top_k", 8)
+            asked = {key: arguments.pop(key) for key in names if key in arguments}
+            method = arguments.pop("routing_method", "DeepSeekV3")
+            logits, bias, top_k = arguments.pop("logits"), arguments.pop("bias", None), asked.pop("top_k", 8)
             weights, ids = route_by_method(logits, method, top_k, bias, **asked)
-            given |= {"topk_weights": weights.to(kept).to(torch.float32), "topk_ids": ids}
-            given["weight_on_input"] = method == "Llama4" and "up_scale" in given
-        elif "combine" in given:
-            given["combine"] = given["combine"].lower()
-        return verb(**given, pipeline=pipeline)
+            arguments |= {"topk_weights": weights.to(weight_dtype).to(torch.float32), "topk_ids": ids}
+            arguments["weight_on_input"] = method == "Llama4" and "up_scale" in arguments
+        elif "combine" in arguments:
+            arguments["combine"] = arguments["combine"].lower()
+        return verb(**arguments, pipeline=pipeline)
 
     return run
 
@@ -216,6 +216,7 @@ def route_by_method(
     """
     if method not in METHODS:
         raise OptionError(f"routing method {method!r:.80}; there are {', '.join(METHODS)}")
+    checks.number("routed_scaling_factor", routed_scaling_factor)
     if method != "DeepSeekV3" and (n_group, topk_group, routed_scaling_factor) != (1, 1, 1.0):
         raise OptionError(f"{method} has neither groups nor a scaling factor; they are DeepSeekV3's")
     if bias is not None and method not in ("DeepSeekV3", "MiniMax2"):
@@ -302,7 +303,7 @@ def moe_experts(
     OptionError, ShapeError, DtypeError, InputError, ValueRangeError
     """
     if torch.compiler.is_compiling():
-        made: Tensor = torch.ops.fp8_kernels.moe_experts(
+        out: Tensor = torch.ops.fp8_kernels.moe_experts(
             x,
             w13,
             w13_scale,
@@ -322,10 +323,11 @@ def moe_experts(
             weight_on_input,
             combine,
         )
-        return made
+        return out
     row = row_of(pipeline)
     inputs, codes = FP8 if row.quantise is None else torch.bfloat16, torch.int8 if row.weights == "group" else FP8
     operands(x, w13, w2, topk_weights, topk_ids, (inputs,), codes)
+    _scales(row, x, {"w13_scale": (w13, w13_scale), "w2_scale": (w2, w2_scale)})
     tokens, top_k = topk_ids.shape
     ways = way_of(row, combine, top_k)
     if weight_on_input and top_k != 1:
@@ -433,15 +435,15 @@ def _by_runs(
         act, a2_scale = act * _given("a2_scale", a2_scale), act.new_ones(1, dtype=torch.float32)
     if layer.up_scale is not None:
         a2_scale = act.new_ones(1, dtype=torch.float32)
-    made = QUANTISE[row.requantise](act, a2_scale)
+    quantised = QUANTISE[row.requantise](act, a2_scale)
     if factor is None:
-        return layer.product("w2", made, groups, ends, torch.bfloat16), target
-    own = scattered(factor.reshape(-1, 1), target, rows)
+        return layer.product("w2", quantised, groups, ends, torch.bfloat16), target
+    row_factor = scattered(factor.reshape(-1, 1), target, rows)
     if row.weights in ("block", "group"):
-        y = layer.product("w2", made, groups, ends, torch.float32)
-        return (y * own).to(torch.bfloat16), target
-    q, s = made
-    return layer.product("w2", (q, s * own), groups, ends, torch.bfloat16), target
+        y = layer.product("w2", quantised, groups, ends, torch.float32)
+        return (y * row_factor).to(torch.bfloat16), target
+    q, s = quantised
+    return layer.product("w2", (q, s * row_factor), groups, ends, torch.bfloat16), target
 
 
 def _by_mask(layer: _Layer, x: Tensor, x_scale: Tensor, ids: Tensor, offset: int) -> tuple[Tensor, Tensor]:
@@ -506,6 +508,20 @@ def way_of(row: Pipeline, combine: str | None, top_k: int) -> str:
     if combine not in row.combine:
         raise OptionError(f"combine={combine!r:.80}; this pipeline has {', '.join(row.combine)}")
     return combine
+
+
+def _scales(row: Pipeline, x: Tensor, weights: dict[str, tuple[Tensor, Tensor]]) -> None:
+    """Scales of both weights, of the shape that the row has."""
+    for name, (w, scale) in weights.items():
+        (e, n, _), blocks = w.shape, -(-w.shape[2] // BLOCK)
+        due, meaning = {
+            "expert": ((e,), "[E]"),
+            "channel": ((e, n), "[E, N]"),
+            "block": ((e, -(-n // BLOCK), blocks), "[E, ceil(N/128), ceil(K/128)]"),
+            "group": ((e, n, blocks), "[E, N, ceil(K/128)]"),
+        }[row.weights]
+        checks.operand(name, scale, due, meaning, torch.float32)
+        checks.same_device(x=x, **{name: scale})
 
 
 def _given(name: str, x: Tensor | None) -> Tensor:

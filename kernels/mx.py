@@ -103,6 +103,7 @@ def mxfp8_quantize(
     """
     if element not in FP8_ELEMENTS:
         raise OptionError(f"element={element!r}: there are {', '.join(FP8_ELEMENTS)}")
+    checks.rank("x", x, 2)
     checks.multiple("alignment", checks.positive("alignment", alignment), MX_BLOCK, "the elements that share a scale")
     if torch.compiler.is_compiling():
         return compiled_op("mxfp8_quantize", x, layout, rounding, element, alignment)
@@ -187,6 +188,7 @@ def mxfp8_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
         ``[M, K]`` float32, infinite where the product is too large.
     """
     checks.dtype("q", checks.rank("q", q, 2), *(record[3] for record in FP8_ELEMENTS.values()))
+    checks.same_device(q=q, scale=scale)
     m, k = q.shape
     return times(q.float(), load_scale(scale, m, k, MX_BLOCK, layout).view(torch.float8_e8m0fnu).float())
 
@@ -194,6 +196,7 @@ def mxfp8_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
 @verb("cast")
 def mxfp4_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
     """:func:`mxfp8_dequantize` of codes two in a byte, ``q [M, K / 2]`` uint8."""
+    checks.same_device(q=q, scale=scale)
     values = fp4_values(q)
     stored = load_scale(scale, values.shape[0], values.shape[1], MX_BLOCK, layout)
     return times(values, stored.view(torch.float8_e8m0fnu).float())
@@ -213,7 +216,7 @@ def nvfp4_dequantize(q: Tensor, scale: Tensor, global_scale: Tensor, layout: str
         One float32 value.
     """
     checks.scalar("global_scale", global_scale)
-    checks.same_device(q=q, global_scale=global_scale)
+    checks.same_device(q=q, scale=scale, global_scale=global_scale)
     values = fp4_values(q)
     stored = load_scale(scale, values.shape[0], values.shape[1], NVFP4_BLOCK, layout).view(torch.float8_e4m3fn).float()
     return times(values, stored * global_scale.reshape(()))

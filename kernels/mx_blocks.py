@@ -97,18 +97,18 @@ def _tile(layout: str) -> str:
     return layout
 
 
-def load_scale(scale: Tensor, m: int, k: int, width: int, layout: str) -> Tensor:
+def load_scale(scale: Tensor, m: int, k: int, width: int, layout: str, name: str = "scale") -> Tensor:
     """The scale bytes ``[M, K / width]`` out of their layout, contiguous."""
-    checks.dtype("scale", checks.tensor("scale", scale), torch.uint8)
+    checks.dtype(name, checks.tensor(name, scale), torch.uint8)
     checks.multiple("K", k, width, f"{width} codes share a scale")
     c = k // width
     if layout == LINEAR:
-        return checks.shape("scale", scale, (m, c), "a byte for each block").contiguous()
+        return checks.shape(name, scale, (m, c), "a byte for each block").contiguous()
     height = HEIGHTS[_tile(layout)]
     down, across, row = -(-m // height), -(-c // 4), min(32, height)
     if tuple(scale.shape) != (down * across * height * 4,):
         raise ShapeError(
-            f"scale has shape {list(scale.shape)}; the {layout} layout of {m} x {c} bytes is "
+            f"{name} has shape {list(scale.shape)}; the {layout} layout of {m} x {c} bytes is "
             f"[{down * across * height * 4}]"
         )
     tiles = scale.reshape(down, across, row, height // row, 4).permute(0, 3, 2, 1, 4)

@@ -162,9 +162,10 @@ def mxfp8_quantize_2d(
 def mxfp8_dequantize_columnwise(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
     """:func:`kernels.mxfp8_dequantize` of codes whose scales are those of 32 rows each; layouts as of the quantiser."""
     checks.dtype("q", checks.rank("q", q, 2), *(record[3] for record in FP8_ELEMENTS.values()))
+    checks.same_device(q=q, scale=scale)
     _rows(q)
     if layout == COMPACT:
-        checks.shape("scale", scale, (q.shape[0] // MX_BLOCK, q.shape[1]), "a byte for each block")
+        checks.operand("scale", scale, (q.shape[0] // MX_BLOCK, q.shape[1]), "a byte for each block", torch.uint8)
         scale = scale.t().contiguous()
     return mxfp8_dequantize(q.t().contiguous(), scale, _plain(layout)).t().contiguous()
 

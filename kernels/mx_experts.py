@@ -161,7 +161,12 @@ def scaled_fp4_experts_quant(
 
 @verb("cast", outputs=("q", "scale"), fake=_mxfp8_experts_fake)
 def mxfp8_experts_quant(x: Tensor, expert_offsets: Tensor, placement: str = "tight") -> tuple[Tensor, Tensor]:
-    """Quantise rows that lie expert by expert to MXFP8 (E4M3, E8M0 scales); arguments as above, blocks of 32."""
+    """Quantise rows that lie expert by expert to MXFP8 (E4M3, E8M0 scales), in blocks of 32.
+
+    ``x`` ``[M, K]`` bf16, f16 or f32, ``K`` a multiple of 32; ``expert_offsets`` ``[G + 1]`` and ``placement`` as of
+    :func:`scaled_fp4_experts_quant`. Returns ``q`` ``[M, K]`` E4M3 and ``scale`` uint8 (E8M0), flat, in 128x4 tiles;
+    NaN and infinity as of :func:`kernels.mxfp8_quantize`. Raises ShapeError, DtypeError, OptionError, DeviceError.
+    """
     g = _placed(x, expert_offsets, placement)
     checks.same_device(x=x, expert_offsets=expert_offsets)
     if torch.compiler.is_compiling():

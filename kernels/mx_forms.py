@@ -181,9 +181,10 @@ def mxint8_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor
     return _times_powers(codes.float() / INT8_UNIT, scale, layout)
 
 
-def _times_powers(values: Tensor, scale: Tensor, layout: str) -> Tensor:
+def _times_powers(values: Tensor, scale: Tensor, layout: str, name: str = "scale") -> Tensor:
     m, k = values.shape
-    return times(values, load_scale(scale, m, k, MX_BLOCK, layout).view(torch.float8_e8m0fnu).float())
+    checks.same_device(q=values, **{name: scale})
+    return times(values, load_scale(scale, m, k, MX_BLOCK, layout, name).view(torch.float8_e8m0fnu).float())
 
 
 @verb("cast", outputs=("q", "scale"), fake=_fp4_cast_fake)
@@ -257,6 +258,7 @@ def cast_back_from_fp4(q: Tensor, scale: Tensor, gran_k: int = 128) -> Tensor:
     ``q [M, K / 2]`` int8 or uint8, two codes each; ``scale`` float32 ``[M, ceil(K / gran_k)]``.
     """
     _granularity(gran_k)
+    checks.same_device(q=q, scale=scale)
     checks.dtype("q", checks.rank("q", q, 2), torch.int8, torch.uint8)
     values = fp4_values(q.contiguous().view(torch.uint8))
     m, k = values.shape
@@ -352,10 +354,10 @@ def nvfp4_quantize_4over6(
         return compiled_op("nvfp4_quantize_4over6", x, global_scale, layout, error, e4m3_max)
     amax, decode = block_amax(blocks), torch.ones_like(g) / g
     base = torch.where(amax == 0, 0.0, amax / torch.full_like(amax, FP4_MAX) * g)
-    made = [_candidate(blocks, t, decode, error) for t in (base, base * 1.5)]
-    wide = made[1][2] < made[0][2]
-    codes = torch.where(wide[..., None], made[1][0], made[0][0])
-    return pack(codes), store_scale(torch.where(wide, made[1][1], made[0][1]), layout)
+    candidates = [_candidate(blocks, t, decode, error) for t in (base, base * 1.5)]
+    wide = candidates[1][2] < candidates[0][2]
+    codes = torch.where(wide[..., None], candidates[1][0], candidates[0][0])
+    return pack(codes), store_scale(torch.where(wide, candidates[1][1], candidates[0][1]), layout)
 
 
 def _candidate(blocks: Tensor, t: Tensor, decode: Tensor, error: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -383,12 +385,12 @@ def hadamard_transform(x: Tensor, sign_mask: int = SIGN_MASK) -> Tensor:
     if not 0 <= sign_mask < 1 << HADAMARD:
         raise OptionError(f"sign_mask={sign_mask}: a mask of {HADAMARD} bits")
     bits = torch.arange(HADAMARD, device=x.device)
-    made = x.float().reshape(*x.shape[:1], -1, HADAMARD) * (1.0 - 2.0 * (sign_mask >> bits & 1).float())
+    z = x.float().reshape(*x.shape[:1], -1, HADAMARD) * (1.0 - 2.0 * (sign_mask >> bits & 1).float())
     for span in (1, 2, 4, 8):
-        pairs = made.reshape(*made.shape[:2], -1, 2, span)
+        pairs = z.reshape(*z.shape[:2], -1, 2, span)
         low, high = pairs[..., 0, :], pairs[..., 1, :]
-        made = torch.stack([low + high, low - high], dim=-2).reshape(made.shape)
-    return (made * 0.25).to(torch.bfloat16).reshape(x.shape)
+        z = torch.stack([low + high, low - high], dim=-2).reshape(z.shape)
+    return (z * 0.25).to(torch.bfloat16).reshape(x.shape)
 
 
 @verb("cast", outputs=("q", "scale"), fake=_two_levels_fake)
@@ -560,7 +562,8 @@ def fp8_block_to_mxfp8(
     """
     if torch.compiler.is_compiling():
         return compiled_op("fp8_block_to_mxfp8", x, block_scale, layout, dtype)
-    return mxfp8_quantize((x.float() * _spread(x, block_scale)).to(_dtype(dtype)), layout)
+    each = _spread(x, block_scale, "block_scale")
+    return mxfp8_quantize((x.float() * each).to(_dtype(dtype)), layout)
 
 
 @verb("cast", outputs=("q", "scale"), fake=_blocks_fake)
@@ -571,7 +574,9 @@ def mxfp8_to_fp8_block(
     checks.dtype("x", checks.rank("x", x, 2), torch.float8_e4m3fn)
     if torch.compiler.is_compiling():
         return compiled_op("mxfp8_to_fp8_block", x, mx_scale, layout, dtype)
-    return per_block_cast_to_fp8(_times_powers(x.float(), mx_scale, layout).to(_dtype(dtype)), use_ue8m0=False)
+    return per_block_cast_to_fp8(
+        _times_powers(x.float(), mx_scale, layout, "mx_scale").to(_dtype(dtype)), use_ue8m0=False
+    )
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -580,16 +585,16 @@ def _dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def _spread(x: Tensor, scale: Tensor) -> Tensor:
+def _spread(x: Tensor, scale: Tensor, name: str = "scale") -> Tensor:
     """Scales of blocks over the elements of ``x``."""
     checks.dtype("x", checks.rank("x", x, 2), torch.float8_e4m3fn)
     checks.nonempty("x", x, 0, 1)
-    checks.dtype("scale", checks.rank("scale", scale, 2), torch.float32)
-    checks.same_device(x=x, scale=scale)
+    checks.dtype(name, checks.rank(name, scale, 2), torch.float32)
+    checks.same_device(x=x, **{name: scale})
     m, k = x.shape
     checks.multiple("K", k, MX_BLOCK, f"{MX_BLOCK} codes share a scale; pad K")
     rows, columns = scale.shape
     if columns != -(-k // BLOCK) or rows not in (m, -(-m // BLOCK)):
-        raise ShapeError(f"scale has shape {list(scale.shape)}; codes [{m}, {k}] have blocks of 1x128 or 128x128")
+        raise ShapeError(f"{name} has shape {list(scale.shape)}; codes [{m}, {k}] have blocks of 1x128 or 128x128")
     down = scale if rows == m else scale.repeat_interleave(BLOCK, dim=0)[:m]
     return down.repeat_interleave(BLOCK, dim=1)[:, :k]

@@ -18,7 +18,7 @@ from kernels import checks
 from kernels.adapters import Inputs, Options, int32, out_dtype_of
 from kernels.backends.declaration import Rows, Scales
 from kernels.errors import InputError, LayoutError, OptionError, ShapeError
-from kernels.logits import check_pages, fp8_mqa_logits, fp8_paged_mqa_logits, lengths
+from kernels.logits import check_pages, check_schedule, fp8_mqa_logits, fp8_paged_mqa_logits, lengths
 from kernels.mx_blocks import LINEAR, MX_BLOCK
 from kernels.mx_products import UE8M0, run_product
 from kernels.verbs import verb
@@ -39,11 +39,13 @@ def _windows(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> T
 
 
 def _pages(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
-    """No schedule is needed: the tables stand for it."""
+    """With a schedule of zeros: it is not read."""
     cache, lens, tables = inputs["kv_cache"], int32(inputs["context_lens"]), int32(inputs["block_tables"])
     longest = options.get("max_model_len") or tables.shape[1] * cache.shape[1]
     clean, queries = bool(options.get("clean_logits", True)), (inputs["q"], inputs["q_sf"])
-    return verb(queries, cache, inputs["weights"], lens, tables, tables, longest, clean, out_dtype_of(options))
+    return verb(
+        queries, cache, inputs["weights"], lens, tables, tables.new_zeros(2, 2), longest, clean, out_dtype_of(options)
+    )
 
 
 # --- the verbs -----------------------------------------------------------------------------------------------------
@@ -72,7 +74,7 @@ def fp8_fp4_mqa_logits(
     weights
         ``[M, H]`` float32, or bf16 with bf16 logits.
     cu_seqlen_ks, cu_seqlen_ke
-        ``[M]`` int32: query m sees ``ks[m] <= n < ke[m]``, within ``[0, N]``.
+        ``[M]`` int32: query m sees ``ks[m] <= n < ke[m]``, from 0 to N.
     clean_logits
         Write -inf outside the window; else those values are unspecified.
     max_seqlen_k
@@ -157,12 +159,14 @@ def fp8_fp4_paged_mqa_logits(
     InputError, ShapeError, DtypeError, OptionError, DeviceError, LayoutError
     """
     codes, q_sf = _pair("q", q)
+    check_schedule(schedule_metadata)
     rest = weights, context_lens, block_tables, schedule_metadata, max_model_len, clean_logits
     if q_sf is None:
         if logits_dtype is not torch.float32:
             raise OptionError(f"logits_dtype={logits_dtype}: FP8 gives float32")
         return fp8_paged_mqa_logits(codes, kv_cache, *rest, check=check)
     batch, next_n, heads, half = checks.rank("q", codes, 4).shape
+    a, a_scale = (x.flatten(0, 1) for x in _fp4("q", codes, q_sf))
     blocks, size, one, width = checks.dtype("kv_cache", checks.rank("kv_cache", kv_cache, 4), torch.uint8).shape
     if one != 1 or width != half + 4 or size == 0:
         raise ShapeError(f"kv_cache {list(kv_cache.shape)} must be [blocks, P, 1, D/2 + 4 = {half + 4}]")
@@ -176,14 +180,14 @@ def fp8_fp4_paged_mqa_logits(
     checks.positive("max_model_len", max_model_len)
     checks.room("max_model_len", max_model_len, 4 * batch * next_n * max_model_len)
     tensors = {"weights": weights, "context_lens": context_lens, "block_tables": block_tables}
+    tensors["schedule_metadata"] = schedule_metadata
     device = checks.same_device(q=codes, q_sf=q_sf, kv_cache=kv_cache, **tensors)
     if checks.wanted(check, device):
         check_pages(check, lens, block_tables, blocks, size, max_model_len)
-    a, a_scale = _fp4("q", codes.flatten(0, 1), q_sf.flatten(0, 1))
     flat, keys = kv_cache.view(blocks, -1), pages * size
     k, k_sf = flat[:, : size * half].reshape(blocks, size, half), flat[:, size * half :].reshape(blocks, size, 4)
     k_sf = k_sf[..., : a_scale.shape[-1]]
-    made = torch.empty(batch * next_n, keys, dtype=logits_dtype, device=device)
+    logits = torch.empty(batch * next_n, keys, dtype=logits_dtype, device=device)
     step = max(1, HELD // (next_n * heads * keys))
     for start in range(0, batch, step):
         table = block_tables[start : start + step].long().clamp(0, blocks - 1).flatten()
@@ -193,10 +197,10 @@ def fp8_fp4_paged_mqa_logits(
         first = torch.arange(each, dtype=torch.int32, device=device) * next_n * heads
         group = torch.arange(each, dtype=torch.int32, device=device) * keys
         runs = Rows(torch.stack([first, first + next_n * heads, first, group]))
-        _heads((a[rows], a_scale[rows]), right, weights[rows], made[rows], runs)
+        _heads((a[rows], a_scale[rows]), right, weights[rows], logits[rows], runs)
     out = torch.full((batch * next_n, max_model_len), float("-inf"), dtype=logits_dtype, device=device)
     shared = min(keys, max_model_len)
-    out[:, :shared] = made[:, :shared]
+    out[:, :shared] = logits[:, :shared]
     if clean_logits:
         outside = torch.arange(max_model_len, device=device) >= lens.flatten()[:, None]
         out.masked_fill_(outside, float("-inf"))
@@ -215,10 +219,10 @@ def _heads(
     out.copy_(dots.relu_().view(rows, heads, n).mul_(weights.to(torch.float32)[:, :, None]).sum(dim=1))
 
 
-def _pair(name: str, given: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
-    if len(given) != 2:
-        raise InputError(f"{name} must be a tuple (codes, scales), got {len(given)} parts")
-    return checks.tensor(name, given[0]), None if given[1] is None else checks.tensor(f"{name}_sf", given[1])
+def _pair(name: str, operand: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+    if len(operand) != 2:
+        raise InputError(f"{name} must be a tuple (codes, scales), got {len(operand)} parts")
+    return checks.tensor(name, operand[0]), None if operand[1] is None else checks.tensor(f"{name}_sf", operand[1])
 
 
 def _fp4(name: str, codes: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -235,7 +239,7 @@ def _fp4(name: str, codes: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor
 
 
 def _weights(weights: Tensor, shape: tuple[int, ...], meaning: str, dtype: torch.dtype) -> None:
-    checks.out_dtype(dtype, torch.float32, torch.bfloat16)
+    checks.out_dtype(dtype, torch.float32, torch.bfloat16, name="logits_dtype")
     checks.dtype("weights", checks.tensor("weights", weights), torch.float32, torch.bfloat16)
     checks.shape("weights", weights, shape, meaning)
     if weights.dtype is torch.bfloat16 and dtype is not torch.bfloat16:

@@ -34,6 +34,7 @@ from kernels.verbs import serve, verb
 E4M3, E5M2, UE8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 HALVES = (torch.bfloat16, torch.float16)
 HIGH, FLAT = "128x4", "8x4"
+TORCH_NAMES = ("mat_a", "mat_b", "scale_a", "scale_b")
 SWIZZLES = {"SWIZZLE_32_4_4": HIGH, "NO_SWIZZLE": LINEAR}
 
 
@@ -50,8 +51,8 @@ def _mixed(last: str = "", turned: str = "") -> Adapter:
         out = torch.empty(*a.shape[:-2], m, n, dtype=out_dtype_of(options), device=a.device)
         of_a = 1, options.get("gran_k_a", 128)
         of_b = options.get("gran_n", 1), options.get("gran_k_b", 32)
-        given = [inputs[last]] if last else [inputs["c"]] if "c" in inputs else []
-        verb(*pairs(inputs), out, *given, recipe_a=of_a, recipe_b=of_b)
+        last_inputs = [inputs[last]] if last else [inputs["c"]] if "c" in inputs else []
+        verb(*pairs(inputs), out, *last_inputs, recipe_a=of_a, recipe_b=of_b)
         return out
 
     return run
@@ -109,6 +110,7 @@ def mm_mxfp8(
     """
     for name, x in (("a", a), ("b", b)):
         checks.dtype(name, checks.rank(name, x, 2), E4M3)
+    checks.column_major("b", b)
     checks.multiple("K", a.shape[1], MX_BLOCK, "pad K with zeros")
     tile = FLAT if use_8x4_sf_layout else HIGH
     left = _scales("a_descale", a_descale, UE8M0, a.shape[0], a.shape[1], MX_BLOCK, tile)
@@ -153,6 +155,7 @@ def mm_fp4(
         raise OptionError(f"block_size={block_size} with use_nvfp4={use_nvfp4}: it must be {width}")
     for name, x in (("a", a), ("b", b)):
         checks.dtype(name, checks.rank(name, x, 2), torch.uint8)
+    checks.column_major("b", b)
     checks.multiple("K", 2 * a.shape[1], width, "pad K with zeros")
     checks.scalar("alpha", alpha)
     tile = FLAT if use_8x4_sf_layout else HIGH
@@ -204,6 +207,7 @@ def scaled_mm(
     """
     for name, x in (("mat_a", mat_a), ("mat_b", mat_b)):
         checks.dtype(name, checks.rank(name, x, 2), E4M3, E5M2, torch.uint8)
+    checks.column_major("mat_b", mat_b)
     if swizzle not in SWIZZLES:
         raise OptionError(f"swizzle={swizzle!r}: there are {', '.join(SWIZZLES)}")
     four = mat_a.dtype is torch.uint8
@@ -225,7 +229,7 @@ def scaled_mm(
         alpha = global_scale_a.reshape(1) * global_scale_b.reshape(1)
     if bias is not None:
         checks.operand("bias", bias, (mat_b.shape[1],), "[N]", *checks.WIDE)
-    return _dense(mat_a, left, mat_b, right, checks.out_dtype(out_dtype), alpha, bias)
+    return _dense(mat_a, left, mat_b, right, checks.out_dtype(out_dtype), alpha, bias, TORCH_NAMES)
 
 
 # --- batched and grouped --------------------------------------------------------------------------------------------
@@ -260,6 +264,7 @@ def bmm_mxfp8(
     """
     for name, x in (("a", a), ("b", b)):
         checks.dtype(name, checks.rank(name, x, 3), E4M3, E5M2)
+    checks.column_major("b", b)
     if placement not in ("rows", "batch"):
         raise OptionError(f"placement={placement!r}: there are rows, batch")
     (batch, m, k), n = a.shape, b.shape[2]
@@ -354,7 +359,7 @@ def _group_gemm(
     checks.multiple("K", k, width, "pad K with zeros")
     if 2 * b.shape[2] != k:
         raise ShapeError(f"b holds K={2 * b.shape[2]} codes a row and a K={k}")
-    _pointers("m_indptr", m_indptr, groups + 1)
+    _pointers("m_indptr", m_indptr, groups + 1, a.shape[0])
     _factors("alpha", alpha, groups)
     rows = (a.shape[0] + 127 * groups) // 128 * 128
     left = _scales("a_scale", a_scale, dtype, rows, k, width, HIGH)
@@ -411,7 +416,7 @@ def scaled_grouped_mm_mx(
     checks.multiple("K", k, width, "pad K with zeros")
     if mat_b.shape[2] != mat_a.shape[1]:
         raise ShapeError(f"mat_a is {list(mat_a.shape)} and mat_b {list(mat_b.shape)}; they have the same K")
-    _pointers("offs", offs, groups)
+    _pointers("offs", offs, groups, mat_a.shape[0])
     alpha = None
     for name, scale in (("global_scale_a", global_scale_a), ("global_scale_b", global_scale_b)):
         _factors(name, scale, groups)
@@ -428,7 +433,7 @@ def scaled_grouped_mm_mx(
     scale = torch.cumsum((end - start + 127) // 128 * 128, 0, dtype=torch.int32)
     first = torch.cat([scale.new_zeros(1), scale[:-1]])
     table = torch.stack([start, end, first, torch.arange(groups, dtype=torch.int32, device=offs.device) * _up(n)])
-    run_product(mat_a, left, mat_b, right, out, Rows(table), alpha)
+    run_product(mat_a, left, mat_b, right, out, Rows(table), alpha, names=TORCH_NAMES)
     return out
 
 
@@ -465,7 +470,7 @@ def scaled_grouped_mm_mx_k_groups(
         raise ShapeError(f"mat_a is {list(mat_a.shape)} and mat_b {list(mat_b.shape)}; they have the same K")
     checks.multiple("K", k, MX_BLOCK, "pad K with zeros")
     groups = checks.tensor("offs", offs).numel()
-    _pointers("offs", offs, groups)
+    _pointers("offs", offs, groups, k)
     checks.same_device(mat_a=mat_a, offs=offs)
     end = offs.to(torch.int32)
     first = torch.cat([end.new_zeros(1), end[:-1]])
@@ -479,7 +484,7 @@ def scaled_grouped_mm_mx_k_groups(
         sides.append(Scales(memory, MX_BLOCK, HIGH))
     out = torch.empty(groups * m, n, dtype=checks.out_dtype(out_dtype, torch.bfloat16), device=mat_a.device)
     depth = torch.stack([first, end, torch.cat([columns.new_zeros(1), columns[:-1]])])
-    run_product(mat_a, sides[0], mat_b[None], sides[1], out, Rows(None, None, depth))
+    run_product(mat_a, sides[0], mat_b[None], sides[1], out, Rows(None, None, depth), names=TORCH_NAMES)
     return out.view(groups, m, n)
 
 
@@ -589,21 +594,22 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
 
     ``grouped_layout`` is int32 ``[M]``, the expert of each row, whose runs begin at multiples of 128 rows; rows with -1
     are padding. With ``use_psum_layout`` it is int32 ``[G]``, where the rows of each expert end; those of the next one
-    begin at the multiple of 128 that is not below. Rows of no expert are left alone.
+    begin at the multiple of 128 that is not below. Unassigned rows are not written.
     """
     x, left, k = _codes("a", a, recipe_a, ((1, 32), (1, 128)), 2)
     w, right, _ = _codes("b", b, recipe_b, ((1, 32), (1, 128), (128, 128)), 3, k)
     (groups, n), m = w.shape[:2], x.shape[0]
     checks.output("out", out, (m, n), "[M, N]", torch.bfloat16, torch.float32)
-    given = checks.dtype("grouped_layout", checks.tensor("grouped_layout", grouped_layout), torch.int32)
-    checks.shape("grouped_layout", given, (groups,) if use_psum_layout else (m,), "[G]" if use_psum_layout else "[M]")
+    groups_of_rows = checks.dtype("grouped_layout", checks.tensor("grouped_layout", grouped_layout), torch.int32)
+    extent, meaning = ((groups,), "[G]") if use_psum_layout else ((m,), "[M]")
+    checks.shape("grouped_layout", groups_of_rows, extent, meaning)
     checks.same_device(out=out, grouped_layout=grouped_layout)
     if not use_psum_layout:
         _into(x, left, w, right, out, Rows(None, grouped_layout.contiguous()))
         return
-    start = torch.nn.functional.pad(given[:-1], (1, 0)).add(127) // 128 * 128
+    start = torch.nn.functional.pad(groups_of_rows[:-1], (1, 0)).add(127) // 128 * 128
     group = torch.arange(groups, dtype=torch.int32, device=out.device)
-    table = torch.stack([start, torch.maximum(given, start), start, group * n]).to(torch.int32)
+    table = torch.stack([start, torch.maximum(groups_of_rows, start), start, group * n]).to(torch.int32)
     _into(x, left, w, right, out, Rows(table))
 
 
@@ -700,7 +706,7 @@ def k_grouped_fp8_gemm_tn_contiguous(
 def _turned(name: str, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Codes ``[.., K, R]``, or packed ``[.., K, R / 2]``, and their scales with the last two axes exchanged."""
     codes, scale = checks.pair(name, pair)
-    checks.dtype(name, codes, E4M3, torch.uint8, torch.int8)
+    checks.dtype(name, checks.tensor(name, codes), E4M3, torch.uint8, torch.int8)
     scale = checks.tensor(f"{name}_scale", scale)
     if codes.dim() < 2 or scale.dim() != codes.dim():
         raise ShapeError(f"{name} has shape {list(codes.shape)} and scales {list(scale.shape)}; both are matrices")
@@ -730,8 +736,8 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
     w, right, _ = _codes("b", b, recipe_b, ((1, 32), (1, 128), (128, 128)), 3, k)
     (groups, m), n = x.shape[:2], w.shape[1]
     checks.output("out", out, (groups, m, n), "[G, M, N]", torch.bfloat16, torch.float32)
-    given = checks.dtype("masked_m", checks.tensor("masked_m", masked_m), torch.int32)
-    checks.shape("masked_m", given, (groups,), "[G]")
+    counts = checks.dtype("masked_m", checks.tensor("masked_m", masked_m), torch.int32)
+    checks.shape("masked_m", counts, (groups,), "[G]")
     checks.same_device(out=out, masked_m=masked_m)
     group = torch.arange(groups, dtype=torch.int32, device=out.device)
     table = torch.stack([group * m, group * m + masked_m, group * m, group * n])
@@ -777,9 +783,9 @@ def _into(
     if out.is_contiguous():
         run_product(a, left, b, right, out, rows, accumulate=accumulate)
         return
-    made = out.contiguous()
-    run_product(a, left, b, right, made, rows, accumulate=accumulate)
-    out.copy_(made)
+    dense = out.contiguous()
+    run_product(a, left, b, right, dense, rows, accumulate=accumulate)
+    out.copy_(dense)
 
 
 # --- what they share ------------------------------------------------------------------------------------------------
@@ -793,12 +799,13 @@ def _dense(
     out_dtype: torch.dtype,
     alpha: Tensor | None = None,
     bias: Tensor | None = None,
+    names: tuple[str, str, str, str] = ("a", "b", "a_descale", "b_descale"),
 ) -> Tensor:
     """One product; ``b`` is ``[K, N]``."""
     if b.shape[0] != a.shape[1]:
-        raise ShapeError(f"b has {b.shape[0]} rows and a {a.shape[1]} columns; they are the same K")
+        raise ShapeError(f"{names[1]} has {b.shape[0]} rows and {names[0]} {a.shape[1]} columns; they are the same K")
     out = torch.empty(a.shape[0], b.shape[1], dtype=out_dtype, device=a.device)
-    run_product(a, left, b.t()[None], right, out, None, alpha, bias)
+    run_product(a, left, b.t()[None], right, out, None, alpha, bias, names=names)
     return out
 
 
@@ -812,12 +819,17 @@ def run_product(
     alpha: Tensor | None = None,
     bias: Tensor | None = None,
     accumulate: bool = False,
+    names: tuple[str, str, str, str] = ("a", "b", "a_scale", "b_scale"),
 ) -> None:
-    """``a [R, K]`` times ``b [G, N, K]`` into ``out [R, N]``; rows of no group are left alone."""
+    """``a [R, K]`` times ``b [G, N, K]`` into ``out [R, N]``; unassigned rows are not written.
+
+    ``names`` of the operands and of their scales, for errors.
+    """
     checks.nonempty("a", a, 0, 1)
     checks.nonempty("b", b, 0, 1, 2)
     a, b = a.contiguous(), b.contiguous()
-    checks.same_device(a=a, a_scale=left.memory, b=b, b_scale=right.memory, out=out, alpha=alpha, bias=bias)
+    operands = dict(zip(names, (a, b, left.memory, right.memory), strict=True))
+    checks.same_device(**operands, out=out, alpha=alpha, bias=bias)
     run = torch.ops.fp8_kernels.mx_product if is_compiling() else mx_product
     run(a, *left, b, *right, out, *(rows or Rows(None)), alpha, bias, accumulate)
 
@@ -862,7 +874,7 @@ def _scales(
 
 
 def _memory(name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The scales as they lie, flat; a transposed matrix as it lies too."""
+    """The scales in storage order, flat; those of a transposed matrix in its storage order."""
     checks.dtype(name, checks.tensor(name, x), torch.uint8, dtype)
     lies = x.t() if x.dim() == 2 and not x.is_contiguous() and x.t().is_contiguous() else x
     return lies.contiguous().reshape(-1).view(dtype)
@@ -873,8 +885,16 @@ def _up(rows: int) -> int:
     return (rows + 127) // 128 * 128
 
 
-def _pointers(name: str, x: Tensor, count: int) -> None:
+def _pointers(name: str, x: Tensor, count: int, most: int) -> None:
+    """Ends of groups, the values looked at on a CPU: ascending, from 0 to ``most``."""
     checks.operand(name, x, (count,), "int32, one for each expert", torch.int32)
+    if not is_compiling() and checks.wanted(None, x.device) and count:
+        checks.values(
+            name,
+            None,
+            (x[1:] >= x[:-1]).all() & (x[0] >= 0) & (x[-1] <= most),
+            lambda: f"{name} {x.tolist()} must ascend from 0 to at most {most}",
+        )
 
 
 def _factors(name: str, x: Tensor | None, groups: int) -> None:

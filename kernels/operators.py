@@ -37,11 +37,11 @@ def register(
     real: Callable[..., Any],
     fake: Callable[..., Any],
     writes: tuple[str, ...] = (),
-    known: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    fast_path: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
 ) -> None:
     """Make ``real`` the operator ``name``; ``fake`` makes its outputs without values, ``writes`` are written into.
 
-    ``known`` makes of the function another one, that takes calls like an earlier one in less time.
+    ``fast_path`` is an optional fast-path wrapper of the function, for repeated calls.
     """
     with_gradients = torch.is_grad_enabled
 
@@ -66,7 +66,7 @@ def register(
     schema = _torch.library.infer_schema(inspect.unwrap(real), mutates_args=writes)
     _library.define(name + schema, tags=TAGS)
     run = with_refusal(real)
-    _library.impl(name, run if known is None else known(run), "CompositeExplicitAutograd")
+    _library.impl(name, run if fast_path is None else fast_path(run), "CompositeExplicitAutograd")
     _torch.library.register_fake(f"{NAMESPACE}::{name}", with_refusal(fake), lib=_library)
     _torch.library.register_vmap(f"{NAMESPACE}::{name}", no_vmap, lib=_library)
 
@@ -100,10 +100,10 @@ def flat(function: Callable[..., Any]) -> Callable[..., Any]:
     if optional:
         call = f"tuple({arguments[0]}.new_empty(0) if made is None else made for made in {call})"
     # written out, as dataclasses writes out __init__: a call that looks at names would cost host time
-    made: Callable[..., Any] = eval(f"lambda {', '.join(arguments)}: {call}", {"call": function})
+    flattened: Callable[..., Any] = eval(f"lambda {', '.join(arguments)}: {call}", {"call": function})
     result = _kind(hints["return"])
-    made.__annotations__ = annotations | {"return": None if result is type(None) else result}
-    return made
+    flattened.__annotations__ = annotations | {"return": None if result is type(None) else result}
+    return flattened
 
 
 def _kind(hint: Any) -> Any:

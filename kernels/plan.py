@@ -223,10 +223,10 @@ def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
     unknown = sorted(set(dims) - names)
     if unknown:
         raise OptionError(f"unknown option {', '.join(unknown)}; known: {', '.join(sorted(names))}")
-    given: dict[str, Any] = {**representative, **{k: v for k, v in dims.items() if v is not None}}
-    for name, value in given.items():
+    extents: dict[str, Any] = {**representative, **{k: v for k, v in dims.items() if v is not None}}
+    for name, value in extents.items():
         _check_field(name, value)
-    problem = Problem(op, **{"device": machine.device, **given})
+    problem = Problem(op, **{"device": machine.device, **extents})
     try:
         chosen = plan(problem, machine)
     except NoBackendError as error:

@@ -489,8 +489,8 @@ def requantize_with_max_scale(
         raise ShapeError(f"logical_widths sum to {sum(widths)} but weight has {weight.shape[0]} rows")
     top = checks.concrete("weight_scale", weight_scale).max()
     shards = [
-        formulas.divide_and_saturate(per_tensor_dequantize(part, own), top).view(torch.uint8)
-        for part, own in zip(torch.split(weight, widths), weight_scale.unbind(), strict=True)
+        formulas.divide_and_saturate(per_tensor_dequantize(part, scale), top).view(torch.uint8)
+        for part, scale in zip(torch.split(weight, widths), weight_scale.unbind(), strict=True)
     ]
     whole = torch.where(weight_scale[-1] > UNLOADED, torch.cat(shards), weight.view(torch.uint8))
     return top, whole.view(FP8)
@@ -511,10 +511,13 @@ def normalize_e4m3fn_to_e4m3fnuz(
         ``weight`` float8_e4m3fnuz, ``2 * weight_scale``, ``2 * input_scale`` or None.
     """
     checks.dtype("weight", checks.tensor("weight", weight), FP8)
-    checks.tensor("weight_scale", weight_scale)
+    for name, scale in (("weight_scale", weight_scale), ("input_scale", input_scale)):
+        if scale is not None:
+            checks.dtype(name, scale, torch.float32)
+    checks.same_device(weight=weight, weight_scale=weight_scale, input_scale=input_scale)
     codes = weight.view(torch.uint8)
     codes = torch.where(codes == 0x80, torch.zeros_like(codes), codes)
-    doubled = None if input_scale is None else checks.tensor("input_scale", input_scale) * 2.0
+    doubled = None if input_scale is None else input_scale * 2.0
     return codes.view(torch.float8_e4m3fnuz), weight_scale * 2.0, doubled
 
 

@@ -88,8 +88,8 @@ def _nonzero(name: str, text: str) -> bool:
 
 def _variable(default: T, read: Callable[[str, str], T], meaning: str, *names: str) -> T:
     """A field with its variables (any of several), how a text that is not empty is read, and what it means."""
-    made: T = field(default=default, metadata={"names": names, "read": read, "meaning": meaning})
-    return made
+    variable: T = field(default=default, metadata={"names": names, "read": read, "meaning": meaning})
+    return variable
 
 
 @dataclass(frozen=True)
@@ -159,13 +159,13 @@ class Config:
             A boolean switch holds something other than an integer, or the MoE backend is unknown.
         """
         env = os.environ if environment is None else environment
-        given: dict[str, Any] = {}
+        switches: dict[str, Any] = {}
         for f in fields(cls):
             texts = [(name, env[name]) for name in f.metadata["names"] if env.get(name)]
             if texts:
                 read = [f.metadata["read"](*text) for text in texts]
-                given[f.name] = next(filter(None, read), read[0])
-        return cls(**given)
+                switches[f.name] = next(filter(None, read), read[0])
+        return cls(**switches)
 
 
 # --- the machine ----------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class Machine:
             have = PACKAGES if vendor == "nvidia" else ("triton",) if vendor == "amd" else ()
             packages = dict.fromkeys(have, "1.0")
         if sms is None:
-            sms = next((count for known, count in PRODUCTS.values() if known == arch), 0)
+            sms = next((count for listed, count in PRODUCTS.values() if listed == arch), 0)
         return cls(
             vendor=vendor,
             arch=arch,
@@ -407,8 +407,8 @@ class Problem:
 
     def __str__(self) -> str:
         """The fields that differ from their defaults, in one line."""
-        given = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
-        return " ".join(given[1:] and [self.op, *given[1:]] or [self.op])
+        changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return " ".join(changed[1:] and [self.op, *changed[1:]] or [self.op])
 
 
 @dataclass(frozen=True)

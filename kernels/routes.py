@@ -61,8 +61,8 @@ def route(op: str, device: torch.device, *key: tuple[str, object]) -> Backend:
 def cached(make: Callable[..., T], *key: object) -> T:
     """``make(*key)``, computed once in this context."""
     decisions, whole = context.current().decisions, (make, *key)
-    found: T | None = decisions.get(whole)
-    return decisions.keep(whole, make(*key)) if found is None else found
+    value: T | None = decisions.get(whole)
+    return decisions.keep(whole, make(*key)) if value is None else value
 
 
 def _decide(op: str, device: torch.device, *key: tuple[str, Any]) -> Backend:

@@ -115,7 +115,7 @@ def subjects() -> list[Subject]:
     """Every subject of this machine: CPU paths, and on a GPU its libraries, with reasons where they cannot run."""
     machine = platform.current_machine()
     devices = ["cpu"] if machine.vendor == "cpu" else ["cpu", "cuda"]
-    found = []
+    subjects_here = []
     for contract, runner in SERVED.items():
         op = runner.operation
         for device in devices:
@@ -125,8 +125,8 @@ def subjects() -> list[Subject]:
                     continue  # GPU libraries are no candidates for CPU tensors
                 arch = "cpu" if device == "cpu" else machine.arch
                 declared = None if contract in SEVERAL and arch != "cpu" else _numerics(backend, op, arch)
-                found.append(Subject(backend, contract, arch, declared, device, runner, why))
-    return found
+                subjects_here.append(Subject(backend, contract, arch, declared, device, runner, why))
+    return subjects_here
 
 
 def _typical(op: str, contract: str, device: str) -> Problem:

@@ -91,7 +91,7 @@ def swizzle_scale_experts(
     Parameters
     ----------
     scale
-        ``[R, C]`` of a one-byte dtype; rows of no expert are not read into any tile.
+        ``[R, C]`` of a one-byte dtype; unassigned rows are dropped.
     first, rows
         ``[G]`` integers: the row at which each expert starts, ascending, and how many it has.
     placement
@@ -107,8 +107,9 @@ def swizzle_scale_experts(
     """
     if checks.rank("scale", scale, 2).element_size() != 1:
         raise ShapeError(f"scale is {scale.dtype}; pass a one-byte dtype")
-    groups = checks.rank("first", first, 1).shape[0]
-    checks.shape("rows", checks.tensor("rows", rows), (groups,), "[G], as first")
+    groups = checks.dtype("first", checks.rank("first", first, 1), torch.int32, torch.int64).shape[0]
+    checks.operand("rows", rows, (groups,), "[G], as first", torch.int32, torch.int64)
+    checks.not_negative("capacity", capacity)
     checks.same_device(scale=scale, first=first, rows=rows)
     total, columns = scale.shape
     i = torch.arange(groups, device=scale.device)
@@ -128,8 +129,8 @@ def swizzle_scale_experts(
     row = torch.arange(total, device=scale.device)
     expert = (torch.searchsorted(first.contiguous(), row, right=True) - 1).clamp(min=0)
     inside = row - first[expert]
-    known = (inside >= 0) & (inside < rows[expert])
-    target = torch.where(known, starts[expert] + inside, height)  # rows of no expert go behind the end, one tile more
+    assigned = (inside >= 0) & (inside < rows[expert])
+    target = torch.where(assigned, starts[expert] + inside, height)  # unassigned rows: a tile that is cut off
     matrix = torch.zeros((height + HEIGHT, columns), dtype=torch.uint8, device=scale.device)
     matrix[target] = scale.view(torch.uint8)
     return swizzle_scale(matrix[:height]).view(scale.dtype)
@@ -137,10 +138,12 @@ def swizzle_scale_experts(
 
 @verb("layout")
 def to_blocked_k_groups(scale: Tensor, ends: Tensor) -> Tensor:
-    """Scales ``[M, C]`` of one byte whose columns belong to groups, each group in tiles of its own; zeros elsewhere.
+    """Scales of one byte whose columns belong to groups, each group in tiles of its own; zeros elsewhere.
 
     Parameters
     ----------
+    scale
+        ``[M, C]`` of a one-byte dtype; bytes are moved, NaN included.
     ends
         ``[G]`` integers, ascending: the column after each group's last.
 
@@ -151,7 +154,7 @@ def to_blocked_k_groups(scale: Tensor, ends: Tensor) -> Tensor:
     """
     if checks.rank("scale", scale, 2).element_size() != 1:
         raise ShapeError(f"scale is {scale.dtype}; pass a one-byte dtype")
-    groups = checks.rank("ends", ends, 1).shape[0]
+    groups = checks.dtype("ends", checks.rank("ends", ends, 1), torch.int32, torch.int64).shape[0]
     checks.same_device(scale=scale, ends=ends)
     m, c = scale.shape
     height, wide = align(m, HEIGHT), c + WIDTH * groups

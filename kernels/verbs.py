@@ -1,7 +1,7 @@
 """A public routine is declared once, where it is written: :func:`verb`.
 
-From the declaration follow its name in ``kernels.__all__``, the check of its arguments' kinds, calls that are not
-checked again, the custom operator with its fake, the contracts it serves, which :mod:`kernels.subjects` lists for each
+From the declaration follow its name in ``kernels.__all__``, the check of its arguments' kinds, the fast path for
+repeated calls, the custom operator with its fake, the contracts it serves, which :mod:`kernels.subjects` lists for each
 backend, and the tables of the tests.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from kernels import checks, operators
 from kernels.adapters import Adapter, Inputs, Options, Outputs, by_name, in_place
-from kernels.known import remembered
+from kernels.repeated import with_fast_path
 
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E")
@@ -59,7 +59,7 @@ def verb(
     writes: tuple[str, ...] = (),
     fake: Callable[..., Any] | None = None,
     operator: Callable[..., Any] | None = None,
-    known: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    fast_path: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     run: Callable[..., Any] | None = None,
     rows: Collection[str] | None = None,
     free: Collection[str] = (),
@@ -82,26 +82,26 @@ def verb(
         The operator's outputs without values, from the operator's arguments; no operator without this or ``writes``.
     operator
         The function that the operator runs, where its arguments are not those of the verb (:mod:`kernels.operators`).
-    known
-        Makes of the operator another function, that takes calls like an earlier one in less time.
+    fast_path
+        Optional fast-path wrapper of the operator, for repeated calls.
     run, rows, free
-        What runs when a call is like one that was checked (:func:`kernels.known.remembered`).
+        What runs on the fast path for repeated calls (:func:`kernels.repeated.with_fast_path`).
     kinds
-        False where the routine asks for kinds by itself, because it looks for calls like an earlier one first.
+        False where the routine checks kinds itself, after its own fast path for repeated calls.
     """
 
     def declare(function: F) -> F:
-        made: Any = checks.checked(function) if kinds else function
+        routine: Any = checks.checked(function) if kinds else function
         if run is not None:
-            made = remembered(run, rows=rows, free=free)(made)
+            routine = with_fast_path(run, rows=rows, free=free)(routine)
         name, has_operator = function.__name__, bool(writes) or fake is not None
         if has_operator:
-            operators.register(name, operator or made, fake or operators.nothing, writes, known)
-        VERBS[name] = Verb(name, exported(made), writes if has_operator else None)
+            operators.register(name, operator or routine, fake or operators.nothing, writes, fast_path)
+        VERBS[name] = Verb(name, exported(routine), writes if has_operator else None)
         if operation is not None:
             for contract in contracts or (name,):
-                serve(contract, operation, made, adapter or (in_place(*writes) if writes else by_name(*outputs)))
-        whole: F = made
+                serve(contract, operation, routine, adapter or (in_place(*writes) if writes else by_name(*outputs)))
+        whole: F = routine
         return whole
 
     return declare

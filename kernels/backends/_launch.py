@@ -92,7 +92,7 @@ class Launch:
         self.kernel, self.constants, self.num_warps = kernel, dict(constants), num_warps
         self._values = tuple(constants.values())
         self._compiled: Memo[tuple[object, ...], Start | None] = Memo()
-        self._met: Memo[tuple[object, ...], Ready] = Memo()  # by exact integers, which is quicker to look up
+        self._launches: Memo[tuple[object, ...], Ready] = Memo()  # by exact integers, which is quicker to look up
 
     def __call__(self, programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]) -> None:
         """Start ``programs`` programs on the current stream of the first pointer's device."""
@@ -103,56 +103,56 @@ class Launch:
             self.here(programs, pointers, integers)
 
     def here(
-        self, programs: int, given: tuple[Tensor, ...], integers: tuple[int, ...], made: tuple[Tensor, ...] = ()
+        self, programs: int, inputs: tuple[Tensor, ...], integers: tuple[int, ...], outputs: tuple[Tensor, ...] = ()
     ) -> None:
         """As a call on the pointers ``given`` and ``made``, where the first one's device is the current one already.
 
         Those ``made`` are to memory that was allocated for this launch: on 16 bytes, of dtypes that those of the other
         pointers and the constants decide.
         """
-        index = given[0].device.index
+        index = inputs[0].device.index
         if index is None or HIP or not current_config().fast_paths or (modes := fast_triton.modes()) is None:
-            self._by_triton(programs, (*given, *made), integers)  # without an index: the interpreter's CPU
+            self._by_triton(programs, (*inputs, *outputs), integers)  # without an index: the interpreter's CPU
             return
-        bits, met, addresses = 0, [index, modes, programs, integers], []
-        for pointer in given:
+        bits, signature, addresses = 0, [index, modes, programs, integers], []
+        for pointer in inputs:
             address = pointer.data_ptr()
             bits |= address
             addresses.append(address)
-            met.append(pointer.dtype)
-        for pointer in made:
+            signature.append(pointer.dtype)
+        for pointer in outputs:
             addresses.append(pointer.data_ptr())
-        key, aligned = tuple(met), bits % ALIGNMENT == 0
-        ready = self._met.get(key) if aligned else None
+        key, aligned = tuple(signature), bits % ALIGNMENT == 0
+        ready = self._launches.get(key) if aligned else None
         if ready is None:
-            ready = self._ready(key, aligned, programs, (*given, *made), integers)
+            ready = self._ready(key, aligned, programs, (*inputs, *outputs), integers)
         if ready is not None:
             ready.begin(fast_torch.STREAM(index), *ready.fixed, *addresses, *ready.after)
 
-    def ready(self, *met: object) -> Ready | None:
+    def ready(self, *signature: object) -> Ready | None:
         """How to start it again: of a device by its index, modes of Triton, programs, integers, and dtypes of aligned
         pointers that were given before."""
-        return self._met.get(met)
+        return self._launches.get(signature)
 
     def _ready(
         self,
-        met: tuple[object, ...],
+        signature: tuple[object, ...],
         aligned: bool,
         programs: int,
         pointers: tuple[Tensor, ...],
         integers: tuple[int, ...],
     ) -> Ready | None:
         """How to start the kernel of a class that is compiled already; None when this call went through Triton."""
-        key = (*met[:2], *map(class_of, pointers), *map(class_of, integers))
+        key = (*signature[:2], *map(class_of, pointers), *map(class_of, integers))
         start = self._compiled.get(key)
         if start is None:
-            made = self._by_triton(programs, pointers, integers)
-            if made is not None and key not in self._compiled:
-                self._compiled.keep(key, fast_triton.starter(made))
+            launched = self._by_triton(programs, pointers, integers)
+            if launched is not None and key not in self._compiled:
+                self._compiled.keep(key, fast_triton.starter(launched))
             return None
         ready = Ready(functools.partial(start.call, programs, 1, 1), start.fixed, (*integers, *self._values))
         if aligned:  # an unaligned call does not say which pointer is unaligned; its key does
-            self._met.keep(met, ready)
+            self._launches.keep(signature, ready)
         return ready
 
     def _by_triton(self, programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]) -> Any:

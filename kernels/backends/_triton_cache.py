@@ -56,7 +56,7 @@ def _write(
     scale,
     head,
     column,
-    known,
+    in_row,
     valid,
     m_h,
     m_c,
@@ -73,16 +73,16 @@ def _write(
     else:
         at += column.to(tl.int64) * m_c
     if MODE == 0:
-        tl.store(target + at, v, mask=known & valid)
+        tl.store(target + at, v, mask=in_row & valid)
     else:
         y = v.to(tl.float32)
         if MODE == 2:
             if PER_HEAD:
-                s = tl.load(scale + head, mask=known, other=1.0)
+                s = tl.load(scale + head, mask=in_row, other=1.0)
             else:
                 s = tl.load(scale) + tl.zeros([BLOCK], tl.float32)
             y = _quotient(y, s, NATIVE)
-        tl.store(target + at, _encode(y, NATIVE), mask=known & valid)
+        tl.store(target + at, _encode(y, NATIVE), mask=in_row & valid)
 
 
 @triton.jit
@@ -121,15 +121,15 @@ def _part(
     The first part is loaded while the slot is looked up.
     """
     source = x + token * x_t
-    head, column, known = _index(0, depth, heads, BLOCK, FLAT)
-    v = tl.load(source + head.to(tl.int64) * x_h + column, mask=known, other=0)
+    head, column, in_row = _index(0, depth, heads, BLOCK, FLAT)
+    v = tl.load(source + head.to(tl.int64) * x_h + column, mask=in_row, other=0)
     block, offset, valid = _place(slots, positions, indices, indptr, token, page, skip, TABLE, SKIP, SMALL)
     target = memory + block * m_b + offset * m_o
-    _write(v, target, scale, head, column, known, valid, m_h, m_c, MODE, PER_HEAD, CHUNK, BLOCK, NATIVE)
+    _write(v, target, scale, head, column, in_row, valid, m_h, m_c, MODE, PER_HEAD, CHUNK, BLOCK, NATIVE)
     for part in range(1, PARTS):
-        head, column, known = _index(part, depth, heads, BLOCK, FLAT)
-        v = tl.load(source + head.to(tl.int64) * x_h + column, mask=known, other=0)
-        _write(v, target, scale, head, column, known, valid, m_h, m_c, MODE, PER_HEAD, CHUNK, BLOCK, NATIVE)
+        head, column, in_row = _index(part, depth, heads, BLOCK, FLAT)
+        v = tl.load(source + head.to(tl.int64) * x_h + column, mask=in_row, other=0)
+        _write(v, target, scale, head, column, in_row, valid, m_h, m_c, MODE, PER_HEAD, CHUNK, BLOCK, NATIVE)
 
 
 @triton.jit
@@ -280,13 +280,13 @@ def tile_kernel(
     token = row.to(tl.int64)
     tile, lane = tl.arange(0, TILES), tl.arange(0, 128)
     column = tile[:, None] * 128 + lane[None, :]
-    known = (tile < tiles)[:, None] & (lane >= 0)[None, :]
-    v = tl.load(x + token * x_t + column, mask=known, other=0.0).to(tl.float32)  # while the slot is looked up
+    in_row = (tile < tiles)[:, None] & (lane >= 0)[None, :]
+    v = tl.load(x + token * x_t + column, mask=in_row, other=0.0).to(tl.float32)  # while the slot is looked up
     if SLOTTED:
         block, offset, valid = _place(slots, slots, slots, slots, token, page, 0, False, False, SMALL)
     else:
         block, offset, valid = (row // page).to(tl.int64), (row % page).to(tl.int64), row >= 0
-    inside = known & valid
+    inside = in_row & valid
     bits = v.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     amax = tl.maximum(tl.max(tl.where(bits > 0x7F800000, 0, bits), axis=1), EPS).to(tl.float32, bitcast=True)
     scale = _divide(amax, tl.full([TILES], 448.0, tl.float32), NATIVE)
@@ -304,9 +304,9 @@ def tile_kernel(
     tl.store(s + block * s_b + offset * s_o + tile, scale, mask=(tile < tiles) & valid)
     if ROPE:
         at = tl.arange(0, ROPE)
-        kept = (at >= 0) & valid
-        columns = tl.load(rope + token * rope_t + at, mask=kept, other=0)
-        tl.store(r + block * r_b + offset * r_o + at, columns, mask=kept)
+        written = (at >= 0) & valid
+        columns = tl.load(rope + token * rope_t + at, mask=written, other=0)
+        tl.store(r + block * r_b + offset * r_o + at, columns, mask=written)
 
 
 @triton.jit
@@ -334,7 +334,7 @@ def _blocks(
     x,
     q,
     s,
-    given,
+    global_scale,
     token,
     block,
     offset,
@@ -355,17 +355,17 @@ def _blocks(
 ):
     """The blocks of 16 of one token, ``BLOCK`` at a time."""
     blocks = depth // 16
-    g = tl.load(given) + tl.zeros([BLOCK], tl.float32)
+    g = tl.load(global_scale) + tl.zeros([BLOCK], tl.float32)
     pair = tl.arange(0, 8)
     for step in range(PARTS):
         index = step * BLOCK + tl.arange(0, BLOCK)
-        known = index < heads * blocks
-        kept = known & valid
+        in_row = index < heads * blocks
+        written = in_row & valid
         head, part = (index // blocks).to(tl.int64), index % blocks
-        inside = kept[:, None] & (pair >= 0)[None, :]
+        inside = written[:, None] & (pair >= 0)[None, :]
         column = tl.arange(0, 16)
         source = x + token * x_t + (head * x_h + part * 16)[:, None] + column[None, :]
-        v = tl.load(source, mask=known[:, None] & (column >= 0)[None, :], other=0.0).to(tl.float32)
+        v = tl.load(source, mask=in_row[:, None] & (column >= 0)[None, :], other=0.0).to(tl.float32)
         even, odd = tl.split(tl.reshape(v, [BLOCK, 8, 2]))
         first, second = even.to(tl.int32, bitcast=True) & 0x7FFFFFFF, odd.to(tl.int32, bitcast=True) & 0x7FFFFFFF
         top = tl.maximum(tl.where(first > 0x7F800000, 0, first), tl.where(second > 0x7F800000, 0, second))
@@ -376,7 +376,7 @@ def _blocks(
         byte = _nibble(even * inverse) | (_nibble(odd * inverse) << 4)
         target = q + block * q_b + offset * q_o + (head * q_h + part * 8)[:, None] + pair[None, :]
         tl.store(target, byte.to(tl.uint8), mask=inside)
-        tl.store(s + block * s_b + offset * s_o + head * s_h + part, code, mask=kept)
+        tl.store(s + block * s_b + offset * s_o + head * s_h + part, code, mask=written)
 
 
 @triton.jit
@@ -540,18 +540,18 @@ def gather_kernel(
         tl.store(out + row * o_t + lane, v, mask=inside)
     if BESIDE:
         at = tl.arange(0, BESIDE)
-        kept = (at < other) & valid
-        w = tl.load(b + block * b_b + offset * b_o + at, mask=kept)
-        tl.store(beside + row * beside_t + at, w, mask=kept)
+        written = (at < other) & valid
+        w = tl.load(b + block * b_b + offset * b_o + at, mask=written)
+        tl.store(beside + row * beside_t + at, w, mask=written)
 
 
 @triton.jit
 def _narrow(y, like, NATIVE: tl.constexpr):
     """float32 rounded to the dtype that ``like`` points to; the interpreter would truncate to bfloat16."""
     if NATIVE or like.dtype.element_ty != tl.bfloat16:
-        made = y.to(like.dtype.element_ty)
+        cast = y.to(like.dtype.element_ty)
     else:
         bits = y.to(tl.int32, bitcast=True)
         near = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
-        made = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, bits, near).to(tl.float32, bitcast=True).to(tl.bfloat16)
-    return made
+        cast = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, bits, near).to(tl.float32, bitcast=True).to(tl.bfloat16)
+    return cast

@@ -60,7 +60,7 @@ def _shared_quotient(v, scale, GUARD: tl.constexpr, NATIVE: tl.constexpr):
         inverse = tl.broadcast_to(_divide(tl.full(scale.shape, 1.0, tl.float32), scale, NATIVE), v.shape)
         finite = tl.where(wide == float("inf"), 0.0, wide)
         near = v * inverse
-        found = tl.inline_asm_elementwise(
+        converted = tl.inline_asm_elementwise(
             "{ .reg .f32 t; neg.f32 t, $1; fma.rn.f32 t, $2, $4, t; neg.f32 t, t; fma.rn.f32 $0, t, $3, $2; }",
             "=f,f,f,f,f",
             [v, near, inverse, finite],
@@ -68,15 +68,15 @@ def _shared_quotient(v, scale, GUARD: tl.constexpr, NATIVE: tl.constexpr):
             is_pure=True,
             pack=1,
         )
-        return tl.where(tl.abs(near) < 512.0, found, near) if GUARD else found
+        return tl.where(tl.abs(near) < 512.0, converted, near) if GUARD else converted
     return _quotient(v, wide, NATIVE)
 
 
 @triton.jit
-def _given_quotient(v, given, NATIVE: tl.constexpr):
+def _static_quotient(v, scale, NATIVE: tl.constexpr):
     """``v / given`` for a scale of any value, the same for all."""
-    wide = tl.zeros(v.shape, tl.float32) + given
-    if (given > 1e-18) & (given < 1e18):  # noqa: SIM108  # Triton evaluates both sides of an expression
+    wide = tl.zeros(v.shape, tl.float32) + scale
+    if (scale > 1e-18) & (scale < 1e18):  # noqa: SIM108  # Triton evaluates both sides of an expression
         y = _shared_quotient(v, wide, True, NATIVE)
     else:
         y = _quotient(v, wide, NATIVE)
@@ -154,7 +154,7 @@ def gated_kernel(
         inverse = _rounded(_divide(tl.full([BLOCK], 1.0, tl.float32), scale, NATIVE), x, NATIVE)
         y = _rounded(v * inverse[:, None], x, NATIVE)
     elif MODE == 3:
-        y = _given_quotient(v, tl.load(s), NATIVE)
+        y = _static_quotient(v, tl.load(s), NATIVE)
     elif SHARED:
         y = _shared_quotient(v, scale[:, None], BOUNDED, NATIVE)
     else:
@@ -210,10 +210,10 @@ def norm_kernel(
     if SUM:
         other = tl.load(residual + row * r_stride + column, mask=inside, other=0.0, eviction_policy="evict_first")
         v += other.to(tl.float32)
-        kept = _rounded(v, x, NATIVE)
-        tl.store(z + row * COLS + column, kept.to(x.dtype.element_ty), mask=inside)
+        summed = _rounded(v, x, NATIVE)
+        tl.store(z + row * COLS + column, summed.to(x.dtype.element_ty), mask=inside)
         if SUM == 2:
-            v = kept
+            v = summed
     square = tl.sum(tl.reshape(v * v, [GROUPS * LANES], can_reorder=True), axis=0)
     root = tl.rsqrt(square / COLS + tl.full([1, 1], EPSILON, tl.int32).to(tl.float32, bitcast=True))
     v *= root
@@ -223,7 +223,7 @@ def norm_kernel(
     if ROUNDING:
         v = _rounded(v, x, NATIVE)
     if GIVEN:
-        y = _given_quotient(v, tl.load(s), NATIVE)
+        y = _static_quotient(v, tl.load(s), NATIVE)
     else:
         amax = tl.max(_bits(v), axis=1).to(tl.float32, bitcast=True)
         if BOUNDED:

@@ -1,8 +1,8 @@
 """DeepGEMM: block-scaled dense and grouped products and indexer logits on sm90 and sm100.
 
-The library is imported when a plan first considers it, under any of its import names. Where it keeps the kernels that
-it compiles is its own affair: it reads ``DG_JIT_CACHE_DIR``. Differences between releases are handled
-here: renamed symbols, alignment getters, one- or two-dimensional context lengths, the ``disable_ue8m0_cast`` option.
+The library is imported when a plan first considers it, under any of its import names. DeepGEMM manages the JIT cache
+(``DG_JIT_CACHE_DIR``). Differences between releases are handled here: renamed symbols, alignment getters, one- or
+two-dimensional context lengths, the ``disable_ue8m0_cast`` option.
 DeepGEMM itself converts activation scales to its layout (MN-major, TMA-aligned) unless they have it already; operands
 that TMA cannot address are copied first.
 
@@ -107,9 +107,9 @@ def symbol(name: str) -> tuple[Callable[..., Any], str]:
     """The library's function for one of :data:`SYMBOLS`, with the name it was found under."""
     module = library()
     for candidate in SYMBOLS[name]:
-        found = getattr(module, candidate, None)
-        if found is not None:
-            return found, candidate
+        function = getattr(module, candidate, None)
+        if function is not None:
+            return function, candidate
     missing = " or ".join(SYMBOLS[name])
     raise MissingPackageError("DeepGEMM", {module.__name__: f"this release has no {missing}; install a newer one"})
 

@@ -15,6 +15,7 @@ from kernels.backends import eager_cache
 from kernels.backends._host import column_major, lane_major, no_autocast_no_grad, take
 from kernels.backends.declaration import Allocate, Backend, Quantiser, Rows, Scales, WideLinear
 from kernels.checks import FP8, FP8_MAX
+from kernels.errors import ValueRangeError
 from kernels.formulas import ceil_to_ue8m0, divide_and_saturate, flashinfer_blocks, fp8_max, pack_ue8m0, saturate
 from kernels.records import Machine, Problem
 from kernels.support import BLOCK
@@ -172,14 +173,14 @@ def normed(
 ) -> tuple[Tensor, Tensor | None]:
     """The norm of ``x [+ residual]``, and the sum in the dtype of ``x``."""
     z = x.to(torch.float32) if residual is None else x.to(torch.float32) + residual.to(torch.float32)
-    kept = None if residual is None else z.to(x.dtype)
-    if kept is not None and rounded_sum:
-        z = kept.to(torch.float32)
+    summed = None if residual is None else z.to(x.dtype)
+    if summed is not None and rounded_sum:
+        z = summed.to(torch.float32)
     value = z * torch.rsqrt(z.square().mean(dim=-1, keepdim=True) + epsilon)
     if rounding == "each":
         value = value.to(x.dtype).to(torch.float32)
     value = value * weight.to(torch.float32)
-    return value if rounding == "none" else value.to(x.dtype), kept
+    return value if rounding == "none" else value.to(x.dtype), summed
 
 
 @no_autocast_no_grad
@@ -187,8 +188,8 @@ def norm_static(
     x: Tensor, weight: Tensor, residual: Tensor | None, scale: Tensor, epsilon: float, rounding: str, rounded_sum: bool
 ) -> tuple[Tensor, Tensor | None]:
     """``q = sat(norm / scale)``, and the sum."""
-    value, kept = normed(x, weight, residual, epsilon, rounding, rounded_sum)
-    return divide_and_saturate(value, scale.reshape(())), kept
+    value, summed = normed(x, weight, residual, epsilon, rounding, rounded_sum)
+    return divide_and_saturate(value, scale.reshape(())), summed
 
 
 @no_autocast_no_grad
@@ -202,8 +203,8 @@ def norm_group(
     transposed: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """``scale = max(min(amax, scale_ub) / 448, 1 / (448 * 512))`` of each group, and the sum."""
-    value, kept = normed(x, weight, residual, epsilon, "each", False)
-    return *_groups(value, group, 0.0, 1.0 / (FP8_MAX * 512), scale_ub, None, False, transposed), kept
+    value, summed = normed(x, weight, residual, epsilon, "each", False)
+    return *_groups(value, group, 0.0, 1.0 / (FP8_MAX * 512), scale_ub, None, False, transposed), summed
 
 
 @no_autocast_no_grad
@@ -212,6 +213,8 @@ def rope(
 ) -> tuple[Tensor, Tensor]:
     """``sat((x cos - partner sin) * factor)`` and ``sat(other * factor)``, each operation in float32."""
     x, half = rotated.to(torch.float32), rotated.shape[-1] // 2
+    if pos_ids.device.type == "cpu" and pos_ids.numel() and (last := int(pos_ids.max())) >= len(cos_sin_cache):
+        raise ValueRangeError(f"pos_ids holds {last}, and cos_sin_cache has {len(cos_sin_cache)} positions")
     cos, sin = cos_sin_cache.index_select(0, pos_ids).chunk(2, dim=-1)
     if is_neox:
         partner = torch.cat([x[..., half:], -x[..., :half]], dim=-1)
@@ -423,27 +426,27 @@ def mx_product(
             part.copy_(sides[0] @ sides[1].t())
         return
     for group in range(b.shape[0]):
-        own, first, weight = _own_rows(rows, group, a.shape[0], n, a.device)
-        if not own.numel():
+        selected, first, weight = _own_rows(rows, group, a.shape[0], n, a.device)
+        if not selected.numel():
             continue
-        x = _dequantised(take(a, own), left, first)
+        x = _dequantised(take(a, selected), left, first)
         w = _dequantised(b[group], right, weight + torch.arange(n, device=b.device))
         y = x @ w.t()
         if alpha is not None:
             y = y * alpha.reshape(-1)[group if alpha.numel() > 1 else 0]
         y = y if bias is None else y + bias.to(torch.float32)
-        out[own] = (out[own].to(torch.float32) + y if accumulate else y).to(out.dtype)
+        out[selected] = (out[selected].to(torch.float32) + y if accumulate else y).to(out.dtype)
 
 
 def _own_rows(rows: Rows | None, group: int, m: int, n: int, device: torch.device) -> tuple[Tensor, Tensor, int]:
     """The rows of a group, the rows where their scales lie, and the first row of its weight's."""
     if rows is None or rows.table is None:
         every = torch.arange(m, device=device)
-        own = every if rows is None or rows.expert is None else (rows.expert == group).nonzero().squeeze(1)
-        return own, own, group * n
+        selected = every if rows is None or rows.expert is None else (rows.expert == group).nonzero().squeeze(1)
+        return selected, selected, group * n
     start, end, scale, weight = rows.table[:, group].tolist()
-    own = torch.arange(start, end, device=device)
-    return own, own - start + scale, weight
+    selected = torch.arange(start, end, device=device)
+    return selected, selected - start + scale, weight
 
 
 def _dequantised(codes: Tensor, scales: Scales, rows: Tensor) -> Tensor:

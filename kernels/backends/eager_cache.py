@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.backends._host import no_autocast_no_grad
 from kernels.backends.declaration import CacheRows, Part, Slots
 from kernels.checks import FP8, FP8_MAX
+from kernels.errors import ValueRangeError
 from kernels.formulas import ceil_to_ue8m0, divide_and_saturate, fp8_max, saturate
 
 TILE, BLOCK = 128, 16
@@ -24,17 +25,27 @@ def _bits(x: Tensor) -> Tensor:
     return x.view(widths[x.element_size()]) if x.is_floating_point() else x
 
 
+def _exist(what: str, index: Tensor, count: int) -> None:
+    """Refuse an index from ``count`` on, on a CPU; a negative one is no slot. Nothing waits for a GPU."""
+    if index.device.type == "cpu" and index.numel() and (last := int(index.max())) >= count:
+        raise ValueRangeError(f"index {last} is outside of the {count} {what}; pass a larger table or cache")
+
+
 class _Places:
     """Where the rows of tokens go: page and offset, and the token that stands in for one without a slot."""
 
-    def __init__(self, slots: Slots, page: int) -> None:
+    def __init__(self, slots: Slots, memory: Tensor) -> None:
+        pages, page = memory.shape[:2]
         if slots.positions is not None:
             assert slots.indices is not None and slots.indptr is not None
             position = slots.positions.long()
             first = slots.indptr.long()[slots.slot.long()]
-            slot = slots.indices.long()[first + position // page] * page + position % page
+            entry = first + position // page
+            _exist("positions of kv_indices", entry, len(slots.indices))
+            slot = slots.indices.long()[entry] * page + position % page
         else:
             slot = slots.slot.long()
+        _exist("slots of the cache", slot, pages * page)
         valid = slot >= 0 if slots.skip is None else slot != slots.skip
         self.some = valid.any()
         tokens = torch.arange(len(slot), device=slot.device)
@@ -55,7 +66,7 @@ def store(parts: tuple[Part, ...], slots: Slots) -> None:
     count = len(slots.slot)
     if not count:
         return
-    places = _Places(slots, parts[0].memory.shape[1])
+    places = _Places(slots, parts[0].memory)
     for x, memory, scale in parts:
         rows = x[:count]
         if scale is not None:
@@ -82,7 +93,7 @@ def tiles(
         slot = torch.arange(len(x), device=x.device)
     if not len(slot):
         return
-    places = _Places(Slots(slot), codes.shape[1])
+    places = _Places(Slots(slot), codes)
     wide = x[: len(slot)].to(torch.float32).reshape(len(slot), -1, TILE)
     amax = torch.where(wide.isnan(), torch.zeros_like(wide), wide).abs().amax(dim=-1).clamp(min=amax_floor)
     scale = (amax / fp8_max(x)).clamp(min=scale_floor)
@@ -104,13 +115,13 @@ def nvfp4(parts: tuple[Part, ...], scales: tuple[Tensor, ...], slot: Tensor) -> 
     """E2M1 codes of blocks of 16 and ``e4m3(amax / (6 * scale))``; 0 codes under a scale of 0, NaN is coded 0."""
     if not len(slot):
         return
-    places = _Places(Slots(slot), parts[0].memory.shape[1])
-    for (x, memory, given), of_blocks in zip(parts, scales, strict=True):
-        assert given is not None
+    places = _Places(Slots(slot), parts[0].memory)
+    for (x, memory, global_scale), of_blocks in zip(parts, scales, strict=True):
+        assert global_scale is not None
         blocks = x[: len(slot)].to(torch.float32).reshape(len(slot), x.shape[1], -1, BLOCK)
         amax = torch.where(blocks.isnan(), torch.zeros_like(blocks), blocks).abs().amax(dim=-1)
-        scale = (amax / (given.reshape(()) * 6.0)).clamp(max=FP8_MAX).to(FP8)
-        total = scale.to(torch.float32) * given.reshape(())
+        scale = (amax / (global_scale.reshape(()) * 6.0)).clamp(max=FP8_MAX).to(FP8)
+        total = scale.to(torch.float32) * global_scale.reshape(())
         inverse = torch.where(total == 0, torch.zeros_like(total), total.reciprocal())
         y = blocks * inverse.unsqueeze(-1)
         magnitude, code = y.abs(), torch.zeros_like(y, dtype=torch.int32)
@@ -140,7 +151,9 @@ def gather(
         inside = row < total
         token = row - first[request] + (0 if rows.seq_starts is None else rows.seq_starts.long()[request])
         token = torch.where(inside, token, 0)
+        _exist("pages of a request in block_table", token // page, rows.table.shape[1])
         at = rows.table.long()[torch.where(inside, request, 0), token // page]
+        _exist("pages of the cache", torch.where(inside, at, 0), source.shape[0])
         block, offset = torch.where(inside, at, 0), token % page
     if scale is None:
         values = _bits(source)[block, offset]

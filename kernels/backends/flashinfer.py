@@ -45,8 +45,8 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
         return ()
     if p.op == "bmm":
         return ("B to column-major",)
-    given = p.op != "dynamic_blockscale" and p.a_dtype.startswith("float8")
-    done = ("a_scale to [K/128, align(M, 4)]",) if given else ("quantise the input 1x128",)
+    quantised = p.op != "dynamic_blockscale" and p.a_dtype.startswith("float8")
+    done = ("a_scale to [K/128, align(M, 4)]",) if quantised else ("quantise the input 1x128",)
     return (*done, "quantise the weight 128x128") if not p.b_dtype.startswith("float8") else done
 
 
@@ -100,26 +100,26 @@ def _run() -> Run | None:
 @on_its_device
 def bmm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype) -> Tensor:
     """``bmm_fp8`` by cuBLASLt, which reads ``b [G, K, N]`` column by column whatever its strides are."""
-    made: Tensor = library("flashinfer.gemm").bmm_fp8(
+    out: Tensor = library("flashinfer.gemm").bmm_fp8(
         dense(a), dense(b.mT).mT, scale_a, scale_b, out_dtype, backend="cublas"
     )
-    return made
+    return out
 
 
 @on_its_device
 def moe_trtllm(**arguments: Any) -> Tensor:
     """``trtllm_fp8_per_tensor_scale_moe`` with the arguments as published."""
     result = library("flashinfer.fused_moe").trtllm_fp8_per_tensor_scale_moe(**arguments)
-    made: Tensor = result[0] if isinstance(result, list) else result
-    return made
+    out: Tensor = result[0] if isinstance(result, list) else result
+    return out
 
 
 @on_its_device
 def moe_cutlass(**arguments: Any) -> Tensor:
     """``cutlass_fused_moe`` with the arguments as published."""
     result = library("flashinfer.fused_moe").cutlass_fused_moe(**arguments)
-    made: Tensor = result[0] if isinstance(result, list | tuple) else result
-    return made
+    out: Tensor = result[0] if isinstance(result, list | tuple) else result
+    return out
 
 
 def missing(p: Problem, machine: Machine) -> str | None:

@@ -84,9 +84,9 @@ def routine(*names: str) -> Callable[..., Any]:
     """
     module = library()
     for name in names:
-        found: Callable[..., Any] | None = getattr(module, name, None)
-        if found is not None:
-            return found
+        function: Callable[..., Any] | None = getattr(module, name, None)
+        if function is not None:
+            return function
     have = getattr(module, "__version__", "unknown")
     raise MissingPackageError(names[0], {PACKAGE: f"release {have} has no {' or '.join(names)}; install a newer one"})
 
@@ -97,7 +97,7 @@ def linear(
 ) -> Tensor:
     """``[M, N]``: one chain over K, scales per token and channel, bias of the output dtype."""
     m, n = a.shape[0], b.shape[1]
-    made: Tensor = routine("fp8_scaled_mm")(
+    out: Tensor = routine("fp8_scaled_mm")(
         dense(a),
         dense(b.t()).t(),
         scale_a.reshape(-1).expand(m).contiguous(),
@@ -105,7 +105,7 @@ def linear(
         out_dtype,
         None if bias is None else bias.contiguous(),
     )
-    return made
+    return out
 
 
 @on_its_device
@@ -116,10 +116,10 @@ def block_linear(
 
     The library pads M to a multiple of 4 by itself and crops the result.
     """
-    made: Tensor = routine("fp8_blockwise_scaled_mm")(
+    out: Tensor = routine("fp8_blockwise_scaled_mm")(
         dense(a), dense(b.t()).t(), scale_a.t().contiguous().t(), scale_b.t().contiguous().t(), out_dtype
     )
-    return made
+    return out
 
 
 @on_its_device
@@ -168,8 +168,8 @@ def _quantise(x: Tensor, q: Tensor, scale: Tensor, group: int, eps: float, *, ue
     run = routine(*GROUP_QUANT)
     # Without the argument newer releases import sglang, which may be absent, to choose between two kernels.
     chosen = {"enable_v2": False} if "enable_v2" in inspect.signature(run).parameters else {}
-    given = x.reshape(-1, x.shape[-1])
-    run(dense(given), q.view(given.shape), scale, group, eps, -FP8_MAX, FP8_MAX, ue8m0, **chosen)
+    matrix = x.reshape(-1, x.shape[-1])
+    run(dense(matrix), q.view(matrix.shape), scale, group, eps, -FP8_MAX, FP8_MAX, ue8m0, **chosen)
 
 
 def missing(p: Problem, machine: Machine) -> str | None:

@@ -158,9 +158,9 @@ def _parts(which: int, heads: int, depth: int) -> dict[str, int]:
     return {f"BLOCK{which}": block, f"PARTS{which}": -(-count // block), f"FLAT{which}": heads == 1}
 
 
-def _warps(held: int) -> int:
+def _warps(elements: int) -> int:
     """As many as leave each thread 16 of the bytes of a row to load."""
-    return min(WARPS, max(1, power_of_two(held) // (32 * VECTOR)))
+    return min(WARPS, max(1, power_of_two(elements) // (32 * VECTOR)))
 
 
 def tiles(
@@ -213,11 +213,11 @@ def nvfp4(parts: tuple[Part, ...], scales: tuple[Tensor, ...], slot: Tensor) -> 
         "nvfp4_kernel", BLOCK=block, PARTS=-(-count // block), SMALL=pages * page < SMALL, NATIVE=library()[1]
     )
     memories, blocks = [part.memory for part in parts], [scale.view(torch.uint8) for scale in scales]
-    given = [part.scale.reshape(-1) for part in parts if part.scale is not None]
+    global_scales = [part.scale.reshape(-1) for part in parts if part.scale is not None]
     strides: list[int] = []
     for x, q, s in zip(xs, memories, blocks, strict=True):
         strides += [x.stride(0), x.stride(1), *q.stride()[:3], *s.stride()[:3]]
-    pointers = (*xs, *memories, *blocks, *given, slot.contiguous())
+    pointers = (*xs, *memories, *blocks, *global_scales, slot.contiguous())
     start(2 * len(slot), pointers, (page, heads, depth, *strides))
 
 

@@ -125,9 +125,9 @@ def _gated(
             WARPS,
         )
         bound, used = scale if scale_ub is None else scale_ub.reshape(1), scale if masked_m is None else masked_m
-        made = (q if native else q.view(torch.uint8),)
+        outputs = (q if native else q.view(torch.uint8),)
         programs = -(-rows * groups // max(1, ELEMENTS // power_of_two(group)))
-        start.here(programs, (matrix, scale, bound, used), (rows, width, matrix.stride(0), tokens), made)
+        start.here(programs, (matrix, scale, bound, used), (rows, width, matrix.stride(0), tokens), outputs)
     if x.dim() > 2:
         q = q.view(*x.shape[:-1], width)
         scale = scale.view(*x.shape[:-1], -1) if mode < 3 else scale
@@ -196,16 +196,16 @@ def _norm(
     group: int,
     rounding: str,
     rounded_sum: bool,
-    given: Tensor | None,
+    static_scale: Tensor | None,
     scale_ub: Tensor | None,
     transposed: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     if is_other_device(x.device):
         with torch.cuda.device(x.device):
-            return _norm(x, weight, residual, epsilon, group, rounding, rounded_sum, given, scale_ub, transposed)
+            return _norm(x, weight, residual, epsilon, group, rounding, rounded_sum, static_scale, scale_ub, transposed)
     native, (rows, cols), allocate = library()[1], x.shape, allocator(x.device)
     x = x if x.stride(1) == 1 else x.contiguous()
-    q, scale, z = allocate((rows, cols), (cols, 1), FP8), given, None
+    q, scale, z = allocate((rows, cols), (cols, 1), FP8), static_scale, None
     if scale is None:
         groups = -(-cols // group)
         extents = (groups, rows) if transposed else (rows, groups)
@@ -219,17 +219,17 @@ def _norm(
             group,
             rounding,
             0 if residual is None else 1 + rounded_sum,
-            given is not None,
+            static_scale is not None,
             scale_ub is not None,
             transposed,
             epsilon,
             native,
             PER_THREAD,
         )
-        other, kept = (x, x) if residual is None or z is None else (residual, z)
+        other, sum_out = (x, x) if residual is None or z is None else (residual, z)
         bound = scale if scale_ub is None else scale_ub.reshape(1)
-        read, made = (x, weight.contiguous(), other, bound, scale), (kept, q if native else q.view(torch.uint8))
-        start.here(rows, read, (rows, x.stride(0), other.stride(0)), made)
+        read, outputs = (x, weight.contiguous(), other, bound, scale), (sum_out, q if native else q.view(torch.uint8))
+        start.here(rows, read, (rows, x.stride(0), other.stride(0)), outputs)
     return q, scale.t() if transposed else scale, z
 
 
@@ -239,14 +239,14 @@ def _norm_launch(
     group: int,
     rounding: str,
     summed: int,
-    given: bool,
+    static: bool,
     bounded: bool,
     transposed: bool,
     epsilon: float,
     native: bool,
     per_thread: int,
 ) -> Launch:
-    width = cols if given else group
+    width = cols if static else group
     lanes, down = power_of_two(width), power_of_two(-(-cols // width))
     return _prepared(
         "norm_kernel",
@@ -257,7 +257,7 @@ def _norm_launch(
         GROUPS=down,
         ROUNDING=ROUNDINGS[rounding],
         SUM=summed,
-        GIVEN=given,
+        GIVEN=static,
         BOUNDED=bounded,
         TRANSPOSED=transposed,
         EPSILON=bits(epsilon),

@@ -149,23 +149,23 @@ def few_rows(dtype: torch.dtype, n: int, k: int) -> WideLinear:
 
     if HIP or decode or not current_config().fast_paths:
         return linear
-    met: Memo[tuple[object, ...], tuple[Callable[[], Allocate], int, Ready, Ready | None]] = Memo()
+    launches: Memo[tuple[object, ...], tuple[Callable[[], Allocate], int, Ready, Ready | None]] = Memo()
 
     def again(x: Tensor, w: Tensor, w_scale: Tensor) -> Tensor:
         """As above, in half of its host time for extents and strides that were met before."""
         m, index, strides = x.shape[0], x.device.index, (x.stride(), w.stride(), w_scale.stride())
         key = index, modes(), m, strides
-        known, at = met.get(key), (x.data_ptr(), w.data_ptr(), w_scale.data_ptr())
-        if known is None or fast_torch.DEVICE() != index or (at[0] | at[1] | at[2]) % ALIGNMENT:
+        launch, at = launches.get(key), (x.data_ptr(), w.data_ptr(), w_scale.data_ptr())
+        if launch is None or fast_torch.DEVICE() != index or (at[0] | at[1] | at[2]) % ALIGNMENT:
             out = linear(x, w, w_scale)
             (start, programs, parts), (x_strides, w_strides, scale_strides) = few if m <= 16 else many, strides
             integers = m, n, k, x_strides[0], w_strides[0], *scale_strides
             ready = start.ready(*key[:2], programs, integers, dtype, w.dtype, torch.float32)
             added = _sum(parts, native).ready(*key[:2], -(-m * n // SUMMED), (m * n,), torch.float32, dtype)
             if ready is not None and x_strides[1] == w_strides[1] == 1 and (parts == 1 or added is not None):
-                met.keep(key, (allocators(x.device), parts, ready, None if parts == 1 else added))
+                launches.keep(key, (allocators(x.device), parts, ready, None if parts == 1 else added))
             return out
-        allocator_now, parts, ready, added = known
+        allocator_now, parts, ready, added = launch
         allocate, stream = allocator_now(), fast_torch.STREAM(index)
         out = allocate((m, n), (n, 1), dtype)
         if added is None:

@@ -89,8 +89,8 @@ def cut_for(m: int, groups: int, mode: int) -> Cut:
     """The entry of :data:`CUTS` for ``m`` rows in so many groups."""
     if mode == DEEP:
         return BY_DEPTH
-    found = next(cut for cut in CUTS if m <= cut.most * (groups if mode else 1))
-    return GROUPED if mode != DENSE and found.wide_b else found
+    cut = next(cut for cut in CUTS if m <= cut.most * (groups if mode else 1))
+    return GROUPED if mode != DENSE and cut.wide_b else cut
 
 
 @functools.lru_cache(maxsize=256)

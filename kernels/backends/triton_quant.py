@@ -173,26 +173,26 @@ def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, native: b
             scale = allocate((rows, groups), (1, rows) if transposed else (groups, 1), torch.float32)
         if rows:
             codes, integers = q if native else q.view(torch.uint8), (rows, groups, pitch)
-            given, made = ((x,), (codes, scale)) if out is None else ((x, codes), (scale,))
-            start.here(programs_of(rows, groups), given, integers, made)
+            inputs, outputs = ((x,), (codes, scale)) if out is None else ((x, codes), (scale,))
+            start.here(programs_of(rows, groups), inputs, integers, outputs)
         return q, scale if lead == rows else scale.as_strided((rows, groups), (1, lead))
 
     if not fast:
         return quantise
-    met: Memo[tuple[object, ...], tuple[Any, ...]] = Memo()
+    launches: Memo[tuple[object, ...], tuple[Any, ...]] = Memo()
 
     def again(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tensor, Tensor]:
         """As above, in two thirds of its host time for extents whose scales lie densely and that were met before."""
         (rows, cols), (pitch, unit), index, now = x.shape, x.stride(), x.device.index, modes()
         key = index, now, x.dtype, rows, cols, pitch
-        known = met.get(key)
-        if known is None or out is not None or unit != 1 or (address := x.data_ptr()) % ALIGNMENT:
+        launch = launches.get(key)
+        if launch is None or out is not None or unit != 1 or (address := x.data_ptr()) % ALIGNMENT:
             q, scale = quantise(x, out, allocate)
             ready = start.ready(index, now, programs_of(rows, cols // group), (rows, cols // group, pitch), x.dtype)
             if ready is not None and unit == 1 and rows % align == 0:
-                met.keep(key, (q.stride(), tuple(scale.shape), scale.stride(), *ready))
+                launches.keep(key, (q.stride(), tuple(scale.shape), scale.stride(), *ready))
             return q, scale
-        strides, shape, scale_strides, begin, fixed, after = known
+        strides, shape, scale_strides, begin, fixed, after = launch
         q = allocate((rows, cols), strides, torch.float8_e4m3fn)
         scale = allocate(shape, scale_strides, torch.float32)
         begin(fast_torch.STREAM(index), *fixed, address, q.data_ptr(), scale.data_ptr(), *after)

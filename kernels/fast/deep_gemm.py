@@ -19,5 +19,5 @@ def compiled_gemm(module: ModuleType) -> Callable[..., None] | None:
     """``(a, a_scale, b, b_scale, out, c, recipe, recipe_a, recipe_b, compiled_dims, disable_ue8m0_cast)`` or None."""
     if module.__name__ != "deep_gemm" or getattr(module, "__version__", None) not in RELEASES:
         return None
-    found: Callable[..., None] = module._C.fp8_fp4_gemm_nt
-    return found
+    function: Callable[..., None] = module._C.fp8_fp4_gemm_nt
+    return function

@@ -30,7 +30,7 @@ def run(package: ModuleType, gemm_base: Callable[[], ModuleType]) -> Run | None:
     """The runner's call in a known release, else None; ``gemm_base`` imports the module that holds it."""
     if getattr(package, "__version__", None) not in RELEASES:
         return None
-    found = gemm_base().get_fp8_blockscale_gemm_runner_sm90()
-    found.configure_workspace(_workspace)
-    made: Run = found.run_gemm
-    return made
+    runner = gemm_base().get_fp8_blockscale_gemm_runner_sm90()
+    runner.configure_workspace(_workspace)
+    run_gemm: Run = runner.run_gemm
+    return run_gemm

@@ -28,10 +28,10 @@ KNOWN = torch.__version__.startswith(RELEASES) and torch.version.cuda is not Non
 
 
 def _entry(*path: str) -> Any:
-    found: Any = torch._C
+    entry: Any = torch._C
     for name in path:
-        found = getattr(found, name, None)
-    return found
+        entry = getattr(entry, name, None)
+    return entry
 
 
 def public_stream(index: int) -> int:
@@ -65,6 +65,6 @@ def guard(same: Sequence[Tensor], rows: Sequence[Tensor]) -> Callable[..., bool]
     for x in rows:
         sizes.append([None, *x.shape[1:]])
         strides.append(list(x.stride()) if x.is_contiguous() else [x.stride(0), None])
-    made = GUARDS(*same, *rows, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-    check: Callable[..., bool] = made.check
+    guards = GUARDS(*same, *rows, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    check: Callable[..., bool] = guards.check
     return check

@@ -157,24 +157,24 @@ class Checkpoint:
     def _json(self, name: str) -> dict[str, Any]:
         path = self.folder / name
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
-        if not isinstance(found, dict):
-            raise CheckpointError(f"{path} holds a {type(found).__name__}; it is an object")
-        return found
+        if not isinstance(content, dict):
+            raise CheckpointError(f"{path} holds a {type(content).__name__}; it is an object")
+        return content
 
     def _index(self) -> Mapping[str, str]:
         if (self.folder / INDEX).is_file():
-            found = self._json(INDEX).get("weight_map")
-            if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
+            files = self._json(INDEX).get("weight_map")
+            if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
                 raise CheckpointError(f"{self.folder / INDEX} has no weight_map from tensors to files")
-            for file in set(found.values()):
+            for file in set(files.values()):
                 if Path(file).name != file or not file.endswith(".safetensors"):
                     raise CheckpointError(
                         f"{self.folder / INDEX} names {file!r}, which is no safetensors file of the folder"
                     )
-            return found
+            return files
         if (self.folder / SINGLE).is_file():
             return dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
         pickled = sorted(p.name for p in self.folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
@@ -182,13 +182,13 @@ class Checkpoint:
         raise CheckpointError(f"{self.folder} has neither {INDEX} nor {SINGLE}; {instead}")
 
     def _quantisation(self) -> Mapping[str, Any]:
-        found = self.config.get("quantization_config")
-        if found is None and (self.folder / "hf_quant_config.json").is_file():
+        quantization = self.config.get("quantization_config")
+        if quantization is None and (self.folder / "hf_quant_config.json").is_file():
             inner = self._json("hf_quant_config.json").get("quantization")
-            found = {"quant_method": "modelopt", **inner} if isinstance(inner, dict) else None
-        if not isinstance(found, dict):
+            quantization = {"quant_method": "modelopt", **inner} if isinstance(inner, dict) else None
+        if not isinstance(quantization, dict):
             raise CheckpointError(f"{self.folder}/config.json has no quantization_config; the model is not quantised")
-        return found
+        return quantization
 
     def _open(self, name: str) -> Any:
         if name not in self._files:
@@ -222,19 +222,19 @@ def _compressed(config: Mapping[str, Any], layer: str) -> Scheme:
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise CheckpointError(f"config_groups is {groups!r:.80}; it is an object of objects")
     targets = {name: _names("targets", group.get("targets")) for name, group in groups.items()}
-    found = [group for name, group in groups.items() if any(_matches(layer, target) for target in targets[name])]
-    found = found or [group for name, group in groups.items() if "Linear" in targets[name]]
-    if not found:
+    matching = [group for name, group in groups.items() if any(_matches(layer, target) for target in targets[name])]
+    matching = matching or [group for name, group in groups.items() if "Linear" in targets[name]]
+    if not matching:
         raise CheckpointError(
             f"no group of config_groups ({', '.join(groups) or 'none'}) targets {layer}: not quantised"
         )
-    group = found[0]
+    group = matching[0]
     weights, inputs = group.get("weights"), group.get("input_activations")
     weights = weights if isinstance(weights, dict) else {}
     kind, form = weights.get("strategy", "tensor"), group.get("format") or config.get("format")
     if (weights.get("type"), weights.get("num_bits")) != ("float", 8) or kind not in ("tensor", "channel", "block"):
-        said = f"weights {weights.get('type')}{weights.get('num_bits')} per {kind} (format {form})"
-        raise CheckpointError(f"{layer} has {said}; FP8 per tensor, channel or block is read here")
+        description = f"weights {weights.get('type')}{weights.get('num_bits')} per {kind} (format {form})"
+        raise CheckpointError(f"{layer} has {description}; FP8 per tensor, channel or block is read here")
     if not isinstance(inputs, dict):
         raise CheckpointError(
             f"{layer} is quantised in its weight only (no input_activations); no kernel here serves that"

@@ -50,8 +50,8 @@ class Fp8Module(torch.nn.Module):
     Its state has a ``layout`` beside the tensors: numbers that say which part of a weight lies where.
     """
 
-    kept: tuple[str, ...] = ()
-    """Names of the parameters that only move."""
+    fixed_parameters: tuple[str, ...] = ()
+    """Names of the parameters that keep their dtype and only move."""
     name: str
 
     def _placement(self) -> Tensor:
@@ -59,11 +59,11 @@ class Fp8Module(torch.nn.Module):
         raise NotImplementedError
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        own = {id(p) for name in self.kept if (p := self._parameters.get(name)) is not None}
+        fixed = {id(p) for name in self.fixed_parameters if (p := self._parameters.get(name)) is not None}
 
         def moved(t: Tensor) -> Tensor:
-            made = fn(t)
-            return t.to(made.device) if id(t) in own and made.dtype != t.dtype else made
+            result = fn(t)
+            return t.to(result.device) if id(t) in fixed and result.dtype != t.dtype else result
 
         apply: Any = super()._apply  # torch.nn is typed in part
         return apply(moved, recurse)
@@ -74,12 +74,12 @@ class Fp8Module(torch.nn.Module):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         """Refuse what ``copy_`` would cast or misplace."""
-        layout, own = state_dict.pop(f"{prefix}layout", None), self._placement()
-        if layout is not None and not torch.equal(layout.cpu(), own):
+        layout, placement = state_dict.pop(f"{prefix}layout", None), self._placement()
+        if layout is not None and not torch.equal(layout.cpu(), placement):
             raise ShapeError(
-                f"{self.name} is laid out as {own.tolist()}; the state is of another slice: {layout.tolist()}"
+                f"{self.name} is laid out as {placement.tolist()}; the state is of another slice: {layout.tolist()}"
             )
-        for name in self.kept:
+        for name in self.fixed_parameters:
             value, mine = state_dict.get(f"{prefix}{name}"), self._parameters.get(name)
             if value is not None and mine is not None:
                 checks.dtype(f"{name} of the state of {self.name}", value, mine.dtype)
@@ -118,7 +118,7 @@ class Fp8Linear(Fp8Module):
         An operand does not fit; the message names the layer and the way out.
     """
 
-    kept = ("weight", "weight_scale", "input_scale")
+    fixed_parameters = ("weight", "weight_scale", "input_scale")
     weight: torch.nn.Parameter
     weight_scale: torch.nn.Parameter
     bias: torch.nn.Parameter | None
@@ -272,8 +272,8 @@ class Fp8Linear(Fp8Module):
         )
         """Whether a bf16 matrix is multiplied as it is, and the product is the output."""
         for key, value in (("bias", bias), ("input_scale", input_scale)):
-            kept = None if value is None else torch.nn.Parameter(value.detach().to(device), requires_grad=False)
-            self.register_parameter(key, kept)
+            parameter = None if value is None else torch.nn.Parameter(value.detach().to(device), requires_grad=False)
+            self.register_parameter(key, parameter)
 
     def forward(self, input: Tensor) -> Tensor:
         """``[..., K]`` bf16, f16 or f32 to ``[..., N]`` of the same dtype (or ``out_dtype``), contiguous."""
@@ -486,10 +486,10 @@ def _bias(source: Checkpoint, shards: Sequence[Shard], parallel: str | None, ran
     return torch.cat([source.tensor(f"{shard.name}.bias")[(slice(*shard.rows),)] for shard in shards])
 
 
-def static_scale(source: Checkpoint, said: str, names: Sequence[str]) -> Tensor:
+def static_scale(source: Checkpoint, name: str, names: Sequence[str]) -> Tensor:
     """The scale of an input that several layers share: the largest of theirs, which clips none of them."""
     scales = [whole(source.tensor(f"{name}.input_scale")).to(torch.float32).reshape(-1) for name in names]
-    return finite(f"the input_scale of {said}", torch.cat(scales).max().reshape(1))
+    return finite(f"the input_scale of {name}", torch.cat(scales).max().reshape(1))
 
 
 from_checkpoint = Fp8Linear.from_checkpoint

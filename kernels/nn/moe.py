@@ -74,7 +74,7 @@ class Fp8Experts(Fp8Module):
         An operand does not fit the others or the pipeline; the message names it.
     """
 
-    kept = ("w13", "w13_scale", "w2", "w2_scale", "w13_input_scale", "w2_input_scale")
+    fixed_parameters = ("w13", "w13_scale", "w2", "w2_scale", "w13_input_scale", "w2_input_scale")
     w13: torch.nn.Parameter
     w13_scale: torch.nn.Parameter
     w2: torch.nn.Parameter
@@ -102,9 +102,9 @@ class Fp8Experts(Fp8Module):
         name: str = "Fp8Experts",
     ) -> None:
         super().__init__()
-        for said, codes, scale in (("w13", w13, w13_scale), ("w2", w2, w2_scale)):
-            checks.dtype(f"{said} of {name}", checks.rank(f"{said} of {name}", codes, 3), FP8)
-            checks.dtype(f"{said}_scale of {name}", checks.tensor(f"{said}_scale of {name}", scale), torch.float32)
+        for key, codes, scale in (("w13", w13, w13_scale), ("w2", w2, w2_scale)):
+            checks.dtype(f"{key} of {name}", checks.rank(f"{key} of {name}", codes, 3), FP8)
+            checks.dtype(f"{key}_scale of {name}", checks.tensor(f"{key}_scale of {name}", scale), torch.float32)
         experts, up, hidden = w13.shape
         if up % 2 or tuple(w2.shape) != (experts, hidden, up // 2):
             raise ShapeError(f"{name}: w13 {list(w13.shape)} is [E, 2I, H], and w2 {list(w2.shape)} is [E, H, I]")
@@ -115,27 +115,27 @@ class Fp8Experts(Fp8Module):
         else:
             self.kind = _row(name, pipeline).weights
             way_of(PIPELINES[pipeline], combine, 1)
-            for said, asked in (("limit", limit), ("round_silu", round_silu)):
+            for option, asked in (("limit", limit), ("round_silu", round_silu)):
                 if asked not in (None, False):
-                    raise OptionError(f"{said}={asked} of {name}: {pipeline} has its own activation; leave it out")
+                    raise OptionError(f"{option}={asked} of {name}: {pipeline} has its own activation; leave it out")
             if out_dtype not in (None, torch.bfloat16):
                 raise OptionError(f"out_dtype={out_dtype} of {name}: {pipeline} writes bfloat16; leave it out")
         step = GEMM_COLUMNS["block" if self.kind == "block" else "channel"]
-        for said, extent in (("H", hidden), ("I", up // 2)):
-            checks.multiple(f"{said} of {name}", extent, step, "pad the weights with zero codes")
-        for said, codes, scale in (("w13", w13, w13_scale), ("w2", w2, w2_scale)):
+        for symbol, extent in (("H", hidden), ("I", up // 2)):
+            checks.multiple(f"{symbol} of {name}", extent, step, "pad the weights with zero codes")
+        for key, codes, scale in (("w13", w13, w13_scale), ("w2", w2, w2_scale)):
             e, n, k = codes.shape
             due = {"block": (e, n // BLOCK, k // BLOCK), "channel": (e, n), "expert": (e,)}[self.kind]
-            checks.shape(f"{said}_scale of {name}", scale, due, f"per {self.kind}")
-            finite(f"{said}_scale of {name}", scale)
+            checks.shape(f"{key}_scale of {name}", scale, due, f"per {self.kind}")
+            finite(f"{key}_scale of {name}", scale)
         static = {"w13_input_scale": w13_input_scale, "w2_input_scale": w2_input_scale}
-        for said, value in static.items():
+        for key, value in static.items():
             if (value is None) is (self.kind == "expert"):
                 need = "quantises by static scales; pass" if value is None else "has no static scales; leave out"
-                raise InputError(f"{name}: {'pipeline=None' if pipeline is None else pipeline} {need} {said}")
-            checks.scalar(f"{said} of {name}", value)
+                raise InputError(f"{name}: {'pipeline=None' if pipeline is None else pipeline} {need} {key}")
+            checks.scalar(f"{key} of {name}", value)
             if value is not None:
-                finite(f"{said} of {name}", value)
+                finite(f"{key} of {name}", value)
         self.name, self.hidden, self.first_expert = name, hidden, first_expert
         self.pipeline, self.combine = pipeline, combine
         self.span = (0, up // 2)
@@ -143,8 +143,8 @@ class Fp8Experts(Fp8Module):
         self.out_dtype = None if out_dtype is None else checks.out_dtype(out_dtype)
         tensors = {"w13": w13, "w13_scale": w13_scale, "w2": w2, "w2_scale": w2_scale}
         checks.same_device(**tensors)
-        tensors |= {said: value.to(w13.device).reshape(1) for said, value in static.items() if value is not None}
-        for key in self.kept:
+        tensors |= {key: value.to(w13.device).reshape(1) for key, value in static.items() if value is not None}
+        for key in self.fixed_parameters:
             value = tensors.get(key)
             self.register_parameter(
                 key, None if value is None else torch.nn.Parameter(value.detach(), requires_grad=False)
@@ -425,13 +425,13 @@ def _fit(name: str, scheme: Scheme, pipeline: Pipeline | None) -> str:
         raise CheckpointError(f"{name} has a static input_scale with weights per channel; no kernel here serves that")
     wanted = ("block", "channel") if pipeline is None else (pipeline.weights,)
     if stored not in wanted:
-        said = {
+        description = {
             "block": "weights per block",
             "channel": f"weights per {scheme.kind} and inputs quantised per token",
             "expert": "a static input_scale and one scale for a weight",
         }[stored]
         fitting = ", ".join(key for key, row in PIPELINES.items() if row.weights == stored)
-        raise CheckpointError(f"{name} has {said}; of pipelines these take it: {fitting}")
+        raise CheckpointError(f"{name} has {description}; of pipelines these take it: {fitting}")
     return "block" if stored == "block" else "channel"
 
 
@@ -439,18 +439,18 @@ def _expert(source: Checkpoint, name: str, pipeline: Pipeline | None, rank: int,
     """Gate above up (or up above gate, as the pipeline has them), and down: where they will lie and come from."""
     scheme = source.scheme(f"{name}.down_proj")
     kind = _fit(name, scheme, pipeline)
-    found = {}
+    projections = {}
     for key in ("gate_proj", "up_proj", "down_proj"):
         if source.scheme(f"{name}.{key}") != scheme:
             raise CheckpointError(f"{name}.{key} is quantised otherwise than {name}.down_proj")
         weight = source.tensor(f"{name}.{key}.weight")
-        found[key] = (f"{name}.{key}", weight, source.tensor(f"{name}.{key}.{scheme.scale}"))
-    hidden, inner = found["down_proj"][1].shape
+        projections[key] = (f"{name}.{key}", weight, source.tensor(f"{name}.{key}.{scheme.scale}"))
+    hidden, inner = projections["down_proj"][1].shape
     span = share(name, "intermediate rows", inner, rank, world)
     step = GEMM_COLUMNS[kind]
     order = ("up_proj", "gate_proj") if pipeline is not None and pipeline.up_first else ("gate_proj", "up_proj")
-    up = [check(Shard(*found[key], span, (0, hidden)), kind) for key in order]
-    down = [check(Shard(*found["down_proj"], (0, hidden), span), kind)]
+    up = [check(Shard(*projections[key], span, (0, hidden)), kind) for key in order]
+    down = [check(Shard(*projections["down_proj"], (0, hidden), span), kind)]
     for shard in up:
         if tuple(shard.weight.shape) != (inner, hidden):
             raise ShapeError(

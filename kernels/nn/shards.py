@@ -137,14 +137,14 @@ def fill(layout: Layout, shards: Sequence[Shard], weight: Tensor | None, scale: 
         if weight is not None:
             part = shard.weight[slice(*shard.rows), slice(*shard.columns)]
             weight.view(torch.uint8)[start:stop, across] = part.contiguous().view(torch.uint8).to(weight.device)
-        own = read_scale(shard, layout.kind)
+        part = read_scale(shard, layout.kind)
         if layout.kind == "block":
-            first, blocks = start // BLOCK, own.shape[0]
-            scale[first : first + blocks] = own.to(scale.device)
+            first, blocks = start // BLOCK, part.shape[0]
+            scale[first : first + blocks] = part.to(scale.device)
         elif layout.kind == "channel":
-            scale[start:stop] = own.to(scale.device)
+            scale[start:stop] = part.to(scale.device)
         else:
-            scale.copy_(own)
+            scale.copy_(part)
 
 
 def read_scale(shard: Shard, kind: str) -> Tensor:
@@ -201,9 +201,9 @@ def check(shard: Shard, kind: str) -> Shard:
         raise DtypeError(f"the scale of {name} is {dtype_name(shard.scale.dtype)}; it is one of {wanted}{bytes_}")
     if len(shape) != 2 or 0 in shape:
         raise ShapeError(f"the weight of {name} has shape {list(shape)}; it is [N, K], neither of them 0")
-    for said, (start, stop), extent in zip(("rows", "columns"), (shard.rows, shard.columns), shape, strict=True):
+    for axis, (start, stop), extent in zip(("rows", "columns"), (shard.rows, shard.columns), shape, strict=True):
         if not 0 <= start < stop <= extent:
-            raise ShapeError(f"{said} [{start}, {stop}) of {name} are not within its {extent}")
+            raise ShapeError(f"{axis} [{start}, {stop}) of {name} are not within its {extent}")
     n, k = shape
     blocks = (ceil_div(n, BLOCK), ceil_div(k, BLOCK))
     fits = {
@@ -231,12 +231,12 @@ def kind_of(name: str, weight: Source, scale: Source) -> str:
     scales = tuple(scale.shape)
     n, k = tuple(weight.shape) if len(weight.shape) == 2 else (0, 0)
     blocks = (ceil_div(n, BLOCK), ceil_div(k, BLOCK))
-    found = {
+    fitting = {
         "tensor": scalar(scales),
         "channel": scales in ((n,), (n, 1)),
         "block": scales in (blocks, (blocks[0], 1, blocks[1], 1)),
     }
-    kinds = [kind for kind, fits in found.items() if fits]
+    kinds = [kind for kind, fits in fitting.items() if fits]
     if len(kinds) > 1:
         raise OptionError(
             f"the scale {list(scales)} of {name} {[n, k]} can be per {' or per '.join(kinds)}; say which with kind="
@@ -252,9 +252,9 @@ def share(name: str, axis: str, size: int, rank: int, world: int) -> Span:
     ShapeError, OptionError
         The axis does not divide by the number of ranks, or there is no such rank.
     """
-    for said, value in (("rank", rank), ("world", world)):
+    for name, value in (("rank", rank), ("world", world)):
         if not isinstance(value, int) or isinstance(value, bool):
-            raise OptionError(f"{said} must be an integer, got {value!r}")
+            raise OptionError(f"{name} must be an integer, got {value!r}")
     if world < 1 or not 0 <= rank < world:
         raise OptionError(f"rank={rank} of world={world}; ranks run from 0 to world - 1")
     if size % world:

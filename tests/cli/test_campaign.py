@@ -519,9 +519,9 @@ def test_arguments_of_the_layer() -> None:
     import kernels
     from kernels import moe_layer
     from kernels.errors import KernelError
-    from tests.kernels import test_bad_input
+    from tests.support.verb_calls import arguments, fresh
 
-    table = [test_bad_input.right_call(name) for name in test_bad_input.CALLS]
+    table = [(function, fresh(given)) for function, given in arguments("cpu").values()]
     known = {function for function, _ in table}
     public = [getattr(kernels, name) for name in kernels.__all__ if callable(getattr(kernels, name))]
     public += [moe_layer.route_softmax, moe_layer.route_llama4, moe_layer.moe_block_scaled]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import blockscaled as bs
-from kernels import context, known, quantize, routes
+from kernels import context, quantize, repeated, routes
 from kernels.config import Config, use_config
 from kernels.errors import (
     DeviceError,
@@ -272,7 +272,7 @@ class TestWhatIsRemembered:
         w, s, out = make.codes(384, 256), make.scales(3, 2), torch.zeros(40, 384, dtype=torch.bfloat16)
         q, xs = quantize.per_token_group_quant_fp8(torch.randn(40, 256).bfloat16(), 128, column_major_scales=True)
         bs.fp8_gemm_nt((q, xs), (w, s), out)
-        met = known.find("fp8_gemm_nt", w, s)
+        met = repeated.find("fp8_gemm_nt", w, s)
         assert met is not None and met.rows(w, s, q, xs, out) == (40 if guarded and fast.guard((), (q,)) else 0)
         q, xs, out = change(q, xs, out)
         with pytest.raises(KernelError):
@@ -285,7 +285,7 @@ class TestWhatIsRemembered:
         q, xs = quantize.per_token_group_quant_fp8(torch.randn(40, 256).bfloat16(), 128)
         right, out = torch.zeros(2, 40, 384, dtype=torch.bfloat16)
         bs.fp8_gemm_nt((q, xs), (w, s), right)
-        met = known.find("fp8_gemm_nt", w, s)
+        met = repeated.find("fp8_gemm_nt", w, s)
         between = torch.empty(40 * 256 + 1, dtype=torch.uint8)[1:].view(q.dtype).view(40, 256).copy_(q)
         wide = torch.empty(40, 272, dtype=torch.uint8).view(q.dtype)[:, :256].copy_(q)
         for other in (between, wide):

@@ -11,7 +11,6 @@ from torch import Tensor
 
 import kernels
 from kernels import subjects
-from kernels.errors import DtypeError, KernelError, OptionError, ShapeError
 from kernels.mx_blocks import HEIGHTS, LINEAR
 from oracle.routines import cases, get, profiles
 from oracle.routines.base import by_name
@@ -108,28 +107,3 @@ class TestEdges:
         """2688/0 is infinite; scales and codes are 0 all the same."""
         q, scale = kernels.nvfp4_quantize(torch.zeros(2, 32), torch.tensor([math.inf]))
         assert not q.any() and not scale.any()
-
-
-class TestRefused:
-    @pytest.mark.parametrize(
-        ("call", "error", "said"),
-        [
-            (lambda: kernels.mxfp8_quantize(torch.ones(2, 48)), ShapeError, "K=48"),
-            (lambda: kernels.nvfp4_quantize(torch.ones(2, 24), torch.ones(1)), ShapeError, "K=24"),
-            (lambda: kernels.mxfp8_quantize(torch.ones(2, 64).double()), DtypeError, "float64"),
-            (lambda: kernels.mxfp8_quantize(torch.ones(2, 2, 32)), ShapeError, "x"),
-            (lambda: kernels.mxfp4_quantize(torch.ones(2, 64), "4x4"), OptionError, "4x4"),
-            (lambda: kernels.mxfp4_quantize(torch.ones(2, 64), rounding="up"), OptionError, "up"),
-            (lambda: kernels.mxfp8_quantize(torch.ones(2, 64), element="e2m1"), OptionError, "e2m1"),
-            (lambda: kernels.nvfp4_quantize(torch.ones(2, 64), torch.ones(3)), ShapeError, "global_scale"),
-            (lambda: kernels.mxfp4_dequantize(BYTES, torch.zeros(7).byte()), ShapeError, r"\[512\]"),
-            (lambda: kernels.mxfp4_dequantize(BYTES, torch.zeros(2, 3).byte(), "linear"), ShapeError, "scale"),
-            (lambda: kernels.mxfp8_dequantize(BYTES, BYTES), DtypeError, "q"),
-        ],
-    )
-    def test_one_typed_error(self, call: Callable[[], object], error: type[KernelError], said: str) -> None:
-        with pytest.raises(error, match=said):
-            call()
-
-
-BYTES = torch.zeros(2, 32, dtype=torch.uint8)

@@ -243,7 +243,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     start = _launch.Launch(Recorder(), {"BLOCK": 32})
     for rows in range(16, 16 * 40, 16):
         start(3, (pointer(),), (rows,))
-        assert len(start._met) <= 8
+        assert len(start._launches) <= 8
 
 
 def test_every_dtype_counts(monkeypatch: pytest.MonkeyPatch) -> None:

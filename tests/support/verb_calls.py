@@ -1,12 +1,14 @@
 """One right call of every verb, from which the tests of operators, of hidden waits and of bad input take theirs.
 
-:func:`calls` is the table. :func:`operator_calls` are the calls of operators that these verbs make where
-``torch.compile`` traces them, :func:`arguments` what a verb is given there, by name.
+:func:`calls` is the table. :func:`arguments` is what a verb is given there, by name; :func:`operator_calls` are the
+calls of operators that these verbs make where ``torch.compile`` traces them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +17,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 import kernels
 from kernels.support import ROWWISE_CPU
@@ -473,3 +476,37 @@ def operator_calls(device: str) -> dict[str, tuple[str, tuple[Any, ...]]]:
 
 def _operation(verb: str) -> str | None:
     return SERVED[verb].operation if verb in SERVED else None
+
+
+class _Recorded(Exception):
+    """The call of a verb whose arguments are known now, and which is not made."""
+
+
+@functools.cache
+def arguments(device: str) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+    """By the name of the call the verb, and what it is given, by name; calls that reach a verb by another way left out.
+
+    Tensors are those of :func:`calls`: a test that writes takes copies (:func:`fresh`).
+    """
+    recorded = dict[str, tuple[Callable[..., Any], dict[str, Any]]]()
+    for name, call in calls(device).items():
+        verb = name.partition(" ")[0]
+        if verb not in VERBS or name in unserved(device):
+            continue
+        function = getattr(kernels, verb)
+        parameters = inspect.signature(function)
+        bound: list[dict[str, Any]] = []
+
+        def record(*args: Any, **kwargs: Any) -> Any:
+            bound.append(dict(parameters.bind(*args, **kwargs).arguments))  # noqa: B023  # called in this turn
+            raise _Recorded
+
+        with mock.patch.object(kernels, verb, record), contextlib.suppress(_Recorded):
+            call()
+        recorded[name] = function, bound[0]
+    return recorded
+
+
+def fresh(value: Any) -> Any:
+    """A copy of an argument: of every tensor in it, in storage order where its elements are its own."""
+    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) and 0 not in x.stride() else x, value)

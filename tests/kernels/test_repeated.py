@@ -1,4 +1,4 @@
-"""Calls like one that was checked skip the checks of their verb; any other call is checked."""
+"""Fast path for repeated calls: a repeated call skips the checks of its verb; any other call is checked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import checks, context, fused, known, kv_cache
+from kernels import checks, context, fused, kv_cache, repeated
 from kernels.config import Config, use_config
 from kernels.errors import DtypeError, InputError, KernelError, OptionError, ShapeError
 from kernels.fast import torch as fast
@@ -37,7 +37,7 @@ def static(x: Tensor = X, w: Tensor = W, s: Tensor = S, **more: Any) -> Tensor:
 
 
 @needs_guard
-def test_a_call_like_a_checked_one_is_not_checked(checked: list[str]) -> None:
+def test_a_repeated_call_is_not_checked(checked: list[str]) -> None:
     with context.use():
         first = static()
         count = len(checked)
@@ -73,7 +73,7 @@ def append(tokens: int = 4, pages: int = 3, **other: Tensor) -> Tensor:
     cache = torch.zeros(pages, 4, 2, 16, dtype=torch.bfloat16)
     place = torch.zeros(tokens, dtype=torch.int32), torch.arange(tokens, dtype=torch.int32)
     tables = torch.arange(pages).int(), torch.tensor([0, pages]).int(), torch.ones(1).int()
-    given = {
+    arguments = {
         "append_key": key,
         "append_value": key.clone(),
         "batch_indices": place[0],
@@ -84,7 +84,7 @@ def append(tokens: int = 4, pages: int = 3, **other: Tensor) -> Tensor:
         "kv_indptr": tables[1],
         "kv_last_page_len": tables[2],
     }
-    kv_cache.append_paged_kv_cache(**{**given, **other})
+    kv_cache.append_paged_kv_cache(**{**arguments, **other})
     return cache
 
 
@@ -163,27 +163,27 @@ def without_memory(x: Tensor) -> Tensor:
 
 @needs_guard
 @pytest.mark.parametrize("operands", [1, 3])
-@pytest.mark.parametrize("kind", [known.Kept, known.Known])
-def test_what_is_looked_at_in_a_known_call(kind: type[known.Kept[None]], operands: int) -> None:
+@pytest.mark.parametrize("kind", [repeated.CachedCall, repeated.GuardedCall])
+def test_properties_compared_in_a_repeated_call(kind: type[repeated.CachedCall[None]], operands: int) -> None:
     """Of each operand with rows: its class, address, memory and rows; of a weight that may change: its address."""
     weight = torch.zeros(64, 256), torch.ones(2, 2)
     usual = torch.zeros(8, 256).bfloat16(), torch.ones(8, 16), torch.zeros(8, 64)
-    made = kind(None)
-    made.learn(*usual[:operands], weight=weight if kind is known.Known else ())
+    call = kind(None)
+    call.learn(*usual[:operands], weight=weight if kind is repeated.GuardedCall else ())
 
     def rows(place: int | None = None, other: Tensor | None = None) -> int:
-        given = [*weight, *usual[:operands]] if kind is known.Known else list(usual[:operands])
+        operands_of = [*weight, *usual[:operands]] if kind is repeated.GuardedCall else list(usual[:operands])
         if place is not None:
-            given[place] = other
-        return made.rows(*given)
+            operands_of[place] = other
+        return call.rows(*operands_of)
 
     assert rows() == 8
-    first = 2 if kind is known.Known else 0
+    first = 2 if kind is repeated.GuardedCall else 0
     for place, x in enumerate(usual[:operands], first):
         shorter = rows(place, x[:5])
         assert shorter == (5 if operands == 1 else 0)
         assert rows(place, between(x)) == rows(place, x.double()) == rows(place, x[None]) == 0
-        assert rows(place, without_memory(x)) == (0 if kind is known.Known else 8)
+        assert rows(place, without_memory(x)) == (0 if kind is repeated.GuardedCall else 8)
     for place, x in enumerate(weight[:first]):
         assert rows(place, x.clone()) == 0
     assert rows() == 8

@@ -1,11 +1,10 @@
-"""Calls like one that was checked: for a weight and its scale, what their operands were, and the product decided.
+"""Fast path for repeated calls: the operands of a call that was checked, and the product decided for its weight.
 
-A call is like an earlier one when its weight and scale lie in the same memory, and every operand has the class,
-dispatch keys, dtype, device, extents and strides of that call, the number of rows apart; so is one without a weight
-(:func:`remembered`). torch sees all but the memory in one compiled call (:func:`kernels.fast.torch.guard`); the checks
-of a verb read each of them from Python, one at a time. Of a torch release whose guard is not known, no call is like
-another: every one is checked.
-What a context knows ends with it.
+A call repeats an earlier one when its weight and scale lie in the same memory, and every operand has the class,
+dispatch keys, dtype, device, extents and strides of that call, except for the number of rows; a call without a weight
+does too (:func:`with_fast_path`). torch compares all but the memory in one compiled call
+(:func:`kernels.fast.torch.guard`), where the checks of a verb read each property from Python. On a torch release whose
+guard is not known, caching is off: every call is checked. Cached calls belong to a context and end with it.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ def _never(*operands: Tensor) -> bool:
     return False
 
 
-class Kept(Generic[Run]):
-    """The product decided for a weight that the caller keeps as it is, and the operands of its last checked call.
+class CachedCall(Generic[Run]):
+    """The product decided for a weight that the caller holds unchanged, and the operands of its last checked call.
 
-    ``rows(first, *others)`` of operands gives the number of rows of a call that is like that one, each on 16 bytes;
-    else 0. It is made anew for each call that is learnt: one operand with rows, or three.
+    ``rows(first, *others)`` gives the number of rows of operands that repeat that call, each on 16 bytes; else 0. It is
+    replaced by each call that is learnt: of one operand with rows, or of three.
     """
 
     __slots__ = ("rows", "run")
@@ -46,12 +45,12 @@ class Kept(Generic[Run]):
         self.rows: Callable[..., int] = _never
 
     def learn(self, *rows: Tensor, weight: tuple[Tensor, ...] = ()) -> None:
-        """Remember the operands of a checked call, unless a library could not take them as they are.
+        """Remember the operands of a checked call, unless a library could not take them without a copy.
 
         The first and the last of ``rows`` are dense; scales of rows may be column-major, at any distance.
         """
-        m, good = rows[0].shape[0], packed(rows[0]) and packed(rows[-1])
-        if m and good and all(packed(x) or x.stride(0) == 1 for x in rows) and current_config().fast_paths:
+        m, dense = rows[0].shape[0], packed(rows[0]) and packed(rows[-1])
+        if m and dense and all(packed(x) or x.stride(0) == 1 for x in rows) and current_config().fast_paths:
             guard = fast.guard(weight, rows)
             self.rows = _never if guard is None else self._look(guard, [x.nbytes // m for x in rows], weight)
 
@@ -71,8 +70,8 @@ class Kept(Generic[Run]):
         return three
 
 
-class Known(Kept[Run]):
-    """The same for a weight that anybody may change between two calls; memory of any operand may have been freed.
+class GuardedCall(CachedCall[Run]):
+    """A cached call for a weight that anybody may change between two calls; memory of any operand may have been freed.
 
     ``rows(weight, weight_scale, first, *others)``.
     """
@@ -80,7 +79,7 @@ class Known(Kept[Run]):
     __slots__ = ()
 
     def learn(self, *rows: Tensor, weight: tuple[Tensor, ...] = ()) -> None:
-        """As :meth:`Kept.learn`, with the weight and its scale."""
+        """As :meth:`CachedCall.learn`, with the weight and its scale."""
         self.rows = _never
         super().learn(*rows, weight=weight)
 
@@ -91,8 +90,8 @@ class Known(Kept[Run]):
         def one(w: Tensor, s: Tensor, x: Tensor) -> int:
             if not guard(w, s, x) or w.data_ptr() != at or s.data_ptr() != scale_at or x.data_ptr() % ALIGNMENT:
                 return 0
-            held: int = x.nbytes
-            return held // first if x.untyped_storage().nbytes() >= held else 0
+            size: int = x.nbytes
+            return size // first if x.untyped_storage().nbytes() >= size else 0
 
         if not others:
             return one
@@ -106,14 +105,14 @@ class Known(Kept[Run]):
                 or (x.data_ptr() | y.data_ptr() | z.data_ptr()) % ALIGNMENT
             ):
                 return 0
-            held, next_held, last_held = x.nbytes, y.nbytes, z.nbytes
-            m: int = held // first
+            size, next_size, last_size = x.nbytes, y.nbytes, z.nbytes
+            m: int = size // first
             if (
-                next_held != m * second
-                or last_held != m * third
-                or x.untyped_storage().nbytes() < held
-                or y.untyped_storage().nbytes() < next_held
-                or z.untyped_storage().nbytes() < last_held
+                next_size != m * second
+                or last_size != m * third
+                or x.untyped_storage().nbytes() < size
+                or y.untyped_storage().nbytes() < next_size
+                or z.untyped_storage().nbytes() < last_size
             ):
                 return 0
             return m
@@ -121,19 +120,19 @@ class Known(Kept[Run]):
         return three
 
 
-class Met:
-    """A checked call of dense tensors: whether those of another one are like its own, some with any rows."""
+class CallSignature:
+    """The guard of a checked call of dense tensors, of which some may have another number of rows next time."""
 
     __slots__ = ("_guard", "_order", "_rows")
 
     def __init__(self, tensors: list[Tensor], rows: Sequence[int], free: Sequence[int] = ()) -> None:
         """``rows``: which have one number of rows that may be another next time; ``free``: each any number."""
         same = [i for i in range(len(tensors)) if i not in rows and i not in free]
-        found = fast.guard([tensors[i] for i in same], [tensors[i] for i in (*rows, *free)])
-        self._guard, self._order, self._rows = found or _never, (*same, *rows, *free), tuple(rows)
+        guard = fast.guard([tensors[i] for i in same], [tensors[i] for i in (*rows, *free)])
+        self._guard, self._order, self._rows = guard or _never, (*same, *rows, *free), tuple(rows)
 
-    def takes(self, tensors: list[Tensor]) -> bool:
-        """Whether these are like the first ones, in memory that holds them, with one number of rows."""
+    def matches(self, tensors: list[Tensor]) -> bool:
+        """Whether the guard admits these tensors, their storage holds them, and ``rows`` have one number of rows."""
         if not self._guard(*[tensors[i] for i in self._order]):
             return False
         for x in tensors:
@@ -142,25 +141,26 @@ class Met:
         return len(self._rows) < 2 or len({tensors[i].shape[0] for i in self._rows}) == 1
 
 
-PLAIN = (int, float, str, bool, type(None))
+PLAIN = frozenset({int, float, str, bool, type(None)})
+"""Types of options; a key holds the type too, because 1 equals True."""
 
 
-def remembered(
+def with_fast_path(
     run: Callable[P, R], *, rows: Collection[str] | None = None, free: Collection[str] = ()
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A verb whose calls like one that was checked go straight to ``run``, which takes the same arguments.
+    """A decorator of a verb: a repeated call goes to ``run``, which takes the same arguments, without the checks.
 
-    Like means: equal options, and tensors that torch's guard takes for those of the checked call (:class:`Met`). Of the
-    parameters ``rows`` (None: of every matrix) the number of rows may be another one, of each of ``free`` its own.
+    A call repeats another when its options are equal and torch's guard admits its tensors (:class:`CallSignature`). Of
+    the parameters ``rows`` (None: of every matrix) the number of rows may differ, of each of ``free`` independently.
     """
 
     def of(verb: Callable[P, R]) -> Callable[P, R]:
         parameters = tuple(signature(verb).parameters)
 
-        def learnt(tensors: list[Tensor], names: list[str]) -> Met:
+        def learnt(tensors: list[Tensor], names: list[str]) -> CallSignature:
             where = range(len(tensors))
             dynamic = [i for i in where if (tensors[i].dim() == 2 if rows is None else names[i] in rows)]
-            return Met(tensors, dynamic, [i for i in where if names[i] in free])
+            return CallSignature(tensors, dynamic, [i for i in where if names[i] in free])
 
         @wraps(verb)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -172,17 +172,19 @@ def remembered(
                 if isinstance(value, Tensor):
                     tensors.append(value)
                     key.append(Tensor)
-                elif type(value) in PLAIN:
-                    key.append(value)
+                elif (kind := type(value)) in PLAIN:
+                    key += (kind, value)
                 else:
                     return verb(*args, **kwargs)
             for name, value in kwargs.items():
                 if isinstance(value, Tensor):
                     tensors.append(value)
                     value = Tensor
-                elif type(value) not in PLAIN:
+                    key += (name, value)
+                elif (kind := type(value)) in PLAIN:
+                    key += (name, kind, value)
+                else:
                     return verb(*args, **kwargs)
-                key += (name, value)
             if not tensors:
                 return verb(*args, **kwargs)
             first, memo = tensors[0], current().weights
@@ -190,37 +192,38 @@ def remembered(
                 whole = (*key, first.dtype, first.shape[-1:])
             except RuntimeError:  # a nested tensor has no shape; the verb refuses it
                 return verb(*args, **kwargs)
-            met = memo.get(whole)
-            if met is not None and met.takes(tensors):
+            checked_call = memo.get(whole)
+            if checked_call is not None and checked_call.matches(tensors):
                 return run(*args, **kwargs)
-            made = verb(*args, **kwargs)
-            once = len({id(x) for x in tensors}) == len(tensors)  # the guard takes no tensor twice
-            if once and current_config().fast_paths and all(x.is_contiguous() for x in tensors):
-                given = {**dict(zip(parameters, args, strict=False)), **kwargs}
-                memo.keep(whole, learnt(tensors, [name for name, x in given.items() if isinstance(x, Tensor)]))
-            return made
+            result = verb(*args, **kwargs)
+            distinct = len({id(x) for x in tensors}) == len(tensors)  # the guard takes no tensor twice
+            if distinct and current_config().fast_paths and all(x.is_contiguous() for x in tensors):
+                arguments = {**dict(zip(parameters, args, strict=False)), **kwargs}
+                names = [name for name, x in arguments.items() if isinstance(x, Tensor)]
+                memo.keep(whole, learnt(tensors, names))
+            return result
 
         return call
 
     return of
 
 
-def find(key: object, weight: object, scale: object) -> Known[Any] | None:
-    """What the context knows of a pair."""
+def find(key: object, weight: object, scale: object) -> GuardedCall[Any] | None:
+    """The cached call of a weight and its scale in this context; None without one."""
     return current().weights.get((key, id(weight), id(scale)))
 
 
-def keep(key: object, weight: Tensor, scale: Tensor, run: Run) -> Known[Run]:
-    """What the context knows of a pair for which ``run`` is decided now."""
-    found: Known[Run] | None = find(key, weight, scale)
-    if found is not None and found.run is run:
-        return found
-    made: Known[Run] = current().weights.keep((key, id(weight), id(scale)), Known(run))
-    return made
+def store(key: object, weight: Tensor, scale: Tensor, run: Run) -> GuardedCall[Run]:
+    """The cached call of a weight and its scale for which ``run`` is decided now; a new one where ``run`` changed."""
+    call: GuardedCall[Run] | None = find(key, weight, scale)
+    if call is not None and call.run is run:
+        return call
+    fresh: GuardedCall[Run] = current().weights.keep((key, id(weight), id(scale)), GuardedCall(run))
+    return fresh
 
 
-def keep_for(key: object, weight: Tensor, scale: Tensor, found: Known[Run]) -> None:
-    """Keep what is known of a pair under another key too, for calls like the last one that was learnt."""
-    made: Known[Run] = Known(found.run)
-    made.rows = found.rows
-    current().weights.keep((key, id(weight), id(scale)), made)
+def store_as(key: object, weight: Tensor, scale: Tensor, call: GuardedCall[Run]) -> None:
+    """Store a cached call under another key too, with the operands that it learnt last."""
+    copy: GuardedCall[Run] = GuardedCall(call.run)
+    copy.rows = call.rows
+    current().weights.keep((key, id(weight), id(scale)), copy)
