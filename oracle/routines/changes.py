@@ -150,9 +150,10 @@ def changed(
 
 
 def pitch(x: Tensor) -> Tensor:
-    """The values of ``x`` (any shape and dtype) as a view of the same shape and dtype. Its rows (columns of a
-    transposed matrix) lie :data:`BEHIND` elements further apart; the elements of a vector lie two apart. Between them lie bytes of
-    ones, NaN in most formats.
+    """The values of ``x`` (any shape and dtype) as a view of the same shape and dtype.
+
+    Its rows (columns of a transposed matrix) lie :data:`BEHIND` elements further apart, the elements of a vector two.
+    Between them lie bytes of ones, NaN in most formats.
     """
     if x.dim() == 2 and x.stride(0) == 1 and x.stride(1) != 1:
         return pitch(x.t()).t()

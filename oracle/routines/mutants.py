@@ -70,7 +70,7 @@ def accumulated(call: Call, product: ScaledProduct, schedule: Schedule | None, f
 
 
 def stored(call: Call, acc: Tensor, faults: tuple[Fault, ...]) -> Tensor:
-    """Float32 sums ``acc`` ``[M, N]`` in the output dtype, same shape: to nearest even, or as a fault of the store says."""
+    """Float32 sums ``acc`` ``[M, N]`` in the output dtype, same shape: to nearest even, or as a fault says."""
     if not touches(faults, Stage.STORE):
         return store(acc, call.out_dtype)
     out = fold(call, faults, Stage.STORE, acc)
@@ -125,8 +125,8 @@ def write(call: Call, computed: list[tuple[Part, Schedule | None]], faults: tupl
 
 
 def stale(call: Call, like: Tensor) -> Tensor:
-    """The values of memory that a mutant leaves unwritten, in the shape and dtype of ``like`` (any shape): others of it,
-    or NaN under ``Beyond.UNKNOWN``."""
+    """The values of memory that a mutant leaves unwritten, in the shape and dtype of ``like`` (any shape): others of
+    it, or NaN under ``Beyond.UNKNOWN``."""
     if call.beyond is Beyond.UNKNOWN:
         return torch.full_like(like, torch.nan)
     return torch.roll(like.flatten(), 1).reshape(like.shape)
