@@ -214,8 +214,7 @@ class Contract(Stated, ABC):
 
     @abstractmethod
     def reference(self, inputs: Inputs, **options: object) -> Tensor | dict[str, Tensor]:
-        """The truth for checked inputs, of the shapes and dtypes that the specification states; see
-        :func:`oracle.reference`.
+        """The truth for checked inputs; see :func:`oracle.reference`.
 
         Returns the output, or the outputs by name, in their shape and dtype (:meth:`outputs`). NaN and infinity in the
         inputs follow the formula; an element that the routine leaves open is NaN. Source: :attr:`source`.
@@ -256,12 +255,14 @@ class Contract(Stated, ABC):
         return None
 
     def matrices(self, call: Call, role: str, given: Tensor) -> list[Tensor]:
-        """Views ``[rows, K]`` or ``[rows, blocks]`` of the operand ``given`` (any shape and dtype) for ``role``, of its
-        dtype, where it is laid out. No values are read. Source: :attr:`source`."""
+        """Views ``[rows, K]`` or ``[rows, blocks]`` of the operand ``given`` for ``role``, where it is laid out.
+
+        ``given`` may have any shape and dtype. Returns views of its dtype; no values are read. Source: :attr:`source`.
+        """
         raise NotImplementedError
 
     def refused(self, call: Call, given: Inputs, right: Inputs) -> dict[str, Tensor] | None:
-        """The elements of ``given`` that a judgement refuses, where fewer than those that differ from ``right``.
+        """The inadmissible elements of ``given`` as masks, if they are fewer than those that differ from ``right``.
 
         None where they are the same."""
         return None
@@ -404,9 +405,10 @@ class Contract(Stated, ABC):
         return output
 
     def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> Tensor | dict[str, Tensor]:
-        """The exact bits under named numerics, in their shape and dtype (:meth:`outputs`); see :func:`oracle.predict`.
+        """The exact bits under named numerics; see :func:`oracle.predict`.
 
-        NaN is any NaN of the dtype. Source: the schedule of that name. Raises NumericsError: there is one right result.
+        Returns the output, or the outputs by name, in their shape and dtype (:meth:`outputs`). NaN is any NaN of the
+        dtype. Source: the schedule of that name. Raises NumericsError: there is one right result.
         """
         raise NumericsError(f"{self.name} has one right result and no numerics to choose; reference() gives its bits")
 

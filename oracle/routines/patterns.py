@@ -2,9 +2,9 @@
 
 Each word of :data:`DATA` names one pattern: the kinds that it applies to, how a call gets it, whether a call has it.
 
-Ties. A quantiser divides by a scale, and rounds. The values of ``ties`` are codes and midpoints of two codes of the
-target format times a power of two; every 16th of a row, and a whole row of every 128, is the largest code, so that the
-scale of any block is that power of two. ``midpoints`` are those times a *given* scale of 1.75: ``x = 1.75 m`` is exact
+Ties. A quantiser divides by a scale, and rounds. The values of ``ties`` are midpoints of two codes of the target format
+times a power of two; every 16th of a row, and a whole row of every 128, is the largest code, so that the scale of any
+block is that power of two. ``midpoints`` are those times a *given* scale of 1.75: ``x = 1.75 m`` is exact
 in bfloat16 for every midpoint ``m`` of E4M3, and ``x * fl(1/1.75)`` rounds away from some of them. ``halves`` are 1/2,
 1, 3/2 of the least subnormal, beside the largest code. A dequantiser multiplies: ``2**q + 1`` times a code with an odd
 significand of ``p`` bits has ``p + q`` bits and ends in a one, a tie for a format with one bit less.
@@ -395,10 +395,6 @@ def _has_factor(one: Input) -> bool:
     return size.numel() > 0 and bool(
         (size / power_of_two(exponent_of(size)) == factor / power_of_two(exponent_of(factor))).all()
     )
-
-
-def _ties(fmt: Format) -> Tensor:
-    return _midpoints(fmt)
 
 
 def _by_kind(values: Callable[[Input], Changed], scales: Callable[[Input], Changed]) -> Callable[[Input], Changed]:
