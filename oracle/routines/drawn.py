@@ -91,15 +91,22 @@ def real_cases(contract: str, seed: int, budget: int | None = None) -> list[Case
 
 # --- sizes of real models -----------------------------------------------------------------------------------
 
+Order = tuple[tuple[str, tuple[int, ...]], ...]
 ROWS = ("rows", (64, 16, 4))
-WIDE = (16, (("columns", (7168,)), ("head", (128,)), ("rank", (512,)), ROWS, ("width", (4096, 2048, 512))))
-MANY = (16, (("experts", (256,)), ("depth", (8,)), ("batch", (64,)), ROWS))
-TALL = (4, (("rows", (65536, 16384, 4096, 1024)),))
+WIDE: tuple[int, Order] = (
+    16,
+    (("columns", (7168,)), ("head", (128,)), ("rank", (512,)), ROWS, ("width", (4096, 2048, 512))),
+)
+MANY: tuple[int, Order] = (16, (("experts", (256,)), ("depth", (8,)), ("batch", (64,)), ROWS))
+TALL: tuple[int, Order] = (4, (("rows", (65536, 16384, 4096, 1024)),))
 """The least size of the other extents, and the sizes that are tried of each, the largest first."""
 SHOWN = {**{meaning: sizes for _, order in (WIDE, MANY) for meaning, sizes in order}, "rows": TALL[1][0][1]}
 PRODUCTS = 4  # multiplications of a product that are judged in the time of one element
 UNNAMED = 512  # columns of a routine whose extents name none
-MORE = (("width", (4096, 2048, 512, 256, 128)), ("rows", (65536, 16384, 4096, 1024, 256)))  # of what a budget leaves
+MORE: Order = (
+    ("width", (4096, 2048, 512, 256, 128)),
+    ("rows", (65536, 16384, 4096, 1024, 256)),
+)  # of what a budget leaves
 REAL = 1 << 22  # elements: judged in a second or two
 FULL = 1 << 25  # of profile ``full``: 4096 rows of 7168 columns, which a quick run on a CPU has no time for
 
@@ -121,7 +128,8 @@ def _meaning(grammar: Grammar, name: str) -> str | None:
 def _real(contract: str, budget: int) -> tuple[Case, ...]:
     base, calls = _base(contract)
     grammar, found = base.grammar, dict[Case, None]()
-    for least, order in (WIDE, MANY, TALL) if budget <= REAL else ((WIDE[0], (*WIDE[1], *MORE)), MANY, TALL):
+    widest: Order = WIDE[1] if budget <= REAL else (*WIDE[1], *MORE)
+    for least, order in ((WIDE[0], widest), MANY, TALL):
         case = base
         for name in grammar.free:
             small = _sized(case, name, least)
