@@ -2,12 +2,14 @@
 
 Each word of :data:`DATA` names one pattern: the kinds that it applies to, how a call gets it, whether a call has it.
 
-Ties. A quantiser divides by a scale, and rounds. The values of ``ties`` are codes and midpoints of two codes of the
-target format times a power of two; every 16th of a row, and a whole row of every 128, is the largest code, so that the
-scale of any block is that power of two. ``midpoints`` are those times a *given* scale of 1.75: ``x = 1.75 m`` is exact
+Ties. A quantiser divides by a scale, and rounds. The values of ``ties`` are midpoints of two codes of the target format
+times a power of two; every 16th of a row, and a whole row of every 128, is the largest code, so that the scale of any
+block is that power of two. ``midpoints`` are those times a *given* scale of 1.75: ``x = 1.75 m`` is exact
 in bfloat16 for every midpoint ``m`` of E4M3, and ``x * fl(1/1.75)`` rounds away from some of them. ``halves`` are 1/2,
 1, 3/2 of the least subnormal, beside the largest code. A dequantiser multiplies: ``2**q + 1`` times a code with an odd
 significand of ``p`` bits has ``p + q`` bits and ends in a one, a tie for a format with one bit less.
+
+Source: derived in this file from the formats (OCP OFP8 1.0, OCP MX 1.0, IEEE 754).
 
 Not covered: ties behind a function of the values (a norm, a rotation, an activation), which are none any more; data of
 the kinds in :data:`WITHOUT`.
@@ -45,7 +47,7 @@ class Input:
 
     @property
     def x(self) -> Tensor:
-        """Its tensor."""
+        """Its tensor, any shape and dtype of the specification, NaN included."""
         return self.call.inputs[self.spec.name]
 
 
@@ -83,13 +85,17 @@ def shown(call: Call) -> frozenset[tuple[str, str]]:
 
 
 def bits(x: Tensor) -> Tensor:
-    """The bits of a tensor as integers of its width, of which torch copies every stride."""
+    """The bits of ``x`` (any shape and dtype) as integers of its width in the same shape, of which torch copies every
+    stride; NaN has its bits."""
     widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return x.view(widths[x.element_size()])
 
 
 def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Float64 values in another dtype: to nearest, saturated where the format has 8 bits, else infinity."""
+    """Float64 ``values`` (any shape) in ``dtype``, same shape: to nearest even, saturated where the format has 8 bits.
+
+    Beyond the largest value of a wider format: infinity. NaN stays NaN.
+    """
     overflow = Overflow.SATURATE if of_dtype(dtype).bits == 8 else Overflow.INF
     return to_dtype(values, dtype, rounding=Rounding.NEAREST_EVEN, overflow=overflow)
 
@@ -389,10 +395,6 @@ def _has_factor(one: Input) -> bool:
     return size.numel() > 0 and bool(
         (size / power_of_two(exponent_of(size)) == factor / power_of_two(exponent_of(factor))).all()
     )
-
-
-def _ties(fmt: Format) -> Tensor:
-    return _midpoints(fmt)
 
 
 def _by_kind(values: Callable[[Input], Changed], scales: Callable[[Input], Changed]) -> Callable[[Input], Changed]:

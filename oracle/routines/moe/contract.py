@@ -702,9 +702,8 @@ def _admissible_of(
         low[token], high[token] = y.low, y.high
         open_[token] |= lost | over
         flips, count = flips + flipped, count + codes[0].low.numel()
-    due = decode(_truth(inputs, experts, choice, kept))
-    unclaimed = open_[:, None] | torch.isnan(due)  # zero times a weight that is NaN
-    sets = Admissible(nearest(low, BF16), nearest(high, BF16), torch.nan_to_num(due, 0.0), open=unclaimed)
+    due = torch.nan_to_num(decode(_truth(inputs, experts, choice, kept)), 0.0)
+    sets = Admissible(nearest(low, BF16), nearest(high, BF16), due, open=open_[:, None].expand(low.shape))
     return sets, f"{basis}: {flips} of {count} of the intermediate"
 
 

@@ -630,9 +630,8 @@ class PipelineSets(Sets):
             ),
         )
         reached = outcome(parts.tokens, parts.experts, steps, found, None if parts.tokens.on_input else route.span)
+        open_ = reached.open if route.lost is None else reached.open | route.lost[:, None]
         due = nearest(layer(parts.tokens, parts.experts, steps), BF16)
-        open_ = reached.open | torch.isnan(due)  # zero times a weight that is NaN
-        open_ = open_ if route.lost is None else open_ | route.lost[:, None]
         low, high = nearest(reached.span.low, BF16), nearest(reached.span.high, BF16)
         basis = f"{reached.basis}: {reached.flips} of {reached.intermediates} of the intermediate"
         if contract.row.routed:
