@@ -3,6 +3,9 @@
 An adapter takes the verb, inputs and options; it allocates outputs where the verb writes into one, and never writes
 into an input. The usual one passes everything by name (:func:`by_name`); one that serves a single family stands in the
 file of the family.
+
+NaN and infinity: no value is read.
+Source: the signatures of the verbs.
 """
 
 from __future__ import annotations

@@ -4,6 +4,11 @@ Shapes and scales as the libraries publish them; ``K`` is cut into scale blocks 
 cannot address are copied. A routine whose arithmetic another one has is that one under another name: transposed
 operands are views, runs of rows become the aligned runs of
 :func:`kernels.grouped.m_grouped_fp8_gemm_nt_contiguous`, int4 weights the E4M3 codes that CUTLASS' table gives them.
+
+NaN in a code or a scale makes every element that it reaches NaN; an infinite scale gives infinity
+or NaN.
+Source: DeepGEMM (csrc/apis/gemm.hpp, einsum.hpp), FlashInfer (gemm), vLLM (csrc/quantization/cutlass_w8a8 and
+cutlass_w4a8).
 """
 
 from __future__ import annotations
@@ -121,7 +126,7 @@ def fp8_gemm_nt_1d1d(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None) 
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError, LayoutError, NoBackendError
+    ShapeError, DtypeError, DeviceError, LayoutError, NoBackendError, InputError
     """
     (x, xs), (w, ws) = checks.pair("a", a), checks.pair("b", b)
     (m, k), (n, k_b) = checks.matrix("a", x), checks.matrix("b", w)
@@ -163,7 +168,7 @@ def k_grouped_fp8_gemm_nt_contiguous(
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError, LayoutError, OptionError, NoBackendError
+    ShapeError, DtypeError, DeviceError, LayoutError, OptionError, NoBackendError, InputError
     """
     (x, xs), (w, ws) = checks.pair("a", a), checks.pair("b", b)
     groups, m, n = checks.rank("out", out, 3).shape
@@ -205,7 +210,7 @@ def fp8_gemm_nt_skip_head_mid(
 
     Raises
     ------
-    ShapeError, OptionError, NoBackendError
+    ShapeError, OptionError, NoBackendError, DeviceError, DtypeError, InputError, LayoutError
         And what :func:`kernels.fp8_gemm_nt` raises.
     """
     (x, xs), (w, ws) = checks.pair("a", a), checks.pair("b", b)
@@ -238,7 +243,7 @@ def fp8_einsum(equation: str, a: Pair, b: Pair, out: Tensor) -> None:
 
     Raises
     ------
-    OptionError, ShapeError, DtypeError, DeviceError, NoBackendError
+    OptionError, ShapeError, DtypeError, DeviceError, NoBackendError, InputError, LayoutError
     """
     if equation.replace(" ", "") != EQUATION:
         raise OptionError(f"equation {equation!r}; the FP8 product of heads is {EQUATION!r}")
@@ -281,7 +286,7 @@ def bmm_fp8(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError, OptionError, NoBackendError
+    ShapeError, DtypeError, DeviceError, OptionError, NoBackendError, InputError, LayoutError
     """
     groups, m, k = checks.dtype("A", checks.rank("A", A, 3), FP8, E5M2).shape
     groups_b, k_b, n = checks.dtype("B", checks.rank("B", B, 3), FP8, E5M2).shape
@@ -320,6 +325,8 @@ def gemm_fp8_nt_groupwise(
 
     ``a [M, K]``, ``b [N, K]`` E4M3; ``a_scale [M or ceil(M/128), ceil(K/128)]``, ``b_scale [ceil(N/128), ceil(K/128)]``
     float32, logical; ``[M, N]`` bf16 or f16. Raises what :func:`kernels.fp8_gemm_nt` raises.
+
+    Raises DtypeError, InputError, LayoutError, OptionError, ShapeError.
     """
     checks.out_dtype(out_dtype, *NARROW)
     (m, _), (n, _) = checks.matrix("a", a), checks.matrix("b", b)
@@ -341,7 +348,10 @@ def batch_deepgemm_fp8_nt_groupwise(
     expected_m: int,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """:func:`kernels.fp8_m_grouped_gemm_nt_masked` under FlashInfer's name: ``[G, M, N]``, zero past the counts."""
+    """:func:`kernels.fp8_m_grouped_gemm_nt_masked` under FlashInfer's name: ``[G, M, N]``, zero past the counts.
+
+    Raises InputError, LayoutError, OptionError, ShapeError.
+    """
     checks.out_dtype(out_dtype)
     groups, m, _ = checks.rank("a", a, 3).shape
     out = torch.zeros(groups, m, checks.rank("b", b, 3).shape[1], dtype=out_dtype, device=a.device)
@@ -410,7 +420,7 @@ def cutlass_moe_mm(
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError, OptionError, ValueRangeError, NoBackendError
+    ShapeError, DtypeError, DeviceError, OptionError, ValueRangeError, NoBackendError, InputError, LayoutError
     """
     _, ends = _starts(expert_offsets, problem_sizes, b)
     rows, groups, n = checks.rank("a", a, 2).shape[0], b.shape[0], b.shape[1]
@@ -431,6 +441,8 @@ def grouped_mm_fp8(
     """Rows ``m_indptr[g]`` to ``m_indptr[g + 1]`` of ``a`` times ``b[g].T``, times ``alpha`` (one float32 value).
 
     ``a [M, K]``, ``b [G, N, K]`` E4M3, ``m_indptr`` int32 ``[G + 1]``; ``[M, N]``, rows of no group unspecified.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
     checks.scalar("alpha", alpha)
     starts = _borders("m_indptr", m_indptr, b)
@@ -449,6 +461,8 @@ def decode_int4(b_q: Tensor, b_group_scales: Tensor) -> Tensor:
 
     ``b_q`` int8 ``[..., N, K]``, values -8..7, not checked; ``b_group_scales`` E4M3 ``[..., ceil(K/128), N]``. A scale
     and a weight have 4 bits each, so that their float32 product is exact. A NaN scale gives NaN.
+
+    Raises DeviceError, DtypeError, InputError, ShapeError.
     """
     checks.dtype("b_q", b_q, torch.int8)
     checks.dtype("b_group_scales", b_group_scales, FP8)
@@ -467,6 +481,8 @@ def unified_encode_int4b(b: Tensor) -> Tensor:
     """Bytes of two int4 weights each as CUTLASS looks them up: nibbles 1..7 become ``8 - v``, the others stay.
 
     ``b`` uint8 of any shape; the same shape. It is its own inverse.
+
+    Raises DtypeError.
     """
     checks.dtype("b", b, torch.uint8)
     low, high = b & 15, b >> 4
@@ -491,6 +507,10 @@ def cutlass_encode_and_reorder_int4b(b: Tensor) -> Tensor:
     -------
     Tensor
         Of the shape and strides of ``b``.
+
+    Raises
+    ------
+    DtypeError, InputError, LayoutError, ShapeError
     """
     checks.dtype("b", checks.rank("b", b, 2), torch.int32)
     n, k = b.shape[1], b.shape[0] * 8
@@ -510,7 +530,10 @@ def cutlass_encode_and_reorder_int4b(b: Tensor) -> Tensor:
 
 @verb("layout")
 def cutlass_pack_scale_fp8(scales: Tensor) -> Tensor:
-    """E4M3 ``[8 n]``: for each of ``n`` group scales its products with -8 to -1, rounded and saturated."""
+    """E4M3 ``[8 n]``: for each of ``n`` group scales its products with -8 to -1, rounded and saturated.
+
+    Raises DtypeError.
+    """
     checks.dtype("scales", scales, FP8)
     steps = torch.arange(-8, 0, device=scales.device).to(torch.float32)
     products = scales.to(torch.float32).flatten()[:, None] * steps
@@ -530,6 +553,8 @@ def cutlass_w4a8_mm(
 
     ``b_channel_scales`` float32 ``[N, 1]``, ``a_token_scales`` float32 ``[M, 1]``; ``[M, N]`` bf16 or f16. Weights are
     decoded at every call; a layer that keeps them decodes once and calls :func:`kernels.cutlass_scaled_mm`.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
     w = decode_int4(checks.rank("b_q", b_q, 2), b_group_scales)
     checks.operand("b_channel_scales", b_channel_scales, (w.shape[0], 1), "[N, 1]", torch.float32)
@@ -550,7 +575,10 @@ def cutlass_w4a8_moe_mm(
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
     """:func:`cutlass_moe_mm` with int4 weights ``b_q [G, N, K]``, group scales ``[G, ceil(K/128), N]``, channels
-    ``[G, N]``."""
+    ``[G, N]``.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
+    """
     w = decode_int4(checks.rank("b_q", b_q, 3), b_group_scales)
     checks.operand("b_channel_scales", b_channel_scales, tuple(w.shape[:2]), "[G, N]", torch.float32)
     checks.operand("a_token_scales", a_token_scales, (checks.rank("a", a, 2).shape[0], 1), "[M, 1]", torch.float32)

@@ -2,6 +2,10 @@
 
 ``y[m,n] = sum_kb a_scale[m,kb] * b_scale[n//128,kb] * <a[m], b[n]>_kb``. Scales are always passed in their logical
 shape, ``[M, K/128]`` and ``[N/128, K/128]``, in any strides; they are converted here to the layout a kernel needs.
+
+NaN in a code or a scale makes every element of its row or column NaN; an infinite scale gives infinity
+or NaN.
+Source: DeepSeek-V3 technical report; DeepGEMM (``fp8_gemm_nt``), FlashInfer (``fp8_blockscale_gemm_sm90``).
 """
 
 from __future__ import annotations
@@ -191,6 +195,10 @@ def prepare_fp8_gemm_nt(
     Callable
         ``run(a, out)`` with ``a`` and ``out`` (bf16) as of :func:`fp8_gemm_nt`. It checks their dtypes, shapes and
         devices and does not validate storage. Machine and configuration are those of the preparation.
+
+    Raises
+    ------
+    LayoutError
     """
     w, ws = checks.pair("b", b)
     n, k = checks.matrix("b", w)
@@ -328,7 +336,7 @@ def fp8_blockscale_gemm_sm90(
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError, InputError, OptionError
+    ShapeError, DtypeError, DeviceError, InputError, OptionError, LayoutError
         An operand does not fit the contract.
     """
     m, k = checks.matrix("input", input, FP8, torch.bfloat16)
@@ -409,7 +417,7 @@ def few_rows_blockscale_linear(input: Tensor, weight: Tensor, weight_scale: Tens
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError, InputError
+    ShapeError, DtypeError, DeviceError, InputError, LayoutError
         An operand does not fit the contract.
     NoBackendError
         No kernel serves the problem on this machine.
@@ -601,6 +609,10 @@ def prepare_blockscale_linear(
     Callable
         ``run(input)`` for ``input`` ``[M, K]`` bf16, a strided tensor. It checks dtype, shape and device and does not
         validate storage. Machine and configuration are those of the preparation.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     e8m0, empty = use_deep_gemm_e8m0, weight.new_empty(0, checks.matrix("weight", weight)[1], dtype=torch.bfloat16)
     _check_switch(empty, weight, weight_scale)
@@ -693,7 +705,10 @@ class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
 
     @checks.checked
     def apply_block_scaled_mm(self, A: Tensor, B: Tensor, As: Tensor | None, Bs: Tensor) -> Tensor:
-        """``A [M, K]`` bf16 against ``B [N, K]`` with ``Bs [N/128, K/128]``; ``As`` must be None."""
+        """``A [M, K]`` bf16 against ``B [N, K]`` with ``Bs [N/128, K/128]``; ``As`` must be None.
+
+        Raises InputError.
+        """
         if As is not None:
             raise InputError("As must be None: the input is quantised inside (apply_input_quant is False)")
         return dynamic_flashinfer_deepgemm_blockscale_gemm(A, B, Bs, BLOCK, self.use_deep_gemm_e8m0)

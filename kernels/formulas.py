@@ -3,6 +3,9 @@
 Computed in float32 with true division (by a device tensor: torch on CUDA turns a division by a Python number into a
 multiplication by its rounded reciprocal). A NaN makes the amax NaN, hence the scale and all codes of its group; an
 infinity gives an infinite scale, the code 0 for finite members and NaN for infinite ones.
+
+NaN: a NaN makes the codes and the scale of its group NaN unless a function says otherwise.
+Source: the libraries that :mod:`kernels.quantize` names.
 """
 
 from __future__ import annotations

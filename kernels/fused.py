@@ -10,6 +10,8 @@ dequantisation. Divisions of the quantiser are IEEE divisions; exponential and r
 
 NaN and infinity: a NaN makes its group NaN (scale and codes), an infinity gives an infinite scale. Rows that are not in
 use are not written. Not covered: GELU, LayerNorm, E5M2, in-place residuals (they are returned).
+
+Source: vLLM (csrc/quantization/fused_kernels), SGLang (ep_moe kernels), FlashInfer (norm, rope).
 """
 
 from __future__ import annotations
@@ -217,6 +219,10 @@ def silu_and_mul_quant(x: Tensor, scale: Tensor, *, rounding: str = "each") -> T
     -------
     Tensor
         ``[M, I]`` E4M3.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     _gated(x, 2, rounding)
     checks.scalar("scale", scale)
@@ -251,6 +257,10 @@ def silu_and_mul_per_block_quant(
     -------
     q, scale
         ``q [M, I]`` E4M3, ``scale [M, I / group_size]`` float32.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     _gated(x, 2, rounding, group_size)
     checks.scalar("scale_ub", scale_ub)
@@ -313,6 +323,10 @@ def persistent_masked_m_silu_mul_quant(x: Tensor, masked_m: Tensor) -> tuple[Ten
     -------
     q, scale
         ``q [E, T, I]`` E4M3, ``scale [E, T, I / 128]`` float32 holding bf16 values.
+
+    Raises
+    ------
+    DtypeError, InputError, LayoutError, ShapeError
     """
     checks.dtype("x", checks.rank("x", x, 3), torch.bfloat16)
     _gated(x, 3, "each", BLOCK)
@@ -342,6 +356,10 @@ def per_token_group_quant_fp8_masked(
     -------
     q, scale
         ``q [E, T, K]`` E4M3, ``scale [E, T, K / group_size]`` float32; rows that are not in use hold anything.
+
+    Raises
+    ------
+    DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     checks.dtype("x", checks.rank("x", x, 3), *WIDE)
     checks.nonempty("x", x, -1)
@@ -459,6 +477,8 @@ def rms_norm_per_block_quant(
     """:func:`rms_norm_dynamic_per_token_quant` with a scale for each group of a row, ``scale [M, H / group_size]``.
 
     With ``is_scale_transposed`` the scale has strides ``(1, M)``.
+
+    Raises OptionError, ShapeError.
     """
     _norm(x, weight, epsilon, residual, scale_ub)
     checks.positive("group_size", group_size)
@@ -508,6 +528,10 @@ def rope_quantize_fp8(
     -------
     q_rope, k_rope, q_nope, k_nope
         E4M3 of the same shapes.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     checks.dtype("q_rope", checks.rank("q_rope", q_rope, 3), torch.bfloat16, torch.float16)
     for name, x in (("k_rope", k_rope), ("k_nope", k_nope)):
@@ -551,7 +575,10 @@ def mla_rope_quantize_fp8(
     quant_scale_q: float = 1.0,
     quant_scale_kv: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """:func:`rope_quantize_fp8` with one key head without an axis of its own: ``k_rope [T, D]``, ``k_nope [T, N]``."""
+    """:func:`rope_quantize_fp8` with one key head without an axis of its own: ``k_rope [T, D]``, ``k_nope [T, N]``.
+
+    Raises InputError, LayoutError, ShapeError.
+    """
     checks.rank("k_rope", k_rope, 2)
     checks.rank("k_nope", k_nope, 2)
     return rope_quantize_fp8(

@@ -4,6 +4,10 @@
 (``weight.t()`` of a contiguous ``[N, K]``), as torch and CUTLASS require.
 
 Not covered: zero points, FNUZ operands, fast accumulation.
+
+NaN in a code, a scale or the bias makes every element that it reaches NaN; an infinite scale gives infinity
+or NaN.
+Source: vLLM (w8a8_utils, csrc/quantization/cutlass_w8a8), torch (``_scaled_mm``).
 """
 
 from __future__ import annotations
@@ -62,6 +66,8 @@ def maybe_create_device_identity(device: torch.device | str = "cpu") -> Tensor:
 
     Not cached where later calls could not use it: under a fake mode it has no value, and inside a graph capture it has
     one only when the graph is replayed.
+
+    Raises DeviceError.
     """
     try:
         key = torch.device(device)
@@ -105,7 +111,7 @@ def cutlass_scaled_mm(
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError, OptionError
+    ShapeError, DtypeError, DeviceError, OptionError, InputError
         An operand does not fit the contract.
     NoBackendError
         No library serves the problem on this machine.
@@ -146,7 +152,10 @@ def cutlass_w8a8_scaled_mm(
     bias: Tensor | None = None,
     output_shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """:func:`cutlass_scaled_mm` viewed as ``output_shape [..., N]`` (default ``[M, N]``), padded rows dropped."""
+    """:func:`cutlass_scaled_mm` viewed as ``output_shape [..., N]`` (default ``[M, N]``), padded rows dropped.
+
+    Raises DeviceError, InputError.
+    """
     m, n, _ = _operands("qinput", qinput, "weight", weight)
     target = _rows(output_shape, m, n)
     if qinput.device != weight.device:
@@ -324,6 +333,10 @@ class Fp8LinearOp:
             One value, or per channel ``[N, 1]`` / ``[1, N]``.
         out_dtype
             Default: the dtype of the input.
+
+        Raises
+        ------
+        DtypeError, InputError, LayoutError, OptionError, ShapeError
         """
         per_token = self.use_per_token_if_dynamic if use_per_token_if_dynamic is None else use_per_token_if_dynamic
         if checks.tensor("input", input).dim() < 1:

@@ -6,6 +6,9 @@ first product leaves in the scale of the second's input) and ``output2_scales = 
 
 Not covered: FP4 experts, all-to-all dispatch itself (the prepare/finalize record only says which one an engine
 needs). The layer from routing to combination on other libraries is :mod:`kernels.moe_layer`.
+
+NaN and infinity: weights are moved; a NaN scale stays NaN.
+Source: FlashInfer (fused_moe) and vLLM (flashinfer_utils).
 """
 
 from __future__ import annotations
@@ -151,6 +154,10 @@ def make_fp8_moe_alpha_scales_for_fi(
         ``[E]`` (or ``[E, 1]``...) float32.
     w13_input_scale, w2_input_scale
         One float32 value, or one per expert.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     names = ("w13_scale", "w13_input_scale", "w2_scale", "w2_input_scale")
     scales = (w13_scale, w13_input_scale, w2_scale, w2_input_scale)
@@ -210,6 +217,10 @@ def prepare_fp8_moe_layer_for_fi(
     -------
     w13, w2, w13_scale
         What the kernel takes.
+
+    Raises
+    ------
+    DtypeError, InputError, LayoutError, ShapeError
     """
     checks.dtype("w13", checks.rank("w13", w13, 3), FP8)
     checks.dtype("w2", checks.rank("w2", w2, 3), FP8)
@@ -327,7 +338,7 @@ def apply_fi_trtllm_fp8_per_tensor_moe(
 
     Raises
     ------
-    OptionError
+    OptionError, DeviceError, DtypeError, LayoutError, ShapeError
         Another routing, another ``top_k`` than 1, or the weight not on the input.
     InputError
         The layer was not prepared.

@@ -6,6 +6,9 @@ float32.
 
 Not covered: communication between expert-parallel ranks. Each rank computes its own experts; an expert of another rank
 contributes zero, and the engine sums over ranks.
+
+NaN in a row or its weight makes the row of its token NaN; NaN logits are chosen first.
+Source: vLLM (fused_moe), SGLang (topk); DeepSeek-V3 technical report for the routing.
 """
 
 from __future__ import annotations
@@ -115,6 +118,10 @@ def route_deepseek_v3(
     -------
     weights, ids
         float32 and int64 ``[T, top_k]``.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     tokens, experts = _logits(logits, top_k)
     if bias is not None:
@@ -164,6 +171,8 @@ def silu_and_mul(x: Tensor, limit: float | None = None, *, round_silu: bool = Fa
 
     With ``limit`` the gate is clamped from above and the up half on both sides first. With ``round_silu`` the
     activation is rounded to the dtype of ``x`` before it is multiplied, as vLLM's kernel does.
+
+    Raises DtypeError, OptionError, ShapeError.
     """
     checks.dtype("x", x, *checks.WIDE)
     if x.dim() < 1 or x.shape[-1] % 2:
@@ -216,6 +225,10 @@ def moe_block_scaled(
     -------
     Tensor
         ``[T, H]``.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     experts, dtype = operands(x, w13, w2, topk_weights, topk_ids), checks.out_dtype(out_dtype or x.dtype)
     for name, w, scale in (("w13_scale", w13, w13_scale), ("w2_scale", w2, w2_scale)):
@@ -253,6 +266,8 @@ def moe_per_token(
     """Experts with scales per token and per output channel, on ``scaled_grouped_mm``.
 
     As :func:`moe_block_scaled` with ``w13_scale [E, 2I]`` and ``w2_scale [E, H]`` float32.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError.
     """
     experts, dtype = operands(x, w13, w2, topk_weights, topk_ids), checks.out_dtype(out_dtype or x.dtype)
     for name, w, scale in (("w13_scale", w13, w13_scale), ("w2_scale", w2, w2_scale)):
@@ -285,7 +300,10 @@ def operands(
     inputs: tuple[torch.dtype, ...] = checks.WIDE,
     codes: torch.dtype = FP8,
 ) -> int:
-    """The number of experts, where the operands of a layer fit each other; ``codes`` is the dtype of the weights."""
+    """The number of experts, where the operands of a layer fit each other; ``codes`` is the dtype of the weights.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
+    """
     tokens, hidden = checks.dtype("x", checks.rank("x", x, 2), *inputs).shape
     experts, up, h = checks.dtype("w13", checks.rank("w13", w13, 3), codes).shape
     checks.shape("w2", checks.dtype("w2", checks.rank("w2", w2, 3), codes), (experts, hidden, up // 2), "[E, H, I]")
@@ -306,6 +324,8 @@ def sorted_rows(ids: Tensor, experts: int, offset: int, tile: int, rows: int) ->
 
     Returns the row of each (token, slot), ``rows`` when its expert is on another rank; the expert of each row, -1 for
     padding; the end of each expert's rows.
+
+    Raises OptionError.
     """
     checks.not_negative("expert_offset", offset)
     local = ids.reshape(-1).long() - offset

@@ -13,6 +13,8 @@ NaN) and an infinity saturates; under the others either makes its block NaN. Pla
 every device; under ``torch.compile`` each quantiser is one operator, whose products no compiler contracts. Further
 forms (training, rows, experts, other elements, casts) are in :mod:`kernels.mx_forms`, :mod:`kernels.mx_columns` and
 :mod:`kernels.mx_experts`.
+
+Source: OCP Microscaling Formats 1.0; FlashInfer and torchao (mx_formats).
 """
 
 from __future__ import annotations
@@ -99,7 +101,7 @@ def mxfp8_quantize(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError
+    ShapeError, DtypeError, OptionError, InputError, LayoutError
     """
     if element not in FP8_ELEMENTS:
         raise OptionError(f"element={element!r}: there are {', '.join(FP8_ELEMENTS)}")
@@ -156,6 +158,10 @@ def nvfp4_quantize(
     -------
     q, scale
         ``q [M, K / 2]`` uint8, two codes each; ``scale`` uint8 (E4M3), ``[M, K / 16]`` or flat in tiles.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     by_row = global_scale.numel() > 1 if isinstance(global_scale, Tensor) else False
     if by_row:
@@ -186,6 +192,10 @@ def mxfp8_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
     -------
     Tensor
         ``[M, K]`` float32, infinite where the product is too large.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     checks.dtype("q", checks.rank("q", q, 2), *(record[3] for record in FP8_ELEMENTS.values()))
     checks.same_device(q=q, scale=scale)
@@ -195,7 +205,10 @@ def mxfp8_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
 
 @verb("cast")
 def mxfp4_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
-    """:func:`mxfp8_dequantize` of codes two in a byte, ``q [M, K / 2]`` uint8."""
+    """:func:`mxfp8_dequantize` of codes two in a byte, ``q [M, K / 2]`` uint8.
+
+    Raises DeviceError, InputError.
+    """
     checks.same_device(q=q, scale=scale)
     values = fp4_values(q)
     stored = load_scale(scale, values.shape[0], values.shape[1], MX_BLOCK, layout)
@@ -214,6 +227,10 @@ def nvfp4_dequantize(q: Tensor, scale: Tensor, global_scale: Tensor, layout: str
         uint8 (E4M3), as the quantiser gives it; padding is not read.
     global_scale
         One float32 value.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     checks.scalar("global_scale", global_scale)
     checks.same_device(q=q, scale=scale, global_scale=global_scale)

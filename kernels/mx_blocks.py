@@ -1,7 +1,11 @@
 """Blocks that share a scale byte: splitting, shared exponents, scales of two levels, packing, layouts of scale bytes.
 
 What the quantisers of :mod:`kernels.mx` and its neighbours have in common. Plain torch operations, each rounded once in
-float32, the same bits on every device. Sources: OCP Microscaling Formats 1.0; TransformerEngine core_nvfp4.cuh.
+float32, the same bits on every device.
+
+Sources: OCP Microscaling Formats 1.0; TransformerEngine core_nvfp4.cuh.
+
+NaN: an amax leaves it out under ``rceil`` and for two levels; under the other roundings its block is NaN.
 """
 
 from __future__ import annotations
@@ -50,7 +54,10 @@ def scale_bytes(x: Tensor, width: int, layout: str) -> Tensor:
 
 
 def split_blocks(x: Tensor, width: int) -> Tensor:
-    """Float32 ``[M, K / width, width]``."""
+    """Float32 ``[M, K / width, width]``.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
     checks.dtype("x", checks.rank("x", x, 2), *WIDE)
     checks.nonempty("x", x, 0, 1)
     checks.multiple("K", x.shape[1], width, f"{width} elements share a scale; pad K")
@@ -63,7 +70,10 @@ def block_amax(blocks: Tensor) -> Tensor:
 
 
 def shared_exponent(blocks: Tensor, rounding: str, top: float, emax: int, fraction: int) -> Tensor:
-    """The scale byte of each block, int32, from the exponent bits of float32 numbers."""
+    """The scale byte of each block, int32, from the exponent bits of float32 numbers.
+
+    Raises OptionError.
+    """
     if rounding == "rceil":
         bits = (block_amax(blocks) * (1.0 / top)).view(torch.int32)
         tiny = (bits > 1 << 22).int()  # subnormal: above 2^-127 the next byte is 1
@@ -98,7 +108,10 @@ def _tile(layout: str) -> str:
 
 
 def load_scale(scale: Tensor, m: int, k: int, width: int, layout: str, name: str = "scale") -> Tensor:
-    """The scale bytes ``[M, K / width]`` out of their layout, contiguous."""
+    """The scale bytes ``[M, K / width]`` out of their layout, contiguous.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
     checks.dtype(name, checks.tensor(name, scale), torch.uint8)
     checks.multiple("K", k, width, f"{width} codes share a scale")
     c = k // width
@@ -170,7 +183,10 @@ def fp4_codes(scaled: Tensor) -> Tensor:
 
 
 def fp4_values(q: Tensor) -> Tensor:
-    """The float32 values of packed codes ``[M, K / 2]``."""
+    """The float32 values of packed codes ``[M, K / 2]``.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
     checks.dtype("q", checks.rank("q", q, 2), torch.uint8)
     return fp4_decoded(torch.stack([q & 0xF, q >> 4], dim=-1).flatten(1))
 

@@ -5,6 +5,8 @@ the dot products; -inf outside the window when cleaned. Names and layouts are De
 :mod:`kernels.mx_products` in float32 (a Triton kernel on GPUs without block-scaled instructions, plain torch on a CPU),
 and heads are added in float32. Not covered: tokens of several requests in one call (``indices``), DeepGEMM's own kernel
 of sm100.
+
+Source: DeepGEMM (``fp8_fp4_mqa_logits``).
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ def fp8_fp4_mqa_logits(
 
     Raises
     ------
-    InputError, ShapeError, DtypeError, OptionError, DeviceError
+    InputError, ShapeError, DtypeError, OptionError, DeviceError, LayoutError, ValueRangeError
     """
     codes, q_sf = _pair("q", q)
     k, k_sf = _pair("kv", kv)
@@ -156,7 +158,7 @@ def fp8_fp4_paged_mqa_logits(
 
     Raises
     ------
-    InputError, ShapeError, DtypeError, OptionError, DeviceError, LayoutError
+    InputError, ShapeError, DtypeError, OptionError, DeviceError, LayoutError, ValueRangeError
     """
     codes, q_sf = _pair("q", q)
     check_schedule(schedule_metadata)

@@ -11,6 +11,9 @@ multiplies the finished sum in float32, the bias is added to that, and the resul
 On a GPU without block-scaled instructions a Triton kernel dequantises to bfloat16 in registers, which is exact for
 operands from 2^-133 to 2^127 (:mod:`kernels.backends.triton_mx`); on a CPU plain torch multiplies in float32. A summand
 ``c`` is added in float32 too. Not covered: Blackwell's own instructions.
+
+NaN codes, and scale bytes that stand for NaN, make every element that they reach NaN.
+Source: FlashInfer (``mm_mxfp8``, ``mm_fp4``, ``group_gemm``), torch (``scaled_mm``), DeepGEMM (``fp8_fp4_gemm_nt``).
 """
 
 from __future__ import annotations
@@ -106,7 +109,7 @@ def mm_mxfp8(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError
+    ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     for name, x in (("a", a), ("b", b)):
         checks.dtype(name, checks.rank(name, x, 2), E4M3)
@@ -148,7 +151,7 @@ def mm_fp4(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError
+    ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     width, dtype = (NVFP4_BLOCK, E4M3) if use_nvfp4 else (MX_BLOCK, UE8M0)
     if block_size != width:
@@ -203,7 +206,7 @@ def scaled_mm(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError
+    ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     for name, x in (("mat_a", mat_a), ("mat_b", mat_b)):
         checks.dtype(name, checks.rank(name, x, 2), E4M3, E5M2, torch.uint8)
@@ -260,7 +263,7 @@ def bmm_mxfp8(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError
+    ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     for name, x in (("a", a), ("b", b)):
         checks.dtype(name, checks.rank(name, x, 3), E4M3, E5M2)
@@ -309,7 +312,7 @@ def group_gemm_mxfp8_mxfp4_nt_groupwise(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError
+    ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     checks.dtype("a", checks.rank("a", a, 2), E4M3, E5M2)
     return _group_gemm(a, b, a_scale, b_scale, m_indptr, UE8M0, MX_BLOCK, a.shape[1], out_dtype, None)
@@ -336,7 +339,7 @@ def group_gemm_nvfp4_nt_groupwise(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError
+    ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     checks.dtype("a", checks.rank("a", a, 2), torch.uint8)
     return _group_gemm(a, b, a_scale, b_scale, m_indptr, E4M3, NVFP4_BLOCK, 2 * a.shape[1], out_dtype, alpha)
@@ -403,7 +406,7 @@ def scaled_grouped_mm_mx(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError
+    ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     checks.dtype("mat_a", checks.rank("mat_a", mat_a, 2), E4M3, torch.uint8)
     groups, n, _ = checks.dtype("mat_b", checks.rank("mat_b", mat_b, 3), mat_a.dtype).shape
@@ -461,7 +464,7 @@ def scaled_grouped_mm_mx_k_groups(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError
+    ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     checks.dtype("mat_a", checks.rank("mat_a", mat_a, 2), E4M3)
     checks.dtype("mat_b", checks.rank("mat_b", mat_b, 2), E4M3)
@@ -523,7 +526,7 @@ def fp8_fp4_gemm_nt(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError, LayoutError
+    ShapeError, DtypeError, OptionError, DeviceError, LayoutError, InputError
     """
     if recipe is not None:
         recipe_a, recipe_b = (recipe[0], recipe[2]), (recipe[1], recipe[2])
@@ -595,6 +598,8 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
     ``grouped_layout`` is int32 ``[M]``, the expert of each row, whose runs begin at multiples of 128 rows; rows with -1
     are padding. With ``use_psum_layout`` it is int32 ``[G]``, where the rows of each expert end; those of the next one
     begin at the multiple of 128 that is not below. Unassigned rows are not written.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
     x, left, k = _codes("a", a, recipe_a, ((1, 32), (1, 128)), 2)
     w, right, _ = _codes("b", b, recipe_b, ((1, 32), (1, 128), (128, 128)), 3, k)
@@ -667,7 +672,7 @@ def k_grouped_fp8_gemm_tn_contiguous(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError, LayoutError
+    ShapeError, DtypeError, OptionError, DeviceError, LayoutError, InputError
     """
     if tuple(recipe) not in ((1, 1, 32), (1, 1, 128)):
         raise OptionError(f"recipe={recipe}: there are (1, 1, 32), (1, 1, 128)")
@@ -731,6 +736,8 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
     """:func:`fp8_fp4_gemm_nt` of a matrix for each expert: ``a [G, M, K]``, ``b [G, N, K]``, ``out [G, M, N]``.
 
     The first ``masked_m[g]`` (int32 ``[G]``) rows of group ``g`` are real; the others are left alone.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
     x, left, k = _codes("a", a, recipe_a, ((1, 32), (1, 128)), 3)
     w, right, _ = _codes("b", b, recipe_b, ((1, 32), (1, 128), (128, 128)), 3, k)
@@ -824,6 +831,8 @@ def run_product(
     """``a [R, K]`` times ``b [G, N, K]`` into ``out [R, N]``; unassigned rows are not written.
 
     ``names`` of the operands and of their scales, for errors.
+
+    Raises DeviceError, InputError, ShapeError.
     """
     checks.nonempty("a", a, 0, 1)
     checks.nonempty("b", b, 0, 1, 2)

@@ -8,6 +8,9 @@ Autocast       leaves operands as they are: a scale is float32 whatever the regi
 Compilation    outputs written into are named in the schema, and made functional by torch.
 CUDA graphs    no operator waits for the device, or reads a value.
 Autograd, vmap refused with a sentence: codes have no gradient, and rows are batched by the operators themselves.
+
+NaN and infinity: no value is read.
+Source: PyTorch (``torch.library``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """The machine of this process, and the published support predicates, as pure functions of a machine.
 
 The thresholds are rows of :mod:`kernels.support`.
+
+NaN and infinity: no value is read.
+Source: CUDA and ROCm device properties, as torch reports them.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ dispatch keys, dtype, device, extents and strides of that call, except for the n
 does too (:func:`with_fast_path`). torch compares all but the memory in one compiled call
 (:func:`kernels.fast.torch.guard`), where the checks of a verb read each property from Python. On a torch release whose
 guard is not known, caching is off: every call is checked. Cached calls belong to a context and end with it.
+
+NaN and infinity: no value is read.
+Source: derived in this package from torch's ``TensorGuards``.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ for a GPU: sizes follow from shapes, rows and columns of experts and groups stay
 
 Sources: torchao mx_formats (to_blocked, from_blocked) and moe_training (M and K groups), vLLM's blockscale_offsets,
 FlashInfer's group_gemm, DeepGEMM's smxx_layout. Not covered: the permuted view of FlashInfer's masked quantisers.
+
+NaN and infinity: bytes are moved.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ def shuffle_matrix_sf_a(scale: Tensor, epilogue_tile_m: int = 128) -> Tensor:
     """Scales ``[M, C]`` of one byte with the rows of :func:`kernels.shuffle_matrix_a`, then as :func:`to_blocked`.
 
     M must be a multiple of 128 (ShapeError).
+
+    Raises InputError, LayoutError.
     """
     rows = checks.multiple("rows", checks.rank("scale", scale, 2).shape[0], HEIGHT, "pad the rows of the scales")
     return swizzle_scale(take(scale, shuffled_rows(rows, epilogue_tile_m, scale.device)))
@@ -64,6 +68,10 @@ def from_blocked(memory: Tensor, rows: int, columns: int, tile: str = "128x4") -
         Of one matrix.
     tile
         ``128x4`` or ``8x4``.
+
+    Raises
+    ------
+    InputError, LayoutError, OptionError, ShapeError
     """
     height = {"128x4": 128, "8x4": 8}.get(tile)
     if height is None:
@@ -104,6 +112,10 @@ def swizzle_scale_experts(
     -------
     Tensor
         ``floor((R + 127 G) / 128) 128`` rows of ``align(C, 4)`` bytes; masked: ``G align(capacity, 128)`` rows.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     if checks.rank("scale", scale, 2).element_size() != 1:
         raise ShapeError(f"scale is {scale.dtype}; pass a one-byte dtype")
@@ -151,6 +163,10 @@ def to_blocked_k_groups(scale: Tensor, ends: Tensor) -> Tensor:
     -------
     Tensor
         ``align(M, 128) * (C + 4 G)`` bytes, flat: room for any groups, so that no size waits for the device.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     if checks.rank("scale", scale, 2).element_size() != 1:
         raise ShapeError(f"scale is {scale.dtype}; pass a one-byte dtype")
@@ -192,6 +208,10 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     -------
     Tensor
         int32 ``[sum of ceil(ks[j] / (4 gran_k)), MN]``; bytes past the last block of a group are 0.
+
+    Raises
+    ------
+    DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     if gran_k not in (32, 128):
         raise OptionError(f"gran_k={gran_k} is neither 32 nor 128")

@@ -10,6 +10,9 @@ Checked     ``torch._C._dynamo.guards._empty_strided_cuda`` and ``torch._C._cuda
             tensor that it stands for.
 Public way  1.5 us an allocation more, of which a layer makes three a call (``tests/hardware/measure.py``, family
             ``fast``, on an H200 machine). Without the guard every call is checked in Python.
+
+NaN and infinity: no value is read.
+Source: derived from torch's own code, as the releases above were read.
 """
 
 from __future__ import annotations

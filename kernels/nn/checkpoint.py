@@ -19,6 +19,9 @@ names. A file is opened when a tensor of it is first asked for, and only the byt
   ``torch/export/convert_hf_config.py``; vLLM ``quantization/modelopt.py``.
 
 Not covered: pickled files (they run code), weight-only schemes, other sizes of blocks, KV-cache scales.
+
+NaN and infinity: tensors are read as they are stored.
+Source: the formats of Hugging Face FP8, compressed-tensors and ModelOpt checkpoints.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ NaN and infinity follow the quantisers (:mod:`kernels.quantize`). No gradient fl
 
 Not covered: training, communication between ranks (:func:`sum_ranks` is the arithmetic of a sum, not its transport),
 replication of key and value heads over more ranks than there are heads.
+
+Source: vLLM (fp8.py), compressed-tensors, ModelOpt.
 """
 
 from __future__ import annotations
@@ -167,6 +169,8 @@ class Fp8Linear(Fp8Module):
 
         Shards per tensor with different scales become one weight per channel, which changes no value. ``options`` are
         those of the class.
+
+        Raises OptionError.
         """
         if not shards:
             raise OptionError("a layer needs at least one shard")
@@ -411,7 +415,10 @@ class Fp8Mlp(torch.nn.Module):
 
 
 def sum_ranks(parts: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-    """The outputs of row-parallel ranks added in float32, rank 0 first, and rounded once to ``dtype`` (or theirs)."""
+    """The outputs of row-parallel ranks added in float32, rank 0 first, and rounded once to ``dtype`` (or theirs).
+
+    Raises OptionError, ShapeError.
+    """
     if not parts:
         raise OptionError("there are no parts to add; pass the outputs of all ranks, rank 0 first")
     total = parts[0].to(torch.float32)

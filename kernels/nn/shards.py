@@ -12,6 +12,9 @@ Fused projections (qkv, gate and up) are pieces of one weight, each on its own g
 block is followed by zeros up to the next.
 
 Not covered: zero points, groups along K only, blocks of another size.
+
+NaN and infinity: codes and scales are moved; a scale that is not finite is refused where it is read.
+Source: vLLM's parallel linear layers.
 """
 
 from __future__ import annotations
@@ -169,7 +172,10 @@ def read_scale(shard: Shard, kind: str) -> Tensor:
 
 
 def finite(name: str, scale: Tensor) -> Tensor:
-    """``scale``, when every value is finite and not negative."""
+    """``scale``, when every value is finite and not negative.
+
+    Raises ValueRangeError.
+    """
     good = torch.isfinite(scale) & (scale >= 0)
     if scale.device.type != "meta" and not bool(good.all()):
         at = (~good).nonzero()[0].tolist()
