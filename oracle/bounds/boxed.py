@@ -72,13 +72,6 @@ class Range:
     name: str
 
 
-def point(codes: Tensor, scale: Tensor) -> Box:
-    """The box of an operand that is known: ``codes`` ``[R, K]`` of a float8 dtype, ``scale`` ``[R or 1, B]`` float32 or
-    E8M0."""
-    value, s = decode(codes), decode(scale).expand(codes.shape[0], -1)
-    return Box(value, value, s, s, of_dtype(codes.dtype))
-
-
 def boxed_product(
     boxes: Sequence[Box],
     b: Tensor,

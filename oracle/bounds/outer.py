@@ -68,21 +68,12 @@ def why_not(product: ScaledProduct, acc: Accumulator) -> str | None:
     return None
 
 
-def outer(product: ScaledProduct, acc: Accumulator) -> tuple[Tensor, Tensor]:
-    """``y, width``, float64 ``[M, N]``: the exact value, and every result of ``acc``, lie within ``width`` of ``y``.
-
-    Finite and without overflow, where :func:`why_not` is None; of NaN and infinity nothing holds. Raises NumericsError:
-    no kernel with ``acc`` can compute the product.
-    """
-    _, y, width = zip(*outer_bands(product, acc), strict=True)
-    return torch.cat(y, dim=1), torch.cat(width, dim=1)
-
-
 def outer_bands(product: ScaledProduct, acc: Accumulator) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """:func:`outer` of some columns at a time: the columns, ``y`` and ``width``, float64 ``[M, columns]``. What is
-    computed from a band next finds it in the cache.
+    """``y`` and ``width``, float64 ``[M, columns]``, and these columns, some at a time: the exact value, and every
+    result of ``acc``, lie within ``width`` of ``y``.
 
-    NaN, infinities and errors as of :func:`outer`.
+    What is computed from a band next finds it in the cache. Finite and without overflow, where :func:`why_not` is None;
+    of NaN and infinity nothing holds. Raises NumericsError: no kernel with ``acc`` can compute the product.
     """
     check_fit(product, acc)
     length = min(acc.promotion or product.block, product.block)

@@ -40,18 +40,6 @@ HIGH: Final = 2.0**126
 """Largest finite amax whose reciprocal is not flushed to 0."""
 
 
-def quotient(amax: Tensor) -> Tensor:
-    """``div.approx.ftz(448, amax)`` of float64 values of float32 of any shape; float64 of the same shape. 0 gives
-    infinity, infinity 0."""
-    return divide(torch.full_like(amax, DIVIDEND), amax, flushed=True)
-
-
-def scale(q: Tensor) -> Tensor:
-    """``rcp.approx.ftz(q)`` of float64 values of float32 of any shape; float64 of the same shape. Infinity for 0, 0 for
-    infinity."""
-    return divide(torch.ones_like(q), q, flushed=True)
-
-
 def product(x: Tensor, q: Tensor) -> Tensor:
     """``mul.ftz(x, q)`` of float64 values of float32 whose shapes broadcast; float64 of that shape. 0 times infinity is
     NaN."""

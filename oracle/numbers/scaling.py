@@ -220,7 +220,6 @@ class Scaling:
 
 E4M3_TENSOR: Final = Scaling(E4M3FN, TENSOR)
 E4M3_TOKEN: Final = Scaling(E4M3FN, TOKEN)
-E4M3_CHANNEL: Final = Scaling(E4M3FN, TOKEN, layout=Layout.TRANSPOSED)
 E4M3_1X128: Final = Scaling(E4M3FN, GROUP_128)
 E4M3_128X128: Final = Scaling(E4M3FN, TILE_128)
 E4M3_128X1: Final = Scaling(E4M3FN, COLUMN_128)

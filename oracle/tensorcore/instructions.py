@@ -131,11 +131,6 @@ class Instruction:
     saturates: bool = False
     unshown: str = ""
 
-    @property
-    def is_reading(self) -> bool:
-        """Whether this is another reading of a block-scaled instruction (``….counted``), and not the usual one."""
-        return self.name.count(".") > 2
-
 
 _MMASIM = "MMA-Sim c785138"
 _KM = "KM vectors"

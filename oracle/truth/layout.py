@@ -113,12 +113,6 @@ def get_col_major_tma_aligned_tensor(scale: Tensor) -> Tensor:
     return _columns(scale)
 
 
-def row_major(x: Tensor) -> Tensor:
-    """The inverse of every strided layout here: ``x`` of any shape and dtype, contiguous, of the same shape and dtype;
-    padding is not read."""
-    return x.contiguous()
-
-
 def pad_lanes(x: Tensor) -> Tensor:
     """The padding of a column-major TMA-aligned tensor ``x [..., M, C]`` as a view ``[..., L - M, C]`` of the same
     dtype.

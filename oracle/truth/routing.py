@@ -93,13 +93,6 @@ BIASED = ("DeepSeekV3", "MiniMax2")
 """Methods that add a bias to the choices."""
 
 
-def deepseek_v3(
-    top_k: int = 8, *, groups: int = 8, top_groups: int = 4, renormalise: bool = True, scaling: float = 2.5
-) -> Router:
-    """Sigmoid with bias, grouped top-k, renormalised and scaled."""
-    return Router(top_k=top_k, groups=groups, top_groups=top_groups, renormalise=renormalise, scaling=scaling)
-
-
 @dataclass(frozen=True)
 class Span:
     """An interval that holds a value, float64."""

@@ -44,8 +44,9 @@ def division_tables(notes: Notes, device: str) -> None:
 def modelled(amax: Tensor) -> dict[str, Tensor]:
     """What :mod:`oracle.numbers.fast_math` makes of ``amax``, by the names of the tables, float32."""
     a = amax.to(torch.float64)
-    q = fast_math.quotient(a)
-    found = {"quotient": q, "scale": fast_math.scale(q), "amax_times_quotient": fast_math.product(a, q)}
+    q = fast_math.divide(torch.full_like(a, fast_math.DIVIDEND), a, flushed=True)
+    scale = fast_math.divide(torch.ones_like(q), q, flushed=True)
+    found = {"quotient": q, "scale": scale, "amax_times_quotient": fast_math.product(a, q)}
     found["zero_times_quotient"] = fast_math.product(torch.zeros_like(a), q)
     return {name: value.to(torch.float32) for name, value in found.items()}
 

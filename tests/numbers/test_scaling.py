@@ -19,6 +19,8 @@ from oracle.numbers.formats import E2M1, E4M3FN, E5M2, FORMATS, codes_of, decode
 from oracle.numbers.quantize import Quantized, prepare, quantize
 from oracle.numbers.scaling import Block, Layout, ScaleFormat, Scaling
 
+CHANNEL = Scaling(E4M3FN, S.TOKEN, layout=Layout.TRANSPOSED)
+
 
 class TestScaling:
     """A scheme has a name, and says the shape of its scales and which elements each one covers."""
@@ -28,7 +30,7 @@ class TestScaling:
         [
             ("tensor", S.E4M3_TENSOR),
             ("token", S.E4M3_TOKEN),
-            ("channel", S.E4M3_CHANNEL),
+            ("channel", CHANNEL),
             ("1x128", S.E4M3_1X128),
             ("128x128", S.E4M3_128X128),
             ("128x1", S.E4M3_128X1),
@@ -63,7 +65,7 @@ class TestScaling:
 
     def test_a_scale_of_another_shape_is_refused(self):
         with pytest.raises(ShapeError, match=r"channel scales of a tensor \[6, 10\] have shape \[1, 6\]"):
-            S.E4M3_CHANNEL.expand(torch.ones(6, 1), (6, 10))
+            CHANNEL.expand(torch.ones(6, 1), (6, 10))
 
     def test_the_scale_format_of_an_input(self):
         made = {f: f.number_format(FORMATS["bfloat16"]).name for f in ScaleFormat}

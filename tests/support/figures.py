@@ -10,19 +10,35 @@ arrows, back      pairs of rooms of which one imports the other; pairs that impo
 floors            rooms on the longest chain of imports (a cycle counts as one)
 class checks      isinstance and issubclass with a contract class, outside the room that holds the contracts
 names             files that name a routine, in each package
+by name           declarations of faults that name the contracts they are for
+contracts         those registered, with the lines of oracle/routines and of oracle/ for each
+gaps              admitted values that no default case of a contract draws (from the version on that can tell)
+formatter         files that ``ruff format`` would change, and lines that switch it off
+docstrings        public tensor functions whose docstring has all that tests/project/test_docstrings.py asks for
+words             local names, parameters and attributes called found, made, given, said or kept
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.support import docstrings  # after the path, so that this file runs as a program
+
 NAMES = ("fp8_gemm_nt", "per_token_group_quant_fp8", "fp8_mqa_logits")
 CONTRACT_ROOMS = ("contracts", "routines")
+GAPS = """
+from oracle.routines import cases, drawn, reached
+each = [reached.gaps(name, drawn.default_cases(name, 0)) for name in cases.grammars()]
+print(sum(map(len, each)), "of them exempted", len(reached.EXEMPT))
+"""
+WORDS = {"found", "made", "given", "said", "kept"}
 
 
 def sources(house: Path) -> dict[Path, ast.Module]:
@@ -142,6 +158,35 @@ def named(root: Path, package: str, name: str) -> int:
     return sum(bool(re.search(rf"\b{name}\b", p.read_text())) for p in files)
 
 
+def by_name(trees: dict[Path, ast.Module]) -> int:
+    """Calls with the keyword ``contracts``, and calls of ``named``, where faults are declared."""
+    calls = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    keywords = sum(any(keyword.arg == "contracts" for keyword in node.keywords) for node in calls)
+    return keywords + sum(getattr(node.func, "id", "") == "named" for node in calls)
+
+
+def words(trees: dict[Path, ast.Module]) -> int:
+    """Names of that kind where they are bound."""
+    nodes = [node for tree in trees.values() for node in ast.walk(tree)]
+    bound = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    bound += [node.arg for node in nodes if isinstance(node, ast.arg)]
+    return sum(name in WORDS for name in bound)
+
+
+def printed(root: Path, code: str) -> str:
+    """What a program prints that imports this checkout's packages; ``-`` where they lack what it asks for."""
+    ran = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    return ran.stdout.strip() if ran.returncode == 0 else "-"
+
+
+def unformatted(root: Path) -> tuple[int, int]:
+    """Files that the formatter would change, and pragmas."""
+    command = [sys.executable, "-m", "ruff", "format", "--check", "."]
+    ran = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    files = [path for package in ("oracle", "kernels", "tests") for path in (root / package).rglob("*.py")]
+    return ran.stdout.count("Would reformat"), sum(path.read_text().count("fmt: ") for path in files)
+
+
 def main() -> None:
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[2]
     house = root / "oracle"
@@ -153,8 +198,19 @@ def main() -> None:
     print(f"circles of files {len(apart)}: {', '.join(str(len(names)) for names in apart) or 'none'} files")
     print(f"class checks on contracts outside their room {class_checks(trees)}")
     for name in NAMES:
-        counts = ", ".join(f"{package} {named(root, package, name)}" for package in ("oracle", "kernels", "tests"))
-        print(f"files that name {name}: {counts}")
+        files = ", ".join(f"{package} {named(root, package, name)}" for package in ("oracle", "kernels", "tests"))
+        print(f"files that name {name}: {files}")
+    registered = printed(root, "from oracle.routines import registered; print(len(registered()))")
+    if registered.isdigit():
+        inside = sum(len((house / path).read_text().splitlines()) for path in trees if room(path) in CONTRACT_ROOMS)
+        each = f"lines of oracle/routines each {inside / int(registered):.0f}, of oracle/ {lines / int(registered):.0f}"
+        print(f"contracts {registered}, {each}")
+    print(f"faults by name of a contract {by_name(trees)}")
+    print(f"gaps {printed(root, GAPS)}")
+    print("formatter: {} files, {} pragmas".format(*unformatted(root)))
+    for package, (whole, every) in docstrings.counts(root).items():
+        print(f"docstrings of {package}: {whole} of {every} public tensor functions")
+    print(f"words {words(trees)} in oracle, {words(sources(root / 'kernels'))} in kernels")
 
 
 if __name__ == "__main__":

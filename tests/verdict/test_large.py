@@ -215,7 +215,8 @@ class TestOuter:
         if acc.promotion is None:
             p = replace(p, a_scale=p.a_scale[:, :1], b_scale=p.b_scale[:, :1], block=384)
         assert outer_bound.why_not(p, acc) is None
-        y, width = outer_bound.outer(p, acc)
+        _, *parts = zip(*outer_bound.outer_bands(p, acc), strict=True)
+        y, width = (torch.cat(part, dim=1) for part in parts)
         value, bound = exact(p), residue_bound(p, acc)
 
         def holds(width: Tensor) -> bool:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from oracle.bounds.accumulator import of_schedule
-from oracle.bounds.boxed import Box, boxed_product, chain, chain_rank1, point
+from oracle.bounds.boxed import Box, boxed_product, chain, chain_rank1
 from oracle.bounds.chain import operand, residue
 from oracle.bounds.code_boxes import code_boxes
 from oracle.errors import InputError, NumericsError, OptionError, ShapeError
@@ -58,6 +58,12 @@ def generator(seed: int) -> torch.Generator:
 def e4m3(x: Tensor) -> Tensor:
     """Codes of the nearest values; clamped, for torch's cast saturates since 2.13 and gave NaN before."""
     return x.clamp(-448, 448).to(E4M3)
+
+
+def point(codes: Tensor, scale: Tensor) -> Box:
+    """The box of an operand that is known: codes ``[R, K]``, scale ``[R or 1, B]``."""
+    value, s = decode(codes), decode(scale).expand(codes.shape[0], -1)
+    return Box(value, value, s, s, E4M3FN)
 
 
 def make(*, seed: int = 0, static: bool = False, blocks: bool = True, top_k: int = K) -> Inputs:
