@@ -86,20 +86,29 @@ def _every_masked(verb: Callable[..., Tensor], inputs: Inputs, options: Options)
 
 @verb("fp8_gemm_nt", adapter=paired(("a", 0), ("b", 1)))
 def fp8_gemm_nn(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True) -> None:
-    """:func:`kernels.fp8_gemm_nt` with ``b (b [K, N], b_scale [K/128, N/128])``; raises what that raises."""
+    """:func:`kernels.fp8_gemm_nt` with ``b (b [K, N], b_scale [K/128, N/128])``; raises what that raises.
+
+    ``a``, ``out``, ``c`` and dtypes as of :func:`kernels.blockscaled.fp8_gemm_nt`.
+    """
     blockscaled.fp8_gemm_nt(a, _turned("b", b), out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
 @verb("fp8_gemm_nt", adapter=paired(("a", 1), ("b", 1)))
 def fp8_gemm_tn(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True) -> None:
-    """:func:`kernels.fp8_gemm_nt` with ``a (a [K, M], a_scale [K/128, M])`` and ``b`` as of :func:`fp8_gemm_nn`."""
+    """:func:`kernels.fp8_gemm_nt` with ``a (a [K, M], a_scale [K/128, M])`` and ``b`` as of :func:`fp8_gemm_nn`.
+
+    ``out``, ``c`` and dtypes as of :func:`kernels.blockscaled.fp8_gemm_nt`.
+    """
     left, right = _turned("a", a), _turned("b", b)
     blockscaled.fp8_gemm_nt(left, right, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
 @verb("fp8_gemm_nt", adapter=paired(("a", 1), ("b", 0)))
 def fp8_gemm_tt(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True) -> None:
-    """:func:`kernels.fp8_gemm_nt` with ``a (a [K, M], a_scale [K/128, M])``; raises what that raises."""
+    """:func:`kernels.fp8_gemm_nt` with ``a (a [K, M], a_scale [K/128, M])``; raises what that raises.
+
+    ``b``, ``out``, ``c`` and dtypes as of :func:`kernels.blockscaled.fp8_gemm_nt`.
+    """
     blockscaled.fp8_gemm_nt(_turned("a", a), b, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
@@ -107,7 +116,10 @@ def fp8_gemm_tt(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disab
 def m_grouped_fp8_gemm_nn_contiguous(
     a: Pair, b: Pair, out: Tensor, m_indices: Tensor, *, disable_ue8m0_cast: bool = True, check: bool | None = None
 ) -> None:
-    """:func:`kernels.m_grouped_fp8_gemm_nt_contiguous` with ``b (b [G, K, N], b_scale [G, K/128, N/128])``."""
+    """:func:`kernels.m_grouped_fp8_gemm_nt_contiguous` with ``b (b [G, K, N], b_scale [G, K/128, N/128])``.
+
+    ``a``, ``out``, ``m_indices`` and dtypes as of :func:`kernels.grouped.m_grouped_fp8_gemm_nt_contiguous`.
+    """
     grouped.m_grouped_fp8_gemm_nt_contiguous(
         a, _turned("b", b, 3), out, m_indices, disable_ue8m0_cast=disable_ue8m0_cast, check=check
     )
@@ -269,6 +281,8 @@ def fp8_einsum(equation: str, a: Pair, b: Pair, out: Tensor) -> None:
 def bmm_fp8(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch.dtype) -> Tensor:
     """``A @ B`` for every batch, times both scales.
 
+    ``A_scale`` and ``B_scale`` have any shape of one value.
+
     Parameters
     ----------
     A, B
@@ -283,6 +297,7 @@ def bmm_fp8(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch
     -------
     Tensor
         ``[G, M, N]``.
+        of ``dtype``.
 
     Raises
     ------
@@ -323,6 +338,8 @@ def gemm_fp8_nt_groupwise(
 ) -> Tensor:
     """``a @ b.T`` with 128x128 scales on ``b`` and scales of one row, or of 128, on ``a``.
 
+    Returns ``[M, N]`` of ``out_dtype``.
+
     ``a [M, K]``, ``b [N, K]`` E4M3; ``a_scale [M or ceil(M/128), ceil(K/128)]``, ``b_scale [ceil(N/128), ceil(K/128)]``
     float32, logical; ``[M, N]`` bf16 or f16. Raises what :func:`kernels.fp8_gemm_nt` raises.
 
@@ -350,6 +367,9 @@ def batch_deepgemm_fp8_nt_groupwise(
 ) -> Tensor:
     """:func:`kernels.fp8_m_grouped_gemm_nt_masked` under FlashInfer's name: ``[G, M, N]``, zero past the counts.
 
+    ``a`` ``[G, M, K]`` and ``b`` ``[G, N, K]`` E4M3, ``a_scale`` ``[G, M, ceil(K/128)]`` and ``b_scale`` ``[G,
+    ceil(N/128), ceil(K/128)]`` float32, ``masked_m`` ``[G]`` int32. Returns ``[G, M, N]`` of ``out_dtype``.
+
     Raises InputError, LayoutError, OptionError, ShapeError.
     """
     checks.out_dtype(out_dtype)
@@ -364,6 +384,8 @@ def group_gemm_fp8_nt_groupwise(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, m_indptr: Tensor, out_dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
     """Rows ``m_indptr[g]`` to ``m_indptr[g + 1]`` of ``a`` times ``b[g].T``, block scales.
+
+    ``m_indptr`` ``[G + 1]`` int32. Returns ``[M, N]`` of ``out_dtype``.
 
     ``a [M, K]``, ``b [G, N, K]`` E4M3; ``a_scale [M, ceil(K/128)]``, ``b_scale [G, ceil(N/128), ceil(K/128)]`` float32,
     logical; ``m_indptr`` int32 ``[G + 1]``, never decreasing; ``[M, N]``, rows of no group zero. No alignment of runs
@@ -383,7 +405,12 @@ def cutlass_blockwise_scaled_grouped_mm(
     problem_sizes: Tensor,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """:func:`group_gemm_fp8_nt_groupwise` with the first row of each expert and its sizes ``[G, 3]`` (rows, N, K)."""
+    """:func:`group_gemm_fp8_nt_groupwise` with the first row of each expert and its sizes ``[G, 3]`` (rows, N, K).
+
+    ``a`` ``[M, K]`` and ``b`` ``[G, N, K]`` E4M3, ``scales_a`` ``[M, ceil(K/128)]`` and ``scales_b`` ``[G, ceil(N/128),
+    ceil(K/128)]`` float32, ``expert_offsets`` ``[G]`` and ``problem_sizes`` ``[G, 3]`` int32. Returns ``[M, N]`` of
+    ``out_dtype``.
+    """
     starts, ends = _starts(expert_offsets, problem_sizes, b)
     return _runs(a, b, scales_a, scales_b, starts, ends, out_dtype, ("scales_a", "scales_b"))
 
@@ -440,6 +467,8 @@ def grouped_mm_fp8(
 ) -> Tensor:
     """Rows ``m_indptr[g]`` to ``m_indptr[g + 1]`` of ``a`` times ``b[g].T``, times ``alpha`` (one float32 value).
 
+    ``m_indptr`` ``[G + 1]`` int32; ``alpha`` of any shape. Returns ``[M, N]`` of ``out_dtype``.
+
     ``a [M, K]``, ``b [G, N, K]`` E4M3, ``m_indptr`` int32 ``[G + 1]``; ``[M, N]``, rows of no group unspecified.
 
     Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
@@ -480,6 +509,8 @@ def decode_int4(b_q: Tensor, b_group_scales: Tensor) -> Tensor:
 def unified_encode_int4b(b: Tensor) -> Tensor:
     """Bytes of two int4 weights each as CUTLASS looks them up: nibbles 1..7 become ``8 - v``, the others stay.
 
+    Returns uint8 of the same shape.
+
     ``b`` uint8 of any shape; the same shape. It is its own inverse.
 
     Raises DtypeError.
@@ -507,6 +538,7 @@ def cutlass_encode_and_reorder_int4b(b: Tensor) -> Tensor:
     -------
     Tensor
         Of the shape and strides of ``b``.
+        The same shape, int32.
 
     Raises
     ------
@@ -532,6 +564,8 @@ def cutlass_encode_and_reorder_int4b(b: Tensor) -> Tensor:
 def cutlass_pack_scale_fp8(scales: Tensor) -> Tensor:
     """E4M3 ``[8 n]``: for each of ``n`` group scales its products with -8 to -1, rounded and saturated.
 
+    ``scales`` of any shape with ``n`` elements. A NaN scale gives eight NaN codes.
+
     Raises DtypeError.
     """
     checks.dtype("scales", scales, FP8)
@@ -550,6 +584,8 @@ def cutlass_w4a8_mm(
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
     """``channel * (token * (a @ w.T))`` of E4M3 ``a [M, K]`` and int4 weights ``w`` (:func:`decode_int4`).
+
+    ``b_q`` ``[N, K]`` int8 and ``b_group_scales`` ``[ceil(K/128), N]`` E4M3. Returns ``[M, N]`` of ``out_dtype``.
 
     ``b_channel_scales`` float32 ``[N, 1]``, ``a_token_scales`` float32 ``[M, 1]``; ``[M, N]`` bf16 or f16. Weights are
     decoded at every call; a layer that keeps them decodes once and calls :func:`kernels.cutlass_scaled_mm`.
@@ -576,6 +612,10 @@ def cutlass_w4a8_moe_mm(
 ) -> Tensor:
     """:func:`cutlass_moe_mm` with int4 weights ``b_q [G, N, K]``, group scales ``[G, ceil(K/128), N]``, channels
     ``[G, N]``.
+
+    ``a`` ``[M, K]`` E4M3, ``b_q`` ``[G, N, K]`` int8, ``b_group_scales`` ``[G, ceil(K/128), N]`` E4M3,
+    ``b_channel_scales`` ``[G, N]`` and ``a_token_scales`` ``[M, 1]`` float32, ``expert_offsets`` ``[G]`` and
+    ``problem_sizes`` ``[G, 3]`` int32. Returns ``[M, N]`` of ``out_dtype``.
 
     Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
@@ -645,6 +685,8 @@ def _runs(
 
 def aligned_runs(starts: Tensor, ends: Tensor, m: int, unit: int) -> tuple[Tensor, Tensor, Tensor]:
     """Where ``m`` rows in runs go when every run begins at a multiple of ``unit``; starts and ends int32 ``[G]``.
+
+    ``starts`` and ``ends`` ``[G]`` int32.
 
     Returns ``(source, index, place)``: the row that each place takes (any for a place of nobody), int64 ``[L]``; each
     place's group or -1, int32 ``[L]``; and each row's place, int64 ``[m]``, ``L`` for rows of no group. ``L`` follows

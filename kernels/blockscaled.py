@@ -290,6 +290,9 @@ def packed_scales(
 ) -> tuple[Tensor, Tensor]:
     """Both float32 scales as packed UE8M0, which sm100's kernels take; every scale must be a power of two.
 
+    ``a_scale`` ``[M, K/128]`` and ``b_scale`` ``[N/128, K/128]`` float32. Returns int32 ``[M, ceil(K/512)]`` and ``[N,
+    ceil(K/512)]``.
+
     Raises
     ------
     OptionError
@@ -316,6 +319,8 @@ def fp8_blockscale_gemm_sm90(
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """FlashInfer's SM90 block-scaled product, with the shipped kernel's silent errors corrected or refused.
+
+    Returns ``[M, N]`` bf16, ``out`` where it is given.
 
     Three dtype pairs: bf16 + bf16 (both quantised), bf16 + E4M3 (the input quantised), E4M3 + E4M3. A scale of any
     strides is converted to ``[K/128, align(M, 4)]``; bf16 operands are quantised here, by FlashInfer's formula with
@@ -388,7 +393,11 @@ def _quantise_here(quantise: Quantiser, x: Tensor) -> Pair:
 
 @verb("blockscale_sm90", adapter=_wide_input, fake=_linear_fake)
 def flashinfer_fp8_blockscale_gemm(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """:func:`fp8_blockscale_gemm_sm90` for a bf16 input and a quantised weight; a custom op under ``torch.compile``."""
+    """:func:`fp8_blockscale_gemm_sm90` for a bf16 input and a quantised weight; a custom op under ``torch.compile``.
+
+    ``input`` ``[M, K]`` bf16, ``weight`` ``[N, K]`` E4M3, ``weight_scale`` ``[ceil(N/128), K/128]`` float32. Returns
+    ``[M, N]`` bf16.
+    """
     if is_compiling():
         out: Tensor = torch.ops.fp8_kernels.flashinfer_fp8_blockscale_gemm(input, weight, weight_scale)
         return out
@@ -441,7 +450,11 @@ def _few_rows(device: torch.device, dtype: torch.dtype, n: int, k: int) -> WideL
 def deepgemm_blockscale_linear(
     input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = BLOCK, use_deep_gemm_e8m0: bool = False
 ) -> Tensor:
-    """Quantise a bf16 input 1x128, then :func:`fp8_gemm_nt`: ``[M, N]`` bf16."""
+    """Quantise a bf16 input 1x128, then :func:`fp8_gemm_nt`: ``[M, N]`` bf16.
+
+    ``input`` ``[M, K]`` bf16, f16 or f32, ``weight`` ``[N, K]`` E4M3, ``weight_scale`` ``[ceil(N/128), K/128]``
+    float32.
+    """
     if group_size is BLOCK and not is_compiling() and type(use_deep_gemm_e8m0) is bool:
         call = repeated.find(("deepgemm", use_deep_gemm_e8m0), weight, weight_scale)
         if call is not None and (m := call.rows(weight, weight_scale, input)):

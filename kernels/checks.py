@@ -102,7 +102,10 @@ def _check(name: str, value: object, kinds: tuple[Any, ...]) -> None:
 
 
 def plain(x: Tensor) -> bool:
-    """Whether a tensor is strided, in memory that holds its values; False too where only :func:`memory` knows."""
+    """Whether a tensor is strided, in memory that holds its values; False too where only :func:`memory` knows.
+
+    ``x`` of any shape and dtype.
+    """
     if x.layout is not STRIDED or x.is_nested or x.is_neg() or x.is_quantized or type(x) is not Tensor and _is_fake(x):
         return False
     return x.nbytes <= x.untyped_storage().nbytes()
@@ -110,6 +113,8 @@ def plain(x: Tensor) -> bool:
 
 def memory(name: str, x: Tensor) -> None:
     """Refuse a tensor whose memory does not hold its values; a kernel would read what it is not.
+
+    ``x`` of any shape and dtype.
 
     Raises
     ------
@@ -144,6 +149,8 @@ def _fake_mode() -> object:
 def tensor(name: str, x: object) -> Tensor:
     """Return ``x`` when it is a strided tensor; else raise :class:`InputError`.
 
+    Returns ``x`` unchanged, of the same shape and dtype.
+
     Raises LayoutError.
     """
     if not isinstance(x, Tensor):
@@ -155,6 +162,8 @@ def tensor(name: str, x: object) -> Tensor:
 
 def rank(name: str, x: object, *ranks: int) -> Tensor:
     """Return ``x`` when its rank is one of ``ranks``.
+
+    Returns ``x`` unchanged, of the same shape and dtype.
 
     Raises InputError, LayoutError, ShapeError.
     """
@@ -168,6 +177,8 @@ def rank(name: str, x: object, *ranks: int) -> Tensor:
 def dtype(name: str, x: Tensor, *dtypes: torch.dtype) -> Tensor:
     """Return ``x`` when its dtype is one of ``dtypes``.
 
+    ``x`` of any shape; returns ``x`` unchanged, of the same shape and dtype.
+
     Raises DtypeError.
     """
     if x.dtype not in dtypes:
@@ -179,6 +190,8 @@ def dtype(name: str, x: Tensor, *dtypes: torch.dtype) -> Tensor:
 def shape(name: str, x: Tensor, expected: tuple[int, ...], meaning: str) -> Tensor:
     """Return ``x`` when its shape is ``expected``; ``meaning`` spells the shape in symbols.
 
+    Returns ``x`` unchanged, of the same shape and dtype.
+
     Raises ShapeError.
     """
     if tuple(x.shape) != expected:
@@ -188,6 +201,8 @@ def shape(name: str, x: Tensor, expected: tuple[int, ...], meaning: str) -> Tens
 
 def operand(name: str, x: object, expected: tuple[int, ...], meaning: str, *dtypes: torch.dtype) -> Tensor:
     """Return ``x`` when it is a tensor of one of the dtypes and of the shape, in that order.
+
+    Returns ``x`` unchanged, of that shape and dtype.
 
     Raises DtypeError, InputError, LayoutError, ShapeError.
     """
@@ -205,6 +220,8 @@ def matrix(name: str, x: object, *dtypes: torch.dtype) -> tuple[int, int]:
 
 def column_major(name: str, x: Tensor) -> Tensor:
     """Return ``x`` ``[..., K, N]`` unless its rows are contiguous: the libraries read it column by column.
+
+    Returns ``x`` unchanged, of the same shape and dtype.
 
     A row-major tensor is nearly always a weight ``[N, K]`` whose transpose was forgotten, which a square shape hides.
 
@@ -225,6 +242,8 @@ def column_major(name: str, x: Tensor) -> Tensor:
 def pair(name: str, value: object) -> tuple[Tensor, Tensor]:
     """Return ``value`` when it is a tuple of codes and scales.
 
+    Returns two tensors of any shape and dtype, unchanged.
+
     Raises InputError.
     """
     if not isinstance(value, tuple) or len(value) != 2:
@@ -235,13 +254,18 @@ def pair(name: str, value: object) -> tuple[Tensor, Tensor]:
 def output(name: str, x: object, expected: tuple[int, ...], meaning: str, *dtypes: torch.dtype) -> Tensor:
     """Return ``x`` when a kernel can write it: dtype, shape, and no two elements at one address.
 
+    Returns ``x`` unchanged, of that shape and dtype.
+
     Raises DtypeError, InputError, LayoutError, ShapeError.
     """
     return disjoint(name, writable(name, operand(name, x, expected, meaning, *dtypes)))
 
 
 def disjoint(name: str, x: Tensor) -> Tensor:
-    """Return ``x`` of any shape when no two of its elements share memory; else raise :class:`LayoutError`."""
+    """Return ``x`` of any shape when no two of its elements share memory; else raise :class:`LayoutError`.
+
+    Returns ``x`` unchanged, of the same shape and dtype.
+    """
     if x.is_contiguous():  # no graph of a changing number of rows can sort symbolic strides
         return x
     reach = 0
@@ -255,6 +279,8 @@ def disjoint(name: str, x: Tensor) -> Tensor:
 def writable(name: str, x: Tensor) -> Tensor:
     """Return ``x`` when torch lets it be written here.
 
+    ``x`` of any shape; returns ``x`` unchanged, of the same shape and dtype.
+
     Raises LayoutError.
     """
     if not is_compiling() and x.is_inference() and not torch.is_inference_mode_enabled():
@@ -264,6 +290,8 @@ def writable(name: str, x: Tensor) -> Tensor:
 
 def same_device(**tensors: Tensor | None) -> torch.device:
     """Return the one device of all given tensors.
+
+    ``tensors`` of any shape and dtype, by name.
 
     Raises DeviceError, InputError.
     """
@@ -346,6 +374,8 @@ def integers(name: str, value: object, count: int | None = None) -> list[int]:
 def concrete(name: str, x: Tensor) -> Tensor:
     """Return ``x`` when it has values; a routine that reads them cannot take a meta or a fake tensor.
 
+    ``x`` of any shape; returns ``x`` unchanged, of the same shape and dtype.
+
     Raises DeviceError.
     """
     if x.device.type == "meta" or type(x) is not Tensor and _is_fake(x):
@@ -363,6 +393,8 @@ def multiple(name: str, value: int, of: int, way_out: str) -> int:
 def nonempty(name: str, x: Tensor, *dims: int) -> Tensor:
     """Return ``x`` when none of its ``dims`` has extent 0.
 
+    ``x`` of any shape; returns ``x`` unchanged, of the same shape and dtype.
+
     Raises ShapeError.
     """
     for d in dims:
@@ -378,6 +410,8 @@ def wanted(check: bool | None, device: torch.device) -> bool:
 
 def values(name: str, check: bool | None, good: Tensor, explain: Callable[[], str]) -> None:
     """Refuse values for which ``good``, one bool, is False.
+
+    ``good`` is a scalar.
 
     A ``check`` of None checks what lies on the CPU, and never waits for a GPU: there it looks at values only where
     ``FP8_KERNELS_CHECK`` is set, and hands the device a flag that fails the next synchronisation. True waits for the
@@ -397,6 +431,8 @@ def values(name: str, check: bool | None, good: Tensor, explain: Callable[[], st
 
 def within(name: str, check: bool | None, low: Tensor, high: Tensor, ends: tuple[int, int], interval: str) -> None:
     """Values from the least of ``low`` to the largest of ``high``, within ``ends``; see :func:`values`.
+
+    ``low`` and ``high`` integers of any shape.
 
     Raises ValueRangeError.
     """

@@ -136,7 +136,10 @@ def _run_block(
 
 
 def gated_codes(x: Tensor) -> Tensor:
-    """The codes of a gated input, without values."""
+    """The codes of a gated input, without values.
+
+    ``x`` ``[..., 2I]``; returns E4M3 ``[..., I]``.
+    """
     return empty(*x.shape[:-1], x.shape[-1] // 2, like=x, dtype=FP8)
 
 
@@ -243,6 +246,8 @@ def silu_and_mul_per_block_quant(
     rounding: str = "none",
 ) -> tuple[Tensor, Tensor]:
     """``silu(gate) * up`` quantised in groups: ``scale = max(min(amax / 448, scale_ub), 1 / (448 * 512))``.
+
+    ``scale_ub`` is a scalar tensor of any shape with one value.
 
     Parameters
     ----------
@@ -383,6 +388,8 @@ def rms_norm_static_fp8_quant(
 ) -> Tensor:
     """``sat(T(T(x * rsqrt(mean(x^2) + epsilon)) * weight) / scale)``, ``T`` the dtype of ``x``.
 
+    ``scale`` has any shape of one value.
+
     With ``rounding="product"`` the norm is not rounded by itself, as in vLLM 0.20.2.
 
     Parameters
@@ -406,7 +413,11 @@ def rms_norm_static_fp8_quant(
 def fused_add_rms_norm_static_fp8_quant(
     x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON, *, rounding: str = "each"
 ) -> tuple[Tensor, Tensor]:
-    """:func:`rms_norm_static_fp8_quant` of ``z = T(x + residual)``; returns ``q`` and ``z``."""
+    """:func:`rms_norm_static_fp8_quant` of ``z = T(x + residual)``; returns ``q`` and ``z``.
+
+    ``residual`` ``[M, H]`` of the dtype of ``x``; the other operands as of :func:`rms_norm_static_fp8_quant`. Returns
+    E4M3 ``[M, H]`` and ``z`` ``[M, H]`` of the dtype of ``x``.
+    """
     q, z = _static("fused_add_rms_norm_static_fp8_quant", x, residual, weight, scale, epsilon, rounding, True)
     assert z is not None
     return q, z
@@ -414,7 +425,10 @@ def fused_add_rms_norm_static_fp8_quant(
 
 @verb("quant_norm", outputs=("q",), fake=lambda x, *_: _codes_like(x), run=_run_float)
 def rmsnorm_quant(x: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON) -> Tensor:
-    """:func:`rms_norm_static_fp8_quant` in float32 until the cast, as FlashInfer computes it."""
+    """:func:`rms_norm_static_fp8_quant` in float32 until the cast, as FlashInfer computes it.
+
+    Operands as of :func:`rms_norm_static_fp8_quant`.
+    """
     return _static("rmsnorm_quant", x, None, weight, scale, epsilon, "none", False)[0]
 
 
@@ -422,7 +436,10 @@ def rmsnorm_quant(x: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPS
 def fused_add_rmsnorm_quant(
     x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON
 ) -> tuple[Tensor, Tensor]:
-    """:func:`rmsnorm_quant` of the float32 sum ``x + residual``; returns ``q`` and that sum in the dtype of ``x``."""
+    """:func:`rmsnorm_quant` of the float32 sum ``x + residual``; returns ``q`` and that sum in the dtype of ``x``.
+
+    ``residual`` ``[M, H]`` of the dtype of ``x``; the other operands as of :func:`rms_norm_static_fp8_quant`.
+    """
     q, z = _static("fused_add_rmsnorm_quant", x, residual, weight, scale, epsilon, "none", False)
     assert z is not None
     return q, z
@@ -438,6 +455,8 @@ def rms_norm_dynamic_per_token_quant(
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The norm of ``z = x + residual`` (float32), one scale a row: ``max(min(amax, scale_ub) / 448, 1/(448*512))``.
+
+    ``scale_ub`` has any shape of one value.
 
     Parameters
     ----------
@@ -475,6 +494,9 @@ def rms_norm_per_block_quant(
     is_scale_transposed: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """:func:`rms_norm_dynamic_per_token_quant` with a scale for each group of a row, ``scale [M, H / group_size]``.
+
+    ``residual`` and the other operands as of :func:`rms_norm_dynamic_per_token_quant`. Returns E4M3 codes, float32
+    scales and the sum.
 
     With ``is_scale_transposed`` the scale has strides ``(1, M)``.
 
@@ -576,6 +598,8 @@ def mla_rope_quantize_fp8(
     quant_scale_kv: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """:func:`rope_quantize_fp8` with one key head without an axis of its own: ``k_rope [T, D]``, ``k_nope [T, N]``.
+
+    The other operands as of :func:`rope_quantize_fp8`. Returns E4M3 of the same shapes.
 
     Raises InputError, LayoutError, ShapeError.
     """

@@ -202,6 +202,7 @@ def scaled_grouped_mm(
     -------
     Tensor
         ``[M, N]``; rows past the last end are unspecified.
+        Of ``out_dtype``.
 
     Raises
     ------

@@ -240,6 +240,9 @@ def reshape_and_cache(
 ) -> None:
     """:func:`reshape_and_cache_flash` into caches of chunks of ``x`` columns, with one scale each.
 
+    ``key``, ``value``, ``slot_mapping`` and scales as of :func:`reshape_and_cache_flash`; ``k_scale`` and ``v_scale``
+    of any shape with one value.
+
     Parameters
     ----------
     key_cache
@@ -275,6 +278,9 @@ def reshape_and_cache(
 def concat_and_cache_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, scale: Tensor) -> None:
     """Compressed ``kv_c [N, R]`` and rotated ``k_pe [N, E]`` divided by one scale, into E4M3 ``[pages, P, R + E]``.
 
+    ``kv_cache`` ``[pages, P, R + E]``, ``slot_mapping`` ``[T]`` int32 or int64, N at least T; ``scale`` float32 of any
+    shape with one value.
+
     Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
     for name, x in (("kv_c", kv_c), ("k_pe", k_pe)):
@@ -298,6 +304,9 @@ def set_mla_kv_buffer(
     kv_buffer: Tensor, loc: Tensor, cache_k_nope: Tensor, cache_k_rope: Tensor, reserved_skip_index: int = 0
 ) -> None:
     """``[T, 1, R]`` and ``[T, 1, E]`` (bf16 or f16) cast as they are into slots of E4M3 ``[S, 1, R + E]``.
+
+    ``kv_buffer`` ``[S, 1, R + E]`` E4M3, ``loc`` ``[T]`` int32 or int64, ``cache_k_nope`` ``[T, 1, R]``,
+    ``cache_k_rope`` ``[T, 1, E]``.
 
     A token whose ``loc`` is ``reserved_skip_index`` is not written; -1: every token is.
 
@@ -326,6 +335,8 @@ def set_mla_kv_buffer(
 @verb("quant_tensor", fake=lambda src, scale=1.0, out_dtype=FP8: torch.empty_like(src, dtype=out_dtype))
 def convert_fp8(src: Tensor, scale: float = 1.0, out_dtype: torch.dtype = FP8) -> Tensor:
     """A whole cache to E4M3 (divided by ``scale``), or from it (multiplied) to bf16, f16 or f32.
+
+    ``src`` of any shape, bf16, f16, f32 or E4M3. Returns ``out_dtype`` of the same shape.
 
     Raises DtypeError, OptionError.
     """
@@ -360,6 +371,10 @@ def append_paged_kv_cache(
     kv_layout: str = "NHD",
 ) -> None:
     """Keys and values ``[N, H, D]`` copied to ``positions`` of their requests, whose pages the tables name.
+
+    ``append_key`` and ``append_value`` ``[N, H, D]``, ``k_cache`` and ``v_cache`` ``[pages, P, H, D]`` or ``[pages, H,
+    P, D]``; int32 ``batch_indices`` ``[N]``, ``positions`` ``[N]``, ``kv_indices`` ``[L]``, ``kv_indptr`` ``[B + 1]``
+    and ``kv_last_page_len`` ``[B]``.
 
     Nothing is converted: caches ``[pages, P, H, D]`` (NHD) or ``[pages, H, P, D]`` (HND) have the dtype of the keys
     (E4M3, bf16 or f16). ``kv_indices[kv_indptr[b]:]`` are the pages of request b; ``kv_last_page_len`` is not read.
@@ -415,6 +430,10 @@ def append_paged_mla_kv_cache(
 ) -> None:
     """:func:`append_paged_kv_cache` of ``[N, R]`` and ``[N, E]`` into ``[pages, P, R]`` and ``[pages, P, E]``.
 
+    ``append_ckv`` ``[N, R]`` and ``append_kpe`` ``[N, E]`` E4M3, bf16 or f16, ``ckv_cache`` ``[pages, P, R]`` and
+    ``kpe_cache`` ``[pages, P, E]`` of their dtype; ``batch_indices`` ``[N]``, ``positions`` ``[N]``, ``kv_indices``
+    ``[L]``, ``kv_indptr`` ``[B + 1]`` and ``kv_last_page_len`` ``[B]`` int32.
+
     Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
     checks.dtype("append_ckv", checks.rank("append_ckv", append_ckv, 2), FP8, *NARROW)
@@ -452,6 +471,8 @@ def concat_and_cache_ds_mla(
     kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, ue8m0: bool = False
 ) -> None:
     """``kv_c [N, 512]`` in tiles of 128 and ``k_pe [N, 64]`` as it is, into ``uint8 [pages, P, 656]``.
+
+    ``kv_c`` and ``k_pe`` bf16 or f16; ``kv_cache`` ``[pages, P, 656]`` uint8, ``slot_mapping`` ``[T]`` int32 or int64.
 
     ``scale = max(amax / 448, 2^-126)``; with ``ue8m0`` rounded up to a power of two, and at least 1e-4 before.
 
@@ -497,6 +518,8 @@ def indexer_k_quant_and_cache(
 ) -> None:
     """Index keys ``[N, D]`` (bf16 or f16) in groups of 128 into ``uint8 [pages, P, D + 4 D/128]``.
 
+    ``k`` ``[N, D]``, ``kv_cache`` ``[pages, P, D + 4 D/128]`` uint8, ``slot_mapping`` ``[N]`` int32 or int64.
+
     A page holds its codes, one key after the other, then their float32 scales: ``max(amax, 1e-4) / 448``, with
     ``scale_fmt="ue8m0"`` rounded up to a power of two.
 
@@ -534,6 +557,10 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
     kv_layout: str = "NHD",
 ) -> None:
     """Keys and values ``[N, H, D]`` (bf16 or f16) in NVFP4, blocks of 16, into their slots.
+
+    ``append_key`` and ``append_value`` ``[N, H, D]``, ``slot_mapping`` ``[T]`` int32 or int64; ``k_scale_cache`` and
+    ``v_scale_cache`` have the shape of the caches with D/16 columns, ``k_scale`` and ``v_scale`` any shape of one
+    value.
 
     Parameters
     ----------
@@ -607,6 +634,9 @@ def gather_and_maybe_dequant_cache(
 ) -> None:
     """Rows of requests out of E4M3 ``[pages, P, C]`` times one scale, into ``dst [N, C]`` bf16, f16 or f32.
 
+    ``src_cache`` ``[pages, P, C]``, ``block_table`` ``[B, L]``, ``cu_seq_lens`` ``[B + 1]`` and ``seq_starts`` ``[B]``
+    int32; ``scale`` float32 of any shape with one value.
+
     Request b fills rows ``cu_seq_lens[b]`` to ``cu_seq_lens[b + 1]`` from token ``seq_starts[b]`` (0 without) of its
     pages ``block_table[b]`` (int32); rows behind the last request stay.
 
@@ -632,6 +662,9 @@ def cp_gather_cache(
 ) -> None:
     """:func:`gather_and_maybe_dequant_cache` of rows as they are, of any dtype of 1, 2 or 4 bytes.
 
+    ``dst`` ``[N, C]`` of the dtype of ``src_cache`` ``[pages, P, C]``; ``block_table`` ``[B, L]``, ``cu_seq_lens`` ``[B
+    + 1]`` and ``seq_starts`` ``[B]`` int32.
+
     Raises DtypeError, InputError, LayoutError, ShapeError.
     """
     checks.dtype("src_cache", checks.rank("src_cache", src_cache, 3), FP8, torch.uint8, *WIDE)
@@ -649,6 +682,8 @@ def cp_gather_and_upconvert_fp8_kv_cache(
     src_cache: Tensor, dst: Tensor, block_table: Tensor, seq_lens: Tensor, workspace_starts: Tensor
 ) -> None:
     """Rows of 656 bytes of requests, dequantised tile by tile into ``dst [N, 576]`` bf16, rotated columns as they are.
+
+    ``src_cache`` ``[pages, P, 656]`` uint8, ``block_table`` ``[B, L]`` int32.
 
     ``seq_lens [B]`` int32 rows at ``workspace_starts [B]``, one request behind the other; rows behind them stay (vLLM's
     kernel gives them to the last request).
@@ -671,6 +706,8 @@ def cp_gather_and_upconvert_fp8_kv_cache(
 def dequantize_k_cache(quant_k_cache: Tensor) -> Tensor:
     """``[pages, P, 1, 576]`` bf16 of rows of 656 bytes ``uint8 [pages, P, 1, 656]``; see :func:`quantize_k_cache`.
 
+    ``quant_k_cache`` ``[pages, P, 1, 656]``.
+
     Raises DtypeError, InputError, LayoutError, ShapeError.
     """
     checks.dtype("quant_k_cache", checks.rank("quant_k_cache", quant_k_cache, 4), torch.uint8)
@@ -691,6 +728,8 @@ def cp_gather_indexer_k_quant_cache(
     kv_cache: Tensor, dst_k: Tensor, dst_scale: Tensor, block_table: Tensor, cu_seq_lens: Tensor
 ) -> None:
     """Index keys of requests as they are: codes into ``dst_k [N, D]`` uint8, scales into ``dst_scale [N, 4 D/128]``.
+
+    ``kv_cache`` ``[pages, P, D + 4 D/128]`` uint8, ``block_table`` ``[B, L]`` and ``cu_seq_lens`` ``[B + 1]`` int32.
 
     Raises DtypeError, InputError, LayoutError, ShapeError.
     """

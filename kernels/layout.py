@@ -81,6 +81,8 @@ def align(x: int, y: int) -> int:
 def pad_k(x: Tensor, multiple: int = 128) -> Tensor:
     """``x`` with its last axis padded with zeros to a multiple; ``x`` itself when it is one already.
 
+    ``x`` ``[..., K]`` of any dtype; returns ``[..., align(K, multiple)]`` of the dtype of ``x``.
+
     Raises InputError, LayoutError, OptionError.
     """
     missing = -checks.tensor("x", x).shape[-1] % checks.positive("multiple", multiple)
@@ -104,6 +106,7 @@ def get_col_major_tma_aligned_tensor(scale: Tensor) -> Tensor:
     -------
     Tensor
         The same values; ``scale`` itself when its strides are already so.
+        Float32 of the same shape.
 
     Raises
     ------
@@ -148,6 +151,8 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor, *, check: bool |
 def powers_of_two(scale: Tensor, check: bool | None) -> None:
     """Refuse float32 scales that UE8M0 does not hold; ``check`` as for :func:`kernels.checks.values`, False: none.
 
+    ``scale`` of any shape.
+
     Raises DeviceError.
     """
     if check is False:
@@ -179,6 +184,8 @@ def transform_sf_into_required_layout(
     machine: machines.Machine | None = None,
 ) -> Tensor:
     """Scales in the layout that DeepGEMM's kernels read on a machine.
+
+    Returns float32 of the shape of ``sf``, or int32 ``[..., mn, ceil(k / gran_k / 4)]``.
 
     sm90 (and the CPU path): scales of one row float32, MN-major and TMA-aligned; scales of 128 rows unchanged.
     sm100: packed UE8M0, one scale for each row (a 128-row scale is repeated), for 128 or 32 elements of K; float32
@@ -234,6 +241,7 @@ def align_fp8_moe_weights_for_fi(
     -------
     w13, w2, padded
         The padded weights and size; the same objects when the size is aligned.
+        ``w13`` ``[E, 2P, K]`` or ``[E, P, K]`` and ``w2`` ``[E, H, P]`` of their dtypes, P the padded size.
 
     Raises
     ------
@@ -260,6 +268,8 @@ def align_fp8_moe_weights_for_fi(
 def swap_w13_to_w31(x: Tensor) -> Tensor:
     """Exchange the halves of dimension -2 (gate and up) of every expert; its own inverse.
 
+    Returns the same shape and dtype.
+
     ``x`` ``[..., N, K]`` of any dtype, N even (ShapeError); a new tensor of the same shape. Values are moved, NaN
     included. Block scales are exchanged the same way, which needs the block boundary between the halves.
 
@@ -279,6 +289,8 @@ def swap_w13_to_w31(x: Tensor) -> Tensor:
 def reorder_rows_for_gated_act_gemm(w: Tensor) -> Tensor:
     """Interleave the rows of the two halves: ``0, N/2, 1, N/2+1, ...``.
 
+    Returns the same shape and dtype.
+
     ``w`` ``[N, K]`` of any dtype, N even (ShapeError); a new tensor of the same shape. Values are moved, NaN included.
 
     Raises InputError, LayoutError.
@@ -292,6 +304,8 @@ def reorder_rows_for_gated_act_gemm(w: Tensor) -> Tensor:
 @verb("layout")
 def shuffle_matrix_a(w: Tensor, epilogue_tile_m: int = 128) -> Tensor:
     """Permute rows within blocks of 32 (16 when the tile is no multiple of 128) for the transposed MMA output.
+
+    Returns the same shape and dtype.
 
     ``w`` ``[N, K]`` of any dtype, N a multiple of the block (ShapeError); a new tensor of the same shape. Values are
     moved, NaN included.
@@ -317,6 +331,7 @@ def rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
     -------
     gemm1, gemm2
         New tensors of the same shapes.
+        Of the same dtypes.
 
     Raises
     ------
@@ -333,6 +348,8 @@ def rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
 def gated_rows(n: int, device: torch.device | str = "cpu") -> Tensor:
     """Source row of each destination row of :func:`reorder_rows_for_gated_act_gemm`.
 
+    Returns int64 ``[n]``.
+
     Raises ShapeError.
     """
     if n % 2:
@@ -342,6 +359,8 @@ def gated_rows(n: int, device: torch.device | str = "cpu") -> Tensor:
 
 def shuffled_rows(n: int, epilogue_tile_m: int = 128, device: torch.device | str = "cpu", name: str = "rows") -> Tensor:
     """Source row of each destination row of :func:`shuffle_matrix_a`.
+
+    Returns int64 ``[n]``.
 
     Raises OptionError, ShapeError.
     """
@@ -446,6 +465,8 @@ def unpad_token_groups(
     alignment_size: int = 32,
 ) -> Tensor:
     """The inverse of :func:`pad_token_groups`: ``[num_tokens, K]``, of rows ``padded [R, K]``.
+
+    Returns ``[num_tokens, K]`` of the dtype of ``padded``.
 
     Padding is not read. ``group_end_offsets`` are those of the rows without padding, the last of them ``num_tokens``;
     ``padded_group_start_offsets`` ``[G]`` int32 say where each group begins in ``padded``.

@@ -154,6 +154,9 @@ def cutlass_w8a8_scaled_mm(
 ) -> Tensor:
     """:func:`cutlass_scaled_mm` viewed as ``output_shape [..., N]`` (default ``[M, N]``), padded rows dropped.
 
+    ``qinput`` ``[M, K]`` and ``weight`` ``[K, N]`` are its ``a`` and ``b``; ``scale_a``, ``scale_b``, ``bias`` and
+    dtypes as of :func:`cutlass_scaled_mm`. Returns ``[..., N]`` of ``out_dtype``.
+
     Raises DeviceError, InputError.
     """
     m, n, _ = _operands("qinput", qinput, "weight", weight)
@@ -176,6 +179,9 @@ def torch_per_tensor_w8a8_scaled_mm(
     output_shape: Sequence[int] | None = None,
 ) -> Tensor:
     """``torch._scaled_mm`` with one scale for each operand; padded rows of ``qinput`` are dropped.
+
+    ``scale_a`` and ``scale_b`` have any shape of one value, ``bias`` ``[N]`` is bf16, f16 or f32. Returns ``[..., N]``
+    of ``out_dtype``.
 
     Parameters
     ----------
@@ -200,7 +206,10 @@ def rocm_per_tensor_w8a8_scaled_mm(
     bias: Tensor | None = None,
     output_shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """The ROCm case of :func:`dispatch_w8a8_scaled_mm`: hipBLASLt through ``torch._scaled_mm``, per tensor."""
+    """The ROCm case of :func:`dispatch_w8a8_scaled_mm`: hipBLASLt through ``torch._scaled_mm``, per tensor.
+
+    Operands and result as of :func:`torch_per_tensor_w8a8_scaled_mm`.
+    """
     return torch_per_tensor_w8a8_scaled_mm(
         qinput=qinput,
         weight=weight,
@@ -223,7 +232,10 @@ def torch_per_token_w8a8_scaled_mm(
     bias: Tensor | None = None,
     output_shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """``torch._scaled_mm`` row-wise: ``scale_a [M, 1]`` and ``scale_b`` ``[N, 1]`` (as stored) or ``[1, N]``."""
+    """``torch._scaled_mm`` row-wise: ``scale_a [M, 1]`` and ``scale_b`` ``[N, 1]`` (as stored) or ``[1, N]``.
+
+    The other operands, and the result, as of :func:`torch_per_tensor_w8a8_scaled_mm`.
+    """
     return _torch_linear("rowwise", qinput, weight, scale_a, scale_b, bias, out_dtype, output_shape)
 
 
@@ -239,6 +251,9 @@ def torch_channelwise_w8a8_scaled_mm(
     output_shape: Sequence[int] | None = None,
 ) -> Tensor:
     """Unfused: unit-scale product to float32, then ``* scale_a * scale_b.T + bias`` in float32, then the cast.
+
+    ``scale_a`` ``[M, 1]`` and ``scale_b`` ``[N, 1]`` or ``[1, N]`` float32; the other operands, and the result, as of
+    :func:`torch_per_tensor_w8a8_scaled_mm`. Returns ``[..., N]`` of ``out_dtype``.
 
     ``scale_a`` one value or ``[M, 1]``; ``scale_b`` one value, ``[N, 1]`` (as stored) or ``[1, N]``.
     """
@@ -322,6 +337,9 @@ class Fp8LinearOp:
         use_per_token_if_dynamic: bool | None = None,
     ) -> Tensor:
         """``[..., K] @ [K, N] -> [..., N]``.
+
+        ``input`` ``[..., K]``; ``input_scale`` and ``input_scale_ub`` float32 of any shape with one value; ``bias``
+        ``[N]`` bf16, f16 or f32. Returns ``[..., N]`` of ``out_dtype``.
 
         Parameters
         ----------

@@ -172,6 +172,8 @@ def fp8_paged_mqa_logits(
 ) -> Tensor:
     """Logits over a paged key cache.
 
+    ``schedule_metadata`` ``[num_sms + 1, 2]`` int32.
+
     Parameters
     ----------
     q
@@ -265,6 +267,8 @@ def get_paged_mqa_logits_metadata(context_lens: Tensor, block_size: int, num_sms
 def lengths(context_lens: Tensor, batch: int, next_n: int) -> Tensor:
     """``[B, next_n]``, the keys of each query; of lengths ``[B]``, the last query of a request sees all.
 
+    ``context_lens`` ``[B]`` or ``[B, next_n]`` int32. Returns int32 ``[B, next_n]``.
+
     Raises DtypeError, InputError, LayoutError, ShapeError.
     """
     lens = checks.dtype("context_lens", checks.rank("context_lens", context_lens, 1, 2), torch.int32)
@@ -278,6 +282,8 @@ def lengths(context_lens: Tensor, batch: int, next_n: int) -> Tensor:
 def check_schedule(schedule: Tensor) -> None:
     """Refuse a schedule that is not int32 ``[num_sms + 1, 2]``.
 
+    ``schedule`` of any shape.
+
     Raises DtypeError, InputError, LayoutError, ShapeError.
     """
     checks.dtype("schedule_metadata", checks.rank("schedule_metadata", schedule, 2), torch.int32)
@@ -287,6 +293,8 @@ def check_schedule(schedule: Tensor) -> None:
 
 def check_pages(check: bool | None, lens: Tensor, tables: Tensor, blocks: int, size: int, longest: int) -> None:
     """Refuse lengths beyond the pages, and pages in use that the cache does not have; see :func:`checks.values`.
+
+    ``lens`` ``[B, next_n]`` and ``tables`` ``[B, pages]`` int32.
 
     Raises ValueRangeError.
     """

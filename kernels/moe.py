@@ -148,6 +148,8 @@ def make_fp8_moe_alpha_scales_for_fi(
 ) -> tuple[Tensor, Tensor]:
     """``g1 = w13_scale * w13_input_scale`` and ``g2 = w2_scale * w2_input_scale`` as vectors over experts.
 
+    ``w13_input_scale`` and ``w2_input_scale`` ``[1]`` or ``[E]``. Returns float32 ``[E]`` twice.
+
     Parameters
     ----------
     w13_scale, w2_scale
@@ -178,6 +180,8 @@ def register_scales_for_trtllm_fp8_per_tensor_moe(
 ) -> None:
     """Set the layer's ``output1_scales_gate_scalar``, ``output1_scales_scalar`` and ``output2_scales_scalar``.
 
+    Float32 scales as of :func:`make_fp8_moe_alpha_scales_for_fi`.
+
     They are ``g1``, ``g1 / w2_input_scale`` and ``g2``; see the module's formula.
     """
     g1, g2 = make_fp8_moe_alpha_scales_for_fi(w13_scale, w13_input_scale, w2_scale, w2_input_scale)
@@ -200,6 +204,8 @@ def prepare_fp8_moe_layer_for_fi(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Convert expert weights to FlashInfer's format, in this order.
 
+    ``w13_input_scale`` and ``w2_input_scale`` float32, ``[1]`` or ``[E]``.
+
     Pad the intermediate size (not for block scales) and record it as ``layer.intermediate_size_per_partition``;
     exchange w13 to w31 (with the scales for block scales) when the activation is gated; for TensorRT-LLM per tensor
     permute the rows and register the scales on the layer.
@@ -217,6 +223,7 @@ def prepare_fp8_moe_layer_for_fi(
     -------
     w13, w2, w13_scale
         What the kernel takes.
+        E4M3 ``[E, 2P, H]`` and ``[E, H, P]`` with the padded size P, and the float32 scales of the same shape.
 
     Raises
     ------
@@ -319,6 +326,8 @@ def apply_fi_trtllm_fp8_per_tensor_moe(
     apply_router_weight_on_input: bool,
 ) -> Tensor:
     """The TensorRT-LLM per-tensor MoE with Llama-4 routing (top-1 on the logits, sigmoid weight on the input).
+
+    ``routing_bias`` ``[E_global]`` or None.
 
     Parameters
     ----------

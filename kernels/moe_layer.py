@@ -111,6 +111,8 @@ def route_deepseek_v3(
 ) -> tuple[Tensor, Tensor]:
     """Sigmoid scores; choice by score plus bias within the best groups.
 
+    ``logits`` ``[T, E]`` bf16, f16 or f32, ``bias`` ``[E]``.
+
     Groups are ranked by the sum of their best two choices (without a bias: by their best). The bias affects the choice
     only: weights are the scores, renormalised over the chosen experts, times the factor.
 
@@ -151,6 +153,8 @@ def route_deepseek_v3(
 @verb()
 def route_softmax(logits: Tensor, top_k: int, *, renormalize: bool = False) -> tuple[Tensor, Tensor]:
     """Softmax over all experts, then top-k; with ``renormalize`` the chosen weights sum to 1.
+
+    ``logits`` ``[T, E]`` bf16, f16 or f32.
 
     Returns
     -------
@@ -204,6 +208,8 @@ def moe_block_scaled(
 ) -> Tensor:
     """Block-scaled experts on DeepGEMM's contiguous grouped product.
 
+    ``w13_scale`` ``[E, ceil(2I/128), ceil(H/128)]``, ``w2_scale`` ``[E, ceil(H/128), ceil(I/128)]``.
+
     Parameters
     ----------
     x
@@ -225,6 +231,7 @@ def moe_block_scaled(
     -------
     Tensor
         ``[T, H]``.
+        Of ``out_dtype``.
 
     Raises
     ------
@@ -265,6 +272,8 @@ def moe_per_token(
 ) -> Tensor:
     """Experts with scales per token and per output channel, on ``scaled_grouped_mm``.
 
+    The other operands, and the result, as of :func:`moe_block_scaled`. Returns ``[T, H]`` of ``out_dtype``.
+
     As :func:`moe_block_scaled` with ``w13_scale [E, 2I]`` and ``w2_scale [E, H]`` float32.
 
     Raises DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError.
@@ -302,6 +311,9 @@ def operands(
 ) -> int:
     """The number of experts, where the operands of a layer fit each other; ``codes`` is the dtype of the weights.
 
+    ``x`` ``[T, H]``, ``w13`` ``[E, 2I, H]``, ``w2`` ``[E, H, I]``, ``weights`` ``[T, top_k]`` float32 and ``ids`` ``[T,
+    top_k]`` int32 or int64.
+
     Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
     tokens, hidden = checks.dtype("x", checks.rank("x", x, 2), *inputs).shape
@@ -321,6 +333,8 @@ def operands(
 
 def sorted_rows(ids: Tensor, experts: int, offset: int, tile: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     """Rows sorted by local expert.
+
+    ``ids`` ``[T, top_k]`` integers. Returns int64 ``[T, top_k]``, int32 ``[rows]`` and int32 ``[experts]``.
 
     Returns the row of each (token, slot), ``rows`` when its expert is on another rank; the expert of each row, -1 for
     padding; the end of each expert's rows.
@@ -355,14 +369,22 @@ def _spread(x: Tensor, weights: Tensor, target: Tensor, rows: int, weight_on_inp
 
 def scattered(slots: Tensor, target: Tensor, rows: int) -> Tensor:
     """Row ``i`` of ``slots`` at the place ``target`` of the i-th (token, slot), zeros elsewhere; ``rows`` is no
-    place."""
+    place.
+
+    ``slots`` ``[T top_k, C]`` of any dtype, ``target`` ``[T, top_k]`` int64. Returns ``[rows, C]`` of the dtype of
+    ``slots``.
+    """
     spread = slots.new_zeros(rows + 1, slots.shape[1])
     spread[target.reshape(-1)] = slots
     return spread[:rows]
 
 
 def gathered(y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """``[T, top_k, H]``, the rows of each token's experts, zeros where one is elsewhere; and where one is here."""
+    """``[T, top_k, H]``, the rows of each token's experts, zeros where one is elsewhere; and where one is here.
+
+    ``y`` ``[R, H]``, ``target`` ``[T, top_k]`` int64. The first result has the dtype of ``y``, the second, ``[T, top_k,
+    1]``, is bool.
+    """
     padded = torch.cat([y, y.new_zeros(1, y.shape[1])])
     return padded[target.reshape(-1)].view(*target.shape, y.shape[1]), (target < y.shape[0]).unsqueeze(-1)
 
@@ -372,7 +394,10 @@ def _quantise_groups(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def without_padding(y: Tensor, groups: Tensor) -> Tensor:
-    """``y`` with zeros in unassigned rows, which a product does not write."""
+    """``y`` with zeros in unassigned rows, which a product does not write.
+
+    ``y`` ``[R, C]``, ``groups`` ``[R]`` int32, -1 for none. Returns ``[R, C]`` of the dtype of ``y``.
+    """
     return y.masked_fill((groups < 0).unsqueeze(1), 0.0)
 
 

@@ -271,6 +271,8 @@ def moe_experts(
 ) -> Tensor:
     """The experts of a layer by one of :data:`PIPELINES`.
 
+    ``expert_map`` ``[E_global]`` integers.
+
     Parameters
     ----------
     x

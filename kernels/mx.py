@@ -54,21 +54,31 @@ from kernels.verbs import verb
 def mxfp8_fake(
     x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3", alignment: int = MX_BLOCK
 ) -> tuple[Tensor, Tensor]:
-    """Codes and scales of :func:`mxfp8_quantize` without values."""
+    """Codes and scales of :func:`mxfp8_quantize` without values.
+
+    ``x`` ``[M, K]``; returns dtypes and shapes as of :func:`mxfp8_quantize`: codes ``[M, K]`` and uint8 scales.
+    """
     *lead, k = x.shape
     q = empty(*lead, k + -k % alignment, like=x, dtype=FP8_ELEMENTS[element][3])
     return q, scale_bytes(q, MX_BLOCK, layout)
 
 
 def mxfp4_fake(x: Tensor, layout: str = "128x4", rounding: str = "rceil") -> tuple[Tensor, Tensor]:
-    """Codes and scales of :func:`mxfp4_quantize` without values."""
+    """Codes and scales of :func:`mxfp4_quantize` without values.
+
+    ``x`` ``[M, K]``; returns uint8 ``[M, K / 2]`` and scales as of :func:`mxfp4_quantize`.
+    """
     return empty(x.shape[0], x.shape[1] // 2, like=x, dtype=torch.uint8), scale_bytes(x, MX_BLOCK, layout)
 
 
 def nvfp4_fake(
     x: Tensor, global_scale: Tensor, layout: str = "128x4", is_global_scale_inversed: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Codes and scales of :func:`nvfp4_quantize` without values."""
+    """Codes and scales of :func:`nvfp4_quantize` without values.
+
+    ``x`` ``[M, K]``, ``global_scale`` of any shape; returns uint8 ``[M, K / 2]`` and scales as of
+    :func:`nvfp4_quantize`.
+    """
     return empty(x.shape[0], x.shape[1] // 2, like=x, dtype=torch.uint8), scale_bytes(x, NVFP4_BLOCK, layout)
 
 
@@ -181,6 +191,8 @@ def nvfp4_quantize(
 def mxfp8_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
     """``float32(value(q) * 2^(byte - 127))``; byte 0 is 2^-127, byte 255 NaN.
 
+    ``scale`` ``[M, K / 32]``, or flat in tiles ``[bytes]``.
+
     Parameters
     ----------
     q
@@ -207,6 +219,8 @@ def mxfp8_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
 def mxfp4_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
     """:func:`mxfp8_dequantize` of codes two in a byte, ``q [M, K / 2]`` uint8.
 
+    ``scale`` ``[M, K / 32]``, or flat in tiles ``[bytes]``.
+
     Raises DeviceError, InputError.
     """
     checks.same_device(q=q, scale=scale)
@@ -218,6 +232,9 @@ def mxfp4_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
 @verb("cast")
 def nvfp4_dequantize(q: Tensor, scale: Tensor, global_scale: Tensor, layout: str = "128x4") -> Tensor:
     """``value(q) * (scale * global_scale)`` in float32; ``global_scale`` is amax/2688, it multiplies.
+
+    ``scale`` ``[M, K / 16]``, or flat in tiles ``[bytes]``; ``global_scale`` of any shape with one value. Returns
+    float32 ``[M, K]``.
 
     Parameters
     ----------

@@ -112,6 +112,8 @@ def silu_and_mul_scaled_nvfp4_experts_quantize(x: Tensor, mask: Tensor, global_s
     """:func:`scaled_fp4_grouped_quantize` of ``silu(gate) * up`` of ``x [G, M, 2 I] = [gate, up]``, computed in float32
     and rounded once to the dtype of ``x``; ``I`` is a multiple of 16.
 
+    ``mask`` ``[G]`` int32, ``global_scale`` ``[G]`` float32.
+
     Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
     g, _, c = _buffers(x, mask)
@@ -126,6 +128,8 @@ def silu_and_mul_scaled_nvfp4_experts_quantize(x: Tensor, mask: Tensor, global_s
 @verb("cast", outputs=("q", "scale"), fake=_masked_fake)
 def mxfp8_grouped_quantize(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise the first ``mask[i]`` rows of each expert's buffer to MXFP8 (E4M3); arguments as above, blocks of 32.
+
+    ``x`` ``[G, M, K]`` bf16, f16 or f32, ``mask`` ``[G]`` int32.
 
     Returns ``q [M, K, G]`` E4M3 and ``scale [32, 4, M', 4, C', G]`` uint8 (E8M0).
 

@@ -126,6 +126,8 @@ def mxfp6_quantize(
 ) -> tuple[Tensor, Tensor]:
     """Quantise a matrix to MXFP6: ``q [M, K]`` uint8, codes of ``e3m2`` or ``e2m3`` in the low six bits, and the scale.
 
+    ``x`` ``[M, K]`` bf16, f16 or f32.
+
     A block with a NaN or an infinity has the scale 255 (NaN) and codes of the largest value.
 
     Raises OptionError.
@@ -152,6 +154,8 @@ def mxfp6_quantize(
 @verb("cast")
 def mxfp6_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4", element: str = "e3m2") -> Tensor:
     """``float32(value(q) * 2^(byte - 127))`` of codes one a byte; parameters as of the quantiser.
+
+    ``q`` ``[M, K]`` uint8, ``scale`` ``[M, K / 32]`` uint8, or flat in tiles ``[bytes]``. Returns float32 ``[M, K]``.
 
     Raises DtypeError, InputError, LayoutError, OptionError, ShapeError.
     """
@@ -185,6 +189,8 @@ def mxint8_quantize(x: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
 @verb("cast")
 def mxint8_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
     """``float32(int8(q) / 64 * 2^(byte - 127))``; parameters as of the quantiser.
+
+    ``q`` ``[M, K]`` uint8, ``scale`` ``[M, K / 32]`` uint8, or flat in tiles ``[bytes]``. Returns float32 ``[M, K]``.
 
     Raises DtypeError, InputError, LayoutError, ShapeError.
     """
@@ -272,6 +278,8 @@ def transpose_packed_fp4(q: Tensor) -> Tensor:
 def cast_back_from_fp4(q: Tensor, scale: Tensor, gran_k: int = 128) -> Tensor:
     """``value(q) * scale`` in float32, the code 8 read as 0.
 
+    Returns float32 ``[M, K]``.
+
     ``q [M, K / 2]`` int8 or uint8, two codes each; ``scale`` float32 ``[M, ceil(K / gran_k)]``.
 
     Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
@@ -299,6 +307,8 @@ def nvfp4_quantize_stochastic(
     x: Tensor, global_scale: Tensor, layout: str = "128x4", seed: int = 0
 ) -> tuple[Tensor, Tensor]:
     """:func:`kernels.nvfp4_quantize` whose codes are rounded stochastically; the same seed gives the same codes.
+
+    Operands and result as of :func:`kernels.mx.nvfp4_quantize`, one ``global_scale``.
 
     Raises OptionError.
     """
@@ -345,6 +355,9 @@ def _wide_product(x: Tensor, factor: int) -> tuple[Tensor, Tensor]:
 def nvfp4_quantize_2d(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
     """:func:`kernels.nvfp4_quantize` of a weight ``[M, K]``, both multiples of 16, one scale for 16x16 elements.
 
+    ``x`` ``[M, K]`` and ``global_scale``: dtypes and result as of :func:`kernels.mx.nvfp4_quantize`, one
+    ``global_scale``.
+
     The scale bytes are ``[M, K / 16]`` all the same: each stands in 16 rows.
 
     Raises ShapeError.
@@ -364,6 +377,8 @@ def nvfp4_quantize_4over6(
     x: Tensor, global_scale: Tensor, layout: str = "128x4", error: str = "mae", e4m3_max: int = 448
 ) -> tuple[Tensor, Tensor]:
     """:func:`kernels.nvfp4_quantize` with the scale of a block or 1.5 times it, whichever has the smaller ``error``.
+
+    Operands and result as of :func:`kernels.mx.nvfp4_quantize`, one ``global_scale``.
 
     ``error`` is ``mae`` or ``mse``, summed in float32 in the order of ``K``; on equality the own scale.
     ``global_scale`` is ``6 e4m3_max / amax`` with ``e4m3_max`` 448 or 256, which leaves room for 1.5 times every scale;
@@ -427,6 +442,8 @@ def nvfp4_quantize_rht(
 ) -> tuple[Tensor, Tensor]:
     """:func:`kernels.nvfp4_quantize` of :func:`hadamard_transform`; ``global_scale`` is 2688/amax of the transform.
 
+    ``x`` bf16; operands and result as of :func:`kernels.mx.nvfp4_quantize`, one ``global_scale``.
+
     Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
     checks.scalar("global_scale", global_scale)
@@ -456,6 +473,8 @@ def _two_levels(blocks: Tensor, g: Tensor, layout: str) -> tuple[Tensor, Tensor]
 def nvfp4_batched_quantize(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
     """:func:`kernels.nvfp4_quantize` of every matrix of ``x [B, M, K]`` under one global scale.
 
+    ``global_scale`` float32 of any shape with one value.
+
     Returns ``q [B, M, K / 2]`` and the scale bytes of each matrix in 128x4 or 8x4 tiles of its own, ``[B, ..]``.
 
     Raises InputError, LayoutError, OptionError, ShapeError.
@@ -477,6 +496,8 @@ def nvfp4_quantize_shuffled(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Te
     """:func:`kernels.nvfp4_quantize` of a weight ``[M, K]``, ``M`` a multiple of 32, with the rows of codes and of
     scales in the order of :func:`kernels.shuffle_matrix_a`, the scales then in 128x4 tiles.
 
+    ``x`` ``[M, K]``; dtypes and result as of :func:`kernels.mx.nvfp4_quantize`, one ``global_scale``.
+
     Raises InputError, LayoutError, ShapeError.
     """
     checks.multiple("M", checks.rank("x", x, 2).shape[0], 32, "so many rows are permuted together; pad M")
@@ -490,6 +511,9 @@ def nvfp4_quantize_shuffled(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Te
 @verb("cast", outputs=("q", "scale"), fake=_silu_fake)
 def silu_and_mul_nvfp4_quantize(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
     """:func:`kernels.nvfp4_quantize` of ``silu(gate) * up`` of ``x [M, 2 I] = [gate, up]``, ``I`` a multiple of 16.
+
+    ``global_scale`` float32 of any shape with one value. Returns uint8 codes ``[M, I / 2]`` and uint8 scales, ``[M, I /
+    16]`` or flat in tiles.
 
     The product is computed in float32 and rounded once to the dtype of ``x``; ``global_scale`` is 2688 over its amax.
 
@@ -516,6 +540,7 @@ def nvfp4_quantize_per_token(x: Tensor, global_scale: Tensor, layout: str = "128
     q, scale, row_scale
         As of :func:`kernels.nvfp4_quantize`, and ``row_scale [M]``: the amax of the row times ``global_scale`` (about
         1/2688); ``x ~= value(q) * scale * row_scale``. A row of zeros has the scale 0 and codes 0.
+        uint8, uint8 and float32.
     """
     blocks, g = _encoded(x, global_scale)
     if torch.compiler.is_compiling():
@@ -618,6 +643,8 @@ def mxfp8_to_fp8_block(
     x: Tensor, mx_scale: Tensor, layout: str = "128x4", dtype: str = "bfloat16"
 ) -> tuple[Tensor, Tensor]:
     """MXFP8 codes ``x [M, K]`` times their scales, rounded to ``dtype``, cast to E4M3 under scales of 128x128.
+
+    ``mx_scale`` ``[M, K / 32]`` uint8, or flat in tiles ``[bytes]``.
 
     Raises DtypeError, InputError, LayoutError, ShapeError.
     """

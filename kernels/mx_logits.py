@@ -142,6 +142,9 @@ def fp8_fp4_paged_mqa_logits(
 ) -> Tensor:
     """Logits over a paged key cache; without a scale of q :func:`kernels.fp8_paged_mqa_logits`.
 
+    ``context_lens`` ``[B]`` or ``[B, next_n]``, ``block_tables`` ``[B, pages]`` and ``schedule_metadata`` ``[num_sms +
+    1, 2]`` int32.
+
     Parameters
     ----------
     q

@@ -188,6 +188,8 @@ def scaled_mm(
 ) -> Tensor:
     """torch's block-scaled recipes: ``mat_a [M, K]`` times ``mat_b [K, N]``.
 
+    ``global_scale_a`` and ``global_scale_b`` have any shape of one value. Returns ``[M, N]`` of ``out_dtype``.
+
     FP8 with E8M0 scales of 32 (MXFP8); two codes a byte with E8M0 scales of 32 (MXFP4) or E4M3 scales of 16 (NVFP4),
     the latter with a global scale of both operands or of none.
 
@@ -249,6 +251,8 @@ def bmm_mxfp8(
 ) -> Tensor:
     """MXFP8, batched: ``a [B, M, K]`` times ``b [B, K, N]``, ``[B, M, N]``.
 
+    Returns ``[B, M, N]`` of ``out_dtype``.
+
     Parameters
     ----------
     a, b
@@ -296,6 +300,8 @@ def group_gemm_mxfp8_mxfp4_nt_groupwise(
 ) -> Tensor:
     """MXFP8 rows of each expert against its MXFP4 weight, ``[M, N]``.
 
+    ``a_scale`` and ``b_scale`` have any shape of so many bytes. Returns ``[M, N]`` of ``out_dtype``.
+
     Parameters
     ----------
     a
@@ -329,6 +335,8 @@ def group_gemm_nvfp4_nt_groupwise(
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
     """NVFP4 rows of each expert against its weight; as :func:`group_gemm_mxfp8_mxfp4_nt_groupwise`.
+
+    ``a_scale`` and ``b_scale`` have any shape of so many bytes. Returns ``[M, N]`` of ``out_dtype``.
 
     Parameters
     ----------
@@ -390,6 +398,8 @@ def scaled_grouped_mm_mx(
 ) -> Tensor:
     """torch's block-scaled grouped product: rows of each expert against its weight, ``[M, N]``.
 
+    ``scale_a`` and ``scale_b`` have any shape of so many bytes. Returns ``[M, N]`` of ``out_dtype``.
+
     Parameters
     ----------
     mat_a, mat_b
@@ -450,6 +460,8 @@ def scaled_grouped_mm_mx_k_groups(
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
     """torch's block-scaled grouped product of two matrices whose K the offsets cut, ``[G, M, N]``.
+
+    ``scale_a`` and ``scale_b`` have any shape of so many bytes. Returns ``[G, M, N]`` of ``out_dtype``.
 
     Parameters
     ----------
@@ -550,7 +562,10 @@ def fp8_fp4_gemm_nn(
     recipe_a: tuple[int, int] = (1, 128),
     recipe_b: tuple[int, int] = (1, 32),
 ) -> None:
-    """:func:`fp8_fp4_gemm_nt` with ``b [K, N]``, of four bits ``[K, N / 2]``, and its scales transposed alike."""
+    """:func:`fp8_fp4_gemm_nt` with ``b [K, N]``, of four bits ``[K, N / 2]``, and its scales transposed alike.
+
+    The other operands and dtypes as of :func:`fp8_fp4_gemm_nt`.
+    """
     fp8_fp4_gemm_nt(a, _turned("b", b), out, c, recipe_a=recipe_a, recipe_b=recipe_b)
 
 
@@ -564,7 +579,10 @@ def fp8_fp4_gemm_tn(
     recipe_a: tuple[int, int] = (1, 128),
     recipe_b: tuple[int, int] = (1, 32),
 ) -> None:
-    """:func:`fp8_fp4_gemm_nt` with ``a [K, M]`` and ``b [K, N]``; both scales transposed alike."""
+    """:func:`fp8_fp4_gemm_nt` with ``a [K, M]`` and ``b [K, N]``; both scales transposed alike.
+
+    The other operands and dtypes as of :func:`fp8_fp4_gemm_nt`.
+    """
     fp8_fp4_gemm_nt(_turned("a", a), _turned("b", b), out, c, recipe_a=recipe_a, recipe_b=recipe_b)
 
 
@@ -578,7 +596,10 @@ def fp8_fp4_gemm_tt(
     recipe_a: tuple[int, int] = (1, 128),
     recipe_b: tuple[int, int] = (1, 32),
 ) -> None:
-    """:func:`fp8_fp4_gemm_nt` with ``a [K, M]``, of four bits ``[K, M / 2]``, and its scales transposed alike."""
+    """:func:`fp8_fp4_gemm_nt` with ``a [K, M]``, of four bits ``[K, M / 2]``, and its scales transposed alike.
+
+    The other operands and dtypes as of :func:`fp8_fp4_gemm_nt`.
+    """
     fp8_fp4_gemm_nt(_turned("a", a), b, out, c, recipe_a=recipe_a, recipe_b=recipe_b)
 
 
@@ -594,6 +615,8 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
     use_psum_layout: bool = False,
 ) -> None:
     """:func:`fp8_fp4_gemm_nt` of rows sorted by expert: ``b [G, N, K]``.
+
+    ``a``, ``out`` and dtypes as of :func:`fp8_fp4_gemm_nt`.
 
     ``grouped_layout`` is int32 ``[M]``, the expert of each row, whose runs begin at multiples of 128 rows; rows with -1
     are padding. With ``use_psum_layout`` it is int32 ``[G]``, where the rows of each expert end; those of the next one
@@ -637,7 +660,10 @@ def m_grouped_fp8_fp4_gemm_nn_contiguous(
     recipe_b: tuple[int, int] = (1, 32),
     use_psum_layout: bool = False,
 ) -> None:
-    """:func:`m_grouped_fp8_fp4_gemm_nt_contiguous` with ``b [G, K, N]``, and its scales transposed alike."""
+    """:func:`m_grouped_fp8_fp4_gemm_nt_contiguous` with ``b [G, K, N]``, and its scales transposed alike.
+
+    The other operands and dtypes as of :func:`m_grouped_fp8_fp4_gemm_nt_contiguous`.
+    """
     m_grouped_fp8_fp4_gemm_nt_contiguous(
         a, _turned("b", b), out, grouped_layout, recipe_a=recipe_a, recipe_b=recipe_b, use_psum_layout=use_psum_layout
     )
@@ -830,6 +856,8 @@ def run_product(
 ) -> None:
     """``a [R, K]`` times ``b [G, N, K]`` into ``out [R, N]``; unassigned rows are not written.
 
+    ``alpha`` ``[1]`` or ``[G]`` and ``bias`` ``[N]`` float32 (``bias`` bf16 or f16 too).
+
     ``names`` of the operands and of their scales, for errors.
 
     Raises DeviceError, InputError, ShapeError.
@@ -860,7 +888,12 @@ def mx_product(
     bias: Tensor | None,
     accumulate: bool,
 ) -> None:
-    """The operator under every verb: :attr:`kernels.backends.declaration.Backend.mx_product` of the plan's backend."""
+    """The operator under every verb: :attr:`kernels.backends.declaration.Backend.mx_product` of the plan's backend.
+
+    Operands and dtypes as of :class:`kernels.backends.declaration.Backend`; ``a_scale``, ``b_scale`` flat ``[bytes]``,
+    ``table`` ``[4, G]``, ``expert`` ``[R]`` and ``depth`` ``[3, G]`` int32 as of
+    :class:`kernels.backends.declaration.Rows`.
+    """
     rows = Rows(table, expert, depth)
     left, right = Scales(a_scale, a_width, a_tile), Scales(b_scale, b_width, b_tile)
     backend = route("mx_product", a.device, ("out_dtype", dtype_name(out.dtype)))

@@ -139,7 +139,10 @@ def empty(*shape: int, like: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def lanes(x: Tensor, columns: int, align: int, dtype: torch.dtype) -> Tensor:
-    """Scales of ``x`` by column, the leading stride a multiple of ``align``."""
+    """Scales of ``x`` by column, the leading stride a multiple of ``align``.
+
+    ``x`` ``[..., M, K]``; returns ``dtype`` ``[..., M, columns]``, without values.
+    """
     m = x.shape[-2]
     return empty(*x.shape[:-2], columns, (m + align - 1) // align * align, like=x, dtype=dtype)[..., :m].mT
 

@@ -140,6 +140,8 @@ def scaled_fp8_quant(
 ) -> tuple[Tensor, Tensor]:
     """Quantise a matrix per tensor (static or dynamic) or per token.
 
+    ``scale`` and ``scale_ub`` have any shape of one value.
+
     Static (``scale`` given): ``q = sat(x / scale)``. Dynamic per tensor: ``scale = amax / 448``. Dynamic per
     token: ``scale[m] = max(min(amax[m], scale_ub) / 448, 1 / (448 * 512))``. Where a scale is 0 the code is 0.
 
@@ -427,6 +429,8 @@ def flashinfer_quantize_128x128(w: Tensor) -> tuple[Tensor, Tensor]:
 def per_tensor_dequantize(q: Tensor, inv_scale: float | Tensor) -> Tensor:
     """``float16(q * inv_scale)``: dequantise through float16, as vLLM does (whose name ``inv_scale`` is).
 
+    ``inv_scale`` has any shape of one value.
+
     The product is taken in float32 and rounded once. Products beyond 65504 become infinite and below ``2**-25``
     zero: a weight with such a scale cannot be dequantised this way.
 
@@ -461,6 +465,8 @@ def per_tensor_dequantize(q: Tensor, inv_scale: float | Tensor) -> Tensor:
 @verb("cast", adapter=_as_tensor)
 def all_close_1d(x: Tensor) -> bool:
     """Whether all entries of a vector are close to the first (rtol 1e-5, atol 1e-8; NaN is close to nothing).
+
+    ``x`` ``[n]`` bf16, f16, f32 or f64.
 
     An empty vector is close. Other ranks are a :class:`ShapeError`.
 
@@ -538,6 +544,8 @@ def normalize_e4m3fn_to_e4m3fnuz(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Reinterpret E4M3FN codes as E4M3FNUZ (AMD gfx942), doubling the scales: the same bits mean half the value.
 
+    ``weight`` E4M3 of any shape, ``weight_scale`` and ``input_scale`` float32 of any shape.
+
     Bit pattern 0x80 (-0 in fn, NaN in fnuz) becomes 0; every other code keeps its bits. The fn NaN codes 0x7F and 0xFF
     are finite in fnuz (+-240): a checkpoint with NaN weights must be refused before. Nothing is written in place.
 
@@ -545,6 +553,7 @@ def normalize_e4m3fn_to_e4m3fnuz(
     -------
     weight, weight_scale, input_scale
         ``weight`` float8_e4m3fnuz, ``2 * weight_scale``, ``2 * input_scale`` or None.
+        Each of the same shape.
 
     Raises
     ------

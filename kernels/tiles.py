@@ -40,13 +40,18 @@ def _groups_on_host(verb: Callable[..., Tensor], inputs: Inputs, options: Option
 
 @verb("layout")
 def to_blocked(scale: Tensor) -> Tensor:
-    """Scales ``[M, C]`` or ``[G, M, C]`` of one byte in tiles of 128x4, flat for each matrix, zeros in the padding."""
+    """Scales of one byte in tiles of 128x4, flat for each matrix, zeros in the padding.
+
+    ``scale`` ``[M, C]`` or ``[G, M, C]``; returns the dtype of ``scale``, ``[bytes]`` or ``[G, bytes]``.
+    """
     return swizzle_scale(scale)
 
 
 @verb("layout")
 def shuffle_matrix_sf_a(scale: Tensor, epilogue_tile_m: int = 128) -> Tensor:
     """Scales ``[M, C]`` of one byte with the rows of :func:`kernels.shuffle_matrix_a`, then as :func:`to_blocked`.
+
+    ``scale`` ``[M, C]``; returns its dtype, flat ``[bytes]``.
 
     M must be a multiple of 128 (ShapeError).
 
@@ -59,6 +64,8 @@ def shuffle_matrix_sf_a(scale: Tensor, epilogue_tile_m: int = 128) -> Tensor:
 @verb("layout")
 def from_blocked(memory: Tensor, rows: int, columns: int, tile: str = "128x4") -> Tensor:
     """The scales of :func:`to_blocked` by row and column, contiguous; padding is not read.
+
+    Returns ``[rows, columns]``, or with G first, of the dtype of ``memory``.
 
     Parameters
     ----------
@@ -112,6 +119,7 @@ def swizzle_scale_experts(
     -------
     Tensor
         ``floor((R + 127 G) / 128) 128`` rows of ``align(C, 4)`` bytes; masked: ``G align(capacity, 128)`` rows.
+        ``[bytes]`` of the dtype of ``scale``.
 
     Raises
     ------
@@ -152,6 +160,8 @@ def swizzle_scale_experts(
 def to_blocked_k_groups(scale: Tensor, ends: Tensor) -> Tensor:
     """Scales of one byte whose columns belong to groups, each group in tiles of its own; zeros elsewhere.
 
+    ``ends`` ``[G]`` integers.
+
     Parameters
     ----------
     scale
@@ -163,6 +173,7 @@ def to_blocked_k_groups(scale: Tensor, ends: Tensor) -> Tensor:
     -------
     Tensor
         ``align(M, 128) * (C + 4 G)`` bytes, flat: room for any groups, so that no size waits for the device.
+        ``[bytes]`` of the dtype of ``scale``.
 
     Raises
     ------

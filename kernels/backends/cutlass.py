@@ -195,7 +195,10 @@ def grouped_scaled(
 
 
 def m_major(scale: Tensor, lead: int) -> Tensor:
-    """``[M, C]`` as ``[lead, C]`` with strides ``(1, lead)``: ``scale`` itself if it has them; added rows are 1."""
+    """``[M, C]`` as ``[lead, C]`` with strides ``(1, lead)``: ``scale`` itself if it has them; added rows are 1.
+
+    ``scale`` ``[M, C]`` float32; returns float32. Values are moved, NaN included.
+    """
     if scale.shape[0] == lead and scale.stride() == (1, lead):
         return scale
     ready = scale.new_ones(scale.shape[1], lead)
@@ -204,7 +207,10 @@ def m_major(scale: Tensor, lead: int) -> Tensor:
 
 
 def columns(x: Tensor) -> Tensor:
-    """``x`` itself when its transpose is dense on 16 bytes, else a column-major copy (the kernel reads no pitch)."""
+    """``x`` itself when its transpose is dense on 16 bytes, else a column-major copy (the kernel reads no pitch).
+
+    ``x`` ``[K, N]`` E4M3; returns E4M3 ``[K, N]``, the bytes moved.
+    """
     return dense(x.t()).t()
 
 

@@ -269,7 +269,10 @@ def k_grouped(
 
 
 def lanes(scale: Tensor) -> Tensor:
-    """``[rows, blocks]`` as the kernel reads it, rows padded to 16 bytes with zeros."""
+    """``[rows, blocks]`` as the kernel reads it, rows padded to 16 bytes with zeros.
+
+    ``scale`` ``[rows, blocks]`` float32; values are moved, NaN included.
+    """
     return column_major(scale, ALIGNMENT // scale.element_size())
 
 
@@ -364,7 +367,10 @@ def paged_metadata(lens: Tensor, block_size: int, num_sms: int) -> Tensor:
 
 
 def context_lens(lens: Tensor) -> Tensor:
-    """``[B, next_n]`` unchanged for releases that take it, else its last column ``[B]``."""
+    """``[B, next_n]`` unchanged for releases that take it, else its last column ``[B]``.
+
+    ``lens`` ``[B, next_n]`` int32; returns int32. Values are moved.
+    """
     return lens.contiguous() if takes_2d_lens() else lens[:, -1].contiguous()
 
 
@@ -381,7 +387,10 @@ def takes_2d_lens() -> bool:
 
 
 def addressable(x: Tensor) -> Tensor:
-    """E4M3 ``x`` itself when TMA can address it (K-major, rows and base on 16 bytes), else a contiguous copy."""
+    """E4M3 ``x`` itself when TMA can address it (K-major, rows and base on 16 bytes), else a contiguous copy.
+
+    ``x`` ``[..., R, K]``; returns E4M3 of the same shape, the bytes moved.
+    """
     strides = x.stride()
     if strides[-1] == 1 and strides[-2] % ALIGNMENT == 0 and x.data_ptr() % ALIGNMENT == 0:
         if len(strides) == 3 and packed(x):
@@ -392,7 +401,10 @@ def addressable(x: Tensor) -> Tensor:
 
 
 def writable(out: Tensor) -> Tensor:
-    """``out`` itself when the kernel can write it, else an empty contiguous buffer to copy from."""
+    """``out`` itself when the kernel can write it, else an empty contiguous buffer to copy from.
+
+    ``out`` of any shape, bf16, f16 or f32; returns a tensor of the same shape and dtype. No value is read.
+    """
     if packed(out) and out.data_ptr() % ALIGNMENT == 0:
         return out
     return torch.empty(out.shape, dtype=out.dtype, device=out.device)

@@ -127,6 +127,8 @@ def _stages(tile: Tile, sm: int) -> int:
 def product(mode: int, a: Tensor, sa: Tensor, b: Tensor, sb: Tensor, out: Tensor, rows: Tensor, tile: Tile) -> None:
     """The kernel: ``a [M, K]`` or ``[G, M, K]``, ``b [G, N, K]``, ``out`` dense; ``rows`` as ``mode`` says.
 
+    ``sa`` ``[M, K/128]`` and ``sb`` ``[N/128, K/128]`` float32, of groups with G first.
+
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
     a, b = _dense_rows(a), _dense_rows(b)

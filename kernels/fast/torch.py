@@ -57,6 +57,8 @@ GUARDS: Any = _entry("_dynamo", "guards", "TensorGuards") if torch.__version__.s
 def guard(same: Sequence[Tensor], rows: Sequence[Tensor]) -> Callable[..., bool] | None:
     """Whether other operands, in this order, are like these; None of a release that is not known.
 
+    ``same`` and ``rows`` of any shape; each matrix of ``rows`` has its own number of rows.
+
     Like means: the same class, dispatch keys (layout, negation, inference, autocast, a transform), ``requires_grad``,
     dtype, device, extents and strides. ``rows`` may have any number of rows, matrices among them any distance of
     columns where these are contiguous.

@@ -138,7 +138,10 @@ class Checkpoint:
         return Stored(file, name, tuple(part.get_shape()), DTYPES[part.get_dtype()])
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor."""
+        """A whole tensor.
+
+        Returns the tensor in its shape and dtype; values are copied as they are stored.
+        """
         return whole(self.tensor(name))
 
     def scheme(self, layer: str) -> Scheme:

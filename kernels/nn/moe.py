@@ -165,6 +165,8 @@ class Fp8Experts(Fp8Module):
     def forward(self, input: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         """``[..., H]`` bf16, f16 or f32 with ``[..., top_k]`` float32 weights and global ids to ``[..., H]``.
 
+        ``input`` ``[T, H]``, ``topk_weights`` and ``topk_ids`` ``[T, top_k]``.
+
         Raises DtypeError, InputError, LayoutError, ShapeError.
         """
         self._check_input(input)
@@ -302,7 +304,10 @@ class Fp8Moe(torch.nn.Module):
         self.router, self.experts, self.shared = router, experts, shared
 
     def forward(self, input: Tensor) -> Tensor:
-        """``[..., H]`` to ``[..., H]``; a rank's part of the sum where the experts are split."""
+        """``[..., H]`` to ``[..., H]``; a rank's part of the sum where the experts are split.
+
+        ``input`` ``[..., H]`` bf16, f16 or f32; returns ``[..., H]`` of the dtype of the experts.
+        """
         self.experts._check_input(input)
         with torch.autocast(input.device.type, enabled=False):  # it would round the logits
             logits = torch.nn.functional.linear(input.to(torch.float32), self.gate.to(torch.float32))
@@ -366,7 +371,10 @@ class ConfiguredRouter(torch.nn.Module):
         self.sigmoid, self.n_group, self.topk_group = sigmoid, n_group, topk_group
 
     def forward(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights and ids of the chosen experts."""
+        """Weights and ids of the chosen experts.
+
+        ``logits`` ``[T, E]`` bf16, f16 or f32; returns weights float32 and ids int64 ``[T, top_k]``.
+        """
         if self.sigmoid:
             return route_deepseek_v3(
                 logits,

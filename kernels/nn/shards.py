@@ -134,7 +134,10 @@ def lay_out(kind: str, shards: Sequence[Shard], *, rows: int | None = None, ever
 
 
 def fill(layout: Layout, shards: Sequence[Shard], weight: Tensor | None, scale: Tensor) -> None:
-    """Write the pieces into ``weight [height, width]`` (zeros) and ``scale`` (ones, of the shape ``layout.blocks``)."""
+    """Write the pieces into ``weight [height, width]`` (zeros) and ``scale`` (ones, of the shape ``layout.blocks``).
+
+    Codes E4M3, scales float32.
+    """
     across = slice(layout.lead, layout.lead + layout.columns)
     for shard, (start, stop) in zip(shards, layout.pieces, strict=True):
         if weight is not None:
@@ -173,6 +176,8 @@ def read_scale(shard: Shard, kind: str) -> Tensor:
 
 def finite(name: str, scale: Tensor) -> Tensor:
     """``scale``, when every value is finite and not negative.
+
+    ``scale`` float32 of any shape; returns ``scale`` unchanged, of the same shape.
 
     Raises ValueRangeError.
     """
@@ -274,5 +279,8 @@ def scalar(shape: Sequence[int]) -> bool:
 
 
 def whole(source: Source) -> Tensor:
-    """Everything that a source holds."""
+    """Everything that a source holds.
+
+    Returns E4M3 codes and float32 scales of the shape of the whole weight.
+    """
     return source[(slice(None),) * len(source.shape)]

@@ -10,7 +10,7 @@ import pytest
 from tests.support.docstrings import Project, counts, main, violations
 
 UNFINISHED = (
-    *("oracle/api.py", "oracle/pytest_plugin.py", "kernels/"),
+    *("oracle/api.py", "oracle/pytest_plugin.py"),
     *(f"oracle/{room}/" for room in ("verdict", "routines", "diagnosis")),
 )
 """Folders and files that still have functions which lack something; an entry without one fails."""

@@ -16,7 +16,7 @@ import kernels
 
 Shape = tuple[str, ...]
 _SHAPE = r"\[([^\[\]`]*)\]"
-_NAMED = re.compile(rf"\b(\w+)(?:`` ``| ){_SHAPE}")
+_NAMED = re.compile(rf"\b(\w+)(?:``\s+``|\s){_SHAPE}")
 _OR = re.compile(r"\]``[^`]*\bor\b[^`]*``\[")
 _ENTRY = re.compile(r"^(\w+(?:, \w+)*)\n((?:[ ]{4}.*\n|\n)+)", re.MULTILINE)
 _PARAMETERS = re.compile(r"^Parameters\n-+\n(.*?)(?=^\w+\n-+$|\Z)", re.MULTILINE | re.DOTALL)
