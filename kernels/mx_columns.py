@@ -175,8 +175,8 @@ def mxfp8_quantize_2d(
 def mxfp8_dequantize_columnwise(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
     """:func:`kernels.mxfp8_dequantize` of codes whose scales are those of 32 rows each; layouts as of the quantiser.
 
-    ``q`` ``[M, K]`` E4M3 or E5M2, ``scale`` ``[K, M / 32]`` uint8, compact ``[M / 32, K]``, or flat in tiles
-    ``[bytes]``. Returns float32 ``[M, K]``.
+    ``q`` ``[M, K]`` E4M3 or E5M2, ``scale`` ``[K, M / 32]`` uint8, or compact ``[M / 32, K]``, or flat
+    in tiles ``[bytes]``. Returns float32 ``[M, K]``.
 
     Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
