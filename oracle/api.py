@@ -1,4 +1,7 @@
-"""The public verbs: look the contract up, check the call, delegate."""
+"""The public verbs: look the contract up, check the call, delegate.
+
+Source: each contract names its own (``oracle.contracts()[name].source``).
+"""
 
 from __future__ import annotations
 
@@ -84,9 +87,10 @@ def judge(
     ----------
     contract : name of :func:`contracts`.
     inputs : logical, contiguous operands under the contract's names; float8 tensors hold codes.
-    output : the tensor of the kernel (its dtype is the output dtype), or a mapping for several outputs. Here and in
-        ``inputs`` gradients, subclasses, strides and pending negations change nothing. A NaN is right where the exact
-        value is one, and there alone; -0 equals +0, but for a layout, which must keep every bit.
+    output : the tensor of the kernel, in the shape of the contract's output (its dtype is the output dtype), or a
+        mapping for several outputs. Here and in ``inputs`` gradients, subclasses, strides and pending negations change
+        nothing. A NaN is right where the exact value is one, and there alone; -0 equals +0, but for a layout, which
+        must keep every bit.
     arch : ``"sm90"``, ``"sm89"``, ``"sm100"``, ``"cpu"``...: whose arithmetic is admitted.
     numerics : a declared schedule (``"sm90.promote128"``), one that splits K (``"sm90.chain.split3"``,
         ``"sm90.chain.interleaved2x64"``, ``"sm90.chain.cut1024+5120"``), ``"<schedule>.split"`` for K split anywhere,

@@ -21,6 +21,7 @@ line at a time as tests end; a killed run leaves the lines that it wrote. While 
 run as SIGINT does: with the closing line, and a record that is whole up to there.
 
 Importing this file loads neither torch nor any other part of the suite; the first verdict or marked test does.
+Source: derived from :func:`oracle.judge`, whose verdicts these are.
 Not covered: running a kernel in a process of its own (pytest-xdist restarts a worker that dies).
 """
 
@@ -80,7 +81,8 @@ def assert_conforms(
     Parameters
     ----------
     output : Tensor or mapping of str to Tensor
-        What the kernel returned; a mapping for a contract with several outputs.
+        What the kernel returned, in the shape of the contract's output; a mapping for a contract with several
+        outputs. NaN and zeros as for :func:`oracle.judge`.
     contract : str or Case
         A name of :func:`oracle.contracts`, or a case, which has inputs and options.
     inputs : mapping of str to Tensor, optional

@@ -56,7 +56,7 @@ class Box:
         r = slice(start, stop)
         return Box(self.low[r], self.high[r], self.scale_low[r], self.scale_high[r], self.fmt)
 
-    def taken(self, index: Tensor) -> Box:
+    def select(self, index: Tensor) -> Box:
         """The same box with the rows that ``index`` (int64 ``[rows]``) names, in its order; values are copied
         unchanged."""
         return Box(self.low[index], self.high[index], self.scale_low[index], self.scale_high[index], self.fmt)

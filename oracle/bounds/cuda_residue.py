@@ -121,7 +121,7 @@ def _bound(
         sums_out, flags = sums_out[:, :rows, : product.N], flags[:rows, : product.N]
         if function == "any_order" and bool((flags & RESTLESS).any()):
             return None
-        sums = Promotion.known(tuple(sums_out), flags != 0, None if ordered else added)
+        sums = Promotion.from_sums(tuple(sums_out), flags != 0, None if ordered else added)
         parts.append(finished(product, start, sums, name, weak=weak))
     return joined(parts)
 

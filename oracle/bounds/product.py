@@ -95,7 +95,7 @@ class Promotion:
         self._open = torch.zeros(like.shape, dtype=torch.bool, device=like.device)
 
     @classmethod
-    def known(cls, sums: Sequence[Tensor], opened: Tensor, unordered: int | None) -> Promotion:
+    def from_sums(cls, sums: Sequence[Tensor], opened: Tensor, unordered: int | None) -> Promotion:
         """The state that an engine computed of ``unordered`` chains, or of ordered ones (None); the tensors are used as
         they are.
 

@@ -55,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _status(argv: Sequence[str] | None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
-    if (said := installed.answer(words)) is not None:
-        print(said, end="", flush=True)
+    if (answer := installed.answer(words)) is not None:
+        print(answer, end="", flush=True)
         return 0
     from oracle.harness import server
 

@@ -26,11 +26,11 @@ def add(commands: Commands) -> None:
         "which step of the arithmetic makes the difference, and whether an output of the one passes on the other. "
         "Captured outputs stand for the arch that gave them.",
     )
-    said = "architectures, separated by commas (default: %(default)s)"
-    command.add_argument("--arches", default=",".join(across.ARCHES), metavar="LIST", help=said)
+    text = "architectures, separated by commas (default: %(default)s)"
+    command.add_argument("--arches", default=",".join(across.ARCHES), metavar="LIST", help=text)
     command.add_argument("--contract", metavar="NAME", help="only this routine")
-    said = "every case of this profile (default: a few cases of each routine)"
-    command.add_argument("--profile", choices=profiles.PROFILES, help=said)
+    text = "every case of this profile (default: a few cases of each routine)"
+    command.add_argument("--profile", choices=profiles.PROFILES, help=text)
     command.add_argument("--case", metavar="ID", help="only this case")
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder; `none` replays no captured output")
     add_jobs(command)
@@ -70,10 +70,10 @@ def _across(arguments: argparse.Namespace) -> int:
 
 def _arches(text: str) -> tuple[str, ...]:
     """The architectures of a list; OptionError for one without any model, one that is named twice, or less than two."""
-    found = tuple(name.strip() for name in text.split(","))
-    known = dict.fromkeys((*arches(), *(arch for name in registered() for arch in get(name).numerics)))
-    if unknown := [name for name in found if name not in known]:
-        raise OptionError(f"--arches: no model for arch {unknown[0]!r}; {among(unknown[0], known)}")
-    if len(set(found)) != len(found) or len(found) < 2:
+    names = tuple(name.strip() for name in text.split(","))
+    every = dict.fromkeys((*arches(), *(arch for name in registered() for arch in get(name).numerics)))
+    if unknown := [name for name in names if name not in every]:
+        raise OptionError(f"--arches: no model for arch {unknown[0]!r}; {among(unknown[0], every)}")
+    if len(set(names)) != len(names) or len(names) < 2:
         raise OptionError(f"--arches {text}: name two or more, each once")
-    return found
+    return names

@@ -61,11 +61,11 @@ def add_judge(commands: common.Commands) -> None:
     common.add_recipe(command)
     common.add_explain_level(command)
     common.add_json(command, "the verdicts")
-    for name, (_, said) in common.FORMATS.items():
+    for name, (_, text) in common.FORMATS.items():
         if name != "json":
-            command.add_argument(f"--{name}", metavar="OUT", help=f"of a folder: {said}")
-    said = "of a folder: write every outcome to this new file as soon as it is known"
-    command.add_argument("--record", type=Path, metavar="OUT.jsonl", help=said)
+            command.add_argument(f"--{name}", metavar="OUT", help=f"of a folder: {text}")
+    text = "of a folder: write every outcome to this new file as soon as it is known"
+    command.add_argument("--record", type=Path, metavar="OUT.jsonl", help=text)
     common.add_volume_arguments(command)
 
 
@@ -122,10 +122,10 @@ _Call = tuple[Contract, dict[str, Tensor], dict[str, Tensor], dict[str, object]]
 def _add_call_arguments(command: argparse.ArgumentParser, *, several: bool = False, optional: bool = False) -> None:
     command.add_argument("file", type=Path, metavar="FILE|DIR" if several else "FILE.safetensors")
     optional |= several
-    said = "for a file that does not say it; see `fp8-oracle list`" if optional else "see `fp8-oracle list`"
-    command.add_argument("--contract", required=not optional, metavar="NAME", help=said)
-    said = "an input of the contract that has another name in the file; TENSOR.T is its transpose"
-    common.repeated(command, "--input", "NAME=TENSOR", said)
+    text = "for a file that does not say it; see `fp8-oracle list`" if optional else "see `fp8-oracle list`"
+    command.add_argument("--contract", required=not optional, metavar="NAME", help=text)
+    text = "an input of the contract that has another name in the file; TENSOR.T is its transpose"
+    common.repeated(command, "--input", "NAME=TENSOR", text)
     common.repeated(command, "--option", "NAME=VALUE", "an option, as out_dtype=bfloat16")
 
 
@@ -137,9 +137,11 @@ def _read_call(arguments: argparse.Namespace) -> _Call:
     """
     contract, path = get(arguments.contract), arguments.file
     tensors, renamed = fixtures.read_tensors(path), common.pairs(arguments.input, "--input")
-    known = [spec.name for spec in contract.inputs]
-    if unknown := [name for name in renamed if name not in known]:
-        raise OptionError(f"--input {unknown[0]}=...: {contract.name} has no such input; {among(unknown[0], known)}")
+    input_names = [spec.name for spec in contract.inputs]
+    if unknown := [name for name in renamed if name not in input_names]:
+        raise OptionError(
+            f"--input {unknown[0]}=...: {contract.name} has no such input; {among(unknown[0], input_names)}"
+        )
     inputs: dict[str, Tensor] = {}
     for spec in contract.inputs:
         tensor = renamed.get(spec.name, spec.name)
@@ -160,8 +162,8 @@ def _judge(arguments: argparse.Namespace) -> int:
     if arguments.file.is_dir():
         return _judge_folder(arguments)
     reports = [name for name in (*common.FORMATS, "record") if name != "json"]
-    if given := [name for name in reports if getattr(arguments, name) is not None]:
-        raise OptionError(f"--{given[0]} reports on a folder of calls; {arguments.file} is one file: name its folder")
+    if formats := [name for name in reports if getattr(arguments, name) is not None]:
+        raise OptionError(f"--{formats[0]} reports on a folder of calls; {arguments.file} is one file: name its folder")
     outputs: Mapping[str, Tensor | dict[str, Tensor]]
     if arguments.contract is None:
         case = _said(arguments)
@@ -234,9 +236,9 @@ def _items(arguments: argparse.Namespace) -> tuple[list[Item], list[str]]:
     for path in paths:
         name, kernel, arch = "-", "-", arguments.arch
         try:
-            said = fixtures.read_metadata(path)
-            name, kernel = said.get("contract", "-"), said.get("kernel") or "-"
-            arch = arch or said.get("arch") or "sm90"
+            metadata = fixtures.read_metadata(path)
+            name, kernel = metadata.get("contract", "-"), metadata.get("kernel") or "-"
+            arch = arch or metadata.get("arch") or "sm90"
         except FixtureError:  # its verdict says it again
             pass
         if arguments.contract in (None, name) or name == "-":
@@ -263,9 +265,9 @@ def _outputs(
 ) -> Mapping[str, Tensor | dict[str, Tensor]]:
     """Outputs by name; for a contract with several outputs, groups by the name before the last dot."""
     names, single = [name for name in tensors if name.startswith("out")], contract.returns == ("out",)
-    found: dict[str, Tensor | dict[str, Tensor]] = {}
+    outputs: dict[str, Tensor | dict[str, Tensor]] = {}
     if single:
-        found = {name: tensors[name] for name in sorted(names)}
+        outputs = {name: tensors[name] for name in sorted(names)}
     else:
         ends = tuple(f".{output}" for output in contract.returns)
         for group in sorted({name.rpartition(".")[0] for name in names if name.endswith(ends)}):
@@ -274,14 +276,14 @@ def _outputs(
                     f"{path}: {group} lacks {group}.{missing[0]}; {contract.name} has the outputs "
                     f"{', '.join(contract.returns)}"
                 )
-            found[group] = {output: tensors[f"{group}.{output}"] for output in contract.returns}
-    if not found:
+            outputs[group] = {output: tensors[f"{group}.{output}"] for output in contract.returns}
+    if not outputs:
         wanted = "out*" if single else " and ".join(f"out.{o}" for o in contract.returns)
-        held = ", ".join(sorted(tensors))
+        tensor_names = ", ".join(sorted(tensors))
         raise FixtureError(
-            f"{path}: no output matches {pattern!r} (tensors named {wanted} are judged); it holds {held}"
+            f"{path}: no output matches {pattern!r} (tensors named {wanted} are judged); it holds {tensor_names}"
         )
-    return _matching(found, pattern, path)
+    return _matching(outputs, pattern, path)
 
 
 def _matching(
@@ -306,8 +308,8 @@ def _explain(arguments: argparse.Namespace) -> int:
     said = Text.assemble((str(verdict.status), STYLES[verdict.status]), f" {verdict.summary}")
     operands = Call(get(case.contract), case.inputs, case.options, arch=arch).optional_operands
     held = None
-    known = arch in arches()  # there is no class of arithmetic for a CPU
-    if found.failing and known and operands is not None and operands.parts and operands.given:
+    has_model = arch in arches()  # there is no class of arithmetic for a CPU
+    if found.failing and has_model and operands is not None and operands.parts and operands.given:
         held = oracle.classify(case.contract, case.inputs, case.output, arch=arch, **case.options)
     classes = [] if held is None else [f"  of what is known of {arch}: {held}"]
     for line in (said, *classes, *_lines(found)):
@@ -366,17 +368,17 @@ def _lines(found: Diagnosis) -> list[str]:
     lines = [f"  {found.failing} of {counted(found.total, 'element')} fail: {found.where}"]
     lines += [f"  {finding}" for finding in found.findings]
     for rank, e in enumerate(found.explanations[:5], 1):
-        said = f"{e.explained} of {e.failing} failing elements, {e.contradicted} contradicted"
+        text = f"{e.explained} of {e.failing} failing elements, {e.contradicted} contradicted"
         if e.local:
-            said = f"all {e.explained} failing elements, and the rest is right without it"
+            text = f"all {e.explained} failing elements, and the rest is right without it"
         if e.where:
-            said = f"{e.where}: all {e.explained} failing elements are right results of that"
+            text = f"{e.where}: all {e.explained} failing elements are right results of that"
         if e.beyond:
-            said = f"all {e.placed} failing elements are its sums, some with scales from beyond the buffer"
+            text = f"all {e.placed} failing elements are its sums, some with scales from beyond the buffer"
         elif e.placed:
-            said = f"all {e.placed} failing elements lie where it writes nothing, and whatever it writes is right"
+            text = f"all {e.placed} failing elements lie where it writes nothing, and whatever it writes is right"
         met_in = f"; met in {e.met_in}" if e.met_in else ""
-        lines.append(f"  {rank}. {e.name}: {said} ({e.numerics}{met_in})")
+        lines.append(f"  {rank}. {e.name}: {text} ({e.numerics}{met_in})")
     if not found.explanations:
         lines.append("  no fault of the catalogue reproduces half of the failing elements")
     return lines
@@ -387,8 +389,10 @@ def _lines(found: Diagnosis) -> list[str]:
 
 def _predict(arguments: argparse.Namespace) -> int:
     _, _, inputs, call = _read_call(arguments)
-    found = oracle.predict(arguments.contract, inputs, numerics=arguments.numerics, **call)
-    outputs = {"out": found} if isinstance(found, Tensor) else {f"out.{name}": t for name, t in found.items()}
+    predicted = oracle.predict(arguments.contract, inputs, numerics=arguments.numerics, **call)
+    outputs = (
+        {"out": predicted} if isinstance(predicted, Tensor) else {f"out.{name}": t for name, t in predicted.items()}
+    )
     fixtures.write_tensors(arguments.write, outputs)
     for name, tensor in outputs.items():
         common.say(f"{arguments.write}: {name} {list(tensor.shape)} {tensor.dtype}, bits of {arguments.numerics}")

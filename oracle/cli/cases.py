@@ -22,12 +22,12 @@ def add(commands: Commands) -> None:
     )
     making.add_argument("folder", type=Path, metavar="DIR", help="a checkpoint as `fp8-oracle lint` reads it")
     making.add_argument("--to", type=Path, required=True, metavar="OUT", help="the folder of the calls, which is made")
-    said = "layers that match, as 'model.layers.3.*' (default: the first of every kind)"
-    making.add_argument("--layer", metavar="PATTERN", help=said)
-    said = "rows of the activations (default: %(default)d)"
-    making.add_argument("--tokens", type=whole(1), default=layers.TOKENS, metavar="N", help=said)
-    said = "activations [..., K], named as the layer or one tensor for all (default: drawn)"
-    making.add_argument("--activations", type=Path, metavar="FILE.safetensors", help=said)
+    text = "layers that match, as 'model.layers.3.*' (default: the first of every kind)"
+    making.add_argument("--layer", metavar="PATTERN", help=text)
+    text = "rows of the activations (default: %(default)d)"
+    making.add_argument("--tokens", type=whole(1), default=layers.TOKENS, metavar="N", help=text)
+    text = "activations [..., K], named as the layer or one tensor for all (default: drawn)"
+    making.add_argument("--activations", type=Path, metavar="FILE.safetensors", help=text)
     making.add_argument("--seed", type=whole(0), default=0, help="other draws (default: 0)")
     reading = add_command(
         actions,

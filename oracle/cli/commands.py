@@ -65,8 +65,8 @@ class Parser(argparse.ArgumentParser):
 
 def parser(command: str = "") -> argparse.ArgumentParser:
     """The parser with every command; with the arguments of ``command`` alone where that is one, a tenth of the time."""
-    said = "Exact references, sound bounds and verdicts for FP8 kernels."
-    result = Parser(prog="fp8-oracle", description=said)
+    text = "Exact references, sound bounds and verdicts for FP8 kernels."
+    result = Parser(prog="fp8-oracle", description=text)
     result.add_argument("--version", action="version", version=f"%(prog)s {installed.version_here()}")
     commands: Any = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, add in COMMANDS.items():

@@ -128,22 +128,22 @@ def declared(arguments: argparse.Namespace) -> str | None:
         raise OptionError(f"--recipe {recipe} and --numerics {numerics}: a quantiser declares one of them, its recipe")
     recipe_table.get(recipe)
     if arguments.contract is not None and get(arguments.contract).returns != ("q", "scale"):
-        known = ", ".join(spec.name for spec in get(arguments.contract).options)
-        hint = "; its option recipe names one" if "recipe" in known.split(", ") else ""
+        option_names = ", ".join(spec.name for spec in get(arguments.contract).options)
+        hint = "; its option recipe names one" if "recipe" in option_names.split(", ") else ""
         raise OptionError(f"--recipe {recipe}: {arguments.contract} publishes no codes and scale{hint}")
     return recipe
 
 
 def add_explain_level(command: argparse.ArgumentParser) -> None:
     """``--explain LEVEL``, a level of :mod:`oracle.diagnosis.level`."""
-    said = "how much is said of why an output fails: nothing, the first known fault that holds (default), or everything"
-    command.add_argument("--explain", choices=[str(level) for level in Explain], default=str(Explain.QUICK), help=said)
+    text = "how much is said of why an output fails: nothing, the first known fault that holds (default), or everything"
+    command.add_argument("--explain", choices=[str(level) for level in Explain], default=str(Explain.QUICK), help=text)
 
 
 def add_jobs(command: argparse.ArgumentParser) -> None:
     """``--jobs N``, for :func:`oracle.harness.jobs.in_order`."""
-    said = "processes that judge at the same time (default: 1); what is written is the same with any number"
-    command.add_argument("--jobs", type=whole(1), default=1, metavar="N", help=said)
+    text = "processes that judge at the same time (default: 1); what is written is the same with any number"
+    command.add_argument("--jobs", type=whole(1), default=1, metavar="N", help=text)
 
 
 class Bar:

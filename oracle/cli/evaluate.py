@@ -28,24 +28,24 @@ def add(commands: Commands) -> None:
         "Run a solution on the workloads of a definition, in the JSON of flashinfer-bench, and write its traces with "
         "the verdict of a contract as the evaluation. Exit 0 when every workload is PASSED.",
     )
-    for name, said in (("definition", "what is computed"), ("solution", "sources in Python or Triton")):
-        command.add_argument(f"--{name}", type=Path, required=True, metavar="FILE.json", help=said)
-    said = "a workload a line, alone or in a trace"
-    command.add_argument("--workload", type=Path, required=True, metavar="FILE.jsonl", help=said)
-    said = "what judges the outputs (default: the one that a tag of the definition names)"
-    command.add_argument("--contract", metavar="NAME", help=said)
+    for name, text in (("definition", "what is computed"), ("solution", "sources in Python or Triton")):
+        command.add_argument(f"--{name}", type=Path, required=True, metavar="FILE.json", help=text)
+    text = "a workload a line, alone or in a trace"
+    command.add_argument("--workload", type=Path, required=True, metavar="FILE.jsonl", help=text)
+    text = "what judges the outputs (default: the one that a tag of the definition names)"
+    command.add_argument("--contract", metavar="NAME", help=text)
     repeated(command, "--input", "NAME=INPUT", "an input of the contract under its name there; X.T is transposed")
     repeated(command, "--option", "NAME=VALUE", "an option of the contract")
-    said = "where paths begin (default: the folder of the workloads, or its parent where that is called workloads)"
-    command.add_argument("--root", type=Path, metavar="DIR", help=said)
+    text = "where paths begin (default: the folder of the workloads, or its parent where that is called workloads)"
+    command.add_argument("--root", type=Path, metavar="DIR", help=text)
     command.add_argument("--traces", default="-", metavar="OUT.jsonl", help="where the traces go (default: -)")
     command.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     command.add_argument("--arch", help="whose arithmetic is admitted (default: that of the device)")
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule")
-    said = "run the solution in a sandbox without the oracle, network or files to write"
-    command.add_argument("--untrusted", action="store_true", help=said)
-    said = "seconds for one call (default: %(default)g)"
-    command.add_argument("--limit", type=float, default=LIMIT, metavar="S", help=said)
+    text = "run the solution in a sandbox without the oracle, network or files to write"
+    command.add_argument("--untrusted", action="store_true", help=text)
+    text = "seconds for one call (default: %(default)g)"
+    command.add_argument("--limit", type=float, default=LIMIT, metavar="S", help=text)
     command.add_argument("--seed", type=whole(0), default=0, help="other random inputs")
 
 

@@ -27,8 +27,8 @@ from oracle.verdict.compare import Status, Verdict
 def add(commands: Commands) -> None:
     command = commands.add_parser("fixtures", help="check, generate, list, export or judge the stored fixtures")
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
-    said = "read every file, compare it with its manifest, and compute every golden again"
-    add_jobs(add_command(actions, "check", _check, said))
+    text = "read every file, compare it with its manifest, and compute every golden again"
+    add_jobs(add_command(actions, "check", _check, text))
     actions.add_parser("list", help="list the golden fixtures").set_defaults(run=_list)
     generate = add_command(
         actions,
@@ -52,8 +52,8 @@ def add(commands: Commands) -> None:
     export.add_argument("--contract", action="append", metavar="NAME", help="only this routine; may be repeated")
     repeated(export, "--case", "ID", "this case, computed now; may be repeated")
     export.add_argument("--profile", metavar="NAME", help="the cases of a profile of --contract, computed now")
-    said = "as m,n,k: a case of this shape on ordinary data of --contract, computed now; may be repeated"
-    repeated(export, "--shape", "SIZES", said)
+    text = "as m,n,k: a case of this shape on ordinary data of --contract, computed now; may be repeated"
+    repeated(export, "--shape", "SIZES", text)
     export.add_argument("--all", action="store_true", help="also the goldens that are kept as digests, computed now")
     judging = add_command(
         actions,
@@ -64,10 +64,10 @@ def add(commands: Commands) -> None:
         "answer, or none came; 2 when one could not be judged, as for an arch that has no model.",
     )
     judging.add_argument("folder", type=Path, metavar="DIR", help="the exported folder")
-    said = "folder of CASE.out.bin or CASE.safetensors"
-    judging.add_argument("--outputs", required=True, type=Path, metavar="THEIRS", help=said)
-    said = "whose arithmetic is admitted (default: cpu, float32 in any order)"
-    judging.add_argument("--arch", default="cpu", help=said)
+    text = "folder of CASE.out.bin or CASE.safetensors"
+    judging.add_argument("--outputs", required=True, type=Path, metavar="THEIRS", help=text)
+    text = "whose arithmetic is admitted (default: cpu, float32 in any order)"
+    judging.add_argument("--arch", default="cpu", help=text)
     judging.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
     judging.add_argument("--whole", action="store_true", help="a case that did not come back is a failure")
     judging.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts as JSON")
@@ -89,8 +89,8 @@ def add(commands: Commands) -> None:
     )
     for taking in (rebuild, adoption):
         taking.add_argument("recorded", type=Path, metavar="DIR")
-    said = "write SHA256SUMS again after a file was changed on purpose"
-    actions.add_parser("seal", help=said).set_defaults(run=_seal)
+    text = "write SHA256SUMS again after a file was changed on purpose"
+    actions.add_parser("seal", help=text).set_defaults(run=_seal)
     for action in actions.choices.values():
         if action is not actions.choices["judge"]:
             action.add_argument("--fixtures", metavar="DIR", help="the fixtures folder")
@@ -201,8 +201,8 @@ def _outcome(answer: golden_export.Answer, arch: str, *, whole: bool) -> Outcome
     if verdict is None:
         missing = Status.UNTESTED if whole else Status.SKIPPED
         verdict = Verdict(missing, "nothing came back", reason="nothing came back")
-    said = verdict.summary if answer.id is None else f"{verdict.summary}; case {answer.id}"
+    summary = verdict.summary if answer.id is None else f"{verdict.summary}; case {answer.id}"
     if verdict.explained_by:
-        said += f"; explained by: {', '.join(verdict.explained_by)}"
+        summary += f"; explained by: {', '.join(verdict.explained_by)}"
     contract = "answers" if answer.id is None else answer.id.partition("/")[0]
-    return Outcome(answer.slug, contract, "answers", arch, replace(verdict, summary=said))
+    return Outcome(answer.slug, contract, "answers", arch, replace(verdict, summary=summary))

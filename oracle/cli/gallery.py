@@ -53,21 +53,21 @@ def add(commands: Commands) -> None:
         default="cuda",
         help="cuda (default; every GPU that is seen, one for each job in turn), cuda:0,cuda:1 (these), or cpu",
     )
-    said = "kernels that are validated at the same time, each by processes of its own (default: 1)"
-    run.add_argument("--jobs", type=whole(1), default=1, metavar="N", help=said)
-    said = "end after S seconds, by ending what runs; the kernels without a row are left to --resume"
-    run.add_argument("--seconds", type=float, metavar="S", help=said)
-    said = "an earlier record: what took long there begins first, and what is not in it before that"
-    run.add_argument("--like", type=Path, metavar=ROWS, help=said)
+    text = "kernels that are validated at the same time, each by processes of its own (default: 1)"
+    run.add_argument("--jobs", type=whole(1), default=1, metavar="N", help=text)
+    text = "end after S seconds, by ending what runs; the kernels without a row are left to --resume"
+    run.add_argument("--seconds", type=float, metavar="S", help=text)
+    text = "an earlier record: what took long there begins first, and what is not in it before that"
+    run.add_argument("--like", type=Path, metavar=ROWS, help=text)
     run.add_argument("--profile", choices=PROFILES[:2], default="quick")
     run.add_argument("--seed", type=whole(0), default=0, help="of what is drawn; runs with one seed compare")
     run.add_argument("--limit", type=float, metavar="S", help="seconds for one call")
     run.add_argument("--resume", action="store_true", help="keep the rows that DIR has, and run the other kernels")
-    told = add_command(verbs, "page", _page, "the page of a run, or of the parts of one")
-    told.add_argument("records", type=Path, nargs="+", metavar=ROWS)
-    told.add_argument("--out", type=Path, metavar="DIR", help=f"gets {ROWS} and {PAGE} of all; printed without")
-    said = f"keep of each kernel what its line needs, for a {ROWS} in a repository; `compare` then knows verdicts alone"
-    told.add_argument("--brief", action="store_true", help=said)
+    paging = add_command(verbs, "page", _page, "the page of a run, or of the parts of one")
+    paging.add_argument("records", type=Path, nargs="+", metavar=ROWS)
+    paging.add_argument("--out", type=Path, metavar="DIR", help=f"gets {ROWS} and {PAGE} of all; printed without")
+    text = f"keep of each kernel what its line needs, for a {ROWS} in a repository; `compare` then knows verdicts alone"
+    paging.add_argument("--brief", action="store_true", help=text)
     moved = add_command(verbs, "compare", _compare, "what changed between two records", "Exit 1 when a kernel broke.")
     moved.add_argument("old", type=Path, metavar="OLD")
     moved.add_argument("new", type=Path, metavar="NEW")

@@ -52,19 +52,19 @@ def kept(words: Sequence[str]) -> Iterator[None]:
     if path is None or sys.stdout is not sys.__stdout__:
         yield
         return
-    said = _Copy()
-    sys.stdout = said
+    copy = _Copy()
+    sys.stdout = copy
     try:
         yield
     finally:
-        sys.stdout = said.stream
+        sys.stdout = copy.stream
     from oracle.fixtures.files import make_folder, write_bytes  # loaded by the command already
 
     with contextlib.suppress(OSError, FixtureError):  # a folder that cannot be written costs the next call its time
         make_folder(path.parent)
         for old in sorted(path.parent.glob("list-*.txt"), key=lambda p: p.stat().st_mtime)[: -KEPT + 1]:
             old.unlink(missing_ok=True)
-        write_bytes(path, "".join(said.lines).encode())
+        write_bytes(path, "".join(copy.lines).encode())
 
 
 class _Copy:
@@ -92,14 +92,14 @@ def _place(words: Sequence[str]) -> Path | None:
             return None
     if any(entry_points(group=group) for group in GROUPS):
         return None
-    found = hashlib.sha256(repr((list(words), sys.version, str(PACKAGE))).encode())
+    digest = hashlib.sha256(repr((list(words), sys.version, str(PACKAGE))).encode())
     for folder, _, names in sorted(os.walk(PACKAGE)):
         for name in sorted(n for n in names if n.endswith(".py")):
             facts = os.stat(os.path.join(folder, name))
-            found.update(f"{folder}/{name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+            digest.update(f"{folder}/{name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
     here = Path.cwd()
     for above in (here, *here.parents):
         with contextlib.suppress(OSError):  # most folders have none
-            found.update((above / "pyproject.toml").read_bytes())
+            digest.update((above / "pyproject.toml").read_bytes())
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(home) / "fp8-oracle" / f"list-{found.hexdigest()[:32]}.txt"
+    return Path(home) / "fp8-oracle" / f"list-{digest.hexdigest()[:32]}.txt"

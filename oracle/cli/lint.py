@@ -33,8 +33,8 @@ def add(commands: Commands) -> None:
     )
     command.add_argument("folder", type=Path, metavar="DIR", help="holds model.safetensors.index.json and config.json")
     command.add_argument("--against", type=Path, metavar="DIR", help="the original in bf16: adds the SQNR")
-    said = "name the weights that N ranks would cut inside a block; may be repeated"
-    command.add_argument("--ranks", action="append", default=[], type=whole(1), metavar="N", help=said)
+    text = "name the weights that N ranks would cut inside a block; may be repeated"
+    command.add_argument("--ranks", action="append", default=[], type=whole(1), metavar="N", help=text)
     command.add_argument("--only", default="*", metavar="PATTERN", help="weights to read, as 'model.layers.3.*'")
     command.add_argument("--all", action="store_true", help="every finding on a line of its own")
     add_json(command, "findings and figures")

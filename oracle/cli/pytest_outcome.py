@@ -86,19 +86,19 @@ def judge(
     """
     start = time.perf_counter()
     case = contract if isinstance(contract, Case) else None
-    found = get(contract.contract if isinstance(contract, Case) else contract)
+    routine = get(contract.contract if isinstance(contract, Case) else contract)
     call = {**({} if case is None else case.call_options()), **given}
     if inputs is None and case is None:
-        names = ", ".join(spec.name for spec in found.inputs)
-        raise InputError(f"{found.name}: no inputs; pass a mapping with {names}, or a case instead of the name")
+        names = ", ".join(spec.name for spec in routine.inputs)
+        raise InputError(f"{routine.name}: no inputs; pass a mapping with {names}, or a case instead of the name")
     operands = _on_device_of(output, case.inputs()) if inputs is None and case is not None else dict(inputs or {})
     outputs = dict(output) if isinstance(output, Mapping) else output
-    verdict = runner.judge_outputs(found, operands, outputs, arch=arch, numerics=numerics, call=call)
+    verdict = runner.judge_outputs(routine, operands, outputs, arch=arch, numerics=numerics, call=call)
     name = f"pytest/{test.id}" + (f"#{ordinal}" if ordinal > 1 else "")
-    asked, seconds = found.name if case is None else str(case), time.perf_counter() - start
+    asked, seconds = routine.name if case is None else str(case), time.perf_counter() - start
     more: dict[str, Any] = {"test": test.node, "asked": asked, "numerics": numerics, "call": call, "source": source}
     verdict = verdict.settled()
-    return TestOutcome(name, found.name, test.subject, arch, verdict, seconds, command=test.command, **more)
+    return TestOutcome(name, routine.name, test.subject, arch, verdict, seconds, command=test.command, **more)
 
 
 def line(outcome: TestOutcome) -> dict[str, object]:
@@ -137,13 +137,13 @@ def marked(
     chosen = profiles.cases(contract, profile or default) if cases is None else [grammar.parse(i) for i in cases]
     if other := [case for case in chosen if case.contract != contract]:
         raise CaseError(f"{other[0]} is no case of {contract}")
-    kept = [case for case in chosen if where is None or where(case)]
-    if not kept and chosen:
+    filtered = [case for case in chosen if where is None or where(case)]
+    if not filtered and chosen:
         raise CaseError(f"`where` is true for none of the {len(chosen)} cases of {contract}")
-    if not kept:
-        said = among(contract, sorted(grammar.grammars()), see="fp8-oracle list contracts")
-        raise CaseError(f"no contract with cases is named {contract!r}; {said}")
-    return kept
+    if not filtered:
+        text = among(contract, sorted(grammar.grammars()), see="fp8-oracle list contracts")
+        raise CaseError(f"no contract with cases is named {contract!r}; {text}")
+    return filtered
 
 
 def _on_device_of(output: Tensor | Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

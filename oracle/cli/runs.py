@@ -60,26 +60,26 @@ def add_verify(commands: common.Commands) -> None:
     command.add_argument("--subject", metavar="NAME", help="only this subject (a backend, or a captured call)")
     command.add_argument("--case", metavar="ID", help="only this case or capture, as a failing row prints it")
     command.add_argument("--arch", metavar="NAME", help="only what ran or runs on this arch, as sm90")
-    said = "also the subjects that this function returns; may be repeated"
-    common.repeated(command, "--provider", "MODULE:CALLABLE", said)
+    text = "also the subjects that this function returns; may be repeated"
+    common.repeated(command, "--provider", "MODULE:CALLABLE", text)
     common.add_explain_level(command)
     command.add_argument("--list", action="store_true", help="print the ids that would run, and stop")
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder; `none` replays nothing")
     common.add_jobs(command)
-    said = "judge on the machines of a Ray cluster, at ADDRESS as auto or host:6379 (default: the one Ray finds)"
-    command.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=said)
-    said = "the i-th of n parts of all cases, the same on every machine; `fp8-oracle merge` joins their records"
-    command.add_argument("--shard", metavar="I/N", help=said)
-    said = "CPU threads of one case (default: 1 for a profile, whose cases are small; all of them for --case)"
-    command.add_argument("--threads", type=int, metavar="N", help=said)
-    said = "seconds that a subject may take for one case (default: %(default)g)"
-    command.add_argument("--limit", type=float, default=LIMIT, metavar="S", help=said)
-    said = "append every outcome to this file as soon as it is known"
-    command.add_argument("--record", type=Path, metavar="FILE.jsonl", help=said)
-    said = "continue --record; what the same code has judged is not run again"
-    command.add_argument("--resume", action="store_true", help=said)
-    said = "keep the judged outputs as a captures folder, for `fixtures adopt`"
-    command.add_argument("--keep", type=Path, metavar="DIR", help=said)
+    text = "judge on the machines of a Ray cluster, at ADDRESS as auto or host:6379 (default: the one Ray finds)"
+    command.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=text)
+    text = "the i-th of n parts of all cases, the same on every machine; `fp8-oracle merge` joins their records"
+    command.add_argument("--shard", metavar="I/N", help=text)
+    text = "CPU threads of one case (default: 1 for a profile, whose cases are small; all of them for --case)"
+    command.add_argument("--threads", type=int, metavar="N", help=text)
+    text = "seconds that a subject may take for one case (default: %(default)g)"
+    command.add_argument("--limit", type=float, default=LIMIT, metavar="S", help=text)
+    text = "append every outcome to this file as soon as it is known"
+    command.add_argument("--record", type=Path, metavar="FILE.jsonl", help=text)
+    text = "continue --record; what the same code has judged is not run again"
+    command.add_argument("--resume", action="store_true", help=text)
+    text = "keep the judged outputs as a captures folder, for `fixtures adopt`"
+    command.add_argument("--keep", type=Path, metavar="DIR", help=text)
     common.add_output_arguments(command)
     common.add_volume_arguments(command)
 
@@ -128,13 +128,13 @@ def add_compare(commands: common.Commands) -> None:
     )
     command.add_argument("old", type=Path, metavar="OLD")
     command.add_argument("new", type=Path, metavar="NEW")
-    said = "compare this subject of the old run with that one of the new run, and nothing else"
-    common.repeated(command, "--pair", "OLD=NEW", said)
+    text = "compare this subject of the old run with that one of the new run, and nothing else"
+    common.repeated(command, "--pair", "OLD=NEW", text)
     common.add_json(command, "the changes")
-    said = "write the changes as the comment of a pull request; `-` is the standard output"
-    command.add_argument("--markdown", metavar="FILE", help=said)
-    said = "with --markdown: its heading, and in its hidden first line what tells it from others (default: %(default)s)"
-    command.add_argument("--title", default=changes.TITLE, metavar="NAME", help=said)
+    text = "write the changes as the comment of a pull request; `-` is the standard output"
+    command.add_argument("--markdown", metavar="FILE", help=text)
+    text = "with --markdown: its heading, and in its hidden first line what tells it from others (default: %(default)s)"
+    command.add_argument("--title", default=changes.TITLE, metavar="NAME", help=text)
     common.add_volume_arguments(command)
 
 
@@ -184,14 +184,14 @@ def _verify(arguments: argparse.Namespace) -> int:
     wanted = Filter(arguments.contract, arguments.subject, case, configured, arguments.arch)
     shard = None if arguments.shard is None else Shard.parse(arguments.shard)
     folder = None if arguments.fixtures == "none" else fixtures.folder(arguments.fixtures)
-    given = arguments.threads
-    each = jobs.divided(arguments.jobs, given or 1)
-    if given is not None and given < 1:
-        raise OptionError(f"--threads {given}: at least 1")
+    threads_asked = arguments.threads
+    each = jobs.divided(arguments.jobs, threads_asked or 1)
+    if threads_asked is not None and threads_asked < 1:
+        raise OptionError(f"--threads {threads_asked}: at least 1")
     if not 0 < arguments.limit < math.inf:
         raise OptionError(f"--limit {arguments.limit:g}: give a positive number of seconds")
     # a profile's cases are so small that several threads would wait
-    threads = min(given or 1, os.cpu_count() or 1) if given is not None or wanted.id is None else None
+    threads = min(threads_asked or 1, os.cpu_count() or 1) if threads_asked is not None or wanted.id is None else None
     points = subjects.points(arguments.provider)
     # The host comes first: its processes must inherit nothing that was computed here.
     with Host(points, limit=arguments.limit, threads=threads, folder=_folder(arguments.provider)) as host:
@@ -322,8 +322,8 @@ def _run(
         asked = [f"--{name} {value}" for name, value in about.selection.items()]
         asked += [f"--provider {target}" for target in arguments.provider]
         command = " ".join(["fp8-oracle", "verify", *asked, "--keep DIR"])
-        made = recording.provenance_of(about.machine, about.versions, command)
-        for line in writer.write(arguments.keep, provenance=made):
+        facts = recording.provenance_of(about.machine, about.versions, command)
+        for line in writer.write(arguments.keep, provenance=facts):
             screen.print(line, soft_wrap=True)
     if unfinished:
         print("fp8-oracle: interrupted", file=sys.stderr)
@@ -341,8 +341,8 @@ def _items(
     flags: Callable[[Item], str] = lambda item: "",
 ) -> list[Item]:
     """What is wanted of the captures and of the subjects here; of a ``shard``, which may be empty, its part."""
-    kept = [replace(item, flags=flags(item)) for item in _wanted_items(wanted, folder, profile, providers, writer)]
-    return kept if shard is None else [item for item in kept if shard.holds(item)]
+    items = [replace(item, flags=flags(item)) for item in _wanted_items(wanted, folder, profile, providers, writer)]
+    return items if shard is None else [item for item in items if shard.holds(item)]
 
 
 def _wanted_items(
@@ -358,22 +358,22 @@ def _wanted_items(
         items = runner.live(available, profile=profile, cases=one, keep=keep) + replayed
         if wanted.id is None and wanted.arch is None:
             items = runner.broken(providers) + items
-    kept = [item for item in items if wanted.keeps(item)]
+    chosen = [item for item in items if wanted.keeps(item)]
     if wanted.id is None and wanted.subject is None and not wanted.subjects and wanted.arch is None:
         contracts = list(registered()) if wanted.contract is None else [wanted.contract]
-        kept += runner.untested(kept, contracts)
-    if kept:
-        return kept
+        chosen += runner.untested(chosen, contracts)
+    if chosen:
+        return chosen
     if wanted.subject is not None and wanted.subject not in {item.subject for item in items}:
         known = sorted({item.subject for item in items})
-        said = among(wanted.subject, known, see="fp8-oracle list subjects")
-        raise CaseError(f"no subject {wanted.subject!r} on this machine; {said}")
+        text = among(wanted.subject, known, see="fp8-oracle list subjects")
+        raise CaseError(f"no subject {wanted.subject!r} on this machine; {text}")
     arches = sorted({item.arch for item in items} - {"-"})
     if wanted.arch is not None and wanted.arch not in arches:
         raise CaseError(f"no arch {wanted.arch!r} in what can be run here; {among(wanted.arch, arches)}")
     if wanted.id is not None and wanted.id.startswith("captures/") and wanted.id not in {i.id for i in items}:
-        said = among(wanted.id, (item.id for item in items), see="fp8-oracle verify --list")
-        raise CaseError(f"no capture {wanted.id!r}; {said}")
+        text = among(wanted.id, (item.id for item in items), see="fp8-oracle verify --list")
+        raise CaseError(f"no capture {wanted.id!r}; {text}")
     asked = [str(part) for part in (wanted.id, wanted.contract, wanted.subject, wanted.arch) if part is not None]
     raise CaseError(
         f"nothing to run for {', '.join(asked)} (arches: {', '.join(arches)}); `fp8-oracle verify --list` prints "
@@ -471,21 +471,22 @@ def _told(item: Item, said: Outcome | Lost) -> Outcome:
 
 def _report(arguments: argparse.Namespace) -> int:
     whole = _read(arguments.record)
-    kept = tuple(
+    filtered = tuple(
         o
         for o in whole.outcomes
         if fnmatchcase(o.contract, arguments.contract or "*")
         and fnmatchcase(o.subject, arguments.subject or "*")
         and (o.status.is_failure or not arguments.failures)
     )
-    if whole.outcomes and not kept and not arguments.failures:
+    if whole.outcomes and not filtered and not arguments.failures:
         for what in ("contract", "subject"):
             known = sorted({getattr(o, what) for o in whole.outcomes})
             if (asked := getattr(arguments, what)) is not None and not any(fnmatchcase(name, asked) for name in known):
                 raise CaseError(f"{arguments.record}: holds no {what} {asked!r}; {among(asked, known)}")
         raise CaseError(f"{arguments.record}: holds nothing of {arguments.contract} by {arguments.subject}")
-    report = replace(whole, outcomes=kept) if kept else whole  # --failures, and nothing fails: the whole is good
-    quiet = arguments.quiet or not kept
+    # with --failures, where nothing fails, the whole is good
+    report = replace(whole, outcomes=filtered) if filtered else whole
+    quiet = arguments.quiet or not filtered
     words.print_report(report, common.screen_of(arguments), quiet=quiet, verbose=arguments.verbose)
     common.write_reports(report, arguments)
     return 0 if whole.ok else 1
@@ -510,17 +511,17 @@ def _compare(arguments: argparse.Namespace) -> int:
     old, new = _read(arguments.old), _read(arguments.new)
     renamed = common.pairs(arguments.pair, "--pair") or None
     for names, given, report in ((renamed or (), arguments.old, old), ((renamed or {}).values(), arguments.new, new)):
-        known = {o.subject for o in report.outcomes}
-        if unknown := [name for name in names if name not in known]:
-            raise OptionError(f"--pair: {given} has no subject {unknown[0]!r}; {among(unknown[0], sorted(known))}")
-    found = changes.between(old, new, renamed=renamed)
-    said = None if arguments.markdown is None else changes.to_markdown(found, arguments.title)
+        subjects = {o.subject for o in report.outcomes}
+        if unknown := [name for name in names if name not in subjects]:
+            raise OptionError(f"--pair: {given} has no subject {unknown[0]!r}; {among(unknown[0], sorted(subjects))}")
+    comparison = changes.between(old, new, renamed=renamed)
+    comment = None if arguments.markdown is None else changes.to_markdown(comparison, arguments.title)
     screen = common.console(stderr="-" in (arguments.json, arguments.markdown))
-    changes.print_comparison(found, screen, verbose=arguments.verbose, quiet=arguments.quiet)
-    common.write_json(arguments.json, found.to_json())
-    if said is not None:
-        common.write_text(arguments.markdown, said)
-    return 0 if found.ok else 1
+    changes.print_comparison(comparison, screen, verbose=arguments.verbose, quiet=arguments.quiet)
+    common.write_json(arguments.json, comparison.to_json())
+    if comment is not None:
+        common.write_text(arguments.markdown, comment)
+    return 0 if comparison.ok else 1
 
 
 def _history_add(arguments: argparse.Namespace) -> int:

@@ -45,10 +45,10 @@ def add_mutate(commands: Commands) -> None:
 
 
 def add_conformance(commands: Commands) -> None:
-    said = "compare the instruction models with published hardware vectors"
-    command = add_command(commands, "conformance", _conformance, said)
-    said = "folder of a_*.txt, b_*, c_*, d_* sets"
-    command.add_argument("--vectors", required=True, type=Path, metavar="DIR", help=said)
+    text = "compare the instruction models with published hardware vectors"
+    command = add_command(commands, "conformance", _conformance, text)
+    text = "folder of a_*.txt, b_*, c_*, d_* sets"
+    command.add_argument("--vectors", required=True, type=Path, metavar="DIR", help=text)
 
 
 def _mutate(arguments: argparse.Namespace) -> int:
@@ -72,8 +72,8 @@ def _mutate(arguments: argparse.Namespace) -> int:
                 style = "bold red" if mutant.fate is mutation.Fate.SURVIVED else "dim"
                 found = f" {mutant.contract}: {mutant.fault}: {mutant.why}"
                 screen.print(Text.assemble((str(mutant.fate), style), found), soft_wrap=True)
-    own = {rule.name: mutation.mutate_own_data(rule) for rule in rules()} if arguments.own_data else {}
-    for name, found_in in own.items():
+    own_data = {rule.name: mutation.mutate_own_data(rule) for rule in rules()} if arguments.own_data else {}
+    for name, found_in in own_data.items():
         tried = [noticed for noticed in (found_in or {}).values() if noticed is not None]
         noticed_of = f"notices {sum(tried)} of {counted(len(tried), 'fault')}"
         measured = noticed_of if found_in is not None else "rejects a right result"
@@ -101,7 +101,7 @@ def _mutate(arguments: argparse.Namespace) -> int:
     record = {
         "schema": "fp8-oracle.mutation/1",
         "scores": scored,
-        "own_data": own,
+        "own_data": own_data,
         "legal": {"variants": len(variants), "false_alarms": alarms},
     }
     write_json(arguments.json, record)
@@ -181,8 +181,8 @@ def _table(scores: list[mutation.Score], *, with_rules: bool) -> Table:
         table.add_column(rule.name, justify="right", overflow="fold")
     for score in scores:
         counts = [str(score.count(fate)) for fate in mutation.Fate]
-        said = [f"{score.noticed(r.name)} ({score.alarms[r.name]})" if score.alarms else "" for r in rules()]
-        table.add_row(score.contract, *counts, f"{100 * score.ratio:.1f}%", *(said if with_rules else ()))
+        cells = [f"{score.noticed(r.name)} ({score.alarms[r.name]})" if score.alarms else "" for r in rules()]
+        table.add_row(score.contract, *counts, f"{100 * score.ratio:.1f}%", *(cells if with_rules else ()))
     if with_rules:
         table.caption = "rules: killed mutants that they notice too (cases whose right output they reject)"
     return table
@@ -195,8 +195,8 @@ def _conformance(arguments: argparse.Namespace) -> int:
     table.add_column("mismatches", justify="right")
     table.add_column("first mismatch, note", overflow="fold")
     for row in rows:
-        said = "; ".join(text for text in (row.first, row.note) if text)
-        cells = (row.gpu, row.format, row.output, row.instruction, str(row.vectors), str(row.mismatches), said)
+        message = "; ".join(text for text in (row.first, row.note) if text)
+        cells = (row.gpu, row.format, row.output, row.instruction, str(row.vectors), str(row.mismatches), message)
         table.add_row(*cells, style="bold red" if row.mismatches else None)
     console().print(table)
     return 1 if any(row.mismatches for row in rows) else 0

@@ -70,10 +70,10 @@ def _table(path: Path) -> dict[str, object] | None:
         tools = tomllib.loads(path.read_text("utf-8")).get("tool")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise OptionError(f"{path}: is not TOML ({error})") from None
-    found = tools.get("fp8-oracle") if isinstance(tools, dict) else None
-    if found is not None and not isinstance(found, dict):
+    section = tools.get("fp8-oracle") if isinstance(tools, dict) else None
+    if section is not None and not isinstance(section, dict):
         raise OptionError(f"{path}: {TABLE} is no table")
-    return found
+    return section
 
 
 def _checked(table: dict[str, object], path: Path) -> Settings:

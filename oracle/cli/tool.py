@@ -58,10 +58,10 @@ def add_list(commands: Commands) -> None:
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder")
     command.add_argument("--coverage", action="store_true", help="the legs of every routine: P, R, D, G and H by arch")
     command.add_argument("--markdown", action="store_true", help="with --coverage: as Markdown, CPU subjects only")
-    said = "what a contract admits and no default case of validate has, or all of them"
-    command.add_argument("--reach", action="store_true", help=said)
-    said = "with --coverage: write it between the markers of a Markdown file"
-    command.add_argument("--update", type=Path, metavar="FILE", help=said)
+    text = "what a contract admits and no default case of validate has, or all of them"
+    command.add_argument("--reach", action="store_true", help=text)
+    text = "with --coverage: write it between the markers of a Markdown file"
+    command.add_argument("--update", type=Path, metavar="FILE", help=text)
 
 
 def add_plan(commands: Commands) -> None:
@@ -104,15 +104,15 @@ def our_kernels(search: list[str] | None = None) -> Finding:
         spec = importlib.machinery.PathFinder.find_spec("kernels", search)
     if spec is None or not spec.origin:
         return Finding("kernels", "problem", f"not importable; expected {ours}; install with pip install -e .")
-    found = Path(spec.origin).resolve().parent
-    if found != ours:
+    folder = Path(spec.origin).resolve().parent
+    if folder != ours:
         owner = ", ".join(packages_distributions().get("kernels", [])) or "no known distribution"
-        said = (
-            f"another package named kernels is imported instead of ours: {found} (of {owner}); Hugging Face's "
+        text = (
+            f"another package named kernels is imported instead of ours: {folder} (of {owner}); Hugging Face's "
             "`kernels` on PyPI has the same name: uninstall it, or use a virtual environment without it"
         )
-        return Finding("kernels", "problem", said)
-    return Finding("kernels", "ok", str(found))
+        return Finding("kernels", "problem", text)
+    return Finding("kernels", "ok", str(folder))
 
 
 def _versions() -> Iterator[Finding]:
@@ -170,11 +170,11 @@ def _fixtures(given: str | None) -> Iterator[Finding]:
     try:
         folder = fixtures.folder(given)
         count = len(captures.load(folder / "captures"))
-        known = len(ledger.load(folder / ledger.FILE))
+        failures = len(ledger.load(folder / ledger.FILE))
     except FixtureError as error:
         yield Finding("fixtures", "problem", str(error))
     else:
-        yield Finding("fixtures", "ok", f"{folder}: {count} captures, {known} known failures")
+        yield Finding("fixtures", "ok", f"{folder}: {count} captures, {failures} known failures")
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -238,8 +238,8 @@ def _lines(arguments: argparse.Namespace) -> Iterator[str]:
     else:
         for schedule in schedules():
             unshown = schedule.instruction.unshown
-            said = f"\tno hardware has shown: {unshown}" if unshown else ""
-            yield f"{schedule.name}\t{schedule.status.value}\t{schedule.seen_in}{said}"
+            text = f"\tno hardware has shown: {unshown}" if unshown else ""
+            yield f"{schedule.name}\t{schedule.status.value}\t{schedule.seen_in}{text}"
 
 
 def _reach(only: str | None) -> int:
@@ -279,10 +279,10 @@ def _coverage(arguments: argparse.Namespace) -> int:
 def _exposed(packages: Sequence[str], attribute: str) -> bool:
     """Whether a package of the subjects has this (dotted) attribute."""
     for package in packages:
-        found: object = import_module(package)
+        module: object = import_module(package)
         for name in attribute.split("."):
-            found = getattr(found, name, None)
-        if found is not None:
+            module = getattr(module, name, None)
+        if module is not None:
             return True
     return False
 
@@ -311,15 +311,15 @@ def _plan(arguments: argparse.Namespace) -> int:
         plan, errors = import_module("kernels.plan"), import_module("kernels.errors")
     except ImportError as error:
         raise SubjectError(f"the production layer cannot be imported ({error}); see `fp8-oracle doctor`") from None
-    given = {
+    values = {
         name: int(text) if text.isdecimal() else {"true": True, "false": False}.get(text, text)
         for name, text in pairs(arguments.option, "--option").items()
     }
     dims = {dim: getattr(arguments, dim) for dim in "mnk" if getattr(arguments, dim) is not None}
-    if twice := sorted({"op", "arch", *dims} & set(given)):
+    if twice := sorted({"op", "arch", *dims} & set(values)):
         raise OptionError(f"--option {twice[0]}=...: {twice[0]} has a flag of its own, --{twice[0]}")
     try:
-        text = plan.describe(op=arguments.op, arch=arguments.arch, **{**given, **dims})
+        text = plan.describe(op=arguments.op, arch=arguments.arch, **{**values, **dims})
     except errors.KernelError as error:
         raise OptionError(str(error)) from None
     print(text)

@@ -81,13 +81,13 @@ def add_validate(commands: common.Commands) -> None:
     common.add_recipe(command)
     common.add_explain_level(command)
     command.add_argument("--profile", choices=PROFILES, default="quick")
-    said = "repeat a run: fixes what it draws; 0 has the published cases"
-    command.add_argument("--seed", type=common.whole(0), help=said)
+    text = "repeat a run: fixes what it draws; 0 has the published cases"
+    command.add_argument("--seed", type=common.whole(0), help=text)
     example = EXAMPLE.replace("%", "%%")
     command.add_argument("--domain", metavar="CONDITIONS", help=f"extents that the kernel takes, as '{example}'")
     command.add_argument("--case", action="append", metavar="ID", help="only this case; may be repeated")
-    said = "only the calls in these files, as `cases from-checkpoint`, oracle.sample and --save write them"
-    command.add_argument("--cases", dest="calls", type=Path, metavar="FILE|DIR", help=said)
+    text = "only the calls in these files, as `cases from-checkpoint`, oracle.sample and --save write them"
+    command.add_argument("--cases", dest="calls", type=Path, metavar="FILE|DIR", help=text)
     common.repeated(
         command,
         "--require",
@@ -105,12 +105,12 @@ def add_validate(commands: common.Commands) -> None:
     )
     common.add_jobs(command)
     command.add_argument("-x", "--exitfirst", action="store_true", help="stop after the first case that fails")
-    said = "append every outcome to this file as soon as it is known; with --profile soak every stretch"
-    command.add_argument("--record", type=Path, metavar="FILE.jsonl", help=said)
-    said = "continue --record with its seed: cases that the same code has judged are not called again"
-    command.add_argument("--resume", action="store_true", help=said)
-    said = "with --profile soak: stretches with a failure after which it ends (default: %(default)d)"
-    command.add_argument("--stop-after", type=common.whole(1), default=3, metavar="N", help=said)
+    text = "append every outcome to this file as soon as it is known; with --profile soak every stretch"
+    command.add_argument("--record", type=Path, metavar="FILE.jsonl", help=text)
+    text = "continue --record with its seed: cases that the same code has judged are not called again"
+    command.add_argument("--resume", action="store_true", help=text)
+    text = "with --profile soak: stretches with a failure after which it ends (default: %(default)d)"
+    command.add_argument("--stop-after", type=common.whole(1), default=3, metavar="N", help=text)
     command.add_argument("--save", metavar="FILE", help="minimise the first failing case into this safetensors file")
     common.add_output_arguments(command)
     common.add_volume_arguments(command)
@@ -136,8 +136,8 @@ def _validate(arguments: argparse.Namespace) -> int:
     run = live.run(report)
     print_report(report, screen, quiet=arguments.quiet, verbose=arguments.verbose)
     if arguments.json is not None:
-        made = recording.provenance_of(live.machine, live.versions, command_of(arguments, report.seed))
-        common.write_json(arguments.json, report.to_json() | {"provenance": made})
+        provenance_json = recording.provenance_of(live.machine, live.versions, command_of(arguments, report.seed))
+        common.write_json(arguments.json, report.to_json() | {"provenance": provenance_json})
     common.write_reports(run, arguments, but=("json",))
     if report.stopped == INTERRUPTED:
         print("fp8-oracle: interrupted", file=sys.stderr)
@@ -204,9 +204,9 @@ class _Live(Told):
             self._bar.advance()
         if self._recorder is not None:
             for outcome in reversed(self._outcomes()):  # a case is recorded when all of its watches are
-                known = self._written.get(outcome.id)
-                moved = known is not None and bool(outcome.watch) and known.repro != outcome.repro
-                if known is None or known.status != outcome.status or moved:
+                written = self._written.get(outcome.id)
+                moved = written is not None and bool(outcome.watch) and written.repro != outcome.repro
+                if written is None or written.status != outcome.status or moved:
                     self._written[outcome.id] = outcome
                     run = self._recorder.run
                     self._recorder.append(record.key_of(outcome.id, outcome.subject, outcome.arch, "", run), outcome)
@@ -235,7 +235,7 @@ def _soak(arguments: argparse.Namespace) -> int:
     passed = ("adapter", "arch", "numerics", "require", "limit", "domain", "untrusted", "explain")
     screen = common.screen_of(arguments)
     terminal = screen.is_terminal
-    found = soak(
+    result = soak(
         arguments.kernel,
         arguments.contract,
         seconds=arguments.seconds or SOAK,
@@ -248,12 +248,12 @@ def _soak(arguments: argparse.Namespace) -> int:
         said=lambda line: screen.print(line, soft_wrap=True) if terminal else None,
         **{name: getattr(arguments, name) for name in passed},
     )
-    for line in found.lines():
+    for line in result.lines():
         screen.print(line, soft_wrap=True)
     screen.print(f"seed {seed}; --seed {seed} repeats this run", soft_wrap=True)
-    common.write_json(arguments.json, {**found.about, "ended": found.ended, "stretches": found.stretches})
-    common.write_reports(run_of(found, arguments.arch or "-"), arguments, but=("json",))
-    return found.exit_code
+    common.write_json(arguments.json, {**result.about, "ended": result.ended, "stretches": result.stretches})
+    common.write_reports(run_of(result, arguments.arch or "-"), arguments, but=("json",))
+    return result.exit_code
 
 
 def run_of(found: Soak, arch: str) -> Run:
@@ -319,8 +319,8 @@ def print_report(report: Report, screen: Console, *, quiet: bool = False, verbos
             screen.print(f"smallest failing case: {report.saved}; `{command}`", soft_wrap=True)
         coverage = report.coverage if loaded and report.judged else None
         if coverage is not None and (report.profile is not None or coverage.refused):
-            for said in coverage.lines():
-                screen.print(said, soft_wrap=True)
+            for line in coverage.lines():
+                screen.print(line, soft_wrap=True)
         if loaded and report.seed is not None:
             screen.print(f"seed {report.seed}; --seed {report.seed} repeats this run", soft_wrap=True)
     if report.incomplete:
@@ -374,15 +374,15 @@ def add_fingerprint(commands: common.Commands) -> None:
     command.add_argument("kernel", metavar="MODULE:CALLABLE")
     what = command.add_mutually_exclusive_group(required=True)
     what.add_argument("--contract", metavar="NAME", help="a product; see `fp8-oracle list`")
-    said = "called with a, b [128, 256], a_scale, b_scale [128, 256 / block] (not swizzled) and out_dtype"
-    what.add_argument("--block-scaled", choices=KINDS, help=said)
+    text = "called with a, b [128, 256], a_scale, b_scale [128, 256 / block] (not swizzled) and out_dtype"
+    what.add_argument("--block-scaled", choices=KINDS, help=text)
     for side in ("a", "b"):
-        said = f"with --block-scaled mxf8f6f4: of {side} (default: {FORMATS[0]}); FP6 is one code a byte, FP4 packed"
-        command.add_argument(f"--{side}-format", choices=FORMATS, help=said)
+        text = f"with --block-scaled mxf8f6f4: of {side} (default: {FORMATS[0]}); FP6 is one code a byte, FP4 packed"
+        command.add_argument(f"--{side}-format", choices=FORMATS, help=text)
     command.add_argument("--adapter", **ADAPTER)
     command.add_argument("--k", type=int, default=512, help="with --contract: a multiple of 128 (default: 512)")
-    said = "(default: bfloat16; with --block-scaled float32)"
-    command.add_argument("--out-dtype", choices=sorted(OUT_DTYPES), help=said)
+    text = "(default: bfloat16; with --block-scaled float32)"
+    command.add_argument("--out-dtype", choices=sorted(OUT_DTYPES), help=text)
     command.add_argument("--device", **DEVICE)
     command.add_argument("--seed", type=common.whole(0), default=0)
     command.add_argument("--limit", **LIMITED)
@@ -394,11 +394,11 @@ def _fingerprint(arguments: argparse.Namespace) -> int:
         if arguments.a_format or arguments.b_format:
             raise OptionError("--a-format and --b-format belong to --block-scaled mxf8f6f4")
         asked |= {"k": arguments.k, "seed": arguments.seed, "out_dtype": OUT_DTYPES[arguments.out_dtype or "bfloat16"]}
-        found: Fingerprint | BlockFingerprint = probe(arguments.kernel, arguments.contract, **asked)
+        fingerprint: Fingerprint | BlockFingerprint = probe(arguments.kernel, arguments.contract, **asked)
     else:
         kind = Kind.of(arguments.block_scaled, arguments.a_format, arguments.b_format)
         out_dtype = OUT_DTYPES[arguments.out_dtype or "float32"]
-        found = probe_block_scaled(arguments.kernel, kind, out_dtype=out_dtype, **asked)
-    for line in found.lines():
+        fingerprint = probe_block_scaled(arguments.kernel, kind, out_dtype=out_dtype, **asked)
+    for line in fingerprint.lines():
         common.say(line)
     return 0

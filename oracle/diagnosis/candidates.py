@@ -557,7 +557,7 @@ class Sample:
                 continue
             side, _, at, of_scale = sides[changed.index(True)]
             if not fault.by_code:
-                side = side.taken(at, None if len(side.scale) == 1 else at // of_scale)
+                side = side.select(at, None if len(side.scale) == 1 else at // of_scale)
             codes, scale = side.codes.to(self.device), side.scale.expand(len(at), -1).to(self.device)
             stacks.setdefault((changed[0], codes.dtype, scale.dtype), []).append((fault.name, codes, scale))
         for (of_rows, *_), stack in stacks.items():

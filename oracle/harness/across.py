@@ -70,19 +70,19 @@ def tasks(
         return [Task(parsed.contract, str(parsed))]
     names = list(registered()) if contract is None else [get(contract).name]
     recorded: dict[str, list[str]] = {}
-    for found in [] if folder is None else captures.load(folder / "captures"):
-        if found.recording.arch in arches and found.unsupported is None and not found.again:
-            recorded.setdefault(found.contract, []).append(found.id)
-    made: list[Task] = []
+    for captured in [] if folder is None else captures.load(folder / "captures"):
+        if captured.recording.arch in arches and captured.unsupported is None and not captured.again:
+            recorded.setdefault(captured.contract, []).append(captured.id)
+    tasks_made: list[Task] = []
     for name in names:
         listed = chosen(name) if profile is None else profiles.cases(name, profile)
         if not get(name).numerics:
-            made += [Task(name, str(one)) for one in listed[:1]]
+            tasks_made += [Task(name, str(one)) for one in listed[:1]]
             continue
-        made += [Task(name, str(one)) for one in listed]
+        tasks_made += [Task(name, str(one)) for one in listed]
         if name in recorded:
-            made.append(Task(name, captures=tuple(recorded[name][:TRIED])))
-    return made
+            tasks_made.append(Task(name, captures=tuple(recorded[name][:TRIED])))
+    return tasks_made
 
 
 def chosen(contract: str) -> list[Case]:
@@ -91,11 +91,11 @@ def chosen(contract: str) -> list[Case]:
     first = {case.scheme: case for case in reversed(every) if case.family == ORDINARY}
     ordinary = [case for case in every if case.family == ORDINARY and first[case.scheme].dtypes == case.dtypes]
     plain = [case for case in ordinary if not case.options] or ordinary
-    found = [max((c for c in plain if c.scheme == scheme), key=_depth, default=None) for scheme in reversed(first)]
+    deepest = [max((c for c in plain if c.scheme == scheme), key=_depth, default=None) for scheme in reversed(first)]
     rest = [next((c for c in every if c.family in names), None) for names in FAMILIES]
     wide = next((c for c in every if c.family == ORDINARY and c.dtypes.endswith("-f32")), None)
-    kept = dict.fromkeys(str(c) for c in (*found, wide, *rest) if c is not None)
-    return [cases.parse(text) for text in kept] or every[:1]
+    ids = dict.fromkeys(str(c) for c in (*deepest, wide, *rest) if c is not None)
+    return [cases.parse(text) for text in ids] or every[:1]
 
 
 def _depth(case: Case) -> int:
@@ -138,10 +138,10 @@ def compared(task: Task, arches: Sequence[str], folder: Path | None) -> Found:
     call = _call(contract, case.inputs(), options, dtype)
     if not contract.numerics:
         return [same(call, arches, id=task.case)]
-    found: Found = [across(call, arches, id=task.case, captured={})]
+    rows: Found = [across(call, arches, id=task.case, captured={})]
     if case.family == ORDINARY and (rounded := _with_powers(call, arches)) is not None:
-        found.append(across(rounded, arches, id=f"{task.case}{POWERS}", captured={}))
-    return found
+        rows.append(across(rounded, arches, id=f"{task.case}{POWERS}", captured={}))
+    return rows
 
 
 def same(call: Call, arches: Sequence[str], *, id: str) -> Same:
@@ -197,7 +197,7 @@ def _up(scale: Tensor) -> Tensor:
 
 def _captured(contract: Contract, ids: Sequence[str], arches: Sequence[str], folder: Path) -> Compared | str:
     """The first of some captures that a schedule reproduces, on every arch; or a line that none is."""
-    known = {schedule.name for schedule in schedules()} | set(LOGITS)
+    schedule_names = {schedule.name for schedule in schedules()} | set(LOGITS)
     for capture in captures.load(folder / "captures"):
         if capture.id not in ids:
             continue
@@ -206,7 +206,7 @@ def _captured(contract: Contract, ids: Sequence[str], arches: Sequence[str], fol
         call, arch = _call(contract, capture.inputs(), capture.call(), output.dtype), capture.recording.arch
         try:
             matched = contract.judged(call.on(arch), output).matches
-            if matched in known:
+            if matched in schedule_names:
                 recorded = {arch: (capture.subject, output, str(matched))}
                 return across(call, arches, id=capture.id, captured=recorded)
         except NumericsError as error:  # no model of the arch that made it

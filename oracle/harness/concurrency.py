@@ -82,8 +82,8 @@ def run_concurrently(call: Call, other: Call, device: str) -> tuple[Mapping[str,
         try:
             start.wait()
             count = 1
-            own = None if device == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            with contextlib.nullcontext() if own is None else torch.cuda.stream(own):
+            stream = None if device == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
                 while not (raised or damage):
                     answers = [called() for _ in range(count)]
                     if device != "cpu":

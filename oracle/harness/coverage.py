@@ -63,15 +63,15 @@ class Row:
 
 def routines() -> list[Routine]:
     """Every registered contract, and the rows that it has beside its own, by heading and name."""
-    found = []
+    rows = []
     for contract in registered().values():
-        found.append(Routine(contract.name, contract.section, contract))
+        rows.append(Routine(contract.name, contract.section, contract))
         for row in contract.also:
             section, _, name = row.partition(": ")
-            found.append(Routine(name, section, contract))
-    known = dict.fromkeys((*SECTIONS, *(routine.section for routine in found)))
-    order = {section: rank for rank, section in enumerate(known)}
-    return sorted(found, key=lambda routine: (order[routine.section], routine.name))
+            rows.append(Routine(name, section, contract))
+    sections = dict.fromkeys((*SECTIONS, *(routine.section for routine in rows)))
+    order = {section: rank for rank, section in enumerate(sections)}
+    return sorted(rows, key=lambda routine: (order[routine.section], routine.name))
 
 
 def rows(subjects: Iterable[Subject], folder: Path, exposes: Callable[[str], bool]) -> list[Row]:
@@ -87,12 +87,12 @@ def rows(subjects: Iterable[Subject], folder: Path, exposes: Callable[[str], boo
     for capture in captures.load(folder / "captures"):
         if capture.unsupported is None:
             captured.setdefault(capture.contract, set()).add(capture.recording.arch)
-    found = []
+    lines = []
     for routine in routines():
         name, exposed = routine.contract.name, exposes(routine.contract.production or routine.contract.name)
         tried = tuple(sorted(arches.get(name, ()))) if profiles.cases(name, "quick") else ()
-        found.append(Row(routine, exposed, tried, stored.get(name, 0), tuple(sorted(captured.get(name, ())))))
-    return found
+        lines.append(Row(routine, exposed, tried, stored.get(name, 0), tuple(sorted(captured.get(name, ())))))
+    return lines
 
 
 def markdown(table: Sequence[Row]) -> str:
@@ -125,7 +125,7 @@ def place(path: Path, block: str) -> bool:
         text = fixtures.read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise FixtureError(f"{path}: is no UTF-8 text ({error.reason} at byte {error.start})") from None
-    made = placed(text, block, path)
-    if made != text:
-        fixtures.write_bytes(path, made.encode("utf-8"))
-    return made != text
+    page = placed(text, block, path)
+    if page != text:
+        fixtures.write_bytes(path, page.encode("utf-8"))
+    return page != text

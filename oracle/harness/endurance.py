@@ -161,10 +161,10 @@ def soak(
                 done.ended = OVER
                 break
             for lane in list(running):
-                found = pools[lane].result(running.pop(lane))
-                if isinstance(found, BaseException):
-                    raise found
-                facts = _lost(found) if isinstance(found, Lost) else found
+                result = pools[lane].result(running.pop(lane))
+                if isinstance(result, BaseException):
+                    raise result
+                facts = _lost(result) if isinstance(result, Lost) else result
                 one = {"kind": "stretch", "lane": lane, "number": next_of[lane], **facts}
                 next_of[lane] += 1
                 done.stretches.append(one)
@@ -229,8 +229,8 @@ def _stretching(
         failures = [finding.to_json() for finding in report.failures]
         growth = watched.growth()
         if any(grown > most for grown, most in zip(growth, GROWTH, strict=True)):
-            said = f"the kernel's process grew by {growth[0] >> 20} MiB and {growth[1]} descriptors in one stretch"
-            failures.append({"case": "-", "watch": "leak", "verdict": {"status": "FAILED", "summary": said}})
+            text = f"the kernel's process grew by {growth[0] >> 20} MiB and {growth[1]} descriptors in one stretch"
+            failures.append({"case": "-", "watch": "leak", "verdict": {"status": "FAILED", "summary": text}})
         return {
             "seed": seed,
             "seconds": round(report.seconds, 3),
@@ -300,13 +300,13 @@ class _Watched:
 
 def _descendants(process: int | str = "self") -> list[int]:
     """Processes that this one, or one that it started, has started."""
-    found: list[int] = []
+    children: list[int] = []
     try:
         for task in Path(f"/proc/{process}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
+            children += map(int, (task / "children").read_text().split())
     except OSError:  # it has ended
-        return found
-    return found + [below for child in found for below in _descendants(child)]
+        return children
+    return children + [below for child in children for below in _descendants(child)]
 
 
 def _clock(place: int | None) -> str:

@@ -88,13 +88,13 @@ def evaluate(
     OracleError
         The question is wrong: a file, a name, or inputs that the contract refuses. Never for a wrong solution.
     """
-    found, renamed = get(contract), renamed or {}
+    routine, renamed = get(contract), renamed or {}
     if untrusted and device != "cpu":
         raise OptionError(f"untrusted runs a solution on the CPU alone, not on {device}")
-    if unknown := [name for name in renamed if name not in {spec.name for spec in found.inputs}]:
+    if unknown := [name for name in renamed if name not in {spec.name for spec in routine.inputs}]:
         raise OptionError(f"--input {unknown[0]}=...: {contract} has no such input")
-    taken = _taken(found, definition, renamed)
-    outputs = _outputs(found, definition)
+    roles = _taken(routine, definition, renamed)
+    outputs = _outputs(routine, definition)
     arch = arch or arch_of(device)
     for scalars, group in groupby(workloads, key=lambda w: _scalars(w, definition)):
         plan = {
@@ -102,13 +102,13 @@ def evaluate(
             "function": solution.function,
             "destination": solution.destination,
             "axes": {name: extent for name, extent in definition.axes.items() if extent is not None},
-            "inputs": [_planned(name, of, taken, dict(scalars)) for name, of in definition.inputs.items()],
+            "inputs": [_planned(name, of, roles, dict(scalars)) for name, of in definition.inputs.items()],
             "outputs": [
                 {"name": name, "as": outputs[name], "shape": list(of.shape or ()), "dtype": _name(of.dtype)}
                 for name, of in definition.outputs.items()
             ],
         }
-        call = _options(found, definition, dict(scalars), options or {})
+        call = _options(routine, definition, dict(scalars), options or {})
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fp8-oracle-")))
             entry = _written(folder, solution, plan)
@@ -122,9 +122,9 @@ def evaluate(
                     untrusted=untrusted,
                 )
             )
-            session = Session(worker, found, device=device, arch=arch, numerics=numerics)
+            session = Session(worker, routine, device=device, arch=arch, numerics=numerics)
             for workload in group:
-                inputs = _inputs(found, definition, workload, taken, root, seed)
+                inputs = _inputs(routine, definition, workload, roles, root, seed)
                 evaluation = _evaluated(session, workload, inputs, call, definition, outputs)
                 yield {
                     "definition": definition.name,
@@ -162,14 +162,14 @@ def _evaluated(
             explain=None,
             **options,
         )
-    said = [verdict.summary, *(f"{f.watch}: {f.verdict.summary}" for f in beyond)]
-    said += [f"explained by: {', '.join(verdict.explained_by)}"] if verdict.explained_by else []
+    lines = [verdict.summary, *(f"{f.watch}: {f.verdict.summary}" for f in beyond)]
+    lines += [f"explained by: {', '.join(verdict.explained_by)}"] if verdict.explained_by else []
     numbers = status in ("PASSED", "INCORRECT_NUMERICAL")
     nothing = {"latency_ms": 0.0, "reference_latency_ms": 0.0, "speedup_factor": 0.0}
     libraries = provenance.versions(())
     return {
         "status": status,
-        "log": "\n".join([*said, session.worker.output[-SAID:]]).strip(),
+        "log": "\n".join([*lines, session.worker.output[-SAID:]]).strip(),
         "correctness": _correctness(call, answer, verdict) if numbers else None,
         "performance": nothing if status == "PASSED" else None,
         "environment": {"hardware": libraries.get("gpu") or f"CPU {libraries['machine']}", "libs": libraries},
@@ -200,17 +200,17 @@ def _correctness(call: Call, answer: Answer, verdict: Verdict) -> dict[str, obje
     absolute = relative = 0.0
     for name, due in call.truth.items():
         truth, seen = (decode(x) if x.is_floating_point() else x.to(torch.float64) for x in (due, answer.outputs[name]))
-        known = ~truth.isnan()
-        off = (seen - truth).abs()[known].nan_to_num(math.inf, math.inf)
-        off[seen[known] == truth[known]] = 0.0  # infinities
-        size = truth.abs()[known]
+        specified = ~truth.isnan()
+        off = (seen - truth).abs()[specified].nan_to_num(math.inf, math.inf)
+        off[seen[specified] == truth[specified]] = 0.0  # infinities
+        size = truth.abs()[specified]
         if off.numel():
             absolute = max(absolute, float(off.max()))
         if bool((size > 0).any()):
             ratios = off[size > 0] / size[size > 0]
             relative = max(relative, float(ratios.nan_to_num(math.inf, math.inf).max()))
-    said = {name: getattr(verdict, name) for name in ("summary", "outside", "total", "matches", "basis")}
-    extra = {"judge": "fp8-oracle", "contract": call.contract.name, "verdict": str(verdict.status), **said}
+    facts = {name: getattr(verdict, name) for name in ("summary", "outside", "total", "matches", "basis")}
+    extra = {"judge": "fp8-oracle", "contract": call.contract.name, "verdict": str(verdict.status), **facts}
     extra["explained_by"] = list(verdict.explained_by)
     errors = {"max_relative_error": relative, "max_absolute_error": absolute}
     return {**{name: x if math.isfinite(x) else "Infinity" for name, x in errors.items()}, "extra": extra}
@@ -221,22 +221,22 @@ def _correctness(call: Call, answer: Answer, verdict: Verdict) -> dict[str, obje
 
 def _taken(contract: Contract, definition: Definition, renamed: Mapping[str, str]) -> dict[str, tuple[str, bool]]:
     """By inputs of the definition: the contract's name, and whether it takes the transpose."""
-    found: dict[str, tuple[str, bool]] = {}
+    roles: dict[str, tuple[str, bool]] = {}
     for spec in contract.inputs:
         name = renamed.get(spec.name, spec.name)
         base = name if name in definition.inputs else name.removesuffix(".T")
         if base in definition.inputs:
-            found[base] = (spec.name, base != name)
+            roles[base] = (spec.name, base != name)
         elif not spec.optional or spec.name in renamed:
-            known = ", ".join(definition.inputs)
+            input_names = ", ".join(definition.inputs)
             raise OptionError(
-                f"{definition.name} has no input {name!r}, which {contract.name} needs; it has {known}; name the right "
-                f"one with --input {spec.name}=INPUT"
+                f"{definition.name} has no input {name!r}, which {contract.name} needs; it has {input_names}; name the "
+                f"right one with --input {spec.name}=INPUT"
             )
     for name, of in definition.inputs.items():
-        if of.shape is not None and name not in found:
+        if of.shape is not None and name not in roles:
             raise OptionError(f"{name!r} of {definition.name} is no input of {contract.name}; use --input NAME={name}")
-    return found
+    return roles
 
 
 def _outputs(contract: Contract, definition: Definition) -> dict[str, str]:
@@ -259,25 +259,25 @@ def _planned(
 
 def _scalars(workload: Workload, definition: Definition) -> tuple[tuple[str, object], ...]:
     """The inputs of a workload that are numbers."""
-    found = []
+    scalars = []
     for name, of in definition.inputs.items():
-        given = workload.inputs[name]
-        if of.shape is None or given["type"] == "scalar":
-            value = given.get("value")
+        source = workload.inputs[name]
+        if of.shape is None or source["type"] == "scalar":
+            value = source.get("value")
             if of.shape is not None or not isinstance(value, bool | int | float):
-                raise FixtureError(f"workload {workload.uuid}: {name} is {given!r:.80}; only a number is a scalar")
-            found.append((name, value))
-    return tuple(found)
+                raise FixtureError(f"workload {workload.uuid}: {name} is {source!r:.80}; only a number is a scalar")
+            scalars.append((name, value))
+    return tuple(scalars)
 
 
 def _options(
     contract: Contract, definition: Definition, scalars: Mapping[str, object], given: Mapping[str, object]
 ) -> dict[str, object]:
-    known = {spec.name for spec in contract.options}
-    found = {name: value for name, value in scalars.items() if name in known}
-    if "out_dtype" in known:
-        found["out_dtype"] = next(iter(definition.outputs.values())).dtype
-    return {**found, **given}
+    option_names = {spec.name for spec in contract.options}
+    values = {name: value for name, value in scalars.items() if name in option_names}
+    if "out_dtype" in option_names:
+        values["out_dtype"] = next(iter(definition.outputs.values())).dtype
+    return {**values, **given}
 
 
 def _inputs(
@@ -290,19 +290,19 @@ def _inputs(
 ) -> dict[str, Tensor]:
     """The inputs of the contract: loaded, or drawn."""
     axes = {**definition.axes, **workload.axes}
-    found = {}
+    inputs = {}
     for name, (ours, transposed) in taken.items():
-        of, given = definition.inputs[name], workload.inputs[name]
+        of, source = definition.inputs[name], workload.inputs[name]
         shape = tuple(int(axes[axis] or 0) for axis in of.shape or ())
         label = f"{definition.name} {workload.uuid} {name} seed={seed}"
-        made = _drawn(label, ours, shape, of.dtype) if given["type"] == "random" else suite.tensor_of(given, root)
-        if tuple(made.shape) != shape or made.dtype != of.dtype:
-            what = f"{_name(made.dtype)} {list(made.shape)}"
+        tensor = _drawn(label, ours, shape, of.dtype) if source["type"] == "random" else suite.tensor_of(source, root)
+        if tuple(tensor.shape) != shape or tensor.dtype != of.dtype:
+            what = f"{_name(tensor.dtype)} {list(tensor.shape)}"
             raise FixtureError(
                 f"workload {workload.uuid}: {name} is {what}; {definition.name} says {_name(of.dtype)} {list(shape)}"
             )
-        found[ours] = made.t() if transposed else made
-    return {spec.name: found[spec.name] for spec in contract.inputs if spec.name in found}
+        inputs[ours] = tensor.t() if transposed else tensor
+    return {spec.name: inputs[spec.name] for spec in contract.inputs if spec.name in inputs}
 
 
 def _drawn(label: str, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

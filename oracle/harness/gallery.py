@@ -93,13 +93,13 @@ class Project:
 
     def versions(self) -> dict[str, str]:
         """The versions of the distributions that are installed here."""
-        found = {}
+        installed = {}
         for name in self.distributions:
             try:
-                found[name] = version(name)
+                installed[name] = version(name)
             except PackageNotFoundError:
                 continue
-        return found
+        return installed
 
 
 def load(folder: Path) -> list[Project]:
@@ -117,7 +117,7 @@ def load(folder: Path) -> list[Project]:
         raise SubjectError(f"{folder} cannot be imported by its name {folder.name!r}; rename it to an identifier")
     if str(folder.parent) not in sys.path:
         sys.path.insert(0, str(folder.parent))
-    found = []
+    projects = []
     for path in sorted(folder.glob("[!_]*.py")):
         try:
             module = importlib.import_module(f"{folder.name}.{path.stem}")
@@ -130,10 +130,10 @@ def load(folder: Path) -> list[Project]:
         for kernel in project.kernels:
             if kernel.contract not in known:
                 raise SubjectError(f"{path}: {kernel.named} names contract {kernel.contract!r}, which has no cases")
-        found.append(project)
-    if not found:
+        projects.append(project)
+    if not projects:
         raise SubjectError(f"{folder} has no file of a project")
-    return found
+    return projects
 
 
 def key_of(project: Project, kernel: Kernel) -> str:
@@ -221,9 +221,9 @@ def places(device: str) -> tuple[str, list[dict[str, str]]]:
         arch_of(device)  # says so
     there = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
     words = device.split(",") if device != "cuda" else [f"cuda:{number}" for number in range(count)]
-    known = [f"cuda:{number}" for number in range(count)]
-    if wrong := [word for word in words if word not in known]:
-        raise DeviceError(f"device {wrong[0]!r}: there are {known[0]} to {known[-1]}; name some, or cuda for all")
+    devices = [f"cuda:{number}" for number in range(count)]
+    if wrong := [word for word in words if word not in devices]:
+        raise DeviceError(f"device {wrong[0]!r}: there are {devices[0]} to {devices[-1]}; name some, or cuda for all")
     if words == ["cuda:0"]:
         return "cuda", [{}]
     return "cuda", [{"CUDA_VISIBLE_DEVICES": there[int(word[5:])]} for word in words]
@@ -232,10 +232,10 @@ def places(device: str) -> tuple[str, list[dict[str, str]]]:
 @contextmanager
 def _validating(asked: Asked) -> Iterator[Callable[[str], tuple[Row, Mapping[str, object] | None]]]:
     """Validates the kernel of a key; KeyboardInterrupt where the validation was interrupted."""
-    known = {key_of(project, kernel): (project, kernel) for project, kernel in chosen(load(asked.folder), ())}
+    kernels = {key_of(project, kernel): (project, kernel) for project, kernel in chosen(load(asked.folder), ())}
 
     def validated(key: str) -> tuple[Row, Mapping[str, object] | None]:
-        project, kernel = known[key]
+        project, kernel = kernels[key]
         base = Row(project.name, kernel.named, kernel.contract, "UNSUPPORTED", pinned=kernel.pinned)
         versions = project.versions()
         if project.distributions[0] not in versions:
@@ -243,7 +243,7 @@ def _validating(asked: Asked) -> Iterator[Callable[[str], tuple[Row, Mapping[str
         if asked.device not in project.devices:
             return replace(base, why=f"runs on {', '.join(project.devices)} alone", versions=versions), None
         place = None if asked.save is None else asked.save / f"{project.name}.{kernel.named}.{kernel.contract}"
-        told = _Identified(kernel, place)
+        listener = _Identified(kernel, place)
         try:
             report = validate(
                 kernel.call,
@@ -257,14 +257,14 @@ def _validating(asked: Asked) -> Iterator[Callable[[str], tuple[Row, Mapping[str
                 case=kernel.case or None,
                 limit=max(asked.limit or LIMIT, project.compiles),
                 exempt=kernel.exempt,
-                told=told,
+                told=listener,
                 save=None if place is None else Path(f"{place}{SUFFIX}"),
             )
         except OracleError as error:  # what the gallery asks of it is wrong: the other kernels are run
             return replace(base, verdict="UNTESTED", why=str(error), versions=versions), None
         if report.stopped == INTERRUPTED:
             raise KeyboardInterrupt
-        return condensed(base, report, versions, told.names), report.to_json() | {"versions": versions}
+        return condensed(base, report, versions, listener.names), report.to_json() | {"versions": versions}
 
     yield validated
 
@@ -342,22 +342,22 @@ def condensed(
     """What a page says of a validation; ``names``: the arithmetic of outputs by case where no verdict names one."""
     numbers = [f for f in report.findings if f.watch == NUMBERS and f.verdict.status in JUDGED]
     errors = [f.verdict.error for f in numbers if f.verdict.error is not None]
-    known = [name for f in numbers if (name := _identified(f) or names.get(f.case, ""))]
+    names_of_arithmetic = [name for f in numbers if (name := _identified(f) or names.get(f.case, ""))]
     finite = [error for error in errors if error.ulps < float("inf")]
     first = next(iter(report.failures), None)
     if report.conforms:
-        said = "CONFORMS"
+        text = "CONFORMS"
     elif any(f.watch == LOAD or f.verdict.status is Status.CRASHED for f in report.failures) and not numbers:
-        said = "CRASHED"
+        text = "CRASHED"
     else:
-        said = "UNTESTED" if report.untested else "FAILED"
+        text = "UNTESTED" if report.untested else "FAILED"
     return replace(
         base,
-        verdict=said,
+        verdict=text,
         why="" if first is None else f"{first.watch}: {first.verdict.reason or first.verdict.summary}",
         judged=len(numbers),
-        identified=len(known),
-        matches=dict(Counter(known).most_common()),
+        identified=len(names_of_arithmetic),
+        matches=dict(Counter(names_of_arithmetic).most_common()),
         classes=dict(Counter(f.verdict.basis for f in numbers).most_common()),
         explained=dict(Counter(name for f in numbers for name in f.verdict.explained_by).most_common()),
         ulps=max((error.ulps for error in finite), default=None),

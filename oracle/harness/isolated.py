@@ -170,8 +170,8 @@ class Host:
             self._loaded.add(number)
             if reply["problem"] is not None:
                 return Provider(point.name, point.value, problem=str(reply["problem"]))
-            found = tuple(Isolated(self, (number, i), **facts) for i, facts in enumerate(reply["subjects"]))
-            return Provider(point.name, point.value, found, code=str(reply["code"]))
+            isolated = tuple(Isolated(self, (number, i), **facts) for i, facts in enumerate(reply["subjects"]))
+            return Provider(point.name, point.value, isolated, code=str(reply["code"]))
 
         try:
             return self._ask({"op": "load", "at": number}, LOADING, {}, taken)
@@ -230,8 +230,8 @@ class Host:
         self._loaded.clear()
         try:
             self._control.send(_KILL)
-            told = self._control.recv(4)
-            return int.from_bytes(told, "little") if told else None
+            status = self._control.recv(4)
+            return int.from_bytes(status, "little") if status else None
         except OSError:
             return None
 
@@ -344,13 +344,13 @@ def _loaded(
 ) -> dict[str, object]:
     """The subjects of a provider as JSON, and the digest of the code behind them."""
     with watch:
-        found, facts = subjects.load(point), []
+        subjects_loaded, facts = subjects.load(point), []
         try:
-            facts = [_facts(subject) for subject in found.subjects]
+            facts = [_facts(subject) for subject in subjects_loaded.subjects]
         except BaseException as error:  # a record of foreign code is foreign code
-            found = subjects.broken(point, subjects.described(error))
-    loaded[number] = found.subjects
-    return {"problem": found.problem, "subjects": facts, "code": watch.code_of(point.value)}
+            subjects_loaded = subjects.broken(point, subjects.described(error))
+    loaded[number] = subjects_loaded.subjects
+    return {"problem": subjects_loaded.problem, "subjects": facts, "code": watch.code_of(point.value)}
 
 
 def _facts(subject: Subject) -> dict[str, object]:
@@ -379,10 +379,12 @@ def _outputs(result: Any) -> dict[str, Tensor]:
 def _plain(x: Any, name: str) -> Tensor:
     if not isinstance(x, Tensor):
         raise InputError(f"{name} is a {type(x).__name__}, not a torch.Tensor")
-    found = plain(x, name)
-    if found.is_nested or found.layout != torch.strided or found.device.type == "meta":
-        raise LayoutError(f"{name} is {found.dtype}, {found.layout} on {found.device}; return a dense tensor with data")
-    return found
+    tensor = plain(x, name)
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.device.type == "meta":
+        raise LayoutError(
+            f"{name} is {tensor.dtype}, {tensor.layout} on {tensor.device}; return a dense tensor with data"
+        )
+    return tensor
 
 
 # --- messages -----------------------------------------------------------------------------------------------
@@ -438,14 +440,14 @@ def _received(wire: socket.socket, deadline: float) -> tuple[dict[str, Any], dic
 
 
 def _read(wire: socket.socket, size: int, deadline: float) -> bytearray:
-    found = bytearray()
-    while len(found) < size:
+    content = bytearray()
+    while len(content) < size:
         wire.settimeout(_left(deadline))
-        piece = wire.recv(min(PIECE, size - len(found)))
+        piece = wire.recv(min(PIECE, size - len(content)))
         if not piece:
             raise EOFError
-        found += piece
-    return found
+        content += piece
+    return content
 
 
 def _left(deadline: float) -> float | None:

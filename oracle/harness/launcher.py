@@ -198,10 +198,10 @@ def _checked(result: int, what: str) -> None:
 
 
 def _line(descriptor: int) -> bytes:
-    found = b""
-    while not found.endswith(b"\n") and (part := os.read(descriptor, 1 << 16)):
-        found += part
-    return found
+    line = b""
+    while not line.endswith(b"\n") and (part := os.read(descriptor, 1 << 16)):
+        line += part
+    return line
 
 
 if __name__ == "__main__":

@@ -135,15 +135,15 @@ def _captured(calls: Sequence[Call], cuda: Any) -> tuple[Any, list[Made]]:
     graph = cuda.CUDAGraph()
     try:
         with cuda.graph(graph):
-            made = [call.run() for call in calls]
+            outputs = [call.run() for call in calls]
     except RuntimeError as error:
-        said: BaseException | None = error  # the end of a failed capture raises an error of its own
-        while said is not None:
-            if any(message in str(said) for message in CAPTURING):
-                raise Uncapturable(str(said).partition("\n")[0]) from error
-            said = said.__context__
+        cause: BaseException | None = error  # the end of a failed capture raises an error of its own
+        while cause is not None:
+            if any(message in str(cause) for message in CAPTURING):
+                raise Uncapturable(str(cause).partition("\n")[0]) from error
+            cause = cause.__context__
         raise
-    return graph, made
+    return graph, outputs
 
 
 def _poison(made: Made, poison: int) -> None:

@@ -122,11 +122,11 @@ class Wanted:
         before the source is copied there."""
         buffer = buffer[: _size(self.shape, self.stride, self.dtype)]
         fill(buffer, self.dtype.itemsize, poison)
-        made = _between(self.name, buffer, self.shape, self.stride, self.dtype)
+        guarded_tensor = _between(self.name, buffer, self.shape, self.stride, self.dtype)
         if self.source is not None:
             bits = _BITS[self.dtype.itemsize]
-            made.tensor.view(bits).copy_(self.source.view(bits))
-        return made
+            guarded_tensor.tensor.view(bits).copy_(self.source.view(bits))
+        return guarded_tensor
 
 
 def placed(name: str, source: Tensor, device: torch.device | str, *, poison: int, lead: int = 0) -> Guarded:
@@ -163,20 +163,20 @@ class Shared:
 
         ``device`` is one whose memory both processes can open.
         """
-        made: list[tuple[Guarded, dict[str, object]]] = []
+        placed_tensors: list[tuple[Guarded, dict[str, object]]] = []
         at = 0 if device != "cpu" else sum(one.size for one in wanted)
         self.room, at = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE, 0
         self.map.madvise(mmap.MADV_REMOVE, self.room, self.size - self.room)
         for one in wanted:
-            known = {"shape": list(one.shape), "stride": list(one.stride), "dtype": str(one.dtype)}
+            facts = {"shape": list(one.shape), "stride": list(one.stride), "dtype": str(one.dtype)}
             if device == "cpu":
-                made.append((one.put(self.bytes[at : at + one.size], poison), {**known, "offset": at}))
+                placed_tensors.append((one.put(self.bytes[at : at + one.size], poison), {**facts, "offset": at}))
                 at += one.size
             else:
                 buffer = torch.empty(one.size, dtype=torch.uint8, device=device)
-                made.append((one.put(buffer, poison), {**known, "handle": exported(buffer)}))
+                placed_tensors.append((one.put(buffer, poison), {**facts, "handle": exported(buffer)}))
         settle(device)
-        return made
+        return placed_tensors
 
 
 def settle(device: str) -> None:
@@ -246,15 +246,15 @@ class Poisoning(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func not in _EMPTY or not isinstance(made, Tensor) or made.device.type == "meta" or made.requires_grad:
-            return made
-        if made.layout != torch.strided or made.is_pinned() or made.numel() == 0:
-            return made
-        name = f"buffer {len(self.made)} {list(made.shape)}"
-        found = guarded(name, made.shape, made.dtype, made.device, poison=self.poison, stride=made.stride())
-        self.made.append(found)
-        return found.tensor
+        result = func(*args, **(kwargs or {}))
+        if func not in _EMPTY or not isinstance(result, Tensor) or result.device.type == "meta" or result.requires_grad:
+            return result
+        if result.layout != torch.strided or result.is_pinned() or result.numel() == 0:
+            return result
+        name = f"buffer {len(self.made)} {list(result.shape)}"
+        poisoned = guarded(name, result.shape, result.dtype, result.device, poison=self.poison, stride=result.stride())
+        self.made.append(poisoned)
+        return poisoned.tensor
 
 
 ALIGNED = 512

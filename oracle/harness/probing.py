@@ -72,19 +72,19 @@ def probe(
         The question is wrong.
     """
     if (scales := get(contract).probed) is None:
-        can = ", ".join(name for name, found in registered().items() if found.probed is not None)
+        can = ", ".join(name for name, routine in registered().items() if routine.probed is not None)
         raise OptionError(f"kernels of {contract!r} cannot be probed; those of {can} can")
     if k < 128 or k % 128:
         raise OptionError(f"k={k} is not a positive multiple of 128")
     if not 0 < limit < math.inf:
         raise OptionError(f"limit={limit:g} is no number of seconds; give a positive one")
-    name, arch, found = importable(kernel), arch_of(device), get(contract)
+    name, arch, routine = importable(kernel), arch_of(device), get(contract)
     block, b_rows = scales
     called = None if adapter is None else importable(adapter)
     with Worker(name, adapter=called, device=device, limit=limit) as worker:
-        session = Session(worker, found, device=device, arch=arch, numerics=None)
+        session = Session(worker, routine, device=device, arch=arch, numerics=None)
         shape = Shape(torch.float8_e4m3fn, k, block, b_rows)
-        return fingerprint(_asked(session, name, found.roles), shape, out_dtype=out_dtype, seed=seed)
+        return fingerprint(_asked(session, name, routine.roles), shape, out_dtype=out_dtype, seed=seed)
 
 
 class _BlockScaled(Contract):

@@ -217,8 +217,8 @@ class Worker:
         self._drainer.join(DRAINED)  # type: ignore[union-attr]
         thrown = re.findall(r"what\(\): +(.{1,200})", self.output)[-1:] if name == "SIGABRT" else []
         causes = {"SIGKILL": " (killed from outside, or out of memory)", "SIGSEGV": " (invalid memory access)"}
-        said = f": {thrown[0]}" if thrown else causes.get(name, "")
-        return Reply("lost", f"the worker died by {name}{said}")
+        cause = f": {thrown[0]}" if thrown else causes.get(name, "")
+        return Reply("lost", f"the worker died by {name}{cause}")
 
     def _last_words(self) -> str:
         assert self._process is not None and self._drainer is not None

@@ -79,7 +79,7 @@ def pack(nonce: bytes, reply: Reply) -> bytes:
     text = reply.text.encode(errors="replace")[:TEXT]
     late = sum(1 << i for i in reply.late)
     head = _HEAD.pack(nonce, KINDS.index(reply.kind), len(reply.outputs), late, reply.disturbed, len(text), text)
-    found = b"".join(
+    claims = b"".join(
         _CLAIM.pack(
             DTYPES.index(c.dtype),
             len(c.shape),
@@ -95,7 +95,7 @@ def pack(nonce: bytes, reply: Reply) -> bytes:
         )
         for c in reply.outputs
     )
-    return (head + found).ljust(SIZE, b"\0")
+    return (head + claims).ljust(SIZE, b"\0")
 
 
 def unpack(message: bytes, nonce: bytes) -> Reply:
@@ -110,9 +110,9 @@ def unpack(message: bytes, nonce: bytes) -> Reply:
         raise GarbledError("a message that answers another request")
     if kind >= len(KINDS) or count > OUTPUTS or late >> count or disturbed > 1 or length > TEXT:
         raise GarbledError(f"a message of kind {kind} with {count} outputs and {length} bytes of text")
-    found = tuple(_claim(_CLAIM.unpack_from(message, _HEAD.size + i * _CLAIM.size)) for i in range(count))
+    claims = tuple(_claim(_CLAIM.unpack_from(message, _HEAD.size + i * _CLAIM.size)) for i in range(count))
     changed = tuple(i for i in range(count) if late >> i & 1)
-    return Reply(KINDS[kind], printable(text[:length].decode(errors="replace")), found, changed, bool(disturbed))
+    return Reply(KINDS[kind], printable(text[:length].decode(errors="replace")), claims, changed, bool(disturbed))
 
 
 def frames_of(error: BaseException) -> tuple[str, ...]:
@@ -124,11 +124,11 @@ def frames_of(error: BaseException) -> tuple[str, ...]:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith((OURS, "<frozen importlib")) and not frame.filename.endswith(PASSED_THROUGH)
     ]
-    kept = seen if len(seen) <= FRAMES else [*seen[:1], *seen[1 - FRAMES :]]
+    shown = seen if len(seen) <= FRAMES else [*seen[:1], *seen[1 - FRAMES :]]
     here = os.getcwd() + os.sep
     return tuple(
         f"{frame.filename.removeprefix(here)}:{frame.lineno} in {frame.name}: {(frame.line or '')[:160]}".rstrip(": ")
-        for frame in kept
+        for frame in shown
     )
 
 
@@ -139,8 +139,8 @@ def printable(text: str) -> str:
 
 def _claim(fields: Sequence[int]) -> Claim:
     dtype, axes, device, padded, slot, offset, length, *extents = fields
-    known = dtype < len(DTYPES) and axes <= AXES and device < len(DEVICES) and padded < 2
-    if not (known and slot >= -1 and 0 <= offset < LIMIT and 0 <= length < LIMIT):
+    valid = dtype < len(DTYPES) and axes <= AXES and device < len(DEVICES) and padded < 2
+    if not (valid and slot >= -1 and 0 <= offset < LIMIT and 0 <= length < LIMIT):
         raise GarbledError(f"an output of dtype {dtype}, {axes} axes, device {device}, slot {slot}, offset {offset}")
     shape, stride = tuple(extents[:axes]), tuple(extents[AXES : AXES + axes])
     if any(not 0 <= n < LIMIT for n in (*shape, *stride)):

@@ -51,19 +51,19 @@ def machine() -> dict[str, str]:
 
 def versions(providers: Iterable[Provider]) -> dict[str, str]:
     """What a verdict depends on beside its case: oracle, providers of subjects, libraries, python, processor, GPU."""
-    found = {"fp8-oracle": f"{_version('fp8-oracle') or '0'}+{_digest(_sources('oracle'))}"}
+    texts = {"fp8-oracle": f"{_version('fp8-oracle') or '0'}+{_digest(_sources('oracle'))}"}
     for provider in providers:
         package = provider.target.partition(":")[0].partition(".")[0]
-        found[f"subjects {provider.name}"] = f"{package}+{provider.code or _digest(_sources(package))}"
-    found["python"] = platform.python_version()
-    found["machine"] = platform.machine()
+        texts[f"subjects {provider.name}"] = f"{package}+{provider.code or _digest(_sources(package))}"
+    texts["python"] = platform.python_version()
+    texts["machine"] = platform.machine()
     for name in DISTRIBUTIONS:
-        if (known := _version(name)) is not None:
-            found[name] = known
+        if (version := _version(name)) is not None:
+            texts[name] = version
     if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
-        found["cuda"] = str(torch.version.cuda)
-    return found
+        texts["gpu"] = torch.cuda.get_device_name()
+        texts["cuda"] = str(torch.version.cuda)
+    return texts
 
 
 def _driver() -> str:

@@ -73,8 +73,8 @@ class Coverage:
         if self.domain:
             yield f"domain {self.domain} ({'stated' if self.stated else 'learned from refusals'})"
         extents = [name for name, values in self.judged.items() if values and isinstance(values[0], int)]
-        said = ", ".join(f"{name} {_span(self.judged[name])}" for name in extents)
-        yield f"covered {counted(self.shapes[0], 'shape')} of {self.shapes[1]} asked: {said}"
+        text = ", ".join(f"{name} {_span(self.judged[name])}" for name in extents)
+        yield f"covered {counted(self.shapes[0], 'shape')} of {self.shapes[1]} asked: {text}"
         others = [name for name in self.asked if name not in extents and self.asked[name]]
         yield "covered " + ", ".join(_of(name, self.judged[name], self.asked[name]) for name in others)
         for count, case, reason in self.refused:
@@ -108,16 +108,16 @@ class Reach:
         :meth:`saw` is to be called with the outcome of each before the next is taken.
         """
         waiting: list[Case] = []
-        for given in chosen:
-            self._given[given.extents] = None
-            case = self._placed(given)
+        for planned in chosen:
+            self._given[planned.extents] = None
+            case = self._placed(planned)
             if case is None:
-                self._lost.append((given, "no shape near it lies in the stated domain"))
+                self._lost.append((planned, "no shape near it lies in the stated domain"))
                 continue
             self._asked[case] = None
             if case in self._taken or case in self._refused:
                 continue
-            if (known := self._domains.get(kind_of(case))) is not None and not known.holds(dict(case.extents)):
+            if (domain := self._domains.get(kind_of(case))) is not None and not domain.holds(dict(case.extents)):
                 self._refused[case] = self._why[kind_of(case)]  # as its like was: it need not be called
             else:
                 yield case
@@ -146,12 +146,12 @@ class Reach:
         if self.stated is None or not self.move:
             return case
         if self._within is None:
-            own = domain_of(self.contract).conditions if self.stated.conditions else ()
-            self._within = Domain((*self.stated.conditions, *own))
+            conditions = domain_of(self.contract).conditions if self.stated.conditions else ()
+            self._within = Domain((*self.stated.conditions, *conditions))
         if self.stated.holds(dict(case.extents)):
             return case
-        found = _shaped(case, self._within.nearest(dict(case.extents), case.grammar.free))
-        return found if found is not None and valid(found) else None
+        nearest = _shaped(case, self._within.nearest(dict(case.extents), case.grammar.free))
+        return nearest if nearest is not None and valid(nearest) else None
 
     def _moved_now(self, case: Case) -> Iterator[Case]:
         for target in self._targets(case):
@@ -201,8 +201,8 @@ class Reach:
         """The domain of the kind of a refused case; None when no call of that kind is taken."""
         kind = kind_of(case)
         if self.stated is not None:
-            taken = any(kind_of(c) == kind for c in self._taken)
-            return self.stated if taken else None
+            any_taken = any(kind_of(c) == kind for c in self._taken)
+            return self.stated if any_taken else None
         if kind in self._domains or kind in self._closed:
             return self._domains.get(kind)
         taken_ones = [c for c in self._taken if kind_of(c) == kind]
@@ -245,15 +245,15 @@ class Reach:
         """What was reached, and why that is too little where it is."""
         reasons: dict[str, list[Case]] = {}
         for case, reason in [*((c, self._refused[c]) for c in self._asked if c in self._refused), *self._lost]:
-            known = reasons.setdefault(reason, [])
-            known += [case] if case not in known else []
+            cases_of_reason = reasons.setdefault(reason, [])
+            cases_of_reason += [case] if case not in cases_of_reason else []
         refused = tuple((len(cases), str(cases[0]), reason) for reason, cases in reasons.items())
         asked, judged = _values(self.contract, self._asked), _values(self.contract, self._taken)
         shapes = len({c.extents for c in self._taken}), len({c.extents for c in self._asked})
         learned_ones = dict.fromkeys(str(domain) for domain in self._domains.values() if domain.conditions)
         domain = "; or ".join(learned_ones) if self.stated is None else str(self.stated)
-        found = Coverage(shapes, asked, judged, self._moved, refused, domain, self.stated is not None)
-        return replace(found, complaints=tuple(self.complaints()))
+        coverage = Coverage(shapes, asked, judged, self._moved, refused, domain, self.stated is not None)
+        return replace(coverage, complaints=tuple(self.complaints()))
 
     def complaints(self) -> Iterator[str]:
         """Why too little was reached (see the head of this file); nothing where no call was refused."""
@@ -286,12 +286,12 @@ def kind_of(case: Case) -> Kind:
 
 def _values(contract: str, cases: Iterable[Case]) -> dict[str, tuple[object, ...]]:
     cases, grammar = list(cases), grammars()[contract]
-    found: dict[str, tuple[object, ...]] = {n: tuple(sorted({c[n] for c in cases})) for n in grammar.extents}
+    values: dict[str, tuple[object, ...]] = {n: tuple(sorted({c[n] for c in cases})) for n in grammar.extents}
     for name in ("family", "dtypes", "scheme"):
-        found[name] = tuple(sorted({str(getattr(c, name)) for c in cases}))
+        values[name] = tuple(sorted({str(getattr(c, name)) for c in cases}))
     for name in grammar.options:
-        found[name] = tuple(sorted({c.option(name) or "-" for c in cases}))
-    return found
+        values[name] = tuple(sorted({c.option(name) or "-" for c in cases}))
+    return values
 
 
 def _shaped(case: Case, extents: Extents | None) -> Case | None:

@@ -63,8 +63,8 @@ class CaptureWriter:
         """
         require_empty(folder)
         if len(self.arches) != 1:
-            found = ", ".join(sorted(self.arches)) or "nothing was judged"
-            raise FixtureError(f"{folder}: a captures folder holds the outputs of one arch, not of: {found}")
+            arches = ", ".join(sorted(self.arches)) or "nothing was judged"
+            raise FixtureError(f"{folder}: a captures folder holds the outputs of one arch, not of: {arches}")
         fixtures.make_folder(folder)
         name = f"{folder.resolve().name}.safetensors"
         entry = {

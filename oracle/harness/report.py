@@ -172,8 +172,8 @@ class Report:
         flags = [f"--{name} {shlex.quote(str(value))}" for name, value in called if value is not None]
         flags += ["--untrusted"] if self.untrusted else []
         flags += [f"--require {shlex.quote(finding.watch)}"] if finding.watch in OPTIONAL else []
-        given = "--cases" if finding.case.endswith(SUFFIX) else "--case"  # a call in a file, or a case id
-        flags += [] if whole else [f"{given} {quoted(finding.case)}"]
+        flag = "--cases" if finding.case.endswith(SUFFIX) else "--case"  # a call in a file, or a case id
+        flags += [] if whole else [f"{flag} {quoted(finding.case)}"]
         return f"fp8-oracle validate {shlex.quote(self.kernel)} {' '.join(flags)}"
 
     def to_json(self) -> dict[str, object]:

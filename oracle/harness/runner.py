@@ -80,10 +80,10 @@ class Filter:
         return any((self.contract, self.subject, self.id, self.subjects, self.arch))
 
     def keeps(self, item: Item) -> bool:
-        found = (item.contract, item.subject, item.id, item.arch)
-        wanted = zip((self.contract, self.subject, self.id, self.arch), found, strict=True)
+        facts = (item.contract, item.subject, item.id, item.arch)
+        wanted = zip((self.contract, self.subject, self.id, self.arch), facts, strict=True)
         named = not self.subjects or any(fnmatchcase(item.subject, pattern) for pattern in self.subjects)
-        return named and all(want is None or want == found for want, found in wanted)
+        return named and all(want is None or want == fact for want, fact in wanted)
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,10 @@ class Shard:
     @classmethod
     def parse(cls, text: str) -> Shard:
         """``i/n``; OptionError for anything else."""
-        found = re.fullmatch("([0-9]{1,6})/([0-9]{1,6})", text)
-        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        match = re.fullmatch("([0-9]{1,6})/([0-9]{1,6})", text)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
             raise OptionError(f"--shard {text!r} is not i/n with i from 1 to n, as 2/8")
-        return cls(int(found[1]), int(found[2]))
+        return cls(int(match[1]), int(match[2]))
 
     def holds(self, item: Item) -> bool:
         """Whether the item belongs to this part."""
@@ -149,10 +149,10 @@ def replay(folder: Path) -> list[Item]:
 
 def broken(providers: Iterable[Provider]) -> list[Item]:
     """One CRASHED item for each provider of subjects that cannot be loaded."""
-    found = [(provider, provider.problem) for provider in providers if provider.problem is not None]
+    unloaded = [(provider, provider.problem) for provider in providers if provider.problem is not None]
     return [
         Item(p.name, "-", p.target, "-", partial(_without_numbers, Status.CRASHED, why), "", sources.of_name(p.target))
-        for p, why in found
+        for p, why in unloaded
     ]
 
 

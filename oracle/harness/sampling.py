@@ -281,8 +281,8 @@ class Sampler:
         from torch import Tensor
 
         named = self._named(args, kwargs)
-        known = {spec.name for spec in self._contract.options}
-        options = {name: value for name, value in named.items() if name in known}
+        option_names = {spec.name for spec in self._contract.options}
+        options = {name: value for name, value in named.items() if name in option_names}
         inputs = {}
         for spec in self._contract.inputs:
             value = named.get(spec.name)
@@ -455,9 +455,9 @@ def _copied(x: Tensor, name: str) -> Tensor:
     from oracle.fixtures.strides import laid_out, padded_memory
     from oracle.routines.base import plain
 
-    given = plain(x, name).detach()
-    memory = padded_memory(given)
-    source = given if memory is None else memory
-    made = torch.empty_like(source, device="cpu", pin_memory=given.is_cuda)
-    made.copy_(source, non_blocking=given.is_cuda)
-    return made if memory is None else laid_out(made, given.shape, given.stride())
+    tensor = plain(x, name).detach()
+    memory = padded_memory(tensor)
+    source = tensor if memory is None else memory
+    copy = torch.empty_like(source, device="cpu", pin_memory=tensor.is_cuda)
+    copy.copy_(source, non_blocking=tensor.is_cuda)
+    return copy if memory is None else laid_out(copy, tensor.shape, tensor.stride())

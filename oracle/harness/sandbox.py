@@ -73,9 +73,9 @@ OURS = ("oracle", "*fp8_oracle*")  # of a folder with packages: the package, its
 
 def environment(search: Sequence[str]) -> dict[str, str]:
     """The environment of a sandboxed worker; its own files come first on the path, until the kernel is loaded."""
-    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    variables = {name: os.environ[name] for name in KEPT if name in os.environ}
     path = os.pathsep.join([PLACE, *search])
-    return {**kept, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **PRIVATE}
+    return {**variables, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **PRIVATE}
 
 
 def steps(search: Sequence[str], kernel: str, device: str) -> list[list[str]]:
@@ -128,16 +128,16 @@ def why_not(name: str) -> str | None:
     if name == "bwrap" and shutil.which("bwrap") is None:
         return "bwrap is not installed"
     with tempfile.TemporaryDirectory(prefix="fp8-oracle-") as root:
-        made = plan([sys.executable, "-I", "-S", "-c", "pass"], {}, "/", name, steps([], "", "cpu"), root)
+        plan_of_probe = plan([sys.executable, "-I", "-S", "-c", "pass"], {}, "/", name, steps([], "", "cpu"), root)
         launcher = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert launcher.stdin is not None and launcher.stdout is not None and launcher.stderr is not None
         with launcher:
-            launcher.stdin.write(json.dumps(made | {"status": 1, "channel": -1}).encode() + b"\n")
+            launcher.stdin.write(json.dumps(plan_of_probe | {"status": 1, "channel": -1}).encode() + b"\n")
             launcher.stdin.flush()
-            status, said = launcher.stdout.read(), launcher.stderr.read()
+            status, printed = launcher.stdout.read(), launcher.stderr.read()
     if status == bytes(4):
         return None
-    return said.decode(errors="replace").strip() or f"its launcher ended with status {launcher.returncode}"
+    return printed.decode(errors="replace").strip() or f"its launcher ended with status {launcher.returncode}"
 
 
 def required() -> str:
@@ -145,15 +145,15 @@ def required() -> str:
 
     Raises SandboxError: there is none.
     """
-    found = means()
-    if found is None:
+    available = means()
+    if available is None:
         reasons = "; ".join(f"{name}: {why_not(name)}" for name in ("bwrap", "namespaces"))
         raise SandboxError(
             f"no sandbox on this machine ({reasons}); install bubblewrap, or allow user namespaces "
             "(sysctl kernel.apparmor_restrict_unprivileged_userns=0), or validate a kernel that you trust without "
             "--untrusted"
         )
-    return found
+    return available
 
 
 def plan(

@@ -16,15 +16,15 @@ PRELOADED = ["oracle.harness.preload"]
 
 def context() -> ForkServerContext:
     """How processes are started."""
-    found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(PRELOADED)
-    return found
+    forkserver = multiprocessing.get_context("forkserver")
+    forkserver.set_forkserver_preload(PRELOADED)
+    return forkserver
 
 
 def start_if_asked(words: Sequence[str]) -> None:
     """Start the server where the words of a command ask for more than one process."""
-    given = [word.removeprefix("--jobs=") for word in words if word.startswith("--jobs=")]
-    given += [after for word, after in zip(words, words[1:], strict=False) if word == "--jobs"]
-    if any(number.isdecimal() and int(number) > 1 for number in given):
+    numbers = [word.removeprefix("--jobs=") for word in words if word.startswith("--jobs=")]
+    numbers += [after for word, after in zip(words, words[1:], strict=False) if word == "--jobs"]
+    if any(number.isdecimal() and int(number) > 1 for number in numbers):
         context()
         forkserver.ensure_running()

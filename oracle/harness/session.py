@@ -138,8 +138,8 @@ class Session:
         reply = self.worker.ask(request)
         if not reply.ok:
             reason, *frames = reply.text.split("\n")
-            said = f"the kernel does not offer this call: {reason}"
-            refused = Verdict(Status.UNSUPPORTED, said, reason=reason)
+            text = f"the kernel does not offer this call: {reason}"
+            refused = Verdict(Status.UNSUPPORTED, text, reason=reason)
             offered = reply.kind not in ("unsupported", "uncapturable")
             problem = replace(crashed(f"{CAUSES[reply.kind]}: {reason}"), frames=tuple(frames)) if offered else refused
             return Answer(problem=problem, hopeless=reply.kind in ("load", "signature"), hung=reply.kind == "hang")
@@ -151,19 +151,19 @@ class Session:
             name: {"dtype": str(c.dtype), "shape": list(c.shape), "stride": list(c.stride), "device": c.device}
             for name, c in claims.items()
         }
-        found = {}
+        outputs = {}
         for name, claim in claims.items():
             made = read(claim, shared, [made for made, _ in laid])
             if made is None:
-                said = f"{name} {list(claim.shape)} with strides {list(claim.stride)}"
-                return Answer(problem=crashed(f"{CAUSES['result']}: {said} does not lie in the memory of the call"))
-            found[name] = made
+                text = f"{name} {list(claim.shape)} with strides {list(claim.stride)}"
+                return Answer(problem=crashed(f"{CAUSES['result']}: {text} does not lie in the memory of the call"))
+            outputs[name] = made
         guards = [*(damage for made, _ in laid if (damage := made.damage())), *reply.text.splitlines()]
         changed = [made.name for made, old in before if made.changed(old)]
         self._last = [(made, made.snapshot()) for made, _ in laid[ends[1] :]]
         late = tuple(self.contract.returns[i] for i in reply.late)
-        undeclared, disturbed = self._undeclared(asked, found, facts), reply.disturbed
-        seen = (found, facts, tuple(guards), tuple(changed), reply.seconds, undeclared)
+        undeclared, disturbed = self._undeclared(asked, outputs, facts), reply.disturbed
+        seen = (outputs, facts, tuple(guards), tuple(changed), reply.seconds, undeclared)
         return Answer(*seen, late=late, disturbed=disturbed)
 
     def look_back(self) -> None:
@@ -179,8 +179,8 @@ class Session:
         """The verdict on the numbers of an answer."""
         if answer.problem is not None:
             return answer.problem
-        said = verdict_on(self.contract, self.arch, self.numerics, inputs, options, answer.output)
-        return self.settled(inputs, options, answer, said)
+        verdict = verdict_on(self.contract, self.arch, self.numerics, inputs, options, answer.output)
+        return self.settled(inputs, options, answer, verdict)
 
     def settled(
         self,

@@ -70,21 +70,21 @@ def _one(listed: Sequence[Case], stream: Stream) -> Case:
 
 def _extents(base: Case, listed: Sequence[Case], words: Iterator[int], *, cost: int) -> tuple[tuple[str, int], ...]:
     """New extents for those that are free, the longest halved until the case is no larger than any listed one."""
-    found = dict(base.extents)
+    extents = dict(base.extents)
     free = base.grammar.free
     steps = {name: math.gcd(*(case[name] for case in listed)) for name in free}
     for name in free:
         longest = max(case[name] for case in listed)
-        found[name] = _extent(name, steps[name], longest, next(words), next(words))
+        extents[name] = _extent(name, steps[name], longest, next(words), next(words))
     limit = max(LEAST_VOLUME, *(math.prod(extent for _, extent in case.extents) for case in listed)) // cost
-    while math.prod(found.values()) > limit:
-        longer = [name for name in free if found[name] > steps[name]]
+    while math.prod(extents.values()) > limit:
+        longer = [name for name in free if extents[name] > steps[name]]
         if not longer:
             break
         # M last: half a height is no longer next to a threshold
-        name = max(longer, key=lambda n: (n != "m", found[n] // steps[n]))
-        found[name] = found[name] // 2 // steps[name] * steps[name]
-    return tuple(found.items())
+        name = max(longer, key=lambda n: (n != "m", extents[n] // steps[n]))
+        extents[name] = extents[name] // 2 // steps[name] * steps[name]
+    return tuple(extents.items())
 
 
 def _extent(name: str, step: int, longest: int, kind: int, word: int) -> int:

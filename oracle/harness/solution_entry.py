@@ -30,39 +30,39 @@ def loaded(plan: Mapping[str, Any]) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
-    found: Any = module
+    function: Any = module
     for part in plan["function"].split("."):
-        found = getattr(found, part)
-    return found
+        function = getattr(function, part)
+    return function
 
 
 def call(kernel: Any, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Any:
     """The outputs of one call by the contract's names, or what the solution returned in their place."""
     del options  # numbers are in the plan
-    axes, given = dict(PLAN["axes"]), []
+    axes, arguments = dict(PLAN["axes"]), []
     for one in PLAN["inputs"]:
         if "value" in one:
-            given.append(one["value"])
+            arguments.append(one["value"])
             continue
         tensor = inputs[one["from"]]
-        given.append(tensor.t() if one["transposed"] else tensor)
-        axes.update(zip(one["shape"], given[-1].shape, strict=True))
+        arguments.append(tensor.t() if one["transposed"] else tensor)
+        axes.update(zip(one["shape"], arguments[-1].shape, strict=True))
     due = PLAN["outputs"]
     if not PLAN["destination"]:
-        made = kernel(*given)
-        if isinstance(made, Mapping):
-            made = [made[one["name"]] for one in due]
-        made = [made] if isinstance(made, Tensor) else made
+        result = kernel(*arguments)
+        if isinstance(result, Mapping):
+            result = [result[one["name"]] for one in due]
+        result = [result] if isinstance(result, Tensor) else result
     else:
         device = next(iter(inputs.values())).device
-        made = [
+        result = [
             torch.empty([axes[axis] for axis in one["shape"]], dtype=getattr(torch, one["dtype"]), device=device)
             for one in due
         ]
-        kernel(*given, *made)
-    if not isinstance(made, tuple | list) or len(made) != len(due):
-        return made  # no result, as the worker says
-    return {one["as"]: x for one, x in zip(due, made, strict=True)}
+        kernel(*arguments, *result)
+    if not isinstance(result, tuple | list) or len(result) != len(due):
+        return result  # no result, as the worker says
+    return {one["as"]: x for one, x in zip(due, result, strict=True)}
 
 
 if os.path.exists(os.path.join(HERE, "plan.json")):

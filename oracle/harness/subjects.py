@@ -96,12 +96,12 @@ def provider(target: str) -> Provider:
 def load(point: EntryPoint) -> Provider:
     """The provider behind an entry point; whatever it raises while it loads is its problem."""
     try:
-        found = tuple(point.load()())
+        loaded = tuple(point.load()())
     except BaseException as error:
         if type(error) is KeyboardInterrupt:
             raise  # the user's
         return broken(point, described(error) + _meant(error))
-    return Provider(point.name, point.value, found)
+    return Provider(point.name, point.value, loaded)
 
 
 def _meant(error: BaseException) -> str:
@@ -109,23 +109,25 @@ def _meant(error: BaseException) -> str:
     module = getattr(error, "obj", None)
     if not isinstance(error, AttributeError) or not isinstance(module, ModuleType):
         return ""
-    own = {name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
-    offered = [name for name, value in own.items() if callable(value) and not name.startswith("_")]
+    functions = {
+        name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__
+    }
+    offered = [name for name, value in functions.items() if callable(value) and not name.startswith("_")]
     return f"; {among(error.name, offered)}"
 
 
 def broken(point: EntryPoint, why: str) -> Provider:
     """The provider of an entry point that gives no subjects."""
-    said = f"{why}; `fp8-oracle doctor` says which package was found"
+    text = f"{why}; `fp8-oracle doctor` says which package was found"
     return Provider(
-        point.name, point.value, problem=f"subjects {point.name!r} ({point.value}) cannot be loaded: {said}"
+        point.name, point.value, problem=f"subjects {point.name!r} ({point.value}) cannot be loaded: {text}"
     )
 
 
 def called(subject: Subject, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Any:
     """What a subject returns for copies of the inputs on its device; tensors come back on the CPU, as laid out."""
-    given = {name: tensor.to(subject.device, copy=True) for name, tensor in inputs.items()}
-    output: Any = subject.run(given, dict(options))
+    copies = {name: tensor.to(subject.device, copy=True) for name, tensor in inputs.items()}
+    output: Any = subject.run(copies, dict(options))
     if subject.device != "cpu":
         torch.cuda.synchronize()
         output = {n: _on_host(t) for n, t in output.items()} if isinstance(output, Mapping) else _on_host(output)
@@ -135,10 +137,10 @@ def called(subject: Subject, inputs: Mapping[str, Tensor], options: Mapping[str,
 def one_line(error: BaseException) -> str:
     """What foreign code raised, in one line of at most ``LONGEST_MESSAGE`` characters."""
     try:
-        said = " ".join(str(error).split()) or "no message"
+        text = " ".join(str(error).split()) or "no message"
     except BaseException:  # a message of foreign code is foreign code
-        said = "its message cannot be read"
-    return said if len(said) <= LONGEST_MESSAGE else f"{said[:LONGEST_MESSAGE]}..."
+        text = "its message cannot be read"
+    return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]}..."
 
 
 def described(error: BaseException) -> str:

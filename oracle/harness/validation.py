@@ -148,7 +148,7 @@ def validate(
     OracleError
         The question is wrong (contract, case, device, profile); never for a wrong kernel.
     """
-    found = get(contract)
+    routine = get(contract)
     if untrusted and device != "cpu":
         raise OptionError(
             f"untrusted runs a kernel on the CPU alone, not on {device}: CUDA does not start inside the sandbox "
@@ -172,25 +172,25 @@ def validate(
     if both := [name for name in require if name in exempt]:
         raise OptionError(f"{both[0]!r} is required and exempt; leave out one")
     if calls is None and not cases.grammars().get(contract):
-        said = among(contract, cases.grammars(), see="fp8-oracle list contracts")
-        raise CaseError(f"no contract with cases is named {contract!r}; {said}")
+        message = among(contract, cases.grammars(), see="fp8-oracle list contracts")
+        raise CaseError(f"no contract with cases is named {contract!r}; {message}")
     files = None if calls is None else _files(Path(calls), contract)
     if files is not None and (case is not None or profile == "soak"):
         raise OptionError("calls in files (--cases) are judged alone; leave out --case and the profile soak")
     stated = None if domain is None else parse_domain(domain, cases.grammars()[contract].extents)
     run_seed = secrets.randbelow(SEEDS) if seed is None else seed
     arch = arch_of(device) if arch is None else arch
-    if numerics is None and arch == "cpu" and found.numerics and "cpu" not in found.numerics:
+    if numerics is None and arch == "cpu" and routine.numerics and "cpu" not in routine.numerics:
         raise OptionError(f"{contract} has no model of {arch}; name arch= or numerics=")
     name, start = importable(kernel), time.perf_counter()
     called = None if adapter is None else importable(adapter)
     threads = divided(jobs, None)
     with ExitStack() as stack:
         stack.enter_context(explaining(explain))
-        made = partial(_judging, contract, arch, numerics)
-        pool = None if jobs == 1 else stack.enter_context(Pool(made, jobs, threads))
+        make = partial(_judging, contract, arch, numerics)
+        pool = None if jobs == 1 else stack.enter_context(Pool(make, jobs, threads))
         worker = stack.enter_context(Worker(name, adapter=called, device=device, limit=limit, untrusted=untrusted))
-        session = Session(worker, found, device=device, arch=arch, numerics=numerics, domain=stated or EVERYTHING)
+        session = Session(worker, routine, device=device, arch=arch, numerics=numerics, domain=stated or EVERYTHING)
         soaks = profile == "soak" and case is None
         drawn = _cases(contract, profile, run_seed, case) if files is None else iter(())
         drawn = (one for one in drawn if f"{DATA}{one.family}" not in exempt)
@@ -219,7 +219,7 @@ def validate(
             planned=planned,
         )
         earlier = told.begins(about, code.text if code is not None and code.ok else "unknown", planned)
-        start -= sum(found.seconds for found in earlier)
+        start -= sum(finding.seconds for finding in earlier)
         probed: list[Finding] = []
         refuses = lambda probe: _probe(session, probe, probed, told)  # noqa: E731
         reach = Reach(contract, stated, refuses, move=case is None and not files)
@@ -228,7 +228,7 @@ def validate(
         watching = _Watching(WATCHED[profile], frozenset(require), large, start + length, exempt)
         judges = None if pool is None else Judges(pool, jobs)
         findings, notes, stopped = list(earlier), list[watches.Note](), ""
-        known = {found.case: found.verdict for found in earlier if found.watch == NUMBERS}
+        known = {finding.case: finding.verdict for finding in earlier if finding.watch == NUMBERS}
         try:
             if files is None:
                 groups = _run(session, progress.taking(chosen), watching, reach, judges, known, progress, told)
@@ -303,11 +303,11 @@ def _files(place: Path, contract: str) -> list[Path]:
     """
     paths = call_file.within(place)[0] if place.is_dir() else [place]
     names = [fixtures.read_metadata(path).get("contract", "") for path in paths]
-    found = [path for path, name in zip(paths, names, strict=True) if name == contract]
-    if not found:
+    chosen = [path for path, name in zip(paths, names, strict=True) if name == contract]
+    if not chosen:
         other = ", ".join(sorted(filter(None, set(names)))) or "none"
         raise CaseError(f"{place}: has no call of {contract}; those in it are of {other}")
-    return found
+    return chosen
 
 
 def _recorded(
@@ -402,7 +402,7 @@ def _run(
             finding = _explained(session, finding, inputs, options, answer)
         if answer.outputs:
             told.judged(finding, inputs, options, answer.output)
-        found = [finding, *asked.watched]
+        watched = [finding, *asked.watched]
         watching.lost = watching.lost + 1 if finding.verdict.status is Status.CRASHED else 0
         judged = finding.verdict.status is not Status.CRASHED and answer.problem is None
         if watching.cases and judged and case.family == "randn":
@@ -410,10 +410,10 @@ def _run(
             calls, begun = watches.Calls(session, str(case)), time.perf_counter()
             for item in _watched(calls, case, inputs, options, answer, finding.verdict, watching):
                 now = time.perf_counter()
-                found.append(item if isinstance(item, watches.Note) else replace(item, seconds=now - begun))
+                watched.append(item if isinstance(item, watches.Note) else replace(item, seconds=now - begun))
                 begun = now
             watching.cases = 0 if calls.hung else watching.cases
-        yield watches.folded(found)
+        yield watches.folded(watched)
         if watching.lost >= GIVE_UP:
             return
 
@@ -486,11 +486,11 @@ class Judges:
             number = self.pool.submit(stream.getvalue())
 
         def found() -> Finding:
-            said = answer.problem if number is None else self.pool.result(number)
-            if isinstance(said, BaseException) and not isinstance(said, OracleError):
-                raise said
-            assert said is not None
-            verdict = session.settled(inputs, options, answer, said)
+            result = answer.problem if number is None else self.pool.result(number)
+            if isinstance(result, BaseException) and not isinstance(result, OracleError):
+                raise result
+            assert result is not None
+            verdict = session.settled(inputs, options, answer, result)
             return Finding(case, NUMBERS, verdict, time.perf_counter() - start + answer.seconds)
 
         return found
@@ -499,8 +499,8 @@ class Judges:
 @contextmanager
 def _judging(contract: str, arch: str, numerics: str | None) -> Iterator[Callable[[bytes], Verdict | OracleError]]:
     """Judges one answer, in a process of its own."""
-    found = get(contract)
-    yield lambda asked: verdict_on(found, arch, numerics, *torch.load(io.BytesIO(asked), weights_only=False))
+    routine = get(contract)
+    yield lambda asked: verdict_on(routine, arch, numerics, *torch.load(io.BytesIO(asked), weights_only=False))
 
 
 def _refused(answer: Answer) -> str | None:
@@ -557,10 +557,10 @@ def _watched(
         yield from calls.findings()
         watching.threads = not tried
     if watching.large and not (watching.over or calls.hung):
-        found = list(offsets.large_offsets(calls, inputs, options, scheme=case.scheme))
-        yield from found
+        large = list(offsets.large_offsets(calls, inputs, options, scheme=case.scheme))
+        yield from large
         yield from calls.findings()
-        watching.large = not found
+        watching.large = not large
 
 
 def _explained(
@@ -608,13 +608,13 @@ def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Pat
 def _cases(contract: str, profile: str, seed: int, given: str | Sequence[str] | None) -> Iterator[Case]:
     """The given cases; those of a profile, edges and drawn ones, ordinary data first; or random ones without end."""
     if given is not None:
-        found = [cases.parse(text) for text in ([given] if isinstance(given, str) else given)]
-        if other := [case for case in found if case.contract != contract]:
+        parsed = [cases.parse(text) for text in ([given] if isinstance(given, str) else given)]
+        if other := [case for case in parsed if case.contract != contract]:
             raise CaseError(
                 f"{other[0]} is a case of {other[0].contract}, and the kernel is judged as {contract}; give cases of "
                 f"{contract}, or contract {other[0].contract}"
             )
-        yield from found
+        yield from parsed
         return
     if profile == "soak":
         yield from drawn(contract, seed)

@@ -91,10 +91,10 @@ class Calls:
         """
         answer, before = self.session.call(inputs, options, **how), len(self._judged)
         verdict = self.verdict(inputs, options, answer, follows)
-        known = answer.problem is None and len(self._judged) == before
+        judged_before = answer.problem is None and len(self._judged) == before
         if taken and verdict.status is Status.UNSUPPORTED:
             verdict = failed(f"refused, though other data of these shapes were taken: {verdict.reason}")
-        if not known and (verdict.status.is_failure or verdict.status is Status.UNSUPPORTED):
+        if not judged_before and (verdict.status.is_failure or verdict.status is Status.UNSUPPORTED):
             self.add(watch, what, verdict)
         self.look(answer)
         return answer, verdict
@@ -127,15 +127,15 @@ class Calls:
 
     def add(self, watch: str, what: str, verdict: Verdict) -> None:
         """Keep a finding, the first of each call of a watch."""
-        said = f"{what}: {verdict.summary}" if what else verdict.summary
+        text = f"{what}: {verdict.summary}" if what else verdict.summary
         if (key := (watch, what or verdict.summary)) not in self._said:
             self._said.add(key)
-            self._findings.append(Finding(self.case, watch, replace(verdict, summary=said)))
+            self._findings.append(Finding(self.case, watch, replace(verdict, summary=text)))
 
     def findings(self) -> Iterator[Finding]:
         """What was found since it was asked last."""
-        found, self._findings = self._findings, []
-        yield from found
+        findings, self._findings = self._findings, []
+        yield from findings
 
 
 def folded(found: Sequence[Finding | Note]) -> list[Finding | Note]:
@@ -205,8 +205,8 @@ def repeats(calls: Calls, inputs: Inputs, options: Options, other: tuple[Inputs,
     then = (STALE, "after a call with other data", inputs, options, 0)
     dirty = (DIRTY, "over memory with other contents", inputs, options, 1)
     answers = []
-    for watch, what, given, chosen, poison in (*[again] * 4, between, then, between, then, *[dirty] * 3):
-        answer, _ = calls.ask(watch, what, given, chosen, taken=True, poison=poison)
+    for watch, what, tensors, chosen, poison in (*[again] * 4, between, then, between, then, *[dirty] * 3):
+        answer, _ = calls.ask(watch, what, tensors, chosen, taken=True, poison=poison)
         if answer.problem is not None:
             return
         answers.append(answer)
@@ -235,8 +235,8 @@ def repeats(calls: Calls, inputs: Inputs, options: Options, other: tuple[Inputs,
     if _any(stale):
         return
     left = _differ(call, plain[3], dirtied[1], known)
-    said = ("depends on memory that nobody wrote, or on padding: {}", "no trace of uninitialised memory or padding")
-    yield _finding(case, DIRTY, left, *said)
+    texts = ("depends on memory that nobody wrote, or on padding: {}", "no trace of uninitialised memory or padding")
+    yield _finding(case, DIRTY, left, *texts)
 
 
 def strided(calls: Calls, inputs: Inputs, options: Options) -> Iterator[Finding | Note]:
@@ -459,8 +459,8 @@ def _identical(x: Answer, y: Answer) -> bool:
 
 def _finding(case: str, name: str, masks: Mapping[str, Tensor], wrong: str, right: str) -> Finding:
     bad = {output: mask for output, mask in masks.items() if bool(mask.any())}
-    found = [f"{output} {describe(mask)} ({counted(int(mask.sum()), 'element')})" for output, mask in bad.items()]
-    return Finding(case, name, failed(wrong.format("; ".join(found))) if found else passed(right))
+    texts = [f"{output} {describe(mask)} ({counted(int(mask.sum()), 'element')})" for output, mask in bad.items()]
+    return Finding(case, name, failed(wrong.format("; ".join(texts))) if texts else passed(right))
 
 
 def _any(masks: Mapping[str, Tensor]) -> bool:
@@ -527,6 +527,6 @@ def _mixture(x: Tensor, y: Tensor) -> Tensor:
     if x.shape != y.shape or x.dtype != y.dtype or not x.dtype.is_floating_point or x.dim() == 0 or x.shape[0] < 2:
         return x
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
-    made = x.clone()
-    made.view(bits)[x.shape[0] // 2 :] = y.view(bits)[x.shape[0] // 2 :]
-    return made
+    mixture = x.clone()
+    mixture.view(bits)[x.shape[0] // 2 :] = y.view(bits)[x.shape[0] // 2 :]
+    return mixture

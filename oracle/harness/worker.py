@@ -93,13 +93,13 @@ class Server:
         except NotImplementedError as error:
             return Reply("unsupported", _text(error))
         except BaseException as error:  # foreign code may raise anything, KeyboardInterrupt and SystemExit included
-            said = "\n".join((_text(error), *frames_of(error)))
+            text = "\n".join((_text(error), *frames_of(error)))
             if type(error).__name__ == "OutOfMemoryError":
-                return Reply("memory", said)
+                return Reply("memory", text)
             if isinstance(error, SystemExit):
                 return Reply("exit", f"the kernel called exit({error.code})")
             device = "CUDA" in str(error) or type(error).__name__ == "AcceleratorError"
-            return Reply("device" if device else "raised", said)
+            return Reply("device" if device else "raised", text)
 
     def probe(self, request: Mapping[str, Any]) -> Reply:
         """Whether this process can open memory of the parent on the GPU; asked before the kernel is imported."""
@@ -233,8 +233,8 @@ class Server:
         request: Mapping[str, Any],
     ) -> dict[str, Tensor]:
         """The outputs of one call by name."""
-        given = {name: g.tensor for name, g in inputs.items()}
-        return _named(self._run(given, options, outputs, request["must"]), outputs, request["names"])
+        tensors = {name: g.tensor for name, g in inputs.items()}
+        return _named(self._run(tensors, options, outputs, request["must"]), outputs, request["names"])
 
     def _run(
         self,
@@ -293,20 +293,20 @@ def by_name(
 def _import(name: str) -> Callable[..., Any]:
     module, _, path = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if f"{module}.".startswith(f"{error.name}."):  # itself, and no module that it imports
-            said = f"{error} in the current folder or among what is installed; run where {error.name}.py is"
-            raise ModuleNotFoundError(said, name=error.name) from None
+            text = f"{error} in the current folder or among what is installed; run where {error.name}.py is"
+            raise ModuleNotFoundError(text, name=error.name) from None
         raise
     for part in path.split("."):
-        if not hasattr(found, part):
-            offered = [name for name, value in vars(found).items() if callable(value) and not name.startswith("_")]
+        if not hasattr(target, part):
+            offered = [name for name, value in vars(target).items() if callable(value) and not name.startswith("_")]
             raise Refused(f"{module} has no {path!r}; {among(part, offered)}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise Refused(f"{name} is a {type(found).__name__}, not callable")
-    return found  # type: ignore[no-any-return]
+        target = getattr(target, part)
+    if not callable(target):
+        raise Refused(f"{name} is a {type(target).__name__}, not callable")
+    return target  # type: ignore[no-any-return]
 
 
 def code_reached(targets: Sequence[str]) -> str:
@@ -316,13 +316,13 @@ def code_reached(targets: Sequence[str]) -> str:
     installed = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     apart = tuple(f"{folder}/" for folder in (house, "/usr", "/lib", "/lib64", *installed))
     maps = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
-    found = {fields[5] for fields in maps if len(fields) > 5 and ".so" in fields[5]}
-    found |= {str(getattr(module, "__file__", "")) for module in list(sys.modules.values())}
+    paths = {fields[5] for fields in maps if len(fields) > 5 and ".so" in fields[5]}
+    paths |= {str(getattr(module, "__file__", "")) for module in list(sys.modules.values())}
     for target in targets:
         top = sys.modules.get(target.partition(":")[0].partition(".")[0])
-        found |= {str(path) for folder in getattr(top, "__path__", ()) for path in Path(folder).rglob("*.py")}
+        paths |= {str(path) for folder in getattr(top, "__path__", ()) for path in Path(folder).rglob("*.py")}
     folder_of = cache(os.path.realpath)  # files are many, their folders few
-    places = {os.path.join(folder_of(path.parent), path.name) for path in map(Path, found) if path.is_absolute()}
+    places = {os.path.join(folder_of(path.parent), path.name) for path in map(Path, paths) if path.is_absolute()}
     files = {os.path.realpath(place) if os.path.islink(place) else place for place in places}
     digest = hashlib.sha256()
     for path in sorted(Path(file) for file in files if not file.startswith(apart)):
@@ -409,8 +409,8 @@ def apart(folder: str) -> None:
     for name in [name for name in sys.modules if name == "oracle" or name.startswith("oracle.")]:
         del sys.modules[name]
     importlib.invalidate_caches()
-    if (found := importlib.util.find_spec("oracle")) is not None:
-        where = found.origin or list(found.submodule_search_locations or ())
+    if (spec := importlib.util.find_spec("oracle")) is not None:
+        where = spec.origin or list(spec.submodule_search_locations or ())
         raise Refused(f"the oracle is visible to the kernel, at {where}; validate from a folder that does not hold it")
 
 

@@ -46,12 +46,12 @@ class Across:
 
     def of(self, one: str, other: str) -> dict[str, list[tuple[Compared, Pair]]]:
         """The calls of a pair of arches by routine: cases, not captures."""
-        found: dict[str, list[tuple[Compared, Pair]]] = {}
+        rows: dict[str, list[tuple[Compared, Pair]]] = {}
         for compared in self.compared:
             for pair in compared.pairs:
                 if (pair.one, pair.other) == (one, other) and not _captured(compared):
-                    found.setdefault(compared.contract, []).append((compared, pair))
-        return found
+                    rows.setdefault(compared.contract, []).append((compared, pair))
+        return rows
 
     @property
     def captured(self) -> list[Compared]:
@@ -67,8 +67,8 @@ class Across:
         found: dict[tuple[str, str], list[str]] = {}
         for (contract, arch), reasons in why.items():
             if all(reasons):
-                said = reasons[0].partition("; known:")[0].replace(f"{contract} ", "").replace(f" of {contract}", "")
-                found.setdefault((arch, said), []).append(contract)
+                text = reasons[0].partition("; known:")[0].replace(f"{contract} ", "").replace(f" of {contract}", "")
+                found.setdefault((arch, text), []).append(contract)
         return found
 
 
@@ -87,11 +87,11 @@ class Row:
 
     @classmethod
     def of(cls, name: str, pairs: Sequence[Pair]) -> Row:
-        found: dict[str, int | None] = {}
+        columns: dict[str, int | None] = {}
         for step in (step for pair in pairs for step in pair.steps):
-            before = found.get(step.name)
-            found[step.name] = before if step.alone is None else (before or 0) + step.alone
-        steps = sorted(found.items(), key=lambda each: -(each[1] or 0))
+            before = columns.get(step.name)
+            columns[step.name] = before if step.alone is None else (before or 0) + step.alone
+        steps = sorted(columns.items(), key=lambda each: -(each[1] or 0))
         widest = [max((w for pair in pairs if (w := pair.intervals[i]) is not None), default=None) for i in (0, 1)]
         return cls(
             name,
@@ -195,31 +195,31 @@ def _call_row(call: tuple[Compared, Pair]) -> tuple[str, ...]:
 def _called(compared: Compared) -> str:
     """A case of a known routine: scheme, extents, options, data and output, in words that stand on several lines."""
     _, _, scheme, *parts = compared.id.removesuffix(POWERS).split("/")
-    said = [part.removeprefix("family=").replace(",", ", ") for part in parts if not part.startswith("seed=")]
-    return " ".join([*said, compared.dtype, scheme, *(["powers of two"] if compared.id.endswith(POWERS) else [])])
+    words = [part.removeprefix("family=").replace(",", ", ") for part in parts if not part.startswith("seed=")]
+    return " ".join([*words, compared.dtype, scheme, *(["powers of two"] if compared.id.endswith(POWERS) else [])])
 
 
 def _table(title: str, *first: str, rows: Iterable[Sequence[str]], under: Sequence[str]) -> Table:
-    made = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left")
     for name in first:
-        made.add_column(name, overflow="fold", justify="right" if name == "routines" else "left")
+        table.add_column(name, overflow="fold", justify="right" if name == "routines" else "left")
     for name in (*(HEAD[1:] if "call" in first else HEAD), *under):
-        made.add_column(name, justify="left" if name == HEAD[-1] else "right")
+        table.add_column(name, justify="left" if name == HEAD[-1] else "right")
     for row in rows:
-        made.add_row(*row)
-    return made
+        table.add_row(*row)
+    return table
 
 
 def _of_captures(report: Across) -> Table:
     """What the hardware gave, beside what every other arch would give."""
-    made = Table(title="captured outputs", title_justify="left")
+    table = Table(title="captured outputs", title_justify="left")
     for name in ("captured output", "arch", "has the bits of", "other", "equal bits", "ulps"):
-        made.add_column(name, overflow="fold", justify="right" if name in ("equal bits", "ulps") else "left")
-    made.add_column("which step")
-    made.add_column("passes there")
+        table.add_column(name, overflow="fold", justify="right" if name in ("equal bits", "ulps") else "left")
+    table.add_column("which step")
+    table.add_column("passes there")
     for cells in _capture_rows(report):
-        made.add_row(*cells)
-    return made
+        table.add_row(*cells)
+    return table
 
 
 def _capture_rows(report: Across) -> Iterator[tuple[str, ...]]:
@@ -254,8 +254,8 @@ def to_json(report: Across) -> dict[str, object]:
         {"one": one, "other": other, "routines": routines, **asdict(row)}
         for (one, other), routines, row in _summary(report)
     ]
-    made: dict[str, object] = {name: _plain(value) for name, value in {**record, "summary": summary}.items()}
-    return made
+    plain: dict[str, object] = {name: _plain(value) for name, value in {**record, "summary": summary}.items()}
+    return plain
 
 
 def _plain(value: object) -> object:
@@ -288,11 +288,11 @@ def to_html(report: Across) -> str:
     links = "".join(f'<a href="#{name}">{escape(title)}</a>' for name, title, _ in parts)
     calls = len(report.compared) - len(report.captured)
     routines = len({compared.contract for compared in report.compared if compared.pairs})
-    said = f"{counted(calls, 'call')} of {counted(routines, 'routine')} on {', '.join(report.arches)}"
+    text = f"{counted(calls, 'call')} of {counted(routines, 'routine')} on {', '.join(report.arches)}"
     head = (
         '<a class="skip" href="#summary">Skip to the table</a>\n<header>'
         f'<div class="top"><h1>fp8-oracle across</h1>{theme_button()}</div>'
-        f'<p class="verdict">{escape(said)}</p>'
+        f'<p class="verdict">{escape(text)}</p>'
         f'<p class="soft">{counted(len(report.captured), "captured call")}; {report.seconds:.1f} s</p></header>'
     )
     content = "\n".join(section(*part) for part in parts)
@@ -325,13 +325,13 @@ def _cells(row: Row) -> str:
 
 def _pair(report: Across, one: str, other: str) -> str:
     """Every routine of a pair, and its calls behind it."""
-    found = report.of(one, other)
+    row = report.of(one, other)
     head = ("routine", *_heads(), f"{one} on {other}#", f"{other} on {one}#")
     rows = (
         f'<tr><th scope="row">{escape(name)}</th>{_cells(Row.of(name, [pair for _, pair in calls]))}</tr>'
-        for name, calls in found.items()
+        for name, calls in row.items()
     )
-    every = "".join(_calls(name, calls) for name, calls in found.items())
+    every = "".join(_calls(name, calls) for name, calls in row.items())
     return scrolling(table(head, rows), f"routines on {one} and {other}") + every
 
 
@@ -340,8 +340,8 @@ def _calls(name: str, calls: Sequence[tuple[Compared, Pair]]) -> str:
     under = (f"{first.one} on {first.other}", f"{first.other} on {first.one}")
     head = ("call", "numerics", "equal bits#", "ulps#", "intervals#", "steps", *under)
     listed = table(head, (_call(compared, pair) for compared, pair in calls))
-    said = f'{escape(name)} <span class="soft">{counted(len(calls), "call")}</span>'
-    return f"<details><summary>{said}</summary>{scrolling(listed, f'calls of {name}')}</details>"
+    text = f'{escape(name)} <span class="soft">{counted(len(calls), "call")}</span>'
+    return f"<details><summary>{text}</summary>{scrolling(listed, f'calls of {name}')}</details>"
 
 
 def _call(compared: Compared, pair: Pair) -> str:
@@ -378,5 +378,5 @@ def _captures(report: Across) -> str:
         "<tr>" + "".join(f"<td{' class=n' if i in (4, 5) else ''}>{cut(text, 300)}</td>" for i, text in enumerate(row))
         for row in _capture_rows(report)
     )
-    said = '<p class="lead">Outputs that the hardware gave, replayed; the other arch is predicted.</p>'
-    return said + scrolling(table(head, (f"{row}</tr>" for row in rows)), "captured outputs")
+    message = '<p class="lead">Outputs that the hardware gave, replayed; the other arch is predicted.</p>'
+    return message + scrolling(table(head, (f"{row}</tr>" for row in rows)), "captured outputs")

@@ -61,9 +61,9 @@ class Change:
 
     @property
     def outcome(self) -> Outcome:
-        found = self.new or self.old
-        assert found is not None, "a change has at least one side"
-        return found
+        outcome = self.new or self.old
+        assert outcome is not None, "a change has at least one side"
+        return outcome
 
     @property
     def words(self) -> str:
@@ -120,8 +120,8 @@ class Comparison:
 
     def of(self, kind: Kind) -> list[Change]:
         """The changes of one kind; moved margins largest first."""
-        found = [change for change in self.changes if change.kind is kind]
-        return sorted(found, key=lambda change: -abs(change.moved)) if kind is Kind.MARGIN else found
+        chosen = [change for change in self.changes if change.kind is kind]
+        return sorted(chosen, key=lambda change: -abs(change.moved)) if kind is Kind.MARGIN else chosen
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -168,8 +168,8 @@ def between(old: Report, new: Report, *, renamed: Mapping[str, str] | None = Non
 
 def _renamed(o: Outcome, subject: str) -> Outcome:
     """The outcome by another subject; the id of a test that takes no case is the subject."""
-    own = f"pytest/{o.subject}"
-    return replace(o, subject=subject, id=f"pytest/{subject}{o.id[len(own) :]}" if o.id.startswith(own) else o.id)
+    prefix = f"pytest/{o.subject}"
+    return replace(o, subject=subject, id=f"pytest/{subject}{o.id[len(prefix) :]}" if o.id.startswith(prefix) else o.id)
 
 
 def print_comparison(found: Comparison, console: Console, *, verbose: bool = False, quiet: bool = False) -> None:
@@ -294,11 +294,11 @@ def to_markdown(found: Comparison, title: str = TITLE) -> str:
 
 def _groups(changes: Sequence[Change]) -> list[list[Change]]:
     """Changes of one kind, routine, subject and arch together, in order of first appearance."""
-    found: dict[tuple[str, ...], list[Change]] = {}
+    groups: dict[tuple[str, ...], list[Change]] = {}
     for change in changes:
         o = change.outcome
-        found.setdefault((change.kind, o.contract, o.subject, o.arch), []).append(change)
-    return list(found.values())
+        groups.setdefault((change.kind, o.contract, o.subject, o.arch), []).append(change)
+    return list(groups.values())
 
 
 def _open(group: Sequence[Change]) -> Iterator[str]:

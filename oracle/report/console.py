@@ -54,9 +54,9 @@ def print_failures(failing: Iterable[Outcome], console: Console) -> None:
         causes.setdefault(kind, {}).setdefault(o.verdict.explained_by, []).append(o)
     for kinds in causes.values():
         unexplained = kinds.pop((), [])
-        found = list(kinds.values()) or [[]]
-        found[0] += unexplained
-        for first, *more in found:
+        groups = list(kinds.values()) or [[]]
+        groups[0] += unexplained
+        for first, *more in groups:
             console.print(sentence(first), soft_wrap=True)
             if more:
                 fails = f"{counted(len(more), 'more case')} {'fails' if len(more) == 1 else 'fail'}"
@@ -79,8 +79,8 @@ def table(report: Report) -> Table:
         counted = [f"{count} {status}" for status in Status if (count := statuses.count(status))]
         words = str(group.status) if len(counted) == 1 else ", ".join(counted)
         words += f", {group.known} KNOWN" if group.known else ""
-        said = Text(f"{words}; {', '.join(watched)}" if watched else words, style=STYLES[group.status])
-        cell = said if statuses or watched else Text("KNOWN FAILURE", style="yellow")
+        cell_text = Text(f"{words}; {', '.join(watched)}" if watched else words, style=STYLES[group.status])
+        cell = cell_text if statuses or watched else Text("KNOWN FAILURE", style="yellow")
         result.add_row(group.contract, group.subject, group.arch, str(group.judged or ""), cell, margin)
     return result
 
@@ -145,5 +145,5 @@ def _print_reasons(report: Report, console: Console) -> None:
         for (where, reason), outcomes in reasons.items():
             count = f" ({len(outcomes)} cases)" if len(outcomes) > 1 else ""
             ids = [o.id for o in outcomes if "/" in o.id]
-            said = f" {where}{count}: {reason}" + (f"; {ids[0]}" if len(ids) == 1 else "")
-            console.print(Text.assemble((str(status), STYLES[status]), said), soft_wrap=True)
+            text = f" {where}{count}: {reason}" + (f"; {ids[0]}" if len(ids) == 1 else "")
+            console.print(Text.assemble((str(status), STYLES[status]), text), soft_wrap=True)

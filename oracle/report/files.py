@@ -60,18 +60,18 @@ def _suite(root: ET.Element, name: str, cases: list[ET.Element], seconds: float)
 def _test_case(outcome: Outcome, classname: str) -> ET.Element:
     case = ET.Element("testcase", classname=_clean(classname), name=_clean(outcome.id), time=f"{outcome.seconds:.3f}")
     verdict = outcome.verdict
-    said = _clean(verdict.summary)
+    summary = _clean(verdict.summary)
     if outcome.known is not None:
-        ET.SubElement(case, "skipped", message=_clean(f"known failure: {outcome.known} | {said}"))
+        ET.SubElement(case, "skipped", message=_clean(f"known failure: {outcome.known} | {summary}"))
     elif verdict.status.is_failure:
         kind = "failure" if verdict.status is Status.FAILED else "error"
         why = [f"explained by: {', '.join(verdict.explained_by)}"] if verdict.explained_by else []
         lines = (*(f"at {frame}" for frame in verdict.frames), *why, outcome.repro)
-        ET.SubElement(case, kind, message=said).text = "\n".join(_clean(line) for line in lines)
+        ET.SubElement(case, kind, message=summary).text = "\n".join(_clean(line) for line in lines)
     elif verdict.status in (Status.SKIPPED, Status.UNSUPPORTED):
         ET.SubElement(case, "skipped", message=_clean(f"{verdict.status}: {verdict.reason}"))
     else:
-        ET.SubElement(case, "system-out").text = said
+        ET.SubElement(case, "system-out").text = summary
     return case
 
 
@@ -123,8 +123,8 @@ def _table(report: Report) -> list[str]:
         cells = (group.contract, group.subject, group.arch, str(group.judged or ""), f"{group.word}{detail}", margin)
         rows.append("| " + " | ".join(map(one_line, cells)) + " |")
     head = ("| routine | subject | arch | cases | verdict | worst margin |", "|---|---|---|--:|---|--:|")
-    said = f"<details><summary>{counted(len(rows), 'row')}: routine by subject and arch</summary>"
-    return [said, "", *head, *rows, "", "</details>"]
+    text = f"<details><summary>{counted(len(rows), 'row')}: routine by subject and arch</summary>"
+    return [text, "", *head, *rows, "", "</details>"]
 
 
 def _losses(report: Report) -> list[str]:
@@ -140,16 +140,16 @@ def within(lines: list[str]) -> str:
     """As many lines as the limit allows; an open fold is closed."""
     if sum(len(line) + 1 for line in lines) <= LIMIT:
         return "\n".join(lines)
-    kept: list[str] = []
+    fitting: list[str] = []
     length = 200
     for line in lines:
         length += len(line) + 1
         if length > LIMIT:
             break
-        kept.append(line)
-    folds = sum(line.startswith("<details>") for line in kept) - sum(line == "</details>" for line in kept)
-    left = counted(len(lines) - len(kept), "more line")
-    return "\n".join([*kept, *["", "</details>"] * folds, "", f"({left} left out)", ""])
+        fitting.append(line)
+    folds = sum(line.startswith("<details>") for line in fitting) - sum(line == "</details>" for line in fitting)
+    left = counted(len(lines) - len(fitting), "more line")
+    return "\n".join([*fitting, *["", "</details>"] * folds, "", f"({left} left out)", ""])
 
 
 def code(text: str) -> str:
@@ -161,6 +161,6 @@ def code(text: str) -> str:
 
 def one_line(text: str, longest: int = QUOTED) -> str:
     """Text in one line, cut, with what Markdown would take for markup made harmless."""
-    said = " ".join(text.split())
-    said = said if len(said) <= longest else f"{said[:longest]}…"
-    return re.sub(r"([\\`*_{}\[\]<>|#~])", r"\\\1", said)
+    short = " ".join(text.split())
+    short = short if len(short) <= longest else f"{short[:longest]}…"
+    return re.sub(r"([\\`*_{}\[\]<>|#~])", r"\\\1", short)

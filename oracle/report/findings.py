@@ -68,10 +68,10 @@ def outcomes(
         table, key = (cases, found.case) if numbers else (watches, found.watch)
         if not numbers:
             spent[key] = spent.get(key, 0.0) + found.seconds
-        known = table.setdefault(key, found)
-        if SEVERITY.index(found.verdict.status) < SEVERITY.index(known.verdict.status):
+        worst = table.setdefault(key, found)
+        if SEVERITY.index(found.verdict.status) < SEVERITY.index(worst.verdict.status):
             table[key] = found
-    made = [
+    rows = [
         Outcome(
             case,
             contract,
@@ -85,7 +85,7 @@ def outcomes(
         )
         for case, found in cases.items()
     ]
-    made += [
+    rows += [
         Outcome(
             f"{contract}/{watch}",
             contract,
@@ -100,20 +100,20 @@ def outcomes(
         )
         for watch, found in watches.items()
     ]
-    return tuple(made)
+    return tuple(rows)
 
 
 def findings(recorded: Iterable[Outcome]) -> tuple[Finding, ...]:
     """The findings of recorded outcomes: those of the cases, and for each watch the one that was recorded."""
-    made = []
+    rows = []
     for outcome in recorded:
         words = shlex.split(outcome.repro)
         case = words[words.index("--case") + 1] if "--case" in words else WHOLE
         watch, seen = (outcome.watch, case) if outcome.watch else (NUMBERS, outcome.id)
-        made.append(Finding(seen, watch, outcome.verdict, outcome.seconds))
+        rows.append(Finding(seen, watch, outcome.verdict, outcome.seconds))
         followed = replace(outcome.verdict, summary=f"follows from {watch}: {outcome.verdict.summary}")
-        made += [Finding(seen, name, followed, follows=watch) for name in outcome.also]
-    return tuple(made)
+        rows += [Finding(seen, name, followed, follows=watch) for name in outcome.also]
+    return tuple(rows)
 
 
 def told(found: Mapping[str, object]) -> tuple[str, str, float, str]:

@@ -87,20 +87,20 @@ def read(path: Path) -> Run:
     """The run that a file holds; FixtureError where it is no such file."""
     content = fixtures.read_bytes(path)
     try:
-        said = json.loads(content)
+        record = json.loads(content)
     except ValueError:
-        said = None
-    if not isinstance(said, dict) or said.get("schema") != SCHEMA:
+        record = None
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         what = kind_of(path) or f"no run of a gallery ({SCHEMA})"
         raise FixtureError(f"{path}: this is {what}; `fp8-oracle gallery run` writes what is read here")
     known, needed = {f.name for f in fields(Row)}, {"project", "kernel", "contract", "verdict"}
     rows = []
-    for number, row in enumerate(said.get("rows", [])):
+    for number, row in enumerate(record.get("rows", [])):
         if not isinstance(row, dict) or not needed <= set(row) or set(row) - known:
             raise FixtureError(f"{path}: row {number} is not one of {SCHEMA}")
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}
         rows.append(Row(**values))
-    return Run(said.get("machine", {}), tuple(rows))
+    return Run(record.get("machine", {}), tuple(rows))
 
 
 def page(run: Run) -> str:
@@ -108,11 +108,11 @@ def page(run: Run) -> str:
     rows = sorted(run.rows, key=lambda row: (ORDER.index(row.verdict), row.key))
     tried = [row for row in rows if row.verdict != "UNSUPPORTED"]
     judged = sum(row.judged for row in tried)
-    known = sum(row.identified for row in tried)
+    identified = sum(row.identified for row in tried)
     projects = counted(len({row.project for row in tried}), "project")
     lines = [f"{counted(len(tried), 'kernel')} of {projects}, {counted(judged, 'output')} judged."]
     if judged:
-        share = f"{known} of them ({known / judged:.0%})"
+        share = f"{identified} of them ({identified / judged:.0%})"
         lines[0] += f" {share} equal in every bit a named schedule or recipe, or the exact values."
     lines += ["", f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
     lines += [_line(row) for row in rows if row.verdict != "UNSUPPORTED"]
@@ -168,23 +168,23 @@ def beside(old: Run, new: Run) -> Iterator[str]:
     Cases are compared where both runs met them, which runs with one seed do.
     """
     before, after = ({row.key: row for row in run.rows} for run in (old, new))
-    said: list[tuple[int, str]] = []
+    lines: list[tuple[int, str]] = []
     for key in sorted(before.keys() | after.keys()):
         a, b = before.get(key), after.get(key)
         if a is None or b is None:
-            said.append((3, f"{key}: {'new' if a is None else 'gone'}"))
+            lines.append((3, f"{key}: {'new' if a is None else 'gone'}"))
             continue
         moved = _versions(a, b)
         if a.verdict != b.verdict:
             order = 0 if a.verdict == "CONFORMS" else 1 if b.verdict == "CONFORMS" else 2
             word = ("broke", "healed", "changed")[order]
             why = f": {b.why}" if b.why else ""
-            said.append((order, f"{key} {word}: {a.verdict} to {b.verdict}{moved}{why}"))
+            lines.append((order, f"{key} {word}: {a.verdict} to {b.verdict}{moved}{why}"))
         other = [case for case, text in a.cases.items() if b.cases.get(case, text) != text]
         if other:
             named = "; ".join(f"{case}: {a.cases[case]} to {b.cases[case]}" for case in other[:SHOWN])
-            said.append((2, f"{key}: {len(other)} of {len(a.cases)} cases changed{moved}: {named}"))
-    return (text for _, text in sorted(said))
+            lines.append((2, f"{key}: {len(other)} of {len(a.cases)} cases changed{moved}: {named}"))
+    return (text for _, text in sorted(lines))
 
 
 def _versions(a: Row, b: Row) -> str:

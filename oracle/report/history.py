@@ -96,9 +96,9 @@ def add(path: Path, report: Report, *, label: str = "") -> tuple[int, bool]:
         for o in report.outcomes
     ]
     with _opened(path, create=True) as base:
-        known = base.execute("SELECT id FROM runs WHERE digest = ?", (digest,)).fetchone()
-        if known is not None:
-            return _natural(known[0]), False
+        stored_row = base.execute("SELECT id FROM runs WHERE digest = ?", (digest,)).fetchone()
+        if stored_row is not None:
+            return _natural(stored_row[0]), False
         row = base.execute(
             "INSERT INTO runs (digest, started, label, ok, unfinished, seconds, machine, versions, counts)"
             f" VALUES ({_places(9)})",
@@ -136,8 +136,8 @@ def points(
         FROM runs LEFT JOIN outcomes ON outcomes.run = runs.id {where}
         GROUP BY runs.id ORDER BY runs.id"""
     with _opened(path, create=False) as base:
-        found = [_point(row) for row in base.execute(query, list(asked.values()))]
-    return found if last is None else found[-last:]
+        rows = [_point(row) for row in base.execute(query, list(asked.values()))]
+    return rows if last is None else rows[-last:]
 
 
 @contextmanager
@@ -275,8 +275,8 @@ def to_html(points: Sequence[Point], title: str) -> str:
 
 def _last(points: Sequence[Point]) -> str:
     last = points[-1]
-    said = "✓ All as it must be" if last.ok else "✗ Not all as it must be"
-    return f"{said} in run {last.number}, the last of {counted(len(points), 'run')}"
+    text = "✓ All as it must be" if last.ok else "✗ Not all as it must be"
+    return f"{text} in run {last.number}, the last of {counted(len(points), 'run')}"
 
 
 def _plot(points: Sequence[Point], name: str, said: str) -> str:

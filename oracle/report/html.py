@@ -41,8 +41,8 @@ _LEGEND = (
 
 def to_html(report: outcome.Report) -> str:
     """The report as one HTML document."""
-    found = outcome.causes(report)
-    failures = (_problems(report, found), _cards(found))
+    reasons = outcome.causes(report)
+    failures = (_problems(report, reasons), _cards(reasons))
     meanings = "".join(f"<dt>{badge(name)}</dt><dd>{escape(text)}</dd>" for name, text in MEANINGS.items())
     legend = f'<p class="lead">{_LEGEND}</p><ul class="scale">{picture.scale()}</ul><dl class="facts">{meanings}</dl>'
     facts = {**report.machine, **report.versions, "started": report.started or "not recorded"}
@@ -54,7 +54,7 @@ def to_html(report: outcome.Report) -> str:
     )
     content = "\n".join((*failures, *tables))
     links = "".join(f'<a href="#{name}">{title}</a>' for name, title in _SECTION.findall(content))
-    parts = (_head(report, found), f'<nav aria-label="sections">{links}</nav><main>', content, "</main>")
+    parts = (_head(report, reasons), f'<nav aria-label="sections">{links}</nav><main>', content, "</main>")
     title = f"fp8-oracle: {'all as it must be' if report.ok else count(len(report.failures), 'failure')}"
     return page(title, "\n".join(parts))
 
@@ -70,15 +70,15 @@ def _head(report: outcome.Report, found: list[outcome.Cause]) -> str:
     words = [count(broken, "open problem")] if broken else []
     words += [f"{count(other, 'problem')} of the run itself"] if other else []
     words += [f"{count(report.unfinished, 'case')} not run"] if report.unfinished else []
-    sign, said = "✓" if report.ok else "✗", " and ".join(words) or "Nothing was judged"
-    said = ("All as it must be" if report.ok else said) + (f"; {count(known, 'known failure')}" if known else "")
+    sign, text = "✓" if report.ok else "✗", " and ".join(words) or "Nothing was judged"
+    text = ("All as it must be" if report.ok else text) + (f"; {count(known, 'known failure')}" if known else "")
     where = ", ".join(f"{k} {v}" for k, v in report.machine.items() if k in ("gpu", "machine", "torch"))
     when = f"{report.started}, " if report.started else ""
     ran = f"{when}{count(len(report.outcomes), 'outcome')} in {report.seconds:.1f} s; {where}"
     return (
         '<a class="skip" href="#problems">Skip to what fails</a>\n<header>'
         f'<div class="top"><h1>fp8-oracle report</h1>{theme_button()}</div>'
-        f'<p class="verdict {"good" if report.ok else "bad"}">{sign} {said}</p>'
+        f'<p class="verdict {"good" if report.ok else "bad"}">{sign} {text}</p>'
         f'<ul class="chips" aria-label="outcomes by status">{chips}</ul><p class="soft">{escape(ran)}</p></header>'
     )
 
@@ -92,8 +92,8 @@ def _problems(report: outcome.Report, found: list[outcome.Cause]) -> str:
     rows = [_row(badge(word), f"{_folded(links)}<p>{cut(why, 400)}</p>") for (word, why), links in same.items()]
     rows += [_row(badge("PROBLEM"), f"<p>{cut(problem)}</p>") for problem in report.problems]
     if report.unfinished:
-        said = f"the run was interrupted; {count(report.unfinished, 'case')} did not run, --resume runs them"
-        rows.append(_row(badge("UNFINISHED"), f"<p>{said}</p>"))
+        text = f"the run was interrupted; {count(report.unfinished, 'case')} did not run, --resume runs them"
+        rows.append(_row(badge("UNFINISHED"), f"<p>{text}</p>"))
     listed = f'<ul class="glance">{"".join(rows)}</ul>' if rows else "<p>Nothing.</p>"
     return section("problems", "What fails, and why", listed)
 
@@ -157,8 +157,8 @@ def _outputs(cause: outcome.Cause, few: int) -> str:
     more = "".join(shown[1:]) + (f'<div class="case">{words}</div>' if words else "")
     if not more:
         return shown[0]
-    said = f"{count(len(cause.outcomes) - min(few, 1), 'more case')} of this cause"
-    return f'{"".join(shown[:1])}<details class="more"><summary>{said}</summary>{more}</details>'
+    text = f"{count(len(cause.outcomes) - min(few, 1), 'more case')} of this cause"
+    return f'{"".join(shown[:1])}<details class="more"><summary>{text}</summary>{more}</details>'
 
 
 def _output(o: outcome.Outcome, *, opened: bool, explained: bool) -> str:
@@ -224,18 +224,18 @@ def _matrix(report: outcome.Report) -> str:
             inside = {arch: f'<div class="chips">{found}</div>' if found else "" for arch, found in chips.items()}
             cells = "".join(f'<td data-arch="{escape(arch)}">{found}</td>' for arch, found in inside.items())
         rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
-    said = '<p class="soft">A number counts judged cases; follow one to its cases.</p>'
+    text = '<p class="soft">A number counts judged cases; follow one to its cases.</p>'
     matrix = scrolling(table(["routine", *arches], rows, kind="matrix"), "routines by arch and subject")
-    return section("overview", "Overview: routine by arch and subject", said + matrix)
+    return section("overview", "Overview: routine by arch and subject", text + matrix)
 
 
 def _chip(number: int, group: outcome.Group) -> str:
     name = group.subject if group.subject != "-" else "not exercised"
-    said = f"{group.failing} of {len(group.outcomes)} fail" if group.failing else str(group.judged or "")
-    said = "" if group.word in (Status.UNTESTED, outcome.KNOWN) else said
-    said = ", ".join(filter(None, (said, group.others)))
+    text = f"{group.failing} of {len(group.outcomes)} fail" if group.failing else str(group.judged or "")
+    text = "" if group.word in (Status.UNTESTED, outcome.KNOWN) else text
+    text = ", ".join(filter(None, (text, group.others)))
     sign = f'<span aria-hidden="true">{SIGNS[group.word]}</span><span class="hear">{group.word}</span>'
-    return f'<a class="chip {TONES[group.word]}" href="#g{number}">{sign} {escape(name)} <b>{said}</b></a>'
+    return f'<a class="chip {TONES[group.word]}" href="#g{number}">{sign} {escape(name)} <b>{text}</b></a>'
 
 
 def _margins(report: outcome.Report) -> str:
@@ -247,9 +247,9 @@ def _margins(report: outcome.Report) -> str:
     counts = [sum(m == 0 for m in margins), *(sum(i - 1 < 4 * m <= i for m in margins) for i in range(1, 5))]
     rows = [("bits as predicted", len(passing) - len(margins), "#3f9a6b")]
     rows += zip(parts, counts, COLOURS, strict=False)
-    said = "How near the worst element of each passing case comes to the edge of its admissible interval."
+    text = "How near the worst element of each passing case comes to the edge of its admissible interval."
     bars = picture.bars(rows, "passing cases by margin")
-    return section("margins", "Margins of what passes", f'<p class="soft">{said}</p><div class="narrow">{bars}</div>')
+    return section("margins", "Margins of what passes", f'<p class="soft">{text}</p><div class="narrow">{bars}</div>')
 
 
 def _losses(report: outcome.Report) -> str:
@@ -262,34 +262,34 @@ def _losses(report: outcome.Report) -> str:
     ]
     if not rows:
         return ""
-    said = f'<p class="soft">{escape(outcome.LOSS)}: a kernel can be right and its recipe bad.</p>'
+    text = f'<p class="soft">{escape(outcome.LOSS)}: a kernel can be right and its recipe bad.</p>'
     listed = table([*outcome.LOSS_COLUMNS[:3], *(f"{name}#" for name in outcome.LOSS_COLUMNS[3:])], rows)
-    return section("loss", "What the recipes lose", said + scrolling(listed, "loss of quantisers"))
+    return section("loss", "What the recipes lose", text + scrolling(listed, "loss of quantisers"))
 
 
 def _reasons(report: outcome.Report) -> str:
     """MISTRUSTED, UNSUPPORTED and SKIPPED outcomes by reason; reasons that differ in numbers alone are one."""
     parts = []
     for status in (Status.MISTRUSTED, Status.UNSUPPORTED, Status.SKIPPED):
-        found: dict[str, list[outcome.Outcome]] = {}
+        groups: dict[str, list[outcome.Outcome]] = {}
         for o in report.outcomes:
             if o.status is status:
-                found.setdefault(_NUMBER.sub("0", o.verdict.reason or ""), []).append(o)
-        if found:
-            listed = table(("reason", "cases#", "routine [subject]"), map(_reason, found.values()), kind="reasons")
-            said = f"{count(sum(map(len, found.values())), 'case')}: {escape(MEANINGS[str(status)])}"
+                groups.setdefault(_NUMBER.sub("0", o.verdict.reason or ""), []).append(o)
+        if groups:
+            listed = table(("reason", "cases#", "routine [subject]"), map(_reason, groups.values()), kind="reasons")
+            text = f"{count(sum(map(len, groups.values())), 'case')}: {escape(MEANINGS[str(status)])}"
             parts.append(
-                f'<details><summary>{badge(str(status))} {said}</summary><div class="case">{listed}</div></details>'
+                f'<details><summary>{badge(str(status))} {text}</summary><div class="case">{listed}</div></details>'
             )
     content = f'<article class="card">{"".join(parts)}</article>'
     return section("reasons", "Not judged, or proving little", content) if parts else ""
 
 
 def _reason(same: list[outcome.Outcome]) -> str:
-    said = list(dict.fromkeys(o.verdict.reason or "" for o in same))
-    others = ' <span class="soft">(the same with other numbers)</span>' if len(said) > 1 else ""
+    reasons = list(dict.fromkeys(o.verdict.reason or "" for o in same))
+    others = ' <span class="soft">(the same with other numbers)</span>' if len(reasons) > 1 else ""
     where = _folded(list(dict.fromkeys(escape(f"{o.contract} [{o.subject}]") for o in same)))
-    return f"<tr><td>{cut(said[0], 400)}{others}</td><td class=n>{len(same)}</td><td>{where}</td></tr>"
+    return f"<tr><td>{cut(reasons[0], 400)}{others}</td><td class=n>{len(same)}</td><td>{where}</td></tr>"
 
 
 def _cases(report: outcome.Report) -> str:

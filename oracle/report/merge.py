@@ -37,11 +37,11 @@ def merged(paths: Sequence[Path]) -> Record:
         _same("version", paths[0], first.run.versions, path, other.run.versions)
         _same("selection", paths[0], _asked(first), path, _asked(other))
     complaints = {str(c) for record in records for c in (*(record.ended or {}).get("complaints", ()), *record.gaps)}
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     for key, outcome in sorted((pair for record in records for pair in record.outcomes.items()), key=_order):
-        known = found.setdefault(key, outcome)
-        if _said(known) != _said(outcome):
-            statuses = sorted({str(known.status), str(outcome.status)})
+        worst = outcomes.setdefault(key, outcome)
+        if _said(worst) != _said(outcome):
+            statuses = sorted({str(worst.status), str(outcome.status)})
             complaints.add(
                 f"{outcome.id} [{outcome.subject}]: judged more than once, with different results "
                 f"({', '.join(statuses)}); the worst one counts"
@@ -56,10 +56,10 @@ def merged(paths: Sequence[Path]) -> Record:
     runs = [record.run for record in records]
     names = sorted({name for run in runs for name in run.machine})
     machine = {name: _joined([run.machine.get(name) for run in runs]) for name in names}
-    run = Run(min(run.started for run in runs), machine, runs[0].versions, selection, len(found))
-    seconds = round(sum(outcome.seconds for outcome in found.values()), 3)
-    end = end_line(sorted(complaints), seconds, 0, len(found))
-    return Record(run, found, end, tuple(note for record in records for note in record.notes))
+    run = Run(min(run.started for run in runs), machine, runs[0].versions, selection, len(outcomes))
+    seconds = round(sum(outcome.seconds for outcome in outcomes.values()), 3)
+    end = end_line(sorted(complaints), seconds, 0, len(outcomes))
+    return Record(run, outcomes, end, tuple(note for record in records for note in record.notes))
 
 
 def to_bytes(record: Record) -> bytes:

@@ -202,8 +202,8 @@ class Report:
     def words(self) -> str:
         """``3 passed, 1 failed``, and what became of the watches."""
         parts = [[o for o in self.outcomes if bool(o.watch) == watches] for watches in (False, True)]
-        said = [", ".join(f"{n} {name.lower()}" for name, n in counts_of(part).items() if n) for part in parts]
-        return "; watches: ".join(filter(None, said)) or "nothing was judged"
+        texts = [", ".join(f"{n} {name.lower()}" for name, n in counts_of(part).items() if n) for part in parts]
+        return "; watches: ".join(filter(None, texts)) or "nothing was judged"
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -219,10 +219,10 @@ class Report:
 
 def counts_of(outcomes: Iterable[Outcome]) -> dict[str, int]:
     """Number of outcomes per status; known failures under ``"KNOWN"``, every status present."""
-    found = {str(status): 0 for status in Status} | {"KNOWN": 0}
+    counts = {str(status): 0 for status in Status} | {"KNOWN": 0}
     for o in outcomes:
-        found["KNOWN" if o.known is not None else str(o.status)] += 1
-    return found
+        counts["KNOWN" if o.known is not None else str(o.status)] += 1
+    return counts
 
 
 LOSS = "loss of quantisers: median of the cases (worst); no verdict depends on it"
@@ -233,15 +233,15 @@ def losses(report: Report) -> list[tuple[str, ...]]:
     """For each contract, subject and arch with a measured loss the cells of :data:`LOSS_COLUMNS`."""
     rows: list[tuple[str, ...]] = []
     for group in report.groups():
-        found = [o.verdict.loss for o in group.outcomes if o.verdict.loss is not None]
-        if found:
+        measured = [o.verdict.loss for o in group.outcomes if o.verdict.loss is not None]
+        if measured:
             cells = (
-                _middle([x.sqnr for x in found], lambda x: f"{x:.1f}", min),
-                _middle([x.relative for x in found], lambda x: f"{x:.3g}", max),
-                _middle([x.saturated for x in found], share, max),
-                _middle([x.zeros for x in found], share, max),
+                _middle([x.sqnr for x in measured], lambda x: f"{x:.1f}", min),
+                _middle([x.relative for x in measured], lambda x: f"{x:.3g}", max),
+                _middle([x.saturated for x in measured], share, max),
+                _middle([x.zeros for x in measured], share, max),
             )
-            rows.append((group.contract, group.subject, group.arch, str(len(found)), *cells))
+            rows.append((group.contract, group.subject, group.arch, str(len(measured)), *cells))
     return rows
 
 
@@ -313,21 +313,21 @@ class Cause:
             return "; or ".join(self.explained_by)
         if self.missing:
             return ", ".join(o.contract for o in self.outcomes)
-        said = {o.verdict.reason or o.verdict.pattern or o.verdict.summary for o in self.outcomes}
+        reasons = {o.verdict.reason or o.verdict.pattern or o.verdict.summary for o in self.outcomes}
         first = self.outcomes[0].verdict
-        return (first.reason or first.pattern or first.summary) + ("" if len(said) == 1 else " (others differ)")
+        return (first.reason or first.pattern or first.summary) + ("" if len(reasons) == 1 else " (others differ)")
 
 
 def causes(report: Report) -> list[Cause]:
     """Every failure of a report by cause: open ones before known ones, wrong numbers, crashes, then missing tests."""
     tried: Counter[tuple[str, str, str]] = Counter()
-    found: dict[tuple[object, ...], list[Outcome]] = {}
+    groups: dict[tuple[object, ...], list[Outcome]] = {}
     for o in report.outcomes:
         of = (o.contract, o.subject, o.arch)
         tried[of] += o.status not in (Status.UNSUPPORTED, Status.SKIPPED) and not o.watch
         if o.status.is_failure:
             missing = o.status is Status.UNTESTED and not o.watch
-            found.setdefault((o.status, o.known, *(() if missing else (*of, o.watch))), []).append(o)
-    result = [Cause(tuple(os), tried[os[0].contract, os[0].subject, os[0].arch]) for os in found.values()]
+            groups.setdefault((o.status, o.known, *(() if missing else (*of, o.watch))), []).append(o)
+    result = [Cause(tuple(os), tried[os[0].contract, os[0].subject, os[0].arch]) for os in groups.values()]
     order = (Status.FAILED, Status.CRASHED, Status.UNTESTED)
     return sorted(result, key=lambda c: (c.known is not None, order.index(c.status)))

@@ -37,9 +37,9 @@ def heat_map(seen: Evidence) -> str:
         c = index[-1] if index else 0
         x, y = (c + 0.5) / columns * WIDTH, (r + 0.5) / rows * height
         paths += f'<circle class="worst" cx="{x:.4g}" cy="{y:.4g}" r="9"/>'
-    said = f"Heat map of {seen.output} {list(seen.shape)}: red cells lie outside the admissible interval"
+    text = f"Heat map of {seen.output} {list(seen.shape)}: red cells lie outside the admissible interval"
     return (
-        f'<svg class="heat" viewBox="-10 -10 {WIDTH + 20:g} {height + 20:.4g}" role="img" aria-label="{escape(said)}">'
+        f'<svg class="heat" viewBox="-10 -10 {WIDTH + 20:g} {height + 20:.4g}" role="img" aria-label="{escape(text)}">'
         f'<image width="{WIDTH:g}" height="{height:.4g}" preserveAspectRatio="none" href="{_png(seen.levels)}"/>'
         f"{paths}</svg>"
     )
@@ -48,19 +48,19 @@ def heat_map(seen: Evidence) -> str:
 def caption(seen: Evidence) -> str:
     """What the lines and cells of the heat map are, as HTML."""
     rows, columns = _extent(seen)
-    said = [f"{escape(seen.output)} {list(seen.shape)} {escape(seen.dtype)}; rows run down, columns to the right"]
+    lines = [f"{escape(seen.output)} {list(seen.shape)} {escape(seen.dtype)}; rows run down, columns to the right"]
     if max(seen.cell) > 1:
-        said.append(f"a cell is the worst of {seen.cell[0]}&times;{seen.cell[1]} elements")
+        lines.append(f"a cell is the worst of {seen.cell[0]}&times;{seen.cell[1]} elements")
     spaced = [
         f"{spacing} {what}"
         for spacing, extent, what in zip(seen.tile, (rows, columns), ("rows", "columns"), strict=True)
         if _lines(extent, spacing, WIDTH)
     ]
     if spaced:
-        said.append(f"a line every {' and every '.join(spaced)}")
+        lines.append(f"a line every {' and every '.join(spaced)}")
     if seen.bands:
-        said.append("dashed lines where an expert begins")
-    return "; ".join([*said, "ring: the worst element"])
+        lines.append("dashed lines where an expert begins")
+    return "; ".join([*lines, "ring: the worst element"])
 
 
 def histogram(seen: Evidence) -> str:
@@ -104,8 +104,8 @@ def flips(seen: Evidence) -> str:
         f'title="bit {last - i} ({name}): wrong in {100 * share:.3g}%"></i>'
         for i, (share, name) in enumerate(zip(seen.flips, names, strict=True))
     )
-    said = "share of failing elements in which each bit differs"
-    return f'<div class="flips" role="img" aria-label="{said}">{shown}</div>'
+    text = "share of failing elements in which each bit differs"
+    return f'<div class="flips" role="img" aria-label="{text}">{shown}</div>'
 
 
 def scale() -> str:

@@ -90,8 +90,8 @@ class Record:
         """What of the run the file lacks, beside the cases that the run did not come to."""
         of_run, count = f"of the run of {self.run.started}", len(self.outcomes)
         if self.ended is None:
-            said = f"the record {of_run} has no last line: the run was killed, or the file was cut"
-            return self.repeated if self.unfinished else (said, *self.repeated)
+            text = f"the record {of_run} has no last line: the run was killed, or the file was cut"
+            return self.repeated if self.unfinished else (text, *self.repeated)
         due = self.ended.get("outcomes", self.run.planned - self.unfinished)
         due = due if CALLED in self.run.selection else max(due, self.run.planned - self.unfinished)
         if count >= due:
@@ -193,11 +193,11 @@ def read(path: str | Path) -> Record:
         raise FixtureError(f"{path}: holds no run; write one with `fp8-oracle verify --record {path}`")
     last = {key: outcome for key, (stamp, outcome) in outcomes.items() if stamp == runs[-1].stamp}
     counts = {key: count for key, count in repeated.items() if key in last}
-    said = tuple(
+    sentences = tuple(
         f"{last[key].id} [{last[key].subject}]: the record has {count} outcomes of it; the worst one counts"
         for key, count in counts.items()
     )
-    return Record(runs[-1], last, ended, notes, said)
+    return Record(runs[-1], last, ended, notes, sentences)
 
 
 def read_report(path: str | Path) -> tuple[Report, tuple[str, ...]]:
@@ -238,11 +238,6 @@ def end_line(complaints: Sequence[str], seconds: float, unfinished: int, outcome
 def key_of(outcome_id: str, subject: str, arch: str, stamp: str, run: Run) -> str:
     """The key of one case; ``stamp`` is what else its verdict depends on, as the digest of a captured file."""
     return _digest([outcome_id, subject, arch, stamp, run.versions])
-
-
-def outcome_from_json(record: Mapping[str, Any]) -> Outcome:
-    """The inverse of :meth:`oracle.report.outcome.Outcome.to_json`; ValueError says what is wrong with ``record``."""
-    return _outcome(_sound(_as_now(record), "outcome"))
 
 
 def report_from_json(record: Mapping[str, Any]) -> Report:
@@ -294,11 +289,11 @@ def _of_validation(record: Mapping[str, Any]) -> Report:
     found = record.get("findings")
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise ValueError("its findings are no list of objects")
-    made = []
+    findings_read = []
     for one in found:
         case, watch, seconds, follows = told(one)
         checked = _sound(_as_now({"verdict": one.get("verdict")})["verdict"], "verdict")
-        made.append(Finding(case, watch, _verdict(checked), seconds, follows))
+        findings_read.append(Finding(case, watch, _verdict(checked), seconds, follows))
     about = {"machine": {}, "seconds": 0.0, "provenance": {}, **record}
     machine, made_by = (_sound(about[name], "facts") for name in ("machine", "provenance"))
     call = made_by.get("command", "")
@@ -306,8 +301,8 @@ def _of_validation(record: Mapping[str, Any]) -> Report:
     def command(found: Finding) -> str:
         return "" if found.case == WHOLE or not call else f"{call} --case {quoted(found.case)}"
 
-    said = outcomes(
-        made,
+    outcomes_read = outcomes(
+        findings_read,
         contract=str(names["contract"]),
         subject=str(names["kernel"]),
         arch=str(names["arch"]),
@@ -321,7 +316,7 @@ def _of_validation(record: Mapping[str, Any]) -> Report:
         raise ValueError("it does not say why it was stopped, or how many cases are left")
     gaps = (f"the validation ended early: {stopped}",) if stopped and not left else ()
     facts = (machine, float(about["seconds"]), made_by, made_by.get("captured", ""))
-    return Report(said, (), *facts, left, gaps)
+    return Report(outcomes_read, (), *facts, left, gaps)
 
 
 def _verdict(record: Mapping[str, Any]) -> Verdict:
@@ -380,8 +375,8 @@ def _parse(path: Path) -> _Parsed:
         if not isinstance(line, dict) or "kind" not in line:
             what = kind_of(path) if number == 1 else None
             other = f"{path}: this is {what}; the record of a run is wanted here" if what else ""
-            said = f"{path}:{number}: no line of a record; the file is damaged or is something else"
-            raise FixtureError(other or said)
+            text = f"{path}:{number}: no line of a record; the file is damaged or is something else"
+            raise FixtureError(other or text)
         if line["kind"] != "outcome" and line.get("schema", SCHEMA) != SCHEMA:
             same = str(line["schema"]).startswith(SCHEMA.partition("/")[0])
             if not same and (what := kind_of(path)) is not None:

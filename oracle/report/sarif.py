@@ -36,20 +36,20 @@ RULES = {
 
 def to_sarif(report: Report) -> str:
     """The failures of a report as a SARIF log of one run."""
-    found = causes(report)
+    groups = causes(report)
     order = list(RULES)
     rules = [
         {"id": name, "shortDescription": {"text": said}, "defaultConfiguration": {"level": "error"}}
         for name, said in RULES.values()
     ]
-    results = [_result(cause, order.index(cause.status)) for cause in found if cause.outcomes[0].source]
-    told = [_message(cause) for cause in found if not cause.outcomes[0].source and cause.known is None]
-    told += _of_the_run(report)
+    results = [_result(cause, order.index(cause.status)) for cause in groups if cause.outcomes[0].source]
+    messages = [_message(cause) for cause in groups if not cause.outcomes[0].source and cause.known is None]
+    messages += _of_the_run(report)
     invocation: dict[str, object] = {"executionSuccessful": not report.unfinished}
     if report.started:
         invocation["startTimeUtc"] = report.started.replace("+00:00", "Z")
-    if told:
-        invocation["toolExecutionNotifications"] = [{"level": "error", "message": {"text": text}} for text in told]
+    if messages:
+        invocation["toolExecutionNotifications"] = [{"level": "error", "message": {"text": text}} for text in messages]
     version = report.versions.get("fp8-oracle", "0")
     run = {
         "tool": {"driver": {"name": "fp8-oracle", "semanticVersion": version, "rules": rules}},
@@ -66,8 +66,8 @@ def to_annotations(report: Report) -> str:
 
     Known failures are left out. At most ``ANNOTATIONS`` lines; the last one counts what is left out.
     """
-    found = [(_message(cause), cause) for cause in causes(report) if cause.known is None]
-    lines = [_command(f"{cause.word}: {cause.title}", text, cause.outcomes[0].source) for text, cause in found]
+    messages = [(_message(cause), cause) for cause in causes(report) if cause.known is None]
+    lines = [_command(f"{cause.word}: {cause.title}", text, cause.outcomes[0].source) for text, cause in messages]
     lines += [_command("fp8-oracle", text) for text in _of_the_run(report)]
     if not report.outcomes:
         lines.append(_command("fp8-oracle", "nothing was judged"))
@@ -93,7 +93,7 @@ def _result(cause: Cause, rule: int) -> dict[str, object]:
     place = {"artifactLocation": artifact, "region": {"startLine": int(line)}}
     named = {"fullyQualifiedName": printable(first.subject), "kind": "function"}
     same = hashlib.sha256("\0".join((first.contract, first.subject, first.arch, first.status)).encode()).hexdigest()
-    known = [] if cause.known is None else [{"kind": "external", "justification": printable(cause.known)}]
+    suppressions = [] if cause.known is None else [{"kind": "external", "justification": printable(cause.known)}]
     return {
         "ruleId": RULES[cause.status][0],
         "ruleIndex": rule,
@@ -102,15 +102,15 @@ def _result(cause: Cause, rule: int) -> dict[str, object]:
         "locations": [{"physicalLocation": place, "logicalLocations": [named]}],
         "partialFingerprints": {"fp8OracleCause/v1": same},
         "occurrenceCount": len(cause.outcomes),
-        "suppressions": known,
+        "suppressions": suppressions,
     }
 
 
 def _message(cause: Cause) -> str:
     """Where, why, the first verdict, where it was raised, and its command, a line each."""
     first = cause.outcomes[0]
-    said = (cause.where, cause.why, first.verdict.summary if first.verdict.total else "")
-    lines = [text if len(text) <= LONGEST else f"{text[:LONGEST]}…" for text in map(printable, said) if text]
+    texts = (cause.where, cause.why, first.verdict.summary if first.verdict.total else "")
+    lines = [text if len(text) <= LONGEST else f"{text[:LONGEST]}…" for text in map(printable, texts) if text]
     lines += map(printable, first.verdict.frames)
     return "\n".join([*lines, *([f"repro: {printable(first.repro)}"] if first.repro else [])])
 

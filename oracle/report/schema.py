@@ -45,8 +45,8 @@ def loads(content: bytes) -> Any:
 
 @lru_cache(maxsize=1)
 def _schema() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((files("oracle.report") / "schema.json").read_text("utf-8"))
-    return found
+    loaded: dict[str, Any] = json.loads((files("oracle.report") / "schema.json").read_text("utf-8"))
+    return loaded
 
 
 def _problems(value: Any, schema: Mapping[str, Any], at: str) -> Iterator[str]:
@@ -103,5 +103,5 @@ def _shown(value: object) -> str:
     """A value of somebody's file in a few characters."""
     if isinstance(value, int) and abs(value) > LARGEST:
         return f"an integer of {value.bit_length()} bits"
-    said = repr(value)
-    return said if len(said) <= 60 else f"{said[:60]}..."
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -169,13 +169,14 @@ class Fault:
     ----------
     name : what is wrong, in words; unique.
     family : :class:`Family`.
-    seen : where it was met: a thread, or the run that measured it; "no public thread: ..." where it was not.
+    seen : the source: an issue or a pull request, or the run that measured it; where there is none, "no public thread:"
+        and the mechanism.
     changes : the mutation, by stage.
     on : the trait of the contracts that it applies to.
     needs : the reason for which a given call cannot show it, or None; see :func:`need` and :func:`both`.
     same_if : the argument for which a mutant may give the right bits ("" if there is none).
     admissible_if : the argument for which its wrong bits may be admissible ("" if there is none).
-    race : whether it is the order of two stores, so that any part of what it changes may be right.
+    race : whether it is the order of two stores, so that any subset of the changed elements may be right.
     by_code : whether it changes the codes of a product's operands one by one, and nothing else: put into some rows and
         columns of a product, it gives these rows and columns of what it gives of the whole.
     """

@@ -14,8 +14,8 @@ A quantiser has the stages READ, OPTIONS, RECIPE (its record), AMAX, QUOTIENT (x
 WRITE. Faults compose: :func:`run` applies the changes of several faults, stage by stage, in the order given.
 :meth:`Faults.declare` is how a fault is written down, in this project and in any other.
 
-What a kernel reads beyond a buffer and leaves in a region it never writes is not knowable; ``Call.beyond`` says what
-the mutant finds there: other live data (``WRAP``), or NaN as the mark of an element that says nothing (``UNKNOWN``).
+The value of an out-of-bounds read, and of memory that is never written, cannot be known; ``Call.beyond`` chooses it for
+the mutant: other data of the same buffer (``WRAP``), or NaN, which matches anything (``UNKNOWN``).
 Not covered: faults of behaviour (crashes, races, writes out of bounds); :mod:`oracle.routines.catalogue` names them.
 """
 
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -88,7 +89,7 @@ def entry(name: str, function: Callable[..., Any]) -> Change:
 
 
 def ones(x: Tensor) -> Tensor:
-    """1 for every element: a scale or a weight that is dropped."""
+    """1 for every element of ``x``, in its shape (any) and dtype: a scale or a weight that is dropped."""
     return torch.ones_like(x)
 
 
@@ -101,14 +102,44 @@ def named(names: Iterable[str]) -> Trait:
     return Trait(", ".join(sorted(known)), lambda contract: contract.name in known)
 
 
+@dataclass(frozen=True)
+class Way:
+    """One fault of a declaration of several; see :func:`way`."""
+
+    words: str
+    change: Any
+    own: Mapping[str, Any]
+
+    def but(self, **own: Any) -> Way:
+        """The same with other arguments of its own."""
+        return replace(self, own={**self.own, **own})
+
+
+def way(words: str, change: Any = None, **own: Any) -> Way:
+    """One of the ways that a declaration goes ``over``.
+
+    Parameters
+    ----------
+    words : what stands for ``{}`` in the name.
+    change : what the stages of the declaration are made with: a change of a tensor, a part, an option.
+    own : arguments of :meth:`Faults.declare` that this way has for itself (``seen``, ``needs``, ``on``, ``same_if``..).
+    """
+    return Way(words, change, own)
+
+
 class Faults:
     """The faults of one family of contracts, in the order in which they are declared::
 
         FAULTS = Faults(of_class(ProductContract))
         fault = FAULTS.declare
 
-        for step, word in ((1, "previous"), (-1, "next")):
-            fault(f"A scale of the {word} row", INDEX, seen="this page", read=entry("a_scale", turned(step)))
+        fault(
+            "A scale of the {} row",
+            INDEX,
+            over=(way("previous", 1), way("next", -1)),
+            seen="this page",
+            read=lambda step: entry("a_scale", lambda scale: scale.roll(step, dims=0)),
+        )
 
         @fault("store truncates", CAST, seen="H200 mutants", same_if="every sum is a value of the output dtype")
         def store_truncated(call, acc): ...
@@ -126,7 +157,8 @@ class Faults:
         name: str,
         family: Family,
         *,
-        seen: str,
+        seen: str = "",
+        over: tuple[Way, ...] = (),
         needs: WhyNot = always,
         same_if: str = "",
         admissible_if: str = "",
@@ -142,16 +174,21 @@ class Faults:
         and so on, as :class:`Stage` has them. Without such a keyword the declaration decorates a function, whose name
         is the stage or begins with it: ``def amax(...)``, ``def write_tail_twice(...)``.
 
+        Parts, neighbours and options of one idea are one declaration ``over`` its ways: a fault for each, whose name
+        has the words of the way for ``{}``, and whose stages are what the keywords make of the change of the way.
+
         Parameters
         ----------
         name : what is wrong, in words; unique.
         family : :class:`Family`.
-        seen : where it was met: a thread, or the run that measured it; "no public thread: ..." where it was not.
+        seen : the source: an issue or a pull request, or the run that measured it; where there is none, "no public
+            thread:" and the mechanism.
+        over : the ways of a declaration of several faults, in the order of the catalogue; see :func:`way`.
         needs : the reason for which a given call cannot show it, or None; see :func:`need` and :func:`both`.
         same_if : the argument for which the mutant may give the right bits.
         admissible_if : the argument for which its wrong bits may be admissible.
         on : the trait of the contracts that it applies to; None takes that of the family.
-        race : whether it is the order of two stores, so that any part of what it changes may be right.
+        race : whether it is the order of two stores, so that any subset of the changed elements may be right.
         by_code : whether it changes the codes of a product's operands one by one, and nothing else.
 
         Raises
@@ -162,6 +199,13 @@ class Faults:
             No registered contract has the trait; raised when the faults are read, since a family may declare faults
             before every contract is known.
         """
+        if over:
+            common: dict[str, Any] = {"family": family, "seen": seen, "needs": needs, "same_if": same_if, "on": on}
+            common |= {"admissible_if": admissible_if, "race": race, "by_code": by_code}
+            for one in over:
+                made = {stage: make(one.change) for stage, make in stages.items()}
+                self.declare(name.replace("{}", one.words), **{**common, **one.own}, **made)
+            return _declared
         applied = on or self.on
         if not name or not seen:
             raise OptionError(f"fault {name!r} needs {'a source: where it was met (seen=)' if name else 'a name'}")
@@ -194,6 +238,10 @@ class Faults:
                 raise ContractError(f"fault {name!r} applies to no registered contract: none has the trait {fault.on}")
             known.insert(0, known.pop(at))  # the next one often applies to it too
             yield fault
+
+
+def _declared(function: Function) -> Function:
+    raise OptionError(f"a declaration over several ways decorates no function; give {function.__name__} by a keyword")
 
 
 def _stage(name: str, word: str) -> Stage:

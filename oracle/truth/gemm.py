@@ -58,7 +58,7 @@ class Decoded:
     """One operand of a product, decoded once: codes ``[R, K]``, their scales, and what follows from them.
 
     Everything below is computed at its first use and cached, except the float64 values of an operand of more than
-    ``KEPT`` elements, which are decoded again at each use. A part (:meth:`taken`) shares what its whole has cached.
+    ``KEPT`` elements, which are decoded again at each use. A part (:meth:`select`) shares what its whole has cached.
     The tensors must not be written to afterwards.
     """
 
@@ -119,7 +119,7 @@ class Decoded:
         """``max(floor(log2 |x|), emin)`` of :meth:`number`, int64 ``[R, K]``; :data:`NO_EXPONENT` for zeros."""
         return self._exponent if self._kept else exponents(self.number(), self.fmt)
 
-    def taken(self, rows: slice | Tensor, scales: slice | Tensor | None) -> Decoded:
+    def select(self, rows: slice | Tensor, scales: slice | Tensor | None) -> Decoded:
         """Some rows of the codes, and some rows of the scales (None: all of them), moved unchanged with what has been
         decoded of them.
 
@@ -328,14 +328,14 @@ class ScaledProduct:
         return self._right_part(columns, columns // self.b_rows)
 
     def _left_part(self, rows: slice | Tensor) -> ScaledProduct:
-        left = self.left.taken(rows, None if self.a_scale.shape[0] == 1 else rows)
+        left = self.left.select(rows, None if self.a_scale.shape[0] == 1 else rows)
         c = None if self.c is None else self.c[rows]
         part = replace(self, a=left.codes, a_scale=left.scale, c=c)
         vars(part).update(left=left, right=self.right)
         return part
 
     def _right_part(self, columns: slice | Tensor, groups: Tensor) -> ScaledProduct:
-        right = self.right.taken(columns, groups)
+        right = self.right.select(columns, groups)
         bias = None if self.bias is None else self.bias[columns]
         c = None if self.c is None else self.c[:, columns]
         part = replace(self, b=right.codes, b_scale=right.scale, b_rows=1, bias=bias, c=c)

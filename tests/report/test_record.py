@@ -14,7 +14,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import record_subjects
-from reports import every_status, many, outcome
+from reports import every_status, many, outcome, read_outcome
 
 from oracle.cli import main
 from oracle.errors import FixtureError, OptionError
@@ -189,7 +189,7 @@ class TestFile:
     def test_the_command_is_the_recorded_one(self) -> None:
         """A test runner writes another command than ``verify --case``; reading keeps it."""
         written = {**outcome().to_json(), "repro": "pytest tests/test_x.py::test_y", "test": "tests/test_x.py::test_y"}
-        assert record.outcome_from_json(written).repro == "pytest tests/test_x.py::test_y"
+        assert read_outcome(written).repro == "pytest tests/test_x.py::test_y"
 
     def test_the_json_report_reads_the_same(self, tmp_path: Path) -> None:
         (tmp_path / "r.json").write_text(to_json(every_status()))

@@ -13,7 +13,8 @@ from oracle.routines import catalogue as module
 from oracle.routines.base import Inputs
 from oracle.routines.catalogue import BEHAVIOURS, Beyond, Call, Family, agree, catalogue, faults_of, run
 from oracle.routines.catalogue import get as get_fault
-from oracle.routines.fault import CAST, INDEX, Faults, Stage, both, change_of, entry, named, need
+from oracle.routines.fault import CAST, INDEX, Faults, Stage, Way, always, both, change_of, entry, named, need, way
+from oracle.routines.ideas import rolled
 from oracle.routines.products.traits import PRODUCT
 from oracle.routines.quantisers.contract import QuantiserContract
 from oracle.tensorcore.predict import predict_product
@@ -186,6 +187,52 @@ class TestDeclare:
         assert (first.family, first.seen, first.same_if, first.admissible_if) == (CAST, "here", "equal", "close")
         assert first.race and first.contracts == {"cutlass_scaled_mm"} and first.needs(call()) == "never"
         assert set(first.changes) == {Stage.READ, Stage.STORE}
+
+    def test_ways_of_one_idea_are_one_declaration(self) -> None:
+        """A fault for each way, in order: its words in the name, its change in the stage, its own arguments first."""
+        found, asked = Faults(GEMM), need(lambda call: call.rows > 1, "one row")
+        found.declare(
+            "scale of the {} row",
+            INDEX,
+            seen="here",
+            needs=asked,
+            over=(
+                way("previous", 1),
+                way("next", -1, seen="there", family=CAST),
+                way("same", 0, same_if="it is its own").but(needs=always, store=lambda acc: acc),
+            ),
+            read=lambda steps: entry("a_scale", rolled(steps)),
+        )
+        previous, following, same = found
+        assert [one.name for one in found] == [f"scale of the {word} row" for word in ("previous", "next", "same")]
+        assert [(one.family, one.seen) for one in found] == [(INDEX, "here"), (CAST, "there"), (INDEX, "here")]
+        assert (previous.needs, following.needs, same.needs) == (asked, asked, always)
+        assert set(same.changes) == {Stage.READ, Stage.STORE} and (previous.same_if, same.same_if) == (
+            "",
+            "it is its own",
+        )
+        scale = torch.arange(3.0)[:, None]
+        moved = [one.changes[Stage.READ](call(), {"a_scale": scale})["a_scale"].flatten().tolist() for one in found]
+        assert moved == [[2.0, 0.0, 1.0], [1.0, 2.0, 0.0], [0.0, 1.0, 2.0]]
+
+    @pytest.mark.parametrize(
+        ("ways", "message"),
+        [
+            ((way("a", 1), way("a", -1)), "'a row' is declared twice"),
+            ((way("a", 1), way("b", 1, same_iff="typed wrongly")), "'b row' changes 'same_iff', which is no stage"),
+            ((way("a", 1, seen=""),), "'a row' needs a source"),
+        ],
+    )
+    def test_a_way_that_cannot_be_right_is_refused(self, ways: tuple[Way, ...], message: str) -> None:
+        """By the name of its fault."""
+        with pytest.raises(OptionError, match=message):
+            Faults(GEMM).declare("{} row", INDEX, seen="here", over=ways, read=lambda steps: rolled(steps))
+
+    def test_a_declaration_over_ways_decorates_nothing(self) -> None:
+        """Its changes are keywords."""
+        declared = Faults(GEMM).declare("{}", INDEX, seen="here", over=(way("a", 1),), read=rolled)
+        with pytest.raises(OptionError, match="decorates no function; give rolled by a keyword"):
+            declared(rolled)
 
     def test_needs_give_the_first_reason(self) -> None:
         """``both`` asks in order; a reason may depend on the call."""

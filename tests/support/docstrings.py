@@ -19,7 +19,8 @@ source       ``Source:``, "derived in" or "derived from", here or in the docstri
 
 A shape is ``[M, K]`` in double backquotes, "any shape", "same shape", "scalar" and the like (``SHAPE``). A docstring of
 one paragraph, or none, of a method is continued by that of the same method of a base class; "as of :func:`f`" by the
-docstring of ``f``. A line of a class's or a module's docstring that begins with "NaN" is about all functions inside.
+docstring of ``f``. A line of a class's or a module's docstring that begins with "NaN", and a paragraph that begins with
+"Raises", is about all functions inside.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ NON_FINITE = re.compile(r"NaN|\bnon-finite\b|\binfinit", re.IGNORECASE)
 MOVED = re.compile(r"\b(move[sd]?|cop(y|ies|ied)|views?|permute[sd]?|reorder(s|ed)?|no values? (is|are) read)\b", re.I)
 SOURCE = re.compile(r"\bSources?(:|\n-+\n)|\bderived\s+(in|from)\b", re.IGNORECASE)
 SHARED_SOURCE = re.compile(r"^Sources?:|\bderived\s+(in|from)\b", re.IGNORECASE | re.MULTILINE)
+SHARED_ERRORS = re.compile(r"^Raises\b(?:.+\n?)+", re.MULTILINE)
 SHARED_NON_FINITE = re.compile(r"^NaN\b", re.MULTILINE)
 REFERENCE = re.compile(r"\bas\s+(?:of\s+|for\s+|in\s+|by\s+|with\s+)?:(?:func|meth|class):`~?([\w.]+)`")
 
@@ -202,8 +204,8 @@ class Project:
             said = returned(texts)
             missing += [] if names_shape(said) else ["returns: no shape of the result"]
             missing += [] if names_dtype(said) else ["returns: no dtype of the result"]
-        errors = sorted(self.raised(module, function.name))
-        missing += [f"raises: {error}" for error in errors if not re.search(rf"\b{error}\b", text)]
+        errors, stated = sorted(self.raised(module, function.name)), " ".join([text, *map(shared_errors, around)])
+        missing += [f"raises: {error}" for error in errors if not re.search(rf"\b{error}\b", stated)]
         if not answers_non_finite(text) and not any(map(SHARED_NON_FINITE.search, around)):
             missing.append("non-finite: nothing about NaN")
         if not SOURCE.search(text) and not any(map(SHARED_SOURCE.search, around)):
@@ -260,6 +262,10 @@ def names_dtype(text: str) -> bool:
 def answers_non_finite(text: str) -> bool:
     only_integers = INTEGER.search(text) and not FLOAT.search(text) and not NUMBER.search(text)
     return bool(NON_FINITE.search(text) or MOVED.search(text) or only_integers)
+
+
+def shared_errors(text: str) -> str:
+    return " ".join(SHARED_ERRORS.findall(text))
 
 
 def entries(section: str) -> Iterator[tuple[set[str], str]]:

@@ -6,6 +6,7 @@ import random
 from functools import cache
 
 from oracle.report.outcome import Outcome, Report
+from oracle.report.record import report_from_json
 from oracle.verdict.compare import Status, Verdict, Worst
 from oracle.verdict.heatmap import Element, Evidence
 
@@ -67,6 +68,12 @@ def outcome(
         seen,
     )
     return Outcome(name, name.partition("/")[0], subject, arch, verdict, 0.25, known)
+
+
+def read_outcome(record: object) -> Outcome:
+    """The outcome that a JSON report with this one holds."""
+    (read,) = report_from_json({**Report(()).to_json(), "outcomes": [record]}).outcomes
+    return read
 
 
 def every_status() -> Report:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from reports import every_status
+from reports import every_status, read_outcome
 from torch import Tensor
 
 import oracle
@@ -18,7 +18,6 @@ from oracle.errors import InputError, OptionError
 from oracle.numbers.formats import E2M1, E4M3FN, Format, decode
 from oracle.report import files, html
 from oracle.report.outcome import LOSS, Outcome, Report, losses
-from oracle.report.record import outcome_from_json
 from oracle.routines import get, registered
 from oracle.routines.quantisers import verdict as quantised
 from oracle.verdict import loss
@@ -247,17 +246,17 @@ class TestReports:
         written = json.loads(json.dumps(given.to_json(), allow_nan=False))
         assert written["loss"] == {"sqnr": "-inf", "relative": "inf", "saturated": 0.25, "zeros": 0.0}
         whole = judged("c/x", given)
-        assert outcome_from_json(json.loads(json.dumps(whole.to_json()))).verdict.loss == self.LOST
+        assert read_outcome(json.loads(json.dumps(whole.to_json()))).verdict.loss == self.LOST
 
     def test_older_records_lack_it(self) -> None:
         record = judged("c/x", Verdict(Status.PASSED, "right")).to_json()
         del record["verdict"]["loss"]  # type: ignore[attr-defined]
-        assert outcome_from_json(record).verdict.loss is None
+        assert read_outcome(record).verdict.loss is None
 
     def test_a_share_above_one_is_refused(self) -> None:
         record = judged("c/x", Verdict(Status.PASSED, "right", loss=replace(self.LOST, zeros=1.5))).to_json()
         with pytest.raises(ValueError, match="zeros"):
-            outcome_from_json(record)
+            read_outcome(record)
 
     def test_every_report_says_that_it_changes_nothing(self) -> None:
         lossy = [

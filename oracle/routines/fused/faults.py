@@ -1,4 +1,4 @@
-"""Faults of the fused quantisers: those of every quantiser, put into the value's; and those of the value itself."""
+"""Faults of the fused quantisers: those of the quantiser inside, and those of the value that it quantises."""
 
 from __future__ import annotations
 
@@ -11,20 +11,10 @@ from torch import Tensor
 
 from oracle.numbers.formats import FP32, decode, of_dtype
 from oracle.routines.base import Call
-from oracle.routines.fault import (
-    ARITHMETIC,
-    CAST,
-    INDEX,
-    MOVEMENT,
-    VALUE,
-    Faults,
-    both,
-    entry,
-    need,
-    ones,
-)
+from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, both, entry, need, ones, way
 from oracle.routines.fused.contract import FusedContract, Inner, matrix_of
 from oracle.routines.fused.kernels import BOUNDS_SCALE, WORDS, GatedContract, NormContract, RopeQuantizeFp8
+from oracle.routines.ideas import halves_swapped, option
 from oracle.routines.quantisers import faults as quantisers
 from oracle.routines.quantisers.contract import FAST_MATH, QUANTISER_INSIDE, Amax
 from oracle.routines.quantisers.inside import Inside, asked_inside
@@ -131,11 +121,6 @@ def _instead(active: OfTensor) -> Change:
     return store
 
 
-def _halves(x: Tensor) -> Tensor:
-    gate, up = x.chunk(2, dim=-1)
-    return torch.cat([up, gate], dim=-1)
-
-
 def _up_moved(x: Tensor, by: int) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
     return torch.cat([gate, torch.roll(up, by, dims=-1)], dim=-1)
@@ -148,7 +133,7 @@ twice = need(lambda call: call.resolved.get("rounding", "each") == "each", "silu
 unrounded = need(lambda call: call.resolved.get("rounding") == "none", "the value is rounded already")
 narrow = need(lambda call: call.inputs["x"].dtype != torch.float32, "x is float32")
 
-fault("gate and up exchanged in the fused activation", INDEX, seen="sglang PR 11081", read=entry("x", _halves))
+fault("gate and up exchanged in the fused activation", INDEX, seen="sglang PR 11081", read=entry("x", halves_swapped()))
 fault(
     "up half read one column off",
     INDEX,
@@ -156,17 +141,18 @@ fault(
     read=entry("x", lambda x: _up_moved(x, -1)),
 )
 fault(
-    "fused activation without silu",
+    "{}",
     ARITHMETIC,
-    seen=MINE + "the activation argument ignored",
-    store=_instead(lambda gate: gate),
-)
-fault("sigmoid in place of silu in the fused activation", ARITHMETIC, seen="sglang PR 39920", store=_instead(sigmoid))
-fault(
-    "gelu in place of silu in the fused activation",
-    ARITHMETIC,
-    seen=MINE + "the activation argument ignored",
-    store=_instead(lambda gate: gate * 0.5 * (1 + torch.erf(gate / 2.0**0.5))),
+    over=(
+        way("fused activation without silu", lambda gate: gate, seen=MINE + "the activation argument ignored"),
+        way("sigmoid in place of silu in the fused activation", sigmoid, seen="sglang PR 39920"),
+        way(
+            "gelu in place of silu in the fused activation",
+            lambda gate: gate * 0.5 * (1 + torch.erf(gate / 2.0**0.5)),
+            seen=MINE + "the activation argument ignored",
+        ),
+    ),
+    store=_instead,
 )
 fault(
     "up half left out of the fused activation",
@@ -174,12 +160,13 @@ fault(
     seen=MINE + "a gated kernel on an ungated weight",
     read=entry("x", lambda x: torch.cat([x.chunk(2, -1)[0], ones(x.chunk(2, -1)[1])], -1)),
 )
+
 fault(
     "value kept in float32 where its dtype is promised",
     CAST,
     seen="TensorRT-LLM PR 14464",
     on=GATED & takes("rounding"),
-    options=lambda options: options | {"rounding": "none"},
+    options=option(rounding="none"),
     needs=both(rounded, narrow),
     same_if="every product is a value of its dtype",
 )
@@ -188,7 +175,7 @@ fault(
     CAST,
     seen="vLLM csrc/activation_kernels.cu beside flashinfer 5128",
     on=GATED & takes("rounding"),
-    options=lambda options: options | {"rounding": "product"},
+    options=option(rounding="product"),
     needs=both(twice, narrow),
     same_if="every silu is a value of its dtype",
 )
@@ -211,21 +198,17 @@ def nearest_bf16(value: Tensor) -> Tensor:
 # --- scales that are given, bounds, rows in use -------------------------------------------------------------
 
 fault(
-    "given scale multiplies the value",
+    "{}",
     VALUE,
-    seen="vllm PR 36297",
     on=GIVEN,
-    read=entry("scale", lambda scale: 1.0 / scale),
     same_if="the scale is 1",
+    over=(
+        way("given scale multiplies the value", lambda scale: 1.0 / scale, seen="vllm PR 36297"),
+        way("given scale ignored", ones, seen="pytorch 190449, flashinfer 4979"),
+    ),
+    read=lambda change: entry("scale", change),
 )
-fault(
-    "given scale ignored",
-    VALUE,
-    seen="pytorch 190449, flashinfer 4979",
-    on=GIVEN,
-    read=entry("scale", ones),
-    same_if="the scale is 1",
-)
+
 bounded = need(lambda call: "scale_ub" in call.inputs, "no bound is given")
 fault(
     "upper bound of the fused quantiser ignored",
@@ -431,7 +414,7 @@ fault(
     "epsilon 1e-5 whatever was asked for",
     ARITHMETIC,
     seen="flashinfer include/flashinfer/norm.cuh, a default of 1e-5",
-    options=lambda options: options | {"epsilon": 1e-5},
+    options=option(epsilon=1e-5),
     needs=need(lambda call: call.resolved["epsilon"] != 1e-5, "epsilon is 1e-5"),
     same_if=LARGE,
 )
@@ -450,18 +433,19 @@ fault(
     same_if="all means are 0",
 )
 fault(
-    "weight left out of the norm",
+    "{}",
     ARITHMETIC,
-    seen=MINE + "an argument not passed on",
-    read=entry("weight", ones),
-    same_if="all weights are 1",
-)
-fault(
-    "weight of the next column",
-    INDEX,
-    seen=MINE + "a vector load one off",
-    same_if="all weights are equal",
-    read=entry("weight", lambda w: w.roll(-1)),
+    over=(
+        way("weight left out of the norm", ones, seen=MINE + "an argument not passed on", same_if="all weights are 1"),
+        way(
+            "weight of the next column",
+            lambda w: w.roll(-1),
+            family=INDEX,
+            seen=MINE + "a vector load one off",
+            same_if="all weights are equal",
+        ),
+    ),
+    read=lambda change: entry("weight", change),
 )
 fault(
     "weight taken as 1 + w",
@@ -528,7 +512,7 @@ fault(
     seen="vLLM's static beside its dynamic kernel",
     on=SUM_ROUNDED,
     needs=narrow,
-    options=lambda options: options | {"sum_in_dtype": False},
+    options=option(sum_in_dtype=False),
     same_if="all sums are values of the dtype",
 )
 fault(
@@ -537,7 +521,7 @@ fault(
     seen="vLLM's dynamic beside its static kernel",
     on=NORMED & takes("residual") - SUM_ROUNDED,
     needs=both(with_residual, narrow),
-    options=lambda options: options | {"sum_in_dtype": True},
+    options=option(sum_in_dtype=True),
     same_if="all sums are values of the dtype",
 )
 fault(
@@ -546,7 +530,7 @@ fault(
     seen="FlashInfer's norm beside vLLM's",
     on=STEPWISE,
     needs=narrow,
-    options=lambda options: options | {"rounding": "none"},
+    options=option(rounding="none"),
     same_if="all products are values of the dtype",
 )
 stepwise = need(lambda call: call.resolved.get("rounding", "each") == "each", "the norm is not rounded by itself")
@@ -557,7 +541,7 @@ fault(
     seen="vLLM 0.20.2's static norms on an H200",
     on=STEPWISE,
     needs=both(stepwise, narrow),
-    options=lambda options: options | {"rounding": "product"},
+    options=option(rounding="product"),
     same_if="all norms are values of the dtype",
 )
 fault(
@@ -566,7 +550,7 @@ fault(
     seen="vLLM PR 37838, later static norms",
     on=STEPWISE & takes("rounding"),
     needs=both(once, narrow),
-    options=lambda options: options | {"rounding": "each"},
+    options=option(rounding="each"),
     same_if="all norms are values of the dtype",
 )
 fault(
@@ -575,7 +559,7 @@ fault(
     seen="vLLM's norm beside FlashInfer's",
     on=NORMED - STEPWISE,
     needs=narrow,
-    options=lambda options: options | {"rounding": "each"},
+    options=option(rounding="each"),
     same_if="all products are values of the dtype",
 )
 
@@ -584,10 +568,6 @@ fault(
 
 ROTARY = Faults(of_class(RopeQuantizeFp8))
 fault = ROTARY.declare
-
-
-def _options(**changed: object) -> Change:
-    return lambda options: options | changed
 
 
 def _cache(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Change:
@@ -639,7 +619,7 @@ fault(
     "factor of the query left out",
     VALUE,
     seen="sglang 18818, PR 20705",
-    options=_options(quant_scale_q=1.0),
+    options=option(quant_scale_q=1.0),
     same_if="it is 1",
     needs=need(lambda call: call.resolved["quant_scale_q"] != 1.0, "it is 1"),
 )
@@ -647,7 +627,7 @@ fault(
     "factor of the key left out",
     VALUE,
     seen="flashinfer 4979",
-    options=_options(quant_scale_kv=1.0),
+    options=option(quant_scale_kv=1.0),
     same_if="it is 1",
     needs=need(lambda call: call.resolved["quant_scale_kv"] != 1.0, "it is 1"),
 )

@@ -1,15 +1,15 @@
-"""Faults of KV caches: scales, casts, slots, pages, what lies beside the codes, memory that should have stayed."""
+"""Faults of KV caches: scales, casts, slots, pages, what is stored beside the codes, memory that must not change."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from oracle.numbers.formats import BF16, E4M3FN, codes_of, decode, from_codes, of_dtype
+from oracle.numbers.formats import E4M3FN, codes_of, decode, from_codes, of_dtype
 from oracle.numbers.rounding import Overflow, Rounding, encode, f32, round_to
 from oracle.routines.fault import (
     ARITHMETIC,
@@ -19,9 +19,34 @@ from oracle.routines.fault import (
     VALUE,
     Call,
     Faults,
+    always,
     both,
     entry,
     need,
+    ones,
+    way,
+)
+from oracle.routines.ideas import (
+    FLUSHED,
+    HALF_AWAY,
+    NAN_AS_MAXIMUM,
+    OVERFLOW_NAN,
+    SATURATED,
+    THROUGH_BF16,
+    TIRX,
+    TRUNCATED,
+    UNSIGNED,
+    OfTensor,
+    bf16_of,
+    first_for_all,
+    inverted,
+    itself,
+    nibbles_swapped,
+    option,
+    pairs_swapped,
+    rolled,
+    squared,
+    through_bf16,
 )
 from oracle.routines.kv_cache.contract import (
     FILLS,
@@ -35,7 +60,6 @@ from oracle.routines.kv_cache.contract import (
     Piece,
     Products,
     Quantised,
-    Quotients,
     flat,
     put,
     puts,
@@ -58,9 +82,10 @@ HEADED = CACHES & Trait("has heads", lambda contract: "H" in (contract.inputs[0]
 PADDED = SLOTTED & Trait("takes tokens of padding", lambda contract: "N" in (contract.inputs[0].dims or ()))
 IN_FLOAT16 = Trait("takes float16", lambda contract: torch.float16 in contract.inputs[0].dtypes)
 KEPT = CACHES & Trait("is given memory", lambda contract: bool(getattr(contract, "memory", ()))) - FILLS
-"""Contracts that leave some of their output as it was."""
+"""Contracts that leave elements of their output unwritten."""
 MINE = "no public thread: "
 PREFIX = "cache: "
+BYTES = "vllm PR 54563, byte offsets"
 Tensors = dict[str, Tensor]
 Pieces = list[Piece]
 P = TypeVar("P", Copied, Coded, Quantised, Products)
@@ -87,7 +112,7 @@ def _each(kind: type[P], pieces: Pieces, change: Callable[[P], Piece]) -> Pieces
 
 
 def _moved(piece: Piece, change: Callable[[Tensor, str], Tensor]) -> Piece:
-    """A piece in other places, which ``change`` makes of the right ones and the output; its scales too."""
+    """A piece and its scales written to other places: ``change`` maps the right places and the name of the output."""
     if isinstance(piece, Quantised):
         piece = replace(piece, scale_at=change(piece.scale_at, piece.scales))
     return replace(piece, at=change(piece.at, piece.name))
@@ -123,53 +148,39 @@ several_slots = need(lambda call: page_of(call) > 1, "a page has one slot")
 # --- the scale ----------------------------------------------------------------------------------------------
 
 
-def _scales(change: Callable[[Tensor], Tensor]) -> Any:
-    """Every scale that a call is given, changed: an input or an option."""
+GIVEN = ("scale", "k_scale", "v_scale")
 
-    def of_inputs(given: Tensors) -> Tensors:
-        named = (name for name in ("scale", "k_scale", "v_scale") if name in given)
-        return given | {name: change(given[name]) for name in named}
 
-    def of_options(options: dict[str, object]) -> dict[str, object]:
-        if not isinstance(scale := options.get("scale"), int | float):
-            return options
-        return options | {"scale": float(change(torch.tensor(float(scale), dtype=torch.float32, device="cpu")))}
+def _option(change: OfTensor) -> Callable[[dict[str, object]], dict[str, object]]:
+    """The scale that is an option, changed."""
 
-    return {"read": of_inputs, "options": of_options}
+    def options(given: dict[str, object]) -> dict[str, object]:
+        if not isinstance(scale := given.get("scale"), int | float):
+            return given
+        return given | {"scale": float(change(torch.tensor(float(scale), dtype=torch.float32, device="cpu")))}
+
+    return options
 
 
 fault(
-    "scale of the cache silently 1",
+    "{}",
     VALUE,
-    seen="flashinfer 4979; sglang 18818, PR 20705, PR 34765",
     on=SCALED,
     same_if="it is 1",
-    **_scales(torch.ones_like),
-)
-fault(
-    "inverse of the scale of the cache",
-    VALUE,
-    seen="xpu-kernels PR 475",
-    on=SCALED - READ,
-    same_if="it is 1",
-    **_scales(lambda scale: 1.0 / scale),
-)
-fault(
-    "scale of the cache rounded to bfloat16",
-    VALUE,
-    seen="vllm PR 49435, readers that shorten it",
-    on=SCALED,
-    same_if="it is a bfloat16 value",
-    admissible_if="it moves few codes",
-    **_scales(lambda scale: scale.to(torch.bfloat16).to(torch.float32)),
-)
-fault(
-    "scale of the cache applied twice",
-    VALUE,
-    seen="vllm 42580, a descale in the wrong place",
-    on=SCALED,
-    same_if="it is 1",
-    **_scales(lambda scale: scale * scale),
+    over=(
+        way("scale of the cache silently 1", ones, seen="flashinfer 4979; sglang 18818, PR 20705, PR 34765"),
+        way("inverse of the scale of the cache", inverted, seen="xpu-kernels PR 475", on=SCALED - READ),
+        way(
+            "scale of the cache rounded to bfloat16",
+            through_bf16,
+            seen="vllm PR 49435, readers that shorten it",
+            same_if="it is a bfloat16 value",
+            admissible_if="it moves few codes",
+        ),
+        way("scale of the cache applied twice", squared, seen="vllm 42580, a descale in the wrong place"),
+    ),
+    read=lambda change: lambda given: given | {name: change(given[name]) for name in GIVEN if name in given},
+    options=_option,
 )
 for mine, other in (("k", "v"), ("v", "k")):
     fault(
@@ -180,48 +191,45 @@ for mine, other in (("k", "v"), ("v", "k")):
         read=lambda given, mine=mine, other=other: given | {f"{mine}_scale": given[f"{other}_scale"]},
         same_if=EQUAL,
     )
-for words, change in (("first", lambda s: s[:1].expand_as(s)), ("next", lambda s: s.roll(-1))):
-    fault(
-        f"scale of the {words} head of the cache",
-        INDEX,
-        seen="pytorch 159940, a scale read as another shape",
-        on=SCALE_OF_HEADS,
-        needs=several_scales,
-        same_if=EQUAL,
-        read=lambda given, change=change: given | {n: change(given[n]) for n in ("k_scale", "v_scale")},
-    )
-
-
-def _quotient(value: Callable[[Quotients], Tensor]) -> Callable[[Quotients], Quotients]:
-    return lambda q: replace(q, quotient=value(q)) if isinstance(q, Quotients) else q
-
-
 fault(
-    "multiplied by the scale where it divides",
-    VALUE,
-    seen="xpu-kernels PR 475",
-    on=CODED & SCALED,
-    needs=coded,
-    quotient=_quotient(lambda q: f32(decode(q.x) * q.scale)),
-    same_if="the scale is 1",
+    "scale of the {} head of the cache",
+    INDEX,
+    seen="pytorch 159940, a scale read as another shape",
+    on=SCALE_OF_HEADS,
+    needs=several_scales,
+    same_if=EQUAL,
+    over=(way("first", first_for_all()), way("next", rolled(-1))),
+    read=lambda change: lambda given: given | {name: change(given[name]) for name in ("k_scale", "v_scale")},
 )
+
+
 fault(
-    "multiplied by the rounded reciprocal of the scale",
+    "{}",
     VALUE,
-    seen="sglang PR 4362, flashinfer 2441",
     on=CODED & SCALED,
     needs=coded,
-    quotient=_quotient(lambda q: f32(decode(q.x) * f32(1.0 / q.scale))),
-    same_if="no quotient lies beside a midpoint",
-)
-fault(
-    "value rounded to float16 before the division",
-    CAST,
-    seen="H200 mutants: bf16 written into an fp16 buffer",
-    on=CODED & SCALED,
-    needs=coded,
-    quotient=_quotient(lambda q: f32(decode(q.x.to(torch.float16)) / q.scale)),
-    same_if="every value is a float16 value",
+    over=(
+        way(
+            "multiplied by the scale where it divides",
+            lambda q: decode(q.x) * q.scale,
+            seen="xpu-kernels PR 475",
+            same_if="the scale is 1",
+        ),
+        way(
+            "multiplied by the rounded reciprocal of the scale",
+            lambda q: decode(q.x) * f32(1.0 / q.scale),
+            seen="sglang PR 4362, flashinfer 2441",
+            same_if="no quotient lies beside a midpoint",
+        ),
+        way(
+            "value rounded to float16 before the division",
+            lambda q: decode(q.x.to(torch.float16)) / q.scale,
+            family=CAST,
+            seen="H200 mutants: bf16 written into an fp16 buffer",
+            same_if="every value is a float16 value",
+        ),
+    ),
+    quotient=lambda value: lambda q: replace(q, quotient=f32(value(q))),
 )
 fault(
     "divided by the scale where it multiplies",
@@ -237,83 +245,22 @@ fault(
 # --- the cast -----------------------------------------------------------------------------------------------
 
 
-def _cast(**how: object) -> Callable[[Quotients], Quotients]:
-    return lambda q: replace(q, **how) if isinstance(q, Quotients) else q  # type: ignore[arg-type]
-
-
 CASTS = Faults(CODED)
-cast = CASTS.declare
-for top in (256.0, 240.0):
-    cast(
-        f"{PREFIX}codes saturate at {top:.0f}",
-        CAST,
-        needs=coded,
-        same_if=f"no quotient exceeds {top:.0f}",
-        seen="sglang PR 40581" if top == 256.0 else "vllm PR 12134",
-        quotient=_quotient(lambda q, top=top: q.quotient.clamp(-top, top)),  # type: ignore[misc]
-    )
-cast(
-    f"{PREFIX}codes rounded half away from zero",
+CASTS.declare(
+    PREFIX + "{}",
     CAST,
-    seen="flashinfer 5128",
     needs=coded,
-    quotient=_cast(rounding=Rounding.NEAREST_AWAY),
-    same_if="no quotient is a tie",
-)
-cast(
-    f"{PREFIX}codes rounded toward zero",
-    CAST,
-    seen="flashinfer 5128",
-    needs=coded,
-    quotient=_cast(rounding=Rounding.TOWARD_ZERO),
-    same_if="every quotient is a code",
-)
-cast(
-    f"{PREFIX}overflow coded as NaN",
-    CAST,
-    seen="ml_dtypes 400",
-    needs=coded,
-    quotient=_cast(overflow=Overflow.NAN),
-    same_if="no quotient exceeds 448",
-)
-cast(
-    f"{PREFIX}quotient rounded to bfloat16 first",
-    CAST,
-    seen="TensorRT-LLM PR 14464",
-    needs=coded,
-    quotient=_quotient(lambda q: round_to(q.quotient, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)),
-    same_if="every quotient is a bfloat16 value",
-)
-cast(
-    f"{PREFIX}NaN coded as 448",
-    CAST,
-    seen="Model-Optimizer PR 1397",
-    same_if="no value is NaN",
-    needs=coded,
-    codes=lambda codes: torch.where((codes & 0x7F) == 0x7F, torch.full_like(codes, 0x7E), codes),
-)
-cast(
-    f"{PREFIX}subnormal codes flushed to zero",
-    CAST,
-    seen="flashinfer PR 3932",
-    needs=coded,
-    same_if="no code is subnormal",
-    codes=lambda codes: torch.where(((codes & 0x78) == 0) & ((codes & 7) != 0), codes & 0x80, codes),
-)
-cast(
-    f"{PREFIX}sign lost",
-    CAST,
-    seen="flashinfer PR 3932",
-    needs=coded,
-    same_if="no value is negative",
-    codes=lambda codes: torch.where((codes & 0x7F) == 0x7F, codes, codes & 0x7F),
-)
-cast(
-    f"{PREFIX}codes exchanged in byte pairs",
-    MOVEMENT,
-    seen="pith-train PR 74",
-    needs=coded,
-    codes=lambda codes: codes.reshape(*codes.shape[:-1], -1, 2).flip(-1).flatten(-2),
+    over=(
+        *SATURATED,
+        HALF_AWAY,
+        TRUNCATED,
+        OVERFLOW_NAN,
+        THROUGH_BF16,
+        NAN_AS_MAXIMUM,
+        FLUSHED,
+        UNSIGNED.but(same_if="no value is negative"),
+        way("codes exchanged in byte pairs", family=MOVEMENT, seen="pith-train PR 74", codes=pairs_swapped),
+    ),
 )
 
 
@@ -328,7 +275,7 @@ INSIDE = Inside(PREFIX + "tile ", TILED, TILED)
     needs=need(lambda call: next(iter(call.inputs.values())).dtype == torch.float16, "the values are no float16"),
 )
 def amax_of_bits(amax: Amax) -> Tensor:
-    """The kernel is compiled for uint16, and takes the magnitude of that."""
+    """The largest magnitude of the float16 bits read as uint16, for which the kernel is compiled."""
     bits = (codes_of(amax.x.x).to(torch.float64)) % 65536
     return amax.x.grid(amax.recipe.block).split(bits).amax(dim=(1, 3), keepdim=True)
 
@@ -336,129 +283,101 @@ def amax_of_bits(amax: Amax) -> Tensor:
 # --- slots and pages ----------------------------------------------------------------------------------------
 
 
-def _slots(change: Callable[[Call, Tensor], Tensor]) -> Callable[[Call, Tensors], Tensors]:
-    """Another mapping of the tokens that have a slot; a slot beyond the cache is nobody's."""
+def _slots(change: Callable[[Call, Tensor], Tensor]) -> Callable[[Call, Tensor], Tensor]:
+    """Other slots of the tokens that have one; a token whose slot lies beyond the cache is not written."""
 
-    def read(call: Call, given: Tensors) -> Tensors:
-        slot = given["slot_mapping"]
-        moved = torch.where(slot < 0, slot, change(call, slot))
-        return given | {"slot_mapping": moved.masked_fill(moved >= room_of(call), -1)}
+    def moved(call: Call, slot: Tensor) -> Tensor:
+        other = torch.where(slot < 0, slot, change(call, slot))
+        return other.masked_fill(other >= room_of(call), -1)
 
-    return read
+    return moved
 
 
+def _without_last_used(call: Call, slot: Tensor) -> Tensor:
+    page = slot // page_of(call)
+    return torch.where(page == slot.max() // page_of(call), -1, slot)
+
+
+def _one_more(call: Call, slot: Tensor) -> Tensor:
+    """The first free slot of the cache for a token behind the mapping."""
+    every = columns(room_of(call))
+    return torch.cat([slot, every.to(slot.dtype)[~torch.isin(every, slot)][:1]])
+
+
+PAGE_0 = "all slots lie in page 0"
 fault(
-    "slot -1 written: the last slot of the cache",
+    "{}",
     INDEX,
-    seen="DeepGEMM 34, PR 450: -1 taken as an index",
     on=SLOTTED,
-    needs=skipped,
-    read=lambda call, given: (
-        given | {"slot_mapping": torch.where(given["slot_mapping"] < 0, room_of(call) - 1, given["slot_mapping"])}
+    over=(
+        way(
+            "slot -1 written: the last slot of the cache",
+            lambda call, slot: torch.where(slot < 0, room_of(call) - 1, slot),
+            seen="DeepGEMM 34, PR 450: -1 taken as an index",
+            needs=skipped,
+        ),
+        way(
+            "slot -1 written: slot 0",
+            lambda slot: slot.clamp(min=0),
+            seen="flashinfer 3547, -1 clamped",
+            needs=skipped,
+        ),
+        way(
+            "tokens behind the first one without a slot not written",
+            lambda slot: torch.where((slot < 0).cumsum(0) > 0, -1, slot),
+            family=MOVEMENT,
+            seen=MINE + "break for continue",
+            needs=skipped,
+        ),
+        way(
+            "slots counted without the mapping",
+            _slots(lambda call, slot: torch.arange(len(slot), dtype=slot.dtype, device=slot.device)),
+            seen="vllm PR 6761",
+            same_if="the mapping counts",
+        ),
+        way(
+            "offset in the page modulo half of its slots",
+            _slots(lambda call, slot: slot - slot % page_of(call) + slot % page_of(call) % (page_of(call) // 2)),
+            seen=MINE + "a page size of another cache group",
+            needs=several_slots,
+            same_if="no offset lies in the second half of a page",
+        ),
+        way("slot of the next token", rolled(-1), seen="vllm 50084", needs=several_tokens),
+        way(
+            "page stride of two pages",
+            _slots(lambda call, slot: slot + slot // page_of(call) * page_of(call)),
+            seen="vllm PR 54563, a cache whose pages hold keys and values",
+            same_if=PAGE_0,
+        ),
+        way(
+            "page stride one slot short",
+            _slots(lambda call, slot: slot - slot // page_of(call)),
+            seen=MINE + "a stride of the unpadded page",
+            same_if=PAGE_0,
+        ),
+        way(
+            "last page of the cache lost",
+            _without_last_used,
+            family=MOVEMENT,
+            seen="cache of an odd number of pages, aprender 2765",
+        ),
+        way(
+            "only the first slot of each page written",
+            lambda call, slot: torch.where(slot % page_of(call) == 0, slot, -1),
+            family=MOVEMENT,
+            seen="aiter PR 5591",
+            needs=several_slots,
+            same_if="every token lies in a first slot",
+        ),
+        way(
+            "token without an entry in the mapping written",
+            _one_more,
+            family=MOVEMENT,
+            seen="vllm 45741, padding of a CUDA graph",
+            on=PADDED,
+        ),
     ),
-)
-fault(
-    "slot -1 written: slot 0",
-    INDEX,
-    seen="flashinfer 3547, -1 clamped",
-    on=SLOTTED,
-    needs=skipped,
-    read=entry("slot_mapping", lambda slot: slot.clamp(min=0)),
-)
-fault(
-    "tokens behind the first one without a slot not written",
-    MOVEMENT,
-    seen=MINE + "break for continue",
-    on=SLOTTED,
-    needs=skipped,
-    read=entry("slot_mapping", lambda slot: torch.where((slot < 0).cumsum(0) > 0, -1, slot)),
-)
-fault(
-    "slots counted without the mapping",
-    INDEX,
-    seen="vllm PR 6761",
-    on=SLOTTED,
-    read=_slots(lambda call, slot: torch.arange(len(slot), dtype=slot.dtype, device=slot.device)),
-    same_if="the mapping counts",
-)
-fault(
-    "offset in the page modulo half of its slots",
-    INDEX,
-    seen=MINE + "a page size of another cache group",
-    on=SLOTTED,
-    needs=several_slots,
-    read=_slots(lambda call, slot: slot - slot % page_of(call) + slot % page_of(call) % (page_of(call) // 2)),
-    same_if="no offset lies in the second half of a page",
-)
-fault(
-    "slot of the next token",
-    INDEX,
-    seen="vllm 50084",
-    on=SLOTTED,
-    needs=several_tokens,
-    read=entry("slot_mapping", lambda slot: slot.roll(-1)),
-)
-fault(
-    "page stride of two pages",
-    INDEX,
-    seen="vllm PR 54563, a cache whose pages hold keys and values",
-    on=SLOTTED,
-    read=_slots(lambda call, slot: slot + slot // page_of(call) * page_of(call)),
-    same_if="all slots lie in page 0",
-)
-fault(
-    "page stride one slot short",
-    INDEX,
-    seen=MINE + "a stride of the unpadded page",
-    on=SLOTTED,
-    read=_slots(lambda call, slot: slot - slot // page_of(call)),
-    same_if="all slots lie in page 0",
-)
-fault(
-    "last page of the cache lost",
-    MOVEMENT,
-    seen="cache of an odd number of pages, " + "aprender 2765",
-    on=SLOTTED,
-    read=lambda call, given: (
-        given
-        | {
-            "slot_mapping": torch.where(
-                given["slot_mapping"] // page_of(call) == given["slot_mapping"].max() // page_of(call),
-                -1,
-                given["slot_mapping"],
-            )
-        }
-    ),
-)
-fault(
-    "only the first slot of each page written",
-    MOVEMENT,
-    seen="aiter PR 5591",
-    on=SLOTTED,
-    needs=several_slots,
-    read=lambda call, given: (
-        given | {"slot_mapping": torch.where(given["slot_mapping"] % page_of(call) == 0, given["slot_mapping"], -1)}
-    ),
-    same_if="every token lies in a first slot",
-)
-fault(
-    "token without an entry in the mapping written",
-    MOVEMENT,
-    seen="vllm 45741, padding of a CUDA graph",
-    on=PADDED,
-    read=lambda call, given: (
-        given
-        | {
-            "slot_mapping": torch.cat(
-                [
-                    given["slot_mapping"],
-                    columns(room_of(call)).to(given["slot_mapping"].dtype)[
-                        ~torch.isin(columns(room_of(call)), given["slot_mapping"])
-                    ][:1],
-                ]
-            )
-        }
-    ),
+    read=lambda change: entry("slot_mapping", change),
 )
 
 
@@ -505,27 +424,26 @@ def _without_last(call: Call, at: Tensor) -> Tensor:
 
 
 fault(
-    "last head of the cache not written",
-    MOVEMENT,
-    seen="kernels-community 1153, a tail",
-    on=HEADED,
-    store=_rows(_without_last),
-)
-fault(
-    "place of the next head",
+    "{}",
     INDEX,
-    seen="vllm 57016, a head stride",
     on=HEADED,
     needs=several_heads,
-    store=_rows(lambda call, at: at.roll(-1, dims=1)),
-)
-fault(
-    "head stride of two heads",
-    INDEX,
-    seen="flashinfer 1023, the stride of keys beside values",
-    on=HEADED,
-    needs=several_heads,
-    store=_rows(lambda call, at: at + (at[:, 1:2] - at[:, :1]) * columns(at.shape[1]).reshape(1, -1, 1)),
+    over=(
+        way(
+            "last head of the cache not written",
+            _without_last,
+            family=MOVEMENT,
+            seen="kernels-community 1153, a tail",
+            needs=always,
+        ),
+        way("place of the next head", lambda call, at: at.roll(-1, dims=1), seen="vllm 57016, a head stride"),
+        way(
+            "head stride of two heads",
+            lambda call, at: at + (at[:, 1:2] - at[:, :1]) * columns(at.shape[1]).reshape(1, -1, 1),
+            seen="flashinfer 1023, the stride of keys beside values",
+        ),
+    ),
+    store=_rows,
 )
 
 
@@ -548,18 +466,18 @@ def _exchanged(name: str) -> str:
 
 
 fault(
-    "keys and values exchanged",
+    "{}",
     MOVEMENT,
-    seen="vllm PR 6761",
     on=LAID_OUT,
-    store=_named(_exchanged),
-)
-fault(
-    "keys written over by values",
-    MOVEMENT,
-    seen=MINE + "one pointer for both",
-    on=LAID_OUT,
-    store=_named(lambda name: _exchanged(name) if name.startswith("v") else name),
+    over=(
+        way("keys and values exchanged", _exchanged, seen="vllm PR 6761"),
+        way(
+            "keys written over by values",
+            lambda name: _exchanged(name) if name.startswith("v") else name,
+            seen=MINE + "one pointer for both",
+        ),
+    ),
+    store=_named,
 )
 fault(
     "values not written",
@@ -571,7 +489,7 @@ fault(
 
 
 def _cleared(call: Call, made: Tensors) -> Tensors:
-    """Zeros wherever nothing was written."""
+    """Zeros in every element that the right kernel leaves unwritten."""
     out = {}
     for name, x in made.items():
         kept = torch.zeros(x.numel(), dtype=torch.bool, device="cpu")
@@ -594,7 +512,7 @@ fault(
 
 
 def _last_page(call: Call, made: Tensors) -> Tensors:
-    """A write past the last element of the last page that is used, one element."""
+    """One bit changed in the element behind the last one written: an out-of-bounds write."""
     piece = _work(call)[0]
     following = piece.at.max() + 1
     return made | {piece.name: put(made[piece.name], following, flat(made[piece.name])[following] ^ 1)}
@@ -647,26 +565,22 @@ def _without_rope(call: Call, pieces: Pieces) -> Pieces:
 
 
 fault(
-    "rotated columns not divided by the scale",
-    VALUE,
-    seen="vllm 42956, PR 37054",
-    on=SIDE_BY_SIDE & SCALED,
-    store=_unscaled_rope,
-    same_if="the scale is 1",
-)
-fault(
-    "rotated columns before the others",
+    "rotated columns {}",
     INDEX,
-    seen=MINE + "the order of the two parts",
     on=SIDE_BY_SIDE,
-    store=_rope_first,
-)
-fault(
-    "rotated columns not written",
-    MOVEMENT,
-    seen="vllm 42956, a part left out",
-    on=SIDE_BY_SIDE,
-    store=_without_rope,
+    over=(
+        way(
+            "not divided by the scale",
+            _unscaled_rope,
+            family=VALUE,
+            seen="vllm 42956, PR 37054",
+            on=SIDE_BY_SIDE & SCALED,
+            same_if="the scale is 1",
+        ),
+        way("before the others", _rope_first, seen=MINE + "the order of the two parts"),
+        way("not written", _without_rope, family=MOVEMENT, seen="vllm 42956, a part left out"),
+    ),
+    store=itself,
 )
 fault(
     "rotated columns of the next token",
@@ -680,7 +594,7 @@ fault(
     INDEX,
     seen="sglang memory pools: slot 0 takes padding",
     on=CACHES & takes("reserved_skip_index"),
-    options=lambda options: options | {"reserved_skip_index": -1},
+    options=option(reserved_skip_index=-1),
     needs=need(lambda call: bool((call.inputs["loc"] == 0).any()), "no token has it"),
 )
 fault(
@@ -697,7 +611,7 @@ fault(
 
 
 def _through_fp8(piece: Copied) -> Copied:
-    """16-bit values that were codes of E4M3 in between."""
+    """16-bit values rounded to E4M3 and back."""
     bits = piece.bits.contiguous().view(torch.bfloat16)
     value = decode(bits)
     codes = encode(value.nan_to_num(0.0), E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
@@ -717,7 +631,7 @@ fault(
 fault(
     "rotated columns right behind the codes, the scales at the end",
     INDEX,
-    seen="vllm PR 54563, byte offsets",
+    seen=BYTES,
     on=ROWS,
     store=lambda pieces: _each(
         Copied,
@@ -726,35 +640,33 @@ fault(
     ),
 )
 fault(
-    "scales one word too far",
+    "{}",
     INDEX,
-    seen="vllm PR 54563, byte offsets",
     on=ROWS,
-    store=lambda pieces: _each(Quantised, pieces, lambda p: replace(p, scale_at=p.scale_at + 4)),
-)
-fault(
-    "scales of the tiles in the opposite order",
-    INDEX,
-    seen="sglang PR 25733, bytes of a word",
-    on=ROWS,
-    store=lambda pieces: _each(
-        Quantised, pieces, lambda p: replace(p, scale_at=p.scale_at.reshape(len(p.scale_at), -1, 4).flip(1).flatten(1))
+    over=(
+        way("scales one word too far", lambda p: replace(p, scale_at=p.scale_at + 4), seen=BYTES),
+        way(
+            "scales of the tiles in the opposite order",
+            lambda p: replace(p, scale_at=p.scale_at.reshape(len(p.scale_at), -1, 4).flip(1).flatten(1)),
+            seen="sglang PR 25733, bytes of a word",
+            same_if="the scales of every row are equal",
+        ),
+        way(
+            "scales of the tiles left as they were",
+            lambda p: replace(p, scale_at=torch.full_like(p.scale_at, -1)),
+            family=VALUE,
+            on=QUANTISED,
+            seen="vllm-omni 5263, a sentinel",
+        ),
+        way(
+            "codes left as they were",
+            lambda p: replace(p, at=torch.full_like(p.at, -1)),
+            family=MOVEMENT,
+            on=QUANTISED,
+            seen="vllm-omni 5263",
+        ),
     ),
-    same_if="the scales of every row are equal",
-)
-fault(
-    "scales of the tiles left as they were",
-    VALUE,
-    seen="vllm-omni 5263, a sentinel",
-    on=QUANTISED,
-    store=lambda pieces: _each(Quantised, pieces, lambda p: replace(p, scale_at=torch.full_like(p.scale_at, -1))),
-)
-fault(
-    "codes left as they were",
-    MOVEMENT,
-    seen="vllm-omni 5263",
-    on=QUANTISED,
-    store=lambda pieces: _each(Quantised, pieces, lambda p: replace(p, at=torch.full_like(p.at, -1))),
+    store=lambda change: lambda pieces: _each(Quantised, pieces, change),
 )
 fault(
     "rotated columns left as they were",
@@ -766,7 +678,7 @@ fault(
 
 
 def _float16_bits(piece: Copied) -> Copied:
-    """The value in the other 16-bit dtype."""
+    """The value stored as float16 where bfloat16 is expected."""
     value = decode(piece.bits.contiguous().view(torch.bfloat16))
     made = codes_of(rounded_to(value, torch.float16))
     return replace(piece, bits=made.contiguous().view(torch.uint8))
@@ -782,51 +694,35 @@ fault(
 )
 
 
-def _interleaved(call: Call, pieces: Pieces) -> Pieces:
+def _interleaved(call: Call, piece: Quantised) -> Quantised:
     """Each row of index keys followed by its own scales."""
     _, page, row = call.inputs["kv_cache"].shape
-
-    def moved(piece: Quantised) -> Quantised:
-        depth = piece.x.shape[1]
-        first = piece.at[:, :1]
-        start = first // (page * row) * (page * row) + first % (page * row) // depth * row
-        return replace(piece, at=start + columns(depth), scale_at=start + depth + columns(row - depth))
-
-    return _each(Quantised, pieces, moved)
+    depth, first = piece.x.shape[1], piece.at[:, :1]
+    start = first // (page * row) * (page * row) + first % (page * row) // depth * row
+    return replace(piece, at=start + columns(depth), scale_at=start + depth + columns(row - depth))
 
 
-fault(
-    "scales beside the codes of their row",
-    INDEX,
-    seen="DeepGEMM 433, the layout of a page",
-    on=INDEX_PAGES & QUANTISED,
-    needs=several_slots,
-    store=_interleaved,
-)
-fault(
-    "scales of a page counted in elements instead of bytes",
-    INDEX,
-    seen="vllm 50084",
-    on=INDEX_PAGES & QUANTISED,
-    needs=several_slots,
-    store=lambda call, pieces: _each(Quantised, pieces, lambda p: replace(p, scale_at=_by_elements(call, p))),
-)
-
-
-def _by_elements(call: Call, piece: Quantised) -> Tensor:
+def _by_elements(call: Call, piece: Quantised) -> Quantised:
     _, page, row = call.inputs["kv_cache"].shape
-    depth = piece.x.shape[1]
-    start = piece.at[:, :1] // (page * row) * (page * row) + page * depth
-    return start + (piece.scale_at - start) // 4 + columns(piece.scale_at.shape[1])
+    start = piece.at[:, :1] // (page * row) * (page * row) + page * piece.x.shape[1]
+    return replace(piece, scale_at=start + (piece.scale_at - start) // 4 + columns(piece.scale_at.shape[1]))
 
 
 fault(
-    "scales of a page behind the codes of one slot less",
+    "scales {}",
     INDEX,
-    seen=MINE + "page size off by one",
     on=INDEX_PAGES & QUANTISED,
     needs=several_slots,
-    store=lambda pieces: _each(Quantised, pieces, lambda p: replace(p, scale_at=p.scale_at - p.x.shape[1])),
+    over=(
+        way("beside the codes of their row", _interleaved, seen="DeepGEMM 433, the layout of a page"),
+        way("of a page counted in elements instead of bytes", _by_elements, seen="vllm 50084"),
+        way(
+            "of a page behind the codes of one slot less",
+            lambda call, p: replace(p, scale_at=p.scale_at - p.x.shape[1]),
+            seen=MINE + "page size off by one",
+        ),
+    ),
+    store=lambda change: lambda call, pieces: _each(Quantised, pieces, lambda piece: change(call, piece)),
 )
 
 
@@ -848,27 +744,31 @@ def _of_memory(*names: str, change: Callable[[Tensor], Tensor]) -> Callable[[Cal
     return write
 
 
+SCALES = ("k_scale_cache", "v_scale_cache")
 fault(
-    "nibbles of the cache exchanged",
+    "{}",
     INDEX,
-    seen="Primus-Turbo 397, packing",
     on=QUANTISED & FOUR_BITS,
-    write=_of_memory("k_cache", "v_cache", change=lambda b: (b >> 4) | (b << 4)),
-)
-fault(
-    "block scales of the cache of the previous block",
-    INDEX,
-    seen="mlc-ai/TIRx-kernels PR 5",
-    on=QUANTISED & FOUR_BITS,
-    write=_of_memory("k_scale_cache", "v_scale_cache", change=lambda s: s.roll(1, dims=-1)),
-    same_if="neighbours have equal scales",
-)
-fault(
-    "block scale for 448 instead of 6",
-    VALUE,
-    seen=MINE + "the largest code of the wrong format",
-    on=QUANTISED & FOUR_BITS,
-    write=_of_memory("k_scale_cache", "v_scale_cache", change=lambda s: _times(s, 6.0 / 448.0)),
+    over=(
+        way(
+            "nibbles of the cache exchanged",
+            _of_memory("k_cache", "v_cache", change=nibbles_swapped),
+            seen="Primus-Turbo 397, packing",
+        ),
+        way(
+            "block scales of the cache of the previous block",
+            _of_memory(*SCALES, change=rolled(1, -1)),
+            seen=TIRX,
+            same_if="neighbours have equal scales",
+        ),
+        way(
+            "block scale for 448 instead of 6",
+            _of_memory(*SCALES, change=lambda s: _times(s, 6.0 / 448.0)),
+            family=VALUE,
+            seen=MINE + "the largest code of the wrong format",
+        ),
+    ),
+    write=itself,
 )
 
 
@@ -888,35 +788,35 @@ def _page_of_append(call: Call) -> int:
 
 several_requests = need(lambda call: len(call.inputs["kv_indptr"]) > 2, "there is one request")
 fault(
-    "pages of the first request for all of them",
+    "{}",
     INDEX,
-    seen="vllm 50084, a table of another request",
     on=APPENDED,
-    needs=several_requests,
-    read=entry("batch_indices", lambda batch: batch * 0),
-)
-fault(
-    "pages in their order without the table",
-    INDEX,
-    seen="vllm 50084",
-    on=APPENDED,
-    read=entry("kv_indices", lambda table: torch.arange(len(table), dtype=table.dtype, device=table.device)),
-    same_if="the pages are in their order",
-)
-fault(
-    "positions counted from the end",
-    INDEX,
-    seen=MINE + "a position among the appended tokens",
-    on=APPENDED,
-    read=lambda call, given: given | {"positions": given["positions"] % _page_of_append(call)},
-    same_if="every request has one page",
-)
-fault(
-    "position one too small",
-    INDEX,
-    seen="flashinfer 1023",
-    on=APPENDED,
-    read=entry("positions", lambda position: (position - 1).clamp(min=0)),
+    over=(
+        way(
+            "pages of the first request for all of them",
+            entry("batch_indices", lambda batch: batch * 0),
+            seen="vllm 50084, a table of another request",
+            needs=several_requests,
+        ),
+        way(
+            "pages in their order without the table",
+            entry("kv_indices", lambda table: torch.arange(len(table), dtype=table.dtype, device=table.device)),
+            seen="vllm 50084",
+            same_if="the pages are in their order",
+        ),
+        way(
+            "positions counted from the end",
+            entry("positions", lambda call, position: position % _page_of_append(call)),
+            seen=MINE + "a position among the appended tokens",
+            same_if="every request has one page",
+        ),
+        way(
+            "position one too small",
+            entry("positions", lambda position: (position - 1).clamp(min=0)),
+            seen="flashinfer 1023",
+        ),
+    ),
+    read=itself,
 )
 fault(
     "rows of the next token appended",
@@ -947,20 +847,24 @@ def _without_last_page(call: Call, piece: Piece) -> Piece:
 # --- readers ------------------------------------------------------------------------------------------------
 
 fault(
-    "pages of the first request read for all of them",
+    "pages {}",
     INDEX,
-    seen="vllm 50084, a table of another request",
     on=GATHERED,
-    needs=need(lambda call: len(call.inputs["block_table"]) > 1, "there is one request"),
-    read=lambda given: given | {"block_table": _usable(given["block_table"], first=True)},
-)
-fault(
-    "pages read in their order without the table",
-    INDEX,
-    seen="vllm 50084",
-    on=GATHERED,
-    read=entry("block_table", lambda table: columns(table.numel()).to(table.dtype).reshape(table.shape)),
-    same_if="the pages are in their order",
+    over=(
+        way(
+            "of the first request read for all of them",
+            lambda table: _usable(table, first=True),
+            seen="vllm 50084, a table of another request",
+            needs=need(lambda call: len(call.inputs["block_table"]) > 1, "there is one request"),
+        ),
+        way(
+            "read in their order without the table",
+            lambda table: columns(table.numel()).to(table.dtype).reshape(table.shape),
+            seen="vllm 50084",
+            same_if="the pages are in their order",
+        ),
+    ),
+    read=lambda change: entry("block_table", change),
 )
 fault(
     "first page of every request read throughout",
@@ -1021,7 +925,7 @@ def _lengths(call: Call) -> tuple[list[int], list[int]]:
 
 
 def _kept(at: Tensor, rows: list[int]) -> Tensor:
-    """Places of the rows that are named, by their order; the others are not written."""
+    """Places of these rows, by their order; the others are not written."""
     keep = torch.zeros(len(at), dtype=torch.bool, device="cpu")
     keep[rows] = True
     return torch.where(keep[:, None], at, -1)
@@ -1048,36 +952,25 @@ def _overrun(call: Call, made: Tensors) -> Tensors:
     return out
 
 
-for words, change in (("previous", lambda s: s.roll(1, 1)), ("first", lambda s: s[:, :1].expand_as(s))):
-    fault(
-        f"scale of the {words} tile",
-        INDEX,
-        seen="mlc-ai/TIRx-kernels PR 5; sglang PR 20819",
-        on=ROWS_READ,
-        store=lambda pieces, change=change: _each(
-            Products, pieces, lambda p: replace(p, scale=change(p.scale[:, ::TILE]).repeat_interleave(TILE, dim=1))
+fault(
+    "{}",
+    VALUE,
+    on=ROWS_READ,
+    over=(
+        *(
+            way(
+                f"scale of the {words} tile",
+                lambda scale, change=change: change(scale[:, ::TILE]).repeat_interleave(TILE, dim=1),
+                family=INDEX,
+                seen="mlc-ai/TIRx-kernels PR 5; sglang PR 20819",
+                same_if="the scales of a row are equal",
+            )
+            for words, change in (("previous", rolled(1, 1)), ("first", first_for_all(1)))
         ),
-        same_if="the scales of a row are equal",
-    )
-fault(
-    "tile scales silently 1",
-    VALUE,
-    seen="vllm 42580",
-    on=ROWS_READ,
-    store=lambda pieces: _each(Products, pieces, lambda p: replace(p, scale=torch.ones_like(p.scale))),
-    same_if="they are 1",
-)
-fault(
-    "tile scales rounded to bfloat16",
-    VALUE,
-    seen="vllm PR 49435",
-    on=ROWS_READ,
-    store=lambda pieces: _each(
-        Products,
-        pieces,
-        lambda p: replace(p, scale=round_to(p.scale, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)),
+        way("tile scales silently 1", ones, seen="vllm 42580", same_if="they are 1"),
+        way("tile scales rounded to bfloat16", bf16_of, seen="vllm PR 49435", same_if="they are bfloat16 values"),
     ),
-    same_if="they are bfloat16 values",
+    store=lambda change: lambda pieces: _each(Products, pieces, lambda p: replace(p, scale=change(p.scale))),
 )
 
 
@@ -1094,18 +987,12 @@ def _elsewhere(start: int) -> Callable[[Tensors], Tensors]:
 
 
 fault(
-    "scales read from the end of the row",
+    "scales read {}",
     INDEX,
-    seen="vllm PR 54563, byte offsets",
+    seen=BYTES,
     on=ROWS_READ,
-    read=_elsewhere(ROW - 16),
-)
-fault(
-    "scales read one word too early",
-    INDEX,
-    seen="vllm PR 54563, byte offsets",
-    on=ROWS_READ,
-    read=_elsewhere(SCALES_AT - 4),
+    over=(way("from the end of the row", ROW - 16), way("one word too early", SCALES_AT - 4)),
+    read=_elsewhere,
 )
 fault(
     "rotated columns taken for codes of the last tile",
@@ -1179,20 +1066,20 @@ def _number_for_nan(call: Call, made: Tensors) -> Tensors:
     return out
 
 
-# index keys as they are gathered
+# gathered index keys
 fault(
-    "index scales of the codes' order in the page",
+    "index scales {}",
     INDEX,
-    seen="DeepGEMM 433",
     on=INDEX_PAGES & GATHERED,
-    store=lambda pieces: (
-        [pieces[0], replace(pieces[1], bits=pieces[1].bits.roll(1, 0))] if isinstance(pieces[1], Copied) else pieces
+    over=(
+        way(
+            "of the codes' order in the page",
+            lambda codes, scales: (
+                [codes, replace(scales, bits=scales.bits.roll(1, 0))] if isinstance(scales, Copied) else [codes, scales]
+            ),
+            seen="DeepGEMM 433",
+        ),
+        way("not gathered", lambda codes, scales: [codes], family=MOVEMENT, seen="vllm-omni 5263"),
     ),
-)
-fault(
-    "index scales not gathered",
-    MOVEMENT,
-    seen="vllm-omni 5263",
-    on=INDEX_PAGES & GATHERED,
-    store=lambda pieces: pieces[:1],
+    store=lambda change: lambda pieces: change(*pieces),
 )

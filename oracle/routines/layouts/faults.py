@@ -1,4 +1,4 @@
-"""Faults of what is made of weights and scales before a product: layouts, shards, conversions.
+"""Faults of the preparation of weights and scales for a product: layouts, shards, conversions.
 
 The right kernel of these contracts is their reference; a fault changes what it reads (READ) or what it writes (WRITE,
 a dict of outputs).
@@ -25,7 +25,9 @@ from oracle.routines.fault import (
     named,
     need,
     ones,
+    way,
 )
+from oracle.routines.ideas import bits_of
 from oracle.routines.layouts import contract as layouts
 from oracle.routines.layouts import groups, shards
 from oracle.routines.layouts.contract import OWNS_PADDING, PACKS, TILED
@@ -36,11 +38,6 @@ from oracle.truth import layout, tiles
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 FAULTS = Faults(of_class(layouts.LayoutContract))
 fault = FAULTS.declare
-
-
-def bits_of(x: Tensor) -> Tensor:
-    """Codes as uint8, anything wider as it is."""
-    return x.view(torch.uint8) if x.element_size() == 1 else x
 
 
 def _given(name: str) -> Change:
@@ -64,7 +61,7 @@ def _padding_stale(call: Call, w2: Tensor) -> Tensor:
 
 
 def _inverse_rows(call: Call, out: Tensor) -> Tensor:
-    """The permutation of the rows applied the other way round; it is read off row numbers, six bits at a time."""
+    """The permutation of the rows applied the other way round; it is derived from row numbers, six bits at a time."""
     given, made = bits_of(call.inputs["w"]), torch.arange(out.shape[0], device="cpu")
     numbers = made[:, None].expand(out.shape).to(torch.int64)
     order = torch.zeros_like(made)
@@ -194,6 +191,7 @@ fault(
     write=entry("w2", _padding_stale),
     needs=need(lambda call: call.inputs["w2"].shape[2] % 16, "the intermediate is aligned"),
 )
+
 fault(
     "gate and up halves left in place",
     MOVEMENT,
@@ -217,25 +215,21 @@ for what, verb, seen, routine, same in (
     fault(f"{what} not {verb}", MOVEMENT, seen=seen, on=routine, write=entry("out", _given("w")), same_if=same)
     fault(f"{what} {verb} backwards", MOVEMENT, seen=seen, on=routine, write=entry("out", _inverse_rows), same_if=BACK)
 fault(
-    "rows of scales not shuffled",
+    "{}",
     MOVEMENT,
-    seen="flashinfer 2907",
     on=of_class(layouts.ShuffleMatrixSfA),
-    write=entry("out", lambda call, out: layout.swizzle_scale(call.inputs["scale"])),
-    same_if=ALIKE,
-)
-fault(
-    "rows of scales shuffled backwards",
-    MOVEMENT,
     seen="flashinfer 2907",
-    on=of_class(layouts.ShuffleMatrixSfA),
     same_if=ALIKE,
-    write=entry(
-        "out",
-        lambda call, out: layout.swizzle_scale(
-            call.inputs["scale"][layout.inverse_order(layout.row_order(call.inputs["scale"].shape[0]))]
+    over=(
+        way("rows of scales not shuffled", lambda call, out: layout.swizzle_scale(call.inputs["scale"])),
+        way(
+            "rows of scales shuffled backwards",
+            lambda call, out: layout.swizzle_scale(
+                call.inputs["scale"][layout.inverse_order(layout.row_order(call.inputs["scale"].shape[0]))]
+            ),
         ),
     ),
+    write=lambda change: entry("out", change),
 )
 fault(
     "rows of scales shuffled in blocks of 16",
@@ -250,6 +244,7 @@ fault(
         ],
     ),
 )
+
 fault(
     "packed exponents in reverse byte order",
     INDEX,
@@ -285,21 +280,19 @@ fault(
     same_if="M is a multiple of the tile's height",
 )
 fault(
-    "tiles of scales read as rows",
+    "{}",
     INDEX,
-    seen="triton PR 10382",
     on=of_class(layouts.FromBlocked),
-    write=entry("out", _tiles_as_rows),
     same_if="both layouts are the same memory",
+    over=(
+        way("tiles of scales read as rows", _tiles_as_rows, seen="triton PR 10382"),
+        way(
+            "tiles of scales read with the other tile's height", _other_height, seen="triton PR 10382, flashinfer 3604"
+        ),
+    ),
+    write=lambda change: entry("out", change),
 )
-fault(
-    "tiles of scales read with the other tile's height",
-    INDEX,
-    seen="triton PR 10382, flashinfer 3604",
-    on=of_class(layouts.FromBlocked),
-    write=entry("out", _other_height),
-    same_if="both layouts are the same memory",
-)
+
 for _wrong, _of in (("tight", "flashinfer"), ("flashinfer", "tight")):
     fault(
         f"experts' tiles placed as {_wrong} where {_of} is meant",
@@ -327,6 +320,7 @@ fault(
     needs=need(lambda c: len(c.inputs["first"]) > 1, "one expert"),
     same_if="no expert but the first has rows",
 )
+
 fault(
     "columns of groups swizzled as one matrix",
     INDEX,
@@ -352,6 +346,7 @@ fault(
     write=entry("out", _word_order),
     same_if="every word reads the same in both orders",
 )
+
 fault(
     "scales of 32 elements taken for scales of 128",
     INDEX,
@@ -385,21 +380,22 @@ fault(
     on=of_class(shards.RequantizeWithMaxScale),
     write=entry("max_scale", lambda scale: torch.full_like(scale, -448.0)),
 )
+
 fault(
-    "scale not doubled for E4M3FNUZ",
+    "{}",
     CAST,
-    seen="vllm PR 12134",
     on=of_class(shards.NormalizeFnuz),
-    write=entry("weight_scale", _given("weight_scale")),
-)
-fault(
-    "code 0x80 left in E4M3FNUZ weights",
-    CAST,
     seen="vllm PR 12134",
-    on=of_class(shards.NormalizeFnuz),
-    write=entry("weight", lambda call, out: call.inputs["weight"].view(torch.uint8).view(out.dtype)),
-    needs=need(lambda call: bool((call.inputs["weight"].view(torch.uint8) == 0x80).any()), "no code is 0x80"),
+    over=(
+        way("scale not doubled for E4M3FNUZ", write=entry("weight_scale", _given("weight_scale"))),
+        way(
+            "code 0x80 left in E4M3FNUZ weights",
+            write=entry("weight", lambda call, out: call.inputs["weight"].view(torch.uint8).view(out.dtype)),
+            needs=need(lambda call: bool((call.inputs["weight"].view(torch.uint8) == 0x80).any()), "no code is 0x80"),
+        ),
+    ),
 )
+
 fault(
     "dequantised with the inverse scale",
     VALUE,
@@ -433,7 +429,7 @@ def _spans(call: Call) -> list[tuple[int, int]]:
 
 
 def _put(call: Call, out: Tensor, starts: list[int], alone: bool = True) -> Tensor:
-    """The rows of each group from these starts; what lies beyond the end is lost. ``alone``: nothing else stays."""
+    """The rows of each group from these starts; rows beyond the end are dropped. ``alone``: others are zero."""
     made = torch.zeros_like(out) if alone else out.clone()
     for (begin, end), start in zip(_spans(call), starts, strict=False):
         rows = call.inputs["x"][begin:end][: max(0, len(out) - start)]
@@ -446,7 +442,7 @@ def _starts(call: Call) -> list[int]:
 
 
 def _as_of_another(alignment: int) -> Change:
-    """Groups at multiples of another alignment; the numbers are the right ones."""
+    """Groups at multiples of another alignment; starts and ends are published for the right one."""
     return lambda call, out: _put(call, out, groups.padded_starts(call.inputs["group_end_offsets"], alignment))
 
 
@@ -469,8 +465,8 @@ def _last_rows_lost(call: Call, out: Tensor) -> Tensor:
     return made
 
 
-def _rows_of_nobody(call: Call, out: Tensor) -> Tensor:
-    """Those behind the last end follow the last group."""
+def _unassigned_rows(call: Call, out: Tensor) -> Tensor:
+    """Rows of no group, which must be dropped, copied behind the last group."""
     made, (begin, end), start = out.clone(), _spans(call)[-1], _starts(call)[len(_spans(call)) - 1]
     rest = call.inputs["x"][end:][: max(0, len(out) - start - (end - begin))]
     made[start + end - begin :][: len(rest)] = rest
@@ -544,7 +540,7 @@ for name, kind, change, when, seen, same in (
     (
         "rows of no group copied behind the last group",
         MOVEMENT,
-        _rows_of_nobody,
+        _unassigned_rows,
         need(lambda c: int(c.inputs["group_end_offsets"][-1]) < c.inputs["x"].shape[0], "every row has a group"),
         FUSED,
         "",
@@ -591,6 +587,7 @@ fault(
     on=of_class(groups.PadTokenGroups),
     write=entry("starts", lambda call, starts: torch.tensor(_starts(call)[1:], dtype=starts.dtype, device="cpu")),
 )
+
 fault(
     "padding read for rows of a group",
     MOVEMENT,

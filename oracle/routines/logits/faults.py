@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, entry, need
+from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, entry, need, way
 from oracle.routines.logits.contract import LogitsContract
 from oracle.routines.traits import of_class, takes
 from oracle.truth.logits import dots
@@ -63,19 +63,16 @@ def _window(delta: int) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
 
 
 fault(
-    "k_scale of the next key",
+    "{}",
     INDEX,
-    seen="mlc-ai/TIRx-kernels PR 5",
     on=LOGITS & takes("k_scale"),
-    read=entry("k_scale", lambda scale: torch.roll(scale, -1)),
+    over=(
+        way("k_scale of the next key", lambda scale: torch.roll(scale, -1), seen="mlc-ai/TIRx-kernels PR 5"),
+        way("k_scale of the page's first key", _page_first, seen="aiter PR 5591"),
+    ),
+    read=lambda change: entry("k_scale", change),
 )
-fault(
-    "k_scale of the page's first key",
-    INDEX,
-    seen="aiter PR 5591",
-    on=LOGITS & takes("k_scale"),
-    read=entry("k_scale", _page_first),
-)
+
 fault("weight of the next head", INDEX, seen="DeepGEMM 433", read=entry("weights", lambda w: torch.roll(w, -1, dims=1)))
 fault(
     "weight of the previous token",
@@ -84,6 +81,7 @@ fault(
     read=entry("weights", lambda w: torch.roll(w, 1, dims=0)),
     needs=need(lambda call: call.inputs["weights"].shape[0] > 1, "there is one token"),
 )
+
 fault("only token 0 of each page read", MOVEMENT, seen="aiter PR 5591", on=KEYS, read=entry("k", _codes(_page_first)))
 fault(
     "shared-memory swizzle of half the head size",
@@ -92,6 +90,7 @@ fault(
     on=KEYS,
     read=entry("k", _codes(_half_of_head)),
 )
+
 fault(
     "relu left out",
     ARITHMETIC,
@@ -106,6 +105,7 @@ fault(
     write=_recomputed(relu=True, weighted=False),
     same_if="every weight is 1",
 )
+
 fault("last key of the window missed", MOVEMENT, seen="DeepGEMM 433", on=WINDOW, read=_window(-1))
 fault(
     "logits outside the window finite",
@@ -115,6 +115,7 @@ fault(
     read=_window(1 << 20),
     admissible_if=UNSPECIFIED,
 )
+
 fault(
     "masked logits filled with 0 instead of -inf",
     MOVEMENT,
@@ -183,22 +184,22 @@ for letter in "qk":
         same_if="no product of codes is negative",
     )
 fault(
-    "q of FP4 logits: scale of the next head",
+    "{}",
     INDEX,
-    seen="DeepGEMM 433",
     on=LOGITS & takes("q_sf"),
-    read=entry("q_sf", lambda x: x.roll(-1, dims=-1)),
-    same_if=EQUAL,
-)
-fault(
-    "q of FP4 logits: scales of the next token",
-    INDEX,
     seen="DeepGEMM 433",
-    on=LOGITS & takes("q_sf"),
-    needs=need(lambda call: call.inputs["weights"].shape[0] > 1, "there is one token"),
-    read=entry("q_sf", lambda x: x.roll(-1, dims=0)),
     same_if=EQUAL,
+    over=(
+        way("q of FP4 logits: scale of the next head", lambda x: x.roll(-1, dims=-1)),
+        way(
+            "q of FP4 logits: scales of the next token",
+            lambda x: x.roll(-1, dims=0),
+            needs=need(lambda call: call.inputs["weights"].shape[0] > 1, "there is one token"),
+        ),
+    ),
+    read=lambda change: entry("q_sf", change),
 )
+
 fault(
     "k of FP4 logits: scale of the next key",
     INDEX,
@@ -240,6 +241,7 @@ fault(
     read=entry("kv_cache", _scales_of_cache(lambda x: x[:, :1].expand(x.shape))),
     same_if=EQUAL,
 )
+
 fault(
     "cache: bytes of a key's scale reversed",
     INDEX,

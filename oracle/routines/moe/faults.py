@@ -18,7 +18,8 @@ from oracle.numbers.formats import decode
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import Recipe
 from oracle.routines.base import Call
-from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones
+from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones, way
+from oracle.routines.ideas import halves_swapped, itself, option
 from oracle.routines.moe.contract import (
     STEPS,
     MoeFp8,
@@ -47,11 +48,6 @@ LAYER = Faults(of_class(TensorMoe))
 CERTAIN = 64.0  # a logit whose sigmoid is 1 in float32
 
 
-def option(**values: object) -> Callable[[dict[str, object]], dict[str, object]]:
-    """An OPTIONS change: the kernel computes with these option values."""
-    return lambda options: options | values
-
-
 def is_set(name: str, otherwise: str) -> WhyNot:
     """The option has a value that is neither None nor 0."""
     return need(lambda call: call.resolved[name], otherwise)
@@ -75,7 +71,7 @@ def _router(name: str) -> WhyNot:
     return need(lambda call: call.resolved["router"] == name, "the router is another")
 
 
-# a bias so low that the 0 of groups which fell out wins
+# the bias makes every score negative, so that the 0 of masked groups is chosen
 fault(
     "masked expert groups compete with 0, not -inf",
     ARITHMETIC,
@@ -86,40 +82,38 @@ fault(
     same_if=SAME_GROUPS,
 )
 fault(
-    "wrong number of expert groups",
+    "{}",
     ARITHMETIC,
-    seen="flashinfer PR 1723",
-    options=option(num_expert_group=1, topk_group=1),
-    needs=in_groups,
-    same_if=SAME_GROUPS,
-)
-fault(
-    "softmax for sigmoid",
-    ARITHMETIC,
-    seen="sglang PR 39920",
-    options=option(router="softmax"),
-    needs=_router("deepseek_v3"),
-)
-fault(
-    "sigmoid for softmax",
-    ARITHMETIC,
-    seen="sglang PR 39920",
-    options=option(router="deepseek_v3", num_expert_group=1, topk_group=1),
-    needs=_router("softmax"),
-)
-fault(
-    "routing weights not renormalised",
-    ARITHMETIC,
-    seen="flashinfer PR 4639",
-    options=option(renormalize=False),
-    needs=is_set("renormalize", "weights are not renormalised"),
-)
-fault(
-    "routing scale dropped",
-    VALUE,
-    seen="TensorRT-LLM PR 14199",
-    options=option(routed_scaling_factor=1.0),
-    needs=need(lambda call: call.resolved["routed_scaling_factor"] != 1.0, "the factor is 1"),
+    over=(
+        way(
+            "wrong number of expert groups",
+            option(num_expert_group=1, topk_group=1),
+            seen="flashinfer PR 1723",
+            needs=in_groups,
+            same_if=SAME_GROUPS,
+        ),
+        way("softmax for sigmoid", option(router="softmax"), seen="sglang PR 39920", needs=_router("deepseek_v3")),
+        way(
+            "sigmoid for softmax",
+            option(router="deepseek_v3", num_expert_group=1, topk_group=1),
+            seen="sglang PR 39920",
+            needs=_router("softmax"),
+        ),
+        way(
+            "routing weights not renormalised",
+            option(renormalize=False),
+            seen="flashinfer PR 4639",
+            needs=is_set("renormalize", "weights are not renormalised"),
+        ),
+        way(
+            "routing scale dropped",
+            option(routed_scaling_factor=1.0),
+            family=VALUE,
+            seen="TensorRT-LLM PR 14199",
+            needs=need(lambda call: call.resolved["routed_scaling_factor"] != 1.0, "the factor is 1"),
+        ),
+    ),
+    options=itself,
 )
 fault(
     "second choice listed for the first expert's weight",
@@ -136,14 +130,8 @@ fault(
 fault = EXPERTS.declare
 
 
-def halves_swapped(x: Tensor, axis: int = -2) -> Tensor:
-    """The two halves of an axis exchanged, bit for bit."""
-    raw = x.view(torch.uint8) if x.element_size() == 1 else x
-    return torch.cat(raw.chunk(2, dim=axis)[::-1], dim=axis).contiguous().view(x.dtype)
-
-
 def _scales_swapped(scale: Tensor) -> Tensor:
-    return halves_swapped(scale) if scale.dim() == 3 else scale
+    return halves_swapped(-2)(scale) if scale.dim() == 3 else scale
 
 
 fault(
@@ -157,7 +145,7 @@ fault(
     "gate and up swapped in the layer",
     MOVEMENT,
     seen="sglang PR 11081",
-    read=lambda i: i | {"w13": halves_swapped(i["w13"]), "w13_scale": _scales_swapped(i["w13_scale"])},
+    read=lambda i: i | {"w13": halves_swapped(-2)(i["w13"]), "w13_scale": _scales_swapped(i["w13_scale"])},
 )
 fault(
     "gate and up swapped without their scales in the layer",
@@ -311,7 +299,7 @@ fault(
     "gate and up swapped in the activation",
     MOVEMENT,
     seen="sglang PR 11081",
-    read=entry("x", lambda x: halves_swapped(x, -1)),
+    read=entry("x", halves_swapped()),
 )
 fault(
     "SiLU limit ignored in the activation",
@@ -405,14 +393,15 @@ def _gate_scale_twice(call: Call, out: Tensor) -> Tensor:
 fault = LAYER.declare
 unaligned = need(lambda c: c.inputs["w2"].shape[2] % 16, lambda c: f"I={c.inputs['w2'].shape[2]} is aligned")
 several_experts: WhyNot = need(lambda call: call.inputs["w13"].shape[0] > 1, "there is one expert")
-fault("per-tensor layer: halves left as w13", MOVEMENT, seen="sglang PR 11081", read=entry("w13", halves_swapped))
-fault("per-tensor layer: rows not permuted", MOVEMENT, seen="flashinfer 2907", read=_not_rotated)
+fault("per-tensor layer: halves left as w13", MOVEMENT, seen="sglang PR 11081", read=entry("w13", halves_swapped(-2)))
 fault(
-    "per-tensor layer: up half at the unpadded offset",
+    "{}",
     MOVEMENT,
-    seen="vLLM 0.20.2",
-    read=_as_published,
-    needs=unaligned,
+    over=(
+        way("per-tensor layer: rows not permuted", _not_rotated, seen="flashinfer 2907"),
+        way("per-tensor layer: up half at the unpadded offset", _as_published, seen="vLLM 0.20.2", needs=unaligned),
+    ),
+    read=itself,
 )
 fault(
     "per-tensor layer: rank's first expert not subtracted",
@@ -421,6 +410,7 @@ fault(
     options=option(ep_rank=0),
     needs=is_set("ep_rank", "this rank holds the first experts"),
 )
+
 for which, scale in (("first", "w13_scale"), ("second", "w2_scale")):
     fault(
         f"per-tensor layer: {which} weight scale of the next expert",
@@ -438,16 +428,13 @@ fault(
     read=entry("router_logits", _certain),
 )
 fault(
-    "per-tensor layer: routing weight on the output",
+    "{}",
     ARITHMETIC,
-    seen="flashinfer PR 4639",
-    write=entry("out", _weight_on_output),
-)
-fault(
-    "per-tensor layer: routing weight on input and output",
-    ARITHMETIC,
-    seen="vllm PR 43694",
-    write=entry("out", _times_weight),
+    over=(
+        way("per-tensor layer: routing weight on the output", _weight_on_output, seen="flashinfer PR 4639"),
+        way("per-tensor layer: routing weight on input and output", _times_weight, seen="vllm PR 43694"),
+    ),
+    write=lambda change: entry("out", change),
 )
 fault(
     "per-tensor layer: softmax for sigmoid",

@@ -102,7 +102,7 @@ def shares(
         if boxes is None:
             h, lost = stored_span(experts.product("w13", expert, *tokens.rows(token)), first, numerics)
         else:
-            h, lost, _ = boxed_span([box.taken(token) for box in boxes], experts, "w13", expert, first, acc)
+            h, lost, _ = boxed_span([box.select(token) for box in boxes], experts, "w13", expert, first, acc)
         if unknown is not None:
             lost = lost | unknown[token]
         if steps.hidden is not None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,11 +25,12 @@ from oracle.numbers.formats import decode
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import TORCH_STATIC
 from oracle.routines.base import Call
-from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones
-from oracle.routines.moe.faults import ON_INPUT, halves_swapped, is_set, option
+from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones, way
+from oracle.routines.ideas import fields, halves_swapped, itself, option
+from oracle.routines.moe.faults import ON_INPUT, is_set
 from oracle.routines.moe.pipelines import Pipeline, PipelineContract, Sharing
 from oracle.routines.traits import Trait, of_class
-from oracle.truth.moe import Activation, Addition, Combine, Rows, Steps, Tokens
+from oracle.truth.moe import Activation, Addition, Combine, Rows, Tokens
 from oracle.verdict.sets import rounded_to
 
 LAYERS = of_class(PipelineContract)
@@ -72,21 +72,21 @@ WIDE_SUM = of_rows("adds in float32", lambda row: all(way.value.addition is Addi
 
 
 def _local(call: Call) -> tuple[Tensor, int]:
-    """Experts that a token goes to, as the layer sees them, and how many it has."""
+    """Local numbers of the experts ``[T, top_k]`` of each token, and how many experts the layer has."""
     contract = call.contract
     assert isinstance(contract, PipelineContract)
     ids = contract.routes(call.inputs, call.resolved, torch.float32)[0].ids
     return ids.to(torch.int64) - call.resolved["first_expert"], call.inputs["w13"].shape[0]
 
 
-def _busy(call: Call) -> Tensor:
+def _rows_of_experts(call: Call) -> Tensor:
     """Rows of every expert."""
     ids, count = _local(call)
     return torch.bincount(ids[(ids >= 0) & (ids < count)], minlength=count)
 
 
-several: WhyNot = need(lambda call: int((_busy(call) > 0).sum()) > 1, "one expert has tokens")
-two_rows: WhyNot = need(lambda call: int(_busy(call).max()) > 1, "every expert has one row")
+several: WhyNot = need(lambda call: int((_rows_of_experts(call) > 0).sum()) > 1, "one expert has tokens")
+two_rows: WhyNot = need(lambda call: int(_rows_of_experts(call).max()) > 1, "every expert has one row")
 two_slots: WhyNot = need(lambda call: call.contract.top_k(call) > 1, "one expert for each token")  # type: ignore[attr-defined]
 absent: WhyNot = need(lambda call: bool((_local(call)[0] < 0).any()), "every expert is here or behind")
 weighted: WhyNot = need(lambda call: not call.resolved.get(ON_INPUT), "the weight is on the input")
@@ -97,25 +97,19 @@ wide: WhyNot = need(lambda call: call.inputs["w13"].shape[2] > 128, "one group o
 # --- weights and their scales -------------------------------------------------------------------------------
 
 
-def _swapped(name: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
-    """The halves of what belongs to gate and up rows exchanged, with their scales."""
-
-    def change(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        made = inputs | {"w13": halves_swapped(inputs["w13"])}
-        scale = inputs["w13_scale"]
-        if scale.dim() > 1:
-            made["w13_scale"] = halves_swapped(scale, 1)
-        return made
-
-    return change
+def _swapped(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The halves of gate and up rows exchanged, with their scales."""
+    scale = inputs["w13_scale"]
+    scales = {"w13_scale": halves_swapped(1)(scale)} if scale.dim() > 1 else {}
+    return inputs | {"w13": halves_swapped(-2)(inputs["w13"]), **scales}
 
 
-fault("experts: gate and up exchanged", MOVEMENT, seen="sglang PR 11081", read=_swapped("w13"))
+fault("experts: gate and up exchanged", MOVEMENT, seen="sglang PR 11081", read=_swapped)
 fault(
     "experts: gate and up exchanged without their scales",
     MOVEMENT,
     seen="sglang PR 32430",
-    read=entry("w13", halves_swapped),
+    read=entry("w13", halves_swapped(-2)),
     on=LAYERS - BY_EXPERT,
 )
 for which in ("w13", "w2"):
@@ -194,7 +188,7 @@ fault(
     INDEX,
     seen="SGLang layers/moe/ep_moe/kernels.py post_reorder_triton_kernel, expert_id > 0",
     product=lambda call, tokens: replace(tokens, ids=tokens.ids.masked_fill(_local(call)[0] == 0, -1)),
-    needs=need(lambda call: int(_busy(call)[0]), "the first expert has no token"),
+    needs=need(lambda call: int(_rows_of_experts(call)[0]), "the first expert has no token"),
 )
 
 
@@ -245,11 +239,6 @@ fault(
 # --- activation and requantisation --------------------------------------------------------------------------
 
 
-def steps(**values: Any) -> Callable[[Steps], Steps]:
-    """A RECIPE change: the kernel computes with these steps."""
-    return lambda made: replace(made, **values)
-
-
 def _unscaled(call: Call, rows: Rows) -> Rows:
     """The activation cast as it is, and read with the scale 1."""
     one = torch.ones(1, dtype=torch.float32, device=rows.value.device)
@@ -289,14 +278,17 @@ def _input_scale(call: Call, rows: Rows) -> Rows:
 
 own_scale = (SCALED | STATIC) - BY_GROUP  # the scale of any other intermediate is 1
 fault(
-    "experts: intermediate not requantised by a scale",
+    "{}",
     VALUE,
-    seen="vllm PR 41021",
     on=own_scale,
-    codes=_unscaled,
+    over=(
+        way("experts: intermediate not requantised by a scale", _unscaled, seen="vllm PR 41021"),
+        way("experts: intermediate's scale dropped", scaling(ones), seen="vllm-omni 5263"),
+        way("experts: input's scale for the intermediate", _input_scale, seen="vllm PR 41021"),
+    ),
+    codes=itself,
 )
-fault("experts: intermediate's scale dropped", VALUE, seen="vllm-omni 5263", on=own_scale, codes=scaling(ones))
-fault("experts: input's scale for the intermediate", VALUE, seen="vllm PR 41021", on=own_scale, codes=_input_scale)
+
 fault(
     "experts: intermediate's scales of the previous row",
     INDEX,
@@ -313,6 +305,7 @@ fault(
     codes=scaling(lambda scale: scale[:1].expand_as(scale).contiguous()),
     needs=two_rows,
 )
+
 fault(
     "experts: intermediate's multiplier dropped",
     VALUE,
@@ -327,6 +320,7 @@ fault(
     read=lambda i: i | {n: 1 / i[n] for n in ("fc2_act_scale", "prequant2") if n in i},
     on=MULTIPLIED,
 )
+
 fault(
     "experts: up rows by the gate's scale",
     VALUE,
@@ -343,7 +337,7 @@ fault(
 
 
 def _no_silu(h: Tensor) -> Tensor:
-    """Gates so large that silu leaves them as they are, with the product where it was."""
+    """Gates of 128, which silu leaves unchanged, and the product of gate and up in the other half."""
     gate, up = h.chunk(2, dim=1)
     far = 128.0
     return torch.cat([torch.full_like(gate, far), gate * up / far], dim=1)
@@ -353,7 +347,7 @@ fault(
     "experts: silu rounded where it is not",
     CAST,
     seen="flashinfer 5128",
-    recipe=steps(activation=Activation.EACH),
+    recipe=fields(activation=Activation.EACH),
     on=LAYERS - SILU_ROUNDED - HIDDEN - NARROWED,
     admissible_if="the rounding moves no code beyond its neighbours",
 )
@@ -361,7 +355,7 @@ fault(
     "experts: rounding of silu left out",
     CAST,
     seen="TensorRT-LLM PR 14464",
-    recipe=steps(activation=Activation.PRODUCT),
+    recipe=fields(activation=Activation.PRODUCT),
     on=SILU_ROUNDED,
     same_if="no product of this call rounds otherwise",
     admissible_if="the rounding moves no code beyond its neighbours",
@@ -370,7 +364,7 @@ fault(
     "experts: first product kept in float32",
     CAST,
     seen="TensorRT-LLM PR 14464",
-    recipe=steps(first=torch.float32),
+    recipe=fields(first=torch.float32),
     on=LAYERS - NARROWED,
     admissible_if="the rounding moves no code beyond its neighbours",
 )
@@ -378,7 +372,7 @@ fault(
     "experts: first product not quantised",
     CAST,
     seen="TensorRT-LLM PR 14464",
-    recipe=steps(hidden=None),
+    recipe=fields(hidden=None),
     on=HIDDEN,
 )
 
@@ -426,6 +420,7 @@ fault(
     needs=both(tokens_differ, weighted),
     product=lambda tokens: replace(tokens, weights=torch.roll(tokens.weights, 1, dims=0)),
 )
+
 fault(
     "experts: weight on the output instead of the input",
     ARITHMETIC,
@@ -435,39 +430,43 @@ fault(
     needs=is_set(ON_INPUT, "the weight is on the output"),
 )
 fault(
-    "experts: last rows of the last expert lost",
+    "{}",
     MOVEMENT,
-    seen="TransformerEngine PR 3171",
-    sum=lambda call, rows: replace(rows, value=_tail(call, rows, 0.0)),
+    over=(
+        way(
+            "experts: last rows of the last expert lost",
+            lambda call, rows: replace(rows, value=_tail(call, rows, 0.0)),
+            seen="TransformerEngine PR 3171",
+        ),
+        way(
+            "experts: last rows of the last expert stale",
+            lambda call, rows: replace(rows, value=_tail(call, rows, None)),
+            seen="aprender 2765",
+            needs=two_rows,
+            same_if="the last expert has one row",
+        ),
+        way(
+            "experts: one slot of a token left out",
+            lambda rows: replace(rows, value=rows.value * (rows.slot != 1)[:, None]),
+            seen="vllm 52997",
+            needs=both(two_slots, several),
+        ),
+        way(
+            "experts: rows not put back in their order",
+            lambda rows: replace(rows, value=torch.roll(rows.value, 1, dims=0)),
+            seen="flashinfer PR 2716",
+            needs=two_rows,
+        ),
+    ),
+    sum=itself,
 )
-fault(
-    "experts: last rows of the last expert stale",
-    MOVEMENT,
-    seen="aprender 2765",
-    needs=two_rows,
-    sum=lambda call, rows: replace(rows, value=_tail(call, rows, None)),
-    same_if="the last expert has one row",
-)
-fault(
-    "experts: one slot of a token left out",
-    MOVEMENT,
-    seen="vllm 52997",
-    needs=both(two_slots, several),
-    sum=lambda rows: replace(rows, value=rows.value * (rows.slot != 1)[:, None]),
-)
-fault(
-    "experts: rows not put back in their order",
-    MOVEMENT,
-    seen="flashinfer PR 2716",
-    needs=two_rows,
-    sum=lambda rows: replace(rows, value=torch.roll(rows.value, 1, dims=0)),
-)
+
 fault(
     "experts: sum in bfloat16",
     ARITHMETIC,
     seen="vLLM issue 15045",
     needs=two_slots,
-    recipe=steps(combine=Combine.REORDERED),
+    recipe=fields(combine=Combine.REORDERED),
     on=WIDE_SUM,
     same_if="no sum of this call rounds otherwise",
     admissible_if="a code that may flip moves a sum as far",
@@ -483,21 +482,23 @@ fault(
     "experts: NaN of one token reaches the others of its expert",
     MOVEMENT,
     seen="flashinfer PR 3650",
-    write=entry("out", lambda call, out: out.masked_fill(_reached(call)[:, None], torch.nan)),
-    needs=need(lambda call: bool((_reached(call) & ~_hurt(call)).any()), "no token shares an expert with a NaN"),
+    write=entry("out", lambda call, out: out.masked_fill(_beside_non_finite(call)[:, None], torch.nan)),
+    needs=need(
+        lambda call: bool((_beside_non_finite(call) & ~_non_finite(call)).any()), "no token shares an expert with a NaN"
+    ),
 )
 
 
-def _hurt(call: Call) -> Tensor:
+def _non_finite(call: Call) -> Tensor:
     """Tokens with NaN or infinity."""
     return ~torch.isfinite(decode(call.inputs["x" if "x" in call.inputs else "a"])).all(dim=1)
 
 
-def _reached(call: Call) -> Tensor:
-    """Tokens that go to an expert of theirs."""
+def _beside_non_finite(call: Call) -> Tensor:
+    """Tokens that share an expert with a token of NaN or infinity."""
     local, count = _local(call)
     here = (local >= 0) & (local < count)
-    theirs = local[_hurt(call)][here[_hurt(call)]]
+    theirs = local[_non_finite(call)][here[_non_finite(call)]]
     return (torch.isin(local, theirs) & here).any(dim=1)
 
 
@@ -510,7 +511,7 @@ def _weight(call: Call, rows: Rows) -> Tensor:
 
 def _tail(call: Call, rows: Rows, fill: float | None) -> Tensor:
     """The outputs of the last row of the last busy expert: ``fill``, or what the row before it has."""
-    if rows.expert != int(torch.nonzero(_busy(call))[-1]):
+    if rows.expert != int(torch.nonzero(_rows_of_experts(call))[-1]):
         return rows.value
     value = rows.value.clone()
     value[-1] = value[-2 if value.shape[0] > 1 else -1] if fill is None else fill

@@ -8,18 +8,30 @@ Steps within an ulp of an approximate reciprocal are admissible; those here are 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from oracle.numbers.formats import BF16, E4M3FN, decode
+from oracle.numbers.formats import E4M3FN, decode
 from oracle.numbers.mx_recipes import MODES
-from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, f32, power_of_two, round_to
 from oracle.numbers.scaling import grid
-from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, WhyNot, both, entry, need
+from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, WhyNot, both, entry, need, way
 from oracle.routines.fault import ones as ones_of
+from oracle.routines.ideas import (
+    CUTLASS,
+    TIRX,
+    bf16_of,
+    cast_by,
+    fields,
+    inverted,
+    itself,
+    nibbles_swapped,
+    of_quotient,
+    pairs_swapped,
+    rolled,
+    without_subnormals,
+)
 from oracle.routines.mx.contract import (
     FP8_CODES,
     LINEAR,
@@ -32,6 +44,7 @@ from oracle.routines.mx.contract import (
 )
 from oracle.routines.mx.experts import ExpertQuantiser
 from oracle.routines.quantisers.contract import Amax, Values, prepared
+from oracle.routines.quantisers.faults import has_negative, holds, signed_amax
 from oracle.routines.traits import Trait, of_class, takes
 from oracle.truth.layout import HEIGHTS
 
@@ -59,8 +72,8 @@ def _shape(call: Call) -> tuple[int, int]:
     return contract.shape_of_scales(call)
 
 
-def _lying(call: Call) -> tuple[tuple[int, int], str]:
-    """Rows and columns of the scale bytes as they lie in memory, and their layout."""
+def _storage_of(call: Call) -> tuple[tuple[int, int], str]:
+    """Rows and columns of the scale bytes in storage order, and their layout."""
     contract = call.contract
     if isinstance(contract, BlockDequantiser):
         return contract.lying(call.inputs, call.resolved)
@@ -69,7 +82,7 @@ def _lying(call: Call) -> tuple[tuple[int, int], str]:
 
 
 def _layout(call: Call) -> str:
-    return _lying(call)[1]
+    return _storage_of(call)[1]
 
 
 several_across = need(lambda call: _shape(call)[1] > 1, "one block across")
@@ -77,16 +90,11 @@ several_down = need(lambda call: _shape(call)[0] > 1, "one row")
 in_tiles = need(lambda call: _layout(call) != LINEAR, "the scales are not in tiles")
 packed = need(lambda call: getattr(call.contract, "packed", False), "codes are not packed")
 padded = need(
-    lambda call: (pads := padding_of(*_lying(call))) is not None and bool(pads.any()), "the scales need no padding"
+    lambda call: (pads := padding_of(*_storage_of(call))) is not None and bool(pads.any()), "the scales need no padding"
 )
 
 
-def _holds(found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
-    """The input has at least one value of this kind."""
-    return need(lambda call: bool(found(prepared(call).values).any()), missing)
-
-
-has_nan, has_negative = _holds(torch.isnan, "no value is NaN"), _holds(lambda x: x < 0, "no value is negative")
+has_nan = holds(torch.isnan, "no value is NaN")
 
 
 # --- amax -----------------------------------------------------------------------------------------------------------
@@ -110,52 +118,45 @@ def _pairs(amax: Amax) -> Tensor:
 
 
 fault(
-    "amax of the previous block of the row",
+    "amax {}",
     INDEX,
-    seen="mlc-ai/TIRx-kernels PR 5",
-    amax=lambda amax: torch.roll(amax.right, 1, dims=2),
-    needs=several_across,
     same_if=SEVERAL,
-)
-fault(
-    "amax of the block in the previous row",
-    INDEX,
-    seen="NVIDIA/cutlass 2087",
-    amax=lambda amax: torch.roll(amax.right, 1, dims=0),
-    needs=several_down,
-    same_if=SEVERAL,
-)
-fault("amax over two blocks", INDEX, seen="NVIDIA/cutlass 2154", amax=_pairs, needs=several_across, same_if=SEVERAL)
-fault(
-    "amax over the first half of a block",
-    INDEX,
-    seen=MINE + "two threads share a block and one is not asked",
-    amax=_scan(lambda blocks: blocks[..., : blocks.shape[3] // 2]),
-    same_if="the second half holds no largest magnitude",
-)
-fault(
-    "amax without the last element of a block",
-    INDEX,
-    seen=MINE + "an exclusive bound one short",
-    amax=_scan(lambda blocks: blocks[..., :-1]),
-    same_if="the last element is nowhere the largest",
+    over=(
+        way(
+            "of the previous block of the row", amax=lambda amax: amax.right.roll(1, 2), seen=TIRX, needs=several_across
+        ),
+        way(
+            "of the block in the previous row",
+            amax=lambda amax: amax.right.roll(1, 0),
+            seen=CUTLASS,
+            needs=several_down,
+        ),
+        way("over two blocks", amax=_pairs, seen="NVIDIA/cutlass 2154", needs=several_across),
+        way(
+            "over the first half of a block",
+            amax=_scan(lambda blocks: blocks[..., : blocks.shape[3] // 2]),
+            seen=MINE + "two threads share a block and one is not asked",
+            same_if="the second half holds no largest magnitude",
+        ),
+        way(
+            "without the last element of a block",
+            amax=_scan(lambda blocks: blocks[..., :-1]),
+            seen=MINE + "an exclusive bound one short",
+            same_if="the last element is nowhere the largest",
+        ),
+    ),
 )
 fault(
     "block amax of signed values",
     VALUE,
     seen="TransformerEngine 3550",
-    amax=lambda amax: amax.blocks.nan_to_num(nan=0.0).amax(dim=(1, 3), keepdim=True).clamp(min=0.0),
+    amax=signed_amax,
     needs=has_negative,
     same_if="the largest magnitude of every block is positive",
 )
 
 
 # --- the scale ------------------------------------------------------------------------------------------------------
-
-
-def _recipe(**fields: object) -> Callable[[Recipe], Recipe]:
-    """Fields of the record replaced."""
-    return lambda recipe: replace(recipe, **fields)  # type: ignore[arg-type]
 
 
 def _mode(call: Call) -> str:
@@ -172,7 +173,7 @@ for mode, (formula, power) in MODES.items():
         VALUE,
         seen="pytorch/ao ScaleCalculationMode: to_mx takes FLOOR where its kernels take RCEIL",
         on=MODED,
-        recipe=_recipe(formula=formula, power_of_two=power),
+        recipe=fields(formula=formula, power_of_two=power),
         needs=_other_than(mode),
         same_if="no amax lies where the two step apart",
     )
@@ -184,52 +185,36 @@ def _times(factor: float) -> Callable[[Tensor], Tensor]:
 
 
 fault(
-    "published exponent one high",
+    "{}",
     VALUE,
-    seen="sglang PR 28418",
     on=POWERS,
-    scale=_times(2.0),
-    same_if="every scale is the largest",
+    over=(
+        way("published exponent one high", _times(2.0), seen="sglang PR 28418", same_if="every scale is the largest"),
+        way("published exponent one low", _times(0.5), seen="DeepGEMM PR 112", same_if="every scale is the smallest"),
+        way(
+            "inverse of the shared scale published",
+            lambda scale: inverted(scale).clamp(2.0**-127, 2.0**127),
+            seen="vllm PR 36297",
+            same_if="every scale is 1",
+        ),
+        way(
+            "byte 0 written for every scale",
+            lambda scale: torch.full_like(scale, 2.0**-127),
+            seen="pytorch 195751",
+            same_if="every byte is 0",
+        ),
+    ),
+    scale=itself,
 )
 fault(
-    "published exponent one low",
-    VALUE,
-    seen="DeepGEMM PR 112",
-    on=POWERS,
-    scale=_times(0.5),
-    same_if="every scale is the smallest",
-)
-fault(
-    "inverse of the shared scale published",
-    VALUE,
-    seen="vllm PR 36297",
-    on=POWERS,
-    scale=lambda scale: (torch.ones_like(scale) / scale).clamp(2.0**-127, 2.0**127),
-    same_if="every scale is 1",
-)
-fault(
-    "byte 0 written for every scale",
-    VALUE,
-    seen="pytorch 195751",
-    on=POWERS,
-    scale=lambda scale: torch.full_like(scale, 2.0**-127),
-    same_if="every byte is 0",
-)
-fault(
-    "published scale of the previous block",
+    "published scale of the previous {}",
     INDEX,
-    seen="mlc-ai/TIRx-kernels PR 5",
-    scale=lambda scale: torch.roll(scale, 1, dims=-1),
-    needs=several_across,
     same_if="neighbours have equal scales",
-)
-fault(
-    "published scale of the previous row",
-    INDEX,
-    seen="NVIDIA/cutlass 2087",
-    scale=lambda scale: torch.roll(scale, 1, dims=0),
-    needs=several_down,
-    same_if="neighbours have equal scales",
+    over=(
+        way("block", rolled(1, -1), seen=TIRX, needs=several_across),
+        way("row", rolled(1, 0), seen=CUTLASS, needs=several_down),
+    ),
+    scale=itself,
 )
 
 
@@ -253,45 +238,46 @@ def _e4m3(call: Call, scale: Tensor, rounding: Rounding) -> Tensor:
     return round_to(unrounded, E4M3FN, rounding=rounding, overflow=Overflow.SATURATE)
 
 
-for direction, word in ((Rounding.TOWARD_ZERO, "down"), (Rounding.AWAY, "up")):
-    fault(
-        f"E4M3 scale rounded {word}",
-        VALUE,
-        on=TWO_LEVELS,
-        seen="vLLM nvfp4_utils.cuh with UE8M0_SF: truncated",
-        scale=lambda call, scale, direction=direction: _e4m3(call, scale, direction),
-        same_if="every scale is an E4M3 value",
-    )
+def _to_a_power(scale: Tensor) -> Tensor:
+    return torch.where(scale > 0, power_of_two(torch.frexp(scale)[1].to(torch.int64) - 1), scale)
 
 
-@fault(
-    "E4M3 scale rounded to a power of two",
+fault(
+    "E4M3 scale rounded {}",
     VALUE,
     on=TWO_LEVELS,
-    seen="vLLM nvfp4_utils.cuh with UE8M0_SF",
-    same_if="every scale is a power of two",
+    seen="vLLM nvfp4_utils.cuh with UE8M0_SF: truncated",
+    same_if="every scale is an E4M3 value",
+    over=(
+        way("down", lambda call, scale: _e4m3(call, scale, Rounding.TOWARD_ZERO)),
+        way("up", lambda call, scale: _e4m3(call, scale, Rounding.AWAY)),
+        way(
+            "to a power of two",
+            _to_a_power,
+            seen="vLLM nvfp4_utils.cuh with UE8M0_SF",
+            same_if="every scale is a power of two",
+        ),
+    ),
+    scale=itself,
 )
-def scale_to_a_power(scale: Tensor) -> Tensor:
-    return torch.where(scale > 0, power_of_two(torch.frexp(scale)[1].to(torch.int64) - 1), scale)
 
 
 ones = need(lambda call: bool((call.inputs["global_scale"] != 1.0).all()), "the global scale is 1")
 finite = need(lambda call: bool(torch.isfinite(call.inputs["global_scale"]).all()), "the global scale is infinite")
 fault(
-    "global scale ignored",
+    "global scale {}",
     VALUE,
     on=TWO_LEVELS,
-    seen="pytorch 195751",
-    read=entry("global_scale", ones_of),
-    needs=ones,
-)
-fault(
-    "global scale inverted",
-    VALUE,
-    on=TWO_LEVELS,
-    seen="flashinfer::fp4_quantize: enable_pdl lands in is_global_scale_inversed",
-    read=entry("global_scale", lambda g: (1.0 / g.double()).float()),
-    needs=both(ones, finite),
+    over=(
+        way("ignored", ones_of, seen="pytorch 195751", needs=ones),
+        way(
+            "inverted",
+            lambda g: (1.0 / g.double()).float(),
+            seen="flashinfer::fp4_quantize: enable_pdl lands in is_global_scale_inversed",
+            needs=both(ones, finite),
+        ),
+    ),
+    read=lambda change: entry("global_scale", change),
 )
 
 
@@ -325,140 +311,123 @@ TIE = "no quotient is a tie"
 NEIGHBOUR = "beside a midpoint right formulas give either code unless the scale is a power of two"
 
 
-def _cast(rounding: Rounding, overflow: Overflow = Overflow.SATURATE) -> Callable[[Values], Values]:
-    return lambda values: values.altered(rounding=rounding, overflow=overflow)
-
-
-fault(
-    "ties toward zero",
-    CAST,
-    on=ROUNDED,
-    seen="DeepGEMM _quantize_to_fp4_e2m1",
-    quotient=lambda values: values.altered(quotient=values.quotient * (1 - 2.0**-40)),
-    same_if=TIE,
-    admissible_if=NEIGHBOUR,
-)
-fault(
-    "ties away from zero",
-    CAST,
-    on=ROUNDED,
-    seen="microxcaling round='nearest'",
-    quotient=_cast(Rounding.NEAREST_AWAY),
-    same_if=TIE,
-    admissible_if=NEIGHBOUR,
-)
-fault(
-    "quotients truncated",
-    CAST,
-    on=ROUNDED,
-    seen="flashinfer 5128",
-    quotient=_cast(Rounding.TOWARD_ZERO),
-    same_if="every quotient is a code",
-)
-fault(
-    "quotient through bfloat16",
-    CAST,
-    on=ROUNDED,
-    seen="TensorRT-LLM PR 14464",
-    quotient=lambda values: values.altered(
-        quotient=round_to(values.quotient, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-    ),
-    same_if="every quotient of a bfloat16 value by a power of two is one",
-    admissible_if="bfloat16 moves no quotient of four bits across a midpoint by more than its own error",
-)
-
-
-@fault(
-    "codes stop one below the largest",
-    CAST,
-    on=ROUNDED,
-    seen="vllm PR 12134: the largest value of another format",
-    same_if="no quotient rounds to the largest value",
-)
-def quotient_capped(values: Values) -> Values:
+def _capped(values: Values) -> Values:
+    """The largest value of the format is not reached."""
     element = values.recipe.element
     top = float(decode(torch.tensor([element.max_code - 1], dtype=torch.int64, device="cpu"), element))
     return values.altered(quotient=values.quotient.clamp(-top, top))
 
 
 fault(
-    "overflowing codes are NaN",
+    "{}",
     CAST,
-    seen="ml_dtypes 400",
-    on=FP8_CODES,
-    quotient=_cast(Rounding.NEAREST_EVEN, Overflow.NAN),
-    same_if="no quotient overflows",
+    on=ROUNDED,
+    over=(
+        way(
+            "ties toward zero",
+            of_quotient(lambda quotient: quotient * (1 - 2.0**-40)),
+            seen="DeepGEMM _quantize_to_fp4_e2m1",
+            same_if=TIE,
+            admissible_if=NEIGHBOUR,
+        ),
+        way(
+            "ties away from zero",
+            cast_by(Rounding.NEAREST_AWAY),
+            seen="microxcaling round='nearest'",
+            same_if=TIE,
+            admissible_if=NEIGHBOUR,
+        ),
+        way(
+            "quotients truncated",
+            cast_by(Rounding.TOWARD_ZERO),
+            seen="flashinfer 5128",
+            same_if="every quotient is a code",
+        ),
+        way(
+            "quotient through bfloat16",
+            of_quotient(bf16_of),
+            seen="TensorRT-LLM PR 14464",
+            same_if="every quotient of a bfloat16 value by a power of two is one",
+            admissible_if="bfloat16 moves no quotient of four bits across a midpoint by more than its own error",
+        ),
+        way(
+            "codes stop one below the largest",
+            _capped,
+            seen="vllm PR 12134: the largest value of another format",
+            same_if="no quotient rounds to the largest value",
+        ),
+        way(
+            "overflowing codes are NaN",
+            cast_by(Rounding.NEAREST_EVEN, Overflow.NAN),
+            on=FP8_CODES,
+            seen="ml_dtypes 400",
+            same_if="no quotient overflows",
+        ),
+    ),
+    quotient=itself,
 )
+FREE = "codes are free under a scale of 0"
 fault(
-    "NaN coded 0",
+    "{}",
     CAST,
-    seen="DeepGEMM _quantize_to_fp4_e2m1; TransformerEngine reference_nvfp4",
-    codes=lambda call, codes: torch.where(torch.isnan(prepared(call).x), torch.zeros_like(codes), codes),
-    needs=has_nan,
-    admissible_if="codes are free under a NaN scale",
-)
-
-
-def _without_subnormals(call: Call, codes: Tensor) -> Tensor:
-    element = call.recipe.element
-    small = (codes & element.magnitude_mask) < (1 << element.fraction_bits)
-    return torch.where(small, codes & element.sign_mask, codes)
-
-
-fault(
-    "subnormal codes are zero",
-    CAST,
-    seen="flashinfer PR 3932",
-    codes=_without_subnormals,
-    same_if="no code is subnormal",
-)
-fault(
-    "sign of the codes lost",
-    CAST,
-    seen="flashinfer PR 3932",
-    codes=lambda call, codes: codes & call.recipe.element.magnitude_mask,
-    needs=has_negative,
-)
-fault(
-    "-0 coded 0",
-    CAST,
-    seen="DeepGEMM _quantize_to_fp4_e2m1",
-    codes=lambda call, codes: torch.where(codes == call.recipe.element.sign_mask, torch.zeros_like(codes), codes),
-    needs=has_negative,
-    same_if="no code is -0",
-    admissible_if="codes are free under a scale of 0",
-)
-fault(
-    "codes of the last row missing",
-    MOVEMENT,
-    seen="aprender 2765",
-    codes=lambda codes: torch.cat([codes[:-1], codes[:1]]),
-    needs=several_down,
-    same_if="the first and last row are equal",
-)
-fault(
-    "codes of two blocks exchanged",
-    MOVEMENT,
-    seen="pith-train PR 74",
-    codes=lambda call, codes: torch.roll(codes, codes.shape[1] // _shape(call)[1], dims=1),
-    needs=several_across,
-    same_if="the blocks are equal",
-    admissible_if="codes are free under a scale of 0",
+    over=(
+        way(
+            "NaN coded 0",
+            lambda call, codes: torch.where(torch.isnan(prepared(call).x), torch.zeros_like(codes), codes),
+            seen="DeepGEMM _quantize_to_fp4_e2m1; TransformerEngine reference_nvfp4",
+            needs=has_nan,
+            admissible_if="codes are free under a NaN scale",
+        ),
+        way(
+            "subnormal codes are zero",
+            lambda call, codes: without_subnormals(codes, call.recipe.element),
+            seen="flashinfer PR 3932",
+            same_if="no code is subnormal",
+        ),
+        way(
+            "sign of the codes lost",
+            lambda call, codes: codes & call.recipe.element.magnitude_mask,
+            seen="flashinfer PR 3932",
+            needs=has_negative,
+        ),
+        way(
+            "-0 coded 0",
+            lambda call, codes: torch.where(codes == call.recipe.element.sign_mask, torch.zeros_like(codes), codes),
+            seen="DeepGEMM _quantize_to_fp4_e2m1",
+            needs=has_negative,
+            same_if="no code is -0",
+            admissible_if=FREE,
+        ),
+        way(
+            "codes of the last row missing",
+            lambda codes: torch.cat([codes[:-1], codes[:1]]),
+            family=MOVEMENT,
+            seen="aprender 2765",
+            needs=several_down,
+            same_if="the first and last row are equal",
+        ),
+        way(
+            "codes of two blocks exchanged",
+            lambda call, codes: torch.roll(codes, codes.shape[1] // _shape(call)[1], dims=1),
+            family=MOVEMENT,
+            seen="pith-train PR 74",
+            needs=several_across,
+            same_if="the blocks are equal",
+            admissible_if=FREE,
+        ),
+    ),
+    codes=itself,
 )
 
 
 # --- packing, tiles, padding ----------------------------------------------------------------------------------------
 
 
-def _swapped(q: Tensor) -> Tensor:
-    return q << 4 | q >> 4
-
-
 def _reread(how: Callable[[Call, Tensor], Tensor]) -> Change:
-    """The scale bytes ``[M, C]`` that a call stores, put down another way: ``how`` gives the memory."""
+    """The scale bytes ``[M, C]`` of a call stored in another order: ``how`` gives the memory."""
 
     def change(call: Call, memory: Tensor) -> Tensor:
-        scale = loaded(memory.view(torch.uint8), *_lying(call))
+        scale = loaded(memory.view(torch.uint8), *_storage_of(call))
         wrong = how(call, scale).flatten()
         kept = torch.zeros_like(memory.view(torch.uint8)).flatten()
         most = min(len(kept), len(wrong))
@@ -489,18 +458,18 @@ def _tiles_by_column(call: Call, scale: Tensor) -> Tensor:
 
 
 tile_grid = need(
-    lambda call: _lying(call)[0][1] > 4 and _lying(call)[0][0] > HEIGHTS.get(_layout(call), 1 << 62),
+    lambda call: _storage_of(call)[0][1] > 4 and _storage_of(call)[0][0] > HEIGHTS.get(_layout(call), 1 << 62),
     "there are not several tiles in both directions",
 )
 interleaved = need(
-    lambda call: _layout(call) == "128x4" and _lying(call)[0][0] > 1, "rows of a tile are not interleaved"
+    lambda call: _layout(call) == "128x4" and _storage_of(call)[0][0] > 1, "rows of a tile are not interleaved"
 )
 fault(
     "nibbles exchanged",
     MOVEMENT,
     on=PLAIN & PACKED,
     seen="pith-train PR 74",
-    write=entry("q", _swapped),
+    write=entry("q", nibbles_swapped),
     same_if="the two codes of every byte are equal",
 )
 fault(
@@ -508,7 +477,7 @@ fault(
     MOVEMENT,
     on=PLAIN - PACKED,
     seen="pith-train PR 74",
-    codes=lambda codes: codes.unflatten(1, (-1, 2)).flip(2).flatten(1),
+    codes=pairs_swapped,
 )
 LAYOUT_FAULTS: tuple[tuple[str, Callable[[Call, Tensor], Tensor], WhyNot, str], ...] = (
     (
@@ -554,8 +523,8 @@ for name, how, when, where in LAYOUT_FAULTS:
 
 
 def _unwritten(call: Call, memory: Tensor) -> Tensor:
-    """Padding that holds what was there before."""
-    pads, out = padding_of(*_lying(call)), memory.clone()
+    """Bytes 0xFF in the padding: memory that is not written."""
+    pads, out = padding_of(*_storage_of(call)), memory.clone()
     assert pads is not None
     out.view(torch.uint8)[pads] = 0xFF
     return out
@@ -571,16 +540,12 @@ fault(
 )
 
 
-def _last_scale(memory: Tensor) -> Tensor:
-    return torch.cat([memory.flatten()[1:], memory.flatten()[:1]]).reshape(memory.shape)
-
-
 fault(
     "scale bytes one place early",
     MOVEMENT,
     seen="vllm-omni 5263",
     on=PLAIN,
-    write=entry("scale", _last_scale),
+    write=entry("scale", lambda memory: memory.flatten().roll(-1).reshape(memory.shape)),
     same_if="all bytes are equal",
 )
 
@@ -609,72 +574,57 @@ def _where_byte(byte: int, value: Callable[[Tensor], Tensor]) -> Change:
 
 
 def _bytes(change: Callable[[Tensor], Tensor]) -> Change:
-    """The scale bytes ``[M, C]`` changed where they lie."""
-    return lambda call, memory: stored(change(loaded(memory, *_lying(call))), _layout(call))
+    """The scale bytes ``[M, C]`` changed in their layout."""
+    return lambda call, memory: stored(change(loaded(memory, *_storage_of(call))), _layout(call))
 
 
 def _has_byte(byte: int) -> WhyNot:
     return need(
-        lambda call: bool((loaded(call.inputs["scale"], *_lying(call)) == byte).any()), f"no scale byte is {byte}"
+        lambda call: bool((loaded(call.inputs["scale"], *_storage_of(call)) == byte).any()), f"no scale byte is {byte}"
     )
 
 
 fault(
-    "E8M0 byte 0 read as 0",
+    "E8M0 byte {}",
     VALUE,
     on=BACK & E8M0,
     seen="FlashInfer mxfp8_dequantize_host: byte << 23",
-    write=entry("out", _where_byte(0, lambda values: values * 0.0)),
-    needs=_has_byte(0),
+    over=(
+        way("0 read as 0", (0, 0.0), needs=_has_byte(0)),
+        way("255 read as infinity", (255, torch.inf), needs=_has_byte(255), same_if="only zeros lie under it"),
+    ),
+    write=lambda part: entry("out", _where_byte(part[0], lambda values: values * part[1])),
 )
 fault(
-    "E8M0 byte 255 read as infinity",
-    VALUE,
-    on=BACK & E8M0,
-    seen="FlashInfer mxfp8_dequantize_host: byte << 23",
-    write=entry("out", _where_byte(255, lambda values: values * torch.inf)),
-    needs=_has_byte(255),
-    same_if="only zeros lie under it",
-)
-fault(
-    "scale exponent read with a bias of 128",
-    VALUE,
-    on=BACK & E8M0,
-    seen=MINE + "the bias of a signed byte",
-    read=entry("scale", _bytes(lambda s: torch.where((s > 0) & (s < 255), s - 1, s))),
-)
-fault(
-    "scale of the previous block read",
+    "{}",
     INDEX,
     on=BACK,
-    seen="mlc-ai/TIRx-kernels PR 5",
-    read=entry("scale", _bytes(lambda s: s.roll(1, dims=1))),
-    needs=several_across,
     same_if="neighbours have equal scales",
-)
-fault(
-    "scale of the previous row read",
-    INDEX,
-    on=BACK,
-    seen="NVIDIA/cutlass 2087",
-    read=entry("scale", _bytes(lambda s: s.roll(1, dims=0))),
-    needs=several_down,
-    same_if="neighbours have equal scales",
-)
-fault(
-    "one scale read for two blocks",
-    INDEX,
-    on=BACK,
-    seen=MINE + "blocks of 32 where 16 are meant",
-    read=entry("scale", _bytes(lambda s: s[:, ::2].repeat_interleave(2, dim=1)[:, : s.shape[1]])),
-    needs=several_across,
-    same_if="neighbours have equal scales",
+    over=(
+        way(
+            "scale exponent read with a bias of 128",
+            lambda s: torch.where((s > 0) & (s < 255), s - 1, s),
+            family=VALUE,
+            on=BACK & E8M0,
+            seen=MINE + "the bias of a signed byte",
+            same_if="",
+        ),
+        way("scale of the previous block read", rolled(1, 1), seen=TIRX, needs=several_across),
+        way("scale of the previous row read", rolled(1, 0), seen=CUTLASS, needs=several_down),
+        way(
+            "one scale read for two blocks",
+            lambda s: s[:, ::2].repeat_interleave(2, dim=1)[:, : s.shape[1]],
+            seen=MINE + "blocks of 32 where 16 are meant",
+            needs=several_across,
+        ),
+    ),
+    read=lambda change: entry("scale", _bytes(change)),
 )
 
 
 def _poison_read(call: Call, out: Tensor) -> Tensor:
-    """The last block of every row under the padding byte behind it."""
-    (m, c), layout = _lying(call)
+    """The last block of every row scaled by the padding byte behind it: an out-of-bounds read."""
+    (m, c), layout = _storage_of(call)
     pads = padding_of((m, c), layout)
     assert pads is not None
     poison = call.inputs["scale"][pads]
@@ -698,7 +648,7 @@ fault(
     MOVEMENT,
     on=BACK & PACKED,
     seen="pith-train PR 74",
-    read=entry("q", _swapped),
+    read=entry("q", nibbles_swapped),
 )
 fault(
     "code 0x8 of four bits read as a value",
@@ -724,18 +674,14 @@ fault(
     write=entry("out", lambda out: out.abs()),
 )
 fault(
-    "global scale not multiplied",
+    "global scale {}",
     VALUE,
     on=BACK - E8M0,
-    seen="torchao NVFP4Tensor matmul: _scaled_mm without alpha",
-    read=entry("global_scale", ones_of),
-)
-fault(
-    "global scale divides",
-    VALUE,
-    on=BACK - E8M0,
-    seen="FlashInfer e2m1_and_ufp8sf_scale_to_float takes 1/gs",
-    read=entry("global_scale", lambda g: 1.0 / g),
+    over=(
+        way("not multiplied", ones_of, seen="torchao NVFP4Tensor matmul: _scaled_mm without alpha"),
+        way("divides", lambda g: 1.0 / g, seen="FlashInfer e2m1_and_ufp8sf_scale_to_float takes 1/gs"),
+    ),
+    read=lambda change: entry("global_scale", change),
 )
 fault(
     "E4M3 scales read as E8M0",

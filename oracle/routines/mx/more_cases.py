@@ -37,12 +37,26 @@ def _f32(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device="cpu")
 
 
+def _or_of_zeros(build: Callable[[Case], dict[str, Tensor]]) -> Callable[[Case], dict[str, Tensor]]:
+    """``global=inf``: zeros under the global scale 2688/0 of a tensor of zeros."""
+
+    def inputs(case: Case) -> dict[str, Tensor]:
+        given = build(case)
+        if case.option("global") != "inf":
+            return given
+        zeros = torch.zeros(given["x"].shape, dtype=given["x"].dtype, device="cpu")
+        return {"x": zeros, "global_scale": _f32(torch.inf)}
+
+    return inputs
+
+
 def _batch(case: Case) -> dict[str, Tensor]:
     x = _x(case, rows=case["g"] * case["m"])
     one = case.option("global") == "one"
     return {"x": x.reshape(case["g"], case["m"], case["k"]), "global_scale": _f32(1.0 if one else TOP / _amax(x))}
 
 
+@_or_of_zeros
 def _gated(case: Case) -> dict[str, Tensor]:
     """Gates and values of any size: the global scale is that of values of a few units."""
     (dtype,) = case.operand_dtypes
@@ -58,6 +72,7 @@ def _values(case: Case) -> dict[str, Tensor]:
     return {"x": _x(case)}
 
 
+@_or_of_zeros
 def _encoded(case: Case) -> dict[str, Tensor]:
     """The global scale of the values, or 1: every formula is exact under a power of two."""
     x = _x(case)
@@ -67,6 +82,7 @@ def _encoded(case: Case) -> dict[str, Tensor]:
     return {"x": x, "global_scale": _f32(1.0 if case.option("global") == "one" else top / _amax(x))}
 
 
+@_or_of_zeros
 def _per_token(case: Case) -> dict[str, Tensor]:
     """A row of zeros between others, where there are several."""
     x = _x(case)
@@ -80,6 +96,7 @@ def _eight(case: Case) -> Tensor:
     return data.operand(case.label("x"), case.family, case["m"], case["k"], dtype=dtype, side="a")
 
 
+@_or_of_zeros
 def _of_fp8(case: Case) -> dict[str, Tensor]:
     amax = float(data.scales(case.label("global_scale"), "randn", (1,))) * 512.0
     return {"x": _eight(case), "global_scale": _f32(0.75 if case.option("global") == "one" else TOP / amax)}
@@ -261,7 +278,11 @@ def _block_scaled(case: Case) -> dict[str, Tensor]:
 
 
 def _mx_scaled(case: Case) -> dict[str, Tensor]:
-    scale = torch.from_numpy(case.stream("scale").integers(112, 142, (case["m"], case["k"] // 32))).to(torch.uint8)
+    """``scale=large``: the largest bytes that keep 448 times the scale finite; ``nan``: one byte is NaN."""
+    low, high = (240, 246) if case.option("scale") == "large" else (112, 142)
+    scale = torch.from_numpy(case.stream("scale").integers(low, high, (case["m"], case["k"] // 32))).to(torch.uint8)
+    if case.option("scale") == "nan":
+        scale.view(-1)[0] = 0xFF
     return {"x": _eight(case), "mx_scale": poisoned(scale, case.option("layout") or LAYOUTS[0])}
 
 
@@ -282,7 +303,8 @@ def _ids(shapes: tuple[str, ...], few: int = 2) -> Callable[[str, Grammar, str],
             for shape in shapes:
                 yield f"{head}/{shape}/family={grammar.families[0]}/seed=1"
             for option in options:
-                for family in grammar.families if profile == "full" or not option else grammar.families[:few]:
+                families = grammar.families if profile == "full" or not option else grammar.families[:few]
+                for family in families[:1] if option == "global=inf/" else families:  # of zeros, whatever the family
                     for seed in seeds(profile):
                         if not (option == "" and family == grammar.families[0] and seed == 1):
                             yield f"{head}/{shapes[-1]}/{option}family={family}/seed={seed}"
@@ -295,7 +317,8 @@ def _ids(shapes: tuple[str, ...], few: int = 2) -> Callable[[str, Grammar, str],
 
 _MK, _GMK = ("m", "k"), ("g", "m", "k")
 _TILES: Mapping[str, tuple[str, ...]] = {"layout": ("8x4", LINEAR)}
-_ONE = {**_TILES, "global": ("one",)}
+_GLOBAL: Mapping[str, tuple[str, ...]] = {"global": ("one", "inf")}
+_ONE = {**_TILES, **_GLOBAL}
 _BOTH = ("bf16", "f32")
 _PLAIN, _CODED = ("m=1,k=160", SHAPE), ("randn", "codes")
 _EXPERTS = ("g=1,m=5,k=64", "g=4,m=37,k=192")
@@ -349,7 +372,7 @@ _GRAMMARS: Mapping[str, Grammar] = {
         listed=_ids(("g=1,m=5,k=64", "g=3,m=130,k=96", "g=3,m=9,k=160")),
     ),
     "nvfp4_quantize_shuffled": Grammar(
-        _MK, _BOTH, ("1x16",), FAMILIES, _encoded, lambda case: {}, {"global": ("one",)},
+        _MK, _BOTH, ("1x16",), FAMILIES, _encoded, lambda case: {}, _GLOBAL,
         listed=_ids(("m=160,k=96", "m=64,k=160")), domain="m % 32 == 0",
     ),
     "silu_and_mul_nvfp4_quantize": Grammar(
@@ -409,8 +432,9 @@ _GRAMMARS: Mapping[str, Grammar] = {
         {**_TILES, "dtype": ("float32",)}, listed=_ids(("m=3,k=160", "m=130,k=160")), fixed=True,
     ),
     "mxfp8_to_fp8_block": Grammar(
-        _MK, ("e4m3",), ("128x128",), ("randn", "codes"), _mx_scaled, _between, {**_TILES, "dtype": ("float32",)},
-        listed=_ids(("m=3,k=160", "m=130,k=160")), fixed=True,
+        _MK, ("e4m3",), ("128x128",), ("randn", "codes"), _mx_scaled, _between,
+        {**_TILES, "dtype": ("float32",), "scale": ("large", "nan")}, listed=_ids(("m=3,k=160", "m=130,k=160")),
+        fixed=True,
     ),
 }  # fmt: skip  # a table, one row a line
 GRAMMARS = with_corners(_GRAMMARS, {name: CORNER for name, grammar in _GRAMMARS.items() if grammar.extents == _MK})
@@ -430,7 +454,8 @@ def _goldens() -> Iterable[str]:
     small = {_MK: "m=5,k=96", _GMK: "g=3,m=5,k=64"}
     for contract, grammar in GRAMMARS.items():
         shape = SMALLEST.get(contract, small[grammar.extents])
-        options = ["", *(f"{key}={values[0]}/" for key, values in grammar.options.items() if key != "layout")]
+        single = (f"{key}={values[0]}/" for key, values in grammar.options.items() if key not in ("layout", "scale"))
+        options = ["", *single]
         for option in options:
             both = dict.fromkeys((grammar.families[0], grammar.families[-1]))
             for family in grammar.families[:1] if option else both:

@@ -1,6 +1,6 @@
 """Faults of the further quantisers: random bits, transforms, two candidates, rows, experts, casts.
 
-Those of every block quantiser stand in :mod:`oracle.routines.mx.faults`; here is what one form alone can get wrong.
+Those of every block quantiser stand in :mod:`oracle.routines.mx.faults`; here are those of one form alone.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from torch import Tensor
 from oracle.numbers.formats import decode
 from oracle.numbers.quantize import Prepared, Steps, quotients, to_codes
 from oracle.numbers.recipes import Candidates, CodeRounding, Recipe, ZeroSign
-from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, both, entry, need
+from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, both, entry, need, way
 from oracle.routines.fault import ones as ones_of
+from oracle.routines.ideas import fields, itself, nibbles_swapped, option, pairs_swapped
 from oracle.routines.mx.casts import BlockScalesToMxfp8, Fp8BlockToMxfp8, Mxfp8ToFp8Block
 from oracle.routines.mx.columns import ColumnsQuantiser, Mxfp8QuantizeColumnwise
 from oracle.routines.mx.contract import GLOBAL_OF_ROWS, STACKED, BlockQuantiser, loaded, stored
@@ -35,10 +36,6 @@ fault = FAULTS.declare
 
 NEAR = "beside a midpoint right formulas give either code unless the scale is a power of two"
 FREE = "codes are free under a scale of 0"
-
-
-def _field(**fields: object) -> Callable[..., object]:
-    return lambda recipe: replace(recipe, **fields)
 
 
 fault(
@@ -62,7 +59,7 @@ fault(
     "zeros coded -0",
     CAST,
     on=POWERS & PACKED,
-    recipe=_field(zero_sign=ZeroSign.ZEROS),
+    recipe=fields(zero_sign=ZeroSign.ZEROS),
     seen="Model-Optimizer 0.47 mxfp4_tensor.py cast_fp4: the sign bit of 0",
     same_if="no value is 0",
 )
@@ -73,7 +70,7 @@ fault(
     on=MODED,
     same_if=TINY,
     seen="torchao 0.18.0 _to_mx_rceil: torch.where(exponent == 0, 1.0, ..)",
-    recipe=_field(unit_at_byte_0=True),
+    recipe=fields(unit_at_byte_0=True),
 )
 fault(
     "values coded over 2^-126 under a scale of 2^-127",
@@ -81,7 +78,7 @@ fault(
     on=MODED,
     same_if=TINY,
     seen="torchao 0.18.0 to_mx: clamp(scale_fp32, min=F32_MIN_NORMAL)",
-    recipe=_field(divides_by_bits=True),
+    recipe=fields(divides_by_bits=True),
 )
 
 
@@ -144,55 +141,51 @@ def _jittered(low: float) -> Callable[[Values], Values]:
 
 
 fault(
-    "random numbers from 1/2 to 3/2 in stochastic rounding",
+    "{}",
     CAST,
     on=STOCHASTIC,
-    quotient=_jittered(0.5),
-    seen=MINE + "half a step added for rounding to nearest as well",
-    same_if="every scale is 0",
+    over=(
+        way(
+            "random numbers from 1/2 to 3/2 in stochastic rounding",
+            quotient=_jittered(0.5),
+            seen=MINE + "half a step added for rounding to nearest as well",
+            same_if="every scale is 0",
+        ),
+        way(
+            "random numbers of a whole step in stochastic rounding",
+            quotient=_jittered(1 / 256),
+            seen=MINE + "a random number of (0, 1], which moves values of the grid",
+            same_if="no random byte is 255",
+            admissible_if="the next value is a neighbour, off the grid and beside it",
+        ),
+        way(
+            "stochastic rounding without random bits",
+            recipe=fields(rounding=CodeRounding.NEAREST_EVEN),
+            seen="TransformerEngine rng_state == nullptr",
+            admissible_if="the nearest code is a neighbour",
+        ),
+        way(
+            "stochastic rounding of the truncated quotient",
+            quotient=lambda values: values.altered(quotient=torch.trunc(values.quotient * 2) / 2),
+            seen=MINE + "an integer cast before the random bits are added",
+            same_if="every quotient is a multiple of 1/2",
+            admissible_if="below 2 multiples of 1/2 are values of E2M1, and a truncation gives a neighbour",
+        ),
+        way(
+            "a code beyond the neighbours",
+            codes=lambda codes: torch.where(codes & 7 > 5, codes - 2, codes),
+            seen=MINE + "the jitter of the next binade",
+            same_if="no code is 4 or 6",
+        ),
+        way(
+            "sign of zero lost in stochastic rounding",
+            recipe=fields(zero_sign=ZeroSign.DROPPED),
+            seen=MINE + "truncation by an unsigned cast",
+            same_if="no code is -0",
+        ),
+    ),
 )
-fault(
-    "random numbers of a whole step in stochastic rounding",
-    CAST,
-    on=STOCHASTIC,
-    quotient=_jittered(1 / 256),
-    seen=MINE + "a random number of (0, 1], which moves values of the grid",
-    same_if="no random byte is 255",
-    admissible_if="the next value is a neighbour, off the grid and beside it",
-)
-fault(
-    "stochastic rounding without random bits",
-    CAST,
-    on=STOCHASTIC,
-    seen="TransformerEngine rng_state == nullptr",
-    recipe=lambda recipe: replace(recipe, rounding=CodeRounding.NEAREST_EVEN),
-    admissible_if="the nearest code is a neighbour",
-)
-fault(
-    "stochastic rounding of the truncated quotient",
-    CAST,
-    on=STOCHASTIC,
-    seen=MINE + "an integer cast before the random bits are added",
-    quotient=lambda values: values.altered(quotient=torch.trunc(values.quotient * 2) / 2),
-    same_if="every quotient is a multiple of 1/2",
-    admissible_if="below 2 multiples of 1/2 are values of E2M1, and a truncation gives a neighbour",
-)
-fault(
-    "a code beyond the neighbours",
-    CAST,
-    on=STOCHASTIC,
-    seen=MINE + "the jitter of the next binade",
-    codes=lambda codes: torch.where(codes & 7 > 5, codes - 2, codes),
-    same_if="no code is 4 or 6",
-)
-fault(
-    "sign of zero lost in stochastic rounding",
-    CAST,
-    on=STOCHASTIC,
-    seen=MINE + "truncation by an unsigned cast",
-    recipe=lambda recipe: replace(recipe, zero_sign=ZeroSign.DROPPED),
-    same_if="no code is -0",
-)
+
 
 # --- the Hadamard transform -----------------------------------------------------------------------------------------
 
@@ -255,7 +248,7 @@ fault(
     on=takes("sign_mask"),
     needs=signed,
     seen="TransformerEngine _apply_rht: with_random_sign_mask",
-    options=lambda options: options | {"sign_mask": 0},
+    options=option(sign_mask=0),
 )
 fault(
     "Hadamard signs in the reverse order",
@@ -427,6 +420,7 @@ fault(
     scale=lambda scale: scale.clamp(max=256.0),
 )
 
+
 # --- columns and squares of MXFP8 ---------------------------------------------------------------------------------
 
 TALL = of_class(Mxfp8QuantizeColumnwise)
@@ -501,25 +495,25 @@ fault(
     seen="TransformerEngine: row-wise and column-wise scales exchanged",
     scale=lambda scale: scale.t().reshape(scale.shape),
 )
+
 several_rows = need(lambda call: call.inputs["global_scale"].numel() > 1, "one global scale")
 fault(
-    "global scale of the first row",
+    "{}",
     VALUE,
     on=ROW_SCALED,
     needs=several_rows,
-    seen="FlashInfer fp4_quantize: a global scale of shape [1] or [M]",
-    read=entry("global_scale", lambda g: g[:1].expand_as(g).clone()),
     same_if="the rows have equal scales",
+    over=(
+        way(
+            "global scale of the first row",
+            lambda g: g[:1].expand_as(g).clone(),
+            seen="FlashInfer fp4_quantize: a global scale of shape [1] or [M]",
+        ),
+        way("global scale of the next row", lambda g: g.roll(-1), family=INDEX, seen="NVIDIA/cutlass 2087"),
+    ),
+    read=lambda change: entry("global_scale", change),
 )
-fault(
-    "global scale of the next row",
-    INDEX,
-    on=ROW_SCALED,
-    needs=several_rows,
-    seen="NVIDIA/cutlass 2087",
-    read=entry("global_scale", lambda g: g.roll(-1)),
-    same_if="the rows have equal scales",
-)
+
 
 # --- batches, shuffled rows, silu ----------------------------------------------------------------------------------
 
@@ -528,7 +522,7 @@ more_matrices = need(lambda call: call.inputs["x"].shape[0] > 1, "one matrix")
 
 
 def _as_one_matrix(call: Call, memory: Tensor) -> Tensor:
-    """The scales of all matrices as those of one, in its tiles; what lies beyond is lost."""
+    """The scales of all matrices as those of one, in its tiles; bytes beyond the end are dropped."""
     contract = call.contract
     assert isinstance(contract, BlockQuantiser)
     scale = contract.scales_of(memory, call)
@@ -568,6 +562,7 @@ fault(
     same_if="the matrices are equal",
     write=entry("q", lambda q: q.view(torch.uint8).roll(-1, dims=0).view(q.dtype)),
 )
+
 fault(
     "scales of a weight not transposed",
     INDEX,
@@ -613,7 +608,8 @@ fault(
 
 
 def _each_upright(call: Call, memory: Tensor) -> Tensor:
-    """The bytes ``[N / 32, K]`` of each weight in tiles, in the memory of the transpose; what lies beyond is lost."""
+    """The bytes ``[N / 32, K]`` of each weight in tiles, in the memory of the transpose; bytes beyond the end
+    are dropped."""
     contract = call.contract
     assert isinstance(contract, BlockQuantiser)
     e, _, k = call.inputs["x"].shape
@@ -666,36 +662,37 @@ for name, swap, argument in (
 TOKENS = QUANTISERS & returns(ROW_SCALE)
 rows = need(lambda call: call.inputs["x"].shape[0] > 1, "one row")
 fault(
-    "row scale of the previous row",
-    INDEX,
-    on=TOKENS,
-    seen="NVIDIA/cutlass 2087",
-    needs=rows,
-    write=entry(ROW_SCALE, lambda scale: scale.roll(1)),
-    same_if="the rows have equal scales",
-)
-fault(
-    "row scale inverted",
+    "{}",
     VALUE,
     on=TOKENS,
-    seen="vllm PR 36297: the inverse of a scale published",
-    write=entry(ROW_SCALE, lambda scale: torch.where(scale > 0, 1 / scale, scale)),
-)
-fault(
-    "row scale without its global factor",
-    VALUE,
-    on=TOKENS,
-    seen="TensorRT-LLM fp4 quantise: a scale forgotten",
-    write=entry(ROW_SCALE, lambda call, scale: scale / call.inputs["global_scale"]),
-)
-fault(
-    "one scale for all rows",
-    VALUE,
-    on=TOKENS,
-    seen=MINE + "the scale of the tensor",
-    needs=rows,
-    write=entry(ROW_SCALE, lambda scale: scale.nan_to_num(posinf=0.0).amax().expand_as(scale).clone()),
-    same_if="the rows have equal scales",
+    over=(
+        way(
+            "row scale of the previous row",
+            lambda scale: scale.roll(1),
+            family=INDEX,
+            seen="NVIDIA/cutlass 2087",
+            needs=rows,
+            same_if="the rows have equal scales",
+        ),
+        way(
+            "row scale inverted",
+            lambda scale: torch.where(scale > 0, 1 / scale, scale),
+            seen="vllm PR 36297: the inverse of a scale published",
+        ),
+        way(
+            "row scale without its global factor",
+            lambda call, scale: scale / call.inputs["global_scale"],
+            seen="TensorRT-LLM fp4 quantise: a scale forgotten",
+        ),
+        way(
+            "one scale for all rows",
+            lambda scale: scale.nan_to_num(posinf=0.0).amax().expand_as(scale).clone(),
+            seen=MINE + "the scale of the tensor",
+            needs=rows,
+            same_if="the rows have equal scales",
+        ),
+    ),
+    write=lambda change: entry(ROW_SCALE, change),
 )
 
 
@@ -744,27 +741,25 @@ def _parts(call: Call) -> list[tuple[int, int, int]]:
 
 
 fault(
-    "global scale of the first expert",
+    "{}",
     VALUE,
     on=EXPERTS & TWO_LEVELS,
-    seen="FlashInfer scaled_fp4_grouped_quantize: docs say [1]",
-    read=entry("global_scale", lambda g: g[:1].expand_as(g).clone()),
     needs=several,
     same_if="the experts have equal scales",
-)
-fault(
-    "global scale of the next expert",
-    VALUE,
-    on=EXPERTS & TWO_LEVELS,
-    seen="vllm 20963: global scales of experts",
-    read=entry("global_scale", lambda g: g.roll(-1)),
-    needs=several,
-    same_if="the experts have equal scales",
+    over=(
+        way(
+            "global scale of the first expert",
+            lambda g: g[:1].expand_as(g).clone(),
+            seen="FlashInfer scaled_fp4_grouped_quantize: docs say [1]",
+        ),
+        way("global scale of the next expert", lambda g: g.roll(-1), seen="vllm 20963: global scales of experts"),
+    ),
+    read=lambda change: entry("global_scale", change),
 )
 
 
 def _placed(where: Callable[[Call], list[int]]) -> Change:
-    """The scale bytes of each expert put at other rows; what lies beyond the buffer is lost."""
+    """The scale bytes of each expert put at other rows; bytes beyond the end are dropped."""
 
     def change(call: Call, memory: Tensor) -> Tensor:
         contract = call.contract
@@ -801,31 +796,29 @@ def _offsets(call: Call) -> list[int]:
 
 SAME = "both put every byte in the same place"
 fault(
-    "scales of experts placed tightly",
-    INDEX,
-    on=EXPERTS,
-    write=entry("scale", _placed(_tight)),
-    same_if=SAME,
-    seen="FlashInfer group_gemm_*_nt_groupwise against vLLM blockscale_offsets",
-    needs=several,
-)
-fault(
-    "scales of experts placed as FlashInfer's grouped product reads them",
-    INDEX,
-    on=EXPERTS,
-    same_if=SAME,
-    seen="FlashInfer group_gemm_*_nt_groupwise against vLLM blockscale_offsets",
-    needs=several,
-    write=entry("scale", _placed(lambda call: starts(_offsets(call), "flashinfer"))),
-)
-fault(
-    "scales of experts without rows between them",
+    "{}",
     INDEX,
     on=EXPERTS,
     needs=several,
     same_if=SAME,
-    seen="vllm 20963: blockscale_offsets without rounding",
-    write=entry("scale", _placed(_offsets)),
+    over=(
+        way(
+            "scales of experts placed tightly",
+            _placed(_tight),
+            seen="FlashInfer group_gemm_*_nt_groupwise against vLLM blockscale_offsets",
+        ),
+        way(
+            "scales of experts placed as FlashInfer's grouped product reads them",
+            _placed(lambda call: starts(_offsets(call), "flashinfer")),
+            seen="FlashInfer group_gemm_*_nt_groupwise against vLLM blockscale_offsets",
+        ),
+        way(
+            "scales of experts without rows between them",
+            _placed(_offsets),
+            seen="vllm 20963: blockscale_offsets without rounding",
+        ),
+    ),
+    write=lambda change: entry("scale", change),
 )
 fault(
     "tiles of an expert one too far",
@@ -866,6 +859,7 @@ fault(
     same_if="neighbours are equal",
 )
 
+
 # --- DeepGEMM's FP4 -------------------------------------------------------------------------------------------------
 
 FP4 = of_class(PerTokenCastToFp4)
@@ -873,21 +867,20 @@ across = need(lambda call: call.inputs["x"].shape[1] > int(str(call.resolved["gr
 
 
 fault(
-    "FP4 ties to the even code",
+    "{}",
     CAST,
     on=FP4,
-    recipe=_field(rounding=CodeRounding.NEAREST_EVEN),
     seen="DeepGEMM _quantize_to_fp4_e2m1 against cvt.rn.satfinite.e2m1x2",
-    same_if="no quotient is a tie",
-    admissible_if=NEAR,
-)
-fault(
-    "FP4 code of -0",
-    CAST,
-    on=FP4,
-    recipe=_field(zero_sign=ZeroSign.KEPT),
-    same_if="no value rounds to -0",
-    seen="DeepGEMM _quantize_to_fp4_e2m1 against cvt.rn.satfinite.e2m1x2",
+    over=(
+        way(
+            "FP4 ties to the even code",
+            fields(rounding=CodeRounding.NEAREST_EVEN),
+            same_if="no quotient is a tie",
+            admissible_if=NEAR,
+        ),
+        way("FP4 code of -0", fields(zero_sign=ZeroSign.KEPT), same_if="no value rounds to -0"),
+    ),
+    recipe=itself,
 )
 fault(
     "FP4 amax of the next group",
@@ -902,7 +895,7 @@ fault(
     "FP4 amax without its floor",
     VALUE,
     on=FP4,
-    recipe=_field(amax_floor=0.0),
+    recipe=fields(amax_floor=0.0),
     seen="DeepGEMM clamp_min(1e-4)",
     same_if="no amax lies below the floor",
     admissible_if="every code of a block of zeros is 0 under any scale",
@@ -921,7 +914,7 @@ fault(
     MOVEMENT,
     on=FP4,
     seen="pith-train PR 74",
-    codes=lambda codes: codes.unflatten(1, (-1, 2)).flip(2).flatten(1),
+    codes=pairs_swapped,
     same_if="neighbours are equal",
 )
 fault(
@@ -932,6 +925,7 @@ fault(
     seen="flashinfer PR 3932",
     same_if="no value is negative",
 )
+
 in_words = need(lambda call: call.resolved["use_packed_ue8m0"], "the scales are not packed")
 uneven = both(in_words, need(lambda call: _groups(call) % 4, "four divides the groups of a row"))
 
@@ -968,32 +962,28 @@ for name, change, when, argument in (
     )
 TURNED = of_class(TransposePackedFp4)
 fault(
-    "packed codes transposed byte by byte",
+    "{}",
     MOVEMENT,
     on=TURNED,
-    seen=MINE + "a transpose of the bytes",
-    write=entry("out", lambda call, out: _bytewise(call)),
-)
-fault(
-    "nibbles exchanged in the transpose",
-    MOVEMENT,
-    on=TURNED,
-    seen="pith-train PR 74",
-    write=entry("out", lambda out: _nibbles(out)),
-)
-fault(
-    "odd rows of the transpose lost",
-    MOVEMENT,
-    on=TURNED,
-    seen=MINE + "the low nibble alone written",
-    write=entry("out", lambda out: (out.view(torch.uint8) & 0xF).view(out.dtype)),
-)
-fault(
-    "rows of the transpose in pairs exchanged",
-    MOVEMENT,
-    on=TURNED,
-    seen="pith-train PR 74",
-    write=entry("out", lambda out: torch.unflatten(out, 0, (-1, 2)).flip(1).flatten(0, 1)),
+    over=(
+        way(
+            "packed codes transposed byte by byte",
+            lambda call, out: _bytewise(call),
+            seen=MINE + "a transpose of the bytes",
+        ),
+        way("nibbles exchanged in the transpose", nibbles_swapped, seen="pith-train PR 74"),
+        way(
+            "odd rows of the transpose lost",
+            lambda out: (out.view(torch.uint8) & 0xF).view(out.dtype),
+            seen=MINE + "the low nibble alone written",
+        ),
+        way(
+            "rows of the transpose in pairs exchanged",
+            lambda out: torch.unflatten(out, 0, (-1, 2)).flip(1).flatten(0, 1),
+            seen="pith-train PR 74",
+        ),
+    ),
+    write=lambda change: entry("out", change),
 )
 fault(
     "-0 of packed codes lost in the transpose",
@@ -1024,7 +1014,7 @@ fault(
     MOVEMENT,
     on=FP4_BACK,
     seen="pith-train PR 74",
-    read=entry("q", lambda q: _nibbles(q)),
+    read=entry("q", nibbles_swapped),
 )
 fault(
     "FP4 scale of the previous group read",
@@ -1050,11 +1040,6 @@ fault(
     write=entry("out", lambda out: out.abs()),
 )
 fault("FP4 scale not multiplied", VALUE, on=FP4_BACK, seen="pytorch 195751", read=entry("scale", ones_of))
-
-
-def _nibbles(q: Tensor) -> Tensor:
-    bits = q.view(torch.uint8)
-    return (bits << 4 | bits >> 4).view(q.dtype)
 
 
 # --- casts ----------------------------------------------------------------------------------------------------------
@@ -1090,7 +1075,7 @@ for words, turn in (
 
 
 def _relabelled(change: Callable[[Tensor], Tensor]) -> Change:
-    """The scale bytes ``[M, C]`` changed where they lie."""
+    """The scale bytes ``[M, C]`` changed in their layout."""
 
     def changed(call: Call, memory: Tensor) -> Tensor:
         m, k = call.inputs["x"].shape
@@ -1139,26 +1124,27 @@ def _dirty(call: Call, memory: Tensor) -> Tensor:
 
 
 fault(
-    "block scale not multiplied before requantising",
+    "{}",
     VALUE,
     on=AGAIN,
-    seen="pytorch 195751",
-    read=entry("block_scale", ones_of),
+    over=(
+        way("block scale not multiplied before requantising", ones_of, seen="pytorch 195751"),
+        way(
+            "block scale inverted before requantising",
+            lambda s: 1 / s,
+            seen="vllm PR 36297",
+            same_if="every scale is 1",
+        ),
+    ),
+    read=lambda change: entry("block_scale", change),
 )
-fault(
-    "block scale inverted before requantising",
-    VALUE,
-    on=AGAIN,
-    seen="vllm PR 36297",
-    read=entry("block_scale", lambda s: 1 / s),
-    same_if="every scale is 1",
-)
+
 fault(
     "values between two casts in float16",
     CAST,
     on=AGAIN | BACKWARD,
     seen="TensorRT-LLM PR 14464",
-    options=lambda options: options | {"dtype": "float16"},
+    options=option(dtype="float16"),
     same_if="every value is one of float16",
     admissible_if="float16 keeps more bits than bfloat16 and moves no code",
 )
@@ -1166,24 +1152,21 @@ fault(
     "values between two casts in bfloat16 instead of float32",
     CAST,
     on=AGAIN | BACKWARD,
-    options=lambda options: options | {"dtype": "bfloat16"},
+    options=option(dtype="bfloat16"),
     seen="vLLM-Ascend fp8_block.py: the model's dtype",
     needs=need(lambda call: call.resolved["dtype"] == "float32", "float32 was not asked for"),
     same_if="every value is one of bfloat16, as a code of MXFP8 times a power of two is",
 )
+
 fault(
-    "MX scale not multiplied before requantising",
+    "{}",
     VALUE,
     on=BACKWARD,
-    seen="pytorch 195751",
-    read=entry("mx_scale", lambda s: torch.full_like(s, 127)),
-)
-fault(
-    "MX scale one high before requantising",
-    VALUE,
-    on=BACKWARD,
-    seen="DeepGEMM PR 112",
-    read=entry("mx_scale", lambda s: s + 1),
+    over=(
+        way("MX scale not multiplied before requantising", lambda s: torch.full_like(s, 127), seen="pytorch 195751"),
+        way("MX scale one high before requantising", lambda s: s + 1, seen="DeepGEMM PR 112"),
+    ),
+    read=lambda change: entry("mx_scale", change),
 )
 fault(
     "scale bytes read row-major before requantising",

@@ -1,7 +1,7 @@
 """Faults of block-scaled products: where a scale is read, what a byte or a nibble means, alpha, groups, K, the store.
 
-Stages are those of every product. A scale that is read elsewhere is one index for another (:class:`contract.Side`):
-the memory is rewritten so that a right reader finds what the wrong one would.
+Stages are those of every product. A scale that is read at a wrong index (:class:`contract.Side`) is written there, so
+that a right reader gets the value of the wrong read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from oracle.routines.fault import (
     both,
     entry,
     need,
+    way,
 )
+from oracle.routines.ideas import itself, pairs_swapped, rolled
 from oracle.routines.mutants import Sum, stale
 from oracle.routines.mx.contract import LINEAR
 from oracle.routines.mx_products.contract import (
@@ -95,7 +97,7 @@ def _codes(call: Call, part: int) -> Tensor:
 
 
 def _read_at(part: int, wrong: Callable[[Side], Tensor]) -> Callable[[Call, dict[str, Tensor]], dict[str, Tensor]]:
-    """READ: every scale of an operand found at another index; beyond the memory it begins again."""
+    """READ: every scale of an operand read at another index; an index past the end wraps around."""
 
     def change(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         side = _side(call, part)
@@ -148,7 +150,7 @@ def _from_the_highest(side: Side) -> Tensor:
     return side.at - side.at % WIDTH + WIDTH - 1 - side.at % WIDTH
 
 
-def _words_as_they_lie(side: Side) -> Tensor:
+def _words_row_by_row(side: Side) -> Tensor:
     """Words of one row one behind the other, where those of one block are."""
     columns = -(-side.columns // WIDTH)
     word = side.at // WIDTH
@@ -250,7 +252,7 @@ for part, letter in enumerate(LETTERS):
         ),
         (
             "words of exponents with the strides of the other order",
-            _words_as_they_lie,
+            _words_row_by_row,
             both(words, _of_side(part, lambda side: side.columns > WIDTH and side.rows > 1, "one word of a row")),
             MINE + "DeepGEMM get_mn_major_tma_aligned_packed_ue8m0_tensor: words lie in columns",
             EQUAL,
@@ -276,20 +278,13 @@ def _recoded(part: int, change: Callable[[Tensor], Tensor]) -> Change:
 several = need(lambda call: len(call.parts) > 1, "one group has rows")
 
 
-def _rolled_weights(inputs: dict[str, Tensor], name: str) -> dict[str, Tensor]:
-    """The entries of a tensor moved by one along its first axis."""
-    given = inputs[name]
-    raw = given.view(torch.uint8) if given.element_size() == 1 else given
-    return inputs | {name: raw.roll(-1, dims=0).view(given.dtype)}
-
-
 fault(
     "codes of the next expert's weight",
     MOVEMENT,
     seen="sglang PR 28418",
     on=STACKED,
     needs=several,
-    read=lambda call, inputs: _rolled_weights(inputs, _contract(call).names[1]),
+    read=lambda call, inputs: entry(_contract(call).names[1], rolled(-1))(call, inputs),
 )
 
 
@@ -350,12 +345,12 @@ for name, first in (
 
 
 def _row_by_row(call: Call, side: Side) -> Tensor:
-    """One tiled matrix of the rows as they stand, without a gap between groups."""
+    """One tiled matrix of the rows in order, without a gap between groups."""
     return places(side.rows, side.columns, TILE)
 
 
 def _gaps_of_flashinfer(call: Call, side: Side) -> Tensor:
-    """Groups, those without rows too, where FlashInfer would begin them; beyond the memory it begins again."""
+    """Groups, those without rows too, at FlashInfer's starts; an index past the end wraps around."""
     ends, begin = call.inputs[str(call.contract.groups)].tolist(), 0
     found = [side.at[:0]]
     for start, end in zip(group_starts([0, *ends]), ends, strict=False):
@@ -460,7 +455,7 @@ def write_one_on(call: Call, out: Tensor) -> Tensor:
 # --- transposed operands, groups by their ends ----------------------------------------------------------------------
 
 
-def _as_it_lies(codes: Tensor) -> Tensor:
+def _in_storage_order(codes: Tensor) -> Tensor:
     return codes.t().contiguous().reshape(codes.shape)
 
 
@@ -478,7 +473,7 @@ for part, letter in enumerate(LETTERS):
         on=of_class(Turned) | IN_COLUMNS if letter == "B" else of_class(Turned),
         needs=_is_turned(part),
         seen="DeepGEMM fp8_gemm_nn: a transposed view handed to a kernel of K-major operands",
-        read=_recoded(part, _as_it_lies),
+        read=_recoded(part, _in_storage_order),
     )
     fault(
         f"{letter}: transposed scales read as they lie",
@@ -517,26 +512,26 @@ shuffled = need(lambda call: bool(call.resolved.get("shuffled")), "the weight is
 
 
 def _unshuffled(product: ScaledProduct) -> ScaledProduct:
-    """The weight as it lies."""
+    """The weight in storage order."""
     return product.take_columns(row_order(product.N))
 
 
 fault(
-    "shuffled weight multiplied as it lies",
+    "{}",
     MOVEMENT,
     on=takes("shuffled"),
-    needs=shuffled,
-    product=_unshuffled,
     seen="FlashInfer mm_fp4: the trtllm backend requires a shuffled weight, the others a plain one",
-)
-fault(
-    "codes of a shuffled weight in order, its scales as they lie",
-    INDEX,
-    on=takes("shuffled"),
     needs=shuffled,
-    seen="FlashInfer mm_fp4: the trtllm backend requires a shuffled weight, the others a plain one",
-    product=lambda product: replace(product, b_scale=_unshuffled(product).b_scale),
-    same_if=EQUAL,
+    over=(
+        way("shuffled weight multiplied as it lies", _unshuffled),
+        way(
+            "codes of a shuffled weight in order, its scales as they lie",
+            lambda product: replace(product, b_scale=_unshuffled(product).b_scale),
+            family=INDEX,
+            same_if=EQUAL,
+        ),
+    ),
+    product=itself,
 )
 
 
@@ -652,10 +647,6 @@ def _sides_codes(part: int, change: Callable[[Tensor], Tensor]) -> Callable[[Sca
     return product
 
 
-def _swapped(codes: Tensor) -> Tensor:
-    return torch.unflatten(codes, 1, (-1, 2)).flip(2).flatten(1)
-
-
 def _nibbles(codes: Tensor) -> Tensor:
     """Signed integers of four bits."""
     return (codes.to(torch.float64) + 8) % 16 - 8
@@ -687,7 +678,7 @@ for part, letter in enumerate(LETTERS):
         f"{letter}: nibbles of a byte exchanged",
         MOVEMENT,
         seen="pith-train PR 74",
-        read=_recoded(part, _swapped),
+        read=_recoded(part, pairs_swapped),
         needs=four,
         same_if="the two codes of every byte are equal",
     )
@@ -695,7 +686,7 @@ for part, letter in enumerate(LETTERS):
         f"{letter}: neighbouring codes exchanged",
         MOVEMENT,
         seen="pith-train PR 74",
-        read=_recoded(part, _swapped),
+        read=_recoded(part, pairs_swapped),
         needs=eight,
         same_if="the two codes of every pair are equal",
     )
@@ -703,14 +694,14 @@ for part, letter in enumerate(LETTERS):
         f"{letter}: codes of the next row",
         MOVEMENT,
         seen="NVIDIA/cutlass 2087",
-        read=_recoded(part, lambda codes: codes.roll(-1, dims=0)),
+        read=_recoded(part, rolled(-1)),
         needs=_of_codes(part, lambda codes: codes.shape[0] > 1, "one row"),
     )
     fault(
         f"{letter}: codes of the next block",
         MOVEMENT,
         seen="mlc-ai/TIRx-kernels PR 5",
-        read=_recoded(part, lambda codes: codes.roll(-16, dims=1)),
+        read=_recoded(part, rolled(-16, 1)),
         needs=_of_codes(part, lambda codes: codes.shape[1] > 16, "one block"),
     )
     for name, change, when, seen in (
@@ -816,21 +807,21 @@ def _twice(total: Sum) -> Tensor:
 deep = need(lambda call: _product(call).K > 64, "K is at most 64")
 tail = need(lambda call: _product(call).K % 128 > 0 and _product(call).K > 128, "K has no tail of a tile of 128")
 fault(
-    "last block of K left out",
+    "{}",
     MOVEMENT,
     seen="flashinfer 2861",
-    needs=deep,
-    sum=lambda total: _kept(lambda k: (k - 1) // total.product.block * total.product.block)(total),
-)
-fault(
-    "tail of K behind whole tiles of 128 left out",
-    MOVEMENT,
-    seen="flashinfer 2861",
-    needs=tail,
-    sum=_kept(lambda k: k // 128 * 128),
+    over=(
+        way(
+            "last block of K left out",
+            sum=lambda total: _kept(lambda k: (k - 1) // total.product.block * total.product.block)(total),
+            needs=deep,
+        ),
+        way("tail of K behind whole tiles of 128 left out", sum=_kept(lambda k: k // 128 * 128), needs=tail),
+    ),
 )
 fault("first 64 of K left out", MOVEMENT, seen="DeepGEMM 392", needs=deep, sum=_kept(lambda k: k, lambda k: 64))
 fault("first 64 of K added twice", MOVEMENT, seen=MINE + "two splits of K that overlap", needs=deep, sum=_twice)
+
 for dtype, word, seen in ((torch.bfloat16, "bfloat16", "H200 mutants"), (torch.float16, "float16", "cutlass PR 3149")):
     fault(
         f"block-scaled running sum kept in {word}",
@@ -862,7 +853,8 @@ def product_of_one_scale(product: ScaledProduct) -> ScaledProduct:
     same_if="the padding holds no NaN",
 )
 def read_and_multiplied(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """K runs to the end of a tile of scales: 0 times a NaN scale is NaN, which the last real scale stands for here."""
+    """K runs to the end of a tile of scales: 0 times a NaN scale is NaN; here the last real scale
+    is NaN instead."""
     side = _side(call, 0)
     memory = inputs[side.scale].reshape(-1).view(torch.uint8).clone()
     pads = memory[side.at[:, -1] + 1]

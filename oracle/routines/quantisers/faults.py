@@ -9,12 +9,28 @@ import torch
 from torch import Tensor
 
 from oracle.numbers import fast_math
-from oracle.numbers.formats import BF16, E4M3FN
+from oracle.numbers.formats import E4M3FN
 from oracle.numbers.quantize import f32
-from oracle.numbers.recipes import AmaxScan, Arithmetic, NanAmax, NanCode, PowerOfTwo, Recipe, ScaleFormula
-from oracle.numbers.rounding import Overflow, Rounding, power_of_two, round_to
+from oracle.numbers.recipes import AmaxScan, Arithmetic, NanAmax, NanCode, PowerOfTwo, ScaleFormula
+from oracle.numbers.rounding import Rounding, power_of_two
 from oracle.numbers.scaling import ScaleFormat
-from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Faults, WhyNot, both, need
+from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Faults, WhyNot, both, need, way
+from oracle.routines.ideas import (
+    CUTLASS,
+    FLUSHED,
+    HALF_AWAY,
+    OVERFLOW_NAN,
+    SATURATED,
+    THROUGH_BF16,
+    TIRX,
+    TRUNCATED,
+    UNSIGNED,
+    bf16_of,
+    fields,
+    inverted,
+    itself,
+    rolled,
+)
 from oracle.routines.quantisers.contract import (
     BLOCK_BYTES,
     FAST_MATH,
@@ -28,7 +44,7 @@ from oracle.routines.quantisers.contract import (
 from oracle.routines.traits import of_class
 
 QUANTISERS = of_class(QuantiserContract) - BLOCK_BYTES - FOUR_BITS
-"""Contracts that publish E4M3 codes and their scale, a number for each block."""
+"""Contracts that publish E4M3 codes and their scale, one scale for each block."""
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 FAULTS = Faults(QUANTISERS)
 fault = FAULTS.declare
@@ -77,14 +93,14 @@ square = both(
 )
 
 
-def _holds(found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
+def holds(found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
     """The input has at least one value of this kind."""
     return need(lambda call: bool(found(prepared(call).values).any()), missing)
 
 
-has_negative = _holds(lambda x: x < 0, "no value is negative")  # -0 and NaN are none
+has_negative = holds(lambda x: x < 0, "no value is negative")  # -0 and NaN are none
 # 448 x / amax of two values of four bits is a midpoint of E4M3, or more than 2^-9 of itself away from each
-finer = _holds(
+finer = holds(
     lambda x: (bits := torch.frexp(x.nan_to_num(nan=0.0))[0] * 16) != torch.trunc(bits),
     "every value has four significant bits",
 )
@@ -93,14 +109,17 @@ finer = _holds(
 # --- the amax, the scale made of it, and the scale published ------------------------------------------------
 
 
-def _recipe(**fields: object) -> Callable[[Recipe], Recipe]:
-    """Fields of the record replaced."""
-    return lambda recipe: replace(recipe, **fields)  # type: ignore[arg-type]
-
-
 def _scan(part: Callable[[Tensor], Tensor]) -> Callable[[Amax], Tensor]:
     """The amax of a part of the blocks ``[down, r, across, c]``."""
     return lambda amax: part(amax.blocks).nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True)
+
+
+def signed_amax(amax: Amax) -> Tensor:
+    """The largest value of every block, float64 ``[down, 1, across, 1]``; 0 where all are negative, NaN left out.
+
+    Derived in TransformerEngine 3550, whose kernel has no absolute value.
+    """
+    return amax.blocks.nan_to_num(nan=0.0).amax(dim=(1, 3), keepdim=True).clamp(min=0.0)
 
 
 def _power_beside(scale: Tensor, *, up: bool) -> Tensor:
@@ -111,142 +130,141 @@ def _power_beside(scale: Tensor, *, up: bool) -> Tensor:
     return torch.where((scale > 0) & torch.isfinite(scale), power, scale)
 
 
-for axis, words, seen, needs in (
-    (0, "row block", "NVIDIA/cutlass 2087", several_down),
-    (2, "K group", "mlc-ai/TIRx-kernels PR 5", several_across),
-):
-    fault(
-        f"amax of the previous {words}",
-        INDEX,
-        seen=seen,
-        amax=lambda amax, axis=axis: torch.roll(amax.right, 1, dims=axis),
-        needs=needs,
-        same_if=EQUAL_AMAX,
-    )
 fault(
-    "one amax for all K groups of a row",
+    "{}",
     INDEX,
-    seen="NVIDIA/cutlass 2154",
-    amax=lambda amax: amax.right.amax(dim=2, keepdim=True).expand_as(amax.right),
-    needs=several_across,
-    same_if="all groups have equal amax",
+    same_if=EQUAL_AMAX,
+    over=(
+        way("amax of the previous row block", rolled(1, 0), seen=CUTLASS, needs=several_down),
+        way("amax of the previous K group", rolled(1, 2), seen=TIRX, needs=several_across),
+        way(
+            "one amax for all K groups of a row",
+            lambda right: right.amax(dim=2, keepdim=True).expand_as(right),
+            seen="NVIDIA/cutlass 2154",
+            needs=several_across,
+            same_if="all groups have equal amax",
+        ),
+    ),
+    amax=lambda change: lambda amax: change(amax.right),
 )
 fault(
-    "published scale transposed where it is square",
+    "published scale {}",
     INDEX,
-    seen="pytorch 195751",
-    scale=lambda scale: scale.t().contiguous(),
-    needs=square,
-    same_if="the matrix is symmetric",
+    over=(
+        way(
+            "transposed where it is square",
+            lambda scale: scale.t().contiguous(),
+            seen="pytorch 195751",
+            needs=square,
+            same_if="the matrix is symmetric",
+        ),
+        way(
+            "column-major behind a row-major shape",
+            lambda scale: scale.t().contiguous().reshape(scale.shape),
+            seen="flashinfer 2147",
+            needs=both(several_down, several_across),
+            same_if="all scales are equal",
+        ),
+    ),
+    scale=itself,
 )
 fault(
-    "published scale column-major behind a row-major shape",
-    INDEX,
-    seen="flashinfer 2147",
-    scale=lambda scale: scale.t().contiguous().reshape(scale.shape),
-    needs=both(several_down, several_across),
-    same_if="all scales are equal",
-)
-fault(
-    "mantissa of the published scale truncated",
+    "{}",
     VALUE,
-    seen="DeepGEMM PR 112",
-    scale=lambda scale: _power_beside(scale, up=False),
     needs=float32_scale,
-    same_if=EXACT_POWERS,
+    over=(
+        way(
+            "mantissa of the published scale truncated",
+            seen="DeepGEMM PR 112",
+            scale=lambda scale: _power_beside(scale, up=False),
+            same_if=EXACT_POWERS,
+        ),
+        way(
+            "published scale rounded up after the payload was quantised",
+            seen="sglang PR 28418",
+            scale=lambda scale: _power_beside(scale, up=True),
+            same_if=EXACT_POWERS,
+        ),
+        way(
+            "scale rounded down to a power of two",
+            seen="vllm PR 22399",
+            recipe=fields(power_of_two=PowerOfTwo.AMAX_FLOOR),
+            same_if=EXACT_POWERS,
+            needs=need(
+                lambda c: c.recipe.power_of_two is PowerOfTwo.CEIL, "the scale is not rounded up to a power of two"
+            ),
+        ),
+        way(
+            "published scale one ulp high",
+            seen="sglang PR 32616",
+            scale=lambda scale: f32(scale * (1 + 2.0**-23)),
+            admissible_if="a scale within 4 * 2^-24 of amax/448 is admissible: right formulas differ by as much",
+        ),
+        way(
+            "inverse of the scale published",
+            seen="vllm PR 36297",
+            scale=lambda scale: f32(inverted(scale)),
+            needs=own_scale,
+            same_if="every scale is 1",
+        ),
+    ),
 )
 fault(
-    "published scale rounded up after the payload was quantised",
+    "{}",
     VALUE,
-    seen="sglang PR 28418",
-    scale=lambda scale: _power_beside(scale, up=True),
-    needs=float32_scale,
-    same_if=EXACT_POWERS,
-)
-fault(
-    "scale rounded down to a power of two",
-    VALUE,
-    seen="vllm PR 22399",
-    recipe=_recipe(power_of_two=PowerOfTwo.AMAX_FLOOR),
-    same_if=EXACT_POWERS,
-    needs=need(lambda c: c.recipe.power_of_two is PowerOfTwo.CEIL, "the scale is not rounded up to a power of two"),
-)
-fault(
-    "published scale one ulp high",
-    VALUE,
-    seen="sglang PR 32616",
-    scale=lambda scale: f32(scale * (1 + 2.0**-23)),
-    needs=float32_scale,
-    admissible_if="a scale within 4 * 2^-24 of amax/448 is admissible: right formulas differ by as much",
-)
-fault(
-    "inverse of the scale published",
-    VALUE,
-    seen="vllm PR 36297",
-    scale=lambda scale: f32(torch.ones_like(scale) / scale),
-    needs=own_scale,
-    same_if="every scale is 1",
-)
-fault(
-    "floor applied to the scale instead of to amax",
-    VALUE,
-    seen="vllm 53339",
-    recipe=lambda recipe: replace(recipe, amax_floor=0.0, scale_floor=recipe.amax_floor),
     needs=has_floor,
     same_if=NO_FLOOR,
+    over=(
+        way(
+            "floor applied to the scale instead of to amax",
+            lambda recipe: replace(recipe, amax_floor=0.0, scale_floor=recipe.amax_floor),
+            seen="vllm 53339",
+        ),
+        way("amax floor missing", fields(amax_floor=0.0), seen="pytorch/ao 4713, TransformerEngine PR 786"),
+    ),
+    recipe=itself,
 )
+
+
 fault(
-    "amax floor missing",
+    "{}",
     VALUE,
-    seen="pytorch/ao 4713, TransformerEngine PR 786",
-    recipe=_recipe(amax_floor=0.0),
-    needs=has_floor,
-    same_if=NO_FLOOR,
-)
-
-
-@fault(
-    "amax rounded to bfloat16",
-    VALUE,
-    seen="pytorch/ao PR 4725",
     needs=own_scale,
-    same_if="every amax is a bfloat16 value",
-)
-def amax_in_bf16(amax: Amax) -> Tensor:
-    return round_to(amax.right, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-
-
-fault(
-    "amax of signed values",
-    VALUE,
-    seen="TransformerEngine 3550",
-    amax=lambda amax: amax.blocks.nan_to_num(nan=0.0).amax(dim=(1, 3), keepdim=True).clamp(min=0.0),
-    needs=both(own_scale, has_negative),
-    same_if="the largest magnitude of every block is positive",
-)
-fault(
-    "amax scan leaves out the late rows of a block",
-    VALUE,
-    seen=SCAN,
-    amax=_scan(lambda blocks: blocks[:, : max(1, blocks.shape[1] * 3 // 4)]),
-    needs=tall_blocks,
-    same_if=MISSED_ROWS,
-)
-fault(
-    "amax scan tests the row index where the column index is meant",
-    VALUE,
-    seen=SCAN,
-    recipe=_recipe(scan=AmaxScan.ROW_AS_COLUMN),
-    needs=tall_blocks,
-    same_if=MISSED_ROWS,
-)
-fault(
-    "amax scan ends in the middle of the group",
-    VALUE,
-    seen=SCAN,
-    amax=_scan(lambda blocks: blocks[..., : max(1, blocks.shape[3] // 2)]),
-    needs=own_scale,
-    same_if="the second half holds no largest magnitude",
+    over=(
+        way(
+            "amax rounded to bfloat16",
+            seen="pytorch/ao PR 4725",
+            amax=lambda amax: bf16_of(amax.right),
+            same_if="every amax is a bfloat16 value",
+        ),
+        way(
+            "amax of signed values",
+            seen="TransformerEngine 3550",
+            amax=signed_amax,
+            needs=both(own_scale, has_negative),
+            same_if="the largest magnitude of every block is positive",
+        ),
+        way(
+            "amax scan leaves out the late rows of a block",
+            seen=SCAN,
+            amax=_scan(lambda blocks: blocks[:, : max(1, blocks.shape[1] * 3 // 4)]),
+            needs=tall_blocks,
+            same_if=MISSED_ROWS,
+        ),
+        way(
+            "amax scan tests the row index where the column index is meant",
+            seen=SCAN,
+            recipe=fields(scan=AmaxScan.ROW_AS_COLUMN),
+            needs=tall_blocks,
+            same_if=MISSED_ROWS,
+        ),
+        way(
+            "amax scan ends in the middle of the group",
+            seen=SCAN,
+            amax=_scan(lambda blocks: blocks[..., : max(1, blocks.shape[3] // 2)]),
+            same_if="the second half holds no largest magnitude",
+        ),
+    ),
 )
 fault(
     "scale for 240 instead of 448",
@@ -289,7 +307,7 @@ fault(
     same_if="every amax is 448 times a power of two",
 )
 def amax_of_a_lower_power(amax: Amax) -> Tensor:
-    """The amax whose 448th is the power of two below the right scale; what the recipe then rounds up is that power."""
+    """448 times the power of two below the right scale, which the recipe then does not round up any more."""
     floor = torch.full_like(amax.right, amax.recipe.amax_floor)
     return 448.0 * _power_beside(f32(torch.maximum(amax.right, floor) / 448.0), up=False)
 
@@ -307,32 +325,16 @@ fault(
 # --- the cast, and where the codes go -----------------------------------------------------------------------
 
 
-def _cast(rounding: Rounding, overflow: Overflow = Overflow.SATURATE) -> Callable[[Values], Values]:
-    return lambda values: values.altered(rounding=rounding, overflow=overflow)
-
-
-for top in (256.0, 240.0):
-    fault(
-        f"codes saturate at {top:.0f}",
-        CAST,
-        seen="sglang PR 40581" if top == 256.0 else "vllm PR 12134",
-        quotient=lambda values, top=top: values.altered(quotient=values.quotient.clamp(-top, top)),
-        same_if=f"no quotient exceeds {top:.0f}",
-    )
 fault(
-    "codes rounded half away from zero",
+    "{}",
     CAST,
-    seen="flashinfer 5128",
-    quotient=_cast(Rounding.NEAREST_AWAY),
-    same_if="no quotient is a tie",
-    admissible_if="beside a midpoint right formulas give either code unless the scale is a power of two",
-)
-fault(
-    "codes rounded toward zero",
-    CAST,
-    seen="flashinfer 5128",
-    quotient=_cast(Rounding.TOWARD_ZERO),
-    same_if="every quotient is a code",
+    over=(
+        *SATURATED,
+        HALF_AWAY.but(
+            admissible_if="beside a midpoint right formulas give either code unless the scale is a power of two"
+        ),
+        TRUNCATED,
+    ),
 )
 
 
@@ -345,40 +347,24 @@ def quotient_up_or_down(values: Values) -> Values:
     return values.altered(quotient=torch.where(torch.isnan(values.quotient), values.quotient, chosen))
 
 
-@fault(
-    "quotient rounded to bfloat16 first",
-    CAST,
-    seen="TensorRT-LLM PR 14464",
-    needs=finer,
-    same_if="every quotient is a bfloat16 value",
-)
-def quotient_through_bf16(values: Values) -> Values:
-    once = round_to(values.quotient, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-    return values.altered(quotient=once)
-
-
 fault(
-    "overflow coded as NaN",
+    "{}",
     CAST,
-    seen="ml_dtypes 400",
-    quotient=_cast(Rounding.NEAREST_EVEN, Overflow.NAN),
-    same_if="x / s stays at 448 within the rounding of s, below the first overflow at 464",
-)
-fault(
-    "NaN coded as 448",
-    CAST,
-    seen="Model-Optimizer PR 1397",
-    recipe=_recipe(nan_code=NanCode.POSITIVE_MAX, nan_amax=NanAmax.IGNORED),
-    needs=_holds(torch.isnan, "no value is NaN"),
-    same_if="the recipe codes NaN so",
-    admissible_if="a declared recipe of the contract codes NaN so",
-)
-fault(
-    "subnormal codes flushed to zero",
-    CAST,
-    seen="flashinfer PR 3932",
-    codes=lambda codes: torch.where(((codes & 0x78) == 0) & ((codes & 0x07) != 0), codes & 0x80, codes),
-    same_if="no code is subnormal",
+    over=(
+        THROUGH_BF16.but(needs=finer),
+        OVERFLOW_NAN.but(
+            same_if="x / s stays at 448 within the rounding of s, below the first overflow at 464",
+        ),
+        way(
+            "NaN coded as 448",
+            seen="Model-Optimizer PR 1397",
+            recipe=fields(nan_code=NanCode.POSITIVE_MAX, nan_amax=NanAmax.IGNORED),
+            needs=holds(torch.isnan, "no value is NaN"),
+            same_if="the recipe codes NaN so",
+            admissible_if="a declared recipe of the contract codes NaN so",
+        ),
+        FLUSHED,
+    ),
 )
 
 
@@ -394,14 +380,19 @@ def quotient_flushed(values: Values) -> Values:
 
 
 fault(
-    "-0 coded as +0",
+    "{}",
     CAST,
-    seen="no public thread: a cast by comparison with zero",
-    codes=lambda codes: torch.where(codes == 0x80, torch.zeros_like(codes), codes),
     needs=has_negative,
-    same_if="no code is -0",
+    over=(
+        way(
+            "-0 coded as +0",
+            seen="no public thread: a cast by comparison with zero",
+            codes=lambda codes: torch.where(codes == 0x80, torch.zeros_like(codes), codes),
+            same_if="no code is -0",
+        ),
+        UNSIGNED,
+    ),
 )
-fault("sign lost", CAST, seen="flashinfer PR 3932", codes=lambda codes: codes & 0x7F, needs=has_negative)
 
 
 @fault("codes exchanged in byte pairs", MOVEMENT, seen="pith-train PR 74")
@@ -434,7 +425,7 @@ fault(
     VALUE,
     seen=MET_IN,
     on=QUANTISERS & FAST_MATH,
-    recipe=_recipe(arithmetic=Arithmetic.FAST_MATH, inverse_limit=False),
+    recipe=fields(arithmetic=Arithmetic.FAST_MATH, inverse_limit=False),
     needs=need(lambda call: bool(fast_math.outside(prepared(call).amax(call.recipe)).any()), IN_RANGE),
     admissible_if=NARROW,
 )

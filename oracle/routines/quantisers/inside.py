@@ -17,7 +17,7 @@ GROUPS = PerTokenGroupQuantFp8()
 
 @dataclass(frozen=True)
 class Inside:
-    """Every fault of the group quantiser, in the quantiser inside the contracts of a trait, by a name of its own.
+    """Every fault of the group quantiser for the quantiser inside contracts of a trait, its name behind a prefix.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Inside:
 
 
 def asked_inside(why_not: WhyNot) -> WhyNot:
-    """A need of the quantiser, asked of the call of the quantiser inside."""
+    """A need of a quantiser, for the call of the quantiser inside another routine."""
 
     def asked(call: Call) -> str | None:
         contract: Any = call.contract

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from oracle.diagnosis.mutation import mutate
+from oracle.diagnosis.mutation import Fate, listed, mutate
 from oracle.errors import InputError, NumericsError, OptionError, OracleError, ShapeError
 from oracle.numbers.formats import E2M1, decode
-from oracle.numbers.recipes import Candidates
+from oracle.numbers.recipes import Candidates, PowerOfTwo
+from oracle.numbers.scaling import ScaleFormat
 from oracle.routines import cases, get, registered
 from oracle.routines.base import by_name
 from oracle.routines.catalogue import catalogue, faults_of, run
@@ -218,6 +220,35 @@ class TestFaults:
         score = mutate(name, with_rules=False)
         assert score.ratio == 1.0 and score.count(score.mutants[0].fate.SURVIVED) == 0
         assert len(score.mutants) == len(faults_of(name)) >= 5
+
+    ZERO_BLOCKS = catalogue()["NaN scale of a block of zeros under an infinite global scale"]
+
+    @pytest.mark.parametrize("name", sorted(ZERO_BLOCKS.contracts))
+    def test_an_infinite_global_scale_is_listed(self, name: str) -> None:
+        """2688/0 of a tensor of zeros; under any other scale the fault cannot be put into the call."""
+        case = next(case for case in listed(name, "quick") if case.option("global") == "inf")
+        call = Call(get(name), case.inputs(), case.call_options())
+        assert not judged(call, run(call)).status.is_failure
+        assert judged(call, run(call, self.ZERO_BLOCKS)).status.is_failure
+        assert self.ZERO_BLOCKS.applies(replace(call, inputs={**call.inputs, "global_scale": torch.ones(1)}))
+
+    def test_what_no_call_of_an_mx_weight_shows(self) -> None:
+        """``mxfp8_to_fp8_block`` has one recipe, whose scales are no powers of two; a code times a power of two has
+        four significant bits. No other fault of it is untried."""
+        untried = {m.fault for m in mutate("mxfp8_to_fp8_block", with_rules=False).mutants if m.fate is Fate.UNTRIED}
+        assert untried == {
+            "E8M0 byte 0 published as 0",
+            "UE8M0 scale of amax/448 rounded down",
+            "scale rounded down to a power of two",
+            "quotient rounded to bfloat16 first",
+        }
+        call = call_of("mxfp8_to_fp8_block")
+        (recipe,) = call.contract.declared(call.inputs, call.resolved)
+        assert recipe.scale_format is not ScaleFormat.UE8M0 and recipe.power_of_two is not PowerOfTwo.CEIL
+        significand = torch.frexp(decode(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)))[0]
+        finite = significand[torch.isfinite(significand)]
+        assert bool((finite * 16 == torch.trunc(finite * 16)).all())
+        assert not bool((finite * 8 == torch.trunc(finite * 8)).all())
 
 
 class TestBadCalls:

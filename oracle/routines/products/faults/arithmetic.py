@@ -15,7 +15,8 @@ from torch import Tensor
 
 from oracle.numbers.formats import decode, of_dtype
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
-from oracle.routines.fault import ARITHMETIC, CAST, Call, Change, Faults, WhyNot, both, need
+from oracle.routines.fault import ARITHMETIC, CAST, Call, Change, Faults, WhyNot, both, need, way
+from oracle.routines.ideas import itself
 from oracle.routines.mutants import PIECE, Sum
 from oracle.routines.products.roles import each, matrix, several_blocks
 from oracle.routines.products.traits import BIASED, BLOCKS, PRODUCT
@@ -279,19 +280,19 @@ fault(
 fault("store truncates", CAST, seen="H200 mutants", store=_truncated, needs=NARROW, same_if=EXACT)
 fault("store rounds stochastically", CAST, seen="flashinfer 5128", store=_stochastic, needs=NARROW, same_if=EXACT)
 fault(
-    "store through float16",
+    "{}",
     CAST,
-    seen="H200 mutants",
-    store=_through(torch.float16),
-    needs=_out(torch.bfloat16, torch.float32),
-)
-fault(
-    "store through bfloat16",
-    CAST,
-    seen="TensorRT-LLM PR 14464",
-    store=_through(torch.bfloat16),
-    needs=_out(torch.float16, torch.float32),
-    same_if="every sum is a bfloat16 value",
+    over=(
+        way("store through float16", torch.float16, seen="H200 mutants", needs=_out(torch.bfloat16, torch.float32)),
+        way(
+            "store through bfloat16",
+            torch.bfloat16,
+            seen="TensorRT-LLM PR 14464",
+            needs=_out(torch.float16, torch.float32),
+            same_if="every sum is a bfloat16 value",
+        ),
+    ),
+    store=_through,
 )
 fault(
     "bfloat16 bits in a float16 buffer",
@@ -302,20 +303,19 @@ fault(
     same_if="every sum is zero",
 )
 fault(
-    "overflow stored as NaN",
+    "{}",
     CAST,
     seen="flashinfer PR 3932",
-    store=_replaced(torch.isinf, lambda out: torch.full_like(out, torch.nan)),
     needs=_out(torch.float16),
     same_if=NO_OVERFLOW,
-)
-fault(
-    "overflow stored as the largest finite value",
-    CAST,
-    seen="flashinfer PR 3932",
-    store=_replaced(torch.isinf, lambda out: torch.sign(out) * torch.finfo(out.dtype).max),
-    needs=_out(torch.float16),
-    same_if=NO_OVERFLOW,
+    over=(
+        way("overflow stored as NaN", _replaced(torch.isinf, lambda out: torch.full_like(out, torch.nan))),
+        way(
+            "overflow stored as the largest finite value",
+            _replaced(torch.isinf, lambda out: torch.sign(out) * torch.finfo(out.dtype).max),
+        ),
+    ),
+    store=itself,
 )
 fault(
     "NaN stored as zero",
@@ -392,21 +392,21 @@ def _narrower(bits: int) -> Callable[[Schedule], Schedule]:
 RESCALED = 1 << 24  # products of a call that the definition of an instruction computes in two seconds
 ONE_CHAIN = "no partial sum exceeds the accumulator"
 fault(
-    "no promotion: one chain over K",
+    "{}",
     ARITHMETIC,
     seen="DeepGEMM 37",
-    schedule=lambda s: replace(s, name=f"{s.name} without promotion", interval=None, promotion=Promotion.NONE),
     needs=may_promote_later,
     same_if=ONE_CHAIN,
+    over=(
+        way(
+            "no promotion: one chain over K",
+            lambda s: replace(s, name=f"{s.name} without promotion", interval=None, promotion=Promotion.NONE),
+        ),
+        way("promotion at twice the interval", _twice),
+    ),
+    schedule=itself,
 )
-fault(
-    "promotion at twice the interval",
-    ARITHMETIC,
-    seen="DeepGEMM 37",
-    schedule=_twice,
-    needs=may_promote_later,
-    same_if=ONE_CHAIN,
-)
+
 fault(
     "two K blocks share one chain and the second's scales",
     ARITHMETIC,

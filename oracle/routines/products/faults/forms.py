@@ -14,7 +14,21 @@ from torch import Tensor
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines.base import Call
-from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, always, both, entry, need
+from oracle.routines.fault import (
+    ARITHMETIC,
+    CAST,
+    INDEX,
+    MOVEMENT,
+    VALUE,
+    Faults,
+    WhyNot,
+    always,
+    both,
+    entry,
+    need,
+    way,
+)
+from oracle.routines.ideas import itself
 from oracle.routines.mutants import stale
 from oracle.routines.products.mixed import (
     GROUP,
@@ -268,58 +282,47 @@ def _batch_major(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 fault(
-    "weights of the next head or batch",
+    "{}",
     MOVEMENT,
-    seen="flashinfer 3604",
     on=BATCHED,
-    read=of_the_next("b"),
-    needs=several_parts,
-    same_if=EQUAL,
-)
-fault(
-    "weights of the first head or batch throughout",
-    MOVEMENT,
     seen="flashinfer 3604",
-    on=BATCHED,
-    read=_first_group,
     needs=several_parts,
     same_if=EQUAL,
+    over=(
+        way("weights of the next head or batch", of_the_next("b")),
+        way("weights of the first head or batch throughout", _first_group),
+    ),
+    read=itself,
 )
+
 fault(
-    "activations of the next head",
+    "{}",
     MOVEMENT,
-    seen="no public thread: heads counted from 1",
     on=HEADS,
-    read=_next_head("a"),
     needs=several_parts,
     same_if=EQUAL,
+    over=(
+        way("activations of the next head", "a", seen="no public thread: heads counted from 1"),
+        way("A scale of the next head", "a_scale", family=INDEX, seen="sglang 39193"),
+    ),
+    read=_next_head,
 )
 fault(
-    "A scale of the next head",
+    "{}",
     INDEX,
-    seen="sglang 39193",
     on=HEADS,
-    read=_next_head("a_scale"),
-    needs=several_parts,
-    same_if=EQUAL,
-)
-fault(
-    "B scale of the next head",
-    INDEX,
     seen="sglang 39193",
-    on=HEADS,
-    read=of_the_next("b_scale"),
-    needs=several_parts,
     same_if=EQUAL,
-)
-fault(
-    "activations stored head by head read token by token",
-    MOVEMENT,
-    seen="sglang 39193",
-    on=HEADS,
-    read=_batch_major,
-    needs=both(several_parts, several_rows("a")),
-    same_if=EQUAL,
+    over=(
+        way("B scale of the next head", of_the_next("b_scale"), needs=several_parts),
+        way(
+            "activations stored head by head read token by token",
+            _batch_major,
+            family=MOVEMENT,
+            needs=both(several_parts, several_rows("a")),
+        ),
+    ),
+    read=itself,
 )
 
 

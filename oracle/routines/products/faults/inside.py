@@ -76,7 +76,7 @@ def product_of_shipped_operands(call: Call, right: ScaledProduct) -> ScaledProdu
     race=True,
 )
 def product_of_another_call(call: Call, right: ScaledProduct) -> ScaledProduct:
-    """Another call's rows in the workspace; the rows of this one in reverse order stand for them."""
+    """Rows of another call in a shared workspace; those of this call in reverse order stand for them."""
     (part,) = as_shipped(_given(call))
     order = torch.arange(part.product.a.shape[0] - 1, -1, -1, device=part.product.a.device)
     return replace(right, a=take_rows(part.product.a, order), a_scale=part.product.a_scale[order])

@@ -1,7 +1,7 @@
 """Faults of data movement in scaled products: right numbers from, or to, the wrong place.
 
 Tiles are 128 x 128, the tile of the kernels where these faults were met; tails are what does not fill one. In grouped
-products the last real row of every group and what stands behind it are where group boundaries go wrong.
+products the last real row of every group and the padding behind it are where errors of group boundaries show.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def product_of_block_0_twice(product: ScaledProduct) -> ScaledProduct:
 
 
 def _stale_tail_rows(a: Tensor) -> Tensor:
-    """Rows of the last partial tile hold what the buffer held before: other rows in reverse order."""
+    """Rows of the last partial tile are stale: other rows in reverse order stand for them."""
     rows = torch.arange(a.shape[0], device=a.device)
     first = a.shape[0] // TILE * TILE
     old = torch.where(rows >= first, (a.shape[0] - 1 - (rows - first)) % a.shape[0], rows)

@@ -1,8 +1,8 @@
 """Faults of the scales in scaled products: the scale of another place, memory read in another layout, another number.
 
 Functions of scales take and return matrices ``[rows, blocks]``. A layout fault writes the matrix to memory as the
-caller does and looks for element ``(m, b)`` where the kernel does; a look past the end finds what
-:class:`~oracle.routines.fault.Beyond` says.
+caller does and looks for element ``(m, b)`` where the kernel does; the value of an out-of-bounds
+read is chosen by :class:`~oracle.routines.fault.Beyond`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from oracle.routines.fault import INDEX, VALUE, Beyond, Call, Change, Faults, WhyNot, both, need, ones
+from oracle.routines.fault import INDEX, VALUE, Beyond, Call, Change, Faults, WhyNot, both, need, ones, way
 from oracle.routines.products.roles import (
     b_by_row,
     each,
@@ -161,7 +161,7 @@ fault(
 
 
 def look(call: Call, buffer: Tensor, index: Tensor) -> Tensor:
-    """Elements of the flat ``buffer`` at ``index``; past the end, other live data or NaN."""
+    """Elements of the flat ``buffer`` at ``index``; out of bounds they wrap around, or are NaN (:class:`Beyond`)."""
     length = buffer.numel()
     found = buffer.flatten()[index % length]
     if call.beyond is Beyond.UNKNOWN:
@@ -263,31 +263,31 @@ fault(
     same_if=SQUARE,
 )
 fault(
-    "unpadded A scale read with leading dimension align(M, 4)",
+    "{}",
     INDEX,
-    seen="FlashInfer 0.6.18 on an H200",
     on=BLOCKS,
-    read=each("a_scale", _columns_aligned(written=1, read=4)),
-    needs=ragged_rows,
     same_if=EQUAL,
-)
-fault(
-    "A scale padded to align(M, 4) read with leading dimension M",
-    INDEX,
-    seen="pytorch/ao 4209",
-    on=BLOCKS,
-    read=each("a_scale", _columns_aligned(written=4, read=1)),
-    needs=ragged_rows,
-    same_if=EQUAL,
-)
-fault(
-    "A scale read with K blocks padded to 4",
-    INDEX,
-    seen="TensorRT-LLM PR 3144",
-    on=BLOCKS,
-    read=each("a_scale", _blocks_read_padded),
-    needs=ragged_blocks,
-    same_if=EQUAL,
+    over=(
+        way(
+            "unpadded A scale read with leading dimension align(M, 4)",
+            _columns_aligned(written=1, read=4),
+            seen="FlashInfer 0.6.18 on an H200",
+            needs=ragged_rows,
+        ),
+        way(
+            "A scale padded to align(M, 4) read with leading dimension M",
+            _columns_aligned(written=4, read=1),
+            seen="pytorch/ao 4209",
+            needs=ragged_rows,
+        ),
+        way(
+            "A scale read with K blocks padded to 4",
+            _blocks_read_padded,
+            seen="TensorRT-LLM PR 3144",
+            needs=ragged_blocks,
+        ),
+    ),
+    read=lambda change: each("a_scale", change),
 )
 fault(
     "row-major B scale read N-major",
@@ -299,23 +299,18 @@ fault(
     same_if=SQUARE,
 )
 fault(
-    "A scale not swizzled into 128x4 tiles",
+    "{}",
     INDEX,
-    seen="triton PR 10382",
     on=BLOCKS,
-    read=each("a_scale", _unswizzled),
     needs=a_matrix,
     same_if=EQUAL,
+    over=(
+        way("A scale not swizzled into 128x4 tiles", _unswizzled, seen="triton PR 10382"),
+        way("A scale swizzled 8x4 read as 128x4", _wrong_swizzle, seen="flashinfer 3604"),
+    ),
+    read=lambda change: each("a_scale", change),
 )
-fault(
-    "A scale swizzled 8x4 read as 128x4",
-    INDEX,
-    seen="flashinfer 3604",
-    on=BLOCKS,
-    read=each("a_scale", _wrong_swizzle),
-    needs=a_matrix,
-    same_if=EQUAL,
-)
+
 fault(
     "per-token weight scale indexed per 128x128 block",
     INDEX,
@@ -373,7 +368,7 @@ fault(
     ),
 )
 def product_scalar_as_vector(product: ScaledProduct) -> ScaledProduct:
-    """The scalar is read with the row number: other memory, here the codes' neighbours, behind the first row."""
+    """The scalar is read with the row number: behind the first row an out-of-bounds read."""
     junk = torch.linspace(0.5, 1.5, product.M, dtype=torch.float64, device="cpu").to(torch.float32).to(product.a.device)
     return replace(product, a_scale=torch.cat([product.a_scale, junk[1:, None] * product.a_scale]))
 
@@ -552,7 +547,7 @@ fault(
 
 
 def _bf16_pairs(scale: Tensor) -> Tensor:
-    """A bfloat16 buffer read as float32: two neighbours make one number, and half the buffer is behind its end."""
+    """A bfloat16 buffer read as float32: two neighbours make one number, and half of the reads are out of bounds."""
     high = _bits(_bf16(scale)).flatten() >> 16 & 0xFFFF
     first = torch.arange(high.numel(), device=high.device) * 2 % high.numel()
     second = (first + 1) % high.numel()
