@@ -852,8 +852,8 @@ def _gathered(
     requests = table.shape[0]
     for name, x in first_rows.items():
         checks.operand(name, x, (requests + (lens is None),), "the first row of each request", torch.int32)
-    for name, x in (("seq_starts", seq_starts), ("seq_lens", lens)):
-        if x is not None:
-            checks.dtype(name, checks.shape(name, x, (requests,), "one for each request"), torch.int32)
+    for name, of_request in (("seq_starts", seq_starts), ("seq_lens", lens)):
+        if of_request is not None:
+            checks.operand(name, of_request, (requests,), "one for each request", torch.int32)
     named = {name: out for name, out, _ in outputs}
     checks.same_device(**source, block_table=table, **first_rows, seq_starts=seq_starts, seq_lens=lens, **named)
