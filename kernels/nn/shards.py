@@ -263,9 +263,9 @@ def share(name: str, axis: str, size: int, rank: int, world: int) -> Span:
     ShapeError, OptionError
         The axis does not divide by the number of ranks, or there is no such rank.
     """
-    for name, value in (("rank", rank), ("world", world)):
+    for option, value in (("rank", rank), ("world", world)):
         if not isinstance(value, int) or isinstance(value, bool):
-            raise OptionError(f"{name} must be an integer, got {value!r}")
+            raise OptionError(f"{option} must be an integer, got {value!r}")
     if world < 1 or not 0 <= rank < world:
         raise OptionError(f"rank={rank} of world={world}; ranks run from 0 to world - 1")
     if size % world:

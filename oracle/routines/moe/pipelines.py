@@ -33,6 +33,9 @@ lie closer than that, every choice is tried for its token, and that which admits
 *Where nothing is claimed.* Tokens with NaN or infinity, or whose intermediate may overflow, and elements whose truth is
 NaN; the others of their experts are judged. Not covered: judging by bits; what a layer's output equals is for
 ``identify``.
+
+NaN and infinity in a token: nothing is claimed of its output.
+Sources: those of the rows.
 """
 
 from __future__ import annotations
@@ -493,7 +496,7 @@ class PipelineContract(Contract):
         return made
 
     def local(self, inputs: Inputs) -> Tensor:
-        """Global ids, or local ones where a map says which."""
+        """Global ids, or local ones where a map says which: int64 ``[T, k]``."""
         ids, known = inputs["topk_ids"].to(torch.int64), inputs.get("expert_map")
         if known is None:
             return ids
