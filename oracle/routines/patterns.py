@@ -143,7 +143,7 @@ def _zeros(x: Tensor) -> Tensor:
 def _zero_groups(x: Tensor) -> bool:
     """A group is zero, beside one of its row that is not; or the only one of its row."""
     rows = (bits(x) != 0).reshape(-1, x.shape[-1])
-    groups = torch.stack([part.any(dim=1) for part in rows.split(GROUP, dim=1)], dim=1)
+    groups = torch.stack([part.any(dim=1) for part in torch.split(rows, GROUP, dim=1)], dim=1)
     return bool((~groups.all(dim=1) & groups.any(dim=1)).any()) if groups.shape[1] > 1 else bool((~groups).any())
 
 
@@ -202,7 +202,7 @@ def _duplicates(x: Tensor) -> Tensor:
 def _has_duplicates(x: Tensor) -> bool:
     """One entry that is not negative stands twice."""
     real = x[x >= 0]
-    return real.numel() > real.unique().numel()
+    return real.numel() > len(set(real.flatten().tolist()))
 
 
 def _empty(x: Tensor) -> Tensor:
@@ -263,7 +263,8 @@ def _codes(fmt: Format) -> Tensor:
     """The finite values from 0 on in order, float64."""
     every = torch.arange(1 << (fmt.bits - 1), dtype=torch.int64, device="cpu").to(fmt.storage)
     values = decode(every, fmt)
-    return values[torch.isfinite(values)].unique()
+    finite: Tensor = torch.unique(values[torch.isfinite(values)])
+    return finite
 
 
 def _midpoints(fmt: Format) -> Tensor:
@@ -353,7 +354,7 @@ def _tops(size: Tensor) -> list[Tensor]:
     """The largest of every block of a row, of every row and of all, as wide as the values."""
     found = [size.amax(dim=1, keepdim=True).expand(size.shape), size.amax().expand(size.shape)]
     for width in SHARED:
-        blocks = size.split(width, dim=1)
+        blocks = torch.split(size, width, dim=1)
         found.append(torch.cat([part.amax(dim=1, keepdim=True).expand(part.shape) for part in blocks], dim=1))
     return [torch.where(top > 0, top, 1.0) for top in found]
 
