@@ -3,6 +3,9 @@
 An adapter takes the verb, inputs and options; it allocates outputs where the verb writes into one, and never writes
 into an input. The usual one passes everything by name (:func:`by_name`); one that serves a single family stands in the
 file of the family.
+
+NaN and infinity: no value is read.
+Source: the signatures of the verbs.
 """
 
 from __future__ import annotations
@@ -91,12 +94,18 @@ def paired(*extents: tuple[str, int], more: tuple[str, ...] = ()) -> Adapter:
 
 
 def pairs(inputs: Inputs) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Codes and scales of ``a`` and ``b``."""
+    """Codes and scales of ``a`` and ``b``.
+
+    Codes E4M3 and scales float32 of any shape; returns the same tensors, ``(a, a_scale), (b, b_scale)``.
+    """
     return (inputs["a"], inputs["a_scale"]), (inputs["b"], inputs["b_scale"])
 
 
 def runs(verb: Callable[..., Any], inputs: Inputs, options: Options) -> Tensor:
-    """Products of runs of rows, whose integers a contract may give as int64."""
+    """Products of runs of rows, whose integers a contract may give as int64.
+
+    Returns the verb's result, ``[M, N]`` of the output dtype.
+    """
     whole = ("m_indptr", "expert_offsets", "problem_sizes")
     arguments = {name: int32(x) if name in whole else x for name, x in inputs.items()}
     result: Tensor = verb(**arguments, out_dtype=out_dtype_of(options))
@@ -112,5 +121,8 @@ def out_dtype_of(options: Options) -> torch.dtype:
 
 
 def int32(x: Tensor) -> Tensor:
-    """The same integers as int32."""
+    """The same integers as int32.
+
+    ``x`` integers of any shape; returns int32 of the same shape.
+    """
     return x.to(torch.int32)

@@ -4,6 +4,11 @@ Shapes and scales as the libraries publish them; ``K`` is cut into scale blocks 
 cannot address are copied. A routine whose arithmetic another one has is that one under another name: transposed
 operands are views, runs of rows become the aligned runs of
 :func:`kernels.grouped.m_grouped_fp8_gemm_nt_contiguous`, int4 weights the E4M3 codes that CUTLASS' table gives them.
+
+NaN in a code or a scale makes every element that it reaches NaN; an infinite scale gives infinity
+or NaN.
+Source: DeepGEMM (csrc/apis/gemm.hpp, einsum.hpp), FlashInfer (gemm), vLLM (csrc/quantization/cutlass_w8a8 and
+cutlass_w4a8).
 """
 
 from __future__ import annotations
@@ -81,20 +86,29 @@ def _every_masked(verb: Callable[..., Tensor], inputs: Inputs, options: Options)
 
 @verb("fp8_gemm_nt", adapter=paired(("a", 0), ("b", 1)))
 def fp8_gemm_nn(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True) -> None:
-    """:func:`kernels.fp8_gemm_nt` with ``b (b [K, N], b_scale [K/128, N/128])``; raises what that raises."""
+    """:func:`kernels.fp8_gemm_nt` with ``b (b [K, N], b_scale [K/128, N/128])``; raises what that raises.
+
+    ``a``, ``out``, ``c`` and dtypes as of :func:`kernels.blockscaled.fp8_gemm_nt`.
+    """
     blockscaled.fp8_gemm_nt(a, _turned("b", b), out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
 @verb("fp8_gemm_nt", adapter=paired(("a", 1), ("b", 1)))
 def fp8_gemm_tn(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True) -> None:
-    """:func:`kernels.fp8_gemm_nt` with ``a (a [K, M], a_scale [K/128, M])`` and ``b`` as of :func:`fp8_gemm_nn`."""
+    """:func:`kernels.fp8_gemm_nt` with ``a (a [K, M], a_scale [K/128, M])`` and ``b`` as of :func:`fp8_gemm_nn`.
+
+    ``out``, ``c`` and dtypes as of :func:`kernels.blockscaled.fp8_gemm_nt`.
+    """
     left, right = _turned("a", a), _turned("b", b)
     blockscaled.fp8_gemm_nt(left, right, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
 @verb("fp8_gemm_nt", adapter=paired(("a", 1), ("b", 0)))
 def fp8_gemm_tt(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True) -> None:
-    """:func:`kernels.fp8_gemm_nt` with ``a (a [K, M], a_scale [K/128, M])``; raises what that raises."""
+    """:func:`kernels.fp8_gemm_nt` with ``a (a [K, M], a_scale [K/128, M])``; raises what that raises.
+
+    ``b``, ``out``, ``c`` and dtypes as of :func:`kernels.blockscaled.fp8_gemm_nt`.
+    """
     blockscaled.fp8_gemm_nt(_turned("a", a), b, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
@@ -102,7 +116,10 @@ def fp8_gemm_tt(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disab
 def m_grouped_fp8_gemm_nn_contiguous(
     a: Pair, b: Pair, out: Tensor, m_indices: Tensor, *, disable_ue8m0_cast: bool = True, check: bool | None = None
 ) -> None:
-    """:func:`kernels.m_grouped_fp8_gemm_nt_contiguous` with ``b (b [G, K, N], b_scale [G, K/128, N/128])``."""
+    """:func:`kernels.m_grouped_fp8_gemm_nt_contiguous` with ``b (b [G, K, N], b_scale [G, K/128, N/128])``.
+
+    ``a``, ``out``, ``m_indices`` and dtypes as of :func:`kernels.grouped.m_grouped_fp8_gemm_nt_contiguous`.
+    """
     grouped.m_grouped_fp8_gemm_nt_contiguous(
         a, _turned("b", b, 3), out, m_indices, disable_ue8m0_cast=disable_ue8m0_cast, check=check
     )
@@ -121,7 +138,7 @@ def fp8_gemm_nt_1d1d(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None) 
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError, LayoutError, NoBackendError
+    ShapeError, DtypeError, DeviceError, LayoutError, NoBackendError, InputError
     """
     (x, xs), (w, ws) = checks.pair("a", a), checks.pair("b", b)
     (m, k), (n, k_b) = checks.matrix("a", x), checks.matrix("b", w)
@@ -163,7 +180,7 @@ def k_grouped_fp8_gemm_nt_contiguous(
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError, LayoutError, OptionError, NoBackendError
+    ShapeError, DtypeError, DeviceError, LayoutError, OptionError, NoBackendError, InputError
     """
     (x, xs), (w, ws) = checks.pair("a", a), checks.pair("b", b)
     groups, m, n = checks.rank("out", out, 3).shape
@@ -205,7 +222,7 @@ def fp8_gemm_nt_skip_head_mid(
 
     Raises
     ------
-    ShapeError, OptionError, NoBackendError
+    ShapeError, OptionError, NoBackendError, DeviceError, DtypeError, InputError, LayoutError
         And what :func:`kernels.fp8_gemm_nt` raises.
     """
     (x, xs), (w, ws) = checks.pair("a", a), checks.pair("b", b)
@@ -238,7 +255,7 @@ def fp8_einsum(equation: str, a: Pair, b: Pair, out: Tensor) -> None:
 
     Raises
     ------
-    OptionError, ShapeError, DtypeError, DeviceError, NoBackendError
+    OptionError, ShapeError, DtypeError, DeviceError, NoBackendError, InputError, LayoutError
     """
     if equation.replace(" ", "") != EQUATION:
         raise OptionError(f"equation {equation!r}; the FP8 product of heads is {EQUATION!r}")
@@ -264,6 +281,8 @@ def fp8_einsum(equation: str, a: Pair, b: Pair, out: Tensor) -> None:
 def bmm_fp8(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch.dtype) -> Tensor:
     """``A @ B`` for every batch, times both scales.
 
+    ``A_scale`` and ``B_scale`` have any shape of one value.
+
     Parameters
     ----------
     A, B
@@ -278,10 +297,11 @@ def bmm_fp8(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch
     -------
     Tensor
         ``[G, M, N]``.
+        of ``dtype``.
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError, OptionError, NoBackendError
+    ShapeError, DtypeError, DeviceError, OptionError, NoBackendError, InputError, LayoutError
     """
     groups, m, k = checks.dtype("A", checks.rank("A", A, 3), FP8, E5M2).shape
     groups_b, k_b, n = checks.dtype("B", checks.rank("B", B, 3), FP8, E5M2).shape
@@ -318,8 +338,12 @@ def gemm_fp8_nt_groupwise(
 ) -> Tensor:
     """``a @ b.T`` with 128x128 scales on ``b`` and scales of one row, or of 128, on ``a``.
 
+    Returns ``[M, N]`` of ``out_dtype``.
+
     ``a [M, K]``, ``b [N, K]`` E4M3; ``a_scale [M or ceil(M/128), ceil(K/128)]``, ``b_scale [ceil(N/128), ceil(K/128)]``
     float32, logical; ``[M, N]`` bf16 or f16. Raises what :func:`kernels.fp8_gemm_nt` raises.
+
+    Raises DtypeError, InputError, LayoutError, OptionError, ShapeError.
     """
     checks.out_dtype(out_dtype, *NARROW)
     (m, _), (n, _) = checks.matrix("a", a), checks.matrix("b", b)
@@ -341,7 +365,13 @@ def batch_deepgemm_fp8_nt_groupwise(
     expected_m: int,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """:func:`kernels.fp8_m_grouped_gemm_nt_masked` under FlashInfer's name: ``[G, M, N]``, zero past the counts."""
+    """:func:`kernels.fp8_m_grouped_gemm_nt_masked` under FlashInfer's name: ``[G, M, N]``, zero past the counts.
+
+    ``a`` ``[G, M, K]`` and ``b`` ``[G, N, K]`` E4M3, ``a_scale`` ``[G, M, ceil(K/128)]`` and ``b_scale`` ``[G,
+    ceil(N/128), ceil(K/128)]`` float32, ``masked_m`` ``[G]`` int32. Returns ``[G, M, N]`` of ``out_dtype``.
+
+    Raises InputError, LayoutError, OptionError, ShapeError.
+    """
     checks.out_dtype(out_dtype)
     groups, m, _ = checks.rank("a", a, 3).shape
     out = torch.zeros(groups, m, checks.rank("b", b, 3).shape[1], dtype=out_dtype, device=a.device)
@@ -354,6 +384,8 @@ def group_gemm_fp8_nt_groupwise(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, m_indptr: Tensor, out_dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
     """Rows ``m_indptr[g]`` to ``m_indptr[g + 1]`` of ``a`` times ``b[g].T``, block scales.
+
+    ``m_indptr`` ``[G + 1]`` int32. Returns ``[M, N]`` of ``out_dtype``.
 
     ``a [M, K]``, ``b [G, N, K]`` E4M3; ``a_scale [M, ceil(K/128)]``, ``b_scale [G, ceil(N/128), ceil(K/128)]`` float32,
     logical; ``m_indptr`` int32 ``[G + 1]``, never decreasing; ``[M, N]``, rows of no group zero. No alignment of runs
@@ -373,7 +405,12 @@ def cutlass_blockwise_scaled_grouped_mm(
     problem_sizes: Tensor,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """:func:`group_gemm_fp8_nt_groupwise` with the first row of each expert and its sizes ``[G, 3]`` (rows, N, K)."""
+    """:func:`group_gemm_fp8_nt_groupwise` with the first row of each expert and its sizes ``[G, 3]`` (rows, N, K).
+
+    ``a`` ``[M, K]`` and ``b`` ``[G, N, K]`` E4M3, ``scales_a`` ``[M, ceil(K/128)]`` and ``scales_b`` ``[G, ceil(N/128),
+    ceil(K/128)]`` float32, ``expert_offsets`` ``[G]`` and ``problem_sizes`` ``[G, 3]`` int32. Returns ``[M, N]`` of
+    ``out_dtype``.
+    """
     starts, ends = _starts(expert_offsets, problem_sizes, b)
     return _runs(a, b, scales_a, scales_b, starts, ends, out_dtype, ("scales_a", "scales_b"))
 
@@ -410,7 +447,7 @@ def cutlass_moe_mm(
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError, OptionError, ValueRangeError, NoBackendError
+    ShapeError, DtypeError, DeviceError, OptionError, ValueRangeError, NoBackendError, InputError, LayoutError
     """
     _, ends = _starts(expert_offsets, problem_sizes, b)
     rows, groups, n = checks.rank("a", a, 2).shape[0], b.shape[0], b.shape[1]
@@ -430,7 +467,11 @@ def grouped_mm_fp8(
 ) -> Tensor:
     """Rows ``m_indptr[g]`` to ``m_indptr[g + 1]`` of ``a`` times ``b[g].T``, times ``alpha`` (one float32 value).
 
+    ``m_indptr`` ``[G + 1]`` int32; ``alpha`` of any shape. Returns ``[M, N]`` of ``out_dtype``.
+
     ``a [M, K]``, ``b [G, N, K]`` E4M3, ``m_indptr`` int32 ``[G + 1]``; ``[M, N]``, rows of no group unspecified.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
     checks.scalar("alpha", alpha)
     starts = _borders("m_indptr", m_indptr, b)
@@ -449,6 +490,8 @@ def decode_int4(b_q: Tensor, b_group_scales: Tensor) -> Tensor:
 
     ``b_q`` int8 ``[..., N, K]``, values -8..7, not checked; ``b_group_scales`` E4M3 ``[..., ceil(K/128), N]``. A scale
     and a weight have 4 bits each, so that their float32 product is exact. A NaN scale gives NaN.
+
+    Raises DeviceError, DtypeError, InputError, ShapeError.
     """
     checks.dtype("b_q", b_q, torch.int8)
     checks.dtype("b_group_scales", b_group_scales, FP8)
@@ -466,7 +509,11 @@ def decode_int4(b_q: Tensor, b_group_scales: Tensor) -> Tensor:
 def unified_encode_int4b(b: Tensor) -> Tensor:
     """Bytes of two int4 weights each as CUTLASS looks them up: nibbles 1..7 become ``8 - v``, the others stay.
 
+    Returns uint8 of the same shape.
+
     ``b`` uint8 of any shape; the same shape. It is its own inverse.
+
+    Raises DtypeError.
     """
     checks.dtype("b", b, torch.uint8)
     low, high = b & 15, b >> 4
@@ -491,6 +538,11 @@ def cutlass_encode_and_reorder_int4b(b: Tensor) -> Tensor:
     -------
     Tensor
         Of the shape and strides of ``b``.
+        The same shape, int32.
+
+    Raises
+    ------
+    DtypeError, InputError, LayoutError, ShapeError
     """
     checks.dtype("b", checks.rank("b", b, 2), torch.int32)
     n, k = b.shape[1], b.shape[0] * 8
@@ -510,7 +562,12 @@ def cutlass_encode_and_reorder_int4b(b: Tensor) -> Tensor:
 
 @verb("layout")
 def cutlass_pack_scale_fp8(scales: Tensor) -> Tensor:
-    """E4M3 ``[8 n]``: for each of ``n`` group scales its products with -8 to -1, rounded and saturated."""
+    """E4M3 ``[8 n]``: for each of ``n`` group scales its products with -8 to -1, rounded and saturated.
+
+    ``scales`` of any shape with ``n`` elements. A NaN scale gives eight NaN codes.
+
+    Raises DtypeError.
+    """
     checks.dtype("scales", scales, FP8)
     steps = torch.arange(-8, 0, device=scales.device).to(torch.float32)
     products = scales.to(torch.float32).flatten()[:, None] * steps
@@ -528,8 +585,12 @@ def cutlass_w4a8_mm(
 ) -> Tensor:
     """``channel * (token * (a @ w.T))`` of E4M3 ``a [M, K]`` and int4 weights ``w`` (:func:`decode_int4`).
 
+    ``b_q`` ``[N, K]`` int8 and ``b_group_scales`` ``[ceil(K/128), N]`` E4M3. Returns ``[M, N]`` of ``out_dtype``.
+
     ``b_channel_scales`` float32 ``[N, 1]``, ``a_token_scales`` float32 ``[M, 1]``; ``[M, N]`` bf16 or f16. Weights are
     decoded at every call; a layer that keeps them decodes once and calls :func:`kernels.cutlass_scaled_mm`.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
     w = decode_int4(checks.rank("b_q", b_q, 2), b_group_scales)
     checks.operand("b_channel_scales", b_channel_scales, (w.shape[0], 1), "[N, 1]", torch.float32)
@@ -550,7 +611,14 @@ def cutlass_w4a8_moe_mm(
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
     """:func:`cutlass_moe_mm` with int4 weights ``b_q [G, N, K]``, group scales ``[G, ceil(K/128), N]``, channels
-    ``[G, N]``."""
+    ``[G, N]``.
+
+    ``a`` ``[M, K]`` E4M3, ``b_q`` ``[G, N, K]`` int8, ``b_group_scales`` ``[G, ceil(K/128), N]`` E4M3,
+    ``b_channel_scales`` ``[G, N]`` and ``a_token_scales`` ``[M, 1]`` float32, ``expert_offsets`` ``[G]`` and
+    ``problem_sizes`` ``[G, 3]`` int32. Returns ``[M, N]`` of ``out_dtype``.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
+    """
     w = decode_int4(checks.rank("b_q", b_q, 3), b_group_scales)
     checks.operand("b_channel_scales", b_channel_scales, tuple(w.shape[:2]), "[G, N]", torch.float32)
     checks.operand("a_token_scales", a_token_scales, (checks.rank("a", a, 2).shape[0], 1), "[M, 1]", torch.float32)
@@ -617,6 +685,8 @@ def _runs(
 
 def aligned_runs(starts: Tensor, ends: Tensor, m: int, unit: int) -> tuple[Tensor, Tensor, Tensor]:
     """Where ``m`` rows in runs go when every run begins at a multiple of ``unit``; starts and ends int32 ``[G]``.
+
+    ``starts`` and ``ends`` ``[G]`` int32.
 
     Returns ``(source, index, place)``: the row that each place takes (any for a place of nobody), int64 ``[L]``; each
     place's group or -1, int32 ``[L]``; and each row's place, int64 ``[m]``, ``L`` for rows of no group. ``L`` follows

@@ -2,6 +2,10 @@
 
 ``y[m,n] = sum_kb a_scale[m,kb] * b_scale[n//128,kb] * <a[m], b[n]>_kb``. Scales are always passed in their logical
 shape, ``[M, K/128]`` and ``[N/128, K/128]``, in any strides; they are converted here to the layout a kernel needs.
+
+NaN in a code or a scale makes every element of its row or column NaN; an infinite scale gives infinity
+or NaN.
+Source: DeepSeek-V3 technical report; DeepGEMM (``fp8_gemm_nt``), FlashInfer (``fp8_blockscale_gemm_sm90``).
 """
 
 from __future__ import annotations
@@ -191,6 +195,10 @@ def prepare_fp8_gemm_nt(
     Callable
         ``run(a, out)`` with ``a`` and ``out`` (bf16) as of :func:`fp8_gemm_nt`. It checks their dtypes, shapes and
         devices and does not validate storage. Machine and configuration are those of the preparation.
+
+    Raises
+    ------
+    LayoutError
     """
     w, ws = checks.pair("b", b)
     n, k = checks.matrix("b", w)
@@ -282,6 +290,9 @@ def packed_scales(
 ) -> tuple[Tensor, Tensor]:
     """Both float32 scales as packed UE8M0, which sm100's kernels take; every scale must be a power of two.
 
+    ``a_scale`` ``[M, K/128]`` and ``b_scale`` ``[N/128, K/128]`` float32. Returns int32 ``[M, ceil(K/512)]`` and ``[N,
+    ceil(K/512)]``.
+
     Raises
     ------
     OptionError
@@ -309,6 +320,8 @@ def fp8_blockscale_gemm_sm90(
 ) -> Tensor:
     """FlashInfer's SM90 block-scaled product, with the shipped kernel's silent errors corrected or refused.
 
+    Returns ``[M, N]`` bf16, ``out`` where it is given.
+
     Three dtype pairs: bf16 + bf16 (both quantised), bf16 + E4M3 (the input quantised), E4M3 + E4M3. A scale of any
     strides is converted to ``[K/128, align(M, 4)]``; bf16 operands are quantised here, by FlashInfer's formula with
     true division and a full scan, whatever their values; float16 outputs and weight scales per token are refused.
@@ -328,7 +341,7 @@ def fp8_blockscale_gemm_sm90(
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError, InputError, OptionError
+    ShapeError, DtypeError, DeviceError, InputError, OptionError, LayoutError
         An operand does not fit the contract.
     """
     m, k = checks.matrix("input", input, FP8, torch.bfloat16)
@@ -380,7 +393,11 @@ def _quantise_here(quantise: Quantiser, x: Tensor) -> Pair:
 
 @verb("blockscale_sm90", adapter=_wide_input, fake=_linear_fake)
 def flashinfer_fp8_blockscale_gemm(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """:func:`fp8_blockscale_gemm_sm90` for a bf16 input and a quantised weight; a custom op under ``torch.compile``."""
+    """:func:`fp8_blockscale_gemm_sm90` for a bf16 input and a quantised weight; a custom op under ``torch.compile``.
+
+    ``input`` ``[M, K]`` bf16, ``weight`` ``[N, K]`` E4M3, ``weight_scale`` ``[ceil(N/128), K/128]`` float32. Returns
+    ``[M, N]`` bf16.
+    """
     if is_compiling():
         out: Tensor = torch.ops.fp8_kernels.flashinfer_fp8_blockscale_gemm(input, weight, weight_scale)
         return out
@@ -409,7 +426,7 @@ def few_rows_blockscale_linear(input: Tensor, weight: Tensor, weight_scale: Tens
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError, InputError
+    ShapeError, DtypeError, DeviceError, InputError, LayoutError
         An operand does not fit the contract.
     NoBackendError
         No kernel serves the problem on this machine.
@@ -433,7 +450,11 @@ def _few_rows(device: torch.device, dtype: torch.dtype, n: int, k: int) -> WideL
 def deepgemm_blockscale_linear(
     input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = BLOCK, use_deep_gemm_e8m0: bool = False
 ) -> Tensor:
-    """Quantise a bf16 input 1x128, then :func:`fp8_gemm_nt`: ``[M, N]`` bf16."""
+    """Quantise a bf16 input 1x128, then :func:`fp8_gemm_nt`: ``[M, N]`` bf16.
+
+    ``input`` ``[M, K]`` bf16, f16 or f32, ``weight`` ``[N, K]`` E4M3, ``weight_scale`` ``[ceil(N/128), K/128]``
+    float32.
+    """
     if group_size is BLOCK and not is_compiling() and type(use_deep_gemm_e8m0) is bool:
         call = repeated.find(("deepgemm", use_deep_gemm_e8m0), weight, weight_scale)
         if call is not None and (m := call.rows(weight, weight_scale, input)):
@@ -601,6 +622,10 @@ def prepare_blockscale_linear(
     Callable
         ``run(input)`` for ``input`` ``[M, K]`` bf16, a strided tensor. It checks dtype, shape and device and does not
         validate storage. Machine and configuration are those of the preparation.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     e8m0, empty = use_deep_gemm_e8m0, weight.new_empty(0, checks.matrix("weight", weight)[1], dtype=torch.bfloat16)
     _check_switch(empty, weight, weight_scale)
@@ -693,7 +718,10 @@ class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
 
     @checks.checked
     def apply_block_scaled_mm(self, A: Tensor, B: Tensor, As: Tensor | None, Bs: Tensor) -> Tensor:
-        """``A [M, K]`` bf16 against ``B [N, K]`` with ``Bs [N/128, K/128]``; ``As`` must be None."""
+        """``A [M, K]`` bf16 against ``B [N, K]`` with ``Bs [N/128, K/128]``; ``As`` must be None.
+
+        Raises InputError.
+        """
         if As is not None:
             raise InputError("As must be None: the input is quantised inside (apply_input_quant is False)")
         return dynamic_flashinfer_deepgemm_blockscale_gemm(A, B, Bs, BLOCK, self.use_deep_gemm_e8m0)

@@ -32,7 +32,7 @@ def calc_diff(x: Tensor, y: Tensor) -> Tensor:
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError
+    ShapeError, DtypeError, DeviceError, InputError, LayoutError
         Two shapes, a complex dtype, or two devices.
     """
     left, right = checks.tensor("x", x), checks.tensor("y", y)

@@ -2,6 +2,9 @@
 
 They run before any kernel is launched and read metadata only, never values, so that they never wait for a device and
 trace through ``torch.compile``. Checks of values are with their verbs.
+
+NaN and infinity: no check of metadata reads a value.
+Source: PyTorch's tensor metadata; the published signatures of the libraries.
 """
 
 from __future__ import annotations
@@ -99,7 +102,10 @@ def _check(name: str, value: object, kinds: tuple[Any, ...]) -> None:
 
 
 def plain(x: Tensor) -> bool:
-    """Whether a tensor is strided, in memory that holds its values; False too where only :func:`memory` knows."""
+    """Whether a tensor is strided, in memory that holds its values; False too where only :func:`memory` knows.
+
+    ``x`` of any shape and dtype.
+    """
     if x.layout is not STRIDED or x.is_nested or x.is_neg() or x.is_quantized or type(x) is not Tensor and _is_fake(x):
         return False
     return x.nbytes <= x.untyped_storage().nbytes()
@@ -107,6 +113,8 @@ def plain(x: Tensor) -> bool:
 
 def memory(name: str, x: Tensor) -> None:
     """Refuse a tensor whose memory does not hold its values; a kernel would read what it is not.
+
+    ``x`` of any shape and dtype.
 
     Raises
     ------
@@ -139,7 +147,12 @@ def _fake_mode() -> object:
 
 
 def tensor(name: str, x: object) -> Tensor:
-    """Return ``x`` when it is a strided tensor; else raise :class:`InputError`."""
+    """Return ``x`` when it is a strided tensor; else raise :class:`InputError`.
+
+    Returns ``x`` unchanged, of the same shape and dtype.
+
+    Raises LayoutError.
+    """
     if not isinstance(x, Tensor):
         raise InputError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
     if x.layout != torch.strided:
@@ -148,7 +161,12 @@ def tensor(name: str, x: object) -> Tensor:
 
 
 def rank(name: str, x: object, *ranks: int) -> Tensor:
-    """Return ``x`` when its rank is one of ``ranks``."""
+    """Return ``x`` when its rank is one of ``ranks``.
+
+    Returns ``x`` unchanged, of the same shape and dtype.
+
+    Raises InputError, LayoutError, ShapeError.
+    """
     t = tensor(name, x)
     if t.dim() not in ranks:
         wanted = " or ".join(str(r) for r in ranks)
@@ -157,7 +175,12 @@ def rank(name: str, x: object, *ranks: int) -> Tensor:
 
 
 def dtype(name: str, x: Tensor, *dtypes: torch.dtype) -> Tensor:
-    """Return ``x`` when its dtype is one of ``dtypes``."""
+    """Return ``x`` when its dtype is one of ``dtypes``.
+
+    ``x`` of any shape; returns ``x`` unchanged, of the same shape and dtype.
+
+    Raises DtypeError.
+    """
     if x.dtype not in dtypes:
         wanted = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
         raise DtypeError(f"{name} must be {wanted}, got {str(x.dtype).removeprefix('torch.')}")
@@ -165,14 +188,24 @@ def dtype(name: str, x: Tensor, *dtypes: torch.dtype) -> Tensor:
 
 
 def shape(name: str, x: Tensor, expected: tuple[int, ...], meaning: str) -> Tensor:
-    """Return ``x`` when its shape is ``expected``; ``meaning`` spells the shape in symbols."""
+    """Return ``x`` when its shape is ``expected``; ``meaning`` spells the shape in symbols.
+
+    Returns ``x`` unchanged, of the same shape and dtype.
+
+    Raises ShapeError.
+    """
     if tuple(x.shape) != expected:
         raise ShapeError(f"{name} must be {meaning} = {list(expected)}, got {list(x.shape)}")
     return x
 
 
 def operand(name: str, x: object, expected: tuple[int, ...], meaning: str, *dtypes: torch.dtype) -> Tensor:
-    """Return ``x`` when it is a tensor of one of the dtypes and of the shape, in that order."""
+    """Return ``x`` when it is a tensor of one of the dtypes and of the shape, in that order.
+
+    Returns ``x`` unchanged, of that shape and dtype.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
     return shape(name, dtype(name, tensor(name, x), *dtypes), expected, meaning)
 
 
@@ -187,6 +220,8 @@ def matrix(name: str, x: object, *dtypes: torch.dtype) -> tuple[int, int]:
 
 def column_major(name: str, x: Tensor) -> Tensor:
     """Return ``x`` ``[..., K, N]`` unless its rows are contiguous: the libraries read it column by column.
+
+    Returns ``x`` unchanged, of the same shape and dtype.
 
     A row-major tensor is nearly always a weight ``[N, K]`` whose transpose was forgotten, which a square shape hides.
 
@@ -205,19 +240,32 @@ def column_major(name: str, x: Tensor) -> Tensor:
 
 
 def pair(name: str, value: object) -> tuple[Tensor, Tensor]:
-    """Return ``value`` when it is a tuple of codes and scales."""
+    """Return ``value`` when it is a tuple of codes and scales.
+
+    Returns two tensors of any shape and dtype, unchanged.
+
+    Raises InputError.
+    """
     if not isinstance(value, tuple) or len(value) != 2:
         raise InputError(f"{name} must be a tuple (codes, scale), got {type(value).__name__}")
     return value
 
 
 def output(name: str, x: object, expected: tuple[int, ...], meaning: str, *dtypes: torch.dtype) -> Tensor:
-    """Return ``x`` when a kernel can write it: dtype, shape, and no two elements at one address."""
+    """Return ``x`` when a kernel can write it: dtype, shape, and no two elements at one address.
+
+    Returns ``x`` unchanged, of that shape and dtype.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
     return disjoint(name, writable(name, operand(name, x, expected, meaning, *dtypes)))
 
 
 def disjoint(name: str, x: Tensor) -> Tensor:
-    """Return ``x`` of any shape when no two of its elements share memory; else raise :class:`LayoutError`."""
+    """Return ``x`` of any shape when no two of its elements share memory; else raise :class:`LayoutError`.
+
+    Returns ``x`` unchanged, of the same shape and dtype.
+    """
     if x.is_contiguous():  # no graph of a changing number of rows can sort symbolic strides
         return x
     reach = 0
@@ -229,14 +277,24 @@ def disjoint(name: str, x: Tensor) -> Tensor:
 
 
 def writable(name: str, x: Tensor) -> Tensor:
-    """Return ``x`` when torch lets it be written here."""
+    """Return ``x`` when torch lets it be written here.
+
+    ``x`` of any shape; returns ``x`` unchanged, of the same shape and dtype.
+
+    Raises LayoutError.
+    """
     if not is_compiling() and x.is_inference() and not torch.is_inference_mode_enabled():
         raise LayoutError(f"{name} was made in inference mode and cannot be written outside of it; pass another tensor")
     return x
 
 
 def same_device(**tensors: Tensor | None) -> torch.device:
-    """Return the one device of all given tensors."""
+    """Return the one device of all given tensors.
+
+    ``tensors`` of any shape and dtype, by name.
+
+    Raises DeviceError, InputError.
+    """
     first: tuple[str, torch.device] | None = None
     for name, t in tensors.items():
         if t is None:
@@ -314,7 +372,12 @@ def integers(name: str, value: object, count: int | None = None) -> list[int]:
 
 
 def concrete(name: str, x: Tensor) -> Tensor:
-    """Return ``x`` when it has values; a routine that reads them cannot take a meta or a fake tensor."""
+    """Return ``x`` when it has values; a routine that reads them cannot take a meta or a fake tensor.
+
+    ``x`` of any shape; returns ``x`` unchanged, of the same shape and dtype.
+
+    Raises DeviceError.
+    """
     if x.device.type == "meta" or type(x) is not Tensor and _is_fake(x):
         raise DeviceError(f"{name} is on the meta device, or fake, and has no values to look at")
     return x
@@ -328,7 +391,12 @@ def multiple(name: str, value: int, of: int, way_out: str) -> int:
 
 
 def nonempty(name: str, x: Tensor, *dims: int) -> Tensor:
-    """Return ``x`` when none of its ``dims`` has extent 0."""
+    """Return ``x`` when none of its ``dims`` has extent 0.
+
+    ``x`` of any shape; returns ``x`` unchanged, of the same shape and dtype.
+
+    Raises ShapeError.
+    """
     for d in dims:
         if x.shape[d] == 0:
             raise ShapeError(f"{name} has an empty dimension {d}: shape {list(x.shape)}")
@@ -342,6 +410,8 @@ def wanted(check: bool | None, device: torch.device) -> bool:
 
 def values(name: str, check: bool | None, good: Tensor, explain: Callable[[], str]) -> None:
     """Refuse values for which ``good``, one bool, is False.
+
+    ``good`` is a scalar.
 
     A ``check`` of None checks what lies on the CPU, and never waits for a GPU: there it looks at values only where
     ``FP8_KERNELS_CHECK`` is set, and hands the device a flag that fails the next synchronisation. True waits for the
@@ -360,7 +430,12 @@ def values(name: str, check: bool | None, good: Tensor, explain: Callable[[], st
 
 
 def within(name: str, check: bool | None, low: Tensor, high: Tensor, ends: tuple[int, int], interval: str) -> None:
-    """Values from the least of ``low`` to the largest of ``high``, within ``ends``; see :func:`values`."""
+    """Values from the least of ``low`` to the largest of ``high``, within ``ends``; see :func:`values`.
+
+    ``low`` and ``high`` integers of any shape.
+
+    Raises ValueRangeError.
+    """
     first, last = low.min(), high.max()
     values(
         name,

@@ -10,6 +10,8 @@ dequantisation. Divisions of the quantiser are IEEE divisions; exponential and r
 
 NaN and infinity: a NaN makes its group NaN (scale and codes), an infinity gives an infinite scale. Rows that are not in
 use are not written. Not covered: GELU, LayerNorm, E5M2, in-place residuals (they are returned).
+
+Source: vLLM (csrc/quantization/fused_kernels), SGLang (ep_moe kernels), FlashInfer (norm, rope).
 """
 
 from __future__ import annotations
@@ -134,7 +136,10 @@ def _run_block(
 
 
 def gated_codes(x: Tensor) -> Tensor:
-    """The codes of a gated input, without values."""
+    """The codes of a gated input, without values.
+
+    ``x`` ``[..., 2I]``; returns E4M3 ``[..., I]``.
+    """
     return empty(*x.shape[:-1], x.shape[-1] // 2, like=x, dtype=FP8)
 
 
@@ -217,6 +222,10 @@ def silu_and_mul_quant(x: Tensor, scale: Tensor, *, rounding: str = "each") -> T
     -------
     Tensor
         ``[M, I]`` E4M3.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     _gated(x, 2, rounding)
     checks.scalar("scale", scale)
@@ -238,6 +247,8 @@ def silu_and_mul_per_block_quant(
 ) -> tuple[Tensor, Tensor]:
     """``silu(gate) * up`` quantised in groups: ``scale = max(min(amax / 448, scale_ub), 1 / (448 * 512))``.
 
+    ``scale_ub`` is a scalar tensor of any shape with one value.
+
     Parameters
     ----------
     x
@@ -251,6 +262,10 @@ def silu_and_mul_per_block_quant(
     -------
     q, scale
         ``q [M, I]`` E4M3, ``scale [M, I / group_size]`` float32.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     _gated(x, 2, rounding, group_size)
     checks.scalar("scale_ub", scale_ub)
@@ -313,6 +328,10 @@ def persistent_masked_m_silu_mul_quant(x: Tensor, masked_m: Tensor) -> tuple[Ten
     -------
     q, scale
         ``q [E, T, I]`` E4M3, ``scale [E, T, I / 128]`` float32 holding bf16 values.
+
+    Raises
+    ------
+    DtypeError, InputError, LayoutError, ShapeError
     """
     checks.dtype("x", checks.rank("x", x, 3), torch.bfloat16)
     _gated(x, 3, "each", BLOCK)
@@ -342,6 +361,10 @@ def per_token_group_quant_fp8_masked(
     -------
     q, scale
         ``q [E, T, K]`` E4M3, ``scale [E, T, K / group_size]`` float32; rows that are not in use hold anything.
+
+    Raises
+    ------
+    DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     checks.dtype("x", checks.rank("x", x, 3), *WIDE)
     checks.nonempty("x", x, -1)
@@ -364,6 +387,8 @@ def rms_norm_static_fp8_quant(
     x: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON, *, rounding: str = "each"
 ) -> Tensor:
     """``sat(T(T(x * rsqrt(mean(x^2) + epsilon)) * weight) / scale)``, ``T`` the dtype of ``x``.
+
+    ``scale`` has any shape of one value.
 
     With ``rounding="product"`` the norm is not rounded by itself, as in vLLM 0.20.2.
 
@@ -388,7 +413,11 @@ def rms_norm_static_fp8_quant(
 def fused_add_rms_norm_static_fp8_quant(
     x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON, *, rounding: str = "each"
 ) -> tuple[Tensor, Tensor]:
-    """:func:`rms_norm_static_fp8_quant` of ``z = T(x + residual)``; returns ``q`` and ``z``."""
+    """:func:`rms_norm_static_fp8_quant` of ``z = T(x + residual)``; returns ``q`` and ``z``.
+
+    ``residual`` ``[M, H]`` of the dtype of ``x``; the other operands as of :func:`rms_norm_static_fp8_quant`. Returns
+    E4M3 ``[M, H]`` and ``z`` ``[M, H]`` of the dtype of ``x``.
+    """
     q, z = _static("fused_add_rms_norm_static_fp8_quant", x, residual, weight, scale, epsilon, rounding, True)
     assert z is not None
     return q, z
@@ -396,7 +425,10 @@ def fused_add_rms_norm_static_fp8_quant(
 
 @verb("quant_norm", outputs=("q",), fake=lambda x, *_: _codes_like(x), run=_run_float)
 def rmsnorm_quant(x: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON) -> Tensor:
-    """:func:`rms_norm_static_fp8_quant` in float32 until the cast, as FlashInfer computes it."""
+    """:func:`rms_norm_static_fp8_quant` in float32 until the cast, as FlashInfer computes it.
+
+    Operands as of :func:`rms_norm_static_fp8_quant`.
+    """
     return _static("rmsnorm_quant", x, None, weight, scale, epsilon, "none", False)[0]
 
 
@@ -404,7 +436,10 @@ def rmsnorm_quant(x: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPS
 def fused_add_rmsnorm_quant(
     x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON
 ) -> tuple[Tensor, Tensor]:
-    """:func:`rmsnorm_quant` of the float32 sum ``x + residual``; returns ``q`` and that sum in the dtype of ``x``."""
+    """:func:`rmsnorm_quant` of the float32 sum ``x + residual``; returns ``q`` and that sum in the dtype of ``x``.
+
+    ``residual`` ``[M, H]`` of the dtype of ``x``; the other operands as of :func:`rms_norm_static_fp8_quant`.
+    """
     q, z = _static("fused_add_rmsnorm_quant", x, residual, weight, scale, epsilon, "none", False)
     assert z is not None
     return q, z
@@ -420,6 +455,8 @@ def rms_norm_dynamic_per_token_quant(
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The norm of ``z = x + residual`` (float32), one scale a row: ``max(min(amax, scale_ub) / 448, 1/(448*512))``.
+
+    ``scale_ub`` has any shape of one value.
 
     Parameters
     ----------
@@ -458,7 +495,12 @@ def rms_norm_per_block_quant(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """:func:`rms_norm_dynamic_per_token_quant` with a scale for each group of a row, ``scale [M, H / group_size]``.
 
+    ``residual`` and the other operands as of :func:`rms_norm_dynamic_per_token_quant`. Returns E4M3 codes, float32
+    scales and the sum.
+
     With ``is_scale_transposed`` the scale has strides ``(1, M)``.
+
+    Raises OptionError, ShapeError.
     """
     _norm(x, weight, epsilon, residual, scale_ub)
     checks.positive("group_size", group_size)
@@ -508,6 +550,10 @@ def rope_quantize_fp8(
     -------
     q_rope, k_rope, q_nope, k_nope
         E4M3 of the same shapes.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     checks.dtype("q_rope", checks.rank("q_rope", q_rope, 3), torch.bfloat16, torch.float16)
     for name, x in (("k_rope", k_rope), ("k_nope", k_nope)):
@@ -551,7 +597,12 @@ def mla_rope_quantize_fp8(
     quant_scale_q: float = 1.0,
     quant_scale_kv: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """:func:`rope_quantize_fp8` with one key head without an axis of its own: ``k_rope [T, D]``, ``k_nope [T, N]``."""
+    """:func:`rope_quantize_fp8` with one key head without an axis of its own: ``k_rope [T, D]``, ``k_nope [T, N]``.
+
+    The other operands as of :func:`rope_quantize_fp8`. Returns E4M3 of the same shapes.
+
+    Raises InputError, LayoutError, ShapeError.
+    """
     checks.rank("k_rope", k_rope, 2)
     checks.rank("k_nope", k_nope, 2)
     return rope_quantize_fp8(

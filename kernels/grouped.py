@@ -2,6 +2,10 @@
 
 Block scales as in :mod:`kernels.blockscaled`, with a leading group axis on the weight. Padding rows are unspecified in
 inputs and outputs and never influence a real row.
+
+NaN in a code or a scale makes every element of its row (or column of the group) NaN; an infinite scale gives infinity
+or NaN.
+Source: DeepGEMM (csrc/apis/gemm.hpp), torch (``_scaled_grouped_mm``), vLLM (``cutlass_moe_mm``).
 """
 
 from __future__ import annotations
@@ -91,7 +95,7 @@ def m_grouped_fp8_gemm_nt_contiguous(
 
     Raises
     ------
-    ValueRangeError
+    ValueRangeError, DeviceError, DtypeError, InputError, LayoutError, ShapeError
         An index is outside ``[-1, G)``, or one aligned tile holds rows of two experts (the kernel would use the
         first one's weight for all of them).
     """
@@ -143,6 +147,10 @@ def fp8_m_grouped_gemm_nt_masked(
         A hint: the typical number of rows per group, at least 1.
     check
         Verify the values of ``masked_m``; see :func:`kernels.checks.values`.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError, ValueRangeError
     """
     (x, xs), (w, ws) = checks.pair("a", a), checks.pair("b", b)
     g, m, k = checks.dtype("a", checks.rank("a", x, 3), FP8).shape
@@ -194,6 +202,11 @@ def scaled_grouped_mm(
     -------
     Tensor
         ``[M, N]``; rows past the last end are unspecified.
+        Of ``out_dtype``.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError, ValueRangeError
     """
     m, k = checks.dtype("a", checks.rank("a", a, 2), FP8).shape
     groups, n, k_b = checks.dtype("b", checks.rank("b", b, 3), FP8).shape

@@ -9,6 +9,8 @@ for it: slots and tables are not read on the host, so that one beyond the cache 
 
 NaN and infinity: a NaN is coded NaN, an infinity of a given scale 448; a tile with an infinity has an infinite scale.
 Not covered: E5M2, two tokens in one slot, pages whose last axis has a stride.
+
+Source: vLLM (csrc/cache_kernels.cu), SGLang (``set_mla_kv_buffer``), FlashInfer (page.cuh).
 """
 
 from __future__ import annotations
@@ -205,6 +207,10 @@ def reshape_and_cache_flash(
         ``[T]`` int32 or int64.
     k_scale, v_scale
         float32, one value or ``[H]``.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, ShapeError
     """
     caches = {"key_cache": key_cache, "value_cache": value_cache}
     pages = {name: _paged(name, x, kv_layout, FP8) for name, x in caches.items()}
@@ -234,6 +240,9 @@ def reshape_and_cache(
 ) -> None:
     """:func:`reshape_and_cache_flash` into caches of chunks of ``x`` columns, with one scale each.
 
+    ``key``, ``value``, ``slot_mapping`` and scales as of :func:`reshape_and_cache_flash`; ``k_scale`` and ``v_scale``
+    of any shape with one value.
+
     Parameters
     ----------
     key_cache
@@ -243,7 +252,7 @@ def reshape_and_cache(
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError, LayoutError
+    ShapeError, DtypeError, DeviceError, LayoutError, InputError
     """
     checks.dtype("key_cache", checks.rank("key_cache", key_cache, 5), FP8)
     checks.dtype("value_cache", checks.rank("value_cache", value_cache, 4), FP8)
@@ -267,7 +276,13 @@ def reshape_and_cache(
 
 @verb("quant_cache", writes=("kv_cache",), run=_run_mla, rows=("kv_c", "k_pe", "slot_mapping"))
 def concat_and_cache_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, scale: Tensor) -> None:
-    """Compressed ``kv_c [N, R]`` and rotated ``k_pe [N, E]`` divided by one scale, into E4M3 ``[pages, P, R + E]``."""
+    """Compressed ``kv_c [N, R]`` and rotated ``k_pe [N, E]`` divided by one scale, into E4M3 ``[pages, P, R + E]``.
+
+    ``kv_cache`` ``[pages, P, R + E]``, ``slot_mapping`` ``[T]`` int32 or int64, N at least T; ``scale`` float32 of any
+    shape with one value.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
+    """
     for name, x in (("kv_c", kv_c), ("k_pe", k_pe)):
         checks.dtype(name, checks.rank(name, x, 2), *WIDE)
     checks.dtype("k_pe", k_pe, kv_c.dtype)
@@ -290,7 +305,12 @@ def set_mla_kv_buffer(
 ) -> None:
     """``[T, 1, R]`` and ``[T, 1, E]`` (bf16 or f16) cast as they are into slots of E4M3 ``[S, 1, R + E]``.
 
+    ``kv_buffer`` ``[S, 1, R + E]`` E4M3, ``loc`` ``[T]`` int32 or int64, ``cache_k_nope`` ``[T, 1, R]``,
+    ``cache_k_rope`` ``[T, 1, E]``.
+
     A token whose ``loc`` is ``reserved_skip_index`` is not written; -1: every token is.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
     for name, x in (("cache_k_nope", cache_k_nope), ("cache_k_rope", cache_k_rope)):
         checks.dtype(name, checks.rank(name, x, 3), *NARROW)
@@ -314,7 +334,12 @@ def set_mla_kv_buffer(
 
 @verb("quant_tensor", fake=lambda src, scale=1.0, out_dtype=FP8: torch.empty_like(src, dtype=out_dtype))
 def convert_fp8(src: Tensor, scale: float = 1.0, out_dtype: torch.dtype = FP8) -> Tensor:
-    """A whole cache to E4M3 (divided by ``scale``), or from it (multiplied) to bf16, f16 or f32."""
+    """A whole cache to E4M3 (divided by ``scale``), or from it (multiplied) to bf16, f16 or f32.
+
+    ``src`` of any shape, bf16, f16, f32 or E4M3. Returns ``out_dtype`` of the same shape.
+
+    Raises DtypeError, OptionError.
+    """
     checks.dtype("src", src, *WIDE, FP8)
     if not 0.0 < scale < float("inf"):
         raise OptionError(f"scale={scale!r} is not a positive number")
@@ -347,8 +372,14 @@ def append_paged_kv_cache(
 ) -> None:
     """Keys and values ``[N, H, D]`` copied to ``positions`` of their requests, whose pages the tables name.
 
+    ``append_key`` and ``append_value`` ``[N, H, D]``, ``k_cache`` and ``v_cache`` ``[pages, P, H, D]`` or ``[pages, H,
+    P, D]``; int32 ``batch_indices`` ``[N]``, ``positions`` ``[N]``, ``kv_indices`` ``[L]``, ``kv_indptr`` ``[B + 1]``
+    and ``kv_last_page_len`` ``[B]``.
+
     Nothing is converted: caches ``[pages, P, H, D]`` (NHD) or ``[pages, H, P, D]`` (HND) have the dtype of the keys
     (E4M3, bf16 or f16). ``kv_indices[kv_indptr[b]:]`` are the pages of request b; ``kv_last_page_len`` is not read.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
     """
     dtypes = (FP8, *NARROW)
     checks.dtype("append_key", checks.rank("append_key", append_key, 3), *dtypes)
@@ -397,7 +428,14 @@ def append_paged_mla_kv_cache(
     kv_indptr: Tensor,
     kv_last_page_len: Tensor,
 ) -> None:
-    """:func:`append_paged_kv_cache` of ``[N, R]`` and ``[N, E]`` into ``[pages, P, R]`` and ``[pages, P, E]``."""
+    """:func:`append_paged_kv_cache` of ``[N, R]`` and ``[N, E]`` into ``[pages, P, R]`` and ``[pages, P, E]``.
+
+    ``append_ckv`` ``[N, R]`` and ``append_kpe`` ``[N, E]`` E4M3, bf16 or f16, ``ckv_cache`` ``[pages, P, R]`` and
+    ``kpe_cache`` ``[pages, P, E]`` of their dtype; ``batch_indices`` ``[N]``, ``positions`` ``[N]``, ``kv_indices``
+    ``[L]``, ``kv_indptr`` ``[B + 1]`` and ``kv_last_page_len`` ``[B]`` int32.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
+    """
     checks.dtype("append_ckv", checks.rank("append_ckv", append_ckv, 2), FP8, *NARROW)
     checks.dtype("append_kpe", checks.rank("append_kpe", append_kpe, 2), append_ckv.dtype)
     for name, x, cache in (("ckv_cache", append_ckv, ckv_cache), ("kpe_cache", append_kpe, kpe_cache)):
@@ -434,7 +472,11 @@ def concat_and_cache_ds_mla(
 ) -> None:
     """``kv_c [N, 512]`` in tiles of 128 and ``k_pe [N, 64]`` as it is, into ``uint8 [pages, P, 656]``.
 
+    ``kv_c`` and ``k_pe`` bf16 or f16; ``kv_cache`` ``[pages, P, 656]`` uint8, ``slot_mapping`` ``[T]`` int32 or int64.
+
     ``scale = max(amax / 448, 2^-126)``; with ``ue8m0`` rounded up to a power of two, and at least 1e-4 before.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
     for name, x, width in (("kv_c", kv_c, RANK), ("k_pe", k_pe, ROPE)):
         checks.dtype(name, checks.rank(name, x, 2), *NARROW)
@@ -455,6 +497,8 @@ def quantize_k_cache(cache_k: Tensor) -> Tensor:
     """Rows of 656 bytes ``uint8 [pages, P, 1, 656]`` of ``cache_k [pages, P, 1, 576]`` bf16.
 
     ``scale = amax / 448``, ``code = sat(x * (1 / scale))``; a tile of zeros has the scale and the codes 0.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
     """
     checks.dtype("cache_k", checks.rank("cache_k", cache_k, 4), torch.bfloat16)
     checks.shape("cache_k", cache_k, (*cache_k.shape[:2], 1, RANK + ROPE), "[pages, P, 1, 576]")
@@ -474,8 +518,12 @@ def indexer_k_quant_and_cache(
 ) -> None:
     """Index keys ``[N, D]`` (bf16 or f16) in groups of 128 into ``uint8 [pages, P, D + 4 D/128]``.
 
+    ``k`` ``[N, D]``, ``kv_cache`` ``[pages, P, D + 4 D/128]`` uint8, ``slot_mapping`` ``[N]`` int32 or int64.
+
     A page holds its codes, one key after the other, then their float32 scales: ``max(amax, 1e-4) / 448``, with
     ``scale_fmt="ue8m0"`` rounded up to a power of two.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError.
     """
     checks.dtype("k", checks.rank("k", k, 2), *NARROW)
     if quant_block_size != TILE or scale_fmt not in ("", "ue8m0"):
@@ -510,6 +558,10 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
 ) -> None:
     """Keys and values ``[N, H, D]`` (bf16 or f16) in NVFP4, blocks of 16, into their slots.
 
+    ``append_key`` and ``append_value`` ``[N, H, D]``, ``slot_mapping`` ``[T]`` int32 or int64; ``k_scale_cache`` and
+    ``v_scale_cache`` have the shape of the caches with D/16 columns, ``k_scale`` and ``v_scale`` any shape of one
+    value.
+
     Parameters
     ----------
     k_cache, v_cache
@@ -518,6 +570,10 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
         E4M3 with D/16 in place of D/2: ``e4m3(amax / (6 * scale))``.
     k_scale, v_scale
         One float32 value each, which multiplies on reading: ``x ~= code * block scale * scale``.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     checks.dtype("append_key", checks.rank("append_key", append_key, 3), *NARROW)
     depth = checks.multiple("D", append_key.shape[2], 16, "a block has 16 columns")
@@ -578,8 +634,13 @@ def gather_and_maybe_dequant_cache(
 ) -> None:
     """Rows of requests out of E4M3 ``[pages, P, C]`` times one scale, into ``dst [N, C]`` bf16, f16 or f32.
 
+    ``src_cache`` ``[pages, P, C]``, ``block_table`` ``[B, L]``, ``cu_seq_lens`` ``[B + 1]`` and ``seq_starts`` ``[B]``
+    int32; ``scale`` float32 of any shape with one value.
+
     Request b fills rows ``cu_seq_lens[b]`` to ``cu_seq_lens[b + 1]`` from token ``seq_starts[b]`` (0 without) of its
     pages ``block_table[b]`` (int32); rows behind the last request stay.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
     checks.dtype("src_cache", checks.rank("src_cache", src_cache, 3), FP8)
     checks.dtype("dst", checks.rank("dst", dst, 2), *WIDE)
@@ -599,7 +660,13 @@ def gather_and_maybe_dequant_cache(
 def cp_gather_cache(
     src_cache: Tensor, dst: Tensor, block_table: Tensor, cu_seq_lens: Tensor, seq_starts: Tensor | None = None
 ) -> None:
-    """:func:`gather_and_maybe_dequant_cache` of rows as they are, of any dtype of 1, 2 or 4 bytes."""
+    """:func:`gather_and_maybe_dequant_cache` of rows as they are, of any dtype of 1, 2 or 4 bytes.
+
+    ``dst`` ``[N, C]`` of the dtype of ``src_cache`` ``[pages, P, C]``; ``block_table`` ``[B, L]``, ``cu_seq_lens`` ``[B
+    + 1]`` and ``seq_starts`` ``[B]`` int32.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
     checks.dtype("src_cache", checks.rank("src_cache", src_cache, 3), FP8, torch.uint8, *WIDE)
     checks.dtype("dst", checks.rank("dst", dst, 2), src_cache.dtype)
     outputs = (("dst", dst, src_cache.shape[2]),)
@@ -616,8 +683,12 @@ def cp_gather_and_upconvert_fp8_kv_cache(
 ) -> None:
     """Rows of 656 bytes of requests, dequantised tile by tile into ``dst [N, 576]`` bf16, rotated columns as they are.
 
+    ``src_cache`` ``[pages, P, 656]`` uint8, ``block_table`` ``[B, L]`` int32.
+
     ``seq_lens [B]`` int32 rows at ``workspace_starts [B]``, one request behind the other; rows behind them stay (vLLM's
     kernel gives them to the last request).
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
     """
     codes, _, _ = _rows("src_cache", src_cache, 3)
     checks.dtype("dst", checks.rank("dst", dst, 2), torch.bfloat16)
@@ -633,7 +704,12 @@ def cp_gather_and_upconvert_fp8_kv_cache(
 
 @verb("quant_cache", fake=lambda x: empty(*x.shape[:3], RANK + ROPE, like=x, dtype=torch.bfloat16))
 def dequantize_k_cache(quant_k_cache: Tensor) -> Tensor:
-    """``[pages, P, 1, 576]`` bf16 of rows of 656 bytes ``uint8 [pages, P, 1, 656]``; see :func:`quantize_k_cache`."""
+    """``[pages, P, 1, 576]`` bf16 of rows of 656 bytes ``uint8 [pages, P, 1, 656]``; see :func:`quantize_k_cache`.
+
+    ``quant_k_cache`` ``[pages, P, 1, 656]``.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
     checks.dtype("quant_k_cache", checks.rank("quant_k_cache", quant_k_cache, 4), torch.uint8)
     checks.shape("quant_k_cache", quant_k_cache, (*quant_k_cache.shape[:2], 1, ROW), "[pages, P, 1, 656]")
     if is_compiling():
@@ -651,7 +727,12 @@ def dequantize_k_cache(quant_k_cache: Tensor) -> Tensor:
 def cp_gather_indexer_k_quant_cache(
     kv_cache: Tensor, dst_k: Tensor, dst_scale: Tensor, block_table: Tensor, cu_seq_lens: Tensor
 ) -> None:
-    """Index keys of requests as they are: codes into ``dst_k [N, D]`` uint8, scales into ``dst_scale [N, 4 D/128]``."""
+    """Index keys of requests as they are: codes into ``dst_k [N, D]`` uint8, scales into ``dst_scale [N, 4 D/128]``.
+
+    ``kv_cache`` ``[pages, P, D + 4 D/128]`` uint8, ``block_table`` ``[B, L]`` and ``cu_seq_lens`` ``[B + 1]`` int32.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
     checks.dtype("dst_k", checks.rank("dst_k", dst_k, 2), torch.uint8)
     checks.dtype("dst_scale", checks.rank("dst_scale", dst_scale, 2), torch.uint8)
     depth = dst_k.shape[1]
@@ -771,8 +852,8 @@ def _gathered(
     requests = table.shape[0]
     for name, x in first_rows.items():
         checks.operand(name, x, (requests + (lens is None),), "the first row of each request", torch.int32)
-    for name, x in (("seq_starts", seq_starts), ("seq_lens", lens)):
-        if x is not None:
-            checks.dtype(name, checks.shape(name, x, (requests,), "one for each request"), torch.int32)
+    for name, of_request in (("seq_starts", seq_starts), ("seq_lens", lens)):
+        if of_request is not None:
+            checks.operand(name, of_request, (requests,), "one for each request", torch.int32)
     named = {name: out for name, out, _ in outputs}
     checks.same_device(**source, block_table=table, **first_rows, seq_starts=seq_starts, seq_lens=lens, **named)

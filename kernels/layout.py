@@ -5,6 +5,10 @@ layout; block-scale layouts follow DeepGEMM (MN-major with a leading stride of w
 an int32).
 
 Not covered: scale factors of FP4 weights in the row order of the transposed MMA.
+
+NaN and infinity: values are moved; an exponent that is packed must be that of a finite power of two.
+Source: DeepGEMM (csrc/utils/layout.hpp), FlashInfer (``shuffle_matrix_a``, ``reorder_rows_for_gated_act_gemm``),
+cuBLAS.
 """
 
 from __future__ import annotations
@@ -75,7 +79,12 @@ def align(x: int, y: int) -> int:
 
 
 def pad_k(x: Tensor, multiple: int = 128) -> Tensor:
-    """``x`` with its last axis padded with zeros to a multiple; ``x`` itself when it is one already."""
+    """``x`` with its last axis padded with zeros to a multiple; ``x`` itself when it is one already.
+
+    ``x`` ``[..., K]`` of any dtype; returns ``[..., align(K, multiple)]`` of the dtype of ``x``.
+
+    Raises InputError, LayoutError, OptionError.
+    """
     missing = -checks.tensor("x", x).shape[-1] % checks.positive("multiple", multiple)
     if missing == 0:
         return x
@@ -97,6 +106,11 @@ def get_col_major_tma_aligned_tensor(scale: Tensor) -> Tensor:
     -------
     Tensor
         The same values; ``scale`` itself when its strides are already so.
+        Float32 of the same shape.
+
+    Raises
+    ------
+    DtypeError, InputError, LayoutError, ShapeError
     """
     checks.dtype("scale", checks.rank("scale", scale, 2, 3), torch.float32)
     m, c = scale.shape[-2:]
@@ -125,7 +139,7 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor, *, check: bool |
 
     Raises
     ------
-    ValueRangeError
+    ValueRangeError, DtypeError, InputError, LayoutError, ShapeError
         A scale is no power of two (its mantissa would be lost), or zero, negative, infinite or NaN.
     """
     checks.dtype("scale", checks.rank("scale", scale, 2, 3), torch.float32)
@@ -135,7 +149,12 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor, *, check: bool |
 
 
 def powers_of_two(scale: Tensor, check: bool | None) -> None:
-    """Refuse float32 scales that UE8M0 does not hold; ``check`` as for :func:`kernels.checks.values`, False: none."""
+    """Refuse float32 scales that UE8M0 does not hold; ``check`` as for :func:`kernels.checks.values`, False: none.
+
+    ``scale`` of any shape.
+
+    Raises DeviceError.
+    """
     if check is False:
         return
     bits = checks.concrete("scale", scale).contiguous().view(torch.int32)
@@ -166,6 +185,8 @@ def transform_sf_into_required_layout(
 ) -> Tensor:
     """Scales in the layout that DeepGEMM's kernels read on a machine.
 
+    Returns float32 of the shape of ``sf``, or int32 ``[..., mn, ceil(k / gran_k / 4)]``.
+
     sm90 (and the CPU path): scales of one row float32, MN-major and TMA-aligned; scales of 128 rows unchanged.
     sm100: packed UE8M0, one scale for each row (a 128-row scale is repeated), for 128 or 32 elements of K; float32
     MN-major with ``disable_ue8m0_cast``.
@@ -178,6 +199,10 @@ def transform_sf_into_required_layout(
         Rows of A a scale, rows of B a scale, K a scale: ``(1, 128, 128)``; K is 32 on sm100 alone.
     is_sfa
         Whether ``sf`` belongs to A (first entry of the recipe) or B (second).
+
+    Raises
+    ------
+    DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     machine = machine or machines.current_machine()
     plain = machine.sm // 10 != 10 or disable_ue8m0_cast
@@ -216,6 +241,11 @@ def align_fp8_moe_weights_for_fi(
     -------
     w13, w2, padded
         The padded weights and size; the same objects when the size is aligned.
+        ``w13`` ``[E, 2P, K]`` or ``[E, P, K]`` and ``w2`` ``[E, H, P]`` of their dtypes, P the padded size.
+
+    Raises
+    ------
+    DeviceError, InputError, LayoutError, OptionError, ShapeError
     """
     checks.rank("w13", w13, 3)
     experts, _, inner = checks.rank("w2", w2, 3).shape
@@ -238,8 +268,12 @@ def align_fp8_moe_weights_for_fi(
 def swap_w13_to_w31(x: Tensor) -> Tensor:
     """Exchange the halves of dimension -2 (gate and up) of every expert; its own inverse.
 
+    Returns the same shape and dtype.
+
     ``x`` ``[..., N, K]`` of any dtype, N even (ShapeError); a new tensor of the same shape. Values are moved, NaN
     included. Block scales are exchanged the same way, which needs the block boundary between the halves.
+
+    Raises InputError, LayoutError.
     """
     if checks.tensor("x", x).dim() < 2:
         raise ShapeError(f"x must have at least two dimensions, got shape {list(x.shape)}")
@@ -255,7 +289,11 @@ def swap_w13_to_w31(x: Tensor) -> Tensor:
 def reorder_rows_for_gated_act_gemm(w: Tensor) -> Tensor:
     """Interleave the rows of the two halves: ``0, N/2, 1, N/2+1, ...``.
 
+    Returns the same shape and dtype.
+
     ``w`` ``[N, K]`` of any dtype, N even (ShapeError); a new tensor of the same shape. Values are moved, NaN included.
+
+    Raises InputError, LayoutError.
     """
     n = checks.nonempty("w", checks.rank("w", w, 2), 1).shape[0]
     if n % 2:
@@ -267,8 +305,12 @@ def reorder_rows_for_gated_act_gemm(w: Tensor) -> Tensor:
 def shuffle_matrix_a(w: Tensor, epilogue_tile_m: int = 128) -> Tensor:
     """Permute rows within blocks of 32 (16 when the tile is no multiple of 128) for the transposed MMA output.
 
+    Returns the same shape and dtype.
+
     ``w`` ``[N, K]`` of any dtype, N a multiple of the block (ShapeError); a new tensor of the same shape. Values are
     moved, NaN included.
+
+    Raises InputError, LayoutError.
     """
     n = checks.rank("w", w, 2).shape[0]
     return take(w, shuffled_rows(n, epilogue_tile_m, w.device))
@@ -289,6 +331,11 @@ def rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
     -------
     gemm1, gemm2
         New tensors of the same shapes.
+        Of the same dtypes.
+
+    Raises
+    ------
+    DeviceError, InputError, LayoutError, ShapeError
     """
     n1, n2 = checks.rank("gemm1", gemm1, 3).shape[1], checks.rank("gemm2", gemm2, 3).shape[1]
     checks.same_device(gemm1=gemm1, gemm2=gemm2)
@@ -299,14 +346,24 @@ def rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
 
 
 def gated_rows(n: int, device: torch.device | str = "cpu") -> Tensor:
-    """Source row of each destination row of :func:`reorder_rows_for_gated_act_gemm`."""
+    """Source row of each destination row of :func:`reorder_rows_for_gated_act_gemm`.
+
+    Returns int64 ``[n]``.
+
+    Raises ShapeError.
+    """
     if n % 2:
         raise ShapeError(f"{n} rows; gated weights have an even number")
     return torch.arange(n, device=device).view(2, n // 2).t().flatten()
 
 
 def shuffled_rows(n: int, epilogue_tile_m: int = 128, device: torch.device | str = "cpu", name: str = "rows") -> Tensor:
-    """Source row of each destination row of :func:`shuffle_matrix_a`."""
+    """Source row of each destination row of :func:`shuffle_matrix_a`.
+
+    Returns int64 ``[n]``.
+
+    Raises OptionError, ShapeError.
+    """
     block = 32 if checks.positive("epilogue_tile_m", epilogue_tile_m) % 128 == 0 else 16
     checks.multiple(name, n, block, "pad the weight rows")
     return torch.arange(n, device=device).view(-1, 8, block // 8).transpose(1, 2).flatten()
@@ -327,6 +384,10 @@ def swizzle_scale(scale: Tensor, tile: str = "128x4") -> Tensor:
     -------
     Tensor
         Flat for each group, same dtype, ``[align(M, height) * align(C, 4)]``.
+
+    Raises
+    ------
+    InputError, LayoutError, OptionError, ShapeError
     """
     height = {"128x4": 128, "8x4": 8}.get(tile)
     if height is None:
@@ -376,7 +437,7 @@ def pad_token_groups(x: Tensor, group_end_offsets: Tensor, alignment_size: int =
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError
+    ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     rows, columns = checks.matrix("x", x, *checks.WIDE)
     groups = checks.rank("group_end_offsets", group_end_offsets, 1).shape[0]
@@ -405,12 +466,14 @@ def unpad_token_groups(
 ) -> Tensor:
     """The inverse of :func:`pad_token_groups`: ``[num_tokens, K]``, of rows ``padded [R, K]``.
 
+    Returns ``[num_tokens, K]`` of the dtype of ``padded``.
+
     Padding is not read. ``group_end_offsets`` are those of the rows without padding, the last of them ``num_tokens``;
     ``padded_group_start_offsets`` ``[G]`` int32 say where each group begins in ``padded``.
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError
+    ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     checks.matrix("padded", padded, *checks.WIDE)
     groups = checks.rank("group_end_offsets", group_end_offsets, 1).shape[0]

@@ -4,6 +4,10 @@
 (``weight.t()`` of a contiguous ``[N, K]``), as torch and CUTLASS require.
 
 Not covered: zero points, FNUZ operands, fast accumulation.
+
+NaN in a code, a scale or the bias makes every element that it reaches NaN; an infinite scale gives infinity
+or NaN.
+Source: vLLM (w8a8_utils, csrc/quantization/cutlass_w8a8), torch (``_scaled_mm``).
 """
 
 from __future__ import annotations
@@ -62,6 +66,8 @@ def maybe_create_device_identity(device: torch.device | str = "cpu") -> Tensor:
 
     Not cached where later calls could not use it: under a fake mode it has no value, and inside a graph capture it has
     one only when the graph is replayed.
+
+    Raises DeviceError.
     """
     try:
         key = torch.device(device)
@@ -105,7 +111,7 @@ def cutlass_scaled_mm(
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError, OptionError
+    ShapeError, DtypeError, DeviceError, OptionError, InputError
         An operand does not fit the contract.
     NoBackendError
         No library serves the problem on this machine.
@@ -146,7 +152,13 @@ def cutlass_w8a8_scaled_mm(
     bias: Tensor | None = None,
     output_shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """:func:`cutlass_scaled_mm` viewed as ``output_shape [..., N]`` (default ``[M, N]``), padded rows dropped."""
+    """:func:`cutlass_scaled_mm` viewed as ``output_shape [..., N]`` (default ``[M, N]``), padded rows dropped.
+
+    ``qinput`` ``[M, K]`` and ``weight`` ``[K, N]`` are its ``a`` and ``b``; ``scale_a``, ``scale_b``, ``bias`` and
+    dtypes as of :func:`cutlass_scaled_mm`. Returns ``[..., N]`` of ``out_dtype``.
+
+    Raises DeviceError, InputError.
+    """
     m, n, _ = _operands("qinput", qinput, "weight", weight)
     target = _rows(output_shape, m, n)
     if qinput.device != weight.device:
@@ -167,6 +179,9 @@ def torch_per_tensor_w8a8_scaled_mm(
     output_shape: Sequence[int] | None = None,
 ) -> Tensor:
     """``torch._scaled_mm`` with one scale for each operand; padded rows of ``qinput`` are dropped.
+
+    ``scale_a`` and ``scale_b`` have any shape of one value, ``bias`` ``[N]`` is bf16, f16 or f32. Returns ``[..., N]``
+    of ``out_dtype``.
 
     Parameters
     ----------
@@ -191,7 +206,10 @@ def rocm_per_tensor_w8a8_scaled_mm(
     bias: Tensor | None = None,
     output_shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """The ROCm case of :func:`dispatch_w8a8_scaled_mm`: hipBLASLt through ``torch._scaled_mm``, per tensor."""
+    """The ROCm case of :func:`dispatch_w8a8_scaled_mm`: hipBLASLt through ``torch._scaled_mm``, per tensor.
+
+    Operands and result as of :func:`torch_per_tensor_w8a8_scaled_mm`.
+    """
     return torch_per_tensor_w8a8_scaled_mm(
         qinput=qinput,
         weight=weight,
@@ -214,7 +232,10 @@ def torch_per_token_w8a8_scaled_mm(
     bias: Tensor | None = None,
     output_shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """``torch._scaled_mm`` row-wise: ``scale_a [M, 1]`` and ``scale_b`` ``[N, 1]`` (as stored) or ``[1, N]``."""
+    """``torch._scaled_mm`` row-wise: ``scale_a [M, 1]`` and ``scale_b`` ``[N, 1]`` (as stored) or ``[1, N]``.
+
+    The other operands, and the result, as of :func:`torch_per_tensor_w8a8_scaled_mm`.
+    """
     return _torch_linear("rowwise", qinput, weight, scale_a, scale_b, bias, out_dtype, output_shape)
 
 
@@ -230,6 +251,9 @@ def torch_channelwise_w8a8_scaled_mm(
     output_shape: Sequence[int] | None = None,
 ) -> Tensor:
     """Unfused: unit-scale product to float32, then ``* scale_a * scale_b.T + bias`` in float32, then the cast.
+
+    ``scale_a`` ``[M, 1]`` and ``scale_b`` ``[N, 1]`` or ``[1, N]`` float32; the other operands, and the result, as of
+    :func:`torch_per_tensor_w8a8_scaled_mm`. Returns ``[..., N]`` of ``out_dtype``.
 
     ``scale_a`` one value or ``[M, 1]``; ``scale_b`` one value, ``[N, 1]`` (as stored) or ``[1, N]``.
     """
@@ -314,6 +338,9 @@ class Fp8LinearOp:
     ) -> Tensor:
         """``[..., K] @ [K, N] -> [..., N]``.
 
+        ``input`` ``[..., K]``; ``input_scale`` and ``input_scale_ub`` float32 of any shape with one value; ``bias``
+        ``[N]`` bf16, f16 or f32. Returns ``[..., N]`` of ``out_dtype``.
+
         Parameters
         ----------
         input
@@ -324,6 +351,10 @@ class Fp8LinearOp:
             One value, or per channel ``[N, 1]`` / ``[1, N]``.
         out_dtype
             Default: the dtype of the input.
+
+        Raises
+        ------
+        DtypeError, InputError, LayoutError, OptionError, ShapeError
         """
         per_token = self.use_per_token_if_dynamic if use_per_token_if_dynamic is None else use_per_token_if_dynamic
         if checks.tensor("input", input).dim() < 1:

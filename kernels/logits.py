@@ -2,6 +2,9 @@
 
 ``logits[m,n] = k_scale[n] * sum_h weights[m,h] * relu(<q[m,h], k[n]>)`` for the tokens n in the window of query m, -inf
 outside it when cleaned. The shipped kernels leave finite garbage outside the window by default; here they clean it.
+
+NaN in a weight or a scale of keys makes every logit that it reaches NaN; NaN codes are outside of the contract.
+Source: DeepGEMM (``fp8_mqa_logits``, ``fp8_paged_mqa_logits``); DeepSeek-V3.2 technical report.
 """
 
 from __future__ import annotations
@@ -121,6 +124,10 @@ def fp8_mqa_logits(
     -------
     Tensor
         ``[M, N]`` float32.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError, ValueRangeError
     """
     m, heads, depth = checks.dtype("q", checks.rank("q", q, 3), FP8).shape
     if not isinstance(kv, tuple) or len(kv) != 2:
@@ -165,6 +172,8 @@ def fp8_paged_mqa_logits(
 ) -> Tensor:
     """Logits over a paged key cache.
 
+    ``schedule_metadata`` ``[num_sms + 1, 2]`` int32.
+
     Parameters
     ----------
     q
@@ -186,6 +195,10 @@ def fp8_paged_mqa_logits(
     -------
     Tensor
         ``[B * next_n, max_model_len]`` float32.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError, ValueRangeError
     """
     batch, next_n, heads, depth = checks.dtype("q", checks.rank("q", q, 4), FP8).shape
     blocks, size, one, width = checks.dtype("kv_cache", checks.rank("kv_cache", kv_cache, 4), torch.uint8).shape
@@ -236,6 +249,10 @@ def get_paged_mqa_logits_metadata(context_lens: Tensor, block_size: int, num_sms
         Tokens in a page (64).
     num_sms
         Multiprocessors; default: those of the current device.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     lens = checks.dtype("context_lens", checks.rank("context_lens", context_lens, 1, 2), torch.int32)
     checks.concrete("context_lens", checks.nonempty("context_lens", lens, *range(lens.dim())))
@@ -248,7 +265,12 @@ def get_paged_mqa_logits_metadata(context_lens: Tensor, block_size: int, num_sms
 
 
 def lengths(context_lens: Tensor, batch: int, next_n: int) -> Tensor:
-    """``[B, next_n]``, the keys of each query; of lengths ``[B]``, the last query of a request sees all."""
+    """``[B, next_n]``, the keys of each query; of lengths ``[B]``, the last query of a request sees all.
+
+    ``context_lens`` ``[B]`` or ``[B, next_n]`` int32. Returns int32 ``[B, next_n]``.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
     lens = checks.dtype("context_lens", checks.rank("context_lens", context_lens, 1, 2), torch.int32)
     if lens.dim() == 2:
         return checks.shape("context_lens", lens, (batch, next_n), "[B, next_n]")
@@ -258,14 +280,24 @@ def lengths(context_lens: Tensor, batch: int, next_n: int) -> Tensor:
 
 
 def check_schedule(schedule: Tensor) -> None:
-    """Refuse a schedule that is not int32 ``[num_sms + 1, 2]``."""
+    """Refuse a schedule that is not int32 ``[num_sms + 1, 2]``.
+
+    ``schedule`` of any shape.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
     checks.dtype("schedule_metadata", checks.rank("schedule_metadata", schedule, 2), torch.int32)
     if schedule.shape[1] != 2 or schedule.shape[0] < 2:
         raise ShapeError(f"schedule_metadata must be [num_sms + 1, 2], got {list(schedule.shape)}")
 
 
 def check_pages(check: bool | None, lens: Tensor, tables: Tensor, blocks: int, size: int, longest: int) -> None:
-    """Refuse lengths beyond the pages, and pages in use that the cache does not have; see :func:`checks.values`."""
+    """Refuse lengths beyond the pages, and pages in use that the cache does not have; see :func:`checks.values`.
+
+    ``lens`` ``[B, next_n]`` and ``tables`` ``[B, pages]`` int32.
+
+    Raises ValueRangeError.
+    """
     room = f"[0, {min(longest, tables.shape[1] * size)}]: max_model_len={longest} and {tables.shape[1]} pages of {size}"
     checks.within("context_lens", check, lens, lens, (0, min(longest, tables.shape[1] * size)), room)
     used = torch.arange(tables.shape[1], device=tables.device) * size < lens.amax(dim=1, keepdim=True)

@@ -6,6 +6,9 @@ first product leaves in the scale of the second's input) and ``output2_scales = 
 
 Not covered: FP4 experts, all-to-all dispatch itself (the prepare/finalize record only says which one an engine
 needs). The layer from routing to combination on other libraries is :mod:`kernels.moe_layer`.
+
+NaN and infinity: weights are moved; a NaN scale stays NaN.
+Source: FlashInfer (fused_moe) and vLLM (flashinfer_utils).
 """
 
 from __future__ import annotations
@@ -145,12 +148,18 @@ def make_fp8_moe_alpha_scales_for_fi(
 ) -> tuple[Tensor, Tensor]:
     """``g1 = w13_scale * w13_input_scale`` and ``g2 = w2_scale * w2_input_scale`` as vectors over experts.
 
+    ``w13_input_scale`` and ``w2_input_scale`` ``[1]`` or ``[E]``. Returns float32 ``[E]`` twice.
+
     Parameters
     ----------
     w13_scale, w2_scale
         ``[E]`` (or ``[E, 1]``...) float32.
     w13_input_scale, w2_input_scale
         One float32 value, or one per expert.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     names = ("w13_scale", "w13_input_scale", "w2_scale", "w2_input_scale")
     scales = (w13_scale, w13_input_scale, w2_scale, w2_input_scale)
@@ -170,6 +179,8 @@ def register_scales_for_trtllm_fp8_per_tensor_moe(
     layer: torch.nn.Module, w13_scale: Tensor, w13_input_scale: Tensor, w2_scale: Tensor, w2_input_scale: Tensor
 ) -> None:
     """Set the layer's ``output1_scales_gate_scalar``, ``output1_scales_scalar`` and ``output2_scales_scalar``.
+
+    Float32 scales as of :func:`make_fp8_moe_alpha_scales_for_fi`.
 
     They are ``g1``, ``g1 / w2_input_scale`` and ``g2``; see the module's formula.
     """
@@ -193,6 +204,8 @@ def prepare_fp8_moe_layer_for_fi(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Convert expert weights to FlashInfer's format, in this order.
 
+    ``w13_input_scale`` and ``w2_input_scale`` float32, ``[1]`` or ``[E]``.
+
     Pad the intermediate size (not for block scales) and record it as ``layer.intermediate_size_per_partition``;
     exchange w13 to w31 (with the scales for block scales) when the activation is gated; for TensorRT-LLM per tensor
     permute the rows and register the scales on the layer.
@@ -210,6 +223,11 @@ def prepare_fp8_moe_layer_for_fi(
     -------
     w13, w2, w13_scale
         What the kernel takes.
+        E4M3 ``[E, 2P, H]`` and ``[E, H, P]`` with the padded size P, and the float32 scales of the same shape.
+
+    Raises
+    ------
+    DtypeError, InputError, LayoutError, ShapeError
     """
     checks.dtype("w13", checks.rank("w13", w13, 3), FP8)
     checks.dtype("w2", checks.rank("w2", w2, 3), FP8)
@@ -309,6 +327,8 @@ def apply_fi_trtllm_fp8_per_tensor_moe(
 ) -> Tensor:
     """The TensorRT-LLM per-tensor MoE with Llama-4 routing (top-1 on the logits, sigmoid weight on the input).
 
+    ``routing_bias`` ``[E_global]`` or None.
+
     Parameters
     ----------
     layer
@@ -327,7 +347,7 @@ def apply_fi_trtllm_fp8_per_tensor_moe(
 
     Raises
     ------
-    OptionError
+    OptionError, DeviceError, DtypeError, LayoutError, ShapeError
         Another routing, another ``top_k`` than 1, or the weight not on the input.
     InputError
         The layer was not prepared.

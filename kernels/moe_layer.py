@@ -6,6 +6,9 @@ float32.
 
 Not covered: communication between expert-parallel ranks. Each rank computes its own experts; an expert of another rank
 contributes zero, and the engine sums over ranks.
+
+NaN in a row or its weight makes the row of its token NaN; NaN logits are chosen first.
+Source: vLLM (fused_moe), SGLang (topk); DeepSeek-V3 technical report for the routing.
 """
 
 from __future__ import annotations
@@ -108,6 +111,8 @@ def route_deepseek_v3(
 ) -> tuple[Tensor, Tensor]:
     """Sigmoid scores; choice by score plus bias within the best groups.
 
+    ``logits`` ``[T, E]`` bf16, f16 or f32, ``bias`` ``[E]``.
+
     Groups are ranked by the sum of their best two choices (without a bias: by their best). The bias affects the choice
     only: weights are the scores, renormalised over the chosen experts, times the factor.
 
@@ -115,6 +120,10 @@ def route_deepseek_v3(
     -------
     weights, ids
         float32 and int64 ``[T, top_k]``.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     tokens, experts = _logits(logits, top_k)
     if bias is not None:
@@ -145,6 +154,8 @@ def route_deepseek_v3(
 def route_softmax(logits: Tensor, top_k: int, *, renormalize: bool = False) -> tuple[Tensor, Tensor]:
     """Softmax over all experts, then top-k; with ``renormalize`` the chosen weights sum to 1.
 
+    ``logits`` ``[T, E]`` bf16, f16 or f32.
+
     Returns
     -------
     weights, ids
@@ -164,6 +175,8 @@ def silu_and_mul(x: Tensor, limit: float | None = None, *, round_silu: bool = Fa
 
     With ``limit`` the gate is clamped from above and the up half on both sides first. With ``round_silu`` the
     activation is rounded to the dtype of ``x`` before it is multiplied, as vLLM's kernel does.
+
+    Raises DtypeError, OptionError, ShapeError.
     """
     checks.dtype("x", x, *checks.WIDE)
     if x.dim() < 1 or x.shape[-1] % 2:
@@ -195,6 +208,8 @@ def moe_block_scaled(
 ) -> Tensor:
     """Block-scaled experts on DeepGEMM's contiguous grouped product.
 
+    ``w13_scale`` ``[E, ceil(2I/128), ceil(H/128)]``, ``w2_scale`` ``[E, ceil(H/128), ceil(I/128)]``.
+
     Parameters
     ----------
     x
@@ -216,6 +231,11 @@ def moe_block_scaled(
     -------
     Tensor
         ``[T, H]``.
+        Of ``out_dtype``.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     experts, dtype = operands(x, w13, w2, topk_weights, topk_ids), checks.out_dtype(out_dtype or x.dtype)
     for name, w, scale in (("w13_scale", w13, w13_scale), ("w2_scale", w2, w2_scale)):
@@ -252,7 +272,11 @@ def moe_per_token(
 ) -> Tensor:
     """Experts with scales per token and per output channel, on ``scaled_grouped_mm``.
 
+    The other operands, and the result, as of :func:`moe_block_scaled`. Returns ``[T, H]`` of ``out_dtype``.
+
     As :func:`moe_block_scaled` with ``w13_scale [E, 2I]`` and ``w2_scale [E, H]`` float32.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError.
     """
     experts, dtype = operands(x, w13, w2, topk_weights, topk_ids), checks.out_dtype(out_dtype or x.dtype)
     for name, w, scale in (("w13_scale", w13, w13_scale), ("w2_scale", w2, w2_scale)):
@@ -285,7 +309,13 @@ def operands(
     inputs: tuple[torch.dtype, ...] = checks.WIDE,
     codes: torch.dtype = FP8,
 ) -> int:
-    """The number of experts, where the operands of a layer fit each other; ``codes`` is the dtype of the weights."""
+    """The number of experts, where the operands of a layer fit each other; ``codes`` is the dtype of the weights.
+
+    ``x`` ``[T, H]``, ``w13`` ``[E, 2I, H]``, ``w2`` ``[E, H, I]``, ``weights`` ``[T, top_k]`` float32 and ``ids`` ``[T,
+    top_k]`` int32 or int64.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
+    """
     tokens, hidden = checks.dtype("x", checks.rank("x", x, 2), *inputs).shape
     experts, up, h = checks.dtype("w13", checks.rank("w13", w13, 3), codes).shape
     checks.shape("w2", checks.dtype("w2", checks.rank("w2", w2, 3), codes), (experts, hidden, up // 2), "[E, H, I]")
@@ -304,8 +334,12 @@ def operands(
 def sorted_rows(ids: Tensor, experts: int, offset: int, tile: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     """Rows sorted by local expert.
 
+    ``ids`` ``[T, top_k]`` integers. Returns int64 ``[T, top_k]``, int32 ``[rows]`` and int32 ``[experts]``.
+
     Returns the row of each (token, slot), ``rows`` when its expert is on another rank; the expert of each row, -1 for
     padding; the end of each expert's rows.
+
+    Raises OptionError.
     """
     checks.not_negative("expert_offset", offset)
     local = ids.reshape(-1).long() - offset
@@ -335,14 +369,22 @@ def _spread(x: Tensor, weights: Tensor, target: Tensor, rows: int, weight_on_inp
 
 def scattered(slots: Tensor, target: Tensor, rows: int) -> Tensor:
     """Row ``i`` of ``slots`` at the place ``target`` of the i-th (token, slot), zeros elsewhere; ``rows`` is no
-    place."""
+    place.
+
+    ``slots`` ``[T top_k, C]`` of any dtype, ``target`` ``[T, top_k]`` int64. Returns ``[rows, C]`` of the dtype of
+    ``slots``.
+    """
     spread = slots.new_zeros(rows + 1, slots.shape[1])
     spread[target.reshape(-1)] = slots
     return spread[:rows]
 
 
 def gathered(y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """``[T, top_k, H]``, the rows of each token's experts, zeros where one is elsewhere; and where one is here."""
+    """``[T, top_k, H]``, the rows of each token's experts, zeros where one is elsewhere; and where one is here.
+
+    ``y`` ``[R, H]``, ``target`` ``[T, top_k]`` int64. The first result has the dtype of ``y``, the second, ``[T, top_k,
+    1]``, is bool.
+    """
     padded = torch.cat([y, y.new_zeros(1, y.shape[1])])
     return padded[target.reshape(-1)].view(*target.shape, y.shape[1]), (target < y.shape[0]).unsqueeze(-1)
 
@@ -352,7 +394,10 @@ def _quantise_groups(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def without_padding(y: Tensor, groups: Tensor) -> Tensor:
-    """``y`` with zeros in unassigned rows, which a product does not write."""
+    """``y`` with zeros in unassigned rows, which a product does not write.
+
+    ``y`` ``[R, C]``, ``groups`` ``[R]`` int32, -1 for none. Returns ``[R, C]`` of the dtype of ``y``.
+    """
     return y.masked_fill((groups < 0).unsqueeze(1), 0.0)
 
 

@@ -7,6 +7,9 @@ be reproduced.
 
 Not covered: biases, other activations, communication between ranks. Rows whose first product stays in float32, and int4
 weights, run where a product gives float32: on the CPU, or (block scales) in Triton.
+
+NaN in a row or its weight makes the row of its token NaN.
+Source: vLLM, SGLang, FlashInfer and TensorRT-LLM, as :data:`PIPELINES` names them.
 """
 
 from __future__ import annotations
@@ -213,6 +216,8 @@ def route_by_method(
     """Weights float32 and ids int64 ``[T, top_k]`` of ``logits [T, E]`` by one of FlashInfer's routing methods.
 
     ``bias [E]`` of DeepSeekV3 and MiniMax2 takes part in the choice only; groups and the factor are DeepSeekV3's.
+
+    Raises DtypeError, InputError, LayoutError, OptionError, ShapeError.
     """
     if method not in METHODS:
         raise OptionError(f"routing method {method!r:.80}; there are {', '.join(METHODS)}")
@@ -266,6 +271,8 @@ def moe_experts(
 ) -> Tensor:
     """The experts of a layer by one of :data:`PIPELINES`.
 
+    ``expert_map`` ``[E_global]`` integers.
+
     Parameters
     ----------
     x
@@ -300,7 +307,7 @@ def moe_experts(
 
     Raises
     ------
-    OptionError, ShapeError, DtypeError, InputError, ValueRangeError
+    OptionError, ShapeError, DtypeError, InputError, ValueRangeError, LayoutError
     """
     if torch.compiler.is_compiling():
         out: Tensor = torch.ops.fp8_kernels.moe_experts(

@@ -13,6 +13,8 @@ NaN) and an infinity saturates; under the others either makes its block NaN. Pla
 every device; under ``torch.compile`` each quantiser is one operator, whose products no compiler contracts. Further
 forms (training, rows, experts, other elements, casts) are in :mod:`kernels.mx_forms`, :mod:`kernels.mx_columns` and
 :mod:`kernels.mx_experts`.
+
+Source: OCP Microscaling Formats 1.0; FlashInfer and torchao (mx_formats).
 """
 
 from __future__ import annotations
@@ -52,21 +54,31 @@ from kernels.verbs import verb
 def mxfp8_fake(
     x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3", alignment: int = MX_BLOCK
 ) -> tuple[Tensor, Tensor]:
-    """Codes and scales of :func:`mxfp8_quantize` without values."""
+    """Codes and scales of :func:`mxfp8_quantize` without values.
+
+    ``x`` ``[M, K]``; returns dtypes and shapes as of :func:`mxfp8_quantize`: codes ``[M, K]`` and uint8 scales.
+    """
     *lead, k = x.shape
     q = empty(*lead, k + -k % alignment, like=x, dtype=FP8_ELEMENTS[element][3])
     return q, scale_bytes(q, MX_BLOCK, layout)
 
 
 def mxfp4_fake(x: Tensor, layout: str = "128x4", rounding: str = "rceil") -> tuple[Tensor, Tensor]:
-    """Codes and scales of :func:`mxfp4_quantize` without values."""
+    """Codes and scales of :func:`mxfp4_quantize` without values.
+
+    ``x`` ``[M, K]``; returns uint8 ``[M, K / 2]`` and scales as of :func:`mxfp4_quantize`.
+    """
     return empty(x.shape[0], x.shape[1] // 2, like=x, dtype=torch.uint8), scale_bytes(x, MX_BLOCK, layout)
 
 
 def nvfp4_fake(
     x: Tensor, global_scale: Tensor, layout: str = "128x4", is_global_scale_inversed: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Codes and scales of :func:`nvfp4_quantize` without values."""
+    """Codes and scales of :func:`nvfp4_quantize` without values.
+
+    ``x`` ``[M, K]``, ``global_scale`` of any shape; returns uint8 ``[M, K / 2]`` and scales as of
+    :func:`nvfp4_quantize`.
+    """
     return empty(x.shape[0], x.shape[1] // 2, like=x, dtype=torch.uint8), scale_bytes(x, NVFP4_BLOCK, layout)
 
 
@@ -99,7 +111,7 @@ def mxfp8_quantize(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError
+    ShapeError, DtypeError, OptionError, InputError, LayoutError
     """
     if element not in FP8_ELEMENTS:
         raise OptionError(f"element={element!r}: there are {', '.join(FP8_ELEMENTS)}")
@@ -156,6 +168,10 @@ def nvfp4_quantize(
     -------
     q, scale
         ``q [M, K / 2]`` uint8, two codes each; ``scale`` uint8 (E4M3), ``[M, K / 16]`` or flat in tiles.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     by_row = global_scale.numel() > 1 if isinstance(global_scale, Tensor) else False
     if by_row:
@@ -175,6 +191,8 @@ def nvfp4_quantize(
 def mxfp8_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
     """``float32(value(q) * 2^(byte - 127))``; byte 0 is 2^-127, byte 255 NaN.
 
+    ``scale`` ``[M, K / 32]``, or flat in tiles ``[bytes]``.
+
     Parameters
     ----------
     q
@@ -186,6 +204,10 @@ def mxfp8_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
     -------
     Tensor
         ``[M, K]`` float32, infinite where the product is too large.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     checks.dtype("q", checks.rank("q", q, 2), *(record[3] for record in FP8_ELEMENTS.values()))
     checks.same_device(q=q, scale=scale)
@@ -195,7 +217,12 @@ def mxfp8_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
 
 @verb("cast")
 def mxfp4_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
-    """:func:`mxfp8_dequantize` of codes two in a byte, ``q [M, K / 2]`` uint8."""
+    """:func:`mxfp8_dequantize` of codes two in a byte, ``q [M, K / 2]`` uint8.
+
+    ``scale`` ``[M, K / 32]``, or flat in tiles ``[bytes]``.
+
+    Raises DeviceError, InputError.
+    """
     checks.same_device(q=q, scale=scale)
     values = fp4_values(q)
     stored = load_scale(scale, values.shape[0], values.shape[1], MX_BLOCK, layout)
@@ -206,6 +233,9 @@ def mxfp4_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
 def nvfp4_dequantize(q: Tensor, scale: Tensor, global_scale: Tensor, layout: str = "128x4") -> Tensor:
     """``value(q) * (scale * global_scale)`` in float32; ``global_scale`` is amax/2688, it multiplies.
 
+    ``scale`` ``[M, K / 16]``, or flat in tiles ``[bytes]``; ``global_scale`` of any shape with one value. Returns
+    float32 ``[M, K]``.
+
     Parameters
     ----------
     q
@@ -214,6 +244,10 @@ def nvfp4_dequantize(q: Tensor, scale: Tensor, global_scale: Tensor, layout: str
         uint8 (E4M3), as the quantiser gives it; padding is not read.
     global_scale
         One float32 value.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     checks.scalar("global_scale", global_scale)
     checks.same_device(q=q, scale=scale, global_scale=global_scale)

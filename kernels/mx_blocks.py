@@ -1,7 +1,11 @@
 """Blocks that share a scale byte: splitting, shared exponents, scales of two levels, packing, layouts of scale bytes.
 
 What the quantisers of :mod:`kernels.mx` and its neighbours have in common. Plain torch operations, each rounded once in
-float32, the same bits on every device. Sources: OCP Microscaling Formats 1.0; TransformerEngine core_nvfp4.cuh.
+float32, the same bits on every device.
+
+Sources: OCP Microscaling Formats 1.0; TransformerEngine core_nvfp4.cuh.
+
+NaN: an amax leaves it out under ``rceil`` and for two levels; under the other roundings its block is NaN.
 """
 
 from __future__ import annotations
@@ -26,7 +30,10 @@ NAN_BYTE, INF_BITS = 255, 0x7F800000
 
 
 def compiled_op(name: str, *arguments: object) -> tuple[Tensor, Tensor]:
-    """The operator of a quantiser."""
+    """The operator of a quantiser.
+
+    Returns codes ``[M, K]``, or two a byte ``[M, K / 2]``, and uint8 scales.
+    """
     q, scale = getattr(torch.ops.fp8_kernels, name)(*arguments)
     return q, scale
 
@@ -40,7 +47,10 @@ def size_of(rows: int, columns: int, tile: str) -> int:
 
 
 def scale_bytes(x: Tensor, width: int, layout: str) -> Tensor:
-    """Memory for the scale bytes of a matrix ``x``, ``width`` elements each."""
+    """Memory for the scale bytes of a matrix ``x``, ``width`` elements each.
+
+    ``x`` ``[M, K]``; returns uint8 ``[M, K / width]`` or flat in tiles, without values.
+    """
     m, c = x.shape[0], x.shape[1] // width
     shape = (m, c) if layout == LINEAR else (size_of(m, c, layout),)
     return torch.empty(shape, dtype=torch.uint8, device=x.device)
@@ -50,7 +60,12 @@ def scale_bytes(x: Tensor, width: int, layout: str) -> Tensor:
 
 
 def split_blocks(x: Tensor, width: int) -> Tensor:
-    """Float32 ``[M, K / width, width]``."""
+    """Float32 ``[M, K / width, width]``.
+
+    ``x`` ``[M, K]`` bf16, f16 or f32.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
     checks.dtype("x", checks.rank("x", x, 2), *WIDE)
     checks.nonempty("x", x, 0, 1)
     checks.multiple("K", x.shape[1], width, f"{width} elements share a scale; pad K")
@@ -58,12 +73,20 @@ def split_blocks(x: Tensor, width: int) -> Tensor:
 
 
 def block_amax(blocks: Tensor) -> Tensor:
-    """The largest magnitude of each block, NaN left out."""
+    """The largest magnitude of each block, NaN left out.
+
+    ``blocks`` ``[..., C, B]`` float32; returns float32 ``[..., C]``.
+    """
     return torch.where(blocks.isnan(), 0.0, blocks).abs().amax(dim=-1)
 
 
 def shared_exponent(blocks: Tensor, rounding: str, top: float, emax: int, fraction: int) -> Tensor:
-    """The scale byte of each block, int32, from the exponent bits of float32 numbers."""
+    """The scale byte of each block, int32, from the exponent bits of float32 numbers.
+
+    ``blocks`` ``[..., C, B]`` float32; returns int32 ``[..., C]``.
+
+    Raises OptionError.
+    """
     if rounding == "rceil":
         bits = (block_amax(blocks) * (1.0 / top)).view(torch.int32)
         tiny = (bits > 1 << 22).int()  # subnormal: above 2^-127 the next byte is 1
@@ -80,13 +103,19 @@ def shared_exponent(blocks: Tensor, rounding: str, top: float, emax: int, fracti
 
 
 def power(byte: Tensor) -> Tensor:
-    """``2^(byte - 127)`` for bytes 0 to 254 as float32; what lies below counts as 0."""
+    """``2^(byte - 127)`` for bytes 0 to 254 as float32; what lies below counts as 0.
+
+    ``byte`` int32 of any shape; returns float32 of the same shape.
+    """
     byte = byte.clamp(min=0)
     return torch.where(byte == 0, 1 << 22, byte << 23).int().view(torch.float32)
 
 
 def store_scale(byte: Tensor, layout: str) -> Tensor:
-    """Bytes ``[M, C]`` of scales as uint8: as they are, or flat in tiles of the layout."""
+    """Bytes ``[M, C]`` of scales as uint8: as they are, or flat in tiles of the layout.
+
+    ``byte`` ``[M, C]`` integers.
+    """
     scale = byte.to(torch.uint8)
     return scale if layout == LINEAR else swizzle_scale(scale, _tile(layout))
 
@@ -98,7 +127,12 @@ def _tile(layout: str) -> str:
 
 
 def load_scale(scale: Tensor, m: int, k: int, width: int, layout: str, name: str = "scale") -> Tensor:
-    """The scale bytes ``[M, K / width]`` out of their layout, contiguous."""
+    """The scale bytes ``[M, K / width]`` out of their layout, contiguous.
+
+    ``scale`` ``[M, K / width]`` uint8, or flat in tiles.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
     checks.dtype(name, checks.tensor(name, scale), torch.uint8)
     checks.multiple("K", k, width, f"{width} codes share a scale")
     c = k // width
@@ -116,13 +150,18 @@ def load_scale(scale: Tensor, m: int, k: int, width: int, layout: str, name: str
 
 
 def times(values: Tensor, scale: Tensor) -> Tensor:
-    """Values ``[M, K]`` times a scale for each block of a row."""
+    """Values ``[M, K]`` times a scale for each block of a row.
+
+    ``values`` ``[M, K]`` and ``scale`` ``[M, C]`` float32; returns float32 ``[M, K]``.
+    """
     m, c = scale.shape
     return (values.reshape(m, c, -1) * scale[..., None]).reshape(values.shape)
 
 
 def two_levels(amax: Tensor, g: Tensor, inversed: bool = False) -> tuple[Tensor, Tensor]:
     """E4M3 scale bytes of blocks, and what their values are multiplied by; ``g`` is 2688/amax, or its inverse.
+
+    ``amax`` ``[M, C]`` and ``g``, a scalar or ``[M, 1]``, float32; returns uint8 and float32 ``[M, C]``.
 
     A block of zeros has the scale 0.
     """
@@ -132,7 +171,10 @@ def two_levels(amax: Tensor, g: Tensor, inversed: bool = False) -> tuple[Tensor,
 
 
 def e4m3_scale(t: Tensor, decode: Tensor) -> tuple[Tensor, Tensor]:
-    """``t`` as E4M3 bytes, and ``1 / (scale * decode)``, finite."""
+    """``t`` as E4M3 bytes, and ``1 / (scale * decode)``, finite.
+
+    ``t`` ``[M, C]`` and ``decode``, a scalar or ``[M, 1]``, float32; returns uint8 and float32 ``[M, C]``.
+    """
     scale = t.clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
     both = scale.float() * decode
     inverse = (torch.ones_like(both) / both).clamp(max=torch.finfo(torch.float32).max)
@@ -149,18 +191,27 @@ def silu_product(x: Tensor) -> Tensor:
 
 
 def pack(codes: Tensor) -> Tensor:
-    """Codes ``[..., C, B]`` two in a byte: ``[..., C * B / 2]``, the even column in the low nibble."""
+    """Codes ``[..., C, B]`` two in a byte: ``[..., C * B / 2]``, the even column in the low nibble.
+
+    ``codes`` ``[..., C, B]`` uint8; returns uint8.
+    """
     flat = codes.flatten(-2)
     return flat[..., ::2] | flat[..., 1::2] << 4
 
 
 def pack_nearest(scaled: Tensor) -> Tensor:
-    """The nearest codes of ``[..., C, B]``, ties to even, two in a byte."""
+    """The nearest codes of ``[..., C, B]``, ties to even, two in a byte.
+
+    ``scaled`` ``[..., C, B]`` float32; returns uint8 ``[..., C B / 2]``.
+    """
     return pack(fp4_codes(scaled))
 
 
 def fp4_codes(scaled: Tensor) -> Tensor:
-    """The nearest codes of E2M1, uint8 of any shape, ties to even; NaN is the largest value."""
+    """The nearest codes of E2M1, uint8 of any shape, ties to even; NaN is the largest value.
+
+    ``scaled`` float32 of any shape.
+    """
     magnitude = scaled.abs()
     code = torch.zeros_like(magnitude, dtype=torch.uint8)
     for low, value in enumerate(FP4_VALUES[:-1]):
@@ -170,13 +221,21 @@ def fp4_codes(scaled: Tensor) -> Tensor:
 
 
 def fp4_values(q: Tensor) -> Tensor:
-    """The float32 values of packed codes ``[M, K / 2]``."""
+    """The float32 values of packed codes ``[M, K / 2]``.
+
+    ``q`` ``[M, K / 2]`` uint8.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
     checks.dtype("q", checks.rank("q", q, 2), torch.uint8)
     return fp4_decoded(torch.stack([q & 0xF, q >> 4], dim=-1).flatten(1))
 
 
 def fp4_decoded(code: Tensor) -> Tensor:
-    """The float32 values of codes of E2M1, one each."""
+    """The float32 values of codes of E2M1, one each.
+
+    ``code`` uint8 of any shape; returns float32 of the same shape.
+    """
     codes = code.int()
     exponent, fraction = codes >> 1 & 3, codes & 1  # no table: one on the device would have to be copied there first
     halves = (fraction + 2 * (exponent > 0).int()) << (exponent - 1).clamp(min=0)

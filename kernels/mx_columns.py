@@ -7,6 +7,9 @@ Scale bytes of the columns are the matrix ``[K, M / 32]``, row-major (``linear``
 transpose reads them; ``compact`` is its transpose ``[M / 32, K]``. Codes down the columns lie as the transpose does:
 ``q [M, K]`` is column-major, and ``q.t()`` contiguous. Formulas are those of :mod:`kernels.mx`. Under
 ``torch.compile`` each quantiser is one operator.
+
+NaN and infinity are as of :mod:`kernels.mx`.
+Source: OCP Microscaling Formats 1.0; TransformerEngine, torchao.
 """
 
 from __future__ import annotations
@@ -90,6 +93,10 @@ def mxfp8_quantize_columnwise(
     -------
     q, scale
         ``q [M, K]`` of the element's dtype, column-major; ``scale`` uint8.
+
+    Raises
+    ------
+    DtypeError, InputError, LayoutError, ShapeError
     """
     checks.nonempty("x", checks.dtype("x", checks.rank("x", x, 2), *WIDE), 0, 1)
     _rows(x)
@@ -107,6 +114,8 @@ def mxfp8_quantize_3d(
 
     Returns ``q [E, N, K]``, each weight column-major, and the bytes of each weight by themselves: those of
     ``[K, N / 32]`` in 128x4 tiles, ``[E, ..]``, or ``compact``, ``[E, N / 32, K]``.
+
+    Raises DtypeError, InputError, LayoutError, OptionError, ShapeError.
     """
     e, n, k = checks.nonempty("x", checks.dtype("x", checks.rank("x", x, 3), *WIDE), 0, 1, 2).shape
     checks.multiple("N", n, MX_BLOCK, f"{MX_BLOCK} rows share a scale; pad N")
@@ -135,6 +144,10 @@ def mxfp8_quantize_2d(
         ``rowwise`` or ``columnwise``: whose bytes are returned, each 32 times. Codes are the same.
     element
         ``e4m3`` or ``e5m2``.
+
+    Raises
+    ------
+    DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     if element not in FP8_ELEMENTS:
         raise OptionError(f"element={element!r}: there are {', '.join(FP8_ELEMENTS)}")
@@ -160,7 +173,13 @@ def mxfp8_quantize_2d(
 
 @verb("cast")
 def mxfp8_dequantize_columnwise(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
-    """:func:`kernels.mxfp8_dequantize` of codes whose scales are those of 32 rows each; layouts as of the quantiser."""
+    """:func:`kernels.mxfp8_dequantize` of codes whose scales are those of 32 rows each; layouts as of the quantiser.
+
+    ``q`` ``[M, K]`` E4M3 or E5M2, ``scale`` ``[K, M / 32]`` uint8, or compact ``[M / 32, K]``, or flat
+    in tiles ``[bytes]``. Returns float32 ``[M, K]``.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
+    """
     checks.dtype("q", checks.rank("q", q, 2), *(record[3] for record in FP8_ELEMENTS.values()))
     checks.same_device(q=q, scale=scale)
     _rows(q)

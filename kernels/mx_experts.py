@@ -10,6 +10,9 @@ G) / 128) 128`` rows. Where an expert's tiles start there::
 
 Rows and bytes of no expert are unspecified (here: of whatever the buffer held, and zero). No operation waits for the
 device.
+
+NaN and infinity are as of :mod:`kernels.mx`.
+Source: FlashInfer (``scaled_fp4_grouped_quantize``), vLLM (``scaled_fp4_experts_quant``), torchao.
 """
 
 from __future__ import annotations
@@ -90,6 +93,10 @@ def scaled_fp4_grouped_quantize(x: Tensor, mask: Tensor, global_scale: Tensor) -
     q, scale
         ``q [M, K / 2, G]`` uint8; ``scale [32, 4, M', 4, C', G]`` uint8 (E4M3), ``M'`` and ``C'`` tiles down and
         across.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     g, m, _ = _buffers(x, mask)
     checks.operand("global_scale", global_scale, (g,), "one for each expert", torch.float32)
@@ -103,7 +110,12 @@ def scaled_fp4_grouped_quantize(x: Tensor, mask: Tensor, global_scale: Tensor) -
 @verb("cast", outputs=("q", "scale"), fake=_masked_silu_fake)
 def silu_and_mul_scaled_nvfp4_experts_quantize(x: Tensor, mask: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`scaled_fp4_grouped_quantize` of ``silu(gate) * up`` of ``x [G, M, 2 I] = [gate, up]``, computed in float32
-    and rounded once to the dtype of ``x``; ``I`` is a multiple of 16."""
+    and rounded once to the dtype of ``x``; ``I`` is a multiple of 16.
+
+    ``mask`` ``[G]`` int32, ``global_scale`` ``[G]`` float32.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
+    """
     g, _, c = _buffers(x, mask)
     checks.multiple("2 I", c, 2 * NVFP4_BLOCK, f"{NVFP4_BLOCK} values share a scale; pad I")
     checks.operand("global_scale", global_scale, (g,), "one for each expert", torch.float32)
@@ -117,7 +129,11 @@ def silu_and_mul_scaled_nvfp4_experts_quantize(x: Tensor, mask: Tensor, global_s
 def mxfp8_grouped_quantize(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise the first ``mask[i]`` rows of each expert's buffer to MXFP8 (E4M3); arguments as above, blocks of 32.
 
+    ``x`` ``[G, M, K]`` bf16, f16 or f32, ``mask`` ``[G]`` int32.
+
     Returns ``q [M, K, G]`` E4M3 and ``scale [32, 4, M', 4, C', G]`` uint8 (E8M0).
+
+    Raises DeviceError, InputError.
     """
     g, _, _ = _buffers(x, mask)
     checks.same_device(x=x, mask=mask)
@@ -148,6 +164,10 @@ def scaled_fp4_experts_quant(
     -------
     q, scale
         ``q [M, K / 2]`` uint8; ``scale`` uint8 (E4M3), flat, in 128x4 tiles.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     g = _placed(x, expert_offsets, placement)
     checks.operand("global_scale", global_scale, (g,), "one for each expert", torch.float32)
@@ -166,6 +186,8 @@ def mxfp8_experts_quant(x: Tensor, expert_offsets: Tensor, placement: str = "tig
     ``x`` ``[M, K]`` bf16, f16 or f32, ``K`` a multiple of 32; ``expert_offsets`` ``[G + 1]`` and ``placement`` as of
     :func:`scaled_fp4_experts_quant`. Returns ``q`` ``[M, K]`` E4M3 and ``scale`` uint8 (E8M0), flat, in 128x4 tiles;
     NaN and infinity as of :func:`kernels.mxfp8_quantize`. Raises ShapeError, DtypeError, OptionError, DeviceError.
+
+    Raises InputError.
     """
     g = _placed(x, expert_offsets, placement)
     checks.same_device(x=x, expert_offsets=expert_offsets)

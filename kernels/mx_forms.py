@@ -10,6 +10,9 @@
     casts                        FP8 under scales of 128 and MXFP8
 
 Arguments, layouts and refusals are those of :mod:`kernels.mx`. Under ``torch.compile`` each quantiser is one operator.
+
+NaN and infinity are as of :mod:`kernels.mx` where a function does not say otherwise.
+Source: OCP Microscaling Formats 1.0; TransformerEngine, FlashInfer, DeepGEMM and torchao, as the functions name them.
 """
 
 from __future__ import annotations
@@ -123,7 +126,11 @@ def mxfp6_quantize(
 ) -> tuple[Tensor, Tensor]:
     """Quantise a matrix to MXFP6: ``q [M, K]`` uint8, codes of ``e3m2`` or ``e2m3`` in the low six bits, and the scale.
 
+    ``x`` ``[M, K]`` bf16, f16 or f32.
+
     A block with a NaN or an infinity has the scale 255 (NaN) and codes of the largest value.
+
+    Raises OptionError.
     """
     if element not in FP6_ELEMENTS:
         raise OptionError(f"element={element!r}: there are {', '.join(FP6_ELEMENTS)}")
@@ -146,7 +153,12 @@ def mxfp6_quantize(
 
 @verb("cast")
 def mxfp6_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4", element: str = "e3m2") -> Tensor:
-    """``float32(value(q) * 2^(byte - 127))`` of codes one a byte; parameters as of the quantiser."""
+    """``float32(value(q) * 2^(byte - 127))`` of codes one a byte; parameters as of the quantiser.
+
+    ``q`` ``[M, K]`` uint8, ``scale`` ``[M, K / 32]`` uint8, or flat in tiles ``[bytes]``. Returns float32 ``[M, K]``.
+
+    Raises DtypeError, InputError, LayoutError, OptionError, ShapeError.
+    """
     if element not in FP6_ELEMENTS:
         raise OptionError(f"element={element!r}: there are {', '.join(FP6_ELEMENTS)}")
     _, _, fraction, emin = FP6_ELEMENTS[element]
@@ -176,7 +188,12 @@ def mxint8_quantize(x: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
 
 @verb("cast")
 def mxint8_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
-    """``float32(int8(q) / 64 * 2^(byte - 127))``; parameters as of the quantiser."""
+    """``float32(int8(q) / 64 * 2^(byte - 127))``; parameters as of the quantiser.
+
+    ``q`` ``[M, K]`` uint8, ``scale`` ``[M, K / 32]`` uint8, or flat in tiles ``[bytes]``. Returns float32 ``[M, K]``.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
     codes = checks.dtype("q", checks.rank("q", q, 2), torch.uint8).view(torch.int8)
     return _times_powers(codes.float() / INT8_UNIT, scale, layout)
 
@@ -209,6 +226,10 @@ def per_token_cast_to_fp4(
     q, scale
         ``q [M, K / 2]`` int8, two codes each; ``scale`` float32 ``[M, ceil(K / gran_k)]``, ``max(amax, 1e-4) / 6``, or
         int32 with a quarter of the columns, in which groups that do not exist have the scale 1.
+
+    Raises
+    ------
+    DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     checks.dtype("x", checks.rank("x", x, 2), *WIDE)
     checks.nonempty("x", x, 0, 1)
@@ -243,6 +264,8 @@ def transpose_packed_fp4(q: Tensor) -> Tensor:
     """Codes ``q [M, N / 2]`` int8 or uint8, two in a byte along ``N``, as ``[N, M / 2]``, two in a byte along ``M``.
 
     ``M`` is even. Codes are moved as they are.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
     """
     checks.nonempty("q", checks.dtype("q", checks.rank("q", q, 2), torch.int8, torch.uint8), 0, 1)
     checks.multiple("M", q.shape[0], 2, "two rows make a byte of the transpose; pad M")
@@ -255,7 +278,11 @@ def transpose_packed_fp4(q: Tensor) -> Tensor:
 def cast_back_from_fp4(q: Tensor, scale: Tensor, gran_k: int = 128) -> Tensor:
     """``value(q) * scale`` in float32, the code 8 read as 0.
 
+    Returns float32 ``[M, K]``.
+
     ``q [M, K / 2]`` int8 or uint8, two codes each; ``scale`` float32 ``[M, ceil(K / gran_k)]``.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
     _granularity(gran_k)
     checks.same_device(q=q, scale=scale)
@@ -279,7 +306,12 @@ def _granularity(gran_k: int) -> None:
 def nvfp4_quantize_stochastic(
     x: Tensor, global_scale: Tensor, layout: str = "128x4", seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """:func:`kernels.nvfp4_quantize` whose codes are rounded stochastically; the same seed gives the same codes."""
+    """:func:`kernels.nvfp4_quantize` whose codes are rounded stochastically; the same seed gives the same codes.
+
+    Operands and result as of :func:`kernels.mx.nvfp4_quantize`, one ``global_scale``.
+
+    Raises OptionError.
+    """
     blocks, g = _encoded(x, global_scale)
     if not 0 <= seed < 1 << 63:
         raise OptionError(f"seed={seed}: from 0 to 2^63 - 1")
@@ -323,7 +355,12 @@ def _wide_product(x: Tensor, factor: int) -> tuple[Tensor, Tensor]:
 def nvfp4_quantize_2d(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
     """:func:`kernels.nvfp4_quantize` of a weight ``[M, K]``, both multiples of 16, one scale for 16x16 elements.
 
+    ``x`` ``[M, K]`` and ``global_scale``: dtypes and result as of :func:`kernels.mx.nvfp4_quantize`, one
+    ``global_scale``.
+
     The scale bytes are ``[M, K / 16]`` all the same: each stands in 16 rows.
+
+    Raises ShapeError.
     """
     blocks, g = _encoded(x, global_scale)
     checks.multiple("M", x.shape[0], NVFP4_BLOCK, f"{NVFP4_BLOCK} rows share a scale; pad M")
@@ -341,9 +378,13 @@ def nvfp4_quantize_4over6(
 ) -> tuple[Tensor, Tensor]:
     """:func:`kernels.nvfp4_quantize` with the scale of a block or 1.5 times it, whichever has the smaller ``error``.
 
+    Operands and result as of :func:`kernels.mx.nvfp4_quantize`, one ``global_scale``.
+
     ``error`` is ``mae`` or ``mse``, summed in float32 in the order of ``K``; on equality the own scale.
     ``global_scale`` is ``6 e4m3_max / amax`` with ``e4m3_max`` 448 or 256, which leaves room for 1.5 times every scale;
     values are measured with the global scale that is given.
+
+    Raises OptionError.
     """
     blocks, g = _encoded(x, global_scale)
     if error not in ERRORS:
@@ -378,6 +419,8 @@ def hadamard_transform(x: Tensor, sign_mask: int = SIGN_MASK) -> Tensor:
     """Each 16 columns of ``x [M, K]`` bf16 times ``diag(signs) H / 4``, summed in float32, bf16.
 
     Bit ``i`` of ``sign_mask`` is set where column ``i`` changes its sign; 0 for none.
+
+    Raises DtypeError, InputError, LayoutError, OptionError, ShapeError.
     """
     checks.dtype("x", checks.rank("x", x, 2), torch.bfloat16)
     checks.nonempty("x", x, 0, 1)
@@ -397,7 +440,12 @@ def hadamard_transform(x: Tensor, sign_mask: int = SIGN_MASK) -> Tensor:
 def nvfp4_quantize_rht(
     x: Tensor, global_scale: Tensor, layout: str = "128x4", sign_mask: int = SIGN_MASK
 ) -> tuple[Tensor, Tensor]:
-    """:func:`kernels.nvfp4_quantize` of :func:`hadamard_transform`; ``global_scale`` is 2688/amax of the transform."""
+    """:func:`kernels.nvfp4_quantize` of :func:`hadamard_transform`; ``global_scale`` is 2688/amax of the transform.
+
+    ``x`` bf16; operands and result as of :func:`kernels.mx.nvfp4_quantize`, one ``global_scale``.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
+    """
     checks.scalar("global_scale", global_scale)
     checks.same_device(x=x, global_scale=global_scale)
     if torch.compiler.is_compiling():
@@ -425,7 +473,11 @@ def _two_levels(blocks: Tensor, g: Tensor, layout: str) -> tuple[Tensor, Tensor]
 def nvfp4_batched_quantize(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
     """:func:`kernels.nvfp4_quantize` of every matrix of ``x [B, M, K]`` under one global scale.
 
+    ``global_scale`` float32 of any shape with one value.
+
     Returns ``q [B, M, K / 2]`` and the scale bytes of each matrix in 128x4 or 8x4 tiles of its own, ``[B, ..]``.
+
+    Raises InputError, LayoutError, OptionError, ShapeError.
     """
     checks.nonempty("x", checks.rank("x", x, 3), 0, 1, 2)
     if layout not in HEIGHTS:
@@ -442,7 +494,12 @@ def nvfp4_batched_quantize(x: Tensor, global_scale: Tensor, layout: str = "128x4
 @verb("cast", outputs=("q", "scale"), fake=_two_levels_fake)
 def nvfp4_quantize_shuffled(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`kernels.nvfp4_quantize` of a weight ``[M, K]``, ``M`` a multiple of 32, with the rows of codes and of
-    scales in the order of :func:`kernels.shuffle_matrix_a`, the scales then in 128x4 tiles."""
+    scales in the order of :func:`kernels.shuffle_matrix_a`, the scales then in 128x4 tiles.
+
+    ``x`` ``[M, K]``; dtypes and result as of :func:`kernels.mx.nvfp4_quantize`, one ``global_scale``.
+
+    Raises InputError, LayoutError, ShapeError.
+    """
     checks.multiple("M", checks.rank("x", x, 2).shape[0], 32, "so many rows are permuted together; pad M")
     if torch.compiler.is_compiling():
         return compiled_op("nvfp4_quantize_shuffled", x, global_scale)
@@ -455,7 +512,12 @@ def nvfp4_quantize_shuffled(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Te
 def silu_and_mul_nvfp4_quantize(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
     """:func:`kernels.nvfp4_quantize` of ``silu(gate) * up`` of ``x [M, 2 I] = [gate, up]``, ``I`` a multiple of 16.
 
+    ``global_scale`` float32 of any shape with one value. Returns uint8 codes ``[M, I / 2]`` and uint8 scales, ``[M, I /
+    16]`` or flat in tiles.
+
     The product is computed in float32 and rounded once to the dtype of ``x``; ``global_scale`` is 2688 over its amax.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
     checks.dtype("x", checks.rank("x", x, 2), *WIDE)
     checks.multiple("2 I", x.shape[1], 2 * NVFP4_BLOCK, f"{NVFP4_BLOCK} values share a scale; pad I")
@@ -478,6 +540,7 @@ def nvfp4_quantize_per_token(x: Tensor, global_scale: Tensor, layout: str = "128
     q, scale, row_scale
         As of :func:`kernels.nvfp4_quantize`, and ``row_scale [M]``: the amax of the row times ``global_scale`` (about
         1/2688); ``x ~= value(q) * scale * row_scale``. A row of zeros has the scale 0 and codes 0.
+        uint8, uint8 and float32.
     """
     blocks, g = _encoded(x, global_scale)
     if torch.compiler.is_compiling():
@@ -500,6 +563,8 @@ def nvfp4_quantize_of_fp8(x: Tensor, global_scale: Tensor, layout: str = "128x4"
     NVFP4.
 
     The values are rounded to float16 first, as FlashInfer's kernel does.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
     checks.scalar("global_scale", global_scale)
     checks.same_device(x=x, global_scale=global_scale)
@@ -513,7 +578,10 @@ def nvfp4_quantize_of_fp8(x: Tensor, global_scale: Tensor, layout: str = "128x4"
 
 @verb("cast", outputs=("q", "scale"), fake=mxfp4_fake)
 def mxfp4_quantize_of_fp8(x: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
-    """Quantise E4M3 values ``x [M, K]`` to MXFP4 under NVIDIA's rounding of the shared scale."""
+    """Quantise E4M3 values ``x [M, K]`` to MXFP4 under NVIDIA's rounding of the shared scale.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
     checks.dtype("x", checks.rank("x", x, 2), torch.float8_e4m3fn)
     if torch.compiler.is_compiling():
         return compiled_op("mxfp4_quantize_of_fp8", x, layout)
@@ -535,6 +603,10 @@ def block_scales_to_mxfp8(x: Tensor, scale: Tensor, layout: str = "128x4", check
         float32 ``[M, ceil(K / 128)]`` or ``[ceil(M / 128), ceil(K / 128)]``, powers of two from 2^-127.
     check
         Whether to look at the values; see :func:`kernels.checks.values`.
+
+    Raises
+    ------
+    ValueRangeError
     """
     each = _spread(x, scale)[:, ::MX_BLOCK]
     bits = each.contiguous().view(torch.int32)
@@ -570,7 +642,12 @@ def fp8_block_to_mxfp8(
 def mxfp8_to_fp8_block(
     x: Tensor, mx_scale: Tensor, layout: str = "128x4", dtype: str = "bfloat16"
 ) -> tuple[Tensor, Tensor]:
-    """MXFP8 codes ``x [M, K]`` times their scales, rounded to ``dtype``, cast to E4M3 under scales of 128x128."""
+    """MXFP8 codes ``x [M, K]`` times their scales, rounded to ``dtype``, cast to E4M3 under scales of 128x128.
+
+    ``mx_scale`` ``[M, K / 32]`` uint8, or flat in tiles ``[bytes]``.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
     checks.dtype("x", checks.rank("x", x, 2), torch.float8_e4m3fn)
     if torch.compiler.is_compiling():
         return compiled_op("mxfp8_to_fp8_block", x, mx_scale, layout, dtype)

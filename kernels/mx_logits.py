@@ -5,6 +5,8 @@ the dot products; -inf outside the window when cleaned. Names and layouts are De
 :mod:`kernels.mx_products` in float32 (a Triton kernel on GPUs without block-scaled instructions, plain torch on a CPU),
 and heads are added in float32. Not covered: tokens of several requests in one call (``indices``), DeepGEMM's own kernel
 of sm100.
+
+Source: DeepGEMM (``fp8_fp4_mqa_logits``).
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ def fp8_fp4_mqa_logits(
 
     Raises
     ------
-    InputError, ShapeError, DtypeError, OptionError, DeviceError
+    InputError, ShapeError, DtypeError, OptionError, DeviceError, LayoutError, ValueRangeError
     """
     codes, q_sf = _pair("q", q)
     k, k_sf = _pair("kv", kv)
@@ -140,6 +142,9 @@ def fp8_fp4_paged_mqa_logits(
 ) -> Tensor:
     """Logits over a paged key cache; without a scale of q :func:`kernels.fp8_paged_mqa_logits`.
 
+    ``context_lens`` ``[B]`` or ``[B, next_n]``, ``block_tables`` ``[B, pages]`` and ``schedule_metadata`` ``[num_sms +
+    1, 2]`` int32.
+
     Parameters
     ----------
     q
@@ -156,7 +161,7 @@ def fp8_fp4_paged_mqa_logits(
 
     Raises
     ------
-    InputError, ShapeError, DtypeError, OptionError, DeviceError, LayoutError
+    InputError, ShapeError, DtypeError, OptionError, DeviceError, LayoutError, ValueRangeError
     """
     codes, q_sf = _pair("q", q)
     check_schedule(schedule_metadata)

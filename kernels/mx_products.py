@@ -11,6 +11,9 @@ multiplies the finished sum in float32, the bias is added to that, and the resul
 On a GPU without block-scaled instructions a Triton kernel dequantises to bfloat16 in registers, which is exact for
 operands from 2^-133 to 2^127 (:mod:`kernels.backends.triton_mx`); on a CPU plain torch multiplies in float32. A summand
 ``c`` is added in float32 too. Not covered: Blackwell's own instructions.
+
+NaN codes, and scale bytes that stand for NaN, make every element that they reach NaN.
+Source: FlashInfer (``mm_mxfp8``, ``mm_fp4``, ``group_gemm``), torch (``scaled_mm``), DeepGEMM (``fp8_fp4_gemm_nt``).
 """
 
 from __future__ import annotations
@@ -106,7 +109,7 @@ def mm_mxfp8(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError
+    ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     for name, x in (("a", a), ("b", b)):
         checks.dtype(name, checks.rank(name, x, 2), E4M3)
@@ -148,7 +151,7 @@ def mm_fp4(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError
+    ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     width, dtype = (NVFP4_BLOCK, E4M3) if use_nvfp4 else (MX_BLOCK, UE8M0)
     if block_size != width:
@@ -185,6 +188,8 @@ def scaled_mm(
 ) -> Tensor:
     """torch's block-scaled recipes: ``mat_a [M, K]`` times ``mat_b [K, N]``.
 
+    ``global_scale_a`` and ``global_scale_b`` have any shape of one value. Returns ``[M, N]`` of ``out_dtype``.
+
     FP8 with E8M0 scales of 32 (MXFP8); two codes a byte with E8M0 scales of 32 (MXFP4) or E4M3 scales of 16 (NVFP4),
     the latter with a global scale of both operands or of none.
 
@@ -203,7 +208,7 @@ def scaled_mm(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError
+    ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     for name, x in (("mat_a", mat_a), ("mat_b", mat_b)):
         checks.dtype(name, checks.rank(name, x, 2), E4M3, E5M2, torch.uint8)
@@ -246,6 +251,8 @@ def bmm_mxfp8(
 ) -> Tensor:
     """MXFP8, batched: ``a [B, M, K]`` times ``b [B, K, N]``, ``[B, M, N]``.
 
+    Returns ``[B, M, N]`` of ``out_dtype``.
+
     Parameters
     ----------
     a, b
@@ -260,7 +267,7 @@ def bmm_mxfp8(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError
+    ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     for name, x in (("a", a), ("b", b)):
         checks.dtype(name, checks.rank(name, x, 3), E4M3, E5M2)
@@ -293,6 +300,8 @@ def group_gemm_mxfp8_mxfp4_nt_groupwise(
 ) -> Tensor:
     """MXFP8 rows of each expert against its MXFP4 weight, ``[M, N]``.
 
+    ``a_scale`` and ``b_scale`` have any shape of so many bytes. Returns ``[M, N]`` of ``out_dtype``.
+
     Parameters
     ----------
     a
@@ -309,7 +318,7 @@ def group_gemm_mxfp8_mxfp4_nt_groupwise(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError
+    ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     checks.dtype("a", checks.rank("a", a, 2), E4M3, E5M2)
     return _group_gemm(a, b, a_scale, b_scale, m_indptr, UE8M0, MX_BLOCK, a.shape[1], out_dtype, None)
@@ -327,6 +336,8 @@ def group_gemm_nvfp4_nt_groupwise(
 ) -> Tensor:
     """NVFP4 rows of each expert against its weight; as :func:`group_gemm_mxfp8_mxfp4_nt_groupwise`.
 
+    ``a_scale`` and ``b_scale`` have any shape of so many bytes. Returns ``[M, N]`` of ``out_dtype``.
+
     Parameters
     ----------
     a
@@ -336,7 +347,7 @@ def group_gemm_nvfp4_nt_groupwise(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError
+    ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     checks.dtype("a", checks.rank("a", a, 2), torch.uint8)
     return _group_gemm(a, b, a_scale, b_scale, m_indptr, E4M3, NVFP4_BLOCK, 2 * a.shape[1], out_dtype, alpha)
@@ -387,6 +398,8 @@ def scaled_grouped_mm_mx(
 ) -> Tensor:
     """torch's block-scaled grouped product: rows of each expert against its weight, ``[M, N]``.
 
+    ``scale_a`` and ``scale_b`` have any shape of so many bytes. Returns ``[M, N]`` of ``out_dtype``.
+
     Parameters
     ----------
     mat_a, mat_b
@@ -403,7 +416,7 @@ def scaled_grouped_mm_mx(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError
+    ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     checks.dtype("mat_a", checks.rank("mat_a", mat_a, 2), E4M3, torch.uint8)
     groups, n, _ = checks.dtype("mat_b", checks.rank("mat_b", mat_b, 3), mat_a.dtype).shape
@@ -448,6 +461,8 @@ def scaled_grouped_mm_mx_k_groups(
 ) -> Tensor:
     """torch's block-scaled grouped product of two matrices whose K the offsets cut, ``[G, M, N]``.
 
+    ``scale_a`` and ``scale_b`` have any shape of so many bytes. Returns ``[G, M, N]`` of ``out_dtype``.
+
     Parameters
     ----------
     mat_a, mat_b
@@ -461,7 +476,7 @@ def scaled_grouped_mm_mx_k_groups(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError
+    ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     checks.dtype("mat_a", checks.rank("mat_a", mat_a, 2), E4M3)
     checks.dtype("mat_b", checks.rank("mat_b", mat_b, 2), E4M3)
@@ -523,7 +538,7 @@ def fp8_fp4_gemm_nt(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError, LayoutError
+    ShapeError, DtypeError, OptionError, DeviceError, LayoutError, InputError
     """
     if recipe is not None:
         recipe_a, recipe_b = (recipe[0], recipe[2]), (recipe[1], recipe[2])
@@ -547,7 +562,10 @@ def fp8_fp4_gemm_nn(
     recipe_a: tuple[int, int] = (1, 128),
     recipe_b: tuple[int, int] = (1, 32),
 ) -> None:
-    """:func:`fp8_fp4_gemm_nt` with ``b [K, N]``, of four bits ``[K, N / 2]``, and its scales transposed alike."""
+    """:func:`fp8_fp4_gemm_nt` with ``b [K, N]``, of four bits ``[K, N / 2]``, and its scales transposed alike.
+
+    The other operands and dtypes as of :func:`fp8_fp4_gemm_nt`.
+    """
     fp8_fp4_gemm_nt(a, _turned("b", b), out, c, recipe_a=recipe_a, recipe_b=recipe_b)
 
 
@@ -561,7 +579,10 @@ def fp8_fp4_gemm_tn(
     recipe_a: tuple[int, int] = (1, 128),
     recipe_b: tuple[int, int] = (1, 32),
 ) -> None:
-    """:func:`fp8_fp4_gemm_nt` with ``a [K, M]`` and ``b [K, N]``; both scales transposed alike."""
+    """:func:`fp8_fp4_gemm_nt` with ``a [K, M]`` and ``b [K, N]``; both scales transposed alike.
+
+    The other operands and dtypes as of :func:`fp8_fp4_gemm_nt`.
+    """
     fp8_fp4_gemm_nt(_turned("a", a), _turned("b", b), out, c, recipe_a=recipe_a, recipe_b=recipe_b)
 
 
@@ -575,7 +596,10 @@ def fp8_fp4_gemm_tt(
     recipe_a: tuple[int, int] = (1, 128),
     recipe_b: tuple[int, int] = (1, 32),
 ) -> None:
-    """:func:`fp8_fp4_gemm_nt` with ``a [K, M]``, of four bits ``[K, M / 2]``, and its scales transposed alike."""
+    """:func:`fp8_fp4_gemm_nt` with ``a [K, M]``, of four bits ``[K, M / 2]``, and its scales transposed alike.
+
+    The other operands and dtypes as of :func:`fp8_fp4_gemm_nt`.
+    """
     fp8_fp4_gemm_nt(_turned("a", a), b, out, c, recipe_a=recipe_a, recipe_b=recipe_b)
 
 
@@ -592,9 +616,13 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
 ) -> None:
     """:func:`fp8_fp4_gemm_nt` of rows sorted by expert: ``b [G, N, K]``.
 
+    ``a``, ``out`` and dtypes as of :func:`fp8_fp4_gemm_nt`.
+
     ``grouped_layout`` is int32 ``[M]``, the expert of each row, whose runs begin at multiples of 128 rows; rows with -1
     are padding. With ``use_psum_layout`` it is int32 ``[G]``, where the rows of each expert end; those of the next one
     begin at the multiple of 128 that is not below. Unassigned rows are not written.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
     x, left, k = _codes("a", a, recipe_a, ((1, 32), (1, 128)), 2)
     w, right, _ = _codes("b", b, recipe_b, ((1, 32), (1, 128), (128, 128)), 3, k)
@@ -632,7 +660,10 @@ def m_grouped_fp8_fp4_gemm_nn_contiguous(
     recipe_b: tuple[int, int] = (1, 32),
     use_psum_layout: bool = False,
 ) -> None:
-    """:func:`m_grouped_fp8_fp4_gemm_nt_contiguous` with ``b [G, K, N]``, and its scales transposed alike."""
+    """:func:`m_grouped_fp8_fp4_gemm_nt_contiguous` with ``b [G, K, N]``, and its scales transposed alike.
+
+    The other operands and dtypes as of :func:`m_grouped_fp8_fp4_gemm_nt_contiguous`.
+    """
     m_grouped_fp8_fp4_gemm_nt_contiguous(
         a, _turned("b", b), out, grouped_layout, recipe_a=recipe_a, recipe_b=recipe_b, use_psum_layout=use_psum_layout
     )
@@ -667,7 +698,7 @@ def k_grouped_fp8_gemm_tn_contiguous(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError, DeviceError, LayoutError
+    ShapeError, DtypeError, OptionError, DeviceError, LayoutError, InputError
     """
     if tuple(recipe) not in ((1, 1, 32), (1, 1, 128)):
         raise OptionError(f"recipe={recipe}: there are (1, 1, 32), (1, 1, 128)")
@@ -731,6 +762,8 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
     """:func:`fp8_fp4_gemm_nt` of a matrix for each expert: ``a [G, M, K]``, ``b [G, N, K]``, ``out [G, M, N]``.
 
     The first ``masked_m[g]`` (int32 ``[G]``) rows of group ``g`` are real; the others are left alone.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, ShapeError.
     """
     x, left, k = _codes("a", a, recipe_a, ((1, 32), (1, 128)), 3)
     w, right, _ = _codes("b", b, recipe_b, ((1, 32), (1, 128), (128, 128)), 3, k)
@@ -823,7 +856,11 @@ def run_product(
 ) -> None:
     """``a [R, K]`` times ``b [G, N, K]`` into ``out [R, N]``; unassigned rows are not written.
 
+    ``alpha`` ``[1]`` or ``[G]`` and ``bias`` ``[N]`` float32 (``bias`` bf16 or f16 too).
+
     ``names`` of the operands and of their scales, for errors.
+
+    Raises DeviceError, InputError, ShapeError.
     """
     checks.nonempty("a", a, 0, 1)
     checks.nonempty("b", b, 0, 1, 2)
@@ -851,7 +888,12 @@ def mx_product(
     bias: Tensor | None,
     accumulate: bool,
 ) -> None:
-    """The operator under every verb: :attr:`kernels.backends.declaration.Backend.mx_product` of the plan's backend."""
+    """The operator under every verb: :attr:`kernels.backends.declaration.Backend.mx_product` of the plan's backend.
+
+    Operands and dtypes as of :class:`kernels.backends.declaration.Backend`; ``a_scale``, ``b_scale`` flat ``[bytes]``,
+    ``table`` ``[4, G]``, ``expert`` ``[R]`` and ``depth`` ``[3, G]`` int32 as of
+    :class:`kernels.backends.declaration.Rows`.
+    """
     rows = Rows(table, expert, depth)
     left, right = Scales(a_scale, a_width, a_tile), Scales(b_scale, b_width, b_tile)
     backend = route("mx_product", a.device, ("out_dtype", dtype_name(out.dtype)))

@@ -8,6 +8,9 @@ Autocast       leaves operands as they are: a scale is float32 whatever the regi
 Compilation    outputs written into are named in the schema, and made functional by torch.
 CUDA graphs    no operator waits for the device, or reads a value.
 Autograd, vmap refused with a sentence: codes have no gradient, and rows are batched by the operators themselves.
+
+NaN and infinity: no value is read.
+Source: PyTorch (``torch.library``).
 """
 
 from __future__ import annotations
@@ -136,7 +139,10 @@ def empty(*shape: int, like: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def lanes(x: Tensor, columns: int, align: int, dtype: torch.dtype) -> Tensor:
-    """Scales of ``x`` by column, the leading stride a multiple of ``align``."""
+    """Scales of ``x`` by column, the leading stride a multiple of ``align``.
+
+    ``x`` ``[..., M, K]``; returns ``dtype`` ``[..., M, columns]``, without values.
+    """
     m = x.shape[-2]
     return empty(*x.shape[:-2], columns, (m + align - 1) // align * align, like=x, dtype=dtype)[..., :m].mT
 

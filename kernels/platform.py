@@ -1,6 +1,9 @@
 """The machine of this process, and the published support predicates, as pure functions of a machine.
 
 The thresholds are rows of :mod:`kernels.support`.
+
+NaN and infinity: no value is read.
+Source: CUDA and ROCm device properties, as torch reports them.
 """
 
 from __future__ import annotations
@@ -76,7 +79,10 @@ def should_use_deepgemm_for_fp8_linear(
     machine: Machine | None = None,
     config: Config | None = None,
 ) -> bool:
-    """DeepGEMM supported, bf16 out, and ``N`` and ``K`` of the weight ``[N, K]`` multiples of 128."""
+    """DeepGEMM supported, bf16 out, and ``N`` and ``K`` of the weight ``[N, K]`` multiples of 128.
+
+    ``weight`` ``[N, K]``, or its extents.
+    """
     n, k = weight if isinstance(weight, tuple) else (weight.shape[0], weight.shape[1])
     whole = n % BLOCK == 0 and k % BLOCK == 0
     return is_deep_gemm_supported(machine, config) and output_dtype == torch.bfloat16 and whole

@@ -12,6 +12,8 @@ Fused projections (QKV, gate and up) are stored as shards with a scalar scale ea
 one per channel: the last functions of this file convert such weights and scales.
 
 Not covered: E5M2, the FNUZ formats as a quantisation target, stochastic rounding; block scales of shards, biases.
+
+Source: vLLM (csrc/quantization), DeepGEMM (deep_gemm/utils/math.py), FlashInfer (fp8_blockscale_gemm), as above.
 """
 
 from __future__ import annotations
@@ -121,7 +123,7 @@ def ceil_to_ue8m0(x: Tensor) -> Tensor:
 
     Raises
     ------
-    DtypeError
+    DtypeError, InputError, LayoutError
         ``x`` is not float32.
     """
     return formulas.ceil_to_ue8m0(checks.dtype("x", checks.tensor("x", x), torch.float32))
@@ -137,6 +139,8 @@ def scaled_fp8_quant(
     use_per_token_if_dynamic: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Quantise a matrix per tensor (static or dynamic) or per token.
+
+    ``scale`` and ``scale_ub`` have any shape of one value.
 
     Static (``scale`` given): ``q = sat(x / scale)``. Dynamic per tensor: ``scale = amax / 448``. Dynamic per
     token: ``scale[m] = max(min(amax[m], scale_ub) / 448, 1 / (448 * 512))``. Where a scale is 0 the code is 0.
@@ -162,7 +166,7 @@ def scaled_fp8_quant(
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError, OptionError
+    ShapeError, DtypeError, DeviceError, OptionError, InputError, LayoutError
         ``x`` is no matrix of a wide float dtype, ``scale`` or ``scale_ub`` is not one float32 value, or
         ``scale_ub`` is given where it has no meaning.
     """
@@ -228,7 +232,7 @@ def per_token_group_quant_fp8(
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError, LayoutError, OptionError
+    ShapeError, DtypeError, DeviceError, LayoutError, OptionError, InputError
     """
     checks.dtype("x", checks.tensor("x", x), *WIDE)
     if x.dim() < 1:
@@ -274,6 +278,10 @@ def per_token_group_quant_fp8_packed(
     -------
     q, scale
         ``q [M, K]`` E4M3; ``scale [M, ceil(K / group_size / 4)]`` int32, strides ``(1, align(M, 4))``, pad lanes 0.
+
+    Raises
+    ------
+    DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     checks.dtype("x", checks.rank("x", x, 2), *WIDE)
     checks.nonempty("x", x, 1)
@@ -306,6 +314,10 @@ def per_block_cast_to_fp8(
     -------
     q, scale
         ``q [N, K]`` E4M3 contiguous, ``scale [ceil(N/128), ceil(K/128)]`` float32.
+
+    Raises
+    ------
+    OptionError
     """
     _matrix(x)
     rows, cols = (checks.positive("block_size", v) for v in checks.integers("block_size", block_size, 2))
@@ -326,6 +338,10 @@ def per_token_cast_to_fp8(x: Tensor, use_ue8m0: bool = False, group: int = BLOCK
     -------
     q, scale
         ``q [M, K]`` E4M3, ``scale [M, ceil(K / group)]`` float32.
+
+    Raises
+    ------
+    OptionError
     """
     _matrix(x)
     group = min(checks.positive("group", group), x.shape[1])  # a larger group holds the same values
@@ -345,6 +361,10 @@ def per_channel_cast_to_fp8(x: Tensor, use_ue8m0: bool = False) -> tuple[Tensor,
     -------
     q, scale
         ``q [M, N]`` E4M3, ``scale [M / 128, N]`` float32.
+
+    Raises
+    ------
+    ShapeError
     """
     _matrix(x)
     checks.multiple("M", x.shape[0], BLOCK, "pad the rows to whole blocks of 128")
@@ -369,6 +389,10 @@ def flashinfer_quantize_1x128(x: Tensor) -> tuple[Tensor, Tensor]:
     -------
     q, scale
         ``q [M, K]`` E4M3; ``scale [K / 128, align(M, 4)]`` float32 contiguous, pad lanes 0.
+
+    Raises
+    ------
+    ShapeError
     """
     _matrix(x)
     checks.multiple("K", x.shape[1], BLOCK, "the kernel has no K tail; pad K to a multiple of 128")
@@ -391,6 +415,10 @@ def flashinfer_quantize_128x128(w: Tensor) -> tuple[Tensor, Tensor]:
     -------
     q, scale
         ``q [N, K]`` E4M3; ``scale [ceil(N / 128), K / 128]`` float32.
+
+    Raises
+    ------
+    ShapeError
     """
     _matrix(w, "w")
     checks.multiple("K", w.shape[1], BLOCK, "the kernel has no K tail; pad K to a multiple of 128")
@@ -400,6 +428,8 @@ def flashinfer_quantize_128x128(w: Tensor) -> tuple[Tensor, Tensor]:
 @verb("cast")
 def per_tensor_dequantize(q: Tensor, inv_scale: float | Tensor) -> Tensor:
     """``float16(q * inv_scale)``: dequantise through float16, as vLLM does (whose name ``inv_scale`` is).
+
+    ``inv_scale`` has any shape of one value.
 
     The product is taken in float32 and rounded once. Products beyond 65504 become infinite and below ``2**-25``
     zero: a weight with such a scale cannot be dequantised this way.
@@ -415,6 +445,10 @@ def per_tensor_dequantize(q: Tensor, inv_scale: float | Tensor) -> Tensor:
     -------
     Tensor
         float16, the shape of ``q``.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     checks.dtype("q", checks.tensor("q", q), FP8)
     if isinstance(inv_scale, Tensor):
@@ -432,7 +466,11 @@ def per_tensor_dequantize(q: Tensor, inv_scale: float | Tensor) -> Tensor:
 def all_close_1d(x: Tensor) -> bool:
     """Whether all entries of a vector are close to the first (rtol 1e-5, atol 1e-8; NaN is close to nothing).
 
+    ``x`` ``[n]`` bf16, f16, f32 or f64.
+
     An empty vector is close. Other ranks are a :class:`ShapeError`.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError.
     """
     checks.dtype("x", checks.rank("x", x, 1), *WIDE, torch.float64)
     if checks.concrete("x", x).numel() == 0:
@@ -481,6 +519,10 @@ def requantize_with_max_scale(
     -------
     max_scale, weight
         A float32 scalar and E4M3 ``[sum(widths), K]``.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     checks.dtype("weight", checks.rank("weight", weight, 2), FP8)
     widths = _shards(weight_scale, logical_widths)
@@ -502,6 +544,8 @@ def normalize_e4m3fn_to_e4m3fnuz(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Reinterpret E4M3FN codes as E4M3FNUZ (AMD gfx942), doubling the scales: the same bits mean half the value.
 
+    ``weight`` E4M3 of any shape, ``weight_scale`` and ``input_scale`` float32 of any shape.
+
     Bit pattern 0x80 (-0 in fn, NaN in fnuz) becomes 0; every other code keeps its bits. The fn NaN codes 0x7F and 0xFF
     are finite in fnuz (+-240): a checkpoint with NaN weights must be refused before. Nothing is written in place.
 
@@ -509,6 +553,11 @@ def normalize_e4m3fn_to_e4m3fnuz(
     -------
     weight, weight_scale, input_scale
         ``weight`` float8_e4m3fnuz, ``2 * weight_scale``, ``2 * input_scale`` or None.
+        Each of the same shape.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError
     """
     checks.dtype("weight", checks.tensor("weight", weight), FP8)
     for name, scale in (("weight_scale", weight_scale), ("input_scale", input_scale)):

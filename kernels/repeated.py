@@ -5,6 +5,9 @@ dispatch keys, dtype, device, extents and strides of that call, except for the n
 does too (:func:`with_fast_path`). torch compares all but the memory in one compiled call
 (:func:`kernels.fast.torch.guard`), where the checks of a verb read each property from Python. On a torch release whose
 guard is not known, caching is off: every call is checked. Cached calls belong to a context and end with it.
+
+NaN and infinity: no value is read.
+Source: derived in this package from torch's ``TensorGuards``.
 """
 
 from __future__ import annotations
@@ -47,6 +50,8 @@ class CachedCall(Generic[Run]):
     def learn(self, *rows: Tensor, weight: tuple[Tensor, ...] = ()) -> None:
         """Remember the operands of a checked call, unless a library could not take them without a copy.
 
+        ``rows`` ``[M, ...]`` and ``weight`` of any shape and dtype.
+
         The first and the last of ``rows`` are dense; scales of rows may be column-major, at any distance.
         """
         m, dense = rows[0].shape[0], packed(rows[0]) and packed(rows[-1])
@@ -79,7 +84,10 @@ class GuardedCall(CachedCall[Run]):
     __slots__ = ()
 
     def learn(self, *rows: Tensor, weight: tuple[Tensor, ...] = ()) -> None:
-        """As :meth:`CachedCall.learn`, with the weight and its scale."""
+        """As :meth:`CachedCall.learn`, with the weight and its scale.
+
+        ``rows`` ``[M, ...]`` and ``weight`` of any shape and dtype.
+        """
         self.rows = _never
         super().learn(*rows, weight=weight)
 
@@ -132,7 +140,10 @@ class CallSignature:
         self._guard, self._order, self._rows = guard or _never, (*same, *rows, *free), tuple(rows)
 
     def matches(self, tensors: list[Tensor]) -> bool:
-        """Whether the guard admits these tensors, their storage holds them, and ``rows`` have one number of rows."""
+        """Whether the guard admits these tensors, their storage holds them, and ``rows`` have one number of rows.
+
+        ``tensors`` of any shape and dtype.
+        """
         if not self._guard(*[tensors[i] for i in self._order]):
             return False
         for x in tensors:
@@ -214,7 +225,10 @@ def find(key: object, weight: object, scale: object) -> GuardedCall[Any] | None:
 
 
 def store(key: object, weight: Tensor, scale: Tensor, run: Run) -> GuardedCall[Run]:
-    """The cached call of a weight and its scale for which ``run`` is decided now; a new one where ``run`` changed."""
+    """The cached call of a weight and its scale for which ``run`` is decided now; a new one where ``run`` changed.
+
+    ``weight`` and ``scale`` of any shape and dtype.
+    """
     call: GuardedCall[Run] | None = find(key, weight, scale)
     if call is not None and call.run is run:
         return call
@@ -223,7 +237,10 @@ def store(key: object, weight: Tensor, scale: Tensor, run: Run) -> GuardedCall[R
 
 
 def store_as(key: object, weight: Tensor, scale: Tensor, call: GuardedCall[Run]) -> None:
-    """Store a cached call under another key too, with the operands that it learnt last."""
+    """Store a cached call under another key too, with the operands that it learnt last.
+
+    ``weight`` and ``scale`` of any shape and dtype.
+    """
     copy: GuardedCall[Run] = GuardedCall(call.run)
     copy.rows = call.rows
     current().weights.keep((key, id(weight), id(scale)), copy)

@@ -5,6 +5,8 @@ for a GPU: sizes follow from shapes, rows and columns of experts and groups stay
 
 Sources: torchao mx_formats (to_blocked, from_blocked) and moe_training (M and K groups), vLLM's blockscale_offsets,
 FlashInfer's group_gemm, DeepGEMM's smxx_layout. Not covered: the permuted view of FlashInfer's masked quantisers.
+
+NaN and infinity: bytes are moved.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ def _groups_on_host(verb: Callable[..., Tensor], inputs: Inputs, options: Option
 
 @verb("layout")
 def to_blocked(scale: Tensor) -> Tensor:
-    """Scales ``[M, C]`` or ``[G, M, C]`` of one byte in tiles of 128x4, flat for each matrix, zeros in the padding."""
+    """Scales of one byte in tiles of 128x4, flat for each matrix, zeros in the padding.
+
+    ``scale`` ``[M, C]`` or ``[G, M, C]``; returns the dtype of ``scale``, ``[bytes]`` or ``[G, bytes]``.
+    """
     return swizzle_scale(scale)
 
 
@@ -46,7 +51,11 @@ def to_blocked(scale: Tensor) -> Tensor:
 def shuffle_matrix_sf_a(scale: Tensor, epilogue_tile_m: int = 128) -> Tensor:
     """Scales ``[M, C]`` of one byte with the rows of :func:`kernels.shuffle_matrix_a`, then as :func:`to_blocked`.
 
+    ``scale`` ``[M, C]``; returns its dtype, flat ``[bytes]``.
+
     M must be a multiple of 128 (ShapeError).
+
+    Raises InputError, LayoutError.
     """
     rows = checks.multiple("rows", checks.rank("scale", scale, 2).shape[0], HEIGHT, "pad the rows of the scales")
     return swizzle_scale(take(scale, shuffled_rows(rows, epilogue_tile_m, scale.device)))
@@ -56,6 +65,8 @@ def shuffle_matrix_sf_a(scale: Tensor, epilogue_tile_m: int = 128) -> Tensor:
 def from_blocked(memory: Tensor, rows: int, columns: int, tile: str = "128x4") -> Tensor:
     """The scales of :func:`to_blocked` by row and column, contiguous; padding is not read.
 
+    Returns ``[rows, columns]``, or with G first, of the dtype of ``memory``.
+
     Parameters
     ----------
     memory
@@ -64,6 +75,10 @@ def from_blocked(memory: Tensor, rows: int, columns: int, tile: str = "128x4") -
         Of one matrix.
     tile
         ``128x4`` or ``8x4``.
+
+    Raises
+    ------
+    InputError, LayoutError, OptionError, ShapeError
     """
     height = {"128x4": 128, "8x4": 8}.get(tile)
     if height is None:
@@ -104,6 +119,11 @@ def swizzle_scale_experts(
     -------
     Tensor
         ``floor((R + 127 G) / 128) 128`` rows of ``align(C, 4)`` bytes; masked: ``G align(capacity, 128)`` rows.
+        ``[bytes]`` of the dtype of ``scale``.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     if checks.rank("scale", scale, 2).element_size() != 1:
         raise ShapeError(f"scale is {scale.dtype}; pass a one-byte dtype")
@@ -140,6 +160,8 @@ def swizzle_scale_experts(
 def to_blocked_k_groups(scale: Tensor, ends: Tensor) -> Tensor:
     """Scales of one byte whose columns belong to groups, each group in tiles of its own; zeros elsewhere.
 
+    ``ends`` ``[G]`` integers.
+
     Parameters
     ----------
     scale
@@ -151,6 +173,11 @@ def to_blocked_k_groups(scale: Tensor, ends: Tensor) -> Tensor:
     -------
     Tensor
         ``align(M, 128) * (C + 4 G)`` bytes, flat: room for any groups, so that no size waits for the device.
+        ``[bytes]`` of the dtype of ``scale``.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
     if checks.rank("scale", scale, 2).element_size() != 1:
         raise ShapeError(f"scale is {scale.dtype}; pass a one-byte dtype")
@@ -192,6 +219,10 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     -------
     Tensor
         int32 ``[sum of ceil(ks[j] / (4 gran_k)), MN]``; bytes past the last block of a group are 0.
+
+    Raises
+    ------
+    DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     if gran_k not in (32, 128):
         raise OptionError(f"gran_k={gran_k} is neither 32 nor 128")

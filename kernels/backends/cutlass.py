@@ -5,6 +5,8 @@ vLLM's Python is imported). The shipped kernels silently misread two things, whi
 are made M-major (M padded to a multiple of 4), and operands whose row pitch is not their width are copied.
 
 Not covered: int8, FP4, zero points.
+
+Source: vLLM's csrc/quantization (``cutlass_scaled_mm``, ``per_token_group_quant_fp8``, ``scaled_fp8_quant``).
 """
 
 from __future__ import annotations
@@ -89,7 +91,10 @@ def _loaded() -> tuple[Any, dict[str, str]]:
 def linear(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
-    """``[M, N]``: one chain over K, ``scale_a * (scale_b * acc)``, bias by one fused multiply-add."""
+    """``[M, N]``: one chain over K, ``scale_a * (scale_b * acc)``, bias by one fused multiply-add.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     out = torch.empty(a.shape[0], b.shape[1], dtype=out_dtype, device=a.device)
     added = None if bias is None else bias.contiguous()
     operators().cutlass_scaled_mm(out, dense(a), columns(b), scale_a.contiguous(), scale_b.contiguous(), added)
@@ -100,7 +105,10 @@ def linear(
 def block_linear(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
-    """``[M, N]``: ``scale_a [M, K/128]`` in any strides, ``scale_b [K/128, N/128]``; promotion every 128."""
+    """``[M, N]``: ``scale_a [M, K/128]`` in any strides, ``scale_b [K/128, N/128]``; promotion every 128.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     m = a.shape[0]
     lead = m + (-m % 4)
     left, scale = dense(a), m_major(scale_a, lead)
@@ -113,7 +121,10 @@ def block_linear(
 
 @on_its_device
 def quant_token(x: Tensor, scale_ub: Tensor | None) -> tuple[Tensor, Tensor]:
-    """vLLM's dynamic per-token operator."""
+    """vLLM's dynamic per-token operator.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty(x.shape[0], 1, dtype=torch.float32, device=x.device)
     if x.shape[0]:  # an empty launch is an error of the runtime
@@ -125,7 +136,12 @@ def quant_token(x: Tensor, scale_ub: Tensor | None) -> tuple[Tensor, Tensor]:
 def quant_group(
     x: Tensor, group: int, eps: float, ue8m0: bool, layout: str = "row", out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """vLLM's group quantiser; ``layout`` row, col or tma. NaN and infinite elements become the code -448."""
+    """vLLM's group quantiser; ``layout`` row, col or tma. NaN and infinite elements become the code -448.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+
+    Raises NoBackendError.
+    """
     q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device) if out is None else out
     rows_of, groups = x.numel() // x.shape[-1], x.shape[-1] // group
     lead = rows_of + (-rows_of % 4 if layout == "tma" else 0)
@@ -141,7 +157,10 @@ def quant_group(
 
 @on_its_device
 def into_scale(x: Tensor, q: Tensor, scale: Tensor, group: int, eps: float, ue8m0: bool) -> None:
-    """The group quantiser into ``q`` and ``scale``, whose strides determine the layout."""
+    """The group quantiser into ``q`` and ``scale``, whose strides determine the layout.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     if x.numel() == 0:
         return
     transposed = scale.dim() == 2 and scale.stride(0) < scale.stride(1)
@@ -158,6 +177,8 @@ def grouped_scaled(
 
     The kernel takes 64-bit starts, and for at most 64 rows in all it exchanges the operands: then the caller's
     problem sizes are ``(N, M, K)`` instead of ``(M, N, K)``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
     groups, n, k = b.shape
     out = torch.empty(a.shape[0], n, dtype=out_dtype, device=a.device)
@@ -174,7 +195,10 @@ def grouped_scaled(
 
 
 def m_major(scale: Tensor, lead: int) -> Tensor:
-    """``[M, C]`` as ``[lead, C]`` with strides ``(1, lead)``: ``scale`` itself if it has them; added rows are 1."""
+    """``[M, C]`` as ``[lead, C]`` with strides ``(1, lead)``: ``scale`` itself if it has them; added rows are 1.
+
+    ``scale`` ``[M, C]`` float32; returns float32. Values are moved, NaN included.
+    """
     if scale.shape[0] == lead and scale.stride() == (1, lead):
         return scale
     ready = scale.new_ones(scale.shape[1], lead)
@@ -183,7 +207,10 @@ def m_major(scale: Tensor, lead: int) -> Tensor:
 
 
 def columns(x: Tensor) -> Tensor:
-    """``x`` itself when its transpose is dense on 16 bytes, else a column-major copy (the kernel reads no pitch)."""
+    """``x`` itself when its transpose is dense on 16 bytes, else a column-major copy (the kernel reads no pitch).
+
+    ``x`` ``[K, N]`` E4M3; returns E4M3 ``[K, N]``, the bytes moved.
+    """
     return dense(x.t()).t()
 
 

@@ -121,6 +121,42 @@ def _complete(p: Problem, machine: Machine) -> str | None:
 class Backend:
     """One library.
 
+    Operands of the operations, which the verbs have checked (M rows, N columns, K summed, G groups, C columns of a row,
+    codes E4M3 and scales float32 unless another dtype is named). Nothing is checked again.
+
+    quantisers
+        ``x`` ``[M, K]`` or ``[..., K]`` bf16, f16 or f32; ``scale``, ``scale_ub`` ``[1]`` float32; ``out``, ``q``
+        ``[M, K]`` E4M3; ``masked_m`` ``[G]`` int32. They return codes of the shape of ``x`` (of half its columns for
+        gated inputs, whose rows are gate and up) and scales ``[1]``, ``[M, 1]`` or ``[M, K / group]`` float32.
+    norms and rope
+        ``x``, ``residual`` ``[M, C]`` bf16, f16 or f32, ``weight`` ``[C]``, ``scale`` ``[1]``; ``rotated``
+        ``[T, H, D]``, ``other`` ``[T, H, C]``, ``cos_sin_cache`` ``[S, D]`` float32, ``pos_ids`` ``[T]`` integers.
+    caches
+        ``x`` ``[T, C]``, ``rope`` ``[T, E]``, ``memory`` ``[pages, P, C]``, ``slot`` ``[T]`` integers, ``scales``
+        ``[pages, P, H, D/16]``; ``source`` ``[pages, P, C]``, ``out`` ``[T, C]``, ``scale`` ``[pages, P, tiles]``,
+        ``beside`` ``[pages, P, E]``.
+    linear, block_linear, scaled_mm, unfused
+        ``a`` ``[M, K]``, ``b`` ``[K, N]`` column-major; ``scale_a`` ``[M, 1]`` or ``[1, 1]``, ``scale_b`` ``[1, N]`` or
+        ``[1, 1]``, or blocks ``[M, K/128]`` and ``[K/128, N/128]``; ``bias`` ``[N]`` bf16, f16 or f32, ``one`` ``[1]``.
+        They return ``[M, N]`` of ``out_dtype``.
+    products into an output
+        ``a`` ``[M, K]``, ``a_scale`` ``[M, K/128]``, ``b`` ``[N, K]``, ``b_scale`` ``[N/128, K/128]``, ``out`` and
+        ``c`` ``[M, N]`` bf16, f16 or f32; grouped: ``b`` ``[G, N, K]``, ``b_scale`` ``[G, N/128, K/128]``,
+        ``m_indices`` ``[M]``, and masked ``a`` ``[G, M, K]``, ``masked_m`` ``[G]`` int32; of groups of K ``ks_tensor``
+        ``[G]`` int32, ``out`` ``[G, M, N]``; ``scale_a`` ``[M, 1]``, ``scale_b`` ``[G, N]`` and ``offsets`` ``[G]``
+        int32 with scales of rows and channels; of block-scaled codes ``alpha`` ``[1]`` or ``[G]``, ``bias`` ``[N]``.
+    logits
+        ``q`` ``[M, H, D]`` or ``[B, next_n, H, D]``, ``k`` ``[N, D]``, ``k_scale`` ``[N]``, ``weights`` ``[M, H]``,
+        ``ks`` and ``ke`` ``[M]`` int32; ``cache`` ``[blocks, P, 1, D + 4]`` uint8, ``lens`` ``[B, next_n]``, ``tables``
+        ``[B, pages]``, ``schedule`` ``[num_sms + 1, 2]`` int32. They return ``[M, N]`` float32.
+    experts of TensorRT-LLM
+        ``routing_logits`` ``[T, E]``, ``hidden_states`` ``[T, H]``, ``gemm1_weights`` ``[E, 2I, H]``,
+        ``gemm2_weights`` ``[E, H, I]``, ``output1_scales_scalar``, ``output1_scales_gate_scalar`` and
+        ``output2_scales_scalar`` ``[E]`` float32. They return ``[T, H]`` bf16.
+
+    NaN and infinity are as of the verb that calls: :mod:`kernels.quantize` for codes; a NaN code or scale reaches the
+    elements of its row or column of a product.
+
     Attributes
     ----------
     name

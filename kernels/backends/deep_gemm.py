@@ -7,6 +7,8 @@ DeepGEMM itself converts activation scales to its layout (MN-major, TMA-aligned)
 that TMA cannot address are copied first.
 
 Not covered: FP4 operands; k-grouped products of operands that are not K-major, which exist on sm100 only.
+
+Source: DeepGEMM (csrc/apis, deep_gemm/utils).
 """
 
 from __future__ import annotations
@@ -122,7 +124,10 @@ def alignment() -> int:
 def fp8_gemm_nt(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
-    """Dense product into ``out``."""
+    """Dense product into ``out``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     if is_other_device(a.device):
         with torch.cuda.device(a.device):
             return fp8_gemm_nt(a, a_scale, b, b_scale, out, c, disable_ue8m0_cast)
@@ -135,7 +140,10 @@ def fp8_gemm_nt(
 def aligned_gemm_nt(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
-    """:func:`fp8_gemm_nt` for ``a``, ``a_scale`` and ``out`` that are dense on 16 bytes; the weight may be neither."""
+    """:func:`fp8_gemm_nt` for ``a``, ``a_scale`` and ``out`` that are dense on 16 bytes; the weight may be neither.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     dense_gemm_nt()(a, a_scale, addressable(b), _weight_scale(b_scale), out, c, disable_ue8m0_cast)
 
 
@@ -173,7 +181,10 @@ def compiled_gemm() -> Gemm | None:
 def grouped_contiguous(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, m_indices: Tensor, disable_ue8m0_cast: bool
 ) -> None:
-    """Grouped product over rows sorted by expert, into ``out``."""
+    """Grouped product over rows sorted by expert, into ``out``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     function, name = symbol("grouped_contiguous")
     target = writable(out)
     weight = addressable(b), _weight_scale(b_scale)
@@ -197,7 +208,10 @@ def grouped_masked(
     expected_m: int,
     disable_ue8m0_cast: bool,
 ) -> None:
-    """Grouped product over ``[G, M, K]`` with a row count per group, into ``out``."""
+    """Grouped product over ``[G, M, K]`` with a row count per group, into ``out``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     function, name = symbol("grouped_masked")
     m = a.shape[1]
     if m % MASKED_TILE and a.shape[0] > 1:
@@ -218,7 +232,10 @@ def grouped_masked(
 @on_its_device
 def gemm_1d1d(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None) -> None:
     """``c`` plus the product with a scale for every row of both operands, into float32 ``out``; the kernel wants a
-    summand, and adds to it in memory."""
+    summand, and adds to it in memory.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     target = writable(out)
     if c is None:
         target.zero_()
@@ -238,7 +255,10 @@ def k_grouped(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, ks: list[int], ks_tensor: Tensor, c: Tensor
 ) -> None:
     """:func:`gemm_1d1d` for every group of K. A tile's rows behind a group's last one are added to the next group:
-    their codes are zeros of the load, and their scales must be numbers, so the padding of the scales is zero here."""
+    their codes are zeros of the load, and their scales must be numbers, so the padding of the scales is zero here.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     target = writable(out)
     if target.data_ptr() != c.data_ptr():
         target.copy_(c)
@@ -249,7 +269,10 @@ def k_grouped(
 
 
 def lanes(scale: Tensor) -> Tensor:
-    """``[rows, blocks]`` as the kernel reads it, rows padded to 16 bytes with zeros."""
+    """``[rows, blocks]`` as the kernel reads it, rows padded to 16 bytes with zeros.
+
+    ``scale`` ``[rows, blocks]`` float32; values are moved, NaN included.
+    """
     return column_major(scale, ALIGNMENT // scale.element_size())
 
 
@@ -266,6 +289,10 @@ def skip_head_mid(
     """Dense product into the heads' columns of ``out``, whose gaps stay as they are.
 
     The kernel stores up to 64 columns at once, and does not compile for splits that are no multiples of what it stores.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+
+    Raises OptionError.
     """
     if any(part % STORED for part in splits):
         raise OptionError(f"head_splits {splits}: DeepGEMM takes multiples of {STORED}")
@@ -281,7 +308,10 @@ def skip_head_mid(
 
 @on_its_device
 def einsum(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
-    """A dense product for every head."""
+    """A dense product for every head.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     target = writable(out)
     symbol("einsum")[0]("bhr,hdr->bhd", (dense(a), dense(a_scale)), (dense(b), dense(b_scale)), target)
     if target is not out:
@@ -297,7 +327,10 @@ def _pad_groups(x: Tensor, lead: int) -> Tensor:
 
 @on_its_device
 def mqa_logits(q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor, ks: Tensor, ke: Tensor, clean: bool) -> Tensor:
-    """Indexer logits ``[M, N]``; ``clean`` writes -inf outside the window."""
+    """Indexer logits ``[M, N]``; ``clean`` writes -inf outside the window.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     function, _ = symbol("mqa_logits")
     logits: Tensor = function(
         q.contiguous(), (k.contiguous(), k_scale), weights.contiguous(), ks, ke, clean_logits=clean
@@ -309,7 +342,10 @@ def mqa_logits(q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor, ks: Tenso
 def paged_mqa_logits(
     q: Tensor, cache: Tensor, weights: Tensor, lens: Tensor, tables: Tensor, schedule: Tensor, longest: int, clean: bool
 ) -> Tensor:
-    """Indexer logits ``[B * next_n, longest]`` over a paged cache; ``lens`` is ``[B, next_n]``, per query token."""
+    """Indexer logits ``[B * next_n, longest]`` over a paged cache; ``lens`` is ``[B, next_n]``, per query token.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     function, _ = symbol("paged_mqa_logits")
     logits: Tensor = function(
         q.contiguous(), cache, weights.contiguous(), context_lens(lens), tables, schedule, longest, clean_logits=False
@@ -322,13 +358,19 @@ def paged_mqa_logits(
 
 @on_its_device
 def paged_metadata(lens: Tensor, block_size: int, num_sms: int) -> Tensor:
-    """``[num_sms + 1, 2]`` int32; ``lens`` is ``[B, next_n]``."""
+    """``[num_sms + 1, 2]`` int32; ``lens`` is ``[B, next_n]``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     schedule: Tensor = symbol("paged_metadata")[0](context_lens(lens), block_size, num_sms)
     return schedule
 
 
 def context_lens(lens: Tensor) -> Tensor:
-    """``[B, next_n]`` unchanged for releases that take it, else its last column ``[B]``."""
+    """``[B, next_n]`` unchanged for releases that take it, else its last column ``[B]``.
+
+    ``lens`` ``[B, next_n]`` int32; returns int32. Values are moved.
+    """
     return lens.contiguous() if takes_2d_lens() else lens[:, -1].contiguous()
 
 
@@ -345,7 +387,10 @@ def takes_2d_lens() -> bool:
 
 
 def addressable(x: Tensor) -> Tensor:
-    """E4M3 ``x`` itself when TMA can address it (K-major, rows and base on 16 bytes), else a contiguous copy."""
+    """E4M3 ``x`` itself when TMA can address it (K-major, rows and base on 16 bytes), else a contiguous copy.
+
+    ``x`` ``[..., R, K]``; returns E4M3 of the same shape, the bytes moved.
+    """
     strides = x.stride()
     if strides[-1] == 1 and strides[-2] % ALIGNMENT == 0 and x.data_ptr() % ALIGNMENT == 0:
         if len(strides) == 3 and packed(x):
@@ -356,7 +401,10 @@ def addressable(x: Tensor) -> Tensor:
 
 
 def writable(out: Tensor) -> Tensor:
-    """``out`` itself when the kernel can write it, else an empty contiguous buffer to copy from."""
+    """``out`` itself when the kernel can write it, else an empty contiguous buffer to copy from.
+
+    ``out`` of any shape, bf16, f16 or f32; returns a tensor of the same shape and dtype. No value is read.
+    """
     if packed(out) and out.data_ptr() % ALIGNMENT == 0:
         return out
     return torch.empty(out.shape, dtype=out.dtype, device=out.device)

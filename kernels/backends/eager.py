@@ -4,6 +4,8 @@ GEMMs widen the codes to float32, which is exact, and accumulate in float32 (any
 ascending). They serve CPU tensors; on a GPU they are never chosen, and a missing library is an error there.
 
 Quantisers serve every device (:mod:`kernels.formulas`); their payloads are contiguous whatever the input's strides.
+
+Source: the formulas of :mod:`kernels.quantize`, :mod:`kernels.fused` and the verbs.
 """
 
 from __future__ import annotations
@@ -34,13 +36,19 @@ def kernel(p: Problem, machine: Machine) -> str:
 
 @no_autocast_no_grad
 def quant_static(x: Tensor, scale: Tensor) -> Tensor:
-    """``q = sat(x / scale)``, ``scale`` a scalar or a row of one."""
+    """``q = sat(x / scale)``, ``scale`` a scalar or a row of one.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     return divide_and_saturate(x.contiguous(), scale.reshape(()))
 
 
 @no_autocast_no_grad
 def quant_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Dynamic per tensor: ``scale [1] = amax / 448``."""
+    """Dynamic per tensor: ``scale [1] = amax / 448``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     x = x.contiguous()
     if x.numel() == 0:
         return x.to(FP8), torch.zeros(1, dtype=torch.float32, device=x.device)
@@ -50,7 +58,10 @@ def quant_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @no_autocast_no_grad
 def quant_token(x: Tensor, scale_ub: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Dynamic per token: ``scale [M,1] = max(min(amax, scale_ub) / 448, 1 / (448 * 512))``."""
+    """Dynamic per token: ``scale [M,1] = max(min(amax, scale_ub) / 448, 1 / (448 * 512))``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     x = x.contiguous()
     amax = x.abs().amax(dim=-1, keepdim=True).to(torch.float32)
     if scale_ub is not None:
@@ -64,7 +75,10 @@ def quant_token(x: Tensor, scale_ub: Tensor | None) -> tuple[Tensor, Tensor]:
 def quant_group(
     x: Tensor, group: int, eps: float, ue8m0: bool, layout: str = "row", out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Per row and group of the last axis: ``scale = max(amax, eps) / 448``; ``layout`` row, col or tma."""
+    """Per row and group of the last axis: ``scale = max(amax, eps) / 448``; ``layout`` row, col or tma.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     parts = x.reshape(*x.shape[:-1], x.shape[-1] // group, group)
     amax = parts.abs().amax(dim=-1).to(torch.float32).clamp(min=eps)
     scale = amax / fp8_max(x)
@@ -78,7 +92,10 @@ def quant_group(
 
 @no_autocast_no_grad
 def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tensor]:
-    """As :func:`quant_group` with UE8M0 scales, four exponents an int32, strides ``(1, align(M, 4))``."""
+    """As :func:`quant_group` with UE8M0 scales, four exponents an int32, strides ``(1, align(M, 4))``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     q, scale = quant_group(x, group, eps, True)
     return q, pack_ue8m0(scale)
 
@@ -98,7 +115,10 @@ def _reciprocal(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tens
 
 
 def gated(x: Tensor, rounding: str) -> Tensor:
-    """``silu(gate) * up`` of ``x [..., 2I]``, in the dtype of ``x`` or, with ``none``, in float32; ``plain``: ``x``."""
+    """``silu(gate) * up`` of ``x [..., 2I]``, in the dtype of ``x`` or, with ``none``, in float32; ``plain``: ``x``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     if rounding == "plain":
         return x
     gate, up = x.to(torch.float32).chunk(2, dim=-1)
@@ -110,7 +130,10 @@ def gated(x: Tensor, rounding: str) -> Tensor:
 
 @no_autocast_no_grad
 def gated_static(x: Tensor, scale: Tensor, rounding: str) -> Tensor:
-    """``q = sat(value / scale)``."""
+    """``q = sat(value / scale)``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     return divide_and_saturate(gated(x, rounding), scale.reshape(()))
 
 
@@ -126,7 +149,10 @@ def gated_group(
     transposed: bool,
     masked_m: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """``scale = max(min(max(amax, amax_floor) / 448, scale_ub), scale_floor)`` of each group; every row is written."""
+    """``scale = max(min(max(amax, amax_floor) / 448, scale_ub), scale_floor)`` of each group; every row is written.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     return _groups(gated(x, rounding), group, amax_floor, scale_floor, None, scale_ub, ue8m0, transposed)
 
 
@@ -157,7 +183,10 @@ def _groups(
 
 @no_autocast_no_grad
 def gated_group_bf16(x: Tensor, amax_floor: float, masked_m: Tensor) -> tuple[Tensor, Tensor]:
-    """Every step in bfloat16: ``scale = amax * (1/448)``, codes of ``value * (1/scale)``; every row is written."""
+    """Every step in bfloat16: ``scale = amax * (1/448)``, codes of ``value * (1/scale)``; every row is written.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     value = gated(x, "each")
     parts = value.reshape(*value.shape[:-1], value.shape[-1] // BLOCK, BLOCK)
     amax = torch.maximum(parts.abs().amax(dim=-1), torch.full((), amax_floor, dtype=x.dtype, device=x.device))
@@ -171,7 +200,10 @@ def gated_group_bf16(x: Tensor, amax_floor: float, masked_m: Tensor) -> tuple[Te
 def normed(
     x: Tensor, weight: Tensor, residual: Tensor | None, epsilon: float, rounding: str, rounded_sum: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The norm of ``x [+ residual]``, and the sum in the dtype of ``x``."""
+    """The norm of ``x [+ residual]``, and the sum in the dtype of ``x``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     z = x.to(torch.float32) if residual is None else x.to(torch.float32) + residual.to(torch.float32)
     summed = None if residual is None else z.to(x.dtype)
     if summed is not None and rounded_sum:
@@ -187,7 +219,10 @@ def normed(
 def norm_static(
     x: Tensor, weight: Tensor, residual: Tensor | None, scale: Tensor, epsilon: float, rounding: str, rounded_sum: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """``q = sat(norm / scale)``, and the sum."""
+    """``q = sat(norm / scale)``, and the sum.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     value, summed = normed(x, weight, residual, epsilon, rounding, rounded_sum)
     return divide_and_saturate(value, scale.reshape(())), summed
 
@@ -202,7 +237,10 @@ def norm_group(
     scale_ub: Tensor | None,
     transposed: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """``scale = max(min(amax, scale_ub) / 448, 1 / (448 * 512))`` of each group, and the sum."""
+    """``scale = max(min(amax, scale_ub) / 448, 1 / (448 * 512))`` of each group, and the sum.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     value, summed = normed(x, weight, residual, epsilon, "each", False)
     return *_groups(value, group, 0.0, 1.0 / (FP8_MAX * 512), scale_ub, None, False, transposed), summed
 
@@ -211,7 +249,12 @@ def norm_group(
 def rope(
     rotated: Tensor, other: Tensor, cos_sin_cache: Tensor, pos_ids: Tensor, is_neox: bool, factor: float
 ) -> tuple[Tensor, Tensor]:
-    """``sat((x cos - partner sin) * factor)`` and ``sat(other * factor)``, each operation in float32."""
+    """``sat((x cos - partner sin) * factor)`` and ``sat(other * factor)``, each operation in float32.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+
+    Raises ValueRangeError.
+    """
     x, half = rotated.to(torch.float32), rotated.shape[-1] // 2
     if pos_ids.device.type == "cpu" and pos_ids.numel() and (last := int(pos_ids.max())) >= len(cos_sin_cache):
         raise ValueRangeError(f"pos_ids holds {last}, and cos_sin_cache has {len(cos_sin_cache)} positions")
@@ -234,7 +277,10 @@ def rope(
 def linear(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
-    """``scale_a * (scale_b * (a @ b)) + bias`` in float32, then the cast; ``b [K,N]``, scales broadcast."""
+    """``scale_a * (scale_b * (a @ b)) + bias`` in float32, then the cast; ``b [K,N]``, scales broadcast.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     acc = a.to(torch.float32) @ b.to(torch.float32)
     acc = scale_a * (scale_b * acc)
     if bias is not None:
@@ -246,7 +292,10 @@ def linear(
 def block_linear(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
-    """``[M, N]``: ``b [K, N]``, ``scale_a [M, K/128]``, ``scale_b [K/128, N/128]``, ``bias [N]``."""
+    """``[M, N]``: ``b [K, N]``, ``scale_a [M, K/128]``, ``scale_b [K/128, N/128]``, ``bias [N]``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     acc = block_product(a, scale_a, b.t(), scale_b.t())
     return (acc if bias is None else acc + bias.to(torch.float32)).to(out_dtype)
 
@@ -255,6 +304,8 @@ def block_product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, rows: 
     """``sum_kb a_scale[m,kb] b_scale[n//rows,kb] <a, b>_kb`` in float32, K blocks ascending.
 
     ``a [M,K]``, ``a_scale [M, ceil(K/128)]``, ``b [N,K]``, ``b_scale [ceil(N/rows), ceil(K/128)]``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
     n, k = b.shape
     per_row = b_scale.repeat_interleave(rows, dim=0)[:n] if rows > 1 else b_scale
@@ -270,14 +321,20 @@ def block_product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, rows: 
 def fp8_gemm_nt(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
-    """Dense product into ``out``; ``c`` is added in float32 before the cast."""
+    """Dense product into ``out``; ``c`` is added in float32 before the cast.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     acc = block_product(a, a_scale, b, b_scale)
     out.copy_(acc if c is None else acc + c.to(torch.float32))
 
 
 @no_autocast_no_grad
 def blockscale_sm90(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor | None = None) -> Tensor:
-    """``[M, N]`` bf16, as the FlashInfer kernel: ``a_scale [K/128, align(M, 4)]``."""
+    """``[M, N]`` bf16, as the FlashInfer kernel: ``a_scale [K/128, align(M, 4)]``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     y = block_product(a, a_scale[:, : a.shape[0]].t(), b, b_scale)
     return y.to(torch.bfloat16) if out is None else out.copy_(y)
 
@@ -297,7 +354,10 @@ def _few_rows(x: Tensor, w: Tensor, w_scale: Tensor) -> Tensor:
 def grouped_contiguous(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, m_indices: Tensor, disable_ue8m0_cast: bool
 ) -> None:
-    """Each row against its expert's weight, into ``out``; rows with index -1 are left alone."""
+    """Each row against its expert's weight, into ``out``; rows with index -1 are left alone.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     for group in range(b.shape[0]):
         rows = (m_indices == group).nonzero().squeeze(1)
         if len(rows):
@@ -315,7 +375,10 @@ def grouped_masked(
     expected_m: int,
     disable_ue8m0_cast: bool,
 ) -> None:
-    """The first ``masked_m[g]`` rows of each group, into ``out``; the other rows are left alone."""
+    """The first ``masked_m[g]`` rows of each group, into ``out``; the other rows are left alone.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     for group, rows in enumerate(masked_m.tolist()):
         if rows:
             y = block_product(a[group, :rows], a_scale[group, :rows], b[group], b_scale[group])
@@ -326,7 +389,10 @@ def grouped_masked(
 def grouped_scaled(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offsets: Tensor, out_dtype: torch.dtype
 ) -> Tensor:
-    """``(acc * scale_a) * scale_b`` per group; see :func:`kernels.grouped.scaled_grouped_mm`."""
+    """``(acc * scale_a) * scale_b`` per group; see :func:`kernels.grouped.scaled_grouped_mm`.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     out = torch.zeros(a.shape[0], b.shape[1], dtype=out_dtype, device=a.device)
     start = 0
     for group, end in enumerate(offsets.tolist()):
@@ -338,7 +404,10 @@ def grouped_scaled(
 
 @no_autocast_no_grad
 def gemm_1d1d(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None) -> None:
-    """``c`` plus the product with a scale for every row of both operands, in float32, into ``out``."""
+    """``c`` plus the product with a scale for every row of both operands, in float32, into ``out``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     acc = block_product(a, a_scale, b, b_scale, 1)
     out.copy_(acc if c is None else c + acc)
 
@@ -347,7 +416,10 @@ def gemm_1d1d(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tenso
 def k_grouped(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, ks: list[int], ks_tensor: Tensor, c: Tensor
 ) -> None:
-    """:func:`gemm_1d1d` for every group of K, into ``out``; one without steps takes ``c``."""
+    """:func:`gemm_1d1d` for every group of K, into ``out``; one without steps takes ``c``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     _, m, n = out.shape
     start = 0
     for group, k in enumerate(ks):
@@ -370,7 +442,10 @@ def skip_head_mid(
     splits: tuple[int, int, int],
     disable_ue8m0_cast: bool,
 ) -> None:
-    """Dense product into the columns of ``out`` outside of the heads' gaps."""
+    """Dense product into the columns of ``out`` outside of the heads' gaps.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     left, mid, right = splits
     acc = block_product(a, a_scale, b, b_scale).to(out.dtype).view(len(a), -1, left + right)
     heads = out.as_strided(
@@ -381,14 +456,20 @@ def skip_head_mid(
 
 @no_autocast_no_grad
 def einsum(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
-    """A dense product for every head, into ``out [B, H, D]``."""
+    """A dense product for every head, into ``out [B, H, D]``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     for head in range(b.shape[0]):
         out[:, head] = block_product(a[:, head], a_scale[:, head], b[head], b_scale[head]).to(out.dtype)
 
 
 @no_autocast_no_grad
 def bmm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype) -> Tensor:
-    """``(scale_a * scale_b) * (a @ b)`` in float32 for every batch."""
+    """``(scale_a * scale_b) * (a @ b)`` in float32 for every batch.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     return ((scale_a * scale_b) * (a.to(torch.float32) @ b.to(torch.float32))).to(out_dtype)
 
 
@@ -411,7 +492,10 @@ def mx_product(
     bias: Tensor | None,
     accumulate: bool,
 ) -> None:
-    """Dequantised to float32 group by group, multiplied in float32; alpha, bias, what is there, one rounding."""
+    """Dequantised to float32 group by group, multiplied in float32; alpha, bias, what is there, one rounding.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     n = b.shape[1]
     if rows is not None and rows.depth is not None:
         each = 2 if a.dtype is torch.uint8 else 1
@@ -497,6 +581,8 @@ def moe_trtllm(
 
     The row permutations of the weights are undone. Products are taken in float32; the intermediate is quantised to E4M3
     with the scale of the second input, as the kernel does.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
     n1, n2 = gemm1_weights.shape[1], gemm2_weights.shape[1]
     interleaved = torch.arange(n1, device="cpu").view(2, n1 // 2).t().flatten()
@@ -530,6 +616,8 @@ def mqa_logits(q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor, ks: Tenso
     """``logits[m,n] = k_scale[n] * sum_h weights[m,h] * relu(<q[m,h], k[n]>)``, ``[M, N]`` float32.
 
     Outside ``ks[m] <= n < ke[m]`` it is -inf with ``clean``, else the plain formula.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
     logits = score(q, k, weights) * k_scale
     if clean:
@@ -539,7 +627,10 @@ def mqa_logits(q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor, ks: Tenso
 
 
 def score(q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
-    """``sum_h weights[m,h] * relu(<q[m,h], k[n]>)`` for ``q [M,H,D]``, ``k [N,D]``: ``[M, N]`` float32."""
+    """``sum_h weights[m,h] * relu(<q[m,h], k[n]>)`` for ``q [M,H,D]``, ``k [N,D]``: ``[M, N]`` float32.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     right = k.to(torch.float32).t()
     total = torch.zeros(q.shape[0], k.shape[0], dtype=torch.float32, device=q.device)
     for head in range(q.shape[1]):
@@ -554,6 +645,8 @@ def paged_mqa_logits(
     """``[B * next_n, longest]`` float32; token t of sequence b sees ``lens[b, t]`` cached tokens, the rest is -inf.
 
     A block of the cache holds first the codes of all its tokens, then their float32 scales.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
     batch, next_n, _, depth = q.shape
     block = cache.shape[1]
@@ -571,7 +664,10 @@ def paged_mqa_logits(
 
 
 def paged_metadata(lens: Tensor, block_size: int, num_sms: int) -> Tensor:
-    """Even split of the work: row i says at which sequence and which 256-token piece multiprocessor i starts."""
+    """Even split of the work: row i says at which sequence and which 256-token piece multiprocessor i starts.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     pieces = (lens[:, -1].cpu().long() + SPLIT_KV - 1) // SPLIT_KV
     ends = pieces.cumsum(0)
     total = int(ends[-1]) if len(ends) else 0

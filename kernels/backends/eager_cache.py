@@ -1,6 +1,8 @@
 """KV caches in plain torch, on every device: indexed copies that never wait for a GPU.
 
 A token without a slot is written as another token is, or as what its slot holds: indexing takes no mask.
+
+Source: the formulas of :mod:`kernels.kv_cache`.
 """
 
 from __future__ import annotations
@@ -87,7 +89,10 @@ def tiles(
     ue8m0: bool,
     reciprocal: bool,
 ) -> None:
-    """Codes and scales of tiles of 128, ``max(max(amax, amax_floor) / 448, scale_floor)``, and rotated columns."""
+    """Codes and scales of tiles of 128, ``max(max(amax, amax_floor) / 448, scale_floor)``, and rotated columns.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     codes, scales, rotated = memory
     if slot is None:
         slot = torch.arange(len(x), device=x.device)
@@ -112,7 +117,10 @@ def tiles(
 
 @no_autocast_no_grad
 def nvfp4(parts: tuple[Part, ...], scales: tuple[Tensor, ...], slot: Tensor) -> None:
-    """E2M1 codes of blocks of 16 and ``e4m3(amax / (6 * scale))``; 0 codes under a scale of 0, NaN is coded 0."""
+    """E2M1 codes of blocks of 16 and ``e4m3(amax / (6 * scale))``; 0 codes under a scale of 0, NaN is coded 0.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     if not len(slot):
         return
     places = _Places(Slots(slot), parts[0].memory)
@@ -138,7 +146,10 @@ def nvfp4(parts: tuple[Part, ...], scales: tuple[Tensor, ...], slot: Tensor) -> 
 def gather(
     source: Tensor, out: Tensor, scale: Tensor | None, beside: tuple[Tensor, Tensor] | None, rows: CacheRows | None
 ) -> None:
-    """Rows of ``source [pages, P, C]``, as they are or times their scales; ``beside`` are copied as they are."""
+    """Rows of ``source [pages, P, C]``, as they are or times their scales; ``beside`` are copied as they are.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     page, count = source.shape[1], len(out)
     row = torch.arange(count, device=out.device)
     if rows is None:

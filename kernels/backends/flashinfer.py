@@ -11,6 +11,8 @@ zeros. The verbs quantise by the same formula with true division (``quant_recipr
 library then launches one kernel less.
 
 Not covered: FP4, the sm100 block-scaled products, all-to-all communication.
+
+Source: FlashInfer (gemm_base, fused_moe).
 """
 
 from __future__ import annotations
@@ -61,7 +63,10 @@ def library(name: str = "flashinfer") -> ModuleType:
 
 
 def blockscale_sm90(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor | None = None) -> Tensor:
-    """``[M, N]`` bf16 of E4M3 operands; ``a_scale [K/128, align(M, 4)]`` contiguous."""
+    """``[M, N]`` bf16 of E4M3 operands; ``a_scale [K/128, align(M, 4)]`` contiguous.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     if is_other_device(a.device):
         with torch.cuda.device(a.device):
             return blockscale_sm90(a, a_scale, b, b_scale, out)
@@ -99,7 +104,10 @@ def _run() -> Run | None:
 
 @on_its_device
 def bmm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype) -> Tensor:
-    """``bmm_fp8`` by cuBLASLt, which reads ``b [G, K, N]`` column by column whatever its strides are."""
+    """``bmm_fp8`` by cuBLASLt, which reads ``b [G, K, N]`` column by column whatever its strides are.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     out: Tensor = library("flashinfer.gemm").bmm_fp8(
         dense(a), dense(b.mT).mT, scale_a, scale_b, out_dtype, backend="cublas"
     )
@@ -108,7 +116,10 @@ def bmm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch
 
 @on_its_device
 def moe_trtllm(**arguments: Any) -> Tensor:
-    """``trtllm_fp8_per_tensor_scale_moe`` with the arguments as published."""
+    """``trtllm_fp8_per_tensor_scale_moe`` with the arguments as published.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     result = library("flashinfer.fused_moe").trtllm_fp8_per_tensor_scale_moe(**arguments)
     out: Tensor = result[0] if isinstance(result, list) else result
     return out
@@ -116,7 +127,10 @@ def moe_trtllm(**arguments: Any) -> Tensor:
 
 @on_its_device
 def moe_cutlass(**arguments: Any) -> Tensor:
-    """``cutlass_fused_moe`` with the arguments as published."""
+    """``cutlass_fused_moe`` with the arguments as published.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     result = library("flashinfer.fused_moe").cutlass_fused_moe(**arguments)
     out: Tensor = result[0] if isinstance(result, list | tuple) else result
     return out

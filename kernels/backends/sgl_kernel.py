@@ -10,6 +10,8 @@ UE8M0 scales, row-major, are rounded after the payload was quantised.
 Read off sgl-kernel 0.3.21 and its sources (fp8_gemm_kernel.cu, fp8_blockwise_gemm_kernel.cu,
 per_token_group_quant_8bit{,_v2}.cu); its sm90 build uses approximate division. Has not run on hardware here. Not
 covered: int8, FP4, grouped products, the masked and fused forms of the quantiser.
+
+Source: sgl-kernel (csrc/gemm).
 """
 
 from __future__ import annotations
@@ -95,7 +97,10 @@ def routine(*names: str) -> Callable[..., Any]:
 def linear(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
-    """``[M, N]``: one chain over K, scales per token and channel, bias of the output dtype."""
+    """``[M, N]``: one chain over K, scales per token and channel, bias of the output dtype.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     m, n = a.shape[0], b.shape[1]
     out: Tensor = routine("fp8_scaled_mm")(
         dense(a),
@@ -115,6 +120,8 @@ def block_linear(
     """``[M, N]``: ``scale_a [M, K/128]`` in any strides, ``scale_b [K/128, N/128]``; promotion every 128.
 
     The library pads M to a multiple of 4 by itself and crops the result.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
     out: Tensor = routine("fp8_blockwise_scaled_mm")(
         dense(a), dense(b.t()).t(), scale_a.t().contiguous().t(), scale_b.t().contiguous().t(), out_dtype
@@ -126,7 +133,12 @@ def block_linear(
 def quant_group(
     x: Tensor, group: int, eps: float, ue8m0: bool, layout: str = "row", out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Scale ``amax * (1/448)``, payload ``x * (448/amax)``; ``layout`` row, col or tma. NaN never enters an amax."""
+    """Scale ``amax * (1/448)``, payload ``x * (448/amax)``; ``layout`` row, col or tma. NaN never enters an amax.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+
+    Raises NoBackendError, OptionError.
+    """
     if ue8m0:
         raise OptionError("ue8m0: sgl-kernel rounds a float32 scale after the payload was quantised; use packed scales")
     q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device) if out is None else out
@@ -145,7 +157,12 @@ def quant_group(
 
 @on_its_device
 def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tensor]:
-    """Packed UE8M0 scales (int32, strides ``(1, align(M, 4))``, pad lanes 0)."""
+    """Packed UE8M0 scales (int32, strides ``(1, align(M, 4))``, pad lanes 0).
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+
+    Raises NoBackendError.
+    """
     m, groups = x.shape[0], x.shape[1] // group
     if groups % SGL_WORD:
         raise NoBackendError(f"K={x.shape[1]} with packed scales", {PACKAGE: "K ends inside a word of four groups"})

@@ -6,6 +6,8 @@ Products that no fused kernel covers (mixed scale kinds, a bias with float32 out
 product to float32, then scales and bias in float32, then the cast.
 
 Not covered: fast accumulation (``use_fast_accum`` stays off: one chain over K loses digits), microscaling formats.
+
+Source: PyTorch (ATen ``_scaled_mm``, ``_scaled_grouped_mm``).
 """
 
 from __future__ import annotations
@@ -59,6 +61,8 @@ def scaled_mm(
 
     It reads row pitches, but has no kernel for one that is no multiple of 16, and it assumes that a bias is dense. On a
     CPU with AVX512-BF16 it stores subnormal bfloat16 results as 0 (VCVTNEPS2BF16 flushes), so the cast is made here.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
     stored = torch.float32 if a.device.type == "cpu" and out_dtype == torch.bfloat16 else out_dtype
     y = torch._scaled_mm(
@@ -76,7 +80,10 @@ def scaled_mm(
 def unfused(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype, one: Tensor
 ) -> Tensor:
-    """``(a @ b) * scale_a * scale_b + bias``, the product at unit scale in float32; scales broadcast."""
+    """``(a @ b) * scale_a * scale_b + bias``, the product at unit scale in float32; scales broadcast.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     y = scaled_mm(a, b, one, one, None, torch.float32) * scale_a * scale_b
     if bias is not None:
         y = y + bias.to(torch.float32)
@@ -87,7 +94,10 @@ def unfused(
 def linear(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
-    """``[M, N]`` for any mix of scale kinds; ``scale_a`` ``[M or 1, 1]``, ``scale_b`` ``[1, N or 1]``."""
+    """``[M, N]`` for any mix of scale kinds; ``scale_a`` ``[M or 1, 1]``, ``scale_b`` ``[1, N or 1]``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     per_tensor = scale_a.numel() == 1 and scale_b.numel() == 1
     on_cpu = a.device.type == "cpu"
     per_row = scale_a.shape[0] == a.shape[0] and scale_b.shape[1] == b.shape[1]
@@ -104,7 +114,10 @@ def linear(
 def block_linear(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
-    """``[M, N]``: ``scale_a [M, K/128]``, ``scale_b [K/128, N/128]``; cuBLASLt, promotion every 128."""
+    """``[M, N]``: ``scale_a [M, K/128]``, ``scale_b [K/128, N/128]``; cuBLASLt, promotion every 128.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     from torch.nn import functional
 
     recipe, m = functional.ScalingType, a.shape[0]
@@ -138,7 +151,10 @@ def _padded_scale(scale: Tensor) -> Tensor:
 def grouped_scaled(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offsets: Tensor, out_dtype: torch.dtype
 ) -> Tensor:
-    """``torch._scaled_grouped_mm``; see :func:`kernels.grouped.scaled_grouped_mm`."""
+    """``torch._scaled_grouped_mm``; see :func:`kernels.grouped.scaled_grouped_mm`.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     y: Tensor = torch._scaled_grouped_mm(
         a.contiguous(),
         b.contiguous().transpose(1, 2),

@@ -1,6 +1,8 @@
 """KV caches in Triton: one launch for every writer and reader, with the bits of plain torch.
 
 Under ``TRITON_INTERPRET=1`` the kernels run on the CPU.
+
+Source: the formulas of :mod:`kernels.kv_cache`.
 """
 
 from __future__ import annotations
@@ -173,7 +175,10 @@ def tiles(
     ue8m0: bool,
     reciprocal: bool,
 ) -> None:
-    """Codes and scales of tiles of 128, and rotated columns as they are."""
+    """Codes and scales of tiles of 128, and rotated columns as they are.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     codes, scales, rotated = memory
     tokens = len(x) if slot is None else len(slot)
     if not tokens:
@@ -201,7 +206,10 @@ def tiles(
 
 
 def nvfp4(parts: tuple[Part, ...], scales: tuple[Tensor, ...], slot: Tensor) -> None:
-    """E2M1 codes of blocks of 16 and their E4M3 scales."""
+    """E2M1 codes of blocks of 16 and their E4M3 scales.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     if not len(slot):
         return
     xs = [x if x.stride(2) == 1 else x.contiguous() for x, _, _ in parts]
@@ -224,7 +232,10 @@ def nvfp4(parts: tuple[Part, ...], scales: tuple[Tensor, ...], slot: Tensor) -> 
 def gather(
     source: Tensor, out: Tensor, scale: Tensor | None, beside: tuple[Tensor, Tensor] | None, rows: CacheRows | None
 ) -> None:
-    """Rows of ``source``, as they are or times their scales; ``beside`` are copied as they are."""
+    """Rows of ``source``, as they are or times their scales; ``beside`` are copied as they are.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     if not len(out):
         return
     source = source if source.stride(2) == 1 else source.contiguous()

@@ -2,6 +2,8 @@
 
 The quantiser's bits are those of plain torch for the value that it gets; the value itself errs as the device's
 exponential and reciprocal square root do. Under ``TRITON_INTERPRET=1`` they run on the CPU.
+
+Source: the formulas of :mod:`kernels.fused`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ def _prepared(kernel: str, num_warps: int, **constants: object) -> Launch:
 
 
 def gated_static(x: Tensor, scale: Tensor, rounding: str) -> Tensor:
-    """``q = sat(value / scale)``."""
+    """``q = sat(value / scale)``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     return _gated(x, BLOCK, rounding, 3, scale=scale)[0]
 
 
@@ -54,7 +59,10 @@ def gated_group(
     transposed: bool,
     masked_m: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """``scale = max(min(max(amax, amax_floor) / 448, scale_ub), scale_floor)`` of each group; rows in use only."""
+    """``scale = max(min(max(amax, amax_floor) / 448, scale_ub), scale_floor)`` of each group; rows in use only.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     return _gated(
         x,
         group,
@@ -69,7 +77,10 @@ def gated_group(
 
 
 def gated_group_bf16(x: Tensor, amax_floor: float, masked_m: Tensor) -> tuple[Tensor, Tensor]:
-    """Every step in bfloat16: ``scale = amax * (1/448)``, codes of ``value * (1/scale)``."""
+    """Every step in bfloat16: ``scale = amax * (1/448)``, codes of ``value * (1/scale)``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     floor = float(torch.tensor(amax_floor, dtype=torch.bfloat16, device="cpu"))
     return _gated(x, BLOCK, "each", 2, amax_floor=floor, masked_m=masked_m)
 
@@ -170,7 +181,10 @@ def _gated_launch(
 def norm_static(
     x: Tensor, weight: Tensor, residual: Tensor | None, scale: Tensor, epsilon: float, rounding: str, rounded_sum: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """``q = sat(norm / scale)``, and the sum."""
+    """``q = sat(norm / scale)``, and the sum.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     q, _, z = _norm(x, weight, residual, epsilon, x.shape[1], rounding, rounded_sum, scale, None, False)
     return q, z
 
@@ -184,7 +198,10 @@ def norm_group(
     scale_ub: Tensor | None,
     transposed: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """``scale = max(min(amax, scale_ub) / 448, 1 / (448 * 512))`` of each group, and the sum."""
+    """``scale = max(min(amax, scale_ub) / 448, 1 / (448 * 512))`` of each group, and the sum.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     return _norm(x, weight, residual, epsilon, group, "each", False, None, scale_ub, transposed)
 
 
@@ -269,7 +286,10 @@ def _norm_launch(
 def rope(
     rotated: Tensor, other: Tensor, cos_sin_cache: Tensor, pos_ids: Tensor, is_neox: bool, factor: float
 ) -> tuple[Tensor, Tensor]:
-    """``sat((x cos - partner sin) * factor)`` and ``sat(other * factor)``."""
+    """``sat((x cos - partner sin) * factor)`` and ``sat(other * factor)``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     native = library()[1]
     x, y = (t if t.dim() == 3 else t.unsqueeze(1) for t in (rotated, other))
     x, y = (t if t.stride(2) == 1 else t.contiguous() for t in (x, y))

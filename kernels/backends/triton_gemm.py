@@ -7,6 +7,8 @@ Tiles come from a table, :data:`TILES`, that ``tests/hardware/products.py --tune
 at run time. Under ``TRITON_INTERPRET=1`` the kernel runs on the CPU, where tests judge it.
 
 Not covered: AMD GPUs; a further summand ``c``; rates on other GPUs than the H200 (they were compiled for, not run).
+
+Source: DeepGEMM's sm90 product (sums of 128 products promoted to float32).
 """
 
 from __future__ import annotations
@@ -123,7 +125,12 @@ def _stages(tile: Tile, sm: int) -> int:
 
 
 def product(mode: int, a: Tensor, sa: Tensor, b: Tensor, sb: Tensor, out: Tensor, rows: Tensor, tile: Tile) -> None:
-    """The kernel: ``a [M, K]`` or ``[G, M, K]``, ``b [G, N, K]``, ``out`` dense; ``rows`` as ``mode`` says."""
+    """The kernel: ``a [M, K]`` or ``[G, M, K]``, ``b [G, N, K]``, ``out`` dense; ``rows`` as ``mode`` says.
+
+    ``sa`` ``[M, K/128]`` and ``sb`` ``[N/128, K/128]`` float32, of groups with G first.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     a, b = _dense_rows(a), _dense_rows(b)
     m, k = a.shape[-2:]
     groups, n = b.shape[:2]
@@ -150,14 +157,20 @@ def _tile(m: int, n: int, groups: int) -> Tile:
 def fp8_gemm_nt(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
-    """Dense product into ``out``."""
+    """Dense product into ``out``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     product(DENSE, a, a_scale, b[None], b_scale[None], out, out, _tile(a.shape[0], b.shape[0], 1))
 
 
 def block_linear(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
-    """``[M, N]``: ``b [K, N]``, ``scale_a [M, K/128]``, ``scale_b [K/128, N/128]``."""
+    """``[M, N]``: ``b [K, N]``, ``scale_a [M, K/128]``, ``scale_b [K/128, N/128]``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     out = torch.empty(a.shape[0], b.shape[1], dtype=out_dtype, device=a.device)
     fp8_gemm_nt(a, scale_a, b.t(), scale_b.t(), out, None, True)
     return out
@@ -166,7 +179,10 @@ def block_linear(
 def grouped_contiguous(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, m_indices: Tensor, disable_ue8m0_cast: bool
 ) -> None:
-    """Each row against its expert's weight, into ``out``; rows with index -1 are left alone."""
+    """Each row against its expert's weight, into ``out``; rows with index -1 are left alone.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     product(CONTIGUOUS, a, a_scale, b, b_scale, out, m_indices, _tile(a.shape[0], b.shape[1], 1))
 
 
@@ -180,7 +196,10 @@ def grouped_masked(
     expected_m: int,
     disable_ue8m0_cast: bool,
 ) -> None:
-    """The first ``masked_m[g]`` rows of each group, into ``out``; the other rows are left alone."""
+    """The first ``masked_m[g]`` rows of each group, into ``out``; the other rows are left alone.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     product(MASKED, a, a_scale, b, b_scale, out, masked_m, _tile(expected_m, b.shape[1], b.shape[0]))
 
 

@@ -10,6 +10,8 @@ The cuts, :data:`CUTS`, are those that ``tests/hardware/linear.py`` compared; no
 ``TRITON_INTERPRET=1`` the kernel runs on the CPU, where tests judge it.
 
 Not covered: UE8M0 scales, AMD GPUs, a bias.
+
+Source: FlashInfer's quantiser and DeepGEMM's sums, as above.
 """
 
 from __future__ import annotations

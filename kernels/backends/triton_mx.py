@@ -5,6 +5,8 @@ the weight of a dense product of many, are written as bfloat16 once, so that a t
 decode too; values and sums are the same either way. An operand below 2^-133 or above 2^127 (a scale, or a code times
 its scale) is rounded as bfloat16 is, and nothing says so. Under ``TRITON_INTERPRET=1`` the kernels run on the CPU. Not
 covered: Blackwell, whose instructions take the scales themselves.
+
+Source: OCP Microscaling Formats 1.0.
 """
 
 from __future__ import annotations
@@ -156,7 +158,10 @@ def mx_product(
     bias: Tensor | None,
     accumulate: bool,
 ) -> None:
-    """The product into ``out [R, N]``; rows of no group are left alone."""
+    """The product into ``out [R, N]``; rows of no group are left alone.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     (groups, n, _), m = b.shape, a.shape[0]
     k = a.shape[1] * (2 if a.dtype is torch.uint8 else 1)
     mode, table = DENSE, out

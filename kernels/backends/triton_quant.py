@@ -3,6 +3,8 @@
 Bits equal those of plain torch, scale and payload. Under ``TRITON_INTERPRET=1`` they run on the CPU.
 
 Not covered: GPUs without E4M3 conversion (before sm89), where plain torch serves.
+
+Source: the formulas of :mod:`kernels.quantize`.
 """
 
 from __future__ import annotations
@@ -56,7 +58,10 @@ def _prepared(kernel: str, num_warps: int, **constants: object) -> Launch:
 
 
 def quant_static(x: Tensor, scale: Tensor) -> Tensor:
-    """``q = sat(x / scale)``."""
+    """``q = sat(x / scale)``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     q, x = _payload(x.contiguous())
     if x.numel():
         _tensor(x, q, None, scale.reshape(1))
@@ -64,7 +69,10 @@ def quant_static(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def quant_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Dynamic per tensor: ``scale [1] = amax / 448``."""
+    """Dynamic per tensor: ``scale [1] = amax / 448``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     q, x = _payload(x.contiguous())
     scale = torch.empty(1, dtype=torch.float32, device=x.device)
     if x.numel() == 0:
@@ -78,7 +86,10 @@ def quant_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quant_token(x: Tensor, scale_ub: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Dynamic per token: ``scale [M, 1] = max(min(amax, scale_ub) / 448, 1 / (448 * 512))``."""
+    """Dynamic per token: ``scale [M, 1] = max(min(amax, scale_ub) / 448, 1 / (448 * 512))``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     native = library()[1]
     q, x = _payload(x)
     rows, cols = x.shape
@@ -102,7 +113,10 @@ def quant_token(x: Tensor, scale_ub: Tensor | None) -> tuple[Tensor, Tensor]:
 def quant_group(
     x: Tensor, group: int, eps: float, ue8m0: bool, layout: str = "row", out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """One scale per row and group of the last axis; ``layout`` row, col or tma."""
+    """One scale per row and group of the last axis; ``layout`` row, col or tma.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     if x.dim() != 2:
         return _stacked(x, group, eps, ue8m0, layout, out)
     return group_quantiser(group, eps, ue8m0, layout)(x, out, allocator(x.device))
@@ -202,7 +216,10 @@ def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, native: b
 
 
 def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tensor]:
-    """UE8M0 scales packed four an int32, strides ``(1, align(M, 4))``, pad lanes 0."""
+    """UE8M0 scales packed four an int32, strides ``(1, align(M, 4))``, pad lanes 0.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
     native = library()[1]
     q, x = _payload(x)
     rows, groups = x.shape[0], x.shape[1] // group

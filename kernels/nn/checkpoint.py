@@ -19,6 +19,9 @@ names. A file is opened when a tensor of it is first asked for, and only the byt
   ``torch/export/convert_hf_config.py``; vLLM ``quantization/modelopt.py``.
 
 Not covered: pickled files (they run code), weight-only schemes, other sizes of blocks, KV-cache scales.
+
+NaN and infinity: tensors are read as they are stored.
+Source: the formats of Hugging Face FP8, compressed-tensors and ModelOpt checkpoints.
 """
 
 from __future__ import annotations
@@ -135,7 +138,10 @@ class Checkpoint:
         return Stored(file, name, tuple(part.get_shape()), DTYPES[part.get_dtype()])
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor."""
+        """A whole tensor.
+
+        Returns the tensor in its shape and dtype; values are copied as they are stored.
+        """
         return whole(self.tensor(name))
 
     def scheme(self, layer: str) -> Scheme:

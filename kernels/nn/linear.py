@@ -14,6 +14,8 @@ NaN and infinity follow the quantisers (:mod:`kernels.quantize`). No gradient fl
 
 Not covered: training, communication between ranks (:func:`sum_ranks` is the arithmetic of a sum, not its transport),
 replication of key and value heads over more ranks than there are heads.
+
+Source: vLLM (fp8.py), compressed-tensors, ModelOpt.
 """
 
 from __future__ import annotations
@@ -165,8 +167,12 @@ class Fp8Linear(Fp8Module):
     ) -> Fp8Linear:
         """A layer of several weights below each other (qkv, gate and up), each cut to its own rows.
 
+        ``bias`` ``[N]`` bf16, f16 or f32.
+
         Shards per tensor with different scales become one weight per channel, which changes no value. ``options`` are
         those of the class.
+
+        Raises OptionError.
         """
         if not shards:
             raise OptionError("a layer needs at least one shard")
@@ -276,7 +282,10 @@ class Fp8Linear(Fp8Module):
             self.register_parameter(key, parameter)
 
     def forward(self, input: Tensor) -> Tensor:
-        """``[..., K]`` bf16, f16 or f32 to ``[..., N]`` of the same dtype (or ``out_dtype``), contiguous."""
+        """``[..., K]`` bf16, f16 or f32 to ``[..., N]`` of the same dtype (or ``out_dtype``), contiguous.
+
+        ``input`` ``[..., K]``.
+        """
         if self._bare and isinstance(input, Tensor) and input.dtype is torch.bfloat16 and input.dim() == 2:
             weight, scale = self._parameters["weight"], self._parameters["weight_scale"]
             if weight is not None and scale is not None and input.shape[1] == self.in_features:
@@ -405,13 +414,21 @@ class Fp8Mlp(torch.nn.Module):
         return cls(gate_up, Fp8Linear.from_checkpoint(source, f"{name}.down_proj", parallel="row", **part, **options))
 
     def forward(self, input: Tensor) -> Tensor:
-        """``[..., H]`` to ``[..., H]``; a rank's part of the sum where the layers are sliced."""
+        """``[..., H]`` to ``[..., H]``; a rank's part of the sum where the layers are sliced.
+
+        ``input`` ``[..., H]`` bf16, f16 or f32; returns ``[..., H]`` of the dtype of the layer.
+        """
         y: Tensor = self.down(silu_and_mul(self.gate_up(input)))
         return y
 
 
 def sum_ranks(parts: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-    """The outputs of row-parallel ranks added in float32, rank 0 first, and rounded once to ``dtype`` (or theirs)."""
+    """The outputs of row-parallel ranks added in float32, rank 0 first, and rounded once to ``dtype`` (or theirs).
+
+    ``parts`` of one shape; returns the same shape.
+
+    Raises OptionError, ShapeError.
+    """
     if not parts:
         raise OptionError("there are no parts to add; pass the outputs of all ranks, rank 0 first")
     total = parts[0].to(torch.float32)
@@ -487,7 +504,10 @@ def _bias(source: Checkpoint, shards: Sequence[Shard], parallel: str | None, ran
 
 
 def static_scale(source: Checkpoint, name: str, names: Sequence[str]) -> Tensor:
-    """The scale of an input that several layers share: the largest of theirs, which clips none of them."""
+    """The scale of an input that several layers share: the largest of theirs, which clips none of them.
+
+    Returns a float32 scalar.
+    """
     scales = [whole(source.tensor(f"{name}.input_scale")).to(torch.float32).reshape(-1) for name in names]
     return finite(f"the input_scale of {name}", torch.cat(scales).max().reshape(1))
 

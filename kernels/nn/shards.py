@@ -12,6 +12,9 @@ Fused projections (qkv, gate and up) are pieces of one weight, each on its own g
 block is followed by zeros up to the next.
 
 Not covered: zero points, groups along K only, blocks of another size.
+
+NaN and infinity: codes and scales are moved; a scale that is not finite is refused where it is read.
+Source: vLLM's parallel linear layers.
 """
 
 from __future__ import annotations
@@ -131,7 +134,10 @@ def lay_out(kind: str, shards: Sequence[Shard], *, rows: int | None = None, ever
 
 
 def fill(layout: Layout, shards: Sequence[Shard], weight: Tensor | None, scale: Tensor) -> None:
-    """Write the pieces into ``weight [height, width]`` (zeros) and ``scale`` (ones, of the shape ``layout.blocks``)."""
+    """Write the pieces into ``weight [height, width]`` (zeros) and ``scale`` (ones, of the shape ``layout.blocks``).
+
+    Codes E4M3, scales float32.
+    """
     across = slice(layout.lead, layout.lead + layout.columns)
     for shard, (start, stop) in zip(shards, layout.pieces, strict=True):
         if weight is not None:
@@ -169,7 +175,12 @@ def read_scale(shard: Shard, kind: str) -> Tensor:
 
 
 def finite(name: str, scale: Tensor) -> Tensor:
-    """``scale``, when every value is finite and not negative."""
+    """``scale``, when every value is finite and not negative.
+
+    ``scale`` float32 of any shape; returns ``scale`` unchanged, of the same shape.
+
+    Raises ValueRangeError.
+    """
     good = torch.isfinite(scale) & (scale >= 0)
     if scale.device.type != "meta" and not bool(good.all()):
         at = (~good).nonzero()[0].tolist()
@@ -252,9 +263,9 @@ def share(name: str, axis: str, size: int, rank: int, world: int) -> Span:
     ShapeError, OptionError
         The axis does not divide by the number of ranks, or there is no such rank.
     """
-    for name, value in (("rank", rank), ("world", world)):
+    for option, value in (("rank", rank), ("world", world)):
         if not isinstance(value, int) or isinstance(value, bool):
-            raise OptionError(f"{name} must be an integer, got {value!r}")
+            raise OptionError(f"{option} must be an integer, got {value!r}")
     if world < 1 or not 0 <= rank < world:
         raise OptionError(f"rank={rank} of world={world}; ranks run from 0 to world - 1")
     if size % world:
@@ -268,5 +279,8 @@ def scalar(shape: Sequence[int]) -> bool:
 
 
 def whole(source: Source) -> Tensor:
-    """Everything that a source holds."""
+    """Everything that a source holds.
+
+    Returns E4M3 codes and float32 scales of the shape of the whole weight.
+    """
     return source[(slice(None),) * len(source.shape)]

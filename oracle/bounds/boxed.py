@@ -105,7 +105,10 @@ def boxed_product(
         parts.append(_tile(tile, b_ends or (decode(b),) * 2, b_scale, block, b_rows, acc, tight, of_dtype(b.dtype)))
     name = "any-order float32" if acc is None else f"{'residue' if tight else 'rank-1'} bound of {acc.name}"
     low, high, open_ = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    return Range(low, high, open_, f"{name}, codes that may flip")
+    scales = b_scale.repeat_interleave(b_rows, dim=0)[: b.shape[0]]
+    finite = [torch.isfinite(x).all(dim=1) for x in (*(b_ends or (decode(b),)), decode(scales))]
+    lost = ~torch.stack(finite).all(dim=0)  # zero times NaN is NaN, which no interval around zero holds
+    return Range(low, high, open_ | lost, f"{name}, codes that may flip")
 
 
 def chain(

@@ -107,12 +107,12 @@ def _option(option: OptionSpec) -> str:
 def _calls(contract: Contract, profile: str) -> list[Call]:
     """The small cases of the profile as calls."""
     listed = sorted(profiles.cases(contract.name, profile), key=_size)
-    made = []
+    made: list[Call] = []
     for case in listed[:24]:
         inputs = case.inputs()
         if len(made) >= 4 and sum(x.numel() for x in inputs.values()) > FEW:
             break
-        options = case.call_options()
+        options: Mapping[str, object] = case.call_options()
         with contextlib.suppress(OracleError):  # a call that must name its dtype
             named = {name: value for name, value in options.items() if name != "out_dtype"}
             options = Call(contract, inputs, named).checked().options
@@ -165,7 +165,7 @@ def _formula(name: str, calls: Sequence[Call], shapes: Sequence[tuple[int, ...]]
 
 def _extents(call: Call) -> dict[str, int]:
     """Extents and numbers of a call by the name that a page has for them."""
-    found = {}
+    found: dict[str, int] = {}
     for spec in call.contract.inputs:
         for axis, dim in enumerate(spec.dims or ()):
             if spec.name in call.inputs and dim.isidentifier():
@@ -182,10 +182,10 @@ def _axis(known: Sequence[Mapping[str, int]], extents: Sequence[int], numbers: C
         if formulas is not _PLAIN and len(set(extents)) < 3:  # too few to tell formulas apart
             return str(extents[0]) if len(set(extents)) == 1 and extents[0] in numbers else None
         found: dict[tuple[int, ...], str] = {}
-        for text, first, *second in formulas:
-            for of in [(n,) for n in names] if not second else permutations(names, 2):
-                pairs = [tuple(zip((each[name] for name in of), (first, *second), strict=True)) for each in every]
-                values = [math.prod(_rounded(extent, *how) for extent, how in pair) for pair in pairs]
+        for text, steps in formulas:
+            for of in permutations(names, len(steps)):
+                pairs = [tuple(zip((each[name] for name in of), steps, strict=True)) for each in every]
+                values = [math.prod(_rounded(extent, *step) for extent, step in pair) for pair in pairs]
                 if values[: len(known)] == list(extents):
                     found.setdefault(tuple(values), text.format(*of))
         if found:
@@ -194,16 +194,17 @@ def _axis(known: Sequence[Mapping[str, int]], extents: Sequence[int], numbers: C
 
 
 # A text, and what it says of a dim, or of two to be multiplied: times, divided by (upwards), brought to a multiple of.
-_PLAIN = (("{}", (1, 1, 1)),)
-_SCALED = (
-    ("{}/2", (1, 2, 1)),
-    ("2 {}", (2, 1, 1)),
-    *((f"ceil({{}}/{c})", (1, c, 1)) for c in (16, 32, 128)),
-    ("align({}, 4)", (1, 1, 4)),
+Formulas = Sequence[tuple[str, tuple[tuple[int, int, int], ...]]]
+_PLAIN: Formulas = (("{}", ((1, 1, 1),)),)
+_SCALED: Formulas = (
+    ("{}/2", ((1, 2, 1),)),
+    ("2 {}", ((2, 1, 1),)),
+    *((f"ceil({{}}/{c})", ((1, c, 1),)) for c in (16, 32, 128)),
+    ("align({}, 4)", ((1, 1, 4),)),
 )
-_TILES = (
-    ("align({}, 128) * align({}, 4)", (1, 1, 128), (1, 1, 4)),
-    *((f"align({{}}, 128) * align({{}}/{c}, 4)", (1, 1, 128), (1, c, 4)) for c in (16, 32)),
+_TILES: Formulas = (
+    ("align({}, 128) * align({}, 4)", ((1, 1, 128), (1, 1, 4))),
+    *((f"align({{}}, 128) * align({{}}/{c}, 4)", ((1, 1, 128), (1, c, 4))) for c in (16, 32)),
 )
 
 

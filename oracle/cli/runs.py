@@ -91,7 +91,8 @@ def add_report(commands: common.Commands) -> None:
         _report,
         "make any kind of report from the record of a run",
         "Read what --record or --json of a run wrote (verify, validate, judge, pytest), print it, and write it in "
-        "other forms. The exit status is that of the run: 0 when all was as it must be, 1 when not.",
+        "other forms. The exit status is that of the run: 0 when all was as it must be, 1 when not, or when outcomes "
+        "are missing.",
     )
     command.add_argument("record", type=Path, metavar="RECORD", help="a .jsonl record or a JSON report")
     command.add_argument("--contract", metavar="NAME", help="only this routine; * and ? match")
@@ -124,7 +125,7 @@ def add_compare(commands: common.Commands) -> None:
         _compare,
         "what broke, healed and moved between two runs",
         "Compare two runs, by records or JSON reports: what broke, what healed, where the numerics or the "
-        "margin is another. Exit 1 when something broke or a new case fails.",
+        "margin is another. Exit 1 when something broke, a new case fails, or one of the runs is incomplete.",
     )
     command.add_argument("old", type=Path, metavar="OLD")
     command.add_argument("new", type=Path, metavar="NEW")

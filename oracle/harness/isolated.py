@@ -3,7 +3,7 @@
     this process  --fork-->  starter  --fork-->  worker: imports the providers, runs their subjects
 
 The starter is forked before anything is computed here and computes nothing itself, so no worker inherits a thread pool
-or a CUDA context. It tells this process how a worker ended, starts another one, and kills the worker when this process
+or a CUDA context. It reports how a worker ended, starts another one, and kills the worker when this process
 ends, in whatever way. A worker is the leader of its session, so whatever it started is killed with it.
 
 A message is the length of a header (8 bytes), the header (JSON), and the memory of the tensors that it lists; strides

@@ -2,9 +2,9 @@
 
 :func:`probe` and :func:`probe_block_scaled` send the probes of :mod:`oracle.tensorcore.fingerprint` and of
 :mod:`oracle.tensorcore.block_probes` through the worker that :func:`oracle.validate` uses, with its calling convention,
-time limit, guard zones and poison. A kernel that raises, crashes, hangs or exits ends the question, not the process;
-what it prints, forks or does to its inputs reaches nobody. The numbers are not judged, and what the watches see is not
-reported: that is :func:`validate`.
+time limit, guard zones and poison. A kernel that raises, crashes, hangs or exits ends the probing, not the process;
+what it prints or does to its inputs is not reported. The numbers are not judged and nothing is watched: that is
+:func:`validate`.
 """
 
 from __future__ import annotations

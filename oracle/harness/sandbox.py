@@ -1,4 +1,4 @@
-"""Where a kernel runs that nobody trusts: what it sees of the machine, and by which means.
+"""The sandbox of an untrusted kernel: what of the machine it contains, and by which means.
 
     read-only   the Python installation, the folders of ``sys.path`` and of the kernel, system libraries
     private     /tmp, /dev/shm, process table, IPC, host name; no network

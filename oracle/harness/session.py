@@ -226,8 +226,8 @@ class Session:
         self, asked: Call, outputs: Mapping[str, Tensor], facts: Mapping[str, Mapping[str, Any]]
     ) -> Verdict | None:
         """A failure when an output lies on another device than the inputs, or has a dtype or shape that the contract
-        does not admit; the latter is left to the verdict where the contract has no operands, because only the
-        reference, which the verdict computes, knows them there."""
+        does not admit. Where the contract has no operands, its outputs are those of the reference, which the verdict
+        computes: dtype and shape are left to the verdict there."""
         for name, fact in facts.items():
             if not str(fact["device"]).startswith(self.device.partition(":")[0]):
                 return failed(f"{name} lies on {fact['device']}, the inputs on {self.device}")

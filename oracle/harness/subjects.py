@@ -54,7 +54,7 @@ class Subject(Protocol):
 class Provider:
     """One entry point: its subjects, or the reason why there are none.
 
-    ``code`` is a digest of the code that loading it reached, empty where nobody took one.
+    ``code`` is a digest of the code that loading it reached, empty where none was computed.
     """
 
     name: str

@@ -133,7 +133,7 @@ def validate(
     first_only : stop after the first case that fails.
     exempt : what the kernel's documentation excludes, each with what it says: watches of
         :data:`oracle.harness.report.OPEN`, which are not tried, and ``"data of FAMILY"``, of which no call is made.
-    told : is told what runs and what was found, and knows what earlier runs have found.
+    told : gets what runs and every finding, and gives the findings of earlier runs.
 
     Returns
     -------

@@ -312,9 +312,9 @@ def _import(name: str) -> Callable[..., Any]:
 def code_reached(targets: Sequence[str]) -> str:
     """Digest of the files that this process has imported or mapped from elsewhere than an installed distribution, this
     package or the system, and of all of the packages of functions ``MODULE:CALLABLE``."""
-    house = Path(__file__).resolve().parents[1]
+    package = Path(__file__).resolve().parents[1]
     installed = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    apart = tuple(f"{folder}/" for folder in (house, "/usr", "/lib", "/lib64", *installed))
+    apart = tuple(f"{folder}/" for folder in (package, "/usr", "/lib", "/lib64", *installed))
     maps = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     paths = {fields[5] for fields in maps if len(fields) > 5 and ".so" in fields[5]}
     paths |= {str(getattr(module, "__file__", "")) for module in list(sys.modules.values())}

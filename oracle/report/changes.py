@@ -28,7 +28,7 @@ MOST = 20  # changes of one kind that are printed; ``--verbose`` prints all
 
 
 class Kind(StrEnum):
-    """How one outcome changed; the first kind that fits. Only ``BROKE`` and ``NEW_FAILURE`` make a comparison fail."""
+    """How one outcome changed, the first kind that fits; ``BROKE`` and ``NEW_FAILURE`` make a comparison fail."""
 
     BROKE = "broke"
     NEW_FAILURE = "new and failing"

@@ -214,7 +214,11 @@ class Contract(Stated, ABC):
 
     @abstractmethod
     def reference(self, inputs: Inputs, **options: object) -> Tensor | dict[str, Tensor]:
-        """The truth for checked inputs; see :func:`oracle.reference`."""
+        """The truth for checked inputs; see :func:`oracle.reference`.
+
+        Returns the output, or the outputs by name, in their shape and dtype (:meth:`outputs`). NaN and infinity in the
+        inputs follow the formula; an element that the routine leaves open is NaN. Source: :attr:`source`.
+        """
 
     def outputs(self, call: Call) -> dict[str, Out]:
         """What the routine returns for a checked call, by output name: by default the like of the reference's."""
@@ -251,11 +255,14 @@ class Contract(Stated, ABC):
         return None
 
     def matrices(self, call: Call, role: str, given: Tensor) -> list[Tensor]:
-        """Views ``[rows, K]`` or ``[rows, blocks]`` of the operand ``given`` for ``role``, where it is laid out."""
+        """Views ``[rows, K]`` or ``[rows, blocks]`` of the operand ``given`` for ``role``, where it is laid out.
+
+        ``given`` may have any shape and dtype. Returns views of its dtype; no values are read. Source: :attr:`source`.
+        """
         raise NotImplementedError
 
     def refused(self, call: Call, given: Inputs, right: Inputs) -> dict[str, Tensor] | None:
-        """The elements of ``given`` that a judgement refuses, where fewer than those that differ from ``right``.
+        """The inadmissible elements of ``given`` as masks, if they are fewer than those that differ from ``right``.
 
         None where they are the same."""
         return None
@@ -398,7 +405,11 @@ class Contract(Stated, ABC):
         return output
 
     def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> Tensor | dict[str, Tensor]:
-        """The exact bits under named numerics; see :func:`oracle.predict`."""
+        """The exact bits under named numerics; see :func:`oracle.predict`.
+
+        Returns the output, or the outputs by name, in their shape and dtype (:meth:`outputs`). NaN is any NaN of the
+        dtype. Source: the schedule of that name. Raises NumericsError: there is one right result.
+        """
         raise NumericsError(f"{self.name} has one right result and no numerics to choose; reference() gives its bits")
 
     def by_schedule(self, call: Call, schedule: Schedule, numerics: str) -> dict[str, Tensor]:
@@ -544,7 +555,9 @@ def get(name: str) -> Contract:
 
 
 def by_name(output: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Outputs by name; a lone tensor is ``out``."""
+    """Outputs by name: a lone ``output`` (any shape and dtype) is ``out``. No values are read.
+
+    Source: derived in this file."""
     return {"out": output} if isinstance(output, Tensor) else dict(output)
 
 

@@ -14,6 +14,8 @@ Each is ``name:value``; ``name`` is an input or an option of the contract. The v
 
 The value of an option is its word (:mod:`oracle.routines.options`); the default of an option is left out of the call.
 Not covered: whether the contract takes such a call, which is asked of it (:func:`oracle.routines.edges.valid`).
+
+Source: derived in :mod:`oracle.routines.data` and :mod:`oracle.routines.patterns`.
 """
 
 from __future__ import annotations
@@ -148,8 +150,10 @@ def changed(
 
 
 def pitch(x: Tensor) -> Tensor:
-    """The same values as a view whose rows (columns of a transposed matrix) lie :data:`BEHIND` elements further apart;
-    the elements of a vector lie two apart. Between them lie bytes of ones.
+    """The values of ``x`` (any shape and dtype) as a view of the same shape and dtype.
+
+    Its rows (columns of a transposed matrix) lie :data:`BEHIND` elements further apart, the elements of a vector two.
+    Between them lie bytes of ones, NaN in most formats.
     """
     if x.dim() == 2 and x.stride(0) == 1 and x.stride(1) != 1:
         return pitch(x.t()).t()
@@ -162,7 +166,8 @@ def pitch(x: Tensor) -> Tensor:
 
 
 def made(spec: TensorSpec, shape: Sequence[int], dtype: torch.dtype, label: str) -> Tensor:
-    """A new input of its kind: ordinary values, distinct scales, a permutation of ids of which one is -1."""
+    """A new input of its kind in ``dtype``, the result has the shape ``shape``: ordinary values, distinct scales, a
+    permutation of ids of which one is -1. It has no NaN and no infinity."""
     shape, count = tuple(shape), torch.Size(shape).numel()
     if spec.kind is Kind.IDS:
         ids = torch.from_numpy(data.Stream(label).order(count)).clone()

@@ -1,4 +1,11 @@
-"""Checks of single tensors and options: each refuses with a typed error that names the value and the way out."""
+"""Checks of single tensors and options: each refuses with a typed error that names the value and the way out.
+
+NaN and infinity are not looked at: a check reads shapes, dtypes, strides, devices and memory, never values.
+
+Raises InputError (no tensor, no memory), DtypeError, ShapeError, LayoutError (strides, sparse, meta) and DeviceError.
+
+Source: derived in this file from what torch lets a tensor be.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +21,10 @@ from oracle.routines.traits import TensorSpec
 def check_output(
     output: Tensor, *, name: str, shape: tuple[int, ...] | None, dtypes: tuple[torch.dtype, ...], device: torch.device
 ) -> None:
-    """Refuse an output that cannot be judged at all: wrong kind, dtype, shape or device."""
+    """Refuse an output that cannot be judged at all: of another class, dtype, shape (any for None) or device.
+
+    ``output`` may have any shape and dtype. Raises InputError, DtypeError, ShapeError, LayoutError, DeviceError.
+    """
     _check_memory(name, output)
     if output.dtype not in dtypes:
         raise DtypeError(f"{name} has dtype {output.dtype}; expected {' or '.join(map(str, dtypes))}")
@@ -48,8 +58,10 @@ def is_positive(value: object) -> bool:
 def plain(tensor: Tensor, name: str) -> Tensor:
     """The same values as a plain tensor: no gradient, no subclass, no negation or conjugation that is still pending.
 
+    ``tensor`` may have any shape and dtype; the result has the same shape and dtype.
+
     Raises InputError: the tensor is of a subclass without memory of its own (a fake or a distributed one), or its
-    memory is gone. DtypeError: it is one of torch's quantised tensors.
+    memory is gone. DtypeError: it is one of torch's quantised tensors. LayoutError: codes yet to be negated.
     """
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise InputError(f"{name} is a {type(tensor).__name__}, which has no values of its own; pass a plain tensor")
@@ -84,6 +96,10 @@ def _check_memory(name: str, tensor: Tensor) -> None:
 
 
 def check_tensor(spec: TensorSpec, tensor: Tensor) -> None:
+    """Refuse an input ``tensor`` (any shape and dtype) that is not as its specification says.
+
+    Raises InputError, LayoutError, DtypeError, ShapeError.
+    """
     _check_memory(spec.name, tensor)
     if tensor.device.type == "meta":
         raise LayoutError(f"{spec.name} is on {tensor.device}; pass a dense tensor with data")

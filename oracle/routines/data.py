@@ -5,6 +5,10 @@ Every tensor of a case has its own stream, ``Philox4x64(key = sha256(label))``; 
 bits chosen directly; no ``log``, ``cos`` or ``pow``, whose last bits differ between platforms. Normal-like
 data are sums of twelve uniform 16-bit integers (Irwin-Hall: mean 6, variance 1, support [-6, 6]).
 
+NaN and infinity stand only in the families ``nan`` and ``nanscale``; zero groups in ``zeros`` and ``special``.
+
+Source: Salmon et al. 2011 for Philox4x64, as numpy has it; the families are derived in this file.
+
 Families (what each one is there to expose) stand in :data:`OPERAND_FAMILIES`, :data:`SCALE_RULES`,
 :data:`ACTIVATION_FAMILIES` and, for the limits of what a store can hold, :data:`EDGE_FAMILIES`. Not covered: real model
 activations.
@@ -46,7 +50,7 @@ class Stream:
         self._bits = np.random.Philox(key=key)
 
     def words(self, count: int) -> npt.NDArray[np.uint64]:
-        """The next ``count`` uniform 64-bit words."""
+        """The next ``count`` uniform 64-bit words, ``[count]`` uint64."""
         return np.asarray(self._bits.random_raw(count), dtype=np.uint64)
 
     def integers(self, low: int, high: int, shape: tuple[int, ...]) -> Integers:
@@ -88,18 +92,20 @@ def operand(label: str, family: str, rows: int, cols: int, *, dtype: torch.dtype
 
 
 def scales(label: str, family: str, shape: tuple[int, ...]) -> Tensor:
-    """Float32 scales of a family: distinct and never a power of two, unless the family says otherwise."""
+    """Float32 scales of a family, of the shape ``shape``: distinct and never a power of two, unless the family says
+    otherwise."""
     rule = EDGE_FAMILIES[family].scale if family in EDGE_FAMILIES else SCALE_RULES.get(family, _distinct)
     return rule(Stream(label), shape)
 
 
 def powers_of_two(label: str, shape: tuple[int, ...]) -> Tensor:
-    """Float32 powers of two over the whole normal range, every exponent byte from 1 to 254 alike."""
+    """Float32 powers of two of the shape ``shape``: every exponent byte from 1 to 254 alike."""
     return _float32_bits(Stream(label).integers(1, 255, shape) << 23)
 
 
 def activations(label: str, family: str, rows: int, cols: int, *, dtype: torch.dtype) -> Tensor:
-    """A high-precision matrix ``[rows, cols]`` to be quantised, of a family of :data:`ACTIVATION_FAMILIES`."""
+    """A matrix ``[rows, cols]`` of ``dtype`` (bfloat16, float16, float32) to be quantised, of a family of
+    :data:`ACTIVATION_FAMILIES` or :data:`BLOCK_FAMILIES`."""
     values = {**ACTIVATION_FAMILIES, **BLOCK_FAMILIES}[family](Stream(label), rows, cols)
     return to_dtype(torch.from_numpy(values), dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
@@ -110,7 +116,7 @@ def small_integers(label: str, shape: tuple[int, ...], *, bound: int, dtype: tor
 
 
 def normal(label: str, shape: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:
-    """Normal-like values of variance 1, rounded to ``dtype``."""
+    """Normal-like values of variance 1 of the shape ``shape``, rounded to ``dtype``."""
     return _rounded(Stream(label).normals(shape), of_dtype(dtype))
 
 

@@ -9,7 +9,8 @@ with both, which it is asked. Families of data take turns, every second case has
 each input (:data:`oracle.routines.patterns.DATA`) that no listed and no other drawn case has stands in one case more.
 
 :func:`real_cases` has sizes of real models: 7168 columns, 256 experts of which a token takes 8, heads of 128, ranks of
-512, a batch of 64, and 65,536 rows, each where the call stays small enough to be judged in a few seconds.
+512, a batch of 64, and 65,536 rows, each where the call stays small enough to be judged in a few seconds. Profile
+``full`` has eight times as much room: the columns of a model for 4096 rows, or beside a weight of as many.
 
 Not covered: pairs of levels of which each alone needs another part of an id than the usual one.
 """
@@ -70,7 +71,8 @@ USUAL = Level()
 def default_cases(contract: str, seed: int, profile: str = "quick") -> list[Case]:
     """The cases of a contract that ``validate`` makes: those of a profile, edges, and drawn ones that differ."""
     listed = [replace(case, seed=case.seed + seed) for case in profiles.cases(contract, profile)]
-    drawn = (*edge_cases(contract, seed), *drawn_cases(contract, seed), *real_cases(contract, seed))
+    real = real_cases(contract, seed, FULL if profile == "full" else REAL)
+    drawn = (*edge_cases(contract, seed), *drawn_cases(contract, seed), *real)
     return list(dict.fromkeys([*listed, *drawn]))
 
 
@@ -79,24 +81,34 @@ def drawn_cases(contract: str, seed: int) -> list[Case]:
     return [case for case in (replace(case, seed=seed) for case in _array(contract)) if seed == 0 or valid(case)]
 
 
-def real_cases(contract: str, seed: int) -> list[Case]:
+def real_cases(contract: str, seed: int, budget: int | None = None) -> list[Case]:
     """At most three cases at sizes of real models (:data:`WIDE`, :data:`MANY`, :data:`TALL`): as many extents of each
-    as fit into :data:`REAL` elements, the first ones first. The other extents are small.
+    as fit into ``budget`` elements (:data:`REAL` by default), the first ones first. The other extents are small. Of a
+    larger budget what is left goes to the width, then to the rows (:data:`MORE`).
     """
-    return [replace(case, seed=seed) for case in _real(contract)]
+    return [replace(case, seed=seed) for case in _real(contract, REAL if budget is None else budget)]
 
 
 # --- sizes of real models -----------------------------------------------------------------------------------
 
+Order = tuple[tuple[str, tuple[int, ...]], ...]
 ROWS = ("rows", (64, 16, 4))
-WIDE = (16, (("columns", (7168,)), ("head", (128,)), ("rank", (512,)), ROWS, ("width", (4096, 2048, 512))))
-MANY = (16, (("experts", (256,)), ("depth", (8,)), ("batch", (64,)), ROWS))
-TALL = (4, (("rows", (65536, 16384, 4096, 1024)),))
+WIDE: tuple[int, Order] = (
+    16,
+    (("columns", (7168,)), ("head", (128,)), ("rank", (512,)), ROWS, ("width", (4096, 2048, 512))),
+)
+MANY: tuple[int, Order] = (16, (("experts", (256,)), ("depth", (8,)), ("batch", (64,)), ROWS))
+TALL: tuple[int, Order] = (4, (("rows", (65536, 16384, 4096, 1024)),))
 """The least size of the other extents, and the sizes that are tried of each, the largest first."""
 SHOWN = {**{meaning: sizes for _, order in (WIDE, MANY) for meaning, sizes in order}, "rows": TALL[1][0][1]}
 PRODUCTS = 4  # multiplications of a product that are judged in the time of one element
 UNNAMED = 512  # columns of a routine whose extents name none
+MORE: Order = (
+    ("width", (4096, 2048, 512, 256, 128)),
+    ("rows", (65536, 16384, 4096, 1024, 256)),
+)  # of what a budget leaves
 REAL = 1 << 22  # elements: judged in a second or two
+FULL = 1 << 25  # of profile ``full``: 4096 rows of 7168 columns, which a quick run on a CPU has no time for
 
 
 def _meaning(grammar: Grammar, name: str) -> str | None:
@@ -113,10 +125,11 @@ def _meaning(grammar: Grammar, name: str) -> str | None:
 
 
 @cache
-def _real(contract: str) -> tuple[Case, ...]:
+def _real(contract: str, budget: int) -> tuple[Case, ...]:
     base, calls = _base(contract)
     grammar, found = base.grammar, dict[Case, None]()
-    for least, order in (WIDE, MANY, TALL):
+    widest: Order = WIDE[1] if budget <= REAL else (*WIDE[1], *MORE)
+    for least, order in ((WIDE[0], widest), MANY, TALL):
         case = base
         for name in grammar.free:
             small = _sized(case, name, least)
@@ -124,7 +137,8 @@ def _real(contract: str) -> tuple[Case, ...]:
         for meaning, sizes in order:
             for name in (name for name in grammar.extents if _meaning(grammar, name) == meaning):
                 tried = (_sized(case, name, size) for size in sizes)
-                case = next((new for new in tried if new is not None and cost(new) <= REAL and calls.admits(new)), case)
+                fitting = (new for new in tried if new is not None and cost(new) <= budget)
+                case = next((new for new in fitting if calls.admits(new)), case)
         if case != base and any(case[name] in SHOWN.get(_meaning(grammar, name) or "", ()) for name in grammar.extents):
             found[case] = None
     return tuple(found)

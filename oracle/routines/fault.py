@@ -89,7 +89,9 @@ def entry(name: str, function: Callable[..., Any]) -> Change:
 
 
 def ones(x: Tensor) -> Tensor:
-    """1 for every element of ``x``, in its shape (any) and dtype: a scale or a weight that is dropped."""
+    """1 for every element of ``x``, in its shape (any) and dtype, for NaN too: a scale or a weight that is dropped.
+
+    Source: derived in this file."""
     return torch.ones_like(x)
 
 
@@ -253,7 +255,11 @@ def _stage(name: str, word: str) -> Stage:
 
 
 def agree(x: Tensor, y: Tensor) -> Tensor:
-    """Elements of two tensors of one shape with equal bits; any NaN equals any NaN. Of other dtypes, equal values."""
+    """Bool of their shape: elements of ``x`` and ``y`` (any shape, the same shape) with equal bits.
+
+    Any NaN equals any NaN, and -0 is not 0. Of other dtypes, equal values. Source: derived in
+    :func:`oracle.numbers.formats.same_bits`.
+    """
     if x.dtype != y.dtype:
         return x.to(torch.float64) == y.to(torch.float64)
     if not x.is_floating_point():

@@ -74,7 +74,8 @@ def nibbles_swapped(x: Tensor) -> Tensor:
 def pairs_swapped(x: Tensor) -> Tensor:
     """Neighbours along the last axis of ``x`` exchanged: any shape whose last axis is even, any dtype; the same shape
     and dtype."""
-    return bits_of(x).unflatten(-1, (-1, 2)).flip(-1).flatten(-2).view(x.dtype)
+    bits = bits_of(x)
+    return bits.reshape(*bits.shape[:-1], -1, 2).flip(-1).reshape(bits.shape).view(x.dtype)
 
 
 # --- another number -----------------------------------------------------------------------------------------

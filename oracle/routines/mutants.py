@@ -2,6 +2,10 @@
 
 With no fault the result is what a right kernel gives: the bits of the call's schedule or, without one, of exact
 sums in float32; a quantiser's declared recipe; the captured order of MQA logits. Everything else is a mutant.
+
+NaN stands for what nothing specifies: rows of no product, and what a mutant leaves unwritten under ``Beyond.UNKNOWN``.
+
+Source: derived in this file from the stages of a right kernel (:mod:`oracle.routines.fault`).
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ PIECE = 128  # products that are summed before a kernel may have to add the sums
 
 
 def run(call: Call, *faults: Fault) -> Tensor | dict[str, Tensor]:
-    """The output of a right kernel into which ``faults`` were put, shaped as the contract returns it.
+    """The output of a right kernel into which ``faults`` were put, in its shape and dtype as the contract returns it.
 
     Rows that the contract leaves unspecified hold NaN unless a fault writes there.
 
@@ -59,14 +63,14 @@ def tensor(call: Call, product: ScaledProduct, schedule: Schedule | None, faults
 
 
 def accumulated(call: Call, product: ScaledProduct, schedule: Schedule | None, faults: tuple[Fault, ...]) -> Tensor:
-    """The float32 result of one product before the store."""
+    """The float32 result ``[M, N]`` of one product before the store."""
     total = fold(call, faults, Stage.SUM, Sum(product, schedule))
     assert isinstance(total, Tensor | Sum)
     return total if isinstance(total, Tensor) else total.right()
 
 
 def stored(call: Call, acc: Tensor, faults: tuple[Fault, ...]) -> Tensor:
-    """Float32 sums in the output dtype: rounded to nearest even, unless a fault of the store says otherwise."""
+    """Float32 sums ``acc`` ``[M, N]`` in the output dtype, same shape: to nearest even, or as a fault says."""
     if not touches(faults, Stage.STORE):
         return store(acc, call.out_dtype)
     out = fold(call, faults, Stage.STORE, acc)
@@ -81,7 +85,7 @@ class Sum:
         self.product, self.schedule = product, schedule
 
     def right(self, product: ScaledProduct | None = None) -> Tensor:
-        """The float32 sum of ``product`` (or of the whole) by the schedule."""
+        """The float32 sum ``[M, N]`` of ``product`` (or of the whole) by the schedule."""
         chosen = self.product if product is None else product
         return _plain(chosen, fitting(chosen, self.schedule), torch.float32)
 
@@ -106,7 +110,7 @@ class Sum:
 
 
 def write(call: Call, computed: list[tuple[Part, Schedule | None]], faults: tuple[Fault, ...]) -> Tensor:
-    """The parts gathered into the output ``[R, N]``, then the changes of the last stage."""
+    """The parts gathered into the output ``[R, N]`` in the output dtype, then the changes of the last stage."""
     first = computed[0][0].product
     out = torch.full((call.rows, first.N), torch.nan, dtype=call.out_dtype, device=first.a.device)
     for part, schedule in computed:
@@ -121,7 +125,8 @@ def write(call: Call, computed: list[tuple[Part, Schedule | None]], faults: tupl
 
 
 def stale(call: Call, like: Tensor) -> Tensor:
-    """What stands where a mutant writes nothing: an older, plausible result, or NaN when that is not to be guessed."""
+    """The values of memory that a mutant leaves unwritten, in the shape and dtype of ``like`` (any shape): others of
+    it, or NaN under ``Beyond.UNKNOWN``."""
     if call.beyond is Beyond.UNKNOWN:
         return torch.full_like(like, torch.nan)
     return torch.roll(like.flatten(), 1).reshape(like.shape)

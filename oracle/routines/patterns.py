@@ -2,12 +2,14 @@
 
 Each word of :data:`DATA` names one pattern: the kinds that it applies to, how a call gets it, whether a call has it.
 
-Ties. A quantiser divides by a scale, and rounds. The values of ``ties`` are codes and midpoints of two codes of the
-target format times a power of two; every 16th of a row, and a whole row of every 128, is the largest code, so that the
-scale of any block is that power of two. ``midpoints`` are those times a *given* scale of 1.75: ``x = 1.75 m`` is exact
+Ties. A quantiser divides by a scale, and rounds. The values of ``ties`` are midpoints of two codes of the target format
+times a power of two; every 16th of a row, and a whole row of every 128, is the largest code, so that the scale of any
+block is that power of two. ``midpoints`` are those times a *given* scale of 1.75: ``x = 1.75 m`` is exact
 in bfloat16 for every midpoint ``m`` of E4M3, and ``x * fl(1/1.75)`` rounds away from some of them. ``halves`` are 1/2,
 1, 3/2 of the least subnormal, beside the largest code. A dequantiser multiplies: ``2**q + 1`` times a code with an odd
 significand of ``p`` bits has ``p + q`` bits and ends in a one, a tie for a format with one bit less.
+
+Source: derived in this file from the formats (OCP OFP8 1.0, OCP MX 1.0, IEEE 754).
 
 Not covered: ties behind a function of the values (a norm, a rotation, an activation), which are none any more; data of
 the kinds in :data:`WITHOUT`.
@@ -45,7 +47,7 @@ class Input:
 
     @property
     def x(self) -> Tensor:
-        """Its tensor."""
+        """Its tensor, any shape and dtype of the specification, NaN included."""
         return self.call.inputs[self.spec.name]
 
 
@@ -83,13 +85,17 @@ def shown(call: Call) -> frozenset[tuple[str, str]]:
 
 
 def bits(x: Tensor) -> Tensor:
-    """The bits of a tensor as integers of its width, of which torch copies every stride."""
+    """The bits of ``x`` (any shape and dtype) as integers of its width in the same shape, of which torch copies every
+    stride; NaN has its bits."""
     widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return x.view(widths[x.element_size()])
 
 
 def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Float64 values in another dtype: to nearest, saturated where the format has 8 bits, else infinity."""
+    """Float64 ``values`` (any shape) in ``dtype``, same shape: to nearest even, saturated where the format has 8 bits.
+
+    Beyond the largest value of a wider format: infinity. NaN stays NaN.
+    """
     overflow = Overflow.SATURATE if of_dtype(dtype).bits == 8 else Overflow.INF
     return to_dtype(values, dtype, rounding=Rounding.NEAREST_EVEN, overflow=overflow)
 
@@ -137,7 +143,7 @@ def _zeros(x: Tensor) -> Tensor:
 def _zero_groups(x: Tensor) -> bool:
     """A group is zero, beside one of its row that is not; or the only one of its row."""
     rows = (bits(x) != 0).reshape(-1, x.shape[-1])
-    groups = torch.stack([part.any(dim=1) for part in rows.split(GROUP, dim=1)], dim=1)
+    groups = torch.stack([part.any(dim=1) for part in torch.split(rows, GROUP, dim=1)], dim=1)
     return bool((~groups.all(dim=1) & groups.any(dim=1)).any()) if groups.shape[1] > 1 else bool((~groups).any())
 
 
@@ -196,7 +202,7 @@ def _duplicates(x: Tensor) -> Tensor:
 def _has_duplicates(x: Tensor) -> bool:
     """One entry that is not negative stands twice."""
     real = x[x >= 0]
-    return real.numel() > real.unique().numel()
+    return real.numel() > len(set(real.flatten().tolist()))
 
 
 def _empty(x: Tensor) -> Tensor:
@@ -257,7 +263,8 @@ def _codes(fmt: Format) -> Tensor:
     """The finite values from 0 on in order, float64."""
     every = torch.arange(1 << (fmt.bits - 1), dtype=torch.int64, device="cpu").to(fmt.storage)
     values = decode(every, fmt)
-    return values[torch.isfinite(values)].unique()
+    finite: Tensor = torch.unique(values[torch.isfinite(values)])
+    return finite
 
 
 def _midpoints(fmt: Format) -> Tensor:
@@ -347,7 +354,7 @@ def _tops(size: Tensor) -> list[Tensor]:
     """The largest of every block of a row, of every row and of all, as wide as the values."""
     found = [size.amax(dim=1, keepdim=True).expand(size.shape), size.amax().expand(size.shape)]
     for width in SHARED:
-        blocks = size.split(width, dim=1)
+        blocks = torch.split(size, width, dim=1)
         found.append(torch.cat([part.amax(dim=1, keepdim=True).expand(part.shape) for part in blocks], dim=1))
     return [torch.where(top > 0, top, 1.0) for top in found]
 
@@ -389,10 +396,6 @@ def _has_factor(one: Input) -> bool:
     return size.numel() > 0 and bool(
         (size / power_of_two(exponent_of(size)) == factor / power_of_two(exponent_of(factor))).all()
     )
-
-
-def _ties(fmt: Format) -> Tensor:
-    return _midpoints(fmt)
 
 
 def _by_kind(values: Callable[[Input], Changed], scales: Callable[[Input], Changed]) -> Callable[[Input], Changed]:

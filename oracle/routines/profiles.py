@@ -5,7 +5,7 @@ kernels change behaviour on ordinary data, every family at one of them; ``full``
 ``quick`` thinned out, for outputs that are to be stored: every dtype, option and family once, every dtype on ordinary
 data, every scheme once at each shape.
 
-Not covered: shapes of real models; name them with ``--case``.
+Not covered: shapes of real models (:func:`oracle.routines.drawn.real_cases`).
 """
 
 from __future__ import annotations

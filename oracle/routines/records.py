@@ -77,7 +77,8 @@ class Operands:
         return torch.Size(self.shape[:-1]).numel()
 
     def specified(self) -> Tensor | None:
-        """Bool ``[rows]``: rows that some product fills; None when all are."""
+        """Bool ``[rows]``: rows that some product fills, with NaN too; None when all are. Source: derived in
+        :mod:`oracle.routines.records`."""
         if not self.parts or all(part.rows is None for part in self.parts):
             return None
         filled = torch.zeros(self.rows, dtype=torch.bool, device=self.parts[0].product.a.device)

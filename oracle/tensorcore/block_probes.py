@@ -178,6 +178,18 @@ def fingerprint_block_scaled(kernel: Kernel, kind: Kind, *, out_dtype: torch.dty
     return BlockFingerprint(kind, fitting, readings, (name, differs))
 
 
+def pairs(kind: Kind) -> dict[tuple[str, str], tuple[str, ...]]:
+    """For each pair of named readings of one architecture the probes whose float32 bits differ."""
+    probes_of_pair: dict[tuple[str, str], tuple[str, ...]] = {}
+    arch = kind.candidates[0].instruction.arch
+    predictions = [(s, p) for s, p in zip(kind.candidates, _predicted(kind), strict=True) if s.instruction.arch == arch]
+    for i, (first, x) in enumerate(predictions):
+        for second, y in predictions[i + 1 :]:
+            names = tuple(p.name for p, same in _by_probe(kind, same_bits(x, y).tolist()) if not all(same))
+            probes_of_pair[first.name, second.name] = names
+    return probes_of_pair
+
+
 def inputs(kind: Kind) -> Inputs:
     """The rows of every probe as one product."""
     a, b, sa, sb = _stacked(kind)

@@ -155,7 +155,7 @@ class TestValidate:
 
         monkeypatch.setattr("oracle.routines.drawn.edge_cases", some)
         monkeypatch.setattr("oracle.routines.drawn.drawn_cases", lambda contract, seed: [])
-        monkeypatch.setattr("oracle.routines.drawn.real_cases", lambda contract, seed: [])
+        monkeypatch.setattr("oracle.routines.drawn.real_cases", lambda contract, seed, budget: [])
         monkeypatch.setattr("oracle.harness.validation.WATCHED", {"quick": 0})
         monkeypatch.setattr("oracle.routines.profiles.cases", lambda contract, profile: FEW)
 

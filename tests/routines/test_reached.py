@@ -138,6 +138,22 @@ class TestSizesOfRealModels:
     def test_a_case_has_it(self, contract: str, name: str, size: int) -> None:
         assert size in {case[name] for case in drawn.real_cases(contract, 1)}
 
+    @pytest.mark.parametrize(
+        ("contract", "extents"),
+        [
+            ("fp8_gemm_nt", {"m": 64, "n": 256, "k": 7168}),
+            ("per_token_group_quant_fp8", {"m": 4096, "k": 7168}),
+            ("concat_and_cache_mla", {"t": 1024, "r": 512}),
+        ],
+    )
+    def test_a_full_profile_has_several_extents_of_a_model_at_once(
+        self, contract: str, extents: dict[str, int]
+    ) -> None:
+        full, quick = ({c for c in drawn.default_cases(contract, 1, p) if c.seed == 1} for p in ("full", "quick"))
+        assert any(dict(case.extents).items() >= extents.items() for case in full)
+        assert not any(dict(case.extents).items() >= extents.items() for case in quick)
+        assert all(drawn.cost(case) <= drawn.FULL for case in drawn.real_cases(contract, 1, drawn.FULL))
+
     @pytest.mark.sampled(4)
     @pytest.mark.parametrize("contract", SIZED)
     def test_a_call_is_small_enough_to_be_judged(self, contract: str) -> None:

@@ -46,21 +46,21 @@ class Bad:
 def problems(verb: Verb, arguments: dict[str, Any], writes: Sequence[str] = ()) -> list[str]:
     """What is wrong with the checks of a verb: bad calls that it accepts, or refuses by an error of another kind."""
     right = verb(**fresh(arguments))
-    found = []
+    shortcomings = []
     for bad in bad_calls(verb, arguments, writes):
-        given = {name: fresh(value) for name, value in arguments.items()}
-        given[bad.argument] = _put(given.get(bad.argument), bad.part, bad.value)
+        call = {name: fresh(value) for name, value in arguments.items()}
+        call[bad.argument] = _put(call.get(bad.argument), bad.part, bad.value)
         try:
-            result = verb(**given)
+            result = verb(**call)
         except KernelError as error:
-            if not _explains(error, bad, verb, given):
-                found.append(f"{bad} is refused without a name: {error}")
+            if not _explains(error, bad, verb, call):
+                shortcomings.append(f"{bad} is refused without a name: {error}")
         except Exception as error:  # any other class is the finding
-            found.append(f"{bad} raises {type(error).__name__}: {str(error)[:80]}")
+            shortcomings.append(f"{bad} raises {type(error).__name__}: {str(error)[:80]}")
         else:
             if not (bad.own_extent or bad.may_show and (_shape(result) != _shape(right) or _same(result, right))):
-                found.append(f"{bad} is accepted")
-    return found
+                shortcomings.append(f"{bad} is accepted")
+    return shortcomings
 
 
 def bad_calls(verb: Verb, arguments: dict[str, Any], writes: Sequence[str] = ()) -> Iterator[Bad]:
@@ -140,12 +140,12 @@ def _own_axes(declared: Any, names: tuple[str, ...], x: Tensor) -> set[int]:
             for axis, extent in enumerate(dims) if symbols(extent) - elsewhere}  # fmt: skip
 
 
-def _explains(error: KernelError, bad: Bad, verb: Verb, given: dict[str, Any]) -> bool:
+def _explains(error: KernelError, bad: Bad, verb: Verb, call: dict[str, Any]) -> bool:
     """One sentence with the argument's name (of an extent: that of any operand, or of a dimension), or the value."""
     text = str(error)
     names = {*_part_names(bad.argument, bad.part), bad.argument}
     if bad.may_show:
-        names |= {part for n in given for i in (None, 0, 1) for part in _part_names(n, i)}
+        names |= {part for n in call for i in (None, 0, 1) for part in _part_names(n, i)}
         names |= {f"{s}=" for dims in shapes(verb).values() for d in dims for extent in d for s in symbols(extent)}
     return len(text) > 15 and (any(name in text for name in names) or isinstance(error, ValueRangeError))
 

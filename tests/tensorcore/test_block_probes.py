@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from oracle.errors import NumericsError, OptionError, ShapeError
-from oracle.numbers.formats import decode, same_bits
+from oracle.numbers.formats import decode
 from oracle.tensorcore import block_probes, fused
 from oracle.tensorcore.block_probes import (
     EDGE,
@@ -18,6 +18,7 @@ from oracle.tensorcore.block_probes import (
     Kind,
     fingerprint_block_scaled,
     inputs,
+    pairs,
     predicted,
     probes,
 )
@@ -57,17 +58,6 @@ def test_every_reading_is_named(kind: Kind, schedule: Schedule) -> None:
     assert found.schedules == (schedule.name, schedule.name.replace("sm100", "sm120"))
     t = schedule.instruction.align_bits
     assert found.readings["alignment"].removesuffix(" or more") == f"{t} fraction bits"
-
-
-def pairs(kind: Kind) -> dict[tuple[str, str], list[str]]:
-    """For each pair of named readings of one architecture the probes whose float32 bits differ."""
-    every, probes_of_pair = zip(kind.candidates, block_probes._predicted(kind), strict=True), {}
-    predictions = [(s.name, x) for s, x in every if s.instruction.arch == kind.candidates[0].instruction.arch]
-    for i, (first, x) in enumerate(predictions):
-        for second, y in predictions[i + 1 :]:
-            by_probe = block_probes._by_probe(kind, same_bits(x, y).tolist())
-            probes_of_pair[first, second] = [probe.name for probe, same in by_probe if not all(same)]
-    return probes_of_pair
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -10,6 +10,9 @@ rows that the call specifies: the first ``masked_m[e]`` of every expert, or all.
 
 ``numerics`` names one recipe, as for the quantisers. Faults of the value have the stages READ, OPTIONS and STORE (the
 value itself); those of the quantiser RECIPE, AMAX, QUOTIENT, CODES and SCALE, on the specified rows as a matrix.
+
+NaN of the value is quantised as the recipe has it; a NaN that is moved stays.
+Source: derived in :mod:`oracle.bounds.quantiser`; the kernels as named by each contract.
 """
 
 from __future__ import annotations
@@ -77,7 +80,7 @@ class Value:
 
     @property
     def expected(self) -> Tensor:
-        """The expected value in its dtype."""
+        """The expected value ``[..., K]`` in its dtype."""
         return rounded_to(self.sets.expected, self.dtype)
 
 
@@ -143,22 +146,24 @@ class FusedContract(Contract):
         return {name: inputs[name] for name in ("scale", "scale_ub") if name in inputs}
 
     def codes(self, made: Tensor, inputs: Inputs, fill: float) -> dict[str, Tensor]:
-        """The outputs that hold codes, from one element for each code of the specified rows; ``fill`` elsewhere."""
+        """The outputs that hold codes, uint8, from ``made`` ``[R, K]``, one element for each code of the specified
+        rows; ``fill`` elsewhere."""
         return {"q": _whole(made, self.rows(inputs), self.shape(inputs), fill)}
 
     def rows(self, inputs: Inputs) -> Tensor | None:
-        """The specified rows, bool and flat; None where all are."""
+        """The specified rows, bool ``[E T]``; None where all are."""
         if "masked_m" not in inputs:
             return None
         experts, tokens = inputs["x"].shape[:2]
         return (torch.arange(tokens, device="cpu")[None, :] < inputs["masked_m"].cpu()[:, None]).reshape(-1)
 
     def publish(self, scale: Tensor, options: Options) -> Tensor:
-        """Scales ``[..., G]`` in the layout that the routine returns."""
+        """Scales ``scale`` ``[..., G]``, float32, in the layout that the routine returns: ``[..., G]``, float32."""
         return _GROUPS.publish(scale, COLUMN_MAJOR if options.get(COLUMNS.name) else CONTIGUOUS)
 
     def logical(self, scale: Tensor, shape: tuple[int, ...], options: Options) -> Tensor:
-        """The inverse of :meth:`publish`; ShapeError or LayoutError where the scale is not laid out so."""
+        """The inverse of :meth:`publish`: float32 ``[..., G]`` out of ``scale`` ``[..., G]``. Raises ShapeError or
+        LayoutError where the scale is not laid out so."""
         return _GROUPS.logical(scale, shape, COLUMN_MAJOR if options.get(COLUMNS.name) else CONTIGUOUS)
 
     # --- what follows ---------------------------------------------------------------------------------------
@@ -342,7 +347,8 @@ class FusedSets(Sets):
 
 
 def matrix_of(x: Tensor, rows: Tensor | None) -> Tensor:
-    """``[..., K]`` as a matrix of the specified rows."""
+    """``x`` ``[..., K]`` of any dtype as a matrix ``[R, K]`` of the same dtype: the specified ``rows`` (bool ``[R]``),
+    or all."""
     raw = x.view(torch.uint8) if x.dtype.itemsize == 1 and x.is_floating_point() else x
     matrix = raw.reshape(-1, raw.shape[-1])
     kept = matrix if rows is None else matrix[rows.to(x.device)]

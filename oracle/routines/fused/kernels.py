@@ -1,6 +1,9 @@
 """Contracts of what an engine fuses with a quantiser: silu-and-mul, RMS norms, groups of rows, rotary embeddings.
 
 Each family's class states its formulas, sources and what is not covered.
+
+NaN of the value is quantised as the recipe has it; a NaN that is moved stays.
+Sources: those of each class below.
 """
 
 from __future__ import annotations
@@ -53,7 +56,8 @@ def rounding_option(default: str) -> OptionSpec:
 
 
 def gated(x: Tensor, rounding: str) -> Value:
-    """``silu(gate) * up`` with its roundings and the interval of a device's silu."""
+    """``silu(gate) * up`` of ``x`` ``[..., 2 I]`` (float32, bfloat16 or float16) with its roundings and the interval of
+    a device's silu."""
     held = (
         x
         if rounding != "none"
@@ -240,7 +244,7 @@ class NormContract(FusedContract):
         return {"residual": Admissible(total, total, total)}
 
     def steps(self, inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, float]:
-        """What is normed, the weight and epsilon, float64."""
+        """What is normed ``[M, H]``, the weight ``[H]`` and epsilon, float64."""
         z = self.summed(inputs, rounded=bool(options.get("sum_in_dtype", self.sum_in_dtype)))
         epsilon = f32(torch.tensor(options["epsilon"], dtype=torch.float64, device=z.device))
         return z, decode(inputs["weight"]), float(epsilon)
@@ -445,6 +449,7 @@ class PerTokenGroupQuantFp8Packed(GroupContract):
         return super().outputs(call) | {"scale": Out(self._words(call.inputs, call.resolved), (torch.int32,))}
 
     def publish(self, scale: Tensor, options: Options) -> Tensor:
+        """Powers of two ``scale`` ``[M, G]``, float32, as words: int32 ``[M, ceil(G/4)]`` in columns."""
         rows, groups = scale.shape
         byte = scale.contiguous().view(torch.int32) >> 23 & 0xFF
         byte = torch.nn.functional.pad(byte, (0, -groups % WORD)).to(torch.uint8)
@@ -588,6 +593,7 @@ class RopeQuantizeFp8(FusedContract):
         return {"q": flat[None].view(found[NAMES[0]].dtype), "scale": self.given(call.inputs)["scale"]}
 
     def codes(self, made: Tensor, inputs: Inputs, fill: float) -> dict[str, Tensor]:
+        """Of one row ``made`` ``[1, n]``, uint8, the four outputs in their shapes; nothing is filled."""
         sizes = [inputs[name].numel() for name in NAMES]
         return {
             name: part.reshape(inputs[name].shape).contiguous()

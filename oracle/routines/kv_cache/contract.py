@@ -16,6 +16,9 @@ float32 or not before it rounds it to T. Everything else is judged bit for bit.
 
 Faults have the stages READ, OPTIONS, STORE (the pieces, whose places they change), QUOTIENT and CODES (of what is
 ``Coded``), those of the quantiser, and WRITE. Not covered: E5M2, two tokens in one slot (the order of two stores).
+
+NaN values are coded as any NaN; bits that are moved keep theirs.
+Sources: those of :mod:`oracle.routines.kv_cache.writers` and :mod:`oracle.routines.kv_cache.readers`.
 """
 
 from __future__ import annotations
@@ -125,7 +128,7 @@ class Quotients:
     overflow: Overflow = Overflow.SATURATE
 
     def codes(self) -> Tensor:
-        """uint8 codes of E4M3; NaN is 0x7F."""
+        """uint8 codes ``[R, K]`` of E4M3; NaN is 0x7F."""
         undefined = torch.isnan(self.quotient)
         made = encode(self.quotient.masked_fill(undefined, 0.0), E4M3FN, rounding=self.rounding, overflow=self.overflow)
         return made.masked_fill(undefined, 0x7F)
@@ -334,7 +337,7 @@ class CacheSets(Sets):
         return found
 
     def elsewhere(self, name: str) -> Tensor:
-        """The elements of an output that are not judged bit for bit, flat."""
+        """The elements of an output that are not judged bit for bit, bool ``[n]``."""
         return self.call.cached(f"elsewhere {name}", lambda: self._elsewhere(name))
 
     def _elsewhere(self, name: str) -> Tensor:
@@ -347,7 +350,7 @@ class CacheSets(Sets):
         return free
 
     def bad(self, name: str, found: Tensor, outputs: Found) -> Tensor:
-        """The elements of an output that are refused."""
+        """The elements of an output ``found`` ``[...]`` (its dtype) that are refused, bool of the same shape."""
         due = self.call.truth[name]
         bad = ((flat(found) != flat(due)) & ~self.elsewhere(name)).reshape(due.shape)
         if (sets := self.intervals().get(name)) is not None:
@@ -386,13 +389,14 @@ class CacheSets(Sets):
 
 
 def flat(x: Tensor) -> Tensor:
-    """The elements of a tensor in the order of its logical shape, as integers."""
+    """The elements of ``x`` ``[...]`` in the order of its logical shape, as integers ``[n]`` of their width."""
     raw = x.contiguous()
     return (codes_of(raw) if raw.is_floating_point() else raw).flatten()
 
 
 def put(x: Tensor, at: Tensor, bits: Tensor) -> Tensor:
-    """Memory that holds these bits in these places, and everywhere else what it held."""
+    """Memory ``x`` ``[...]`` of any dtype that holds ``bits`` in the places ``at`` (integers ``[R, K]``) and everywhere
+    else what it held; returns ``[...]`` of the same dtype. Of ``bits`` ``[R, K]`` the lowest bits are taken."""
     memory = flat(x).clone()
     memory[at] = bits.to(memory.dtype)
     return memory.view(x.dtype).reshape(x.shape)
@@ -464,10 +468,9 @@ def _split(piece: Quantised, found: Found) -> dict[str, Tensor]:
 
 
 def slots_of(slot_mapping: Tensor, name: str, slots: int, tokens: int, *, skip: int | None = None) -> None:
-    """Refuse slots beyond the cache, two tokens of one slot, none at all, and more slots than tokens.
-
-    Negative slots (or ``skip``) belong to tokens that are not written.
-    """
+    """Refuse ``slot_mapping`` ``[T]``, integers, of slots beyond the cache, two tokens of one slot, none at all, and
+    more slots than tokens. Negative slots (or ``skip``) belong to tokens that are not written. Raises ShapeError,
+    OptionError."""
     if slot_mapping.numel() > tokens:
         raise ShapeError(f"{name} names {slot_mapping.numel()} slots for {tokens} tokens")
     used = slot_mapping[slot_mapping >= 0] if skip is None else slot_mapping[slot_mapping != skip]
@@ -491,7 +494,7 @@ def one_scale(inputs: Inputs, *names: str, heads: int = 1) -> None:
 
 
 def fresh(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory of an output that a routine allocates: every bit set."""
+    """Memory ``[...]`` of this shape and dtype that a routine allocates: every bit set."""
     return (
         torch.full((torch.Size(shape).numel() * dtype.itemsize,), 0xFF, dtype=torch.uint8, device="cpu")
         .view(dtype)

@@ -5,6 +5,9 @@
 A read value is ``T(float32(value(code) * scale))``. Rows of the destination that belong to no request hold what they
 held. Sources: vLLM csrc/libtorch_stable/cache_kernels.cu @00eb0c8; SGLang kernels/ops/attention/dsa/dequant_k_cache.py
 (0.5.23). Not covered: starts within a page, which releases of vLLM round down to the page.
+
+NaN codes give NaN; bits that are moved keep theirs.
+Sources: vLLM csrc/libtorch_stable/cache_kernels.cu @00eb0c8; SGLang dequant_k_cache.py (0.5.23).
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ STARTS = TensorSpec(
 
 
 def spans(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """First row and number of rows of each request."""
+    """First row and number of rows of each request, int64 ``[B]``."""
     if "cu_seq_lens" in inputs:
         ends = inputs["cu_seq_lens"].to(torch.int64)
         return ends[:-1], ends.diff()
@@ -51,7 +54,7 @@ def spans(inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def gathered(inputs: Inputs, page: int) -> tuple[Tensor, Tensor]:
-    """The slot in the cache, and the row of the destination, of every token."""
+    """The slot in the cache, and the row of the destination, of every token, int64 ``[n]``."""
     first, counts = spans(inputs)
     table = inputs["block_table"].to(torch.int64)
     start = inputs["seq_starts"].to(torch.int64) if "seq_starts" in inputs else torch.zeros_like(first)
@@ -102,7 +105,7 @@ class Gather(CacheContract):
         check_requests(inputs, pages, page, inputs[self.memory[0]].shape[0])
 
     def slots(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """The slot in the cache, and the row of the destination, of every token."""
+        """The slot in the cache, and the row of the destination, of every token, int64 ``[n]``."""
         return gathered(inputs, inputs[self.cache].shape[1])
 
 
@@ -167,7 +170,8 @@ class CpGatherCache(Gather):
 
 
 def read_rows(name: str, memory: Tensor, slots: Tensor, places: Tensor) -> list[Piece]:
-    """The values of rows of 656 bytes, in rows of 576."""
+    """The values of rows of 656 bytes of ``memory`` ``[..., 656]``, uint8, in rows of 576: from ``slots`` ``[n]`` to
+    ``places`` ``[n]``, int64."""
     raw, first, target = flat(memory), slots * ROW, places * (RANK + ROPE)
     codes = from_codes(raw[rows(first, columns(RANK))], E4M3FN)
     scales = raw[rows(first, SCALES_AT + columns(16))].view(torch.float32)
@@ -179,7 +183,7 @@ def read_rows(name: str, memory: Tensor, slots: Tensor, places: Tensor) -> list[
 
 
 def equal_scales(memory: Tensor) -> str | None:
-    """The reason for mistrust when every scale of rows of 656 bytes is the same."""
+    """The reason for mistrust when every scale of ``memory`` ``[..., 656]``, uint8 rows of 656 bytes, is the same."""
     scales = flat(memory).reshape(-1, ROW)[:, SCALES_AT:ROPE_AT].contiguous().view(torch.float32)
     return all_equal("the scales of tiles", [scales])
 

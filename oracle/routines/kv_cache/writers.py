@@ -4,6 +4,8 @@ Sources: vLLM csrc/libtorch_stable/cache_kernels.cu @00eb0c8 and quantization/w8
 kernels/ops/kvcache/mla_buffer.py (0.5.23); FlashInfer include/flashinfer/page.cuh (0.6.18.post1); caches that keep the
 scales of their tiles beside the codes: SGLang kernels/ops/quantization/dsa_quant_k_cache.py (0.5.23), and the recipes
 of :mod:`oracle.numbers.kv_recipes`. Not covered: other ranks and tiles, vLLM's NVFP4 pages (sm100).
+
+NaN values are coded as any NaN; bits that are moved keep theirs.
 """
 
 from __future__ import annotations
@@ -49,23 +51,24 @@ K_SCALE, V_SCALE = (
 
 
 def columns(count: int) -> Tensor:
-    """0, 1, ... ``count`` - 1."""
+    """The integers from 0 to ``count`` - 1, int64 ``[count]``."""
     return torch.arange(count, device="cpu")
 
 
 def rows(at: Tensor, *steps: Tensor) -> Tensor:
-    """Places ``[R, K]``: the first axis of each row, and what the columns add."""
+    """Places ``[R, K]``, int64: the first ``at`` ``[R]`` of each row, and the sum of what the columns add, ``steps``
+    ``[K]`` each."""
     return at.reshape(-1, 1) + sum(steps[1:], steps[0]).reshape(1, -1)
 
 
 def of_slots(slot: Tensor, page: int) -> tuple[Tensor, Tensor]:
-    """Page and offset of each slot."""
+    """Page and offset of each ``slot`` ``[n]`` (integers), int64 ``[n]``."""
     slot = slot.to(torch.int64)
     return slot // page, slot % page
 
 
 def paged(slot: Tensor, shape: tuple[int, ...], layout: str) -> Tensor:
-    """Places ``[T, H, D]`` of heads in pages of one of the two layouts."""
+    """Places ``[T, H, D]``, int64, of the heads of each ``slot`` ``[T]`` in pages of one of the two layouts."""
     (_, page, heads, depth) = shape if layout == "NHD" else (shape[0], shape[2], shape[1], shape[3])
     block, offset = (t.reshape(-1, 1, 1) for t in of_slots(slot, page))
     head = columns(heads).reshape(1, -1, 1)
@@ -76,12 +79,12 @@ def paged(slot: Tensor, shape: tuple[int, ...], layout: str) -> Tensor:
 
 
 def per_head(scale: Tensor, tokens: int, heads: int) -> Tensor:
-    """The scale of every row ``[T * H, 1]``, float64."""
+    """The scale of every row ``[T * H, 1]``, float64, of ``scale`` ``[1]`` or ``[H]``."""
     return decode(scale).flatten().expand(heads).repeat(tokens).reshape(-1, 1)
 
 
 def written(slot_mapping: Tensor) -> Tensor:
-    """Which tokens have a slot."""
+    """Which tokens have a slot in ``slot_mapping`` ``[T]`` (integers), int64 ``[n]``."""
     return torch.nonzero(slot_mapping >= 0).flatten()
 
 
@@ -313,7 +316,7 @@ PAGES = (
 
 
 def slots_of_requests(inputs: Inputs, page: int) -> Tensor:
-    """The slot of each token."""
+    """The slot of each token, int64 ``[N]``."""
     indptr, position = inputs["kv_indptr"].to(torch.int64), inputs["positions"].to(torch.int64)
     first = indptr[inputs["batch_indices"].to(torch.int64)]
     pages = inputs["kv_indices"].to(torch.int64)[first + position // page]
@@ -444,7 +447,8 @@ class RowsOfTiles(CacheContract):
     def row_pieces(
         self, name: str, nope: Tensor, rope: Tensor, slot: Tensor, recipes: tuple[Recipe, ...]
     ) -> list[Piece]:
-        """The pieces of values ``[T, 512]`` and ``[T, 64]`` in these slots of one output."""
+        """The pieces of values ``nope`` ``[T, 512]`` and ``rope`` ``[T, 64]`` (bfloat16 or float16) in the slots
+        ``slot`` ``[T]`` of one output."""
         first = slot.to(torch.int64) * ROW
         scales, at_rope = rows(first, SCALES_AT + columns(16)), rows(first, ROPE_AT + columns(2 * ROPE))
         bits = flat(rope).view(torch.uint8).reshape(len(slot), 2 * ROPE)
@@ -504,7 +508,8 @@ class QuantizeKCache(RowsOfTiles):
 
 
 def index_places(slot: Tensor, page: int, depth: int) -> tuple[Tensor, Tensor]:
-    """Places of the codes ``[T, D]`` and of the bytes of their scales ``[T, 4 D/128]`` in pages of index keys."""
+    """Places, int64, of the codes ``[T, D]`` and of the bytes of their scales ``[T, 4 D/128]`` of each ``slot`` ``[T]``
+    in pages of index keys."""
     block, offset = of_slots(slot, page)
     groups = depth // TILE
     start = block * (page * (depth + 4 * groups))

@@ -9,6 +9,9 @@ Who owns the padding of tiles is part of a contract: where the routine writes it
 not read it. The cases fill what must not be read with NaN, infinity and the largest finite bytes.
 
 Not covered: values that a caller computes (:mod:`oracle.routines.layouts.shards`), BlockMajorK.
+
+NaN bytes are moved like any others.
+Source: the function of :mod:`oracle.truth.layout` and :mod:`oracle.truth.tiles` that each contract names.
 """
 
 from __future__ import annotations

@@ -4,17 +4,19 @@ Sources: torchao
 prototype/moe_training/utils.py, kernels/mxfp8/quant.py torch_pad_token_groups, csrc fused_pad_token_groups.cu @36027d8.
 Its plain function refuses rows of no group; its CUDA kernel copies them behind the last group, and reads float32 as
 bfloat16 (found by reading). Not covered: columns that a vector of 16 bytes does not divide, on which that kernel fails.
+
+NaN bytes are moved like any others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from oracle.errors import InputError, ShapeError
-from oracle.routines.base import OptionSpec, TensorSpec, positive, register
+from oracle.routines.base import Inputs, Options, OptionSpec, TensorSpec, positive, register
 from oracle.routines.layouts.contract import LayoutContract
 from oracle.routines.traits import Kind
 from oracle.truth.layout import align
@@ -25,13 +27,13 @@ ALIGNMENT = OptionSpec("alignment_size", 32, None, "rows of which the padded gro
 
 
 def groups_of(ends: Tensor) -> list[tuple[int, int]]:
-    """The first row of each group and the one behind its last."""
+    """The first row of each group and the one behind its last; ``ends`` ``[G]``, int32."""
     found = ends.tolist()
     return list(zip([0, *found], found, strict=False))
 
 
 def padded_starts(ends: Tensor, alignment: int) -> list[int]:
-    """The row at which each padded group begins, and the one behind the last."""
+    """The row at which each padded group begins, and the one behind the last; ``ends`` ``[G]``, int32."""
     found = [0]
     for begin, end in groups_of(ends):
         found.append(found[-1] + align(end - begin, alignment))
@@ -44,7 +46,7 @@ def padded_height(rows: int, groups: int, alignment: int) -> int:
 
 
 def check_ends(ends: Tensor, rows: int) -> None:
-    """Refuse ends that go back or beyond the rows."""
+    """Refuse ``ends`` ``[G]``, int32, that go back or beyond the rows. Raises InputError."""
     found = ends.tolist()
     if found != sorted(found) or found[0] < 0 or found[-1] > rows:
         raise InputError(f"group_end_offsets are {found}; they run from 0 to at most {rows} and never back")
@@ -57,7 +59,7 @@ def _numbers(values: Sequence[int], like: Tensor) -> Tensor:
 class _TokenGroups(LayoutContract):
     """Rows moved by groups."""
 
-    def why_mistrust(self, inputs: Mapping[str, Tensor]) -> str | None:
+    def why_mistrust(self, inputs: Inputs) -> str | None:
         return super().why_mistrust({name: x for name, x in inputs.items() if x.is_floating_point()})
 
 
@@ -74,13 +76,11 @@ class PadTokenGroups(_TokenGroups):
     options = (ALIGNMENT,)
     returns = ("out", "starts", "ends")
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        positive(resolved, "alignment_size")
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        positive(options, "alignment_size")
         check_ends(inputs["group_end_offsets"], inputs["x"].shape[0])
-        return resolved
 
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         x, ends, alignment = inputs["x"], inputs["group_end_offsets"], positive(options, "alignment_size")
         places = padded_starts(ends, alignment)
         out = x.new_zeros(padded_height(x.shape[0], len(ends), alignment), x.shape[1])
@@ -110,9 +110,8 @@ class UnpadTokenGroups(_TokenGroups):
     )
     options = (ALIGNMENT, OptionSpec("num_tokens", None, None, "rows of all groups, the last of group_end_offsets"))
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        rows, total = positive(resolved, "num_tokens"), inputs["padded"].shape[0]
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        rows, total = positive(options, "num_tokens"), inputs["padded"].shape[0]
         ends, starts = inputs["group_end_offsets"], inputs["padded_group_start_offsets"].tolist()
         check_ends(ends, rows)
         if rows != int(ends[-1]):
@@ -120,9 +119,8 @@ class UnpadTokenGroups(_TokenGroups):
         for (begin, end), start in zip(groups_of(ends), starts, strict=True):
             if start < 0 or start + end - begin > total:
                 raise InputError(f"padded_group_start_offsets hold {start} for {end - begin} of {total} rows")
-        return resolved
 
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         starts = inputs["padded_group_start_offsets"].tolist()
         pairs = zip(groups_of(inputs["group_end_offsets"]), starts, strict=True)
         return {"out": torch.cat([inputs["padded"][start : start + end - begin] for (begin, end), start in pairs])}

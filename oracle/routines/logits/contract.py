@@ -2,6 +2,8 @@
 
 Sources: DeepGEMM fp8_mqa_logits, fp8_fp4_mqa_logits, their paged forms and their metadata, @54e2261. Not covered:
 tokens of several requests in one (``indices``).
+
+NaN of a code, scale or weight stays in every logit that it enters.
 """
 
 from __future__ import annotations
@@ -92,7 +94,8 @@ class LogitsContract(Contract):
         """Columns of the output; those beyond a problem's keys are outside every window."""
 
     def laid(self, problem: Logits, x: Tensor, columns: int, fill: float) -> Tensor:
-        """What the keys of a problem hold, ``x [M, N]``, in so many columns of the output."""
+        """What the keys of a problem hold, ``x`` ``[M, N]`` of any dtype, in so many columns of the output: ``[M,
+        columns]`` of that dtype."""
         return _widened(x, columns, fill)
 
     def dtypes(self, call: Call) -> tuple[torch.dtype, ...]:
@@ -100,7 +103,7 @@ class LogitsContract(Contract):
         return F32
 
     def reference(self, inputs: Inputs, **options: object) -> Tensor:
-        """Float64, or what the options name; outside the window -inf when cleaned, else NaN."""
+        """Float64 ``[rows, columns]``, or what the options name; outside the window -inf when cleaned, else NaN."""
         resolved = self.check(inputs, options)
         dtype = resolved.get("out_dtype")
 
@@ -111,7 +114,8 @@ class LogitsContract(Contract):
         return self._assembled(inputs, resolved, value)
 
     def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> Tensor:
-        """The bits of a reduction (None: the usual one), float32; outside the window as :meth:`reference`."""
+        """The bits of a reduction (None: the usual one), float32 ``[rows, columns]``; outside the window as
+        :meth:`reference`."""
         return self._assembled(inputs, self.check(inputs, options), lambda p: self._bits(p, numerics))
 
     def by_schedule(self, call: Call, schedule: Schedule, numerics: str) -> dict[str, Tensor]:
@@ -293,7 +297,8 @@ class Fp8PagedMqaLogits(Paged):
 
 
 def check_cache(cache: Tensor, bound: Mapping[str, int], width: int) -> None:
-    """Refuse a cache of another width than codes and scale of a key take, and another number of weights."""
+    """Refuse ``cache`` ``[blocks, P, 1, width + 4]``, uint8, of another width than codes and scale of a key take, and
+    another number of weights. Raises ShapeError."""
     if bound["R"] != bound["B"] * bound["T"]:
         raise ShapeError(f"weights has {bound['R']} rows; B={bound['B']} requests of T={bound['T']} tokens differ")
     if cache.dim() != 4 or cache.shape[3] != width + 4:
@@ -430,6 +435,7 @@ class PagedMqaLogitsMetadata(Contract):
     options = (OptionSpec("block_size", 64, None, "keys of a block"), OptionSpec("num_sms", 132, None, "processors"))
 
     def reference(self, inputs: Inputs, **options: object) -> Tensor:
+        """One right split of the work, int32 ``[num_sms + 1, 2]``."""
         resolved = self.check(inputs, options)
         return schedule(inputs["context_lens"], positive(resolved, "block_size"), positive(resolved, "num_sms"))
 

@@ -10,6 +10,9 @@ A layer is judged from its published quantised input (``a`` and ``a_scale``) or 
 quantised by the layer with the same recipe, or with ``a_scale`` when the recipe takes a given scale). ``numerics``
 names the arithmetic of both products: a schedule or ``ieee32.any``. Not covered: bits (a layer rounds in too many
 places for one prediction), shared experts, communication.
+
+NaN and infinity in a token: nothing is claimed of its output.
+Sources: vLLM fused_moe; FlashInfer trtllm_fused_moe; :mod:`oracle.truth.moe` and :mod:`oracle.truth.routing`.
 """
 
 from __future__ import annotations
@@ -224,8 +227,8 @@ class MoeFp8(Contract):
                 _static(name, inputs[name])
 
     def reference(self, inputs: Inputs, **options: object) -> Tensor:
-        """Float64, STORED where none is declared: the declared roundings inside the layer, none of the last sum (or
-        rounded to ``out_dtype``)."""
+        """Float64 ``[T, H]``, STORED where none is declared: the declared roundings inside the layer, none of the last
+        sum (or rounded to ``out_dtype``)."""
         resolved = self.check(inputs, options)
         call = _call(inputs, resolved)
         out = layer(call.tokens, call.experts, call.steps)
@@ -313,7 +316,7 @@ class SiluAndMul(Contract):
             raise OptionError(f"limit={limit!r}; pass a positive number, or None")
 
     def reference(self, inputs: Inputs, **options: object) -> Tensor:
-        """The correctly rounded result in the dtype of ``x``."""
+        """The correctly rounded result ``[..., I]`` in the dtype of ``x``."""
         x, steps = inputs["x"], activation_steps(inputs["x"], self.check(inputs, options))
         made = activated(decode(x).reshape(-1, x.shape[-1]), steps).reshape(*x.shape[:-1], -1)
         return rounded_to(made, x.dtype)
@@ -359,6 +362,7 @@ def _undetermined(gate: Tensor, up: Tensor, steps: Steps) -> Tensor:
 
 
 def activation_steps(x: Tensor, options: Options) -> Steps:
+    """The steps that options name, which store in the dtype of ``x`` (any shape)."""
     limit = options["limit"]
     rounding = Activation.EACH if options["round_silu"] else Activation.PRODUCT
     return Steps(store=x.dtype, activation=rounding, limit=None if limit is None else float(limit))
@@ -485,7 +489,8 @@ def no_boxes(contract: str, numerics: str) -> str | None:
 
 
 def why_mistrust(tokens: Tokens, experts: Experts, out: Tensor) -> str | None:
-    """Reason for which a pass of a layer with these inputs would prove little, or None."""
+    """Reason for which a pass of a layer with these inputs would prove little, or None; ``out`` ``[T, H]``, any float
+    dtype."""
     if not any(True for _ in tokens.slots(experts)):
         return "no token goes to an expert of this rank"
     for name in ("w13_scale", "w2_scale"):
@@ -637,7 +642,8 @@ class RoutedSets(Sets):
 
 
 def choices(logits: Tensor) -> list[Choice]:
-    """Every way to route: the n-th of the experts that share the largest logit (the first where there are fewer)."""
+    """Every way to route by ``logits`` ``[T, E]``, any float dtype: the n-th of the experts that share the largest
+    logit (the first where there are fewer)."""
     x = decode(logits)
     lost = torch.isnan(x).any(dim=1) | ~torch.isfinite(x.amax(dim=1))
     tied = (x == x.amax(dim=1, keepdim=True)) | lost[:, None]
@@ -696,9 +702,8 @@ def _admissible_of(
         low[token], high[token] = y.low, y.high
         open_[token] |= lost | over
         flips, count = flips + flipped, count + codes[0].low.numel()
-    due = decode(_truth(inputs, experts, choice, kept))
-    unclaimed = open_[:, None] | torch.isnan(due)  # zero times a weight that is NaN
-    sets = Admissible(nearest(low, BF16), nearest(high, BF16), torch.nan_to_num(due, 0.0), open=unclaimed)
+    due = torch.nan_to_num(decode(_truth(inputs, experts, choice, kept)), 0.0)
+    sets = Admissible(nearest(low, BF16), nearest(high, BF16), due, open=open_[:, None].expand(low.shape))
     return sets, f"{basis}: {flips} of {count} of the intermediate"
 
 
@@ -717,7 +722,7 @@ def _rescaled(act: Span) -> Span:
 
 
 def taken(sets: Admissible, other: Admissible, rows: Tensor) -> Admissible:
-    """``sets`` with the given rows of ``other``."""
+    """``sets`` ``[T, H]`` with the given ``rows`` (bool ``[T]``) of ``other``."""
     pick = rows[:, None]
     low, high, expected = (
         torch.where(pick, getattr(other, name), getattr(sets, name)) for name in ("low", "high", "expected")

@@ -16,6 +16,8 @@
 Every step maps an interval to one that holds all its images, so a right kernel is never refused. A token reached by
 NaN, infinity or a possible float32 overflow is open, the others are not. Not covered: recipes that code_boxes does not
 cover.
+
+Source: derived in :mod:`oracle.bounds.boxed` and :mod:`oracle.bounds.code_boxes`.
 """
 
 from __future__ import annotations
@@ -197,7 +199,8 @@ def _extreme(terms: Tensor, dtype: torch.dtype, pick: Callable[[Tensor, Tensor],
 
 
 def stored_span(product: ScaledProduct, dtype: torch.dtype, numerics: str) -> tuple[Span, Tensor]:
-    """Bounds of a stored product whose operands are known, and the rows ``[R]`` about which nothing is claimed."""
+    """Bounds ``[R, N]`` of a stored product in ``dtype`` whose operands are known, and the rows, bool ``[R]``, about
+    which nothing is claimed."""
     value = exact(product)
     found = admissible(value, rounded(product, value, dtype), interval_of(product, numerics))
     open_ = ~torch.isfinite(found.low) | ~torch.isfinite(found.high)
@@ -211,7 +214,8 @@ def stored_span(product: ScaledProduct, dtype: torch.dtype, numerics: str) -> tu
 def boxed_span(
     boxes: Sequence[Box], experts: moe.Experts, which: str, expert: int, store: torch.dtype, acc: Accumulator | None
 ) -> tuple[Span, Tensor, str]:
-    """Bounds of a stored product of boxes with a weight, rows about which nothing is claimed, and the bound's name."""
+    """Bounds ``[R, N]`` of a product of boxes with a weight, stored in the dtype ``store``, rows (bool ``[R]``) about
+    which nothing is claimed, and the bound's name."""
     found = boxed_range(boxes, experts, which, expert, acc)
     return *rounded_span(found, store), found.name
 
@@ -227,7 +231,7 @@ def boxed_range(boxes: Sequence[Box], experts: moe.Experts, which: str, expert: 
 
 
 def rounded_span(found: Range, store: torch.dtype) -> tuple[Span, Tensor]:
-    """A range rounded to the stored dtype, and the rows about which nothing is claimed."""
+    """A range ``[R, N]`` rounded to the stored dtype, and the rows, bool ``[R]``, about which nothing is claimed."""
     fmt = of_dtype(store)
     low, high = moe.nearest(found.low, fmt), moe.nearest(found.high, fmt)
     open_ = found.open | ~torch.isfinite(low) | ~torch.isfinite(high)
@@ -284,7 +288,9 @@ def silu_span(x: Span) -> Span:
 
 
 def input_boxes(x: Tensor, recipe: Recipe, given: Tensor | None) -> tuple[list[Box], Tensor]:
-    """Boxes of the quantised input, and its rows ``[T]`` with NaN or infinity, of which nothing is claimed."""
+    """Boxes ``[T, K]`` of the input ``x`` ``[T, K]`` (any dtype of :data:`oracle.numbers.quantize.WIDE`), quantised
+    under ``given`` ``[1]`` where the recipe takes a scale, and its rows ``[T]``, bool, with NaN or infinity, of which
+    nothing is claimed."""
     rows = decode(x)
     known, unknown = _finite(Span(rows, rows))
     boxes, _ = code_boxes(known, recipe, of_dtype(x.dtype), given)

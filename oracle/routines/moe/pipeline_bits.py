@@ -12,6 +12,8 @@ correctly here and within 2 ulp of that on a device, so a code of the intermedia
 
 Sources: the rows' own; vLLM csrc/activation_kernels.cu; torch Reduce.cuh (four sums of every fourth term, then these).
 Not covered: routing inside the layer, and inputs whose quantiser the row leaves open.
+
+NaN of a token stays in its output.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ def outputs(tokens: Tokens, experts: Experts, steps: Steps, first: Schedule, sec
 
 
 def activated(h: Tensor, steps: Steps) -> Tensor:
-    """:func:`oracle.truth.moe.activated` in float32, of the dtype that is quantised."""
+    """:func:`oracle.truth.moe.activated` of ``h`` ``[R, 2 I]`` in float32: ``[R, I]`` of the dtype that is
+    quantised."""
     gate, up = h.to(torch.float32).chunk(2, dim=1)
     if steps.limit is not None:
         gate, up = gate.clamp(max=steps.limit), up.clamp(-steps.limit, steps.limit)
@@ -82,7 +85,7 @@ def activated(h: Tensor, steps: Steps) -> Tensor:
 
 
 def added(found: Outputs, steps: Steps) -> Iterator[Tensor]:
-    """The layer's outputs ``[T, H]``, one for each order and each contraction of its sums."""
+    """The layer's outputs ``[T, H]`` in the stored dtype, one for each order and each contraction of its sums."""
     combine = steps.combine.value
     y = store(found.sums, steps.store).to(torch.float32) if combine.stored else found.sums
     w = found.weights[..., None]
@@ -109,7 +112,8 @@ def added(found: Outputs, steps: Steps) -> Iterator[Tensor]:
 def named(
     tokens: Tokens, experts: Experts, steps: Steps, out: Tensor, schedules: Sequence[Schedule], ways: Sequence[Combine]
 ) -> list[Match]:
-    """Schedules and ways to combine by the fraction of equal bits; no further schedule is tried once one has all.
+    """Schedules and ways to combine by the fraction of equal bits of ``out`` ``[T, H]``, bfloat16; no further schedule
+    is tried once one has all.
 
     Both products follow one schedule, or the second one the same promotion by another instruction of the arch, which
     Triton takes for tiles of few rows.

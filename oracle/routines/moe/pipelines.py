@@ -33,6 +33,9 @@ lie closer than that, every choice is tried for its token, and that which admits
 *Where nothing is claimed.* Tokens with NaN or infinity, or whose intermediate may overflow, and elements whose truth is
 NaN; the others of their experts are judged. Not covered: judging by bits; what a layer's output equals is for
 ``identify``.
+
+NaN and infinity in a token: nothing is claimed of its output.
+Sources: those of the rows.
 """
 
 from __future__ import annotations
@@ -493,7 +496,7 @@ class PipelineContract(Contract):
         return made
 
     def local(self, inputs: Inputs) -> Tensor:
-        """Global ids, or local ones where a map says which."""
+        """Global ids, or local ones where a map says which: int64 ``[T, k]``."""
         ids, known = inputs["topk_ids"].to(torch.int64), inputs.get("expert_map")
         if known is None:
             return ids
@@ -627,9 +630,8 @@ class PipelineSets(Sets):
             ),
         )
         reached = outcome(parts.tokens, parts.experts, steps, found, None if parts.tokens.on_input else route.span)
+        open_ = reached.open if route.lost is None else reached.open | route.lost[:, None]
         due = nearest(layer(parts.tokens, parts.experts, steps), BF16)
-        open_ = reached.open | torch.isnan(due)  # zero times a weight that is NaN
-        open_ = open_ if route.lost is None else open_ | route.lost[:, None]
         low, high = nearest(reached.span.low, BF16), nearest(reached.span.high, BF16)
         basis = f"{reached.basis}: {reached.flips} of {reached.intermediates} of the intermediate"
         if contract.row.routed:
@@ -663,7 +665,8 @@ def described(row: Pipeline) -> str:
         **{f"combine {way.name}": _combined(way) for way in row.ways},
     }
     for name, choices in routing.METHODS.items() if row.routed else ():
-        said = {"scoring": "sigmoid"} | choices | ({"bias": "added to the choices"} if name in routing.BIASED else {})
+        bias = {"bias": "added to the choices"} if name in routing.BIASED else {}
+        said: dict[str, object] = {"scoring": "sigmoid", **choices, **bias}
         lines[f"routing_method {name}"] = ", ".join(f"{key}={value}" for key, value in said.items())
     return "\n".join(["The steps:", "", *(f"    {name}: {said}" for name, said in lines.items())])
 

@@ -11,6 +11,8 @@ Sources: TransformerEngine swizzle_block_scaling_to_mxfp8_scaling_factors (block
 MXFP8); SGLang requant_npu_arch35_block_fp8_to_mxfp8 and vLLM-Ascend fp8_block.py (FP8 checkpoints as MXFP8); DeepGEMM's
 and vLLM's 128x128 casts of what MXFP8 checkpoints hold. Not covered: scales that are no powers of two without a
 requantisation.
+
+NaN and infinities are as the recipe has them; bytes that are only moved keep them.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from oracle.numbers.quantize import Ends, Prepared, prepare
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, exponent_of, f32, to_dtype
 from oracle.numbers.scaling import GROUP_32, Block, grid
-from oracle.routines.base import E4M3, F32, Call, OptionSpec, Out, TensorSpec, register
+from oracle.routines.base import E4M3, F32, Call, Inputs, Options, OptionSpec, Out, TensorSpec, register
 from oracle.routines.layouts.contract import LayoutContract
 from oracle.routines.mx.contract import LAYOUT, Mxfp8Quantize, loaded, stored
 from oracle.routines.quantisers.contract import QuantiserContract
@@ -40,7 +42,7 @@ CODES = TensorSpec("x", Kind.CODES, E4M3, ("M", "K"), "codes, K a multiple of 32
 
 
 def spread(scale: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Scales ``[M | ceil(M/128), ceil(K/128)]`` over the elements of ``[M, K]``.
+    """``scale`` ``[M | ceil(M/128), ceil(K/128)]`` of any dtype over the elements of ``[M, K]``, of the same dtype.
 
     Raises ShapeError: they have another shape.
     """
@@ -52,7 +54,8 @@ def spread(scale: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def between(q: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """``RN(RN32(code * scale))`` in ``dtype``, and the least and the largest of it and ``RN(code * scale)``."""
+    """``RN(RN32(code * scale))`` in ``dtype`` of ``q`` and ``scale``, both ``[M, K]``, and the least and the largest of
+    it and ``RN(code * scale)``: three tensors ``[M, K]`` of that dtype."""
     product = decode(q) * decode(scale)
     ways = [to_dtype(y, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF) for y in (f32(product), product)]
     wide = [way.double() for way in ways]
@@ -77,27 +80,25 @@ class BlockScalesToMxfp8(LayoutContract):
     options = (LAYOUT,)
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         divisible(inputs["x"])
         spread(inputs["scale"], (inputs["x"].shape[0], inputs["x"].shape[1]))
         scale = decode(inputs["scale"])
         good = (scale > 0) & torch.isfinite(scale) & (torch.frexp(scale)[0] == 0.5) & (scale >= 2.0**-127)
         if not bool(good.all()):
             raise InputError(f"scale holds {float(scale[~good][0])}; pass powers of two from 2^-127 to 2^127")
-        return resolved
 
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         m, k = inputs["x"].shape
         each = spread(inputs["scale"], (m, k))[:, ::GROUP]
         return {"out": stored((exponent_of(decode(each)) + 127).to(torch.uint8), str(options["layout"]))}
 
-    def why_mistrust(self, inputs: Mapping[str, Tensor]) -> str | None:
+    def why_mistrust(self, inputs: Inputs) -> str | None:
         return super().why_mistrust({"scale": inputs["scale"]})
 
 
 def divisible(q: Tensor, width: int = GROUP) -> None:
-    """Refuse codes whose K is no multiple of a scale's."""
+    """Refuse codes ``q`` ``[M, K]`` of any dtype whose K is no multiple of a scale's. Raises ShapeError."""
     if q.shape[1] % width:
         raise ShapeError(f"K={q.shape[1]} is not a multiple of {width}, the codes that share a scale; pad K")
 
@@ -113,15 +114,13 @@ class Fp8BlockToMxfp8(Mxfp8Quantize):
     inputs = (CODES, TensorSpec("block_scale", Kind.SCALES, F32, ("R", "C"), "[M or ceil(M/128), ceil(K/128)]"))
     options = (LAYOUT, DTYPE)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         spread(inputs["block_scale"], (inputs["x"].shape[0], inputs["x"].shape[1]))
-        return resolved
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return super().declared(inputs, {"element": "e4m3", "rounding": "rceil"})
 
-    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+    def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         x = inputs["x"]
         scale = spread(inputs["block_scale"], (x.shape[0], x.shape[1]))
         made, low, high = between(x, scale, DTYPES[str(options["dtype"])])
@@ -139,16 +138,14 @@ class Mxfp8ToFp8Block(QuantiserContract):
     inputs = (CODES, TensorSpec("mx_scale", Kind.SCALES, (torch.uint8,), None, "E8M0 bytes in their layout"))
     options = (LAYOUT, DTYPE)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         divisible(inputs["x"])
-        self._scale(inputs, resolved)
-        return resolved
+        self._scale(inputs, options)
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return (recipes.DEEPGEMM_128X128,)
 
-    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+    def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         x = inputs["x"]
         scale = grid(x.shape, GROUP_32).spread(self._scale(inputs, options))
         made, low, high = between(x, scale, DTYPES[str(options["dtype"])])
@@ -157,6 +154,6 @@ class Mxfp8ToFp8Block(QuantiserContract):
     def outputs(self, call: Call) -> dict[str, Out]:
         return {"q": Out(tuple(call.inputs["x"].shape), E4M3), "scale": Out(None, F32)}
 
-    def _scale(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Tensor:
+    def _scale(self, inputs: Inputs, options: Options) -> Tensor:
         m, k = inputs["x"].shape
         return loaded(inputs["mx_scale"], (m, k // GROUP), str(options["layout"])).view(torch.float8_e8m0fnu)

@@ -12,11 +12,13 @@ is what a product of the transpose reads. ``compact`` is that matrix transposed,
 Sources: torchao triton_to_mxfp8_dim1, mxfp8_quantize_cuda and its CuTe-DSL 32x1 kernels; TransformerEngine
 quantize_mxfp8.cuh (columnwise, 2D scaling; with_gemm_swizzled_scales). Not covered: squares of 3-D weights, padding
 to 128.
+
+NaN and infinities are as the recipe has them; bytes that are only moved keep them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -28,7 +30,7 @@ from oracle.numbers.formats import E5M2
 from oracle.numbers.quantize import WIDE, Prepared, prepare
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.scaling import GROUP_32, Block
-from oracle.routines.base import FP8, Call, OptionSpec, TensorSpec, register
+from oracle.routines.base import FP8, Call, Inputs, Options, OptionSpec, TensorSpec, register
 from oracle.routines.mx.contract import (
     ELEMENT,
     ELEMENTS,
@@ -93,7 +95,7 @@ class ColumnsQuantiser(Mxfp8Quantize):
         found = super().scales_of(memory, call)
         return found.t().contiguous() if self.transposes(call) else found
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         element, mode = ELEMENTS[str(options["element"])], str(options["rounding"])
         known: tuple[Recipe, ...] = (mx_recipes.TORCHAO[element, mode],)
         if mode == "rceil":
@@ -119,10 +121,8 @@ class Mxfp8QuantizeColumnwise(ColumnsQuantiser):
     width = 1
     block = Block(TALL, 1)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         tall(inputs["x"].shape[0])
-        return resolved
 
     def shape_of_scales(self, call: Call) -> tuple[int, int]:
         m, k = call.inputs["x"].shape
@@ -143,13 +143,11 @@ class Mxfp8Quantize3d(ColumnsQuantiser):
     width = 1
     block = Block(TALL, 1)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         if (n := inputs["x"].shape[1]) % TALL:
             raise ShapeError(f"N={n} is not a multiple of {TALL}, the rows that share a scale; pad N")
-        return resolved
 
-    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+    def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         return prepare(inputs["x"].flatten(0, 1))
 
     def shape_of_scales(self, call: Call) -> tuple[int, int]:
@@ -195,12 +193,10 @@ class Mxfp8Quantize2d(ColumnsQuantiser):
     repeats = TALL
     block = Block(TALL, TALL)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         tall(inputs["x"].shape[0])
-        return resolved
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return super().declared(inputs, {**options, "rounding": "rceil"})
 
     def across(self, call: Call) -> bool:
@@ -237,21 +233,21 @@ class Mxfp8DequantizeColumnwise(BlockDequantiser):
     def block(self) -> Block:
         return Block(TALL, 1)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+    def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
         q = inputs.get("q")
         if isinstance(q, Tensor) and q.dim() == 2:
             tall(len(q))
         return super().check(inputs, options)
 
-    def shape_of_scales(self, inputs: Mapping[str, Tensor]) -> tuple[int, int]:
+    def shape_of_scales(self, inputs: Inputs) -> tuple[int, int]:
         m, k = self.shape(inputs)
         return m // TALL, k
 
-    def lying(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[tuple[int, int], str]:
+    def lying(self, inputs: Inputs, options: Options) -> tuple[tuple[int, int], str]:
         rows, columns = self.shape_of_scales(inputs)
         as_is, layout = upright(str(options["layout"]))
         return ((rows, columns) if as_is else (columns, rows)), layout
 
-    def scales_of(self, memory: Tensor, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Tensor:
+    def scales_of(self, memory: Tensor, inputs: Inputs, options: Options) -> Tensor:
         found = super().scales_of(memory, inputs, options)
         return found if upright(str(options["layout"]))[0] else found.t()

@@ -13,6 +13,9 @@ means (0 is 2^-127, 255 is NaN). Here: one matrix and its formats. Training form
 :mod:`oracle.routines.mx.training`, rows with scales of their own and FP8 inputs in :mod:`oracle.routines.mx.tokens`,
 experts in :mod:`oracle.routines.mx.experts`, casts in :mod:`oracle.routines.mx.casts`. Not covered: padding of K but
 for ``mxfp8_quantize(alignment=..)``.
+
+NaN and infinities are as the recipe has them; bytes that are only moved keep them.
+Sources: those of :mod:`oracle.numbers.mx_recipes`, one in a row.
 """
 
 from __future__ import annotations
@@ -31,7 +34,19 @@ from oracle.numbers.quantize import WIDE, Prepared, prepare
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, f32, to_dtype
 from oracle.numbers.scaling import GROUP_16, GROUP_32, Block, grid
-from oracle.routines.base import F32, FP8, Call, Contract, OptionSpec, Out, TensorSpec, positive, register
+from oracle.routines.base import (
+    F32,
+    FP8,
+    Call,
+    Contract,
+    Inputs,
+    Options,
+    OptionSpec,
+    Out,
+    TensorSpec,
+    positive,
+    register,
+)
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.routines.quantisers.contract import BLOCK_BYTES, QuantiserContract, QuantiserSets
 from oracle.routines.traits import Kind, Trait
@@ -59,24 +74,25 @@ STACKED = Trait("quantises a batch of matrices, the scales of each in memory of 
 
 
 def pack(codes: Tensor) -> Tensor:
-    """4-bit codes ``[M, K]`` as bytes ``[M, K/2]``: the low nibble is the even column."""
+    """4-bit ``codes`` ``[M, K]`` as bytes ``[M, K/2]``, uint8: the low nibble is the even column."""
     pairs = codes.contiguous().view(torch.int16)  # little-endian: the even column is the low byte
     return (pairs | pairs >> 4).to(torch.uint8)
 
 
 def unpack(packed: Tensor) -> Tensor:
-    """The inverse of :func:`pack`."""
+    """The inverse of :func:`pack`: uint8 ``[M, K]``, a code each, of ``packed`` ``[M, K/2]``, uint8."""
     pairs = packed.to(torch.int16)
     return (pairs & 0xF | (pairs & 0xF0) << 4).view(torch.uint8)
 
 
 def stored(scale: Tensor, layout: str) -> Tensor:
-    """Scale bytes ``[M, C]`` in a layout, padding zero."""
+    """Scale bytes ``scale`` ``[M, C]``, uint8, in a layout: ``[bytes]``, or ``[M, C]``; padding zero."""
     return scale.contiguous() if layout == LINEAR else swizzle_scale(scale, tile=layout)
 
 
 def loaded(memory: Tensor, shape: tuple[int, int], layout: str) -> Tensor:
-    """The scale bytes ``[M, C]`` out of a layout; padding is not read.
+    """The scale bytes ``[M, C]``, uint8, out of a ``memory`` ``[bytes]`` or ``[M, C]`` in that layout; padding is not
+    read.
 
     Raises ShapeError: the memory has another shape.
     """
@@ -88,7 +104,7 @@ def loaded(memory: Tensor, shape: tuple[int, int], layout: str) -> Tensor:
 
 
 def padding_of(shape: tuple[int, int], layout: str) -> Tensor | None:
-    """Which bytes of a layout are padding, bool and flat; None where it has none."""
+    """Which bytes of a layout are padding, bool ``[bytes]``; None where it has none."""
     if layout == LINEAR:
         return None
     empty = torch.zeros(shape, dtype=torch.uint8, device="cpu")
@@ -126,13 +142,11 @@ class BlockQuantiser(QuantiserContract):
     gpu = True
 
     @abstractmethod
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]: ...
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]: ...
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         if (k := inputs["x"].shape[-1]) % self.width:
             raise ShapeError(f"K={k} is not a multiple of {self.width}, the elements that share a scale; pad K")
-        return resolved
 
     def shape_of_scales(self, call: Call) -> tuple[int, int]:
         """Rows and columns of the scale bytes."""
@@ -144,31 +158,34 @@ class BlockQuantiser(QuantiserContract):
         return self.shape_of_scales(call), str(call.resolved["layout"])
 
     def memory(self, scale: Tensor, call: Call) -> Tensor:
-        """Scale bytes of :meth:`shape_of_scales` as they are returned; padding zero."""
+        """Scale bytes ``scale`` ``[M, C]``, uint8, of :meth:`shape_of_scales` as they are returned, uint8 ``[bytes]``
+        or another shape of them; padding zero."""
         return stored(scale, self.lying(call)[1])
 
     def scales_of(self, memory: Tensor, call: Call) -> Tensor:
-        """The inverse of :meth:`memory`."""
+        """The inverse of :meth:`memory`: uint8 ``[M, C]`` of ``memory`` ``[bytes]``."""
         return loaded(memory.view(torch.uint8), *self.lying(call))
 
     def padding(self, call: Call) -> Tensor | None:
-        """Which returned scale bytes are padding, bool and flat; None where there is none."""
+        """Which returned scale bytes are padding, bool ``[bytes]``; None where there is none."""
         return padding_of(*self.lying(call))
 
     def repeated(self, scale: Tensor, call: Call) -> Tensor:
-        """A scale of each block as the bytes of :meth:`shape_of_scales`, in which several may hold the same."""
+        """A scale of each block, ``scale`` ``[M / repeats, C]``, as the bytes ``[M, C]``, uint8, in which several may
+        hold the same."""
         return scale.repeat_interleave(self.repeats, dim=0)
 
     def distinct(self, scale: Tensor, call: Call) -> Tensor:
-        """One byte of each block; the inverse of :meth:`repeated`."""
+        """One byte of each block, uint8 ``[M / repeats, C]``, of ``scale`` ``[M, C]``; the inverse of
+        :meth:`repeated`."""
         return scale[:: self.repeats].contiguous()
 
     def codes(self, codes: Tensor, call: Call) -> Tensor:
-        """Codes, one each, as they are returned."""
+        """``codes`` ``[M, K]``, one each, as they are returned: ``[M, K]`` of the same dtype, or uint8 ``[M, K/2]``."""
         return pack(codes) if self.packed else codes
 
     def codes_of(self, q: Tensor, call: Call) -> Tensor:
-        """The inverse of :meth:`codes`."""
+        """The inverse of :meth:`codes`: ``[M, K]`` of ``q`` ``[M, K]`` or ``[M, K/2]``, of the same dtype."""
         return unpack(q) if self.packed else q
 
     def shape_of_codes(self, call: Call) -> tuple[int, ...]:
@@ -197,6 +214,7 @@ class BlockQuantiser(QuantiserContract):
         return made
 
     def split(self, found: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
+        """Codes ``[M, K]`` and one scale ``[.., C]`` a block, of the element format's dtype and ``scale_dtype``."""
         scale = self.distinct(self.scales_of(found["scale"], call), call)
         return self.codes_of(found["q"], call), scale.view(self.scale_dtype)
 
@@ -251,7 +269,7 @@ class BlockSets(QuantiserSets):
         return None
 
 
-def _behind(x: Tensor, options: Mapping[str, object]) -> int:
+def _behind(x: Tensor, options: Options) -> int:
     """Columns of zeros behind the values, to a multiple of ``alignment``."""
     return -x.shape[-1] % int(str(options.get("alignment", 1)))
 
@@ -270,13 +288,11 @@ class Mxfp8Quantize(BlockQuantiser):
     )
     options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT, ROUNDING, ELEMENT, ALIGNMENT)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        if "alignment" in resolved and positive(resolved, "alignment") % self.width:
-            raise OptionError(f"alignment={resolved['alignment']} is not a multiple of {self.width}")
-        return resolved
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        if "alignment" in options and positive(options, "alignment") % self.width:
+            raise OptionError(f"alignment={options['alignment']} is not a multiple of {self.width}")
 
-    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+    def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         """Zeros behind the values, where codes and scales are wider."""
         x = inputs["x"]
         return prepare(torch.nn.functional.pad(x, (0, _behind(x, options)))) if _behind(x, options) else prepare(x)
@@ -289,7 +305,7 @@ class Mxfp8Quantize(BlockQuantiser):
         m, k = super().shape_of_codes(call)
         return m, k + _behind(call.inputs["x"], call.resolved)
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         element, mode = ELEMENTS[str(options["element"])], str(options["rounding"])
         torchao = mx_recipes.TORCHAO[element, mode]
         if mode != "rceil":
@@ -309,7 +325,7 @@ class Mxfp4Quantize(BlockQuantiser):
     options = (LAYOUT, ROUNDING)
     packed = True
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         mode = str(options["rounding"])
         torchao = mx_recipes.TORCHAO[E2M1, mode]
         flashinfer = mx_recipes.FLASHINFER_MXFP4, mx_recipes.FLASHINFER_CUTE_MXFP4
@@ -334,12 +350,10 @@ class Nvfp4Quantize(BlockQuantiser):
     packed = True
     scale_dtype = torch.float8_e4m3fn
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         positive_scale(inputs)
-        return resolved
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         if options["is_global_scale_inversed"]:
             return mx_recipes.FLASHINFER_NVFP4_INVERSED, mx_recipes.TORCHAO_NVFP4, mx_recipes.MODELOPT_NVFP4
         return mx_recipes.FLASHINFER_NVFP4_EXACT, mx_recipes.FLASHINFER_NVFP4, mx_recipes.FLASHINFER_CUTE_NVFP4
@@ -359,11 +373,11 @@ class ScaledFp4Quant(Nvfp4Quantize):
     owns_padding = False
     production = "nvfp4_quantize"
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return mx_recipes.FLASHINFER_NVFP4_EXACT, mx_recipes.VLLM_NVFP4, mx_recipes.FLASHINFER_NVFP4
 
 
-def positive_scale(inputs: Mapping[str, Tensor]) -> None:
+def positive_scale(inputs: Inputs) -> None:
     """Refuse global scales that are NaN, zero or negative."""
     given = inputs["global_scale"]
     bad = given[~(given > 0)]
@@ -389,14 +403,12 @@ class BlockDequantiser(Contract):
     options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT,)
     gpu = True
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         if (k := self.shape(inputs)[1]) % self.width:
             raise ShapeError(f"q holds K={k} codes a row, not a multiple of {self.width}, the codes that share a scale")
-        self.scales_of(inputs["scale"], inputs, resolved)
-        return resolved
+        self.scales_of(inputs["scale"], inputs, options)
 
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, int]:
+    def shape(self, inputs: Inputs) -> tuple[int, int]:
         """Rows and columns of the values."""
         m, k = inputs["q"].shape
         return m, k * 2 if self.packed else k
@@ -406,34 +418,35 @@ class BlockDequantiser(Contract):
         """The codes that share a scale."""
         return Block(1, self.width)
 
-    def shape_of_scales(self, inputs: Mapping[str, Tensor]) -> tuple[int, int]:
+    def shape_of_scales(self, inputs: Inputs) -> tuple[int, int]:
         """Rows and columns of the scale bytes."""
         m, k = self.shape(inputs)
         return m, k // self.width
 
-    def lying(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[tuple[int, int], str]:
+    def lying(self, inputs: Inputs, options: Options) -> tuple[tuple[int, int], str]:
         """Rows and columns of the matrix of scale bytes as it lies in memory, and its layout."""
         return self.shape_of_scales(inputs), str(options["layout"])
 
-    def scales_of(self, memory: Tensor, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Tensor:
-        """The scale bytes of :meth:`shape_of_scales` out of their memory; ShapeError where that has another size."""
+    def scales_of(self, memory: Tensor, inputs: Inputs, options: Options) -> Tensor:
+        """The scale bytes ``[M, C]``, uint8, of :meth:`shape_of_scales` out of their ``memory`` ``[bytes]`` or ``[M,
+        C]``. Raises ShapeError where that has another size."""
         return loaded(memory, *self.lying(inputs, options))
 
-    def values(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Tensor:
+    def values(self, inputs: Inputs, options: Options) -> Tensor:
         """The values of the codes, float64 ``[M, K]``."""
         return decode(unpack(inputs["q"]), E2M1) if self.packed else decode(inputs["q"])
 
-    def operands_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Tensor, Tensor]:
+    def operands_of(self, inputs: Inputs, options: Options) -> tuple[Tensor, Tensor]:
         """Values of the codes and of the scales over them, float64 ``[M, K]``."""
         scale = self.scales_of(inputs["scale"], inputs, options).contiguous().view(self.scale_dtype)
         return self.values(inputs, options), grid(self.shape(inputs), self.block).spread(decode(scale))
 
-    def alternatives(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Tensor]:
-        """What right orders of multiplication give, float64 values of float32."""
+    def alternatives(self, inputs: Inputs, options: Options) -> list[Tensor]:
+        """What right orders of multiplication give, float64 values ``[M, K]`` of float32."""
         values, scale = self.operands_of(inputs, options)
         return [f32(values * scale)]
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
         made = self.alternatives(inputs, self.check(inputs, options))[0]
         return to_dtype(made, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
@@ -480,7 +493,7 @@ class Nvfp4Dequantize(BlockDequantiser):
     width = GROUP_16.columns or 1
     scale_dtype = torch.float8_e4m3fn
 
-    def alternatives(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Tensor]:
+    def alternatives(self, inputs: Inputs, options: Options) -> list[Tensor]:
         values, scale = self.operands_of(inputs, options)
         g = decode(inputs["global_scale"])
         return [f32(values * f32(scale * g)), f32(values * scale * g)]

@@ -6,6 +6,8 @@ shorter; its ties go toward zero, no code is -0 and NaN is coded 0. Its powers o
 bytes of four groups in an int32, the first in the lowest byte; groups that do not exist have the scale 1.
 
 Sources: torchao mx_formats; OCP Microscaling Formats 1.0, 5.3 and 6.3; DeepGEMM deep_gemm/utils/math.py.
+
+NaN and infinities are as the recipe has them; bytes that are only moved keep them.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from oracle.numbers.quantize import WIDE
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, f32, to_dtype
 from oracle.numbers.scaling import Block
-from oracle.routines.base import F32, Call, Contract, OptionSpec, Out, TensorSpec, register
+from oracle.routines.base import F32, Call, Contract, Inputs, Options, OptionSpec, Out, TensorSpec, register
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.routines.layouts.contract import LayoutContract
 from oracle.routines.mx.contract import (
@@ -56,7 +58,7 @@ class Mxfp6Quantize(BlockQuantiser):
     inputs = BY_32
     options = (LAYOUT, ROUNDING, ELEMENT_OF_SIX)
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return (mx_recipes.TORCHAO[SIX[str(options["element"])], str(options["rounding"])],)
 
 
@@ -71,7 +73,7 @@ class Mxint8Quantize(BlockQuantiser):
     inputs = BY_32
     options = (LAYOUT,)
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return (mx_recipes.OCP_MXINT8,)
 
 
@@ -82,11 +84,11 @@ class _OneAByte(BlockDequantiser):
     packed = False
     gpu = False
 
-    def values(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Tensor:
+    def values(self, inputs: Inputs, options: Options) -> Tensor:
         """The values of the codes; InputError where a byte is no code of the format."""
         return decode(inputs["q"], self.element_of(options))
 
-    def element_of(self, options: Mapping[str, object]) -> Format:
+    def element_of(self, options: Options) -> Format:
         """Format of the codes."""
         return MXINT8
 
@@ -98,7 +100,7 @@ class Mxfp6Dequantize(_OneAByte):
     source = "torchao mx_formats; OCP Microscaling Formats 1.0"
     options = (LAYOUT, ELEMENT_OF_SIX)
 
-    def element_of(self, options: Mapping[str, object]) -> Format:
+    def element_of(self, options: Options) -> Format:
         return SIX[str(options["element"])]
 
 
@@ -120,13 +122,15 @@ ONE, WORD = 127, 4
 
 
 def words(scale: Tensor) -> Tensor:
-    """Float32 powers of two ``[M, G]`` as exponent bytes, int32 ``[M, ceil(G / 4)]``; groups past the last are 1."""
+    """Float32 powers of two ``scale`` ``[M, G]`` as exponent bytes, int32 ``[M, ceil(G / 4)]``; groups past the last
+    are 1."""
     exponents = (scale.contiguous().view(torch.int32) >> 23).to(torch.uint8)
     return torch.nn.functional.pad(exponents, (0, -scale.shape[1] % WORD), value=ONE).contiguous().view(torch.int32)
 
 
 def scales_of_words(packed: Tensor, groups: int) -> Tensor:
-    """The inverse of :func:`words`; the byte 255 is infinity, as an exponent of float32 has it."""
+    """The inverse of :func:`words`: float32 ``[M, G]`` of ``packed`` ``[M, ceil(G/4)]``, int32; the byte 255 is
+    infinity, as an exponent of float32 has it."""
     exponents = packed.contiguous().view(torch.uint8)[:, :groups].to(torch.int32)
     return (exponents << 23).view(torch.float32)
 
@@ -144,22 +148,20 @@ class PerTokenCastToFp4(QuantiserContract):
     inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise, K even"),)
     options: ClassVar[tuple[OptionSpec, ...]] = (UE8M0, GRAN_K, PACKED_UE8M0)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         if inputs["x"].shape[1] % 2:
             raise ShapeError(f"K={inputs['x'].shape[1]} is odd; two codes make a byte, pad K")
-        if resolved["use_packed_ue8m0"] and not resolved["use_ue8m0"]:
+        if options["use_packed_ue8m0"] and not options["use_ue8m0"]:
             raise OptionError("use_packed_ue8m0 packs exponents of powers of two; set use_ue8m0=True as well")
-        return resolved
 
-    def publish(self, scale: Tensor, options: Mapping[str, object]) -> Tensor:
+    def publish(self, scale: Tensor, options: Options) -> Tensor:
         return words(scale) if options["use_packed_ue8m0"] else scale
 
     def across(self, call: Call) -> int:
         """Scales of a row."""
         return -(-call.inputs["x"].shape[1] // int(str(call.resolved["gran_k"])))
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         recipe = mx_recipes.DEEPGEMM_FP4_UE8M0 if options["use_ue8m0"] else mx_recipes.DEEPGEMM_FP4
         return (recipe.with_block(Block(1, int(str(options["gran_k"])))),)
 
@@ -181,6 +183,7 @@ class PerTokenCastToFp4(QuantiserContract):
         return made
 
     def split(self, found: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
+        """Codes ``[M, K]``, uint8, and float32 scales ``[M, G]``."""
         scale = found["scale"]
         if call.resolved["use_packed_ue8m0"]:
             scale = scales_of_words(scale, self.across(call))
@@ -197,7 +200,7 @@ class PerTokenCastToFp4(QuantiserContract):
         return {"q": pack(bad["q"].to(torch.uint8)) != 0, "scale": scale}
 
     def rest(self, packed: Tensor, call: Call) -> Tensor:
-        """The bytes of words behind the last group."""
+        """The bytes of words ``packed`` ``[M, ceil(G/4)]``, int32, behind the last group: uint8 ``[M, n]``."""
         return packed.contiguous().view(torch.uint8)[:, self.across(call) :]
 
 
@@ -234,14 +237,12 @@ class CastBackFromFp4(Contract):
     )
     options = (GRAN_K,)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        k, width, have = inputs["q"].shape[1] * 2, int(str(resolved["gran_k"])), inputs["scale"].shape[1]
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        k, width, have = inputs["q"].shape[1] * 2, int(str(options["gran_k"])), inputs["scale"].shape[1]
         if have != -(-k // width):
             raise ShapeError(f"scale has {have} columns; K={k} codes in groups of {width} have {-(-k // width)}")
-        return resolved
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
         resolved = self.check(inputs, options)
         values = decode(unpack(inputs["q"].view(torch.uint8)), E2M1)
         values = torch.where(values == 0, 0.0, values)
@@ -270,12 +271,10 @@ class TransposePackedFp4(LayoutContract):
     source = "DeepGEMM deep_gemm/utils/math.py transpose_packed_fp4"
     inputs = (TensorSpec("q", Kind.CODES, (torch.uint8, torch.int8), ("M", "P"), "codes, two a byte, M even"),)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         if (m := inputs["q"].shape[0]) % 2:
             raise ShapeError(f"M={m} is odd; two rows make a byte of the transpose, pad M")
-        return resolved
 
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         q = inputs["q"]
         return {"out": pack(unpack(q.view(torch.uint8)).t().contiguous()).view(q.dtype)}

@@ -16,12 +16,13 @@ beyond an expert's: the buffers are ``torch.empty``, so anything may lie there a
 Sources: FlashInfer fp4_quantization.py scaled_fp4_grouped_quant_sm100, fp8_quantization.py mxfp8_grouped_quantize,
 quantization.cuh cvt_fp16_to_fp4_expert @fb28d7242; vLLM scaled_fp4_experts_quant; SGLang
 es_sm100_mxfp8_blockscaled_grouped_quant. Not covered: activations before the quantiser, padding of K to 128.
+
+NaN and infinities are as the recipe has them; bytes that are only moved keep them.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -31,7 +32,7 @@ from oracle.errors import InputError, ShapeError
 from oracle.numbers import mx_recipes, recipes
 from oracle.numbers.quantize import WIDE, Prepared, prepare
 from oracle.numbers.recipes import Recipe
-from oracle.routines.base import F32, Call, Operands, OptionSpec, Out, TensorSpec, register
+from oracle.routines.base import F32, Call, Inputs, Operands, Options, OptionSpec, Out, TensorSpec, register
 from oracle.routines.mx.contract import FP8_CODES, BlockQuantiser, pack, unpack
 from oracle.routines.traits import Kind
 from oracle.truth.gemm import take_rows
@@ -69,22 +70,20 @@ class ExpertQuantiser(BlockQuantiser):
     roles = {}
 
     @abstractmethod
-    def experts(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[tuple[int, int, int]]:
+    def experts(self, inputs: Inputs, options: Options) -> list[tuple[int, int, int]]:
         """For each expert its rows ``[first, last)`` of the flattened ``x``, and the row of its first scale bytes."""
 
     @abstractmethod
-    def height(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> int:
+    def height(self, inputs: Inputs, options: Options) -> int:
         """Rows of scale bytes, padding included."""
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         if "global_scale" in inputs and not bool((inputs["global_scale"] > 0).all()):
             raise InputError(f"global_scale is {inputs['global_scale'].tolist()}; every expert's must be positive")
-        if not any(last > first for first, last, _ in self.experts(inputs, resolved)):
+        if not any(last > first for first, last, _ in self.experts(inputs, options)):
             raise InputError("no expert has a row; there is nothing to judge")
-        return resolved
 
-    def columns(self, inputs: Mapping[str, Tensor]) -> int:
+    def columns(self, inputs: Inputs) -> int:
         """Columns of what is quantised."""
         return inputs["x"].shape[-1]
 
@@ -93,10 +92,11 @@ class ExpertQuantiser(BlockQuantiser):
         return Operands(self.roles, shape, recipes=self.declared(call.inputs, call.resolved))
 
     def rows(self, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-        """The rows of the flattened ``x`` that experts own, the expert of each, and its row of scale bytes; int64."""
+        """The rows of the flattened ``x`` that experts own, the expert of each, and its row of scale bytes; int64
+        ``[n]`` each."""
         return call.cached("rows", lambda: self._rows(call.inputs, call.resolved))
 
-    def _rows(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Tensor, Tensor, Tensor]:
+    def _rows(self, inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor]:
         parts = [
             (
                 torch.arange(first, last, device="cpu"),
@@ -108,7 +108,7 @@ class ExpertQuantiser(BlockQuantiser):
         row, expert = (torch.cat([part[axis] for part in parts]) for axis in (0, 1))  # type: ignore[misc]
         return row, expert, torch.cat([rows + shift for rows, _, shift in parts])
 
-    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+    def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         row, expert, _ = self._rows(inputs, options)
         x = inputs["x"].flatten(0, -2)[row]
         scale = inputs.get("global_scale")
@@ -132,11 +132,12 @@ class ExpertQuantiser(BlockQuantiser):
         return self.memory(ones, call) == 0
 
     def viewed(self, memory: Tensor, call: Call) -> Tensor:
-        """Flat scale bytes in the shape that is returned."""
+        """Flat scale bytes ``memory`` ``[bytes]``, uint8, in the shape that is returned: ``[bytes]``, or one with the
+        expert last."""
         return memory
 
     def flat(self, memory: Tensor, call: Call) -> Tensor:
-        """The inverse of :meth:`viewed`."""
+        """The inverse of :meth:`viewed`: uint8 ``[bytes]`` of ``memory`` ``[...]``."""
         return memory
 
     def codes(self, codes: Tensor, call: Call) -> Tensor:
@@ -157,11 +158,12 @@ class ExpertQuantiser(BlockQuantiser):
         return (*rows, k // 2 if self.packed else k)
 
     def outward(self, q: Tensor) -> Tensor:
-        """Codes in memory as they are returned."""
+        """Codes ``q`` ``[..., K]`` in memory, of any dtype, as they are returned: a view ``[...]`` of the same
+        dtype."""
         return q
 
     def inward(self, q: Tensor) -> Tensor:
-        """The inverse of :meth:`outward`."""
+        """The inverse of :meth:`outward`: a view ``[..., K]`` of ``q`` ``[...]``, of the same dtype."""
         return q
 
     def shape_of_codes(self, call: Call) -> tuple[int, ...]:
@@ -187,14 +189,14 @@ class MaskedQuantiser(ExpertQuantiser):
     ``[32, 4, rm, 4, rk, G]``, with ``rm = ceil(M/128)`` and ``rk = ceil(C/4)`` for C scales of a row.
     """
 
-    def experts(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[tuple[int, int, int]]:
+    def experts(self, inputs: Inputs, options: Options) -> list[tuple[int, int, int]]:
         _, m, _ = inputs["x"].shape
         counts = inputs["mask"].tolist()
         if not all(0 <= count <= m for count in counts):
             raise InputError(f"mask is {counts}; an expert has 0 to {m} rows")
         return [(i * m, i * m + count, i * align(m, HEIGHT)) for i, count in enumerate(counts)]
 
-    def height(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> int:
+    def height(self, inputs: Inputs, options: Options) -> int:
         groups, m, _ = inputs["x"].shape
         return int(groups * align(m, HEIGHT))
 
@@ -226,16 +228,16 @@ class ContiguousQuantiser(ExpertQuantiser):
 
     options: ClassVar[tuple[OptionSpec, ...]] = (PLACEMENT,)
 
-    def experts(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[tuple[int, int, int]]:
+    def experts(self, inputs: Inputs, options: Options) -> list[tuple[int, int, int]]:
         offsets = self._offsets(inputs)
         placed = starts(offsets, str(options["placement"]))
         return list(zip(offsets, offsets[1:], placed, strict=False))
 
-    def height(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> int:
+    def height(self, inputs: Inputs, options: Options) -> int:
         m, experts = inputs["x"].shape[0], inputs["expert_offsets"].numel() - 1
         return (m + (HEIGHT - 1) * experts) // HEIGHT * HEIGHT
 
-    def _offsets(self, inputs: Mapping[str, Tensor]) -> list[int]:
+    def _offsets(self, inputs: Inputs) -> list[int]:
         m, offsets = inputs["x"].shape[0], [int(p) for p in inputs["expert_offsets"].tolist()]
         if offsets[0] != 0 or offsets[-1] > m or any(b < a for a, b in zip(offsets, offsets[1:], strict=False)):
             raise InputError(f"expert_offsets is {offsets}; it must rise from 0 to at most {m} rows")
@@ -259,7 +261,7 @@ class _Nvfp4:
     packed = True
     scale_dtype = torch.float8_e4m3fn
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return mx_recipes.FLASHINFER_NVFP4_EXACT, mx_recipes.FLASHINFER_NVFP4, mx_recipes.VLLM_NVFP4
 
 
@@ -268,7 +270,7 @@ class _Mxfp8:
 
     traits = frozenset({FP8_CODES})
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return recipes.TE_MXFP8_1X32, mx_recipes.FLASHINFER_CUTILE_MXFP8, recipes.FLASHINFER_MXFP8_1X32
 
 

@@ -7,11 +7,13 @@
 
 Verdicts on a batch count the rows of all its matrices below one another. Source: FlashInfer flashinfer/quantization
 @fb28d7242. Not covered: other tile heights of a shuffle.
+
+NaN and infinities are as the recipe has them; bytes that are only moved keep them.
+Source: FlashInfer flashinfer/quantization @fb28d7242.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -21,7 +23,7 @@ from oracle.errors import ShapeError
 from oracle.numbers import mx_recipes
 from oracle.numbers.quantize import WIDE, Ends, Prepared, prepare
 from oracle.numbers.recipes import Recipe
-from oracle.routines.base import Call, OptionSpec, TensorSpec, register
+from oracle.routines.base import Call, Inputs, Options, OptionSpec, TensorSpec, register
 from oracle.routines.fused.kernels import gated
 from oracle.routines.mx.contract import GLOBAL, LAYOUT, LAYOUTS, STACKED, Nvfp4Quantize, padding_of
 from oracle.routines.mx.experts import GLOBALS, MASK, ScaledFp4GroupedQuantize
@@ -41,7 +43,7 @@ class _Encoded(Nvfp4Quantize):
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
     options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT,)
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return mx_recipes.FLASHINFER_NVFP4_EXACT, mx_recipes.FLASHINFER_NVFP4, mx_recipes.FLASHINFER_CUTE_NVFP4
 
 
@@ -59,7 +61,7 @@ class Nvfp4BatchedQuantize(_Encoded):
     )
     options = (TILES,)
 
-    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+    def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         return prepare(inputs["x"].flatten(0, 1), global_scale=inputs["global_scale"])
 
     def shape_of_scales(self, call: Call) -> tuple[int, int]:
@@ -102,11 +104,9 @@ class Nvfp4QuantizeShuffled(_Encoded):
     inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "M a multiple of 32, K of 16"), GLOBAL)
     options = (OptionSpec("layout", LAYOUTS[0], LAYOUTS[:1], "how the scale bytes lie"),)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         if (m := inputs["x"].shape[0]) % SHUFFLE:
             raise ShapeError(f"M={m} is not a multiple of {SHUFFLE}, the rows that are permuted; pad M")
-        return resolved
 
     def memory(self, scale: Tensor, call: Call) -> Tensor:
         return super().memory(scale[self._order(scale)], call)
@@ -135,7 +135,7 @@ def activated(x: Tensor) -> tuple[Tensor, Ends]:
     return due, Ends(low, high, unknown)
 
 
-def halved(inputs: Mapping[str, Tensor], width: int) -> None:
+def halved(inputs: Inputs, width: int) -> None:
     """Refuse gates and values whose number is no multiple of a scale's."""
     if (c := inputs["x"].shape[-1]) % (2 * width):
         raise ShapeError(f"x has {c} columns: I={c / 2:g} is not a multiple of {width}; pad I")
@@ -153,12 +153,10 @@ class SiluAndMulNvfp4Quantize(_Encoded):
     source = "FlashInfer silu_and_mul_nvfp4_quantize"
     inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "C"), "gate, then up: [M, 2 I], I a multiple of 16"), GLOBAL)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         halved(inputs, self.width)
-        return resolved
 
-    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+    def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         x, ends = activated(inputs["x"])
         return prepare(x, global_scale=inputs["global_scale"], ends=ends)
 
@@ -186,15 +184,13 @@ class SiluAndMulScaledNvfp4ExpertsQuantize(ScaledFp4GroupedQuantize):
         GLOBALS,
     )
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         halved(inputs, self.width)
-        return resolved
 
-    def columns(self, inputs: Mapping[str, Tensor]) -> int:
+    def columns(self, inputs: Inputs) -> int:
         return inputs["x"].shape[-1] // 2
 
-    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+    def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         row, expert, _ = self._rows(inputs, options)
         x, ends = activated(inputs["x"].flatten(0, -2)[row])
         return prepare(x, global_scale=inputs["global_scale"][expert], ends=ends)

@@ -11,6 +11,8 @@ scales there is no global scale: ``x8`` itself is quantised.
 
 Sources: FlashInfer quantization.cuh nvfp4QuantAndPerTokenScaleKernel, quantization_utils.cuh cvt_warp_fp8_to_fp4
 @fb28d7242; TransformerEngine row-scaled NVFP4. Not covered: expanded_idx_to_permuted_idx.
+
+NaN and infinities are as the recipe has them; bytes that are only moved keep them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from oracle.numbers.formats import FP32, decode
 from oracle.numbers.quantize import WIDE, Ends, Prepared, prepare
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, f32, to_dtype
-from oracle.routines.base import E4M3, F32, Call, Out, TensorSpec, register
+from oracle.routines.base import E4M3, F32, Call, Inputs, Options, Out, TensorSpec, register
 from oracle.routines.mx.contract import (
     GLOBAL,
     LAYOUT,
@@ -45,7 +47,8 @@ ZERO_ROW = (0.0, 2.0**-128, 1.0)
 
 
 def row_scales(x: Tensor, a_global_sf: Tensor) -> Tensor:
-    """``RN(amax of the row * a_global_sf)``, float64 ``[M]``; NaN elements are left out."""
+    """``RN(amax of the row * a_global_sf)``, float64 ``[M]``, of ``x`` ``[M, K]`` and ``a_global_sf`` ``[1]``; NaN
+    elements are left out."""
     magnitude = decode(x).abs()
     return f32(torch.where(torch.isnan(magnitude), 0.0, magnitude).amax(dim=1) * decode(a_global_sf))
 
@@ -70,14 +73,14 @@ class Nvfp4QuantizePerToken(Nvfp4Quantize):
     options = (LAYOUT,)
     returns = ("q", "scale", ROW_SCALE)
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return (mx_recipes.FLASHINFER_NVFP4_INVERSED,)
 
-    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+    def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         return self.under(inputs, row_scales(inputs["x"], inputs["global_scale"]))
 
-    def under(self, inputs: Mapping[str, Tensor], rows: Tensor) -> Prepared:
-        """The values to quantise under these scales of rows."""
+    def under(self, inputs: Inputs, rows: Tensor) -> Prepared:
+        """The values to quantise under these scales ``rows`` ``[M]``, float64, of rows."""
         scale = to_dtype(rows, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
         return prepare(inputs["x"], global_scale=scale)
 
@@ -123,15 +126,16 @@ class OfFp8Quantiser(BlockQuantiser):
     packed = True
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
 
-    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+    def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         x, *ends = halves(inputs["x"], inputs.get("global_scale"))
         scale = inputs.get("global_scale")
         return prepare(x, global_scale=scale, ends=Ends(ends[0], ends[1]))
 
 
 def halves(x8: Tensor, global_scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """``float16(x8 * (6 / global_scale))``, and the least and the largest value that an approximate reciprocal and two
-    rounded products can make of it; ``x8`` itself without a global scale."""
+    """``float16(x8 * (6 / global_scale))`` of ``x8`` ``[M, K]``, float8_e4m3fn, and ``global_scale`` ``[1]``, and the
+    least and the largest value that an approximate reciprocal and two rounded products can make of it: three of float16
+    ``[M, K]``; ``x8`` itself without a global scale."""
     values = decode(x8)
     if global_scale is None:
         h = to_dtype(values, torch.float16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
@@ -155,7 +159,7 @@ class Nvfp4QuantizeOfFp8(OfFp8Quantiser, Nvfp4Quantize):
     inputs = (TensorSpec("x", Kind.VALUES, E4M3, ("M", "K"), "values times 448/amax, K a multiple of 16"), GLOBAL)
     options = (LAYOUT,)
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return mx_recipes.FLASHINFER_NVFP4_EXACT, mx_recipes.FLASHINFER_NVFP4_OF_FP8
 
 
@@ -169,5 +173,5 @@ class Mxfp4QuantizeOfFp8(OfFp8Quantiser):
     inputs = (TensorSpec("x", Kind.VALUES, E4M3, ("M", "K"), "values to quantise, K a multiple of 32"),)
     options = (LAYOUT,)
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return mx_recipes.FLASHINFER_MXFP4, mx_recipes.FLASHINFER_CUTE_MXFP4

@@ -17,11 +17,11 @@ of the transform, where there is one.
 Sources: TransformerEngine common/cast/nvfp4, common/util/ptx.cuh, custom_recipes/reference_nvfp4.py @d0067d0;
 FlashInfer quantization_utils.cuh @fb28d7242 (four over six). Not covered: the order of Philox words in a published
 kernel.
+
+NaN and infinities are as the recipe has them; bytes that are only moved keep them.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from oracle.numbers import mx_recipes
 from oracle.numbers.formats import decode
 from oracle.numbers.quantize import WIDE, Ends, Prepared, prepare
 from oracle.numbers.recipes import Candidates, Recipe
-from oracle.routines.base import Call, Contract, OptionSpec, Out, TensorSpec, register
+from oracle.routines.base import Call, Contract, Inputs, Options, OptionSpec, Out, TensorSpec, register
 from oracle.routines.mx.contract import GLOBAL, LAYOUT, Nvfp4Quantize
 from oracle.routines.traits import Kind
 from oracle.truth.hadamard import LARGEST, SIGNS, SIZE, matrix, random_bytes, transform_ends
@@ -51,7 +51,7 @@ class _Training(Nvfp4Quantize):
 
     inputs = ENCODE
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return mx_recipes.TE_NVFP4, mx_recipes.FLASHINFER_NVFP4
 
 
@@ -66,17 +66,15 @@ class Nvfp4QuantizeStochastic(_Training):
     source = "TransformerEngine NVFP4Quantizer(stochastic_rounding=True); util/ptx.cuh stochastic_round_fp4_e2m1"
     options = (LAYOUT, SEED)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        random_bytes((1,), resolved["seed"])  # type: ignore[arg-type]  # refuses what is no seed
-        return resolved
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        random_bytes((1,), options["seed"])  # refuses what is no seed
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return mx_recipes.TE_NVFP4_STOCHASTIC, mx_recipes.NVFP4_SEEDED
 
-    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+    def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         x = inputs["x"]
-        bits = random_bytes(x.shape, options["seed"]).to(x.device)  # type: ignore[arg-type]
+        bits = random_bytes(x.shape, options["seed"]).to(x.device)
         return prepare(x, global_scale=inputs["global_scale"], random=bits)
 
 
@@ -90,13 +88,11 @@ class Nvfp4Quantize2d(_Training):
     options = (LAYOUT,)
     repeats = 16
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         if (m := inputs["x"].shape[0]) % self.repeats:
             raise ShapeError(f"M={m} is not a multiple of {self.repeats}, the rows that share a scale; pad M")
-        return resolved
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return mx_recipes.TE_NVFP4_2D, mx_recipes.TE_NVFP4_2D_REFERENCE
 
 
@@ -110,7 +106,7 @@ class Nvfp4Quantize4over6(_Training):
     source = "FlashInfer with FLASHINFER_NVFP4_4OVER6 (_E4M3_USE_256); TransformerEngine quantize_4over6_nvfp4.cuh"
     options = (LAYOUT, ERROR, E4M3_MAX)
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         error = Candidates[str(options["error"]).upper()]
         by_error = mx_recipes.FLASHINFER_4OVER6, mx_recipes.FLASHINFER_4OVER6_FAST, mx_recipes.TE_4OVER6_REFERENCE
         return tuple(recipes[error] for recipes in by_error)
@@ -123,7 +119,7 @@ def _summable(x: Tensor) -> None:
         raise InputError(f"x holds {float(largest):g}; a sum of {SIZE} may overflow float32, pass values up to 2^122")
 
 
-def _signs(options: Mapping[str, object]) -> int:
+def _signs(options: Options) -> int:
     mask = options["sign_mask"]
     matrix(mask if isinstance(mask, int) else -1)  # refuses what is no mask
     assert isinstance(mask, int)
@@ -144,15 +140,13 @@ class HadamardTransform(Contract):
     inputs = (TensorSpec("x", Kind.VALUES, BF16, ("M", "K"), "K a multiple of 16"),)
     options = (SIGN_MASK,)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         if (k := inputs["x"].shape[1]) % SIZE:
             raise ShapeError(f"K={k} is not a multiple of {SIZE}, the columns of a transform; pad K")
-        _signs(resolved)
+        _signs(options)
         _summable(inputs["x"])
-        return resolved
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
         return transform_ends(inputs["x"], torch.bfloat16, _signs(self.check(inputs, options)))[0]
 
     def outputs(self, call: Call) -> dict[str, Out]:
@@ -179,12 +173,10 @@ class Nvfp4QuantizeRht(_Training):
     inputs = (TensorSpec("x", Kind.VALUES, BF16, ("M", "K"), "what is transformed, K a multiple of 16"), GLOBAL)
     options = (LAYOUT, SIGN_MASK)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        _signs(resolved)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        _signs(options)
         _summable(inputs["x"])
-        return resolved
 
-    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+    def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         made, low, high = transform_ends(inputs["x"], torch.bfloat16, _signs(options))
         return prepare(made, global_scale=inputs["global_scale"], ends=Ends(low, high))

@@ -7,6 +7,8 @@ prediction and judgement are those of every scaled product (:mod:`oracle.routine
 
 Sources: FlashInfer flashinfer/gemm/gemm_base.py @fb28d7242, DeepGEMM 2.6.1 @54e2261, PyTorch
 ScaledBlas.cpp @0174dfa and GroupedBlas.cpp @00d4eaf. Not covered: 6-bit operands.
+
+NaN codes and scales stay NaN, and make NaN of every sum that they enter; placing them reads no value.
 """
 
 from __future__ import annotations
@@ -22,7 +24,19 @@ from torch import Tensor
 
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.errors import DtypeError, InputError, OptionError, ShapeError
-from oracle.routines.base import E4M3, F32, FP8, INTEGERS, Call, Operands, OptionSpec, TensorSpec, register
+from oracle.routines.base import (
+    E4M3,
+    F32,
+    FP8,
+    INTEGERS,
+    Call,
+    Inputs,
+    Operands,
+    Options,
+    OptionSpec,
+    TensorSpec,
+    register,
+)
 from oracle.routines.mx.contract import LINEAR, pack, unpack
 from oracle.routines.products.contract import BIAS, ProductContract
 from oracle.routines.products.grouped import RUN
@@ -39,8 +53,6 @@ MX, NV = 32, 16
 TILE, FLAT = tuple(HEIGHTS)
 TIGHT = Trait("has the scales of each group of rows in tiles of their own, one behind the other")
 PACKED = "words"
-Inputs = Mapping[str, Tensor]
-Options = Mapping[str, object]
 
 EMULATED: Mapping[str, tuple[str, ...]] = {
     arch: (f"{arch}.bf16.dequantised",) for arch in ("sm90", "sm89", "sm86", "sm80")
@@ -118,13 +130,13 @@ class Side:
         return self.at.shape[1]
 
     def flat(self, memory: Tensor) -> Tensor:
-        """The memory, one element for each place: float32, or uint8."""
+        """``memory`` ``[...]`` as one element for each place, ``[size]``: float32, or uint8."""
         if memory.dtype in WORDS:  # clone: the stride of a single column may be any, and a view of bytes needs 1
             memory = memory.clone(memory_format=torch.contiguous_format)
         return memory.reshape(-1) if self.dtype is torch.float32 else memory.reshape(-1).view(torch.uint8)
 
     def read(self, memory: Tensor) -> Tensor:
-        """The scales ``[rows, columns]`` out of their memory; padding is not read.
+        """The scales ``[rows, columns]`` of ``dtype`` out of their ``memory`` ``[...]``; padding is not read.
 
         Raises ShapeError: the memory holds another number of scales.
         """
@@ -199,13 +211,14 @@ class MxProduct(ProductContract):
         return WHOLE
 
     def factors(self, inputs: Inputs, run: Run) -> Tensor | None:
-        """The alpha of one product: one factor or two."""
+        """The alpha of one product: float32 ``[1]`` or ``[2]``, whose product it is; None without one."""
         return inputs.get("alpha")
 
     # --- what follows ---------------------------------------------------------------------------------------
 
     def matrix(self, inputs: Inputs, part: int) -> Tensor:
-        """The codes of a (0) or of b (1), one each, rows of all groups below one another: FP8, or uint8 of E2M1."""
+        """The codes ``[R, K]`` of a (0) or of b (1), one each, rows of all groups below one another: FP8, or uint8 of
+        E2M1."""
         given = inputs[self.names[part]]
         if part == 1 and self.b_columns:
             given = given.view(torch.uint8).mT.contiguous().view(given.dtype)
@@ -213,7 +226,8 @@ class MxProduct(ProductContract):
         return flat if flat.is_floating_point() else unpack(flat.view(torch.uint8))
 
     def given(self, inputs: Inputs, part: int, codes: Tensor) -> Tensor:
-        """The inverse of :meth:`matrix`: an operand as the call gives it, of codes (uint8, one each)."""
+        """The inverse of :meth:`matrix`: an operand ``[...]`` as the call gives it, of ``codes`` ``[R, K]`` (uint8, one
+        each)."""
         given = inputs[self.names[part]]
         packed = codes if given.is_floating_point() else pack(codes)
         if part == 1 and self.b_columns:
@@ -265,18 +279,16 @@ class MxProduct(ProductContract):
         a, b = (inputs[name] for name in self.names[:2])
         return a.shape[0], b.shape[-1] if self.b_columns else b.shape[-2]
 
-    def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         a, b = (self._depth(inputs, part) for part in (0, 1))
         if a != b:
             raise ShapeError(f"{self.names[0]} has K={a}, {self.names[1]} has K={b} (codes of four bits count twice)")
-        for side in self.sides(inputs, resolved):
+        for side in self.sides(inputs, options):
             self.check_side(side, a)
             side.read(inputs[side.scale])
         alphas = [inputs[name] for name in ("alpha", "global_scale_a", "global_scale_b") if name in inputs]
         if bad := [float(x) for alpha in alphas for x in alpha if not math.isfinite(x)]:
             raise InputError(f"{self.name} has a global scale of {bad[0]}; pass a finite one")
-        return resolved
 
     def check_side(self, side: Side, k: int) -> None:
         """Refuse a K that the scales of a side do not divide."""
@@ -398,12 +410,10 @@ class MmFp4(MxProduct):
         SHUFFLED,
     )
 
-    def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        due = NV if resolved["use_nvfp4"] else MX
-        if resolved["block_size"] != due:
-            raise InputError(f"block_size={resolved['block_size']} with use_nvfp4={resolved['use_nvfp4']}; pass {due}")
-        return resolved
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        due = NV if options["use_nvfp4"] else MX
+        if options["block_size"] != due:
+            raise InputError(f"block_size={options['block_size']} with use_nvfp4={options['use_nvfp4']}; pass {due}")
 
     def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
         m, k, n = inputs["a"].shape[0], self._depth(inputs, 0), inputs["b"].shape[1]
@@ -443,10 +453,8 @@ class ScaledMm(MxProduct):
     )
     options = (OUT_ANY, OptionSpec("swizzle", SWIZZLES[0], SWIZZLES, "how the scales of both lie"))
 
-    def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         check_recipe(inputs, self.names)
-        return resolved
 
     def check_side(self, side: Side, k: int) -> None:
         if k % 16:
@@ -618,10 +626,8 @@ class ScaledGroupedMmMx(MxProduct):
     )
     options = (OptionSpec("out_dtype", None, (None, torch.bfloat16), "dtype of the output"),)
 
-    def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         check_recipe(inputs, self.names)
-        return resolved
 
     def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
         k, (groups, n), ends = self._depth(inputs, 0), inputs["mat_b"].shape[:2], inputs["offs"].tolist()
@@ -748,19 +754,17 @@ class Fp8Fp4(MxProduct):
             found.append(Side(name, scale, width, dtype, lies, at, matrices * each * pitch))
         return found[0], found[1]
 
-    def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        if inputs["b_scale"].dtype in WORDS and resolved["gran_n"] != 1:
-            raise OptionError(f"gran_n={resolved['gran_n']} with packed b_scale; words hold the exponents of one row")
-        shapes = self.scale_shapes(inputs, resolved)
-        for side, due in zip(self.sides(inputs, resolved), shapes, strict=True):
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        if inputs["b_scale"].dtype in WORDS and options["gran_n"] != 1:
+            raise OptionError(f"gran_n={options['gran_n']} with packed b_scale; words hold the exponents of one row")
+        shapes = self.scale_shapes(inputs, options)
+        for side, due in zip(self.sides(inputs, options), shapes, strict=True):
             check_powers(side, inputs[side.scale], due)
         if (c := inputs.get("c")) is not None:
-            if resolved["out_dtype"] not in (None, c.dtype):
-                raise DtypeError(f"c is {c.dtype}, out_dtype={resolved['out_dtype']}; they are the same")
+            if options["out_dtype"] not in (None, c.dtype):
+                raise DtypeError(f"c is {c.dtype}, out_dtype={options['out_dtype']}; they are the same")
             if tuple(c.shape) != self.shape(inputs):
                 raise ShapeError(f"c has shape {list(c.shape)}; the product has {list(self.shape(inputs))}")
-        return resolved
 
     def scale_shapes(self, inputs: Inputs, options: Options) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of both scales."""
@@ -788,13 +792,13 @@ def _granularities(options: Options) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def lanes_of(scale: Tensor) -> int:
-    """Scales in an element of a tensor of scales."""
+    """Scales in an element of ``scale`` ``[...]``: 4 of int32, else 1."""
     return WIDTH if scale.dtype in WORDS else 1
 
 
 def check_powers(side: Side, scale: Tensor, shape: tuple[int, ...]) -> None:
-    """Refuse scales of another shape, float32 values of which the kernel would take the exponent alone, and words whose
-    padding is NaN: a kernel multiplies it with the zeros behind K."""
+    """Refuse ``scale`` ``[...]`` of another shape, float32 values of which the kernel would take the exponent alone,
+    and words whose padding is NaN: a kernel multiplies it with the zeros behind K. Raises ShapeError, InputError."""
     if tuple(scale.shape) != shape:
         raise ShapeError(f"{side.scale} has shape {list(scale.shape)}; codes and options take {list(shape)}")
     if scale.dtype in WORDS:

@@ -8,11 +8,14 @@
 A transposed operand of four bits has two codes of neighbouring rows in a byte: ``[K, M / 2]``. Its scales lie
 transposed too, packed ones word by word; the words of a group of K end with it. Source: DeepGEMM 2.6.1
 csrc/apis/gemm.hpp @54e2261. Not covered: alignments of groups other than 128.
+
+NaN codes and scales stay NaN, and make NaN of every sum that they enter; placing them reads no value.
+Sources: DeepGEMM 2.6.1 csrc/apis/gemm.hpp @54e2261.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -20,7 +23,7 @@ import torch
 from torch import Tensor
 
 from oracle.errors import InputError, ShapeError
-from oracle.routines.base import E4M3, F32, INTEGERS, OptionSpec, TensorSpec, register
+from oracle.routines.base import E4M3, F32, INTEGERS, Inputs, Options, OptionSpec, TensorSpec, register
 from oracle.routines.mx.contract import LINEAR, pack, unpack
 from oracle.routines.mx_products.contract import (
     EIGHT,
@@ -33,9 +36,7 @@ from oracle.routines.mx_products.contract import (
     C,
     Fp8Fp4,
     GroupedFp8Fp4Contiguous,
-    Inputs,
     MxProduct,
-    Options,
     Run,
     Side,
     check_powers,
@@ -52,7 +53,8 @@ SOURCE = "DeepGEMM 2.6.1 csrc/apis/gemm.hpp"
 
 
 def turned(x: Tensor) -> Tensor:
-    """Codes or scales ``[.., R, C]`` as ``[.., C, R]``; packed codes ``[.., R, C / 2]`` as ``[.., C, R / 2]``."""
+    """``x``, codes or scales ``[.., R, C]`` of any dtype, as ``[.., C, R]`` of the same dtype; packed codes ``[.., R, C
+    / 2]`` as ``[.., C, R / 2]``."""
     if x.dtype is not torch.uint8:
         raw = x.view(torch.uint8) if x.element_size() == 1 else x
         return raw.mT.contiguous().view(x.dtype)
@@ -212,16 +214,14 @@ class KGroupedGemmTn(MxProduct):
         OptionSpec("gran_k", 128, (32, 128), "codes that share a scale"),
     )
 
-    def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        for side, due in zip(self.sides(inputs, resolved), self.scale_shapes(inputs, resolved), strict=True):
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        for side, due in zip(self.sides(inputs, options), self.scale_shapes(inputs, options), strict=True):
             check_powers(side, inputs[side.scale], due)
-        ks, gran = inputs["ks"].tolist(), _gran(resolved)
+        ks, gran = inputs["ks"].tolist(), _gran(options)
         if odd := [k for k in ks if k < 0 or k % gran]:
             raise InputError(f"ks holds {odd[0]}; every group has a multiple of {gran} rows, pad it with zeros")
         if sum(ks) != (k := inputs["a"].shape[0]):
             raise ShapeError(f"ks sum to {sum(ks)}; the operands have K={k}")
-        return resolved
 
     def check_side(self, side: Side, k: int) -> None:
         if k % side.width:
@@ -280,5 +280,5 @@ class KGroupedGemmTn(MxProduct):
         return inputs[self.names[part]].shape[0]
 
 
-def _gran(options: Mapping[str, object]) -> int:
+def _gran(options: Options) -> int:
     return int(str(options.get("gran_k", 128)))

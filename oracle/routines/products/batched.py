@@ -12,6 +12,9 @@ Scales are the logical ones, whatever layout a kernel wants them in. Sources: fl
 flashinfer/gemm/gemm_base.py and grouped_mm/core.py; vLLM csrc/quantization/w8a8/cutlass/moe; sgl-kernel csrc/moe.
 Not covered: FP4 and MX operands; sizes whose first two extents are exchanged (:mod:`oracle.routines.products.grouped`
 says who does that; a kernel's wrapper undoes it).
+
+NaN codes and scales stay NaN, and make NaN of every sum that they enter; placing them reads no value.
+Sources: flashinfer-ai/flashinfer fb28d72; vLLM csrc/quantization/w8a8/cutlass/moe; sgl-kernel csrc/moe.
 """
 
 from __future__ import annotations

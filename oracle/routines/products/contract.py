@@ -3,6 +3,9 @@
 Each contract says how its inputs name the operands of one scaled product (:mod:`oracle.truth.gemm`) and which numerics
 its kernels use on which arch; truth, prediction and judgement are shared. Shapes: ``M`` tokens, ``N`` output features,
 ``K`` input features. Sources: DeepGEMM @54e2261; vLLM csrc/quantization/w8a8/cutlass; torch._scaled_mm.
+
+NaN codes and scales stay NaN, and make NaN of every sum that they enter; placing them reads no value.
+Source: DeepSeek-V3 report, 3.3.2, for the formula; the libraries as named by each contract.
 """
 
 from __future__ import annotations
@@ -183,6 +186,7 @@ class ProductContract(Contract):
         return truth(call.parts, call.rows, call.resolved["out_dtype"]).view(call.operands.shape)
 
     def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> Tensor:
+        """The bits ``[..., N]`` by one of the numerics, the usual one where none is named, in ``out_dtype``."""
         out_dtype = self.check(inputs, options)["out_dtype"] or self.out_dtypes[0]
         call = Call(self, inputs, options, out_dtype=out_dtype)
         name = numerics or self.arithmetics(call)[0]
@@ -309,7 +313,7 @@ class TorchChannelwise(TorchScaledMm):
 
 
 def transposed(x: Tensor) -> Tensor:
-    """The transpose of a matrix of any dtype, contiguous."""
+    """The transpose ``[C, R]`` of a matrix ``x`` ``[R, C]`` of any dtype, contiguous."""
     raw = x.view(torch.uint8) if x.element_size() == 1 else x
     return raw.t().contiguous().view(x.dtype)
 
@@ -317,8 +321,9 @@ def transposed(x: Tensor) -> Tensor:
 def block_scaled(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, scaling: tuple[Scaling, Scaling] = BLOCKS
 ) -> ScaledProduct:
-    """The product with scales in blocks: of ``scaling`` or, with a row of scales for each row of ``b``, those of ``a``
-    for both."""
+    """The product of codes ``a`` ``[M, K]`` and ``b`` ``[N, K]`` (FP8) with float32 scales in blocks, ``a_scale`` ``[M,
+    B]`` and ``b_scale`` ``[N or blocks, B]``: of ``scaling`` or, with a row of scales for each row of ``b``, those of
+    ``a`` for both."""
     of_a, of_b = scaling
     if b_scale.shape[0] == b.shape[0] > of_b.grid(b.shape).count[0]:
         of_b = of_a
@@ -334,8 +339,9 @@ def scaled_by_shape(
     bias: Tensor | None = None,
     scaling: tuple[Scaling, Scaling] = BLOCKS,
 ) -> ScaledProduct:
-    """The product whose scale kinds are read off the shapes of ``a_scale`` and ``b_scale``; ShapeError where one is of
-    no kind, or block scales meet others."""
+    """The product of codes ``a`` ``[M, K]``, ``b`` ``[N, K]`` (FP8) and ``bias`` ``[N]`` whose scale kinds are read off
+    the shapes of ``a_scale`` and ``b_scale``. Raises ShapeError where one is of no kind, or block scales meet
+    others."""
     (m, k), n = a.shape, b.shape[0]
     (of_a, of_b), cells = scaling, scaling[1].grid(b.shape)
     groups, blocks = cells.count

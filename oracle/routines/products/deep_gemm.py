@@ -12,6 +12,8 @@ strides are the kernel's affair. A float32 output holds ``RN(c + F)``, ``F`` the
 which the kernel leaves to the memory (a reduction that may flush subnormals, :data:`oracle.bounds.product.FLUSHED`).
 Source: deepseek-ai/DeepGEMM 54e2261, csrc/apis/gemm.hpp and einsum.hpp, impls/sm90_fp8_gemm_1d1d.cuh.
 Not covered: UE8M0 casts inside the library, FP4 operands, prefix sums as a layout of groups.
+
+NaN codes and scales stay NaN, and make NaN of every sum that they enter; placing them reads no value.
 """
 
 from __future__ import annotations
@@ -237,7 +239,8 @@ class KGrouped(ProductContract):
 
 
 def summed(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, c: Tensor | None) -> ScaledProduct:
-    """The product with 1x128 scales on both sides and a summand."""
+    """The product of codes ``a`` ``[M, K]`` and ``b`` ``[N, K]`` (FP8) with 1x128 scales ``a_scale`` ``[M, B]``,
+    ``b_scale`` ``[N, B]`` on both sides, and a summand ``c`` ``[M, N]``, float32."""
     return ScaledProduct(a, b, a_scale, b_scale, block=min(128, a.shape[1]), b_rows=1, c=c)
 
 
@@ -337,13 +340,13 @@ class SkipHeadMid(Contract):
             raise OptionError(f"left={left} and right={right} make heads of {left + right}; N={n} is no multiple of it")
 
     def columns(self, call: Call) -> tuple[Tensor, int]:
-        """Where each column of the product goes, and the columns of the output."""
+        """Where each column of the product goes, int64 ``[N]``, and the columns of the output. Raises OptionError."""
         left, mid, right = (positive(call.resolved, name) for name in ("left", "mid", "right"))
         n = torch.arange(call.inputs["b"].shape[0], device=call.inputs["b"].device)
         return n + (n + right) // (left + right) * mid, len(n) + len(n) // (left + right) * mid
 
     def spread(self, call: Call, out: Tensor) -> Tensor:
-        """Product columns in their places, NaN in the gaps."""
+        """Product columns ``out`` ``[M, N]`` in their places, NaN in the gaps: ``[M, columns]`` of the same dtype."""
         at, width = self.columns(call)
         whole = torch.full((out.shape[0], width), torch.nan, dtype=out.dtype, device=out.device)
         whole[:, at] = out
@@ -370,6 +373,7 @@ class SkipHeadMid(Contract):
         return self.spread(call, DENSE.reference(inputs, out_dtype=call.resolved["out_dtype"]))
 
     def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> Tensor:
+        """The bits ``[M, columns]`` of the product by one of the numerics, in ``out_dtype``, NaN in the gaps."""
         call = Call(self, inputs, options).checked()
         made = DENSE.predict(inputs, numerics=numerics, out_dtype=call.resolved["out_dtype"])
         return self.spread(call, made)

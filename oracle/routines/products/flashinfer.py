@@ -21,6 +21,9 @@ Routines around it with a bfloat16 input are judged by the same sets:
 
 The set of admissible codes and scales allows every factor ``1 + d``, ``|d| <= 2^-21``, and so holds those of the exact
 group quantiser too (a group whose amax is below that quantiser's floor of 1e-10 excepted). Not covered: UE8M0 scales.
+
+NaN codes and scales stay NaN, and make NaN of every sum that they enter; placing them reads no value.
+Source: FlashInfer fp8_blockscale_gemm_sm90; TensorRT-LLM fp8_blockscale_gemm.
 """
 
 from __future__ import annotations
@@ -232,12 +235,13 @@ class QuantisedInside(Sets):
 
 
 def out_of_range(x: Tensor) -> bool:
-    """Whether the shipped activation quantiser loses a finite group of ``x`` (:func:`fast_math.outside`)."""
+    """Whether the shipped activation quantiser loses a finite group of ``x`` ``[M, K]``, bfloat16
+    (:func:`fast_math.outside`)."""
     return bool(fast_math.outside(prepare(x).amax(FLASHINFER_1X128)).any())
 
 
 def rows_left_out(weight: Tensor) -> bool:
-    """Whether the shipped scan misses the largest magnitude of a block of ``weight``."""
+    """Whether the shipped scan misses the largest magnitude of a block of ``weight`` ``[N, K]``, bfloat16."""
     x = prepare(weight)
     return bool((x.amax(FLASHINFER_128X128) != x.amax(FLASHINFER_128X128_AMAX_FAULT)).any())
 

@@ -1,6 +1,8 @@
 """Contracts of the grouped products of MoE layers: rows of ``a`` meet the weight of their expert.
 
 Sources: DeepGEMM @54e2261; torch._scaled_grouped_mm; vLLM csrc cutlass_moe_mm.
+
+NaN codes and scales stay NaN, and make NaN of every sum that they enter; placing them reads no value.
 """
 
 from __future__ import annotations
@@ -122,14 +124,15 @@ class Runs(ProductContract):
         """First row and end of every expert's run."""
 
     def product(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor) -> ScaledProduct:
-        """Of one run: scales in blocks or, of ``b`` as a vector, for rows and channels (or one for all of them)."""
+        """Of one run, codes ``a`` ``[m, K]`` and ``b`` ``[N, K]`` (FP8): scales in blocks, ``a_scale`` ``[m, B]`` and
+        ``b_scale`` ``[blocks, B]``, or, of ``b`` as a vector, for rows and channels (or one for all of them)."""
         if b_scale.dim() == 2:
             return block_scaled(a, b, a_scale, b_scale, self.scaling)
         rows = b.shape[0] if b_scale.numel() == 1 else 1
         return ScaledProduct(a, b, a_scale.reshape(-1, 1), b_scale[:, None], block=a.shape[1], b_rows=rows)
 
     def operand(self, inputs: Inputs, g: int) -> Tensor:
-        """Codes ``[N, K]`` of an expert's weight."""
+        """Codes ``[N, K]`` of an expert's weight, of its dtype."""
         return inputs[self.roles["b"]][g]
 
     def parts(self, inputs: Inputs) -> list[Part]:

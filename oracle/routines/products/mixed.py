@@ -9,6 +9,8 @@ The order of the weights is CuTe's: a warp's part of the left operand of a 64x32
 Sources: vLLM csrc/quantization/cutlass_w4a8; NVIDIA/cutlass examples/55_hopper_mixed_dtype_gemm/packed_scale.hpp,
 reorder_utils.hpp (compute_memory_reordering_atom), CuTe mma_traits_sm90_gmma.hpp (ALayout_64x32).
 Not covered: groups of other lengths than 128, zero points, a bias; weights reordered for 16-bit activations.
+
+NaN scales give NaN weights.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ TOKENS = TensorSpec("a_token_scales", Kind.SCALES, F32, ("M", "1"), "one scale f
 
 
 def weights(q: Tensor, scales: Tensor) -> Tensor:
-    """E4M3 ``[N, K]``: the products of weights ``[N, K]`` and their group's scale ``[K/128, N]``, rounded to nearest
-    even and saturated; a NaN scale gives NaN. Weights that a fault has decoded, in floats, stay as they are."""
+    """E4M3 ``[N, K]``: the products of weights ``q`` ``[N, K]``, int8, and their group's ``scales`` ``[K/128, N]``,
+    float8_e4m3fn, rounded to nearest even and saturated; a NaN scale gives NaN. Weights that a fault has decoded, in
+    floats, stay as they are."""
     if q.is_floating_point():
         return q
     each = decode(scales).t().repeat_interleave(GROUP, dim=1)[:, : q.shape[1]]
@@ -47,7 +50,7 @@ def weights(q: Tensor, scales: Tensor) -> Tensor:
 
 
 def check_int4(q: Tensor) -> None:
-    """Refuse values outside -8..7."""
+    """Refuse values of ``q`` ``[...]``, int8, outside -8..7. Raises InputError."""
     low, high = int(q.min()), int(q.max())
     if low < -8 or high > 7:
         raise InputError(f"b_q holds {low if low < -8 else high}; an int4 weight is -8..7")
@@ -114,13 +117,15 @@ class W4A8Moe(Int4Weights, CutlassBlockwiseGrouped):
 
 
 def encoded(b: Tensor) -> Tensor:
-    """Bytes of two nibbles each, 1..7 of them replaced by ``8 - v``; uint8 of any shape."""
+    """Bytes ``b`` ``[...]``, uint8, of two nibbles each, 1..7 of them replaced by ``8 - v``; uint8 of any shape, the
+    same."""
     low, high = (torch.where((v > 0) & (v < 8), 8 - v, v) for v in (b & 15, b >> 4))
     return high << 4 | low
 
 
 def packed(scales: Tensor) -> Tensor:
-    """E4M3 ``[8 n]`` of ``n`` scales: ``-8 s`` to ``-s`` rounded to nearest even and saturated, scale by scale."""
+    """E4M3 ``[8 n]`` of ``scales`` ``[...]``, ``n`` of float8_e4m3fn: ``-8 s`` to ``-s`` rounded to nearest even and
+    saturated, scale by scale."""
     made = decode(scales).flatten()[:, None] * -torch.arange(8, 0, -1, device=scales.device).to(torch.float64)
     overflow = Overflow.SATURATE
     return to_dtype(made, torch.float8_e4m3fn, rounding=Rounding.NEAREST_EVEN, overflow=overflow).flatten()
@@ -144,19 +149,20 @@ WARP = (16, 32)
 
 
 def nibbles(words: Tensor) -> Tensor:
-    """uint8 ``[R, 8 C]`` of contiguous int32 ``[R, C]``: the lowest four bits of a word first."""
+    """uint8 ``[R, 8 C]`` of ``words`` ``[R, C]``, int32: the lowest four bits of a word first."""
     byte = words.contiguous().view(torch.uint8)
     return torch.stack([byte & 15, byte >> 4], dim=-1).flatten(1)
 
 
 def words(each: Tensor) -> Tensor:
-    """The inverse of :func:`nibbles`."""
+    """The inverse of :func:`nibbles`: int32 ``[R, C]`` of ``each`` ``[R, 8 C]``, uint8."""
     pairs = each.reshape(each.shape[0], -1, 2)
     return (pairs[..., 1] << 4 | pairs[..., 0]).contiguous().view(torch.int32)
 
 
 def reordered(b: Tensor) -> Tensor:
-    """int32 ``[K/8, N]`` in columns, its nibbles encoded and in the order in which a warp reads them."""
+    """``b`` ``[K/8, N]``, int32, in columns, its nibbles encoded and in the order in which a warp reads them: int32
+    ``[K/8, N]``."""
     rows, columns = WARP
     each = encoded(nibbles(b.t()))
     tiles = each.view(each.shape[0] // rows, 2, 8, each.shape[1] // columns, 2, 4, 4)  # row: v1 t1; column: v2 t0 v0

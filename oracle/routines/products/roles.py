@@ -2,6 +2,9 @@
 
 A scale is rewritten as matrices ``[rows, blocks]``: one for a dense call, one per group for the grouped contracts,
 whatever shape the contract gives it. Codes are rewritten as ``[rows, K]`` matrices in the same way.
+
+NaN codes and scales stay NaN, and make NaN of every sum that they enter; placing them reads no value.
+Source: derived from the roles of a contract and the dims of its inputs.
 """
 
 from __future__ import annotations
@@ -40,12 +43,12 @@ def each(role: str, function: Callable[..., Tensor]) -> Change:
 
 
 def operand(call: Call, role: str) -> Tensor:
-    """The input for ``role``, which the contract has."""
+    """The input ``[...]`` for ``role``, of its own dtype, which the contract has."""
     return call.inputs[call.contract.roles[role]]
 
 
 def groups(call: Call) -> Tensor:
-    """The input that says which rows belong to which group, which the contract has."""
+    """The input ``[G]`` or ``[M]``, integers, that says which rows belong to which group, which the contract has."""
     return call.inputs[str(call.contract.groups)]
 
 
@@ -71,13 +74,14 @@ def of_the_next(*roles: str) -> Change:
 
 
 def rolled(x: Tensor, dim: int = 0) -> Tensor:
-    """Every entry along an axis replaced by the next, of any dtype."""
+    """Every entry of ``x`` ``[...]`` along an axis replaced by the next, of the same shape and any dtype."""
     raw = x.view(torch.uint8) if x.element_size() == 1 else x
     return torch.roll(raw, -1, dims=dim).view(x.dtype)
 
 
 def matrix(call: Call, role: str) -> Tensor:
-    """The first matrix of ``role`` as the contract gives it: ``[rows, blocks]`` or ``[rows, K]``; one 1 without it."""
+    """The first matrix of ``role`` as the contract gives it, of its own dtype: ``[rows, blocks]`` or ``[rows, K]``; one
+    1 without it."""
     name = call.contract.roles.get(role)
     one = torch.ones(1, 1, dtype=torch.float32, device="cpu")
     return one if name is None else matrices(call, role, call.inputs[name])[0]
@@ -113,7 +117,8 @@ def _rewritten(call: Call, role: str, given: Tensor, change: Change) -> Tensor:
 
 
 def matrices(call: Call, role: str, given: Tensor) -> list[Tensor]:
-    """The operand ``given`` for ``role``, or one like it, as matrices: one, or one for each group."""
+    """The operand ``given`` ``[...]`` for ``role``, or one like it, as matrices ``[rows, columns]`` of the same dtype:
+    one, or one for each group."""
     if call.contract.laid_out:
         return call.contract.matrices(call, role, given)
     if given.dim() == 3:

@@ -7,6 +7,9 @@ is admitted, as a whole. Names, options and layouts follow the published routine
 because it is a tensor there.
 
 Not covered: whether memory behind the logical shape of a scale is padded with zeros.
+
+NaN and infinities are as the recipe has them; bytes that are only moved keep them.
+Sources: those of the recipes (:mod:`oracle.numbers.recipes`, :mod:`oracle.numbers.mx_recipes`), one in a row.
 """
 
 from __future__ import annotations
@@ -85,7 +88,8 @@ class QuantiserContract(Contract):
         """The recipes that the contract admits for a checked call, the reference first."""
 
     def publish(self, scale: Tensor, options: Options) -> Tensor:
-        """The logical scale in the layout that the routine returns."""
+        """The logical scales ``scale`` ``[..., G]``, float32, in the layout that the routine returns: ``[..., G]`` of
+        the same dtype."""
         return scale
 
     def prepared_of(self, inputs: Inputs, options: Options) -> quantize.Prepared:
@@ -98,8 +102,9 @@ class QuantiserContract(Contract):
         return {"q": made["q"], "scale": self.publish(made["scale"], call.resolved)}
 
     def logical(self, scale: Tensor, shape: tuple[int, ...], options: Options) -> Tensor:
-        """The logical scale of shape ``shape`` out of the returned tensor; ShapeError or LayoutError where that has not
-        the shape or the strides of this contract's layout."""
+        """The logical scale of shape ``shape``, of the same dtype, out of the returned ``scale`` ``[..., G]`` (any
+        float dtype). Raises ShapeError or LayoutError where that has not the shape or the strides of this contract's
+        layout."""
         if tuple(scale.shape) != shape:
             raise ShapeError(f"scale has shape {list(scale.shape)}; these inputs give {list(shape)}")
         return scale
@@ -193,10 +198,14 @@ class QuantiserContract(Contract):
         return (named.with_block(own[0].block),)
 
     def split(self, found: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
-        """Codes of the shape of ``x`` and the logical scale, out of outputs that :meth:`taken` has checked."""
+        """Codes of the shape of ``x``, of the element format's dtype, and the logical scale ``[..., G]``, out of
+        checked outputs."""
         return found["q"], self.scale_of(found["scale"], call, admitted)
 
     def scale_of(self, scale: Tensor, call: Call, admitted: Sequence[Recipe]) -> Tensor:
+        """The logical scale ``[..., G]`` out of the returned ``scale`` ``[..., G]``, of the same dtype: float32, E8M0,
+        or the dtype of ``x``, as the recipes have it. Raises InputError, DtypeError, ShapeError, DeviceError,
+        LayoutError."""
         x = call.inputs["x"]
         dtypes = [torch.float32]
         if any(recipe.scale_format is ScaleFormat.UE8M0 for recipe in admitted):
@@ -305,6 +314,8 @@ class ScaledFp8Quant(QuantiserContract):
         return self._rows(x, call.resolved), x.shape[1]
 
     def split(self, found: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
+        """Codes ``[M, K]``, float8_e4m3fn, and the logical scale ``[1]`` or ``[M, 1]``, without padding rows. Raises
+        ShapeError."""
         scale, rows = found["scale"], call.inputs["x"].shape[0]
         if admitted[0].block == TENSOR:
             if scale.numel() != 1:
@@ -530,6 +541,7 @@ class PerTensorDequantize(Contract):
             raise ShapeError(f"inv_scale has shape {list(inputs['inv_scale'].shape)}; it must hold one value")
 
     def reference(self, inputs: Inputs, **options: object) -> Tensor:
+        """``[...]`` of any shape, float16: ``RN(value(q) * inv_scale)``."""
         self.check(inputs, options)
         return quantize.per_tensor_dequantize(inputs["q"], inputs["inv_scale"])
 
@@ -559,6 +571,7 @@ class CeilToUe8m0(Contract):
     inputs = (TensorSpec("x", Kind.VALUES, (torch.float32,), None, "any shape"),)
 
     def reference(self, inputs: Inputs, **options: object) -> Tensor:
+        """float32 ``[...]`` of the shape of ``x``: the smallest power of two not below ``|x|``."""
         self.check(inputs, options)
         return ceil_to_ue8m0(inputs["x"])
 
@@ -624,12 +637,12 @@ class Amax:
 
     @property
     def right(self) -> Tensor:
-        """The right amax of every block."""
+        """The right amax of every block, float64 ``[down, 1, across, 1]``."""
         return self.x.amax(self.recipe)
 
     @property
     def blocks(self) -> Tensor:
-        """The values ``[down, r, across, c]``."""
+        """The values ``[down, r, across, c]``, float64."""
         return self.x.blocks(self.recipe.block)
 
 
@@ -650,7 +663,8 @@ class Values:
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
     def codes(self) -> Tensor:
-        """uint8 codes of the blocks, rounded as the recipe says unless a fault says otherwise."""
+        """uint8 codes of the blocks ``[down, r, across, c]``, rounded as the recipe says unless a fault says
+        otherwise."""
         undefined, element = torch.isnan(self.quotient), self.recipe.element
         if self.rounding is None and self.overflow is Overflow.SATURATE:
             return quantize.to_codes(self.quotient, self.recipe, self.x.random_blocks(self.recipe))
@@ -660,5 +674,5 @@ class Values:
 
 
 def values_of(codes: Tensor) -> Tensor:
-    """float64 values of E4M3 codes given as uint8."""
+    """float64 values, of the same shape, of E4M3 ``codes`` of any shape given as uint8."""
     return decode(codes, E4M3FN)

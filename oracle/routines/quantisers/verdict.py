@@ -4,6 +4,9 @@ them.
 Each declared recipe is tried; the one that the output follows best is the one it is judged by, as a whole:
 a kernel may not take its NaN policy from one library and its floor from another. Knows no tolerance
 (:mod:`oracle.bounds.quantiser` holds the sets) and no contract.
+
+NaN codes and scales are compared as the recipe's sets say, any NaN for a NaN.
+Source: derived in :mod:`oracle.bounds.quantiser`.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from oracle.verdict.pattern import describe
 
 
 def judge_quantised(x: Prepared, q: Tensor, scale: Tensor, declared: Sequence[Recipe]) -> Verdict:
-    """The verdict on codes and logical scale against the first of ``declared`` that admits them.
+    """The verdict on codes ``q`` ``[..., K]`` and logical ``scale`` ``[..., G]`` (dtypes of the recipe) against the
+    first of ``declared`` that admits them.
 
     ``matches`` names a recipe that gives the same bits: the declared one, or any other in the registry.
     ``explained_by`` of a failure names every recipe, faulty or not, that reproduces the output bit for bit.
@@ -120,10 +124,11 @@ def _failed(x: Prepared, q: Tensor, scale: Tensor, best: quantiser.Judged, total
 
 
 def deferred(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> tuple[Any, Any]:
-    """What gives the error and the loss of :func:`measured` when either is asked for, of the tensors as they were
-    judged.
+    """What gives the error and the loss of :func:`measured` when either is asked for, of codes ``q`` ``[..., K]`` and
+    logical ``scale`` ``[..., G]`` (dtypes of the recipe) as they were judged.
 
-    They raise InputError: torch has changed one of the tensors since. A change that torch does not see is not noticed.
+    Reading them raises InputError: torch has changed one of the tensors since. A change that torch does not see is not
+    noticed.
     """
     tensors = (("x", x.x), ("q", q), ("scale", scale))
     if any(tensor.is_inference() for _, tensor in tensors):  # nothing counts its changes
@@ -141,9 +146,9 @@ def deferred(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> tuple[Any
 
 
 def measured(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> tuple[Error | None, Loss | None]:
-    """The error of the values that codes and published scale stand for, beside the input: the largest in ulps of a code
-    (of ``x`` over the scale; at most 1/2 for a right code below saturation), and the ratio of energies; and the loss
-    (:mod:`oracle.verdict.loss`).
+    """The error of the values that codes ``q`` ``[..., K]`` and published ``scale`` ``[..., G]`` (dtypes of the recipe)
+    stand for, beside the input: the largest in ulps of a code (of ``x`` over the scale; at most 1/2 for a right code
+    below saturation), and the ratio of energies; and the loss (:mod:`oracle.verdict.loss`).
 
     Of the error, elements that are not finite, or whose scale is 0, say nothing unless a finite one is coded as none;
     None where no element is left.

@@ -1,7 +1,6 @@
-"""``dequantize_rows``: ``out[m, k] = bf16(value(q[m, k]) * scale[m])``, in a family of its own.
+"""``dequantize_rows``: ``out[m, k] = bf16(value(q[m, k]) * scale[m])``, in a family of its own. NaN gives NaN.
 
-The product has 4 + 24 significant bits, so it is exact in float64. A kernel rounds it once, or to float32 first; both
-results are right. NaN codes and NaN scales give NaN.
+The product has 28 significant bits: float64 has it exactly. A kernel rounds it once, or to float32 first: both pass.
 """
 
 from __future__ import annotations
