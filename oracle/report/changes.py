@@ -106,10 +106,14 @@ class Comparison:
     complaints: tuple[str, ...] = ()
     unfinished: int = 0
     gaps: tuple[str, ...] = ()
+    old_unfinished: int = 0
 
     @property
     def ok(self) -> bool:
-        """Nothing broke, and both runs are whole."""
+        """Nothing broke, no record lost outcomes, and the new run is whole.
+
+        An old run that was stopped on purpose is no fault of the new one: what it did not run is new.
+        """
         whole = not self.problems and not self.unfinished
         return whole and not any(change.kind in BROKEN for change in self.changes)
 
@@ -159,10 +163,8 @@ def between(old: Report, new: Report, *, renamed: Mapping[str, str] | None = Non
         tuple(v for v in versions if v[1] != v[2]),
         tuple(c for c in new.complaints if c not in old.complaints),
         new.unfinished,
-        (
-            *((f"the old run is unfinished: {counted(old.unfinished, 'case')} did not run",) if old.unfinished else ()),
-            *(f"{which} run: {gap}" for which, run in (("old", old), ("new", new)) for gap in run.gaps),
-        ),
+        tuple(f"{which} run: {gap}" for which, run in (("old", old), ("new", new)) for gap in run.gaps),
+        old.unfinished,
     )
 
 
@@ -194,9 +196,10 @@ def print_comparison(found: Comparison, console: Console, *, verbose: bool = Fal
             console.print(Text(f"  ... and {len(changes) - MOST} more; --verbose prints all", style="dim"))
     for problem in found.problems:
         console.print(Text.assemble(("PROBLEM ", "bold red"), problem), soft_wrap=True)
-    if found.unfinished:
-        left = counted(found.unfinished, "case")
-        console.print(Text(f"the new run is unfinished: {left} did not run", style="yellow"))
+    for which, left in (("old", found.old_unfinished), ("new", found.unfinished)):
+        if left:
+            said = f"the {which} run is unfinished: {counted(left, 'case')} did not run"
+            console.print(Text(said, style="yellow"))
     each = [f"{count} {kind}" for kind in Kind if (count := len(found.of(kind)))]
     word = ("OK", "bold green") if found.ok else ("NOT OK", "bold red")
     counts = ", ".join([*each, f"{found.same} the same"])
@@ -277,8 +280,9 @@ def to_markdown(found: Comparison, title: str = TITLE) -> str:
     counts = ", ".join([*each, f"{found.same} the same"])
     lines = [marker(title), f"### {'✅' if found.ok else '❌'} {one_line(title)}: {counts}", ""]
     lines += [f"- **problem**: {one_line(problem)}" for problem in found.problems]
-    if found.unfinished:
-        lines.append(f"- the new run is unfinished: {counted(found.unfinished, 'case')} did not run")
+    for which, left in (("old", found.old_unfinished), ("new", found.unfinished)):
+        if left:
+            lines.append(f"- the {which} run is unfinished: {counted(left, 'case')} did not run")
     groups = _groups([change for kind in BROKEN for change in found.of(kind)])
     for group in groups[:GROUPS]:
         lines += _open(group)

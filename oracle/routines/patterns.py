@@ -337,11 +337,13 @@ def _tied(values: Callable[[Format], Tensor], share: float, *, odd: bool = False
         block = not names or _is_global(one.call)
         if powers if odd else block and not powers:
             return False
+        if not block and any(s.numel() != 1 for s in scales):
+            return False
         for fmt in targets(one.call):
             wanted = values(fmt)
             largest = float(_codes(fmt)[-1])
             tried = [size * (largest / top) for top in _tops(size)] if block else [size / s for s in scales]
-            for quotient in tried if block or all(s.numel() == 1 for s in scales) else ():
+            for quotient in tried:
                 counted = quotient[quotient > 0]
                 if counted.numel() and float(torch.isin(counted, wanted).double().mean()) >= share:
                     return True
