@@ -5,7 +5,8 @@ Every tensor of a case has its own stream, ``Philox4x64(key = sha256(label))``; 
 bits chosen directly; no ``log``, ``cos`` or ``pow``, whose last bits differ between platforms. Normal-like
 data are sums of twelve uniform 16-bit integers (Irwin-Hall: mean 6, variance 1, support [-6, 6]).
 
-NaN and infinity stand only in the families ``nan`` and ``nanscale``; zero groups in ``zeros`` and ``special``.
+NaN and infinity stand only in the families ``nan`` and ``nanscale``, infinity also where an activation overflows
+float16; zero groups in ``zeros`` and ``special``.
 
 Source: Salmon et al. 2011 for Philox4x64, as numpy has it; the families are derived in this file.
 

@@ -7,7 +7,9 @@ stages: QUOTIENT gets a record with ``quotient``, ``rounding`` and ``overflow``,
 
 Not covered: what one family alone has; that stands in its folder.
 
-Sources: the threads that each declaration names (``seen``). NaN is a value like any other where only places change.
+NaN is moved like any other value where only places change.
+
+Sources: the threads that each declaration names (``seen``).
 """
 
 from __future__ import annotations

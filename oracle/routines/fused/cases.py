@@ -1,4 +1,9 @@
-"""Cases of the fused quantisers: activations of every family, ordinary and extreme, rows in use at every edge."""
+"""Cases of the fused quantisers: activations of every family, ordinary and extreme, rows in use at every edge.
+
+NaN and infinity stand where data of a family have them (:mod:`oracle.routines.data`); rows that are not in use are NaN.
+
+Source: derived in :mod:`oracle.routines.data` and, for the family ``range``, in :data:`EXPONENTS`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +29,10 @@ EXPONENTS = (125, 0, -120, 119, 60, -30, -20, 20, -60, 90, -100, -133)
 
 
 def gate_and_up(case: Case) -> Tensor:
-    """``[M, 2 I]``: both halves of a family; of ``range`` a normal gate, and an up half of one binade in each group."""
+    """``[M, 2 I]``, or ``[E T, 2 I]``, in the dtype of the case: both halves of its family.
+
+    Of ``range``: a normal gate, and an up half of one binade in each group.
+    """
     (dtype,) = case.operand_dtypes
     rows, width = case["m"] if "m" in dict(case.extents) else case["e"] * case["t"], case["i"]
     if case.family != "range":
@@ -34,7 +42,10 @@ def gate_and_up(case: Case) -> Tensor:
 
 
 def binades(case: Case, rows: int, width: int, *, name: str = "binades", per_row: bool = False) -> Tensor:
-    """Values of one binade in each group of 128 (or row), by :data:`EXPONENTS` as far as the dtype has them."""
+    """Values ``[rows, width]`` in the dtype of the case, of one binade in each group of 128 (or row), all finite.
+
+    The binades are those of :data:`EXPONENTS`, as far as the dtype has them.
+    """
     (dtype,) = case.operand_dtypes
     fmt, groups = of_dtype(dtype), -(-width // 128)
     turn = torch.arange(rows * groups, device="cpu").reshape(rows, groups)
@@ -55,7 +66,7 @@ def _bounded(case: Case) -> dict[str, Tensor]:
 
 
 def in_use(case: Case) -> Tensor:
-    """Rows of each expert that are in use: none, one, all, and any number between."""
+    """Rows of each expert that are in use, int32 ``[E]``: all, none, one, and any number between."""
     e, t = case["e"], case["t"]
     drawn = torch.from_numpy(case.stream("masked_m").integers(0, t + 1, (e,)))
     for at, count in ((0, t), (1, 0), (2, 1)):

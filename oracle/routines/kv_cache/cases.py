@@ -3,6 +3,11 @@
 Every byte of a cache holds something before the call, so that a byte that should have stayed shows. Slots are drawn
 without repetition; from three tokens on one has none. Requests of a reader are ragged: one has no token, one fills its
 pages, the others end within one.
+
+NaN stands among codes and bytes, in the row that the mapping of slots leaves out, and where data of a family have it
+(:mod:`oracle.routines.data`), as infinity does. Inputs of float32 scales and wide destinations are finite.
+
+Source: derived in :mod:`oracle.routines.data`; the bytes of a row of 656 as :mod:`oracle.routines.kv_cache.writers`.
 """
 
 from __future__ import annotations
@@ -27,12 +32,12 @@ DIVIDED = (*FAMILIES, "midpoints")
 
 
 def full(case: Case, name: str, *shape: int) -> Tensor:
-    """Bytes of any kind, of all 256 codes."""
+    """Bytes ``[*shape]``, uint8, of all 256 values."""
     return torch.from_numpy(case.stream(name).integers(0, 256, shape)).to(torch.uint8)
 
 
 def codes(case: Case, name: str, *shape: int) -> Tensor:
-    """Codes of any kind, NaN among them."""
+    """Codes ``[*shape]`` of any kind, float8_e4m3fn, NaN among them."""
     return from_codes(full(case, name, *shape), E4M3FN)
 
 
@@ -42,7 +47,7 @@ def blocks(case: Case, tokens: int) -> int:
 
 
 def slots(case: Case, tokens: int) -> Tensor:
-    """Slots out of order, the last of the cache among them from four tokens on; from three on one token has none."""
+    """Slots ``[T]`` of the tokens, int64, distinct and out of order; from three tokens on the second has none (-1)."""
     room = blocks(case, tokens) * case["p"]
     drawn = torch.from_numpy(case.stream("slots").order(room))[:tokens].clone()
     if tokens > 2:
@@ -56,7 +61,10 @@ MIDPOINT_SCALE = 1.75
 
 
 def midpoints(case: Case, name: str, shape: tuple[int, ...]) -> Tensor:
-    """Codes and midpoints of two codes times the scale of :func:`scale_of`; some half way beyond 448."""
+    """``[*shape]`` in the dtype of the case, finite: codes and midpoints of two codes times :data:`MIDPOINT_SCALE`.
+
+    Some lie half way beyond 448 times that scale.
+    """
     (dtype,) = case.operand_dtypes
     stream = case.stream(name)
     m = torch.from_numpy(stream.integers(16, 32, shape)).double() / 16
@@ -66,7 +74,7 @@ def midpoints(case: Case, name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def values(case: Case, name: str, *shape: int) -> Tensor:
-    """Values of the case's family, ``[..., K]``."""
+    """Values of the case's family, ``[*shape]``, in the dtype of the case."""
     (dtype,) = case.operand_dtypes
     if case.family == "midpoints":
         return midpoints(case, name, shape)
@@ -77,12 +85,15 @@ def values(case: Case, name: str, *shape: int) -> Tensor:
 
 
 def padded(x: Tensor) -> Tensor:
-    """With one token more, NaN, that has no entry in the mapping of slots."""
+    """``x`` ``[T, ...]``, any float dtype, with one token more, ``[T + 1, ...]`` in the same dtype.
+
+    The last token is NaN and has no entry in the mapping of slots.
+    """
     return torch.cat([x, torch.full_like(x[:1], torch.nan)])
 
 
 def scale_of(case: Case, name: str, heads: int) -> Tensor:
-    """One scale, or one for each head."""
+    """One scale, float32 ``[1]``, or one for each head, ``[heads]``; powers of two times 1.75 for ``midpoints``."""
     if case.family == "midpoints":
         first = -1 if name == "v_scale" else 0
         count = heads if case.option("scales") == "head" else 1
@@ -130,7 +141,10 @@ def room(case: Case, more: int = 2) -> int:
 
 
 def pages(case: Case, name: str, heads: int, depth: int, *, make: Callable[..., Tensor] = codes) -> Tensor:
-    """Pages of one of the two layouts."""
+    """Pages in the layout of the case: ``[B, P, heads, depth]`` or ``[B, heads, P, depth]``, of the dtype of ``make``.
+
+    ``make`` is :func:`codes` (float8_e4m3fn) or :func:`full` (uint8).
+    """
     shape = (case["p"], heads) if case.option("layout") != "HND" else (heads, case["p"])
     return make(case, name, blocks(case, case["t"]), *shape, depth)
 
@@ -170,7 +184,10 @@ def _mla(case: Case) -> dict[str, Tensor]:
 
 
 def tiles(case: Case, name: str, *shape: int) -> Tensor:
-    """Values of the family; the last tile of every third row is zero, of others so small that a floor decides."""
+    """Values of the family, ``[*shape]``, in the dtype of the case; the last tile of every third row is zero.
+
+    Of ``randn`` and ``ties`` other rows have a last tile so small that a floor decides.
+    """
     x = values(case, name, *shape)
     matrix = x.reshape(-1, shape[-1])
     matrix[2::3, -TILE:] = 0.0
@@ -290,7 +307,7 @@ def _append_mla(case: Case) -> dict[str, Tensor]:
 
 
 def stale(case: Case, dtype: torch.dtype, *shape: int) -> Tensor:
-    """A destination that holds numbers."""
+    """A destination ``[*shape]`` of that dtype that holds finite values."""
     return data.normal(case.label("dst"), shape, dtype=dtype)
 
 
@@ -314,7 +331,7 @@ def _copy(case: Case) -> dict[str, Tensor]:
 
 
 def rows_of_tiles(case: Case, name: str, count: int) -> Tensor:
-    """Rows of 656 bytes: codes of any kind, four scales that differ, rotated columns."""
+    """Rows ``[count, 656]``, uint8: codes of any kind, four float32 scales that differ, rotated bfloat16 columns."""
     memory = full(case, name, count, ROW)
     scales = data.scales(case.label(f"{name} scales"), "randn", (count, 4))
     memory[:, SCALES_AT:ROPE_AT] = scales.view(torch.uint8)

@@ -1,6 +1,10 @@
 """Cases of layout and padding: scales in the order of a kernel, expert weights, shards, tables of integers.
 
 Data of a layout must be distinct, or a wrong place changes nothing: weights hold every code, scales are all different.
+
+NaN is moved like any other code; padding holds it (:data:`POISON`).
+
+Source: derived in :mod:`oracle.routines.data`; the layouts as :mod:`oracle.truth.layout`.
 """
 
 from __future__ import annotations
@@ -147,7 +151,7 @@ POISON = torch.tensor([0xFF, 0x7F, 0xFE, 0x7E, 0x7C, 0xFC], dtype=torch.uint8, d
 
 
 def poison(size: int) -> Tensor:
-    """Bytes that must not be read, NaN, large and infinite in turn."""
+    """Bytes ``[size]``, uint8, that must not be read: NaN, large and infinite in turn (:data:`POISON`)."""
     return POISON.repeat(-(-size // len(POISON)))[:size]
 
 

@@ -435,7 +435,7 @@ class PagedMqaLogitsMetadata(Contract):
     options = (OptionSpec("block_size", 64, None, "keys of a block"), OptionSpec("num_sms", 132, None, "processors"))
 
     def reference(self, inputs: Inputs, **options: object) -> Tensor:
-        """One right split of the work, int32 ``[num_sms + 1, 2]``."""
+        """One right split of the work, int32 ``[num_sms + 1, 2]``; OptionError: an option is no positive integer."""
         resolved = self.check(inputs, options)
         return schedule(inputs["context_lens"], positive(resolved, "block_size"), positive(resolved, "num_sms"))
 

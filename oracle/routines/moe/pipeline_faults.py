@@ -11,6 +11,8 @@ A right layer has these stages (:mod:`oracle.routines.moe.pipelines`)::
 
 An expert's stages get :class:`oracle.truth.moe.Rows`. Not covered: wrong quantiser formulas, which are faults of the
 quantisers, and of one product, which are faults of the products.
+
+Source: the threads that each declaration names (``seen``).
 """
 
 from __future__ import annotations
@@ -248,7 +250,10 @@ def _unscaled(call: Call, rows: Rows) -> Rows:
 
 
 def decoded(rows: Rows) -> Tensor:
-    """Values of a quantised intermediate."""
+    """Values of the quantised intermediate ``rows``, float64 ``[M, I]``: each code times its scale; NaN gives NaN.
+
+    Its codes are float8 ``[M, I]``, its scale float32 ``[M, 1]`` or ``[M, ceil(I / 128)]``.
+    """
     assert rows.scale is not None
     columns = rows.value.shape[1]
     width = columns if rows.scale.shape[1] == 1 else 128

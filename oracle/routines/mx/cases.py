@@ -1,4 +1,7 @@
-"""Cases of MX and NVFP4: amax where a shared scale steps, ties of E2M1, ends of the range, poisoned padding."""
+"""Cases of MX and NVFP4: amax where a shared scale steps, ties of E2M1, ends of the range, poisoned padding.
+
+Source: derived in :mod:`oracle.routines.data`; the layouts of scales as :mod:`oracle.truth.layout`.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,10 @@ def _nvfp4(case: Case) -> dict[str, object]:
 
 
 def poisoned(scale: Tensor, layout: str) -> Tensor:
-    """Scale bytes ``[M, C]`` in a layout, with NaN and large values in the padding."""
+    """The bytes ``scale`` ``[M, C]``, uint8, in a layout, with NaN and large values (:data:`POISON`) in the padding.
+
+    The result is uint8 ``[bytes]``; ``[M, C]`` in the linear layout, which has no padding.
+    """
     memory, pads = stored(scale, layout), padding_of((scale.shape[0], scale.shape[1]), layout)
     if pads is not None:
         memory[pads] = POISON.repeat(memory.numel() // len(POISON) + 1)[: int(pads.sum())]

@@ -324,7 +324,7 @@ Pick = Callable[[Tensor, Tensor], Tensor]
 """Of the errors under a block's own scale and under 1.5 times it: where the latter is taken."""
 
 
-def smaller(own: Tensor, wide: Tensor) -> Tensor:
+def _smaller(own: Tensor, wide: Tensor) -> Tensor:
     return wide < own
 
 
@@ -406,8 +406,8 @@ fault(
     VALUE,
     on=OVER,
     seen="FlashInfer ERROR_DENOM, TransformerEngine err_denom: E4M3_MAX 448 or 256",
-    quotient=lambda call, values: _codes_of(call, values, smaller, _other_maximum),
-    scale=lambda call, scale: _scale_of(call, scale, smaller, _other_maximum),
+    quotient=lambda call, values: _codes_of(call, values, _smaller, _other_maximum),
+    scale=lambda call, scale: _scale_of(call, scale, _smaller, _other_maximum),
     same_if="both give the same",
 )
 fault(

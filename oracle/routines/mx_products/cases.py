@@ -2,6 +2,10 @@
 
 Every byte of a scale memory that no scale lies in holds poison (:data:`oracle.routines.mx.cases.POISON`): NaN of either
 format, the largest finite values, -0. Rows that no group owns hold NaN codes or arbitrary ones.
+
+NaN stands there, in codes of 8 bits and in a scale of the family ``nan``; E2M1 has none.
+
+Source: derived in :mod:`oracle.routines.data`; the layouts of scales as :mod:`oracle.truth.layout`.
 """
 
 from __future__ import annotations
@@ -54,7 +58,10 @@ def elements(case: Case) -> tuple[str, str]:
 
 
 def codes(case: Case, name: str, part: int, rows: int, k: int) -> Tensor:
-    """An operand ``[rows, K]`` of 8 bits, or packed ``[rows, K / 2]``."""
+    """An operand: ``[rows, K]`` of its 8-bit dtype, or ``[rows, K / 2]`` uint8, two codes of E2M1 a byte.
+
+    Raises CaseError: K of E2M1 is odd.
+    """
     word, side = elements(case)[part], "ab"[part]
     if word != FOUR_BITS:
         return data.operand(case.label(name), case.family, rows, k, dtype=DTYPES[word], side=side)
@@ -70,7 +77,10 @@ def codes(case: Case, name: str, part: int, rows: int, k: int) -> Tensor:
 
 
 def memory(case: Case, side: Side, part: int) -> Tensor:
-    """The memory of the scales of an operand, flat bytes, poison where none lies; float32 powers of two as they are."""
+    """The memory of the scales of an operand, ``[side.size]``: uint8 with poison where no scale lies, or float32.
+
+    Float32 scales are powers of two.
+    """
     stream, shape = case.stream(side.scale), (side.rows, side.columns)
     if side.dtype is torch.float32:
         low, high = E8M0_BYTES.get(case.family, ORDINARY[UE8M0])[part]
@@ -93,8 +103,11 @@ def memory(case: Case, side: Side, part: int) -> Tensor:
 
 
 def as_words(flat: Tensor, shape: tuple[int, ...], *, across: bool) -> Tensor:
-    """Bytes of ``shape`` words as DeepGEMM holds them: the words of one block lie one behind the other, at strides that
-    are multiples of 4 rows; lanes behind the last row are NaN. ``across``: the rows are the last axis of ``shape``."""
+    """The bytes ``flat`` ``[4 * words]``, uint8, as int32 words of the shape ``shape``, strided as DeepGEMM holds them.
+
+    The words of one block lie one behind the other, at strides that are multiples of 4 rows; lanes behind the last row
+    are NaN. ``across``: the rows are the last axis of ``shape``.
+    """
     words = flat.view(torch.int32).reshape(shape)
     words = words if across else words.mT
     rows = words.shape[-1]
@@ -104,14 +117,14 @@ def as_words(flat: Tensor, shape: tuple[int, ...], *, across: bool) -> Tensor:
 
 
 def alpha(case: Case, name: str, count: int = 1) -> Tensor:
-    """Factors around 2^-8, a power of two where sums are exact."""
+    """Factors ``[count]``, float32, finite: around 2^-8, and 0.5 where sums are exact."""
     if case.family == "exact":
         return torch.full((count,), 0.5, dtype=torch.float32, device="cpu")
     return data.scales(case.label(name), "randn", (count,))
 
 
 def bias(case: Case, n: int) -> Tensor:
-    """A bias of the dtype that the id names; small integers on exact data."""
+    """A bias ``[N]`` of the dtype that the id names, finite; small integers on exact data."""
     dtype = DTYPES[str(case.option("bias"))]
     if case.family == "exact":
         return data.small_integers(case.label("bias"), (n,), bound=8, dtype=dtype)

@@ -4,6 +4,10 @@ The shapes sit where kernels change behaviour: M around 32 (the switch to anothe
 K of 1, 2, 3 and 5 blocks, N that is no multiple of 128, scale matrices that are square (a transposed one has the
 same shape), whole tiles (M of 64, 128, 256), N beyond five tiles of 128, a K of 4096 and one that ends inside a block.
 Every dtype of a grammar has a case. Profile ``full`` repeats the families at three more shapes and three more seeds.
+
+NaN and infinity stand where data of a family have them: codes of ``nan``, scales of ``nanscale``.
+
+Source: derived in :mod:`oracle.routines.data`.
 """
 
 from __future__ import annotations
@@ -65,7 +69,7 @@ def operands(case: Case, m: int, n: int, k: int) -> dict[str, Tensor]:
 
 
 def scale(case: Case, name: str, part: int, rows: int, k: int, *lead: int) -> Tensor:
-    """Scales of operand ``part`` of the scheme, ``[rows, k]``; of several such matrices with ``lead``."""
+    """Float32 scales of operand ``part`` ``[rows, k]`` in the shape that the scheme gives, behind the axes ``lead``."""
     return data.scales(case.label(name), case.family, (*lead, *case.scaling(part).scale_shape((rows, k))))
 
 

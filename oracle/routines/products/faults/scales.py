@@ -3,6 +3,10 @@
 Functions of scales take and return matrices ``[rows, blocks]``. A layout fault writes the matrix to memory as the
 caller does and looks for element ``(m, b)`` where the kernel does; the value of an out-of-bounds
 read is chosen by :class:`~oracle.routines.fault.Beyond`.
+
+NaN is moved like any other value where only places change.
+
+Source: the threads that each declaration names; the layouts as :mod:`oracle.truth.layout`.
 """
 
 from __future__ import annotations
@@ -161,7 +165,11 @@ fault(
 
 
 def look(call: Call, buffer: Tensor, index: Tensor) -> Tensor:
-    """Elements of the flat ``buffer`` at ``index``; out of bounds they wrap around, or are NaN (:class:`Beyond`)."""
+    """Elements of ``buffer``, of any shape and float dtype, read flat at ``index``, int64 of any shape.
+
+    Returns the shape of ``index`` and the dtype of ``buffer``. Out of bounds they wrap around, or are NaN
+    (:class:`Beyond`).
+    """
     length = buffer.numel()
     found = buffer.flatten()[index % length]
     if call.beyond is Beyond.UNKNOWN:
@@ -170,7 +178,7 @@ def look(call: Call, buffer: Tensor, index: Tensor) -> Tensor:
 
 
 def places(scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Row and column numbers of a matrix, as ``[M, 1]`` and ``[1, B]``."""
+    """Row and column numbers of a matrix ``scale`` ``[M, B]`` of any dtype, int64 ``[M, 1]`` and ``[1, B]``."""
     rows = torch.arange(scale.shape[0], device=scale.device)[:, None]
     return rows, torch.arange(scale.shape[1], device=scale.device)[None, :]
 
@@ -181,12 +189,16 @@ def align(extent: int, unit: int) -> int:
 
 
 def row_major(scale: Tensor, *, lead: int) -> Tensor:
-    """The matrix in memory, rows of ``lead`` elements, the rest zero."""
+    """The matrix ``scale`` ``[M, B]`` in memory, ``[M * lead]`` of the same dtype: rows of ``lead`` elements, the rest
+    zero."""
     return torch.nn.functional.pad(scale, (0, lead - scale.shape[1])).flatten()
 
 
 def swizzled_index(scale: Tensor, *, tile_rows: int) -> Tensor:
-    """Where element (m, b) lies in tiles of ``tile_rows`` x 4 (128: the 32x4x4 interleave; 8: plain rows)."""
+    """Where element (m, b) of ``scale`` ``[M, B]``, of any dtype, lies in tiles of ``tile_rows`` x 4, int64 ``[M, B]``.
+
+    Tiles of 128 rows are the 32x4x4 interleave, tiles of 8 plain rows.
+    """
     rows, columns = places(scale)
     tiles = align(scale.shape[1], 4) // 4
     tile = (rows // tile_rows) * tiles + columns // 4
@@ -434,12 +446,18 @@ def _from_bits(bits: Tensor) -> Tensor:
 
 
 def exponent_only(scale: Tensor) -> Tensor:
-    """The largest power of two not above a float32 scale: its mantissa cleared. NaN becomes infinity."""
+    """The largest power of two not above ``scale``, positive float32 of any shape, in the same shape and dtype.
+
+    Its mantissa is cleared: subnormals give 0, NaN infinity.
+    """
     return _from_bits(_bits(scale) & EXPONENT)
 
 
 def rounded_up(scale: Tensor) -> Tensor:
-    """The smallest power of two not below a float32 scale."""
+    """The smallest power of two not below ``scale``, positive float32 of any shape, in the same shape and dtype.
+
+    Subnormals give the smallest normal number; beyond the range infinity; NaN and infinity stay.
+    """
     bits = _bits(scale)
     special = (bits & EXPONENT) == EXPONENT
     up = (bits & EXPONENT) + torch.where((bits & MANTISSA) != 0, 1 << 23, 0)
@@ -447,7 +465,8 @@ def rounded_up(scale: Tensor) -> Tensor:
 
 
 def one_ulp_up(scale: Tensor) -> Tensor:
-    """The next float32 away from zero; infinity and NaN stay."""
+    """The next number of larger magnitude than ``scale``, float32 of any shape; same shape and dtype. Infinity and NaN
+    stay."""
     bits = _bits(scale)
     special = (bits & EXPONENT) == EXPONENT
     return _from_bits(torch.where(special, bits, bits + 1))
