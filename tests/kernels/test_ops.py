@@ -43,7 +43,15 @@ def float8_is_comparable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "allclose", allclose)
 
 
-NAMES = [name for name in operator_calls("cpu") if name not in unserved("cpu")]
+NAMES = [*operator_calls("cpu")]
+
+
+@pytest.fixture(autouse=True)
+def served(request: pytest.FixtureRequest) -> None:
+    """A verb that no backend serves here is skipped, so that every torch has the same tests."""
+    name = request.node.callspec.params.get("name") if hasattr(request.node, "callspec") else None
+    if name in unserved("cpu"):
+        pytest.skip(f"no backend serves {name} on a CPU with torch {torch.__version__}")
 
 
 def operator_of(name: str) -> torch._ops.OpOverload:

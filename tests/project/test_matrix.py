@@ -281,6 +281,14 @@ class TestMerge:
             found.differences[0]
         )
 
+    def test_a_routine_that_a_subject_does_not_serve_there(self, differing: Callable[..., matrix.Matrix]) -> None:
+        """Its cases are not judged, for the reason that its one line gives."""
+        reason = "row-wise scales need torch 2.12"
+        line = Outcome(CONTRACT, CONTRACT, "sm90.promote128", "sm90", Verdict(Status.SKIPPED, reason, reason=reason))
+        found = differing({KEY: (line, bits())})
+        assert found.ok and [one.kind for one in found.admitted] == ["count"]
+        assert all(f"skipped: {reason}" in one.words for one in found.admitted)
+
     @pytest.mark.parametrize(("mode", "admitted"), [("cpu", True), ("interpreter", True), ("emulated", False)])
     @pytest.mark.parametrize("matches", [None, "sm90.promote128"])
     def test_admitted(self, mode: str, admitted: bool, matches: str | None, tmp_path: Path) -> None:
@@ -384,7 +392,14 @@ class TestPage:
     def test_markdown(self, differing: Callable[..., matrix.Matrix]) -> None:
         said = matrix_page.to_markdown(differing(cases(2)))
         assert said.startswith("### ❌ fp8-oracle matrix: 3 cells: 3 passed; 1 difference")
-        assert "| py311-torch29 |" in said
+        assert "| py311-torch29 | **PASSED** tests: 3 passed; cases: 2 passed |" in said
+
+    def test_command(self, same: Path, tmp_path: Path, root: Path) -> None:
+        """As `make matrix` calls it: every cell of a row is there."""
+        target = tmp_path / "page.md"
+        command = [sys.executable, "-m", "tests.support.matrix", "page", str(same), "--markdown", str(target)]
+        assert subprocess.run(command, cwd=root, check=False, capture_output=True).returncode == 1
+        assert "| **PASSED** tests: 3 passed; cases: 3 passed |" in target.read_text()
 
     def test_exit_status(self, same: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         command = ["page", str(same), "--html", str(tmp_path / "page.html"), "--markdown", str(tmp_path / "page.md")]

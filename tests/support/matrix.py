@@ -535,7 +535,7 @@ class Difference:
     ``cells`` are the odd ones, ``others`` how many say the common thing; ``what`` names routine, arch and subject, or a
     test; ``words`` how it differs, for the first of ``cases``; ``cause`` which facts all odd cells share and no other.
     ``admitted``: no fault: every cell's output passes, and the contract admits several values, as sums in any order; or
-    a test is skipped, for the reason that the line gives.
+    a test or a routine is skipped, for the reason that the line gives.
     """
 
     kind: str
@@ -613,7 +613,9 @@ def _cases(mode: str, records: Sequence[CellRecord]) -> Iterator[Difference]:
             words = f"{counted(here, 'case')} here, {there} in {_cells(others)}: "
             lost = f"{case} [{subject}]"
             words += f"{lost} was {'not judged' if common else 'judged here alone'}"
-            yield _difference("count", mode, judged, odd, others, routine, words, lost)
+            reason = _skipped(known, have, whole)
+            words += f"; skipped: {reason}" if reason else ""
+            yield _difference("count", mode, judged, odd, others, routine, words, lost, reason is not None)
         of = [record for record in judged if record.cell in have]
         admitted = _admitted(mode, have.values())
         verdicts = {cell: (o.word, o.verdict.summary) for cell, o in have.items()}
@@ -628,6 +630,20 @@ def _cases(mode: str, records: Sequence[CellRecord]) -> Iterator[Difference]:
             usual_bits = next(drawn[cell] for cell in digests if digests[cell] == common_digest)
             words = f"{case}: other bits than {_cells(others)}: {_apart(drawn[odd[0]], usual_bits)}"
             yield _difference("bits", mode, of, odd, others, what, words, case, admitted)
+
+
+def _skipped(
+    known: tuple[str, str, str, str], have: Mapping[Cell, Outcome], whole: Mapping[Cell, CellRecord]
+) -> str | None:
+    """Why a case was not judged where the subject says that it cannot serve the routine there; else None."""
+    if all(o.word == "SKIPPED" for o in have.values()):
+        return next(iter(have.values())).verdict.reason  # the line that says so
+    said = [
+        [o.verdict.reason for key, o in record.outcomes.items() if key[:3] == known[:3] and o.word == "SKIPPED"]
+        for cell, record in whole.items()
+        if cell not in have
+    ]
+    return said[0][0] if all(said) else None
 
 
 def _admitted(mode: str, outcomes: Iterable[Outcome]) -> bool:
@@ -798,4 +814,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from tests.support import matrix  # the page looks cells up by their class, and this module's has another name
+
+    sys.exit(matrix.main(sys.argv[1:]))
