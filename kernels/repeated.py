@@ -63,11 +63,13 @@ class CachedCall(Generic[Run]):
     def _look(guard: Callable[..., bool], pitches: list[int], weight: tuple[Tensor, ...]) -> Callable[..., int]:
         first, *others = pitches
         if not others:
-            return lambda x: 0 if not guard(x) or x.data_ptr() % ALIGNMENT else x.nbytes // first
+            return lambda x: 0 if x.is_nested or not guard(x) or x.data_ptr() % ALIGNMENT else x.nbytes // first
         second, third = others
 
         def three(x: Tensor, y: Tensor, z: Tensor) -> int:
-            if not guard(x, y, z) or (x.data_ptr() | y.data_ptr() | z.data_ptr()) % ALIGNMENT:
+            if x.is_nested or y.is_nested or z.is_nested or not guard(x, y, z):
+                return 0
+            if (x.data_ptr() | y.data_ptr() | z.data_ptr()) % ALIGNMENT:
                 return 0
             m: int = x.nbytes // first
             return m if y.nbytes == m * second and z.nbytes == m * third else 0
@@ -96,7 +98,13 @@ class GuardedCall(CachedCall[Run]):
         (first, *others), (at, scale_at) = pitches, (x.data_ptr() for x in weight)
 
         def one(w: Tensor, s: Tensor, x: Tensor) -> int:
-            if not guard(w, s, x) or w.data_ptr() != at or s.data_ptr() != scale_at or x.data_ptr() % ALIGNMENT:
+            if (
+                x.is_nested
+                or not guard(w, s, x)
+                or w.data_ptr() != at
+                or s.data_ptr() != scale_at
+                or x.data_ptr() % ALIGNMENT
+            ):
                 return 0
             size: int = x.nbytes
             return size // first if x.untyped_storage().nbytes() >= size else 0
@@ -107,7 +115,10 @@ class GuardedCall(CachedCall[Run]):
 
         def three(w: Tensor, s: Tensor, x: Tensor, y: Tensor, z: Tensor) -> int:
             if (
-                not guard(w, s, x, y, z)
+                x.is_nested
+                or y.is_nested
+                or z.is_nested
+                or not guard(w, s, x, y, z)
                 or w.data_ptr() != at
                 or s.data_ptr() != scale_at
                 or (x.data_ptr() | y.data_ptr() | z.data_ptr()) % ALIGNMENT
@@ -181,6 +192,8 @@ def with_fast_path(
             key: list[object] = [verb]
             for value in args:
                 if isinstance(value, Tensor):
+                    if value.is_nested:  # torch's guard ends the process at one
+                        return verb(*args, **kwargs)
                     tensors.append(value)
                     key.append(Tensor)
                 elif (kind := type(value)) in PLAIN:
@@ -189,6 +202,8 @@ def with_fast_path(
                     return verb(*args, **kwargs)
             for name, value in kwargs.items():
                 if isinstance(value, Tensor):
+                    if value.is_nested:
+                        return verb(*args, **kwargs)
                     tensors.append(value)
                     value = Tensor
                     key += (name, value)
@@ -199,10 +214,7 @@ def with_fast_path(
             if not tensors:
                 return verb(*args, **kwargs)
             first, memo = tensors[0], current().weights
-            try:
-                whole = (*key, first.dtype, first.shape[-1:])
-            except RuntimeError:  # a nested tensor has no shape; the verb refuses it
-                return verb(*args, **kwargs)
+            whole = (*key, first.dtype, first.shape[-1:])
             checked_call = memo.get(whole)
             if checked_call is not None and checked_call.matches(tensors):
                 return run(*args, **kwargs)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from kernels import checks
-from kernels.errors import DtypeError, LayoutError, ShapeError
+from kernels.errors import DtypeError, KernelError, LayoutError, ShapeError
 from kernels.verbs import VERBS
 from tests.support.bad_input import problems
 from tests.support.declared_shapes import shapes, symbols
@@ -157,3 +157,18 @@ def test_a_row_major_square_is_refused(name: str) -> None:
     stored = given[operand].view(torch.uint8)
     with pytest.raises((LayoutError, ShapeError), match=f"{operand} .* row-major"):
         verb(**{**fresh(given), operand: stored.contiguous().view(given[operand].dtype)})
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.whole("each is another verb")
+@pytest.mark.parametrize("name", sorted(arguments("cpu")))
+def test_a_nested_tensor_after_a_right_call(name: str) -> None:
+    """Refused; torch's guard of a repeated call would end the process at one."""
+    function, right = arguments("cpu")[name]
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    for _ in range(2):
+        function(**fresh(right))
+    for key, value in right.items():
+        if isinstance(value, torch.Tensor):
+            with pytest.raises(KernelError):
+                function(**{**fresh(right), key: nested})
