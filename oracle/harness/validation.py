@@ -271,7 +271,7 @@ def validate(
         saved = None
         try:
             saved = None if save is None else _saved(session, findings, name, save)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # the report says that it was interrupted, and does not conform
             stopped = INTERRUPTED
         machine = {"python": platform.python_version(), "torch": str(torch.__version__)}
         machine["kernel_seconds"] = f"{session.kernel_seconds:.3f}"

@@ -24,6 +24,7 @@ from torch import Tensor
 from oracle.numbers.formats import BF16, E4M3FN
 from oracle.numbers.rounding import Overflow, Rounding, round_to
 from oracle.routines.fault import way
+from oracle.verdict.sets import bits_of
 
 OfTensor = Callable[[Tensor], Tensor]
 CUTLASS, TIRX = "NVIDIA/cutlass 2087", "mlc-ai/TIRx-kernels PR 5"
@@ -43,11 +44,6 @@ def fields(**values: Any) -> Callable[[Any], Any]:
 def option(**values: object) -> Callable[[dict[str, object]], dict[str, object]]:
     """An OPTIONS change: the kernel computes with these values."""
     return lambda options: options | values
-
-
-def bits_of(x: Tensor) -> Tensor:
-    """``x``, of any shape: codes of one byte as uint8 of the same shape, any wider dtype as it is."""
-    return x.view(torch.uint8) if x.element_size() == 1 else x
 
 
 # --- another place ------------------------------------------------------------------------------------------

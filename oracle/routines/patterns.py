@@ -361,38 +361,38 @@ def _tops(size: Tensor) -> list[Tensor]:
     return [torch.where(top > 0, top, 1.0) for top in found]
 
 
-def _store(one: Input) -> Format:
-    """The format that products of codes and scales are stored in, where nothing is summed; CaseError elsewhere."""
+def _store(one: Input) -> Format | None:
+    """The format that products of codes and scales are stored in, where nothing is summed; None elsewhere."""
     contract = one.call.contract
     kinds = [spec.kind for spec in contract.inputs]
     if kinds.count(Kind.CODES) != 1 or not {Kind.VALUES, Kind.WEIGHTS, Kind.BIAS, Kind.ALPHA}.isdisjoint(kinds):
-        raise CaseError(f"{one.spec.name} is no scale that codes are multiplied with alone")
+        return None
     wide = [dtype for out in contract.outputs(one.call).values() for dtype in out.dtypes if dtype in WIDE]
-    if not wide or one.x.dtype not in WIDE:
-        raise CaseError(f"{one.spec.name} or what it gives is no wide float")
-    return of_dtype(wide[0])
+    return of_dtype(wide[0]) if wide and one.x.dtype in WIDE else None
 
 
-def _factor(one: Input) -> float:
-    """``2**q + 1``, which makes a tie of each code with an odd significand of all its bits."""
+def _factor(one: Input) -> float | None:
+    """``2**q + 1``, which makes a tie of each code with an odd significand of all its bits; None without a store."""
+    if (store := _store(one)) is None:
+        return None
     specs = {spec.name: spec.kind for spec in one.call.contract.inputs}
     found = [x.dtype for name, x in one.call.inputs.items() if specs[name] is Kind.CODES and x.is_floating_point()]
     precision = of_dtype(found[0]).precision if found else 2  # of packed E2M1
-    return float((1 << (_store(one).precision + 1 - precision)) + 1)
+    return float((1 << (store.precision + 1 - precision)) + 1)
 
 
 def _factors(one: Input) -> Changed:
     """Each scale at its binade, with the significand of :func:`_factor`."""
-    factor = _factor(one)
+    if (factor := _factor(one)) is None:
+        raise CaseError(f"{one.spec.name} is no scale, in a wide float, that codes alone are multiplied with")
     least = exponent_of(torch.tensor([factor], dtype=torch.float64, device="cpu"))
     return {one.spec.name: rounded(power_of_two(exponent_of(decode(one.x).abs()) - least) * factor, one.x.dtype)}
 
 
 def _has_factor(one: Input) -> bool:
-    try:
-        factor = torch.tensor([_factor(one)], dtype=torch.float64, device="cpu")
-    except CaseError:
+    if (number := _factor(one)) is None:
         return False
+    factor = torch.tensor([number], dtype=torch.float64, device="cpu")
     size = decode(one.x).abs()
     size = size[torch.isfinite(size) & (size > 0)]
     return size.numel() > 0 and bool(

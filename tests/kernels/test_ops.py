@@ -50,8 +50,8 @@ NAMES = [*operator_calls("cpu")]
 def served(request: pytest.FixtureRequest) -> None:
     """A verb that no backend serves here is skipped, so that every torch has the same tests."""
     name = request.node.callspec.params.get("name") if hasattr(request.node, "callspec") else None
-    if name in unserved("cpu"):
-        pytest.skip(f"no backend serves {name} on a CPU with torch {torch.__version__}")
+    if reason := unserved("cpu").get(name):
+        pytest.skip(f"{name}: {reason}; this is {torch.__version__}")
 
 
 def operator_of(name: str) -> torch._ops.OpOverload:

@@ -165,8 +165,9 @@ def named(root: Path, package: str, name: str) -> int:
 
 
 def by_name(trees: dict[Path, ast.Module]) -> int:
-    """Calls with the keyword ``contracts``, and calls of ``named``, where faults are declared."""
-    calls = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    """Calls with the keyword ``contracts``, and calls of ``named``, in the files of faults of a family."""
+    files = [tree for path, tree in trees.items() if len(path.parts) > 2 and "faults" in "/".join(path.parts)]
+    calls = [node for tree in files for node in ast.walk(tree) if isinstance(node, ast.Call)]
     keywords = sum(any(keyword.arg == "contracts" for keyword in node.keywords) for node in calls)
     return keywords + sum(getattr(node.func, "id", "") == "named" for node in calls)
 
@@ -180,9 +181,15 @@ def words(trees: dict[Path, ast.Module]) -> int:
 
 
 def printed(root: Path, code: str) -> str:
-    """What a program prints that imports this checkout's packages; ``-`` where they lack what it asks for."""
+    """What a program prints that imports this checkout's packages; ``-`` where they lack what it imports.
+
+    Raises CalledProcessError: it fails in another way.
+    """
     ran = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
-    return ran.stdout.strip() if ran.returncode == 0 else "-"
+    if ran.returncode and "ImportError" in ran.stderr.rstrip().splitlines()[-1]:
+        return "-"
+    ran.check_returncode()
+    return ran.stdout.strip()
 
 
 def unformatted(root: Path) -> tuple[int, int]:

@@ -33,12 +33,12 @@ SWITCH = "dynamic_flashinfer_deepgemm_blockscale_gemm"
 ROAD = "deepgemm_blockscale_linear"
 
 
-def unserved(device: str) -> frozenset[str]:
-    """Verbs that no backend serves here: row-wise scales on a CPU need torch 2.12, a routine of TensorRT-LLM sm100."""
+def unserved(device: str) -> dict[str, str]:
+    """Verbs that no backend serves here, with the reason."""
     if device == "cpu":
         old = tuple(map(int, torch.__version__.split(".")[:2])) < ROWWISE_CPU
-        return frozenset({"torch_per_token_w8a8_scaled_mm"} if old else ())
-    return frozenset({"apply_fi_trtllm_fp8_per_tensor_moe"})
+        return {"torch_per_token_w8a8_scaled_mm": "row-wise scales on a CPU need torch 2.12"} if old else {}
+    return {"apply_fi_trtllm_fp8_per_tensor_moe": "TensorRT-LLM's routine needs sm100"}
 
 
 @functools.cache

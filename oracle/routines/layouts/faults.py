@@ -27,13 +27,13 @@ from oracle.routines.fault import (
     ones,
     way,
 )
-from oracle.routines.ideas import bits_of
 from oracle.routines.layouts import contract as layouts
 from oracle.routines.layouts import groups, shards
 from oracle.routines.layouts.contract import OWNS_PADDING, PACKS, TILED
 from oracle.routines.quantisers.contract import CeilToUe8m0, PerTensorDequantize
 from oracle.routines.traits import Trait, of_class
 from oracle.truth import layout, tiles
+from oracle.verdict.sets import bits_of
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 FAULTS = Faults(of_class(layouts.LayoutContract))
