@@ -27,10 +27,14 @@ def _bits(x: Tensor) -> Tensor:
     return x.view(widths[x.element_size()]) if x.is_floating_point() else x
 
 
-def _exist(what: str, index: Tensor, count: int) -> None:
-    """Refuse an index from ``count`` on, on a CPU; a negative one is no slot. Nothing waits for a GPU."""
-    if index.device.type == "cpu" and index.numel() and (last := int(index.max())) >= count:
+def _exist(what: str, index: Tensor, count: int, *, least: int = 0) -> None:
+    """Refuse an index from ``count`` on or below ``least``, on a CPU. Nothing waits for a GPU."""
+    if index.device.type != "cpu" or not index.numel():
+        return
+    if (last := int(index.max())) >= count:
         raise ValueRangeError(f"index {last} is outside of the {count} {what}; pass a larger table or cache")
+    if (first := int(index.min())) < least:
+        raise ValueRangeError(f"index {first} is outside of the {count} {what}; pass indices from 0 on")
 
 
 class _Places:
@@ -47,7 +51,8 @@ class _Places:
             slot = slots.indices.long()[entry] * page + position % page
         else:
             slot = slots.slot.long()
-        _exist("slots of the cache", slot, pages * page)
+        no_slot = torch.iinfo(torch.int64).min  # every negative one
+        _exist("slots of the cache", slot, pages * page, least=no_slot)
         valid = slot >= 0 if slots.skip is None else slot != slots.skip
         self.some = valid.any()
         tokens = torch.arange(len(slot), device=slot.device)

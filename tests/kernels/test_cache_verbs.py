@@ -11,7 +11,7 @@ from torch import Tensor
 import kernels
 from kernels.backends import triton_cache
 from kernels.backends.declaration import Part
-from kernels.errors import DtypeError, KernelError, LayoutError, OptionError, ShapeError
+from kernels.errors import DtypeError, KernelError, LayoutError, OptionError, ShapeError, ValueRangeError
 from oracle.routines import get, profiles
 from oracle.routines.kv_cache.cases import GRAMMARS
 from tests.support.cache_calls import operands
@@ -114,6 +114,21 @@ def test_bad_calls_of_layouts_and_combinations(
 ) -> None:
     with pytest.raises(error, match=said):
         getattr(kernels, name)(*changed(name, at, change))
+
+
+@pytest.mark.parametrize(
+    ("table", "start", "words"),
+    [
+        ([[0, 2], [1, 0]], -8, "index -2 is outside of the 2 pages of a request in block_table"),
+        ([[0, -1], [1, 0]], 0, "index -1 is outside of the 3 pages of the cache"),
+        ([[0, 3], [1, 0]], 0, "index 3 is outside of the 3 pages of the cache"),
+    ],
+)
+def test_pages_that_do_not_exist(table: list[list[int]], start: int, words: str) -> None:
+    """Also before the first one, which torch would take for the last one."""
+    cache, out, _, ends, *_ = operands()["cp_gather_cache"]
+    with pytest.raises(ValueRangeError, match=words):
+        kernels.cp_gather_cache(cache, out, torch.tensor(table).int(), ends, torch.tensor([start, 0]).int())  # type: ignore[arg-type]
 
 
 class TestWords:

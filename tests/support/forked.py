@@ -7,6 +7,7 @@ interpreter is not part of it: ``test_a_full_disk`` and others start one.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import io
 import os
@@ -46,12 +47,26 @@ def forked(action: Callable[[], int], *, stdout: int | None, stderr: int, **envi
         for server in (forkserver._forkserver, resource_tracker._resource_tracker):  # whose wires are closed now
             type(server).__init__(server)
         os.environ.update(environment)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        default_signals()
         sys.stdout = sys.__stdout__ = stream(1)  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = stream(2)  # type: ignore[misc]
         status = _status(action)
     finally:
         os._exit(status)
+
+
+def default_signals() -> None:
+    """The dispositions of an interpreter that has just started: what was ignored still is, no other handler is left.
+
+    Handlers set in C too, which :func:`signal.getsignal` does not know. One of those that returns from SIGSEGV lets the
+    instruction fault again, for ever.
+    """
+    faulthandler.disable()
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def load_again(*folders: str) -> None:

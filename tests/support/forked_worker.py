@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import torch
 
 from oracle.harness import launcher, worker
-from tests.support.forked import Forked, stream
+from tests.support.forked import Forked, default_signals, stream
 
 
 class Launcher:
@@ -82,6 +82,7 @@ def _worker(plan: dict[str, Any]) -> NoReturn:
     for name in [name for name in sys.modules if name.startswith("tests.support.subjects")]:
         del sys.modules[name]  # a kernel that counts its calls begins at none
     signal.set_wakeup_fd(-1)
+    default_signals()
     sys.stdout, sys.stderr = stream(1), stream(2)
     torch.set_num_threads(torch.get_num_threads())  # a pool of its own, before several threads ask for one at once
     worker.main(socket.socket(fileno=plan["channel"]))
