@@ -17,6 +17,8 @@ equal, until all are; with every step replaced the schedule is the other one.
 
 Not covered: routines whose bits no schedule alone gives (layers of experts); the other schedules that an arch admits
 beside its usual one, for which the judgement stands.
+
+Source: derived in this file from the schedules of :mod:`oracle.tensorcore.schedules`.
 """
 
 from __future__ import annotations
@@ -234,7 +236,7 @@ def changes(a: Schedule, b: Schedule) -> list[Change]:
 
 
 def ulps_apart(x: Tensor, y: Tensor) -> Tensor:
-    """``|x - y|`` in ulps of their dtype at the larger of both.
+    """``|x - y|`` of two tensors of any one shape, in ulps of their dtype at the larger of both.
 
     Returns float64 of their shape: infinity where one alone is finite, 0 for equal values and for two NaN.
     """

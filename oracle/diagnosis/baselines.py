@@ -12,6 +12,9 @@ given, in the output dtype: on the suite's data the correctly rounded result, wh
 project's own reference. On its own data (:func:`own_data`) the reference is the project's: the product of the
 *unquantised* operands for DeepGEMM and FlashInfer, of the quantised ones for the others. :func:`compare_close` asks all
 of them about any two tensors.
+
+NaN in either tensor fails every rule.
+Source: the tests of the projects as named in the table.
 """
 
 from __future__ import annotations
@@ -54,13 +57,13 @@ class Rule:
     limit: float | Mapping[torch.dtype, float]
 
     def said(self, actual: Tensor, reference: Tensor, dtype: torch.dtype) -> Said:
-        """What the rule says of two float64 tensors."""
+        """What the rule says of ``actual`` beside ``reference``, float64 of any one shape."""
         limit = self.limit if isinstance(self.limit, float) else self.limit[dtype]
         figure = self.figure(actual, reference, dtype)
         return Said(self.name, figure, self.condition, limit, _CONDITIONS[self.condition](figure, limit))
 
     def passes(self, actual: Tensor, reference: Tensor, dtype: torch.dtype) -> bool:
-        """Whether the rule accepts two float64 tensors."""
+        """Whether the rule accepts ``actual`` beside ``reference``, float64 of any one shape; no NaN is accepted."""
         return self.said(actual, reference, dtype).passed
 
 
@@ -170,14 +173,15 @@ def _with_tolerances(rtol: float | None, atol: float | None) -> tuple[Rule, ...]
 
 
 def calc_diff(x: Tensor, y: Tensor) -> float:
-    """``1 - 2<x, y> / (<x, x> + <y, y>)`` in float64; 0 for two zero tensors, NaN with any NaN."""
+    """``1 - 2<x, y> / (<x, x> + <y, y>)`` of two tensors of any one shape, in float64; 0 for two zero tensors, NaN with
+    any NaN."""
     x, y = x.to(torch.float64), y.to(torch.float64)
     size = float((x * x + y * y).sum())
     return 0.0 if size == 0 else 1.0 - 2.0 * float((x * y).sum()) / size
 
 
 def cosine(x: Tensor, y: Tensor) -> float:
-    """``<x, y> / (|x| |y|)``; 1 for two zero tensors."""
+    """``<x, y> / (|x| |y|)`` of two float64 tensors of any one shape; 1 for two zero tensors, NaN with any NaN."""
     size = float(x.norm() * y.norm())
     return 1.0 if size == 0 and float((x - y).norm()) == 0 else float((x * y).sum()) / size if size else 0.0
 

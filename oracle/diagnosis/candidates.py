@@ -26,6 +26,9 @@ Five rules cover what bits cannot decide:
   values do not correlate with the right ones.
 
 Not covered: which candidates are tried, and in which order (:mod:`oracle.diagnosis.explain`).
+
+NaN is no evidence, except as the rules above say.
+Source: derived in this file from the stages of a right kernel (:mod:`oracle.routines.fault`).
 """
 
 from __future__ import annotations
@@ -184,14 +187,16 @@ class Prediction:
 
     @classmethod
     def between(cls, value: Tensor, *ends: Tensor, unfaulted: Tensor | None = None) -> Prediction:
-        """The ``value`` or all between two tensors of its dtype, in either order; the bits alone without ``ends``."""
+        """The ``value`` (any shape) or all between two tensors of its dtype and shape, in either order; the bits alone
+        without ``ends``. ``unfaulted`` and ``ends`` have the shape of ``value``; a NaN end holds nothing."""
         if not ends:
             return cls(value, unfaulted=unfaulted)
         x, y = (decode(end) for end in ends)
         return cls(value, torch.minimum(x, y), torch.maximum(x, y), unfaulted=unfaulted)
 
     def agrees(self, output: Tensor) -> Tensor:
-        """Elements of ``output`` that may be what it says; any NaN is any NaN."""
+        """Elements of ``output`` (the shape and dtype of ``value``) that may be what it says, bool of its shape; any
+        NaN is any NaN."""
         same = same_bits(output, self.value)
         if self.low is not None and self.high is not None:
             actual = decode(output)
@@ -199,7 +204,8 @@ class Prediction:
         return same if self.open is None else same & ~self.open
 
     def changed(self, right: Tensor) -> Tensor:
-        """Elements that are not what its arithmetic gives without the fault."""
+        """Elements that are not what its arithmetic gives without the fault (``right``, the shape and dtype of
+        ``value``), bool of its shape."""
         return ~same_bits(self.value, right if self.unfaulted is None else self.unfaulted)
 
 
@@ -219,7 +225,7 @@ class View:
 
     @cached_property
     def failing(self) -> Tensor:
-        """The elements that fail and that a candidate speaks of."""
+        """The elements that fail and that a candidate speaks of, bool in the shape of the output."""
         return self.bad & self.specified
 
 
@@ -255,7 +261,7 @@ class FailingOutput:
 
     @cached_property
     def right(self) -> Tensor:
-        """The right result by this arithmetic, in the shape of the output."""
+        """The right result by this arithmetic, in the shape of the output and its dtype."""
         return self.predict(()).value
 
     @cached_property
@@ -265,12 +271,13 @@ class FailingOutput:
 
     @cached_property
     def failing_places(self) -> Tensor:
-        """The failing elements, as flat indices."""
+        """The failing elements, as flat indices ``[failing]``, int64."""
         return places(self.bad)
 
     @property
     def near(self) -> Tensor:
-        """The right result, or what lies within a few units in the last place of it."""
+        """The right result, or what lies within a few units in the last place of it, in the shape of the output and its
+        dtype."""
         return self.right
 
     @property
@@ -318,7 +325,8 @@ class FailingOutput:
     def sums(
         self, i: int | None, product: ScaledProduct, schedule: Schedule | None, faults: tuple[Fault, ...]
     ) -> tuple[Tensor, ...]:
-        """Float32 results of one product before the store; by exact sums also the ends of what right sums give.
+        """Float32 results ``[M, N]`` of one product before the store; by exact sums also the ends of what right sums
+        give.
 
         ``i`` numbers the part, whose interval is cached where no fault changes the product; None caches nothing.
         """
@@ -400,7 +408,7 @@ class FailingOutput:
     # --- counting -----------------------------------------------------------------------------------------------
 
     def view(self, part: int, rows: Tensor, columns: Tensor) -> View:
-        """Some rows of a part, and some columns: what a candidate for them is compared with."""
+        """Some ``rows [m]`` of a part, and some ``columns [n]`` (int64): what a candidate for them is compared with."""
         grid = rows_of_output(self.call.parts[part], rows)[:, None], columns[None, :]
         return View(self.output[grid], self.right[grid], self.bad[grid], self.specified[grid])
 
@@ -756,9 +764,9 @@ def rounds(call: Call, store: Fault) -> bool:
 def correlates(output: Tensor, wanted: Tensor, where: Tensor) -> bool:
     """Whether the values of ``output`` at ``where`` correlate with those of ``wanted``, row by row.
 
-    ``[M, N]`` each, floating; elements that are not finite in both are left out, and rows of fewer than three. Under
-    independence the sum of ``(n - 1) r`` over rows of ``n`` elements has the variance of the sum of ``n - 1``
-    (Pearson's ``r``). Where all rows are too short for that, columns are compared.
+    ``output``, ``wanted`` (floating) and ``where`` (bool) are ``[M, N]``; NaN and infinite elements of either are left
+    out, and rows of fewer than three. Under independence the sum of ``(n - 1) r`` over rows of ``n`` elements has the
+    variance of the sum of ``n - 1`` (Pearson's ``r``). Where all rows are too short for that, columns are compared.
     """
     x, y = (t if t.dtype == torch.float64 else decode(t) for t in (output, wanted))
     inside = where & torch.isfinite(x) & torch.isfinite(y)
@@ -800,28 +808,30 @@ def other_groups(failure: FailingOutput) -> list[tuple[int, int, str]]:
 
 
 def speaks(values: Tensor) -> bool:
-    """Whether an output holds two different finite values other than 0; one that does not is evidence for nothing."""
+    """Whether ``values``, an output of any shape and dtype, holds two different finite values other than 0; one that
+    does not is evidence for nothing."""
     numbers = decode(values) if values.is_floating_point() else values.to(torch.float64)
     numbers = numbers[torch.isfinite(numbers) & (numbers != 0)]
     return bool((numbers != numbers[0]).any()) if len(numbers) else False
 
 
 def varied(values: Tensor) -> bool:
-    """Whether so many bits differ from the most frequent ones that no wrong candidate has them by chance, nor one that
-    predicts a constant for an output that is constant."""
+    """Whether so many bits of ``values`` (any shape and dtype) differ from the most frequent ones that no wrong
+    candidate has them by chance, nor one that predicts a constant for an output that is constant."""
     counts = torch.unique(codes_of(values), return_counts=True)[1]
     return len(counts) > 0 and int(counts.sum() - counts.max()) >= COINCIDENCES
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """``torch.cat`` for float8 tensors too, which torch cannot join on every device."""
+    """``torch.cat`` of ``tensors`` of any one dtype, ``[m, ...]`` each, for float8 too, which torch cannot join on
+    every device. Returns ``[sum of m, ...]`` in their dtype; no values are read."""
     if tensors[0].element_size() > 1:
         return torch.cat(list(tensors))
     return torch.cat([x.view(torch.uint8) for x in tensors]).view(tensors[0].dtype)
 
 
 def evenly(at: Tensor, most: int) -> Tensor:
-    """At most ``most`` of the entries of ``at``, evenly spaced."""
+    """At most ``most`` of the entries of ``at [n]`` (int64), evenly spaced, int64 in their order."""
     return at[:: max(1, -(-len(at) // most))]
 
 
@@ -835,7 +845,7 @@ def same_place(part: Part, own: Part) -> bool:
 
 
 def rows_of_output(part: Part, rows: Tensor) -> Tensor:
-    """Rows of a part as rows of the output."""
+    """``rows [m]`` of a part as rows of the output, both int64."""
     return rows if part.rows is None else part.rows[rows]
 
 

@@ -18,6 +18,8 @@ A row of a block-scaled product is linear in the right terms ``z_b[n]`` of its K
    infinity, which beyond a buffer may be any number and so are no evidence.
 
 Source: ordinary least squares.
+
+NaN and infinite elements of an output are left out.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ def terms(product: ScaledProduct) -> tuple[Tensor, int]:
 
 
 def effective_factors(product: ScaledProduct, output: Tensor) -> Factors | None:
-    """The factors of every row of ``output [M, N]``; None when the shape or the data do not determine them."""
+    """The factors of every row of ``output [M, N]`` (any float dtype); None when the shape or the data do not determine
+    them."""
     z, length = terms(product)
     y = decode(output)
     if product.bias is not None:
@@ -106,8 +109,9 @@ def effective_factors(product: ScaledProduct, output: Tensor) -> Factors | None:
 
 
 def read_beyond_buffer(call: Call, output: Tensor, bad: Tensor, faults: Sequence[Fault]) -> list[Fault]:
-    """The faults that read scales beyond their buffer and agree with ``output [M, N]`` in all that is known; of those
-    only the ones that leave the fewest scales unknown. ``bad`` are the failing elements."""
+    """The faults that read scales beyond their buffer and agree with ``output [M, N]`` (its own dtype) in all that is
+    known; of those only the ones that leave the fewest scales unknown. ``bad`` (bool ``[M, N]``) are the failing
+    elements."""
     if len(call.parts) != 1 or len(output) != call.parts[0].product.M:
         return []
     rows, columns = torch.nonzero(bad.any(dim=1))[:, 0], torch.arange(output.shape[1], device=output.device)

@@ -18,6 +18,9 @@
    schedule also with its own declared, and with another of the same accumulator declared, so that the interval and not
    only the equality of bits is tested. A failure is a false alarm. Not covered: products that quantise an operand
    themselves.
+
+NaN equals any NaN.
+Source: mutation testing (DeMillo, Lipton and Sayward, Computer 11(4), 1978).
 """
 
 from __future__ import annotations
@@ -131,17 +134,18 @@ class Trial:
 
     @cached_property
     def truth(self) -> Tensor:
-        """The correctly rounded result of a product on its specified elements, float64."""
+        """The correctly rounded result of a product on its specified elements, float64 ``[specified]``."""
         dtype = self.call.out_dtype
         return torch.cat([decode(rounded(p.product, exact(p.product), dtype)).flatten() for p in self.call.parts])
 
     def values(self, output: Tensor) -> Tensor:
-        """The specified elements of a product's output, float64, in the order of :attr:`truth`."""
+        """The specified elements of a product's ``output [..., N]``, float64 ``[specified]``, in the order of
+        :attr:`truth`."""
         flat = output.reshape(-1, output.shape[-1])
         return torch.cat([decode(part.of(flat)).flatten() for part in self.call.parts])
 
     def fails(self, output: Tensor | dict[str, Tensor]) -> bool:
-        """Whether the contract's verdict on ``output`` is a failure."""
+        """Whether the contract's verdict on ``output`` (any shape and dtype that it admits) is a failure."""
         call, out = self.call, by_name(output).get("out")
         dtype = torch.bfloat16 if out is None else out.dtype
         if dtype not in self._asked:
@@ -154,7 +158,7 @@ class Trial:
         return {}
 
     def same(self, output: Tensor | dict[str, Tensor]) -> bool:
-        """Whether every specified bit is that of the right kernel."""
+        """Whether every specified bit of ``output`` (any shape and dtype) is that of the right kernel."""
         mine = by_name(output)
         if self.product:
             out, right = (x["out"].reshape(-1, x["out"].shape[-1]) for x in (mine, self.right))

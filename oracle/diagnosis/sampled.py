@@ -14,6 +14,9 @@ half of what fails is named with its share (:class:`oracle.diagnosis.candidates.
 
 Not covered: pairs of a fault and a wrong store, scales from beyond a buffer, findings in words, other candidates that
 explain the output as well: :func:`oracle.diagnosis.explain.diagnose` has all of these, without a budget.
+
+NaN is treated as of a small output (:mod:`oracle.diagnosis.candidates`).
+Source: derived in this file.
 """
 
 from __future__ import annotations
@@ -73,6 +76,7 @@ class LargeOutput(FailingOutput):
 
     @property
     def near(self) -> Tensor:
+        """As of a small output, ``[R, N]`` in the output's dtype; not the right bits everywhere."""
         return self._near
 
     @property
@@ -90,6 +94,7 @@ class LargeOutput(FailingOutput):
         return not bool((self.bad[grid] & ~same_bits(predicted, self.output[grid])).any())
 
     def view(self, part: int, rows: Tensor, columns: Tensor) -> View:
+        """As of a small output, for ``rows [m]`` and ``columns [n]`` (int64); only their right result is computed."""
         whole = self.call.parts[part]
         grid = rows_of_output(whole, rows)[:, None], columns[None, :]
         if "right" in vars(self):
@@ -108,7 +113,8 @@ def names(
     arithmetics: Sequence[Schedule | None],
     faults: Sequence[Fault],
 ) -> tuple[str, ...]:
-    """What explains ``output [R, N]`` of the call, as :attr:`oracle.diagnosis.explain.Diagnosis.names` says it.
+    """What explains ``output [R, N]`` (its own dtype) of the call, as :attr:`oracle.diagnosis.explain.Diagnosis.names`
+    says it.
 
     ``numerics`` are the intervals that a placement is judged by, ``arithmetics`` the schedules of a right kernel, the
     first admitted one first (None: exact sums).

@@ -5,6 +5,9 @@ accumulator; the interval of an accumulator of the arch; that with K split anywh
 accumulator with products in any order. Of several intervals the narrowest that holds the output is named. A class is
 no verdict: a contract may exclude it (a chain over K where promotion is due is fast accumulation), and a wide one holds
 wrong outputs.
+
+NaN in an output is held by a class that gives NaN there, and by no other.
+Source: the schedules and bounds that it asks (:mod:`oracle.tensorcore.schedules`, :mod:`oracle.bounds`).
 """
 
 from __future__ import annotations
@@ -53,7 +56,8 @@ class Class:
 
 
 def tightest_class(parts: Sequence[Part], output: Tensor, arch: str) -> Class:
-    """The tightest class of ``arch`` that holds ``output [R, N]``; its text says "within X" or "bit-equal to X".
+    """The tightest class of ``arch`` that holds ``output [R, N]`` (the output's dtype); its text says "within X" or
+    "bit-equal to X".
 
     Raises NumericsError: no schedule of the arch can compute the parts.
     """

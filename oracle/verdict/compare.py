@@ -4,6 +4,8 @@ The test is ``low <= actual <= high`` on the grid of the output dtype, with ``lo
 ``high = RN(exact + hi)`` computed by :mod:`oracle.bounds`: rounding is monotone, so the test is sound and adds
 no slack of its own. It is written as the *passing* condition, so that a NaN fails; an element whose expected
 value is NaN passes only as NaN. This file knows no tolerance and chooses no bound.
+
+Source: the bounds of :mod:`oracle.bounds`; rounding is monotone (IEEE 754-2019, 4.3).
 """
 
 from __future__ import annotations
@@ -302,7 +304,8 @@ class Comparison:
 def compare(actual: Tensor, admissible: Admissible, *, output: str = "out") -> Comparison:
     """Test every specified element of ``actual`` against its interval.
 
-    ``actual`` has any float dtype of :mod:`oracle.numbers.formats`; it is decoded from its bits. -0 equals +0.
+    ``actual`` has any shape, that of the interval, and any float dtype of :mod:`oracle.numbers.formats`; it is decoded
+    from its bits. -0 equals +0; a NaN fails, unless NaN is expected.
     """
     value = decode(actual)
     low, high, expected = admissible.low, admissible.high, admissible.expected

@@ -16,6 +16,9 @@ dtype from the interval to it. Both map to a *level*, one hexadecimal digit:
 
 The output is a matrix here (leading axes folded into rows), cut into at most ``GRID x GRID`` cells; the level of a cell
 is the worst of its elements. Not covered: judging (no verdict depends on a level) and drawing (:mod:`oracle.report`).
+
+NaN is outside every interval but that of a NaN which is due, and has the level ``b``.
+Source: derived in this file; nothing but a picture depends on it.
 """
 
 from __future__ import annotations
@@ -133,7 +136,8 @@ class Piece:
 def gather(
     actual: Tensor, admissible: Admissible, ratio: Tensor, bad: Tensor, *, output: str, tile: tuple[int, int] = TILE
 ) -> Evidence:
-    """The evidence of a comparison that failed; arguments as of :class:`Piece`, of any rank."""
+    """The evidence of a comparison that failed: ``actual`` (any float dtype), ``ratio`` and ``bad`` of one shape, as of
+    :class:`Piece`, of any rank."""
     sets = [matrix(t) for t in (actual, admissible.low, admissible.high, admissible.expected, ratio, bad)]
     step = max(1, BAND // max(1, sets[0].shape[1]))
 
@@ -148,8 +152,8 @@ def gather(
 def gather_pieces(
     pieces: Iterable[Piece], like: Tensor, *, output: str, tile: tuple[int, int] = TILE, fmt: Format | None = None
 ) -> Evidence:
-    """The evidence of consecutive pieces, which together are an output of the shape and dtype of ``like``; ``fmt`` says
-    what codes are held in integers."""
+    """The evidence of consecutive pieces, which together are an output of the shape of ``like`` and its dtype; ``fmt``
+    says what codes are held in integers."""
     fmt, columns = of_dtype(like.dtype) if fmt is None else fmt, matrix(like).shape[1]
     levels, bits, due = list[Tensor](), list[Tensor](), list[Tensor]()
     worst, row = list[tuple[float, Element]](), 0
@@ -206,7 +210,8 @@ def _raw(actual: Tensor, fmt: Format) -> Tensor:
 
 
 def of_bits(actual: Tensor, expected: Tensor, bad: Tensor, *, output: str, tile: tuple[int, int] = TILE) -> Evidence:
-    """The evidence where one value alone is admissible: ``actual`` must have the bits of ``expected``."""
+    """The evidence where one value alone is admissible: ``actual`` must have the bits of ``expected``, and ``bad``
+    (bool) says where it has not; all of any one shape and dtype, NaN as any other bits."""
     plain = (x.to(torch.uint8) if x.dtype is torch.bool else x for x in (actual, expected))
     bits, due = (codes_of(x) if x.is_floating_point() else x for x in plain)
     width = 8 * bits.element_size()
@@ -229,8 +234,8 @@ def of_bits(actual: Tensor, expected: Tensor, bad: Tensor, *, output: str, tile:
 def of_values(
     actual: Tensor, due: Tensor, bad: Tensor, elements: Sequence[Element], *, output: str, tile: tuple[int, int] = TILE
 ) -> Evidence:
-    """The evidence where the interval of every element is taken to be one value, that of ``due`` (of the same dtype);
-    the ``elements`` listed are given."""
+    """The evidence where the interval of every element of ``actual`` is taken to be one value, that of ``due`` (of the
+    same dtype and the same shape, as ``bad``); the ``elements`` listed are given."""
     fmt = of_dtype(actual.dtype)
     failing, wide = places(bad), torch.int32 if fmt.bits <= 16 else torch.int64
     codes, right = (codes_of(x).flatten().index_select(0, failing) for x in (actual, due))
@@ -253,7 +258,8 @@ def of_values(
 
 
 def ratio_of(value: Tensor, admissible: Admissible) -> Tensor:
-    """The ratio of every element of ``value`` (float64); inf for NaN, and where an interval is a single value."""
+    """The ratio of every element of ``value`` (float64, any shape), in its shape; inf for NaN, and where an interval is
+    a single value."""
     low, high, expected = admissible.low, admissible.high, admissible.expected
     distance = (value - expected).abs()
     width = torch.where(value > expected, high - expected, expected - low)
@@ -263,7 +269,9 @@ def ratio_of(value: Tensor, admissible: Admissible) -> Tensor:
 
 
 def overshoot(value: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """How far each element (float64) lies beyond its interval; inf for NaN, negative inside."""
+    """How far each element of ``value`` lies beyond its interval from ``low`` to ``high`` (float64, any one shape).
+
+    Returns float64 of that shape: inf for NaN, negative inside."""
     return torch.nan_to_num(torch.maximum(low - value, value - high), nan=math.inf, posinf=math.inf)
 
 
@@ -289,8 +297,8 @@ def _evidence(actual: Tensor, level: Tensor, **facts: Any) -> Evidence:
 
 
 def cells(level: Tensor, most: int) -> tuple[tuple[int, int], Tensor]:
-    """The rows and columns of one cell of a matrix of levels that has at most ``most`` cells a side, and the largest
-    level of every cell."""
+    """The rows and columns of one cell of the matrix ``level`` (int8, ``[R, C]``), which has at most ``most`` cells a
+    side, and the largest level of every cell, int8 in the shape of the cells."""
     rows, columns = level.shape
     cell = (max(1, -(-rows // most)), max(1, -(-columns // most)))
     padded = torch.nn.functional.pad(level, (0, -columns % cell[1], 0, -rows % cell[0]), value=-1)
@@ -298,7 +306,9 @@ def cells(level: Tensor, most: int) -> tuple[tuple[int, int], Tensor]:
 
 
 def matrix(x: Tensor) -> Tensor:
-    """A tensor of any rank as rows of its last axis; one row where it has fewer than two axes."""
+    """A tensor ``x`` of any shape and dtype as rows of its last axis; one row where it has fewer than two axes.
+
+    Returns a view ``[R, C]`` of its dtype where its strides allow one."""
     return x.reshape(1, -1) if x.dim() < 2 else x.reshape(-1, x.shape[-1])
 
 

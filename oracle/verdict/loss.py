@@ -11,6 +11,8 @@ elements of ``x``::
 No verdict depends on these figures, and none is computed before it is read. A NaN or an infinity in ``x`` says
 nothing; one in ``y`` alone is a loss of everything (``-inf`` dB, infinite relative error). Zeros that stay zeros lose
 nothing: a tensor of zeros has ``inf`` dB.
+
+Source: the definition of the signal-to-quantisation-noise ratio, here written out.
 """
 
 from __future__ import annotations
@@ -65,9 +67,10 @@ class Tally:
         self.broken = self.coded = False
 
     def add_rows(self, x: Tensor, codes: Tensor, scale: Tensor, value: Tensor) -> bool:
-        """Rows of a matrix by a compiled pass: ``x [R, C]`` of its dtype, the codes as uint8, float64 scales ``[R, G]``
-        of ``C / G`` elements each, and the values of all codes. False, and nothing is added, where the pass is not for
-        these rows: few elements, another device, groups of no multiple of 16, or something that is not finite."""
+        """Rows of a matrix by a compiled pass: ``x [R, C]`` of its dtype, ``codes [R, C]`` as uint8, float64
+        ``scale [R, G]`` of ``C / G`` elements each, and ``value [256]`` of all codes. False, and nothing is added,
+        where the pass is not for these rows: few elements, another device, groups of no multiple of 16, or something
+        that is NaN or infinite."""
         columns, across = x.shape[1], scale.shape[1]
         if x.numel() <= COMPILED or x.device.type != "cpu" or columns % across or columns // across % WIDTH:
             return False
@@ -87,7 +90,9 @@ class Tally:
         return True
 
     def add(self, x: Tensor, value: Tensor, scale: Tensor) -> None:
-        """A part: values, those of their codes and their scales, float64 of one shape."""
+        """A part: values ``x``, ``value`` those of their codes, ``scale`` their scales, float64 of one shape.
+
+        NaN and infinity are counted as the module says."""
         # a norm is not finite where an element is not, and reads the elements three times faster than isfinite
         norms = (float(torch.linalg.vector_norm(t)) for t in (x, value, scale))
         if all(map(math.isfinite, norms)) and bool(scale.min() > 0):

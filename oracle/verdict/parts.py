@@ -1,4 +1,8 @@
-"""The products that make up an output: their intervals, their exact values, and the bits that schedules predict."""
+"""The products that make up an output: their intervals, their exact values, and the bits that schedules predict.
+
+NaN is right where the exact value is NaN, and fails elsewhere.
+Source: the bounds and predictions that it asks (:mod:`oracle.bounds`, :mod:`oracle.tensorcore.predict`).
+"""
 
 from __future__ import annotations
 
@@ -40,11 +44,11 @@ class Part:
 
     @property
     def place(self) -> Tensor | slice:
-        """The rows, as an index of the output."""
+        """The rows, as an index of the output: int64 ``[M]``, or all."""
         return slice(None) if self.rows is None else self.rows
 
     def of(self, output: Tensor) -> Tensor:
-        """This part's rows of ``output [R, N]``."""
+        """This part's rows ``[M, N]`` of ``output [R, N]``, of its dtype."""
         return output if self.rows is None else output.index_select(0, self.rows)
 
 
@@ -138,7 +142,7 @@ class Bands:
         return float(torch.cat(same).to(torch.float64).mean())
 
     def right(self, schedule: Schedule) -> Tensor:
-        """What ``schedule`` gives, in the shape of the output; NaN in rows that no part fills."""
+        """What ``schedule`` gives, in the shape of the output and its dtype; NaN in rows that no part fills."""
         found = torch.full_like(self.output, torch.nan)
         at = self._refused.get(schedule.name)
         for i, own, start, band in self._all():
@@ -166,7 +170,7 @@ class Bands:
 def samples(
     parts: Sequence[Part], output: Tensor, extents: tuple[int, int] = TRIAL
 ) -> Iterator[tuple[ScaledProduct, Tensor]]:
-    """A few rows and columns of every part."""
+    """A few rows and columns ``[m, n]`` of every part, with what ``output [R, N]`` has there, in the output's dtype."""
     for part in parts:
         rows, columns = (
             torch.arange(0, extent, max(1, extent // most), device=output.device)
@@ -188,21 +192,22 @@ class ExactPart:
         return cls(part, value, rounded(part.product, value, dtype))
 
     def inexact(self, output: Tensor) -> Tensor:
-        """The elements of the part in ``output`` that are not the exact value rounded: what a pass by a bound rests
-        on."""
+        """The elements of the part in ``output [R, N]`` (the output's dtype), bool ``[M, N]``, that are not the exact
+        value rounded: what a pass by a bound rests on."""
         return ~same_bits(self.expected, self.part.of(output))
 
     def subset(self, rows: Tensor, columns: Tensor) -> ExactPart:
-        """Some rows and columns, as a part that fills an output of its own."""
+        """Some ``rows [m]`` and ``columns [n]`` (int64), as a part that fills an output of its own."""
         parts = (self.value.hi, self.value.lo, self.value.slack, self.expected)
         hi, lo, slack, expected = (x[rows][:, columns] for x in parts)
         return ExactPart(Part(subset(self.part.product, rows, columns)), Exact(hi, lo, slack), expected)
 
 
 def held_by(known: Sequence[ExactPart], output: Tensor, outside: Tensor, name: str) -> tuple[Comparison, str] | None:
-    """The comparison with a class that holds every element, and its name; None when it does not.
+    """The comparison with a class that holds every element of ``output [R, N]``, and its name; None when it does not.
 
-    An element that was ``outside`` must lie in the interval: one that the class leaves unconstrained is not held.
+    An element that was ``outside`` (bool ``[R, N]``) must lie in the interval: one that the class leaves unconstrained
+    is not held.
     """
     intervals = [exact_and_interval(k.part.product, name, partial(k.inexact, output))[1] for k in known]
     within = compared(known, intervals, output)
@@ -215,6 +220,7 @@ def held_by(known: Sequence[ExactPart], output: Tensor, outside: Tensor, name: s
 
 
 def compared(known: Sequence[ExactPart], intervals: Sequence[Interval], output: Tensor) -> Comparison:
+    """The comparison of ``output [R, N]``, of any float dtype, with these intervals around the exact values."""
     low = torch.full(output.shape, torch.nan, dtype=torch.float64, device=output.device)
     high, expected = low.clone(), low.clone()
     open_ = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
@@ -236,6 +242,7 @@ def banded(parts: Sequence[Part], found: Verdict) -> Verdict:
 
 
 def specified_of(parts: Sequence[Part], output: Tensor) -> Tensor | None:
+    """The elements of ``output [R, N]`` (any dtype) that some part fills, bool ``[R, N]``; None where that is all."""
     if all(part.rows is None for part in parts):
         return None
     specified = torch.zeros(output.shape, dtype=torch.bool, device=output.device)

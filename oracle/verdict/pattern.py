@@ -2,6 +2,8 @@
 
 The input is a boolean tensor, without values. A tensor of more than two dimensions is described by its leading index
 groups first, then as the matrix of its last two dimensions.
+
+Source: derived in this file; nothing but words depends on it.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ def lines(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def grid(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`lines` as indices (int64, ascending)."""
+    """:func:`lines` of ``mask`` (bool ``[R, C]``) as indices (int64, ascending, ``[r]`` and ``[c]``)."""
     rows, columns = (torch.nonzero(x)[:, 0] for x in lines(mask))
     return rows, columns
 

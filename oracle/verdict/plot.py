@@ -13,6 +13,8 @@ Of a diagnosis (:class:`Place`): where elements fail, and by which factor each K
 
 Colours run from blue (admissible) over yellow to dark red (not), which readers with any colour vision tell apart.
 Not covered: judging; no picture decides anything.
+
+Source: derived in this file.
 """
 
 from __future__ import annotations
@@ -112,7 +114,7 @@ class Blocks:
 
 
 def picture(actual: Tensor, due: Range, expected: Tensor, *, output: str) -> Picture:
-    """``actual`` beside its admissible values ``due`` and its ``expected`` values (its shape; on the CPU)."""
+    """``actual`` beside its admissible values ``due`` and its ``expected`` values (its shape and dtype; on the CPU)."""
     try:
         fmt = of_dtype(actual.dtype)
     except DtypeError:
@@ -179,7 +181,7 @@ def place(bad: Tensor, *, output: str, tile: tuple[int, int] = (0, 0)) -> Place:
 
 
 def blocks(factor: Tensor, length: int) -> Blocks:
-    """The factors ``[M, B]`` of the rows of an output."""
+    """The ``factor [M, B]`` (float64) of the rows of an output, NaN where none is known."""
     rows = max(1, -(-len(factor) // GRID))
     cut = [factor[i : i + rows] for i in range(0, len(factor), rows)]
     away = [torch.nan_to_num((part - 1).abs(), nan=-1.0).argmax(dim=0, keepdim=True) for part in cut]

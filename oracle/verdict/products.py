@@ -17,6 +17,9 @@ The order of judgement:
 
 Nothing here is tuned: a schedule either reproduces the bits or does not, and the interval is a theorem about the
 declared accumulator (:mod:`oracle.bounds`). A failure is always reported against the accumulator of point 3.
+
+NaN is right where the exact value is NaN, and fails elsewhere.
+Source: the bounds and predictions that it asks (:mod:`oracle.bounds`, :mod:`oracle.tensorcore.predict`).
 """
 
 from __future__ import annotations
@@ -167,7 +170,7 @@ def truth(parts: Sequence[Part], rows: int, dtype: torch.dtype | None) -> Tensor
 
 
 def predict_parts(parts: Sequence[Part], rows: int, schedule: Schedule, dtype: torch.dtype) -> Tensor:
-    """The bits ``[rows, N]`` that ``schedule`` produces; unspecified rows hold NaN."""
+    """The bits ``[rows, N]`` in ``dtype`` that ``schedule`` produces; unspecified rows hold NaN."""
     first = parts[0].product
     result = torch.full((rows, first.N), torch.nan, dtype=dtype, device=first.a.device)
     for part in parts:
@@ -198,7 +201,7 @@ def accumulators(schedules: Iterable[Schedule]) -> dict[Accumulator, str]:
 
 
 def why_mistrust(parts: Sequence[Part], output: Tensor) -> str | None:
-    """Reason for which a pass on these inputs would prove little, or None."""
+    """Reason for which a pass of ``output [R, N]`` (its own dtype) on these inputs would prove little, or None."""
     for name in ("a_scale", "b_scale"):
         if reason := all_equal(name, [getattr(part.product, name) for part in parts]):
             return reason
@@ -234,8 +237,8 @@ def _measured(parts: Sequence[Part], output: Tensor) -> Error | None:
 def reproducing(
     parts: Sequence[Part], output: Tensor, schedules: Iterable[Schedule], bits: Bands | None = None
 ) -> Schedule | None:
-    """The first of ``schedules`` that reproduces every bit of ``output [R, N]``; None when none does. ``bits``: what
-    was learned of this output before."""
+    """The first of ``schedules`` that reproduces every bit of ``output [R, N]`` in its dtype; None when none does.
+    ``bits``: what was learned of this output before."""
     bits = Bands(parts, output) if bits is None else bits
     for schedule in schedules:
         if any(schedule.why_not(part.product, out_dtype=output.dtype) for part in parts):
@@ -339,7 +342,10 @@ def _split_of(parts: Sequence[Part], output: Tensor, name: str) -> Schedule | No
 def few_failing(
     known: Sequence[ExactPart], output: Tensor, outside: Tensor, most_rows: int, most_columns: int
 ) -> tuple[list[ExactPart], Tensor, Tensor]:
-    """A few failing rows and columns of the part that fails most, as a judgement of their own."""
+    """A few failing rows and columns of the part that fails most, as a judgement of their own.
+
+    ``output [R, N]`` has its own dtype, ``outside [R, N]`` is bool. Returns the part, and of these rows and columns
+    ``[r, c]`` the output in its dtype and what fails there, bool."""
     k, bad = max(((k, k.part.of(outside)) for k in known), key=lambda pair: int(pair[1].sum()))
     rows = _some(bad.any(dim=1), most_rows)
     columns = _some(bad[rows].any(dim=0), most_columns)

@@ -1,4 +1,7 @@
-"""Admissible values as tensors in the dtype of an output, and the values of such tensors."""
+"""Admissible values as tensors in the dtype of an output, and the values of such tensors.
+
+Source: derived in this file.
+"""
 
 from __future__ import annotations
 
@@ -20,5 +23,6 @@ class Range:
 
 
 def values_of(x: Tensor) -> Tensor:
-    """The values of an output as float64; integers and float64 stand for themselves."""
+    """The values of an output ``x`` (any shape) as float64 of its shape; integers and float64 stand for themselves, NaN
+    for NaN."""
     return decode(x) if x.is_floating_point() and x.dtype is not torch.float64 else x.to(torch.float64)

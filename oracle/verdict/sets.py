@@ -8,6 +8,9 @@ Contracts make alternatives (:meth:`oracle.routines.base.Contract.admissible`); 
 in order. :meth:`Sets.ranges` states the same sets as tensors, so that a reader without this package can judge:
 an element is right when it is free; or when the expected value is NaN and it is NaN; or when
 ``low <= element <= high`` (-0 equals +0).
+
+NaN counts as any other bits where bits decide, and passes elsewhere only where NaN is due.
+Source: derived in this file; the bounds are those of :mod:`oracle.bounds`.
 """
 
 from __future__ import annotations
@@ -131,7 +134,8 @@ class Bits(Sets):
 
 
 def judge_bits(actual: Tensor, expected: Tensor, *, output: str, mistrust: str | None = None) -> Verdict:
-    """The verdict on a tensor that must have the bits of another (NaN payloads and the sign of zero included)."""
+    """The verdict on ``actual``, which must have the bits of ``expected`` (any one shape and dtype; NaN payloads and
+    the sign of zero included)."""
     bad = bits_of(actual) != bits_of(expected)
     outside = int(bad.sum())
     worst, seen = None, None
@@ -146,7 +150,7 @@ def judge_bits(actual: Tensor, expected: Tensor, *, output: str, mistrust: str |
 
 
 def bits_of(x: Tensor) -> Tensor:
-    """A tensor as integers: the bits of a floating-point one."""
+    """``x``, of any shape and dtype, as integers of its shape: the bits of a floating-point one, of a NaN too."""
     return codes_of(x) if x.is_floating_point() else x
 
 
@@ -247,14 +251,15 @@ def with_float32(make: Callable[[str, bool], Sets], name: str, *, declared: bool
 
 
 def all_equal(name: str, tensors: Sequence[Tensor]) -> str | None:
-    """The reason for mistrust when a vector of scales or weights holds one value, which hides a wrong index."""
+    """The reason for mistrust when each of these ``tensors`` of scales or weights (any shape and dtype) holds one
+    value, which hides a wrong index."""
     if max(t.numel() for t in tensors) > 1 and all(bool((t == t.flatten()[0]).all()) for t in tensors):
         return f"all values of {name} are equal, so a wrong scale index changes nothing"
     return None
 
 
 def mostly_zero(*values: Tensor) -> str | None:
-    """The reason for mistrust when more than ``ZERO_TRUST`` of the values are zero."""
+    """The reason for mistrust when more than ``ZERO_TRUST`` of the ``values`` (any shape and dtype) are zero."""
     total = sum(x.numel() for x in values)
     share = 1.0 - sum(int(torch.count_nonzero(x)) for x in values) / total if total else math.nan
     return f"{100 * share:.0f}% of the results are zero" if share > ZERO_TRUST else None
@@ -275,7 +280,8 @@ def ranged(sets: Admissible, dtype: torch.dtype, shape: Sequence[int] | None = N
 
 
 def rounded_to(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Float64 values correctly rounded into ``dtype``; one-byte formats saturate, wider ones overflow to infinity."""
+    """``value`` (float64, any shape) correctly rounded into ``dtype``, in its shape; one-byte formats saturate, wider
+    ones overflow to infinity, and NaN stays NaN."""
     overflow = Overflow.SATURATE if dtype.itemsize == 1 else Overflow.INF
     return to_dtype(value, dtype, rounding=Rounding.NEAREST_EVEN, overflow=overflow)
 
