@@ -1,8 +1,9 @@
-"""Right outputs of every contract on every arch, counted one by one: ``python -m tests.support.legal [--seed N]``.
+"""Right outputs of every contract on every arch: ``python -m tests.support.legal [--seed N] [--contract NAME ...]``.
 
-At least ``PRODUCT`` of each product of FP8 operands and ``OTHER`` of each other contract, on each arch that it has
-numerics for. The table says how many were judged and how many failed; the exit status is 1 where one failed. A contract
-none of whose cases fits an arch is an error (:func:`oracle.diagnosis.mutation.right_variants`).
+``PRODUCT`` of each product of FP8 operands and ``OTHER`` of each other contract, on each arch that it has numerics for:
+at least ``TOTAL`` of all contracts. The table says how many were judged and how many failed; the exit status is 1 where
+one failed. A contract none of whose cases fits an arch is an error
+(:func:`oracle.diagnosis.mutation.right_variants`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from oracle.errors import OracleError
 from oracle.routines import Call, Case, cases, get, registered
 from oracle.tensorcore.schedules import get as schedule
 
-PRODUCT, OTHER = 40, 10
+TOTAL = 10_000
+PRODUCT, OTHER = 40, 12
 
 
 class Count(NamedTuple):
@@ -46,9 +48,9 @@ def wanted() -> Iterator[tuple[str, str, int]]:
 def count(contract: str, arch: str, wanted: int, seed: int) -> Count:
     """``wanted`` variants of a contract on an arch."""
     torch.set_num_threads(1)
-    made = list(islice(right_variants(wanted, seed=seed, contracts=[contract], arch=arch), wanted))
-    alarms = [f"{v.case} on {v.arch} by {v.computed_by}: {v.verdict.summary}" for v in made if v.false_alarm]
-    return Count(contract, arch, len(made), len({v.computed_by for v in made}), alarms)
+    variants = list(islice(right_variants(wanted, seed=seed, contracts=[contract], arch=arch), wanted))
+    alarms = [f"{v.case} on {v.arch} by {v.computed_by}: {v.verdict.summary}" for v in variants if v.false_alarm]
+    return Count(contract, arch, len(variants), len({v.computed_by for v in variants}), alarms)
 
 
 def right_call(case: Case) -> Call:
@@ -83,16 +85,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=None)
+    parser.add_argument("--contract", nargs="+", choices=registered(), metavar="NAME", help="these alone")
     arguments = parser.parse_args()
+    counts = []
     with ProcessPoolExecutor(arguments.jobs) as pool:
-        asked = [pool.submit(count, *ask, arguments.seed) for ask in wanted()]
-        counts = [future.result() for future in asked]
-    for found in counts:
-        print(f"{found.contract:50} {found.arch:8} {found.variants:4} {found.ways:4} ways {len(found.alarms)} failed")
-        print(*(f"    {alarm}" for alarm in found.alarms), sep="\n", end="\n" if found.alarms else "")
-    alarms = sum(len(found.alarms) for found in counts)
-    made = sum(found.variants for found in counts)
-    print(f"{made} right outputs, {len(counts)} pairs of a contract and an arch: {alarms} failed")
+        asked = [ask for ask in wanted() if arguments.contract is None or ask[0] in arguments.contract]
+        for future in [pool.submit(count, *ask, arguments.seed) for ask in asked]:
+            counts.append(of := future.result())
+            print(f"{of.contract:50} {of.arch:8} {of.variants:4} {of.ways:4} ways {len(of.alarms)} failed", flush=True)
+            print(*(f"    {alarm}" for alarm in of.alarms), sep="\n", end="\n" if of.alarms else "")
+    alarms = sum(len(of.alarms) for of in counts)
+    variants = sum(of.variants for of in counts)
+    print(f"{variants} right outputs, {len(counts)} pairs of a contract and an arch: {alarms} failed")
     return 1 if alarms else 0
 
 
