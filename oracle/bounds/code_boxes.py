@@ -37,23 +37,23 @@ SMALLEST = 2.0**-149
 
 
 def code_boxes(
-    x: Span, recipe: Recipe, fmt: Format, given: Tensor | None, scale_ub: Tensor | None = None
+    x: Span, recipe: Recipe, fmt: Format, static_scale: Tensor | None, scale_ub: Tensor | None = None
 ) -> tuple[list[Box], int]:
     """The boxes of quantised values, and how many codes the first leaves uncertain.
 
     Parameters
     ----------
     x : bounds ``[R, K]`` (float64) of the values, on the grid of ``fmt``.
-    given : the scale, a float32 scalar or any shape of one value, for recipes that take one.
+    static_scale : the scale, a float32 scalar or any shape of one value, for recipes that take one.
     scale_ub : bound of amax, a float32 scalar or any shape of one value, for recipes that take one.
 
     Raises NumericsError: the recipe's blocks or powers of two are not covered; InputError: a recipe of a given scale
     has none.
     """
     if recipe.formula is ScaleFormula.GIVEN:
-        if given is None:
+        if static_scale is None:
             raise InputError(f"recipe {recipe.name} needs a given scale")
-        scale = decode(given).reshape(1, 1).expand(x.low.shape[0], 1)
+        scale = decode(static_scale).reshape(1, 1).expand(x.low.shape[0], 1)
         box = _box(x.low, x.high, scale, scale, recipe, group=x.low.shape[1])
         return [box], int((box.low != box.high).sum())
     group = x.low.shape[1] if recipe.block.columns is None else recipe.block.columns

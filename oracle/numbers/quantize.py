@@ -172,7 +172,7 @@ class Prepared:
     def __init__(
         self,
         x: Tensor,
-        given: Tensor | None,
+        static_scale: Tensor | None,
         scale_ub: Tensor | None,
         global_scale: Tensor | None,
         *,
@@ -180,7 +180,13 @@ class Prepared:
         random: Tensor | None = None,
         ends: Ends | None = None,
     ) -> None:
-        self.x, self.dtype, self.given, self.scale_ub, self.global_scale = x, x.dtype, given, scale_ub, global_scale
+        self.x, self.dtype, self.given, self.scale_ub, self.global_scale = (
+            x,
+            x.dtype,
+            static_scale,
+            scale_ub,
+            global_scale,
+        )
         self.random, self.ends = random, ends
         self._whole = whole
         self._blocks: dict[Block, Tensor] = {}

@@ -256,8 +256,8 @@ class Recipe:
             raise ValueError(f"{self.name}: a choice of two scales is known under a global scale alone")
         inverse = self.formula is ScaleFormula.INVERSE and self.code is CodeFormula.QUOTIENT
         multiply = self.formula is ScaleFormula.MULTIPLY and self.code in (CodeFormula.DIVIDE, CodeFormula.QUOTIENT)
-        given = self.formula is ScaleFormula.GIVEN and self.code is CodeFormula.DIVIDE
-        covered = (inverse or multiply or given) and self.power_of_two is None and self.element == E4M3FN
+        static = self.formula is ScaleFormula.GIVEN and self.code is CodeFormula.DIVIDE
+        covered = (inverse or multiply or static) and self.power_of_two is None and self.element == E4M3FN
         if self.arithmetic is not Arithmetic.IEEE and not covered:
             raise ValueError(
                 f"{self.name}: approximate division is known for s = 1/(448/a) and x*q, a*fl(1/448) and x/s or x*q, "

@@ -64,12 +64,12 @@ class Across:
         for compared in self.compared:
             for side in compared.sides:
                 why.setdefault((compared.contract, side.arch), []).append(side.why)
-        found: dict[tuple[str, str], list[str]] = {}
+        by_reason: dict[tuple[str, str], list[str]] = {}
         for (contract, arch), reasons in why.items():
             if all(reasons):
                 text = reasons[0].partition("; known:")[0].replace(f"{contract} ", "").replace(f" of {contract}", "")
-                found.setdefault((arch, text), []).append(contract)
-        return found
+                by_reason.setdefault((arch, text), []).append(contract)
+        return by_reason
 
 
 @dataclass(frozen=True)
@@ -151,10 +151,10 @@ def lines(report: Across) -> Iterator[str]:
         yield f"UNSUPPORTED {arch}: {counted(len(names), 'routine')}: {why}: {', '.join(names)}"
     notes: dict[str, list[str]] = {}
     for note in report.notes:
-        name, _, said = note.partition(": ")
-        notes.setdefault(said, []).append(name)
-    for said, names in notes.items():
-        yield f"{said}: {', '.join(names)}"
+        name, _, reason = note.partition(": ")
+        notes.setdefault(reason, []).append(name)
+    for reason, names in notes.items():
+        yield f"{reason}: {', '.join(names)}"
 
 
 def print_across(report: Across, screen: Console, *, verbose: bool) -> None:
@@ -165,16 +165,16 @@ def print_across(report: Across, screen: Console, *, verbose: bool) -> None:
             (f"{one} to {other}", str(routines), *row.cells()) for (one, other), routines, row in _summary(report)
         ), under=("first on second", "second on first")))  # fmt: skip  # one call
     for one, other in report.pairs if both or verbose else ():
-        found = report.of(one, other)
+        by_contract = report.of(one, other)
         under = (f"{one} on {other}", f"{other} on {one}")
-        if not found:
+        if not by_contract:
             continue
-        if len(found) == 1:
-            ((name, calls),) = found.items()
+        if len(by_contract) == 1:
+            ((name, calls),) = by_contract.items()
             screen.print(_table(f"{one} to {other}: {name}", "call", rows=map(_call_row, calls), under=under))
             continue
-        rows = [Row.of(name, [pair for _, pair in calls]) for name, calls in found.items()]
-        rows.append(Row.of("all", [pair for calls in found.values() for _, pair in calls]))
+        rows = [Row.of(name, [pair for _, pair in calls]) for name, calls in by_contract.items()]
+        rows.append(Row.of("all", [pair for calls in by_contract.values() for _, pair in calls]))
         cells = ((row.name, *row.cells()) for row in rows)
         screen.print(_table(f"{one} to {other}", "routine", rows=cells, under=under))
     if report.captured:

@@ -174,13 +174,13 @@ def _renamed(o: Outcome, subject: str) -> Outcome:
     return replace(o, subject=subject, id=f"pytest/{subject}{o.id[len(prefix) :]}" if o.id.startswith(prefix) else o.id)
 
 
-def print_comparison(found: Comparison, console: Console, *, verbose: bool = False, quiet: bool = False) -> None:
+def print_comparison(comparison: Comparison, console: Console, *, verbose: bool = False, quiet: bool = False) -> None:
     """Versions, then the changes by kind, then one closing line; ``quiet`` leaves the closing line and what broke."""
     if not quiet:
-        for name, old, new in found.versions:
+        for name, old, new in comparison.versions:
             console.print(Text(f"{name}: {old} -> {new}", style="dim"), soft_wrap=True)
     for kind in Kind:
-        changes = found.of(kind)
+        changes = comparison.of(kind)
         if not changes or (quiet and kind not in BROKEN):
             continue
         console.print(Text(f"{kind} ({len(changes)})", style=STYLES.get(kind, "bold")))
@@ -194,15 +194,15 @@ def print_comparison(found: Comparison, console: Console, *, verbose: bool = Fal
             console.print(Text("\n".join(lines)), soft_wrap=True)
         if not verbose and len(changes) > MOST:
             console.print(Text(f"  ... and {len(changes) - MOST} more; --verbose prints all", style="dim"))
-    for problem in found.problems:
+    for problem in comparison.problems:
         console.print(Text.assemble(("PROBLEM ", "bold red"), problem), soft_wrap=True)
-    for which, left in (("old", found.old_unfinished), ("new", found.unfinished)):
+    for which, left in (("old", comparison.old_unfinished), ("new", comparison.unfinished)):
         if left:
-            said = f"the {which} run is unfinished: {counted(left, 'case')} did not run"
-            console.print(Text(said, style="yellow"))
-    each = [f"{count} {kind}" for kind in Kind if (count := len(found.of(kind)))]
-    word = ("OK", "bold green") if found.ok else ("NOT OK", "bold red")
-    counts = ", ".join([*each, f"{found.same} the same"])
+            text = f"the {which} run is unfinished: {counted(left, 'case')} did not run"
+            console.print(Text(text, style="yellow"))
+    each = [f"{count} {kind}" for kind in Kind if (count := len(comparison.of(kind)))]
+    word = ("OK", "bold green") if comparison.ok else ("NOT OK", "bold red")
+    counts = ", ".join([*each, f"{comparison.same} the same"])
     console.print(Text.assemble(word, f"  {counts}"), soft_wrap=True)
 
 
@@ -274,24 +274,24 @@ def marker(title: str) -> str:
     return f"<!-- fp8-oracle compare: {title} -->"
 
 
-def to_markdown(found: Comparison, title: str = TITLE) -> str:
+def to_markdown(comparison: Comparison, title: str = TITLE) -> str:
     """The comment; the same comparison gives the same text."""
-    each = [f"{count} {kind}" for kind in Kind if (count := len(found.of(kind)))]
-    counts = ", ".join([*each, f"{found.same} the same"])
-    lines = [marker(title), f"### {'✅' if found.ok else '❌'} {one_line(title)}: {counts}", ""]
-    lines += [f"- **problem**: {one_line(problem)}" for problem in found.problems]
-    for which, left in (("old", found.old_unfinished), ("new", found.unfinished)):
+    each = [f"{count} {kind}" for kind in Kind if (count := len(comparison.of(kind)))]
+    counts = ", ".join([*each, f"{comparison.same} the same"])
+    lines = [marker(title), f"### {'✅' if comparison.ok else '❌'} {one_line(title)}: {counts}", ""]
+    lines += [f"- **problem**: {one_line(problem)}" for problem in comparison.problems]
+    for which, left in (("old", comparison.old_unfinished), ("new", comparison.unfinished)):
         if left:
             lines.append(f"- the {which} run is unfinished: {counted(left, 'case')} did not run")
-    groups = _groups([change for kind in BROKEN for change in found.of(kind)])
+    groups = _groups([change for kind in BROKEN for change in comparison.of(kind)])
     for group in groups[:GROUPS]:
         lines += _open(group)
     if len(groups) > GROUPS:
         lines.append(f"- and {len(groups) - GROUPS} more, in the table below")
     for kind in Kind:
-        lines += _folded(kind, found.of(kind))
-    if found.versions:
-        rows = [tuple(map(one_line, row)) for row in found.versions]
+        lines += _folded(kind, comparison.of(kind))
+    if comparison.versions:
+        rows = [tuple(map(one_line, row)) for row in comparison.versions]
         lines += _table(f"versions ({len(rows)})", ("of", "old", "new"), rows)
     return printable(within([*lines, ""]))
 
@@ -327,7 +327,7 @@ def _folded(kind: Kind, changes: Sequence[Change]) -> list[str]:
     return _table(f"{kind} ({len(rows)})", ("case", "subject", "arch", "old -> new"), rows) if rows else []
 
 
-def _table(said: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _table(summary: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows[:ROWS])]
     more = [] if len(rows) <= ROWS else ["", f"and {len(rows) - ROWS} more"]
-    return ["", f"<details><summary>{said}</summary>", "", *lines, *more, "", "</details>"]
+    return ["", f"<details><summary>{summary}</summary>", "", *lines, *more, "", "</details>"]

@@ -84,14 +84,14 @@ def _clean(text: str) -> str:
 
 def to_markdown(report: Report) -> str:
     """The report as GitHub-flavoured Markdown."""
-    found = causes(report)
+    ranked = causes(report)
     sign, word = ("✅", "all as it must be") if report.ok else ("❌", "not as it must be")
     head = [f"### {sign} fp8-oracle: {word}", "", f"{report.words}; {report.seconds:.1f} s", ""]
     if report.unfinished:
         head += [f"**Interrupted: {counted(report.unfinished, 'case')} did not run.**", ""]
     head += [f"- **problem**: {one_line(problem)}" for problem in report.problems]
     for title, known in (("What fails", False), ("Known failures", True)):
-        chosen = [cause for cause in found if (cause.known is not None) == known]
+        chosen = [cause for cause in ranked if (cause.known is not None) == known]
         if chosen:
             head += ["", f"#### {title}", ""]
             head += [text for cause in chosen for text in _cause(cause)]

@@ -60,30 +60,30 @@ def outcomes(
     watches: dict[str, Finding] = {}
     also: dict[str, dict[str, None]] = {}
     spent: dict[str, float] = {}
-    for found in findings:
-        if found.follows:
-            also.setdefault(found.case if found.follows == NUMBERS else found.follows, {})[found.watch] = None
+    for finding in findings:
+        if finding.follows:
+            also.setdefault(finding.case if finding.follows == NUMBERS else finding.follows, {})[finding.watch] = None
             continue
-        numbers = found.watch == NUMBERS and found.case != WHOLE
-        table, key = (cases, found.case) if numbers else (watches, found.watch)
+        numbers = finding.watch == NUMBERS and finding.case != WHOLE
+        table, key = (cases, finding.case) if numbers else (watches, finding.watch)
         if not numbers:
-            spent[key] = spent.get(key, 0.0) + found.seconds
-        worst = table.setdefault(key, found)
-        if SEVERITY.index(found.verdict.status) < SEVERITY.index(worst.verdict.status):
-            table[key] = found
+            spent[key] = spent.get(key, 0.0) + finding.seconds
+        worst = table.setdefault(key, finding)
+        if SEVERITY.index(finding.verdict.status) < SEVERITY.index(worst.verdict.status):
+            table[key] = finding
     rows = [
         Outcome(
             case,
             contract,
             subject,
             arch,
-            found.verdict,
-            found.seconds,
-            command=command(found),
+            finding.verdict,
+            finding.seconds,
+            command=command(finding),
             also=tuple(also.get(case, ())),
             source=source,
         )
-        for case, found in cases.items()
+        for case, finding in cases.items()
     ]
     rows += [
         Outcome(
@@ -91,14 +91,14 @@ def outcomes(
             contract,
             subject,
             arch,
-            found.verdict,
+            finding.verdict,
             spent[watch],
-            command=command(found),
+            command=command(finding),
             watch=watch,
             also=tuple(also.get(watch, ())),
             source=source,
         )
-        for watch, found in watches.items()
+        for watch, finding in watches.items()
     ]
     return tuple(rows)
 
@@ -116,9 +116,9 @@ def findings(recorded: Iterable[Outcome]) -> tuple[Finding, ...]:
     return tuple(rows)
 
 
-def told(found: Mapping[str, object]) -> tuple[str, str, float, str]:
+def told(record: Mapping[str, object]) -> tuple[str, str, float, str]:
     """Case, watch, seconds and ``follows`` of a finding in JSON; ValueError where one is of another kind."""
-    case, watch, seconds, follows = (found.get(name) for name in ("case", "watch", "seconds", "follows"))
+    case, watch, seconds, follows = (record.get(name) for name in ("case", "watch", "seconds", "follows"))
     if not isinstance(case, str) or not isinstance(watch, str) or not isinstance(seconds, int | float):
         raise ValueError("a finding lacks its case, watch or seconds")
     return case, watch, float(seconds), follows if isinstance(follows, str) else ""

@@ -128,8 +128,8 @@ def page(run: Run) -> str:
     if left:
         lines += ["", "Not run here:", ""]
         lines += [f"- {row.project} {code(row.kernel)} under {code(row.contract)}: {row.why}" for row in left]
-    found = sorted((name, value) for row in tried for name, value in row.versions.items())
-    recorded = dict.fromkeys(f"{name} {value}" for name, value in (*run.machine.items(), *found))
+    versions = sorted((name, value) for row in tried for name, value in row.versions.items())
+    recorded = dict.fromkeys(f"{name} {value}" for name, value in (*run.machine.items(), *versions))
     lines += ["", f"Recorded with {', '.join(recorded)}."]
     return "\n".join(lines) + "\n"
 

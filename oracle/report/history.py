@@ -229,10 +229,10 @@ def print_history(points: Sequence[Point], console: Console) -> None:
         shown_runs.add_row(Text(str(p.number), style=style), p.started, p.label, p.version, *numbers)
     console.print(shown_runs)
     blocks = BLOCKS if console.encoding.startswith("utf") else ASCII
-    for name, said in _SERIES:
+    for name, title in _SERIES:
         values = [getattr(p, name) for p in points]
         if shown := sparkline(values, blocks):
-            console.print(Text(f"{said:<30} {shown}  {_range(values)}"))
+            console.print(Text(f"{title:<30} {shown}  {_range(values)}"))
 
 
 def sparkline(values: Sequence[float | None], blocks: str = BLOCKS) -> str:
@@ -254,7 +254,7 @@ def sparkline(values: Sequence[float | None], blocks: str = BLOCKS) -> str:
 
 def to_html(points: Sequence[Point], title: str) -> str:
     """The history as one HTML document: a plot for each count, then the table."""
-    plots = "".join(_plot(points, name, said) for name, said in _SERIES)
+    plots = "".join(_plot(points, name, caption) for name, caption in _SERIES)
     rows = [
         f"<tr><td class=n>{p.number}</td><td>{escape(p.started)}</td><td>{escape(p.label)}</td>"
         f"<td>{escape(p.version)}</td><td>{badge('PASSED' if p.ok else 'FAILED')}</td>"
@@ -279,7 +279,7 @@ def _last(points: Sequence[Point]) -> str:
     return f"{text} in run {last.number}, the last of {counted(len(points), 'run')}"
 
 
-def _plot(points: Sequence[Point], name: str, said: str) -> str:
+def _plot(points: Sequence[Point], name: str, title: str) -> str:
     """One series from 0 to its largest value, or to 1: the least count, and the edge of the bound for a margin."""
     values = [getattr(p, name) for p in points]
     numbers = [(i, float(v)) for i, v in enumerate(values) if v is not None and math.isfinite(v)]
@@ -304,8 +304,8 @@ def _plot(points: Sequence[Point], name: str, said: str) -> str:
         else ""
     )
     return (
-        f'<figure><figcaption>{escape(said)}</figcaption><svg class="plot" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" '
-        f'role="img" aria-label="{escape(said)}: {escape(_range(values))}">{levels}{runs}'
+        f'<figure><figcaption>{escape(title)}</figcaption><svg class="plot" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" '
+        f'role="img" aria-label="{escape(title)}: {escape(_range(values))}">{levels}{runs}'
         f'<path class="line" d="{line}"/>{dots}<text class="last" x="{x + 8:.4g}" y="{y + 4:.4g}">{last:.4g}</text>'
         "</svg></figure>"
     )

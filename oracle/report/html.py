@@ -59,14 +59,14 @@ def to_html(report: outcome.Report) -> str:
     return page(title, "\n".join(parts))
 
 
-def _head(report: outcome.Report, found: list[outcome.Cause]) -> str:
+def _head(report: outcome.Report, causes: list[outcome.Cause]) -> str:
     chips = "".join(
         f'<li><span class="chip {TONES[name]}">{escape(name.lower())} <b>{number}</b></span></li>'
         for name, number in report.counts().items()
         if number
     )
     known, other = report.counts()["KNOWN"], len(report.problems)
-    broken = sum(cause.known is None for cause in found)
+    broken = sum(cause.known is None for cause in causes)
     words = [count(broken, "open problem")] if broken else []
     words += [f"{count(other, 'problem')} of the run itself"] if other else []
     words += [f"{count(report.unfinished, 'case')} not run"] if report.unfinished else []
@@ -83,10 +83,10 @@ def _head(report: outcome.Report, found: list[outcome.Cause]) -> str:
     )
 
 
-def _problems(report: outcome.Report, found: list[outcome.Cause]) -> str:
+def _problems(report: outcome.Report, causes: list[outcome.Cause]) -> str:
     """One row for each reason; causes that share a reason stand in it together."""
     same: dict[tuple[str, str], list[str]] = {}
-    for number, cause in enumerate(found):
+    for number, cause in enumerate(causes):
         link = f'<a href="#c{number}"><b>{escape(cause.title)}</b></a> <span class="soft">{escape(cause.where)}</span>'
         same.setdefault((cause.word, cause.why), []).append(link)
     rows = [_row(badge(word), f"{_folded(links)}<p>{cut(why, 400)}</p>") for (word, why), links in same.items()]
@@ -111,10 +111,10 @@ def _row(mark: str, content: str) -> str:
     return f"<li><span>{mark}</span><div>{content}</div></li>"
 
 
-def _cards(found: list[outcome.Cause]) -> str:
+def _cards(causes: list[outcome.Cause]) -> str:
     """Causes with outputs first, then untested routines; the numbers are those of the list above."""
     parts, missing, budget = [], [], DETAILED
-    for number, cause in enumerate(found):
+    for number, cause in enumerate(causes):
         if cause.missing:
             names = "".join(f"<li><code>{escape(o.contract)}</code></li>" for o in cause.outcomes)
             missing.append(_card(number, cause, "", f'<div class="case"><ul class="chips">{names}</ul></div>'))
@@ -122,7 +122,7 @@ def _cards(found: list[outcome.Cause]) -> str:
         few = min(PER_CAUSE, budget, len(cause.outcomes))
         budget -= few
         parts.append(_card(number, cause, _why(cause), _outputs(cause, few)))
-    return section("details", "Failures in detail", "".join(parts + missing)) if found else ""
+    return section("details", "Failures in detail", "".join(parts + missing)) if causes else ""
 
 
 def _card(number: int, cause: outcome.Cause, why: str, content: str) -> str:
@@ -221,8 +221,8 @@ def _matrix(report: outcome.Report) -> str:
             cells = f'<td colspan="{max(1, len(arches))}"><div class="chips">{"".join(bare)}</div></td>'
         else:
             chips = {arch: "".join(_chip(n, g) for n, g in mine if g.arch == arch) for arch in arches}
-            inside = {arch: f'<div class="chips">{found}</div>' if found else "" for arch, found in chips.items()}
-            cells = "".join(f'<td data-arch="{escape(arch)}">{found}</td>' for arch, found in inside.items())
+            inside = {arch: f'<div class="chips">{chip}</div>' if chip else "" for arch, chip in chips.items()}
+            cells = "".join(f'<td data-arch="{escape(arch)}">{chip}</td>' for arch, chip in inside.items())
         rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
     text = '<p class="soft">A number counts judged cases; follow one to its cases.</p>'
     matrix = scrolling(table(["routine", *arches], rows, kind="matrix"), "routines by arch and subject")

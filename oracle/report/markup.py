@@ -70,9 +70,9 @@ def table(head: Sequence[str], rows: Iterable[str], *, kind: str = "") -> str:
     return f'<table class="{kind}"><thead><tr>{cells}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
 
 
-def scrolling(content: str, said: str) -> str:
+def scrolling(content: str, label: str) -> str:
     """Content wider than a phone, in a box that scrolls and can be reached by keyboard."""
-    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(said)}">{content}</div>'
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">{content}</div>'
 
 
 def section(name: str, title: str, content: str) -> str:

@@ -28,7 +28,7 @@ def heat_map(seen: Evidence) -> str:
     lines += [f"M{x:.4g} 0V{height:.4g}" for x in _lines(columns, seen.tile[1], WIDTH)]
     bands = [f"M0 {row / rows * height:.4g}H{WIDTH:g}" for row in seen.bands if row]
     paths = "".join(
-        f'<path class="{name}" d="{"".join(found)}"/>' for name, found in (("tile", lines), ("band", bands)) if found
+        f'<path class="{name}" d="{"".join(path)}"/>' for name, path in (("tile", lines), ("band", bands)) if path
     )
     if seen.elements:
         index, r = seen.elements[0].index, 0
@@ -72,7 +72,7 @@ def histogram(seen: Evidence) -> str:
     return bars(rows, "elements by distance from the expected value")
 
 
-def bars(rows: Sequence[tuple[str, int, str]], said: str) -> str:
+def bars(rows: Sequence[tuple[str, int, str]], aria_label: str) -> str:
     """A list of label, count and colour as horizontal bars."""
     most = max(1, *(n for _, n, _ in rows))
     lines = "".join(
@@ -80,7 +80,7 @@ def bars(rows: Sequence[tuple[str, int, str]], said: str) -> str:
         f'<i style="width:{max(0.5, 100 * n / most) if n else 0:.3g}%;background:{colour}"></i></span><b>{n}</b></li>'
         for label, n, colour in rows
     )
-    return f'<ol class="bars" aria-label="{escape(said)}">{lines}</ol>'
+    return f'<ol class="bars" aria-label="{escape(aria_label)}">{lines}</ol>'
 
 
 def bits(element: Element, fields: tuple[int, int, int]) -> str:
@@ -111,7 +111,7 @@ def flips(seen: Evidence) -> str:
 def scale() -> str:
     """The legend of the colours, as HTML list items."""
     pairs = zip(COLOURS, MEANINGS, strict=True)
-    return "".join(f'<li><i style="background:{colour}"></i>{escape(said)}</li>' for colour, said in pairs)
+    return "".join(f'<li><i style="background:{colour}"></i>{escape(label)}</li>' for colour, label in pairs)
 
 
 def _png(levels: Sequence[str]) -> str:

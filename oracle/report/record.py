@@ -286,11 +286,11 @@ def _of_validation(record: Mapping[str, Any]) -> Report:
     names["source"] = record.get("source", "")  # older files lack it
     if wrong := [name for name, value in names.items() if not isinstance(value, str)]:
         raise ValueError(f"it has no {wrong[0]}")
-    found = record.get("findings")
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+    entries = record.get("findings")
+    if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
         raise ValueError("its findings are no list of objects")
     findings_read = []
-    for one in found:
+    for one in entries:
         case, watch, seconds, follows = told(one)
         checked = _sound(_as_now({"verdict": one.get("verdict")})["verdict"], "verdict")
         findings_read.append(Finding(case, watch, _verdict(checked), seconds, follows))
@@ -298,8 +298,8 @@ def _of_validation(record: Mapping[str, Any]) -> Report:
     machine, made_by = (_sound(about[name], "facts") for name in ("machine", "provenance"))
     call = made_by.get("command", "")
 
-    def command(found: Finding) -> str:
-        return "" if found.case == WHOLE or not call else f"{call} --case {quoted(found.case)}"
+    def command(finding: Finding) -> str:
+        return "" if finding.case == WHOLE or not call else f"{call} --case {quoted(finding.case)}"
 
     outcomes_read = outcomes(
         findings_read,

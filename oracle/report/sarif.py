@@ -39,8 +39,8 @@ def to_sarif(report: Report) -> str:
     groups = causes(report)
     order = list(RULES)
     rules = [
-        {"id": name, "shortDescription": {"text": said}, "defaultConfiguration": {"level": "error"}}
-        for name, said in RULES.values()
+        {"id": name, "shortDescription": {"text": description}, "defaultConfiguration": {"level": "error"}}
+        for name, description in RULES.values()
     ]
     results = [_result(cause, order.index(cause.status)) for cause in groups if cause.outcomes[0].source]
     messages = [_message(cause) for cause in groups if not cause.outcomes[0].source and cause.known is None]

@@ -64,9 +64,9 @@ def _problems(value: Any, schema: Mapping[str, Any], at: str) -> Iterator[str]:
     if "$ref" in schema:
         yield from _problems(value, _schema()["$defs"][schema["$ref"].rpartition("/")[2]], at)
     if "oneOf" in schema:
-        found = [next(_problems(value, inner, at), None) for inner in schema["oneOf"]]
-        if None not in found:
-            yield found[-1] or where
+        problems = [next(_problems(value, inner, at), None) for inner in schema["oneOf"]]
+        if None not in problems:
+            yield problems[-1] or where
     if isinstance(value, dict):
         known, more = schema.get("properties", {}), schema.get("additionalProperties", True)
         if missing := [name for name in schema.get("required", ()) if name not in value]:

@@ -99,9 +99,9 @@ class Call:
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What a notebook, and hypothesis for a failing example, shows."""
-        given = [f"{name} {tuple(x.shape)} {x.dtype}" for name, x in self.inputs.items()]
+        shown = [f"{name} {tuple(x.shape)} {x.dtype}" for name, x in self.inputs.items()]
         chosen = [f"{name}={value}" for name, value in self.options.items()]
-        printer.text(f"Call of {self.contract.name}: {', '.join([*given, *chosen])}")
+        printer.text(f"Call of {self.contract.name}: {', '.join([*shown, *chosen])}")
 
     def checked(self) -> Call:
         """This call, which is not refused."""
@@ -112,8 +112,8 @@ class Call:
         """What ``make`` gives, computed once for this call under a name of the contract's own."""
         if key not in self._made:
             self._made[key] = make()
-        found: T = self._made[key]
-        return found
+        value: T = self._made[key]
+        return value
 
     @cached_property
     def _made(self) -> dict[str, Any]:
@@ -243,26 +243,26 @@ class Contract(Stated, ABC):
         By default the right kernel is the reference, in ``call.out_dtype`` where the options leave the dtype open, with
         the stages READ, OPTIONS and WRITE.
         """
-        given = fold(call, faults, Stage.READ, dict(call.inputs))
+        inputs = fold(call, faults, Stage.READ, dict(call.inputs))
         options = fold(call, faults, Stage.OPTIONS, dict(call.resolved))
         if "out_dtype" in options:
             options["out_dtype"] = call.out_dtype
-        made: dict[str, Tensor] = fold(call, faults, Stage.WRITE, by_name(self.reference(given, **options)))
-        return made
+        outputs: dict[str, Tensor] = fold(call, faults, Stage.WRITE, by_name(self.reference(inputs, **options)))
+        return outputs
 
     def operands(self, call: Call) -> Operands | None:
         """The operands of a product or a quantiser, for a checked call; None where there are neither."""
         return None
 
-    def matrices(self, call: Call, role: str, given: Tensor) -> list[Tensor]:
-        """Views ``[rows, K]`` or ``[rows, blocks]`` of the operand ``given`` for ``role``, where it is laid out.
+    def matrices(self, call: Call, role: str, tensor: Tensor) -> list[Tensor]:
+        """Views ``[rows, K]`` or ``[rows, blocks]`` of the operand ``tensor`` for ``role``, where it is laid out.
 
-        ``given`` may have any shape and dtype. Returns views of its dtype; no values are read. Source: :attr:`source`.
+        ``tensor`` may have any shape and dtype. Returns views of its dtype; no values are read. Source: :attr:`source`.
         """
         raise NotImplementedError
 
-    def refused(self, call: Call, given: Inputs, right: Inputs) -> dict[str, Tensor] | None:
-        """The inadmissible elements of ``given`` as masks, if they are fewer than those that differ from ``right``.
+    def refused(self, call: Call, outputs: Inputs, right: Inputs) -> dict[str, Tensor] | None:
+        """The inadmissible elements of ``outputs`` as masks, if they are fewer than those that differ from ``right``.
 
         None where they are the same."""
         return None
@@ -288,8 +288,8 @@ class Contract(Stated, ABC):
     def judged(self, call: Call, output: Output, numerics: str | None = None) -> Verdict:
         """The verdict on ``output`` of a call, in the dtype of the output, that may be asked of several outputs."""
         self.check_numerics(numerics)
-        found = self.validate_output(call.checked(), output)
-        return judge_alternatives(self.admissible(call, numerics), found)
+        outputs = self.validate_output(call.checked(), output)
+        return judge_alternatives(self.admissible(call, numerics), outputs)
 
     @final
     def bounds(
@@ -297,15 +297,15 @@ class Contract(Stated, ABC):
     ) -> dict[str, Bounds]:
         """The bounds of every output; see :func:`oracle.interval`."""
         self.check_numerics(numerics)
-        given = Call(self, inputs, options, arch=arch).checked()
+        checked = Call(self, inputs, options, arch=arch).checked()
         device = next(iter(inputs.values())).device
-        out = self.outputs(given).get("out")
+        out = self.outputs(checked).get("out")
         dtype = torch.bfloat16 if out is None else out.dtypes[0]
         call = self._in_dtype(inputs, options, dtype, arch)
         sets = self.admissible(call, numerics)[0]
-        if (found := sets.ranges(self.expected(call))) is None:
+        if (ranges := sets.ranges(self.expected(call))) is None:
             raise NumericsError(f"{self.name}: right outputs are no interval for each element; judge() decides them")
-        return {name: bounds_of(each, sets.numerics, device) for name, each in found.items()}
+        return {name: bounds_of(each, sets.numerics, device) for name, each in ranges.items()}
 
     @final
     def pictures(
@@ -321,23 +321,23 @@ class Contract(Stated, ABC):
         """Every output beside the admissible values that refused it or, where it ``passed``, that held it.
 
         Empty where they are no interval for each element, or hold it no longer."""
-        given = {name: x.cpu() for name, x in by_name(output).items()}
-        dtype = given["out"].dtype if "out" in given else torch.bfloat16
+        on_cpu = {name: x.cpu() for name, x in by_name(output).items()}
+        dtype = on_cpu["out"].dtype if "out" in on_cpu else torch.bfloat16
         call = self._in_dtype(inputs, options, dtype, arch)
-        found, expected = self.validate_output(call, given), self.expected(call)
+        outputs, expected = self.validate_output(call, on_cpu), self.expected(call)
         for sets in (one for alternative in self.admissible(call, numerics) for one in alternative.each()):
             ranges = sets.ranges(expected) or {}
-            made = {name: picture(found[name], due, expected[name], output=name) for name, due in ranges.items()}
-            if not passed or (made and not any(one.failing for one in made.values())):
-                return made
+            drawn = {name: picture(outputs[name], due, expected[name], output=name) for name, due in ranges.items()}
+            if not passed or (drawn and not any(one.failing for one in drawn.values())):
+                return drawn
         return {}
 
     def _in_dtype(self, inputs: Inputs, options: Options, dtype: torch.dtype, arch: str) -> Call:
         """The checked call on the CPU, in this output dtype where the options leave it open."""
-        given = {name: x.cpu() for name, x in inputs.items()}
-        if self.check(given, options).get("out_dtype", dtype) is None:
+        on_cpu = {name: x.cpu() for name, x in inputs.items()}
+        if self.check(on_cpu, options).get("out_dtype", dtype) is None:
             options = {**options, "out_dtype": dtype}
-        return Call(self, given, options, out_dtype=dtype, arch=arch).checked()
+        return Call(self, on_cpu, options, out_dtype=dtype, arch=arch).checked()
 
     def check_numerics(self, numerics: str | None) -> None:
         """Refuse declared numerics where there are none to choose."""

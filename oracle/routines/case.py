@@ -200,8 +200,8 @@ class Case:
         """The named inputs of the contract, on the CPU, in logical shapes."""
         if not self.changes:
             return self.grammar.build(self)
-        made = self.grammar.build(replace(self, changes=()))
-        return changes.changed(base.get(self.contract), made, self.call_options(), self.changes, str(self))
+        tensors = self.grammar.build(replace(self, changes=()))
+        return changes.changed(base.get(self.contract), tensors, self.call_options(), self.changes, str(self))
 
     @property
     def changed(self) -> tuple[str, ...]:
@@ -222,8 +222,8 @@ class Case:
         """The options to call the contract and the subject with."""
         if not self.changes:
             return self.grammar.call(self)
-        given = self.grammar.call(replace(self, changes=()))
-        return changes.changed_options(base.get(self.contract), given, self.changes)
+        options = self.grammar.call(replace(self, changes=()))
+        return changes.changed_options(base.get(self.contract), options, self.changes)
 
 
 STATIC_GAIN = 16.0  # brings a stream's scales (around 2**-8) to where ordinary values fill the range of E4M3

@@ -46,8 +46,8 @@ def parse(text: str) -> Case:
         )
     contract, dtypes, scheme, *rest = parts
     if contract not in grammars():
-        said = among(contract, sorted(grammars()), see="fp8-oracle list contracts")
-        raise CaseError(f"no contract with cases is named {contract!r}; {said}")
+        way_out = among(contract, sorted(grammars()), see="fp8-oracle list contracts")
+        raise CaseError(f"no contract with cases is named {contract!r}; {way_out}")
     grammar = grammars()[contract]
     _member(dtypes, (*grammar.dtypes, *grammar.also_dtypes), f"dtypes of {contract}")
     _member(scheme, (*grammar.schemes, *grammar.also_schemes), f"scheme of {contract}")

@@ -76,25 +76,25 @@ def catalogue() -> Mapping[str, Fault]:
 
     Raises OptionError: a family, or this project, has a name twice.
     """
-    found: dict[str, Fault] = {}
+    listed_faults: dict[str, Fault] = {}
     for family in families():
         own: set[str] = set()
         for fault in (fault for table in family.faults for fault in table):
             listed = fault
-            if fault.name in found and fault.name not in own and family.name not in BUILT_IN:
+            if fault.name in listed_faults and fault.name not in own and family.name not in BUILT_IN:
                 listed = replace(fault, name=f"{fault.name} ({family.name})")
-            if fault.name in own or listed.name in found:
-                said = f"fault {fault.name!r} of family {family.name!r}"
-                raise OptionError(f"{said} stands twice in the catalogue; rename it")
+            if fault.name in own or listed.name in listed_faults:
+                label = f"fault {fault.name!r} of family {family.name!r}"
+                raise OptionError(f"{label} stands twice in the catalogue; rename it")
             own.add(fault.name)
-            found[listed.name] = listed
-    return MappingProxyType(found)
+            listed_faults[listed.name] = listed
+    return MappingProxyType(listed_faults)
 
 
 def faults_of(contract: str) -> tuple[Fault, ...]:
     """The faults that apply to a contract, by its name; none of a name that nobody has."""
-    found = registered().get(contract)
-    return () if found is None else tuple(fault for fault in catalogue().values() if fault.on.holds(found))
+    known = registered().get(contract)
+    return () if known is None else tuple(fault for fault in catalogue().values() if fault.on.holds(known))
 
 
 def get(name: str) -> Fault:

@@ -78,7 +78,7 @@ def parse(contract: Contract, text: str) -> Changes:
     CaseError
         Names what the contract does not have, or does not admit.
     """
-    found: dict[tuple[str, str], str] = {}
+    by_aspect: dict[tuple[str, str], str] = {}
     specs = {spec.name: spec for spec in contract.inputs}
     known = {spec.name: spec for spec in contract.options}
     for pair in text.split(","):
@@ -99,22 +99,22 @@ def parse(contract: Contract, text: str) -> Changes:
                 raise CaseError(f"{pair!r} changes no option: {error}") from None
         else:
             raise CaseError(f"{contract.name} has no input or option {name!r}; {among(name, [*specs, *known])}")
-        if found.setdefault((name, _aspect(value)), value) != value:
+        if by_aspect.setdefault((name, _aspect(value)), value) != value:
             raise CaseError(f"{name!r} is changed twice in {text!r}")
-    return ordered(contract, ((name, value) for (name, _), value in found.items()))
+    return ordered(contract, ((name, value) for (name, _), value in by_aspect.items()))
 
 
-def changed_options(contract: Contract, given: Mapping[str, object], changes: Changes) -> dict[str, object]:
+def changed_options(contract: Contract, plain: Mapping[str, object], changes: Changes) -> dict[str, object]:
     """The options of a call with the changes of options in place; one at its default is left out."""
     names = {spec.name: spec for spec in contract.options}
     words: dict[str, object] = {name: "" if value == EMPTY else value for name, value in changes if name in names}
     new = options.parse(contract, words)
-    kept = {name: value for name, value in given.items() if name not in new}
-    return kept | {name: value for name, value in new.items() if not _same(value, names[name].default)}
+    unchanged = {name: value for name, value in plain.items() if name not in new}
+    return unchanged | {name: value for name, value in new.items() if not _same(value, names[name].default)}
 
 
 def changed(
-    contract: Contract, given: Mapping[str, Tensor], call: Mapping[str, object], changes: Changes, label: str
+    contract: Contract, inputs: Mapping[str, Tensor], call: Mapping[str, object], changes: Changes, label: str
 ) -> dict[str, Tensor]:
     """The inputs of a call with the changes of inputs in place; data of a new input come from the stream of ``label``.
 
@@ -126,25 +126,25 @@ def changed(
     absent = {name for name, value in changes if value == NONE}
     patterns = [(specs[name], DATA[value]) for name, value in changes if name in specs and value in DATA]
     dtypes = {name: DTYPES[value] for name, value in changes if name in specs and value in DTYPES}
-    kept = {name: x for name, x in given.items() if name not in absent}
+    present = {name: x for name, x in inputs.items() if name not in absent}
     ways: list[list[tuple[str, Tensor]]] = []
     for name, dtype in dtypes.items():
-        if name in kept:
-            ways.append([(name, _recast(specs[name], kept[name], dtype))])
+        if name in present:
+            ways.append([(name, _recast(specs[name], present[name], dtype))])
         else:
-            shapes = _shapes(contract, specs[name], kept)
+            shapes = _shapes(contract, specs[name], present)
             ways.append([(name, made(specs[name], shape, dtype, f"{label}#{name}")) for shape in shapes])
     first: dict[str, Tensor] | None = None
     for way in itertools.product(*ways):
-        found = {**kept, **dict(way)}
+        tensors = {**present, **dict(way)}
         for spec, pattern in patterns:
-            found |= pattern.make(Input(spec, Call(contract, found, call))) if spec.name in found else {}
-        found = {name: pitch(x) if name in pitched else x for name, x in found.items()}
-        found = {name: found[name] for name in specs if name in found}
-        first = found if first is None else first
-        if len(ways) and not _takes(contract, found, call):
+            tensors |= pattern.make(Input(spec, Call(contract, tensors, call))) if spec.name in tensors else {}
+        tensors = {name: pitch(x) if name in pitched else x for name, x in tensors.items()}
+        tensors = {name: tensors[name] for name in specs if name in tensors}
+        first = tensors if first is None else first
+        if len(ways) and not _takes(contract, tensors, call):
             continue
-        return found
+        return tensors
     assert first is not None
     return first
 
@@ -192,21 +192,21 @@ def _recast(spec: TensorSpec, x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.view(dtype) if as_bits else rounded(decode(x), dtype)
 
 
-def _shapes(contract: Contract, spec: TensorSpec, given: Mapping[str, Tensor]) -> list[tuple[int, ...]]:
+def _shapes(contract: Contract, spec: TensorSpec, inputs: Mapping[str, Tensor]) -> list[tuple[int, ...]]:
     """Shapes that a new input may have: those of its dims, a symbol that nothing binds taking any extent of the call;
     one value where it has no dims."""
     if spec.dims is None:
         return [(1,), ()]
     try:
-        bound = contract.extents(given)
+        bound = contract.extents(inputs)
     except OracleError:
         return [(1,) * len(spec.dims)]
     free = dict.fromkeys(dim for dim in spec.dims if dim.isidentifier() and dim not in bound)
-    found = []
+    shapes = []
     for extents in itertools.product(sorted(set(bound.values())), repeat=len(free)):
         known = {**bound, **dict(zip(free, extents, strict=True))}
-        found.append(tuple(_extent(dim.split("|")[-1], known) for dim in spec.dims))
-    return found
+        shapes.append(tuple(_extent(dim.split("|")[-1], known) for dim in spec.dims))
+    return shapes
 
 
 def _extent(dim: str, known: Mapping[str, int]) -> int:

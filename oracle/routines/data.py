@@ -67,14 +67,14 @@ class Stream:
 
     def normals(self, shape: tuple[int, ...]) -> Reals:
         """Irwin-Hall(12) in float64, exact multiples of 2**-16 in [-6, 6], variance 1."""
-        made = np.empty(int(np.prod(shape)), dtype=np.float64)
-        for first in range(0, made.size, AT_ONCE):
-            part = made[first : first + AT_ONCE]
+        sums = np.empty(int(np.prod(shape)), dtype=np.float64)
+        for first in range(0, sums.size, AT_ONCE):
+            part = sums[first : first + AT_ONCE]
             pairs = self.words(3 * part.size).astype("<u8", copy=False).view("<u4")
             part[:] = ((pairs & 65535) + (pairs >> 16)).reshape(-1, 6) @ np.ones(6, dtype=np.uint32)
-        made -= 6 * 65535
-        made /= 65536
-        return made.reshape(shape)
+        sums -= 6 * 65535
+        sums /= 65536
+        return sums.reshape(shape)
 
     def order(self, count: int) -> Integers:
         """A permutation of ``range(count)``."""

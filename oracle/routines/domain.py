@@ -88,8 +88,8 @@ class Domain:
         if self.holds(extents):
             return dict(extents)
         choices = [list(itertools.islice(self._near(extents, name), NEAR)) for name in free]
-        found = (dict(zip(free, choice, strict=True)) for choice in itertools.product(*choices))
-        admitted = [new for new in found if self.holds({**extents, **new})]
+        candidates = (dict(zip(free, choice, strict=True)) for choice in itertools.product(*choices))
+        admitted = [new for new in candidates if self.holds({**extents, **new})]
         if not admitted:
             return None
         new = min(admitted, key=lambda new: sum(abs(math.log(new[name] / extents[name])) for name in free))
@@ -99,14 +99,14 @@ class Domain:
         """Values of one extent by distance that satisfy what is said of it alone; then halves of it, for what is said
         of products."""
         alone = [condition for condition in self.conditions if condition.names == {name}]
-        value, found = extents[name], []
+        value, candidates = extents[name], []
         for distance in range(max(SPAN, value)):
             for near in dict.fromkeys((value + distance, value - distance)):
                 if near > 0 and all(condition.holds({name: near}) for condition in alone):
-                    found.append(near)
-            if len(found) >= NEAR // 2 or (found and distance > 2 * abs(found[0] - value) + SPAN // 16):
+                    candidates.append(near)
+            if len(candidates) >= NEAR // 2 or (candidates and distance > 2 * abs(candidates[0] - value) + SPAN // 16):
                 break
-        yield from found[: NEAR // 2]
+        yield from candidates[: NEAR // 2]
         for smaller in (value >> shift for shift in range(1, value.bit_length())):
             down = next((v for v in range(smaller, 0, -1) if all(c.holds({name: v}) for c in alone)), None)
             if down is not None:
@@ -128,19 +128,19 @@ def parse(text: str, names: Sequence[str]) -> Domain:
         tree = ast.parse(f"({text.strip().rstrip(',')},)", mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise OptionError(f"domain={text!r} is no list of comparisons; {way_out}") from None
-    found = []
+    conditions = []
     for node in tree.elts if isinstance(tree, ast.Tuple) else [tree]:
-        said = ast.unparse(node)
+        comparison = ast.unparse(node)
         if not isinstance(node, ast.Compare) or any(type(op) not in _COMPARISONS for op in node.ops):
-            raise OptionError(f"domain={text!r}: {said!r} is no comparison; {way_out}")
+            raise OptionError(f"domain={text!r}: {comparison!r} is no comparison; {way_out}")
         used = frozenset(child.id for child in ast.walk(node) if isinstance(child, ast.Name))
         if unknown := sorted(used - set(names)):
             raise OptionError(f"domain={text!r}: {unknown[0]!r} is no extent; {way_out}")
         for side in (node.left, *node.comparators):
             if (wrong := _refused(side)) is not None:
                 raise OptionError(f"domain={text!r}: {wrong!r} is no integer expression of extents; {way_out}")
-        found.append(Condition(said, used, node))
-    return Domain(tuple(found))
+        conditions.append(Condition(comparison, used, node))
+    return Domain(tuple(conditions))
 
 
 def learned(

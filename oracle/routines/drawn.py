@@ -60,9 +60,9 @@ class Level:
     def of(self, case: Case) -> Case:
         """The case with this level."""
         chosen = {**dict(case.options), **dict(self.options)}
-        kept = tuple((key, chosen[key]) for key in case.grammar.options if key in chosen)
+        options = tuple((key, chosen[key]) for key in case.grammar.options if key in chosen)
         changed = changes.ordered(get(case.contract), (*case.changes, *self.changes))
-        return replace(case, options=kept, changes=changed, **dict(self.parts))  # type: ignore[arg-type]
+        return replace(case, options=options, changes=changed, **dict(self.parts))  # type: ignore[arg-type]
 
 
 USUAL = Level()
@@ -127,7 +127,7 @@ def _meaning(grammar: Grammar, name: str) -> str | None:
 @cache
 def _real(contract: str, budget: int) -> tuple[Case, ...]:
     base, calls = _base(contract)
-    grammar, found = base.grammar, dict[Case, None]()
+    grammar, cases = base.grammar, dict[Case, None]()
     widest: Order = WIDE[1] if budget <= REAL else (*WIDE[1], *MORE)
     for least, order in ((WIDE[0], widest), MANY, TALL):
         case = base
@@ -140,8 +140,8 @@ def _real(contract: str, budget: int) -> tuple[Case, ...]:
                 fitting = (new for new in tried if new is not None and cost(new) <= budget)
                 case = next((new for new in fitting if calls.admits(new)), case)
         if case != base and any(case[name] in SHOWN.get(_meaning(grammar, name) or "", ()) for name in grammar.extents):
-            found[case] = None
-    return tuple(found)
+            cases[case] = None
+    return tuple(cases)
 
 
 def _sized(case: Case, name: str, size: int) -> Case | None:
@@ -172,22 +172,22 @@ def _array(contract: str) -> tuple[Case, ...]:
     base, calls = _base(contract)
     admits = calls.admits
     factors, alone, apart = _factors(base, calls)
-    found: dict[Case, None] = {}
+    cases: dict[Case, None] = {}
     covered: set[frozenset[Level]] = set()
 
     def add(levels: Sequence[Level]) -> None:
-        kept: list[Level] = []
+        fitting: list[Level] = []
         case = _with(base, levels)
         if admits(case):
-            kept = [level for level in levels if level != USUAL]
+            fitting = [level for level in levels if level != USUAL]
         else:  # as many of its levels as fit together
             case = base
             for level in levels:
                 if level != USUAL and admits(more := level.of(case)):
-                    case, kept = more, [*kept, level]
-        covered.update(frozenset(pair) for pair in itertools.combinations(kept, 2))
-        covered.update(frozenset((level,)) for level in kept)
-        found[case] = None
+                    case, fitting = more, [*fitting, level]
+        covered.update(frozenset(pair) for pair in itertools.combinations(fitting, 2))
+        covered.update(frozenset((level,)) for level in fitting)
+        cases[case] = None
 
     if len(factors) > 1:
         for row in AllPairs([list(range(len(levels))) for levels in factors]):
@@ -202,19 +202,19 @@ def _array(contract: str) -> tuple[Case, ...]:
     for wanted in (*singles, *pairs):
         if frozenset(wanted) not in covered and admits(_with(base, wanted)):
             add(wanted)
-    found |= dict.fromkeys(apart)
-    for gap in missing(get(contract), [calls.seen(case) for case in found]):
+    cases |= dict.fromkeys(apart)
+    for gap in missing(get(contract), [calls.seen(case) for case in cases]):
         having = [case for case in alone if gap not in missing(get(contract), [calls.seen(case)])]
         if gap.what == OTHER or not having:  # not what a part of an id alone has: beside what other cases change
-            ways = (wanted.of(case) for wanted in _ways(get(contract), gap) for case in tuple(found))
+            ways = (wanted.of(case) for wanted in _ways(get(contract), gap) for case in tuple(cases))
             having = [case for case in ways if admits(case)][:1]
-        found |= dict.fromkeys(having)
-    plain = tuple(found)
+        cases |= dict.fromkeys(having)
+    plain = tuple(cases)
     listed = [replace(case, seed=0) for case in profiles.cases(contract, "quick")]
-    found |= dict.fromkeys(patterned(plain[1:] + plain[:1], [*listed, *plain], calls)[0])
+    cases |= dict.fromkeys(patterned(plain[1:] + plain[:1], [*listed, *plain], calls)[0])
     families = [family for family in base.grammar.families if family != base.family] or [base.family]
     drawn = []
-    for turn, case in enumerate(found):
+    for turn, case in enumerate(cases):
         other = replace(case, family=families[turn // 2 % len(families)])
         drawn.append(other if turn % 2 and admits(other) else case)
     return tuple(dict.fromkeys(drawn))
@@ -279,7 +279,7 @@ def _ladder(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
         for turn in range(len(OFFSETS))
     ]
     alone = [{name: (size, offset)} for name in free for size in edge.get(name, ()) for offset in OFFSETS]
-    found: list[Level] = []
+    levels: list[Level] = []
     reached: set[tuple[str, int, int]] = set()
     for wanted in (*turns, *alone):
         if reached.issuperset((name, size, offset % size) for name, (size, offset) in wanted.items()):
@@ -290,9 +290,9 @@ def _ladder(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
             continue
         level = Level((("extents", tuple(near.items())),))
         if admits(level.of(base)):
-            found.append(level)
+            levels.append(level)
             reached |= {(name, size, near[name] % size) for name in free for size in sizes[name]}
-    return found if len(found) > 1 else [USUAL, *found]
+    return levels if len(levels) > 1 else [USUAL, *levels]
 
 
 def _ways(contract: Contract, gap: Gap) -> Iterator[Level]:

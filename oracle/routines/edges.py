@@ -50,8 +50,8 @@ def edge_cases(contract: str, seed: int) -> list[Case]:
     Raises CaseError: no contract of that name has cases.
     """
     listed = profiles.cases(contract, "quick")
-    found = [*_tails(contract, listed, seed), *_limits(contract, listed, seed)]
-    return list({case: None for case in found if str(case) not in {str(other) for other in listed}})
+    cases = [*_tails(contract, listed, seed), *_limits(contract, listed, seed)]
+    return list({case: None for case in cases if str(case) not in {str(other) for other in listed}})
 
 
 @cache
@@ -60,10 +60,10 @@ def domain_of(contract: str, free: tuple[str, ...] | None = None) -> Domain:
     case, for the extents in ``free`` (by default those that the grammar draws)."""
     base = smallest(contract)
     free = base.grammar.free if free is None else free
-    said = parse(base.grammar.domain, base.grammar.extents) if base.grammar.domain else EVERYTHING
+    domain = parse(base.grammar.domain, base.grammar.extents) if base.grammar.domain else EVERYTHING
 
     def admits(extents: Extents) -> bool:
-        return said.holds(extents) and valid(replace(base, extents=tuple(extents.items())))
+        return domain.holds(extents) and valid(replace(base, extents=tuple(extents.items())))
 
     largest = {name: 2 * TILE for name in free}
     drawn = base.grammar.free
@@ -133,10 +133,10 @@ def _limits(contract: str, listed: list[Case], seed: int) -> Iterator[Case]:
             for family in grammar.edge_families:
                 if store not in EDGE_FAMILIES[family].stores or extents is None:
                     continue
-                found = replace(base, dtypes=dtypes, scheme=scheme, family=family, seed=seed, options=())
-                found = replace(found, extents=tuple(extents.items()))
-                if valid(found):
-                    yield found
+                case = replace(base, dtypes=dtypes, scheme=scheme, family=family, seed=seed, options=())
+                case = replace(case, extents=tuple(extents.items()))
+                if valid(case):
+                    yield case
 
 
 def _ordinary(listed: list[Case]) -> list[Case]:

@@ -59,15 +59,15 @@ def families() -> tuple[RoutineFamily, ...]:
     contract that another family has.
     """
     built_in = tuple(import_module(f"oracle.routines.{name}.family").FAMILY for name in BUILT_IN)
-    found = (*built_in, *added(GROUP, RoutineFamily, known=BUILT_IN, many=False))
+    registered_families = (*built_in, *added(GROUP, RoutineFamily, known=BUILT_IN, many=False))
     seen: dict[str, str] = {}
-    for family in found:
+    for family in registered_families:
         for name in family.grammars:
             if name in seen:
                 other = seen[name]
                 raise ContractError(f"family {family.name!r} has cases of {name!r}, which family {other!r} has too")
             seen[name] = family.name
-    return found
+    return registered_families
 
 
 def registered() -> Mapping[str, Contract]:

@@ -205,8 +205,8 @@ class Faults:
             common: dict[str, Any] = {"family": family, "seen": seen, "needs": needs, "same_if": same_if, "on": on}
             common |= {"admissible_if": admissible_if, "race": race, "by_code": by_code}
             for one in over:
-                made = {stage: make(one.change) for stage, make in stages.items()}
-                self.declare(name.replace("{}", one.words), **{**common, **one.own}, **made)
+                own_changes = {stage: make(one.change) for stage, make in stages.items()}
+                self.declare(name.replace("{}", one.words), **{**common, **one.own}, **own_changes)
             return _declared
         applied = on or self.on
         if not name or not seen:
@@ -215,8 +215,10 @@ class Faults:
             raise OptionError(f"fault {name!r} is declared twice")
 
         def keep(changes: Mapping[str, Callable[..., Any]]) -> None:
-            found = {_stage(name, word): change_of(function) for word, function in changes.items()}
-            self._found[name] = Fault(name, family, seen, found, applied, needs, same_if, admissible_if, race, by_code)
+            by_stage = {_stage(name, word): change_of(function) for word, function in changes.items()}
+            self._found[name] = Fault(
+                name, family, seen, by_stage, applied, needs, same_if, admissible_if, race, by_code
+            )
 
         def decorate(function: Function) -> Function:
             if stages:

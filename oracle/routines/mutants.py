@@ -38,8 +38,8 @@ def run(call: Call, *faults: Fault) -> Tensor | dict[str, Tensor]:
     for fault in faults:
         if (reason := fault.applies(call)) is not None:
             raise NumericsError(f"{fault.name} cannot be put into this call: {reason}")
-    made = call.contract.kernel(call, faults)
-    return made["out"] if tuple(made) == ("out",) else made
+    outputs = call.contract.kernel(call, faults)
+    return outputs["out"] if tuple(outputs) == ("out",) else outputs
 
 
 def products(call: Call, faults: tuple[Fault, ...]) -> list[tuple[Part, Schedule | None]]:

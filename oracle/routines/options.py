@@ -31,17 +31,17 @@ def word(value: object) -> object:
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
 
 
-def _choice(contract: str, name: str, given: object, choices: tuple[object, ...]) -> object:
+def _choice(contract: str, name: str, value: object, choices: tuple[object, ...]) -> object:
     for choice in choices:
-        if given == choice or str(given).lower() == str(word(choice)).lower():
+        if value == choice or str(value).lower() == str(word(choice)).lower():
             return choice
-    raise OptionError(f"{contract}: {name}={given!r} is not admitted; {among(given, map(word, choices))}")
+    raise OptionError(f"{contract}: {name}={value!r} is not admitted; {among(value, map(word, choices))}")
 
 
-def _like(contract: str, name: str, given: object, default: object) -> object:
-    if not isinstance(given, str):
-        return given
-    text = given.strip()
+def _like(contract: str, name: str, value: object, default: object) -> object:
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
     if text.lower() in ("none", "true", "false"):
         return {"none": None, "true": True, "false": False}[text.lower()]
     if isinstance(default, torch.dtype) or isinstance(getattr(torch, text, None), torch.dtype):

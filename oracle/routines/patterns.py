@@ -74,8 +74,8 @@ class Pattern:
 
 def words_of(spec: TensorSpec) -> list[str]:
     """The words of data that an input of its kind may have."""
-    found = [word for word, pattern in DATA.items() if spec.kind in pattern.kinds]
-    return [word for word in found if word != "one" or not spec.optional]  # an optional table maps each id to its own
+    words = [word for word, pattern in DATA.items() if spec.kind in pattern.kinds]
+    return [word for word in words if word != "one" or not spec.optional]  # an optional table maps each id to its own
 
 
 def shown(call: Call) -> frozenset[tuple[str, str]]:
@@ -121,8 +121,8 @@ def _floats(x: Tensor) -> Tensor:
 def _powers(x: Tensor) -> Tensor:
     """Every value at the greatest power of two below its magnitude; zero, NaN and infinity stay."""
     values = _floats(x)
-    kept = ~torch.isfinite(values) | (values == 0)
-    return rounded(torch.where(kept, values, values.sign() * power_of_two(exponent_of(values.abs()))), x.dtype)
+    unchanged = ~torch.isfinite(values) | (values == 0)
+    return rounded(torch.where(unchanged, values, values.sign() * power_of_two(exponent_of(values.abs()))), x.dtype)
 
 
 def _are_powers(x: Tensor) -> bool:
@@ -220,13 +220,13 @@ def _ones(x: Tensor) -> Tensor:
 def _put(value: float) -> Callable[[Tensor], Tensor]:
     def put(x: Tensor) -> Tensor:
         """The value in the middle of the first row, and as the last element where there are two rows or more."""
-        made = torch.tensor([value], dtype=torch.float32, device=x.device).to(x.dtype)
-        if not x.is_floating_point() or not _same_number(float(decode(made)), value):
+        element = torch.tensor([value], dtype=torch.float32, device=x.device).to(x.dtype)
+        if not x.is_floating_point() or not _same_number(float(decode(element)), value):
             raise CaseError(f"{x.dtype} has no {value}")
         y = x.clone()
         first = (*(0 for _ in x.shape[:-1]), *(extent // 2 for extent in x.shape[-1:]))
         for at in (first, tuple(extent - 1 for extent in x.shape)) if x.numel() > sum(x.shape[-1:]) else (first,):
-            bits(y)[at] = bits(made)[0]
+            bits(y)[at] = bits(element)[0]
         return y
 
     return put
@@ -299,12 +299,12 @@ def _least_of(fmt: Format) -> Tensor:
 def _of_target(values: Callable[[Format], Tensor], scale: float | None) -> Callable[[Input], Changed]:
     def make(one: Input) -> Changed:
         """Values of the target, of either sign, with the largest code in every 16th column and every 128th row."""
-        x, names, found = one.x, _scales(one), targets(one.call)
-        given = bool(names) and not _is_global(one.call)
-        if scale is not None and not given:
+        x, names, formats = one.x, _scales(one), targets(one.call)
+        static = bool(names) and not _is_global(one.call)
+        if scale is not None and not static:
             raise CaseError(f"{one.spec.name} has no given scale of floats")
         _floats(x)
-        fmt, stream = found[0], data.Stream(f"{one.call.contract.name}#{one.spec.name} {tuple(x.shape)}")
+        fmt, stream = formats[0], data.Stream(f"{one.call.contract.name}#{one.spec.name} {tuple(x.shape)}")
         rows, columns = x.numel() // x.shape[-1], x.shape[-1]
         drawn = values(fmt)
         m = drawn[torch.from_numpy(stream.integers(0, len(drawn), (rows, columns)))]
@@ -313,7 +313,7 @@ def _of_target(values: Callable[[Format], Tensor], scale: float | None) -> Calla
             m[::GROUP] = float(_codes(fmt)[-1])
         m *= torch.from_numpy(stream.signs((rows, columns)))
         wide, least = of_dtype(x.dtype), float(drawn[drawn > 0].min())
-        if not given:
+        if not static:
             high = min(EXPONENTS, wide.emax - int(exponent_of(_codes(fmt)[-1:])[0]) - 1)
             low = max(-EXPONENTS, wide.emin - int(exponent_of(drawn.new_tensor([least]))[0]))
             powers = torch.from_numpy(stream.integers(min(low, high), high + 1, (rows, 1)))
@@ -354,11 +354,11 @@ def _tied(values: Callable[[Format], Tensor], share: float, *, odd: bool = False
 
 def _tops(size: Tensor) -> list[Tensor]:
     """The largest of every block of a row, of every row and of all, as wide as the values."""
-    found = [size.amax(dim=1, keepdim=True).expand(size.shape), size.amax().expand(size.shape)]
+    tops = [size.amax(dim=1, keepdim=True).expand(size.shape), size.amax().expand(size.shape)]
     for width in SHARED:
         blocks = torch.split(size, width, dim=1)
-        found.append(torch.cat([part.amax(dim=1, keepdim=True).expand(part.shape) for part in blocks], dim=1))
-    return [torch.where(top > 0, top, 1.0) for top in found]
+        tops.append(torch.cat([part.amax(dim=1, keepdim=True).expand(part.shape) for part in blocks], dim=1))
+    return [torch.where(top > 0, top, 1.0) for top in tops]
 
 
 def _store(one: Input) -> Format | None:
@@ -376,8 +376,8 @@ def _factor(one: Input) -> float | None:
     if (store := _store(one)) is None:
         return None
     specs = {spec.name: spec.kind for spec in one.call.contract.inputs}
-    found = [x.dtype for name, x in one.call.inputs.items() if specs[name] is Kind.CODES and x.is_floating_point()]
-    precision = of_dtype(found[0]).precision if found else 2  # of packed E2M1
+    dtypes = [x.dtype for name, x in one.call.inputs.items() if specs[name] is Kind.CODES and x.is_floating_point()]
+    precision = of_dtype(dtypes[0]).precision if dtypes else 2  # of packed E2M1
     return float((1 << (store.precision + 1 - precision)) + 1)
 
 

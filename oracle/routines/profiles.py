@@ -38,13 +38,13 @@ def cases(contract: str, profile: str) -> list[Case]:
 def _thinned(chosen: Iterable[Case]) -> list[Case]:
     """Those that show something for the first time."""
     seen: set[tuple[object, ...]] = set()
-    kept = []
+    thinned = []
     for case in chosen:
         shows = {(case.dtypes, case.extents), (case.scheme, case.extents), ("family", case.family)}
         shows |= set(case.options)
         if case.family == "randn":  # on exact data equal scales hide much
             shows.add(("ordinary", case.dtypes))
         if shows - seen:
-            kept.append(case)
+            thinned.append(case)
         seen |= shows
-    return kept
+    return thinned

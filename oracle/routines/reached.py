@@ -63,21 +63,21 @@ class Seen:
 
 def missing(contract: Contract, reached: Sequence[Seen]) -> list[Gap]:
     """The admitted options, dtypes and presences that none of these calls has."""
-    found: list[Gap] = []
+    lacking: list[Gap] = []
     for option in contract.options:
         words = {seen.options[option.name] for seen in reached}
         if option.choices is not None:
-            found += [Gap(OPTION, option.name, w) for w in map(option_word, option.choices) if w not in words]
+            lacking += [Gap(OPTION, option.name, w) for w in map(option_word, option.choices) if w not in words]
         elif len(words) == 1 and _is_number(option.default):
-            found.append(Gap(OTHER, option.name, f"not {option_word(option.default)}"))
+            lacking.append(Gap(OTHER, option.name, f"not {option_word(option.default)}"))
     for spec in contract.inputs:
         dtypes = {seen.dtypes.get(spec.name) for seen in reached}
         if spec.optional:
-            found += [Gap(PRESENCE, spec.name, ABSENT)] if None not in dtypes else []
-            found += [Gap(PRESENCE, spec.name, PRESENT)] if dtypes == {None} else []
+            lacking += [Gap(PRESENCE, spec.name, ABSENT)] if None not in dtypes else []
+            lacking += [Gap(PRESENCE, spec.name, PRESENT)] if dtypes == {None} else []
         what = WIDTH if spec.kind.is_integer else DTYPE
-        found += [Gap(what, spec.name, w) for w in map(word_of, spec.dtypes) if w not in dtypes]
-    return found
+        lacking += [Gap(what, spec.name, w) for w in map(word_of, spec.dtypes) if w not in dtypes]
+    return lacking
 
 
 def gaps(contract: str, chosen: Sequence[Case]) -> list[Gap]:
@@ -92,16 +92,16 @@ def gaps(contract: str, chosen: Sequence[Case]) -> list[Gap]:
         if key not in kinds or volume(case) < volume(kinds[key]):
             kinds[key] = case
     calls = Calls()
-    found = missing(get(contract), [calls.seen(case) for case in kinds.values()])
+    lacking = missing(get(contract), [calls.seen(case) for case in kinds.values()])
     for name, widths in edges_of(get(contract)).items():
         extents = {dict(case.extents).get(name, 0) for case in chosen}
         for width, offset in itertools.product(widths if extents != {0} else (), OFFSETS):
             if not any(extent % width == offset % width for extent in extents) and _possible(
                 chosen, name, width, offset
             ):
-                found.append(Gap(EDGE, name, f"{width}n{offset:+d}" if offset else f"{width}n"))
+                lacking.append(Gap(EDGE, name, f"{width}n{offset:+d}" if offset else f"{width}n"))
     drawn = [case for case in chosen if case.changes]
-    return [*found, *patterned(drawn or chosen, chosen, calls)[1]]
+    return [*lacking, *patterned(drawn or chosen, chosen, calls)[1]]
 
 
 def patterned(tried: Sequence[Case], chosen: Sequence[Case], calls: Calls) -> tuple[list[Case], list[Gap]]:
@@ -117,32 +117,32 @@ def patterned(tried: Sequence[Case], chosen: Sequence[Case], calls: Calls) -> tu
         alike.setdefault((case.family, case.options, case.changes), case)
     reached = {one for case in alike.values() if calls.admits(case) for one in calls.shown(case)}
     wanted = [(spec.name, word) for spec in contract.inputs for word in patterns.words_of(spec)]
-    found: list[tuple[frozenset[tuple[str, str]], Case]] = []
+    drawn: list[tuple[frozenset[tuple[str, str]], Case]] = []
     closed: list[Gap] = []
     for name, word in wanted:
         alone = patterns.DATA[word].stated
         if (name, word) in reached or (alone and NAN not in grammar.families):
             continue
-        shared = [at for at, (had, _) in enumerate(found) if 0 < len(had) < TOGETHER and name not in dict(had)]
-        order = [tried[(len(found) + step) % len(tried)] for step in range(min(len(tried), LOOKED_AT))]
+        shared = [at for at, (had, _) in enumerate(drawn) if 0 < len(had) < TOGETHER and name not in dict(had)]
+        order = [tried[(len(drawn) + step) % len(tried)] for step in range(min(len(tried), LOOKED_AT))]
         places = [*shared[:1], *range(-len(order), 0)] if not alone else range(-len(order), 0)
         for at in places:
-            had, case = found[at] if at >= 0 else (frozenset(), order[at])
+            had, case = drawn[at] if at >= 0 else (frozenset(), order[at])
             new = with_data(case, name, word)
             due = had | {(name, word)}
             if name in calls.seen(case).dtypes and calls.admits(new) and due <= calls.shown(new):
-                made = (frozenset[tuple[str, str]]() if alone else due, new)
-                found = [*found[:at], made, *found[at + 1 :]] if at >= 0 else [*found, made]
+                pair = (frozenset[tuple[str, str]]() if alone else due, new)
+                drawn = [*drawn[:at], pair, *drawn[at + 1 :]] if at >= 0 else [*drawn, pair]
                 reached |= calls.shown(new)
                 closed.append(Gap(PATTERN, name, word))
                 break
-    return [case for _, case in found], closed
+    return [case for _, case in drawn], closed
 
 
 def with_data(case: Case, name: str, word: str) -> Case:
     """The case with other data of an input, instead of those that a change gives it."""
-    kept = [(key, value) for key, value in case.changes if key != name or value not in patterns.DATA]
-    return replace(case, changes=changes.ordered(get(case.contract), [*kept, (name, word)]))
+    others = [(key, value) for key, value in case.changes if key != name or value not in patterns.DATA]
+    return replace(case, changes=changes.ordered(get(case.contract), [*others, (name, word)]))
 
 
 def _possible(chosen: Sequence[Case], name: str, width: int, offset: int) -> bool:
@@ -205,14 +205,14 @@ class Calls:
 
 def edges_of(contract: Contract) -> dict[str, tuple[int, ...]]:
     """The divisors that the dims of a contract name, by extent: ``K/128`` gives ``{"k": (128,)}``."""
-    found: dict[str, set[int]] = {}
+    divisors: dict[str, set[int]] = {}
     for spec in contract.inputs:
         for dim in spec.dims or ():
             for alternative in dim.split("|"):
                 symbol, _, divisor = alternative.partition("/")
                 if divisor:
-                    found.setdefault(symbol.lower(), set()).add(int(divisor))
-    return {name: tuple(sorted(widths)) for name, widths in found.items()}
+                    divisors.setdefault(symbol.lower(), set()).add(int(divisor))
+    return {name: tuple(sorted(widths)) for name, widths in divisors.items()}
 
 
 def at(case: Case, name: str, extent: int) -> Case:

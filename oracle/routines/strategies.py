@@ -73,8 +73,8 @@ def cases(
     except ImportError:
         raise OptionError("strategies need hypothesis, which is not installed: pip install hypothesis") from None
     if contract not in grammars():
-        said = among(contract, sorted(grammars()), see="fp8-oracle list contracts")
-        raise CaseError(f"no contract with cases is named {contract!r}; {said}")
+        way_out = among(contract, sorted(grammars()), see="fp8-oracle list contracts")
+        raise CaseError(f"no contract with cases is named {contract!r}; {way_out}")
     grammar = grammars()[contract]
     everything = (*grammar.families, *grammar.edge_families)
     first = next((family for family in EXACT_FIRST if family in everything), everything[0])
@@ -93,20 +93,20 @@ def cases(
     @st.composite
     def drawn(draw: Any) -> Case:
         base = draw(st.sampled_from(listed))
-        extents = {**dict(base.extents), **{name: draw(st.sampled_from(found)) for name, found in values.items()}}
+        extents = {**dict(base.extents), **{name: draw(st.sampled_from(choices)) for name, choices in values.items()}}
         assume(whole.holds(extents))
-        parts = {name: draw(st.sampled_from(found)) for name, found in asked.items()}
+        parts = {name: draw(st.sampled_from(choices)) for name, choices in asked.items()}
         chosen = {key: draw(st.sampled_from(("", *of))) for key, of in grammar.options.items()} if options else {}
-        made: Case = replace(
+        example: Case = replace(
             base,
             extents=tuple(extents.items()),
             options=tuple((k, v) for k, v in chosen.items() if v),
             seed=draw(st.integers(0, SEEDS - 1)),
             **parts,
         )
-        assume(valid(made))
-        note(str(made))
-        return made
+        assume(valid(example))
+        note(str(example))
+        return example
 
     strategy: SearchStrategy[Case] = drawn()
     return strategy
@@ -119,17 +119,17 @@ def calls(contract: str, **asked: Any) -> SearchStrategy[Call]:
     return cases(contract, **asked).map(lambda case: Call(get(contract), case.inputs(), case.call_options()))
 
 
-def _known(given: Sequence[str] | None, admitted: tuple[str, ...], what: str) -> tuple[str, ...]:
-    for value in given or ():
+def _known(asked: Sequence[str] | None, admitted: tuple[str, ...], what: str) -> tuple[str, ...]:
+    for value in asked or ():
         if value not in admitted:
             raise CaseError(f"{value!r} is no {what}; {among(value, admitted)}")
-    return tuple(given or admitted)
+    return tuple(asked or admitted)
 
 
 def _values(domain: Domain, name: str, largest: int) -> list[int]:
     """The values of one extent that what is said of it alone admits."""
     alone = [condition for condition in domain.conditions if condition.names == {name}]
-    found = [value for value in range(1, largest + 1) if all(c.holds({name: value}) for c in alone)]
-    if not found:
+    values = [value for value in range(1, largest + 1) if all(c.holds({name: value}) for c in alone)]
+    if not values:
         raise OptionError(f"domain={str(domain)!r} leaves no {name} up to {largest}; widen it, or pass largest=")
-    return found
+    return values

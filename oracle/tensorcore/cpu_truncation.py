@@ -104,14 +104,14 @@ def _step(
     kb: Any,
     group: Any,
     c: Any,
-    kept: Any,
+    mask: Any,
     up: Any,
     width: Any,
 ) -> Any:
     """One fused step of a row and ``width`` columns, added into ``c``.
 
     ``a``, ``e`` values and exponents of a row, from ``k`` on; ``b [., 2, LANES]``, ``be [., LANES]`` from ``kb`` on;
-    ``kept`` masks the fraction bits that stay, ``up`` is ``23 - t`` in the place of a float32's exponent. Columns after
+    ``mask`` masks the fraction bits that stay, ``up`` is ``23 - t`` in the place of a float32's exponent. Columns after
     ``width``, up to ``LANES``, may be computed too. The rounding must be toward zero.
     """
     count = 16 if "avx512f" in _features() else 8
@@ -124,7 +124,7 @@ def _step(
             name: context.make_array(signature.args[at])(context, builder, values[at]).data
             for name, at in arrays.items()
         }
-        k, kb, group, kept, up, columns = (values[at] for at in (2, 5, 6, 8, 9, 10))
+        k, kb, group, mask, up, columns = (values[at] for at in (2, 5, 6, 8, 9, 10))
         size = k.type
         fma = _llvm(builder, f"fma.v{count}f32", ir.FunctionType(vector, [vector] * 3))
         most = ir.FunctionType(ir.VectorType(BYTE, lanes), [ir.VectorType(BYTE, lanes)] * 2)
@@ -161,8 +161,8 @@ def _step(
                 above = builder.fcmp_ordered(">", c, zero)
                 plus = builder.fadd(magic, builder.select(above, c, zero))
                 minus = builder.fsub(builder.select(above, zero, c), magic)
-                made = (cgutils.alloca_once_value(builder, x) for x in (plus, minus))
-                accumulators.append((v * count, magic, *made))
+                pair = (cgutils.alloca_once_value(builder, x) for x in (plus, minus))
+                accumulators.append((v * count, magic, *pair))
             with cgutils.for_range(builder, group) as loop:
                 position = builder.add(k, loop.index)
                 a = splat(load("a", position, FLOAT), count)
@@ -176,7 +176,7 @@ def _step(
                         builder.store(builder.call(fma, [a, b, builder.load(total)]), total)
             for offset, magic, plus, minus in accumulators:
                 above, below = builder.fsub(builder.load(plus), magic), builder.fadd(builder.load(minus), magic)
-                sum_ = builder.and_(builder.bitcast(builder.fadd(above, below), bits), splat(kept, count))
+                sum_ = builder.and_(builder.bitcast(builder.fadd(above, below), bits), splat(mask, count))
                 builder.store(sum_, place("c", size(first + offset), bits), align=4)
 
         for first in range(0, LANES, lanes):
@@ -184,7 +184,7 @@ def _step(
                 chunk(first)
         return context.get_dummy_value()
 
-    return types.void(a, e, k, b, be, kb, group, c, kept, up, width), lower
+    return types.void(a, e, k, b, be, kb, group, c, mask, up, width), lower
 
 
 read_control, write_control, step = intrinsic(_read_control), intrinsic(_write_control), intrinsic(_step)
@@ -292,7 +292,7 @@ def truncating(
     chain = np.zeros((rows, LANES), np.float32)
     total = np.zeros((rows, LANES), np.float32)
     scale = np.ones(LANES, np.float32)
-    kept, up = i32(-(1 << (23 - to))), i32((23 - t) << 23)
+    mask, up = i32(-(1 << (23 - to))), i32((23 - t) << 23)
     part = max(group, SUBTILE // group * group)
     nearest = read_control()
     for panel in range(panel0, panel1):
@@ -311,7 +311,7 @@ def truncating(
             for g0 in range(0, length, part):
                 for i in range(rows):
                     for g in range(g0, min(g0 + part, length), group):
-                        step(av[row0 + i], ae[row0 + i], k0 + g, values, exponents, g, group, chain[i], kept, up, width)
+                        step(av[row0 + i], ae[row0 + i], k0 + g, values, exponents, g, group, chain[i], mask, up, width)
             write_control(nearest)
             if end & PROMOTE:
                 for i in range(rows):

@@ -207,7 +207,7 @@ def narrow(
     top = np.zeros(LANES, np.int8)
     shift = np.zeros(LANES, np.float32)
     scale = np.ones(LANES, np.float32)
-    kept = i32(-(1 << (23 - to)))
+    mask = i32(-(1 << (23 - to)))
     t_bits = i32(t << 23)
     for panel in range(panel0, panel1):
         first = panel * LANES
@@ -238,7 +238,7 @@ def narrow(
                     for k in range(g, g + group, UNROLL):
                         _add_products(a_values, k0 + k, values, k, shift, c)
                     for j in range(LANES):
-                        s = i32(f32(c[j]).view(np.int32) & kept).view(np.float32)
+                        s = i32(f32(c[j]).view(np.int32) & mask).view(np.float32)
                         c[j] = s * i32(i32(0x7F000000) - f32(shift[j]).view(np.int32)).view(np.float32)
                 if end & PROMOTE:
                     promote(c, total[i], sa[row0 + i, at], scale, mode)

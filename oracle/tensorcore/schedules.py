@@ -423,8 +423,8 @@ def _inside(name: str, inst: str, seen_in: str) -> list[Schedule]:
     family = []
     for other in INSTRUCTIONS.values():
         if other.name == inst or (other.name.startswith(f"{inst}.") and other.scale_block is not None):
-            suffix, said = other.name.removeprefix(inst), seen_in if other.name == inst else other.source
-            base = Schedule(name + suffix, other, None, Promotion.NONE, Epilogue.NONE, said, Status.LITERATURE)
+            suffix, source = other.name.removeprefix(inst), seen_in if other.name == inst else other.source
+            base = Schedule(name + suffix, other, None, Promotion.NONE, Epilogue.NONE, source, Status.LITERATURE)
             family.append(replace(base, scales_inside=True))
     return family
 

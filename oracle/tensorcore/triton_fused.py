@@ -90,11 +90,11 @@ def fused(  # type: ignore[no-untyped-def]  # triton reads annotations: only con
                     whole += ((va[:, None] * vb[None, :]) * up).to(tl.int32)
             if WIDE:
                 bits = whole.to(tl.float64).to(tl.int64, bitcast=True)
-                kept = ((bits >> (52 - TO)) << (52 - TO)).to(tl.float64, bitcast=True).to(tl.float32)
+                truncated = ((bits >> (52 - TO)) << (52 - TO)).to(tl.float64, bitcast=True).to(tl.float32)
             else:
                 bits = whole.to(tl.float32).to(tl.int32, bitcast=True)
-                kept = ((bits >> (23 - TO)) << (23 - TO)).to(tl.float32, bitcast=True)
-            chain = kept * down
+                truncated = ((bits >> (23 - TO)) << (23 - TO)).to(tl.float32, bitcast=True)
+            chain = truncated * down
         if FOLDS:
             folded = folded + chain
             chain = tl.zeros([BM, BN], tl.float32)

@@ -83,8 +83,8 @@ def _masked(case: Case) -> dict[str, Tensor]:
 
 
 def _rounding(case: Case) -> dict[str, object]:
-    found = case.option("rounding")
-    return {} if found is None else {"rounding": found}
+    word = case.option("rounding")
+    return {} if word is None else {"rounding": word}
 
 
 def _group(case: Case) -> dict[str, object]:
@@ -127,15 +127,15 @@ def _norm(case: Case) -> dict[str, Tensor]:
 
     x = rows("x")
     weight = data.normal(case.label("weight"), (h,), dtype=dtype)
-    found = {"x": x, "weight": weight}
+    inputs = {"x": x, "weight": weight}
     if case.contract.startswith("fused_add") or case.option("residual") == "1":
         small = case.family in ("heavy", "range")  # beside which a normal residual would hide x
-        found["residual"] = rows("residual") if small else data.normal(case.label("residual"), (m, h), dtype=dtype)
+        inputs["residual"] = rows("residual") if small else data.normal(case.label("residual"), (m, h), dtype=dtype)
     if case.granularity[0] == "tensor":
-        found["scale"] = given_scale(case, "scale")
+        inputs["scale"] = given_scale(case, "scale")
     if (bound := case.option("ub")) is not None:
-        found["scale_ub"] = torch.tensor([float(bound)], dtype=torch.float32, device="cpu")
-    return found
+        inputs["scale_ub"] = torch.tensor([float(bound)], dtype=torch.float32, device="cpu")
+    return inputs
 
 
 def _norm_options(case: Case) -> dict[str, object]:
@@ -194,8 +194,8 @@ def _plain(case: Case) -> dict[str, Tensor]:
 
 def _plain_options(case: Case) -> dict[str, object]:
     group, eps = case.option("group"), case.option("eps")
-    found: dict[str, object] = {"group_size": 128 if group is None else int(group), "eps": float(eps or 1e-10)}
-    return found | ({"use_ue8m0": case.option("ue8m0") == "1"} if "masked" in case.contract else {})
+    chosen: dict[str, object] = {"group_size": 128 if group is None else int(group), "eps": float(eps or 1e-10)}
+    return chosen | ({"use_ue8m0": case.option("ue8m0") == "1"} if "masked" in case.contract else {})
 
 
 _FAMILIES = tuple(data.ACTIVATION_FAMILIES)

@@ -145,10 +145,10 @@ class FusedContract(Contract):
         """The scales that the quantiser is given."""
         return {name: inputs[name] for name in ("scale", "scale_ub") if name in inputs}
 
-    def codes(self, made: Tensor, inputs: Inputs, fill: float) -> dict[str, Tensor]:
-        """The outputs that hold codes, uint8, from ``made`` ``[R, K]``, one element for each code of the specified
+    def codes(self, matrix: Tensor, inputs: Inputs, fill: float) -> dict[str, Tensor]:
+        """The outputs that hold codes, uint8, from ``matrix`` ``[R, K]``, one element for each code of the specified
         rows; ``fill`` elsewhere."""
-        return {"q": _whole(made, self.rows(inputs), self.shape(inputs), fill)}
+        return {"q": _whole(matrix, self.rows(inputs), self.shape(inputs), fill)}
 
     def rows(self, inputs: Inputs) -> Tensor | None:
         """The specified rows, bool ``[E T]``; None where all are."""
@@ -190,7 +190,7 @@ class FusedContract(Contract):
 
     def _inner(self, call: Call) -> Call:
         value = call.cached("value", lambda: self.value(call.inputs, call.resolved))
-        recipes, given = self.declared(call.inputs, call.resolved), self.given(call.inputs)
+        recipes, scales = self.declared(call.inputs, call.resolved), self.given(call.inputs)
         x, (low, high) = value.expected, (rounded_to(e, value.dtype) for e in (value.sets.low, value.sets.high))
         nothing = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
         unknown = nothing if value.sets.open is None else value.sets.open
@@ -198,8 +198,8 @@ class FusedContract(Contract):
         low, high = (torch.where(nan | unknown, x, end) for end in (low, high))
         rows = self.rows(call.inputs)
         x, low, high, unknown = (matrix_of(t, rows) for t in (x, low, high, unknown))
-        between = prepare(x, **given, ends=Ends(low, high, unknown))
-        return Call(Inner(call, recipes, between), {"x": x, **given})
+        between = prepare(x, **scales, ends=Ends(low, high, unknown))
+        return Call(Inner(call, recipes, between), {"x": x, **scales})
 
     def operands(self, call: Call) -> Operands:
         inner = self.inner(call)
@@ -212,53 +212,53 @@ class FusedContract(Contract):
     def outputs(self, call: Call) -> dict[str, Out]:
         shape, rows = self.shape(call.inputs), self.rows(call.inputs)
         recipe = self.declared(call.inputs, call.resolved)[0]
-        found = {"q": Out(shape, E4M3, _spread(rows, shape))}
+        outs = {"q": Out(shape, E4M3, _spread(rows, shape))}
         if "scale" in self.returns:
             of_scale = grid(shape, recipe.block).scale_shape
             dtypes = (*F32, torch.bfloat16) if recipe.formula is ScaleFormula.BF16_MULTIPLY else F32
-            found["scale"] = Out(of_scale, dtypes, _spread(rows, of_scale))
+            outs["scale"] = Out(of_scale, dtypes, _spread(rows, of_scale))
         for name, sets in self.others(call.inputs, call.resolved).items():
-            found[name] = Out(tuple(sets.expected.shape), (call.inputs["x"].dtype,))
-        return found
+            outs[name] = Out(tuple(sets.expected.shape), (call.inputs["x"].dtype,))
+        return outs
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         inner = self.inner(call)
         assert isinstance(inner.contract, Inner)
         return [FusedSets(self, call, QuantiserSets(inner.contract, inner, inner.contract.recipes(inner, numerics)))]
 
-    def split(self, found: Found, call: Call) -> dict[str, Tensor]:
+    def split(self, outputs: Found, call: Call) -> dict[str, Tensor]:
         """Codes and logical scale of the specified rows, as the inner quantiser returns them."""
         rows, shape = self.rows(call.inputs), self.shape(call.inputs)
         recipe = self.declared(call.inputs, call.resolved)[0]
         if "scale" not in self.returns:
-            return {"q": matrix_of(found["q"], rows), "scale": call.inputs["scale"].reshape(1)}
-        scale = self.logical(found["scale"], grid(shape, recipe.block).scale_shape, call.resolved)
-        return {"q": matrix_of(found["q"], rows), "scale": matrix_of(scale, rows)}
+            return {"q": matrix_of(outputs["q"], rows), "scale": call.inputs["scale"].reshape(1)}
+        scale = self.logical(outputs["scale"], grid(shape, recipe.block).scale_shape, call.resolved)
+        return {"q": matrix_of(outputs["q"], rows), "scale": matrix_of(scale, rows)}
 
-    def published(self, made: Found, inputs: Inputs, call: Call) -> dict[str, Tensor]:
+    def published(self, outputs: Found, inputs: Inputs, call: Call) -> dict[str, Tensor]:
         """The outputs of the routine from codes and scale of the specified rows; NaN elsewhere."""
-        rows, shape, dtype = self.rows(inputs), self.shape(call.inputs), made["q"].dtype
-        found = {name: q.view(dtype) for name, q in self.codes(made["q"].view(torch.uint8), inputs, 0x7F).items()}
+        rows, shape, dtype = self.rows(inputs), self.shape(call.inputs), outputs["q"].dtype
+        tensors = {name: q.view(dtype) for name, q in self.codes(outputs["q"].view(torch.uint8), inputs, 0x7F).items()}
         if "scale" in self.returns:
             recipe = self.declared(call.inputs, call.resolved)[0]
-            scale = _whole(made["scale"], rows, grid(shape, recipe.block).scale_shape, torch.nan)
-            found["scale"] = self.publish(scale, call.resolved)
-        return found
+            scale = _whole(outputs["scale"], rows, grid(shape, recipe.block).scale_shape, torch.nan)
+            tensors["scale"] = self.publish(scale, call.resolved)
+        return tensors
 
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
-        given = fold(call, faults, Stage.READ, dict(call.inputs))
+        inputs = fold(call, faults, Stage.READ, dict(call.inputs))
         options = fold(call, faults, Stage.OPTIONS, dict(call.resolved))
         moved = touches(faults, Stage.READ, Stage.OPTIONS)
-        value = self.value(given, options) if moved else call.cached("value", lambda: self.value(given, options))
+        value = self.value(inputs, options) if moved else call.cached("value", lambda: self.value(inputs, options))
         x = fold(call, faults, Stage.STORE, value.expected)
-        x = matrix_of(x, self.rows(given))
-        inside = Call(Inner(call, self.declared(given, options), None), {"x": x, **self.given(given)})
+        x = matrix_of(x, self.rows(inputs))
+        inside = Call(Inner(call, self.declared(inputs, options), None), {"x": x, **self.given(inputs)})
         rest = tuple(fault for fault in faults if not {Stage.READ, Stage.OPTIONS} & set(fault.changes))
-        made = run_quantiser(inside, rest)
-        found = self.published(made, given, call)
-        for name, sets in self.others(given, options).items():
-            found[name] = rounded_to(sets.expected, given["x"].dtype)
-        written: dict[str, Tensor] = fold(call, faults, Stage.WRITE, found)
+        quantised = run_quantiser(inside, rest)
+        outputs = self.published(quantised, inputs, call)
+        for name, sets in self.others(inputs, options).items():
+            outputs[name] = rounded_to(sets.expected, inputs["x"].dtype)
+        written: dict[str, Tensor] = fold(call, faults, Stage.WRITE, outputs)
         return written
 
     def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
@@ -268,34 +268,34 @@ class FusedContract(Contract):
         """The bits of one recipe on the expected value, the contract's first when none is named."""
         call = Call(self, inputs, options).checked()
         inner = self.inner(call)
-        made = inner.contract.predict(inner.inputs, numerics=numerics)
-        assert isinstance(made, dict)
+        outputs = inner.contract.predict(inner.inputs, numerics=numerics)
+        assert isinstance(outputs, dict)
         beside = {n: rounded_to(s.expected, inputs["x"].dtype) for n, s in self.others(inputs, call.resolved).items()}
-        return self.published(made, inputs, call) | beside
+        return self.published(outputs, inputs, call) | beside
 
     def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
         """Recipes by the fraction of codes and scales that they reproduce, on the expected value and on those of known
         kernels, best first."""
         call = Call(self, inputs, options).checked()
         inner, codes = self.inner(call), self.split(self.validate_output(call, output), call)
-        found = inner.contract.identify(inner.inputs, codes, arch=arch)
+        matches = inner.contract.identify(inner.inputs, codes, arch=arch)
         for name, value in self.modelled(inputs, call.resolved).items():
             other = {**inner.inputs, "x": matrix_of(value, self.rows(inputs))}
-            made = inner.contract.identify(other, codes, arch=arch)
-            found += [Match(f"{m.schedule} of {name}", m.equal, m.compared) for m in made]
-        return sorted(found, key=lambda m: -m.equal)
+            modelled = inner.contract.identify(other, codes, arch=arch)
+            matches += [Match(f"{m.schedule} of {name}", m.equal, m.compared) for m in modelled]
+        return sorted(matches, key=lambda m: -m.equal)
 
-    def refused(self, call: Call, given: Found, right: Found) -> dict[str, Tensor] | None:
+    def refused(self, call: Call, outputs: Found, right: Found) -> dict[str, Tensor] | None:
         inner = self.inner(call)
-        bad = inner.contract.refused(inner, self.split(given, call), self.split(right, call))
+        bad = inner.contract.refused(inner, self.split(outputs, call), self.split(right, call))
         assert bad is not None
         rows = self.rows(call.inputs)
-        found = self.codes(bad["q"], call.inputs, 0)
+        masks = self.codes(bad["q"], call.inputs, 0)
         if "scale" in self.returns:
-            found["scale"] = _whole(bad["scale"], rows, tuple(given["scale"].shape), 0)
+            masks["scale"] = _whole(bad["scale"], rows, tuple(outputs["scale"].shape), 0)
         for name, sets in self.others(call.inputs, call.resolved).items():
-            found[name] = compare(given[name], sets).bad
-        return found
+            masks[name] = compare(outputs[name], sets).bad
+        return masks
 
 
 @dataclass(frozen=True)
@@ -306,14 +306,14 @@ class FusedSets(Sets):
     call: Call
     quantiser: QuantiserSets
 
-    def judge(self, found: Found) -> Verdict:
-        codes = self.contract.split(found, self.call)
+    def judge(self, outputs: Found) -> Verdict:
+        codes = self.contract.split(outputs, self.call)
         judged = self.quantiser.judge(codes)
         if judged.outside == 0 and judged.matches is None and (name := self._modelled(codes)):
             judged = replace(judged, matches=name, summary=f"{judged.summary}; bits of {name}")
         others = self.contract.others(self.call.inputs, self.call.resolved)
         beside = [
-            verdict(compare(found[name], sets, output=name), basis="one rounding") for name, sets in others.items()
+            verdict(compare(outputs[name], sets, output=name), basis="one rounding") for name, sets in others.items()
         ]
         return worst_of([judged, *beside]) if beside else judged
 
@@ -330,20 +330,20 @@ class FusedSets(Sets):
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         """The sets of the first recipe for the expected scale; rows that are not specified are free."""
-        found = self.quantiser.ranges(self.contract.split(expected, self.call)) if self.contract.interval else None
-        if found is None:
+        inner = self.quantiser.ranges(self.contract.split(expected, self.call)) if self.contract.interval else None
+        if inner is None:
             return None
-        inputs, codes = self.call.inputs, found["q"]
+        inputs, codes = self.call.inputs, inner["q"]
         ends = [self.contract.codes(end.view(torch.uint8), inputs, 0x7F) for end in (codes.low, codes.high)]
         free, dtype = self.contract.codes(codes.free, inputs, 1), codes.low.dtype
-        made = {name: Range(ends[0][name].view(dtype), ends[1][name].view(dtype), free[name]) for name in free}
+        intervals = {name: Range(ends[0][name].view(dtype), ends[1][name].view(dtype), free[name]) for name in free}
         if "scale" in expected:
-            rows, shape, r = self.contract.rows(inputs), tuple(expected["scale"].shape), found["scale"]
+            rows, shape, r = self.contract.rows(inputs), tuple(expected["scale"].shape), inner["scale"]
             low, high = (_whole(end, rows, shape, torch.nan) for end in (r.low, r.high))
-            made["scale"] = Range(low, high, _whole(r.free, rows, shape, 1))
+            intervals["scale"] = Range(low, high, _whole(r.free, rows, shape, 1))
         for name, sets in self.contract.others(self.call.inputs, self.call.resolved).items():
-            made[name] = ranged(sets, expected[name].dtype)
-        return made
+            intervals[name] = ranged(sets, expected[name].dtype)
+        return intervals
 
 
 def matrix_of(x: Tensor, rows: Tensor | None) -> Tensor:
@@ -351,8 +351,8 @@ def matrix_of(x: Tensor, rows: Tensor | None) -> Tensor:
     or all."""
     raw = x.view(torch.uint8) if x.dtype.itemsize == 1 and x.is_floating_point() else x
     matrix = raw.reshape(-1, raw.shape[-1])
-    kept = matrix if rows is None else matrix[rows.to(x.device)]
-    return kept.contiguous().view(x.dtype)
+    chosen = matrix if rows is None else matrix[rows.to(x.device)]
+    return chosen.contiguous().view(x.dtype)
 
 
 def _whole(x: Tensor, rows: Tensor | None, shape: tuple[int, ...], fill: float) -> Tensor:

@@ -222,7 +222,7 @@ fault(
     seen=MINE + "an optional argument not passed on",
     on=BOUNDED,
     needs=bounded,
-    read=lambda given: {name: t for name, t in given.items() if name != "scale_ub"},
+    read=lambda inputs: {name: t for name, t in inputs.items() if name != "scale_ub"},
     same_if="no scale reaches it",
 )
 fault(
@@ -273,8 +273,8 @@ fault(
 
 
 @fault("rows of the next expert quantised", INDEX, seen="DeepGEMM PR 343", on=IN_USE, needs=several_experts)
-def read_next_expert(given: dict[str, Tensor]) -> dict[str, Tensor]:
-    return given | {"x": given["x"].roll(-1, dims=0)}
+def read_next_expert(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return inputs | {"x": inputs["x"].roll(-1, dims=0)}
 
 
 @fault(
@@ -284,8 +284,8 @@ def read_next_expert(given: dict[str, Tensor]) -> dict[str, Tensor]:
     on=WORDS,
     same_if="the scales of every word are equal",
 )
-def write_bytes_backwards(made: dict[str, Tensor]) -> dict[str, Tensor]:
-    return made | {"scale": _bytes_of(made["scale"], lambda byte: byte.flip(-1))}
+def write_bytes_backwards(outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return outputs | {"scale": _bytes_of(outputs["scale"], lambda byte: byte.flip(-1))}
 
 
 @fault(
@@ -294,8 +294,8 @@ def write_bytes_backwards(made: dict[str, Tensor]) -> dict[str, Tensor]:
     seen="sglang PR 25733",
     on=WORDS,
 )
-def write_bytes_shifted(made: dict[str, Tensor]) -> dict[str, Tensor]:
-    return made | {"scale": _bytes_of(made["scale"], lambda byte: byte >> 1)}
+def write_bytes_shifted(outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return outputs | {"scale": _bytes_of(outputs["scale"], lambda byte: byte >> 1)}
 
 
 fault(
@@ -304,7 +304,7 @@ fault(
     seen="flashinfer 2147",
     on=WORDS,
     needs=need(lambda call: min(call.contract.outputs(call)["scale"].shape or (1,)) > 1, "one row or word"),
-    write=lambda made: made | {"scale": _lanes(made["scale"].reshape(made["scale"].shape[::-1]).t())},
+    write=lambda outputs: outputs | {"scale": _lanes(outputs["scale"].reshape(outputs["scale"].shape[::-1]).t())},
     same_if="all words are equal",
 )
 
@@ -344,8 +344,8 @@ def _normed(
     if centre:
         z = z - z.mean(dim=1, keepdim=True)
     fmt = of_dtype(value.dtype)
-    made = nearest(nearest(z * (_root(call, z) if root is None else root(call, z)), fmt) * weight(w), fmt)
-    return rounded_to(nearest(made + beside, fmt) if later else made, value.dtype)
+    values = nearest(nearest(z * (_root(call, z) if root is None else root(call, z)), fmt) * weight(w), fmt)
+    return rounded_to(nearest(values + beside, fmt) if later else values, value.dtype)
 
 
 def _root(call: Call, z: Tensor) -> Tensor:
@@ -464,7 +464,7 @@ fault(
     MOVEMENT,
     seen=MINE + "an argument not passed on",
     needs=with_residual,
-    read=lambda given: given | {"residual": torch.zeros_like(given["residual"])},
+    read=lambda inputs: inputs | {"residual": torch.zeros_like(inputs["residual"])},
     same_if="the residual is 0",
 )
 fault(
@@ -480,7 +480,7 @@ fault(
     MOVEMENT,
     seen="vllm fused_add_rms_norm, which writes in place",
     needs=with_residual,
-    write=lambda call, made: made | {"residual": call.inputs["residual"]},
+    write=lambda call, outputs: outputs | {"residual": call.inputs["residual"]},
     same_if="x is 0",
 )
 fault(
@@ -488,7 +488,7 @@ fault(
     MOVEMENT,
     seen=MINE + "the wrong buffer",
     needs=with_residual,
-    write=lambda call, made: made | {"residual": call.inputs["x"]},
+    write=lambda call, outputs: outputs | {"residual": call.inputs["x"]},
     same_if="the residual is 0",
 )
 
@@ -508,7 +508,7 @@ fault(
     VALUE,
     on=NORMED & FAST_MATH & takes("residual"),
     seen="FlashInfer 0.6.18.post1 fused_add_rmsnorm_quant on an H200, built with fast math",
-    write=lambda call, made: made | {"residual": _flushed_sum(call)},
+    write=lambda call, outputs: outputs | {"residual": _flushed_sum(call)},
     needs=need(lambda call: call.inputs["x"].dtype != torch.float16, "sums of float16 are no subnormal float32"),
     same_if="no sum lies below 2^-126",
 )
@@ -662,7 +662,7 @@ fault(
     "other columns of the key taken from the query",
     INDEX,
     seen="vllm 42956",
-    read=lambda given: (
-        given | {"k_nope": given["q_nope"].reshape(-1)[: given["k_nope"].numel()].reshape(given["k_nope"].shape)}
+    read=lambda inputs: (
+        inputs | {"k_nope": inputs["q_nope"].reshape(-1)[: inputs["k_nope"].numel()].reshape(inputs["k_nope"].shape)}
     ),
 )

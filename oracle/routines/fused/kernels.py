@@ -100,11 +100,11 @@ class GatedContract(FusedContract):
     def modelled(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         rounding, x = str(options.get("rounding", "each")), inputs["x"]
         gate, up = decode(x).chunk(2, dim=-1)
-        held, found = torch.float32 if rounding == "none" else x.dtype, {}
+        held, values = torch.float32 if rounding == "none" else x.dtype, {}
         for name, silu in (("CUDA's expf", cuda_math.silu), ("Triton's exp", cuda_math.triton_silu)):
             s = decode(rounded_to(silu(gate), x.dtype)) if rounding == "each" else silu(gate)
-            found[f"a SiLU by {name}"] = rounded_to(f32(s * up), held)
-        return found
+            values[f"a SiLU by {name}"] = rounded_to(f32(s * up), held)
+        return values
 
 
 @register
@@ -458,9 +458,9 @@ class PerTokenGroupQuantFp8Packed(GroupContract):
         lanes[:, :rows] = words.t()
         return lanes[:, :rows].t()
 
-    def split(self, found: Found, call: Call) -> dict[str, Tensor]:
+    def split(self, outputs: Found, call: Call) -> dict[str, Tensor]:
         """Byte 255 is read as the infinity that an infinite amax gives, else as NaN."""
-        packed, (rows, words) = found["scale"], self._words(call.inputs, call.resolved)
+        packed, (rows, words) = outputs["scale"], self._words(call.inputs, call.resolved)
         lead = rows + -rows % WORD
         for extent, stride, due in zip(packed.shape, packed.stride(), (1, lead), strict=True):
             if extent > 1 and stride != due:
@@ -475,12 +475,12 @@ class PerTokenGroupQuantFp8Packed(GroupContract):
         scale = torch.where((byte == 255) & ~infinite, torch.nan, torch.where(byte == 0, 2.0**-127, scale))
         spoilt = (rest != 0).any(dim=1, keepdim=True)  # a byte that nobody owns fails the last scale of its row
         last = torch.arange(groups.shape[1], device=scale.device) == groups.shape[1] - 1
-        return {"q": found["q"], "scale": torch.where(spoilt & last, -1.0, scale)}
+        return {"q": outputs["q"], "scale": torch.where(spoilt & last, -1.0, scale)}
 
-    def refused(self, call: Call, given: Found, right: Found) -> dict[str, Tensor] | None:
+    def refused(self, call: Call, outputs: Found, right: Found) -> dict[str, Tensor] | None:
         """A word is refused where one of its bytes is."""
         inner = self.inner(call)
-        bad = inner.contract.refused(inner, self.split(given, call), self.split(right, call))
+        bad = inner.contract.refused(inner, self.split(outputs, call), self.split(right, call))
         assert bad is not None
         rows, words = self._words(call.inputs, call.resolved)
         scale = torch.nn.functional.pad(bad["scale"], (0, words * WORD - bad["scale"].shape[1]))
@@ -552,13 +552,13 @@ class RopeQuantizeFp8(FusedContract):
 
     def value(self, inputs: Inputs, options: Options) -> Value:
         """All four tensors in one row."""
-        made = [self._part(name, inputs, options) for name in NAMES]
-        low, high, usual = (torch.cat([part[i].flatten() for part in made])[None] for i in range(3))
+        parts = [self._part(name, inputs, options) for name in NAMES]
+        low, high, usual = (torch.cat([part[i].flatten() for part in parts])[None] for i in range(3))
         return Value(Admissible(low, high, usual), torch.float32)
 
     def modelled(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
-        made = torch.cat([self._part(name, inputs, options, flushed=True)[2].flatten() for name in NAMES])[None]
-        return {"a rotation that flushes subnormals": rounded_to(made, torch.float32)}
+        values = torch.cat([self._part(name, inputs, options, flushed=True)[2].flatten() for name in NAMES])[None]
+        return {"a rotation that flushes subnormals": rounded_to(values, torch.float32)}
 
     def _part(
         self, name: str, inputs: Inputs, options: Options, *, flushed: bool = False
@@ -588,16 +588,16 @@ class RopeQuantizeFp8(FusedContract):
     def outputs(self, call: Call) -> dict[str, Out]:
         return {name: Out(tuple(call.inputs[name].shape), E4M3) for name in NAMES}
 
-    def split(self, found: Found, call: Call) -> dict[str, Tensor]:
-        flat = torch.cat([found[name].reshape(-1).view(torch.uint8) for name in NAMES])
-        return {"q": flat[None].view(found[NAMES[0]].dtype), "scale": self.given(call.inputs)["scale"]}
+    def split(self, outputs: Found, call: Call) -> dict[str, Tensor]:
+        flat = torch.cat([outputs[name].reshape(-1).view(torch.uint8) for name in NAMES])
+        return {"q": flat[None].view(outputs[NAMES[0]].dtype), "scale": self.given(call.inputs)["scale"]}
 
-    def codes(self, made: Tensor, inputs: Inputs, fill: float) -> dict[str, Tensor]:
-        """Of one row ``made`` ``[1, n]``, uint8, the four outputs in their shapes; nothing is filled."""
+    def codes(self, matrix: Tensor, inputs: Inputs, fill: float) -> dict[str, Tensor]:
+        """Of one row ``matrix`` ``[1, n]``, uint8, the four outputs in their shapes; nothing is filled."""
         sizes = [inputs[name].numel() for name in NAMES]
         return {
             name: part.reshape(inputs[name].shape).contiguous()
-            for name, part in zip(NAMES, torch.split(made.flatten(), sizes), strict=True)
+            for name, part in zip(NAMES, torch.split(matrix.flatten(), sizes), strict=True)
         }
 
 

@@ -123,8 +123,8 @@ def requests(case: Case) -> dict[str, Tensor]:
     for b, (h, count) in enumerate(zip(held, lengths, strict=True)):
         table[b, h - (-count // case["p"]) :] = -1
     ends = torch.tensor([0, *lengths], dtype=torch.int32, device="cpu").cumsum(0).to(torch.int32)
-    found = {"block_table": table, "cu_seq_lens": ends}
-    return found if start is None else found | {"seq_starts": start.to(torch.int32)}
+    inputs = {"block_table": table, "cu_seq_lens": ends}
+    return inputs if start is None else inputs | {"seq_starts": start.to(torch.int32)}
 
 
 def pages_of(case: Case) -> int:
@@ -163,10 +163,10 @@ def _flash(case: Case) -> dict[str, Tensor]:
 
 def _packed(case: Case) -> dict[str, Tensor]:
     t, h, d, p = case["t"], case["h"], case["d"], case["p"]
-    found = {name: x for name, x in _flash(case).items() if not name.endswith("_cache")}
+    inputs = {name: x for name, x in _flash(case).items() if not name.endswith("_cache")}
     pages = blocks(case, t)
     return {
-        **found,
+        **inputs,
         "key_cache": codes(case, "key_cache", pages, h, d // 16, p, 16),
         "value_cache": codes(case, "value_cache", pages, h, d, p),
     }
@@ -217,12 +217,15 @@ def _indexer(case: Case) -> dict[str, Tensor]:
 
 def _nvfp4(case: Case) -> dict[str, Tensor]:
     t, h, d = case["t"], case["h"], case["d"]
-    found = {"append_key": padded(values(case, "key", t, h, d)), "append_value": padded(values(case, "value", t, h, d))}
+    inputs = {
+        "append_key": padded(values(case, "key", t, h, d)),
+        "append_value": padded(values(case, "value", t, h, d)),
+    }
     for x in "kv":
-        found[f"{x}_cache"] = pages(case, f"{x}_cache", h, d // 2, make=full)
-        found[f"{x}_scale_cache"] = pages(case, f"{x}_scale_cache", h, d // 16)
-        found[f"{x}_scale"] = data.scales(case.label(f"{x}_scale"), "randn", (1,))
-    return found | {"slot_mapping": slots(case, t)}
+        inputs[f"{x}_cache"] = pages(case, f"{x}_cache", h, d // 2, make=full)
+        inputs[f"{x}_scale_cache"] = pages(case, f"{x}_scale_cache", h, d // 16)
+        inputs[f"{x}_scale"] = data.scales(case.label(f"{x}_scale"), "randn", (1,))
+    return inputs | {"slot_mapping": slots(case, t)}
 
 
 def _whole(case: Case) -> dict[str, Tensor]:
@@ -265,14 +268,14 @@ def _appended(case: Case) -> tuple[dict[str, Tensor], int]:
         return torch.tensor(list(numbers), dtype=torch.int32, device="cpu")
 
     table = torch.from_numpy(case.stream("pages").order(total))[: sum(used)]
-    found = {
+    inputs = {
         "batch_indices": int32(batch),
         "positions": int32(position),
         "kv_indices": table.to(torch.int32),
         "kv_indptr": int32([0, *itertools.accumulate(used)]),
         "kv_last_page_len": int32((count - 1) % page + 1 for count in lengths),
     }
-    return found, total
+    return inputs, total
 
 
 def _bits_like(case: Case, name: str, *shape: int) -> Tensor:

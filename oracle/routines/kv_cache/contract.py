@@ -130,8 +130,10 @@ class Quotients:
     def codes(self) -> Tensor:
         """uint8 codes ``[R, K]`` of E4M3; NaN is 0x7F."""
         undefined = torch.isnan(self.quotient)
-        made = encode(self.quotient.masked_fill(undefined, 0.0), E4M3FN, rounding=self.rounding, overflow=self.overflow)
-        return made.masked_fill(undefined, 0x7F)
+        quotients = encode(
+            self.quotient.masked_fill(undefined, 0.0), E4M3FN, rounding=self.rounding, overflow=self.overflow
+        )
+        return quotients.masked_fill(undefined, 0x7F)
 
 
 class CacheInner(Inner):
@@ -212,20 +214,20 @@ class CacheContract(Contract):
         return {name: Out(tuple(x.shape), (x.dtype,)) for name, x in before.items()}
 
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
-        given = fold(call, faults, Stage.READ, dict(call.inputs))
+        inputs = fold(call, faults, Stage.READ, dict(call.inputs))
         options = fold(call, faults, Stage.OPTIONS, dict(call.resolved))
-        pieces: list[Piece] = fold(call, faults, Stage.STORE, self.pieces(given, options))
-        made = {name: x.clone() for name, x in self.before(call.inputs, call.resolved).items()}
+        pieces: list[Piece] = fold(call, faults, Stage.STORE, self.pieces(inputs, options))
+        memory = {name: x.clone() for name, x in self.before(call.inputs, call.resolved).items()}
         for piece in pieces:
             for name, bits, at in _written(call, piece, faults):
-                inside = (at >= 0) & (at < made[name].numel())  # what leaves the memory is nobody's output
-                made[name] = put(made[name], at[inside], bits[inside])
-        found: dict[str, Tensor] = fold(call, faults, Stage.WRITE, made)
-        return found
+                inside = (at >= 0) & (at < memory[name].numel())  # what leaves the memory is nobody's output
+                memory[name] = put(memory[name], at[inside], bits[inside])
+        outputs: dict[str, Tensor] = fold(call, faults, Stage.WRITE, memory)
+        return outputs
 
     def reference(self, inputs: Inputs, **options: object) -> Tensor | dict[str, Tensor]:
-        made = self.kernel(Call(self, inputs, options).checked())
-        return made["out"] if tuple(made) == ("out",) else made
+        outputs = self.kernel(Call(self, inputs, options).checked())
+        return outputs["out"] if tuple(outputs) == ("out",) else outputs
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [CacheSets(self, call, numerics)]
@@ -237,24 +239,24 @@ class CacheContract(Contract):
             return "k_scale and v_scale are equal, so one in place of the other changes nothing"
         return None
 
-    def refused(self, call: Call, given: Found, right: Found) -> dict[str, Tensor] | None:
+    def refused(self, call: Call, outputs: Found, right: Found) -> dict[str, Tensor] | None:
         sets = CacheSets(self, call, None)
-        return {name: sets.bad(name, found, given) for name, found in given.items()}
+        return {name: sets.bad(name, out, outputs) for name, out in outputs.items()}
 
     def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> dict[str, Tensor]:
         """The bits of one recipe, the contract's first when none is named."""
         call = Call(self, inputs, options).checked()
         if not self.loses:
             super().predict(inputs, numerics=numerics, **options)
-        made = self.kernel(call)
+        outputs = self.kernel(call)
         for piece in self.work(call):
             if isinstance(piece, Quantised):
                 inside = _inside(call, piece)
                 assert isinstance(inside.contract, CacheInner)
                 chosen = replace(piece, recipes=tuple(inside.contract.recipes(inside, numerics)))
                 for name, bits, at in _written(call, chosen, ()):
-                    flat(made[name])[at] = bits
-        return made
+                    flat(outputs[name])[at] = bits
+        return outputs
 
     def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
         """Recipes by the fraction of codes and scales of the first quantised piece that they reproduce, best first."""
@@ -263,8 +265,8 @@ class CacheContract(Contract):
             super().identify(inputs, output, arch=arch, **options)
         inside = self.inner(call)
         assert isinstance(inside.contract, CacheInner)
-        found = _split(inside.contract.piece, self.validate_output(call, output))
-        return inside.contract.identify(inside.inputs, found, arch=arch)
+        codes = _split(inside.contract.piece, self.validate_output(call, output))
+        return inside.contract.identify(inside.inputs, codes, arch=arch)
 
 
 @dataclass(frozen=True)
@@ -275,29 +277,29 @@ class CacheSets(Sets):
     call: Call
     recipe: str | None
 
-    def judge(self, found: Found) -> Verdict:
+    def judge(self, outputs: Found) -> Verdict:
         expected, mistrust = self.call.truth, self.contract.why_mistrust(self.call)
-        verdicts = [sets.judge(_split(piece, found)) for piece, sets in self.quantised()]
+        verdicts = [sets.judge(_split(piece, outputs)) for piece, sets in self.quantised()]
         for name, sets in self.intervals().items():
             coded = MULTIPLIED if self.multiplied() else DIVIDED
             basis = coded if any(isinstance(p, Coded) for p in self.contract.work(self.call)) else READ
-            verdicts.append(verdict(compare(found[name], sets, output=name), basis=basis, mistrust=mistrust))
+            verdicts.append(verdict(compare(outputs[name], sets, output=name), basis=basis, mistrust=mistrust))
         for name, due in expected.items():
-            rest = torch.where(self.elsewhere(name), flat(due), flat(found[name]))
+            rest = torch.where(self.elsewhere(name), flat(due), flat(outputs[name]))
             same = rest.view(due.dtype).reshape(due.shape)
             verdicts.append(judge_bits(same, due, output=name, mistrust=mistrust))
         return worst_of(verdicts)
 
     def quantised(self) -> list[tuple[Quantised, QuantiserSets]]:
         """The pieces that a recipe decides, and their sets."""
-        made = []
+        judged = []
         for piece in self.contract.work(self.call):
             if isinstance(piece, Quantised):
                 inside = _inside(self.call, piece)
                 assert isinstance(inside.contract, CacheInner)
                 recipes = inside.contract.recipes(inside, self.recipe)
-                made.append((piece, QuantiserSets(inside.contract, inside, recipes)))
-        return made
+                judged.append((piece, QuantiserSets(inside.contract, inside, recipes)))
+        return judged
 
     def multiplied(self) -> bool:
         """Whether the declared recipe multiplies by the reciprocal of a given scale.
@@ -316,7 +318,7 @@ class CacheSets(Sets):
         return self.call.cached(f"intervals of {self.recipe}", self._intervals)
 
     def _intervals(self) -> dict[str, Admissible]:
-        found: dict[str, Admissible] = {}
+        intervals: dict[str, Admissible] = {}
         for name, due in self.call.truth.items():
             pieces = [p for p in self.contract.work(self.call) if isinstance(p, Coded | Products) and p.name == name]
             if not pieces:
@@ -333,8 +335,8 @@ class CacheSets(Sets):
                     codes = Quotients(piece.x, piece.scale, quotient).codes()
                     low[piece.at] = high[piece.at] = expected[piece.at] = decode(codes, E4M3FN)
             low, high, expected, owned = (t.reshape(due.shape) for t in (low, high, expected, inside))
-            found[name] = Admissible(low, high, expected, specified=owned)
-        return found
+            intervals[name] = Admissible(low, high, expected, specified=owned)
+        return intervals
 
     def elsewhere(self, name: str) -> Tensor:
         """The elements of an output that are not judged bit for bit, bool ``[n]``."""
@@ -349,12 +351,12 @@ class CacheSets(Sets):
                 free[piece.scale_at] = True
         return free
 
-    def bad(self, name: str, found: Tensor, outputs: Found) -> Tensor:
-        """The elements of an output ``found`` ``[...]`` (its dtype) that are refused, bool of the same shape."""
+    def bad(self, name: str, out: Tensor, outputs: Found) -> Tensor:
+        """The elements of an output ``out`` ``[...]`` (its dtype) that are refused, bool of the same shape."""
         due = self.call.truth[name]
-        bad = ((flat(found) != flat(due)) & ~self.elsewhere(name)).reshape(due.shape)
+        bad = ((flat(out) != flat(due)) & ~self.elsewhere(name)).reshape(due.shape)
         if (sets := self.intervals().get(name)) is not None:
-            bad = bad | compare(found, sets, output=name).bad
+            bad = bad | compare(out, sets, output=name).bad
         raw = bad.flatten()
         for piece, judged in self.quantised():
             right = _split(piece, self.call.truth)
@@ -371,18 +373,18 @@ class CacheSets(Sets):
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         if not self.contract.interval:
             return None
-        made = {}
+        intervals = {}
         for name, due in expected.items():
             same = Range(due, due, torch.zeros(due.shape, dtype=torch.uint8, device="cpu"))
             if (sets := self.intervals().get(name)) is None:
-                made[name] = same
+                intervals[name] = same
                 continue
             wide, inside = ranged(replace(sets, specified=None), due.dtype), sets.specified
             assert inside is not None
             ends = (torch.where(inside, decode(end), decode(due)) for end in (wide.low, wide.high))
             low, high = (rounded_to(end, due.dtype) for end in ends)
-            made[name] = Range(low, high, same.free)
-        return made
+            intervals[name] = Range(low, high, same.free)
+        return intervals
 
 
 # --- pieces to memory and back --------------------------------------------------------------------------------
@@ -418,9 +420,9 @@ def _written(call: Call, piece: Piece, faults: tuple[Fault, ...]) -> list[tuple[
             return []
         case Quantised():
             inside = _inside(call, piece)
-            made = run_quantiser(inside, tuple(f for f in faults if QUANTISER_STAGES & set(f.changes)))
-            codes = codes_of(made["q"], E2M1) if piece.packed else codes_of(made["q"])
-            scales = _scale_bytes(made["scale"], piece.recipes[0])
+            quantised = run_quantiser(inside, tuple(f for f in faults if QUANTISER_STAGES & set(f.changes)))
+            codes = codes_of(quantised["q"], E2M1) if piece.packed else codes_of(quantised["q"])
+            scales = _scale_bytes(quantised["scale"], piece.recipes[0])
             return [
                 (piece.name, pack(codes) if piece.packed else codes, piece.at),
                 (piece.scales, scales, piece.scale_at),
@@ -449,13 +451,13 @@ def _scale_bytes(scale: Tensor, recipe: Recipe) -> Tensor:
 
 def _inside(call: Call, piece: Quantised) -> Call:
     """The quantiser of a piece as a call of its own."""
-    given = {} if piece.global_scale is None else {"global_scale": piece.global_scale}
-    return Call(CacheInner(call, piece), {"x": piece.x, **given})
+    scales = {} if piece.global_scale is None else {"global_scale": piece.global_scale}
+    return Call(CacheInner(call, piece), {"x": piece.x, **scales})
 
 
-def _split(piece: Quantised, found: Found) -> dict[str, Tensor]:
+def _split(piece: Quantised, outputs: Found) -> dict[str, Tensor]:
     """Codes and scales of a piece out of the outputs."""
-    codes, scales = flat(found[piece.name])[piece.at], flat(found[piece.scales])[piece.scale_at]
+    codes, scales = flat(outputs[piece.name])[piece.at], flat(outputs[piece.scales])[piece.scale_at]
     recipe = piece.recipes[0]
     q = unpack(codes) if piece.packed else from_codes(codes, recipe.element)
     shape = grid(piece.x.shape, recipe.block).scale_shape

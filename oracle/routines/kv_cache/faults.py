@@ -98,8 +98,8 @@ fault = FAULTS.declare
 
 
 def _work(call: Call) -> Pieces:
-    found: Pieces = call.contract.work(call)  # type: ignore[attr-defined]  # these contracts have pieces
-    return found
+    pieces: Pieces = call.contract.work(call)  # type: ignore[attr-defined]  # these contracts have pieces
+    return pieces
 
 
 def _pieces(call: Call, kind: type[P]) -> list[P]:
@@ -154,10 +154,10 @@ GIVEN = ("scale", "k_scale", "v_scale")
 def _option(change: OfTensor) -> Callable[[dict[str, object]], dict[str, object]]:
     """The scale that is an option, changed."""
 
-    def options(given: dict[str, object]) -> dict[str, object]:
-        if not isinstance(scale := given.get("scale"), int | float):
-            return given
-        return given | {"scale": float(change(torch.tensor(float(scale), dtype=torch.float32, device="cpu")))}
+    def options(chosen: dict[str, object]) -> dict[str, object]:
+        if not isinstance(scale := chosen.get("scale"), int | float):
+            return chosen
+        return chosen | {"scale": float(change(torch.tensor(float(scale), dtype=torch.float32, device="cpu")))}
 
     return options
 
@@ -179,7 +179,7 @@ fault(
         ),
         way("scale of the cache applied twice", squared, seen="vllm 42580, a descale in the wrong place"),
     ),
-    read=lambda change: lambda given: given | {name: change(given[name]) for name in GIVEN if name in given},
+    read=lambda change: lambda inputs: inputs | {name: change(inputs[name]) for name in GIVEN if name in inputs},
     options=_option,
 )
 for mine, other in (("k", "v"), ("v", "k")):
@@ -188,7 +188,7 @@ for mine, other in (("k", "v"), ("v", "k")):
         VALUE,
         seen="vllm PR 37054",
         on=PAIRED,
-        read=lambda given, mine=mine, other=other: given | {f"{mine}_scale": given[f"{other}_scale"]},
+        read=lambda inputs, mine=mine, other=other: inputs | {f"{mine}_scale": inputs[f"{other}_scale"]},
         same_if=EQUAL,
     )
 fault(
@@ -199,7 +199,7 @@ fault(
     needs=several_scales,
     same_if=EQUAL,
     over=(way("first", first_for_all()), way("next", rolled(-1))),
-    read=lambda change: lambda given: given | {name: change(given[name]) for name in ("k_scale", "v_scale")},
+    read=lambda change: lambda inputs: inputs | {name: change(inputs[name]) for name in ("k_scale", "v_scale")},
 )
 
 
@@ -488,17 +488,17 @@ fault(
 )
 
 
-def _cleared(call: Call, made: Tensors) -> Tensors:
+def _cleared(call: Call, outputs: Tensors) -> Tensors:
     """Zeros in every element that the right kernel leaves unwritten."""
     out = {}
-    for name, x in made.items():
-        kept = torch.zeros(x.numel(), dtype=torch.bool, device="cpu")
+    for name, x in outputs.items():
+        untouched = torch.zeros(x.numel(), dtype=torch.bool, device="cpu")
         for piece in _work(call):
             if piece.name == name:
-                kept[piece.at] = True
+                untouched[piece.at] = True
             if isinstance(piece, Quantised) and piece.scales == name:
-                kept[piece.scale_at] = True
-        out[name] = put(x, ~kept, torch.zeros((), dtype=torch.uint8, device="cpu"))
+                untouched[piece.scale_at] = True
+        out[name] = put(x, ~untouched, torch.zeros((), dtype=torch.uint8, device="cpu"))
     return out
 
 
@@ -511,11 +511,11 @@ fault(
 )
 
 
-def _last_page(call: Call, made: Tensors) -> Tensors:
+def _last_page(call: Call, outputs: Tensors) -> Tensors:
     """One bit changed in the element behind the last one written: an out-of-bounds write."""
     piece = _work(call)[0]
     following = piece.at.max() + 1
-    return made | {piece.name: put(made[piece.name], following, flat(made[piece.name])[following] ^ 1)}
+    return outputs | {piece.name: put(outputs[piece.name], following, flat(outputs[piece.name])[following] ^ 1)}
 
 
 def _follows(call: Call) -> bool:
@@ -616,8 +616,8 @@ def _through_fp8(piece: Copied) -> Copied:
     value = decode(bits)
     codes = encode(value.nan_to_num(0.0), E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
     once = torch.where(torch.isnan(value), value, decode(from_codes(codes, E4M3FN)))
-    made = codes_of(rounded_to(once, torch.bfloat16))
-    return replace(piece, bits=made.contiguous().view(torch.uint8) if piece.bits.dtype is torch.uint8 else made)
+    stored = codes_of(rounded_to(once, torch.bfloat16))
+    return replace(piece, bits=stored.contiguous().view(torch.uint8) if piece.bits.dtype is torch.uint8 else stored)
 
 
 fault(
@@ -680,8 +680,8 @@ fault(
 def _float16_bits(piece: Copied) -> Copied:
     """The value stored as float16 where bfloat16 is expected."""
     value = decode(piece.bits.contiguous().view(torch.bfloat16))
-    made = codes_of(rounded_to(value, torch.float16))
-    return replace(piece, bits=made.contiguous().view(torch.uint8))
+    codes = codes_of(rounded_to(value, torch.float16))
+    return replace(piece, bits=codes.contiguous().view(torch.uint8))
 
 
 fault(
@@ -732,8 +732,8 @@ fault(
 def _of_memory(*names: str, change: Callable[[Tensor], Tensor]) -> Callable[[Call, Tensors], Tensors]:
     """Codes that were written, changed."""
 
-    def write(call: Call, made: Tensors) -> Tensors:
-        out = dict(made)
+    def write(call: Call, outputs: Tensors) -> Tensors:
+        out = dict(outputs)
         for piece in _work(call):
             beside = [(piece.scales, piece.scale_at)] if isinstance(piece, Quantised) else []
             for name, at in ((piece.name, piece.at), *beside):
@@ -823,9 +823,9 @@ fault(
     MOVEMENT,
     seen="flashinfer 4396",
     on=APPENDED,
-    read=lambda given: (
-        given
-        | {n: flat(x).reshape(x.shape).roll(-1, 0).view(x.dtype) for n, x in given.items() if n.startswith("append_")}
+    read=lambda inputs: (
+        inputs
+        | {n: flat(x).reshape(x.shape).roll(-1, 0).view(x.dtype) for n, x in inputs.items() if n.startswith("append_")}
     ),
 )
 fault(
@@ -880,7 +880,7 @@ fault(
     seen=MINE + "an optional argument not passed on",
     on=GATHERED & takes("seq_starts"),
     needs=need(lambda call: "seq_starts" in call.inputs, "there are none"),
-    read=lambda given: {name: x for name, x in given.items() if name != "seq_starts"},
+    read=lambda inputs: {name: x for name, x in inputs.items() if name != "seq_starts"},
     same_if="all are 0",
 )
 fault(
@@ -895,7 +895,7 @@ fault(
     MOVEMENT,
     seen="flashinfer 3978, a page copied whole",
     on=GATHERED - FILLS,
-    write=lambda call, made: _overrun(call, made),
+    write=lambda call, outputs: _overrun(call, outputs),
 )
 fault(
     "only the first row of each page read",
@@ -912,8 +912,8 @@ def _usable(table: Tensor, *, first: bool = False) -> Tensor:
 
 
 def _reread(call: Call, pieces: Pieces, change: Callable[[Tensor], Tensor]) -> Pieces:
-    given = dict(call.inputs) | {"block_table": _usable(change(call.inputs["block_table"]))}
-    return _work(replace(call, inputs=given))
+    inputs = dict(call.inputs) | {"block_table": _usable(change(call.inputs["block_table"]))}
+    return _work(replace(call, inputs=inputs))
 
 
 def _lengths(call: Call) -> tuple[list[int], list[int]]:
@@ -940,12 +940,12 @@ def _firsts(call: Call, at: Tensor) -> Tensor:
     return _kept(at, [a + i for a, n in zip(*_lengths(call), strict=True) for i in range(0, n, page)])
 
 
-def _overrun(call: Call, made: Tensors) -> Tensors:
+def _overrun(call: Call, outputs: Tensors) -> Tensors:
     """The row behind the last one of the last request holds that row once more."""
     first, counts = _lengths(call)
     end = max(a + n for a, n in zip(first, counts, strict=True))
     out = {}
-    for name, x in made.items():
+    for name, x in outputs.items():
         raw = flat(x).reshape(x.shape).clone()
         raw[end] = raw[end - 1]
         out[name] = raw.view(x.dtype)
@@ -977,11 +977,11 @@ fault(
 def _elsewhere(start: int) -> Callable[[Tensors], Tensors]:
     """Scales taken from another byte of the row."""
 
-    def read(given: Tensors) -> Tensors:
-        name = "src_cache" if "src_cache" in given else "quant_k_cache"
-        memory = given[name].clone()
-        memory[..., SCALES_AT:ROPE_AT] = given[name][..., start : start + 16]
-        return given | {name: memory}
+    def read(inputs: Tensors) -> Tensors:
+        name = "src_cache" if "src_cache" in inputs else "quant_k_cache"
+        memory = inputs[name].clone()
+        memory[..., SCALES_AT:ROPE_AT] = inputs[name][..., start : start + 16]
+        return inputs | {name: memory}
 
     return read
 
@@ -999,11 +999,11 @@ fault(
     INDEX,
     seen="vllm PR 54563",
     on=ROWS_READ,
-    read=lambda given: (
-        given
+    read=lambda inputs: (
+        inputs
         | {
             n: torch.cat([x[..., : RANK - ROPE], x[..., ROPE_AT : ROPE_AT + ROPE], x[..., RANK:]], dim=-1)
-            for n, x in given.items()
+            for n, x in inputs.items()
             if n in ("src_cache", "quant_k_cache")
         }
     ),
@@ -1013,8 +1013,8 @@ fault(
 def _stored(rounding: Rounding) -> Callable[[Call, Tensors], Tensors]:
     """Products rounded otherwise on their way to the output."""
 
-    def write(call: Call, made: Tensors) -> Tensors:
-        out = dict(made)
+    def write(call: Call, outputs: Tensors) -> Tensors:
+        out = dict(outputs)
         for piece in _pieces(call, Products):
             x, exact = out[piece.name], decode(piece.codes) * piece.scale
             once = round_to(f32(exact), of_dtype(x.dtype), rounding=rounding, overflow=Overflow.INF)
@@ -1042,8 +1042,8 @@ fault(
     needs=both(
         read, need(lambda call: call.truth[next(iter(call.truth))].dtype != torch.bfloat16, "the output is bfloat16")
     ),
-    write=lambda call, made: {
-        n: x.to(torch.bfloat16).to(x.dtype) if torch.isfinite(x.float()).any() else x for n, x in made.items()
+    write=lambda call, outputs: {
+        n: x.to(torch.bfloat16).to(x.dtype) if torch.isfinite(x.float()).any() else x for n, x in outputs.items()
     },
 )
 fault(
@@ -1052,13 +1052,13 @@ fault(
     seen="ml_dtypes 400, NaN decoded as a number",
     on=READ,
     needs=read,
-    write=lambda call, made: _number_for_nan(call, made),
+    write=lambda call, outputs: _number_for_nan(call, outputs),
     same_if="no code is NaN",
 )
 
 
-def _number_for_nan(call: Call, made: Tensors) -> Tensors:
-    out = dict(made)
+def _number_for_nan(call: Call, outputs: Tensors) -> Tensors:
+    out = dict(outputs)
     for piece in _pieces(call, Products):
         x, bits = out[piece.name], codes_of(piece.codes)
         value = torch.where((bits & 0x7F) == 0x7F, torch.where(bits > 127, -480.0, 480.0), decode(piece.codes))

@@ -281,5 +281,5 @@ class CpGatherIndexerKQuantCache(Gather):
     def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         slots, places = self.slots(inputs)
         raw, depth = flat(inputs["kv_cache"]), inputs["dst_k"].shape[1]
-        found = zip(self.memory, index_places(slots, inputs["kv_cache"].shape[1], depth), strict=True)
-        return [Copied(name, raw[at], rows(places * at.shape[1], columns(at.shape[1]))) for name, at in found]
+        pairs = zip(self.memory, index_places(slots, inputs["kv_cache"].shape[1], depth), strict=True)
+        return [Copied(name, raw[at], rows(places * at.shape[1], columns(at.shape[1]))) for name, at in pairs]

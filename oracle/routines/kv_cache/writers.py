@@ -134,15 +134,15 @@ class ReshapeAndCacheFlash(Slots, CacheContract):
         slots_of(inputs["slot_mapping"], "slot_mapping", shape[0] * page, tokens)
 
     def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
-        kept = written(inputs["slot_mapping"])
-        at = paged(inputs["slot_mapping"][kept], tuple(inputs["key_cache"].shape), str(options["kv_layout"]))
+        tokens = written(inputs["slot_mapping"])
+        at = paged(inputs["slot_mapping"][tokens], tuple(inputs["key_cache"].shape), str(options["kv_layout"]))
         heads, depth = at.shape[1:]
-        made: list[Piece] = []
+        parts: list[Piece] = []
         for name, scale in (("key", "k_scale"), ("value", "v_scale")):
-            x = inputs[name][kept].reshape(-1, depth)
-            of_row = per_head(inputs[scale], len(kept), heads)
-            made.append(Coded(f"{name}_cache", x, of_row, at.reshape(-1, depth)))
-        return made
+            x = inputs[name][tokens].reshape(-1, depth)
+            of_row = per_head(inputs[scale], len(tokens), heads)
+            parts.append(Coded(f"{name}_cache", x, of_row, at.reshape(-1, depth)))
+        return parts
 
 
 @register
@@ -174,10 +174,10 @@ class ReshapeAndCache(Slots, CacheContract):
         slots_of(inputs["slot_mapping"], "slot_mapping", blocks * page, inputs["key"].shape[0])
 
     def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
-        kept = written(inputs["slot_mapping"])
+        tokens = written(inputs["slot_mapping"])
         _, heads, chunks, page, width = inputs["key_cache"].shape
         depth = chunks * width
-        block, offset = (t.reshape(-1, 1, 1) for t in of_slots(inputs["slot_mapping"][kept], page))
+        block, offset = (t.reshape(-1, 1, 1) for t in of_slots(inputs["slot_mapping"][tokens], page))
         head = columns(heads).reshape(1, -1, 1)
         column = columns(depth).reshape(1, 1, -1)
         of_key = (((block * heads + head) * chunks + column // width) * page + offset) * width + column % width
@@ -185,8 +185,8 @@ class ReshapeAndCache(Slots, CacheContract):
         return [
             Coded(
                 f"{name}_cache",
-                inputs[name][kept].reshape(-1, depth),
-                per_head(inputs[scale], len(kept), heads),
+                inputs[name][tokens].reshape(-1, depth),
+                per_head(inputs[scale], len(tokens), heads),
                 at.reshape(-1, depth),
             )
             for name, scale, at in (("key", "k_scale", of_key), ("value", "v_scale", of_value))
@@ -227,10 +227,10 @@ class ConcatAndCacheMla(Slots, CacheContract):
         slots_of(inputs["slot_mapping"], "slot_mapping", blocks * page, inputs["kv_c"].shape[0])
 
     def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
-        kept = written(inputs["slot_mapping"])
-        x = torch.cat([inputs["kv_c"][kept], inputs["k_pe"][kept]], dim=1)
-        at = rows(inputs["slot_mapping"][kept].to(torch.int64) * x.shape[1], columns(x.shape[1]))
-        return [Coded("kv_cache", x, decode(inputs["scale"]).reshape(1, 1).expand(len(kept), 1), at)]
+        tokens = written(inputs["slot_mapping"])
+        x = torch.cat([inputs["kv_c"][tokens], inputs["k_pe"][tokens]], dim=1)
+        at = rows(inputs["slot_mapping"][tokens].to(torch.int64) * x.shape[1], columns(x.shape[1]))
+        return [Coded("kv_cache", x, decode(inputs["scale"]).reshape(1, 1).expand(len(tokens), 1), at)]
 
 
 @register
@@ -264,10 +264,10 @@ class SetMlaKvBuffer(CacheContract):
         slots_of(inputs["loc"], "loc", slots, len(inputs["loc"]), skip=skip)
 
     def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
-        kept = torch.nonzero(inputs["loc"] != options["reserved_skip_index"]).flatten()
-        x = torch.cat([inputs[name][kept, 0] for name in ("cache_k_nope", "cache_k_rope")], dim=1)
-        at = rows(inputs["loc"][kept].to(torch.int64) * x.shape[1], columns(x.shape[1]))
-        return [Coded("kv_buffer", x, torch.ones(len(kept), 1, dtype=torch.float64, device="cpu"), at)]
+        tokens = torch.nonzero(inputs["loc"] != options["reserved_skip_index"]).flatten()
+        x = torch.cat([inputs[name][tokens, 0] for name in ("cache_k_nope", "cache_k_rope")], dim=1)
+        at = rows(inputs["loc"][tokens].to(torch.int64) * x.shape[1], columns(x.shape[1]))
+        return [Coded("kv_buffer", x, torch.ones(len(tokens), 1, dtype=torch.float64, device="cpu"), at)]
 
 
 @register
@@ -481,9 +481,9 @@ class ConcatAndCacheDsMla(Slots, RowsOfTiles):
         slots_of(inputs["slot_mapping"], "slot_mapping", blocks * page, inputs["kv_c"].shape[0])
 
     def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
-        kept = written(inputs["slot_mapping"])
+        tokens = written(inputs["slot_mapping"])
         recipe = kv_recipes.VLLM_DS_MLA_UE8M0 if options["ue8m0"] else kv_recipes.VLLM_DS_MLA
-        kv_c, k_pe, slot = inputs["kv_c"][kept], inputs["k_pe"][kept], inputs["slot_mapping"][kept]
+        kv_c, k_pe, slot = inputs["kv_c"][tokens], inputs["k_pe"][tokens], inputs["slot_mapping"][tokens]
         return self.row_pieces("kv_cache", kv_c, k_pe, slot, (recipe,))
 
 
@@ -550,10 +550,10 @@ class IndexerKQuantAndCache(Slots, CacheContract):
         slots_of(inputs["slot_mapping"], "slot_mapping", blocks * page, tokens)
 
     def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
-        kept = written(inputs["slot_mapping"])
+        tokens = written(inputs["slot_mapping"])
         recipe = kv_recipes.VLLM_INDEXER_UE8M0 if options["scale_fmt"] else kv_recipes.VLLM_INDEXER
-        at, scales = index_places(inputs["slot_mapping"][kept], inputs["kv_cache"].shape[1], inputs["k"].shape[1])
-        return [Quantised("kv_cache", inputs["k"][kept], (recipe,), at, "kv_cache", scales)]
+        at, scales = index_places(inputs["slot_mapping"][tokens], inputs["kv_cache"].shape[1], inputs["k"].shape[1])
+        return [Quantised("kv_cache", inputs["k"][tokens], (recipe,), at, "kv_cache", scales)]
 
 
 @register
@@ -601,15 +601,15 @@ class Nvfp4QuantizeAppendPagedKvCache(Slots, CacheContract):
         slots_of(inputs["slot_mapping"], "slot_mapping", shape[0] * page, tokens)
 
     def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
-        kept, layout = written(inputs["slot_mapping"]), str(options["kv_layout"])
-        slot, depth = inputs["slot_mapping"][kept], inputs["append_key"].shape[2]
+        tokens, layout = written(inputs["slot_mapping"]), str(options["kv_layout"])
+        slot, depth = inputs["slot_mapping"][tokens], inputs["append_key"].shape[2]
         recipes = kv_recipes.TORCH_NVFP4_CACHE, kv_recipes.FLASHINFER_NVFP4_CACHE
-        made: list[Piece] = []
+        parts: list[Piece] = []
         for name in ("key", "value"):
             codes, scales = f"{name[0]}_cache", f"{name[0]}_scale_cache"
             at, scale_at = (
                 paged(slot, tuple(inputs[n].shape), layout).reshape(-1, inputs[n].shape[3]) for n in (codes, scales)
             )
-            x, given = inputs[f"append_{name}"][kept].reshape(-1, depth), inputs[f"{name[0]}_scale"].reshape(1)
-            made.append(Quantised(codes, x, recipes, at, scales, scale_at, given))
-        return made
+            x, global_scale = inputs[f"append_{name}"][tokens].reshape(-1, depth), inputs[f"{name[0]}_scale"].reshape(1)
+            parts.append(Quantised(codes, x, recipes, at, scales, scale_at, global_scale))
+        return parts

@@ -223,8 +223,8 @@ def _token_groups(case: Case) -> dict[str, Tensor]:
 
 def _padded_groups(case: Case) -> dict[str, Tensor]:
     """Padded rows with NaN between and behind the groups."""
-    given, alignment = _token_groups(case), int(case.option("align") or 32)
-    x, ends = given["x"], given["group_end_offsets"]
+    inputs, alignment = _token_groups(case), int(case.option("align") or 32)
+    x, ends = inputs["x"], inputs["group_end_offsets"]
     starts = groups.padded_starts(ends, alignment)
     padded = x.new_full((groups.padded_height(case["m"], case["g"], alignment), case["k"]), torch.nan)
     for (begin, end), start in zip(groups.groups_of(ends), starts, strict=False):

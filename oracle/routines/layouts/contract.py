@@ -50,13 +50,13 @@ class LayoutContract(Contract):
 
     def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         """The right outputs of a checked call: of ``function``, given the inputs in their order and the options."""
-        made = self.function(*(inputs.get(spec.name) for spec in self.inputs), **options)
-        found = zip(self.returns, (made,) if isinstance(made, Tensor) else made, strict=True)
-        return {name: tensor for name, tensor in found if tensor is not None}
+        outputs = self.function(*(inputs.get(spec.name) for spec in self.inputs), **options)
+        pairs = zip(self.returns, (outputs,) if isinstance(outputs, Tensor) else outputs, strict=True)
+        return {name: tensor for name, tensor in pairs if tensor is not None}
 
     def reference(self, inputs: Inputs, **options: object) -> Tensor | dict[str, Tensor]:
-        made = self.made(inputs, self.check(inputs, options))
-        return made if tuple(made) != ("out",) else made["out"]
+        outputs = self.made(inputs, self.check(inputs, options))
+        return outputs if tuple(outputs) != ("out",) else outputs["out"]
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [Bits(call.truth, self.why_mistrust(call.inputs), self.strided)]
@@ -91,13 +91,13 @@ class ColMajorTmaAligned(LayoutContract):
 class PaddedColumns(Bits):
     """The same bits, with memory behind every column up to the alignment, and zeros in it."""
 
-    def judge(self, found: Found) -> Verdict:
-        judged, out = super().judge(found), found["out"]
+    def judge(self, outputs: Found) -> Verdict:
+        judged, out = super().judge(outputs), outputs["out"]
         if judged.status is Status.FAILED:
             return judged
         if not layout.has_pad_lanes(out):
-            said = f"the memory of out {list(out.shape)} ends before the padding of its last column"
-            return wrong_strides(said, out.numel())
+            text = f"the memory of out {list(out.shape)} ends before the padding of its last column"
+            return wrong_strides(text, out.numel())
         lanes = layout.pad_lanes(out)
         zeros = judge_bits(lanes, torch.zeros_like(lanes), output="padding") if lanes.numel() else judged
         return worst_of([zeros, judged]) if zeros.status is Status.FAILED else judged
@@ -137,10 +137,10 @@ class RequiredLayout(LayoutContract):
 
     def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         mn, k, gran, gran_k = (positive(options, name) for name in ("mn", "k", "gran_mn", "gran_k"))
-        made = layout.transform_sf_into_required_layout(
+        out = layout.transform_sf_into_required_layout(
             inputs["scale"], mn=mn, k=k, gran_mn=gran, gran_k=gran_k, arch=str(options["target"])
         )
-        return {"out": made}
+        return {"out": out}
 
 
 @register
@@ -167,9 +167,9 @@ class SwizzledScale(Bits):
 
     call: Call = field(kw_only=True)
 
-    def judge(self, found: Found) -> Verdict:
+    def judge(self, outputs: Found) -> Verdict:
         scale, tile = self.call.inputs["scale"], str(self.call.resolved["tile"])
-        back = layout.unswizzle_scale(found["out"], *scale.shape[-2:], tile=tile)
+        back = layout.unswizzle_scale(outputs["out"], *scale.shape[-2:], tile=tile)
         return judge_bits(back, scale, output="out", mistrust=self.mistrust)
 
     def ranges(self, expected: Found) -> dict[str, Range]:
@@ -269,14 +269,14 @@ class PublishedPlacement(Bits):
 
     call: Call = field(kw_only=True)
 
-    def judge(self, found: Found) -> Verdict:
-        judged = super().judge(found)
+    def judge(self, outputs: Found) -> Verdict:
+        judged = super().judge(outputs)
         if judged.status is not Status.FAILED:
             return judged
         gated = bool(self.call.resolved["is_act_and_mul"])
         w13, w2 = self.call.inputs["w13"], self.call.inputs["w2"]
         published = layout.align_fp8_moe_weights_for_fi_published(w13, w2, gated)[:2]
-        pairs = zip((found["w13"], found["w2"]), published, strict=True)
+        pairs = zip((outputs["w13"], outputs["w2"]), published, strict=True)
         if all(torch.equal(bits_of(x), bits_of(y)) for x, y in pairs):
             fault = "up half of gated weights left at the unpadded offset"
             return replace(judged, explained_by=(fault,), summary=f"{judged.summary}; every bit is that of: {fault}")
@@ -375,9 +375,9 @@ class Placed(Bits):
 
     call: Call = field(kw_only=True)
 
-    def judge(self, found: Found) -> Verdict:
+    def judge(self, outputs: Found) -> Verdict:
         source, offsets = self._places()
-        out = found["out"].view(torch.uint8)[offsets.to(found["out"].device)]
+        out = outputs["out"].view(torch.uint8)[offsets.to(outputs["out"].device)]
         scale = self.call.inputs["scale"].view(torch.uint8)
         return judge_bits(out, scale[source.to(scale.device)], output="out", mistrust=self.mistrust)
 

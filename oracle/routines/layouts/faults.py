@@ -47,9 +47,9 @@ def _given(name: str) -> Change:
 
 def _one_run(call: Call, w13: Tensor) -> Tensor:
     """Rows [0, 2I) copied as one run, the padding behind them."""
-    given = bits_of(call.inputs["w13"])
+    weights = bits_of(call.inputs["w13"])
     out = torch.zeros_like(bits_of(w13))
-    out[:, : given.shape[1]] = given
+    out[:, : weights.shape[1]] = weights
     return out.view(w13.dtype)
 
 
@@ -62,14 +62,14 @@ def _padding_stale(call: Call, w2: Tensor) -> Tensor:
 
 def _inverse_rows(call: Call, out: Tensor) -> Tensor:
     """The permutation of the rows applied the other way round; it is derived from row numbers, six bits at a time."""
-    given, made = bits_of(call.inputs["w"]), torch.arange(out.shape[0], device="cpu")
-    numbers = made[:, None].expand(out.shape).to(torch.int64)
-    order = torch.zeros_like(made)
+    weights, rows = bits_of(call.inputs["w"]), torch.arange(out.shape[0], device="cpu")
+    numbers = rows[:, None].expand(out.shape).to(torch.int64)
+    order = torch.zeros_like(rows)
     for shift in (0, 6, 12):
         digits = (numbers >> shift & 0x3F).to(torch.uint8).view(torch.float8_e4m3fn)
         moved = call.contract.reference({"w": digits}, **call.options)
         order |= bits_of(moved if isinstance(moved, Tensor) else moved["out"])[:, 0].to(torch.int64) << shift
-    return given[torch.argsort(order)].view(out.dtype)
+    return weights[torch.argsort(order)].view(out.dtype)
 
 
 def _truncated_scale(call: Call, out: Tensor) -> Tensor:
@@ -82,9 +82,9 @@ def _word_order(out: Tensor) -> Tensor:
     bits = out.to(torch.int64) & 0xFFFF_FFFF
     turned = bits >> 24 | bits >> 8 & 0xFF00 | (bits & 0xFF00) << 8 | (bits & 0xFF) << 24
     signed = torch.where(turned >= 1 << 31, turned - (1 << 32), turned)
-    kept = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device="cpu")
-    kept.copy_(signed.to(out.dtype))
-    return kept
+    wrong = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device="cpu")
+    wrong.copy_(signed.to(out.dtype))
+    return wrong
 
 
 def _plain_layout(call: Call, out: Tensor) -> Tensor:
@@ -97,8 +97,8 @@ def _plain_layout(call: Call, out: Tensor) -> Tensor:
 
 def _stale_padding(call: Call, out: Tensor) -> Tensor:
     """NaN where the reference writes zeros into padding."""
-    given = dict(call.inputs) | {"scale": torch.ones_like(bits_of(call.inputs["scale"]))}
-    ones = call.contract.reference(given, **call.options)
+    inputs = dict(call.inputs) | {"scale": torch.ones_like(bits_of(call.inputs["scale"]))}
+    ones = call.contract.reference(inputs, **call.options)
     assert isinstance(ones, Tensor)
     return torch.where(ones == 0, 0xFF, bits_of(out)).to(torch.uint8).view(out.dtype)
 
@@ -168,9 +168,9 @@ def _words_across(call: Call, out: Tensor) -> Tensor:
 def _every_fourth(call: Call, out: Tensor) -> Tensor:
     """One scale of 32 elements repeated for four."""
     scale = call.inputs["scale"][..., ::4].repeat_interleave(4, dim=-1)[..., : call.inputs["scale"].shape[-1]]
-    made = call.contract.reference({"scale": scale.contiguous()}, **call.options)
-    assert isinstance(made, Tensor)
-    return made
+    placed = call.contract.reference({"scale": scale.contiguous()}, **call.options)
+    assert isinstance(placed, Tensor)
+    return placed
 
 
 gated = need(lambda call: call.resolved["is_act_and_mul"], "the weights are not gated")
@@ -430,11 +430,11 @@ def _spans(call: Call) -> list[tuple[int, int]]:
 
 def _put(call: Call, out: Tensor, starts: list[int], alone: bool = True) -> Tensor:
     """The rows of each group from these starts; rows beyond the end are dropped. ``alone``: others are zero."""
-    made = torch.zeros_like(out) if alone else out.clone()
+    wrong = torch.zeros_like(out) if alone else out.clone()
     for (begin, end), start in zip(_spans(call), starts, strict=False):
         rows = call.inputs["x"][begin:end][: max(0, len(out) - start)]
-        made[start : start + len(rows)] = rows
-    return made
+        wrong[start : start + len(rows)] = rows
+    return wrong
 
 
 def _starts(call: Call) -> list[int]:
@@ -459,38 +459,38 @@ def _nan_between(call: Call, out: Tensor) -> Tensor:
 
 
 def _last_rows_lost(call: Call, out: Tensor) -> Tensor:
-    made = out.clone()
+    wrong = out.clone()
     for (begin, end), start in zip(_spans(call), _starts(call), strict=False):
-        made[start + max(0, end - begin - 1) : start + end - begin] = 0
-    return made
+        wrong[start + max(0, end - begin - 1) : start + end - begin] = 0
+    return wrong
 
 
 def _unassigned_rows(call: Call, out: Tensor) -> Tensor:
     """Rows of no group, which must be dropped, copied behind the last group."""
-    made, (begin, end), start = out.clone(), _spans(call)[-1], _starts(call)[len(_spans(call)) - 1]
+    wrong, (begin, end), start = out.clone(), _spans(call)[-1], _starts(call)[len(_spans(call)) - 1]
     rest = call.inputs["x"][end:][: max(0, len(out) - start - (end - begin))]
-    made[start + end - begin :][: len(rest)] = rest
-    return made
+    wrong[start + end - begin :][: len(rest)] = rest
+    return wrong
 
 
 def _into_the_group_before(call: Call, out: Tensor) -> Tensor:
     """The first row of every group but the first stands behind the rows of the one before it."""
-    made, spans, starts = out.clone(), _spans(call), _starts(call)
+    wrong, spans, starts = out.clone(), _spans(call), _starts(call)
     for g in range(1, len(spans)):
         (before, last), (begin, end) = spans[g - 1], spans[g]
         if end > begin:
-            made[starts[g]] = 0
-            made[starts[g - 1] + last - before] = call.inputs["x"][begin]
-    return made
+            wrong[starts[g]] = 0
+            wrong[starts[g - 1] + last - before] = call.inputs["x"][begin]
+    return wrong
 
 
 def _of_two_bytes(x: Tensor, pairs: list[tuple[int, int, int]], out: Tensor) -> Tensor:
     """Rows (first, count, place) of float32 moved as rows of so many bfloat16."""
-    columns, given = x.shape[1], x.contiguous().view(torch.bfloat16).flatten()
-    made = torch.zeros_like(out).view(torch.bfloat16).flatten()
+    columns, words = x.shape[1], x.contiguous().view(torch.bfloat16).flatten()
+    wrong = torch.zeros_like(out).view(torch.bfloat16).flatten()
     for first, count, place in pairs:
-        made[place * columns : (place + count) * columns] = given[first * columns : (first + count) * columns]
-    return made.view(torch.float32).view(out.shape)
+        wrong[place * columns : (place + count) * columns] = words[first * columns : (first + count) * columns]
+    return wrong.view(torch.float32).view(out.shape)
 
 
 def _padded_as_halves(call: Call, out: Tensor) -> Tensor:

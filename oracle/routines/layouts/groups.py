@@ -28,16 +28,16 @@ ALIGNMENT = OptionSpec("alignment_size", 32, None, "rows of which the padded gro
 
 def groups_of(ends: Tensor) -> list[tuple[int, int]]:
     """The first row of each group and the one behind its last; ``ends`` ``[G]``, int32."""
-    found = ends.tolist()
-    return list(zip([0, *found], found, strict=False))
+    bounds = ends.tolist()
+    return list(zip([0, *bounds], bounds, strict=False))
 
 
 def padded_starts(ends: Tensor, alignment: int) -> list[int]:
     """The row at which each padded group begins, and the one behind the last; ``ends`` ``[G]``, int32."""
-    found = [0]
+    starts = [0]
     for begin, end in groups_of(ends):
-        found.append(found[-1] + align(end - begin, alignment))
-    return found
+        starts.append(starts[-1] + align(end - begin, alignment))
+    return starts
 
 
 def padded_height(rows: int, groups: int, alignment: int) -> int:
@@ -47,9 +47,9 @@ def padded_height(rows: int, groups: int, alignment: int) -> int:
 
 def check_ends(ends: Tensor, rows: int) -> None:
     """Refuse ``ends`` ``[G]``, int32, that go back or beyond the rows. Raises InputError."""
-    found = ends.tolist()
-    if found != sorted(found) or found[0] < 0 or found[-1] > rows:
-        raise InputError(f"group_end_offsets are {found}; they run from 0 to at most {rows} and never back")
+    values = ends.tolist()
+    if values != sorted(values) or values[0] < 0 or values[-1] > rows:
+        raise InputError(f"group_end_offsets are {values}; they run from 0 to at most {rows} and never back")
 
 
 def _numbers(values: Sequence[int], like: Tensor) -> Tensor:

@@ -75,28 +75,28 @@ class RequantizeWithMaxScale(Contract):
     def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
         self.check(inputs, options)
         widths = inputs["logical_widths"].tolist()
-        made = shards.requantize_with_max_scale(inputs["weight"], inputs["weight_scale"], widths)
-        return dict(zip(self.returns, made, strict=True))
+        outputs = shards.requantize_with_max_scale(inputs["weight"], inputs["weight_scale"], widths)
+        return dict(zip(self.returns, outputs, strict=True))
 
     def outputs(self, call: Call) -> dict[str, Out]:
         return {"max_scale": Out(None, F32), "weight": Out(tuple(call.inputs["weight"].shape), E4M3)}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
-        return [Property(lambda found: self._judge(call, found))]
+        return [Property(lambda outputs: self._judge(call, outputs))]
 
-    def _judge(self, call: Call, found: Found) -> Verdict:
-        made, weight, largest = call.truth, call.inputs["weight"], found["max_scale"]
+    def _judge(self, call: Call, outputs: Found) -> Verdict:
+        expected, weight, largest = call.truth, call.inputs["weight"], outputs["max_scale"]
         if largest.numel() != 1:
             raise ShapeError(f"max_scale has shape {list(largest.shape)}; the shards have one scale in the end")
-        scale = judge_bits(largest.reshape(()), made["max_scale"], output="max_scale")
-        if torch.equal(codes_of(made["weight"]), codes_of(weight)) or scale.status is Status.FAILED:
-            return worst_of([scale, judge_bits(found["weight"], made["weight"], output="weight")])
-        ok = self._admitted(call.inputs, found["weight"], made["max_scale"])
-        return worst_of([_judge_codes(found["weight"], made["weight"], ok), scale])
+        scale = judge_bits(largest.reshape(()), expected["max_scale"], output="max_scale")
+        if torch.equal(codes_of(expected["weight"]), codes_of(weight)) or scale.status is Status.FAILED:
+            return worst_of([scale, judge_bits(outputs["weight"], expected["weight"], output="weight")])
+        ok = self._admitted(call.inputs, outputs["weight"], expected["max_scale"])
+        return worst_of([_judge_codes(outputs["weight"], expected["weight"], ok), scale])
 
-    def _admitted(self, inputs: Inputs, found: Tensor, largest: Tensor) -> Tensor:
+    def _admitted(self, inputs: Inputs, codes: Tensor, largest: Tensor) -> Tensor:
         """Bool ``[N, K]``; rows past the last shard must be untouched."""
-        weight, ok = inputs["weight"], codes_of(found) == codes_of(inputs["weight"])
+        weight, ok = inputs["weight"], codes_of(codes) == codes_of(inputs["weight"])
         start = 0
         for width, scale in zip(inputs["logical_widths"].tolist(), inputs["weight_scale"], strict=True):
             rows = slice(start, start + width)
@@ -104,7 +104,7 @@ class RequantizeWithMaxScale(Contract):
             if width:
                 product = decode(weight[rows]) * decode(scale)
                 readings = (rounded_to(f32(product), torch.float16), rounded_to(product, torch.float16))
-                ok[rows] = torch.stack([self._codes(x, found[rows], largest) for x in readings]).any(dim=0)
+                ok[rows] = torch.stack([self._codes(x, codes[rows], largest) for x in readings]).any(dim=0)
         return ok
 
     def _codes(self, wide: Tensor, codes: Tensor, largest: Tensor) -> Tensor:
@@ -128,15 +128,15 @@ class AllClose1d(Contract):
         return torch.tensor(shards.all_close_1d(inputs["x"]), dtype=torch.bool, device=inputs["x"].device)
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
-        return [Property(lambda found: self._judge(call, found["out"]))]
+        return [Property(lambda outputs: self._judge(call, outputs["out"]))]
 
     def _judge(self, call: Call, out: Tensor) -> Verdict:
         value = decode(call.inputs["x"])
         distance, allowed = (value - value[:1]).abs(), 1e-8 + 1e-5 * value.abs()
         spread = 2.0**-22 * (value.abs() + value[:1].abs())
         if bool(((distance - allowed).abs() <= spread * 1e-5 + 2.0**-22 * distance).any()):
-            said = "an entry lies at the edge of the tolerance, where float32 decides"
-            return Verdict(Status.PASSED, f"either answer is admissible: {said}", 0, 1, unconstrained=1)
+            text = "an entry lies at the edge of the tolerance, where float32 decides"
+            return Verdict(Status.PASSED, f"either answer is admissible: {text}", 0, 1, unconstrained=1)
         return judge_bits(out.to(torch.int32), call.truth["out"].to(torch.int32), output="out")
 
 
@@ -210,14 +210,14 @@ class RegisterScales(ProductsOfScales):
         return dict(zip(self.returns, (products["g1_alphas"], quotient, g2), strict=True))
 
 
-def _judge_codes(found: Tensor, expected: Tensor, ok: Tensor) -> Verdict:
+def _judge_codes(codes: Tensor, expected: Tensor, ok: Tensor) -> Verdict:
     bad = ~ok
     worst = None
     if bool(bad.any()):
         index = tuple(torch.nonzero(bad)[0].tolist())
         right = float(decode(expected)[index])
-        worst = Worst(index, float(decode(found)[index]), right, right, right, math.inf, "weight")
-    exact = bool((codes_of(found) == codes_of(expected)).all())
+        worst = Worst(index, float(decode(codes)[index]), right, right, right, math.inf, "weight")
+    exact = bool((codes_of(codes) == codes_of(expected)).all())
     comparison = Comparison(int(bad.sum()), bad.numel(), 0, math.inf if worst else 0.0, worst, bad)
     judged = verdict(comparison, basis="float16 dequantisation, then a static recipe with the largest scale")
     return replace(judged, matches=TORCH_STATIC.name) if exact else judged

@@ -34,8 +34,8 @@ def _windows(case: Case, m: int, n: int) -> dict[str, Tensor]:
     ends = case.stream("windows").integers(0, n + 1, (2, m))
     start, stop = ends.min(axis=0), ends.max(axis=0)
     start[0], stop[0] = 0, n
-    found = {"cu_seqlen_ks": start, "cu_seqlen_ke": stop}
-    return {name: torch.from_numpy(x).to(torch.int32) for name, x in found.items()}
+    inputs = {"cu_seqlen_ks": start, "cu_seqlen_ke": stop}
+    return {name: torch.from_numpy(x).to(torch.int32) for name, x in inputs.items()}
 
 
 def _paged_logits(case: Case) -> dict[str, Tensor]:
@@ -64,11 +64,11 @@ def _words(case: Case, name: str, rows: int, blocks: int) -> Tensor:
     """int32 ``[rows]`` of E8M0 bytes, poison in those of no block; of family ``nan`` one scale of the keys is NaN."""
     stream, part = case.stream(name), int(name != "q_sf")
     low, high = E8M0_BYTES.get(case.family, ORDINARY[UE8M0])[part]
-    found = torch.full((rows, 4), 0xFF, dtype=torch.uint8, device="cpu")
-    found[:, :blocks] = torch.from_numpy(stream.integers(low, high, (rows, blocks))).to(torch.uint8)
+    words = torch.full((rows, 4), 0xFF, dtype=torch.uint8, device="cpu")
+    words[:, :blocks] = torch.from_numpy(stream.integers(low, high, (rows, blocks))).to(torch.uint8)
     if case.family == "nan" and part:
-        found[int(stream.integers(0, rows, (1,))[0]), blocks - 1] = 0xFF
-    return found.view(torch.int32)[:, 0]
+        words[int(stream.integers(0, rows, (1,))[0]), blocks - 1] = 0xFF
+    return words.view(torch.int32)[:, 0]
 
 
 def _fp4_queries(case: Case, rows: int) -> dict[str, Tensor]:
@@ -84,11 +84,11 @@ def _fp4_queries(case: Case, rows: int) -> dict[str, Tensor]:
 def _fp4_logits(case: Case) -> dict[str, Tensor]:
     """The windows and weights of the FP8 form; E2M1 codes with words of scales."""
     m, n, h, d = (case[name] for name in "mnhd")
-    made = _fp4_queries(case, m)
+    inputs = _fp4_queries(case, m)
     windows = _windows(case, m, n)
     return {
-        "q": made["q"].reshape(m, h, d // 2),
-        "q_sf": made["q_sf"].reshape(m, h),
+        "q": inputs["q"].reshape(m, h, d // 2),
+        "q_sf": inputs["q_sf"].reshape(m, h),
         "k": codes(case, "k", 1, n, d),
         "k_sf": _words(case, "k_sf", n, d // 32),
         "weights": _fp4_weights(case, m, h),
@@ -99,13 +99,13 @@ def _fp4_logits(case: Case) -> dict[str, Tensor]:
 def _fp4_paged(case: Case) -> dict[str, Tensor]:
     """Pages in a shuffled order, each the codes of its keys, then their words."""
     b, t, n, h, d = (case[name] for name in "btnhd")
-    made, page = _fp4_queries(case, b * t), int(case.option("page") or PAGE)
+    inputs, page = _fp4_queries(case, b * t), int(case.option("page") or PAGE)
     pages = -(-n // page)
     k, words = codes(case, "k", 1, b * pages * page, d), _words(case, "k_sf", b * pages * page, d // 32)
     parts = (x.view(torch.uint8).reshape(b * pages, -1) for x in (k, words))
     return {
-        "q": made["q"].reshape(b, t, h, d // 2),
-        "q_sf": made["q_sf"].reshape(b, t, h),
+        "q": inputs["q"].reshape(b, t, h, d // 2),
+        "q_sf": inputs["q_sf"].reshape(b, t, h),
         "kv_cache": torch.cat([*parts], dim=1).reshape(b * pages, page, 1, d // 2 + 4),
         "weights": _fp4_weights(case, b * t, h),
         "context_lens": _contexts(case, b, n, least=t),
@@ -114,8 +114,8 @@ def _fp4_paged(case: Case) -> dict[str, Tensor]:
 
 
 def _fp4_weights(case: Case, rows: int, heads: int) -> Tensor:
-    made = _weights(case, rows, heads)
-    return made.to(torch.bfloat16) if case.option("weights") else made
+    weights = _weights(case, rows, heads)
+    return weights.to(torch.bfloat16) if case.option("weights") else weights
 
 
 def _fp4_options(case: Case) -> dict[str, object]:

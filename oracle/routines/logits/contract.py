@@ -108,8 +108,8 @@ class LogitsContract(Contract):
         dtype = resolved.get("out_dtype")
 
         def value(problem: Logits) -> Tensor:
-            found = exact(problem)
-            return _nearest(found, dtype) if isinstance(dtype, torch.dtype) else found.hi + found.lo
+            logits = exact(problem)
+            return _nearest(logits, dtype) if isinstance(dtype, torch.dtype) else logits.hi + logits.lo
 
         return self._assembled(inputs, resolved, value)
 
@@ -158,9 +158,9 @@ class LogitsContract(Contract):
         specified = torch.ones_like(window) if call.resolved["clean_logits"] else window
         names = self.arithmetics(call, numerics)
 
-        def same(found: Found, name: str) -> bool:
-            bits = self.predict(call.inputs, numerics=name, **call.options).to(found["out"].dtype)
-            return bool((same_bits(bits, found["out"]) | ~specified).all())
+        def same(outputs: Found, name: str) -> bool:
+            bits = self.predict(call.inputs, numerics=name, **call.options).to(outputs["out"].dtype)
+            return bool((same_bits(bits, outputs["out"]) | ~specified).all())
 
         def predictions(wider: bool) -> Iterator[Prediction]:
             for name in () if wider else names:
@@ -173,7 +173,7 @@ class LogitsContract(Contract):
                 admitted, basis = self._admissible(call, problems, name, specified)
                 return {"out": admitted}, basis
 
-            mistrust = lambda found: _why_mistrust(problems, found["out"], window)  # noqa: E731
+            mistrust = lambda outputs: _why_mistrust(problems, outputs["out"], window)  # noqa: E731
             return Elements(make, name, wider, lambda: predictions(wider), mistrust)
 
         return with_float32(sets, names[0], declared=numerics is not None)
@@ -183,9 +183,9 @@ class LogitsContract(Contract):
         problems = self.problems(call.inputs, call.resolved)
         window = self._windows(problems, self.columns(call.inputs, call.resolved))
         specified = torch.ones_like(window) if call.resolved["clean_logits"] else window
-        found, _ = self._admissible(call, problems, IEEE32, specified)
-        assert found.open is not None and found.specified is not None
-        value = torch.where(found.open | ~found.specified, torch.nan, found.expected)
+        intervals, _ = self._admissible(call, problems, IEEE32, specified)
+        assert intervals.open is not None and intervals.specified is not None
+        value = torch.where(intervals.open | ~intervals.specified, torch.nan, intervals.expected)
         return {"out": rounded_to(value, self.dtypes(call)[0])}
 
     def why_not(self, call: Call, numerics: str) -> str | None:
@@ -210,22 +210,22 @@ class LogitsContract(Contract):
             value = exact(problem)
             interval = logits_bound(problem, bound)
             basis = interval.name
-            found = admissible(value, _nearest(value, dtype), interval)
+            intervals = admissible(value, _nearest(value, dtype), interval)
             window = problem.window()
-            for rows, edge in zip(edges, (found.low, found.high, found.expected), strict=True):
+            for rows, edge in zip(edges, (intervals.low, intervals.high, intervals.expected), strict=True):
                 rows.append(self.laid(problem, edge.masked_fill(~window, -torch.inf), columns, -torch.inf))
-            assert found.open is not None
-            opened.append(self.laid(problem, found.open & window, columns, False))
+            assert intervals.open is not None
+            opened.append(self.laid(problem, intervals.open & window, columns, False))
         low, high, expected = (torch.cat(rows) for rows in edges)
         return Admissible(low, high, expected, specified=specified, open=torch.cat(opened)), basis
 
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
-        given = fold(call, faults, Stage.READ, dict(call.inputs))
-        problems, columns = self.problems(given, call.resolved), self.columns(given, call.resolved)
+        inputs = fold(call, faults, Stage.READ, dict(call.inputs))
+        problems, columns = self.problems(inputs, call.resolved), self.columns(inputs, call.resolved)
         out = torch.cat([self.laid(p, self._bits(p), columns, -torch.inf) for p in problems])
         out = out.masked_fill(~self._windows(problems, columns), -torch.inf).to(self.dtypes(call)[0])
-        made: Tensor = fold(call, faults, Stage.WRITE, out)
-        return {"out": made}
+        outputs: Tensor = fold(call, faults, Stage.WRITE, out)
+        return {"out": outputs}
 
 
 @register
@@ -376,8 +376,8 @@ class Fp4MqaLogits(Fp4Logits):
         q, q_sf, k, k_sf, weights, start, stop = (inputs[spec.name] for spec in self.inputs)
         depth, one = 2 * k.shape[1], torch.ones(k.shape[0], dtype=torch.float32, device=k.device)
         blocks = words(q_sf, depth), words(k_sf, depth)
-        made = Logits(nibbles(q), nibbles(k), one, weights, start, stop, *blocks)
-        return [replace(made, first=start) if options["max_seqlen_k"] else made]
+        problem = Logits(nibbles(q), nibbles(k), one, weights, start, stop, *blocks)
+        return [replace(problem, first=start) if options["max_seqlen_k"] else problem]
 
     def columns(self, inputs: Inputs, options: Options) -> int:
         return int(str(options["max_seqlen_k"])) or inputs["k"].shape[0]
@@ -445,27 +445,27 @@ class PagedMqaLogitsMetadata(Contract):
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         block, processors = positive(call.resolved, "block_size"), positive(call.resolved, "num_sms")
 
-        def decide(found: Found) -> Verdict:
-            split = shares(found["out"], call.inputs["context_lens"], block)
+        def decide(outputs: Found) -> Verdict:
+            split = shares(outputs["out"], call.inputs["context_lens"], block)
             if isinstance(split, str):
-                said = f"no partition of the work: {split}"
+                text = f"no partition of the work: {split}"
                 basis = "partition of the work"
-                return Verdict(Status.FAILED, said, processors, processors, basis=basis, pattern=split)
+                return Verdict(Status.FAILED, text, processors, processors, basis=basis, pattern=split)
             return _judge_balance(split)
 
         return [Property(decide)]
 
 
-def _judge_balance(found: list[int]) -> Verdict:
-    share = torch.tensor(found, dtype=torch.float64, device="cpu")
-    low, high = sum(found) // len(found), -(-sum(found) // len(found))
+def _judge_balance(counts: list[int]) -> Verdict:
+    share = torch.tensor(counts, dtype=torch.float64, device="cpu")
+    low, high = sum(counts) // len(counts), -(-sum(counts) // len(counts))
     bad = (share < low) | (share > high)
     worst = None
     if bool(bad.any()):
         at = int(torch.where(bad, (share - low).abs(), -torch.ones_like(share)).argmax())
         worst = Worst((at,), float(share[at]), low, high, low, math.inf, "segments")
-    comparison = Comparison(int(bad.sum()), len(found), 0, math.inf if worst else 0.0, worst, bad)
-    mistrust = "there is no work to split" if sum(found) == 0 else None
+    comparison = Comparison(int(bad.sum()), len(counts), 0, math.inf if worst else 0.0, worst, bad)
+    mistrust = "there is no work to split" if sum(counts) == 0 else None
     return verdict(comparison, basis="every segment once, shares that differ by one at most", mistrust=mistrust)
 
 

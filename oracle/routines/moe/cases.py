@@ -155,7 +155,9 @@ def _logits(case: Case, t: int, g: int) -> Tensor:
 
 def _tensor_experts_options(case: Case) -> dict[str, object]:
     options: dict[str, object] = {"ep_rank": int(case.option("rank") or 0)}
-    return options | ({"weight_dtype": DTYPES[kept]} if (kept := case.option("weight")) is not None else {})
+    return options | (
+        {"weight_dtype": DTYPES[weight_dtype]} if (weight_dtype := case.option("weight")) is not None else {}
+    )
 
 
 def _gate_and_up(case: Case) -> dict[str, Tensor]:

@@ -132,17 +132,17 @@ class MoeRouting(Contract):
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         router, logits, bias = router_of(call.resolved), call.inputs["logits"], call.inputs.get("bias")
 
-        def decide(found: Found) -> Verdict:
+        def decide(outputs: Found) -> Verdict:
             all_scores = routing.scores(logits, router, bias)
-            bad = routing.misrouted(found["topk_ids"], all_scores, router, biased=bias is not None)
-            ids = found["topk_ids"].to(torch.int64).clamp(0, logits.shape[1] - 1)
+            bad = routing.misrouted(outputs["topk_ids"], all_scores, router, biased=bias is not None)
+            ids = outputs["topk_ids"].to(torch.int64).clamp(0, logits.shape[1] - 1)
             span = routing.weight_span(all_scores, ids, router)
             expected = decode(rounded_to(routing.weights_of(all_scores.score, ids, router), torch.float32))
             sets = Admissible(span.low, span.high, expected, (~bad)[:, None].expand(ids.shape))
             weights = verdict(
-                compare(found["topk_weights"], sets, output="topk_weights"), basis="float32 weights of those experts"
+                compare(outputs["topk_weights"], sets, output="topk_weights"), basis="float32 weights of those experts"
             )
-            return worst_of([_judge_ids(bad, found["topk_ids"]), weights])
+            return worst_of([_judge_ids(bad, outputs["topk_ids"]), weights])
 
         return [Property(decide)]
 
@@ -254,11 +254,11 @@ class MoeFp8(Contract):
                 return {"out": admitted}, basis
 
             other = wider or combine is not ways[0]
-            return Elements(make, name, other, mistrust=lambda found: mistrust(found["out"]))
+            return Elements(make, name, other, mistrust=lambda outputs: mistrust(outputs["out"]))
 
         name = self.arithmetics(call, numerics)[0]
-        made = [with_float32(partial(sets, c), name, declared=numerics is not None) for c in ways]
-        return [found for alternatives in made for found in alternatives]
+        by_way = [with_float32(partial(sets, c), name, declared=numerics is not None) for c in ways]
+        return [each for alternatives in by_way for each in alternatives]
 
     def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
         """Every one of :data:`WAYS` by the fraction of elements that equal its reference, best first; ``arch`` changes
@@ -266,11 +266,11 @@ class MoeFp8(Contract):
         call = Call(self, inputs, options).checked()
         out = self.validate_output(call, output)["out"]
         layer = _call(call.inputs, call.resolved)
-        found = []
+        matches = []
         for combine in WAYS:
             due = rounded_to(_expected(call, layer, combine), out.dtype)
-            found.append(Match(combine.name, float(same_bits(due, out).double().mean()), out.numel()))
-        return sorted(found, key=lambda match: -match.equal)
+            matches.append(Match(combine.name, float(same_bits(due, out).double().mean()), out.numel()))
+        return sorted(matches, key=lambda match: -match.equal)
 
     def numerics_of(self, call: Call) -> Mapping[str, tuple[str, ...]]:
         return TENSOR_NUMERICS if call.inputs["w13_scale"].dim() == 1 else BLOCK_NUMERICS
@@ -318,8 +318,8 @@ class SiluAndMul(Contract):
     def reference(self, inputs: Inputs, **options: object) -> Tensor:
         """The correctly rounded result ``[..., I]`` in the dtype of ``x``."""
         x, steps = inputs["x"], activation_steps(inputs["x"], self.check(inputs, options))
-        made = activated(decode(x).reshape(-1, x.shape[-1]), steps).reshape(*x.shape[:-1], -1)
-        return rounded_to(made, x.dtype)
+        value = activated(decode(x).reshape(-1, x.shape[-1]), steps).reshape(*x.shape[:-1], -1)
+        return rounded_to(value, x.dtype)
 
     def outputs(self, call: Call) -> dict[str, Out]:
         x = call.inputs["x"]
@@ -327,7 +327,7 @@ class SiluAndMul(Contract):
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         basis = "silu within a device's error, then its roundings"
-        mistrust = lambda found: mostly_zero(decode(found["out"]))  # noqa: E731
+        mistrust = lambda outputs: mostly_zero(decode(outputs["out"]))  # noqa: E731
         return [Elements(lambda: ({"out": self.interval(call)}, basis), mistrust=mistrust)]
 
     def interval(self, call: Call) -> Admissible:
@@ -405,8 +405,8 @@ def _call(inputs: Inputs, options: Options) -> _Call:
     x = None
     if "x" in inputs:
         x = weighted_input(inputs["x"], weights, on_input=on_input)
-        made = quantize(x, steps.recipe, scale=inputs.get("a_scale"))
-        codes, scale = made.codes, made.scale
+        quantised = quantize(x, steps.recipe, scale=inputs.get("a_scale"))
+        codes, scale = quantised.codes, quantised.scale
     else:
         codes, scale = inputs["a"], inputs["a_scale"]
     scale = scale.reshape(1, 1) if scale.numel() == 1 else scale
@@ -415,23 +415,23 @@ def _call(inputs: Inputs, options: Options) -> _Call:
 
 def _admissible(call: Call, layer: _Call, combine: Combine, name: str) -> tuple[Admissible, str]:
     acc = None if name == IEEE32 else of_schedule(get_schedule(name))
-    given, steps = call.inputs.get("a_scale"), replace(layer.steps, combine=combine)
-    boxes, unknown = (None, None) if layer.x is None else input_boxes(layer.x, steps.recipe, given)
+    scale, steps = call.inputs.get("a_scale"), replace(layer.steps, combine=combine)
+    boxes, unknown = (None, None) if layer.x is None else input_boxes(layer.x, steps.recipe, scale)
     parts = call.cached(
         f"shares by {name}",
         lambda: shares(layer.tokens, layer.experts, steps, numerics=name, acc=acc, boxes=boxes, unknown=unknown),
     )
-    found, fmt = outcome(layer.tokens, layer.experts, steps, parts), of_dtype(call.out_dtype)
+    result, fmt = outcome(layer.tokens, layer.experts, steps, parts), of_dtype(call.out_dtype)
     expected = nearest(_expected(call, layer, combine), fmt)
-    low, high = nearest(found.span.low, fmt), nearest(found.span.high, fmt)
-    basis = f"{found.basis}: {found.flips} of {found.intermediates} of the intermediate"
-    return Admissible(low, high, torch.nan_to_num(expected, 0.0), open=found.open), basis
+    low, high = nearest(result.span.low, fmt), nearest(result.span.high, fmt)
+    basis = f"{result.basis}: {result.flips} of {result.intermediates} of the intermediate"
+    return Admissible(low, high, torch.nan_to_num(expected, 0.0), open=result.open), basis
 
 
-def _expected(call: Call, found: _Call, combine: Combine) -> Tensor:
+def _expected(call: Call, inner: _Call, combine: Combine) -> Tensor:
     """The reference by one combine, float64, computed once for a call."""
-    steps = replace(found.steps, combine=combine)
-    return call.cached(f"reference by {combine.name}", lambda: layer(found.tokens, found.experts, steps))
+    steps = replace(inner.steps, combine=combine)
+    return call.cached(f"reference by {combine.name}", lambda: layer(inner.tokens, inner.experts, steps))
 
 
 def _static(name: str, scale: Tensor) -> None:
@@ -448,8 +448,8 @@ def steps_of(inputs: Inputs, options: Options) -> Steps:
     Raises NumericsError, InputError, OptionError: the recipe is a known fault, does not fit the given scales, or has
     one scale for all rows of a call, which are a layer's own choice; the limit is no positive number.
     """
-    given = "a2_scale" in inputs
-    name = options["recipe"] or ("torch_static" if given else "vllm_group")
+    static = "a2_scale" in inputs
+    name = options["recipe"] or ("torch_static" if static else "vllm_group")
     recipe = recipe_table.get(str(name))
     if recipe.fault is not None:
         raise NumericsError(f"recipe {recipe.name} is a known fault: {recipe.fault}")
@@ -458,8 +458,8 @@ def steps_of(inputs: Inputs, options: Options) -> Steps:
             f"recipe {recipe.name} has one scale for all rows, and which rows a layer quantises at a time is its own "
             "choice; give a_scale and a2_scale, or take a recipe of groups or rows"
         )
-    if (recipe.formula is ScaleFormula.GIVEN) != given:
-        raise InputError(f"recipe {recipe.name} {'computes its own scale: pass no' if given else 'needs'} a2_scale")
+    if (recipe.formula is ScaleFormula.GIVEN) != static:
+        raise InputError(f"recipe {recipe.name} {'computes its own scale: pass no' if static else 'needs'} a2_scale")
     limit = options["limit"]
     if limit is not None and (not isinstance(limit, int | float) or not limit > 0):
         raise OptionError(f"limit={limit!r}; pass a positive number, or None")
@@ -581,18 +581,18 @@ class TensorMoe(Contract):
     def reference(self, inputs: Inputs, **options: object) -> Tensor:
         """``[T, H]`` bfloat16; of equal logits the first expert, the weight in ``weight_dtype`` (None: float32)."""
         resolved = self.check(inputs, options)
-        kept = resolved["weight_dtype"] or torch.float32
-        return _truth(inputs, experts_of(inputs, resolved), choices(inputs["router_logits"])[0], kept)
+        weight_dtype = resolved["weight_dtype"] or torch.float32
+        return _truth(inputs, experts_of(inputs, resolved), choices(inputs["router_logits"])[0], weight_dtype)
 
     def outputs(self, call: Call) -> dict[str, Out]:
         return {"out": Out(tuple(call.inputs["hidden_states"].shape), (torch.bfloat16,))}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
-        name, kept = self.arithmetics(call, numerics)[0], call.resolved["weight_dtype"]
-        dtypes = [kept] if isinstance(kept, torch.dtype) else KEPT
-        alone, declared = isinstance(kept, torch.dtype), numerics is not None
-        found = [with_float32(partial(RoutedSets, call, k, alone), name, declared=declared) for k in dtypes]
-        return [sets for alike in zip(*found, strict=True) for sets in alike]
+        name, weight_dtype = self.arithmetics(call, numerics)[0], call.resolved["weight_dtype"]
+        dtypes = [weight_dtype] if isinstance(weight_dtype, torch.dtype) else KEPT
+        alone, declared = isinstance(weight_dtype, torch.dtype), numerics is not None
+        alternatives = [with_float32(partial(RoutedSets, call, k, alone), name, declared=declared) for k in dtypes]
+        return [sets for alike in zip(*alternatives, strict=True) for sets in alike]
 
     def why_not(self, call: Call, numerics: str) -> str | None:
         return no_boxes(self.name, numerics)
@@ -609,8 +609,8 @@ class RoutedSets(Sets):
     numerics: str
     wider: bool
 
-    def judge(self, found: Found) -> Verdict:
-        out, inputs = found["out"], self.call.inputs
+    def judge(self, outputs: Found) -> Verdict:
+        out, inputs = outputs["out"], self.call.inputs
         ways = choices(inputs["router_logits"])
         sets, basis = self._admissible(ways[0])
         ids = ways[0].ids
@@ -637,8 +637,8 @@ class RoutedSets(Sets):
     def _admissible(self, choice: Choice) -> tuple[Admissible, str]:
         """Computed once for a call."""
         experts = experts_of(self.call.inputs, self.call.resolved)
-        made = partial(_admissible_of, self.call.inputs, experts, choice, self.kept, self.numerics)
-        return self.call.cached(f"admissible {choice.number} by {self.kept} and {self.numerics}", made)
+        build = partial(_admissible_of, self.call.inputs, experts, choice, self.kept, self.numerics)
+        return self.call.cached(f"admissible {choice.number} by {self.kept} and {self.numerics}", build)
 
 
 def choices(logits: Tensor) -> list[Choice]:
@@ -649,12 +649,12 @@ def choices(logits: Tensor) -> list[Choice]:
     tied = (x == x.amax(dim=1, keepdim=True)) | lost[:, None]
     count, place = tied.sum(dim=1), tied.to(torch.int64).cumsum(dim=1)
     most = int(torch.where(lost, 1, count).max())
-    found = []
+    ways = []
     for n in range(most):
         wanted = torch.where(lost | (count <= n), 1, n + 1)
         ids = ((place == wanted[:, None]) & tied).to(torch.int64).argmax(dim=1)
-        found.append(Choice(ids, lost, n))
-    return found
+        ways.append(Choice(ids, lost, n))
+    return ways
 
 
 def experts_of(inputs: Inputs, options: Options) -> Experts:
@@ -663,27 +663,27 @@ def experts_of(inputs: Inputs, options: Options) -> Experts:
     return Experts(w13, w13_scale, w2, w2_scale, inputs["w2_input_scale"], options["ep_rank"] * w13.shape[0])
 
 
-def tokens_of(inputs: Inputs, choice: Choice, kept: torch.dtype) -> Tokens:
+def tokens_of(inputs: Inputs, choice: Choice, weight_dtype: torch.dtype) -> Tokens:
     """Quantised tokens and their experts; the routing weight is in the scale of each token."""
     own = decode(inputs["router_logits"]).gather(1, choice.ids[:, None])
-    weight, first = nearest(routing.sigmoid(own), of_dtype(kept)), inputs["w13_input_scale"]
+    weight, first = nearest(routing.sigmoid(own), of_dtype(weight_dtype)), inputs["w13_input_scale"]
     scale = rounded_to(weight * decode(first).reshape(1, 1), torch.float32)
     codes = quantize(inputs["hidden_states"], TORCH_STATIC, scale=first).codes
     return Tokens(codes, scale, choice.ids[:, None], torch.ones_like(scale), on_input=True)
 
 
-def _truth(inputs: Inputs, experts: Experts, choice: Choice, kept: torch.dtype) -> Tensor:
+def _truth(inputs: Inputs, experts: Experts, choice: Choice, weight_dtype: torch.dtype) -> Tensor:
     """The output with every rounding that is declared, bfloat16."""
-    return rounded_to(layer(tokens_of(inputs, choice, kept), experts, STEPS), torch.bfloat16)
+    return rounded_to(layer(tokens_of(inputs, choice, weight_dtype), experts, STEPS), torch.bfloat16)
 
 
 def _admissible_of(
-    inputs: Inputs, experts: Experts, choice: Choice, kept: torch.dtype, name: str
+    inputs: Inputs, experts: Experts, choice: Choice, weight_dtype: torch.dtype, name: str
 ) -> tuple[Admissible, str]:
     """The admissible output for one choice of experts and one dtype of the weight, and what it rests on."""
     x, first = inputs["hidden_states"], inputs["w13_input_scale"]
     acc = None if name == IEEE32 else of_schedule(get_schedule(name))
-    weight = _weights(inputs["router_logits"], choice, kept)
+    weight = _weights(inputs["router_logits"], choice, weight_dtype)
     low, high = (torch.zeros(tuple(x.shape), dtype=torch.float64, device=x.device) for _ in range(2))
     open_, basis, flips, count = choice.lost.clone(), name, 0, 0
     for expert in range(experts.w13.shape[0]):
@@ -702,18 +702,18 @@ def _admissible_of(
         low[token], high[token] = y.low, y.high
         open_[token] |= lost | over
         flips, count = flips + flipped, count + codes[0].low.numel()
-    due = torch.nan_to_num(decode(_truth(inputs, experts, choice, kept)), 0.0)
+    due = torch.nan_to_num(decode(_truth(inputs, experts, choice, weight_dtype)), 0.0)
     sets = Admissible(nearest(low, BF16), nearest(high, BF16), due, open=open_[:, None].expand(low.shape))
     return sets, f"{basis}: {flips} of {count} of the intermediate"
 
 
-def _weights(logits: Tensor, choice: Choice, kept: torch.dtype) -> Span:
+def _weights(logits: Tensor, choice: Choice, weight_dtype: torch.dtype) -> Span:
     """Interval ``[T, 1]`` of a kernel's routing weights, not below 0."""
     router = routing.llama4()
     ordinary = torch.where(choice.lost[:, None], torch.zeros_like(logits), logits)
-    found = routing.weight_span(routing.scores(ordinary, router), choice.ids[:, None], router)
-    low, high = (edge.clamp(min=0.0) for edge in (found.low, found.high))
-    return Span(low, high) if kept == torch.float32 else Span(nearest(low, BF16), nearest(high, BF16))
+    span = routing.weight_span(routing.scores(ordinary, router), choice.ids[:, None], router)
+    low, high = (edge.clamp(min=0.0) for edge in (span.low, span.high))
+    return Span(low, high) if weight_dtype == torch.float32 else Span(nearest(low, BF16), nearest(high, BF16))
 
 
 def _rescaled(act: Span) -> Span:

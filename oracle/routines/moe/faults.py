@@ -208,27 +208,27 @@ def _made(
     """The inputs with codes and scales in place of ``x``, quantised rightly but for what is named."""
     on_input = weighted and bool(call.resolved[ON_INPUT])
     x = weighted_input(inputs["x"], inputs["topk_weights"], on_input=on_input)
-    given = inputs.get("a_scale") if scale is None else scale
-    made = quantize(x, recipe or steps_of(inputs, call.resolved).recipe, scale=given)
+    static_scale = inputs.get("a_scale") if scale is None else scale
+    operand = quantize(x, recipe or steps_of(inputs, call.resolved).recipe, scale=static_scale)
     rest = {name: value for name, value in inputs.items() if name != "x"}
-    return rest | {"a": made.codes, "a_scale": made.scale}
+    return rest | {"a": operand.codes, "a_scale": operand.scale}
 
 
 def _scales(change: Callable[[Tensor], Tensor]) -> Callable[[Call, Inputs], Inputs]:
     """The scales changed after the codes were made."""
 
     def apply(call: Call, inputs: Inputs) -> Inputs:
-        made = _made(call, inputs)
-        return made | {"a_scale": change(made["a_scale"])}
+        operand = _made(call, inputs)
+        return operand | {"a_scale": change(operand["a_scale"])}
 
     return apply
 
 
 def _weighted_later(call: Call, inputs: Inputs) -> Inputs:
     """The codes of the plain input; the weight, in its dtype, in the scales."""
-    made = _made(call, inputs, weighted=False)
+    operand = _made(call, inputs, weighted=False)
     w = decode(rounded_to(decode(inputs["topk_weights"]), inputs["x"].dtype))
-    return made | {"a_scale": rounded_to(decode(made["a_scale"]) * w, torch.float32)}
+    return operand | {"a_scale": rounded_to(decode(operand["a_scale"]) * w, torch.float32)}
 
 
 weight_on_input = both(_wide(), is_set(ON_INPUT, "the weight is on the output"))
@@ -380,14 +380,14 @@ def _gate_scale_twice(call: Call, out: Tensor) -> Tensor:
     """The output scale of the first product holds the gate's scale, which the kernel applies once more."""
     experts = experts_of(call.inputs, call.resolved)
     tokens = tokens_of(call.inputs, choices(call.inputs["router_logits"])[0], torch.float32)
-    made = torch.zeros(out.shape, dtype=torch.float64, device="cpu")
+    sums = torch.zeros(out.shape, dtype=torch.float64, device="cpu")
     once_more = decode(call.inputs["w13_scale"]) * decode(call.inputs["w13_input_scale"]).reshape(())
     for expert, token, _ in tokens.slots(experts):
         h = decode(stored(experts.product("w13", expert, *tokens.rows(token)), torch.float32))
         gate, up = h.chunk(2, dim=1)
         act = activated(torch.cat([gate, up * once_more[expert]], dim=1), STEPS)
-        made[token] = decode(stored(experts.product("w2", expert, *quantised(act, experts, STEPS)), torch.float32))
-    return rounded_to(made, torch.bfloat16)
+        sums[token] = decode(stored(experts.product("w2", expert, *quantised(act, experts, STEPS)), torch.float32))
+    return rounded_to(sums, torch.bfloat16)
 
 
 fault = LAYER.declare

@@ -98,7 +98,7 @@ def shares(
     accumulator, None for float32 in any order. Where the input is not known exactly (:func:`input_boxes`) its ``boxes``
     are used and not ``tokens.codes``; nothing is claimed of the rows ``unknown [T]``.
     """
-    made, basis, flips, count = list[Share](), numerics, 0, 0
+    parts, basis, flips, count = list[Share](), numerics, 0, 0
     fmt, first = of_dtype(moe.between(steps)), steps.first or steps.store
     for expert, token, slot in tokens.slots(experts):
         if boxes is None:
@@ -111,15 +111,15 @@ def shares(
             h = _read_back(h, steps.hidden, of_dtype(first))
         act, burst = _finite(_multiplied(act_span(h, steps), experts.multiplier, fmt))
         codes, flipped = code_boxes(act, steps.recipe, fmt, experts.intermediate_scale)
-        found = boxed_range(codes, experts, "w2", expert, acc)
-        flips, count, basis = flips + flipped, count + codes[0].low.numel(), found.name
+        interval = boxed_range(codes, experts, "w2", expert, acc)
+        flips, count, basis = flips + flipped, count + codes[0].low.numel(), interval.name
         scales = max(float(b.scale_high.max()) for b in codes), float(experts.w2_scale[expert].abs().max())
-        made.append(Share(token, slot, found, lost | burst, max(1.0, scales[0]) * max(1.0, scales[1])))
-    return Shares(made, basis, flips, count)
+        parts.append(Share(token, slot, interval, lost | burst, max(1.0, scales[0]) * max(1.0, scales[1])))
+    return Shares(parts, basis, flips, count)
 
 
 def outcome(
-    tokens: moe.Tokens, experts: moe.Experts, steps: moe.Steps, found: Shares, weights: Span | None = None
+    tokens: moe.Tokens, experts: moe.Experts, steps: moe.Steps, parts: Shares, weights: Span | None = None
 ) -> Outcome:
     """The interval of a layer's output by ``steps.combine``; with ``weights [T, k]`` the weights lie between bounds."""
     combine, fmt = steps.combine.value, of_dtype(steps.store)
@@ -129,7 +129,7 @@ def outcome(
     shape = (tokens.codes.shape[0], experts.w2.shape[1])
     open_ = torch.zeros(shape[0], dtype=torch.bool, device=tokens.codes.device)
     low, high = (torch.zeros((tokens.ids.shape[1], *shape), dtype=torch.float64, device=open_.device) for _ in range(2))
-    for share in found.of:
+    for share in parts.of:
         token, slot = share.token, share.slot
         y, overflow = rounded_span(share.found, moe.stored_as(steps))
         ends = [w[token, slot, None] for w in (weights.low, weights.high)]
@@ -151,8 +151,8 @@ def outcome(
         both = Span(low, high)
         span = any_order(both, steps.store) if combine.addition is moe.Addition.ANY else in_order(both, steps.store)
         open_ |= ~(torch.isfinite(span.low) & torch.isfinite(span.high)).all(dim=1)
-    basis = found.basis if steps.combine is moe.Combine.STORED else f"{found.basis}, combine {steps.combine.name}"
-    return Outcome(span, open_[:, None].expand(shape), basis, found.flips, found.intermediates)
+    basis = parts.basis if steps.combine is moe.Combine.STORED else f"{parts.basis}, combine {steps.combine.name}"
+    return Outcome(span, open_[:, None].expand(shape), basis, parts.flips, parts.intermediates)
 
 
 def in_order(terms: Span, dtype: torch.dtype) -> Span:
@@ -190,11 +190,11 @@ def _extreme(terms: Tensor, dtype: torch.dtype, pick: Callable[[Tensor, Tensor],
     sums = {0: torch.zeros(terms.shape[1:], dtype=torch.float64, device=terms.device)}
     count = terms.shape[0]
     for size in range(1, count + 1):
-        made = {}
+        subsets = {}
         for members in combinations(range(count), size):
             ends = [moe.added(sums[sum(1 << m for m in members if m != j)], terms[j], dtype) for j in members]
-            made[sum(1 << m for m in members)] = reduce(pick, ends)
-        sums = made
+            subsets[sum(1 << m for m in members)] = reduce(pick, ends)
+        sums = subsets
     return sums[(1 << count) - 1]
 
 
@@ -202,12 +202,12 @@ def stored_span(product: ScaledProduct, dtype: torch.dtype, numerics: str) -> tu
     """Bounds ``[R, N]`` of a stored product in ``dtype`` whose operands are known, and the rows, bool ``[R]``, about
     which nothing is claimed."""
     value = exact(product)
-    found = admissible(value, rounded(product, value, dtype), interval_of(product, numerics))
-    open_ = ~torch.isfinite(found.low) | ~torch.isfinite(found.high)
-    if found.open is not None:
-        open_ = open_ | found.open
+    interval = admissible(value, rounded(product, value, dtype), interval_of(product, numerics))
+    open_ = ~torch.isfinite(interval.low) | ~torch.isfinite(interval.high)
+    if interval.open is not None:
+        open_ = open_ | interval.open
     rows = open_.any(dim=1)
-    edges = (torch.nan_to_num(edge, 0.0, 0.0, 0.0) for edge in (found.low, found.high))
+    edges = (torch.nan_to_num(edge, 0.0, 0.0, 0.0) for edge in (interval.low, interval.high))
     return Span(*edges), rows
 
 
@@ -216,8 +216,8 @@ def boxed_span(
 ) -> tuple[Span, Tensor, str]:
     """Bounds ``[R, N]`` of a product of boxes with a weight, stored in the dtype ``store``, rows (bool ``[R]``) about
     which nothing is claimed, and the bound's name."""
-    found = boxed_range(boxes, experts, which, expert, acc)
-    return *rounded_span(found, store), found.name
+    interval = boxed_range(boxes, experts, which, expert, acc)
+    return *rounded_span(interval, store), interval.name
 
 
 def boxed_range(boxes: Sequence[Box], experts: moe.Experts, which: str, expert: int, acc: Accumulator | None) -> Range:
@@ -230,11 +230,11 @@ def boxed_range(boxes: Sequence[Box], experts: moe.Experts, which: str, expert: 
     return boxed_product(fitting, getattr(experts, which)[expert], scale, block=block, b_rows=b_rows, acc=acc)
 
 
-def rounded_span(found: Range, store: torch.dtype) -> tuple[Span, Tensor]:
+def rounded_span(interval: Range, store: torch.dtype) -> tuple[Span, Tensor]:
     """A range ``[R, N]`` rounded to the stored dtype, and the rows, bool ``[R]``, about which nothing is claimed."""
     fmt = of_dtype(store)
-    low, high = moe.nearest(found.low, fmt), moe.nearest(found.high, fmt)
-    open_ = found.open | ~torch.isfinite(low) | ~torch.isfinite(high)
+    low, high = moe.nearest(interval.low, fmt), moe.nearest(interval.high, fmt)
+    open_ = interval.open | ~torch.isfinite(low) | ~torch.isfinite(high)
     finite = Span(torch.nan_to_num(low, 0.0, 0.0, 0.0), torch.nan_to_num(high, 0.0, 0.0, 0.0))
     return finite, open_.any(dim=1)
 
@@ -287,13 +287,13 @@ def silu_span(x: Span) -> Span:
     return Span(low - error * low.abs() - 128 * FLUSH, high + error * high.abs() + 128 * FLUSH)
 
 
-def input_boxes(x: Tensor, recipe: Recipe, given: Tensor | None) -> tuple[list[Box], Tensor]:
+def input_boxes(x: Tensor, recipe: Recipe, scale: Tensor | None) -> tuple[list[Box], Tensor]:
     """Boxes ``[T, K]`` of the input ``x`` ``[T, K]`` (any dtype of :data:`oracle.numbers.quantize.WIDE`), quantised
-    under ``given`` ``[1]`` where the recipe takes a scale, and its rows ``[T]``, bool, with NaN or infinity, of which
+    under ``scale`` ``[1]`` where the recipe takes a scale, and its rows ``[T]``, bool, with NaN or infinity, of which
     nothing is claimed."""
     rows = decode(x)
     known, unknown = _finite(Span(rows, rows))
-    boxes, _ = code_boxes(known, recipe, of_dtype(x.dtype), given)
+    boxes, _ = code_boxes(known, recipe, of_dtype(x.dtype), scale)
     return boxes, unknown
 
 

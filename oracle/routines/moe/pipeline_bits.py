@@ -58,7 +58,7 @@ def outputs(tokens: Tokens, experts: Experts, steps: Steps, first: Schedule, sec
     """The second products, where both follow these schedules; None where one cannot compute its product."""
     dtype = steps.first or steps.store
     shape = (tokens.ids.shape[1], tokens.codes.shape[0], experts.w2.shape[1])
-    made = torch.zeros(shape, dtype=torch.float32, device=tokens.codes.device)
+    sums = torch.zeros(shape, dtype=torch.float32, device=tokens.codes.device)
     for expert, token, slot in tokens.slots(experts):
         left = experts.product("w13", expert, *tokens.rows(token))
         if first.why_not(left, out_dtype=dtype) is not None:
@@ -68,8 +68,8 @@ def outputs(tokens: Tokens, experts: Experts, steps: Steps, first: Schedule, sec
         right = experts.product("w2", expert, codes, scale)
         if second.why_not(right, out_dtype=torch.float32) is not None:
             return None
-        made[slot, token] = predict_product(right, second, out_dtype=torch.float32)
-    return Outputs(made, tokens.output_weights().to(torch.float32).T)
+        sums[slot, token] = predict_product(right, second, out_dtype=torch.float32)
+    return Outputs(sums, tokens.output_weights().to(torch.float32).T)
 
 
 def activated(h: Tensor, steps: Steps) -> Tensor:
@@ -84,11 +84,11 @@ def activated(h: Tensor, steps: Steps) -> Tensor:
     return left * up if steps.activation is Activation.NONE else store(left * up, steps.store)
 
 
-def added(found: Outputs, steps: Steps) -> Iterator[Tensor]:
+def added(outs: Outputs, steps: Steps) -> Iterator[Tensor]:
     """The layer's outputs ``[T, H]`` in the stored dtype, one for each order and each contraction of its sums."""
     combine = steps.combine.value
-    y = store(found.sums, steps.store).to(torch.float32) if combine.stored else found.sums
-    w = found.weights[..., None]
+    y = store(outs.sums, steps.store).to(torch.float32) if combine.stored else outs.sums
+    w = outs.weights[..., None]
     if combine.weight:
         w = store(w, steps.store).to(torch.float32)
     terms = w * y
@@ -118,21 +118,21 @@ def named(
     Both products follow one schedule, or the second one the same promotion by another instruction of the arch, which
     Triton takes for tiles of few rows.
     """
-    found: list[Match] = []
+    matches: list[Match] = []
     for first in schedules:
         alike = [s for s in schedules if s is not first and _joins(s) == _joins(first)]
         for second in (first, *alike):
-            made = outputs(tokens, experts, steps, first, second)
-            if made is None:
+            outs = outputs(tokens, experts, steps, first, second)
+            if outs is None:
                 continue
-            said = first.name if second is first else f"{first.name}, {second.name}"
+            arithmetic = first.name if second is first else f"{first.name}, {second.name}"
             for combine in ways:
-                sums = added(made, replace(steps, combine=combine))
+                sums = added(outs, replace(steps, combine=combine))
                 equal = max(float(same_bits(o, out).double().mean()) for o in sums)
-                found.append(Match(f"{said} and {combine.name}", equal, out.numel()))
-            if any(match.equal == 1 for match in found):
-                return found
-    return found
+                matches.append(Match(f"{arithmetic} and {combine.name}", equal, out.numel()))
+            if any(match.equal == 1 for match in matches):
+                return matches
+    return matches
 
 
 def _joins(schedule: Schedule) -> tuple[object, ...]:

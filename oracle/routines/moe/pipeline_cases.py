@@ -26,35 +26,35 @@ UNSCALED = 256.0  # the scales of a weight hold those of an input that has none
 def _inputs(case: Case) -> dict[str, Tensor]:
     row = CONTRACTS[case.contract].row
     t, e, h, i = (case[name] for name in "tehi")
-    found = _tokens(case, row, t, h)
+    inputs = _tokens(case, row, t, h)
     for name, rows, columns in (("w13", 2 * i, h), ("w2", h, i)):
-        found[name] = _weight(case, row, name, (e, rows, columns))
-        found[f"{name}_scale"] = data.scales(case.label(f"{name}_scale"), "randn", _scale_shape(row, e, rows, columns))
-    if row.quantise is None and "a_scale" not in found:
-        found["w13_scale"] /= UNSCALED
+        inputs[name] = _weight(case, row, name, (e, rows, columns))
+        inputs[f"{name}_scale"] = data.scales(case.label(f"{name}_scale"), "randn", _scale_shape(row, e, rows, columns))
+    if row.quantise is None and "a_scale" not in inputs:
+        inputs["w13_scale"] /= UNSCALED
     if case.option("dead") == "1":
-        found["w13_scale"][-1] *= DEAD
-        found["w2_scale"][::2] *= DEAD
-    found |= _given(case, row, e, h, i)
-    return found | (_routed(case) if row.routed else _chosen(case))
+        inputs["w13_scale"][-1] *= DEAD
+        inputs["w2_scale"][::2] *= DEAD
+    inputs |= _given(case, row, e, h, i)
+    return inputs | (_routed(case) if row.routed else _chosen(case))
 
 
 def _tokens(case: Case, row: Pipeline, t: int, h: int) -> dict[str, Tensor]:
     if row.quantise is not None:
         return {"x": data.activations(case.label("x"), case.family, t, h, dtype=torch.bfloat16)}
     family = case.family if case.family in ("randn", "outlier", "nan") else "codes"
-    found = {"a": data.operand(case.label("a"), family, t, h, dtype=torch.float8_e4m3fn, side="a")}
+    inputs = {"a": data.operand(case.label("a"), family, t, h, dtype=torch.float8_e4m3fn, side="a")}
     if row.weights is Sharing.BLOCK:
-        found["a_scale"] = data.scales(case.label("a_scale"), "randn", (t, ceil_div(h, 128)))
-    return found
+        inputs["a_scale"] = data.scales(case.label("a_scale"), "randn", (t, ceil_div(h, 128)))
+    return inputs
 
 
 def _weight(case: Case, row: Pipeline, name: str, shape: tuple[int, int, int]) -> Tensor:
     if row.weights is Sharing.GROUP:
         return torch.from_numpy(case.stream(name).integers(-8, 8, shape)).to(torch.int8)
     e, rows, columns = shape
-    made = data.operand(case.label(name), "randn", e * rows, columns, dtype=torch.float8_e4m3fn, side="b")
-    return made.reshape(shape)
+    codes = data.operand(case.label(name), "randn", e * rows, columns, dtype=torch.float8_e4m3fn, side="b")
+    return codes.reshape(shape)
 
 
 def _scale_shape(row: Pipeline, e: int, rows: int, columns: int) -> tuple[int, ...]:
@@ -69,12 +69,12 @@ def _scale_shape(row: Pipeline, e: int, rows: int, columns: int) -> tuple[int, .
 def _given(case: Case, row: Pipeline, e: int, h: int, i: int) -> dict[str, Tensor]:
     """Static scales and multipliers, such that ordinary values fill the range of E4M3."""
     if row.weights is Sharing.GROUP:
-        found = {}
+        inputs = {}
         for n, size in ((1, h), (2, i)):
             multiplier = data.scales(case.label(f"prequant{n}"), "randn", (size,)) * MULTIPLIER
-            found[f"prequant{n}"] = multiplier.to(torch.bfloat16)
-            found[f"alpha{n}"] = data.scales(case.label(f"alpha{n}"), "randn", (e,)) * 64
-        return found
+            inputs[f"prequant{n}"] = multiplier.to(torch.bfloat16)
+            inputs[f"alpha{n}"] = data.scales(case.label(f"alpha{n}"), "randn", (e,)) * 64
+        return inputs
     if row.static:
         return {name: given_scale(case, name) for name in ("a1_scale", "a2_scale")}
     if row.multiplied:
@@ -113,7 +113,7 @@ def _chosen(case: Case) -> dict[str, Tensor]:
     absent[0, 0] = False
     first = int(case.option("first") or 0)
     ids[0] = (ids[0] - ids[0, 0] + first) % count  # the first token has work here
-    found = {}
+    inputs = {}
     if case.option("ids") == "one":
         ids = torch.full((t, k), -1, dtype=torch.int64, device="cpu")
         ids[:, 0] = e - 1
@@ -123,9 +123,9 @@ def _chosen(case: Case) -> dict[str, Tensor]:
         here = torch.from_numpy(case.stream("expert_map").order(count)[:e])
         known[here] = torch.arange(e, dtype=torch.int32, device="cpu").flip(0)
         ids[0] = (ids[0] - ids[0, 0] + here[0]) % count
-        found["expert_map"] = known
+        inputs["expert_map"] = known
     weights = torch.from_numpy(case.stream("topk_weights").integers(1, 257, (t, k)) / 256).float()
-    return found | {"topk_ids": ids.masked_fill(absent, -1).to(torch.int32), "topk_weights": weights}
+    return inputs | {"topk_ids": ids.masked_fill(absent, -1).to(torch.int32), "topk_weights": weights}
 
 
 def _call(case: Case) -> dict[str, object]:
@@ -203,16 +203,16 @@ def _extra(row: Pipeline, head: str) -> Iterable[str]:
     """What the full profile has beside: one row, every option, every routing method."""
     usual, one = _shape(row), _shape(row, k=1)
     small = usual.replace("t=4,e=3", "t=1,e=2").replace("k=2", "k=1")
-    found = [small, f"{usual}/first=2", usual.replace("h=128", "h=256").replace("h=64", "h=80")]
+    words = [small, f"{usual}/first=2", usual.replace("h=128", "h=256").replace("h=64", "h=80")]
     if row.routed:
-        found += [f"{usual}/kept=f32", f"{usual}/method=Renormalize,logits=ties", f"{usual}/method=MiniMax2,bias=1"]
-        found += [f"{one if method == 'Llama4' else usual}/method={method}" for method in METHODS]
+        words += [f"{usual}/kept=f32", f"{usual}/method=Renormalize,logits=ties", f"{usual}/method=MiniMax2,bias=1"]
+        words += [f"{one if method == 'Llama4' else usual}/method={method}" for method in METHODS]
     if row.mapped:
-        found += [f"{usual}/map=1", f"{one}/on_input=1"]
+        words += [f"{usual}/map=1", f"{one}/on_input=1"]
     if row.weights is Sharing.BLOCK:
-        found.append(f"{usual}/dead=1")
-    found += [f"{_shape(row, k=4, e=5)}/combine={way.name}" for way in row.ways if len(row.ways) > 1]
-    yield from (f"{head}/{rest}/family=randn/seed=1" for rest in found)
+        words.append(f"{usual}/dead=1")
+    words += [f"{_shape(row, k=4, e=5)}/combine={way.name}" for way in row.ways if len(row.ways) > 1]
+    yield from (f"{head}/{rest}/family=randn/seed=1" for rest in words)
     if row.quantise is None:
         yield f"{head}/{usual.replace('t=4', 't=16')}/family=nan/seed=1"
 

@@ -244,9 +244,9 @@ fault(
 def _unscaled(call: Call, rows: Rows) -> Rows:
     """The activation cast as it is, and read with the scale 1."""
     one = torch.ones(1, dtype=torch.float32, device=rows.value.device)
-    made = quantize(rounded_to(decoded(rows), torch.float32), TORCH_STATIC, scale=one)
+    quantised = quantize(rounded_to(decoded(rows), torch.float32), TORCH_STATIC, scale=one)
     assert rows.scale is not None
-    return replace(rows, value=made.codes, scale=torch.ones_like(rows.scale))
+    return replace(rows, value=quantised.codes, scale=torch.ones_like(rows.scale))
 
 
 def decoded(rows: Rows) -> Tensor:

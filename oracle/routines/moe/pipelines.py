@@ -259,12 +259,12 @@ STAGES = {"first": Stage.STORE, "activated": Stage.QUOTIENT, "quantised": Stage.
 def inputs_of(row: Pipeline) -> tuple[TensorSpec, ...]:
     """What the layer of a row takes."""
     weight = INT4 if row.weights is Sharing.GROUP else E4M3
-    found = [TensorSpec("a", Kind.CODES, E4M3, ("T", "H"), "quantised input") if row.quantise is None else ONE]
+    specs = [TensorSpec("a", Kind.CODES, E4M3, ("T", "H"), "quantised input") if row.quantise is None else ONE]
     if row.quantise is None and row.weights is Sharing.BLOCK:
-        found.append(
+        specs.append(
             TensorSpec("a_scale", Kind.SCALES, F32, ("T", "H/128"), "its scales (logical: the kernel takes [H/128, T])")
         )
-    found += [
+    specs += [
         TensorSpec(
             "w13",
             Kind.CODES,
@@ -277,34 +277,34 @@ def inputs_of(row: Pipeline) -> tuple[TensorSpec, ...]:
         TensorSpec("w2_scale", Kind.SCALES, F32, None, f"{row.weights}"),
     ]
     if row.static and not row.multiplied:
-        found += [
+        specs += [
             TensorSpec(f"a{n}_scale", Kind.SCALES, F32, ("1",), f"static scale of the {w}") for n, w in NAMES.items()
         ]
     if row.weights is Sharing.GROUP:
         sizes = ("H", "I")
-        found += [
+        specs += [
             TensorSpec(f"prequant{n}", Kind.WEIGHTS, WIDE, (sizes[n - 1],), f"multiplies the {w}")
             for n, w in NAMES.items()
         ]
-        found += [TensorSpec(f"alpha{n}", Kind.ALPHA, F32, ("E",), f"scale of the {w}") for n, w in NAMES.items()]
+        specs += [TensorSpec(f"alpha{n}", Kind.ALPHA, F32, ("E",), f"scale of the {w}") for n, w in NAMES.items()]
     elif row.multiplied:
-        found.append(TensorSpec("fc2_act_scale", Kind.SCALES, F32, ("1",), "multiplies the intermediate"))
+        specs.append(TensorSpec("fc2_act_scale", Kind.SCALES, F32, ("1",), "multiplies the intermediate"))
     if row.apart:
-        found.append(TensorSpec("up_scale", Kind.SCALES, F32, ("E",), "scale of up rows over that of the intermediate"))
+        specs.append(TensorSpec("up_scale", Kind.SCALES, F32, ("E",), "scale of up rows over that of the intermediate"))
     if row.routed:
-        found += [
+        specs += [
             TensorSpec("logits", Kind.LOGITS, (*F32, *WIDE), ("T", "X"), "router logits of all experts"),
             TensorSpec("bias", Kind.BIAS, (*F32, *WIDE), ("X",), "correction of the choice", optional=True),
         ]
     else:
-        found += [
+        specs += [
             TensorSpec("topk_ids", Kind.IDS, INTEGERS, ("T", "k"), "global experts of each token, -1 for none"),
             TensorSpec("topk_weights", Kind.WEIGHTS, F32, ("T", "k"), "their weights"),
         ]
     if row.mapped:
-        said = "local expert of each global one, or -1"
-        found.append(TensorSpec("expert_map", Kind.IDS, INTEGERS, ("X",), said, optional=True))
-    return tuple(found)
+        doc = "local expert of each global one, or -1"
+        specs.append(TensorSpec("expert_map", Kind.IDS, INTEGERS, ("X",), doc, optional=True))
+    return tuple(specs)
 
 
 NAMES = {1: "input", 2: "intermediate"}
@@ -312,15 +312,15 @@ NAMES = {1: "input", 2: "intermediate"}
 
 def options_of(row: Pipeline) -> tuple[OptionSpec, ...]:
     """The options of the layer of a row."""
-    found = [OptionSpec("first_expert", 0, None, "number of this rank's first expert (expert parallelism)")]
+    specs = [OptionSpec("first_expert", 0, None, "number of this rank's first expert (expert parallelism)")]
     if len(row.ways) > 1:
         names = tuple(way.name for way in row.ways)
-        found.append(OptionSpec("combine", None, (None, *names), "how experts' outputs are added; None admits any"))
+        specs.append(OptionSpec("combine", None, (None, *names), "how experts' outputs are added; None admits any"))
     if row.on_input:
-        said = "weights, in its dtype, multiply the input instead"
-        found.append(OptionSpec("apply_router_weight_on_input", False, (False, True), said))
+        doc = "weights, in its dtype, multiply the input instead"
+        specs.append(OptionSpec("apply_router_weight_on_input", False, (False, True), doc))
     if row.routed:
-        found += [
+        specs += [
             OptionSpec("routing_method", "DeepSeekV3", tuple(routing.METHODS), "RoutingMethodType by name"),
             OptionSpec("top_k", 8, None, "experts of a token"),
             OptionSpec("n_group", 1, None, "groups of experts (DeepSeekV3)"),
@@ -328,7 +328,7 @@ def options_of(row: Pipeline) -> tuple[OptionSpec, ...]:
             OptionSpec("routed_scaling_factor", 1.0, None, "factor of all weights (DeepSeekV3)"),
             OptionSpec("weight_dtype", None, (None, *KEPT), "dtype in which weights are kept; None: either"),
         ]
-    return tuple(found)
+    return tuple(specs)
 
 
 @dataclass(frozen=True)
@@ -423,14 +423,14 @@ class PipelineContract(Contract):
         return {"out": Out(tuple(shape), (torch.bfloat16,))}
 
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
-        given = fold(call, faults, Stage.READ, dict(call.inputs))
+        inputs = fold(call, faults, Stage.READ, dict(call.inputs))
         options = fold(call, faults, Stage.OPTIONS, dict(call.resolved))
-        parts = self.parts(given, options, self.routes(given, options, self.kept(options)[0])[0])
+        parts = self.parts(inputs, options, self.routes(inputs, options, self.kept(options)[0])[0])
         tokens = fold(call, faults, Stage.PRODUCT, parts.tokens)
         steps = fold(call, faults, Stage.RECIPE, steps_by(self.row, self.ways(call)[0]))
         out = rounded_to(layer(tokens, parts.experts, steps, partial(_changed, call, faults)), torch.bfloat16)
-        made: dict[str, Tensor] = fold(call, faults, Stage.WRITE, {"out": out})
-        return made
+        outputs: dict[str, Tensor] = fold(call, faults, Stage.WRITE, {"out": out})
+        return outputs
 
     def ways(self, call: Call) -> tuple[Combine, ...]:
         """The admitted ways to combine: the named one, or those of the row; moe_sum adds 2 to 4 slots."""
@@ -448,8 +448,8 @@ class PipelineContract(Contract):
 
     def kept(self, options: Options) -> tuple[torch.dtype, ...]:
         """Dtypes in which routing weights may be kept; float32 where they are given."""
-        kept = options.get("weight_dtype", torch.float32)
-        return (kept,) if isinstance(kept, torch.dtype) else KEPT
+        weight_dtype = options.get("weight_dtype", torch.float32)
+        return (weight_dtype,) if isinstance(weight_dtype, torch.dtype) else KEPT
 
     # --- routing --------------------------------------------------------------------------------------------
 
@@ -471,7 +471,7 @@ class PipelineContract(Contract):
             top_k=top_k, groups=groups[0], top_groups=groups[1], scaling=float(factor), **routing.METHODS[method]
         )
 
-    def routes(self, inputs: Inputs, options: Options, kept: torch.dtype) -> list[Route]:
+    def routes(self, inputs: Inputs, options: Options, weight_dtype: torch.dtype) -> list[Route]:
         """Every way to route, the reference's first."""
         if not self.row.routed:
             return [Route(self.local(inputs), inputs["topk_weights"])]
@@ -480,20 +480,20 @@ class PipelineContract(Contract):
             bias = inputs.get("bias")
         finite = torch.isfinite(decode(inputs["logits"])).all(dim=1)
         logits = inputs["logits"].masked_fill(~finite[:, None], 0.0)
-        found = routing.scores(logits, router, bias)
+        scores = routing.scores(logits, router, bias)
         first = routing.route(logits, router, bias)[1]
-        ways, lost = routing.alternatives(found, router, first, biased=bias is not None)
-        made = []
+        ways, lost = routing.alternatives(scores, router, first, biased=bias is not None)
+        routed = []
         for ids in ways:
-            span = routing.weight_span(found, ids, router)
+            span = routing.weight_span(scores, ids, router)
             low, exact, high = (
-                rounded_to(w, kept).to(torch.float32)
-                for w in (span.low, routing.weights_of(found.score, ids, router), span.high)
+                rounded_to(w, weight_dtype).to(torch.float32)
+                for w in (span.low, routing.weights_of(scores.score, ids, router), span.high)
             )
             if router.on_input:
                 low = low.clamp(min=0.0)
-            made.append(Route(ids, exact, Span(decode(low), decode(high)), lost | ~finite))
-        return made
+            routed.append(Route(ids, exact, Span(decode(low), decode(high)), lost | ~finite))
+        return routed
 
     def local(self, inputs: Inputs) -> Tensor:
         """Global ids, or local ones where a map says which: int64 ``[T, k]``."""
@@ -509,14 +509,14 @@ class PipelineContract(Contract):
         row, experts = self.row, self.experts(inputs, options)
         on_input = bool(options.get("apply_router_weight_on_input"))
         if row.quantise is not None:
-            x, given = weighted_input(inputs["x"], route.weights, on_input=on_input), inputs.get("a1_scale")
+            x, static_scale = weighted_input(inputs["x"], route.weights, on_input=on_input), inputs.get("a1_scale")
             if row.multiplied:
                 x = rounded_to(decode(x) * decode(inputs["prequant1"]), torch.bfloat16)
-                given = x.new_ones(1, dtype=torch.float32)
-            made = quantize(x, row.quantise, scale=given)
-            scale = made.scale.reshape(1, 1) if made.scale.numel() == 1 else made.scale
-            boxes, unknown = input_boxes(x, row.quantise, given)
-            return Parts(Tokens(made.codes, scale, route.ids, route.weights, on_input), experts, boxes, unknown)
+                static_scale = x.new_ones(1, dtype=torch.float32)
+            quantised = quantize(x, row.quantise, scale=static_scale)
+            scale = quantised.scale.reshape(1, 1) if quantised.scale.numel() == 1 else quantised.scale
+            boxes, unknown = input_boxes(x, row.quantise, static_scale)
+            return Parts(Tokens(quantised.codes, scale, route.ids, route.weights, on_input), experts, boxes, unknown)
         codes = inputs["a"]
         scale = inputs.get("a_scale", codes.new_ones((1, 1), dtype=torch.float32))
         if not (row.apart and self.router(options).on_input):
@@ -555,31 +555,31 @@ class PipelineContract(Contract):
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         name, declared = self.arithmetics(call, numerics)[0], numerics is not None
-        found: list[Sets] = []
-        for combine, kept in product(self.ways(call), self.kept(call.resolved)):
-            others = bool(found)
-            make = lambda n, wider, c=combine, k=kept, o=others: PipelineSets(call, self, c, k, n, wider or o)  # noqa: E731
-            found += with_float32(make, name, declared=declared)
-        return found
+        sets: list[Sets] = []
+        for combine, weight_dtype in product(self.ways(call), self.kept(call.resolved)):
+            others = bool(sets)
+            make = lambda n, wider, c=combine, k=weight_dtype, o=others: PipelineSets(call, self, c, k, n, wider or o)  # noqa: E731
+            sets += with_float32(make, name, declared=declared)
+        return sets
 
     def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
         """The row's ways to combine by the fraction of elements that equal the reference with them, best first; with an
         arch, schedules of both products too, the row's own first, with every way (:mod:`.pipeline_bits`)."""
         call = Call(self, inputs, options).checked()
-        out, found = self.validate_output(call, output)["out"], []
+        out, matches = self.validate_output(call, output)["out"], []
         for combine in self.ways(call):
             due = self.reference(inputs, **{**options, **({"combine": combine.name} if len(self.row.ways) > 1 else {})})
-            found.append(Match(combine.name, float(same_bits(due, out).double().mean()), out.numel()))
-        if arch in arches() and found[0].equal < 1:
+            matches.append(Match(combine.name, float(same_bits(due, out).double().mean()), out.numel()))
+        if arch in arches() and matches[0].equal < 1:
             usual = [name for name in self.row.numerics.get(str(arch), ()) if name != IEEE32]
             names = dict.fromkeys((*usual, *(schedule.name for schedule in schedules(arch))))
             every = dict.fromkeys((*self.ways(call), *Combine))
             route = self.routes(inputs, call.resolved, self.kept(call.resolved)[0])[0]
             parts = self.parts(inputs, call.resolved, route)
-            found += named(
+            matches += named(
                 parts.tokens, parts.experts, self.row.steps, out, [get_schedule(name) for name in names], list(every)
             )
-        return sorted(found, key=lambda match: -match.equal)
+        return sorted(matches, key=lambda match: -match.equal)
 
 
 @dataclass(frozen=True)
@@ -594,8 +594,8 @@ class PipelineSets(Sets):
     numerics: str
     wider: bool
 
-    def judge(self, found: Found) -> Verdict:
-        out = found["out"]
+    def judge(self, outputs: Found) -> Verdict:
+        out = outputs["out"]
         routes = self.contract.routes(self.call.inputs, self.call.resolved, self.kept)
         sets, basis, parts = self._admissible(routes[0])
         ids = routes[0].ids
@@ -623,13 +623,13 @@ class PipelineSets(Sets):
         unknown = route.lost
         if parts.unknown is not None:
             unknown = parts.unknown if unknown is None else unknown | parts.unknown
-        found = self.call.cached(
+        cached = self.call.cached(
             f"shares by {self.numerics} of {route.ids.tolist()} {self.kept}",
             lambda: shares(
                 parts.tokens, parts.experts, steps, numerics=self.numerics, acc=acc, boxes=parts.boxes, unknown=unknown
             ),
         )
-        reached = outcome(parts.tokens, parts.experts, steps, found, None if parts.tokens.on_input else route.span)
+        reached = outcome(parts.tokens, parts.experts, steps, cached, None if parts.tokens.on_input else route.span)
         open_ = reached.open if route.lost is None else reached.open | route.lost[:, None]
         due = nearest(layer(parts.tokens, parts.experts, steps), BF16)
         low, high = nearest(reached.span.low, BF16), nearest(reached.span.high, BF16)
@@ -640,8 +640,8 @@ class PipelineSets(Sets):
 
 
 def _changed(call: Call, faults: tuple[Fault, ...], step: str, rows: Rows) -> Rows:
-    made: Rows = fold(call, faults, STAGES[step], rows)
-    return made
+    changed: Rows = fold(call, faults, STAGES[step], rows)
+    return changed
 
 
 def _within(name: str, ids: Tensor, count: int) -> None:
@@ -666,9 +666,9 @@ def described(row: Pipeline) -> str:
     }
     for name, choices in routing.METHODS.items() if row.routed else ():
         bias = {"bias": "added to the choices"} if name in routing.BIASED else {}
-        said: dict[str, object] = {"scoring": "sigmoid", **choices, **bias}
-        lines[f"routing_method {name}"] = ", ".join(f"{key}={value}" for key, value in said.items())
-    return "\n".join(["The steps:", "", *(f"    {name}: {said}" for name, said in lines.items())])
+        parts: dict[str, object] = {"scoring": "sigmoid", **choices, **bias}
+        lines[f"routing_method {name}"] = ", ".join(f"{key}={value}" for key, value in parts.items())
+    return "\n".join(["The steps:", "", *(f"    {name}: {parts}" for name, parts in lines.items())])
 
 
 def _combined(way: Combine) -> str:
@@ -680,7 +680,7 @@ def _combined(way: Combine) -> str:
 
 def _registered(row: Pipeline) -> type[PipelineContract]:
     """The contract of one row."""
-    made: type[PipelineContract] = type(
+    contract: type[PipelineContract] = type(
         row.name,
         (PipelineContract,),
         {
@@ -695,8 +695,8 @@ def _registered(row: Pipeline) -> type[PipelineContract]:
             "numerics": row.numerics,
         },
     )
-    register(made)
-    return made
+    register(contract)
+    return contract
 
 
 CONTRACTS = {row.name: _registered(row) for row in PIPELINES}

@@ -33,20 +33,20 @@ def _values(case: Case) -> dict[str, Tensor]:
 def _two_levels(case: Case) -> dict[str, Tensor]:
     """``global=one``: every formula is exact under a power of two; ``stale``: the scale of a smaller amax, so that
     blocks saturate; ``rows``: one of each row; ``inf``: 2688/0 and zeros."""
-    given = _values(case)
-    x = given["x"].float()
+    inputs = _values(case)
+    x = inputs["x"].float()
     amax = x[torch.isfinite(x)].abs().amax().clamp(min=2.0**-100)
     if case.option("global") == "inf":
         infinite = torch.full((1,), torch.inf, dtype=torch.float32, device="cpu")
-        return {"x": torch.zeros_like(given["x"]), "global_scale": infinite}
+        return {"x": torch.zeros_like(inputs["x"]), "global_scale": infinite}
     if case.option("global") == "one":
-        return {"x": given["x"], "global_scale": torch.ones(1, dtype=torch.float32, device="cpu")}
+        return {"x": inputs["x"], "global_scale": torch.ones(1, dtype=torch.float32, device="cpu")}
     if case.option("global") == "rows":  # one of each row, a row without magnitude under that of the tensor
         amax = torch.where(torch.isfinite(x), x.abs(), 0.0).amax(dim=1)
         amax = torch.where(amax > 2.0**-100, amax, amax.amax().clamp(min=2.0**-100))
     wide = amax.double() * (STALE if case.option("global") == "stale" else 1.0)
     g = wide / TOP if case.option("inversed") == "1" else TOP / wide
-    return {"x": given["x"], "global_scale": g.float().reshape(-1)}
+    return {"x": inputs["x"], "global_scale": g.float().reshape(-1)}
 
 
 def _layout(case: Case) -> dict[str, object]:
@@ -58,8 +58,8 @@ def _quantise(case: Case) -> dict[str, object]:
 
 
 def _mxfp8(case: Case) -> dict[str, object]:
-    given = _quantise(case) | {"element": case.dtypes.partition("-")[2]}
-    return given | ({"alignment": int(str(case.option("alignment")))} if case.option("alignment") else {})
+    options = _quantise(case) | {"element": case.dtypes.partition("-")[2]}
+    return options | ({"alignment": int(str(case.option("alignment")))} if case.option("alignment") else {})
 
 
 def _nvfp4(case: Case) -> dict[str, object]:
@@ -95,8 +95,8 @@ def _codes(case: Case) -> dict[str, Tensor]:
     if case.family == "codes" and not two_levels:
         scale.view(-1)[0], scale.view(-1)[-1] = 0, 0xFF  # 2^-127 and NaN
     q = codes if dtype is torch.uint8 else from_codes(codes, of_dtype(dtype))
-    given = {"q": q, "scale": poisoned(scale, case.option("layout") or LAYOUTS[0])}
-    return given | ({"global_scale": data.scales(case.label("global_scale"), "randn", (1,))} if two_levels else {})
+    inputs = {"q": q, "scale": poisoned(scale, case.option("layout") or LAYOUTS[0])}
+    return inputs | ({"global_scale": data.scales(case.label("global_scale"), "randn", (1,))} if two_levels else {})
 
 
 def _ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:

@@ -123,8 +123,8 @@ class Fp8BlockToMxfp8(Mxfp8Quantize):
     def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         x = inputs["x"]
         scale = spread(inputs["block_scale"], (x.shape[0], x.shape[1]))
-        made, low, high = between(x, scale, DTYPES[str(options["dtype"])])
-        return prepare(made, ends=Ends(low, high))
+        nominal, low, high = between(x, scale, DTYPES[str(options["dtype"])])
+        return prepare(nominal, ends=Ends(low, high))
 
 
 @register
@@ -148,8 +148,8 @@ class Mxfp8ToFp8Block(QuantiserContract):
     def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         x = inputs["x"]
         scale = grid(x.shape, GROUP_32).spread(self._scale(inputs, options))
-        made, low, high = between(x, scale, DTYPES[str(options["dtype"])])
-        return prepare(made, ends=Ends(low, high))
+        nominal, low, high = between(x, scale, DTYPES[str(options["dtype"])])
+        return prepare(nominal, ends=Ends(low, high))
 
     def outputs(self, call: Call) -> dict[str, Out]:
         return {"q": Out(tuple(call.inputs["x"].shape), E4M3), "scale": Out(None, F32)}

@@ -92,8 +92,8 @@ class ColumnsQuantiser(Mxfp8Quantize):
         return stored(scale.t().contiguous() if self.transposes(call) else scale, self.lying(call)[1])
 
     def scales_of(self, memory: Tensor, call: Call) -> Tensor:
-        found = super().scales_of(memory, call)
-        return found.t().contiguous() if self.transposes(call) else found
+        scales = super().scales_of(memory, call)
+        return scales.t().contiguous() if self.transposes(call) else scales
 
     def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         element, mode = ELEMENTS[str(options["element"])], str(options["rounding"])
@@ -249,5 +249,5 @@ class Mxfp8DequantizeColumnwise(BlockDequantiser):
         return ((rows, columns) if as_is else (columns, rows)), layout
 
     def scales_of(self, memory: Tensor, inputs: Inputs, options: Options) -> Tensor:
-        found = super().scales_of(memory, inputs, options)
-        return found if upright(str(options["layout"]))[0] else found.t()
+        scales = super().scales_of(memory, inputs, options)
+        return scales if upright(str(options["layout"]))[0] else scales.t()

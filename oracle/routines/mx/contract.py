@@ -202,30 +202,32 @@ class BlockQuantiser(QuantiserContract):
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [BlockSets(self, call, self.recipes(call, numerics))]
 
-    def published(self, made: Mapping[str, Tensor], call: Call) -> dict[str, Tensor]:
+    def published(self, outputs: Mapping[str, Tensor], call: Call) -> dict[str, Tensor]:
         due = to_dtype(
-            decode(made["scale"]), self.scale_dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE
+            decode(outputs["scale"]), self.scale_dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE
         )
         scale = self.repeated(due.view(torch.uint8), call)
-        return {"q": self.codes(made["q"], call), "scale": self.memory(scale, call)}
+        return {"q": self.codes(outputs["q"], call), "scale": self.memory(scale, call)}
 
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
-        made: dict[str, Tensor] = fold(call, faults, Stage.WRITE, super().kernel(call, faults))
-        return made
+        outputs: dict[str, Tensor] = fold(call, faults, Stage.WRITE, super().kernel(call, faults))
+        return outputs
 
-    def split(self, found: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
+    def split(self, outputs: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
         """Codes ``[M, K]`` and one scale ``[.., C]`` a block, of the element format's dtype and ``scale_dtype``."""
-        scale = self.distinct(self.scales_of(found["scale"], call), call)
-        return self.codes_of(found["q"], call), scale.view(self.scale_dtype)
+        scale = self.distinct(self.scales_of(outputs["scale"], call), call)
+        return self.codes_of(outputs["q"], call), scale.view(self.scale_dtype)
 
-    def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    def refused(
+        self, call: Call, outputs: Mapping[str, Tensor], right: Mapping[str, Tensor]
+    ) -> dict[str, Tensor] | None:
         """As for other quantisers, in the bytes of the outputs; padding is refused where it is not zero."""
-        bad = super().refused(call, given, right)
+        bad = super().refused(call, outputs, right)
         assert bad is not None
         scale = self.memory(self.repeated(bad["scale"].to(torch.uint8), call), call).to(torch.bool)
         pads = self.padding(call)
         if pads is not None and self.owns_padding:
-            scale = scale | pads & (given["scale"].view(torch.uint8) != 0)
+            scale = scale | pads & (outputs["scale"].view(torch.uint8) != 0)
         return {"q": self.codes(bad["q"].to(torch.uint8), call) != 0, "scale": scale}
 
     def recipes(self, call: Call, numerics: str | None) -> Sequence[Recipe]:
@@ -244,23 +246,23 @@ class BlockSets(QuantiserSets):
     """The codes and scales that one recipe admits as a whole, zeros in the padding of the scales, and equal bytes in
     the rows that share one."""
 
-    def judge(self, found: Found) -> Verdict:
-        judged = super().judge(found)
-        return judged if judged.status is Status.FAILED else self.with_padding(judged, found)
+    def judge(self, outputs: Found) -> Verdict:
+        judged = super().judge(outputs)
+        return judged if judged.status is Status.FAILED else self.with_padding(judged, outputs)
 
-    def with_padding(self, judged: Verdict, found: Found) -> Verdict:
+    def with_padding(self, judged: Verdict, outputs: Found) -> Verdict:
         """A verdict on codes and scales, and on the bytes beside the scales."""
         contract = self.contract
         assert isinstance(contract, BlockQuantiser)
         if contract.repeats > 1:
-            rows = contract.scales_of(found["scale"], self.call)
+            rows = contract.scales_of(outputs["scale"], self.call)
             due = contract.repeated(contract.distinct(rows, self.call), self.call)
             same = judge_bits(rows, due, output="scale")
             judged = worst_of([same, judged]) if same.status is Status.FAILED else judged
         pads = contract.padding(self.call)
         if judged.status is Status.FAILED or not contract.owns_padding or pads is None or not bool(pads.any()):
             return judged
-        left = found["scale"].view(torch.uint8)[pads.to(found["scale"].device)]
+        left = outputs["scale"].view(torch.uint8)[pads.to(outputs["scale"].device)]
         zeros = judge_bits(left, torch.zeros_like(left), output="padding of scale")
         return worst_of([zeros, judged]) if zeros.status is Status.FAILED else judged
 
@@ -379,8 +381,8 @@ class ScaledFp4Quant(Nvfp4Quantize):
 
 def positive_scale(inputs: Inputs) -> None:
     """Refuse global scales that are NaN, zero or negative."""
-    given = inputs["global_scale"]
-    bad = given[~(given > 0)]
+    scale = inputs["global_scale"]
+    bad = scale[~(scale > 0)]
     if bad.numel():
         value = float(bad[0])
         raise InputError(f"global_scale is {value}; it must be positive (2688/amax; 1 for a tensor of zeros)")
@@ -447,16 +449,18 @@ class BlockDequantiser(Contract):
         return [f32(values * scale)]
 
     def reference(self, inputs: Inputs, **options: object) -> Tensor:
-        made = self.alternatives(inputs, self.check(inputs, options))[0]
-        return to_dtype(made, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+        values = self.alternatives(inputs, self.check(inputs, options))[0]
+        return to_dtype(values, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
     def outputs(self, call: Call) -> dict[str, Out]:
         return {"out": Out(self.shape(call.inputs), F32)}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         def ends() -> tuple[dict[str, Admissible], str]:
-            made = torch.stack(self.alternatives(call.inputs, call.resolved))
-            return {"out": Admissible(made.amin(dim=0), made.amax(dim=0), made[0])}, "float32 products in either order"
+            alternatives = torch.stack(self.alternatives(call.inputs, call.resolved))
+            return {
+                "out": Admissible(alternatives.amin(dim=0), alternatives.amax(dim=0), alternatives[0])
+            }, "float32 products in either order"
 
         return [Elements(ends)]
 

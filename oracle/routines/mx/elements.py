@@ -175,27 +175,29 @@ class PerTokenCastToFp4(QuantiserContract):
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [PackedSets(self, call, self.recipes(call, numerics))]
 
-    def published(self, made: Mapping[str, Tensor], call: Call) -> dict[str, Tensor]:
-        return {"q": pack(made["q"]), "scale": self.publish(made["scale"], call.resolved)}
+    def published(self, outputs: Mapping[str, Tensor], call: Call) -> dict[str, Tensor]:
+        return {"q": pack(outputs["q"]), "scale": self.publish(outputs["scale"], call.resolved)}
 
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
-        made: dict[str, Tensor] = fold(call, faults, Stage.WRITE, super().kernel(call, faults))
-        return made
+        outputs: dict[str, Tensor] = fold(call, faults, Stage.WRITE, super().kernel(call, faults))
+        return outputs
 
-    def split(self, found: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
+    def split(self, outputs: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
         """Codes ``[M, K]``, uint8, and float32 scales ``[M, G]``."""
-        scale = found["scale"]
+        scale = outputs["scale"]
         if call.resolved["use_packed_ue8m0"]:
             scale = scales_of_words(scale, self.across(call))
-        return unpack(found["q"].view(torch.uint8)), self.scale_of(scale, call, admitted)
+        return unpack(outputs["q"].view(torch.uint8)), self.scale_of(scale, call, admitted)
 
-    def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        bad = super().refused(call, given, right)
+    def refused(
+        self, call: Call, outputs: Mapping[str, Tensor], right: Mapping[str, Tensor]
+    ) -> dict[str, Tensor] | None:
+        bad = super().refused(call, outputs, right)
         assert bad is not None
         scale = bad["scale"]
         if call.resolved["use_packed_ue8m0"]:
             pads = torch.nn.functional.pad(scale, (0, -scale.shape[1] % WORD)).to(torch.uint8)
-            pads[:, scale.shape[1] :] = self.rest(given["scale"], call) != ONE
+            pads[:, scale.shape[1] :] = self.rest(outputs["scale"], call) != ONE
             scale = pads.contiguous().view(torch.int32) != 0
         return {"q": pack(bad["q"].to(torch.uint8)) != 0, "scale": scale}
 
@@ -207,12 +209,12 @@ class PerTokenCastToFp4(QuantiserContract):
 class PackedSets(QuantiserSets):
     """The codes and scales that one recipe admits as a whole, and the scale 1 in the bytes of groups past the last."""
 
-    def judge(self, found: Found) -> Verdict:
-        judged, contract = super().judge(found), self.contract
+    def judge(self, outputs: Found) -> Verdict:
+        judged, contract = super().judge(outputs), self.contract
         assert isinstance(contract, PerTokenCastToFp4)
         if judged.status is Status.FAILED or not self.call.resolved["use_packed_ue8m0"]:
             return judged
-        rest = contract.rest(found["scale"], self.call)
+        rest = contract.rest(outputs["scale"], self.call)
         if not rest.numel():
             return judged
         ones = judge_bits(rest, torch.full_like(rest, ONE), output="padding of scale")

@@ -51,10 +51,10 @@ def starts(offsets: list[int], placement: str) -> list[int]:
     experts ``[G + 1]``. A buffer of ``floor((M + 127 G) / 128) 128`` rows holds either placement."""
     if placement == "flashinfer":
         return [(p + (HEIGHT - 1) * i) // HEIGHT * HEIGHT for i, p in enumerate(offsets)]
-    found = [0]
+    rows = [0]
     for first, last in zip(offsets, offsets[1:], strict=False):
-        found.append(found[-1] + align(last - first, HEIGHT))
-    return found
+        rows.append(rows[-1] + align(last - first, HEIGHT))
+    return rows
 
 
 class ExpertQuantiser(BlockQuantiser):
@@ -141,11 +141,11 @@ class ExpertQuantiser(BlockQuantiser):
         return memory
 
     def codes(self, codes: Tensor, call: Call) -> Tensor:
-        made = pack(codes) if self.packed else codes
+        packed = pack(codes) if self.packed else codes
         shape = self.stored_shape(call)
-        whole = torch.zeros(torch.Size(shape[:-1]).numel(), shape[-1], dtype=torch.uint8, device=made.device)
-        whole[self.rows(call)[0]] = made.view(torch.uint8)
-        return self.outward(whole.view(made.dtype).reshape(shape))
+        whole = torch.zeros(torch.Size(shape[:-1]).numel(), shape[-1], dtype=torch.uint8, device=packed.device)
+        whole[self.rows(call)[0]] = packed.view(torch.uint8)
+        return self.outward(whole.view(packed.dtype).reshape(shape))
 
     def codes_of(self, q: Tensor, call: Call) -> Tensor:
         shape = self.stored_shape(call)

@@ -429,10 +429,10 @@ def _reread(how: Callable[[Call, Tensor], Tensor]) -> Change:
     def change(call: Call, memory: Tensor) -> Tensor:
         scale = loaded(memory.view(torch.uint8), *_storage_of(call))
         wrong = how(call, scale).flatten()
-        kept = torch.zeros_like(memory.view(torch.uint8)).flatten()
-        most = min(len(kept), len(wrong))
-        kept[:most] = wrong[:most]
-        return kept.reshape(memory.shape)
+        reread = torch.zeros_like(memory.view(torch.uint8)).flatten()
+        most = min(len(reread), len(wrong))
+        reread[:most] = wrong[:most]
+        return reread.reshape(memory.shape)
 
     return change
 
@@ -630,9 +630,9 @@ def _poison_read(call: Call, out: Tensor) -> Tensor:
     poison = call.inputs["scale"][pads]
     scale = loaded(call.inputs["scale"], (m, c), layout).clone()
     scale[:, -1] = poison.repeat(m)[:m]
-    made = call.contract.reference({**call.inputs, "scale": stored(scale, _layout(call))}, **call.options)
-    assert isinstance(made, Tensor)
-    return made
+    values = call.contract.reference({**call.inputs, "scale": stored(scale, _layout(call))}, **call.options)
+    assert isinstance(values, Tensor)
+    return values
 
 
 fault(

@@ -112,8 +112,8 @@ class Nvfp4QuantizeShuffled(_Encoded):
         return super().memory(scale[self._order(scale)], call)
 
     def scales_of(self, memory: Tensor, call: Call) -> Tensor:
-        found = super().scales_of(memory, call)
-        return found[inverse_order(self._order(found))].contiguous()
+        scales = super().scales_of(memory, call)
+        return scales[inverse_order(self._order(scales))].contiguous()
 
     def codes(self, codes: Tensor, call: Call) -> Tensor:
         return super().codes(codes, call)[self._order(codes)]

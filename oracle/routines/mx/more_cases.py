@@ -41,10 +41,10 @@ def _or_of_zeros(build: Callable[[Case], dict[str, Tensor]]) -> Callable[[Case],
     """``global=inf``: zeros under the global scale 2688/0 of a tensor of zeros."""
 
     def inputs(case: Case) -> dict[str, Tensor]:
-        given = build(case)
+        tensors = build(case)
         if case.option("global") != "inf":
-            return given
-        zeros = torch.zeros(given["x"].shape, dtype=given["x"].dtype, device="cpu")
+            return tensors
+        zeros = torch.zeros(tensors["x"].shape, dtype=tensors["x"].dtype, device="cpu")
         return {"x": zeros, "global_scale": _f32(torch.inf)}
 
     return inputs
@@ -125,9 +125,9 @@ def _one_a_byte(case: Case) -> dict[str, Tensor]:
 
 def _fp4_cast(case: Case) -> dict[str, object]:
     packed = case.option("packed") == "1"
-    given: dict[str, object] = {"use_ue8m0": packed or case.option("ue8m0") == "1"}
-    given |= {"gran_k": int(case.option("gran") or 128)}
-    return given | ({"use_packed_ue8m0": True} if packed else {})
+    options: dict[str, object] = {"use_ue8m0": packed or case.option("ue8m0") == "1"}
+    options |= {"gran_k": int(case.option("gran") or 128)}
+    return options | ({"use_packed_ue8m0": True} if packed else {})
 
 
 def _packed(case: Case) -> dict[str, Tensor]:
@@ -174,8 +174,8 @@ def _of_columns(case: Case) -> dict[str, object]:
 
 
 def _square(case: Case) -> dict[str, object]:
-    given = _layout(case) | {"element": case.dtypes.partition("-")[2]}
-    return given | {"direction": case.option("direction") or "rowwise"}
+    options = _layout(case) | {"element": case.dtypes.partition("-")[2]}
+    return options | {"direction": case.option("direction") or "rowwise"}
 
 
 def _tall(case: Case) -> dict[str, Tensor]:
@@ -202,8 +202,8 @@ def _error(case: Case) -> dict[str, object]:
 
 
 def _signed(case: Case) -> dict[str, object]:
-    given: dict[str, object] = {} if case.option("signs") is None else {"sign_mask": 0}
-    return given if case.contract == "hadamard_transform" else _layout(case) | given
+    options: dict[str, object] = {} if case.option("signs") is None else {"sign_mask": 0}
+    return options if case.contract == "hadamard_transform" else _layout(case) | options
 
 
 def _summable(case: Case) -> dict[str, Tensor]:
@@ -234,12 +234,12 @@ def _masked(case: Case) -> dict[str, Tensor]:
 
 def _masked_gates(case: Case) -> dict[str, Tensor]:
     """As :func:`_masked`, with gates beside the values and global scales of a few units."""
-    given, wide = _masked(case), case["k"]
+    inputs, wide = _masked(case), case["k"]
     x = _x(case, "up", case["g"] * case["m"]).reshape(case["g"], case["m"], wide).clamp(-64.0, 64.0)
-    owned = torch.arange(case["m"], device="cpu")[None, :, None] < given["mask"][:, None, None]
-    gates = torch.where(owned, given["x"].clamp(-64.0, 64.0), given["x"])
+    owned = torch.arange(case["m"], device="cpu")[None, :, None] < inputs["mask"][:, None, None]
+    gates = torch.where(owned, inputs["x"].clamp(-64.0, 64.0), inputs["x"])
     level = [TOP / (1024.0 + 512.0 * g) for g in range(case["g"])]
-    return {"x": torch.cat([gates, x], dim=2), "mask": given["mask"], "global_scale": _f32(*level)}
+    return {"x": torch.cat([gates, x], dim=2), "mask": inputs["mask"], "global_scale": _f32(*level)}
 
 
 def _contiguous(case: Case) -> dict[str, Tensor]:
@@ -252,8 +252,8 @@ def _contiguous(case: Case) -> dict[str, Tensor]:
     owned = torch.arange(m, device="cpu") < offsets[-1]
     x = _spoiled(_x(case), owned)
     rows = [x[first:last] for first, last in zip(offsets, offsets[1:], strict=False)]
-    given = {"x": x, "expert_offsets": torch.tensor(offsets, dtype=torch.int32, device="cpu")}
-    return given | _globals(case, rows)
+    inputs = {"x": x, "expert_offsets": torch.tensor(offsets, dtype=torch.int32, device="cpu")}
+    return inputs | _globals(case, rows)
 
 
 def _globals(case: Case, rows: list[Tensor]) -> dict[str, Tensor]:

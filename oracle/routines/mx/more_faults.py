@@ -114,16 +114,16 @@ fault(
 
 
 def _columns_behind(call: Call, q: Tensor, byte: int) -> Tensor:
-    made = q.view(torch.uint8).clone()
-    made[:, q.shape[1] - _behind(call) :] = byte
-    return made.view(q.dtype)
+    wrong = q.view(torch.uint8).clone()
+    wrong[:, q.shape[1] - _behind(call) :] = byte
+    return wrong.view(q.dtype)
 
 
 def _next_row_behind(call: Call, codes: Tensor) -> Tensor:
-    made, wide = codes.clone(), codes.shape[1] - _behind(call)
+    wrong, wide = codes.clone(), codes.shape[1] - _behind(call)
     taken = min(_behind(call), wide)
-    made[:, wide : wide + taken] = codes.roll(-1, dims=0)[:, :taken]
-    return made
+    wrong[:, wide : wide + taken] = codes.roll(-1, dims=0)[:, :taken]
+    return wrong
 
 
 # --- stochastic rounding --------------------------------------------------------------------------------------------
@@ -192,22 +192,22 @@ fault(
 HADAMARD = of_class(HadamardTransform)
 
 
-def _by(made: Callable[[Tensor], Tensor]) -> Change:
+def _by(transform: Callable[[Tensor], Tensor]) -> Change:
     """The transform by another matrix ``[16, 16]``, of the right one."""
 
     def change(call: Call, out: Tensor) -> Tensor:
         right = matrix(int(str(call.resolved["sign_mask"]))).to(out.device)
         x = torch.unflatten(decode(call.inputs["x"]), 1, (-1, SIZE))
-        return (x @ made(right)).flatten(1).to(out.dtype)
+        return (x @ transform(right)).flatten(1).to(out.dtype)
 
     return change
 
 
 def _halves(h: Tensor) -> Tensor:
     """The two diagonal blocks ``[8, 8]``, zeros beside them."""
-    made = torch.zeros_like(h)
-    made[:8, :8], made[8:, 8:] = h[:8, :8], h[8:, 8:]
-    return made
+    wrong = torch.zeros_like(h)
+    wrong[:8, :8], wrong[8:, 8:] = h[:8, :8], h[8:, 8:]
+    return wrong
 
 
 signed = need(lambda call: call.resolved["sign_mask"] != 0, "no column changes its sign")
@@ -309,8 +309,8 @@ def _rows_kept(call: Call, memory: Tensor, keep: Callable[[Tensor], Tensor]) -> 
     contract = call.contract
     assert isinstance(contract, BlockQuantiser)
     scale = contract.scales_of(memory, call)
-    kept = keep(torch.arange(len(scale), device=scale.device))
-    return contract.memory(torch.where(kept[:, None], scale, torch.zeros_like(scale)), call)
+    mask = keep(torch.arange(len(scale), device=scale.device))
+    return contract.memory(torch.where(mask[:, None], scale, torch.zeros_like(scale)), call)
 
 
 def _candidate(values: Values, wide: bool) -> Values:
@@ -474,8 +474,8 @@ def _kept_once(call: Call, memory: Tensor) -> Tensor:
     assert isinstance(contract, BlockQuantiser)
     first = torch.zeros_like(contract.scales_of(memory, call))
     bytes_, across = contract.scales_of(memory, call), call.resolved["direction"] == "columnwise"
-    kept = (slice(None), slice(None, None, 32)) if across else (slice(None, None, 32), slice(None))
-    first[kept] = bytes_[kept]
+    places = (slice(None), slice(None, None, 32)) if across else (slice(None, None, 32), slice(None))
+    first[places] = bytes_[places]
     return contract.memory(first, call)
 
 
@@ -529,9 +529,9 @@ def _as_one_matrix(call: Call, memory: Tensor) -> Tensor:
     wrong = stored(
         scale.t().contiguous() if isinstance(contract, ColumnsQuantiser) else scale, str(call.resolved["layout"])
     )
-    kept, most = torch.zeros_like(memory).flatten(), min(memory.numel(), wrong.numel())
-    kept[:most] = wrong[:most]
-    return kept.reshape(memory.shape)
+    written, most = torch.zeros_like(memory).flatten(), min(memory.numel(), wrong.numel())
+    written[:most] = wrong[:most]
+    return written.reshape(memory.shape)
 
 
 in_tiles = need(lambda call: call.resolved["layout"] != "compact", "the scales are not in tiles")
@@ -614,9 +614,9 @@ def _each_upright(call: Call, memory: Tensor) -> Tensor:
     assert isinstance(contract, BlockQuantiser)
     e, _, k = call.inputs["x"].shape
     wrong = swizzle_scale(contract.scales_of(memory, call).reshape(e, -1, k))
-    made, most = torch.zeros_like(memory), min(memory.shape[1], wrong.shape[1])
-    made[:, :most] = wrong[:, :most]
-    return made
+    written, most = torch.zeros_like(memory), min(memory.shape[1], wrong.shape[1])
+    written[:, :most] = wrong[:, :most]
+    return written
 
 
 def _unwritten_pads(call: Call, memory: Tensor) -> Tensor:
@@ -781,17 +781,17 @@ def _counts(call: Call) -> list[int]:
 
 
 def _tight(call: Call) -> list[int]:
-    counts, found = _counts(call), [0]
+    counts, places = _counts(call), [0]
     for count in counts:
-        found.append(found[-1] + align(count, HEIGHT))
-    return found
+        places.append(places[-1] + align(count, HEIGHT))
+    return places
 
 
 def _offsets(call: Call) -> list[int]:
-    found = [0]
+    offsets = [0]
     for count in _counts(call):
-        found.append(found[-1] + count)
-    return found
+        offsets.append(offsets[-1] + count)
+    return offsets
 
 
 SAME = "both put every byte in the same place"

@@ -87,37 +87,39 @@ class Nvfp4QuantizePerToken(Nvfp4Quantize):
     def outputs(self, call: Call) -> dict[str, Out]:
         return super().outputs(call) | {ROW_SCALE: Out((call.inputs["x"].shape[0],), F32)}
 
-    def published(self, made: Mapping[str, Tensor], call: Call) -> dict[str, Tensor]:
+    def published(self, outputs: Mapping[str, Tensor], call: Call) -> dict[str, Tensor]:
         rows = row_scales(call.inputs["x"], call.inputs["global_scale"])
         stored = to_dtype(rows, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-        return super().published(made, call) | {ROW_SCALE: stored}
+        return super().published(outputs, call) | {ROW_SCALE: stored}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [PerTokenSets(self, call, self.recipes(call, numerics))]
 
-    def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        bad = super().refused(call, given, right)
-        return None if bad is None else bad | {ROW_SCALE: given[ROW_SCALE] != right[ROW_SCALE]}
+    def refused(
+        self, call: Call, outputs: Mapping[str, Tensor], right: Mapping[str, Tensor]
+    ) -> dict[str, Tensor] | None:
+        bad = super().refused(call, outputs, right)
+        return None if bad is None else bad | {ROW_SCALE: outputs[ROW_SCALE] != right[ROW_SCALE]}
 
 
 class PerTokenSets(BlockSets):
     """Row scales within four roundings of theirs, then codes and scales under those that were published."""
 
-    def judge(self, found: Found) -> Verdict:
+    def judge(self, outputs: Found) -> Verdict:
         contract, inputs = self.contract, self.call.inputs
         assert isinstance(contract, Nvfp4QuantizePerToken)
-        due, given = row_scales(inputs["x"], inputs["global_scale"]), decode(found[ROW_SCALE])
+        due, scales = row_scales(inputs["x"], inputs["global_scale"]), decode(outputs[ROW_SCALE])
         slack = torch.where(due < 2 * FP32.min_normal, FP32.min_normal, 0.0)
         low, high = due * (1 - 4 * U) - slack, due * (1 + 4 * U) + slack
-        zero = sum((given == value).to(torch.float64) for value in ZERO_ROW) > 0
-        low, high = (torch.where((due == 0) & zero, given, edge) for edge in (low.clamp(min=0.0), high))
-        compared = compare(found[ROW_SCALE], Admissible(low, high, due), output=ROW_SCALE)
+        zero = sum((scales == value).to(torch.float64) for value in ZERO_ROW) > 0
+        low, high = (torch.where((due == 0) & zero, scales, edge) for edge in (low.clamp(min=0.0), high))
+        compared = compare(outputs[ROW_SCALE], Admissible(low, high, due), output=ROW_SCALE)
         rows = verdict(compared, basis="the amax of a row times global_scale, within four roundings")
         if rows.status.is_failure:
             return rows
-        q, scale = contract.split(found, self.call, self.recipes)
-        judged = judge_quantised(contract.under(inputs, given), q, scale, self.recipes)
-        return worst_of([judged if judged.status.is_failure else self.with_padding(judged, found), rows])
+        q, scale = contract.split(outputs, self.call, self.recipes)
+        judged = judge_quantised(contract.under(inputs, scales), q, scale, self.recipes)
+        return worst_of([judged if judged.status.is_failure else self.with_padding(judged, outputs), rows])
 
 
 class OfFp8Quantiser(BlockQuantiser):
@@ -144,8 +146,8 @@ def halves(x8: Tensor, global_scale: Tensor | None) -> tuple[Tensor, Tensor, Ten
     factor, own, width = 6.0 / g, f32(6.0 * f32(torch.ones_like(g) / g)), APPROXIMATE_WIDTH
     exact = f32(values * own), values * factor * (1 - width), values * factor * (1 + width)
     low_high = (exact[0], torch.minimum(exact[1], exact[2]), torch.maximum(exact[1], exact[2]))
-    made = [to_dtype(y, torch.float16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF) for y in low_high]
-    return made[0], made[1], made[2]
+    ends = [to_dtype(y, torch.float16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF) for y in low_high]
+    return ends[0], ends[1], ends[2]
 
 
 @register

@@ -155,9 +155,11 @@ class HadamardTransform(Contract):
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         def sets() -> tuple[dict[str, Admissible], str]:
             ends = transform_ends(call.inputs["x"], torch.bfloat16, _signs(call.resolved))
-            made, low, high = (decode(y) for y in ends)
-            special = torch.isinf(made)  # infinite terms of both signs: infinity or NaN
-            return {"out": Admissible(low, high, made, open=special)}, "a float32 sum of 16 in any order, in bfloat16"
+            nominal, low, high = (decode(y) for y in ends)
+            special = torch.isinf(nominal)  # infinite terms of both signs: infinity or NaN
+            return {
+                "out": Admissible(low, high, nominal, open=special)
+            }, "a float32 sum of 16 in any order, in bfloat16"
 
         return [Elements(sets)]
 
@@ -178,5 +180,5 @@ class Nvfp4QuantizeRht(_Training):
         _summable(inputs["x"])
 
     def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
-        made, low, high = transform_ends(inputs["x"], torch.bfloat16, _signs(options))
-        return prepare(made, global_scale=inputs["global_scale"], ends=Ends(low, high))
+        nominal, low, high = transform_ends(inputs["x"], torch.bfloat16, _signs(options))
+        return prepare(nominal, global_scale=inputs["global_scale"], ends=Ends(low, high))

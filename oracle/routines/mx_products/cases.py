@@ -72,8 +72,8 @@ def codes(case: Case, name: str, part: int, rows: int, k: int) -> Tensor:
     family = "randn" if case.family == "nan" else case.family
     value = decode(data.operand(case.label(name), family, rows, k, dtype=torch.float8_e4m3fn, side=side))
     value = value * {"exact": 1.0, "heavy": 16.0, "subnormal": 64.0}.get(family, 1 / 64)  # of variance 128^2 made 2^2
-    made = encode(value, E2M1, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
-    return pack(made.to(torch.uint8))
+    rounded = encode(value, E2M1, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
+    return pack(rounded.to(torch.uint8))
 
 
 def memory(case: Case, side: Side, part: int) -> Tensor:
@@ -84,21 +84,21 @@ def memory(case: Case, side: Side, part: int) -> Tensor:
     stream, shape = case.stream(side.scale), (side.rows, side.columns)
     if side.dtype is torch.float32:
         low, high = E8M0_BYTES.get(case.family, ORDINARY[UE8M0])[part]
-        made = torch.empty(side.size, dtype=torch.int32, device="cpu")
-        made[:] = torch.from_numpy(stream.integers(low, high, (side.size,))).to(torch.int32) << 23
-        return made.view(torch.float32)
+        powers = torch.empty(side.size, dtype=torch.int32, device="cpu")
+        powers[:] = torch.from_numpy(stream.integers(low, high, (side.size,))).to(torch.int32) << 23
+        return powers.view(torch.float32)
     if side.dtype is UE4M3 and case.family == "exact":
-        found = torch.tensor(HALVES, dtype=torch.uint8, device="cpu")[torch.from_numpy(stream.integers(0, 3, shape))]
+        scales = torch.tensor(HALVES, dtype=torch.uint8, device="cpu")[torch.from_numpy(stream.integers(0, 3, shape))]
     else:
         special = E4M3_BYTES if side.dtype is UE4M3 else E8M0_BYTES
         low, high = special.get(case.family, ORDINARY[side.dtype])[part]
-        found = torch.from_numpy(stream.integers(low, high, shape)).to(torch.uint8)
+        scales = torch.from_numpy(stream.integers(low, high, shape)).to(torch.uint8)
     if case.family == "nan":
-        found.view(-1)[int(stream.integers(0, found.numel(), (1,))[0])] = NAN_BYTE[side.dtype]
+        scales.view(-1)[int(stream.integers(0, scales.numel(), (1,))[0])] = NAN_BYTE[side.dtype]
     held = POISON.repeat(side.size // len(POISON) + 1)[: side.size].clone()
     if side.tile == PACKED:  # a kernel multiplies what is behind the last block with zeros
         held[held == NAN_BYTE[side.dtype]] = 0
-    held[side.at] = found
+    held[side.at] = scales
     return held
 
 
@@ -132,19 +132,19 @@ def bias(case: Case, n: int) -> Tensor:
 
 
 def contract_of(case: Case) -> MxProduct:
-    found = base.get(case.contract)
-    assert isinstance(found, MxProduct)
-    return found
+    contract = base.get(case.contract)
+    assert isinstance(contract, MxProduct)
+    return contract
 
 
-def with_scales(case: Case, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``given`` with the memories of both scales."""
-    sides = contract_of(case).sides(given, case.call_options())
+def with_scales(case: Case, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``inputs`` with the memories of both scales."""
+    sides = contract_of(case).sides(inputs, case.call_options())
     for part, side in enumerate(sides):
-        dtype = given[side.scale].dtype if side.scale in given else torch.uint8
-        made = memory(case, side, part)
-        given[side.scale] = made if made.dtype is torch.float32 else made.view(dtype)
-    return given
+        dtype = inputs[side.scale].dtype if side.scale in inputs else torch.uint8
+        scales = memory(case, side, part)
+        inputs[side.scale] = scales if scales.dtype is torch.float32 else scales.view(dtype)
+    return inputs
 
 
 # --- dense --------------------------------------------------------------------------------------------------------
@@ -159,10 +159,10 @@ def _dense(case: Case) -> dict[str, Tensor]:
 
 
 def _mm(case: Case) -> dict[str, Tensor]:
-    given = with_scales(case, _dense(case))
+    inputs = with_scales(case, _dense(case))
     if case.contract == "mm_fp4" and case.option("alpha") != "none":
-        given["alpha"] = alpha(case, "alpha")
-    return given
+        inputs["alpha"] = alpha(case, "alpha")
+    return inputs
 
 
 def _options(case: Case) -> dict[str, object]:
@@ -182,14 +182,14 @@ def _fp4(case: Case) -> dict[str, object]:
 
 
 def _scaled_mm(case: Case) -> dict[str, Tensor]:
-    made, (_, dtype) = _dense(case), of_scheme(case)
+    operands, (_, dtype) = _dense(case), of_scheme(case)
     if dtype is UE4M3 and elements(case)[0] != FOUR_BITS:
         raise CaseError(f"{case.dtypes} with {case.scheme}: scales of 16 belong to codes of four bits")
     empty = torch.empty(0, dtype=dtype, device="cpu")
-    given = with_scales(case, {"mat_a": made["a"], "mat_b": made["b"], "scale_a": empty, "scale_b": empty})
+    inputs = with_scales(case, {"mat_a": operands["a"], "mat_b": operands["b"], "scale_a": empty, "scale_b": empty})
     if case.option("levels") == "2":
-        given |= {f"global_scale_{side}": alpha(case, f"global_scale_{side}") for side in "ab"}
-    return given | ({"bias": bias(case, case["n"])} if case.option("bias") else {})
+        inputs |= {f"global_scale_{side}": alpha(case, f"global_scale_{side}") for side in "ab"}
+    return inputs | ({"bias": bias(case, case["n"])} if case.option("bias") else {})
 
 
 def _swizzle(case: Case) -> dict[str, object]:
@@ -219,13 +219,13 @@ def _placement(case: Case) -> dict[str, object]:
 
 def _ends(case: Case, name: str, unit: int, used: int) -> list[int]:
     """Where the rows of each expert end: multiples of ``unit``; of several experts the second has no rows."""
-    found = sorted(int(x) * unit for x in case.stream(name).integers(0, used // unit + 1, (case["g"],)))
-    found[-1] = used
-    if len(found) > 1:
-        found[0] = max(found[0], min(unit, used))
-        found[1] = found[0]
-        found = [*found[:-1], used]
-    return sorted(found)
+    ends = sorted(int(x) * unit for x in case.stream(name).integers(0, used // unit + 1, (case["g"],)))
+    ends[-1] = used
+    if len(ends) > 1:
+        ends[0] = max(ends[0], min(unit, used))
+        ends[1] = ends[0]
+        ends = [*ends[:-1], used]
+    return sorted(ends)
 
 
 def _pointers(case: Case) -> dict[str, Tensor]:
@@ -233,19 +233,19 @@ def _pointers(case: Case) -> dict[str, Tensor]:
     m, n, k, g = case["m"], case["n"], case["k"], case["g"]
     if k % MX:
         raise CaseError(f"k={k} of {case.contract} is not a multiple of {MX}")
-    given = {"a": codes(case, "a", 0, m, k), "b": _weights(case, "b", g, n, k)}
+    inputs = {"a": codes(case, "a", 0, m, k), "b": _weights(case, "b", g, n, k)}
     ends = _ends(case, "m_indptr", 4 if m >= 4 else 1, m)
-    given["m_indptr"] = torch.tensor([0, *ends], dtype=torch.int32, device="cpu")
+    inputs["m_indptr"] = torch.tensor([0, *ends], dtype=torch.int32, device="cpu")
     if case.contract == "group_gemm_nvfp4_nt_groupwise" and case.option("alpha") != "none":
-        given["alpha"] = alpha(case, "alpha", g)
-    return with_scales(case, given)
+        inputs["alpha"] = alpha(case, "alpha", g)
+    return with_scales(case, inputs)
 
 
-def _unowned(given: dict[str, Tensor], name: str, rows: Tensor) -> None:
+def _unowned(inputs: dict[str, Tensor], name: str, rows: Tensor) -> None:
     """NaN codes in rows that no group owns; 4-bit codes have none and become the largest."""
-    made = given[name].clone()
-    made.view(torch.uint8).reshape(-1, made.shape[-1])[rows] = 0x7F
-    given[name] = made
+    filled = inputs[name].clone()
+    filled.view(torch.uint8).reshape(-1, filled.shape[-1])[rows] = 0x7F
+    inputs[name] = filled
 
 
 def _offsets(case: Case) -> dict[str, Tensor]:
@@ -257,16 +257,16 @@ def _offsets(case: Case) -> dict[str, Tensor]:
     if dtype is UE4M3 and elements(case)[0] != FOUR_BITS:
         raise CaseError(f"{case.dtypes} with {case.scheme}: scales of 16 belong to codes of four bits")
     empty = torch.empty(0, dtype=dtype, device="cpu")
-    given = {"mat_a": codes(case, "mat_a", 0, m, k), "mat_b": _weights(case, "mat_b", g, n, k)}
+    inputs = {"mat_a": codes(case, "mat_a", 0, m, k), "mat_b": _weights(case, "mat_b", g, n, k)}
     ends = _ends(case, "offs", 1, m - m // 8)
-    given |= {"offs": torch.tensor(ends, dtype=torch.int32, device="cpu"), "scale_a": empty, "scale_b": empty}
-    _unowned(given, "mat_a", torch.arange(m, device="cpu") >= ends[-1])
-    given = with_scales(case, given)
+    inputs |= {"offs": torch.tensor(ends, dtype=torch.int32, device="cpu"), "scale_a": empty, "scale_b": empty}
+    _unowned(inputs, "mat_a", torch.arange(m, device="cpu") >= ends[-1])
+    inputs = with_scales(case, inputs)
     if case.option("room") == "more":  # torchao allocates up to 128 rows of scales more for each group
-        given["scale_a"] = torch.cat([given["scale_a"].view(torch.uint8), POISON.repeat(128)]).view(dtype)
+        inputs["scale_a"] = torch.cat([inputs["scale_a"].view(torch.uint8), POISON.repeat(128)]).view(dtype)
     if case.option("levels") == "2":
-        given |= {f"global_scale_{side}": alpha(case, f"global_scale_{side}", g) for side in "ab"}
-    return given
+        inputs |= {f"global_scale_{side}": alpha(case, f"global_scale_{side}", g) for side in "ab"}
+    return inputs
 
 
 def _k_groups(case: Case) -> dict[str, Tensor]:
@@ -274,20 +274,20 @@ def _k_groups(case: Case) -> dict[str, Tensor]:
     m, n, k = case["m"], case["n"], case["k"]
     if k % MX:
         raise CaseError(f"k={k} of {case.contract} is not a multiple of {MX}")
-    given = {"mat_a": codes(case, "mat_a", 0, m, k), "mat_b": codes(case, "mat_b", 1, n, k)}
+    inputs = {"mat_a": codes(case, "mat_a", 0, m, k), "mat_b": codes(case, "mat_b", 1, n, k)}
     ends = _ends(case, "offs", MX, k - k // 8 // MX * MX)
     empty = torch.empty(0, dtype=torch.uint8 if case.option("scales") else UE8M0, device="cpu")
-    given |= {"offs": torch.tensor(ends, dtype=torch.int32, device="cpu"), "scale_a": empty, "scale_b": empty}
+    inputs |= {"offs": torch.tensor(ends, dtype=torch.int32, device="cpu"), "scale_a": empty, "scale_b": empty}
     for name in ("mat_a", "mat_b"):
-        given[name].view(torch.uint8)[:, ends[-1] :] = 0x7F
-    given = with_scales(case, given)
+        inputs[name].view(torch.uint8)[:, ends[-1] :] = 0x7F
+    inputs = with_scales(case, inputs)
     if case.option("room") == "more":
         for name in ("scale_a", "scale_b"):
-            given[name] = torch.cat([given[name].view(torch.uint8), POISON.repeat(128)]).view(given[name].dtype)
-    return given
+            inputs[name] = torch.cat([inputs[name].view(torch.uint8), POISON.repeat(128)]).view(inputs[name].dtype)
+    return inputs
 
 
-def _with_powers(case: Case, given: dict[str, Tensor]) -> dict[str, Tensor]:
+def _with_powers(case: Case, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Float32 scales in the shapes that the granularities give, or their exponents in words."""
     contract = contract_of(case)
     assert isinstance(contract, Fp8Fp4 | KGroupedGemmTn)
@@ -295,19 +295,19 @@ def _with_powers(case: Case, given: dict[str, Tensor]) -> dict[str, Tensor]:
     if packed := case.option("scales") == PACKED:
         if options.get("gran_n", 1) != 1:
             raise CaseError(f"{case.scheme} of {case.contract}: words hold the exponents of one row")
-        given = given | dict.fromkeys(names, torch.empty(0, dtype=torch.int32, device="cpu"))
-    shapes, sides = contract.scale_shapes(given, options), contract.sides(given, options)
-    found = {}
+        inputs = inputs | dict.fromkeys(names, torch.empty(0, dtype=torch.int32, device="cpu"))
+    shapes, sides = contract.scale_shapes(inputs, options), contract.sides(inputs, options)
+    scales = {}
     for part, (side, due) in enumerate(zip(sides, shapes, strict=True)):
         flat = memory(case, side, part)
         across = side.codes in (contract.turned if isinstance(contract, Turned) else ())
         columns = packed and isinstance(contract, Fp8Fp4)
-        found[side.scale] = (
+        scales[side.scale] = (
             as_words(flat, due, across=across)
             if columns
             else (flat.view(torch.int32 if packed else torch.float32).reshape(due))
         )
-    return given | found
+    return inputs | scales
 
 
 def _fp8_fp4(case: Case) -> dict[str, Tensor]:
@@ -317,28 +317,28 @@ def _fp8_fp4(case: Case) -> dict[str, Tensor]:
     return _plus(case, _with_powers(case, {"a": codes(case, "a", 0, m, k), "b": codes(case, "b", 1, n, k)}))
 
 
-def _plus(case: Case, given: dict[str, Tensor]) -> dict[str, Tensor]:
+def _plus(case: Case, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """The inputs, and where the id asks for it a summand of the sums' own size."""
     m, n = case["m"], case["n"]
     if case.option("c") is None:
-        return given
+        return inputs
     if case.family == "exact":
-        return given | {"c": data.small_integers(case.label("c"), (m, n), bound=8, dtype=case.out_dtype)}
-    size = contract_of(case).reference(given, **case.call_options() | {"out_dtype": None})  # of the sums' own size
+        return inputs | {"c": data.small_integers(case.label("c"), (m, n), bound=8, dtype=case.out_dtype)}
+    size = contract_of(case).reference(inputs, **case.call_options() | {"out_dtype": None})  # of the sums' own size
     assert isinstance(size, Tensor)
     c = data.normal(case.label("c"), (m, n), dtype=torch.float32) * float(size.abs().median().clamp(2.0**-60, 2.0**60))
-    return given | {"c": c.to(case.out_dtype)}
+    return inputs | {"c": c.to(case.out_dtype)}
 
 
-def _turned(case: Case, given: dict[str, Tensor]) -> dict[str, Tensor]:
+def _turned(case: Case, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Operands of a transposed form as it takes them, and their scales."""
     contract = contract_of(case)
     assert isinstance(contract, Turned)
-    odd = [name for name in contract.turned if given[name].dtype is torch.uint8 and given[name].shape[-2] % 2]
+    odd = [name for name in contract.turned if inputs[name].dtype is torch.uint8 and inputs[name].shape[-2] % 2]
     if odd:
         raise CaseError(f"{odd[0]} of {case.contract} has an odd number of rows, of which two lie in a byte")
-    made = {name: turned(x) if name in contract.turned else x for name, x in given.items()}
-    return _with_powers(case, made)
+    operands = {name: turned(x) if name in contract.turned else x for name, x in inputs.items()}
+    return _with_powers(case, operands)
 
 
 def _transposed(case: Case) -> dict[str, Tensor]:
@@ -357,7 +357,7 @@ def _k_grouped(case: Case) -> dict[str, Tensor]:
         raise CaseError(f"k={k} of {case.contract} is not a multiple of {gran}")
     ends = _ends(case, "ks", gran, k)
     ks = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
-    given = {
+    inputs = {
         "a": turned(codes(case, "a", 0, m, k)),
         "b": turned(codes(case, "b", 1, n, k)),
         "ks": torch.tensor(ks, dtype=torch.int32, device="cpu"),
@@ -366,7 +366,7 @@ def _k_grouped(case: Case) -> dict[str, Tensor]:
         c = data.small_integers(case.label("c"), (g * m, n), bound=8, dtype=torch.float32)
     else:
         c = data.normal(case.label("c"), (g * m, n), dtype=torch.float32) * 64.0
-    return _with_powers(case, given) | {"c": c.reshape(g, m, n)}
+    return _with_powers(case, inputs) | {"c": c.reshape(g, m, n)}
 
 
 def _k_options(case: Case) -> dict[str, object]:
@@ -375,12 +375,12 @@ def _k_options(case: Case) -> dict[str, object]:
 
 def _ended(case: Case) -> dict[str, Tensor]:
     """The runs of :func:`_contiguous` by their ends."""
-    given = _contiguous(case)
-    indices, ends, last = given.pop("m_indices").tolist(), [], 0
+    inputs = _contiguous(case)
+    indices, ends, last = inputs.pop("m_indices").tolist(), [], 0
     for g in range(case["g"]):
         last = max([row + 1 for row, expert in enumerate(indices) if expert == g], default=last)
         ends.append(last)
-    return given | {"ends": torch.tensor(ends, dtype=torch.int32, device="cpu")}
+    return inputs | {"ends": torch.tensor(ends, dtype=torch.int32, device="cpu")}
 
 
 def _contiguous(case: Case) -> dict[str, Tensor]:
@@ -395,9 +395,9 @@ def _contiguous(case: Case) -> dict[str, Tensor]:
     for tile, expert in enumerate(owner):
         last = tile + 1 == tiles or owner[tile + 1] != expert
         indices[tile * RUN : tile * RUN + (used[tile] if last else RUN)] = expert
-    given = {"a": codes(case, "a", 0, m, k), "b": _weights(case, "b", g, n, k), "m_indices": indices}
-    _unowned(given, "a", indices < 0)
-    return _turned(case, given) if isinstance(contract_of(case), Turned) else _with_powers(case, given)
+    inputs = {"a": codes(case, "a", 0, m, k), "b": _weights(case, "b", g, n, k), "m_indices": indices}
+    _unowned(inputs, "a", indices < 0)
+    return _turned(case, inputs) if isinstance(contract_of(case), Turned) else _with_powers(case, inputs)
 
 
 def _masked(case: Case) -> dict[str, Tensor]:
@@ -408,9 +408,9 @@ def _masked(case: Case) -> dict[str, Tensor]:
     real = torch.from_numpy(case.stream("masked_m").integers(0, m + 1, (g,))).to(torch.int32)
     real[0], real[-1] = 0, m
     flat = codes(case, "a", 0, g * m, k)
-    given = {"a": flat.reshape(g, m, flat.shape[1]), "b": _weights(case, "b", g, n, k), "masked_m": real}
-    _unowned(given, "a", (torch.arange(m, device="cpu")[None, :] >= real[:, None]).flatten())
-    return _with_powers(case, given)
+    inputs = {"a": flat.reshape(g, m, flat.shape[1]), "b": _weights(case, "b", g, n, k), "masked_m": real}
+    _unowned(inputs, "a", (torch.arange(m, device="cpu")[None, :] >= real[:, None]).flatten())
+    return _with_powers(case, inputs)
 
 
 def _granularity(case: Case) -> dict[str, object]:

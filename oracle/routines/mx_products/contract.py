@@ -219,22 +219,22 @@ class MxProduct(ProductContract):
     def matrix(self, inputs: Inputs, part: int) -> Tensor:
         """The codes ``[R, K]`` of a (0) or of b (1), one each, rows of all groups below one another: FP8, or uint8 of
         E2M1."""
-        given = inputs[self.names[part]]
+        operand = inputs[self.names[part]]
         if part == 1 and self.b_columns:
-            given = given.view(torch.uint8).mT.contiguous().view(given.dtype)
-        flat = given.reshape(-1, given.shape[-1])
+            operand = operand.view(torch.uint8).mT.contiguous().view(operand.dtype)
+        flat = operand.reshape(-1, operand.shape[-1])
         return flat if flat.is_floating_point() else unpack(flat.view(torch.uint8))
 
     def given(self, inputs: Inputs, part: int, codes: Tensor) -> Tensor:
         """The inverse of :meth:`matrix`: an operand ``[...]`` as the call gives it, of ``codes`` ``[R, K]`` (uint8, one
         each)."""
-        given = inputs[self.names[part]]
-        packed = codes if given.is_floating_point() else pack(codes)
+        operand = inputs[self.names[part]]
+        packed = codes if operand.is_floating_point() else pack(codes)
         if part == 1 and self.b_columns:
-            packed = packed.reshape(*given.shape[:-2], given.shape[-1], given.shape[-2]).mT
+            packed = packed.reshape(*operand.shape[:-2], operand.shape[-1], operand.shape[-2]).mT
         else:
-            packed = packed.reshape(given.shape)
-        return packed.view(given.dtype)
+            packed = packed.reshape(operand.shape)
+        return packed.view(operand.dtype)
 
     def parts(self, inputs: Inputs, **options: object) -> list[Part]:
         left, right = self.sides(inputs, options)
@@ -246,7 +246,7 @@ class MxProduct(ProductContract):
         sa, sb = (
             _spread(side.read(inputs[side.scale]), side.width // block, a.shape[1], block) for side in (left, right)
         )
-        found = []
+        products = []
         for run in self.runs(inputs, options):
             rows = torch.arange(a.shape[0], device=a.device) if run.rows is None else run.rows
             if isinstance(rows, slice):
@@ -262,8 +262,8 @@ class MxProduct(ProductContract):
                 c=inputs.get("c"),
                 alpha=self.factors(inputs, run),
             )
-            found.append(Part(product, None if run.rows is None else rows))
-        return found
+            products.append(Part(product, None if run.rows is None else rows))
+        return products
 
     def operands(self, call: Call) -> Operands:
         return Operands(
@@ -304,9 +304,9 @@ class MxProduct(ProductContract):
 
     def _depth(self, inputs: Inputs, part: int) -> int:
         """K, of which a byte of four-bit codes holds two."""
-        given = inputs[self.names[part]]
-        k = given.shape[-2 if part == 1 and self.b_columns else -1]
-        return k if given.is_floating_point() else 2 * k
+        operand = inputs[self.names[part]]
+        k = operand.shape[-2 if part == 1 and self.b_columns else -1]
+        return k if operand.is_floating_point() else 2 * k
 
     def tiled(self, part: int, rows: int, k: int, width: int, dtype: torch.dtype, tile: str) -> Side:
         """One matrix of scales in tiles."""
@@ -317,11 +317,11 @@ class MxProduct(ProductContract):
     ) -> Side:
         """Matrices of scales in tiles of their own, one behind the other: of so many rows each."""
         columns = -(-k // width)
-        found, start = [torch.empty(0, columns, dtype=torch.int64, device="cpu")], 0
+        at, start = [torch.empty(0, columns, dtype=torch.int64, device="cpu")], 0
         for count in counts:
-            found.append(start + places(count, columns, tile))
+            at.append(start + places(count, columns, tile))
             start += size_of(count, columns, tile)
-        return Side(self.names[part], self.names[2 + part], width, dtype, tile, torch.cat(found), start)
+        return Side(self.names[part], self.names[2 + part], width, dtype, tile, torch.cat(at), start)
 
 
 def _spread(scale: Tensor, times: int, k: int, block: int) -> Tensor:
@@ -680,7 +680,7 @@ class ScaledGroupedMmMxKGroups(MxProduct):
     options = (OptionSpec("out_dtype", None, (None, torch.bfloat16), "dtype of the output"),)
 
     def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
-        found = []
+        both = []
         for part in (0, 1):
             rows, start, at = inputs[self.names[part]].shape[0], 0, []
             for begin, end in self._pairs(inputs):
@@ -688,21 +688,21 @@ class ScaledGroupedMmMxKGroups(MxProduct):
                 at.append(start + places(rows, columns, TILE))
                 start += size_of(rows, columns, TILE)
             size = max(start, inputs[self.names[2 + part]].numel())
-            found.append(Side(self.names[part], self.names[2 + part], MX, UE8M0, TILE, torch.cat(at, dim=1), size))
-        return found[0], found[1]
+            both.append(Side(self.names[part], self.names[2 + part], MX, UE8M0, TILE, torch.cat(at, dim=1), size))
+        return both[0], both[1]
 
     def parts(self, inputs: Inputs, **options: object) -> list[Part]:
         m, (left, right) = inputs["mat_a"].shape[0], self.sides(inputs, options)
         sa, sb = (side.read(inputs[side.scale]) for side in (left, right))
-        found = []
+        products = []
         for g, (begin, end) in enumerate(self._pairs(inputs)):
             if end > begin:
                 k, c = slice(begin, end), slice(begin // MX, end // MX)
                 product = ScaledProduct(
                     inputs["mat_a"][:, k], inputs["mat_b"][:, k], sa[:, c], sb[:, c], block=MX, b_rows=1
                 )
-                found.append(Part(product, torch.arange(g * m, g * m + m, device=inputs["mat_a"].device)))
-        return found
+                products.append(Part(product, torch.arange(g * m, g * m + m, device=inputs["mat_a"].device)))
+        return products
 
     def shape(self, inputs: Inputs) -> tuple[int, ...]:
         return inputs["offs"].shape[0], inputs["mat_a"].shape[0], inputs["mat_b"].shape[0]
@@ -741,7 +741,7 @@ class Fp8Fp4(MxProduct):
     )
 
     def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
-        k, found = MxProduct._depth(self, inputs, 0), []  # of operands as they are multiplied
+        k, both = MxProduct._depth(self, inputs, 0), []  # of operands as they are multiplied
         for name, (width, height) in zip("ab", _granularities(options), strict=True):
             scale, rows = f"{name}_scale", inputs[name].shape[-2]
             words = lanes_of(inputs[scale]) if scale in inputs else 1
@@ -751,8 +751,8 @@ class Fp8Fp4(MxProduct):
             row = torch.arange(matrices, device="cpu")[:, None] * each + torch.arange(rows, device="cpu") // height
             at = row.reshape(-1, 1) * pitch + torch.arange(columns, device="cpu")
             dtype, lies = (UE8M0, PACKED) if words > 1 else (torch.float32, LINEAR)
-            found.append(Side(name, scale, width, dtype, lies, at, matrices * each * pitch))
-        return found[0], found[1]
+            both.append(Side(name, scale, width, dtype, lies, at, matrices * each * pitch))
+        return both[0], both[1]
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         if inputs["b_scale"].dtype in WORDS and options["gran_n"] != 1:
@@ -768,12 +768,12 @@ class Fp8Fp4(MxProduct):
 
     def scale_shapes(self, inputs: Inputs, options: Options) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of both scales."""
-        k, found = inputs["a"].shape[-1] * (1 if inputs["a"].is_floating_point() else 2), list[tuple[int, ...]]()
+        k, shapes = inputs["a"].shape[-1] * (1 if inputs["a"].is_floating_point() else 2), list[tuple[int, ...]]()
         for name, (width, height) in zip("ab", _granularities(options), strict=True):
             *lead, rows, _ = inputs[name].shape
             words = lanes_of(inputs[f"{name}_scale"]) if f"{name}_scale" in inputs else 1
-            found.append((*lead, -(-rows // (height if words == 1 else 1)), -(-k // (width * words))))
-        return found[0], found[1]
+            shapes.append((*lead, -(-rows // (height if words == 1 else 1)), -(-k // (width * words))))
+        return shapes[0], shapes[1]
 
     def check_side(self, side: Side, k: int) -> None:
         if k % 32:
@@ -852,8 +852,8 @@ class GroupedFp8Fp4Contiguous(Fp8Fp4):
 
     def runs(self, inputs: Inputs, options: Options) -> Sequence[Run]:
         indices, n = inputs["m_indices"], inputs["b"].shape[1]
-        found = [g for g in torch.unique(indices).tolist() if g >= 0]
-        return [Run(torch.nonzero(indices == g)[:, 0], slice(g * n, g * n + n), g) for g in found]
+        groups = [g for g in torch.unique(indices).tolist() if g >= 0]
+        return [Run(torch.nonzero(indices == g)[:, 0], slice(g * n, g * n + n), g) for g in groups]
 
     def extents(self, inputs: Inputs) -> dict[str, int]:
         bound = super().extents(inputs)

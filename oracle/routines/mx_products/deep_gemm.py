@@ -82,8 +82,8 @@ class Turned(Fp8Fp4):
         return super().matrix(self.straight(inputs), part)
 
     def given(self, inputs: Inputs, part: int, codes: Tensor) -> Tensor:
-        made = super().given(self.straight(inputs), part, codes)
-        return turned(made) if self.names[part] in self.turned else made
+        straight = super().given(self.straight(inputs), part, codes)
+        return turned(straight) if self.names[part] in self.turned else straight
 
     def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
         straight = {**inputs, **self.straight({name: inputs[name] for name in ("a", "b")})}
@@ -101,8 +101,8 @@ class Turned(Fp8Fp4):
         return super().shape(self.straight({name: inputs[name] for name in ("a", "b")}))
 
     def _depth(self, inputs: Inputs, part: int) -> int:
-        given = inputs[self.names[part]]
-        return given.shape[-2] if self.names[part] in self.turned else super()._depth(inputs, part)
+        operand = inputs[self.names[part]]
+        return operand.shape[-2] if self.names[part] in self.turned else super()._depth(inputs, part)
 
     @staticmethod
     def _lying(side: Side, shape: tuple[int, ...]) -> Side:
@@ -229,15 +229,15 @@ class KGroupedGemmTn(MxProduct):
 
     def scale_shapes(self, inputs: Inputs, options: Options) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of both scales."""
-        found, gran = list[tuple[int, ...]](), _gran(options)
+        shapes, gran = list[tuple[int, ...]](), _gran(options)
         for name in "ab":
             lanes = lanes_of(inputs[f"{name}_scale"]) if f"{name}_scale" in inputs else 1
             steps = inputs["ks"].tolist() if lanes > 1 else [inputs[name].shape[0]]
-            found.append((sum(-(-k // (gran * lanes)) for k in steps), inputs[name].shape[1]))
-        return found[0], found[1]
+            shapes.append((sum(-(-k // (gran * lanes)) for k in steps), inputs[name].shape[1]))
+        return shapes[0], shapes[1]
 
     def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
-        found, gran = [], _gran(options)
+        both, gran = [], _gran(options)
         for part, (down, rows) in enumerate(self.scale_shapes(inputs, options)):
             name, scale = self.names[part], self.names[2 + part]
             lanes = lanes_of(inputs[scale]) if scale in inputs else 1
@@ -247,8 +247,8 @@ class KGroupedGemmTn(MxProduct):
                 at.append(((start + block // lanes) * rows + row) * lanes + block % lanes)
                 start += -(-k // (gran * lanes))
             dtype, lies = (UE8M0, PACKED) if lanes > 1 else (torch.float32, LINEAR)
-            found.append(Side(name, scale, gran, dtype, lies, torch.cat(at, dim=1), down * rows * lanes))
-        return found[0], found[1]
+            both.append(Side(name, scale, gran, dtype, lies, torch.cat(at, dim=1), down * rows * lanes))
+        return both[0], both[1]
 
     def matrix(self, inputs: Inputs, part: int) -> Tensor:
         return turned(inputs[self.names[part]])
@@ -260,7 +260,7 @@ class KGroupedGemmTn(MxProduct):
         (_, m, n), width = inputs["c"].shape, _gran(options)
         a, b = (self.matrix(inputs, part) for part in (0, 1))
         scales = [side.read(inputs[side.scale]) for side in self.sides(inputs, options)]
-        found, start = [], 0
+        products, start = [], 0
         for g, k in enumerate(inputs["ks"].tolist()):
             span, blocks = slice(start, start + k), slice(start // width, (start + k) // width)
             sides = a[:, span], b[:, span], scales[0][:, blocks], scales[1][:, blocks]
@@ -269,9 +269,9 @@ class KGroupedGemmTn(MxProduct):
                 zeros = [(0 * x).expand(-1, MX).to(a.dtype) for x in one]
                 sides = zeros[0], zeros[1], one[0].to(scales[0].dtype), one[1].to(scales[1].dtype)
             product = ScaledProduct(*sides, block=width if k else MX, b_rows=1, c=inputs["c"][g])
-            found.append(Part(product, torch.arange(g * m, g * m + m, device=a.device)))
+            products.append(Part(product, torch.arange(g * m, g * m + m, device=a.device)))
             start += k
-        return found
+        return products
 
     def shape(self, inputs: Inputs) -> tuple[int, ...]:
         return tuple(inputs["c"].shape)

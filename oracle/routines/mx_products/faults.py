@@ -266,8 +266,8 @@ def _recoded(part: int, change: Callable[[Tensor], Tensor]) -> Change:
 
     def apply(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         contract = _contract(call)
-        made = change(contract.matrix(inputs, part).contiguous().view(torch.uint8))
-        return inputs | {contract.names[part]: contract.given(inputs, part, made)}
+        codes = change(contract.matrix(inputs, part).contiguous().view(torch.uint8))
+        return inputs | {contract.names[part]: contract.given(inputs, part, codes)}
 
     return apply
 
@@ -318,14 +318,14 @@ def _at_the_border(first: bool) -> Callable[[Call, Tensor], Tensor]:
     """WRITE: the first (last) row of every group but the first (last) against the weight of its neighbour."""
 
     def change(call: Call, out: Tensor) -> Tensor:
-        made = out.clone()
+        written = out.clone()
         for before, after in zip(call.parts, call.parts[1:], strict=False):
             own, other = (after, before) if first else (before, after)
             at = 0 if first else own.product.M - 1
             product = replace(own.product.rows(at, at + 1), b=other.product.b, b_scale=other.product.b_scale)
             assert own.rows is not None
-            made[own.rows[at]] = store(rounded(product, exact(product), torch.float32), out.dtype)[0]
-        return made
+            written[own.rows[at]] = store(rounded(product, exact(product), torch.float32), out.dtype)[0]
+        return written
 
     return change
 
@@ -352,21 +352,21 @@ def _row_by_row(call: Call, side: Side) -> Tensor:
 def _gaps_of_flashinfer(call: Call, side: Side) -> Tensor:
     """Groups, those without rows too, at FlashInfer's starts; an index past the end wraps around."""
     ends, begin = call.inputs[str(call.contract.groups)].tolist(), 0
-    found = [side.at[:0]]
+    pieces = [side.at[:0]]
     for start, end in zip(group_starts([0, *ends]), ends, strict=False):
         if end > begin:
-            found.append(places(start + end - begin, side.columns, TILE)[start:])
+            pieces.append(places(start + end - begin, side.columns, TILE)[start:])
         begin = end
-    return torch.cat(found)
+    return torch.cat(pieces)
 
 
 def _tight(call: Call, side: Side) -> Tensor:
     """Each group in tiles of its own, one behind the other."""
-    found, start = [], 0
+    pieces, start = [], 0
     for part in call.parts:
-        found.append(start + places(part.product.M, side.columns, TILE))
+        pieces.append(start + places(part.product.M, side.columns, TILE))
         start += size_of(part.product.M, side.columns, TILE)
-    return torch.cat(found)
+    return torch.cat(pieces)
 
 
 def _placed(wrong: Callable[[Call, Side], Tensor]) -> Change:
@@ -428,12 +428,12 @@ for part, letter in enumerate(LETTERS):
 )
 def write_from_zero(call: Call, out: Tensor) -> Tensor:
     """Every group adds what the groups before it have."""
-    made, total = out.clone(), torch.zeros_like(out[: call.parts[0].product.M], dtype=torch.float32)
+    written, total = out.clone(), torch.zeros_like(out[: call.parts[0].product.M], dtype=torch.float32)
     for part in call.parts:
         assert part.rows is not None
         total = total + out[part.rows].to(torch.float32)
-        made[part.rows] = total.to(out.dtype)
-    return made
+        written[part.rows] = total.to(out.dtype)
+    return written
 
 
 @fault(
@@ -445,11 +445,11 @@ def write_from_zero(call: Call, out: Tensor) -> Tensor:
 )
 def write_one_on(call: Call, out: Tensor) -> Tensor:
     """The results of the groups with K exchanged in a ring."""
-    made, rows = out.clone(), [part.rows for part in call.parts]
+    written, rows = out.clone(), [part.rows for part in call.parts]
     for own, other in zip(rows, rows[1:] + rows[:1], strict=True):
         assert own is not None and other is not None
-        made[own] = out[other]
-    return made
+        written[own] = out[other]
+    return written
 
 
 # --- transposed operands, groups by their ends ----------------------------------------------------------------------
@@ -500,12 +500,12 @@ for part, letter in enumerate(LETTERS):
     ),
 )
 def write_from_256(call: Call, out: Tensor) -> Tensor:
-    made, old = out.clone(), stale(call, out)
+    written, old = out.clone(), stale(call, out)
     for part in call.parts:
         assert part.rows is not None
         late = part.rows[part.rows < -(-int(part.rows[0]) // 256) * 256]
-        made[late] = old[late]
-    return made
+        written[late] = old[late]
+    return written
 
 
 shuffled = need(lambda call: bool(call.resolved.get("shuffled")), "the weight is not shuffled")
@@ -560,9 +560,9 @@ def _as(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     return lambda scale: decode(_bytes(scale).view(dtype))
 
 
-def _any_scale(part: int, found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
+def _any_scale(part: int, holds: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
     return need(
-        lambda call: any(bool(found(decode((p.product.a_scale, p.product.b_scale)[part])).any()) for p in call.parts),
+        lambda call: any(bool(holds(decode((p.product.a_scale, p.product.b_scale)[part])).any()) for p in call.parts),
         missing,
     )
 
@@ -639,10 +639,10 @@ def _sides_codes(part: int, change: Callable[[Tensor], Tensor]) -> Callable[[Sca
     name = "ab"[part]
 
     def product(product: ScaledProduct) -> ScaledProduct:
-        made = to_dtype(
+        codes = to_dtype(
             change(getattr(product, name)), torch.float16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF
         )
-        return replace(product, **{name: made})  # type: ignore[arg-type]
+        return replace(product, **{name: codes})  # type: ignore[arg-type]
 
     return product
 
@@ -1007,10 +1007,10 @@ fault(
 
 def _unwritten(rows: bool) -> Callable[[Call, Tensor], Tensor]:
     def change(call: Call, out: Tensor) -> Tensor:
-        made, old = out.clone(), stale(call, out)
+        written, old = out.clone(), stale(call, out)
         at = (slice(-1, None), slice(None)) if rows else (slice(None), slice(-8, None))
-        made[at] = old[at]
-        return made
+        written[at] = old[at]
+        return written
 
     return change
 

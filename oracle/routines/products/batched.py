@@ -74,8 +74,8 @@ class BmmFp8(ProductContract):
         TensorSpec("B_scale", Kind.SCALES, F32, ("1",), "scale of B"),
     )
 
-    def matrices(self, call: Call, role: str, given: Tensor) -> list[Tensor]:
-        return list(given.mT if role == "b" else given) if given.dim() == 3 else [given[:, None]]
+    def matrices(self, call: Call, role: str, tensor: Tensor) -> list[Tensor]:
+        return list(tensor.mT if role == "b" else tensor) if tensor.dim() == 3 else [tensor[:, None]]
 
     def parts(self, inputs: Inputs) -> list[Part]:
         (groups, m, k), n = inputs["A"].shape, inputs["B"].shape[2]

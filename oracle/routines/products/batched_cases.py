@@ -76,11 +76,11 @@ def _k_grouped(case: Case) -> dict[str, Tensor]:
 
 def _einsum(case: Case) -> dict[str, Tensor]:
     m, n, k, h = case["m"], case["n"], case["k"], case["g"]
-    made = cases.operands(case, m * h, h * n, k)
+    inputs = cases.operands(case, m * h, h * n, k)
     return {
-        "a": made["a"].reshape(m, h, k),
+        "a": inputs["a"].reshape(m, h, k),
         "a_scale": cases.scale(case, "a_scale", 0, m * h, k).reshape(m, h, -1),
-        "b": made["b"].reshape(h, n, k),
+        "b": inputs["b"].reshape(h, n, k),
         "b_scale": cases.scale(case, "b_scale", 1, n, k, h),
     }
 
@@ -88,9 +88,9 @@ def _einsum(case: Case) -> dict[str, Tensor]:
 def _batched(case: Case) -> dict[str, Tensor]:
     """``B`` is the column-major view that the library takes."""
     m, n, k, g = case["m"], case["n"], case["k"], case["g"]
-    made = cases.operands(case, g * m, g * n, k)
+    inputs = cases.operands(case, g * m, g * n, k)
     scales = {f"{side}_scale": cases.scale(case, f"{side}_scale", 0, m, k).flatten() for side in "AB"}
-    return {"A": made["a"].reshape(g, m, k), "B": made["b"].reshape(g, n, k).mT, **scales}
+    return {"A": inputs["a"].reshape(g, m, k), "B": inputs["b"].reshape(g, n, k).mT, **scales}
 
 
 def _spans(case: Case, unit: int = 1) -> list[tuple[int, int]]:
@@ -125,8 +125,8 @@ def _sizes(case: Case) -> dict[str, Tensor]:
 
 def _experts(case: Case) -> dict[str, Tensor]:
     """Codes of rows and of every expert's weight."""
-    made = cases.operands(case, case["m"], case["g"] * case["n"], case["k"])
-    return {"a": made["a"], "b": made["b"].reshape(case["g"], case["n"], case["k"])}
+    inputs = cases.operands(case, case["m"], case["g"] * case["n"], case["k"])
+    return {"a": inputs["a"], "b": inputs["b"].reshape(case["g"], case["n"], case["k"])}
 
 
 def _times_alpha(case: Case) -> dict[str, Tensor]:
@@ -155,13 +155,13 @@ def _cutlass_grouped(case: Case) -> dict[str, Tensor]:
 def _int4(case: Case, rows: int, k: int, groups: int = 1) -> dict[str, Tensor]:
     """Every weight -8..7 equally often, scales of four binades that a second rounding moves; 0 to 4 and 1 where the
     sums are exact; products beyond 448 in the family of all codes."""
-    made = case.stream("b_q").integers(-8, 8, (rows * groups, k))
+    values = case.stream("b_q").integers(-8, 8, (rows * groups, k))
     scales = torch.from_numpy(case.stream("b_group_scales").integers(0x28, 0x48, (groups, -(-k // 128), rows)))
     if case.family in ("exact", "ties"):
         exact = data.operand(case.label("b_q"), case.family, rows * groups, k, dtype=torch.float8_e4m3fn, side="b")
         q, scales = decode(exact).to(torch.int8), torch.full_like(scales, 0x38)
     else:
-        q = torch.from_numpy(made).to(torch.int8)
+        q = torch.from_numpy(values).to(torch.int8)
     if case.family == "codes":
         scales = torch.from_numpy(case.stream("b_group_scales").integers(0x01, 0x7F, tuple(scales.shape)))
     return {"b_q": q.reshape(groups, rows, k), "b_group_scales": scales.to(torch.uint8).view(torch.float8_e4m3fn)}

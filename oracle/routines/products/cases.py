@@ -92,17 +92,17 @@ def _torch_product(case: Case) -> dict[str, Tensor]:
 
 def _beneath(case: Case) -> dict[str, Tensor]:
     """``terms=small``: two products of 2^14 beside fourteen below 2^-8, all of which an alignment of 22 bits loses."""
-    given = _torch_product(case)
+    inputs = _torch_product(case)
     if case.option("terms") is None:
-        return given
+        return inputs
     for name, values in (("qinput", (1.75, 1.875)), ("weight", (2.0, 2.0))):
-        rows, k = (given[name] if name == "qinput" else given[name].t()).shape
+        rows, k = (inputs[name] if name == "qinput" else inputs[name].t()).shape
         picked = torch.from_numpy(case.stream(f"{name} terms").integers(0, 2, (rows, k)))
-        made = torch.where(picked == 0, *values).to(torch.float64) * 2.0**-5
-        made[:, :2], made[:, 16:] = 128.0, 0.0
-        codes = made.to(torch.float32).to(given[name].dtype)  # every value is one of the format
-        given[name] = codes if name == "qinput" else codes.t()
-    return given
+        elements = torch.where(picked == 0, *values).to(torch.float64) * 2.0**-5
+        elements[:, :2], elements[:, 16:] = 128.0, 0.0
+        codes = elements.to(torch.float32).to(inputs[name].dtype)  # every value is one of the format
+        inputs[name] = codes if name == "qinput" else codes.t()
+    return inputs
 
 
 def _flashinfer_product(case: Case) -> dict[str, Tensor]:

@@ -197,11 +197,11 @@ class ProductContract(Contract):
         call = Call(self, inputs, options).checked()
         tensor = self.validate_output(call, output)["out"]
         flat = tensor.reshape(-1, tensor.shape[-1])
-        found: dict[str, list[Match]] = {}
+        matches: dict[str, list[Match]] = {}
         for part in call.parts:
             for match in identify_product(part.product, part.of(flat), arch):
-                found.setdefault(match.schedule, []).append(match)
-        return sorted((_joined(m) for m in found.values() if len(m) == len(call.parts)), key=lambda m: -m.equal)
+                matches.setdefault(match.schedule, []).append(match)
+        return sorted((_joined(m) for m in matches.values() if len(m) == len(call.parts)), key=lambda m: -m.equal)
 
 
 @register

@@ -87,8 +87,8 @@ class Turned(ProductContract):
     laid_out = True
     turned: ClassVar[tuple[str, ...]]
 
-    def matrices(self, call: Call, role: str, given: Tensor) -> list[Tensor]:
-        view = given.mT if self.roles[role] in self.turned else given
+    def matrices(self, call: Call, role: str, tensor: Tensor) -> list[Tensor]:
+        view = tensor.mT if self.roles[role] in self.turned else tensor
         return list(view) if view.dim() == 3 else [view]
 
     def straight(self, inputs: Inputs) -> dict[str, Tensor]:
@@ -195,12 +195,12 @@ class KGrouped(ProductContract):
         TensorSpec("c", Kind.STATE, F32, ("G", "M", "N"), SUMMAND, contiguous=True),
     )
 
-    def matrices(self, call: Call, role: str, given: Tensor) -> list[Tensor]:
+    def matrices(self, call: Call, role: str, tensor: Tensor) -> list[Tensor]:
         ks = [k for k in call.inputs["ks"].tolist() if k]
-        if given.dim() == 2:
-            return list(given.split_with_sizes([k // 128 for k in ks], dim=1))
+        if tensor.dim() == 2:
+            return list(tensor.split_with_sizes([k // 128 for k in ks], dim=1))
         rows = call.inputs[f"{role}_scale"].shape[0]
-        return [part.view(rows, k) for part, k in zip(given.split_with_sizes([rows * k for k in ks]), ks, strict=True)]
+        return [part.view(rows, k) for part, k in zip(tensor.split_with_sizes([rows * k for k in ks]), ks, strict=True)]
 
     def parts(self, inputs: Inputs) -> list[Part]:
         c = inputs["c"]
@@ -272,8 +272,8 @@ class Fp8Einsum(ProductContract):
         scale_input("b_scale", BLOCKS[1], "H", "N", "K", doc="128x128 scales of every head"),
     )
 
-    def matrices(self, call: Call, role: str, given: Tensor) -> list[Tensor]:
-        return list(given.unbind(0 if role.startswith("b") else 1))
+    def matrices(self, call: Call, role: str, tensor: Tensor) -> list[Tensor]:
+        return list(tensor.unbind(0 if role.startswith("b") else 1))
 
     def parts(self, inputs: Inputs) -> list[Part]:
         m, heads, _ = inputs["a"].shape
@@ -297,8 +297,8 @@ class SomeColumns(Sets):
     def numerics(self) -> str:  # type: ignore[override]
         return self.written.numerics
 
-    def judge(self, found: Found) -> Verdict:
-        return self.written.judge({"out": found["out"][:, self.columns]})
+    def judge(self, outputs: Found) -> Verdict:
+        return self.written.judge({"out": outputs["out"][:, self.columns]})
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         out = expected["out"]
@@ -375,8 +375,8 @@ class SkipHeadMid(Contract):
     def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> Tensor:
         """The bits ``[M, columns]`` of the product by one of the numerics, in ``out_dtype``, NaN in the gaps."""
         call = Call(self, inputs, options).checked()
-        made = DENSE.predict(inputs, numerics=numerics, out_dtype=call.resolved["out_dtype"])
-        return self.spread(call, made)
+        outputs = DENSE.predict(inputs, numerics=numerics, out_dtype=call.resolved["out_dtype"])
+        return self.spread(call, outputs)
 
 
 DENSE = Fp8GemmNt()

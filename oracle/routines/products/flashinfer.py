@@ -185,22 +185,22 @@ class QuantisedInside(Sets):
     names: Sequence[str]
     declared: bool
 
-    def judge(self, found: Found) -> Verdict:
-        call, tensor = self.call, found["out"]
+    def judge(self, outputs: Found) -> Verdict:
+        call, tensor = self.call, outputs["out"]
         mistrust = why_mistrust(call.parts, tensor)
         if self.names[0] == IEEE32:
             return self._judge_range(tensor, IEEE32, mistrust)
         for name in self.names:
             predicted = predict_parts(call.parts, call.rows, get_schedule(name), tensor.dtype)
             if bool(same_bits(predicted, tensor).all()):
-                said = f"{FLASHINFER_1X128.name} and {name}"
-                return verdict_of_equality(f"bits of {said}", said, tensor.numel(), mistrust)
+                names = f"{FLASHINFER_1X128.name} and {name}"
+                return verdict_of_equality(f"bits of {names}", names, tensor.numel(), mistrust)
         ranges = with_float32(
             lambda name, wider: Property(lambda _: self._judge_range(tensor, name, mistrust), wider=wider),
             self.names[0],
             declared=self.declared,
         )
-        return self._as_shipped(judge_alternatives(ranges, found), tensor)
+        return self._as_shipped(judge_alternatives(ranges, outputs), tensor)
 
     def _as_shipped(self, judged: Verdict, tensor: Tensor) -> Verdict:
         """``judged``, with the name of the quantisers as shipped where their bits are the output's."""
@@ -212,12 +212,12 @@ class QuantisedInside(Sets):
                 continue
             if bool(same_bits(predict_parts([part], tensor.shape[0], schedule, tensor.dtype), tensor).all()):
                 wide = inputs["weight"].dtype == WIDE
-                said = [FLASHINFER_1X128_FAST_MATH.name, *([FLASHINFER_128X128_AMAX_FAULT.name] if wide else []), name]
-                bits = " and ".join(said)
+                names = [FLASHINFER_1X128_FAST_MATH.name, *([FLASHINFER_128X128_AMAX_FAULT.name] if wide else []), name]
+                bits = " and ".join(names)
                 if judged.status is not Status.FAILED:
                     return replace(judged, matches=bits, summary=f"{judged.summary}; bits of {bits}")
-                causes = [said[0]] if out_of_range(inputs["input"]) else []
-                causes += [said[1]] if wide and rows_left_out(inputs["weight"]) else []
+                causes = [names[0]] if out_of_range(inputs["input"]) else []
+                causes += [names[1]] if wide and rows_left_out(inputs["weight"]) else []
                 summary = f"{judged.summary}; every bit is that of {bits}"
                 return replace(judged, explained_by=tuple(causes), summary=summary)
         return judged
@@ -265,11 +265,11 @@ def _verdict(inputs: Inputs, tensor: Tensor, numerics: str, recipe: Recipe, mist
     codes, scale = _nominal(inputs, "input", FLASHINFER_1X128)
     part = Part(block_scaled(codes, weight.codes, scale, weight.scale))
     block, rows = part.product.block, part.product.b_rows
-    found = boxed_product(widened, weight.codes, weight.scale, block=block, b_rows=rows, acc=acc, b_ends=weight.ends)
+    interval = boxed_product(widened, weight.codes, weight.scale, block=block, b_rows=rows, acc=acc, b_ends=weight.ends)
     expected = decode(truth([part], tensor.shape[0], tensor.dtype))
-    low, high = (decode(rounded_to(x, tensor.dtype)) for x in (found.low, found.high))
-    admitted = Admissible(low, high, expected, open=found.open)
-    return verdict(compare(tensor, admitted), basis=f"{found.name}; {recipe.name}", mistrust=mistrust)
+    low, high = (decode(rounded_to(x, tensor.dtype)) for x in (interval.low, interval.high))
+    admitted = Admissible(low, high, expected, open=interval.open)
+    return verdict(compare(tensor, admitted), basis=f"{interval.name}; {recipe.name}", mistrust=mistrust)
 
 
 def _nominal(inputs: Inputs, name: str, recipe: Recipe) -> tuple[Tensor, Tensor]:
@@ -277,8 +277,8 @@ def _nominal(inputs: Inputs, name: str, recipe: Recipe) -> tuple[Tensor, Tensor]
     x = inputs[name]
     if x.dtype != WIDE:
         return x, inputs[f"{name}_scale"]
-    made = quantize(x, recipe)
-    return made.codes, made.scale
+    quantised = quantize(x, recipe)
+    return quantised.codes, quantised.scale
 
 
 def _weight(inputs: Inputs, recipe: Recipe) -> Weight:

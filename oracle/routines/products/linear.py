@@ -137,7 +137,7 @@ class Fp8LinearOp(Contract):
                 name,
                 wider,
                 (lambda: iter(())) if wider else predictions,
-                lambda found: all_equal("weight_scale", [first.b_scale]) or mostly_zero(decode(found["out"])),
+                lambda outputs: all_equal("weight_scale", [first.b_scale]) or mostly_zero(decode(outputs["out"])),
                 matrix=True,
             )
 
@@ -165,11 +165,11 @@ class Fp8LinearOp(Contract):
         scale, bias = inputs["weight_scale"], inputs.get("bias")
         if x.dtype in FP8:
             return [(None, contract.scaled_by_shape(flat, weight, inputs["input_scale"], scale, bias))]
-        made: list[tuple[Recipe | None, ScaledProduct]] = []
+        pairs: list[tuple[Recipe | None, ScaledProduct]] = []
         for recipe in self.recipes(inputs, options):
             q = quantize(flat, recipe, scale=inputs.get("input_scale"), scale_ub=inputs.get("input_scale_ub"))
-            made.append((recipe, contract.scaled_by_shape(q.codes, weight, q.scale, scale, bias)))
-        return made
+            pairs.append((recipe, contract.scaled_by_shape(q.codes, weight, q.scale, scale, bias)))
+        return pairs
 
     def recipes(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         static = "input_scale" in inputs
@@ -191,8 +191,8 @@ class Fp8LinearOp(Contract):
         if is_class(name) and name != IEEE32:
             raise NumericsError(f"{name} has no bound for flipped codes; declare the schedule itself, or {IEEE32}")
         acc = None if name == IEEE32 else of_schedule(get_schedule(name))
-        found = boxed_product(boxes, product.b, product.b_scale, block=product.K, b_rows=product.b_rows, acc=acc)
-        low, high = found.low, found.high
+        interval = boxed_product(boxes, product.b, product.b_scale, block=product.K, b_rows=product.b_rows, acc=acc)
+        low, high = interval.low, interval.high
         if product.bias is not None:
             low, high = low + decode(product.bias), high + decode(product.bias)
             slack = U * torch.maximum(low.abs(), high.abs()) * (1 + 2.0**-20) + ETA
@@ -200,11 +200,11 @@ class Fp8LinearOp(Contract):
         fmt = of_dtype(call.out_dtype)
         low, high = (round_to(e, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF) for e in (low, high))
         expected = torch.nan_to_num(decode(rounded(product, exact(product), call.out_dtype)), 0.0)
-        open_ = found.open | lost[:, None] | ~torch.isfinite(low) | ~torch.isfinite(high)
+        open_ = interval.open | lost[:, None] | ~torch.isfinite(low) | ~torch.isfinite(high)
         nan = _nan_columns(product)
         expected, open_ = torch.where(nan, torch.full_like(expected, torch.nan), expected), open_ & ~nan
-        said = f"{found.name}: {flips} of {values.numel()} of the input"
-        return {"out": Admissible(low, high, expected, open=open_)}, said
+        basis = f"{interval.name}: {flips} of {values.numel()} of the input"
+        return {"out": Admissible(low, high, expected, open=open_)}, basis
 
 
 @register
@@ -287,8 +287,8 @@ class Difference(Sets):
     due: Tensor
     width: float
 
-    def judge(self, found: Found) -> Verdict:
-        actual, expected, width = float(found["out"]), float(self.due), self.width
+    def judge(self, outputs: Found) -> Verdict:
+        actual, expected, width = float(outputs["out"]), float(self.due), self.width
         ok = math.isnan(actual) if math.isnan(expected) else abs(actual - expected) <= width
         ratio = 0.0 if actual == expected or (ok and math.isnan(expected)) else abs(actual - expected) / width
         worst = Worst((), actual, expected - width, expected + width, expected, ratio)
@@ -309,8 +309,8 @@ def _nan_columns(product: ScaledProduct) -> Tensor:
     return nan[None, :]
 
 
-def _reproduces(product: ScaledProduct, name: str, found: Found) -> bool:
-    schedule, out = get_schedule(name), found["out"]
+def _reproduces(product: ScaledProduct, name: str, outputs: Found) -> bool:
+    schedule, out = get_schedule(name), outputs["out"]
     if schedule.why_not(product, out_dtype=out.dtype) is not None:
         return False
     few = torch.arange(0, product.M, max(1, product.M // 4), device=out.device)

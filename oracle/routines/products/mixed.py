@@ -126,9 +126,9 @@ def encoded(b: Tensor) -> Tensor:
 def packed(scales: Tensor) -> Tensor:
     """E4M3 ``[8 n]`` of ``scales`` ``[...]``, ``n`` of float8_e4m3fn: ``-8 s`` to ``-s`` rounded to nearest even and
     saturated, scale by scale."""
-    made = decode(scales).flatten()[:, None] * -torch.arange(8, 0, -1, device=scales.device).to(torch.float64)
+    values = decode(scales).flatten()[:, None] * -torch.arange(8, 0, -1, device=scales.device).to(torch.float64)
     overflow = Overflow.SATURATE
-    return to_dtype(made, torch.float8_e4m3fn, rounding=Rounding.NEAREST_EVEN, overflow=overflow).flatten()
+    return to_dtype(values, torch.float8_e4m3fn, rounding=Rounding.NEAREST_EVEN, overflow=overflow).flatten()
 
 
 @register

@@ -24,9 +24,9 @@ def quantised(call: Call) -> Mapping[str, Tensor]:
     if operands.given or not operands.roles:
         return call.inputs
     product, role = operands.parts[0].product, operands.roles
-    made = {"a": product.a, "b": product.b, "a_scale": product.a_scale, "b_scale": product.b_scale}
+    tensors = {"a": product.a, "b": product.b, "a_scale": product.a_scale, "b_scale": product.b_scale}
     return {name: tensor for name, tensor in call.inputs.items() if name not in role.values()} | {
-        role[key]: tensor for key, tensor in made.items()
+        role[key]: tensor for key, tensor in tensors.items()
     }
 
 
@@ -101,31 +101,31 @@ def several_rows(role: str) -> WhyNot:
     return need(lambda call: matrix(call, role).shape[0] > 1, f"{role} has one row")
 
 
-def _rewritten(call: Call, role: str, given: Tensor, change: Change) -> Tensor:
-    changed = [change(call, m) for m in matrices(call, role, given)]
+def _rewritten(call: Call, role: str, tensor: Tensor, change: Change) -> Tensor:
+    changed = [change(call, m) for m in matrices(call, role, tensor)]
     if call.contract.laid_out:
-        same = changed[0].dtype == given.dtype
-        made = given.clone() if same else torch.zeros(given.shape, dtype=changed[0].dtype, device=given.device)
-        for place, m in zip(matrices(call, role, made), changed, strict=True):
+        same = changed[0].dtype == tensor.dtype
+        written = tensor.clone() if same else torch.zeros(tensor.shape, dtype=changed[0].dtype, device=tensor.device)
+        for place, m in zip(matrices(call, role, written), changed, strict=True):
             place.copy_(m)
-        return made
+        return written
     if role in ("a_scale", "b_scale"):
-        return torch.stack(changed).reshape(given.shape).contiguous()
+        return torch.stack(changed).reshape(tensor.shape).contiguous()
     bits = [m.view(torch.uint8) if m.element_size() == 1 else m for m in changed]
-    result = changed[0] if given.dim() == 2 else torch.stack(bits).view(changed[0].dtype)
+    result = changed[0] if tensor.dim() == 2 else torch.stack(bits).view(changed[0].dtype)
     return contract.transposed(result) if call.operands.b_columns and role == "b" else result
 
 
-def matrices(call: Call, role: str, given: Tensor) -> list[Tensor]:
-    """The operand ``given`` ``[...]`` for ``role``, or one like it, as matrices ``[rows, columns]`` of the same dtype:
+def matrices(call: Call, role: str, tensor: Tensor) -> list[Tensor]:
+    """The operand ``tensor`` ``[...]`` for ``role``, or one like it, as matrices ``[rows, columns]`` of the same dtype:
     one, or one for each group."""
     if call.contract.laid_out:
-        return call.contract.matrices(call, role, given)
-    if given.dim() == 3:
-        return list(given)
+        return call.contract.matrices(call, role, tensor)
+    if tensor.dim() == 3:
+        return list(tensor)
     if role in ("a", "b"):
-        return [contract.transposed(given) if call.operands.b_columns and role == "b" else given]
+        return [contract.transposed(tensor) if call.operands.b_columns and role == "b" else tensor]
     product = call.parts[0].product
     if role == "b_scale" and call.operands.groups is not None:
-        return [channels[:, None] for channels in given]
-    return [given.reshape(-1, product.B)]
+        return [channels[:, None] for channels in tensor]
+    return [tensor.reshape(-1, product.B)]

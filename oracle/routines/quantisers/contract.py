@@ -97,9 +97,9 @@ class QuantiserContract(Contract):
         scale, scale_ub, global_scale = inputs.get("scale"), inputs.get("scale_ub"), inputs.get("global_scale")
         return quantize.prepare(inputs["x"], scale=scale, scale_ub=scale_ub, global_scale=global_scale)
 
-    def published(self, made: Found, call: Call) -> dict[str, Tensor]:
+    def published(self, outputs: Found, call: Call) -> dict[str, Tensor]:
         """Codes and logical scale as the routine returns them."""
-        return {"q": made["q"], "scale": self.publish(made["scale"], call.resolved)}
+        return {"q": outputs["q"], "scale": self.publish(outputs["scale"], call.resolved)}
 
     def logical(self, scale: Tensor, shape: tuple[int, ...], options: Options) -> Tensor:
         """The logical scale of shape ``shape``, of the same dtype, out of the returned ``scale`` ``[..., G]`` (any
@@ -139,13 +139,13 @@ class QuantiserContract(Contract):
         return [QuantiserSets(self, call, self.recipes(call, numerics))]
 
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
-        made = run_quantiser(call, faults)
-        return made if "scale" in call.inputs else self.published(made, call)
+        outputs = run_quantiser(call, faults)
+        return outputs if "scale" in call.inputs else self.published(outputs, call)
 
-    def refused(self, call: Call, given: Found, right: Found) -> dict[str, Tensor] | None:
+    def refused(self, call: Call, outputs: Found, right: Found) -> dict[str, Tensor] | None:
         """A code only where it is wrong for the published scale and for the right one."""
         x, admitted = prepared(call), call.operands.recipes
-        q, scale = self.split(given, call, admitted)
+        q, scale = self.split(outputs, call, admitted)
         best = min((judge_recipe(x, q, scale, recipe) for recipe in admitted), key=lambda j: j.outside)
         _, rightly = self.split(right, call, admitted)
         codes = best.bad_codes & judge_recipe(x, q, rightly, best.recipe).bad_codes
@@ -155,8 +155,8 @@ class QuantiserContract(Contract):
         """The bits of one recipe, the contract's first when none is named."""
         call = Call(self, inputs, options).checked()
         recipe = self.recipes(call, numerics)[0]
-        made = self.prepared_of(inputs, call.resolved).quantized(recipe)
-        return self.published({"q": made.codes, "scale": made.scale}, call)
+        quantised = self.prepared_of(inputs, call.resolved).quantized(recipe)
+        return self.published({"q": quantised.codes, "scale": quantised.scale}, call)
 
     def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
         """Recipes by the fraction of codes and scales that they reproduce, best first; ``arch`` changes nothing."""
@@ -183,8 +183,8 @@ class QuantiserContract(Contract):
         for recipe in own:
             if recipe.name == numerics:
                 return (recipe,)
-        given = [r.formula is recipes.ScaleFormula.GIVEN for r in (named, own[0])]
-        if not same_kind(named.block, own[0].block) or given[0] != given[1]:
+        static = [r.formula is recipes.ScaleFormula.GIVEN for r in (named, own[0])]
+        if not same_kind(named.block, own[0].block) or static[0] != static[1]:
             raise NumericsError(
                 f"{self.name} has blocks of {own[0].block}, recipe {numerics} has {named.block}; "
                 f"declare one of {', '.join(r.name for r in own)}"
@@ -197,10 +197,10 @@ class QuantiserContract(Contract):
             )
         return (named.with_block(own[0].block),)
 
-    def split(self, found: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
+    def split(self, outputs: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
         """Codes of the shape of ``x``, of the element format's dtype, and the logical scale ``[..., G]``, out of
         checked outputs."""
-        return found["q"], self.scale_of(found["scale"], call, admitted)
+        return outputs["q"], self.scale_of(outputs["scale"], call, admitted)
 
     def scale_of(self, scale: Tensor, call: Call, admitted: Sequence[Recipe]) -> Tensor:
         """The logical scale ``[..., G]`` out of the returned ``scale`` ``[..., G]``, of the same dtype: float32, E8M0,
@@ -224,8 +224,8 @@ class QuantiserSets(Sets):
     call: Call
     recipes: Sequence[Recipe]
 
-    def judge(self, found: Found) -> Verdict:
-        q, scale = self.contract.split(found, self.call, self.recipes)
+    def judge(self, outputs: Found) -> Verdict:
+        q, scale = self.contract.split(outputs, self.call, self.recipes)
         return judge_quantised(prepared(self.call), q, scale, self.recipes)
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
@@ -297,13 +297,13 @@ class ScaledFp8Quant(QuantiserContract):
         return recipes.TORCH_TENSOR, recipes.VLLM_TENSOR
 
     def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
-        made = super().reference(inputs, **options)
+        outputs = super().reference(inputs, **options)
         rows = self._rows(inputs["x"], self.check(inputs, options))
         extra = (0, 0, 0, rows - inputs["x"].shape[0])
-        bits = torch.nn.functional.pad(made["q"].view(torch.uint8), extra)
+        bits = torch.nn.functional.pad(outputs["q"].view(torch.uint8), extra)
         if "scale" in inputs:
             return {"q": bits.view(torch.float8_e4m3fn), "scale": inputs["scale"]}
-        scale = made["scale"]
+        scale = outputs["scale"]
         return {
             "q": bits.view(torch.float8_e4m3fn),
             "scale": torch.nn.functional.pad(scale, extra, value=1.0) if scale.dim() == 2 else scale,
@@ -313,17 +313,17 @@ class ScaledFp8Quant(QuantiserContract):
         x = call.inputs["x"]
         return self._rows(x, call.resolved), x.shape[1]
 
-    def split(self, found: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
+    def split(self, outputs: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
         """Codes ``[M, K]``, float8_e4m3fn, and the logical scale ``[1]`` or ``[M, 1]``, without padding rows. Raises
         ShapeError."""
-        scale, rows = found["scale"], call.inputs["x"].shape[0]
+        scale, rows = outputs["scale"], call.inputs["x"].shape[0]
         if admitted[0].block == TENSOR:
             if scale.numel() != 1:
                 raise ShapeError(f"scale has shape {list(scale.shape)}; one value for the whole tensor is due")
             scale = scale.reshape(1)
-        elif scale.dim() == 2 and scale.shape[0] == found["q"].shape[0]:
+        elif scale.dim() == 2 and scale.shape[0] == outputs["q"].shape[0]:
             scale = scale[:rows]
-        return found["q"][:rows], self.scale_of(scale, call, admitted)
+        return outputs["q"][:rows], self.scale_of(scale, call, admitted)
 
     def _rows(self, x: Tensor, options: Options) -> int:
         padding = options["num_token_padding"]
@@ -387,7 +387,7 @@ class PerTokenGroupQuantFp8(QuantiserContract):
         return store[..., :rows].transpose(-1, -2)
 
     def logical(self, scale: Tensor, shape: tuple[int, ...], options: Options) -> Tensor:
-        found = super().logical(scale, shape, options)
+        scales = super().logical(scale, shape, options)
         if options["column_major_scales"]:
             rows = shape[-2]
             lead = -(-rows // 4) * 4 if options["tma_aligned_scales"] else rows
@@ -398,7 +398,7 @@ class PerTokenGroupQuantFp8(QuantiserContract):
                         f"scale has strides {scale.stride()}; these options give {due} in the last two axes: "
                         "judge a recorded scale, which has lost its strides, with column_major_scales=False"
                     )
-        return found
+        return scales
 
 
 class _Cast(QuantiserContract):
@@ -412,8 +412,8 @@ class _Cast(QuantiserContract):
         return self.plain.block
 
     def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
-        found = self.powers if options["use_ue8m0"] else (self.plain,)
-        return tuple(recipe.with_block(self.block(options)) for recipe in found)
+        own = self.powers if options["use_ue8m0"] else (self.plain,)
+        return tuple(recipe.with_block(self.block(options)) for recipe in own)
 
 
 @register
@@ -588,11 +588,11 @@ class PowersOfTwo(Sets):
 
     sets: Admissible
 
-    def judge(self, found: Found) -> Verdict:
-        value = decode(found["out"])
+    def judge(self, outputs: Found) -> Verdict:
+        value = decode(outputs["out"])
         due = torch.where((value == self.sets.low) | (value == self.sets.high), value, self.sets.expected)
         admitted = Admissible(due, due, due, open=self.sets.open)
-        return verdict(compare(found["out"], admitted), basis="smallest power of two not below |x|")
+        return verdict(compare(outputs["out"], admitted), basis="smallest power of two not below |x|")
 
     def ranges(self, expected: Found) -> dict[str, Range]:
         return {"out": ranged(self.sets, torch.float32)}
@@ -603,9 +603,9 @@ class PowersOfTwo(Sets):
 
 def run_quantiser(call: Call, faults: tuple[Fault, ...]) -> dict[str, Tensor]:
     """``{"q": codes, "scale": scale}`` of the mutant, the scale before it is published."""
-    given = fold(call, faults, Stage.READ, dict(call.inputs))
+    inputs = fold(call, faults, Stage.READ, dict(call.inputs))
     assert isinstance(call.contract, QuantiserContract)
-    x = call.contract.prepared_of(given, fold(call, faults, Stage.OPTIONS, dict(call.resolved)))
+    x = call.contract.prepared_of(inputs, fold(call, faults, Stage.OPTIONS, dict(call.resolved)))
     recipe: Recipe = fold(call, faults, Stage.RECIPE, call.recipe)
     cells = x.grid(recipe.block)
     steps = _steps(call, x, recipe, faults)
@@ -614,8 +614,8 @@ def run_quantiser(call: Call, faults: tuple[Fault, ...]) -> dict[str, Tensor]:
     codes = fold(call, faults, Stage.CODES, cells.join(values.codes()))
     scale = fold(call, faults, Stage.SCALE, steps.scale.reshape(cells.scale_shape))
     q = codes.view(recipe.element.tensor_dtype)
-    if "scale" in given:
-        return {"q": q, "scale": given["scale"]}
+    if "scale" in inputs:
+        return {"q": q, "scale": inputs["scale"]}
     return {"q": q, "scale": to_dtype(scale, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)}
 
 

@@ -93,9 +93,9 @@ square = both(
 )
 
 
-def holds(found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
+def holds(mask: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
     """The input has at least one value of this kind."""
-    return need(lambda call: bool(found(prepared(call).values).any()), missing)
+    return need(lambda call: bool(mask(prepared(call).values).any()), missing)
 
 
 has_negative = holds(lambda x: x < 0, "no value is negative")  # -0 and NaN are none

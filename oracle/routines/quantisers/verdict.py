@@ -51,21 +51,21 @@ def judge_quantised(x: Prepared, q: Tensor, scale: Tensor, declared: Sequence[Re
         return _failed(x, q, scale, best, total)
     if best.exact:
         matches: str | None = best.recipe.name
-        said = f"all {q.numel()} codes and {scale.numel()} scales equal the bits of {matches}"
+        note = f"all {q.numel()} codes and {scale.numel()} scales equal the bits of {matches}"
         worst, margin = None, 0.0
     else:
         matches = next(iter(quantiser.identify(x, q, scale, among=quantiser.kin(best.recipe))), None)
         worst, margin = _worst(x, q, scale, best)
-        said = f"all {q.numel()} codes and {scale.numel()} scales admissible ({_basis(best)})"
-        said += f", worst margin {margin:.3g}" if matches is None else f"; bits of {matches}"
+        note = f"all {q.numel()} codes and {scale.numel()} scales admissible ({_basis(best)})"
+        note += f", worst margin {margin:.3g}" if matches is None else f"; bits of {matches}"
     mistrust = quantiser.why_mistrust(decode(scale), x.amax(best.recipe) == 0)
     status = Status.PASSED if mistrust is None else Status.MISTRUSTED
     if mistrust is not None:
-        said += f"; but this proves little: {mistrust}"
+        note += f"; but this proves little: {mistrust}"
     error, loss = deferred(x, q, scale, best.recipe)
     return Verdict(
         status,
-        said,
+        note,
         0,
         total,
         worst,
@@ -219,10 +219,10 @@ def _worst_code(x: Prepared, q: Tensor, scale: Tensor, judged: quantiser.Judged)
     for rows, sets in quantiser.code_bands(x, judged.recipe, decode(scale)):
         if failing and not bool(bad[rows].any()):
             continue
-        found, distance = _worst_of(raw[rows], sets, bad[rows], failing=failing)
+        place, distance = _worst_of(raw[rows], sets, bad[rows], failing=failing)
         if worst is None or distance > farthest:
             first = (rows.start or 0) * q.shape[-1]
-            worst, farthest = replace(found, index=_index(first + found.index[0], q)), distance
+            worst, farthest = replace(place, index=_index(first + place.index[0], q)), distance
     assert worst is not None, "a tensor has elements, and a failing one a band that fails"
     return worst
 

@@ -10,9 +10,9 @@ class _InOrder:
     """The faults of four files by family; read when they are asked for, since each applies to contracts known then."""
 
     def __iter__(self) -> Iterator[Fault]:
-        found = [fault for module in (scales, arithmetic, movement, forms) for fault in module.FAULTS]
+        faults = [fault for module in (scales, arithmetic, movement, forms) for fault in module.FAULTS]
         for family in Family:
-            yield from (fault for fault in found if fault.family is family)
+            yield from (fault for fault in faults if fault.family is family)
 
 
 FAULTS = _InOrder()

@@ -57,21 +57,21 @@ def _by_code(role: str, change: Callable[[Tensor], Tensor]) -> Callable[[ScaledP
         table = change(torch.arange(256, dtype=torch.uint8, device=x.device).view(x.dtype))
         if x.device.type == "cpu":  # NumPy takes bytes as indices
             bits = table.view({1: torch.uint8, 2: torch.int16}[table.element_size()]).numpy()
-            made = torch.from_numpy(np.take(bits, _codes(x).numpy(), mode="clip")).view(table.dtype)
+            by_byte = torch.from_numpy(np.take(bits, _codes(x).numpy(), mode="clip")).view(table.dtype)
         else:
-            made = table.view(torch.uint8).view(256, -1)[_codes(x).to(torch.int32)].flatten(-2).view(table.dtype)
-        return replace(product, a=made) if role == "a" else replace(product, b=made)
+            by_byte = table.view(torch.uint8).view(256, -1)[_codes(x).to(torch.int32)].flatten(-2).view(table.dtype)
+        return replace(product, a=by_byte) if role == "a" else replace(product, b=by_byte)
 
     return product
 
 
-def _has(role: str, found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
+def _has(role: str, mask: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
     """The matrix of ``role`` is E4M3 and holds such a code; the first codes are looked at first."""
 
     def holds(call: Call) -> bool:
         few, x = (name + f" codes of {role}" for name in ("first", "all")), matrix(call, role)
         parts = (lambda: _present(x.flatten()[:FIRST]), lambda: _present(x))
-        return any(bool(found(call.cached(name, codes)).any()) for name, codes in zip(few, parts, strict=True))
+        return any(bool(mask(call.cached(name, codes)).any()) for name, codes in zip(few, parts, strict=True))
 
     return both(
         need(lambda c: matrix(c, role).dtype == E4M3, lambda c: f"{role} is {matrix(c, role).dtype}, not {E4M3}"),
@@ -88,8 +88,8 @@ def _present(x: Tensor) -> Tensor:
     seen = np.zeros(1 << 16, np.bool_)
     seen[codes[:even].numpy().view(np.uint16)] = True
     pairs = np.flatnonzero(seen)
-    found = np.unique(np.concatenate([pairs & 0xFF, pairs >> 8, codes[even:].numpy()]))
-    return torch.from_numpy(found.astype(np.uint8))
+    present = np.unique(np.concatenate([pairs & 0xFF, pairs >> 8, codes[even:].numpy()]))
+    return torch.from_numpy(present.astype(np.uint8))
 
 
 def _subnormal(codes: Tensor) -> Tensor:
@@ -257,12 +257,12 @@ def _through(dtype: torch.dtype) -> Change:
     return lambda call, acc: store(store(acc, dtype).to(torch.float32), call.out_dtype)
 
 
-def _replaced(found: Callable[[Tensor], Tensor], by: Callable[[Tensor], Tensor]) -> Change:
+def _replaced(mask: Callable[[Tensor], Tensor], by: Callable[[Tensor], Tensor]) -> Change:
     """The right store, with such elements replaced."""
 
     def change(call: Call, acc: Tensor) -> Tensor:
         out = store(acc, call.out_dtype)
-        return torch.where(found(out), by(out), out)
+        return torch.where(mask(out), by(out), out)
 
     return change
 

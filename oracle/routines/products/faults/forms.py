@@ -108,45 +108,45 @@ def _groups(role: str, change: Callable[[list[Tensor]], list[Tensor]]) -> Callab
 
     def read(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         name = call.contract.roles[role]
-        made = inputs[name].clone()
+        whole = inputs[name].clone()
         changed = [m.clone() for m in change(matrices(call, role, inputs[name]))]
-        for place, m in zip(matrices(call, role, made), changed, strict=True):
+        for place, m in zip(matrices(call, role, whole), changed, strict=True):
             place.copy_(m)
-        return inputs | {name: made}
+        return inputs | {name: whole}
 
     return read
 
 
 def _last_block_of_next(parts: list[Tensor]) -> list[Tensor]:
     """The last load of a group goes through the descriptor that the next one has put in its place."""
-    made = [part.clone() for part in parts]
-    for own, following in zip(made, parts[1:], strict=False):
+    copies = [part.clone() for part in parts]
+    for own, following in zip(copies, parts[1:], strict=False):
         own.view(torch.uint8)[:, -128:] = following.view(torch.uint8)[:, :128]
-    return made
+    return copies
 
 
 def _first_pitch(parts: list[Tensor]) -> list[Tensor]:
     """Rows as far apart as those of the first group."""
     pitch, flat = parts[0].shape[1], torch.cat([codes_of(part).flatten() for part in parts])
-    made, start = [], 0
+    read, start = [], 0
     for part in parts:
         rows, columns = (torch.arange(size, device=part.device) for size in part.shape)
         rows, columns = rows[:, None], columns[None, :]
-        made.append(flat[(start + rows * pitch + columns) % len(flat)].view(part.dtype))
+        read.append(flat[(start + rows * pitch + columns) % len(flat)].view(part.dtype))
         start += part.numel()
-    return made
+    return read
 
 
 def _scales_from(first: Callable[[int], int]) -> Callable[[list[Tensor]], list[Tensor]]:
     """The scales of a group begin at block ``first(its right first block)``."""
 
     def change(parts: list[Tensor]) -> list[Tensor]:
-        whole, made, start = torch.cat(parts, dim=1), [], 0
+        whole, views, start = torch.cat(parts, dim=1), [], 0
         for part in parts:
             at = first(start) + torch.arange(part.shape[1], device=part.device)
-            made.append(whole[:, at % whole.shape[1]])
+            views.append(whole[:, at % whole.shape[1]])
             start += part.shape[1]
-        return made
+        return views
 
     return change
 
@@ -343,9 +343,9 @@ def write_first_batch(call: Call, out: Tensor) -> Tensor:
 def _heads(place: Callable[[Tensor, int, int, int], Tensor]) -> Callable[..., dict[str, Tensor]]:
     """The columns of a head ``[M, heads, left + right]`` in other places of ``[M, heads, left + mid + right]``."""
 
-    def write(call: Call, made: dict[str, Tensor]) -> dict[str, Tensor]:
+    def write(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         left, mid, right = (int(str(call.resolved[name])) for name in ("left", "mid", "right"))
-        out = made["out"]
+        out = outputs["out"]
         heads = out.view(out.shape[0], -1, left + mid + right)
         dense = torch.cat([heads[..., :left], heads[..., left + mid :]], dim=2)
         return {"out": place(dense, left, mid, right).reshape(out.shape[0], -1)[:, : out.shape[1]].contiguous()}
@@ -406,23 +406,23 @@ fault(
 
 def _weights_of_next(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """The next expert's weight with all of its scales."""
-    made: dict[str, Tensor] = of_the_next("b", "b_scale")(call, inputs)
-    return made | {name: rolled(inputs[name]) for name in ("b_group_scales",) if name in inputs}
+    shifted: dict[str, Tensor] = of_the_next("b", "b_scale")(call, inputs)
+    return shifted | {name: rolled(inputs[name]) for name in ("b_group_scales",) if name in inputs}
 
 
 def _later(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Every run takes the first rows of the next, as many as make a step of the borders; starts and counts agree."""
-    given, rows = str(call.contract.groups), operand(call, "a").shape[0]
+    key, rows = str(call.contract.groups), operand(call, "a").shape[0]
     if "problem_sizes" not in inputs:
-        borders = inputs[given].clone()
+        borders = inputs[key].clone()
         borders[1:-1] = torch.minimum(borders[1:-1] + call.operands.row_unit, borders[-1])
-        return inputs | {given: borders}
-    sizes, starts = inputs["problem_sizes"].clone(), inputs[given].clone()
+        return inputs | {key: borders}
+    sizes, starts = inputs["problem_sizes"].clone(), inputs[key].clone()
     ends = torch.minimum(starts + sizes[:, 0] + 1, torch.full_like(starts, rows))
     ends[-1] = starts[-1] + sizes[-1, 0]
     starts[1:] = ends[:-1]
     sizes[:, 0] = (ends - starts).clamp(min=0)
-    return inputs | {"problem_sizes": sizes, given: starts}
+    return inputs | {"problem_sizes": sizes, key: starts}
 
 
 fault(
@@ -487,15 +487,15 @@ def _decoded(values: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., dict[s
 
 
 def _truncated(q: Tensor, scale: Tensor) -> Tensor:
-    made = q * scale
-    return to_dtype(made, torch.float8_e4m3fn, rounding=Rounding.TOWARD_ZERO, overflow=Overflow.SATURATE)
+    values = q * scale
+    return to_dtype(values, torch.float8_e4m3fn, rounding=Rounding.TOWARD_ZERO, overflow=Overflow.SATURATE)
 
 
 def _without_saturation(q: Tensor, scale: Tensor) -> Tensor:
-    made = q * scale
-    nan = torch.full_like(made, torch.nan)
+    values = q * scale
+    nan = torch.full_like(values, torch.nan)
     return to_dtype(
-        torch.where(made.abs() > 464, nan, made),
+        torch.where(values.abs() > 464, nan, values),
         torch.float8_e4m3fn,
         rounding=Rounding.NEAREST_EVEN,
         overflow=Overflow.SATURATE,
@@ -624,7 +624,7 @@ for name, family, seen, change, needs, same_if in (
 def _nibbles(change: Callable[[Tensor], Tensor]) -> Callable[..., dict[str, Tensor]]:
     """Both nibbles of every byte by another rule."""
 
-    def write(call: Call, made: dict[str, Tensor]) -> dict[str, Tensor]:
+    def write(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         b = call.inputs["b"]
         return {"out": change(b >> 4) << 4 | change(b & 15)}
 
@@ -636,7 +636,7 @@ def _table(
 ) -> Callable[..., dict[str, Tensor]]:
     """Eight values of every scale ``[n, 1]`` by another rule."""
 
-    def write(call: Call, made: dict[str, Tensor]) -> dict[str, Tensor]:
+    def write(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         value = change(decode(call.inputs["scales"]).flatten()[:, None])
         out = to_dtype(value, torch.float8_e4m3fn, rounding=rounding, overflow=Overflow.SATURATE)
         return {"out": out.flatten()}
@@ -649,7 +649,7 @@ def _placed(
 ) -> Callable[..., dict[str, Tensor]]:
     """Nibbles of tiles with other axes, in another order: row ``v1 t1`` and column ``v2 t0 v0``, or as ``lengths``."""
 
-    def write(call: Call, made: dict[str, Tensor]) -> dict[str, Tensor]:
+    def write(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         each = nibbles(call.inputs["b"].t())
         each = encoded(each) if encode else each
         tiles = each.view(each.shape[0] // 16, *lengths[:2], each.shape[1] // 32, *lengths[2:])

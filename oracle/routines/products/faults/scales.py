@@ -171,10 +171,10 @@ def look(call: Call, buffer: Tensor, index: Tensor) -> Tensor:
     (:class:`Beyond`).
     """
     length = buffer.numel()
-    found = buffer.flatten()[index % length]
+    element = buffer.flatten()[index % length]
     if call.beyond is Beyond.UNKNOWN:
-        found = torch.where(index < length, found, torch.full_like(found, torch.nan))
-    return found
+        element = torch.where(index < length, element, torch.full_like(element, torch.nan))
+    return element
 
 
 def places(scale: Tensor) -> tuple[Tensor, Tensor]:
