@@ -3,6 +3,7 @@
     fp8_oracle.families     a RoutineFamily: contracts, cases, faults, goldens     (oracle.routines.family)
     fp8_oracle.formats      an iterable of Format records                          (oracle.numbers.formats)
     fp8_oracle.schedules    an iterable of Schedule records                        (oracle.tensorcore.schedules)
+    fp8_oracle.bindings     an iterable of Binding records                         (oracle.bindings.binding)
     fp8_oracle.subjects     a function that returns subjects                       (oracle.harness.subjects)
 
 A group is read when something of it is asked for that is not built in. An entry point that cannot be loaded, or gives

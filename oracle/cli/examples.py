@@ -53,6 +53,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("routines with inputs and options", "list contracts"),
         ("what a kernel of one routine is called with", f"list contracts --contract {GEMM}"),
         ("the ids of a profile", "list cases --profile full"),
+        ("which routines of libraries `validate` calls without a contract or an adapter", "list bindings"),
         ("what no default case of validate has", f"list --reach --contract {GEMM}"),
         ("what can be wrong in a kernel of one routine, and where it was seen", f"list faults --contract {GEMM}"),
     ),

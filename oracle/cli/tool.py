@@ -21,6 +21,7 @@ from typing import Literal
 import torch
 from rich.table import Table
 
+from oracle.bindings.known import bindings
 from oracle.cli.common import Commands, add_command, console, pairs, repeated, say
 from oracle.cli.examples import GEMM
 from oracle.cli.page import page
@@ -34,7 +35,7 @@ from oracle.routines.catalogue import catalogue, faults_of
 from oracle.routines.options import word
 from oracle.tensorcore.schedules import schedules
 
-WHAT = ("contracts", "cases", "faults", "subjects", "captures", "numerics")
+WHAT = ("contracts", "cases", "faults", "subjects", "captures", "numerics", "bindings")
 # Import names and what they are for; each is optional.
 OPTIONAL = {
     "triton": "our own quantisation kernels",
@@ -51,7 +52,9 @@ def add_doctor(commands: Commands) -> None:
 
 
 def add_list(commands: Commands) -> None:
-    command = add_command(commands, "list", _list, "list contracts, cases, faults, subjects, captures or numerics")
+    command = add_command(
+        commands, "list", _list, "list contracts, cases, faults, subjects, captures, numerics or bindings"
+    )
     command.add_argument("what", nargs="?", choices=WHAT, default="contracts")
     command.add_argument("--contract", metavar="NAME", help="of this routine only; of contracts the whole page")
     command.add_argument("--profile", choices=profiles.PROFILES, default="quick")
@@ -235,6 +238,10 @@ def _lines(arguments: argparse.Namespace) -> Iterator[str]:
         for c in captures.load(fixtures.folder(arguments.fixtures) / "captures"):
             if only in (None, c.contract):
                 yield f"{c.id}\t{c.contract}\t{c.recording.arch}"
+    elif arguments.what == "bindings":
+        for one in bindings():
+            if only in (None, one.contract):
+                yield f"{one.target}\t{one.contract}\t{one.pattern}\t{one.domain or 'any extents'}\t{one.release}"
     else:
         for schedule in schedules():
             unshown = schedule.instruction.unshown

@@ -22,6 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from oracle.bindings.known import find
 from oracle.cli import common
 from oracle.errors import OptionError, counted
 from oracle.harness import provenance, recording, sources
@@ -73,7 +74,8 @@ def add_validate(commands: common.Commands) -> None:
         "reports hold what was judged, and nothing conforms.",
     )
     command.add_argument("kernel", metavar="MODULE:CALLABLE")
-    command.add_argument("--contract", required=True, metavar="NAME", help="see `fp8-oracle list`")
+    text = "see `fp8-oracle list`; needless where `fp8-oracle list bindings` has the kernel under one contract"
+    command.add_argument("--contract", metavar="NAME", help=text)
     command.add_argument("--adapter", **ADAPTER)
     command.add_argument("--device", **DEVICE)
     command.add_argument("--arch", help="whose arithmetic is admitted (default: that of the device)")
@@ -117,6 +119,8 @@ def add_validate(commands: common.Commands) -> None:
 
 
 def _validate(arguments: argparse.Namespace) -> int:
+    if arguments.contract is None and (binding := find(arguments.kernel)) is not None:
+        arguments.contract = binding.contract
     arguments.numerics = common.declared(arguments)
     if arguments.resume and arguments.record is None:
         raise OptionError("--resume continues a record; name it with --record FILE.jsonl")

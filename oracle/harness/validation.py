@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from oracle.bindings.known import adapter_of, find
 from oracle.diagnosis.explain import explain_verdict
 from oracle.diagnosis.level import explaining
 from oracle.diagnosis.minimise import extents, minimise
@@ -72,7 +73,7 @@ T = TypeVar("T")
 
 def validate(
     kernel: str | Callable[..., object],
-    contract: str,
+    contract: str | None = None,
     *,
     adapter: str | Callable[..., object] | None = None,
     device: str = "cpu",
@@ -106,8 +107,9 @@ def validate(
     kernel : ``"MODULE:CALLABLE"`` or a function of an importable module
         Called with the contract's inputs by name, the options that it takes, and, if it has a parameter ``out``, a
         poisoned output. Returns the output, a tuple or dict of several, or None after writing ``out``.
-    contract : a name of :func:`oracle.contracts`.
-    adapter : ``(kernel, inputs, options) -> output`` for kernels with another calling convention.
+    contract : a name of :func:`oracle.contracts`; by default that of the kernel's binding (:mod:`oracle.bindings`).
+    adapter : ``(kernel, inputs, options) -> output`` for kernels with another calling convention; by default the
+        kernel's binding, where it has one, which says its domain and numerics too.
     device : ``"cpu"`` or ``"cuda"``.
     arch : whose arithmetic is admitted; by default that of the device.
     numerics : the declared schedule, as for :func:`oracle.judge`.
@@ -148,6 +150,12 @@ def validate(
     OracleError
         The question is wrong (contract, case, device, profile); never for a wrong kernel.
     """
+    own = adapter is None and isinstance(kernel, str) and not untrusted  # a sandbox has no oracle, nor its bindings
+    if own and (binding := find(str(kernel), contract)) is not None:
+        contract, adapter = binding.contract, adapter_of(binding)
+        domain, numerics = domain or binding.domain or None, numerics or binding.numerics
+    if contract is None:
+        raise OptionError("name the contract that the kernel is judged under; only a bound routine has one of its own")
     routine = get(contract)
     if untrusted and device != "cpu":
         raise OptionError(

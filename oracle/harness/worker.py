@@ -112,8 +112,9 @@ class Server:
         sys.path[:] = [*request["first"], *(folder for folder in sys.path if folder not in request["first"])]
         sys.path += [folder for folder in request["path"] if folder not in sys.path]
         self.device = request["device"]
-        self.kernel = _import(request["kernel"])
+        # the adapter first: that of a binding registers the operators of its library
         self.adapter = _import(request["adapter"]) if request["adapter"] else None
+        self.kernel = _import(request["kernel"])
         return Reply("ok")
 
     def code(self, request: Mapping[str, Any]) -> Reply:

@@ -28,6 +28,7 @@ ROOMS = (
     "verdict",
     "routines",
     "diagnosis",
+    "bindings",
     "api",
     "fixtures",
     "report",

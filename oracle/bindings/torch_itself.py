@@ -1,0 +1,23 @@
+"""PyTorch: scaled products as ``torch`` offers them."""
+
+from __future__ import annotations
+
+import torch
+
+from oracle.bindings.binding import bind
+
+E4M3, BF16, F16 = torch.float8_e4m3fn, torch.bfloat16, torch.float16
+PARAMETERS = "(self, mat2, scale_a, scale_b, bias=None, scale_result=None, out_dtype=None, use_fast_accum=False)"
+
+BINDINGS = (
+    bind(
+        "torch:_scaled_mm",
+        "torch_per_tensor_w8a8_scaled_mm",
+        "(qinput, weight.t().contiguous().t(), scale_a, scale_b, bias, out_dtype=out_dtype)",
+        PARAMETERS,
+        takes={"out_dtype": (BF16, F16, torch.float32)},
+        where="scale_a.numel() == scale_b.numel() == 1 and (bias is None or bias.dtype == out_dtype != torch.float32)",
+        domain="k % 16 == 0, n % 16 == 0",
+        release="torch 2.9",
+    ),
+)

@@ -1,0 +1,120 @@
+"""vLLM's compiled operators, ``torch.ops._C`` and ``torch.ops._C_cache_ops``: products, fused quantisers, KV caches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from oracle.bindings.binding import Binding, bind
+
+E4M3, HALVES = torch.float8_e4m3fn, (torch.bfloat16, torch.float16)
+
+
+def _operator(
+    name: str, pattern: str, signature: str, *, contract: str = "", cache: bool = False, **stated: Any
+) -> Binding:
+    library = "_C_cache_ops" if cache else "_C"
+    stated |= {"loads": "vllm._C", "release": "vllm 0.20.2"}
+    return bind(f"torch:ops.{library}.{name}", contract or name, pattern, signature, **stated)
+
+
+BINDINGS = (
+    _operator(
+        "cutlass_scaled_mm",
+        "(out, a, b.t(), a_scale, b_scale, bias)",
+        "(out, a, b, a_scales, b_scales, bias=None)",
+        takes={"a": E4M3, "b": E4M3, "out_dtype": HALVES},
+        where="a_scale.numel() in (1, a.shape[0]) and b_scale.numel() in (1, b.shape[0]) "
+        "and (bias is None or bias.dtype == out_dtype)",
+        domain="n % 16 == 0, k % 16 == 0",
+    ),
+    _operator("cutlass_pack_scale_fp8", "(scales)", "(scales)"),
+    _operator("silu_and_mul_quant", "(q, x, scale)", "(result, input, scale)"),
+    _operator(
+        "silu_and_mul_per_block_quant",
+        "(q, x, scale, group_size, scale_ub, is_scale_transposed)",
+        "(out, input, scales, group_size, scale_ub=None, is_scale_transposed=False)",
+        takes={"is_scale_transposed": False},
+    ),
+    _operator("rms_norm_static_fp8_quant", "(q, x, weight, scale, epsilon)", "(result, input, weight, scale, epsilon)"),
+    _operator(
+        "fused_add_rms_norm_static_fp8_quant",
+        "(q, x, residual, weight, scale, epsilon)",
+        "(result, input, residual, weight, scale, epsilon)",
+    ),
+    _operator(
+        "rms_norm_dynamic_per_token_quant",
+        "(q, x, weight, scale, epsilon, scale_ub, residual)",
+        "(result, input, weight, scale, epsilon, scale_ub=None, residual=None)",
+    ),
+    _operator(
+        "rms_norm_per_block_quant",
+        "(q, x, weight, scale, epsilon, scale_ub, residual, group_size, is_scale_transposed)",
+        "(result, input, weight, scale, epsilon, scale_ub, residual, group_size, is_scale_transposed)",
+        takes={"is_scale_transposed": False},
+    ),
+    _operator(
+        "static_scaled_fp8_quant",
+        "(q, x, scale)",
+        "(result, input, scale, group_shape=None)",
+        contract="scaled_fp8_quant",
+        takes={"scale_ub": None, "use_per_token_if_dynamic": False, "num_token_padding": None},
+        where="scale is not None",
+    ),
+    _operator(
+        "dynamic_scaled_fp8_quant",
+        "(q, x, scale)",
+        "(result, input, scale)",
+        contract="scaled_fp8_quant",
+        takes={"scale": None, "scale_ub": None, "use_per_token_if_dynamic": False},
+        shapes={"scale": "(1,)"},
+    ),
+    _operator(
+        "dynamic_per_token_scaled_fp8_quant",
+        "(q, x, scale, scale_ub)",
+        "(result, input, scale, scale_ub)",
+        contract="scaled_fp8_quant",
+        takes={"scale": None, "use_per_token_if_dynamic": True},
+        shapes={"scale": "(x.shape[0], 1)"},
+    ),
+    *(
+        _operator(
+            name,
+            "(key, value, key_cache, value_cache, slot_mapping, 'fp8', k_scale, v_scale)",
+            "(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale)",
+            cache=True,
+        )
+        for name in ("reshape_and_cache", "reshape_and_cache_flash")
+    ),
+    _operator(
+        "concat_and_cache_mla",
+        "(kv_c, k_pe, kv_cache, slot_mapping, 'fp8', scale)",
+        "(kv_c, k_pe, kv_cache, slot_mapping, kv_cache_dtype, scale)",
+        cache=True,
+    ),
+    _operator(
+        "cp_gather_cache",
+        "(src_cache, dst, block_table, cu_seq_lens, len(cu_seq_lens) - 1, seq_starts)",
+        "(src_cache, dst, block_table, cu_seq_lens, batch_size, seq_starts=None)",
+        cache=True,
+    ),
+    _operator(
+        "cp_gather_and_upconvert_fp8_kv_cache",
+        "(src_cache, dst, block_table, seq_lens, workspace_starts, len(seq_lens))",
+        "(src_cache, dst, block_table, seq_lens, workspace_starts, batch_size)",
+        cache=True,
+    ),
+    _operator(
+        "cp_gather_indexer_k_quant_cache",
+        "(kv_cache, dst_k, dst_scale, block_table, cu_seq_lens)",
+        "(kv_cache, dst_k, dst_scale, block_table, cu_seq_lens)",
+        cache=True,
+    ),
+    _operator(
+        "indexer_k_quant_and_cache",
+        "(k, kv_cache, slot_mapping, quant_block_size, scale_fmt)",
+        "(k, kv_cache, slot_mapping, quant_block_size, kv_cache_dtype)",
+        cache=True,
+    ),
+)
