@@ -301,8 +301,8 @@ class Binding:
             return _Constant(text, eval(compile(text, self.target, "eval"), {"__builtins__": {}}, dict(NAMES)))
         if unknown := names - known - NAMES.keys():
             raise OptionError(
-                f"{self.target}: {min(unknown)!r} of {self.pattern!r} is no input, option or output of {self.contract}; "
-                f"it has {', '.join(sorted(known))}"
+                f"{self.target}: {min(unknown)!r} of {self.pattern!r} is no input, option or output of "
+                f"{self.contract}; it has {', '.join(sorted(known))}"
             )
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and isinstance(node.operand, ast.Name):
             return _Opposite(text, node.operand.id)
