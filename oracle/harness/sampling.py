@@ -428,13 +428,12 @@ class Sampler:
                 if time.monotonic() > late:
                     raise TimeoutError(f"another process holds {path} for {LOCKED:g} s; end it, or sample elsewhere")
                 time.sleep(1e-3)
-            try:
-                yield
-            finally:
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            yield
         finally:
-            self._lock_file = None  # first, so that a child never closes a descriptor that is used anew
-            os.close(descriptor)
+            if self._lock_file is not None:  # a child of a fork has closed it
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                self._lock_file = None  # before the end, so that a child never closes a descriptor that is used anew
+                os.close(descriptor)
 
     # --- both -----------------------------------------------------------------------------------------------
 

@@ -254,15 +254,17 @@ class TestTheEngineGoesOn:
         gemm = oracle.sample(right.gemm, every=1, to=tmp_path, contract=GEMM)
         gate, born = os.pipe(), os.pipe()
         if not (holder := os.fork()):
-            gemm.sampler._alone().__enter__()
+            held = gemm.sampler._alone()
+            held.__enter__()
             if not os.fork():
                 os.write(born[1], b"x")
                 os.read(gate[0], 1)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(holder, 0)[1]) == 0 and os.read(born[0], 1) == b"x"
         gemm(**INPUTS, **CALL)
-        assert gemm.sampler.flush(30) and gemm.sampler.recorded == 1
+        written = gemm.sampler.flush(30)
         os.write(gate[1], b"x")
+        assert written and gemm.sampler.recorded == 1
 
     def test_a_link_to_nothing(self, tmp_path: Path) -> None:
         """It counts as a link: the folder takes calls. Negative: a folder that is full takes none."""

@@ -80,8 +80,8 @@ def pack(codes: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor) -> Tensor:
-    """The inverse of :func:`pack`: uint8 ``[M, K]``, a code each, of ``packed`` ``[M, K/2]``, uint8."""
-    pairs = packed.to(torch.int16)
+    """The inverse of :func:`pack`: uint8 ``[M, K]``, a code each, of ``packed`` ``[M, K/2]``, uint8, in any strides."""
+    pairs = packed.contiguous().to(torch.int16)
     return (pairs & 0xF | (pairs & 0xF0) << 4).view(torch.uint8)
 
 
