@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+import pytest
 import torch
 from torch import Tensor
 
+from oracle.errors import OptionError
 from oracle.routines import get
 from oracle.routines.mx.contract import pack
 from oracle.verdict.compare import Status, Verdict
@@ -84,3 +88,66 @@ class TestModelOptimizer:
         raw = made["scale"].view(torch.uint8).clone()
         raw[2, 0] = 2
         assert self.judged(made | {"scale": raw}).status is Status.FAILED
+
+
+class TestStartsWithinAPage:
+    """vLLM 0.33 (PR 51739) gathers from the exact token of ``seq_starts``; earlier releases from its page."""
+
+    CACHE = torch.arange(4 * 4 * 2, dtype=torch.uint8).reshape(4, 4, 2)
+    INPUTS: ClassVar[dict[str, Tensor]] = {
+        "src_cache": CACHE,
+        "dst": torch.zeros(6, 2, dtype=torch.uint8),
+        "block_table": torch.tensor([[3, 1], [0, 2]], dtype=torch.int32),
+        "cu_seq_lens": torch.tensor([0, 4, 6], dtype=torch.int32),
+        "seq_starts": torch.tensor([3, 2], dtype=torch.int32),
+    }
+
+    def test_the_rows_of_the_exact_tokens_pass(self) -> None:
+        pages = self.CACHE.flatten(0, 1)
+        due = torch.cat([pages[[15, 4, 5, 6]], pages[[2, 3]]])
+        verdict = get("cp_gather_cache").judge(self.INPUTS, {"dst": due})
+        assert not verdict.status.is_failure, verdict.summary
+
+    def test_starts_rounded_down_to_the_page_fail(self) -> None:
+        pages = self.CACHE.flatten(0, 1)
+        rounded = torch.cat([pages[[12, 13, 14, 15]], pages[[0, 1]]])
+        assert get("cp_gather_cache").judge(self.INPUTS, {"dst": rounded}).status is Status.FAILED
+
+    def test_a_request_beyond_its_table_is_refused(self) -> None:
+        late = {**self.INPUTS, "seq_starts": torch.tensor([5, 2], dtype=torch.int32)}
+        with pytest.raises(OptionError, match="request 0 of 4 tokens needs pages"):
+            get("cp_gather_cache").check(late, {})
+        with pytest.raises(OptionError, match="are no tokens"):
+            get("cp_gather_cache").check({**self.INPUTS, "seq_starts": torch.tensor([-1, 0], dtype=torch.int32)}, {})
+
+
+class TestSumsThatOverflow:
+    """A row whose squares sum to more than float32 holds: a float32 sum gives the norm 0, a float64 sum the norm."""
+
+    X = torch.full((2, 64), 2.0**62)
+    X[1] = torch.linspace(-2.0, 2.0, 64)
+    INPUTS: ClassVar[dict[str, Tensor]] = {
+        "x": X,
+        "weight": torch.linspace(0.5, 1.5, 64),
+        "scale": torch.tensor([0.01]),
+    }
+
+    def judged(self, norm: Tensor) -> Verdict:
+        value = (norm.float() * self.INPUTS["weight"]).double() / self.INPUTS["scale"].double()
+        q = value.clamp(-448, 448).float().to(torch.float8_e4m3fn)
+        return get("rms_norm_static_fp8_quant").judge(self.INPUTS, {"q": q})
+
+    def norm(self, dtype: torch.dtype) -> Tensor:
+        x = self.X.to(dtype)
+        return x / torch.sqrt(x.square().sum(dim=1, keepdim=True) / 64 + 1e-6)
+
+    def test_both_sums_pass(self) -> None:
+        for dtype in (torch.float32, torch.float64):
+            verdict = self.judged(self.norm(dtype))
+            assert not verdict.status.is_failure, (dtype, verdict.summary)
+
+    def test_more_than_the_norm_and_another_sign_fail(self) -> None:
+        for factor in (2.0, -1.0):
+            wrong = self.norm(torch.float64)
+            wrong[0] *= factor
+            assert self.judged(wrong).status is Status.FAILED
