@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import oracle
 from oracle.errors import OptionError
-from oracle.routines import get
+from oracle.routines import cases, get
+from oracle.routines.base import by_name
 from oracle.routines.mx.contract import pack
 from oracle.verdict.compare import Status, Verdict
 
@@ -151,3 +153,30 @@ class TestSumsThatOverflow:
             wrong = self.norm(torch.float64)
             wrong[0] *= factor
             assert self.judged(wrong).status is Status.FAILED
+
+
+class TestInt4Experts:
+    """``cutlass_w4a8_moe_mm``: a wrong output gets a verdict, with experts that are looked up among the decoded
+    weights, not the int8 codes that the routine takes."""
+
+    def call(self) -> tuple[dict[str, Tensor], dict[str, object]]:
+        case = cases.parse("cutlass_w4a8_moe_mm/e4m3xi4-bf16/token:channel/m=24,n=32,k=128,g=2/family=randn/seed=1")
+        return case.inputs(), case.call_options()
+
+    def test_wrong_numbers_fail(self) -> None:
+        inputs, options = self.call()
+        right = by_name(get("cutlass_w4a8_moe_mm").reference(inputs, **options))["out"]
+        verdict = oracle.judge("cutlass_w4a8_moe_mm", inputs, right * 2, **options)
+        assert verdict.status is Status.FAILED and verdict.outside > 0
+
+    def test_weights_of_another_expert_are_named(self) -> None:
+        inputs, options = self.call()
+        moved = {
+            **inputs,
+            "b_q": inputs["b_q"].flip(0),
+            "b_group_scales": inputs["b_group_scales"].flip(0).contiguous(),
+        }
+        wrong = by_name(get("cutlass_w4a8_moe_mm").reference(moved, **options))["out"]
+        verdict = oracle.judge("cutlass_w4a8_moe_mm", inputs, wrong, **options)
+        assert verdict.status is Status.FAILED
+        assert any("expert" in name for name in verdict.explained_by), verdict.explained_by
