@@ -357,7 +357,8 @@ class Nvfp4Quantize(BlockQuantiser):
 
     def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         if options["is_global_scale_inversed"]:
-            return mx_recipes.FLASHINFER_NVFP4_INVERSED, mx_recipes.TORCHAO_NVFP4, mx_recipes.MODELOPT_NVFP4
+            modelopt = mx_recipes.MODELOPT_NVFP4, mx_recipes.MODELOPT_0_47_NVFP4
+            return mx_recipes.FLASHINFER_NVFP4_INVERSED, mx_recipes.TORCHAO_NVFP4, *modelopt
         return mx_recipes.FLASHINFER_NVFP4_EXACT, mx_recipes.FLASHINFER_NVFP4, mx_recipes.FLASHINFER_CUTE_NVFP4
 
 
