@@ -828,6 +828,7 @@ def _index_keys(cache: Tensor, depth: int) -> tuple[Tensor, Tensor, None]:
     checks.dtype("kv_cache", checks.rank("kv_cache", cache, 3), torch.uint8)
     checks.multiple("D", depth, TILE, "a group has 128 columns")
     blocks, page, groups = *cache.shape[:2], depth // TILE
+    checks.nonempty("kv_cache", cache, 0, 1, 2)
     checks.shape("kv_cache", cache, (blocks, page, depth + 4 * groups), "[pages, P, D + 4 D/128]")
     dense = is_compiling() or cache[0].is_contiguous()
     if not dense or not is_compiling() and (cache.stride(0) % 4 or cache.storage_offset() % 4):

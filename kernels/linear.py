@@ -359,7 +359,8 @@ class Fp8LinearOp:
         per_token = self.use_per_token_if_dynamic if use_per_token_if_dynamic is None else use_per_token_if_dynamic
         if checks.tensor("input", input).dim() < 1:
             raise ShapeError("input must be [..., K], got a scalar")
-        checks.rank("weight", weight, 2)
+        checks.nonempty("weight", checks.rank("weight", weight, 2), 0, 1)
+        checks.nonempty("input", input, -1)
         flat = input.reshape(-1, input.shape[-1])
         shape = [*input.shape[:-1], weight.shape[1]]
         if input.dtype == FP8:

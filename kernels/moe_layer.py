@@ -49,8 +49,10 @@ def _routed(verb: Callable[..., tuple[Tensor, Tensor]], inputs: Inputs, options:
             renormalize=renormalize,
             routed_scaling_factor=factor,
         )
-    elif inputs.get("bias") is not None or factor != 1.0 or (router == "llama4" and renormalize):
-        raise OptionError(f"{router} routing takes no bias, no scaling factor and, for llama4, no renormalisation")
+    elif inputs.get("bias") is not None or factor != 1.0 or options.get("num_expert_group", 1) != 1:
+        raise OptionError(f"{router} routing takes no bias, no scaling factor and no groups of experts")
+    elif router == "llama4" and renormalize:
+        raise OptionError("llama4 routing takes no renormalisation")
     elif router == "llama4":
         weights, ids = route_llama4(inputs["logits"], top_k)
     else:

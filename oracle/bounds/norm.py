@@ -9,7 +9,8 @@ and the addition of epsilon (one). So the mean ``m`` plus epsilon is within ``1 
 2^-21. A square below 2^-126 may be flushed: ``H 2^-126`` of the sum, at most.
 
 Where the sum reaches 2^127 float32 may overflow on the way and ``r`` be 0: such rows are ``open``, unless the sum
-exceeds 2^129, where it does and ``r`` is 0.
+exceeds 2^129, where a float32 sum does and ``r`` is 0. A kernel that sums in float64 has the exact ``r`` there: the
+interval reaches from 0 to it, and 0 is what is expected.
 Source: Higham, Accuracy and Stability of Numerical Algorithms, ch. 3; PTX ISA, ``rsqrt``.
 """
 
@@ -44,9 +45,9 @@ def reciprocal_norm(z: Tensor, epsilon: float) -> Norm:
     n = width + 2
     flushed = torch.nan_to_num(FLUSHED / mean, 0.0, 0.0, 0.0)
     d = flushed + (n * U / (1 - n * U) + APPROXIMATE + width * 2.0**-52)
-    exact = mean.rsqrt()
+    root = mean.rsqrt()
     over = total > 2 * OVERFLOW
-    exact = torch.where(over, torch.zeros_like(exact), exact)
-    low, high = exact * (1 - d) * (1 - APPROXIMATE), exact * (1 + d) * (1 + APPROXIMATE)
+    exact = torch.where(over, torch.zeros_like(root), root)
+    low, high = exact * (1 - d) * (1 - APPROXIMATE), root * (1 + d) * (1 + APPROXIMATE)
     unclear = torch.isfinite(total) & (total >= OVERFLOW / 2) & ~over
     return Norm(low, high, exact, unclear)

@@ -44,6 +44,7 @@ SWITCH = "FP8_ORACLE_SAMPLE"
 PENDING = 4  # calls that may wait to be written
 ENDING = 10.0  # seconds for what is still to be written when the process ends
 LATE = 600.0  # seconds after which the copies of a GPU are given up
+LOCKED = 60.0  # seconds that a call waits while another process or sampler writes into the folder
 _F = TypeVar("_F", bound=Callable[..., Any])
 Named = Mapping[str, str] | Callable[..., Mapping[str, object]] | None
 _log = logging.getLogger(__name__)
@@ -191,6 +192,7 @@ class Sampler:
     _queue: queue.Queue[_Taken]
     _thread: threading.Thread | None
     _lock: threading.Lock
+    _lock_file: int | None = None
 
     def __init__(
         self,
@@ -247,13 +249,13 @@ class Sampler:
         if self._may_record():
             try:
                 taken = self._before(args, kwargs)
-            except Exception as error:  # the engine goes on; what is wrong with its recording is said
+            except (Exception, SystemExit) as error:  # of inputs=, too; the engine goes on
                 self._problem(error)
         result = self.routine(*args, **kwargs)
         if taken is not None:
             try:
                 self._after(taken, args, kwargs, result)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._problem(error)
         return result
 
@@ -405,7 +407,7 @@ class Sampler:
         content = call_file.content(call_file.CallFile(*head, about))
         path = self.to / f"{self._contract.name}-{os.getpid()}-{self._token}-{taken.number:06d}{call_file.SUFFIX}"
         with self._alone():
-            if sum(entry.stat().st_size for entry in os.scandir(self.to)) + len(content) > self.max_bytes:
+            if _size(self.to) + len(content) > self.max_bytes:
                 self._close(f"{self.to} holds max_bytes={self.max_bytes}")
                 return
             write_bytes(path, content)
@@ -413,15 +415,33 @@ class Sampler:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other process or sampler measures the folder or writes into it."""
-        with open(self.to / ".lock", "ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        """No other process or sampler measures the folder or writes into it; TimeoutError after ``LOCKED`` seconds.
+
+        A lock of flock is shared with the children of a fork. So it is taken back here, not left to the closing of the
+        descriptor, and a child closes its copy (:meth:`_fresh`).
+        """
+        path = self.to / ".lock"
+        descriptor = self._lock_file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            late = time.monotonic() + LOCKED
+            while not _locked(descriptor):
+                if time.monotonic() > late:
+                    raise TimeoutError(f"another process holds {path} for {LOCKED:g} s; end it, or sample elsewhere")
+                time.sleep(1e-3)
             yield
+        finally:
+            if self._lock_file is not None:  # a child of a fork has closed it
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                self._lock_file = None  # before the end, so that a child never closes a descriptor that is used anew
+                os.close(descriptor)
 
     # --- both -----------------------------------------------------------------------------------------------
 
     def _fresh(self) -> None:
         """What a process has of its own; a child that was forked begins anew."""
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+            self._lock_file = None
         self._queue = queue.Queue[_Taken](PENDING)
         self._thread = None
         self._lock = threading.Lock()
@@ -436,7 +456,7 @@ class Sampler:
         with self._lock:
             self.dropped += 1
 
-    def _problem(self, error: Exception) -> None:
+    def _problem(self, error: BaseException) -> None:
         if not self.problems:
             _log.warning("a call of %s was not recorded: %s", self._name, error)
         if len(self.problems) < 100:
@@ -446,6 +466,24 @@ class Sampler:
         if self._open:
             _log.warning("recording of %s ends: %s", self._name, why)
         self._open = False
+
+
+def _locked(descriptor: int) -> bool:
+    """Whether the lock of a file could be taken at once."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the entries of a folder. A link counts as itself, and what another process takes away not at all."""
+    size = 0
+    for entry in os.scandir(folder):
+        with contextlib.suppress(FileNotFoundError):
+            size += entry.stat(follow_symlinks=False).st_size
+    return size
 
 
 def _copied(x: Tensor, name: str) -> Tensor:

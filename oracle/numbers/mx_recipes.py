@@ -337,7 +337,8 @@ MODELOPT_0_47_NVFP4 = R.like(
     zero_sign=R.ZeroSign.SMALL,
 )
 
-# DeepGEMM: codes of E2M1 under a float32 scale or a power of two. Ties go toward zero, no code is -0, NaN is 0.
+# DeepGEMM: codes of E2M1 under a float32 scale or a power of two. Ties go toward zero, no code is -0. A NaN quotient,
+# which an infinite element under an infinite scale has too, is coded 0; by the release of April 2026 it is coded 6.
 DEEPGEMM_FP4 = R.Recipe(
     "deepgemm_fp4",
     "DeepGEMM deep_gemm/utils/math.py per_token_cast_to_fp4",
@@ -358,6 +359,11 @@ DEEPGEMM_FP4_UE8M0 = R.like(
     byte_low=1,
     inf_byte=254,
     nan_byte=254,
+)
+_BUCKETS = "DeepGEMM @7f2a703 (26/04), deep_gemm/utils/math.py: torch.bucketize puts NaN behind the last boundary"
+DEEPGEMM_2604_FP4 = R.like(DEEPGEMM_FP4, "deepgemm_2604_fp4", _BUCKETS, nan_code=R.NanCode.POSITIVE_MAX)
+DEEPGEMM_2604_FP4_UE8M0 = R.like(
+    DEEPGEMM_FP4_UE8M0, "deepgemm_2604_fp4_ue8m0", _BUCKETS, nan_code=R.NanCode.POSITIVE_MAX
 )
 
 ROWS: Final = tuple(

@@ -231,6 +231,66 @@ class TestTheEngineGoesOn:
         assert len(files(tmp_path)) == 7 and gemm.sampler.recorded == 6 and gemm.sampler.dropped == 0
         assert all(call_file.read(path).contract == GEMM for path in files(tmp_path))
 
+    def test_fork_while_the_folder_is_locked(self, tmp_path: Path) -> None:
+        """The child keeps no lock: another sampler writes while it lives. Negative: a lock that is held is reported."""
+        gemm = oracle.sample(right.gemm, every=1, to=tmp_path, contract=GEMM)
+        gate, held = os.pipe(), gemm.sampler._alone()
+        held.__enter__()
+        if not (child := os.fork()):
+            os._exit(len(os.read(gate[0], 1)))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(sampling, "LOCKED", 0.1)
+            other = oracle.sample(right.gemm, every=1, to=tmp_path, contract=GEMM)
+            other(**INPUTS, **CALL)
+            assert other.sampler.flush(60) and "another process holds" in other.sampler.problems[0]
+        held.__exit__(None, None, None)
+        other(**INPUTS, **CALL)
+        assert other.sampler.flush(60) and other.sampler.recorded == 1
+        os.write(gate[1], b"x")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1, "the child lived so long"
+
+    def test_killed_while_the_folder_is_locked(self, tmp_path: Path) -> None:
+        """The lock ends with the process that took it, though a child of it lives."""
+        gemm = oracle.sample(right.gemm, every=1, to=tmp_path, contract=GEMM)
+        gate, born = os.pipe(), os.pipe()
+        if not (holder := os.fork()):
+            held = gemm.sampler._alone()
+            held.__enter__()
+            if not os.fork():
+                os.write(born[1], b"x")
+                os.read(gate[0], 1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(holder, 0)[1]) == 0 and os.read(born[0], 1) == b"x"
+        gemm(**INPUTS, **CALL)
+        written = gemm.sampler.flush(30)
+        os.write(gate[1], b"x")
+        assert written and gemm.sampler.recorded == 1
+
+    def test_a_link_to_nothing(self, tmp_path: Path) -> None:
+        """It counts as a link: the folder takes calls. Negative: a folder that is full takes none."""
+        (tmp_path / "latest").symlink_to("nowhere")
+        gemm = oracle.sample(right.gemm, every=1, to=tmp_path, contract=GEMM)
+        gemm(**INPUTS, **CALL)
+        assert gemm.sampler.flush(60) and gemm.sampler.recorded == 1 and gemm.sampler.problems == []
+        (tmp_path / "large").write_bytes(bytes(1 << 20))
+        full = oracle.sample(right.gemm, every=1, to=tmp_path, contract=GEMM, max_bytes=1 << 20)
+        full(**INPUTS, **CALL)
+        assert full.sampler.flush(60) and full.sampler.recorded == 0
+
+    def test_inputs_that_exit(self, tmp_path: Path) -> None:
+        """SystemExit of ``inputs=`` is a problem of the recording; KeyboardInterrupt is the engine's."""
+
+        def leaves(**arguments: object) -> dict[str, object]:
+            raise SystemExit(3)
+
+        def interrupted(**arguments: object) -> dict[str, object]:
+            raise KeyboardInterrupt
+
+        gemm = oracle.sample(right.gemm, every=1, to=tmp_path, contract=GEMM, inputs=leaves)
+        assert gemm(**INPUTS, **CALL).dtype == torch.bfloat16 and gemm.sampler.problems == ["SystemExit: 3"]
+        with pytest.raises(KeyboardInterrupt):
+            oracle.sample(right.gemm, every=1, to=tmp_path, contract=GEMM, inputs=interrupted)(**INPUTS, **CALL)
+
 
 class TestJudgeAFolder:
     """``fp8-oracle judge DIR``: an outcome for each call, reports, and what is half-written is named."""

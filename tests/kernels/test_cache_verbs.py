@@ -105,6 +105,9 @@ BAD = (
     ("convert_fp8", 2, lambda x: torch.float32, DtypeError, "one of them"),
     ("indexer_k_quant_and_cache", 3, lambda x: 64, OptionError, "128"),
     ("indexer_k_quant_and_cache", 1, lambda x: x[:, ::2], LayoutError, "dense"),
+    ("indexer_k_quant_and_cache", 1, lambda x: x[:0], ShapeError, "empty dimension 0"),
+    ("indexer_k_quant_and_cache", 1, lambda x: x[:, :0], ShapeError, "empty dimension 1"),
+    ("indexer_k_quant_and_cache", 0, lambda x: x[:, :0], ShapeError, "D/128"),
 )  # fmt: skip  # a table, one row a line
 
 

@@ -240,6 +240,16 @@ class TestLinearOp:
         with pytest.raises(OptionError, match="input_scale and out_dtype"):
             linear.Fp8LinearOp().apply(x, w.t(), one)
 
+    @pytest.mark.parametrize(("shape", "weight"), [((4, 0), (16, 0)), ((0,), (16, 0)), ((4, 0), (16, 16))])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, linear.FP8])
+    def test_no_columns(self, shape: tuple[int, ...], weight: tuple[int, int], dtype: torch.dtype) -> None:
+        """K = 0 is refused with a name; no row (M = 0) is a product without a row."""
+        layer, one, codes = linear.Fp8LinearOp(), torch.ones(1), torch.zeros(weight).to(linear.FP8).t()
+        with pytest.raises(ShapeError, match="has an empty dimension"):
+            layer.apply(torch.zeros(shape).to(dtype), codes, one, torch.bfloat16, input_scale=one)
+        some = torch.zeros(16, 16).to(linear.FP8).t()
+        assert layer.apply(torch.zeros(0, 16).to(dtype), some, one, torch.bfloat16, input_scale=one).shape == (0, 16)
+
 
 def test_identity_is_made_once() -> None:
     one = linear.maybe_create_device_identity("cpu")

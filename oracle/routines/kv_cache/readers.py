@@ -4,7 +4,8 @@
 
 A read value is ``T(float32(value(code) * scale))``. Rows of the destination that belong to no request hold what they
 held. Sources: vLLM csrc/libtorch_stable/cache_kernels.cu @00eb0c8; SGLang kernels/ops/attention/dsa/dequant_k_cache.py
-(0.5.23). Not covered: starts within a page, which releases of vLLM round down to the page.
+(0.5.23). A request may start within a page, as vLLM reads it since PR 51739 (0.33); releases before round such a start
+down to the page, which is refused.
 
 NaN codes give NaN; bits that are moved keep theirs.
 Sources: vLLM csrc/libtorch_stable/cache_kernels.cu @00eb0c8; SGLang dequant_k_cache.py (0.5.23).
@@ -41,7 +42,7 @@ INT32 = (torch.int32,)
 TABLE = TensorSpec("block_table", Kind.PAGES, INT32, ("B", "L"), "pages of each request")
 ENDS = TensorSpec("cu_seq_lens", Kind.OFFSETS, INT32, ("E",), "first row of each request, and the end: B + 1")
 STARTS = TensorSpec(
-    "seq_starts", Kind.POSITIONS, INT32, ("B",), "first token of each request, a whole number of pages", optional=True
+    "seq_starts", Kind.POSITIONS, INT32, ("B",), "first token of each request, within a page too", optional=True
 )
 
 
@@ -80,8 +81,8 @@ def check_requests(inputs: Inputs, pages: int, page: int, room: int) -> None:
     if not int(counts.sum()):
         raise ShapeError("no request has a row; there is nothing to judge")
     start = inputs["seq_starts"].to(torch.int64) if "seq_starts" in inputs else torch.zeros_like(first)
-    if bool((start < 0).any()) or bool((start % page != 0).any()):
-        raise OptionError(f"seq_starts {start.tolist()} are no whole pages of {page}")
+    if bool((start < 0).any()):
+        raise OptionError(f"seq_starts {start.tolist()} are no tokens of the requests; the first token is 0")
     for b, count in enumerate(counts.tolist()):
         last = -(-(int(start[b]) + count) // page)
         used = table[b, int(start[b]) // page : last]

@@ -80,8 +80,8 @@ def pack(codes: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor) -> Tensor:
-    """The inverse of :func:`pack`: uint8 ``[M, K]``, a code each, of ``packed`` ``[M, K/2]``, uint8."""
-    pairs = packed.to(torch.int16)
+    """The inverse of :func:`pack`: uint8 ``[M, K]``, a code each, of ``packed`` ``[M, K/2]``, uint8, in any strides."""
+    pairs = packed.contiguous().to(torch.int16)
     return (pairs & 0xF | (pairs & 0xF0) << 4).view(torch.uint8)
 
 
@@ -357,7 +357,8 @@ class Nvfp4Quantize(BlockQuantiser):
 
     def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         if options["is_global_scale_inversed"]:
-            return mx_recipes.FLASHINFER_NVFP4_INVERSED, mx_recipes.TORCHAO_NVFP4, mx_recipes.MODELOPT_NVFP4
+            modelopt = mx_recipes.MODELOPT_NVFP4, mx_recipes.MODELOPT_0_47_NVFP4
+            return mx_recipes.FLASHINFER_NVFP4_INVERSED, mx_recipes.TORCHAO_NVFP4, *modelopt
         return mx_recipes.FLASHINFER_NVFP4_EXACT, mx_recipes.FLASHINFER_NVFP4, mx_recipes.FLASHINFER_CUTE_NVFP4
 
 

@@ -2,10 +2,12 @@
 
 MXFP6 (E3M2, E2M3) and MXINT8 have one code a byte: torchao keeps six bits unpacked, in the low ones. A NaN scale makes
 a block NaN in formats that have no NaN. DeepGEMM's cast of E2M1 takes groups of 32 or 128 along K, the last one
-shorter; its ties go toward zero, no code is -0 and NaN is coded 0. Its powers of two may be published as the exponent
-bytes of four groups in an int32, the first in the lowest byte; groups that do not exist have the scale 1.
+shorter; its ties go toward zero, no code is -0 and NaN is coded 0 (as 6 by the release of April 2026). Its powers of
+two may be published as the exponent bytes of four groups in an int32, the first in the lowest byte; groups that do not
+exist have the scale 1.
 
-Sources: torchao mx_formats; OCP Microscaling Formats 1.0, 5.3 and 6.3; DeepGEMM deep_gemm/utils/math.py.
+Sources: torchao mx_formats; OCP Microscaling Formats 1.0, 5.3 and 6.3; DeepGEMM deep_gemm/utils/math.py @54e2261
+(26/06) and @7f2a703 (26/04).
 
 NaN and infinities are as the recipe has them; bytes that are only moved keep them.
 """
@@ -138,8 +140,10 @@ def scales_of_words(packed: Tensor, groups: int) -> Tensor:
 @register
 class PerTokenCastToFp4(QuantiserContract):
     """Groups of ``gran_k`` elements of a row, the last one may be shorter. Two codes share a byte, the low nibble is
-    the even column. ``scale`` is float32 ``[M, G]`` or, with ``use_packed_ue8m0``, int32 ``[M, ceil(G/4)]`` of the
-    exponent bytes of four groups, the first in the lowest byte; groups past the last have the byte 127, the scale 1."""
+    the even column; ``q`` is uint8 or int8. ``scale`` is float32 ``[M, G]`` or, with ``use_packed_ue8m0``, int32 ``[M,
+    ceil(G/4)]`` of the exponent bytes of four groups, the first in the lowest byte; groups past the last have the byte
+    127, the scale 1. An infinite element under an infinite scale has a NaN quotient: its code is 0, or 7 (6.0) by the
+    release of April 2026."""
 
     traits = frozenset({FOUR_BITS})
     name = "per_token_cast_to_fp4"
@@ -162,8 +166,10 @@ class PerTokenCastToFp4(QuantiserContract):
         return -(-call.inputs["x"].shape[1] // int(str(call.resolved["gran_k"])))
 
     def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
-        recipe = mx_recipes.DEEPGEMM_FP4_UE8M0 if options["use_ue8m0"] else mx_recipes.DEEPGEMM_FP4
-        return (recipe.with_block(Block(1, int(str(options["gran_k"])))),)
+        powers = mx_recipes.DEEPGEMM_FP4_UE8M0, mx_recipes.DEEPGEMM_2604_FP4_UE8M0
+        plain = mx_recipes.DEEPGEMM_FP4, mx_recipes.DEEPGEMM_2604_FP4
+        block = Block(1, int(str(options["gran_k"])))
+        return tuple(recipe.with_block(block) for recipe in (powers if options["use_ue8m0"] else plain))
 
     def outputs(self, call: Call) -> dict[str, Out]:
         m, k = call.inputs["x"].shape

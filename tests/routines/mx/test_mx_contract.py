@@ -14,13 +14,14 @@ from oracle.errors import DtypeError, InputError, NumericsError, OptionError, Or
 from oracle.numbers.formats import E2M1, decode
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipe_table import of_element
-from oracle.routines import cases, get, registered
+from oracle.routines import cases, get, profiles, registered
 from oracle.routines.base import by_name
 from oracle.routines.catalogue import faults_of, run
 from oracle.routines.catalogue import get as get_fault
 from oracle.routines.fault import Call
 from oracle.routines.mx import contract as mx
 from oracle.routines.mx.cases import POISON
+from oracle.routines.traits import Kind
 from oracle.truth.layout import HEIGHTS
 from oracle.verdict.compare import Status
 
@@ -241,6 +242,41 @@ class TestFaults:
         for kind, fault in ((mx.BlockQuantiser, SIGN), (mx.BlockDequantiser, f"{SIGN} in reading")):
             having = {name for name, contract in registered().items() if isinstance(contract, kind)}
             assert get_fault(fault).contracts == having
+
+
+class TestStrides:
+    """Packed codes in any strides are the same codes."""
+
+    NAMES = tuple(
+        name
+        for name, contract in registered().items()
+        if any(spec.kind is Kind.CODES and torch.uint8 in spec.dtypes for spec in contract.inputs)
+    )
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_column_major_codes(self, name: str) -> None:
+        """The same bits, or one typed error; they are never read as other codes."""
+        case = next(iter(profiles.cases(name, "quick")))
+        inputs, options = case.inputs(), case.call_options()
+        due = by_name(get(name).reference(inputs, **options))
+        packed = {n: x for n, x in inputs.items() if x.dtype in (torch.uint8, torch.int8) and x.dim() >= 2}
+        for changed, x in packed.items():
+            turned = {**inputs, changed: x.transpose(-1, -2).contiguous().transpose(-1, -2)}
+            try:
+                found = by_name(get(name).reference(turned, **options))
+            except OracleError:
+                continue
+            assert all(torch.equal(raw(found[n]), raw(due[n])) for n in due), changed
+
+    def test_pack_and_unpack(self) -> None:
+        codes = torch.randint(0, 16, (6, 8), dtype=torch.uint8)
+        packed = mx.pack(codes)
+        assert torch.equal(mx.unpack(packed.t().contiguous().t()), codes)
+        assert not torch.equal(mx.unpack((packed ^ 1).t().contiguous().t()), codes)
+
+
+def raw(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.uint8)
 
 
 class TestBadCalls:
