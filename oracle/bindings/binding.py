@@ -150,7 +150,7 @@ class _Changed(_Word):
     inner: _Word
     method: str
     arguments: tuple[Any, ...]
-    stored: torch.dtype | None = None  # of the input, where the change is of the dtype
+    stored: torch.dtype = torch.uint8  # of the input, where the change is of the dtype
 
     def make(self, names: Mapping[str, Any]) -> Any:
         x = self.inner.make(names)
@@ -289,7 +289,7 @@ class Binding:
 
     def _word(self, node: ast.expr) -> _Word:
         text, routine = ast.unparse(node), self.routine
-        known = {*(s.name for s in (*routine.inputs, *routine.options)), *routine.returns}
+        known = {*(s.name for s in routine.inputs), *(s.name for s in routine.options), *routine.returns}
         if isinstance(node, ast.Constant):
             return _Constant(text, node.value)
         if isinstance(node, ast.Name) and node.id in known:
@@ -311,7 +311,7 @@ class Binding:
             if all(isinstance(one, _Constant) for one in constants) and (method in CHANGES or method == "view"):
                 arguments = tuple(one.value for one in constants if isinstance(one, _Constant))
                 if method != "view" or (len(arguments) == 1 and isinstance(arguments[0], torch.dtype)):
-                    stored = self._stored(node.func.value) if method == "view" else None
+                    stored = self._stored(node.func.value) if method == "view" else torch.uint8
                     return _Changed(text, self._word(node.func.value), method, arguments, stored)
         return _Expression(text, compile(text, self.target, "eval"))
 
