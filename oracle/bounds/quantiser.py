@@ -180,6 +180,24 @@ def judge_recipe(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> Judge
     return Judged(x, recipe, bad_scales, bad_codes, exact)
 
 
+def nearness(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> tuple[int, int, int]:
+    """How many codes ``q`` (of the element format, of the shape of ``x``) and how many ``scale`` (any float dtype, of
+    the logical shape of the blocks) are those that ``recipe`` gives, and by how many codes the farthest lies off.
+
+    NaN codes are one value, one step beyond the largest; NaN scales are equal too."""
+    published, fmt, equal, farthest = decode(scale), recipe.element, 0, 0
+    same_scales = int(torch.count_nonzero(_same(published, x.scale(recipe).reshape(published.shape))))
+    raw = codes_of(q, fmt).reshape(-1, q.shape[-1])
+    for band in x.bands(recipe.block):
+        rows = raw[band.rows]
+        due = band.x.codes(recipe).view(rows.shape)
+        same = _same_code(rows, due, fmt)
+        equal += int(torch.count_nonzero(same))
+        off = (ordinal(rows, fmt) - ordinal(due, fmt)).abs().masked_fill(same, 0)
+        farthest = max(farthest, int(off.max()))
+    return equal, same_scales, farthest
+
+
 def code_bands(x: Prepared, recipe: Recipe, published: Tensor) -> Iterator[tuple[slice, CodeSet]]:
     """:func:`code_set` of consecutive rows of ``x`` seen as a matrix; argument and NaN as of :func:`code_set`."""
     for band in x.bands(recipe.block):

@@ -34,7 +34,7 @@ from oracle.report.findings import WHOLE, Finding, outcomes, told
 from oracle.report.outcome import SCHEMA as REPORT
 from oracle.report.outcome import SEVERITY, Outcome, Report, quoted
 from oracle.verdict import heatmap
-from oracle.verdict.compare import Error, Status, Verdict, Worst
+from oracle.verdict.compare import Error, Status, Tried, Verdict, Worst
 from oracle.verdict.loss import Loss
 
 SCHEMA = "fp8-oracle.record/1"
@@ -328,6 +328,7 @@ def _verdict(record: Mapping[str, Any]) -> Verdict:
         "worst": worst,
         "explained_by": tuple(record["explained_by"]),
         "frames": tuple(record.get("frames", ())),
+        "tried": tuple(Tried(**recipe) for recipe in record.get("tried", ())),
         "margin": float(record["margin"]),
         "evidence": None if seen is None else _evidence(seen),
         "error": None if error is None else Error(**{name: float(x) for name, x in error.items()}),

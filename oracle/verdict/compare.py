@@ -106,6 +106,26 @@ class Failing:
     right: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Tried:
+    """A recipe that a failing quantiser's output was compared with: how many of its ``codes`` and ``scales`` are the
+    recipe's own (``equal_codes``, ``equal_scales``), by how many codes the farthest lies off (``farthest``), and how
+    many of both the recipe refuses (``refused``)."""
+
+    recipe: str
+    equal_codes: int
+    codes: int
+    equal_scales: int
+    scales: int
+    farthest: int
+    refused: int
+
+    def __str__(self) -> str:
+        codes, scales = 100 * self.equal_codes / self.codes, 100 * self.equal_scales / self.scales
+        off = "" if not self.farthest else f", the farthest {counted(self.farthest, 'code')} off"
+        return f"{self.recipe}: {codes:.3g}% of the codes{off}, {scales:.3g}% of the scales; refuses {self.refused}"
+
+
 class Deferred:
     """A field that may be given as a function without arguments: it is called once, when the field is first read."""
 
@@ -156,6 +176,7 @@ class Verdict:
     failing : kept of a large failure until it is explained.
     pictures : makes what :meth:`plot` draws, by output; it is not pickled.
     frames : those of the routine's own traceback, where it raised.
+    tried : of a quantiser that fails, the recipes that were tried, the nearest first.
     """
 
     status: Status
@@ -176,6 +197,7 @@ class Verdict:
     failing: Failing | None = field(default=None, compare=False, repr=False)
     pictures: Callable[[], Mapping[str, Picture]] | None = field(default=None, compare=False, repr=False)
     frames: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    tried: tuple[Tried, ...] = field(default=(), compare=False, repr=False)
 
     def __bool__(self) -> bool:
         return self.status is Status.PASSED
@@ -204,6 +226,7 @@ class Verdict:
             said = self._said()
             if self.explained_by:
                 said += f"; explained by: {', '.join(self.explained_by)}"
+            said += "".join(f"\n  tried {recipe}" for recipe in self.tried)
             raise NonconformanceError(f"{said}\nrepro: {repro}" if repro else said, self)
 
     def plot(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False) -> Figure:
@@ -261,14 +284,20 @@ class Verdict:
         """What a notebook shows."""
         measured = "" if self.error is None else str(self.error)
         loss = "" if self.loss is None else str(self.loss)
-        rows = (("explained by", ", ".join(self.explained_by)), ("measured", measured), ("loss", loss))
+        tried = "; ".join(map(str, self.tried))
+        rows = (
+            ("explained by", ", ".join(self.explained_by)),
+            ("tried", tried),
+            ("measured", measured),
+            ("loss", loss),
+        )
         return card(str(self.status), self.summary.removeprefix(f"{self.status}: "), rows)
 
     def to_json(self) -> dict[str, object]:
         """A JSON-ready dict; non-finite numbers become the strings ``"nan"``, ``"inf"``, ``"-inf"``."""
         record = asdict(replace(self, evidence=None, failing=None, pictures=None))
         del record["failing"], record["pictures"]
-        frames = record.pop("frames")
+        frames, tried = record.pop("frames"), record.pop("tried")
         record["status"] = str(self.status)
         if record["worst"] is not None:
             record["worst"]["index"] = list(record["worst"]["index"])
@@ -279,7 +308,7 @@ class Verdict:
                 record[name] = {key: _jsonable(value) for key, value in record[name].items()}
         record["explained_by"] = list(self.explained_by)
         record["evidence"] = None if self.evidence is None else self.evidence.to_json()
-        return record | ({"frames": list(frames)} if frames else {})
+        return record | ({"frames": list(frames)} if frames else {}) | ({"tried": list(tried)} if tried else {})
 
 
 @dataclass(frozen=True)

@@ -180,3 +180,33 @@ class TestInt4Experts:
         verdict = oracle.judge("cutlass_w4a8_moe_mm", inputs, wrong, **options)
         assert verdict.status is Status.FAILED
         assert any("expert" in name for name in verdict.explained_by), verdict.explained_by
+
+
+class TestReleasesOfDsMla:
+    """``concat_and_cache_ds_mla``: by default the powers of two of vLLM since PR 49435, or amax/448 of releases before;
+    one of them for the whole output."""
+
+    CASE = "concat_and_cache_ds_mla/bf16-u8/1x128/t=11,p=16/family=randn/seed=1"
+
+    def output(self, *, ue8m0: bool) -> dict[str, Tensor]:
+        made = get("concat_and_cache_ds_mla").reference(cases.parse(self.CASE).inputs(), ue8m0=ue8m0)
+        return dict(by_name(made))
+
+    def judged(self, output: dict[str, Tensor], **options: object) -> Verdict:
+        return get("concat_and_cache_ds_mla").judge(cases.parse(self.CASE).inputs(), output, **options)
+
+    def test_either_release_passes_unless_one_is_named(self) -> None:
+        for ue8m0 in (False, True):
+            made = self.output(ue8m0=ue8m0)
+            assert not self.judged(made).status.is_failure
+            assert not self.judged(made, ue8m0=ue8m0).status.is_failure
+            assert self.judged(made, ue8m0=not ue8m0).status is Status.FAILED
+
+    def test_rows_of_both_releases_fail(self) -> None:
+        old, new = (self.output(ue8m0=ue8m0)["kv_cache"].flatten(0, 1) for ue8m0 in (False, True))
+        differ = torch.nonzero((old != new).any(dim=1))[:, 0]
+        assert len(differ) >= 2
+        mixed = old.clone()
+        mixed[differ[0]] = new[differ[0]]
+        shape = self.output(ue8m0=False)["kv_cache"].shape
+        assert self.judged({"kv_cache": mixed.reshape(shape)}).status is Status.FAILED

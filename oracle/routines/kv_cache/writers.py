@@ -471,7 +471,15 @@ class ConcatAndCacheDsMla(Slots, RowsOfTiles):
         TensorSpec("kv_cache", Kind.STATE, (torch.uint8,), ("B", "P", str(ROW)), "pages before the call"),
         SLOTS,
     )
-    options = (OptionSpec("ue8m0", False, (False, True), "scales rounded up to powers of two, at least 1e-4"),)
+    options = (
+        OptionSpec(
+            "ue8m0",
+            None,
+            (None, False, True),
+            "scales rounded up to powers of two, at least 1e-4, as vLLM writes them since PR 49435 (July 2026); False: "
+            "amax/448, as releases before; None admits either",
+        ),
+    )
     returns = memory = ("kv_cache",)
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
@@ -482,9 +490,10 @@ class ConcatAndCacheDsMla(Slots, RowsOfTiles):
 
     def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         tokens = written(inputs["slot_mapping"])
-        recipe = kv_recipes.VLLM_DS_MLA_UE8M0 if options["ue8m0"] else kv_recipes.VLLM_DS_MLA
+        newer, older = kv_recipes.VLLM_DS_MLA_UE8M0, kv_recipes.VLLM_DS_MLA
+        recipes = {None: (newer, older), True: (newer,), False: (older,)}[options["ue8m0"]]
         kv_c, k_pe, slot = inputs["kv_c"][tokens], inputs["k_pe"][tokens], inputs["slot_mapping"][tokens]
-        return self.row_pieces("kv_cache", kv_c, k_pe, slot, (recipe,))
+        return self.row_pieces("kv_cache", kv_c, k_pe, slot, recipes)
 
 
 @register

@@ -27,7 +27,7 @@ from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.quantize import Prepared
 from oracle.numbers.recipe_table import recipes
 from oracle.numbers.recipes import Recipe
-from oracle.verdict.compare import Admissible, Error, Status, Verdict, Worst
+from oracle.verdict.compare import Admissible, Error, Status, Tried, Verdict, Worst
 from oracle.verdict.heatmap import Evidence, Piece, gather, gather_pieces, ratio_of
 from oracle.verdict.loss import Loss, Tally
 from oracle.verdict.pattern import describe
@@ -38,7 +38,8 @@ def judge_quantised(x: Prepared, q: Tensor, scale: Tensor, declared: Sequence[Re
     first of ``declared`` that admits them.
 
     ``matches`` names a recipe that gives the same bits: the declared one, or any other in the registry.
-    ``explained_by`` of a failure names every recipe, faulty or not, that reproduces the output bit for bit.
+    ``explained_by`` of a failure names every recipe, faulty or not, that reproduces the output bit for bit; ``tried``
+    has each of ``declared`` and how near the output came to it.
     """
     judged = []
     for recipe in declared:
@@ -48,7 +49,7 @@ def judge_quantised(x: Prepared, q: Tensor, scale: Tensor, declared: Sequence[Re
     best = min(judged, key=lambda j: (not j.exact, j.outside))
     total = q.numel() + scale.numel()
     if best.outside and not best.exact:
-        return _failed(x, q, scale, best, total)
+        return _failed(x, q, scale, judged, best, total)
     if best.exact:
         matches: str | None = best.recipe.name
         note = f"all {q.numel()} codes and {scale.numel()} scales equal the bits of {matches}"
@@ -81,7 +82,9 @@ def judge_quantised(x: Prepared, q: Tensor, scale: Tensor, declared: Sequence[Re
     )
 
 
-def _failed(x: Prepared, q: Tensor, scale: Tensor, best: quantiser.Judged, total: int) -> Verdict:
+def _failed(
+    x: Prepared, q: Tensor, scale: Tensor, judged: Sequence[quantiser.Judged], best: quantiser.Judged, total: int
+) -> Verdict:
     scales, codes = int(best.bad_scales.sum()), int(best.bad_codes.sum())
     worst, margin = _worst(x, q, scale, best)
     where = "; ".join(
@@ -120,7 +123,18 @@ def _failed(x: Prepared, q: Tensor, scale: Tensor, best: quantiser.Judged, total
         evidence=_evidence(x, q, scale, best),
         error=error,
         loss=loss,
+        tried=_tried(x, q, scale, judged),
     )
+
+
+def _tried(x: Prepared, q: Tensor, scale: Tensor, judged: Sequence[quantiser.Judged]) -> tuple[Tried, ...]:
+    """How near the output came to each declared recipe, the fewest refused elements first."""
+    found = []
+    for each in judged:
+        equal_codes, equal_scales, farthest = quantiser.nearness(x, q, scale, each.recipe)
+        counts = equal_codes, q.numel(), equal_scales, scale.numel(), farthest, each.outside
+        found.append(Tried(each.recipe.name, *counts))
+    return tuple(sorted(found, key=lambda t: (t.refused, -t.equal_codes, -t.equal_scales)))
 
 
 def deferred(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> tuple[Any, Any]:
