@@ -128,14 +128,12 @@ _PLAIN: Mapping[str, Grammar] = {
     "mxfp8_quantize": Grammar(
         _MK, ("bf16-e4m3", "f16-e4m3", "f32-e4m3", "bf16-e5m2"), ("1x32",), FAMILIES, _values, _mxfp8,
         {**_POWERS, "alignment": ("128",)}, listed=_ids,
-        extra=("bf16-e5m2/1x32/m=17,k=192/rounding=floor/family=steps/seed=1",),
     ),
     "mxfp4_quantize": Grammar(
         _MK, _WIDE, ("1x32",), FAMILIES, _values, _quantise, _POWERS, listed=_ids,
     ),
     "nvfp4_quantize": Grammar(
         _MK, _WIDE, ("1x16",), FAMILIES, _two_levels, _nvfp4, _TWO_LEVELS, listed=_ids,
-        extra=("bf16/1x16/m=17,k=192/inversed=1,global=rows/family=randn/seed=1",),
     ),
     "scaled_fp4_quant": Grammar(
         _MK, _WIDE[:2], ("1x16",), FAMILIES, _two_levels, no_options, {"global": ("one", "stale", "inf")}, listed=_ids,

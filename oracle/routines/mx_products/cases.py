@@ -553,8 +553,7 @@ _PLAIN: Mapping[str, Grammar] = {
     "fp8_fp4_gemm_nt": Grammar(
         _MNK, _DEEP, _GRANULARITIES, DEEP_FAMILIES, _fp8_fp4, _granularity, {"c": ("1",), **_WORDS}, listed=_ids,
         domain="k % 32 == 0, n % 8 == 0",
-        extra=("e4m3xe4m3-bf16/1x128:1x32/m=17,n=136,k=224/family=subnormal/seed=1",
-               "e2m1xe4m3-f32/1x128:1x32/m=17,n=136,k=224/c=1/family=randn/seed=1"),
+        extra=("e4m3xe4m3-bf16/1x128:1x32/m=17,n=136,k=224/family=subnormal/seed=1",),
     ),
     "m_grouped_fp8_fp4_gemm_nt_contiguous": Grammar(
         _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _contiguous, _granularity, _WORDS,
