@@ -206,7 +206,7 @@ class Prepared:
         """Consecutive rows, as many whole blocks of them as have about ``BAND`` elements; all of a small input."""
         cells, unit = self.grid(block), self._unit(block)
         height = unit * max(1, BAND // (unit * cells.columns))
-        for start in range(0, cells.rows, height):
+        for start in range(0, max(1, cells.rows), height):
             yield self._band(block, start, height)
 
     def band_of(self, block: Block, row: int) -> Band:

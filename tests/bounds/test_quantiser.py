@@ -481,7 +481,7 @@ class TestEnds:
 
 
 @pytest.mark.parametrize(("recipe", "height"), [(R.VLLM_GROUP, 6), (R.DEEPGEMM_128X128, 256)])
-def test_what_admits_an_output_does_not_depend_on_the_row_that_is_looked_at_first(recipe: R.Recipe, height: int) -> None:
+def test_what_admits_does_not_depend_on_the_row_that_is_looked_at_first(recipe: R.Recipe, height: int) -> None:
     """Also where that row is right and one code of another is not."""
     x = normals(height, 256)
     made, prepared = quantize(x, recipe), prepare(x)
