@@ -109,7 +109,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if folder := os.environ.pop("FP8_ORACLE_MATRIX", None):
         from tests.support.matrix import TestRecord
 
-        config.pluginmanager.register(TestRecord(Path(folder)))
+        config.pluginmanager.register(TestRecord(Path(folder), config.getoption("--most")))
     config.addinivalue_line("markers", "needs_shared(path): reads this file or folder of FP8_ORACLE_SHARED")
     config.addinivalue_line("markers", "needs_tools(name): runs this program, or compiles with this header")
     for mode in MODES:

@@ -164,19 +164,10 @@ def judge_recipe(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> Judge
     bad_codes = torch.zeros(q.shape, dtype=torch.bool, device=q.device)
     raw, bad = codes_of(q, fmt).reshape(-1, q.shape[-1]), bad_codes.view(-1, q.shape[-1])
     for band in x.bands(recipe.block):
-        rows, cells = raw[band.rows], band.x.grid(recipe.block)
-        scaled, due = of_band(own_scale, band, x, recipe), band.x.codes(recipe).view(rows.shape)
-        if recipe.fault is None and bool(scaled.all()) and same_bytes(rows, due):
-            continue
-        reproduced = _same_code(rows, due, fmt)
-        exact = exact and bool(reproduced.all())
-        if recipe.fault is None:
-            reproduced = reproduced & cells.spread(scaled.to(torch.float64)).to(torch.bool).view(rows.shape)
-            if bool(reproduced.all()):
-                continue  # the recipe's own bits are admissible
-        sets = code_set(band.x, recipe, of_band(published, band, x, recipe))
-        admitted = sets.admits(rows.reshape(sets.low.shape)).view(rows.shape)
-        bad[band.rows] = ~admitted if recipe.fault is not None else ~admitted & ~reproduced
+        found, reproduced = _bad_codes(x, band, raw[band.rows], published, own_scale, recipe)
+        exact = exact and reproduced
+        if found is not None:
+            bad[band.rows] = found
     return Judged(x, recipe, bad_scales, bad_codes, exact)
 
 
@@ -196,6 +187,25 @@ def nearness(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> tuple[int
         off = (ordinal(rows, fmt) - ordinal(due, fmt)).abs().masked_fill(same, 0)
         farthest = max(farthest, int(off.max()))
     return equal, same_scales, farthest
+
+
+def _bad_codes(
+    x: Prepared, band: Band, rows: Tensor, published: Tensor, own_scale: Tensor, recipe: Recipe
+) -> tuple[Tensor | None, bool]:
+    """Which codes ``rows`` of a band are inadmissible, None where none is, and whether each is the recipe's own."""
+    fmt, cells = recipe.element, band.x.grid(recipe.block)
+    scaled, due = of_band(own_scale, band, x, recipe), band.x.codes(recipe).view(rows.shape)
+    if recipe.fault is None and bool(scaled.all()) and same_bytes(rows, due):
+        return None, True
+    reproduced = _same_code(rows, due, fmt)
+    exact = bool(reproduced.all())
+    if recipe.fault is None:
+        reproduced = reproduced & cells.spread(scaled.to(torch.float64)).to(torch.bool).view(rows.shape)
+        if bool(reproduced.all()):
+            return None, exact  # the recipe's own bits are admissible
+    sets = code_set(band.x, recipe, of_band(published, band, x, recipe))
+    admitted = sets.admits(rows.reshape(sets.low.shape)).view(rows.shape)
+    return ~admitted if recipe.fault is not None else ~admitted & ~reproduced, exact
 
 
 def code_bands(x: Prepared, recipe: Recipe, published: Tensor) -> Iterator[tuple[slice, CodeSet]]:
@@ -414,22 +424,25 @@ def kin(declared: Recipe) -> tuple[Recipe, ...]:
     return tuple(sorted(rows, key=lambda row: not row.name.startswith(declared.name)))
 
 
-def admitting(x: Prepared, q: Tensor, scale: Tensor, declared: Recipe) -> tuple[str, ...]:
+def admitting(x: Prepared, q: Tensor, scale: Tensor, declared: Recipe, *, row: int = 0) -> tuple[str, ...]:
     """Names of the sound recipes of the declared one's element that admit every code and scale of an output, over its
     block where theirs is of its kind.
 
-    Arguments and NaN as of :func:`identify`. Scales are looked at first: most recipes admit none of another's.
+    Arguments and NaN as of :func:`identify`. Scales are looked at first: most recipes admit none of another's. Then the
+    codes of the blocks of one ``row`` of the input seen as a matrix: what another recipe refuses there ends its trial.
     """
-    names = []
+    names, published, raw = [], decode(scale), codes_of(q, declared.element).reshape(-1, q.shape[-1])
     for recipe in of_element(declared.element):
         if recipe.fault is not None or not same_kind(recipe.block, declared.block):
             continue
-        row = recipe.with_block(declared.block)
-        if not _candidates(x, q, scale, (row,)) or not _either_of_two(x, decode(scale), row):
+        taken = recipe.with_block(declared.block)
+        if not _candidates(x, q, scale, (taken,)) or not _either_of_two(x, published, taken):
             continue
-        if not bool(scale_set(x, row).admits(decode(scale)).all()):
+        if not bool(scale_set(x, taken).admits(published).all()):
             continue
-        if judge_recipe(x, q, scale, row).outside == 0:
+        band, own_scale = x.band_of(taken.block, row), _same(published, x.scale(taken).reshape(published.shape))
+        bad, _ = _bad_codes(x, band, raw[band.rows], published, own_scale, taken)
+        if (bad is None or not bool(bad.any())) and judge_recipe(x, q, scale, taken).outside == 0:
             names.append(recipe.name)
     return tuple(names)
 

@@ -204,20 +204,30 @@ class Prepared:
 
     def bands(self, block: Block) -> Iterator[Band]:
         """Consecutive rows, as many whole blocks of them as have about ``BAND`` elements; all of a small input."""
-        cells = self.grid(block)
-        unit = 1 if block.rows is None else cells.block_rows
+        cells, unit = self.grid(block), self._unit(block)
         height = unit * max(1, BAND // (unit * cells.columns))
+        for start in range(0, max(1, cells.rows), height):
+            yield self._band(block, start, height)
+
+    def band_of(self, block: Block, row: int) -> Band:
+        """The rows that share blocks with a row of this input seen as a matrix."""
+        unit = self._unit(block)
+        return self._band(block, row // unit * unit, unit)
+
+    def _unit(self, block: Block) -> int:
+        """How many rows cannot be parted: those of a block, one where a block has all of them."""
+        return 1 if block.rows is None else self.grid(block).block_rows
+
+    def _band(self, block: Block, start: int, height: int) -> Band:
+        cells, unit = self.grid(block), self._unit(block)
         if height >= cells.rows:
-            yield Band(self, slice(None), slice(None))
-            return
-        matrix = self.x.reshape(cells.rows, cells.columns)
-        for start in range(0, cells.rows, height):
-            rows = slice(start, min(cells.rows, start + height))
-            down = slice(None) if block.rows is None else slice(start // unit, -(-rows.stop // unit))
-            part = self._rows(rows, matrix.shape)
-            part._amax = {key: amax[down] for key, amax in self._amax.items() if key[0] == block}
-            part._steps = {r: steps.rows(down) for r, steps in self._steps.items() if r.block == block}
-            yield Band(part, rows, down)
+            return Band(self, slice(None), slice(None))
+        rows = slice(start, min(cells.rows, start + height))
+        down = slice(None) if block.rows is None else slice(start // unit, -(-rows.stop // unit))
+        part = self._rows(rows, (cells.rows, cells.columns))
+        part._amax = {key: amax[down] for key, amax in self._amax.items() if key[0] == block}
+        part._steps = {r: steps.rows(down) for r, steps in self._steps.items() if r.block == block}
+        return Band(part, rows, down)
 
     def _rows(self, rows: slice, shape: tuple[int, ...]) -> Prepared:
         """Some rows of this input seen as a matrix of that shape."""

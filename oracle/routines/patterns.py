@@ -345,11 +345,18 @@ def _tied(values: Callable[[Format], Tensor], share: float, *, odd: bool = False
             tried = [size * (largest / top) for top in _tops(size)] if block else [size / s for s in scales]
             for quotient in tried:
                 counted = quotient[quotient > 0]
-                if counted.numel() and float(torch.isin(counted, wanted).double().mean()) >= share:
+                if counted.numel() and float(_among(counted, wanted).double().mean()) >= share:
                     return True
         return False
 
     return shows
+
+
+def _among(x: Tensor, values: Tensor) -> Tensor:
+    """Bool of the shape of ``x``, which of its elements stand in the ascending ``values [V]`` of its dtype; NaN does
+    not. ``torch.isin`` sorts both."""
+    at = torch.searchsorted(values, x).clamp(max=len(values) - 1)
+    return values[at] == x
 
 
 def _tops(size: Tensor) -> list[Tensor]:

@@ -165,6 +165,7 @@ class Calls:
     def __init__(self) -> None:
         self._made: dict[Case, dict[str, Tensor]] = {}
         self._calls: dict[Case, Call | None] = {}
+        self._shown: dict[Case, frozenset[tuple[str, str]]] = {}
 
     def admits(self, case: Case) -> bool:
         """Whether the contract takes the call, and has outputs for it."""
@@ -188,9 +189,11 @@ class Calls:
 
     def shown(self, case: Case) -> frozenset[tuple[str, str]]:
         """Each input of the call of an admitted case with each word of data that it has."""
-        call = self._calls[case] if self.admits(case) else None
-        assert call is not None, f"{case} is no call of its contract"
-        return patterns.shown(call)
+        if case not in self._shown:
+            call = self._calls[case] if self.admits(case) else None
+            assert call is not None, f"{case} is no call of its contract"
+            self._shown[case] = patterns.shown(call)
+        return self._shown[case]
 
     def seen(self, case: Case) -> Seen:
         """What the call of an admitted case has."""

@@ -15,6 +15,7 @@ from oracle.bounds.quantiser import (
     CODE_WIDTH,
     SCALE_WIDTH,
     U,
+    admitting,
     code_of_ordinal,
     code_set,
     identify,
@@ -477,3 +478,16 @@ class TestEnds:
             assert int(scale_set(x, R.TORCH_GROUP).admits(decode(scale)).logical_not().sum()) == wrong
             judged = judge_recipe(x, codes.view(E4M3), made.scale, R.TORCH_GROUP)
             assert int(judged.bad_codes.sum()) == wrong
+
+
+@pytest.mark.parametrize(("recipe", "height"), [(R.VLLM_GROUP, 6), (R.DEEPGEMM_128X128, 256)])
+def test_what_admits_does_not_depend_on_the_row_that_is_looked_at_first(recipe: R.Recipe, height: int) -> None:
+    """Also where that row is right and one code of another is not."""
+    x = normals(height, 256)
+    made, prepared = quantize(x, recipe), prepare(x)
+    rows = range(0, height, max(1, height // 6))
+    found = {admitting(prepared, made.codes, made.scale, recipe, row=row) for row in rows}
+    assert len(found) == 1 and recipe.name in next(iter(found))
+    wrong = made.codes.clone()
+    bits(wrong)[rows[-1], 3] ^= 0x80
+    assert {admitting(prepared, wrong, made.scale, recipe, row=row) for row in rows} == {()}

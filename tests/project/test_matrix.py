@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,7 +132,45 @@ class TestCells:
         assert strategy["python"] == list(matrix.PYTHONS)
         assert strategy["torch"] == list(matrix.TORCHES)
         commands = "\n".join(step.get("run", "") for step in jobs["cell"]["steps"])
-        assert all(f"-{mode}" in commands for mode in matrix.MODES)
+        assert 'tox run -e "py${PYTHON/./}-torch${TORCH/./}"' in commands, "the environment of all modes"
+
+    def test_which_run_every_instance(self, root: Path) -> None:
+        """Each Python and each torch in one cell of a mode at least, and the pinned torch in all."""
+        assert f"\ntorch=={matrix.PINNED}." in (root / "constraints.txt").read_text()
+        whole = [cell for cell in CELLS if not cell.most and cell.mode == "cpu"]
+        assert {cell.python for cell in whole} == {*matrix.PYTHONS} and {cell.torch for cell in whole} == {
+            *matrix.TORCHES
+        }
+        assert len(whole) == len(matrix.PYTHONS) + len(matrix.TORCHES) - 1
+
+    @pytest.mark.parametrize("mode", matrix.MODES[1:])
+    def test_marked_tests_are_where_their_mode_runs(self, mode: str, root: Path) -> None:
+        """The mode cpu leaves them out."""
+        (command,) = matrix.COMMANDS[mode]
+        marked = [path for path in (root / "tests").rglob("test_*.py") if f"pytest.mark.{mode}\n" in path.read_text()]
+        assert marked and mode in command and f"not {mode}" in matrix.COMMANDS["cpu"][-1][-1]
+        assert all(any(path.is_relative_to(root / folder) for folder in command[-3:]) for path in marked)
+
+    @pytest.mark.parametrize("status", [0, 3])
+    @pytest.mark.parametrize("name", ["py312-torch29", "py311-torch29-emulated"])
+    def test_run(self, name: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Samples first, then pytest into the folder of each cell; one command that fails fails the run."""
+        samples: list[str] = []
+        tests: list[tuple[str, list[str]]] = []
+
+        def started(command: list[str], **_: Any) -> SimpleNamespace:
+            samples.append(Path(command[-1]).name)
+            return SimpleNamespace(wait=lambda: 0)
+
+        def done(command: list[str], *, env: Mapping[str, str], **_: Any) -> SimpleNamespace:
+            if command[0] == "pytest":
+                tests.append((Path(env[matrix.VARIABLE]).name, command))
+            return SimpleNamespace(returncode=status if "emulated" in env[matrix.VARIABLE] else 0)
+
+        monkeypatch.setattr(matrix, "subprocess", SimpleNamespace(Popen=started, run=done))
+        assert matrix.main(["run", name, "-x"]) == int(bool(status))
+        assert samples == [cell for cell, _ in tests] == [str(cell) for cell in CELLS if str(cell).startswith(name)]
+        assert all(("--most" in words) == (name == "py312-torch29") and words[-1] == "-x" for _, words in tests)
 
 
 class TestSample:
@@ -308,6 +347,16 @@ class TestMerge:
     def test_fewer_tests(self, differing: Callable[..., matrix.Matrix]) -> None:
         found = differing(cases(), tests={"files": {"tests/a.py": 2}})
         assert "2 tests here, 3 in 2 other cells" in str(found.differences[0])
+
+    @pytest.mark.parametrize(("most", "differs"), [(12, True), (4, False)])
+    def test_fewer_instances(self, most: int, differs: bool, tmp_path: Path) -> None:
+        """Tests are compared between cells that ran as many instances of each."""
+        left(tmp_path, OLD, cases(), tests={"files": {"tests/a.py": 2}, "most": most})
+        for cell in (PIN, NEW):
+            left(tmp_path, cell, cases(), tests={"most": 12})
+        found = merged(tmp_path)
+        assert bool(found.differences) == differs
+        assert f"at most {most} instances of a test" in matrix_page.counts(found.records[0])
 
     def test_a_test_that_fails_everywhere_is_no_difference_and_no_pass(self, tmp_path: Path) -> None:
         for cell in (OLD, PIN, NEW):

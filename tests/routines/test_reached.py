@@ -103,7 +103,7 @@ class TestArray:
                     assert any({one, other} <= row for row in rows), (one, other)
 
     def test_ids_are_read_again_and_are_valid_calls(self) -> None:
-        for name in ("fp8_gemm_nt", "cutlass_moe_fp8", "calc_diff", "swizzle_scale", "mla_rope_quantize_fp8"):
+        for name in ("fp8_gemm_nt", "cutlass_moe_fp8", "calc_diff", "swizzle_scale", "fused_add_rmsnorm_quant"):
             found = drawn.drawn_cases(name, 3)
             assert found and all(cases.parse(str(case)) == case and valid(case) for case in found)
 

@@ -1,7 +1,8 @@
 """The matrix of the project: Python x torch x mode. What a cell leaves behind, and what differs between cells.
 
     python -m tests.support.matrix cells                 # every cell, and why one cannot run on this machine
-    python -m tests.support.matrix cells --here          # those that can, as tox takes them
+    python -m tests.support.matrix cells --here          # the environments of those that can, as tox takes them
+    python -m tests.support.matrix run NAME ...          # a cell, or all cells of an environment; tox does this in one
     python -m tests.support.matrix path                  # where their interpreters are, to stand before PATH
     python -m tests.support.matrix unsupported DIR       # the record of each cell that cannot run on this machine
     python -m tests.support.matrix sample DIR/CELL       # verdicts and bits of a sample of cases, in the cell's mode
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -61,6 +63,8 @@ T = TypeVar("T")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 TORCHES = ("2.9", "2.13", "2.15")
 MODES = ("cpu", "interpreter", "replay_sm90", "emulated")
+PINNED = "2.13"  # of constraints.txt
+FEWER = 4  # instances of a test with parameters, where a cell does not run as many as the usual tests
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,12 @@ class Cell:
     def environment(self) -> str:
         """The name of what the four modes share: ``py311-torch29``."""
         return f"py{self.python.replace('.', '')}-torch{self.torch.replace('.', '')}"
+
+    @property
+    def most(self) -> tuple[str, ...]:
+        """What pytest takes of a test with parameters: as usual with the first Python of each torch and with the pinned
+        torch of each Python, fewer instances elsewhere, where Python and torch are those of such cells."""
+        return () if self.python == PYTHONS[0] or self.torch == PINNED else ("--most", str(FEWER))
 
     def __str__(self) -> str:
         return f"{self.environment}-{self.mode}"
@@ -118,6 +128,41 @@ def next_cell(commits: int, cells: Sequence[Cell]) -> Cell:
     """
     by_mode = sorted(cells, key=lambda cell: (CELLS.index(cell) // len(MODES) + MODES.index(cell.mode)) % len(MODES))
     return by_mode[commits % len(by_mode)]
+
+
+# --- the commands of a cell ------------------------------------------------------------------------------------
+
+_STEP = ("python", "-m", "tests.support.matrix", "step")
+_PYTEST = ("pytest", "-q", "-n", "2")
+COMMANDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "cpu": (
+        (*_STEP, "fp8-oracle", "doctor"),
+        (*_STEP, "python", "-m", "oracle", "fixtures", "check"),  # in this folder, where tests find what numba compiled
+        (*_PYTEST, "--dist", "worksteal", "-m", " and ".join(f"not {mode}" for mode in MODES[1:])),
+    ),
+    "interpreter": ((*_PYTEST, "-m", "interpreter", "tests/kernels", "tests/bounds"),),
+    "replay_sm90": ((*_PYTEST, "-m", "replay_sm90", "tests/tensorcore", "tests/cli", "tests/diagnosis"),),
+    "emulated": ((*_PYTEST, "-m", "emulated", "tests/tensorcore", "tests/bounds"),),
+}
+"""What runs in a mode after its sample. The four modes of an environment run each test once."""
+
+
+def run(name: str, more: Sequence[str]) -> int:
+    """Run the cell of this name, or the cells of this environment; 1 if a command fails. ``more`` are words for pytest.
+
+    Raises ValueError: there is no such cell or environment.
+    """
+    cells = [cell for cell in CELLS if cell.environment == name] or [cell_of(name)]
+    folders = {cell: ROOT / "build/matrix" / str(cell) for cell in cells}
+    judged = [subprocess.Popen([*_STEP[:-1], "sample", str(folder)], cwd=ROOT) for folder in folders.values()]
+    statuses = [process.wait() for process in judged]
+    for cell, folder in folders.items():
+        for command in COMMANDS[cell.mode]:
+            words = [*command, *cell.most, *more] if command[0] == "pytest" else [*command]
+            print(f"{cell}: {' '.join(words)}", flush=True)
+            environment = os.environ | {VARIABLE: str(folder)}
+            statuses.append(subprocess.run(words, cwd=ROOT, env=environment, check=False).returncode)
+    return int(any(statuses))
 
 
 # --- the record of a cell: verdicts and bits of a sample ----------------------------------------------------------
@@ -364,8 +409,8 @@ class TestRecord:
 
     __test__ = False  # pytest collects classes of this name
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.start = folder, time.perf_counter()
+    def __init__(self, folder: Path, most: int | None = None) -> None:
+        self.folder, self.most, self.start = folder, most, time.perf_counter()
         self.files: Counter[str] = Counter()
         self.passed: Counter[str] = Counter()
         self.others: dict[str, dict[str, str]] = {"failed": {}, "error": {}, "skipped": {}, "xfailed": {}}
@@ -385,10 +430,9 @@ class TestRecord:
             self.passed[report.nodeid.partition("::")[0]] += 1
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        about = {"seconds": round(time.perf_counter() - self.start, 1), "status": int(exitstatus)}
-        _write(
-            self.folder, "tests", {"schema": TESTS, **about, "files": self.files, "passed": self.passed} | self.others
-        )
+        about = {"seconds": round(time.perf_counter() - self.start, 1), "status": int(exitstatus), "most": self.most}
+        found = {"files": self.files, "passed": self.passed, **self.others}
+        _write(self.folder, "tests", {"schema": TESTS, **about, **found})
 
 
 def _reason(report: Any) -> str:
@@ -449,6 +493,8 @@ class CellRecord:
     seconds: float = 0.0
     whole: bool = True
     """Whether the sample came to its end: what a cut one lacks is no difference of its own."""
+    most: int | None = None
+    """How many instances of a test with parameters ran, at most; cells of other numbers have other tests."""
 
     @property
     def failing(self) -> list[Outcome]:
@@ -516,7 +562,8 @@ def _load(folder: Path, cell: Cell) -> CellRecord:
         seconds += ran["seconds"]
         if ran["status"]:
             problems.append(f"`{ran['command']}` ended with status {ran['status']}: {' / '.join(ran['last'][-2:])}")
-    return CellRecord(cell, "", tuple(problems), facts, outcomes, bits, tests, seconds, whole)
+    most = runs[-1].get("most") if runs else None
+    return CellRecord(cell, "", tuple(problems), facts, outcomes, bits, tests, seconds, whole, most)
 
 
 def _another_version(cell: Cell, facts: Mapping[str, str]) -> Iterator[str]:
@@ -595,7 +642,8 @@ def merge(records: Iterable[CellRecord]) -> Matrix:
     found: list[Difference] = []
     for mode in MODES:
         ran = [record for record in every if record.cell.mode == mode and (record.outcomes or record.tests)]
-        found += _grouped([*_cases(mode, ran), *_tests(mode, ran)])
+        tested = [_tests(mode, [r for r in ran if r.most == most]) for most in dict.fromkeys(r.most for r in ran)]
+        found += _grouped([*_cases(mode, ran), *itertools.chain(*tested)])
     return Matrix(every, tuple(found), tuple(problems))
 
 
@@ -767,6 +815,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.support.matrix")
     actions = parser.add_subparsers(dest="action", required=True)
     actions.add_parser("cells").add_argument("--here", action="store_true")
+    runs = actions.add_parser("run")
+    runs.add_argument("name")
+    runs.add_argument("more", nargs=argparse.REMAINDER)
     actions.add_parser("path")
     actions.add_parser("next-cell")
     actions.add_parser("sample").add_argument("folder", type=Path)
@@ -781,10 +832,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     shown.add_argument("--markdown", type=Path)
     options = parser.parse_args(argv)
     if options.action == "cells" and options.here:
-        print(*(cell for cell in CELLS if why_not(cell) is None), sep=",")
+        print(*dict.fromkeys(cell.environment for cell in CELLS if why_not(cell) is None), sep=",")
     elif options.action == "cells":
         for cell in CELLS:
             print(cell, f"UNSUPPORTED: {reason}" if (reason := why_not(cell)) else "", sep="\t")
+    elif options.action == "run":
+        return run(options.name, options.more)
     elif options.action == "path":
         places = [place for version in PYTHONS if (place := interpreter(version)) is not None]
         print(*(Path(place).parent for place in places), sep=os.pathsep)

@@ -53,7 +53,8 @@ def counts(record: CellRecord) -> list[str]:
     tests = {"passed": sum(record.tests.get("passed", {}).values())} | tests
     judged = counts_of(record.outcomes.values())
     said = (("tests", tests), ("cases", {name.lower(): number for name, number in judged.items()}))
-    return [f"{what}: {', '.join(f'{n} {name}' for name, n in of.items() if n) or 'none'}" for what, of in said]
+    lines = [f"{what}: {', '.join(f'{n} {name}' for name, n in of.items() if n) or 'none'}" for what, of in said]
+    return lines if record.most is None else [*lines, f"at most {record.most} instances of a test"]
 
 
 # --- HTML ---------------------------------------------------------------------------------------------------------

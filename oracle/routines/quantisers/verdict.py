@@ -103,7 +103,8 @@ def _failed(
     sound = tuple(name for name in explained if recipes()[name].fault is None)
     if explained:
         summary += f"; every bit is that of {', '.join(explained)}"
-    if not explained and (sound := quantiser.admitting(x, q, scale, best.recipe)):
+    row = int(best.bad_codes.reshape(-1, q.shape[-1]).any(dim=-1).to(torch.uint8).argmax()) if codes else 0
+    if not explained and (sound := quantiser.admitting(x, q, scale, best.recipe, row=row)):
         admit = "admits" if len(sound) == 1 else "admit"
         summary += f"; {', '.join(sound)} {admit} every code and scale"
     if sound:
