@@ -15,7 +15,10 @@ mutation = pytest.importorskip(
 
 def unmatched(reasons: dict[tuple[str, str, str], str]) -> list[tuple[str, str, str]]:
     """Entries that are no mutant of their file."""
-    made = {mutant.key for path in {path for path, *_ in reasons} for mutant in mutation.mutants(path)}
+    lines: dict[str, set[str]] = {}
+    for path, before, _ in reasons:
+        lines.setdefault(path, set()).add(before)
+    made = {mutant.key for path, only in lines.items() for mutant in mutation.mutants(path, only)}
     return [key for key in reasons if key not in made]
 
 

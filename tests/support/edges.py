@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from oracle.bounds import boxed, chain, ieee32, steps
+from oracle.bounds import boxed, chain, ieee32, logits, steps
 from oracle.bounds import product as whole
 from oracle.bounds.accumulator import Accumulator
 from oracle.bounds.boxed import Box, boxed_product
@@ -411,6 +411,16 @@ def beside() -> Calls:
                 return Interval(-grid(5, *like).abs() / 8, grid(6, *like).abs() / 8, "given")
 
             yield f"logits {dtype} {unit:.3g}", partial(bounded, logits_bound, problem, bound)
+    ends = torch.zeros(3, dtype=torch.int64), torch.full((3,), 4)
+    plain = Logits(codes(1, 3, 2, 32), codes(2, 4, 32), scales(1, 4), grid(3, 3, 2).float(), *ends)
+
+    def of_words() -> Results:
+        words = Exact(grid(1, 3, 2, 4), grid(2, 3, 2, 4) / 64, grid(3, 3, 2, 4).abs() / 32)
+        like = Interval(-grid(5, 6, 4).abs() / 8, grid(6, 6, 4).abs() / 8, "given")
+        with mock.patch.object(logits, "dots", lambda _: words):
+            return parts(logits_bound(plain, lambda _: like))
+
+    yield "logits of two words", of_words
     width = Interval(torch.zeros(1, 15, dtype=torch.float64), torch.zeros(1, 15, dtype=torch.float64), "")
     for dtype, limit in ((torch.float32, whole.FLOAT32_MAX), (torch.bfloat16, whole.BF16_MAX)):
         row = ladder(limit).float() / 2

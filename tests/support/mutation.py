@@ -33,7 +33,7 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -110,8 +110,8 @@ OPERATORS = (
        "ReplaceFalseWithTrue", "ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "ZeroIterationForLoop")),
 )  # fmt: skip  # a table
 IDLE_ARGUMENTS = {"lru_cache": ("maxsize",), "dataclass": ("frozen", "kw_only")}  # of decorators
-SIZES = ("TILE", "BAND", "CUBE", "KEPT", "HELD", "TOGETHER", "RESULT", "NEARBY", "CHUNK_BYTES")
-SIZES += tuple(f"{name}_ON_DEVICE" for name in SIZES)
+_HELD: tuple[str, ...] = ("TILE", "BAND", "CUBE", "KEPT", "HELD", "TOGETHER", "RESULT", "NEARBY", "CHUNK_BYTES")
+SIZES = (*_HELD, *(f"{name}_ON_DEVICE" for name in _HELD))
 """Constants that say how much is held or computed at once, or by which of two ways whose results are equal."""
 SURVIVED = "survived"
 IN_CI = 4  # mutants
@@ -168,11 +168,14 @@ class Mutant:
 # --- the mutants of a file -------------------------------------------------------------------------------------
 
 
-def mutants(path: str) -> list[Mutant]:
-    """Every mutant of a file, in the order of its lines."""
+def mutants(path: str, only: Collection[str] | None = None) -> list[Mutant]:
+    """Every mutant of a file, in the order of its lines; or ``only`` those of such lines, written as in the list."""
     source = (ROOT / path).read_text()
     tree, functions = parso.parse(source), _functions(source)
-    nodes = [node for node in ast_nodes(tree) if not _idle(node)]
+    lines = [only is None or " ".join(line.split()) in only for line in source.splitlines()]
+    nodes = [
+        node for node in ast_nodes(tree) if any(lines[node.start_pos[0] - 1 : node.end_pos[0]]) and not _idle(node)
+    ]
     made = []
     for operator in (*(get_operator(name)() for name in OPERATORS), DropTerm()):
         for node in nodes:
