@@ -126,24 +126,25 @@ def chained() -> Calls:
         given = (x, low, high, slack, p, top, accumulator(align=3 + seed, out=4))
 
         def step(given: Any = given, least: Tensor | None = None, merged: Tensor | None = None) -> Results:
-            return chain.residue_step(*given, least, merged)
+            return chain.residue_step(*given, least=least, merged=merged)
 
         yield f"chain.residue_step {seed}", step
         lower = torch.where(top > chain.NONE // 2, top - 1 - seed, chain.NONE)
         yield f"chain.residue_step least {seed}", partial(step, least=lower)
-        merged = p.unflatten(-1, (2, 2)).sum(dim=-1)
+        merged = torch.unflatten(p, -1, (2, 2)).sum(dim=-1)
         yield f"chain.residue_step merged {seed}", partial(step, merged=merged)
     for scale in (2.0**126, 2.0**-126, 2.0**-133):
         x, low, high = (s * grid(i, 2, 6, most=8) * scale for i, s in ((1, 1), (2, 0.0), (3, 0.0)))
         p = grid(4, 2, 6, 3, most=9) * scale
         top = (torch.frexp(p)[1].to(torch.int64) - 1).amax(dim=-1)
-        arguments = (x, low, high, x.abs() / 64, p, top, accumulator(align=3, out=3))
-        yield f"chain.residue_step at {scale:.3g}", partial(chain.residue_step, *arguments)
-    for seed, change in enumerate((
+        slack, acc = x.abs() / 64, accumulator(align=3, out=3)
+        yield f"chain.residue_step at {scale:.3g}", partial(chain.residue_step, x, low, high, slack, p, top, acc)
+    changes: tuple[dict[str, Any], ...] = (
         {}, {"exact": False}, {"promotion": 8}, {"align": 13, "out": 10, "exact": False}, {"order": Order.INTERLEAVED},
         {"order": Order.INTERLEAVED, "exact": False, "align": 3, "out": 3}, {"align": 2, "out": 2},
         {"align": 25, "out": 23, "exact": False},
-    )):  # fmt: skip  # a table
+    )  # fmt: skip  # a table
+    for seed, change in enumerate(changes):
         for bound in (chain.residue, chain.any_order, chain.split):
             for k in (4, 10, 24):
                 a, b = pair(seed, k)
@@ -154,8 +155,8 @@ def chained() -> Calls:
     several = a.together(spans), b.together(spans), accumulator(exact=False)
     for bound in (chain.residue, chain.any_order, chain.split):
         yield f"chain.{bound.__name__} together", partial(bound, *several)
-    counted = [replace(x, counted=torch.where(x.value == 0, 3, x.exponent)) for x in (a, b)]
-    yield "chain.residue zeros counted", lambda: chain.residue(*counted, accumulator())
+    left, right = (replace(x, counted=torch.where(x.value == 0, 3, x.exponent)) for x in (a, b))
+    yield "chain.residue zeros counted", partial(chain.residue, left, right, accumulator())
     cut = [(x.steps(k, k + 4), y.steps(k, k + 4)) for x, y in [pair(3, 24)] for k in range(0, 24, 4)]
     yield "chain.partial_sums", partial(chain.partial_sums, cut, 4, grid(1, 2, 3).abs())
     for unit in (2.0**60, 2.0**-70):
@@ -247,8 +248,8 @@ def promoted() -> Calls:
     nothing = torch.zeros_like(row)
     for after in (whole.with_summand, whole.stored_before):
         for limit in (whole.FLOAT32_MAX, whole.BF16_MAX * (1 - 2.0**-8)):
-            at = Exact(ladder(limit)[None, :], nothing, nothing)
-            call = (after, at, Interval(nothing, nothing, ""), torch.zeros(row.shape))
+            near = Exact(ladder(limit)[None, :], nothing, nothing)
+            call = (after, near, Interval(nothing, nothing, ""), torch.zeros(row.shape))
             yield f"product.{after.__name__} at {limit}", partial(bounded, *call)
 
     def reached(ordered: bool, alpha: float | None, x: Tensor, only: bool = False) -> Results:
@@ -297,16 +298,16 @@ def promoted() -> Calls:
         fit = ScaledProduct(row8, row8, torch.ones(1, 1), torch.ones(1, 1), block=32, b_rows=1)
         yield f"product._sums_fit {largest}", lambda fit=fit: [torch.tensor(whole._sums_fit(fit))]  # type: ignore[misc]
     yield "product._scales", partial(whole._scales, small(1, k=304, block=16))
-    for power in (58, 59, 60):
-        shifted = replace(small(1, k=32, block=32), a_scale=torch.full((2, 1), 2.0**power), b_scale=torch.ones(3, 1))
+    for exponent in (58, 59, 60):
+        shifted = replace(small(1, k=32, block=32), a_scale=torch.full((2, 1), 2.0**exponent), b_scale=torch.ones(3, 1))
         shifted = replace(shifted, alpha=torch.tensor([2.0**-50]))
-        yield f"product.unrounded alpha {power}", partial(unrounded, shifted, None)
+        yield f"product.unrounded alpha {exponent}", partial(unrounded, shifted, None)
     infinite = torch.tensor([[torch.inf, 2.0**-16] * 4]).to(torch.float8_e5m2)
     plain = torch.ones_like(infinite, dtype=torch.float32).to(torch.float8_e5m2)
-    for sa, sb in ((-75, -74), (-75, -75), (-133, 0), (-134, 0), (0, -133), (0, -134), (-10, 120)):
+    for ea, eb in ((-75, -74), (-75, -75), (-133, 0), (-134, 0), (0, -133), (0, -134), (-10, 120)):
         for a, b in ((infinite, plain), (plain, infinite)):
-            at = ScaledProduct(a, b, torch.full((1, 1), 2.0**sa), torch.full((1, 1), 2.0**sb), block=8, b_rows=1)
-            yield f"ieee32 infinite {sa} {sb} {a is plain}", partial(bounded, ieee32_bound, at)
+            at = ScaledProduct(a, b, torch.full((1, 1), 2.0**ea), torch.full((1, 1), 2.0**eb), block=8, b_rows=1)
+            yield f"ieee32 infinite {ea} {eb} {a is plain}", partial(bounded, ieee32_bound, at)
     for tile in (1, 64, 96):
 
         def tiled(tile: int = tile) -> Results:
@@ -315,9 +316,8 @@ def promoted() -> Calls:
 
         yield f"ieee32 tiles of {tile}", tiled
     powers = replace(small(1), a_scale=torch.full((2, 2), 0.5), b_scale=torch.full((3, 2), 2.0))
-    for acc in (None, accumulator(promotion=8), accumulator(promotion=8, align=20, out=20)):
-        name = None if acc is None else acc.align
-        yield (f"product.unrounded {name}", partial(unrounded, powers, acc))
+    for narrow in (None, accumulator(promotion=8), accumulator(promotion=8, align=20, out=20)):
+        yield f"product.unrounded {None if narrow is None else narrow.align}", partial(unrounded, powers, narrow)
     large = small(1, a_scale=scales(1, 2, 2) * 2.0**60, b_scale=scales(2, 3, 2) * 2.0**60)
     yield "ieee32 large", partial(bounded, ieee32_bound, large)
     tiny = small(1, a_scale=scales(1, 2, 2) * 2.0**-70, b_scale=scales(2, 3, 2) * 2.0**-70)
@@ -355,18 +355,18 @@ def between() -> Calls:
             yield f"boxed huge {float(box.scale_low[0, 0]):.3g} {name}", run_huge
     level = torch.full((1, 32), 0.125, dtype=torch.float64)
     ones = torch.ones(1, 32).to(FP8), torch.full((1, 1), 0.5)
-    for boxes in ((level, 2 * level), (2 * level, 2 * level), (-2 * level, -level)):
+    for edges in ((level, 2 * level), (2 * level, 2 * level), (-2 * level, -level)):
         for acc in (None, accumulator(promotion=8, align=25, out=23)):
 
-            def opened(boxes: tuple[Tensor, Tensor] = boxes, acc: Accumulator | None = acc) -> Results:
+            def opened(edges: tuple[Tensor, Tensor] = edges, acc: Accumulator | None = acc) -> Results:
                 found = []
-                for share in ladder(boxed.FLOAT32_MAX).tolist():
+                for share in ladder(whole.FLOAT32_MAX).tolist():
                     scale = torch.full((1, 1), share / 8, dtype=torch.float64)
-                    two = [Box(x, y, scale, scale, E4M3FN) for x, y in ((boxes[0], boxes[0]), boxes)]
+                    two = [Box(x, y, scale, scale, E4M3FN) for x, y in ((edges[0], edges[0]), edges)]
                     found.append(boxed_product(two, *ones, block=32, b_rows=1, acc=acc).open)
                 return found
 
-            yield f"boxed open {float(boxes[0][0, 0])} {float(boxes[1][0, 0])} {acc is None}", opened
+            yield f"boxed open {float(edges[0][0, 0])} {float(edges[1][0, 0])} {acc is None}", opened
     for seed in range(4):
         acc = accumulator(align=3 + seed, out=3)
         x1 = grid(seed, 4, 8, unit=0.5, most=10, zeros=0.3)
@@ -375,8 +375,8 @@ def between() -> Calls:
         y2 = y1 + grid(seed + 3, 5, 8, unit=0.5, most=2, zeros=0.6).abs()
         for bound in (boxed.chain, boxed.chain_rank1):
             for high in (None, y2):
-                call = (bound, x1, x2, y1, acc, E4M3FN, E4M3FN, high)
-                yield f"boxed.{bound.__name__} {seed} {high is None}", partial(*call)
+                name = f"boxed.{bound.__name__} {seed} {high is None}"
+                yield name, partial(bound, x1, x2, y1, acc, E4M3FN, E4M3FN, high)
     span = Span(grid(1, 4, 256, unit=0.25, zeros=0.3), grid(1, 4, 256, unit=0.25, zeros=0.3))
     wide = Span(span.low - 0.25 * (grid(2, 4, 256) > 2), span.high + 0.25 * (grid(3, 4, 256) > 2))
     for low_row in (span, wide):
