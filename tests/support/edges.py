@@ -123,11 +123,7 @@ def chained() -> Calls:
         p = grid(seed + 5, 4, 6, 4, unit=0.0625, zeros=0.4)
         exponent = torch.where(p == 0, chain.NONE, torch.frexp(p)[1].to(torch.int64) - 1)
         top = exponent.amax(dim=-1)
-        given = (x, low, high, slack, p, top, accumulator(align=3 + seed, out=4))
-
-        def step(given: Any = given, least: Tensor | None = None, merged: Tensor | None = None) -> Results:
-            return chain.residue_step(*given, least=least, merged=merged)
-
+        step = partial(chain.residue_step, x, low, high, slack, p, top, accumulator(align=3 + seed, out=4))
         yield f"chain.residue_step {seed}", step
         lower = torch.where(top > chain.NONE // 2, top - 1 - seed, chain.NONE)
         yield f"chain.residue_step least {seed}", partial(step, least=lower)
