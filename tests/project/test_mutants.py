@@ -15,7 +15,10 @@ mutation = pytest.importorskip(
 
 def unmatched(reasons: dict[tuple[str, str, str], str]) -> list[tuple[str, str, str]]:
     """Entries that are no mutant of their file."""
-    made = {mutant.key for path in {path for path, *_ in reasons} for mutant in mutation.mutants(path)}
+    lines: dict[str, set[str]] = {}
+    for path, before, _ in reasons:
+        lines.setdefault(path, set()).add(before)
+    made = {mutant.key for path, only in lines.items() for mutant in mutation.mutants(path, only)}
     return [key for key in reasons if key not in made]
 
 
@@ -48,12 +51,26 @@ def test_a_few_mutants_of_this_commit(root: Path) -> None:
         ("x = a - b + c\n", "DropTerm", ["x = - b + c", "x = a + c", "x = a - b"]),
         ("x = a * b\n", "core/ReplaceBinaryOperator_Mul_Add", ["x = a + b"]),
         ("def f(*, n: int | None = None) -> int | None: ...\n", "core/ReplaceBinaryOperator_BitOr_BitAnd", []),
+        ("@lru_cache(maxsize=64)\ndef f() -> None: ...\n", "core/NumberReplacer", []),
+        (
+            "@dataclass(frozen=True, kw_only=True, eq=True)\nclass A: ...\n",
+            "core/ReplaceTrueWithFalse",
+            ["@dataclass(frozen=True, kw_only=True, eq=False)"],
+        ),
+        ("TILE, BAND_ON_DEVICE = 2, 3\n", "core/NumberReplacer", []),
+        (
+            "TILE, LEAST = 2, 3\n",
+            "core/NumberReplacer",
+            [f"TILE, LEAST = {two}" for two in ("3, 3", "1, 3", "2, 4", "2, 2")],
+        ),
+        ("def f() -> None:\n    TILE = 2\n", "core/NumberReplacer", ["TILE = 3", "TILE = 1"]),
+        ("x = f(maxsize=64)\n", "core/NumberReplacer", ["x = f(maxsize= 65)", "x = f(maxsize= 63)"]),
     ],
 )
 def test_mutants_of_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, operator: str, mutants: list[str]
 ) -> None:
-    """What an operator makes of it; nothing of annotations."""
+    """What an operator makes of it; nothing of annotations, nor of decorators that say what is cached or set."""
     (tmp_path / "a.py").write_text(code)
     monkeypatch.setattr(mutation, "ROOT", tmp_path)
     monkeypatch.setattr(mutation, "OPERATORS", () if operator == "DropTerm" else (operator,))

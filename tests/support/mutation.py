@@ -33,7 +33,7 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -49,31 +49,39 @@ from parso.python.tree import Module, PythonNode
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDENS = "tests/support/goldens.py"
+EDGES = "tests/bounds/test_edges.py"
+BY_HAND = "tests/truth/test_by_hand.py"
 TESTS = {
     # what is mutated: the tests of it; of several names that a path begins with, the longest counts
     "oracle/numbers/": ("tests/numbers", GOLDENS),
     "oracle/numbers/mx_recipes.py": ("tests/numbers", "tests/routines/mx", GOLDENS),
     "oracle/numbers/ue8m0.py": ("tests/numbers/test_ue8m0.py", GOLDENS),
     "oracle/truth/": ("tests/truth", GOLDENS),
-    "oracle/truth/hadamard.py": ("tests/numbers/test_mx_forms.py", "tests/routines/mx", GOLDENS),
+    "oracle/truth/hadamard.py": ("tests/numbers/test_mx_forms.py", "tests/routines/mx", BY_HAND, GOLDENS),
     "oracle/truth/linear.py": ("tests/truth", "tests/routines/products", GOLDENS),
-    "oracle/truth/logits.py": ("tests/routines/logits", GOLDENS),
-    "oracle/truth/moe.py": ("tests/routines/moe", GOLDENS),
-    "oracle/truth/routing.py": ("tests/routines/moe", GOLDENS),
+    "oracle/truth/logits.py": ("tests/routines/logits", BY_HAND, GOLDENS),
+    "oracle/truth/moe.py": ("tests/routines/moe", BY_HAND, GOLDENS),
+    "oracle/truth/routing.py": ("tests/routines/moe", BY_HAND, GOLDENS),
     "oracle/truth/tiles.py": ("tests/truth/test_tiles.py", GOLDENS),
     "oracle/bounds/": ("tests/bounds", GOLDENS),
-    "oracle/bounds/boxed.py": ("tests/routines/moe", GOLDENS),
-    "oracle/bounds/code_boxes.py": ("tests/routines/moe", GOLDENS),
-    "oracle/bounds/logits.py": ("tests/routines/logits", GOLDENS),
-    "oracle/bounds/norm.py": ("tests/routines/fused", GOLDENS),
-    "oracle/bounds/outer.py": ("tests/routines/products", "tests/routines/mx_products", "tests/verdict", GOLDENS),
+    "oracle/bounds/boxed.py": ("tests/routines/moe", EDGES, GOLDENS),
+    "oracle/bounds/code_boxes.py": ("tests/routines/moe", EDGES, GOLDENS),
+    "oracle/bounds/logits.py": ("tests/routines/logits", EDGES, GOLDENS),
+    "oracle/bounds/norm.py": ("tests/routines/fused", EDGES, GOLDENS),
+    "oracle/bounds/outer.py": (
+        "tests/routines/products",
+        "tests/routines/mx_products",
+        "tests/verdict",
+        EDGES,
+        GOLDENS,
+    ),
     "oracle/bounds/quantiser.py": (
         "tests/bounds/test_quantiser.py",
         "tests/routines/quantisers",
         "tests/routines/mx",
         GOLDENS,
     ),
-    "oracle/bounds/rotary.py": ("tests/routines/fused", GOLDENS),
+    "oracle/bounds/rotary.py": ("tests/routines/fused", EDGES, GOLDENS),
     "oracle/bounds/triton_join.py": ("tests/bounds", "tests/verdict", GOLDENS),
     "oracle/bounds/triton_sums.py": ("tests/bounds", "tests/verdict", GOLDENS),
     "oracle/verdict/": ("tests/verdict",),
@@ -101,6 +109,10 @@ OPERATORS = (
       ("NumberReplacer", "AddNot", "ReplaceAndWithOr", "ReplaceOrWithAnd", "ReplaceTrueWithFalse",
        "ReplaceFalseWithTrue", "ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "ZeroIterationForLoop")),
 )  # fmt: skip  # a table
+IDLE_ARGUMENTS = {"lru_cache": ("maxsize",), "dataclass": ("frozen", "kw_only")}  # of decorators
+_HELD: tuple[str, ...] = ("TILE", "BAND", "CUBE", "KEPT", "HELD", "TOGETHER", "RESULT", "NEARBY", "CHUNK_BYTES")
+SIZES = (*_HELD, *(f"{name}_ON_DEVICE" for name in _HELD))
+"""Constants that say how much is held or computed at once, or by which of two ways whose results are equal."""
 SURVIVED = "survived"
 IN_CI = 4  # mutants
 BROKEN = 70  # the exit status of a fork that raises
@@ -156,11 +168,14 @@ class Mutant:
 # --- the mutants of a file -------------------------------------------------------------------------------------
 
 
-def mutants(path: str) -> list[Mutant]:
-    """Every mutant of a file, in the order of its lines."""
+def mutants(path: str, only: Collection[str] | None = None) -> list[Mutant]:
+    """Every mutant of a file, in the order of its lines; or ``only`` those of such lines, written as in the list."""
     source = (ROOT / path).read_text()
     tree, functions = parso.parse(source), _functions(source)
-    nodes = [node for node in ast_nodes(tree) if not _idle(node)]
+    lines = [only is None or " ".join(line.split()) in only for line in source.splitlines()]
+    nodes = [
+        node for node in ast_nodes(tree) if any(lines[node.start_pos[0] - 1 : node.end_pos[0]]) and not _idle(node)
+    ]
     made = []
     for operator in (*(get_operator(name)() for name in OPERATORS), DropTerm()):
         for node in nodes:
@@ -176,7 +191,10 @@ def mutants(path: str) -> list[Mutant]:
 
 
 def _idle(node: Any) -> bool:
-    """Whether no result depends on a node: part of an annotation, of what an error says, or the ``strict`` of a zip."""
+    """Whether no result depends on a node: part of an annotation, of what an error says, or the ``strict`` of a zip;
+    what a cache holds, or how much is computed at once; whether the fields of a record can be set later, or be given by
+    position."""
+    argument = ""
     while node.parent is not None:
         child, node = node, node.parent
         if node.type in ("annassign", "tfpdef") and node.children[{"annassign": 1, "tfpdef": 2}[node.type]] is child:
@@ -185,9 +203,19 @@ def _idle(node: Any) -> bool:
             return True
         if node.type in ("raise_stmt", "assert_stmt"):
             return True
-        if node.type == "argument" and node.children[0].get_code().strip() == "strict":
+        if node.type == "argument":
+            argument = node.children[0].get_code().strip()
+        if node.type == "decorator":
+            return argument in IDLE_ARGUMENTS.get(node.children[1].get_code().strip().partition("(")[0], ())
+        if argument == "strict" or (node.type == "expr_stmt" and _sizes(node)):
             return True
     return False
+
+
+def _sizes(statement: Any) -> bool:
+    """Whether it gives the constants of a module a value that are all in ``SIZES``."""
+    names = statement.children[0].get_code().replace(",", " ").split()
+    return statement.parent.parent.type == "file_input" and all(name in SIZES for name in names)
 
 
 def _mutated(tree: Module, node: Any, operator: Any, index: int) -> str:

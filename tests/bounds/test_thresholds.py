@@ -1,0 +1,78 @@
+"""Small calls of oracle.bounds whose answer follows from one threshold."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from oracle.bounds.accumulator import Accumulator
+from oracle.bounds.cuda_residue import STEP, _source
+from oracle.bounds.engines import _equal_at, _of_each_place
+from oracle.bounds.interval import Interval, admissible
+from oracle.truth.gemm import Exact
+
+
+def one(x: float) -> torch.Tensor:
+    """A result of one element, float64."""
+    return torch.full((1, 1), x, dtype=torch.float64)
+
+
+class TestAdmissible:
+    """The ends are rounded once, from value, low word, error and slack together."""
+
+    def test_the_slack_of_the_value_widens(self) -> None:
+        value = Exact(one(1.0), one(0.0), one(2.0**-6))
+        found = admissible(value, one(1.0).float(), Interval(one(-(2.0**-7)), one(2.0**-5), "given"))
+        assert float(found.low) == 1 - 2.0**-7 - 2.0**-6 and float(found.high) == 1 + 2.0**-5 + 2.0**-6
+
+    @pytest.mark.parametrize(
+        ("lo", "offset", "due"),
+        [
+            (0.0, 2.0**-24, 1.0),  # a tie of float32, to even
+            (2.0**-70, 2.0**-24, 1 + 2.0**-23),  # the low word decides it
+            (0.0, 2.0**-24 + 2.0**-70, 1 + 2.0**-23),  # what float64 drops of the sum decides it
+            (-(2.0**-70), 2.0**-24, 1.0),
+        ],
+    )
+    def test_a_tie(self, lo: float, offset: float, due: float) -> None:
+        found = admissible(Exact(one(1.0), one(lo), one(0.0)), one(1.0).float(), Interval(one(0.0), one(offset), ""))
+        assert float(found.high) == due
+
+
+class TestConfirmation:
+    """What a device computed is compared at some rows and columns."""
+
+    @pytest.mark.parametrize(
+        ("actual", "due", "same"),
+        [
+            (1.0, 1.0, True),
+            (math.nan, math.nan, True),
+            (1.0, math.nan, False),
+            (math.nan, 1.0, False),
+            (1.0, 2.0, False),
+        ],
+    )
+    def test_nan_is_equal_to_nan_alone(self, actual: float, due: float, same: bool) -> None:
+        at = torch.zeros(1, dtype=torch.int64)
+        assert _equal_at(one(actual), one(due), at, at) is same
+
+    @pytest.mark.parametrize(("size", "tile"), [(10, 4), (4, 4), (3, 4), (13, 5), (1, 4)])
+    def test_each_place_of_a_tile_and_the_last_row(self, size: int, tile: int) -> None:
+        for seed in range(5):
+            index = _of_each_place(size, tile, torch.Generator().manual_seed(seed))
+            assert (index % tile).tolist() == list(range(min(size, tile)))
+            assert size - 1 in index.tolist() and bool((index < size).all())
+
+
+@pytest.mark.parametrize(
+    ("step", "chain", "wide"),
+    # units of a step and of a chain as powers of two: float32 holds 2^23, float64 2^52, a counter of 32 bits 2^32
+    [(23, 32, 0), (24, 32, 1), (23, 33, 1), (22, 32, 0), (52, 53, 1), (53, 53, None)],
+)
+def test_which_sums_hold_a_step(step: int, chain: int, wide: int | None) -> None:
+    align = step - 2 - (STEP.bit_length() - 1)
+    acc = Accumulator("given", 32, align, 23, None)
+    made = _source(acc, 1 << (chain - align - 2))
+    assert (None if made is None else dict(made.definitions)["WIDE"]) == wide

@@ -1,0 +1,234 @@
+"""Small calls of oracle.truth whose answer is computed by hand, in fractions, or published by a vendor."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor
+
+from oracle.errors import OptionError, ShapeError
+from oracle.numbers.recipes import VLLM_TOKEN
+from oracle.truth import decisions, hadamard, layout, linear, logits, moe, routing, shards
+from oracle.truth.gemm import Decoded, ScaledProduct, accumulate, take_rows
+
+MULTIPROCESSORS = {
+    # product: compute capability, streaming multiprocessors (NVIDIA's architecture whitepapers and product briefs)
+    "A100 SXM4": (80, 108),
+    "A40": (86, 84),
+    "L40S": (89, 142),
+    "RTX 4090": (89, 128),
+    "H100 SXM5": (90, 132),
+    "H100 PCIe": (90, 114),
+    "H200": (90, 132),
+    "B200": (100, 148),
+    "RTX 5090": (120, 170),
+    "RTX PRO 6000 Blackwell": (120, 188),
+}
+
+
+def test_multiprocessors_of_each_product() -> None:
+    found = {name: (capability, cores / decisions.CORES[capability]) for name, capability, cores in decisions.GPUS}
+    assert found == MULTIPROCESSORS
+
+
+class TestLayout:
+    """Memory of another shape is refused before it is read."""
+
+    @pytest.mark.parametrize("shape", [(516,), (2, 516), (1, 1, 512)])
+    def test_memory_of_a_swizzle(self, shape: tuple[int, ...]) -> None:
+        with pytest.raises(ShapeError):
+            layout.unswizzle_scale(torch.zeros(shape, dtype=torch.uint8), 128, 4)
+
+    @pytest.mark.parametrize("shape", [(2, 3, 2, 8), (2, 3, 1, 4), (2, 3, 8)])
+    def test_a_cache(self, shape: tuple[int, ...]) -> None:
+        with pytest.raises(ShapeError):
+            layout.unpack_kv_cache(torch.zeros(shape, dtype=torch.uint8))
+
+
+class TestShards:
+    def test_the_sentinel_is_the_least_number_of_the_format(self) -> None:
+        """vLLM fills the scale of a shard with ``torch.finfo(torch.float8_e4m3fn).min``."""
+        assert torch.finfo(torch.float8_e4m3fn).min == shards.UNLOADED
+
+    def test_rows_are_counted_not_columns(self) -> None:
+        weight = torch.zeros(8, 16).to(torch.float8_e4m3fn)
+        with pytest.raises(ShapeError):
+            shards.requantize_with_max_scale(weight, torch.ones(2), [4, 8])
+
+
+class TestLinear:
+    def test_no_rocm_unless_said(self) -> None:
+        """vLLM asks for ROCm's routine on ROCm alone."""
+        flags = (False, True, True, False)
+        assert linear.dispatch_w8a8_scaled_mm(*flags) == linear.dispatch_w8a8_scaled_mm(*flags, rocm=False)
+        assert linear.dispatch_w8a8_scaled_mm(*flags) != linear.dispatch_w8a8_scaled_mm(*flags, rocm=True)
+
+    def test_infinities_of_both_signs_on_one_side(self) -> None:
+        two = torch.tensor([math.inf, -math.inf])
+        assert math.isnan(linear.calc_diff(two, torch.ones(2)))
+        assert math.isnan(linear.calc_diff(torch.ones(2), two))
+
+
+class TestHadamard:
+    def test_the_error_of_sixteen_terms(self) -> None:
+        """16 terms and the rounding of the result, ``2^-23`` of the sum of magnitudes each."""
+        x = torch.tensor([[1.0, 2.0**-40, *[0.0] * 14]])
+        _, error = hadamard.transform(x)
+        assert torch.unique(error).tolist() == [17 * 2.0**-23 * (1 + 2.0**-40) / 4]
+
+    def test_no_error_of_few_multiples(self) -> None:
+        """Zeros have no quantum of their own; one is not a zero."""
+        zeros, ones = torch.tensor([[4.0, *[0.0] * 15]]), torch.tensor([[2.0**23, 2.0**23, *[1.0] * 14]])
+        assert not bool(hadamard.transform(zeros.bfloat16())[1].any())
+        assert bool(hadamard.transform(ones)[1].all())
+
+    @pytest.mark.parametrize("seed", [-1, 1 << 64, True, 0.0])
+    def test_a_seed_is_no_such_number(self, seed: int) -> None:
+        with pytest.raises(OptionError):
+            hadamard.random_bytes((4,), seed)
+
+
+class TestGemm:
+    def test_a_negative_zero_that_is_nan(self) -> None:
+        """In FNUZ formats the code of -0 is NaN; no other code is."""
+        codes = torch.tensor([[0x80, 0x01], [0x7F, 0x01]], dtype=torch.uint8).view(torch.float8_e4m3fnuz)
+        assert Decoded(codes, torch.ones(1, 1)).finite_rows.tolist() == [False, True]
+
+    def test_what_the_low_word_cannot_hold(self) -> None:
+        """``2^60 + (1 + 2^-52) + 2^-60``: the last term is lost when the two small ones are added."""
+        given = (2.0**60, 0.0, 0.0, 1 + 2.0**-52, 2.0**-60)
+        hi, lo, slack = (float(t) for t in accumulate(*(torch.tensor(x, dtype=torch.float64) for x in given)))
+        lost = Fraction(given[0]) + Fraction(given[3]) + Fraction(given[4]) - Fraction(hi) - Fraction(lo)
+        assert lost == Fraction(2) ** -60 and slack == 2.0**-60 * (1 + 2.0**-50)
+
+    def test_rows_of_one_dimension(self) -> None:
+        assert take_rows(torch.arange(4.0), torch.tensor([2, 0])).tolist() == [2.0, 0.0]
+
+    def test_ranges_of_k(self) -> None:
+        """Blocks of 16 keep their scales; a range that cuts one is refused, of two blocks too."""
+        one = torch.ones(1, 48).to(torch.float8_e4m3fn)
+        scale = torch.tensor([[1.0, 2.0, 4.0]])
+        product = ScaledProduct(one, one, scale, scale, block=16, b_rows=1)
+        part = product.over([(32, 48), (0, 16)])
+        assert (part.K, part.block, part.a_scale.tolist()) == (32, 16, [[4.0, 1.0]])
+        two = ScaledProduct(one[:, :32], one[:, :32], scale[:, :2], scale[:, :2], block=16, b_rows=1)
+        with pytest.raises(ShapeError):
+            two.over([(8, 32)])
+
+
+def one_logit(q: Tensor, weights: Tensor, blocks: Tensor | None = None, k_scale: float = 1.0) -> logits.Logits:
+    """``q [1, H, D]`` against ones."""
+    k = torch.full((1, q.shape[2]), 2, dtype=torch.uint8) if blocks is not None else torch.ones(1, q.shape[2])
+    k_blocks = None if blocks is None else torch.ones(1, blocks.shape[2]).to(torch.float8_e8m0fnu)
+    k = k if blocks is not None else k.to(q.dtype)
+    ends = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
+    scale = torch.tensor([k_scale])
+    return logits.Logits(q, k, scale, weights, *ends, q_blocks=blocks, k_blocks=k_blocks)
+
+
+class TestLogits:
+    def test_an_infinite_weight_times_a_relu_of_zero(self) -> None:
+        q = torch.full((1, 1, 32), -1.0).to(torch.float8_e4m3fn)
+        assert math.isnan(float(logits.exact(one_logit(q, torch.tensor([[math.inf]]))).hi))
+
+    def test_a_dot_product_of_two_words(self) -> None:
+        """``(1 + 2^-70) w s``: the low word counts, and the slack is that of the roundings that it meets."""
+        q = torch.zeros(1, 1, 64, dtype=torch.uint8)
+        q[0, 0, 0] = q[0, 0, 32] = 2  # E2M1: 1.0
+        blocks = torch.tensor([[[1.0, 2.0**-70]]]).to(torch.float8_e8m0fnu)
+        weight, scale = 1 + 2.0**-23, 1 + 2.0**-20
+        value = logits.exact(one_logit(q, torch.tensor([[weight]]), blocks, scale))
+        due = (1 + Fraction(2) ** -70) * Fraction(weight) * Fraction(scale)
+        assert abs(Fraction(float(value.hi)) + Fraction(float(value.lo)) - due) <= Fraction(float(value.slack))
+        low = 2.0**-70 * weight
+        rest = 2.0**-43 + low * scale  # the product of weight and scale has 44 bits: it is exact
+        assert float(value.slack) >= 2.0**-51 * (2 * low * scale + low * scale) * (1 + 2.0**-41)
+        assert float(value.slack) <= 2.0**-51 * (3 * low * scale + rest)
+
+    def test_segments(self) -> None:
+        """A request without keys has no segment; a negative length counts as 0."""
+        assert logits.segments(torch.tensor([-5, 0, 1, 4, 5]), 1) == [0, 0, 1, 4, 5]
+        assert logits.segments(torch.tensor([[1, 4], [2, 9]]), 4) == [1, 3]
+
+
+class TestMoe:
+    def test_what_is_rounded_where(self) -> None:
+        """vLLM's first CUTLASS layer stores the products and the weights in the output's dtype and adds in float32."""
+        scaled = moe.Combine.SCALED.value
+        assert (scaled.stored, scaled.weight, scaled.term) == (True, True, True)
+        assert scaled.addition is moe.Addition.FLOAT32
+        assert moe.stored_as(moe.Steps(combine=moe.Combine.SCALED)) is torch.bfloat16
+
+    def test_one_scale_of_a_row_holds_for_every_block(self) -> None:
+        fp8 = torch.float8_e4m3fn
+        experts = moe.Experts(
+            torch.ones(1, 256, 256).to(fp8), torch.ones(1, 2, 2), torch.ones(1, 256, 128).to(fp8), torch.ones(1, 2, 1)
+        )
+        scale = torch.tensor([[2.0], [3.0]])
+        product = experts.product("w13", 0, torch.ones(2, 256).to(fp8), scale)
+        assert product.a_scale.tolist() == [[2.0, 2.0], [3.0, 3.0]]
+
+    def test_a_hidden_quantiser_of_rows(self) -> None:
+        """448 and a half of it are codes under the scale of their row; what is read back is what was stored."""
+        h = torch.tensor([[448.0, 224.0, -56.0], [4.48, 0.0, 2.24]], dtype=torch.float32)
+        read = moe.read_back(h, moe.Steps(hidden=VLLM_TOKEN))
+        assert torch.allclose(read, h.double(), rtol=2.0**-22, atol=0.0)
+
+
+class TestRouting:
+    def softmax(self, **changes: object) -> routing.Router:
+        given: dict[str, object] = {"scoring": routing.Scoring.SOFTMAX, "top_k": 1} | changes
+        return routing.Router(**given)  # type: ignore[arg-type]  # each test gives fields of the record
+
+    def test_the_width_of_a_softmax(self) -> None:
+        """Two exponentials (of the logit and in the sum), ``E`` additions and roundings, a quotient, a product."""
+        x = torch.tensor([[2.0, -1.0, 0.5]])
+        scored = routing.scores(x, self.softmax())
+        depth = torch.tensor([[0.0, 3.0, 1.5]], dtype=torch.float64)
+        relative = 2 * (2.0**-20 + 2.0**-22 * depth) + (3 + 2) * 2.0**-24 + 2.0**-48
+        for end, sign in ((scored.score_span.low, -1), (scored.score_span.high, 1)):
+            found = (end - sign * 2.0**-126) / scored.score - 1
+            assert torch.allclose(found, sign * relative, rtol=0.0, atol=2.0**-51)
+        same = scored.choice_span
+        assert torch.equal(same.low, scored.score_span.low) and torch.equal(same.high, scored.score_span.high)
+
+    def test_a_score_below_float32(self) -> None:
+        """It may be flushed: its interval reaches ``2^-126``."""
+        scored = routing.scores(torch.tensor([[0.0, -800.0]]), self.softmax(scoring=routing.Scoring.SIGMOID))
+        assert float(scored.score_span.high[0, 1]) == 2.0**-126
+
+    def test_the_sum_with_a_bias_is_rounded(self) -> None:
+        x, bias = torch.tensor([[1.0, -2.0]]), torch.tensor([0.25, 0.5])
+        scored = routing.scores(x, self.softmax(scoring=routing.Scoring.SIGMOID), bias)
+        width = scored.score_span.high - scored.score_span.low
+        rounded = 2.0**-24 * (scored.choice.abs() + width)
+        assert torch.allclose(
+            scored.choice_span.high - scored.choice_span.low - width, 2 * rounded, rtol=2.0**-20, atol=0.0
+        )
+
+    @pytest.mark.parametrize(("tied", "lost"), [(2, False), (12, False), (13, True)])
+    def test_so_many_choices_are_tried(self, tied: int, lost: bool) -> None:
+        """One of ``tied`` equal experts: so many choices less the kernel's own."""
+        x = torch.cat([torch.ones(1, tied), torch.zeros(1, 3)], dim=1)
+        router = self.softmax(scoring=routing.Scoring.LOGIT)
+        ways, gone = routing.alternatives(routing.scores(x, router), router, torch.tensor([[0]]), biased=False)
+        assert gone.tolist() == [lost] and len(ways) == (1 if lost else tied)
+
+    def test_sets_that_are_not_all_tried(self) -> None:
+        """Six of eight experts are certain, two of five are not: 10 choices of 165 sets, more than are tried."""
+        x = torch.tensor([[*[2.0] * 6, *[0.5] * 5, -1.0]])
+        router = self.softmax(top_k=8, scoring=routing.Scoring.SIGMOID)
+        scored = routing.scores(x, router)
+        ids = torch.arange(8)[None, :]
+        _, gone = routing.alternatives(scored, router, ids, biased=False)
+        assert gone.tolist() == [True]
+
+    def test_a_token_that_is_lost_has_no_choices(self) -> None:
+        """Three equal experts are three choices; beside an infinite logit nothing is tried."""
+        x = torch.tensor([[math.inf, 1.0, 1.0, 1.0]])
+        router = self.softmax(top_k=2, scoring=routing.Scoring.LOGIT)
+        ways, gone = routing.alternatives(routing.scores(x, router), router, torch.tensor([[0, 1]]), biased=False)
+        assert gone.tolist() == [True] and len(ways) == 1
