@@ -280,6 +280,14 @@ class ScaledProduct:
         """``b`` with its scales."""
         return Decoded(self.b, self.b_scale)
 
+    def operands_changed(self, other: ScaledProduct) -> tuple[bool, bool] | None:
+        """Whether ``other`` has another left and another right operand, in other memory; None where it has other
+        extents, blocks, alpha, bias or ``c``."""
+        extents = ((x.M, x.N, x.K, x.block, x.b_rows) for x in (self, other))
+        if len(set(extents)) > 1 or any(getattr(self, x) is not getattr(other, x) for x in ("alpha", "bias", "c")):
+            return None
+        return not other.left.same_memory(self.left), not other.right.same_memory(self.right)
+
     def cached(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` computes of this product, cached under ``key`` if the result is small; do not write to it."""
         if self.M * self.N > RESULT:
