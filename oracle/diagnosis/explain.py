@@ -344,7 +344,8 @@ def _pairs(failure: FailingOutput, faults: Sequence[Fault]) -> list[Explanation]
 
 
 def _applicable(failure: FailingOutput, faults: Sequence[Fault]) -> list[Fault]:
-    return [fault for fault in faults if fault.applies(failure.call) is None]
+    """Those of the contract's ``faults`` that this call can show."""
+    return [fault for fault in faults if fault.needs(failure.call) is None]
 
 
 def _complete(found: Sequence[Explanation]) -> bool:

@@ -65,7 +65,7 @@ class Decoded:
     codes: Tensor
     scale: Tensor
 
-    @property
+    @cached_property
     def fmt(self) -> Format:
         """Of the codes: their dtype's; uint8 holds one code of E2M1 each."""
         return E2M1 if self.codes.dtype is torch.uint8 else of_dtype(self.codes.dtype)
