@@ -62,8 +62,8 @@ class TestTheFigure:
         assert missing(steps, failing.called)
 
     def test_where_it_passes(self, passing: Walk) -> None:
-        """A right output takes the steps up to its bits, and none of an explanation."""
-        assert missing(figure()[:8], passing.called) == [] and not set(figure()[10:]) & set(passing.called)
+        """A right output takes the steps up to its bits; no candidate is tried."""
+        assert missing(figure()[:8], passing.called) == [] and not set(figure()[11:]) & set(passing.called)
 
 
 class TestMoves:

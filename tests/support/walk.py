@@ -3,7 +3,7 @@
     python -m tests.support.walk
 
 A *move* is a call from a function of one file of ``oracle`` to one of another; a *climb* is a move to a room after the
-caller's (:data:`ROOMS`). Calls of functions that come from no file (constructors of records) are not counted. Each
+caller's (``tests/project/test_imports.py``). Calls of functions that come from no file (constructors of records) are not counted. Each
 judgement is made once before it is counted: what is compiled or cached for the process is no part of the way.
 """
 
@@ -20,11 +20,11 @@ from torch import Tensor
 
 import oracle
 from oracle import cases
+from tests.project.test_imports import RANK
 from tests.support.paths import ROOT
 
 CONTRACT = "fp8_gemm_nt"
 CASE = f"{CONTRACT}/e4m3xe4m3-bf16/1x128:128x128/m=9,n=136,k=256/family=randn/seed=1"
-ROOMS = "numbers truth tensorcore bounds verdict routines diagnosis fixtures report harness cli".split()
 FOLDER = ROOT / "oracle"
 
 
@@ -69,8 +69,7 @@ def inside(frame: FrameType) -> str | None:
 
 def room(file: str) -> int:
     """The place of a file's room in the line; -1 of a file in none, which every room may call."""
-    name = file.split("/")[0]
-    return ROOMS.index(name) if name in ROOMS else -1
+    return RANK.get(file.split("/")[0].removesuffix(".py"), -1)
 
 
 def judgement(out: Tensor) -> Callable[[], oracle.Verdict]:
