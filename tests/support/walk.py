@@ -3,8 +3,9 @@
     python -m tests.support.walk
 
 A *move* is a call from a function of one file of ``oracle`` to one of another; a *climb* is a move to a room after the
-caller's (``tests/project/test_imports.py``). Calls of functions that come from no file (constructors of records) are not counted. Each
-judgement is made once before it is counted: what is compiled or cached for the process is no part of the way.
+caller's (``tests/project/test_imports.py``). Calls of functions that come from no file (constructors of records) are
+not counted. Each judgement is made once before it is counted: what is compiled or cached for the process is no part of
+the way.
 """
 
 from __future__ import annotations
