@@ -77,5 +77,5 @@ class TestMoves:
 
     def test_are_counted(self) -> None:
         """The negative test: two files that call one another again and again are seen."""
-        once, thrice = (walk(lambda n=n: [right() for _ in range(n)]) for n in (1, 3))
+        once, thrice = walk(right), walk(lambda: [right() for _ in range(3)])
         assert thrice.moves == 3 * once.moves and thrice.climbs == 3 * once.climbs
