@@ -44,10 +44,11 @@ from torch import Tensor
 from oracle.bounds import Interval, admissible
 from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.diagnosis.mutated import Mutated
 from oracle.numbers.formats import codes_of, decode, of_dtype, same_bits
 from oracle.routines.catalogue import Call, Fault, Stage
 from oracle.routines.fault import fold, touches
-from oracle.routines.mutants import accumulated, fitting, products, stored, write
+from oracle.routines.mutants import accumulated, fitting, stored, write
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Schedule
@@ -238,19 +239,21 @@ class FailingOutput:
 
     ``outside`` are the elements that the judgement refuses; those of them that are right by this arithmetic do not fail
     (all of ``outside``, where that would leave none). The arithmetic is ``call.schedule`` or, without one, float32 in
-    any order: exact sums, with the interval of :mod:`oracle.bounds.ieee32` around them.
+    any order: exact sums, with the interval of :mod:`oracle.bounds.ieee32` around them. ``mutated``: the products of
+    faults, shared by the arithmetics of one call (None: its own).
     """
 
-    def __init__(self, call: Call, output: Tensor, outside: Tensor) -> None:
-        self._begin(call, output)
+    def __init__(self, call: Call, output: Tensor, outside: Tensor, mutated: Mutated | None = None) -> None:
+        self._begin(call, output, mutated)
         right = self.predict(())
         self.right = right.value
         wrong = outside & self.specified & ~right.agrees(output)
         self.bad = wrong if bool(wrong.any()) else outside & self.specified
         self.failing = int(self.bad.sum())
 
-    def _begin(self, call: Call, output: Tensor) -> None:
+    def _begin(self, call: Call, output: Tensor, mutated: Mutated | None = None) -> None:
         self.call, self.output = call, output
+        self.mutated = Mutated(call) if mutated is None else mutated
         self.numerics = EXACT_SUMS if call.schedule is None else call.schedule.name
         self.widths: dict[int, Interval] = {}
         self._held: tuple[Piece | None, dict[tuple[int, int] | None, tuple[Exact, Tensor]]] = (None, {})
@@ -288,7 +291,7 @@ class FailingOutput:
     @cached_property
     def by_exact_sums(self) -> FailingOutput:
         """The same output compared with exact sums."""
-        return FailingOutput(self.call.with_schedule(None), self.output, self.bad)
+        return FailingOutput(self.call.with_schedule(None), self.output, self.bad, self.mutated)
 
     # --- faults -------------------------------------------------------------------------------------------------
 
@@ -300,7 +303,7 @@ class FailingOutput:
 
     def predict(self, faults: tuple[Fault, ...]) -> Prediction:
         """The whole output of a kernel with these faults."""
-        call, computed = self.call, products(self.call, faults)
+        call, computed = self.call, self.mutated.computed(self.call, faults)
         if call.schedule is not None:
             fallen = any(schedule is None for _, schedule in computed)
             return Prediction(write(call, computed, faults), unfaulted=self.by_exact_sums.right if fallen else None)
@@ -311,7 +314,7 @@ class FailingOutput:
     @cached_property
     def _right_sums(self) -> list[Tensor]:
         """By exact sums, the right output ``[R, N]`` before the last stage and the ends of what right sums give."""
-        return self._gathered(products(self.call, ()), ())
+        return self._gathered(self.mutated.computed(self.call, ()), ())
 
     def _gathered(self, computed: Sequence[tuple[Part, Schedule | None]], faults: tuple[Fault, ...]) -> list[Tensor]:
         call, first = self.call, computed[0][0].product
@@ -549,25 +552,22 @@ class Sample:
             if not set(fault.changes) <= {Stage.READ, Stage.PRODUCT} or own.bias is not None or own.c is not None:
                 continue
             if fault.by_code:
-                right, product = piece, fold(call, (fault,), Stage.PRODUCT, piece)
-            else:
-                (part, _), *others = products(call, (fault,))
-                right, product = own, part.product
-                if others:
+                product = fold(call, (fault,), Stage.PRODUCT, piece)
+                changed = piece.operands_changed(product)
+                if changed == (True, True):
+                    alone.append(((fault.name,), product, True))
+                if changed is None or sum(changed) != 1:
                     continue
-            if any(getattr(product, x) != getattr(right, x) for x in ("M", "N", "K", "block", "b_rows")):
-                continue
-            sides = (product.left, right.left, self.rows[0], 1), (product.right, right.right, self.columns, own.b_rows)
-            changed = [not side.same_memory(other) for side, other, *_ in sides]
-            if fault.by_code and all(changed):
-                alone.append(((fault.name,), product, True))
-            if sum(changed) != 1 or any(getattr(product, x) is not getattr(right, x) for x in ("alpha", "bias", "c")):
-                continue
-            side, _, at, of_scale = sides[changed.index(True)]
+                of_left, side = changed[0], product.left if changed[0] else product.right
+            else:
+                if (one := self.failure.mutated.operand(fault)) is None:
+                    continue
+                of_left, side = one
+            at, of_scale = (self.rows[0], 1) if of_left else (self.columns, own.b_rows)
             if not fault.by_code:
                 side = side.select(at, None if len(side.scale) == 1 else at // of_scale)
             codes, scale = side.codes.to(self.device), side.scale.expand(len(at), -1).to(self.device)
-            stacks.setdefault((changed[0], codes.dtype, scale.dtype), []).append((fault.name, codes, scale))
+            stacks.setdefault((of_left, codes.dtype, scale.dtype), []).append((fault.name, codes, scale))
         for (of_rows, *_), stack in stacks.items():
             names, codes = tuple(name for name, _, _ in stack), stacked([codes for _, codes, _ in stack])
             scale = stacked([scale for _, _, scale in stack])
@@ -609,7 +609,7 @@ class Sample:
         results by exact sums where the mutant leaves the schedule."""
         call = self.failure.call
         if not all(fault.by_code for fault in faults):
-            computed = products(call, faults)[: len(call.parts)]
+            computed = self.failure.mutated.computed(call, faults)[: len(call.parts)]
             if any(part.product.M != own.product.M for (part, _), own in zip(computed, call.parts, strict=False)):
                 return None
             return self.sums_of(computed, faults)
@@ -725,7 +725,7 @@ class FailingRows:
 
     def refuse(self, fault: Fault) -> bool:
         """Whether so little of what fails in these rows is explained that the fault is none of those that are kept."""
-        call, faults = self.failure.call, (fault,)
+        faults = (fault,)
         if self.sample is None or self.narrow is None or not set(fault.changes) <= set(BEFORE_STORE):
             return False
         # a fault of the sum may mix columns
@@ -733,10 +733,9 @@ class FailingRows:
         if fault.by_code:
             sums = sample.sums(faults)
         else:
-            computed = products(call, faults)
-            if len(computed) != len(call.parts) or not all(map(same_place, (part for part, _ in computed), call.parts)):
+            if self.failure.mutated.products(faults).regrouped:
                 return False
-            sums = sample.sums_of(computed, faults)
+            sums = sample.sums_of(self.failure.mutated.computed(self.failure.call, faults), faults)
         predictions = sample.stored(faults, sums)
         if any(bool(torch.isnan(predicted.value).any()) for _, predicted in predictions):
             return False
@@ -833,15 +832,6 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
 def evenly(at: Tensor, most: int) -> Tensor:
     """At most ``most`` of the entries of ``at [n]`` (int64), evenly spaced, int64 in their order."""
     return at[:: max(1, -(-len(at) // most))]
-
-
-def same_place(part: Part, own: Part) -> bool:
-    """Whether both fill the same elements of the output."""
-    if (part.product.M, part.product.N) != (own.product.M, own.product.N):
-        return False
-    if part.rows is None or own.rows is None:
-        return part.rows is own.rows
-    return torch.equal(part.rows, own.rows)
 
 
 def rows_of_output(part: Part, rows: Tensor) -> Tensor:

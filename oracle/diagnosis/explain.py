@@ -51,6 +51,7 @@ from oracle.diagnosis.candidates import (
 from oracle.diagnosis.least_squares import Factors, effective_factors, read_beyond_buffer
 from oracle.diagnosis.level import Explain, explain_level
 from oracle.diagnosis.localise import groups_in_use, placements
+from oracle.diagnosis.mutated import Mutated
 from oracle.errors import NumericsError
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.recipes import Recipe
@@ -250,7 +251,8 @@ def _of_products(asked: Call, output: Tensor, numerics: str | None, *, refuted: 
     schedules: list[Schedule | None] = [*real]
     if not schedules or (numerics is None and not refuted):
         schedules.append(None)  # exact sums, for float32 in any order
-    failures = [FailingOutput(base.with_schedule(schedule), flat, outside) for schedule in schedules]
+    mutated = Mutated(base)
+    failures = [FailingOutput(base.with_schedule(schedule), flat, outside, mutated) for schedule in schedules]
     closest = max(failures, key=lambda failure: failure.equal)
     if not speaks(flat[closest.specified]):
         found_in = describe(closest.bad)
@@ -342,7 +344,8 @@ def _pairs(failure: FailingOutput, faults: Sequence[Fault]) -> list[Explanation]
 
 
 def _applicable(failure: FailingOutput, faults: Sequence[Fault]) -> list[Fault]:
-    return [fault for fault in faults if fault.applies(failure.call) is None]
+    """Those of the contract's ``faults`` that this call can show."""
+    return [fault for fault in faults if fault.needs(failure.call) is None]
 
 
 def _complete(found: Sequence[Explanation]) -> bool:

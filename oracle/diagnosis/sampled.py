@@ -39,13 +39,12 @@ from oracle.diagnosis.candidates import (
     evenly,
     ranked,
     rows_of_output,
-    same_place,
     speaks,
 )
 from oracle.diagnosis.localise import moved, replaced
 from oracle.numbers.formats import decode, same_bits
 from oracle.routines.catalogue import Call, Fault, Stage
-from oracle.routines.mutants import accumulated, products, stored
+from oracle.routines.mutants import accumulated, stored
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Schedule
@@ -198,10 +197,9 @@ def _on_the_whole(failure: LargeOutput, fault: Fault) -> Explanation | None:
     """
     explained = failing = known = contradicted = elsewhere = 0
     height = max(1, (BAND_ON_DEVICE if failure.output.is_cuda else BAND) // failure.output.shape[1])
-    computed = products(failure.call, (fault,))
-    parts = [part for part, _ in computed]
-    if len(parts) != len(failure.call.parts) or not all(map(same_place, parts, failure.call.parts)):
-        return None  # rows are grouped otherwise
+    if failure.mutated.products((fault,)).regrouped:
+        return None
+    computed = failure.mutated.computed(failure.call, (fault,))
     for i, part in enumerate(failure.call.parts):
         for start in range(0, part.product.M, height):
             band = slice(start, min(part.product.M, start + height))

@@ -94,7 +94,10 @@ def catalogue() -> Mapping[str, Fault]:
 def faults_of(contract: str) -> tuple[Fault, ...]:
     """The faults that apply to a contract, by its name; none of a name that nobody has."""
     known = registered().get(contract)
-    return () if known is None else tuple(fault for fault in catalogue().values() if fault.on.holds(known))
+    if known is None:
+        return ()
+    held = {trait for trait in {fault.on for fault in catalogue().values()} if trait.holds(known)}
+    return tuple(fault for fault in catalogue().values() if fault.on in held)
 
 
 def get(name: str) -> Fault:

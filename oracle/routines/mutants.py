@@ -44,6 +44,12 @@ def run(call: Call, *faults: Fault) -> Tensor | dict[str, Tensor]:
 
 def products(call: Call, faults: tuple[Fault, ...]) -> list[tuple[Part, Schedule | None]]:
     """The products that the mutant computes, each with its arithmetic."""
+    schedule = fold(call, faults, Stage.SCHEDULE, call.schedule)
+    return [(part, fitting(part.product, schedule)) for part in mutated_parts(call, faults)]
+
+
+def mutated_parts(call: Call, faults: tuple[Fault, ...]) -> list[Part]:
+    """The products that the mutant computes; they do not depend on the call's schedule."""
     parts = call.parts
     if touches(faults, Stage.READ):
         parts = replace(call, inputs=fold(call, faults, Stage.READ, dict(call.inputs))).parts
@@ -51,8 +57,7 @@ def products(call: Call, faults: tuple[Fault, ...]) -> list[tuple[Part, Schedule
     for part, own in zip(changed, call.parts, strict=False):
         part.product.left.learn(own.product.left)
         part.product.right.learn(own.product.right)
-    schedule = fold(call, faults, Stage.SCHEDULE, call.schedule)
-    return [(part, fitting(part.product, schedule)) for part in changed]
+    return changed
 
 
 def tensor(call: Call, product: ScaledProduct, schedule: Schedule | None, faults: tuple[Fault, ...]) -> Tensor:

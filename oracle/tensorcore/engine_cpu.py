@@ -71,8 +71,9 @@ def supports(product: ScaledProduct, schedule: Schedule) -> bool:
 
 def predict(product: ScaledProduct, schedule: Schedule, *, out_dtype: torch.dtype) -> Tensor:
     """The bits of :func:`~oracle.tensorcore.predict.predict_product`, ``[M, N]`` of ``out_dtype``."""
-    out = torch.empty((product.M, product.N), dtype=out_dtype, device="cpu")
-    step = max(1, CPU_BLOCK // max(1, product.N))
+    n = product.N
+    out = torch.empty((product.M, n), dtype=out_dtype, device="cpu")
+    step = max(1, CPU_BLOCK // max(1, n))
     for start, acc in sums(product, schedule):
         for first in range(0, acc.shape[0], step):
             part = acc[first : first + step]
@@ -96,24 +97,25 @@ def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> 
     """``(first row, float32 [rows, N])``: the promoted sums before the epilogue, in chunks of rows; ``apart``: those of
     every tile, float32 ``[tiles, rows, N]``."""
     order, mode = plan(product, schedule), scale_mode(schedule)
+    m, n, k = product.M, product.N, product.K
     in_float32 = narrow_lanes(schedule.instruction)
     truncates = in_float32 and why_not(schedule.instruction) is None
     kernel, absent = (narrow, ZERO_EXPONENT) if in_float32 else (wide, WIDE_ZERO_EXPONENT)
     a_values, a_exponents = _tables(of_dtype(product.a.dtype), in_float32)
     b_values, b_exponents = _tables(of_dtype(product.b.dtype), in_float32)
     b = codes_array(product.b)
-    a_scale = float32_scale(product.a_scale).expand(product.M, -1)
+    a_scale = float32_scale(product.a_scale).expand(m, -1)
     b_scale = np.ascontiguousarray(float32_scale(product.b_scale).numpy())
     source, tiles = order.source.numpy(), order.tiles.numpy()
     pieces = [tiles[i : i + 1] for i in range(len(tiles))] if apart else [tiles]
     t, to = schedule.instruction.align_bits or 0, schedule.instruction.out_bits
     width = a_values.itemsize + a_exponents.itemsize
-    step = max(1, min(CHUNK_BYTES // (width * max(1, len(source))), CHUNK_RESULT // max(1, product.N)))
-    for start in range(0, product.M, step):
-        stop = min(product.M, start + step)
+    step = max(1, min(CHUNK_BYTES // (width * max(1, len(source))), CHUNK_RESULT // max(1, n)))
+    for start in range(0, m, step):
+        stop = min(m, start + step)
         values, exponents = packed_rows(product.a[start:stop], order, a_values, a_exponents, absent)
         scale = np.ascontiguousarray(a_scale[start:stop].numpy())
-        partial_sums = np.empty((len(pieces), stop - start, product.N), np.float32)
+        partial_sums = np.empty((len(pieces), stop - start, n), np.float32)
         finite = truncates and bool(np.isfinite(values).all())
 
         def task(
@@ -152,8 +154,8 @@ def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> 
                 if not (finite and truncating(*packed)):
                     kernel(*packed)
 
-        workers = workers_for((stop - start) * product.N * product.K)
-        run_tasks(task, task_pieces(stop - start, product.N, lanes=LANES, workers=workers), workers)
+        workers = workers_for((stop - start) * n * k)
+        run_tasks(task, task_pieces(stop - start, n, lanes=LANES, workers=workers), workers)
         yield start, torch.from_numpy(partial_sums if apart else partial_sums[0])
 
 

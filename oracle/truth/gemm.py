@@ -65,7 +65,7 @@ class Decoded:
     codes: Tensor
     scale: Tensor
 
-    @property
+    @cached_property
     def fmt(self) -> Format:
         """Of the codes: their dtype's; uint8 holds one code of E2M1 each."""
         return E2M1 if self.codes.dtype is torch.uint8 else of_dtype(self.codes.dtype)
@@ -279,6 +279,14 @@ class ScaledProduct:
     def right(self) -> Decoded:
         """``b`` with its scales."""
         return Decoded(self.b, self.b_scale)
+
+    def operands_changed(self, other: ScaledProduct) -> tuple[bool, bool] | None:
+        """Whether ``other`` has another left and another right operand, in other memory; None where it has other
+        extents, blocks, alpha, bias or ``c``."""
+        extents = ((x.M, x.N, x.K, x.block, x.b_rows) for x in (self, other))
+        if len(set(extents)) > 1 or any(getattr(self, x) is not getattr(other, x) for x in ("alpha", "bias", "c")):
+            return None
+        return not other.left.same_memory(self.left), not other.right.same_memory(self.right)
 
     def cached(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` computes of this product, cached under ``key`` if the result is small; do not write to it."""

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from types import CodeType, FrameType
 
 import pytest
-import torch
 
-import oracle
-from oracle import cases
 from tests.support.paths import ROOT
+from tests.support.walk import Walk, judgement, right, walk, wrong
 
-CASE = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=9,n=136,k=256/family=randn/seed=1"
 STEP = re.compile(r"^ +\|? +\d+  (\S+) +(\S+\.py)$", re.MULTILINE)
+
+
+MOVES = (380, 20_000)
+"""Moves of a passing and of a failing judgement at most: 344 and 18,103 when they were counted, and a tenth."""
 
 
 def figure() -> list[tuple[str, str]]:
@@ -32,45 +30,52 @@ def missing(steps: Sequence[tuple[str, str]], called: Sequence[tuple[str, str]])
 
 
 @pytest.fixture(scope="module")
-def called() -> list[tuple[str, str]]:
-    """Functions of `oracle` that one failing judgement calls, in the order of their first calls."""
-    inputs, folder, seen = cases.parse(CASE).inputs(), ROOT / "oracle", dict[CodeType, tuple[str, str]]()
-    out = oracle.reference("fp8_gemm_nt", inputs, out_dtype=torch.bfloat16).clone()
-    out[3] = out[2]
-    oracle.judge("fp8_gemm_nt", inputs, out)  # compiles: no step of the figure, and slow where every call is noted
+def failing() -> Walk:
+    assert judgement(wrong())().explained_by
+    return walk(judgement(wrong()))
 
-    def note(frame: FrameType, event: str, _: object) -> None:
-        code = frame.f_code
-        if event == "call" and code not in seen:
-            seen[code] = (code.co_qualname, code.co_filename)
 
-    sys.setprofile(note)
-    try:
-        verdict = oracle.judge("fp8_gemm_nt", inputs, out)
-    finally:
-        sys.setprofile(None)
-    assert verdict.explained_by
-    calls = [(function, Path(file)) for function, file in seen.values()]
-    return [(function, path.relative_to(folder).as_posix()) for function, path in calls if path.is_relative_to(folder)]
+@pytest.fixture(scope="module")
+def passing() -> Walk:
+    return walk(judgement(right()))
 
 
 class TestTheFigure:
     """Every step is called, after the step above it."""
 
-    def test_is_true(self, called: list[tuple[str, str]]) -> None:
-        assert len(figure()) == 12
-        assert missing(figure(), called) == []
+    def test_is_true(self, failing: Walk) -> None:
+        assert len(figure()) == 15
+        assert missing(figure(), failing.called) == []
 
     def test_each_step_has_its_sentence(self) -> None:
         text = (ROOT / "CONTRIBUTING.md").read_text()
-        assert re.findall(r"^(\d+)\. ", text, re.MULTILINE) == [str(n) for n in range(1, 13)]
+        assert re.findall(r"^(\d+)\. ", text, re.MULTILINE) == [str(n) for n in range(1, 16)]
 
     @pytest.mark.parametrize("change", ["swapped", "renamed"])
-    def test_a_wrong_figure_is_found(self, called: list[tuple[str, str]], change: str) -> None:
+    def test_a_wrong_figure_is_found(self, failing: Walk, change: str) -> None:
         """The negative tests: two steps in the wrong order, and a function that does not exist."""
         steps = figure()
         if change == "swapped":
             steps[3], steps[9] = steps[9], steps[3]
         else:
             steps[6] = ("ProductSets.decide", steps[6][1])
-        assert missing(steps, called)
+        assert missing(steps, failing.called)
+
+    def test_where_it_passes(self, passing: Walk) -> None:
+        """A right output takes the steps up to its bits; no candidate is tried."""
+        assert missing(figure()[:8], passing.called) == [] and not set(figure()[11:]) & set(passing.called)
+
+
+class TestMoves:
+    """A judgement moves between files about as often as it did when this was written; ``tests/support/walk.py``."""
+
+    def test_of_a_passing_one(self, passing: Walk) -> None:
+        assert 0 < passing.climbs < passing.moves <= MOVES[0]
+
+    def test_of_a_failing_one(self, passing: Walk, failing: Walk) -> None:
+        assert passing.moves < failing.moves <= MOVES[1]
+
+    def test_are_counted(self) -> None:
+        """The negative test: two files that call one another again and again are seen."""
+        once, thrice = walk(right), walk(lambda: [right() for _ in range(3)])
+        assert thrice.moves == 3 * once.moves and thrice.climbs == 3 * once.climbs

@@ -1,0 +1,112 @@
+"""The products that the candidates of one explanation compute, each computed once.
+
+A fault of the stages READ and PRODUCT (:mod:`oracle.routines.fault`) gives other operands, and all that follows is
+computed from these: by every arithmetic that the output is compared with, on a few rows and columns first and then on
+more. So one record of a call, :class:`Mutated`, is shared by all of them; it keeps
+
+    mutated products   by the faults that change an operand; faults of later stages have the right ones
+    what they change   one operand, both, or something else, and whether the rows of the output are grouped as before
+    their arithmetic   the schedule that fits them, or none
+
+Not covered: what is computed from the products (:mod:`oracle.diagnosis.candidates`). The stages before SCHEDULE do not
+depend on the call's schedule.
+
+NaN codes and scales stay NaN; no value is read here.
+Source: derived in this file from the stages of a right kernel (:mod:`oracle.routines.mutants`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from oracle.routines.catalogue import Call, Fault, Stage
+from oracle.routines.mutants import fitting, mutated_parts
+from oracle.tensorcore.schedules import Schedule
+from oracle.truth.gemm import Decoded
+from oracle.verdict.products import Part
+
+KEPT = 1 << 28  # bytes of mutated products that are kept; more are computed again where they are asked for
+DECODED = 24  # bytes of a decoded code at most: its float64 value, its int64 exponent, a float64 scale
+PREDICTED = 32  # bytes of an element of their results at most: float32 by each of a few arithmetics
+
+
+@dataclass(frozen=True)
+class Products:
+    """The products of a mutant: ``parts``, which ``regrouped`` the rows of the output or have the right ones' rows."""
+
+    parts: Sequence[Part]
+    regrouped: bool
+    arithmetic: dict[tuple[int, Schedule], Schedule | None] = field(default_factory=dict)
+
+    def fitting(self, i: int, schedule: Schedule | None) -> Schedule | None:
+        """The schedule for part ``i``, or exact sums where its operands are none of the instruction."""
+        if schedule is None:
+            return None
+        if (i, schedule) not in self.arithmetic:
+            self.arithmetic[i, schedule] = fitting(self.parts[i].product, schedule)
+        return self.arithmetic[i, schedule]
+
+
+class Mutated:
+    """The mutated products of one call; ``call`` has any arithmetic, which does not matter here."""
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.own = call, call.parts
+        self.right = Products(self.own, regrouped=False)
+        self.room = KEPT
+        self._found = dict[tuple[str, ...], Products]()
+        self._operands = dict[str, tuple[bool, Decoded] | None]()
+
+    def products(self, faults: tuple[Fault, ...]) -> Products:
+        """The products that the kernel with these faults computes."""
+        early = tuple(f for f in faults if Stage.READ in f.changes or Stage.PRODUCT in f.changes)
+        if not early:
+            return self.right
+        names = tuple(fault.name for fault in early)
+        if (known := self._found.get(names)) is not None:
+            return known
+        parts = mutated_parts(self.call, early)
+        alike = len(parts) == len(self.own) and all(map(same_place, parts, self.own))
+        made = Products(parts, regrouped=not alike)
+        pairs = [(part.product.a, part.product.b) for part in parts]
+        size = sum(DECODED * (a.numel() + b.numel()) + PREDICTED * len(a) * len(b) for a, b in pairs)
+        if size <= self.room:
+            self.room -= size
+            self._found[names] = made
+        return made
+
+    def computed(self, call: Call, faults: tuple[Fault, ...]) -> list[tuple[Part, Schedule | None]]:
+        """The products of the kernel with these faults, each with its arithmetic in this call."""
+        made, schedule = self.products(faults), call.schedule
+        for fault in faults:
+            if Stage.SCHEDULE in fault.changes:
+                schedule = fault.changes[Stage.SCHEDULE](call, schedule)
+        return [(part, made.fitting(i, schedule)) for i, part in enumerate(made.parts)]
+
+    def operand(self, fault: Fault) -> tuple[bool, Decoded] | None:
+        """The one operand that a fault changes in a call of one product, and whether it is the left one; None where it
+        changes more or less than that."""
+        if fault.name not in self._operands:
+            made, (own,) = self.products((fault,)), self.own
+            changed = None
+            if len(made.parts) == 1:
+                product = made.parts[0].product
+                sides = own.product.operands_changed(product)
+                if sides is not None and sum(sides) == 1:
+                    changed = sides[0], product.left if sides[0] else product.right
+            if (fault.name,) not in self._found:
+                return changed
+            self._operands[fault.name] = changed
+        return self._operands[fault.name]
+
+
+def same_place(part: Part, own: Part) -> bool:
+    """Whether both fill the same elements of the output."""
+    if (part.product.M, part.product.N) != (own.product.M, own.product.N):
+        return False
+    if part.rows is None or own.rows is None:
+        return part.rows is own.rows
+    return torch.equal(part.rows, own.rows)
