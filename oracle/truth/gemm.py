@@ -281,8 +281,9 @@ class ScaledProduct:
         return Decoded(self.b, self.b_scale)
 
     def operands_changed(self, other: ScaledProduct) -> tuple[bool, bool] | None:
-        """Whether ``other`` has another left and another right operand, in other memory; None where it has other
-        extents, blocks, alpha, bias or ``c``."""
+        """Whether ``other`` has another left and another right operand, in other memory.
+
+        None where it has other extents, blocks, alpha, bias or ``c``."""
         extents = ((x.M, x.N, x.K, x.block, x.b_rows) for x in (self, other))
         if len(set(extents)) > 1 or any(getattr(self, x) is not getattr(other, x) for x in ("alpha", "bias", "c")):
             return None

@@ -1,6 +1,7 @@
 """The import contract, read off the syntax trees: nothing is imported to check it.
 
-`oracle` and `kernels` never import each other, and inside `oracle` a room knows only the rooms before it in ``ROOMS``.
+`oracle` and `kernels` never import each other, and inside `oracle` a room knows only the rooms before it in
+``ROOMS`` (:mod:`tests.support.figures`).
 Inside a room, and inside `kernels`, no two files import each other on whichever way. Every import statement counts:
 those of a function and of a type checker too.
 """
@@ -13,37 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.figures import circles, circles_in_rooms, file_arrows, parsed
+from tests.support.figures import RANK, circles, circles_in_rooms, file_arrows, parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Left to right: a file may import from its own room and from every room before it.
-ROOMS = (
-    "errors",
-    "extensions",
-    "numbers",
-    "truth",
-    "tensorcore",
-    "bounds",
-    "verdict",
-    "routines",
-    "diagnosis",
-    "bindings",
-    "api",
-    "fixtures",
-    "report",
-    "harness",
-    "cli",
-    "pytest_plugin",
-)
-ENTRANCES = ("__init__", "__main__")
-"""Files that may import from every room, and that no room imports."""
 WITHOUT = {
     "report": (("torch", "numpy", "numba"), "a report is text; nothing of it touches a tensor"),
     "numbers": (("ml_dtypes", "gfloat"), "a witness is not a definition"),
 }
 """Rooms that must do without these packages, with the reason."""
-RANK = {name: rank for rank, name in enumerate((*ROOMS, *ENTRANCES))}
 
 
 def imported(module: ast.Module, package: str) -> Iterator[tuple[int, str]]:

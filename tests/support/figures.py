@@ -31,6 +31,29 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.support import docstrings  # after the path, so that this file runs as a program
 
+# Left to right: a file may import from its own room and from every room before it.
+ROOMS = (
+    "errors",
+    "extensions",
+    "numbers",
+    "truth",
+    "tensorcore",
+    "bounds",
+    "verdict",
+    "routines",
+    "diagnosis",
+    "bindings",
+    "api",
+    "fixtures",
+    "report",
+    "harness",
+    "cli",
+    "pytest_plugin",
+)
+ENTRANCES = ("__init__", "__main__")
+"""Files that may import from every room, and that no room imports."""
+RANK = {name: rank for rank, name in enumerate((*ROOMS, *ENTRANCES))}
+
 NAMES = ("fp8_gemm_nt", "per_token_group_quant_fp8", "fp8_mqa_logits")
 CONTRACT_ROOMS = ("contracts", "routines")
 GAPS = """

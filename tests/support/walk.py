@@ -3,7 +3,7 @@
     python -m tests.support.walk
 
 A *move* is a call from a function of one file of ``oracle`` to one of another; a *climb* is a move to a room after the
-caller's (``tests/project/test_imports.py``). Calls of functions that come from no file (constructors of records) are
+caller's (``tests/support/figures.py``). Calls of functions that come from no file (constructors of records) are
 not counted. Each judgement is made once before it is counted: what is compiled or cached for the process is no part of
 the way.
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 
 import oracle
 from oracle import cases
-from tests.project.test_imports import RANK
+from tests.support.figures import RANK
 from tests.support.paths import ROOT
 
 CONTRACT = "fp8_gemm_nt"
