@@ -52,6 +52,7 @@ from oracle.diagnosis.least_squares import Factors, effective_factors, read_beyo
 from oracle.diagnosis.level import Explain, explain_level
 from oracle.diagnosis.localise import groups_in_use, placements
 from oracle.diagnosis.mutated import Mutated
+from oracle.diagnosis.observed import observed, tail_of_k
 from oracle.errors import NumericsError
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.recipes import Recipe
@@ -86,7 +87,8 @@ class Diagnosis:
     """What was found of the ``failing`` of ``total`` specified elements, which lie at ``where``.
 
     ``explanations``, best first; ``findings``, general observations in words; ``first_block``, the first K block that
-    enters with a wrong factor, where the factors are known; ``places`` and ``blocks``, what :meth:`plot` draws."""
+    enters with a wrong factor, where the factors are known; ``places`` and ``blocks``, what :meth:`plot` draws;
+    ``observed``, what the failing elements show beside that (:mod:`oracle.diagnosis.observed`)."""
 
     failing: int
     total: int
@@ -96,6 +98,7 @@ class Diagnosis:
     first_block: int | None = None
     places: tuple[Place, ...] = field(default=(), compare=False, repr=False)
     blocks: Blocks | None = field(default=None, compare=False, repr=False)
+    observed: tuple[str, ...] = ()
 
     def plot(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False) -> Figure:
         """Draw where the output fails and what explains it.
@@ -196,9 +199,14 @@ def explain_verdict(
     little = cheap(call)
     with one_thread() if little or level is not Explain.FULL else nullcontext():
         if little or level is Explain.FULL:
-            return replace(verdict, explained_by=_diagnosis(verdict, call, by_name(output), numerics).names)
+            found = _diagnosis(verdict, call, by_name(output), numerics)
+            shown = () if found.names else tuple(dict.fromkeys((*found.observed, *found.findings)))
+            return replace(verdict, explained_by=found.names, observed=shown)
         if failing is not None:
-            return replace(verdict, explained_by=_of_sample(call, by_name(output)["out"], numerics, failing))
+            names = _of_sample(call, by_name(output)["out"], numerics, failing)
+            flat = by_name(output)["out"].reshape(failing.bad.shape)
+            shown = () if names else tuple(observed(flat, failing.near, failing.bad, near=True))
+            return replace(verdict, explained_by=names, observed=shown)
     return verdict
 
 
@@ -374,7 +382,9 @@ def _described(failure: FailingOutput, explanations: tuple[Explanation, ...]) ->
     where, shown = describe(failure.bad), explanations[:SHOWN]
     used = _farthest(failure, factors) if first is not None else None
     seen = (place(failure.bad, output="out", tile=heatmap.TILE),)
-    return Diagnosis(failure.failing, failure.total, where, shown, tuple(findings), first, seen, used)
+    words = [*observed(failure.output, failure.right, failure.bad), *tail_of_k([used for _, used in factors])]
+    counts = failure.failing, failure.total
+    return Diagnosis(*counts, where, shown, tuple(findings), first, seen, used, tuple(words))
 
 
 def _farthest(failure: FailingOutput, found: Sequence[tuple[Tensor, Factors]]) -> Blocks:
@@ -497,7 +507,13 @@ def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor]) -> Diagnosis:
     if not any(speaks(x) for x in given.values()):
         found = []
     seen = tuple(place(mask, output=name) for name, mask in bad.items())
-    return Diagnosis(failing, total, where, ranked(found)[:SHOWN], places=seen)
+    several = len(bad) > 1
+    words = [
+        f"{name}: {said}" if several else said
+        for name, mask in bad.items()
+        for said in observed(given[name], right[name], mask)
+    ]
+    return Diagnosis(failing, total, where, ranked(found)[:SHOWN], places=seen, observed=tuple(words))
 
 
 def _closest_recipe(call: Call, given: Mapping[str, Tensor]) -> tuple[tuple[Fault, ...], dict[str, Tensor]]:

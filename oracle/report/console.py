@@ -117,6 +117,8 @@ def sentence(outcome: Outcome) -> Text:
         lines.append(f"\n    at {frame}")
     if outcome.verdict.explained_by:
         lines.append(f"\n  explained by: {', '.join(outcome.verdict.explained_by)}")
+    if outcome.verdict.observed:
+        lines.append(f"\n  no known fault explains it: {'; '.join(outcome.verdict.observed)}")
     for recipe in outcome.verdict.tried:
         lines.append(f"\n  tried {recipe}")
     if outcome.verdict.error is not None:

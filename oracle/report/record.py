@@ -328,6 +328,7 @@ def _verdict(record: Mapping[str, Any]) -> Verdict:
         "worst": worst,
         "explained_by": tuple(record["explained_by"]),
         "frames": tuple(record.get("frames", ())),
+        "observed": tuple(record.get("observed", ())),
         "tried": tuple(Tried(**recipe) for recipe in record.get("tried", ())),
         "margin": float(record["margin"]),
         "evidence": None if seen is None else _evidence(seen),

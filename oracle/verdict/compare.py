@@ -177,6 +177,7 @@ class Verdict:
     pictures : makes what :meth:`plot` draws, by output; it is not pickled.
     frames : those of the routine's own traceback, where it raised.
     tried : of a quantiser that fails, the recipes that were tried, the nearest first.
+    observed : of a failure that no known fault explains, what its elements show, as text.
     """
 
     status: Status
@@ -198,6 +199,7 @@ class Verdict:
     pictures: Callable[[], Mapping[str, Picture]] | None = field(default=None, compare=False, repr=False)
     frames: tuple[str, ...] = field(default=(), compare=False, repr=False)
     tried: tuple[Tried, ...] = field(default=(), compare=False, repr=False)
+    observed: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __bool__(self) -> bool:
         return self.status is Status.PASSED
@@ -226,6 +228,8 @@ class Verdict:
             said = self._said()
             if self.explained_by:
                 said += f"; explained by: {', '.join(self.explained_by)}"
+            if self.observed:
+                said += f"; no known fault explains it: {'; '.join(self.observed)}"
             said += "".join(f"\n  tried {recipe}" for recipe in self.tried)
             raise NonconformanceError(f"{said}\nrepro: {repro}" if repro else said, self)
 
@@ -297,7 +301,7 @@ class Verdict:
         """A JSON-ready dict; non-finite numbers become the strings ``"nan"``, ``"inf"``, ``"-inf"``."""
         record = asdict(replace(self, evidence=None, failing=None, pictures=None))
         del record["failing"], record["pictures"]
-        frames, tried = record.pop("frames"), record.pop("tried")
+        added = {name: list(record.pop(name)) for name in ("frames", "tried", "observed")}
         record["status"] = str(self.status)
         if record["worst"] is not None:
             record["worst"]["index"] = list(record["worst"]["index"])
@@ -308,7 +312,7 @@ class Verdict:
                 record[name] = {key: _jsonable(value) for key, value in record[name].items()}
         record["explained_by"] = list(self.explained_by)
         record["evidence"] = None if self.evidence is None else self.evidence.to_json()
-        return record | ({"frames": list(frames)} if frames else {}) | ({"tried": list(tried)} if tried else {})
+        return record | {name: values for name, values in added.items() if values}
 
 
 @dataclass(frozen=True)

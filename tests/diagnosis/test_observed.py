@@ -1,0 +1,130 @@
+"""What is said of a failure that no known fault explains; each sentence beside an output that it is not said of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import oracle
+from oracle.diagnosis.observed import observed
+from oracle.errors import NonconformanceError
+from oracle.report import schema
+from oracle.report.record import _verdict
+from oracle.routines import cases, get
+from oracle.routines.base import by_name
+
+RIGHT = torch.randn(2048, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+OTHER = torch.randn(2048, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
+
+
+def of(change: Callable[[Tensor], object]) -> list[str]:
+    """What is said of a changed output whose differing elements fail."""
+    output = RIGHT.clone()
+    change(output)
+    return observed(output, RIGHT, output.view(torch.int16) != RIGHT.view(torch.int16))
+
+
+def fill(value: float) -> Callable[[Tensor], object]:
+    return lambda x: x[5:9].fill_(value)
+
+
+def steps(most: int) -> Callable[[Tensor], object]:
+    """Each element moved by 1 to ``most`` units in the last place, up and down."""
+
+    def change(x: Tensor) -> None:
+        by = torch.arange(x.numel()).reshape(x.shape) % most + 1
+        x.view(torch.int16).add_((by * (1 - 2 * (torch.arange(x.shape[1]) % 2))).to(torch.int16))
+
+    return change
+
+
+def rows_from(start: int, *, but: int | None = None) -> Callable[[Tensor], object]:
+    def change(x: Tensor) -> None:
+        x[start:] = OTHER[start:]
+        if but is not None:
+            x[but] = RIGHT[but]
+
+    return change
+
+
+def columns(at: list[int]) -> Callable[[Tensor], object]:
+    return lambda x: x.index_copy_(1, torch.tensor(at), OTHER[:, at])
+
+
+def times(low: float, high: float) -> Callable[[Tensor], object]:
+    def change(x: Tensor) -> None:
+        x[:64] = (x[:64].float() * torch.linspace(low, high, 64)[:, None]).bfloat16()
+
+    return change
+
+
+ODD_BLOCKS = [*range(16, 32), *range(48, 64)]
+ROWS = [
+    (fill(torch.nan), "every failing element is NaN"),
+    (fill(torch.inf), "every failing element is infinite"),
+    (fill(0.0), "every failing element is 0"),
+    (fill(-7.5), "every failing element is -7.5"),
+    (steps(1), "every failing element is one unit in the last place off"),
+    (times(1.375, 1.375), "every failing element is 1.375 times the right result"),
+    (times(-1.0, -1.0), "every failing element is -1 times the right result"),
+    (rows_from(1024), "rows from 1,024 on"),
+    (rows_from(1024), "the failing elements do not correlate with the right results: other operands, or old memory"),
+    (columns([*range(40, 64)]), "columns from 40 on"),
+    (columns(ODD_BLOCKS), "every second block of 16 columns, the first at column 16"),
+    (columns([*range(0, 64, 2)]), "every second column, the first at column 0"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), ROWS, ids=[said for _, said in ROWS])
+def test_said(change: Callable[[Tensor], object], said: str) -> None:
+    assert said in of(change)
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        (steps(2), "one unit in the last place"),
+        (times(1.3, 1.4), "times the right result"),
+        (times(1.3, 1.4), "do not correlate"),
+        (rows_from(1024, but=2000), "rows from"),
+        (columns([*ODD_BLOCKS, 0]), "every second"),
+        (columns([3]), "every second"),
+    ],
+)
+def test_not_said(change: Callable[[Tensor], object], kept: str) -> None:
+    assert not any(kept in said for said in of(change))
+
+
+def test_one_number_among_nan_is_not_all_nan() -> None:
+    output = torch.full_like(RIGHT, torch.nan)
+    output[0, 0] = 3.0
+    said = observed(output, RIGHT, torch.ones_like(RIGHT, dtype=torch.bool))
+    assert not any("every failing element" in each for each in said)
+
+
+def test_near_results_prove_no_unit_in_the_last_place() -> None:
+    output = RIGHT.clone()
+    steps(1)(output)
+    bad = torch.ones_like(RIGHT, dtype=torch.bool)
+    assert observed(output, RIGHT, bad) and not observed(output, RIGHT, bad, near=True)
+
+
+def test_a_verdict_says_it_where_nothing_explains_it() -> None:
+    """A constant ratio that is no fault of the catalogue; an output that a known fault explains says nothing more."""
+    case = cases.parse("fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=8,n=128,k=512/family=randn/seed=1")
+    inputs, options = case.inputs(), case.call_options()
+    right = by_name(get("fp8_gemm_nt").predict(inputs, numerics="sm90.promote128", **options))["out"]
+    verdict = oracle.judge("fp8_gemm_nt", inputs, right * 1.375, **options)
+    assert verdict.explained_by == () and "every failing element is 1.375 times the right result" in verdict.observed
+    with pytest.raises(NonconformanceError, match="no known fault explains it: every failing element is 1.375"):
+        verdict.raise_for_status()
+    record = json.loads(json.dumps(verdict.to_json()))
+    assert schema.problem(record, "verdict") is None and _verdict(record).observed == verdict.observed
+    tail = {**inputs, "a": inputs["a"].clone()}
+    tail["a"].view(torch.uint8)[:, 384:] = 0
+    lost = oracle.judge("fp8_gemm_nt", inputs, by_name(get("fp8_gemm_nt").reference(tail, **options))["out"].bfloat16())
+    assert lost.explained_by and lost.observed == () and "observed" not in lost.to_json()
