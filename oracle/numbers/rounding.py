@@ -88,7 +88,9 @@ def encode_scalar(x: float | Fraction, fmt: Format, *, rounding: Rounding, overf
 
     Returns int: ``0 <= code < 2**fmt.bits``. NaN becomes ``fmt.nan_code``. A result of zero keeps the sign of ``x``,
     except in the FNUZ formats, which have one zero. E8M0 holds powers of two from 2^-127: a value in [0, 2^-127), -0
-    included, becomes 2^-127 under every rounding, and a negative value or -infinity becomes NaN under every policy.
+    included, becomes 2^-127 under every rounding, and a negative value or -infinity becomes NaN under every policy. Its
+    ties ``1.5 * 2^k`` go to the even byte; torch's cast of float32 takes all of them up, and so everything between
+    2^-127 and 2^-126, gives NaN from ``1.5 * 2^127`` on and drops signs (c10/util/Float8_e8m0fnu.h).
     Raises OptionError: the format cannot hold what ``overflow`` asks for; InputError: ``x`` is NaN and the format has
     none (E2M1).
     """
