@@ -175,7 +175,7 @@ def diagnose(
     call = Call(found, inputs, options, arch=arch)
     if call.optional_operands is None and not faults_of(contract):
         raise NumericsError(f"{contract} has no catalogue of faults to explain an output with")
-    return _diagnosis(judged, call, by_name(output), numerics)
+    return _diagnosis(judged, call, found.validate_output(call.checked(), output), numerics)
 
 
 def explain_verdict(
@@ -199,7 +199,7 @@ def explain_verdict(
     little = cheap(call)
     with one_thread() if little or level is not Explain.FULL else nullcontext():
         if little or level is Explain.FULL:
-            found = _diagnosis(verdict, call, by_name(output), numerics)
+            found = _diagnosis(verdict, call, contract.validate_output(call.checked(), output), numerics)
             shown = () if found.names else tuple(dict.fromkeys((*found.observed, *found.findings)))
             return replace(verdict, explained_by=found.names, observed=shown)
         if failing is not None:

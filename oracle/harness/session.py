@@ -113,6 +113,7 @@ class Session:
         asked, lead = Call(self.contract, inputs, options), lead or {}
         due = {} if asked.optional_operands is None else self.contract.outputs(asked)
         allocated = {name: out for name, out in due.items() if out.shape is not None}
+        optional = [name for name, out in due.items() if out.optional]
         wanted = [Wanted.copy(name, t, lead=lead.get(name, 0)) for name, t in inputs.items()]
         wanted += [Wanted.copy(name, t, lead=lead.get(name, 0)) for name, t in (beside or {}).items()]
         wanted += [Wanted.fresh(name, out.shape or (), out.dtypes[0]) for name, out in allocated.items()]
@@ -133,6 +134,7 @@ class Session:
             "mode": mode,
             "must": must,
             "names": list(self.contract.returns),
+            "optional": optional,
             "options": {n: str(value) if isinstance(value, torch.dtype) else value for n, value in options.items()},
         }
         reply = self.worker.ask(request)
@@ -144,8 +146,10 @@ class Session:
             problem = replace(crashed(f"{CAUSES[reply.kind]}: {reason}"), frames=tuple(frames)) if offered else refused
             return Answer(problem=problem, hopeless=reply.kind in ("load", "signature"), hung=reply.kind == "hang")
         self.kernel_seconds += reply.seconds
-        claims = dict(zip(self.contract.returns, reply.outputs, strict=False))
-        if len(claims) != len(self.contract.returns) or len(reply.outputs) != len(claims):
+        names = tuple(name for name in self.contract.returns if name not in optional)
+        names = self.contract.returns if len(reply.outputs) != len(names) else names
+        claims = dict(zip(names, reply.outputs, strict=False))
+        if len(claims) != len(names) or len(reply.outputs) != len(claims):
             return Answer(problem=crashed(f"{CAUSES['lost']}: a reply with {len(reply.outputs)} outputs"))
         facts = {
             name: {"dtype": str(c.dtype), "shape": list(c.shape), "stride": list(c.stride), "device": c.device}

@@ -235,7 +235,9 @@ class Server:
     ) -> dict[str, Tensor]:
         """The outputs of one call by name."""
         tensors = {name: g.tensor for name, g in inputs.items()}
-        return _named(self._run(tensors, options, outputs, request["must"]), outputs, request["names"])
+        return _named(
+            self._run(tensors, options, outputs, request["must"]), outputs, request["names"], request["optional"]
+        )
 
     def _run(
         self,
@@ -341,16 +343,20 @@ def takes(kernel: Callable[..., Any], name: str) -> bool:
     return any(p.name == name or (name != "out" and p.kind is p.VAR_KEYWORD) for p in parameters)
 
 
-def _named(result: Any, outputs: Mapping[str, Guarded], names: list[str]) -> dict[str, Tensor]:
+def _named(result: Any, outputs: Mapping[str, Guarded], names: list[str], optional: Sequence[str]) -> dict[str, Tensor]:
+    """The outputs of a call by name, in the order of ``names``; without the ``optional`` ones where it returns none."""
     if result is None and outputs:
         return {name: g.tensor for name, g in outputs.items()}
     if isinstance(result, Tensor):
         result = (result,)
     if isinstance(result, Mapping):
+        names = [name for name in names if name in result or name not in optional]
         missing = [name for name in names if name not in result]
         if missing:
             raise Refused(f"the result lacks {', '.join(missing)}; it holds {', '.join(map(str, result)) or 'nothing'}")
         result = tuple(result[name] for name in names)
+    if isinstance(result, tuple | list) and len(result) == len(names) - len(optional):
+        names = [name for name in names if name not in optional]
     if not isinstance(result, tuple | list) or len(result) != len(names):
         what = f"{len(result)} values" if isinstance(result, tuple | list) else type(result).__name__
         raise Refused(f"the kernel returned {what}; the contract's outputs are {', '.join(names)}")

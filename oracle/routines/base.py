@@ -387,7 +387,7 @@ class Contract(Stated, ABC):
         return None
 
     def validate_output(self, call: Call, output: Output) -> Mapping[str, Tensor]:
-        """The outputs by name, for a checked call.
+        """The outputs by name, for a checked call; an optional one that was not returned is the reference's.
 
         Raises InputError, DtypeError, ShapeError, DeviceError, LayoutError: another set of outputs, or one that cannot
         be compared with what the call gives.
@@ -395,14 +395,17 @@ class Contract(Stated, ABC):
         promised = self.outputs(call)
         if isinstance(output, Tensor):
             output = {"out": output}
-        if not isinstance(output, Mapping) or set(output) != set(promised):
+        optional = {name for name, due in promised.items() if due.optional}
+        if not isinstance(output, Mapping) or not set(promised) - optional <= set(output) <= set(promised):
             have = ", ".join(map(str, output)) if isinstance(output, Mapping) else type(output).__name__
             hint = "; it has one output: pass the tensor or {'out': tensor}" if set(promised) == {"out"} else ""
             raise InputError(f"{self.name} returns {', '.join(promised)}; the output is {have or 'empty'}{hint}")
         device = next(iter(call.inputs.values())).device
         for name, due in promised.items():
-            check_output(output[name], name=name, shape=due.shape, dtypes=due.dtypes, device=device)
-        return output
+            if name in output:
+                check_output(output[name], name=name, shape=due.shape, dtypes=due.dtypes, device=device)
+        absent = {name: self.expected(call)[name].to(device) for name in promised if name not in output}
+        return {**output, **absent} if absent else output
 
     def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> Tensor | dict[str, Tensor]:
         """The exact bits under named numerics; see :func:`oracle.predict`.

@@ -20,12 +20,14 @@ from oracle.verdict.products import Part
 class Out:
     """One output of a call: its shape, the dtypes that it may have, and which elements are specified (None: all).
 
-    ``shape=None`` leaves the shape to the admissible sets of the contract.
+    ``shape=None`` leaves the shape to the admissible sets of the contract. ``optional``: a kernel need not return it;
+    such outputs are the last ones.
     """
 
     shape: tuple[int, ...] | None
     dtypes: tuple[torch.dtype, ...]
     specified: Tensor | None = None
+    optional: bool = False
 
 
 class Beyond(Enum):

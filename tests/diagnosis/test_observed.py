@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -116,7 +117,8 @@ def test_near_results_prove_no_unit_in_the_last_place() -> None:
 def test_a_verdict_says_it_where_nothing_explains_it() -> None:
     """A constant ratio that is no fault of the catalogue; an output that a known fault explains says nothing more."""
     case = cases.parse("fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=8,n=128,k=512/family=randn/seed=1")
-    inputs, options = case.inputs(), case.call_options()
+    inputs = case.inputs()
+    options: dict[str, Any] = case.call_options()
     right = by_name(get("fp8_gemm_nt").predict(inputs, numerics="sm90.promote128", **options))["out"]
     verdict = oracle.judge("fp8_gemm_nt", inputs, right * 1.375, **options)
     assert verdict.explained_by == () and "every failing element is 1.375 times the right result" in verdict.observed

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
 import oracle
-from oracle.errors import OptionError
+from oracle.errors import InputError, OptionError
+from oracle.harness.validation import validate
 from oracle.routines import cases, get
 from oracle.routines.base import by_name
 from oracle.routines.mx.contract import pack
@@ -159,7 +160,7 @@ class TestInt4Experts:
     """``cutlass_w4a8_moe_mm``: a wrong output gets a verdict, with experts that are looked up among the decoded
     weights, not the int8 codes that the routine takes."""
 
-    def call(self) -> tuple[dict[str, Tensor], dict[str, object]]:
+    def call(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         case = cases.parse("cutlass_w4a8_moe_mm/e4m3xi4-bf16/token:channel/m=24,n=32,k=128,g=2/family=randn/seed=1")
         return case.inputs(), case.call_options()
 
@@ -192,7 +193,7 @@ class TestReleasesOfDsMla:
         made = get("concat_and_cache_ds_mla").reference(cases.parse(self.CASE).inputs(), ue8m0=ue8m0)
         return dict(by_name(made))
 
-    def judged(self, output: dict[str, Tensor], **options: object) -> Verdict:
+    def judged(self, output: dict[str, Tensor], **options: Any) -> Verdict:
         return get("concat_and_cache_ds_mla").judge(cases.parse(self.CASE).inputs(), output, **options)
 
     def test_either_release_passes_unless_one_is_named(self) -> None:
@@ -210,3 +211,47 @@ class TestReleasesOfDsMla:
         mixed[differ[0]] = new[differ[0]]
         shape = self.output(ue8m0=False)["kv_cache"].shape
         assert self.judged({"kv_cache": mixed.reshape(shape)}).status is Status.FAILED
+
+
+class TestNormsWithoutResidual:
+    """A kernel that was given no residual returns none, or ``x``; one that was given it returns the sum."""
+
+    NAME = "rms_norm_dynamic_per_token_quant"
+    CASE = f"{NAME}/bf16-e4m3/token/m=3,h=96"
+
+    def call(self, residual: str = "") -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Tensor]]:
+        case = cases.parse(f"{self.CASE}/{residual}family=randn/seed=7")
+        inputs, options = case.inputs(), case.call_options()
+        return inputs, options, dict(by_name(get(self.NAME).reference(inputs, **options)))
+
+    def test_none_is_asked_for(self) -> None:
+        inputs, options, made = self.call()
+        bare = {name: made[name] for name in ("q", "scale")}
+        assert get(self.NAME).judge(inputs, bare, **options).status is Status.PASSED
+        assert get(self.NAME).judge(inputs, made, **options).status is Status.PASSED
+
+    def test_wrong_outputs_fail(self) -> None:
+        inputs, options, made = self.call()
+        doubled = {"q": made["q"], "scale": made["scale"] * 2}
+        assert oracle.judge(self.NAME, inputs, doubled, explain="full", **options).status is Status.FAILED
+        other = made | {"residual": made["residual"] + 1}
+        assert get(self.NAME).judge(inputs, other, **options).status is Status.FAILED
+
+    def test_a_sum_that_was_asked_for_is_returned(self) -> None:
+        inputs, options, made = self.call("residual=1/")
+        with pytest.raises(InputError, match="returns q, scale, residual; the output is q, scale"):
+            get(self.NAME).judge(inputs, {name: made[name] for name in ("q", "scale")}, **options)
+
+    @pytest.mark.usefixtures("in_process", "unexplained")
+    @pytest.mark.parametrize(
+        ("kernel", "options", "conforms"),
+        [
+            ("never_a_residual", "family=randn", True),
+            ("without_residual", "residual=1/family=ties", True),
+            ("never_a_residual", "residual=1/family=ties", False),
+        ],
+    )
+    def test_validate_takes_it(self, kernel: str, options: str, conforms: bool) -> None:
+        kernel, case = f"tests.support.subjects.norms:{kernel}", f"{self.CASE}/{options}/seed=7"
+        report = validate(kernel, self.NAME, case=case, arch="sm90", limit=60)
+        assert report.conforms is conforms, report.failures

@@ -218,7 +218,8 @@ class FusedContract(Contract):
             dtypes = (*F32, torch.bfloat16) if recipe.formula is ScaleFormula.BF16_MULTIPLY else F32
             outs["scale"] = Out(of_scale, dtypes, _spread(rows, of_scale))
         for name, sets in self.others(call.inputs, call.resolved).items():
-            outs[name] = Out(tuple(sets.expected.shape), (call.inputs["x"].dtype,))
+            absent = name in {spec.name for spec in self.inputs} and name not in call.inputs
+            outs[name] = Out(tuple(sets.expected.shape), (call.inputs["x"].dtype,), optional=absent)
         return outs
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:

@@ -201,8 +201,8 @@ class NormContract(FusedContract):
 
     ``mean`` is a float32 sum in any order. The sum with a residual is rounded to T before the norm (vLLM's static
     kernel) or stays float32 (its dynamic ones and FlashInfer's), as the summary says. Either way ``residual`` is
-    returned as ``T(x + residual)``; where it is optional and not given, as ``x``. A NaN makes its row NaN; an
-    infinity makes its row 0, and itself NaN.
+    returned as ``T(x + residual)``; where it is optional and not given, as ``x`` or not at all. A NaN makes its row
+    NaN; an infinity makes its row 0, and itself NaN.
 
     vLLM's static kernels store a product of two numbers of T in a float32 variable, and what 0.20.2 computes has no
     rounding in between: with ``rounding="product"`` every code that its kernels gave for 42 cases is admissible, with
