@@ -76,3 +76,16 @@ def test_mutants_of_a_line(
     monkeypatch.setattr(mutation, "OPERATORS", () if operator == "DropTerm" else (operator,))
     made = [mutant.after for mutant in mutation.mutants("a.py")]
     assert made[: len(mutants)] == mutants and (operator == "DropTerm" or len(made) == len(mutants))
+
+
+def test_a_mutant_outside_of_functions_is_imported(root: Path) -> None:
+    """A constant of a module, which a test compares with its source."""
+    path, line = "oracle/truth/shards.py", "UNLOADED = -448.0"
+    code = f"""
+from tests.support import mutation as m
+m.MAPS.mkdir(parents=True, exist_ok=True)
+mutant = next(x for x in m.mutants("{path}", ["{line}"]) if x.after.endswith("447.0"))
+m.alone(mutant, "oracle/truth/", [m.BY_HAND], lambda _, result, __: print("BY", result))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert f"BY {mutation.BY_HAND}::TestShards::test_the_sentinel" in ran.stdout, ran.stdout + ran.stderr
