@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.cli import releases
 from oracle.errors import DtypeError
 from oracle.numbers.formats import codes_of
 from oracle.numbers.quantize import WIDE, Quantized, quantize, suits
@@ -44,6 +45,7 @@ def page(contract: Contract, profile: str) -> Iterator[str]:
     yield contract.name
     yield f"  {contract.summary}"
     yield f"  source: {contract.source}"
+    yield releases_of(contract)
     for kind in reversed(type(contract).__mro__):
         if kind not in Contract.__mro__:
             yield from _paragraph(vars(kind).get("__doc__") or "")
@@ -56,6 +58,13 @@ def page(contract: Contract, profile: str) -> Iterator[str]:
     yield from _recipes(contract, calls)
     yield from _numerics(contract)
     yield f"  cases: {len(profiles.cases(contract.name, profile))} in profile {profile}"
+
+
+def releases_of(contract: Contract) -> str:
+    """The line of the releases that a contract describes."""
+    recipes = [recipe for kind in type(contract).__mro__ for value in vars(kind).values() for recipe in _stated(value)]
+    texts = " ".join(_sources(type(contract))), *(recipe.source for recipe in recipes)
+    return releases.line(contract.name, contract.source, texts)
 
 
 def _paragraph(docstring: str) -> Iterator[str]:

@@ -24,7 +24,7 @@ from rich.table import Table
 from oracle.bindings.known import bindings
 from oracle.cli.common import Commands, add_command, console, pairs, repeated, say
 from oracle.cli.examples import GEMM
-from oracle.cli.page import page
+from oracle.cli.page import page, releases_of
 from oracle.errors import FixtureError, OptionError, SubjectError, counted
 from oracle.fixtures import captures
 from oracle.fixtures import files as fixtures
@@ -300,6 +300,7 @@ def _describe(contract: Contract, profile: str) -> list[str]:
     named = zip(contract.inputs, shapes, strict=True)
     inputs = ", ".join(f"{spec.name}{shape or f' ({spec.doc})'}" for spec, shape in named)
     lines = [contract.name, f"  {contract.summary}"]
+    lines.append(releases_of(contract))
     lines.append(f"  inputs: {inputs}; outputs: {', '.join(contract.returns)}")
     for option in contract.options:
         choices = "" if option.choices is None else f" (of {', '.join(str(word(c)) for c in option.choices)})"
