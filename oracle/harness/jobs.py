@@ -31,7 +31,7 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 
 from oracle.errors import OptionError
-from oracle.harness.server import context
+from oracle.harness.server import start
 
 GRACE = 1.0  # seconds in which a process that is asked to end may give back what it holds
 R = TypeVar("R")
@@ -176,7 +176,7 @@ class _Worker:
     """One process, and the number of the task it is at."""
 
     def __init__(self, make: Make[Any], threads: int, environment: Mapping[str, str]) -> None:
-        started, self._asked = context(), (make, threads, environment)
+        started, self._asked = start(), (make, threads, environment)
         self.number: int | None = None
         self.wire, theirs = started.Pipe()
         arguments = (theirs, make, threads, environment)

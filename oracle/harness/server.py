@@ -7,11 +7,12 @@ the command line starts the server first and loads torch beside it.
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Sequence
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 
-PRELOADED = ["oracle.harness.preload"]
+PRELOADED = ["oracle.harness.interrupts", "oracle.harness.preload"]
 
 
 def context() -> ForkServerContext:
@@ -21,10 +22,21 @@ def context() -> ForkServerContext:
     return forkserver
 
 
+def start() -> ForkServerContext:
+    """How processes are started, once their server is: an interrupt while it loads ends it without a traceback."""
+    resource_tracker.ensure_running()  # first, as its own start ends with SIGINT unblocked
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        started = context()
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return started
+
+
 def start_if_asked(words: Sequence[str]) -> None:
     """Start the server where the words of a command ask for more than one process."""
     numbers = [word.removeprefix("--jobs=") for word in words if word.startswith("--jobs=")]
     numbers += [after for word, after in zip(words, words[1:], strict=False) if word == "--jobs"]
     if any(number.isdecimal() and int(number) > 1 for number in numbers):
-        context()
-        forkserver.ensure_running()
+        start()

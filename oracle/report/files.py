@@ -160,7 +160,10 @@ def code(text: str) -> str:
 
 
 def one_line(text: str, longest: int = QUOTED) -> str:
-    """Text in one line, cut, with what Markdown would take for markup made harmless."""
+    """Text in one line, cut, with what Markdown would take for markup made harmless.
+
+    A space of no width follows each @: a comment of a pull request notifies nobody whose name a message holds.
+    """
     short = " ".join(text.split())
     short = short if len(short) <= longest else f"{short[:longest]}…"
-    return re.sub(r"([\\`*_{}\[\]<>|#~])", r"\\\1", short)
+    return re.sub(r"([\\`*_{}\[\]<>|#~])", r"\\\1", short).replace("@", "@&#8203;")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import takewhile
+from pathlib import Path
 
 import job_tasks
 import pytest
@@ -13,6 +17,7 @@ import pytest
 from oracle.errors import OptionError
 from oracle.harness import server
 from oracle.harness.jobs import Lost, divided, in_order
+from tests.support.paths import ROOT
 
 
 def test_results_come_in_order_and_a_process_that_dies_costs_its_task() -> None:
@@ -86,3 +91,25 @@ def test_a_command_of_several_processes_starts_their_server_first(
     monkeypatch.setattr(server.forkserver, "ensure_running", lambda: asked.append(words))
     server.start_if_asked(words)
     assert len(asked) == started
+
+
+@pytest.mark.parametrize(("first", "traces"), [(server.PRELOADED[0], 0), ("unblocked", 1)])
+def test_an_interrupt_while_the_server_loads_prints_nothing(tmp_path: Path, first: str, traces: int) -> None:
+    """A server whose modules take their time; negative: one that does without ``oracle.harness.interrupts``."""
+    (tmp_path / "slow.py").write_text("import os, time\nos.write(1, b'x')\ntime.sleep(60)\n")
+    (tmp_path / "unblocked.py").write_text("import signal\nsignal.pthread_sigmask(signal.SIG_UNBLOCK, {2})\n")
+    asks = "from oracle.harness import server\n"
+    asks += f"server.PRELOADED[:] = [{first!r}, 'slow']\nserver.start()\ninput()\n"
+    search = os.pathsep.join([str(tmp_path), str(ROOT)])
+    with subprocess.Popen(
+        [sys.executable, "-c", asks],
+        env={**os.environ, "PYTHONPATH": search},
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as asking:
+        assert asking.stdout is not None and asking.stderr is not None
+        assert asking.stdout.read(1) == b"x"
+        os.killpg(asking.pid, signal.SIGINT)
+        assert asking.stderr.read().count(b"__import__(modname)") == traces

@@ -146,6 +146,17 @@ class TestKernels:
         }
         assert "github/codeql-action/upload-sarif@v3" not in found.used and found.outputs["comment"] == ""
 
+    @pytest.mark.parametrize(
+        "command",
+        [f"{VERIFY}\n", f"\n{VERIFY}", f"{VERIFY}  # all of them", f"# all of them\n{VERIFY}\n\n", f"true && {VERIFY}"],
+    )
+    def test_lines_and_comments(self, act: Act, command: str) -> None:
+        """As YAML's block scalars give them; the negative of each is a kernel that is wrong."""
+        right = act(command)
+        assert (right.status, results(right)) == (0, []), right.log
+        wrong = act(command, WRONG)
+        assert (wrong.status, len(results(wrong))) == (1, 1), wrong.log
+
     def test_wrong(self, act: Act) -> None:
         found = act(VERIFY, WRONG, code_scanning="true", name="gemm")
         assert (found.status, found.outputs["status"]) == (1, "1")

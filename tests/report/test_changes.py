@@ -190,6 +190,19 @@ class TestHistory:
         assert cli("history", "show", "--db", base).status == 2
         assert cli("history", "show", "--db", tmp_path / "none").status == 2
 
+    @pytest.mark.parametrize("at", [16409, 16531, 19764, 32635])
+    def test_bytes_of_zero(self, tmp_path: Path, at: int) -> None:
+        """200 of them where SQLite itself reads on: rows would lack counts, or whole runs their outcomes."""
+        base = tmp_path / "h"
+        history.add(base, every_status())
+        history.add(base, many(60, failing=True))
+        assert len(history.points(base)) == 2
+        content = base.read_bytes()
+        base.write_bytes(content[:at] + bytes(200) + content[at + 200 :])
+        for act in (lambda: history.points(base), lambda: history.add(base, Report((outcome(),)))):
+            with pytest.raises(FixtureError, match="is damaged|cannot be used as a history"):
+                act()
+
     def test_sparkline(self) -> None:
         assert sparkline([0, 1, None, float("inf"), 0.5]) == "▁█ !▅"
         assert sparkline([3, 3]) == "▁▁"

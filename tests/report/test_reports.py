@@ -15,6 +15,8 @@ from reports import HOSTILE, every_status, evidence, many, outcome
 from rich.console import Console
 
 from oracle.report import console, files, html, picture
+from oracle.report.changes import between
+from oracle.report.changes import to_markdown as to_comment
 from oracle.report.files import to_json, to_junit
 from oracle.report.outcome import Outcome, Report, causes
 from oracle.verdict.compare import Status, Verdict
@@ -210,6 +212,17 @@ class TestMarkdown:
         assert "\x00" not in text
         assert "<script>" not in re.sub(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)", "", text.replace("\\<", ""))
         assert files.to_markdown(Report((outcome(),))).startswith("### ✅ fp8-oracle")
+
+    def test_nobody_is_notified(self) -> None:
+        """A name behind an @ stays readable and is no mention; in code it stays as it is."""
+        broken = outcome(status=Status.FAILED, subject="@team/gpu", said="written by @octocat")
+        for text in (
+            files.to_markdown(Report((broken,))),
+            to_comment(between(Report((outcome(),)), Report((broken,)))),
+        ):
+            assert "@&#8203;team/gpu" in text
+            assert not re.search(r"@\w", re.sub(r"`[^`]*`", "", text))
+        assert files.code("@octocat") == "`@octocat`"
 
     @pytest.mark.parametrize("failing", [False, True])
     def test_long_reports_are_cut(self, failing: bool) -> None:
