@@ -114,9 +114,12 @@ class LogitsContract(Contract):
         return self._assembled(inputs, resolved, value)
 
     def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> Tensor:
-        """The bits of a reduction (None: the usual one), float32 ``[rows, columns]``; outside the window as
-        :meth:`reference`."""
-        return self._assembled(inputs, self.check(inputs, options), lambda p: self._bits(p, numerics))
+        """The bits of a reduction (None: the usual one), ``[rows, columns]`` in float32, or in the dtype that the
+        options name; outside the window as :meth:`reference`."""
+        resolved = self.check(inputs, options)
+        named = resolved.get("out_dtype")
+        bits = self._assembled(inputs, resolved, lambda p: self._bits(p, numerics))
+        return bits.to(named) if isinstance(named, torch.dtype) else bits
 
     def by_schedule(self, call: Call, schedule: Schedule, numerics: str) -> dict[str, Tensor]:
         """The dot products by ``schedule``, the heads added as the reduction ``numerics`` adds them."""

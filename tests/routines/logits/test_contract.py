@@ -13,12 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import oracle
 from oracle.bounds import Interval, of_schedule, residue_bound
 from oracle.bounds.logits import logits_bound
 from oracle.errors import InputError, NumericsError, ShapeError
 from oracle.fixtures.files import read_tensors
 from oracle.numbers.formats import decode
 from oracle.routines.base import get
+from oracle.routines.cases import parse
 from oracle.routines.logits import contract as contracts
 from oracle.tensorcore.logits import FP4, predict_logits
 from oracle.tensorcore.predict import predict_product
@@ -422,6 +424,16 @@ class TestFp4:
         rows = [(m, n) for m in range(2) for n in range(5)]
         assert [float(bits[m, n]) for m, n in rows] == [one(acc[m, :, n], p.weights[m], 1) for m, n in rows]
         assert [float(bits[m, n]) for m, n in rows] != [one(acc[m, :, n], p.weights[m], 2) for m, n in rows]
+
+    def test_predicted_in_the_dtype_that_is_named(self) -> None:
+        """As a kernel returns them, so that they pass; without a name in float32."""
+        case = parse("fp8_fp4_mqa_logits/e2m1xe2m1-bf16/1x32/m=4,n=40,h=8,d=128/family=randn/seed=1")
+        inputs, options = case.inputs(), case.call_options()
+        predicted = oracle.predict(case.contract, inputs, numerics=FP4, **options)
+        assert isinstance(predicted, Tensor) and predicted.dtype is torch.bfloat16
+        assert oracle.judge(case.contract, inputs, predicted, arch="sm100", **options).status is Status.PASSED
+        wide = get(case.contract).predict(inputs, numerics=FP4, **{**options, "out_dtype": None})
+        assert isinstance(wide, Tensor) and wide.dtype is torch.float32 and torch.equal(wide.bfloat16(), predicted)
 
     def test_exact_and_bounded(self) -> None:
         """Dequantised in float64; the reductions in both dtypes inside, and not inside without a head."""
