@@ -433,7 +433,8 @@ class TestFp4:
         assert isinstance(predicted, Tensor) and predicted.dtype is torch.bfloat16
         assert oracle.judge(case.contract, inputs, predicted, arch="sm100", **options).status is Status.PASSED
         wide = get(case.contract).predict(inputs, numerics=FP4, **{**options, "out_dtype": None})
-        assert isinstance(wide, Tensor) and wide.dtype is torch.float32 and torch.equal(wide.bfloat16(), predicted)
+        assert isinstance(wide, Tensor) and wide.dtype is torch.float32
+        assert torch.equal(wide.bfloat16().nan_to_num(), predicted.nan_to_num())  # NaN outside the window
 
     def test_exact_and_bounded(self) -> None:
         """Dequantised in float64; the reductions in both dtypes inside, and not inside without a head."""
