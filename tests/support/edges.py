@@ -369,6 +369,17 @@ def between() -> Calls:
                 return found
 
             yield f"boxed open {first_level} {last_level} {acc is None}", opened
+
+    def beside_a_larger_scale() -> Results:
+        values, right = torch.cat([2 * level, 0 * level]), torch.ones(1, 32).to(FP8)
+        found = []
+        for share in ladder(whole.FLOAT32_MAX).tolist():
+            both = torch.tensor([[2.0**-20], [share / 32]], dtype=torch.float64)
+            box = Box(values, values, both, both, E4M3FN)
+            found.append(boxed_product([box], right, torch.full((1, 1), 4.0), block=32, b_rows=1, acc=None).open)
+        return found
+
+    yield "boxed open beside a larger scale", beside_a_larger_scale
     for seed in range(4):
         acc = accumulator(align=3 + seed, out=3)
         x1 = grid(seed, 4, 8, unit=0.5, most=10, zeros=0.3)
