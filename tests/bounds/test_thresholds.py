@@ -9,9 +9,12 @@ import torch
 
 from oracle.bounds.accumulator import Accumulator
 from oracle.bounds.cuda_residue import STEP, _source
-from oracle.bounds.engines import _equal_at, _of_each_place
+from oracle.bounds.engines import _equal_at, _of_each_place, _packed_chains
 from oracle.bounds.interval import Interval, admissible
+from oracle.bounds.outer import why_not
+from oracle.tensorcore.packing import TILE
 from oracle.truth.gemm import Exact
+from tests.support.edges import accumulator, small
 
 
 def one(x: float) -> torch.Tensor:
@@ -76,3 +79,27 @@ def test_which_sums_hold_a_step(step: int, chain: int, wide: int | None) -> None
     acc = Accumulator("given", 32, align, 23, None)
     made = _source(acc, 1 << (chain - align - 2))
     assert (None if made is None else dict(made.definitions)["WIDE"]) == wide
+
+
+@pytest.mark.parametrize("group", [1, 4, 8, 12, 32, 100, 128])
+def test_no_tile_is_longer_than_a_kernel_unpacks(group: int) -> None:
+    """Of 1024 products; steps are padded to whole passes."""
+    begin, end, *_ = _packed_chains(((0, 0, 1024),), (1024,), group, 1, 2).tiles.unbind(dim=1)
+    assert int((end - begin).max()) <= TILE and torch.equal(begin[1:], end[:-1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "k", "reason"),
+    [
+        ({}, 32, None),
+        ({"scales_inside": True}, 32, "scales"),
+        ({"flushes": True}, 32, "changes its operands"),
+        ({"truncates": True}, 32, "changes its operands"),
+        ({"group": 3}, 32, "whole steps"),  # 8 is no multiple of 3
+        ({}, 28, "whole steps"),  # nor 28 of 8, nor of a block
+        ({"promotion": 4}, 28, "whole steps"),  # 28 is one of 4, not of a block
+    ],
+)
+def test_what_has_an_outer_interval(changes: dict[str, int], k: int, reason: str | None) -> None:
+    found = why_not(small(1, k=k), accumulator(**{"promotion": 8, **changes}))
+    assert found is None if reason is None else found is not None and reason in found

@@ -262,9 +262,10 @@ def promoted() -> Calls:
             x = row / max(1.0, alpha or 1.0)
             yield f"product.Promotion at {ordered} {alpha}", partial(reached, ordered, alpha, x)
     one = torch.full((1, 32), 0.25).to(FP8)
-    for name, power in (("a", -1), ("a before b", -41), ("b", 40)):  # 32 times 2^-4 in the sum
+    # 32 times 2^-4 in the sum; the last one is half of the limit, and twice that between the scales
+    for name, power, part in (("a", -1, 1.0), ("a before b", -41, 1.0), ("b", 40, 1.0), ("half before b", -41, 0.5)):
         for back in (1.0, 2.0**-40):
-            sa = (row.T * 2.0 ** -max(power, 0)).float().expand(-1, 2)
+            sa = (part * row.T * 2.0 ** -max(power, 0)).float().expand(-1, 2)
             sb = torch.full((1, 2), 2.0 ** (power if power < 0 else power - 1) * back)
             at = ScaledProduct(one.expand(15, -1), one, sa, sb, block=16, b_rows=1)
             yield f"ieee32 at {name} {back:.3g}", partial(bounded, ieee32_bound, at)
@@ -298,6 +299,10 @@ def promoted() -> Calls:
         shifted = replace(small(1, k=32, block=32), a_scale=torch.full((2, 1), 2.0**exponent), b_scale=torch.ones(3, 1))
         shifted = replace(shifted, alpha=torch.tensor([2.0**-50]))
         yield f"product.unrounded alpha {exponent}", partial(unrounded, shifted, None)
+    ones, most = (torch.tensor([[x] * 32 for x in some]).to(FP8) for some in ((1.0, 16.0), (1.0, 8.0, 448.0)))
+    far, alpha_only = torch.full((2, 1), 2.0**58), torch.tensor([2.0**-50])
+    shifted = ScaledProduct(ones, most, far, torch.ones(3, 1), block=32, b_rows=1, alpha=alpha_only)
+    yield "product.unrounded before alpha", partial(unrounded, shifted, None)
     infinite = torch.tensor([[torch.inf, 2.0**-16] * 4]).to(torch.float8_e5m2)
     plain = torch.ones_like(infinite, dtype=torch.float32).to(torch.float8_e5m2)
     for ea, eb in ((-75, -74), (-75, -75), (-133, 0), (-134, 0), (0, -133), (0, -134), (-10, 120)):
@@ -311,6 +316,7 @@ def promoted() -> Calls:
                 return parts(ieee32_bound(small(2, m=5, n=4, b_rows=2)))
 
         yield f"ieee32 tiles of {tile}", tiled
+    yield "outer zeros", partial(banded, small(1, a=torch.zeros(2, 32).to(FP8)), accumulator(promotion=8))
     powers = replace(small(1), a_scale=torch.full((2, 2), 0.5), b_scale=torch.full((3, 2), 2.0))
     for narrow in (None, accumulator(promotion=8), accumulator(promotion=8, align=20, out=20)):
         yield f"product.unrounded {None if narrow is None else narrow.align}", partial(unrounded, powers, narrow)
@@ -350,19 +356,30 @@ def between() -> Calls:
 
             yield f"boxed huge {float(box.scale_low[0, 0]):.3g} {name}", run_huge
     level = torch.full((1, 32), 0.125, dtype=torch.float64)
-    ones = torch.ones(1, 32).to(FP8), torch.full((1, 1), 0.5)
-    for edges in ((level, 2 * level), (2 * level, 2 * level), (-2 * level, -level)):
+    for first_level, last_level, of in ((1, 2, 0.5), (2, 2, 4.0), (-2, -1, 0.5)):
         for acc in (None, accumulator(promotion=8, align=25, out=23)):
 
-            def opened(edges: tuple[Tensor, Tensor] = edges, acc: Accumulator | None = acc) -> Results:
+            def opened(one: float = first_level, two: float = last_level, of: float = of, acc: Any = acc) -> Results:
                 found = []
                 for share in ladder(whole.FLOAT32_MAX).tolist():
-                    scale = torch.full((1, 1), share / 8, dtype=torch.float64)
-                    two = [Box(x, y, scale, scale, E4M3FN) for x, y in ((edges[0], edges[0]), edges)]
-                    found.append(boxed_product(two, *ones, block=32, b_rows=1, acc=acc).open)
+                    scale = torch.full((1, 1), share / 8 / max(1.0, of), dtype=torch.float64)
+                    choices = [Box(one * level, x * level, scale, scale, E4M3FN) for x in (one, two)]
+                    right = torch.ones(1, 32).to(FP8), torch.full((1, 1), of)
+                    found.append(boxed_product(choices, *right, block=32, b_rows=1, acc=acc).open)
                 return found
 
-            yield f"boxed open {float(edges[0][0, 0])} {float(edges[1][0, 0])} {acc is None}", opened
+            yield f"boxed open {first_level} {last_level} {acc is None}", opened
+
+    def beside_a_larger_scale() -> Results:
+        values, right = torch.cat([2 * level, 0 * level]), torch.ones(1, 32).to(FP8)
+        found = []
+        for share in ladder(whole.FLOAT32_MAX).tolist():
+            both = torch.tensor([[2.0**-20], [share / 32]], dtype=torch.float64)
+            box = Box(values, values, both, both, E4M3FN)
+            found.append(boxed_product([box], right, torch.full((1, 1), 4.0), block=32, b_rows=1, acc=None).open)
+        return found
+
+    yield "boxed open beside a larger scale", beside_a_larger_scale
     for seed in range(4):
         acc = accumulator(align=3 + seed, out=3)
         x1 = grid(seed, 4, 8, unit=0.5, most=10, zeros=0.3)
@@ -377,7 +394,15 @@ def between() -> Calls:
     wide = Span(span.low - 0.25 * (grid(2, 4, 256) > 2), span.high + 0.25 * (grid(3, 4, 256) > 2))
     for low_row in (span, wide):
         low_row.low[3], low_row.high[3] = 0.0, 0.0
-    some = ("VLLM_GROUP", "DEEPGEMM_1X128_UE8M0", "TORCH_TENSOR", "VLLM_TOKEN", "TORCH_STATIC", "DEEPGEMM_1X128")
+    some = (
+        "VLLM_GROUP",
+        "DEEPGEMM_1X128_UE8M0",
+        "TORCH_TENSOR",
+        "VLLM_TOKEN",
+        "TORCH_STATIC",
+        "DEEPGEMM_1X128",
+        "TRTLLM_1X128",
+    )
     for name in some:
         for x in (span, wide):
             for most in (None, torch.tensor(6.0)) if name == "VLLM_TOKEN" else (None,):
@@ -424,7 +449,7 @@ def beside() -> Calls:
         eight = torch.full((1, 1, 1), 8.0).to(FP8)
         scaled = Logits(torch.zeros_like(eight), eight[0].expand(15, -1), row, torch.ones((1, 1), dtype=dtype), *ends)
         yield f"logits at {dtype}", partial(bounded, logits_bound, scaled, lambda _: width)
-        weight = torch.tensor([[limit / 128 * (1 - 2.0**-7)]]).to(dtype)
+        weight = torch.tensor([[limit / 128]]).to(dtype)
         heavy = Logits(eight, eight[0].expand(15, -1), ladder(1.0).float(), weight, *ends)
         yield f"logits heavy {dtype}", partial(bounded, logits_bound, heavy, lambda _: width)
     sums = (2.0**127, 2.0**129)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from oracle.errors import OptionError, ShapeError
+from oracle.errors import ExactnessError, OptionError, ShapeError
 from oracle.numbers.recipes import VLLM_TOKEN
 from oracle.truth import decisions, hadamard, layout, linear, logits, moe, routing, shards
-from oracle.truth.gemm import Decoded, ScaledProduct, accumulate, take_rows
+from oracle.truth.gemm import Decoded, ScaledProduct, _check_device_product, accumulate, take_rows
 
 MULTIPROCESSORS = {
     # product: compute capability, streaming multiprocessors (NVIDIA's architecture whitepapers and product briefs)
@@ -104,6 +107,16 @@ class TestGemm:
         lost = Fraction(given[0]) + Fraction(given[3]) + Fraction(given[4]) - Fraction(hi) - Fraction(lo)
         assert lost == Fraction(2) ** -60 and slack == 2.0**-60 * (1 + 2.0**-50)
 
+    @pytest.mark.parametrize(("wrong", "largest", "noticed"), [(0, 1.0, False), (1, 1.0, True), (1, 2.0**26, False)])
+    def test_a_product_of_a_device(self, wrong: int, largest: float, noticed: bool) -> None:
+        """Row sums are compared where float64 holds them: three columns of four products up to ``largest^2``."""
+        a, b = (torch.full((n, 4), largest, dtype=torch.float64) for n in (2, 3))
+        x = a @ b.T
+        x[1, 2] += wrong
+        elsewhere: Any = SimpleNamespace(device=torch.device("cuda"), shape=x.shape, sum=x.sum)
+        with pytest.raises(ExactnessError) if noticed else nullcontext():
+            _check_device_product(elsewhere, a, b, 1.0)
+
     def test_rows_of_one_dimension(self) -> None:
         assert take_rows(torch.arange(4.0), torch.tensor([2, 0])).tolist() == [2.0, 0.0]
 
@@ -143,10 +156,9 @@ class TestLogits:
         value = logits.exact(one_logit(q, torch.tensor([[weight]]), blocks, scale))
         due = (1 + Fraction(2) ** -70) * Fraction(weight) * Fraction(scale)
         assert abs(Fraction(float(value.hi)) + Fraction(float(value.lo)) - due) <= Fraction(float(value.slack))
-        low = 2.0**-70 * weight
-        rest = 2.0**-43 + low * scale  # the product of weight and scale has 44 bits: it is exact
-        assert float(value.slack) >= 2.0**-51 * (2 * low * scale + low * scale) * (1 + 2.0**-41)
-        assert float(value.slack) <= 2.0**-51 * (3 * low * scale + rest)
+        low = 2.0**-70 * weight  # beside it the product of weight and scale is exact: it has 45 bits
+        slack = 2.0**-51 * 2 * low * (1 + 2.0**-40) * scale + 2.0**-51 * 2 * low * scale
+        assert math.isclose(float(value.slack), slack, rel_tol=2.0**-44)
 
     def test_segments(self) -> None:
         """A request without keys has no segment; a negative length counts as 0."""
