@@ -233,6 +233,22 @@ class TestBounds:
         mine, plain = engines.compiled_residue(product, acc)[1], residue_bound(product, acc)
         assert _same(mine.lo, plain.lo) and _same(mine.hi, plain.hi)
 
+    def test_scales_far_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Low words that are not zero, what even they cannot hold, and scales so small that underflow counts; tasks of
+        few rows."""
+        monkeypatch.setattr(cpu_jit, "TASK_ROWS", 3)
+        acc = of_schedule(get("sm90.promote128"))
+        product = product_of(get("sm90.promote128"), 9, 140, 512, seed=15)
+        for powers in ((0, -50, -100, 0), (-70, -70, -70, -70)):
+            scale = (product.a_scale.double() * 2.0 ** torch.tensor(powers)).float()
+            some = replace(product, a_scale=scale, b_scale=product.b_scale * (2.0**-70 if powers[0] else 1.0))
+            plain, x = gemm.exact(some), residue_bound(some, acc)
+            value, y = engines.compiled_residue(some, acc)
+            assert bool(plain.lo.any()) and (powers[0] != 0 or bool(plain.slack.any()))
+            for alone in (engines.compiled_exact(some), value):
+                assert _same(alone.hi, plain.hi) and _same(alone.lo, plain.lo) and _same(alone.slack, plain.slack)
+            assert _same(x.lo, y.lo) and _same(x.hi, y.hi)
+
     def test_notices_another_accumulator(self) -> None:
         """One alignment bit fewer widens the interval."""
         acc = of_schedule(get("sm90.promote128"))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
 
+from oracle.bounds import triton_sums
 from oracle.bounds.accumulator import Accumulator
 from oracle.bounds.cuda_residue import STEP, _source
 from oracle.bounds.engines import _equal_at, _of_each_place, _packed_chains
 from oracle.bounds.interval import Interval, admissible
 from oracle.bounds.outer import why_not
 from oracle.tensorcore.packing import TILE
-from oracle.truth.gemm import Exact
+from oracle.truth.gemm import Exact, ScaledProduct
 from tests.support.edges import accumulator, small
 
 
@@ -103,3 +105,40 @@ def test_no_tile_is_longer_than_a_kernel_unpacks(group: int) -> None:
 def test_what_has_an_outer_interval(changes: dict[str, int], k: int, reason: str | None) -> None:
     found = why_not(small(1, k=k), accumulator(**{"promotion": 8, **changes}))
     assert found is None if reason is None else found is not None and reason in found
+
+
+class TestTriton:
+    """Which products the kernel of a GPU takes; here none is launched."""
+
+    @pytest.mark.parametrize(("env", "installed"), [("1", False), (None, True), ("0", True)])
+    def test_the_interpreter_is_asked_for_and_there(
+        self, env: str | None, installed: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where it is not, triton is not even imported."""
+        monkeypatch.setitem(sys.modules, "triton", None)
+        monkeypatch.setattr("importlib.util.find_spec", lambda _: object() if installed else None)
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+        if env is not None:
+            monkeypatch.setenv("TRITON_INTERPRET", env)
+        assert triton_sums._interpreted() is False
+
+    @pytest.mark.parametrize(
+        ("dtype", "k", "largest", "reason"),
+        [
+            (torch.bfloat16, 16, 1.0, None),
+            (torch.float32, 16, 1.0, "wider than 16 bits"),
+            # 448^2 K over 2^-18 exceeds 2^53 from K = 171197 on
+            (torch.float8_e4m3fn, 171196, 448.0, None),
+            (torch.float8_e4m3fn, 171197, 448.0, "leave float64"),
+        ],
+    )
+    def test_sums_that_float64_holds(
+        self, dtype: torch.dtype, k: int, largest: float, reason: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(triton_sums, "_interpreted", lambda: True)
+        monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+        x = torch.full((1, k), largest)
+        x[0, 0] = 2.0**-9
+        x = x.to(dtype)
+        found = triton_sums.why_not(ScaledProduct(x, x, torch.ones(1, 1), torch.ones(1, 1), block=k, b_rows=1))
+        assert found is None if reason is None else found is not None and reason in found

@@ -32,9 +32,12 @@ from oracle.bounds.interval import Interval
 from oracle.bounds.logits import logits_bound
 from oracle.bounds.norm import reciprocal_norm
 from oracle.bounds.outer import outer_bands
+from oracle.bounds.quantiser import code_set, judge_recipe, scale_set
 from oracle.bounds.rotary import rotated
-from oracle.numbers import recipes
+from oracle.numbers import recipe_table, recipes
 from oracle.numbers.formats import BF16, E4M3FN, FP32, Format, decode
+from oracle.numbers.quantize import prepare, suits
+from oracle.numbers.recipes import Recipe, ScaleFormula
 from oracle.tensorcore.instructions import Order, Sum
 from oracle.tensorcore.schedules import Split
 from oracle.truth.gemm import Exact, ScaledProduct
@@ -478,7 +481,47 @@ def beside() -> Calls:
             yield f"rotary {unit:.3g} {factor}", partial(rotated, x, y, cos, sin, factor)
 
 
-FAMILIES = (chained, stepped, promoted, between, beside)
+def quantised() -> Calls:
+    """:mod:`oracle.bounds.quantiser`: one recipe of each kind of scale and code."""
+    seen: set[object] = set()
+    for name, recipe in recipe_table.recipes().items():
+        kind = (
+            recipe.formula,
+            recipe.power_of_two,
+            recipe.scale_format,
+            recipe.candidates,
+            recipe.code,
+            recipe.element,
+        )
+        if kind in seen:
+            continue
+        seen.add(kind)
+        x = grid(1, 2, 128, unit=2.0**-4, zeros=0.1) * 2.0 ** torch.arange(128).div(16, rounding_mode="floor")
+        x = x.to(torch.bfloat16 if suits(recipe, torch.bfloat16) else torch.float16)
+        for g in (0.0371, 0.125) if recipe.scaling.global_scale else (None,):
+
+            def run(x: Tensor = x, recipe: Recipe = recipe, g: float | None = g) -> Results:
+                scale = torch.tensor([0.031]) if recipe.formula is ScaleFormula.GIVEN else None
+                every = None if g is None else torch.tensor([g])
+                bits = torch.full(x.shape, 77, dtype=torch.uint8)
+                given = prepare(x, scale=scale, global_scale=every, random=bits)
+                sets = scale_set(given, recipe)
+                some = [x for x in (sets.low, sets.high, sets.expected, *(sets.other or ())) if x.numel() < 64]
+                codes = code_set(given, recipe, sets.low)
+                counts = [t.double().sum(dim=-1).flatten()[:4] for t in (codes.low, codes.high, codes.nan, codes.free)]
+                due = given.quantized(recipe)
+                judged = []
+                value = decode(due.scale)
+                near = value * (1 + 2.0**-22) if due.scale.dtype is torch.float32 else value
+                for published in (due.scale, (2 * value).to(due.scale.dtype), near.to(due.scale.dtype)):
+                    one = judge_recipe(given, due.codes, published, recipe)
+                    judged += [float(one.bad_scales.sum()), float(one.bad_codes.sum()), float(one.exact)]
+                return [*some, *counts, torch.tensor(judged)]
+
+            yield f"quantiser {name} {g}", run
+
+
+FAMILIES = (chained, stepped, promoted, between, beside, quantised)
 
 
 def numbers(results: Results) -> list[list[float] | str]:
