@@ -14,6 +14,10 @@ from oracle.bounds.cuda_residue import STEP, _source
 from oracle.bounds.engines import _equal_at, _of_each_place, _packed_chains
 from oracle.bounds.interval import Interval, admissible
 from oracle.bounds.outer import why_not
+from oracle.bounds.quantiser import _either_of_two, scale_set
+from oracle.numbers.quantize import Prepared, prepare
+from oracle.numbers.recipe_table import get
+from oracle.numbers.recipes import Recipe
 from oracle.tensorcore.packing import TILE
 from oracle.truth.gemm import Exact, ScaledProduct
 from tests.support.edges import accumulator, small
@@ -142,3 +146,24 @@ class TestTriton:
         x = x.to(dtype)
         found = triton_sums.why_not(ScaledProduct(x, x, torch.ones(1, 1), torch.ones(1, 1), block=k, b_rows=1))
         assert found is None if reason is None else found is not None and reason in found
+
+
+class TestFourOverSix:
+    """One of two scales of a block: its own and 1.5 of it."""
+
+    def given(self, x: torch.Tensor) -> tuple[Prepared, Recipe]:
+        return prepare(x.bfloat16(), global_scale=torch.tensor([0.125])), get("flashinfer_nvfp4_4over6_mse")
+
+    def test_a_block_of_zeros_is_decided(self) -> None:
+        """Both errors are 0 and no operation rounds where the global scale is a power of two: there is one."""
+        x, recipe = self.given(torch.zeros(1, 16))
+        other = scale_set(x, recipe).other
+        assert other is not None and bool(torch.isnan(other[0]).all())
+
+    def test_each_block_may_have_either(self) -> None:
+        x, recipe = self.given(torch.arange(32.0).reshape(1, 32))
+        own, wide = (part.scale.reshape(1, 2) for part in x.candidates(recipe, x.own_steps(recipe)))
+        mixed = torch.stack([own[:, 0], wide[:, 1]], dim=1)
+        assert not torch.equal(own, wide)
+        assert all(_either_of_two(x, published, recipe) for published in (own, wide, mixed))
+        assert not _either_of_two(x, 3 * own, recipe)
