@@ -98,7 +98,7 @@ def evaluate(
     device, arch, numerics, untrusted : as for :func:`oracle.validate`.
     limit : seconds for one call, and for the import.
     seed : of random inputs, codes and values of variance 1 or 128^2, scales that are no powers of two; None draws one.
-        The trace says it.
+        ``correctness`` of a trace says it.
 
     Raises
     ------
@@ -265,7 +265,6 @@ def _evaluation(
         )
     again = [f"{f.watch}: {f.verdict.summary}" for f in beyond]
     lines = [*again, verdict.summary] if not verdict.status.is_failure else [verdict.summary, *again]
-    lines.append(f"random inputs: --seed {seed}")
     if status == "INCORRECT_NUMERICAL" and not verdict.status.is_failure:
         verdict = replace(verdict, status=Status.FAILED, summary=again[0], reason=again[0])
     lines += [f"explained by: {', '.join(verdict.explained_by)}"] if verdict.explained_by else []
@@ -275,7 +274,7 @@ def _evaluation(
     return {
         "status": status,
         "log": "\n".join([*lines, session.worker.output[-SAID:]]).strip(),
-        "correctness": _correctness(call, answer, verdict) if numbers else None,
+        "correctness": _correctness(call, answer, verdict, seed) if numbers else None,
         "performance": nothing if status == "PASSED" else None,
         "environment": {"hardware": libraries.get("gpu") or f"CPU {libraries['machine']}", "libs": libraries},
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -300,7 +299,7 @@ def _status(
     return "INCORRECT_NUMERICAL" if verdict.status is Status.FAILED else "PASSED"
 
 
-def _correctness(call: Call, answer: Answer, verdict: Verdict) -> dict[str, object]:
+def _correctness(call: Call, answer: Answer, verdict: Verdict, seed: int) -> dict[str, object]:
     """The largest errors over the specified elements; the relative one over those whose truth is not 0."""
     absolute = relative = 0.0
     for name, due in call.truth.items():
@@ -315,7 +314,13 @@ def _correctness(call: Call, answer: Answer, verdict: Verdict) -> dict[str, obje
             ratios = off[size > 0] / size[size > 0]
             relative = max(relative, float(ratios.nan_to_num(math.inf, math.inf).max()))
     facts = {name: getattr(verdict, name) for name in ("summary", "outside", "total", "matches", "basis")}
-    extra = {"judge": "fp8-oracle", "contract": call.contract.name, "verdict": str(verdict.status), **facts}
+    extra = {
+        "judge": "fp8-oracle",
+        "contract": call.contract.name,
+        "verdict": str(verdict.status),
+        "seed": seed,
+        **facts,
+    }
     extra["explained_by"] = list(verdict.explained_by)
     errors = {"max_relative_error": relative, "max_absolute_error": absolute}
     return {**{name: x if math.isfinite(x) else "Infinity" for name, x in errors.items()}, "extra": extra}

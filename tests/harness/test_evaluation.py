@@ -192,9 +192,9 @@ class TestFurtherCalls:
     def test_random_inputs_are_new_in_each_run(self, tmp_path: Path) -> None:
         """A run says its seed, which gives its data again."""
         folder = written(tmp_path, solution(RIGHT))
-        logs = [traces(folder, seed=seed)[0]["evaluation"]["log"] for seed in (None, None, 7, 7)]
-        seeds = [log.split("--seed ")[1].split()[0] for log in logs]
-        assert seeds[0] != seeds[1] and seeds[2:] == ["7", "7"]
+        found = [traces(folder, seed=seed)[0]["evaluation"]["correctness"] for seed in (None, None, 7, 7)]
+        seeds = [one["extra"]["seed"] for one in found]
+        assert seeds[0] != seeds[1] and seeds[2:] == [7, 7] and found[2] == found[3]
 
     @pytest.mark.parametrize("limit", [float("nan"), float("inf"), -1.0, 0.0])
     def test_limits(self, tmp_path: Path, limit: float) -> None:
