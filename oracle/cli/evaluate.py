@@ -44,9 +44,9 @@ def add(commands: Commands) -> None:
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule")
     text = "run the solution in a sandbox without the oracle, network or files to write"
     command.add_argument("--untrusted", action="store_true", help=text)
-    text = "seconds for one call (default: %(default)g)"
+    text = "seconds for one call, and for the import (default: %(default)g)"
     command.add_argument("--limit", type=float, default=LIMIT, metavar="S", help=text)
-    command.add_argument("--seed", type=whole(0), default=0, help="other random inputs")
+    command.add_argument("--seed", type=whole(0), help="of random inputs (default: a new one for each run)")
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:

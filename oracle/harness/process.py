@@ -43,7 +43,8 @@ FATAL = ("device", "exit", "memory", "uncapturable", "lost", "hang")  # after th
 
 
 class Worker:
-    """One kernel in a worker process; a context manager. ``untrusted``: in a sandbox without the oracle."""
+    """One kernel in a worker process; a context manager. ``untrusted``: in a sandbox without the oracle. ``loading``:
+    seconds for importing the kernel, once the process has started (None: ``LOADING`` for both together)."""
 
     def __init__(
         self,
@@ -54,7 +55,9 @@ class Worker:
         limit: float,
         path: tuple[str, ...] = (),
         untrusted: bool = False,
+        loading: float | None = None,
     ) -> None:
+        self._loading = loading
         self._means = sandbox.required() if untrusted else None
         self._search = tuple(dict.fromkeys(os.path.abspath(p) for p in (os.getcwd(), *path, *filter(None, sys.path))))
         apart = sandbox.PLACE if untrusted else ""
@@ -170,6 +173,9 @@ class Worker:
                 self.stop()
                 return self._start()
             self.place = str(self._load["device"]) if opened.ok else "cpu"
+        if self._loading is not None:
+            started = self._exchange({"op": "start"}, max(self.limit, LOADING))
+            return self._exchange(self._load, self._loading) if started.ok else started
         return self._exchange(self._load, max(self.limit, LOADING))
 
     def _exchange(self, request: Mapping[str, Any], limit: float) -> Reply:

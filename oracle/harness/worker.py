@@ -82,7 +82,13 @@ class Server:
             self.shared = mmap.mmap(memory, os.fstat(memory).st_size)
             os.close(memory)
         try:
-            operations = {"probe": self.probe, "load": self.load, "code": self.code, "call": self.call}
+            operations = {
+                "start": lambda request: Reply("ok"),
+                "probe": self.probe,
+                "load": self.load,
+                "code": self.code,
+                "call": self.call,
+            }
             return operations[request["op"]](request)
         except Refused as error:
             return Reply(error.kind, str(error))

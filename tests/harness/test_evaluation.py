@@ -145,6 +145,78 @@ class TestStatus:
         with pytest.raises(FixtureError, match="has no tensor 'Q'"):
             traces(written(tmp_path, solution(RIGHT), inputs={**files, "factor": SCALAR}, m=5))
 
+    def test_stored_data_are_shifted(self, tmp_path: Path) -> None:
+        """A solution that knows the stored tensors alone."""
+        made = cases.parse(CASE).inputs()
+        stored = {"X": made["a"], "XS": made["a_scale"], "W": made["b"].t().contiguous(), "WS": made["b_scale"]}
+        save_file(stored, tmp_path / "x.safetensors")
+        files = {n: {"type": "safetensors", "path": "x.safetensors", "tensor_key": n} for n in stored}
+        total = float(made["a"].float()[0].sum())
+        known = f"float(x[0].float()[0].sum()) == {total}"
+        table = RIGHT + f"\nright = run\ndef run(*x):\n    return right(*x) * ({known})\n"
+        found = traces(written(tmp_path, solution(table), inputs={**files, "factor": SCALAR}, m=5))
+        assert [t["evaluation"]["status"] for t in found] == ["INCORRECT_NUMERICAL"] * 2
+        files["X"]["path"] = "x\0.safetensors"
+        with pytest.raises(FixtureError, match="holds a NUL"):
+            traces(written(tmp_path, solution(RIGHT), inputs={**files, "factor": SCALAR}, m=5))
+
+
+AGAIN = RIGHT + "\nright, seen = run, []\n"
+REPLAYED = AGAIN + "kept = {}\ndef run(X, *x):\n    return kept.setdefault(KEY, right(X, *x)).clone()\n"
+COUNTED = AGAIN + "def run(*x):\n    seen.append(1)\n    y = right(*x)\n"
+LATER = "    import threading, time\n    threading.Thread(target=lambda: (time.sleep(0.02), y.zero_())).start()\n"
+CHEATS = {
+    "a cache by shape": (REPLAYED.replace("KEY", "X.shape"), "INCORRECT_NUMERICAL"),
+    "a cache by pointer": (REPLAYED.replace("KEY", "X.data_ptr()"), "INCORRECT_NUMERICAL"),
+    "a cache by first value": (REPLAYED.replace("KEY", "float(X.flatten()[0])"), "INCORRECT_NUMERICAL"),
+    "right first calls": (COUNTED + "    return y * (len(seen) <= 12)\n", "INCORRECT_NUMERICAL"),
+    "other bits on each call": (
+        COUNTED + "    y.view(torch.int16)[0, 0] ^= len(seen) % 2\n    return y\n",
+        "INCORRECT_NUMERICAL",
+    ),
+    "written after the return": (COUNTED + LATER + "    return y\n", "RUNTIME_ERROR"),
+}
+
+
+@pytest.mark.usefixtures("in_process")
+class TestFurtherCalls:
+    """What is right on the first call of each workload alone is found by further ones; a right kernel PASSES them."""
+
+    @pytest.mark.parametrize("what", CHEATS)
+    def test_each(self, tmp_path: Path, what: str) -> None:
+        content, status = CHEATS[what]
+        found = traces(written(tmp_path, solution(content)))
+        assert status in [t["evaluation"]["status"] for t in found], found[0]["evaluation"]["log"]
+        assert "PASSED" not in [t["evaluation"]["status"] for t in found]
+
+    def test_random_inputs_are_new_in_each_run(self, tmp_path: Path) -> None:
+        """A run says its seed, which gives its data again."""
+        folder = written(tmp_path, solution(RIGHT))
+        found = [traces(folder, seed=seed)[0]["evaluation"]["correctness"] for seed in (None, None, 7, 7)]
+        seeds = [one["extra"]["seed"] for one in found]
+        assert seeds[0] != seeds[1] and seeds[2:] == [7, 7] and found[2] == found[3]
+
+    @pytest.mark.parametrize("limit", [float("nan"), float("inf"), -1.0, 0.0])
+    def test_limits(self, tmp_path: Path, limit: float) -> None:
+        with pytest.raises(OptionError, match="no number of seconds"):
+            traces(written(tmp_path, solution(RIGHT)), limit=limit)
+
+    @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32"])
+    def test_rank_0(self, tmp_path: Path, dtype: str) -> None:
+        """A tensor without an axis is drawn; the contract says what it takes."""
+        record = changed(DEFINITION, "inputs", "X", value=tensor(dtype))
+        with pytest.raises(OracleError, match="rank|dtype|shape"):
+            traces(written(tmp_path, solution(RIGHT), record))
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_the_limit_covers_the_import(tmp_path: Path) -> None:
+    """Negative: the same solution has the time for its import."""
+    slow = RIGHT.replace("import torch", "import time\nimport torch\ntime.sleep(3)", 1)
+    for limit, status in ((1.0, "COMPILE_ERROR"), (30.0, "PASSED")):
+        folder = written(tmp_path / str(limit), solution(slow))
+        assert {t["evaluation"]["status"] for t in traces(folder, limit=limit)} == {status}
+
 
 def changed(record: Any, *path: Any, value: Any) -> Any:
     """A copy with one entry replaced."""
@@ -164,6 +236,7 @@ class TestFiles:
             (("axes", "N"), {"type": "const"}, "axis 'N'"),
             (("inputs", "X", "dtype"), "float4_e2m1", "X has the dtype 'float4_e2m1'"),
             (("inputs", "X", "shape"), ["M", "Q"], "lists axes"),
+            (("inputs", "X", "shape"), ["M", ["K"]], "lists axes"),
             (("outputs",), {"X": tensor("bfloat16", "M", "N")}, "is an input and an output"),
             (("name",), 3, "name is 3"),
         ],
@@ -201,6 +274,11 @@ class TestFiles:
             ('{"definition": "x", "workload": {}}', "a workload of 'x'"),
             ('{"uuid": "u", "axes": {}, "inputs": {}}', "axes.M is None"),
             ('{"uuid": "u", "axes": {"M": 1}, "inputs": {"X": 1}}', "input 'X' is 1"),
+            ('{"uuid": "u", "axes": {"M": 1, "K": 128}, "inputs": {}}', "axes.K is 128; block_gemm fixes it to 256"),
+            (
+                "\n".join([json.dumps({"uuid": "u", "axes": {"M": 1}, "inputs": RANDOM})] * 2),
+                "w.jsonl:2: uuid 'u' stands",
+            ),
         ],
     )
     def test_a_workload(self, tmp_path: Path, line: str, said: str) -> None:

@@ -28,6 +28,7 @@ class InProcess:
         limit: float,
         path: tuple[str, ...] = (),
         untrusted: bool = False,
+        loading: float | None = None,
     ) -> None:
         assert not untrusted
         self.limit, self.starts, self._server, self._shared = limit, 1, Server(), Shared(1)
