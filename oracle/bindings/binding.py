@@ -195,10 +195,15 @@ class _Expression(_Word):
     code: CodeType
 
     def make(self, names: Mapping[str, Any]) -> Any:
-        return eval(self.code, {"__builtins__": {}}, {**NAMES, **names})  # a binding is code of its author
+        return _value(self.code, names)
 
     def read(self, value: Any, into: _Reading) -> None:
         into.later.append((self, value))
+
+
+def _value(code: CodeType, names: Mapping[str, Any]) -> Any:
+    """An expression of a binding, which is code of the binding's author."""
+    return eval(code, {"__builtins__": {}}, {**NAMES, **names})
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -259,7 +264,7 @@ class Binding:
     def parameters(self) -> inspect.Signature:
         """The routine's parameters, by :attr:`signature`."""
         code = compile(f"lambda {self.signature.strip()[1:-1]}: None", self.target, "eval")
-        return inspect.signature(eval(code, {"__builtins__": {}}, dict(NAMES)))  # a binding is code of its author
+        return inspect.signature(_value(code, {}))
 
     @cached_property
     def routine(self) -> Contract:
@@ -298,7 +303,7 @@ class Binding:
             return _Several(text, tuple(map(self._word, node.elts)), tuple if isinstance(node, ast.Tuple) else list)
         names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
         if not names & known and names <= NAMES.keys():
-            return _Constant(text, eval(compile(text, self.target, "eval"), {"__builtins__": {}}, dict(NAMES)))
+            return _Constant(text, _value(compile(text, self.target, "eval"), {}))
         if unknown := names - known - NAMES.keys():
             raise OptionError(
                 f"{self.target}: {min(unknown)!r} of {self.pattern!r} is no input, option or output of "
@@ -330,6 +335,11 @@ class Binding:
             return dtypes[0]
         raise OptionError(f"{self.target}: say with takes which dtype of {ast.unparse(node)} is viewed")
 
+    def _values(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Any]:
+        """Inputs and options of a call by name: None for an absent input, its default for an option left out."""
+        values: dict[str, Any] = {spec.name: inputs.get(spec.name) for spec in self.routine.inputs}
+        return values | {spec.name: options.get(spec.name, spec.default) for spec in self.routine.options}
+
     # --- from the contract to the library -------------------------------------------------------------------
 
     def refuses(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> str | None:
@@ -353,9 +363,7 @@ class Binding:
         present = [name for name in inputs if name not in said]
         if present:
             return f"{self.target} takes no {present[0]}"
-        names: dict[str, Any] = {spec.name: inputs.get(spec.name) for spec in self.routine.inputs}
-        names |= {spec.name: options.get(spec.name, spec.default) for spec in self.routine.options}
-        if self.where and not eval(self._condition, {"__builtins__": {}}, {**NAMES, **names}):
+        if self.where and not _value(self._condition, self._values(inputs, options)):
             return f"{self.target} takes calls with {self.where}"
         return None
 
@@ -369,8 +377,7 @@ class Binding:
         if why := self.refuses(inputs, options):
             raise NotImplementedError(why)
         positional, named, results = self._words
-        names: dict[str, Any] = {spec.name: inputs.get(spec.name) for spec in self.routine.inputs}
-        names |= {spec.name: options.get(spec.name, spec.default) for spec in self.routine.options}
+        names = self._values(inputs, options)
         written: dict[str, Tensor] = {}
         if self._written:
             outs = self.routine.outputs(Call(self.routine, inputs, options).checked())
@@ -383,8 +390,7 @@ class Binding:
                     continue
                 shape, dtype = outs[name].shape, outs[name].dtypes[0]
                 if name in self.shapes:
-                    code = compile(self.shapes[name], self.target, "eval")
-                    shape = eval(code, {"__builtins__": {}}, {**NAMES, **names})  # a binding is code of its author
+                    shape = _value(compile(self.shapes[name], self.target, "eval"), names)
                 if shape is None:
                     raise UnboundError(f"{self.contract} leaves the shape of {name} open, so that none is allocated")
                 written[name] = torch.empty(shape, dtype=dtype, device=device)
@@ -469,7 +475,7 @@ class Binding:
             options["out_dtype"] = outputs["out"].dtype
         if why := self.refuses(inputs, options):
             raise UnboundError(why)
-        names: dict[str, Any] = {spec.name: inputs.get(spec.name) for spec in self.routine.inputs} | options | outputs
+        names = self._values(inputs, options) | outputs
         for expression, value in reading.later:
             if not _equal(computed := expression.make(names), value):
                 raise UnboundError(f"{expression.text} is {_shown(computed)}, and the call has {_shown(value)}")

@@ -7,8 +7,12 @@ import torch
 from oracle.bindings.binding import bind
 
 E4M3, HALVES = torch.float8_e4m3fn, (torch.bfloat16, torch.float16)
-RELEASE = "flashinfer-python 0.6.18"
-ROPE = "(q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox=True, quantize_dtype=None, quant_scale_q=1.0, quant_scale_kv=1.0, q_rope_out=None, k_rope_out=None, q_nope_out=None, k_nope_out=None, enable_pdl=False)"  # noqa: E501  # as the release has it
+RELEASE = "flashinfer-python 0.6.18.post1"
+ROPE = (
+    "(q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox=True, quantize_dtype=None, quant_scale_q=1.0, "
+    "quant_scale_kv=1.0, q_rope_out=None, k_rope_out=None, q_nope_out=None, k_nope_out=None, enable_pdl=False"
+)
+"""The parameters that both have."""
 
 BINDINGS = (
     bind(
@@ -26,11 +30,11 @@ BINDINGS = (
             name,
             "(q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox, torch.float8_e4m3fn, quant_scale_q, "
             "quant_scale_kv) -> q_rope, k_rope, q_nope, k_nope",
-            ROPE,
-            ignores=("enable_pdl",),
+            f"{ROPE}{more})",
+            ignores=("enable_pdl", "backend"),
             release=RELEASE,
         )
-        for name in ("rope_quantize_fp8", "mla_rope_quantize_fp8")
+        for name, more in (("rope_quantize_fp8", ", backend='cuda'"), ("mla_rope_quantize_fp8", ""))
     ),
     bind(
         "flashinfer.page:append_paged_kv_cache",

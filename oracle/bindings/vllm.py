@@ -1,4 +1,7 @@
-"""vLLM's compiled operators, ``torch.ops._C`` and ``torch.ops._C_cache_ops``: products, fused quantisers, KV caches."""
+"""vLLM's compiled operators, ``torch.ops._C`` and ``torch.ops._C_cache_ops``: products, fused quantisers, KV caches.
+
+Parameters are those of the schemas inside the libraries of the release.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import torch
 
 from oracle.bindings.binding import Binding, bind
 
+STABLE = "vllm._C_stable_libtorch"
 E4M3, HALVES = torch.float8_e4m3fn, (torch.bfloat16, torch.float16)
 
 
@@ -15,7 +19,7 @@ def _operator(
     name: str, pattern: str, signature: str, *, contract: str = "", cache: bool = False, **stated: Any
 ) -> Binding:
     library = "_C_cache_ops" if cache else "_C"
-    stated |= {"loads": "vllm._C", "release": "vllm 0.20.2"}
+    stated = {"loads": "vllm._C", "release": "vllm 0.20.2"} | stated
     return bind(f"torch:ops.{library}.{name}", contract or name, pattern, signature, **stated)
 
 
@@ -23,13 +27,14 @@ BINDINGS = (
     _operator(
         "cutlass_scaled_mm",
         "(out, a, b.t(), a_scale, b_scale, bias)",
-        "(out, a, b, a_scales, b_scales, bias=None)",
+        "(out, a, b, a_scales, b_scales, bias)",
+        loads=STABLE,
         takes={"a": E4M3, "b": E4M3, "out_dtype": HALVES},
         where="a_scale.numel() in (1, a.shape[0]) and b_scale.numel() in (1, b.shape[0]) "
         "and (bias is None or bias.dtype == out_dtype)",
         domain="n % 16 == 0, k % 16 == 0",
     ),
-    _operator("cutlass_pack_scale_fp8", "(scales)", "(scales)"),
+    _operator("cutlass_pack_scale_fp8", "(scales)", "(scales)", loads=STABLE),
     _operator("silu_and_mul_quant", "(q, x, scale)", "(result, input, scale)"),
     _operator(
         "silu_and_mul_per_block_quant",
@@ -46,7 +51,7 @@ BINDINGS = (
     _operator(
         "rms_norm_dynamic_per_token_quant",
         "(q, x, weight, scale, epsilon, scale_ub, residual)",
-        "(result, input, weight, scale, epsilon, scale_ub=None, residual=None)",
+        "(result, input, weight, scale, epsilon, scale_ub, residual)",
     ),
     _operator(
         "rms_norm_per_block_quant",
@@ -96,7 +101,7 @@ BINDINGS = (
     _operator(
         "cp_gather_cache",
         "(src_cache, dst, block_table, cu_seq_lens, len(cu_seq_lens) - 1, seq_starts)",
-        "(src_cache, dst, block_table, cu_seq_lens, batch_size, seq_starts=None)",
+        "(src_cache, dst, block_table, cu_seq_lens, batch_size, seq_starts)",
         cache=True,
     ),
     _operator(

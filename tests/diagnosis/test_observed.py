@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import oracle
-from oracle.diagnosis.observed import observed
+from oracle.diagnosis.least_squares import Factors
+from oracle.diagnosis.observed import observed, tail_of_k
 from oracle.errors import NonconformanceError
 from oracle.report import schema
 from oracle.report.record import _verdict
@@ -130,3 +131,23 @@ def test_a_verdict_says_it_where_nothing_explains_it() -> None:
     tail["a"].view(torch.uint8)[:, 384:] = 0
     lost = oracle.judge("fp8_gemm_nt", inputs, by_name(get("fp8_gemm_nt").reference(tail, **options))["out"].bfloat16())
     assert lost.explained_by and lost.observed == () and "observed" not in lost.to_json()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ([6, 7], ["only the tail of K is wrong, from k = 768 on"]),
+        ([4, 5, 6, 7], ["only the tail of K is wrong, from k = 512 on"]),
+        ([3, 4, 5, 6, 7], []),  # more than half
+        ([5, 7], []),
+        ([6], []),
+        ([], []),
+    ],
+)
+def test_the_tail_of_k(wrong: list[int], said: list[str]) -> None:
+    """Blocks of 128 of which these enter with half their weight, in one of two tiles of columns."""
+    right = Factors(torch.ones(2, 8, dtype=torch.float64), torch.zeros(2, 8, dtype=torch.float64), 128)
+    factor = right.factor.clone()
+    factor[1, wrong] = 0.5
+    assert tail_of_k([right, Factors(factor, right.error, 128)]) == said
+    assert tail_of_k([]) == []

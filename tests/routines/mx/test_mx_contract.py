@@ -255,18 +255,15 @@ class TestStrides:
 
     @pytest.mark.parametrize("name", NAMES)
     def test_column_major_codes(self, name: str) -> None:
-        """The same bits, or one typed error; they are never read as other codes."""
+        """The same bits."""
         case = next(iter(profiles.cases(name, "quick")))
         inputs, options = case.inputs(), case.call_options()
         due = by_name(get(name).reference(inputs, **options))
         packed = {n: x for n, x in inputs.items() if x.dtype in (torch.uint8, torch.int8) and x.dim() >= 2}
         for changed, x in packed.items():
             turned = {**inputs, changed: x.transpose(-1, -2).contiguous().transpose(-1, -2)}
-            try:
-                found = by_name(get(name).reference(turned, **options))
-            except OracleError:
-                continue
-            assert all(torch.equal(raw(found[n]), raw(due[n])) for n in due), changed
+            actual = by_name(get(name).reference(turned, **options))
+            assert all(torch.equal(raw(actual[n]), raw(due[n])) for n in due), changed
 
     def test_pack_and_unpack(self) -> None:
         codes = torch.randint(0, 16, (6, 8), dtype=torch.uint8)

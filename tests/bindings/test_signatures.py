@@ -1,0 +1,68 @@
+"""The parameters that a binding states, against the files of the library where it is installed; none is imported."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from oracle.bindings.binding import Binding
+from oracle.bindings.known import bindings
+
+PYTHON = [one for one in bindings() if not one.target.startswith("torch:")]
+
+
+def folder(target: str) -> Path | None:
+    """The folder of a library; None where it is not installed."""
+    spec = importlib.util.find_spec(target.partition(":")[0].partition(".")[0])
+    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+
+
+@cache
+def functions(package: Path) -> dict[str, list[str]]:
+    """``name: its parameter lists`` of the functions of a package, an alias ``name = other`` as the other."""
+    named: dict[str, list[str]] = {}
+    aliases: list[tuple[str, str]] = []
+    for path in package.rglob("*.py"):
+        if "data" not in path.relative_to(package).parts:
+            for node in ast.walk(ast.parse(path.read_bytes())):
+                if isinstance(node, ast.FunctionDef):
+                    named.setdefault(node.name, []).append("".join(parameters(node.args)))
+                elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+                    aliases += [(to.id, node.value.id) for to in node.targets if isinstance(to, ast.Name)]
+    for name, other in aliases:
+        named.setdefault(name, []).extend(named.get(other, []))
+    return named
+
+
+def parameters(of: ast.arguments) -> Iterator[str]:
+    """Names and defaults, without annotations."""
+    positional = [*of.posonlyargs, *of.args]
+    defaults = [None] * (len(positional) - len(of.defaults)) + of.defaults
+    for argument, default in zip(positional, defaults, strict=True):
+        yield argument.arg + ("" if default is None else f"={ast.unparse(default)}") + ", "
+
+
+def stated(signature: str) -> str:
+    function = ast.parse(f"def f{signature}: pass").body[0]
+    assert isinstance(function, ast.FunctionDef)
+    return "".join(parameters(function.args))
+
+
+@pytest.mark.parametrize("binding", PYTHON, ids=lambda binding: binding.name)
+def test_as_the_release_has_them(binding: Binding) -> None:
+    if (package := folder(binding.target)) is None:
+        pytest.skip(f"{binding.target.partition(':')[0]} is not installed; pip install {binding.release.split()[0]}")
+    assert stated(binding.signature) in functions(package)[binding.target.partition(":")[2]]
+
+
+def test_another_release_is_noticed(tmp_path: Path) -> None:
+    """The negative test: a parameter less, another default; an alias is followed."""
+    (tmp_path / "lib.py").write_text("def f(a, b: int, c=None): pass\ng = f\n")
+    of = functions(tmp_path)
+    assert of["g"] == of["f"] == [stated("(a, b, c=None)")]
+    assert stated("(a, b)") not in of["f"] and stated("(a, b, c=0)") not in of["f"]
