@@ -35,7 +35,7 @@ import time
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -115,6 +115,7 @@ SIZES = (*_HELD, *(f"{name}_ON_DEVICE" for name in _HELD))
 """Constants that say how much is held or computed at once, or by which of two ways whose results are equal."""
 SURVIVED = "survived"
 IN_CI = 4  # mutants
+PART = 8  # mutants
 BROKEN = 70  # the exit status of a fork that raises
 MEMORY = 16 << 30  # bytes that a mutant may ask for
 LONG = 7 * 24 * 3600  # seconds of CPU
@@ -328,8 +329,8 @@ class Instead(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 # --- a room's tests --------------------------------------------------------------------------------------------
 
 
-def forked(work: Callable[[], int], cpu: float) -> tuple[int, float]:
-    """The exit status of ``work`` in a fork that may take so many seconds of CPU, and those that it took."""
+def started(work: Callable[[], int], cpu: float) -> int:
+    """The process id of a fork that runs ``work``, ends with its status, and may take so many seconds of CPU."""
     sys.stdout.flush()
     pid = os.fork()
     if not pid:
@@ -343,7 +344,12 @@ def forked(work: Callable[[], int], cpu: float) -> tuple[int, float]:
             status = work()
         finally:
             os._exit(status)
-    _, state, used = os.wait4(pid, 0)
+    return pid
+
+
+def forked(work: Callable[[], int], cpu: float) -> tuple[int, float]:
+    """The exit status of ``work`` in a fork that may take so many seconds of CPU, and those that it took."""
+    _, state, used = os.wait4(started(work, cpu), 0)
     return os.waitstatus_to_exitcode(state), used.ru_utime + used.ru_stime
 
 
@@ -465,8 +471,9 @@ def alone(mutant: Mutant, name: str, tests: Sequence[str], report: Callable[[Mut
     return collect(tests, Room(name, [mutant], report))
 
 
-def judge(chosen: Sequence[Mutant], results: Path, *, record: bool) -> dict[Mutant, str]:
-    """What became of each mutant: the test that failed, or ``SURVIVED`` and how many tests. Written to ``results``."""
+def judge(chosen: Sequence[Mutant], results: Path, *, record: bool, jobs: int = 1) -> dict[Mutant, str]:
+    """What became of each mutant: the test that failed, or ``SURVIVED`` and how many tests. Written to ``results``, by
+    ``jobs`` processes at once."""
     MAPS.mkdir(parents=True, exist_ok=True)
     results.write_text("")
 
@@ -478,18 +485,47 @@ def judge(chosen: Sequence[Mutant], results: Path, *, record: bool) -> dict[Muta
         lines = map(json.loads, results.read_text().splitlines())
         return {chosen[index]: result for index, result, *_ in lines}
 
-    for name, tests in TESTS.items():
-        own = [mutant for mutant in chosen if room_of(mutant.path) == name]
-        if record and own and not Record(name, own, report).record_at.exists():
-            forked(lambda: collect(tests, Record(name, own, report)), LONG)  # noqa: B023
-        if any(mutant.inner for mutant in own):
-            forked(lambda: collect(tests, Room(name, own, report)), LONG)  # noqa: B023
-        for mutant in own:
-            if mutant not in reported():
-                status, took = forked(lambda: alone(mutant, name, tests, report), LONG)  # noqa: B023
-                if mutant not in reported():
-                    report(mutant, f"collection: exit {status}", took)
+    rooms = {name: [mutant for mutant in chosen if room_of(mutant.path) == name] for name in TESTS}
+    unrecorded = [
+        partial(collect, TESTS[name], room)
+        for name, own in rooms.items()
+        if record and own and not (room := Record(name, own, report)).record_at.exists()
+    ]
+    together(unrecorded, jobs)
+    together(
+        [
+            partial(collect, TESTS[name], Room(name, part, report))
+            for name, own in rooms.items()
+            for part in split(own, jobs)
+            if any(mutant.inner for mutant in part)
+        ],
+        jobs,
+    )
+    left = [(name, mutant) for name, own in rooms.items() for mutant in own if mutant not in reported()]
+    statuses = together([partial(alone, mutant, name, TESTS[name], report) for name, mutant in left], jobs)
+    for (_, mutant), status in zip(left, statuses, strict=True):
+        if mutant not in reported():
+            report(mutant, f"collection: exit {status}", 0.0)
     return reported()
+
+
+def split(own: Sequence[Mutant], jobs: int) -> list[Sequence[Mutant]]:
+    """Parts of at least ``PART`` mutants, at most ``jobs``: each part collects the tests once more."""
+    step = max(PART, -(-len(own) // jobs))
+    return [own[start : start + step] for start in range(0, len(own), step)] if jobs > 1 else [own]
+
+
+def together(works: Sequence[Callable[[], int]], jobs: int) -> list[int]:
+    """The exit status of each work in a fork of its own, ``jobs`` of them at once."""
+    statuses, running = [0] * len(works), dict[int, int]()
+    for index, work in enumerate(works):
+        if len(running) == jobs:
+            pid, state = os.wait()
+            statuses[running.pop(pid)] = os.waitstatus_to_exitcode(state)
+        running[started(work, LONG)] = index
+    for pid, index in running.items():
+        statuses[index] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return statuses
 
 
 def room_of(path: str) -> str:
@@ -513,6 +549,7 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", default=ROOMS, help="files, or folders")
     parser.add_argument("--sample", type=int, help="so many mutants instead of all")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--match", default="", help="only mutants whose line in the answer contains this")
     parser.add_argument("--ci", action="store_true", help="some of the files that were run whole, by the commit count")
     options = parser.parse_args()
@@ -532,7 +569,7 @@ def main() -> int:
         drawn = [mutant for mutant in drawn if mutant.inner and mutant.key not in reasons]
     valid = (mutant for mutant in drawn if compiles(mutant.source))
     drawn = list(itertools.islice(valid, options.sample))
-    found = judge(drawn, MAPS / f"results-{os.getpid()}.jsonl", record=not options.ci)
+    found = judge(drawn, MAPS / f"results-{os.getpid()}.jsonl", record=not options.ci, jobs=options.jobs)
     unlisted = 0
     for room in ROOMS:
         own = {mutant: result for mutant, result in found.items() if mutant.path.startswith(room)}
