@@ -40,13 +40,14 @@ VLLM_DS_MLA_UE8M0 = like(
     "vLLM PR 49435: readers shorten the scale to bfloat16 or E8M0",
     scaling=E4M3_1X128_UE8M0,
     power_of_two=PowerOfTwo.EXP2_CEIL_LOG2,
+    inf_byte=None,
     scale_floor=1e-4,
 )
 VLLM_INDEXER = like(
     VLLM_DS_MLA, "vllm_indexer", f"{_VLLM}, indexer_k_quant_and_cache_kernel", amax_floor=1e-4, scale_floor=0.0
 )
 VLLM_INDEXER_UE8M0 = like(
-    VLLM_INDEXER, "vllm_indexer_ue8m0", scaling=E4M3_1X128_UE8M0, power_of_two=PowerOfTwo.EXP2_CEIL_LOG2
+    VLLM_INDEXER, "vllm_indexer_ue8m0", scaling=E4M3_1X128_UE8M0, power_of_two=PowerOfTwo.EXP2_CEIL_LOG2, inf_byte=None
 )
 
 _BITS = "the kernel for 16-bit values takes the bits of float16 ones as numbers: a scale of up to 141, most codes lost"

@@ -350,6 +350,7 @@ FLASHINFER_TESTING_1X128_UE8M0 = like(
     f"{_FLASHINFER_TESTING} per_token_cast_to_fp8",
     scaling=E4M3_1X128_UE8M0,
     power_of_two=PowerOfTwo.EXP2_CEIL_LOG2,
+    inf_byte=None,
 )
 FLASHINFER_TESTING_128X128_UE8M0 = like(
     FLASHINFER_TESTING_1X128_UE8M0,
@@ -454,6 +455,7 @@ VLLM_GROUP_UE8M0 = like(
     "vllm_group_ue8m0",
     f"{_VLLM_GROUP}, exp2f(ceilf(log2f(fmaxf(s, 1e-10f)))): a second floor, on the scale",
     power_of_two=PowerOfTwo.EXP2_CEIL_LOG2,
+    inf_byte=None,
     scale_floor=1e-10,
 )
 VLLM_TRITON_GROUP = like(
@@ -718,6 +720,7 @@ TORCHAO_INFERENCE_1X128_E8M0 = like(
     f"{_TORCHAO_PRIMITIVES}: exp2(round(log2 s)) in the input dtype; clips up to 29 % off the top",
     scaling=E4M3_1X128_UE8M0,
     power_of_two=PowerOfTwo.EXP2_ROUND_LOG2,
+    inf_byte=None,
 )
 _TORCHAO_MX = "torchao prototype/mx_formats/mx_tensor.py to_mx, ScaleCalculationMode"
 TORCHAO_MX_FLOOR = Recipe(

@@ -76,7 +76,7 @@ def round_scale(s: Tensor, amax: Tensor, inverse: Tensor, recipe: Recipe, fmt: F
     mode, element = recipe.power_of_two, recipe.element
     limits = (recipe.byte_low, recipe.inf_byte, recipe.nan_byte)
     if mode in LOG2_MODES:
-        return _through_log2(s, mode, fmt)
+        return _through_log2(s, recipe, fmt)
     if mode is PowerOfTwo.INVERSE_FLOOR:
         floor = torch.where(torch.isfinite(inverse) & (inverse > 0), power_of_two(exponent_of(inverse)), inverse)
         return torch.ones_like(floor) / floor
@@ -97,14 +97,13 @@ def log2_window(s: Tensor, recipe: Recipe, fmt: Format) -> tuple[Tensor, Tensor]
     """Smallest and largest power of two that a mode through log2 may give when its log2 is off by one ulp.
 
     ``s``: float64 values of float32 of any shape; both results are float64 of the same shape, equal to each other
-    wherever the logarithm is not within 1.5 ulp of the step. 0, infinity and NaN stay. The approximate ``lg2.approx``
+    wherever the logarithm is not within 1.5 ulp of the step. 0 and NaN stay, infinity is as in :func:`round_scale`. The approximate ``lg2.approx``
     of the device is covered too: its error is below 2^-22 absolute for arguments in [1/2, 2], and below 2^-22 relative
     elsewhere (PTX ISA, lg2). Raises ValueError: the recipe has another mode.
     """
-    mode = recipe.power_of_two
-    if mode not in LOG2_MODES:
-        raise ValueError(f"{mode} does not go through a logarithm")
-    return _through_log2(s, mode, fmt, slack=1), _through_log2(s, mode, fmt, slack=-1)
+    if recipe.power_of_two not in LOG2_MODES:
+        raise ValueError(f"{recipe.power_of_two} does not go through a logarithm")
+    return _through_log2(s, recipe, fmt, slack=1), _through_log2(s, recipe, fmt, slack=-1)
 
 
 def _ceil_exponent(x: Tensor) -> Tensor:
@@ -123,15 +122,17 @@ def _byte(byte: int) -> float:
     return float("nan") if byte == 255 else 2.0 ** (byte - BIAS)
 
 
-def _through_log2(s: Tensor, mode: PowerOfTwo | None, fmt: Format, slack: int = 0) -> Tensor:
-    """``2^k`` or ``2^(k+1)`` by the significand of ``s`` against the step of its exponent; 0, inf, NaN stay."""
+def _through_log2(s: Tensor, recipe: Recipe, fmt: Format, slack: int = 0) -> Tensor:
+    """``2^k`` or ``2^(k+1)`` by the significand of ``s`` against the step of its exponent; 0 and NaN stay, infinity is
+    the recipe's."""
     regular = torch.isfinite(s) & (s > 0)
     safe = torch.where(regular, s, torch.ones_like(s))
     k = exponent_of(safe)
-    step = torch.tensor(_steps(mode, fmt.precision, slack), dtype=torch.float64, device=s.device)
+    step = torch.tensor(_steps(recipe.power_of_two, fmt.precision, slack), dtype=torch.float64, device=s.device)
     significand = safe * power_of_two(FP32.fraction_bits - k)
     up = (significand >= step[k - _LOWEST]) & (significand > power_of_two(torch.full_like(k, FP32.fraction_bits)))
-    return torch.where(regular, power_of_two(k + up.to(k.dtype)), s)
+    value = torch.where(regular, power_of_two(k + up.to(k.dtype)), s)
+    return value if recipe.inf_byte is None else torch.where(torch.isinf(s), _byte(recipe.inf_byte), value)
 
 
 @lru_cache(maxsize=32)
