@@ -40,6 +40,7 @@ from oracle.routines.reached import (
     Calls,
     Gap,
     at,
+    changed_first,
     edges_of,
     missing,
     patterned,
@@ -209,15 +210,15 @@ def _array(contract: str) -> tuple[Case, ...]:
             ways = (wanted.of(case) for wanted in _ways(get(contract), gap) for case in tuple(cases))
             having = [case for case in ways if admits(case)][:1]
         cases |= dict.fromkeys(having)
-    plain = tuple(cases)
-    listed = [replace(case, seed=0) for case in profiles.cases(contract, "quick")]
-    cases |= dict.fromkeys(patterned(plain[1:] + plain[:1], [*listed, *plain], calls)[0])
     families = [family for family in base.grammar.families if family != base.family] or [base.family]
-    drawn = []
+    drawn: dict[Case, None] = {}
     for turn, case in enumerate(cases):
         other = replace(case, family=families[turn // 2 % len(families)])
-        drawn.append(other if turn % 2 and admits(other) else case)
-    return tuple(dict.fromkeys(drawn))
+        drawn[other if turn % 2 and admits(other) else case] = None
+    listed = [replace(case, seed=0) for case in profiles.cases(contract, "quick")]
+    while lost := patterned(changed_first(drawn), [*listed, *drawn], calls)[0]:
+        drawn |= dict.fromkeys(lost)
+    return tuple(drawn)
 
 
 def _base(contract: str) -> tuple[Case, Calls]:
