@@ -47,6 +47,8 @@ from oracle.routines.reached import (
 )
 
 LARGEST = 1 << 22  # elements of the volume of a drawn case: it takes milliseconds
+SMALL, FLOOR = 1e-2, 8.0  # instead of a smaller one, what is added to squares or bounds an amax: beyond ordinary data
+EVEN = 2  # beyond an edge: two blocks into which the extent divides, of which none has the length of a block
 NARROW = 16  # the edge of an extent whose dims name none, if it is not summed over
 
 
@@ -83,7 +85,7 @@ def drawn_cases(contract: str, seed: int) -> list[Case]:
 
 
 def real_cases(contract: str, seed: int, budget: int | None = None) -> list[Case]:
-    """At most three cases at sizes of real models (:data:`WIDE`, :data:`MANY`, :data:`TALL`): as many extents of each
+    """At most four cases at sizes of real models (:data:`WIDE`, :data:`MANY`, :data:`TALL`, :data:`BROAD`): as many extents of each
     as fit into ``budget`` elements (:data:`REAL` by default), the first ones first. The other extents are small. Of a
     larger budget what is left goes to the width, then to the rows (:data:`MORE`).
     """
@@ -98,10 +100,11 @@ WIDE: tuple[int, Order] = (
     16,
     (("columns", (7168,)), ("head", (128,)), ("rank", (512,)), ROWS, ("width", (4096, 2048, 512))),
 )
-MANY: tuple[int, Order] = (16, (("experts", (256,)), ("depth", (8,)), ("batch", (64,)), ROWS))
+MANY: tuple[int, Order] = (16, (("experts", (512, 256)), ("depth", (8,)), ("batch", (64,)), ROWS))
 TALL: tuple[int, Order] = (4, (("rows", (65536, 16384, 4096, 1024)),))
+BROAD: tuple[int, Order] = (4, (("width", (4096, 2048)),))
 """The least size of the other extents, and the sizes that are tried of each, the largest first."""
-SHOWN = {**{meaning: sizes for _, order in (WIDE, MANY) for meaning, sizes in order}, "rows": TALL[1][0][1]}
+SHOWN = {**{meaning: sizes for _, order in (WIDE, MANY, BROAD) for meaning, sizes in order}, "rows": TALL[1][0][1]}
 PRODUCTS = 4  # multiplications of a product that are judged in the time of one element
 UNNAMED = 512  # columns of a routine whose extents name none
 MORE: Order = (
@@ -130,7 +133,7 @@ def _real(contract: str, budget: int) -> tuple[Case, ...]:
     base, calls = _base(contract)
     grammar, cases = base.grammar, dict[Case, None]()
     widest: Order = WIDE[1] if budget <= REAL else (*WIDE[1], *MORE)
-    for least, order in ((WIDE[0], widest), MANY, TALL):
+    for least, order in ((WIDE[0], widest), MANY, TALL, BROAD):
         case = base
         for name in grammar.free:
             small = _sized(case, name, least)
@@ -141,8 +144,17 @@ def _real(contract: str, budget: int) -> tuple[Case, ...]:
                 fitting = (new for new in tried if new is not None and cost(new) <= budget)
                 case = next((new for new in fitting if calls.admits(new)), case)
         if case != base and any(case[name] in SHOWN.get(_meaning(grammar, name) or "", ()) for name in grammar.extents):
-            cases[case] = None
+            cases[_whole(case, calls)] = None
     return tuple(cases)
+
+
+def _whole(case: Case, calls: Calls) -> Case:
+    """The case with every optional input that its contract takes there."""
+    for spec in get(case.contract).inputs:
+        if spec.optional and spec.name not in calls.seen(case).dtypes:
+            levels = (Level((), (), ((spec.name, word_of(dtype)),)).of(case) for dtype in spec.dtypes)
+            case = next((new for new in levels if calls.admits(new)), case)
+    return case
 
 
 def _sized(case: Case, name: str, size: int) -> Case | None:
@@ -260,8 +272,10 @@ def _factors(base: Case, calls: Calls) -> tuple[list[list[Level]], list[Case], l
             if home is not None:
                 break
     ranks = reached[0].ranks
-    wide = [s.name for s in contract.inputs if not (s.contiguous or s.kind.is_integer) and ranks.get(s.name, 0) > 1]
-    pitches = [USUAL, *(Level((), (), ((name, changes.PITCH),)) for name in wide)]
+    strided = [spec for spec in contract.inputs if not (spec.contiguous or spec.kind.is_integer)]
+    absent = {spec.name: ((spec.name, word_of(spec.dtypes[0])),) for spec in strided if spec.name not in ranks}
+    wide = [s.name for s in strided if s.name in absent or ranks[s.name] > (0 if s.optional else 1)]
+    pitches = [USUAL, *(Level((), (), (*absent.get(name, ()), (name, changes.PITCH))) for name in wide)]
     pitches = [level for level in pitches if admits(level.of(base))]
     rows = (*parts, *(list(dict.fromkeys(levels)) for levels in rest.values()), pitches, _ladder(base, admits))
     return [levels for levels in rows if len(levels) > 1], singles, apart
@@ -280,6 +294,8 @@ def _ladder(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
         for turn in range(len(OFFSETS))
     ]
     alone = [{name: (size, offset)} for name in free for size in edge.get(name, ()) for offset in OFFSETS]
+    alone += [{name: (max(of), EVEN)} for name, of in edge.items() if name in free]
+    alone += [dict.fromkeys(free, (max(max(of) for of in sizes.values()), 0))]  # all of one length: rows or columns?
     levels: list[Level] = []
     reached: set[tuple[str, int, int]] = set()
     for wanted in (*turns, *alone):
@@ -300,9 +316,15 @@ def _ways(contract: Contract, gap: Gap) -> Iterator[Level]:
     """Changes that would close a gap, the smallest first."""
     if gap.what == OTHER:
         default = next(spec.default for spec in contract.options if spec.name == gap.name)
+        if isinstance(default, tuple):
+            halves = [tuple(max(1, n // 2) if at in of else n for at, n in enumerate(default))
+                      for of in ((len(default) - 1,), range(len(default)))]  # fmt: skip  # the last alone, then all
+            yield from (Level((), (), ((gap.name, option_word(value)),)) for value in halves)
+            return
         assert isinstance(default, (int, float))
         half = default // 2 if isinstance(default, int) else default / 2
-        for value in (value for value in (default * 2, half, default + 1, default - 1) if value != default):
+        least = (FLOOR,) if isinstance(default, float) and 0 < default < SMALL else ()
+        for value in (value for value in (*least, default * 2, half, default + 1, default - 1) if value != default):
             yield Level((), (), ((gap.name, option_word(value)),))
         return
     if gap.what == OPTION:

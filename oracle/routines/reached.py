@@ -159,7 +159,8 @@ def _possible(chosen: Sequence[Case], name: str, width: int, offset: int) -> boo
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """A number, or extents, of which another value can be made."""
+    return isinstance(value, (int, float, tuple)) and not isinstance(value, bool)
 
 
 class Calls:
