@@ -262,13 +262,13 @@ def _undecided(x: Prepared, recipe: Recipe, candidates: tuple[Steps, Steps], err
     """
     width = APPROXIMATE_WIDTH if recipe.approximate else CODE_WIDTH
     blocks = x.blocks(recipe.block)
-    slack = torch.zeros_like(errors[0])
-    for steps, error in zip(candidates, errors, strict=True):
+    slack = 17 * U * (errors[0] + errors[1])
+    for steps in candidates:
         values = (6.0 * steps.total).expand_as(blocks)  # no code is larger
         delta = 2 * width * blocks.abs() + 4 * U * values
         if recipe.candidates is Candidates.MSE:
             delta = delta * (2 * (values + blocks.abs()) + delta)
-        slack = slack + delta.sum(dim=3, keepdim=True) + 17 * U * error
+        slack = slack + delta.sum(dim=3, keepdim=True)
     assert x.global_scale is not None
     exact = _is_power(x.global_scale) & (errors[0] == 0) & (errors[1] == 0)  # no operation of any implementation rounds
     too_large = ~torch.isfinite(errors[0] - errors[1]) & torch.isfinite(blocks).all(dim=3, keepdim=True)
@@ -286,7 +286,10 @@ def _of_steps(x: Prepared, recipe: Recipe, steps: Steps, factor: float = 1.0) ->
     if rounded_up:
         ideal = steps.amax.reshape(shape) / torch.full_like(expected, recipe.element.max_finite)
         ends = (ideal * (1 - APPROXIMATE_WIDTH), ideal * (1 + APPROXIMATE_WIDTH))
-        low, high = (ue8m0.ceil_power(e, byte_low=recipe.byte_low, inf_byte=254, nan_byte=254) for e in ends)
+        low, high = (
+            ue8m0.ceil_power(e, byte_low=recipe.byte_low, inf_byte=recipe.inf_byte, nan_byte=recipe.nan_byte)
+            for e in ends
+        )
         return _unless_exceptional(low, high, expected, ends_only=True)
     if recipe.power_of_two in ue8m0.LOG2_MODES:
         in_input = recipe.formula is ScaleFormula.INPUT_DTYPE
