@@ -227,7 +227,7 @@ def _sizes(statement: Any) -> bool:
     if statement.parent.parent.type == "file_input":
         return all(name in SIZES for name in names)
     value = statement.children[-1]
-    follows = value.type == "ternary" or (value.type == "atom_expr" and value.children[0].get_code().strip() == "max")
+    follows = value.type == "test" or (value.type == "atom_expr" and value.children[0].get_code().strip() == "max")
     return follows and any(part.type == "name" and part.value.upper() in SIZES for part in ast_nodes(value))
 
 
