@@ -245,11 +245,10 @@ def _either(x: Prepared, recipe: Recipe) -> ScaleSet:
     near = _undecided(x, recipe, (own, wide), errors).reshape(shape)
     near = near | (sets[0].low != sets[0].high) | (sets[1].low != sets[1].high)
     first = ~(errors[1] < errors[0]).reshape(shape)  # a NaN error leaves a block its own scale
-    nothing = torch.full_like(sets[0].low, torch.nan)
     low, high = (torch.where(first, a, b) for a, b in ((sets[0].low, sets[1].low), (sets[0].high, sets[1].high)))
     others = ((sets[1].low, sets[0].low), (sets[1].high, sets[0].high))
-    second = tuple(torch.where(near, torch.where(first, a, b), nothing) for a, b in others)
-    return ScaleSet(low, high, x.steps(recipe).scale.reshape(shape), ends_only=True, other=(second[0], second[1]))
+    least, most = (torch.where(near, torch.where(first, a, b), torch.nan) for a, b in others)
+    return ScaleSet(low, high, x.steps(recipe).scale.reshape(shape), ends_only=True, other=(least, most))
 
 
 def _undecided(x: Prepared, recipe: Recipe, candidates: tuple[Steps, Steps], errors: tuple[Tensor, Tensor]) -> Tensor:
@@ -271,7 +270,7 @@ def _undecided(x: Prepared, recipe: Recipe, candidates: tuple[Steps, Steps], err
         slack = slack + delta.sum(dim=3, keepdim=True)
     assert x.global_scale is not None
     exact = _is_power(x.global_scale) & (errors[0] == 0) & (errors[1] == 0)  # no operation of any implementation rounds
-    too_large = ~torch.isfinite(errors[0] - errors[1]) & torch.isfinite(blocks).all(dim=3, keepdim=True)
+    too_large = torch.isnan(errors[0] - errors[1]) & torch.isfinite(blocks).all(dim=3, keepdim=True)
     return too_large | ((errors[0] - errors[1]).abs() <= 2 * slack) & ~exact
 
 

@@ -327,9 +327,10 @@ class TestFourOverSix:
             for v in x.x.flatten().tolist():
                 delta = 2 * CODE_WIDTH * v + 4 * U * 6 * total
                 off += delta * (2 * (6 * total + v) + delta) if recipe.candidates is Candidates.MSE else delta
-        least = 4 * off
-        apart = (2 * off + 68 * U * least) / (1 - 34 * U)
-        for factor, undecided in ((1 - 2.0**-20, True), (1 + 2.0**-20, False)):
+        sides = ((4.0, 1 - 2.0**-28, True), (4.0, 1 + 2.0**-28, False), (2.0**24, 0.99, True), (2.0**24, 1.01, False))
+        for share, factor, undecided in sides:
+            least = share * off
+            apart = (2 * off + 68 * U * least) / (1 - 34 * U)
             for errors in ((least + factor * apart, least), (least, least + factor * apart)):
                 pair = tuple(one(e).reshape(1, 1, 1, 1) for e in errors)
                 assert _undecided(x, recipe, candidates, pair).tolist() == [[[[undecided]]]]  # type: ignore[arg-type]
