@@ -85,9 +85,10 @@ def drawn_cases(contract: str, seed: int) -> list[Case]:
 
 
 def real_cases(contract: str, seed: int, budget: int | None = None) -> list[Case]:
-    """At most four cases at sizes of real models (:data:`WIDE`, :data:`MANY`, :data:`TALL`, :data:`BROAD`): as many extents of each
-    as fit into ``budget`` elements (:data:`REAL` by default), the first ones first. The other extents are small. Of a
-    larger budget what is left goes to the width, then to the rows (:data:`MORE`).
+    """At most four cases at sizes of real models (:data:`WIDE`, :data:`MANY`, :data:`TALL`, :data:`BROAD`), with the
+    optional inputs that their contract takes: as many extents of each as fit into ``budget`` elements (:data:`REAL` by
+    default), the first ones first. The other extents are small. Of a larger budget what is left goes to the width, then
+    to the rows (:data:`MORE`).
     """
     return [replace(case, seed=seed) for case in _real(contract, REAL if budget is None else budget)]
 

@@ -33,7 +33,7 @@ from oracle.routines.base import Call
 from oracle.routines.traits import Kind, TensorSpec
 
 LARGE = {Kind.LOGITS: 300.0, Kind.BIAS: 2.0**14, Kind.STATE: 2.0**14}
-"""A logit whose exponential no float32 holds; a summand whose last bit is worth more than a sum of ordinary products."""
+"""A logit whose exponential no float32 holds; a summand whose last bit outweighs that of a sum of ordinary products."""
 LEAST, GREATEST = 0, 254  # bytes of E8M0: 2^-127 and 2^127
 GROUP = 128  # values of a row that are zero together
 SHARED = (16, 32, 128)  # columns of a row that share a scale, beside the row and the tensor
@@ -591,8 +591,8 @@ DATA: Mapping[str, Pattern] = {
     "ones": Pattern(frozenset({Kind.COUNTS}), _alone(_ones), _has(lambda x: bool((x == 1).all()))),
 }
 """Data by kind: powers of two, groups of zeros, ties, halves of the least subnormal, NaN and infinity, equal and
-negative ones, exponentials beyond float32, all in one, out of order, -1, the same twice, rows before the first group and
-between groups, empty ones, one each; of a product the least scale beside the greatest, and zeros that meet NaN."""
+negative ones, large ones, all in one, out of order, -1, the same twice, rows before the first group and between groups,
+empty ones, one each; of a product the least scale beside the greatest, and zeros that meet NaN."""
 
 WITHOUT: Mapping[Kind, str] = {
     Kind.BOUND: "an upper limit of amax: the data that it limits are drawn",
