@@ -405,8 +405,9 @@ def _random_case(contract: str, stream: data.Stream) -> Case:
             extent = _draw(stream, 1, 40) * 16
         dims.append((name, extent))
     seed = _draw(stream, 0, 1 << 30)
+    extents = domain_of(contract).nearest(dict(dims), base.grammar.free) if dims else None
     try:
-        return cases.parse(str(replace(base, extents=tuple(dims) or base.extents, seed=seed)))
+        return cases.parse(str(replace(base, extents=tuple((extents or dict(base.extents)).items()), seed=seed)))
     except OracleError:
         return replace(base, seed=seed)
 

@@ -32,8 +32,8 @@ from oracle.routines import data
 from oracle.routines.base import Call
 from oracle.routines.traits import Kind, TensorSpec
 
-LARGE = {Kind.LOGITS: 300.0, Kind.BIAS: 2.0**14, Kind.STATE: 2.0**14}
-"""A logit whose exponential no float32 holds; a summand whose last bit outweighs that of a sum of ordinary products."""
+BEYOND = 96.0  # a logit whose exponential no float32 holds
+OUTWEIGHS = 2.0**14  # a summand whose last bit in float32 is worth more than that of a sum of ordinary products
 LEAST, GREATEST = 0, 254  # bytes of E8M0: 2^-127 and 2^127
 GROUP = 128  # values of a row that are zero together
 SHARED = (16, 32, 128)  # columns of a row that share a scale, beside the row and the tensor
@@ -265,17 +265,25 @@ def _unsorted(x: Tensor) -> bool:
 
 
 def _large(one: Input) -> Changed:
-    """The largest magnitude of all is that of :data:`LARGE`, or near it in the dtype."""
+    """Summands whose largest magnitude is :data:`OUTWEIGHS`; logits of which :data:`BEYOND` is the least."""
     values = _floats(one.x)
-    if one.x.dtype not in WIDE or not bool(torch.isfinite(values).any()):
+    size = torch.where(torch.isfinite(values), values, 0.0)
+    if one.x.dtype not in WIDE or size.numel() == 0:
         raise CaseError(f"{one.x.dtype} has no room for large values")
-    top = torch.where(torch.isfinite(values), values.abs(), 0.0).max()
-    return {one.spec.name: rounded(values * (LARGE[one.spec.kind] / top if top > 0 else 1.0), one.x.dtype)}
+    if one.spec.kind is Kind.LOGITS:
+        return {one.spec.name: rounded(values - size.min() + BEYOND, one.x.dtype)}
+    top = size.abs().max()
+    return {one.spec.name: rounded(values * (OUTWEIGHS / top if top > 0 else 1.0), one.x.dtype)}
 
 
 def _is_large(one: Input) -> bool:
-    size = decode(one.x).abs() if one.x.dtype in WIDE else torch.zeros(1, device=one.x.device)
-    return bool((size[torch.isfinite(size)] > LARGE[one.spec.kind] / 2).any())
+    if one.x.dtype not in WIDE:
+        return False
+    values = decode(one.x)
+    finite = values[torch.isfinite(values)]
+    if one.spec.kind is Kind.LOGITS:
+        return finite.numel() > 0 and bool((finite > 0.99 * BEYOND).all())
+    return bool((finite.abs() > OUTWEIGHS / 2).any())
 
 
 def _put(value: float) -> Callable[[Tensor], Tensor]:
@@ -519,7 +527,8 @@ def _zeros_at_nan(one: Input) -> Changed:
     if not y.is_floating_point() or x.dim() <= axes[0] or y.dim() <= axes[1] or not bool(decode(nan).isnan()):
         raise CaseError(f"{y.dtype} has no NaN")
     bits(x).narrow(axes[0], 0, min(GROUP, x.shape[axes[0]])).zero_()
-    bits(y).select(axes[1], 0).view(-1)[-1:] = bits(nan)
+    first = bits(y).select(axes[1], 0)
+    first[tuple(extent - 1 for extent in first.shape)] = bits(nan)[0]
     return {one.spec.name: x, others[0].name: y}
 
 
@@ -566,7 +575,7 @@ DATA: Mapping[str, Pattern] = {
         _alone(lambda x: -x.abs()),
         _has(lambda x: bool((x <= 0).all())),
     ),
-    "large": Pattern(frozenset(LARGE), _large, _is_large),
+    "large": Pattern(frozenset({Kind.LOGITS, Kind.BIAS, Kind.STATE}), _large, _is_large),
     "least": Pattern(frozenset({Kind.SCALES}), _least_scales, _has_least),
     "zeros_at_nan": Pattern(frozenset({Kind.CODES}), _zeros_at_nan, _has_zeros_at_nan, True),
     "shuffled": Pattern(frozenset({Kind.IDS}), _alone(_shuffled), _has(_unsorted)),
