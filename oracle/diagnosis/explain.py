@@ -123,7 +123,7 @@ class Diagnosis:
         OptionError
             matplotlib (the extra ``plot``) is not installed; ``path`` cannot be written or is neither PNG nor SVG.
         """
-        counts = [f"{e.explained or e.placed} of {e.failing}, contradicted {e.contradicted}" for e in self.explanations]
+        counts = [e.said for e in self.explanations]
         shares = [max(e.share, e.placed / max(1, e.failing)) for e in self.explanations]
         bars = list(zip(map(str, self.explanations), shares, counts, strict=True))
         said = f"Diagnosis: {self._said()}"
@@ -147,7 +147,7 @@ class Diagnosis:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        counts = [f"{e.explained} of {e.failing}, contradicted {e.contradicted}" for e in self.explanations]
+        counts = [e.said for e in self.explanations]
         rows = [(str(e), said) for e, said in zip(self.explanations, counts, strict=True)]
         rows += [("finding", said) for said in self.findings]
         return card("Diagnosis", self._said(), rows)
