@@ -162,13 +162,18 @@ def diagnose(
     numerics: str | None = None,
     **options: object,
 ) -> Diagnosis:
-    """Explain a failing output; arguments as :func:`oracle.judge`.
+    """Explain a failing output, with the same arguments as :func:`oracle.judge`.
 
     Returns
     -------
     Diagnosis
         Without explanations when no fault of the catalogue reproduces half of the failing elements; empty when the
         output does not fail.
+
+    Raises
+    ------
+    OracleError
+        The call is wrong, the output has another shape or dtype, or the contract has no catalogue of faults.
     """
     found = get(contract)
     judged = found.judge(inputs, output, arch=arch, numerics=numerics, **options)
