@@ -249,7 +249,9 @@ def repeats(calls: Calls, inputs: Inputs, options: Options, other: tuple[Inputs,
 def strided(calls: Calls, inputs: Inputs, options: Options) -> Iterator[Finding | Note]:
     """Operands with padded rows, where the contract does not ask for contiguous ones; a refusal does not fail."""
     named = [s.name for s in calls.session.contract.inputs if not s.contiguous and s.name in inputs]
-    free = [name for name in named if inputs[name].dim() >= 2]
+    free = [
+        name for name in named if inputs[name].dim() == 2 or (inputs[name].dim() > 2 and inputs[name].is_contiguous())
+    ]
     if not free:
         return
     what = f"padded rows of {', '.join(free)}"
@@ -378,7 +380,7 @@ def _rows(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
 
 
 def _equal_rows(x: Tensor, y: Tensor, count: int) -> bool:
-    return x.shape[1:] == y.shape[1:] and bool(same_bits(x, take_rows(y, torch.arange(count, device="cpu"))).all())
+    return x.shape[1:] == y.shape[1:] and bool(agree(x, take_rows(y, torch.arange(count, device="cpu"))).all())
 
 
 def _in_batches(case: str, rows: int, differing: Sequence[int], *, required: bool) -> Finding | Note:
