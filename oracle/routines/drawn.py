@@ -49,6 +49,7 @@ from oracle.routines.reached import (
 LARGEST = 1 << 22  # elements of the volume of a drawn case: it takes milliseconds
 SMALL, FLOOR = 1e-2, 8.0  # instead of a smaller one, what is added to squares or bounds an amax: beyond ordinary data
 EVEN = 2  # beyond an edge: two blocks into which the extent divides, of which none has the length of a block
+SEVERAL = 3  # rows of a contract whose edges need more than :data:`LARGEST`: strides and widths show on no single row
 NARROW = 16  # the edge of an extent whose dims name none, if it is not summed over
 
 
@@ -284,10 +285,19 @@ def _factors(base: Case, calls: Calls) -> tuple[list[list[Level]], list[Case], l
 
 def _ladder(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
     """Extents at, above and below the edges of their dims, one offset apart from each other; then each edge alone that
-    these have not."""
+    these have not; then several rows, where all of these have one."""
+    levels = [USUAL, *_edges(base, admits)]
+    reached = [level.of(base) for level in levels]
+    single = [name for name, n in base.extents if n == 1 and _meaning(base.grammar, name) in ("rows", "batch")]
+    case = base
+    for name in (name for name in single if all(one[name] == 1 for one in reached)):
+        more = _sized(case, name, SEVERAL)
+        case = more if more is not None and admits(more) else case
+    return levels if case == base else [*levels, Level((("extents", case.extents),))]
+
+
+def _edges(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
     free, edge = base.grammar.free, edges_of(get(base.contract))
-    if not free:
-        return [USUAL]
     domain = domain_of(base.contract)
     sizes = {name: edge.get(name, (TILE if name in DEEP else NARROW,)) for name in free}
     turns = [
@@ -310,7 +320,7 @@ def _ladder(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
         if admits(level.of(base)):
             levels.append(level)
             reached |= {(name, size, near[name] % size) for name in free for size in sizes[name]}
-    return levels if len(levels) > 1 else [USUAL, *levels]
+    return levels
 
 
 def _ways(contract: Contract, gap: Gap) -> Iterator[Level]:
