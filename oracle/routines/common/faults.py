@@ -17,12 +17,15 @@ from torch import Tensor
 from oracle.errors import OracleError
 from oracle.routines.base import Inputs
 from oracle.routines.fault import INDEX, MOVEMENT, Call, Faults, Way, WhyNot, way
-from oracle.routines.traits import INDICES, Kind, TensorSpec, Trait
+from oracle.routines.layouts.contract import LayoutContract
+from oracle.routines.traits import INDICES, Kind, TensorSpec, Trait, of_class
 from oracle.verdict.sets import bits_of
 
 Read = Callable[[Call, Tensor], Tensor]
 Holds = Callable[[TensorSpec], bool]
+LAYOUTS = of_class(LayoutContract)
 TILE = 64  # rows
+OUTSIDE = "what is read lies outside the memory"
 WEIGHTS_OF_EXPERTS = ("b", "w13")
 
 
@@ -31,8 +34,8 @@ def _are(*kinds: Kind) -> Holds:
 
 
 def _take(words: str, holds: Holds) -> Trait:
-    """Contracts with an input of some specification."""
-    return Trait(words, lambda contract: any(map(holds, contract.inputs)))
+    """Contracts with an input of some specification; not layouts, which refuse what they cannot pack."""
+    return Trait(words, lambda contract: any(map(holds, contract.inputs))) - LAYOUTS
 
 
 def _wide(spec: TensorSpec) -> bool:
@@ -68,10 +71,13 @@ def reading(words: str, holds: Holds, change: Read, otherwise: str, seen: str, *
         other = [name for name, x in inputs.items() if x is not call.inputs[name]]
         if all(torch.equal(bits_of(inputs[name]), bits_of(call.inputs[name])) for name in other):
             return otherwise
+        tables = [inputs[spec.name] for spec in call.contract.inputs if spec.kind is Kind.PAGES and spec.name in other]
+        if any(bool((table < 0).any()) for table in tables):
+            return OUTSIDE
         try:
             call.contract.check(inputs, call.options)
         except OracleError:
-            return "what is read lies outside the memory"
+            return OUTSIDE
         return None
 
     needs: WhyNot = why_not
@@ -197,7 +203,6 @@ fault(
         for words, kind, seen in (
             ("values", Kind.VALUES, "vllm-xpu-kernels PR 397, TensorRT-LLM PR 16569"),
             ("scales", Kind.SCALES, "vllm 53338"),
-            ("pages", Kind.PAGES, "AMD-Ecosystem/flashinfer PR 303"),
         )
     ),
     read=lambda change: change,
