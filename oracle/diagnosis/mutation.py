@@ -175,7 +175,7 @@ def _trials(contract: str, profile: str) -> list[Trial]:
 
 def trials(contract: str, profile: str) -> list[Trial]:
     """The cases of a profile and the extra ones, smallest first, as trials; CaseError when there are none."""
-    found = [trial for case in listed(contract, profile) for trial in _trials_of(case)]
+    found = [trial for case in listed(contract, profile) for trial in trials_of(case)]
     return sorted(found, key=lambda trial: sum(t.numel() for t in trial.call.inputs.values()))
 
 
@@ -287,7 +287,8 @@ def _passes(rule: Rule, trial: Trial, output: Tensor) -> bool:
     return rule.passes(trial.values(output), trial.truth, output.dtype)
 
 
-def _trials_of(case: Case) -> Iterator[Trial]:
+def trials_of(case: Case) -> Iterator[Trial]:
+    """The trials of one case: its call with the poisons and the options that mutants are tried with."""
     contract, options = get(case.contract), case.call_options()
     call = Call(contract, case.inputs(), options)
     call = replace(call, inputs=poisoned(call))

@@ -28,7 +28,10 @@ from oracle.routines.case import Grammar
 from oracle.routines.fault import Fault
 
 GROUP = "fp8_oracle.families"
-BUILT_IN = ("products", "quantisers", "mx", "mx_products", "logits", "moe", "fused", "kv_cache", "layouts", "decisions")
+BUILT_IN = (
+    *("products", "quantisers", "mx", "mx_products", "logits", "moe", "fused", "kv_cache", "layouts", "decisions"),
+    "common",
+)
 
 
 @dataclass(frozen=True)

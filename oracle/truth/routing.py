@@ -119,13 +119,21 @@ def route(logits: Tensor, router: Router, bias: Tensor | None = None) -> tuple[T
     Raises ShapeError, OptionError.
     """
     scored = scores(logits, router, bias)
-    groups = _group_scores(scored.choice, router, bias is not None)
+    ids = best_experts(scored.choice, router, biased=bias is not None)
+    return weights_of(scored.score, ids, router), ids
+
+
+def best_experts(choice: Tensor, router: Router, *, biased: bool) -> Tensor:
+    """The experts (int64 ``[T, top_k]``) of choices ``[T, E]``, float64, largest first, lower index first on a tie.
+
+    With a bias a group of experts counts by its two largest choices. A NaN choice counts as the largest.
+    """
+    groups = _group_scores(choice, router, biased)
     best = torch.sort(groups, dim=1, descending=True, stable=True).indices[:, : router.top_groups]
     best_groups = torch.zeros_like(groups, dtype=torch.bool).scatter_(1, best, True)
-    allowed = best_groups.repeat_interleave(logits.shape[1] // router.groups, dim=1)
-    masked = torch.where(allowed, scored.choice, torch.full_like(scored.choice, -torch.inf))
-    ids = torch.sort(masked, dim=1, descending=True, stable=True).indices[:, : router.top_k]
-    return weights_of(scored.score, ids, router), ids
+    allowed = best_groups.repeat_interleave(choice.shape[1] // router.groups, dim=1)
+    masked = torch.where(allowed, choice, torch.full_like(choice, -torch.inf))
+    return torch.sort(masked, dim=1, descending=True, stable=True).indices[:, : router.top_k]
 
 
 def weights_of(score: Tensor, ids: Tensor, router: Router) -> Tensor:

@@ -38,9 +38,9 @@ GEMM = named({"fp8_gemm_nt"})
 
 
 class Nothing(Contract):
-    """A contract without traits."""
+    """A contract without traits, whose input is no view."""
 
-    name, inputs = "nothing", (TensorSpec("anything", Kind.VALUES, (torch.float32,), None, "values"),)
+    name, inputs = "nothing", (TensorSpec("anything", Kind.VALUES, (torch.float32,), None, "values", contiguous=True),)
 
     def reference(self, inputs: Inputs, **options: object) -> torch.Tensor:
         return inputs["anything"]

@@ -370,6 +370,22 @@ fault(
             same_if="every token lies in a first slot",
         ),
         way(
+            "only the first token written",
+            lambda slot: torch.where(torch.arange(len(slot), device=slot.device) > 0, -1, slot),
+            family=MOVEMENT,
+            seen="1bit-MONSTER/1bit-MONSTER 686",
+            needs=several_tokens,
+            same_if="no other token has a slot",
+        ),
+        way(
+            "tokens of the second half not written",
+            lambda slot: torch.where(torch.arange(len(slot), device=slot.device) >= -(-len(slot) // 2), -1, slot),
+            family=MOVEMENT,
+            seen="vllm-ascend PR 16775, a mapping cut to the tokens of one rank",
+            needs=several_tokens,
+            same_if="none of them has a slot",
+        ),
+        way(
             "token without an entry in the mapping written",
             _one_more,
             family=MOVEMENT,

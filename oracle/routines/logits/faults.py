@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, entry, need, way
-from oracle.routines.logits.contract import LogitsContract
+from oracle.routines.logits.contract import LogitsContract, Paged
 from oracle.routines.traits import of_class, takes
 from oracle.truth.logits import dots
 
@@ -273,4 +273,45 @@ fault(
     on=CACHED,
     needs=need(lambda call: int(call.inputs["context_lens"].max()) > 1, "no context has two keys"),
     read=entry("context_lens", lambda x: (x - 1).clamp(min=1)),
+)
+
+
+# --- several new tokens of a request ------------------------------------------------------------------------------
+
+
+def _lengths(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Call, Tensor], Tensor]:
+    """Lengths ``[B, T]`` of new tokens, from those that are right and the number of each token, in ``[1, columns]``."""
+
+    def read(call: Call, lens: Tensor) -> Tensor:
+        contract, count = call.contract, call.inputs["q"].shape[1]
+        assert isinstance(contract, Paged)
+        token = torch.arange(count, device=lens.device)
+        right = lens if lens.dim() == 2 else lens[:, None] - count + 1 + token
+        return change(right, token).clamp(min=1, max=contract.columns(call.inputs, call.resolved)).to(lens.dtype)
+
+    return read
+
+
+several_tokens = need(lambda call: call.inputs["q"].shape[1] > 1, "one new token for each request")
+fault(
+    "cache: {}",
+    INDEX,
+    on=CACHED,
+    needs=several_tokens,
+    over=(
+        way(
+            "windows of new tokens in the opposite order",
+            _lengths(lambda right, token: right.flip(1)),
+            seen="aiter 4290",
+            same_if="the windows are equal",
+        ),
+        way(
+            "window of the last new token for all of a request",
+            _lengths(lambda right, token: right[:, -1:].expand_as(right)),
+            seen="aiter 4290, query 0 sees the keys of all",
+            same_if="the windows are equal",
+            admissible_if=UNSPECIFIED,
+        ),
+    ),
+    read=lambda change: entry("context_lens", change),
 )

@@ -9,6 +9,7 @@ formulas, which are faults of the quantisers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import Recipe
 from oracle.routines.base import Call
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones, way
-from oracle.routines.ideas import halves_swapped, itself, option
+from oracle.routines.ideas import bf16_of, halves_swapped, itself, option, through_bf16
 from oracle.routines.moe.contract import (
     STEPS,
     MoeFp8,
@@ -28,11 +29,12 @@ from oracle.routines.moe.contract import (
     TensorMoe,
     choices,
     experts_of,
+    router_of,
     steps_of,
     tokens_of,
 )
 from oracle.routines.traits import of_class
-from oracle.truth import layout
+from oracle.truth import layout, routing
 from oracle.truth.moe import activated, quantised, stored, weighted_input
 from oracle.truth.routing import sigmoid
 from oracle.verdict.sets import rounded_to
@@ -122,6 +124,88 @@ fault(
     write=entry("topk_weights", lambda weights: weights.flip(1)),
     needs=above_one("top_k", "one expert for each token"),
     same_if="all weights of a token are equal",
+)
+
+
+def _routed(
+    change: Callable[[routing.Scores], routing.Scores] = lambda scored: scored, *, biased: bool = True
+) -> Callable[[Call, dict[str, Tensor]], dict[str, Tensor]]:
+    """WRITE: experts and weights of other scores and choices; groups by their two best where they are ``biased``."""
+
+    def write(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        router, bias = router_of(call.resolved), call.inputs.get("bias")
+        scored = change(routing.scores(call.inputs["logits"], router, bias))
+        ids = routing.best_experts(scored.choice, router, biased=biased and bias is not None)
+        weights = rounded_to(routing.weights_of(scored.score, ids, router), torch.float32)
+        return outputs | {"topk_weights": weights, "topk_ids": ids.to(outputs["topk_ids"].dtype)}
+
+    return write
+
+
+def _twice(options: dict[str, object]) -> dict[str, object]:
+    return options | {"routed_scaling_factor": float(str(options["routed_scaling_factor"])) ** 2}
+
+
+CHOICES = "the choices lie further apart"
+with_bias = need(lambda call: "bias" in call.inputs, "there is no bias")
+of_scores = need(lambda call: call.resolved["router"] != "llama4", "the router takes logits")
+fault(
+    "{}",
+    ARITHMETIC,
+    over=(
+        way(
+            "bias of the choice added to the weights too",
+            _routed(lambda scored: replace(scored, score=scored.choice)),
+            seen="vllm PR 12002, transformers PR 39581",
+            needs=both(with_bias, of_scores),
+        ),
+        way(
+            "group of experts scored by its best choice alone",
+            _routed(biased=False),
+            seen="vllm PR 13474",
+            needs=both(with_bias, in_groups),
+            same_if="the groups of the best choices are those of the best pairs",
+        ),
+        way(
+            "choices rounded to bfloat16 before they are ranked",
+            _routed(lambda scored: replace(scored, choice=bf16_of(scored.choice))),
+            seen="ViperEkura/AstrAI PR 57",
+            same_if=CHOICES,
+            admissible_if=CHOICES,
+        ),
+    ),
+    write=itself,
+)
+fault(
+    "bias of the choice rounded to bfloat16",
+    CAST,
+    seen="sglang PR 31213, TensorRT-LLM PR 13328",
+    needs=with_bias,
+    read=entry("bias", through_bf16),
+    same_if=CHOICES,
+    admissible_if=CHOICES,
+)
+fault(
+    "logits rounded to bfloat16",
+    CAST,
+    seen="sglang PR 40149",
+    needs=need(lambda call: call.inputs["logits"].dtype != torch.bfloat16, "the logits are bfloat16"),
+    read=entry("logits", lambda logits: logits.to(torch.bfloat16).to(logits.dtype)),
+    same_if="every logit is a bfloat16 value",
+)
+fault(
+    "weights of a softmax of the chosen experts alone",
+    ARITHMETIC,
+    seen="HabanaAI/vllm-fork PR 1852",
+    options=option(renormalize=True),
+    needs=both(_router("softmax"), need(lambda call: not call.resolved["renormalize"], "weights are renormalised")),
+)
+fault(
+    "routing scale applied twice",
+    VALUE,
+    seen="kvcache-ai/sglang PR 86",
+    options=_twice,
+    needs=need(lambda call: call.resolved["routed_scaling_factor"] != 1.0, "the factor is 1"),
 )
 
 
@@ -322,6 +406,67 @@ fault(
     seen="flashinfer 5128",
     options=option(round_silu=True),
     needs=both(narrow, need(lambda call: call.resolved["round_silu"] is False, "silu is rounded already")),
+)
+
+
+LIMITED = of_class(SiluAndMul) | of_class(MoeFp8)
+limited = need(lambda call: call.resolved["limit"] is not None, "there is no limit")
+UNREACHED = "no operand reaches the limit"
+
+
+def _clamped(gate: Callable[[Tensor, float], Tensor]) -> Callable[[Call, Tensor], Tensor]:
+    """The product with ``silu(gate)`` made by ``gate`` and up clamped, without another rounding."""
+
+    def write(call: Call, out: Tensor) -> Tensor:
+        limit = float(call.resolved["limit"])
+        left, up = decode(call.inputs["x"]).chunk(2, dim=-1)
+        left = gate(left, limit)
+        if call.resolved["round_silu"]:
+            left = decode(rounded_to(left, out.dtype))
+        return rounded_to(left * up.clamp(-limit, limit), out.dtype)
+
+    return write
+
+
+def _silu(x: Tensor) -> Tensor:
+    return x * sigmoid(x)
+
+
+fault(
+    "{}",
+    ARITHMETIC,
+    needs=limited,
+    same_if=UNREACHED,
+    over=(
+        way(
+            "SiLU limit clamps the gate from below too",
+            _clamped(lambda gate, limit: _silu(gate.clamp(-limit, limit))),
+            seen="anthony-chaudhary/fak 4837",
+        ),
+        way(
+            "SiLU limit applied to silu in place of its argument",
+            _clamped(lambda gate, limit: _silu(gate).clamp(max=limit)),
+            seen="sglang-jax PR 1358",
+        ),
+    ),
+    write=lambda change: entry("out", change),
+)
+fault(
+    "SiLU limit 7 whatever was asked for",
+    ARITHMETIC,
+    seen="aiter PR 4526",
+    on=LIMITED,
+    needs=limited,
+    options=option(limit=7.0),
+    same_if="the limit is 7, or no operand reaches either",
+)
+fault(
+    "no SiLU limit taken for 0",
+    ARITHMETIC,
+    seen="aiter PR 5271, onnxruntime PR 27221",
+    on=LIMITED,
+    needs=need(lambda call: call.resolved["limit"] is None, "there is a limit"),
+    write=entry("out", lambda out: torch.zeros_like(out)),
 )
 
 

@@ -32,6 +32,7 @@ from oracle.routines.ideas import fields, halves_swapped, itself, option
 from oracle.routines.moe.faults import ON_INPUT, is_set
 from oracle.routines.moe.pipelines import Pipeline, PipelineContract, Sharing
 from oracle.routines.traits import Trait, of_class
+from oracle.truth import routing
 from oracle.truth.moe import Activation, Addition, Combine, Rows, Tokens
 from oracle.verdict.sets import rounded_to
 
@@ -427,6 +428,14 @@ fault(
 )
 
 fault(
+    "experts: weight of a token's first expert for all of its experts",
+    INDEX,
+    seen="vllm-xpu-kernels PR 66",
+    needs=both(two_slots, weighted),
+    product=lambda tokens: replace(tokens, weights=tokens.weights[:, :1].expand_as(tokens.weights).contiguous()),
+    same_if="all weights of a token are equal",
+)
+fault(
     "experts: weight on the output instead of the input",
     ARITHMETIC,
     seen="flashinfer PR 4639",
@@ -574,3 +583,53 @@ fault(
     needs=need(lambda call: "bias" in call.inputs, "there is no bias"),
     same_if="the bias changes no choice",
 )
+fault(
+    "experts: routed scaling factor applied twice",
+    VALUE,
+    seen="kvcache-ai/sglang PR 86",
+    on=ROUTED,
+    options=lambda options: options | {"routed_scaling_factor": options["routed_scaling_factor"] ** 2},
+    needs=need(lambda call: call.resolved["routed_scaling_factor"] != 1.0, "the factor is 1"),
+)
+fault(
+    "experts: those behind the largest power of two never chosen",
+    MOVEMENT,
+    seen="aiter PR 2359",
+    on=ROUTED,
+    read=lambda inputs: inputs | {name: _up_to_a_power(inputs[name]) for name in ("logits", "bias") if name in inputs},
+    needs=need(
+        lambda call: (e := call.inputs["logits"].shape[1]) & (e - 1) and _power(e) >= int(call.resolved["top_k"]),
+        "as many experts as a power of two, or too few before it",
+    ),
+    same_if="none of them is chosen",
+)
+
+
+def _power(count: int) -> int:
+    return 1 << (count.bit_length() - 1)
+
+
+def _up_to_a_power(x: Tensor) -> Tensor:
+    """Logits or biases ``[.., E]`` that are out of reach behind the largest power of two."""
+    behind = torch.arange(x.shape[-1], device=x.device) >= _power(x.shape[-1])
+    return x.masked_fill(behind, -(2.0**20))
+
+
+biased = both(method(*routing.BIASED), need(lambda call: "bias" in call.inputs, "there is no bias"))
+
+
+@fault(
+    "experts: bias of the choice added to the weights too",
+    ARITHMETIC,
+    seen="vllm PR 12002, transformers PR 39581",
+    on=ROUTED,
+    needs=biased,
+)
+def product_of_biased_weights(call: Call, tokens: Tokens) -> Tokens:
+    """The tokens with the weights that choices give."""
+    contract = call.contract
+    assert isinstance(contract, PipelineContract)
+    router = contract.router(call.resolved)
+    choice = routing.scores(call.inputs["logits"], router, call.inputs["bias"]).choice
+    weights = routing.weights_of(choice, tokens.ids, router).to(tokens.weights.dtype)
+    return replace(tokens, weights=weights)

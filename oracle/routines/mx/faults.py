@@ -139,6 +139,12 @@ fault(
             same_if="the second half holds no largest magnitude",
         ),
         way(
+            "of every second element of a block",
+            amax=_scan(lambda blocks: blocks[..., ::2]),
+            seen="sglang PR 8290",
+            same_if="none of the others is the largest",
+        ),
+        way(
             "without the last element of a block",
             amax=_scan(lambda blocks: blocks[..., :-1]),
             seen=MINE + "an exclusive bound one short",

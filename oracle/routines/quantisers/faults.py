@@ -267,6 +267,14 @@ fault(
     ),
 )
 fault(
+    "amax scan takes every second column",
+    VALUE,
+    seen="sglang PR 8290",
+    amax=_scan(lambda blocks: blocks[..., ::2]),
+    needs=own_scale,
+    same_if="no odd column holds the largest magnitude",
+)
+fault(
     "scale for 240 instead of 448",
     VALUE,
     seen="vllm PR 12134",

@@ -204,6 +204,21 @@ def write_no_empty_group(call: Call, out: Tensor) -> Tensor:
 
 
 @fault(
+    "group without steps has the sums of the group before",
+    MOVEMENT,
+    seen="NVIDIA/cutlass 2674",
+    on=K_IN_GROUPS,
+    needs=need(lambda call: bool((call.inputs["ks"][1:] == 0).any()), "every group behind the first has steps"),
+    same_if="the sums of both are equal",
+)
+def write_sums_of_the_group_before(call: Call, out: Tensor) -> Tensor:
+    out, m = out.clone(), call.operands.shape[1]
+    for g in (torch.nonzero(call.inputs["ks"][1:] == 0)[:, 0] + 1).tolist():
+        out[g * m : (g + 1) * m] = out[(g - 1) * m : g * m]
+    return out
+
+
+@fault(
     "padding of A scales added to the first rows of the next group",
     MOVEMENT,
     seen="no public thread: a tile of the last rows is added whole, its scales past M unwritten",
