@@ -43,6 +43,7 @@ from oracle.routines import Contract, cases, data, get, profiles, registered
 from oracle.routines.base import Call, Output, by_name
 from oracle.routines.cases import Case
 from oracle.routines.catalogue import Fault, agree, faults_of, run
+from oracle.routines.edges import domain_of
 from oracle.tensorcore.logits import LOGITS
 from oracle.tensorcore.predict import predict_product, store
 from oracle.tensorcore.schedules import Split
