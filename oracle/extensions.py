@@ -55,7 +55,7 @@ def _load(point: EntryPoint, records: Callable[[Any], list[Any]]) -> list[Any]:
     # Whatever foreign code raises while it loads is the finding, so it is caught whole and said.
     try:
         return records(point.load())
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         said = f"{type(error).__name__}: {error}"
         raise ExtensionError(f"{_said(point)} cannot be loaded: {said}; repair or uninstall it") from error
 

@@ -286,6 +286,7 @@ class _Reporter:
         self.problem = ""  # why the file holds less than was judged
         self.ran: set[str] = set()
         self.keys: set[str] = set()  # of the outcomes that were written
+        self.crashed: list[str] = []  # tests that ended a process of pytest-xdist, with whatever they had judged
         self.collected: set[str] = set()  # tests that take a verdict or, with pytest-xdist, all of them
         self.before: Any = None
         if self.path is not None:
@@ -305,6 +306,8 @@ class _Reporter:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or not report.passed:
             self.ran.add(report.nodeid)
+        if report.when not in ("setup", "call", "teardown"):  # pytest-xdist's own report on a test without an end
+            self.crashed.append(f"{report.nodeid} ended the process that ran it; what it judged is lost")
         found = getattr(report, "fp8_oracle", None)
         if found is None:
             return
@@ -323,7 +326,7 @@ class _Reporter:
             interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
             left = len(self.collected - self.ran) if interrupted else 0
             counts = {"unfinished": left, "outcomes": len(self.keys)}
-            self._write({"kind": "end", "complaints": [], "seconds": seconds, **counts})
+            self._write({"kind": "end", "complaints": self.crashed, "seconds": seconds, **counts})
         if self.problem and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED  # what was asked for is not there
 

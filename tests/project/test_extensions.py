@@ -11,11 +11,15 @@ import os
 import sys
 import tempfile
 import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from oracle import extensions
+from oracle.errors import ExtensionError
+from oracle.tensorcore.schedules import Schedule
 from tests.support.forked import forked, load_again
 from tests.support.paths import ROOT
 
@@ -183,6 +187,14 @@ class TestSabotage:
         ran = Process(tmp_path, {group: {"broken": target}}).oracle(*command, status=2)
         assert "entry point 'broken'" in ran and said in ran
         assert "Traceback" not in ran
+
+    def test_an_entry_point_that_exits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "leaves.py").write_text("raise SystemExit(3)")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        point = EntryPoint("broken", "leaves:IT", "fp8_oracle.schedules")
+        monkeypatch.setattr(extensions, "entry_points", lambda group: [point])
+        with pytest.raises(ExtensionError, match="entry point 'broken' .* cannot be loaded: SystemExit: 3"):
+            extensions.added("fp8_oracle.schedules", Schedule, known=(), many=True)
 
     def test_a_name_that_is_taken(self, tmp_path: Path) -> None:
         twice = {"fp8_oracle.schedules": {"one": "foreign_family:SCHEDULES", "two": "foreign_family:SCHEDULES"}}

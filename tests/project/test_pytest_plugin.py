@@ -449,6 +449,14 @@ class TestReport:
             line.pop("seconds")
         assert sorted(found[0], key=str) == sorted(found[1], key=str)
 
+    def test_a_test_that_ends_its_worker(self, project: pytest.Pytester) -> None:
+        """Its verdict is lost with the process: the record says so, and is not OK."""
+        with_tests(project, "import os", ONE_CASE, f"def test_right{TAKES}", JUDGE, "def test_dies(): os._exit(3)")
+        project.runpytest_subprocess("--oracle-report=v.jsonl", "-n1").assert_outcomes(passed=1, failed=1)
+        report, _ = record.read_report(project.path / "v.jsonl")
+        assert not report.ok and not report.failures
+        assert "test_dies ended the process that ran it" in report.problems[0]
+
     def test_several_verdicts_of_one_test(self, project: pytest.Pytester) -> None:
         """Each is an outcome of its own, and its repro command, read back, is the test's."""
         with_tests(project, ONE_CASE, f"def test_it{TAKES}", JUDGE, JUDGE)
