@@ -20,7 +20,7 @@ from kernels import platform, routes
 from kernels.adapters import Inputs, Options, Outputs, Runner, by_row
 from kernels.config import current_config
 from kernels.decisions import DECISIONS, RECORDS
-from kernels.errors import DtypeError, OptionError
+from kernels.errors import DtypeError, LayoutError, OptionError
 from kernels.plan import TABLE, backend_of
 from kernels.records import Problem
 from kernels.verbs import SERVED, Served, serve
@@ -102,12 +102,12 @@ class Subject:
         Raises
         ------
         NotImplementedError
-            The backend does not offer this call (a dtype or an option outside its contract).
+            The backend does not offer this call (a dtype, an option or strides outside its contract).
         """
         with routes.only(self.name):
             try:
                 return self.runner(inputs, {k: v for k, v in options.items() if v is not None})
-            except (DtypeError, OptionError) as error:
+            except (DtypeError, LayoutError, OptionError) as error:
                 raise NotImplementedError(str(error)) from error
 
 
@@ -148,7 +148,7 @@ def _called(runner: Runner, **arguments: object) -> Outputs:
     options = {name: value for name, value in arguments.items() if name not in inputs and value is not None}
     try:
         return runner(inputs, options)
-    except (DtypeError, OptionError) as error:
+    except (DtypeError, LayoutError, OptionError) as error:
         raise NotImplementedError(str(error)) from error
 
 

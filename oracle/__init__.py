@@ -3,6 +3,7 @@
     reference(contract, inputs)          the float64 truth, or its correct rounding
     judge(contract, inputs, output)      a verdict on every element, with a proof behind it; true when it is PASSED
     assert_conforms(...)                 the same, with an error unless it is PASSED
+    diagnose(contract, inputs, output)   where a failing output fails, and which known faults reproduce it
     interval(contract, inputs)           the least and the greatest admissible value of every element
     compare_close(actual, expected)      what the usual checks say, a row for each; no verdict
     predict(contract, inputs)            the bits that the hardware produces
@@ -27,11 +28,12 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from oracle.errors import NonconformanceError, OracleError
+from oracle.errors import NonconformanceError, OracleError, among
 
 if TYPE_CHECKING:
     from oracle.api import assert_conforms, classify, contracts, identify, interval, judge, loss, predict, reference
     from oracle.diagnosis.baselines import Closeness, compare_close
+    from oracle.diagnosis.explain import diagnose
     from oracle.harness.sampling import sample
     from oracle.harness.validation import validate
     from oracle.routines import cases, data, strategies
@@ -54,6 +56,7 @@ __all__ = [
     "compare_close",
     "contracts",
     "data",
+    "diagnose",
     "identify",
     "interval",
     "judge",
@@ -72,6 +75,7 @@ _HOME = {
     ),
     **dict.fromkeys(("Closeness", "compare_close"), "oracle.diagnosis.baselines"),
     "Bounds": "oracle.verdict.sets",
+    "diagnose": "oracle.diagnosis.explain",
     **dict.fromkeys(("Status", "Verdict", "Worst"), "oracle.verdict.compare"),
     "Loss": "oracle.verdict.loss",
     "sample": "oracle.harness.sampling",
@@ -84,7 +88,7 @@ if not TYPE_CHECKING:  # a type checker reads the imports above, and refuses eve
 
     def __getattr__(name: str) -> Any:
         if name not in _HOME:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {among(name, __all__)}")
         home = import_module(_HOME[name])
         value = getattr(home, name, None) or import_module(f"{_HOME[name]}.{name}")
         globals()[name] = value

@@ -152,6 +152,11 @@ def assert_conforms(
     OracleError
         The call is wrong.
     """
+    if not isinstance(contract, str):
+        what = "oracle.assert_conforms takes the contract first, as oracle.judge does"
+        raise InputError(
+            f"{what}: assert_conforms(contract, inputs, out); the fixture of pytest takes the output first"
+        )
     verdict = judge(contract, inputs, output, arch=arch, numerics=numerics, explain=explain, **options)
     case = f"CallFile({contract!r}, inputs, output, {options!r}, {arch!r}, {numerics!r})"
     verdict.raise_for_status(

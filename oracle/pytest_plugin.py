@@ -5,7 +5,7 @@
 
     @pytest.mark.oracle_cases("cutlass_scaled_mm", profile="quick")
     def test_gemm_cases(oracle_case, assert_conforms):
-        assert_conforms(my_gemm(**oracle_case.inputs()), oracle_case, arch="sm90")
+        assert_conforms(oracle_case.call(my_gemm), oracle_case, arch="sm90")
 
 Fixtures ``assert_conforms`` and ``oracle_case``, marker ``oracle_cases``, options ``--oracle-profile``,
 ``--oracle-explain`` and ``--oracle-report FILE`` (a record, :mod:`oracle.report.record`). A failure prints the words of
@@ -168,7 +168,7 @@ def _assert_conforms() -> Callable[..., Verdict]:
 
 @pytest.fixture(name=CASE)
 def _oracle_case(request: pytest.FixtureRequest) -> Case:
-    """One case of the contract that the mark oracle_cases names: .inputs(), .call_options(), .out_dtype, ["m"]."""
+    """One case of the contract that the mark oracle_cases names: .call(kernel), .inputs(), .out_dtype, ["m"]."""
     said = f"{request.node.name} takes {CASE} but is not marked; add @pytest.mark.{MARKER}('cutlass_scaled_mm')"
     pytest.fail(said, pytrace=False)
 

@@ -185,7 +185,8 @@ def _tile(
     for start, stop, at in _spans(k, block, acc):
         columns = decode(b_scale[:, at]).repeat_interleave(b_rows)[None, : b.shape[0]]
         part, part2 = b[:, start:stop], b2[:, start:stop]
-        p1, p2, most, largest_sum, least, greatest = (torch.zeros_like(down) for _ in range(6))
+        most, largest_sum = torch.zeros_like(down), torch.zeros_like(down)
+        (p1, p2), (least, greatest) = ([torch.full_like(down, x) for x in (torch.inf, -torch.inf)] for _ in range(2))
         for j, box in enumerate(boxes):
             rows = _differing(boxes, j, slice(start, stop), at)
             low, high = box.low[rows, start:stop], box.high[rows, start:stop]
@@ -198,12 +199,11 @@ def _tile(
                 b_high = None if b is b2 else part2
                 ends = (chain if tight else chain_rank1)(low, high, part, acc, box.fmt, b_fmt, b_high)
             largest_sum[rows] = torch.maximum(largest_sum[rows], torch.maximum(ends[0].abs(), ends[1].abs()))
-            least[rows] = ends[0] if j == 0 else torch.minimum(least[rows], ends[0])
-            greatest[rows] = ends[1] if j == 0 else torch.maximum(greatest[rows], ends[1])
+            least[rows] = torch.minimum(least[rows], ends[0])
+            greatest[rows] = torch.maximum(greatest[rows], ends[1])
             corners = torch.stack([s * columns * end for s in (s1, s2) for end in ends])
-            left, right = corners.amin(dim=0), corners.amax(dim=0)
-            p1[rows] = left if j == 0 else torch.minimum(p1[rows], left)
-            p2[rows] = right if j == 0 else torch.maximum(p2[rows], right)
+            p1[rows] = torch.minimum(p1[rows], corners.amin(dim=0))
+            p2[rows] = torch.maximum(p2[rows], corners.amax(dim=0))
         size = size + most
         largest = torch.stack([box.scale_high[:, at].amax() for box in boxes]).amax().clamp(min=1.0)
         scales = largest * columns.abs().clamp(min=1.0)
@@ -265,11 +265,9 @@ def _hull(low: Tensor, high: Tensor, b: Tensor, b2: Tensor) -> tuple[Tensor, Ten
 def _losses(p1: Tensor, p2: Tensor, free: Tensor, quantum: Tensor) -> tuple[Tensor, Tensor]:
     """Most that truncation takes from the positive products, and from the negative ones."""
     q = torch.where(quantum == 0, torch.ones_like(quantum), quantum)[..., None]
-    magnitude = p1.abs()
-    rest = magnitude - torch.floor(magnitude / q) * q
-    zero = torch.zeros_like(rest)
-    positive = torch.where(free, torch.maximum(p1, p2).clamp(min=0).minimum(q), torch.where(p1 > 0, rest, zero))
-    negative = torch.where(free, torch.maximum(-p1, -p2).clamp(min=0).minimum(q), torch.where(p1 < 0, rest, zero))
+    rest = p1 - torch.trunc(p1 / q) * q  # of the sign of p1
+    positive = torch.where(free, torch.maximum(p1, p2).minimum(q), rest).clamp(min=0)
+    negative = torch.where(free, torch.maximum(-p1, -p2).minimum(q), -rest).clamp(min=0)
     return positive.sum(dim=-1), negative.sum(dim=-1)
 
 

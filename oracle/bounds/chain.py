@@ -318,10 +318,8 @@ def residues(p: Tensor, quantum: Tensor) -> tuple[Tensor, Tensor]:
     ``p``: float64 ``[M, N, G]``; ``quantum``: float64 ``[M, N]``, powers of two or 0, which counts as 1.
     """
     q = torch.where(quantum == 0, torch.ones_like(quantum), quantum)[..., None]
-    magnitude = p.abs()
-    rest = magnitude - torch.floor(magnitude / q) * q
-    zero = torch.zeros_like(rest)
-    return torch.where(p > 0, rest, zero).sum(dim=-1), torch.where(p < 0, rest, zero).sum(dim=-1)
+    rest = p - torch.trunc(p / q) * q  # of the sign of p
+    return rest.clamp(min=0).sum(dim=-1), (-rest).clamp(min=0).sum(dim=-1)
 
 
 def _may_be_below(x: Tensor, low: Tensor, high: Tensor, top: Tensor) -> Tensor:

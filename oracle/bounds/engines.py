@@ -236,8 +236,7 @@ def _unfit(product: ScaledProduct, acc: Accumulator | None) -> str | None:
         return None  # whatever the codes are
     largest = left.facts.largest * right.facts.largest
     if length * largest > room:
-        quantum = left.fmt.min_subnormal * right.fmt.min_subnormal
-        return f"sums of {product.block} products up to {largest} over a quantum of {quantum} leave float64"
+        return f"sums of {product.block} products up to {largest} leave float64"
     return None
 
 

@@ -43,7 +43,7 @@ def reciprocal_norm(z: Tensor, epsilon: float) -> Norm:
     total = z.square().sum(dim=1, keepdim=True)
     mean = total / width + epsilon
     n = width + 2
-    flushed = torch.nan_to_num(FLUSHED / mean, 0.0, 0.0, 0.0)
+    flushed = torch.where(mean > 0, FLUSHED / mean, 0.0)
     d = flushed + (n * U / (1 - n * U) + APPROXIMATE + width * 2.0**-52)
     root = mean.rsqrt()
     over = total > 2 * OVERFLOW

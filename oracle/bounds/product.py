@@ -255,10 +255,10 @@ def scaled_at_the_end(
     one = torch.ones((1, 1), dtype=torch.float32, device=product.a.device)
     value, width = bounded(replace(product, a_scale=one, b_scale=one, b_rows=product.N, bias=None, c=None, alpha=None))
     whole = torch.maximum((value.hi + width.lo).abs(), (value.hi + width.hi).abs()) + value.slack
-    whole = torch.where(torch.isfinite(value.hi), whole, 0.0)  # NaN and infinite operands decide the result themselves
     columns = b_scale.repeat_interleave(product.b_rows, dim=0)[: product.N, 0]
     reach = whole * torch.maximum(a_scale, columns[None, :]).clamp(min=1.0)
-    opened = ~(reach < FLOAT32_MAX * (1 - 2.0**-20))
+    # NaN and infinite operands decide the result themselves
+    opened = torch.isfinite(value.hi) & ~(reach < FLOAT32_MAX * (1 - 2.0**-20))
     return replace(interval, open=opened if interval.open is None else interval.open | opened)
 
 
@@ -294,7 +294,7 @@ def check_fit(product: ScaledProduct, acc: Accumulator) -> None:
     """Refuse an accumulator that cannot compute this product at all."""
     if acc.scales_inside:
         for name, scale in (("a_scale", product.left.scales), ("b_scale", product.right.scales)):
-            value = scale.nan_to_num(nan=1.0)  # a NaN makes its results NaN, which are judged as such
+            value = scale[~torch.isnan(scale)]  # a NaN makes its results NaN, which are judged as such
             if acc.scale_format == "float8_e8m0fnu":
                 if not bool((torch.frexp(value)[0] == 0.5).all()):
                     raise NumericsError(f"{acc.name} takes UE8M0 scales; {name} holds a value that is no power of two")

@@ -245,11 +245,10 @@ def _either(x: Prepared, recipe: Recipe) -> ScaleSet:
     near = _undecided(x, recipe, (own, wide), errors).reshape(shape)
     near = near | (sets[0].low != sets[0].high) | (sets[1].low != sets[1].high)
     first = ~(errors[1] < errors[0]).reshape(shape)  # a NaN error leaves a block its own scale
-    nothing = torch.full_like(sets[0].low, torch.nan)
     low, high = (torch.where(first, a, b) for a, b in ((sets[0].low, sets[1].low), (sets[0].high, sets[1].high)))
     others = ((sets[1].low, sets[0].low), (sets[1].high, sets[0].high))
-    second = tuple(torch.where(near, torch.where(first, a, b), nothing) for a, b in others)
-    return ScaleSet(low, high, x.steps(recipe).scale.reshape(shape), ends_only=True, other=(second[0], second[1]))
+    least, most = (torch.where(near, torch.where(first, a, b), torch.nan) for a, b in others)
+    return ScaleSet(low, high, x.steps(recipe).scale.reshape(shape), ends_only=True, other=(least, most))
 
 
 def _undecided(x: Prepared, recipe: Recipe, candidates: tuple[Steps, Steps], errors: tuple[Tensor, Tensor]) -> Tensor:
@@ -262,16 +261,16 @@ def _undecided(x: Prepared, recipe: Recipe, candidates: tuple[Steps, Steps], err
     """
     width = APPROXIMATE_WIDTH if recipe.approximate else CODE_WIDTH
     blocks = x.blocks(recipe.block)
-    slack = torch.zeros_like(errors[0])
-    for steps, error in zip(candidates, errors, strict=True):
+    slack = 17 * U * (errors[0] + errors[1])
+    for steps in candidates:
         values = (6.0 * steps.total).expand_as(blocks)  # no code is larger
         delta = 2 * width * blocks.abs() + 4 * U * values
         if recipe.candidates is Candidates.MSE:
             delta = delta * (2 * (values + blocks.abs()) + delta)
-        slack = slack + delta.sum(dim=3, keepdim=True) + 17 * U * error
+        slack = slack + delta.sum(dim=3, keepdim=True)
     assert x.global_scale is not None
     exact = _is_power(x.global_scale) & (errors[0] == 0) & (errors[1] == 0)  # no operation of any implementation rounds
-    too_large = ~torch.isfinite(errors[0] - errors[1]) & torch.isfinite(blocks).all(dim=3, keepdim=True)
+    too_large = torch.isnan(errors[0] - errors[1]) & torch.isfinite(blocks).all(dim=3, keepdim=True)
     return too_large | ((errors[0] - errors[1]).abs() <= 2 * slack) & ~exact
 
 
@@ -286,7 +285,10 @@ def _of_steps(x: Prepared, recipe: Recipe, steps: Steps, factor: float = 1.0) ->
     if rounded_up:
         ideal = steps.amax.reshape(shape) / torch.full_like(expected, recipe.element.max_finite)
         ends = (ideal * (1 - APPROXIMATE_WIDTH), ideal * (1 + APPROXIMATE_WIDTH))
-        low, high = (ue8m0.ceil_power(e, byte_low=recipe.byte_low, inf_byte=254, nan_byte=254) for e in ends)
+        low, high = (
+            ue8m0.ceil_power(e, byte_low=recipe.byte_low, inf_byte=recipe.inf_byte, nan_byte=recipe.nan_byte)
+            for e in ends
+        )
         return _unless_exceptional(low, high, expected, ends_only=True)
     if recipe.power_of_two in ue8m0.LOG2_MODES:
         in_input = recipe.formula is ScaleFormula.INPUT_DTYPE

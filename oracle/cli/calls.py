@@ -368,17 +368,8 @@ def _lines(found: Diagnosis) -> list[str]:
     lines = [f"  {found.failing} of {counted(found.total, 'element')} fail: {found.where}"]
     lines += [f"  {finding}" for finding in found.findings]
     for rank, e in enumerate(found.explanations[:5], 1):
-        text = f"{e.explained} of {e.failing} failing elements, {e.contradicted} contradicted"
-        if e.local:
-            text = f"all {e.explained} failing elements, and the rest is right without it"
-        if e.where:
-            text = f"{e.where}: all {e.explained} failing elements are right results of that"
-        if e.beyond:
-            text = f"all {e.placed} failing elements are its sums, some with scales from beyond the buffer"
-        elif e.placed:
-            text = f"all {e.placed} failing elements lie where it writes nothing, and whatever it writes is right"
         met_in = f"; met in {e.met_in}" if e.met_in else ""
-        lines.append(f"  {rank}. {e.name}: {text} ({e.numerics}{met_in})")
+        lines.append(f"  {rank}. {e.name}: {e.said} ({e.numerics}{met_in})")
     if not found.explanations:
         lines.append("  no fault of the catalogue reproduces half of the failing elements")
     return lines

@@ -9,7 +9,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from oracle.cli.common import Commands, add_command, add_json, console, whole, write_json
@@ -80,7 +80,7 @@ def _figures(report: checkpoint.Report) -> Table:
         block = "x".join(str(size) if size not in (w.rows, w.columns) or size <= 128 else "all" for size in w.block)
         kinds[checkpoint.pattern(w.name), w.format, block].append(w)
     table = Table(
-        "weights",
+        Column("weights", overflow="fold"),
         "format",
         "block",
         "number",

@@ -22,6 +22,7 @@ from oracle.report.outcome import Outcome
 from oracle.routines import cases as grammar
 from oracle.routines import get, options, profiles
 from oracle.routines.cases import Case
+from oracle.verdict.compare import Status
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Test:
 
 
 OUTSIDE = Test("", "", "-", "")
+PASS_THEM = ": oracle_case.call(kernel), or **oracle_case.call_options(), passes it to the kernel"
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ def judge(
 
     Raises InputError: there are neither inputs nor a case to make them.
     """
+    if isinstance(output, str | Case):
+        raise InputError("the plugin's assert_conforms takes the output first: assert_conforms(out, contract, inputs)")
     start = time.perf_counter()
     case = contract if isinstance(contract, Case) else None
     routine = get(contract.contract if isinstance(contract, Case) else contract)
@@ -94,6 +98,10 @@ def judge(
     operands = _on_device_of(output, case.inputs()) if inputs is None and case is not None else dict(inputs or {})
     outputs = dict(output) if isinstance(output, Mapping) else output
     verdict = runner.judge_outputs(routine, operands, outputs, arch=arch, numerics=numerics, call=call)
+    defaults = {spec.name: spec.default for spec in routine.options}
+    if verdict.status is Status.CRASHED and (asked_of := {k: v for k, v in call.items() if v != defaults[k]}):
+        due = ", ".join(f"{name}={options.word(value)}" for name, value in asked_of.items())
+        verdict = replace(verdict, summary=f"{verdict.summary}; the call has {due}{'' if case is None else PASS_THEM}")
     name = f"pytest/{test.id}" + (f"#{ordinal}" if ordinal > 1 else "")
     asked, seconds = routine.name if case is None else str(case), time.perf_counter() - start
     more: dict[str, Any] = {"test": test.node, "asked": asked, "numerics": numerics, "call": call, "source": source}

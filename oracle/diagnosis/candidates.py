@@ -116,6 +116,19 @@ class Explanation:
         """It reproduces every element that it predicts."""
         return self.contradicted == 0 and self.explained == self.failing > 0
 
+    @property
+    def said(self) -> str:
+        """What was counted, in words."""
+        if self.beyond:
+            return f"all {self.placed} failing elements are its sums, some with scales from beyond the buffer"
+        if self.placed:
+            return f"all {self.placed} failing elements lie where it writes nothing, and whatever it writes is right"
+        if self.where:
+            return f"{self.where}: all {self.explained} failing elements are right results of that"
+        if self.local:
+            return f"all {self.explained} failing elements, and the rest is right without it"
+        return f"{self.explained} of {self.failing} failing elements, {self.contradicted} contradicted"
+
     def joined(self, other: Explanation) -> Explanation:
         """The same candidate on two parts of an output; local where each part is, or has nothing to explain."""
         return replace(

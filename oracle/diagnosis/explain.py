@@ -123,7 +123,7 @@ class Diagnosis:
         OptionError
             matplotlib (the extra ``plot``) is not installed; ``path`` cannot be written or is neither PNG nor SVG.
         """
-        counts = [f"{e.explained or e.placed} of {e.failing}, contradicted {e.contradicted}" for e in self.explanations]
+        counts = [e.said for e in self.explanations]
         shares = [max(e.share, e.placed / max(1, e.failing)) for e in self.explanations]
         bars = list(zip(map(str, self.explanations), shares, counts, strict=True))
         said = f"Diagnosis: {self._said()}"
@@ -147,7 +147,7 @@ class Diagnosis:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        counts = [f"{e.explained} of {e.failing}, contradicted {e.contradicted}" for e in self.explanations]
+        counts = [e.said for e in self.explanations]
         rows = [(str(e), said) for e, said in zip(self.explanations, counts, strict=True)]
         rows += [("finding", said) for said in self.findings]
         return card("Diagnosis", self._said(), rows)
@@ -162,13 +162,18 @@ def diagnose(
     numerics: str | None = None,
     **options: object,
 ) -> Diagnosis:
-    """Explain a failing output; arguments as :func:`oracle.judge`.
+    """Explain a failing output, with the same arguments as :func:`oracle.judge`.
 
     Returns
     -------
     Diagnosis
         Without explanations when no fault of the catalogue reproduces half of the failing elements; empty when the
         output does not fail.
+
+    Raises
+    ------
+    OracleError
+        The call is wrong, the output has another shape or dtype, or the contract has no catalogue of faults.
     """
     found = get(contract)
     judged = found.judge(inputs, output, arch=arch, numerics=numerics, **options)

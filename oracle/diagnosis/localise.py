@@ -292,7 +292,8 @@ def with_terms(product: ScaledProduct, blocks: Mapping[int, Terms], length: int)
     of_a, of_b, of_codes = table.unbind(dim=1)
 
     def codes(x: Tensor) -> Tensor:
-        padded = torch.nn.functional.pad(codes_of(x), (0, count * length - product.K))
+        stored = codes_of(x) if x.is_floating_point() else x  # E2M1 stands in integers
+        padded = torch.nn.functional.pad(stored, (0, count * length - product.K))
         return padded.view(len(x), count, length)[:, of_codes].reshape(len(x), -1).view(x.dtype)
 
     a, b = codes(product.a), codes(product.b)

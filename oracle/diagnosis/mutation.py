@@ -43,6 +43,7 @@ from oracle.routines import Contract, cases, data, get, profiles, registered
 from oracle.routines.base import Call, Output, by_name
 from oracle.routines.cases import Case
 from oracle.routines.catalogue import Fault, agree, faults_of, run
+from oracle.routines.edges import domain_of
 from oracle.tensorcore.logits import LOGITS
 from oracle.tensorcore.predict import predict_product, store
 from oracle.tensorcore.schedules import Split
@@ -406,8 +407,9 @@ def _random_case(contract: str, stream: data.Stream) -> Case:
             extent = _draw(stream, 1, 40) * 16
         dims.append((name, extent))
     seed = _draw(stream, 0, 1 << 30)
+    extents = domain_of(contract).nearest(dict(dims), base.grammar.free) if dims else None
     try:
-        return cases.parse(str(replace(base, extents=tuple(dims) or base.extents, seed=seed)))
+        return cases.parse(str(replace(base, extents=tuple((extents or dict(base.extents)).items()), seed=seed)))
     except OracleError:
         return replace(base, seed=seed)
 

@@ -627,7 +627,9 @@ def _cases(contract: str, profile: str, seed: int, given: str | Sequence[str] | 
     if profile == "soak":
         yield from drawn(contract, seed)
         return
-    yield from sorted(default_cases(contract, seed, profile), key=lambda case: case.family != "randn")
+    # rows and pitches show on several rows alone, and the first cases are watched
+    order = lambda case: (case.family != "randn", 1 in dict(case.extents).values())  # noqa: E731
+    yield from sorted(default_cases(contract, seed, profile), key=order)
 
 
 def importable(kernel: str | Callable[..., object]) -> str:

@@ -28,7 +28,7 @@ from oracle.harness.memory import is_poison
 from oracle.harness.report import BATCH, GRAPH, JOINED, NUMBERS, PITCHED, SIDE, THREADS, Finding
 from oracle.harness.session import Answer, Session, failed, passed
 from oracle.numbers.formats import decode, same_bits
-from oracle.routines.base import Call, Operands
+from oracle.routines.base import Call, Operands, by_name
 from oracle.routines.catalogue import agree
 from oracle.truth.gemm import take_rows
 from oracle.verdict.compare import Status, Verdict
@@ -39,6 +39,7 @@ Options = Mapping[str, object]
 RERUN, STALE, DIRTY = "rerun determinism", "stale state", "uninitialised memory"
 DOUBLED, FLIPPED, PERMUTED = "scale doubled", "sign flipped", "rows permuted"
 SMALLER = "numbers of smaller batches"
+RERUNS = 20  # of the same call on a GPU, where the order of atomics differs in few of them
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ def repeats(calls: Calls, inputs: Inputs, options: Options, other: tuple[Inputs,
     """Reruns: the same call, the same call after ``other`` (same shapes, other data), and over another poison.
 
     Each situation is met twice: where its two answers differ the kernel is not deterministic, and nothing else is
-    concluded from it.
+    concluded from it. On a GPU the same call is made :data:`RERUNS` times, whose bits are compared alone.
     """
     session, case = calls.session, calls.case
     again = (RERUN, "called again", inputs, options, 0)
@@ -221,6 +222,12 @@ def repeats(calls: Calls, inputs: Inputs, options: Options, other: tuple[Inputs,
     yield _finding(case, "every element written", unwritten, "never written: {}", "every specified element was written")
     known = {name: ~mask for name, mask in unwritten.items()}
     pairs = ((plain[1], plain[2]), (plain[2], plain[3]), (after[0], after[1]), (dirtied[1], dirtied[2]))
+    if session.device.startswith("cuda"):
+        for _ in range(RERUNS - 4):
+            answer, _ = calls.ask(*again[:4], taken=True)
+            if answer.problem is not None:
+                return
+            pairs = (*pairs, (plain[3], answer))
     changed: dict[str, Tensor] = {}
     for x, y in pairs:
         for name, mask in _differ(call, x, y, known).items():
@@ -242,7 +249,9 @@ def repeats(calls: Calls, inputs: Inputs, options: Options, other: tuple[Inputs,
 def strided(calls: Calls, inputs: Inputs, options: Options) -> Iterator[Finding | Note]:
     """Operands with padded rows, where the contract does not ask for contiguous ones; a refusal does not fail."""
     named = [s.name for s in calls.session.contract.inputs if not s.contiguous and s.name in inputs]
-    free = [name for name in named if inputs[name].dim() == 2]
+    free = [
+        name for name in named if inputs[name].dim() == 2 or (inputs[name].dim() > 2 and inputs[name].is_contiguous())
+    ]
     if not free:
         return
     what = f"padded rows of {', '.join(free)}"
@@ -296,10 +305,14 @@ def batch(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
     The sets of a product say for each row by itself which outputs are right, and an alternative that holds the whole
     output holds its first rows: rows with the bits that they have in a right batch are proved by them, and what is
     wrong with them in a wrong one is said there. Other bits are judged, and are a note (a failure when required).
+    Of a contract that is no such product see :func:`_rows`.
     """
     session, case = calls.session, calls.case
     operands = _given(Call(session.contract, inputs, options))
-    if operands is None or not operands.by_row:
+    if operands is None:
+        yield from _rows(calls, inputs, options, required=required)
+        return
+    if not operands.by_row:
         return
     role = operands.roles
     rows = inputs[role["a"]].shape[0]
@@ -325,11 +338,56 @@ def batch(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
         answer, _ = calls.ask(SMALLER, f"the first {count} of {rows} rows as a batch", cut, options, follows=same)
         if answer.problem is None and not same(answer):
             differing.append(count)
+    yield _in_batches(case, rows, differing, required=required)
+
+
+def _rows(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> Iterator[Finding | Note]:
+    """The first row, and half of the rows, against the same rows in the whole call, of every input and output that has
+    one row for each of the first input.
+
+    Each answer is judged. Where bits differ the reference says whether rows depend on each other, as under the amax of
+    a tensor: then nothing is concluded.
+    """
+    contract = calls.session.contract
+    symbol = next((spec.dims[0] for spec in contract.inputs if spec.dims and spec.name in inputs), None)
+    cut_of = [spec.name for spec in contract.inputs if spec.dims and spec.dims[0] == symbol and spec.name in inputs]
+    rows = inputs[cut_of[0]].shape[0] if cut_of else 0
+    base, verdict = calls.ask(RERUN, "called again", inputs, options, taken=True)
+    if rows < 2 or base.problem is not None or verdict.status.is_failure:
+        return
+    names = [name for name, x in base.outputs.items() if x.dim() and x.shape[0] == rows]
+    tried, differing = 0, []
+    for count in sorted({1, rows // 2}) if names else ():
+        cut = {**inputs, **{name: inputs[name][:count].contiguous() for name in cut_of}}
+        try:
+            contract.check(cut, options)
+            due = by_name(contract.reference(cut, **options))
+        except OracleError:
+            continue
+        if calls.hung or any(due[name].shape[:1] != (count,) for name in names):
+            return
+        answer, _ = calls.ask(SMALLER, f"the first {count} of {rows} rows as a batch", cut, options)
+        if answer.problem is not None:
+            continue
+        tried += 1
+        if not all(_equal_rows(answer.outputs[name], base.outputs[name], count) for name in names):
+            whole = by_name(contract.reference(inputs, **options))
+            if not all(_equal_rows(due[name], whole[name], count) for name in names):
+                return
+            differing.append(count)
+    if tried:
+        yield _in_batches(calls.case, rows, differing, required=required)
+
+
+def _equal_rows(x: Tensor, y: Tensor, count: int) -> bool:
+    return x.shape[1:] == y.shape[1:] and bool(agree(x, take_rows(y, torch.arange(count, device="cpu"))).all())
+
+
+def _in_batches(case: str, rows: int, differing: Sequence[int], *, required: bool) -> Finding | Note:
     text = f"rows have other bits in batches of {', '.join(map(str, differing))} than in one of {rows}"
     if not differing:
-        yield Finding(case, BATCH, passed("a row has the same bits in every batch tried"))
-    else:
-        yield Finding(case, BATCH, failed(text)) if required else Note(case, BATCH, text)
+        return Finding(case, BATCH, passed("a row has the same bits in every batch tried"))
+    return Finding(case, BATCH, failed(text)) if required else Note(case, BATCH, text)
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -97,9 +97,9 @@ def log2_window(s: Tensor, recipe: Recipe, fmt: Format) -> tuple[Tensor, Tensor]
     """Smallest and largest power of two that a mode through log2 may give when its log2 is off by one ulp.
 
     ``s``: float64 values of float32 of any shape; both results are float64 of the same shape, equal to each other
-    wherever the logarithm is not within 1.5 ulp of the step. 0 and NaN stay, infinity is as in :func:`round_scale`. The approximate ``lg2.approx``
-    of the device is covered too: its error is below 2^-22 absolute for arguments in [1/2, 2], and below 2^-22 relative
-    elsewhere (PTX ISA, lg2). Raises ValueError: the recipe has another mode.
+    wherever the logarithm is not within 1.5 ulp of the step. 0 and NaN stay, infinity is the recipe's. The approximate
+    ``lg2.approx`` of the device is covered too: its error is below 2^-22 absolute for arguments in [1/2, 2], and below
+    2^-22 relative elsewhere (PTX ISA, lg2). Raises ValueError: the recipe has another mode.
     """
     if recipe.power_of_two not in LOG2_MODES:
         raise ValueError(f"{recipe.power_of_two} does not go through a logarithm")

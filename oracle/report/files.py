@@ -117,7 +117,7 @@ def _cause(cause: Cause) -> Iterator[str]:
 def _table(report: Report) -> list[str]:
     rows = []
     for group in report.groups():
-        detail = f"{group.failing} of {len(group.outcomes)}" if group.failing else group.others
+        detail = group.failing or group.others
         detail = f" ({detail})" if detail else ""
         margin = "" if group.margin is None else f"{group.margin:.3g}"
         cells = (group.contract, group.subject, group.arch, str(group.judged or ""), f"{group.word}{detail}", margin)

@@ -61,8 +61,9 @@ def to_html(report: outcome.Report) -> str:
 
 def _head(report: outcome.Report, causes: list[outcome.Cause]) -> str:
     chips = "".join(
-        f'<li><span class="chip {TONES[name]}">{escape(name.lower())} <b>{number}</b></span></li>'
-        for name, number in report.counts().items()
+        f'<li><span class="chip {TONES[name]}">{kind}{escape(name.lower())} <b>{number}</b></span></li>'
+        for kind, counts in zip(("", "watches "), report.parts, strict=True)
+        for name, number in counts.items()
         if number
     )
     known, other = report.counts()["KNOWN"], len(report.problems)
@@ -74,7 +75,7 @@ def _head(report: outcome.Report, causes: list[outcome.Cause]) -> str:
     text = ("All as it must be" if report.ok else text) + (f"; {count(known, 'known failure')}" if known else "")
     where = ", ".join(f"{k} {v}" for k, v in report.machine.items() if k in ("gpu", "machine", "torch"))
     when = f"{report.started}, " if report.started else ""
-    ran = f"{when}{count(len(report.outcomes), 'outcome')} in {report.seconds:.1f} s; {where}"
+    ran = f"{when}{outcome.extent(report.outcomes)} in {report.seconds:.1f} s; {where}"
     return (
         '<a class="skip" href="#problems">Skip to what fails</a>\n<header>'
         f'<div class="top"><h1>fp8-oracle report</h1>{theme_button()}</div>'
@@ -231,7 +232,7 @@ def _matrix(report: outcome.Report) -> str:
 
 def _chip(number: int, group: outcome.Group) -> str:
     name = group.subject if group.subject != "-" else "not exercised"
-    text = f"{group.failing} of {len(group.outcomes)} fail" if group.failing else str(group.judged or "")
+    text = group.failing or str(group.judged or "")
     text = "" if group.word in (Status.UNTESTED, outcome.KNOWN) else text
     text = ", ".join(filter(None, (text, group.others)))
     sign = f'<span aria-hidden="true">{SIGNS[group.word]}</span><span class="hear">{group.word}</span>'
@@ -307,7 +308,7 @@ def _group(number: int, group: outcome.Group) -> str:
     arch = "" if group.arch == "-" else f", {group.arch}"
     name = f"{group.contract} [{group.subject}{arch}]"
     listed = table(("status", "case", "margin#", "proof", "s#"), map(_case, group.outcomes))
-    counted = f'<span class="soft">{count(len(group.outcomes), "case")}</span>'
+    counted = f'<span class="soft">{group.size}</span>'
     return f'<details id="g{number}"><summary>{badge(group.word)} {escape(name)} {counted}</summary>{listed}</details>'
 
 

@@ -75,6 +75,11 @@ class Outcome:
         return self.status.is_failure and self.known is None
 
     @property
+    def called(self) -> bool:
+        """Whether it is a case that ran: no watch over several, none that the subject or the machine refused."""
+        return not self.watch and self.status not in (Status.UNSUPPORTED, Status.SKIPPED)
+
+    @property
     def word(self) -> str:
         """The status, or KNOWN FAILURE."""
         return KNOWN if self.known is not None else str(self.status)
@@ -140,8 +145,21 @@ class Group:
         return sum(o.status in JUDGED and not o.watch for o in self.outcomes)
 
     @property
-    def failing(self) -> int:
-        return sum(o.fails for o in self.outcomes)
+    def failing(self) -> str:
+        """``79 of 101 fail``: of the cases that were called; watches, which look at many of them, are counted apart."""
+        cases = [o for o in self.outcomes if o.called]
+        counts = (sum(o.fails for o in cases), len(cases)), (sum(o.fails for o in self.watches), len(self.watches))
+        ends = " fail", f" {'watch' if len(self.watches) == 1 else 'watches'} fail"
+        return ", ".join(f"{n} of {most}{end}" for (n, most), end in zip(counts, ends, strict=True) if n)
+
+    @property
+    def watches(self) -> tuple[Outcome, ...]:
+        return tuple(o for o in self.outcomes if o.watch)
+
+    @property
+    def size(self) -> str:
+        """``101 cases, 13 watches``."""
+        return extent(self.outcomes)
 
     @property
     def word(self) -> str:
@@ -199,10 +217,15 @@ class Report:
         return counts_of(self.outcomes)
 
     @property
+    def parts(self) -> tuple[dict[str, int], dict[str, int]]:
+        """The counts of the cases, and those of the watches."""
+        cases, watches = ([o for o in self.outcomes if bool(o.watch) == watch] for watch in (False, True))
+        return counts_of(cases), counts_of(watches)
+
+    @property
     def words(self) -> str:
         """``3 passed, 1 failed``, and what became of the watches."""
-        parts = [[o for o in self.outcomes if bool(o.watch) == watches] for watches in (False, True)]
-        texts = [", ".join(f"{n} {name.lower()}" for name, n in counts_of(part).items() if n) for part in parts]
+        texts = [", ".join(f"{n} {name.lower()}" for name, n in counts.items() if n) for counts in self.parts]
         return "; watches: ".join(filter(None, texts)) or "nothing was judged"
 
     def to_json(self) -> dict[str, object]:
@@ -215,6 +238,13 @@ class Report:
             "seconds": round(self.seconds, 3),
             "outcomes": [o.to_json() for o in self.outcomes],
         }
+
+
+def extent(outcomes: Iterable[Outcome]) -> str:
+    """``101 cases, 13 watches``."""
+    watches = [bool(o.watch) for o in outcomes]
+    cases, more = counted(watches.count(False), "case"), counted(sum(watches), "watch", "watches")
+    return f"{cases}, {more}" if any(watches) else cases
 
 
 def counts_of(outcomes: Iterable[Outcome]) -> dict[str, int]:
@@ -324,7 +354,7 @@ def causes(report: Report) -> list[Cause]:
     groups: dict[tuple[object, ...], list[Outcome]] = {}
     for o in report.outcomes:
         of = (o.contract, o.subject, o.arch)
-        tried[of] += o.status not in (Status.UNSUPPORTED, Status.SKIPPED) and not o.watch
+        tried[of] += o.called
         if o.status.is_failure:
             missing = o.status is Status.UNTESTED and not o.watch
             groups.setdefault((o.status, o.known, *(() if missing else (*of, o.watch))), []).append(o)

@@ -203,6 +203,10 @@ class Case:
         tensors = self.grammar.build(replace(self, changes=()))
         return changes.changed(base.get(self.contract), tensors, self.call_options(), self.changes, str(self))
 
+    def call(self, kernel: Callable[..., Any]) -> Any:
+        """What ``kernel`` returns for this case: it is called with new inputs and every option, by name."""
+        return kernel(**self.inputs(), **self.call_options())
+
     @property
     def changed(self) -> tuple[str, ...]:
         """The inputs and options that differ from those of the case without changes."""

@@ -60,7 +60,9 @@ def word_of(dtype: torch.dtype) -> str:
 
 
 def option_word(value: object) -> str:
-    """The word of the value of an option."""
+    """The word of the value of an option; of extents, as ``64x128``."""
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
     return str(options.word(value)) or EMPTY
 
 

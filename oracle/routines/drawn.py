@@ -40,12 +40,16 @@ from oracle.routines.reached import (
     Calls,
     Gap,
     at,
+    changed_first,
     edges_of,
     missing,
     patterned,
 )
 
 LARGEST = 1 << 22  # elements of the volume of a drawn case: it takes milliseconds
+SMALL, FLOOR = 1e-2, 8.0  # instead of a smaller one, what is added to squares or bounds an amax: beyond ordinary data
+EVEN = 2  # beyond an edge: two blocks into which the extent divides, of which none has the length of a block
+SEVERAL = 3  # rows of a contract whose edges need more than :data:`LARGEST`: strides and widths show on no single row
 NARROW = 16  # the edge of an extent whose dims name none, if it is not summed over
 
 
@@ -82,9 +86,10 @@ def drawn_cases(contract: str, seed: int) -> list[Case]:
 
 
 def real_cases(contract: str, seed: int, budget: int | None = None) -> list[Case]:
-    """At most three cases at sizes of real models (:data:`WIDE`, :data:`MANY`, :data:`TALL`): as many extents of each
-    as fit into ``budget`` elements (:data:`REAL` by default), the first ones first. The other extents are small. Of a
-    larger budget what is left goes to the width, then to the rows (:data:`MORE`).
+    """At most four cases at sizes of real models (:data:`WIDE`, :data:`MANY`, :data:`TALL`, :data:`BROAD`), with the
+    optional inputs that their contract takes: as many extents of each as fit into ``budget`` elements (:data:`REAL` by
+    default), the first ones first. The other extents are small. Of a larger budget what is left goes to the width, then
+    to the rows (:data:`MORE`).
     """
     return [replace(case, seed=seed) for case in _real(contract, REAL if budget is None else budget)]
 
@@ -97,10 +102,11 @@ WIDE: tuple[int, Order] = (
     16,
     (("columns", (7168,)), ("head", (128,)), ("rank", (512,)), ROWS, ("width", (4096, 2048, 512))),
 )
-MANY: tuple[int, Order] = (16, (("experts", (256,)), ("depth", (8,)), ("batch", (64,)), ROWS))
+MANY: tuple[int, Order] = (16, (("experts", (512, 256)), ("depth", (8,)), ("batch", (64,)), ROWS))
 TALL: tuple[int, Order] = (4, (("rows", (65536, 16384, 4096, 1024)),))
+BROAD: tuple[int, Order] = (4, (("width", (4096, 2048)),))
 """The least size of the other extents, and the sizes that are tried of each, the largest first."""
-SHOWN = {**{meaning: sizes for _, order in (WIDE, MANY) for meaning, sizes in order}, "rows": TALL[1][0][1]}
+SHOWN = {**{meaning: sizes for _, order in (WIDE, MANY, BROAD) for meaning, sizes in order}, "rows": TALL[1][0][1]}
 PRODUCTS = 4  # multiplications of a product that are judged in the time of one element
 UNNAMED = 512  # columns of a routine whose extents name none
 MORE: Order = (
@@ -129,7 +135,7 @@ def _real(contract: str, budget: int) -> tuple[Case, ...]:
     base, calls = _base(contract)
     grammar, cases = base.grammar, dict[Case, None]()
     widest: Order = WIDE[1] if budget <= REAL else (*WIDE[1], *MORE)
-    for least, order in ((WIDE[0], widest), MANY, TALL):
+    for least, order in ((WIDE[0], widest), MANY, TALL, BROAD):
         case = base
         for name in grammar.free:
             small = _sized(case, name, least)
@@ -140,8 +146,17 @@ def _real(contract: str, budget: int) -> tuple[Case, ...]:
                 fitting = (new for new in tried if new is not None and cost(new) <= budget)
                 case = next((new for new in fitting if calls.admits(new)), case)
         if case != base and any(case[name] in SHOWN.get(_meaning(grammar, name) or "", ()) for name in grammar.extents):
-            cases[case] = None
+            cases[_whole(case, calls)] = None
     return tuple(cases)
+
+
+def _whole(case: Case, calls: Calls) -> Case:
+    """The case with every optional input that its contract takes there."""
+    for spec in get(case.contract).inputs:
+        if spec.optional and spec.name not in calls.seen(case).dtypes:
+            levels = (Level((), (), ((spec.name, word_of(dtype)),)).of(case) for dtype in spec.dtypes)
+            case = next((new for new in levels if calls.admits(new)), case)
+    return case
 
 
 def _sized(case: Case, name: str, size: int) -> Case | None:
@@ -209,15 +224,15 @@ def _array(contract: str) -> tuple[Case, ...]:
             ways = (wanted.of(case) for wanted in _ways(get(contract), gap) for case in tuple(cases))
             having = [case for case in ways if admits(case)][:1]
         cases |= dict.fromkeys(having)
-    plain = tuple(cases)
-    listed = [replace(case, seed=0) for case in profiles.cases(contract, "quick")]
-    cases |= dict.fromkeys(patterned(plain[1:] + plain[:1], [*listed, *plain], calls)[0])
     families = [family for family in base.grammar.families if family != base.family] or [base.family]
-    drawn = []
+    drawn: dict[Case, None] = {}
     for turn, case in enumerate(cases):
         other = replace(case, family=families[turn // 2 % len(families)])
-        drawn.append(other if turn % 2 and admits(other) else case)
-    return tuple(dict.fromkeys(drawn))
+        drawn[other if turn % 2 and admits(other) else case] = None
+    listed = [replace(case, seed=0) for case in profiles.cases(contract, "quick")]
+    while lost := patterned(changed_first(drawn), [*listed, *drawn], calls)[0]:
+        drawn |= dict.fromkeys(lost)
+    return tuple(drawn)
 
 
 def _base(contract: str) -> tuple[Case, Calls]:
@@ -259,8 +274,10 @@ def _factors(base: Case, calls: Calls) -> tuple[list[list[Level]], list[Case], l
             if home is not None:
                 break
     ranks = reached[0].ranks
-    wide = [s.name for s in contract.inputs if not (s.contiguous or s.kind.is_integer) and ranks.get(s.name, 0) > 1]
-    pitches = [USUAL, *(Level((), (), ((name, changes.PITCH),)) for name in wide)]
+    strided = [spec for spec in contract.inputs if not (spec.contiguous or spec.kind.is_integer)]
+    absent = {spec.name: ((spec.name, word_of(spec.dtypes[0])),) for spec in strided if spec.name not in ranks}
+    wide = [s.name for s in strided if s.name in absent or ranks[s.name] > (0 if s.optional else 1)]
+    pitches = [USUAL, *(Level((), (), (*absent.get(name, ()), (name, changes.PITCH))) for name in wide)]
     pitches = [level for level in pitches if admits(level.of(base))]
     rows = (*parts, *(list(dict.fromkeys(levels)) for levels in rest.values()), pitches, _ladder(base, admits))
     return [levels for levels in rows if len(levels) > 1], singles, apart
@@ -268,10 +285,19 @@ def _factors(base: Case, calls: Calls) -> tuple[list[list[Level]], list[Case], l
 
 def _ladder(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
     """Extents at, above and below the edges of their dims, one offset apart from each other; then each edge alone that
-    these have not."""
+    these have not; then several rows, where all of these have one."""
+    levels = [USUAL, *_edges(base, admits)]
+    reached = [level.of(base) for level in levels]
+    single = [name for name, n in base.extents if n == 1 and _meaning(base.grammar, name) in ("rows", "batch")]
+    case = base
+    for name in (name for name in single if all(one[name] == 1 for one in reached)):
+        more = _sized(case, name, SEVERAL)
+        case = more if more is not None and admits(more) else case
+    return levels if case == base else [*levels, Level((("extents", case.extents),))]
+
+
+def _edges(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
     free, edge = base.grammar.free, edges_of(get(base.contract))
-    if not free:
-        return [USUAL]
     domain = domain_of(base.contract)
     sizes = {name: edge.get(name, (TILE if name in DEEP else NARROW,)) for name in free}
     turns = [
@@ -279,6 +305,8 @@ def _ladder(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
         for turn in range(len(OFFSETS))
     ]
     alone = [{name: (size, offset)} for name in free for size in edge.get(name, ()) for offset in OFFSETS]
+    alone += [{name: (max(of), EVEN)} for name, of in edge.items() if name in free]
+    alone += [dict.fromkeys(free, (max(max(of) for of in sizes.values()), 0))]  # all of one length: rows or columns?
     levels: list[Level] = []
     reached: set[tuple[str, int, int]] = set()
     for wanted in (*turns, *alone):
@@ -292,16 +320,22 @@ def _ladder(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
         if admits(level.of(base)):
             levels.append(level)
             reached |= {(name, size, near[name] % size) for name in free for size in sizes[name]}
-    return levels if len(levels) > 1 else [USUAL, *levels]
+    return levels
 
 
 def _ways(contract: Contract, gap: Gap) -> Iterator[Level]:
     """Changes that would close a gap, the smallest first."""
     if gap.what == OTHER:
         default = next(spec.default for spec in contract.options if spec.name == gap.name)
+        if isinstance(default, tuple):
+            halves = [tuple(max(1, n // 2) if at in of else n for at, n in enumerate(default))
+                      for of in ((len(default) - 1,), range(len(default)))]  # fmt: skip  # the last alone, then all
+            yield from (Level((), (), ((gap.name, option_word(value)),)) for value in halves)
+            return
         assert isinstance(default, (int, float))
         half = default // 2 if isinstance(default, int) else default / 2
-        for value in (value for value in (default * 2, half, default + 1, default - 1) if value != default):
+        least = (FLOOR,) if isinstance(default, float) and 0 < default < SMALL else ()
+        for value in (value for value in (*least, default * 2, half, default + 1, default - 1) if value != default):
             yield Level((), (), ((gap.name, option_word(value)),))
         return
     if gap.what == OPTION:

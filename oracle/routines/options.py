@@ -42,6 +42,8 @@ def _like(contract: str, name: str, value: object, default: object) -> object:
     if not isinstance(value, str):
         return value
     text = value.strip()
+    if isinstance(default, tuple) and all(part.isdigit() for part in text.split("x")):
+        return tuple(map(int, text.split("x")))
     if text.lower() in ("none", "true", "false"):
         return {"none": None, "true": True, "false": False}[text.lower()]
     if isinstance(default, torch.dtype) or isinstance(getattr(torch, text, None), torch.dtype):

@@ -17,9 +17,11 @@ the kinds in :data:`WITHOUT`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +32,9 @@ from oracle.routines import data
 from oracle.routines.base import Call
 from oracle.routines.traits import Kind, TensorSpec
 
+BEYOND = 96.0  # a logit whose exponential no float32 holds
+OUTWEIGHS = 2.0**14  # a summand whose last bit in float32 is worth more than that of a sum of ordinary products
+LEAST, GREATEST = 0, 254  # bytes of E8M0: 2^-127 and 2^127
 GROUP = 128  # values of a row that are zero together
 SHARED = (16, 32, 128)  # columns of a row that share a scale, beside the row and the tensor
 GIVEN = 1.75  # a scale that is no power of two, and has few bits
@@ -217,6 +222,70 @@ def _ones(x: Tensor) -> Tensor:
     return torch.ones_like(x)
 
 
+def _late(x: Tensor) -> Tensor:
+    """All begin where the first group with a row ends: rows before it belong to none."""
+    inside = x[(x > 0) & (x < x.max())]
+    return x.clamp(min=int(inside.min())) if inside.numel() else x.clone()
+
+
+def _starts_late(x: Tensor) -> bool:
+    return x.numel() > 2 and 0 < int(x.reshape(-1)[0]) < int(x.reshape(-1)[-1])
+
+
+def _fewer(x: Tensor) -> Tensor:
+    """Half as many, of a table the half of its first column: what follows begins behind a gap."""
+    y = x.clone()
+    counts = y.reshape(len(y), -1)[:, 0] if y.dim() else y.reshape(-1)
+    counts -= (counts + 1) // 2 * (counts > 1)
+    return y
+
+
+def _leave_gaps(one: Input) -> bool:
+    """The next group begins behind the end of one that has a row, by offsets of the call."""
+    offsets = [one.call.inputs[spec.name] for spec in one.call.contract.inputs if spec.kind is Kind.OFFSETS]
+    counts = one.x.reshape(len(one.x), -1)[:, 0] if one.x.dim() else one.x.reshape(-1)
+    if len(offsets) != 1 or offsets[0].numel() != counts.numel() or counts.numel() < 2:
+        return False
+    ends, starts = (offsets[0].flatten() + counts)[:-1], offsets[0].flatten()[1:]
+    return bool(((ends < starts) & (counts[:-1] > 0)).any())
+
+
+def _shuffled(x: Tensor) -> Tensor:
+    """In an order in which hardly any stands beside one of its own."""
+    count = len(x)
+    step = next(step for step in range(max(1, count * 5 // 8), count + 2) if math.gcd(step, count) == 1)
+    return x[torch.arange(count, device=x.device) * step % count]
+
+
+def _unsorted(x: Tensor) -> bool:
+    if x.dim() > 1:
+        return True
+    real = x[x >= 0]
+    return bool((real[1:] < real[:-1]).any())
+
+
+def _large(one: Input) -> Changed:
+    """Summands whose largest magnitude is :data:`OUTWEIGHS`; logits of which :data:`BEYOND` is the least."""
+    values = _floats(one.x)
+    size = torch.where(torch.isfinite(values), values, 0.0)
+    if one.x.dtype not in WIDE or size.numel() == 0:
+        raise CaseError(f"{one.x.dtype} has no room for large values")
+    if one.spec.kind is Kind.LOGITS:
+        return {one.spec.name: rounded(values - size.min() + BEYOND, one.x.dtype)}
+    top = size.abs().max()
+    return {one.spec.name: rounded(values * (OUTWEIGHS / top if top > 0 else 1.0), one.x.dtype)}
+
+
+def _is_large(one: Input) -> bool:
+    if one.x.dtype not in WIDE:
+        return False
+    values = decode(one.x)
+    finite = values[torch.isfinite(values)]
+    if one.spec.kind is Kind.LOGITS:
+        return finite.numel() > 0 and bool((finite > 0.99 * BEYOND).all())
+    return bool((finite.abs() > OUTWEIGHS / 2).any())
+
+
 def _put(value: float) -> Callable[[Tensor], Tensor]:
     def put(x: Tensor) -> Tensor:
         """The value in the middle of the first row, and as the last element where there are two rows or more."""
@@ -345,18 +414,22 @@ def _tied(values: Callable[[Format], Tensor], share: float, *, odd: bool = False
             tried = [size * (largest / top) for top in _tops(size)] if block else [size / s for s in scales]
             for quotient in tried:
                 counted = quotient[quotient > 0]
-                if counted.numel() and float(_among(counted, wanted).double().mean()) >= share:
+                if counted.numel() and _count(counted, wanted) >= share * counted.numel():
                     return True
         return False
 
     return shows
 
 
-def _among(x: Tensor, values: Tensor) -> Tensor:
-    """Bool of the shape of ``x``, which of its elements stand in the ascending ``values [V]`` of its dtype; NaN does
-    not. ``torch.isin`` sorts both."""
-    at = torch.searchsorted(values, x).clamp(max=len(values) - 1)
-    return values[at] == x
+def _count(x: Tensor, values: Tensor) -> int:
+    """How many elements of ``x`` (any shape) stand in the ascending ``values [V]``, both float64; NaN does not.
+
+    Bits that no value has are looked at first: few quotients have as short a significand as a midpoint of 8 bits.
+    """
+    union = int(np.bitwise_or.reduce(values.numpy().view(np.int64)))
+    short = x[x.view(torch.int64).bitwise_and((union & -union) - 1) == 0]
+    at = torch.searchsorted(values, short).clamp(max=len(values) - 1)
+    return int((values[at] == short).sum())
 
 
 def _tops(size: Tensor) -> list[Tensor]:
@@ -407,6 +480,73 @@ def _has_factor(one: Input) -> bool:
     )
 
 
+# --- two inputs of a product -----------------------------------------------------------------------------------
+
+
+def _others(one: Input, kind: Kind) -> list[TensorSpec]:
+    return [
+        spec
+        for spec in one.call.contract.inputs
+        if spec.kind is kind and spec is not one.spec and spec.name in one.call.inputs
+    ]
+
+
+def _is_e8m0(x: Tensor) -> bool:
+    return x.dtype is torch.float8_e8m0fnu
+
+
+def _least_scales(one: Input) -> Changed:
+    """Scales of 2^-127, beside others of 2^127: their product is 1."""
+    others = [spec.name for spec in _others(one, Kind.SCALES) if _is_e8m0(one.call.inputs[spec.name])]
+    if not _is_e8m0(one.x) or len(others) != 1:
+        raise CaseError(f"{one.spec.name} is no E8M0 scale of two of a product")
+    filled = {one.spec.name: LEAST, others[0]: GREATEST}
+    return {name: torch.full_like(bits(one.call.inputs[name]), byte).view(one.x.dtype) for name, byte in filled.items()}
+
+
+def _has_least(one: Input) -> bool:
+    others = [one.call.inputs[spec.name] for spec in _others(one, Kind.SCALES)]
+    least = _is_e8m0(one.x) and bool((bits(one.x) == LEAST).any())
+    return least and any(_is_e8m0(x) and bool((bits(x) == GREATEST).any()) for x in others)
+
+
+def _summed(spec: TensorSpec) -> int:
+    """The axis of K among the dims of an operand of a product."""
+    if spec.dims is None or "K" not in spec.dims:
+        raise CaseError(f"{spec.name} has no axis K")
+    return spec.dims.index("K")
+
+
+def _zeros_at_nan(one: Input) -> Changed:
+    """The first group of K is zero in every row, and NaN in one row of what it is multiplied with."""
+    others = _others(one, Kind.CODES)
+    if len(others) != 1:
+        raise CaseError(f"{one.spec.name} is not one of two operands of codes")
+    x, y, axes = one.x.clone(), one.call.inputs[others[0].name].clone(), (_summed(one.spec), _summed(others[0]))
+    nan = torch.tensor([torch.nan], dtype=torch.float32, device=x.device).to(y.dtype)
+    if not y.is_floating_point() or x.dim() <= axes[0] or y.dim() <= axes[1] or not bool(decode(nan).isnan()):
+        raise CaseError(f"{y.dtype} has no NaN")
+    bits(x).narrow(axes[0], 0, min(GROUP, x.shape[axes[0]])).zero_()
+    first = bits(y).select(axes[1], 0)
+    first[tuple(extent - 1 for extent in first.shape)] = bits(nan)[0]
+    return {one.spec.name: x, others[0].name: y}
+
+
+def _has_zeros_at_nan(one: Input) -> bool:
+    others = _others(one, Kind.CODES)
+    if len(others) != 1 or not one.call.inputs[others[0].name].is_floating_point():
+        return False
+    try:
+        axes = _summed(one.spec), _summed(others[0])
+    except CaseError:
+        return False
+    x, y = one.x, one.call.inputs[others[0].name]
+    if x.dim() <= axes[0] or y.dim() <= axes[1]:
+        return False
+    first = bits(x).narrow(axes[0], 0, min(GROUP, x.shape[axes[0]]))
+    return not bool(first.any()) and bool(decode(y.select(axes[1], 0)).isnan().any())
+
+
 def _by_kind(values: Callable[[Input], Changed], scales: Callable[[Input], Changed]) -> Callable[[Input], Changed]:
     return lambda one: (values if one.spec.kind is Kind.VALUES else scales)(one)
 
@@ -435,6 +575,10 @@ DATA: Mapping[str, Pattern] = {
         _alone(lambda x: -x.abs()),
         _has(lambda x: bool((x <= 0).all())),
     ),
+    "large": Pattern(frozenset({Kind.LOGITS, Kind.BIAS, Kind.STATE}), _large, _is_large),
+    "least": Pattern(frozenset({Kind.SCALES}), _least_scales, _has_least),
+    "zeros_at_nan": Pattern(frozenset({Kind.CODES}), _zeros_at_nan, _has_zeros_at_nan, True),
+    "shuffled": Pattern(frozenset({Kind.IDS}), _alone(_shuffled), _has(_unsorted)),
     "one": Pattern(frozenset({Kind.IDS}), _alone(_one), _has(_are_one)),
     "one_group": Pattern(
         frozenset({Kind.OFFSETS}),
@@ -446,19 +590,21 @@ DATA: Mapping[str, Pattern] = {
         _alone(_last_group),
         _has(lambda x: x.numel() > 2 and bool((x == _last_group(x)).all())),
     ),
+    "late": Pattern(frozenset({Kind.OFFSETS}), _alone(_late), _has(_starts_late)),
     "unassigned": Pattern(frozenset({Kind.IDS, Kind.SLOTS}), _alone(_unassigned), _has(_half_unassigned)),
     "duplicates": Pattern(frozenset({Kind.IDS, Kind.SLOTS, Kind.PAGES}), _alone(_duplicates), _has(_has_duplicates)),
     "empty": Pattern(
         frozenset({Kind.COUNTS}), _alone(_empty), _has(lambda x: x.numel() > 1 and bool((x == _empty(x)).all()))
     ),
+    "fewer": Pattern(frozenset({Kind.COUNTS}), _alone(_fewer), _leave_gaps),
     "ones": Pattern(frozenset({Kind.COUNTS}), _alone(_ones), _has(lambda x: bool((x == 1).all()))),
 }
 """Data by kind: powers of two, groups of zeros, ties, halves of the least subnormal, NaN and infinity, equal and
-negative ones, all in one, -1, the same twice, empty ones, one each."""
+negative ones, large ones, all in one, out of order, -1, the same twice, rows before the first group and between groups,
+empty ones, one each; of a product the least scale beside the greatest, and zeros that meet NaN."""
 
 WITHOUT: Mapping[Kind, str] = {
     Kind.BOUND: "an upper limit of amax: the data that it limits are drawn",
-    Kind.STATE: "memory of any bytes: all that a grammar makes is read or kept",
     Kind.MASK: "no contract takes one",
     Kind.RANDOM: "no contract takes them",
     Kind.PARAMETERS: "each row of a table is one case of its own, on both sides of every limit",

@@ -8,7 +8,7 @@ admits any text.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -100,8 +100,12 @@ def gaps(contract: str, chosen: Sequence[Case]) -> list[Gap]:
                 chosen, name, width, offset
             ):
                 lacking.append(Gap(EDGE, name, f"{width}n{offset:+d}" if offset else f"{width}n"))
-    drawn = [case for case in chosen if case.changes]
-    return [*lacking, *patterned(drawn or chosen, chosen, calls)[1]]
+    return [*lacking, *patterned(changed_first(chosen), chosen, calls)[1]]
+
+
+def changed_first(chosen: Iterable[Case]) -> list[Case]:
+    """The cases on which :func:`patterned` tries a word of data: those with changes, then the others."""
+    return sorted(chosen, key=lambda case: not case.changes)
 
 
 def patterned(tried: Sequence[Case], chosen: Sequence[Case], calls: Calls) -> tuple[list[Case], list[Gap]]:
@@ -155,7 +159,8 @@ def _possible(chosen: Sequence[Case], name: str, width: int, offset: int) -> boo
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """A number, or extents, of which another value can be made."""
+    return isinstance(value, (int, float, tuple)) and not isinstance(value, bool)
 
 
 class Calls:

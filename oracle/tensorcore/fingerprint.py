@@ -29,6 +29,9 @@ from oracle.tensorcore.probes import Shape
 from oracle.tensorcore.schedules import Epilogue, Promotion, Schedule, schedules
 from oracle.truth.gemm import ScaledProduct
 
+_NONE = (
+    "a partial sum overflows, as those of float16 do beyond 65504, or the kernel is no scaled product of its operands"
+)
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor]
 """``f(a, b, a_scale, b_scale, out_dtype) -> [M, N]``."""
 
@@ -67,9 +70,12 @@ class Fingerprint:
         """The findings, one sentence a line."""
         chain = f"promotion every {self.interval}" if self.interval else "one chain over K"
         order = " (interleaved by 2 of 4)" if self.interleaved else ""
-        none = "the probes saw no fused sum (exact, in pairs or one by one)"
+        if self.group <= 2:
+            bits = f"schedules that reproduce every bit: {', '.join(self.schedules) or 'none registered'}"
+            said = "group size: the probes saw no fused sum: products are added exactly, or one by one or in pairs"
+            return [said, f"output rounding: {self.store_rounding}", bits]
         return [
-            f"group size: {f'{self.group}{order}' if self.group > 2 else none}",
+            f"group size: {self.group}{order}",
             f"alignment: {_bits(self.align_bits, self.align_direction)}",
             f"accumulator: {_bits(self.accumulator_bits, self.accumulator_rounding)}",
             f"promotion interval: {chain}; levels {self.levels}",
@@ -104,7 +110,7 @@ def fingerprint(kernel: Kernel, shape: Shape, *, out_dtype: torch.dtype, seed: i
         if (nan := torch.nonzero(torch.isnan(out))).numel():
             raise NumericsError(
                 f"the probes do not answer: element {tuple(nan[0].tolist())} is nan where every operand is finite; "
-                "the kernel is no scaled product of its operands"
+                f"{_NONE}"
             )
         seen.append((product, out.cpu()))
         return seen[-1][1]
@@ -161,7 +167,7 @@ def _answers(run: Run, shape: Shape) -> None:
         i, j = wrong[0].tolist()
         raise NumericsError(
             f"the probes do not answer: element ({i}, {j}) is {out[i, j].item():g} where one product of "
-            f"{wanted[i, j].item():g} is all there is; the kernel is no scaled product of its operands"
+            f"{wanted[i, j].item():g} is all there is; {_NONE}"
         )
 
 

@@ -43,7 +43,7 @@ def matrix(signs: int = SIGNS) -> Tensor:
     """
     if not 0 <= signs < 1 << SIZE:
         raise OptionError(f"sign_mask={signs} is no mask of {SIZE} bits")
-    parity = [[1.0 - 2.0 * ((i & j).bit_count() + (signs >> i) & 1) for j in range(SIZE)] for i in range(SIZE)]
+    parity = [[1.0 - 2.0 * (((i & j).bit_count() ^ signs >> i) & 1) for j in range(SIZE)] for i in range(SIZE)]
     return torch.tensor(parity, dtype=torch.float64, device="cpu") / 4.0
 
 

@@ -157,10 +157,8 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor) -> Tensor:
     columns = scale.shape[-1]
     byte = torch.nn.functional.pad(exponent + BIAS, (0, align(columns, PACK) - columns))
     byte = byte.reshape(*byte.shape[:-1], -1, PACK)
-    word = sum((byte[..., j] << (8 * j) for j in range(PACK)), torch.zeros_like(byte[..., 0]))
-    # a word above 2**31 is the int32 with the same bits
-    signed = torch.where(word >= 1 << 31, word - (1 << 32), word)
-    return _columns(signed.to(torch.int32))
+    word = (byte << 8 * torch.arange(PACK, device=byte.device)).sum(dim=-1)
+    return _columns(word.to(torch.int32))  # which keeps the low 32 bits: all of them
 
 
 def transform_sf_into_required_layout(

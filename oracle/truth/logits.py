@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from oracle.errors import InputError, ShapeError
-from oracle.numbers.formats import decode, of_dtype
+from oracle.numbers.formats import decode
 from oracle.numbers.rounding import fast_two_sum, two_prod
 from oracle.truth.gemm import Exact, ScaledProduct, accumulate, block_sums, joined, overlaid, zero_nonfinite
 from oracle.truth.gemm import exact as gemm_exact
@@ -116,9 +116,8 @@ def dots(problem: Logits) -> Exact:
         value = gemm_exact(problem.products())
         return Exact(*(part.reshape(shape) for part in (value.hi, value.lo, value.slack)))
     q, k = decode(problem.q).flatten(0, 1), decode(problem.k)
-    quantum = of_dtype(problem.q.dtype).min_subnormal * of_dtype(problem.k.dtype).min_subnormal
     x = torch.zeros((q.shape[0], k.shape[0]), dtype=torch.float64, device=q.device)
-    for part in block_sums(zero_nonfinite(q), zero_nonfinite(k), quantum=quantum):
+    for part in block_sums(zero_nonfinite(q), zero_nonfinite(k)):
         x = x + part
     if not bool(torch.isfinite(q).all()) or not bool(torch.isfinite(k).all()):
         x = x + 0.0 * (q @ k.T)

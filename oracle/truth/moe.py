@@ -157,8 +157,9 @@ class Experts:
             shape, across = tuple(getattr(self, f"{name}_scale").shape), ceil_div(columns, BLOCK)
             admitted = (e,), (e, rows), (e, ceil_div(rows, BLOCK), across), (e, rows, across)
             if shape not in admitted:
-                others = ", ".join(str(list(one)) for one in admitted[:-1])
-                raise ShapeError(f"{name}_scale has shape {list(shape)}; pass {others} or {list(admitted[-1])}")
+                raise ShapeError(
+                    f"{name}_scale has shape {list(shape)}; pass one of {', '.join(str(list(one)) for one in admitted)}"
+                )
 
     def scale(self, which: str, expert: int) -> tuple[Tensor, int, int]:
         """The scale ``[N / b_rows, K / block]`` of a weight of one local expert, float32, ``block`` and ``b_rows``."""

@@ -236,12 +236,10 @@ def alternatives(scored: Scores, router: Router, ids: Tensor, *, biased: bool) -
     """
     low, high = scored.choice_span.low, scored.choice_span.high
     lost = ~(torch.isfinite(low) & torch.isfinite(high)).all(dim=1)
-    allowed = torch.ones_like(low, dtype=torch.bool)
-    if router.groups > 1:
-        g_low, g_high = group_spans(scored, router, biased)
-        possible = (g_low[:, None, :] > g_high[:, :, None]).sum(dim=2) < router.top_groups
-        lost = lost | (possible.sum(dim=1) > router.top_groups)
-        allowed = possible.repeat_interleave(low.shape[1] // router.groups, dim=1)
+    g_low, g_high = group_spans(scored, router, biased)
+    possible = (g_low[:, None, :] > g_high[:, :, None]).sum(dim=2) < router.top_groups
+    lost = lost | (possible.sum(dim=1) > router.top_groups)
+    allowed = possible.repeat_interleave(low.shape[1] // router.groups, dim=1)
     floor = torch.where(allowed, low, -torch.inf).topk(router.top_k, dim=1).values[:, -1:]
     maybe = allowed & (high >= floor)
     lost = lost | (maybe.sum(dim=1) > router.top_k + MOST_CHOICES)
@@ -266,10 +264,8 @@ def group_spans(scored: Scores, router: Router, biased: bool) -> tuple[Tensor, T
     NaN."""
     ends = scored.choice_span.low, scored.choice_span.high
     low, high = (_group_scores(edge, router, biased) for edge in ends)
-    if router.groups > 1:
-        slack = 2.0**-23 * (low.abs() + high.abs())  # the float32 sum of two
-        low, high = low - slack, high + slack
-    return low, high
+    slack = 2.0**-23 * (low.abs() + high.abs())  # the float32 sum of two
+    return low - slack, high + slack
 
 
 def sigmoid(x: Tensor) -> Tensor:

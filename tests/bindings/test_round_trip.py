@@ -22,8 +22,8 @@ MOST = 4  # calls of a binding
 def calls(binding: Binding, most: int = MOST) -> list[Call]:
     """Published calls of the contract that the binding takes, or drawn ones where it takes none of those."""
     taken: list[Call] = []
-    for cases in (profiles.cases(binding.contract, "quick"), drawn.default_cases(binding.contract, 0)):
-        for case in sorted(cases, key=lambda case: (len(str(case)), str(case))):
+    for cases in (lambda: profiles.cases(binding.contract, "quick"), lambda: drawn.default_cases(binding.contract, 0)):
+        for case in sorted(cases(), key=lambda case: (len(str(case)), str(case))):
             call = Call(binding.routine, case.inputs(), case.call_options()).checked()
             if binding.refuses(call.inputs, call.resolved) is None:
                 taken.append(call)

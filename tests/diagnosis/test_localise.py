@@ -22,6 +22,7 @@ from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import ScaledProduct, exact
 
 GEMM = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=40,n=320,k=640/family=randn/seed=5"
+PACKED = "fp8_fp4_gemm_nt/e4m3xe2m1-bf16/1x128:1x128/m=17,n=128,k=640/family=randn/seed=1"
 TOKENS = "cutlass_scaled_mm/e4m3xe4m3-bf16/token:channel/m=30,n=256,k=384/family=randn/seed=2"
 CONTIGUOUS = "m_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-bf16/1x128:128x128/m=384,n=128,k=256,g=3/family=randn/seed=2"
 MASKED = "fp8_m_grouped_gemm_nt_masked/e4m3xe4m3-bf16/1x128:128x128/m=17,n=256,k=512,g=4/family=randn/seed=5"
@@ -178,7 +179,7 @@ class TestOneBlock:
 
         assert names(call, wrongly(call, without)) == ("K blocks 1..3 lost",)
 
-    @pytest.mark.parametrize("text", [GEMM, TOKENS])
+    @pytest.mark.parametrize("text", [GEMM, TOKENS, PACKED])
     def test_the_effects(self, text: str) -> None:
         """No effect is the right product; each other one is linear in the terms it says."""
         (part,) = setup(text)[0].parts

@@ -21,9 +21,11 @@ from kernels.errors import DtypeError, KernelError, LayoutError, ShapeError
 from kernels.verbs import VERBS
 from tests.support.bad_input import problems
 from tests.support.declared_shapes import shapes, symbols
-from tests.support.verb_calls import arguments, fresh
+from tests.support.verb_calls import arguments, fresh, unserved
 
 CALLS = arguments("cpu")
+UNSERVED = [pytest.param(name, marks=pytest.mark.skip(reason=why)) for name, why in unserved("cpu").items()]
+NAMES = [*CALLS, *UNSERVED]
 
 
 def writes(name: str) -> tuple[str, ...]:
@@ -39,7 +41,7 @@ def outcome(name: str, given: dict[str, Any]) -> tuple[Any, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:Use of index_put_ on expanded tensors")
-@pytest.mark.parametrize("name", list(CALLS))
+@pytest.mark.parametrize("name", NAMES)
 def test_one_typed_error(name: str) -> None:
     assert not problems(*CALLS[name], writes(name))
 
@@ -66,7 +68,7 @@ def bits(result: Any) -> Any:
     return tree_map(raw, result)
 
 
-@pytest.mark.parametrize("name", list(CALLS))
+@pytest.mark.parametrize("name", NAMES)
 def test_strides_are_followed_or_refused(name: str) -> None:
     """An operand in every second element gives the bits of a dense one, or a LayoutError; no operand is written."""
     given = CALLS[name][1]
@@ -80,7 +82,7 @@ def test_strides_are_followed_or_refused(name: str) -> None:
             assert all(after[n] == x for n, x in operands.items())
 
 
-@pytest.mark.parametrize("name", list(CALLS))
+@pytest.mark.parametrize("name", NAMES)
 def test_declared_shapes_are_those_of_a_right_call(name: str) -> None:
     """A symbol that stands alone in two shapes is one extent; a shape has the rank of its operand."""
     verb, given = CALLS[name]
@@ -161,7 +163,7 @@ def test_a_row_major_square_is_refused(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.whole("each is another verb")
-@pytest.mark.parametrize("name", sorted(arguments("cpu")))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_nested_tensor_after_a_right_call(name: str) -> None:
     """Refused; torch's guard of a repeated call would end the process at one."""
     function, right = arguments("cpu")[name]

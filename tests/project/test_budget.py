@@ -10,7 +10,7 @@ import pytest
 
 from oracle.routines import registered
 from tests.support import cpu
-from tests.support.full import argument, left_out
+from tests.support.full import FEW, argument, left_out
 
 pytest_plugins = ["pytester"]
 
@@ -67,6 +67,19 @@ def test_what_runs_follows_from_the_markers(pytester: pytest.Pytester) -> None:
     assert left_out(items, ["a.py::test_repeats"]) == set()
     fewer = Counter(item.nodeid.partition("::")[2].partition("[")[0] for item in {*items} - left_out(items, [], 2))
     assert fewer == {"test_plain": 2, "test_sampled": 2, "test_whole": 20}
+
+
+def test_instances_take_turns(pytester: pytest.Pytester) -> None:
+    """In a folder whose tests kill no mutant; elsewhere, and where a marker says how many, they are always the same."""
+    file = pytester.mkpydir("tests") / "cli" / "test_turns.py"
+    file.parent.mkdir()
+    file.write_text(MARKED)
+    items, _ = pytester.inline_genitems("--rootdir", pytester.path, file)
+    assert items[0].nodeid.startswith("tests/cli/")
+    runs = [{item.name for item in items if item not in left_out(items, [], turn=turn)} for turn in range(7)]
+    plain = [{name for name in run if name.startswith("test_plain")} for run in runs]
+    assert all(len(run) == FEW for run in plain) and len(set.union(*plain)) == 20
+    assert len({frozenset(run - taken) for run, taken in zip(runs, plain, strict=True)}) == 1
 
 
 @pytest.mark.parametrize("other", ["test_gone", "test_repeats"])

@@ -64,6 +64,15 @@ def test_a_few_mutants_of_this_commit(root: Path) -> None:
             [f"TILE, LEAST = {two}" for two in ("3, 3", "1, 3", "2, 4", "2, 2")],
         ),
         ("def f() -> None:\n    TILE = 2\n", "core/NumberReplacer", ["TILE = 3", "TILE = 1"]),
+        ("def f(n) -> int:\n    step = max(1, TILE // n)\n    return step\n", "core/NumberReplacer", []),
+        ("def f(n) -> int:\n    cube = TILE if n > 2 else 3\n    return cube\n", "core/NumberReplacer", []),
+        ("def f(n) -> bool:\n    return 2 * n > TILE\n", "core/NumberReplacer", []),
+        ("def f(n) -> str:\n    return f'{n + 1} rows'\n", "core/ReplaceBinaryOperator_Add_Sub", []),
+        (
+            "def f(n) -> int:\n    return n // TILE * 2\n",
+            "core/NumberReplacer",
+            ["return n // TILE * 3", "return n // TILE * 1"],
+        ),
         ("x = f(maxsize=64)\n", "core/NumberReplacer", ["x = f(maxsize= 65)", "x = f(maxsize= 63)"]),
     ],
 )

@@ -534,3 +534,35 @@ class TestStartUp:
         assert oracle.contracts is oracle.api.contracts
         with pytest.raises(AttributeError, match="module 'oracle' has no attribute 'nothing'"):
             _ = oracle.nothing
+
+
+class TestWhatIsMeant:
+    """A call that leaves out an option, or has its arguments in the other order, is told what is meant."""
+
+    CASE = cases.parse("fp8_gemm_nt/e4m3xe4m3-f32/1x128:128x128/m=3,n=24,k=272/family=codes/seed=5")
+
+    @staticmethod
+    def kernel(*, out_dtype: torch.dtype = torch.bfloat16, **inputs: torch.Tensor) -> torch.Tensor:
+        out = oracle.reference("fp8_gemm_nt", inputs, out_dtype=out_dtype)
+        assert isinstance(out, torch.Tensor)
+        return out.to(out_dtype)
+
+    def test_a_case_calls_the_kernel_with_every_option(self) -> None:
+        assert pytest_plugin.assert_conforms(self.CASE.call(self.kernel), self.CASE, arch="cpu")
+
+    def test_an_option_left_out_is_named(self) -> None:
+        with pytest.raises(NonconformanceError, match=r"out_dtype=float32: oracle_case\.call\(kernel\)"):
+            pytest_plugin.assert_conforms(self.kernel(**self.CASE.inputs()), self.CASE, arch="cpu")
+
+    def test_the_other_order(self) -> None:
+        inputs = self.CASE.inputs()
+        out: Any = self.kernel(**inputs)
+        with pytest.raises(InputError, match="takes the output first"):
+            pytest_plugin.assert_conforms("fp8_gemm_nt", inputs, out, arch="cpu")  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="takes the contract first"):
+            oracle.assert_conforms(out, "fp8_gemm_nt", inputs, arch="cpu")  # type: ignore[arg-type]
+
+    def test_a_name_that_does_not_exist(self) -> None:
+        assert callable(oracle.diagnose)
+        with pytest.raises(AttributeError, match="did you mean 'judge'"):
+            _ = oracle.judg  # type: ignore[attr-defined]

@@ -303,3 +303,12 @@ class TestCommand:
 def test_hostile_text_is_hostile() -> None:
     """The twin of the escaping tests: the text would be markup if it were not escaped."""
     assert Document(f"<p>{HOSTILE}</p>").tags["script"] == 1
+
+
+def test_watches_are_counted_apart_from_cases_everywhere() -> None:
+    failing = [outcome(f"d/case{i}", Status.FAILED) for i in range(2)]
+    watches = [replace(outcome(f"d/watch{i}", Status.PASSED), watch="guard zones") for i in range(3)]
+    report = Report((*failing, outcome("d/case2", Status.PASSED), *watches))
+    page, text = html.to_html(report), files.to_markdown(report)
+    assert "2 of 3 outputs wrong" in page and "<b>2 of 3 fail</b>" in page and "(2 of 3 fail)" in text
+    assert "3 cases, 3 watches" in page and "2 of 6" not in page + text

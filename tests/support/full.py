@@ -2,7 +2,9 @@
 
 They run with ``--full`` (``tox run -e full``), or when one is named on the command line. Of a test with parameters
 every run takes ``MOST`` instances, evenly spread, and ``FEW`` in the folders ``ELSEWHERE``, whose tests kill no mutant
-of ``tests/support/mutation.py``; ``--most N`` takes fewer. A marker at a test says otherwise:
+of ``tests/support/mutation.py``; ``--most N`` takes fewer. In these folders the instances take turns:
+``FP8_ORACLE_TURN``, in CI the number of commits, moves them by so many places, so that each one runs in one of the
+commits that follow each other (0 where it is not set). A marker at a test says otherwise:
 
 ``sampled(n)``       so many instances
 ``whole(reason)``    all of them: each is cheap and shows something of its own, as those of ``tests/project`` do
@@ -11,19 +13,24 @@ of ``tests/support/mutation.py``; ``--most N`` takes fewer. A marker at a test s
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import pytest
 
-MOST, FEW = 12, 6
-ELSEWHERE = tuple(f"tests/{room}/" for room in ("benchmarks", "cli", "diagnosis", "fixtures", "harness", "report"))
+MOST, FEW = 12, 3
+ROOMS = ("benchmarks", "bindings", "cli", "diagnosis", "fixtures", "harness", "report")
+ELSEWHERE = tuple(f"tests/{room}/" for room in ROOMS)
+TURN = int(os.environ.get("FP8_ORACLE_TURN", "0"))
 WHOLE = "tests/project/"
 MARKERS = ("sampled(n)", "whole(reason)", "repeats(other)")
 
 
-def left_out(items: Sequence[pytest.Item], named: Sequence[str], most: int = MOST) -> set[pytest.Item]:
+def left_out(
+    items: Sequence[pytest.Item], named: Sequence[str], most: int = MOST, turn: int = TURN
+) -> set[pytest.Item]:
     """The items that a run without ``--full`` leaves out; ``named`` are the arguments of the command line, ``most`` the
-    instances of a test.
+    instances of a test, ``turn`` the places by which those of ``ELSEWHERE`` move.
 
     Raises pytest.UsageError: a file was collected whole, and the test that another repeats is not in it.
     """
@@ -43,8 +50,9 @@ def left_out(items: Sequence[pytest.Item], named: Sequence[str], most: int = MOS
         sampled = argument(instances[0], "sampled")
         if sampled is None and (name.startswith(WHOLE) or argument(instances[0], "whole")):
             continue
-        kept = min(int(sampled or (FEW if name.startswith(ELSEWHERE) else MOST)), most, len(instances))
-        taken = {i * len(instances) // kept for i in range(kept)}
+        turns = sampled is None and name.startswith(ELSEWHERE)
+        kept = min(int(sampled or (FEW if turns else MOST)), most, len(instances))
+        taken = {(i * len(instances) // kept + turns * turn) % len(instances) for i in range(kept)}
         out |= {item for i, item in enumerate(instances) if i not in taken}
     return out
 

@@ -50,6 +50,7 @@ from parso.python.tree import Module, PythonNode
 ROOT = Path(__file__).resolve().parents[2]
 GOLDENS = "tests/support/goldens.py"
 EDGES = "tests/bounds/test_edges.py"
+THRESHOLDS, WIDTHS = "tests/bounds/test_thresholds.py", "tests/bounds/test_widths.py"
 BY_HAND = "tests/truth/test_by_hand.py"
 TESTS = {
     # what is mutated: the tests of it; of several names that a path begins with, the longest counts
@@ -64,24 +65,28 @@ TESTS = {
     "oracle/truth/routing.py": ("tests/routines/moe", BY_HAND, GOLDENS),
     "oracle/truth/tiles.py": ("tests/truth/test_tiles.py", GOLDENS),
     "oracle/bounds/": ("tests/bounds", GOLDENS),
-    "oracle/bounds/boxed.py": ("tests/routines/moe", EDGES, GOLDENS),
+    "oracle/bounds/boxed.py": ("tests/routines/moe", EDGES, THRESHOLDS, GOLDENS),
     "oracle/bounds/code_boxes.py": ("tests/routines/moe", EDGES, GOLDENS),
-    "oracle/bounds/logits.py": ("tests/routines/logits", EDGES, GOLDENS),
-    "oracle/bounds/norm.py": ("tests/routines/fused", EDGES, GOLDENS),
+    "oracle/bounds/logits.py": ("tests/routines/logits", EDGES, WIDTHS, GOLDENS),
+    "oracle/bounds/norm.py": ("tests/routines/fused", EDGES, WIDTHS, GOLDENS),
     "oracle/bounds/outer.py": (
         "tests/routines/products",
         "tests/routines/mx_products",
         "tests/verdict",
         EDGES,
+        THRESHOLDS,
+        WIDTHS,
         GOLDENS,
     ),
     "oracle/bounds/quantiser.py": (
         "tests/bounds/test_quantiser.py",
         "tests/routines/quantisers",
         "tests/routines/mx",
+        EDGES,
+        THRESHOLDS,
         GOLDENS,
     ),
-    "oracle/bounds/rotary.py": ("tests/routines/fused", EDGES, GOLDENS),
+    "oracle/bounds/rotary.py": ("tests/routines/fused", EDGES, WIDTHS, GOLDENS),
     "oracle/bounds/triton_join.py": ("tests/bounds", "tests/verdict", GOLDENS),
     "oracle/bounds/triton_sums.py": ("tests/bounds", "tests/verdict", GOLDENS),
     "oracle/verdict/": ("tests/verdict",),
@@ -192,8 +197,8 @@ def mutants(path: str, only: Collection[str] | None = None) -> list[Mutant]:
 
 
 def _idle(node: Any) -> bool:
-    """Whether no result depends on a node: part of an annotation, of what an error says, or the ``strict`` of a zip;
-    what a cache holds, or how much is computed at once; whether the fields of a record can be set later, or be given by
+    """Whether no result depends on a node: part of an annotation, of what a text says, or the ``strict`` of a zip; what
+    a cache holds, or how much is computed at once; whether the fields of a record can be set later, or be given by
     position."""
     argument = ""
     while node.parent is not None:
@@ -202,7 +207,9 @@ def _idle(node: Any) -> bool:
             return True
         if node.type == "funcdef" and node.annotation is child:
             return True
-        if node.type in ("raise_stmt", "assert_stmt"):
+        if node.type in ("raise_stmt", "assert_stmt", "fstring_expr"):
+            return True
+        if node.type == "comparison" and any(part.type == "name" and part.value in SIZES for part in node.children):
             return True
         if node.type == "argument":
             argument = node.children[0].get_code().strip()
@@ -214,9 +221,14 @@ def _idle(node: Any) -> bool:
 
 
 def _sizes(statement: Any) -> bool:
-    """Whether it gives the constants of a module a value that are all in ``SIZES``."""
+    """Whether it gives the constants of a module a value that are all in ``SIZES``; or a variable what follows from
+    one: ``SIZE_ON_DEVICE if ... else SIZE``, ``max(1, SIZE // ...)``, of such a variable in small letters too."""
     names = statement.children[0].get_code().replace(",", " ").split()
-    return statement.parent.parent.type == "file_input" and all(name in SIZES for name in names)
+    if statement.parent.parent.type == "file_input":
+        return all(name in SIZES for name in names)
+    value = statement.children[-1]
+    follows = value.type == "test" or (value.type == "atom_expr" and value.children[0].get_code().strip() == "max")
+    return follows and any(part.type == "name" and part.value.upper() in SIZES for part in ast_nodes(value))
 
 
 def _mutated(tree: Module, node: Any, operator: Any, index: int) -> str:

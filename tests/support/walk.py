@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -44,11 +45,11 @@ def walk(action: Callable[[], object]) -> Walk:
     called, counts = dict[tuple[str, str], None](), [0, 0]
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        if event != "call" or (file := inside(frame)) is None:
+        if event != "call" or (file := inside(frame.f_code.co_filename)) is None:
             return
         called.setdefault((frame.f_code.co_qualname, file))
         caller: FrameType | None = frame.f_back
-        while caller is not None and (before := inside(caller)) is None:
+        while caller is not None and (before := inside(caller.f_code.co_filename)) is None:
             caller = caller.f_back
         if caller is not None and before is not None and before != file:
             counts[0] += 1
@@ -62,9 +63,10 @@ def walk(action: Callable[[], object]) -> Walk:
     return Walk(tuple(called), *counts)
 
 
-def inside(frame: FrameType) -> str | None:
-    """The file of a frame below ``oracle``; None elsewhere."""
-    path = Path(frame.f_code.co_filename)
+@cache
+def inside(filename: str) -> str | None:
+    """The file of a code object, below ``oracle``; None elsewhere. Asked of every call, so that a path is read once."""
+    path = Path(filename)
     return path.relative_to(FOLDER).as_posix() if path.is_relative_to(FOLDER) else None
 
 

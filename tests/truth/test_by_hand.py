@@ -15,7 +15,8 @@ from torch import Tensor
 from oracle.errors import ExactnessError, OptionError, ShapeError
 from oracle.numbers.recipes import VLLM_TOKEN
 from oracle.truth import decisions, hadamard, layout, linear, logits, moe, routing, shards
-from oracle.truth.gemm import Decoded, ScaledProduct, _check_device_product, accumulate, take_rows
+from oracle.truth.gemm import LONG, Decoded, ScaledProduct, _check_device_product, accumulate, block_sums, take_rows
+from tests.support.edges import codes, grid, scales
 
 MULTIPROCESSORS = {
     # product: compute capability, streaming multiprocessors (NVIDIA's architecture whitepapers and product briefs)
@@ -49,6 +50,15 @@ class TestLayout:
     def test_a_cache(self, shape: tuple[int, ...]) -> None:
         with pytest.raises(ShapeError):
             layout.unpack_kv_cache(torch.zeros(shape, dtype=torch.uint8))
+
+    def test_no_row_order_unless_said(self) -> None:
+        """That of TensorRT-LLM's kernel is asked for."""
+        w13, w2, one = torch.arange(64.0).expand(1, 32, 64).mT, torch.zeros(1, 32, 32), torch.ones(1)
+        plain, right, turned = (
+            layout.prepare_fp8_moe_layer_for_fi(w13, w2, one, one, block_quant=False, **more)[0]
+            for more in ({}, {"is_trtllm": False}, {"is_trtllm": True})
+        )
+        assert torch.equal(plain, right) and not torch.equal(plain, turned)
 
 
 class TestShards:
@@ -88,6 +98,11 @@ class TestHadamard:
         assert not bool(hadamard.transform(zeros.bfloat16())[1].any())
         assert bool(hadamard.transform(ones)[1].all())
 
+    def test_words_of_a_matrix_of_counters(self) -> None:
+        """The words of a counter are the last axis, wherever it lies."""
+        flat = hadamard.philox(torch.arange(6), 7)
+        assert torch.equal(hadamard.philox(torch.arange(6).reshape(2, 3), 7), flat.reshape(2, 3, 4))
+
     @pytest.mark.parametrize("seed", [-1, 1 << 64, True, 0.0])
     def test_a_seed_is_no_such_number(self, seed: int) -> None:
         with pytest.raises(OptionError):
@@ -116,6 +131,18 @@ class TestGemm:
         elsewhere: Any = SimpleNamespace(device=torch.device("cuda"), shape=x.shape, sum=x.sum)
         with pytest.raises(ExactnessError) if noticed else nullcontext():
             _check_device_product(elsewhere, a, b, 1.0)
+
+    @pytest.mark.parametrize(
+        ("large", "small", "k"),
+        # large K fits float64 in halves; large over small does not for any K, which bands mend; K is not halved for it
+        [(2.0**41, 1.0, 2 * LONG), (2.0**30, 2.0**-30, 2 * LONG), (2.0**42, 1.0, LONG)],
+    )
+    def test_two_sums_where_one_would_round(self, large: float, small: float, k: int) -> None:
+        a = torch.tensor([large, small], dtype=torch.float64).repeat(1, k // 2)
+        a[0, -1] = 0.0
+        parts = list(block_sums(a, torch.ones(1, k, dtype=torch.float64)))
+        exact = k // 2 * Fraction(large) + (k // 2 - 1) * Fraction(small)
+        assert len(parts) == 2 and sum(Fraction(float(part)) for part in parts) == exact
 
     def test_rows_of_one_dimension(self) -> None:
         assert take_rows(torch.arange(4.0), torch.tensor([2, 0])).tolist() == [2.0, 0.0]
@@ -159,6 +186,21 @@ class TestLogits:
         low = 2.0**-70 * weight  # beside it the product of weight and scale is exact: it has 45 bits
         slack = 2.0**-51 * 2 * low * (1 + 2.0**-40) * scale + 2.0**-51 * 2 * low * scale
         assert math.isclose(float(value.slack), slack, rel_tol=2.0**-44)
+
+    @pytest.mark.parametrize("fp4", [False, True])
+    def test_tiles_of_rows(self, fp4: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Two rows at a time, the last one alone."""
+        q, k, blocks = codes(1, 5, 2, 32), codes(2, 4, 32), {}
+        if fp4:
+            q, k = (x.view(torch.uint8) & 0xF for x in (q, k))
+            shapes = {"q_blocks": (5, 2, 1), "k_blocks": (4, 1)}
+            blocks = {name: (2.0 ** grid(3, *of, most=4, unit=1.0)).to(logits.E8M0) for name, of in shapes.items()}
+        ends = torch.zeros(5, dtype=torch.int64), torch.full((5,), 4)
+        problem = logits.Logits(q, k, scales(1, 4), grid(3, 5, 2).float(), *ends, **blocks)
+        whole = logits.exact(problem)
+        monkeypatch.setattr(logits, "TILE", 2 * 2 * 4)
+        assert [tile.q.shape[0] for tile in problem.tiles()] == [2, 2, 1]
+        assert torch.equal(logits.exact(problem).hi, whole.hi) and torch.equal(logits.exact(problem).lo, whole.lo)
 
     def test_segments(self) -> None:
         """A request without keys has no segment; a negative length counts as 0."""
@@ -206,6 +248,49 @@ class TestRouting:
             assert torch.allclose(found, sign * relative, rtol=0.0, atol=2.0**-51)
         same = scored.choice_span
         assert torch.equal(same.low, scored.score_span.low) and torch.equal(same.high, scored.score_span.high)
+
+    @pytest.mark.parametrize("renormalise", [False, True])
+    def test_the_width_of_a_weight(self, renormalise: bool) -> None:
+        """``k + 4`` roundings around the score, or around its share of the scores, and a flush."""
+        changes = {"scoring": routing.Scoring.SIGMOID, "renormalise": renormalise, "scaling": 2.5, "epsilon": 0.25}
+        router, ids = self.softmax(top_k=2, **changes), torch.tensor([[0, 2]])
+        scored = routing.scores(torch.tensor([[1.0, -2.0, 0.5]]), router)
+        found = routing.weight_span(scored, ids, router)
+        low, high = ([float(end[0, i]) for i in (0, 2)] for end in (scored.score_span.low, scored.score_span.high))
+        if renormalise:
+            low, high = (
+                [low[i] / (low[i] + high[1 - i] + 0.25) for i in (0, 1)],
+                [high[i] / (high[i] + low[1 - i]) for i in (0, 1)],
+            )
+        for end, ends, sign in ((found.low, low, -1), (found.high, high, 1)):
+            due = torch.tensor([[x * (1 + sign * 6 * 2.0**-24) * 2.5 for x in ends]], dtype=torch.float64)
+            assert torch.allclose(end, due, rtol=2.0**-48, atol=0.0)
+
+    @pytest.mark.parametrize(
+        ("changes", "fits"),
+        [
+            ({"top_k": 8}, True),
+            ({"top_k": 0}, False),
+            ({"top_k": 9}, False),
+            ({"groups": 3}, False),
+            ({"groups": 4, "top_groups": 0}, False),
+            ({"groups": 4, "top_groups": 4}, True),
+            ({"groups": 4, "top_groups": 5}, False),
+            ({"groups": 4, "top_groups": 1, "top_k": 2}, True),
+            ({"groups": 4, "top_groups": 1, "top_k": 3}, False),
+        ],
+    )
+    def test_what_fits_eight_experts(self, changes: dict[str, int], fits: bool) -> None:
+        with nullcontext() if fits else pytest.raises(OptionError):
+            routing.check(self.softmax(**changes), 8)
+
+    @pytest.mark.parametrize(
+        ("ids", "wrong"), [([0, 1], False), ([0, 4], True), ([0, -1], True), ([0, 0], True), ([0, 2], True)]
+    )
+    def test_experts_that_are_none_or_chosen_twice(self, ids: list[int], wrong: bool) -> None:
+        router = self.softmax(top_k=2, scoring=routing.Scoring.LOGIT)
+        scored = routing.scores(torch.tensor([[3.0, 2.0, 1.0, 0.0]]), router)
+        assert routing.misrouted(torch.tensor([ids]), scored, router, biased=False).tolist() == [wrong]
 
     def test_a_score_below_float32(self) -> None:
         """It may be flushed: its interval reaches ``2^-126``."""
