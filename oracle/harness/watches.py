@@ -221,13 +221,13 @@ def repeats(calls: Calls, inputs: Inputs, options: Options, other: tuple[Inputs,
     }
     yield _finding(case, "every element written", unwritten, "never written: {}", "every specified element was written")
     known = {name: ~mask for name, mask in unwritten.items()}
-    pairs = ((plain[1], plain[2]), (plain[2], plain[3]), (after[0], after[1]), (dirtied[1], dirtied[2]))
+    pairs = [(plain[1], plain[2]), (plain[2], plain[3]), (after[0], after[1]), (dirtied[1], dirtied[2])]
     if session.device.startswith("cuda"):
         for _ in range(RERUNS - 4):
             answer, _ = calls.ask(*again[:4], taken=True)
             if answer.problem is not None:
                 return
-            pairs = (*pairs, (plain[3], answer))
+            pairs.append((plain[3], answer))
     changed: dict[str, Tensor] = {}
     for x, y in pairs:
         for name, mask in _differ(call, x, y, known).items():

@@ -306,7 +306,8 @@ def _edges(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
     ]
     alone = [{name: (size, offset)} for name in free for size in edge.get(name, ()) for offset in OFFSETS]
     alone += [{name: (max(of), EVEN)} for name, of in edge.items() if name in free]
-    alone += [dict.fromkeys(free, (max(max(of) for of in sizes.values()), 0))]  # all of one length: rows or columns?
+    if len(free) > 1:  # all of one length: rows or columns?
+        alone += [dict.fromkeys(free, (max(itertools.chain(*sizes.values())), 0))]
     levels: list[Level] = []
     reached: set[tuple[str, int, int]] = set()
     for wanted in (*turns, *alone):

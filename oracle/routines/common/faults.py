@@ -192,7 +192,7 @@ def _packed(call: Call, x: Tensor) -> Tensor:
     """What lies where a packed tensor of this shape would."""
     if x.is_contiguous() or not x.numel():
         return x
-    return x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride()).clone()
+    return x.as_strided(x.shape, torch.empty(x.shape, dtype=x.dtype, device="meta").stride()).clone()
 
 
 fault(
