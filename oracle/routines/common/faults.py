@@ -26,7 +26,6 @@ Holds = Callable[[TensorSpec], bool]
 LAYOUTS = of_class(LayoutContract)
 TILE = 64  # rows
 OUTSIDE = "what is read lies outside the memory"
-WEIGHTS_OF_EXPERTS = ("b", "w13")
 
 
 def _are(*kinds: Kind) -> Holds:
@@ -46,13 +45,20 @@ def _for_each_group(spec: TensorSpec) -> bool:
     return spec.kind is Kind.COUNTS and spec.dims == ("G",)
 
 
+def _of_rows(spec: TensorSpec) -> bool:
+    """Not an optional map of experts."""
+    return spec.kind is Kind.IDS and not spec.optional
+
+
+def _of_experts(spec: TensorSpec) -> bool:
+    return spec.kind is Kind.CODES and len(spec.dims or ()) == 3
+
+
 INDEXED = _take("takes indices of 64 bits", _wide)
 COUNTED = _take("takes a number of rows for each group", _for_each_group) & _take(
     "a matrix for each", lambda spec: spec.kind is Kind.CODES and (spec.dims or ())[:2] == ("G", "M")
 )
-ROUTED = _take("takes numbers of experts", _are(Kind.IDS)) & _take(
-    "their weights", lambda spec: spec.name in WEIGHTS_OF_EXPERTS
-)
+ROUTED = _take("takes numbers of experts", _of_rows) & _take("their weights", _of_experts)
 FAULTS = Faults(INDEXED)
 fault = FAULTS.declare
 
@@ -101,7 +107,7 @@ def _without(gone: Callable[[Call, Tensor], Tensor]) -> Read:
 
 def _behind_a_power(call: Call, x: Tensor) -> Tensor:
     """Which rows have an expert behind the largest power of two of experts."""
-    count = next(call.inputs[name].shape[0] for name in WEIGHTS_OF_EXPERTS if name in call.inputs)
+    count = next(call.inputs[spec.name].shape[0] for spec in call.contract.inputs if _of_experts(spec))
     return x >= 1 << (count.bit_length() - 1)
 
 
@@ -130,7 +136,7 @@ fault(
         *(
             reading(
                 f"rows of experts from {first} on left out",
-                _are(Kind.IDS),
+                _of_rows,
                 _without(lambda call, x, first=first: x >= first),  # type: ignore[misc]
                 f"no expert from {first} on has rows",
                 seen,
@@ -144,7 +150,7 @@ fault(
         ),
         reading(
             "rows of experts behind the largest power of two left out",
-            _are(Kind.IDS),
+            _of_rows,
             _without(_behind_a_power),
             "as many experts as a power of two, or no rows of those behind",
             "NVIDIA/TileGym PR 24",
@@ -153,7 +159,7 @@ fault(
         ),
         reading(
             "experts without rows not counted",
-            _are(Kind.IDS),
+            _of_rows,
             _among_busy,
             "every expert before the last busy one has rows",
             "TransformerEngine PR 3037: groups without rows filtered",
@@ -161,7 +167,7 @@ fault(
         ),
         reading(
             "rows shifted by the number of those without an expert",
-            _are(Kind.IDS),
+            _of_rows,
             _behind_sentinels,
             "every row has an expert, or all the same",
             "TransformerEngine PR 2907",
