@@ -47,6 +47,7 @@ from oracle.routines.reached import (
 
 LARGEST = 1 << 22  # elements of the volume of a drawn case: it takes milliseconds
 SEVERAL = 3  # rows of a contract whose edges need more than :data:`LARGEST`: strides and widths show on no single row
+SIZES = (200, 65, 17, 7)  # values of an option that has no default, the first that the contract takes
 NARROW = 16  # the edge of an extent whose dims name none, if it is not summed over
 
 
@@ -96,7 +97,7 @@ Order = tuple[tuple[str, tuple[int, ...]], ...]
 ROWS = ("rows", (64, 16, 4))
 WIDE: tuple[int, Order] = (
     16,
-    (("columns", (7168,)), ("head", (128,)), ("rank", (512,)), ROWS, ("width", (4096, 2048, 512))),
+    (("columns", (7168,)), ("head", (256, 128)), ("rank", (512,)), ROWS, ("width", (4096, 2048, 512))),
 )
 MANY: tuple[int, Order] = (16, (("experts", (256,)), ("depth", (8,)), ("batch", (64,)), ROWS))
 TALL: tuple[int, Order] = (4, (("rows", (65536, 16384, 4096, 1024)),))
@@ -260,7 +261,7 @@ def _factors(base: Case, calls: Calls) -> tuple[list[list[Level]], list[Case], l
             if home is not None:
                 break
     ranks = reached[0].ranks
-    wide = [s.name for s in contract.inputs if not (s.contiguous or s.kind.is_integer) and ranks.get(s.name, 0) > 1]
+    wide = [s.name for s in contract.inputs if not s.contiguous and ranks.get(s.name, 0) > 1]
     pitches = [USUAL, *(Level((), (), ((name, changes.PITCH),)) for name in wide)]
     pitches = [level for level in pitches if admits(level.of(base))]
     rows = (*parts, *(list(dict.fromkeys(levels)) for levels in rest.values()), pitches, _ladder(base, admits))
@@ -309,6 +310,10 @@ def _ways(contract: Contract, gap: Gap) -> Iterator[Level]:
     """Changes that would close a gap, the smallest first."""
     if gap.what == OTHER:
         default = next(spec.default for spec in contract.options if spec.name == gap.name)
+        if default is None:  # an extent of the output, most often
+            for size in SIZES:
+                yield Level((), (), ((gap.name, option_word(size)),))
+            return
         assert isinstance(default, (int, float))
         half = default // 2 if isinstance(default, int) else default / 2
         for value in (value for value in (default * 2, half, default + 1, default - 1) if value != default):
