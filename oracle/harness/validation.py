@@ -262,7 +262,7 @@ def validate(
         # a required watch without a finding or note did not run
         if not stopped and loaded:
             tried = {f.watch for f in findings} | {note.watch for note in notes}
-            why = "required but not tried: no ordinary case (family=randn) with right numbers that it applies to"
+            why = "required but not tried: no ordinary case with right numbers that it applies to"
             untried = Verdict(Status.UNTESTED, why, reason=why)
             rest = [Finding(WHOLE, watch, untried) for watch in require if watch not in tried]
             coverage = None if files else reach.coverage()
@@ -413,7 +413,7 @@ def _run(
         watched = [finding, *asked.watched]
         watching.lost = watching.lost + 1 if finding.verdict.status is Status.CRASHED else 0
         judged = finding.verdict.status is not Status.CRASHED and answer.problem is None
-        if watching.cases and judged and case.family == "randn":
+        if watching.cases and judged and _ordinary(case):
             watching.cases -= 1
             calls, begun = watches.Calls(session, str(case)), time.perf_counter()
             for item in _watched(calls, case, inputs, options, answer, finding.verdict, watching):
@@ -456,7 +456,7 @@ def _asked_ahead(
             break
         if (before := known.get(str(case))) is not None:  # an earlier run has judged it, and watched it
             reach.saw(case, before.reason or before.summary if before.status is Status.UNSUPPORTED else None)
-            watching.cases -= bool(watching.cases and case.family == "randn" and before.status in JUDGED)
+            watching.cases -= bool(watching.cases and _ordinary(case) and before.status in JUDGED)
             continue
         told.runs(str(case))
         progress.call(str(case))
@@ -471,7 +471,7 @@ def _asked_ahead(
         else:
             find = judges.finding(session, str(case), inputs, options, answer)
         waiting.append(_Call(case, inputs, options, answer, watched, find))
-        at_once = judges is None or answer.problem is not None or (watching.cases and case.family == "randn")
+        at_once = judges is None or answer.problem is not None or (watching.cases and _ordinary(case))
         while waiting and (at_once or len(waiting) > AHEAD * judges.jobs):  # type: ignore[union-attr]
             yield waiting.popleft()
     yield from waiting
@@ -628,8 +628,14 @@ def _cases(contract: str, profile: str, seed: int, given: str | Sequence[str] | 
         yield from drawn(contract, seed)
         return
     # rows and pitches show on several rows alone, and the first cases are watched
-    order = lambda case: (case.family != "randn", 1 in dict(case.extents).values())  # noqa: E731
+    order = lambda case: (not _ordinary(case), 1 in dict(case.extents).values())  # noqa: E731
     yield from sorted(default_cases(contract, seed, profile), key=order)
+
+
+def _ordinary(case: Case) -> bool:
+    """Whether a case has the data that are watched: normal ones, or the first family of a contract without them."""
+    families = case.grammar.families
+    return case.family == ("randn" if "randn" in families else families[0])
 
 
 def importable(kernel: str | Callable[..., object]) -> str:

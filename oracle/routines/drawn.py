@@ -50,6 +50,7 @@ LARGEST = 1 << 22  # elements of the volume of a drawn case: it takes millisecon
 SMALL, FLOOR = 1e-2, 8.0  # instead of a smaller one, what is added to squares or bounds an amax: beyond ordinary data
 EVEN = 2  # beyond an edge: two blocks into which the extent divides, of which none has the length of a block
 SEVERAL = 3  # rows of a contract whose edges need more than :data:`LARGEST`: strides and widths show on no single row
+SIZES = (200, 65, 17, 7)  # values of an option that has no default, the first that the contract takes
 NARROW = 16  # the edge of an extent whose dims name none, if it is not summed over
 
 
@@ -100,7 +101,7 @@ Order = tuple[tuple[str, tuple[int, ...]], ...]
 ROWS = ("rows", (64, 16, 4))
 WIDE: tuple[int, Order] = (
     16,
-    (("columns", (7168,)), ("head", (128,)), ("rank", (512,)), ROWS, ("width", (4096, 2048, 512))),
+    (("columns", (7168,)), ("head", (256, 128)), ("rank", (512,)), ROWS, ("width", (4096, 2048, 512))),
 )
 MANY: tuple[int, Order] = (16, (("experts", (512, 256)), ("depth", (8,)), ("batch", (64,)), ROWS))
 TALL: tuple[int, Order] = (4, (("rows", (65536, 16384, 4096, 1024)),))
@@ -274,9 +275,13 @@ def _factors(base: Case, calls: Calls) -> tuple[list[list[Level]], list[Case], l
             if home is not None:
                 break
     ranks = reached[0].ranks
-    strided = [spec for spec in contract.inputs if not (spec.contiguous or spec.kind.is_integer)]
-    absent = {spec.name: ((spec.name, word_of(spec.dtypes[0])),) for spec in strided if spec.name not in ranks}
-    wide = [s.name for s in strided if s.name in absent or ranks[s.name] > (0 if s.optional else 1)]
+    strided = [spec for spec in contract.inputs if not spec.contiguous]
+    absent = {
+        spec.name: ((spec.name, word_of(spec.dtypes[0])),)
+        for spec in strided
+        if spec.name not in ranks and not spec.kind.is_integer
+    }
+    wide = [s.name for s in strided if s.name in absent or ranks.get(s.name, 0) > (0 if s.optional else 1)]
     pitches = [USUAL, *(Level((), (), (*absent.get(name, ()), (name, changes.PITCH))) for name in wide)]
     pitches = [level for level in pitches if admits(level.of(base))]
     rows = (*parts, *(list(dict.fromkeys(levels)) for levels in rest.values()), pitches, _ladder(base, admits))
@@ -332,6 +337,10 @@ def _ways(contract: Contract, gap: Gap) -> Iterator[Level]:
             halves = [tuple(max(1, n // 2) if at in of else n for at, n in enumerate(default))
                       for of in ((len(default) - 1,), range(len(default)))]  # fmt: skip  # the last alone, then all
             yield from (Level((), (), ((gap.name, option_word(value)),)) for value in halves)
+            return
+        if default is None:  # an extent of the output, most often
+            for size in SIZES:
+                yield Level((), (), ((gap.name, option_word(size)),))
             return
         assert isinstance(default, (int, float))
         half = default // 2 if isinstance(default, int) else default / 2

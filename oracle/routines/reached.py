@@ -2,7 +2,7 @@
 
 :func:`gaps` asks that of any list of cases. :data:`EXEMPT` names what the default cases of ``validate``
 (:func:`oracle.routines.drawn.default_cases`) leave out, each with the reason. Not covered: values of an option that
-admits any text.
+admits any name.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def missing(contract: Contract, reached: Sequence[Seen]) -> list[Gap]:
         words = {seen.options[option.name] for seen in reached}
         if option.choices is not None:
             lacking += [Gap(OPTION, option.name, w) for w in map(option_word, option.choices) if w not in words]
-        elif len(words) == 1 and _is_number(option.default):
+        elif len(words) == 1 and not option.named and (option.default is None or _is_number(option.default)):
             lacking.append(Gap(OTHER, option.name, f"not {option_word(option.default)}"))
     for spec in contract.inputs:
         dtypes = {seen.dtypes.get(spec.name) for seen in reached}

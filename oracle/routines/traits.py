@@ -72,12 +72,14 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class OptionSpec:
-    """One option: its default and, where they are few, the values it admits (``None``: any)."""
+    """One option: its default and, where they are few, the values it admits (``None``: any number, or with ``named``
+    any name)."""
 
     name: str
     default: object
     choices: tuple[object, ...] | None
     doc: str
+    named: bool = False
 
 
 class Stated:

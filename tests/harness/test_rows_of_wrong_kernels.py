@@ -43,7 +43,7 @@ def told_apart(name: str) -> Case | None:
     """The first default case on which the right kernel answers and the wrong one does not give its bits."""
     wrong = KERNELS[name]
     for case in default_cases(wrong.contract, 0):
-        right = answer(Wrong(wrong.contract), case)
+        right = answer(Wrong(wrong.contract, wrong.right), case)
         if right is not None and not same(answer(wrong, case), right):
             return case
     return None
@@ -54,7 +54,7 @@ def test_a_default_case_refuses_it(name: str) -> None:
     case, wrong = told_apart(name), KERNELS[name]
     assert case is not None, f"no default case of {wrong.contract} differs"
     inputs, options, contract = case.inputs(), case.call_options(), get(wrong.contract)
-    right, made = answer(Wrong(wrong.contract), case), answer(wrong, case)
+    right, made = answer(Wrong(wrong.contract, wrong.right), case), answer(wrong, case)
     assert right is not None and not contract.judge(inputs, single(right), arch="cpu", **options).status.is_failure
     assert made is None or contract.judge(inputs, single(made), arch="cpu", **options).status.is_failure, str(case)
 

@@ -190,7 +190,7 @@ class MoeFp8(Contract):
     )
     options = (
         OptionSpec("first_expert", 0, None, "number of this rank's first expert (expert parallelism)"),
-        OptionSpec("recipe", None, None, "quantiser; None: vllm_group, or torch_static with a2_scale"),
+        OptionSpec("recipe", None, None, "quantiser; None: vllm_group, or torch_static with a2_scale", named=True),
         OptionSpec("activation_rounding", "EACH", tuple(a.name for a in Activation), "where silu * up is rounded"),
         OptionSpec("limit", None, None, "clamp of gate (above) and up (both sides)"),
         OptionSpec(

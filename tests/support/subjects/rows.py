@@ -26,6 +26,7 @@ class Wrong:
     contract: str
     before: Callable[[Given], Given] = lambda given: given
     after: Callable[[Given, Tensor], Tensor] = lambda given, out: out
+    right: Callable[[Given], Given] = lambda given: given  # before the right kernel, where that refuses such strides
 
     def __call__(self, **given: Any) -> Any:
         outputs = getattr(BY_CONTRACT, self.contract)(**self.before(dict(given)))
@@ -163,11 +164,10 @@ KERNELS: dict[str, Wrong] = {
     "codes_end_at_256_rows": Wrong("per_token_group_quant_fp8", after=until(256)),
     "product_ends_at_256_rows": Wrong("fp8_gemm_nt", after=until(256)),
     "norm_ends_at_1024_rows": Wrong("rms_norm_dynamic_per_token_quant", after=until(1024)),
-    "blocks_end_at_1024_rows": Wrong("nvfp4_quantize", after=until(1024)),
+    "blocks_end_at_1024_rows": Wrong("per_token_cast_to_fp8", after=until(1024)),
     "gather_ends_at_256_rows": Wrong("cp_gather_cache", after=until(256)),
     "routing_ends_at_1024_rows": Wrong("moe_routing", after=until(1024)),
     # ties under a scale that is no power of two
-    "static_ties_away": Wrong("scaled_fp8_quant", lambda g: ties_away("x")(g) if "scale" in g else g),
     "mla_ties_away": Wrong("concat_and_cache_mla", ties_away("kv_c")),
     "key_ties_away": Wrong("reshape_and_cache_flash", ties_away("key")),
     # padding read as data
@@ -175,7 +175,7 @@ KERNELS: dict[str, Wrong] = {
     "fused_logits_read_packed": Wrong("trtllm_fp8_block_scale_moe", each(packed, "logits")),
     "pages_read_packed": Wrong("gather_and_maybe_dequant_cache", each(packed, "src_cache")),
     "gathered_pages_read_packed": Wrong("cp_gather_cache", each(packed, "src_cache")),
-    "paged_keys_read_packed": Wrong("fp8_paged_mqa_logits", each(packed, "kv_cache")),
+    "paged_keys_read_packed": Wrong("fp8_paged_mqa_logits", each(packed, "kv_cache"), right=each(Tensor.contiguous, "kv_cache")),
     "stored_pages_read_packed": Wrong("dequantize_k_cache", each(packed, "quant_k_cache")),
     "heads_read_packed": Wrong("rope_quantize_fp8", each(packed, "q_rope")),
     "groups_read_packed": Wrong("silu_and_mul_masked_post_quant", each(packed, "x")),
