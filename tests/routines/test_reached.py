@@ -131,7 +131,7 @@ class TestSizesOfRealModels:
             ("moe_routing", "k", 8),
             ("moe_routing", "t", 65536),
             ("concat_and_cache_mla", "r", 512),
-            ("reshape_and_cache_flash", "d", 128),
+            ("reshape_and_cache_flash", "d", 256),
             ("append_paged_kv_cache", "b", 64),
         ],
     )
