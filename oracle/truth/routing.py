@@ -124,9 +124,10 @@ def route(logits: Tensor, router: Router, bias: Tensor | None = None) -> tuple[T
 
 
 def best_experts(choice: Tensor, router: Router, *, biased: bool) -> Tensor:
-    """The experts (int64 ``[T, top_k]``) of choices ``[T, E]``, float64, largest first, lower index first on a tie.
+    """The experts, int64 ``[T, top_k]``, of the largest choices, largest first, lower index first on a tie.
 
-    With a bias a group of experts counts by its two largest choices. A NaN choice counts as the largest.
+    ``choice``: float64 ``[T, E]``. ``biased``: a group of experts counts by its two largest choices, not by its
+    largest. A NaN choice counts as the largest.
     """
     groups = _group_scores(choice, router, biased)
     best = torch.sort(groups, dim=1, descending=True, stable=True).indices[:, : router.top_groups]
