@@ -149,8 +149,10 @@ def assert_conforms(
         The output is not admissible, or these inputs could not have shown a fault (MISTRUSTED). It is an
         AssertionError; its message is what the verdict says and how to write the call into a file that
         ``fp8-oracle explain`` repeats it from; its ``verdict`` is the verdict.
+    InputError
+        ``contract`` is no name: the pytest fixture of this name takes the output first, this function the contract.
     OracleError
-        The call is wrong.
+        The call is wrong in another way.
     """
     if not isinstance(contract, str):
         what = "oracle.assert_conforms takes the contract first, as oracle.judge does"
