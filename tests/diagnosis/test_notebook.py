@@ -29,7 +29,7 @@ def texts(html: str) -> str:
     return " ".join(tree.itertext())
 
 
-@pytest.mark.parametrize(("shown", "times"), [(VERDICT, 2), (DIAGNOSIS, 4)], ids=["verdict", "diagnosis"])
+@pytest.mark.parametrize(("shown", "times"), [(VERDICT, 2), (DIAGNOSIS, 5)], ids=["verdict", "diagnosis"])
 def test_escaped(shown: Verdict | Diagnosis, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the twin: without the escape the text is an element."""
     html = shown._repr_html_()

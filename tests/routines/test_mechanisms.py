@@ -34,8 +34,6 @@ KILLED = {
     "rows shifted by the number of those without an expert": f"{LAYER_OF_3}/family=randn/seed=2",
     "last partial tile of every group left out": "fp8_m_grouped_gemm_nt_masked/e4m3xe4m3-bf16/1x128:128x128"
     "/m=130,n=192,k=256,g=3/family=randn/seed=2",
-    "values with a pitch read as if packed": SILU,
-    "scales with a pitch read as if packed": f"{LAYER_OF_3}/first=2/w13_scale:pitch/family=randn/seed=1",
     "bias of the choice added to the weights too": BIASED,
     "group of experts scored by its best choice alone": LLAMA_4,
     "choices rounded to bfloat16 before they are ranked": BIASED,
@@ -75,11 +73,11 @@ class TestMechanisms:
         assert any(not trial.same(run(trial.call, fault)) and trial.fails(run(trial.call, fault)) for trial in trials)
 
     def test_a_kind_of_input_brings_its_faults(self) -> None:
-        """Every contract that takes views of values, but layouts, and no other."""
-        values = fault_of("values with a pitch read as if packed")
+        """Every contract with an index of either width, but layouts and tables of pages, and no other."""
+        words = fault_of("indices of 64 bits read as words of 32")
         for name, contract in registered().items():
-            views = any(spec.kind == "values" and not spec.contiguous for spec in contract.inputs)
-            assert (values in faults_of(name)) == (views and not isinstance(contract, LayoutContract))
+            wide = any(torch.int64 in spec.dtypes for spec in contract.inputs if spec.kind.is_integer)
+            assert words not in faults_of(name) or (wide and not isinstance(contract, LayoutContract))
 
     def test_what_is_read_beyond_the_memory_is_no_call(self) -> None:
         """The reason names it, and an index of 32 bits has one width."""

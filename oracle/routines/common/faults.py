@@ -1,8 +1,8 @@
-"""Faults of what inputs of one kind have in common, in every routine that takes one: width, range and pitch.
+"""Faults of what inputs of one kind have in common, in every routine that takes one: width and range.
 
-An index is read as another width, a loop over groups ends early, rows of a view are taken for packed ones. Each is a
-change of stage READ of all inputs of some kinds (:class:`oracle.routines.traits.Kind`), and applies only where what is
-read is a call too: other indices would lie outside the memory. Not covered: reads and writes out of bounds.
+An index is read as another width, a loop over groups ends early. Each is a change of stage READ of all inputs of some
+kinds (:class:`oracle.routines.traits.Kind`), and applies only where what is read is a call too: other indices would lie
+outside the memory. Not covered: reads and writes out of bounds.
 
 Source: the threads that each declaration names (``seen``).
 """
@@ -182,34 +182,6 @@ fault(
             on=COUNTED,
             family=MOVEMENT,
         ),
-    ),
-    read=lambda change: change,
-)
-
-
-# --- pitch ----------------------------------------------------------------------------------------------------
-
-
-def _views(kind: Kind) -> Holds:
-    return lambda spec: spec.kind is kind and not spec.contiguous
-
-
-def _packed(call: Call, x: Tensor) -> Tensor:
-    """What lies where a packed tensor of this shape would."""
-    if x.is_contiguous() or not x.numel():
-        return x
-    return x.as_strided(x.shape, torch.empty(x.shape, dtype=x.dtype, device="meta").stride()).clone()
-
-
-fault(
-    "{} with a pitch read as if packed",
-    INDEX,
-    over=tuple(
-        reading(words, _are(kind), _packed, "they are packed", seen, on=_take(f"takes views of {kind}", _views(kind)))
-        for words, kind, seen in (
-            ("values", Kind.VALUES, "vllm-xpu-kernels PR 397, TensorRT-LLM PR 16569"),
-            ("scales", Kind.SCALES, "vllm 53338"),
-        )
     ),
     read=lambda change: change,
 )
