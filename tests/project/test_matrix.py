@@ -144,7 +144,7 @@ class TestCells:
             *matrix.TORCHES
         }
         assert len(checked) == len(matrix.PYTHONS) + len(matrix.TORCHES) - 1
-        assert all(("--most", "1") == cell.most for cell in cpu if cell not in checked)
+        assert all(cell.most == ("--most", "1") for cell in cpu if cell not in checked)
 
     @pytest.mark.parametrize("mode", matrix.MODES[1:])
     def test_marked_tests_are_where_their_mode_runs(self, mode: str, root: Path) -> None:
@@ -370,10 +370,8 @@ class TestMerge:
         for cell in (PIN, NEW):
             ran = {"files": {"a.py": 8}, "functions": {"a.py::test_x": 4, "a.py::test_y": 4}, "most": 4}
             left(tmp_path, cell, cases(), tests=ran)
-        said = [str(one) for one in merged(tmp_path).wrong]
-        assert len(said) == missing and all(
-            f"{OLD}: a.py::test_y: not run here, run in 2 other cells" in x for x in said
-        )
+        said = " ".join(str(one) for one in merged(tmp_path).wrong)
+        assert (f"{OLD}: a.py::test_y: not run here, run in 2 other cells" in said) == bool(said) == missing
 
     def test_what_a_cell_ran(self, same: Path) -> None:
         """The commands before the tests stand on the page."""

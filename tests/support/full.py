@@ -8,7 +8,7 @@ commits that follow each other (0 where it is not set). A marker at a test says 
 ``sampled(n)``       so many instances
 ``whole(reason)``    all of them: each is cheap and shows something of its own, as those of ``tests/project`` do
 ``repeats(other)``   none: the test of that name in its file shows the same sooner
-``turns(n)``         in one of n turns: the test, class or file that has the marker, a check and its negative test as one.
+``turns(n)``         in one of n turns: the test, class or file that has the marker, a check and its negative test too.
                      It is for what others show by a shorter way, as a journey or every fault of a routine
 
 ``--most 12`` and more takes the tests of every turn, as ``tests/support/mutation.py`` does.
