@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import pytest
 
-MOST, EVERY = 4, 12  # instances of a test with parameters; of so many on, tests run out of their turn
+MOST, EVERY = 3, 12  # instances of a test with parameters; of so many on, tests run out of their turn
 TURN = int(os.environ.get("FP8_ORACLE_TURN", "0"))
 WHOLE = "tests/project/"
 MARKERS = ("sampled(n)", "whole(reason)", "repeats(other)", "turns(n)")
