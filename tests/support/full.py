@@ -11,7 +11,8 @@ commits that follow each other (0 where it is not set). A marker at a test says 
 ``turns(n)``         in one of n turns: the test, class or file that has the marker, a check and its negative test too.
                      It is for what others show by a shorter way, as a journey or every fault of a routine
 
-``--most 12`` and more takes the tests of every turn, as ``tests/support/mutation.py`` does.
+``--most 12`` and more takes the tests of every turn, as ``tests/support/mutation.py`` does. ``--part I/N`` takes the
+files of part I of N: cells of the matrix share out the tests.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from collections.abc import Sequence
 
 import pytest
 
-MOST, EVERY = 4, 12  # instances of a test with parameters; of so many on, tests run out of their turn
+MOST, EVERY = 3, 12  # instances of a test with parameters; of so many on, tests run out of their turn
 TURN = int(os.environ.get("FP8_ORACLE_TURN", "0"))
 WHOLE = "tests/project/"
 MARKERS = ("sampled(n)", "whole(reason)", "repeats(other)", "turns(n)")
 
 
 def left_out(
-    items: Sequence[pytest.Item], named: Sequence[str], most: int = MOST, turn: int = TURN
+    items: Sequence[pytest.Item], named: Sequence[str], most: int = MOST, turn: int = TURN, part: str = "0/1"
 ) -> set[pytest.Item]:
     """The items that a run without ``--full`` leaves out; ``named`` are the arguments of the command line, ``most`` the
-    instances of a test, ``turn`` the places by which they move.
+    instances of a test, ``turn`` the places by which they move, ``part`` which of the files are taken.
 
     Raises pytest.UsageError: a file was collected whole, and the test that another repeats is not in it.
     """
@@ -49,7 +50,7 @@ def left_out(
                 raise pytest.UsageError(f"{name} repeats {shown}, and no such test was collected")
             out |= {*instances}
             continue
-        if most < EVERY and not has_its_turn(instances[0], turn):
+        if not in_part(name, part) or (most < EVERY and not has_its_turn(instances[0], turn)):
             out |= {*instances}
             continue
         sampled = argument(instances[0], "sampled")
@@ -59,6 +60,17 @@ def left_out(
         taken = {(i * len(instances) // kept + turn) % len(instances) for i in range(kept)}
         out |= {item for i, item in enumerate(instances) if i not in taken}
     return out
+
+
+def in_part(test: str, part: str) -> bool:
+    """Whether the file of a test is in this part: ``1/3`` is the part 1 of 0, 1 and 2, ``0/1`` is all.
+
+    Raises pytest.UsageError: ``part`` is not of this form.
+    """
+    which, slash, parts = part.partition("/")
+    if not (slash and which.isdecimal() and parts.isdecimal() and int(which) < int(parts)):
+        raise pytest.UsageError(f"--part is {part!r}, not I/N with I below N, as 0/3")
+    return zlib.crc32(test.partition("::")[0].encode()) % int(parts) == int(which)
 
 
 def has_its_turn(item: pytest.Item, turn: int) -> bool:
