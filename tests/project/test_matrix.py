@@ -25,8 +25,7 @@ from oracle.report.record import Run
 from oracle.routines import base, registered
 from oracle.verdict.compare import Status, Verdict
 from tests.support import matrix, matrix_page
-from tests.support.full import in_part
-from tests.support.matrix import CELLS, Cell, CellRecord
+from tests.support.matrix import CELLS, Cell, CellRecord, in_part
 
 CONTRACT = "fp8_gemm_nt"
 KEY = f"{1:032x}"

@@ -23,6 +23,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.support.matrix import in_part
+
 MOST, EVERY = 3, 12  # instances of a test with parameters; of so many on, tests run out of their turn
 TURN = int(os.environ.get("FP8_ORACLE_TURN", "0"))
 WHOLE = "tests/project/"
@@ -35,8 +37,13 @@ def left_out(
     """The items that a run without ``--full`` leaves out; ``named`` are the arguments of the command line, ``most`` the
     instances of a test, ``turn`` the places by which they move, ``part`` which of the files are taken.
 
-    Raises pytest.UsageError: a file was collected whole, and the test that another repeats is not in it.
+    Raises pytest.UsageError: a file was collected whole, and the test that another repeats is not in it; ``part`` is no
+    part.
     """
+    try:
+        elsewhere = {item for item in items if not in_part(item.nodeid, part)}
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         if not item.config.getoption("keyword") and not any("::" in name for name in named):
@@ -50,7 +57,7 @@ def left_out(
                 raise pytest.UsageError(f"{name} repeats {shown}, and no such test was collected")
             out |= {*instances}
             continue
-        if not in_part(name, part) or (most < EVERY and not has_its_turn(instances[0], turn)):
+        if instances[0] in elsewhere or (most < EVERY and not has_its_turn(instances[0], turn)):
             out |= {*instances}
             continue
         sampled = argument(instances[0], "sampled")
@@ -60,17 +67,6 @@ def left_out(
         taken = {(i * len(instances) // kept + turn) % len(instances) for i in range(kept)}
         out |= {item for i, item in enumerate(instances) if i not in taken}
     return out
-
-
-def in_part(test: str, part: str) -> bool:
-    """Whether the file of a test is in this part: ``1/3`` is the part 1 of 0, 1 and 2, ``0/1`` is all.
-
-    Raises pytest.UsageError: ``part`` is not of this form.
-    """
-    which, slash, parts = part.partition("/")
-    if not (slash and which.isdecimal() and parts.isdecimal() and int(which) < int(parts)):
-        raise pytest.UsageError(f"--part is {part!r}, not I/N with I below N, as 0/3")
-    return zlib.crc32(test.partition("::")[0].encode()) % int(parts) == int(which)
 
 
 def has_its_turn(item: pytest.Item, turn: int) -> bool:

@@ -36,6 +36,7 @@ import subprocess
 import sys
 import time
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,7 +45,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oracle.errors import counted
-from tests.support.full import in_part
 
 if TYPE_CHECKING:
     import pytest
@@ -123,6 +123,17 @@ def cell_of(name: str) -> Cell:
     if name not in (known := {str(cell): cell for cell in CELLS}):
         raise ValueError(f"{name!r} is no cell of the matrix; `python -m tests.support.matrix cells` lists them")
     return known[name]
+
+
+def in_part(test: str, part: str) -> bool:
+    """Whether the file of a test is in this part: ``1/3`` is the part 1 of 0, 1 and 2, ``0/1`` is all.
+
+    Raises ValueError: ``part`` is not of this form.
+    """
+    which, slash, parts = part.partition("/")
+    if not (slash and which.isdecimal() and parts.isdecimal() and int(which) < int(parts)):
+        raise ValueError(f"--part is {part!r}, not I/N with I below N, as 0/3")
+    return zlib.crc32(test.partition("::")[0].encode()) % int(parts) == int(which)
 
 
 def interpreter(version: str) -> str | None:
