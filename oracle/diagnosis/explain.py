@@ -43,6 +43,7 @@ from oracle.diagnosis.candidates import (
     FailingOutput,
     FailingRows,
     Sample,
+    half_failing,
     other_groups,
     ranked,
     rounds,
@@ -75,6 +76,8 @@ from oracle.verdict.products import LARGE, Part, interval_of, wider_classes, wor
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MANY = 32  # products of a call up to which all of them are looked at
+FEW_PARTS, CONFIRMED = 8, 3  # of more, those on which explanations are looked for, and explanations tried on all
 TILE = 128  # columns of which the factors of the K blocks are found together
 MOST = 4  # findings about K blocks
 TRIED = 3  # admitted schedules that faults are put into, beside exact sums
@@ -264,6 +267,39 @@ def _of_products(asked: Call, output: Tensor, numerics: str | None, *, refuted: 
     schedules: list[Schedule | None] = [*real]
     if not schedules or (numerics is None and not refuted):
         schedules.append(None)  # exact sums, for float32 in any order
+    classes = () if refuted else (names[0], *(wider_classes(names) if numerics is None else ()))
+    if len(base.parts) > MANY:
+        return _of_many(base, flat, outside, schedules)
+    return _searched(base, flat, outside, schedules, classes)
+
+
+def _of_many(base: Call, flat: Tensor, outside: Tensor, schedules: Sequence[Schedule | None]) -> Diagnosis:
+    """Of a call of more than :data:`MANY` products: what explains a few of them is tried on all, which it must
+    reproduce; no placements."""
+    failing = torch.stack([part.of(outside).any() for part in base.parts])
+    few = base.with_only(half_failing(failing, FEW_PARTS).tolist())
+    found = _searched(few, flat, outside, schedules, ()).explanations[:CONFIRMED]
+    by_name = {fault.name: fault for fault in faults_of(base.contract.name)}
+    numerics = found[0].numerics if found else None
+    schedule = next((s for s in schedules if s is not None and s.name == numerics), schedules[-1])
+    whole, confirmed = FailingOutput(base.with_schedule(schedule), flat, outside), list[Explanation]()
+    for explanation in (e for e in found if e.numerics == numerics):
+        faults = tuple(by_name[name] for name in explanation.name.split(" and ") if name in by_name)
+        if len(faults) == 1:
+            confirmed += _single_faults(whole, faults)
+        elif faults:
+            confirmed.append(whole.attempt(faults))
+    where, seen = describe(whole.bad), (place(whole.bad, output="out", tile=heatmap.TILE),)
+    findings = (*_failing_groups(whole), *_one_value(whole))
+    words = tuple(observed(whole.output, whole.right, whole.bad))
+    good = ranked([e for e in confirmed if e.complete or e.local or e.placed])
+    return Diagnosis(whole.failing, whole.total, where, good, findings, places=seen, observed=words)
+
+
+def _searched(
+    base: Call, flat: Tensor, outside: Tensor, schedules: Sequence[Schedule | None], classes: Sequence[str]
+) -> Diagnosis:
+    """The search for what explains the ``outside`` elements; placements are judged by ``classes``, if there are any."""
     mutated = Mutated(base)
     failures = [FailingOutput(base.with_schedule(schedule), flat, outside, mutated) for schedule in schedules]
     closest = max(failures, key=lambda failure: failure.equal)
@@ -273,13 +309,12 @@ def _of_products(asked: Call, output: Tensor, numerics: str | None, *, refuted: 
         return Diagnosis(closest.failing, closest.total, found_in, findings=said, places=seen)
     scheduled = [failure for failure in failures if failure.call.schedule is not None]
     chosen = list(dict.fromkeys([closest, *scheduled[:TRIED], failures[-1]]))
-    faults, found = faults_of(contract.name), dict[FailingOutput, tuple[Explanation, ...]]()
+    faults, found = faults_of(base.contract.name), dict[FailingOutput, tuple[Explanation, ...]]()
     for failure in chosen:
         found[failure] = _single_faults(failure, faults)
         if _complete(found[failure]):
             return _described(failure, found[failure])
-    if not refuted:
-        classes = (names[0], *(wider_classes(names) if numerics is None else ()))
+    if classes:
         fewest, known = min(failures, key=lambda failure: failure.failing), found[_best(found)]
         if placed := placements(fewest, classes, known):
             return _described(fewest, ranked([*placed, *known]))
@@ -442,17 +477,24 @@ def _k_blocks(found: Sequence[tuple[Tensor, Factors]]) -> list[str]:
 
 def _groups(failure: FailingOutput) -> list[str]:
     """Which groups fail, where there are several, and which of them have another group's weights."""
-    parts = failure.call.parts
-    if len(parts) < 2:
+    if len(failure.call.parts) < 2:
         return []
-    failing = [i for i, part in enumerate(parts) if bool(part.of(failure.bad).any())]
     names = groups_in_use(failure.call)
-    only_those = [f"experts {ranges([names[i] for i in failing])} only, of {len(parts)} in use"]
     others = [
         f"expert {names[i]} follows a product with the weight {what} of expert {names[j]}"
         for i, j, what in other_groups(failure)
     ]
-    return ([] if len(failing) == len(parts) else only_those) + others[:4]
+    return _failing_groups(failure) + others[:4]
+
+
+def _failing_groups(failure: FailingOutput) -> list[str]:
+    """Which groups fail, where there are several and not all do."""
+    parts = failure.call.parts
+    failing = [i for i, part in enumerate(parts) if bool(part.of(failure.bad).any())]
+    if len(parts) < 2 or len(failing) == len(parts):
+        return []
+    names = groups_in_use(failure.call)
+    return [f"experts {ranges([names[i] for i in failing])} only, of {len(parts)} in use"]
 
 
 def _other_rows(failure: FailingOutput) -> list[str]:

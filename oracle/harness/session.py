@@ -113,7 +113,8 @@ class Session:
         asked, lead = Call(self.contract, inputs, options), lead or {}
         due = {} if asked.optional_operands is None else self.contract.outputs(asked)
         allocated = {name: out for name, out in due.items() if out.shape is not None}
-        optional = [name for name, out in due.items() if out.optional]
+        absent = {spec.name for spec in self.contract.inputs if spec.optional} - inputs.keys()
+        optional = [name for name in self.contract.returns if name in absent or name in due and due[name].optional]
         wanted = [Wanted.copy(name, t, lead=lead.get(name, 0)) for name, t in inputs.items()]
         wanted += [Wanted.copy(name, t, lead=lead.get(name, 0)) for name, t in (beside or {}).items()]
         wanted += [Wanted.fresh(name, out.shape or (), out.dtypes[0]) for name, out in allocated.items()]

@@ -627,9 +627,11 @@ def _cases(contract: str, profile: str, seed: int, given: str | Sequence[str] | 
     if profile == "soak":
         yield from drawn(contract, seed)
         return
-    # rows and pitches show on several rows alone, and the first cases are watched
-    order = lambda case: (not _ordinary(case), 1 in dict(case.extents).values())  # noqa: E731
-    yield from sorted(default_cases(contract, seed, profile), key=order)
+    # the first cases are watched: strides and rows show nothing in an extent of 1
+    yield from sorted(
+        default_cases(contract, seed, profile),
+        key=lambda case: (not _ordinary(case), 1 in dict(case.extents).values()),
+    )
 
 
 def _ordinary(case: Case) -> bool:

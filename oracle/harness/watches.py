@@ -345,8 +345,8 @@ def _rows(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
     """The first row, and half of the rows, against the same rows in the whole call, of every input and output that has
     one row for each of the first input.
 
-    Each answer is judged. Where bits differ the reference says whether rows depend on each other, as under the amax of
-    a tensor: then nothing is concluded.
+    Each answer is judged; a batch that the contract refuses is left out. Where bits differ the reference says whether
+    rows depend on each other, as under the amax of a tensor: then nothing is concluded.
     """
     contract = calls.session.contract
     symbol = next((spec.dims[0] for spec in contract.inputs if spec.dims and spec.name in inputs), None)

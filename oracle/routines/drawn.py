@@ -231,7 +231,7 @@ def _array(contract: str) -> tuple[Case, ...]:
         other = replace(case, family=families[turn // 2 % len(families)])
         drawn[other if turn % 2 and admits(other) else case] = None
     listed = [replace(case, seed=0) for case in profiles.cases(contract, "quick")]
-    while lost := patterned(changed_first(drawn), [*listed, *drawn], calls)[0]:
+    while lost := patterned(changed_first([*listed, *drawn]), [*listed, *drawn], calls)[0]:
         drawn |= dict.fromkeys(lost)
     return tuple(drawn)
 

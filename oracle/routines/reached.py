@@ -68,7 +68,7 @@ def missing(contract: Contract, reached: Sequence[Seen]) -> list[Gap]:
         words = {seen.options[option.name] for seen in reached}
         if option.choices is not None:
             lacking += [Gap(OPTION, option.name, w) for w in map(option_word, option.choices) if w not in words]
-        elif len(words) == 1 and not option.named and (option.default is None or _is_number(option.default)):
+        elif len(words) == 1 and not option.named and (option.default is None or _is_numeric(option.default)):
             lacking.append(Gap(OTHER, option.name, f"not {option_word(option.default)}"))
     for spec in contract.inputs:
         dtypes = {seen.dtypes.get(spec.name) for seen in reached}
@@ -158,7 +158,7 @@ def _possible(chosen: Sequence[Case], name: str, width: int, offset: int) -> boo
     return any(domain.holds(dict(case.extents)) and valid(case) for case in near)
 
 
-def _is_number(value: object) -> bool:
+def _is_numeric(value: object) -> bool:
     """A number, or extents, of which another value can be made."""
     return isinstance(value, (int, float, tuple)) and not isinstance(value, bool)
 

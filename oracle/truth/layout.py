@@ -168,7 +168,7 @@ def transform_sf_into_required_layout(
 
     ============ ==================== ===================================================== arch         ``gran_mn``
     result ============ ==================== ===================================================== sm90         1
-    float32, column-major TMA-aligned sm90         128                  float32, unchanged sm100        1
+    float32, column-major TMA-aligned sm90         128                  float32, contiguous sm100        1
     packed UE8M0 sm100        128                  packed UE8M0 of the rows repeated 128 times (to ``mn``) ============
     ==================== =====================================================
 
@@ -195,7 +195,7 @@ def transform_sf_into_required_layout(
             "leading G for groups"
         )
     if arch == "sm90":
-        return scale if gran_mn == BLOCK else get_col_major_tma_aligned_tensor(scale)
+        return scale.contiguous() if gran_mn == BLOCK else get_col_major_tma_aligned_tensor(scale)
     row = torch.arange(mn, device=scale.device) // gran_mn
     return get_mn_major_tma_aligned_packed_ue8m0_tensor(scale.index_select(-2, row))
 

@@ -24,7 +24,7 @@ from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.ieee32 import ieee32_bound
 from oracle.bounds.interval import Interval, admissible
 from oracle.bounds.logits import logits_bound
-from oracle.errors import OptionError, ShapeError
+from oracle.errors import InputError, OptionError, ShapeError
 from oracle.numbers.formats import same_bits
 from oracle.numbers.rounding import Overflow, Rounding, pair_to_dtype
 from oracle.routines.base import (
@@ -261,8 +261,8 @@ class Paged(LogitsContract):
     not read.
 
     ``context_lens [B]`` counts the keys of a request with its T new tokens: token ``t`` sees the keys
-    ``n < context_lens[b] - T + 1 + t``. With ``context_lens [B, T]`` it sees ``n < context_lens[b, t]``. A length is at
-    most ``max_model_len``.
+    ``n < context_lens[b] - T + 1 + t``; a length is T - 1 or more. With ``context_lens [B, T]`` it sees
+    ``n < context_lens[b, t]``. A length is at most ``max_model_len``.
 
     A block of the cache is ``P * D`` codes, key after key, then P scales of four bytes: ``[blocks, P, 1, D + 4]`` is
     its size, not its layout."""
@@ -270,6 +270,10 @@ class Paged(LogitsContract):
     def refuse(self, inputs: Inputs, options: Options) -> None:
         bound = self.extents(inputs)
         check_cache(inputs["kv_cache"], bound, bound.get("D", bound.get("D2", 0)))
+        lens = inputs["context_lens"]
+        if lens.dim() == 1 and bool((lens < bound["T"] - 1).any()):
+            least = bound["T"] - 1
+            raise InputError(f"context_lens has {int(lens.min())}; with T={bound['T']} new tokens the least is {least}")
 
     def columns(self, inputs: Inputs, options: Options) -> int:
         return paged_columns(inputs, options)

@@ -1,7 +1,7 @@
 # ruff: noqa: E501
 """Wrong kernels, each right but for one habit of shipped ones, by the classes of default cases that are to refuse it.
 
-``KERNELS[name]`` is a :class:`Wrong`; ``tests.support.subjects.rows:NAME`` is what ``validate`` calls. Each is the
+``tests.support.subjects.rows:NAME`` is what ``validate`` calls, and ``right_NAME`` the right kernel. Each is the
 layer's own kernel of a contract with other inputs or options before it, or other numbers behind it.
 """
 
@@ -133,7 +133,6 @@ KERNELS: dict[str, Wrong] = {
     "fused_routing_as_default": Wrong("trtllm_fp8_per_tensor_scale_moe", lambda g: g | {"routing_method": "Default"} if g.get("routing_method") == "SigmoidRenorm" else g),
     "fused_routing_minimax_as_sigmoid": Wrong("trtllm_fp8_block_scale_moe", lambda g: g | {"routing_method": "SigmoidRenorm"} if g.get("routing_method") == "MiniMax2" else g),
     "experts_ignore_map": Wrong("fused_experts_block", never("expert_map")),
-    "experts_ignore_weight_on_input": Wrong("fused_experts_block", never("apply_router_weight_on_input")),
     "cutlass_ignores_weight_on_input": Wrong("cutlass_moe_fp8", never("apply_router_weight_on_input")),
     "activation_ignores_rounding": Wrong("silu_and_mul_quant", lambda g: g | {"rounding": "each"}),
     "norm_ignores_rounding": Wrong("rms_norm_static_fp8_quant", lambda g: g | {"rounding": "each"}),
@@ -190,6 +189,7 @@ KERNELS: dict[str, Wrong] = {
 }  # fmt: skip  # a table, one row a line
 
 globals().update(KERNELS)
+globals().update({f"right_{name}": Wrong(wrong.contract, wrong.right) for name, wrong in KERNELS.items()})
 
 
 def norm_by_batch(**given: Any) -> Any:
