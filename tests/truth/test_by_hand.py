@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 from fractions import Fraction
+from itertools import product as product_of
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +16,25 @@ from torch import Tensor
 
 from oracle.errors import ExactnessError, OptionError, ShapeError
 from oracle.numbers.recipes import VLLM_TOKEN
-from oracle.truth import decisions, hadamard, layout, linear, logits, moe, routing, shards
-from oracle.truth.gemm import LONG, Decoded, ScaledProduct, _check_device_product, accumulate, block_sums, take_rows
-from tests.support.edges import codes, grid, scales
+from oracle.truth import decisions, gemm, hadamard, layout, linear, logits, moe, routing, shards
+from oracle.truth.gemm import (
+    LONG,
+    Decoded,
+    Exact,
+    ScaledProduct,
+    _bands,
+    _check_device_product,
+    accumulate,
+    block_sums,
+    exact,
+    finished,
+    nearest,
+    quantum_of,
+    rational,
+    take_rows,
+    zero_nonfinite,
+)
+from tests.support.edges import codes, grid, scales, small
 
 MULTIPROCESSORS = {
     # product: compute capability, streaming multiprocessors (NVIDIA's architecture whitepapers and product briefs)
@@ -122,15 +140,185 @@ class TestGemm:
         lost = Fraction(given[0]) + Fraction(given[3]) + Fraction(given[4]) - Fraction(hi) - Fraction(lo)
         assert lost == Fraction(2) ** -60 and slack == 2.0**-60 * (1 + 2.0**-50)
 
-    @pytest.mark.parametrize(("wrong", "largest", "noticed"), [(0, 1.0, False), (1, 1.0, True), (1, 2.0**26, False)])
+    @pytest.mark.parametrize(
+        ("wrong", "largest", "noticed"), [(0, 1.0, False), (1, 1.0, True), (1, 2.0**24, True), (1, 2.0**25, False)]
+    )
     def test_a_product_of_a_device(self, wrong: int, largest: float, noticed: bool) -> None:
-        """Row sums are compared where float64 holds them: three columns of four products up to ``largest^2``."""
-        a, b = (torch.full((n, 4), largest, dtype=torch.float64) for n in (2, 3))
+        """Row sums are compared where float64 holds them: two columns of eight products up to ``2 largest^2``."""
+        a, b = (torch.full((n, 8), x, dtype=torch.float64) for n, x in ((1, 2 * largest), (2, largest / 2)))
+        b[1] *= 2
         x = a @ b.T
-        x[1, 2] += wrong
+        x[0, 1] += wrong
         elsewhere: Any = SimpleNamespace(device=torch.device("cuda"), shape=x.shape, sum=x.sum)
         with pytest.raises(ExactnessError) if noticed else nullcontext():
             _check_device_product(elsewhere, a, b, 1.0)
+
+    @pytest.mark.parametrize(("last", "parts"), [(2.0**52, 1), (2.0**52 + 1, 2)])
+    @pytest.mark.parametrize("quantum", [None, 1.0, 0.5])
+    def test_one_sum_as_long_as_float64_holds_it(self, last: float, parts: int, quantum: float | None) -> None:
+        """Two products up to ``2^52`` may reach ``2^53``; of larger ones the sum may be odd beyond it."""
+        a = torch.tensor([[last, last - 1]], dtype=torch.float64)
+        found = list(block_sums(a, torch.ones(1, 2, dtype=torch.float64), quantum=quantum))
+        assert len(found) == parts and sum(Fraction(float(x)) for x in found) == 2 * int(last) - 1
+
+    @pytest.mark.parametrize(
+        ("x", "due"),
+        [
+            ([0.0, 0.0], 1.0),
+            ([0.0, 4.0], 4.0),
+            ([1.0], 1.0),
+            ([-1.0, 8.0], 1.0),
+            ([6.0], 2.0),
+            ([3.0, 1 + 2.0**-52], 2.0**-52),
+            ([2.0**1000, -(2.0**-1022)], 2.0**-1022),
+        ],
+    )
+    def test_the_quantum(self, x: list[float], due: float) -> None:
+        assert quantum_of(torch.tensor(x, dtype=torch.float64)) == due
+
+    def test_bands_meet_in_the_middle(self) -> None:
+        """41 bits are 21 low and 20 high ones; a single bit has no halves."""
+        x = torch.tensor([2.0**40 + 2.0**21 + 2.0**20, 1.0], dtype=torch.float64)
+        assert [band.tolist() for band in _bands(x)] == [[2.0**40 + 2.0**21, 0.0], [2.0**20, 1.0]]
+        for single in (1.0, 2.0**7):
+            with pytest.raises(ExactnessError):
+                _bands(torch.tensor([single, 0.0], dtype=torch.float64))
+
+    def test_what_is_no_number_is_zero(self) -> None:
+        x = torch.tensor([math.nan, math.inf, -math.inf, -2.0])
+        assert zero_nonfinite(x).tolist() == [0.0, 0.0, 0.0, -2.0]
+
+    def test_element_by_element_in_rationals(self) -> None:
+        """A scale for each row and one for all; bias and ``c``; ``b_rows`` of two."""
+        a, b = (torch.tensor(x).to(torch.float8_e4m3fn) for x in ([[1.0, 2.0], [3.0, -0.5]], [[0.5, 1.0], [2.0, 4.0]]))
+        more = {"bias": torch.tensor([0.25, -1.0]), "c": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}
+        sums = [[2.5, 10.0], [1.0, 4.0]]
+        for given in ([[2.0], [8.0]], [[2.0]]):
+            product = ScaledProduct(a, b, torch.tensor(given), torch.tensor([[3.0]]), block=2, b_rows=2, **more)
+            due = [
+                [(given * 2)[i][0] * 3 * sums[i][j] + float(more["bias"][j] + more["c"][i, j]) for j in range(2)]
+                for i in range(2)
+            ]
+            assert [[rational(product, i, j) for j in range(2)] for i in range(2)] == due
+            assert exact(product).hi.tolist() == due
+
+    @pytest.mark.parametrize("alpha", [None, -0.5, math.inf])
+    @pytest.mark.parametrize("where", ["a", "a_scale", "bias", "c"])
+    def test_what_is_no_number_follows_ieee(self, where: str, alpha: float | None) -> None:
+        """Two blocks of one product each, one of which is infinite times 0; finite elements stay exact."""
+        b = torch.tensor([[1.0, 1.0], [0.0, 2.0], [-2.0, 1.0]])
+        b_scale = torch.tensor([[1.0, 2.0], [4.0, 1.0], [0.0, -1.0]])
+        for what in (math.nan, math.inf, -math.inf):
+            x: dict[str, Tensor] = {
+                "a": torch.tensor([[1.0, 2.0], [2.0, -1.0]]),
+                "a_scale": torch.tensor([[2.0, 1.0], [1.0, 4.0]]),
+                "bias": torch.tensor([1.0, 0.0, -3.0]),
+                "c": torch.tensor([[1.0, 2.0, 3.0], [-1.0, -2.0, -3.0]]),
+            }
+            x[where][..., 0] = what
+            sides = x["a"].to(torch.float8_e5m2), b.to(torch.float8_e5m2), x["a_scale"], b_scale
+            more = {"bias": x["bias"], "c": x["c"], "alpha": None if alpha is None else torch.tensor([alpha])}
+            found = exact(ScaledProduct(*sides, block=1, b_rows=1, **more))
+            for i, j in product_of(range(2), range(3)):
+                due = sum(
+                    float(x["a_scale"][i, k]) * float(b_scale[j, k]) * (float(x["a"][i, k]) * float(b[j, k]))
+                    for k in range(2)
+                )
+                due = due * (1.0 if alpha is None else alpha) + float(x["bias"][j]) + float(x["c"][i, j])
+                assert float(found.hi[i, j]) == due or math.isnan(due) and math.isnan(found.hi[i, j])
+                assert float(found.lo[i, j]) == float(found.slack[i, j]) == 0.0
+
+    def test_the_slack_of_an_alpha(self) -> None:
+        """``2^-53`` of the low word's product and of the sum into the low word, and what was missing before."""
+        one = torch.ones(1, 1).to(torch.float8_e4m3fn)
+        scale = torch.ones(1, 1)
+
+        def slack(alpha: float, *words: float) -> float:
+            product = ScaledProduct(one, one, scale, scale, block=1, b_rows=1, alpha=torch.tensor([alpha]))
+            return float(finished(product, Exact(*(torch.full((1, 1), x, dtype=torch.float64) for x in words))).slack)
+
+        assert slack(-3.0, 1.0, 0.0, 2.0**-80) == 3 * 2.0**-80 * (1 + 2.0**-50)
+        # (1 + 2^-52) (1 + 2^-23) misses 2^-75; the sum with the low word is exact
+        e, low = 2.0**-75, 2.0**-70 * (1 + 2.0**-23)
+        assert slack(1 + 2.0**-23, 1 + 2.0**-52, 2.0**-70, 0.0) == (low + (e + low)) * 2.0**-53 * (1 + 2.0**-50)
+
+    @pytest.mark.parametrize(
+        ("lo", "least"), [(2.0**-53, 2.0**-61), (2.0**-53, -(2.0**-61)), (-(2.0**-54), -(2.0**-61))]
+    )
+    def test_a_tie_that_slack_leaves_open(self, lo: float, least: float) -> None:
+        """Of float64: ``1 + lo`` is a tie, and what ``slack`` allows for decides it."""
+        a = torch.tensor([[1.0, lo, least]])
+        one = torch.ones(1, 1)
+        product = ScaledProduct(a, torch.ones(1, 3), one, one, block=3, b_rows=1)
+        value = Exact(*(torch.full((1, 1), x, dtype=torch.float64) for x in (1.0, lo, 2.0**-60)))
+        assert float(nearest(product, value)) == float(1 + Fraction(lo) + Fraction(least))
+
+    def test_tiles_of_rows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Two rows at a time, the last one alone; as many columns as one tile holds in two rows."""
+        product = small(1, m=5, n=3)
+        whole = exact(product)
+        monkeypatch.setattr(gemm, "TILE", 2 * 3)
+        assert [(rows.start, rows.stop, tile.M) for rows, tile in product.tiles()] == [(0, 2, 2), (2, 4, 2), (4, 5, 1)]
+        assert torch.equal(exact(product).hi, whole.hi) and torch.equal(exact(product).lo, whole.lo)
+
+    def test_bands_of_codes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Two rows of three codes at a time: what is counted, and which rows are finite."""
+        monkeypatch.setattr(gemm, "BAND", 6)
+        for dtype in (torch.float8_e4m3fn, torch.bfloat16, torch.float32):
+            x = torch.tensor([[1.0, 2, 3], [4, 5, 6], [7, 8, math.nan], [0.5, 1, 2], [16, 1, 1]]).to(dtype)
+            side = Decoded(x, torch.ones(1, 1))
+            assert side.finite_rows.tolist() == [True, True, False, True, True]
+            assert side.facts == gemm.Facts(16.0, 0.5, 0.5)
+        assert Decoded(torch.zeros(2, 3).to(torch.float8_e4m3fn), torch.ones(1, 1)).facts == gemm.Facts(
+            0.0, math.inf, 1.0
+        )
+
+    def test_infinity_is_no_number(self) -> None:
+        for dtype in (torch.float8_e5m2, torch.bfloat16, torch.float16, torch.float32):
+            x = torch.tensor([[1.0, -math.inf], [torch.finfo(dtype).max, torch.finfo(dtype).min], [math.nan, 0.0]])
+            assert Decoded(x.to(dtype), torch.ones(1, 1)).finite_rows.tolist() == [False, True, False]
+
+    def test_codes_times_their_scales(self) -> None:
+        """In bfloat16 where it holds them; in E4M3 where it holds the codes."""
+        a, b = torch.tensor([[1.0, 2.0], [0.5, 3.0]]), torch.tensor([[1.0, 1.0], [2.0, -1.0], [4.0, 1.5]])
+        a_scale, b_scale = torch.tensor([[2.0, 1.0], [4.0, 8.0]]), torch.tensor([[1.0, 0.5], [2.0, 16.0]])
+        fp8 = torch.float8_e5m2
+        product = ScaledProduct(a.to(fp8), b.to(fp8), a_scale, b_scale, block=1, b_rows=2)
+        made = product.dequantised(torch.bfloat16)
+        assert made is not None and made.a.dtype is torch.bfloat16
+        assert torch.equal(made.a.float(), a * a_scale) and torch.equal(made.b.float(), b * b_scale[[0, 0, 1]])
+        assert (made.a_scale.tolist(), made.b_scale.tolist(), made.block, made.b_rows) == ([[1.0]], [[1.0]], 2, 3)
+        assert replace(product, a_scale=a_scale * (1 + 2.0**-20)).dequantised(torch.bfloat16) is None
+        for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+            wide = product.widened(dtype)
+            assert wide is not None and wide.a.dtype is wide.b.dtype is dtype and wide.a_scale is a_scale
+            assert torch.equal(wide.a.float(), a) and torch.equal(wide.b.float(), b)
+            assert product.widens(dtype) is (dtype is torch.bfloat16)  # whatever the codes are
+        large = ScaledProduct((a * 2.0**14).to(fp8), b.to(fp8), a_scale, b_scale, block=1, b_rows=2)
+        assert large.widened(torch.float8_e4m3fn) is None
+        nan = ScaledProduct(torch.full((2, 2), math.nan).to(fp8), b.to(fp8), a_scale, b_scale, block=1, b_rows=2)
+        widened, dequantised = nan.widened(torch.float8_e4m3fn), nan.dequantised(torch.bfloat16)
+        assert widened is not None and dequantised is not None
+        assert bool(widened.a.float().isnan().all()) and bool(dequantised.a.isnan().all())
+
+    def test_which_operand_is_in_other_memory(self) -> None:
+        product = small(1, alpha=torch.tensor([2.0]), bias=scales(5, 3))
+        same = replace(product)
+        assert product.operands_changed(same) == (False, False)
+        for name, due in (
+            ("a", (True, False)),
+            ("a_scale", (True, False)),
+            ("b", (False, True)),
+            ("b_scale", (False, True)),
+        ):
+            assert product.operands_changed(replace(product, **{name: getattr(product, name).clone()})) == due
+        both = replace(product, a=product.a.clone(), b=product.b.clone())
+        assert product.operands_changed(both) == (True, True)
+        assert product.operands_changed(replace(product, alpha=torch.tensor([2.0]))) is None
+        assert product.operands_changed(product.rows(0, 1)) is None
+
+    def test_rows_of_sixteen_bits(self) -> None:
+        assert take_rows(torch.arange(4.0).bfloat16(), torch.tensor([2, 0])).tolist() == [2.0, 0.0]
 
     @pytest.mark.parametrize(
         ("large", "small", "k"),
