@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.interval import Interval
-from oracle.bounds.product import ETA, FLOAT32_MAX, U
+from oracle.bounds.product import ETA, FLOAT32_MAX, REACH, U
 from oracle.numbers.formats import decode
 from oracle.truth.gemm import Decoded, ScaledProduct, zero_nonfinite
 
@@ -84,9 +84,9 @@ def _tile(product: ScaledProduct, extremes: _Extremes) -> tuple[Tensor, Tensor]:
         size = size + zero_nonfinite(decode(product.c)).abs()
     absolute = ETA * n * extremes.code * extremes.scale * max(1.0, alpha)
     width = gamma * size * (1 + 2.0**-20) + absolute
-    open_ = (size * largest + width >= FLOAT32_MAX * (1 - 2.0**-20)) | _reached_by_infinity(product, extremes)
+    open_ = (size * largest + width >= REACH) | _reached_by_infinity(product, extremes)
     if max(extremes.sigma, extremes.scale * extremes.code * product.K) * max(1.0, alpha) >= FLOAT32_MAX / 2:
-        open_ |= _reach(product) * max(1.0, alpha) * (1 + gamma) >= FLOAT32_MAX * (1 - 2.0**-20)
+        open_ |= _reach(product) * max(1.0, alpha) * (1 + gamma) >= REACH
     return width, open_
 
 

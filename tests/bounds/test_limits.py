@@ -1,0 +1,471 @@
+"""Conditions of oracle.bounds at equality: what is open, exact, or refused on either side of one number.
+
+Each limit is met exactly, and missed by one float64 or one unit, so a wrong comparison, constant or term moves it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from oracle.bounds import chain, cpu_kernels, engines, product, steps
+from oracle.bounds.chain import Operand
+from oracle.bounds.ieee32 import ieee32_bound
+from oracle.bounds.interval import Interval
+from oracle.bounds.product import (
+    FLOAT32_MAX,
+    REACH,
+    Promotion,
+    any_order_bound,
+    check_fit,
+    residue_bound,
+    scaled_at_the_end,
+    split_bound,
+    stored_before,
+    unrounded,
+    with_summand,
+)
+from oracle.bounds.quantiser import _candidates, admitting, identify, judge_recipe, same_kind, scale_set
+from oracle.errors import NumericsError
+from oracle.numbers.formats import E4M3FN
+from oracle.numbers.quantize import prepare
+from oracle.numbers.recipe_table import of_element, recipes
+from oracle.numbers.recipes import TORCH_TENSOR, VLLM_GROUP
+from oracle.tensorcore.instructions import Sum
+from oracle.truth.gemm import Exact, ScaledProduct
+from tests.support.edges import accumulator, grid, scales, small
+
+FP8, BF16 = torch.float8_e4m3fn, torch.bfloat16
+
+
+def one(x: float) -> Tensor:
+    """A result of one element, float64."""
+    return torch.full((1, 1), x, dtype=torch.float64)
+
+
+def below(x: float) -> float:
+    """The float64 before it."""
+    return math.nextafter(x, 0.0)
+
+
+def test_numbers_of_float32_and_bfloat16() -> None:
+    assert torch.finfo(torch.float32).max == FLOAT32_MAX == chain.OVERFLOW
+    assert torch.finfo(BF16).max == product.BF16_MAX
+    assert REACH == FLOAT32_MAX - 2.0**-20 * FLOAT32_MAX == cpu_kernels.REACH
+    assert (chain.EMIN32, chain.LEAST, chain.TILES, chain.MOST_STRIDE) == (-126, 2.0**-126, (32, 64, 128, 256), 16)
+
+
+class TestFloat32:
+    """An element is open from ``REACH`` on, wherever an intermediate may have that magnitude."""
+
+    def promoted(self, a_scale: float, b_scale: float, *x: float, ordered: bool = True) -> Interval:
+        made = Promotion(one(0.0), ordered=ordered)
+        shape, zero = (len(x), 1, 1), torch.zeros((len(x), 1, 1), dtype=torch.float64)
+        sa, sb = (torch.full(shape, s, dtype=torch.float64) for s in (a_scale, b_scale))
+        made.add(sa, sb, torch.tensor(x, dtype=torch.float64).reshape(shape), zero, zero)
+        return made.interval(name="", alpha=None)
+
+    def one_chain(self, x: float) -> Interval:
+        made = Promotion(one(0.0))
+        made.only(one(x), one(0.0), one(0.0))
+        return made.interval(name="", alpha=None)
+
+    def summed(self, x: float, alpha: float | None, *summands: float, unordered: int | None = None) -> Interval:
+        sums = [one(x), *(one(0.0) for _ in range(3)), one(x), one(0.0), one(0.0)]
+        made = Promotion.from_sums(sums[: 4 if unordered is None else 7], one(0.0) != 0, unordered)
+        return made.interval(*((one(s), 0.0) for s in summands), name="", alpha=alpha)
+
+    def at_the_end(self, x: float) -> Interval:
+        """The second row and column have scales below 1; the first ones would open it."""
+        a_scale, b_scale = torch.tensor([[1.0], [0.125]]), torch.tensor([[2.0**118], [0.03125]])
+        heavy = replace(small(1, n=2), a_scale=a_scale, b_scale=b_scale, block=32)
+        zero = torch.zeros(2, 2, dtype=torch.float64)
+        value = Exact(torch.full_like(zero, 0.75 * x), zero, torch.full_like(zero, 0.25 * x))
+        width = Interval(zero, zero, "", open=torch.zeros(2, 2, dtype=torch.bool))
+        found = scaled_at_the_end(heavy, accumulator(promotion=8), width, lambda _: (value, width))
+        assert found.open is not None and bool(found.open[0, 0]) == (x > 2)
+        return replace(found, open=found.open[1:, 1:])
+
+    def after(self, x: float) -> Interval:
+        parts = Interval(one(-x / 2), one(x / 4), "")
+        return with_summand(Exact(one(x / 4), one(0.0), one(x / 2)), parts, one(0.0).float())
+
+    @pytest.mark.whole("each is another condition")
+    @pytest.mark.parametrize(
+        "bound",
+        [
+            lambda self, x: self.one_chain(x),
+            lambda self, x: self.one_chain(-x),
+            lambda self, x: self.promoted(x, 1.0, 0.0),  # the scales alone
+            lambda self, x: self.promoted(1.0, x, 0.0),
+            lambda self, x: self.promoted(x, 1.0, 0.0, ordered=False),
+            # unordered, two halves of one size may stand beside each other in a partial sum
+            lambda self, x: self.promoted(1.0, 1.0, x / 2, -x / 2, ordered=False),
+            lambda self, x: self.promoted(0.25, 1.0, x / 2, -x / 2, ordered=False),
+            lambda self, x: self.promoted(0.25, 2.0, x / 4, -x / 4, ordered=False),
+            lambda self, x: self.summed(x, 1.0),
+            lambda self, x: self.summed(x, 0.5),  # before alpha
+            lambda self, x: self.summed(x / 4, -4.0),
+            lambda self, x: self.summed(0.0, None, x),
+            lambda self, x: self.summed(x / 2, None, x / 2),
+            lambda self, x: self.summed(x / 2, None, x / 2, -x),
+            lambda self, x: self.at_the_end(x),
+            lambda self, x: self.after(x),
+        ],
+    )  # fmt: skip  # a list, one condition a line
+    def test_open_from_there_on(self, bound: Callable[[TestFloat32, float], Interval]) -> None:
+        for x, due in ((REACH, True), (below(REACH), False), (1.0, False)):
+            found = bound(self, x).open
+            assert found is not None and found.tolist() == [[due]], x
+
+    def test_no_number_may_be_anything(self) -> None:
+        assert product.may_overflow(torch.tensor([math.nan, math.inf, 1.0])).tolist() == [True, True, False]
+
+    def test_a_scale_beside_a_chain(self) -> None:
+        """Either scale meets the accumulator first."""
+        for a, b in ((2.0**64, 2.0**-64), (2.0**-64, 2.0**64)):
+            assert self.promoted(a, b, below(REACH) * 2.0**-65).open.tolist() == [[False]]  # type: ignore[union-attr]
+            assert self.promoted(a, b, REACH * 2.0**-64).open.tolist() == [[True]]  # type: ignore[union-attr]
+
+    def test_stored_as_bfloat16(self) -> None:
+        limit = product.BF16_MAX * (1 - 2.0**-8)
+        for x, due in ((limit, True), (below(limit), False)):
+            parts = Interval(one(-x / 4), one(x / 8), "", open=one(0.0) != 0)
+            found = stored_before(Exact(one(-x / 2), one(0.0), one(x / 4)), parts, one(0.0).float())
+            assert found.open is not None and found.open.tolist() == [[due]]
+
+    @pytest.mark.parametrize("after", [with_summand, stored_before])
+    def test_what_is_open_stays_open(self, after: Callable[..., Interval]) -> None:
+        """A summand opens no element and closes none; NaN and infinity have the width of a zero."""
+        value = Exact(*(torch.tensor([[1.0, math.nan, math.inf, 1.0]], dtype=torch.float64) * f for f in (1, 0, 0)))
+        value = replace(value, lo=torch.zeros(1, 4), slack=torch.zeros(1, 4))
+        zero = torch.zeros(1, 4, dtype=torch.float64)
+        opened = torch.tensor([[True, False, True, False]])
+        found = after(value, Interval(zero, zero, "", open=opened), zero.float())
+        assert found.open is not None and torch.equal(found.open, opened)
+        least = 3 * 2.0**-126 if after is with_summand else 2.0**-134
+        assert found.hi[0, 1:3].tolist() == [least * (1 + 2.0**-20)] * 2
+
+    def test_which_bounds_are_weak(self) -> None:
+        acc, given = accumulator(promotion=8), small(1)
+        assert any_order_bound(given, acc).weak is True
+        assert residue_bound(given, acc).weak is split_bound(given, acc).weak is False
+
+
+ROW = [15.0] * 8 + [7.0]  # odd, 127
+
+
+def settled(a: list[float], b: list[float], acc: Any = None, *, dtype: torch.dtype = torch.float8_e5m2, sa: float = 1.0,
+            sb: float = 1.0, **more: Any) -> bool:  # fmt: skip  # options
+    """Whether the one element of a product is exact in every admitted arithmetic."""
+    sides = [torch.tensor([x]).to(dtype) for x in (a, b)]
+    found = unrounded(
+        ScaledProduct(*sides, torch.full((1, 1), sa), torch.full((1, 1), sb), block=len(a), b_rows=1, **more), acc
+    )
+    return found is not None and bool(found)
+
+
+def ones(n: int) -> list[float]:
+    return [1.0] * n
+
+
+FUSED, EXACT, TREE = ({"kind": kind} for kind in (Sum.FUSED, Sum.EXACT, Sum.TREE_FLUSH))
+X = 2.0**12
+
+
+@pytest.mark.whole("each is another condition")
+@pytest.mark.parametrize(
+    ("due", "a", "b", "acc", "more"),
+    [
+        # float32 holds multiples of 1 below 2^24
+        (False, [X, 0.0, 1.0], [X, 1.0, 0.0], None, {}),
+        (True, [1.75 * X, 0.0, 1.0], [X / 2, 1.0, 0.0], None, {}),
+        (False, [X, 0.0, 1.0], [X, 1.0, 0.0], EXACT, {}),
+        (True, [1.75 * X, 0.0, 1.0], [X / 2, 1.0, 0.0], EXACT, {}),
+        (False, [X / 2, X / 2, 0.0, 1.0], [X, -X, 1.0, 0.0], None, {}),  # magnitudes count
+        # an aligner of t bits and a result of to
+        (True, ROW, ones(9), FUSED | {"align": 6, "out": 7}, {"dtype": FP8}),
+        (False, [*ROW, 1.0], ones(10), FUSED | {"align": 6, "out": 7}, {"dtype": FP8}),
+        (True, ROW, ones(9), FUSED | {"align": 7, "out": 6}, {"dtype": FP8}),
+        (False, [*ROW, 1.0], ones(10), FUSED | {"align": 7, "out": 6}, {"dtype": FP8}),
+        (True, [*ROW, 1.0], ones(10), EXACT | {"align": 6, "out": 6}, {"dtype": FP8}),
+        (True, [15.0], [1.0], FUSED | {"align": 3, "out": 9}, {"dtype": FP8}),
+        (False, [15.0], [1.0], FUSED | {"align": 2, "out": 9}, {"dtype": FP8}),
+        (True, [15.0], [2.0], FUSED | {"align": 3, "out": 9}, {"dtype": FP8}),
+        (False, [15.0], [2.0], FUSED | {"align": 2, "out": 9}, {"dtype": FP8}),
+        (True, [2.0], [15.0], FUSED | {"align": 3, "out": 9}, {"dtype": FP8}),
+        (False, [2.0], [15.0], FUSED | {"align": 2, "out": 9}, {"dtype": FP8}),
+        (True, [0.0], [15.0], FUSED | {"align": 3, "out": 9}, {"dtype": FP8}),
+        # the exponent of a subnormal is the least
+        (True, [2.0**-9], [1.0], FUSED | {"align": 3, "out": 9}, {"dtype": FP8}),
+        (False, [2.0**-9], [1.0], FUSED | {"align": 2, "out": 9}, {"dtype": FP8}),
+        # one chain is held, the sum of two is not a chain's
+        (True, [15.0, 15.0], [1.0, 1.0], FUSED | {"align": 3, "out": 3, "promotion": 1}, {"dtype": FP8}),
+        (False, [15.0, 15.0], [1.0, 1.0], FUSED | {"align": 3, "out": 3, "promotion": 2}, {"dtype": FP8}),
+        # where subnormals are flushed
+        (True, [2.0**-60], [2.0**-66], TREE, {"dtype": BF16, "sa": 2.0**10, "sb": 2.0**10}),
+        (False, [2.0**-60], [2.0**-67], TREE, {"dtype": BF16, "sa": 2.0**10, "sb": 2.0**10}),
+        (True, [2.0**-60], [2.0**-67], EXACT, {"dtype": BF16, "sa": 2.0**10, "sb": 2.0**10}),
+        (True, [2.0**-126], [X], TREE, {"dtype": BF16, "sa": 2.0**10}),
+        (False, [2.0**-127], [X], TREE, {"dtype": BF16, "sa": 2.0**10}),
+        (True, [2.0**-127], [X], EXACT, {"dtype": BF16, "sa": 2.0**10}),
+        (False, [X], [2.0**-127], TREE, {"dtype": BF16, "sa": 2.0**10}),
+        # products with scales stay normal
+        (True, [1.0], [1.0], None, {"sa": 2.0**-60, "sb": 2.0**-66}),
+        (False, [1.0], [1.0], None, {"sa": 2.0**-60, "sb": 2.0**-67}),
+        (False, [X], [X], None, {"sa": 2.0**-60, "sb": 2.0**-67}),
+        (False, [0.5], [1.0], None, {"sa": 2.0**-60, "sb": 2.0**-66}),
+        (True, [1.0], [1.0], None, {"sa": 2.0**-126, "sb": 2.0**20}),
+        (False, [1.0], [1.0], None, {"sa": 2.0**-127, "sb": 2.0**20}),
+        (False, [1.0], [1.0], None, {"sa": 2.0**20, "sb": 2.0**-127}),
+        (False, [0.5], [1.0], None, {"sa": 2.0**-126, "sb": 2.0**20}),
+        (False, [1.0], [0.5], None, {"sa": 2.0**20, "sb": 2.0**-126}),
+        # and below 2^127, each scale alone too
+        (True, [1.0], [1.0], None, {"sa": 2.0**63}),
+        (False, [2.0], [1.0], None, {"sa": 2.0**63}),
+        (True, [1.0], [1.0], None, {"sb": 2.0**63}),
+        (False, [2.0], [1.0], None, {"sb": 2.0**63}),
+        (True, [2.0**60], [2.0**66], None, {"dtype": BF16, "sa": 2.0**-100}),
+        (False, [2.0**60], [2.0**67], None, {"dtype": BF16, "sa": 2.0**-100}),
+        # scales are powers of two
+        (False, [1.0], [1.0], None, {"sa": 3.0}),
+        (False, [1.0], [1.0], None, {"sb": -2.0}),
+        (False, [1.0], [1.0], None, {"sb": 0.0}),
+        (False, [1.0], [1.0], None, {"sa": math.inf}),
+        # summands have a quantum too
+        (True, [1.0], [1.0], None, {"bias": torch.tensor([2.0**-22])}),
+        (False, [1.0], [1.0], None, {"bias": torch.tensor([2.0**-24])}),
+        (False, [1.0], [1.0], None, {"bias": torch.tensor([2.0**24])}),
+        (False, [2.0**-120], [1.0], None, {"dtype": BF16, "bias": torch.tensor([2.0**-127])}),
+        (True, [2.0**-120], [1.0], None, {"dtype": BF16, "bias": torch.tensor([2.0**-126])}),
+        (False, [1.0], [1.0], None, {"bias": torch.tensor([math.inf])}),
+        (False, [1.0], [1.0], None, {"c": torch.tensor([[-(2.0**24)]])}),
+        (True, [1.0], [1.0], None, {"c": torch.tensor([[-(2.0**22)]])}),
+        # alpha is a power of two, before the scales and after them; a bias is added after it
+        (True, [1.0], [1.0], None, {"alpha": torch.tensor([0.5])}),
+        (True, [1.0], [1.0], None, {"alpha": torch.tensor([2.0, 4.0])}),
+        (False, [1.0], [1.0], None, {"alpha": torch.tensor([3.0])}),
+        (False, [1.0], [1.0], None, {"alpha": torch.tensor([-0.5])}),
+        (False, [1.0], [1.0], None, {"alpha": torch.tensor([0.0])}),
+        (False, [1.0], [1.0], None, {"alpha": torch.tensor([0.5]), "bias": torch.tensor([2.0**-25])}),
+        (False, [1.0], [1.0], None, {"sa": 2.0**-100, "alpha": torch.tensor([2.0**-40])}),
+        (False, [1.0], [1.0], None, {"sa": 2.0**-100, "sb": 2.0**-60, "alpha": torch.tensor([2.0**60])}),
+        # scales inside an instruction are not covered
+        (False, [1.0], [1.0], {"scales_inside": True}, {}),
+    ],
+)  # fmt: skip  # a table, one condition a line
+def test_what_nothing_rounds(due: bool, a: list[float], b: list[float], acc: Any, more: dict[str, Any]) -> None:
+    assert settled(a, b, None if acc is None else accumulator(**acc), **more) is due
+
+
+class TestFit:
+    """An accumulator that cannot compute a product is refused, and no other."""
+
+    @pytest.mark.whole("each is another condition")
+    @pytest.mark.parametrize(
+        ("changes", "a_scale", "b_scale", "block", "fits"),
+        [
+            ({"scales_inside": True}, [2.0, 0.5], [4.0, math.nan], 16, True),
+            ({"scales_inside": True}, [3.0, 0.5], [4.0, 1.0], 16, False),
+            ({"scales_inside": True}, [2.0, 0.5], [4.0, 6.0], 16, False),
+            ({"scales_inside": True}, [-2.0, 0.5], [4.0, 1.0], 16, False),
+            ({"scales_inside": True, "scale_format": "float8_e4m3fn"}, [0.0, 448.0], [1.25, math.nan], 16, True),
+            ({"scales_inside": True, "scale_format": "float8_e4m3fn"}, [-1.0, 448.0], [1.25, 1.0], 16, False),
+            ({"scales_inside": True, "scale_format": "float8_e4m3fn"}, [1.0, 1.0], [1 + 2.0**-9, 1.0], 16, False),
+            ({"promotion": None}, [3.0, 0.5], [4.0, 1.0], 16, False),
+            ({"promotion": None}, [3.0], [4.0], 32, True),
+            ({"promotion": 8}, [3.0, 0.5], [4.0, 1.0], 16, True),
+            ({"promotion": 12}, [3.0, 0.5], [4.0, 1.0], 16, False),
+            ({"promotion": 12}, [3.0], [4.0], 32, True),
+        ],
+    )  # fmt: skip  # a table, one condition a line
+    def test_of_scales_and_blocks(
+        self, changes: dict[str, Any], a_scale: list[float], b_scale: list[float], block: int, fits: bool
+    ) -> None:
+        x = torch.ones(1, 32).to(FP8)
+        given = ScaledProduct(x, x, torch.tensor([a_scale]), torch.tensor([b_scale]), block=block, b_rows=1)
+        if fits:
+            check_fit(given, accumulator(**changes))
+        else:
+            with pytest.raises(NumericsError):
+                check_fit(given, accumulator(**changes))
+
+
+class TestConverted:
+    """What an instruction makes of its operands moves the bound by the difference of the exact sums."""
+
+    def test_float32_to_tf32(self) -> None:
+        """13 bits less; nothing else is lost, but for ``2^-51 K`` of what float64 sums."""
+        low, high = 1 + 2.0**-10, (1 + 2.0**-10) + 2.0**-11 + 2.0**-23
+        a, b, scale = torch.tensor([[high, 0.0, 2.0, 0.0]]), torch.tensor([[-1.0, 1.0, 0.5, 0.0]]), torch.ones(1, 1)
+        acc = accumulator(truncates=True, align=20, out=20, promotion=4)
+        given = ScaledProduct(a, b, scale, scale, block=4, b_rows=1)
+        x, moved, drift = 1.0 - high, high - low, 4 * 2.0**-51 * (1.0 + high)
+        seen: list[tuple[Tensor, ...]] = []
+
+        class Spy(Promotion):
+            def add(self, a_scale: Tensor, b_scale: Tensor, *parts: Tensor) -> None:
+                seen.append(parts)
+
+        for name in ("left", "right"):
+            assert getattr(given, name).fmt.name == "float32"
+        sides = [product._Side.of(side, 1, given, acc) for side in (given.left, given.right)]
+        exactly = lambda p, q, _: (p.value @ q.value.mT, *(2 * [torch.zeros(1, 1, 1, dtype=torch.float64)]))  # noqa: E731
+        product._tile(given, *sides, acc, exactly, Spy(one(0.0)), 4)  # type: ignore[arg-type]  # a chain that loses nothing
+        assert [float(t) for t in seen[0]] == [x, moved - drift, moved + drift]
+
+    def test_subnormals_to_zero(self) -> None:
+        value = torch.tensor([[2.0**-126, 2.0**-127, -(2.0**-133), 1.0]]).bfloat16()
+        given = ScaledProduct(value, value, torch.ones(1, 1), torch.ones(1, 1), block=4, b_rows=1)
+        side = product._Side.of(given.left, 1, given, accumulator(flushes=True))
+        assert side.converted is not None and side.converted.value.tolist() == [[2.0**-126, 0.0, 0.0, 1.0]]
+        assert product._Side.of(given.left, 1, given, accumulator()).converted is None
+
+
+def largest(sums: list[float]) -> float:
+    """The largest magnitude of a sum of consecutive ones."""
+    return max((abs(sum(sums[i:j])) for i in range(len(sums)) for j in range(i, len(sums) + 1)), default=0.0)
+
+
+class TestChain:
+    def test_powers_of_two(self) -> None:
+        given = torch.tensor([chain.NONE, -1023, -1022, 0, 1023, 5000])
+        assert chain.power(given).tolist() == [0.0, 0.0, 2.0**-1022, 1.0, 2.0**1023, 2.0**1023]
+        x = torch.tensor([0.0, 2.0**-140, 2.0**-126, 3.0, below(4.0)], dtype=torch.float64)
+        assert chain.exponent_floor(x).tolist() == [chain.NONE, -126, -126, 1, 1]
+        assert chain.floor_power(-x).tolist() == [0.0, 2.0**-140, 2.0**-126, 2.0, 2.0]
+
+    @pytest.mark.parametrize(("more", "lost"), [(0.0, 0.0), (2.0**104, math.inf)])
+    def test_a_sum_of_the_largest_float32(self, more: float, lost: float) -> None:
+        half = 2.0**126
+        p = torch.tensor([[[chain.OVERFLOW - half + more, half]]], dtype=torch.float64)
+        acc = accumulator(align=30, out=30)
+        _, low, high = chain.residue_step(*(one(0.0) for _ in range(4)), p, torch.full((1, 1), 127), acc)
+        assert (float(low), float(high)) == (-lost, lost)
+
+    @pytest.mark.parametrize("group", [8, 32, 64])
+    def test_tiles_that_are_dealt_out(self, group: int) -> None:
+        """Against all of them, where consecutive steps have a lesser sum."""
+        tile = max(1, 32 // group)
+        for stride in (2, 3, 5, 9):
+            sums = [1.0 if step // tile % stride == 1 else -1.0 / (stride - 1) for step in range(17 * tile)]
+            chains = [
+                [x for step, x in enumerate(sums) if step // max(1, products // group) % n == first]
+                for products in (32, 64, 128, 256) for n in range(1, 17) for first in range(n)
+            ]  # fmt: skip  # three loops
+            due = max(largest(some) for some in chains)
+            assert chain.reach(torch.tensor([sums], dtype=torch.float64), group).tolist() == [due]
+            assert due > largest(sums)
+
+    def test_an_error_that_does_not_end(self) -> None:
+        """It doubles until nothing is claimed; beside it another stays."""
+
+        def once(error: Tensor) -> tuple[Tensor, Tensor]:
+            grown = torch.where(torch.tensor([True, False]), 2 * error + 1, torch.full_like(error, 0.25))
+            return -grown / 2, grown
+
+        low, high = chain.fixed_point(once, torch.tensor([1.0, 3.0], dtype=torch.float64))
+        assert (low.tolist(), high.tolist()) == ([-math.inf, -0.125], [math.inf, 0.25])
+
+    @pytest.mark.parametrize(("error", "held"), [(0.0, chain.OVERFLOW), (2.0**100, chain.OVERFLOW - 2.0**100)])
+    def test_an_error_up_to_the_largest_float32(self, error: float, held: float) -> None:
+        for more, due in ((0.0, error), (2.0**76, math.inf)):
+            _, high = chain.fixed_point(lambda _: (one(-error), one(error)), one(held + more))
+            assert float(high) == due
+
+
+class TestSteps:
+    KINDS = (Sum.EXACT, Sum.TREE_FLUSH, Sum.LATE_FLOOR, Sum.LATE_FLOOR_ODD_EVEN, Sum.FUSED_THEN_ADD)
+
+    def operand(self, *x: float) -> Operand:
+        return chain.operand(torch.tensor([x], dtype=torch.float64), E4M3FN)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_step_of_zeros_changes_nothing(self, kind: Sum) -> None:
+        """Of either operand, and beside one; a step of ones is none."""
+        acc = accumulator(kind=kind, length=4)
+        some, zeros, plain = (1.5, -1.0, 0.25, 3.0), (0.0,) * 4, (1.0,) * 4
+        alone = steps.stepwise(self.operand(*some), self.operand(*some), acc)
+        for a, b in ((some, zeros), (zeros, some), (plain, zeros), (zeros, plain), ((1.0, 0.0) * 2, (0.0, 1.0) * 2)):
+            found = steps.stepwise(self.operand(*some, *a), self.operand(*some, *b), acc)
+            assert all(torch.equal(x, y) for x, y in zip(found, alone, strict=True))
+        both = steps.stepwise(self.operand(*some, *plain), self.operand(*some, *plain), acc)
+        assert float(both[0] - alone[0]) == 4 and float(both[2] - both[1]) > float(alone[2] - alone[1])
+
+    def test_a_sum_of_zero_is_not_rounded(self) -> None:
+        acc = accumulator(kind=Sum.EXACT)
+        found = steps.stepwise(self.operand(1.0, -1.0), self.operand(1.0, 1.0), acc)
+        assert [float(x) for x in found] == [0.0, 0.0, 0.0]
+
+    def test_a_sum_that_rounds_to_infinity(self) -> None:
+        """From half a unit beyond the largest float32 on."""
+        acc = accumulator(kind=Sum.EXACT)
+        last = chain.OVERFLOW - 2.0**103  # and what the rounding may add
+        for x, due in ((last, 2.0**103), (math.nextafter(last, math.inf), math.inf)):
+            value = torch.tensor([[x]], dtype=torch.float64)
+            wide = Operand(value, torch.tensor([[127]]))
+            assert float(steps.stepwise(wide, self.operand(1.0), acc)[2]) == due
+
+    def test_a_term_of_the_largest_float32(self) -> None:
+        found = [float(steps._tree(one(x))) for x in (chain.OVERFLOW, math.nextafter(chain.OVERFLOW, math.inf))]
+        assert found == [2.0**-126 * (1 + 2.0**-40), math.inf]
+
+
+class TestSample:
+    """What of a device's result is compared."""
+
+    def test_every_tile_is_reached(self) -> None:
+        for size, tile in ((13, 5), (10, 5), (3, 5)):
+            seen = {
+                x for seed in range(80)
+                for x in engines._of_each_place(size, tile, torch.Generator().manual_seed(seed)).tolist()
+            }  # fmt: skip  # two loops
+            last = size - 1  # alone of its place
+            assert seen == {x for x in range(size) if x % tile != last % tile or x == last}
+
+
+class TestScales:
+    """Scales of a quantiser whose set follows from one threshold."""
+
+    @pytest.mark.parametrize(("power", "lost"), [(-126, 2.0**-149), (-125, 0.0)])
+    def test_a_scale_near_the_least_normal_number(self, power: int, lost: float) -> None:
+        """Below twice of it an operation may be subnormal, and errs by ``2^-149``."""
+        x = torch.full((1, 128), 448.0 * 2.0**power)
+        found = scale_set(prepare(x), replace(TORCH_TENSOR, amax_floor=0.0))
+        assert float(found.high) == 2.0**power * (1 + 2.0**-22) + lost
+        assert float(found.low) == 2.0**power * (1 - 2.0**-22) - lost
+
+    def test_each_recipe_is_tried(self) -> None:
+        """Whatever the ones before it gave: those that are refused for shape, fault or block do not end the search."""
+        x = prepare(grid(1, 1, 128).float())
+        due = x.quantized(VLLM_GROUP)
+        given = x, due.codes, due.scale
+        candidates = [row for row in recipes().values() if _candidates(*given, [row])]
+        assert _candidates(*given, None) == candidates
+        assert 0 < len(identify(*given)) == sum(len(identify(*given, among=[row])) for row in candidates)
+        names = [
+            row.name
+            for row in of_element(VLLM_GROUP.element)
+            if row.fault is None and same_kind(row.block, VLLM_GROUP.block)
+            if _candidates(*given, [taken := row.with_block(VLLM_GROUP.block)])
+            if judge_recipe(*given, taken).outside == 0
+        ]
+        assert admitting(*given, VLLM_GROUP) == tuple(names) and len(names) > 40
+
+
+def test_an_intermediate_before_a_small_alpha() -> None:
+    """``a sa`` is open from ``REACH`` on although alpha is 1/2, which is applied to the sum."""
+    x, scale = torch.ones(1, 4).bfloat16(), scales(1, 1, 1)
+    for power, due in ((126, False), (128, True)):
+        a, b = x * 2.0**127, torch.full((1, 4), 2.0**-100).bfloat16()
+        given = ScaledProduct(
+            a, b, torch.full((1, 1), 2.0 ** (power - 127)), scale, block=4, b_rows=1, alpha=torch.tensor([0.5])
+        )
+        found = ieee32_bound(given).open
+        assert found is not None and found.tolist() == [[due]]
