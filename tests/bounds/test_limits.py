@@ -31,7 +31,18 @@ from oracle.bounds.product import (
     unrounded,
     with_summand,
 )
-from oracle.bounds.quantiser import _candidates, admitting, identify, judge_recipe, same_kind, scale_set
+from oracle.bounds.quantiser import (
+    CodeSet,
+    ScaleSet,
+    _candidates,
+    _unless_exceptional,
+    admitting,
+    identify,
+    judge_recipe,
+    same_bytes,
+    same_kind,
+    scale_set,
+)
 from oracle.errors import NumericsError
 from oracle.numbers.formats import E4M3FN
 from oracle.numbers.quantize import prepare
@@ -417,6 +428,25 @@ class TestSteps:
         assert found == [2.0**-126 * (1 + 2.0**-40), math.inf]
 
 
+def test_the_compiled_pass_opens_the_same_elements() -> None:
+    """Some rows and columns near the largest float32, of more than one panel; one product of scales is ``REACH``."""
+    given = small(1, m=5, n=131)
+    a_scale, b_scale = given.a_scale.clone(), given.b_scale.clone()
+    a_scale[3, 1], b_scale[129, 1], b_scale[2, 0] = 2.0**90, 2.0**40, 2.0**125
+    a_scale[1], b_scale[7] = (2.0**24 - 1) * 2.0**52, (2.0**20 - 1) * 2.0**32
+    b = given.b.clone()
+    b[7] = 0.0
+    for bias in (None, scales(3, 131)):
+        x = replace(given, a_scale=a_scale, b_scale=b_scale, b=b, bias=bias)
+        acc = accumulator(promotion=8, align=13, out=10)
+        due, found = residue_bound(x, acc), engines.compiled_residue(x, acc)[1]
+        assert due.open is not None and found.open is not None and torch.equal(due.open, found.open)
+        assert 0 < int(due.open.sum()) < due.open.numel() and bool(due.open[1, 7]) and not bool(due.open[0, 7])
+        assert torch.equal(due.lo[~due.open], found.lo[~due.open]) and torch.equal(
+            due.hi[~due.open], found.hi[~due.open]
+        )
+
+
 class TestSample:
     """What of a device's result is compared."""
 
@@ -430,16 +460,94 @@ class TestSample:
             assert seen == {x for x in range(size) if x % tile != last % tile or x == last}
 
 
+class TestSets:
+    """What an interval, its ends, a grid, a second set or an open block admit."""
+
+    def admitted(self, scale: list[float], **changes: Any) -> list[bool]:
+        edge = [
+            torch.tensor([x] * len(scale), dtype=torch.float64)
+            for x in (changes.pop("low", 1.0), changes.pop("high", 2.5))
+        ]
+        given = {"expected": torch.ones(len(scale), dtype=torch.float64)} | changes
+        found: list[bool] = ScaleSet(*edge, **given).admits(torch.tensor(scale, dtype=torch.float64)).tolist()
+        return found
+
+    def test_scales(self) -> None:
+        some = [math.nextafter(1.0, 0.0), 1.0, 1.5, 2.5, math.nextafter(2.5, 3.0), math.nan]
+        assert self.admitted(some) == [False, True, True, True, False, False]
+        nan = torch.tensor([math.nan], dtype=torch.float64)
+        assert self.admitted(some, expected=nan.expand(6)) == [False] * 5 + [True]
+        opened = torch.tensor([True, False] * 3)
+        assert self.admitted(some, open=opened) == [True, True, True, True, True, False]
+        # between ends of a factor 2 nothing is admitted, beyond it anything
+        assert self.admitted(some, ends_only=True) == [False, True, True, True, False, False]
+        assert self.admitted([1.0, 1.5, 2.0], high=2.0, ends_only=True) == [True, False, True]
+        assert self.admitted([4.0, 6.0, 7.0], low=4.0, high=7.0, ends_only=True) == [True, False, True]
+        assert self.admitted([0.25, 0.5, 0.75], low=0.25, high=0.75, ends_only=True) == [True] * 3
+        # values of the format, and the ends
+        edge = {"low": 1.03, "high": 1.2, "grid": E4M3FN}
+        assert self.admitted([1.0, 1.03, 1.1, 1.125, 1.2, 1.25], **edge) == [False, True, False, True, True, False]
+        other = tuple(torch.full((6,), x, dtype=torch.float64) for x in (7.0, 9.0))
+        assert self.admitted([1.0, 3.0, 7.0, 8.0, 9.0, math.nan], other=other) == [
+            True,
+            False,
+            True,
+            False,
+            True,
+            False,
+        ]
+
+    def test_codes(self) -> None:
+        """Of E4M3: 0x38 is 1, 0x80 is -0, NaN 0x7F and 0xFF."""
+        given = torch.tensor([0x37, 0x38, 0x39, 0x3A, 0x7E, 0x7F, 0xFF, 0x80, 0x00], dtype=torch.uint8)
+        shape, no = given.shape, torch.zeros(given.shape, dtype=torch.bool)
+        low, high = (torch.full(shape, x, dtype=torch.int16) for x in (0x38, 0x39))
+        plain = CodeSet(low, high, low, no, no, E4M3FN)
+        one_of_two = [False, True, True, False, False, False, False, False, False]
+        assert plain.admits(given).tolist() == one_of_two and plain.two().all()
+        assert replace(plain, nan=~no).admits(given).tolist() == [False] * 5 + [True] * 2 + [False] * 2
+        assert replace(plain, free=~no).admits(given).tolist() == [True] * 5 + [False] * 2 + [True] * 2
+        assert replace(plain, open=~no).admits(given).all()
+        assert replace(plain, open=no).admits(given).tolist() == one_of_two
+        zero = replace(plain, low=torch.full_like(low, -1), high=torch.full_like(low, -1))
+        assert zero.admits(given).tolist() == [False] * 7 + [True, False]
+        for changes in ({"nan": ~no}, {"free": ~no}, {"high": low}):
+            assert not replace(plain, **changes).two().any()
+
+    def test_bytes_of_every_length_and_place(self) -> None:
+        for length in (*range(1, 10), 14, 16, 18, 24):
+            for start in range(9):
+                x = torch.arange(40, dtype=torch.uint8)
+                y = x.clone()
+                y[start + length] += 1  # the next one
+                assert same_bytes(x[start : start + length], y[start : start + length])
+                y[start + length - 1] += 1
+                assert not same_bytes(x[start : start + length], y[start : start + length])
+
+    def test_an_interval_that_holds_what_is_expected(self) -> None:
+        """Of a zero block, a special one, or where the recipe's own scale lies outside, that scale alone."""
+        expected = torch.tensor([1.0, 2.0, 3.0, 0.0, -1.0, math.inf], dtype=torch.float64)
+        low, high = (
+            torch.tensor(x, dtype=torch.float64)
+            for x in ([1.0, 1.0, 1.0, -1.0, -2.0, 1.0], [2.0, 2.0, 2.0, 1.0, 2.0, 2.0])
+        )
+        found = _unless_exceptional(low, high, expected)
+        assert found.low.tolist() == [1.0, 1.0, 3.0, 0.0, -1.0, math.inf]
+        assert found.high.tolist() == [2.0, 2.0, 3.0, 0.0, -1.0, math.inf]
+        assert found.ends_only is False
+
+
 class TestScales:
     """Scales of a quantiser whose set follows from one threshold."""
 
-    @pytest.mark.parametrize(("power", "lost"), [(-126, 2.0**-149), (-125, 0.0)])
-    def test_a_scale_near_the_least_normal_number(self, power: int, lost: float) -> None:
-        """Below twice of it an operation may be subnormal, and errs by ``2^-149``."""
+    @pytest.mark.parametrize(("power", "near"), [(-126, True), (-125, False)])
+    def test_a_scale_near_the_least_normal_number(self, power: int, near: bool) -> None:
+        """Below twice of it an operation may be subnormal, and errs by ``2^-149``; an approximate one is flushed."""
         x = torch.full((1, 128), 448.0 * 2.0**power)
-        found = scale_set(prepare(x), replace(TORCH_TENSOR, amax_floor=0.0))
-        assert float(found.high) == 2.0**power * (1 + 2.0**-22) + lost
-        assert float(found.low) == 2.0**power * (1 - 2.0**-22) - lost
+        for approximate, width, lost in ((False, 2.0**-22, 2.0**-149), (True, 2.0**-21, 2.0**-126)):
+            found = scale_set(prepare(x), replace(TORCH_TENSOR, amax_floor=0.0, approximate=approximate))
+            assert float(found.high) == 2.0**power * (1 + width) + lost * near
+            assert float(found.low) == 2.0**power * (1 - width) - lost * near
 
     def test_each_recipe_is_tried(self) -> None:
         """Whatever the ones before it gave: those that are refused for shape, fault or block do not end the search."""

@@ -375,6 +375,18 @@ class TestLogits:
         slack = 2.0**-51 * 2 * low * (1 + 2.0**-40) * scale + 2.0**-51 * 2 * low * scale
         assert math.isclose(float(value.slack), slack, rel_tol=2.0**-44)
 
+    def test_the_slack_of_one_head(self) -> None:
+        """``2^-51`` of the low word and of its product with the scale."""
+        q = torch.zeros(1, 1, 4)
+        q[0, 0, 0], q[0, 0, 1] = 448.0, 2.0**-9
+        problem = one_logit(q.to(torch.float8_e4m3fn), torch.tensor([[1 + 2.0**-23]]))
+        assert float(logits.exact(problem).slack) == 0.0  # 41 bits
+        wide = replace(problem, k=(448 * torch.ones(1, 4)).to(torch.float8_e4m3fn))
+        wide.k[0, 1] = 2.0**-9
+        value = (Fraction(448) ** 2 + Fraction(2) ** -18) * (1 + Fraction(2) ** -23)
+        low = abs(value - Fraction(float(value)))
+        assert low > 0 and float(logits.exact(wide).slack) == 2.0**-51 * 2 * float(low)
+
     @pytest.mark.parametrize("fp4", [False, True])
     def test_tiles_of_rows(self, fp4: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         """Two rows at a time, the last one alone."""
@@ -436,6 +448,70 @@ class TestRouting:
             assert torch.allclose(found, sign * relative, rtol=0.0, atol=2.0**-51)
         same = scored.choice_span
         assert torch.equal(same.low, scored.score_span.low) and torch.equal(same.high, scored.score_span.high)
+
+    def test_the_width_of_a_sigmoid(self) -> None:
+        """``2^-20 + 2^-22 |x|`` of ``ex2.approx`` and ``rcp.approx``, and of float64; a logit has none."""
+        x = torch.tensor([[2.0, -1.0, 0.0]])
+        scored = routing.scores(x, self.softmax(scoring=routing.Scoring.SIGMOID))
+        relative = 2.0**-20 + 2.0**-22 * x.abs().double() + 2.0**-48
+        for end, sign in ((scored.score_span.low, -1), (scored.score_span.high, 1)):
+            found = (end - sign * 2.0**-126) / scored.score - 1
+            assert torch.allclose(found, sign * relative, rtol=0.0, atol=2.0**-51)
+        plain = routing.scores(x, self.softmax(scoring=routing.Scoring.LOGIT))
+        for span in (plain.score_span, plain.choice_span):
+            assert torch.equal(span.low, x.double()) and torch.equal(span.high, x.double())
+
+    @pytest.mark.parametrize(("biased", "due"), [(False, [4.0, -1.0]), (True, [6.0, -3.0])])
+    def test_the_width_of_a_group(self, biased: bool, due: list[float]) -> None:
+        """Its two largest choices with a bias, one without; the float32 sum of both ends errs by ``2^-23`` of each."""
+        x = torch.tensor([[1.0, 4.0, 2.0, -1.0, -2.0, -8.0]])
+        router = self.softmax(scoring=routing.Scoring.LOGIT, groups=2)
+        scored = routing.scores(x, router)
+        wide = replace(scored, choice_span=routing.Span(x.double() - 0.5, x.double()))
+        low, high = (end.flatten().tolist() for end in routing.group_spans(wide, router, biased))
+        for i, value in enumerate(due):
+            least = value - (1.0 if biased else 0.5)
+            slack = 2.0**-23 * (abs(least) + abs(value))
+            assert (low[i], high[i]) == (least - slack, value + slack)
+
+    @pytest.mark.whole("each is another condition")
+    @pytest.mark.parametrize(
+        ("x", "ids", "wrong"),
+        [
+            # three groups of two of which two remain; the largest of a group counts
+            ([4.0, 3.0, 2.0, 1.0, 0.0, -1.0], [0, 2], True),  # 1 is in a kept group and larger
+            ([4.0, 3.0, 2.0, 1.0, 0.0, -1.0], [0, 1], False),
+            ([4.0, 1.0, 2.0, 1.5, 0.0, -1.0], [0, 2], False),
+            ([4.0, 1.0, 2.0, 1.5, 0.0, -1.0], [0, 4], True),  # of a group that is not among the best
+            ([4.0, 1.0, 2.0, 1.5, 2.0, -1.0], [0, 4], False),  # two groups are equal
+            ([4.0, 1.0, 2.0, 1.5, 2.0, -1.0], [0, 2], False),
+            ([4.0, 1.0, 2.0, 2.0, -1.0, -1.0], [0, 3], False),  # two experts are
+            ([4.0, 1.0, 2.0, 2.0, -1.0, -1.0], [3, 0], False),
+            ([4.0, 1.0, 2.0, 2.0, -1.0, -1.0], [2, 3], True),  # the largest is left out
+            ([4.0, 4.0, 4.0, 4.0, 4.0, 4.0], [0, 5], False),
+            ([4.0, 4.0, 4.0, 4.0, 4.0, 4.0], [2, 3], False),
+            ([4.0, 3.5, 4.0, 3.0, 4.0, 3.0], [1, 2], True),  # of a group that is chosen from, 0 is larger
+            ([4.0, 3.5, 4.0, 3.0, 4.0, 3.0], [0, 2], False),
+        ],
+    )
+    def test_experts_of_groups(self, x: list[float], ids: list[int], wrong: bool) -> None:
+        router = self.softmax(top_k=2, scoring=routing.Scoring.LOGIT, groups=3, top_groups=2)
+        scored = routing.scores(torch.tensor([x]), router)
+        assert routing.misrouted(torch.tensor([ids]), scored, router, biased=False).tolist() == [wrong]
+
+    @pytest.mark.parametrize(
+        ("x", "lost"), [([4.0, 1.0, 2.0, 1.5, 2.0, -1.0], True), ([4.0, 1.0, 3.0, 1.5, 2.0, -1.0], False)]
+    )
+    def test_groups_that_may_change_places(self, x: list[float], lost: bool) -> None:
+        router = self.softmax(top_k=2, scoring=routing.Scoring.LOGIT, groups=3, top_groups=2)
+        scored = routing.scores(torch.tensor([x]), router)
+        ways, gone = routing.alternatives(scored, router, torch.tensor([[0, 2]]), biased=False)
+        assert gone.tolist() == [lost] and len(ways) == 1
+
+    def test_an_equal_expert_may_be_chosen(self) -> None:
+        router = self.softmax(scoring=routing.Scoring.LOGIT)
+        scored = routing.scores(torch.tensor([[1.0, 1.0, 0.0]]), router)
+        assert routing.misrouted(torch.tensor([[1]]), scored, router, biased=False).tolist() == [False]
 
     @pytest.mark.parametrize("renormalise", [False, True])
     def test_the_width_of_a_weight(self, renormalise: bool) -> None:
