@@ -289,8 +289,7 @@ def _shift(s: NDArray[np.float64], top: NDArray[np.int8], t: int) -> None:
     """``SHIFT = 2^(t - mbar)``; the sums of the step start at 0."""
     for j in range(LANES):
         held = max(abs(s[X + j] + s[LOW + j]), abs(s[X + j] + s[HIGH + j]))
-        of_held = max((f64(held).view(np.int64) >> i64(52)) - i64(1023), i64(-126))
-        of_held = i64(LEAST) if held == 0.0 else of_held
+        of_held = (f64(held).view(np.int64) >> i64(52)) - i64(1023)  # 0: below every other; none is below 2**-126
         s[SHIFT + j] = _power(i64(t) - max(i64(top[j]), of_held))
         s[V + j] = 0.0
         s[R + j] = 0.0
@@ -331,7 +330,7 @@ def _step(s: NDArray[np.float64], top: NDArray[np.int8], t: int, to: int) -> Non
         l1 = low - 0.5 * (s[A + j] + s[R + j]) * q - (lost if right > 0.0 else 0.0)
         h1 = high + 0.5 * (s[A + j] - s[R + j]) * q + (lost if left < 0.0 else 0.0)
         exact_below = _power(mg + i64(1 + to - t))
-        above, under = max(after + h1, 0.0), max(-(after + l1), 0.0)
+        above, under = after + h1, -(after + l1)
         s[LOW + j] = l1 - (0.0 if above < exact_below else ulp * _floor_power(above)) if live else low
         s[HIGH + j] = h1 + (0.0 if under < exact_below else ulp * _floor_power(under)) if live else high
         s[X + j] = after

@@ -121,9 +121,7 @@ def _reached_by_infinity(product: ScaledProduct, extremes: _Extremes) -> Tensor:
 def _scaled(x: Decoded, product: ScaledProduct, rows: int) -> Tensor:
     """``|x|`` times the magnitude of its scale, element by element; every scale row serves ``rows`` rows."""
     scale = zero_nonfinite(x.scales).abs().repeat_interleave(product.block, dim=1)[:, : product.K]
-    if rows > 1 and scale.shape[0] > 1:
-        scale = scale.repeat_interleave(rows, dim=0)[: product.N]
-    return x.number().abs() * scale
+    return x.number().abs() * scale.repeat_interleave(rows, dim=0)[: len(x.codes)]
 
 
 def _range(scale: Tensor) -> tuple[float, float]:

@@ -155,7 +155,8 @@ def scaled_groups(
 def _loss(a: Operand, b: Operand, held: tuple[Tensor, Tensor], acc: Accumulator) -> tuple[Tensor, Tensor]:
     """What one step may add before its final rounding; ``held`` are the ends of the accumulator."""
     if acc.kind is Sum.EXACT:
-        return torch.zeros_like(held[0]), torch.zeros_like(held[0])
+        nothing = torch.zeros_like(held[0])
+        return nothing, nothing
     p = a.value[..., :, None, :] * b.value[..., None, :, :]
     if acc.kind is Sum.TREE_FLUSH:
         error = _tree(p)

@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from oracle.bounds import chain, cpu_kernels, engines, product, steps
+from oracle.bounds import chain, code_boxes, cpu_kernels, cuda_residue, engines, product, steps
+from oracle.bounds.boxed import Box, boxed_product
 from oracle.bounds.chain import Operand
 from oracle.bounds.ieee32 import ieee32_bound
 from oracle.bounds.interval import Interval
@@ -44,12 +46,15 @@ from oracle.bounds.quantiser import (
     scale_set,
 )
 from oracle.errors import NumericsError
+from oracle.numbers import formats
 from oracle.numbers.formats import E4M3FN
 from oracle.numbers.quantize import prepare
 from oracle.numbers.recipe_table import of_element, recipes
-from oracle.numbers.recipes import TORCH_TENSOR, VLLM_GROUP
-from oracle.tensorcore.instructions import Sum
+from oracle.numbers.recipes import DEEPGEMM_1X128_UE8M0, TORCH_TENSOR, VLLM_GROUP
+from oracle.tensorcore.instructions import Order, Sum
+from oracle.truth import gemm
 from oracle.truth.gemm import Exact, ScaledProduct
+from oracle.truth.routing import Span
 from tests.support.edges import accumulator, grid, scales, small
 
 FP8, BF16 = torch.float8_e4m3fn, torch.bfloat16
@@ -374,6 +379,26 @@ class TestChain:
             assert chain.reach(torch.tensor([sums], dtype=torch.float64), group).tolist() == [due]
             assert due > largest(sums)
 
+    @pytest.mark.parametrize(
+        ("x", "low", "high", "over"),
+        [(0.75, 0.0, 0.5, True), (0.75, -0.5, 0.0, False), (-0.75, -0.5, 0.0, True), (-0.75, 0.0, 0.5, False)],
+    )
+    def test_an_end_beyond_float32(self, x: float, low: float, high: float, over: bool) -> None:
+        p = torch.ones(1, 1, 1, dtype=torch.float64)
+        given = [one(part * chain.OVERFLOW) for part in (x, low, high, 0.0)]
+        found = chain.residue_step(*given, p, torch.zeros((1, 1), dtype=torch.int64), accumulator(align=60, out=60))
+        assert bool(torch.isinf(found[1])) is bool(torch.isinf(found[2])) is over
+
+    def test_zeros_that_may_align_nothing(self) -> None:
+        """The sum is then the accumulator's own, and is not cut."""
+        x, zero = one(1 + 2.0**-10), torch.zeros(1, 1, 2, dtype=torch.float64)
+        top = torch.zeros((1, 1), dtype=torch.int64)
+        for least, cut in ((torch.full_like(top, chain.NONE), 0.0), (top, 2.0**-3)):
+            _, low, high = chain.residue_step(
+                x, one(0.0), one(0.0), one(0.0), zero, top, accumulator(out=3, align=6), least
+            )
+            assert (float(low), float(high)) == (-cut, 0.0)
+
     def test_an_error_that_does_not_end(self) -> None:
         """It doubles until nothing is claimed; beside it another stays."""
 
@@ -408,6 +433,39 @@ class TestSteps:
             assert all(torch.equal(x, y) for x, y in zip(found, alone, strict=True))
         both = steps.stepwise(self.operand(*some, *plain), self.operand(*some, *plain), acc)
         assert float(both[0] - alone[0]) == 4 and float(both[2] - both[1]) > float(alone[2] - alone[1])
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("bound", [steps.stepwise, steps.split])
+    def test_chains_together(self, bound: Callable[..., tuple[Tensor, ...]], kind: Sum) -> None:
+        """As alone: a batch of chains in front of both dimensions."""
+        a, b = (chain.operand(grid(seed, rows, 24), E4M3FN) for seed, rows in ((1, 2), (2, 3)))
+        spans, acc = [(0, 12), (12, 24)], accumulator(kind=kind, length=4)
+        found = bound(a.together(spans), b.together(spans), acc)
+        for i, span in enumerate(spans):
+            alone = bound(a.steps(*span), b.steps(*span), acc)
+            assert all(torch.equal(x[i], y) for x, y in zip(found, alone, strict=True))
+
+    @pytest.mark.parametrize(("held", "lost"), [(0.25, 0.125), (0.5, 0.0), (0.75, 0.0), (-0.5, 0.0), (-0.25, 0.125)])
+    def test_two_binades_below_the_products(self, held: float, lost: float) -> None:
+        """An accumulator of at least half of their power of two loses no unit of 3 bits."""
+        p, e = torch.ones(1, 1, 1, dtype=torch.float64), torch.zeros((1, 1, 1), dtype=torch.int64)
+        acc = accumulator(kind=Sum.LATE_FLOOR, align=3, wide=9)
+        low, high = steps._late_floor(p, e, (one(held), one(held)), acc)
+        assert (float(low), float(high)) == (-lost, 0.0)
+
+    @pytest.mark.parametrize(("power", "dropped"), [(-25, 0.0), (-26, 2.0**-26)])
+    def test_an_accumulator_that_may_be_dropped(self, power: int, dropped: float) -> None:
+        """25 binades below the products."""
+        p, e = torch.ones(1, 1, 1, dtype=torch.float64), torch.zeros((1, 1, 1), dtype=torch.int64)
+        held = one(-(2.0**power)), one(-(2.0**power))
+        _, high = steps._late_floor(p, e, held, accumulator(kind=Sum.LATE_FLOOR_ODD_EVEN, align=3, wide=9))
+        assert float(high) == dropped
+
+    def test_a_sum_that_may_reach_a_power_of_two(self) -> None:
+        """``2^-40`` below it the rounding is that of the power."""
+        for less, power in ((2.0**-41, 1.0), (2.0**-39, 0.5)):
+            found = float(steps._tree(torch.tensor([[0.5, 0.5 - less]], dtype=torch.float64)))
+            assert math.isclose(found, 2.0**-24 * power, rel_tol=2.0**-30)
 
     def test_a_sum_of_zero_is_not_rounded(self) -> None:
         acc = accumulator(kind=Sum.EXACT)
@@ -567,13 +625,146 @@ class TestScales:
         assert admitting(*given, VLLM_GROUP) == tuple(names) and len(names) > 40
 
 
-def test_an_intermediate_before_a_small_alpha() -> None:
-    """``a sa`` is open from ``REACH`` on although alpha is 1/2, which is applied to the sum."""
-    x, scale = torch.ones(1, 4).bfloat16(), scales(1, 1, 1)
-    for power, due in ((126, False), (128, True)):
-        a, b = x * 2.0**127, torch.full((1, 4), 2.0**-100).bfloat16()
+@pytest.mark.whole("each is another condition")
+@pytest.mark.parametrize(
+    ("due", "a", "sa", "b", "sb", "alpha"),
+    [
+        # (1 element a) sa alone, whatever alpha makes of the sum
+        (False, 2.0**127, 0.5, 2.0**-100, 1.0, 2.0**-10),
+        (True, 2.0**127, 2.0, 2.0**-100, 1.0, 2.0**-10),
+        (True, 2.0**64, 2.0**64, 2.0**-100, 1.0, 1.0),
+        (True, 2.0**-100, 1.0, 2.0**64, 2.0**64, 1.0),
+        (False, 2.0**62, 2.0**62, 2.0**-100, 1.0, 1.0),
+        # the sum with both scales, before alpha and after it
+        (True, 2.0**24, 2.0**40, 2.0**23, 2.0**40, 2.0),
+        (False, 2.0**23, 2.0**40, 2.0**23, 2.0**40, 2.0),
+        (True, 2.0**24, 2.0**40, 2.0**24, 2.0**40, 0.5),
+        (False, 2.0**23, 2.0**40, 2.0**24, 2.0**40, 0.5),
+        # the product of the scales
+        (True, 2.0**-100, 2.0**64, 2.0**-100, 2.0**64, 1.0),
+        (False, 2.0**-100, 2.0**63, 2.0**-100, 2.0**63, 1.0),
+    ],
+)
+def test_what_any_order_may_reach(due: bool, a: float, sa: float, b: float, sb: float, alpha: float) -> None:
+    x, y = (torch.tensor([[v, 0.0]]).bfloat16() for v in (a, b))
+    scales_of = torch.full((1, 1), sa), torch.full((1, 1), sb)
+    more = {} if alpha == 1.0 else {"alpha": torch.tensor([alpha])}
+    found = ieee32_bound(ScaledProduct(x, y, *scales_of, block=2, b_rows=1, **more)).open
+    assert found is not None and found.tolist() == [[due]]
+
+
+class TestBoxed:
+    """Products of a left operand known up to a box."""
+
+    def made(self, low: float, high: float, scale: float, beside: float, acc: Any, b_scale: float = 1.0) -> Any:
+        """Two rows: 16 zeros, then values between ``low`` and ``high``; and zeros under the scale ``beside``."""
+        ends = [torch.tensor([[0.0] * 16 + [x] * 16, [0.0] * 32], dtype=torch.float64) for x in (low, high)]
+        both = torch.tensor([[scale] * 2, [beside] * 2], dtype=torch.float64)
+        right = torch.ones(1, 32).to(FP8), torch.full((1, 2), b_scale)
+        return boxed_product([Box(*ends, both, both, E4M3FN)], *right, block=16, b_rows=1, acc=acc)
+
+    @pytest.mark.parametrize(
+        ("low", "high", "size"), [(-0.25, -0.125, 4.0), (0.125, 0.25, 4.0), (2.0**-9, 2.0**-9, 1.0)]
+    )
+    def test_the_largest_end_under_the_largest_scale(self, low: float, high: float, size: float) -> None:
+        """A sum below 1 counts as 1: the scale alone must be a number."""
+        for scale, due in ((REACH / size, True), (below(REACH / size), False)):
+            assert self.made(low, high, 2.0**-20, scale, None).open[0].tolist() == [due]
+
+    def test_zeros(self) -> None:
+        """Blocks of zeros cost nothing, but for what any order of float32 operations may underflow."""
+        for scale, by in ((0.5, 1.0), (4.0, 4.0)):
+            found = self.made(0.0, 0.0, scale, scale, None, 0.25)
+            assert found.high.tolist() == (-found.low).tolist() == [[2.0**-149 * 36 * 448 * 448 * by]] * 2
+        found = self.made(0.0, 0.0, 0.5, 0.5, accumulator(promotion=8))
+        assert found.high.tolist() == found.low.tolist() == [[0.0], [0.0]]
+
+    def test_scales_of_an_amax(self) -> None:
+        """What a recipe adds to it; the powers of two between its ends."""
+        added = code_boxes._scale(one(1.0), replace(VLLM_GROUP, amax_floor=0.0, amax_added=0.75))
+        assert float(added.low) < 1.75 / 448 < float(added.high) < 1.76 / 448
+        x = Span(torch.full((1, 128), 448.0, dtype=torch.float64), torch.full((1, 128), 8 * 448.0, dtype=torch.float64))
+        made, _ = code_boxes.code_boxes(x, DEEPGEMM_1X128_UE8M0, formats.BF16, None)
+        assert [float(box.scale_low) for box in made] == [float(box.scale_high) for box in made] == [1.0, 2.0, 4.0, 8.0]
+
+
+class TestEngines:
+    """Which products the compiled pass takes, and what it does with the others."""
+
+    def test_what_it_takes(self) -> None:
+        for dtype, taken in ((FP8, True), (torch.float16, True), (torch.float32, False)):
+            x, y = torch.ones(1, 4).to(dtype), torch.ones(1, 4).to(FP8)
+            for sides in ((x, y), (y, x)):
+                given = ScaledProduct(*sides, torch.ones(1, 1), torch.ones(1, 1), block=4, b_rows=1)
+                assert (engines.why_not(given) is None) is taken
+        plain = accumulator(promotion=8)
+        assert engines._unfit(small(1), plain) is None
+        for changes in ({"kind": Sum.EXACT}, {"order": Order.INTERLEAVED}, {"flushes": True}, {"truncates": True}):
+            assert engines._unfit(small(1), replace(plain, **changes)) is not None
+
+    def test_a_bias_that_is_no_number(self) -> None:
+        """Its columns are the definition's, in every word."""
+        bias = torch.tensor([math.inf, 1.0, math.nan, -math.inf])
+        given = small(1, n=4, bias=bias)
+        found, due = engines.compiled_exact(given), gemm.exact(given)
+        for name in ("hi", "lo", "slack"):
+            assert torch.equal(getattr(found, name).nan_to_num(nan=77.0), getattr(due, name).nan_to_num(nan=77.0))
+        c = scales(6, 2, 4)
+        found, due = engines.exact(replace(given, c=c)), gemm.exact(replace(given, c=c))
+        assert torch.equal(found.hi.nan_to_num(nan=77.0), due.hi.nan_to_num(nan=77.0))
+
+    def test_nothing_to_confirm(self) -> None:
+        """No element decides: the sample is empty."""
+        zero = torch.zeros(2, 3, dtype=torch.float64)
+        interval = Interval(zero, zero, "", open=zero != 0)
+        for deciding in (None, lambda: zero != 0):
+            assert engines._agrees(interval, small(1), accumulator(promotion=8), residue_bound, deciding) is True
+
+    @pytest.mark.parametrize(("room", "taken"), [(0, True), (-1, False), (None, False)])
+    def test_shared_memory_of_a_block(self, room: int | None, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = {} if room is None else {"shared_memory_per_block_optin": cuda_residue.MEMORY + room}
+        monkeypatch.setattr(cuda_residue.cuda_source, "why_not", lambda _: None)
+        monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: SimpleNamespace(**found))
+        assert (cuda_residue.why_not(small(1), accumulator(promotion=8)) is None) is taken
+
+
+class TestProduct:
+    def test_chains_of_one_length_at_a_time(self) -> None:
+        spans = [(0, 0, 8), (0, 8, 16), (1, 16, 24), (1, 24, 28), (2, 28, 32)]
+        assert list(product._alike(spans, 2)) == [spans[:2], spans[2:3], spans[3:]]
+
+    def test_scales_inside_an_instruction(self) -> None:
+        """They move the exponents too, of zeros that are counted from the least one on."""
+        code = torch.tensor([[1.5, 0.0, -(2.0**-9), 0.0]]).to(FP8)
         given = ScaledProduct(
-            a, b, torch.full((1, 1), 2.0 ** (power - 127)), scale, block=4, b_rows=1, alpha=torch.tensor([0.5])
+            code, code, torch.tensor([[4.0, 0.5]]), torch.tensor([[1.0, math.nan]]), block=2, b_rows=1
         )
-        found = ieee32_bound(given).open
-        assert found is not None and found.tolist() == [[due]]
+        side = product._Side.of(given.left, 1, given, accumulator(scales_inside=True)).stored
+        assert side.value.tolist() == [[6.0, 0.0, -(2.0**-10), 0.0]]
+        assert side.counted is not None and side.counted.tolist() == [[2, -124, -7, -127]]
+        assert (side.exponent[0, 0], side.exponent[0, 2]) == (2, -7) and bool((side.exponent[0, 1::2] < -1000).all())
+
+    def test_a_column_that_only_a_bias_rounds(self) -> None:
+        """Under an alpha both ways of applying it must be exact, element by element."""
+        a, b = torch.tensor([[X, 1.0]]), torch.tensor([[X / 2, 1.0], [1.0, 1.0]])
+        more = {"bias": torch.full((2,), 2.0**23 + 1), "alpha": torch.tensor([2.0])}
+        sides = a.to(torch.float8_e5m2), b.to(torch.float8_e5m2), torch.ones(1, 1), torch.ones(2, 1)
+        given = ScaledProduct(*sides, block=2, b_rows=1, **more)
+        found = unrounded(given, None)
+        assert found is not None and found.tolist() == [[False, True]]
+
+    def test_a_sum_of_chains_that_one_scale_meets(self) -> None:
+        """448^2 32 times 1.5 2^105 is no float32 number; times both scales it is."""
+        x = torch.full((1, 32), 448.0).to(FP8)
+        for sb, due in ((1.5 * 2.0**105, True), (1.25 * 2.0**105, False)):
+            for scales_of in ((2.0**-20, sb), (sb, 2.0**-20)):
+                sa, other = (torch.full((1, 1), s) for s in scales_of)
+                given = ScaledProduct(x, x, sa, other, block=32, b_rows=1)
+                found = residue_bound(given, accumulator(promotion=8, align=25, out=23)).open
+                assert found is not None and found.tolist() == [[due]]
+
+    def test_the_roundings_count(self) -> None:
+        """``4 u`` of a sum that alone is below ``REACH``."""
+        for share, due in ((1 - 2.0**-22 + 2.0**-26, True), (1 - 2.0**-22, False)):
+            found = TestFloat32().promoted(1.0, 1.0, REACH * share).open
+            assert found is not None and found.tolist() == [[due]]

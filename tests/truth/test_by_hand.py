@@ -69,6 +69,41 @@ class TestLayout:
         with pytest.raises(ShapeError):
             layout.unpack_kv_cache(torch.zeros(shape, dtype=torch.uint8))
 
+    def test_padding_of_a_part(self) -> None:
+        """Of a matrix that begins within its memory, and of memory that ends one element too early."""
+        memory = torch.arange(30.0)
+        x = memory.as_strided((3, 2), (1, 4), 5)
+        assert layout.pad_lanes(x).tolist() == [[8.0, 12.0]]
+        for elements, held in ((8, True), (7, False)):
+            assert layout.has_pad_lanes(torch.zeros(elements).as_strided((3, 2), (1, 4))) is held
+
+    def test_a_vector_has_no_halves(self) -> None:
+        with pytest.raises(ShapeError):
+            layout.swap_w13_to_w31(torch.zeros(8))
+
+    @pytest.mark.parametrize(
+        ("w13", "w2"),
+        [
+            ((2, 8, 6), (2, 6, 5)),  # 8 rows are no two halves of 5
+            ((2, 8, 6), (2, 5, 4)),  # 6 columns, 5 rows
+            ((2, 8, 6), (3, 6, 4)),
+            ((8, 6), (2, 6, 4)),
+            ((2, 8, 6), (6, 4)),
+        ],
+    )
+    def test_weights_that_disagree(self, w13: tuple[int, ...], w2: tuple[int, ...]) -> None:
+        with pytest.raises(ShapeError):
+            layout.align_fp8_moe_weights_for_fi(torch.zeros(w13), torch.zeros(w2), True)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn])
+    def test_padded_experts(self, dtype: torch.dtype) -> None:
+        """3 columns and 2 times 3 rows to 4."""
+        w13, w2 = torch.arange(12.0).reshape(1, 6, 2), torch.arange(6.0).reshape(1, 2, 3)
+        found13, found2, size = layout.align_fp8_moe_weights_for_fi(w13.to(dtype), w2.to(dtype), True, min_alignment=4)
+        zero = torch.zeros(1, 1, 2)
+        assert size == 4 and torch.equal(found13.float(), torch.cat([w13[:, :3], zero, w13[:, 3:], zero], dim=1))
+        assert torch.equal(found2.float(), torch.cat([w2, zero.mT], dim=2))
+
     def test_no_row_order_unless_said(self) -> None:
         """That of TensorRT-LLM's kernel is asked for."""
         w13, w2, one = torch.arange(64.0).expand(1, 32, 64).mT, torch.zeros(1, 32, 32), torch.ones(1)
@@ -120,6 +155,24 @@ class TestHadamard:
         """The words of a counter are the last axis, wherever it lies."""
         flat = hadamard.philox(torch.arange(6), 7)
         assert torch.equal(hadamard.philox(torch.arange(6).reshape(2, 3), 7), flat.reshape(2, 3, 4))
+
+    def test_the_least_and_the_largest_seed_and_signs(self) -> None:
+        for seed in (0, (1 << 64) - 1):
+            assert hadamard.random_bytes((4,), seed).shape == (4,)
+        for signs in (0, 0xFFFF):
+            assert hadamard.matrix(signs)[:, 0].tolist() == [0.25 if signs == 0 else -0.25] * 16
+        for signs in (-1, 1 << 16):
+            with pytest.raises(OptionError):
+                hadamard.matrix(signs)
+
+    def test_the_ends_of_a_transform(self) -> None:
+        """The transform itself comes first, then what a kernel may give on both sides."""
+        x = torch.tensor([[1.0, 2.0**-30, *[0.0] * 14]])
+        exact, error = hadamard.transform(x)
+        found = hadamard.transform_ends(x, torch.float32)
+        for end, due in zip(found, (exact, exact - error, exact + error), strict=True):
+            assert torch.equal(end, due.float())
+        assert bool((found[1] < found[0]).all()) and bool((found[0] < found[2]).all())
 
     @pytest.mark.parametrize("seed", [-1, 1 << 64, True, 0.0])
     def test_a_seed_is_no_such_number(self, seed: int) -> None:
@@ -402,6 +455,42 @@ class TestLogits:
         assert [tile.q.shape[0] for tile in problem.tiles()] == [2, 2, 1]
         assert torch.equal(logits.exact(problem).hi, whole.hi) and torch.equal(logits.exact(problem).lo, whole.lo)
 
+    @pytest.mark.parametrize("powers", [(60, 0, 0), (0, -70, 0), (0, -60, -120)])
+    def test_dot_products_of_two_and_three_words(self, powers: tuple[int, ...]) -> None:
+        """The low word ``2^p`` counts twice, in its product and in the sum of both; what is below it is slack."""
+        q = torch.zeros(1, 1, 96, dtype=torch.uint8)
+        q[0, 0, ::32] = 2  # E2M1: 1.0
+        if powers[2] == 0:
+            q[0, 0, 64] = 0
+        blocks = (2.0 ** torch.tensor([[powers]], dtype=torch.float64)).float().to(torch.float8_e8m0fnu)
+        problem = one_logit(q, torch.ones(1, 1), blocks)
+        dot = logits.dots(problem)
+        low, lost = float(dot.lo), float(dot.slack)
+        assert low == 2.0 ** min(powers[:2]) and (lost > 0) == (powers[2] != 0)
+        due = (2.0**-51 * 2 * low + lost) * (1 + 2.0**-40) + 2.0**-51 * 2 * low
+        assert math.isclose(float(logits.exact(problem).slack), due, rel_tol=2.0**-45)
+
+    @pytest.mark.parametrize(
+        ("table", "due"),
+        [
+            ([[0, 0], [2, 1], [3, 0]], [2, 1]),
+            ([[0, 0], [1, 0], [3, 0]], [1, 2]),  # the second request has no segment
+            ([[0, 0], [1, 1], [3, 0]], "row 1 is (1, 1)"),
+            ([[0, 0], [2, -1], [3, 0]], "row 1 is (2, -1)"),
+            ([[0, 0], [2, 2], [3, 0]], "row 1 is (2, 2)"),
+            ([[0, 0], [-1, 0], [3, 0]], "row 1 is (-1, 0)"),
+            ([[0, 0], [3, 1], [3, 0]], "row 1 is (3, 1)"),
+            ([[2, 0], [2, 1], [3, 0]], "from segment 1 to 3"),
+            ([[0, 0], [2, 1], [2, 1]], "from segment 0 to 2"),
+            ([[0, 0], [2, 1], [2, 0], [3, 0]], "processor 1 ends before it starts"),
+            ([[0, 0], [2, 1], [2, 1], [3, 0]], [2, 0, 1]),
+        ],
+    )
+    def test_shares_of_a_table(self, table: list[list[int]], due: list[int] | str) -> None:
+        """Requests of one, no and two segments."""
+        found = logits.shares(torch.tensor(table), torch.tensor([3, 0, 8]), 1)
+        assert due in found if isinstance(due, str) else found == due
+
     def test_segments(self) -> None:
         """A request without keys has no segment; a negative length counts as 0."""
         assert logits.segments(torch.tensor([-5, 0, 1, 4, 5]), 1) == [0, 0, 1, 4, 5]
@@ -577,6 +666,29 @@ class TestRouting:
         router = self.softmax(scoring=routing.Scoring.LOGIT)
         ways, gone = routing.alternatives(routing.scores(x, router), router, torch.tensor([[0]]), biased=False)
         assert gone.tolist() == [lost] and len(ways) == (1 if lost else tied)
+
+    def test_few_choices_of_many_sets(self) -> None:
+        """One expert is certain, one of seven equal ones is not: 7 choices of 28 sets."""
+        x = torch.tensor([[2.0, *[0.5] * 7]])
+        router = self.softmax(top_k=2, scoring=routing.Scoring.LOGIT)
+        ways, gone = routing.alternatives(routing.scores(x, router), router, torch.tensor([[0, 3]]), biased=False)
+        assert gone.tolist() == [False]
+        assert sorted(way[0].tolist()[1] for way in ways) == list(range(1, 8))
+
+    def test_one_expert_a_group(self) -> None:
+        """With a bias too its one choice is all that a group has."""
+        x = torch.tensor([[1.0, 3.0, 2.0, 4.0]])
+        router = self.softmax(top_k=2, scoring=routing.Scoring.LOGIT, groups=4, top_groups=2)
+        assert routing.route(x, router, torch.zeros(4))[1].tolist() == [[3, 1]]
+
+    def test_weights_over_their_sum(self) -> None:
+        router = self.softmax(top_k=2, renormalise=True, epsilon=0.5, scaling=3.0)
+        score = torch.tensor([[1.0, 2.0, 0.5]], dtype=torch.float64)
+        assert routing.weights_of(score, torch.tensor([[1, 2]]), router).tolist() == [[2.0, 0.5]]
+
+    def test_the_router_of_llama(self) -> None:
+        router = routing.llama4()
+        assert (router.top_k, router.choose_by_logit, router.on_input, router.groups) == (1, True, True, 1)
 
     def test_sets_that_are_not_all_tried(self) -> None:
         """Six of eight experts are certain, two of five are not: 10 choices of 165 sets, more than are tried."""
