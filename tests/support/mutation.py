@@ -51,6 +51,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GOLDENS = "tests/support/goldens.py"
 EDGES = "tests/bounds/test_edges.py"
 THRESHOLDS, WIDTHS = "tests/bounds/test_thresholds.py", "tests/bounds/test_widths.py"
+LIMITS = "tests/bounds/test_limits.py"
 BY_HAND = "tests/truth/test_by_hand.py"
 TESTS = {
     # what is mutated: the tests of it; of several names that a path begins with, the longest counts
@@ -65,15 +66,16 @@ TESTS = {
     "oracle/truth/routing.py": ("tests/routines/moe", BY_HAND, GOLDENS),
     "oracle/truth/tiles.py": ("tests/truth/test_tiles.py", GOLDENS),
     "oracle/bounds/": ("tests/bounds", GOLDENS),
-    "oracle/bounds/boxed.py": ("tests/routines/moe", EDGES, THRESHOLDS, GOLDENS),
-    "oracle/bounds/code_boxes.py": ("tests/routines/moe", EDGES, GOLDENS),
-    "oracle/bounds/logits.py": ("tests/routines/logits", EDGES, WIDTHS, GOLDENS),
-    "oracle/bounds/norm.py": ("tests/routines/fused", EDGES, WIDTHS, GOLDENS),
+    "oracle/bounds/boxed.py": ("tests/routines/moe", EDGES, LIMITS, THRESHOLDS, GOLDENS),
+    "oracle/bounds/code_boxes.py": ("tests/routines/moe", EDGES, LIMITS, GOLDENS),
+    "oracle/bounds/logits.py": ("tests/routines/logits", EDGES, LIMITS, WIDTHS, GOLDENS),
+    "oracle/bounds/norm.py": ("tests/routines/fused", EDGES, LIMITS, WIDTHS, GOLDENS),
     "oracle/bounds/outer.py": (
         "tests/routines/products",
         "tests/routines/mx_products",
         "tests/verdict",
         EDGES,
+        LIMITS,
         THRESHOLDS,
         WIDTHS,
         GOLDENS,
@@ -83,10 +85,11 @@ TESTS = {
         "tests/routines/quantisers",
         "tests/routines/mx",
         EDGES,
+        LIMITS,
         THRESHOLDS,
         GOLDENS,
     ),
-    "oracle/bounds/rotary.py": ("tests/routines/fused", EDGES, WIDTHS, GOLDENS),
+    "oracle/bounds/rotary.py": ("tests/routines/fused", EDGES, LIMITS, WIDTHS, GOLDENS),
     "oracle/bounds/triton_join.py": ("tests/bounds", "tests/verdict", GOLDENS),
     "oracle/bounds/triton_sums.py": ("tests/bounds", "tests/verdict", GOLDENS),
     "oracle/verdict/": ("tests/verdict",),
@@ -115,7 +118,19 @@ OPERATORS = (
        "ReplaceFalseWithTrue", "ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "ZeroIterationForLoop")),
 )  # fmt: skip  # a table
 IDLE_ARGUMENTS = {"lru_cache": ("maxsize",), "dataclass": ("frozen", "kw_only")}  # of decorators
-_HELD: tuple[str, ...] = ("TILE", "BAND", "CUBE", "KEPT", "HELD", "TOGETHER", "RESULT", "NEARBY", "CHUNK_BYTES")
+_HELD: tuple[str, ...] = (
+    "TILE",
+    "BAND",
+    "CUBE",
+    "KEPT",
+    "HELD",
+    "TOGETHER",
+    "RESULT",
+    "NEARBY",
+    "CHUNK_BYTES",
+    "LONG",
+    "LANES",
+)
 SIZES = (*_HELD, *(f"{name}_ON_DEVICE" for name in _HELD))
 """Constants that say how much is held or computed at once, or by which of two ways whose results are equal."""
 SURVIVED = "survived"
@@ -201,6 +216,9 @@ def _idle(node: Any) -> bool:
     a cache holds, or how much is computed at once; whether the fields of a record can be set later, or be given by
     position."""
     argument = ""
+    condition = {"if_stmt": 1, "test": 2}.get(node.type)  # what is negated
+    if _compares_sizes(node if condition is None else node.children[condition]):
+        return True
     while node.parent is not None:
         child, node = node, node.parent
         if node.type in ("annassign", "tfpdef") and node.children[{"annassign": 1, "tfpdef": 2}[node.type]] is child:
@@ -209,7 +227,7 @@ def _idle(node: Any) -> bool:
             return True
         if node.type in ("raise_stmt", "assert_stmt", "fstring_expr"):
             return True
-        if node.type == "comparison" and any(part.type == "name" and part.value in SIZES for part in node.children):
+        if _compares_sizes(node):
             return True
         if node.type == "argument":
             argument = node.children[0].get_code().strip()
@@ -218,6 +236,10 @@ def _idle(node: Any) -> bool:
         if argument == "strict" or (node.type == "expr_stmt" and _sizes(node)):
             return True
     return False
+
+
+def _compares_sizes(node: Any) -> bool:
+    return node.type == "comparison" and any(part.type == "name" and part.value in SIZES for part in node.children)
 
 
 def _sizes(statement: Any) -> bool:
