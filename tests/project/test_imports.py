@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.docstrings import module_of
 from tests.support.figures import RANK, circles, circles_in_rooms, file_arrows, parsed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,10 +32,7 @@ def imported(module: ast.Module, package: str) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parts = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*parts, *([base] if base else [])])
+            base = module_of(node, package)
             yield node.lineno, base
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
 
@@ -141,6 +139,8 @@ class TestTheCheckItself:
             "from kernels.config import Config",
             "import kernels.config",
             "def f():\n    from kernels import config",
+            "from ..config import Config",
+            "from .. import config",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from kernels.config import Config",
         ],
     )
