@@ -20,7 +20,7 @@ from oracle.fixtures import strides as memory
 
 GROUP = "fp8_oracle.subjects"
 LAYER = "production"
-"""Name of the entry point of this project's own layer: ``kernels`` in a checkout, ``fp8_oracle_kernels`` from a wheel."""
+"""Name of the entry point of this project's own layer: ``kernels`` of a checkout, ``fp8_oracle_kernels`` of a wheel."""
 LONGEST_MESSAGE = 400  # characters of a subject's own error message that a report keeps
 
 
