@@ -9,8 +9,8 @@ python -m tests.support.release check DIR [--python V]   in a bare environment, 
 python -m tests.support.release extras DIR [--python V]  each optional extra in a bare environment of its own
 
 The version of both distributions stands in ``kernels/VERSION`` and nowhere else. What is built comes from the files of
-the checkout, so that a release is built in a fresh clone. `check` and `extras` need a package index; an environment is
-made by uv, with torch's CPU build.
+the checkout, so that a release is built in a fresh clone. `check` and `extras` need a package index; environments are
+made by uv, and ``UV_TORCH_BACKEND=cpu`` takes torch's CPU build.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("oracle", "kernels", "fixtures", "pyproject.toml", "README.md", "LICENSE")
 PROJECTS = {"fp8-oracle": (".", "oracle"), "fp8-oracle-kernels": ("kernels", "fp8_oracle_kernels")}
 """Distributions: their folder of the checkout, and what is imported."""
+PLACED = (
+    *("pyproject.toml", "kernels/pyproject.toml", "CITATION.cff", "docs/how-to/ci.md"),
+    *(".github/CODEOWNERS", ".github/ISSUE_TEMPLATE/config.yml"),
+)
+"""Files that name the account of the repository."""
 BESIDE = ("kernels>=0.17", "transformers>=5")
 BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, 'build_' + sys.argv[1])(sys.argv[2])"
 ON_A_GPU = "gpu"  # the extra that is only resolved: its libraries import on a GPU machine alone
@@ -69,7 +74,10 @@ class ReleaseError(Exception):
 
 
 def version(tag: str | None = None, root: Path = ROOT) -> str:
-    """The version of the checkout. Raises ReleaseError: a tag of another version, or no dated section of it."""
+    """The version of the checkout.
+
+    Raises ReleaseError: a tag of another version, no dated section of it, or a file that names no account.
+    """
     stated = (root / "kernels" / "VERSION").read_text().strip()
     if tag is not None:
         if tag != f"v{stated}":
@@ -77,6 +85,10 @@ def version(tag: str | None = None, root: Path = ROOT) -> str:
                 f"the tag {tag} is not v{stated}, the version in kernels/VERSION: write one or the other"
             )
         notes(root)
+        if open_ := [name for name in PLACED if "OWNER" in (root / name).read_text()]:
+            raise ReleaseError(
+                f"OWNER stands for the account of the repository in {', '.join(open_)}: see RELEASING.md"
+            )
     return stated
 
 
@@ -156,8 +168,7 @@ class Environment:
         return self._run([sys.executable, "-m", "uv", *words])
 
     def install(self, *wanted: str | Path, flags: Sequence[str] = ()) -> str:
-        backend = ("--torch-backend", "cpu") if not os.environ.get("UV_FIND_LINKS") else ()
-        return self.uv("pip", "install", "--python", str(self.python), *backend, *flags, *map(str, wanted))
+        return self.uv("pip", "install", "--python", str(self.python), *flags, *map(str, wanted))
 
     def uninstall(self, *names: str) -> None:
         self.uv("pip", "uninstall", "--python", str(self.python), *names)
