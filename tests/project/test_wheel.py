@@ -290,6 +290,13 @@ def index() -> None:
         pytest.skip(f"no package index answers: {asked.stderr.strip()[-200:]}")
 
 
+@pytest.mark.repeats("test_every_command")
+@pytest.mark.usefixtures("index")
+def test_beside_kernels_and_transformers(built: Path) -> None:
+    """In a bare environment: installed, imported, judged and uninstalled. The release does it on three Pythons."""
+    release.check(built, sys.executable)
+
+
 @pytest.mark.usefixtures("index")
 class TestStrangers:
     """The pins resolve where nothing but a package index is: every Python, both platforms, torch as it is published."""

@@ -85,10 +85,8 @@ def version(tag: str | None = None, root: Path = ROOT) -> str:
                 f"the tag {tag} is not v{stated}, the version in kernels/VERSION: write one or the other"
             )
         notes(root)
-        if open_ := [name for name in PLACED if "OWNER" in (root / name).read_text()]:
-            raise ReleaseError(
-                f"OWNER stands for the account of the repository in {', '.join(open_)}: see RELEASING.md"
-            )
+        if unnamed := [name for name in PLACED if "OWNER" in (root / name).read_text()]:
+            raise ReleaseError(f"name the account of the repository, now OWNER, in {', '.join(unnamed)}: RELEASING.md")
     return stated
 
 
