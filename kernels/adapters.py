@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.errors import OptionError
+from .errors import OptionError
 
 Inputs = Mapping[str, Tensor]
 Options = Mapping[str, Any]

@@ -25,14 +25,14 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kernels import checks, operators
-from kernels.adapters import Adapter, Inputs, Options, out_dtype_of, pairs
-from kernels.backends.declaration import Rows, Scales
-from kernels.errors import DtypeError, OptionError, ShapeError
-from kernels.layout import shuffled_rows
-from kernels.mx_blocks import LINEAR, MX_BLOCK, NVFP4_BLOCK, size_of
-from kernels.routes import dtype_name, route
-from kernels.verbs import serve, verb
+from . import checks, operators
+from .adapters import Adapter, Inputs, Options, out_dtype_of, pairs
+from .backends.declaration import Rows, Scales
+from .errors import DtypeError, OptionError, ShapeError
+from .layout import shuffled_rows
+from .mx_blocks import LINEAR, MX_BLOCK, NVFP4_BLOCK, size_of
+from .routes import dtype_name, route
+from .verbs import serve, verb
 
 E4M3, E5M2, UE8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 HALVES = (torch.bfloat16, torch.float16)

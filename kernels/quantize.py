@@ -25,14 +25,14 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kernels import checks, formulas
-from kernels.adapters import Inputs, Options, by_name
-from kernels.checks import FP8, WIDE
-from kernels.errors import InputError, LayoutError, OptionError, ShapeError
-from kernels.operators import empty, lanes
-from kernels.routes import dtype_name, route
-from kernels.support import BLOCK
-from kernels.verbs import verb
+from . import checks, formulas
+from .adapters import Inputs, Options, by_name
+from .checks import FP8, WIDE
+from .errors import InputError, LayoutError, OptionError, ShapeError
+from .operators import empty, lanes
+from .routes import dtype_name, route
+from .support import BLOCK
+from .verbs import verb
 
 GROUP_EPS = 1e-10
 """Floor of the amax of a group (vLLM's and SGLang's default)."""

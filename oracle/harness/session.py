@@ -37,6 +37,7 @@ CAUSES = {
     "load": "cannot be loaded",
     "hang": "hangs",
     "lost": "crashed",
+    "forged": "crashed",
     "exit": "ended the process",
     "memory": "ran out of memory",
     "device": "device error",

@@ -19,6 +19,8 @@ from oracle.errors import SubjectError, among
 from oracle.fixtures import strides as memory
 
 GROUP = "fp8_oracle.subjects"
+LAYER = "production"
+"""Name of the entry point of this project's own layer: ``kernels`` of a checkout, ``fp8_oracle_kernels`` of a wheel."""
 LONGEST_MESSAGE = 400  # characters of a subject's own error message that a report keeps
 
 
@@ -80,6 +82,11 @@ def points(targets: Sequence[str] = ()) -> list[EntryPoint]:
 def providers() -> list[Provider]:
     """Every registered entry point, loaded in this process; a broken one carries its problem instead of subjects."""
     return [load(point) for point in points()]
+
+
+def layers() -> list[str]:
+    """Import names of this project's own layer, as it is installed; several where a checkout and a wheel are."""
+    return sorted({point.module.partition(".")[0] for point in entry_points(group=GROUP, name=LAYER)})
 
 
 def provider(target: str) -> Provider:
