@@ -320,6 +320,48 @@ def amax_of_a_lower_power(amax: Amax) -> Tensor:
     return 448.0 * _power_beside(f32(torch.maximum(amax.right, floor) / 448.0), up=False)
 
 
+def _ratio(amax: Amax) -> Tensor:
+    """Amax, not below its floor, over 448."""
+    return f32(torch.maximum(amax.right, torch.full_like(amax.right, amax.recipe.amax_floor)) / 448.0)
+
+
+fault(
+    "{}",
+    VALUE,
+    needs=both(own_scale, ue8m0),
+    over=(
+        way(
+            "UE8M0 scale that needs no rounding doubled",
+            lambda ratio: torch.where(torch.frexp(ratio)[0] == 0.5, ratio * 2, ratio),
+            seen="onnxruntime PR 32122: frexpf gives 1/2 and the exponent above",
+            same_if="no amax is 448 times a power of two",
+        ),
+        way(
+            "UE8M0 scale rounded to the nearest power of two",
+            lambda ratio: torch.where(torch.frexp(ratio)[0] < 0.75, _power_beside(ratio, up=False), ratio),
+            seen="aiter PR 3212: from a mantissa of 1.5 on",
+            same_if="every mantissa is 1, or 1.5 and more",
+        ),
+    ),
+    amax=lambda change: lambda amax: 448.0 * change(_ratio(amax)),
+)
+fault(
+    "amax of the first 8,192 elements of a tensor",
+    VALUE,
+    seen="Primus-Turbo PR 306",
+    amax=lambda amax: amax.right * 0 + _head(amax, 8192),
+    needs=both(
+        own_scale,
+        need(lambda call: _blocks(call) == (1, 1) and call.inputs["x"].numel() > 8192, "several blocks, or one tile"),
+    ),
+    same_if="they hold the largest magnitude",
+)
+
+
+def _head(amax: Amax, count: int) -> Tensor:
+    return amax.blocks.flatten()[:count].nan_to_num(nan=0.0).abs().amax()
+
+
 fault(
     "amax scan leaves out the last column of the group",
     VALUE,
