@@ -386,6 +386,13 @@ fault(
     read=entry("x", halves_swapped()),
 )
 fault(
+    "gate and up taken from neighbouring columns in the activation",
+    MOVEMENT,
+    seen="vllm PR 22951, aiter 5760",
+    read=entry("x", lambda x: torch.cat([x[..., ::2], x[..., 1::2]], dim=-1)),
+    same_if="the columns are equal",
+)
+fault(
     "SiLU limit ignored in the activation",
     ARITHMETIC,
     seen="sglang PR 39920",

@@ -45,7 +45,7 @@ from oracle.routines.mx.contract import (
 )
 from oracle.routines.mx.experts import ExpertQuantiser
 from oracle.routines.quantisers.contract import Amax, Values, prepared
-from oracle.routines.quantisers.faults import has_negative, holds, signed_amax
+from oracle.routines.quantisers.faults import has_nan, has_negative, signed_amax
 from oracle.routines.traits import Trait, of_class, takes
 from oracle.truth.layout import HEIGHTS
 
@@ -93,9 +93,6 @@ packed = need(lambda call: getattr(call.contract, "packed", False), "codes are n
 padded = need(
     lambda call: (pads := padding_of(*_storage_of(call))) is not None and bool(pads.any()), "the scales need no padding"
 )
-
-
-has_nan = holds(torch.isnan, "no value is NaN")
 
 
 # --- amax -----------------------------------------------------------------------------------------------------------
@@ -234,7 +231,7 @@ def _truncated_exponent(call: Call, scale: Tensor) -> Tensor:
 def _next_power(amax: Amax) -> Tensor:
     """Amax as it has to be for an exponent of amax over the largest code, rounded down."""
     element = amax.recipe.element
-    return f32(amax.right / (element.max_value / 2.0**element.emax))
+    return f32(amax.right / (element.max_finite / 2.0**element.emax))
 
 
 fault(
@@ -261,12 +258,14 @@ fault(
             "inverse of the largest shared scale taken for 0",
             seen="flashinfer PR 4023: 2^-127 made by a shift of the exponent",
             quotient=lambda values: values.altered(
-                quotient=torch.where(values.steps.scale == 2.0**127, values.x.blocks(values.recipe.block) * 0.0,
-                                     values.quotient)
+                quotient=torch.where(
+                    values.steps.scale == 2.0**127, values.x.blocks(values.recipe.block) * 0.0, values.quotient
+                )
             ),
             needs=need(
                 lambda call: bool((prepared(call).steps(call.recipe).scale == 2.0**127).any()), "no scale is 2^127"
             ),
+            admissible_if="a released recipe codes infinities so",
         ),
     ),
 )

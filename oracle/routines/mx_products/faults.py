@@ -869,8 +869,14 @@ def _run_on(total: Sum) -> Tensor:
     product = total.product
     bare = total.right(replace(product, bias=None, alpha=None, c=None))
     piece = _piece(product, 0, min(128, product.K))
-    at = {name: rolled(-1)(getattr(piece, name)) for name in ("a", "b", "a_scale", "b_scale")}
-    return _finished(product, bare + total.right(replace(piece, **at)))
+    following = replace(
+        piece,
+        a=rolled(-1)(piece.a),
+        b=rolled(-1)(piece.b),
+        a_scale=rolled(-1)(piece.a_scale),
+        b_scale=rolled(-1)(piece.b_scale),
+    )
+    return _finished(product, bare + total.right(following))
 
 
 deep = need(lambda call: _product(call).K > 64, "K is at most 64")

@@ -98,6 +98,7 @@ def holds(mask: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
     return need(lambda call: bool(mask(prepared(call).values).any()), missing)
 
 
+has_nan = holds(torch.isnan, "no value is NaN")
 has_negative = holds(lambda x: x < 0, "no value is negative")  # -0 and NaN are none
 # 448 x / amax of two values of four bits is a midpoint of E4M3, or more than 2^-9 of itself away from each
 finer = holds(
@@ -346,6 +347,25 @@ fault(
     amax=lambda change: lambda amax: 448.0 * change(_ratio(amax)),
 )
 fault(
+    "epsilon added to the scale that quotients are taken by",
+    VALUE,
+    seen="sglang PR 31712: 1 / (scale + epsilon)",
+    quotient=lambda values: values.altered(
+        quotient=values.quotient * (s := values.steps.scale) / torch.where(s > 0, s + 1e-10, torch.ones_like(s))
+    ),
+    needs=own_scale,
+    same_if="epsilon moves no scale across a midpoint",
+)
+fault(
+    "NaN left out of the amax",
+    VALUE,
+    seen="sglang PR 31712: fmaxf of a NaN",
+    recipe=fields(nan_amax=NanAmax.IGNORED),
+    needs=both(own_scale, has_nan),
+    same_if="the recipe leaves it out",
+    admissible_if="a declared recipe of the contract leaves it out",
+)
+fault(
     "amax of the first 8,192 elements of a tensor",
     VALUE,
     seen="Primus-Turbo PR 306",
@@ -409,7 +429,7 @@ fault(
             "NaN coded as 448",
             seen="Model-Optimizer PR 1397",
             recipe=fields(nan_code=NanCode.POSITIVE_MAX, nan_amax=NanAmax.IGNORED),
-            needs=holds(torch.isnan, "no value is NaN"),
+            needs=has_nan,
             same_if="the recipe codes NaN so",
             admissible_if="a declared recipe of the contract codes NaN so",
         ),
