@@ -409,6 +409,22 @@ fault(
     admissible_if="the error stays below a code",
 )
 fault(
+    "mean square of the row times the weight",
+    ARITHMETIC,
+    seen="vllm-project/tpu-inference PR 3040: scaled first, normalised last",
+    store=lambda call, value: _normed(call, value, root=lambda call, z: _root(call, z * decode(call.inputs["weight"]))),
+    same_if="every weight is 1",
+)
+fault(
+    "epsilon below 1e-4 taken for 1e-4",
+    VALUE,
+    seen="nntrainer PR 4318: a floor that float16 holds",
+    store=_with_root(lambda call, z: (z.square().mean(dim=1, keepdim=True) + 1e-4).rsqrt()),
+    needs=need(lambda call: call.resolved["epsilon"] < 1e-4, "epsilon is 1e-4 or more"),
+    same_if=LARGE,
+    admissible_if=LARGE,
+)
+fault(
     "norm of the previous row",
     INDEX,
     seen="vllm PR 48997, shared memory of a norm",

@@ -265,6 +265,7 @@ fault(
             needs=need(
                 lambda call: bool((prepared(call).steps(call.recipe).scale == 2.0**127).any()), "no scale is 2^127"
             ),
+            same_if="the blocks of this scale hold infinities, NaN and what their codes of 0 stand for",
             admissible_if="a released recipe codes infinities so",
         ),
     ),
@@ -332,7 +333,11 @@ fault(
             "scale of a block of zeros 1 before it is divided",
             lambda call, scale: torch.where(_amax_of(call, scale) == 0, _of_unit(call, scale), scale),
             seen="Model-Optimizer PR 1382",
-            needs=need(lambda call: bool((prepared(call).amax(call.recipe) == 0).any()), "no block is zero"),
+            needs=need(
+                lambda call: bool((prepared(call).amax(call.recipe) == 0).any()) and _per_amax(call) > 0,
+                "no block is zero beside others with a finite scale",
+            ),
+            same_if="six times the global scale rounds to 0",
             admissible_if="the scale of zeros is free",
         ),
     ),
@@ -348,12 +353,18 @@ def _amax_of(call: Call, scale: Tensor) -> Tensor:
     return prepared(call).amax(call.recipe).reshape(scale.shape)
 
 
+def _per_amax(call: Call) -> float:
+    """The factor from an amax to its scale before that is rounded; 0 where no block has a finite one."""
+    amax, unrounded = prepared(call).amax(call.recipe), prepared(call).steps(call.recipe).unrounded
+    ratio = (unrounded.flatten() / amax.flatten())[amax.flatten() > 0]
+    ratio = ratio[torch.isfinite(ratio)]
+    return float(ratio.amax()) if len(ratio) else 0.0
+
+
 def _of_unit(call: Call, scale: Tensor) -> Tensor:
     """1 over the global scale, or times its inverse, as an E4M3 value: the scale of a block with amax 6."""
-    amax, unrounded = _amax_of(call, scale), _unrounded(call, scale)
-    ratio = torch.where(amax > 0, unrounded / amax, torch.zeros_like(amax)).amax() * 6.0
-    one = round_to(f32(ratio), E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
-    return one.expand_as(scale)
+    one = f32(torch.full_like(scale, 6.0 * _per_amax(call)))
+    return round_to(one, E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
 
 
 ones = need(lambda call: bool((call.inputs["global_scale"] != 1.0).all()), "the global scale is 1")

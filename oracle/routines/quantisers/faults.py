@@ -354,7 +354,8 @@ fault(
         quotient=values.quotient * (s := values.steps.scale) / torch.where(s > 0, s + 1e-10, torch.ones_like(s))
     ),
     needs=own_scale,
-    same_if="epsilon moves no scale across a midpoint",
+    same_if="epsilon moves no quotient across a midpoint",
+    admissible_if="the quotients that it moves lie so near a midpoint that the contract admits both codes",
 )
 fault(
     "NaN left out of the amax",
