@@ -187,7 +187,7 @@ fault(
         ),
         way(
             "bias of the choice in the softmax too",
-            _routed(logits=lambda call: decode(call.inputs["logits"]) + decode(call.inputs["bias"])),
+            _routed(logits=lambda call: (decode(call.inputs["logits"]) + decode(call.inputs["bias"])).float()),
             seen="aiter PR 4247: added where the logits are loaded",
             needs=both(with_bias, _router("softmax")),
             same_if="all biases are equal",
