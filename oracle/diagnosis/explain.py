@@ -53,7 +53,7 @@ from oracle.diagnosis.least_squares import Factors, effective_factors, read_beyo
 from oracle.diagnosis.level import Explain, explain_level
 from oracle.diagnosis.localise import groups_in_use, placements
 from oracle.diagnosis.mutated import Mutated
-from oracle.diagnosis.observed import observed, tail_of_k
+from oracle.diagnosis.observed import observed, tail_of_k, times_right
 from oracle.errors import NumericsError
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.recipes import Recipe
@@ -139,13 +139,10 @@ class Diagnosis:
     def names(self) -> tuple[str, ...]:
         """What ``Verdict.explained_by`` says.
 
-        Every complete explanation, else those that act in the failing elements only, else the best one that covers half
-        and its equals, else those by position."""
+        Every complete explanation, else those that act in the failing elements only, else those by position: each
+        reproduces all that fails. What reproduces a part of it is listed in ``explanations`` alone."""
         found = self.explanations
         chosen = [e for e in found if e.complete] or [e for e in found if e.local]
-        if not chosen and found and found[0].share >= LISTED:
-            best = (found[0].explained, found[0].contradicted)
-            chosen = [e for e in found if (e.explained, e.contradicted) == best]
         return tuple(str(e) for e in chosen or [e for e in found if e.placed])
 
     def _repr_html_(self) -> str:
@@ -523,7 +520,7 @@ def _one_value(failure: FailingOutput) -> list[str]:
         return [f"every failing element is {float(values[0]):.9g}"]
     ratio = values / decode(failure.right)[failure.bad]
     if len(ratio) > 3 and bool((ratio == ratio[0]).all()):
-        return [f"every failing element is {float(ratio[0]):.9g} times the right result"]
+        return [times_right(float(ratio[0]), f"{float(ratio[0]):.9g}")]
     return []
 
 
