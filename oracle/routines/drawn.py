@@ -49,7 +49,7 @@ from oracle.routines.reached import (
 LARGEST = 1 << 22  # elements of the volume of a drawn case: it takes milliseconds
 SMALL, FLOOR = 1e-2, 8.0  # instead of a smaller one, what is added to squares or bounds an amax: beyond ordinary data
 EVEN = 2  # beyond an edge: two blocks into which the extent divides, of which none has the length of a block
-SEVERAL = 3  # rows of a contract whose edges need more than :data:`LARGEST`: strides and widths show on no single row
+SEVERAL = 3  # rows, or what integers count or name, where the smallest case has one: strides and widths show on none
 SIZES = (200, 65, 17, 7)  # values of an option that has no default, the first that the contract takes
 NARROW = 16  # the edge of an extent whose dims name none, if it is not summed over
 
@@ -237,11 +237,18 @@ def _array(contract: str) -> tuple[Case, ...]:
 
 
 def _base(contract: str) -> tuple[Case, Calls]:
-    """The smallest listed case, of ordinary data and without options where the contract takes that."""
+    """The smallest listed case, of ordinary data and without options where the contract takes that.
+
+    Integers count, place or name several things in it: the width of one alone does not show, nor whose it is."""
     calls, listed = Calls(), replace(smallest(contract), seed=0)
     usual = "randn" if "randn" in listed.grammar.families else listed.grammar.families[0]
     plain = replace(listed, options=(), family=usual)
-    return (plain if calls.admits(plain) else listed), calls
+    base = plain if calls.admits(plain) else listed
+    named = {dim.lower() for spec in get(contract).inputs if spec.kind.is_integer for dim in (spec.dims or ())[:1]}
+    for name in (name for name, extent in base.extents if name in named and extent == 1):
+        more = (at(base, name, size) for size in (SEVERAL, 2) if name not in base.grammar.free)
+        base = next((case for case in more if calls.admits(case)), base)
+    return base, calls
 
 
 def _with(case: Case, levels: Iterable[Level]) -> Case:
