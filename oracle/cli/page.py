@@ -124,7 +124,10 @@ def _calls(contract: Contract, profile: str) -> list[Call]:
         usual = {name: value for name, value in named.items() if name != "out_dtype"}
         try:
             small.append(Call(contract, inputs, usual).checked())
-        except (DtypeError, OptionError):  # the usual dtype does not go with these inputs: from E4M3 to E4M3, bf16 weights
+        except (
+            DtypeError,
+            OptionError,
+        ):  # the usual dtype does not go with these inputs: from E4M3 to E4M3, bf16 weights
             small.append(Call(contract, inputs, named).checked())
     return small
 
