@@ -134,14 +134,17 @@ class TestCells:
         commands = "\n".join(step.get("run", "") for step in jobs["cell"]["steps"])
         assert 'tox run -e "py${PYTHON/./}-torch${TORCH/./}"' in commands, "the environment of all modes"
 
-    def test_which_run_every_instance(self, root: Path) -> None:
-        """Each Python and each torch in one cell of a mode at least, and the pinned torch in all."""
+    def test_which_run_how_much(self, root: Path) -> None:
+        """One environment as usual; each Python and each torch in another one that makes every fixture again."""
         assert f"\ntorch=={matrix.PINNED}." in (root / "constraints.txt").read_text()
-        whole = [cell for cell in CELLS if not cell.most and cell.mode == "cpu"]
-        assert {cell.python for cell in whole} == {*matrix.PYTHONS} and {cell.torch for cell in whole} == {
+        cpu = [cell for cell in CELLS if cell.mode == "cpu"]
+        assert [cell.environment for cell in cpu if not cell.most] == ["py311-torch213"]
+        checked = [cell for cell in cpu if matrix.FIXTURES_CHECK in cell.commands]
+        assert {cell.python for cell in checked} == {*matrix.PYTHONS} and {cell.torch for cell in checked} == {
             *matrix.TORCHES
         }
-        assert len(whole) == len(matrix.PYTHONS) + len(matrix.TORCHES) - 1
+        assert len(checked) == len(matrix.PYTHONS) + len(matrix.TORCHES) - 1
+        assert all(cell.most == ("--most", "1") for cell in cpu if cell not in checked)
 
     @pytest.mark.parametrize("mode", matrix.MODES[1:])
     def test_marked_tests_are_where_their_mode_runs(self, mode: str, root: Path) -> None:
@@ -170,7 +173,8 @@ class TestCells:
         monkeypatch.setattr(matrix, "subprocess", SimpleNamespace(Popen=started, run=done))
         assert matrix.main(["run", name, "-x"]) == int(bool(status))
         assert samples == [cell for cell, _ in tests] == [str(cell) for cell in CELLS if str(cell).startswith(name)]
-        assert all(("--most" in words) == (name == "py312-torch29") and words[-1] == "-x" for _, words in tests)
+        number = {"py312-torch29": "1", "py311-torch29-emulated": "2"}[name]
+        assert all(words[-3:] == ["--most", number, "-x"] for _, words in tests)
 
 
 class TestSample:
@@ -357,6 +361,24 @@ class TestMerge:
         found = merged(tmp_path)
         assert bool(found.differences) == differs
         assert f"at most {most} instances of a test" in matrix_page.counts(found.records[0])
+
+    @pytest.mark.parametrize("missing", [False, True])
+    def test_a_test_of_which_no_instance_ran(self, missing: bool, tmp_path: Path) -> None:
+        """Whatever the numbers of instances are: a cell of few has another count, and yet one of each test."""
+        few = {"a.py::test_x": 1} | ({} if missing else {"a.py::test_y": 1})
+        left(tmp_path, OLD, cases(), tests={"files": {"a.py": len(few)}, "functions": few, "most": 1})
+        for cell in (PIN, NEW):
+            ran = {"files": {"a.py": 8}, "functions": {"a.py::test_x": 4, "a.py::test_y": 4}, "most": 4}
+            left(tmp_path, cell, cases(), tests=ran)
+        said = " ".join(str(one) for one in merged(tmp_path).wrong)
+        assert (f"{OLD}: a.py::test_y: not run here, run in 2 other cells" in said) == bool(said) == missing
+
+    def test_what_a_cell_ran(self, same: Path) -> None:
+        """The commands before the tests stand on the page."""
+        about = {"schema": matrix.STEP, "command": "python -m oracle fixtures check", "seconds": 1.0, "status": 0}
+        (same / str(NEW) / "step-1.json").write_text(json.dumps(about))
+        page = matrix_page.to_html(merged(same))
+        assert page.count("ran fixtures check") == 1
 
     def test_a_test_that_fails_everywhere_is_no_difference_and_no_pass(self, tmp_path: Path) -> None:
         for cell in (OLD, PIN, NEW):

@@ -87,6 +87,7 @@ def test_mutants_of_a_line(
     assert made[: len(mutants)] == mutants and (operator == "DropTerm" or len(made) == len(mutants))
 
 
+@pytest.mark.turns(3)
 def test_a_mutant_outside_of_functions_is_imported(root: Path) -> None:
     """A constant of a module, which a test compares with its source."""
     path, line = "oracle/truth/shards.py", "UNLOADED = -448.0"

@@ -64,7 +64,7 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 TORCHES = ("2.9", "2.13", "2.15")
 MODES = ("cpu", "interpreter", "replay_sm90", "emulated")
 PINNED = "2.13"  # of constraints.txt
-FEWER = 4  # instances of a test with parameters, where a cell does not run as many as the usual tests
+FEWER, FEWEST = 2, 1  # instances of a test with parameters, where a cell does not run as many as the usual tests
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,21 @@ class Cell:
         return f"py{self.python.replace('.', '')}-torch{self.torch.replace('.', '')}"
 
     @property
+    def usual(self) -> tuple[bool, bool]:
+        """Whether the Python is the first one, and whether the torch is the pinned one."""
+        return self.python == PYTHONS[0], self.torch == PINNED
+
+    @property
     def most(self) -> tuple[str, ...]:
-        """What pytest takes of a test with parameters: as usual with the first Python of each torch and with the pinned
-        torch of each Python, fewer instances elsewhere, where Python and torch are those of such cells."""
-        return () if self.python == PYTHONS[0] or self.torch == PINNED else ("--most", str(FEWER))
+        """What pytest takes of a test with parameters: as usual with the first Python and the pinned torch, ``FEWER``
+        instances with one of them, ``FEWEST`` where Python and torch are those of such cells."""
+        return () if all(self.usual) else ("--most", str(FEWER if any(self.usual) else FEWEST))
+
+    @property
+    def commands(self) -> tuple[tuple[str, ...], ...]:
+        """What runs in the cell after its sample. Every fixture is made again by each Python and by each torch once."""
+        every = COMMANDS[self.mode]
+        return every if any(self.usual) else tuple(command for command in every if command != FIXTURES_CHECK)
 
     def __str__(self) -> str:
         return f"{self.environment}-{self.mode}"
@@ -133,11 +144,12 @@ def next_cell(commits: int, cells: Sequence[Cell]) -> Cell:
 # --- the commands of a cell ------------------------------------------------------------------------------------
 
 _STEP = ("python", "-m", "tests.support.matrix", "step")
+FIXTURES_CHECK = (*_STEP, "python", "-m", "oracle", "fixtures", "check")  # here, where tests find what numba compiled
 _PYTEST = ("pytest", "-q", "-n", "2")
 COMMANDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "cpu": (
         (*_STEP, "fp8-oracle", "doctor"),
-        (*_STEP, "python", "-m", "oracle", "fixtures", "check"),  # in this folder, where tests find what numba compiled
+        FIXTURES_CHECK,
         (*_PYTEST, "--dist", "worksteal", "-m", " and ".join(f"not {mode}" for mode in MODES[1:])),
     ),
     "interpreter": ((*_PYTEST, "-m", "interpreter", "tests/kernels", "tests/bounds"),),
@@ -157,7 +169,7 @@ def run(name: str, more: Sequence[str]) -> int:
     judged = [subprocess.Popen([*_STEP[:-1], "sample", str(folder)], cwd=ROOT) for folder in folders.values()]
     statuses = [process.wait() for process in judged]
     for cell, folder in folders.items():
-        for command in COMMANDS[cell.mode]:
+        for command in cell.commands:
             words = [*command, *cell.most, *more] if command[0] == "pytest" else [*command]
             print(f"{cell}: {' '.join(words)}", flush=True)
             environment = os.environ | {VARIABLE: str(folder)}
@@ -405,13 +417,15 @@ SAMPLES: Mapping[str, Callable[[Keep], list[Item]]] = {
 
 
 class TestRecord:
-    """A plugin of pytest: writes how many tests of each file ran, and every test that did not pass, with its reason."""
+    """A plugin of pytest: writes how many tests of each file and how many instances of each test ran, and every test
+    that did not pass, with its reason."""
 
     __test__ = False  # pytest collects classes of this name
 
     def __init__(self, folder: Path, most: int | None = None) -> None:
         self.folder, self.most, self.start = folder, most, time.perf_counter()
         self.files: Counter[str] = Counter()
+        self.functions: Counter[str] = Counter()
         self.passed: Counter[str] = Counter()
         self.others: dict[str, dict[str, str]] = {"failed": {}, "error": {}, "skipped": {}, "xfailed": {}}
 
@@ -422,6 +436,7 @@ class TestRecord:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "setup":
             self.files[report.nodeid.partition("::")[0]] += 1
+            self.functions[report.nodeid.partition("[")[0]] += 1
         if report.failed:
             self.others["failed" if report.when == "call" else "error"][report.nodeid] = _reason(report)
         elif report.skipped:
@@ -431,7 +446,7 @@ class TestRecord:
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         about = {"seconds": round(time.perf_counter() - self.start, 1), "status": int(exitstatus), "most": self.most}
-        found = {"files": self.files, "passed": self.passed, **self.others}
+        found = {"files": self.files, "functions": self.functions, "passed": self.passed, **self.others}
         _write(self.folder, "tests", {"schema": TESTS, **about, **found})
 
 
@@ -494,7 +509,10 @@ class CellRecord:
     whole: bool = True
     """Whether the sample came to its end: what a cut one lacks is no difference of its own."""
     most: int | None = None
-    """How many instances of a test with parameters ran, at most; cells of other numbers have other tests."""
+    """How many instances of a test with parameters ran, at most; cells of other numbers have as many tests, with other
+    numbers of instances."""
+    steps: tuple[str, ...] = ()
+    """The commands that ran before the tests."""
 
     @property
     def failing(self) -> list[Outcome]:
@@ -558,12 +576,14 @@ def _load(folder: Path, cell: Cell) -> CellRecord:
         for name, found in run.items():
             if isinstance(found, dict):
                 tests.setdefault(name, {}).update(found)
-    for ran in (json.loads(path.read_text()) for path in sorted(folder.glob("step-*.json"))):
+    steps = [json.loads(path.read_text()) for path in sorted(folder.glob("step-*.json"))]
+    for ran in steps:
         seconds += ran["seconds"]
         if ran["status"]:
             problems.append(f"`{ran['command']}` ended with status {ran['status']}: {' / '.join(ran['last'][-2:])}")
     most = runs[-1].get("most") if runs else None
-    return CellRecord(cell, "", tuple(problems), facts, outcomes, bits, tests, seconds, whole, most)
+    commands = tuple(ran["command"].removeprefix("python -m oracle ").removeprefix("fp8-oracle ") for ran in steps)
+    return CellRecord(cell, "", tuple(problems), facts, outcomes, bits, tests, seconds, whole, most, commands)
 
 
 def _another_version(cell: Cell, facts: Mapping[str, str]) -> Iterator[str]:
@@ -643,7 +663,7 @@ def merge(records: Iterable[CellRecord]) -> Matrix:
     for mode in MODES:
         ran = [record for record in every if record.cell.mode == mode and (record.outcomes or record.tests)]
         tested = [_tests(mode, [r for r in ran if r.most == most]) for most in dict.fromkeys(r.most for r in ran)]
-        found += _grouped([*_cases(mode, ran), *itertools.chain(*tested)])
+        found += _grouped([*_cases(mode, ran), *_missing(mode, ran), *itertools.chain(*tested)])
     return Matrix(every, tuple(found), tuple(problems))
 
 
@@ -723,6 +743,16 @@ def _tests(mode: str, records: Sequence[CellRecord]) -> Iterator[Difference]:
         for odd, common, others in _odd({cell: of.get(file, 0) for cell, of in counts.items()}):
             words = f"{counted(counts[odd[0]].get(file, 0), 'test')} here, {common} in {_cells(others)}"
             yield _difference("count", mode, tested, odd, others, file, words, file)
+
+
+def _missing(mode: str, records: Sequence[CellRecord]) -> Iterator[Difference]:
+    """Tests of which no instance ran in some cells: a cell takes one of each test at least."""
+    tested = [record for record in records if "functions" in record.tests]
+    counts = {record.cell: record.tests["functions"] for record in tested}
+    for test in dict.fromkeys(test for of in counts.values() for test in of):
+        for odd, common, others in _odd({cell: test in of for cell, of in counts.items()}):
+            words = f"{'not run' if common else 'run'} here, {'run' if common else 'not run'} in {_cells(others)}"
+            yield _difference("count", mode, tested, odd, others, test, words, test)
 
 
 def _odd(values: Mapping[Cell, T]) -> Iterator[tuple[tuple[Cell, ...], T, int]]:
