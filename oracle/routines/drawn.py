@@ -37,6 +37,7 @@ from oracle.routines.reached import (
     OPTION,
     OTHER,
     PRESENCE,
+    UNEVEN,
     Calls,
     Gap,
     at,
@@ -49,9 +50,13 @@ from oracle.routines.reached import (
 LARGEST = 1 << 22  # elements of the volume of a drawn case: it takes milliseconds
 SMALL, FLOOR = 1e-2, 8.0  # instead of a smaller one, what is added to squares or bounds an amax: beyond ordinary data
 EVEN = 2  # beyond an edge: two blocks into which the extent divides, of which none has the length of a block
-SEVERAL = 3  # rows of a contract whose edges need more than :data:`LARGEST`: strides and widths show on no single row
+SEVERAL = 3  # rows, or what integers count or name, where the smallest case has one: strides and widths show on none
 SIZES = (200, 65, 17, 7)  # values of an option that has no default, the first that the contract takes
 NARROW = 16  # the edge of an extent whose dims name none, if it is not summed over
+LOOPS = 1024  # threads, columns or rows behind which a loop may end
+LONG = (1100, 1104, 1152)  # beyond it: with a tail of 12 of the last 16, in whole 16, in whole 128
+BATCH = (300, 150, 72)  # rows of more than one tile, with a tail
+ROWS_AT_ONCE = 1 << 24  # elements of the volume of a call of many rows
 
 
 @dataclass(frozen=True)
@@ -231,17 +236,45 @@ def _array(contract: str) -> tuple[Case, ...]:
         other = replace(case, family=families[turn // 2 % len(families)])
         drawn[other if turn % 2 and admits(other) else case] = None
     listed = [replace(case, seed=0) for case in profiles.cases(contract, "quick")]
+    drawn |= dict.fromkeys(_beyond(base, calls))
+    drawn |= dict.fromkeys(_sided(drawn, calls))
     while lost := patterned(changed_first([*listed, *drawn]), [*listed, *drawn], calls)[0]:
         drawn |= dict.fromkeys(lost)
     return tuple(drawn)
 
 
+def _sided(cases: Iterable[Case], calls: Calls) -> list[Case]:
+    """Each whole number that an option is twice or half of, where none of the cases is on that side: in the largest
+    case that takes it."""
+    largest = sorted(cases, key=volume, reverse=True)
+    contract, seen = get(largest[0].contract), [calls.seen(case).options for case in largest]
+    added: list[Case] = []
+    for option in contract.options:
+        default = option.default
+        if option.choices is not None or type(default) is not int or default < EVEN:
+            continue
+        known = [int(word) for words in seen if (word := words[option.name]).isdigit()]
+        sides = ((2 * default, any(n > default for n in known)), (default // 2, any(n < default for n in known)))
+        for value in (value for value, reached in sides if not reached):
+            level = Level((), (), ((option.name, option_word(value)),))
+            plain = (case for case in largest if option.name not in case.changed)
+            added += [new for new in (level.of(case) for case in plain) if calls.admits(new)][:1]
+    return added
+
+
 def _base(contract: str) -> tuple[Case, Calls]:
-    """The smallest listed case, of ordinary data and without options where the contract takes that."""
+    """The smallest listed case, of ordinary data and without options where the contract takes that.
+
+    Integers count, place or name several things in it: the width of one alone does not show, nor whose it is."""
     calls, listed = Calls(), replace(smallest(contract), seed=0)
     usual = "randn" if "randn" in listed.grammar.families else listed.grammar.families[0]
     plain = replace(listed, options=(), family=usual)
-    return (plain if calls.admits(plain) else listed), calls
+    base = plain if calls.admits(plain) else listed
+    named = {dim.lower() for spec in get(contract).inputs if spec.kind.is_integer for dim in (spec.dims or ())[:1]}
+    for name in (name for name, extent in base.extents if name in named and extent == 1):
+        more = (at(base, name, size) for size in (SEVERAL, 2) if name not in base.grammar.free)
+        base = next((case for case in more if calls.admits(case)), base)
+    return base, calls
 
 
 def _with(case: Case, levels: Iterable[Level]) -> Case:
@@ -274,6 +307,14 @@ def _factors(base: Case, calls: Calls) -> tuple[list[list[Level]], list[Case], l
                 apart.append(wanted.of(home))
             if home is not None:
                 break
+    for option in contract.options:
+        usual = reached[0].options
+        alike = [seen.options for seen in reached if seen.dtypes.keys() == reached[0].dtypes.keys()]
+        alone = {seen[option.name] for seen in alike if {**seen, option.name: ""} == {**usual, option.name: ""}}
+        for word in map(option_word, option.choices or ()):
+            level = Level((), (), ((option.name, word),))
+            if word not in alone and level not in rest.get(option.name, ()) and admits(level.of(base)):
+                rest.setdefault(option.name, [USUAL]).append(level)
     ranks = reached[0].ranks
     strided = [spec for spec in contract.inputs if not spec.contiguous]
     absent = {
@@ -309,6 +350,7 @@ def _edges(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
         {name: (max(of), OFFSETS[(turn + place) % len(OFFSETS)]) for place, (name, of) in enumerate(sizes.items())}
         for turn in range(len(OFFSETS))
     ]
+    rows = [name for name in free if _meaning(base.grammar, name) == "rows"]
     alone = [{name: (size, offset)} for name in free for size in edge.get(name, ()) for offset in OFFSETS]
     alone += [{name: (max(of), EVEN)} for name, of in edge.items() if name in free]
     if len(free) > 1:  # all of one length: rows or columns?
@@ -319,14 +361,77 @@ def _edges(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
         if reached.issuperset((name, size, offset % size) for name, (size, offset) in wanted.items()):
             continue
         asked = {name: max(1, size + offset) for name, (size, offset) in wanted.items()}
-        near = domain.nearest({**dict(base.extents), **asked}, free)
-        if near is None or math.prod(near.values()) > max(LARGEST, volume(base)):
+        long = {  # each extent in one of the turns
+            name: size * (LOOPS // size + 1) + offset
+            for name, (size, offset) in wanted.items()
+            if len(wanted) == len(free) and offset > 0 and name not in rows
+        }
+        for extents in ({**asked, **long}, asked) if long else (asked,):
+            near = domain.nearest({**dict(base.extents), **extents}, free)
+            if near is None or math.prod(near.values()) > max(LARGEST, volume(base)):
+                continue
+            level = Level((("extents", tuple(near.items())),))
+            if admits(level.of(base)):
+                levels.append(level)
+                reached |= {(name, size, near[name] % size) for name in free for size in sizes[name]}
+                break
+    many = _many(base, admits)
+    return levels if many is None else [*levels, Level((("extents", many.extents),))]
+
+
+def _many(base: Case, admits: Callable[[Case], bool]) -> Case | None:
+    """The case with more rows than a tile has, a tail of them, and few of the other extents."""
+    case, found = base, False
+    for name in base.grammar.free:
+        rows = _meaning(base.grammar, name) == "rows"
+        tried = (_sized(case, name, size) for size in (BATCH if rows else (1, NARROW)))
+        new = next((new for new in tried if new is not None and volume(new) <= ROWS_AT_ONCE and admits(new)), None)
+        case, found = case if new is None else new, found or (rows and new is not None)
+    return case if found else None
+
+
+def _beyond(base: Case, calls: Calls) -> list[Case]:
+    """Calls beyond what a loop may hold, of ordinary data: each extent that the ladder has not beyond :data:`LOOPS`, as
+    many of them in a call as it has room for; uneven extents of those that are not free, beside many rows; many rows,
+    with rows of zeros where a family has them.
+    """
+    grammar, many = base.grammar, _many(base, calls.admits) or base
+    beside = set(grammar.extents)
+    counted = {name for name in beside if _meaning(grammar, name) in ("experts", "depth", "head")}
+    counted -= {"d"} if "h" not in beside else set()
+    laddered = {name for level in _ladder(base, calls.admits) for name, n in level.of(base).extents if n > LOOPS}
+    rows = {name for name in grammar.free if _meaning(grammar, name) == "rows"}
+    wanted = [name for name in grammar.extents if name not in counted | laddered | rows]
+    cases: list[Case] = []
+    while wanted:
+        case, left = base, list[str]()
+        for name in wanted:
+            long = _fitting(case, name, LONG, calls)
+            case, left = (case, [*left, name]) if long is None else (long, left)
+        if case == base:
+            break
+        cases, wanted = [*cases, case], left
+    uneven = many
+    for name in (name for name in grammar.extents if name not in grammar.free):
+        sizes = (*BATCH, *UNEVEN) if _meaning(grammar, name) == "rows" else UNEVEN
+        uneven = _fitting(uneven, name, sizes, calls) or uneven
+    cases += [] if uneven == base else [uneven]
+    zeros = next((family for family in ("special", "zeros") if family in grammar.families), None)
+    if zeros is not None and many != base and calls.admits(case := replace(many, family=zeros)):
+        cases.append(case)
+    return cases
+
+
+def _fitting(case: Case, name: str, sizes: Sequence[int], calls: Calls) -> Case | None:
+    """The case with the first of the sizes of an extent that its contract takes and that keeps it small."""
+    for size in sizes:
+        new = _sized(case, name, size)
+        if new is None or new[name] < min(sizes) or calls.elements(case) * new[name] > 2 * LARGEST * case[name]:
             continue
-        level = Level((("extents", tuple(near.items())),))
-        if admits(level.of(base)):
-            levels.append(level)
-            reached |= {(name, size, near[name] % size) for name in free for size in sizes[name]}
-    return levels
+        small = case.grammar.fixed or volume(new) <= ROWS_AT_ONCE  # rows of a cache meet no others
+        if small and calls.admits(new) and calls.elements(new) <= LARGEST:
+            return new
+    return None
 
 
 def _ways(contract: Contract, gap: Gap) -> Iterator[Level]:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oracle.errors import CaseError
+from oracle.errors import CaseError, OracleError
 from oracle.numbers.formats import E4M3FN, Format, decode, of_dtype
 from oracle.numbers.rounding import Overflow, Rounding, exponent_of, power_of_two, to_dtype
 from oracle.routines import data
@@ -69,17 +69,22 @@ class Pattern:
     make : the inputs that differ from those of a call that is to have it; CaseError where its dtypes cannot.
     shows : whether a call has it.
     stated : it is drawn for contracts alone that have cases with NaN, and so say what a value that is no number gives.
+    everywhere : few calls can have it, by their extents, inputs or options: each is tried.
+    shaped : it has another shape than the input, and applies where the dims leave the shape to the contract's check.
     """
 
     kinds: frozenset[Kind]
     make: Callable[[Input], Changed]
     shows: Callable[[Input], bool]
     stated: bool = False
+    everywhere: bool = False
+    shaped: bool = False
 
 
 def words_of(spec: TensorSpec) -> list[str]:
     """The words of data that an input of its kind may have."""
     words = [word for word, pattern in DATA.items() if spec.kind in pattern.kinds]
+    words = [word for word in words if spec.dims is None or not DATA[word].shaped]
     return [word for word in words if word != "one" or not spec.optional]  # an optional table maps each id to its own
 
 
@@ -262,6 +267,57 @@ def _unsorted(x: Tensor) -> bool:
         return True
     real = x[x >= 0]
     return bool((real[1:] < real[:-1]).any())
+
+
+def _column(one: Input) -> Changed:
+    """A vector as ``[n, 1]``; one value as a column of as many that differ as an extent of the call, the first that
+    its contract takes."""
+    name, x = one.spec.name, one.x
+    if x.numel() > 1:
+        return {name: x.reshape(-1, 1)}
+    extents = {n: None for other in one.call.inputs.values() for n in other.shape if n > 1}
+    for n in extents:
+        factors = 1 + torch.arange(n, dtype=torch.float64, device="cpu").reshape(n, 1) % GROUP / 16
+        column = {name: rounded(_floats(x).reshape(1, 1) * factors, x.dtype)}
+        if _takes(one, column):
+            return column
+    raise CaseError(f"{name} is one value of a call")
+
+
+def _each(one: Input) -> Changed:
+    """A number for each token of a request, ``[B, T]``: of the last one that of the vector ``[B]``, of those before
+    it less."""
+    name, x = one.spec.name, one.x
+    extents = [other.shape[1] for other in one.call.inputs.values() if other.dim() > 1 and other.shape[1] > 1]
+    for n in dict.fromkeys((*extents, 2) if x.dim() == 1 else ()):
+        part = torch.arange(1, n + 1, device="cpu")
+        table = {name: (x.to(torch.int64)[:, None] * part // n).to(x.dtype)}
+        if _takes(one, table):
+            return table
+    raise CaseError(f"{name} has no number for each token")
+
+
+def _is_each(x: Tensor) -> bool:
+    return x.dim() == 2 and x.shape[1] > 1 and bool((x[:, 0] < x[:, -1]).any())
+
+
+def _takes(one: Input, changed: Changed) -> bool:
+    """Whether the contract takes the call with these inputs."""
+    try:
+        one.call.contract.check({**one.call.inputs, **changed}, one.call.options)
+    except OracleError:
+        return False
+    return True
+
+
+def _whole(x: Tensor) -> Tensor:
+    """Ends at multiples of a tile, but for the last."""
+    y = (x + GROUP // 2) // GROUP * GROUP
+    return torch.minimum(y, x.max()).to(x.dtype)
+
+
+def _whole_tiles(counts: Tensor) -> bool:
+    return bool(((counts > 0) & (counts % GROUP == 0)).any())
 
 
 def _large(one: Input) -> Changed:
@@ -590,7 +646,30 @@ DATA: Mapping[str, Pattern] = {
         _alone(_last_group),
         _has(lambda x: x.numel() > 2 and bool((x == _last_group(x)).all())),
     ),
-    "late": Pattern(frozenset({Kind.OFFSETS}), _alone(_late), _has(_starts_late)),
+    "whole": Pattern(
+        frozenset({Kind.OFFSETS}), _alone(_whole), _has(lambda x: _whole_tiles(x.flatten().diff())), everywhere=True
+    ),
+    "tiles": Pattern(
+        frozenset({Kind.COUNTS}),
+        _alone(lambda x: torch.where(x >= GROUP, x // GROUP * GROUP, x)),
+        _has(lambda x: _whole_tiles(x)),
+        everywhere=True,
+    ),
+    "column": Pattern(
+        frozenset({Kind.SCALES}),
+        _column,
+        _has(lambda x: x.dim() == 2 and x.shape[1] == 1 and x.shape[0] > 1),
+        everywhere=True,
+        shaped=True,
+    ),
+    "each": Pattern(frozenset({Kind.COUNTS}), _each, _has(_is_each), everywhere=True, shaped=True),
+    "before": Pattern(
+        frozenset({Kind.POSITIONS}),
+        _alone(lambda x: (x - 1).clamp(min=0)),
+        _has(lambda x: bool((x % 2 == 1).any())),
+        everywhere=True,
+    ),
+    "late": Pattern(frozenset({Kind.OFFSETS}), _alone(_late), _has(_starts_late), everywhere=True),
     "unassigned": Pattern(frozenset({Kind.IDS, Kind.SLOTS}), _alone(_unassigned), _has(_half_unassigned)),
     "duplicates": Pattern(frozenset({Kind.IDS, Kind.SLOTS, Kind.PAGES}), _alone(_duplicates), _has(_has_duplicates)),
     "empty": Pattern(
@@ -601,7 +680,8 @@ DATA: Mapping[str, Pattern] = {
 }
 """Data by kind: powers of two, groups of zeros, ties, halves of the least subnormal, NaN and infinity, equal and
 negative ones, large ones, all in one, out of order, -1, the same twice, rows before the first group and between groups,
-empty ones, one each; of a product the least scale beside the greatest, and zeros that meet NaN."""
+empty ones, one each, whole tiles; a column, one for each token, the place before; of a product the least scale beside
+the greatest, and zeros that meet NaN."""
 
 WITHOUT: Mapping[Kind, str] = {
     Kind.BOUND: "an upper limit of amax: the data that it limits are drawn",

@@ -48,6 +48,7 @@ class Gap:
 OPTION, DTYPE, WIDTH, PRESENCE, EDGE, OTHER = "option", "dtype", "width", "optional", "edge", "another value"
 PATTERN = "data"
 LOOKED_AT = 4  # cases that a word of data is tried on
+UNEVEN = (20, 12)  # neither a power of two nor whole vectors of 8; of groups and pages more than 8
 TOGETHER = 3  # inputs that have other data in one case
 ABSENT, PRESENT = "absent", "given"
 
@@ -129,6 +130,8 @@ def patterned(tried: Sequence[Case], chosen: Sequence[Case], calls: Calls) -> tu
             continue
         shared = [at for at, (had, _) in enumerate(drawn) if 0 < len(had) < TOGETHER and name not in dict(had)]
         order = [tried[(len(drawn) + step) % len(tried)] for step in range(min(len(tried), LOOKED_AT))]
+        if patterns.DATA[word].everywhere:  # the largest show most
+            order = sorted(tried, key=volume, reverse=True)
         places = [*shared[:1], *range(-len(order), 0)] if not alone else range(-len(order), 0)
         for at in places:
             had, case = drawn[at] if at >= 0 else (frozenset(), order[at])
@@ -191,6 +194,12 @@ class Calls:
         except OracleError:
             return None
         return call
+
+    def elements(self, case: Case) -> int:
+        """The elements of the largest input of the call of an admitted case."""
+        call = self._calls[case] if self.admits(case) else None
+        assert call is not None, f"{case} is no call of its contract"
+        return max((x.numel() for x in call.inputs.values()), default=0)
 
     def shown(self, case: Case) -> frozenset[tuple[str, str]]:
         """Each input of the call of an admitted case with each word of data that it has."""
