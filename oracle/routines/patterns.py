@@ -34,7 +34,8 @@ from oracle.routines.traits import Kind, TensorSpec
 
 BEYOND = 96.0  # a logit whose exponential no float32 holds
 OUTWEIGHS = 2.0**14  # a summand whose last bit in float32 is worth more than that of a sum of ordinary products
-LEAST, GREATEST = 0, 254  # bytes of E8M0: 2^-127 and 2^127
+LEAST, BESIDE = 0, 227  # bytes of E8M0: 2^-127 and 2^100, whose products with codes no float32 loses
+OTHER = 2  # added to the byte of every third least scale, and taken from that of every third scale beside them
 GROUP = 128  # values of a row that are zero together
 SHARED = (16, 32, 128)  # columns of a row that share a scale, beside the row and the tensor
 GIVEN = 1.75  # a scale that is no power of two, and has few bits
@@ -552,18 +553,24 @@ def _is_e8m0(x: Tensor) -> bool:
 
 
 def _least_scales(one: Input) -> Changed:
-    """Scales of 2^-127, beside others of 2^127: their product is 1."""
+    """Scales of 2^-127 and 2^-125, beside others of 2^100 and 2^98, without a bias, which would hide the sum."""
     others = [spec.name for spec in _others(one, Kind.SCALES) if _is_e8m0(one.call.inputs[spec.name])]
     if not _is_e8m0(one.x) or len(others) != 1:
         raise CaseError(f"{one.spec.name} is no E8M0 scale of two of a product")
-    filled = {one.spec.name: LEAST, others[0]: GREATEST}
-    return {name: torch.full_like(bits(one.call.inputs[name]), byte).view(one.x.dtype) for name, byte in filled.items()}
+    bytes_of = {one.spec.name: (LEAST, LEAST + OTHER), others[0]: (BESIDE, BESIDE - OTHER)}
+    filled = {spec.name: torch.zeros_like(one.call.inputs[spec.name]) for spec in _others(one, Kind.BIAS)}
+    for name, (most, third) in bytes_of.items():
+        x = one.call.inputs[name]
+        place = torch.arange(x.numel(), device=x.device).reshape(x.shape)
+        filled[name] = torch.where(place % 3 == 1, third, most).to(torch.uint8).view(x.dtype)
+    return filled
 
 
 def _has_least(one: Input) -> bool:
     others = [one.call.inputs[spec.name] for spec in _others(one, Kind.SCALES)]
     least = _is_e8m0(one.x) and bool((bits(one.x) == LEAST).any())
-    return least and any(_is_e8m0(x) and bool((bits(x) == GREATEST).any()) for x in others)
+    least &= not any(bool((one.call.inputs[spec.name] != 0).any()) for spec in _others(one, Kind.BIAS))
+    return least and any(_is_e8m0(x) and bool((bits(x) == BESIDE).any()) for x in others)
 
 
 def _summed(spec: TensorSpec) -> int:
@@ -679,9 +686,9 @@ DATA: Mapping[str, Pattern] = {
     "ones": Pattern(frozenset({Kind.COUNTS}), _alone(_ones), _has(lambda x: bool((x == 1).all()))),
 }
 """Data by kind: powers of two, groups of zeros, ties, halves of the least subnormal, NaN and infinity, equal and
-negative ones, large ones, all in one, out of order, -1, the same twice, rows before the first group and between groups,
-empty ones, one each, whole tiles; a column, one for each token, the place before; of a product the least scale beside
-the greatest, and zeros that meet NaN."""
+negative ones, large ones, minus the sum that they are added to, all in one, out of order, -1, the same twice, rows
+before the first group and between groups, empty ones, one each, whole tiles; a column, one for each token, the place
+before; of a product the least scale beside the greatest, and zeros that meet NaN."""
 
 WITHOUT: Mapping[Kind, str] = {
     Kind.BOUND: "an upper limit of amax: the data that it limits are drawn",

@@ -26,12 +26,14 @@ Made = dict[str, Tensor]
 
 
 def answer(kernel: Wrong, case: Case) -> Made | None:
-    """Its outputs by name; None where the layer refuses the call, by one of its typed errors."""
+    """Its outputs by name; None where the layer does not offer the call, none where it refuses what it was given."""
     inputs, options = case.inputs(), case.call_options()
     try:
         outputs = kernel(**inputs, **options)
-    except (NotImplementedError, KernelError):
+    except NotImplementedError:
         return None
+    except KernelError:
+        return {}
     if isinstance(outputs, Tensor):
         return {"out": outputs}
     if isinstance(outputs, dict):
@@ -40,15 +42,17 @@ def answer(kernel: Wrong, case: Case) -> Made | None:
 
 
 def same(x: Made, y: Made) -> bool:
-    return all(x[name].shape == y[name].shape and torch.equal(bits(x[name]), bits(y[name])) for name in y)
+    return x.keys() == y.keys() and all(
+        x[name].shape == y[name].shape and torch.equal(bits(x[name]), bits(y[name])) for name in y
+    )
 
 
 def told_apart(name: str) -> Case | None:
-    """The first default case on which both kernels answer, with other bits."""
+    """The first default case on which the right kernel answers, and the wrong one otherwise."""
     wrong = KERNELS[name]
     for case in default_cases(wrong.contract, 0):
         right, made = answer(Wrong(wrong.contract, wrong.right), case), answer(wrong, case)
-        if right is not None and made is not None and not same(made, right):
+        if right and made is not None and not same(made, right):
             return case
     return None
 

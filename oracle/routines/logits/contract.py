@@ -261,7 +261,8 @@ class Paged(LogitsContract):
     not read.
 
     ``context_lens [B]`` counts the keys of a request with its T new tokens: token ``t`` sees the keys
-    ``n < context_lens[b] - T + 1 + t``; a length is T - 1 or more. With ``context_lens [B, T]`` it sees
+    ``n < context_lens[b] - T + 1 + t``; a length is T - 1 or more, or 0: no key is
+    seen. With ``context_lens [B, T]`` it sees
     ``n < context_lens[b, t]``. A length is at most ``max_model_len``.
 
     A block of the cache is ``P * D`` codes, key after key, then P scales of four bytes: ``[blocks, P, 1, D + 4]`` is
@@ -271,9 +272,12 @@ class Paged(LogitsContract):
         bound = self.extents(inputs)
         check_cache(inputs["kv_cache"], bound, bound.get("D", bound.get("D2", 0)))
         lens = inputs["context_lens"]
-        if lens.dim() == 1 and bool((lens < bound["T"] - 1).any()):
+        short = lens[(lens != 0) & (lens < bound["T"] - 1)] if lens.dim() == 1 else lens[:0]
+        if short.numel():
             least = bound["T"] - 1
-            raise InputError(f"context_lens has {int(lens.min())}; with T={bound['T']} new tokens the least is {least}")
+            raise InputError(
+                f"context_lens has {int(short.min())}; with T={bound['T']} new tokens the least is {least}, or 0: no request"
+            )
 
     def columns(self, inputs: Inputs, options: Options) -> int:
         return paged_columns(inputs, options)
