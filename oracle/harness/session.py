@@ -105,10 +105,10 @@ class Session:
         mode: str = "plain",
         beside: Mapping[str, Tensor] | None = None,
     ) -> Answer:
-        """Run the kernel once; ``lead`` and ``step`` say how inputs lie (:meth:`Wanted.copy`). Where ``must`` names inputs and options, a kernel whose signature does not take one of
-        them, or needs another, refuses the call; else it cannot be called at all. ``mode`` is "plain", "threads"
-        (among calls of other threads, half of them on the inputs ``beside``) or one of :mod:`oracle.harness.launches`,
-        which needs ``beside`` too.
+        """Run the kernel once; ``lead`` and ``step`` say how inputs lie (:meth:`Wanted.copy`). Where ``must`` names
+        inputs and options, a kernel whose signature does not take one of them, or needs another, refuses the call; else
+        it cannot be called at all. ``mode`` is "plain", "threads" (among calls of other threads, half of them on the
+        inputs ``beside``) or one of :mod:`oracle.harness.launches`, which needs ``beside`` too.
         """
         self.look_back()
         asked, lead, step = Call(self.contract, inputs, options), lead or {}, step or {}

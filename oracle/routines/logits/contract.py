@@ -42,7 +42,7 @@ from oracle.routines.base import (
     register,
 )
 from oracle.routines.fault import Fault, Stage, fold
-from oracle.routines.traits import Kind
+from oracle.routines.traits import SAYS_NAN, Kind
 from oracle.tensorcore.logits import FP4, LOGITS, predict_logits
 from oracle.tensorcore.schedules import Schedule
 from oracle.tensorcore.schedules import get as get_schedule
@@ -81,6 +81,7 @@ class LogitsContract(Contract):
     A subclass says which problem fills which rows (``problems``), and how many columns the output has."""
 
     section = "Attention logits"
+    traits = frozenset({SAYS_NAN})
     options: ClassVar[tuple[OptionSpec, ...]] = (CLEAN,)
     numerics = NUMERICS
     golden_arches: ClassVar[tuple[str, ...]] = ("cpu", "sm90")
