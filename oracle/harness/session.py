@@ -32,9 +32,9 @@ from oracle.verdict.compare import Status, Verdict
 
 UNWRITTEN = "nothing written"
 """The fault of an output that holds what its memory held before the call."""
-ROOM = (
-    1 << 26
-)  # bytes for results (of which those that are written take memory), beside 16 times what inputs and outputs take (the widest padding that is kept)
+ROOM = 1 << 26
+"""Bytes for results, of which those that are written take memory, beside 16 times what inputs and outputs take: the
+widest padding that is kept."""
 CAUSES = {
     "load": "cannot be loaded",
     "hang": "hangs",
@@ -108,10 +108,10 @@ class Session:
         mode: str = "plain",
         beside: Mapping[str, Tensor] | None = None,
     ) -> Answer:
-        """Run the kernel once; ``lead`` and ``step`` say how inputs lie (:meth:`Wanted.copy`). Where ``must`` names inputs and options, a kernel whose signature does not take one of
-        them, or needs another, refuses the call; else it cannot be called at all. ``mode`` is "plain", "threads"
-        (among calls of other threads, half of them on the inputs ``beside``) or one of :mod:`oracle.harness.launches`,
-        which needs ``beside`` too.
+        """Run the kernel once; ``lead`` and ``step`` say how inputs lie (:meth:`Wanted.copy`). Where ``must`` names
+        inputs and options, a kernel whose signature does not take one of them, or needs another, refuses the call; else
+        it cannot be called at all. ``mode`` is "plain", "threads" (among calls of other threads, half of them on the
+        inputs ``beside``) or one of :mod:`oracle.harness.launches`, which needs ``beside`` too.
         """
         self.look_back()
         asked, lead, step = Call(self.contract, inputs, options), lead or {}, step or {}

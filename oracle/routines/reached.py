@@ -8,7 +8,7 @@ admits any name.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -125,14 +125,18 @@ def patterned(tried: Sequence[Case], chosen: Sequence[Case], calls: Calls) -> tu
     drawn: list[tuple[frozenset[tuple[str, str]], Case]] = []
     closed: list[Gap] = []
     for name, word in wanted:
-        alone = patterns.DATA[word].stated
-        if (name, word) in reached or (alone and NAN not in grammar.families):
+        pattern = patterns.DATA[word]
+        alone = pattern.stated
+        if (name, word) in reached or (alone and NAN not in grammar.families and not patterns.SAYS_NAN.holds(contract)):
+            continue
+        fitting = tried if pattern.on is None else [case for case in tried if calls.given(case, name, pattern.on)]
+        if not fitting:
             continue
         shared = [at for at, (had, _) in enumerate(drawn) if 0 < len(had) < TOGETHER and name not in dict(had)]
-        order = [tried[(len(drawn) + step) % len(tried)] for step in range(min(len(tried), LOOKED_AT))]
-        if patterns.DATA[word].everywhere:  # the largest show most
-            order = sorted(tried, key=volume, reverse=True)
-        places = [*shared[:1], *range(-len(order), 0)] if not alone else range(-len(order), 0)
+        order = [fitting[(len(drawn) + step) % len(fitting)] for step in range(min(len(fitting), LOOKED_AT))]
+        if pattern.everywhere:  # the largest show most
+            order = sorted(fitting, key=volume, reverse=True)
+        places = [*shared[:1], *range(-len(order), 0)] if not (alone or pattern.on) else range(-len(order), 0)
         for at in places:
             had, case = drawn[at] if at >= 0 else (frozenset(), order[at])
             new = with_data(case, name, word)
@@ -194,6 +198,13 @@ class Calls:
         except OracleError:
             return None
         return call
+
+    def given(self, case: Case, name: str, holds: Callable[[patterns.Input], bool]) -> bool:
+        """Whether the contract takes a call that has an input of which this holds."""
+        call = self._calls[case] if self.admits(case) else None
+        if call is None or name not in call.inputs:
+            return False
+        return holds(patterns.Input(next(spec for spec in call.contract.inputs if spec.name == name), call))
 
     def elements(self, case: Case) -> int:
         """The elements of the largest input of the call of an admitted case."""

@@ -140,7 +140,8 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor) -> Tensor:
     ----------
     scale : Tensor ``[M, C]`` or ``[G, M, C]``, float32, powers of two from 2^-127 (byte 0) to 2^127 (byte 254).
 
-    Returns int32 ``[..., M, ceil(C / 4)]``, strides ``([...,] 1, align(M, 4))``; padding bytes and lanes are zero.
+    Returns int32 ``[..., M, ceil(C / 4)]``, strides ``([...,] 1, align(M, 4))``; the padding
+    bytes of a last word are zero, the lanes past M may hold anything.
     Raises DtypeError, ShapeError; InputError: an element is no such power of two: any other bit would bleed into a
     neighbour's byte.
     """

@@ -42,7 +42,7 @@ from oracle.routines.base import (
     register,
 )
 from oracle.routines.fault import Fault, Stage, fold
-from oracle.routines.traits import Kind
+from oracle.routines.traits import SAYS_NAN, Kind
 from oracle.tensorcore.logits import FP4, LOGITS, predict_logits
 from oracle.tensorcore.schedules import Schedule
 from oracle.tensorcore.schedules import get as get_schedule
@@ -81,6 +81,7 @@ class LogitsContract(Contract):
     A subclass says which problem fills which rows (``problems``), and how many columns the output has."""
 
     section = "Attention logits"
+    traits = frozenset({SAYS_NAN})
     options: ClassVar[tuple[OptionSpec, ...]] = (CLEAN,)
     numerics = NUMERICS
     golden_arches: ClassVar[tuple[str, ...]] = ("cpu", "sm90")
@@ -261,9 +262,8 @@ class Paged(LogitsContract):
     not read.
 
     ``context_lens [B]`` counts the keys of a request with its T new tokens: token ``t`` sees the keys
-    ``n < context_lens[b] - T + 1 + t``; a length is T - 1 or more, or 0: no key is
-    seen. With ``context_lens [B, T]`` it sees
-    ``n < context_lens[b, t]``. A length is at most ``max_model_len``.
+    ``n < context_lens[b] - T + 1 + t``; a length is T - 1 or more, or 0, and then none is seen. With
+    ``context_lens [B, T]`` it sees ``n < context_lens[b, t]``. A length is at most ``max_model_len``.
 
     A block of the cache is ``P * D`` codes, key after key, then P scales of four bytes: ``[blocks, P, 1, D + 4]`` is
     its size, not its layout."""
@@ -276,7 +276,7 @@ class Paged(LogitsContract):
         if short.numel():
             least = bound["T"] - 1
             raise InputError(
-                f"context_lens has {int(short.min())}; with T={bound['T']} new tokens the least is {least}, or 0: no request"
+                f"context_lens has {int(short.min())}; with T={bound['T']} new tokens the least is {least}, or 0"
             )
 
     def columns(self, inputs: Inputs, options: Options) -> int:
