@@ -389,12 +389,7 @@ def _beyond(base: Case, calls: Calls) -> list[Case]:
     with rows of zeros where a family has them.
     """
     grammar, many = base.grammar, _many(base, calls.admits) or base
-    beside = set(grammar.extents)
-    counted = {name for name in beside if _meaning(grammar, name) in ("experts", "depth", "head")}
-    counted -= {"d"} if "h" not in beside else set()
-    laddered = {name for level in _ladder(base, calls.admits) for name, n in level.of(base).extents if n > LOOPS}
-    rows = {name for name in grammar.free if _meaning(grammar, name) == "rows"}
-    wanted = [name for name in grammar.extents if name not in counted | laddered | rows]
+    wanted = _short(grammar, [level.of(base) for level in _ladder(base, calls.admits)])
     cases: list[Case] = []
     while wanted:
         case, left = base, list[str]()
@@ -419,6 +414,23 @@ def _beyond(base: Case, calls: Calls) -> list[Case]:
     if zeros is not None and many != base and calls.admits(case := replace(many, family=zeros)):
         cases.append(case)
     return cases
+
+
+def short(chosen: Sequence[Case]) -> list[str]:
+    """Extents that none of these cases of a contract has beyond :data:`LOOPS`, and a small call of it can have.
+
+    Left out are numbers of experts and of heads, and free rows (:func:`real_cases`).
+    """
+    base, calls = _base(chosen[0].contract)
+    return [name for name in _short(base.grammar, chosen) if _fitting(base, name, LONG, calls) is not None]
+
+
+def _short(grammar: Grammar, chosen: Sequence[Case]) -> list[str]:
+    counted = {name for name in grammar.extents if _meaning(grammar, name) in ("experts", "depth", "head")}
+    counted -= {"d"} if "h" not in grammar.extents else set()
+    counted |= {name for name in grammar.free if _meaning(grammar, name) == "rows"}
+    reached = {name for case in chosen for name, n in case.extents if n > LOOPS}
+    return [name for name in grammar.extents if name not in counted | reached]
 
 
 def _fitting(case: Case, name: str, sizes: Sequence[int], calls: Calls) -> Case | None:
