@@ -80,6 +80,12 @@ def ordered(contract: Contract, changes: Iterable[tuple[str, str]]) -> Changes:
     return tuple(sorted(set(changes), key=lambda one: (names.index(one[0]), one[1] == PITCH, one[1])))
 
 
+def added(changes: Changes, more: Changes) -> Changes:
+    """The changes, and those of more that change another aspect of an input, or another option."""
+    known = {(name, _aspect(value)) for name, value in changes}
+    return (*changes, *((name, value) for name, value in more if (name, _aspect(value)) not in known))
+
+
 def parse(contract: Contract, text: str) -> Changes:
     """The changes of a segment ``name:value,...`` of an id.
 

@@ -71,7 +71,7 @@ class Level:
         """The case with this level."""
         chosen = {**dict(case.options), **dict(self.options)}
         options = tuple((key, chosen[key]) for key in case.grammar.options if key in chosen)
-        changed = changes.ordered(get(case.contract), (*case.changes, *self.changes))
+        changed = changes.ordered(get(case.contract), changes.added(case.changes, self.changes))
         return replace(case, options=options, changes=changed, **dict(self.parts))  # type: ignore[arg-type]
 
 
@@ -300,13 +300,15 @@ def _factors(base: Case, calls: Calls) -> tuple[list[list[Level]], list[Case], l
     singles += [case for name, _ in base.extents if admits(case := at(base, name, 1))]
     rest: dict[str, list[Level]] = {}
     apart: list[Case] = []
+    many = _many(base, admits) or base
     for gap in missing(contract, reached):
         for wanted in _ways(contract, gap):
             home = next((case for case in singles if admits(wanted.of(case))), None)
             if home is base:
                 rest.setdefault(gap.name, [USUAL]).append(wanted)
             elif home is not None:
-                apart.append(wanted.of(home))
+                large = wanted.of(replace(home, extents=many.extents))
+                apart.append(large if admits(large) else wanted.of(home))
             if home is not None:
                 break
     for option in contract.options:
@@ -400,8 +402,6 @@ def _edges(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
     rows = [name for name in free if _meaning(base.grammar, name) == "rows"]
     alone = [{name: (size, offset)} for name in free for size in edge.get(name, ()) for offset in OFFSETS]
     alone += [{name: (max(of), EVEN)} for name, of in edge.items() if name in free]
-    if len(free) > 1:  # all of one length: rows or columns?
-        alone += [dict.fromkeys(free, (max(itertools.chain(*sizes.values())), 0))]
     levels: list[Level] = []
     reached: set[tuple[str, int, int]] = set()
     for wanted in (*turns, *alone):
@@ -431,7 +431,7 @@ def _many(base: Case, admits: Callable[[Case], bool]) -> Case | None:
     case, found = base, False
     for name in base.grammar.free:
         rows = _meaning(base.grammar, name) == "rows"
-        tried = (_sized(case, name, size) for size in (BATCH if rows else (1, NARROW)))
+        tried = (_sized(case, name, size) for size in (BATCH if rows else (NARROW + 1,)))
         new = next((new for new in tried if new is not None and volume(new) <= ROWS_AT_ONCE and admits(new)), None)
         case, found = case if new is None else new, found or (rows and new is not None)
     return case if found else None
@@ -443,12 +443,7 @@ def _beyond(base: Case, calls: Calls) -> list[Case]:
     with rows of zeros where a family has them.
     """
     grammar, many = base.grammar, _many(base, calls.admits) or base
-    beside = set(grammar.extents)
-    counted = {name for name in beside if _meaning(grammar, name) in ("experts", "depth", "head")}
-    counted -= {"d"} if "h" not in beside else set()
-    laddered = {name for level in _ladder(base, calls.admits) for name, n in level.of(base).extents if n > LOOPS}
-    rows = {name for name in grammar.free if _meaning(grammar, name) == "rows"}
-    wanted = [name for name in grammar.extents if name not in counted | laddered | rows]
+    wanted = _short(grammar, [level.of(base) for level in _ladder(base, calls.admits)])
     cases: list[Case] = []
     while wanted:
         case, left = base, list[str]()
@@ -463,17 +458,40 @@ def _beyond(base: Case, calls: Calls) -> list[Case]:
         sizes = (*BATCH, *UNEVEN) if _meaning(grammar, name) == "rows" else UNEVEN
         uneven = _fitting(uneven, name, sizes, calls) or uneven
     cases += [] if uneven == base else [uneven]
+    edges = (*itertools.chain(*edges_of(get(base.contract)).values()), TILE)
+    square = base
+    for name in grammar.free if len(grammar.free) > 1 else ():  # all of one length: rows or columns?
+        square = _sized(square, name, max(edges)) or square
+    if square != base and volume(square) <= max(LARGEST, volume(base)) and calls.admits(square):
+        cases.append(square)
     zeros = next((family for family in ("special", "zeros") if family in grammar.families), None)
     if zeros is not None and many != base and calls.admits(case := replace(many, family=zeros)):
         cases.append(case)
     return cases
 
 
+def short(chosen: Sequence[Case]) -> list[str]:
+    """Extents that none of these cases of a contract has beyond :data:`LOOPS`, and a small call of it can have.
+
+    Left out are numbers of experts and of heads, and free rows (:func:`real_cases`).
+    """
+    base, calls = _base(chosen[0].contract)
+    return [name for name in _short(base.grammar, chosen) if _fitting(base, name, LONG, calls) is not None]
+
+
+def _short(grammar: Grammar, chosen: Sequence[Case]) -> list[str]:
+    counted = {name for name in grammar.extents if _meaning(grammar, name) in ("experts", "depth", "head")}
+    counted -= {"d"} if "h" not in grammar.extents else set()
+    counted |= {name for name in grammar.free if _meaning(grammar, name) == "rows"}
+    reached = {name for case in chosen for name, n in case.extents if n > LOOPS}
+    return [name for name in grammar.extents if name not in counted | reached]
+
+
 def _fitting(case: Case, name: str, sizes: Sequence[int], calls: Calls) -> Case | None:
     """The case with the first of the sizes of an extent that its contract takes and that keeps it small."""
     for size in sizes:
         new = _sized(case, name, size)
-        if new is None or new[name] < min(sizes) or calls.elements(case) * new[name] > 2 * LARGEST * case[name]:
+        if new is None or new[name] < min(sizes) or calls.elements(case) * new[name] > LARGEST * case[name]:
             continue
         small = case.grammar.fixed or volume(new) <= ROWS_AT_ONCE  # rows of a cache meet no others
         if small and calls.admits(new) and calls.elements(new) <= LARGEST:

@@ -338,12 +338,16 @@ def _takes(one: Input, changed: Changed) -> bool:
 
 def _whole(x: Tensor) -> Tensor:
     """Ends at multiples of a tile, but for the last."""
-    y = (x + GROUP // 2) // GROUP * GROUP
-    return torch.minimum(y, x.max()).to(x.dtype)
+    y = torch.minimum((x + GROUP // 2) // GROUP * GROUP, x.max()).to(x.dtype)
+    y.reshape(-1)[-1] = x.reshape(-1)[-1]
+    return y
 
 
 def _whole_tiles(counts: Tensor) -> bool:
-    return bool(((counts > 0) & (counts % GROUP == 0)).any())
+    """One has whole tiles, and a later one is not empty."""
+    flat = counts.flatten()
+    used = torch.nonzero(flat > 0).flatten()
+    return bool((flat[used[:-1]] % GROUP == 0).any())
 
 
 def _large(one: Input) -> Changed:
