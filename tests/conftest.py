@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.support.commandline import Cli, Ran
 from tests.support.cpu import Costs
-from tests.support.full import MARKERS, MOST, left_out
+from tests.support.full import MARKERS, MOST, TURN, left_out
 from tests.support.matrix import MODES
 from tests.support.paths import FIXTURES, ROOT, SHARED
 from tests.support.tools import found
@@ -73,13 +73,15 @@ HOW_TO_RUN = "set FP8_ORACLE_SHARED to the folder that holds captures/ and vecto
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu", metavar="FILE", type=Path, help="write what every test costs (support/cpu.py)")
     parser.addoption("--most", metavar="N", type=int, default=MOST, help="instances of a test with parameters")
+    parser.addoption("--every-turn", action="store_true", help="tests of all turns (support/full.py)")
     parser.addoption("--full", action="store_true", help="also what repeats a check on more cases (support/full.py)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--full"):
         return
-    if out := left_out(items, config.args, config.getoption("--most")):
+    turn = None if config.getoption("--every-turn") else TURN
+    if out := left_out(items, config.args, config.getoption("--most"), turn):
         items[:] = [item for item in items if item not in out]
         config.hook.pytest_deselected(items=[*out])
 
