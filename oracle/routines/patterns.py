@@ -912,8 +912,8 @@ DATA: Mapping[str, Pattern] = {
 """Data by kind: powers of two, groups of zeros, ties, halves of the least subnormal, NaN and infinity, equal and
 negative ones, large ones, minus the sum that they are added to, all in one, out of order, -1, the same twice, rows
 before the first group and between groups, empty ones, one each, whole tiles, groups in reverse; a column, one for each
-token, the place before; small rows, values just above powers of two, one alone in a block, negative places; of a product
-the least scale beside the greatest, two low ones, zeros that meet NaN as codes or as scales."""
+token, the place before; small rows, values just above powers of two, one alone in a block, negative places; of a
+product the least scale beside the greatest, two low ones, zeros that meet NaN as codes or as scales."""
 
 WITHOUT: Mapping[Kind, str] = {
     Kind.BOUND: "an upper limit of amax: the data that it limits are drawn",

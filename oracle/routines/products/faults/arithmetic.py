@@ -482,8 +482,9 @@ for dtype, word, seen in ((torch.bfloat16, "bfloat16", "H200 mutants"), (torch.f
 def sum_rescaled_between_blocks(total: Sum) -> Tensor:
     """One chain over K: before block b the accumulator is multiplied by fl(s_(b-1) / s_b), ``s_b = fl(sa sb)``, and at
     the end by the last one. The division is IEEE's here, within 2 ulp of the device's."""
-    product, schedule = total.product, total.schedule
-    if schedule is None:
+    schedule = total.schedule
+    product = None if schedule is None else schedule.lowered(total.product)
+    if schedule is None or product is None:
         return total.right()
     a, b = (operand(x.value(), schedule.instruction, format=x.fmt.name) for x in (product.left, product.right))
     columns = torch.arange(product.N, device=product.a.device) // product.b_rows
