@@ -7,8 +7,8 @@
     fp8_oracle.subjects     a function that returns subjects                       (oracle.harness.subjects)
 
 A group is read when something of it is asked for that is not built in. An entry point that cannot be loaded, or not in
-``LOADING`` seconds, or gives something else, is one :class:`~oracle.errors.ExtensionError` that names it: what it should
-have added is missing, and nothing stands in for it.
+``LOADING`` seconds, or gives something else, is one :class:`~oracle.errors.ExtensionError` that names it: what it
+should have added is missing, and nothing stands in for it.
 """
 
 from __future__ import annotations

@@ -141,6 +141,7 @@ def load(site: Path) -> None:
     golden.check_case = lambda *given: None if next(few) else check(*given)  # all are made again in other tests
 
 
+@pytest.mark.turns(3)
 def test_every_command(wheel: zipfile.ZipFile, layer: zipfile.ZipFile, tmp_path: Path) -> None:
     """In one folder, one after the other; each as `RUNS` says. Another package has the name ``kernels``."""
     site = tmp_path / "site"
@@ -301,6 +302,7 @@ def test_beside_kernels_and_transformers(built: Path) -> None:
 class TestStrangers:
     """The pins resolve where nothing but a package index is: every Python, both platforms, torch as it is published."""
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize("platform", PLATFORMS)
     @pytest.mark.parametrize("python", PYTHONS)
     def test_pins_resolve(self, python: str, platform: str) -> None:
