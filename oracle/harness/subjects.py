@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from oracle import extensions
 from oracle.errors import SubjectError, among
 from oracle.fixtures import strides as memory
 
@@ -103,7 +104,8 @@ def provider(target: str) -> Provider:
 def load(point: EntryPoint) -> Provider:
     """The provider behind an entry point; whatever it raises while it loads is its problem."""
     try:
-        loaded = tuple(point.load()())
+        with extensions.within(extensions.LOADING):
+            loaded = tuple(point.load()())
     except BaseException as error:
         if type(error) is KeyboardInterrupt:
             raise  # the user's
