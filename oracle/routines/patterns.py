@@ -405,7 +405,7 @@ def _above(one: Input) -> Changed:
 
 
 def _are_above(x: Tensor) -> bool:
-    if not x.is_floating_point() or x.numel() == 0:
+    if x.dtype not in WIDE or x.numel() == 0:
         return False
     y = torch.where(torch.isfinite(x) & (x != 0), x.abs(), 1.0)
     below = bits(y) - 1
