@@ -54,7 +54,7 @@ SEVERAL = 3  # rows, or what integers count or name, where the smallest case has
 SIZES = (200, 65, 17, 7)  # values of an option that has no default, the first that the contract takes
 NARROW = 16  # the edge of an extent whose dims name none, if it is not summed over
 LOOPS = 1024  # threads, columns or rows behind which a loop may end
-LONG = (1100, 1104, 1152)  # beyond it: with a tail of 12 of the last 16, in whole 16, in whole 128
+LONG = (1100, 1104, 1280)  # beyond it: with a tail of 12 of the last 16, in whole 16, in an even number of 128
 BATCH = (300, 150, 72)  # rows of more than one tile, with a tail
 ROWS_AT_ONCE = 1 << 24  # elements of the volume of a call of many rows
 
@@ -409,7 +409,7 @@ def _edges(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
             continue
         asked = {name: max(1, size + offset) for name, (size, offset) in wanted.items()}
         long = {  # each extent in one of the turns
-            name: size * (LOOPS // size + 1) + offset
+            name: size * (LOOPS // size + 2) + offset
             for name, (size, offset) in wanted.items()
             if len(wanted) == len(free) and offset > 0 and name not in rows
         }
