@@ -13,6 +13,7 @@ A marker at a test says otherwise:
                      It is for what others show by a shorter way, as a journey or every fault of a routine
 
 ``--every-turn`` takes the tests of every turn, and ``MOST`` instances in each folder: ``tests/support/mutation.py``.
+``--part I/N`` takes the files of part I of N: cells of the matrix share out the tests.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.support.matrix import in_part
+
 MOST, FEW = 12, 3
 DECIDING = tuple(f"tests/{room}/" for room in ("numbers", "truth", "bounds", "verdict", "kernels"))
 TURN = int(os.environ.get("FP8_ORACLE_TURN", "0"))
@@ -31,13 +34,23 @@ MARKERS = ("sampled(n)", "whole(reason)", "repeats(other)", "turns(n)")
 
 
 def left_out(
-    items: Sequence[pytest.Item], named: Sequence[str], most: int = MOST, turn: int | None = TURN
+    items: Sequence[pytest.Item],
+    named: Sequence[str],
+    most: int = MOST,
+    turn: int | None = TURN,
+    part: str = "0/1",
 ) -> set[pytest.Item]:
     """The items that a run without ``--full`` leaves out; ``named`` are the arguments of the command line, ``most`` the
-    instances of a test, ``turn`` the places by which they move, None for every turn.
+    instances of a test, ``turn`` the places by which they move, None for every turn, ``part`` which of the
+    files are taken.
 
-    Raises pytest.UsageError: a file was collected whole, and the test that another repeats is not in it.
+    Raises pytest.UsageError: a file was collected whole, and the test that another repeats is not in it; ``part`` is no
+    part.
     """
+    try:
+        elsewhere = {item for item in items if not in_part(item.nodeid, part)}
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         if not item.config.getoption("keyword") and not any("::" in name for name in named):
@@ -51,7 +64,7 @@ def left_out(
                 raise pytest.UsageError(f"{name} repeats {shown}, and no such test was collected")
             out |= {*instances}
             continue
-        if turn is not None and not has_its_turn(instances[0], turn):
+        if instances[0] in elsewhere or (turn is not None and not has_its_turn(instances[0], turn)):
             out |= {*instances}
             continue
         sampled = argument(instances[0], "sampled")
