@@ -104,10 +104,9 @@ class TestJudge:
         fixtures.write_tensors(file, fixtures.read_tensors(file) | {"y": cases.parse(CASE).inputs()["b"]})
         assert cli("judge", file, "--contract", "fp8_gemm_nt", "--input", "a=x", "--input", "b=y").status == 0
 
-    def test_reports_of_one_file(self, file: Path, cli: Cli, tmp_path: Path) -> None:
+    def test_reports_of_one_file(self, call: dict[str, Tensor], file: Path, cli: Cli, tmp_path: Path) -> None:
         """Every report and a record, with a command that repeats the wrong output alone; the right one beside it."""
-        tensors = fixtures.read_tensors(file)
-        fixtures.write_tensors(file, tensors | {"out.zero": tensors["out"] * 0})
+        fixtures.write_tensors(file, {"x": call.pop("a"), **call, "out.zero": call["out"] * 0})
         asked = ("judge", file, "--contract", "fp8_gemm_nt", "--arch", "sm90", "--input", "a=x")
         forms = ("html", "junit", "markdown", "sarif", "annotations", "record")
         words = [word for form in forms for word in (f"--{form}", tmp_path / form)]
