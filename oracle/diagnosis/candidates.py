@@ -21,7 +21,7 @@ Five rules cover what bits cannot decide:
 - A NaN of the output is no evidence for a candidate that does not know what it reads or leaves there: NaN reproduces
   NaN where a candidate predicts it for exactly the elements that are NaN, and for no other.
 - An output without two different finite values other than 0 (all NaN, zeros, infinities, one value) is evidence for no
-  candidate (:func:`speaks`).
+  candidate (:func:`speaks`); failing elements without them are none for one that acts there alone.
 - A fault that leaves elements unwritten is named by position (``placed``) where exactly those elements fail and their
   values do not correlate with the right ones.
 
@@ -468,7 +468,7 @@ class FailingOutput:
             return False
         # A race may leave any part of what it changes right, so it is recognised by where it fails.
         race = all(f.race for f in faults) and bool((seen.specified & same_bits(predicted.value, seen.right)).any())
-        return race or varied(predicted.value[failed])
+        return race or (varied(predicted.value[failed]) and speaks(seen.output[failed]))
 
 
 class Sample:

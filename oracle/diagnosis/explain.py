@@ -54,8 +54,10 @@ from oracle.diagnosis.level import Explain, explain_level
 from oracle.diagnosis.localise import groups_in_use, placements
 from oracle.diagnosis.mutated import Mutated
 from oracle.diagnosis.observed import observed, tail_of_k, times_right
+from oracle.diagnosis.other_calls import SMALL, taken_otherwise
 from oracle.errors import NumericsError
 from oracle.numbers.formats import codes_of, decode
+from oracle.numbers.recipe_table import recipes
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.threads import one_thread
 from oracle.routines import get
@@ -72,6 +74,7 @@ from oracle.verdict.notebook import card
 from oracle.verdict.pattern import describe, ranges
 from oracle.verdict.plot import Blocks, Place, blocks, draw_diagnosis, place
 from oracle.verdict.products import LARGE, Part, interval_of, wider_classes, work
+from oracle.verdict.sets import Bits, Bounds, bounds_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -204,15 +207,26 @@ def explain_verdict(
     little = cheap(call)
     with one_thread() if little or level is not Explain.FULL else nullcontext():
         if little or level is Explain.FULL:
-            found = _diagnosis(verdict, call, contract.validate_output(call.checked(), output), numerics)
-            shown = () if found.names else tuple(dict.fromkeys((*found.observed, *found.findings)))
-            return replace(verdict, explained_by=found.names, observed=shown)
+            given = contract.validate_output(call.checked(), output)
+            found = _diagnosis(verdict, call, given, numerics)
+            names, shown = found.names, (*found.observed, *found.findings)
+            if not any(e.complete and e.name not in recipes() or e.local for e in found.explanations):
+                names = _or_other_call(call, given, verdict, numerics, names)
+            return replace(verdict, explained_by=names, observed=() if names else tuple(dict.fromkeys(shown)))
         if failing is not None:
             names = _of_sample(call, by_name(output)["out"], numerics, failing)
             flat = by_name(output)["out"].reshape(failing.bad.shape)
             shown = () if names else tuple(observed(flat, failing.near, failing.bad, near=True))
             return replace(verdict, explained_by=names, observed=shown)
     return verdict
+
+
+def _or_other_call(
+    call: Call, given: Mapping[str, Tensor], verdict: Verdict, numerics: str | None, names: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The change of the call for which the output is right, before the ``names`` of what may be another reason."""
+    said = taken_otherwise(call, given, verdict, numerics)
+    return names if said is None else (said,)
 
 
 def _of_sample(asked: Call, output: Tensor, numerics: str | None, failing: Failing) -> tuple[str, ...]:
@@ -235,8 +249,10 @@ def _base(asked: Call, output: Tensor) -> Call:
 def cheap(call: Call) -> bool:
     """Whether every candidate for this call costs little."""
     operands = call.optional_operands
-    if operands is None or next(iter(call.inputs.values())).is_cuda:
+    if next(iter(call.inputs.values())).is_cuda:
         return False
+    if operands is None:
+        return sum(x.numel() for x in (*call.inputs.values(), *call.truth.values())) <= SMALL
     if operands.parts:
         return work(operands.parts) <= CHEAP
     return torch.Size(operands.shape).numel() <= CHEAP >> 6
@@ -248,7 +264,7 @@ def _diagnosis(verdict: Verdict, call: Call, output: Mapping[str, Tensor], numer
     operands = call.optional_operands
     if operands is not None and operands.parts:
         return _of_products(call, output["out"], numerics, refuted=bool(verdict.explained_by))
-    return _of_whole_outputs(call, output)
+    return _of_whole_outputs(call, output, numerics)
 
 
 # --- scaled products ----------------------------------------------------------------------------------------
@@ -527,11 +543,11 @@ def _one_value(failure: FailingOutput) -> list[str]:
 # --- quantisers, logits and other whole outputs -------------------------------------------------------------
 
 
-def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor]) -> Diagnosis:
+def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor], numerics: str | None) -> Diagnosis:
     """Every fault on the whole call; outputs are compared tensor by tensor."""
     call = replace(asked, beyond=Beyond.UNKNOWN)
     base, right = _closest_recipe(call, given)
-    bad = _refused(call, given, right)
+    bad, near = _refused(call, given, right, numerics)
     failing, total = sum(int(m.sum()) for m in bad.values()), sum(m.numel() for m in bad.values())
     found = []
     for fault in faults_of(call.contract.name):
@@ -555,7 +571,7 @@ def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor]) -> Diagnosis:
     words = [
         f"{name}: {said}" if several else said
         for name, mask in bad.items()
-        for said in observed(given[name], right[name], mask)
+        for said in observed(given[name], right[name], mask, near=near)
     ]
     return Diagnosis(failing, total, where, ranked(found)[:SHOWN], places=seen, observed=tuple(words))
 
@@ -583,12 +599,27 @@ def with_recipe(recipe: Recipe, contract: str) -> Fault:
     return Fault(f"recipe {recipe.name}", Family.ARITHMETIC, "", changes, named({contract}))
 
 
-def _refused(call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _refused(
+    call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor], numerics: str | None
+) -> tuple[dict[str, Tensor], bool]:
     """The elements that fail: those that differ from ``right``. Of a quantiser those that the judgement refuses too,
-    a code only where it is wrong for the published scale and for the right one."""
+    a code only where it is wrong for the published scale and for the right one; of a contract without operands those
+    outside the ranges of its first alternative, where ``right`` is one of several right results (then True)."""
     wrong = {name: ~agree(given[name], right[name]) for name in right}
-    bad = call.contract.refused(call, given, right)
+    bad, near = call.contract.refused(call, given, right), False
+    if bad is None and call.optional_operands is None:
+        first = call.contract.admissible(call, numerics)[0]
+        ranges, near = first.ranges(call.contract.expected(call)) or {}, not isinstance(first, Bits)
+        if near and set(ranges) >= set(wrong):
+            bad = {name: _outside_of(bounds_of(ranges[name], "", wrong[name].device), given[name]) for name in wrong}
     if bad is None or any(bad[name].numel() != mask.numel() for name, mask in wrong.items()):
-        return wrong
+        return wrong, near
     refused = {name: mask & bad[name].reshape(mask.shape) for name, mask in wrong.items()}
-    return refused if any(bool(mask.any()) for mask in refused.values()) else wrong
+    return refused if any(bool(mask.any()) for mask in refused.values()) else wrong, near
+
+
+def _outside_of(bounds: Bounds, x: Tensor) -> Tensor:
+    """The elements of ``x`` that these bounds of its shape refuse, bool."""
+    value = decode(x) if x.is_floating_point() else x.to(torch.float64)
+    inside = (bounds.low <= value) & (value <= bounds.high) | torch.isnan(bounds.low) & torch.isnan(value)
+    return ~(inside | bounds.free)

@@ -3,7 +3,7 @@
     values    NaN, infinities, zeros, one value, one unit in the last place (towards zero, away from it, away at even
               ones), the right result rounded to 16 bits, 16-bit values, a constant ratio, nothing of the right ones
     places    rows or columns from one on, every second or n-th block of rows or columns
-    moved     rows or columns that are the right ones of others
+    moved     rows or columns that are the right ones of others; an axis whose indices are mistaken for others
     K         only its last blocks
 
 A sentence is said where it holds for every failing element, and for those alone; of a coin's two sides (nearer to zero,
@@ -25,11 +25,15 @@ from torch import Tensor
 from oracle.diagnosis.candidates import correlates
 from oracle.diagnosis.least_squares import Factors
 from oracle.numbers.formats import codes_of, decode, of_dtype
+from oracle.verdict.sets import bits_of
 
 SEVERAL = 4  # elements that a ratio must hold for
 MANY = 64  # elements below which nothing is said of a correlation
 CERTAIN = 24  # elements that all show one of two equally likely sides once in 10 million draws
 LOOKED_AT = 1 << 22  # elements of an output up to which moved rows and columns are looked for
+UNLIKE = "the failing elements do not correlate with the right results"
+CLOSE = 2.0**-7  # of a value: no two of several right results that differ are all as near
+CUTS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # steps at which a loop or a tile may end
 BLOCKS = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 
 
@@ -39,10 +43,15 @@ def observed(output: Tensor, right: Tensor, bad: Tensor, *, near: bool = False) 
     place off. NaN as the head of this file says; source: derived there."""
     if not bool(bad.any()):
         return []
+    elsewhere = list(_elsewhere(output, right, bad, near=near)) if output.dtype == right.dtype else []
+    axes = list(_axes(bad))
     output, right, bad = (x.reshape(-1, x.shape[-1]) if x.dim() else x.reshape(1, 1) for x in (output, right, bad))
+    moved = list(_moved(output, right, bad)) if not near and output.dtype == right.dtype else []
     numbers = output.is_floating_point() and output.dtype == right.dtype
-    moved = _moved(output, right, bad) if not near and output.dtype == right.dtype else ()
-    return [*(_values(output, right, bad, near=near) if numbers else ()), *_places(bad), *moved]
+    values = list(_values(output, right, bad, near=near) if numbers else _integers(output, bad))
+    if elsewhere or moved:
+        values = [said for said in values if not said.startswith(UNLIKE)]
+    return [*values, *elsewhere, *_places(bad), *axes, *moved]
 
 
 def tail_of_k(factors: Sequence[Factors]) -> list[str]:
@@ -80,7 +89,7 @@ def _values(output: Tensor, right: Tensor, bad: Tensor, *, near: bool) -> Iterat
     if (ratio := _ratio(y, due, 0.5 * 2.0 ** -of_dtype(output.dtype).fraction_bits)) is not None:
         yield times_right(ratio, f"{ratio:.4g}")
     elif int((torch.isfinite(y) & torch.isfinite(due)).sum()) >= MANY and not correlates(output, right, bad):
-        yield "the failing elements do not correlate with the right results: other operands, or old memory"
+        yield f"{UNLIKE}: other operands, or old memory"
 
 
 def times_right(ratio: float, said: str) -> str:
@@ -152,6 +161,76 @@ def _places(bad: Tensor) -> Iterator[str]:
                 break
 
 
+def _axes(bad: Tensor) -> Iterator[str]:
+    """Of a tensor of more than two axes, from which index on of the others it fails, where it fails to the end."""
+    for axis in range(bad.dim() - 1) if bad.dim() > 2 else ():
+        at = torch.nonzero(bad.transpose(0, axis).flatten(1).any(dim=1))[:, 0].tolist()
+        if at[0] > 0 and at == list(range(at[0], bad.shape[axis])):
+            yield f"from index {at[0]} on along axis {axis}"
+
+
+def _integers(output: Tensor, bad: Tensor) -> Iterator[str]:
+    """That failing integers, or codes of another dtype than is due, are all the same."""
+    values = output[bad]
+    if not output.is_floating_point() and len(values) > 1 and bool((values == values[0]).all()):
+        yield f"every failing element is {int(values[0])}"
+
+
+def picks(n: int) -> Iterator[tuple[str, Tensor]]:
+    """How the ``n`` indices of an axis are mistaken for others: what is said, and int64 ``[n]``. Source: derived here,
+    from loops and tables that end early."""
+    at = torch.arange(n, device="cpu")
+    if n > 1:
+        yield "taken to be its first", at * 0
+        yield "taken once for two neighbours", at // 2 * 2
+        yield "taken from the next index", (at + 1).clamp(max=n - 1)
+        yield "taken from the index before", (at - 1).clamp(min=0)
+        yield "taken backwards", n - 1 - at
+
+
+def late_picks(n: int) -> Iterator[tuple[str, Tensor]]:
+    """As :func:`picks`, where the indices are mistaken from some one on alone. Source: derived there."""
+    at = torch.arange(n, device="cpu")
+    for cut in cuts(n):
+        yield f"from index {cut} on taken from index 0 on", at % cut
+        yield f"from index {cut} on taken to be the last before", at.clamp(max=cut - 1)
+        yield f"from index {cut} on taken to be its first", torch.where(at >= cut, 0, at)
+
+
+def cuts(n: int) -> list[int]:
+    """Where a loop over ``n`` indices may end early: at a whole number of steps, or at its last whole one."""
+    return list(dict.fromkeys(c for size in CUTS for c in (size, n // size * size) if 0 < c < n))
+
+
+def picked(x: Tensor, axis: int, at: Tensor) -> Tensor:
+    """``x``, of any shape and dtype, with other indices ``at`` (int64) along an axis; no values are read."""
+    at = at.to(x.device)
+    if x.element_size() > 1:
+        return x.index_select(axis, at)
+    return x.view(torch.uint8).index_select(axis, at).view(x.dtype)
+
+
+def _elsewhere(output: Tensor, right: Tensor, bad: Tensor, *, near: bool) -> Iterator[str]:
+    """Which other index of an axis all failing elements are the right results of."""
+    if output.numel() > LOOKED_AT or not _differs(output[bad]):
+        return
+    made = decode(output) if near and output.is_floating_point() else bits_of(output)
+    due = decode(right) if near and output.is_floating_point() else bits_of(right)
+    for axis in range(output.dim()):
+        for said, at in (*picks(output.shape[axis]), *late_picks(output.shape[axis])):
+            wanted = picked(due, axis, at)
+            same = (made - wanted).abs() <= CLOSE * wanted.abs() if made.is_floating_point() else made == wanted
+            moved = picked(bits_of(right), axis, at) != bits_of(right)
+            if bool(moved[bad].all()) and bool(same[bad if near else bad | moved].all()):
+                yield f"{said} along axis {axis}" if output.dim() > 1 else said
+                return
+
+
+def _differs(values: Tensor) -> bool:
+    """Whether several elements hold more than two different values."""
+    return len(values) >= SEVERAL and len(torch.unique(bits_of(values))) > 2
+
+
 def _ordinal(n: int) -> str:
     ends = {1: "st", 2: "nd", 3: "rd"} if n // 10 % 10 != 1 else {}
     return {2: "second", 3: "third", 4: "fourth"}.get(n, f"{n}{ends.get(n % 10, 'th')}")
@@ -181,4 +260,4 @@ def _moved(output: Tensor, right: Tensor, bad: Tensor) -> Iterator[str]:
 
 
 def _bits(line: Tensor) -> bytes:
-    return bytes(codes_of(line.contiguous()).cpu().numpy().tobytes())
+    return bytes(bits_of(line.contiguous()).cpu().numpy().tobytes())
