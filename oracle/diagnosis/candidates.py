@@ -856,6 +856,7 @@ def rows_of_output(part: Part, rows: Tensor) -> Tensor:
 
 
 def half_failing(failing: Tensor, count: int) -> Tensor:
-    """At most ``count`` indices of a mask, up to half of them True ones, each half evenly spaced."""
+    """At most ``count`` indices ``[n]``, int64 and rising, of a mask ``failing [M]``, bool: up to half of them of True
+    ones, each half evenly spaced."""
     chosen = [evenly(torch.nonzero(mask)[:, 0], count // 2) for mask in (failing, ~failing)]
     return torch.cat(chosen).sort().values
