@@ -14,8 +14,8 @@ STEP = re.compile(r"^ +\|? +\d+  (\S+) +(\S+\.py)$", re.MULTILINE)
 
 
 MOVES = (380, 23_800)
-"""Moves of a passing and of a failing judgement at most: 337 and 21,625 when they were counted, and a tenth. The failing
-one grows with the catalogue: 18,103 before 54 faults joined it."""
+"""Moves of a passing and of a failing judgement at most: 337 and 21,625 when they were counted, and a tenth. The second
+grows with the catalogue: 18,103 before 54 faults joined it."""
 
 
 def figure() -> list[tuple[str, str]]:
