@@ -74,7 +74,7 @@ from oracle.verdict.notebook import card
 from oracle.verdict.pattern import describe, ranges
 from oracle.verdict.plot import Blocks, Place, blocks, draw_diagnosis, place
 from oracle.verdict.products import LARGE, Part, interval_of, wider_classes, work
-from oracle.verdict.sets import Bits, Bounds, bounds_of
+from oracle.verdict.sets import Bits, Bounds, bits_of, bounds_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -610,7 +610,9 @@ def _refused(
     if bad is None and call.optional_operands is None:
         first = call.contract.admissible(call, numerics)[0]
         ranges, near = first.ranges(call.contract.expected(call)) or {}, not isinstance(first, Bits)
-        if near and set(ranges) >= set(wrong):
+        if not near:
+            return {name: bits_of(given[name]) != bits_of(right[name]) for name in right}, near
+        if set(ranges) >= set(wrong):
             bad = {name: _outside_of(bounds_of(ranges[name], "", wrong[name].device), given[name]) for name in wrong}
     if bad is None or any(bad[name].numel() != mask.numel() for name, mask in wrong.items()):
         return wrong, near
