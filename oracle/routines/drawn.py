@@ -274,8 +274,11 @@ def _base(contract: str) -> tuple[Case, Calls]:
     base = plain if calls.admits(plain) else listed
     named = {dim.lower() for spec in get(contract).inputs if spec.kind.is_integer for dim in (spec.dims or ())[:1]}
     for name in (name for name, extent in base.extents if name in named and extent == 1):
-        more = (at(base, name, size) for size in (SEVERAL, 2) if name not in base.grammar.free)
-        base = next((case for case in more if calls.admits(case)), base)
+        wider = (at(base, name, size) for size in (SEVERAL, 2) if name not in base.grammar.free)
+        base = next((case for case in wider if calls.admits(case)), base)
+    for name in (name for name in dict(base.extents) if _meaning(base.grammar, name) == "depth"):
+        if base[name] < SEVERAL <= base["e"] and calls.admits(more := at(base, name, SEVERAL)):
+            base = more  # of two summands every order of roundings is one
     return base, calls
 
 

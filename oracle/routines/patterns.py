@@ -31,7 +31,6 @@ from oracle.numbers.rounding import Overflow, Rounding, exponent_of, power_of_tw
 from oracle.numbers.scaling import ScaleFormat
 from oracle.routines import data
 from oracle.routines.base import Call
-from oracle.routines.traits import SAYS_NAN as SAYS_NAN
 from oracle.routines.traits import Kind, TensorSpec
 from oracle.truth.gemm import take_rows
 
@@ -372,6 +371,18 @@ def _is_large(one: Input) -> bool:
     return bool((finite.abs() > OUTWEIGHS / 2).any())
 
 
+def _fine(x: Tensor) -> Tensor:
+    """Every value with all the bits of its dtype: less by up to 2^-7 of it."""
+    stream = data.Stream(f"fine {tuple(x.shape)}")
+    part = torch.from_numpy(stream.integers(1, 1 << 16, tuple(x.shape))).double() * 2.0**-23
+    return rounded(_floats(x) * (1 - part), x.dtype)
+
+
+def _are_fine(x: Tensor) -> bool:
+    """Half of them are no number of bfloat16; none of a dtype that holds no others."""
+    return x.dtype is not torch.float32 or bool((bits(x) & 0xFFFF != 0).double().mean() >= 0.5)
+
+
 def _small(x: Tensor) -> Tensor:
     """Every second row, from the first on, at 2^-20 of its values: below a floor of 1e-4, above one of 1e-10."""
     values = _floats(x).reshape(-1, x.shape[-1]).clone()
@@ -383,7 +394,7 @@ def _small_rows(x: Tensor) -> bool:
     if not x.is_floating_point():
         return False
     top = decode(x).abs().reshape(-1, x.shape[-1]).amax(dim=1)
-    return bool(((top > 0) & (top < TINY * GROUP)).any())
+    return bool(((top > TINY / 1024) & (top < TINY * GROUP)).any())
 
 
 def _above(one: Input) -> Changed:
@@ -517,13 +528,6 @@ def _scales(one: Input) -> list[str]:
     return [] if coded else sorted(names)
 
 
-def _is_computed(call: Call) -> bool:
-    """Whether the call computes scales that are any float32, and no others."""
-    operands = call.optional_operands
-    scaling = operands.recipes[0].scaling if operands is not None and operands.recipes else None
-    return scaling is not None and scaling.scale_format is ScaleFormat.FLOAT32 and not scaling.global_scale
-
-
 def _is_global(call: Call) -> bool:
     """Whether a given scale is that of the whole tensor, beside those of blocks that the call computes (NVFP4)."""
     operands = call.optional_operands
@@ -540,8 +544,8 @@ def _of_target(values: Callable[[Format], Tensor], scale: float | None) -> Calla
         """Values of the target, of either sign, with the largest code in every 16th column and every 128th row."""
         x, names, formats = one.x, _scales(one), targets(one.call)
         static = bool(names) and not _is_global(one.call)
-        if scale is not None and not static and not _is_computed(one.call):
-            raise CaseError(f"{one.spec.name} has no scale of floats")
+        if scale is not None and not static:
+            raise CaseError(f"{one.spec.name} has no given scale of floats")
         _floats(x)
         fmt, stream = formats[0], data.Stream(f"{one.call.contract.name}#{one.spec.name} {tuple(x.shape)}")
         rows, columns = x.numel() // x.shape[-1], x.shape[-1]
@@ -557,7 +561,7 @@ def _of_target(values: Callable[[Format], Tensor], scale: float | None) -> Calla
             low = max(-EXPONENTS, wide.emin - int(exponent_of(drawn.new_tensor([least]))[0]))
             powers = torch.from_numpy(stream.integers(min(low, high), high + 1, (rows, 1)))
             m *= power_of_two(powers)
-        factors = {name: torch.full_like(one.call.inputs[name], (scale or 1.0) if static else 1.0) for name in names}
+        factors = {name: torch.full_like(one.call.inputs[name], scale or 1.0) for name in names}
         return {one.spec.name: rounded(m * (scale or 1.0), x.dtype).reshape(x.shape), **factors}
 
     return make
@@ -574,18 +578,14 @@ def _tied(values: Callable[[Format], Tensor], share: float, *, odd: bool = False
         scales = [decode(one.call.inputs[name]).flatten() for name in names]
         powers = all(bool((s == power_of_two(exponent_of(s))).all()) for s in scales)
         block = not names or _is_global(one.call)
-        computed = odd and block and _is_computed(one.call)
-        if powers and not computed if odd else block and not powers:
+        if powers if odd else block and not powers:
             return False
         if not block and any(s.numel() != 1 for s in scales):
             return False
         for fmt in targets(one.call):
             wanted = values(fmt)
             largest = float(_codes(fmt)[-1])
-            factors = [top / largest for top in _tops(size)] if block else scales
-            if computed:
-                factors = [torch.where(s == power_of_two(exponent_of(s)), torch.inf, s) for s in factors]
-            tried = [size / s for s in factors]
+            tried = [size * (largest / top) for top in _tops(size)] if block else [size / s for s in scales]
             for quotient in tried:
                 counted = quotient[quotient > 0]
                 if counted.numel() and _count(counted, wanted) >= share * counted.numel():
@@ -854,6 +854,7 @@ DATA: Mapping[str, Pattern] = {
     "low": Pattern(frozenset({Kind.SCALES}), _filled(LOW, LOW), _is_filled(LOW, LOW)),
     "ends": Pattern(frozenset({Kind.SCALES}), _ends, _has(_has_ends), on=_are_moved),
     "beyond": Pattern(frozenset({Kind.SCALES}), _alone(_beyond_half), _has(_is_beyond_half), on=_recodes),
+    "fine": Pattern(frozenset({Kind.WEIGHTS}), _alone(_fine), _has(_are_fine), on=lambda one: not _are_fine(one.x)),
     "small": Pattern(frozenset({Kind.VALUES}), _alone(_small), _has(_small_rows)),
     "above": Pattern(frozenset({Kind.VALUES}), _above, _has(_are_above), on=_to_powers, everywhere=True),
     "lone": Pattern(frozenset({Kind.VALUES}), _lone, _has(_are_lone), on=_chooses),

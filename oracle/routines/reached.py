@@ -127,7 +127,7 @@ def patterned(tried: Sequence[Case], chosen: Sequence[Case], calls: Calls) -> tu
     for name, word in wanted:
         pattern = patterns.DATA[word]
         alone = pattern.stated
-        if (name, word) in reached or (alone and NAN not in grammar.families and not patterns.SAYS_NAN.holds(contract)):
+        if (name, word) in reached or (alone and NAN not in grammar.families):
             continue
         fitting = tried if pattern.on is None else [case for case in tried if calls.given(case, name, pattern.on)]
         if not fitting:

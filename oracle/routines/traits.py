@@ -184,5 +184,4 @@ def has_role(role: str) -> Trait:
     return Trait(f"has {role}", lambda c: role in c.roles)
 
 
-SAYS_NAN = Trait("says what NaN gives")  #: and no family of its data has NaN
 GROUPED = Trait("grouped", lambda c: c.groups is not None)

@@ -42,7 +42,7 @@ from oracle.routines.base import (
     register,
 )
 from oracle.routines.fault import Fault, Stage, fold
-from oracle.routines.traits import SAYS_NAN, Kind
+from oracle.routines.traits import Kind
 from oracle.tensorcore.logits import FP4, LOGITS, predict_logits
 from oracle.tensorcore.schedules import Schedule
 from oracle.tensorcore.schedules import get as get_schedule
@@ -72,8 +72,9 @@ class LogitsContract(Contract):
 
     Dot products, products and sums are float32 operations; heads may be summed in any order, ``k_scale`` may multiply
     before or after. Outside its window a logit may hold anything, or is -inf with ``clean_logits``; a window may be
-    empty. NaN in a query, key, weight or scale gives NaN in every logit of the window that it enters, also through
-    ``max(0, .)``, and so does an infinite weight or scale times 0. ``numerics`` names a reduction of the heads,
+    empty. NaN in a weight or scale gives NaN in every logit of the window that it enters, and so does an infinite weight
+    or scale times 0. NaN in a query or key may give NaN there, or be left out by ``max(0, .)``, as ``fmaxf`` of a GPU
+    does: nothing is claimed of those logits. ``numerics`` names a reduction of the heads,
     ``<schedule>.any`` for the dot products of a schedule with heads in any order, or ``ieee32.any``.
 
     Subclasses
@@ -81,7 +82,6 @@ class LogitsContract(Contract):
     A subclass says which problem fills which rows (``problems``), and how many columns the output has."""
 
     section = "Attention logits"
-    traits = frozenset({SAYS_NAN})
     options: ClassVar[tuple[OptionSpec, ...]] = (CLEAN,)
     numerics = NUMERICS
     golden_arches: ClassVar[tuple[str, ...]] = ("cpu", "sm90")
