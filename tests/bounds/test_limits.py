@@ -50,12 +50,14 @@ from oracle.numbers import formats
 from oracle.numbers.formats import E4M3FN
 from oracle.numbers.quantize import prepare
 from oracle.numbers.recipe_table import of_element, recipes
-from oracle.numbers.recipes import DEEPGEMM_1X128_UE8M0, TORCH_TENSOR, VLLM_GROUP
+from oracle.numbers.recipes import DEEPGEMM_1X128_UE8M0, TORCH_TENSOR, VLLM_GROUP, CodeFormula
 from oracle.tensorcore.instructions import Order, Sum
 from oracle.truth import gemm
 from oracle.truth.gemm import Exact, ScaledProduct
 from oracle.truth.routing import Span
 from tests.support.edges import accumulator, grid, scales, small
+
+pytestmark = pytest.mark.whole("each instance is another condition, of some ms")
 
 FP8, BF16 = torch.float8_e4m3fn, torch.bfloat16
 
@@ -112,7 +114,6 @@ class TestFloat32:
         parts = Interval(one(-x / 2), one(x / 4), "")
         return with_summand(Exact(one(x / 4), one(0.0), one(x / 2)), parts, one(0.0).float())
 
-    @pytest.mark.whole("each is another condition")
     @pytest.mark.parametrize(
         "bound",
         [
@@ -172,6 +173,7 @@ class TestFloat32:
         acc, given = accumulator(promotion=8), small(1)
         assert any_order_bound(given, acc).weak is True
         assert residue_bound(given, acc).weak is split_bound(given, acc).weak is False
+        assert engines.compiled_residue(given, acc)[1].weak is False
 
 
 ROW = [15.0] * 8 + [7.0]  # odd, 127
@@ -195,7 +197,6 @@ FUSED, EXACT, TREE = ({"kind": kind} for kind in (Sum.FUSED, Sum.EXACT, Sum.TREE
 X = 2.0**12
 
 
-@pytest.mark.whole("each is another condition")
 @pytest.mark.parametrize(
     ("due", "a", "b", "acc", "more"),
     [
@@ -283,7 +284,6 @@ def test_what_nothing_rounds(due: bool, a: list[float], b: list[float], acc: Any
 class TestFit:
     """An accumulator that cannot compute a product is refused, and no other."""
 
-    @pytest.mark.whole("each is another condition")
     @pytest.mark.parametrize(
         ("changes", "a_scale", "b_scale", "block", "fits"),
         [
@@ -625,7 +625,6 @@ class TestScales:
         assert admitting(*given, VLLM_GROUP) == tuple(names) and len(names) > 40
 
 
-@pytest.mark.whole("each is another condition")
 @pytest.mark.parametrize(
     ("due", "a", "sa", "b", "sb", "alpha"),
     [
@@ -653,6 +652,14 @@ def test_what_any_order_may_reach(due: bool, a: float, sa: float, b: float, sb: 
     assert found is not None and found.tolist() == [[due]]
 
 
+def test_a_code_times_its_scale_is_the_largest_float32() -> None:
+    """One product alone: what spares its evaluation is below the limit by the factor that it may miss."""
+    a, sa = torch.full((1, 1), 2.0**64).bfloat16(), torch.full((1, 1), (2 - 2.0**-22) * 2.0**63)
+    given = ScaledProduct(a, torch.full((1, 1), 2.0**-100).bfloat16(), sa, torch.ones(1, 1), block=1, b_rows=1)
+    found = ieee32_bound(given).open
+    assert found is not None and found.tolist() == [[True]]
+
+
 class TestBoxed:
     """Products of a left operand known up to a box."""
 
@@ -678,6 +685,18 @@ class TestBoxed:
             assert found.high.tolist() == (-found.low).tolist() == [[2.0**-149 * 36 * 448 * 448 * by]] * 2
         found = self.made(0.0, 0.0, 0.5, 0.5, accumulator(promotion=8))
         assert found.high.tolist() == found.low.tolist() == [[0.0], [0.0]]
+
+    @pytest.mark.parametrize(
+        ("low", "high", "due"),
+        [(3.0, 5.0, (1.5, 5.0)), (-5.0, -3.0, (-5.0, -1.5)), (-3.0, 5.0, (-3.0, 5.0))],
+    )
+    def test_codes_between_two_scales(self, low: float, high: float, due: tuple[float, float]) -> None:
+        """Under scales from 1 to 2, of operations in float32 and of those in bfloat16."""
+        recipes_of = [VLLM_GROUP, next(row for row in recipes().values() if row.code is CodeFormula.BF16)]
+        for recipe in recipes_of:
+            ends = [torch.full((1, 32), x, dtype=torch.float64) for x in (low, high)]
+            box = code_boxes._box(*ends, one(1.0), one(2.0), recipe, group=32)
+            assert (float(box.low[0, 0]), float(box.high[0, 0])) == due
 
     def test_scales_of_an_amax(self) -> None:
         """What a recipe adds to it; the powers of two between its ends."""

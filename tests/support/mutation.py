@@ -133,6 +133,9 @@ _HELD: tuple[str, ...] = (
 )
 SIZES = (*_HELD, *(f"{name}_ON_DEVICE" for name in _HELD))
 """Constants that say how much is held or computed at once, or by which of two ways whose results are equal."""
+APART = ("oracle/bounds/triton_join.py", "oracle/bounds/triton_sums.py")
+"""What Triton runs: in its interpreter, which must be asked for before it is imported, so in a process of its own where
+no mutant is. A folder is drawn from without them; a file that is named is run."""
 SURVIVED = "survived"
 IN_CI = 4  # mutants
 PART = 8  # mutants
@@ -594,7 +597,8 @@ def main() -> int:
         options.paths = [whole[options.seed % len(whole)]]
     files = sorted(
         {str(file.relative_to(ROOT)) for path in options.paths
-         for file in ([ROOT / path] if path.endswith(".py") else (ROOT / path).glob("*.py"))}
+         for file in ([ROOT / path] if path.endswith(".py") else (ROOT / path).glob("*.py"))
+         if path.endswith(".py") or str(file.relative_to(ROOT)) not in APART}
     )  # fmt: skip  # one file a line
     drawn = [mutant for file in files for mutant in mutants(file) if options.match in str(mutant)]
     if options.sample:
@@ -605,6 +609,9 @@ def main() -> int:
     drawn = list(itertools.islice(valid, options.sample))
     found = judge(drawn, MAPS / f"results-{os.getpid()}.jsonl", record=not options.ci, jobs=options.jobs)
     unlisted = 0
+    for path in APART:
+        if path not in files and path.startswith(tuple(options.paths)):
+            print(f"{path}: not drawn from; its tests run in processes of their own")
     for room in ROOMS:
         own = {mutant: result for mutant, result in found.items() if mutant.path.startswith(room)}
         survived = [mutant for mutant, result in own.items() if result.startswith(SURVIVED)]

@@ -36,6 +36,8 @@ from oracle.truth.gemm import (
 )
 from tests.support.edges import codes, grid, scales, small
 
+pytestmark = pytest.mark.whole("each instance is another condition, of some ms")
+
 MULTIPROCESSORS = {
     # product: compute capability, streaming multiprocessors (NVIDIA's architecture whitepapers and product briefs)
     "A100 SXM4": (80, 108),
@@ -150,6 +152,14 @@ class TestHadamard:
         zeros, ones = torch.tensor([[4.0, *[0.0] * 15]]), torch.tensor([[2.0**23, 2.0**23, *[1.0] * 14]])
         assert not bool(hadamard.transform(zeros.bfloat16())[1].any())
         assert bool(hadamard.transform(ones)[1].all())
+
+    def test_no_error_of_a_sum_that_float32_holds(self) -> None:
+        """``2^23`` quanta of bfloat16, ``2^-7`` each here; one more of ``2^-7`` is too much."""
+        x = torch.tensor([[2.0**15, 2.0**15 - 2.0**8, 2.0**8 - 1, 1.0, *[0.0] * 12]])
+        assert float(x.sum()) == 2.0**16 and torch.equal(x.bfloat16().float(), x)
+        assert not bool(hadamard.transform(x.bfloat16())[1].any())
+        x[0, 4] = 1.0
+        assert bool(hadamard.transform(x.bfloat16())[1].all())
 
     def test_words_of_a_matrix_of_counters(self) -> None:
         """The words of a counter are the last axis, wherever it lies."""
@@ -280,6 +290,15 @@ class TestGemm:
                 due = due * (1.0 if alpha is None else alpha) + float(x["bias"][j]) + float(x["c"][i, j])
                 assert float(found.hi[i, j]) == due or math.isnan(due) and math.isnan(found.hi[i, j])
                 assert float(found.lo[i, j]) == float(found.slack[i, j]) == 0.0
+
+    @pytest.mark.parametrize("alpha", [3.0, -0.5, 1 + 2.0**-23])
+    def test_both_words_times_an_alpha(self, alpha: float) -> None:
+        one, words = torch.ones(1, 1), (1 + 2.0**-52, 2.0**-70, 0.0)
+        x = one.to(torch.float8_e4m3fn)
+        product = ScaledProduct(x, x, one, one, block=1, b_rows=1, alpha=torch.tensor([alpha]))
+        found = finished(product, Exact(*(torch.full((1, 1), w, dtype=torch.float64) for w in words)))
+        due = Fraction(alpha) * (Fraction(words[0]) + Fraction(words[1]))
+        assert Fraction(float(found.hi)) + Fraction(float(found.lo)) == due
 
     def test_the_slack_of_an_alpha(self) -> None:
         """``2^-53`` of the low word's product and of the sum into the low word, and what was missing before."""
