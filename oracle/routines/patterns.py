@@ -607,8 +607,8 @@ DATA: Mapping[str, Pattern] = {
     "ones": Pattern(frozenset({Kind.COUNTS}), _alone(_ones), _has(lambda x: bool((x == 1).all()))),
 }
 """Data by kind: powers of two, groups of zeros, ties, halves of the least subnormal, NaN and infinity, equal and
-negative ones, large ones, minus the sum that they are added to, all in one, out of order, -1, the same twice, rows before the first group and between groups,
-empty ones, one each; of a product the least scale beside the greatest, and zeros that meet NaN."""
+negative ones, large ones, all in one, out of order, -1, the same twice, rows before the first group and between groups,
+empty ones, one each; of a product the least scale beside large ones, and zeros that meet NaN."""
 
 WITHOUT: Mapping[Kind, str] = {
     Kind.BOUND: "an upper limit of amax: the data that it limits are drawn",
