@@ -23,7 +23,7 @@ from torch import Tensor
 
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.cli import releases
-from oracle.errors import DtypeError
+from oracle.errors import DtypeError, OptionError
 from oracle.numbers.formats import codes_of
 from oracle.numbers.quantize import WIDE, Quantized, quantize, suits
 from oracle.numbers.recipes import CodeRounding, NanAmax, Recipe, ScaleFormula
@@ -124,7 +124,10 @@ def _calls(contract: Contract, profile: str) -> list[Call]:
         usual = {name: value for name, value in named.items() if name != "out_dtype"}
         try:
             small.append(Call(contract, inputs, usual).checked())
-        except DtypeError:  # the usual dtype does not go with these inputs: E4M3 to E4M3 of a conversion
+        except (
+            DtypeError,
+            OptionError,
+        ):  # the usual dtype does not go with these inputs: from E4M3 to E4M3, bf16 weights
             small.append(Call(contract, inputs, named).checked())
     return small
 

@@ -28,6 +28,8 @@ from kernels.fast import torch as fast_torch
 from kernels.fast import triton as fast_triton
 from kernels.platform import Machine, use_machine
 
+pytestmark = pytest.mark.turns(3)
+
 FP8, N, K = torch.float8_e4m3fn, 512, 512
 Side = Callable[[], object]
 _guards: Any = torch._C._dynamo.guards

@@ -30,6 +30,8 @@ from oracle.tensorcore.schedules import get as get_schedule
 from oracle.verdict.compare import Status
 from tests.support.products import block_scaled
 
+pytestmark = pytest.mark.turns(3)
+
 GEMM = "fp8_gemm_nt"
 SHAPE, SMALL = (256, 2048, 2048), (16, 128, 256)
 FAULTS = ("A scale of the previous K block", "store truncates")

@@ -38,6 +38,8 @@ from oracle.routines.catalogue import agree
 from tests.support.in_process import InProcess
 from tests.support.subjects.right import gemm_out
 
+pytestmark = pytest.mark.turns(3)
+
 GEMM = "fp8_gemm_nt"
 KERNEL = "tests.support.subjects.right:gemm_out"
 FEW = [

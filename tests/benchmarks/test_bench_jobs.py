@@ -20,6 +20,8 @@ import pytest
 
 from oracle.cli import main as command
 
+pytestmark = pytest.mark.turns(3)
+
 REQUIRED = 1.7
 CONTRACT = "fp8_gemm_nt"
 

@@ -25,6 +25,8 @@ from oracle.routines.quantisers.contract import QuantiserContract, prepared
 from oracle.routines.quantisers.verdict import measured
 from oracle.verdict.compare import Status
 
+pytestmark = pytest.mark.turns(3)
+
 SHAPE, SMALL = (4096, 7168), (8, 256)
 COLUMNS = 128  # of the matmul
 REQUIRED = 10.0  # float64 matmuls

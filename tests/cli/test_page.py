@@ -37,6 +37,7 @@ class TestPage:
             ("group_gemm_nvfp4_nt_groupwise", "floor((m_indptr[g] + 127 g) / 128) * 128"),
             ("cutlass_w4a8_mm", "a scale of 1.125 and a weight of 7 give 8"),
             ("fp8_paged_mqa_logits", "n < context_lens[b] - T + 1 + t"),
+            ("fp8_fp4_mqa_logits", "  output out [M, N], bfloat16"),
             ("moe_routing", "its largest choice where none is"),
             ("nvfp4_quantize", "writes zeros into that padding"),
             ("scaled_fp4_quant", "The padding of the scales may hold anything"),

@@ -23,6 +23,8 @@ from oracle.tensorcore.schedules import Epilogue, Promotion, Schedule
 from oracle.tensorcore.schedules import get as schedule_named
 from tests.support.paths import FIXTURES, SHARED
 
+pytestmark = pytest.mark.turns(3)
+
 WIDTH, BITS = "instruction width", "alignment bits"
 VECTORS = SHARED / "vectors" / "tensor_core"
 BLOCKS = "fp8_gemm_nt/e4m3xe4m3-f32/1x128:128x128/m=5,n=32,k=512/family=randn/seed=1"

@@ -52,6 +52,7 @@ FAST = (
 class TestScore:
     """No fault of the catalogue survives the quick profile; what is not killed has an argument."""
 
+    @pytest.mark.sampled(1)
     @pytest.mark.sampled(4)
     @pytest.mark.parametrize("contract", FAST)
     def test_every_fault_is_killed_or_argued(self, contract: str, full: bool) -> None:
@@ -126,6 +127,7 @@ class TestRules:
         assert calc_diff(torch.zeros(3), torch.zeros(3)) == 0.0
 
 
+@pytest.mark.turns(3)
 class TestLegalVariants:
     """Whatever a right kernel may do passes: schedules, epilogues, orders, recipes."""
 

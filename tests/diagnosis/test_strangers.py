@@ -15,6 +15,8 @@ from oracle.routines.quantisers.contract import QuantiserContract
 from oracle.tensorcore.schedules import get as get_schedule
 from tests.support.mutants import GEMM, ROW_MAJOR, mutant
 
+pytestmark = pytest.mark.turns(3)
+
 
 def terms(call: Call) -> list[torch.Tensor]:
     """The terms of the K blocks in float64, of a kernel that is nobody's schedule."""

@@ -23,6 +23,8 @@ from tests.support import forked_worker
 from tests.support.commandline import Cli
 from tests.support.forked import forked
 
+pytestmark = pytest.mark.turns(3)
+
 ROOT = Path(__file__).resolve().parents[2]
 CASE = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=5,n=32,k=256/family=randn/seed=1"
 GROUPS = "per_token_group_quant_fp8/bf16-e4m3/1x128/m=31,k=256/family=randn/seed=1"

@@ -22,6 +22,8 @@ from oracle.routines.domain import parse
 from oracle.routines.edges import edge_cases
 from tests.support.commandline import Cli
 
+pytestmark = pytest.mark.turns(3)
+
 GEMM, CUTLASS = "fp8_gemm_nt", "cutlass_scaled_mm"
 LIMITED = "tests.support.subjects.limited"
 MNK = ("m", "n", "k")

@@ -57,6 +57,7 @@ def told_apart(name: str) -> Case | None:
     return None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_default_case_refuses_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its numbers: nothing is watched."""

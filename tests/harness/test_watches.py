@@ -56,6 +56,7 @@ def _found(kernel: str, watch: str, words: str) -> None:
     assert len(said) == 1 and words in said[0], [(f.watch, f.verdict.summary) for f in report.failures]
 
 
+@pytest.mark.turns(2)
 @pytest.mark.usefixtures("forked_workers")
 class TestLaterCalls:
     """The first answer is right; the default settings find what comes after."""

@@ -18,6 +18,8 @@ from tests.support.commandline import CASE
 from tests.support.sarif import check
 from tests.support.served import judge_once, serve
 
+pytestmark = pytest.mark.turns(3)
+
 ROOT = Path(__file__).resolve().parents[2]
 ACTION = ROOT / ".github" / "actions" / "fp8-oracle" / "action.yml"
 

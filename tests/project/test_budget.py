@@ -10,7 +10,8 @@ import pytest
 
 from oracle.routines import registered
 from tests.support import cpu
-from tests.support.full import FEW, argument, left_out
+from tests.support.full import EVERY, argument, left_out
+from tests.support.full import MOST as INSTANCES
 
 pytest_plugins = ["pytester"]
 
@@ -56,30 +57,48 @@ def test_whole(i): pass
 @twenty
 @pytest.mark.repeats("test_pl")
 def test_repeats(i): pass
+@pytest.mark.turns(3)
+class TestTurning:
+    def test_check(self): pass
+    def test_negative(self): pass
 """
+TURNING = {"TestTurning::test_check", "TestTurning::test_negative"}
 
 
-def test_what_runs_follows_from_the_markers(pytester: pytest.Pytester) -> None:
-    items, _ = pytester.inline_genitems(pytester.makepyfile(MARKED))
-    out = left_out(items, [])
-    kept = Counter(item.nodeid.partition("::")[2].partition("[")[0] for item in items if item not in out)
-    assert kept == {"test_plain": 12, "test_sampled": 3, "test_whole": 20}
+@pytest.fixture
+def items(pytester: pytest.Pytester) -> list[pytest.Item]:
+    found, _ = pytester.inline_genitems(pytester.makepyfile(MARKED))
+    return found
+
+
+def kept(items: Sequence[pytest.Item], **how: int) -> Counter[str]:
+    """How many instances of each test run."""
+    out = left_out(items, [], **how)
+    return Counter(item.nodeid.partition("::")[2].partition("[")[0] for item in items if item not in out)
+
+
+def test_what_runs_follows_from_the_markers(items: list[pytest.Item]) -> None:
+    shared = dict.fromkeys(TURNING, 1)
+    found = [kept(items, turn=turn) - Counter(shared) for turn in (0, 1)]
+    assert found[0] == found[1] == {"test_plain": INSTANCES, "test_sampled": 3, "test_whole": 20}
     assert left_out(items, ["a.py::test_repeats"]) == set()
-    fewer = Counter(item.nodeid.partition("::")[2].partition("[")[0] for item in {*items} - left_out(items, [], 2))
-    assert fewer == {"test_plain": 2, "test_sampled": 2, "test_whole": 20}
+    assert kept(items, most=2) - Counter(shared) == {"test_plain": 2, "test_sampled": 2, "test_whole": 20}
 
 
-def test_instances_take_turns(pytester: pytest.Pytester) -> None:
-    """In a folder whose tests kill no mutant; elsewhere, and where a marker says how many, they are always the same."""
-    file = pytester.mkpydir("tests") / "cli" / "test_turns.py"
-    file.parent.mkdir()
-    file.write_text(MARKED)
-    items, _ = pytester.inline_genitems("--rootdir", pytester.path, file)
-    assert items[0].nodeid.startswith("tests/cli/")
+def test_instances_take_turns(items: list[pytest.Item]) -> None:
+    """Every instance of a test runs in one of the turns; a run without turns has always the same."""
     runs = [{item.name for item in items if item not in left_out(items, [], turn=turn)} for turn in range(7)]
-    plain = [{name for name in run if name.startswith("test_plain")} for run in runs]
-    assert all(len(run) == FEW for run in plain) and len(set.union(*plain)) == 20
-    assert len({frozenset(run - taken) for run, taken in zip(runs, plain, strict=True)}) == 1
+    for test, number in (("test_plain", INSTANCES), ("test_sampled", 3)):
+        taken = [{name for name in run if name.startswith(test)} for run in runs]
+        assert all(len(names) == number for names in taken) and len(set.union(*taken)) == 20
+    assert left_out(items, []) == left_out(items, [])
+
+
+def test_what_is_marked_together_runs_in_the_same_turn(items: list[pytest.Item]) -> None:
+    """A class in one of three turns, with its negative test; from ``EVERY`` instances on in each."""
+    runs = [{test for test in kept(items, turn=turn) if test in TURNING} for turn in range(6)]
+    assert sorted(map(len, runs)) == [0, 0, 0, 0, 2, 2] and runs[:3] == runs[3:]
+    assert {*kept(items, most=EVERY)} >= TURNING
 
 
 @pytest.mark.parametrize("other", ["test_gone", "test_repeats"])

@@ -150,6 +150,7 @@ class TestTreatedAsOurs:
             ("explain", 1, "1. dequantised by the row above: 910 of 910"),
         ],
     )
+    @pytest.mark.sampled(3)
     def test_command(self, said: dict[str, Any], command: str, status: int, shown: str) -> None:
         returned, printed = said[command]
         assert returned == status and shown in printed, printed

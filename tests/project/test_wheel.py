@@ -152,6 +152,7 @@ def load(site: Path) -> None:
     golden.check_case = lambda *given: None if next(few) else check(*given)  # all are made again in other tests
 
 
+@pytest.mark.turns(3)
 def test_every_command(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     """In one folder, one after the other; each as `RUNS` says."""
     site = tmp_path / "site"
@@ -288,6 +289,7 @@ def index() -> None:
 class TestStrangers:
     """The pins resolve where nothing but a package index is: every Python, both platforms, torch as it is published."""
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize("platform", PLATFORMS)
     @pytest.mark.parametrize("python", PYTHONS)
     def test_pins_resolve(self, python: str, platform: str) -> None:

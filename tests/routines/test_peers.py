@@ -156,6 +156,7 @@ class TestSumsThatOverflow:
             assert self.judged(wrong).status is Status.FAILED
 
 
+@pytest.mark.turns(3)
 class TestInt4Experts:
     """``cutlass_w4a8_moe_mm``: a wrong output gets a verdict, with experts that are looked up among the decoded
     weights, not the int8 codes that the routine takes."""

@@ -1,39 +1,49 @@
 """Tests that repeat, on more cases or through more processes, what others of their kind show.
 
 They run with ``--full`` (``tox run -e full``), or when one is named on the command line. Of a test with parameters
-every run takes ``MOST`` instances, evenly spread, and ``FEW`` in the folders ``ELSEWHERE``, whose tests kill no mutant
-of ``tests/support/mutation.py``; ``--most N`` takes fewer. In these folders the instances take turns:
+every run takes ``MOST`` instances, evenly spread; ``--most N`` takes another number. The instances take turns:
 ``FP8_ORACLE_TURN``, in CI the number of commits, moves them by so many places, so that each one runs in one of the
 commits that follow each other (0 where it is not set). A marker at a test says otherwise:
 
 ``sampled(n)``       so many instances
 ``whole(reason)``    all of them: each is cheap and shows something of its own, as those of ``tests/project`` do
 ``repeats(other)``   none: the test of that name in its file shows the same sooner
+``turns(n)``         in one of n turns: the test, class or file that has the marker, a check and its negative test too.
+                     It is for what others show by a shorter way, as a journey or every fault of a routine
+
+``--most 12`` and more takes the tests of every turn, as ``tests/support/mutation.py`` does. ``--part I/N`` takes the
+files of part I of N: cells of the matrix share out the tests.
 """
 
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Sequence
 
 import pytest
 
-MOST, FEW = 12, 3
-ROOMS = ("benchmarks", "bindings", "cli", "diagnosis", "fixtures", "harness", "report")
-ELSEWHERE = tuple(f"tests/{room}/" for room in ROOMS)
+from tests.support.matrix import in_part
+
+MOST, EVERY = 3, 12  # instances of a test with parameters; of so many on, tests run out of their turn
 TURN = int(os.environ.get("FP8_ORACLE_TURN", "0"))
 WHOLE = "tests/project/"
-MARKERS = ("sampled(n)", "whole(reason)", "repeats(other)")
+MARKERS = ("sampled(n)", "whole(reason)", "repeats(other)", "turns(n)")
 
 
 def left_out(
-    items: Sequence[pytest.Item], named: Sequence[str], most: int = MOST, turn: int = TURN
+    items: Sequence[pytest.Item], named: Sequence[str], most: int = MOST, turn: int = TURN, part: str = "0/1"
 ) -> set[pytest.Item]:
     """The items that a run without ``--full`` leaves out; ``named`` are the arguments of the command line, ``most`` the
-    instances of a test, ``turn`` the places by which those of ``ELSEWHERE`` move.
+    instances of a test, ``turn`` the places by which they move, ``part`` which of the files are taken.
 
-    Raises pytest.UsageError: a file was collected whole, and the test that another repeats is not in it.
+    Raises pytest.UsageError: a file was collected whole, and the test that another repeats is not in it; ``part`` is no
+    part.
     """
+    try:
+        elsewhere = {item for item in items if not in_part(item.nodeid, part)}
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         if not item.config.getoption("keyword") and not any("::" in name for name in named):
@@ -47,14 +57,24 @@ def left_out(
                 raise pytest.UsageError(f"{name} repeats {shown}, and no such test was collected")
             out |= {*instances}
             continue
+        if instances[0] in elsewhere or (most < EVERY and not has_its_turn(instances[0], turn)):
+            out |= {*instances}
+            continue
         sampled = argument(instances[0], "sampled")
         if sampled is None and (name.startswith(WHOLE) or argument(instances[0], "whole")):
             continue
-        turns = sampled is None and name.startswith(ELSEWHERE)
-        kept = min(int(sampled or (FEW if turns else MOST)), most, len(instances))
-        taken = {(i * len(instances) // kept + turns * turn) % len(instances) for i in range(kept)}
+        kept = min(int(sampled or most), most, len(instances))
+        taken = {(i * len(instances) // kept + turn) % len(instances) for i in range(kept)}
         out |= {item for i, item in enumerate(instances) if i not in taken}
     return out
+
+
+def has_its_turn(item: pytest.Item, turn: int) -> bool:
+    """Whether a test runs in this turn; all that have one marker ``turns`` run together."""
+    if (number := argument(item, "turns")) is None:
+        return True
+    marked = next(node for node, mark in item.iter_markers_with_node("turns"))
+    return (zlib.crc32(marked.nodeid.partition("[")[0].encode()) + turn) % int(number) == 0
 
 
 def argument(item: pytest.Item, marker: str) -> str | int | None:

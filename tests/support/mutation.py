@@ -466,10 +466,10 @@ def compiled(mutant: Mutant) -> bool:
 def collect(tests: Sequence[str], room: Room) -> int:
     """The plugin's loop over these tests; pytest's status."""
     os.chdir(ROOT)
-    os.environ["HYPOTHESIS_PROFILE"] = "unshrunk"
+    os.environ |= {"HYPOTHESIS_PROFILE": "unshrunk", "FP8_ORACLE_TURN": "0"}
     # pytest rewrites the assertions of whatever brings a plugin, as this package does: its importer would come before
     # :class:`Instead`, and the mutant never run
-    options = ["-q", "-x", "--tb=no", "-p", "no:cacheprovider", "--assert=plain"]
+    options = ["-q", "-x", "--tb=no", "-p", "no:cacheprovider", "--assert=plain", "--most", "12"]
     return int(pytest.main([*tests, *options], plugins=[room]))
 
 

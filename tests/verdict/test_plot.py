@@ -156,6 +156,7 @@ class TestTensors:
         assert "pictures" not in verdict.to_json()
 
 
+@pytest.mark.turns(3)
 class TestDrawing:
     """Labels with units, colours, files; the same picture has the same bytes."""
 
