@@ -75,6 +75,7 @@ def _block_layer(verb: Callable[..., Tensor], inputs: Inputs, options: Options) 
         expert_offset=int(str(options.get("first_expert", 0))),
         weight_on_input=bool(options.get("apply_router_weight_on_input", False)),
         round_silu=rounding == "EACH",
+        out_dtype=torch.bfloat16,
     )
 
 
