@@ -32,7 +32,7 @@ from oracle.verdict.compare import Status, Verdict
 
 UNWRITTEN = "nothing written"
 """The fault of an output that holds what its memory held before the call."""
-ROOM = 1 << 20  # bytes for results, beside 16 times what inputs and outputs take (the widest padding that is kept)
+ROOM = 1 << 30  # bytes for results, of which none is a page before it is written: outputs of short K are large
 CAUSES = {
     "load": "cannot be loaded",
     "hang": "hangs",
