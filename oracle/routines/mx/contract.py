@@ -63,7 +63,7 @@ ROUNDING = OptionSpec(
     "rounding", "rceil", tuple(mx_recipes.MODES), "how the shared scale becomes a power of two; recipes below"
 )
 ELEMENTS: Mapping[str, Format] = {"e4m3": E4M3FN, "e5m2": E5M2}
-ELEMENT = OptionSpec("element", "e4m3", tuple(ELEMENTS), "format of the codes")
+ELEMENT = OptionSpec("element", "e4m3", tuple(ELEMENTS), "format of the codes, e4m3 (fn) or e5m2")
 ALIGNMENT = OptionSpec("alignment", 32, None, "columns of which those of codes and scales are a multiple, zeros behind")
 INVERSED = OptionSpec(
     "is_global_scale_inversed", False, (False, True), "the global scale is amax/2688, which multiplies the codes"

@@ -45,7 +45,7 @@ from oracle.verdict.compare import Admissible, Status, Verdict
 from oracle.verdict.sets import Elements, Found, Range, Sets, judge_bits, worst_of
 
 SIX: Mapping[str, Format] = {"e3m2": E3M2, "e2m3": E2M3}
-ELEMENT_OF_SIX = OptionSpec("element", "e3m2", tuple(SIX), "format of the codes")
+ELEMENT_OF_SIX = OptionSpec("element", "e3m2", tuple(SIX), "codes: e3m2 of bias 3, e2m3 of bias 1")
 BY_32 = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise, K a multiple of 32"),)
 ONE_A_BYTE = TensorSpec("q", Kind.CODES, (torch.uint8,), ("M", "K"), "codes, one a byte")
 GRANULARITIES = (32, 128)
