@@ -167,11 +167,13 @@ def transform_sf_into_required_layout(
 ) -> Tensor:
     """The layout in which DeepGEMM takes a scale on an arch.
 
-    ============ ==================== ===================================================== arch         ``gran_mn``
-    result ============ ==================== ===================================================== sm90         1
-    float32, column-major TMA-aligned sm90         128                  float32, contiguous sm100        1
-    packed UE8M0 sm100        128                  packed UE8M0 of the rows repeated 128 times (to ``mn``) ============
     ==================== =====================================================
+=======
+        sm90     gran_mn 1      float32 as columns at strides of align(mn, 4), lanes behind mn are zero
+        sm90     gran_mn 128    float32, the same elements, contiguous
+        sm100    gran_mn 1      int32 words, columns at strides of align(mn, 4): byte b of word w is the exponent byte
+                                of column 4 w + b (0 behind the last column), lanes behind mn are zero
+        sm100    gran_mn 128    the same of the rows repeated 128 times, up to mn
 
     ``gran_k`` is 128, on sm100 also 32: the columns are K blocks of that many elements.
 
@@ -321,8 +323,8 @@ def inverse_order(order: Tensor) -> Tensor:
 
 
 def reorder_rows_for_gated_act_gemm(w: Tensor) -> Tensor:
-    """Gate and up rows of ``w [2 I, H]``, any dtype, alternating, same shape and dtype; undone by ``undo_rows(w,
-    gated_row_order(2 I))``.
+    """Gate and up rows of ``w [2 I, H]``, any dtype, alternating, same shape and dtype: row ``2 i`` is row ``i``, row
+    ``2 i + 1`` is row ``I + i``; undone by ``undo_rows(w, gated_row_order(2 I))``.
 
     Raises ShapeError: another rank, or an odd number of rows.
     """
@@ -332,7 +334,8 @@ def reorder_rows_for_gated_act_gemm(w: Tensor) -> Tensor:
 
 def shuffle_matrix_a(w: Tensor, epilogue_tile_m: int = EPILOGUE_TILE_M) -> Tensor:
     """Rows of ``w [M, K]``, any dtype, in the order of the transposed MMA, same shape and dtype; undone by
-    ``undo_rows(w, row_order(M))``.
+    ``undo_rows(w, row_order(M))``. Row ``i`` is row ``order[i]`` of ``w``: in each 32 rows ``order`` is 0 4 .. 28
+    1 5 .. 29 2 6 .. 30 3 7 .. 31 where epilogue_tile_m is a multiple of 128, else in each 16 rows 0 2 .. 14 1 3 .. 15.
 
     Raises ShapeError, OptionError: as of :func:`row_order`.
     """

@@ -73,9 +73,8 @@ class LogitsContract(Contract):
     Dot products, products and sums are float32 operations; heads may be summed in any order, ``k_scale`` may multiply
     before or after. Outside its window a logit may hold anything, or is -inf with ``clean_logits``; a window may be
     empty. NaN in a weight or scale gives NaN in every logit of the window that it enters, and so does an infinite
-    weight or scale times 0. NaN in a query or key may give NaN there, or be left out by ``max(0, .)``, as ``fmaxf`` of a GPU
-    does: nothing is claimed of those logits. ``numerics`` names a reduction of the heads,
-    ``<schedule>.any`` for the dot products of a schedule with heads in any order, or ``ieee32.any``.
+    weight or scale times 0. NaN in a query or key may give NaN there, or be left out by ``max(0, .)``, as ``fmaxf`` of
+    a GPU does: nothing is claimed of those logits. ``numerics`` names a reduction of the heads, ``<schedule>.any`` for the dot products of a schedule with heads in any order, or ``ieee32.any``.
 
     Subclasses
     ----------
@@ -288,6 +287,7 @@ class Fp8PagedMqaLogits(Paged):
     """P is 64."""
 
     name = "fp8_paged_mqa_logits"
+    shapes = {"out": "[B T, max_model_len], None: L P columns"}
     gpu = True
     summary = "the same logits with keys and scales in the blocks of a paged cache"
     source = "DeepGEMM fp8_paged_mqa_logits"
@@ -326,7 +326,12 @@ def paged_columns(inputs: Inputs, options: Options) -> int:
     return columns
 
 
-OUT = OptionSpec("out_dtype", None, (None, torch.float32, torch.bfloat16), "logits_dtype; None takes the output's own")
+OUT = OptionSpec(
+    "out_dtype",
+    None,
+    (None, torch.float32, torch.bfloat16),
+    "logits_dtype; None: either dtype of the output below is right",
+)
 WEIGHTS = TensorSpec(
     "weights", Kind.WEIGHTS, (torch.float32, torch.bfloat16), None, "weight of each head; bf16 with a bf16 output"
 )
@@ -406,6 +411,7 @@ class Fp4PagedMqaLogits(Paged, Fp4Logits):
     """The four bytes behind the codes of a block are the E8M0 scales of each key."""
 
     name = "fp8_fp4_paged_mqa_logits"
+    shapes = {"out": "[B T, max_model_len], None: L P columns"}
     gpu = True
     summary = "the FP4 logits with keys and scales in the blocks of a paged cache"
     source = "DeepGEMM fp8_fp4_paged_mqa_logits with a scale of q"
@@ -434,10 +440,13 @@ class Fp4PagedMqaLogits(Paged, Fp4Logits):
 class PagedMqaLogitsMetadata(Contract):
     """``out [num_sms + 1, 2]`` int32: processor ``i`` takes the segments from ``out[i] = (request, segment)`` to
     ``out[i + 1]``, excluded; the last row is ``(B, 0)``. A request has ``ceil(length / (4 block_size))`` segments, of
-    ``context_lens [B, T]`` the last column counts. Any partition is right that has every segment once, in order, and
+    ``context_lens [B, T]`` the last column counts; one without keys has none. A start on the border of two requests is
+    ``(r + 1, 0)``, where a request without segments may be named with segment 0 or passed over; a batch without any key
+    gives starts of segment 0, and the last row. Any partition is right that has every segment once, in order, and
     shares that differ by one at most."""
 
     name = "get_paged_mqa_logits_metadata"
+    shapes = {"out": "[num_sms + 1, 2]"}
     gpu = True
     section = "Attention logits"
     summary = "[num_sms + 1, 2] starts (request, segment) that split the work evenly"
