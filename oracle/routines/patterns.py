@@ -36,8 +36,12 @@ from oracle.truth.gemm import take_rows
 
 BEYOND = 96.0  # a logit whose exponential no float32 holds
 OUTWEIGHS = 2.0**14  # a summand whose last bit in float32 is worth more than that of a sum of ordinary products
+<<<<<<< HEAD
 LEAST, BESIDE = 0, 227  # bytes of E8M0: 2^-127 and 2^100, whose products with codes no float32 loses
 OTHER = 2  # added to the byte of every third least scale, and taken from that of every third scale beside them
+=======
+LEAST, GREATEST = 0, 227  # bytes of E8M0: 2^-127 and 2^100, with which no sum of codes overflows
+>>>>>>> c3
 GROUP = 128  # values of a row that are zero together
 SHARED = (16, 32, 128)  # columns of a row that share a scale, beside the row and the tensor
 GIVEN = 1.75  # a scale that is no power of two, and has few bits
@@ -77,7 +81,8 @@ class Pattern:
     stated : it is drawn for contracts alone that have cases with NaN, and so say what a value that is no number gives.
     everywhere : few calls can have it, by their extents, inputs or options: each is tried.
     shaped : it has another shape than the input, and applies where the dims leave the shape to the contract's check.
-    on : the calls that it is drawn in, as they are before it: None stands for all.
+    on : the calls that it is drawn in, as they are before it, of ordinary data and without other words where one is;
+        None stands for all.
     """
 
     kinds: frozenset[Kind]
@@ -369,6 +374,11 @@ def _is_large(one: Input) -> bool:
     if one.spec.kind is Kind.LOGITS:
         return finite.numel() > 0 and bool((finite > 0.99 * BEYOND).all())
     return bool((finite.abs() > OUTWEIGHS / 2).any())
+
+
+def _any(one: Input) -> bool:
+    """Every call may have it; other data beside it would hide it."""
+    return True
 
 
 def _fine(x: Tensor) -> Tensor:
@@ -855,7 +865,7 @@ DATA: Mapping[str, Pattern] = {
     "ends": Pattern(frozenset({Kind.SCALES}), _ends, _has(_has_ends), on=_are_moved),
     "beyond": Pattern(frozenset({Kind.SCALES}), _alone(_beyond_half), _has(_is_beyond_half), on=_recodes),
     "fine": Pattern(frozenset({Kind.WEIGHTS}), _alone(_fine), _has(_are_fine), on=lambda one: not _are_fine(one.x)),
-    "small": Pattern(frozenset({Kind.VALUES}), _alone(_small), _has(_small_rows)),
+    "small": Pattern(frozenset({Kind.VALUES}), _alone(_small), _has(_small_rows), on=_any),
     "above": Pattern(frozenset({Kind.VALUES}), _above, _has(_are_above), on=_to_powers, everywhere=True),
     "lone": Pattern(frozenset({Kind.VALUES}), _lone, _has(_are_lone), on=_chooses),
     "nan_at_zero": Pattern(frozenset({Kind.CODES}), _nan_at_zero, _has_nan_at_zero, True),

@@ -113,7 +113,8 @@ def patterned(tried: Sequence[Case], chosen: Sequence[Case], calls: Calls) -> tu
     """Cases with the words of data of each input that no chosen case has, and these words.
 
     They are the first of :data:`LOOKED_AT` of the ``tried`` cases that take the word; one that none takes is left out.
-    Words of up to :data:`TOGETHER` inputs share a case; NaN and infinity hide others, and have their own. Of the chosen
+    Words of up to :data:`TOGETHER` inputs share a case; NaN and infinity hide others, and have their own, as has what
+    is drawn in some calls alone. Of the chosen
     cases the smallest of each family, option and change is made, which is like the others.
     """
     contract, grammar = get(chosen[0].contract), chosen[0].grammar
@@ -126,17 +127,19 @@ def patterned(tried: Sequence[Case], chosen: Sequence[Case], calls: Calls) -> tu
     closed: list[Gap] = []
     for name, word in wanted:
         pattern = patterns.DATA[word]
-        alone = pattern.stated
-        if (name, word) in reached or (alone and NAN not in grammar.families):
+        alone, fitting = pattern.stated or pattern.on is not None, tried
+        if (name, word) in reached or (pattern.stated and NAN not in grammar.families):
             continue
-        fitting = tried if pattern.on is None else [case for case in tried if calls.given(case, name, pattern.on)]
+        if pattern.on is not None:
+            fitting = [case for case in tried if calls.given(case, name, pattern.on)]
+            fitting = [case for case in fitting if case.family == "randn"] or fitting
         if not fitting:
             continue
         shared = [at for at, (had, _) in enumerate(drawn) if 0 < len(had) < TOGETHER and name not in dict(had)]
         order = [fitting[(len(drawn) + step) % len(fitting)] for step in range(min(len(fitting), LOOKED_AT))]
         if pattern.everywhere:  # the largest show most
             order = sorted(fitting, key=volume, reverse=True)
-        places = [*shared[:1], *range(-len(order), 0)] if not (alone or pattern.on) else range(-len(order), 0)
+        places = [*shared[:1], *range(-len(order), 0)] if not alone else range(-len(order), 0)
         for at in places:
             had, case = drawn[at] if at >= 0 else (frozenset(), order[at])
             new = with_data(case, name, word)
