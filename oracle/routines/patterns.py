@@ -36,12 +36,8 @@ from oracle.truth.gemm import take_rows
 
 BEYOND = 96.0  # a logit whose exponential no float32 holds
 OUTWEIGHS = 2.0**14  # a summand whose last bit in float32 is worth more than that of a sum of ordinary products
-<<<<<<< HEAD
 LEAST, BESIDE = 0, 227  # bytes of E8M0: 2^-127 and 2^100, whose products with codes no float32 loses
 OTHER = 2  # added to the byte of every third least scale, and taken from that of every third scale beside them
-=======
-LEAST, GREATEST = 0, 227  # bytes of E8M0: 2^-127 and 2^100, with which no sum of codes overflows
->>>>>>> c3
 GROUP = 128  # values of a row that are zero together
 SHARED = (16, 32, 128)  # columns of a row that share a scale, beside the row and the tensor
 GIVEN = 1.75  # a scale that is no power of two, and has few bits

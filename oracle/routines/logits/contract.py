@@ -68,22 +68,18 @@ BYTES, WORDS = (torch.uint8,), (torch.int32,)
 class LogitsContract(Contract):
     """Weighted sums over heads, for the keys ``n`` in the window of a row ``m``:
 
-            logits[m, n] = k_scale[n] * sum_h weights[m, h] * max(0, <q[m, h], k[n]>)
+        logits[m, n] = k_scale[n] * sum_h weights[m, h] * max(0, <q[m, h], k[n]>)
 
-        Dot products, products and sums are float32 operations; heads may be summed in any order, ``k_scale`` may multiply
-        before or after. Outside its window a logit may hold anything, or is -inf with ``clean_logits``; a window may be
-        empty. NaN in a weight or scale gives NaN in every logit of the window that it enters, and so does an infinite
-        weight or scale times 0. NaN in a query or key may give NaN there, or be left out by ``max(0, .)``, as ``fmaxf`` of
-    <<<<<<< HEAD
-        a GPU does: nothing is claimed of those logits. ``numerics`` names a reduction of the heads, ``<schedule>.any`` for the dot products of a schedule with heads in any order, or ``ieee32.any``.
-    =======
-        a GPU does: nothing is claimed of those logits. ``numerics`` names a reduction of the heads, ``<schedule>.any`` for
-        the dot products of a schedule with heads in any order, or ``ieee32.any``.
-    >>>>>>> c3
+    Dot products, products and sums are float32 operations; heads may be summed in any order, ``k_scale`` may multiply
+    before or after. Outside its window a logit may hold anything, or is -inf with ``clean_logits``; a window may be
+    empty. NaN in a weight or scale gives NaN in every logit of the window that it enters, and so does an infinite
+    weight or scale times 0. NaN in a query or key may give NaN there, or be left out by ``max(0, .)``, as ``fmaxf`` of
+    a GPU does: nothing is claimed of those logits. ``numerics`` names a reduction of the heads, ``<schedule>.any`` for
+    the dot products of a schedule with heads in any order, or ``ieee32.any``.
 
-        Subclasses
-        ----------
-        A subclass says which problem fills which rows (``problems``), and how many columns the output has."""
+    Subclasses
+    ----------
+    A subclass says which problem fills which rows (``problems``), and how many columns the output has."""
 
     section = "Attention logits"
     options: ClassVar[tuple[OptionSpec, ...]] = (CLEAN,)
