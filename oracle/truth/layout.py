@@ -167,23 +167,21 @@ def transform_sf_into_required_layout(
 ) -> Tensor:
     """The layout in which DeepGEMM takes a scale on an arch.
 
-        ==================== =====================================================
-    =======
-            sm90     gran_mn 1      float32 as columns at strides of align(mn, 4), lanes behind mn are zero
-            sm90     gran_mn 128    float32, the same elements, contiguous
-            sm100    gran_mn 1      int32 words, columns at strides of align(mn, 4): byte b of word w is the exponent byte
-                                    of column 4 w + b (0 behind the last column), lanes behind mn are zero
-            sm100    gran_mn 128    the same of the rows repeated 128 times, up to mn
+        sm90     gran_mn 1      float32 as columns at strides of align(mn, 4), lanes behind mn are zero
+        sm90     gran_mn 128    float32, the same elements, contiguous
+        sm100    gran_mn 1      int32 words, columns at strides of align(mn, 4): byte b of word w is the exponent byte
+                                of column 4 w + b (0 behind the last column)
+        sm100    gran_mn 128    the same of the rows repeated 128 times, up to mn
 
-        ``gran_k`` is 128, on sm100 also 32: the columns are K blocks of that many elements.
+    ``gran_k`` is 128, on sm100 also 32: the columns are K blocks of that many elements.
 
-        Parameters
-        ----------
-        scale : Tensor ``[ceil(mn / gran_mn), ceil(k / gran_k)]`` float32, or with a leading ``G``
+    Parameters
+    ----------
+    scale : Tensor ``[ceil(mn / gran_mn), ceil(k / gran_k)]`` float32, or with a leading ``G``
 
-        Returns float32 of the same shape, or int32 ``[([G,] mn, ceil(columns / 4)]``.
-        Raises OptionError: an arch or granularity that has no row above; ShapeError, DtypeError, InputError: as the layouts
-        themselves.
+    Returns float32 of the same shape, or int32 ``[([G,] mn, ceil(columns / 4)]``.
+    Raises OptionError: an arch or granularity that has no row above; ShapeError, DtypeError, InputError: as the layouts
+    themselves.
     """
     if arch not in ARCHES or gran_mn not in (1, BLOCK) or gran_k not in ((32, BLOCK) if arch == "sm100" else (BLOCK,)):
         raise OptionError(
