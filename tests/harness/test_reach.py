@@ -90,7 +90,7 @@ class TestMoved:
         assert replace(half, dtypes="e4m3xe4m3-bf16") in taken and not coverage.complaints
 
     def test_data_asked_for_in_a_refused_kind_alone_are_judged_in_another(self) -> None:
-        """What a case changes may be refused; its data are asked for elsewhere, unless the kernel takes none of them."""
+        """What a case changes may be refused; its data are asked for elsewhere, unless the kernel takes none."""
         plain, *_ = profiles.cases(GEMM, "quick")
         other = replace(plain, family="zeros", changes=(("a", "pitch"),))
         for admits, missing in ((lambda c: not c.changes, False), (lambda c: c.family != "zeros", True)):
