@@ -40,8 +40,9 @@ class TestDeclaration:
         assert project["name"] == "fp8-oracle"
         assert project["scripts"] == {"fp8-oracle": "oracle.cli:main"}
         assert project["entry-points"] == {"pytest11": {"fp8_oracle": "oracle.pytest_plugin"}}
-        layer = tomllib.loads((root / "kernels/pyproject.toml").read_text())["project"]
-        assert layer["entry-points"] == {subjects.GROUP: {"production": "fp8_oracle_kernels.subjects:subjects"}}
+        layer = tomllib.loads((root / "kernels" / "pyproject.toml").read_text())["project"]["entry-points"]
+        assert layer == {subjects.GROUP: {"production": "fp8_oracle_kernels.subjects:subjects"}}
+        assert subjects.layers() == ["kernels"]  # what an editable install registers
         for package in ("oracle", "kernels"):
             assert (root / package / "py.typed").is_file()
             assert (root / package / "__init__.py").is_file()
