@@ -204,8 +204,8 @@ def cuts(n: int) -> list[int]:
 
 
 def picked(x: Tensor, axis: int, at: Tensor) -> Tensor:
-    """``x``, of any shape and dtype, with other indices ``at`` (int64 ``[n]``) along an axis; no values are read, NaN as
-    every other one. Source: derived here."""
+    """``x``, of any shape and dtype, with other indices ``at`` (int64 ``[n]``) along an axis; NaN is moved as any
+    value is. Source: derived here."""
     at = at.to(x.device)
     if x.element_size() > 1:
         return x.index_select(axis, at)

@@ -331,13 +331,13 @@ class MxProduct(ProductContract):
 
 
 def _check_columns(name: str, b: Tensor) -> None:
-    """Refuse a weight ``b [..., K, N]`` (any dtype) whose rows are contiguous. Its strides tell a forgotten transpose,
-    which a square shape hides.
+    """Refuse a square weight ``b [..., K, N]`` (any dtype) whose rows are contiguous. Its strides tell a forgotten
+    transpose, which the shape hides; of another shape the extents tell it.
 
     Raises LayoutError. Source: FlashInfer and torch, which read b column by column.
     """
     down, across = b.stride()[-2:]
-    if 0 < across < down and b.shape[-1] > 1 and b.shape[-2] > 1:
+    if 0 < across < down and b.shape[-1] == b.shape[-2] > 1:
         raise LayoutError(
             f"{name} {list(b.shape)} is row-major (strides {tuple(b.stride())}), as a weight [..., N, K] that nobody "
             f"transposed; pass the transpose weight.mT of a contiguous weight (of a file: --input {name}=WEIGHT.T)"

@@ -354,11 +354,13 @@ def test_a_row_major_weight_is_refused(name: str) -> None:
     """Its strides tell a forgotten transpose, which a square shape hides; one column or row has no order."""
     call = call_of(name)
     b = call.contract.names[1]  # type: ignore[attr-defined]
-    turned = call.inputs[b].view(torch.uint8).contiguous().view(call.inputs[b].dtype)
+    codes = call.inputs[b].view(torch.uint8).contiguous()
+    square = codes[..., : (k := min(codes.shape[-2:])), :k].contiguous()
     with pytest.raises(LayoutError, match=rf"{b} .* is row-major .* --input {b}=WEIGHT.T"):
-        call.contract.check({**call.inputs, b: turned}, call.options)
-    mx._check_columns("b", turned[..., :1])
-    mx._check_columns("b", turned[..., :1, :])
+        mx._check_columns(b, square)
+    mx._check_columns(b, square.mT)
+    mx._check_columns(b, square[..., :1])
+    mx._check_columns(b, square[..., :1, :])
 
 
 def test_nibbles() -> None:
