@@ -91,7 +91,7 @@ def _truth(contract: Contract) -> str:
 
 def _about(contract: Contract, docstring: str) -> str:
     """The docstring without the sentences, and the parameters, that are about inputs and options of other contracts."""
-    own = {spec.name for spec in (*contract.inputs, *contract.options)} | set(contract.returns)
+    own = {spec.name for spec in contract.inputs} | {spec.name for spec in contract.options} | {*contract.returns}
     own |= {choice for option in contract.options for choice in option.choices or () if isinstance(choice, str)}
     foreign = (_named() | {"c"} if contract.multiplies else _named()) - own  # elsewhere c is a column
     kept = []
@@ -108,8 +108,9 @@ def _about(contract: Contract, docstring: str) -> str:
 @lru_cache(maxsize=1)
 def _named() -> frozenset[str]:
     """Every name of an input or an option that is no symbol of a formula."""
-    specs = (spec for contract in registered().values() for spec in (*contract.inputs, *contract.options))
-    return frozenset(spec.name for spec in specs if len(spec.name) > 1)
+    every = registered().values()
+    inputs, options = ([s.name for c in every for s in c.inputs], [s.name for c in every for s in c.options])
+    return frozenset(name for name in (*inputs, *options) if len(name) > 1)
 
 
 _QUOTED = re.compile(r"``([A-Za-z_]\w*)``")

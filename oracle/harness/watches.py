@@ -258,7 +258,8 @@ def strided(calls: Calls, inputs: Inputs, options: Options, names: Sequence[str]
             if not group or calls.hung:
                 break
             said = f"{what} {', '.join(group)}"
-            _, verdict = calls.ask(PITCHED, said, inputs, options, **{how: dict.fromkeys(group, amount)})
+            views: dict[str, Any] = {how: dict.fromkeys(group, amount)}
+            _, verdict = calls.ask(PITCHED, said, inputs, options, **views)
             if verdict.status is Status.UNSUPPORTED:
                 yield Note(calls.case, PITCHED, f"refused with {said}: {verdict.reason}")
                 continue
