@@ -37,6 +37,7 @@ from oracle.routines.reached import (
     OPTION,
     OTHER,
     PRESENCE,
+    UNEVEN,
     Calls,
     Gap,
     at,
@@ -49,9 +50,13 @@ from oracle.routines.reached import (
 LARGEST = 1 << 22  # elements of the volume of a drawn case: it takes milliseconds
 SMALL, FLOOR = 1e-2, 8.0  # instead of a smaller one, what is added to squares or bounds an amax: beyond ordinary data
 EVEN = 2  # beyond an edge: two blocks into which the extent divides, of which none has the length of a block
-SEVERAL = 3  # rows of a contract whose edges need more than :data:`LARGEST`: strides and widths show on no single row
+SEVERAL = 3  # rows, or what integers count or name, where the smallest case has one: strides and widths show on none
 SIZES = (200, 65, 17, 7)  # values of an option that has no default, the first that the contract takes
 NARROW = 16  # the edge of an extent whose dims name none, if it is not summed over
+LOOPS = 1024  # threads, columns or rows behind which a loop may end
+LONG = (1100, 1104, 1280)  # beyond it: with a tail of 12 of the last 16, in whole 16, in an even number of 128
+BATCH = (300, 150, 72)  # rows of more than one tile, with a tail
+ROWS_AT_ONCE = 1 << 24  # elements of the volume of a call of many rows
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Level:
         """The case with this level."""
         chosen = {**dict(case.options), **dict(self.options)}
         options = tuple((key, chosen[key]) for key in case.grammar.options if key in chosen)
-        changed = changes.ordered(get(case.contract), (*case.changes, *self.changes))
+        changed = changes.ordered(get(case.contract), changes.added(case.changes, self.changes))
         return replace(case, options=options, changes=changed, **dict(self.parts))  # type: ignore[arg-type]
 
 
@@ -152,11 +157,13 @@ def _real(contract: str, budget: int) -> tuple[Case, ...]:
 
 
 def _whole(case: Case, calls: Calls) -> Case:
-    """The case with every optional input that its contract takes there."""
-    for spec in get(case.contract).inputs:
-        if spec.optional and spec.name not in calls.seen(case).dtypes:
-            levels = (Level((), (), ((spec.name, word_of(dtype)),)).of(case) for dtype in spec.dtypes)
-            case = next((new for new in levels if calls.admits(new)), case)
+    """The case with every optional input that its contract takes there, one after the other, then two at a time."""
+    optional = [spec for spec in get(case.contract).inputs if spec.optional]
+    for together in (*((spec,) for spec in optional), *itertools.combinations(optional, 2)):
+        if calls.seen(case).dtypes.keys() & {spec.name for spec in together}:
+            continue
+        ways = itertools.product(*([(spec.name, word_of(dtype)) for dtype in spec.dtypes] for spec in together))
+        case = next((new for way in ways if calls.admits(new := Level((), (), way).of(case))), case)
     return case
 
 
@@ -231,17 +238,48 @@ def _array(contract: str) -> tuple[Case, ...]:
         other = replace(case, family=families[turn // 2 % len(families)])
         drawn[other if turn % 2 and admits(other) else case] = None
     listed = [replace(case, seed=0) for case in profiles.cases(contract, "quick")]
-    while lost := patterned(changed_first(drawn), [*listed, *drawn], calls)[0]:
+    drawn |= dict.fromkeys(_beyond(base, calls))
+    drawn |= dict.fromkeys(_sided(drawn, calls))
+    while lost := patterned(changed_first([*listed, *drawn]), [*listed, *drawn], calls)[0]:
         drawn |= dict.fromkeys(lost)
     return tuple(drawn)
 
 
+def _sided(cases: Iterable[Case], calls: Calls) -> list[Case]:
+    """Each whole number that an option is twice or half of, where none of the cases is on that side: in the largest
+    case that takes it."""
+    largest = sorted(cases, key=volume, reverse=True)
+    contract, seen = get(largest[0].contract), [calls.seen(case).options for case in largest]
+    added: list[Case] = []
+    for option in contract.options:
+        default = option.default
+        if option.choices is not None or type(default) is not int or default < EVEN:
+            continue
+        known = [int(word) for words in seen if (word := words[option.name]).isdigit()]
+        sides = ((2 * default, any(n > default for n in known)), (default // 2, any(n < default for n in known)))
+        for value in (value for value, reached in sides if not reached):
+            level = Level((), (), ((option.name, option_word(value)),))
+            plain = (case for case in largest if option.name not in case.changed)
+            added += [new for new in (level.of(case) for case in plain) if calls.admits(new)][:1]
+    return added
+
+
 def _base(contract: str) -> tuple[Case, Calls]:
-    """The smallest listed case, of ordinary data and without options where the contract takes that."""
+    """The smallest listed case, of ordinary data and without options where the contract takes that.
+
+    Integers count, place or name several things in it: the width of one alone does not show, nor whose it is."""
     calls, listed = Calls(), replace(smallest(contract), seed=0)
     usual = "randn" if "randn" in listed.grammar.families else listed.grammar.families[0]
     plain = replace(listed, options=(), family=usual)
-    return (plain if calls.admits(plain) else listed), calls
+    base = plain if calls.admits(plain) else listed
+    named = {dim.lower() for spec in get(contract).inputs if spec.kind.is_integer for dim in (spec.dims or ())[:1]}
+    for name in (name for name, extent in base.extents if name in named and extent == 1):
+        wider = (at(base, name, size) for size in (SEVERAL, 2) if name not in base.grammar.free)
+        base = next((case for case in wider if calls.admits(case)), base)
+    for name in (name for name in dict(base.extents) if _meaning(base.grammar, name) == "depth"):
+        if base[name] < SEVERAL <= base["e"] and calls.admits(more := at(base, name, SEVERAL)):
+            base = more  # of two summands every order of roundings is one
+    return base, calls
 
 
 def _with(case: Case, levels: Iterable[Level]) -> Case:
@@ -265,15 +303,25 @@ def _factors(base: Case, calls: Calls) -> tuple[list[list[Level]], list[Case], l
     singles += [case for name, _ in base.extents if admits(case := at(base, name, 1))]
     rest: dict[str, list[Level]] = {}
     apart: list[Case] = []
+    many = _many(base, admits) or base
     for gap in missing(contract, reached):
         for wanted in _ways(contract, gap):
             home = next((case for case in singles if admits(wanted.of(case))), None)
             if home is base:
                 rest.setdefault(gap.name, [USUAL]).append(wanted)
             elif home is not None:
-                apart.append(wanted.of(home))
+                large = wanted.of(replace(home, extents=many.extents))
+                apart.append(large if admits(large) else wanted.of(home))
             if home is not None:
                 break
+    for option in contract.options:
+        usual = reached[0].options
+        alike = [seen.options for seen in reached if seen.dtypes.keys() == reached[0].dtypes.keys()]
+        alone = {seen[option.name] for seen in alike if {**seen, option.name: ""} == {**usual, option.name: ""}}
+        for word in map(option_word, option.choices or ()):
+            level = Level((), (), ((option.name, word),))
+            if word not in alone and level not in rest.get(option.name, ()) and admits(level.of(base)):
+                rest.setdefault(option.name, [USUAL]).append(level)
     ranks = reached[0].ranks
     strided = [spec for spec in contract.inputs if not spec.contiguous]
     absent = {
@@ -284,8 +332,53 @@ def _factors(base: Case, calls: Calls) -> tuple[list[list[Level]], list[Case], l
     wide = [s.name for s in strided if s.name in absent or ranks.get(s.name, 0) > (0 if s.optional else 1)]
     pitches = [USUAL, *(Level((), (), (*absent.get(name, ()), (name, changes.PITCH))) for name in wide)]
     pitches = [level for level in pitches if admits(level.of(base))]
+    apart += _together([*singles, *apart, *_listed(base.contract)], calls)
+    apart += _shaped(singles, calls)
     rows = (*parts, *(list(dict.fromkeys(levels)) for levels in rest.values()), pitches, _ladder(base, admits))
     return [levels for levels in rows if len(levels) > 1], singles, apart
+
+
+def _listed(contract: str) -> list[Case]:
+    """The smallest listed case of each combination of dtypes and scheme."""
+    smallest: dict[object, Case] = {}
+    for case in sorted((replace(case, seed=0) for case in profiles.cases(contract, "quick")), key=volume):
+        smallest.setdefault((case.dtypes, case.scheme), case)
+    return list(smallest.values())
+
+
+def _together(chosen: Sequence[Case], calls: Calls) -> Iterator[Case]:
+    """Pairs of optional inputs that none of these cases has, each with all others that the contract takes there."""
+    optional = [spec for spec in get(chosen[0].contract).inputs if spec.optional]
+    reached = {pair for case in chosen if calls.admits(case) for pair in _pairs(calls.seen(case).dtypes, optional)}
+    for case in filter(calls.admits, chosen) if len(optional) > 1 else ():
+        whole = _whole(case, calls)
+        if (pairs := _pairs(calls.seen(whole).dtypes, optional)) - reached:
+            reached |= pairs
+            yield whole
+
+
+def _pairs(present: Iterable[str], optional: Sequence[TensorSpec]) -> set[tuple[str, str]]:
+    names = [spec.name for spec in optional if spec.name in present]
+    return set(itertools.combinations(names, 2))
+
+
+def _shaped(singles: Sequence[Case], calls: Calls) -> Iterator[Case]:
+    """Each other shape of an input (:data:`oracle.routines.changes.SHAPES`) that the contract takes, with every
+    optional input, where all extents are equal: rows or columns?"""
+    contract, grammar = get(singles[0].contract), singles[0].grammar
+    square = [dict.fromkeys(grammar.free, TILE)] if len(grammar.free) > 1 else []
+    domain = domain_of(contract.name)
+    for spec in contract.inputs:
+        for word in changes.SHAPES if spec.dims is None and not spec.kind.is_integer else ():
+            for case in reversed(singles):
+                near = domain.nearest({**dict(case.extents), **square[0]}, grammar.free) if square else None
+                level = Level(() if near is None else (("extents", tuple(near.items())),), (), ((spec.name, word),))
+                plain, new = Level(level.parts).of(case), level.of(case)
+                if spec.name not in calls.seen(case).dtypes or not calls.admits(plain) or not calls.admits(new):
+                    continue
+                if calls.seen(new).ranks[spec.name] != calls.seen(plain).ranks[spec.name]:
+                    yield _whole(new, calls)
+                    break
 
 
 def _ladder(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
@@ -309,24 +402,104 @@ def _edges(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
         {name: (max(of), OFFSETS[(turn + place) % len(OFFSETS)]) for place, (name, of) in enumerate(sizes.items())}
         for turn in range(len(OFFSETS))
     ]
+    rows = [name for name in free if _meaning(base.grammar, name) == "rows"]
     alone = [{name: (size, offset)} for name in free for size in edge.get(name, ()) for offset in OFFSETS]
     alone += [{name: (max(of), EVEN)} for name, of in edge.items() if name in free]
-    if len(free) > 1:  # all of one length: rows or columns?
-        alone += [dict.fromkeys(free, (max(itertools.chain(*sizes.values())), 0))]
     levels: list[Level] = []
     reached: set[tuple[str, int, int]] = set()
     for wanted in (*turns, *alone):
         if reached.issuperset((name, size, offset % size) for name, (size, offset) in wanted.items()):
             continue
         asked = {name: max(1, size + offset) for name, (size, offset) in wanted.items()}
-        near = domain.nearest({**dict(base.extents), **asked}, free)
-        if near is None or math.prod(near.values()) > max(LARGEST, volume(base)):
+        long = {  # each extent in one of the turns
+            name: size * (LOOPS // size + 2) + offset
+            for name, (size, offset) in wanted.items()
+            if len(wanted) == len(free) and offset > 0 and name not in rows
+        }
+        for extents in ({**asked, **long}, asked) if long else (asked,):
+            near = domain.nearest({**dict(base.extents), **extents}, free)
+            if near is None or math.prod(near.values()) > max(LARGEST, volume(base)):
+                continue
+            level = Level((("extents", tuple(near.items())),))
+            if admits(level.of(base)):
+                levels.append(level)
+                reached |= {(name, size, near[name] % size) for name in free for size in sizes[name]}
+                break
+    many = _many(base, admits)
+    return levels if many is None else [*levels, Level((("extents", many.extents),))]
+
+
+def _many(base: Case, admits: Callable[[Case], bool]) -> Case | None:
+    """The case with more rows than a tile has, a tail of them, and few of the other extents."""
+    case, found = base, False
+    for name in base.grammar.free:
+        rows = _meaning(base.grammar, name) == "rows"
+        tried = (_sized(case, name, size) for size in (BATCH if rows else (NARROW + 1,)))
+        new = next((new for new in tried if new is not None and volume(new) <= ROWS_AT_ONCE and admits(new)), None)
+        case, found = case if new is None else new, found or (rows and new is not None)
+    return case if found else None
+
+
+def _beyond(base: Case, calls: Calls) -> list[Case]:
+    """Calls beyond what a loop may hold, of ordinary data: each extent that the ladder has not beyond :data:`LOOPS`, as
+    many of them in a call as it has room for; uneven extents of those that are not free, beside many rows; many rows,
+    with rows of zeros where a family has them.
+    """
+    grammar, many = base.grammar, _many(base, calls.admits) or base
+    wanted = _short(grammar, [level.of(base) for level in _ladder(base, calls.admits)])
+    cases: list[Case] = []
+    while wanted:
+        case, left = base, list[str]()
+        for name in wanted:
+            long = _fitting(case, name, LONG, calls)
+            case, left = (case, [*left, name]) if long is None else (long, left)
+        if case == base:
+            break
+        cases, wanted = [*cases, case], left
+    uneven = many
+    for name in (name for name in grammar.extents if name not in grammar.free):
+        sizes = (*BATCH, *UNEVEN) if _meaning(grammar, name) == "rows" else UNEVEN
+        uneven = _fitting(uneven, name, sizes, calls) or uneven
+    cases += [] if uneven == base else [uneven]
+    edges = (*itertools.chain(*edges_of(get(base.contract)).values()), TILE)
+    square = base
+    for name in grammar.free if len(grammar.free) > 1 else ():  # all of one length: rows or columns?
+        square = _sized(square, name, max(edges)) or square
+    if square != base and volume(square) <= max(LARGEST, volume(base)) and calls.admits(square):
+        cases.append(square)
+    zeros = next((family for family in ("special", "zeros") if family in grammar.families), None)
+    if zeros is not None and many != base and calls.admits(case := replace(many, family=zeros)):
+        cases.append(case)
+    return cases
+
+
+def short(chosen: Sequence[Case]) -> list[str]:
+    """Extents that none of these cases of a contract has beyond :data:`LOOPS`, and a small call of it can have.
+
+    Left out are numbers of experts and of heads, and free rows (:func:`real_cases`).
+    """
+    base, calls = _base(chosen[0].contract)
+    return [name for name in _short(base.grammar, chosen) if _fitting(base, name, LONG, calls) is not None]
+
+
+def _short(grammar: Grammar, chosen: Sequence[Case]) -> list[str]:
+    counted = {name for name in grammar.extents if _meaning(grammar, name) in ("experts", "depth", "head")}
+    counted -= {"d"} if "h" not in grammar.extents else set()
+    counted |= {name for name in grammar.free if _meaning(grammar, name) == "rows"}
+    reached = {name for case in chosen for name, n in case.extents if n > LOOPS}
+    return [name for name in grammar.extents if name not in counted | reached]
+
+
+def _fitting(case: Case, name: str, sizes: Sequence[int], calls: Calls) -> Case | None:
+    """The case with the first of the sizes of an extent that its contract takes and that keeps it small."""
+    for size in sizes:
+        new = _sized(case, name, size)
+        if new is None or new[name] < min(sizes) or calls.elements(case) * new[name] > LARGEST * case[name]:
             continue
-        level = Level((("extents", tuple(near.items())),))
-        if admits(level.of(base)):
-            levels.append(level)
-            reached |= {(name, size, near[name] % size) for name in free for size in sizes[name]}
-    return levels
+        small = case.grammar.fixed or volume(new) <= ROWS_AT_ONCE  # rows of a cache meet no others
+        if small and calls.admits(new) and calls.elements(new) <= LARGEST:
+            return new
+    return None
 
 
 def _ways(contract: Contract, gap: Gap) -> Iterator[Level]:

@@ -140,7 +140,8 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor) -> Tensor:
     ----------
     scale : Tensor ``[M, C]`` or ``[G, M, C]``, float32, powers of two from 2^-127 (byte 0) to 2^127 (byte 254).
 
-    Returns int32 ``[..., M, ceil(C / 4)]``, strides ``([...,] 1, align(M, 4))``; padding bytes and lanes are zero.
+    Returns int32 ``[..., M, ceil(C / 4)]``, strides ``([...,] 1, align(M, 4))``; the padding
+    bytes of a last word are zero, the lanes past M may hold anything.
     Raises DtypeError, ShapeError; InputError: an element is no such power of two: any other bit would bleed into a
     neighbour's byte.
     """
@@ -169,7 +170,7 @@ def transform_sf_into_required_layout(
         sm90     gran_mn 1      float32 as columns at strides of align(mn, 4), lanes behind mn are zero
         sm90     gran_mn 128    float32, the same elements, contiguous
         sm100    gran_mn 1      int32 words, columns at strides of align(mn, 4): byte b of word w is the exponent byte
-                                of column 4 w + b (0 behind the last column), lanes behind mn are zero
+                                of column 4 w + b (0 behind the last column)
         sm100    gran_mn 128    the same of the rows repeated 128 times, up to mn
 
     ``gran_k`` is 128, on sm100 also 32: the columns are K blocks of that many elements.

@@ -39,6 +39,7 @@ def test_every_admitted_value_is_reached_by_calls_that_a_right_kernel_passes(
     found = found and reached.gaps(contract, drawn.default_cases(contract, 0))
     exempt = {gap for gap in reached.EXEMPT if gap.startswith(f"{contract}: ")}
     assert {f"{contract}: {gap}" for gap in found} == exempt
+    assert not drawn.short(drawn_ones)
     changed = [case for case in drawn_ones if case.changes] or drawn_ones
     full = request.config.getoption("--full")
     chosen = [*drawn_ones, *drawn.real_cases(contract, 0)] if full else [random.Random(contract).choice(changed)]
@@ -84,6 +85,31 @@ def test_data_of_a_kind_that_no_case_has_are_a_gap(contract: str, word: str, gap
 def test_an_edge_that_no_case_lies_at_is_a_gap() -> None:
     kept = [case for case in drawn.default_cases("fp8_gemm_nt", 0) if case["k"] % 128 != 127]
     assert "edge k=128n-1" in map(str, reached.gaps("fp8_gemm_nt", kept))
+
+
+@pytest.mark.parametrize(
+    ("contract", "name"), [("cp_gather_cache", "c"), ("fp8_mqa_logits", "n"), ("convert_fp8", "p")]
+)
+def test_an_extent_beyond_1024_that_no_case_has_is_short(contract: str, name: str) -> None:
+    chosen = drawn.drawn_cases(contract, 0)
+    assert not drawn.short(chosen)
+    assert name in drawn.short([case for case in chosen if case[name] <= drawn.LOOPS])
+
+
+@pytest.mark.parametrize(
+    ("contract", "words"),
+    [
+        ("per_token_group_quant_fp8", {"group_size:256"}),
+        ("shuffle_matrix_a", {"epilogue_tile_m:64"}),
+        ("get_paged_mqa_logits_metadata", {"block_size:32", "block_size:128", "context_lens:each"}),
+        ("Fp8LinearOp", {"weight_scale:column", "input_scale:column", "use_per_token_if_dynamic:True"}),
+        ("mxfp8_experts_quant", {"expert_offsets:whole"}),
+        ("gather_and_maybe_dequant_cache", {"seq_starts:before"}),
+    ],
+)
+def test_both_sides_of_an_option_and_other_shapes_are_drawn(contract: str, words: set[str]) -> None:
+    drawn_words = {f"{name}:{value}" for case in drawn.drawn_cases(contract, 0) for name, value in case.changes}
+    assert words <= drawn_words
 
 
 class TestArray:

@@ -41,10 +41,12 @@ class LayoutContract(Contract):
 
     Subclasses
     ----------
-    ``function`` gives the right outputs, or ``made`` does; ``strided`` ones are compared in strides as well."""
+    ``function`` gives the right outputs, or ``made`` does; ``strided`` ones are compared in strides as well, and of
+    ``computed`` ones any NaN is right where NaN is due."""
 
     section: ClassVar[str] = "Padding and layout"
     strided: ClassVar[bool] = False
+    computed: ClassVar[bool] = False
 
     function: ClassVar[Callable[..., Any]]
 
@@ -59,7 +61,7 @@ class LayoutContract(Contract):
         return outputs if tuple(outputs) != ("out",) else outputs["out"]
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
-        return [Bits(call.truth, self.why_mistrust(call.inputs), self.strided)]
+        return [Bits(call.truth, self.why_mistrust(call.inputs), self.strided, self.computed)]
 
     def why_mistrust(self, inputs: Inputs) -> str | None:
         """Reason for which a pass on these inputs would prove little, or None."""
@@ -118,7 +120,8 @@ class PackedUe8m0(LayoutContract):
 
 @register
 class RequiredLayout(LayoutContract):
-    """The ``target`` option is the arch whose layout is asked for: packing can be tested on any machine."""
+    """The ``target`` option is the arch whose layout is asked for: packing can be tested on any machine. On sm90 a
+    scale of 128 rows stays as it is, contiguous."""
 
     name = "transform_sf_into_required_layout"
     shapes = {"out": "sm90: that of scale; sm100: int32 [mn, ceil(columns / 4)]; with a leading G where scale has one"}

@@ -24,7 +24,7 @@ from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.ieee32 import ieee32_bound
 from oracle.bounds.interval import Interval, admissible
 from oracle.bounds.logits import logits_bound
-from oracle.errors import OptionError, ShapeError
+from oracle.errors import InputError, OptionError, ShapeError
 from oracle.numbers.formats import same_bits
 from oracle.numbers.rounding import Overflow, Rounding, pair_to_dtype
 from oracle.routines.base import (
@@ -70,11 +70,12 @@ class LogitsContract(Contract):
 
         logits[m, n] = k_scale[n] * sum_h weights[m, h] * max(0, <q[m, h], k[n]>)
 
-    Dot products, products and sums are float32 operations; heads may be summed in any order. Each ``k_scale`` may
-    multiply before or after that sum. Outside its window a logit may hold anything, or is -inf with ``clean_logits``; a
-    window may be empty. NaN in a query, key, weight or scale gives NaN in every logit of the window that it enters,
-    also through ``max(0, .)``, and so does an infinite weight or scale times 0. ``numerics`` names a reduction of the
-    heads, ``<schedule>.any`` for the dot products of a schedule with heads in any order, or ``ieee32.any``.
+    Dot products, products and sums are float32 operations; heads may be summed in any order, ``k_scale`` may multiply
+    before or after. Outside its window a logit may hold anything, or is -inf with ``clean_logits``; a window may be
+    empty. NaN in a weight or scale gives NaN in every logit of the window that it enters, and so does an infinite
+    weight or scale times 0. NaN in a query or key may give NaN there, or be left out by ``max(0, .)``, as ``fmaxf`` of
+    a GPU does: nothing is claimed of those logits. ``numerics`` names a reduction of the heads, ``<schedule>.any`` for
+    the dot products of a schedule with heads in any order, or ``ieee32.any``.
 
     Subclasses
     ----------
@@ -261,8 +262,8 @@ class Paged(LogitsContract):
     not read.
 
     ``context_lens [B]`` counts the keys of a request with its T new tokens: token ``t`` sees the keys
-    ``n < context_lens[b] - T + 1 + t``. With ``context_lens [B, T]`` it sees ``n < context_lens[b, t]``. A length is at
-    most ``max_model_len``.
+    ``n < context_lens[b] - T + 1 + t``; a length is T - 1 or more, or 0, and then none is seen. With
+    ``context_lens [B, T]`` it sees ``n < context_lens[b, t]``. A length is at most ``max_model_len``.
 
     A block of the cache is ``P * D`` codes, key after key, then P scales of four bytes: ``[blocks, P, 1, D + 4]`` is
     its size, not its layout."""
@@ -270,6 +271,13 @@ class Paged(LogitsContract):
     def refuse(self, inputs: Inputs, options: Options) -> None:
         bound = self.extents(inputs)
         check_cache(inputs["kv_cache"], bound, bound.get("D", bound.get("D2", 0)))
+        lens = inputs["context_lens"]
+        short = lens[(lens != 0) & (lens < bound["T"] - 1)] if lens.dim() == 1 else lens[:0]
+        if short.numel():
+            least = bound["T"] - 1
+            raise InputError(
+                f"context_lens has {int(short.min())}; with T={bound['T']} new tokens the least is {least}, or 0"
+            )
 
     def columns(self, inputs: Inputs, options: Options) -> int:
         return paged_columns(inputs, options)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.ieee32 import NAME as IEEE32
-from oracle.errors import DtypeError, InputError, OptionError, ShapeError
+from oracle.errors import DtypeError, InputError, LayoutError, OptionError, ShapeError
 from oracle.routines.base import (
     E4M3,
     F32,
@@ -284,6 +284,8 @@ class MxProduct(ProductContract):
         return a.shape[0], b.shape[-1] if self.b_columns else b.shape[-2]
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
+        if self.b_columns:
+            _check_columns(self.names[1], inputs[self.names[1]])
         a, b = (self._depth(inputs, part) for part in (0, 1))
         if a != b:
             raise ShapeError(f"{self.names[0]} has K={a}, {self.names[1]} has K={b} (codes of four bits count twice)")
@@ -326,6 +328,20 @@ class MxProduct(ProductContract):
             at.append(start + places(count, columns, tile))
             start += size_of(count, columns, tile)
         return Side(self.names[part], self.names[2 + part], width, dtype, tile, torch.cat(at), start)
+
+
+def _check_columns(name: str, b: Tensor) -> None:
+    """Refuse a square weight ``b [..., K, N]`` (any dtype) whose rows are contiguous. Its strides tell a forgotten
+    transpose, which the shape hides; of another shape the extents tell it.
+
+    Raises LayoutError. Source: FlashInfer and torch, which read b column by column.
+    """
+    down, across = b.stride()[-2:]
+    if 0 < across < down and b.shape[-1] == b.shape[-2] > 1:
+        raise LayoutError(
+            f"{name} {list(b.shape)} is row-major (strides {tuple(b.stride())}), as a weight [..., N, K] that nobody "
+            f"transposed; pass the transpose weight.mT of a contiguous weight (of a file: --input {name}=WEIGHT.T)"
+        )
 
 
 def _spread(scale: Tensor, times: int, k: int, block: int) -> Tensor:
@@ -387,7 +403,7 @@ class MmMxfp8(InTiles):
     names = ("a", "b", "a_descale", "b_descale")
     inputs = (
         TensorSpec("a", Kind.CODES, E4M3, ("M", "K"), "activation codes"),
-        TensorSpec("b", Kind.CODES, E4M3, ("K", "N"), "weight codes, logical [K, N]"),
+        TensorSpec("b", Kind.CODES, E4M3, ("K", "N"), "weight codes, column-major"),
         scale_bytes("a_descale", "a, in 128x4 or 8x4 tiles"),
         scale_bytes("b_descale", "b, in 128x4 tiles"),
     )
@@ -516,7 +532,7 @@ class BmmMxfp8(InTiles):
     b_columns = True
     inputs = (
         TensorSpec("a", Kind.CODES, FP8, ("B", "M", "K"), "activation codes"),
-        TensorSpec("b", Kind.CODES, FP8, ("B", "K", "N"), "weight codes, logical [B, K, N]"),
+        TensorSpec("b", Kind.CODES, FP8, ("B", "K", "N"), "weight codes, each matrix column-major"),
         scale_bytes("a_scale", "a"),
         scale_bytes("b_scale", "b"),
     )

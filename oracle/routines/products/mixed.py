@@ -206,4 +206,5 @@ class PackScale(LayoutContract):
     summary = "eight E4M3 values for every group scale: -8 s to -s, rounded"
     source = "vLLM csrc/quantization/cutlass_w4a8; NVIDIA/cutlass packed_scale.hpp"
     inputs = (TensorSpec("scales", Kind.SCALES, E4M3, None, "group scales, any shape"),)
+    computed = True
     function = staticmethod(packed)
