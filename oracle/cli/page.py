@@ -91,11 +91,7 @@ def _truth(contract: Contract) -> str:
 
 def _about(contract: Contract, docstring: str) -> str:
     """The docstring without the sentences, and the parameters, that are about inputs and options of other contracts."""
-<<<<<<< HEAD
     own = {*_takes(contract), *contract.returns}
-=======
-    own = {spec.name for spec in contract.inputs} | {spec.name for spec in contract.options} | {*contract.returns}
->>>>>>> main
     own |= {choice for option in contract.options for choice in option.choices or () if isinstance(choice, str)}
     foreign = (_named() | {"c"} if contract.multiplies else _named()) - own  # elsewhere c is a column
     kept = []
@@ -112,17 +108,11 @@ def _about(contract: Contract, docstring: str) -> str:
 @lru_cache(maxsize=1)
 def _named() -> frozenset[str]:
     """Every name of an input or an option that is no symbol of a formula."""
-<<<<<<< HEAD
     return frozenset(name for contract in registered().values() for name in _takes(contract) if len(name) > 1)
 
 
 def _takes(contract: Contract) -> tuple[str, ...]:
     return (*(spec.name for spec in contract.inputs), *(option.name for option in contract.options))
-=======
-    every = registered().values()
-    inputs, options = ([s.name for c in every for s in c.inputs], [s.name for c in every for s in c.options])
-    return frozenset(name for name in (*inputs, *options) if len(name) > 1)
->>>>>>> main
 
 
 _QUOTED = re.compile(r"``([A-Za-z_]\w*)``")
