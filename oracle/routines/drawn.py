@@ -375,7 +375,7 @@ def _edges(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
 def _many(base: Case, admits: Callable[[Case], bool]) -> Case | None:
     """The case with more rows than a tile has, a tail of them, and few of the other extents."""
     case, found = base, False
-    for name in base.grammar.free:
+    for name in sorted(base.grammar.free, key=lambda name: _meaning(base.grammar, name) == "rows"):
         rows = _meaning(base.grammar, name) == "rows"
         tried = (_sized(case, name, size) for size in (BATCH if rows else (NARROW + 1,)))
         new = next((new for new in tried if new is not None and volume(new) <= ROWS_AT_ONCE and admits(new)), None)

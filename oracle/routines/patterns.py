@@ -37,6 +37,7 @@ OUTWEIGHS = 2.0**14  # a summand whose last bit in float32 is worth more than th
 LEAST, GREATEST = 0, 254  # bytes of E8M0: 2^-127 and 2^127
 GROUP = 128  # values of a row that are zero together
 SHARED = (16, 32, 128)  # columns of a row that share a scale, beside the row and the tensor
+FEW = 8  # groups that a loop unrolled for them holds
 GIVEN = 1.75  # a scale that is no power of two, and has few bits
 EXPONENTS = 6  # of the powers of two that rows of ties are multiplied with: -6 to 6, as far as the dtype has them
 TIED = 0.125  # of the values of a call that are ties, at least
@@ -315,6 +316,22 @@ def _whole(x: Tensor) -> Tensor:
     y = torch.minimum((x + GROUP // 2) // GROUP * GROUP, x.max()).to(x.dtype)
     y.reshape(-1)[-1] = x.reshape(-1)[-1]
     return y
+
+
+def _spread(x: Tensor) -> Tensor:
+    """Every one of more than :data:`FEW` groups has rows, about as many as the others, in fours."""
+    groups = x.numel() - int(x.reshape(-1)[0] == 0)
+    if groups <= FEW:
+        raise CaseError(f"{groups} groups are few")
+    part = torch.arange(groups - x.numel() + 1, groups + 1, device="cpu")
+    y = (int(x.max()) * part // groups // 4 * 4).to(x.dtype)
+    y[-1] = x.reshape(-1)[-1]
+    return y.reshape(x.shape)
+
+
+def _are_spread(x: Tensor) -> bool:
+    """Each of them begins before the next one; the first may be empty where no zero leads."""
+    return x.numel() > FEW + 1 and bool((x.flatten().diff() > 0).all())
 
 
 def _whole_tiles(counts: Tensor) -> bool:
@@ -653,6 +670,7 @@ DATA: Mapping[str, Pattern] = {
     "whole": Pattern(
         frozenset({Kind.OFFSETS}), _alone(_whole), _has(lambda x: _whole_tiles(x.flatten().diff())), everywhere=True
     ),
+    "spread": Pattern(frozenset({Kind.OFFSETS}), _alone(_spread), _has(_are_spread), everywhere=True),
     "tiles": Pattern(
         frozenset({Kind.COUNTS}),
         _alone(lambda x: torch.where(x >= GROUP, x // GROUP * GROUP, x)),
@@ -684,8 +702,8 @@ DATA: Mapping[str, Pattern] = {
 }
 """Data by kind: powers of two, groups of zeros, ties, halves of the least subnormal, NaN and infinity, equal and
 negative ones, large ones, all in one, out of order, -1, the same twice, rows before the first group and between groups,
-empty ones, one each, whole tiles; a column, one for each token, the place before; of a product the least scale beside
-the greatest, and zeros that meet NaN."""
+empty ones, one each, whole tiles, many groups in use; a column, one for each token, the place before; of a product the
+least scale beside the greatest, and zeros that meet NaN."""
 
 WITHOUT: Mapping[Kind, str] = {
     Kind.BOUND: "an upper limit of amax: the data that it limits are drawn",
