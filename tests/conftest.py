@@ -73,13 +73,14 @@ HOW_TO_RUN = "set FP8_ORACLE_SHARED to the folder that holds captures/ and vecto
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu", metavar="FILE", type=Path, help="write what every test costs (support/cpu.py)")
     parser.addoption("--most", metavar="N", type=int, default=MOST, help="instances of a test with parameters")
+    parser.addoption("--part", metavar="I/N", default="0/1", help="the files of this part, as 0/3, 1/3 and 2/3")
     parser.addoption("--full", action="store_true", help="also what repeats a check on more cases (support/full.py)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--full"):
         return
-    if out := left_out(items, config.args, config.getoption("--most")):
+    if out := left_out(items, config.args, config.getoption("--most"), part=config.getoption("--part")):
         items[:] = [item for item in items if item not in out]
         config.hook.pytest_deselected(items=[*out])
 
@@ -109,7 +110,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if folder := os.environ.pop("FP8_ORACLE_MATRIX", None):
         from tests.support.matrix import TestRecord
 
-        config.pluginmanager.register(TestRecord(Path(folder), config.getoption("--most")))
+        config.pluginmanager.register(TestRecord(Path(folder), config.getoption("--most"), config.getoption("--part")))
     config.addinivalue_line("markers", "needs_shared(path): reads this file or folder of FP8_ORACLE_SHARED")
     config.addinivalue_line("markers", "needs_tools(name): runs this program, or compiles with this header")
     for mode in MODES:

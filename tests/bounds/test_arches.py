@@ -146,6 +146,7 @@ class TestSoundness:
             found = check(given_, twin, schedule, residue_bound(twin, of_schedule(schedule)))
             assert float(found.max()) <= 1, data
 
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize("sabotaged", [False, True])
     def test_a_short_instruction_has_both_of_its_groups(self, monkeypatch: pytest.MonkeyPatch, sabotaged: bool) -> None:
         """An interleaved instruction that ends early sums two short groups, each aligned by itself: never one.

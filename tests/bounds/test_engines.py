@@ -111,6 +111,7 @@ class TestPrediction:
             predict_product(product, "gfx942.chain", out_dtype=torch.float32, engine="cpu")
 
 
+@pytest.mark.turns(3)
 class TestBlocking:
     """Chunks, tasks and threads change the memory and the time, not a bit."""
 

@@ -480,6 +480,7 @@ class TestEnds:
             assert int(judged.bad_codes.sum()) == wrong
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(("recipe", "height"), [(R.VLLM_GROUP, 6), (R.DEEPGEMM_128X128, 256)])
 def test_what_admits_does_not_depend_on_the_row_that_is_looked_at_first(recipe: R.Recipe, height: int) -> None:
     """Also where that row is right and one code of another is not."""

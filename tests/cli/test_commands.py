@@ -182,6 +182,7 @@ class TestJudge:
 # --- verify -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.turns(3)
 class TestVerify:
     """Every subject over the cases: 0 as it must be, 1 not, 2 the question could not be asked."""
 
@@ -315,6 +316,7 @@ def write_ledger(folder: Path, *entries: dict[str, object]) -> None:
     fixtures.write_json(folder / ledger.FILE, {"schema": ledger.SCHEMA, "entries": list(entries)})
 
 
+@pytest.mark.turns(3)
 @pytest.mark.replay_sm90
 class TestCapturesAndLedger:
     """Right captures pass; wrong ones stand in the ledger with their count, and the ledger cannot rot."""
@@ -454,6 +456,7 @@ class TestReports:
         assert set(outcome.SEVERITY) == set(Status)
 
 
+@pytest.mark.turns(3)
 class TestOtherCommands:
     """list, doctor, plan, conformance, help."""
 

@@ -206,6 +206,7 @@ DRAWN = (
 )
 
 
+@pytest.mark.turns(3)
 class TestExplainAFile:
     """From a file with nothing but the call and its output, the fault that was put in stands first, or tied."""
 
@@ -262,6 +263,7 @@ def _first_admitted(case: cases.Case) -> Schedule | None:
     return get_schedule(next(name for name in names if not name.endswith(".any")))
 
 
+@pytest.mark.turns(3)
 class TestMinimise:
     """The smallest call that still fails, as a file that explains itself."""
 

@@ -178,6 +178,7 @@ CHEATS = {
 }
 
 
+@pytest.mark.turns(3)
 @pytest.mark.usefixtures("in_process")
 class TestFurtherCalls:
     """What is right on the first call of each workload alone is found by further ones; a right kernel PASSES them."""

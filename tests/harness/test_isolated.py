@@ -137,6 +137,7 @@ class TestSubjects:
             assert isinstance(out, torch.Tensor) and out.shape == (2, 16)
 
 
+@pytest.mark.turns(3)
 class TestCode:
     """What ``--resume`` compares: every file that loading a provider reached outside of installed distributions."""
 

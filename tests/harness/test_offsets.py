@@ -14,6 +14,8 @@ from oracle.harness.watches import Calls
 from oracle.routines import get
 from tests.support.subjects import broken
 
+pytestmark = pytest.mark.turns(3)
+
 GEMM = "fp8_gemm_nt"
 E4M3 = torch.float8_e4m3fn
 QUANT = "per_token_group_quant_fp8"

@@ -158,6 +158,7 @@ def test_every_operator_is_checked() -> None:
     assert registered == {operator for operator, _ in operator_calls("cpu").values()}
 
 
+@pytest.mark.turns(3)
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager", "eager"])
 def test_compiled_switch_keeps_both_branches(make, backend: str) -> None:

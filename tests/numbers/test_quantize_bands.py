@@ -16,6 +16,8 @@ from oracle.routines import cases, get, profiles
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Status, Verdict
 
+pytestmark = pytest.mark.turns(3)
+
 # Every kind of block: groups and tokens of one row, tiles, columns, the whole tensor, a given scale.
 CASES = {
     name: [c for c in profiles.cases(name, "quick") if c.family in ("randn", "nan")][:5]

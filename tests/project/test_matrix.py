@@ -25,7 +25,7 @@ from oracle.report.record import Run
 from oracle.routines import base, registered
 from oracle.verdict.compare import Status, Verdict
 from tests.support import matrix, matrix_page
-from tests.support.matrix import CELLS, Cell, CellRecord
+from tests.support.matrix import CELLS, Cell, CellRecord, in_part
 
 CONTRACT = "fp8_gemm_nt"
 KEY = f"{1:032x}"
@@ -138,13 +138,19 @@ class TestCells:
         """One environment as usual; each Python and each torch in another one that makes every fixture again."""
         assert f"\ntorch=={matrix.PINNED}." in (root / "constraints.txt").read_text()
         cpu = [cell for cell in CELLS if cell.mode == "cpu"]
-        assert [cell.environment for cell in cpu if not cell.most] == ["py311-torch213"]
+        assert [cell.environment for cell in cpu if not cell.fewer] == ["py311-torch213"]
         checked = [cell for cell in cpu if matrix.FIXTURES_CHECK in cell.commands]
-        assert {cell.python for cell in checked} == {*matrix.PYTHONS} and {cell.torch for cell in checked} == {
-            *matrix.TORCHES
-        }
-        assert len(checked) == len(matrix.PYTHONS) + len(matrix.TORCHES) - 1
-        assert all(cell.most == ("--most", "1") for cell in cpu if cell not in checked)
+        assert {cell.python for cell in checked} == {*matrix.PYTHONS}
+        assert {cell.torch for cell in checked} == {*matrix.TORCHES}
+
+    def test_every_part_runs_with_each_python_and_each_torch(self) -> None:
+        """One part a cell, but for the usual cell, which has all."""
+        for part in (f"{i}/{matrix.PARTS}" for i in range(matrix.PARTS)):
+            cells = [cell for cell in CELLS if cell.mode == "cpu" and (cell.usual or cell.part == part)]
+            assert {cell.python for cell in cells} == {*matrix.PYTHONS}, part
+            assert {cell.torch for cell in cells} == {*matrix.TORCHES}, part
+            assert all(cell.usual or cell.fewer[2:] == ("--part", part) for cell in cells)
+        assert {cell.part for cell in CELLS if cell.mode != "cpu" or cell.usual} == {"0/1"}
 
     @pytest.mark.parametrize("mode", matrix.MODES[1:])
     def test_marked_tests_are_where_their_mode_runs(self, mode: str, root: Path) -> None:
@@ -173,8 +179,7 @@ class TestCells:
         monkeypatch.setattr(matrix, "subprocess", SimpleNamespace(Popen=started, run=done))
         assert matrix.main(["run", name, "-x"]) == int(bool(status))
         assert samples == [cell for cell, _ in tests] == [str(cell) for cell in CELLS if str(cell).startswith(name)]
-        number = {"py312-torch29": "1", "py311-torch29-emulated": "2"}[name]
-        assert all(words[-3:] == ["--most", number, "-x"] for _, words in tests)
+        assert all(tuple(words[-1 - len(few := matrix.cell_of(cell).fewer) :]) == (*few, "-x") for cell, words in tests)
 
 
 class TestSample:
@@ -373,6 +378,14 @@ class TestMerge:
         said = " ".join(str(one) for one in merged(tmp_path).wrong)
         assert (f"{OLD}: a.py::test_y: not run here, run in 2 other cells" in said) == bool(said) == missing
 
+    @pytest.mark.parametrize("part", ["0/3", "1/3", "2/3"])
+    def test_a_test_of_another_part_is_not_missed(self, part: str, tmp_path: Path) -> None:
+        """Of the part that a cell has it is."""
+        left(tmp_path, OLD, cases(), tests={"files": {}, "functions": {}, "part": part})
+        for cell in (PIN, NEW):
+            left(tmp_path, cell, cases(), tests={"files": {"a.py": 1}, "functions": {"a.py::test_x": 1}})
+        assert bool(merged(tmp_path).wrong) == in_part("a.py::test_x", part)
+
     def test_what_a_cell_ran(self, same: Path) -> None:
         """The commands before the tests stand on the page."""
         about = {"schema": matrix.STEP, "command": "python -m oracle fixtures check", "seconds": 1.0, "status": 0}
@@ -465,6 +478,7 @@ class TestPage:
         assert said.startswith("### ❌ fp8-oracle matrix: 3 cells: 3 passed; 1 difference")
         assert "| py311-torch29 | **PASSED** tests: 3 passed; cases: 2 passed |" in said
 
+    @pytest.mark.turns(3)
     def test_command(self, same: Path, tmp_path: Path, root: Path) -> None:
         """As `make matrix` calls it: every cell of a row is there."""
         target = tmp_path / "page.md"

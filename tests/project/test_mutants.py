@@ -22,6 +22,7 @@ def unmatched(reasons: dict[tuple[str, str, str], str]) -> list[tuple[str, str, 
     return [key for key in reasons if key not in made]
 
 
+@pytest.mark.turns(3)
 def test_every_survivor_is_a_mutant_and_has_a_reason() -> None:
     whole, reasons = mutation.listed()
     assert unmatched(reasons) == []

@@ -178,6 +178,7 @@ class TestCasesByMarker:
         )
         project.runpytest_inprocess().assert_outcomes(passed=2)
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize(
         ("marker", "said"),
         [

@@ -20,6 +20,7 @@ def words(text: str) -> set[str]:
     return set(re.sub(r"[┏┳┓┃┡╇┩│└┴┘━─]", " ", plain).split())
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(
     ("block", "command"),
     [("sample", ("verify", "--contract", "fp8_gemm_nt")), ("failure", ("verify", "--case", ID))],

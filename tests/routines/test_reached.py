@@ -50,6 +50,7 @@ def test_exemptions_are_of_contracts_and_say_why() -> None:
     assert all(key.partition(": ")[0] in CONTRACTS and reason for key, reason in reached.EXEMPT.items())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("contract", "without", "gap"),
     [
@@ -65,6 +66,7 @@ def test_a_value_that_the_draw_leaves_out_is_a_gap(contract: str, without: str, 
     assert gap in map(str, reached.gaps(contract, kept))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("contract", "word", "gap"),
     [
@@ -148,6 +150,7 @@ def test_a_kernel_that_reads_past_the_pitch_fails_where_only_a_drawn_case_looks(
 
 
 class TestSizesOfRealModels:
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize(
         ("contract", "name", "size"),
         [
@@ -164,6 +167,7 @@ class TestSizesOfRealModels:
     def test_a_case_has_it(self, contract: str, name: str, size: int) -> None:
         assert size in {case[name] for case in drawn.real_cases(contract, 1)}
 
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize(
         ("contract", "extents"),
         [
@@ -180,7 +184,7 @@ class TestSizesOfRealModels:
         assert not any(dict(case.extents).items() >= extents.items() for case in quick)
         assert all(drawn.cost(case) <= drawn.FULL for case in drawn.real_cases(contract, 1, drawn.FULL))
 
-    @pytest.mark.sampled(4)
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize("contract", SIZED)
     def test_a_call_is_small_enough_to_be_judged(self, contract: str) -> None:
         found = drawn.real_cases(contract, 1)

@@ -11,7 +11,8 @@ commits that follow each other (0 where it is not set). A marker at a test says 
 ``turns(n)``         in one of n turns: the test, class or file that has the marker, a check and its negative test too.
                      It is for what others show by a shorter way, as a journey or every fault of a routine
 
-``--most 12`` and more takes the tests of every turn, as ``tests/support/mutation.py`` does.
+``--most 12`` and more takes the tests of every turn, as ``tests/support/mutation.py`` does. ``--part I/N`` takes the
+files of part I of N: cells of the matrix share out the tests.
 """
 
 from __future__ import annotations
@@ -22,20 +23,27 @@ from collections.abc import Sequence
 
 import pytest
 
-MOST, EVERY = 4, 12  # instances of a test with parameters; of so many on, tests run out of their turn
+from tests.support.matrix import in_part
+
+MOST, EVERY = 3, 12  # instances of a test with parameters; of so many on, tests run out of their turn
 TURN = int(os.environ.get("FP8_ORACLE_TURN", "0"))
 WHOLE = "tests/project/"
 MARKERS = ("sampled(n)", "whole(reason)", "repeats(other)", "turns(n)")
 
 
 def left_out(
-    items: Sequence[pytest.Item], named: Sequence[str], most: int = MOST, turn: int = TURN
+    items: Sequence[pytest.Item], named: Sequence[str], most: int = MOST, turn: int = TURN, part: str = "0/1"
 ) -> set[pytest.Item]:
     """The items that a run without ``--full`` leaves out; ``named`` are the arguments of the command line, ``most`` the
-    instances of a test, ``turn`` the places by which they move.
+    instances of a test, ``turn`` the places by which they move, ``part`` which of the files are taken.
 
-    Raises pytest.UsageError: a file was collected whole, and the test that another repeats is not in it.
+    Raises pytest.UsageError: a file was collected whole, and the test that another repeats is not in it; ``part`` is no
+    part.
     """
+    try:
+        elsewhere = {item for item in items if not in_part(item.nodeid, part)}
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         if not item.config.getoption("keyword") and not any("::" in name for name in named):
@@ -49,7 +57,7 @@ def left_out(
                 raise pytest.UsageError(f"{name} repeats {shown}, and no such test was collected")
             out |= {*instances}
             continue
-        if most < EVERY and not has_its_turn(instances[0], turn):
+        if instances[0] in elsewhere or (most < EVERY and not has_its_turn(instances[0], turn)):
             out |= {*instances}
             continue
         sampled = argument(instances[0], "sampled")

@@ -36,6 +36,7 @@ import subprocess
 import sys
 import time
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -64,7 +65,8 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 TORCHES = ("2.9", "2.13", "2.15")
 MODES = ("cpu", "interpreter", "replay_sm90", "emulated")
 PINNED = "2.13"  # of constraints.txt
-FEWER, FEWEST = 2, 1  # instances of a test with parameters, where a cell does not run as many as the usual tests
+FEWER = 1  # instances of a test with parameters, where a cell does not run the usual tests
+PARTS = 3  # of the files of tests: each part runs with every Python once, and with every torch once
 
 
 @dataclass(frozen=True)
@@ -81,21 +83,32 @@ class Cell:
         return f"py{self.python.replace('.', '')}-torch{self.torch.replace('.', '')}"
 
     @property
-    def usual(self) -> tuple[bool, bool]:
-        """Whether the Python is the first one, and whether the torch is the pinned one."""
-        return self.python == PYTHONS[0], self.torch == PINNED
+    def usual(self) -> bool:
+        """Whether the Python is the first one and the torch the pinned one: this cell runs the usual tests."""
+        return (self.python, self.torch) == (PYTHONS[0], PINNED)
 
     @property
-    def most(self) -> tuple[str, ...]:
-        """What pytest takes of a test with parameters: as usual with the first Python and the pinned torch, ``FEWER``
-        instances with one of them, ``FEWEST`` where Python and torch are those of such cells."""
-        return () if all(self.usual) else ("--most", str(FEWER if any(self.usual) else FEWEST))
+    def part(self) -> str:
+        """The files of tests that run in the mode cpu: all in the usual cell, elsewhere one of ``PARTS`` in a Latin
+        square. The other modes, which take a minute, run all of theirs."""
+        if self.usual or self.mode != MODES[0]:
+            return "0/1"
+        return f"{(PYTHONS.index(self.python) + TORCHES.index(self.torch)) % PARTS}/{PARTS}"
+
+    @property
+    def fewer(self) -> tuple[str, ...]:
+        """What pytest leaves out in a cell that is not the usual one."""
+        if self.usual:
+            return ()
+        return ("--most", str(FEWER), *(("--part", self.part) if self.part != "0/1" else ()))
 
     @property
     def commands(self) -> tuple[tuple[str, ...], ...]:
-        """What runs in the cell after its sample. Every fixture is made again by each Python and by each torch once."""
+        """What runs in the cell after its sample. Every fixture is made again by each Python and by each torch once: in
+        the usual cell, and in the others of one part."""
         every = COMMANDS[self.mode]
-        return every if any(self.usual) else tuple(command for command in every if command != FIXTURES_CHECK)
+        checks = self.usual or self.part == replace(self, python=PYTHONS[1], torch=TORCHES[0]).part
+        return every if checks else tuple(command for command in every if command != FIXTURES_CHECK)
 
     def __str__(self) -> str:
         return f"{self.environment}-{self.mode}"
@@ -110,6 +123,17 @@ def cell_of(name: str) -> Cell:
     if name not in (known := {str(cell): cell for cell in CELLS}):
         raise ValueError(f"{name!r} is no cell of the matrix; `python -m tests.support.matrix cells` lists them")
     return known[name]
+
+
+def in_part(test: str, part: str) -> bool:
+    """Whether the file of a test is in this part: ``1/3`` is the part 1 of 0, 1 and 2, ``0/1`` is all.
+
+    Raises ValueError: ``part`` is not of this form.
+    """
+    which, slash, parts = part.partition("/")
+    if not (slash and which.isdecimal() and parts.isdecimal() and int(which) < int(parts)):
+        raise ValueError(f"--part is {part!r}, not I/N with I below N, as 0/3")
+    return zlib.crc32(test.partition("::")[0].encode()) % int(parts) == int(which)
 
 
 def interpreter(version: str) -> str | None:
@@ -170,7 +194,7 @@ def run(name: str, more: Sequence[str]) -> int:
     statuses = [process.wait() for process in judged]
     for cell, folder in folders.items():
         for command in cell.commands:
-            words = [*command, *cell.most, *more] if command[0] == "pytest" else [*command]
+            words = [*command, *cell.fewer, *more] if command[0] == "pytest" else [*command]
             print(f"{cell}: {' '.join(words)}", flush=True)
             environment = os.environ | {VARIABLE: str(folder)}
             statuses.append(subprocess.run(words, cwd=ROOT, env=environment, check=False).returncode)
@@ -422,8 +446,9 @@ class TestRecord:
 
     __test__ = False  # pytest collects classes of this name
 
-    def __init__(self, folder: Path, most: int | None = None) -> None:
-        self.folder, self.most, self.start = folder, most, time.perf_counter()
+    def __init__(self, folder: Path, most: int | None = None, part: str = "0/1") -> None:
+        self.folder, self.start = folder, time.perf_counter()
+        self.taken = {"most": most, "part": part}
         self.files: Counter[str] = Counter()
         self.functions: Counter[str] = Counter()
         self.passed: Counter[str] = Counter()
@@ -445,7 +470,7 @@ class TestRecord:
             self.passed[report.nodeid.partition("::")[0]] += 1
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        about = {"seconds": round(time.perf_counter() - self.start, 1), "status": int(exitstatus), "most": self.most}
+        about = {"seconds": round(time.perf_counter() - self.start, 1), "status": int(exitstatus), **self.taken}
         found = {"files": self.files, "functions": self.functions, "passed": self.passed, **self.others}
         _write(self.folder, "tests", {"schema": TESTS, **about, **found})
 
@@ -513,6 +538,8 @@ class CellRecord:
     numbers of instances."""
     steps: tuple[str, ...] = ()
     """The commands that ran before the tests."""
+    part: str = "0/1"
+    """Which files of tests ran, as ``--part`` of pytest takes it."""
 
     @property
     def failing(self) -> list[Outcome]:
@@ -581,9 +608,9 @@ def _load(folder: Path, cell: Cell) -> CellRecord:
         seconds += ran["seconds"]
         if ran["status"]:
             problems.append(f"`{ran['command']}` ended with status {ran['status']}: {' / '.join(ran['last'][-2:])}")
-    most = runs[-1].get("most") if runs else None
+    most, part = (runs[-1].get("most"), runs[-1].get("part", "0/1")) if runs else (None, "0/1")
     commands = tuple(ran["command"].removeprefix("python -m oracle ").removeprefix("fp8-oracle ") for ran in steps)
-    return CellRecord(cell, "", tuple(problems), facts, outcomes, bits, tests, seconds, whole, most, commands)
+    return CellRecord(cell, "", tuple(problems), facts, outcomes, bits, tests, seconds, whole, most, commands, part)
 
 
 def _another_version(cell: Cell, facts: Mapping[str, str]) -> Iterator[str]:
@@ -662,7 +689,8 @@ def merge(records: Iterable[CellRecord]) -> Matrix:
     found: list[Difference] = []
     for mode in MODES:
         ran = [record for record in every if record.cell.mode == mode and (record.outcomes or record.tests)]
-        tested = [_tests(mode, [r for r in ran if r.most == most]) for most in dict.fromkeys(r.most for r in ran)]
+        alike = itertools.groupby(sorted(ran, key=_taken), key=_taken)
+        tested = [_tests(mode, [*records]) for _, records in alike]
         found += _grouped([*_cases(mode, ran), *_missing(mode, ran), *itertools.chain(*tested)])
     return Matrix(every, tuple(found), tuple(problems))
 
@@ -745,12 +773,17 @@ def _tests(mode: str, records: Sequence[CellRecord]) -> Iterator[Difference]:
             yield _difference("count", mode, tested, odd, others, file, words, file)
 
 
+def _taken(record: CellRecord) -> tuple[str, int]:
+    """Which tests a cell takes; only cells that take the same ones have the same numbers of tests."""
+    return record.part, record.most or 0
+
+
 def _missing(mode: str, records: Sequence[CellRecord]) -> Iterator[Difference]:
-    """Tests of which no instance ran in some cells: a cell takes one of each test at least."""
+    """Tests of which no instance ran in some cells that have their file: a cell takes one of each test at least."""
     tested = [record for record in records if "functions" in record.tests]
-    counts = {record.cell: record.tests["functions"] for record in tested}
-    for test in dict.fromkeys(test for of in counts.values() for test in of):
-        for odd, common, others in _odd({cell: test in of for cell, of in counts.items()}):
+    for test in dict.fromkeys(test for record in tested for test in record.tests["functions"]):
+        due = [record for record in tested if in_part(test, record.part)]
+        for odd, common, others in _odd({record.cell: test in record.tests["functions"] for record in due}):
             words = f"{'not run' if common else 'run'} here, {'run' if common else 'not run'} in {_cells(others)}"
             yield _difference("count", mode, tested, odd, others, test, words, test)
 

@@ -55,6 +55,7 @@ def counts(record: CellRecord) -> list[str]:
     said = (("tests", tests), ("cases", {name.lower(): number for name, number in judged.items()}))
     lines = [f"{what}: {', '.join(f'{n} {name}' for name, n in of.items() if n) or 'none'}" for what, of in said]
     lines += [] if record.most is None else [f"at most {record.most} instances of a test"]
+    lines += [] if record.part == "0/1" else [f"files of part {record.part}"]
     return lines + ([f"ran {', '.join(record.steps)}"] if record.steps else [])
 
 

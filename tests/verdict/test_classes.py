@@ -16,6 +16,8 @@ from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.classes import Class, tightest_class
 from oracle.verdict.products import Part
 
+pytestmark = pytest.mark.turns(3)
+
 
 def product(k: int = 512) -> ScaledProduct:
     generator = torch.Generator().manual_seed(5)

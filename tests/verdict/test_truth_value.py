@@ -29,6 +29,7 @@ def right() -> Tensor:
     return out
 
 
+@pytest.mark.turns(3)
 class TestTruth:
     """``assert oracle.judge(...)`` fails for everything but a proof."""
 

@@ -192,6 +192,7 @@ NAMED = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "fault"), NAMED)
 def test_a_fault_is_named(name: str, fault: str) -> None:
     call = call_of(name)
