@@ -13,7 +13,7 @@ export UV_TORCH_BACKEND := $(TORCH)
 endif
 UV := $(VENV)/bin/python -m uv pip install --python $(VENV) -c constraints.txt
 
-.PHONY: verify test matrix lock vendor vendor-libraries mutants clean
+.PHONY: verify test matrix lock vendor vendor-libraries mutants pages clean
 
 $(VENV)/bin/uv: constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer is on the PATH; name one with PYTHON=..." >&2; exit 1; }
@@ -68,6 +68,13 @@ vendor-libraries:
 mutants: $(VENV)/.installed
 	$(UV) '.[dev,mutants]'
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(VENV)/bin/python tests/support/mutation.py $(ROOMS) $(if $(SAMPLE),--sample $(SAMPLE))
+
+# The pages of VERSION, beside those of earlier ones, as a commit of the branch gh-pages; nothing is pushed.
+pages: $(VENV)/.installed
+	@test -n "$(VERSION)" || { echo "name the version: make pages VERSION=0.1.0" >&2; exit 1; }
+	$(UV) '.[docs]'
+	$(VENV)/bin/mike deploy --update-aliases $(VERSION) latest
+	$(VENV)/bin/mike set-default latest
 
 clean:
 	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks build dist *.egg-info

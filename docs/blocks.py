@@ -173,7 +173,7 @@ def _private(node: ast.AST, foreign: set[str]) -> Iterable[str]:
         parts, inner = [inner.attr, *parts], inner.value
     if isinstance(inner, ast.Name) and inner.id in foreign and _hidden(*parts):
         yield ".".join([inner.id, *parts])
-    if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] != "kernels":
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
         yield from (f"{node.module}.{a.name}" for a in node.names if _hidden(*node.module.split("."), a.name))
     if isinstance(node, ast.Call):  # a name that is looked up by its text
         texts = (arg.value for arg in node.args if isinstance(arg, ast.Constant))

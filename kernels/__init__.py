@@ -7,30 +7,30 @@ are loaded when a plan first chooses them. What a file declares as public (:mod:
 
 from __future__ import annotations
 
-from kernels import operators
-from kernels.batched import *
-from kernels.blockscaled import *
-from kernels.calc import *
-from kernels.fused import *
-from kernels.grouped import *
-from kernels.kv_cache import *
-from kernels.layout import *
-from kernels.linear import *
-from kernels.logits import *
-from kernels.moe import *
-from kernels.moe_layer import *
-from kernels.moe_pipelines import *
-from kernels.mx import *
-from kernels.mx_columns import *
-from kernels.mx_experts import *
-from kernels.mx_forms import *
-from kernels.mx_logits import *
-from kernels.mx_products import *
-from kernels.platform import *
-from kernels.quantize import *
-from kernels.routes import *
-from kernels.tiles import *
-from kernels.verbs import PUBLIC
+from . import operators
+from .batched import *
+from .blockscaled import *
+from .calc import *
+from .fused import *
+from .grouped import *
+from .kv_cache import *
+from .layout import *
+from .linear import *
+from .logits import *
+from .moe import *
+from .moe_layer import *
+from .moe_pipelines import *
+from .mx import *
+from .mx_columns import *
+from .mx_experts import *
+from .mx_forms import *
+from .mx_logits import *
+from .mx_products import *
+from .platform import *
+from .quantize import *
+from .routes import *
+from .tiles import *
+from .verbs import PUBLIC
 
 NAMESPACE = operators.NAMESPACE
 """Namespace of the custom operators: ``torch.ops.fp8_kernels``."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.errors import OptionError
+from .errors import OptionError
 
 Inputs = Mapping[str, Tensor]
 Options = Mapping[str, Any]
@@ -65,12 +65,13 @@ def in_place(*written: str) -> Adapter:
 
 
 def by_row(*outputs: str) -> Adapter:
-    """Integer verbs, called once for each row of the input columns; of a record one output for each field."""
+    """Integer verbs, called once for each row of the input columns of either width: int64, as Python's integers; of a
+    record one output for each field."""
 
     def run(verb: Callable[..., Any], inputs: Inputs, options: Options) -> Outputs:
         columns = {name: t.tolist() for name, t in inputs.items()}
         rows = [verb(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
-        table = torch.tensor(rows, dtype=next(iter(inputs.values())).dtype, device="cpu")
+        table = torch.tensor(rows, dtype=torch.int64, device="cpu")
         return {name: table[:, i].contiguous() for i, name in enumerate(outputs)} if outputs else table
 
     return run

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kernels import blockscaled, checks, grouped, linear
-from kernels.adapters import Inputs, Options, Outputs, int32, out_dtype_of, paired, pairs, runs
-from kernels.checks import FP8
-from kernels.errors import LayoutError, OptionError, ShapeError
-from kernels.operators import empty
-from kernels.routes import dtype_name, route
-from kernels.support import BLOCK, LEAST_1D1D
-from kernels.verbs import verb
+from . import blockscaled, checks, grouped, linear
+from .adapters import Inputs, Options, Outputs, int32, out_dtype_of, paired, pairs, runs
+from .checks import FP8
+from .errors import LayoutError, OptionError, ShapeError
+from .operators import empty
+from .routes import dtype_name, route
+from .support import BLOCK, LEAST_1D1D
+from .verbs import verb
 
 E5M2 = torch.float8_e5m2
 NARROW = (torch.bfloat16, torch.float16)

@@ -17,21 +17,21 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kernels import checks, layout, repeated
-from kernels import platform as machines
-from kernels.adapters import Inputs, Options, out_dtype_of, pairs
-from kernels.backends._host import allocator, allocators, is_dense, is_other_device, lane_major
-from kernels.backends.declaration import Backend, Gemm, Pair, Quantiser, WideLinear
-from kernels.checks import FP8
-from kernels.config import current_config
-from kernels.errors import DtypeError, InputError, OptionError, ShapeError
-from kernels.fast import torch as fast
-from kernels.formulas import flashinfer_blocks
-from kernels.operators import empty
-from kernels.quantize import GROUP_EPS, ceil_to_ue8m0, per_block_cast_to_fp8, per_token_group_quant_fp8_packed
-from kernels.routes import cached, dtype_name, route
-from kernels.support import BLOCK, SWITCH_M
-from kernels.verbs import exported, serve, verb
+from . import checks, layout, repeated
+from . import platform as machines
+from .adapters import Inputs, Options, out_dtype_of, pairs
+from .backends._host import allocator, allocators, is_dense, is_other_device, lane_major
+from .backends.declaration import Backend, Gemm, Pair, Quantiser, WideLinear
+from .checks import FP8
+from .config import current_config
+from .errors import DtypeError, InputError, OptionError, ShapeError
+from .fast import torch as fast
+from .formulas import flashinfer_blocks
+from .operators import empty
+from .quantize import GROUP_EPS, ceil_to_ue8m0, per_block_cast_to_fp8, per_token_group_quant_fp8_packed
+from .routes import cached, dtype_name, route
+from .support import BLOCK, SWITCH_M
+from .verbs import exported, serve, verb
 
 # --- as a contract, and as an operator, calls it -------------------------------------------------------------------
 

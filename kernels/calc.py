@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels import checks
-from kernels.errors import DtypeError, ShapeError
-from kernels.verbs import verb
+from . import checks
+from .errors import DtypeError, ShapeError
+from .verbs import verb
 
 
 @verb("cast")

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kernels.config import current_config
-from kernels.errors import DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError, ValueRangeError
+from .config import current_config
+from .errors import DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError, ValueRangeError
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 
-from kernels import context
-from kernels.records import MOE_BACKENDS, Config
+from . import context
+from .records import MOE_BACKENDS, Config
 
 __all__ = ["MOE_BACKENDS", "Config", "current_config", "environment_table", "use_config"]
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from kernels.records import Config, Machine, Plan
+from .records import Config, Machine, Plan
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

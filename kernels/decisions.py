@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from kernels import linear, moe, platform
-from kernels.errors import ConfigError, DeviceError, OptionError
-from kernels.records import MOE_BACKENDS, Config
+from . import linear, moe, platform
+from .errors import ConfigError, DeviceError, OptionError
+from .records import MOE_BACKENDS, Config
 
 ROUTINES = (
     "cutlass_w8a8_scaled_mm",

@@ -13,9 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.backends._host import column_major
-from kernels.checks import FP8, FP8_MAX
-from kernels.support import BLOCK
+from .backends._host import column_major
+from .checks import FP8, FP8_MAX
+from .support import BLOCK
 
 
 def fp8_max(like: Tensor) -> Tensor:

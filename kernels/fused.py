@@ -22,16 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import checks, context
-from kernels.adapters import Inputs, Options
-from kernels.backends.declaration import Backend
-from kernels.checks import FP8, WIDE
-from kernels.errors import OptionError, ShapeError
-from kernels.operators import empty, lanes
-from kernels.quantize import GROUP_EPS, floor
-from kernels.routes import dtype_name, route
-from kernels.support import BLOCK
-from kernels.verbs import verb
+from . import checks, context
+from .adapters import Inputs, Options
+from .backends.declaration import Backend
+from .checks import FP8, WIDE
+from .errors import OptionError, ShapeError
+from .operators import empty, lanes
+from .quantize import GROUP_EPS, floor
+from .routes import dtype_name, route
+from .support import BLOCK
+from .verbs import verb
 
 ROUNDINGS = ("each", "product", "none")
 SCALE_FLOOR = 1.0 / (448.0 * 512.0)

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kernels import checks, operators
-from kernels import platform as machines
-from kernels.adapters import Inputs, Options, int32, out_dtype_of, pairs
-from kernels.checks import FP8
-from kernels.context import constant
-from kernels.errors import NoBackendError, ShapeError
-from kernels.routes import dtype_name, route
-from kernels.support import BLOCK
-from kernels.verbs import verb
+from . import checks, operators
+from . import platform as machines
+from .adapters import Inputs, Options, int32, out_dtype_of, pairs
+from .checks import FP8
+from .context import constant
+from .errors import NoBackendError, ShapeError
+from .routes import dtype_name, route
+from .support import BLOCK
+from .verbs import verb
 
 # --- as a contract, and as an operator, calls it -------------------------------------------------------------------
 

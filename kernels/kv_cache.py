@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kernels import checks
-from kernels.backends.declaration import Backend, CacheRows, Part, Slots
-from kernels.checks import FP8, WIDE
-from kernels.errors import DtypeError, LayoutError, OptionError, ShapeError
-from kernels.operators import empty
-from kernels.routes import route
-from kernels.verbs import verb
+from . import checks
+from .backends.declaration import Backend, CacheRows, Part, Slots
+from .checks import FP8, WIDE
+from .errors import DtypeError, LayoutError, OptionError, ShapeError
+from .operators import empty
+from .routes import route
+from .verbs import verb
 
 RANK, ROPE, TILE = 512, 64, 128
 SCALES_AT, ROPE_AT, ROW = 512, 528, 656

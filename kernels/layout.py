@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import checks
-from kernels import platform as machines
-from kernels.adapters import Inputs, Options, by_row
-from kernels.backends._host import column_major, take
-from kernels.checks import FP8
-from kernels.errors import OptionError, ShapeError
-from kernels.formulas import pack_ue8m0
-from kernels.records import Machine
-from kernels.verbs import verb
+from . import checks
+from . import platform as machines
+from .adapters import Inputs, Options, by_row
+from .backends._host import column_major, take
+from .checks import FP8
+from .errors import OptionError, ShapeError
+from .formulas import pack_ue8m0
+from .records import Machine
+from .verbs import verb
 
 TMA_LANES = 4
 """float32 or int32 values in the 16 bytes to which TMA aligns a leading stride."""

@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kernels import checks, operators
-from kernels import platform as machines
-from kernels.adapters import Inputs, Options, by_name, out_dtype_of
-from kernels.checks import FP8
-from kernels.context import Memo
-from kernels.errors import DeviceError, DtypeError, OptionError, ShapeError
-from kernels.quantize import scaled_fp8_quant
-from kernels.routes import dtype_name, route
-from kernels.support import BLOCK
-from kernels.verbs import exported, serve, verb
+from . import checks, operators
+from . import platform as machines
+from .adapters import Inputs, Options, by_name, out_dtype_of
+from .checks import FP8
+from .context import Memo
+from .errors import DeviceError, DtypeError, OptionError, ShapeError
+from .quantize import scaled_fp8_quant
+from .routes import dtype_name, route
+from .support import BLOCK
+from .verbs import exported, serve, verb
 
 OUTPUT_PADDING = 17
 """Least number of rows passed to ``torch._scaled_mm``, which is faster with more than 16."""

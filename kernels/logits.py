@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kernels import checks
-from kernels.adapters import Inputs, Options, by_name, int32
-from kernels.checks import FP8
-from kernels.errors import InputError, LayoutError, OptionError, ShapeError
-from kernels.operators import empty
-from kernels.platform import get_num_sms
-from kernels.routes import route
-from kernels.verbs import verb
+from . import checks
+from .adapters import Inputs, Options, by_name, int32
+from .checks import FP8
+from .errors import InputError, LayoutError, OptionError, ShapeError
+from .operators import empty
+from .platform import get_num_sms
+from .routes import route
+from .verbs import verb
 
 MOST_SMS = 1 << 16
 """Above every device's multiprocessors (an H200 has 132), so that a schedule is never larger than its work."""

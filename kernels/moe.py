@@ -22,22 +22,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import checks
-from kernels import platform as machines
-from kernels.adapters import Inputs, Options
-from kernels.checks import FP8
-from kernels.config import current_config
-from kernels.errors import ConfigError, InputError, OptionError, ShapeError
-from kernels.layout import (
+from . import checks
+from . import platform as machines
+from .adapters import Inputs, Options
+from .checks import FP8
+from .config import current_config
+from .errors import ConfigError, InputError, OptionError, ShapeError
+from .layout import (
     align_fp8_moe_weights_for_fi,
     rotate_weights_for_fi_trtllm_fp8_per_tensor_moe,
     swap_w13_to_w31,
 )
-from kernels.quantize import scaled_fp8_quant
-from kernels.records import MOE_BACKENDS, Config
-from kernels.routes import route
-from kernels.support import MOE_FAMILIES
-from kernels.verbs import exported, verb
+from .quantize import scaled_fp8_quant
+from .records import MOE_BACKENDS, Config
+from .routes import route
+from .support import MOE_FAMILIES
+from .verbs import exported, verb
 
 log = logging.getLogger(__name__)
 LLAMA4 = 3

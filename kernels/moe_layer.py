@@ -18,19 +18,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels import checks
-from kernels.adapters import Inputs, Options
-from kernels.checks import FP8
-from kernels.errors import OptionError, ShapeError
-from kernels.grouped import (
+from . import checks
+from .adapters import Inputs, Options
+from .checks import FP8
+from .errors import OptionError, ShapeError
+from .grouped import (
     get_mk_alignment_for_contiguous_layout,
     m_grouped_fp8_gemm_nt_contiguous,
     scaled_grouped_mm,
 )
-from kernels.layout import align
-from kernels.quantize import per_token_group_quant_fp8, scaled_fp8_quant
-from kernels.support import BLOCK
-from kernels.verbs import serve, verb
+from .layout import align
+from .quantize import per_token_group_quant_fp8, scaled_fp8_quant
+from .support import BLOCK
+from .verbs import serve, verb
 
 # --- as a contract, and as an operator, calls it -------------------------------------------------------------------
 
@@ -75,6 +75,7 @@ def _block_layer(verb: Callable[..., Tensor], inputs: Inputs, options: Options) 
         expert_offset=int(str(options.get("first_expert", 0))),
         weight_on_input=bool(options.get("apply_router_weight_on_input", False)),
         round_silu=rounding == "EACH",
+        out_dtype=torch.bfloat16,
     )
 
 

@@ -21,19 +21,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import checks
-from kernels.adapters import Adapter, Inputs, Options
-from kernels.checks import FP8, FP8_MAX
-from kernels.errors import InputError, OptionError
-from kernels.fused import persistent_masked_m_silu_mul_quant, silu_and_mul_masked_post_quant
-from kernels.grouped import (
+from . import checks
+from .adapters import Adapter, Inputs, Options
+from .checks import FP8, FP8_MAX
+from .errors import InputError, OptionError
+from .fused import persistent_masked_m_silu_mul_quant, silu_and_mul_masked_post_quant
+from .grouped import (
     fp8_m_grouped_gemm_nt_masked,
     get_mk_alignment_for_contiguous_layout,
     m_grouped_fp8_gemm_nt_contiguous,
     scaled_grouped_mm,
 )
-from kernels.layout import align
-from kernels.moe_layer import (
+from .layout import align
+from .moe_layer import (
     gathered,
     operands,
     route_deepseek_v3,
@@ -42,10 +42,10 @@ from kernels.moe_layer import (
     sorted_rows,
     without_padding,
 )
-from kernels.operators import empty
-from kernels.quantize import flashinfer_quantize_1x128, per_token_group_quant_fp8, scaled_fp8_quant
-from kernels.support import BLOCK
-from kernels.verbs import serve, verb
+from .operators import empty
+from .quantize import flashinfer_quantize_1x128, per_token_group_quant_fp8, scaled_fp8_quant
+from .support import BLOCK
+from .verbs import serve, verb
 
 Quantised = tuple[Tensor, Tensor]
 FLOOR = FP8_MAX * 2.0**-126

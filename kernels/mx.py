@@ -22,9 +22,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels import checks
-from kernels.errors import OptionError
-from kernels.mx_blocks import (
+from . import checks
+from .errors import OptionError
+from .mx_blocks import (
     FP4_EMAX,
     FP4_FRACTION,
     FP4_MAX,
@@ -45,8 +45,8 @@ from kernels.mx_blocks import (
     times,
     two_levels,
 )
-from kernels.operators import empty
-from kernels.verbs import verb
+from .operators import empty
+from .verbs import verb
 
 # --- as a contract, and as an operator, calls it -------------------------------------------------------------------
 

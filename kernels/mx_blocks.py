@@ -13,10 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels import checks
-from kernels.checks import WIDE
-from kernels.errors import OptionError, ShapeError
-from kernels.layout import swizzle_scale
+from . import checks
+from .checks import WIDE
+from .errors import OptionError, ShapeError
+from .layout import swizzle_scale
 
 MX_BLOCK, NVFP4_BLOCK = 32, 16
 LINEAR = "linear"

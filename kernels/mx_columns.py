@@ -17,12 +17,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels import checks
-from kernels.checks import WIDE
-from kernels.errors import OptionError
-from kernels.layout import swizzle_scale
-from kernels.mx import mxfp8_dequantize, mxfp8_quantize
-from kernels.mx_blocks import (
+from . import checks
+from .checks import WIDE
+from .errors import OptionError
+from .layout import swizzle_scale
+from .mx import mxfp8_dequantize, mxfp8_quantize
+from .mx_blocks import (
     FP8_ELEMENTS,
     LINEAR,
     MX_BLOCK,
@@ -32,8 +32,8 @@ from kernels.mx_blocks import (
     shared_exponent,
     store_scale,
 )
-from kernels.operators import empty
-from kernels.verbs import verb
+from .operators import empty
+from .verbs import verb
 
 COMPACT, TILES = "compact", "128x4"
 DIRECTIONS = ("rowwise", "columnwise")

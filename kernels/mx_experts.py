@@ -20,12 +20,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels import checks
-from kernels.checks import WIDE
-from kernels.errors import OptionError, ShapeError
-from kernels.layout import swizzle_scale
-from kernels.mx import mxfp8_quantize
-from kernels.mx_blocks import (
+from . import checks
+from .checks import WIDE
+from .errors import OptionError, ShapeError
+from .layout import swizzle_scale
+from .mx import mxfp8_quantize
+from .mx_blocks import (
     LINEAR,
     MX_BLOCK,
     NVFP4_BLOCK,
@@ -36,8 +36,8 @@ from kernels.mx_blocks import (
     split_blocks,
     two_levels,
 )
-from kernels.operators import empty
-from kernels.verbs import verb
+from .operators import empty
+from .verbs import verb
 
 HEIGHT = 128
 PLACEMENTS = ("tight", "flashinfer")

@@ -20,12 +20,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels import checks
-from kernels.checks import WIDE
-from kernels.errors import OptionError, ShapeError
-from kernels.layout import shuffled_rows, swizzle_scale
-from kernels.mx import mxfp4_fake, mxfp8_fake, mxfp8_quantize, nvfp4_fake
-from kernels.mx_blocks import (
+from . import checks
+from .checks import WIDE
+from .errors import OptionError, ShapeError
+from .layout import shuffled_rows, swizzle_scale
+from .mx import mxfp4_fake, mxfp8_fake, mxfp8_quantize, nvfp4_fake
+from .mx_blocks import (
     FP4_EMAX,
     FP4_FRACTION,
     FP4_MAX,
@@ -52,10 +52,10 @@ from kernels.mx_blocks import (
     times,
     two_levels,
 )
-from kernels.operators import empty
-from kernels.quantize import per_block_cast_to_fp8
-from kernels.support import BLOCK
-from kernels.verbs import verb
+from .operators import empty
+from .quantize import per_block_cast_to_fp8
+from .support import BLOCK
+from .verbs import verb
 
 # Largest value, its exponent, fraction bits, exponent of the smallest normal value (OCP Microscaling Formats 1.0, 5.3).
 FP6_ELEMENTS = {"e3m2": (28.0, 4, 2, -2), "e2m3": (7.5, 2, 3, 0)}

@@ -16,14 +16,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels import checks
-from kernels.adapters import Inputs, Options, int32, out_dtype_of
-from kernels.backends.declaration import Rows, Scales
-from kernels.errors import InputError, LayoutError, OptionError, ShapeError
-from kernels.logits import check_pages, check_schedule, fp8_mqa_logits, fp8_paged_mqa_logits, lengths
-from kernels.mx_blocks import LINEAR, MX_BLOCK
-from kernels.mx_products import UE8M0, run_product
-from kernels.verbs import verb
+from . import checks
+from .adapters import Inputs, Options, int32, out_dtype_of
+from .backends.declaration import Rows, Scales
+from .errors import InputError, LayoutError, OptionError, ShapeError
+from .logits import check_pages, check_schedule, fp8_mqa_logits, fp8_paged_mqa_logits, lengths
+from .mx_blocks import LINEAR, MX_BLOCK
+from .mx_products import UE8M0, run_product
+from .verbs import verb
 
 HELD = 1 << 26
 """Dot products held at once: 256 MiB."""

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.errors import OptionError
+from .errors import OptionError
 
 NAMESPACE = "fp8_kernels"
 """Namespace of the custom operators: ``torch.ops.fp8_kernels``."""

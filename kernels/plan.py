@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from kernels.backends.declaration import Backend
-from kernels.config import current_config
-from kernels.errors import (
+from .backends.declaration import Backend
+from .config import current_config
+from .errors import (
     ConfigError,
     MissingPackageError,
     NoBackendError,
@@ -27,8 +27,8 @@ from kernels.errors import (
     SwitchedOff,
     Unavailable,
 )
-from kernels.platform import current_machine
-from kernels.records import ARCHES, Config, Machine, Plan, Problem
+from .platform import current_machine
+from .records import ARCHES, Config, Machine, Plan, Problem
 
 __all__ = ["MODULES", "ROUTINES", "TABLE", "Plan", "Problem", "backend_of", "describe", "markdown_table", "plan"]
 
@@ -68,16 +68,17 @@ TABLE: Mapping[str, tuple[str, ...]] = {
     "paged_metadata": ("deep_gemm", "eager"),
 }
 MODULES: Mapping[str, str] = {
-    "triton": "kernels.backends.triton_quant",
-    "triton_gemm": "kernels.backends.triton_gemm",
-    "triton_linear": "kernels.backends.triton_linear",
-    "triton_mx": "kernels.backends.triton_mx",
-    "cutlass": "kernels.backends.cutlass",
-    "sgl_kernel": "kernels.backends.sgl_kernel",
-    "torch": "kernels.backends.torch_ops",
-    "deep_gemm": "kernels.backends.deep_gemm",
-    "flashinfer": "kernels.backends.flashinfer",
-    "eager": "kernels.backends.eager",
+    # backend: its file in backends/
+    "triton": "triton_quant",
+    "triton_gemm": "triton_gemm",
+    "triton_linear": "triton_linear",
+    "triton_mx": "triton_mx",
+    "cutlass": "cutlass",
+    "sgl_kernel": "sgl_kernel",
+    "torch": "torch_ops",
+    "deep_gemm": "deep_gemm",
+    "flashinfer": "flashinfer",
+    "eager": "eager",
 }
 ROUTINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     # public routine: (operation, a representative problem) for the table of the documentation
@@ -142,7 +143,7 @@ NO_BACKEND = "no backend"
 
 def backend_of(name: str) -> Backend:
     """What a backend declares (importing its module loads no library)."""
-    declared: Backend = importlib.import_module(MODULES[name]).BACKEND
+    declared: Backend = importlib.import_module(f".backends.{MODULES[name]}", __package__).BACKEND
     return declared
 
 

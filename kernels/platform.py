@@ -13,12 +13,12 @@ from contextlib import contextmanager
 
 import torch
 
-from kernels import context
-from kernels.config import current_config
-from kernels.errors import DeviceError
-from kernels.records import ARCHES, PACKAGES, PRODUCTS, Config, Machine, version
-from kernels.support import BLOCK, CUTLASS, DEEP_GEMM_SM, E4M3_GFX, E8M0_SWITCH, ROWWISE_ROCM, built
-from kernels.verbs import verb
+from . import context
+from .config import current_config
+from .errors import DeviceError
+from .records import ARCHES, PACKAGES, PRODUCTS, Config, Machine, version
+from .support import BLOCK, CUTLASS, DEEP_GEMM_SM, E4M3_GFX, E8M0_SWITCH, ROWWISE_ROCM, built
+from .verbs import verb
 
 __all__ = [
     "ARCHES",

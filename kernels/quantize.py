@@ -25,14 +25,14 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kernels import checks, formulas
-from kernels.adapters import Inputs, Options, by_name
-from kernels.checks import FP8, WIDE
-from kernels.errors import InputError, LayoutError, OptionError, ShapeError
-from kernels.operators import empty, lanes
-from kernels.routes import dtype_name, route
-from kernels.support import BLOCK
-from kernels.verbs import verb
+from . import checks, formulas
+from .adapters import Inputs, Options, by_name
+from .checks import FP8, WIDE
+from .errors import InputError, LayoutError, OptionError, ShapeError
+from .operators import empty, lanes
+from .routes import dtype_name, route
+from .support import BLOCK
+from .verbs import verb
 
 GROUP_EPS = 1e-10
 """Floor of the amax of a group (vLLM's and SGLang's default)."""
@@ -511,14 +511,14 @@ def requantize_with_max_scale(
     Parameters
     ----------
     weight
-        ``[sum(widths), K]`` E4M3. Never written to.
+        ``[N, K]`` E4M3. Never written to. Rows past the last shard keep their codes.
     weight_scale
         ``[shards]`` float32.
 
     Returns
     -------
     max_scale, weight
-        A float32 scalar and E4M3 ``[sum(widths), K]``.
+        A float32 scalar and E4M3 ``[N, K]``.
 
     Raises
     ------
@@ -527,14 +527,16 @@ def requantize_with_max_scale(
     checks.dtype("weight", checks.rank("weight", weight, 2), FP8)
     widths = _shards(weight_scale, logical_widths)
     checks.same_device(weight=weight, weight_scale=weight_scale)
-    if sum(widths) != weight.shape[0]:
+    if (rest := weight.shape[0] - sum(widths)) < 0:
         raise ShapeError(f"logical_widths sum to {sum(widths)} but weight has {weight.shape[0]} rows")
     top = checks.concrete("weight_scale", weight_scale).max()
+    *parts, last = torch.split(weight, [*widths, rest])
     shards = [
         formulas.divide_and_saturate(per_tensor_dequantize(part, scale), top).view(torch.uint8)
-        for part, scale in zip(torch.split(weight, widths), weight_scale.unbind(), strict=True)
+        for part, scale in zip(parts, weight_scale.unbind(), strict=True)
     ]
-    whole = torch.where(weight_scale[-1] > UNLOADED, torch.cat(shards), weight.view(torch.uint8))
+    fused = torch.cat([*shards, last.view(torch.uint8)])
+    whole = torch.where(weight_scale[-1] > UNLOADED, fused, weight.view(torch.uint8))
     return top, whole.view(FP8)
 
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from kernels.errors import ConfigError, OptionError, Reason
+from .errors import ConfigError, OptionError, Reason
 
 T = TypeVar("T")
 MOE_BACKENDS = ("throughput", "latency", "masked_gemm")

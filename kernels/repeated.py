@@ -20,10 +20,10 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kernels.backends._host import ALIGNMENT, packed
-from kernels.config import current_config
-from kernels.context import current
-from kernels.fast import torch as fast
+from .backends._host import ALIGNMENT, packed
+from .config import current_config
+from .context import current
+from .fast import torch as fast
 
 Run = TypeVar("Run")
 P = ParamSpec("P")

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from kernels import context
-from kernels.backends.declaration import Backend
-from kernels.config import current_config, use_config
-from kernels.errors import OptionError
-from kernels.plan import MODULES, backend_of, plan
-from kernels.records import Plan, Problem
-from kernels.verbs import exported
+from . import context
+from .backends.declaration import Backend
+from .config import current_config, use_config
+from .errors import OptionError
+from .plan import MODULES, backend_of, plan
+from .records import Plan, Problem
+from .verbs import exported
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from kernels import platform, routes
-from kernels.adapters import Inputs, Options, Outputs, Runner, by_row
-from kernels.config import current_config
-from kernels.decisions import DECISIONS, RECORDS
-from kernels.errors import DtypeError, LayoutError, OptionError
-from kernels.plan import TABLE, backend_of
-from kernels.records import Problem
-from kernels.verbs import SERVED, Served, serve
+from . import platform, routes
+from .adapters import Inputs, Options, Outputs, Runner, by_row
+from .config import current_config
+from .decisions import DECISIONS, RECORDS
+from .errors import DtypeError, LayoutError, OptionError
+from .plan import TABLE, backend_of
+from .records import Problem
+from .verbs import SERVED, Served, serve
 
 NUMERICS = {
     # (backend, operation) on sm90: how the kernel accumulates

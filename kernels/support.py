@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from kernels.errors import Reason, SwitchedOff, Unavailable, Unsupported
-from kernels.records import PACKAGES, Config, Machine, Problem
+from .errors import Reason, SwitchedOff, Unavailable, Unsupported
+from .records import PACKAGES, Config, Machine, Problem
 
 Version = tuple[int, ...]
 Build = tuple[int, int | None, Version]

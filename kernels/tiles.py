@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kernels import checks
-from kernels.adapters import Inputs, Options
-from kernels.backends._host import take
-from kernels.errors import OptionError, ShapeError
-from kernels.layout import align, ceil_div, powers_of_two, shuffled_rows, swizzle_scale
-from kernels.verbs import verb
+from . import checks
+from .adapters import Inputs, Options
+from .backends._host import take
+from .errors import OptionError, ShapeError
+from .layout import align, ceil_div, powers_of_two, shuffled_rows, swizzle_scale
+from .verbs import verb
 
 HEIGHT, WIDTH = 128, 4
 GROUP_PLACEMENTS = ("tight", "flashinfer", "masked")

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from kernels import checks, operators
-from kernels.adapters import Adapter, Inputs, Options, Outputs, by_name, in_place
-from kernels.repeated import with_fast_path
+from . import checks, operators
+from .adapters import Adapter, Inputs, Options, Outputs, by_name, in_place
+from .repeated import with_fast_path
 
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E")

@@ -6,20 +6,51 @@
     fp8_oracle.bindings     an iterable of Binding records                         (oracle.bindings.binding)
     fp8_oracle.subjects     a function that returns subjects                       (oracle.harness.subjects)
 
-A group is read when something of it is asked for that is not built in. An entry point that cannot be loaded, or gives
-something else, is one :class:`~oracle.errors.ExtensionError` that names it: what it should have added is missing, and
-nothing stands in for it.
+A group is read when something of it is asked for that is not built in. An entry point that cannot be loaded, or not in
+``LOADING`` seconds, or gives something else, is one :class:`~oracle.errors.ExtensionError` that names it: what it
+should have added is missing, and nothing stands in for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from oracle.errors import ExtensionError
 
 Record = TypeVar("Record")
+LOADING = 120.0
+"""Seconds in which foreign code must have been imported, on a busy machine too."""
+
+
+class Expired(BaseException):
+    """Foreign code did not load in time; no ``except Exception`` of that code takes this."""
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raise Expired in a block that runs longer.
+
+    A block has no limit outside of the main thread, or where somebody else's alarm is set.
+    """
+    if threading.current_thread() is not threading.main_thread() or any(signal.getitimer(signal.ITIMER_REAL)):
+        yield
+        return
+
+    def expire(*_: object) -> None:
+        raise Expired(f"it did not load within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def added(group: str, kind: type[Record], *, known: Iterable[str], many: bool) -> tuple[Record, ...]:
@@ -54,8 +85,9 @@ def added(group: str, kind: type[Record], *, known: Iterable[str], many: bool) -
 def _load(point: EntryPoint, records: Callable[[Any], list[Any]]) -> list[Any]:
     # Whatever foreign code raises while it loads is the finding, so it is caught whole and said.
     try:
-        return records(point.load())
-    except (Exception, SystemExit) as error:
+        with within(LOADING):
+            return records(point.load())
+    except (Exception, SystemExit, Expired) as error:
         said = f"{type(error).__name__}: {error}"
         raise ExtensionError(f"{_said(point)} cannot be loaded: {said}; repair or uninstall it") from error
 

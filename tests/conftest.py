@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.support.commandline import Cli, Ran
 from tests.support.cpu import Costs
-from tests.support.full import MARKERS, MOST, left_out
+from tests.support.full import MARKERS, MOST, TURN, left_out
 from tests.support.matrix import MODES
 from tests.support.paths import FIXTURES, ROOT, SHARED
 from tests.support.tools import found
@@ -74,13 +74,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu", metavar="FILE", type=Path, help="write what every test costs (support/cpu.py)")
     parser.addoption("--most", metavar="N", type=int, default=MOST, help="instances of a test with parameters")
     parser.addoption("--part", metavar="I/N", default="0/1", help="the files of this part, as 0/3, 1/3 and 2/3")
+    parser.addoption("--every-turn", action="store_true", help="tests of all turns (support/full.py)")
     parser.addoption("--full", action="store_true", help="also what repeats a check on more cases (support/full.py)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--full"):
         return
-    if out := left_out(items, config.args, config.getoption("--most"), part=config.getoption("--part")):
+    turn = None if config.getoption("--every-turn") else TURN
+    if out := left_out(items, config.args, config.getoption("--most"), turn, config.getoption("--part")):
         items[:] = [item for item in items if item not in out]
         config.hook.pytest_deselected(items=[*out])
 

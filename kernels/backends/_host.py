@@ -22,9 +22,9 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from kernels.backends.declaration import Allocate
-from kernels.config import current_config
-from kernels.fast import torch as fast
+from ..config import current_config
+from ..fast import torch as fast
+from .declaration import Allocate
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.backends._host import is_other_device
-from kernels.config import current_config
-from kernels.context import Memo
-from kernels.errors import MissingPackageError
-from kernels.fast import torch as fast_torch
-from kernels.fast import triton as fast_triton
-from kernels.fast.triton import Start
-from kernels.records import Machine, Problem
+from ..config import current_config
+from ..context import Memo
+from ..errors import MissingPackageError
+from ..fast import torch as fast_torch
+from ..fast import triton as fast_triton
+from ..fast.triton import Start
+from ..records import Machine, Problem
+from ._host import is_other_device
 
 ALIGNMENT = 16
 """Bytes of a pointer, and the divisor of an integer, on which Triton specialises."""
@@ -38,13 +38,15 @@ EXACT = {"enable_fp_fusion": False}
 
 
 def imported(module: str, kernel: str) -> tuple[ModuleType, bool]:
-    """A module of Triton kernels, and whether ``kernel`` of it runs natively (not under the interpreter).
+    """A module of Triton kernels (``"._triton_mx"``: of this folder), and whether ``kernel`` of it runs natively.
+
+    Under Triton's interpreter it does not.
 
     Raises MissingPackageError: Triton, or what it needs, cannot be imported.
     """
     try:
         triton = importlib.import_module("triton")
-        kernels = importlib.import_module(module)
+        kernels = importlib.import_module(module, __package__)
     except ImportError as error:
         raise MissingPackageError("Triton; install `triton`", {"triton": str(error)}) from error
     return kernels, isinstance(getattr(kernels, kernel), triton.JITFunction)

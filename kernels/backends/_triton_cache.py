@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.backends._triton_kernels import _ceil_ue8m0, _codes, _divide, _encode, _quotient
+from ._triton_kernels import _ceil_ue8m0, _codes, _divide, _encode, _quotient
 
 
 @triton.jit

@@ -28,8 +28,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.backends._triton_gemm import _wide
-from kernels.backends._triton_kernels import _encode
+from ._triton_gemm import _wide
+from ._triton_kernels import _encode
 
 LEAST = tl.constexpr(0x03E06A8D)
 """Bits of 1.319e-36, of which 448 is the 3.3965e38-fold: beyond bfloat16, within float32."""

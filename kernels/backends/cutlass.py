@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.backends._host import dense, on_its_device
-from kernels.backends.declaration import Backend
-from kernels.config import current_config
-from kernels.errors import MissingPackageError, NoBackendError
-from kernels.records import Machine, Problem, vllm_libraries
+from ..config import current_config
+from ..errors import MissingPackageError, NoBackendError
+from ..records import Machine, Problem, vllm_libraries
+from ._host import dense, on_its_device
+from .declaration import Backend
 
 log = logging.getLogger(__name__)
 ELF = b"\x7fELF"

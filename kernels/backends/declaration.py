@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels import support
-from kernels.errors import MissingPackageError, Reason, Unavailable, Unsupported
-from kernels.records import Config, Machine, Problem
+from .. import support
+from ..errors import MissingPackageError, Reason, Unavailable, Unsupported
+from ..records import Config, Machine, Problem
 
 Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
 """From shape, strides and dtype to an uninitialised tensor."""

@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.backends._host import ALIGNMENT, column_major, dense, is_other_device, on_its_device, packed
-from kernels.backends.declaration import Backend, Gemm
-from kernels.config import current_config
-from kernels.errors import MissingPackageError, OptionError
-from kernels.fast import deep_gemm as direct
-from kernels.records import Machine, Problem
-from kernels.support import BLOCK, GEMMS
+from ..config import current_config
+from ..errors import MissingPackageError, OptionError
+from ..fast import deep_gemm as direct
+from ..records import Machine, Problem
+from ..support import BLOCK, GEMMS
+from ._host import ALIGNMENT, column_major, dense, is_other_device, on_its_device, packed
+from .declaration import Backend, Gemm
 
 IMPORT_NAMES = ("deep_gemm", "vllm.third_party.deep_gemm")
 SYMBOLS = {

@@ -13,14 +13,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.backends import eager_cache
-from kernels.backends._host import column_major, lane_major, no_autocast_no_grad, take
-from kernels.backends.declaration import Allocate, Backend, Quantiser, Rows, Scales, WideLinear
-from kernels.checks import FP8, FP8_MAX
-from kernels.errors import ValueRangeError
-from kernels.formulas import ceil_to_ue8m0, divide_and_saturate, flashinfer_blocks, fp8_max, pack_ue8m0, saturate
-from kernels.records import Machine, Problem
-from kernels.support import BLOCK
+from ..checks import FP8, FP8_MAX
+from ..errors import ValueRangeError
+from ..formulas import ceil_to_ue8m0, divide_and_saturate, flashinfer_blocks, fp8_max, pack_ue8m0, saturate
+from ..records import Machine, Problem
+from ..support import BLOCK
+from . import eager_cache
+from ._host import column_major, lane_major, no_autocast_no_grad, take
+from .declaration import Allocate, Backend, Quantiser, Rows, Scales, WideLinear
 
 SPLIT_KV = 256
 """Cached tokens in one unit of work of the paged kernel's schedule."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.backends._host import no_autocast_no_grad
-from kernels.backends.declaration import CacheRows, Part, Slots
-from kernels.checks import FP8, FP8_MAX
-from kernels.errors import ValueRangeError
-from kernels.formulas import ceil_to_ue8m0, divide_and_saturate, fp8_max, saturate
+from ..checks import FP8, FP8_MAX
+from ..errors import ValueRangeError
+from ..formulas import ceil_to_ue8m0, divide_and_saturate, fp8_max, saturate
+from ._host import no_autocast_no_grad
+from .declaration import CacheRows, Part, Slots
 
 TILE, BLOCK = 128, 16
 BELOW, AT = (0.25, 1.25, 2.5, 5.0), (0.75, 1.75, 3.5)

@@ -26,13 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.backends._host import ALIGNMENT, allocator, dense, is_other_device, on_its_device
-from kernels.backends.declaration import Backend
-from kernels.config import current_config
-from kernels.errors import MissingPackageError
-from kernels.fast import flashinfer as direct
-from kernels.fast.flashinfer import Run
-from kernels.records import Machine, Problem
+from ..config import current_config
+from ..errors import MissingPackageError
+from ..fast import flashinfer as direct
+from ..fast.flashinfer import Run
+from ..records import Machine, Problem
+from ._host import ALIGNMENT, allocator, dense, is_other_device, on_its_device
+from .declaration import Backend
 
 
 def kernel(p: Problem, machine: Machine) -> str:

@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.backends._host import dense, on_its_device
-from kernels.backends.declaration import Backend
-from kernels.errors import DtypeError, MissingPackageError, NoBackendError, OptionError
-from kernels.records import Machine, Problem
-from kernels.support import SGL_WORD
+from ..errors import DtypeError, MissingPackageError, NoBackendError, OptionError
+from ..records import Machine, Problem
+from ..support import SGL_WORD
+from ._host import dense, on_its_device
+from .declaration import Backend
 
 PACKAGE = "sgl_kernel"
 FP8_MAX = 448.0

@@ -15,11 +15,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.backends._host import dense, no_autocast_no_grad, pitched
-from kernels.backends.declaration import Backend
-from kernels.platform import Machine, current_machine
-from kernels.records import Problem
-from kernels.support import ROWWISE_CPU, rowwise_cublas
+from ..platform import Machine, current_machine
+from ..records import Problem
+from ..support import ROWWISE_CPU, rowwise_cublas
+from ._host import dense, no_autocast_no_grad, pitched
+from .declaration import Backend
 
 SCALE_MULTIPLE = 4
 """The block-scaled product takes scales for a multiple of 4 rows and a multiple of 4 blocks of K: torch checks the

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.backends._launch import Launch, bits, imported, power_of_two
-from kernels.backends.declaration import CacheRows, Part, Slots
-from kernels.checks import FP8
-from kernels.routes import cached
+from ..checks import FP8
+from ..routes import cached
+from ._launch import Launch, bits, imported, power_of_two
+from .declaration import CacheRows, Part, Slots
 
 WIDEST, WARPS, VECTOR = 2048, 4, 16
 """Most elements that a program holds at once, its most warps, and the bytes that one instruction loads."""
@@ -32,7 +32,7 @@ SMALL = 1 << 31
 @functools.cache
 def library() -> tuple[ModuleType, bool]:
     """The kernels, and whether they run natively (not under the interpreter)."""
-    return imported("kernels.backends._triton_cache", "store_kernel")
+    return imported("._triton_cache", "store_kernel")
 
 
 @functools.lru_cache(maxsize=256)

@@ -14,10 +14,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from kernels.backends._host import allocator, is_other_device
-from kernels.backends._launch import Launch, bits, imported, power_of_two
-from kernels.checks import FP8
-from kernels.support import BLOCK
+from ..checks import FP8
+from ..support import BLOCK
+from ._host import allocator, is_other_device
+from ._launch import Launch, bits, imported, power_of_two
 
 ELEMENTS, WARPS = 2048, 4
 """Elements of one program of the gated kernel, and its warps."""
@@ -32,7 +32,7 @@ LEAST_SHARED = 2.0**-90
 @functools.cache
 def library() -> tuple[ModuleType, bool]:
     """The kernels, and whether they run natively (not under the interpreter)."""
-    return imported("kernels.backends._triton_fused", "gated_kernel")
+    return imported("._triton_fused", "gated_kernel")
 
 
 @functools.lru_cache(maxsize=256)

@@ -21,11 +21,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.backends._launch import Launch, imported, loads
-from kernels.backends.declaration import Backend
-from kernels.platform import current_machine
-from kernels.records import Machine, Problem
-from kernels.support import BLOCK, E4M3_SM, F16_SM, SPARE, shared_memory
+from ..platform import current_machine
+from ..records import Machine, Problem
+from ..support import BLOCK, E4M3_SM, F16_SM, SPARE, shared_memory
+from ._launch import Launch, imported, loads
+from .declaration import Backend
 
 DENSE, CONTIGUOUS, MASKED = 0, 1, 2
 """Modes of the kernel."""
@@ -100,7 +100,7 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
 @functools.cache
 def library() -> tuple[ModuleType, bool]:
     """The kernel's module, and whether it runs natively (not under the interpreter)."""
-    return imported("kernels.backends._triton_gemm", "gemm_kernel")
+    return imported("._triton_gemm", "gemm_kernel")
 
 
 @functools.lru_cache(maxsize=1024)

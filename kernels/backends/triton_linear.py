@@ -25,16 +25,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.backends._host import allocator, allocators, is_other_device
-from kernels.backends._launch import ALIGNMENT, HIP, Launch, Ready, bits, imported, loads
-from kernels.backends.declaration import Allocate, Backend, WideLinear
-from kernels.config import current_config
-from kernels.context import Memo
-from kernels.fast import torch as fast_torch
-from kernels.fast.triton import modes
-from kernels.platform import current_machine
-from kernels.records import Machine, Problem
-from kernels.support import BLOCK, E4M3_SM, shared_memory
+from ..config import current_config
+from ..context import Memo
+from ..fast import torch as fast_torch
+from ..fast.triton import modes
+from ..platform import current_machine
+from ..records import Machine, Problem
+from ..support import BLOCK, E4M3_SM, shared_memory
+from ._host import allocator, allocators, is_other_device
+from ._launch import ALIGNMENT, HIP, Launch, Ready, bits, imported, loads
+from .declaration import Allocate, Backend, WideLinear
 
 
 class Cut(NamedTuple):
@@ -79,7 +79,7 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
 @functools.cache
 def library() -> tuple[ModuleType, bool]:
     """The kernel's module, and whether it runs natively (not under the interpreter)."""
-    return imported("kernels.backends._triton_linear", "linear_kernel")
+    return imported("._triton_linear", "linear_kernel")
 
 
 def parts_of(n: int, k: int, columns: int, multiprocessors: int) -> int:

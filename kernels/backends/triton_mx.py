@@ -19,11 +19,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.backends._launch import Launch, imported, loads
-from kernels.backends.declaration import Backend, Rows, Scales
-from kernels.platform import current_machine
-from kernels.records import Machine, Problem
-from kernels.support import SPARE, shared_memory
+from ..platform import current_machine
+from ..records import Machine, Problem
+from ..support import SPARE, shared_memory
+from ._launch import Launch, imported, loads
+from .declaration import Backend, Rows, Scales
 
 
 class Tile(NamedTuple):
@@ -84,7 +84,7 @@ def kernel(p: Problem, machine: Machine) -> str:
 @functools.cache
 def library() -> tuple[ModuleType, bool]:
     """The kernel's module, and whether it runs natively (not under the interpreter)."""
-    return imported("kernels.backends._triton_mx", "mx_kernel")
+    return imported("._triton_mx", "mx_kernel")
 
 
 def cut_for(m: int, groups: int, mode: int) -> Cut:

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.backends import triton_cache, triton_fused
-from kernels.backends._host import allocator, column_major, on_its_device
-from kernels.backends._launch import ALIGNMENT, HIP, Launch, bits, imported, loads, power_of_two
-from kernels.backends.declaration import Allocate, Backend, Quantiser
-from kernels.config import current_config
-from kernels.context import Memo
-from kernels.fast import torch as fast_torch
-from kernels.fast.triton import modes
-from kernels.records import Machine, Problem
-from kernels.support import BLOCK
+from ..config import current_config
+from ..context import Memo
+from ..fast import torch as fast_torch
+from ..fast.triton import modes
+from ..records import Machine, Problem
+from ..support import BLOCK
+from . import triton_cache, triton_fused
+from ._host import allocator, column_major, on_its_device
+from ._launch import ALIGNMENT, HIP, Launch, bits, imported, loads, power_of_two
+from .declaration import Allocate, Backend, Quantiser
 
 TILE = 32
 """Groups (or rows) of one program: 4096 elements at 128 a group."""
@@ -49,7 +49,7 @@ def kernel(p: Problem, machine: Machine) -> str:
 @functools.cache
 def library() -> tuple[ModuleType, bool]:
     """The kernels, and whether they run natively (not under the interpreter)."""
-    return imported("kernels.backends._triton_kernels", "group_kernel")
+    return imported("._triton_kernels", "group_kernel")
 
 
 @functools.lru_cache(maxsize=256)

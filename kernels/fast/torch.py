@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.backends.declaration import Allocate
+from ..backends.declaration import Allocate
 
 RELEASES = ("2.11.",)
 GUARD_RELEASES = ("2.11.", "2.13.")

@@ -1,6 +1,6 @@
 """Quantised layers as modules, and checkpoints to load them from.
 
-    from kernels.nn import Checkpoint, Fp8Linear
+    from . import Checkpoint, Fp8Linear
 
     model = Checkpoint("DeepSeek-V3")
     down = Fp8Linear.from_checkpoint(model, "model.layers.3.mlp.down_proj", parallel="row", rank=0, world=8)
@@ -11,9 +11,9 @@ Importing it imports safetensors; ``import kernels`` does not import it.
 
 from __future__ import annotations
 
-from kernels.nn.checkpoint import Checkpoint
-from kernels.nn.linear import Fp8Linear, Fp8Mlp, from_checkpoint, sum_ranks
-from kernels.nn.moe import Fp8Experts, Fp8Moe
-from kernels.nn.shards import Shard
+from .checkpoint import Checkpoint
+from .linear import Fp8Linear, Fp8Mlp, from_checkpoint, sum_ranks
+from .moe import Fp8Experts, Fp8Moe
+from .shards import Shard
 
 __all__ = ["Checkpoint", "Fp8Experts", "Fp8Linear", "Fp8Mlp", "Fp8Moe", "Shard", "from_checkpoint", "sum_ranks"]

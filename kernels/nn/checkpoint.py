@@ -38,9 +38,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from kernels.errors import CheckpointError
-from kernels.nn.shards import Source, whole
-from kernels.support import BLOCK
+from ..errors import CheckpointError
+from ..support import BLOCK
+from .shards import Source, whole
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

@@ -27,21 +27,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import checks
-from kernels import platform as machines
-from kernels.blockscaled import deepgemm_blockscale_linear, fp8_gemm_nt
-from kernels.checks import FP8
-from kernels.context import constant
-from kernels.errors import CheckpointError, NoBackendError, OptionError, ShapeError
-from kernels.linear import cutlass_scaled_mm
-from kernels.moe_layer import silu_and_mul
-from kernels.nn.checkpoint import Checkpoint
-from kernels.nn.shards import KINDS, SCALES, Layout, Shard, check, fill, finite, kind_of, lay_out, share, whole
-from kernels.plan import plan
-from kernels.quantize import ceil_to_ue8m0, per_block_cast_to_fp8, per_token_group_quant_fp8, scaled_fp8_quant
-from kernels.records import Problem
-from kernels.routes import cached, dtype_name
-from kernels.support import BLOCK
+from .. import checks
+from .. import platform as machines
+from ..blockscaled import deepgemm_blockscale_linear, fp8_gemm_nt
+from ..checks import FP8
+from ..context import constant
+from ..errors import CheckpointError, NoBackendError, OptionError, ShapeError
+from ..linear import cutlass_scaled_mm
+from ..moe_layer import silu_and_mul
+from ..plan import plan
+from ..quantize import ceil_to_ue8m0, per_block_cast_to_fp8, per_token_group_quant_fp8, scaled_fp8_quant
+from ..records import Problem
+from ..routes import cached, dtype_name
+from ..support import BLOCK
+from .checkpoint import Checkpoint
+from .shards import KINDS, SCALES, Layout, Shard, check, fill, finite, kind_of, lay_out, share, whole
 
 PARALLEL = (None, "column", "row")
 

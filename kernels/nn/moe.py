@@ -26,17 +26,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import checks
-from kernels.checks import FP8
-from kernels.errors import CheckpointError, InputError, OptionError, ShapeError
-from kernels.moe import make_fp8_moe_alpha_scales_for_fi
-from kernels.moe_layer import moe_block_scaled, moe_per_token, route_deepseek_v3, route_softmax
-from kernels.moe_pipelines import PIPELINES, Pipeline, moe_experts, row_of, way_of
-from kernels.nn.checkpoint import Checkpoint, Scheme
-from kernels.nn.linear import Fp8Mlp, Fp8Module, static_scale
-from kernels.nn.shards import GEMM_COLUMNS, Layout, Shard, check, fill, finite, lay_out, share
-from kernels.quantize import per_token_group_quant_fp8, requantize_with_max_scale, scaled_fp8_quant
-from kernels.support import BLOCK
+from .. import checks
+from ..checks import FP8
+from ..errors import CheckpointError, InputError, OptionError, ShapeError
+from ..moe import make_fp8_moe_alpha_scales_for_fi
+from ..moe_layer import moe_block_scaled, moe_per_token, route_deepseek_v3, route_softmax
+from ..moe_pipelines import PIPELINES, Pipeline, moe_experts, row_of, way_of
+from ..quantize import per_token_group_quant_fp8, requantize_with_max_scale, scaled_fp8_quant
+from ..support import BLOCK
+from .checkpoint import Checkpoint, Scheme
+from .linear import Fp8Mlp, Fp8Module, static_scale
+from .shards import GEMM_COLUMNS, Layout, Shard, check, fill, finite, lay_out, share
 
 Router = Callable[[Tensor], tuple[Tensor, Tensor]]
 """``logits [T, E] -> (weights [T, k] float32, ids [T, k])``."""

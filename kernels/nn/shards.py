@@ -26,11 +26,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.checks import FP8
-from kernels.errors import DtypeError, OptionError, ShapeError, ValueRangeError
-from kernels.layout import align, ceil_div
-from kernels.routes import dtype_name
-from kernels.support import BLOCK
+from ..checks import FP8
+from ..errors import DtypeError, OptionError, ShapeError, ValueRangeError
+from ..layout import align, ceil_div
+from ..routes import dtype_name
+from ..support import BLOCK
 
 KINDS = ("tensor", "channel", "block")
 SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)

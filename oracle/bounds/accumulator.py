@@ -92,6 +92,6 @@ def of_schedule(schedule: Schedule) -> Accumulator:
 def chains(product: ScaledProduct, promotion: int | None) -> Iterator[tuple[int, int, int]]:
     """``(scale block, first k, end k)`` of every chain, ascending: no chain crosses a block."""
     for block, k in product.blocks():
-        length = promotion or max(1, k.stop - k.start)
+        length = promotion or k.stop - k.start
         for start in range(k.start, k.stop, length):
             yield block, start, min(k.stop, start + length)

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from oracle.bounds.accumulator import Accumulator
 from oracle.bounds.chain import NONE, exponent_floor, floor_power, power
-from oracle.bounds.product import ETA, FLOAT32_MAX, U
+from oracle.bounds.product import ETA, U, may_overflow
 from oracle.errors import NumericsError
 from oracle.numbers.formats import Format, decode, of_dtype
 from oracle.tensorcore.instructions import Order, Sum
@@ -136,8 +136,7 @@ def chain(
         quantum = power(torch.maximum(top, exponent_floor(torch.maximum(down.abs(), up.abs()))) - acc.align)
         positive, negative = _losses(p1, p2, free[:, :, s], quantum)
         nearest = torch.where((down <= 0) & (up >= 0), torch.zeros_like(up), torch.minimum(down.abs(), up.abs()))
-        below = (nearest < power(top)) & ((down != 0) | (up != 0))
-        lost = torch.where(below, power(top - acc.align), torch.zeros_like(up))
+        lost = torch.where(nearest < power(top), power(top - acc.align), torch.zeros_like(up))
         zero = torch.zeros_like(up)
         d1 = down + torch.minimum(p1, p2).sum(dim=2) - positive - torch.where(up > 0, lost, zero)
         u1 = up + torch.maximum(p1, p2).sum(dim=2) + negative + torch.where(down < 0, lost, zero)
@@ -215,7 +214,7 @@ def _tile(
                 largest_sum, summed
             )  # one block of scales: they may multiply the promoted sum of its chains
         reach = torch.maximum(reach, scales * largest_sum.clamp(min=1.0))
-        open_ |= ~(reach < FLOAT32_MAX * (1 - 2.0**-20))
+        open_ |= may_overflow(reach)
     if acc is None:
         n = k + 4
         gamma = n * U / (1 - n * U) * (1 + 2.0**-20)
@@ -264,7 +263,7 @@ def _hull(low: Tensor, high: Tensor, b: Tensor, b2: Tensor) -> tuple[Tensor, Ten
 
 def _losses(p1: Tensor, p2: Tensor, free: Tensor, quantum: Tensor) -> tuple[Tensor, Tensor]:
     """Most that truncation takes from the positive products, and from the negative ones."""
-    q = torch.where(quantum == 0, torch.ones_like(quantum), quantum)[..., None]
+    q = quantum[..., None]
     rest = p1 - torch.trunc(p1 / q) * q  # of the sign of p1
     positive = torch.where(free, torch.maximum(p1, p2).minimum(q), rest).clamp(min=0)
     negative = torch.where(free, torch.maximum(-p1, -p2).minimum(q), -rest).clamp(min=0)
@@ -272,7 +271,7 @@ def _losses(p1: Tensor, p2: Tensor, free: Tensor, quantum: Tensor) -> tuple[Tens
 
 
 def _truncation(largest: Tensor, exact_below: Tensor, acc: Accumulator) -> Tensor:
-    loss = 2.0**-acc.out * floor_power(largest.clamp(min=0))
+    loss = 2.0**-acc.out * floor_power(largest)
     return torch.where(largest < exact_below, torch.zeros_like(loss), loss)
 
 

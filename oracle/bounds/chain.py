@@ -241,15 +241,14 @@ def fixed_point(once: Callable[[Tensor], tuple[Tensor, Tensor]], *held: Tensor) 
     others are computed with it.
     """
     error = torch.zeros_like(held[0])
-    for _ in range(64):
+    while True:  # an exponent grows each time, up to that of OVERFLOW
         low, high = once(error)
         grown = torch.maximum(-low, high)
-        moves = torch.stack([floor_power(x + grown) > floor_power(x + error) for x in held]).any(dim=0)
+        over = held[0] + grown > OVERFLOW
+        moves = torch.stack([floor_power(x + grown) > floor_power(x + error) for x in held]).any(dim=0) & ~over
         if not bool(moves.any()):
-            break
-        error = torch.maximum(error, grown)
-    over = moves | (held[0] + grown > OVERFLOW)
-    return low.masked_fill(over, -torch.inf), high.masked_fill(over, torch.inf)
+            return low.masked_fill(over, -torch.inf), high.masked_fill(over, torch.inf)
+        error = torch.where(moves, grown, error)
 
 
 def reach(sums: Tensor, group: int) -> Tensor:
@@ -276,8 +275,8 @@ def reach(sums: Tensor, group: int) -> Tensor:
 
 
 def floor_power(x: Tensor) -> Tensor:
-    """``pw(x) = 2**floor(log2 x)`` for non-negative float64 ``x`` of any shape (0 for 0), float64 of the same shape,
-    from the exponent bits. NaN and infinity give infinity."""
+    """``pw(x) = 2**floor(log2 |x|)`` of float64 ``x`` of any shape (0 for 0), float64 of the same shape, from the
+    exponent bits. NaN and infinity give infinity."""
     return (x.view(torch.int64) & 0x7FF0_0000_0000_0000).view(torch.float64)
 
 
@@ -315,21 +314,21 @@ def residues(p: Tensor, quantum: Tensor) -> tuple[Tensor, Tensor]:
     """Sums over the last axis of ``|p| mod quantum`` for the positive and for the negative products: float64 ``[M, N]``
     each.
 
-    ``p``: float64 ``[M, N, G]``; ``quantum``: float64 ``[M, N]``, powers of two or 0, which counts as 1.
+    ``p``: float64 ``[M, N, G]``; ``quantum``: float64 ``[M, N]``, powers of two, or 0, which gives NaN.
     """
-    q = torch.where(quantum == 0, torch.ones_like(quantum), quantum)[..., None]
+    q = quantum[..., None]
     rest = p - torch.trunc(p / q) * q  # of the sign of p
     return rest.clamp(min=0).sum(dim=-1), (-rest).clamp(min=0).sum(dim=-1)
 
 
 def _may_be_below(x: Tensor, low: Tensor, high: Tensor, top: Tensor) -> Tensor:
-    """Whether ``[x + low, x + high]`` holds a non-zero value of exponent below ``top``."""
+    """Whether ``[x + low, x + high]`` holds 0 or a value of exponent below ``top``."""
     left, right = x + low, x + high
     nearest = torch.where((left <= 0) & (right >= 0), torch.zeros_like(x), torch.minimum(left.abs(), right.abs()))
-    return (nearest < power(top)) & ((left != 0) | (right != 0))
+    return nearest < power(top)
 
 
 def _truncation(largest: Tensor, exact_below: Tensor, acc: Accumulator) -> Tensor:
     """Most that truncating a sum of at most ``largest`` loses; 0 where it is negative, or small enough to be exact."""
-    loss = 2.0**-acc.out * floor_power(largest.clamp(min=0)).clamp(min=LEAST)
+    loss = 2.0**-acc.out * floor_power(largest).clamp(min=LEAST)
     return torch.where(largest < exact_below, torch.zeros_like(loss), loss)

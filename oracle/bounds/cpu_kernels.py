@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oracle.bounds.product import ETA, REACH, U
 from oracle.tensorcore.cpu_jit import fma, jit, piece
 from oracle.tensorcore.packing import UNROLL
 
@@ -41,10 +42,7 @@ CHAIN_END, BLOCK_END = 1, 2  # what a tile ends
 # quantities of one element: prefix and interval of the chain, the promoted sum, the exact sum, sums of one step
 X, LOW, HIGH, Y, DOWN, UP, PHI, OPEN, BLOCK, HI, LO, SLACK, V, R, A, SHIFT, STATE = (LANES * q for q in range(17))
 
-U, ETA = 2.0**-24, 2.0**-149
-REACH = (2.0 - 2.0**-23) * 2.0**127 * (1 - 2.0**-20)
 POWER = 0x7FF0_0000_0000_0000
-SPLITTER = 2.0**27 + 1.0
 ABSENT = -64  # exponent of a zero; a sum with it lies below every exponent of two nonzero operands
 LEAST = -40  # start of the maximum: below every product of two nonzero 8-bit operands, above all that hold a zero
 f64, i8, i64 = np.float64, np.int8, np.int64
@@ -76,9 +74,7 @@ def exact_value(
     ``[codes]``; ``sa [M + 1, B]``, ``sb [ceil(N / b_rows), B]`` scales; ``source`` ``[Kp]`` and ``tiles`` ``[tiles,
     4]`` of :func:`oracle.tensorcore.packing.pack`, a chain a block; ``bias`` ``[N]``, or ``[1]`` without one.
     """
-    longest = 0
-    for tile in tiles:
-        longest = max(longest, tile[1] - tile[0])
+    longest = (tiles[:, 1] - tiles[:, 0]).max()
     value = np.zeros((longest, LANES))
     scale = np.zeros(LANES)
     state = np.zeros((row1 - row0 + 1, STATE))
@@ -93,7 +89,7 @@ def exact_value(
                 scale[j] = sb[(first + j) // b_rows, at]
             for i in range(0, row1 - row0, 2):
                 s0, s1 = state[i], state[i + 1]
-                i0, i1 = row0 + i, min(row0 + i + 1, a.shape[0] - 1)
+                i0, i1 = row0 + i, row0 + i + 1  # of an odd number of rows the last has one more beside it
                 for k in range(0, length, UNROLL):
                     _dot(a[i0], a[i1], k0 + k, value, k, s0, s1)
                 if flags & BLOCK_END:
@@ -142,9 +138,7 @@ def residue(
     ``[codes]``; ``sa [M, B]``, ``sb [ceil(N / b_rows), B]`` scales; ``source`` ``[Kp]`` and ``tiles`` ``[tiles, 4]`` of
     :func:`oracle.tensorcore.packing.pack`; ``bias`` ``[N]``, or ``[1]`` without one.
     """
-    longest = 0
-    for tile in tiles:
-        longest = max(longest, tile[1] - tile[0])
+    longest = (tiles[:, 1] - tiles[:, 0]).max()
     value = np.zeros((longest, LANES))
     exponent = np.zeros((longest, LANES), np.int8)
     top = np.zeros(LANES, np.int8)
@@ -202,9 +196,9 @@ def _unpack_values(
     for j0 in range(0, width, 8):
         j1 = min(j0 + 8, width)
         for k in range(len(source)):
-            origin = source[k]
+            origin = max(source[k], 0)  # where there is none, ``a`` has a zero
             for j in range(j0, j1):
-                value[k, j] = b_value[b[first + j, max(origin, 0)]] if origin >= 0 else 0.0
+                value[k, j] = b_value[b[first + j, origin]]
 
 
 @piece
@@ -264,11 +258,10 @@ def _unpack(
     for j0 in range(0, width, 8):
         j1 = min(j0 + 8, width)
         for k in range(len(source)):
-            origin = source[k]
+            origin = max(source[k], 0)  # where there is none, ``a`` has a zero
             for j in range(j0, j1):
-                code = b[first + j, max(origin, 0)]
-                value[k, j] = b_value[code] if origin >= 0 else 0.0
-                exponent[k, j] = b_exponent[code] if origin >= 0 else i8(ABSENT)
+                code = b[first + j, origin]
+                value[k, j], exponent[k, j] = b_value[code], b_exponent[code]
 
 
 @piece
@@ -296,8 +289,7 @@ def _shift(s: NDArray[np.float64], top: NDArray[np.int8], t: int) -> None:
     """``SHIFT = 2^(t - mbar)``; the sums of the step start at 0."""
     for j in range(LANES):
         held = max(abs(s[X + j] + s[LOW + j]), abs(s[X + j] + s[HIGH + j]))
-        of_held = max((f64(held).view(np.int64) >> i64(52)) - i64(1023), i64(-126))
-        of_held = i64(LEAST) if held == 0.0 else of_held
+        of_held = (f64(held).view(np.int64) >> i64(52)) - i64(1023)  # 0: below every other; none is below 2**-126
         s[SHIFT + j] = _power(i64(t) - max(i64(top[j]), of_held))
         s[V + j] = 0.0
         s[R + j] = 0.0
@@ -333,13 +325,12 @@ def _step(s: NDArray[np.float64], top: NDArray[np.int8], t: int, to: int) -> Non
         x, low, high = s[X + j], s[LOW + j], s[HIGH + j]
         left, right = x + low, x + high
         nearest = 0.0 if (left <= 0.0) & (right >= 0.0) else min(abs(left), abs(right))
-        below = (nearest < _power(mg)) & ((left != 0.0) | (right != 0.0))
-        lost = _power(mg - i64(t)) if below else 0.0
+        lost = _power(mg - i64(t)) if nearest < _power(mg) else 0.0
         after = x + s[V + j] * q
         l1 = low - 0.5 * (s[A + j] + s[R + j]) * q - (lost if right > 0.0 else 0.0)
         h1 = high + 0.5 * (s[A + j] - s[R + j]) * q + (lost if left < 0.0 else 0.0)
         exact_below = _power(mg + i64(1 + to - t))
-        above, under = max(after + h1, 0.0), max(-(after + l1), 0.0)
+        above, under = after + h1, -(after + l1)
         s[LOW + j] = l1 - (0.0 if above < exact_below else ulp * _floor_power(above)) if live else low
         s[HIGH + j] = h1 + (0.0 if under < exact_below else ulp * _floor_power(under)) if live else high
         s[X + j] = after
@@ -402,13 +393,7 @@ def _close_block(s: NDArray[np.float64], sa: float, sb: NDArray[np.float64]) -> 
         x = s[BLOCK + j]
         sigma = sa * sb[j]
         p = sigma * x
-        c = sigma * SPLITTER
-        ah = c - (c - sigma)
-        al = sigma - ah
-        c = x * SPLITTER
-        bh = c - (c - x)
-        bl = x - bh
-        _add_pair(s, j, p, ((ah * bh - p) + ah * bl + al * bh) + al * bl)
+        _add_pair(s, j, p, fma(sigma, x, -p))
         s[BLOCK + j] = 0.0
         s[X + j] = 0.0
 

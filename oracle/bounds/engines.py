@@ -56,13 +56,11 @@ def _exact(product: ScaledProduct) -> Exact:
         return exact(product.nearby).to(product.a.device)
     if product.alpha is not None:
         return gemm.finished(product, exact(replace(product, alpha=None, bias=None, c=None)))
+    if product.c is not None:
+        return gemm.with_summand(exact(replace(product, c=None)), product.c)
     if why_not(product):
-        if triton_sums.why_not(product):
-            return gemm.exact(product)
-        value = triton_sums.exact(product)
-        return value if product.c is None else gemm.with_summand(value, product.c)
-    value = compiled_exact(replace(product, c=None))
-    return value if product.c is None else gemm.with_summand(value, product.c)
+        return gemm.exact(product) if triton_sums.why_not(product) else triton_sums.exact(product)
+    return compiled_exact(product)
 
 
 def residue_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
@@ -334,7 +332,7 @@ def _packed_chains(
 
 def _shared(product: ScaledProduct, order: Packed) -> tuple[NDArray[Any], ...]:
     """Codes of ``b``, its scales, the bias, source and tiles: what every chunk of rows needs."""
-    bias = np.zeros(1) if product.bias is None else torch.nan_to_num(decode(product.bias), 0.0, 0.0, 0.0).numpy()
+    bias = np.zeros(1) if product.bias is None else decode(product.bias).numpy()
     return codes_array(product.b), product.right.scales.numpy(), bias, order.source.numpy(), order.tiles.numpy()
 
 

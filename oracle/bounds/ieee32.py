@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.interval import Interval
-from oracle.bounds.product import ETA, FLOAT32_MAX, U
+from oracle.bounds.product import ETA, FLOAT32_MAX, REACH, U
 from oracle.numbers.formats import decode
 from oracle.truth.gemm import Decoded, ScaledProduct, zero_nonfinite
 
@@ -84,9 +84,9 @@ def _tile(product: ScaledProduct, extremes: _Extremes) -> tuple[Tensor, Tensor]:
         size = size + zero_nonfinite(decode(product.c)).abs()
     absolute = ETA * n * extremes.code * extremes.scale * max(1.0, alpha)
     width = gamma * size * (1 + 2.0**-20) + absolute
-    open_ = (size * largest + width >= FLOAT32_MAX * (1 - 2.0**-20)) | _reached_by_infinity(product, extremes)
+    open_ = (size * largest + width >= REACH) | _reached_by_infinity(product, extremes)
     if max(extremes.sigma, extremes.scale * extremes.code * product.K) * max(1.0, alpha) >= FLOAT32_MAX / 2:
-        open_ |= _reach(product) * max(1.0, alpha) * (1 + gamma) >= FLOAT32_MAX * (1 - 2.0**-20)
+        open_ |= _reach(product) * max(1.0, alpha) * (1 + gamma) >= REACH
     return width, open_
 
 
@@ -121,9 +121,7 @@ def _reached_by_infinity(product: ScaledProduct, extremes: _Extremes) -> Tensor:
 def _scaled(x: Decoded, product: ScaledProduct, rows: int) -> Tensor:
     """``|x|`` times the magnitude of its scale, element by element; every scale row serves ``rows`` rows."""
     scale = zero_nonfinite(x.scales).abs().repeat_interleave(product.block, dim=1)[:, : product.K]
-    if rows > 1 and scale.shape[0] > 1:
-        scale = scale.repeat_interleave(rows, dim=0)[: product.N]
-    return x.number().abs() * scale
+    return x.number().abs() * scale.repeat_interleave(rows, dim=0)[: len(x.codes)]
 
 
 def _range(scale: Tensor) -> tuple[float, float]:

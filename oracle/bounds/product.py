@@ -76,6 +76,13 @@ FLUSHED = 3 * 2.0**-126
 ``.add.f32`` on global memory)."""
 FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
 BF16_MAX = (2.0 - 2.0**-7) * 2.0**127
+REACH = FLOAT32_MAX * (1 - 2.0**-20)
+"""No float32 intermediate that is below this, but for terms of second order and a float64 evaluation, overflows."""
+
+
+def may_overflow(x: Tensor) -> Tensor:
+    """Bool of the shape of float64 ``x``: which magnitudes float32 may not hold. NaN and infinity are among them."""
+    return ~(x < REACH)
 
 
 class Promotion:
@@ -116,7 +123,7 @@ class Promotion:
         """The one chain of a kernel that scales inside the instruction, ``x, low, high`` float64 ``[M, N]``: it is the
         sum, and nothing is rounded."""
         self._y, self._lo, self._hi = x, low, high
-        self._open |= ~(torch.maximum((x + low).abs(), (x + high).abs()) < FLOAT32_MAX * (1 - 2.0**-20))
+        self._open |= may_overflow(torch.maximum((x + low).abs(), (x + high).abs()))
 
     def add(self, a_scale: Tensor, b_scale: Tensor, x: Tensor, low: Tensor, high: Tensor) -> None:
         """Add chains in their order: ``a_scale [C, M or 1, 1]``, ``b_scale [C, 1, N]`` float64, ``x, low, high
@@ -145,10 +152,10 @@ class Promotion:
             self._minus = _added(self._minus, (-y - low).clamp(min=0))
             self._reach = _added(self._reach, torch.maximum(largest, size))  # it never falls: the last is the largest
             self._phi = _added(self._phi, torch.where(live, rounding, 0.0))
-            self._open |= ~(self._reach < FLOAT32_MAX * (1 - 2.0**-20))
+            self._open |= may_overflow(self._reach)
             reached = rounding
         reached = torch.maximum(reached, sigma_size)
-        self._open |= (~(reached < FLOAT32_MAX * (1 - 2.0**-20))).any(dim=0)
+        self._open |= may_overflow(reached).any(dim=0)
 
     def _after(self, y: Tensor, low: Tensor, high: Tensor) -> Tensor:
         """Add these and give the largest magnitude of the sum after each, ``[C, M, N]``."""
@@ -166,18 +173,18 @@ class Promotion:
         if not self._ordered:
             total = torch.maximum(self._plus, self._minus)
             phi = (phi + (self._added - 1) * (U * total + ETA)) * (1 / (1 - self._added * U))
-            self._open |= ~(total + phi < FLOAT32_MAX * (1 - 2.0**-20))
+            self._open |= may_overflow(total + phi)
         if alpha is not None:
             size = torch.maximum((self._y + self._lo).abs(), (self._y + self._hi).abs()) + phi
             ends = alpha * self._lo, alpha * self._hi
             self._y, self._lo, self._hi = alpha * self._y, torch.minimum(*ends), torch.maximum(*ends)
             phi = abs(alpha) * (phi + 2 * U * (1 + U) * size) + ETA * (2 + size)
-            self._open |= ~(max(1.0, abs(alpha)) * size < FLOAT32_MAX * (1 - 2.0**-20))
+            self._open |= may_overflow(max(1.0, abs(alpha)) * size)
         for summand, least in summands:
             self._y = self._y + summand
             total = torch.maximum((self._y + self._lo).abs(), (self._y + self._hi).abs()) + phi
             phi = phi + U * total + least
-            self._open |= ~(total < FLOAT32_MAX * (1 - 2.0**-20))
+            self._open |= may_overflow(total)
         phi = phi * (1 + 2.0**-20)
         return Interval(self._lo - phi, self._hi + phi, name, weak, self._open)
 
@@ -258,7 +265,7 @@ def scaled_at_the_end(
     columns = b_scale.repeat_interleave(product.b_rows, dim=0)[: product.N, 0]
     reach = whole * torch.maximum(a_scale, columns[None, :]).clamp(min=1.0)
     # NaN and infinite operands decide the result themselves
-    opened = torch.isfinite(value.hi) & ~(reach < FLOAT32_MAX * (1 - 2.0**-20))
+    opened = torch.isfinite(value.hi) & may_overflow(reach)
     return replace(interval, open=opened if interval.open is None else interval.open | opened)
 
 
@@ -270,7 +277,7 @@ def with_summand(value: Exact, interval: Interval, c: Tensor) -> Interval:
     total = torch.maximum((y + interval.lo).abs(), (y + interval.hi).abs()) + value.slack
     total = torch.where(torch.isfinite(y), total, 0.0)  # NaN and infinity decide the result themselves
     phi = (U * total + FLUSHED) * (1 + 2.0**-20)
-    opened = ~(total < FLOAT32_MAX * (1 - 2.0**-20))
+    opened = may_overflow(total)
     opened = opened if interval.open is None else interval.open | opened
     return replace(interval, lo=interval.lo - phi, hi=interval.hi + phi, open=opened)
 
@@ -472,7 +479,7 @@ def unrounded(product: ScaledProduct, acc: Accumulator | None) -> Tensor | None:
     if acc is not None:
         product, acc = acc.lowered(product)
     if product.alpha is not None:  # exact where a scale that holds it is, and where it comes last
-        if not (product.factor > 0 and math.frexp(product.factor)[0] == 0.5):
+        if math.frexp(product.factor)[0] != 0.5:
             return None
         plain = replace(product, alpha=None)
         masks = [
@@ -523,7 +530,8 @@ def _within(product: ScaledProduct, q: float, limit: float, acc: Accumulator | N
 
 
 def _powers(scale: Tensor) -> bool:
-    return bool((torch.isfinite(scale) & (scale > 0)).all()) and bool((torch.frexp(scale)[0] == 0.5).all())
+    """Whether all are positive powers of two: no other number has the significand 1/2, nor have NaN and infinity."""
+    return bool((torch.frexp(scale)[0] == 0.5).all())
 
 
 def _largest_exponent(x: Decoded) -> int:

@@ -305,7 +305,7 @@ def _of_steps(x: Prepared, recipe: Recipe, steps: Steps, factor: float = 1.0) ->
         floor = f32(torch.full_like(expected, recipe.scale_floor))
         low, high = torch.maximum(low, floor), torch.maximum(high, floor)
     if x.global_scale is not None:
-        g = x.global_scale if x.global_scale.dim() == 0 else x.global_scale.reshape(-1, *(1,) * (len(shape) - 1))
+        g = x.global_scale.reshape(-1, *(1,) * (len(shape) - 1))
         low, high = (factor * (e * g if recipe.encodes else e / g) for e in (low, high))
         low, high = low * (1 - U), high * (1 + U)
     if recipe.published_floor:
@@ -542,8 +542,8 @@ def _is_value(x: Tensor, fmt: Format) -> Tensor:
 
 
 def _is_power(x: Tensor) -> Tensor:
-    """Positive powers of two."""
-    return (x > 0) & torch.isfinite(x) & (torch.frexp(x)[0] == 0.5)
+    """Positive powers of two: no other number has the significand 1/2, nor have NaN and infinity."""
+    return torch.frexp(x)[0] == 0.5
 
 
 def _same(x: Tensor, y: Tensor) -> Tensor:

@@ -155,7 +155,8 @@ def scaled_groups(
 def _loss(a: Operand, b: Operand, held: tuple[Tensor, Tensor], acc: Accumulator) -> tuple[Tensor, Tensor]:
     """What one step may add before its final rounding; ``held`` are the ends of the accumulator."""
     if acc.kind is Sum.EXACT:
-        return torch.zeros_like(held[0]), torch.zeros_like(held[0])
+        nothing = torch.zeros_like(held[0])
+        return nothing, nothing
     p = a.value[..., :, None, :] * b.value[..., None, :, :]
     if acc.kind is Sum.TREE_FLUSH:
         error = _tree(p)
@@ -181,8 +182,8 @@ def _late_floor(p: Tensor, e: Tensor, held: tuple[Tensor, Tensor], acc: Accumula
     halves = [slice(0, None, 2), slice(1, None, 2)] if split and p.shape[-1] > 1 else [slice(None)]
     tops = [e[..., half].amax(dim=-1).clamp(min=EMIN32) for half in halves]
     top = torch.stack(tops).amax(dim=0)
-    low, high = torch.zeros_like(held[0]), torch.zeros_like(held[0])
     unit = power(top - acc.align)
+    low, high = torch.zeros_like(unit), torch.zeros_like(unit)
     for half, own in zip(halves, tops, strict=True):
         positive, negative = residues(p[..., half], power(own - acc.align))
         low, high = low - positive - torch.where(own < top, unit, 0.0), high + negative

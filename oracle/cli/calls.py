@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import partial
@@ -63,8 +63,8 @@ def add_judge(commands: common.Commands) -> None:
     common.add_json(command, "the verdicts")
     for name, (_, text) in common.FORMATS.items():
         if name != "json":
-            command.add_argument(f"--{name}", metavar="OUT", help=f"of a folder: {text}")
-    text = "of a folder: write every outcome to this new file as soon as it is known"
+            command.add_argument(f"--{name}", metavar="OUT", help=text)
+    text = "write every outcome to this new file as soon as it is known"
     command.add_argument("--record", type=Path, metavar="OUT.jsonl", help=text)
     common.add_volume_arguments(command)
 
@@ -161,9 +161,6 @@ def _read_call(arguments: argparse.Namespace) -> _Call:
 def _judge(arguments: argparse.Namespace) -> int:
     if arguments.file.is_dir():
         return _judge_folder(arguments)
-    reports = [name for name in (*common.FORMATS, "record") if name != "json"]
-    if formats := [name for name in reports if getattr(arguments, name) is not None]:
-        raise OptionError(f"--{formats[0]} reports on a folder of calls; {arguments.file} is one file: name its folder")
     outputs: Mapping[str, Tensor | dict[str, Tensor]]
     if arguments.contract is None:
         case = _said(arguments)
@@ -175,13 +172,27 @@ def _judge(arguments: argparse.Namespace) -> int:
         arch, numerics = arguments.arch or "sm90", common.declared(arguments)
         outputs = _outputs(contract, tensors, arguments.output, arguments.file)
     asked: dict[str, Any] = {"arch": arch, "numerics": numerics, "explain": arguments.explain, **call}
-    verdicts = {label: oracle.judge(contract.name, inputs, output, **asked) for label, output in outputs.items()}
-    screen = common.console(stderr=arguments.json == "-")
+    items = [
+        Item(
+            f"calls/{arguments.file}",
+            contract.name,
+            label,
+            arch,
+            partial(oracle.judge, contract.name, inputs, output, **asked),
+            fixtures.digest(arguments.file),
+            flags=_flags(arguments, label),
+        )
+        for label, output in outputs.items()
+    ]
+    report = _run(items, arguments)
+    verdicts = {outcome.subject: outcome.verdict for outcome in report.outcomes}
+    screen = common.screen_of(arguments)
     for label, verdict in verdicts.items():
         if not arguments.quiet or verdict.status.is_failure:
             screen.print(common.verdict_line(verdict, f"{label}: {verdict.summary}"), soft_wrap=True)
+    common.write_reports(report, arguments, but=("json",))
     failing = any(verdict.status.is_failure for verdict in verdicts.values())
-    record = {
+    judgement = {
         "schema": "fp8-oracle.judgement/1",
         "file": str(arguments.file),
         "contract": contract.name,
@@ -191,8 +202,35 @@ def _judge(arguments: argparse.Namespace) -> int:
         "ok": not failing,
         "outputs": {label: verdict.to_json() for label, verdict in verdicts.items()},
     }
-    common.write_json(arguments.json, record)
+    common.write_json(arguments.json, judgement)
     return 1 if failing else 0
+
+
+def _flags(arguments: argparse.Namespace, output: str) -> str:
+    """What `explain` of a file needs beside its name, to say the same call and this output of it."""
+    asked = {name: getattr(arguments, name) for name in ("contract", "arch", "numerics", "recipe")}
+    asked["output"] = output if arguments.contract is not None else None
+    words = [word for name, value in asked.items() if value is not None for word in (f"--{name}", value)]
+    for name in ("input", "option"):
+        words += [word for value in getattr(arguments, name) or () for word in (f"--{name}", value)]
+    return shlex.join(words)
+
+
+def _run(items: Sequence[Item], arguments: argparse.Namespace) -> Report:
+    """Judge the items one after the other, and record each where a record was asked for."""
+    started, start = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
+    run = Run(started, provenance.machine(), provenance.versions(()), {"calls": str(arguments.file)}, len(items))
+    recorder = None if arguments.record is None else record.start(arguments.record, run, resume=False)
+    outcomes = []
+    for item in items:
+        outcomes.append(item.outcome())
+        if recorder is not None:
+            key = record.key_of(item.id, item.subject, item.arch, item.stamp, run)
+            recorder.append(key, outcomes[-1])
+    seconds = time.perf_counter() - start
+    if recorder is not None:
+        recorder.end((), seconds, 0)
+    return Report(tuple(outcomes), (), run.machine, seconds, run.versions, started)
 
 
 def _judge_folder(arguments: argparse.Namespace) -> int:
@@ -203,20 +241,8 @@ def _judge_folder(arguments: argparse.Namespace) -> int:
     if not items:
         dumped = "; `fp8-oracle cases from-flashinfer` makes calls of FlashInfer's dumps"
         raise FixtureError(f"{arguments.file}: holds no call, no file that ends in {call_file.SUFFIX}{dumped}")
-    started, start = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
-    run = Run(started, provenance.machine(), provenance.versions(()), {"calls": str(arguments.file)}, len(items))
-    recorder = None if arguments.record is None else record.start(arguments.record, run, resume=False)
-    outcomes = []
     with explaining(arguments.explain):
-        for item in items:
-            outcomes.append(item.outcome())
-            if recorder is not None:
-                key = record.key_of(item.id, item.subject, item.arch, item.stamp, run)
-                recorder.append(key, outcomes[-1])
-    seconds = time.perf_counter() - start
-    if recorder is not None:
-        recorder.end((), seconds, 0)
-    report = Report(tuple(outcomes), (), run.machine, seconds, run.versions, started)
+        report = _run(items, arguments)
     words.print_report(report, common.screen_of(arguments), quiet=arguments.quiet, verbose=arguments.verbose)
     common.write_reports(report, arguments)
     return 0 if report.ok else 1

@@ -1,9 +1,12 @@
 """The page of a contract: what a kernel of it takes, computes and returns, printed from the contract's own record.
 
-Inputs, options, numerics and the record of every admitted recipe are printed as they stand. The shape of an output is a
-formula of the dims of the inputs that holds on every small case of the profile, or that of one call where no short
-formula does. What a recipe gives for a block of zeros, an infinity, a NaN and -0 is computed by the recipe. Everything
-else stands in the docstrings of the contract's classes, those of its family first, up to the section ``Subclasses``.
+Inputs, options, numerics and the record of every admitted recipe are printed as they stand. The shape of an output is
+what the contract states of it (``shapes``), else a formula of the dims of the inputs that holds on every small case of
+the profile, or that of one call where no short formula does; where a value of an option gives another formula, or other
+recipes, that is printed too: every value is tried on the cases that admit it. What a recipe gives for a block of zeros,
+an infinity, a NaN and -0 is computed by the recipe. Everything else stands in the docstrings of the contract's classes,
+those of its family first, up to the section ``Subclasses``, without the sentences about inputs and options that the
+contract has not.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
 from importlib import import_module
@@ -23,17 +27,19 @@ from torch import Tensor
 
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.cli import releases
-from oracle.errors import DtypeError, OptionError
+from oracle.errors import DtypeError, OptionError, OracleError
 from oracle.numbers.formats import codes_of
 from oracle.numbers.quantize import WIDE, Quantized, quantize, suits
-from oracle.numbers.recipes import CodeRounding, NanAmax, Recipe, ScaleFormula
-from oracle.routines import Contract, profiles
+from oracle.numbers.recipe_table import recipes
+from oracle.numbers.recipes import CodeFormula, CodeRounding, NanAmax, Recipe, ScaleFormula
+from oracle.routines import Contract, profiles, registered
 from oracle.routines.base import Call, OptionSpec, TensorSpec
 from oracle.routines.case import Case
 from oracle.routines.options import word
 from oracle.tensorcore.schedules import Schedule, schedules
 
 FEW = 1 << 16  # elements of the inputs of a case that is small
+FEW_CALLS = 3  # below which no formula of a shape is trusted
 EVERY = "Inputs have any strides but for those marked contiguous; a tensor without elements is refused."
 _ROLE = re.compile(r":\w+:`~?\.?(?:[\w.]+\.)?(\w+)`")
 _FOR_SUBCLASSES = re.compile(r"^Subclasses\n-+\n.*", re.MULTILINE | re.DOTALL)
@@ -48,14 +54,16 @@ def page(contract: Contract, profile: str) -> Iterator[str]:
     yield releases_of(contract)
     for kind in reversed(type(contract).__mro__):
         if kind not in Contract.__mro__:
-            yield from _paragraph(vars(kind).get("__doc__") or "")
-    yield from _paragraph(_truth(contract))
+            yield from _paragraph(_about(contract, vars(kind).get("__doc__") or ""))
+    yield from _paragraph(_about(contract, _truth(contract)))
     yield f"  {EVERY}"
     yield from (f"  {line}" for line in _sources(type(contract)))
     yield from map(_input, contract.inputs)
     yield from map(_option, contract.options)
     yield from _outputs(contract, calls)
-    yield from _recipes(contract, calls)
+    lines = list(_recipes(contract, calls))
+    yield from lines
+    yield from _named_in_text(contract, "\n".join(lines))
     yield from _numerics(contract)
     yield f"  cases: {len(profiles.cases(contract.name, profile))} in profile {profile}"
 
@@ -79,6 +87,36 @@ def _truth(contract: Contract) -> str:
             if function is not None and function.__module__ == module.__name__:
                 return inspect.getdoc(function) or ""
     return ""
+
+
+def _about(contract: Contract, docstring: str) -> str:
+    """The docstring without the sentences, and the parameters, that are about inputs and options of other contracts."""
+    own = {spec.name for spec in contract.inputs} | {spec.name for spec in contract.options} | {*contract.returns}
+    own |= {choice for option in contract.options for choice in option.choices or () if isinstance(choice, str)}
+    foreign = (_named() | {"c"} if contract.multiplies else _named()) - own  # elsewhere c is a column
+    kept = []
+    for paragraph in inspect.cleandoc(docstring).split("\n\n"):
+        if paragraph.startswith(" ") or _UNDERLINED.search(paragraph):
+            lines = paragraph.split("\n")
+            kept.append("\n".join(line for line in lines if (m := _ENTRY.match(line)) is None or m[1] not in foreign))
+            continue
+        said = [one for one in _SENTENCE.split(paragraph) if foreign.isdisjoint(_QUOTED.findall(one))]
+        kept.append(paragraph if len(said) == len(_SENTENCE.split(paragraph)) else textwrap.fill(" ".join(said), 118))
+    return "\n\n".join(kept)
+
+
+@lru_cache(maxsize=1)
+def _named() -> frozenset[str]:
+    """Every name of an input or an option that is no symbol of a formula."""
+    every = registered().values()
+    inputs, options = ([s.name for c in every for s in c.inputs], [s.name for c in every for s in c.options])
+    return frozenset(name for name in (*inputs, *options) if len(name) > 1)
+
+
+_QUOTED = re.compile(r"``([A-Za-z_]\w*)``")
+_SENTENCE = re.compile(r"(?<=\.)\s+(?=[A-Z`])")
+_ENTRY = re.compile(r"(\w+) : ")
+_UNDERLINED = re.compile(r"^-{3,}$", re.MULTILINE)
 
 
 def _rules(docstring: str) -> list[str]:
@@ -113,10 +151,12 @@ def _option(option: OptionSpec) -> str:
 
 
 def _calls(contract: Contract, profile: str) -> list[Call]:
-    """The small cases of the profile as calls, in the usual dtype of the output where they admit it."""
+    """The small cases of the profile, one of each size and options, as calls, in the usual dtype of the output where
+    they admit it."""
     listed = sorted(profiles.cases(contract.name, profile), key=_size)
+    alike = {(case.extents, case.options, case.dtypes): case for case in reversed(listed)}
     small: list[Call] = []
-    for case in listed[:24]:
+    for case in list(reversed(alike.values()))[:24]:
         inputs = case.inputs()
         if len(small) >= 4 and sum(x.numel() for x in inputs.values()) > FEW:
             break
@@ -138,16 +178,58 @@ def _size(case: Case) -> int:
 
 def _outputs(contract: Contract, calls: Sequence[Call]) -> Iterator[str]:
     if not calls:
-        yield f"  outputs: {', '.join(contract.returns)}"
+        yield from (f"  output {name}: {contract.shapes.get(name, '')}" for name in contract.returns)
         return
     usual = [call for call in calls if all(call.resolved[o.name] == o.default for o in contract.options)] or calls
+    others = _varied(contract, calls)
     dues = [contract.outputs(call) for call in usual]
     for name in dues[0]:
         dtypes = _dtypes(usual, [each[name].dtypes for each in dues])
-        shapes = [each[name].shape or tuple(call.truth[name].shape) for each, call in zip(dues, usual, strict=True)]
         partly = any(each[name].specified is not None for each in dues)
         said = "; some elements are unspecified" if partly else ""
-        yield f"  output {name} {_formula(name, usual, shapes)}, {dtypes}{said}"
+        said += "; may be left out" if any(each[name].optional for each in dues) else ""
+        shape = _formula(name, usual, [_shape_of(call, name) for call in usual])
+        if name in contract.shapes:
+            yield f"  output {name} {dtypes}{said}: {contract.shapes[name]}"
+        else:
+            yield f"  output {name} {shape}, {dtypes}{said}"
+        known = {id(call.inputs): due[name].dtypes for call, due in zip(usual, dues, strict=True)}
+        for (option, value), these in others.items():
+            due = [(call, contract.outputs(call).get(name)) for call in these]
+            changed = []
+            if any(out is None for _, out in due):
+                changed.append("not returned")
+            elif name not in contract.shapes and len(these) >= FEW_CALLS:
+                other = _formula(name, these, [_shape_of(call, name) for call in these])
+                changed += [other] if other != shape and " for " not in other else []
+            here = [(known.get(id(call.inputs)), out.dtypes) for call, out in due if out is not None]
+            if any(was not in (None, now) and now != (value,) for was, now in here):
+                changed.append(_dtypes(these, [out.dtypes for _, out in due if out is not None]))
+            if changed:
+                yield f"    with {option}={word(value)}: {', '.join(changed)}"
+
+
+def _shape_of(call: Call, name: str) -> tuple[int, ...]:
+    return call.contract.outputs(call)[name].shape or tuple(call.truth[name].shape)
+
+
+def _varied(contract: Contract, calls: Sequence[Call]) -> dict[tuple[str, object], list[Call]]:
+    """Calls with every value of every option that has few, but for the default: those of the cases that admit it."""
+    found: dict[tuple[str, object], list[Call]] = {}
+    for option in contract.options:
+        for value in option.choices or ():
+            if value == option.default:
+                continue
+            these = []
+            for call in calls:
+                try:
+                    these.append(Call(contract, call.inputs, {**call.options, option.name: value}).checked())
+                    contract.outputs(these[-1])
+                except OracleError:  # the value does not go with these inputs, or with another option
+                    these = [one for one in these if one.inputs is not call.inputs]
+            if these:
+                found[option.name, value] = these
+    return found
 
 
 def _dtypes(calls: Sequence[Call], dtypes: Sequence[tuple[torch.dtype, ...]]) -> str:
@@ -182,8 +264,15 @@ def _extents(call: Call) -> dict[str, int]:
         for axis, dim in enumerate(spec.dims or ()):
             if spec.name in call.inputs and dim.isidentifier():
                 found.setdefault(dim, call.inputs[spec.name].shape[axis])
+        if spec.dims is None and spec.name in call.inputs and (said := _BRACKET.match(spec.doc)) is not None:
+            shape, dims = call.inputs[spec.name].shape, said[1].split(", ")
+            if len(shape) == len(dims) and all(dim.isidentifier() for dim in dims):
+                found |= {dim: n for dim, n in zip(dims, shape, strict=True) if dim not in found}
     numbers = {name: n for name, n in call.resolved.items() if isinstance(n, int) and not isinstance(n, bool)}
     return found | {name: n for name, n in numbers.items() if n > 0}
+
+
+_BRACKET = re.compile(r"\[([^\]]+)\]")
 
 
 def _axis(known: Sequence[Mapping[str, int]], extents: Sequence[int], numbers: Container[int]) -> str | None:
@@ -227,26 +316,69 @@ def _rounded(extent: int, up: int, down: int, unit: int) -> int:
 # --- recipes --------------------------------------------------------------------------------------------------
 
 
-def _recipes(contract: Contract, calls: Iterable[Call]) -> Iterator[str]:
-    """Every recipe that the small cases admit, or that the contract's record names, with its special values."""
+def _recipes(contract: Contract, calls: Sequence[Call]) -> Iterator[str]:
+    """Every recipe that the small cases admit with any value of the options, or that the contract's record names, with
+    its special values."""
     found: dict[str, Recipe] = {}
-    chosen: dict[tuple[str, ...], str] = {}
-    for call in calls:
-        operands = call.optional_operands
-        admitted = () if operands is None else operands.recipes
-        said = ", ".join(f"{name}={word(value)}" for name, value in call.options.items())
-        chosen.setdefault(tuple(recipe.name for recipe in admitted), said)
-        found |= {recipe.name: recipe for recipe in admitted}
+    chosen: dict[tuple[str, ...], list[dict[str, object]]] = {}
+    for call in _with_every_recipe(contract, calls):
+        admitted = _admitted(call)
+        said: dict[str, object] = {o.name: word(call.resolved[o.name]) for o in contract.options if o.choices}
+        said |= {spec.name: "given" for spec in contract.inputs if spec.optional and spec.name in call.inputs}
+        chosen.setdefault(tuple(admitted), []).append(said)
+        found = admitted | found
     chosen.pop((), None)
     if chosen:
         yield "  recipes: an output is right when one of them admits all of it; the first is the reference"
-        for names, options in chosen.items():
-            yield f"    admitted{f' with {options}' if len(chosen) > 1 and options else ''}: {', '.join(names)}"
+        every = [said for these in chosen.values() for said in these]
+        for names, these in chosen.items():
+            alike = {k: v for k, v in these[0].items() if all(one.get(k) == v for one in these)}
+            words = ", ".join(f"{k}={v}" for k, v in alike.items() if any(one.get(k) != v for one in every))
+            yield f"    admitted{f' with {words}' if words else ''}: {', '.join(names)}"
     else:
         stated = [one for kind in type(contract).__mro__ for value in vars(kind).values() for one in _stated(value)]
         found = {recipe.name: recipe for recipe in stated}
     for recipe in found.values():
         yield from (f"    {line}" for line in recipe_lines(recipe))
+
+
+def _named_in_text(contract: Contract, printed: str) -> Iterator[str]:
+    """The recipes that the contract's own text names and that are not ``printed`` yet."""
+    said = " ".join(vars(kind).get("__doc__") or "" for kind in type(contract).__mro__ if kind not in Contract.__mro__)
+    said += " ".join(option.doc for option in contract.options)
+    names = [name for name in dict.fromkeys(_WORD.findall(said)) if name in recipes() and f" {name}: " not in printed]
+    if names:
+        yield "  recipes that are named above"
+    for name in names:
+        yield from (f"    {line}" for line in recipe_lines(recipes()[name]))
+
+
+_WORD = re.compile(r"[a-z]\w+_\w+")
+
+
+def _admitted(call: Call) -> dict[str, Recipe]:
+    operands = call.optional_operands
+    return {} if operands is None else {recipe.name: recipe for recipe in operands.recipes}
+
+
+def _with_every_recipe(contract: Contract, calls: Sequence[Call]) -> Iterator[Call]:
+    """The calls, and for every value of an option that changes what they admit one with each value of the others that
+    do so too."""
+    yield from sorted(calls, key=lambda call: sum(call.resolved[o.name] != o.default for o in contract.options))
+    usual = {id(call.inputs): tuple(_admitted(call)) for call in calls}
+    if not any(usual.values()):
+        return
+    telling = {
+        (name, value): these
+        for (name, value), these in _varied(contract, calls).items()
+        if any(tuple(_admitted(call)) != usual[id(call.inputs)] for call in these)
+    }
+    names = {name for name, _ in telling}
+    for (name, _), these in telling.items():
+        yield these[0]
+        for (other, _), those in _varied(contract, these[:1]).items():
+            if other in names and other != name:
+                yield those[0]
 
 
 def _stated(record: object) -> Iterator[Recipe]:
@@ -269,13 +401,21 @@ def recipe_lines(recipe: Recipe) -> Iterator[str]:
         ]
         steps += [f"a = max(a, {recipe.amax_floor:g})"] if recipe.amax_floor else []
         steps += [f"a = a + {recipe.amax_added:g}"] if recipe.amax_added else []
+        steps += [f"a = {recipe.zero_amax:g} where it is 0"] if recipe.zero_amax else []
+        steps += (
+            ["a = min(a, scale_ub) where one is given"] if recipe.takes_scale_ub and not recipe.bounds_scale else []
+        )
         steps += [f"s = {recipe.formula}"]
+        steps += ["s = min(s, scale_ub) where one is given"] if recipe.bounds_scale else []
         steps += [f"s = max(s, {recipe.scale_floor:g})"] if recipe.scale_floor else []
         steps += [str(recipe.global_order)] if recipe.scaling.global_scale else []
-        steps += [f"power of two: {recipe.power_of_two}"] if recipe.power_of_two is not None else []
+        if recipe.power_of_two is not None:
+            exponents = {"emax": element.emax, "f": element.fraction_bits}
+            letters = [f"{k} = {v}" for k, v in exponents.items() if re.search(rf"\b{k}\b", recipe.power_of_two)]
+            steps.append(", ".join([f"power of two: {recipe.power_of_two}", *letters]))
         yield f"  {'; '.join(steps)}; every operation is rounded to float32"
     codes = f"code = {element} of {recipe.code}, {recipe.rounding}, saturated"
-    yield f"  {codes}{'; s the given scale' if recipe.formula is ScaleFormula.GIVEN else ''}"
+    yield f"  {codes}{_symbols(recipe)}"
     said = _attributes(Recipe)
     for name in said:
         value = getattr(recipe, name)
@@ -285,9 +425,33 @@ def recipe_lines(recipe: Recipe) -> Iterator[str]:
         yield f"  {what}: {_given(recipe, values, at)}"
 
 
+def _symbols(recipe: Recipe) -> str:
+    """What the letters of the code's formula are."""
+    if recipe.code is CodeFormula.QUOTIENT:
+        return f", q = {_INVERSES[recipe.formula]}"
+    if recipe.formula is ScaleFormula.GIVEN:
+        return ", s the given scale"
+    if recipe.code is CodeFormula.SPLIT:
+        return ", g the global scale, s the rounded scale of the block"
+    if recipe.scaling.global_scale:
+        both = "fl(s fl(1/e)), e" if recipe.encodes else "fl(s g), g"
+        return f", for s {both} the global scale and s the published scale of the block"
+    return ", s as it is published" if recipe.power_of_two is not None else ""
+
+
+_INVERSES = {
+    formula: {
+        ScaleFormula.INVERSE: "fl(max / a)",
+        ScaleFormula.INVERSE_FLOAT64: "fl32(max / double(a))",
+        ScaleFormula.BF16_MULTIPLY: "RN(max / a) in bfloat16",
+    }.get(formula, "fl(max / a), not the inverse of the rounded s")
+    for formula in ScaleFormula
+}
+
+
 _IN_STEPS = {
     "name", "source", "scaling", "formula", "code", "amax_floor", "amax_added", "scale_floor", "global_order",
-    "power_of_two", "nan_amax", "rounding",
+    "power_of_two", "nan_amax", "rounding", "takes_scale_ub", "bounds_scale", "zero_amax",
 }  # fmt: skip  # what the lines above it say
 
 

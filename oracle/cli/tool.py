@@ -1,7 +1,7 @@
 """Commands about the installation: ``doctor``, ``list`` and ``plan``.
 
 ``doctor`` imports each GPU library in a separate process with a time limit, because one may crash or hang while it
-loads. ``plan`` prints the decision of ``kernels.plan``, which is imported by name only. Nothing is downloaded or
+loads. ``plan`` prints the decision of the production layer, which is imported by name only. Nothing is downloaded or
 compiled.
 """
 
@@ -44,6 +44,7 @@ OPTIONAL = {
     "vllm": "vLLM's compiled operators",
 }
 IMPORT_SECONDS = 60
+LAYER_WANTED = "`pip install fp8-oracle-kernels`, or in a checkout `pip install -e .`, brings the production layer"
 
 
 def add_doctor(commands: Commands) -> None:
@@ -100,22 +101,30 @@ def examine(fixtures_folder: str | None = None) -> list[Finding]:
 
 
 def our_kernels(search: list[str] | None = None) -> Finding:
-    """Whether ``import kernels`` finds the package of this distribution, in ``search`` or in ``sys.path``."""
-    ours = Path(__file__).resolve().parents[2] / "kernels"
-    spec = importlib.util.find_spec("kernels")
+    """Whether the production layer can be imported, in ``search`` or in ``sys.path``, and is ours."""
+    names = subjects.layers()
+    if not names:
+        return Finding("layer", "absent", f"no subject of ours is judged live; {LAYER_WANTED}")
+    if len(names) > 1:
+        text = f"{' and '.join(names)} are both installed and register the same operators: uninstall fp8-oracle-kernels"
+        return Finding("layer", "problem", text)
+    (name,) = names
+    ours = Path(__file__).resolve().parents[2] / name
+    spec = importlib.util.find_spec(name)
     if search is not None:
-        spec = importlib.machinery.PathFinder.find_spec("kernels", search)
+        spec = importlib.machinery.PathFinder.find_spec(name, search)
     if spec is None or not spec.origin:
-        return Finding("kernels", "problem", f"not importable; expected {ours}; install with pip install -e .")
+        return Finding("layer", "problem", f"{name} is registered and not importable; {LAYER_WANTED}")
     folder = Path(spec.origin).resolve().parent
-    if folder != ours:
-        owner = ", ".join(packages_distributions().get("kernels", [])) or "no known distribution"
+    if ours.is_dir() and folder != ours:
+        owner = ", ".join(packages_distributions().get(name, [])) or "no known distribution"
         text = (
-            f"another package named kernels is imported instead of ours: {folder} (of {owner}); Hugging Face's "
-            "`kernels` on PyPI has the same name: uninstall it, or use a virtual environment without it"
+            f"another package named {name} is imported instead of ours: {folder} (of {owner}); Hugging Face's "
+            "`kernels` on PyPI has the name that ours has in a checkout: uninstall it, or use a virtual environment "
+            "without it, or install the wheels fp8-oracle and fp8-oracle-kernels, which do without that name"
         )
-        return Finding("kernels", "problem", text)
-    return Finding("kernels", "ok", str(folder))
+        return Finding("layer", "problem", text)
+    return Finding("layer", "ok", f"{name}, {folder}")
 
 
 def _versions() -> Iterator[Finding]:
@@ -159,7 +168,9 @@ def _optional() -> Iterator[Finding]:
 def _subjects() -> Iterator[Finding]:
     providers = subjects.providers()
     if not providers:
-        yield Finding("subjects", "problem", f"no entry point in group {subjects.GROUP}: pip install -e .")
+        yield Finding(
+            "subjects", "absent", f"no entry point in group {subjects.GROUP}; `validate` judges a kernel of yours"
+        )
     for provider in providers:
         if provider.problem is not None:
             yield Finding("subjects", "problem", provider.problem)
@@ -315,8 +326,11 @@ def _describe(contract: Contract, profile: str) -> list[str]:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    layer = subjects.layers()
+    if not layer:
+        raise SubjectError(f"no production layer is installed: {LAYER_WANTED}")
     try:
-        plan, errors = import_module("kernels.plan"), import_module("kernels.errors")
+        plan, errors = import_module(f"{layer[0]}.plan"), import_module(f"{layer[0]}.errors")
     except ImportError as error:
         raise SubjectError(f"the production layer cannot be imported ({error}); see `fp8-oracle doctor`") from None
     values = {

@@ -21,7 +21,7 @@ Five rules cover what bits cannot decide:
 - A NaN of the output is no evidence for a candidate that does not know what it reads or leaves there: NaN reproduces
   NaN where a candidate predicts it for exactly the elements that are NaN, and for no other.
 - An output without two different finite values other than 0 (all NaN, zeros, infinities, one value) is evidence for no
-  candidate (:func:`speaks`).
+  candidate (:func:`speaks`); failing elements without them are none for one that acts there alone.
 - A fault that leaves elements unwritten is named by position (``placed``) where exactly those elements fail and their
   values do not correlate with the right ones.
 
@@ -69,6 +69,7 @@ LISTED = 0.5  # an explanation that covers less than half of the failing element
 WHOLE = 1 << 28  # products of one candidate up to which all of the output is predicted
 SAMPLE = (96, 192)  # rows and columns of a larger one
 PAIR_SAMPLE = (12, 96)  # rows and columns on which pairs of faults are tried first
+PAIRED = 32  # groups whose operands are exchanged in pairs
 FEW_ROWS = 12  # failing rows on which a fault of a small output is tried first
 ENOUGH = 24  # failing elements, of which a fault of half of them explains none once in 10 million draws
 FEW_COLUMNS = 64  # columns of these on which faults that are computed together are tried before
@@ -467,7 +468,7 @@ class FailingOutput:
             return False
         # A race may leave any part of what it changes right, so it is recognised by where it fails.
         race = all(f.race for f in faults) and bool((seen.specified & same_bits(predicted.value, seen.right)).any())
-        return race or varied(predicted.value[failed])
+        return race or (varied(predicted.value[failed]) and speaks(seen.output[failed]))
 
 
 class Sample:
@@ -490,8 +491,8 @@ class Sample:
     def half_failing(cls, failure: FailingOutput, size: tuple[int, int]) -> Sample:
         """Rows and columns of which up to half fail, at most ``size`` of them."""
         failing, columns = lines(failure.bad)
-        rows = [_half_failing(part.of(failing), size[0]) for part in failure.call.parts]
-        return cls(failure, rows, _half_failing(columns, size[1]))
+        rows = [half_failing(part.of(failing), size[0]) for part in failure.call.parts]
+        return cls(failure, rows, half_failing(columns, size[1]))
 
     def attempt(self, faults: tuple[Fault, ...]) -> Explanation | None:
         """What the kernel with these faults explains of the sample; None for faults that regroup the rows."""
@@ -801,14 +802,16 @@ def correlates(output: Tensor, wanted: Tensor, where: Tensor) -> bool:
 def other_groups(failure: FailingOutput) -> list[tuple[int, int, str]]:
     """Parts that fail and correlate with a product with operands of another part: ``(part, other, which operands)``.
 
-    A part counts when its failing values correlate with that product and not with the right one.
+    A part counts when its failing values correlate with that product and not with the right one. Of more than
+    :data:`PAIRED` parts as many are asked, evenly spaced.
     """
     parts, found = failure.call.parts, []
-    for i, part in enumerate(parts):
+    asked = evenly(torch.arange(len(parts), device="cpu"), PAIRED).tolist()
+    for i, part in ((i, parts[i]) for i in asked):
         bad, output = part.of(failure.bad), part.of(failure.output)
         if not bool(bad.any()) or correlates(output, part.of(failure.right), bad):
             continue
-        for j, other in enumerate(parts):
+        for j, other in ((j, parts[j]) for j in asked):
             p, q = part.product, other.product
             if i == j or (p.N, p.K, p.b_rows) != (q.N, q.K, q.b_rows):
                 continue
@@ -852,7 +855,8 @@ def rows_of_output(part: Part, rows: Tensor) -> Tensor:
     return rows if part.rows is None else part.rows[rows]
 
 
-def _half_failing(failing: Tensor, count: int) -> Tensor:
-    """At most ``count`` indices of a mask, up to half of them True ones, each half evenly spaced."""
+def half_failing(failing: Tensor, count: int) -> Tensor:
+    """At most ``count`` indices ``[n]``, int64 and rising, of a mask ``failing [M]``, bool: up to half of them of True
+    ones, each half evenly spaced."""
     chosen = [evenly(torch.nonzero(mask)[:, 0], count // 2) for mask in (failing, ~failing)]
     return torch.cat(chosen).sort().values

@@ -43,6 +43,7 @@ from oracle.diagnosis.candidates import (
     FailingOutput,
     FailingRows,
     Sample,
+    half_failing,
     other_groups,
     ranked,
     rounds,
@@ -52,9 +53,11 @@ from oracle.diagnosis.least_squares import Factors, effective_factors, read_beyo
 from oracle.diagnosis.level import Explain, explain_level
 from oracle.diagnosis.localise import groups_in_use, placements
 from oracle.diagnosis.mutated import Mutated
-from oracle.diagnosis.observed import observed, tail_of_k
+from oracle.diagnosis.observed import observed, tail_of_k, times_right
+from oracle.diagnosis.other_calls import SMALL, taken_otherwise
 from oracle.errors import NumericsError
 from oracle.numbers.formats import codes_of, decode
+from oracle.numbers.recipe_table import recipes
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.threads import one_thread
 from oracle.routines import get
@@ -71,10 +74,13 @@ from oracle.verdict.notebook import card
 from oracle.verdict.pattern import describe, ranges
 from oracle.verdict.plot import Blocks, Place, blocks, draw_diagnosis, place
 from oracle.verdict.products import LARGE, Part, interval_of, wider_classes, work
+from oracle.verdict.sets import Bits, Bounds, bits_of, bounds_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MANY = 32  # products of a call up to which all of them are looked at
+FEW_PARTS, CONFIRMED = 8, 3  # of more, those on which explanations are looked for, and explanations tried on all
 TILE = 128  # columns of which the factors of the K blocks are found together
 MOST = 4  # findings about K blocks
 TRIED = 3  # admitted schedules that faults are put into, beside exact sums
@@ -136,13 +142,10 @@ class Diagnosis:
     def names(self) -> tuple[str, ...]:
         """What ``Verdict.explained_by`` says.
 
-        Every complete explanation, else those that act in the failing elements only, else the best one that covers half
-        and its equals, else those by position."""
+        Every complete explanation, else those that act in the failing elements only, else those by position: each
+        reproduces all that fails. What reproduces a part of it is listed in ``explanations`` alone."""
         found = self.explanations
         chosen = [e for e in found if e.complete] or [e for e in found if e.local]
-        if not chosen and found and found[0].share >= LISTED:
-            best = (found[0].explained, found[0].contradicted)
-            chosen = [e for e in found if (e.explained, e.contradicted) == best]
         return tuple(str(e) for e in chosen or [e for e in found if e.placed])
 
     def _repr_html_(self) -> str:
@@ -204,15 +207,26 @@ def explain_verdict(
     little = cheap(call)
     with one_thread() if little or level is not Explain.FULL else nullcontext():
         if little or level is Explain.FULL:
-            found = _diagnosis(verdict, call, contract.validate_output(call.checked(), output), numerics)
-            shown = () if found.names else tuple(dict.fromkeys((*found.observed, *found.findings)))
-            return replace(verdict, explained_by=found.names, observed=shown)
+            given = contract.validate_output(call.checked(), output)
+            found = _diagnosis(verdict, call, given, numerics)
+            names, shown = found.names, (*found.observed, *found.findings)
+            if not any(e.complete and e.name not in recipes() or e.local for e in found.explanations):
+                names = _or_other_call(call, given, verdict, numerics, names)
+            return replace(verdict, explained_by=names, observed=() if names else tuple(dict.fromkeys(shown)))
         if failing is not None:
             names = _of_sample(call, by_name(output)["out"], numerics, failing)
             flat = by_name(output)["out"].reshape(failing.bad.shape)
             shown = () if names else tuple(observed(flat, failing.near, failing.bad, near=True))
             return replace(verdict, explained_by=names, observed=shown)
     return verdict
+
+
+def _or_other_call(
+    call: Call, given: Mapping[str, Tensor], verdict: Verdict, numerics: str | None, names: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The change of the call for which the output is right, before the ``names`` of what may be another reason."""
+    said = taken_otherwise(call, given, verdict, numerics)
+    return names if said is None else (said,)
 
 
 def _of_sample(asked: Call, output: Tensor, numerics: str | None, failing: Failing) -> tuple[str, ...]:
@@ -235,8 +249,10 @@ def _base(asked: Call, output: Tensor) -> Call:
 def cheap(call: Call) -> bool:
     """Whether every candidate for this call costs little."""
     operands = call.optional_operands
-    if operands is None or next(iter(call.inputs.values())).is_cuda:
+    if next(iter(call.inputs.values())).is_cuda:
         return False
+    if operands is None:
+        return sum(x.numel() for x in (*call.inputs.values(), *call.truth.values())) <= SMALL
     if operands.parts:
         return work(operands.parts) <= CHEAP
     return torch.Size(operands.shape).numel() <= CHEAP >> 6
@@ -248,7 +264,7 @@ def _diagnosis(verdict: Verdict, call: Call, output: Mapping[str, Tensor], numer
     operands = call.optional_operands
     if operands is not None and operands.parts:
         return _of_products(call, output["out"], numerics, refuted=bool(verdict.explained_by))
-    return _of_whole_outputs(call, output)
+    return _of_whole_outputs(call, output, numerics)
 
 
 # --- scaled products ----------------------------------------------------------------------------------------
@@ -264,6 +280,39 @@ def _of_products(asked: Call, output: Tensor, numerics: str | None, *, refuted: 
     schedules: list[Schedule | None] = [*real]
     if not schedules or (numerics is None and not refuted):
         schedules.append(None)  # exact sums, for float32 in any order
+    classes = () if refuted else (names[0], *(wider_classes(names) if numerics is None else ()))
+    if len(base.parts) > MANY:
+        return _of_many(base, flat, outside, schedules)
+    return _searched(base, flat, outside, schedules, classes)
+
+
+def _of_many(base: Call, flat: Tensor, outside: Tensor, schedules: Sequence[Schedule | None]) -> Diagnosis:
+    """Of a call of more than :data:`MANY` products: what explains a few of them is tried on all, which it must
+    reproduce; no placements."""
+    failing = torch.stack([part.of(outside).any() for part in base.parts])
+    few = base.with_only(half_failing(failing, FEW_PARTS).tolist())
+    found = _searched(few, flat, outside, schedules, ()).explanations[:CONFIRMED]
+    by_name = {fault.name: fault for fault in faults_of(base.contract.name)}
+    numerics = found[0].numerics if found else None
+    schedule = next((s for s in schedules if s is not None and s.name == numerics), schedules[-1])
+    whole, confirmed = FailingOutput(base.with_schedule(schedule), flat, outside), list[Explanation]()
+    for explanation in (e for e in found if e.numerics == numerics):
+        faults = tuple(by_name[name] for name in explanation.name.split(" and ") if name in by_name)
+        if len(faults) == 1:
+            confirmed += _single_faults(whole, faults)
+        elif faults:
+            confirmed.append(whole.attempt(faults))
+    where, seen = describe(whole.bad), (place(whole.bad, output="out", tile=heatmap.TILE),)
+    findings = (*_failing_groups(whole), *_one_value(whole))
+    words = tuple(observed(whole.output, whole.right, whole.bad))
+    good = ranked([e for e in confirmed if e.complete or e.local or e.placed])
+    return Diagnosis(whole.failing, whole.total, where, good, findings, places=seen, observed=words)
+
+
+def _searched(
+    base: Call, flat: Tensor, outside: Tensor, schedules: Sequence[Schedule | None], classes: Sequence[str]
+) -> Diagnosis:
+    """The search for what explains the ``outside`` elements; placements are judged by ``classes``, if there are any."""
     mutated = Mutated(base)
     failures = [FailingOutput(base.with_schedule(schedule), flat, outside, mutated) for schedule in schedules]
     closest = max(failures, key=lambda failure: failure.equal)
@@ -273,13 +322,12 @@ def _of_products(asked: Call, output: Tensor, numerics: str | None, *, refuted: 
         return Diagnosis(closest.failing, closest.total, found_in, findings=said, places=seen)
     scheduled = [failure for failure in failures if failure.call.schedule is not None]
     chosen = list(dict.fromkeys([closest, *scheduled[:TRIED], failures[-1]]))
-    faults, found = faults_of(contract.name), dict[FailingOutput, tuple[Explanation, ...]]()
+    faults, found = faults_of(base.contract.name), dict[FailingOutput, tuple[Explanation, ...]]()
     for failure in chosen:
         found[failure] = _single_faults(failure, faults)
         if _complete(found[failure]):
             return _described(failure, found[failure])
-    if not refuted:
-        classes = (names[0], *(wider_classes(names) if numerics is None else ()))
+    if classes:
         fewest, known = min(failures, key=lambda failure: failure.failing), found[_best(found)]
         if placed := placements(fewest, classes, known):
             return _described(fewest, ranked([*placed, *known]))
@@ -442,17 +490,24 @@ def _k_blocks(found: Sequence[tuple[Tensor, Factors]]) -> list[str]:
 
 def _groups(failure: FailingOutput) -> list[str]:
     """Which groups fail, where there are several, and which of them have another group's weights."""
-    parts = failure.call.parts
-    if len(parts) < 2:
+    if len(failure.call.parts) < 2:
         return []
-    failing = [i for i, part in enumerate(parts) if bool(part.of(failure.bad).any())]
     names = groups_in_use(failure.call)
-    only_those = [f"experts {ranges([names[i] for i in failing])} only, of {len(parts)} in use"]
     others = [
         f"expert {names[i]} follows a product with the weight {what} of expert {names[j]}"
         for i, j, what in other_groups(failure)
     ]
-    return ([] if len(failing) == len(parts) else only_those) + others[:4]
+    return _failing_groups(failure) + others[:4]
+
+
+def _failing_groups(failure: FailingOutput) -> list[str]:
+    """Which groups fail, where there are several and not all do."""
+    parts = failure.call.parts
+    failing = [i for i, part in enumerate(parts) if bool(part.of(failure.bad).any())]
+    if len(parts) < 2 or len(failing) == len(parts):
+        return []
+    names = groups_in_use(failure.call)
+    return [f"experts {ranges([names[i] for i in failing])} only, of {len(parts)} in use"]
 
 
 def _other_rows(failure: FailingOutput) -> list[str]:
@@ -481,18 +536,18 @@ def _one_value(failure: FailingOutput) -> list[str]:
         return [f"every failing element is {float(values[0]):.9g}"]
     ratio = values / decode(failure.right)[failure.bad]
     if len(ratio) > 3 and bool((ratio == ratio[0]).all()):
-        return [f"every failing element is {float(ratio[0]):.9g} times the right result"]
+        return [times_right(float(ratio[0]), f"{float(ratio[0]):.9g}")]
     return []
 
 
 # --- quantisers, logits and other whole outputs -------------------------------------------------------------
 
 
-def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor]) -> Diagnosis:
+def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor], numerics: str | None) -> Diagnosis:
     """Every fault on the whole call; outputs are compared tensor by tensor."""
     call = replace(asked, beyond=Beyond.UNKNOWN)
     base, right = _closest_recipe(call, given)
-    bad = _refused(call, given, right)
+    bad, near = _refused(call, given, right, numerics)
     failing, total = sum(int(m.sum()) for m in bad.values()), sum(m.numel() for m in bad.values())
     found = []
     for fault in faults_of(call.contract.name):
@@ -516,7 +571,7 @@ def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor]) -> Diagnosis:
     words = [
         f"{name}: {said}" if several else said
         for name, mask in bad.items()
-        for said in observed(given[name], right[name], mask)
+        for said in observed(given[name], right[name], mask, near=near)
     ]
     return Diagnosis(failing, total, where, ranked(found)[:SHOWN], places=seen, observed=tuple(words))
 
@@ -544,12 +599,29 @@ def with_recipe(recipe: Recipe, contract: str) -> Fault:
     return Fault(f"recipe {recipe.name}", Family.ARITHMETIC, "", changes, named({contract}))
 
 
-def _refused(call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _refused(
+    call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor], numerics: str | None
+) -> tuple[dict[str, Tensor], bool]:
     """The elements that fail: those that differ from ``right``. Of a quantiser those that the judgement refuses too,
-    a code only where it is wrong for the published scale and for the right one."""
+    a code only where it is wrong for the published scale and for the right one; of a contract without operands those
+    outside the ranges of its first alternative, where ``right`` is one of several right results (then True)."""
     wrong = {name: ~agree(given[name], right[name]) for name in right}
-    bad = call.contract.refused(call, given, right)
+    bad, near = call.contract.refused(call, given, right), False
+    if bad is None and call.optional_operands is None:
+        first = call.contract.admissible(call, numerics)[0]
+        ranges, near = first.ranges(call.contract.expected(call)) or {}, not isinstance(first, Bits)
+        if not near:
+            return {name: bits_of(given[name]) != bits_of(right[name]) for name in right}, near
+        if set(ranges) >= set(wrong):
+            bad = {name: _outside_of(bounds_of(ranges[name], "", wrong[name].device), given[name]) for name in wrong}
     if bad is None or any(bad[name].numel() != mask.numel() for name, mask in wrong.items()):
-        return wrong
+        return wrong, near
     refused = {name: mask & bad[name].reshape(mask.shape) for name, mask in wrong.items()}
-    return refused if any(bool(mask.any()) for mask in refused.values()) else wrong
+    return refused if any(bool(mask.any()) for mask in refused.values()) else wrong, near
+
+
+def _outside_of(bounds: Bounds, x: Tensor) -> Tensor:
+    """The elements of ``x`` that these bounds of its shape refuse, bool."""
+    value = decode(x) if x.is_floating_point() else x.to(torch.float64)
+    inside = (bounds.low <= value) & (value <= bounds.high) | torch.isnan(bounds.low) & torch.isnan(value)
+    return ~(inside | bounds.free)

@@ -1,10 +1,13 @@
 """What a failing output shows where no known fault explains it: which values its failing elements have, and where.
 
-    values    NaN, infinities, zeros, one value, one unit in the last place, a constant ratio, nothing of the right ones
-    places    rows or columns from one on, every second block of rows or columns
+    values    NaN, infinities, zeros, one value, one unit in the last place (towards zero, away from it, away at even
+              ones), the right result rounded to 16 bits, 16-bit values, a constant ratio, nothing of the right ones
+    places    rows or columns from one on, every second or n-th block of rows or columns
+    moved     rows or columns that are the right ones of others; an axis whose indices are mistaken for others
     K         only its last blocks
 
-A sentence is said where it holds for every failing element, and for those alone. A ratio is constant when it varies by
+A sentence is said where it holds for every failing element, and for those alone; of a coin's two sides (nearer to zero,
+an even result, 16 bits that are 0) only where ``CERTAIN`` elements show the same. A ratio is constant when it varies by
 no more than two roundings of the output and two of the right result make it vary: each quotient lies within ``2 u`` of
 the ratio, to first order, and so within ``4 u`` of another one; ``u`` is half a unit in the last place over the value.
 
@@ -13,6 +16,7 @@ Failing elements that are NaN are said to be NaN; elsewhere NaN and infinities t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -21,9 +25,15 @@ from torch import Tensor
 from oracle.diagnosis.candidates import correlates
 from oracle.diagnosis.least_squares import Factors
 from oracle.numbers.formats import codes_of, decode, of_dtype
+from oracle.verdict.sets import bits_of
 
 SEVERAL = 4  # elements that a ratio must hold for
 MANY = 64  # elements below which nothing is said of a correlation
+CERTAIN = 24  # elements that all show one of two equally likely sides once in 10 million draws
+LOOKED_AT = 1 << 22  # elements of an output up to which moved rows and columns are looked for
+UNLIKE = "the failing elements do not correlate with the right results"
+CLOSE = 2.0**-7  # of a value: no two of several right results that differ are all as near
+CUTS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # steps at which a loop or a tile may end
 BLOCKS = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 
 
@@ -33,9 +43,15 @@ def observed(output: Tensor, right: Tensor, bad: Tensor, *, near: bool = False) 
     place off. NaN as the head of this file says; source: derived there."""
     if not bool(bad.any()):
         return []
+    elsewhere = list(_elsewhere(output, right, bad, near=near)) if output.dtype == right.dtype else []
+    axes = list(_axes(bad))
     output, right, bad = (x.reshape(-1, x.shape[-1]) if x.dim() else x.reshape(1, 1) for x in (output, right, bad))
+    moved = list(_moved(output, right, bad)) if not near and output.dtype == right.dtype else []
     numbers = output.is_floating_point() and output.dtype == right.dtype
-    return [*(_values(output, right, bad, near=near) if numbers else ()), *_places(bad)]
+    values = list(_values(output, right, bad, near=near) if numbers else _integers(output, bad))
+    if elsewhere or moved:
+        values = [said for said in values if not said.startswith(UNLIKE)]
+    return [*values, *elsewhere, *_places(bad), *axes, *moved]
 
 
 def tail_of_k(factors: Sequence[Factors]) -> list[str]:
@@ -65,11 +81,46 @@ def _values(output: Tensor, right: Tensor, bad: Tensor, *, near: bool) -> Iterat
         steps = (_rank(output)[bad] - _rank(right)[bad]).abs()
         if int(steps.max()) <= 1:
             yield "every failing element is one unit in the last place off"
+            yield from _side(y, due, _rank(right)[bad])
             return
+    if output.dtype == torch.float32 and (said := _narrow(output[bad], right[bad], near=near)) is not None:
+        yield said
+        return
     if (ratio := _ratio(y, due, 0.5 * 2.0 ** -of_dtype(output.dtype).fraction_bits)) is not None:
-        yield f"every failing element is {ratio:.4g} times the right result"
+        yield times_right(ratio, f"{ratio:.4g}")
     elif int((torch.isfinite(y) & torch.isfinite(due)).sum()) >= MANY and not correlates(output, right, bad):
-        yield "the failing elements do not correlate with the right results: other operands, or old memory"
+        yield f"{UNLIKE}: other operands, or old memory"
+
+
+def times_right(ratio: float, said: str) -> str:
+    """The sentence of a constant ratio, ``said`` in digits; a power of two other than 1 is named."""
+    mantissa, exponent = math.frexp(abs(ratio))
+    power = f" (2^{exponent - 1})" if mantissa == 0.5 and exponent != 1 else ""
+    return f"every failing element is {said} times the right result{power}"
+
+
+def _side(y: Tensor, due: Tensor, rank: Tensor) -> Iterator[str]:
+    """To which side elements lie that are one unit in the last place off, ``rank`` that of the right results."""
+    if len(y) < CERTAIN or not bool((due != 0).all()):
+        return
+    farther = y.abs() > due.abs()
+    if bool(farther.all()) or not bool(farther.any()):
+        where = "farther from" if bool(farther.all()) else "nearer to"
+        even = "; where each right result is even, as at ties" if bool((rank % 2 == 0).all()) else ""
+        yield f"every failing element is {where} zero than the right result{even}"
+
+
+def _narrow(y: Tensor, due: Tensor, *, near: bool) -> str | None:
+    """That float32 elements ``y`` are values of 16 bits, of which the right ones ``due`` are none; both
+    one-dimensional. Zeros, which every format has, and what is no number tell nothing."""
+    if not bool(torch.isfinite(y).all() and torch.isfinite(due).all()) or int((y != 0).sum()) < CERTAIN:
+        return None
+    for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
+        rounded = due.to(dtype).to(due.dtype)
+        if bool((y == y.to(dtype).to(y.dtype)).all()) and int((due != rounded).sum()) >= CERTAIN:
+            exact = not near and bool((y == rounded).all())
+            return f"every failing element is {'the right result rounded to ' if exact else 'a value of '}{name}"
+    return None
 
 
 def _rank(x: Tensor) -> Tensor:
@@ -101,8 +152,121 @@ def _places(bad: Tensor) -> Iterator[str]:
         for size in BLOCKS:
             block = torch.arange(count, device=lines.device) // size
             failing = torch.unique(block[lines])
-            every_second = torch.arange(int(failing[0]), int(block[-1]) + 1, 2, device=lines.device)
-            if int(failing[0]) < 2 and len(failing) > 1 and torch.equal(failing, every_second):
+            step = int(failing[1] - failing[0]) if len(failing) > 1 else 0
+            every = torch.arange(int(failing[0]), int(block[-1]) + 1, max(1, step), device=lines.device)
+            regular = step > 1 and int(failing[0]) < step and torch.equal(failing, every)
+            if regular and len(failing) > (1 if step == 2 else 2) and torch.equal(lines, torch.isin(block, failing)):
                 what = f"block of {size} {name}s" if size > 1 else name
-                yield f"every second {what}, the first at {name} {int(failing[0]) * size}"
+                yield f"every {_ordinal(step)} {what}, the first at {name} {int(failing[0]) * size}"
                 break
+
+
+def _axes(bad: Tensor) -> Iterator[str]:
+    """Of a tensor of more than two axes, from which index on of the others it fails, where it fails to the end."""
+    for axis in range(bad.dim() - 1) if bad.dim() > 2 else ():
+        at = torch.nonzero(bad.transpose(0, axis).flatten(1).any(dim=1))[:, 0].tolist()
+        if at[0] > 0 and at == list(range(at[0], bad.shape[axis])):
+            yield f"from index {at[0]} on along axis {axis}"
+
+
+def _integers(output: Tensor, bad: Tensor) -> Iterator[str]:
+    """That failing integers, or codes of another dtype than is due, are all the same."""
+    values = output[bad]
+    if not output.is_floating_point() and len(values) > 1 and bool((values == values[0]).all()):
+        yield f"every failing element is {int(values[0])}"
+
+
+def picks(n: int) -> Iterator[tuple[str, Tensor]]:
+    """How the ``n`` indices of an axis are mistaken for others: what is said, and int64 ``[n]``. Source: derived here,
+    from loops and tables that end early."""
+    at = torch.arange(n, device="cpu")
+    if n > 1:
+        yield "taken to be its first", at * 0
+        yield "taken once for two neighbours", at // 2 * 2
+        yield "taken from the next index", (at + 1).clamp(max=n - 1)
+        yield "taken from the index before", (at - 1).clamp(min=0)
+        yield "taken backwards", n - 1 - at
+
+
+def late_picks(n: int) -> Iterator[tuple[str, Tensor]]:
+    """As :func:`picks`, int64 ``[n]``, where the indices are mistaken from some one on alone; they have no NaN. Source:
+    derived here, from loops that end early."""
+    at = torch.arange(n, device="cpu")
+    for cut in cuts(n):
+        yield f"from index {cut} on taken from index 0 on", at % cut
+        yield f"from index {cut} on taken to be the last before", at.clamp(max=cut - 1)
+        yield f"from index {cut} on taken to be its first", torch.where(at >= cut, 0, at)
+
+
+def cuts(n: int) -> list[int]:
+    """Where a loop over ``n`` indices may end early: at a whole number of steps, or at its last whole one."""
+    return list(dict.fromkeys(c for size in CUTS for c in (size, n // size * size) if 0 < c < n))
+
+
+def picked(x: Tensor, axis: int, at: Tensor) -> Tensor:
+    """``x``, of any shape and dtype, with other indices ``at`` (int64 ``[n]``) along an axis; NaN is moved as any
+    value is. Source: derived here."""
+    at = at.to(x.device)
+    if x.element_size() > 1:
+        return x.index_select(axis, at)
+    return x.view(torch.uint8).index_select(axis, at).view(x.dtype)
+
+
+def _elsewhere(output: Tensor, right: Tensor, bad: Tensor, *, near: bool) -> Iterator[str]:
+    """Which other index of an axis all failing elements are the right results of."""
+    if output.numel() > LOOKED_AT or not _differs(output[bad]):
+        return
+    made = decode(output) if near and output.is_floating_point() else bits_of(output)
+    due = decode(right) if near and output.is_floating_point() else bits_of(right)
+    loose = None
+    for axis in range(output.dim()):
+        for said, at in (*picks(output.shape[axis]), *late_picks(output.shape[axis])):
+            wanted = picked(due, axis, at)
+            same = (made - wanted).abs() <= CLOSE * wanted.abs() if made.is_floating_point() else made == wanted
+            moved = picked(bits_of(right), axis, at) != bits_of(right)
+            if not bool((moved & same)[bad].all()):
+                continue
+            sentence = f"{said} along axis {axis}" if output.dim() > 1 else said
+            if near or bool(same[moved].all()):
+                yield sentence
+                return
+            loose = loose or sentence
+    if loose is not None and int(bad.sum()) >= CERTAIN:
+        yield f"in the failing elements alone {loose}"
+
+
+def _differs(values: Tensor) -> bool:
+    """Whether several elements hold more than two different values."""
+    return len(values) >= SEVERAL and len(torch.unique(bits_of(values))) > 2
+
+
+def _ordinal(n: int) -> str:
+    ends = {1: "st", 2: "nd", 3: "rd"} if n // 10 % 10 != 1 else {}
+    return {2: "second", 3: "third", 4: "fourth"}.get(n, f"{n}{ends.get(n % 10, 'th')}")
+
+
+def _moved(output: Tensor, right: Tensor, bad: Tensor) -> Iterator[str]:
+    """That every failing row, or column, has the bits of the right one of another place; of several failing ones, each
+    of several values, where no two right ones are alike."""
+    if output.numel() > LOOKED_AT:
+        return
+    for name, made, due, lines in (
+        ("row", output, right, bad.any(dim=1)),
+        ("column", output.T, right.T, bad.any(dim=0)),
+    ):
+        at = torch.nonzero(lines)[:, 0].tolist()
+        if len(at) < 2 or made.shape[1] < 2:
+            continue
+        place = {_bits(line): i for i, line in enumerate(due)}
+        moves = [(i, place.get(_bits(made[i]))) for i in at]
+        if len(place) < len(due) or any(j is None for _, j in moves):
+            continue
+        steps = {i - j for i, j in moves if j is not None}
+        by = (
+            f", {abs(step)} {'before' if step > 0 else 'behind'} it" if len(steps) == 1 and (step := min(steps)) else ""
+        )
+        yield f"every failing {name} is the right one of another {name}{by}"
+
+
+def _bits(line: Tensor) -> bytes:
+    return bytes(bits_of(line.contiguous()).cpu().numpy().tobytes())

@@ -9,8 +9,8 @@ The budget is a number of evaluations, so that the same call has the same answer
     4. other operands in some rows, columns or K blocks, guessed on a few failing ones
 
 The arithmetic is the admitted one with the most equal bits in the few rows and columns, exact sums among them where
-none is declared. The first candidate that reproduces the whole output ends it; else the best one that explains at least
-half of what fails is named with its share (:class:`oracle.diagnosis.candidates.Explanation`).
+none is declared. The first candidate that reproduces the whole output ends it; else the best one that reproduces all
+that fails is named, with what it leaves open (:class:`oracle.diagnosis.candidates.Explanation`).
 
 Not covered: pairs of a fault and a wrong store, scales from beyond a buffer, findings in words, other candidates that
 explain the output as well: :func:`oracle.diagnosis.explain.diagnose` has all of these, without a budget.
@@ -131,7 +131,7 @@ def names(
         best.append(explanation)
     if not any(e.local for e in best) and (placed := replaced(failure, numerics)):
         return (str(placed[0]),)
-    listed = [e for e in ranked(best) if e.local or e.share >= LISTED or e.placed]
+    listed = [e for e in ranked(best) if e.local or e.placed]
     return tuple(str(e) for e in listed[:1])
 
 

@@ -88,7 +88,7 @@ def guarded(
 class Wanted:
     """A tensor to be laid out: a copy of ``source``, or one that is not yet written.
 
-    ``lead`` are extra elements at the end of every row, left poisoned.
+    What lies between the elements of a strided one is left poisoned.
     """
 
     name: str
@@ -98,15 +98,15 @@ class Wanted:
     source: Tensor | None = None
 
     @classmethod
-    def copy(cls, name: str, source: Tensor, *, lead: int = 0) -> Wanted:
-        """A tensor that will hold a copy of ``source`` (any shape, any dtype) with ``lead`` extra elements a row; dense
-        layouts keep their order of axes."""
+    def copy(cls, name: str, source: Tensor, *, lead: int = 0, step: int = 1) -> Wanted:
+        """A tensor that will hold a copy of ``source`` (any shape, any dtype) with ``lead`` extra elements a row, each
+        element ``step`` of them behind the last; dense layouts keep their order of axes."""
         shape, stride = tuple(source.shape), tuple(source.stride())
         dense = _extent(shape, stride) == source.numel()  # in any order of axes
         if source.dim() >= 2 and (lead or not dense):
             transposed = source.dim() == 2 and stride[0] == 1 and stride[1] != 1
             stride = (1, shape[0] + lead) if transposed else _contiguous((*shape[:-1], shape[-1] + lead))
-        return cls(name, shape, stride, source.dtype, source)
+        return cls(name, shape, tuple(step * s for s in stride), source.dtype, source)
 
     @classmethod
     def fresh(cls, name: str, shape: Sequence[int], dtype: torch.dtype) -> Wanted:

@@ -39,7 +39,7 @@ DRAINED = 1.0  # seconds that the rest of a dead worker's output may take
 DYING = 15.0  # seconds that a process may take from the loss of its channel to its end: a trace, a GPU's memory
 ENDED = 5.0  # seconds in which a launcher must have ended everything
 LOADING = 120.0  # seconds in which a process must have started and imported the kernel, on a busy machine too
-FATAL = ("device", "exit", "memory", "uncapturable", "lost", "hang")  # after these the process is replaced
+FATAL = ("device", "exit", "memory", "uncapturable", "lost", "forged", "hang")  # after these the process is replaced
 
 
 class Worker:
@@ -105,7 +105,7 @@ class Worker:
             loaded = self._start()
             if not loaded.ok:
                 self.stop()
-                return replace(loaded, kind="load")
+                return loaded if loaded.kind == "forged" else replace(loaded, kind="load")
         reply = self._exchange(request, self.limit)
         if reply.kind in FATAL:
             self.stop()
@@ -181,7 +181,7 @@ class Worker:
     def _exchange(self, request: Mapping[str, Any], limit: float) -> Reply:
         assert self._process is not None
         if select.select([self._channel], [], [], 0)[0] and self._channel.recv(1):
-            return Reply("lost", "the kernel wrote to the channel of the worker; it was killed")
+            return Reply("forged", "the kernel wrote to the channel of the worker; it was killed")
         nonce, start = secrets.token_bytes(NONCE), time.monotonic()
         message = json.dumps({**request, "nonce": nonce.hex()}).encode()
         memory = [self._shared.descriptor] if self._shared is not None and self._told is not self._shared else []
@@ -205,7 +205,7 @@ class Worker:
         try:
             return replace(unpack(answer, nonce), seconds=time.monotonic() - start)
         except GarbledError as error:
-            return Reply("lost", f"the kernel wrote to the channel of the worker: {error}; it was killed")
+            return Reply("forged", f"the kernel wrote to the channel of the worker: {error}; it was killed")
 
     def _lost(self) -> Reply:
         assert self._process is not None

@@ -133,6 +133,18 @@ class Reach:
                 waiting = []
         for case in waiting:
             yield from self._moved_now(case)
+        for family in sorted({case.family for case in self._asked}) if self.move else ():
+            yield from self._with_data(family)
+
+    def _with_data(self, family: str) -> Iterator[Case]:
+        """Calls with a family of data that was asked for in refused kinds of calls alone, until one is taken."""
+        volume = lambda case: math.prod(extent for _, extent in case.extents)  # noqa: E731
+        for other in sorted(self._taken, key=volume)[:LEAST]:
+            if any(case.family == family for case in self._taken):
+                return
+            if (case := replace(other, family=family)) not in self._refused and valid(case):
+                yield case
+                self._moved += case in self._taken
 
     def saw(self, case: Case, refused: str | None) -> None:
         """The outcome of one call: the reason for which it was refused, or None."""

@@ -32,11 +32,14 @@ from oracle.verdict.compare import Status, Verdict
 
 UNWRITTEN = "nothing written"
 """The fault of an output that holds what its memory held before the call."""
-ROOM = 1 << 20  # bytes for results, beside 16 times what inputs and outputs take (the widest padding that is kept)
+ROOM = 1 << 26
+"""Bytes for results, of which those that are written take memory, beside 16 times what inputs and outputs take: the
+widest padding that is kept."""
 CAUSES = {
     "load": "cannot be loaded",
     "hang": "hangs",
     "lost": "crashed",
+    "forged": "crashed",
     "exit": "ended the process",
     "memory": "ran out of memory",
     "device": "device error",
@@ -100,22 +103,24 @@ class Session:
         *,
         poison: int = 0,
         lead: Mapping[str, int] | None = None,
+        step: Mapping[str, int] | None = None,
         must: Sequence[str] | None = None,
         mode: str = "plain",
         beside: Mapping[str, Tensor] | None = None,
     ) -> Answer:
-        """Run the kernel once. Where ``must`` names inputs and options, a kernel whose signature does not take one of
-        them, or needs another, refuses the call; else it cannot be called at all. ``mode`` is "plain", "threads"
-        (among calls of other threads, half of them on the inputs ``beside``) or one of :mod:`oracle.harness.launches`,
-        which needs ``beside`` too.
+        """Run the kernel once; ``lead`` and ``step`` say how inputs lie (:meth:`Wanted.copy`). Where ``must`` names
+        inputs and options, a kernel whose signature does not take one of them, or needs another, refuses the call; else
+        it cannot be called at all. ``mode`` is "plain", "threads" (among calls of other threads, half of them on the
+        inputs ``beside``) or one of :mod:`oracle.harness.launches`, which needs ``beside`` too.
         """
         self.look_back()
-        asked, lead = Call(self.contract, inputs, options), lead or {}
+        asked, lead, step = Call(self.contract, inputs, options), lead or {}, step or {}
         due = {} if asked.optional_operands is None else self.contract.outputs(asked)
         allocated = {name: out for name, out in due.items() if out.shape is not None}
-        optional = [name for name, out in due.items() if out.optional]
-        wanted = [Wanted.copy(name, t, lead=lead.get(name, 0)) for name, t in inputs.items()]
-        wanted += [Wanted.copy(name, t, lead=lead.get(name, 0)) for name, t in (beside or {}).items()]
+        absent = {spec.name for spec in self.contract.inputs if spec.optional} - inputs.keys()
+        optional = [name for name in self.contract.returns if name in absent or name in due and due[name].optional]
+        given = (*inputs.items(), *(beside or {}).items())
+        wanted = [Wanted.copy(name, t, lead=lead.get(name, 0), step=step.get(name, 1)) for name, t in given]
         wanted += [Wanted.fresh(name, out.shape or (), out.dtypes[0]) for name, out in allocated.items()]
         ends = (len(inputs), len(inputs) + len(beside or {}), len(wanted))
         size = sum(one.size for one in wanted)

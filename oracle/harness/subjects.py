@@ -15,10 +15,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from oracle import extensions
 from oracle.errors import SubjectError, among
 from oracle.fixtures import strides as memory
 
 GROUP = "fp8_oracle.subjects"
+LAYER = "production"
+"""Name of the entry point of this project's own layer: ``kernels`` of a checkout, ``fp8_oracle_kernels`` of a wheel."""
 LONGEST_MESSAGE = 400  # characters of a subject's own error message that a report keeps
 
 
@@ -82,6 +85,11 @@ def providers() -> list[Provider]:
     return [load(point) for point in points()]
 
 
+def layers() -> list[str]:
+    """Import names of this project's own layer, as it is installed; several where a checkout and a wheel are."""
+    return sorted({point.module.partition(".")[0] for point in entry_points(group=GROUP, name=LAYER)})
+
+
 def provider(target: str) -> Provider:
     """The subjects of ``MODULE:CALLABLE``, loaded in this process.
 
@@ -96,7 +104,8 @@ def provider(target: str) -> Provider:
 def load(point: EntryPoint) -> Provider:
     """The provider behind an entry point; whatever it raises while it loads is its problem."""
     try:
-        loaded = tuple(point.load()())
+        with extensions.within(extensions.LOADING):
+            loaded = tuple(point.load()())
     except BaseException as error:
         if type(error) is KeyboardInterrupt:
             raise  # the user's

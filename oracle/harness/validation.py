@@ -10,7 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -351,6 +351,7 @@ class _Watching:
     deadline: float
     exempt: Mapping[str, str]
     threads: bool = True  # until they ran once
+    viewed: set[str] = field(default_factory=set)  # inputs that were given as views
     lost: int = 0  # calls in a row without an answer
 
     @property
@@ -413,10 +414,16 @@ def _run(
         watched = [finding, *asked.watched]
         watching.lost = watching.lost + 1 if finding.verdict.status is Status.CRASHED else 0
         judged = finding.verdict.status is not Status.CRASHED and answer.problem is None
-        if watching.cases and judged and _ordinary(case):
-            watching.cases -= 1
+        views = set(watches.viewable(session.contract, inputs)) - watching.viewed
+        if judged and _ordinary(case) and (watching.cases or (views and PITCHED not in watching.exempt)):
             calls, begun = watches.Calls(session, str(case)), time.perf_counter()
-            for item in _watched(calls, case, inputs, options, answer, finding.verdict, watching):
+            calls.know(inputs, options, answer, finding.verdict)
+            if watching.cases:
+                watching.cases -= 1
+                made = _watched(calls, case, inputs, options, answer, watching)
+            else:  # no case that was watched has these inputs
+                made = _strided(calls, inputs, options, watching)
+            for item in made:
                 now = time.perf_counter()
                 watched.append(item if isinstance(item, watches.Note) else replace(item, seconds=now - begun))
                 begun = now
@@ -541,17 +548,15 @@ def _watched(
     inputs: watches.Inputs,
     options: watches.Options,
     answer: Answer,
-    verdict: Verdict,
     watching: _Watching,
 ) -> Iterator[Finding | watches.Note]:
     """The watches that make calls of their own, one after the other until the time is over or the kernel hangs."""
     other, required = _asked(replace(case, seed=case.seed + 1)), watching.required
     beside = watches.alike(inputs, other[0])
-    calls.know(inputs, options, answer, verdict)
     for watch in (
         watches.repeats(calls, inputs, options, other),
         watches.mixed(calls, inputs, options, other[0]),
-        () if PITCHED in watching.exempt else watches.strided(calls, inputs, options),
+        () if PITCHED in watching.exempt else _strided(calls, inputs, options, watching),
         watches.metamorphic(calls, inputs, options),
         watches.batch(calls, inputs, options, required=BATCH in required),
         watches.launched(calls, inputs, options, beside, exempt=watching.exempt),
@@ -569,6 +574,16 @@ def _watched(
         yield from large
         yield from calls.findings()
         watching.large = not large
+
+
+def _strided(
+    calls: watches.Calls, inputs: watches.Inputs, options: watches.Options, watching: _Watching
+) -> Iterator[Finding | watches.Note]:
+    """The inputs of several elements as views, those of a call that is not watched where no other had them."""
+    names = watches.viewable(calls.session.contract, inputs)
+    watching.viewed.update(names)
+    yield from watches.strided(calls, inputs, options, names)
+    yield from calls.findings()
 
 
 def _explained(
@@ -627,9 +642,11 @@ def _cases(contract: str, profile: str, seed: int, given: str | Sequence[str] | 
     if profile == "soak":
         yield from drawn(contract, seed)
         return
-    # rows and pitches show on several rows alone, and the first cases are watched
-    order = lambda case: (not _ordinary(case), 1 in dict(case.extents).values())  # noqa: E731
-    yield from sorted(default_cases(contract, seed, profile), key=order)
+    # the first cases are watched: strides and rows show nothing in an extent of 1
+    yield from sorted(
+        default_cases(contract, seed, profile),
+        key=lambda case: (not _ordinary(case), 1 in dict(case.extents).values()),
+    )
 
 
 def _ordinary(case: Case) -> bool:

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oracle.errors import OracleError, counted
+from oracle.errors import LayoutError, OracleError, counted
 from oracle.fixtures.strides import run_of
 from oracle.harness import concurrency, launches
 from oracle.harness.memory import is_poison
 from oracle.harness.report import BATCH, GRAPH, JOINED, NUMBERS, PITCHED, SIDE, THREADS, Finding
 from oracle.harness.session import Answer, Session, failed, passed
 from oracle.numbers.formats import decode, same_bits
-from oracle.routines.base import Call, Operands, by_name
+from oracle.routines.base import Call, Contract, Operands, by_name
 from oracle.routines.catalogue import agree
 from oracle.truth.gemm import take_rows
 from oracle.verdict.compare import Status, Verdict
@@ -246,20 +246,44 @@ def repeats(calls: Calls, inputs: Inputs, options: Options, other: tuple[Inputs,
     yield _finding(case, DIRTY, left, *texts)
 
 
-def strided(calls: Calls, inputs: Inputs, options: Options) -> Iterator[Finding | Note]:
-    """Operands with padded rows, where the contract does not ask for contiguous ones; a refusal does not fail."""
-    named = [s.name for s in calls.session.contract.inputs if not s.contiguous and s.name in inputs]
-    free = [
-        name for name in named if inputs[name].dim() == 2 or (inputs[name].dim() > 2 and inputs[name].is_contiguous())
-    ]
-    if not free:
-        return
-    what = f"padded rows of {', '.join(free)}"
-    answer, verdict = calls.ask(PITCHED, what, inputs, options, lead=dict.fromkeys(free, 16))
-    if verdict.status is Status.UNSUPPORTED:
-        yield Note(calls.case, PITCHED, f"refused with {what}: {verdict.reason}")
-    elif not verdict.status.is_failure:
-        yield Finding(calls.case, PITCHED, verdict)
+def strided(calls: Calls, inputs: Inputs, options: Options, names: Sequence[str]) -> Iterator[Finding | Note]:
+    """Operands with padded rows, and with every element two places behind the last, where the contract does not ask
+    for contiguous ones.
+
+    All of ``names`` are strided in one call, and each alone where that is refused; a refusal does not fail."""
+    rows = [n for n in names if inputs[n].dim() == 2 or (inputs[n].dim() > 2 and inputs[n].is_contiguous())]
+    stepped = [n for n in names if _takes_steps(Call(calls.session.contract, inputs, options), n)]
+    for what, how, amount, them in (("padded rows of", "lead", 16, rows), ("elements apart in", "step", 2, stepped)):
+        for group in (them, *([name] for name in them if them[1:])):
+            if not group or calls.hung:
+                break
+            said = f"{what} {', '.join(group)}"
+            views: dict[str, Any] = {how: dict.fromkeys(group, amount)}
+            _, verdict = calls.ask(PITCHED, said, inputs, options, **views)
+            if verdict.status is Status.UNSUPPORTED:
+                yield Note(calls.case, PITCHED, f"refused with {said}: {verdict.reason}")
+                continue
+            if not verdict.status.is_failure:
+                yield Finding(calls.case, PITCHED, verdict)
+            if group is them:
+                break
+
+
+def viewable(contract: Contract, inputs: Inputs) -> list[str]:
+    """The inputs of several elements that may have any strides."""
+    free = (spec.name for spec in contract.inputs if not spec.contiguous and spec.name in inputs)
+    return [name for name in free if inputs[name].numel() > 1]
+
+
+def _takes_steps(call: Call, name: str) -> bool:
+    """Whether the contract takes an input with an element of something else behind each of its own."""
+    bits = call.inputs[name].view(_BITS[call.inputs[name].dtype.itemsize])
+    view = torch.stack([bits, bits], dim=-1).view(call.inputs[name].dtype)[..., 0]
+    try:
+        call.contract.check({**call.inputs, name: view}, call.options)
+    except LayoutError:
+        return False
+    return True
 
 
 def metamorphic(calls: Calls, inputs: Inputs, options: Options) -> Iterator[Finding | Note]:
@@ -345,8 +369,8 @@ def _rows(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
     """The first row, and half of the rows, against the same rows in the whole call, of every input and output that has
     one row for each of the first input.
 
-    Each answer is judged. Where bits differ the reference says whether rows depend on each other, as under the amax of
-    a tensor: then nothing is concluded.
+    Each answer is judged; a batch that the contract refuses is left out. Where bits differ the reference says whether
+    rows depend on each other, as under the amax of a tensor: then nothing is concluded.
     """
     contract = calls.session.contract
     symbol = next((spec.dims[0] for spec in contract.inputs if spec.dims and spec.name in inputs), None)

@@ -350,7 +350,8 @@ def takes(kernel: Callable[..., Any], name: str) -> bool:
 
 
 def _named(result: Any, outputs: Mapping[str, Guarded], names: list[str], optional: Sequence[str]) -> dict[str, Tensor]:
-    """The outputs of a call by name, in the order of ``names``; without the ``optional`` ones where it returns none."""
+    """The outputs of a call by name, in the order of ``names``; without the ``optional`` ones that it does not return,
+    or returns as None."""
     if result is None and outputs:
         return {name: g.tensor for name, g in outputs.items()}
     if isinstance(result, Tensor):
@@ -361,6 +362,9 @@ def _named(result: Any, outputs: Mapping[str, Guarded], names: list[str], option
         if missing:
             raise Refused(f"the result lacks {', '.join(missing)}; it holds {', '.join(map(str, result)) or 'nothing'}")
         result = tuple(result[name] for name in names)
+    if isinstance(result, tuple | list) and len(result) == len(names):
+        left = [(n, x) for n, x in zip(names, result, strict=True) if x is not None or n not in optional]
+        names, result = [n for n, _ in left], tuple(x for _, x in left)
     if isinstance(result, tuple | list) and len(result) == len(names) - len(optional):
         names = [name for name in names if name not in optional]
     if not isinstance(result, tuple | list) or len(result) != len(names):

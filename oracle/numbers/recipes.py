@@ -175,9 +175,9 @@ class Recipe:
     scaling : which elements share a scale, and the formats of elements and scales.
     formula, code : how ``s`` and the codes are computed.
     power_of_two : how ``s`` becomes a power of two (UE8M0 recipes), else None.
-    byte_low, inf_byte, nan_byte
-        UE8M0 only: smallest byte, and the bytes of an infinite and of a NaN input (255 is NaN;
-        ``inf_byte=None`` leaves an infinite scale infinite in float32).
+    byte_low : UE8M0 only: smallest byte.
+    inf_byte : UE8M0 only: the byte of an infinite amax (255 is NaN; None leaves the scale infinite in float32).
+    nan_byte : UE8M0 only: the byte of a NaN amax (255 is NaN).
     amax_floor, scale_floor
         ``a = max(a, amax_floor)``; ``s = max(s, scale_floor)`` before rounding to a power of two. 0: none.
     amax_added : ``a = a + amax_added``, which keeps a scale from 0 as a floor does, and changes small ones.
@@ -193,9 +193,14 @@ class Recipe:
     global_order : how a global scale is given, and where it enters.
     zero_blocks : a block of zeros has the scale 0 before it is rounded, and zero codes, whatever the global scale.
     published_zero, published_floor : what is put for a scale of 0 before it is rounded to its format, then the least.
-    nan_amax, nan_code : what a NaN element does to amax, and the code of a NaN quotient.
-    rounding, zero_sign : how a quotient becomes a code, and which codes are -0.
-    candidates : how one of two scales is chosen (NVFP4 "four over six"), None for one scale.
+    nan_amax : what a NaN element does to amax.
+    nan_code : the code of a NaN quotient (max and -max: the ends of the range, 0: zero).
+    rounding : how a quotient becomes a code.
+    zero_sign : which codes are -0.
+    candidates
+        How one of two scales is chosen (NVFP4 "four over six"), None for one scale: ``t`` rounded to its format, or
+        ``fl(1.5 t)`` rounded to it, where the codes under that have the smaller error; on equality the first. An error
+        is ``|fl(fl(value(code) * s) - x)|``, or its square rounded to float32, added in float32 in the order of K.
     muted_below : the scale before it is rounded for which codes are 0: below it a kernel flushes it to 0.
     takes_scale_ub : amax is clamped to ``scale_ub`` when one is given; with ``bounds_scale`` the scale is instead.
     zero_amax : what stands for an amax of 0 (0: nothing does).

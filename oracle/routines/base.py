@@ -67,7 +67,8 @@ class Call:
 
     ``arch`` says whose arithmetic is admitted. ``schedule`` is the arithmetic of a right kernel that faults are put
     into; None stands for float32 arithmetic without error (the exact sum, rounded to float32, then stored).
-    ``given`` are the caller's inputs where ``inputs`` are what the routine quantised them to.
+    ``given`` are the caller's inputs where ``inputs`` are what the routine quantised them to. ``only``: the numbers of
+    the products that are looked at, where not all are.
     """
 
     contract: Contract
@@ -78,6 +79,7 @@ class Call:
     beyond: Beyond = Beyond.WRAP
     given: Mapping[str, Tensor] | None = None
     arch: str = "sm90"
+    only: tuple[int, ...] | None = None
 
     @cached_property
     def resolved(self) -> dict[str, Any]:
@@ -91,6 +93,10 @@ class Call:
     def on(self, arch: str) -> Call:
         """The same call where the arithmetic of another arch is admitted, with the operands that this one has."""
         return self._with(arch=arch)
+
+    def with_only(self, only: Sequence[int]) -> Call:
+        """The same call of which some products alone are looked at, by their numbers in :attr:`parts`."""
+        return self._with(only=tuple(only))
 
     def _with(self, **changed: Any) -> Call:
         call, known = replace(self, **changed), vars(self)
@@ -138,8 +144,9 @@ class Call:
 
     @property
     def parts(self) -> Sequence[Part]:
-        """The products of the right kernel."""
-        return self.operands.parts
+        """The products of the right kernel that are looked at."""
+        parts = self.operands.parts
+        return parts if self.only is None else [parts[i] for i in self.only if i < len(parts)]
 
     @property
     def recipe(self) -> Recipe:

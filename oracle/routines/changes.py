@@ -10,6 +10,9 @@ Each is ``name:value``; ``name`` is an input or an option of the contract. The v
 ``none``   it is left out;
 ``ties``, ``zeros``, ``nan``, ``equal``, ``unassigned``, ``empty``, ...
            other data of its kind (:data:`oracle.routines.patterns.DATA`), beside scales that go with them;
+``axes``, ``column``
+           the same elements with one more axis in front; a vector as a column ``[N, 1]`` (:data:`SHAPES`; of an input
+           whose dims the contract does not name);
 ``pitch``  it is a view of memory with longer rows; behind each of them lie bytes of ones.
 
 The value of an option is its word (:mod:`oracle.routines.options`); the default of an option is left out of the call.
@@ -21,7 +24,7 @@ Source: derived in :mod:`oracle.routines.data` and :mod:`oracle.routines.pattern
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -52,6 +55,11 @@ BEHIND = 16  # elements behind each row of a pitched view: 16 bytes or more, as 
 BITS = (torch.uint8, torch.int8, torch.float8_e8m0fnu)  # dtypes of bytes whose values are not to be converted
 GAIN = 512.0  # brings the scales of a stream (around 2**-8) to where a bound of amax binds some rows of ordinary values
 Changes = tuple[tuple[str, str], ...]
+SHAPES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "axes": lambda x: x.unsqueeze(0) if x.dim() == 2 else x,
+    "column": lambda x: x.reshape(-1, 1) if x.numel() in x.shape and x.numel() > 1 else x,
+}
+"""Other shapes of the same elements; an input that has none stays as it is."""
 
 
 def word_of(dtype: torch.dtype) -> str:
@@ -97,6 +105,7 @@ def parse(contract: Contract, text: str) -> Changes:
             words = [word for word, dtype in DTYPES.items() if dtype in specs[name].dtypes]
             words += [NONE] if specs[name].optional else []
             words += words_of(specs[name])
+            words += SHAPES if specs[name].dims is None else ()
             words += [] if specs[name].contiguous else [PITCH]
             if value not in words:
                 raise CaseError(f"{value!r} is no change of input {name} of {contract.name}; {among(value, words)}")
@@ -131,6 +140,7 @@ def changed(
     """
     specs = {spec.name: spec for spec in contract.inputs}
     pitched = [name for name, value in changes if value == PITCH]
+    shaped = [(name, SHAPES[value]) for name, value in changes if value in SHAPES]
     absent = {name for name, value in changes if value == NONE}
     patterns = [(specs[name], DATA[value]) for name, value in changes if name in specs and value in DATA]
     dtypes = {name: DTYPES[value] for name, value in changes if name in specs and value in DTYPES}
@@ -147,6 +157,7 @@ def changed(
         tensors = {**present, **dict(way)}
         for spec, pattern in patterns:
             tensors |= pattern.make(Input(spec, Call(contract, tensors, call))) if spec.name in tensors else {}
+        tensors |= {name: shape(tensors[name]) for name, shape in shaped if name in tensors}
         tensors = {name: pitch(x) if name in pitched else x for name, x in tensors.items()}
         tensors = {name: tensors[name] for name in specs if name in tensors}
         first = tensors if first is None else first
@@ -242,5 +253,5 @@ def _same(value: object, default: object) -> bool:
 
 
 def _aspect(value: str) -> str:
-    """What a value changes of an input: its data, its strides, or its dtype and presence."""
-    return "data" if value in DATA else value if value == PITCH else "dtype"
+    """What a value changes of an input: its data, its shape, its strides, or its dtype and presence."""
+    return "data" if value in DATA else "shape" if value in SHAPES else value if value == PITCH else "dtype"

@@ -50,7 +50,7 @@ from oracle.routines.reached import (
 LARGEST = 1 << 22  # elements of the volume of a drawn case: it takes milliseconds
 SMALL, FLOOR = 1e-2, 8.0  # instead of a smaller one, what is added to squares or bounds an amax: beyond ordinary data
 EVEN = 2  # beyond an edge: two blocks into which the extent divides, of which none has the length of a block
-SEVERAL = 3  # rows of a contract whose edges need more than :data:`LARGEST`: strides and widths show on no single row
+SEVERAL = 3  # rows, or what integers count or name, where the smallest case has one: strides and widths show on none
 SIZES = (200, 65, 17, 7)  # values of an option that has no default, the first that the contract takes
 NARROW = 16  # the edge of an extent whose dims name none, if it is not summed over
 LOOPS = 1024  # threads, columns or rows behind which a loop may end
@@ -157,11 +157,13 @@ def _real(contract: str, budget: int) -> tuple[Case, ...]:
 
 
 def _whole(case: Case, calls: Calls) -> Case:
-    """The case with every optional input that its contract takes there."""
-    for spec in get(case.contract).inputs:
-        if spec.optional and spec.name not in calls.seen(case).dtypes:
-            levels = (Level((), (), ((spec.name, word_of(dtype)),)).of(case) for dtype in spec.dtypes)
-            case = next((new for new in levels if calls.admits(new)), case)
+    """The case with every optional input that its contract takes there, one after the other, then two at a time."""
+    optional = [spec for spec in get(case.contract).inputs if spec.optional]
+    for together in (*((spec,) for spec in optional), *itertools.combinations(optional, 2)):
+        if calls.seen(case).dtypes.keys() & {spec.name for spec in together}:
+            continue
+        ways = itertools.product(*([(spec.name, word_of(dtype)) for dtype in spec.dtypes] for spec in together))
+        case = next((new for way in ways if calls.admits(new := Level((), (), way).of(case))), case)
     return case
 
 
@@ -238,7 +240,7 @@ def _array(contract: str) -> tuple[Case, ...]:
     listed = [replace(case, seed=0) for case in profiles.cases(contract, "quick")]
     drawn |= dict.fromkeys(_beyond(base, calls))
     drawn |= dict.fromkeys(_sided(drawn, calls))
-    while lost := patterned(changed_first(drawn), [*listed, *drawn], calls)[0]:
+    while lost := patterned(changed_first([*listed, *drawn]), [*listed, *drawn], calls)[0]:
         drawn |= dict.fromkeys(lost)
     return tuple(drawn)
 
@@ -263,11 +265,21 @@ def _sided(cases: Iterable[Case], calls: Calls) -> list[Case]:
 
 
 def _base(contract: str) -> tuple[Case, Calls]:
-    """The smallest listed case, of ordinary data and without options where the contract takes that."""
+    """The smallest listed case, of ordinary data and without options where the contract takes that.
+
+    Integers count, place or name several things in it: the width of one alone does not show, nor whose it is."""
     calls, listed = Calls(), replace(smallest(contract), seed=0)
     usual = "randn" if "randn" in listed.grammar.families else listed.grammar.families[0]
     plain = replace(listed, options=(), family=usual)
-    return (plain if calls.admits(plain) else listed), calls
+    base = plain if calls.admits(plain) else listed
+    named = {dim.lower() for spec in get(contract).inputs if spec.kind.is_integer for dim in (spec.dims or ())[:1]}
+    for name in (name for name, extent in base.extents if name in named and extent == 1):
+        wider = (at(base, name, size) for size in (SEVERAL, 2) if name not in base.grammar.free)
+        base = next((case for case in wider if calls.admits(case)), base)
+    for name in (name for name in dict(base.extents) if _meaning(base.grammar, name) == "depth"):
+        if base[name] < SEVERAL <= base["e"] and calls.admits(more := at(base, name, SEVERAL)):
+            base = more  # of two summands every order of roundings is one
+    return base, calls
 
 
 def _with(case: Case, levels: Iterable[Level]) -> Case:
@@ -320,8 +332,53 @@ def _factors(base: Case, calls: Calls) -> tuple[list[list[Level]], list[Case], l
     wide = [s.name for s in strided if s.name in absent or ranks.get(s.name, 0) > (0 if s.optional else 1)]
     pitches = [USUAL, *(Level((), (), (*absent.get(name, ()), (name, changes.PITCH))) for name in wide)]
     pitches = [level for level in pitches if admits(level.of(base))]
+    apart += _together([*singles, *apart, *_listed(base.contract)], calls)
+    apart += _shaped(singles, calls)
     rows = (*parts, *(list(dict.fromkeys(levels)) for levels in rest.values()), pitches, _ladder(base, admits))
     return [levels for levels in rows if len(levels) > 1], singles, apart
+
+
+def _listed(contract: str) -> list[Case]:
+    """The smallest listed case of each combination of dtypes and scheme."""
+    smallest: dict[object, Case] = {}
+    for case in sorted((replace(case, seed=0) for case in profiles.cases(contract, "quick")), key=volume):
+        smallest.setdefault((case.dtypes, case.scheme), case)
+    return list(smallest.values())
+
+
+def _together(chosen: Sequence[Case], calls: Calls) -> Iterator[Case]:
+    """Pairs of optional inputs that none of these cases has, each with all others that the contract takes there."""
+    optional = [spec for spec in get(chosen[0].contract).inputs if spec.optional]
+    reached = {pair for case in chosen if calls.admits(case) for pair in _pairs(calls.seen(case).dtypes, optional)}
+    for case in filter(calls.admits, chosen) if len(optional) > 1 else ():
+        whole = _whole(case, calls)
+        if (pairs := _pairs(calls.seen(whole).dtypes, optional)) - reached:
+            reached |= pairs
+            yield whole
+
+
+def _pairs(present: Iterable[str], optional: Sequence[TensorSpec]) -> set[tuple[str, str]]:
+    names = [spec.name for spec in optional if spec.name in present]
+    return set(itertools.combinations(names, 2))
+
+
+def _shaped(singles: Sequence[Case], calls: Calls) -> Iterator[Case]:
+    """Each other shape of an input (:data:`oracle.routines.changes.SHAPES`) that the contract takes, with every
+    optional input, where all extents are equal: rows or columns?"""
+    contract, grammar = get(singles[0].contract), singles[0].grammar
+    square = [dict.fromkeys(grammar.free, TILE)] if len(grammar.free) > 1 else []
+    domain = domain_of(contract.name)
+    for spec in contract.inputs:
+        for word in changes.SHAPES if spec.dims is None and not spec.kind.is_integer else ():
+            for case in reversed(singles):
+                near = domain.nearest({**dict(case.extents), **square[0]}, grammar.free) if square else None
+                level = Level(() if near is None else (("extents", tuple(near.items())),), (), ((spec.name, word),))
+                plain, new = Level(level.parts).of(case), level.of(case)
+                if spec.name not in calls.seen(case).dtypes or not calls.admits(plain) or not calls.admits(new):
+                    continue
+                if calls.seen(new).ranks[spec.name] != calls.seen(plain).ranks[spec.name]:
+                    yield _whole(new, calls)
+                    break
 
 
 def _ladder(base: Case, admits: Callable[[Case], bool]) -> list[Level]:

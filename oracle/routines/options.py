@@ -11,8 +11,8 @@ from oracle.routines.base import Contract
 
 
 def parse(contract: Contract, words: Mapping[str, object]) -> dict[str, object]:
-    """Option values of a contract from their names: ``{"out_dtype": "bfloat16"}`` to a ``torch.dtype``; OptionError
-    for an unknown option, or a word that names none of its values."""
+    """Option values of a contract from their names: ``{"out_dtype": "bfloat16"}`` to a ``torch.dtype``, ``"64x128"`` to
+    a tuple where the default is one; OptionError for an unknown option, or a word that names none of its values."""
     specs = {spec.name: spec for spec in contract.options}
     values: dict[str, object] = {}
     for name, word in words.items():

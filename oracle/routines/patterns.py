@@ -28,18 +28,24 @@ from torch import Tensor
 from oracle.errors import CaseError, OracleError
 from oracle.numbers.formats import E4M3FN, Format, decode, of_dtype
 from oracle.numbers.rounding import Overflow, Rounding, exponent_of, power_of_two, to_dtype
+from oracle.numbers.scaling import ScaleFormat
 from oracle.routines import data
 from oracle.routines.base import Call
 from oracle.routines.traits import Kind, TensorSpec
+from oracle.truth.gemm import take_rows
 
 BEYOND = 96.0  # a logit whose exponential no float32 holds
 OUTWEIGHS = 2.0**14  # a summand whose last bit in float32 is worth more than that of a sum of ordinary products
-LEAST, GREATEST = 0, 254  # bytes of E8M0: 2^-127 and 2^127
+LEAST, BESIDE = 0, 227  # bytes of E8M0: 2^-127 and 2^100, whose products with codes no float32 loses
+OTHER = 2  # added to the byte of every third least scale, and taken from that of every third scale beside them
 GROUP = 128  # values of a row that are zero together
 SHARED = (16, 32, 128)  # columns of a row that share a scale, beside the row and the tensor
 FEW = 8  # groups that a loop unrolled for them holds
 GIVEN = 1.75  # a scale that is no power of two, and has few bits
 EXPONENTS = 6  # of the powers of two that rows of ties are multiplied with: -6 to 6, as far as the dtype has them
+TINY = 2.0**-20  # of ordinary values: 1e-6
+FAR = 60  # exponents on either side of 0
+LOW = 127 - 75  # the byte of 2^-75, of which the square is no float32
 TIED = 0.125  # of the values of a call that are ties, at least
 WIDE = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -72,6 +78,8 @@ class Pattern:
     stated : it is drawn for contracts alone that have cases with NaN, and so say what a value that is no number gives.
     everywhere : few calls can have it, by their extents, inputs or options: each is tried.
     shaped : it has another shape than the input, and applies where the dims leave the shape to the contract's check.
+    on : the calls that it is drawn in, as they are before it, of ordinary data and without other words where one is;
+        None stands for all.
     """
 
     kinds: frozenset[Kind]
@@ -80,6 +88,7 @@ class Pattern:
     stated: bool = False
     everywhere: bool = False
     shaped: bool = False
+    on: Callable[[Input], bool] | None = None
 
 
 def words_of(spec: TensorSpec) -> list[str]:
@@ -199,6 +208,13 @@ def _unassigned(x: Tensor) -> Tensor:
     return y
 
 
+def _below_minus_one(x: Tensor) -> Tensor:
+    """Every second place from the last one on is negative, none of them -1."""
+    y, count = x.clone(), len(x) // 2
+    y[torch.arange(len(x) - 1, 0, -2, device=x.device)] = -2 - torch.arange(count, dtype=x.dtype, device=x.device)
+    return y
+
+
 def _half_unassigned(x: Tensor) -> bool:
     return bool((x[x.shape[0] // 2 :] == -1).all()) and bool((x >= 0).any())
 
@@ -226,6 +242,16 @@ def _empty(x: Tensor) -> Tensor:
 def _ones(x: Tensor) -> Tensor:
     """One in each."""
     return torch.ones_like(x)
+
+
+def _turned(one: Input) -> Changed:
+    """The groups in reverse order, with every input that has one row for each; CaseError where offsets place them."""
+    if not one.x.dim() or any(spec.kind is Kind.OFFSETS for spec in one.call.contract.inputs):
+        raise CaseError(f"{one.spec.name} counts what other inputs place")
+    symbol = (one.spec.dims or ("",))[0]
+    of_group = [spec.name for spec in one.call.contract.inputs if (spec.dims or ("",))[0] == symbol]
+    given = {name: one.call.inputs[name] for name in of_group if symbol and name in one.call.inputs}
+    return {name: take_rows(x, torch.arange(len(x) - 1, -1, -1, device=x.device)) for name, x in given.items()}
 
 
 def _late(x: Tensor) -> Tensor:
@@ -361,6 +387,100 @@ def _is_large(one: Input) -> bool:
     if one.spec.kind is Kind.LOGITS:
         return finite.numel() > 0 and bool((finite > 0.99 * BEYOND).all())
     return bool((finite.abs() > OUTWEIGHS / 2).any())
+
+
+def _any(one: Input) -> bool:
+    """Every call may have it; other data beside it would hide it."""
+    return True
+
+
+def _fine(x: Tensor) -> Tensor:
+    """Every value with all the bits of its dtype: less by up to 2^-7 of it."""
+    stream = data.Stream(f"fine {tuple(x.shape)}")
+    part = torch.from_numpy(stream.integers(1, 1 << 16, tuple(x.shape))).double() * 2.0**-23
+    return rounded(_floats(x) * (1 - part), x.dtype)
+
+
+def _are_fine(x: Tensor) -> bool:
+    """Half of them are no number of bfloat16; none of a dtype that holds no others."""
+    return x.dtype is not torch.float32 or bool((bits(x) & 0xFFFF != 0).double().mean() >= 0.5)
+
+
+def _small(x: Tensor) -> Tensor:
+    """Every second row, from the first on, at 2^-20 of its values: below a floor of 1e-4, above one of 1e-10."""
+    values = _floats(x).reshape(-1, x.shape[-1]).clone()
+    values[::2] *= TINY
+    return rounded(values, x.dtype).reshape(x.shape)
+
+
+def _small_rows(x: Tensor) -> bool:
+    if not x.is_floating_point():
+        return False
+    top = decode(x).abs().reshape(-1, x.shape[-1]).amax(dim=1)
+    return bool(((top > TINY / 1024) & (top < TINY * GROUP)).any())
+
+
+def _above(one: Input) -> Changed:
+    """Each value one unit in the last place above a power of two, and that of every 16th column of every second row
+    above the largest code times one, over many exponents."""
+    x, top = one.x, float(_codes(targets(one.call)[0])[-1])
+    _floats(x)
+    rows, columns = x.numel() // max(1, x.shape[-1] if x.dim() else 1), x.shape[-1] if x.dim() else 1
+    stream = data.Stream(f"{one.call.contract.name}#{one.spec.name} above {tuple(x.shape)}")
+    reach = min(FAR, of_dtype(x.dtype).emax - 12)
+    powers = power_of_two(torch.from_numpy(stream.integers(-reach, reach + 1, (rows, 1))))
+    values = powers * power_of_two(torch.from_numpy(-stream.integers(0, 8, (rows, columns))))
+    values[:, ::16] = powers
+    values[::2, ::16] *= top
+    y = rounded(values, x.dtype)
+    bits(y).add_(1)
+    signs = torch.from_numpy(stream.signs((rows, columns)))
+    return {one.spec.name: rounded(decode(y) * signs, x.dtype).reshape(x.shape)}
+
+
+def _are_above(x: Tensor) -> bool:
+    if x.dtype not in WIDE or x.numel() == 0:
+        return False
+    y = torch.where(torch.isfinite(x) & (x != 0), x.abs(), 1.0)
+    below = bits(y) - 1
+    size = decode(below.view(x.dtype))
+    return bool(((size == power_of_two(exponent_of(size))) & (y > size)).double().mean() > TIED)
+
+
+def _to_powers(one: Input) -> bool:
+    """Whether values of the widest dtype are rounded up to powers of two: as the scales of a recipe, or alone."""
+    operands = one.call.optional_operands
+    recipes = operands.recipes if operands is not None else ()
+    widest = max(one.spec.dtypes, key=lambda dtype: dtype.itemsize)
+    alone = len(one.call.contract.inputs) == 1 and operands is None
+    return one.x.dtype is widest and (recipes[0].scaling.scale_format is ScaleFormat.UE8M0 if recipes else alone)
+
+
+def _lone(one: Input) -> Changed:
+    """One value in each 16 columns, the largest code, the others zero: under its scale, and under one of 1.5 of it
+    where the format has 2/3 of it, nothing errs. Given scales are 1."""
+    x = _zeroed(one.x)
+    fmt = targets(one.call)[0]
+    x[..., ::16] = float(_codes(fmt)[-1])
+    return {one.spec.name: x, **{name: torch.ones_like(one.call.inputs[name]) for name in _scales(one)}}
+
+
+def _zeroed(x: Tensor) -> Tensor:
+    _floats(x)
+    return torch.zeros_like(x)
+
+
+def _are_lone(x: Tensor) -> bool:
+    if not x.is_floating_point() or x.shape[-1] < 16:
+        return False
+    blocks = (x[..., : x.shape[-1] // 16 * 16] != 0).reshape(-1, 16).sum(dim=1)
+    return bool((blocks == 1).any())
+
+
+def _chooses(one: Input) -> bool:
+    """Whether the recipe takes the better one of two scales."""
+    operands = one.call.optional_operands
+    return operands is not None and bool(operands.recipes) and operands.recipes[0].candidates is not None
 
 
 def _put(value: float) -> Callable[[Tensor], Tensor]:
@@ -568,23 +688,123 @@ def _others(one: Input, kind: Kind) -> list[TensorSpec]:
     ]
 
 
-def _is_e8m0(x: Tensor) -> bool:
-    return x.dtype is torch.float8_e8m0fnu
+def _is_e8m0(call: Call, x: Tensor) -> bool:
+    """Whether scales are E8M0: by their dtype, or as bytes beside codes of 8 bits, which have no other ones."""
+    coded = [call.inputs[s.name] for s in call.contract.inputs if s.kind is Kind.CODES and s.name in call.inputs]
+    eight = bool(coded) and all(codes.is_floating_point() for codes in coded)
+    return x.dtype is torch.float8_e8m0fnu or (x.dtype is torch.uint8 and eight)
 
 
 def _least_scales(one: Input) -> Changed:
-    """Scales of 2^-127, beside others of 2^127: their product is 1."""
-    others = [spec.name for spec in _others(one, Kind.SCALES) if _is_e8m0(one.call.inputs[spec.name])]
-    if not _is_e8m0(one.x) or len(others) != 1:
+    """Scales of 2^-127 and 2^-125, beside others of 2^100 and 2^98, without a bias, which would hide the sum."""
+    others = [spec.name for spec in _others(one, Kind.SCALES) if _is_e8m0(one.call, one.call.inputs[spec.name])]
+    if not _is_e8m0(one.call, one.x) or len(others) != 1:
         raise CaseError(f"{one.spec.name} is no E8M0 scale of two of a product")
-    filled = {one.spec.name: LEAST, others[0]: GREATEST}
-    return {name: torch.full_like(bits(one.call.inputs[name]), byte).view(one.x.dtype) for name, byte in filled.items()}
+    bytes_of = {one.spec.name: (LEAST, LEAST + OTHER), others[0]: (BESIDE, BESIDE - OTHER)}
+    filled = {spec.name: torch.zeros_like(one.call.inputs[spec.name]) for spec in _others(one, Kind.BIAS)}
+    for name, (most, third) in bytes_of.items():
+        x = one.call.inputs[name]
+        place = torch.arange(x.numel(), device=x.device).reshape(x.shape)
+        filled[name] = torch.where(place % 3 == 1, third, most).to(torch.uint8).view(x.dtype)
+    return filled
 
 
 def _has_least(one: Input) -> bool:
     others = [one.call.inputs[spec.name] for spec in _others(one, Kind.SCALES)]
-    least = _is_e8m0(one.x) and bool((bits(one.x) == LEAST).any())
-    return least and any(_is_e8m0(x) and bool((bits(x) == GREATEST).any()) for x in others)
+    least = _is_e8m0(one.call, one.x) and bool((bits(one.x) == LEAST).any())
+    least &= not any(bool((one.call.inputs[spec.name] != 0).any()) for spec in _others(one, Kind.BIAS))
+    return least and any(_is_e8m0(one.call, x) and bool((bits(x) == BESIDE).any()) for x in others)
+
+
+def _filled(byte: int, other: int) -> Callable[[Input], Changed]:
+    def fill(one: Input) -> Changed:
+        """E8M0 scales of one byte, beside others of another."""
+        call = one.call
+        others = [spec.name for spec in _others(one, Kind.SCALES) if _is_e8m0(call, call.inputs[spec.name])]
+        if not _is_e8m0(call, one.x) or len(others) != 1:
+            raise CaseError(f"{one.spec.name} is no E8M0 scale of two of a product")
+        filled = {one.spec.name: byte, others[0]: other}
+        return {name: torch.full_like(bits(call.inputs[name]), b).view(one.x.dtype) for name, b in filled.items()}
+
+    return fill
+
+
+def _is_filled(byte: int, other: int) -> Callable[[Input], bool]:
+    def shows(one: Input) -> bool:
+        """One scale at most of this byte, and another at most or, above 1, at least of the other."""
+        others = [x for spec in _others(one, Kind.SCALES) if _is_e8m0(one.call, x := one.call.inputs[spec.name])]
+        least = _is_e8m0(one.call, one.x) and bool((bits(one.x) <= byte).any())
+        return least and any(bool(((bits(x) >= other) if other > 127 else (bits(x) <= other)).any()) for x in others)
+
+    return shows
+
+
+def _nan_at_zero(one: Input) -> Changed:
+    """NaN as the first code of an operand, under a scale of 0: the first of its scales in float32."""
+    contract, inputs = one.call.contract, one.call.inputs
+    role = next((role for role, name in contract.roles.items() if name == one.spec.name), "")
+    scale = inputs.get(contract.roles.get(f"{role}_scale", ""))
+    nan = torch.tensor([torch.nan], dtype=torch.float32, device=one.x.device).to(one.x.dtype)
+    if scale is None or scale.dtype is not torch.float32 or not bool(decode(nan).isnan()):
+        raise CaseError(f"{one.spec.name} has no NaN, or no scale that may be 0")
+    x, zero = one.x.clone(), scale.clone()
+    bits(x)[(0,) * x.dim()] = bits(nan)[0]
+    zero[(0,) * zero.dim()] = 0.0
+    return {one.spec.name: x, contract.roles[f"{role}_scale"]: zero}
+
+
+def _has_nan_at_zero(one: Input) -> bool:
+    contract, inputs = one.call.contract, one.call.inputs
+    role = next((role for role, name in contract.roles.items() if name == one.spec.name), "")
+    scale = inputs.get(contract.roles.get(f"{role}_scale", ""))
+    if scale is None or scale.numel() == 0 or not one.x.is_floating_point():
+        return False
+    first = decode(one.x[(slice(0, 1),) * one.x.dim()])
+    return bool(first.isnan().all()) and scale.dtype is torch.float32 and float(scale.flatten()[0]) == 0
+
+
+def _are_moved(one: Input) -> bool:
+    """Whether scales in float32 are the one input of floats, whose bits go elsewhere."""
+    others = [spec for spec in one.call.contract.inputs if spec is not one.spec and not spec.kind.is_integer]
+    return not others and one.x.dtype is torch.float32 and one.call.optional_operands is None
+
+
+def _ends(one: Input) -> Changed:
+    """2^-127 and 2^127 in turn, in every second place, and -0 in every third where the contract takes it."""
+    flat = one.x.clone(memory_format=torch.contiguous_format).reshape(-1)
+    flat[::4], flat[2::4] = 2.0**-127, 2.0**127
+    plain = flat.clone()
+    flat[1::3] = -0.0
+    contract, call = one.call.contract, one.call
+    try:
+        with_zeros = {one.spec.name: flat.reshape(one.x.shape)}
+        contract.outputs(Call(contract, {**call.inputs, **with_zeros}, call.options).checked())
+    except OracleError:
+        return {one.spec.name: plain.reshape(one.x.shape)}
+    return with_zeros
+
+
+def _has_ends(x: Tensor) -> bool:
+    return x.dtype is torch.float32 and bool((x == 2.0**-127).any())
+
+
+def _beyond_half(x: Tensor) -> Tensor:
+    """Positive scales, the largest of them 512 and a half: times the codes beyond float16."""
+    values = _floats(x)
+    top = values[torch.isfinite(values)].abs().max() if bool(torch.isfinite(values).any()) else torch.ones(())
+    return rounded(values * ((512.5 if float(top) > 0 else 1.0) / float(top or 1.0)), x.dtype)
+
+
+def _is_beyond_half(x: Tensor) -> bool:
+    return x.dtype in WIDE and bool((decode(x) > 500).any())
+
+
+def _recodes(one: Input) -> bool:
+    """Whether codes become codes of another scale, and no product is made."""
+    call = one.call
+    coded = any(spec.kind is Kind.CODES for spec in call.contract.inputs)
+    eight = any(dtype in (torch.float8_e4m3fn,) for out in call.contract.outputs(call).values() for dtype in out.dtypes)
+    return coded and eight and not call.contract.multiplies
 
 
 def _summed(spec: TensorSpec) -> int:
@@ -654,6 +874,20 @@ DATA: Mapping[str, Pattern] = {
     ),
     "large": Pattern(frozenset({Kind.LOGITS, Kind.BIAS, Kind.STATE}), _large, _is_large),
     "least": Pattern(frozenset({Kind.SCALES}), _least_scales, _has_least),
+    "low": Pattern(frozenset({Kind.SCALES}), _filled(LOW, LOW), _is_filled(LOW, LOW)),
+    "ends": Pattern(frozenset({Kind.SCALES}), _ends, _has(_has_ends), on=_are_moved),
+    "beyond": Pattern(frozenset({Kind.SCALES}), _alone(_beyond_half), _has(_is_beyond_half), on=_recodes),
+    "fine": Pattern(frozenset({Kind.WEIGHTS}), _alone(_fine), _has(_are_fine), on=lambda one: not _are_fine(one.x)),
+    "small": Pattern(frozenset({Kind.VALUES}), _alone(_small), _has(_small_rows), on=_any),
+    "above": Pattern(frozenset({Kind.VALUES}), _above, _has(_are_above), on=_to_powers, everywhere=True),
+    "lone": Pattern(frozenset({Kind.VALUES}), _lone, _has(_are_lone), on=_chooses),
+    "nan_at_zero": Pattern(frozenset({Kind.CODES}), _nan_at_zero, _has_nan_at_zero, True),
+    "below": Pattern(
+        frozenset({Kind.SLOTS}), _alone(_below_minus_one), _has(lambda x: bool((x < -1).any()) and bool((x >= 0).any()))
+    ),
+    "turned": Pattern(
+        frozenset({Kind.COUNTS}), _turned, _has(lambda x: bool((x.flatten()[1:] > x.flatten()[0]).any()))
+    ),
     "zeros_at_nan": Pattern(frozenset({Kind.CODES}), _zeros_at_nan, _has_zeros_at_nan, True),
     "shuffled": Pattern(frozenset({Kind.IDS}), _alone(_shuffled), _has(_unsorted)),
     "one": Pattern(frozenset({Kind.IDS}), _alone(_one), _has(_are_one)),
@@ -701,9 +935,9 @@ DATA: Mapping[str, Pattern] = {
     "ones": Pattern(frozenset({Kind.COUNTS}), _alone(_ones), _has(lambda x: bool((x == 1).all()))),
 }
 """Data by kind: powers of two, groups of zeros, ties, halves of the least subnormal, NaN and infinity, equal and
-negative ones, large ones, all in one, out of order, -1, the same twice, rows before the first group and between groups,
-empty ones, one each, whole tiles, many groups in use; a column, one for each token, the place before; of a product the
-least scale beside the greatest, and zeros that meet NaN."""
+empty ones, one each, whole tiles, many groups in use, groups in reverse; a column, one for each token, the place
+before; small rows, values just above powers of two, one alone in a block, negative places; of a product the least scale
+beside the greatest, two low ones, zeros that meet NaN as codes or as scales."""
 
 WITHOUT: Mapping[Kind, str] = {
     Kind.BOUND: "an upper limit of amax: the data that it limits are drawn",

@@ -8,7 +8,7 @@ admits any name.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -69,7 +69,7 @@ def missing(contract: Contract, reached: Sequence[Seen]) -> list[Gap]:
         words = {seen.options[option.name] for seen in reached}
         if option.choices is not None:
             lacking += [Gap(OPTION, option.name, w) for w in map(option_word, option.choices) if w not in words]
-        elif len(words) == 1 and not option.named and (option.default is None or _is_number(option.default)):
+        elif len(words) == 1 and not option.named and (option.default is None or _is_numeric(option.default)):
             lacking.append(Gap(OTHER, option.name, f"not {option_word(option.default)}"))
     for spec in contract.inputs:
         dtypes = {seen.dtypes.get(spec.name) for seen in reached}
@@ -113,7 +113,8 @@ def patterned(tried: Sequence[Case], chosen: Sequence[Case], calls: Calls) -> tu
     """Cases with the words of data of each input that no chosen case has, and these words.
 
     They are the first of :data:`LOOKED_AT` of the ``tried`` cases that take the word; one that none takes is left out.
-    Words of up to :data:`TOGETHER` inputs share a case; NaN and infinity hide others, and have their own. Of the chosen
+    Words of up to :data:`TOGETHER` inputs share a case; NaN and infinity hide others, and have their own, as has what
+    is drawn in some calls alone. Of the chosen
     cases the smallest of each family, option and change is made, which is like the others.
     """
     contract, grammar = get(chosen[0].contract), chosen[0].grammar
@@ -125,13 +126,19 @@ def patterned(tried: Sequence[Case], chosen: Sequence[Case], calls: Calls) -> tu
     drawn: list[tuple[frozenset[tuple[str, str]], Case]] = []
     closed: list[Gap] = []
     for name, word in wanted:
-        alone = patterns.DATA[word].stated
-        if (name, word) in reached or (alone and NAN not in grammar.families):
+        pattern = patterns.DATA[word]
+        alone, fitting = pattern.stated or pattern.on is not None, tried
+        if (name, word) in reached or (pattern.stated and NAN not in grammar.families):
+            continue
+        if pattern.on is not None:
+            fitting = [case for case in tried if calls.given(case, name, pattern.on)]
+            fitting = [case for case in fitting if case.family == "randn"] or fitting
+        if not fitting:
             continue
         shared = [at for at, (had, _) in enumerate(drawn) if 0 < len(had) < TOGETHER and name not in dict(had)]
-        order = [tried[(len(drawn) + step) % len(tried)] for step in range(min(len(tried), LOOKED_AT))]
-        if patterns.DATA[word].everywhere:  # the largest show most
-            order = sorted(tried, key=volume, reverse=True)
+        order = [fitting[(len(drawn) + step) % len(fitting)] for step in range(min(len(fitting), LOOKED_AT))]
+        if pattern.everywhere:  # the largest show most
+            order = sorted(fitting, key=volume, reverse=True)
         places = [*shared[:1], *range(-len(order), 0)] if not alone else range(-len(order), 0)
         for at in places:
             had, case = drawn[at] if at >= 0 else (frozenset(), order[at])
@@ -161,7 +168,7 @@ def _possible(chosen: Sequence[Case], name: str, width: int, offset: int) -> boo
     return any(domain.holds(dict(case.extents)) and valid(case) for case in near)
 
 
-def _is_number(value: object) -> bool:
+def _is_numeric(value: object) -> bool:
     """A number, or extents, of which another value can be made."""
     return isinstance(value, (int, float, tuple)) and not isinstance(value, bool)
 
@@ -194,6 +201,13 @@ class Calls:
         except OracleError:
             return None
         return call
+
+    def given(self, case: Case, name: str, holds: Callable[[patterns.Input], bool]) -> bool:
+        """Whether the contract takes a call that has an input of which this holds."""
+        call = self._calls[case] if self.admits(case) else None
+        if call is None or name not in call.inputs:
+            return False
+        return holds(patterns.Input(next(spec for spec in call.contract.inputs if spec.name == name), call))
 
     def elements(self, case: Case) -> int:
         """The elements of the largest input of the call of an admitted case."""

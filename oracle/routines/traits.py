@@ -90,6 +90,7 @@ class Stated:
     name, summary, source : what it is called, what it computes, where it is published.
     inputs, options : what a call takes.
     returns : names of the outputs.
+    shapes : by output, the rule of its shape where no short formula of the inputs' dims gives it.
     roles, b_columns, laid_out, groups : see :class:`oracle.routines.records.Operands`.
     multiplies : every call has scaled products.
     numerics : by arch, the names of the arithmetics that the routine's kernels use, the usual one first; empty where
@@ -111,6 +112,7 @@ class Stated:
     inputs: ClassVar[tuple[TensorSpec, ...]]
     options: ClassVar[tuple[OptionSpec, ...]] = ()
     returns: ClassVar[tuple[str, ...]] = ("out",)
+    shapes: ClassVar[Mapping[str, str]] = {}
     roles: ClassVar[Mapping[str, str]] = {}
     b_columns: ClassVar[bool] = False
     laid_out: ClassVar[bool] = False

@@ -78,13 +78,10 @@ class Decoded:
     @cached_property
     def finite_rows(self) -> Tensor:
         """Bool ``[R]``: rows of codes without NaN and infinity."""
-        if self.codes.element_size() > 2:
-            return torch.isfinite(self.codes).all(dim=1)
         fmt = self.fmt
-        if fmt.bits == 8 and not fmt.complement and fmt.nan is not NanEncoding.NEGATIVE_ZERO:
-            return torch.cat([(x & fmt.magnitude_mask).amax(dim=1) <= fmt.max_code for x in self._bands()])
-        table = _finite_codes(fmt, self.codes.device)
-        return torch.cat([table[band].all(dim=1) for band in self._indices()])
+        if fmt.nan is NanEncoding.NEGATIVE_ZERO:
+            return torch.cat([(x != fmt.sign_mask).all(dim=1) for x in self._bands()])
+        return torch.cat([(x & fmt.magnitude_mask).amax(dim=1) <= fmt.max_code for x in self._bands()])
 
     @cached_property
     def finite(self) -> bool:
@@ -93,8 +90,8 @@ class Decoded:
 
     @cached_property
     def facts(self) -> Facts:
-        """The range of the finite elements; of many codes of at most 16 bits found by counting them."""
-        if self.codes.element_size() > 2 or self.codes.numel() <= 1 << self.fmt.bits:
+        """The range of the finite elements; of codes of at most 16 bits found by counting them."""
+        if self.codes.element_size() > 2:
             value = self.value()
         else:
             counts = sum(torch.bincount(band.flatten(), minlength=1 << self.fmt.bits) for band in self._indices())
@@ -178,12 +175,6 @@ def code_values(fmt: Format, dtype: torch.dtype, device: torch.device) -> Tensor
     value = decode(torch.arange(1 << fmt.bits, device=device), fmt)
     converted = value.to(dtype)
     return converted if bool(((decode(converted) == value) | torch.isnan(value)).all()) else None
-
-
-@lru_cache(maxsize=32)
-def _finite_codes(fmt: Format, device: torch.device) -> Tensor:
-    """Bool, which codes of a format of at most 16 bits are neither NaN nor infinity."""
-    return torch.isfinite(decode(torch.arange(1 << fmt.bits, device=device), fmt))
 
 
 NO_EXPONENT = -(1 << 20)  # of a zero: smaller than any exponent that occurs
@@ -392,14 +383,14 @@ class ScaledProduct:
         With several scale blocks every range begins at the border of one, and all but the last end at one.
         """
         ks = torch.cat([torch.arange(*ends, device="cpu") for ends in ranges])
-        blocks = ks[:: self.block] // self.block if self.B > 1 else torch.zeros(1, dtype=torch.int64, device="cpu")
-        if self.B > 1 and not torch.equal(ks // self.block, blocks.repeat_interleave(self.block)[: len(ks)]):
+        blocks = ks[:: self.block] // self.block
+        if not torch.equal(ks // self.block, blocks.repeat_interleave(self.block)[: len(ks)]):
             raise ShapeError(f"ranges {list(ranges)} cut scale blocks of {self.block}")
         columns, blocks = ks.to(self.a.device), blocks.to(self.a.device)
         a, b = (take_rows(x.t(), columns).t() for x in (self.a, self.b))
         a_scale, b_scale = self.a_scale[:, blocks], self.b_scale[:, blocks]
-        length = self.block if self.B > 1 else len(ks)
-        return replace(self, a=a, b=b, a_scale=a_scale, b_scale=b_scale, block=length, bias=None, c=None, alpha=None)
+        block = min(self.block, len(ks))
+        return replace(self, a=a, b=b, a_scale=a_scale, b_scale=b_scale, block=block, bias=None, c=None, alpha=None)
 
     def tiles(self) -> Iterator[tuple[slice, ScaledProduct]]:
         """Row tiles whose result has at most about ``TILE`` elements."""
@@ -454,12 +445,12 @@ def rounded(product: ScaledProduct, value: Exact, dtype: torch.dtype) -> Tensor:
     """
     rounding, overflow = Rounding.NEAREST_EVEN, Overflow.INF
     out = pair_to_dtype(value.hi, value.lo, dtype, rounding=rounding, overflow=overflow)
-    if not bool((value.slack > 0).any()):
+    if not bool(value.slack.any()):
         return out
     low = pair_to_dtype(*fast_two_sum(value.hi, value.lo - value.slack), dtype, rounding=rounding, overflow=overflow)
     high = pair_to_dtype(*fast_two_sum(value.hi, value.lo + value.slack), dtype, rounding=rounding, overflow=overflow)
     fmt = of_dtype(dtype)
-    for m, n in torch.nonzero((decode(low) != decode(high)) & (value.slack > 0)).tolist():
+    for m, n in torch.nonzero((decode(low) != decode(high)) & value.slack.bool()).tolist():
         code = encode_scalar(rational(product, m, n), fmt, rounding=rounding, overflow=overflow)
         out[m, n] = from_codes(torch.tensor(code, dtype=torch.int64, device="cpu"), fmt)
     return out
@@ -469,12 +460,12 @@ def nearest(product: ScaledProduct, value: Exact) -> Tensor:
     """The float64 ``[M, N]`` nearest to the exact value; where ``value.slack`` leaves a tie open, rationals decide. NaN
     and infinities stay."""
     out = value.hi + value.lo
-    if not bool((value.slack > 0).any()):
+    if not bool(value.slack.any()):
         return out
     inf = torch.full_like(out, torch.inf)
     low = value.hi + torch.nextafter(value.lo - value.slack, -inf)
     high = value.hi + torch.nextafter(value.lo + value.slack, inf)
-    for m, n in torch.nonzero((low != high) & (value.slack > 0)).tolist():
+    for m, n in torch.nonzero((low != high) & value.slack.bool()).tolist():
         out[m, n] = float(rational(product, m, n))
     return out
 
@@ -505,15 +496,17 @@ def block_sums(a: Tensor, b: Tensor, *, quantum: float | None = None) -> Iterato
     such split makes the sums exact, or a device's float64 matrix product is not exact.
     """
     largest = float(a.abs().max()) * float(b.abs().max())
-    if quantum is not None and a.shape[1] * largest <= 2.0**53 * quantum:
+
+    def exact_in_float64(length: int, unit: float) -> bool:
+        return length * largest <= 2.0**53 * unit
+
+    if quantum is None or not exact_in_float64(a.shape[1], quantum):
+        quantum = quantum_of(a) * quantum_of(b)
+    if exact_in_float64(a.shape[1], quantum):
         x = a @ b.T
         _check_device_product(x, a, b, quantum)
         yield x
-        return
-    data_quantum = quantum_of(a) * quantum_of(b)
-    if a.shape[1] * largest <= 2.0**53 * data_quantum:
-        yield from block_sums(a, b, quantum=data_quantum)
-    elif a.shape[1] > LONG and LONG * largest <= 2.0**53 * data_quantum:
+    elif exact_in_float64(LONG, quantum):
         half = a.shape[1] // 2
         yield from block_sums(a[:, :half], b[:, :half])
         yield from block_sums(a[:, half:], b[:, half:])
@@ -539,9 +532,8 @@ def _exact_tile(product: ScaledProduct) -> Exact:
     if product.alpha is not None:
         return finished(product, overlaid(plain, *fast_two_sum(hi, lo), slack))
     if product.bias is not None:
-        bias = decode(product.bias)[None, :].expand(shape)
+        bias = decode(product.bias).expand(shape)
         plain = plain + bias
-        bias = zero_nonfinite(bias)
         hi, lo, slack = accumulate(hi, lo, slack, bias, torch.zeros_like(bias))
     value = overlaid(plain, *fast_two_sum(hi, lo), slack)
     return value if product.c is None else with_summand(value, product.c)
@@ -550,9 +542,8 @@ def _exact_tile(product: ScaledProduct) -> Exact:
 def with_summand(value: Exact, c: Tensor) -> Exact:
     """``value + c``, ``c [M, N]`` of any float dtype; NaN and infinities as IEEE 754."""
     summand = decode(c)
-    plain, finite = value.hi + summand, zero_nonfinite(summand)
-    hi, lo, slack = accumulate(zero_nonfinite(value.hi), value.lo, value.slack, finite, torch.zeros_like(finite))
-    return overlaid(plain, *fast_two_sum(hi, lo), slack)
+    hi, lo, slack = accumulate(value.hi, value.lo, value.slack, summand, torch.zeros_like(summand))
+    return overlaid(value.hi + summand, *fast_two_sum(hi, lo), slack)
 
 
 def finished(product: ScaledProduct, total: Exact) -> Exact:
@@ -563,16 +554,13 @@ def finished(product: ScaledProduct, total: Exact) -> Exact:
     """
     alpha = torch.full_like(total.hi, product.factor)
     plain, zero = total.hi * alpha, torch.zeros_like(total.hi)
-    if product.bias is not None:
-        plain = plain + decode(product.bias)
-    finite = torch.isfinite(plain)
-    alpha, hi = torch.where(finite, alpha, 0.0), torch.where(finite, total.hi, 0.0)
-    hi, e = two_prod(alpha, hi)
+    hi, e = two_prod(alpha, total.hi)
     rest = alpha * total.lo
     lo, slack = e + rest, alpha.abs() * total.slack + (rest.abs() + (e + rest).abs()) * 2.0**-53
     hi, lo = fast_two_sum(hi, lo)
     if product.bias is not None:
-        bias = zero_nonfinite(decode(product.bias)).expand_as(hi)
+        bias = decode(product.bias).expand_as(hi)
+        plain = plain + bias
         hi, lo, slack = accumulate(hi, lo, slack, bias, zero)
     value = overlaid(plain, *fast_two_sum(hi, lo), slack * (1 + 2.0**-50))
     return value if product.c is None else with_summand(value, product.c)
@@ -633,7 +621,7 @@ def _bands(x: Tensor) -> tuple[Tensor, Tensor]:
     middle = bottom * 2.0 ** ((math.frexp(top / bottom)[1] + 1) // 2)
     high = torch.trunc(x / middle) * middle
     low = x - high
-    if not bool(high.any()) or not bool(low.any()):
+    if not bool(high.any()):  # the least bit is always a low one
         raise ExactnessError(
             f"elements up to {top} over a quantum of {bottom} cannot be split further for an exact float64 sum"
         )

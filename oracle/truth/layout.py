@@ -140,7 +140,8 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor) -> Tensor:
     ----------
     scale : Tensor ``[M, C]`` or ``[G, M, C]``, float32, powers of two from 2^-127 (byte 0) to 2^127 (byte 254).
 
-    Returns int32 ``[..., M, ceil(C / 4)]``, strides ``([...,] 1, align(M, 4))``; padding bytes and lanes are zero.
+    Returns int32 ``[..., M, ceil(C / 4)]``, strides ``([...,] 1, align(M, 4))``; the padding
+    bytes of a last word are zero, the lanes past M may hold anything.
     Raises DtypeError, ShapeError; InputError: an element is no such power of two: any other bit would bleed into a
     neighbour's byte.
     """
@@ -166,11 +167,11 @@ def transform_sf_into_required_layout(
 ) -> Tensor:
     """The layout in which DeepGEMM takes a scale on an arch.
 
-    ============ ==================== ===================================================== arch         ``gran_mn``
-    result ============ ==================== ===================================================== sm90         1
-    float32, column-major TMA-aligned sm90         128                  float32, unchanged sm100        1
-    packed UE8M0 sm100        128                  packed UE8M0 of the rows repeated 128 times (to ``mn``) ============
-    ==================== =====================================================
+        sm90     gran_mn 1      float32 as columns at strides of align(mn, 4), lanes behind mn are zero
+        sm90     gran_mn 128    float32, the same elements, contiguous
+        sm100    gran_mn 1      int32 words, columns at strides of align(mn, 4): byte b of word w is the exponent byte
+                                of column 4 w + b (0 behind the last column)
+        sm100    gran_mn 128    the same of the rows repeated 128 times, up to mn
 
     ``gran_k`` is 128, on sm100 also 32: the columns are K blocks of that many elements.
 
@@ -195,7 +196,7 @@ def transform_sf_into_required_layout(
             "leading G for groups"
         )
     if arch == "sm90":
-        return scale if gran_mn == BLOCK else get_col_major_tma_aligned_tensor(scale)
+        return scale.contiguous() if gran_mn == BLOCK else get_col_major_tma_aligned_tensor(scale)
     row = torch.arange(mn, device=scale.device) // gran_mn
     return get_mn_major_tma_aligned_packed_ue8m0_tensor(scale.index_select(-2, row))
 
@@ -320,8 +321,8 @@ def inverse_order(order: Tensor) -> Tensor:
 
 
 def reorder_rows_for_gated_act_gemm(w: Tensor) -> Tensor:
-    """Gate and up rows of ``w [2 I, H]``, any dtype, alternating, same shape and dtype; undone by ``undo_rows(w,
-    gated_row_order(2 I))``.
+    """Gate and up rows of ``w [2 I, H]``, any dtype, alternating, same shape and dtype: row ``2 i`` is row ``i``, row
+    ``2 i + 1`` is row ``I + i``; undone by ``undo_rows(w, gated_row_order(2 I))``.
 
     Raises ShapeError: another rank, or an odd number of rows.
     """
@@ -331,7 +332,8 @@ def reorder_rows_for_gated_act_gemm(w: Tensor) -> Tensor:
 
 def shuffle_matrix_a(w: Tensor, epilogue_tile_m: int = EPILOGUE_TILE_M) -> Tensor:
     """Rows of ``w [M, K]``, any dtype, in the order of the transposed MMA, same shape and dtype; undone by
-    ``undo_rows(w, row_order(M))``.
+    ``undo_rows(w, row_order(M))``. Row ``i`` is row ``order[i]`` of ``w``: in each 32 rows ``order`` is 0 4 .. 28
+    1 5 .. 29 2 6 .. 30 3 7 .. 31 where epilogue_tile_m is a multiple of 128, else in each 16 rows 0 2 .. 14 1 3 .. 15.
 
     Raises ShapeError, OptionError: as of :func:`row_order`.
     """

@@ -20,7 +20,7 @@ Not covered: which order the k experts of a token are listed in (any is right), 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations, islice
 from typing import Any
@@ -248,8 +248,8 @@ def alternatives(scored: Scores, router: Router, ids: Tensor, *, biased: bool) -
     for token in torch.nonzero((maybe.sum(dim=1) > router.top_k) & ~lost)[:, 0].tolist():
         sets = combinations(torch.nonzero(maybe[token])[:, 0].tolist(), router.top_k)
         rows = torch.tensor(list(islice(sets, MOST_CHOICES**2 + 1)), dtype=torch.int64, device=ids.device)
-        part = [t[token : token + 1].expand(len(rows), -1) for t in (scored.score, scored.choice, low, high)]
-        fits = ~misrouted(rows, Scores(part[0], part[1], scored.score_span, Span(*part[2:])), router, biased=biased)
+        span = Span(*(t[token : token + 1].expand(len(rows), -1) for t in (low, high)))
+        fits = ~misrouted(rows, replace(scored, choice_span=span), router, biased=biased)
         fits &= (rows != ids[token].sort().values).any(dim=1)
         choices[token] = list(rows[fits])
         if len(rows) > MOST_CHOICES**2 or len(choices[token]) >= MOST_CHOICES:

@@ -48,7 +48,7 @@ def requantize_with_max_scale(
     ----------
     weight : Tensor ``[N, K]``, float8_e4m3fn, ``N >= sum(logical_widths)``
     weight_scale : Tensor ``[shards]``, float32
-    recipe : Recipe, a static one: how a shard is quantised with the given scale.
+    recipe : a static one: how a shard is quantised with the given scale.
 
     Notes
     -----
@@ -57,7 +57,8 @@ def requantize_with_max_scale(
     maximum and every code NaN.
 
     Returns (max scale, a float32 scalar; weight ``[N, K]`` float8_e4m3fn): the weight is a new tensor, or the given one
-    where the last scale is the :data:`UNLOADED` sentinel: then the checkpoint was fused, with one scale for all shards.
+    where the last scale is -448 or less (:data:`UNLOADED`, the initial value): then the checkpoint was fused, with one
+    scale for all shards, the maximum of which is returned all the same.
     Raises DtypeError, ShapeError: the weight or the scales have another dtype or shape.
     """
     widths = _widths(weight_scale, logical_widths)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.interval import Admissible
-from oracle.numbers.formats import codes_of, decode
+from oracle.numbers.formats import codes_of, decode, same_bits
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Comparison, Error, Status, Verdict, Worst, compare, verdict
@@ -113,17 +113,21 @@ def undeclared(held: Verdict, refused: Verdict) -> Verdict:
 
 @dataclass(frozen=True)
 class Bits(Sets):
-    """``expected`` bit for bit (NaN payloads and the sign of zero included); with ``strided`` also its strides."""
+    """``expected`` bit for bit (NaN payloads and the sign of zero included); with ``strided`` also its strides.
+
+    ``computed``: its elements are results of arithmetic and no copies, so where NaN is due any NaN is right."""
 
     expected: Found
     mistrust: str | None = None
     strided: bool = False
+    computed: bool = False
 
     def judge(self, found: Found) -> Verdict:
         verdicts = []
         for name, expected in self.expected.items():
             actual = found[name]
-            verdicts.append(judge_bits(actual, expected, output=name, mistrust=self.mistrust))
+            judged = judge_bits(actual, expected, output=name, mistrust=self.mistrust, computed=self.computed)
+            verdicts.append(judged)
             if self.strided and _significant_strides(actual) != _significant_strides(expected):
                 said = f"{name} has strides {tuple(actual.stride())} for shape {list(actual.shape)}; this layout has "
                 verdicts.append(wrong_strides(f"{said}{tuple(expected.stride())}", actual.numel()))
@@ -133,10 +137,14 @@ class Bits(Sets):
         return {n: Range(x, x, torch.zeros(x.shape, dtype=torch.uint8, device="cpu")) for n, x in expected.items()}
 
 
-def judge_bits(actual: Tensor, expected: Tensor, *, output: str, mistrust: str | None = None) -> Verdict:
+def judge_bits(
+    actual: Tensor, expected: Tensor, *, output: str, mistrust: str | None = None, computed: bool = False
+) -> Verdict:
     """The verdict on ``actual``, which must have the bits of ``expected`` (any one shape and dtype; NaN payloads and
-    the sign of zero included)."""
+    the sign of zero included; of ``computed`` ones any NaN where NaN is due)."""
     bad = bits_of(actual) != bits_of(expected)
+    if computed and expected.is_floating_point():
+        bad &= ~same_bits(actual, expected)
     outside = int(bad.sum())
     worst, seen = None, None
     if outside:

@@ -138,6 +138,7 @@ def chain_interval(product: ScaledProduct, schedule: Schedule) -> Interval:
 class TestSoundness:
     """computed - exact lies in [lo, hi], whatever the data; subnormals, flushed operands and dropped bits included."""
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("i", ALL, ids=lambda i: i.name)
     def test_every_instruction(self, i: Instruction) -> None:
         schedule = schedule_of(i)
@@ -209,6 +210,7 @@ class TestSoundness:
 class TestAdversary:
     """A search that keeps every change which brings the error nearer to the bound gets near, and never across."""
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("i", ALL, ids=lambda i: i.name)
     def test_attained(self, i: Instruction) -> None:
         """Before any scale: the bound is of no use a tenth narrower. (Scales add what other epilogues may round.)"""
@@ -238,6 +240,7 @@ class TestAdversary:
                 )
         pytest.fail(f"the worst ratio of {i.name} is {worst:.3f}")
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("i", ALL, ids=lambda i: i.name)
     def test_never_crossed_with_scales(self, i: Instruction) -> None:
         schedule, data, reached = schedule_of(i), Data(7, -3), 0.0

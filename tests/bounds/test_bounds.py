@@ -56,12 +56,14 @@ def ratios(product: ScaledProduct, schedule: Schedule, interval: Interval) -> Te
 class TestSoundness:
     """computed - exact lies in [lo, hi] for every model, whatever the data."""
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("schedule", BOUNDED, ids=lambda s: s.name)
     def test_residue(self, schedule: Schedule) -> None:
         for kind in KINDS:
             product = product_for(schedule, kind, seed=1)
             assert float(ratios(product, schedule, residue_bound(product, of_schedule(schedule))).max()) <= 1
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("schedule", PLAIN, ids=lambda s: s.name)
     def test_any_order(self, schedule: Schedule) -> None:
         for kind in KINDS:

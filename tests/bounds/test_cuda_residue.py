@@ -59,6 +59,7 @@ def e4m3(m: int, n: int, k: int, *, seed: int, data: str = "bell", bias: bool = 
     return product_of(get("sm90.promote128"), m, n, k, seed=seed, data=data, bias=bias)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("acc", ACCUMULATORS, ids=lambda a: a.name)
 @pytest.mark.parametrize("data", ["bell", "finite", "special"])
 def test_equal(acc: Accumulator, data: str) -> None:
@@ -69,6 +70,7 @@ def test_equal(acc: Accumulator, data: str) -> None:
         check(product, acc)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("formats", [(E5M2, E5M2), (E5M2, E4M3), (E4M3, E5M2)], ids="-".join)
 @pytest.mark.parametrize("name", ["sm90.promote128", "sm100.promote128"])
 def test_wide_exponents(formats: tuple[str, str], name: str) -> None:

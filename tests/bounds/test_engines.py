@@ -47,6 +47,7 @@ def _same(x: Tensor, y: Tensor) -> bool:
 class TestPrediction:
     """The CPU engine writes the bits of the plain definition for every schedule it takes."""
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("schedule", compiled(), ids=lambda s: s.name)
     def test_every_schedule(self, schedule: Schedule) -> None:
         """Bell-shaped and uniform codes, NaN and infinities among them, ragged shapes, a bias."""

@@ -114,6 +114,7 @@ def late(b_scale: float = 6e33) -> ScaledProduct:
 AFTER = [s for s in schedules() if s.promotion is Promotion.ADD and "float8_e4m3fn" in s.instruction.operands]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", AFTER, ids=lambda s: s.name)
 def test_scales_after_the_promoted_sum(schedule: Schedule) -> None:
     given = late()

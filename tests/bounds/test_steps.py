@@ -21,6 +21,8 @@ from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Epilogue, Promotion, Schedule
 from oracle.truth.gemm import ScaledProduct
 
+pytestmark = pytest.mark.whole("an instruction each, a tenth of a second")
+
 Bound = Callable[[Operand, Operand, Accumulator], tuple[Tensor, Tensor, Tensor]]
 LEAST = 2.0**-149  # float32's least subnormal
 WIDE = [i for i in INSTRUCTIONS.values() if i.operands[0] in ("bfloat16", "tfloat32") and i.sum is not Sum.FUSED]

@@ -104,6 +104,21 @@ class TestJudge:
         fixtures.write_tensors(file, fixtures.read_tensors(file) | {"y": cases.parse(CASE).inputs()["b"]})
         assert cli("judge", file, "--contract", "fp8_gemm_nt", "--input", "a=x", "--input", "b=y").status == 0
 
+    def test_reports_of_one_file(self, call: dict[str, Tensor], file: Path, cli: Cli, tmp_path: Path) -> None:
+        """Every report and a record, with a command that repeats the wrong output alone; the right one beside it."""
+        fixtures.write_tensors(file, {"x": call.pop("a"), **call, "out.zero": call["out"] * 0})
+        asked = ("judge", file, "--contract", "fp8_gemm_nt", "--arch", "sm90", "--input", "a=x")
+        forms = ("html", "junit", "markdown", "sarif", "annotations", "record")
+        words = [word for form in forms for word in (f"--{form}", tmp_path / form)]
+        assert cli(*asked, *words).status == 1
+        assert all((tmp_path / form).stat().st_size for form in forms)
+        said = (tmp_path / "junit").read_text()
+        assert (
+            "--contract fp8_gemm_nt --arch sm90 --output out.zero --input a=x" in said and said.count("<failure") == 1
+        )
+        assert cli(*asked, "--output", "out", "--html", tmp_path / "right").status == 0
+        assert "out.zero" not in (tmp_path / "right").read_text()
+
     def test_transposed_weight(self, file: Path, cli: Cli, fixtures_folder: Path) -> None:
         ran = cli(
             "judge",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from oracle.cli.page import _axis, page, recipe_lines
 from oracle.numbers import mx_recipes, recipes
 from oracle.routines import get, registered
+from oracle.routines.options import word
 from oracle.truth import layout
 
 
@@ -40,6 +42,13 @@ class TestPage:
             ("fp8_fp4_mqa_logits", "  output out [M, N], bfloat16"),
             ("moe_routing", "its largest choice where none is"),
             ("nvfp4_quantize", "writes zeros into that padding"),
+            ("fp8_gemm_nt_skip_head_mid", "[M, N / (left + right) * (left + mid + right)]"),
+            ("mxfp8_quantize_2d", "linear and compact [M, K/32]"),
+            ("fused_experts_block", "RUNNING for 2 to 4 experts"),
+            ("trtllm_fp8_block_scale_moe", "one expert, whose weight multiplies the second product"),
+            ("trtllm_fp8_per_tensor_scale_moe", "multiplies the first product before the activation"),
+            ("transform_sf_into_required_layout", "sm90 gran_mn 128 float32, the same elements, contiguous"),
+            ("Fp8LinearOp", "vllm_token: vLLM csrc"),
             ("scaled_fp4_quant", "The padding of the scales may hold anything"),
             ("shuffle_matrix_a", (layout.shuffle_matrix_a.__doc__ or "").partition("\n")[0].replace("``", "")),
         ],
@@ -47,6 +56,50 @@ class TestPage:
     def test_says_what_a_kernel_must_do(self, name: str, said: str) -> None:
         text = "\n".join(page(get(name), "quick"))
         assert said and (said in text or said in " ".join(text.split()))
+
+
+def explained(text: str, value: object) -> bool:
+    """Whether a value of an option stands in the page outside of the list of choices."""
+    without = re.sub(r"\(of [^)]*\)", "", text)
+    return re.search(rf"(?<![\w]){re.escape(str(word(value)))}(?![\w])", without) is not None
+
+
+def unknown_letters(lines: Sequence[str]) -> list[str]:
+    """The lines that code by a letter that they do not define."""
+    codes = [line for line in lines if line.strip().startswith("code = ")]
+    return [line for line in codes if re.search(r"\* q\b", line) and "q = " not in line]
+
+
+class TestRules:
+    """What a kernel cannot be written without stands on every page."""
+
+    @pytest.mark.sampled(8)
+    @pytest.mark.parametrize("name", sorted(registered()))
+    def test_every_page_answers(self, name: str) -> None:
+        contract, lines = get(name), list(page(get(name), "quick"))
+        text = "\n".join(lines)
+        for option in contract.options:
+            line = next(line for line in lines if line.startswith(f"  option {option.name}="))
+            assert len(option.doc) > 5 and line.endswith(option.doc)
+            for value in option.choices or ():
+                named = isinstance(value, str) and value and not hasattr(torch, value)  # a dtype says what it is
+                assert not named or explained(text, value), (option.name, value)
+        for output in (line for line in lines if line.startswith("  output ")):
+            assert "[" in output or ": " in output or "of the shape of" in output, output
+            assert re.search(r"\] for \w+ \[\d", output) is None, output
+        assert not unknown_letters(lines)
+        recipes_ = sum(re.search(r"\(max .*\) in blocks of ", line) is not None for line in lines)
+        for what in ("a block of zeros: ", "+inf beside ones: ", "NaN beside ones: ", "-0 beside ones: "):
+            assert sum(line.strip().startswith(what) for line in lines) == recipes_
+
+    def test_a_page_that_does_not_answer_is_refused(self) -> None:
+        """The twins: an option value that is listed alone, a letter without a meaning."""
+        assert not explained("option layout=128x4 (of 128x4, 8x4): how bytes lie", "8x4")
+        assert unknown_letters(["code = float8_e4m3fn of x * q, nearest"])
+
+    def test_sentences_about_what_other_contracts_take_are_left_out(self) -> None:
+        masked, packed = ("\n".join(page(get(n), "quick")) for n in ("silu_and_mul_masked_post_quant", "rmsnorm_quant"))
+        assert "masked_m[e]" in masked and "masked_m" not in packed
 
 
 class TestRecipes:

@@ -66,6 +66,28 @@ def times(low: float, high: float) -> Callable[[Tensor], object]:
     return change
 
 
+def nudged(by: int, where: Callable[[Tensor], Tensor]) -> Callable[[Tensor], object]:
+    """The magnitude of the elements whose codes are chosen moved by ``by`` units in the last place."""
+    return lambda x: x.view(torch.int16).add_((where(x.view(torch.int16)) * by).to(torch.int16))
+
+
+def taken(rows: list[int], source: list[int]) -> Callable[[Tensor], object]:
+    return lambda x: x.index_copy_(0, torch.tensor(rows), RIGHT[source])
+
+
+def taken_columns(at: list[int], source: list[int]) -> Callable[[Tensor], object]:
+    return lambda x: x.index_copy_(1, torch.tensor(at), RIGHT[:, source])
+
+
+def rows(at: list[int]) -> Callable[[Tensor], object]:
+    return lambda x: x.index_copy_(0, torch.tensor(at), OTHER[at])
+
+
+def some(codes: Tensor) -> Tensor:
+    """Every third element."""
+    return torch.arange(codes.numel()).reshape(codes.shape) % 3 == 0
+
+
 ODD_BLOCKS = [*range(16, 32), *range(48, 64)]
 ROWS = [
     (fill(torch.nan), "every failing element is NaN"),
@@ -80,6 +102,24 @@ ROWS = [
     (columns([*range(40, 64)]), "columns from 40 on"),
     (columns(ODD_BLOCKS), "every second block of 16 columns, the first at column 16"),
     (columns([*range(0, 64, 2)]), "every second column, the first at column 0"),
+    (times(0.5, 0.5), "every failing element is 0.5 times the right result (2^-1)"),
+    (times(-4.0, -4.0), "every failing element is -4 times the right result (2^2)"),
+    (nudged(-1, some), "every failing element is nearer to zero than the right result"),
+    (nudged(1, some), "every failing element is farther from zero than the right result"),
+    (
+        nudged(1, lambda codes: some(codes) & (codes % 2 == 0)),
+        "every failing element is farther from zero than the right result; where each right result is even, as at ties",
+    ),
+    (columns([*range(3, 64, 8)]), "every 8th column, the first at column 3"),
+    (rows([*range(0, 2048, 3)]), "every third row, the first at row 0"),
+    (
+        columns([x for start in (4, 20, 36, 52) for x in range(start, start + 4)]),
+        "every fourth block of 4 columns, the first at column 4",
+    ),
+    (taken([7, 8, 9, 10], [3, 4, 5, 6]), "every failing row is the right one of another row, 4 before it"),
+    (taken([7, 8, 9], [9, 7, 8]), "every failing row is the right one of another row"),
+    (taken_columns([*range(64)], [*range(1, 64), 0]), "every failing column is the right one of another column"),
+    (taken_columns([0, 1, 2], [1, 2, 3]), "every failing column is the right one of another column, 1 behind it"),
 ]
 
 
@@ -97,10 +137,57 @@ def test_said(change: Callable[[Tensor], object], said: str) -> None:
         (rows_from(1024, but=2000), "rows from"),
         (columns([*ODD_BLOCKS, 0]), "every second"),
         (columns([3]), "every second"),
+        (times(1.375, 1.375), "(2^"),
+        (times(1.0, 3.0), "(2^"),
+        (steps(1), "zero"),
+        (nudged(1, some), "even"),
+        (nudged(1, lambda codes: torch.arange(codes.numel()).reshape(codes.shape) < 20), "zero"),
+        (nudged(2, some), "zero"),
+        (columns([*range(3, 56, 8)]), "every 8th"),
+        (columns([11, 19, 27]), "every 8th"),
+        (columns([*range(0, 64, 8), 5]), "every"),
+        (rows([*range(0, 2048, 8)]), "block"),
+        (taken([7, 8, 9], [3, 4, 5]), "column"),
+        (taken([7], [3]), "another row"),
+        (taken([7, 8, 9], [3, 4, 6]), "before it"),
+        (lambda x: (taken([7, 8, 9], [3, 4, 5])(x), x[40].mul_(3)), "another row"),
+        (lambda x: (taken([7, 8], [3, 4])(x), x[7, :1].mul_(3)), "another row"),
     ],
 )
 def test_not_said(change: Callable[[Tensor], object], kept: str) -> None:
     assert not any(kept in said for said in of(change))
+
+
+WIDE = torch.randn(64, 32, generator=torch.Generator().manual_seed(3))
+FLOAT32 = [
+    (lambda x: x.bfloat16().float(), "every failing element is the right result rounded to bfloat16"),
+    (lambda x: x.half().float(), "every failing element is the right result rounded to float16"),
+    (lambda x: (x * 1.3).bfloat16().float(), "every failing element is a value of bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), FLOAT32, ids=[said for _, said in FLOAT32])
+def test_16_bits_in_float32(change: Callable[[Tensor], Tensor], said: str) -> None:
+    """Not where one element has more bits, where the right results have no more, or where there are few."""
+    output = change(WIDE)
+    bad = output != WIDE
+    assert said in observed(output, WIDE, bad)
+    more = output.clone()
+    more[tuple(torch.nonzero(bad)[0])] *= 1 + 2.0**-20
+    few = bad & (torch.arange(64)[:, None] == 3) & (torch.arange(32) < 20)
+    narrow = WIDE.bfloat16().float()
+    for made, due, where in ((more, WIDE, bad), (output, WIDE, few), (narrow * 2, narrow, narrow != 0)):
+        assert not any("float16" in each for each in observed(made, due, where))
+
+
+def test_rows_alike_are_of_no_other_row() -> None:
+    """Two right rows have the bits of the failing ones: which is meant is not known."""
+    right = RIGHT.clone()
+    right[3] = right[4]
+    output = right.clone()
+    output[[7, 8]] = right[[3, 5]]
+    bad = output.view(torch.int16) != right.view(torch.int16)
+    assert not any("another" in each for each in observed(output, right, bad))
 
 
 def test_one_number_among_nan_is_not_all_nan() -> None:

@@ -219,6 +219,32 @@ def test_the_limit_covers_the_import(tmp_path: Path) -> None:
         assert {t["evaluation"]["status"] for t in traces(folder, limit=limit)} == {status}
 
 
+CHANNEL = """
+import os, socket, stat
+for fd in range(3, 64):
+    try:
+        if stat.S_ISSOCK(os.fstat(fd).st_mode):
+            socket.socket(fileno=os.dup(fd)).send(b"a reply")
+    except OSError:
+        pass
+"""
+
+
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (RIGHT + CHANNEL, "RUNTIME_ERROR: the kernel wrote to the channel"),
+        (RIGHT + "import os\nos._exit(3)\n", "COMPILE_ERROR: the kernel ended the process with status 3"),
+    ],
+)
+def test_a_solution_that_answers_for_its_process(tmp_path: Path, content: str, said: str) -> None:
+    """At its import, which went well; one that ends its process there was not imported."""
+    evaluation = traces(written(tmp_path, solution(content)))[0]["evaluation"]
+    status, _, text = said.partition(": ")
+    assert evaluation["status"] == status and text in evaluation["log"], evaluation["log"]
+
+
 def changed(record: Any, *path: Any, value: Any) -> Any:
     """A copy with one entry replaced."""
     if not path:

@@ -89,6 +89,15 @@ class TestMoved:
         coverage, taken, _ = reached(lambda case: case.dtypes.endswith("bf16"), chosen=[*listed[:9], half])
         assert replace(half, dtypes="e4m3xe4m3-bf16") in taken and not coverage.complaints
 
+    def test_data_asked_for_in_a_refused_kind_alone_are_judged_in_another(self) -> None:
+        """What a case changes may be refused; its data are asked for elsewhere, unless the kernel takes none."""
+        plain, *_ = profiles.cases(GEMM, "quick")
+        other = replace(plain, family="zeros", changes=(("a", "pitch"),))
+        for admits, missing in ((lambda c: not c.changes, False), (lambda c: c.family != "zeros", True)):
+            coverage, taken, _ = reached(admits, chosen=[plain, other])
+            assert any(case.family == "zeros" for case in taken) is not missing
+            assert any("data of zeros" in said for said in coverage.complaints) is missing
+
     def test_a_stated_domain(self) -> None:
         """No call outside of it is made, and its one value of M is enough: it was stated."""
         calls: list[Case] = []

@@ -327,8 +327,6 @@ class TestJudgeAFolder:
 
     def test_what_is_refused(self, calls: Path, tmp_path: Path, cli: Cli) -> None:
         assert "name the call of one file" in cli("judge", str(calls), "--input", "a=x").err
-        one = str(files(calls)[0])
-        assert "is one file" in cli("judge", one, "--junit", "x.xml").err
         assert {cli("judge", str(path)).status for path in files(calls)} == {0, 1}, "a file says its call itself"
         (tmp_path / "empty").mkdir()
         (tmp_path / "empty" / "notes.txt").write_text("")

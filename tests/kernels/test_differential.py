@@ -57,6 +57,7 @@ class TestEveryCase:
     def test_all_are_subjects(self) -> None:
         assert set(CPU) == set(CONTRACTS)
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("contract", CONTRACTS)
     def test_passes(self, contract: str) -> None:
         verdicts = {str(case): run(str(case)) for case in profiles.cases(contract, "quick")}
@@ -157,6 +158,7 @@ class TestPreparedLayer:
     def test_untouched(self) -> None:
         assert run(PREPARED).status is Status.PASSED
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("name", LAYERS)
     def test_sabotaged(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         LAYERS[name](monkeypatch)

@@ -102,6 +102,7 @@ class TestCases:
 class TestJudged:
     """The right layer passes; one that quantises wrongly does not."""
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("case", SERVED, ids=str)
     def test_quick(self, case: Case) -> None:
         verdict = judged(case)

@@ -29,6 +29,7 @@ def test_the_rows_are_those_of_the_contracts() -> None:
         assert {way.upper() for way in row.combine} == {way.name for way in mine.ways} - {"FUSED"}, name
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_right(name: str) -> None:
     """The way that is listed last, of the case that has it, or the first case; experts of other ranks and -1."""

@@ -30,6 +30,7 @@ def values(rows: int = 9, columns: int = 128) -> Tensor:
 class TestEveryCase:
     """Every quick case: judged right, and where a recipe has its bits, with the bits of a recipe."""
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("name", NAMES)
     def test_right(self, name: str) -> None:
         contract = get(name)

@@ -21,6 +21,7 @@ ORDINARY = ("randn", "fp4ties", "steps", "heavy")
 class TestEveryCase:
     """Every quick case is judged right, with the bits of a recipe on ordinary values; a changed output fails."""
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("name", sorted(GRAMMARS))
     def test_right(self, name: str) -> None:
         contract = get(name)

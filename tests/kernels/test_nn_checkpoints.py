@@ -388,6 +388,7 @@ class TestExperts:
         found["w13_scale"] = found["w13_scale"] * a1
         return found | ({"up_scale": found["w13_scale"] / a2} if row.apart else {"fc2_act_scale": 1 / a2})
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("pipeline", sorted(set(PIPELINES) - {"cutlass_fused_moe_w4"}))
     def test_as_a_library_computes_it(self, tmp_path: Path, pipeline: str) -> None:
         """A rank's experts by the contract of each pipeline; the twins: gate and up exchanged, another static scale."""

@@ -211,6 +211,7 @@ def test_compiled_linear_layer(make, per_token: bool) -> None:
         assert torch.equal(compiled(x), layer.apply(x, weight.t(), scale))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != SWITCH])
 def test_no_verb_decides_inside_a_graph(name: str) -> None:
     """One opaque call in one graph, though nothing was decided before; the bits are those of the plain call.

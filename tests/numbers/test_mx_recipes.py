@@ -83,6 +83,7 @@ def differences(x: Tensor, recipe: R.Recipe, byte: NDArray[np.int64], codes: NDA
 class TestEveryAmax:
     """A million values a recipe, one block for each bfloat16 amax."""
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("recipe", MX, ids=lambda r: r.name)
     def test_mx(self, recipe: R.Recipe) -> None:
         x = every_amax(recipe.element, 32)
@@ -98,6 +99,7 @@ class TestEveryAmax:
             bytes_, _ = differences(x, M.TORCHAO[E2M1, other], byte, codes)
             assert (bytes_ == 0) == (mode == other)
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("recipe", TWO_LEVELS, ids=lambda r: r.name)
     def test_nvfp4(self, recipe: R.Recipe) -> None:
         seen = 0
@@ -123,6 +125,7 @@ class TestEveryAmax:
 class TestFourOverSix:
     """Errors in either domain, summed in either order, under either largest scale: 1.6 million values a recipe."""
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("measure", ["mae", "mse"])
     @pytest.mark.parametrize("top", [448.0, 256.0])
     @pytest.mark.parametrize("domain", ["input", "scaled", "halves"])

@@ -83,6 +83,7 @@ def mismatches(encoder: Encoder, at: Points, rounding: Rounding, overflow: Overf
 class TestByConstruction:
     """All codes, all midpoints and their neighbours, both signs, all roundings, all policies."""
 
+    @pytest.mark.sampled(3)
     @each_format
     @pytest.mark.parametrize("device", DEVICES)
     def test_numbers(self, fmt: Format, device: str, plain: Callable[[Format], Points]) -> None:
@@ -112,6 +113,7 @@ class TestByConstruction:
                 values = round_pair(hi, lo, fmt, rounding=rounding, overflow=overflow).cpu()
                 assert torch.equal(codes_of(values), codes_of(decode(codes, fmt)))
 
+    @pytest.mark.sampled(3)
     @each_format
     def test_the_scalar_definition(self, fmt: Format, plain: Callable[[Format], Points]) -> None:
         """All points up to 8 bits; wider, every 29th and the ends, where the policies act."""

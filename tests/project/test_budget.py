@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from oracle.routines import registered
-from tests.support import cpu
-from tests.support.full import EVERY, argument, left_out
-from tests.support.full import MOST as INSTANCES
+from tests.support import cpu, full
+from tests.support.full import FEW, argument, left_out
 
 pytest_plugins = ["pytester"]
 
@@ -71,16 +70,16 @@ def items(pytester: pytest.Pytester) -> list[pytest.Item]:
     return found
 
 
-def kept(items: Sequence[pytest.Item], **how: int) -> Counter[str]:
+def kept(items: Sequence[pytest.Item], **how: int | None) -> Counter[str]:
     """How many instances of each test run."""
-    out = left_out(items, [], **how)
+    out = left_out(items, [], **how)  # type: ignore[arg-type]  # most is a number
     return Counter(item.nodeid.partition("::")[2].partition("[")[0] for item in items if item not in out)
 
 
 def test_what_runs_follows_from_the_markers(items: list[pytest.Item]) -> None:
     shared = dict.fromkeys(TURNING, 1)
     found = [kept(items, turn=turn) - Counter(shared) for turn in (0, 1)]
-    assert found[0] == found[1] == {"test_plain": INSTANCES, "test_sampled": 3, "test_whole": 20}
+    assert found[0] == found[1] == {"test_plain": FEW, "test_sampled": 3, "test_whole": 20}
     assert left_out(items, ["a.py::test_repeats"]) == set()
     assert kept(items, most=2) - Counter(shared) == {"test_plain": 2, "test_sampled": 2, "test_whole": 20}
 
@@ -88,17 +87,18 @@ def test_what_runs_follows_from_the_markers(items: list[pytest.Item]) -> None:
 def test_instances_take_turns(items: list[pytest.Item]) -> None:
     """Every instance of a test runs in one of the turns; a run without turns has always the same."""
     runs = [{item.name for item in items if item not in left_out(items, [], turn=turn)} for turn in range(7)]
-    for test, number in (("test_plain", INSTANCES), ("test_sampled", 3)):
+    for test, number in (("test_plain", FEW), ("test_sampled", 3)):
         taken = [{name for name in run if name.startswith(test)} for run in runs]
         assert all(len(names) == number for names in taken) and len(set.union(*taken)) == 20
     assert left_out(items, []) == left_out(items, [])
 
 
 def test_what_is_marked_together_runs_in_the_same_turn(items: list[pytest.Item]) -> None:
-    """A class in one of three turns, with its negative test; from ``EVERY`` instances on in each."""
+    """A class in one of three turns, with its negative test; all of them where every turn is asked for."""
     runs = [{test for test in kept(items, turn=turn) if test in TURNING} for turn in range(6)]
     assert sorted(map(len, runs)) == [0, 0, 0, 0, 2, 2] and runs[:3] == runs[3:]
-    assert {*kept(items, most=EVERY)} >= TURNING
+    every = kept(items, turn=None)
+    assert {*every} >= TURNING and every["test_plain"] == full.MOST
 
 
 @pytest.mark.parametrize("other", ["test_gone", "test_repeats"])

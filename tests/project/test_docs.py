@@ -158,7 +158,7 @@ class TestPages:
         monkeypatch.syspath_prepend(root / "docs")
         blocks = importlib.import_module("blocks")
         del sys.modules["blocks"]  # it holds the package as it is here; children of later tests load another
-        (tmp_path / "own.py").write_text("import torch\nfrom kernels import _x\nself._y\ntorch.mm(_x)\n")
+        (tmp_path / "own.py").write_text("import torch\nfrom ._launch import _x\nself._y\ntorch.mm(_x)\n")
         assert blocks.private_names(str(tmp_path)).count("\n") == 1
         (tmp_path / "others.py").write_text(
             "import torch as t\nfrom a._b import c\nt._C._d\ngetattr(t, '_e')\nt.__version__\n"

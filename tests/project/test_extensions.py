@@ -6,10 +6,13 @@ its entry points stand in a ``dist-info`` folder on the path of each process.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
+import time
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -19,6 +22,7 @@ import pytest
 
 from oracle import extensions
 from oracle.errors import ExtensionError
+from oracle.harness import subjects
 from oracle.tensorcore.schedules import Schedule
 from tests.support.forked import forked, load_again
 from tests.support.paths import ROOT
@@ -197,6 +201,30 @@ class TestSabotage:
         monkeypatch.setattr(extensions, "entry_points", lambda group: [point])
         with pytest.raises(ExtensionError, match="entry point 'broken' .* cannot be loaded: SystemExit: 3"):
             extensions.added("fp8_oracle.schedules", Schedule, known=(), many=True)
+
+    def test_an_entry_point_that_hangs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of a record, and of subjects: an error that says so, and the alarm is as it was."""
+        (tmp_path / "waits.py").write_text("import time\ntime.sleep(60)")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setattr(extensions, "LOADING", 0.2)
+        point = EntryPoint("slow", "waits:IT", "fp8_oracle.schedules")
+        monkeypatch.setattr(extensions, "entry_points", lambda group: [point])
+        with pytest.raises(ExtensionError, match=r"entry point 'slow' .* Expired: it did not load within 0.2 s"):
+            extensions.added("fp8_oracle.schedules", Schedule, known=(), many=True)
+        assert "did not load within 0.2 s" in str(subjects.load(point).problem)
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+        with pytest.raises(extensions.Expired), extensions.within(0.2), contextlib.suppress(Exception):
+            time.sleep(60)  # what it suppresses does not hold the alarm
+
+    def test_an_alarm_of_somebody_else_stays(self) -> None:
+        """The negative test: with an alarm of another's the block has no limit."""
+        signal.setitimer(signal.ITIMER_REAL, 600)
+        try:
+            with extensions.within(0.05):
+                time.sleep(0.1)
+            assert signal.getitimer(signal.ITIMER_REAL)[0] > 500
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def test_a_name_that_is_taken(self, tmp_path: Path) -> None:
         twice = {"fp8_oracle.schedules": {"one": "foreign_family:SCHEDULES", "two": "foreign_family:SCHEDULES"}}

@@ -39,10 +39,10 @@ class TestDeclaration:
     def test_names(self, project: dict[str, object], root: Path) -> None:
         assert project["name"] == "fp8-oracle"
         assert project["scripts"] == {"fp8-oracle": "oracle.cli:main"}
-        assert project["entry-points"] == {
-            subjects.GROUP: {"production": "kernels.subjects:subjects"},
-            "pytest11": {"fp8_oracle": "oracle.pytest_plugin"},
-        }
+        assert project["entry-points"] == {"pytest11": {"fp8_oracle": "oracle.pytest_plugin"}}
+        layer = tomllib.loads((root / "kernels" / "pyproject.toml").read_text())["project"]["entry-points"]
+        assert layer == {subjects.GROUP: {"production": "fp8_oracle_kernels.subjects:subjects"}}
+        assert subjects.layers() == ["kernels"]  # what an editable install registers
         for package in ("oracle", "kernels"):
             assert (root / package / "py.typed").is_file()
             assert (root / package / "__init__.py").is_file()
@@ -199,6 +199,20 @@ class TestDoctor:
         assert str(tmp_path / "kernels") in finding.said
         assert "Hugging Face" in finding.said
 
+    @pytest.mark.parametrize(
+        ("names", "state", "said"),
+        [
+            ([], "absent", "pip install fp8-oracle-kernels"),
+            (["fp8_oracle_kernels"], "problem", "fp8_oracle_kernels is registered and not importable"),
+            (["fp8_oracle_kernels", "kernels"], "problem", "register the same operators"),
+        ],
+    )
+    def test_installed(self, monkeypatch: pytest.MonkeyPatch, names: list[str], state: str, said: str) -> None:
+        """The oracle alone; the wheel of the layer, damaged; that wheel beside a checkout."""
+        monkeypatch.setattr(tool.subjects, "layers", lambda: names)
+        finding = tool.our_kernels([])
+        assert finding.state == state and said in finding.said
+
     def test_none(self, tmp_path: Path) -> None:
         assert tool.our_kernels([str(tmp_path)]).state == "problem"
 
@@ -218,7 +232,7 @@ class TestDoctor:
 
     def test_examination(self, fixtures_folder: Path) -> None:
         findings = {finding.what: finding for finding in tool.examine(str(fixtures_folder))}
-        assert {"python", "torch", "kernels", "fixtures", "flashinfer", "deep_gemm"} <= set(findings)
+        assert {"python", "torch", "layer", "fixtures", "flashinfer", "deep_gemm"} <= set(findings)
         assert findings["fixtures"].state == "ok"
         assert all(finding.said for finding in findings.values())
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.docstrings import module_of
 from tests.support.figures import RANK, circles, circles_in_rooms, file_arrows, parsed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,10 +32,7 @@ def imported(module: ast.Module, package: str) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parts = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*parts, *([base] if base else [])])
+            base = module_of(node, package)
             yield node.lineno, base
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
 
@@ -58,6 +56,19 @@ def violations(top_package: str, path: Path, module: ast.Module) -> list[str]:
         if top in forbidden:
             found.append(f"oracle/{path}:{line} imports {name}: {why}")
     return found
+
+
+def names_the_layer(module: ast.Module) -> bool:
+    """Whether a module asks the import machinery for the layer by a name that it states."""
+    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
+    named = {
+        str(argument.value).partition(".")[0]
+        for node in calls
+        if getattr(node.func, "id", getattr(node.func, "attr", "")) in ("import_module", "__import__", "find_spec")
+        for argument in node.args
+        if isinstance(argument, ast.Constant)
+    }
+    return bool(named & {"kernels", "fp8_oracle_kernels"})
 
 
 def files(top_package: str) -> list[Path]:
@@ -86,20 +97,9 @@ class TestImportContract:
     def test_no_circle_of_files(self) -> None:
         assert circles_in_rooms(ROOT) == set()
 
-    def test_subjects_are_reached_by_name_only(self) -> None:
-        """Only `fp8-oracle doctor` and `plan` name `kernels` to the import machinery."""
-        speakers = [
-            str(path)
-            for path in files("oracle")
-            if any(
-                isinstance(node, ast.Call)
-                and getattr(node.func, "id", getattr(node.func, "attr", ""))
-                in ("import_module", "__import__", "find_spec")
-                and any(isinstance(a, ast.Constant) and str(a.value).startswith("kernels") for a in node.args)
-                for node in ast.walk(parsed(ROOT / "oracle" / path))
-            )
-        ]
-        assert sorted(speakers) == ["cli/tool.py"]
+    def test_subjects_are_reached_by_entry_points_only(self) -> None:
+        """No file of `oracle` gives the import machinery the name of the layer, which an entry point says."""
+        assert not [path for path in files("oracle") if names_the_layer(parsed(ROOT / "oracle" / path))]
 
 
 class TestTheCheckItself:
@@ -124,6 +124,10 @@ class TestTheCheckItself:
     def test_a_forbidden_import_is_found(self, top_package: str, path: str, source: str) -> None:
         assert len(violations(top_package, Path(path), ast.parse(source))) >= 1
 
+    def test_a_stated_name_is_found(self) -> None:
+        assert names_the_layer(ast.parse("import_module('kernels.plan')"))
+        assert not names_the_layer(ast.parse("import_module(f'{layer}.plan')"))
+
     @pytest.mark.parametrize(
         ("top_package", "path", "source"),
         [
@@ -141,6 +145,8 @@ class TestTheCheckItself:
             "from kernels.config import Config",
             "import kernels.config",
             "def f():\n    from kernels import config",
+            "from ..config import Config",
+            "from .. import config",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from kernels.config import Config",
         ],
     )

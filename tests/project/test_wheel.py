@@ -13,7 +13,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from collections.abc import Iterator
 from email.parser import Parser
@@ -23,8 +22,8 @@ import pytest
 
 from oracle.cli import commands
 from oracle.fixtures import packaged
+from tests.support import release
 from tests.support.commandline import CASE
-from tests.support.forked import forked
 from tests.support.served import judge_once, serve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,30 +105,20 @@ def documented(text: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and the source distribution, built from links to this checkout."""
+    """A folder with both source distributions, and the wheels that were built out of them alone."""
     folder = tmp_path_factory.mktemp("built")
-    source = folder / "source"
-    source.mkdir()
-    for name in ("oracle", "kernels", "fixtures", "pyproject.toml", "README.md", "LICENSE"):
-        (source / name).symlink_to(ROOT / name)
-
-    def build() -> int:
-        os.chdir(source)
-        backend = importlib.import_module("setuptools.build_meta")
-        backend.build_wheel(str(folder))
-        backend.build_sdist(str(folder))
-        return 0
-
-    with (folder / "log").open("w") as log:
-        status = forked(build, stdout=log.fileno(), stderr=log.fileno()).wait()
-    assert status == 0, (folder / "log").read_text()[-2000:]
+    release.build(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def wheel(built: Path) -> zipfile.ZipFile:
-    (found,) = built.glob("*.whl")
-    return zipfile.ZipFile(found)
+    return zipfile.ZipFile(release.wheels(built)[0])
+
+
+@pytest.fixture(scope="module")
+def layer(built: Path) -> zipfile.ZipFile:
+    return zipfile.ZipFile(release.wheels(built)[1])
 
 
 def load(site: Path) -> None:
@@ -144,7 +133,7 @@ def load(site: Path) -> None:
     os.chdir(site.parent)
     os.environ.pop("FP8_ORACLE_FIXTURES", None)
     importlib.invalidate_caches()
-    for name in ("oracle", "kernels.subjects"):
+    for name in ("oracle", "fp8_oracle_kernels.subjects", "kernels"):
         assert Path(str(importlib.import_module(name).__file__)).is_relative_to(site)
     judge_once()
     golden = importlib.import_module("oracle.fixtures.golden")
@@ -153,13 +142,16 @@ def load(site: Path) -> None:
 
 
 @pytest.mark.turns(3)
-def test_every_command(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    """In one folder, one after the other; each as `RUNS` says."""
+def test_every_command(wheel: zipfile.ZipFile, layer: zipfile.ZipFile, tmp_path: Path) -> None:
+    """In one folder, one after the other; each as `RUNS` says. Another package has the name ``kernels``."""
     site = tmp_path / "site"
+    (site / "kernels").mkdir(parents=True)
+    (site / "kernels" / "__init__.py").write_text("")
     wheel.extractall(site)
+    layer.extractall(site)
     for kept in ROOT.glob("[ok]*/**/__pycache__/*"):  # what was compiled is known by name and time of a source
         source = kept.parents[1] / f"{kept.name.partition('.')[0]}.py"
-        place = site / source.relative_to(ROOT)
+        place = site / str(source.relative_to(ROOT)).replace("kernels/", "fp8_oracle_kernels/", 1)
         if place.is_file() and place.read_bytes() == source.read_bytes():
             place.parent.joinpath("__pycache__").mkdir(exist_ok=True)
             shutil.copy(kept, place.parent / "__pycache__")
@@ -229,21 +221,35 @@ class TestFiles:
         stored = [about for about in wheel.infolist() if about.filename.startswith(packaged.STORED)]
         assert 100_000 < sum(about.compress_size for about in stored) < MOST
 
-    def test_what_is_declared(self, wheel: zipfile.ZipFile) -> None:
-        names = wheel.namelist()
-        (place,) = {name.partition("/")[0] for name in names if ".dist-info/" in name}
-        assert "fp8-oracle = oracle.cli:main" in wheel.read(f"{place}/entry_points.txt").decode()
-        assert Parser().parsestr(wheel.read(f"{place}/METADATA").decode())["Name"] == "fp8-oracle"
-        assert not [name for name in names if name.startswith(("tests/", "docs/", "fixtures/"))]
+    def test_what_is_declared(self, wheel: zipfile.ZipFile, layer: zipfile.ZipFile) -> None:
+        """Each has one package, neither of them the name that Hugging Face's `kernels` has; both say their formats."""
+        for archive, name, package, points in (
+            (wheel, "fp8-oracle", "oracle", "fp8-oracle = oracle.cli:main"),
+            (layer, "fp8-oracle-kernels", "fp8_oracle_kernels", "production = fp8_oracle_kernels.subjects:subjects"),
+        ):
+            folders = {name.partition("/")[0] for name in archive.namelist()}
+            (place,) = {name for name in folders if name.endswith(".dist-info")}
+            assert folders == {place, package}
+            declared = archive.read(f"{place}/entry_points.txt").decode()
+            assert points in declared and "= kernels" not in declared
+            about = Parser().parsestr(archive.read(f"{place}/METADATA").decode())
+            assert (about["Name"], about["Version"]) == (name, release.version())
+            assert all(word in about["Summary"] for word in ("FP8", "MX", "NVFP4"))
+            assert {"fp8", "nvfp4", "mxfp4"} <= set(about["Keywords"].split(","))
 
-    def test_a_wheel_can_be_built_from_the_source_distribution(self, built: Path, wheel: zipfile.ZipFile) -> None:
-        """It has every file that the part is chosen from."""
-        (archive,) = built.glob("*.tar.gz")
-        with tarfile.open(archive) as source:
-            source.extractall(built / "sdist", filter="data")
-        (folder,) = (built / "sdist").iterdir()
+    def test_every_module_is_in_a_wheel(self, wheel: zipfile.ZipFile, layer: zipfile.ZipFile) -> None:
+        for archive, folder, package in ((wheel, "oracle", "oracle"), (layer, "kernels", "fp8_oracle_kernels")):
+            modules = {path.relative_to(ROOT / folder).as_posix() for path in (ROOT / folder).rglob("*.py")}
+            assert {name.partition("/")[2] for name in archive.namelist() if name.endswith(".py")} == modules
+            assert f"{package}/py.typed" in archive.namelist()
+
+    def test_a_wheel_from_the_source_distribution_has_the_whole_part(self, wheel: zipfile.ZipFile) -> None:
+        """The source distribution has every file that the part is chosen from."""
         stored = {name.removeprefix(f"{packaged.STORED}/") for name in wheel.namelist() if packaged.STORED in name}
-        assert set(packaged.chosen(folder / "fixtures")) | {"SHA256SUMS"} == stored
+        assert set(packaged.chosen(ROOT / "fixtures")) | {"SHA256SUMS"} == stored
+
+    def test_one_licence(self) -> None:
+        assert (ROOT / "kernels" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -285,6 +291,13 @@ def index() -> None:
         pytest.skip(f"no package index answers: {asked.stderr.strip()[-200:]}")
 
 
+@pytest.mark.repeats("test_every_command")
+@pytest.mark.usefixtures("index")
+def test_beside_kernels_and_transformers(built: Path) -> None:
+    """In a bare environment: installed, imported, judged and uninstalled. The release does it on three Pythons."""
+    release.check(built, sys.executable)
+
+
 @pytest.mark.usefixtures("index")
 class TestStrangers:
     """The pins resolve where nothing but a package index is: every Python, both platforms, torch as it is published."""
@@ -311,7 +324,7 @@ class TestStrangers:
     @pytest.mark.parametrize("suffix", [".whl", ".tar.gz"])
     def test_what_is_built_resolves(self, built: Path, suffix: str, python: str) -> None:
         """The wheel and the source distribution, with no pins: what somebody gets who follows no page."""
-        (archive,) = built.glob(f"*{suffix}")
+        (archive,) = built.glob(f"fp8_oracle-[0-9]*{suffix}")
         done = resolved("--python-version", python, str(archive), constraints=Path(os.devnull))
         assert done.returncode == 0 and "+ torch==" in done.stderr, done.stderr
 

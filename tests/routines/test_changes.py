@@ -42,6 +42,17 @@ def test_the_order_of_an_id_is_that_of_the_contract() -> None:
     )
 
 
+def test_other_shapes_of_the_same_elements() -> None:
+    linear = "Fp8LinearOp/bf16xe4m3-bf16/tensor:channel/m=16,n=16,k=32/{}/family=randn/seed=1"
+    plain, case = pair(linear, "input:axes,weight_scale:column")
+    before, after = plain.inputs(), case.inputs()
+    assert valid(case) and cases.parse(str(case)) == case
+    assert after["input"].shape == (1, 16, 32) and torch.equal(after["input"][0], before["input"])
+    assert after["weight_scale"].shape == (16, 1) and torch.equal(after["weight_scale"][:, 0], before["weight_scale"])
+    with pytest.raises(CaseError, match="weight"):
+        cases.parse(linear.format("weight:axes"))  # its dims are named
+
+
 def test_other_inputs_are_those_of_the_case_without_changes() -> None:
     plain, case = pair(SLOTS, "slot_mapping:i32,value:f16")
     before, after = plain.inputs(), case.inputs()

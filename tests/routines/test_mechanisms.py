@@ -59,6 +59,115 @@ KILLED = {
     "/m=17,n=72,k=384,g=3/family=exact/seed=1",
     "amax scan takes every second column": "per_token_group_quant_fp8/bf16-e4m3/1x128/m=16,k=128/family=randn/seed=2",
     "amax of every second element of a block": "mxfp8_quantize/bf16-e4m3/1x32/m=16,k=160/family=randn/seed=2",
+    "bias of the choice in the softmax too": "moe_routing/f32/-/t=5,e=8,k=2/router=softmax,bias=1/family=randn/seed=2",
+    "A: words of exponents in columns of the rows that are not padded": "fp8_fp4_gemm_nt/e4m3xe4m3-bf16/1x32:1x32"
+    "/m=9,n=33,k=288/scales=words/family=randn/seed=1",
+    "B: words of exponents in columns of the rows that are not padded": "fp8_fp4_gemm_nt/e4m3xe4m3-bf16/1x32:1x32"
+    "/m=9,n=33,k=288/scales=words/family=randn/seed=1",
+    "A codes of the first K block for all of K": "cutlass_w4a8_mm/e4m3xi4-bf16/token:channel"
+    "/m=9,n=136,k=200/family=randn/seed=1",
+    "A: block scales counted by four": "mm_mxfp8/e4m3xe4m3-bf16/1x32/m=1,n=128,k=256/family=randn/seed=1",
+    "A: bytes of block scales multiplied as integers": "bmm_mxfp8/e4m3xe4m3-bf16/1x32"
+    "/m=1,n=128,k=128,g=1/family=randn/seed=1",
+    "A: codes of the second half of K from the middle of the first": "group_gemm_nvfp4_nt_groupwise/e2m1xe2m1-bf16/1x16"
+    "/m=4,n=128,k=128,g=1/family=randn/seed=1",
+    "B scale of every second N block for two": "k_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-f32/1x128:1x128"
+    "/m=1,n=8,k=128,g=1/family=randn/seed=1",
+    "B scale of the first of 16 columns for all of them": "k_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-f32/1x128:1x128"
+    "/m=1,n=8,k=128,g=1/family=randn/seed=1",
+    "B scales of blocks as long as N over their number": "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128"
+    "/m=9,n=136,k=200/family=randn/seed=1",
+    "B: block scales counted by four": "fp8_fp4_gemm_nt/e4m3xe2m1-bf16/1x128:1x32/m=1,n=128,k=256/family=randn/seed=1",
+    "B: bytes of block scales multiplied as integers": "bmm_mxfp8/e4m3xe4m3-bf16/1x32"
+    "/m=1,n=128,k=128,g=1/family=randn/seed=1",
+    "B: codes of the second half of K from the middle of the first": "fp8_fp4_gemm_tt/e4m3xe2m1-bf16/1x128:1x32"
+    "/m=2,n=128,k=256/scales=words/family=exact/seed=2",
+    "K runs on into the next row by a tile of 128": "fp8_fp4_gemm_tt/e4m3xe2m1-bf16/1x128:1x32"
+    "/m=2,n=128,k=256/scales=words/family=exact/seed=2",
+    "NaN left out of the amax": "mxfp8_to_fp8_block/e4m3/128x128/m=130,k=160/scale=nan/family=randn/seed=1",
+    "UE8M0 scale rounded to the nearest power of two": "per_block_cast_to_fp8/bf16-e4m3/128x128"
+    "/m=130,k=384/ue8m0=1/family=randn/seed=1",
+    "UE8M0 scale that needs no rounding doubled": "per_block_cast_to_fp8/bf16-e4m3/128x128"
+    "/m=130,k=384/ue8m0=1/family=ties/seed=1",
+    "amax of the first 8,192 elements of a tensor": "scaled_fp8_quant/bf16-e4m3/tensor/m=6,k=2688/family=randn/seed=1",
+    "bias of 16 bits read as float32": "cutlass_w8a8_scaled_mm/e4m3xe4m3-bf16/tensor:tensor"
+    "/m=33,n=256,k=384/bias=bf16/family=randn/seed=1",
+    "block scale above 448 coded NaN": "scaled_fp4_quant/bf16/1x16/m=3,k=32/global=stale/family=randn/seed=1",
+    "block scales of a and b exchanged": "bmm_mxfp8/e4m3xe4m3-bf16/1x32/m=128,n=128,k=160,g=2/family=randn/seed=1",
+    "block-scaled result zero": "bmm_mxfp8/e4m3xe4m3-bf16/1x32/m=1,n=128,k=128,g=1/family=randn/seed=1",
+    "c of eight rows on in every second group of eight rows": "fp8_gemm_nt_1d1d/e4m3xe4m3-f32/1x128:1x128"
+    "/m=9,n=136,k=200/c=f32/family=randn/seed=1",
+    "cache: logits of pages of the second half 0": "fp8_paged_mqa_logits/e4m3xe4m3-f32/tensor:token"
+    "/b=3,t=1,n=150,h=32,d=128/family=exact/seed=1",
+    "cache: pages of the second half read from the first": "fp8_paged_mqa_logits/e4m3xe4m3-f32/tensor:token"
+    "/b=3,t=1,n=150,h=32,d=128/family=exact/seed=1",
+    "columns of a block of 128 that the rotated ones begin in read from before these": "concat_and_cache_ml"
+    "a/bf16-e4m3/tensor/t=1,r=16,e=8,p=4/family=randn/seed=1",
+    "cosines and sines rounded to bfloat16": "mla_rope_quantize_fp8/bf16-e4m3/tensor"
+    "/t=1,h=1,d=16,n=16/family=randn/seed=1",
+    "epsilon added to the scale that quotients are taken by": "flashinfer_quantize_128x128/bf16-e4m3/128x128"
+    "/m=130,k=384/family=nan/seed=1",
+    "epsilon below 1e-4 taken for 1e-4": "fused_add_rms_norm_static_fp8_quant/bf16-e4m3/tensor"
+    "/m=1,h=128/family=randn/seed=1",
+    "experts: gate and up taken from neighbouring columns": "cutlass_fused_moe_tensor/e4m3xe4m3-bf16/tensor:tensor"
+    "/t=1,e=2,h=64,i=32,k=1/family=randn/seed=1",
+    "experts: intermediate's scales never written: 0": "fused_experts_channel/bf16xe4m3-bf16/token:channel"
+    "/t=1,e=2,h=64,i=32,k=1/family=randn/seed=1",
+    "experts: outputs of the second half of the tokens those of the first": "cutlass_moe_fp8/bf1"
+    "6xe4m3-bf16/tensor:tensor/t=4,e=3,h=64,i=32,k=1/on_input=1/family=randn/seed=1",
+    "experts: routing weights rounded to bfloat16": "trtllm_fp8_per_tensor_scale_moe/e4m3xe4m3-bf16/tensor:tensor"
+    "/t=4,e=3,h=64,i=32,k=2/kept=f32/family=randn/seed=1",
+    "experts: second product rounded before its routing weight": "fused_experts_channel/bf16xe4m3-bf16/token:channel"
+    "/t=1,e=2,h=64,i=32,k=1/family=randn/seed=1",
+    "exponent of amax over the largest code rounded down": "mxint8_quantize/bf16/1x32/m=1,k=160/family=randn/seed=1",
+    "float32 weight read as bfloat16": "fused_add_rmsnorm_quant/f32-e4m3/tensor/m=33,h=640/family=randn/seed=1",
+    "gate and up taken from neighbouring columns in the activation": "silu_and_mul/bf16/-"
+    "/m=3,i=1000/family=randn/seed=1",
+    "gate and up taken from neighbouring columns in the fused activation": "persistent_masked_m"
+    "_silu_mul_quant/bf16-e4m3/1x128/e=1,t=1,i=128/family=randn/seed=1",
+    "groups behind the first not computed": "cutlass_w4a8_moe_mm/e4m3xi4-bf16/token:channel"
+    "/m=33,n=64,k=16,g=2/family=subnormal/seed=1",
+    "inverse of the largest shared scale taken for 0": "mxfp8_quantize_columnwise/bf16-e4m3/32x1"
+    "/m=96,k=18/family=nan/seed=1",
+    "logits for weights that are not renormalised": "moe_routing/f32/-/t=1,e=8,k=1/family=randn/seed=1",
+    "logits in the windows of a whole tile of rows": "fp8_fp4_mqa_logits/e2m1xe2m1-f32/1x32"
+    "/m=4,n=40,h=8,d=128/compact=1/family=randn/seed=1",
+    "matrices of a batch behind the first not quantised": "nvfp4_batched_quantize/bf16/1x16"
+    "/g=3,m=9,k=160/family=randn/seed=1",
+    "mean square of the row times the weight": "rms_norm_static_fp8_quant/bf16-e4m3/tensor"
+    "/m=1,h=128/family=randn/seed=1",
+    "negative exponents of the shared scale truncated": "mxfp8_quantize_columnwise/bf16-e4m3/32x1"
+    "/m=96,k=18/rounding=floor/family=randn/seed=1",
+    "output of exchanged operands written as [N, M]": "cutlass_w4a8_mm/e4m3xi4-bf16/token:channel"
+    "/m=33,n=64,k=16/family=subnormal/seed=1",
+    "padding of the scales filled with the byte of 1": "mxfp8_quantize/bf16-e4m3/1x32/m=3,k=32/family=randn/seed=1",
+    "pages of the second half of the cache read from the first": "cp_gather_and_upconvert_fp8_kv_cache/u8-bf16/1x128"
+    "/b=1,p=4/family=codes/seed=1",
+    "rows behind the first left out": "cutlass_moe_fp8/bf16xe4m3-bf16/tensor:tensor"
+    "/t=4,e=3,h=64,i=32,k=1/on_input=1/family=randn/seed=1",
+    "rows of each group behind its first 128 not written": "cutlass_moe_mm/e4m3xe4m3-bf16/token:channel"
+    "/m=160,n=64,k=128,g=1/family=randn/seed=1",
+    "rows of the second half hold the bias alone": "cutlass_w8a8_scaled_mm/e4m3xe4m3-bf16/tensor:tensor"
+    "/m=33,n=256,k=384/bias=bf16/family=randn/seed=1",
+    "rows of the second half not gathered": "cp_gather_and_upconvert_fp8_kv_cache/u8-bf16/1x128"
+    "/b=1,p=4/family=codes/seed=1",
+    "scale column advances once per BLOCK_K = 32": "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128"
+    "/m=9,n=136,k=200/family=randn/seed=1",
+    "scale of a block of zeros 1 before it is divided": "nvfp4_quantize_per_token/bf16/1x16"
+    "/m=17,k=192/family=randn/seed=1",
+    "scales of neighbouring columns whole tiles of rows apart": "mxfp8_quantize_columnwise/bf16-e4m3/32x1"
+    "/m=160,k=130/family=randn/seed=1",
+    "scales of the second split of K from the first": "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128"
+    "/m=9,n=136,k=200/family=randn/seed=1",
+    "second half of a split K missing in the last columns of a tile": "cutlass_w4a8_mm/e4m3xi4-bf16/token:channel"
+    "/m=9,n=136,k=200/family=randn/seed=1",
+    "second half of every row not quantised": "scaled_fp4_quant/bf16/1x16/m=3,k=32/family=randn/seed=1",
+    "slots of the second half of the cache written into the first": "concat_and_cache_ds_mla/bf16-u8/1x128"
+    "/t=3,p=1/family=randn/seed=1",
+    "sums of a split K stored in the output dtype before they are added": "cutlass_w4a8_mm/e4m3xi4-bf16/token:channel"
+    "/m=9,n=136,k=200/family=randn/seed=1",
+    "weights of the second half of the groups read from the first": "cutlass_w4a8_moe_mm/e4m3xi4-bf16/token:channel"
+    "/m=33,n=64,k=16,g=2/family=subnormal/seed=1",
 }
 
 

@@ -256,3 +256,25 @@ class TestNormsWithoutResidual:
         kernel, case = f"tests.support.subjects.norms:{kernel}", f"{self.CASE}/{options}/seed=7"
         report = validate(kernel, self.NAME, case=case, arch="sm90", limit=60)
         assert report.conforms is conforms, report.failures
+
+
+@pytest.mark.repeats("TestModelOptimizer")
+class TestTorchao:
+    """``to_mx`` of the wheel against the codes of ``mxfp8_quantize``, for the three roundings that both have."""
+
+    @pytest.mark.parametrize("family", ["randn", "heavy"])
+    @pytest.mark.parametrize("rounding", ["floor", "even", "ceil"])
+    def test_codes_are_those_of_the_same_rounding(self, rounding: str, family: str) -> None:
+        try:
+            from torchao.prototype.mx_formats.config import ScaleCalculationMode
+            from torchao.prototype.mx_formats.mx_tensor import to_mx
+        except ImportError:
+            pytest.skip("torchao is missing: pip install --no-deps torchao")
+        text = f"mxfp8_quantize/bf16-e4m3/1x32/m=16,k=160/rounding={rounding}/family={family}/seed=2"
+        case = cases.parse(text)
+        inputs = case.inputs()
+        right = by_name(get(case.contract).reference(inputs, **case.call_options()))["q"]
+        for mode in ("floor", "even", "ceil"):
+            _, q = to_mx(inputs["x"], torch.float8_e4m3fn, 32, ScaleCalculationMode[mode.upper()])
+            same = torch.equal(q.reshape(right.shape).view(torch.uint8), right.view(torch.uint8))
+            assert same == (mode == rounding)

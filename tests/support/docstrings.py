@@ -61,6 +61,13 @@ SHARED_NON_FINITE = re.compile(r"^NaN\b", re.MULTILINE)
 REFERENCE = re.compile(r"\bas\s+(?:of\s+|for\s+|in\s+|by\s+|with\s+)?:(?:func|meth|class):`~?([\w.]+)`")
 
 
+def module_of(node: ast.ImportFrom, package: str) -> str:
+    """The module that an import statement of a file of ``package`` takes names from, by its absolute name."""
+    parts = package.split(".")
+    above = parts[: len(parts) - node.level + 1] if node.level else []
+    return ".".join([*above, *([node.module] if node.module else [])])
+
+
 @dataclass(frozen=True)
 class Module:
     """A module's tree and what its top level defines."""
@@ -88,8 +95,9 @@ class Module:
         """Full names of what import statements bind, wherever they stand."""
         names = {}
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+            if isinstance(node, ast.ImportFrom):
+                module = module_of(node, ".".join(self.path.parent.parts))
+                names |= {a.asname or a.name: f"{module}.{a.name}" for a in node.names}
         return names
 
 

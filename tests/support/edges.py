@@ -445,6 +445,15 @@ def beside() -> Calls:
             return parts(logits_bound(plain, lambda _: like))
 
     yield "logits of two words", of_words
+    turned = replace(plain, k_scale=plain.k_scale * torch.tensor([1.0, -1.0, -1.0, 1.0]))
+    for sign in (-1, 1):
+
+        def one_sided(sign: int = sign) -> Results:
+            end, none = grid(6, 6, 4).abs() / 8, torch.zeros(6, 4, dtype=torch.float64)
+            like = Interval(none if sign > 0 else -end, end if sign > 0 else none, "given")
+            return parts(logits_bound(turned, lambda _: like))
+
+        yield f"logits on one side {sign}", one_sided
     width = Interval(torch.zeros(1, 15, dtype=torch.float64), torch.zeros(1, 15, dtype=torch.float64), "")
     for dtype, limit in ((torch.float32, whole.FLOAT32_MAX), (torch.bfloat16, whole.BF16_MAX)):
         row = ladder(limit).float() / 2

@@ -105,9 +105,10 @@ def file_arrows(trees: dict[Path, ast.Module], package: str) -> set[tuple[str, s
         for node in ast.walk(trees[path]):
             if isinstance(node, ast.Import):
                 named = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                each = (f"{node.module}.{alias.name}" for alias in node.names)
-                named = [full if full in modules else node.module for full in each]
+            elif isinstance(node, ast.ImportFrom):
+                base = docstrings.module_of(node, ".".join([package, *modules[name].parent.parts]))
+                each = (f"{base}.{alias.name}" for alias in node.names)
+                named = [full if full in modules else base for full in each]
             else:
                 continue
             found |= {(name, other) for other in named if other in modules and other != name}

@@ -1,9 +1,10 @@
 """Tests that repeat, on more cases or through more processes, what others of their kind show.
 
 They run with ``--full`` (``tox run -e full``), or when one is named on the command line. Of a test with parameters
-every run takes ``MOST`` instances, evenly spread; ``--most N`` takes another number. The instances take turns:
-``FP8_ORACLE_TURN``, in CI the number of commits, moves them by so many places, so that each one runs in one of the
-commits that follow each other (0 where it is not set). A marker at a test says otherwise:
+every run takes ``MOST`` instances, evenly spread, in the folders ``DECIDING``, whose code decides about an output, and
+``FEW`` elsewhere; ``--most N`` takes fewer. The instances take turns: ``FP8_ORACLE_TURN``, in CI the number of commits,
+moves them by so many places (0 where it is not set): each one runs in one of the commits that follow each other.
+A marker at a test says otherwise:
 
 ``sampled(n)``       so many instances
 ``whole(reason)``    all of them: each is cheap and shows something of its own, as those of ``tests/project`` do
@@ -11,8 +12,8 @@ commits that follow each other (0 where it is not set). A marker at a test says 
 ``turns(n)``         in one of n turns: the test, class or file that has the marker, a check and its negative test too.
                      It is for what others show by a shorter way, as a journey or every fault of a routine
 
-``--most 12`` and more takes the tests of every turn, as ``tests/support/mutation.py`` does. ``--part I/N`` takes the
-files of part I of N: cells of the matrix share out the tests.
+``--every-turn`` takes the tests of every turn, and ``MOST`` instances in each folder: ``tests/support/mutation.py``.
+``--part I/N`` takes the files of part I of N: cells of the matrix share out the tests.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ import pytest
 
 from tests.support.matrix import in_part
 
-MOST, EVERY = 3, 12  # instances of a test with parameters; of so many on, tests run out of their turn
+MOST, FEW = 12, 3
+DECIDING = tuple(f"tests/{room}/" for room in ("numbers", "truth", "bounds", "verdict", "kernels"))
 TURN = int(os.environ.get("FP8_ORACLE_TURN", "0"))
 WHOLE = "tests/project/"
 MARKERS = ("sampled(n)", "whole(reason)", "repeats(other)", "turns(n)")
 
 
 def left_out(
-    items: Sequence[pytest.Item], named: Sequence[str], most: int = MOST, turn: int = TURN, part: str = "0/1"
+    items: Sequence[pytest.Item], named: Sequence[str], most: int = MOST, turn: int | None = TURN, part: str = "0/1"
 ) -> set[pytest.Item]:
     """The items that a run without ``--full`` leaves out; ``named`` are the arguments of the command line, ``most`` the
-    instances of a test, ``turn`` the places by which they move, ``part`` which of the files are taken.
+    instances of a test, ``turn`` the places by which they move, None for every turn, ``part`` which files are taken.
 
     Raises pytest.UsageError: a file was collected whole, and the test that another repeats is not in it; ``part`` is no
     part.
@@ -57,14 +59,15 @@ def left_out(
                 raise pytest.UsageError(f"{name} repeats {shown}, and no such test was collected")
             out |= {*instances}
             continue
-        if instances[0] in elsewhere or (most < EVERY and not has_its_turn(instances[0], turn)):
+        if instances[0] in elsewhere or (turn is not None and not has_its_turn(instances[0], turn)):
             out |= {*instances}
             continue
         sampled = argument(instances[0], "sampled")
         if sampled is None and (name.startswith(WHOLE) or argument(instances[0], "whole")):
             continue
-        kept = min(int(sampled or most), most, len(instances))
-        taken = {(i * len(instances) // kept + turn) % len(instances) for i in range(kept)}
+        usual = MOST if turn is None or name.startswith(DECIDING) else FEW
+        kept = min(int(sampled or usual), most, len(instances))
+        taken = {(i * len(instances) // kept + (turn or 0)) % len(instances) for i in range(kept)}
         out |= {item for i, item in enumerate(instances) if i not in taken}
     return out
 

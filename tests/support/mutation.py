@@ -51,6 +51,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GOLDENS = "tests/support/goldens.py"
 EDGES = "tests/bounds/test_edges.py"
 THRESHOLDS, WIDTHS = "tests/bounds/test_thresholds.py", "tests/bounds/test_widths.py"
+LIMITS = "tests/bounds/test_limits.py"
 BY_HAND = "tests/truth/test_by_hand.py"
 TESTS = {
     # what is mutated: the tests of it; of several names that a path begins with, the longest counts
@@ -65,15 +66,16 @@ TESTS = {
     "oracle/truth/routing.py": ("tests/routines/moe", BY_HAND, GOLDENS),
     "oracle/truth/tiles.py": ("tests/truth/test_tiles.py", GOLDENS),
     "oracle/bounds/": ("tests/bounds", GOLDENS),
-    "oracle/bounds/boxed.py": ("tests/routines/moe", EDGES, THRESHOLDS, GOLDENS),
-    "oracle/bounds/code_boxes.py": ("tests/routines/moe", EDGES, GOLDENS),
-    "oracle/bounds/logits.py": ("tests/routines/logits", EDGES, WIDTHS, GOLDENS),
-    "oracle/bounds/norm.py": ("tests/routines/fused", EDGES, WIDTHS, GOLDENS),
+    "oracle/bounds/boxed.py": ("tests/routines/moe", EDGES, LIMITS, THRESHOLDS, GOLDENS),
+    "oracle/bounds/code_boxes.py": ("tests/routines/moe", EDGES, LIMITS, GOLDENS),
+    "oracle/bounds/logits.py": ("tests/routines/logits", EDGES, LIMITS, WIDTHS, GOLDENS),
+    "oracle/bounds/norm.py": ("tests/routines/fused", EDGES, LIMITS, WIDTHS, GOLDENS),
     "oracle/bounds/outer.py": (
         "tests/routines/products",
         "tests/routines/mx_products",
         "tests/verdict",
         EDGES,
+        LIMITS,
         THRESHOLDS,
         WIDTHS,
         GOLDENS,
@@ -83,10 +85,11 @@ TESTS = {
         "tests/routines/quantisers",
         "tests/routines/mx",
         EDGES,
+        LIMITS,
         THRESHOLDS,
         GOLDENS,
     ),
-    "oracle/bounds/rotary.py": ("tests/routines/fused", EDGES, WIDTHS, GOLDENS),
+    "oracle/bounds/rotary.py": ("tests/routines/fused", EDGES, LIMITS, WIDTHS, GOLDENS),
     "oracle/bounds/triton_join.py": ("tests/bounds", "tests/verdict", GOLDENS),
     "oracle/bounds/triton_sums.py": ("tests/bounds", "tests/verdict", GOLDENS),
     "oracle/verdict/": ("tests/verdict",),
@@ -115,9 +118,24 @@ OPERATORS = (
        "ReplaceFalseWithTrue", "ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "ZeroIterationForLoop")),
 )  # fmt: skip  # a table
 IDLE_ARGUMENTS = {"lru_cache": ("maxsize",), "dataclass": ("frozen", "kw_only")}  # of decorators
-_HELD: tuple[str, ...] = ("TILE", "BAND", "CUBE", "KEPT", "HELD", "TOGETHER", "RESULT", "NEARBY", "CHUNK_BYTES")
+_HELD: tuple[str, ...] = (
+    "TILE",
+    "BAND",
+    "CUBE",
+    "KEPT",
+    "HELD",
+    "TOGETHER",
+    "RESULT",
+    "NEARBY",
+    "CHUNK_BYTES",
+    "LONG",
+    "LANES",
+)
 SIZES = (*_HELD, *(f"{name}_ON_DEVICE" for name in _HELD))
 """Constants that say how much is held or computed at once, or by which of two ways whose results are equal."""
+APART = ("oracle/bounds/triton_join.py", "oracle/bounds/triton_sums.py")
+"""What Triton runs: in its interpreter, which must be asked for before it is imported, so in a process of its own where
+no mutant is. A folder is drawn from without them; a file that is named is run."""
 SURVIVED = "survived"
 IN_CI = 4  # mutants
 PART = 8  # mutants
@@ -201,6 +219,9 @@ def _idle(node: Any) -> bool:
     a cache holds, or how much is computed at once; whether the fields of a record can be set later, or be given by
     position."""
     argument = ""
+    condition = {"if_stmt": 1, "test": 2}.get(node.type)  # what is negated
+    if _compares_sizes(node if condition is None else node.children[condition]):
+        return True
     while node.parent is not None:
         child, node = node, node.parent
         if node.type in ("annassign", "tfpdef") and node.children[{"annassign": 1, "tfpdef": 2}[node.type]] is child:
@@ -209,7 +230,7 @@ def _idle(node: Any) -> bool:
             return True
         if node.type in ("raise_stmt", "assert_stmt", "fstring_expr"):
             return True
-        if node.type == "comparison" and any(part.type == "name" and part.value in SIZES for part in node.children):
+        if _compares_sizes(node):
             return True
         if node.type == "argument":
             argument = node.children[0].get_code().strip()
@@ -218,6 +239,10 @@ def _idle(node: Any) -> bool:
         if argument == "strict" or (node.type == "expr_stmt" and _sizes(node)):
             return True
     return False
+
+
+def _compares_sizes(node: Any) -> bool:
+    return node.type == "comparison" and any(part.type == "name" and part.value in SIZES for part in node.children)
 
 
 def _sizes(statement: Any) -> bool:
@@ -466,10 +491,10 @@ def compiled(mutant: Mutant) -> bool:
 def collect(tests: Sequence[str], room: Room) -> int:
     """The plugin's loop over these tests; pytest's status."""
     os.chdir(ROOT)
-    os.environ |= {"HYPOTHESIS_PROFILE": "unshrunk", "FP8_ORACLE_TURN": "0"}
+    os.environ["HYPOTHESIS_PROFILE"] = "unshrunk"
     # pytest rewrites the assertions of whatever brings a plugin, as this package does: its importer would come before
     # :class:`Instead`, and the mutant never run
-    options = ["-q", "-x", "--tb=no", "-p", "no:cacheprovider", "--assert=plain", "--most", "12"]
+    options = ["-q", "-x", "--tb=no", "-p", "no:cacheprovider", "--assert=plain", "--every-turn"]
     return int(pytest.main([*tests, *options], plugins=[room]))
 
 
@@ -572,7 +597,8 @@ def main() -> int:
         options.paths = [whole[options.seed % len(whole)]]
     files = sorted(
         {str(file.relative_to(ROOT)) for path in options.paths
-         for file in ([ROOT / path] if path.endswith(".py") else (ROOT / path).glob("*.py"))}
+         for file in ([ROOT / path] if path.endswith(".py") else (ROOT / path).glob("*.py"))
+         if path.endswith(".py") or str(file.relative_to(ROOT)) not in APART}
     )  # fmt: skip  # one file a line
     drawn = [mutant for file in files for mutant in mutants(file) if options.match in str(mutant)]
     if options.sample:
@@ -583,6 +609,9 @@ def main() -> int:
     drawn = list(itertools.islice(valid, options.sample))
     found = judge(drawn, MAPS / f"results-{os.getpid()}.jsonl", record=not options.ci, jobs=options.jobs)
     unlisted = 0
+    for path in APART:
+        if path not in files and path.startswith(tuple(options.paths)):
+            print(f"{path}: not drawn from; its tests run in processes of their own")
     for room in ROOMS:
         own = {mutant: result for mutant, result in found.items() if mutant.path.startswith(room)}
         survived = [mutant for mutant, result in own.items() if result.startswith(SURVIVED)]

@@ -187,6 +187,7 @@ SABOTAGE: dict[Callable[[Inputs], Tensor], str] = {
 class TestSabotage:
     """A check that cannot fail is a defect: every twin of a right output fails, with its place named."""
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("sabotage", SABOTAGE, ids=lambda f: f.__name__)
     @pytest.mark.usefixtures("unexplained")
     def test_is_caught(self, sabotage: Callable[[Inputs], Tensor]) -> None:

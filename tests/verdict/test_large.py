@@ -102,6 +102,7 @@ SPOILT = (one_element, moved_row, two_faults, garbage, nothing_but_nan, next_val
 class TestTheSameFailure:
     """Status, worst element and what surely fails are those of every interval; what is counted less is said."""
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize(
         ("text", "spoil"), [*((GEMM, spoil) for spoil in SPOILT), *((CONTIGUOUS, spoil) for spoil in SPOILT[1:4])]
     )

@@ -66,6 +66,7 @@ def test_two_partial_chains_leave_the_interval_of_one_and_conform() -> None:
     assert found.matches == "sm90.chain.split2"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("base", BASES)
 def test_every_partition_conforms(base: str) -> None:
     """Contiguous and interleaved parts, another cut for every tile: inside the bound over splits, and passed."""

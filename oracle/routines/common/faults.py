@@ -166,6 +166,15 @@ fault(
             on=ROUTED,
         ),
         reading(
+            "rows behind the first left out",
+            _of_rows,
+            lambda call, x: x.masked_fill((torch.arange(x.numel(), device=x.device) > 0).reshape(x.shape), -1),
+            "there is one row, or no other has an expert",
+            "vllm-xpu-kernels 453: a scatter of index 0 alone",
+            on=ROUTED,
+            family=MOVEMENT,
+        ),
+        reading(
             "rows shifted by the number of those without an expert",
             _of_rows,
             _behind_sentinels,

@@ -83,6 +83,7 @@ class DeviceIdentity(LayoutContract):
     """Shape ``[1]`` and not ``[]``: kernels read it through a pointer, as one scale for a tensor."""
 
     name = "maybe_create_device_identity"
+    shapes = {"out": "[1]"}
     section = "GEMM"
     summary = "the float32 [1] one on the device of the input, the scale of a product without scales"
     source = "vLLM w8a8_utils.maybe_create_device_identity"

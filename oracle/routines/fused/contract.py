@@ -107,8 +107,9 @@ class FusedContract(Contract):
     the contract says so, to nearest even, and then quantised: amax, scale and codes are those of the rounded value.
     What NaN, infinities, -0 and zeros of the value give is what the recipe says. Where ``masked_m`` is an input, the
     first ``masked_m[e]`` rows (0 to T) of expert ``e`` are quantised; the codes and scales of the others may hold
-    anything, and those of the input are not read; one row at least is in use. Given scales hold one value.
-    ``is_scale_transposed`` changes the strides of the scales alone, to ``(1, M)``.
+    anything, and those of the input are not read; one row at least is in use. Given scales hold one value, which
+    is used as the recipe says, whatever it is. ``is_scale_transposed`` changes the strides of the scales alone, to
+    ``(1, M)`` in the last two axes, and they are compared. Other strides are free.
 
     Subclasses
     ----------

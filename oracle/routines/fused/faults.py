@@ -17,7 +17,7 @@ from oracle.routines.base import Call
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, both, entry, need, ones, way
 from oracle.routines.fused.contract import FusedContract, Inner, matrix_of
 from oracle.routines.fused.kernels import BOUNDS_SCALE, WORDS, GatedContract, NormContract, RopeQuantizeFp8
-from oracle.routines.ideas import halves_swapped, option
+from oracle.routines.ideas import halves_swapped, option, through_bf16
 from oracle.routines.quantisers import faults as quantisers
 from oracle.routines.quantisers.contract import FAST_MATH, QUANTISER_INSIDE, Amax
 from oracle.routines.quantisers.inside import Inside, asked_inside
@@ -136,6 +136,13 @@ twice = need(lambda call: call.resolved.get("rounding", "each") == "each", "silu
 unrounded = need(lambda call: call.resolved.get("rounding") == "none", "the value is rounded already")
 narrow = need(lambda call: call.inputs["x"].dtype != torch.float32, "x is float32")
 
+fault(
+    "gate and up taken from neighbouring columns in the fused activation",
+    INDEX,
+    seen="vllm PR 22951, aiter 5760",
+    read=entry("x", lambda x: torch.cat([x[..., ::2], x[..., 1::2]], dim=-1)),
+    same_if="the columns are equal",
+)
 fault("gate and up exchanged in the fused activation", INDEX, seen="sglang PR 11081", read=entry("x", halves_swapped()))
 fault(
     "up half read one column off",
@@ -402,6 +409,22 @@ fault(
     admissible_if="the error stays below a code",
 )
 fault(
+    "mean square of the row times the weight",
+    ARITHMETIC,
+    seen="vllm-project/tpu-inference PR 3040: scaled first, normalised last",
+    store=lambda call, value: _normed(call, value, root=lambda call, z: _root(call, z * decode(call.inputs["weight"]))),
+    same_if="every weight is 1",
+)
+fault(
+    "epsilon below 1e-4 taken for 1e-4",
+    VALUE,
+    seen="nntrainer PR 4318: a floor that float16 holds",
+    store=_with_root(lambda call, z: (z.square().mean(dim=1, keepdim=True) + 1e-4).rsqrt()),
+    needs=need(lambda call: call.resolved["epsilon"] < 1e-4, "epsilon is 1e-4 or more"),
+    same_if=LARGE,
+    admissible_if=LARGE,
+)
+fault(
     "norm of the previous row",
     INDEX,
     seen="vllm PR 48997, shared memory of a norm",
@@ -458,6 +481,20 @@ fault(
     VALUE,
     seen="flashinfer norm.cuh weight_bias, Gemma's norm",
     store=lambda call, value: _normed(call, value, weight=lambda w: 1 + w),
+)
+
+
+def _as_halves(weight: Tensor) -> Tensor:
+    """The memory of float32 weights read as bfloat16."""
+    return weight.contiguous().view(torch.bfloat16)[: len(weight)].float()
+
+
+fault(
+    "float32 weight read as bfloat16",
+    VALUE,
+    seen="vllm 48324",
+    needs=need(lambda call: call.inputs["weight"].dtype == torch.float32, "the weight is no float32"),
+    read=entry("weight", _as_halves),
 )
 fault(
     "residual not added",
@@ -600,6 +637,14 @@ fault(
     INDEX,
     seen=MINE + "a vector load one off",
     read=_cache(lambda cos, sin: (cos.roll(-1, -1), sin.roll(-1, -1))),
+)
+fault(
+    "cosines and sines rounded to bfloat16",
+    CAST,
+    seen="sglang PR 33117",
+    read=_cache(lambda cos, sin: (through_bf16(cos).to(cos.dtype), through_bf16(sin).to(sin.dtype))),
+    same_if="all are bfloat16 values",
+    admissible_if="it moves few codes",
 )
 fault(
     "rotary position ignored",

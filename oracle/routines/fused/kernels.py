@@ -70,7 +70,9 @@ def gated(x: Tensor, rounding: str) -> Value:
 class GatedContract(FusedContract):
     """The value is ``silu(gate) * up`` of ``x [..., 2 I]``: ``gate = x[..., :I]``, ``up = x[..., I:]``, ``silu(x) = x /
     (1 + exp(-x))``. ``rounding`` says where it is rounded to the dtype of ``x`` before it is quantised: ``each`` (silu,
-    then the product), ``product``, or ``none`` (float32 throughout). Special values are those of ``silu_and_mul``.
+    then the product), ``product``, or ``none`` (float32 throughout). NaN in gate or up gives NaN, a gate of +inf an
+    infinity of the sign of up, a gate of -inf NaN or 0 (nothing is claimed), an infinite up an infinity of the sign of
+    silu where that cannot be flushed to 0; 0 times infinity is NaN.
 
     Sources: vLLM csrc/quantization/activation_kernels.cu @bcf9083 (two roundings) and @1a84e5b (none),
     fused_kernels/fused_silu_mul_block_quant.cu @0dd8492 and @09a2bf0; SGLang layers/moe/ep_moe/kernels.py
@@ -125,6 +127,8 @@ class SiluAndMulQuant(GatedContract):
 class SiluAndMulPerBlockQuant(GatedContract):
     """``scale_ub`` bounds the scale, not amax: ``scale = max(min(amax/448, scale_ub), 1/(448 * 512))``."""
 
+    shapes = {"scale": "[M, I / group_size]"}
+
     traits = frozenset({BOUNDS_SCALE})
 
     name = "silu_and_mul_per_block_quant"
@@ -146,6 +150,8 @@ class SiluAndMulPerBlockQuant(GatedContract):
 class SiluAndMulMaskedPostQuant(GatedContract):
     """A power-of-two scale is float32, of ``max(amax, 1e-10)/448`` rounded up."""
 
+    shapes = {"scale": "[E, T, I / group_size]"}
+
     name = "silu_and_mul_masked_post_quant"
     summary = "silu(gate) * up of the rows in use of every expert, quantised in groups, floor 1e-10"
     source = "SGLang layers/moe/ep_moe/kernels.py silu_and_mul_masked_post_quant_fwd"
@@ -166,7 +172,10 @@ class SiluAndMulMaskedPostQuant(GatedContract):
 @register
 class PersistentMaskedMSiluMulQuant(GatedContract):
     """amax, scale, its inverse and the quotient are bfloat16 operations; the stored scale is the float32 image of the
-    bfloat16 one, 0.2 % low, so the largest element of a group often saturates."""
+    bfloat16 one, 0.2 % low, so the largest element of a group often saturates. silu is rounded to bfloat16, then its
+    product with up."""
+
+    shapes = {"scale": "[E, T, ceil(I / 128)]"}
 
     name = "persistent_masked_m_silu_mul_quant"
     summary = "silu(gate) * up of the rows in use, every step of the quantiser in bfloat16, groups of 128"
@@ -334,6 +343,8 @@ class FusedAddRmsnormQuant(RmsnormQuant):
 class RmsNormDynamicPerTokenQuant(NormContract):
     """``scale_ub`` bounds amax: ``scale = max(min(amax, scale_ub)/448, 1/(448 * 512))``."""
 
+    shapes = {"scale": "[M, 1]"}
+
     name = "rms_norm_dynamic_per_token_quant"
     summary = "RMS norm of a row [+ residual, in float32], rounded twice, one scale a row"
     source = "vLLM csrc/quantization/fused_kernels/fused_layernorm_dynamic_per_token_quant.cu"
@@ -349,6 +360,8 @@ class RmsNormDynamicPerTokenQuant(NormContract):
 class RmsNormPerBlockQuant(NormContract):
     """``scale_ub`` bounds amax: ``scale = max(min(amax, scale_ub)/448, 1/(448 * 512))``, with an amax for each
     group."""
+
+    shapes = {"scale": "[M, H / group_size]"}
 
     name = "rms_norm_per_block_quant"
     summary = "RMS norm of a row [+ residual, in float32], rounded twice, one scale for each group of a row"
@@ -382,8 +395,7 @@ class GroupContract(FusedContract):
     """The value is ``x``; groups along K have any size that divides K (engines have kernels for 16 to 256).
 
     Sources: vLLM csrc per_token_group_quant.cu ``per_token_group_fp8_quant_packed``; sgl-kernel
-    per_token_group_quant_8bit_v2.cu @037cd6e (``masked_m``, packed). Not covered: bytes of rows past M in the last
-    lane.
+    per_token_group_quant_8bit_v2.cu @037cd6e (masked and packed).
     """
 
     section = "Quantisation"
@@ -414,6 +426,7 @@ class GroupContract(FusedContract):
 
 @register
 class PerTokenGroupQuantFp8Masked(GroupContract):
+    shapes = {"scale": "[E, T, K / group_size]"}
     name = "per_token_group_quant_fp8_masked"
     summary = "groups along K of the rows in use of every expert, scale max(amax, eps)/448"
     source = "sgl-kernel per_token_group_quant_8bit_v2.cu, masked_m"
@@ -428,8 +441,9 @@ class PerTokenGroupQuantFp8Masked(GroupContract):
 class PerTokenGroupQuantFp8Packed(GroupContract):
     """``scale`` is int32 ``[M, ceil(G/4)]``, G the groups of a row, with strides ``(1, align(M, 4))``: the exponent
     bytes of four groups, the first in the lowest byte. Bytes past the last group are 0; byte 255 is NaN, or infinity
-    where amax is infinite."""
+    where amax is infinite. The lanes of rows M to ``align(M, 4) - 1`` may hold anything."""
 
+    shapes = {"scale": "[M, ceil(ceil(K / group_size) / 4)]"}
     traits = frozenset({WORDS})
     name = "per_token_group_quant_fp8_packed"
     summary = "groups along K, power-of-two scales packed four to an int32, as DeepGEMM takes them on sm100"
@@ -504,9 +518,9 @@ class RopeQuantizeFp8(FusedContract):
     multiply and an add fused or not; subnormals may be flushed.
 
     ``x'`` is the partner of ``x``: of neox style the element half a head away, else its neighbour; for the second
-    element of a pair the sign of ``x' sin`` is plus. ``quant_scale`` multiplies: it is the inverse of the scale that
-    dequantises. Row ``pos_ids[t]`` of ``cos_sin_cache`` has D/2 cosines, then D/2 sines; positions are below S, D is
-    even.
+    element of a pair the sign of ``x' sin`` is plus. ``quant_scale`` multiplies, rounded to float32: it is the inverse
+    of the scale that dequantises, and positive. The recipe below says what becomes of the product alone, under a scale
+    of 1. Row ``pos_ids[t]`` of ``cos_sin_cache`` has D/2 cosines, then D/2 sines; positions are below S, D is even.
 
     Source: FlashInfer flashinfer/rope.py, include/flashinfer/pos_enc.cuh RopeQuantizeKernel (0.6.18.post1). Not
     covered: E5M2, a head dim that is rotated in part, appending to a paged cache.

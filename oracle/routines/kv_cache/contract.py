@@ -157,9 +157,10 @@ class CacheContract(Contract):
 
     Writing under a given scale: ``code = e4m3(float32(x / scale))``, a division rounded once, then the cast, to nearest
     even and saturated: infinities give +-448; NaN gives any NaN, -0 and +0 either zero. Declared ``numerics`` of a
-    recipe that multiplies (``vllm_static``) admit ``x`` times the rounded reciprocal instead. Reading:
-    ``T(float32(value(code) * scale))``, where the rounding to float32 may be left out; NaN codes give NaN. Everything
-    else is moved bit for bit. Given scales are positive and finite. Two tokens do not share a slot.
+    recipe that multiplies (vllm_static) admit x times the rounded reciprocal instead; undeclared they are not admitted.
+    Reading: ``T(float32(value(code) * scale))``, where the rounding to float32 may be left out; NaN codes give NaN.
+    Everything else is moved bit for bit. Given scales are one value, positive and finite, where no other shape is said.
+    Two tokens do not share a slot.
 
     Subclasses
     ----------

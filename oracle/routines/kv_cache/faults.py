@@ -350,6 +350,13 @@ fault(
             same_if=PAGE_0,
         ),
         way(
+            "slots of the second half of the cache written into the first",
+            _slots(lambda call, slot: slot % max(1, room_of(call) // 2)),
+            seen="flash-attention 772: an offset beyond 32 bits",
+            needs=need(lambda call: room_of(call) > 1, "there is one slot"),
+            same_if="no token lies in the second half",
+        ),
+        way(
             "page stride one slot short",
             _slots(lambda call, slot: slot - slot // page_of(call)),
             seen=MINE + "a stride of the unpadded page",
@@ -604,6 +611,25 @@ fault(
     seen="vllm 50084",
     on=CACHES & takes("k_pe"),
     read=entry("k_pe", lambda x: x.roll(-1, dims=0)),
+)
+
+
+def _over_the_border(inputs: Tensors) -> Tensors:
+    """Columns of the block of 128 in which the rotated ones begin are read from before these, of the row before."""
+    nope, rope = inputs["kv_c"], inputs["k_pe"].flatten()
+    first, rank = nope.shape[1] // 128 * 128, nope.shape[1]
+    row = torch.arange(len(nope), device=nope.device)[:, None] * inputs["k_pe"].shape[-1]
+    beside = rope[(row + torch.arange(first - rank, 0, device=nope.device)) % len(rope)]
+    return inputs | {"kv_c": torch.cat([nope[:, :first], beside], dim=1)}
+
+
+fault(
+    "columns of a block of 128 that the rotated ones begin in read from before these",
+    INDEX,
+    seen="sglang PR 15522",
+    on=CACHES & takes("k_pe") & takes("kv_c"),
+    read=_over_the_border,
+    needs=need(lambda call: call.inputs["kv_c"].shape[1] % 128, "whole blocks of 128"),
 )
 fault(
     "reserved slot written",
@@ -882,6 +908,28 @@ fault(
     ),
     read=lambda change: entry("block_table", change),
 )
+fault(
+    "pages of the second half of the cache read from the first",
+    INDEX,
+    seen="vllm 50427: an offset of int32",
+    on=GATHERED,
+    needs=need(lambda call: len(next(iter(call.inputs.values()))) > 1, "there is one page"),
+    read=lambda inputs: inputs | {"block_table": _halved(inputs["block_table"], len(next(iter(inputs.values()))))},
+    same_if="no request has such a page",
+)
+fault(
+    "rows of the second half not gathered",
+    MOVEMENT,
+    seen="vllm PR 51252: a workspace of fewer rows",
+    on=GATHERED,
+    store=lambda pieces: [replace(piece, at=_kept(piece.at, [*range(-(-len(piece.at) // 2))])) for piece in pieces],
+)
+
+
+def _halved(table: Tensor, pages: int) -> Tensor:
+    return torch.where(table < 0, table, table % -(-pages // 2))
+
+
 fault(
     "first page of every request read throughout",
     INDEX,

@@ -91,11 +91,12 @@ def check_requests(inputs: Inputs, pages: int, page: int, room: int) -> None:
 
 
 class Gather(CacheContract):
-    """Token ``i`` of request ``b`` is read from page ``block_table[b, (start_b + i) // P]`` at ``(start_b + i) mod P``
-    (no ``seq_starts``: 0) and written to row ``first_b + i`` of the destination, where requests follow one another:
-    request ``b`` has the rows from ``cu_seq_lens[b]`` to ``cu_seq_lens[b + 1]``, excluded. A request may have no row.
-    Rows of the destination that belong to no request hold what they held. Entries of the table behind the last page are
-    not read."""
+    """Token ``i`` of request ``b`` is read from page ``block_table[b, (start + i) // P]`` at ``(start + i) mod P`` and
+    written to row ``first + i`` of the destination, where requests follow one another. Where it is given ``start`` is
+    ``seq_starts[b]``. Else ``start`` is 0. Of ``cu_seq_lens`` request ``b`` has the rows from ``first``, which is
+    ``cu_seq_lens[b]``, to ``cu_seq_lens[b + 1]``, excluded. A request may have no row.
+    Rows of the destination that belong to no request hold what they held. Entries of the table behind the last page may
+    hold anything and are not read."""
 
     cache: ClassVar[str] = "src_cache"
     returns: ClassVar[tuple[str, ...]] = ("dst",)
@@ -226,6 +227,7 @@ class DequantizeKCache(CacheContract):
     """Rows of 656 bytes as rows of 576 values, as ``cp_gather_and_upconvert_fp8_kv_cache`` reads them."""
 
     name = "dequantize_k_cache"
+    shapes = {"out": "that of quant_k_cache with 576 values for 656 bytes in the last axis"}
     summary = "every row of 656 bytes of a cache, dequantised tile by tile"
     source = "SGLang kernels/ops/attention/dsa/dequant_k_cache.py dequantize_k_cache"
     traits = frozenset({ROWS_READ})

@@ -96,7 +96,8 @@ class Slots:
 
 @register
 class ReshapeAndCacheFlash(Slots, CacheContract):
-    """The caches are ``[pages, P, H, D]`` (NHD) or ``[pages, H, P, D]`` (HND)."""
+    """The caches are ``[pages, P, H, D]`` (NHD) or ``[pages, H, P, D]`` (HND). A scale is one value, or one for each
+    head, ``[H]``."""
 
     name = "reshape_and_cache_flash"
     summary = "keys and values divided by their scales into pages, one scale or one for each head"
@@ -147,8 +148,8 @@ class ReshapeAndCacheFlash(Slots, CacheContract):
 
 @register
 class ReshapeAndCache(Slots, CacheContract):
-    """Column ``d`` of head ``h`` of a key lies at ``key_cache[page, h, d // X, offset, d mod X]``, X being 16 in vLLM;
-    of a value at ``value_cache[page, h, d, offset]``."""
+    """Column ``d`` of head ``h`` of a key lies at ``key_cache[page, h, d // X, offset, d mod X]``, X being 16 in vLLM
+    (any is admitted, ``C X`` columns); of a value at ``value_cache[page, h, d, offset]``."""
 
     name = "reshape_and_cache"
     summary = "keys and values divided by their scales into the pages of the older attention kernels"
@@ -272,7 +273,7 @@ class SetMlaKvBuffer(CacheContract):
 
 @register
 class ConvertFp8(CacheContract):
-    """To codes it divides, from codes it multiplies."""
+    """To codes it divides, from codes it multiplies; of ``src`` and the result one is E4M3 and the other is not."""
 
     name = "convert_fp8"
     summary = "a whole cache to codes of one scale, or back"
@@ -501,6 +502,7 @@ class QuantizeKCache(RowsOfTiles):
     """A tile of zeros has the scale 0, under which any code stands for 0."""
 
     name = "quantize_k_cache"
+    shapes = {"out": "that of cache_k with 656 bytes for 576 values in the last axis"}
     summary = "rows of 656 bytes of a whole cache: codes in tiles of 128, their scales, the rotated columns as they are"
     source = "SGLang kernels/ops/quantization/dsa_quant_k_cache.py quantize_k_cache"
     inputs = (
@@ -529,7 +531,7 @@ def index_places(slot: Tensor, page: int, depth: int) -> tuple[Tensor, Tensor]:
 @register
 class IndexerKQuantAndCache(Slots, CacheContract):
     """A page is P times D codes, token after token, then P times D/128 float32 scales, token after token: ``[B, P, D +
-    4 D/128]`` is its size, not its layout."""
+    4 D/128]`` is its size, not its layout. A page is bytes side by side; pages may have a pitch."""
 
     name = "indexer_k_quant_and_cache"
     summary = "index keys in groups of 128 into pages that hold codes, then scales"

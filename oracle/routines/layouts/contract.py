@@ -41,10 +41,12 @@ class LayoutContract(Contract):
 
     Subclasses
     ----------
-    ``function`` gives the right outputs, or ``made`` does; ``strided`` ones are compared in strides as well."""
+    ``function`` gives the right outputs, or ``made`` does; ``strided`` ones are compared in strides as well, and of
+    ``computed`` ones any NaN is right where NaN is due."""
 
     section: ClassVar[str] = "Padding and layout"
     strided: ClassVar[bool] = False
+    computed: ClassVar[bool] = False
 
     function: ClassVar[Callable[..., Any]]
 
@@ -59,7 +61,7 @@ class LayoutContract(Contract):
         return outputs if tuple(outputs) != ("out",) else outputs["out"]
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
-        return [Bits(call.truth, self.why_mistrust(call.inputs), self.strided)]
+        return [Bits(call.truth, self.why_mistrust(call.inputs), self.strided, self.computed)]
 
     def why_mistrust(self, inputs: Inputs) -> str | None:
         """Reason for which a pass on these inputs would prove little, or None."""
@@ -112,14 +114,17 @@ class PackedUe8m0(LayoutContract):
     source = "DeepGEMM get_mn_major_tma_aligned_packed_ue8m0_tensor"
     inputs = (TensorSpec("scale", Kind.SCALES, F32, None, "[M, C] or [G, M, C], powers of two"),)
     strided = True
+    shapes = {"out": "[M, ceil(C/4)] or [G, M, ceil(C/4)], strides ([align(M, 4) ceil(C/4),] 1, align(M, 4))"}
     function = staticmethod(layout.get_mn_major_tma_aligned_packed_ue8m0_tensor)
 
 
 @register
 class RequiredLayout(LayoutContract):
-    """The ``target`` option is the arch whose layout is asked for: packing can be tested on any machine."""
+    """The ``target`` option is the arch whose layout is asked for: packing can be tested on any machine. On sm90 a
+    scale of 128 rows stays as it is, contiguous."""
 
     name = "transform_sf_into_required_layout"
+    shapes = {"out": "sm90: that of scale; sm100: int32 [mn, ceil(columns / 4)]; with a leading G where scale has one"}
     traits = frozenset({PACKS})
     summary = "scales as DeepGEMM takes them: float32 columns on sm90, packed UE8M0 on sm100"
     source = "DeepGEMM transform_sf_into_required_layout"
@@ -148,6 +153,8 @@ class SwizzleScale(LayoutContract):
     """The scale of row ``r`` and column ``c`` lies at ``(r // 128 * ceil(C/4) + c // 4) * 512 + r % 32 * 16 + r % 128
     // 32 * 4 + c % 4`` (128x4), or at ``(r // 8 * ceil(C/4) + c // 4) * 32 + r % 8 * 4 + c % 4`` (8x4). Padding bytes
     may hold anything."""
+
+    shapes = {"out": "[align(M, 128) * align(C, 4)], 8x4: [align(M, 8) * align(C, 4)], with a leading G for groups"}
 
     name = "swizzle_scale"
     traits = frozenset({TILED})
@@ -215,6 +222,7 @@ WEIGHT = (*ONE_BYTE, torch.bfloat16, torch.float16, torch.float32)
 @register
 class ShuffleMatrixA(LayoutContract):
     name = "shuffle_matrix_a"
+    shapes = {"out": "[M, K], in the dtype of w"}
     summary = "rows in the order of the transposed MMA's fragments"
     source = "TensorRT-LLM shuffleMatrixA"
     inputs = (TensorSpec("w", Kind.CODES, WEIGHT, ("M", "K"), "one expert's weight"),)
@@ -246,6 +254,10 @@ class AlignMoeWeights(LayoutContract):
     """A failure whose bits are those of the published placement says so."""
 
     name = "align_fp8_moe_weights_for_fi"
+    shapes = {
+        "w13": "[E, 2 A, H], or without a gate [E, A, H], with A = align(I, 16)",
+        "w2": "[E, H, A], with A = align(I, 16)",
+    }
     summary = "the intermediate size padded with zeros to a multiple of 16, gate and up each in its place"
     source = "vLLM flashinfer_utils.align_fp8_moe_weights_for_fi, with the halves placed apart"
     inputs = (
@@ -317,6 +329,7 @@ class ToBlocked(LayoutContract):
     """The padding of tiles is written: zeros."""
 
     name = "to_blocked"
+    shapes = {"out": "[align(M, 128) * align(C, 4)], with a leading G for groups"}
     traits = frozenset({TILED, OWNS_PADDING})
     summary = "scales in tiles of 128x4, zeros in the padding; each matrix of a batch by itself"
     source = "torchao mx_formats/utils.py to_blocked; FlashInfer block_scale_interleave"
@@ -329,6 +342,7 @@ class FromBlocked(LayoutContract):
     """The tiles are those of ``swizzle_scale``; their padding is never read."""
 
     name = "from_blocked"
+    shapes = {"out": "[rows, columns], with a leading G for groups"}
     summary = "scales by row and column out of tiles of 128x4 or 8x4"
     source = "torchao mx_formats/utils.py from_blocked"
     inputs = (TensorSpec("memory", Kind.SCALES, ONE_BYTE, None, "[bytes] or [G, bytes], the tiles of each matrix"),)
@@ -352,6 +366,7 @@ class SwizzleScaleExperts(LayoutContract):
     are dropped."""
 
     name = "swizzle_scale_experts"
+    shapes = {"out": "flat: the rows above times align(C, 4)"}
     summary = "scales of experts, each in tiles of its own, in one of three placements"
     source = "torchao torch_to_blocked_2d_M_groups; vLLM blockscale_offsets; FlashInfer group_gemm_*_nt_groupwise"
     inputs = (
@@ -398,6 +413,7 @@ class ToBlockedKGroups(LayoutContract):
     every group, and what is behind the last one, is written: zeros."""
 
     name = "to_blocked_k_groups"
+    shapes = {"out": "flat: align(M, 128) * (C + 4 G)"}
     traits = frozenset({OWNS_PADDING})
     summary = "scales whose columns belong to groups, each group in tiles of its own"
     source = "torchao torch_to_blocked_2d_K_groups"
@@ -431,6 +447,7 @@ class KGroupedPackedUe8m0(LayoutContract):
     a group's last scale are 0."""
 
     name = "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor"
+    shapes = {"out": "[words, M]: ceil(n/4) words of each group of n rows of scale, one group after the other"}
     gpu = True
     summary = "four exponent bytes of consecutive K blocks of one group in an int32"
     source = "DeepGEMM get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor"

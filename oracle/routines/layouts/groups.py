@@ -70,6 +70,7 @@ class PadTokenGroups(_TokenGroups):
     ``group_end_offsets`` never fall and end at M or before; rows behind the last end are dropped."""
 
     name = "pad_token_groups"
+    shapes = {"out": "[align(M + G A, A), K] for A = alignment_size, in the dtype of x", "starts": "[G]", "ends": "[G]"}
     summary = "rows of groups, each padded with zeros to a multiple of 32 rows; where the padded groups begin and end"
     source = "torchao prototype/moe_training pad_token_groups, fused_pad_token_groups.cu"
     inputs = (TensorSpec("x", Kind.VALUES, ROWS, ("M", "K"), "rows sorted by group"), ENDS)

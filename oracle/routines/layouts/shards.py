@@ -37,6 +37,7 @@ WIDTHS = TensorSpec("logical_widths", Kind.COUNTS, INTEGERS, ("S",), "rows of ea
 @register
 class ConvertToChannelwise(LayoutContract):
     name = "convert_to_channelwise"
+    shapes = {"out": "[sum of logical_widths, 1]"}
     section = "Quantisation"
     summary = "each shard's scale repeated over its rows"
     source = "vLLM w8a8_utils.convert_to_channelwise"
@@ -63,7 +64,7 @@ class NormalizeFnuz(LayoutContract):
 
 @register
 class RequantizeWithMaxScale(Contract):
-    """Outputs ``max_scale`` (one value) and ``weight``."""
+    """Outputs ``max_scale`` (one value) and ``weight``, of the static recipes torch_static and vllm_static either."""
 
     name = "requantize_with_max_scale"
     section = "Quantisation"

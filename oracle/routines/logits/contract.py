@@ -24,7 +24,7 @@ from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.ieee32 import ieee32_bound
 from oracle.bounds.interval import Interval, admissible
 from oracle.bounds.logits import logits_bound
-from oracle.errors import OptionError, ShapeError
+from oracle.errors import InputError, OptionError, ShapeError
 from oracle.numbers.formats import same_bits
 from oracle.numbers.rounding import Overflow, Rounding, pair_to_dtype
 from oracle.routines.base import (
@@ -72,9 +72,10 @@ class LogitsContract(Contract):
 
     Dot products, products and sums are float32 operations; heads may be summed in any order, ``k_scale`` may multiply
     before or after. Outside its window a logit may hold anything, or is -inf with ``clean_logits``; a window may be
-    empty. NaN in a query, key, weight or scale gives NaN in every logit of the window that it enters, also through
-    ``max(0, .)``, and so does an infinite weight or scale times 0. ``numerics`` names a reduction of the heads,
-    ``<schedule>.any`` for the dot products of a schedule with heads in any order, or ``ieee32.any``.
+    empty. NaN in a weight or scale gives NaN in every logit of the window that it enters, and so does an infinite
+    weight or scale times 0. NaN in a query or key may give NaN there, or be left out by ``max(0, .)``, as ``fmaxf`` of
+    a GPU does: nothing is claimed of those logits. ``numerics`` names a reduction of the heads, ``<schedule>.any`` for
+    the dot products of a schedule with heads in any order, or ``ieee32.any``.
 
     Subclasses
     ----------
@@ -261,8 +262,8 @@ class Paged(LogitsContract):
     not read.
 
     ``context_lens [B]`` counts the keys of a request with its T new tokens: token ``t`` sees the keys
-    ``n < context_lens[b] - T + 1 + t``. With ``context_lens [B, T]`` it sees ``n < context_lens[b, t]``. A length is at
-    most ``max_model_len``.
+    ``n < context_lens[b] - T + 1 + t``; a length is T - 1 or more, or 0, and then none is seen. With
+    ``context_lens [B, T]`` it sees ``n < context_lens[b, t]``. A length is at most ``max_model_len``.
 
     A block of the cache is ``P * D`` codes, key after key, then P scales of four bytes: ``[blocks, P, 1, D + 4]`` is
     its size, not its layout."""
@@ -270,6 +271,13 @@ class Paged(LogitsContract):
     def refuse(self, inputs: Inputs, options: Options) -> None:
         bound = self.extents(inputs)
         check_cache(inputs["kv_cache"], bound, bound.get("D", bound.get("D2", 0)))
+        lens = inputs["context_lens"]
+        short = lens[(lens != 0) & (lens < bound["T"] - 1)] if lens.dim() == 1 else lens[:0]
+        if short.numel():
+            least = bound["T"] - 1
+            raise InputError(
+                f"context_lens has {int(short.min())}; with T={bound['T']} new tokens the least is {least}, or 0"
+            )
 
     def columns(self, inputs: Inputs, options: Options) -> int:
         return paged_columns(inputs, options)
@@ -280,6 +288,7 @@ class Fp8PagedMqaLogits(Paged):
     """P is 64."""
 
     name = "fp8_paged_mqa_logits"
+    shapes = {"out": "[B T, max_model_len], None: L P columns"}
     gpu = True
     summary = "the same logits with keys and scales in the blocks of a paged cache"
     source = "DeepGEMM fp8_paged_mqa_logits"
@@ -318,7 +327,12 @@ def paged_columns(inputs: Inputs, options: Options) -> int:
     return columns
 
 
-OUT = OptionSpec("out_dtype", None, (None, torch.float32, torch.bfloat16), "logits_dtype; None takes the output's own")
+OUT = OptionSpec(
+    "out_dtype",
+    None,
+    (None, torch.float32, torch.bfloat16),
+    "logits_dtype; None: either dtype of the output below is right",
+)
 WEIGHTS = TensorSpec(
     "weights", Kind.WEIGHTS, (torch.float32, torch.bfloat16), None, "weight of each head; bf16 with a bf16 output"
 )
@@ -398,6 +412,7 @@ class Fp4PagedMqaLogits(Paged, Fp4Logits):
     """The four bytes behind the codes of a block are the E8M0 scales of each key."""
 
     name = "fp8_fp4_paged_mqa_logits"
+    shapes = {"out": "[B T, max_model_len], None: L P columns"}
     gpu = True
     summary = "the FP4 logits with keys and scales in the blocks of a paged cache"
     source = "DeepGEMM fp8_fp4_paged_mqa_logits with a scale of q"
@@ -426,10 +441,13 @@ class Fp4PagedMqaLogits(Paged, Fp4Logits):
 class PagedMqaLogitsMetadata(Contract):
     """``out [num_sms + 1, 2]`` int32: processor ``i`` takes the segments from ``out[i] = (request, segment)`` to
     ``out[i + 1]``, excluded; the last row is ``(B, 0)``. A request has ``ceil(length / (4 block_size))`` segments, of
-    ``context_lens [B, T]`` the last column counts. Any partition is right that has every segment once, in order, and
+    ``context_lens [B, T]`` the last column counts; one without keys has none. A start on the border of two requests is
+    ``(r + 1, 0)``, where a request without segments may be named with segment 0 or passed over; a batch without any key
+    gives starts of segment 0, and the last row. Any partition is right that has every segment once, in order, and
     shares that differ by one at most."""
 
     name = "get_paged_mqa_logits_metadata"
+    shapes = {"out": "[num_sms + 1, 2]"}
     gpu = True
     section = "Attention logits"
     summary = "[num_sms + 1, 2] starts (request, segment) that split the work evenly"

@@ -106,6 +106,26 @@ fault(
     same_if="every weight is 1",
 )
 
+
+def _union(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The window of every four rows: from the first start to the last end."""
+    start, end = inputs["cu_seqlen_ks"], inputs["cu_seqlen_ke"]
+    group = torch.arange(len(start), device=start.device) // 4
+    first = [start[group == g].amin() for g in group.tolist()]
+    last = [end[group == g].amax() for g in group.tolist()]
+    return inputs | {"cu_seqlen_ks": torch.stack(first), "cu_seqlen_ke": torch.stack(last)}
+
+
+fault(
+    "logits in the windows of a whole tile of rows",
+    MOVEMENT,
+    seen="tile-ai/tilelang PR 2774",
+    on=WINDOW & takes("cu_seqlen_ks"),
+    read=_union,
+    needs=need(lambda call: len(call.inputs["cu_seqlen_ks"]) > 1, "there is one row"),
+    same_if="all rows of a tile have one window",
+    admissible_if=UNSPECIFIED,
+)
 fault("last key of the window missed", MOVEMENT, seen="DeepGEMM 433", on=WINDOW, read=_window(-1))
 fault(
     "logits outside the window finite",
@@ -266,6 +286,33 @@ fault(
     needs=need(lambda call: call.inputs["block_tables"].shape[0] > 1, "there is one request"),
     read=entry("block_tables", lambda x: x.roll(-1, dims=0)),
 )
+several_pages = need(lambda call: call.inputs["kv_cache"].shape[0] > 1, "the cache has one page")
+fault(
+    "cache: pages of the second half read from the first",
+    INDEX,
+    seen="aiter PR 5614: page times stride beyond 32 bits",
+    on=CACHED,
+    needs=several_pages,
+    read=lambda inputs: inputs | {"block_tables": inputs["block_tables"] % -(-inputs["kv_cache"].shape[0] // 2)},
+    same_if="no request has such a page",
+)
+fault(
+    "cache: logits of pages of the second half 0",
+    MOVEMENT,
+    seen="aiter PR 4774: loads beyond 2 GiB give 0",
+    on=CACHED,
+    needs=several_pages,
+    read=entry("kv_cache", lambda x: torch.where(_in_second_half(x), torch.zeros_like(x), x)),
+    same_if="no request has such a page",
+)
+
+
+def _in_second_half(cache: Tensor) -> Tensor:
+    """Bool ``[pages, 1, 1, 1]``."""
+    page = torch.arange(len(cache), device=cache.device)
+    return (page >= -(-len(cache) // 2)).reshape(-1, *(1,) * (cache.dim() - 1))
+
+
 fault(
     "cache: last key of a context missed",
     MOVEMENT,

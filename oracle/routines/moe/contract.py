@@ -159,16 +159,18 @@ class MoeFp8(Contract):
     ``activation_rounding``: EACH rounds silu and the product to bfloat16, PRODUCT the product alone, NONE neither
     (float32). ``combine``: STORED as above; WEIGHTED rounds the weighted product instead, FLOAT32 nothing, RUNNING as
     WEIGHTED and every sum, slot by slot. Sums over experts are float32 in any order, rounded once to the output's
-    dtype.
+    dtype. A store is to bfloat16, whatever the output's dtype is.
 
     Exactly one of ``a`` and ``x`` is given; ``x`` is quantised by the same recipe, or under ``a_scale`` with
     ``a2_scale``. ``apply_router_weight_on_input`` multiplies ``x`` by the weight, both in its dtype, before it is
-    quantised. Expert ``topk_ids - first_expert`` is the local one; -1 and those of other ranks add nothing, and a token
+    quantised (one expert for each token); codes are multiplied as they are, and in either case no weight multiplies the
+    output. Expert ``topk_ids - first_expert`` is the local one; -1 and those of other ranks add nothing, and a token
     without a local expert gives zeros. Of tokens with NaN or infinity, or whose intermediate may overflow, nothing is
     claimed.
     """
 
     name = "moe_fp8"
+    shapes = {"out": "[T, H]"}
     gpu = True
     production = "moe_layer.moe_block_scaled"
     section = "MoE"
@@ -190,13 +192,27 @@ class MoeFp8(Contract):
     )
     options = (
         OptionSpec("first_expert", 0, None, "number of this rank's first expert (expert parallelism)"),
-        OptionSpec("recipe", None, None, "quantiser; None: vllm_group, or torch_static with a2_scale", named=True),
-        OptionSpec("activation_rounding", "EACH", tuple(a.name for a in Activation), "where silu * up is rounded"),
+        OptionSpec(
+            "recipe",
+            None,
+            None,
+            "name of the quantiser of x and of act, one of 1x128 groups or with a given scale; None: vllm_group, or "
+            "torch_static with a2_scale",
+            named=True,
+        ),
+        OptionSpec(
+            "activation_rounding", "EACH", tuple(a.name for a in Activation), "where silu * up is rounded, as above"
+        ),
         OptionSpec("limit", None, None, "clamp of gate (above) and up (both sides)"),
         OptionSpec(
             "apply_router_weight_on_input", False, (False, True), "weights, in its dtype, multiply the input instead"
         ),
-        OptionSpec("out_dtype", None, (None, *OUT_DTYPES), "dtype of the output; None takes the output's own"),
+        OptionSpec(
+            "out_dtype",
+            None,
+            (None, *OUT_DTYPES),
+            "dtype of the output; None: any of those of the output below is right",
+        ),
         OptionSpec(
             "combine",
             None,
@@ -298,6 +314,7 @@ class SiluAndMul(Contract):
     """
 
     name = "silu_and_mul"
+    shapes = {"out": "[..., I]"}
     production = "moe_layer.silu_and_mul"
     section = "MoE"
     summary = "silu(gate) * up, optionally clamped first, rounded once or also after silu"

@@ -128,15 +128,21 @@ fault(
 
 
 def _routed(
-    change: Callable[[routing.Scores], routing.Scores] = lambda scored: scored, *, biased: bool = True
+    change: Callable[[routing.Scores], routing.Scores] = lambda scored: scored,
+    *,
+    biased: bool = True,
+    logits: Callable[[Call], Tensor] = lambda call: call.inputs["logits"],
+    score: Callable[[Call], Tensor] | None = None,
 ) -> Callable[[Call, dict[str, Tensor]], dict[str, Tensor]]:
-    """WRITE: experts and weights of other scores and choices; groups by their two best where they are ``biased``."""
+    """WRITE: experts and weights of other logits, scores and choices; groups by their two best where they are
+    ``biased``. ``score``: what weights are taken from, in place of the scores of the choice."""
 
     def write(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         router, bias = router_of(call.resolved), call.inputs.get("bias")
-        scored = change(routing.scores(call.inputs["logits"], router, bias))
+        scored = change(routing.scores(logits(call), router, bias))
         ids = routing.best_experts(scored.choice, router, biased=biased and bias is not None)
-        weights = rounded_to(routing.weights_of(scored.score, ids, router), torch.float32)
+        of = scored.score if score is None else score(call)
+        weights = rounded_to(routing.weights_of(of, ids, router), torch.float32)
         return outputs | {"topk_weights": weights, "topk_ids": ids.to(outputs["topk_ids"].dtype)}
 
     return write
@@ -172,6 +178,19 @@ fault(
             seen="ViperEkura/AstrAI PR 57",
             same_if=CHOICES,
             admissible_if=CHOICES,
+        ),
+        way(
+            "logits for weights that are not renormalised",
+            _routed(score=lambda call: decode(call.inputs["logits"])),
+            seen="sglang PR 35160: softmax only where they are",
+            needs=both(of_scores, need(lambda call: not call.resolved["renormalize"], "weights are renormalised")),
+        ),
+        way(
+            "bias of the choice in the softmax too",
+            _routed(logits=lambda call: (decode(call.inputs["logits"]) + decode(call.inputs["bias"])).float()),
+            seen="aiter PR 4247: added where the logits are loaded",
+            needs=both(with_bias, _router("softmax")),
+            same_if="all biases are equal",
         ),
     ),
     write=itself,
@@ -384,6 +403,13 @@ fault(
     MOVEMENT,
     seen="sglang PR 11081",
     read=entry("x", halves_swapped()),
+)
+fault(
+    "gate and up taken from neighbouring columns in the activation",
+    MOVEMENT,
+    seen="vllm PR 22951, aiter 5760",
+    read=entry("x", lambda x: torch.cat([x[..., ::2], x[..., 1::2]], dim=-1)),
+    same_if="the columns are equal",
 )
 fault(
     "SiLU limit ignored in the activation",

@@ -28,7 +28,7 @@ from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import TORCH_STATIC
 from oracle.routines.base import Call
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones, way
-from oracle.routines.ideas import fields, halves_swapped, itself, option
+from oracle.routines.ideas import fields, halves_swapped, itself, option, through_bf16
 from oracle.routines.moe.faults import ON_INPUT, is_set
 from oracle.routines.moe.pipelines import Pipeline, PipelineContract, Sharing
 from oracle.routines.traits import Trait, of_class
@@ -71,6 +71,9 @@ STATIC = of_rows("is given the scale of its intermediate", lambda row: row.stati
 NARROWED = of_rows("rounds its first product", lambda row: row.steps.first is not None)
 HIDDEN = of_rows("quantises its first product", lambda row: row.steps.hidden is not None)
 SILU_ROUNDED = of_rows("rounds silu", lambda row: row.steps.activation is Activation.EACH)
+WEIGHTED_FIRST = of_rows(
+    "weights its second products in float32", lambda row: not any(w.value.stored for w in row.ways)
+)
 WIDE_SUM = of_rows("adds in float32", lambda row: all(way.value.addition is Addition.FLOAT32 for way in row.ways))
 
 
@@ -296,6 +299,14 @@ fault(
 )
 
 fault(
+    "experts: intermediate's scales never written: 0",
+    VALUE,
+    seen="flashinfer 5053",
+    on=SCALED,
+    codes=scaling(torch.zeros_like),
+    same_if="every weighted sum is 0",
+)
+fault(
     "experts: intermediate's scales of the previous row",
     INDEX,
     seen="NVIDIA/cutlass 2087",
@@ -349,6 +360,18 @@ def _no_silu(h: Tensor) -> Tensor:
     return torch.cat([torch.full_like(gate, far), gate * up / far], dim=1)
 
 
+def _interleaved(rows: Rows) -> Rows:
+    """Gates in even columns, ups in odd ones."""
+    return replace(rows, value=torch.cat([rows.value[:, ::2], rows.value[:, 1::2]], dim=1))
+
+
+fault(
+    "experts: gate and up taken from neighbouring columns",
+    MOVEMENT,
+    seen="vllm PR 22951, aiter 5760",
+    store=_interleaved,
+    same_if="the columns are equal",
+)
 fault(
     "experts: silu rounded where it is not",
     CAST,
@@ -410,6 +433,14 @@ fault(
     same_if=unit_weights,
     store=lambda call, rows: replace(rows, value=rows.value * _weight(call, rows)),
     product=lambda tokens: replace(tokens, weights=ones(tokens.weights)),
+)
+fault(
+    "experts: routing weights rounded to bfloat16",
+    CAST,
+    seen="sglang 39351",
+    product=lambda tokens: replace(tokens, weights=through_bf16(tokens.weights)),
+    needs=both(weighted, need(lambda call: bool((_bf16_error(call) != 0).any()), "every weight is a bfloat16 value")),
+    admissible_if="a code that may flip moves a sum as far",
 )
 fault(
     "experts: weights of the next slot",
@@ -486,11 +517,29 @@ fault(
     admissible_if="a code that may flip moves a sum as far",
 )
 fault(
+    "experts: second product rounded before its routing weight",
+    ARITHMETIC,
+    seen="vllm PR 31931",
+    on=WEIGHTED_FIRST,
+    recipe=fields(combine=Combine.STORED),
+    needs=weighted,
+    same_if="no product of this call rounds otherwise",
+    admissible_if="a code that may flip moves a sum as far",
+)
+fault(
     "experts: output of the last call",
     MOVEMENT,
     seen="flashinfer PR 2716",
     needs=tokens_differ,
     write=entry("out", lambda out: torch.cat([out[:-1], out[:1]])),
+)
+fault(
+    "experts: outputs of the second half of the tokens those of the first",
+    MOVEMENT,
+    seen="vllm 47281, PR 50220: row times stride beyond 32 bits in the sum over choices",
+    needs=tokens_differ,
+    write=entry("out", lambda out: out[torch.arange(len(out), device=out.device) % -(-len(out) // 2)]),
+    same_if="the outputs are equal",
 )
 fault(
     "experts: NaN of one token reaches the others of its expert",
@@ -514,6 +563,14 @@ def _beside_non_finite(call: Call) -> Tensor:
     here = (local >= 0) & (local < count)
     theirs = local[_non_finite(call)][here[_non_finite(call)]]
     return (torch.isin(local, theirs) & here).any(dim=1)
+
+
+def _bf16_error(call: Call) -> Tensor:
+    """By how much the weights change that are given, or follow from logits, where they are rounded to bfloat16."""
+    contract = call.contract
+    assert isinstance(contract, PipelineContract)
+    weights = contract.routes(call.inputs, call.resolved, contract.kept(call.resolved)[0])[0].weights.to(torch.float32)
+    return through_bf16(weights) - weights
 
 
 def _weight(call: Call, rows: Rows) -> Tensor:

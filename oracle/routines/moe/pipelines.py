@@ -272,9 +272,9 @@ def inputs_of(row: Pipeline) -> tuple[TensorSpec, ...]:
             ("E", "R", "H"),
             "up rows, then gate rows" if row.up_first else "gate, then up rows",
         ),
-        TensorSpec("w13_scale", Kind.SCALES, F32, None, f"{row.weights}"),
+        TensorSpec("w13_scale", Kind.SCALES, F32, None, f"{row.weights}; N, K those of w13" + APART * row.apart),
         TensorSpec("w2", Kind.CODES, weight, ("E", "H", "I"), "down projection"),
-        TensorSpec("w2_scale", Kind.SCALES, F32, None, f"{row.weights}"),
+        TensorSpec("w2_scale", Kind.SCALES, F32, None, f"{row.weights}; N, K those of w2" + FULL * row.apart),
     ]
     if row.static and not row.multiplied:
         specs += [
@@ -290,7 +290,8 @@ def inputs_of(row: Pipeline) -> tuple[TensorSpec, ...]:
     elif row.multiplied:
         specs.append(TensorSpec("fc2_act_scale", Kind.SCALES, F32, ("1",), "multiplies the intermediate"))
     if row.apart:
-        specs.append(TensorSpec("up_scale", Kind.SCALES, F32, ("E",), "scale of up rows over that of the intermediate"))
+        doc = "multiplies the first product's up columns: scale of up rows over that of the intermediate"
+        specs.append(TensorSpec("up_scale", Kind.SCALES, F32, ("E",), doc))
     if row.routed:
         specs += [
             TensorSpec("logits", Kind.LOGITS, (*F32, *WIDE), ("T", "X"), "router logits of all experts"),
@@ -308,6 +309,14 @@ def inputs_of(row: Pipeline) -> tuple[TensorSpec, ...]:
 
 
 NAMES = {1: "input", 2: "intermediate"}
+GROUPS = (
+    "of n_group groups of equal size topk_group remain, those of the best group score: the sum of the two largest "
+    "choices of a group where a bias is given, its largest choice where none is"
+)
+APART = "; it multiplies the first product's gate columns, the scale of the input within it"
+FULL = (
+    "; it multiplies the second product, the scale of the intermediate within it: codes are of silu(gate) * up as it is"
+)
 
 
 def options_of(row: Pipeline) -> tuple[OptionSpec, ...]:
@@ -315,13 +324,13 @@ def options_of(row: Pipeline) -> tuple[OptionSpec, ...]:
     specs = [OptionSpec("first_expert", 0, None, "number of this rank's first expert (expert parallelism)")]
     if len(row.ways) > 1:
         names = tuple(way.name for way in row.ways)
-        specs.append(OptionSpec("combine", None, (None, *names), "how experts' outputs are added; None admits any"))
+        specs.append(OptionSpec("combine", None, (None, *names), _combining(row)))
     if row.on_input:
-        doc = "weights, in its dtype, multiply the input instead"
+        doc = "weights, in its dtype, multiply the input instead, rounded to it; every weight of the sum is then 1"
         specs.append(OptionSpec("apply_router_weight_on_input", False, (False, True), doc))
     if row.routed:
         specs += [
-            OptionSpec("routing_method", "DeepSeekV3", tuple(routing.METHODS), "RoutingMethodType by name"),
+            OptionSpec("routing_method", "DeepSeekV3", tuple(routing.METHODS), "RoutingMethodType by name, as above"),
             OptionSpec("top_k", 8, None, "experts of a token"),
             OptionSpec("n_group", 1, None, "groups of experts (DeepSeekV3)"),
             OptionSpec("topk_group", 1, None, "groups that remain (DeepSeekV3)"),
@@ -329,6 +338,12 @@ def options_of(row: Pipeline) -> tuple[OptionSpec, ...]:
             OptionSpec("weight_dtype", None, (None, *KEPT), "dtype in which weights are kept; None: either"),
         ]
     return tuple(specs)
+
+
+def _combining(row: Pipeline) -> str:
+    """What the option says of the ways that are admitted where none is named."""
+    known = "how experts' outputs are added, as above; None admits any"
+    return f"{known}, but RUNNING for 2 to 4 experts of a token alone" if Combine.RUNNING in row.ways else known
 
 
 @dataclass(frozen=True)
@@ -361,11 +376,13 @@ class PipelineContract(Contract):
         q, s = the recipe's codes and scales of act
         out  = the sum over its experts of weight * ((q, s) @ w2[e].T), rounded as ``combine`` says, bfloat16
 
-    ``topk_ids`` are global: expert ``topk_ids - first_expert``, or ``expert_map[topk_ids]``, is the local one; -1 and
-    the experts of other ranks add nothing, and a token without a local expert gives zeros. Given scales are positive
+    Ids of experts are global. Expert ``id - first_expert`` is the local one, where no map is given. With ``expert_map``
+    it is ``expert_map[id]``. An id of -1 and the experts of other ranks add nothing, and a token without a local expert
+    gives zeros. Given scales are positive
     and finite. Of tokens with NaN or infinity, or whose intermediate may overflow, nothing is claimed; the others of
     their experts are judged. Rows of experts may be in any order: no value depends on it."""
 
+    shapes = {"out": "[T, H]"}
     row: ClassVar[Pipeline]
     section = "MoE"
     production = "moe_pipelines.moe_experts"
@@ -664,11 +681,26 @@ def described(row: Pipeline) -> str:
         "recipe": steps.recipe.name,
         **{f"combine {way.name}": _combined(way) for way in row.ways},
     }
-    for name, choices in routing.METHODS.items() if row.routed else ():
-        bias = {"bias": "added to the choices"} if name in routing.BIASED else {}
-        parts: dict[str, object] = {"scoring": "sigmoid", **choices, **bias}
-        lines[f"routing_method {name}"] = ", ".join(f"{key}={value}" for key, value in parts.items())
+    if row.routed:
+        lines |= {"groups": GROUPS} | {f"routing_method {name}": _routed(name, row) for name in routing.METHODS}
     return "\n".join(["The steps:", "", *(f"    {name}: {parts}" for name, parts in lines.items())])
+
+
+def _routed(name: str, row: Pipeline) -> str:
+    """A method of routing, in words."""
+    method = Router(top_k=1, **routing.METHODS[name])
+    said = [
+        f"scores {method.scoring} of the logits, choices " + ("the logits" if method.choose_by_logit else "the scores")
+    ]
+    said += ["plus the bias"] if name in routing.BIASED else []
+    said += ["of groups"] if name == "DeepSeekV3" else []
+    divided = "divided by their sum" + (f" + {method.epsilon:g}" if method.epsilon else "")
+    said += [f"weights the chosen scores {divided}" if method.renormalise else "weights the chosen scores"]
+    said += ["times routed_scaling_factor"] if name == "DeepSeekV3" else []
+    if method.on_input:
+        place = "the first product before the activation" if row.apart else "the second product, as of other methods"
+        said += [f"one expert, whose weight multiplies {place}"]
+    return ", ".join(said)
 
 
 def _combined(way: Combine) -> str:

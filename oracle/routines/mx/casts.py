@@ -70,6 +70,7 @@ class BlockScalesToMxfp8(LayoutContract):
     to 2^127, others are refused; tiles lie as ``mxfp8_quantize`` writes them, their padding is zero."""
 
     name = "block_scales_to_mxfp8"
+    shapes = {"out": "the bytes of the tiles of [M, K/32], 128x4 or 8x4, flat; linear: [M, K/32]"}
     section = "Quantisation"
     summary = "power-of-two scales of 1x128 or 128x128 as E8M0 bytes of 1x32, in tiles"
     source = "TransformerEngine nvte_swizzle_block_scaling_to_mxfp8_scaling_factors"
@@ -108,6 +109,7 @@ class Fp8BlockToMxfp8(Mxfp8Quantize):
     """What is quantised is ``RN(code * scale)`` in ``dtype``, which may be rounded to float32 first."""
 
     name = "fp8_block_to_mxfp8"
+    shapes = {"q": "[M, K]", "scale": "the bytes of the tiles of [M, K/32], 128x4 or 8x4, flat; linear: [M, K/32]"}
     gpu = False
     summary = "FP8 codes under float32 scales of 1x128 or 128x128, quantised again to MXFP8"
     source = "SGLang requant_npu_arch35_block_fp8_to_mxfp8; vLLM-Ascend fp8_block.py"
@@ -133,9 +135,19 @@ class Mxfp8ToFp8Block(QuantiserContract):
     bytes lie as ``mxfp8_quantize`` writes them; their padding is not read."""
 
     name = "mxfp8_to_fp8_block"
+    shapes = {"q": "[M, K]", "scale": "[ceil(M/128), ceil(K/128)]"}
     summary = "MXFP8 codes times their scales, quantised again to E4M3 under float32 scales of 128x128"
     source = "DeepGEMM per_block_cast_to_fp8 of dequantised MXFP8 weights"
-    inputs = (CODES, TensorSpec("mx_scale", Kind.SCALES, (torch.uint8,), None, "E8M0 bytes in their layout"))
+    inputs = (
+        CODES,
+        TensorSpec(
+            "mx_scale",
+            Kind.SCALES,
+            (torch.uint8,),
+            None,
+            "bytes of the matrix [M, K/32]: in tiles of 128x4 or 8x4, or linear",
+        ),
+    )
     options = (LAYOUT, DTYPE)
 
     def refuse(self, inputs: Inputs, options: Options) -> None:

@@ -51,7 +51,10 @@ TALL = GROUP_32.columns or 1
 """Rows that share a scale."""
 COMPACT = "compact"
 LAYOUT = OptionSpec(
-    "layout", LAYOUTS[0], (*LAYOUTS, COMPACT), "bytes of the transpose: in tiles, [K, M/32], or [M/32, K]"
+    "layout",
+    LAYOUTS[0],
+    (*LAYOUTS, COMPACT),
+    "bytes of the columns: in tiles, linear: [K, M/32], or compact: [M/32, K]",
 )
 DIRECTIONS = ("rowwise", "columnwise")
 DIRECTION = OptionSpec("direction", DIRECTIONS[0], DIRECTIONS, "whose bytes: of the matrix or of its transpose")
@@ -76,6 +79,8 @@ class ColumnsQuantiser(Mxfp8Quantize):
     In tiles, and ``linear``, the bytes of the columns are the matrix ``[K, M/32]``, which a product of the transpose
     reads; ``compact`` is that matrix transposed, ``[M/32, K]``.
     """
+
+    shapes = {"scale": "the bytes of the tiles of [K, M/32], flat; with layout=linear [K, M/32], compact: [M/32, K]"}
 
     block: ClassVar[Block]
 
@@ -133,6 +138,10 @@ class Mxfp8QuantizeColumnwise(ColumnsQuantiser):
 class Mxfp8Quantize3d(ColumnsQuantiser):
     """Codes are judged as ``[E, N, K]``; torchao's lie column-major in each weight."""
 
+    shapes = {
+        "scale": "[E, align(K, 128) * align(N/32, 4)], the tiles of [K, N/32] of each weight; compact: [E, N/32, K]"
+    }
+
     traits = frozenset({STACKED})
     name = "mxfp8_quantize_3d"
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
@@ -181,8 +190,14 @@ class Mxfp8Quantize3d(ColumnsQuantiser):
 
 @register
 class Mxfp8Quantize2d(ColumnsQuantiser):
-    """Blocks of 32x32. ``rowwise`` bytes are ``[M, K/32]`` with 32 equal rows, ``columnwise`` ones those of the
-    transpose, ``[K, M/32]``, with 32 equal rows. M and K are multiples of 32."""
+    """Blocks of 32x32. ``rowwise`` bytes are the matrix ``[M, K/32]`` with 32 equal rows, in tiles or, ``linear`` and
+    ``compact`` alike, as it is. ``columnwise`` ones are the matrix ``[K, M/32]`` of the transpose, with 32 equal rows,
+    in tiles or ``linear``; ``compact`` is that matrix transposed, ``[M/32, K]``. M and K are multiples of 32."""
+
+    shapes = {
+        "scale": "rowwise: the bytes of the tiles of [M, K/32], linear and compact [M, K/32]; columnwise: the bytes of "
+        "the tiles of [K, M/32], linear [K, M/32], compact [M/32, K]"
+    }
 
     name = "mxfp8_quantize_2d"
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
@@ -220,6 +235,8 @@ class Mxfp8Quantize2d(ColumnsQuantiser):
 
 @register
 class Mxfp8DequantizeColumnwise(BlockDequantiser):
+    """Here the matrix of scale bytes is ``[K, M/32]``, in tiles or ``linear``; ``compact``: ``[M/32, K]``."""
+
     name = "mxfp8_dequantize_columnwise"
     summary = "MXFP8 codes times the E8M0 scales of 32 rows each"
     source = "TransformerEngine dequantize_mxfp8.cuh, columnwise; OCP Microscaling Formats 1.0"

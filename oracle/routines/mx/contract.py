@@ -56,17 +56,25 @@ from oracle.verdict.sets import Elements, Found, Range, Sets, judge_bits, worst_
 
 LINEAR = "linear"
 LAYOUTS = (*HEIGHTS, LINEAR)
-LAYOUT = OptionSpec("layout", LAYOUTS[0], LAYOUTS, "how the scale bytes lie: in tiles, height x width, or [M, C]")
-ROUNDING = OptionSpec("rounding", "rceil", tuple(mx_recipes.MODES), "how the shared scale becomes a power of two")
+LAYOUT = OptionSpec(
+    "layout", LAYOUTS[0], LAYOUTS, "how the scale bytes lie: in tiles, height x width, or linear: [M, C]"
+)
+ROUNDING = OptionSpec(
+    "rounding", "rceil", tuple(mx_recipes.MODES), "how the shared scale becomes a power of two; recipes below"
+)
 ELEMENTS: Mapping[str, Format] = {"e4m3": E4M3FN, "e5m2": E5M2}
-ELEMENT = OptionSpec("element", "e4m3", tuple(ELEMENTS), "format of the codes")
+ELEMENT = OptionSpec("element", "e4m3", tuple(ELEMENTS), "format of the codes, e4m3 (fn) or e5m2")
 ALIGNMENT = OptionSpec("alignment", 32, None, "columns of which those of codes and scales are a multiple, zeros behind")
 INVERSED = OptionSpec(
     "is_global_scale_inversed", False, (False, True), "the global scale is amax/2688, which multiplies the codes"
 )
-GLOBAL = TensorSpec("global_scale", Kind.SCALES, F32, ("1",), "2688/amax of the tensor, or its inverse")
+GLOBAL = TensorSpec("global_scale", Kind.SCALES, F32, ("1",), "about 2688/amax of the tensor; positive")
 GLOBAL_OF_ROWS = TensorSpec(
-    "global_scale", Kind.SCALES, F32, ("1|M",), "2688/amax of the tensor or of each row, or the inverses"
+    "global_scale",
+    Kind.SCALES,
+    F32,
+    ("1|M",),
+    "about 2688/amax of the tensor [1] or of each row [M], or with is_global_scale_inversed the inverses",
 )
 
 FP8_CODES = Trait("publishes codes of FP8")
@@ -114,8 +122,8 @@ def padding_of(shape: tuple[int, int], layout: str) -> Tensor | None:
 class BlockQuantiser(QuantiserContract):
     """Codes and one scale byte for each block of 32 (MX) or 16 (NVFP4) elements of K.
 
-        x ~= value(q) * 2^(byte - 127)           MX: a byte of 255 is NaN, 0 is 2^-127
-        x ~= value(q) * e4m3(byte) / global      NVFP4; ``global`` is 2688/amax of the tensor, positive, or its inverse
+        x ~= value(q) * 2^(byte - 127)           MX (scale ue8m0): a byte of 255 is NaN, 0 is 2^-127
+        x ~= value(q) * e4m3(byte) / global      NVFP4 (scale e4m3); ``global`` is that of the tensor, positive
 
     Codes of E2M1 are packed two in a byte, the low nibble is the even column; other codes take a byte each. The scale
     of row ``r`` and block ``c`` of a matrix ``[M, C]`` lies, in tiles of ``128x4``, flat, at
@@ -123,8 +131,9 @@ class BlockQuantiser(QuantiserContract):
         (r // 128 * ceil(C/4) + c // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
 
     and in tiles of ``8x4`` at ``(r // 8 * ceil(C/4) + c // 4) * 32 + r % 8 * 4 + c % 4``: rows are padded to 128 or 8
-    and columns to 4. ``linear`` is ``[M, C]``. The quantiser writes zeros into that padding, where nothing else is
-    said.
+    and columns to 4, so that a matrix takes ``align(M, 128) * align(C, 4)`` bytes or, in tiles of ``8x4``,
+    ``align(M, 8) * align(C, 4)``. Without tiles (``linear``) it is ``[M, C]``, not padded. The quantiser writes zeros
+    into that padding, but where it is said below that the padding may hold anything.
 
     Subclasses
     ----------
@@ -133,6 +142,10 @@ class BlockQuantiser(QuantiserContract):
     bytes that hold the same scale. A subclass writes ``declared``, and ``prepared_of`` where it quantises something
     else than ``x``."""
 
+    shapes = {
+        "q": "[M, K], two codes of E2M1 in a byte: [M, K/2]",
+        "scale": "[bytes] of the tiles, for a matrix of the scales of all blocks, [M, K / block]; linear: that matrix",
+    }
     traits = frozenset({BLOCK_BYTES})
     owns_padding: ClassVar[bool] = True
     repeats: ClassVar[int] = 1
@@ -278,8 +291,8 @@ def _behind(x: Tensor, options: Options) -> int:
 
 @register
 class Mxfp8Quantize(BlockQuantiser):
-    """``rounding`` chooses the recipe. With ``alignment`` (a multiple of 32) codes and scales are those of ``x`` with
-    zeros behind K, up to a multiple of ``alignment``."""
+    """``rounding`` chooses the recipe, as how the shared scale becomes a power of two. With ``alignment`` (a multiple
+    of 32) codes and scales are those of ``x`` with zeros behind K, up to a multiple of ``alignment``."""
 
     traits = frozenset({FP8_CODES})
     name = "mxfp8_quantize"
@@ -395,8 +408,13 @@ def positive_scale(inputs: Inputs) -> None:
 class BlockDequantiser(Contract):
     """``out = RN_float32(value(q) * scale)``; the padding of the scales is never read, whatever it holds.
 
-    Codes and scale bytes lie as their quantiser writes them. A NaN code or scale (byte 255 of E8M0) gives NaN, also
-    times 0; above the largest float32 the product is infinite. +0 and -0 are equal.
+    Codes of E2M1 are two in a byte, the low nibble is the even column; other codes take a byte each. The scale bytes
+    are a matrix, C blocks of a row: without tiles (``linear``) ``[M, C]``, in tiles of ``128x4`` flat ``[align(M, 128)
+    * align(C, 4)]``, that of row ``r`` and block ``j`` at ``(r // 128 * ceil(C/4) + j // 4) * 512 + r % 32 * 16 + r %
+    128 // 32 * 4 + j % 4``, and in tiles of ``8x4`` flat ``[align(M, 8) * align(C, 4)]``, at ``(r // 8 * ceil(C/4) + j
+    // 4) * 32 + r % 8 * 4 + j % 4``. An E8M0 byte is ``2^(byte - 127)``, an E4M3 byte its value with its sign. A NaN
+    code or scale (byte 255 of E8M0) gives NaN, also times 0; an infinite code of E5M2 an infinity; above the largest
+    float32 the product is infinite. +0 and -0 are equal.
     """
 
     section = "Quantisation"
@@ -489,7 +507,8 @@ class Mxfp4Dequantize(BlockDequantiser):
 
 @register
 class Nvfp4Dequantize(BlockDequantiser):
-    """``value(q) * (scale * g)`` or ``(value(q) * scale) * g``, each product rounded to float32."""
+    """``value(q) * (scale * g)`` or ``(value(q) * scale) * g``, ``g`` the global scale, each product rounded to
+    float32. An E4M3 scale byte is read with its sign; 0x7f and 0xff are NaN."""
 
     name = "nvfp4_dequantize"
     summary = "NVFP4 codes times their E4M3 scales and the scale of the tensor"

@@ -45,7 +45,7 @@ from oracle.verdict.compare import Admissible, Status, Verdict
 from oracle.verdict.sets import Elements, Found, Range, Sets, judge_bits, worst_of
 
 SIX: Mapping[str, Format] = {"e3m2": E3M2, "e2m3": E2M3}
-ELEMENT_OF_SIX = OptionSpec("element", "e3m2", tuple(SIX), "format of the codes")
+ELEMENT_OF_SIX = OptionSpec("element", "e3m2", tuple(SIX), "codes: e3m2 of bias 3, e2m3 of bias 1")
 BY_32 = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise, K a multiple of 32"),)
 ONE_A_BYTE = TensorSpec("q", Kind.CODES, (torch.uint8,), ("M", "K"), "codes, one a byte")
 GRANULARITIES = (32, 128)
@@ -142,11 +142,12 @@ class PerTokenCastToFp4(QuantiserContract):
     """Groups of ``gran_k`` elements of a row, the last one may be shorter. Two codes share a byte, the low nibble is
     the even column; ``q`` is uint8 or int8. ``scale`` is float32 ``[M, G]`` or, with ``use_packed_ue8m0``, int32 ``[M,
     ceil(G/4)]`` of the exponent bytes of four groups, the first in the lowest byte; groups past the last have the byte
-    127, the scale 1. An infinite element under an infinite scale has a NaN quotient: its code is 0, or 7 (6.0) by the
-    release of April 2026."""
+    127, the scale 1. ``use_packed_ue8m0`` needs ``use_ue8m0``. An infinite element under an infinite scale has a NaN
+    quotient: its code is 0, or 7 (6.0) by the release of April 2026."""
 
     traits = frozenset({FOUR_BITS})
     name = "per_token_cast_to_fp4"
+    shapes = {"q": "[M, K/2]", "scale": "[M, ceil(K / gran_k)]; packed: int32 [M, ceil(ceil(K / gran_k) / 4)]"}
     summary = "E2M1 codes two a byte under float32 scales, max(amax, 1e-4)/6; ties toward zero, no -0"
     source = "DeepGEMM deep_gemm/utils/math.py per_token_cast_to_fp4"
     inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise, K even"),)
@@ -233,9 +234,12 @@ class PackedSets(QuantiserSets):
 
 @register
 class CastBackFromFp4(Contract):
-    """``out = RN_float32(value(q) * scale)``; the code 8 (-0) is read as +0."""
+    """``out = RN_float32(value(q) * scale)``, two codes in a byte, the low nibble the even column. The code 8 (-0) is
+    read as +0; +0 and -0 of the output are equal. A NaN scale gives NaN, also times 0, and so does an infinite scale
+    times 0; else that gives infinities."""
 
     name = "cast_back_from_fp4"
+    shapes = {"out": "[M, 2 P]"}
     section = "Quantisation"
     summary = "E2M1 codes times the float32 scale of their group"
     source = "DeepGEMM deep_gemm/utils/math.py cast_back_from_fp4"
@@ -274,6 +278,7 @@ class TransposePackedFp4(LayoutContract):
     """Codes are moved, not looked at: -0 stays -0."""
 
     name = "transpose_packed_fp4"
+    shapes = {"out": "[2 P, M/2] for q [M, P]: the transpose of the codes, two in a byte"}
     section = "Quantisation"
     summary = "codes of [M, N] two a byte along N as those of [N, M] two a byte along M"
     source = "DeepGEMM deep_gemm/utils/math.py transpose_packed_fp4"

@@ -62,7 +62,7 @@ class ExpertQuantiser(BlockQuantiser):
 
     Nothing writes the rows of ``q`` that belong to no expert, the padding of tiles and the gaps between experts: the
     buffers are ``torch.empty``, so anything may lie there. One expert at least has a row. The global scale of an expert
-    is positive.
+    is positive. Values are compared, not strides.
     """
 
     owns_padding = False
@@ -189,6 +189,8 @@ class MaskedQuantiser(ExpertQuantiser):
     ``[32, 4, rm, 4, rk, G]``, with ``rm = ceil(M/128)`` and ``rk = ceil(C/4)`` for C scales of a row.
     """
 
+    shapes = {"q": "[M, K, G], of codes of E2M1 [M, K/2, G]", "scale": "[32, 4, ceil(M/128), 4, ceil(C/4), G]"}
+
     def experts(self, inputs: Inputs, options: Options) -> list[tuple[int, int, int]]:
         _, m, _ = inputs["x"].shape
         counts = inputs["mask"].tolist()
@@ -226,6 +228,10 @@ class ContiguousQuantiser(ExpertQuantiser):
         flashinfer    floor((p_i + 127 i) / 128) * 128                                    (group_gemm_*_nt_groupwise)
     """
 
+    shapes = {
+        "q": "[M, K], of codes of E2M1 [M, K/2]",
+        "scale": "floor((M + 127 G) / 128) * 128 * align(C, 4) bytes, flat",
+    }
     options: ClassVar[tuple[OptionSpec, ...]] = (PLACEMENT,)
 
     def experts(self, inputs: Inputs, options: Options) -> list[tuple[int, int, int]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from oracle.numbers.formats import E4M3FN, decode
 from oracle.numbers.mx_recipes import MODES
+from oracle.numbers.recipes import PowerOfTwo
 from oracle.numbers.rounding import Overflow, Rounding, f32, power_of_two, round_to
 from oracle.numbers.scaling import grid
 from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, WhyNot, both, entry, need, way
@@ -44,7 +45,7 @@ from oracle.routines.mx.contract import (
 )
 from oracle.routines.mx.experts import ExpertQuantiser
 from oracle.routines.quantisers.contract import Amax, Values, prepared
-from oracle.routines.quantisers.faults import has_negative, holds, signed_amax
+from oracle.routines.quantisers.faults import has_nan, has_negative, signed_amax
 from oracle.routines.traits import Trait, of_class, takes
 from oracle.truth.layout import HEIGHTS
 
@@ -92,9 +93,6 @@ packed = need(lambda call: getattr(call.contract, "packed", False), "codes are n
 padded = need(
     lambda call: (pads := padding_of(*_storage_of(call))) is not None and bool(pads.any()), "the scales need no padding"
 )
-
-
-has_nan = holds(torch.isnan, "no value is NaN")
 
 
 # --- amax -----------------------------------------------------------------------------------------------------------
@@ -224,6 +222,56 @@ fault(
 )
 
 
+def _truncated_exponent(call: Call, scale: Tensor) -> Tensor:
+    """Scales below 1 that were rounded down are rounded up: their exponents are truncated."""
+    unrounded = prepared(call).steps(call.recipe).unrounded.reshape(scale.shape)
+    return torch.where((scale < 1) & (unrounded > scale), scale * 2, scale)
+
+
+def _next_power(amax: Amax) -> Tensor:
+    """Amax as it has to be for an exponent of amax over the largest code, rounded down."""
+    element = amax.recipe.element
+    return f32(amax.right / (element.max_finite / 2.0**element.emax))
+
+
+fault(
+    "{}",
+    VALUE,
+    on=POWERS,
+    over=(
+        way(
+            "negative exponents of the shared scale truncated",
+            seen="vllm-project/compressed-tensors PR 630: log2 to an integer without floor",
+            scale=_truncated_exponent,
+            same_if="no scale below 1 is rounded down",
+        ),
+        way(
+            "exponent of amax over the largest code rounded down",
+            seen="vllm PR 43557",
+            amax=_next_power,
+            needs=need(
+                lambda call: call.recipe.power_of_two is PowerOfTwo.AMAX_FLOOR, "the exponent is not that of amax"
+            ),
+            same_if="no amax lies below the largest code times a power of two",
+        ),
+        way(
+            "inverse of the largest shared scale taken for 0",
+            seen="flashinfer PR 4023: 2^-127 made by a shift of the exponent",
+            quotient=lambda values: values.altered(
+                quotient=torch.where(
+                    values.steps.scale == 2.0**127, values.x.blocks(values.recipe.block) * 0.0, values.quotient
+                )
+            ),
+            needs=need(
+                lambda call: bool((prepared(call).steps(call.recipe).scale == 2.0**127).any()), "no scale is 2^127"
+            ),
+            same_if="the blocks of this scale hold infinities, NaN and what their codes of 0 stand for",
+            admissible_if="a released recipe codes infinities so",
+        ),
+    ),
+)
+
+
 @fault(
     "codes made with the scale before it was rounded",
     VALUE,
@@ -266,6 +314,57 @@ fault(
     ),
     scale=itself,
 )
+
+
+fault(
+    "{}",
+    VALUE,
+    on=TWO_LEVELS,
+    over=(
+        way(
+            "block scale above 448 coded NaN",
+            lambda call, scale: torch.where(_unrounded(call, scale) >= 464, torch.full_like(scale, torch.nan), scale),
+            seen="Model-Optimizer 1633, PR 1465",
+            needs=need(
+                lambda call: bool((prepared(call).steps(call.recipe).unrounded >= 464).any()), "no scale is above 448"
+            ),
+        ),
+        way(
+            "scale of a block of zeros 1 before it is divided",
+            lambda call, scale: torch.where(_amax_of(call, scale) == 0, _of_unit(call, scale), scale),
+            seen="Model-Optimizer PR 1382",
+            needs=need(
+                lambda call: bool((prepared(call).amax(call.recipe) == 0).any()) and _per_amax(call) > 0,
+                "no block is zero beside others with a finite scale",
+            ),
+            same_if="six times the global scale rounds to 0",
+            admissible_if="the scale of zeros is free",
+        ),
+    ),
+    scale=itself,
+)
+
+
+def _unrounded(call: Call, scale: Tensor) -> Tensor:
+    return prepared(call).steps(call.recipe).unrounded.reshape(scale.shape)
+
+
+def _amax_of(call: Call, scale: Tensor) -> Tensor:
+    return prepared(call).amax(call.recipe).reshape(scale.shape)
+
+
+def _per_amax(call: Call) -> float:
+    """The factor from an amax to its scale before that is rounded; 0 where no block has a finite one."""
+    amax, unrounded = prepared(call).amax(call.recipe), prepared(call).steps(call.recipe).unrounded
+    ratio = (unrounded.flatten() / amax.flatten())[amax.flatten() > 0]
+    ratio = ratio[torch.isfinite(ratio)]
+    return float(ratio.amax()) if len(ratio) else 0.0
+
+
+def _of_unit(call: Call, scale: Tensor) -> Tensor:
+    """1 over the global scale, or times its inverse, as an E4M3 value: the scale of a block with amax 6."""
+    one = f32(torch.full_like(scale, 6.0 * _per_amax(call)))
+    return round_to(one, E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
 
 
 ones = need(lambda call: bool((call.inputs["global_scale"] != 1.0).all()), "the global scale is 1")
@@ -546,6 +645,38 @@ fault(
 )
 
 
+def _of_ones(call: Call, memory: Tensor) -> Tensor:
+    """The byte of 1 in the padding, where zeros are due."""
+    pads, out = padding_of(*_storage_of(call)), memory.clone()
+    assert pads is not None
+    out.view(torch.uint8)[pads] = 127
+    return out
+
+
+def _first_half(x: Tensor) -> Tensor:
+    """The columns of the second half of ``x`` ``[M, C]`` left at zero."""
+    kept = torch.arange(x.shape[-1], device=x.device) < -(-x.shape[-1] // 2)
+    return torch.where(kept, x, torch.zeros_like(x))
+
+
+fault(
+    "padding of the scales filled with the byte of 1",
+    MOVEMENT,
+    seen="aiter PR 2900: 127 in place of 0",
+    on=PLAIN & OWN_PADDING,
+    write=entry("scale", _of_ones),
+    needs=padded,
+)
+fault(
+    "second half of every row not quantised",
+    MOVEMENT,
+    seen="vllm PR 35210: threads of 8 values bounded by the number of scales of 16",
+    on=PLAIN,
+    codes=_first_half,
+    scale=_first_half,
+    needs=several_across,
+    same_if="the second half is zero",
+)
 fault(
     "scale bytes one place early",
     MOVEMENT,

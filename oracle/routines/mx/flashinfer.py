@@ -53,6 +53,7 @@ class Nvfp4BatchedQuantize(_Encoded):
 
     traits = frozenset({STACKED})
     name = "nvfp4_batched_quantize"
+    shapes = {"q": "[B, M, K/2]", "scale": "[B, bytes]: the bytes of the tiles of [M, K/16]"}
     summary = "NVFP4 of a batch of matrices under one global scale, the scales of each in tiles of its own"
     source = "FlashInfer nvfp4_batched_quantize"
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
@@ -149,6 +150,7 @@ class SiluAndMulNvfp4Quantize(_Encoded):
 
     traits = frozenset({SILU})
     name = "silu_and_mul_nvfp4_quantize"
+    shapes = {"q": "[M, I/2]", "scale": "[bytes] of the tiles of [M, I/16], flat; linear: [M, I/16]"}
     summary = "silu(gate) * up rounded to the dtype of x, quantised to NVFP4"
     source = "FlashInfer silu_and_mul_nvfp4_quantize"
     inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "C"), "gate, then up: [M, 2 I], I a multiple of 16"), GLOBAL)

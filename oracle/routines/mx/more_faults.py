@@ -424,6 +424,31 @@ fault(
 # --- columns and squares of MXFP8 ---------------------------------------------------------------------------------
 
 TALL = of_class(Mxfp8QuantizeColumnwise)
+ROW_TILE = 4  # blocks of 32 in the least tile of rows that torchao tunes over
+
+
+def _fewer_between(scale: Tensor) -> Tensor:
+    """Scales of the columns, whole tiles of rows apart; those of a partial tile under the next column's."""
+    blocks, columns = scale.shape
+    apart = blocks // ROW_TILE * ROW_TILE
+    memory = torch.full((columns * blocks,), 2.0**-127, dtype=scale.dtype, device=scale.device)
+    for column in range(columns):
+        memory[column * apart : column * apart + blocks] = scale[:, column]
+    return memory.reshape(columns, blocks).t().contiguous()
+
+
+fault(
+    "scales of neighbouring columns whole tiles of rows apart",
+    INDEX,
+    seen="pytorch/ao PR 4627",
+    on=TALL,
+    scale=_fewer_between,
+    needs=need(
+        lambda call: (blocks := call.inputs["x"].shape[0] // 32) > ROW_TILE and blocks % ROW_TILE,
+        "the rows are whole tiles, or one",
+    ),
+    same_if="all scales are equal",
+)
 ROW_SCALED = Trait("takes a global scale of rows", lambda contract: GLOBAL_OF_ROWS in contract.inputs)
 
 
@@ -571,6 +596,25 @@ fault(
     same_if="one block down and across",
     seen="torchao _to_blocked_per_group_3d_layout: scales of (E, N/32, K) transposed before the tiles",
     write=entry("scale", lambda call, memory: _each_upright(call, memory)),
+)
+
+
+def _the_first_alone(outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Codes and scales of the first matrix of a batch; zero bytes behind them."""
+    written = {name: x.view(torch.uint8).clone() for name, x in outputs.items()}
+    for x in written.values():
+        x[1:] = 0
+    return {name: x.view(outputs[name].dtype) for name, x in written.items()}
+
+
+fault(
+    "matrices of a batch behind the first not quantised",
+    MOVEMENT,
+    on=STACKED,
+    needs=more_matrices,
+    seen="TransformerEngine PR 2743: the rows of one matrix less the place among all",
+    write=_the_first_alone,
+    same_if="they are zero",
 )
 fault(
     "padding of the scales of a batch not written",

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.ieee32 import NAME as IEEE32
-from oracle.errors import DtypeError, InputError, OptionError, ShapeError
+from oracle.errors import DtypeError, InputError, LayoutError, OptionError, ShapeError
 from oracle.routines.base import (
     E4M3,
     F32,
@@ -77,10 +77,19 @@ TWO_LEVEL = _native("nvf4")
 two 4-bit ones with E4M3 scales."""
 
 HALVES = (torch.bfloat16, torch.float16)
-OUT_HALF = OptionSpec("out_dtype", None, (None, *HALVES), "dtype of the output; None takes the output's own")
-OUT_ANY = OptionSpec("out_dtype", None, (None, *HALVES, torch.float32), "dtype of the output; None takes its own")
+OUT_HALF = OptionSpec(
+    "out_dtype", None, (None, *HALVES), "dtype of the output; None: any of those of the output below is right"
+)
+OUT_ANY = OptionSpec(
+    "out_dtype",
+    None,
+    (None, *HALVES, torch.float32),
+    "dtype of the output; None: any of those of the output below is right",
+)
 SMALL = OptionSpec("use_8x4_sf_layout", False, (False, True), "the scales of a lie in 8x4 tiles")
-SHUFFLED = OptionSpec("shuffled", False, (False, True), "rows of the weight and its scales in TensorRT-LLM's order")
+SHUFFLED = OptionSpec(
+    "shuffled", False, (False, True), "rows of the weight and its scales in TensorRT-LLM's order, N a multiple of 32"
+)
 
 
 def places(rows: int, columns: int, tile: str) -> Tensor:
@@ -170,18 +179,13 @@ WHOLE = (Run(None, slice(None)),)
 class MxProduct(ProductContract):
     """Codes of 8 or 4 bits with a scale for each 16, 32 or 128 of them along K:
 
-        y[m, n] = alpha * sum_k value(a[m, k]) sa[m, k // w] value(b[n, k]) sb[n, k // w]  (+ bias[n])
+        y[m, n] = sum_k value(a[m, k]) sa[m, k // w] value(b[n, k]) sb[n, k // w]
 
     E2M1 codes lie two in a byte, the even column in the low nibble, along K. An E8M0 byte ``x`` is ``2^(x - 127)``, 255
-    is NaN; the sign of an E4M3 scale is 0. The scales of a matrix of ``R`` rows and ``C = ceil(K/w)`` blocks lie in
-    tiles: that of row ``r`` and block ``c`` at ``(r // 128 * ceil(C/4) + c // 4) * 512 + r % 32 * 16 + r % 128 // 32 *
-    4 + c % 4`` (128x4), or at ``(r // 8 * ceil(C/4) + c // 4) * 32 + r % 8 * 4 + c % 4`` (8x4), so that their memory
-    has ``align(R, 128) * align(C, 4)`` (8x4: ``align(R, 8)``) of them, in any shape. Its padding is never read,
-    whatever it holds. ``alpha`` and global scales are finite; two global scales are multiplied in float32 first. A row
-    of the output that belongs to no group may hold anything.
+    is NaN. ``alpha`` is finite. A row of the output that belongs to no group may hold anything.
 
-    On sm100 and sm120 the scales enter the instruction and alpha multiplies the finished sum; older GPUs dequantise to
-    bfloat16, which is exact from 2^-133 to 2^127, and multiply; a CPU computes in float32 in any order.
+    On sm100 and sm120 the scales enter the instruction and every factor multiplies the finished sum; older GPUs
+    dequantise to bfloat16, which is exact from 2^-133 to 2^127, and multiply; a CPU computes in float32 in any order.
 
     Subclasses
     ----------
@@ -280,6 +284,8 @@ class MxProduct(ProductContract):
         return a.shape[0], b.shape[-1] if self.b_columns else b.shape[-2]
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
+        if self.b_columns:
+            _check_columns(self.names[1], inputs[self.names[1]])
         a, b = (self._depth(inputs, part) for part in (0, 1))
         if a != b:
             raise ShapeError(f"{self.names[0]} has K={a}, {self.names[1]} has K={b} (codes of four bits count twice)")
@@ -324,6 +330,20 @@ class MxProduct(ProductContract):
         return Side(self.names[part], self.names[2 + part], width, dtype, tile, torch.cat(at), start)
 
 
+def _check_columns(name: str, b: Tensor) -> None:
+    """Refuse a square weight ``b [..., K, N]`` (any dtype) whose rows are contiguous. Its strides tell a forgotten
+    transpose, which the shape hides; of another shape the extents tell it.
+
+    Raises LayoutError. Source: FlashInfer and torch, which read b column by column.
+    """
+    down, across = b.stride()[-2:]
+    if 0 < across < down and b.shape[-1] == b.shape[-2] > 1:
+        raise LayoutError(
+            f"{name} {list(b.shape)} is row-major (strides {tuple(b.stride())}), as a weight [..., N, K] that nobody "
+            f"transposed; pass the transpose weight.mT of a contiguous weight (of a file: --input {name}=WEIGHT.T)"
+        )
+
+
 def _spread(scale: Tensor, times: int, k: int, block: int) -> Tensor:
     """Scales of ``times * block`` codes as those of ``block`` codes."""
     if times == 1:
@@ -362,8 +382,18 @@ ALPHA = TensorSpec("alpha", Kind.ALPHA, F32, ("1",), "multiplies the sum", optio
 # --- dense --------------------------------------------------------------------------------------------------------
 
 
+class InTiles(MxProduct):
+    """The scales of a matrix of ``R`` rows and ``C = ceil(K/w)`` blocks lie in tiles, in memory of any shape: that of
+    row ``r`` and block ``j`` at ``(r // 128 * ceil(C/4) + j // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + j % 4``, so
+    that the memory has ``align(R, 128) * align(C, 4)`` of them. With ``use_8x4_sf_layout`` those of a lie at ``(r // 8
+    * ceil(C/4) + j // 4) * 32 + r % 8 * 4 + j % 4``, ``align(R, 8) * align(C, 4)`` of them. Padding is never read,
+    whatever it holds. The sign of an E4M3 scale is 0. With ``shuffled`` row ``i`` of the weight as it is stored, and
+    row ``i`` of its scales before they are put in tiles, is row ``order[i]`` of the weight that is multiplied. In each
+    32 rows ``order`` is 0 4 .. 28 1 5 .. 29 2 6 .. 30 3 7 .. 31."""
+
+
 @register
-class MmMxfp8(MxProduct):
+class MmMxfp8(InTiles):
     name = "mm_mxfp8"
     gpu = True
     summary = "MXFP8: E4M3 a [M, K] times b [K, N], E8M0 scales of 32 in tiles"
@@ -373,7 +403,7 @@ class MmMxfp8(MxProduct):
     names = ("a", "b", "a_descale", "b_descale")
     inputs = (
         TensorSpec("a", Kind.CODES, E4M3, ("M", "K"), "activation codes"),
-        TensorSpec("b", Kind.CODES, E4M3, ("K", "N"), "weight codes, logical [K, N]"),
+        TensorSpec("b", Kind.CODES, E4M3, ("K", "N"), "weight codes, column-major"),
         scale_bytes("a_descale", "a, in 128x4 or 8x4 tiles"),
         scale_bytes("b_descale", "b, in 128x4 tiles"),
     )
@@ -386,8 +416,8 @@ class MmMxfp8(MxProduct):
 
 
 @register
-class MmFp4(MxProduct):
-    """``use_nvfp4``: E4M3 scales of 16; else E8M0 scales of 32. ``block_size`` must say the same."""
+class MmFp4(InTiles):
+    """``use_nvfp4``: E4M3 scales of 16; else E8M0 scales of 32. ``block_size`` must say the same: 16, or 32."""
 
     name = "mm_fp4"
     gpu = True
@@ -426,9 +456,11 @@ SWIZZLES = ("SWIZZLE_32_4_4", "NO_SWIZZLE")
 
 
 @register
-class ScaledMm(MxProduct):
+class ScaledMm(InTiles):
     """The recipe is read off the dtypes: FP8 with E8M0 scales (MXFP8), bytes with E8M0 (MXFP4) or E4M3 (NVFP4), whose
-    two global scales come together or not at all."""
+    two global scales come together or not at all: they are finite, are multiplied in float32 first, and multiply the
+    sum. ``bias`` comes after them. ``SWIZZLE_32_4_4``: the scales of both lie in tiles of 128x4, ``NO_SWIZZLE``: both
+    lie row-major, ``[R, C]`` without padding. The option is one string for both."""
 
     name = "scaled_mm"
     gpu = True
@@ -451,7 +483,12 @@ class ScaledMm(MxProduct):
         TensorSpec("global_scale_b", Kind.SCALES, F32, ("1",), "the second scale of mat_b, TensorWise", optional=True),
         BIAS,
     )
-    options = (OUT_ANY, OptionSpec("swizzle", SWIZZLES[0], SWIZZLES, "how the scales of both lie"))
+    options = (
+        OUT_ANY,
+        OptionSpec(
+            "swizzle", SWIZZLES[0], SWIZZLES, "how the scales of both lie: in tiles of 128x4, or row-major [R, C]"
+        ),
+    )
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         check_recipe(inputs, self.names)
@@ -480,9 +517,12 @@ PLACEMENTS = ("rows", "batch")
 
 
 @register
-class BmmMxfp8(MxProduct):
+class BmmMxfp8(InTiles):
     """``placement``: the rows of all matrices as one matrix of scales, as FlashInfer's quantiser writes them, or each
-    matrix in tiles of its own, as its cuDNN graph reads them. Both are one where M (and N) is a multiple of 128."""
+    matrix in tiles of its own, as its cuDNN graph reads them. Both are one where M (and N) is a multiple of 128. The
+    memory has, with ``rows``, ``align(B M, 128) * align(C, 4)`` scales of a: row ``i M + m`` is row m of matrix i; of b
+    ``align(B N, 128) * align(C, 4)``: row ``i N + n`` is column n of matrix i. With ``batch`` it has
+    ``B align(M, 128) align(C, 4)`` and ``B align(N, 128) align(C, 4)``, one matrix after the other."""
 
     name = "bmm_mxfp8"
     gpu = True
@@ -492,7 +532,7 @@ class BmmMxfp8(MxProduct):
     b_columns = True
     inputs = (
         TensorSpec("a", Kind.CODES, FP8, ("B", "M", "K"), "activation codes"),
-        TensorSpec("b", Kind.CODES, FP8, ("B", "K", "N"), "weight codes, logical [B, K, N]"),
+        TensorSpec("b", Kind.CODES, FP8, ("B", "K", "N"), "weight codes, each matrix column-major"),
         scale_bytes("a_scale", "a"),
         scale_bytes("b_scale", "b"),
     )
@@ -518,7 +558,7 @@ def group_starts(pointers: Sequence[int]) -> list[int]:
     return [(end + 127 * i) // 128 * 128 for i, end in enumerate(pointers)]
 
 
-class GroupGemm(MxProduct):
+class GroupGemm(InTiles):
     """Rows of ``a`` from ``m_indptr[g]`` to ``m_indptr[g + 1]``, excluded, are multiplied by weight ``g``; ``m_indptr``
     rises from 0 to M in G + 1 entries, and a group may be empty.
 
@@ -600,11 +640,13 @@ class GroupGemmNvfp4(GroupGemm):
 
 
 @register
-class ScaledGroupedMmMx(MxProduct):
+class ScaledGroupedMmMx(InTiles):
     """Group ``g`` has the rows from ``offs[g - 1]`` (0 for the first) to ``offs[g]``, excluded; rows past the last end
     may hold anything. Its scales lie in tiles of their own, from row ``sum of align(m_j, 128) over j < g`` on, ``m_j``
-    the rows of group ``j``; the memory may be larger. The recipe is read off the dtypes as in ``scaled_mm``; there is
-    one global scale for each group."""
+    the rows of group ``j``; the memory has ``sum of align(m_j, 128) * align(C, 4)`` of them or more. The scales of each
+    weight have tiles of their own, ``align(N, 128) * align(C, 4)`` of them. The recipe is read off the dtypes: FP8 with
+    E8M0 scales (MXFP8), bytes with E8M0 (MXFP4) or E4M3 (NVFP4), whose global scales, one for each group, come together
+    or not at all, are finite, are multiplied in float32 first, and multiply the sum."""
 
     name = "scaled_grouped_mm_mx"
     traits = frozenset({TIGHT})
@@ -624,7 +666,14 @@ class ScaledGroupedMmMx(MxProduct):
         TensorSpec("global_scale_a", Kind.SCALES, F32, ("G",), "the second scale of mat_a", optional=True),
         TensorSpec("global_scale_b", Kind.SCALES, F32, ("G",), "the second scale of mat_b", optional=True),
     )
-    options = (OptionSpec("out_dtype", None, (None, torch.bfloat16), "dtype of the output"),)
+    options = (
+        OptionSpec(
+            "out_dtype",
+            None,
+            (None, torch.bfloat16),
+            "dtype of the output; None: any of those of the output below is right",
+        ),
+    )
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         check_recipe(inputs, self.names)
@@ -657,7 +706,7 @@ class ScaledGroupedMmMx(MxProduct):
 
 
 @register
-class ScaledGroupedMmMxKGroups(MxProduct):
+class ScaledGroupedMmMxKGroups(InTiles):
     """``out[g]`` is the product over the K from ``offs[g - 1]`` (0 for the first) to ``offs[g]``, a multiple of 32, as
     the weight gradient of an expert. The blocks of each group lie in tiles of their own, group behind group, and the
     memory may be larger. Where a group has no K ``out[g]`` may hold anything."""
@@ -677,7 +726,14 @@ class ScaledGroupedMmMxKGroups(MxProduct):
         scale_bytes("scale_b", "mat_b, by groups of K", (UE8M0, *BYTES)),
         TensorSpec("offs", Kind.OFFSETS, INTEGERS, ("G",), "where the K of each group ends, multiples of 32"),
     )
-    options = (OptionSpec("out_dtype", None, (None, torch.bfloat16), "dtype of the output"),)
+    options = (
+        OptionSpec(
+            "out_dtype",
+            None,
+            (None, torch.bfloat16),
+            "dtype of the output; None: any of those of the output below is right",
+        ),
+    )
 
     def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
         both = []
@@ -726,15 +782,22 @@ class ScaledGroupedMmMxKGroups(MxProduct):
 
 class Fp8Fp4(MxProduct):
     """Codes of eight bits, or two of four in a byte along the last axis, on either side; K is a multiple of 32. The
-    scales are no tiles but a matrix: ``[ceil(rows / gran_n), ceil(K / gran_k)]`` of float32 powers of two, or int32
-    ``[rows, ceil(K / (4 gran_k))]`` of four E8M0 bytes each, the first block in the lowest byte; bytes behind the last
-    block are not 255. One chain over K of kind mxf8f6f4, whatever the codes are. ``c``, of the output's dtype, is added
-    in memory to the sum as it is stored: ``RN(c + RN(sum))``."""
+    scales are a matrix as the operand is: ``a_scale [M, ceil(K / gran_k_a)]`` and ``b_scale [ceil(N / gran_n), ceil(K /
+    gran_k_b)]`` of float32 powers of two, or int32 ``[M, ceil(K / (4 gran_k_a))]``, ``[N, ceil(K / (4 gran_k_b))]`` of
+    four E8M0 bytes each (then ``gran_n`` is 1), the first block in the lowest byte; bytes behind the last block are not
+    255. Where an operand has a leading G its scales have it too. Strides are any: words may lie column-major. K counts
+    codes, not bytes. One chain over K of kind mxf8f6f4, whatever the codes are. A ``c``, of the output's
+    dtype, is added in memory to the sum as it is stored: ``RN(c + RN(sum))``."""
 
     numerics = EIGHT
     golden_arches = ("cpu", "sm90")
     options: ClassVar[tuple[OptionSpec, ...]] = (
-        OptionSpec("out_dtype", None, (None, torch.bfloat16, torch.float32), "dtype of the output"),
+        OptionSpec(
+            "out_dtype",
+            None,
+            (None, torch.bfloat16, torch.float32),
+            "dtype of the output; None: any of those of the output below is right",
+        ),
         OptionSpec("gran_k_a", 128, (32, 128), "codes of a that share a scale"),
         OptionSpec("gran_k_b", 32, (32, 128), "codes of b that share a scale"),
         OptionSpec("gran_n", 1, (1, 128), "rows of b that share a scale"),
@@ -813,7 +876,7 @@ def check_powers(side: Side, scale: Tensor, shape: tuple[int, ...]) -> None:
 CODES = (*E4M3, *BYTES)
 SUMMAND = "in the output's dtype; added by the memory to the sum as it is stored"
 C = TensorSpec("c", Kind.STATE, (*F32, torch.bfloat16), None, f"[M, N], {SUMMAND}", optional=True)
-POWERS = "float32 powers of two, [rows, ceil(K / gran_k)]; or int32, four exponents a word"
+POWERS = "float32 powers of two, or int32 of four exponents a word; shapes as above"
 
 
 def fp8_fp4_inputs(a: tuple[str, ...], b: tuple[str, ...], *last: TensorSpec) -> tuple[TensorSpec, ...]:
@@ -830,6 +893,7 @@ def fp8_fp4_inputs(a: tuple[str, ...], b: tuple[str, ...], *last: TensorSpec) ->
 @register
 class Fp8Fp4GemmNt(Fp8Fp4):
     name = "fp8_fp4_gemm_nt"
+    shapes = {"out": "[M, N]"}
     gpu = True
     summary = "a [M, K] times b [N, K] transposed, E4M3 or E2M1 codes, power-of-two scales of 32 or 128, plus c"
     source = "DeepGEMM 2.6.1 fp8_fp4_gemm_nt; epilogue/sm100_store_cd.cuh for c"
@@ -841,6 +905,7 @@ class GroupedFp8Fp4Contiguous(Fp8Fp4):
     """Row ``r`` is multiplied by ``b[m_indices[r]]``; -1 marks a padding row, whose output may hold anything."""
 
     name = "m_grouped_fp8_fp4_gemm_nt_contiguous"
+    shapes = {"out": "[M, N]"}
     gpu = True
     summary = "rows sorted by expert in one matrix, -1 for padding; E4M3 or E2M1 codes"
     source = "DeepGEMM 2.6.1 m_grouped_fp8_fp4_gemm_nt_contiguous"

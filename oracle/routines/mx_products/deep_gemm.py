@@ -72,6 +72,7 @@ class Turned(Fp8Fp4):
     ``turned`` names these operands."""
 
     turned: ClassVar[tuple[str, ...]]
+    shapes = {"out": "[M, N], in codes, not bytes"}
 
     def straight(self, inputs: Inputs) -> dict[str, Tensor]:
         """The inputs with every operand as ``[.., rows, K]``."""
@@ -192,7 +193,8 @@ class GroupedFp8Fp4Psum(Fp8Fp4):
 class KGroupedGemmTn(MxProduct):
     """Group ``g`` has the ``ks[g]`` rows of codes behind those of the groups before it; one without any has ``out[g] =
     c[g]``. Else ``out[g] = RN(c[g] + RN(sum))``. Scales are transposed, ``[K / gran_k, M]`` of float32 powers of two,
-    or int32 words of four E8M0 bytes: the words of a group end with it."""
+    or int32 words of four E8M0 bytes: the words of a group end with it, ``[sum over g of ceil(ks[g] / (4 gran_k)),
+    M]``, and so do those of b, with N columns."""
 
     name = "k_grouped_fp8_gemm_tn_contiguous"
     summary = "for every group of K, c[g] + a_g [K_g, M] transposed times b_g [K_g, N], power-of-two scales; float32"
@@ -203,14 +205,14 @@ class KGroupedGemmTn(MxProduct):
     out_dtypes = F32
     inputs = (
         TensorSpec("a", Kind.CODES, E4M3, ("K", "M"), "codes, groups of K one behind the other"),
-        TensorSpec("a_scale", Kind.SCALES, (*F32, *WORDS), None, f"{POWERS}; transposed: [K / gran_k, M]"),
+        TensorSpec("a_scale", Kind.SCALES, (*F32, *WORDS), None, POWERS),
         TensorSpec("b", Kind.CODES, E4M3, ("K", "N"), "codes, groups of K one behind the other"),
-        TensorSpec("b_scale", Kind.SCALES, (*F32, *WORDS), None, f"{POWERS}; transposed: [K / gran_k, N]"),
+        TensorSpec("b_scale", Kind.SCALES, (*F32, *WORDS), None, POWERS),
         TensorSpec("ks", Kind.COUNTS, INTEGERS, ("G",), "rows of K of each group, multiples of gran_k"),
         TensorSpec("c", Kind.STATE, F32, ("G", "M", "N"), SUMMAND),
     )
     options = (
-        OptionSpec("out_dtype", None, (None, torch.float32), "dtype of the output: float32"),
+        OptionSpec("out_dtype", None, (None, torch.float32), "dtype of the output: float32, for None too"),
         OptionSpec("gran_k", 128, (32, 128), "codes that share a scale"),
     )
 

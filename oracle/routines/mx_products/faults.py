@@ -157,6 +157,12 @@ def _words_row_by_row(side: Side) -> Tensor:
     return (word % side.rows * columns + word // side.rows) % (side.size // WIDTH) * WIDTH + side.at % WIDTH
 
 
+def _words_unpadded(side: Side) -> Tensor:
+    """Columns of words one behind the other, without the rows that pad them."""
+    m, c = _grid(side)
+    return (c // WIDTH * side.rows + m) * WIDTH + c % WIDTH
+
+
 def _pairs(at: Tensor) -> Tensor:
     return at[:, ::2].repeat_interleave(2, dim=1)[:, : at.shape[1]]
 
@@ -236,6 +242,20 @@ for part, letter in enumerate(LETTERS):
             EQUAL,
         ),
         (
+            "block scales counted by four",
+            lambda s: s.at[:, torch.arange(s.columns) % WIDTH],
+            _of_side(part, lambda side: side.columns > WIDTH, "at most four blocks across"),
+            "tile-ai/tilelang 2644: the number of a scale modulo 4",
+            EQUAL,
+        ),
+        (
+            "words of exponents in columns of the rows that are not padded",
+            _words_unpadded,
+            both(words, _of_side(part, lambda side: side.columns > WIDTH and side.rows % 4 > 0, "whole columns")),
+            "ROCm/rocm-libraries PR 12232: the stride over K of the raw rows",
+            EQUAL,
+        ),
+        (
             "block scales of the rows exchanged by 32",
             lambda s: s.at.roll(32, dims=0),
             _of_side(part, lambda side: side.rows > 32, "at most 32 rows"),
@@ -285,6 +305,28 @@ fault(
     on=STACKED,
     needs=several,
     read=lambda call, inputs: entry(_contract(call).names[1], rolled(-1))(call, inputs),
+)
+
+
+def _exchanged(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Each operand by the scales of the other."""
+    a, b = (_side(call, part).scale for part in (0, 1))
+    return inputs | {a: inputs[b], b: inputs[a]}
+
+
+def _alike(call: Call) -> bool:
+    a, b = (_side(call, part) for part in (0, 1))
+    memory = [call.inputs[side.scale] for side in (a, b)]
+    return a.at.shape == b.at.shape and a.tile == b.tile and len({(x.shape, x.dtype, x.stride()) for x in memory}) == 1
+
+
+fault(
+    "block scales of a and b exchanged",
+    INDEX,
+    seen="NVIDIA/CUDALibrarySamples 248",
+    read=_exchanged,
+    needs=need(_alike, "the scales of a and b are of two shapes"),
+    same_if="they are equal",
 )
 
 
@@ -578,6 +620,12 @@ for part, letter in enumerate(LETTERS):
         ("block scales multiplied twice", _values(lambda s: s * s), many, "vllm PR 36297"),
         ("block scales divide", _values(lambda s: 1.0 / s), many, "vllm PR 36297"),
         (
+            "bytes of block scales multiplied as integers",
+            lambda scale: _bytes(scale).double(),
+            _of_side(part, lambda side: side.dtype is not torch.float32, "the scales are float32"),
+            "ml-explore/mlx 3762",
+        ),
+        (
             "scale exponent read with a bias of 128",
             _values(lambda s: s * 0.5),
             powers,
@@ -656,6 +704,11 @@ def _e2m1(codes: Tensor) -> Tensor:
     return decode(codes, E2M1)
 
 
+def _halved_twice(codes: Tensor) -> Tensor:
+    half = codes.shape[1] // 2
+    return torch.cat([codes[:, :half], codes[:, half // 2 : half // 2 + half]], dim=1)
+
+
 def _of_codes(part: int, holds: Callable[[Tensor], bool], otherwise: str) -> WhyNot:
     return need(lambda call: holds(_codes(call, part)), otherwise)
 
@@ -703,6 +756,13 @@ for part, letter in enumerate(LETTERS):
         seen="mlc-ai/TIRx-kernels PR 5",
         read=_recoded(part, rolled(-16, 1)),
         needs=_of_codes(part, lambda codes: codes.shape[1] > 16, "one block"),
+    )
+    fault(
+        f"{letter}: codes of the second half of K from the middle of the first",
+        MOVEMENT,
+        seen="hw-native-sys/PTOAS 1060: the first column of packed codes halved twice",
+        read=_recoded(part, _halved_twice),
+        needs=both(four, _of_codes(part, lambda codes: codes.shape[1] % 4 == 0, "K is no multiple of 4")),
     )
     for name, change, when, seen in (
         ("E2M1 codes read as integers", _nibbles, four, MINE + "int4 kernels fed with FP4 weights"),
@@ -804,6 +864,21 @@ def _twice(total: Sum) -> Tensor:
     return _finished(product, bare + total.right(_piece(product, 0, min(64, product.K))))
 
 
+def _run_on(total: Sum) -> Tensor:
+    """The first 128 products of the next row of both operands added behind the last of each."""
+    product = total.product
+    bare = total.right(replace(product, bias=None, alpha=None, c=None))
+    piece = _piece(product, 0, min(128, product.K))
+    following = replace(
+        piece,
+        a=rolled(-1)(piece.a),
+        b=rolled(-1)(piece.b),
+        a_scale=rolled(-1)(piece.a_scale),
+        b_scale=rolled(-1)(piece.b_scale),
+    )
+    return _finished(product, bare + total.right(following))
+
+
 deep = need(lambda call: _product(call).K > 64, "K is at most 64")
 tail = need(lambda call: _product(call).K % 128 > 0 and _product(call).K > 128, "K has no tail of a tile of 128")
 fault(
@@ -820,6 +895,13 @@ fault(
     ),
 )
 fault("first 64 of K left out", MOVEMENT, seen="DeepGEMM 392", needs=deep, sum=_kept(lambda k: k, lambda k: 64))
+fault(
+    "K runs on into the next row by a tile of 128",
+    MOVEMENT,
+    seen="NVIDIA/cutlass 3568: whole buffers of stages are consumed",
+    sum=_run_on,
+    needs=_of_side(0, lambda side: side.rows > 1, "there is one row"),
+)
 fault("first 64 of K added twice", MOVEMENT, seen=MINE + "two splits of K that overlap", needs=deep, sum=_twice)
 
 for dtype, word, seen in ((torch.bfloat16, "bfloat16", "H200 mutants"), (torch.float16, "float16", "cutlass PR 3149")):
@@ -1021,5 +1103,12 @@ fault(
     seen="flashinfer 2861",
     write=_unwritten(True),
     needs=need(lambda call: call.operands.specified() is None, "rows that nobody owns end the output"),
+)
+fault(
+    "block-scaled result zero",
+    MOVEMENT,
+    seen="flashinfer 3398: zeros for some M",
+    write=lambda out: torch.where(torch.isnan(out), out, torch.zeros_like(out)),
+    same_if="every result is zero",
 )
 fault("last columns of a block-scaled result not written", MOVEMENT, seen="flashinfer 2861", write=_unwritten(False))

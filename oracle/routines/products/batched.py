@@ -46,7 +46,9 @@ from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.products import Part
 
 NARROW = OUT_DTYPES[:2]
-NARROW_OUT = OptionSpec("out_dtype", None, (None, *NARROW), "dtype of the output; None takes the output's own")
+NARROW_OUT = OptionSpec(
+    "out_dtype", None, (None, *NARROW), "dtype of the output; None: any of those of the output below is right"
+)
 PER_TENSOR = "sm90.chain.product"
 """What cuBLASLt computes with one scale for each operand (:data:`oracle.tensorcore.schedules.schedules` says where)."""
 TENSOR_NUMERICS: Mapping[str, tuple[str, ...]] = {
@@ -172,7 +174,8 @@ class BatchDeepGemm(GroupedMasked):
 @register
 class CutlassBlockwiseGrouped(Runs):
     """Expert ``g`` has the rows from ``expert_offsets[g]`` on, ``problem_sizes[g, 0]`` of them; ``problem_sizes[g,
-    1:]`` are N and K."""
+    1:]`` are N and K of ``b``, of every expert alike. The offset of an expert without rows is from the end of the one
+    before it to the start of the next."""
 
     name = "cutlass_blockwise_scaled_grouped_mm"
     summary = "rows sorted by expert, runs of any length, starts and sizes given; 1x128 and 128x128 scales"

@@ -50,7 +50,9 @@ OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 BLOCKS = (E4M3_1X128, E4M3_128X128)
 """DeepSeek-V3's scaling of activations and weights; every block-scaled kernel of the suite uses it."""
-OUT_DTYPE = OptionSpec("out_dtype", None, (None, *OUT_DTYPES), "dtype of the output; None takes the output's own")
+OUT_DTYPE = OptionSpec(
+    "out_dtype", None, (None, *OUT_DTYPES), "dtype of the output; None: any of those of the output below is right"
+)
 
 PLAIN_ROLES = {part: part for part in ("a", "b", "a_scale", "b_scale")}
 
@@ -106,15 +108,14 @@ class ProductContract(Contract):
         y[m, n] = sum over blocks k of  a_scale[m, k] * b_scale[n, k] * (sum over the block of a[m, .] * b[n, .])
 
     Codes are multiplied and added by the arithmetic of a tensor core, or in float32 in any order; the scales enter in
-    float32 as the numerics below say. Then, in this order and each rounded to float32: the factor ``alpha`` of the
-    whole sum, and a ``bias`` (which may be one fused multiply-add with the outer scale). The result is rounded once to
-    the output's dtype, to nearest even, without saturation: above its largest number it is infinite. A summand ``c`` is
-    added to the stored sum and the result is rounded again.
+    float32 as the numerics below say. Then the factor ``alpha`` multiplies the whole sum, rounded to float32. Last a
+    ``bias`` is added, rounded to float32 (it may be one fused multiply-add with the outer scale). The result is rounded
+    once to the output's dtype, to nearest even, without saturation: above its largest number it is infinite.
 
-    A NaN code, scale, alpha or bias gives NaN in every element that it reaches, also times 0; so does an infinite scale
-    times a block of zeros. Else an infinite scale gives infinities. Where a float32 sum may overflow on its way nothing
-    is claimed. +0 and -0 are equal, and any NaN stands for NaN. Rows that belong to no group, and columns that are not
-    written, may hold anything. Scales are logical: a kernel that wants another layout gets it from its wrapper.
+    A NaN code, scale, factor or summand gives NaN in every element that it reaches, also times 0; so does an infinite
+    scale times a block of zeros. Else an infinite scale gives infinities. Where a float32 sum may overflow on its way
+    nothing is claimed. +0 and -0 are equal, and any NaN stands for NaN. Rows that belong to no group, and columns that
+    are not written, may hold anything. Scales are logical: a kernel that wants another layout gets it from its wrapper.
 
     Subclasses
     ----------
@@ -225,7 +226,9 @@ class Fp8GemmNt(ProductContract):
 class CutlassScaledMm(ProductContract):
     """Scale kinds are read off the shapes: ``[1]`` or ``[1, 1]`` per tensor; ``[M, 1]`` per token for ``a``;
     ``[1, N]``, ``[N, 1]`` or ``[N]`` per channel for ``b``; ``[M, ceil(K/128)]`` with ``[ceil(N/128), ceil(K/128)]``
-    for blocks."""
+    for blocks. Both scales are of blocks where both shapes are those of blocks and K or N is more than 128; else each
+    is of its own other kind, and a scale of the tensor goes with one of tokens or channels. Where two kinds have one
+    shape (M = 1, N = 1) they mean the same."""
 
     name = "cutlass_scaled_mm"
     traits = frozenset({BY_SHAPE})

@@ -61,7 +61,7 @@ from oracle.verdict.products import Part
 from oracle.verdict.sets import Found, Range, Sets
 
 SOURCE = "DeepGEMM csrc/apis/gemm.hpp"
-FLOAT32_OUT = OptionSpec("out_dtype", None, (None, torch.float32), "dtype of the output: float32")
+FLOAT32_OUT = OptionSpec("out_dtype", None, (None, torch.float32), "dtype of the output: float32, for None too")
 SUMMAND = "added in float32 after the whole of K"
 
 
@@ -150,7 +150,7 @@ class GroupedContiguousNn(Turned, GroupedContiguous):
 @register
 class Fp8GemmNt1D1D(Fp8GemmNt):
     """``out = RN(c + F)``, ``F`` the float32 sum over K in blocks of 128: one addition, which the kernel leaves to the
-    memory, where subnormals may be flushed to zero."""
+    memory, where subnormals may be flushed to zero. ``c`` does not start the accumulator: it is added last."""
 
     name = "fp8_gemm_nt_1d1d"
     probed = None
@@ -316,7 +316,10 @@ class SomeColumns(Sets):
 @register
 class SkipHeadMid(Contract):
     """Each head has ``left`` columns, a gap of ``mid`` that is not written, and ``right`` columns: product column ``n``
-    is output column ``n + (n + right) // (left + right) * mid``. The product is that of :class:`.Fp8GemmNt`."""
+    is output column ``n + (n + right) // (left + right) * mid``. N is a multiple of ``left + right``. The columns of
+    the gaps may hold anything. The product is that of :class:`.Fp8GemmNt`: each element is the sum over blocks k of K
+    of ``a_scale[m, k] * b_scale[n // 128, k]`` times the sum over the block of ``a[m, .] * b[n, .]``, rounded once to
+    the output's dtype. NaN stays NaN, also times 0."""
 
     name = "fp8_gemm_nt_skip_head_mid"
     section = "GEMM"
@@ -326,6 +329,7 @@ class SkipHeadMid(Contract):
     source = SOURCE
     numerics = BLOCK_NUMERICS
     inputs = Fp8GemmNt.inputs
+    shapes = {"out": "[M, N / (left + right) * (left + mid + right)], one head after the other"}
     options = (
         OUT_DTYPE,
         OptionSpec("left", 128, None, "columns of a head before the gap"),

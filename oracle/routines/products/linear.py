@@ -61,9 +61,12 @@ class Fp8LinearOp(Contract):
     code of a right quantiser may enter the product.
 
     Recipes: torch_static, vllm_static with a given scale; torch_token, vllm_token per token; torch_tensor, vllm_tensor.
+    ``weight_scale`` of any shape goes with any scale of the input. ``cutlass_fp8_supported`` changes no value: it
+    refuses FP8 codes as input, which that path does not take.
     """
 
     name = "Fp8LinearOp"
+    shapes = {"out": "[..., N]"}
     also = ("Padding and layout: output padding",)
     section = "GEMM"
     summary = "quantise [..., K] (static, per tensor, per token), multiply with [K, N], add the bias: [..., N]"

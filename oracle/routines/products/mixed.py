@@ -201,8 +201,10 @@ class PackScale(LayoutContract):
     NaN scale gives eight NaN, a scale of 0 eight zeros (-0)."""
 
     name = "cutlass_pack_scale_fp8"
+    shapes = {"out": "[8 n] for n scales, in their row-major order"}
     gpu = True
     summary = "eight E4M3 values for every group scale: -8 s to -s, rounded"
     source = "vLLM csrc/quantization/cutlass_w4a8; NVIDIA/cutlass packed_scale.hpp"
     inputs = (TensorSpec("scales", Kind.SCALES, E4M3, None, "group scales, any shape"),)
+    computed = True
     function = staticmethod(packed)

@@ -67,8 +67,10 @@ class QuantiserContract(Contract):
     """Codes ``q`` and scales ``scale`` with ``x ~= value(q) * scale``, by one of the recipes below.
 
     A block that K or the rows do not fill is filled with zeros for its amax only. Codes saturate at the ends of the
-    element format; a code of 0 is 0x00 or 0x80 as its recipe says. Where two recipes are admitted an output may not
-    mix them. ``numerics`` names one recipe, which may be one that is not listed but has the same blocks and formats.
+    element format; a code of 0 is 0x00 or 0x80 as its recipe says. Where a code or a scale is NaN any NaN of its format
+    is right, of either sign. Strides of the outputs are free where nothing is said of them. Where two recipes are
+    admitted an output may not mix them. ``numerics`` names one recipe, which may be one that is not listed but has the
+    same blocks and formats.
 
     Subclasses
     ----------
@@ -262,8 +264,7 @@ def prepared(call: Call) -> quantize.Prepared:
 class ScaledFp8Quant(QuantiserContract):
     """With ``scale`` the quantisation is static, and that scale is returned; else the scale is that of the tensor,
     ``[1]``, or of each row, ``[M, 1]``. ``scale_ub`` bounds amax: ``a = min(a, scale_ub)``. With ``num_token_padding``
-    ``q`` has ``max(M, num_token_padding)`` rows; those past M, and their scales, may hold anything. Returned scales are
-    float32.
+    ``q`` has ``max(M, num_token_padding)`` rows; those past M, and their scales, may hold anything.
     """
 
     name = "scaled_fp8_quant"
@@ -279,6 +280,11 @@ class ScaledFp8Quant(QuantiserContract):
         OptionSpec("use_per_token_if_dynamic", False, (False, True), "one scale per row when no scale is given"),
         OptionSpec("num_token_padding", None, None, "at least this many rows of q; the extra ones are unspecified"),
     )
+
+    shapes = {
+        "q": "[max(M, num_token_padding), K]",
+        "scale": "of the tensor one value, [1] or []; of rows [M, 1], or with a row for each of q",
+    }
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         for name in ("scale", "scale_ub"):
@@ -334,9 +340,9 @@ class ScaledFp8Quant(QuantiserContract):
 class PerTokenGroupQuantFp8(QuantiserContract):
     """Scales ``[..., K / group_size]``. A power-of-two scale is that of ``max(amax, eps)/448``.
 
-    ``column_major_scales`` changes the strides of the last two axes alone: to ``(1, M)``, or ``(1, align(M, 4))`` with
-    ``tma_aligned_scales``; the lanes past M may hold anything. vLLM's kernel puts a floor on the scale itself as well:
-    another recipe (``vllm_group_ue8m0``), to be declared.
+    ``column_major_scales`` changes the strides of the last two axes alone, M the rows there: to ``(1, M)``, or ``(1,
+    align(M, 4))`` with ``tma_aligned_scales``; the lanes past M may hold anything, and strides of other axes are free.
+    vLLM's kernel puts a floor on the scale itself as well: another recipe (``vllm_group_ue8m0``), to be declared.
     """
 
     name = "per_token_group_quant_fp8"
@@ -344,8 +350,11 @@ class PerTokenGroupQuantFp8(QuantiserContract):
     summary = "groups of each row along K, scale max(amax, eps)/448, optionally rounded up to a power of two"
     source = "vLLM per_token_group_quant_fp8; csrc per_token_group_quant.cu"
     inputs = (TensorSpec("x", Kind.VALUES, quantize.WIDE, None, "[..., K], K a multiple of group_size"),)
+    shapes = {"scale": "[..., K / group_size]"}
     options = (
-        OptionSpec("group_size", recipes.VLLM_GROUP.block.columns, None, "elements of K that share a scale"),
+        OptionSpec(
+            "group_size", recipes.VLLM_GROUP.block.columns, None, "elements of K that share a scale, any divisor of K"
+        ),
         OptionSpec("eps", 1e-10, None, "floor of the amax"),
         OptionSpec("column_major_scales", False, (False, True), "strides (1, M) behind the same logical shape"),
         OptionSpec("tma_aligned_scales", False, (False, True), "with column-major: strides (1, align(M, 4))"),
@@ -402,7 +411,9 @@ class PerTokenGroupQuantFp8(QuantiserContract):
 
 
 class _Cast(QuantiserContract):
-    """DeepGEMM's casts: amax is at least 1e-4, so that a block of zeros has the scale 1e-4/448."""
+    """DeepGEMM's casts: amax is at least 1e-4, so that a block of zeros has the scale 1e-4/448. The recipes are the
+    same for blocks of every size. A float32 scale that is infinite is E8M0 byte 254 where the scales are returned as
+    E8M0."""
 
     options: ClassVar[tuple[OptionSpec, ...]] = (UE8M0,)
     plain: ClassVar[Recipe]
@@ -422,6 +433,7 @@ class PerBlockCastToFp8(_Cast):
     summary = "one scale per 128x128 block of a weight"
     source = "DeepGEMM per_block_cast_to_fp8"
     inputs = (TensorSpec("x", Kind.VALUES, quantize.WIDE, ("N", "K"), "weight"),)
+    shapes = {"scale": "[ceil(N / R), ceil(K / C)] for block_size (R, C)"}
     options = (OptionSpec("block_size", (TILE_128.rows, TILE_128.columns), None, "rows and columns of a block"), UE8M0)
     plain = recipes.DEEPGEMM_128X128
     powers = (recipes.DEEPGEMM_128X128_UE8M0, recipes.TORCH_CAST_128X128_UE8M0)
@@ -460,6 +472,7 @@ class PerChannelCastToFp8(_Cast):
     summary = "one scale per column and 128 rows"
     source = "DeepGEMM per_channel_cast_to_fp8"
     plain = recipes.DEEPGEMM_128X1
+    shapes = {"scale": "[M/128, K], M a multiple of 128"}
     powers = (recipes.DEEPGEMM_128X1_UE8M0, recipes.TORCH_CAST_128X1_UE8M0)
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
@@ -510,6 +523,7 @@ class FlashinferQuantize128x128(_FlashInfer):
     """
 
     name = "flashinfer_quantize_128x128"
+    shapes = {"scale": "[ceil(N/128), K/128]"}
     summary = "the BF16-weight quantiser inside FlashInfer's SM90 GEMM"
     source = "FlashInfer fp8_blockscale_gemm_sm90, scale_128x128_kernel"
     inputs = (TensorSpec("x", Kind.VALUES, (torch.bfloat16,), ("N", "K"), "weight, K a multiple of 128"),)

@@ -98,6 +98,7 @@ def holds(mask: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
     return need(lambda call: bool(mask(prepared(call).values).any()), missing)
 
 
+has_nan = holds(torch.isnan, "no value is NaN")
 has_negative = holds(lambda x: x < 0, "no value is negative")  # -0 and NaN are none
 # 448 x / amax of two values of four bits is a midpoint of E4M3, or more than 2^-9 of itself away from each
 finer = holds(
@@ -320,6 +321,68 @@ def amax_of_a_lower_power(amax: Amax) -> Tensor:
     return 448.0 * _power_beside(f32(torch.maximum(amax.right, floor) / 448.0), up=False)
 
 
+def _ratio(amax: Amax) -> Tensor:
+    """Amax, not below its floor, over 448."""
+    return f32(torch.maximum(amax.right, torch.full_like(amax.right, amax.recipe.amax_floor)) / 448.0)
+
+
+fault(
+    "{}",
+    VALUE,
+    needs=both(own_scale, ue8m0),
+    over=(
+        way(
+            "UE8M0 scale that needs no rounding doubled",
+            lambda ratio: torch.where(torch.frexp(ratio)[0] == 0.5, ratio * 2, ratio),
+            seen="onnxruntime PR 32122: frexpf gives 1/2 and the exponent above",
+            same_if="no amax is 448 times a power of two",
+        ),
+        way(
+            "UE8M0 scale rounded to the nearest power of two",
+            lambda ratio: torch.where(torch.frexp(ratio)[0] < 0.75, _power_beside(ratio, up=False), ratio),
+            seen="aiter PR 3212: from a mantissa of 1.5 on",
+            same_if="every mantissa is 1, or 1.5 and more",
+        ),
+    ),
+    amax=lambda change: lambda amax: 448.0 * change(_ratio(amax)),
+)
+fault(
+    "epsilon added to the scale that quotients are taken by",
+    VALUE,
+    seen="sglang PR 31712: 1 / (scale + epsilon)",
+    quotient=lambda values: values.altered(
+        quotient=values.quotient * (s := values.steps.scale) / torch.where(s > 0, s + 1e-10, torch.ones_like(s))
+    ),
+    needs=own_scale,
+    same_if="epsilon moves no quotient across a midpoint",
+    admissible_if="the quotients that it moves lie so near a midpoint that the contract admits both codes",
+)
+fault(
+    "NaN left out of the amax",
+    VALUE,
+    seen="sglang PR 31712: fmaxf of a NaN",
+    recipe=fields(nan_amax=NanAmax.IGNORED),
+    needs=both(own_scale, has_nan),
+    same_if="the recipe leaves it out",
+    admissible_if="a declared recipe of the contract leaves it out",
+)
+fault(
+    "amax of the first 8,192 elements of a tensor",
+    VALUE,
+    seen="Primus-Turbo PR 306",
+    amax=lambda amax: amax.right * 0 + _head(amax, 8192),
+    needs=both(
+        own_scale,
+        need(lambda call: _blocks(call) == (1, 1) and call.inputs["x"].numel() > 8192, "several blocks, or one tile"),
+    ),
+    same_if="they hold the largest magnitude",
+)
+
+
+def _head(amax: Amax, count: int) -> Tensor:
+    return amax.blocks.flatten()[:count].nan_to_num(nan=0.0).abs().amax()
+
+
 fault(
     "amax scan leaves out the last column of the group",
     VALUE,
@@ -367,7 +430,7 @@ fault(
             "NaN coded as 448",
             seen="Model-Optimizer PR 1397",
             recipe=fields(nan_code=NanCode.POSITIVE_MAX, nan_amax=NanAmax.IGNORED),
-            needs=holds(torch.isnan, "no value is NaN"),
+            needs=has_nan,
             same_if="the recipe codes NaN so",
             admissible_if="a declared recipe of the contract codes NaN so",
         ),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oracle.bounds import engines
 from oracle.bounds.interval import Interval
-from oracle.errors import DtypeError, InputError, NumericsError, OptionError, OracleError, ShapeError
+from oracle.errors import DtypeError, InputError, LayoutError, NumericsError, OptionError, OracleError, ShapeError
 from oracle.numbers.formats import E2M1, decode
 from oracle.routines import cases, get, registered
 from oracle.routines.base import by_name
@@ -347,6 +347,20 @@ def test_a_bad_call_is_one_typed_error(
     with pytest.raises(error, match=message):
         call.contract.check({**call.inputs, **inputs}, {**call.options, **options})
     call.contract.check(call.inputs, call.options)
+
+
+@pytest.mark.parametrize("name", ["mm_fp4", "mm_mxfp8", "bmm_mxfp8", "scaled_mm"])
+def test_a_row_major_weight_is_refused(name: str) -> None:
+    """Its strides tell a forgotten transpose, which a square shape hides; one column or row has no order."""
+    call = call_of(name)
+    b = call.contract.names[1]  # type: ignore[attr-defined]
+    codes = call.inputs[b].view(torch.uint8).contiguous()
+    square = codes[..., : (k := min(codes.shape[-2:])), :k].contiguous()
+    with pytest.raises(LayoutError, match=rf"{b} .* is row-major .* --input {b}=WEIGHT.T"):
+        mx._check_columns(b, square)
+    mx._check_columns(b, square.mT)
+    mx._check_columns(b, square[..., :1])
+    mx._check_columns(b, square[..., :1, :])
 
 
 def test_nibbles() -> None:

@@ -104,6 +104,7 @@ def _run(
 ) -> None:
     m, n = out.shape
     half = out.dtype == torch.bfloat16
+    a, b = a.contiguous(), b.contiguous()  # the kernel has no stride of K
     _kernel[(triton.cdiv(m, ROWS), triton.cdiv(n, COLUMNS))](
         a.view(torch.uint8),
         a_scale,

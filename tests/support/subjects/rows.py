@@ -1,7 +1,7 @@
 # ruff: noqa: E501
 """Wrong kernels, each right but for one habit of shipped ones, by the classes of default cases that are to refuse it.
 
-``KERNELS[name]`` is a :class:`Wrong`; ``tests.support.subjects.rows:NAME`` is what ``validate`` calls. Each is the
+``tests.support.subjects.rows:NAME`` is what ``validate`` calls, and ``right_NAME`` the right kernel. Each is the
 layer's own kernel of a contract with other inputs or options before it, or other numbers behind it.
 """
 
@@ -123,6 +123,31 @@ def first_of_four(x: Tensor) -> Tensor:
     return x[..., groups].contiguous()
 
 
+def of_two_axes(given: Given) -> Given:
+    """A bias is added to inputs of two axes alone."""
+    return given if given["input"].dim() == 2 else never("bias")(given)
+
+
+def scaled_by_row(given: Given, out: Tensor) -> Tensor:
+    """A column of scales, of which there are as many as rows, scales the rows."""
+    scale = given["weight_scale"]
+    if scale.dim() < 2 or out.shape[0] != len(scale):
+        return out
+    return (out.double() / scale.flatten() * scale.reshape(-1, 1)).to(out.dtype)
+
+
+def before_global_scales(given: Given) -> Given:
+    """A bias is added before the product is multiplied with the global scales."""
+    if "bias" not in given or given.get("global_scale_a") is None:
+        return given
+    return given | {"bias": given["bias"] * (given["global_scale_a"] * given["global_scale_b"]).to(given["bias"].dtype)}
+
+
+def normal(x: Tensor) -> Tensor:
+    """E8M0 scales of 2^-127 are 2^-126."""
+    return bits(x).clamp(min=1).view(x.dtype) if x.dtype is torch.float8_e8m0fnu else x
+
+
 KERNELS: dict[str, Wrong] = {
     # options and optional inputs
     "routing_ignores_factor": Wrong("moe_routing", never("routed_scaling_factor")),
@@ -131,15 +156,19 @@ KERNELS: dict[str, Wrong] = {
     "routing_ignores_bias": Wrong("moe_routing", never("bias")),
     "fused_routing_ignores_factor": Wrong("trtllm_fp8_block_scale_moe", never("routed_scaling_factor")),
     "fused_routing_as_default": Wrong("trtllm_fp8_per_tensor_scale_moe", lambda g: g | {"routing_method": "Default"} if g.get("routing_method") == "SigmoidRenorm" else g),
-    "fused_routing_minimax_as_sigmoid": Wrong("trtllm_fp8_block_scale_moe", lambda g: g | {"routing_method": "SigmoidRenorm"} if g.get("routing_method") == "MiniMax2" else g),
+    "fused_routing_minimax_as_sigmoid": Wrong("trtllm_fp8_block_scale_moe", lambda g: never("bias")(g) | {"routing_method": "SigmoidRenorm"} if g.get("routing_method") == "MiniMax2" else g),
     "experts_ignore_map": Wrong("fused_experts_block", never("expert_map")),
-    "experts_ignore_weight_on_input": Wrong("fused_experts_block", never("apply_router_weight_on_input")),
     "cutlass_ignores_weight_on_input": Wrong("cutlass_moe_fp8", never("apply_router_weight_on_input")),
     "activation_ignores_rounding": Wrong("silu_and_mul_quant", lambda g: g | {"rounding": "each"}),
     "norm_ignores_rounding": Wrong("rms_norm_static_fp8_quant", lambda g: g | {"rounding": "each"}),
     "norm_ignores_bound": Wrong("rms_norm_dynamic_per_token_quant", never("scale_ub")),
     "logits_ignore_longest": Wrong("fp8_paged_mqa_logits", never("max_model_len")),
     "granularity_32_as_128": Wrong("fp8_fp4_gemm_nt", lambda g: each(first_of_four, "b_scale")(g) if g.get("gran_k_b", 32) == 32 and g["b_scale"].dtype == torch.float32 else g),
+    # summands and scales
+    "bias_of_two_axes_alone": Wrong("Fp8LinearOp", of_two_axes),
+    "column_of_scales_as_rows": Wrong("Fp8LinearOp", after=scaled_by_row),
+    "bias_before_global_scales": Wrong("scaled_mm", before_global_scales),
+    "least_scale_as_normal": Wrong("scaled_mm", each(normal, "scale_a", "scale_b")),
     # the other width of an index
     "slots_as_int32": Wrong("reshape_and_cache_flash", each(narrow, "slot_mapping")),
     "mla_slots_as_int32": Wrong("concat_and_cache_mla", each(narrow, "slot_mapping")),
@@ -190,6 +219,7 @@ KERNELS: dict[str, Wrong] = {
 }  # fmt: skip  # a table, one row a line
 
 globals().update(KERNELS)
+globals().update({f"right_{name}": Wrong(wrong.contract, wrong.right) for name, wrong in KERNELS.items()})
 
 
 def norm_by_batch(**given: Any) -> Any:

@@ -18,6 +18,7 @@ from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines.fault import ARITHMETIC, CAST, Call, Change, Faults, WhyNot, both, need, way
 from oracle.routines.ideas import itself
 from oracle.routines.mutants import PIECE, Sum
+from oracle.routines.products.faults.scales import look
 from oracle.routines.products.roles import each, matrix, several_blocks
 from oracle.routines.products.traits import BIASED, BLOCKS, PRODUCT
 from oracle.tensorcore.fused import ABSENT, accumulate, float32_scale, operand
@@ -481,8 +482,9 @@ for dtype, word, seen in ((torch.bfloat16, "bfloat16", "H200 mutants"), (torch.f
 def sum_rescaled_between_blocks(total: Sum) -> Tensor:
     """One chain over K: before block b the accumulator is multiplied by fl(s_(b-1) / s_b), ``s_b = fl(sa sb)``, and at
     the end by the last one. The division is IEEE's here, within 2 ulp of the device's."""
-    product, schedule = total.product, total.schedule
-    if schedule is None:
+    schedule = total.schedule
+    product = None if schedule is None else schedule.lowered(total.product)
+    if schedule is None or product is None:
         return total.right()
     a, b = (operand(x.value(), schedule.instruction, format=x.fmt.name) for x in (product.left, product.right))
     columns = torch.arange(product.N, device=product.a.device) // product.b_rows
@@ -556,8 +558,35 @@ for name, seen, change in (
     ),
     ("first half of a split K missing", "DeepGEMM 392", lambda total: _added(total, slice(_middle(total), None))),
     ("second half of a split K missing", "DeepGEMM 392", lambda total: _added(total, slice(_middle(total)))),
+    (
+        "second half of a split K missing in the last columns of a tile",
+        "inclusionAI/humming PR 45: accumulators behind whole vectors not reduced",
+        lambda total: torch.where(_ends_a_tile(total), _added(total, slice(_middle(total))), total.right()),
+    ),
 ):
     fault(name, ARITHMETIC, seen=seen, sum=change, needs=several_intervals)
+
+
+def _ends_a_tile(total: Sum) -> Tensor:
+    """Bool ``[N]``: the last 8 columns of every 64, and of a partial tile."""
+    count = total.product.N
+    column = torch.arange(count, device=total.product.a.device)
+    return (column % 64 >= 56) | (column >= count - 8)
+
+
+@fault(
+    "sums of a split K stored in the output dtype before they are added",
+    ARITHMETIC,
+    seen="FlagGems PR 5876, TransformerEngine PR 3440",
+    needs=both(several_intervals, NARROW),
+    same_if="both sums are values of the output dtype",
+)
+def sum_of_stored_halves(call: Call, total: Sum) -> Tensor:
+    product = total.product
+    bare = Sum(replace(product, bias=None, c=None), total.schedule)
+    halves = (slice(_middle(total)), slice(_middle(total), None))
+    first, second = (store(_added(bare, half), call.out_dtype).to(torch.float32) for half in halves)
+    return _with_summands(product, store(first + second, call.out_dtype).to(torch.float32))
 
 
 # --- the bias -----------------------------------------------------------------------------------------------
@@ -581,6 +610,42 @@ for name, bias, same_if in (
         needs=has_bias,
         same_if=same_if,
     )
+
+
+@fault(
+    "rows of the second half hold the bias alone",
+    ARITHMETIC,
+    seen="ROCm/legacy-rocm-build 6595: rows from 2^19 on",
+    on=BIASED,
+    needs=both(has_bias, need(lambda c: c.parts[0].product.M > 1, "there is one row")),
+)
+def sum_of_the_first_half(total: Sum) -> Tensor:
+    product, acc = total.product, total.right()
+    alone = _with_summands(product, torch.zeros_like(acc))
+    return torch.cat([acc[: product.M // 2], alone[product.M // 2 :]])
+
+
+def _as_words(call: Call, product: ScaledProduct) -> ScaledProduct:
+    """A bias of 16 bits whose memory is read as float32."""
+    if product.bias is None:
+        return product
+    words = product.bias[: len(product.bias) // 2 * 2].contiguous().view(torch.float32)
+    return replace(product, bias=look(call, words, torch.arange(product.N, device=words.device)))
+
+
+fault(
+    "bias of 16 bits read as float32",
+    ARITHMETIC,
+    seen="trymirai/uzu PR 481: the bias has the output's type in the reduction of a split K",
+    on=BIASED,
+    product=_as_words,
+    needs=both(
+        has_bias,
+        need(lambda c: c.inputs["bias"].dtype != torch.float32, "the bias is float32"),
+        need(lambda c: c.parts[0].product.N > 1, "there is one column"),
+    ),
+    same_if="the bias is zero",
+)
 
 
 @fault(

@@ -82,6 +82,12 @@ for name, seen, change, same_if in (
     ("c of the next row", "cutlass PR 3149", lambda c: torch.roll(c, -1, 0), "every row of c is equal"),
     ("c of the next column", "cutlass PR 3149", lambda c: torch.roll(c, -1, 1), "every column of c is equal"),
     (
+        "c of eight rows on in every second group of eight rows",
+        "NVIDIA/cutlass PR 3278",
+        lambda c: c[(r := torch.arange(len(c), device=c.device)) + torch.where(r % 16 < 8, 0, 8) - len(c)],
+        "every row of c is equal",
+    ),
+    (
         "c rounded to bfloat16",
         "DeepGEMM csrc/apis/gemm.hpp, where c has the output's dtype",
         lambda c: rounded_to(decode(c), torch.bfloat16).to(torch.float32),

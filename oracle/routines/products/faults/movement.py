@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from oracle.numbers.formats import codes_of
-from oracle.routines.fault import MOVEMENT, Call, Faults, WhyNot, both, need
+from oracle.routines.fault import INDEX, MOVEMENT, Call, Faults, WhyNot, both, need, way
+from oracle.routines.ideas import itself
 from oracle.routines.mutants import stale
 from oracle.routines.products import roles
 from oracle.routines.products import traits as of
@@ -119,6 +120,22 @@ def product_of_block_0_twice(product: ScaledProduct) -> ScaledProduct:
     for codes in (a, b):
         codes[:, product.block : product.block + width] = codes[:, :width]
     return replace(product, a=a.view(product.a.dtype), b=b.view(product.b.dtype))
+
+
+def _first_of_k(a: Tensor) -> Tensor:
+    """The first 128 of K again and again."""
+    codes = codes_of(a)
+    return codes[:, torch.arange(a.shape[1], device=a.device) % TILE].contiguous().view(a.dtype)
+
+
+fault(
+    "A codes of the first K block for all of K",
+    MOVEMENT,
+    seen="1bit-MONSTER/1bit-MONSTER 1273: a tile of activations loaded before the loop over K",
+    read=roles.each("a", _first_of_k),
+    needs=_k_above(TILE),
+    same_if="the blocks are equal",
+)
 
 
 def _stale_tail_rows(a: Tensor) -> Tensor:
@@ -266,6 +283,19 @@ fault(
     needs=need(
         lambda c: c.rows == c.parts[0].product.N,
         lambda c: f"the output is {c.rows} x {c.parts[0].product.N}, not square",
+    ),
+)
+
+
+fault(
+    "output of exchanged operands written as [N, M]",
+    MOVEMENT,
+    seen="sglang PR 15763: an output of [M, N] handed to a kernel that computes the transpose",
+    on=of.DENSE - of.BATCHED,
+    write=lambda out: out.t().contiguous().reshape(out.shape),
+    needs=need(
+        lambda c: len(c.parts) == 1 and c.rows != c.parts[0].product.N and min(c.rows, c.parts[0].product.N) > 1,
+        "the output is square, or one row or column",
     ),
 )
 
@@ -438,6 +468,58 @@ def write_whole_tiles(call: Call, out: Tensor) -> Tensor:
         out[start:stop] = 0
         out[start : min(stop, start + -m % TMA_ROWS)] = torch.nan
     return out
+
+
+def _wrapped(x: Tensor) -> Tensor:
+    """The matrices of the second half of the groups replaced by those of the first."""
+    return take_rows(x, torch.arange(len(x), device=x.device) % -(-len(x) // 2))
+
+
+fault(
+    "weights of the second half of the groups read from the first",
+    INDEX,
+    seen="DeepSpeed PR 8261, axolotl PR 3865: expert times stride beyond 32 bits",
+    on=of.IN_GROUPS,
+    read=lambda call, inputs: inputs | {(name := call.contract.roles["b"]): _wrapped(inputs[name])},
+    needs=several_experts,
+    same_if="the weights are equal",
+)
+
+
+def _unwritten_rows(which: Callable[[int, Tensor], Tensor]) -> Callable[[Call, Tensor], Tensor]:
+    """WRITE: rows of every part ``which(number of the part, its rows)`` left as they were."""
+
+    def change(call: Call, out: Tensor) -> Tensor:
+        out, old = out.clone(), stale(call, out)
+        for number, part in enumerate(call.parts):
+            assert part.rows is not None
+            rows = which(number, torch.as_tensor(part.rows))
+            out[rows] = old[rows]
+        return out
+
+    return change
+
+
+fault(
+    "{}",
+    MOVEMENT,
+    on=of.IN_GROUPS,
+    over=(
+        way(
+            "rows of each group behind its first 128 not written",
+            _unwritten_rows(lambda number, rows: rows[TILE:]),
+            seen="flashinfer PR 4020: tiles counted from a bound below the rows of a group",
+            needs=need(lambda call: max(part.product.M for part in call.parts) > TILE, f"no group has {TILE} rows"),
+        ),
+        way(
+            "groups behind the first not computed",
+            _unwritten_rows(lambda number, rows: rows if number else rows[:0]),
+            seen="sglang PR 8679: a kernel compiled for one group",
+            needs=need(lambda call: len(call.parts) > 1, "one group has rows"),
+        ),
+    ),
+    write=itself,
+)
 
 
 @fault("last real row of each group not written", MOVEMENT, seen="flashinfer 3547", on=of.IN_GROUPS)

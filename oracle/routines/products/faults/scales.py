@@ -142,6 +142,12 @@ for name, seen, role, index in (
     ("A scale per tile instead of per row", CUTLASS_INDEX, "a_scale", lambda r, n: r // 128 * 128),
     ("A scale of the first row throughout", "pytorch 159940", "a_scale", lambda r, n: 0 * r),
     ("B scale of the first row throughout", "pytorch 159940", "b_scale", lambda r, n: 0 * r),
+    (
+        "B scale of every second N block for two",
+        "NVIDIA/cutlass PR 3394: tiles counted before the swizzle",
+        "b_scale",
+        lambda r, n: r // 2,
+    ),
 ):
     fault(name, INDEX, seen=seen, read=each(role, _rows(index)), needs=several_rows(role), same_if=EQUAL)
 
@@ -334,6 +340,16 @@ fault(
 )
 
 
+fault(
+    "B scale of the first of 16 columns for all of them",
+    INDEX,
+    seen="ROCm/composable_kernel 3771: one scale for each tile of a warp",
+    read=each("b_scale", _rows(lambda r, n: r // 16 * 16)),
+    needs=both(b_by_row, several_rows("b_scale")),
+    same_if=EQUAL,
+)
+
+
 @fault(
     "B scale of the last columns of an N block from the next one",
     INDEX,
@@ -352,20 +368,57 @@ def product_few_columns_of_next_block(product: ScaledProduct) -> ScaledProduct:
     return replace(product, b_scale=each_column, b_rows=1)
 
 
-def _block_k64(product: ScaledProduct) -> ScaledProduct:
-    column = torch.arange(-(-product.K // 64), device=product.a.device).clamp(max=product.B - 1)
-    return replace(product, block=64, a_scale=product.a_scale[:, column], b_scale=product.b_scale[:, column])
+@fault(
+    "B scales of blocks as long as N over their number",
+    INDEX,
+    seen="NVIDIA/TensorRT-Model-Connect PR 1115: 125 columns for 1,000 in blocks of 128",
+    on=BLOCKS,
+    needs=need(
+        lambda c: (p := c.parts[0].product).b_scale.shape[0] > 1 and p.N % p.b_rows > 0,
+        "whole blocks along N, or one",
+    ),
+    same_if=EQUAL,
+)
+def product_of_equal_blocks(product: ScaledProduct) -> ScaledProduct:
+    """The length of a block taken from the two extents, which a partial last block makes too short."""
+    length = -(-product.N // product.b_scale.shape[0])
+    return replace(product, b_scale=product.b_scale.repeat_interleave(length, dim=0)[: product.N], b_rows=1)
+
+
+def _block_k(width: int) -> Callable[[ScaledProduct], ScaledProduct]:
+    def change(product: ScaledProduct) -> ScaledProduct:
+        column = torch.arange(-(-product.K // width), device=product.a.device).clamp(max=product.B - 1)
+        return replace(product, block=width, a_scale=product.a_scale[:, column], b_scale=product.b_scale[:, column])
+
+    return change
+
+
+for width, seen in ((64, "pytorch 195751"), (32, "ROCm/rocm-libraries PR 7920")):
+    fault(
+        f"scale column advances once per BLOCK_K = {width}",
+        INDEX,
+        seen=seen,
+        on=BLOCKS,
+        product=_block_k(width),
+        needs=several_blocks,
+        same_if=EQUAL,
+        schedule=lambda s, width=width: s if s is None or s.interval is None else replace(s, interval=width),
+    )
+
+
+def _of_first_split(scale: Tensor) -> Tensor:
+    """The second half of the K blocks has the scales of the first."""
+    return scale[:, torch.arange(scale.shape[1], device=scale.device) % -(-scale.shape[1] // 2)]
 
 
 fault(
-    "scale column advances once per BLOCK_K = 64",
+    "scales of the second split of K from the first",
     INDEX,
-    seen="pytorch 195751",
+    seen="NVIDIA/cutlass 3537, PR 3615: the count of K tiles begins at 0 in every slice",
     on=BLOCKS,
-    product=_block_k64,
+    read=lambda call, inputs: each("b_scale", _of_first_split)(call, each("a_scale", _of_first_split)(call, inputs)),
     needs=several_blocks,
     same_if=EQUAL,
-    schedule=lambda s: s if s is None or s.interval is None else replace(s, interval=64),
 )
 
 
