@@ -457,10 +457,10 @@ def _beyond(base: Case, calls: Calls) -> list[Case]:
             break
         cases, wanted = [*cases, case], left
     uneven = many
-    for name in (name for name in grammar.extents if name not in grammar.free):
+    for name in (name for name in grammar.extents if name not in {*grammar.free, *_heads(grammar)}):
         sizes = (*BATCH, *UNEVEN) if _meaning(grammar, name) == "rows" else UNEVEN
         uneven = _fitting(uneven, name, sizes, calls) or uneven
-    cases += [] if uneven == base else [uneven]
+    cases += [] if uneven == many else [uneven]
     edges = (*itertools.chain(*edges_of(get(base.contract)).values()), TILE)
     square = base
     for name in grammar.free if len(grammar.free) > 1 else ():  # all of one length: rows or columns?
@@ -483,11 +483,15 @@ def short(chosen: Sequence[Case]) -> list[str]:
 
 
 def _short(grammar: Grammar, chosen: Sequence[Case]) -> list[str]:
-    counted = {name for name in grammar.extents if _meaning(grammar, name) in ("experts", "depth", "head")}
-    counted -= {"d"} if "h" not in grammar.extents else set()
+    counted = {name for name in grammar.extents if _meaning(grammar, name) in ("experts", "depth")} | _heads(grammar)
     counted |= {name for name in grammar.free if _meaning(grammar, name) == "rows"}
     reached = {name for case in chosen for name, n in case.extents if n > LOOPS}
     return [name for name in grammar.extents if name not in counted | reached]
+
+
+def _heads(grammar: Grammar) -> set[str]:
+    """The number of heads and the width of one, which kernels are compiled for."""
+    return {name for name in ("h", "d") if _meaning(grammar, name) == "head"} if "h" in grammar.extents else set()
 
 
 def _fitting(case: Case, name: str, sizes: Sequence[int], calls: Calls) -> Case | None:
