@@ -8,6 +8,11 @@ covering array of strength two: each pair of levels of two factors stands in one
 with both, which it is asked. Families of data take turns, every second case has ordinary data; each word of data of
 each input (:data:`oracle.routines.patterns.DATA`) that no listed and no other drawn case has stands in one case more.
 
+Of each extent some call has more than 1,024, no multiple of 16 where the contract takes that; the free ones of them
+stand in the covering array, as do more rows than a tile has. Extents that are not free have uneven values, beside
+many rows: more than 8 groups or pages, a page of 20. An option that is a whole number is more than its default in one
+call and less in another; one with choices has each of them beside the usual inputs too.
+
 :func:`real_cases` has sizes of real models: 7168 columns, 256 experts of which a token takes 8, heads of 128, ranks of
 512, a batch of 64, and 65,536 rows, each where the call stays small enough to be judged in a few seconds. Profile
 ``full`` has eight times as much room: the columns of a model for 4096 rows, or beside a weight of as many.

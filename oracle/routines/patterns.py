@@ -935,6 +935,7 @@ DATA: Mapping[str, Pattern] = {
     "ones": Pattern(frozenset({Kind.COUNTS}), _alone(_ones), _has(lambda x: bool((x == 1).all()))),
 }
 """Data by kind: powers of two, groups of zeros, ties, halves of the least subnormal, NaN and infinity, equal and
+negative ones, large ones, all in one, out of order, -1, the same twice, rows before the first group and between groups,
 empty ones, one each, whole tiles, many groups in use, groups in reverse; a column, one for each token, the place
 before; small rows, values just above powers of two, one alone in a block, negative places; of a product the least scale
 beside the greatest, two low ones, zeros that meet NaN as codes or as scales."""
