@@ -31,7 +31,7 @@ from oracle.errors import DtypeError, OptionError, OracleError
 from oracle.numbers.formats import codes_of
 from oracle.numbers.quantize import WIDE, Quantized, quantize, suits
 from oracle.numbers.recipe_table import recipes
-from oracle.numbers.recipes import CodeFormula, CodeRounding, NanAmax, Recipe, ScaleFormula
+from oracle.numbers.recipes import CodeFormula, CodeRounding, NanAmax, PowerOfTwo, Recipe, ScaleFormula
 from oracle.routines import Contract, profiles, registered
 from oracle.routines.base import Call, OptionSpec, TensorSpec
 from oracle.routines.case import Case
@@ -91,7 +91,7 @@ def _truth(contract: Contract) -> str:
 
 def _about(contract: Contract, docstring: str) -> str:
     """The docstring without the sentences, and the parameters, that are about inputs and options of other contracts."""
-    own = {spec.name for spec in contract.inputs} | {spec.name for spec in contract.options} | {*contract.returns}
+    own = {*_takes(contract), *contract.returns}
     own |= {choice for option in contract.options for choice in option.choices or () if isinstance(choice, str)}
     foreign = (_named() | {"c"} if contract.multiplies else _named()) - own  # elsewhere c is a column
     kept = []
@@ -108,9 +108,11 @@ def _about(contract: Contract, docstring: str) -> str:
 @lru_cache(maxsize=1)
 def _named() -> frozenset[str]:
     """Every name of an input or an option that is no symbol of a formula."""
-    every = registered().values()
-    inputs, options = ([s.name for c in every for s in c.inputs], [s.name for c in every for s in c.options])
-    return frozenset(name for name in (*inputs, *options) if len(name) > 1)
+    return frozenset(name for contract in registered().values() for name in _takes(contract) if len(name) > 1)
+
+
+def _takes(contract: Contract) -> tuple[str, ...]:
+    return (*(spec.name for spec in contract.inputs), *(option.name for option in contract.options))
 
 
 _QUOTED = re.compile(r"``([A-Za-z_]\w*)``")
@@ -427,6 +429,8 @@ def recipe_lines(recipe: Recipe) -> Iterator[str]:
 
 def _symbols(recipe: Recipe) -> str:
     """What the letters of the code's formula are."""
+    if recipe.power_of_two is PowerOfTwo.INVERSE_FLOOR:
+        return ", q = 1 / s of the published s" if recipe.code is CodeFormula.QUOTIENT else ", s as it is published"
     if recipe.code is CodeFormula.QUOTIENT:
         return f", q = {_INVERSES[recipe.formula]}"
     if recipe.formula is ScaleFormula.GIVEN:

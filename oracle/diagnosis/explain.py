@@ -435,7 +435,9 @@ def _described(failure: FailingOutput, explanations: tuple[Explanation, ...]) ->
     where, shown = describe(failure.bad), explanations[:SHOWN]
     used = _farthest(failure, factors) if first is not None else None
     seen = (place(failure.bad, output="out", tile=heatmap.TILE),)
-    words = [*observed(failure.output, failure.right, failure.bad), *tail_of_k([used for _, used in factors])]
+    words = list[str]()
+    if not _complete(explanations):
+        words = [*observed(failure.output, failure.right, failure.bad), *tail_of_k([used for _, used in factors])]
     counts = failure.failing, failure.total
     return Diagnosis(*counts, where, shown, tuple(findings), first, seen, used, tuple(words))
 

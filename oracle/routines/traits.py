@@ -72,8 +72,10 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class OptionSpec:
-    """One option: its default and, where they are few, the values it admits (``None``: any number, or with ``named``
-    any name)."""
+    """One option: its default and, where they are few, the values it admits.
+
+    ``choices=None``: any number, or with ``named`` any name.
+    """
 
     name: str
     default: object

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
+import time
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -29,14 +31,32 @@ def provide(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 def forked() -> set[int]:
-    """Processes that were forked from this one, those that lost their parent too."""
-    found, own = set(), Path("/proc/self/cmdline").read_bytes()
+    """Processes that were forked from this one, those that lost their parent too; not those of another worker of
+    pytest-xdist, which has the same command line."""
+    own, parents = Path("/proc/self/cmdline").read_bytes(), {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             with contextlib.suppress(OSError):  # it has ended
                 if (folder / "cmdline").read_bytes() == own and (folder / "cwd").samefile(Path.cwd()):
-                    found.add(int(folder.name))
-    return found
+                    parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+
+    def first(pid: int) -> int:
+        return first(parents[pid]) if parents.get(pid) in parents else pid
+
+    return {pid for pid in parents if parents[first(pid)] != os.getppid()}
+
+
+def test_a_process_that_is_left_is_found() -> None:
+    """The negative test of what follows each test."""
+    before = forked()
+    if not (pid := os.fork()):
+        signal.pause()
+        os._exit(0)
+    try:
+        assert forked() - before == {pid}
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +64,9 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No process and no descriptor, whatever the subjects did."""
     before, descriptors = forked(), len(os.listdir("/proc/self/fd"))
     yield
+    end = time.monotonic() + 5
+    while not forked() <= before and time.monotonic() < end:  # orphans of another worker, which it ends at once
+        time.sleep(0.05)
     assert forked() <= before
     assert len(os.listdir("/proc/self/fd")) == descriptors
 

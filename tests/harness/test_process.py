@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import mmap
 import os
 import secrets
@@ -20,12 +21,14 @@ import torch
 
 from oracle.errors import OptionError, SandboxError
 from oracle.harness import sandbox
+from oracle.harness import session as sessions
 from oracle.harness.memory import GUARD, Guarded, Shared, Wanted, opened
 from oracle.harness.process import Worker, interrupted_by_every_end
 from oracle.harness.protocol import LIMIT, NONCE, SIZE, Claim, GarbledError, Reply, pack, unpack
 from oracle.harness.session import Session, read
 from oracle.harness.validation import validate
 from oracle.routines import cases, get
+from oracle.routines.base import Call
 from tests.support import cheat_table
 from tests.support.commandline import Cli
 from tests.support.launched import launched
@@ -141,6 +144,34 @@ class TestMemory:
         with pytest.raises(Asked):
             session.call(case.inputs(), case.call_options())
         assert order == [*case.inputs(), "settled on cpu"]
+
+    @pytest.mark.parametrize(("room", "enough"), [(sessions.ROOM, True), (1 << 20, False)])
+    def test_there_is_room_for_an_output_of_short_k(
+        self, monkeypatch: pytest.MonkeyPatch, room: int, enough: bool
+    ) -> None:
+        """An output may be much larger than 16 times the inputs, where the contract's parent lays out none itself."""
+        monkeypatch.setattr(sessions, "ROOM", room)
+        asked: list[int] = []
+
+        class Asked(Exception):
+            pass
+
+        class Silent:
+            place = "cpu"
+
+            def memory(self, size: int) -> Shared:
+                asked.append(size)
+                raise Asked
+
+        long = "m=16384,n=192,k=4/family=randn/seed=11"
+        case = cases.parse(f"fp8_gemm_nt_skip_head_mid/e4m3xe4m3-bf16/1x128:128x128/{long}")
+        contract = get(case.contract)
+        one = Session(Silent(), contract, device="cpu", arch="sm90", numerics=None)  # type: ignore[arg-type]
+        with pytest.raises(Asked):
+            one.call(case.inputs(), case.call_options())
+        due = contract.outputs(Call(contract, case.inputs(), case.call_options()))["out"].shape
+        assert due is not None
+        assert (asked[0] >= math.prod(due) * 2) == enough
 
     def test_an_output(self, laid: tuple[Shared, list[Any]]) -> None:
         """What the other process writes in its own mapping of the memory is read here."""

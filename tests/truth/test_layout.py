@@ -221,6 +221,13 @@ class TestPackedUe8m0:
         wrong[0, 0] = wrong[-1, 0]
         assert judge(name, {"scale": x}, wrong, **options).status is Status.FAILED
 
+    def test_a_scale_of_128_rows_is_contiguous(self) -> None:
+        """A pitched one is copied; its own strides are refused."""
+        x = powers(2, 7, seed=1)[:, :6]
+        options = {"mn": 200, "k": 700, "gran_mn": 128, "target": "sm90"}
+        due = [judge("transform_sf_into_required_layout", {"scale": x}, y, **options) for y in (x.contiguous(), x)]
+        assert [one.status for one in due] == [Status.PASSED, Status.FAILED]
+
     def test_shapes_are_checked(self) -> None:
         with pytest.raises(ShapeError, match="take"):
             layout.transform_sf_into_required_layout(powers(3, 6), mn=200, k=700, gran_mn=128, arch="sm90")
