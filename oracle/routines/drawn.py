@@ -8,6 +8,11 @@ covering array of strength two: each pair of levels of two factors stands in one
 with both, which it is asked. Families of data take turns, every second case has ordinary data; each word of data of
 each input (:data:`oracle.routines.patterns.DATA`) that no listed and no other drawn case has stands in one case more.
 
+Of each extent some call has more than 1,024, no multiple of 16 where the contract takes that; the free ones of them
+stand in the covering array, as do more rows than a tile has. Extents that are not free have uneven values, beside
+many rows: more than 8 groups or pages, a page of 20. An option that is a whole number is more than its default in one
+call and less in another; one with choices has each of them beside the usual inputs too.
+
 :func:`real_cases` has sizes of real models: 7168 columns, 256 experts of which a token takes 8, heads of 128, ranks of
 512, a batch of 64, and 65,536 rows, each where the call stays small enough to be judged in a few seconds. Profile
 ``full`` has eight times as much room: the columns of a model for 4096 rows, or beside a weight of as many.
@@ -432,7 +437,7 @@ def _edges(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
 def _many(base: Case, admits: Callable[[Case], bool]) -> Case | None:
     """The case with more rows than a tile has, a tail of them, and few of the other extents."""
     case, found = base, False
-    for name in base.grammar.free:
+    for name in sorted(base.grammar.free, key=lambda name: _meaning(base.grammar, name) == "rows"):
         rows = _meaning(base.grammar, name) == "rows"
         tried = (_sized(case, name, size) for size in (BATCH if rows else (NARROW + 1,)))
         new = next((new for new in tried if new is not None and volume(new) <= ROWS_AT_ONCE and admits(new)), None)
@@ -457,10 +462,10 @@ def _beyond(base: Case, calls: Calls) -> list[Case]:
             break
         cases, wanted = [*cases, case], left
     uneven = many
-    for name in (name for name in grammar.extents if name not in grammar.free):
+    for name in (name for name in grammar.extents if name not in {*grammar.free, *_heads(grammar)}):
         sizes = (*BATCH, *UNEVEN) if _meaning(grammar, name) == "rows" else UNEVEN
         uneven = _fitting(uneven, name, sizes, calls) or uneven
-    cases += [] if uneven == base else [uneven]
+    cases += [] if uneven == many else [uneven]
     edges = (*itertools.chain(*edges_of(get(base.contract)).values()), TILE)
     square = base
     for name in grammar.free if len(grammar.free) > 1 else ():  # all of one length: rows or columns?
@@ -483,11 +488,15 @@ def short(chosen: Sequence[Case]) -> list[str]:
 
 
 def _short(grammar: Grammar, chosen: Sequence[Case]) -> list[str]:
-    counted = {name for name in grammar.extents if _meaning(grammar, name) in ("experts", "depth", "head")}
-    counted -= {"d"} if "h" not in grammar.extents else set()
+    counted = {name for name in grammar.extents if _meaning(grammar, name) in ("experts", "depth")} | _heads(grammar)
     counted |= {name for name in grammar.free if _meaning(grammar, name) == "rows"}
     reached = {name for case in chosen for name, n in case.extents if n > LOOPS}
     return [name for name in grammar.extents if name not in counted | reached]
+
+
+def _heads(grammar: Grammar) -> set[str]:
+    """The number of heads and the width of one, which kernels are compiled for."""
+    return {name for name in ("h", "d") if _meaning(grammar, name) == "head"} if "h" in grammar.extents else set()
 
 
 def _fitting(case: Case, name: str, sizes: Sequence[int], calls: Calls) -> Case | None:

@@ -40,6 +40,7 @@ LEAST, BESIDE = 0, 227  # bytes of E8M0: 2^-127 and 2^100, whose products with c
 OTHER = 2  # added to the byte of every third least scale, and taken from that of every third scale beside them
 GROUP = 128  # values of a row that are zero together
 SHARED = (16, 32, 128)  # columns of a row that share a scale, beside the row and the tensor
+FEW = 8  # groups that a loop unrolled for them holds
 GIVEN = 1.75  # a scale that is no power of two, and has few bits
 EXPONENTS = 6  # of the powers of two that rows of ties are multiplied with: -6 to 6, as far as the dtype has them
 TINY = 2.0**-20  # of ordinary values: 1e-6
@@ -341,6 +342,22 @@ def _whole(x: Tensor) -> Tensor:
     y = torch.minimum((x + GROUP // 2) // GROUP * GROUP, x.max()).to(x.dtype)
     y.reshape(-1)[-1] = x.reshape(-1)[-1]
     return y
+
+
+def _spread(x: Tensor) -> Tensor:
+    """Every one of more than :data:`FEW` groups has rows, about as many as the others, in fours."""
+    groups = x.numel() - int(x.reshape(-1)[0] == 0)
+    if groups <= FEW:
+        raise CaseError(f"{groups} groups are few")
+    part = torch.arange(groups - x.numel() + 1, groups + 1, device="cpu")
+    y = (int(x.max()) * part // groups // 4 * 4).to(x.dtype)
+    y[-1] = x.reshape(-1)[-1]
+    return y.reshape(x.shape)
+
+
+def _are_spread(x: Tensor) -> bool:
+    """Each of them begins before the next one; the first may be empty where no zero leads."""
+    return x.numel() > FEW + 1 and bool((x.flatten().diff() > 0).all())
 
 
 def _whole_tiles(counts: Tensor) -> bool:
@@ -887,6 +904,7 @@ DATA: Mapping[str, Pattern] = {
     "whole": Pattern(
         frozenset({Kind.OFFSETS}), _alone(_whole), _has(lambda x: _whole_tiles(x.flatten().diff())), everywhere=True
     ),
+    "spread": Pattern(frozenset({Kind.OFFSETS}), _alone(_spread), _has(_are_spread), everywhere=True),
     "tiles": Pattern(
         frozenset({Kind.COUNTS}),
         _alone(lambda x: torch.where(x >= GROUP, x // GROUP * GROUP, x)),
@@ -917,10 +935,10 @@ DATA: Mapping[str, Pattern] = {
     "ones": Pattern(frozenset({Kind.COUNTS}), _alone(_ones), _has(lambda x: bool((x == 1).all()))),
 }
 """Data by kind: powers of two, groups of zeros, ties, halves of the least subnormal, NaN and infinity, equal and
-negative ones, large ones, minus the sum that they are added to, all in one, out of order, -1, the same twice, rows
-before the first group and between groups, empty ones, one each, whole tiles, groups in reverse; a column, one for each
-token, the place before; small rows, values just above powers of two, one alone in a block, negative places; of a
-product the least scale beside the greatest, two low ones, zeros that meet NaN as codes or as scales."""
+negative ones, large ones, all in one, out of order, -1, the same twice, rows before the first group and between groups,
+empty ones, one each, whole tiles, many groups in use, groups in reverse; a column, one for each token, the place
+before; small rows, values just above powers of two, one alone in a block, negative places; of a product the least scale
+beside the greatest, two low ones, zeros that meet NaN as codes or as scales."""
 
 WITHOUT: Mapping[Kind, str] = {
     Kind.BOUND: "an upper limit of amax: the data that it limits are drawn",

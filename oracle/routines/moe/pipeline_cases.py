@@ -241,7 +241,7 @@ def _grammar(row: Pipeline) -> Grammar:
         _call,
         options,
         listed=_listed,
-        domain=f"h % {step} == 0, i % {step} == 0, h <= 512, i <= 256, t <= 64",
+        domain=f"h % {step} == 0, i % {step} == 0, h <= 512, i <= 256, t <= 256",
         extra=tuple(_extra(row, f"{dtypes}/{scheme}")),
     )
 
