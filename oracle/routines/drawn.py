@@ -421,7 +421,8 @@ def _edges(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
             for name, (size, offset) in wanted.items()
             if len(wanted) == len(free) and offset > 0 and name not in rows
         }
-        for extents in ({**asked, **long}, asked) if long else (asked,):
+        few = {name: min(asked[name], NARROW + wanted[name][1]) for name in rows if long and name not in edge}
+        for extents in ({**asked, **long, **few}, asked) if long else (asked,):
             near = domain.nearest({**dict(base.extents), **extents}, free)
             if near is None or math.prod(near.values()) > max(LARGEST, volume(base)):
                 continue
