@@ -80,11 +80,22 @@ class TestLaterCalls:
 
     @pytest.mark.usefixtures("in_process")
     def test_a_refusal_of_padded_rows_is_said(self) -> None:
-        """A finding that does not fail, and a note."""
+        """Findings that do not fail, and notes: of all inputs and of the one refused; the other is judged alone."""
         report = validate(LATER + "refuses_padded_rows", GEMM, case=CASE, limit=60)
-        (only,) = [f for f in report.findings if f.verdict.status is Status.UNSUPPORTED]
-        assert report.conforms and only.watch == PITCHED and "not this one" in only.verdict.summary
-        assert any("refused with padded rows of" in note for note in report.notes)
+        refused = [f for f in report.findings if f.verdict.status is Status.UNSUPPORTED]
+        assert report.conforms and {f.watch for f in refused} == {PITCHED}
+        assert all("not this one" in f.verdict.summary for f in refused)
+        said = [(how, of) for how in ("padded rows of", "elements apart in") for of in ("a, b", "a")]
+        for how, of in said:
+            assert any(f"refused with {how} {of}: " in note for note in report.notes)
+        assert len(refused) == len(said) and any(f.watch == PITCHED and f not in refused for f in report.findings)
+
+    @pytest.mark.usefixtures("in_process")
+    def test_elements_that_are_apart(self) -> None:
+        """A kernel that reads them side by side passes with padded rows, and fails here alone."""
+        report = validate("tests.support.subjects.broken:ignores_steps", GEMM, case=CASE, limit=60)
+        (only,) = report.failures
+        assert only.watch == PITCHED and only.verdict.summary.startswith("elements apart in a, b:")
 
     @pytest.mark.usefixtures("in_process")
     def test_a_right_kernel(self) -> None:

@@ -52,6 +52,8 @@ def alone(x: Tensor, kind: Kind) -> Input:
         ("last_group", [0, 3, 5, 9], [0, 0, 0, 9]),
         ("last_group", [3, 5, 9], [0, 0, 9]),
         ("unassigned", [4, 2, 0], [4, -1, -1]),
+        ("below", [4, 2, 0], [4, 2, -2]),
+        ("below", [4, 2, 0, 1], [4, -3, 0, -2]),
         ("duplicates", [4, -1, 2], [4, -1, 4]),
         ("duplicates", [[1, 2, -1], [3, -1, 4]], [[1, 2, -1], [1, -1, 4]]),
         ("empty", [4, 2, 0], [0, 0, 4]),
@@ -135,6 +137,79 @@ class TestTies:
         inside = torch.isfinite(exact) & (exact.abs() > of_dtype(dtype).min_normal)
         assert float(((up - exact) == (exact - down))[inside & (up != down)].double().mean()) == 1.0
         assert int((inside & (up != down)).sum()) > 50
+
+
+def smallest_floor(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rows below 1e-4 are lost."""
+    x = inputs["x"]
+    return {**inputs, "x": torch.where(x.abs().amax(dim=1, keepdim=True) < 1e-4, 0.0, x).to(x.dtype)}
+
+
+def zeros_for_the_least(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A scale of 2^-127 is taken for 2^127, as a zero by its reciprocal."""
+    byte = inputs["a_scale"].view(torch.uint8)
+    return {**inputs, "a_scale": torch.where(byte == 0, 254, byte).to(torch.uint8).view(inputs["a_scale"].dtype)}
+
+
+def clamped_sum(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Two exponents whose sum is below -127 count as -127."""
+    raised = inputs["b_scale"].view(torch.uint8).clamp(min=75)
+    low = inputs["a_scale"].view(torch.uint8)
+    return {**inputs, "b_scale": torch.where(low.min() < 60, raised, inputs["b_scale"].view(torch.uint8))}
+
+
+def skipped_zeros(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A block whose scale is 0 is not read."""
+    a = torch.where(
+        inputs["a_scale"].repeat_interleave(128, dim=1)[:, : inputs["a"].shape[1]] == 0, 0.0, decode(inputs["a"])
+    )
+    return {**inputs, "a": a.to(inputs["a"].dtype)}
+
+
+def rounded_weights(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of a router in bfloat16."""
+    return {**inputs, "topk_weights": inputs["topk_weights"].bfloat16().float()}
+
+
+def only_minus_one(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Negative places other than -1 are counted from the end."""
+    slots, size = inputs["slot_mapping"], inputs["key_cache"].shape[0] * inputs["key_cache"].shape[1]
+    return {**inputs, "slot_mapping": torch.where(slots < -1, slots + size, slots)}
+
+
+def first_count(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Every group has as many rows as the first one."""
+    return {**inputs, "masked_m": inputs["masked_m"][:1].expand(inputs["masked_m"].shape).clone()}
+
+
+TINY = "per_token_group_quant_fp8/bf16-e4m3/1x128/m=5,k=128/{}family=randn/seed=1"
+PRODUCT = "fp8_gemm_nt_1d1d/e4m3xe4m3-f32/1x128:1x128/m=5,n=16,k=256/{}family=randn/seed=1"
+LOW = "bmm_mxfp8/e4m3xe4m3-bf16/1x32/m=5,n=16,k=64,g=2/{}family=randn/seed=1"
+MASKED = "per_token_group_quant_fp8_masked/bf16-e4m3/1x128/e=3,t=5,k=128/{}family=randn/seed=1"
+EXPERTS = "fused_experts_block/bf16xe4m3-bf16/1x128:128x128/t=4,e=3,h=128,i=128,k=2/{}family=randn/seed=1"
+
+
+@pytest.mark.parametrize(
+    ("text", "changed", "misread"),
+    [
+        (TINY, "x:small", smallest_floor),
+        (PRODUCT, "a:nan_at_zero", skipped_zeros),
+        (LOW, "a_scale:least", zeros_for_the_least),
+        (LOW, "a_scale:low", clamped_sum),
+        (CACHE, "slot_mapping:below", only_minus_one),
+        (MASKED, "masked_m:turned", first_count),
+        (EXPERTS, "topk_weights:fine", rounded_weights),
+    ],
+)
+def test_a_kernel_that_misreads_an_input_fails_where_it_has_these_data(
+    text: str, changed: str, misread: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+) -> None:
+    """The right kernel of the misread inputs passes on ordinary data; that of the inputs themselves passes on both."""
+    for call, fails in zip(pair(text, changed), (False, True), strict=True):
+        for inputs, wrong in ((misread(dict(call.inputs)), fails), (call.inputs, False)):
+            output = call.contract.kernel(replace(call, inputs=inputs))
+            verdict = call.contract.judge(call.inputs, output, arch=call.arch, **call.options)
+            assert (verdict.status is Status.FAILED) == wrong, verdict.summary
 
 
 def away(inputs: dict[str, Tensor], contract: str) -> Tensor:

@@ -171,6 +171,11 @@ def ignores_strides(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out:
     out.copy_(_product(flat, a_scale, b, b_scale))
 
 
+def ignores_steps(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Reads a row of a as though its elements were side by side; rows may be any distance apart."""
+    out.copy_(_product(a.as_strided(a.shape, (a.stride(0), 1)), a_scale, b, b_scale))
+
+
 def float32_out(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> Tensor:
     """Another dtype than the call declares."""
     return _product(a, a_scale, b, b_scale)
