@@ -60,7 +60,7 @@ SIZES = (200, 65, 17, 7)  # values of an option that has no default, the first t
 NARROW = 16  # the edge of an extent whose dims name none, if it is not summed over
 LOOPS = 1024  # threads, columns or rows behind which a loop may end
 LONG = (1100, 1104, 1280)  # beyond it: with a tail of 12 of the last 16, in whole 16, in an even number of 128
-BATCH = (300, 150, 72)  # rows of more than one tile, with a tail
+BATCH = (300, 150, 100)  # rows of more than one tile, with a tail
 ROWS_AT_ONCE = 1 << 24  # elements of the volume of a call of many rows
 
 
@@ -421,7 +421,8 @@ def _edges(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
             for name, (size, offset) in wanted.items()
             if len(wanted) == len(free) and offset > 0 and name not in rows
         }
-        for extents in ({**asked, **long}, asked) if long else (asked,):
+        few = {name: min(asked[name], NARROW + wanted[name][1]) for name in rows if long and name not in edge}
+        for extents in ({**asked, **long, **few}, asked) if long else (asked,):
             near = domain.nearest({**dict(base.extents), **extents}, free)
             if near is None or math.prod(near.values()) > max(LARGEST, volume(base)):
                 continue

@@ -345,12 +345,15 @@ def _whole(x: Tensor) -> Tensor:
 
 
 def _spread(x: Tensor) -> Tensor:
-    """Every one of more than :data:`FEW` groups has rows, about as many as the others, in fours."""
+    """Every one of more than :data:`FEW` groups has rows, about as many as the others, in fours where that is enough
+    for each."""
     groups = x.numel() - int(x.reshape(-1)[0] == 0)
-    if groups <= FEW:
-        raise CaseError(f"{groups} groups are few")
+    if groups <= FEW or bool((x.flatten().diff() < 0).any()):
+        raise CaseError(f"{groups} groups are few, or these are no borders of groups: they fall")
     part = torch.arange(groups - x.numel() + 1, groups + 1, device="cpu")
-    y = (int(x.max()) * part // groups // 4 * 4).to(x.dtype)
+    total = int(x.max())
+    step = 4 if total >= 4 * groups else 1
+    y = (total * part // groups // step * step).to(x.dtype)
     y[-1] = x.reshape(-1)[-1]
     return y.reshape(x.shape)
 

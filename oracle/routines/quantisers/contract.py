@@ -303,17 +303,20 @@ class ScaledFp8Quant(QuantiserContract):
         return recipes.TORCH_TENSOR, recipes.VLLM_TENSOR
 
     def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
-        outputs = super().reference(inputs, **options)
-        rows = self._rows(inputs["x"], self.check(inputs, options))
-        extra = (0, 0, 0, rows - inputs["x"].shape[0])
-        bits = torch.nn.functional.pad(outputs["q"].view(torch.uint8), extra)
-        if "scale" in inputs:
-            return {"q": bits.view(torch.float8_e4m3fn), "scale": inputs["scale"]}
-        scale = outputs["scale"]
-        return {
-            "q": bits.view(torch.float8_e4m3fn),
-            "scale": torch.nn.functional.pad(scale, extra, value=1.0) if scale.dim() == 2 else scale,
-        }
+        outputs = self._padded(super().reference(inputs, **options), Call(self, inputs, options).checked())
+        return outputs | {"scale": inputs["scale"]} if "scale" in inputs else outputs
+
+    def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
+        return self._padded(super().kernel(call, faults), call)
+
+    def _padded(self, outputs: dict[str, Tensor], call: Call) -> dict[str, Tensor]:
+        """The outputs with rows of zeros, and of scales of 1, up to the rows of ``q``."""
+        q, scale = outputs["q"], outputs.get("scale")
+        extra = (0, 0, 0, self._rows(call.inputs["x"], call.resolved) - q.shape[0])
+        padded = {"q": torch.nn.functional.pad(q.view(torch.uint8), extra).view(q.dtype)}
+        if scale is not None and scale.dim() == 2 and "scale" not in call.inputs:
+            padded["scale"] = torch.nn.functional.pad(scale, extra, value=1.0)
+        return {**outputs, **padded}
 
     def shape_of_codes(self, call: Call) -> tuple[int, ...]:
         x = call.inputs["x"]
