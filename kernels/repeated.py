@@ -63,11 +63,22 @@ class CachedCall(Generic[Run]):
     def _look(guard: Callable[..., bool], pitches: list[int], weight: tuple[Tensor, ...]) -> Callable[..., int]:
         first, *others = pitches
         if not others:
-            return lambda x: 0 if x.is_nested or not guard(x) or x.data_ptr() % ALIGNMENT else x.nbytes // first
+
+            def alone(x: Tensor) -> int:
+                try:
+                    return 0 if x.is_nested or not guard(x) or x.data_ptr() % ALIGNMENT else x.nbytes // first
+                except AttributeError:  # no tensor: the checks of the verb say so
+                    return 0
+
+            return alone
         second, third = others
 
         def three(x: Tensor, y: Tensor, z: Tensor) -> int:
-            if x.is_nested or y.is_nested or z.is_nested or not guard(x, y, z):
+            try:
+                nested = x.is_nested or y.is_nested or z.is_nested
+            except AttributeError:
+                return 0
+            if nested or not guard(x, y, z):
                 return 0
             if (x.data_ptr() | y.data_ptr() | z.data_ptr()) % ALIGNMENT:
                 return 0
@@ -98,8 +109,12 @@ class GuardedCall(CachedCall[Run]):
         (first, *others), (at, scale_at) = pitches, (x.data_ptr() for x in weight)
 
         def one(w: Tensor, s: Tensor, x: Tensor) -> int:
+            try:
+                nested = x.is_nested
+            except AttributeError:
+                return 0
             if (
-                x.is_nested
+                nested
                 or not guard(w, s, x)
                 or w.data_ptr() != at
                 or s.data_ptr() != scale_at
@@ -114,10 +129,12 @@ class GuardedCall(CachedCall[Run]):
         second, third = others
 
         def three(w: Tensor, s: Tensor, x: Tensor, y: Tensor, z: Tensor) -> int:
+            try:
+                nested = x.is_nested or y.is_nested or z.is_nested
+            except AttributeError:
+                return 0
             if (
-                x.is_nested
-                or y.is_nested
-                or z.is_nested
+                nested
                 or not guard(w, s, x, y, z)
                 or w.data_ptr() != at
                 or s.data_ptr() != scale_at

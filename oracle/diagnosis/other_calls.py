@@ -144,7 +144,7 @@ def _words(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 def _memory(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
     if not x.is_contiguous() and x.storage_offset() + x.numel() <= x.untyped_storage().nbytes() // x.element_size():
-        strides = torch.empty(x.shape, device="meta").stride()
+        strides = torch.empty(x.shape, dtype=x.dtype, device="meta").stride()
         yield ("read as if its memory were packed", x.as_strided(x.shape, strides))
     if spec.kind is Kind.SCALES and x.dim() > 1:
         flat = bits_of(x)

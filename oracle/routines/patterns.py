@@ -451,7 +451,10 @@ def _are_above(x: Tensor) -> bool:
 
 
 def _to_powers(one: Input) -> bool:
-    """Whether values of the widest dtype are rounded up to powers of two: as the scales of a recipe, or alone."""
+    """Whether values of the widest dtype, no FP8, are rounded up to powers of two: as the scales of a recipe, or
+    alone."""
+    if one.x.dtype not in WIDE:
+        return False
     operands = one.call.optional_operands
     recipes = operands.recipes if operands is not None else ()
     widest = max(one.spec.dtypes, key=lambda dtype: dtype.itemsize)

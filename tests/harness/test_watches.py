@@ -53,7 +53,10 @@ def _found(kernel: str, watch: str, words: str) -> None:
     report = validate(LATER + kernel, GEMM, case=CASE, limit=60)
     assert report.exit_code == 1 and report.judged == 1
     said = [f.verdict.summary for f in report.failures if f.watch == watch]
-    assert len(said) == 1 and words in said[0], [(f.watch, f.verdict.summary) for f in report.failures]
+    views = 2 if watch == PITCHED else 1
+    assert len(said) <= views and said and all(words in s for s in said), [
+        (f.watch, f.verdict.summary) for f in report.failures
+    ]
 
 
 @pytest.mark.turns(2)

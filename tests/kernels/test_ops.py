@@ -140,9 +140,8 @@ def test_a_compiled_layer_refuses_gradients(make) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", NAMES)
 def test_autocast_changes_no_bit(name: str, device: str) -> None:
-    operands = placed(name, device)
-
     def run() -> object:
+        operands = placed(name, device)
         made = operator_of(name)(*operands)
         return [t for t in operands if isinstance(t, torch.Tensor)] if made is None else made  # what it writes into
 

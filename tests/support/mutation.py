@@ -138,9 +138,10 @@ APART = ("oracle/bounds/triton_join.py", "oracle/bounds/triton_sums.py")
 no mutant is. A folder is drawn from without them; a file that is named is run."""
 SURVIVED = "survived"
 IN_CI = 4  # mutants
+UNRECORDED = 60  # seconds of CPU of a mutant where no run of the tests is on record: they take 20
 PART = 8  # mutants
 BROKEN = 70  # the exit status of a fork that raises
-MEMORY = 16 << 30  # bytes that a mutant may ask for
+MEMORY = 6 << 30  # bytes of addresses that a mutant may ask for: tests take 2 to 3 GiB
 LONG = 7 * 24 * 3600  # seconds of CPU
 
 
@@ -415,7 +416,8 @@ class Room:
                 continue  # its turn comes alone
             tests = self.tests(session.items, mutant)
             cost = sum(self.recorded["costs"].get(test.nodeid, 2.0) for test in tests)
-            status, took = forked(lambda: self.work(session, mutant, function, tests), 20 + 4 * cost)  # noqa: B023
+            limit = 20 + 4 * cost if self.recorded["costs"] else UNRECORDED
+            status, took = forked(lambda: self.work(session, mutant, function, tests), limit)  # noqa: B023
             killer = self.killer.read_text() if status == 1 else f"exit {status}"
             self.killer.unlink(missing_ok=True)
             if status == BROKEN:

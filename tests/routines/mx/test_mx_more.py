@@ -234,12 +234,15 @@ class TestFaults:
 
     @pytest.mark.turns(3)
     def test_what_no_call_of_an_mx_weight_shows(self) -> None:
-        """``mxfp8_to_fp8_block`` has one recipe, whose scales are no powers of two; a code times a power of two has
-        four significant bits. No other fault of it is untried."""
+        """``mxfp8_to_fp8_block`` has one recipe, whose scales are no powers of two and stand for blocks of a tensor; a
+        code times a power of two has four significant bits. No other fault of it is untried."""
         untried = {m.fault for m in mutate("mxfp8_to_fp8_block", with_rules=False).mutants if m.fate is Fate.UNTRIED}
         assert untried == {
             "E8M0 byte 0 published as 0",
             "UE8M0 scale of amax/448 rounded down",
+            "UE8M0 scale rounded to the nearest power of two",
+            "UE8M0 scale that needs no rounding doubled",
+            "amax of the first 8,192 elements of a tensor",
             "scale rounded down to a power of two",
             "quotient rounded to bfloat16 first",
         }
