@@ -2,9 +2,9 @@
 
 A page has the formula with its roundings, inputs, options, outputs, numerics, recipes, releases, kernels of other
 projects that were judged, faults and cases: what ``fp8-oracle list contracts --contract NAME`` prints, and what is
-recorded. The committed page ``reference/contracts.md`` lists all of them; the names in it, and in the first column of the
-pages of ``LINKED``, become links. ``extra.contracts`` in mkdocs.yml is ``all``, or the names of those that get a page, which
-is how the tests build the site.
+recorded. The committed page ``reference/contracts.md`` lists all of them; the names in it, and in the first column of
+the pages of ``LINKED``, become links. ``extra.contracts`` in mkdocs.yml is ``all``, or the names of those that get a
+page, which is how the tests build the site.
 """
 
 from __future__ import annotations

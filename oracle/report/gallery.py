@@ -166,7 +166,8 @@ def _identity(row: Row) -> str:
         return f"{counted(row.judged, 'output')}, none with the bits of a named schedule or recipe."
     name, *more = row.matches
     others = f" or of {counted(len(more), 'other')}" if more else ""
-    return f"{row.identified} of {counted(row.judged, 'output')} {'have' if row.judged > 1 else 'has'} the bits of {code(name)}{others}."
+    have = "have" if row.judged > 1 else "has"
+    return f"{row.identified} of {counted(row.judged, 'output')} {have} the bits of {code(name)}{others}."
 
 
 def beside(old: Run, new: Run) -> Iterator[str]:

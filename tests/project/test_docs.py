@@ -329,7 +329,7 @@ class TestSite:
         assert not list(site.rglob("*.py"))
 
     def test_a_contract_has_a_page(self, site: Path) -> None:
-        """With all of its parts, linked from the list, which keeps the address that a name had; the others have none."""
+        """With all of its parts, linked from the list, which keeps the address of a name; the others have none."""
         pages = site / "reference" / "contracts"
         assert sorted(path.name for path in pages.iterdir() if path.is_dir()) == sorted(BUILT)
         html = (pages / "fp8_gemm_nt" / "index.html").read_text()
@@ -344,8 +344,8 @@ class TestSite:
 
     @needs_chromium()
     def test_tables_break_no_name_and_nothing_sticks_out(self, site: Path, full: bool) -> None:
-        """On a phone and a desktop: a name in a table stays in one line, but for rows that are cards on a phone, and what
-        is wider than the page scrolls in a box of its own; each check has a negative test. Five pages, all of
+        """On a phone and a desktop: a name in a table stays in one line, but for rows that are cards on a phone, and
+        what is wider than the page scrolls in a box of its own; each check has a negative test. Five pages, all of
         ``LOOKED_AT`` with ``--full``."""
         broken = """[...document.querySelectorAll('td code')].filter(e => !e.closest('.rows')
           && e.getClientRects().length > 1).length"""
