@@ -329,7 +329,7 @@ def runs() -> str:
         made: Mapping[str, str] = run["environment"]  # type: ignore[assignment]
         names = ("fp8-oracle", "gpu", "torch", "triton", "flashinfer-python", "sgl-deep-gemm")
         rows.append((str(i), str(run["recorded"]), *(made.get(name, "-") for name in names)))
-    return _table(("run", "recorded (UTC)", "code", "GPU", "torch", "triton", "flashinfer", "deep_gemm"), rows)
+    return _rows(_table(("run", "recorded (UTC)", "code", "GPU", "torch", "triton", "flashinfer", "deep_gemm"), rows))
 
 
 def _place(provenance: Mapping[str, str]) -> str:

@@ -27,7 +27,9 @@ for (const box of document.querySelectorAll(".rows")) {
   }
 
   for (const row of rows) {
-    [...row.cells].forEach((cell, column) => { cell.dataset.head = heads[column]; });
+    for (const [column, cell] of [...row.cells].entries()) {
+      if (column && cell.textContent.length < 24) cell.dataset.label = heads[column];
+    }
     if (heads[0] === "verdict") row.cells[0].dataset.verdict = row.cells[0].textContent;
   }
   if (rows.length > 8) {

@@ -103,10 +103,11 @@ def markdown(table: Sequence[Row]) -> str:
     section = ""
     for row in table:
         if row.routine.section != section:
+            lines += ["", "</div>"] if section else []
             section = row.routine.section
-            lines += ["", f"## {section}", "", f"| routine | {' | '.join(WORDS)} |", "|:--|:--|:--|--:|:--|"]
+            lines += ["", f"## {section}", "", '<div class="rows" markdown>', "", f"| routine | {' | '.join(WORDS)} |", "|:--|:--|:--|--:|:--|"]
         lines.append(f"| `{row.routine.name}` | {' | '.join(row.cells())} |")
-    return "\n".join(lines[1:]) + "\n"
+    return "\n".join([*lines[1:], "", "</div>"]) + "\n"
 
 
 def placed(text: str, block: str, path: Path) -> str:

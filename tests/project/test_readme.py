@@ -39,7 +39,7 @@ def test_samples(block: str, command: tuple[str, ...], root: Path, cli: Cli) -> 
 
 
 def test_contrast(root: Path) -> None:
-    """What a tolerance says of a right and of a wrong output, and what the oracle says: each line as its comment has it."""
+    """What a tolerance says of a right and of a wrong output, and what the oracle says, as the comments have it."""
     (contrast, *_) = re.findall(r"```python\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
     right, wrong, strict, loose, *judged = contrast.strip().splitlines()
     inputs = oracle.cases.parse(CASE).inputs()
