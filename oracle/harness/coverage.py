@@ -105,7 +105,8 @@ def markdown(table: Sequence[Row]) -> str:
         if row.routine.section != section:
             lines += ["", "</div>"] if section else []
             section = row.routine.section
-            lines += ["", f"## {section}", "", '<div class="rows" markdown>', "", f"| routine | {' | '.join(WORDS)} |", "|:--|:--|:--|--:|:--|"]
+            head = (f"| routine | {' | '.join(WORDS)} |", "|:--|:--|:--|--:|:--|")
+            lines += ["", f"## {section}", "", '<div class="rows" markdown>', "", *head]
         lines.append(f"| `{row.routine.name}` | {' | '.join(row.cells())} |")
     return "\n".join([*lines[1:], "", "</div>"]) + "\n"
 
