@@ -18,6 +18,7 @@ import figures
 from oracle import cli, contracts
 from oracle.fixtures import captures
 from oracle.fixtures import files as fixtures
+from oracle.harness import coverage
 from oracle.harness.gallery import chosen, key_of, load
 from oracle.harness.runner import replay
 from oracle.report import ledger
@@ -54,25 +55,16 @@ def module(name: str) -> str:
 
 
 def contract_list() -> str:
-    """Every contract: summary, source, inputs, options, outputs, numerics, number of cases."""
-    lines = []
-    for contract in contracts().values():
-        lines += [f"### `{contract.name}`", "", f"{contract.summary}. Source: {contract.source}.", ""]
-        rows = []
-        for spec in contract.inputs:
-            shape = f"`[{', '.join(spec.dims)}]`" if spec.dims is not None else "see the note"
-            dtypes = ", ".join(str(word(dtype)) for dtype in spec.dtypes)
-            name = f"`{spec.name}`" + (" (optional)" if spec.optional else "")
-            rows.append((name, shape, dtypes, spec.doc + ("; contiguous" if spec.contiguous else "")))
-        lines += [_table(("input", "shape", "dtypes", "note"), rows), ""]
-        if contract.options:
-            options = [(f"`{o.name}`", f"`{word(o.default)}`", _words(o.choices), o.doc) for o in contract.options]
-            lines += [_table(("option", "default", "values", "note"), options), ""]
-        numerics = getattr(contract, "numerics", {})
-        usual = "; ".join(f"{arch}: `{names[0]}`" for arch, names in numerics.items())
-        lines += [f"Outputs: {_words(contract.returns)}." + (f" Usual numerics: {usual}." if usual else ""), ""]
-        lines += [f"Cases in profile quick: {len(profiles.cases(contract.name, 'quick'))}.", ""]
-    return "\n".join(lines)
+    """Every contract by its heading, with what it computes and how many cases it has; each has a page in the site."""
+    by_section: dict[str, list[tuple[str, str, str]]] = {}
+    for routine in coverage.routines():
+        contract = routine.contract
+        if routine.name == contract.name:
+            cases = str(len(profiles.cases(contract.name, "quick")))
+            by_section.setdefault(contract.section, []).append((f"`{contract.name}`", contract.summary, cases))
+    head = ("contract", "what it computes", "cases")
+    parts = (f"## {section}\n\n{_rows(_table(head, rows))}" for section, rows in by_section.items())
+    return "\n\n".join(parts)
 
 
 def schedule_table() -> str:
@@ -279,18 +271,35 @@ def gallery() -> str:
 
 
 def findings() -> str:
-    """Every script of a finding: what it shows, what that means to a user, and what it printed when it ran last."""
+    """Every script of a finding: what it means to a user, what happens, and what it printed when it ran last."""
     folder = Path(__file__).resolve().parents[1] / "tests" / "hardware"
     about = import_module("hardware.run_findings").about
     record = json.loads((fixtures.folder() / "gallery" / "findings.json").read_text())
-    rows = []
+    rows, ends, projects = [], Counter[str](), set[str]()
     for path in sorted((folder / "findings").glob("*.py")):
         head, ran = about(path), record["scripts"].get(path.stem)
-        said = "not run yet" if ran is None else f"{ran['status']}: {ran['said']}"
-        link = f"`tests/hardware/findings/{path.name}`"
-        rows.append((head.project, f"`{head.routine}`", head.happens, head.matters, said, link))
-    heads = ("project", "routine", "what happens", "what it means to a user", "when it ran last", "script")
-    return f"{_table(heads, rows)}\n\nThe scripts were run with {_place(record['machine'])}."
+        project, _, versions = (
+            head.project.partition(" ") if "GenAI" not in head.project else head.project.rpartition(" ")
+        )
+        ends["not run yet" if ran is None else ran["status"]] += 1
+        projects.add(project)
+        status, said = ("not run yet", "") if ran is None else (ran["status"], f"{ran['said']}.<br>")
+        where = f"**{project}** {versions}<br>`{head.routine}`"
+        last = f"<details><summary>last run: {status}</summary>{said}`tests/hardware/findings/{path.name}`</details>"
+        rows.append((where, head.matters, f"{head.happens} {last}"))
+    heads = ("where", "what it means to a user", "what happens")
+    counts = f"**{len(rows)} findings in {len(projects)} projects.** In the last run: {_counts(ends)}."
+    return f"{counts}\n\n{_rows(_table(heads, rows))}\n\nThe scripts were run with {_place(record['machine'])}."
+
+
+def _counts(ends: Mapping[str, int]) -> str:
+    words = {"there": "still there"}
+    return ", ".join(f"{count} {words.get(end, end)}" for end, count in ends.items())
+
+
+def _rows(table: str) -> str:
+    """A table of few columns that a reader can filter, and whose rows are cards on a narrow screen."""
+    return f'<div class="rows" markdown>\n\n{table}\n\n</div>'
 
 
 def measurements() -> str:
@@ -320,7 +329,7 @@ def runs() -> str:
         made: Mapping[str, str] = run["environment"]  # type: ignore[assignment]
         names = ("fp8-oracle", "gpu", "torch", "triton", "flashinfer-python", "sgl-deep-gemm")
         rows.append((str(i), str(run["recorded"]), *(made.get(name, "-") for name in names)))
-    return _table(("run", "recorded (UTC)", "code", "GPU", "torch", "triton", "flashinfer", "deep_gemm"), rows)
+    return _rows(_table(("run", "recorded (UTC)", "code", "GPU", "torch", "triton", "flashinfer", "deep_gemm"), rows))
 
 
 def _place(provenance: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ import math
 import re
 import textwrap
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from itertools import permutations
@@ -47,25 +47,41 @@ _FOR_SUBCLASSES = re.compile(r"^Subclasses\n-+\n.*", re.MULTILINE | re.DOTALL)
 
 def page(contract: Contract, profile: str) -> Iterator[str]:
     """The lines of the page."""
-    calls = _calls(contract, profile)
+    parts = sections(contract, profile)
     yield contract.name
     yield f"  {contract.summary}"
     yield f"  source: {contract.source}"
     yield releases_of(contract)
+    yield from (f"  {line}".replace("``", "").rstrip() for line in parts.rules)
+    yield from (*parts.inputs, *parts.options, *parts.outputs, *parts.recipes, *parts.numerics)
+    yield f"  cases: {len(profiles.cases(contract.name, profile))} in profile {profile}"
+
+
+@dataclass(frozen=True)
+class Sections:
+    """The lines of a page below its head. ``rules`` are text as it stands in the docstrings; the others are those of
+    :func:`page`."""
+
+    rules: list[str]
+    inputs: list[str]
+    options: list[str]
+    outputs: list[str]
+    recipes: list[str]
+    numerics: list[str]
+
+
+def sections(contract: Contract, profile: str) -> Sections:
+    """What the page says of a contract, by what it is about."""
+    calls = _calls(contract, profile)
+    rules = []
     for kind in reversed(type(contract).__mro__):
         if kind not in Contract.__mro__:
-            yield from _paragraph(_about(contract, vars(kind).get("__doc__") or ""))
-    yield from _paragraph(_about(contract, _truth(contract)))
-    yield f"  {EVERY}"
-    yield from (f"  {line}" for line in _sources(type(contract)))
-    yield from map(_input, contract.inputs)
-    yield from map(_option, contract.options)
-    yield from _outputs(contract, calls)
-    lines = list(_recipes(contract, calls))
-    yield from lines
-    yield from _named_in_text(contract, "\n".join(lines))
-    yield from _numerics(contract)
-    yield f"  cases: {len(profiles.cases(contract.name, profile))} in profile {profile}"
+            rules += _rules(_about(contract, vars(kind).get("__doc__") or ""))
+    rules += [*_rules(_about(contract, _truth(contract))), EVERY, *_sources(type(contract))]
+    recipes_of = list(_recipes(contract, calls))
+    recipes_of += _named_in_text(contract, "\n".join(recipes_of))
+    inputs, options = [*map(_input, contract.inputs)], [*map(_option, contract.options)]
+    return Sections(rules, inputs, options, [*_outputs(contract, calls)], recipes_of, [*_numerics(contract)])
 
 
 def releases_of(contract: Contract) -> str:
@@ -73,10 +89,6 @@ def releases_of(contract: Contract) -> str:
     recipes = [recipe for kind in type(contract).__mro__ for value in vars(kind).values() for recipe in _stated(value)]
     texts = " ".join(_sources(type(contract))), *(recipe.source for recipe in recipes)
     return releases.line(contract.name, contract.source, texts)
-
-
-def _paragraph(docstring: str) -> Iterator[str]:
-    yield from (f"  {line}".rstrip() for line in _rules(docstring))
 
 
 def _truth(contract: Contract) -> str:
@@ -124,7 +136,7 @@ _UNDERLINED = re.compile(r"^-{3,}$", re.MULTILINE)
 def _rules(docstring: str) -> list[str]:
     """The paragraphs of a class that are about the routine."""
     text = _FOR_SUBCLASSES.sub("", inspect.cleandoc(docstring)).strip()
-    return _ROLE.sub(r"\1", text).replace("``", "").split("\n") if text else []
+    return _ROLE.sub(r"\1", text).split("\n") if text else []
 
 
 def _sources(kind: type[Contract]) -> list[str]:

@@ -27,6 +27,8 @@ LEGEND = (
     "captures are of)."
 )
 LEGS = "PDGH"
+WORDS = ("in the layer", "judged live on", "goldens", "captured on")
+"""What a page calls the ``LEGS``."""
 SECTIONS = ("Quantisation", "Padding and layout", "GEMM", "MoE", "Attention logits", "Platform decisions")
 """The order of the headings; those of other families come after them."""
 
@@ -96,15 +98,17 @@ def rows(subjects: Iterable[Subject], folder: Path, exposes: Callable[[str], boo
 
 
 def markdown(table: Sequence[Row]) -> str:
-    """The table as Markdown, one for all sections."""
-    lines = [LEGEND, "", "| routine | P | D | G | H |", "|:--|:--|:--|--:|:--|"]
+    """The table as Markdown, one under a heading for each section."""
+    lines: list[str] = []
     section = ""
     for row in table:
         if row.routine.section != section:
+            lines += ["", "</div>"] if section else []
             section = row.routine.section
-            lines.append(f"| **{section}** | | | | |")
+            head = (f"| routine | {' | '.join(WORDS)} |", "|:--|:--|:--|--:|:--|")
+            lines += ["", f"## {section}", "", '<div class="rows" markdown>', "", *head]
         lines.append(f"| `{row.routine.name}` | {' | '.join(row.cells())} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines[1:], "", "</div>"]) + "\n"
 
 
 def placed(text: str, block: str, path: Path) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,7 @@ from oracle.fixtures.kinds import kind_of
 
 SCHEMA = "fp8-oracle.gallery/1"
 ORDER = ("FAILED", "CRASHED", "UNTESTED", "CONFORMS", "UNSUPPORTED")
-HEAD = (
-    *("project", "kernel", "contract", "verdict", "class", "judged", "identified as", "bits", "ulps", "SQNR"),
-    *("batch", "reruns", "covered"),
-)
+HEAD = ("verdict", "kernel", "what was found")
 WHY = 200  # characters of a reason in a brief row
 SHOWN = 3  # cases of a moved kernel that are named
 
@@ -104,7 +102,7 @@ def read(path: Path) -> Run:
 
 
 def page(run: Run) -> str:
-    """The rows as Markdown: how many, a table with what is wrong first, and a paragraph for each that is wrong."""
+    """The rows as Markdown: how many, how they ended, and a table with what is wrong first."""
     rows = sorted(run.rows, key=lambda row: (ORDER.index(row.verdict), row.key))
     tried = [row for row in rows if row.verdict != "UNSUPPORTED"]
     judged = sum(row.judged for row in tried)
@@ -114,13 +112,8 @@ def page(run: Run) -> str:
     if judged:
         share = f"{identified} of them ({identified / judged:.0%})"
         lines[0] += f" {share} equal in every bit a named schedule or recipe, or the exact values."
-    lines += ["", f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
-    lines += [_line(row) for row in rows if row.verdict != "UNSUPPORTED"]
-    wrong = [row for row in rows if row.why and row.verdict != "UNSUPPORTED"]
-    for row in wrong:
-        named = f" Explained by: {', '.join(row.explained)}." if row.explained else ""
-        lines += ["", f"**{row.project} {code(row.kernel)}** under {code(row.contract)}: {row.why}.{named}"]
-        lines += ["", "```sh", row.command, "```"] if row.command else []
+    ends = Counter(row.verdict for row in tried)
+    lines += ["", f"**{', '.join(f'{count} {verdict}' for verdict, count in ends.items())}**", "", *table(tried)]
     if excluded := [row for row in tried if row.exempt]:
         lines += ["", "Not asked, since the project excludes it:", ""]
         lines += [f"- {row.project} {code(row.kernel)}: {'; '.join(row.exempt)}" for row in excluded]
@@ -134,32 +127,47 @@ def page(run: Run) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table(rows: Iterable[Row]) -> Iterator[str]:
+    """A table that fits a page: verdict, kernel, what was found; the figures of a row fold in its last cell."""
+    yield from ('<div class="rows" markdown>', "", f"| {' | '.join(HEAD)} |", "|:--|:--|---|")
+    yield from map(_line, rows)
+    yield from ("", "</div>")
+
+
 def code(text: str) -> str:
     return f"`{text}`"
 
 
 def _line(row: Row) -> str:
-    name = next(iter(row.matches), "")
-    more = f" and {len(row.matches) - 1} more" if len(row.matches) > 1 else ""
-    bits = f"{row.identified / row.judged:.0%}" if row.judged else ""
-    ulps = "" if row.ulps is None else f"{row.ulps:.3g}"
-    sqnr = "" if row.sqnr is None else f"{row.sqnr:.1f} dB"
-    cells = (
-        row.project,
-        code(row.kernel) + (f" ({row.pinned})" if row.pinned else ""),
-        code(row.contract),
-        row.verdict,
-        next(iter(row.classes), ""),
-        str(row.judged),
-        (code(name) if name else "") + more,
-        bits,
-        ulps,
-        sqnr,
-        row.batch,
-        row.reruns,
-        "; ".join(row.covered).removeprefix("covered "),
-    )
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    kernel = f"**{row.project}** {code(row.kernel)}" + (f" ({row.pinned})" if row.pinned else "")
+    kernel += f"<br>under {code(row.contract)}" if row.contract != row.kernel else ""
+    found = f"{row.why.rstrip('.')}." if row.why else _identity(row)
+    found += f" Explained by: {', '.join(row.explained)}." if row.explained else ""
+    figures = [
+        _identity(row) if row.why else "",
+        f"Strongest evidence of most outputs: {next(iter(row.classes))}." if row.classes else "",
+        "" if row.ulps is None else f"Largest error {row.ulps:.3g} ulps.",
+        "" if row.sqnr is None else f"Least SQNR {row.sqnr:.1f} dB.",
+        f"Rows in other batches: {row.batch} bits." if row.batch else "",
+        f"Reruns: {row.reruns} bits." if row.reruns else "",
+        f"Covered: {'; '.join(row.covered).removeprefix('covered ')}." if row.covered else "",
+        f"Again: {code(row.command)}" if row.command else "",
+    ]
+    if said := [figure for figure in figures if figure]:
+        found += f" <details><summary>figures</summary>{'<br>'.join(said)}</details>"
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in (row.verdict, kernel, found)) + " |"
+
+
+def _identity(row: Row) -> str:
+    """What the outputs of a row are, and how many of them."""
+    if not row.judged:
+        return ""
+    if not row.matches:
+        return f"{counted(row.judged, 'output')}, none with the bits of a named schedule or recipe."
+    name, *more = row.matches
+    others = f" or of {counted(len(more), 'other')}" if more else ""
+    have = "have" if row.judged > 1 else "has"
+    return f"{row.identified} of {counted(row.judged, 'output')} {have} the bits of {code(name)}{others}."
 
 
 def beside(old: Run, new: Run) -> Iterator[str]:

@@ -213,7 +213,10 @@ class TestPages:
 LOOKED_AT = (
     *(".", "tutorial", "findings", "explanation/others", "explanation/bounds"),
     *(f"reference/{name}" for name in ("benchmarks", "coverage", "measurements", "numerics", "routines")),
+    *("reference/gallery", "reference/contracts", "reference/contracts/fp8_gemm_nt"),
 )
+BUILT = ("fp8_gemm_nt", "nvfp4_quantize", "reshape_and_cache")
+"""The contracts whose pages the tests build; `mkdocs build` makes all."""
 BOXES = ".md-typeset__scrollwrap, .md-typeset__table, pre, figure.drawing, .md-sidebar"
 """What scrolls by itself."""
 
@@ -224,11 +227,23 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("mkdocs", "material"):
         pytest.importorskip(name, reason="needs the extra `docs`; `tox run` has it")
     root, target = Path(__file__).resolve().parents[2], tmp_path_factory.mktemp("built") / "site"
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)]
+    arguments = ["build", "--strict", "--site-dir", str(target)]
     nowhere = {"http_proxy": "http://0.0.0.0:1", "https_proxy": "http://0.0.0.0:1"}
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"} | nowhere
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root, env=environment)
-    assert done.returncode == 0, done.stderr
+
+    def action() -> int:
+        os.chdir(root)
+        sys.path[:0] = [str(root), str(root / "tests")]
+        load_again("docs")
+        from mkdocs.__main__ import cli
+
+        cli(arguments)
+        return 0
+
+    with tempfile.TemporaryFile() as said:
+        environment = {"NO_MKDOCS_2_WARNING": "1", "CONTRACT_PAGES": ",".join(BUILT)} | nowhere
+        status = forked(action, stdout=said.fileno(), stderr=said.fileno(), **environment).wait()
+        said.seek(0)
+        assert status == 0, said.read().decode()
     return target
 
 
@@ -313,11 +328,27 @@ class TestSite:
         assert not fetched
         assert not list(site.rglob("*.py"))
 
+    def test_a_contract_has_a_page(self, site: Path) -> None:
+        """With all of its parts, linked from the list, which keeps the address of a name; the others have none."""
+        pages = site / "reference" / "contracts"
+        assert sorted(path.name for path in pages.iterdir() if path.is_dir()) == sorted(BUILT)
+        html = (pages / "fp8_gemm_nt" / "index.html").read_text()
+        heads = re.findall(r'<h2[^>]*? id="([\w-]+)"', html)
+        parts = ("what-is-right", "inputs", "options", "outputs", "numerics", "releases", "kernels-that-were-judged")
+        assert heads == [*parts, "faults", "cases"]
+        assert "sm90.promote128" in html and "flag_gems" in html and "row-major A scale read" in html
+        listed = (pages / "index.html").read_text()
+        assert re.search(r'<a href="fp8_gemm_nt/" id="fp8_gemm_nt">', listed)
+        assert "<code>mxfp8_quantize</code>" in listed and 'href="mxfp8_quantize/"' not in listed
+        assert 'href="../contracts/fp8_gemm_nt/"' in (site / "reference" / "coverage" / "index.html").read_text()
+
     @needs_chromium()
     def test_tables_break_no_name_and_nothing_sticks_out(self, site: Path, full: bool) -> None:
-        """On a phone and a desktop: a name in a table stays in one line, and what is wider than the page scrolls in a
-        box of its own; each check has a negative test. Four pages, all of ``LOOKED_AT`` with ``--full``."""
-        broken = "[...document.querySelectorAll('td code')].filter(e => e.getClientRects().length > 1).length"
+        """On a phone and a desktop: a name in a table stays in one line, but for rows that are cards on a phone, and
+        what is wider than the page scrolls in a box of its own; each check has a negative test. Five pages, all of
+        ``LOOKED_AT`` with ``--full``."""
+        broken = """[...document.querySelectorAll('td code')].filter(e => !e.closest('.rows')
+          && e.getClientRects().length > 1).length"""
         wide = "document.documentElement.scrollWidth > innerWidth"
         out = f"""[...document.querySelectorAll('main *')].filter(e => !e.closest('{BOXES}')
           && e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1).length"""

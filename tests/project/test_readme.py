@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import save_file
 
+import oracle
 from tests.support.commandline import Cli
 
+CASE = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=33,n=256,k=384/family=randn/seed=1"
 ID = "captures/h200_dense_m16_n128_k512/out.flashinfer.w8a8_rowmajor_scale"
 
 
@@ -35,9 +38,29 @@ def test_samples(block: str, command: tuple[str, ...], root: Path, cli: Cli) -> 
     assert words(re.sub("passed|2022", "spoiled", shown)) - words(ran.out)
 
 
+def test_contrast(root: Path) -> None:
+    """What a tolerance says of a right and of a wrong output, and what the oracle says, as the comments have it."""
+    (contrast, *_) = re.findall(r"```python\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
+    right, wrong, strict, loose, *judged = contrast.strip().splitlines()
+    inputs = oracle.cases.parse(CASE).inputs()
+    exact = oracle.reference("fp8_gemm_nt", inputs, out_dtype=torch.bfloat16)
+    made: dict[str, Any] = {"oracle": oracle, "torch": torch, "inputs": inputs, "exact": exact}
+    exec(f"{right}\n{wrong}", made)
+    assert int((made["right"] != made["wrong"]).sum()) == 1 and made["right"][26, 7] != made["wrong"][26, 7]
+    assert "# AssertionError" in strict and "# silent" in loose
+    with pytest.raises(AssertionError):
+        exec(strict, made)
+    exec(loose, made)
+    with pytest.raises(AssertionError):  # the right output needs a tolerance of that size
+        torch.testing.assert_close(made["right"], exact, rtol=0.05, atol=1e-4)
+    for line in judged:
+        asked, _, said = line.partition("  # ")
+        assert eval(asked, made) == said.partition(":")[0]
+
+
 def test_python(root: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel of the README is right, its lines of Python run, and the file that they write is judged as it says."""
-    kernel, *lines = re.findall(r"```python\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
+    _, kernel, *lines = re.findall(r"```python\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
     (tmp_path / "mykernels.py").write_text(kernel)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
