@@ -35,6 +35,7 @@ from typing import Any
 import torch
 
 from oracle.errors import FixtureError, OptionError, counted
+from oracle.harness import starting
 from oracle.harness.jobs import Lost, Pool, divided
 from oracle.harness.report import INTERRUPTED, NUMBERS, Report
 from oracle.harness.validation import validate
@@ -262,7 +263,7 @@ class _Watched:
         self._seen: dict[int, list[tuple[int, int]]] = {}
         self._over, self._others = threading.Event(), set(_descendants())  # those before have nothing to do with it
         self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
+        starting.thread("the thread that watches memory", self._thread)
         return self
 
     def __exit__(self, *_: object) -> None:
