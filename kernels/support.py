@@ -198,6 +198,8 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _compiled("cutlass_fp8_supported", "linear"),
         _compiled("cutlass_block_fp8_supported", "block_linear"),
         _compiled("cutlass_group_gemm_supported", "grouped_scaled"),
+        _need("sm", "in", range(90, 110), "its grouped product has kernels for sm90 to sm109; this is {arch}",
+              "grouped_scaled"),
         _need("bias", "none", None, NO_BLOCK_BIAS, "block_linear"),
         *_multiples("block_linear", k=BLOCK, n=BLOCK),
         *_multiples("linear", "grouped_scaled", k=16, n=16),

@@ -171,8 +171,10 @@ def _axes(bad: Tensor) -> Iterator[str]:
 
 def _integers(output: Tensor, bad: Tensor) -> Iterator[str]:
     """That failing integers, or codes of another dtype than is due, are all the same."""
+    if output.is_floating_point():
+        return
     values = output[bad]
-    if not output.is_floating_point() and len(values) > 1 and bool((values == values[0]).all()):
+    if len(values) > 1 and bool((values == values[0]).all()):
         yield f"every failing element is {int(values[0])}"
 
 
@@ -214,7 +216,7 @@ def picked(x: Tensor, axis: int, at: Tensor) -> Tensor:
 
 def _elsewhere(output: Tensor, right: Tensor, bad: Tensor, *, near: bool) -> Iterator[str]:
     """Which other index of an axis all failing elements are the right results of."""
-    if output.numel() > LOOKED_AT or not _differs(output[bad]):
+    if output.numel() > LOOKED_AT or not _differs(bits_of(output)[bad]):
         return
     made = decode(output) if near and output.is_floating_point() else bits_of(output)
     due = decode(right) if near and output.is_floating_point() else bits_of(right)
@@ -235,9 +237,9 @@ def _elsewhere(output: Tensor, right: Tensor, bad: Tensor, *, near: bool) -> Ite
         yield f"in the failing elements alone {loose}"
 
 
-def _differs(values: Tensor) -> bool:
-    """Whether several elements hold more than two different values."""
-    return len(values) >= SEVERAL and len(torch.unique(bits_of(values))) > 2
+def _differs(bits: Tensor) -> bool:
+    """Whether several elements hold more than two different values, by their bits."""
+    return len(bits) >= SEVERAL and len(torch.unique(bits)) > 2
 
 
 def _ordinal(n: int) -> str:

@@ -28,8 +28,9 @@ from oracle.harness.memory import is_poison
 from oracle.harness.report import BATCH, GRAPH, JOINED, NUMBERS, PITCHED, SIDE, THREADS, Finding
 from oracle.harness.session import Answer, Session, failed, passed
 from oracle.numbers.formats import decode, same_bits
-from oracle.routines.base import Call, Contract, Operands, by_name
+from oracle.routines.base import Call, Contract, Operands, TensorSpec, by_name
 from oracle.routines.catalogue import agree
+from oracle.routines.traits import Kind
 from oracle.truth.gemm import take_rows
 from oracle.verdict.compare import Status, Verdict
 from oracle.verdict.pattern import describe
@@ -39,6 +40,7 @@ Options = Mapping[str, object]
 RERUN, STALE, DIRTY = "rerun determinism", "stale state", "uninitialised memory"
 DOUBLED, FLIPPED, PERMUTED = "scale doubled", "sign flipped", "rows permuted"
 SMALLER = "numbers of smaller batches"
+STEP = 32  # rows of a tile, of which some contracts take whole ones
 RERUNS = 20  # of the same call on a GPU, where the order of atomics differs in few of them
 
 
@@ -329,14 +331,12 @@ def batch(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
     The sets of a product say for each row by itself which outputs are right, and an alternative that holds the whole
     output holds its first rows: rows with the bits that they have in a right batch are proved by them, and what is
     wrong with them in a wrong one is said there. Other bits are judged, and are a note (a failure when required).
-    Of a contract that is no such product see :func:`_rows`.
+    Of a contract that is no such product, and of one with groups, see :func:`_rows`.
     """
     session, case = calls.session, calls.case
     operands = _given(Call(session.contract, inputs, options))
-    if operands is None:
+    if operands is None or not operands.by_row:
         yield from _rows(calls, inputs, options, required=required)
-        return
-    if not operands.by_row:
         return
     role = operands.roles
     rows = inputs[role["a"]].shape[0]
@@ -366,45 +366,81 @@ def batch(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
 
 
 def _rows(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> Iterator[Finding | Note]:
-    """The first row, and half of the rows, against the same rows in the whole call, of every input and output that has
-    one row for each of the first input.
+    """The first row, and half of the rows, against the same rows in the whole call: of the first axis of the first
+    input that an axis of an output follows; the last one counts columns, but for a product.
 
     Each answer is judged; a batch that the contract refuses is left out. Where bits differ the reference says whether
     rows depend on each other, as under the amax of a tensor: then nothing is concluded.
     """
     contract = calls.session.contract
-    symbol = next((spec.dims[0] for spec in contract.inputs if spec.dims and spec.name in inputs), None)
-    cut_of = [spec.name for spec in contract.inputs if spec.dims and spec.dims[0] == symbol and spec.name in inputs]
-    rows = inputs[cut_of[0]].shape[0] if cut_of else 0
-    base, verdict = calls.ask(RERUN, "called again", inputs, options, taken=True)
-    if rows < 2 or base.problem is not None or verdict.status.is_failure:
+    call = Call(contract, inputs, options)
+    first = next((spec for spec in contract.inputs if spec.name in inputs), None)
+    for axis in range(0 if first is None else inputs[first.name].dim() - (not contract.multiplies) or 1):
+        assert first is not None
+        rows = inputs[first.name].shape[axis] if inputs[first.name].dim() else 0
+        batches = dict.fromkeys((1, rows // 2, rows // 2 // STEP * STEP) if rows > 1 else ())
+        ways = ((count, _fewer(call, first, axis, count)) for count in batches if count)
+        smaller = [(count, *found) for count, found in ways if found is not None][:2]
+        if smaller:
+            break
+    else:
         return
-    names = [name for name, x in base.outputs.items() if x.dim() and x.shape[0] == rows]
+    base, verdict = calls.ask(RERUN, "called again", inputs, options, taken=True)
+    if base.problem is not None or verdict.status.is_failure:
+        return
     tried, differing = 0, []
-    for count in sorted({1, rows // 2}) if names else ():
-        cut = {**inputs, **{name: inputs[name][:count].contiguous() for name in cut_of}}
-        try:
-            contract.check(cut, options)
-            due = by_name(contract.reference(cut, **options))
-        except OracleError:
-            continue
-        if calls.hung or any(due[name].shape[:1] != (count,) for name in names):
-            return
-        answer, _ = calls.ask(SMALLER, f"the first {count} of {rows} rows as a batch", cut, options)
-        if answer.problem is not None:
+    for count, cut, along in smaller:
+        answer, _ = calls.ask(SMALLER, f"the first {count} of {rows} rows as a batch", cut.inputs, options)
+        if answer.problem is not None or calls.hung:
             continue
         tried += 1
-        if not all(_equal_rows(answer.outputs[name], base.outputs[name], count) for name in names):
-            whole = by_name(contract.reference(inputs, **options))
-            if not all(_equal_rows(due[name], whole[name], count) for name in names):
+        if not _equal_rows(cut, call, answer.outputs, base.outputs, along):
+            due, whole = (by_name(contract.reference(one.inputs, **options)) for one in (cut, call))
+            if not _equal_rows(cut, call, due, whole, along):
                 return
             differing.append(count)
     if tried:
         yield _in_batches(calls.case, rows, differing, required=required)
 
 
-def _equal_rows(x: Tensor, y: Tensor, count: int) -> bool:
-    return x.shape[1:] == y.shape[1:] and bool(agree(x, take_rows(y, torch.arange(count, device="cpu"))).all())
+def _fewer(call: Call, first: TensorSpec, axis: int, count: int) -> tuple[Call, dict[str, int]] | None:
+    """The call with ``count`` of the rows that an axis of an input has, in every input that has them, whose groups end
+    there; and the axis of each output that follows. None where the contract refuses it, or no output follows."""
+    rows, symbol = call.inputs[first.name].shape[axis], first.dims[axis] if first.dims else ""
+    cut = dict(call.inputs)
+    for spec in (spec for spec in call.contract.inputs if spec.name in cut):
+        x, dims = cut[spec.name], spec.dims or ()
+        named = [at for at, dim in enumerate(dims) if symbol in dim.split("|")] if spec is not first else [axis]
+        for at in (at for at in named if at < x.dim() and x.shape[at] == rows):
+            x = x.narrow(at, 0, count)
+        if spec.kind in (Kind.OFFSETS, Kind.COUNTS) and x.dim() == 1 and not named:
+            x = x.clamp(max=count)
+        cut[spec.name] = x.contiguous()
+    less = Call(call.contract, cut, call.options)
+    try:
+        due, whole = (one.contract.outputs(one.checked()) for one in (less, call))
+    except OracleError:
+        return None
+    along: dict[str, int] = {}
+    for name, out in due.items():
+        shape, before = out.shape or (), whole[name].shape or ()
+        differ = [at for at in range(len(shape)) if shape[at] != before[at]] if len(shape) == len(before) else []
+        if [(shape[at], before[at]) for at in differ] == [(count, rows)]:
+            along[name] = differ[0]
+    return (less, along) if along else None
+
+
+def _equal_rows(
+    less: Call, call: Call, few: Mapping[str, Tensor], all_of: Mapping[str, Tensor], along: Mapping[str, int]
+) -> bool:
+    """Whether the rows of the smaller call have the bits of the same rows in the whole one, where both specify them."""
+    for name, axis in along.items():
+        x, y = few[name], all_of[name]
+        part = y.narrow(axis, 0, x.shape[axis])
+        owned = _specified(less, x) & _specified(call, y).narrow(axis, 0, x.shape[axis])
+        if not bool((agree(x.contiguous(), part.contiguous()) | ~owned).all()):
+            return False
+    return True
 
 
 def _in_batches(case: str, rows: int, differing: Sequence[int], *, required: bool) -> Finding | Note:

@@ -28,14 +28,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+import numpy as np
+import torch
 from allpairspy import AllPairs
 
+from oracle.cache import place, read, write
 from oracle.routines import changes, profiles
 from oracle.routines.base import Contract, TensorSpec
 from oracle.routines.case import Case, Grammar
+from oracle.routines.cases import parse
 from oracle.routines.changes import Changes, option_word, word_of
 from oracle.routines.edges import DEEP, TILE, domain_of, edge_cases, smallest, valid, volume
-from oracle.routines.family import get
+from oracle.routines.family import BUILT_IN, families, get
 from oracle.routines.reached import (
     ABSENT,
     OFFSETS,
@@ -53,6 +57,7 @@ from oracle.routines.reached import (
 )
 
 LARGEST = 1 << 22  # elements of the volume of a drawn case: it takes milliseconds
+KEPT = 4096  # answers: those of every contract for some versions of the package
 SMALL, FLOOR = 1e-2, 8.0  # instead of a smaller one, what is added to squares or bounds an amax: beyond ordinary data
 EVEN = 2  # beyond an edge: two blocks into which the extent divides, of which none has the length of a block
 SEVERAL = 3  # rows, or what integers count or name, where the smallest case has one: strides and widths show on none
@@ -143,6 +148,10 @@ def _meaning(grammar: Grammar, name: str) -> str | None:
 
 @cache
 def _real(contract: str, budget: int) -> tuple[Case, ...]:
+    return _kept(_real_cases, contract, budget)
+
+
+def _real_cases(contract: str, budget: int) -> tuple[Case, ...]:
     base, calls = _base(contract)
     grammar, cases = base.grammar, dict[Case, None]()
     widest: Order = WIDE[1] if budget <= REAL else (*WIDE[1], *MORE)
@@ -197,6 +206,21 @@ def cost(case: Case) -> int:
 
 @cache
 def _array(contract: str) -> tuple[Case, ...]:
+    return _kept(_covering, contract)
+
+
+def _kept(draw: Callable[..., tuple[Case, ...]], contract: str, *more: object) -> tuple[Case, ...]:
+    """The cases that are drawn for a contract, kept between processes where it is one of this package."""
+    own = any(contract in family.grammars for family in families()[: len(BUILT_IN)])
+    path = place("cases", draw.__name__, contract, more, torch.__version__, np.__version__) if own else None
+    if (ids := read(path)) is not None:
+        return tuple(parse(text) for text in ids.splitlines())
+    cases = draw(contract, *more)
+    write(path, "".join(f"{case}\n" for case in cases), KEPT)
+    return cases
+
+
+def _covering(contract: str) -> tuple[Case, ...]:
     base, calls = _base(contract)
     admits = calls.admits
     factors, alone, apart = _factors(base, calls)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from oracle import cache
 from oracle.cli import installed, main
 
 
@@ -36,13 +38,22 @@ class TestList:
         """The sabotage: the same package with one file touched."""
         stat = os.stat
 
-        def touched(path: str) -> os.stat_result:
-            facts = list(stat(path))
-            return os.stat_result(facts[:6] + [facts[6] + path.endswith("schedules.py")] + facts[7:])
+        def touched(path: str) -> SimpleNamespace:
+            facts = stat(path)
+            return SimpleNamespace(st_size=facts.st_size, st_mtime_ns=facts.st_mtime_ns - path.endswith("schedules.py"))
 
         assert installed.answer(["list", "numerics"]) is not None
-        monkeypatch.setattr(installed.os, "stat", touched)
+        monkeypatch.setattr(cache, "files", cache.files.__wrapped__)
+        monkeypatch.setattr(cache, "os", SimpleNamespace(**{**vars(os), "stat": touched}))
         assert installed.answer(["list", "numerics"]) is None
+
+    def test_a_file_that_changed_since_the_start_ends_it(self, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What the process has loaded may be older than what the digest would say."""
+        monkeypatch.setattr(cache, "files", cache.files.__wrapped__)
+        monkeypatch.setattr(cache, "BEGUN", max(p.stat().st_mtime_ns for p in cache.PACKAGE.rglob("*.py")) - 1)
+        assert installed.answer(["list", "numerics"]) is None
+        monkeypatch.setattr(cache, "BEGUN", cache.BEGUN + 1)
+        assert installed.answer(["list", "numerics"]) is not None
 
     def test_old_answers_go(self, kept: Path) -> None:
         for number in range(installed.KEPT + 3):

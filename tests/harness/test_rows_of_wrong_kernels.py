@@ -68,13 +68,22 @@ def test_a_default_case_refuses_it(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert (wrong.conforms, right.conforms) == (False, True), str(case)
 
 
-def test_a_norm_whose_bits_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said in a note, and a failure where it is required; the right norm has the same bits in every batch."""
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ("norm_by_batch", "rms_norm_dynamic_per_token_quant/bf16-e4m3/token/m=21,h=384/family=randn/seed=1"),
+        (
+            "groups_by_batch",
+            "fp8_m_grouped_gemm_nt_masked/e4m3xe4m3-f16/1x128:128x128/m=17,n=512,k=1024,g=2/family=randn/seed=1",
+        ),
+    ],
+)
+def test_bits_that_depend_on_the_batch(wrong: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said in a note, and a failure where it is required; the right kernel has the same bits in every batch."""
     monkeypatch.setattr(validation, "WATCHED", {"quick": 1})
-    contract = "rms_norm_dynamic_per_token_quant"
-    case = f"{contract}/bf16-e4m3/token/m=21,h=384/family=randn/seed=1"
-    kernel, right = f"{ROWS}norm_by_batch", f"kernels.subjects:BY_CONTRACT.{contract}"
-    report = validate(kernel, contract, case=case, limit=60)
-    assert report.conforms and any("other bits in batches of 1 than" in note for note in report.notes)
-    assert not validate(kernel, contract, case=case, limit=60, require=["batch invariance"]).conforms
-    assert validate(right, contract, case=case, limit=60, require=["batch invariance"]).conforms
+    contract = text.partition("/")[0]
+    kernel, right = f"{ROWS}{wrong}", f"kernels.subjects:BY_CONTRACT.{contract}"
+    report = validate(kernel, contract, case=text, limit=60)
+    assert report.conforms and any("other bits in batches of" in note for note in report.notes)
+    assert not validate(kernel, contract, case=text, limit=60, require=["batch invariance"]).conforms
+    assert validate(right, contract, case=text, limit=60, require=["batch invariance"]).conforms

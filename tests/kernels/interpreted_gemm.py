@@ -43,7 +43,8 @@ def sabotaged(path: str, before: str, after: str) -> ModuleType:
     """The module of a kernel with one expression replaced."""
     text = Path(path).read_text()
     assert before in text, before
-    spec = importlib.util.spec_from_file_location("sabotaged", Path(tempfile.mkdtemp()) / "sabotaged.py")
+    name = f"{triton_gemm.__package__}.sabotaged"  # its relative imports are those of the module
+    spec = importlib.util.spec_from_file_location(name, Path(tempfile.mkdtemp()) / "sabotaged.py")
     assert spec is not None and spec.loader is not None and spec.origin is not None
     Path(spec.origin).write_text(text.replace(before, after))
     module = importlib.util.module_from_spec(spec)

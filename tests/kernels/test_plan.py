@@ -56,7 +56,7 @@ class TestSwitchAt32:
         assert chosen("dynamic_blockscale", "sm90", Config(batch_invariant=True), m=m, n=128, k=128) == "deep_gemm"
 
     @pytest.mark.parametrize("m", [31, 32])
-    @pytest.mark.parametrize("arch", ["sm80", "sm86", "sm89", "sm103", "sm120", "gfx90a", "gfx942", "gfx950"])
+    @pytest.mark.parametrize("arch", ["sm80", "sm86", "sm89", "sm103", "sm120", "sm121", "gfx90a", "gfx942", "gfx950"])
     def test_elsewhere_no_library(self, m: int, arch: str) -> None:
         own = "triton_linear" if m < 32 else "triton_gemm"
         assert chosen("dynamic_blockscale", arch, m=m, n=128, k=128) == (own if arch.startswith("sm") else "-")
@@ -109,6 +109,14 @@ class TestThresholds:
     def test_sm89_cutlass_needs_cuda_12_4(self, cuda: str, backend: str) -> None:
         machine = Machine.described("sm89", cuda=cuda)
         assert plan(Problem("linear", n=128, k=128), machine, BARE).backend == backend
+
+    @pytest.mark.parametrize(
+        ("arch", "backend"), [("sm90", "cutlass"), ("sm103", "cutlass"), ("sm120", "-"), ("sm121", "-")]
+    )
+    def test_a_grouped_product_of_cutlass_ends_at_sm109(self, arch: str, backend: str) -> None:
+        """vLLM's ``cutlass_moe_mm`` dispatches 90 to 99 and 100 to 109 and raises elsewhere, though its
+        ``cutlass_group_gemm_supported`` has no upper end (scaled_mm_entry.cu)."""
+        assert chosen("grouped_scaled", arch, n=256, k=256) == backend
 
     def test_shared_memory_of_a_block(self) -> None:
         """A block can have what a multiprocessor has, but for 1 KiB that the system keeps of each block (CUDA C++
@@ -299,15 +307,15 @@ class TestSglKernel:
             if "sgl_kernel" in row:
                 assert row.index("cutlass") < row.index("sgl_kernel")
         for op in self.OPS:
-            for arch in ("sm89", "sm90", "sm100", "sm103", "sm120"):
+            for arch in ("sm89", "sm90", "sm100", "sm103", "sm120", "sm121"):
                 with_vllm = self.chosen(op, arch, "triton")
                 assert with_vllm != "sgl_kernel" or self.chosen(op, arch, "triton", "sgl_kernel") != "cutlass"
 
     @pytest.mark.parametrize(
         ("op", "serves"),
         [
-            ("quant_group", {"sm89", "sm90", "sm100", "sm103", "sm120"}),
-            ("quant_group_packed", {"sm89", "sm90", "sm100", "sm103", "sm120"}),
+            ("quant_group", {"sm89", "sm90", "sm100", "sm103", "sm120", "sm121"}),
+            ("quant_group_packed", {"sm89", "sm90", "sm100", "sm103", "sm120", "sm121"}),
             ("linear", {"sm89", "sm90", "sm100"}),
             ("block_linear", {"sm90", "sm100"}),
             ("quant_tensor", set()),

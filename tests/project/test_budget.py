@@ -86,7 +86,7 @@ def test_what_runs_follows_from_the_markers(items: list[pytest.Item]) -> None:
 
 def test_instances_take_turns(items: list[pytest.Item]) -> None:
     """Every instance of a test runs in one of the turns; a run without turns has always the same."""
-    runs = [{item.name for item in items if item not in left_out(items, [], turn=turn)} for turn in range(7)]
+    runs = [{item.name for item in items if item not in left_out(items, [], turn=turn)} for turn in range(10)]
     for test, number in (("test_plain", FEW), ("test_sampled", 3)):
         taken = [{name for name in run if name.startswith(test)} for run in runs]
         assert all(len(names) == number for names in taken) and len(set.union(*taken)) == 20

@@ -14,6 +14,7 @@ from oracle.harness.validation import validate
 from oracle.routines import cases, get
 from oracle.routines.base import by_name
 from oracle.routines.mx.contract import pack
+from oracle.truth.tiles import to_blocked
 from oracle.verdict.compare import Status, Verdict
 
 INF = torch.inf
@@ -259,22 +260,42 @@ class TestNormsWithoutResidual:
 
 
 @pytest.mark.repeats("TestModelOptimizer")
+def _torchao() -> tuple[Any, Any]:
+    """``to_mx`` and its modes of scaling."""
+    try:
+        from torchao.prototype.mx_formats.config import ScaleCalculationMode
+        from torchao.prototype.mx_formats.mx_tensor import to_mx
+    except ImportError:
+        pytest.skip("torchao is missing: pip install --no-deps torchao")
+    return to_mx, ScaleCalculationMode
+
+
 class TestTorchao:
     """``to_mx`` of the wheel against the codes of ``mxfp8_quantize``, for the three roundings that both have."""
 
     @pytest.mark.parametrize("family", ["randn", "heavy"])
     @pytest.mark.parametrize("rounding", ["floor", "even", "ceil"])
     def test_codes_are_those_of_the_same_rounding(self, rounding: str, family: str) -> None:
-        try:
-            from torchao.prototype.mx_formats.config import ScaleCalculationMode
-            from torchao.prototype.mx_formats.mx_tensor import to_mx
-        except ImportError:
-            pytest.skip("torchao is missing: pip install --no-deps torchao")
+        to_mx, modes = _torchao()
         text = f"mxfp8_quantize/bf16-e4m3/1x32/m=16,k=160/rounding={rounding}/family={family}/seed=2"
         case = cases.parse(text)
         inputs = case.inputs()
         right = by_name(get(case.contract).reference(inputs, **case.call_options()))["q"]
         for mode in ("floor", "even", "ceil"):
-            _, q = to_mx(inputs["x"], torch.float8_e4m3fn, 32, ScaleCalculationMode[mode.upper()])
+            _, q = to_mx(inputs["x"], torch.float8_e4m3fn, 32, modes[mode.upper()])
             same = torch.equal(q.reshape(right.shape).view(torch.uint8), right.view(torch.uint8))
             assert same == (mode == rounding)
+
+    @pytest.mark.parametrize("family", ["special", "nan"])
+    @pytest.mark.parametrize("rounding", ["floor", "even", "ceil"])
+    def test_special_values_are_those_of_its_release(self, rounding: str, family: str) -> None:
+        """Scales of NaN and blocks below the least scale: the recipes that name the release have every bit of it, the
+        default ones have not."""
+        to_mx, modes = _torchao()
+        case = cases.parse(f"mxfp8_quantize/bf16-e4m3/1x32/m=16,k=160/rounding={rounding}/family={family}/seed=2")
+        inputs = case.inputs()
+        scale, q = to_mx(inputs["x"], torch.float8_e4m3fn, 32, modes[rounding.upper()])
+        made = {"q": q.reshape(16, 160), "scale": to_blocked(scale.view(torch.uint8).reshape(16, 5)).flatten()}
+        contract, options = get(case.contract), case.call_options()
+        assert not contract.judge(inputs, made, numerics=f"torchao_0_18_mx_{rounding}", **options).status.is_failure
+        assert contract.judge(inputs, made, **options).status.is_failure

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from oracle import cache
 from oracle.routines import cases, drawn, reached
 from oracle.routines.case import Case
 from oracle.routines.edges import valid
@@ -189,3 +191,34 @@ class TestSizesOfRealModels:
     def test_a_call_is_small_enough_to_be_judged(self, contract: str) -> None:
         found = drawn.real_cases(contract, 1)
         assert len(found) <= 4 and all(drawn.cost(case) <= drawn.REAL for case in found)
+
+
+class TestKept:
+    """The drawn cases of a contract of this package are kept between processes; those of another one are not."""
+
+    NAME = "ceil_to_ue8m0"
+
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        return tmp_path / "fp8-oracle"
+
+    def test_what_is_kept_is_what_is_drawn(self, folder: Path) -> None:
+        draws = iter([drawn._covering, None])
+
+        def covering(contract: str) -> tuple[Case, ...]:
+            return next(draws)(contract)  # type: ignore[misc]
+
+        first = drawn._kept(covering, self.NAME)
+        assert (
+            drawn._kept(covering, self.NAME) == first == drawn._covering(self.NAME) and len(list(folder.iterdir())) == 1
+        )
+        next(folder.iterdir()).write_text(f"{first[0]}\n")  # the negative test: what lies there is read
+        assert drawn._kept(covering, self.NAME) == first[:1]
+
+    def test_nothing_is_kept(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(drawn, "BUILT_IN", ())
+        assert drawn._kept(drawn._covering, self.NAME) and not folder.exists()
+        monkeypatch.undo()
+        monkeypatch.setenv("FP8_ORACLE_CACHE", "0")
+        assert drawn._kept(drawn._covering, self.NAME) and cache.place("cases", self.NAME) is None

@@ -43,7 +43,8 @@ def floats(*shape: int, seed: int = 0) -> Tensor:
 def unpacked(packed: Tensor, columns: int) -> Tensor:
     """The inverse of packing: float32 powers of two ``[..., M, columns]``; bytes past the last column are not read."""
     byte = torch.stack([(packed.to(torch.int64) >> (8 * j)) & 0xFF for j in range(4)], dim=-1).flatten(-2)
-    return torch.ldexp(torch.ones((), dtype=torch.float64), byte[..., :columns] - 127).to(torch.float32)
+    exponents = byte[..., :columns] - 127
+    return torch.ldexp(torch.ones(exponents.shape, dtype=torch.float64), exponents).to(torch.float32)
 
 
 def unaligned(w13: Tensor, w2: Tensor, is_act_and_mul: bool, *, intermediate: int) -> tuple[Tensor, Tensor]:
