@@ -26,7 +26,7 @@ def process(what: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in REFUSED:
             raise
-        raise refused(what, error.strerror) from None
+        raise refused(what, error.strerror or str(error)) from None
 
 
 def thread(what: str, thread: threading.Thread) -> None:
