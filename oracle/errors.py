@@ -85,6 +85,10 @@ class SubjectError(OracleError, LookupError):
     """A subject (``MODULE:CALLABLE``) cannot be imported or does not offer what was asked."""
 
 
+class ProcessError(OracleError, RuntimeError):
+    """The system starts no further process or thread for this user."""
+
+
 class SandboxError(OracleError, RuntimeError):
     """This machine offers no means to run a kernel apart from everything else."""
 

@@ -158,7 +158,7 @@ def _page(arguments: argparse.Namespace) -> int:
         say(page(whole).rstrip())
     else:
         whole.write(arguments.out / ROWS)
-        (arguments.out / PAGE).write_text(page(whole))
+        fixtures.write_bytes(arguments.out / PAGE, page(whole).encode())
     return 0
 
 

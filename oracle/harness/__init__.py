@@ -2,6 +2,7 @@
 
     process, worker    the kernel in its own process, with a time limit and the cause of every loss
     protocol, memory   what a worker may reply, and the memory that it shares: guard zones and poison
+    starting           the error where the system starts no process or thread
     launcher, sandbox  the process between both, which ends all descendants, and what an untrusted kernel sees
     concurrency        one kernel called from several threads
     session            one call, one verdict

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from oracle.errors import ProcessError
 from oracle.harness.memory import Guarded
 
 THREADS = 4
@@ -56,6 +57,8 @@ def run_concurrently(call: Call, other: Call, device: str) -> tuple[Mapping[str,
     The answer that is farthest from that of the same call alone, or the answer of ``call`` alone when all have the same
     bits; what was written outside of the outputs of any thread; whether the answer is one of ``other``. What either
     raises is raised here.
+
+    Raises ProcessError: the system starts no thread.
     """
     alone = {call: call().outputs, other: other().outputs}
     if device != "cpu":
@@ -102,7 +105,7 @@ def run_concurrently(call: Call, other: Call, device: str) -> tuple[Mapping[str,
     sys.setswitchinterval(SWITCH)
     try:
         for thread in threads:
-            thread.start()
+            _start(thread)
         for thread in threads:
             thread.join()
     except BaseException:  # a thread that does not start, or an interrupt
@@ -113,6 +116,14 @@ def run_concurrently(call: Call, other: Call, device: str) -> tuple[Mapping[str,
     if raised:
         raise raised[0]
     return farthest[1], damage, farthest[2]
+
+
+def _start(thread: threading.Thread) -> None:
+    """Raises ProcessError: the system refuses it (:mod:`oracle.harness.starting`, which a sandbox lacks)."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise ProcessError(str(error)) from None
 
 
 def _same(made: Mapping[str, Tensor], alone: Mapping[str, Tensor]) -> bool:

@@ -30,14 +30,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from oracle.errors import FixtureError, OptionError, counted
+from oracle.harness import starting
 from oracle.harness.jobs import Lost, Pool, divided
 from oracle.harness.report import INTERRUPTED, NUMBERS, Report
 from oracle.harness.validation import validate
+from oracle.report.record import locked
 from oracle.routines import cases
 from oracle.routines.data import Stream
 from oracle.verdict.compare import Status
@@ -125,7 +127,8 @@ def soak(
     said : is told a line after every stretch.
     asked : further arguments of :func:`oracle.harness.validation.validate`.
 
-    Raises OptionError: the record exists, or asks something else. OracleError: as :func:`validate` raises it.
+    Raises OptionError: the record exists, or asks something else. FixtureError: another run writes it. OracleError: as
+    :func:`validate` raises it.
     """
     places = list(range(torch.cuda.device_count())) if device == "cuda" else [None]
     count = max(1, len(places)) if lanes is None else lanes
@@ -138,10 +141,10 @@ def soak(
         "asked": {n: v for n, v in sorted(asked.items()) if v},
         "torch": str(torch.__version__),
     }
-    done = Soak(about, _begun(record, about, resume=resume))
     with ExitStack() as stack:
-        stream = None if record is None else stack.enter_context(open(record, "a"))
-        if stream is not None and not done.stretches and stream.tell() == 0:
+        stream = None if record is None else stack.enter_context(locked(record))
+        done = Soak(about, _begun(record, about, resume=resume))
+        if stream is not None and stream.seek(0, os.SEEK_END) == 0:
             _write(stream, {"kind": "soak", "schema": SCHEMA, **about})
         pools, running, next_of = [], dict[int, int](), dict[int, int]()
         for lane in range(count):
@@ -262,7 +265,7 @@ class _Watched:
         self._seen: dict[int, list[tuple[int, int]]] = {}
         self._over, self._others = threading.Event(), set(_descendants())  # those before have nothing to do with it
         self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
+        starting.thread("the thread that watches memory", self._thread)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -339,7 +342,7 @@ def _begun(path: Path | None, about: Mapping[str, Any], *, resume: bool) -> list
     return stretches
 
 
-def _write(stream: Any, line: Mapping[str, object]) -> None:
-    stream.write(json.dumps(line, separators=(",", ":")) + "\n")
+def _write(stream: BinaryIO, line: Mapping[str, object]) -> None:
+    stream.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
     stream.flush()
     os.fsync(stream.fileno())

@@ -40,7 +40,7 @@ from torch import Tensor
 
 from oracle.errors import InputError, LayoutError, OracleError, SubjectError
 from oracle.fixtures import strides as memory
-from oracle.harness import provenance, sources, subjects
+from oracle.harness import provenance, sources, starting, subjects
 from oracle.harness.process import LOADING
 from oracle.harness.protocol import frames_of
 from oracle.harness.subjects import Provider, Subject
@@ -52,6 +52,7 @@ LONGEST_HEADER = 1 << 26  # bytes; a header holds names, options, and a line for
 PIECE = 1 << 20  # bytes read at once
 PR_SET_PDEATHSIG = 1  # prctl(2)
 _START, _KILL = b"s", b"k"
+_UNSTARTED = b"\xff" * 4  # in the place of a wait status: the system refused to start a worker
 T = TypeVar("T")
 
 
@@ -111,7 +112,15 @@ class Host:
         with warnings.catch_warnings():
             # Python 3.12 warns of threads that a child lacks; those are numpy's, which makes new ones after a fork.
             warnings.simplefilter("ignore", DeprecationWarning)
-            self._starter = os.fork()
+            try:
+                with starting.process("the process that runs subjects"):
+                    self._starter = os.fork()
+            except BaseException:
+                self._control.close()
+                theirs.close()
+                os.close(self._printed)
+                os.close(printing)
+                raise
         if not self._starter:
             with _child():
                 sys.path[:0] = [] if folder is None else [folder]
@@ -121,7 +130,13 @@ class Host:
         theirs.close()
         os.close(printing)
         self._drainer = threading.Thread(target=_drain, args=(self._printed,), daemon=True)
-        self._drainer.start()
+        try:
+            starting.thread("the reader of what subjects print", self._drainer)
+        except BaseException:
+            self._control.close()
+            os.waitpid(self._starter, 0)
+            os.close(self._printed)
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -143,7 +158,7 @@ class Host:
     ) -> Tensor | dict[str, Tensor]:
         """What a subject returns, as of :meth:`Isolated.run`.
 
-        Raises NotImplementedError, Crash.
+        Raises NotImplementedError, Crash. ProcessError: the system starts no process for it.
         """
         if self._hangs.get(subject.at, 0) >= HANGS:
             raise Crash(f"not called: it hung {HANGS} times before")
@@ -203,7 +218,9 @@ class Host:
             self._ended()
             raise
         except (EOFError, ConnectionError):
-            raise Crash(_cause(self._ended())) from None
+            if (status := self._ended()) == _UNSTARTED:
+                raise starting.refused("a worker", "fork was refused") from None
+            raise Crash(_cause(status)) from None
         except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, MemoryError, OracleError) as error:
             self._ended()
             raise Crash(f"its process sent no sound reply ({subjects.described(error)})") from None
@@ -222,24 +239,24 @@ class Host:
         self.workers += 1
         return ours
 
-    def _ended(self) -> int | None:
-        """End the worker; its wait status, None where the starter was killed too."""
+    def _ended(self) -> bytes:
+        """End the worker; its wait status, empty where the starter was killed too."""
         assert self._worker is not None
         self._worker.close()
         self._worker = None
         self._loaded.clear()
         try:
             self._control.send(_KILL)
-            status = self._control.recv(4)
-            return int.from_bytes(status, "little") if status else None
+            return self._control.recv(4)
         except OSError:
-            return None
+            return b""
 
 
-def _cause(status: int | None) -> str:
+def _cause(ended: bytes) -> str:
     """The end of a worker in words."""
-    if status is None:
+    if not ended:
         return "killed the processes that run subjects"
+    status = int.from_bytes(ended, "little")
     if os.WIFEXITED(status):
         return f"ended the process with status {os.WEXITSTATUS(status)}"
     number = os.WTERMSIG(status)
@@ -287,7 +304,12 @@ def _start_workers(control: socket.socket, printing: int, points: Sequence[Entry
             return
         if word == _KILL:
             continue  # it had ended already
-        worker = os.fork()
+        try:
+            worker = os.fork()
+        except OSError:  # by a limit of processes, or of memory
+            os.close(descriptors[0])
+            control.send(_UNSTARTED)
+            continue
         if not worker:
             with _child():
                 os.setsid()

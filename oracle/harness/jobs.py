@@ -31,6 +31,7 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 
 from oracle.errors import OptionError
+from oracle.harness import starting
 from oracle.harness.server import start
 
 GRACE = 1.0  # seconds in which a process that is asked to end may give back what it holds
@@ -181,7 +182,11 @@ class _Worker:
         self.wire, theirs = started.Pipe()
         arguments = (theirs, make, threads, environment)
         self.process: BaseProcess = started.Process(target=_serve, args=arguments, daemon=True)
-        self.process.start()
+        try:
+            with starting.process("a process of --jobs"):
+                self.process.start()
+        except EOFError:  # the server of --jobs forks, and ends where that is refused
+            raise starting.refused("a process of --jobs", "fork was refused") from None
         theirs.close()
 
     def another(self) -> _Worker:

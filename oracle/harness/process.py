@@ -30,7 +30,7 @@ from typing import Any, Self
 
 import torch
 
-from oracle.harness import sandbox
+from oracle.harness import sandbox, starting
 from oracle.harness.memory import Shared, exported
 from oracle.harness.protocol import NONCE, SIZE, GarbledError, Reply, printable, unpack
 
@@ -148,18 +148,25 @@ class Worker:
                 shown = sandbox.steps(self._search, str(self._load["kernel"]), str(self._load["device"]))
             variables = {**variables, "MALLOC_PERTURB_": "128"}
             plan = sandbox.plan(command, variables, os.getcwd(), self._means, shown, self._root.name)
-            self._process = subprocess.Popen(
-                sandbox.COMMAND,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(), status),
-                start_new_session=True,
-            )
-            os.close(status)
-            assert self._process.stdout is not None and self._process.stdin is not None
-            self._drainer = threading.Thread(target=self._drain, args=(self._process.stdout.fileno(),), daemon=True)
-            self._drainer.start()
+            try:
+                with starting.process("a worker"):
+                    self._process = subprocess.Popen(
+                        sandbox.COMMAND,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.STDOUT,
+                        pass_fds=(theirs.fileno(), status),
+                        start_new_session=True,
+                    )
+                assert self._process.stdout is not None and self._process.stdin is not None
+                drainer = threading.Thread(target=self._drain, args=(self._process.stdout.fileno(),), daemon=True)
+                starting.thread("the reader of a worker's output", drainer)
+            except BaseException:
+                self._unstarted()
+                raise
+            finally:
+                os.close(status)
+            self._drainer = drainer
             with contextlib.suppress(BrokenPipeError):  # what follows finds that the launcher is gone
                 line = json.dumps(plan | {"channel": theirs.fileno(), "status": status}) + "\n"
                 self._process.stdin.write(line.encode())
@@ -177,6 +184,16 @@ class Worker:
             started = self._exchange({"op": "start"}, max(self.limit, LOADING))
             return self._exchange(self._load, self._loading) if started.ok else started
         return self._exchange(self._load, max(self.limit, LOADING))
+
+    def _unstarted(self) -> None:
+        """Give back what belongs to a worker that did not start, the launcher included."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()  # it waits for its plan, and has started nothing
+            process.communicate()
+        self._channel.close()
+        os.close(self._status)
+        self._root.cleanup()
 
     def _exchange(self, request: Mapping[str, Any], limit: float) -> Reply:
         assert self._process is not None

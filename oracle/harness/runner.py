@@ -21,7 +21,7 @@ from pathlib import Path
 from torch import Tensor
 
 from oracle.diagnosis.explain import explain_verdict
-from oracle.errors import OptionError, OracleError
+from oracle.errors import OptionError, OracleError, ProcessError
 from oracle.fixtures import captures
 from oracle.harness import sources
 from oracle.harness import subjects as registry
@@ -196,8 +196,8 @@ def _judge_live(subject: Subject, case: Case, keep: Keep | None) -> Verdict:
     except Crash as error:
         return replace(_without_numbers(Status.CRASHED, str(error)), frames=error.frames)
     except BaseException as error:
-        if type(error) is KeyboardInterrupt:
-            raise  # the user's
+        if isinstance(error, KeyboardInterrupt | ProcessError):
+            raise  # the user's, or the system's
         return replace(_without_numbers(Status.CRASHED, registry.described(error)), frames=frames_of(error))
     verdict = judge_outputs(contract, inputs, output, arch=subject.arch, numerics=subject.numerics, call=call)
     if keep is not None and verdict.status is not Status.CRASHED:

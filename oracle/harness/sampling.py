@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from oracle.errors import OptionError
+from oracle.harness import starting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -312,8 +313,9 @@ class Sampler:
         taken.about = {"time": datetime.now(UTC).isoformat(), "process": str(os.getpid()), "device": str(device)}
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._write_all, args=(self._queue,), daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._write_all, args=(self._queue,), daemon=True)
+                starting.thread("the thread that writes samples", thread)
+                self._thread = thread  # only now: what is queued for a thread that never ran is waited for in vain
             self._held += taken.size
         try:
             self._queue.put_nowait(taken)

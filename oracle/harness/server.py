@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 
+from oracle.harness import starting
+
 PRELOADED = ["oracle.harness.interrupts", "oracle.harness.preload"]
 
 
@@ -23,7 +25,15 @@ def context() -> ForkServerContext:
 
 
 def start() -> ForkServerContext:
-    """How processes are started, once their server is: an interrupt while it loads ends it without a traceback."""
+    """How processes are started, once their server is: an interrupt while it loads ends it without a traceback.
+
+    Raises ProcessError: the system starts no process.
+    """
+    with starting.process("the server of --jobs"):
+        return _started()
+
+
+def _started() -> ForkServerContext:
     resource_tracker.ensure_running()  # first, as its own start ends with SIGINT unblocked
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

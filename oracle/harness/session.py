@@ -145,6 +145,8 @@ class Session:
         reply = self.worker.ask(request)
         if not reply.ok:
             reason, *frames = reply.text.split("\n")
+            if reply.kind == "untested":
+                return Answer(problem=Verdict(Status.UNTESTED, reason, reason=reason))
             text = f"the kernel does not offer this call: {reason}"
             refused = Verdict(Status.UNSUPPORTED, text, reason=reason)
             offered = reply.kind not in ("unsupported", "uncapturable")

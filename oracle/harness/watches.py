@@ -517,10 +517,13 @@ def threads(
     if base.seconds * (concurrency.THREADS + 2) + concurrency.SECONDS > session.worker.limit:
         limit = session.worker.limit
         text = f"not tried: a call takes {base.seconds:.1f} s of the limit of {limit:g} s; raise the limit"
-        untested = Verdict(Status.UNTESTED, text, reason=text)
-        yield Finding(case, THREADS, untested) if required else Note(case, THREADS, text)
+        answer = Answer(problem=Verdict(Status.UNTESTED, text, reason=text))
+    else:
+        answer = session.call(inputs, options, mode="threads", beside=other)
+    if answer.problem is not None and answer.problem.status is Status.UNTESTED:
+        text = answer.problem.reason
+        yield Finding(case, THREADS, answer.problem) if required else Note(case, THREADS, text)
         return True
-    answer = session.call(inputs, options, mode="threads", beside=other)
     calls.hung |= answer.hung
     what = "called from several threads at once"
     if answer.problem is not None and answer.problem.status is Status.CRASHED:

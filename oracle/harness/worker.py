@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oracle.errors import among
+from oracle.errors import ProcessError, among
 from oracle.fixtures.strides import padded_memory
 from oracle.harness import launches
 from oracle.harness.concurrency import Made, bytes_of, run_concurrently
@@ -94,6 +94,8 @@ class Server:
             return Reply(error.kind, str(error))
         except launches.Uncapturable as error:
             return Reply("uncapturable", str(error))
+        except ProcessError as error:
+            return Reply("untested", f"not tried: {error}")
         except MemoryError as error:
             return Reply("memory", f"out of memory: {error or 'MemoryError'}")
         except NotImplementedError as error:

@@ -146,7 +146,7 @@ def start(path: Path, run: Run, *, resume: bool) -> Recorder:
         raise FixtureError(f"{path}: is no regular file; a record is locked, appended to and read again")
     if path.exists() and path.stat().st_size and not resume:
         raise OptionError(f"{path} exists; --resume continues it, or name another file")
-    stream = _locked(path)
+    stream = locked(path)
     try:
         recorder = _continued(stream, path, run)
     except BaseException:
@@ -406,7 +406,8 @@ def _parse(path: Path) -> _Parsed:
     return runs, outcomes, ended, notes, repeated, len(content) - len(torn)
 
 
-def _locked(path: Path) -> BinaryIO:
+def locked(path: Path) -> BinaryIO:
+    """A file that one run at a time writes; FixtureError: another one writes it, or it cannot be written."""
     try:
         stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
     except OSError as error:

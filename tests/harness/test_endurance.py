@@ -15,6 +15,7 @@ from oracle.harness import endurance
 from oracle.harness.endurance import Soak, soak
 from oracle.harness.jobs import Lost
 from oracle.harness.report import Report
+from oracle.report.record import locked
 
 KERNEL, GEMM = "tests.support.subjects.right:gemm", "fp8_gemm_nt"
 BAD = {"case": "-", "watch": "numbers", "verdict": {"status": "FAILED", "summary": "wrong"}}
@@ -118,6 +119,17 @@ class TestRecord:
         path.write_text("nonsense\n")
         with pytest.raises(FixtureError, match="no record of a soak"):
             run(monkeypatch, facts(), record=path, resume=True)
+
+    def test_two_runs(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """The second one is refused, and changes nothing; nor is there a file where no folder is."""
+        path = tmp_path / "soak.jsonl"
+        run(monkeypatch, facts(3, BAD), facts(3, BAD), record=path)
+        before = path.read_bytes()
+        with locked(path), pytest.raises(FixtureError, match="another run is writing it"):
+            run(monkeypatch, facts(), record=path, resume=True)
+        assert path.read_bytes() == before
+        with pytest.raises(FixtureError, match="cannot be written"):
+            run(monkeypatch, facts(), record=tmp_path / "none" / "soak.jsonl")
 
 
 def test_what_a_process_takes_is_seen() -> None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -21,12 +24,16 @@ from torch import Tensor
 import oracle
 from oracle import errors
 from oracle.numbers.formats import codes_of
-from oracle.routines import get
+from oracle.routines import cases, get
 from tests.support.answers import NAMES, Answers, answers, expected, smallest
+from tests.support.commandline import CASE
 from tests.support.figures import parsed
 from tests.support.forked import forked, load_again
+from tests.support.subjects import right
 
 ROOT = Path(__file__).resolve().parents[2]
+TIMES = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today")
+WRITTEN = ("isoformat", "date")
 
 
 def in_hostile_defaults(names: list[str]) -> int:
@@ -180,6 +187,62 @@ class TestTensors:
         out = negated(expected(contract.name, inputs, **options)["out"])
         with pytest.raises(errors.LayoutError, match=r"out\.resolve_neg\(\)"):
             contract.judge(inputs, out, arch="sm90", numerics=None, **options)
+
+
+class TestClock:
+    """A clock that is set, or that NTP moves, changes no deadline and no duration: those never go back."""
+
+    def test_no_deadline_is_of_the_clock(self) -> None:
+        """The time of day is only ever written down."""
+        paths = [path for package in ("oracle", "kernels") for path in (ROOT / package).rglob("*.py")]
+        paths = [path for path in paths if re.search(r"datetime|time\.time|from time ", path.read_text())]
+        assert paths and not [f"{path}:{line}" for path in paths for line in times_of_day(parsed(path))]
+
+    @pytest.mark.parametrize(
+        ("text", "lines"),
+        [
+            ("time.time() + 3", [1]),
+            ("from time import monotonic, time", [1]),
+            ("x\nend = time.time_ns()", [2]),
+            ("datetime.now(UTC) - start", [1]),
+            ("datetime.datetime.utcnow() > end", [1]),
+            ("datetime.now(UTC).isoformat(timespec='seconds')", []),
+            ("time.monotonic(), time.perf_counter()", []),
+        ],
+    )
+    def test_what_that_check_sees(self, text: str, lines: list[int]) -> None:
+        assert list(times_of_day(ast.parse(text))) == lines
+
+    @pytest.mark.parametrize(("steady", "recorded"), [(0.0, 2), (100.0, 1)])
+    def test_jumps(self, steady: float, recorded: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Years between two calls by the clock end no recording of a minute; time that passed does (the twin)."""
+        inputs = cases.parse(CASE).inputs()
+        sampled = oracle.sample(right.gemm, every=1, to=tmp_path, contract="fp8_gemm_nt", seconds=60.0)
+        day, monotonic = time.time, time.monotonic
+        for number in range(2):
+            monkeypatch.setattr(time, "time", lambda: day() + (-1) ** number * 1e9)  # noqa: B023  # called in the turn
+            monkeypatch.setattr(time, "monotonic", lambda: monotonic() + number * steady)  # noqa: B023
+            sampled(**inputs, out_dtype=torch.bfloat16)
+            assert sampled.sampler.flush(60.0)
+        assert sampled.sampler.recorded == recorded
+
+
+def name_of(called: ast.expr) -> str:
+    """``time.time`` of an expression that ends so."""
+    inner = called.value if isinstance(called, ast.Attribute) else None
+    last = getattr(inner, "attr", getattr(inner, "id", ""))
+    return f"{last}.{called.attr}" if isinstance(called, ast.Attribute) else ""
+
+
+def times_of_day(tree: ast.Module) -> Iterator[int]:
+    """The lines that read the time of day otherwise than to write it down."""
+    written = {node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in WRITTEN}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "time":
+            if {"time", "time_ns"} & {name.name for name in node.names}:
+                yield node.lineno
+        elif isinstance(node, ast.Call) and node not in written and name_of(node.func) in TIMES:
+            yield node.lineno
 
 
 def test_identify_keeps_to_the_named_output_dtype() -> None:

