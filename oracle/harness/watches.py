@@ -433,8 +433,9 @@ def _fewer(call: Call, first: TensorSpec, axis: int, count: int) -> tuple[Call, 
 def _equal_rows(
     less: Call, call: Call, few: Mapping[str, Tensor], all_of: Mapping[str, Tensor], along: Mapping[str, int]
 ) -> bool:
-    """Whether the rows of the smaller call have the bits of the same rows in the whole one, where both specify them."""
-    for name, axis in along.items():
+    """Whether the rows of the smaller call have the bits of the same rows in the whole one, where both specify them; of
+    an optional output, where both have it."""
+    for name, axis in ((name, axis) for name, axis in along.items() if name in few and name in all_of):
         x, y = few[name], all_of[name]
         part = y.narrow(axis, 0, x.shape[axis])
         owned = _specified(less, x) & _specified(call, y).narrow(axis, 0, x.shape[axis])
@@ -521,7 +522,7 @@ def threads(
     else:
         answer = session.call(inputs, options, mode="threads", beside=other)
     if answer.problem is not None and answer.problem.status is Status.UNTESTED:
-        text = answer.problem.reason
+        text = answer.problem.summary
         yield Finding(case, THREADS, answer.problem) if required else Note(case, THREADS, text)
         return True
     calls.hung |= answer.hung
