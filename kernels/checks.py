@@ -415,15 +415,16 @@ def values(name: str, check: bool | None, good: Tensor, explain: Callable[[], st
 
     A ``check`` of None checks what lies on the CPU, and never waits for a GPU: there it looks at values only where
     ``FP8_KERNELS_CHECK`` is set, and hands the device a flag that fails the next synchronisation. True waits for the
-    GPU, and says which value it is; while a graph is captured it hands over the flag, which is read at every replay.
-    False looks at nothing.
+    GPU, and says which value it is; while a graph is captured it hands over the flag, which is read at every replay. In
+    a compiled graph it is such a flag on the CPU too, a RuntimeError of torch. False looks at nothing.
 
     Raises
     ------
     ValueRangeError
         With what ``explain`` says.
     """
-    if good.device.type == "cuda" and (check is None or torch.cuda.is_current_stream_capturing()):
+    on_gpu = good.device.type == "cuda"
+    if is_compiling() or on_gpu and (check is None or torch.cuda.is_current_stream_capturing()):
         torch._assert_async(good, f"{name} has values outside of its contract; call with check=True to see which")
     elif not bool(good):
         raise ValueRangeError(explain())

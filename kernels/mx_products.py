@@ -492,7 +492,8 @@ def scaled_grouped_mm_mx_k_groups(
     end = offs.to(torch.int32)
     first = torch.cat([end.new_zeros(1), end[:-1]])
     columns = torch.cumsum((end - first + 127) // 128 * 4, 0, dtype=torch.int32)
-    across = int(columns[-1]) if offs.device.type == "cpu" and groups else 0  # elsewhere a look would wait
+    looked_at = offs.device.type == "cpu" and not is_compiling()  # elsewhere a look would wait, or break a graph
+    across = int(columns[-1]) if looked_at and groups else 0
     sides = []
     for name, scale, rows in (("scale_a", scale_a, m), ("scale_b", scale_b, n)):
         memory = _memory(name, scale, UE8M0)

@@ -413,6 +413,8 @@ def _fewer(call: Call, first: TensorSpec, axis: int, count: int) -> tuple[Call, 
         named = [at for at, dim in enumerate(dims) if symbol in dim.split("|")] if spec is not first else [axis]
         for at in (at for at in named if at < x.dim() and x.shape[at] == rows):
             x = x.narrow(at, 0, count)
+        if spec.kind is Kind.COUNTS and x.dim() == 1 and not named and axis == 0:
+            return None  # they add up to the rows
         if spec.kind in (Kind.OFFSETS, Kind.COUNTS) and x.dim() == 1 and not named:
             x = x.clamp(max=count)
         cut[spec.name] = x.contiguous()

@@ -797,7 +797,7 @@ def _has_ends(x: Tensor) -> bool:
 def _beyond_half(x: Tensor) -> Tensor:
     """Positive scales, the largest of them 512 and a half: times the codes beyond float16."""
     values = _floats(x)
-    top = values[torch.isfinite(values)].abs().max() if bool(torch.isfinite(values).any()) else torch.ones(())
+    top = values[torch.isfinite(values)].abs().max() if bool(torch.isfinite(values).any()) else values.new_ones(())
     return rounded(values * ((512.5 if float(top) > 0 else 1.0) / float(top or 1.0)), x.dtype)
 
 

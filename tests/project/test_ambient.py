@@ -193,8 +193,9 @@ class TestClock:
     """A clock that is set, or that NTP moves, changes no deadline and no duration: those never go back."""
 
     def test_no_deadline_is_of_the_clock(self) -> None:
-        """The time of day is only ever written down."""
+        """The time of day is only ever written down; the cache compares it with the times of files."""
         paths = [path for package in ("oracle", "kernels") for path in (ROOT / package).rglob("*.py")]
+        paths.remove(ROOT / "oracle/cache.py")
         paths = [path for path in paths if re.search(r"datetime|time\.time|from time ", path.read_text())]
         assert paths and not [f"{path}:{line}" for path in paths for line in times_of_day(parsed(path))]
 

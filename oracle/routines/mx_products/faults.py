@@ -243,7 +243,7 @@ for part, letter in enumerate(LETTERS):
         ),
         (
             "block scales counted by four",
-            lambda s: s.at[:, torch.arange(s.columns) % WIDTH],
+            lambda s: s.at[:, torch.arange(s.columns, device=s.at.device) % WIDTH],
             _of_side(part, lambda side: side.columns > WIDTH, "at most four blocks across"),
             "tile-ai/tilelang 2644: the number of a scale modulo 4",
             EQUAL,

@@ -493,7 +493,7 @@ def _unwritten_rows(which: Callable[[int, Tensor], Tensor]) -> Callable[[Call, T
         out, old = out.clone(), stale(call, out)
         for number, part in enumerate(call.parts):
             assert part.rows is not None
-            rows = which(number, torch.as_tensor(part.rows))
+            rows = which(number, torch.as_tensor(part.rows, dtype=torch.int64, device=out.device))
             out[rows] = old[rows]
         return out
 
