@@ -66,9 +66,10 @@ class CachedCall(Generic[Run]):
 
             def alone(x: Tensor) -> int:
                 try:
-                    return 0 if x.is_nested or not guard(x) or x.data_ptr() % ALIGNMENT else x.nbytes // first
-                except AttributeError:  # no tensor: the checks of the verb say so
+                    nested = x.is_nested
+                except AttributeError:  # no tensor: the checks of the verb refuse it by name
                     return 0
+                return 0 if nested or not guard(x) or x.data_ptr() % ALIGNMENT else x.nbytes // first
 
             return alone
         second, third = others
@@ -76,7 +77,7 @@ class CachedCall(Generic[Run]):
         def three(x: Tensor, y: Tensor, z: Tensor) -> int:
             try:
                 nested = x.is_nested or y.is_nested or z.is_nested
-            except AttributeError:
+            except AttributeError:  # no tensor: the checks of the verb refuse it by name
                 return 0
             if nested or not guard(x, y, z):
                 return 0
@@ -111,7 +112,7 @@ class GuardedCall(CachedCall[Run]):
         def one(w: Tensor, s: Tensor, x: Tensor) -> int:
             try:
                 nested = x.is_nested
-            except AttributeError:
+            except AttributeError:  # no tensor: the checks of the verb refuse it by name
                 return 0
             if (
                 nested
@@ -131,7 +132,7 @@ class GuardedCall(CachedCall[Run]):
         def three(w: Tensor, s: Tensor, x: Tensor, y: Tensor, z: Tensor) -> int:
             try:
                 nested = x.is_nested or y.is_nested or z.is_nested
-            except AttributeError:
+            except AttributeError:  # no tensor: the checks of the verb refuse it by name
                 return 0
             if (
                 nested

@@ -56,7 +56,7 @@ def write(path: Path | None, answer: str, most: int) -> None:
     if path is None:
         return
     kind = path.name.split("-")[0]
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # a folder that cannot be written: the next process asks afresh
         path.parent.mkdir(parents=True, exist_ok=True)
         others = sorted(path.parent.glob(f"{kind}-*.txt"), key=lambda p: p.stat().st_mtime)
         for old in others[: max(0, len(others) - most + 1)]:

@@ -248,7 +248,7 @@ class Host:
         try:
             self._control.send(_KILL)
             return self._control.recv(4)
-        except OSError:
+        except OSError:  # the server is gone, and with it every status
             return b""
 
 

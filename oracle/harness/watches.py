@@ -367,7 +367,8 @@ def batch(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
 
 def _rows(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> Iterator[Finding | Note]:
     """The first row, and half of the rows, against the same rows in the whole call: of the first axis of the first
-    input that an axis of an output follows; the last one counts columns, but for a product.
+    input that an axis of an output follows. The last axis counts columns, and is left out unless the contract is a
+    product.
 
     Each answer is judged; a batch that the contract refuses is left out. Where bits differ the reference says whether
     rows depend on each other, as under the amax of a tensor: then nothing is concluded.
@@ -421,7 +422,7 @@ def _fewer(call: Call, first: TensorSpec, axis: int, count: int) -> tuple[Call, 
     less = Call(call.contract, cut, call.options)
     try:
         due, whole = (one.contract.outputs(one.checked()) for one in (less, call))
-    except OracleError:
+    except OracleError:  # the contract takes no such batch: nothing is asked of the kernel
         return None
     along: dict[str, int] = {}
     for name, out in due.items():
