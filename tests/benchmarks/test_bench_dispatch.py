@@ -28,7 +28,7 @@ from kernels.fast import torch as fast_torch
 from kernels.fast import triton as fast_triton
 from kernels.platform import Machine, use_machine
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 FP8, N, K = torch.float8_e4m3fn, 512, 512
 Side = Callable[[], object]

@@ -22,7 +22,7 @@ from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get
 from oracle.truth.gemm import ScaledProduct
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 PROMOTE = "sm90.promote128"
 DEEPSEEK = (128, 4096, 7168)

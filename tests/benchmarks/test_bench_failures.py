@@ -30,7 +30,7 @@ from oracle.tensorcore.schedules import get as get_schedule
 from oracle.verdict.compare import Status
 from tests.support.products import block_scaled
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 GEMM = "fp8_gemm_nt"
 SHAPE, SMALL = (256, 2048, 2048), (16, 128, 256)

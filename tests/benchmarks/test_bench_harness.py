@@ -38,7 +38,7 @@ from oracle.routines.catalogue import agree
 from tests.support.in_process import InProcess
 from tests.support.subjects.right import gemm_out
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 GEMM = "fp8_gemm_nt"
 KERNEL = "tests.support.subjects.right:gemm_out"

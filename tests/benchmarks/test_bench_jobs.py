@@ -20,7 +20,7 @@ import pytest
 
 from oracle.cli import main as command
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 REQUIRED = 1.7
 CONTRACT = "fp8_gemm_nt"

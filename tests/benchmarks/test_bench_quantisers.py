@@ -25,7 +25,7 @@ from oracle.routines.quantisers.contract import QuantiserContract, prepared
 from oracle.routines.quantisers.verdict import measured
 from oracle.verdict.compare import Status
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 SHAPE, SMALL = (4096, 7168), (8, 256)
 COLUMNS = 128  # of the matmul

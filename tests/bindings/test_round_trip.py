@@ -50,6 +50,7 @@ def equal(one: object, other: object) -> bool:
     return type(one) is type(other) and one == other
 
 
+@pytest.mark.turns(4)
 @pytest.mark.whole("each is the call of another routine")
 @pytest.mark.parametrize("binding", bindings(), ids=lambda binding: binding.name)
 def test_round_trip(binding: Binding) -> None:

@@ -30,6 +30,7 @@ def library(folder: Path, monkeypatch: pytest.MonkeyPatch, *, wrong: str = "") -
     monkeypatch.syspath_prepend(folder)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.usefixtures("unexplained", "forked_workers")
 @pytest.mark.parametrize(("wrong", "conforms"), [("", True), (" * 2", False)])
 def test_a_bound_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, conforms: bool) -> None:
@@ -41,6 +42,7 @@ def test_a_bound_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: 
     assert report.conforms is conforms
 
 
+@pytest.mark.turns(4)
 @pytest.mark.usefixtures("forked_workers")
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
     library(tmp_path, monkeypatch)

@@ -135,6 +135,7 @@ def chain_interval(product: ScaledProduct, schedule: Schedule) -> Interval:
     return Interval(low, high, "chain", open=torch.zeros(low.shape, dtype=torch.bool))
 
 
+@pytest.mark.turns(4)
 class TestSoundness:
     """computed - exact lies in [lo, hi], whatever the data; subnormals, flushed operands and dropped bits included."""
 
@@ -207,6 +208,7 @@ class TestSoundness:
         assert interval.open is not None and bool(interval.open.all())
 
 
+@pytest.mark.turns(4)
 class TestAdversary:
     """A search that keeps every change which brings the error nearer to the bound gets near, and never across."""
 
@@ -336,6 +338,7 @@ def _mixed(old: Tensor, new: Tensor, g: torch.Generator) -> Tensor:
     return torch.where(take, _bits(new), _bits(old)).view(old.dtype)
 
 
+@pytest.mark.turns(4)
 class TestNothingRounds:
     """Small integers and powers of two: every accumulator holds every partial sum, so one value alone is right."""
 

@@ -53,6 +53,7 @@ def ratios(product: ScaledProduct, schedule: Schedule, interval: Interval) -> Te
     return torch.where(error == 0, torch.zeros_like(error), error.abs() / edge)
 
 
+@pytest.mark.turns(4)
 class TestSoundness:
     """computed - exact lies in [lo, hi] for every model, whatever the data."""
 

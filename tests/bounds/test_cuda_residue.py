@@ -33,7 +33,7 @@ ACCUMULATORS = [
 ]
 PROMOTED = of_schedule(get("sm90.promote128"))
 
-pytestmark = [pytest.mark.needs_tools("g++"), pytest.mark.usefixtures("cuda_on_host"), pytest.mark.turns(3)]
+pytestmark = [pytest.mark.needs_tools("g++"), pytest.mark.usefixtures("cuda_on_host"), pytest.mark.turns(4)]
 
 
 def same(x: Interval, y: Interval) -> bool:

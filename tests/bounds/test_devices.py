@@ -48,6 +48,7 @@ def fresh(bound: Callable[..., Interval], p: ScaledProduct, acc: Accumulator) ->
     return bound(replace(p), acc)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("name", BOUNDS)
 def test_definitions(name: str) -> None:
     acc = of_schedule(get(name))

@@ -34,6 +34,7 @@ def differing(actual: list[list[float] | str], written: list[list[float] | str])
     ]
 
 
+@pytest.mark.turns(4)
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", edges.FAMILIES, ids=lambda family: family.__name__)
 def test_edges_are_those_written(family: edges.Family) -> None:

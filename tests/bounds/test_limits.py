@@ -79,6 +79,7 @@ def test_numbers_of_float32_and_bfloat16() -> None:
     assert (chain.EMIN32, chain.LEAST, chain.TILES, chain.MOST_STRIDE) == (-126, 2.0**-126, (32, 64, 128, 256), 16)
 
 
+@pytest.mark.turns(4)
 class TestFloat32:
     """An element is open from ``REACH`` on, wherever an intermediate may have that magnitude."""
 
@@ -486,6 +487,7 @@ class TestSteps:
         assert found == [2.0**-126 * (1 + 2.0**-40), math.inf]
 
 
+@pytest.mark.turns(4)
 def test_the_compiled_pass_opens_the_same_elements() -> None:
     """Some rows and columns near the largest float32, of more than one panel; one product of scales is ``REACH``."""
     given = small(1, m=5, n=131)
@@ -595,6 +597,7 @@ class TestSets:
         assert found.ends_only is False
 
 
+@pytest.mark.turns(4)
 class TestScales:
     """Scales of a quantiser whose set follows from one threshold."""
 

@@ -188,7 +188,8 @@ class TestIdentify:
         {"torchao_training_1x128", "fbgemm_group"},  # but where a scale_ub is given
         {"trtllm_1x128", "flashinfer_1x128"},
         {"trtllm_128x128", "flashinfer_128x128"},
-        {"deepgemm_device_1x32_ue8m0", "te_mxfp8_1x32"},
+        # the last by a logarithm, which differs just above a power of two
+        {"deepgemm_device_1x32_ue8m0", "te_mxfp8_1x32", "flashinfer_cutile_mxfp8"},
         {"flashinfer_testing_1x128_ue8m0", "torch_cast_1x128_ue8m0"},
         {"vllm_block", "vllm_silu_block"},  # but where a scale_ub is given
         {"torch_block", "torch_silu_block"},
@@ -262,6 +263,7 @@ def of_bits(codes: torch.Tensor) -> torch.Tensor:
     return codes.to(torch.uint8).view(E4M3)
 
 
+@pytest.mark.turns(4)
 class TestSabotage:
     """Each check's twin: a mutant fails, with the number of elements that it changed."""
 
@@ -480,7 +482,7 @@ class TestEnds:
             assert int(judged.bad_codes.sum()) == wrong
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(("recipe", "height"), [(R.VLLM_GROUP, 6), (R.DEEPGEMM_128X128, 256)])
 def test_what_admits_does_not_depend_on_the_row_that_is_looked_at_first(recipe: R.Recipe, height: int) -> None:
     """Also where that row is right and one code of another is not."""

@@ -37,6 +37,7 @@ def drawn(name: str, seed: int) -> ScaledProduct:
     return ScaledProduct(a, b, *(torch.exp2(e.double()).float() for e in powers), block, 1)
 
 
+@pytest.mark.turns(4)
 def test_also_a_coarser_alignment() -> None:
     """1 next to 2**35 and -2**35: lost by 34 bits, kept by 35; refused by a bound of 35 alone."""
     name, a = "sm100.chain_mxf4", torch.zeros(1, 64, dtype=torch.uint8)
@@ -95,6 +96,7 @@ def test_sums_of_32_under_one_scale() -> None:
     assert float(x + low) > 0.0
 
 
+@pytest.mark.turns(4)
 def test_also_that_of_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
     """Zero operands counted at -126 plus the scales' exponents; refused where the bound leaves them out."""
     name = "sm100.chain_ue8m0"

@@ -203,6 +203,7 @@ def lines_of_a_record(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
+@pytest.mark.turns(4)
 def test_records(tmp_path: Path) -> None:
     """``report`` in all its forms, ``compare`` and ``history``; a history that took one can still be shown."""
     good, bad, base = tmp_path / "good.jsonl", tmp_path / "bad.json", tmp_path / "history.db"
@@ -563,6 +564,7 @@ def test_arguments_of_the_layer() -> None:
     tally.done()
 
 
+@pytest.mark.turns(4)
 @pytest.mark.filterwarnings("ignore")
 def test_arguments_of_the_oracle() -> None:
     """The public verbs of ``oracle``, on the smallest quick case of every contract, spoilt in one or two places."""

@@ -42,6 +42,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "call.safetensors"
 
 
+@pytest.mark.turns(4)
 @pytest.mark.replay_sm90
 class TestJudge:
     """Recorded outputs: 0 admissible, 1 not, 2 the file cannot be judged."""
@@ -197,7 +198,7 @@ class TestJudge:
 # --- verify -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestVerify:
     """Every subject over the cases: 0 as it must be, 1 not, 2 the question could not be asked."""
 
@@ -331,7 +332,7 @@ def write_ledger(folder: Path, *entries: dict[str, object]) -> None:
     fixtures.write_json(folder / ledger.FILE, {"schema": ledger.SCHEMA, "entries": list(entries)})
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 @pytest.mark.replay_sm90
 class TestCapturesAndLedger:
     """Right captures pass; wrong ones stand in the ledger with their count, and the ledger cannot rot."""
@@ -353,7 +354,7 @@ class TestCapturesAndLedger:
             "deep_gemm.fp8_gemm",
             "flashinfer.w8a8_colmajor",
             "flashinfer.bf16_fp8",
-            "torch.",
+            "torch.torch_per_token",
             "vllm.cutlass",
             "deep_gemm.m_grouped",
         ):
@@ -428,6 +429,7 @@ def example_report() -> Report:
     return Report(tuple(outcomes), ("an entry rots",), {"python": "3"}, 2.0)
 
 
+@pytest.mark.turns(4)
 class TestReports:
     """JSON and JUnit are pure functions of the report and carry every outcome."""
 
@@ -471,7 +473,7 @@ class TestReports:
         assert set(outcome.SEVERITY) == set(Status)
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestOtherCommands:
     """list, doctor, plan, conformance, help."""
 

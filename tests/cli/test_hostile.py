@@ -30,7 +30,7 @@ from oracle.verdict.compare import Status, Verdict
 from tests.support.commandline import Cli
 from tests.support.forked import forked
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 GEMM = "fp8_gemm_nt"
 CASE = f"{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m=5,n=256,k=256/family=randn/seed=7"

@@ -78,6 +78,7 @@ class TestNames:
         )
 
 
+@pytest.mark.turns(4)
 class TestFiles:
     """A command that gets another file of ours says what it is and what reads it."""
 

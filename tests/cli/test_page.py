@@ -70,6 +70,7 @@ def unknown_letters(lines: Sequence[str]) -> list[str]:
     return [line for line in codes if re.search(r"\* q\b", line) and "q = " not in line]
 
 
+@pytest.mark.turns(4)
 class TestRules:
     """What a kernel cannot be written without stands on every page."""
 

@@ -70,6 +70,7 @@ class TestCompletion:
             assert wanted in done.stdout.split(), done.stderr
 
 
+@pytest.mark.turns(4)
 class TestSettings:
     """[tool.fp8-oracle]: flags beat the environment, which beats the file; a mistake is one line."""
 

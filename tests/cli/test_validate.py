@@ -78,7 +78,7 @@ def outcomes(path: Path) -> dict[str, dict[str, Any]]:
     return {line["outcome"]["id"]: line["outcome"] for line in lines if line["kind"] == "outcome"}
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 @pytest.mark.usefixtures("in_process")
 class TestReports:
     """The writers of ``verify`` take what ``validate`` found."""
@@ -150,7 +150,7 @@ class TestReports:
         assert "--resume continues a record" in cli("validate", "mine:right", "--contract", GEMM, "--resume").err
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestCommands:
     """The command of a failure repeats exactly it."""
 
@@ -205,7 +205,7 @@ class TestCommands:
             assert again.status == 1 and {**repeated, "seconds": 0} == {**failed, "seconds": 0}
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestResuming:
     """A record is continued with its seed; what the same code has judged is not called again."""
 
@@ -280,6 +280,7 @@ class TestResuming:
         assert record.read(record_at).report().unfinished == 2
 
 
+@pytest.mark.turns(4)
 @pytest.mark.usefixtures("in_process", "unexplained")
 def test_a_caller_is_told(mine: Path) -> None:
     """What runs, and every finding as it is known; a validation is the same when nobody listens."""

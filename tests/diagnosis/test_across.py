@@ -23,7 +23,7 @@ from oracle.tensorcore.schedules import Epilogue, Promotion, Schedule
 from oracle.tensorcore.schedules import get as schedule_named
 from tests.support.paths import FIXTURES, SHARED
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 WIDTH, BITS = "instruction width", "alignment bits"
 VECTORS = SHARED / "vectors" / "tensor_core"

@@ -29,6 +29,7 @@ CUTLASS = "cutlass_scaled_mm/e4m3xe4m3-bf16/1x128:128x128/m=16,n=128,k=512/famil
 GATED = "align_fp8_moe_weights_for_fi/e4m3/-/e=2,h=128,i=24/family=codes/seed=1"
 
 
+@pytest.mark.turns(4)
 @pytest.mark.replay_sm90
 class TestSilentWrongAnswers:
     """Wrong numbers that shipped kernels returned without a word."""
@@ -74,6 +75,7 @@ class TestSilentWrongAnswers:
         assert names == (fault.name,)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.replay_sm90
 class TestInternalQuantisers:
     """A routine that quantises its bfloat16 operands itself is explained through its own product."""
@@ -92,6 +94,7 @@ class TestInternalQuantisers:
         assert verdict.status is Status.FAILED and "row 3" in verdict.summary
 
 
+@pytest.mark.turns(4)
 class TestWhere:
     """Which rows, which K blocks, which experts."""
 
@@ -206,7 +209,7 @@ DRAWN = (
 )
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestExplainAFile:
     """From a file with nothing but the call and its output, the fault that was put in stands first, or tied."""
 
@@ -263,7 +266,7 @@ def _first_admitted(case: cases.Case) -> Schedule | None:
     return get_schedule(next(name for name in names if not name.endswith(".any")))
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestMinimise:
     """The smallest call that still fails, as a file that explains itself."""
 

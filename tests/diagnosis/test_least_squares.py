@@ -17,7 +17,7 @@ from oracle.routines.catalogue import get as get_fault
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as get_schedule
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 UNPADDED = "unpadded A scale read with leading dimension align(M, 4)"
 ROW_MAJOR = "row-major A scale read as [K/128, align(M, 4)]"

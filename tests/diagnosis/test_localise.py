@@ -21,7 +21,7 @@ from oracle.tensorcore.identify import subset
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import ScaledProduct, exact
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 GEMM = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=40,n=320,k=640/family=randn/seed=5"
 PACKED = "fp8_fp4_gemm_nt/e4m3xe2m1-bf16/1x128:1x128/m=17,n=128,k=640/family=randn/seed=1"

@@ -15,7 +15,7 @@ from oracle.routines.catalogue import catalogue, run
 
 CASE = "bmm_fp8/e4m3xe4m3-bf16/tensor:tensor/m=2,n=8,k=16,g=40/family=randn/seed=1"
 FAULT = "A scale applied twice"
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 
 def call() -> Call:

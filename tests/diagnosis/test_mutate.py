@@ -49,6 +49,7 @@ FAST = (
 )
 
 
+@pytest.mark.turns(4)
 class TestScore:
     """No fault of the catalogue survives the quick profile; what is not killed has an argument."""
 
@@ -86,6 +87,7 @@ class TestScore:
         assert not bool(torch.isnan(inputs["a_scale"][~padding]).any())
 
 
+@pytest.mark.turns(4)
 class TestRules:
     """Other projects' rules, on the same data and on their own."""
 
@@ -127,7 +129,7 @@ class TestRules:
         assert calc_diff(torch.zeros(3), torch.zeros(3)) == 0.0
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestLegalVariants:
     """Whatever a right kernel may do passes: schedules, epilogues, orders, recipes."""
 

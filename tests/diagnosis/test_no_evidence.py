@@ -19,7 +19,7 @@ from oracle.routines.catalogue import run
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.verdict.compare import Status
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 GEMM = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=5,n=32,k=256/family=randn/seed=1"
 ROWS = "cutlass_scaled_mm/e4m3xe4m3-bf16/tensor:tensor/m=1,n=128,k=128/family=randn/seed=1"

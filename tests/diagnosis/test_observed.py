@@ -19,7 +19,7 @@ from oracle.report.record import _verdict
 from oracle.routines import cases, get
 from oracle.routines.base import by_name
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 RIGHT = torch.randn(2048, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
 OTHER = torch.randn(2048, 64, generator=torch.Generator().manual_seed(2)).bfloat16()

@@ -56,6 +56,7 @@ def late(inputs: dict[str, Tensor], options: dict[str, Any]) -> None:
     inputs["scale_a"][32:64] = inputs["scale_a"][:32]
 
 
+@pytest.mark.turns(4)
 class TestNamed:
     @pytest.mark.parametrize(
         ("case", "change", "said"),

@@ -15,7 +15,7 @@ from oracle.routines.quantisers.contract import QuantiserContract
 from oracle.tensorcore.schedules import get as get_schedule
 from tests.support.mutants import GEMM, ROW_MAJOR, mutant
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 
 def terms(call: Call) -> list[torch.Tensor]:

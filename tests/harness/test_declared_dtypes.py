@@ -19,7 +19,7 @@ from tests.support.subjects.stored import in_dtype
 
 NARROW = (torch.int8, torch.float8_e8m0fnu, torch.float8_e4m3fn)  # dtypes of one byte that no contract names first
 REFERENCES, STORED = "tests.support.subjects.references", "tests.support.subjects.stored"
-pytestmark = [pytest.mark.usefixtures("in_process", "unexplained"), pytest.mark.turns(3)]
+pytestmark = [pytest.mark.usefixtures("in_process", "unexplained"), pytest.mark.turns(4)]
 
 
 @cache

@@ -110,6 +110,7 @@ def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.usefixtures("in_process")
 class TestStatus:
     """Each status of the schema, with correctness and performance where it demands them."""
@@ -178,7 +179,7 @@ CHEATS = {
 }
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 @pytest.mark.usefixtures("in_process")
 class TestFurtherCalls:
     """What is right on the first call of each workload alone is found by further ones; a right kernel PASSES them."""
@@ -327,6 +328,7 @@ class TestFiles:
             traces(written(tmp_path, solution(RIGHT), two))
 
 
+@pytest.mark.turns(4)
 @pytest.mark.skipif(sandbox.means() is None, reason="no sandbox here: neither bubblewrap nor user namespaces")
 def test_an_untrusted_solution(tmp_path: Path, cli: Cli, request: pytest.FixtureRequest) -> None:
     """A right solution that refuses to load where `oracle` can be imported PASSES in the sandbox, and only there."""

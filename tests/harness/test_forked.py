@@ -35,6 +35,7 @@ def worker() -> int:
     return signal.SIGSEGV if "died by SIGSEGV" in failure.verdict.summary else 0
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(
     ("started", "sabotaged", "ends"),
     [

@@ -23,7 +23,7 @@ from tests.support import forked_worker
 from tests.support.commandline import Cli
 from tests.support.forked import forked
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=5,n=32,k=256/family=randn/seed=1"

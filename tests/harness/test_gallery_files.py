@@ -52,6 +52,7 @@ def judged(kernel: gallery.Kernel, calls: int = 1) -> list[oracle.Verdict]:
     return [oracle.judge(kernel.contract, case.inputs(), out, arch="cpu", **case.call_options()) for out in outputs]
 
 
+@pytest.mark.turns(4)
 class TestBrokenAdapters:
     @pytest.mark.parametrize(
         ("name", "fault"),

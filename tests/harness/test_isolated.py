@@ -160,7 +160,7 @@ class TestSubjects:
             assert isinstance(out, torch.Tensor) and out.shape == (2, 16)
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestCode:
     """What ``--resume`` compares: every file that loading a provider reached outside of installed distributions."""
 

@@ -14,7 +14,7 @@ from oracle.harness.watches import Calls
 from oracle.routines import get
 from tests.support.subjects import broken
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 GEMM = "fp8_gemm_nt"
 E4M3 = torch.float8_e4m3fn

@@ -53,7 +53,7 @@ IN_WORKER = (
 BAD = (*IN_PROCESS, *IN_WORKER)
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestSameAnswers:
     """What a kernel computes does not depend on the process that runs it."""
 

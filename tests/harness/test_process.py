@@ -303,6 +303,7 @@ class TestLauncher:
         assert signal.getsignal(end) is before
 
 
+@pytest.mark.turns(4)
 class TestSandbox:
     """What a kernel sees that nobody trusts."""
 

@@ -22,7 +22,7 @@ from oracle.routines.domain import parse
 from oracle.routines.edges import edge_cases
 from tests.support.commandline import Cli
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 GEMM, CUTLASS = "fp8_gemm_nt", "cutlass_scaled_mm"
 LIMITED = "tests.support.subjects.limited"

@@ -42,6 +42,7 @@ def home(tmp_path: Path, fixtures_folder: Path) -> Path:
     return Path(shutil.copytree(fixtures_folder, tmp_path / "fixtures"))
 
 
+@pytest.mark.turns(4)
 class TestKeep:
     """One safetensors file and one manifest; the inputs are made again."""
 

@@ -57,6 +57,7 @@ def told_apart(name: str) -> Case | None:
     return None
 
 
+@pytest.mark.turns(4)
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_default_case_refuses_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +69,7 @@ def test_a_default_case_refuses_it(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert (wrong.conforms, right.conforms) == (False, True), str(case)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [

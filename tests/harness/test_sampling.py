@@ -60,6 +60,7 @@ class TestOff:
             oracle.sample(other, every=1, to=tmp_path, contract=GEMM)
 
 
+@pytest.mark.turns(4)
 class TestWhatIsRecorded:
     """The first call and one in N; inputs as they were before it, strides, options and versions."""
 
@@ -292,6 +293,7 @@ class TestTheEngineGoesOn:
             oracle.sample(right.gemm, every=1, to=tmp_path, contract=GEMM, inputs=interrupted)(**INPUTS, **CALL)
 
 
+@pytest.mark.turns(4)
 class TestJudgeAFolder:
     """``fp8-oracle judge DIR``: an outcome for each call, reports, and what is half-written is named."""
 

@@ -33,6 +33,7 @@ FEW = [
 ]
 
 
+@pytest.mark.turns(4)
 class TestRightKernels:
     """A right kernel conforms, in every calling convention, whatever it prints and forks."""
 
@@ -121,6 +122,7 @@ IN_WORKER = (
 CAUGHT = (*IN_PROCESS, *IN_WORKER)
 
 
+@pytest.mark.turns(4)
 class TestBrokenKernels:
     """Each is caught for its own reason, and the run survives."""
 
@@ -261,6 +263,7 @@ class TestBrokenKernels:
 SELDOM = ("whole_tiles", "many_rows", "long_k", "wide", "tail", "reads_e5m2_as_e4m3", "no_float16")
 
 
+@pytest.mark.turns(4)
 class TestExempt:
     """What a kernel's documentation excludes is not tried, and said."""
 
@@ -335,6 +338,7 @@ GROUP = "per_token_group_quant_fp8/bf16-e4m3/1x128/m=5,k=384/columns=tma/family=
 COLUMNS = "get_col_major_tma_aligned_tensor/f32/-/m=31,c=7,g=3/family=randn/seed=1"
 
 
+@pytest.mark.turns(4)
 @pytest.mark.usefixtures("in_process")
 class TestEveryKindOfOutput:
     """A scalar, integers, padded columns, float64: the reference of the contract conforms to it."""
@@ -389,6 +393,7 @@ INTERPRETED = (
 )
 
 
+@pytest.mark.turns(4)
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 class TestInterpretedKernels:
     """A Triton kernel through Triton's interpreter: the right one conforms, each twin is caught and named."""
@@ -477,6 +482,7 @@ class TestMemory:
         assert bool(torch.isnan(x).all()) and bool((y == 0).all()) and len(mode.made) == 1
 
 
+@pytest.mark.turns(4)
 class TestCommand:
     """``fp8-oracle validate``."""
 

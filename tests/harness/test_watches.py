@@ -108,6 +108,7 @@ class TestLaterCalls:
         assert all(f.verdict.status is Status.PASSED for f in report.findings)
 
 
+@pytest.mark.turns(4)
 def test_what_was_judged_is_not_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of some thirty answers to one case the contract judges those with other inputs or bits than before, six here."""
     monkeypatch.setattr(validation, "Worker", InProcess)
@@ -162,6 +163,7 @@ def test_other_inputs_have_the_shapes_of_these() -> None:
     assert turned["a"].float().tolist() == [5, 4, 3, 2, 1, 0] and turned["ks"] is mine["ks"]
 
 
+@pytest.mark.turns(4)
 @pytest.mark.usefixtures("forked_workers")
 class TestThreads:
     """Every answer of every thread counts, the farthest one is judged."""

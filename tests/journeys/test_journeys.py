@@ -111,6 +111,7 @@ def travel(script: Path, folder: Path) -> int:
     return commands
 
 
+@pytest.mark.turns(4)
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("journey", JOURNEYS)
 def test_journey(journey: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:

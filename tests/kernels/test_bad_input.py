@@ -161,6 +161,7 @@ def test_a_row_major_square_is_refused(name: str) -> None:
         verb(**{**fresh(given), operand: stored.contiguous().view(given[operand].dtype)})
 
 
+@pytest.mark.turns(4)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.whole("each is another verb")
 @pytest.mark.parametrize("name", NAMES)

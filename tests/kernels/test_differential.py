@@ -132,6 +132,7 @@ LAYERS: dict[str, Sabotage] = {
 }
 
 
+@pytest.mark.turns(4)
 class TestByName:
     """``kernels.subjects:BY_CONTRACT.<contract>`` for tools that take a function."""
 
@@ -305,6 +306,7 @@ class TestActivation:
         assert run(case, wrong).status is Status.FAILED
 
 
+@pytest.mark.turns(4)
 class TestRuns:
     """Runs of any length: where they end is the whole difficulty."""
 

@@ -37,6 +37,7 @@ def added(extra: str = "") -> set[str]:
 USES = "kernels.plan.markdown_table(); kernels.subjects.subjects(); kernels.platform.current_machine()"
 
 
+@pytest.mark.turns(4)
 def test_no_gpu_library_is_imported() -> None:
     """Nor when the layer is asked what it has; the last import is the negative test: a library is seen."""
     found = added(f"{USES}; import wave")

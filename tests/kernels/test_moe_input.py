@@ -98,7 +98,7 @@ class TestCases:
             cases.parse(f"{head},k=2/family=amax/seed=1".replace("bf16x", "e4m3x", 1)).inputs()
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestJudged:
     """The right layer passes; one that quantises wrongly does not."""
 

@@ -27,6 +27,7 @@ def values(rows: int = 9, columns: int = 128) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(6)) * torch.arange(1, rows + 1)[:, None]
 
 
+@pytest.mark.turns(4)
 class TestEveryCase:
     """Every quick case: judged right, and where a recipe has its bits, with the bits of a recipe."""
 

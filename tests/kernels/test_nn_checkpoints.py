@@ -229,6 +229,7 @@ class TestTwoRanks:
             nn.from_checkpoint(source, QKV[0], O_PROJ)
 
 
+@pytest.mark.turns(4)
 class TestExperts:
     """A MoE layer of the checkpoint, whole and over 2 ranks."""
 

@@ -291,6 +291,7 @@ class TestErrors:
             nn.Fp8Linear(self.W, self.S, name="down")(x)
 
 
+@pytest.mark.turns(4)
 class TestModule:
     """As any module: moved, copied, saved, loaded, compiled; its codes and scales keep their dtypes."""
 

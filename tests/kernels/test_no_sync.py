@@ -40,6 +40,7 @@ def bits(found: object) -> list[Tensor]:
     return [t.flatten().view(torch.uint8) for t in tree_leaves(found) if isinstance(t, Tensor)]
 
 
+@pytest.mark.turns(4)
 @pytest.mark.whole("a call of 10 ms each")
 @pytest.mark.parametrize("name", list(calls(DEVICE)))
 def test_no_call_waits(name: str, no_sync: Callable[[], None]) -> None:

@@ -63,6 +63,7 @@ def placed(name: str, device: str = "cpu") -> tuple[Any, ...]:
     return tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, operator_calls(device)[name][1])
 
 
+@pytest.mark.turns(4)
 @pytest.mark.whole("every operator of the layer")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", NAMES)
@@ -70,6 +71,7 @@ def test_opcheck(name: str, device: str) -> None:
     opcheck(operator_of(name), placed(name, device), test_utils=CHECKS)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", NAMES)
@@ -157,7 +159,7 @@ def test_every_operator_is_checked() -> None:
     assert registered == {operator for operator, _ in operator_calls("cpu").values()}
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager", "eager"])
 def test_compiled_switch_keeps_both_branches(make, backend: str) -> None:

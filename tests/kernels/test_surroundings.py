@@ -100,6 +100,7 @@ def bits(found: Tensor | tuple[Tensor, ...]) -> list[tuple[object, ...]]:
     return [(t.dtype, t.device, tuple(t.shape), t.stride(), t.flatten().view(torch.uint8).tolist()) for t in made]
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("where", list(SURROUNDINGS))
 def test_every_bit_stays(make, where: str) -> None:
     """Defaults, modes and autocast around a call."""
@@ -127,6 +128,7 @@ def test_autocast_would_change_them(make, name: str) -> None:
         assert not torch.equal(wrapped.__wrapped__(*arguments), expected)
 
 
+@pytest.mark.turns(4)
 class TestNothingIsKept:
     """Neither history, nor operands, nor a decision for every number of rows."""
 

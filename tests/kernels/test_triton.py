@@ -38,6 +38,7 @@ def checks() -> dict[str, bool]:
     return found
 
 
+@pytest.mark.turns(4)
 def test_bits_equal_plain_torch(checks: dict[str, bool]) -> None:
     """Scales, codes and strides of every kernel, dtype, layout and special value."""
     wrong = [name for name, good in checks.items() if not good and not name.startswith("sabotaged")]
@@ -78,6 +79,7 @@ def approximate_kernel(x, s, BLOCK: tl.constexpr):
     tl.store(s + lane, v / (v + 1.0))
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("name", KERNELS)
 def test_compiles_for_sm90_with_true_division(name: str) -> None:
     """IEEE division whatever the Triton, saturating conversion and, on aligned rows, wide loads."""

@@ -109,6 +109,7 @@ KERNELS = {
 }  # fmt: skip  # a table, one row a line
 
 
+@pytest.mark.turns(4)
 def test_every_case_passes_in_the_interpreter() -> None:
     """``interpreted_cache.py``: the interpreter must be chosen before Triton is imported."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE.parents[1])}
@@ -120,6 +121,7 @@ def test_every_case_passes_in_the_interpreter() -> None:
     assert list(found.values()).count("PASSED") > 0.9 * len(found)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("name", KERNELS)
 def test_compiles_for_sm90(name: str) -> None:
     """Writers divide truly and readers not at all; bits are copied unconverted; loads are wide."""

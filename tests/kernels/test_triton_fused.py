@@ -55,6 +55,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.turns(4)
 def test_every_case_passes_in_the_interpreter() -> None:
     """``interpreted_fused.py``: the interpreter must be chosen before Triton is imported."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE.parents[1])}
@@ -66,6 +67,7 @@ def test_every_case_passes_in_the_interpreter() -> None:
     assert list(found.values()).count("PASSED") > 0.8 * len(found)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("name", KERNELS)
 def test_compiles_for_sm90(name: str) -> None:
     """The quantiser divides truly; the value's own division, exponential and root are the device's; loads are wide.

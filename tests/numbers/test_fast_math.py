@@ -176,7 +176,7 @@ PRODUCT = "activations quantised inside with 448/amax approximate and flushed: N
 SCAN = "weight quantised inside by an amax scan that leaves rows out"
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestFaults:
     """Named from the output alone, in the quantiser and in the products around it; refused where nothing shows."""
 

@@ -168,6 +168,7 @@ def beside(value: Reals, ulps: int) -> Reals:
     return (np.asarray(value, dtype=np.float32).view(np.int32) + ulps).view(np.float32)
 
 
+@pytest.mark.turns(4)
 class TestApproximateReciprocals:
     """Outputs of the device's formula, each of its reciprocals an ulp off either way, are admissible."""
 

@@ -16,7 +16,7 @@ from oracle.routines import cases, get, profiles
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Status, Verdict
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 # Every kind of block: groups and tokens of one row, tiles, columns, the whole tensor, a given scale.
 CASES = {

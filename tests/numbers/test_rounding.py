@@ -80,6 +80,7 @@ def mismatches(encoder: Encoder, at: Points, rounding: Rounding, overflow: Overf
     return wrong(codes, at.expected(rounding, overflow), at.fmt)
 
 
+@pytest.mark.turns(4)
 class TestByConstruction:
     """All codes, all midpoints and their neighbours, both signs, all roundings, all policies."""
 

@@ -267,7 +267,7 @@ formats_and_numbers = st.sampled_from(ALL).flatmap(lambda fmt: st.tuples(st.just
 roundings = st.sampled_from(list(Rounding))
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestFractions:
     """Exact rational arithmetic is the judge."""
 

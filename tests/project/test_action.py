@@ -18,7 +18,7 @@ from tests.support.commandline import CASE
 from tests.support.sarif import check
 from tests.support.served import judge_once, serve
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 ROOT = Path(__file__).resolve().parents[2]
 ACTION = ROOT / ".github" / "actions" / "fp8-oracle" / "action.yml"

@@ -107,7 +107,7 @@ class TestDefaults:
     def test_same_answers(self, name: str, hostile: dict[str, Answers]) -> None:
         assert hostile[name] == usual(name)
 
-    @pytest.mark.turns(3)
+    @pytest.mark.turns(4)
     def test_every_factory_names_them(self) -> None:
         """A factory without a device makes its tensor where the user says; float ones need a dtype as well."""
         for package in ("oracle", "kernels"):

@@ -129,7 +129,7 @@ def unsaid(function: Callable[..., object]) -> list[str]:
 class TestPages:
     """Outputs, tables and signatures are produced from the code; examples are executed."""
 
-    @pytest.mark.turns(3)
+    @pytest.mark.turns(4)
     def test_up_to_date(self, root: Path) -> None:
         """What is read off the code: contracts, commands, faults, signatures."""
         status, said = generate(root, "--check", *pages_of(root, "reference", "explanation"))
@@ -312,7 +312,7 @@ class TestNotebook:
         assert text.count('"image/svg+xml": "') == 2 and 'image/png":' not in text and str(root) not in text
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestSite:
     """mkdocs, strictly; nothing is fetched when it is built or read."""
 

@@ -105,7 +105,7 @@ def lacking() -> dict[str, list[str]]:
     return violations(Project(Path(__file__).resolve().parents[2]))
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestDocstrings:
     """The five rules of ``tests/support/docstrings.py``."""
 

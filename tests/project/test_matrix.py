@@ -478,7 +478,7 @@ class TestPage:
         assert said.startswith("### ❌ fp8-oracle matrix: 3 cells: 3 passed; 1 difference")
         assert "| py311-torch29 | **PASSED** tests: 3 passed; cases: 2 passed |" in said
 
-    @pytest.mark.turns(3)
+    @pytest.mark.turns(4)
     def test_command(self, same: Path, tmp_path: Path, root: Path) -> None:
         """As `make matrix` calls it: every cell of a row is there."""
         target = tmp_path / "page.md"

@@ -22,7 +22,7 @@ def unmatched(reasons: dict[tuple[str, str, str], str]) -> list[tuple[str, str, 
     return [key for key in reasons if key not in made]
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 def test_every_survivor_is_a_mutant_and_has_a_reason() -> None:
     whole, reasons = mutation.listed()
     assert unmatched(reasons) == []
@@ -88,7 +88,7 @@ def test_mutants_of_a_line(
     assert made[: len(mutants)] == mutants and (operator == "DropTerm" or len(made) == len(mutants))
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 def test_a_mutant_outside_of_functions_is_imported(root: Path) -> None:
     """A constant of a module, which a test compares with its source."""
     path, line = "oracle/truth/shards.py", "UNLOADED = -448.0"

@@ -450,7 +450,7 @@ class TestReport:
             line.pop("seconds")
         assert sorted(found[0], key=str) == sorted(found[1], key=str)
 
-    @pytest.mark.turns(3)
+    @pytest.mark.turns(4)
     def test_a_test_that_ends_its_worker(self, project: pytest.Pytester) -> None:
         """Its verdict is lost with the process: the record says so, and is not OK."""
         with_tests(project, "import os", ONE_CASE, f"def test_right{TAKES}", JUDGE, "def test_dies(): os._exit(3)")

@@ -15,6 +15,7 @@ TESTS = """
 import pytest
 
 @pytest.mark.needs_shared("captures/x.safetensors")
+@pytest.mark.whole("two of one file")
 @pytest.mark.parametrize("n", [1, 2])
 def test_recorded(n):
     assert n

@@ -141,7 +141,7 @@ def load(site: Path) -> None:
     golden.check_case = lambda *given: None if next(few) else check(*given)  # all are made again in other tests
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 def test_every_command(wheel: zipfile.ZipFile, layer: zipfile.ZipFile, tmp_path: Path) -> None:
     """In one folder, one after the other; each as `RUNS` says. Another package has the name ``kernels``."""
     site = tmp_path / "site"

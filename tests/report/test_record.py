@@ -59,7 +59,7 @@ def lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestResume:
     """--resume repeats nothing that is finished; a changed version, numerics or selection is another matter."""
 

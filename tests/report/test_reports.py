@@ -63,6 +63,7 @@ class Document(HTMLParser):
             self.text += data
 
 
+@pytest.mark.turns(4)
 class TestHtml:
     """One file that needs no network, quotes nothing as markup, and names what fails first."""
 

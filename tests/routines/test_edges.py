@@ -74,6 +74,7 @@ class TestTails:
         assert any(status(getattr(limited, kernel), case) is Status.FAILED for case in edges(GEMM))
 
 
+@pytest.mark.turns(4)
 class TestLimits:
     """Overflowing and subnormal stores, scales near both ends of float32."""
 

@@ -171,6 +171,7 @@ KILLED = {
 }
 
 
+@pytest.mark.turns(4)
 class TestMechanisms:
     """Mechanisms of public threads."""
 

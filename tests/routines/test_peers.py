@@ -157,7 +157,7 @@ class TestSumsThatOverflow:
             assert self.judged(wrong).status is Status.FAILED
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestInt4Experts:
     """``cutlass_w4a8_moe_mm``: a wrong output gets a verdict, with experts that are looked up among the decoded
     weights, not the int8 codes that the routine takes."""
@@ -215,6 +215,7 @@ class TestReleasesOfDsMla:
         assert self.judged({"kv_cache": mixed.reshape(shape)}).status is Status.FAILED
 
 
+@pytest.mark.turns(4)
 class TestNormsWithoutResidual:
     """A kernel that was given no residual returns none, or ``x``; one that was given it returns the sum."""
 

@@ -29,6 +29,7 @@ def judged(case: Case) -> Status:
     return call.contract.judge(call.inputs, call.contract.kernel(call), arch=call.arch, **call.options).status
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_every_admitted_value_is_reached_by_calls_that_a_right_kernel_passes(
     contract: str, request: pytest.FixtureRequest
@@ -52,6 +53,7 @@ def test_exemptions_are_of_contracts_and_say_why() -> None:
     assert all(key.partition(": ")[0] in CONTRACTS and reason for key, reason in reached.EXEMPT.items())
 
 
+@pytest.mark.turns(4)
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("contract", "without", "gap"),
@@ -68,6 +70,7 @@ def test_a_value_that_the_draw_leaves_out_is_a_gap(contract: str, without: str, 
     assert gap in map(str, reached.gaps(contract, kept))
 
 
+@pytest.mark.turns(4)
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("contract", "word", "gap"),
@@ -84,11 +87,13 @@ def test_data_of_a_kind_that_no_case_has_are_a_gap(contract: str, word: str, gap
     assert gap in map(str, reached.gaps(contract, [case for case in chosen if word not in str(case)]))
 
 
+@pytest.mark.turns(4)
 def test_an_edge_that_no_case_lies_at_is_a_gap() -> None:
     kept = [case for case in drawn.default_cases("fp8_gemm_nt", 0) if case["k"] % 128 != 127]
     assert "edge k=128n-1" in map(str, reached.gaps("fp8_gemm_nt", kept))
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(
     ("contract", "name"), [("cp_gather_cache", "c"), ("fp8_mqa_logits", "n"), ("convert_fp8", "p")]
 )
@@ -98,6 +103,7 @@ def test_an_extent_beyond_1024_that_no_case_has_is_short(contract: str, name: st
     assert name in drawn.short([case for case in chosen if case[name] <= drawn.LOOPS])
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(
     ("contract", "words"),
     [
@@ -114,6 +120,7 @@ def test_both_sides_of_an_option_and_other_shapes_are_drawn(contract: str, words
     assert words <= drawn_words
 
 
+@pytest.mark.turns(4)
 class TestArray:
     GEMM = drawn.drawn_cases("fp8_gemm_nt", 5)
 
@@ -138,6 +145,7 @@ class TestArray:
             assert found and all(cases.parse(str(case)) == case and valid(case) for case in found)
 
 
+@pytest.mark.turns(4)
 def test_a_kernel_that_reads_past_the_pitch_fails_where_only_a_drawn_case_looks() -> None:
     """One that takes the rows of its keys as if they followed each other."""
     found = drawn.default_cases("reshape_and_cache_flash", 1)
@@ -151,6 +159,7 @@ def test_a_kernel_that_reads_past_the_pitch_fails_where_only_a_drawn_case_looks(
         assert (verdict.status is Status.FAILED) == bool(case.pitches)
 
 
+@pytest.mark.turns(4)
 class TestSizesOfRealModels:
     @pytest.mark.sampled(2)
     @pytest.mark.parametrize(

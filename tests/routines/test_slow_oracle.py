@@ -89,6 +89,7 @@ class TestGoldens:
         return {**tensors, name: replace(tensors[name], codes=codes)}
 
 
+@pytest.mark.turns(4)
 class TestInputsMatter:
     """The second derivation reads its inputs: another code or scale gives another answer."""
 

@@ -157,7 +157,7 @@ def twin_of(name: str) -> type[ProductContract]:
     return Twin
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestForeign:
     """A product of another distribution has the faults of its twin inside, whatever its operands are called."""
 

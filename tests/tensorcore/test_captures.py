@@ -162,7 +162,7 @@ def test_a_sabotaged_schedule_is_caught(change: dict[str, object]) -> None:
     assert wrong_bits(product, wrong, out) > 0
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestIdentify:
     """The schedule of a captured output is found among all registered ones."""
 

@@ -20,7 +20,7 @@ from oracle.truth.gemm import ScaledProduct
 from tests.support.cuda_on_host import launcher
 from tests.support.schedule_products import differing, product_of
 
-pytestmark = [pytest.mark.needs_tools("g++"), pytest.mark.turns(3)]
+pytestmark = [pytest.mark.needs_tools("g++"), pytest.mark.turns(4)]
 
 
 @pytest.fixture(autouse=True)

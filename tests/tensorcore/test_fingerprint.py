@@ -17,7 +17,7 @@ from oracle.tensorcore.probes import Shape, diagonal, split
 from oracle.tensorcore.schedules import Promotion, Scales, Schedule, get, schedules
 from oracle.truth.gemm import ScaledProduct
 
-pytestmark = [pytest.mark.emulated, pytest.mark.turns(3)]
+pytestmark = [pytest.mark.emulated, pytest.mark.turns(4)]
 
 DTYPES = {
     "float8_e4m3fn": torch.float8_e4m3fn,

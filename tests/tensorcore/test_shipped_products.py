@@ -21,7 +21,7 @@ from oracle.tensorcore.schedules import schedules
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.compare import Status
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 BLOCKS = "fp8_gemm_nt/e4m3xe4m3-{}/1x128:128x128/m=33,n={},k={}/family={}"
 MM = "cutlass_scaled_mm/e4m3xe4m3-bf16"

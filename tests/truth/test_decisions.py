@@ -187,6 +187,7 @@ class TestWrongDecisions:
         assert judge(parsed.contract, inputs, wrong(inputs).to(torch.int64), arch="cpu").status is Status.FAILED
 
 
+@pytest.mark.turns(4)
 class TestWideInput:
     """A bfloat16 input: any admissible quantisation passes, another scale or row does not."""
 

@@ -28,6 +28,7 @@ def wrong_elements(product: ScaledProduct, value: Exact) -> int:
     return count
 
 
+@pytest.mark.turns(4)
 class TestExact:
     """hi + lo is the exact value within slack; block sums are exact in float64."""
 

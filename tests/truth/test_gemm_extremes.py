@@ -126,6 +126,7 @@ def admitted(name: str, inputs: Inputs, arch: str, out_dtype: torch.dtype) -> tu
     return get(name).arithmetics(Call(get(name), inputs, arch=arch, out_dtype=out_dtype))
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("scales", SCALES)
 @pytest.mark.parametrize("name", CALLS)
 class TestEdges:
@@ -179,6 +180,7 @@ class TestEdges:
                 assert bool(same_bits(fast, plain).all())
 
 
+@pytest.mark.turns(4)
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_one_element_moved_is_noticed(name: str) -> None:

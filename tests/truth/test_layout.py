@@ -68,6 +68,7 @@ def raw(x: Tensor) -> Tensor:
     return x.view(torch.uint8)
 
 
+@pytest.mark.turns(4)
 class TestIntegers:
     """ceil_div, align, padded rows and tile sizes against their definitions in rationals."""
 

@@ -16,7 +16,7 @@ from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.classes import Class, tightest_class
 from oracle.verdict.products import Part
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 
 def product(k: int = 512) -> ScaledProduct:

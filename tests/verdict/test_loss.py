@@ -81,6 +81,7 @@ def test_the_figures_are_those_of_the_definition(fmt: Format, odd: str) -> None:
     assert found.saturated > 0 and found.zeros > 0
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("fmt", [E4M3FN, E2M1], ids=str)
 def test_the_compiled_pass_gives_the_same(fmt: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows at a time, in groups of 16 and 32, under scales that are no powers of two; with a NaN it adds nothing."""

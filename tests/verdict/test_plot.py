@@ -156,7 +156,7 @@ class TestTensors:
         assert "pictures" not in verdict.to_json()
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestDrawing:
     """Labels with units, colours, files; the same picture has the same bytes."""
 

@@ -18,7 +18,7 @@ from oracle.verdict.compare import Comparison, Status, Verdict
 from oracle.verdict.products import Part, ProductSets, wider_classes
 from tests.support.products import block_scaled
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 K = 512
 BASES = [f"{arch}.{kind}" for arch in ("sm89", "sm90", "gfx942") for kind in ("chain", "promote128.scale_after")]

@@ -29,7 +29,7 @@ def right() -> Tensor:
     return out
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestTruth:
     """``assert oracle.judge(...)`` fails for everything but a proof."""
 
@@ -76,6 +76,7 @@ class TestTruth:
         assert worst_of([Verdict(Status.PASSED, "right"), doubted]).status is Status.MISTRUSTED
 
 
+@pytest.mark.turns(4)
 class TestError:
     """The largest error in ulps of the output and the ratio of energies, by hand and in a verdict."""
 

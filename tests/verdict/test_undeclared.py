@@ -21,7 +21,7 @@ from oracle.verdict.compare import Status
 from oracle.verdict.products import COINCIDENCES, Part, accumulation_faults, interval_of, wider_classes
 from tests.support.products import KINDS, block_scaled, judge_parts, row_scaled
 
-pytestmark = pytest.mark.turns(3)
+pytestmark = pytest.mark.turns(4)
 
 HARDWARE = ("sm90", "sm89", "sm100", "sm120")
 

@@ -57,6 +57,7 @@ from oracle.tensorcore.identify import Match
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.tensorcore.schedules import is_class
 from oracle.truth import routing
+from oracle.truth.layout import ceil_div
 from oracle.truth.moe import Activation, Combine, Experts, Steps, Tokens, activated, layer, nearest, weighted_input
 from oracle.truth.routing import Span, sigmoid
 from oracle.verdict.compare import Admissible, Comparison, Verdict, Worst, compare, verdict
@@ -241,6 +242,14 @@ class MoeFp8(Contract):
         for name in ("a2_scale", *(("a_scale",) if "x" in inputs else ())):
             if name in inputs:
                 _static(name, inputs[name])
+        if "a" in inputs and inputs["a_scale"].numel() != 1:
+            (t, h), shape = inputs["a"].shape, tuple(inputs["a_scale"].shape)
+            if shape not in ((t, 1), (t, ceil_div(h, 128))):
+                raise ShapeError(
+                    f"a_scale has shape {list(shape)}; pass one value, [{t}, 1] or [{t}, {ceil_div(h, 128)}]"
+                )
+        steps_of(inputs, options)
+        _experts(inputs, options)
 
     def reference(self, inputs: Inputs, **options: object) -> Tensor:
         """Float64 ``[T, H]``, STORED where none is declared: the declared roundings inside the layer, none of the last
@@ -411,13 +420,17 @@ def router_of(options: Options) -> routing.Router:
     return replace(common, scoring=routing.Scoring.SOFTMAX) if options["router"] == "softmax" else common
 
 
-def _call(inputs: Inputs, options: Options) -> _Call:
-    steps = steps_of(inputs, options)
+def _experts(inputs: Inputs, options: Options) -> Experts:
+    """This rank's experts; ShapeError or OptionError where scales or the first expert do not fit them."""
     first = options["first_expert"]
     if isinstance(first, bool) or not isinstance(first, int) or first < 0:
         raise OptionError(f"first_expert={first!r}; pass the number of this rank's first expert")
     w13, w13_scale, w2, w2_scale = (inputs[name] for name in ("w13", "w13_scale", "w2", "w2_scale"))
-    experts = Experts(w13, w13_scale, w2, w2_scale, inputs.get("a2_scale"), first)
+    return Experts(w13, w13_scale, w2, w2_scale, inputs.get("a2_scale"), first)
+
+
+def _call(inputs: Inputs, options: Options) -> _Call:
+    steps, experts = steps_of(inputs, options), _experts(inputs, options)
     on_input, weights = bool(options["apply_router_weight_on_input"]), inputs["topk_weights"]
     x = None
     if "x" in inputs:

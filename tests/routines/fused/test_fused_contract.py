@@ -192,6 +192,7 @@ NAMED = (
 )
 
 
+@pytest.mark.turns(4)
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "fault"), NAMED)
 def test_a_fault_is_named(name: str, fault: str) -> None:
@@ -227,6 +228,7 @@ def test_rows_that_are_not_in_use_are_free_and_never_read(name: str) -> None:
     assert judged(call, spread).status is Status.FAILED
 
 
+@pytest.mark.turns(4)
 def test_packed_scales_are_bytes_in_lanes() -> None:
     """Every byte in its place; one more or a byte past the last group fails, and so do other strides."""
     call = call_of("per_token_group_quant_fp8_packed", "group=64/", "special")

@@ -304,6 +304,7 @@ class TestActivation:
                 code_boxes(Span(torch.ones(1, 128).double(), torch.ones(1, 128).double()), recipe, BF16, None)
 
 
+@pytest.mark.turns(4)
 class TestLayer:
     """Right kernels with other roundings pass; each fault fails."""
 

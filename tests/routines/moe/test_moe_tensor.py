@@ -198,6 +198,7 @@ class TestRouting:
         assert not verdict.status.is_failure and verdict.unconstrained >= of_expert * 64
 
 
+@pytest.mark.turns(4)
 class TestFaults:
     """Everything of the catalogue fails, wherever it can be put."""
 

@@ -52,7 +52,7 @@ def test_every_bit_of_a_layer(shape: str) -> None:
     assert digest(made(CASE.format(shape), ("sm90.chain", "sm90.chain"), Combine.SCALED)[0]) != SEEN[shape]
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 def test_a_layer_is_named() -> None:
     text = CASE.format(next(iter(SEEN)))
     out = made(text, ("sm90.chain", "sm90.chain"), Combine.STORED)[0]

@@ -300,6 +300,7 @@ class TestRouting:
         assert lost.tolist() == [True, False] and len(ways) == 1
 
 
+@pytest.mark.turns(4)
 class TestFaults:
     """A fault is named from the output alone, where everything is asked."""
 

@@ -228,7 +228,7 @@ class TestVerdicts:
         assert judged(call, first.bfloat16().float()).status is Status.FAILED
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestFaults:
     """Every fault is noticed on the cases of the quick profile."""
 

@@ -211,6 +211,7 @@ class TestByName:
         assert found[-1].equal < 1.0 or len(found) == 1
 
 
+@pytest.mark.turns(4)
 class TestFaults:
     """Every fault of the further quantisers is noticed, or argued."""
 
@@ -232,7 +233,7 @@ class TestFaults:
         assert judged(call, run(call, self.ZERO_BLOCKS)).status.is_failure
         assert self.ZERO_BLOCKS.applies(replace(call, inputs={**call.inputs, "global_scale": torch.ones(1)}))
 
-    @pytest.mark.turns(3)
+    @pytest.mark.turns(4)
     def test_what_no_call_of_an_mx_weight_shows(self) -> None:
         """``mxfp8_to_fp8_block`` has one recipe, whose scales are no powers of two and stand for blocks of a tensor; a
         code times a power of two has four significant bits. No other fault of it is untried."""

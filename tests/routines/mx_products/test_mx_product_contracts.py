@@ -237,6 +237,7 @@ class TestDequantised:
 # --- verdicts -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.turns(4)
 class TestVerdicts:
     """A right kernel of each arch passes; every fault that shows is caught."""
 

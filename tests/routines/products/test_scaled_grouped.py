@@ -106,7 +106,7 @@ class TestProduct:
             judge({**inputs, "offsets": torch.tensor(ends)}, kernel(inputs))
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 class TestFailure:
     """A failure names the experts, the fault, and the smallest call that still fails."""
 

@@ -99,7 +99,11 @@ def bits(x: Tensor) -> Tensor:
 
 def beyond(least: int, value: float) -> Callable[[Tensor], Tensor]:
     """``value`` in all columns from ``least`` on."""
-    return lambda x: torch.where(torch.arange(x.shape[-1]) >= least, torch.tensor(value, dtype=x.dtype), x)
+    return lambda x: (
+        x
+        if x.shape[-1] <= least
+        else torch.where(torch.arange(x.shape[-1]) >= least, torch.tensor(value, dtype=x.dtype), x)
+    )
 
 
 def ties_away(name: str) -> Callable[[Given], Given]:
