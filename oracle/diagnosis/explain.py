@@ -54,7 +54,7 @@ from oracle.diagnosis.level import Explain, explain_level
 from oracle.diagnosis.localise import groups_in_use, placements
 from oracle.diagnosis.mutated import Mutated
 from oracle.diagnosis.observed import observed, tail_of_k, times_right
-from oracle.diagnosis.other_calls import SMALL, taken_otherwise
+from oracle.diagnosis.other_calls import taken_otherwise
 from oracle.errors import NumericsError
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.recipe_table import recipes
@@ -84,6 +84,7 @@ FEW_PARTS, CONFIRMED = 8, 3  # of more, those on which explanations are looked f
 TILE = 128  # columns of which the factors of the K blocks are found together
 MOST = 4  # findings about K blocks
 TRIED = 3  # admitted schedules that faults are put into, beside exact sums
+SMALL = 1 << 17  # elements of a call without products that is searched whole by default
 SHOWN = 12  # explanations in a diagnosis
 CHEAP = LARGE  # products of one candidate up to which a judgement diagnoses by itself
 

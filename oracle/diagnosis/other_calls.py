@@ -6,14 +6,20 @@ output is judged for the changed call; one that is right for it, in every elemen
     options     an option taken as its default, or as another of its few values
     optional    an optional input taken as not given; a bias or a state as 0, factors as 1, a bound as none
     widths      integers of 64 bits read as words of 32
-    ends        nothing comes from some index on, of values, codes, factors or scores
+    formats     E4M3 read as E5M2 and the other way round; float32 factors or a bias rounded to bfloat16 or float16
+    ends        nothing comes from some index on, of values, codes, factors or scores; slots and ids from some index on,
+                or ids from some number on, taken as -1, or -1 as 0; counts cut to some number or to whole steps; groups
+                from some offset on taken as empty
     memory      a view read as if its memory were packed; a matrix as if it lay transposed
     indices     an axis of scales, factors or indices: the first for all, one for two neighbours, the next, the one
                 before, backwards; from some index on the first, the last before it, or those from 0 on again
 
-A change is tried only where it changes values, and :data:`TRIED` of them at most, in this order; the first that is
-right is named. It must specify at least as many elements as the call itself, and leave no more of them open: an output
-is no evidence where nothing is said of it. Nothing is tried where fewer than one of :data:`SHARE` elements fails.
+A change is tried only where it changes values, and :data:`TRIED` of them at most, fewer of a large call, in this order;
+the first that is right is named. It must specify at least as many elements as the call itself, and leave no more of
+them open: an output is no evidence where nothing is said of it. It may specify less where nearly all (:data:`MOST`) of
+what it leaves out fails, as 0, NaN or old memory for a result that is neither: that was not computed. Of several of
+these that which leaves out least is named, and only where no other change is right. Nothing is tried where fewer than
+one of :data:`SHARE` elements fails, and no change that brings a NaN into the inputs explains outputs without one.
 
 Not covered: two changes at once; other changes of codes and values, which the catalogue has.
 
@@ -29,7 +35,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from oracle.diagnosis.observed import cuts, late_picks, picked, picks
+from oracle.diagnosis.observed import CUTS, cuts, late_picks, picked, picks
 from oracle.errors import OracleError
 from oracle.numbers.formats import decode
 from oracle.routines.base import FP8, Call, Output, by_name
@@ -37,12 +43,15 @@ from oracle.routines.traits import Kind, OptionSpec, TensorSpec
 from oracle.verdict.compare import Status, Verdict
 from oracle.verdict.sets import bits_of
 
-TRIED = 64  # changed calls that are judged at most
-SMALL = 1 << 17  # elements of all inputs and outputs together up to which they are judged
+TRIED = 96  # changed calls that are judged at most
+WORK = 1 << 25  # elements of the inputs and outputs of all changed calls together
 FACTORS = (Kind.SCALES, Kind.ALPHA, Kind.WEIGHTS)
-SHARE = 256  # an option or an input enters more than one of so many elements
+SHARE = 512  # an option or an input enters more than one of so many elements
+MOST = 0.95  # of the elements that a changed call leaves out
+STEPS = (4, 8, 16)  # in which rows go, so that the last ones are left out
 DROPPED = (Kind.LOGITS, Kind.CODES, Kind.VALUES, Kind.WEIGHTS, Kind.BIAS)
 INDEXED = (*FACTORS, Kind.BIAS, Kind.PAGES, Kind.SLOTS, Kind.POSITIONS, Kind.IDS)
+OTHER = {torch.float8_e4m3fn: torch.float8_e5m2, torch.float8_e5m2: torch.float8_e4m3fn}
 Changed = tuple[str, Mapping[str, Tensor], Mapping[str, object]]
 
 
@@ -51,34 +60,72 @@ def taken_otherwise(call: Call, output: Output, verdict: Verdict, numerics: str 
 
     ``verdict`` is that of the call itself. NaN as the head of this file says; source: derived there."""
     judged = by_name(output)
-    if not small(call, judged) or not any(_speaks(x) for x in judged.values()):
+    left = tries(call, judged)
+    if not left or not any(_speaks(x) for x in judged.values()):
         return None
     if verdict.outside * SHARE < verdict.total:
         return None
-    left = TRIED
+    nan = any(map(_has_nan, judged.values()))
+    least: tuple[int, str] | None = None
     for said, inputs, options in _changes(call):
         changed = replace(call, inputs=inputs, options=options, given=None)
         left -= 1
         try:
-            held = call.contract.judged(changed, output, numerics)
+            held = call.contract.judged(changed, output, numerics) if nan or not _brings_nan(inputs, call) else None
         except OracleError:  # the contract takes no such call, or another output belongs to it
             held = None
         if held is not None and _right(held, verdict):
             return said
+        if held is not None and _left_out(held, verdict, call, judged) and (least is None or held.total > least[0]):
+            least = held.total, said
         if left == 0:
-            return None
-    return None
+            break
+    return least[1] if least else None
 
 
-def small(call: Call, output: Mapping[str, Tensor]) -> bool:
-    """Whether a judgement of the call costs little."""
+def tries(call: Call, output: Mapping[str, Tensor]) -> int:
+    """How many changed calls are judged; none on a GPU."""
     tensors = [*call.inputs.values(), *output.values()]
-    return not any(x.is_cuda for x in tensors) and sum(x.numel() for x in tensors) <= SMALL
+    return 0 if any(x.is_cuda for x in tensors) else min(TRIED, WORK // (1 + sum(x.numel() for x in tensors)))
 
 
 def _right(held: Verdict, verdict: Verdict) -> bool:
     passed = held.status in (Status.PASSED, Status.MISTRUSTED)
     return passed and held.total >= verdict.total > 0 and held.unconstrained <= verdict.unconstrained
+
+
+def _left_out(held: Verdict, verdict: Verdict, call: Call, output: Mapping[str, Tensor]) -> bool:
+    """Whether the changed call, for which the output is right, leaves out what fails because it was not computed."""
+    dropped = verdict.total - held.total
+    if held.status is not Status.PASSED or not 0 < MOST * dropped <= verdict.outside:
+        return False
+    due = by_name(call.contract.reference(call.inputs, **call.options))
+    if any(due[name].shape != x.shape for name, x in output.items()):
+        return False
+    idle = sum(int((_untouched(x, call.inputs.get(name)) & ~_nothing(due[name])).sum()) for name, x in output.items())
+    return idle >= MOST * verdict.outside
+
+
+def _untouched(x: Tensor, before: Tensor | None) -> Tensor:
+    """Elements that are 0 or NaN, or what a state of that name held ``before``, bool."""
+    same = before is not None and before.shape == x.shape and before.dtype == x.dtype
+    return _nothing(x) | (bits_of(x) == bits_of(before)) if same and before is not None else _nothing(x)
+
+
+def _nothing(x: Tensor) -> Tensor:
+    """Elements that are 0 or NaN, bool."""
+    value = decode(x) if x.dtype in FP8 else x
+    return (value == 0) | torch.isnan(value)
+
+
+def _has_nan(x: Tensor) -> bool:
+    return x.is_floating_point() and bool(torch.isnan(decode(x)).any())
+
+
+def _brings_nan(inputs: Mapping[str, Tensor], call: Call) -> bool:
+    """Whether a changed input has a NaN, and no input of the call."""
+    changed = [x for name, x in inputs.items() if x is not call.inputs[name]]
+    return any(map(_has_nan, changed)) and not any(map(_has_nan, call.inputs.values()))
 
 
 def _speaks(x: Tensor) -> bool:
@@ -97,7 +144,8 @@ def _changes(call: Call) -> Iterator[Changed]:
     for spec in (spec for spec in given if spec.optional):
         kept = {name: x for name, x in inputs.items() if name != spec.name}
         yield f"{spec.name} taken as not given", kept, call.options
-    orders = (_constants, _words, _memory, partial(_indices, late=False), _dropped, partial(_indices, late=True))
+    early, late = partial(_indices, late=False), partial(_indices, late=True)
+    orders = (_constants, _words, _memory, _formats, _ended, early, _dropped, late)
     for order in orders:
         for spec in given:
             own = inputs[spec.name]
@@ -109,6 +157,7 @@ def _changes(call: Call) -> Iterator[Changed]:
 def _values(spec: OptionSpec, value: object) -> Iterator[object]:
     """Other values of an option than this ``value``: its default, what is declared, no effect."""
     found: list[object] = [spec.default, *(spec.choices or ())]
+    found.sort(key=lambda other: other is None)  # None admits any, most often
     if isinstance(value, bool):
         found.append(not value)
     elif isinstance(value, int | float):
@@ -151,6 +200,39 @@ def _memory(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
         for i in range(x.dim() - 1):
             turned = flat.contiguous().reshape(flat.transpose(i, i + 1).shape).transpose(i, i + 1).contiguous()
             yield ("read as if it lay transposed", turned.view(x.dtype))
+
+
+def _formats(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    if spec.kind is Kind.CODES and x.dtype in OTHER:
+        yield (f"read as {_word(OTHER[x.dtype])}", x.view(OTHER[x.dtype]))
+    if spec.kind in (*FACTORS, Kind.BIAS) and x.dtype in (torch.float32, torch.float16):
+        for narrow in (torch.bfloat16, torch.float16):
+            yield (f"rounded to {_word(narrow)}", x.to(narrow).to(x.dtype))
+
+
+def _ended(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Slots, ids, counts and groups of which some are not looked at."""
+    at = torch.arange(x.shape[0] if x.dim() else 0, device=x.device)
+    if spec.kind is Kind.COUNTS and x.dim() == 1:
+        yield ("behind its first 0 taken as 0", x.masked_fill((x == 0).cummax(0).values, 0))
+        yield from ((f"cut to {most}", x.clamp(max=most)) for most in CUTS)
+        yield from ((f"taken in whole {step}s", x // step * step) for step in STEPS)
+    if spec.kind is Kind.OFFSETS and x.dim() == 1 and len(x):
+        empty = torch.nonzero(x.diff() <= 0).flatten()
+        if len(empty):
+            yield ("behind the first empty group taken to name empty ones", x[at.clamp(max=int(empty[0]))])
+        for cut in cuts(len(x)):
+            yield (f"from index {cut} on taken to name empty groups", x[at.clamp(max=cut)])
+    if spec.kind not in (Kind.IDS, Kind.SLOTS) or not x.numel():
+        return
+    yield ("of -1 taken as 0", x.clamp(min=0))
+    for axis in range(x.dim()):
+        for cut in cuts(x.shape[axis]):
+            late = (torch.arange(x.shape[axis], device=x.device) >= cut).reshape(-1, *[1] * (x.dim() - axis - 1))
+            of = f" along axis {axis}" if x.dim() > 1 else ""
+            yield f"from index {cut} on taken as -1{of}", x.masked_fill(late, -1)
+    if spec.kind is Kind.IDS:
+        yield from ((f"from {cut} on taken as -1", x.masked_fill(x >= cut, -1)) for cut in CUTS)
 
 
 def _dropped(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:

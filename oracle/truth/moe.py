@@ -54,8 +54,8 @@ class Addition(StrEnum):
     """How the terms of a token are added. FLOAT32 and ANY: no order of the terms is promised."""
 
     FLOAT32 = "in float32, one rounding at the end"
-    SLOTS = "slot by slot, each sum rounded to the stored dtype"
-    ANY = "in any order, each sum rounded to the stored dtype"
+    SLOTS = "slot by slot, each sum rounded once, to the stored dtype"
+    ANY = "in any order, each sum rounded once, to the stored dtype"
 
 
 @dataclass(frozen=True, kw_only=True)

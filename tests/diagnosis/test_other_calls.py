@@ -16,6 +16,12 @@ from oracle.routines import cases, get
 from oracle.routines.base import Call, by_name
 
 GROUPS = "scaled_grouped_mm/e4m3xe4m3-bf16/token:channel/m=70,n=16,k=64,g=4/family=randn/seed=12"
+MASKED = "fp8_m_grouped_gemm_nt_masked/e4m3xe4m3-bf16/1x128:128x128/m=300,n=16,k=128,g=3/family=randn/seed=12"
+WINDOWS = (
+    "fp8_mqa_logits/e4m3xe4m3-f32/tensor:token/m=150,n=17,h=32,d=128/clean=1/cu_seqlen_ks:i64,cu_seqlen_ke:i64/"
+    "family=positive/seed=11"
+)
+CACHE = "reshape_and_cache_flash/bf16-e4m3/tensor/t=11,h=3,d=64,p=16/family=randn/seed=12"
 GATHER = "cp_gather_cache/e4m3-e4m3/tensor/b=5,p=16,c=48/starts=1/family=codes/seed=12"
 ROUTES = "moe_routing/f32/-/t=40,e=32,k=4/bias=1/family=randn/seed=12"
 Change = Callable[[dict[str, Tensor], dict[str, Any]], None]
@@ -30,7 +36,8 @@ def output_of(call: Call, change: Change) -> Mapping[str, Tensor]:
     """The reference of the call as the kernel takes it."""
     inputs, options = dict(call.inputs), dict(call.options)
     change(inputs, options)
-    return by_name(call.contract.reference(inputs, **options))
+    made = by_name(call.contract.reference(inputs, **options))
+    return {name: x.float() if x.dtype is torch.float64 else x for name, x in made.items()}
 
 
 def said_of(call: Call, output: Mapping[str, Tensor]) -> str | None:
@@ -51,6 +58,19 @@ def first(inputs: dict[str, Tensor], options: dict[str, Any]) -> None:
     inputs["scale_a"] = inputs["scale_a"][:1].expand_as(inputs["scale_a"]).contiguous()
 
 
+def narrow(inputs: dict[str, Tensor], options: dict[str, Any]) -> None:
+    inputs["scale_b"] = inputs["scale_b"].bfloat16().float()
+
+
+def words(inputs: dict[str, Tensor], options: dict[str, Any]) -> None:
+    own = inputs["cu_seqlen_ks"]
+    inputs["cu_seqlen_ks"] = own.view(torch.int32)[: len(own)].to(torch.int64)
+
+
+def other_format(inputs: dict[str, Tensor], options: dict[str, Any]) -> None:
+    inputs["a"] = inputs["a"].view(torch.float8_e5m2)
+
+
 def late(inputs: dict[str, Tensor], options: dict[str, Any]) -> None:
     inputs["scale_a"] = inputs["scale_a"].clone()
     inputs["scale_a"][32:64] = inputs["scale_a"][:32]
@@ -64,8 +84,11 @@ class TestNamed:
             (GATHER, absent, "seq_starts taken as not given"),
             (GROUPS, first, "scale_a taken to be its first along axis 0"),
             (GROUPS, late, "scale_a from index 32 on taken from index 0 on along axis 0"),
+            (GROUPS, narrow, "scale_b rounded to bfloat16"),
+            (GROUPS, other_format, "a read as float8_e5m2"),
+            (WINDOWS, words, "cu_seqlen_ks (64 bits) read as words of 32 bits"),
         ],
-        ids=["absent", "first", "late"],
+        ids=["absent", "first", "late", "narrow", "format", "words"],
     )
     def test_the_change_for_which_the_output_is_right(self, case, change, said):
         call = call_of(case)
@@ -77,6 +100,28 @@ class TestNamed:
         plain = call_of(ROUTES)
         call = Call(plain.contract, plain.inputs, {**plain.options, "routed_scaling_factor": 2.5}, arch="cpu")
         assert said_of(call, output_of(call, factor)) == "routed_scaling_factor taken as 1.0"
+
+    @pytest.mark.parametrize(
+        ("case", "name", "cut", "said"),
+        [
+            (MASKED, "masked_m", lambda x: x.clamp(max=64), "masked_m cut to 64"),
+            (CACHE, "slot_mapping", lambda x: x.masked_fill(torch.arange(11) >= 8, -1), "slot_mapping from index 8 on"),
+        ],
+        ids=["rows", "tokens"],
+    )
+    def test_what_is_not_computed(self, case, name, cut, said):
+        """The rest is 0 or old memory; where it holds other numbers, nothing is named."""
+        call = call_of(case)
+        fewer = {**call.inputs, name: cut(call.inputs[name])}
+        output = {key: x.clone() for key, x in by_name(call.contract.reference(fewer, **call.options)).items()}
+        output = {key: x.to(torch.bfloat16) if x.dtype is torch.float64 else x for key, x in output.items()}
+        found = said_of(call, output)
+        assert found is not None
+        assert found.startswith(said)
+        if name == "masked_m":  # the negative test
+            lost = torch.isnan(output["out"])
+            output["out"][lost] = torch.randn(int(lost.sum())).bfloat16()
+            assert said_of(call, output) is None
 
     def test_the_verdict_says_it(self):
         call = call_of(GROUPS)

@@ -184,6 +184,12 @@ class AlphaScales(ProductsOfScales):
     )
     returns = ("g1_alphas", "g2_alphas")
 
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        """The scale of an input is one value, in any shape."""
+        for name in ("w13_input_scale", "w2_input_scale"):
+            if inputs[name].numel() != 1:
+                raise ShapeError(f"{name} has shape {list(inputs[name].shape)}; it is one value, such as [1]")
+
     def formula(self, inputs: Inputs) -> dict[str, Tensor]:
         x = {name: decode(tensor) for name, tensor in inputs.items()}
         return {
@@ -193,19 +199,18 @@ class AlphaScales(ProductsOfScales):
 
 
 @register
-class RegisterScales(ProductsOfScales):
+class RegisterScales(AlphaScales):
     """``output1_scales`` divides the *rounded* product ``g1``: two operations."""
 
     name = "register_scales_for_trtllm_fp8_per_tensor_moe"
     section = "MoE"
     summary = "output1_scales_gate = g1, output1_scales = g1 / w2_input_scale, output2_scales = g2"
     source = "vLLM flashinfer_utils.register_scales_for_trtllm_fp8_per_tensor_moe"
-    inputs = AlphaScales.inputs
     returns = ("output1_scales_gate_scalar", "output1_scales_scalar", "output2_scales_scalar")
     quotients = ("output1_scales_scalar",)
 
     def formula(self, inputs: Inputs) -> dict[str, Tensor]:
-        products = AlphaScales.formula(AlphaScales(), inputs)
+        products = super().formula(inputs)
         g1, g2 = f32(products["g1_alphas"]), products["g2_alphas"]
         quotient = g1 / decode(inputs["w2_input_scale"]).reshape(-1)
         return dict(zip(self.returns, (products["g1_alphas"], quotient, g2), strict=True))
