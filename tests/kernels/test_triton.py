@@ -22,7 +22,7 @@ from kernels.config import Config, use_config  # noqa: E402
 from kernels.fast import torch as fast_torch  # noqa: E402
 from kernels.fast import triton as fast  # noqa: E402
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.turns(4)]
 
 HERE = Path(__file__).resolve().parent
 
@@ -38,7 +38,6 @@ def checks() -> dict[str, bool]:
     return found
 
 
-@pytest.mark.turns(4)
 def test_bits_equal_plain_torch(checks: dict[str, bool]) -> None:
     """Scales, codes and strides of every kernel, dtype, layout and special value."""
     wrong = [name for name, good in checks.items() if not good and not name.startswith("sabotaged")]
@@ -79,7 +78,6 @@ def approximate_kernel(x, s, BLOCK: tl.constexpr):
     tl.store(s + lane, v / (v + 1.0))
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("name", KERNELS)
 def test_compiles_for_sm90_with_true_division(name: str) -> None:
     """IEEE division whatever the Triton, saturating conversion and, on aligned rows, wide loads."""

@@ -17,7 +17,7 @@ from kernels.platform import Machine, use_machine
 from kernels.support import shared_memory
 from oracle.tensorcore import schedules
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.turns(4)]
 
 HERE = Path(__file__).resolve().parent
 
@@ -34,7 +34,6 @@ def checks() -> dict[str, bool]:
     return found
 
 
-@pytest.mark.turns(4)
 def test_the_oracle_passes_every_mode_and_tail(checks: dict[str, bool]) -> None:
     """Dense, contiguous, masked; tails of M, N and K; row pitches; every code; rows of nobody left alone."""
     wrong = [name for name, good in checks.items() if not good and not name.startswith("sabotaged")]
@@ -66,7 +65,6 @@ def smallest(sm: int) -> str:
     return ptx_of_launch(start, sm, types)
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("sm", INSTRUCTIONS)
 def test_compiles_with_the_tensor_cores_of(sm: int) -> None:
     """The matrix instruction; one rounding of ``scale * part + sum``, one of the product of scales; copies ahead."""

@@ -18,7 +18,7 @@ from kernels.errors import NoBackendError, ShapeError
 from kernels.platform import Machine, use_machine
 from kernels.support import shared_memory
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.turns(4)]
 
 HERE = Path(__file__).resolve().parent
 
@@ -35,7 +35,6 @@ def checks() -> dict[str, bool]:
     return found
 
 
-@pytest.mark.turns(4)
 def test_the_oracle_passes_it(checks: dict[str, bool]) -> None:
     """Both numbers of rows, tails of N, pitches, several blocks and several sums; each bit of the quantiser."""
     wrong = [name for name, good in checks.items() if not good and not name.startswith("sabotaged")]
@@ -57,7 +56,6 @@ INSTRUCTIONS = {
 """By capability: what the products become; the oracle's schedules are named after them."""
 
 
-@pytest.mark.turns(4)
 @pytest.mark.parametrize("sm", INSTRUCTIONS)
 def test_compiles_with_the_tensor_cores_of(sm: int, rows: int = 16) -> None:
     """The matrix instruction; one rounding of each step of the sum; no division, which would branch; copies ahead."""

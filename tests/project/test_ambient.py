@@ -31,6 +31,8 @@ from tests.support.figures import parsed
 from tests.support.forked import forked, load_again
 from tests.support.subjects import right
 
+pytestmark = pytest.mark.turns(4)
+
 ROOT = Path(__file__).resolve().parents[2]
 TIMES = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today")
 WRITTEN = ("isoformat", "date")
@@ -107,7 +109,6 @@ class TestDefaults:
     def test_same_answers(self, name: str, hostile: dict[str, Answers]) -> None:
         assert hostile[name] == usual(name)
 
-    @pytest.mark.turns(4)
     def test_every_factory_names_them(self) -> None:
         """A factory without a device makes its tensor where the user says; float ones need a dtype as well."""
         for package in ("oracle", "kernels"):

@@ -27,6 +27,8 @@ from oracle.tensorcore.schedules import Schedule
 from tests.support.forked import forked, load_again
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.turns(4)
+
 FOREIGN = ROOT / "tests" / "support" / "foreign_family"
 CONTRACT = "dequantize_rows"
 CASE = f"{CONTRACT}/e4m3-bf16/token/m=7,k=130/family=randn/seed=1"

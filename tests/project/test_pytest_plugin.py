@@ -31,6 +31,8 @@ from tests.support.commandline import Cli
 
 pytest_plugins = ["pytester"]
 
+pytestmark = pytest.mark.turns(4)
+
 ID = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=5,n=192,k=384/family=randn/seed=1"
 HEAD = """
 import pytest, torch
@@ -450,7 +452,6 @@ class TestReport:
             line.pop("seconds")
         assert sorted(found[0], key=str) == sorted(found[1], key=str)
 
-    @pytest.mark.turns(4)
     def test_a_test_that_ends_its_worker(self, project: pytest.Pytester) -> None:
         """Its verdict is lost with the process: the record says so, and is not OK."""
         with_tests(project, "import os", ONE_CASE, f"def test_right{TAKES}", JUDGE, "def test_dies(): os._exit(3)")

@@ -26,7 +26,7 @@ import pytest
 
 from tests.support.matrix import in_part
 
-MOST, FEW = 4, 1
+MOST, FEW = 3, 1
 DECIDING = tuple(f"tests/{room}/" for room in ("numbers", "truth", "bounds", "verdict", "kernels"))
 TURN = int(os.environ.get("FP8_ORACLE_TURN", "0"))
 WHOLE = "tests/project/"
