@@ -182,7 +182,7 @@ class AlphaScales(ProductsOfScales):
         TensorSpec("w2_scale", Kind.SCALES, F32, ("E",), "weight scale of each expert"),
         TensorSpec("w2_input_scale", Kind.SCALES, F32, None, "one value"),
     )
-    returns = ("g1_alphas", "g2_alphas")
+    returns: tuple[str, ...] = ("g1_alphas", "g2_alphas")
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         """The scale of an input is one value, in any shape."""
