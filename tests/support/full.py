@@ -1,7 +1,7 @@
 """Tests that repeat, on more cases or through more processes, what others of their kind show.
 
 They run with ``--full`` (``tox run -e full``), or when one is named on the command line. Of a test with parameters
-every run takes ``MOST`` instances, evenly spread, in the folders ``DECIDING``, whose code decides about an output, and
+every run takes ``SOME`` instances, evenly spread, in the folders ``DECIDING``, whose code decides about an output, and
 ``FEW`` elsewhere; ``--most N`` takes fewer. The instances take turns: ``FP8_ORACLE_TURN``, in CI the number of commits,
 moves them by so many places (0 where it is not set): each one runs in one of the commits that follow each other.
 A marker at a test says otherwise:
@@ -26,7 +26,7 @@ import pytest
 
 from tests.support.matrix import in_part
 
-MOST, FEW = 3, 1
+MOST, SOME, FEW = 6, 3, 1
 DECIDING = tuple(f"tests/{room}/" for room in ("numbers", "truth", "bounds", "verdict", "kernels"))
 TURN = int(os.environ.get("FP8_ORACLE_TURN", "0"))
 WHOLE = "tests/project/"
@@ -65,7 +65,7 @@ def left_out(
         sampled = argument(instances[0], "sampled")
         if sampled is None and (name.startswith(WHOLE) or argument(instances[0], "whole")):
             continue
-        usual = MOST if turn is None or name.startswith(DECIDING) else FEW
+        usual = MOST if turn is None else SOME if name.startswith(DECIDING) else FEW
         kept = min(int(sampled or usual), most, len(instances))
         taken = {(i * len(instances) // kept + (turn or 0)) % len(instances) for i in range(kept)}
         out |= {item for i, item in enumerate(instances) if i not in taken}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -182,7 +183,7 @@ class AlphaScales(ProductsOfScales):
         TensorSpec("w2_scale", Kind.SCALES, F32, ("E",), "weight scale of each expert"),
         TensorSpec("w2_input_scale", Kind.SCALES, F32, None, "one value"),
     )
-    returns: tuple[str, ...] = ("g1_alphas", "g2_alphas")
+    returns: ClassVar[tuple[str, ...]] = ("g1_alphas", "g2_alphas")
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         """The scale of an input is one value, in any shape."""
