@@ -28,6 +28,7 @@ from tests.support.matrix import in_part
 
 MOST, SOME, FEW = 6, 3, 1
 DECIDING = tuple(f"tests/{room}/" for room in ("numbers", "truth", "bounds", "verdict", "kernels"))
+EVEN = "242"  # any word gives each test its turn; with this one the four turns cost about the same, as measured
 TURN = int(os.environ.get("FP8_ORACLE_TURN", "0"))
 WHOLE = "tests/project/"
 MARKERS = ("sampled(n)", "whole(reason)", "repeats(other)", "turns(n)")
@@ -77,7 +78,7 @@ def has_its_turn(item: pytest.Item, turn: int) -> bool:
     if (number := argument(item, "turns")) is None:
         return True
     marked = next(node for node, mark in item.iter_markers_with_node("turns"))
-    return (zlib.crc32(marked.nodeid.partition("[")[0].encode()) + turn) % int(number) == 0
+    return (zlib.crc32((EVEN + marked.nodeid.partition("[")[0]).encode()) + turn) % int(number) == 0
 
 
 def argument(item: pytest.Item, marker: str) -> str | int | None:
