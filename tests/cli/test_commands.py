@@ -483,6 +483,7 @@ class TestOtherCommands:
         assert ran.status == 0
         assert ran.out
 
+    @pytest.mark.turns(4)
     def test_list_of_what_is_not_reached(self, cli: Cli) -> None:
         """An exemption is printed with its reason; without one the status is 1."""
         assert cli("list", "--reach", "--contract", "mxint8_quantize").out.splitlines() == ["0 gaps, 0 of them exempt"]

@@ -14,7 +14,7 @@ from kernels import checks, context, quantize
 from kernels.config import Config, use_config
 from kernels.errors import OptionError
 from kernels.fast import torch as fast_torch
-from tests.support.verb_calls import SWITCH, calls, operator_calls, unserved
+from tests.support.verb_calls import SWITCH, calls, operator_calls, operator_names, unserved
 
 OPS = torch.ops.fp8_kernels
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -43,7 +43,7 @@ def float8_is_comparable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "allclose", allclose)
 
 
-NAMES = [*operator_calls("cpu")]
+NAMES = operator_names("cpu")
 
 
 @pytest.fixture(autouse=True)

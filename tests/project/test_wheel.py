@@ -298,6 +298,7 @@ def test_beside_kernels_and_transformers(built: Path) -> None:
     release.check(built, sys.executable)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.usefixtures("index")
 class TestStrangers:
     """The pins resolve where nothing but a package index is: every Python, both platforms, torch as it is published."""

@@ -210,6 +210,7 @@ def test_filter_of_five_thousand(view: object) -> None:
     assert 0 < shown < 40
 
 
+@pytest.mark.turns(4)
 def test_without_scripts(view: object) -> None:
     """Nothing is lost but comfort: the buttons and the filter are not there, everything else is."""
     page = view("everything", java_script_enabled=False)  # type: ignore[operator]

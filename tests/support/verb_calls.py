@@ -456,15 +456,20 @@ def _compiling(flag: bool) -> Iterator[None]:
 
 
 @functools.cache
+def operator_names(device: str) -> list[str]:
+    """The names of :func:`operator_calls`, of which none is called."""
+    verbs = {name: name.partition(" ")[0] for name in calls(device)}
+    own = [v for v, verb in VERBS.items() if verb.writes is not None or _operation(v) in SHARED]
+    return [*(name for name, verb in verbs.items() if verb in own and verb != SWITCH), SWITCH]
+
+
+@functools.cache
 def operator_calls(device: str) -> dict[str, tuple[str, tuple[Any, ...]]]:
     """By the name of the call the operator that it makes, and its operands."""
     found = dict[str, tuple[str, tuple[Any, ...]]]()
-    for name, call in calls(device).items():
-        verb = name.partition(" ")[0]
-        has_operator = verb in VERBS and (VERBS[verb].writes is not None or _operation(verb) in SHARED)
-        if not has_operator or verb == SWITCH:
-            continue
-        seen = _Operators(verb)
+    every = calls(device)
+    for name in operator_names(device)[:-1]:
+        seen, call = _Operators(name.partition(" ")[0]), every[name]
         try:
             with _compiling(True), seen:
                 call()
