@@ -371,7 +371,7 @@ def _vllm_roots() -> tuple[Path, ...]:
 def _metadata(distribution: str) -> str | None:
     try:
         return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
+    except importlib.metadata.PackageNotFoundError:  # not installed: no version
         return None
 
 

@@ -74,7 +74,7 @@ def _holds(contract: Contract, inputs: Inputs, fails: Fails) -> bool:
     try:
         contract.check(inputs, {})
         return fails(inputs)
-    except OracleError:
+    except OracleError:  # no call of the contract, or one that cannot be judged: not smaller
         return False
 
 

@@ -328,7 +328,7 @@ def _arithmetics(call: Call) -> tuple[str, tuple[str, ...]]:
 def _admits(contract: Contract, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> bool:
     try:
         contract.check(inputs, options)
-    except OracleError:
+    except OracleError:  # the contract takes no such call
         return False
     return True
 

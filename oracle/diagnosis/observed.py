@@ -189,7 +189,7 @@ def picks(n: int) -> Iterator[tuple[str, Tensor]]:
         yield "taken from the index before", (at - 1).clamp(min=0)
         yield "taken backwards", n - 1 - at
     if n > 2:
-        yield "taken for the last one from the one before", at.clamp(max=n - 2)
+        yield "of the last index taken from the one before", at.clamp(max=n - 2)
 
 
 def late_picks(n: int) -> Iterator[tuple[str, Tensor]]:

@@ -108,8 +108,9 @@ def _left_out(held: Verdict, verdict: Verdict, call: Call, output: Mapping[str, 
 
 def _untouched(x: Tensor, before: Tensor | None) -> Tensor:
     """Elements that are 0 or NaN, or what a state of that name held ``before``, bool."""
-    same = before is not None and before.shape == x.shape and before.dtype == x.dtype
-    return _nothing(x) | (bits_of(x) == bits_of(before)) if same and before is not None else _nothing(x)
+    if before is None or (before.shape, before.dtype) != (x.shape, x.dtype):
+        return _nothing(x)
+    return _nothing(x) | (bits_of(x) == bits_of(before))
 
 
 def _nothing(x: Tensor) -> Tensor:

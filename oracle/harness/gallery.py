@@ -97,7 +97,7 @@ class Project:
         for name in self.distributions:
             try:
                 installed[name] = version(name)
-            except PackageNotFoundError:
+            except PackageNotFoundError:  # not installed: it has no version to name
                 continue
         return installed
 

@@ -94,7 +94,7 @@ def end_descendants() -> None:
                 os.kill(int(child), signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
-        except ChildProcessError:
+        except ChildProcessError:  # no child is left
             return
 
 

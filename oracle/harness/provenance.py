@@ -81,7 +81,7 @@ def _version(name: str) -> str | None:
         return str(torch.__version__)  # names the build (+cpu, +cu128), which its distribution may leave out
     try:
         return version(name)
-    except PackageNotFoundError:
+    except PackageNotFoundError:  # not installed, or no distribution of that name
         return None
 
 

@@ -283,7 +283,7 @@ def _takes_steps(call: Call, name: str) -> bool:
     view = torch.stack([bits, bits], dim=-1).view(call.inputs[name].dtype)[..., 0]
     try:
         call.contract.check({**call.inputs, name: view}, call.options)
-    except LayoutError:
+    except LayoutError:  # the contract takes no such view: it is not asked
         return False
     return True
 

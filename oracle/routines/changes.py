@@ -238,7 +238,7 @@ def _extent(dim: str, known: Mapping[str, int]) -> int:
 def _takes(contract: Contract, inputs: Mapping[str, Tensor], call: Mapping[str, object]) -> bool:
     try:
         contract.check(inputs, call)
-    except OracleError:
+    except OracleError:  # the contract takes no such call
         return False
     return True
 

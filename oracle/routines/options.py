@@ -54,6 +54,6 @@ def _like(contract: str, name: str, value: object, default: object) -> object:
     for kind in (int, float):
         try:
             return kind(text)
-        except ValueError:
+        except ValueError:  # not of this kind
             continue
     return text

@@ -841,7 +841,7 @@ def _has_zeros_at_nan(one: Input) -> bool:
         return False
     try:
         axes = _summed(one.spec), _summed(others[0])
-    except CaseError:
+    except CaseError:  # no axis is summed over
         return False
     x, y = one.x, one.call.inputs[others[0].name]
     if x.dim() <= axes[0] or y.dim() <= axes[1]:

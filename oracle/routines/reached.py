@@ -198,7 +198,7 @@ class Calls:
                 inputs = changes.changed(contract, inputs, options, case.changes, str(case))
             call = Call(contract, inputs, options).checked()
             contract.outputs(call)
-        except OracleError:
+        except OracleError:  # the contract takes no such call
             return None
         return call
 

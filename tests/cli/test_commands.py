@@ -316,6 +316,10 @@ class TestVerify:
 # --- captures and the ledger --------------------------------------------------------------------------------
 
 
+WEAK = {"captures/sm90_torch-fused_experts_channel/out.torch.fused_experts_channel-168f0ecc"}
+"""Captures whose intermediate may overflow in most elements, so that a pass proves little."""
+
+
 @pytest.fixture
 def copy(tmp_path: Path, fixtures_folder: Path) -> Path:
     folder = tmp_path / "fixtures"
@@ -354,12 +358,13 @@ class TestCapturesAndLedger:
             "deep_gemm.fp8_gemm",
             "flashinfer.w8a8_colmajor",
             "flashinfer.bf16_fp8",
-            "torch.torch_per_token",
+            "torch.",
             "vllm.cutlass",
             "deep_gemm.m_grouped",
         ):
-            verdicts = [o["verdict"]["status"] for name, o in replayed.items() if f"/out.{library}" in name]
-            assert set(verdicts) == {"PASSED"}, library
+            named = [name for name in replayed if f"/out.{library}" in name and name not in WEAK]
+            assert {replayed[name]["verdict"]["status"] for name in named} == {"PASSED"}, library
+        assert {replayed[name]["verdict"]["status"] for name in WEAK} == {"MISTRUSTED"}
 
     def test_known(self, cli: Cli) -> None:
         ran = cli("verify", "--case", ROW_MAJOR)

@@ -132,6 +132,17 @@ class TestNamed:
 
 
 class TestNotNamed:
+    def test_a_nan_that_only_the_change_has(self, monkeypatch):
+        """Any choice is right under a NaN, so that it would explain all; the negative test takes the rule away."""
+        call = call_of(ROUTES)
+        output = {name: x.flip(0).contiguous() for name, x in output_of(call, lambda *_: None).items()}
+        unknown = {**call.inputs, "bias": torch.full_like(call.inputs["bias"], torch.nan)}
+        monkeypatch.setattr(other_calls, "_changes", lambda call: iter([("bias NaN", unknown, call.options)]))
+        monkeypatch.setattr(other_calls, "_right", lambda held, verdict: True)
+        assert said_of(call, output) is None
+        monkeypatch.setattr(other_calls, "_brings_nan", lambda inputs, call: False)
+        assert said_of(call, output) == "bias NaN"
+
     def test_an_output_with_one_element_more_that_is_wrong(self):
         call = call_of(GATHER)
         output = {name: x.clone() for name, x in output_of(call, absent).items()}

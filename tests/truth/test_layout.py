@@ -647,6 +647,8 @@ class TestShards:
         for output in right:
             wrong = {**right, output: right[output] * (1 + 2.0**-20)}
             assert judge(name, inputs, wrong).status is Status.FAILED
+        with pytest.raises(ShapeError, match="w2_input_scale has shape"):
+            judge(name, {**inputs, "w2_input_scale": torch.ones(4, 1)}, right)
         if "output1_scales_scalar" in right:  # the inverse used for the scale
             wrong = {**right, "output1_scales_scalar": right["output1_scales_gate_scalar"] * 0.11}
             assert judge(name, inputs, wrong).status is Status.FAILED

@@ -534,6 +534,10 @@ class TestLayer:
             judge(wide, out, apply_router_weight_on_input=True)
         with pytest.raises(ShapeError, match="w13"):
             judge({**inputs, "w13": inputs["w13"][:, :-2]}, out)
+        for name in ("a_scale", "w13_scale", "w2_scale"):
+            column = torch.ones(inputs[name].numel() + 1, 1)
+            with pytest.raises(ShapeError, match=f"{name} has shape"):
+                get("moe_fp8").check({**inputs, name: column}, {})
         with pytest.raises(OptionError, match="limit"):
             judge(inputs, out, limit=-1.0)
         with pytest.raises(NumericsError, match="cpu"):
