@@ -13,6 +13,7 @@
     validate(kernel, contract)           a kernel by name, run in a worker process, judged and watched
     contracts()                          every routine that can be asked about, with its inputs and options
     sample(routine, every, to, contract) one call in N of a running engine in a file, to be judged later
+    watch(every, budget)                 the calls of a running model by kernel and layer, each judged
 
 Contract and input names are those of the routines that engines call. A verdict and a diagnosis draw themselves
 (``verdict.plot()``). This package never imports the production layer ``kernels``: a reference that shares code with its
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from oracle.diagnosis.explain import diagnose
     from oracle.harness.sampling import sample
     from oracle.harness.validation import validate
+    from oracle.harness.watching import watch
     from oracle.routines import cases, data, strategies
     from oracle.verdict.compare import Status, Verdict, Worst
     from oracle.verdict.loss import Loss
@@ -66,6 +68,7 @@ __all__ = [
     "sample",
     "strategies",
     "validate",
+    "watch",
 ]
 
 _HOME = {
@@ -80,6 +83,7 @@ _HOME = {
     "Loss": "oracle.verdict.loss",
     "sample": "oracle.harness.sampling",
     "validate": "oracle.harness.validation",
+    "watch": "oracle.harness.watching",
     **dict.fromkeys(("cases", "data", "strategies"), "oracle.routines"),  # modules: ids of cases, their data, calls
 }
 

@@ -32,6 +32,11 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("under other names", f"judge call.safetensors --contract {GEMM} --input a=x --input b=w.T"),
         ("what oracle.sample recorded", "judge calls/ --junit calls.xml"),
     ),
+    "watch": (
+        ("the layers of a model, as a program runs it", "watch --html watch.html -- python generate.py"),
+        ("one call in 100 of a server, kept", "watch --every 100 --to calls/ -- python serve.py --port 8000"),
+        ("what was kept, judged again", "watch --recorded calls/ --explain full"),
+    ),
     "explain": (("which known fault it is", f"explain call.safetensors --contract {GEMM}"),),
     "mutate": (("which faults the cases of one routine notice", f"mutate --contract {GEMM}"),),
     "predict": (
