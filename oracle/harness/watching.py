@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import oracle
 from oracle.bindings.binding import Binding, Bound, UnboundError
 from oracle.bindings.known import bindings as known_bindings
 from oracle.diagnosis.level import explaining
@@ -488,10 +489,10 @@ def _in_file(first: First, path: Path) -> First:
 def _compiled_functions() -> Iterator[str]:
     """The functions that torch.compile has compiled in this process, those of torch left out."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
-    inside = os.path.dirname(torch.__file__)
+    inside = (os.path.dirname(torch.__file__), os.path.dirname(oracle.__file__), "<")
     for reference in getattr(getattr(frames, "input_codes", None), "seen", ()):
         code = reference()
-        if code is not None and not code.co_filename.startswith((inside, "<")):
+        if code is not None and not code.co_filename.startswith(inside):
             yield f"{code.co_qualname} at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
 
 
