@@ -35,7 +35,8 @@ import torch
 from torch import Tensor
 
 from oracle.errors import OptionError, OracleError
-from oracle.routines.base import Call, Contract, get
+from oracle.routines import get
+from oracle.routines.base import Call, Contract
 
 NAMES: dict[str, Any] = {"torch": torch, "len": len, "max": max, "min": min}
 """What an expression of a pattern may use beside the call."""

@@ -37,6 +37,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("one call in 100 of a server, kept", "watch --every 100 --to calls/ -- python serve.py --port 8000"),
         ("what was kept, judged again", "watch --recorded calls/ --explain full"),
     ),
+    "bisect": (
+        ("two releases of an engine, the same prompts", "bisect old/ new/"),
+        ("two GPUs, where they part and no further", "bisect h100/ b200/ --only-first --json bisect.json"),
+    ),
     "explain": (("which known fault it is", f"explain call.safetensors --contract {GEMM}"),),
     "mutate": (("which faults the cases of one routine notice", f"mutate --contract {GEMM}"),),
     "predict": (

@@ -288,7 +288,7 @@ class Watch:
         start, number = time.perf_counter(), next(self._numbers)
         try:
             self._taken_by(site, number, occurrence, updated, args, kwargs, result)
-        except (OracleError, UnboundError) as error:
+        except OracleError as error:  # UnboundError, and what the contract refuses
             site.unread[str(error)] += 1
         except Exception as error:  # of the watch itself, as a full memory of the device: the model goes on
             site.unread[f"{type(error).__name__}: {error}"] += 1
@@ -310,7 +310,7 @@ class Watch:
         for binding in self._bindings[target]:
             try:
                 return binding.updated(args, kwargs)
-            except (UnboundError, RuntimeError):  # read() says it again; no memory for a copy of a cache
+            except (OracleError, RuntimeError):  # read() says it again; or no memory for a copy of a cache
                 continue
         return {}
 

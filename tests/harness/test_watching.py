@@ -155,6 +155,15 @@ class TestTheModelGoesOn:
         assert not seen.ok and seen.report.judged == 0
         assert {tuple(row.unread.items()) for row in seen.report.rows} == {(("RuntimeError: no memory", 1),)}
 
+    def test_a_binding_of_nothing(self) -> None:
+        """A contract that does not exist is the reason of every call."""
+        binding = bind(f"{watched_kernels.__name__}:block_gemm", "nothing", "(a)", "(a, *_, **__)")
+        with oracle.watch(bindings=(binding,)) as seen:
+            Model(layers=1)(X)
+        (row,) = [row for row in seen.report.rows if row.kernel == binding.target]
+        ((reason, count),) = row.unread.items()
+        assert count == 1 and "no contract 'nothing'" in reason
+
     def test_an_error_of_the_kernel(self) -> None:
         """It is raised, the path is left, and what follows is judged."""
         model = Model(layers=1)
