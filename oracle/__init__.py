@@ -10,6 +10,7 @@
     identify(contract, inputs, output)   which known arithmetic produced these bits
     classify(contract, inputs, output)   the tightest class of arithmetic that holds an output
     loss(contract, inputs)               what the recipe of a quantiser loses on these values
+    gate(contract)                       accepts or rejects outputs, for a tuner or a generator of kernels
     validate(kernel, contract)           a kernel by name, run in a worker process, judged and watched
     contracts()                          every routine that can be asked about, with its inputs and options
     sample(routine, every, to, contract) one call in N of a running engine in a file, to be judged later
@@ -32,7 +33,18 @@ from typing import TYPE_CHECKING, Any
 from oracle.errors import NonconformanceError, OracleError, among
 
 if TYPE_CHECKING:
-    from oracle.api import assert_conforms, classify, contracts, identify, interval, judge, loss, predict, reference
+    from oracle.api import (
+        assert_conforms,
+        classify,
+        contracts,
+        gate,
+        identify,
+        interval,
+        judge,
+        loss,
+        predict,
+        reference,
+    )
     from oracle.diagnosis.baselines import Closeness, compare_close
     from oracle.diagnosis.explain import diagnose
     from oracle.harness.sampling import sample
@@ -59,6 +71,7 @@ __all__ = [
     "contracts",
     "data",
     "diagnose",
+    "gate",
     "identify",
     "interval",
     "judge",
@@ -73,9 +86,21 @@ __all__ = [
 
 _HOME = {
     **dict.fromkeys(
-        ("assert_conforms", "classify", "contracts", "identify", "interval", "judge", "loss", "predict", "reference"),
+        (
+            "assert_conforms",
+            "classify",
+            "contracts",
+            "gate",
+            "identify",
+            "interval",
+            "judge",
+            "loss",
+            "predict",
+            "reference",
+        ),
         "oracle.api",
     ),
+    "reference": "oracle.api",
     **dict.fromkeys(("Closeness", "compare_close"), "oracle.diagnosis.baselines"),
     "Bounds": "oracle.verdict.sets",
     "diagnose": "oracle.diagnosis.explain",
