@@ -57,15 +57,17 @@ class ModulePaths:
         return stack
 
     def _enters(self, module: nn.Module, args: object) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():  # a constant to a compiler, which would read what comes behind it
             return
         stack = self._stack
         root = stack[-1].root if stack else module
         stack.append(_Running(module, root, self._path(module, root, stack[-1].path if stack else "")))
 
     def _leaves(self, module: nn.Module, args: object, output: object) -> None:
+        if torch.compiler.is_compiling():
+            return
         stack = self._stack
-        if stack and stack[-1].module is module and not torch.compiler.is_compiling():
+        if stack and stack[-1].module is module:
             stack.pop()
 
     def _path(self, module: nn.Module, root: nn.Module, above: str) -> str:

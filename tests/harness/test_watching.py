@@ -262,6 +262,16 @@ class TestWhatIsSeen:
         assert [(row.layer, row.calls) for row in seen.report.rows] == [("Sequential", 2)]
         assert "what torch.compile compiled (0, " in seen.report.notes[0]
 
+    @pytest.mark.turns(4)
+    def test_compiled_under_the_watch(self) -> None:
+        """A compiler reads neither the hooks nor the judge; torch itself warns of hooks."""
+        graphs = []
+        model = torch.compile(Two(), fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph.forward)
+        with watched() as seen, pytest.warns(UserWarning, match="global hooks"):
+            model(CODES)
+        assert len(graphs) == 1 and [(row.layer, row.calls) for row in seen.report.rows] == [("Two", 2)]
+        assert torch.equal(model(CODES), Two()(CODES))
+
     def test_cuda_graphs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Calls while a graph is captured, and replays, are counted; without either there is no note."""
         replays = []
