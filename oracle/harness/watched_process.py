@@ -23,7 +23,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oracle.errors import OptionError
+from oracle.errors import OptionError, OracleError
 from oracle.harness.after_import import AfterImport
 
 if TYPE_CHECKING:
@@ -71,8 +71,11 @@ def _watch() -> None:
     from oracle.harness.watching import watch
 
     asked = json.loads(os.environ[VARIABLE])
-    seen = watch(asked["every"], asked["budget"], to=asked["to"], arch=asked["arch"])
-    seen.__enter__()
+    try:
+        seen = watch(asked["every"], asked["budget"], to=asked["to"], arch=asked["arch"]).__enter__()
+    except OracleError as error:  # a folder that cannot be written: the program goes on
+        print(f"fp8-oracle: process {os.getpid()} is not watched: {error}", file=sys.stderr)
+        return
     atexit.register(seen.end)
     _ends(seen)
     util.register_after_fork(seen, _ends)

@@ -133,15 +133,16 @@ class TestTheModelGoesOn:
     """What is wrong with the watch is counted; what a kernel raises is raised."""
 
     def test_a_call_that_does_not_bind(self) -> None:
-        """Rowwise scales: the binding of ``torch._scaled_mm`` has one for each tensor."""
-        codes, scale = torch.ones(16, 32).to(torch.float8_e4m3fn), torch.ones(16, 1)
+        """Codes as the output: counted with its reason. Rowwise scales have a binding of their
+        own."""
+        scale, one = torch.ones(16, 1), torch.ones(())
         with watched() as seen:
-            for scales in ((scale, scale.t()), (torch.ones(()), torch.ones(()))):
-                torch._scaled_mm(codes, codes.t(), *scales, out_dtype=torch.bfloat16)
+            for scales, dtype in (((scale, scale.t()), torch.bfloat16), ((one, one), torch.float8_e4m3fn)):
+                torch._scaled_mm(CODES, CODES.t(), *scales, out_dtype=dtype)
         (row,) = seen.report.rows
         assert (row.layer, row.calls, row.judged) == (watching.OUTSIDE, 2, 1)
         ((reason, count),) = row.unread.items()
-        assert count == 1 and "takes calls with scale_a.numel() == scale_b.numel() == 1" in reason
+        assert count == 1 and "takes out_dtype as torch.bfloat16" in reason and "float8_e4m3fn" in reason
         assert f"not judged: 1 call of torch:_scaled_mm: {reason}" in str(seen)
 
     def test_an_error_of_the_judge(self, monkeypatch: pytest.MonkeyPatch) -> None:
