@@ -20,6 +20,7 @@ from oracle.verdict.heatmap import COLOURS, LEVELS, MEANINGS, OPEN, SHORT, Eleme
 
 WIDTH = 640.0  # units of the drawing
 PLOT = (400.0, 130.0)  # of a series
+ENDS = 20  # characters of the texts under it
 CLOSEST = 6.0  # least distance of two lines, in units; closer ones would hide the picture
 
 
@@ -105,28 +106,34 @@ def series(
     if not numbers:
         return ""
     high = max(1.0, *(v for _, v in numbers))
-    left, right, top, bottom = 54.0, PLOT[0] - 44, 18.0, PLOT[1] - 24
+    left, right, top, bottom = 54.0, PLOT[0] - 48, 18.0, PLOT[1] - 24
     step = (right - left) / max(1, len(values) - 1)
     at = [(left + i * step, bottom - max(0.0, v) / high * (bottom - top), i, v) for i, v in numbers]
     line = "".join(f"{'L' if n else 'M'}{x:.4g} {y:.4g}" for n, (x, y, _, _) in enumerate(at))
     dots = "".join(f"{_dot(good[i], x, y)}<title>{escape(labels[i])}: {v:.6g}</title></path>" for x, y, i, v in at)
     levels = "".join(
         f'<path class="axis" d="M{left:g} {y:g}H{right:g}"/>'
-        f'<text x="{left - 8:g}" y="{y + 4:g}" text-anchor="end">{v:.4g}</text>'
+        f'<text x="{left - 8:g}" y="{y + 4:g}" text-anchor="end">{_short(v)}</text>'
         for y, v in ((top, high), ((top + bottom) / 2, high / 2), (bottom, 0.0))
         if not counts or v == int(v)
     )
     x, y, _, last = at[-1]
-    below = f'<text x="{left:g}" y="{PLOT[1] - 6:g}">{escape(ends[0])}</text>' + (
-        f'<text x="{right:g}" y="{PLOT[1] - 6:g}" text-anchor="end">{escape(ends[1])}</text>' if len(values) > 1 else ""
+    first, final = (end if len(end) <= ENDS else f"…{end[1 - ENDS :]}" for end in ends)
+    below = f'<text x="{left:g}" y="{PLOT[1] - 6:g}">{escape(first)}</text>' + (
+        f'<text x="{right:g}" y="{PLOT[1] - 6:g}" text-anchor="end">{escape(final)}</text>' if len(values) > 1 else ""
     )
     spoken = f"{title}: {said}" if said else title
     return (
         f'<figure><figcaption>{escape(title)}</figcaption><svg class="plot" viewBox="0 0 {PLOT[0]:g} {PLOT[1]:g}" '
         f'role="img" aria-label="{escape(spoken)}">{levels}{below}'
-        f'<path class="line" d="{line}"/>{dots}<text class="last" x="{x + 8:.4g}" y="{y + 4:.4g}">{last:.4g}</text>'
+        f'<path class="line" d="{line}"/>{dots}<text class="last" x="{x + 8:.4g}" y="{y + 4:.4g}">{_short(last)}</text>'
         "</svg></figure>"
     )
+
+
+def _short(value: float) -> str:
+    """A number in at most seven characters."""
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.2g}"
 
 
 def _dot(good: bool, x: float, y: float) -> str:
