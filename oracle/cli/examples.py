@@ -27,6 +27,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("one project, without a GPU", "gallery run --only torch --device cpu --out torch"),
         ("what another release broke or healed", "gallery compare old/gallery.json new/gallery.json"),
     ),
+    "findings": (
+        ("which faults of released libraries are still there on this machine", "findings --out found"),
+        ("one of them", "findings --only torchao_byte_0"),
+    ),
     "judge": (
         ("recorded outputs", f"judge call.safetensors --contract {GEMM}"),
         ("under other names", f"judge call.safetensors --contract {GEMM} --input a=x --input b=w.T"),
