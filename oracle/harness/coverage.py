@@ -29,7 +29,7 @@ LEGEND = (
 LEGS = "PDGH"
 WORDS = ("in the layer", "judged live on", "goldens", "captured on")
 """What a page calls the ``LEGS``."""
-SECTIONS = ("Quantisation", "Padding and layout", "GEMM", "MoE", "Attention logits", "Platform decisions")
+SECTIONS = ("Quantisation", "Padding and layout", "GEMM", "MoE", "Attention", "Attention logits", "Platform decisions")
 """The order of the headings; those of other families come after them."""
 
 
