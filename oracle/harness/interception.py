@@ -7,7 +7,8 @@ by a wrapper in every module that has it, now or when its module is imported. :m
 it back.
 
 Not covered: a reference to a Python function that is kept elsewhere than in a module (a default argument, an attribute
-of an object); a Python function that torch.compile has inlined; an operator that was compiled into a fused kernel.
+of an object); methods; kernels that are launched by a grid, as Triton's; a Python function that torch.compile has
+inlined; an operator that was compiled into a fused kernel.
 
 Source: torch ``c10/core/DispatchKey.h`` (the order of the keys).
 """
@@ -47,8 +48,12 @@ class Interception:
         self._libraries: list[Any] = []
         self._wrappers: dict[int, tuple[Any, Any]] = {}  # by the id of either: original and wrapper
         modules = {target.partition(":")[0] for target in self._waiting}
-        self.install()
         self._later = AfterImport({*modules, *loads}, self.install)
+        try:
+            self.install()
+        except BaseException:
+            self.remove()
+            raise
 
     def install(self) -> None:
         """Intercept the targets that are there by now."""
@@ -56,17 +61,14 @@ class Interception:
         for target in list(self._waiting):
             if (packet := operator_of(target)) is not None:
                 self._register(target, packet)
-            elif (place := _export_of(target)) is not None:
-                owner, name = place
-                originals[id(getattr(owner, name))] = (target, owner, name)
+            elif (export := _export_of(target)) is not None:
+                originals[id(export)] = target, export
             else:
                 continue
             self._waiting.remove(target)
-        for target, owner, name in originals.values():
-            original = getattr(owner, name)
+        for target, original in originals.values():
             wrapper = self._wrapper(target, original)
             self._wrappers[id(original)] = self._wrappers[id(wrapper)] = (original, wrapper)
-            setattr(owner, name, wrapper)
         if originals:
             self._replace({key: self._wrappers[key][1] for key in originals})
 
@@ -114,12 +116,12 @@ class Interception:
         return wrapper
 
     def _replace(self, by_id: Mapping[int, Any]) -> None:
-        """In every module and every class that held an export, one object for another."""
+        """In every module, one object for another."""
         for module in list(sys.modules.values()):
             if isinstance(module, ModuleType):
                 for name, value in list(vars(module).items()):
                     if id(value) in by_id:
-                        setattr(module, name, by_id[id(value)])
+                        vars(module)[name] = by_id[id(value)]  # past what a lazy module does when it is set
 
 
 def operator_of(target: str) -> Any | None:
@@ -134,11 +136,9 @@ def operator_of(target: str) -> Any | None:
     return found if isinstance(found, torch._ops.OpOverloadPacket) else None
 
 
-def _export_of(target: str) -> tuple[Any, str] | None:
-    """The module or class that has a target, and the name in it; None where it is not imported, or has no such name."""
-    module, _, path = target.partition(":")
-    *parents, name = path.split(".")
-    owner: Any = sys.modules.get(module)
-    for parent in parents:
-        owner = getattr(owner, parent, None)
-    return (owner, name) if callable(getattr(owner, name, None)) else None
+def _export_of(target: str) -> Callable[..., Any] | None:
+    """The function that a target names; None where its module is not imported, or has no such function."""
+    module, _, name = target.partition(":")
+    export: Any = vars(sys.modules[module]).get(name) if module in sys.modules else None
+    launched = hasattr(type(export), "__getitem__")  # by kernel[grid](...), which a wrapper has not
+    return export if callable(export) and not launched else None

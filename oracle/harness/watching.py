@@ -223,11 +223,15 @@ class Watch:
                 raise OptionError("a watch is on in this process; end it before another begins")
             _active.append(self)
         self._began, self._on = time.perf_counter(), True
-        self._paths.start()
-        loads = {one.loads for several in self._bindings.values() for one in several if one.loads}
-        self._interception = Interception(self._bindings, loads, self._around)
         self._replay = torch.cuda.CUDAGraph.replay
-        torch.cuda.CUDAGraph.replay = self._replayed()  # type: ignore[method-assign]
+        try:
+            self._paths.start()
+            loads = {one.loads for several in self._bindings.values() for one in several if one.loads}
+            self._interception = Interception(self._bindings, loads, self._around)
+            torch.cuda.CUDAGraph.replay = self._replayed()  # type: ignore[method-assign]
+        except BaseException:
+            self.end()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

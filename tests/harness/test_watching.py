@@ -18,7 +18,7 @@ import oracle
 from oracle.bindings.binding import bind
 from oracle.errors import FixtureError, OptionError
 from oracle.fixtures import call_file
-from oracle.harness import runner, watching
+from oracle.harness import interception, runner, watching
 from oracle.harness.watching import Watch, parse_budget
 from oracle.report.watched import to_html, to_json
 from oracle.routines import cases, profiles
@@ -173,6 +173,18 @@ class TestTheModelGoesOn:
                 model(torch.randn(8, 7))
             model(X)
         assert seen.ok and {row.layer.split(".")[0] for row in seen.report.rows} == {"model"}
+
+    def test_a_watch_that_cannot_begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It leaves nothing behind, and another one begins."""
+        cast, scaled = watched_kernels.per_token_cast, interception.operator_of("torch:_scaled_mm")
+        with monkeypatch.context() as patched:
+            patched.setattr(interception.Interception, "_wrapper", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                watched().__enter__()
+        assert watched_kernels.per_token_cast is cast and scaled is not None
+        with watched() as seen:
+            Model(layers=1)(X)
+        assert seen.ok
 
     def test_what_is_refused(self, tmp_path: Path) -> None:
         with watched() as seen, pytest.raises(OptionError, match="a watch is on"):
