@@ -1,7 +1,8 @@
 """What ``oracle.gate`` costs beside ``oracle.judge`` without an explanation, and beside one float64 matrix product.
 
-``python -m tests.benchmarks.test_bench_gate [M N K]`` prints CPU seconds as multiples of that product, for a right and
-a wrong output, of the first call and of a call that was prepared. Nothing here asserts a time.
+``python -m tests.benchmarks.test_bench_gate [M N K] [--device cuda]`` prints CPU seconds, on a GPU seconds, and their
+multiples of that product, for a right and a wrong output, of the first call and of a call that was prepared. Nothing
+here asserts a time.
 """
 
 from __future__ import annotations
@@ -22,14 +23,19 @@ SMALL = (16, 128, 256)
 WHAT = ("judge, right", "judge, wrong", "gate, right", "gate, wrong", "prepared, right", "prepared, wrong")
 
 
-def asked(m: int, n: int, k: int, arch: str) -> dict[str, Callable[[], object]]:
+def asked(m: int, n: int, k: int, arch: str, device: str = "cpu") -> dict[str, Callable[[], object]]:
     """What is timed, by name."""
     inputs = cases.parse(f"{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m={m},n={n},k={k}/family=randn/seed=1").inputs()
+    inputs = {name: x.to(device) for name, x in inputs.items()}
     right: Any = oracle.reference(GEMM, inputs, out_dtype=torch.bfloat16)
     if arch != "cpu":
         right = oracle.predict(GEMM, inputs, out_dtype=torch.bfloat16)
-    wrong = torch.where(torch.arange(right.numel()).view_as(right) == 5, 2 * right + 1, right)
-    accepts, a, b = oracle.gate(GEMM, arch=arch), torch.randn(m, k).double(), torch.randn(n, k).double()
+    wrong = torch.where(torch.arange(right.numel(), device=device).view_as(right) == 5, 2 * right + 1, right)
+    accepts, a, b = (
+        oracle.gate(GEMM, arch=arch),
+        torch.randn(m, k, device=device).double(),
+        torch.randn(n, k, device=device).double(),
+    )
     prepared = accepts.prepared(inputs)
     prepared(right)
     return {
@@ -50,24 +56,31 @@ def test_gate(benchmark: Any, what: str) -> None:
     benchmark(asked(*(SMALL if benchmark.disabled else (512, 512, 2048)), "cpu")[what])
 
 
-def main(extents: list[int]) -> None:
+def seconds(call: Callable[[], object], device: str) -> float:
+    """The least of three: CPU time, or time until a GPU is done."""
+    times = []
+    for _ in range(3):
+        clock = time.process_time if device == "cpu" else time.perf_counter
+        start = clock()
+        call()
+        if device != "cpu":
+            torch.cuda.synchronize()
+        times.append(clock() - start)
+    return min(times)
+
+
+def main(extents: list[int], device: str) -> None:
     """A line for each arch and what is timed."""
     for arch in ("cpu", "sm90"):
-        spent = {}
-        for name, call in asked(*extents, arch).items():
-            times = []
-            for _ in range(3):
-                start = time.process_time()
-                call()
-                times.append(time.process_time() - start)
-            spent[name] = min(times)
-        for name, seconds in spent.items():
-            multiple = seconds / spent["float64 product"]
-            print(f"{arch:<5} {name:<16} {1e3 * seconds:9.1f} ms of CPU, {multiple:6.2f} float64 products")
+        spent = {name: seconds(call, device) for name, call in asked(*extents, arch, device).items()}
+        for name, one in spent.items():
+            multiple = one / spent["float64 product"]
+            print(f"{arch:<5} {name:<16} {1e3 * one:9.1f} ms, {multiple:6.2f} float64 products")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("extents", type=int, nargs="*", default=[512, 512, 4096])
+    parser.add_argument("--device", default="cpu")
     torch.set_num_threads(1)
     main(**vars(parser.parse_args()))
