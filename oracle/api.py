@@ -176,8 +176,9 @@ def gate(contract: str, *, arch: str = "sm90", numerics: str | None = None) -> G
         a whole in a proved interval of the contract, to within half a unit in the last place. Of a product,
         :func:`judge` may still find the bits of a known fault of accumulation in it, and says MISTRUSTED where the
         inputs could not have shown a fault. A product costs two float64 matrix products, its value and the sum of the
-        magnitudes, once for each call that is prepared. An output outside of float32 in any order, of which a few
-        elements lie within another accumulator of ``arch``, costs what :func:`judge` does; so does a declared schedule.
+        magnitudes, once for each call that is prepared, and a third where all scales are powers of two. An output
+        outside of float32 in any order, of which a few elements lie within another accumulator of ``arch``, costs what
+        :func:`judge` does; so does a declared schedule.
 
     Raises
     ------

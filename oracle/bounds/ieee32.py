@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.interval import Interval
-from oracle.bounds.product import ETA, FLOAT32_MAX, REACH, U
+from oracle.bounds.product import ETA, FLOAT32_MAX, REACH, U, collapsed
 from oracle.numbers.formats import decode, of_dtype
 from oracle.numbers.rounding import power_of_two
 from oracle.truth.gemm import Decoded, ScaledProduct, zero_nonfinite
@@ -59,10 +59,11 @@ def float64_and_bound(product: ScaledProduct) -> tuple[Tensor, Tensor]:
 
     A code times its float32 scale has at most 48 significant bits, so that the operands are exact in float64, and the
     float64 sum obeys the bound above with ``2**-53`` for ``u``. Its error is below ``2**-28`` of the float32 width,
-    which is widened by ``1 + 2**-26``. The width is NaN where an intermediate may overflow, the value where an operand
-    is NaN or infinite: nothing is claimed there. Source: derived here.
+    which is widened by ``1 + 2**-26``. Where float32 rounds nothing, float64 does not either, and the width is zero;
+    that is asked where all scales are powers of two, by a third product. The width is NaN where an intermediate may
+    overflow, the value where an operand is NaN or infinite: nothing is claimed there. Source: derived here.
     """
-    interval = ieee32_bound(product)
+    interval = collapsed(product, ieee32_bound(product), None)
     a, b = _signed(product.left, product, 1), _signed(product.right, product, product.b_rows)
     value = (a @ b.T) * product.factor
     if product.bias is not None:

@@ -125,13 +125,36 @@ class TestAgreesWithTheJudge:
 class TestTheInterval:
     """Around a float64 product, it holds the interval of float32 around the exact value."""
 
-    @pytest.mark.parametrize("family", ["randn", "cancel", "outlier"])
-    def test_it_holds(self, family: str) -> None:
-        (part,) = Call(get(GEMM), cases.parse(CASE.format(family)).inputs(), {}).checked().parts
+    @pytest.mark.parametrize(
+        "case",
+        [
+            *(CASE.format(family) for family in ("randn", "cancel", "outlier")),
+            "cutlass_scaled_mm/e4m3xe4m3-bf16/token:channel/m=33,n=256,k=384/bias=bf16/family=randn/seed=1",
+            "fp8_fp4_gemm_nt/e4m3xe2m1-bf16/1x128:1x32/m=17,n=136,k=224/c=1/family=randn/seed=2",
+            "group_gemm_nvfp4_nt_groupwise/e2m1xe2m1-bf16/1x16/m=4,n=128,k=128,g=1/family=randn/seed=1",
+        ],
+    )
+    def test_it_holds(self, case: str) -> None:
+        """With a bias, a summand and an alpha too."""
+        called = cases.parse(case)
+        (part,) = Call(get(called.contract), called.inputs(), called.call_options()).checked().parts
         value, width = float64_and_bound(part.product)
         due, bound = exact(part.product), ieee32_bound(part.product)
         assert bool(((value - due.hi).abs() + due.lo.abs() + bound.hi <= width).all())
         assert bool((width <= bound.hi * (1 + 2.0**-25)).all()), "and is hardly wider"
+
+    @pytest.mark.usefixtures("unexplained")
+    def test_nothing_is_rounded(self) -> None:
+        """Of exact data with powers of two as scales one value is right; the next one is not, to judge neither."""
+        inputs = cases.parse(CASE.format("exact")).inputs()
+        (part,) = Call(get(GEMM), inputs, {}).checked().parts
+        value, width = float64_and_bound(part.product)
+        assert bool((width == 0).all()) and torch.equal(value, exact(part.product).hi)
+        right = value.float()
+        wrong = right.clone()
+        wrong[3, 4] = torch.nextafter(right[3, 4], torch.tensor(torch.inf))
+        accepts = oracle.gate(GEMM, arch="cpu").prepared(inputs)
+        assert accepts(right) and not accepts(wrong) and not oracle.judge(GEMM, inputs, wrong, arch="cpu")
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
     def test_rounding_is_near(self, dtype: torch.dtype) -> None:
