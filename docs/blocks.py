@@ -19,6 +19,7 @@ from oracle import cli, contracts
 from oracle.fixtures import captures
 from oracle.fixtures import files as fixtures
 from oracle.harness import coverage
+from oracle.harness.finding_scripts import about
 from oracle.harness.gallery import chosen, key_of, load
 from oracle.harness.runner import replay
 from oracle.report import ledger
@@ -273,7 +274,6 @@ def gallery() -> str:
 def findings() -> str:
     """Every script of a finding: what it means to a user, what happens, and what it printed when it ran last."""
     folder = Path(__file__).resolve().parents[1] / "tests" / "hardware"
-    about = import_module("hardware.run_findings").about
     record = json.loads((fixtures.folder() / "gallery" / "findings.json").read_text())
     rows, ends, projects = [], Counter[str](), set[str]()
     for path in sorted((folder / "findings").glob("*.py")):

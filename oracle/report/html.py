@@ -148,7 +148,7 @@ def _outputs(cause: outcome.Cause, few: int) -> str:
     """The first output in sight, the others folded: ``few`` outputs with pictures, then words."""
     every = set(cause.explained_by)
     shown = [
-        _output(o, opened=i == 0, explained=set(o.verdict.explained_by) != every)
+        output_card(o, opened=i == 0, explained=set(o.verdict.explained_by) != every)
         for i, o in enumerate(cause.outcomes[:few])
     ]
     rest = cause.outcomes[few:]
@@ -162,7 +162,8 @@ def _outputs(cause: outcome.Cause, few: int) -> str:
     return f'{"".join(shown[:1])}<details class="more"><summary>{text}</summary>{more}</details>'
 
 
-def _output(o: outcome.Outcome, *, opened: bool, explained: bool) -> str:
+def output_card(o: outcome.Outcome, *, opened: bool = True, explained: bool = True) -> str:
+    """One failing output: what was seen, its faults unless they stand elsewhere, pictures, and how it is repeated."""
     verdict, seen = o.verdict, o.verdict.evidence
     parts = [f"<p>{cut(verdict.summary)}</p>"]
     parts += [f"<p>at <code>{escape(frame)}</code></p>" for frame in verdict.frames]
