@@ -204,6 +204,13 @@ class Verdict:
     def __bool__(self) -> bool:
         return self.status is Status.PASSED
 
+    @property
+    def because(self) -> tuple[str, ...]:
+        """What explains a failure, a line each: known faults or what its elements show, and the recipes tried."""
+        names = (f"explained by: {', '.join(self.explained_by)}",) if self.explained_by else ()
+        shown = (f"no known fault explains it: {'; '.join(self.observed)}",) if self.observed else ()
+        return *names, *shown, *(f"tried {recipe}" for recipe in self.tried)
+
     def settled(self) -> Verdict:
         """This verdict, whose figures are computed by now: they hold no tensor that was judged any longer."""
         _ = self.error, self.loss
@@ -225,12 +232,7 @@ class Verdict:
             It is anything else; the message is the status, the summary and the known faults that explain it.
         """
         if not self:
-            said = self._said()
-            if self.explained_by:
-                said += f"; explained by: {', '.join(self.explained_by)}"
-            if self.observed:
-                said += f"; no known fault explains it: {'; '.join(self.observed)}"
-            said += "".join(f"\n  tried {recipe}" for recipe in self.tried)
+            said = "\n  ".join((self._said(), *self.because))
             raise NonconformanceError(f"{said}\nrepro: {repro}" if repro else said, self)
 
     def plot(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False) -> Figure:

@@ -313,3 +313,13 @@ def test_watches_are_counted_apart_from_cases_everywhere() -> None:
     page, text = html.to_html(report), files.to_markdown(report)
     assert "2 of 3 outputs wrong" in page and "<b>2 of 3 fail</b>" in page and "(2 of 3 fail)" in text
     assert "3 cases, 3 watches" in page and "2 of 6" not in page + text
+
+
+def test_what_a_failure_shows_stands_in_every_form() -> None:
+    """Where no known fault explains it; a failure that one explains names that alone."""
+    shown, plain = "no known fault explains it: 3 times the right value", outcome("d/case", Status.FAILED)
+    failing = replace(plain, verdict=replace(plain.verdict, observed=("3 times the right value",)))
+    forms = (html.to_html, files.to_markdown, to_junit, lambda report: str(console.sentence(report.outcomes[0])))
+    for form in forms:
+        assert shown in form(Report((failing,))).replace("No known", "no known")
+        assert "no known fault" not in form(Report((outcome("d/case", Status.FAILED, explained_by=("f",)),))).lower()
