@@ -76,7 +76,8 @@ class Fingerprint:
             bits = f"schedules that reproduce every bit: {', '.join(self.schedules) or 'none registered'}"
             said = "added one by one or in pairs, each sum rounded"
             said = "added exactly: none is lost beside a larger one" if self.exact else said
-            return [f"group size: the probes saw no fused sum: products are {said}", f"output rounding: {self.store_rounding}", bits]
+            said = f"group size: the probes saw no fused sum: products are {said}"
+            return [said, f"output rounding: {self.store_rounding}", bits]
         return [
             f"group size: {self.group}{order}",
             f"alignment: {_bits(self.align_bits, self.align_direction)}",

@@ -267,10 +267,10 @@ class Verdict:
         """
         made = dict(self.pictures()) if self.pictures is not None else {}
         if (seen := self.evidence) is not None:
-            if not any(picture.failing for picture in made.values()):
-                made = {seen.output: of_evidence(seen)}
-            if seen.output in made:
-                made[seen.output] = replace(made[seen.output], tile=seen.tile)
+            drawn = made.get(seen.output)
+            same = drawn is not None and drawn.failing == seen.failing  # it counts values, a layout is judged by bits
+            made = made if any(picture.failing for picture in made.values()) else {}
+            made[seen.output] = replace(drawn, tile=seen.tile) if drawn is not None and same else of_evidence(seen)
         if not made:
             raise OptionError(
                 "this verdict has nothing to draw: judge() gives one that has, while the tensors that it judged exist, "
