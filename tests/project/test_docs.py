@@ -16,10 +16,13 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import oracle
+from oracle.errors import NumericsError
+from oracle.tensorcore.schedules import get as schedule
 from tests.support.browser import launched, needs_chromium
 from tests.support.forked import forked, load_again
 
@@ -152,6 +155,25 @@ class TestPages:
 
     def test_what_is_right_is_left_alone(self, pages: tuple[str, str]) -> None:
         assert "right.md (stored)" not in pages[1]
+
+    def test_durations_are_left_out(self, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of what a command prints; a number of the output stays."""
+        monkeypatch.syspath_prepend(root / "docs")
+        stable, scratch = importlib.import_module("generate")._stable, SimpleNamespace(folder=tmp_path)
+        printed = '3 passed in 4.71s\nOK  1 passed; 0.3 s\n<testsuites time="12.5">\n0.25 dB\n'
+        left = '3 passed in … s\nOK  1 passed; … s\n<testsuites time="…">\n0.25 dB\n'
+        assert stable(printed, scratch) == left
+
+    def test_what_a_reader_must_not_miss(self, root: Path) -> None:
+        """The tutorial shows the sentence that names the fault, and the schedule that a page adds is not there yet."""
+        shown = (root / "docs" / "tutorial.md").read_text().split("--save failing.safetensors")[1].partition("```")[0]
+        assert re.search("^  explained by: A scale of the previous K block", shown, re.MULTILINE)
+        assert "DOES NOT CONFORM" in shown and "  repro: " not in shown
+        page = (root / "docs" / "how-to" / "schedule.md").read_text()
+        (added,) = re.findall(r"replace\(known, name=\"([\w.]+)\"", page)
+        assert schedule("sm90.promote128").name == "sm90.promote128"
+        with pytest.raises(NumericsError, match="no schedule"):
+            schedule(added)
 
     def test_private_names(self, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Names of others that begin with an underscore, also by their text; not those of the package itself."""
