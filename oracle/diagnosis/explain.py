@@ -138,8 +138,10 @@ class Diagnosis:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What was seen, each once: the findings; where no explanation names the cause, ``observed``; and of how many
-        elements explanations speak, where that are not all that fail."""
+        """What was seen, each line once.
+
+        The findings; ``observed``, where no explanation names the cause; and of how many elements explanations speak,
+        where these are not all that fail."""
         said = (*self.findings, *(() if self.names else self.observed))
         for best in self.explanations[:1]:
             if best.failing != self.failing:
