@@ -34,7 +34,7 @@ WORDS = {
     "captured on": "the arches of recorded outputs of real hardware; `-`: no library computes it on such a GPU",
 }
 """What a page calls the ``LEGS``, and what each says."""
-SECTIONS = ("Quantisation", "Padding and layout", "GEMM", "MoE", "Attention logits", "Platform decisions")
+SECTIONS = ("Quantisation", "Padding and layout", "GEMM", "MoE", "Attention", "Attention logits", "Platform decisions")
 """The order of the headings; those of other families come after them."""
 
 
