@@ -17,7 +17,8 @@ from torch import Tensor
 
 import oracle
 from oracle import api
-from oracle.diagnosis.explain import diagnose
+from oracle.diagnosis.candidates import Explanation
+from oracle.diagnosis.explain import Diagnosis, diagnose
 from oracle.errors import OptionError
 from oracle.routines import get
 from oracle.verdict import plot
@@ -222,6 +223,15 @@ class TestDrawing:
         assert len(figure.axes) == 5  # two of them are colour bars
         right = diagnose(NAME, GEMM, predicted())
         assert not right.places and right.blocks is None and right.plot().axes
+
+    def test_the_bar_of_an_explanation(self) -> None:
+        """One of the failing elements alone is right everywhere else, which no count of contradictions says."""
+        whole = Explanation("f", "sm90.promote128", explained=50, failing=50, known=3840, contradicted=3790)
+        bars = [Diagnosis(50, 3840, "", (e,)).plot().axes[-1] for e in (replace(whole, local=True), whole)]
+        assert [[text.get_text() for text in axes.texts] for axes in bars] == [
+            ["all 50 failing elements, and the rest is right without it"],
+            ["50 of 50 failing elements, 3790 contradicted"],
+        ]
 
     def test_bad_paths(self, tmp_path: Path) -> None:
         verdict = oracle.judge(NAME, GEMM, predicted())
