@@ -175,6 +175,12 @@ class TestPages:
         with pytest.raises(NumericsError, match="no schedule"):
             schedule(added)
 
+    def test_the_name_of_the_layer_in_its_wheel(self, root: Path) -> None:
+        """A page that imports the layer of a checkout says how that of the wheel is called."""
+        pages = [page.read_text() for page in sorted((root / "docs" / "how-to").glob("*.md"))]
+        using = [text for text in pages if re.search(r"^(import|from) kernels\b", text, re.MULTILINE)]
+        assert len(using) >= 2 and all("fp8_oracle_kernels" in text for text in using)
+
     def test_private_names(self, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Names of others that begin with an underscore, also by their text; not those of the package itself."""
         monkeypatch.syspath_prepend(root / "docs")
