@@ -372,7 +372,7 @@ class TestSite:
 
     @needs_chromium()
     def test_tables_break_no_name_and_nothing_sticks_out(self, site: Path, full: bool) -> None:
-        """On a phone and a desktop: a name in a table stays in one line, but for rows that are cards on a phone, and
+        """On a phone, a tablet and two desktops: a name in a table stays in one line, but for rows that are cards on a phone, and
         what is wider than the page scrolls in a box of its own; each check has a negative test. Five pages, all of
         ``LOOKED_AT`` with ``--full``."""
         broken = """[...document.querySelectorAll('td code')].filter(e => !e.closest('.rows')
@@ -381,7 +381,7 @@ class TestSite:
         out = f"""[...document.querySelectorAll('main *')].filter(e => !e.closest('{BOXES}')
           && e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1).length"""
         with launched() as browser:
-            for width in (390, 1280):
+            for width in (390, 768, 1280, 1920):
                 window = {"width": width, "height": 844}
                 page = browser.new_context(viewport=window).new_page()  # type: ignore[attr-defined]
                 for name in LOOKED_AT if full else LOOKED_AT[::3]:
