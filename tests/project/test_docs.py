@@ -372,9 +372,9 @@ class TestSite:
 
     @needs_chromium()
     def test_tables_break_no_name_and_nothing_sticks_out(self, site: Path, full: bool) -> None:
-        """On a phone, a tablet and two desktops: a name in a table stays in one line, but for rows that are cards on a phone, and
-        what is wider than the page scrolls in a box of its own; each check has a negative test. Five pages, all of
-        ``LOOKED_AT`` with ``--full``."""
+        """On a phone, a tablet and two desktops: a name in a table stays in one line, but for rows that are cards on a
+        phone, and what is wider than the page scrolls in a box of its own; each check has a negative test. Five pages,
+        all of ``LOOKED_AT`` with ``--full``."""
         broken = """[...document.querySelectorAll('td code')].filter(e => !e.closest('.rows')
           && e.getClientRects().length > 1).length"""
         wide = "document.documentElement.scrollWidth > innerWidth"
