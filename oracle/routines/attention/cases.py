@@ -22,18 +22,19 @@ HOT = 7.5
 
 
 def _operands(case: Case, queries: tuple[int, ...], keys: tuple[int, ...], values: tuple[int, ...]) -> list[Tensor]:
-    """``q`` ``[.., H, D]``, ``k`` and ``v`` ``[.., N, G, ..]``, codes of E4M3; a ramp rises for one KV head and falls
-    for the next."""
+    """``q`` ``[.., H, D]``, ``k`` and ``v`` ``[.., N, G, ..]``, codes of E4M3; a ramp rises for the first KV head and
+    falls for the next, ``fall`` the other way round."""
     q, k, v = (case.stream(name).normals(shape) for name, shape in zip("qkv", (queries, keys, values), strict=True))
     (*_, n, of_keys, depth), family = keys, case.family
     along = np.where(case.stream("direction").integers(0, 2, (depth,)) == 1, 1.0, -1.0) / depth**0.5
     level = np.zeros((n, of_keys))
-    if family == "ramp":
+    if family in ("ramp", "fall"):
         level = np.linspace(0.0, NATS, n)[:, None].repeat(of_keys, axis=1)
-        level[:, 1::2] = level[::-1, 1::2]
+        falling = slice(1, None, 2) if family == "ramp" else slice(0, None, 2)
+        level[:, falling] = level[::-1, falling]
     if family == "hot":
         level[case.stream("hot").integers(0, n, (of_keys,)), np.arange(of_keys)] = HOT
-    if family in ("ramp", "hot"):
+    if family in ("ramp", "fall", "hot"):
         k, q = 0.25 * k + level[..., None] * along, 0.05 * q + along * depth**0.5
     if family == "exact":
         q, k, v = (np.clip(np.rint(x), -2, 2) for x in (q, k, v))
@@ -119,7 +120,7 @@ def _ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
             yield f"{head}/{first}/family={family}/seed={seed}"
 
 
-FAMILIES = ("randn", "ramp", "hot", "ones", "exact", "codes", "nan")
+FAMILIES = ("randn", "ramp", "fall", "hot", "ones", "exact", "codes", "nan")
 
 GRAMMARS = {
     "mha_fwd": Grammar(
@@ -127,7 +128,7 @@ GRAMMARS = {
         {"causal": ("1",), "window": ("40_0", "9_30"), "sink": ("1",), "used": ("1",), "scales": ("none",)},
         listed=_ids,
         shapes=(
-            "b=2,s=40,n=250,h=6,g=2,d=64,v=64", "b=1,s=1,n=300,h=8,g=2,d=128,v=128",
+            "b=2,s=12,n=150,h=6,g=2,d=64,v=64", "b=1,s=1,n=300,h=8,g=2,d=128,v=128",
             "b=1,s=70,n=400,h=2,g=1,d=128,v=128", "b=1,s=33,n=130,h=3,g=3,d=96,v=96",
             "b=1,s=70,n=100,h=2,g=2,d=192,v=128", "b=1,s=65,n=129,h=1,g=1,d=256,v=256",
         ),

@@ -9,10 +9,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from oracle.numbers.formats import decode
 from oracle.routines.attention.contract import AttentionContract, MhaFwd, SinglePrefillWithKvCache
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Call, Faults, both, entry, need, ones, way
 from oracle.routines.traits import of_class, takes
-from oracle.tensorcore.attention import Pipeline
+from oracle.tensorcore.attention import TILE_SUMS, Pipeline
 from oracle.truth.attention import Attention, exact
 
 ATTENTION = of_class(AttentionContract)
@@ -203,6 +204,31 @@ fault(
     read=lambda inputs: {name: x for name, x in inputs.items() if name != "seqused_k"},
     same_if="every slot is used",
 )
+
+
+@fault(
+    "P of 0 multiplied with NaN of unused values",
+    MOVEMENT,
+    seen="flash-attention 1745, 2374; vllm 53856; vLLM 0.20.2 _vllm_fa3_C.fwd on an H100",
+    on=takes("seqused_k") & ATTENTION,
+    needs=need(_has("seqused_k"), "seqused_k is not given"),
+    same_if="no unused slot of a last tile holds NaN",
+)
+def write_unused(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The last tile is multiplied whole: the keys behind the sequence are masked, their values are not cleared."""
+    contract, v, used = call.contract, call.inputs["v"], call.inputs["seqused_k"]
+    assert isinstance(contract, AttentionContract)
+    chosen, out = TILE_SUMS, outputs["out"].clone()
+    for place in contract.places(call.inputs, call.resolved):
+        keys, rows = int(used[place.batch]), place.problem.q.shape[0]
+        width = chosen.tile(max(place.problem.q.shape[1], v.shape[-1]), rows)
+        head = place.heads.start // (place.heads.stop - place.heads.start)
+        rest = decode(v[place.batch, keys : -(-keys // width) * width, :, :][:, head])
+        bad = torch.isnan(rest).any(dim=0)
+        out[place.batch, :, place.heads][..., bad] = torch.nan
+    return outputs | {"out": out}
+
+
 fault(
     "values of the next page of 64 keys",
     MOVEMENT,
