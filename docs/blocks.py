@@ -327,9 +327,11 @@ def runs() -> str:
     rows = []
     for i, run in enumerate(figures.runs(), 1):
         made: Mapping[str, str] = run["environment"]  # type: ignore[assignment]
-        names = ("fp8-oracle", "gpu", "torch", "triton", "flashinfer-python", "sgl-deep-gemm")
-        rows.append((str(i), str(run["recorded"]), *(made.get(name, "-") for name in names)))
-    return _rows(_table(("run", "recorded (UTC)", "code", "GPU", "torch", "triton", "flashinfer", "deep_gemm"), rows))
+        names = {"torch": "torch", "triton": "triton", "flashinfer": "flashinfer-python", "deep_gemm": "sgl-deep-gemm"}
+        used = ", ".join(f"{word} {made[name]}" for word, name in names.items() if name in made)
+        when = str(run["recorded"]).replace("T", " ")
+        rows.append((str(i), when, made.get("fp8-oracle", "-"), made.get("gpu", "-"), used))
+    return _rows(_table(("run", "recorded (UTC)", "code", "GPU", "libraries"), rows))
 
 
 def _place(provenance: Mapping[str, str]) -> str:

@@ -341,7 +341,7 @@ def _explain(arguments: argparse.Namespace) -> int:
         "met_in",
     )
     diagnosis = {name: getattr(found, name) for name in ("failing", "total", "where", "first_block")} | {
-        "findings": list(found.findings),
+        "findings": list(found.words),
         "explanations": [{name: getattr(e, name) for name in facts} for e in found.explanations],
     }
     within = None if held is None else held.name
@@ -379,7 +379,7 @@ def _lines(found: Diagnosis) -> list[str]:
     if not found.failing:
         return ["  no element fails: there is nothing to explain"]
     lines = [f"  {found.failing} of {counted(found.total, 'element')} fail: {found.where}"]
-    lines += [f"  {finding}" for finding in found.findings]
+    lines += [f"  {finding}" for finding in found.words]
     for rank, e in enumerate(found.explanations[:5], 1):
         met_in = f"; met in {e.met_in}" if e.met_in else ""
         lines.append(f"  {rank}. {e.name}: {e.said} ({e.numerics}{met_in})")

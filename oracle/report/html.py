@@ -169,6 +169,8 @@ def output_card(o: outcome.Outcome, *, opened: bool = True, explained: bool = Tr
     parts += [f"<p>at <code>{escape(frame)}</code></p>" for frame in verdict.frames]
     if verdict.explained_by and explained:
         parts.append(f"<p>Reproduced by: <b>{cut('; or by: '.join(verdict.explained_by))}</b></p>")
+    if not verdict.explained_by:
+        parts += [f"<p>{cut(why[0].upper() + why[1:])}</p>" for why in verdict.because]
     if o.also:
         parts.append(f"<p>Only because of that: {escape(', '.join(o.also))}</p>")
     if seen is not None:

@@ -16,7 +16,7 @@ from html import escape
 from itertools import groupby
 from math import prod
 
-from oracle.verdict.heatmap import COLOURS, LEVELS, MEANINGS, OPEN, SHORT, Element, Evidence
+from oracle.verdict.heatmap import COLOURS, DARK, LEVELS, MEANINGS, OPEN, SHORT, Element, Evidence
 
 WIDTH = 640.0  # units of the drawing
 PLOT = (400.0, 130.0)  # of a series
@@ -44,8 +44,7 @@ def heat_map(seen: Evidence) -> str:
     text = f"Heat map of {seen.output} {list(seen.shape)}: red cells lie outside the admissible interval"
     return (
         f'<svg class="heat" viewBox="-10 -10 {WIDTH + 20:g} {height + 20:.4g}" role="img" aria-label="{escape(text)}">'
-        f'<image width="{WIDTH:g}" height="{height:.4g}" preserveAspectRatio="none" href="{_png(seen.levels)}"/>'
-        f"{paths}</svg>"
+        f"{_image(seen.levels, height, dark=False)}{_image(seen.levels, height, dark=True)}{paths}</svg>"
     )
 
 
@@ -79,10 +78,11 @@ def histogram(seen: Evidence) -> str:
 def bars(rows: Sequence[tuple[str, int, str]], aria_label: str) -> str:
     """A list of label, count and colour as horizontal bars."""
     most = max(1, *(n for _, n, _ in rows))
+    widths = [max(0.5, 100 * n / most) if n else 0 for _, n, _ in rows]
     lines = "".join(
         f'<li><span>{escape(label)}</span><span class="bar">'
-        f'<i style="width:{max(0.5, 100 * n / most) if n else 0:.3g}%;background:{colour}"></i></span><b>{n}</b></li>'
-        for label, n, colour in rows
+        f'<i style="width:{width:.3g}%;background:{_themed(colour)}"></i></span><b>{n}</b></li>'
+        for (label, n, colour), width in zip(rows, widths, strict=True)
     )
     return f'<ol class="bars" aria-label="{escape(aria_label)}">{lines}</ol>'
 
@@ -171,14 +171,29 @@ def flips(seen: Evidence) -> str:
 def scale() -> str:
     """The legend of the colours, as HTML list items."""
     pairs = zip(COLOURS, MEANINGS, strict=True)
-    return "".join(f'<li><i style="background:{colour}"></i>{escape(label)}</li>' for colour, label in pairs)
+    return "".join(f'<li><i style="background:{_themed(colour)}"></i>{escape(label)}</li>' for colour, label in pairs)
 
 
-def _png(levels: Sequence[str]) -> str:
+def _themed(colour: str) -> str:
+    """A colour of CSS, another one on dark paper where it needs one."""
+    return f"light-dark({colour},{DARK[colour]})" if colour in DARK else colour
+
+
+def _image(levels: Sequence[str], height: float, *, dark: bool) -> str:
+    """The cells; page.css shows those in the colours of dark paper there, over the others."""
+    theme = ' class="dark"' if dark else ""
+    palette = [DARK.get(colour, colour) if dark else colour for colour in COLOURS]
+    return (
+        f'<image{theme} width="{WIDTH:g}" height="{height:.4g}" preserveAspectRatio="none" '
+        f'href="{_png(levels, palette)}"/>'
+    )
+
+
+def _png(levels: Sequence[str], colours: Sequence[str]) -> str:
     """A palette PNG, one pixel for each level, as a data URI."""
     index = {digit: i for i, digit in enumerate(LEVELS + OPEN)}
     data = b"".join(b"\0" + bytes(index[digit] for digit in row) for row in levels)
-    palette = b"".join(bytes.fromhex(colour[1:]) for colour in COLOURS)
+    palette = b"".join(bytes.fromhex(colour[1:]) for colour in colours)
     head = struct.pack(">IIBBBBB", len(levels[0]), len(levels), 8, 3, 0, 0, 0)
     chunks = ((b"IHDR", head), (b"PLTE", palette), (b"IDAT", zlib.compress(data, 9)), (b"IEND", b""))
     content = b"\x89PNG\r\n\x1a\n" + b"".join(
