@@ -414,6 +414,11 @@ class Contract(Stated, ABC):
         absent = {name: self.expected(call)[name].to(device) for name in promised if name not in output}
         return {**output, **absent} if absent else output
 
+    def in_order(self, call: Call, name: str, x: Tensor) -> Tensor:
+        """An output ``x`` of this ``name``, or a bool of its shape, by rows and columns and once each, where its memory
+        has another order or says things twice."""
+        return x
+
     def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> Tensor | dict[str, Tensor]:
         """The exact bits under named numerics; see :func:`oracle.predict`.
 

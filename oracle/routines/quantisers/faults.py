@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -379,10 +380,47 @@ fault(
 )
 
 
+def _ragged(width: int, call: Call) -> bool:
+    """Whether the columns of a block are no whole vectors."""
+    return prepared(call).blocks(call.recipe.block).shape[3] % width > 0
+
+
 def _head(amax: Amax, count: int) -> Tensor:
     return amax.blocks.flatten()[:count].nan_to_num(nan=0.0).abs().amax()
 
 
+fault(
+    "amax scan leaves out the columns behind {}",
+    VALUE,
+    over=tuple(
+        way(
+            f"the last whole {width}",
+            lambda blocks, width=width: blocks[..., : max(1, blocks.shape[3] // width * width)],  # type: ignore[misc]
+            seen="no public thread: a scan by vectors without their rest",
+            needs=both(own_scale, need(partial(_ragged, width), f"the columns are whole {width}s")),
+            same_if="they hold no largest magnitude, or the columns are whole vectors",
+        )
+        for width in (4, 16)
+    ),
+    amax=_scan,
+)
+fault(
+    "scale rounded to bfloat16",
+    CAST,
+    seen="no public thread: a scale kept in the dtype of x",
+    amax=lambda amax: 448.0 * bf16_of(_ratio(amax)),
+    needs=both(own_scale, float32_scale),
+    same_if="every scale is a bfloat16 value",
+)
+fault(
+    "reciprocal of the scale rounded to bfloat16",
+    CAST,
+    seen="no public thread: a multiplier kept in the dtype of x",
+    quotient=lambda values: values.altered(
+        quotient=values.x.blocks(values.recipe.block) * bf16_of(inverted(values.steps.scale))
+    ),
+    same_if="every scale is a power of two",
+)
 fault(
     "amax scan leaves out the last column of the group",
     VALUE,
