@@ -373,6 +373,8 @@ def _ended(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
     if spec.kind not in (Kind.IDS, Kind.SLOTS) or not x.numel():
         return
     yield ("of -1 taken as 0", x.clamp(min=0))
+    if x.dim() == 1:
+        yield ("behind the first -1 taken as -1", x.masked_fill((x < 0).cummax(0).values, -1))
     for axis in range(x.dim()):
         for cut in cuts(x.shape[axis]):
             late = (torch.arange(x.shape[axis], device=x.device) >= cut).reshape(-1, *[1] * (x.dim() - axis - 1))
