@@ -54,7 +54,7 @@ from oracle.diagnosis.least_squares import Factors, effective_factors, read_beyo
 from oracle.diagnosis.level import Explain, explain_level
 from oracle.diagnosis.localise import groups_in_use, placements
 from oracle.diagnosis.mutated import Mutated
-from oracle.diagnosis.observed import observed, tail_of_k, times_right
+from oracle.diagnosis.observed import UNLIKE, observed, tail_of_k, times_right
 from oracle.diagnosis.other_calls import taken_otherwise
 from oracle.errors import NumericsError
 from oracle.numbers.formats import codes_of, decode, of_dtype
@@ -588,7 +588,10 @@ def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor], numerics: str | 
     several, words = len(bad) > 1, list[str]()
     for name, mask in bad.items():
         ordered = (call.contract.in_order(call, name, x) for x in (given[name], right[name], mask))
-        said = [*observed(*ordered, near=width is not None), *_copied(call, given[name], mask)]
+        copied = _copied(call, given[name], mask)
+        said = [*copied, *observed(*ordered, near=width is not None)]
+        if copied:
+            said = [one for one in said if not one.startswith(UNLIKE)]
         words += [f"{name}: {one}" if several else one for one in said]
     return Diagnosis(failing, total, where, ranked(found)[:SHOWN], places=seen, observed=tuple(words))
 

@@ -18,15 +18,15 @@ output is judged for the changed call; one that is right for it, in every elemen
                 before, backwards; from some index on the first, the last before it, or those from 0 on again; rows of
                 scales or factors by their place in their group
 
-A change is tried only where it changes values, and :data:`TRIED` of them at most, fewer of a large call, in this order;
-the first that is right is named. It must specify at least as many elements as the call itself, and leave no more of
-them open: an output is no evidence where nothing is said of it. A change is judged only where its result lies nearer
-to the output than the right result does, for more of the elements than it lies farther from. It may specify less where
-nearly all (:data:`MOST`) of what it leaves out fails, as 0, old memory or a NaN that no arithmetic gives, for a result
-that is neither: that was not computed. Of several of these that which leaves out least is named, and only where no
-change is right but one that leaves out data too. Where offsets or counts say which rows there are, no rows of data are
-left out. Nothing is tried where fewer than one of :data:`SHARE` elements fails, and no change that brings a NaN into
-the inputs explains outputs without one.
+A change is tried only where it changes values, in this order; :data:`TRIED` of them at most are judged, fewer of a
+large call. The first that is right is named. It must specify at least as many elements as the call itself, and leave no
+more of them open: an output is no evidence where nothing is said of it. A change is judged only where its result lies
+nearer to the output than the right result does, for more of the elements than it lies farther from. It may specify less
+where nearly all (:data:`MOST`) of what it leaves out fails, as 0, old memory or a NaN that no arithmetic gives, for a
+result that is neither: that was not computed. Of several of these that which leaves out least is named, and only where
+no change is right but one that leaves out data too. Where offsets or counts say which rows there are, no rows of data
+are left out. Nothing is tried where fewer than one of :data:`SHARE` elements fails, and no change that brings a NaN
+into the inputs explains outputs without one.
 
 Not covered: two changes at once; other changes of codes and values, which the catalogue has.
 
@@ -53,6 +53,7 @@ from oracle.verdict.compare import Status, Verdict
 from oracle.verdict.sets import bits_of
 
 TRIED = 96  # changed calls that are judged at most
+LIGHT = 0.25  # of a changed call that is judged: one whose result is computed alone
 WORK = 1 << 25  # elements of the inputs and outputs of all changed calls together
 FACTORS = (Kind.SCALES, Kind.ALPHA, Kind.WEIGHTS)
 SHARE = 512  # an option or an input enters more than one of so many elements
@@ -75,7 +76,7 @@ def taken_otherwise(call: Call, output: Output, verdict: Verdict, numerics: str 
 
     ``verdict`` is that of the call itself. NaN as the head of this file says; source: derived there."""
     judged = by_name(output)
-    left = tries(call, judged)
+    left: float = tries(call, judged)
     if not left or not any(_speaks(x) for x in judged.values()):
         return _idle_words(call, judged)
     if verdict.outside * SHARE < verdict.total:
@@ -83,11 +84,12 @@ def taken_otherwise(call: Call, output: Output, verdict: Verdict, numerics: str 
     nan = any(map(_has_nan, judged.values()))
     least: tuple[int, str] | None = None
     for said, inputs, options in _changes(call):
-        changed = replace(call, inputs=inputs, options=options, given=None)
-        left -= 1
+        changed, held = replace(call, inputs=inputs, options=options, given=None), None
+        left -= LIGHT
         try:
-            asked = (nan or not _brings_nan(inputs, call)) and _nearer(changed, call, judged)
-            held = call.contract.judged(changed, output, numerics) if asked else None
+            if (nan or not _brings_nan(inputs, call)) and _nearer(changed, call, judged):
+                left -= 1 - LIGHT
+                held = call.contract.judged(changed, output, numerics)
         except OracleError:  # the contract takes no such call, or another output belongs to it
             held = None
         if held is not None and _right(held, verdict):
@@ -97,7 +99,7 @@ def taken_otherwise(call: Call, output: Output, verdict: Verdict, numerics: str 
                 return least[1] if least is not None else said
         if held is not None and _left_out(held, verdict, call, judged) and (least is None or held.total > least[0]):
             least = held.total, said
-        if left == 0:
+        if left <= 0:
             break
     return least[1] if least else _idle_words(call, judged)
 

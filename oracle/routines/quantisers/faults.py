@@ -226,6 +226,17 @@ fault(
     ),
     recipe=itself,
 )
+fault(
+    "amax floor missing, quotients of a zero scale 0",
+    VALUE,
+    seen="no public thread: a guard of the division alone",
+    needs=has_floor,
+    same_if=NO_FLOOR,
+    recipe=fields(amax_floor=0.0),
+    quotient=lambda values: values.altered(
+        quotient=values.quotient.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+    ),
+)
 
 
 fault(
