@@ -89,7 +89,7 @@ SMALL = 1 << 20  # elements of a call without products that is searched whole by
 SHOWN = 12  # explanations in a diagnosis
 CHEAP = LARGE  # products of one candidate up to which a judgement diagnoses by itself
 EVIDENCE = 12  # bits; of fifty candidates one has as many by chance once in eighty failures
-WIDE = 8  # bits that a value tells which is no power of two
+WIDE = 8  # bits that the fraction of a value tells at most
 EXACT = 0.6  # of what fails, which a fault reproduces bit by bit, or moves far, where the rest lies near
 FAR = 4.0  # times as far as right results lie apart
 
@@ -598,21 +598,27 @@ def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor], numerics: str | 
 
 def _evidence(call: Call, given: Mapping[str, Tensor], bad: Mapping[str, Tensor]) -> float:
     """How much a candidate must know to reproduce what fails, in bits: which elements do, which of the values found
-    there each has, and ``WIDE`` for each of these that is neither of one byte nor a power of two; of the output of
+    there each has, and of each of these that is no power of two its fraction, ``WIDE`` bits at most; of the output of
     which that is the least. Codes that fail with their scale tell nothing new."""
+    scales = getattr(call.contract, "scale_dtype", torch.uint8)  # of what is published as bytes
 
     def bits(x: Tensor, mask: Tensor) -> float:
         n, k = mask.numel(), int(mask.sum())
         which = (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
         values = torch.unique(bits_of(x)[mask])
-        wide = 0
-        if x.is_floating_point() and x.element_size() > 1:
-            mantissa, _ = torch.frexp(torch.unique(decode(x)[mask]).abs())
-            wide = WIDE * int(((mantissa != 0.5) & (mantissa > 0)).sum())
-        return which + k * math.log2(len(values)) + wide
+        told = which + k * math.log2(len(values))
+        if not x.is_floating_point():
+            return told
+        mantissa, _ = torch.frexp(decode(values.view(x.dtype)).abs())
+        fraction = of_dtype(x.dtype).fraction_bits if x.dtype is not torch.float64 else WIDE
+        return told + min(WIDE, fraction) * int(((mantissa != 0.5) & (mantissa > 0)).sum())
 
-    ordered = ([call.contract.in_order(call, name, x) for x in (given[name], mask)] for name, mask in bad.items())
-    return min((bits(x, mask) for x, mask in ordered if bool(mask.any())), default=0.0)
+    found = []
+    for name, mask in bad.items():
+        if bool(mask.any()):
+            x, where = (call.contract.in_order(call, name, y) for y in (given[name], mask))
+            found.append(bits(x.view(scales) if name == "scale" and x.dtype is torch.uint8 else x, where))
+    return min(found, default=0.0)
 
 
 def _closest_recipe(call: Call, given: Mapping[str, Tensor]) -> tuple[tuple[Fault, ...], dict[str, Tensor]]:

@@ -239,7 +239,9 @@ def _elsewhere(output: Tensor, right: Tensor, bad: Tensor, *, near: bool) -> Ite
     for axis in range(output.dim()):
         for said, at in (*picks(output.shape[axis]), *late_picks(output.shape[axis], (2,))):
             wanted = picked(due, axis, at)
-            same = (made - wanted).abs() <= CLOSE * wanted.abs() if made.is_floating_point() else made == wanted
+            same = made == wanted
+            if made.is_floating_point():
+                same |= torch.isfinite(wanted) & ((made - wanted).abs() <= CLOSE * wanted.abs())
             moved = picked(bits_of(right), axis, at) != bits_of(right)
             if not bool((moved & same)[bad].all()) or not (varied or _only_there(right, bad, axis, at)):
                 continue
@@ -253,9 +255,9 @@ def _elsewhere(output: Tensor, right: Tensor, bad: Tensor, *, near: bool) -> Ite
 
 
 def _only_there(right: Tensor, bad: Tensor, axis: int, at: Tensor) -> bool:
-    """Whether the values that several failing elements would have from other indices of an axis are wide ones that the
-    right output has at those places alone."""
-    if right.element_size() < 4 or int(bad.sum()) < SEVERAL:
+    """Whether the values that several failing elements would have from other indices of an axis are wide ones, not 0,
+    that the right output has at those places alone."""
+    if right.element_size() < 4 or int(bad.sum()) < SEVERAL or not bool(picked(right, axis, at)[bad].all()):
         return False
     bits, place = bits_of(right), torch.arange(right.numel(), device=right.device).reshape(right.shape)
     source = picked(place, axis, at)

@@ -29,7 +29,9 @@ DEQUANTISE = "nvfp4_dequantize/e2m1/1x16/m=130,k=160/family=codes/seed=12"
 SMALL_TILES = "nvfp4_dequantize/e2m1/1x16/m=130,k=160/layout=8x4/family=randn/seed=12"
 TILES = "mm_mxfp8/e4m3xe4m3-bf16/1x32/m=130,n=136,k=160/family=randn/seed=12"
 INT4 = "cutlass_w4a8_mm/e4m3xi4-bf16/token:channel/m=17,n=128,k=256/family=randn/seed=12"
-WIDE_OFFSETS = "scaled_grouped_mm/e4m3xe4m3-f16/token:channel/m=15,n=16,k=129,g=4/a:pitch,offsets:i64/family=randn/seed=11"
+WIDE_OFFSETS = (
+    "scaled_grouped_mm/e4m3xe4m3-f16/token:channel/m=15,n=16,k=129,g=4/a:pitch,offsets:i64/family=randn/seed=11"
+)
 WIDE_COUNTS = (
     "fp8_m_grouped_gemm_nt_masked/e4m3xe5m2-bf16/1x128:128x128/m=16,n=129,k=127,g=4/a:pitch,masked_m:i64/family=randn/"
     "seed=11"

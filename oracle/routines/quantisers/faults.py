@@ -392,8 +392,9 @@ fault(
 
 
 def _ragged(width: int, call: Call) -> bool:
-    """Whether the columns of a block are no whole vectors."""
-    return prepared(call).blocks(call.recipe.block).shape[3] % width > 0
+    """Whether the columns of a block are whole vectors and a rest."""
+    columns = prepared(call).blocks(call.recipe.block).shape[3]
+    return columns > width and columns % width > 0
 
 
 def _head(amax: Amax, count: int) -> Tensor:
@@ -408,7 +409,9 @@ fault(
             f"the last whole {width}",
             lambda blocks, width=width: blocks[..., : max(1, blocks.shape[3] // width * width)],  # type: ignore[misc]
             seen="no public thread: a scan by vectors without their rest",
-            needs=both(own_scale, need(partial(_ragged, width), f"the columns are whole {width}s")),
+            needs=both(
+                own_scale, need(partial(_ragged, width), f"the columns of a block are whole {width}s, or fewer")
+            ),
             same_if="they hold no largest magnitude, or the columns are whole vectors",
         )
         for width in (4, 16)
