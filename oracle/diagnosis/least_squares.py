@@ -59,8 +59,8 @@ class Factors:
 
     @property
     def known(self) -> float:
-        """Of how many rows the factors are determined, as a share."""
-        return float((~torch.isnan(self.factor[:, 0])).double().mean())
+        """Of how many rows the factors are determined, and not all 0, as a share."""
+        return float((self.factor.nan_to_num(nan=0.0) != 0).any(dim=1).double().mean())
 
     def wrong(self) -> Tensor:
         """Rows and blocks whose factor is surely not 1, bool ``[M, B]``."""
