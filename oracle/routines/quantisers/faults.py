@@ -407,7 +407,7 @@ fault(
     over=tuple(
         way(
             f"the last whole {width}",
-            lambda blocks, width=width: blocks[..., : max(1, blocks.shape[3] // width * width)],  # type: ignore[misc]
+            lambda blocks, width=width: blocks[..., : max(1, blocks.shape[3] // width * width)],
             seen="no public thread: a scan by vectors without their rest",
             needs=both(
                 own_scale, need(partial(_ragged, width), f"the columns of a block are whole {width}s, or fewer")
