@@ -226,16 +226,19 @@ fault(
     ),
     recipe=itself,
 )
+
+
+def _of_zeros(call: Call) -> Tensor:
+    """Which blocks are zeros alone, bool ``[down, across]``."""
+    return prepared(call).amax(call.recipe)[:, 0, :, 0] == 0
+
+
 fault(
-    "amax floor missing, quotients of a zero scale 0",
+    "amax floor missing, scale of zeros 0",
     VALUE,
     seen="no public thread: a guard of the division alone",
-    needs=has_floor,
-    same_if=NO_FLOOR,
-    recipe=fields(amax_floor=0.0),
-    quotient=lambda values: values.altered(
-        quotient=values.quotient.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
-    ),
+    needs=both(own_scale, has_floor, need(lambda call: bool(_of_zeros(call).any()), "no block is zeros")),
+    scale=lambda call, scale: scale.masked_fill(_of_zeros(call).reshape(scale.shape), 0.0),
 )
 
 
