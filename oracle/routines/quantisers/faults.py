@@ -423,7 +423,7 @@ fault(
 )
 fault(
     "scale rounded to bfloat16",
-    CAST,
+    VALUE,
     seen="no public thread: a scale kept in the dtype of x",
     amax=lambda amax: 448.0 * bf16_of(_ratio(amax)),
     needs=both(own_scale, float32_scale),
@@ -436,6 +436,7 @@ fault(
     quotient=lambda values: values.altered(
         quotient=values.x.blocks(values.recipe.block) * bf16_of(inverted(values.steps.scale))
     ),
+    needs=finer,
     same_if="every scale is a power of two",
 )
 fault(
