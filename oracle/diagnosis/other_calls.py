@@ -173,13 +173,14 @@ def _left_out(held: Verdict, verdict: Verdict, call: Call, output: Mapping[str, 
 
 
 def _beyond(call: Call, output: Mapping[str, Tensor]) -> bool:
-    """Whether values were written where nothing is specified: what is missing may lie there."""
+    """Whether different values, or NaN of arithmetic, lie where nothing is specified: what is missing may lie there."""
     for name, due in call.contract.outputs(call).items():
         if due.specified is not None and name in output:
             rest = ~due.specified.reshape(due.specified.shape + (1,) * (output[name].dim() - due.specified.dim()))
             rest = rest.expand(output[name].shape).to(output[name].device)
             written = rest & ~_untouched(output[name], call.inputs.get(name))
-            if len(torch.unique(bits_of(output[name])[written])) > 1:
+            found = output[name][written]
+            if len(torch.unique(bits_of(found))) > 1 or bool(made_nan(found).any()):
                 return True
     return False
 

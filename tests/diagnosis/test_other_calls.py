@@ -252,6 +252,10 @@ class TestNotNamed:
         free = torch.isnan(call.truth["out"])
         output["out"][free] = torch.randn(int(free.sum())).bfloat16()
         assert said_of(call, output) is None
+        output["out"][free] = torch.nan
+        assert said_of(call, output) is None
+        output["out"][free] = 3.0  # what was there before
+        assert said_of(call, output) is not None
 
     def test_a_change_that_lies_no_nearer_is_not_judged(self, monkeypatch):
         """The negative test judges every one of them."""
