@@ -19,6 +19,7 @@ from oracle import cli, contracts
 from oracle.fixtures import captures
 from oracle.fixtures import files as fixtures
 from oracle.harness import coverage
+from oracle.harness.finding_scripts import about
 from oracle.harness.gallery import chosen, key_of, load
 from oracle.harness.runner import replay
 from oracle.report import ledger
@@ -273,7 +274,6 @@ def gallery() -> str:
 def findings() -> str:
     """Every script of a finding: what it means to a user, what happens, and what it printed when it ran last."""
     folder = Path(__file__).resolve().parents[1] / "tests" / "hardware"
-    about = import_module("hardware.run_findings").about
     record = json.loads((fixtures.folder() / "gallery" / "findings.json").read_text())
     rows, ends, projects = [], Counter[str](), set[str]()
     for path in sorted((folder / "findings").glob("*.py")):
@@ -327,9 +327,11 @@ def runs() -> str:
     rows = []
     for i, run in enumerate(figures.runs(), 1):
         made: Mapping[str, str] = run["environment"]  # type: ignore[assignment]
-        names = ("fp8-oracle", "gpu", "torch", "triton", "flashinfer-python", "sgl-deep-gemm")
-        rows.append((str(i), str(run["recorded"]), *(made.get(name, "-") for name in names)))
-    return _rows(_table(("run", "recorded (UTC)", "code", "GPU", "torch", "triton", "flashinfer", "deep_gemm"), rows))
+        names = {"torch": "torch", "triton": "triton", "flashinfer": "flashinfer-python", "deep_gemm": "sgl-deep-gemm"}
+        used = ", ".join(f"{word} {made[name]}" for word, name in names.items() if name in made)
+        when = str(run["recorded"]).replace("T", " ")
+        rows.append((str(i), when, made.get("fp8-oracle", "-"), made.get("gpu", "-"), used))
+    return _rows(_table(("run", "recorded (UTC)", "code", "GPU", "libraries"), rows))
 
 
 def _place(provenance: Mapping[str, str]) -> str:

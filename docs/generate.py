@@ -17,7 +17,7 @@ they print and the pictures after them their outputs.
 Under ``<!-- requires: TOOL [TOOL ...] -->`` a fence is left as it is where one of these tools is not here, with a note
 on the standard error.
 An example that raises, or a command of ours that cannot be carried out (without ``2>&1``), is an error of its page.
-Durations are replaced by ``1.2 s`` so that pages do not change with the machine. Exit 1 with a diff when ``--check``
+Durations are left out (``… s``): they change with the machine. Exit 1 with a diff when ``--check``
 finds a page that differs from what was made.
 """
 
@@ -59,7 +59,7 @@ _CELL = re.compile(
     r"^```python\n(?P<source>.*?)^```\n(?:\n```text\n(?P<printed>.*?)^```\n)?(?:\n!\[[^\]]*\]\((?P<picture>[\w/]+\.svg)\)\n)?",
     re.DOTALL | re.MULTILINE,
 )
-_DURATIONS = ((r"\b\d+\.\d+ ?s\b", "1.2 s"), (r'\btime="[\d.]+"', 'time="1.2"'))
+_DURATIONS = ((r"\b\d+\.\d+ ?s\b", "… s"), (r'\btime="[\d.]+"', 'time="…"'))
 
 
 @dataclass

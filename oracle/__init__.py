@@ -10,9 +10,11 @@
     identify(contract, inputs, output)   which known arithmetic produced these bits
     classify(contract, inputs, output)   the tightest class of arithmetic that holds an output
     loss(contract, inputs)               what the recipe of a quantiser loses on these values
+    gate(contract)                       accepts or rejects outputs, for a tuner or a generator of kernels
     validate(kernel, contract)           a kernel by name, run in a worker process, judged and watched
     contracts()                          every routine that can be asked about, with its inputs and options
     sample(routine, every, to, contract) one call in N of a running engine in a file, to be judged later
+    watch(every, budget)                 the calls of a running model by kernel and layer, each judged
 
 Contract and input names are those of the routines that engines call. A verdict and a diagnosis draw themselves
 (``verdict.plot()``). This package never imports the production layer ``kernels``: a reference that shares code with its
@@ -31,11 +33,23 @@ from typing import TYPE_CHECKING, Any
 from oracle.errors import NonconformanceError, OracleError, among
 
 if TYPE_CHECKING:
-    from oracle.api import assert_conforms, classify, contracts, identify, interval, judge, loss, predict, reference
+    from oracle.api import (
+        assert_conforms,
+        classify,
+        contracts,
+        gate,
+        identify,
+        interval,
+        judge,
+        loss,
+        predict,
+        reference,
+    )
     from oracle.diagnosis.baselines import Closeness, compare_close
     from oracle.diagnosis.explain import diagnose
     from oracle.harness.sampling import sample
     from oracle.harness.validation import validate
+    from oracle.harness.watching import watch
     from oracle.routines import cases, data, strategies
     from oracle.verdict.compare import Status, Verdict, Worst
     from oracle.verdict.loss import Loss
@@ -57,6 +71,7 @@ __all__ = [
     "contracts",
     "data",
     "diagnose",
+    "gate",
     "identify",
     "interval",
     "judge",
@@ -66,13 +81,26 @@ __all__ = [
     "sample",
     "strategies",
     "validate",
+    "watch",
 ]
 
 _HOME = {
     **dict.fromkeys(
-        ("assert_conforms", "classify", "contracts", "identify", "interval", "judge", "loss", "predict", "reference"),
+        (
+            "assert_conforms",
+            "classify",
+            "contracts",
+            "gate",
+            "identify",
+            "interval",
+            "judge",
+            "loss",
+            "predict",
+            "reference",
+        ),
         "oracle.api",
     ),
+    "reference": "oracle.api",
     **dict.fromkeys(("Closeness", "compare_close"), "oracle.diagnosis.baselines"),
     "Bounds": "oracle.verdict.sets",
     "diagnose": "oracle.diagnosis.explain",
@@ -80,6 +108,7 @@ _HOME = {
     "Loss": "oracle.verdict.loss",
     "sample": "oracle.harness.sampling",
     "validate": "oracle.harness.validation",
+    "watch": "oracle.harness.watching",
     **dict.fromkeys(("cases", "data", "strategies"), "oracle.routines"),  # modules: ids of cases, their data, calls
 }
 

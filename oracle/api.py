@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from oracle.diagnosis.explain import explain_verdict
@@ -124,6 +125,70 @@ def judge(
     verdict = explain_verdict(verdict, found, values, given, arch=arch, numerics=numerics, explain=explain, **options)
     call: dict[str, Any] = {"arch": arch, "numerics": numerics, "passed": not verdict.status.is_failure, **options}
     return replace(verdict, pictures=_pictures(found, inputs, by_name(output), call))
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Accepts or rejects outputs of one contract; made by :func:`gate`."""
+
+    contract: str
+    arch: str
+    numerics: str | None
+
+    def __call__(self, inputs: Mapping[str, Tensor], output: Tensor | Mapping[str, Tensor], **options: object) -> bool:
+        """Whether ``output`` is accepted; inputs, output, options, NaN and errors as for :func:`judge`."""
+        return self.prepared(inputs, **options)(output)
+
+    def prepared(
+        self, inputs: Mapping[str, Tensor], **options: object
+    ) -> Callable[[Tensor | Mapping[str, Tensor]], bool]:
+        """The gate for one call, which may be asked of many outputs, from any thread. What it computes of the inputs,
+        float64 tensors of the output's shape, it keeps; they must not be written meanwhile."""
+        contract, values = get(self.contract), _values(inputs)
+        made = dict[torch.dtype, Callable[[Tensor | Mapping[str, Tensor]], bool]]()
+
+        def accepts(output: Tensor | Mapping[str, Tensor]) -> bool:
+            given = _values_of(output)
+            out = given.get("out") if isinstance(given, Mapping) else given
+            dtype = out.dtype if isinstance(out, Tensor) else torch.bfloat16
+            if dtype not in made:
+                call = Call(contract, values, options, out_dtype=dtype, arch=self.arch)
+                made[dtype] = contract.accepting(call, self.numerics)
+            return made[dtype](given)
+
+        return accepts
+
+
+def gate(contract: str, *, arch: str = "sm90", numerics: str | None = None) -> Gate:
+    """A callable that accepts or rejects outputs of a contract, for a tuner or a generator of kernels.
+
+    Parameters
+    ----------
+    contract, arch, numerics : as for :func:`judge`.
+
+    Returns
+    -------
+    Gate
+        ``accepts(inputs, output, **options)`` is True or False; ``accepts.prepared(inputs, **options)`` is asked of
+        many outputs of one call. It keeps no state, and threads may share it.
+
+        A rejected output is one that :func:`judge` calls FAILED. An accepted one has the bits of a schedule, or lies as
+        a whole in a proved interval of the contract, to within half a unit in the last place. Of a product,
+        :func:`judge` may still find the bits of a known fault of accumulation in it, and says MISTRUSTED where the
+        inputs could not have shown a fault. A product costs two float64 matrix products, its value and the sum of the
+        magnitudes, once for each call that is prepared, and a third where all scales are powers of two. An output
+        outside of float32 in any order, of which a few elements lie within another accumulator of ``arch``, costs what
+        :func:`judge` does; so does a declared schedule.
+
+    Raises
+    ------
+    OracleError
+        There is no such contract; from the callable, where the call or the numerics is wrong, never for a wrong kernel.
+    """
+    _name("arch", arch)
+    _name("numerics", numerics)
+    get(contract).check_numerics(numerics)
+    return Gate(contract, arch, numerics)
 
 
 def assert_conforms(

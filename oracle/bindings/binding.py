@@ -35,7 +35,8 @@ import torch
 from torch import Tensor
 
 from oracle.errors import OptionError, OracleError
-from oracle.routines.base import Call, Contract, get
+from oracle.routines import get
+from oracle.routines.base import Call, Contract
 
 NAMES: dict[str, Any] = {"torch": torch, "len": len, "max": max, "min": min}
 """What an expression of a pattern may use beside the call."""
@@ -480,6 +481,22 @@ class Binding:
             if not _equal(computed := expression.make(names), value):
                 raise UnboundError(f"{expression.text} is {_shown(computed)}, and the call has {_shown(value)}")
         return Bound(inputs, options, outputs)
+
+    def updated(self, positional: Sequence[Any], named: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
+        """Copies of the inputs that the routine updates in place, of a call that is about to be made.
+
+        In their shapes, dtypes and values, NaN and infinities among them, on their device; empty for most routines.
+        Raises UnboundError: as :meth:`read`. Source: the pattern, read in :attr:`release`.
+        """
+        inputs = {spec.name for spec in self.routine.inputs if self.takes.get(spec.name, ...) is not None}
+        if not (held := inputs & set(self._written)):
+            return {}
+        words, values = self._aligned(positional, dict(named or {}))
+        reading = _Reading({}, [])
+        for key, word in words.items():
+            if held & _names(word):
+                word.read(values[key], reading)
+        return {name: x.clone() for name, x in reading.names.items() if name in held and isinstance(x, Tensor)}
 
     def _aligned(self, positional: Sequence[Any], named: dict[str, Any]) -> tuple[dict[str, _Word], dict[str, Any]]:
         """The words of the pattern and the arguments of a call, both by parameter."""

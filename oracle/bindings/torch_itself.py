@@ -20,4 +20,24 @@ BINDINGS = (
         domain="k % 16 == 0, n % 16 == 0",
         release="torch 2.9",
     ),
+    bind(
+        "torch:_scaled_mm",
+        "torch_per_token_w8a8_scaled_mm",
+        "(qinput, weight.t().contiguous().t(), scale_a, scale_b, bias, out_dtype=out_dtype)",
+        PARAMETERS,
+        takes={"out_dtype": BF16},
+        where="scale_a.shape == (qinput.shape[0], 1) and scale_b.shape == (1, weight.shape[1]) "
+        "and (bias is None or bias.dtype == out_dtype)",
+        domain="k % 16 == 0, n % 16 == 0",
+        release="torch 2.9",
+    ),
+    bind(
+        "torch:_scaled_grouped_mm",
+        "scaled_grouped_mm",
+        "(a, b.transpose(1, 2), scale_a.squeeze(1), scale_b, offsets, out_dtype=out_dtype)",
+        "(self, mat2, scale_a, scale_b, offs=None, bias=None, scale_result=None, out_dtype=None, use_fast_accum=False)",
+        takes={"out_dtype": BF16, "offsets": torch.int32},
+        domain="k % 16 == 0, n % 16 == 0",
+        release="torch 2.9",
+    ),
 )

@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.interval import Interval
-from oracle.bounds.product import ETA, FLOAT32_MAX, REACH, U
-from oracle.numbers.formats import decode
+from oracle.bounds.product import ETA, FLOAT32_MAX, REACH, U, collapsed
+from oracle.numbers.formats import decode, of_dtype
+from oracle.numbers.rounding import power_of_two
 from oracle.truth.gemm import Decoded, ScaledProduct, zero_nonfinite
 
 NAME = "ieee32.any"
@@ -50,6 +51,40 @@ def ieee32_bound(product: ScaledProduct) -> Interval:
                 at = slice(m, m + step), slice(n, n + step)
                 width[at], open_[at] = _tile(tile, extremes)
     return Interval(-width, width, "any-order float32 bound", weak=True, open=open_)
+
+
+def float64_and_bound(product: ScaledProduct) -> tuple[Tensor, Tensor]:
+    """A value of ``product`` by one float64 matrix product and half the width of an interval around it that holds every
+    float32 arithmetic in any order, by another one; float64 ``[M, N]`` each.
+
+    A code times its float32 scale has at most 48 significant bits, so that the operands are exact in float64, and the
+    float64 sum obeys the bound above with ``2**-53`` for ``u``. Its error is below ``2**-28`` of the float32 width,
+    which is widened by ``1 + 2**-26``. Where float32 rounds nothing, float64 does not either, and the width is zero;
+    that is asked where all scales are powers of two, by a third product. The width is NaN where an intermediate may
+    overflow, the value where an operand is NaN or infinite: nothing is claimed there. Source: derived here.
+    """
+    interval = collapsed(product, ieee32_bound(product), None)
+    a, b = _signed(product.left, product, 1), _signed(product.right, product, product.b_rows)
+    value = (a @ b.T) * product.factor
+    if product.bias is not None:
+        value = value + decode(product.bias)[None, :]
+    if product.c is not None:
+        value = value + decode(product.c)
+    assert interval.open is not None  # of this bound
+    return value, torch.where(interval.open, torch.nan, interval.hi * (1 + 2.0**-26))
+
+
+def near(output: Tensor, value: Tensor, width: Tensor) -> Tensor:
+    """Whether elements of ``output [M, N]`` (a float dtype) may be a value within ``width`` of ``value``, float64 ``[M,
+    N]``, rounded to nearest: ``|out - value| <= width + ulp(out) / 2``. False where one of them is NaN or infinite.
+
+    The half unit is that of the binade of ``out``, also below a power of two. Source: rounding to nearest (IEEE
+    754-2019, 4.3).
+    """
+    fmt, y = of_dtype(output.dtype), decode(output)
+    exponent = (torch.frexp(y)[1] - 1).clamp(min=fmt.emin)
+    half = power_of_two(exponent - fmt.fraction_bits - 1)
+    return (y - value).abs() <= width + torch.where(torch.isfinite(y), half, torch.nan)
 
 
 @dataclass(frozen=True)
@@ -122,6 +157,12 @@ def _scaled(x: Decoded, product: ScaledProduct, rows: int) -> Tensor:
     """``|x|`` times the magnitude of its scale, element by element; every scale row serves ``rows`` rows."""
     scale = zero_nonfinite(x.scales).abs().repeat_interleave(product.block, dim=1)[:, : product.K]
     return x.number().abs() * scale.repeat_interleave(rows, dim=0)[: len(x.codes)]
+
+
+def _signed(x: Decoded, product: ScaledProduct, rows: int) -> Tensor:
+    """``x`` times its scale, element by element; every scale row serves ``rows`` rows."""
+    scale = x.scales.repeat_interleave(product.block, dim=1)[:, : product.K]
+    return x.value() * scale.repeat_interleave(rows, dim=0)[: len(x.codes)]
 
 
 def _range(scale: Tensor) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import partial
@@ -24,7 +24,7 @@ import oracle
 from oracle.cli import common
 from oracle.diagnosis.explain import Diagnosis, diagnose
 from oracle.diagnosis.level import explaining
-from oracle.errors import FixtureError, OptionError, OracleError, among, counted
+from oracle.errors import FixtureError, OptionError, among, counted
 from oracle.fixtures import call_file, captures
 from oracle.fixtures import files as fixtures
 from oracle.fixtures.call_file import CallFile
@@ -38,7 +38,6 @@ from oracle.report.record import Run
 from oracle.routines import Contract, get, options
 from oracle.routines.base import Call
 from oracle.tensorcore.instructions import arches
-from oracle.verdict.compare import Status, Verdict
 
 _OUTPUT: dict[str, Any] = {"default": "*", "metavar": "PATTERN", "help": "only outputs that match, as out.mine*"}
 
@@ -268,22 +267,10 @@ def _items(arguments: argparse.Namespace) -> tuple[list[Item], list[str]]:
         except FixtureError:  # its verdict says it again
             pass
         if arguments.contract in (None, name) or name == "-":
-            judge = partial(_verdict, partial(call_file.read, path), arch or "-", numerics)
+            judge = partial(runner.judge_call, partial(call_file.read, path), arch or "-", numerics)
             stamp = fixtures.digest(path)
             items.append(Item(f"calls/{path}", name, kernel, arch or "-", judge, stamp, flags=flags))
     return items, left_out
-
-
-def _verdict(read: Callable[[], CallFile], arch: str, numerics: str | None) -> Verdict:
-    """The verdict on a recorded call; UNTESTED for one that cannot be read, or that the contract refuses."""
-    try:
-        call = read()
-        get(call.contract).check(call.inputs, call.options)
-    except OracleError as error:
-        return Verdict(Status.UNTESTED, f"UNTESTED: {error}", reason=str(error))
-    given, declared_by = dict(call.inputs), numerics or call.numerics
-    asked = dict(call.options)
-    return runner.judge_outputs(get(call.contract), given, call.output, arch=arch, numerics=declared_by, call=asked)
 
 
 def _outputs(
@@ -354,7 +341,7 @@ def _explain(arguments: argparse.Namespace) -> int:
         "met_in",
     )
     diagnosis = {name: getattr(found, name) for name in ("failing", "total", "where", "first_block")} | {
-        "findings": list(found.findings),
+        "findings": list(found.words),
         "explanations": [{name: getattr(e, name) for name in facts} for e in found.explanations],
     }
     within = None if held is None else held.name
@@ -392,7 +379,7 @@ def _lines(found: Diagnosis) -> list[str]:
     if not found.failing:
         return ["  no element fails: there is nothing to explain"]
     lines = [f"  {found.failing} of {counted(found.total, 'element')} fail: {found.where}"]
-    lines += [f"  {finding}" for finding in found.findings]
+    lines += [f"  {finding}" for finding in found.words]
     for rank, e in enumerate(found.explanations[:5], 1):
         met_in = f"; met in {e.met_in}" if e.met_in else ""
         lines.append(f"  {rank}. {e.name}: {e.said} ({e.numerics}{met_in})")

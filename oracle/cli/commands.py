@@ -9,10 +9,12 @@ import shtab
 
 from oracle.cli import (
     across,
+    bisect,
     calls,
     cases,
     evaluate,
     examples,
+    findings,
     fixtures,
     gallery,
     installed,
@@ -21,6 +23,7 @@ from oracle.cli import (
     selftest,
     tool,
     validate,
+    watch,
 )
 from oracle.cli.common import Commands, add_command
 from oracle.errors import among
@@ -51,7 +54,7 @@ COMMANDS = {
     "list": tool.add_list, "fixtures": fixtures.add, "conformance": selftest.add_conformance, "plan": tool.add_plan,
     "report": runs.add_report, "merge": runs.add_merge, "compare": runs.add_compare, "history": runs.add_history,
     "across": across.add, "gallery": gallery.add, "lint": lint.add, "cases": cases.add, "evaluate": evaluate.add,
-    "completion": add_completion,
+    "watch": watch.add, "bisect": bisect.add, "findings": findings.add, "completion": add_completion,
 }  # fmt: skip  # a table, one row a line
 
 

@@ -227,11 +227,11 @@ def write_text(target: str, text: str) -> None:
 
 
 def verdict_line(verdict: Verdict, text: str) -> Text:
-    """The status in its colour, a text, then the faults that explain a failure, the measured error and the loss,
+    """The status in its colour, a text, then what explains a failure, the measured error and the loss,
     each on a line."""
     line = Text.assemble((str(verdict.status), STYLES[verdict.status]), f" {text}")
-    if verdict.explained_by:
-        line.append(f"\n  explained by: {', '.join(verdict.explained_by)}")
+    for why in verdict.because:
+        line.append(f"\n  {why}")
     if verdict.error is not None:
         line.append(f"\n  {verdict.error}")
     if verdict.loss is not None:

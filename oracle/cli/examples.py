@@ -27,10 +27,23 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("one project, without a GPU", "gallery run --only torch --device cpu --out torch"),
         ("what another release broke or healed", "gallery compare old/gallery.json new/gallery.json"),
     ),
+    "findings": (
+        ("which faults of released libraries are still there on this machine", "findings --out found"),
+        ("one of them", "findings --only torchao_byte_0"),
+    ),
     "judge": (
         ("recorded outputs", f"judge call.safetensors --contract {GEMM}"),
         ("under other names", f"judge call.safetensors --contract {GEMM} --input a=x --input b=w.T"),
         ("what oracle.sample recorded", "judge calls/ --junit calls.xml"),
+    ),
+    "watch": (
+        ("the layers of a model, as a program runs it", "watch --html watch.html -- python generate.py"),
+        ("one call in 100 of a server, kept", "watch --every 100 --to calls/ -- python serve.py --port 8000"),
+        ("what was kept, judged again", "watch --recorded calls/ --explain full"),
+    ),
+    "bisect": (
+        ("two releases of an engine, the same prompts", "bisect old/ new/"),
+        ("two GPUs, where they part and no further", "bisect h100/ b200/ --only-first --json bisect.json"),
     ),
     "explain": (("which known fault it is", f"explain call.safetensors --contract {GEMM}"),),
     "mutate": (("which faults the cases of one routine notice", f"mutate --contract {GEMM}"),),

@@ -202,7 +202,6 @@ def _outcome(answer: golden_export.Answer, arch: str, *, whole: bool) -> Outcome
         missing = Status.UNTESTED if whole else Status.SKIPPED
         verdict = Verdict(missing, "nothing came back", reason="nothing came back")
     summary = verdict.summary if answer.id is None else f"{verdict.summary}; case {answer.id}"
-    if verdict.explained_by:
-        summary += f"; explained by: {', '.join(verdict.explained_by)}"
+    summary = "; ".join((summary, *verdict.because))
     contract = "answers" if answer.id is None else answer.id.partition("/")[0]
     return Outcome(answer.slug, contract, "answers", arch, replace(verdict, summary=summary))

@@ -7,9 +7,9 @@ import math
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
-from rich.table import Column, Table
 from rich.text import Text
 
 from oracle.cli.common import Commands, add_command, add_json, console, whole, write_json
@@ -59,7 +59,7 @@ def _lint(arguments: argparse.Namespace) -> int:
 def _print(report: checkpoint.Report, everything: bool) -> None:
     screen = console()
     if report.weights:
-        screen.print(_figures(report))
+        screen.print("\n".join(_figures(report)), soft_wrap=True, highlight=False, markup=False)
     kinds: dict[tuple[str, str], list[checkpoint.Finding]] = defaultdict(list)
     for finding in report.findings:
         kinds[finding.level, finding.kind].append(finding)
@@ -73,32 +73,20 @@ def _print(report: checkpoint.Report, everything: bool) -> None:
     screen.print(f"{'OK' if report.ok else 'NOT OK'}  {len(report.weights)} quantised weights; {counts}")
 
 
-def _figures(report: checkpoint.Report) -> Table:
-    """A row for each kind of layer: the mean over its weights, and the least SQNR."""
+def _figures(report: checkpoint.Report) -> Iterator[str]:
+    """Of each kind of layer its name, whole, and the mean over its weights with the least SQNR."""
     kinds: dict[tuple[str, str, str], list[checkpoint.Weight]] = defaultdict(list)
     for w in report.weights:
         block = "x".join(str(size) if size not in (w.rows, w.columns) or size <= 128 else "all" for size in w.block)
         kinds[checkpoint.pattern(w.name), w.format, block].append(w)
-    table = Table(
-        Column("weights", overflow="fold"),
-        "format",
-        "block",
-        "number",
-        "zero",
-        "saturated",
-        "unused codes",
-        "dead blocks",
-        "largest",
-        "least SQNR",
-    )
     for (name, fmt, block), weights in kinds.items():
         zero, saturated, dead = (
             f"{statistics.fmean(getattr(w, key) for w in weights):.2%}" for key in ("zeros", "saturated", "dead_blocks")
         )
         unused = f"{statistics.fmean(w.unused_codes for w in weights):.3g}"
         ratios = [w.sqnr_db for w in weights if w.sqnr_db is not None]
-        least = "" if not ratios else "exact" if min(ratios) == math.inf else f"{min(ratios):.1f} dB"
-        largest = f"{max(w.largest for w in weights):.3g}"
-        head = (name, fmt.removeprefix("float8_"), block, str(len(weights)))
-        table.add_row(*head, zero, saturated, unused, dead, largest, least)
-    return table
+        least = [f"least SQNR {'exact' if min(ratios) == math.inf else f'{min(ratios):.1f} dB'}"] if ratios else []
+        largest = f"largest {max(w.largest for w in weights):.3g}"
+        codes = f"{unused} unused codes", f"{zero} zero", f"{saturated} saturated", f"{dead} dead blocks"
+        yield name
+        yield f"    {len(weights)} {fmt.removeprefix('float8_')} {block}: {', '.join((*codes, largest, *least))}"

@@ -263,8 +263,9 @@ class FailingOutput:
         self._begin(call, output, mutated)
         right = self.predict(())
         self.right = right.value
-        wrong = outside & self.specified & ~right.agrees(output)
-        self.bad = wrong if bool(wrong.any()) else outside & self.specified
+        self.refused = outside & self.specified
+        wrong = self.refused & ~right.agrees(output)
+        self.bad = wrong if bool(wrong.any()) else self.refused
         self.failing = int(self.bad.sum())
 
     def _begin(self, call: Call, output: Tensor, mutated: Mutated | None = None) -> None:

@@ -56,7 +56,7 @@ from oracle.diagnosis.localise import groups_in_use, placements
 from oracle.diagnosis.mutated import Mutated
 from oracle.diagnosis.observed import UNLIKE, observed, tail_of_k, times_right
 from oracle.diagnosis.other_calls import taken_otherwise
-from oracle.errors import NumericsError
+from oracle.errors import NumericsError, counted
 from oracle.numbers.formats import codes_of, decode, of_dtype
 from oracle.numbers.recipe_table import recipes
 from oracle.numbers.recipes import Recipe
@@ -72,7 +72,7 @@ from oracle.truth.gemm import rounded
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Failing, Status, Verdict, compare
 from oracle.verdict.notebook import card
-from oracle.verdict.pattern import describe, ranges
+from oracle.verdict.pattern import count, describe, ranges
 from oracle.verdict.plot import Blocks, Place, blocks, draw_diagnosis, place
 from oracle.verdict.products import LARGE, Part, interval_of, wider_classes, work
 from oracle.verdict.sets import Bits, Bounds, bits_of, bounds_of
@@ -139,7 +139,20 @@ class Diagnosis:
         shares = [max(e.share, e.placed / max(1, e.failing)) for e in self.explanations]
         bars = list(zip(map(str, self.explanations), shares, counts, strict=True))
         said = f"Diagnosis: {self._said()}"
-        return draw_diagnosis(self.places, self.blocks, bars, self.findings, said, path=path, dark=dark)
+        return draw_diagnosis(self.places, self.blocks, bars, self.words, said, path=path, dark=dark)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What was seen, each line once.
+
+        The findings; ``observed``, where no explanation names the cause; and of how many elements explanations speak,
+        where these are not all that fail."""
+        said = (*self.findings, *(() if self.names else self.observed))
+        for best in self.explanations[:1]:
+            if best.failing != self.failing:
+                on = counted(best.failing, "element")
+                said = (*said, f"explanations are weighed on {on}, wrong by {best.numerics}, too")
+        return tuple(dict.fromkeys(said))
 
     def _said(self) -> str:
         return f"{self.failing} of {self.total} elements fail; {self.where}".rstrip("; ")
@@ -158,7 +171,7 @@ class Diagnosis:
         """What a notebook shows."""
         counts = [e.said for e in self.explanations]
         rows = [(str(e), said) for e, said in zip(self.explanations, counts, strict=True)]
-        rows += [("finding", said) for said in self.findings]
+        rows += [("finding", said) for said in self.words]
         return card("Diagnosis", self._said(), rows)
 
 
@@ -189,7 +202,10 @@ def diagnose(
     call = Call(found, inputs, options, arch=arch)
     if call.optional_operands is None and not faults_of(contract):
         raise NumericsError(f"{contract} has no catalogue of faults to explain an output with")
-    return _diagnosis(judged, call, found.validate_output(call.checked(), output), numerics)
+    seen = _diagnosis(judged, call, found.validate_output(call.checked(), output), numerics)
+    if seen.failing == judged.outside or not judged.outside:
+        return seen
+    return replace(seen, failing=judged.outside, where=judged.pattern or seen.where)
 
 
 def explain_verdict(
@@ -308,11 +324,11 @@ def _of_many(base: Call, flat: Tensor, outside: Tensor, schedules: Sequence[Sche
             confirmed += _single_faults(whole, faults)
         elif faults:
             confirmed.append(whole.attempt(faults))
-    where, seen = describe(whole.bad), (place(whole.bad, output="out", tile=heatmap.TILE),)
+    where, seen = describe(whole.refused), (place(whole.refused, output="out", tile=heatmap.TILE),)
     findings = (*_failing_groups(whole), *_one_value(whole))
     words = tuple(observed(whole.output, whole.right, whole.bad))
     good = ranked([e for e in confirmed if e.complete or e.local or e.placed])
-    return Diagnosis(whole.failing, whole.total, where, good, findings, places=seen, observed=words)
+    return Diagnosis(count(whole.refused), whole.total, where, good, findings, places=seen, observed=words)
 
 
 def _searched(
@@ -323,9 +339,9 @@ def _searched(
     failures = [FailingOutput(base.with_schedule(schedule), flat, outside, mutated) for schedule in schedules]
     closest = max(failures, key=lambda failure: failure.equal)
     if not speaks(flat[closest.specified]):
-        found_in = describe(closest.bad)
-        said, seen = tuple(_one_value(closest)), (place(closest.bad, output="out", tile=heatmap.TILE),)
-        return Diagnosis(closest.failing, closest.total, found_in, findings=said, places=seen)
+        found_in = describe(closest.refused)
+        said, seen = tuple(_one_value(closest)), (place(closest.refused, output="out", tile=heatmap.TILE),)
+        return Diagnosis(count(closest.refused), closest.total, found_in, findings=said, places=seen)
     scheduled = [failure for failure in failures if failure.call.schedule is not None]
     chosen = list(dict.fromkeys([closest, *scheduled[:TRIED], failures[-1]]))
     faults, found = faults_of(base.contract.name), dict[FailingOutput, tuple[Explanation, ...]]()
@@ -438,13 +454,13 @@ def _described(failure: FailingOutput, explanations: tuple[Explanation, ...]) ->
     factors = _factors_by_tile(failure)
     first = min((block for _, used in factors if (block := used.first_block()) is not None), default=None)
     findings = [*_groups(failure), *_other_rows(failure), *_one_value(failure), *_k_blocks(factors)[:MOST]]
-    where, shown = describe(failure.bad), explanations[:SHOWN]
+    where, shown = describe(failure.refused), explanations[:SHOWN]
     used = _farthest(failure, factors) if first is not None else None
-    seen = (place(failure.bad, output="out", tile=heatmap.TILE),)
+    seen = (place(failure.refused, output="out", tile=heatmap.TILE),)
     words = list[str]()
     if not _complete(explanations):
         words = [*observed(failure.output, failure.right, failure.bad), *tail_of_k([used for _, used in factors])]
-    counts = failure.failing, failure.total
+    counts = count(failure.refused), failure.total
     return Diagnosis(*counts, where, shown, tuple(findings), first, seen, used, tuple(words))
 
 

@@ -27,9 +27,14 @@ LEGEND = (
     "captures are of)."
 )
 LEGS = "PDGH"
-WORDS = ("in the layer", "judged live on", "goldens", "captured on")
-"""What a page calls the ``LEGS``."""
-SECTIONS = ("Quantisation", "Padding and layout", "GEMM", "MoE", "Attention logits", "Platform decisions")
+WORDS = {
+    "in the layer": "whether the production package exposes it",
+    "judged live on": "the arches on which a subject runs it in `verify`; here those of a CPU",
+    "goldens": "how many stored calls with expected bits and intervals it has",
+    "captured on": "the arches of recorded outputs of real hardware; `-`: no library computes it on such a GPU",
+}
+"""What a page calls the ``LEGS``, and what each says."""
+SECTIONS = ("Quantisation", "Padding and layout", "GEMM", "MoE", "Attention", "Attention logits", "Platform decisions")
 """The order of the headings; those of other families come after them."""
 
 
@@ -98,8 +103,12 @@ def rows(subjects: Iterable[Subject], folder: Path, exposes: Callable[[str], boo
 
 
 def markdown(table: Sequence[Row]) -> str:
-    """The table as Markdown, one under a heading for each section."""
-    lines: list[str] = []
+    """How many routines have each leg, what the columns say, and the table, one under a heading for each section."""
+    have = [sum(letter not in row.missing for row in table) for letter in LEGS[:-1]]
+    seen = sum(bool(row.captured) for row in table)
+    said = f"{have[0]} in the layer, {have[1]} judged live, {have[2]} with goldens, {seen} with captures of a GPU"
+    lines = [f"**{len(table)} routines:** {said}.", "", "| column | says |", "|:--|---|"]
+    lines += [f"| {column} | {means} |" for column, means in WORDS.items()]
     section = ""
     for row in table:
         if row.routine.section != section:
@@ -108,7 +117,7 @@ def markdown(table: Sequence[Row]) -> str:
             head = (f"| routine | {' | '.join(WORDS)} |", "|:--|:--|:--|--:|:--|")
             lines += ["", f"## {section}", "", '<div class="rows" markdown>', "", *head]
         lines.append(f"| `{row.routine.name}` | {' | '.join(row.cells())} |")
-    return "\n".join([*lines[1:], "", "</div>"]) + "\n"
+    return "\n".join([*lines, "", "</div>"]) + "\n"
 
 
 def placed(text: str, block: str, path: Path) -> str:

@@ -267,7 +267,7 @@ def _evaluation(
     lines = [*again, verdict.summary] if not verdict.status.is_failure else [verdict.summary, *again]
     if status == "INCORRECT_NUMERICAL" and not verdict.status.is_failure:
         verdict = replace(verdict, status=Status.FAILED, summary=again[0], reason=again[0])
-    lines += [f"explained by: {', '.join(verdict.explained_by)}"] if verdict.explained_by else []
+    lines += verdict.because
     numbers = status in ("PASSED", "INCORRECT_NUMERICAL")
     nothing = {"latency_ms": 0.0, "reference_latency_ms": 0.0, "speedup_factor": 0.0}
     libraries = provenance.versions(())

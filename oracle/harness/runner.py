@@ -23,6 +23,7 @@ from torch import Tensor
 from oracle.diagnosis.explain import explain_verdict
 from oracle.errors import OptionError, OracleError, ProcessError
 from oracle.fixtures import captures
+from oracle.fixtures.call_file import CallFile
 from oracle.harness import sources
 from oracle.harness import subjects as registry
 from oracle.harness.isolated import Crash, Isolated
@@ -180,6 +181,17 @@ def judge_outputs(
     except OracleError as error:
         return _without_numbers(Status.CRASHED, f"the output cannot be judged: {error}")
     return explain_verdict(verdict, contract, inputs, output, arch=arch, numerics=numerics, explain=None, **call)
+
+
+def judge_call(read: Callable[[], CallFile], arch: str, numerics: str | None) -> Verdict:
+    """The verdict on a recorded call; UNTESTED for one that cannot be read, or that the contract refuses."""
+    try:
+        call = read()
+        get(call.contract).check(call.inputs, call.options)
+    except OracleError as error:
+        return _without_numbers(Status.UNTESTED, str(error))
+    given, asked, declared = dict(call.inputs), dict(call.options), numerics or call.numerics
+    return judge_outputs(get(call.contract), given, call.output, arch=arch, numerics=declared, call=asked)
 
 
 def _judge_live(subject: Subject, case: Case, keep: Keep | None) -> Verdict:

@@ -1,9 +1,8 @@
 """Recorded calls of a running engine: :func:`sample` writes one call in N into a folder, ``fp8-oracle judge`` reads it.
 
-What a recorded call costs the engine: a copy of its tensors. On a GPU the copies go into pinned memory on the stream
-that is current, before the call for inputs and after it for outputs; a byte that the stream copies last tells the
-thread that writes the files, which makes no CUDA call. A call that is not recorded costs the increment of a counter.
-Nothing is recorded, and nothing copied,
+What a recorded call costs the engine: a copy of its tensors (:mod:`oracle.harness.recorder`), of inputs before the call
+and of outputs after it. A call that is not recorded costs the increment of a counter. Nothing is recorded, and nothing
+copied,
 
     while a CUDA graph is captured (the replays of a graph run no Python),
     while torch.compile, torch.export or torch.jit trace,
@@ -15,40 +14,25 @@ Not covered: calls that a compiled graph makes inside (sample the compiled funct
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import fcntl
 import functools
 import inspect
 import itertools
-import logging
 import os
-import queue
-import secrets
-import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from oracle.errors import OptionError
-from oracle.harness import starting
+from oracle.harness.recorder import Recorder, Taken, copied
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SWITCH = "FP8_ORACLE_SAMPLE"
 """A variable of the environment that replaces ``every``: 0 turns every sampler of a process off."""
-PENDING = 4  # calls that may wait to be written
-ENDING = 10.0  # seconds for what is still to be written when the process ends
-LATE = 600.0  # seconds after which the copies of a GPU are given up
-LOCKED = 60.0  # seconds that a call waits while another process or sampler writes into the folder
 _F = TypeVar("_F", bound=Callable[..., Any])
 Named = Mapping[str, str] | Callable[..., Mapping[str, object]] | None
-_log = logging.getLogger(__name__)
 
 
 @overload
@@ -169,31 +153,8 @@ def _wrapped(sampler: Sampler) -> Callable[..., Any]:
     return wrapper
 
 
-@dataclass
-class _Taken:
-    """A call on its way to the disk: copies on the host, of a GPU complete once the byte ``done`` is 1."""
-
-    number: int
-    inputs: dict[str, Tensor]
-    options: dict[str, object]
-    output: dict[str, Tensor] = field(default_factory=dict)
-    arch: str = ""
-    done: Tensor | None = None
-    about: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        """Bytes of its tensors."""
-        return sum(x.nbytes for x in (*self.inputs.values(), *self.output.values()))
-
-
-class Sampler:
+class Sampler(Recorder):
     """The recording of one routine; see :func:`sample`."""
-
-    _queue: queue.Queue[_Taken]
-    _thread: threading.Thread | None
-    _lock: threading.Lock
-    _lock_file: int | None = None
 
     def __init__(
         self,
@@ -208,35 +169,17 @@ class Sampler:
         seconds: float | None,
         name: str | None,
     ) -> None:
-        from oracle.fixtures.files import make_folder
         from oracle.routines import get
 
-        self.routine, self.every, self.to, self.max_bytes = routine, every, to, max_bytes
-        self.recorded = self.dropped = 0
-        self.problems: list[str] = []
+        self.routine, self.every = routine, every
         self._contract, self._numerics = get(contract), numerics
         of, what = getattr(routine, "__module__", ""), getattr(routine, "__qualname__", type(routine).__name__)
         self._name = name or f"{of}:{what}"
         self._inputs, self._out = inputs, out
         self._signature = self._checked_signature()
         self._ends = None if seconds is None else time.monotonic() + seconds
-        make_folder(to)
-        self._open = True
         self._calls = itertools.count()
-        self._versions: dict[str, str] | None = None
-        self._fresh()
-        itself = weakref.ref(self)
-
-        def in_child() -> None:
-            if (sampler := itself()) is not None:
-                sampler._fresh()
-
-        def at_end() -> None:
-            if (sampler := itself()) is not None:
-                sampler.flush(ENDING)
-
-        os.register_at_fork(after_in_child=in_child)
-        atexit.register(at_end)
+        super().__init__(to, max_bytes, self._name)
 
     # --- in the engine --------------------------------------------------------------------------------------
 
@@ -260,12 +203,6 @@ class Sampler:
                 self._problem(error)
         return result
 
-    def flush(self, seconds: float | None = None) -> bool:
-        """Wait until every recorded call is written, ``seconds`` at most; whether it is."""
-        waiting = self._queue
-        with waiting.all_tasks_done:
-            return waiting.all_tasks_done.wait_for(lambda: not waiting.unfinished_tasks, seconds)
-
     def _may_record(self) -> bool:
         import torch
 
@@ -279,7 +216,7 @@ class Sampler:
             return False
         return self._open
 
-    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Taken | None:
+    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Taken | None:
         """Copies of the inputs as they are before the call; None where the folder has no room for them."""
         from torch import Tensor
 
@@ -293,35 +230,15 @@ class Sampler:
                 inputs[spec.name] = value
             elif value is not None or not spec.optional:
                 raise TypeError(f"{spec.name} is a {type(value).__name__}, no tensor")
-        if self._held + sum(x.nbytes for x in inputs.values()) > self.max_bytes:
-            self._drop()
+        if not self.room(sum(x.nbytes for x in inputs.values())):
             return None
-        return _Taken(next(self._numbers), {name: _copied(x, name) for name, x in inputs.items()}, options)
+        made = {name: copied(x, name) for name, x in inputs.items()}
+        return Taken(next(self._numbers), self._contract.name, self._name, made, options, self._numerics)
 
-    def _after(self, taken: _Taken, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _after(self, taken: Taken, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Copies of the outputs; the call goes to the thread that writes."""
-        import torch
-
-        outputs = self._outputs(args, kwargs, result)
-        taken.output = {name: _copied(x, name) for name, x in outputs.items()}
-        device = next(iter(outputs.values())).device
-        taken.arch = "cpu"
-        if device.type == "cuda":
-            taken.arch = "sm{}{}".format(*torch.cuda.get_device_capability(device))
-            taken.done = torch.zeros(1, dtype=torch.uint8, device="cpu", pin_memory=True)
-            taken.done.copy_(torch.ones(1, dtype=torch.uint8, device=device), non_blocking=True)
-        taken.about = {"time": datetime.now(UTC).isoformat(), "process": str(os.getpid()), "device": str(device)}
-        with self._lock:
-            if self._thread is None:
-                thread = threading.Thread(target=self._write_all, args=(self._queue,), daemon=True)
-                starting.thread("the thread that writes samples", thread)
-                self._thread = thread  # only now: what is queued for a thread that never ran is waited for in vain
-            self._held += taken.size
-        try:
-            self._queue.put_nowait(taken)
-        except queue.Full:  # other threads were faster
-            self._let_go(taken)
-            self._drop()
+        taken.finish(self._outputs(args, kwargs, result))
+        self.put(taken)
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, object]:
         """Inputs and options by the contract's names."""
@@ -377,127 +294,3 @@ class Sampler:
                 f"inputs={{{missing[0]!r}: its parameter}}, or a function of its arguments"
             )
         return signature
-
-    # --- in the thread that writes --------------------------------------------------------------------------
-
-    def _write_all(self, waiting: queue.Queue[_Taken]) -> None:
-        while True:
-            taken = waiting.get()
-            try:
-                self._write(taken)
-            except Exception as error:  # a full disk, an option that no file can hold
-                self._problem(error)
-            finally:
-                self._let_go(taken)
-                waiting.task_done()
-
-    def _write(self, taken: _Taken) -> None:
-        from oracle.fixtures import call_file
-        from oracle.fixtures.files import write_bytes
-        from oracle.harness import provenance
-
-        late = time.monotonic() + LATE
-        while taken.done is not None and not bool(taken.done[0]):
-            if time.monotonic() > late:
-                raise TimeoutError(f"the GPU has not copied a call within {LATE:g} s")
-            time.sleep(1e-3)
-        if self._versions is None:
-            self._versions = provenance.versions(())
-        output = taken.output["out"] if tuple(taken.output) == ("out",) else taken.output
-        about = {**taken.about, **self._versions}
-        head = (self._contract.name, taken.inputs, output, taken.options, taken.arch, self._numerics, self._name, "")
-        content = call_file.content(call_file.CallFile(*head, about))
-        path = self.to / f"{self._contract.name}-{os.getpid()}-{self._token}-{taken.number:06d}{call_file.SUFFIX}"
-        with self._alone():
-            if _size(self.to) + len(content) > self.max_bytes:
-                self._close(f"{self.to} holds max_bytes={self.max_bytes}")
-                return
-            write_bytes(path, content)
-        self.recorded += 1
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """No other process or sampler measures the folder or writes into it; TimeoutError after ``LOCKED`` seconds.
-
-        A lock of flock is shared with the children of a fork. So it is taken back here, not left to the closing of the
-        descriptor, and a child closes its copy (:meth:`_fresh`).
-        """
-        path = self.to / ".lock"
-        descriptor = self._lock_file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            late = time.monotonic() + LOCKED
-            while not _locked(descriptor):
-                if time.monotonic() > late:
-                    raise TimeoutError(f"another process holds {path} for {LOCKED:g} s; end it, or sample elsewhere")
-                time.sleep(1e-3)
-            yield
-        finally:
-            if self._lock_file is not None:  # a child of a fork has closed it
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-                self._lock_file = None  # before the end, so that a child never closes a descriptor that is used anew
-                os.close(descriptor)
-
-    # --- both -----------------------------------------------------------------------------------------------
-
-    def _fresh(self) -> None:
-        """What a process has of its own; a child that was forked begins anew."""
-        if self._lock_file is not None:
-            os.close(self._lock_file)
-            self._lock_file = None
-        self._queue = queue.Queue[_Taken](PENDING)
-        self._thread = None
-        self._lock = threading.Lock()
-        self._token, self._numbers = secrets.token_hex(4), itertools.count()
-        self.recorded = self.dropped = self._held = 0
-
-    def _let_go(self, taken: _Taken) -> None:
-        with self._lock:
-            self._held -= taken.size
-
-    def _drop(self) -> None:
-        with self._lock:
-            self.dropped += 1
-
-    def _problem(self, error: BaseException) -> None:
-        if not self.problems:
-            _log.warning("a call of %s was not recorded: %s", self._name, error)
-        if len(self.problems) < 100:
-            self.problems.append(f"{type(error).__name__}: {error}")
-
-    def _close(self, why: str) -> None:
-        if self._open:
-            _log.warning("recording of %s ends: %s", self._name, why)
-        self._open = False
-
-
-def _locked(descriptor: int) -> bool:
-    """Whether the lock of a file could be taken at once."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _size(folder: Path) -> int:
-    """Bytes of the entries of a folder. A link counts as itself, and what another process takes away not at all."""
-    size = 0
-    for entry in os.scandir(folder):
-        with contextlib.suppress(FileNotFoundError):
-            size += entry.stat(follow_symlinks=False).st_size
-    return size
-
-
-def _copied(x: Tensor, name: str) -> Tensor:
-    """A copy on the host with the strides and the padding of ``x``; of a GPU one that its stream is still to make."""
-    import torch
-
-    from oracle.fixtures.strides import laid_out, padded_memory
-    from oracle.routines.base import plain
-
-    tensor = plain(x, name).detach()
-    memory = padded_memory(tensor)
-    source = tensor if memory is None else memory
-    copy = torch.empty_like(source, device="cpu", pin_memory=tensor.is_cuda)
-    copy.copy_(source, non_blocking=tensor.is_cuda)
-    return copy if memory is None else laid_out(copy, tensor.shape, tensor.stride())

@@ -12,13 +12,13 @@ A significand is cut into its first 7 or 6 bits, which choose a row ``C0, C1, C2
     ex2      of x = i + f           Y 2^(-23 + i)        64 rows, L = 17, rising
 
 ``ex2`` takes ``|x|`` cut after 23 binary digits, and of a negative one all bits inverted (less by 2^-23 than minus it)
-but where x is an integer.
+but where x is an integer or nothing is left of it.
 
 Source: derived from every step that an H200 gave for 2^23 values of ``rcp``, 2^24 of ``rsqrt`` and the binades from
-2^-4 to 2^3 of both signs of ``ex2`` (``tests/hardware/approximations.py``): all 143 million are those of this file. The
-form is that of Oberman and Siu, "A high-performance area-efficient multifunction interpolator", ARITH 2005.
-NaN gives NaN. Not covered: ``ex2`` of magnitudes below 2^-4, which is assumed to go on so; sine, logarithm; other
-architectures.
+2^-4 to 2^3 of both signs of ``ex2`` (``tests/hardware/approximations.py``): all 143 million are those of this file. So
+are 2^20 random values of ``ex2`` of each binade from 2^-30 to 2^7 and each sign, on an H100. The form is that of
+Oberman and Siu, "A high-performance area-efficient multifunction interpolator", ARITH 2005.
+NaN gives NaN. Not covered: sine, logarithm; other architectures.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def exp2(x: Tensor) -> Tensor:
     infinity from 128 on."""
     bounded = torch.nan_to_num(x, 0.0).clamp(-1024.0, 1024.0)
     cut = torch.floor(bounded.abs() * 2.0**FRACTION).to(torch.int64)
-    inverted = torch.where(bounded == torch.floor(bounded), -cut, ~cut)
+    inverted = torch.where((bounded == torch.floor(bounded)) | (cut == 0), -cut, ~cut)
     whole = torch.where(bounded < 0, inverted, cut)
     power = whole >> FRACTION
     value = _significand(POWER, whole & ((1 << FRACTION) - 1)) * power_of_two(power - FRACTION)

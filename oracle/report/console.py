@@ -115,12 +115,8 @@ def sentence(outcome: Outcome) -> Text:
     lines = Text.assemble(_word(outcome), f" {outcome.id} [{outcome.subject}]\n  {outcome.verdict.summary}")
     for frame in outcome.verdict.frames:
         lines.append(f"\n    at {frame}")
-    if outcome.verdict.explained_by:
-        lines.append(f"\n  explained by: {', '.join(outcome.verdict.explained_by)}")
-    if outcome.verdict.observed:
-        lines.append(f"\n  no known fault explains it: {'; '.join(outcome.verdict.observed)}")
-    for recipe in outcome.verdict.tried:
-        lines.append(f"\n  tried {recipe}")
+    for why in outcome.verdict.because:
+        lines.append(f"\n  {why}")
     if outcome.verdict.error is not None:
         lines.append(f"\n  {outcome.verdict.error}")
     if outcome.verdict.loss is not None:

@@ -65,8 +65,7 @@ def _test_case(outcome: Outcome, classname: str) -> ET.Element:
         ET.SubElement(case, "skipped", message=_clean(f"known failure: {outcome.known} | {summary}"))
     elif verdict.status.is_failure:
         kind = "failure" if verdict.status is Status.FAILED else "error"
-        why = [f"explained by: {', '.join(verdict.explained_by)}"] if verdict.explained_by else []
-        lines = (*(f"at {frame}" for frame in verdict.frames), *why, outcome.repro)
+        lines = (*(f"at {frame}" for frame in verdict.frames), *verdict.because, outcome.repro)
         ET.SubElement(case, kind, message=summary).text = "\n".join(_clean(line) for line in lines)
     elif verdict.status in (Status.SKIPPED, Status.UNSUPPORTED):
         ET.SubElement(case, "skipped", message=_clean(f"{verdict.status}: {verdict.reason}"))
@@ -108,6 +107,8 @@ def _cause(cause: Cause) -> Iterator[str]:
         yield f"  reproduced by: {one_line('; or '.join(cause.explained_by))}  "
     if first.verdict.total:
         yield f"  {one_line(first.verdict.summary)}  "
+    if not cause.explained_by:
+        yield from (f"  {one_line(why)}  " for why in first.verdict.because)
     for frame in first.verdict.frames:
         yield f"  at {code(frame)}  "
     if first.repro:

@@ -26,6 +26,7 @@ from oracle.errors import FixtureError, OracleError, counted
 from oracle.fixtures.kinds import kind_of
 from oracle.report.markup import badge, page, scrolling, table, theme_button
 from oracle.report.outcome import Report, printable
+from oracle.report.picture import series
 
 VERSION = 1
 _TABLES = """
@@ -44,7 +45,6 @@ CREATE INDEX outcomes_of_run ON outcomes(run, contract, subject);
 """
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII = "_.-=+*#@"
-WIDTH, HEIGHT = 400.0, 130.0
 _SERIES = (
     ("passed", "verdicts that pass"),
     ("failing", "verdicts that fail"),
@@ -284,45 +284,13 @@ def _last(points: Sequence[Point]) -> str:
 
 def _plot(points: Sequence[Point], name: str, title: str) -> str:
     """One series from 0 to its largest value, or to 1: the least count, and the edge of the bound for a margin."""
-    values = [getattr(p, name) for p in points]
-    numbers = [(i, float(v)) for i, v in enumerate(values) if v is not None and math.isfinite(v)]
-    if not numbers:
-        return ""
-    high = max(1.0, *(v for _, v in numbers))
-    left, right, top, bottom = 54.0, WIDTH - 44, 18.0, HEIGHT - 24
-    step = (right - left) / max(1, len(values) - 1)
-    at = [(left + i * step, bottom - v / high * (bottom - top), i, v) for i, v in numbers]
-    line = "".join(f"{'L' if n else 'M'}{x:.4g} {y:.4g}" for n, (x, y, _, _) in enumerate(at))
-    dots = "".join(f"{_dot(points[i], x, y)}<title>{_named(points[i])}: {v:.6g}</title></path>" for x, y, i, v in at)
-    levels = "".join(
-        f'<path class="axis" d="M{left:g} {y:g}H{right:g}"/>'
-        f'<text x="{left - 8:g}" y="{y + 4:g}" text-anchor="end">{v:.4g}</text>'
-        for y, v in ((top, high), ((top + bottom) / 2, high / 2), (bottom, 0.0))
-        if name in ("margin", "seconds") or v == int(v)
-    )
-    x, y, _, last = at[-1]
-    runs = f'<text x="{left:g}" y="{HEIGHT - 6:g}">run {points[0].number}</text>' + (
-        f'<text x="{right:g}" y="{HEIGHT - 6:g}" text-anchor="end">run {points[-1].number}</text>'
-        if len(points) > 1
-        else ""
-    )
-    return (
-        f'<figure><figcaption>{escape(title)}</figcaption><svg class="plot" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" '
-        f'role="img" aria-label="{escape(title)}: {escape(_range(values))}">{levels}{runs}'
-        f'<path class="line" d="{line}"/>{dots}<text class="last" x="{x + 8:.4g}" y="{y + 4:.4g}">{last:.4g}</text>'
-        "</svg></figure>"
-    )
-
-
-def _dot(point: Point, x: float, y: float) -> str:
-    """A disc, or a diamond for a run that failed; the element is left open for its title."""
-    if point.ok:
-        return f'<path class="dot" d="M{x - 4:.4g} {y:.4g}a4 4 0 1 0 8 0a4 4 0 1 0-8 0z">'
-    return f'<path class="dot bad" d="M{x:.4g} {y - 6:.4g}l6 6-6 6-6-6z">'
+    values, ends = [getattr(p, name) for p in points], (f"run {points[0].number}", f"run {points[-1].number}")
+    labels, good = list(map(_named, points)), [p.ok for p in points]
+    return series(title, values, labels, good, ends, counts=name not in ("margin", "seconds"), said=_range(values))
 
 
 def _named(point: Point) -> str:
-    return f"run {point.number}, {escape(point.label or point.started)}"
+    return f"run {point.number}, {point.label or point.started}"
 
 
 def _range(values: Sequence[float | None]) -> str:

@@ -148,7 +148,7 @@ def _outputs(cause: outcome.Cause, few: int) -> str:
     """The first output in sight, the others folded: ``few`` outputs with pictures, then words."""
     every = set(cause.explained_by)
     shown = [
-        _output(o, opened=i == 0, explained=set(o.verdict.explained_by) != every)
+        output_card(o, opened=i == 0, explained=set(o.verdict.explained_by) != every)
         for i, o in enumerate(cause.outcomes[:few])
     ]
     rest = cause.outcomes[few:]
@@ -162,12 +162,15 @@ def _outputs(cause: outcome.Cause, few: int) -> str:
     return f'{"".join(shown[:1])}<details class="more"><summary>{text}</summary>{more}</details>'
 
 
-def _output(o: outcome.Outcome, *, opened: bool, explained: bool) -> str:
+def output_card(o: outcome.Outcome, *, opened: bool = True, explained: bool = True) -> str:
+    """One failing output: what was seen, its faults unless they stand elsewhere, pictures, and how it is repeated."""
     verdict, seen = o.verdict, o.verdict.evidence
     parts = [f"<p>{cut(verdict.summary)}</p>"]
     parts += [f"<p>at <code>{escape(frame)}</code></p>" for frame in verdict.frames]
     if verdict.explained_by and explained:
         parts.append(f"<p>Reproduced by: <b>{cut('; or by: '.join(verdict.explained_by))}</b></p>")
+    if not verdict.explained_by:
+        parts += [f"<p>{cut(why[0].upper() + why[1:])}</p>" for why in verdict.because]
     if o.also:
         parts.append(f"<p>Only because of that: {escape(', '.join(o.also))}</p>")
     if seen is not None:

@@ -1,4 +1,5 @@
-"""Pictures of one failing output, from its :class:`~oracle.verdict.heatmap.Evidence` alone: heat map, histogram, bits.
+"""Pictures of one failing output, from its :class:`~oracle.verdict.heatmap.Evidence` alone: heat map, histogram, bits;
+and a series of figures as a line.
 
 The heat map is a palette PNG with one pixel for each cell, inside an SVG that adds lines
 between tiles or scale blocks, dashed lines where an expert begins, a ring around the worst element.
@@ -7,6 +8,7 @@ between tiles or scale blocks, dashed lines where an expert begins, a ring aroun
 from __future__ import annotations
 
 import base64
+import math
 import struct
 import zlib
 from collections.abc import Sequence
@@ -14,9 +16,11 @@ from html import escape
 from itertools import groupby
 from math import prod
 
-from oracle.verdict.heatmap import COLOURS, LEVELS, MEANINGS, OPEN, SHORT, Element, Evidence
+from oracle.verdict.heatmap import COLOURS, DARK, LEVELS, MEANINGS, OPEN, SHORT, Element, Evidence
 
 WIDTH = 640.0  # units of the drawing
+PLOT = (400.0, 130.0)  # of a series
+ENDS = 20  # characters of the texts under it
 CLOSEST = 6.0  # least distance of two lines, in units; closer ones would hide the picture
 
 
@@ -40,8 +44,7 @@ def heat_map(seen: Evidence) -> str:
     text = f"Heat map of {seen.output} {list(seen.shape)}: red cells lie outside the admissible interval"
     return (
         f'<svg class="heat" viewBox="-10 -10 {WIDTH + 20:g} {height + 20:.4g}" role="img" aria-label="{escape(text)}">'
-        f'<image width="{WIDTH:g}" height="{height:.4g}" preserveAspectRatio="none" href="{_png(seen.levels)}"/>'
-        f"{paths}</svg>"
+        f"{_image(seen.levels, height, dark=False)}{_image(seen.levels, height, dark=True)}{paths}</svg>"
     )
 
 
@@ -75,12 +78,69 @@ def histogram(seen: Evidence) -> str:
 def bars(rows: Sequence[tuple[str, int, str]], aria_label: str) -> str:
     """A list of label, count and colour as horizontal bars."""
     most = max(1, *(n for _, n, _ in rows))
+    widths = [max(0.5, 100 * n / most) if n else 0 for _, n, _ in rows]
     lines = "".join(
         f'<li><span>{escape(label)}</span><span class="bar">'
-        f'<i style="width:{max(0.5, 100 * n / most) if n else 0:.3g}%;background:{colour}"></i></span><b>{n}</b></li>'
-        for label, n, colour in rows
+        f'<i style="width:{width:.3g}%;background:{_themed(colour)}"></i></span><b>{n}</b></li>'
+        for (label, n, colour), width in zip(rows, widths, strict=True)
     )
     return f'<ol class="bars" aria-label="{escape(aria_label)}">{lines}</ol>'
+
+
+def series(
+    title: str,
+    values: Sequence[float | None],
+    labels: Sequence[str],
+    good: Sequence[bool],
+    ends: tuple[str, str],
+    *,
+    counts: bool,
+    said: str = "",
+) -> str:
+    """A line of values from 0 to the largest, at least to 1, as a figure; "" without a finite value.
+
+    ``labels`` say what each value is of; one that is not ``good`` is a diamond. ``ends`` stand under the first and the
+    last. ``counts``: only levels that are integers are written. ``said`` are the values in words, for screen readers.
+    """
+    numbers = [(i, float(v)) for i, v in enumerate(values) if v is not None and math.isfinite(v)]
+    if not numbers:
+        return ""
+    high = max(1.0, *(v for _, v in numbers))
+    left, right, top, bottom = 54.0, PLOT[0] - 48, 18.0, PLOT[1] - 24
+    step = (right - left) / max(1, len(values) - 1)
+    at = [(left + i * step, bottom - max(0.0, v) / high * (bottom - top), i, v) for i, v in numbers]
+    line = "".join(f"{'L' if n else 'M'}{x:.4g} {y:.4g}" for n, (x, y, _, _) in enumerate(at))
+    dots = "".join(f"{_dot(good[i], x, y)}<title>{escape(labels[i])}: {v:.6g}</title></path>" for x, y, i, v in at)
+    levels = "".join(
+        f'<path class="axis" d="M{left:g} {y:g}H{right:g}"/>'
+        f'<text x="{left - 8:g}" y="{y + 4:g}" text-anchor="end">{_short(v)}</text>'
+        for y, v in ((top, high), ((top + bottom) / 2, high / 2), (bottom, 0.0))
+        if not counts or v == int(v)
+    )
+    x, y, _, last = at[-1]
+    first, final = (end if len(end) <= ENDS else f"…{end[1 - ENDS :]}" for end in ends)
+    below = f'<text x="{left:g}" y="{PLOT[1] - 6:g}">{escape(first)}</text>' + (
+        f'<text x="{right:g}" y="{PLOT[1] - 6:g}" text-anchor="end">{escape(final)}</text>' if len(values) > 1 else ""
+    )
+    spoken = f"{title}: {said}" if said else title
+    return (
+        f'<figure><figcaption>{escape(title)}</figcaption><svg class="plot" viewBox="0 0 {PLOT[0]:g} {PLOT[1]:g}" '
+        f'role="img" aria-label="{escape(spoken)}">{levels}{below}'
+        f'<path class="line" d="{line}"/>{dots}<text class="last" x="{x + 8:.4g}" y="{y + 4:.4g}">{_short(last)}</text>'
+        "</svg></figure>"
+    )
+
+
+def _short(value: float) -> str:
+    """A number in at most seven characters."""
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.2g}"
+
+
+def _dot(good: bool, x: float, y: float) -> str:
+    """A disc, or a diamond for what is not good; the element is left open for its title."""
+    if good:
+        return f'<path class="dot" d="M{x - 4:.4g} {y:.4g}a4 4 0 1 0 8 0a4 4 0 1 0-8 0z">'
+    return f'<path class="dot bad" d="M{x:.4g} {y - 6:.4g}l6 6-6 6-6-6z">'
 
 
 def bits(element: Element, fields: tuple[int, int, int]) -> str:
@@ -111,14 +171,29 @@ def flips(seen: Evidence) -> str:
 def scale() -> str:
     """The legend of the colours, as HTML list items."""
     pairs = zip(COLOURS, MEANINGS, strict=True)
-    return "".join(f'<li><i style="background:{colour}"></i>{escape(label)}</li>' for colour, label in pairs)
+    return "".join(f'<li><i style="background:{_themed(colour)}"></i>{escape(label)}</li>' for colour, label in pairs)
 
 
-def _png(levels: Sequence[str]) -> str:
+def _themed(colour: str) -> str:
+    """A colour of CSS, another one on dark paper where it needs one."""
+    return f"light-dark({colour},{DARK[colour]})" if colour in DARK else colour
+
+
+def _image(levels: Sequence[str], height: float, *, dark: bool) -> str:
+    """The cells; page.css shows those in the colours of dark paper there, over the others."""
+    theme = ' class="dark"' if dark else ""
+    palette = [DARK.get(colour, colour) if dark else colour for colour in COLOURS]
+    return (
+        f'<image{theme} width="{WIDTH:g}" height="{height:.4g}" preserveAspectRatio="none" '
+        f'href="{_png(levels, palette)}"/>'
+    )
+
+
+def _png(levels: Sequence[str], colours: Sequence[str]) -> str:
     """A palette PNG, one pixel for each level, as a data URI."""
     index = {digit: i for i, digit in enumerate(LEVELS + OPEN)}
     data = b"".join(b"\0" + bytes(index[digit] for digit in row) for row in levels)
-    palette = b"".join(bytes.fromhex(colour[1:]) for colour in COLOURS)
+    palette = b"".join(bytes.fromhex(colour[1:]) for colour in colours)
     head = struct.pack(">IIBBBBB", len(levels[0]), len(levels), 8, 3, 0, 0, 0)
     chunks = ((b"IHDR", head), (b"PLTE", palette), (b"IDAT", zlib.compress(data, 9)), (b"IEND", b""))
     content = b"\x89PNG\r\n\x1a\n" + b"".join(

@@ -49,7 +49,7 @@ from oracle.verdict.compare import Verdict
 from oracle.verdict.notebook import card
 from oracle.verdict.plot import Picture, picture
 from oracle.verdict.products import Part
-from oracle.verdict.sets import Bounds, Sets, bounds_of, judge_alternatives
+from oracle.verdict.sets import Bounds, Sets, alternatives_hold, bounds_of, judge_alternatives
 
 E4M3 = (torch.float8_e4m3fn,)
 FP8 = (*E4M3, torch.float8_e5m2)
@@ -297,6 +297,14 @@ class Contract(Stated, ABC):
         self.check_numerics(numerics)
         outputs = self.validate_output(call.checked(), output)
         return judge_alternatives(self.admissible(call, numerics), outputs)
+
+    @final
+    def accepting(self, call: Call, numerics: str | None = None) -> Callable[[Output], bool]:
+        """Whether an output of a call, in the dtype of the output, is admissible by intervals; see
+        :func:`oracle.gate`."""
+        self.check_numerics(numerics)
+        checked, alternatives = call.checked(), self.admissible(call, numerics)
+        return lambda output: alternatives_hold(alternatives, self.validate_output(checked, output))
 
     @final
     def bounds(

@@ -121,6 +121,13 @@ def normal(label: str, shape: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:
     return _rounded(Stream(label).normals(shape), of_dtype(dtype))
 
 
+def encoded(values: Reals, dtype: torch.dtype) -> Tensor:
+    """Float64 ``values`` of any shape in a one-byte ``dtype``, in the same shape: to nearest even, saturated.
+
+    NaN becomes the format's NaN. Source: :func:`oracle.numbers.rounding.to_dtype`."""
+    return _rounded(values, of_dtype(dtype))
+
+
 # --- operands -----------------------------------------------------------------------------------------------
 
 

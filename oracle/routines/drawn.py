@@ -14,7 +14,7 @@ many rows: more than 8 groups or pages, a page of 20. An option that is a whole 
 call and less in another; one with choices has each of them beside the usual inputs too.
 
 :func:`real_cases` has sizes of real models: 7168 columns, 256 experts of which a token takes 8, heads of 128, ranks of
-512, a batch of 64, and 65,536 rows, each where the call stays small enough to be judged in a few seconds. Profile
+512, a batch of 64, and 65,536 rows, each where the call stays small enough for a quick run. Profile
 ``full`` has eight times as much room: the columns of a model for 4096 rows, or beside a weight of as many.
 
 Not covered: pairs of levels of which each alone needs another part of an id than the usual one.

@@ -29,7 +29,8 @@ from oracle.routines.fault import Fault
 
 GROUP = "fp8_oracle.families"
 BUILT_IN = (
-    *("products", "quantisers", "mx", "mx_products", "logits", "moe", "fused", "kv_cache", "layouts", "decisions"),
+    *("products", "quantisers", "mx", "mx_products", "logits", "attention", "moe", "fused", "kv_cache", "layouts"),
+    "decisions",
     "common",
 )
 

@@ -13,6 +13,7 @@ column, split-K with atomics (a second run would differ), accumulators of float1
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,9 +30,8 @@ from oracle.tensorcore.probes import Shape
 from oracle.tensorcore.schedules import Epilogue, Promotion, Schedule, schedules
 from oracle.truth.gemm import ScaledProduct
 
-_NONE = (
-    "a partial sum overflows, as those of float16 do beyond 65504, or the kernel is no scaled product of its operands"
-)
+_NONE = "the kernel is no scaled product of its operands"
+_OVERFLOW = f"a partial sum overflows, as those of float16 do beyond 65504, or {_NONE}"
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor]
 """``f(a, b, a_scale, b_scale, out_dtype) -> [M, N]``."""
 
@@ -44,6 +44,7 @@ class Fingerprint:
     ----------
     group : int, products that meet in one fused sum. 1 or 2: none do (one after the other, pairs, or exact sums).
     levels : tuple of int, sizes of the nested partial sums.
+    exact : bool, whether no product is lost beside a larger one, as in sums of float64.
     interleaved : bool, whether a group takes k mod 4 in {0, 1} before {2, 3}.
     interval : int or None, promotion interval; None is one chain over K.
     align_bits : int or None, ``t``; None without an aligner, or with one wider than the probe reaches.
@@ -55,6 +56,7 @@ class Fingerprint:
 
     group: int
     levels: tuple[int, ...]
+    exact: bool
     interleaved: bool
     interval: int | None
     align_bits: int | None
@@ -72,7 +74,9 @@ class Fingerprint:
         order = " (interleaved by 2 of 4)" if self.interleaved else ""
         if self.group <= 2:
             bits = f"schedules that reproduce every bit: {', '.join(self.schedules) or 'none registered'}"
-            said = "group size: the probes saw no fused sum: products are added exactly, or one by one or in pairs"
+            said = "added one by one or in pairs, each sum rounded"
+            said = "added exactly: none is lost beside a larger one" if self.exact else said
+            said = f"group size: the probes saw no fused sum: products are {said}"
             return [said, f"output rounding: {self.store_rounding}", bits]
         return [
             f"group size: {self.group}{order}",
@@ -110,7 +114,7 @@ def fingerprint(kernel: Kernel, shape: Shape, *, out_dtype: torch.dtype, seed: i
         if (nan := torch.nonzero(torch.isnan(out))).numel():
             raise NumericsError(
                 f"the probes do not answer: element {tuple(nan[0].tolist())} is nan where every operand is finite; "
-                f"{_NONE}"
+                f"{_OVERFLOW}"
             )
         seen.append((product, out.cpu()))
         return seen[-1][1]
@@ -142,6 +146,7 @@ def fingerprint(kernel: Kernel, shape: Shape, *, out_dtype: torch.dtype, seed: i
     return Fingerprint(
         group,
         levels,
+        max(sizes.values()) <= 2,
         interleaved,
         interval,
         align_bits,
@@ -182,7 +187,7 @@ def _partial_sums(diagonal: Diagonal, shape: Shape) -> dict[int, int]:
             if not 0 <= count <= shape.k:
                 raise NumericsError(
                     f"the probes do not answer: {count:g} of {shape.k} products lie outside the sum of those at 0 and "
-                    f"{j}; the kernel is no scaled product of its operands"
+                    f"{j}; {_NONE if math.isfinite(count) else _OVERFLOW}"
                 )
             sizes[j] = max(1, shape.k - round(count))  # the output's rounding may count one too many
     return sizes

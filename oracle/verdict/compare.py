@@ -204,6 +204,13 @@ class Verdict:
     def __bool__(self) -> bool:
         return self.status is Status.PASSED
 
+    @property
+    def because(self) -> tuple[str, ...]:
+        """What explains a failure, a line each: known faults or what its elements show, and the recipes tried."""
+        names = (f"explained by: {', '.join(self.explained_by)}",) if self.explained_by else ()
+        shown = (f"no known fault explains it: {'; '.join(self.observed)}",) if self.observed else ()
+        return *names, *shown, *(f"tried {recipe}" for recipe in self.tried)
+
     def settled(self) -> Verdict:
         """This verdict, whose figures are computed by now: they hold no tensor that was judged any longer."""
         _ = self.error, self.loss
@@ -225,12 +232,7 @@ class Verdict:
             It is anything else; the message is the status, the summary and the known faults that explain it.
         """
         if not self:
-            said = self._said()
-            if self.explained_by:
-                said += f"; explained by: {', '.join(self.explained_by)}"
-            if self.observed:
-                said += f"; no known fault explains it: {'; '.join(self.observed)}"
-            said += "".join(f"\n  tried {recipe}" for recipe in self.tried)
+            said = "\n  ".join((self._said(), *self.because))
             raise NonconformanceError(f"{said}\nrepro: {repro}" if repro else said, self)
 
     def plot(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False) -> Figure:
@@ -265,10 +267,10 @@ class Verdict:
         """
         made = dict(self.pictures()) if self.pictures is not None else {}
         if (seen := self.evidence) is not None:
-            if not any(picture.failing for picture in made.values()):
-                made = {seen.output: of_evidence(seen)}
-            if seen.output in made:
-                made[seen.output] = replace(made[seen.output], tile=seen.tile)
+            drawn = made.get(seen.output)
+            same = drawn is not None and drawn.failing == seen.failing  # it counts values, a layout is judged by bits
+            made = made if any(picture.failing for picture in made.values()) else {}
+            made[seen.output] = replace(drawn, tile=seen.tile) if drawn is not None and same else of_evidence(seen)
         if not made:
             raise OptionError(
                 "this verdict has nothing to draw: judge() gives one that has, while the tensors that it judged exist, "

@@ -56,6 +56,10 @@ COLOURS = (
     *("#ffe08a", "#ffbf47", "#fa8f36", "#e4572e", "#c81d25", "#8f1220", "#4d1150"),
     "#a3a8ad",
 )
+DARK = {COLOURS[i]: colour for i, colour in enumerate(("#1b2a34", "#20394a", "#254b63", "#2c6183", "#3579a5"))} | {
+    COLOURS[NO_NUMBER]: "#d583e0"
+}
+"""What replaces a colour on a dark page: dark blues, and a NaN that is seen."""
 MEANINGS = (
     "the expected value itself",
     *(f"inside, up to {part} of the way to the edge" for part in ("a quarter", "half", "three quarters")),
@@ -109,6 +113,11 @@ class Evidence:
     elements: tuple[Element, ...]
     flips: tuple[float, ...] = ()
     bands: tuple[int, ...] = ()
+
+    @property
+    def failing(self) -> int:
+        """How many elements are not admissible."""
+        return sum(self.histogram[FIRST_OUTSIDE:])
 
     def to_json(self) -> dict[str, object]:
         """A JSON-ready dict; non-finite numbers become strings."""

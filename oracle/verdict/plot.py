@@ -37,7 +37,19 @@ from oracle.errors import DtypeError, OptionError
 from oracle.numbers.formats import Format, of_dtype
 from oracle.numbers.rounding import power_of_two
 from oracle.verdict import heatmap
-from oracle.verdict.heatmap import BAND, COLOURS, FIRST_OUTSIDE, LEVELS, NO_NUMBER, OPEN, SHORT, Evidence, Piece, matrix
+from oracle.verdict.heatmap import (
+    BAND,
+    COLOURS,
+    DARK,
+    FIRST_OUTSIDE,
+    LEVELS,
+    NO_NUMBER,
+    OPEN,
+    SHORT,
+    Evidence,
+    Piece,
+    matrix,
+)
 from oracle.verdict.ranges import Range, values_of
 
 if TYPE_CHECKING:
@@ -54,10 +66,6 @@ NEEDED = "a picture needs matplotlib, which is not installed: pip install 'fp8-o
 
 INK, PAPER, FAINT = "#1a1d20", "#ffffff", "#d5dbdf"
 DARK_INK, DARK_PAPER, DARK_FAINT = "#e7eaec", "#14171a", "#363e45"
-DARK = {COLOURS[i]: colour for i, colour in enumerate(("#1b2a34", "#20394a", "#254b63", "#2c6183", "#3579a5"))} | {
-    COLOURS[NO_NUMBER]: "#d583e0"
-}
-"""What replaces a colour on a dark page: dark blues, and a NaN that is seen."""
 INSIDE, OUTSIDE = "#3f86b5", "#d1372b"
 LOST, RIGHT, DOUBLED = "#b35806", "#f7f7f7", "#542788"  # the factor of a K block: 0, 1, 2 and more
 

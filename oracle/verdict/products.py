@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -34,9 +34,10 @@ from torch import Tensor
 from oracle.bounds import Accumulator, Interval, admissible, of_schedule
 from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.bounds.ieee32 import float64_and_bound, near
 from oracle.numbers.formats import decode, of_dtype, same_bits
 from oracle.numbers.threads import one_thread
-from oracle.tensorcore.identify import find_split
+from oracle.tensorcore.identify import find_split, subset
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import ANY, SPLIT, Promotion, Scales, Schedule, is_class, of_class, schedules
@@ -137,6 +138,46 @@ class ProductSets(Sets):
             if failed is not None:
                 return failed
         return _judge_interval(self.parts, output, self.names[0], self.classes, mistrust)
+
+    def holds(self, found: Found) -> bool:
+        """Whether one of the classes holds every element (points 1, 3 and 4).
+
+        What it refuses is refused by :meth:`judge`. Float32 in any order is asked first, by two float64 matrix
+        products; then the other classes of a few of the elements that lie outside of it; then the bits of the
+        schedules, and last the intervals.
+        """
+        output = found["out"].reshape(-1, found["out"].shape[-1])
+        names = (self.numerics, *self.classes)
+        if IEEE32 in names:
+            left = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
+            for part, around in zip(self.parts, self._by_float32, strict=True):
+                left[part.place] = ~near(part.of(output), *around)
+            if not bool(left.any()):
+                return True
+            if not any(self._may_hold(output, left, name) for name in names):
+                return False
+        admitted = [get_schedule(name) for name in self.names if not is_class(name)]
+        if reproducing(self.parts, output, admitted) is not None:
+            return True
+        return not _judge_interval(self.parts, output, self.numerics, self.classes, None).status.is_failure
+
+    @cached_property
+    def _by_float32(self) -> list[tuple[Tensor, Tensor]]:
+        return [float64_and_bound(part.product) for part in self.parts]
+
+    def _may_hold(self, output: Tensor, left: Tensor, name: str) -> bool:
+        """Whether a class holds a few of the elements ``left`` (bool ``[R, N]``) of ``output [R, N]`` in its dtype."""
+        part = max(self.parts, key=lambda part: int(part.of(left).sum()))
+        bad = part.of(left)
+        for rows, columns in (FEWEST, TRIAL):
+            at = torch.nonzero(bad.any(dim=1))[:rows, 0]
+            across = torch.nonzero(bad[at].any(dim=0))[:columns, 0]
+            few = Part(subset(part.product, at, across))
+            known = ExactPart.of(few, exact(few.product), output.dtype)
+            own = part.of(output)[at][:, across]
+            if compared([known], [interval_of(few.product, name)], own).outside:
+                return False
+        return True
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         """The interval of the first of ``names``; rows that no part fills are free."""

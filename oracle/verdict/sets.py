@@ -75,6 +75,11 @@ class Sets(ABC):
     def judge(self, found: Found) -> Verdict:
         """The verdict on outputs whose names, shapes, dtypes and device have been checked."""
 
+    def holds(self, found: Found) -> bool:
+        """Whether it holds the outputs, for a caller that asks for no reason; what :meth:`judge` says, or less strict
+        where a subclass says so."""
+        return not self.judge(found).status.is_failure
+
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         """The admissible values around ``expected``, the outputs of the reference; None where they are no interval."""
         return None
@@ -106,6 +111,13 @@ def undeclared(held: Verdict, refused: Verdict) -> Verdict:
     leave = "element leaves" if refused.outside == 1 else "elements leave"
     said = f"{held.basis}; {refused.outside} {leave} the {refused.basis}, which is not declared"
     return replace(held, basis=said, summary=held.summary.replace(held.basis, said, 1))
+
+
+def alternatives_hold(alternatives: Sequence[Sets], found: Found) -> bool:
+    """Whether one of the alternatives holds the whole output."""
+    if len(alternatives) == 1:
+        return alternatives[0].holds(found)
+    return not judge_alternatives(alternatives, found).status.is_failure
 
 
 # --- bits ---------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,11 @@ class TestFiles:
         assert (judged.status, explained.status) == (1, 1) and "any-order float32 bound" in judged.out
         assert "--option: " in cli("judge", ours["a case"], "--option", "out_dtype=float32").err
         assert cli("judge", ours["a case"], "--arch", "sm90").out.count("residue bound of sm90") == 1
+
+    def test_one_file_has_reports_as_a_folder_has(self, cli: Cli, ours: dict[str, Path], tmp_path: Path) -> None:
+        """With every output that the file holds, and the faults that explain one."""
+        page, table = tmp_path / "page.html", tmp_path / "table.xml"
+        assert cli("judge", ours["a case"], "--html", page, "--junit", table).status == 1
+        shown = page.read_text()
+        assert "1 open problem" in shown and GEMM in shown and "outside the bound" in shown
+        assert 'tests="1" failures="1"' in re.sub(r' time="[^"]*"', "", table.read_text())

@@ -16,6 +16,8 @@ from oracle.routines import registered
 from tests.support.commandline import Cli
 
 # Exported without a contract of its own: why.
+NOT_IN_THE_LAYER = {"mha_fwd", "single_prefill_with_kv_cache"}
+"""Attention, which the layer does not dispatch: they are judged by captures and beside their libraries."""
 NOT_ROUTINES = {
     "FlashinferMoeBackend": "an enumeration",
     "NAMESPACE": "a name",
@@ -82,7 +84,9 @@ class TestLegs:
         block = cli("list", "--coverage", "--markdown").out
         rows = [line.split("|")[1:-1] for line in block.splitlines() if line.startswith("| `")]
         assert len(rows) == len(coverage.routines())
-        assert not [cells[0] for cells in rows if not all(cell.strip() for cell in cells[:4])]
+        missing = {cells[0].strip(" `") for cells in rows if not all(cell.strip() for cell in cells[:4])}
+        assert missing == NOT_IN_THE_LAYER
+        assert all(cells[3].strip() for cells in rows)
 
     def test_every_contract_is_in_the_table_once(self) -> None:
         names = [routine.name for routine in coverage.routines()]

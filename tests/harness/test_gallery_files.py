@@ -16,11 +16,13 @@ from pathlib import Path
 import pytest
 
 import oracle
+from oracle.errors import FixtureError
 from oracle.harness import gallery
+from oracle.harness.finding_scripts import About, about
 from oracle.routines import cases
+from tests.support.commandline import Cli
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-findings = importlib.import_module("hardware.run_findings")
 HARDWARE = Path(__file__).resolve().parents[1] / "hardware"
 SCRIPTS = sorted((HARDWARE / "findings").glob("*.py"))
 LIBRARIES = {
@@ -154,7 +156,7 @@ def test_a_finding_stands_alone(path: Path) -> None:
     """At most 25 lines; torch, its library and the standard library; ends with a status; says what it shows."""
     text = path.read_text()
     tree = ast.parse(text)
-    assert len(text.splitlines()) <= 25 and "sys.exit(" in text and findings.about(path).matters
+    assert len(text.splitlines()) <= 25 and "sys.exit(" in text and about(path).matters
     froms = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     whole = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     used = {name.partition(".")[0] for name in froms | whole if name} | set(re.findall(r'find_spec\("(\w+)"\)', text))
@@ -164,14 +166,19 @@ def test_a_finding_stands_alone(path: Path) -> None:
 class TestFindings:
     """Scripts run by themselves, and what is kept of them."""
 
-    def test_of_a_fault_a_healed_one_and_one_that_does_not_run(self, tmp_path: Path) -> None:
+    def test_of_a_fault_a_healed_one_and_one_that_does_not_run(self, tmp_path: Path, cli: Cli) -> None:
         for name, end in (
             ("there", "print('got 3, right 4'); sys.exit(True)"),
             ("healed", "sys.exit(False)"),
             ("broken", "print('loading'); import no_such_library"),
         ):
             (tmp_path / f"{name}.py").write_text(f'"""A 1.0, f: wrong.\n\nMuch is lost.\n"""\nimport sys\n{end}\n')
-        assert findings.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+        done = cli("findings", "--folder", str(tmp_path), "--out", str(tmp_path / "out"), "--jobs", "3")
+        assert done.status == 1 and "3 findings: 1 there, 1 healed, 1 did not run" in done.out
+        assert cli("findings", "--folder", str(tmp_path), "--only", "healed").status == 0
+        assert cli("findings", "--folder", str(tmp_path), "--only", "broken").status == 2
+        assert "--only heeled: did you mean" in cli("findings", "--folder", str(tmp_path), "--only", "heeled").err
+        assert "no script of a finding" in cli("findings", "--folder", str(tmp_path / "out")).err
         found = json.loads((tmp_path / "out" / "findings.json").read_text())
         assert [(name, one["status"]) for name, one in found["scripts"].items()] == [
             ("broken", "did not run"),
@@ -184,7 +191,7 @@ class TestFindings:
     def test_what_a_head_says(self, tmp_path: Path) -> None:
         one = tmp_path / "one.py"
         one.write_text('"""A B 1.0 and 2.0, f with (1, 2): wrong: much.\n\nAll is\nlost.\n"""')
-        assert findings.about(one) == findings.About("A B 1.0 and 2.0", "f with (1, 2)", "wrong: much.", "All is lost.")
+        assert about(one) == About("A B 1.0 and 2.0", "f with (1, 2)", "wrong: much.", "All is lost.")
         one.write_text('"""A 1.0, f: wrong."""')
-        with pytest.raises(ValueError, match="one.py"):
-            findings.about(one)
+        with pytest.raises(FixtureError, match="one.py"):
+            about(one)

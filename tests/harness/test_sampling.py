@@ -16,7 +16,7 @@ from torch import Tensor
 import oracle
 from oracle.errors import ContractError, OptionError
 from oracle.fixtures import call_file
-from oracle.harness import sampling
+from oracle.harness import recorder, sampling
 from oracle.routines import cases
 from oracle.routines.base import Call
 from tests.support.subjects import right, wrong
@@ -202,7 +202,7 @@ class TestTheEngineGoesOn:
         gate = threading.Event()
         monkeypatch.setattr(sampling.Sampler, "_write", lambda self, taken: gate.wait(60))
         gemm = oracle.sample(right.gemm, every=1, to=tmp_path, contract=GEMM)
-        for _ in range(sampling.PENDING + 4):
+        for _ in range(recorder.PENDING + 4):
             gemm(**INPUTS, **CALL)
         assert 3 <= gemm.sampler.dropped <= 4
         gate.set()
@@ -240,7 +240,7 @@ class TestTheEngineGoesOn:
         if not (child := os.fork()):
             os._exit(len(os.read(gate[0], 1)))
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(sampling, "LOCKED", 0.1)
+            patched.setattr(recorder, "LOCKED", 0.1)
             other = oracle.sample(right.gemm, every=1, to=tmp_path, contract=GEMM)
             other(**INPUTS, **CALL)
             assert other.sampler.flush(60) and "another process holds" in other.sampler.problems[0]

@@ -18,7 +18,7 @@ import torch
 
 import oracle
 from oracle.errors import ProcessError
-from oracle.harness import jobs, sampling, starting, validation
+from oracle.harness import jobs, recorder, starting, validation
 from oracle.harness.validation import validate
 from oracle.routines import cases
 from oracle.verdict.compare import Status
@@ -109,7 +109,7 @@ def test_threads_that_call_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [f.verdict.status for f in strict.failures] == [Status.UNTESTED]
 
 
-def test_the_thread_that_writes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_that_writes_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine goes on, a flush does not wait for a thread that never ran, and the next call tries again."""
     inputs = cases.parse(CASE).inputs()
     sampled = oracle.sample(right.gemm, every=1, to=tmp_path, contract=GEMM)
@@ -119,7 +119,7 @@ def test_the_thread_that_writes_samples(tmp_path: Path, monkeypatch: pytest.Monk
             sampled(**inputs, out_dtype=torch.bfloat16)
         assert sampled.sampler.flush(0.0) and sampled.sampler.recorded == 0
     sampled(**inputs, out_dtype=torch.bfloat16)
-    assert sampled.sampler.flush(sampling.ENDING) and sampled.sampler.recorded == 1
+    assert sampled.sampler.flush(recorder.ENDING) and sampled.sampler.recorded == 1
 
 
 def test_other_errors_stay_what_they_are() -> None:

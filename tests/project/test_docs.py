@@ -16,10 +16,13 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import oracle
+from oracle.errors import NumericsError
+from oracle.tensorcore.schedules import get as schedule
 from tests.support.browser import launched, needs_chromium
 from tests.support.forked import forked, load_again
 
@@ -152,6 +155,31 @@ class TestPages:
 
     def test_what_is_right_is_left_alone(self, pages: tuple[str, str]) -> None:
         assert "right.md (stored)" not in pages[1]
+
+    def test_durations_are_left_out(self, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of what a command prints; a number of the output stays."""
+        monkeypatch.syspath_prepend(root / "docs")
+        stable, scratch = importlib.import_module("generate")._stable, SimpleNamespace(folder=tmp_path)
+        printed = '3 passed in 4.71s\nOK  1 passed; 0.3 s\n<testsuites time="12.5">\n0.25 dB\n'
+        left = '3 passed in … s\nOK  1 passed; … s\n<testsuites time="…">\n0.25 dB\n'
+        assert stable(printed, scratch) == left
+
+    def test_what_a_reader_must_not_miss(self, root: Path) -> None:
+        """The tutorial shows the sentence that names the fault, and the schedule that a page adds is not there yet."""
+        shown = (root / "docs" / "tutorial.md").read_text().split("--save failing.safetensors")[1].partition("```")[0]
+        assert re.search("^  explained by: A scale of the previous K block", shown, re.MULTILINE)
+        assert "DOES NOT CONFORM" in shown and "  repro: " not in shown
+        page = (root / "docs" / "how-to" / "schedule.md").read_text()
+        (added,) = re.findall(r"replace\(known, name=\"([\w.]+)\"", page)
+        assert schedule("sm90.promote128").name == "sm90.promote128"
+        with pytest.raises(NumericsError, match="no schedule"):
+            schedule(added)
+
+    def test_the_name_of_the_layer_in_its_wheel(self, root: Path) -> None:
+        """A page that imports the layer of a checkout says how that of the wheel is called."""
+        pages = [page.read_text() for page in sorted((root / "docs" / "how-to").glob("*.md"))]
+        using = [text for text in pages if re.search(r"^(import|from) kernels\b", text, re.MULTILINE)]
+        assert len(using) >= 2 and all("fp8_oracle_kernels" in text for text in using)
 
     def test_private_names(self, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Names of others that begin with an underscore, also by their text; not those of the package itself."""
@@ -344,16 +372,16 @@ class TestSite:
 
     @needs_chromium()
     def test_tables_break_no_name_and_nothing_sticks_out(self, site: Path, full: bool) -> None:
-        """On a phone and a desktop: a name in a table stays in one line, but for rows that are cards on a phone, and
-        what is wider than the page scrolls in a box of its own; each check has a negative test. Five pages, all of
-        ``LOOKED_AT`` with ``--full``."""
+        """On a phone, a tablet and two desktops: a name in a table stays in one line, but for rows that are cards on a
+        phone, and what is wider than the page scrolls in a box of its own; each check has a negative test. Five pages,
+        all of ``LOOKED_AT`` with ``--full``."""
         broken = """[...document.querySelectorAll('td code')].filter(e => !e.closest('.rows')
           && e.getClientRects().length > 1).length"""
         wide = "document.documentElement.scrollWidth > innerWidth"
         out = f"""[...document.querySelectorAll('main *')].filter(e => !e.closest('{BOXES}')
           && e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1).length"""
         with launched() as browser:
-            for width in (390, 1280):
+            for width in (390, 768, 1280, 1920):
                 window = {"width": width, "height": 844}
                 page = browser.new_context(viewport=window).new_page()  # type: ignore[attr-defined]
                 for name in LOOKED_AT if full else LOOKED_AT[::3]:

@@ -19,7 +19,7 @@ ID = "captures/h200_dense_m16_n128_k512/out.flashinfer.w8a8_rowmajor_scale"
 
 def words(text: str) -> set[str]:
     """The words of an output, without frames and durations; a table wraps its cells where the terminal ends."""
-    plain = re.sub(r"\b\d+\.\d s\b", "", text)
+    plain = re.sub(r"(\b\d+\.\d|…) s\b", "", text)
     return set(re.sub(r"[┏┳┓┃┡╇┩│└┴┘━─]", " ", plain).split())
 
 

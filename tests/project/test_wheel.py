@@ -44,6 +44,10 @@ def gemm(a, a_scale, b, b_scale, *, out_dtype=torch.bfloat16):
         total += (a[:, k].double() @ b[:, k].double().T).float() * a_scale[:, block, None] * columns
     return total.to(out_dtype)
 """
+PRODUCT = (
+    "import torch; q, one = torch.ones(16, 32).to(torch.float8_e4m3fn), torch.ones(()); "
+    "torch._scaled_mm(q, q.t(), one, one, out_dtype=torch.bfloat16)"
+)
 
 # Every command: the words after `fp8-oracle`, the exit status, what it says. Status 2: this one line, what it needs.
 RUNS = (
@@ -73,6 +77,10 @@ RUNS = (
     (f"predict {GOLDEN} --contract fp8_gemm_nt --numerics sm90.promote128 --write out.safetensors", 0, "bits of sm90"),
     ("mutate --contract ceil_to_ue8m0", 0, "100.0%"),
     (f"across --arches sm90,sm100 --case {CASE}", 0, "alignment bits"),
+    (f"watch --to a/ -- python -c '{PRODUCT}'", 0, "1 call of 1 kernel in 1 layer, 1 judged"),
+    ("watch --recorded nowhere", 2, "nowhere: no such folder"),
+    ("bisect a/ a/", 0, "SAME"),
+    ("findings --folder nowhere", 2, "nowhere: has no script of a finding"),
     ("conformance --vectors nowhere", 2, "give the folder of the published collection"),
     ("lint nowhere", 2, "nowhere: no such folder"),
     ("cases from-checkpoint nowhere --to calls", 2, "nowhere: no such folder"),

@@ -155,12 +155,18 @@ def test_themes(view: object) -> None:
     """The system's theme is followed; the button goes round and is remembered."""
     page = view("everything", theme="", color_scheme="dark")  # type: ignore[operator]
     paper = "getComputedStyle(document.body).backgroundColor"
-    assert page.evaluate(paper) == "rgb(20, 23, 26)"
+    heat = "getComputedStyle(document.querySelector('.heat .dark')).visibility"
+    due = "getComputedStyle(document.querySelector('.scale i')).backgroundColor"
+    night = "rgb(20, 23, 26)", "visible", "rgb(27, 42, 52)"
+    day = "rgb(255, 255, 255)", "hidden", "rgb(237, 244, 248)"
+    assert tuple(map(page.evaluate, (paper, heat, due))) == night
     button = page.get_by_role("button", name="Theme")
     button.click()
-    assert (button.text_content(), page.evaluate(paper)) == ("Theme: light", "rgb(255, 255, 255)")
+    assert (button.text_content(), *map(page.evaluate, (paper, heat, due))) == ("Theme: light", *day)
     page.reload()
-    assert page.evaluate(paper) == "rgb(255, 255, 255)"
+    assert tuple(map(page.evaluate, (paper, heat, due))) == day
+    chosen = view("everything", theme="dark")  # type: ignore[operator]
+    assert tuple(map(chosen.evaluate, (paper, heat, due))) == night
 
 
 def test_keyboard(view: object) -> None:

@@ -154,10 +154,12 @@ class TestHtml:
 class TestPicture:
     """The PNG has one pixel for each level; bits and bars say what the evidence says."""
 
-    def test_pixels(self) -> None:
+    @pytest.mark.parametrize("dark", [False, True])
+    def test_pixels(self, dark: bool) -> None:
         seen = evidence(3, rows=5, columns=7)
-        (data,) = re.findall(r'href="data:image/png;base64,([^"]+)"', picture.heat_map(seen))
-        content = base64.b64decode(data)
+        images = re.findall(r'<image( class="dark")? .*?href="data:image/png;base64,([^"]+)"', picture.heat_map(seen))
+        assert [bool(theme) for theme, _ in images] == [False, True]
+        content = base64.b64decode(images[dark][1])
         chunks, at = {}, 8
         while at < len(content):
             (length,) = struct.unpack(">I", content[at : at + 4])
@@ -170,6 +172,7 @@ class TestPicture:
         assert tuple("".join(digits[p] for p in rows[r * 8 + 1 : r * 8 + 8]) for r in range(5)) == seen.levels
         assert len(chunks[b"PLTE"]) == 3 * len(digits) == 3 * len(picture.MEANINGS) == 3 * len(picture.COLOURS)
         assert len(picture.SHORT) == len(LEVELS)
+        assert (sum(chunks[b"PLTE"][:3]) < 3 * 64) == dark, "the expected value has the tone of the paper"
 
     def test_differing_bits(self) -> None:
         """-2.5 is 1 10000000 0100000 in bfloat16, 1.125 is 0 01111111 0010000."""
@@ -313,3 +316,13 @@ def test_watches_are_counted_apart_from_cases_everywhere() -> None:
     page, text = html.to_html(report), files.to_markdown(report)
     assert "2 of 3 outputs wrong" in page and "<b>2 of 3 fail</b>" in page and "(2 of 3 fail)" in text
     assert "3 cases, 3 watches" in page and "2 of 6" not in page + text
+
+
+def test_what_a_failure_shows_stands_in_every_form() -> None:
+    """Where no known fault explains it; a failure that one explains names that alone."""
+    shown, plain = "no known fault explains it: 3 times the right value", outcome("d/case", Status.FAILED)
+    failing = replace(plain, verdict=replace(plain.verdict, observed=("3 times the right value",)))
+    forms = (html.to_html, files.to_markdown, to_junit, lambda report: str(console.sentence(report.outcomes[0])))
+    for form in forms:
+        assert shown in form(Report((failing,))).replace("No known", "no known")
+        assert "no known fault" not in form(Report((outcome("d/case", Status.FAILED, explained_by=("f",)),))).lower()

@@ -46,6 +46,9 @@ def use(inputs: dict[str, Tensor], out: Tensor, folder: Path) -> oracle.Verdict:
         assert_type(figure, Figure)
         assert_type(diagnosis.plot(), Figure)
         assert_type(oracle.sample(use, every=0, to=folder, contract=NAME)(inputs, out, folder), oracle.Verdict)
+        assert_type(oracle.gate(NAME).prepared(inputs)(out), bool)
+        with oracle.watch(every=2, budget="1 GiB, 10 s") as seen:
+            assert_type(seen.report.rows[0].sqnr, float | None)
         assert_type(oracle.loss("per_token_group_quant_fp8", inputs), oracle.Loss | None)
     return verdict
 

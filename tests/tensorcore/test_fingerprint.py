@@ -185,7 +185,40 @@ class TestSabotage:
 
         found = fingerprint(kernel, shape, out_dtype=torch.float32)
         assert (found.levels, found.interval, found.schedules) == ((1, 2), None, ()) or found.group <= 2
+        assert not found.exact and found.lines()[0].endswith("added one by one or in pairs, each sum rounded")
         assert "none registered" in found.lines()[-1]
+
+    def test_an_exact_sum(self) -> None:
+        """In float64: it says so, and nothing of levels, promotions or epilogues."""
+        shape = Shape(torch.float8_e4m3fn, 256, None, 1, edge=64)
+
+        def kernel(
+            a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor, out: torch.dtype
+        ) -> torch.Tensor:
+            return ((a.double() * sa) @ (b.double() * sb).T).to(out)
+
+        first, *others = fingerprint(kernel, shape, out_dtype=torch.bfloat16).lines()
+        assert first == (
+            "group size: the probes saw no fused sum: products are added exactly: none is lost beside a larger one"
+        )
+        assert others == [
+            "output rounding: nearest, ties to even",
+            "schedules that reproduce every bit: none registered",
+        ]
+
+    @pytest.mark.parametrize("infinite", [False, True])
+    def test_sums_in_float16(self, infinite: bool) -> None:
+        """Their overflow is named as a cause, where the answer is NaN and where it is infinite."""
+        shape = Shape(torch.float8_e4m3fn, 256, None, 1, edge=64)
+
+        def kernel(a: torch.Tensor, b: torch.Tensor, *_: object) -> torch.Tensor:
+            out = torch.zeros(64, 64, dtype=torch.float16)
+            for left, right in zip(a.half().T, b.half().T, strict=True):
+                out += left[:, None] * right
+            return out.float().nan_to_num(nan=torch.inf, posinf=torch.inf) if infinite else out.float()
+
+        with pytest.raises(NumericsError, match="a partial sum overflows, as those of float16 do beyond 65504, or the"):
+            fingerprint(kernel, shape, out_dtype=torch.float32)
 
 
 def test_the_report_reads_as_sentences() -> None:
@@ -200,7 +233,8 @@ def test_the_report_reads_as_sentences() -> None:
 @pytest.mark.parametrize("value", [0.0, 1.0, float("nan")])
 def test_a_constant_answers_nothing(value: float) -> None:
     """Instead of one group over all of K, which is what the masks alone would read."""
-    with pytest.raises(NumericsError, match="the probes do not answer"):
+    overflows = "a partial sum overflows.* or " if value != value else ""
+    with pytest.raises(NumericsError, match=f"probes do not answer: .*; {overflows}the kernel is no scaled product"):
         fingerprint(
             lambda a, b, *_: torch.full((64, 64), value), shape_of(get("sm90.promote128")), out_dtype=torch.float32
         )

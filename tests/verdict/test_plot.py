@@ -17,7 +17,8 @@ from torch import Tensor
 
 import oracle
 from oracle import api
-from oracle.diagnosis.explain import diagnose
+from oracle.diagnosis.candidates import Explanation
+from oracle.diagnosis.explain import Diagnosis, diagnose
 from oracle.errors import OptionError
 from oracle.routines import get
 from oracle.verdict import plot
@@ -32,6 +33,7 @@ MASKED = "fp8_m_grouped_gemm_nt_masked"
 GROUPS = oracle.cases.parse(f"{MASKED}/e4m3xe4m3-bf16/1x128:128x128/g=2,m=4,n=32,k=128/family=randn/seed=1").inputs()
 POSITIVE = oracle.cases.parse("fp8_gemm_nt/e4m3xe4m3-f32/1x128:128x128/m=4,n=32,k=512/family=positive/seed=1")
 QUANT = "per_token_group_quant_fp8"
+LAYOUT = "swap_w13_to_w31"
 
 
 def predicted(inputs: dict[str, Tensor] = GEMM, name: str = NAME) -> Tensor:
@@ -104,6 +106,19 @@ class TestCounts:
         assert verdict and "not declared" in verdict.summary and not seen(verdict).failing
         declared = oracle.judge(NAME, inputs, right, numerics="sm90.promote128", explain="off")
         assert not declared and seen(declared).failing == declared.outside
+
+    def test_bits_that_no_value_shows(self) -> None:
+        """A layout is judged by its bits: a -0 for a 0 is drawn as wrong, too."""
+        inputs, options = smallest(LAYOUT)
+        out = oracle.reference(LAYOUT, inputs, **options)
+        assert isinstance(out, Tensor)
+        at = torch.nonzero(out.flatten().float() == 0)[0, 0]
+        out.view(torch.uint8).flatten()[at] ^= 0x80
+        out.view(torch.uint8).flatten()[-1] ^= 0x11
+        verdict = oracle.judge(LAYOUT, inputs, out, explain="off", **options)
+        assert seen(verdict).failing < verdict.outside == 2
+        legend = verdict.plot().axes[0].get_legend()
+        assert legend is not None and [t.get_text() for t in legend.get_texts()][-1] == "NaN, inf, other bits: 2"
 
     def test_large_outputs(self) -> None:
         """Cells have the level of their worst element; the last ones are cut."""
@@ -198,6 +213,9 @@ class TestDrawing:
         assert np.allclose(found.blocks.factor[:, 1], 0, atol=0.05)
         assert (found.blocks.factor[:, [0, 2, 3]] == 1).all()
         assert round(float(found.places[0].share.sum())) == found.failing
+        verdict, weighed = oracle.judge(NAME, GEMM, without_block(1)), found.explanations[0].failing
+        assert found.failing == verdict.outside == seen(verdict).failing > weighed
+        assert found.where == verdict.pattern and f"weighed on {weighed} elements" in found.words[-1]
         figure = found.plot(tmp_path / "d.svg")
         text = " ".join(ElementTree.parse(tmp_path / "d.svg").getroot().itertext())
         said = ("K block (128 products)", "share of the elements that fails", "K block 1 lost", f"{found.failing} of")
@@ -205,6 +223,15 @@ class TestDrawing:
         assert len(figure.axes) == 5  # two of them are colour bars
         right = diagnose(NAME, GEMM, predicted())
         assert not right.places and right.blocks is None and right.plot().axes
+
+    def test_the_bar_of_an_explanation(self) -> None:
+        """One of the failing elements alone is right everywhere else, which no count of contradictions says."""
+        whole = Explanation("f", "sm90.promote128", explained=50, failing=50, known=3840, contradicted=3790)
+        bars = [Diagnosis(50, 3840, "", (e,)).plot().axes[-1] for e in (replace(whole, local=True), whole)]
+        assert [[text.get_text() for text in axes.texts] for axes in bars] == [
+            ["all 50 failing elements, and the rest is right without it"],
+            ["50 of 50 failing elements, 3790 contradicted"],
+        ]
 
     def test_bad_paths(self, tmp_path: Path) -> None:
         verdict = oracle.judge(NAME, GEMM, predicted())

@@ -1,0 +1,174 @@
+"""Bounds of FP8 attention: of float32 arithmetic with an unrounded P, and of a pipeline whose codes of P are known.
+
+Float32, any order and any tiles. With ``d_j`` the error of the exponent ``y_j`` of a key and ``e = 2^-21`` that of an
+exponential (``ex2.approx``: 2 ulp; CUDA's ``expf``: 2 ulp), a weight is right within ``eps_j = expm1(d_j + T (e + 6 u
+Y))``, where at most ``T = N / 8 + 1`` times a new maximum rescales what is summed and ``Y`` is the largest ``|y|`` of
+the row::
+
+    d_j  = |c| gamma_D sum_k |q_k| |k_jk| + 6 u (|y_j| + Y)
+    L    = (sum eps_j w_j |v_j| + |o*| sum eps_j w_j) / sum (1 - eps_j) w_j
+    |out - out*| <= v_scale (L + gamma sum w_j |v_j| / sum w_j)
+
+with ``gamma = gamma_(N + 2 T + 16)`` for both sums, the rescalings, the division and the scale of the values. ``d_j``
+contains six roundings of the products that make the exponent, whatever their order.
+
+A pipeline. The dot products are predicted, so ``x``, the codes of P and the factors ``a`` are known. The exact value of
+what remains, ``sum_t A_t P_t V_t / sum_t A_t sum x``, with ``A_t`` the product of the later factors, is computed in
+float64; each tile's sum may lie in the interval of the chain (:func:`oracle.bounds.product.residue_bound`), and float32
+adds::
+
+    gamma_(2 T + 2) sum_t A_t max |P_t V_t|       rescalings and additions of the output
+    gamma_(N + 2 T)                               row sum in any order, relative: its summands are positive
+    3 u + 2^-22                                   reciprocal, two products
+
+Of one chain over all tiles the sums are those of the walk, bit for bit: in another order each step may lose a part of
+the largest magnitude in it, which over a long row is as much as the output. Only the row sum and what follows it vary.
+
+The log-sum-exp: ``max eps_j`` and the rounding of the sum, of a product and of a logarithm of 2^-21, relative to
+``|lse| + 1``.
+Where a row's scores are NaN, or float32 may overflow, nothing is claimed.
+Source: derived in this file; Higham, "Accuracy and Stability of Numerical Algorithms", 3.1, for ``gamma_n``; CUDA
+programming guide, "Intrinsic functions", for the exponentials.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oracle.bounds.accumulator import of_schedule
+from oracle.bounds.engines import residue_bound
+from oracle.bounds.product import ETA, FLOAT32_MAX, U
+from oracle.numbers.formats import decode
+from oracle.tensorcore.attention import CHAIN, Pipeline, Walk
+from oracle.tensorcore.schedules import get as get_schedule
+from oracle.truth.attention import Attention, exact, softmax
+from oracle.truth.gemm import ScaledProduct, zero_nonfinite
+
+EXPONENTIAL = 2.0**-21
+LEAST_TILE = 8
+ROOM = 1 + 2.0**-30
+"""For the float64 roundings of the bounds themselves."""
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Real edges of the results before their store: ``low``, ``high`` ``[R, Dv]`` and ``[R]`` of the log-sum-exp;
+    ``open`` bool ``[R, Dv]`` where nothing is claimed."""
+
+    low: Tensor
+    high: Tensor
+    lse_low: Tensor
+    lse_high: Tensor
+    open: Tensor
+
+
+def gamma(n: float) -> float:
+    """``n u / (1 - n u)`` of float32."""
+    return n * U / (1 - n * U)
+
+
+def float32_bound(problem: Attention) -> Edges:
+    """The edges of a kernel that rounds no P: float32 arithmetic in any order."""
+    parts = [_float32(tile) for tile in problem.tiles()]
+    return Edges(*(torch.cat([getattr(part, name) for part in parts]) for name in Edges.__dataclass_fields__))
+
+
+def _float32(problem: Attention) -> Edges:
+    value, soft = exact(problem), softmax(problem)
+    n, depth = problem.k.shape
+    tiles = n // LEAST_TILE + 1
+    weights, v = soft.weights.nan_to_num(nan=0.0), zero_nonfinite(decode(problem.v))
+    eps = _errors(problem, soft.scores, tiles)
+    moved, size = weights * eps, weights @ v.abs()
+    total = weights.sum(dim=1) + soft.sink
+    least = torch.where(total == 0, torch.ones_like(total), total - moved.sum(dim=1)).clamp(min=0.0)
+    scale = problem.v_scale.to(torch.float64).abs()
+    magnitude = value.out.abs().nan_to_num(nan=0.0)
+    lost = (moved @ v.abs()) / least[:, None] * scale + magnitude * (moved.sum(dim=1) / least)[:, None]
+    lost = lost + gamma(n + 2 * tiles + 16) * size / least[:, None] * scale + magnitude * gamma(n + 2 * tiles + 16)
+    lost = (lost + value.out_slack) * ROOM + ETA * (n + 8) * (1 + scale)
+    # the row's maximum is among the weights: the sum is at least 1, and an error beyond half of it is no bound
+    unbounded = (eps * (weights > 0)).amax(dim=1) > 0.5
+    return _edges(problem, value.out, lost, value.lse, _lse_error(eps, weights, value.lse, n + 2 * tiles), unbounded)
+
+
+def _errors(problem: Attention, scores: Tensor, tiles: int) -> Tensor:
+    """``eps`` of each key, float64 ``[R, N]``, 0 outside the window."""
+    window, depth = problem.window(), problem.q.shape[1]
+    sizes = zero_nonfinite(decode(problem.q)).abs() @ zero_nonfinite(decode(problem.k)).abs().t()
+    c = problem.factor.abs()[:, None]
+    y = (c * scores.abs()).nan_to_num(nan=0.0).masked_fill(~window, 0.0)
+    most = y.amax(dim=1, keepdim=True)
+    if problem.sink is not None:
+        most = torch.maximum(most, problem.sink.abs()[:, None])
+    exponent = c * gamma(depth) * sizes + 6 * U * (y + most) + tiles * (EXPONENTIAL + 6 * U * most)
+    return torch.expm1(exponent).masked_fill(~window, 0.0)
+
+
+def _lse_error(eps: Tensor, weights: Tensor, lse: Tensor, terms: int) -> Tensor:
+    most = (eps * (weights > 0)).amax(dim=1) if eps.shape[1] else torch.zeros_like(lse)
+    size = lse.abs().nan_to_num(posinf=0.0)
+    return (2 * most + gamma(terms + 8) + 2 * EXPONENTIAL * (size + 1) + 8 * U * (size + 1)) * ROOM
+
+
+def pipeline_bound(walk: Walk, pipeline: Pipeline) -> Edges:
+    """The edges of a kernel with the scores and codes of P of ``walk``: its sums in any legal order."""
+    problem = walk.problem
+    n, v, tiles = problem.k.shape[0], zero_nonfinite(decode(problem.v)), max(1, len(walk.steps))
+    acc = of_schedule(get_schedule(CHAIN))
+    total = torch.zeros_like(walk.total)
+    out = torch.zeros((len(total), v.shape[1]), dtype=torch.float64, device=v.device)
+    low, high, size = (torch.zeros_like(out) for _ in range(3))
+    for step in walk.steps:
+        p, part = decode(step.codes).nan_to_num(nan=0.0), v[step.keys]
+        a = torch.ones_like(total) if step.factor is None else step.factor
+        total = total * a + step.x.nan_to_num(nan=0.0).sum(dim=1)
+        out, size = out * a[:, None] + p @ part, size * a[:, None] + p @ part.abs()
+        low, high = low * a[:, None], high * a[:, None]
+        if pipeline.promoted:
+            interval = residue_bound(_product(step.codes, problem.v[step.keys]), acc)
+            low, high = low + interval.lo, high + interval.hi
+    if problem.sink is not None:  # its exponential is that of the walk
+        total = total + (walk.total - total).clamp(min=0.0)
+    around = gamma(2 * tiles + 2) * size
+    low, high = out + low - around, out + high + around
+    if not pipeline.promoted:
+        low = high = walk.sums
+    scale = pipeline.value_scale(problem) / torch.where(total == 0, torch.ones_like(total), total)
+    below, above = torch.minimum(low * scale[:, None], high * scale[:, None]), high * scale[:, None]
+    above = torch.maximum(above, low * scale[:, None])
+    summed = gamma(2 * n + 4 * tiles)
+    spread = (summed + 3 * U + 2.0**-22) * torch.maximum(below.abs(), above.abs()) * ROOM + 8 * ETA
+    exponent = walk.top.nan_to_num(neginf=0.0) * walk.factor
+    lse = exponent * math.log(2.0) + torch.log(total.clamp(min=2.0**-1000)) - pipeline.lift * math.log(2.0)
+    lse_lost = summed + EXPONENTIAL * 2 + 8 * U * (exponent.abs() + lse.abs() + 16)
+    nan = torch.isnan(walk.total)[:, None] | torch.isnan(decode(problem.v)).any(dim=0)[None, :]
+    middle, lost = (below + above) / 2, (above - below) / 2 + spread
+    return _edges(problem, middle.masked_fill(nan, torch.nan), lost, lse, lse_lost * ROOM, torch.zeros_like(nan[:, 0]))
+
+
+def _edges(
+    problem: Attention,
+    out: Tensor,
+    lost: Tensor,
+    lse: Tensor,
+    lse_lost: Tensor,
+    unbounded: Tensor,
+) -> Edges:
+    seen = problem.seen()
+    opened = torch.isnan(out) | unbounded[:, None] | ~(out.abs() + lost < FLOAT32_MAX / 2)
+    opened = opened & seen[:, None]
+    out, lost = (torch.where(seen[:, None], x.nan_to_num(nan=0.0), torch.zeros_like(x)) for x in (out, lost))
+    lse = torch.where(seen, lse, torch.full_like(lse, -torch.inf))
+    lse_lost = torch.where(seen & ~torch.isnan(lse), lse_lost, torch.zeros_like(lse_lost))
+    return Edges(out - lost, out + lost, lse - lse_lost, lse + lse_lost, opened)
+
+
+def _product(codes: Tensor, v: Tensor) -> ScaledProduct:
+    one = torch.ones((1, 1), dtype=torch.float32, device=codes.device)
+    columns = v.view(torch.uint8).t().contiguous().view(v.dtype)
+    return ScaledProduct(codes, columns, one, one, block=codes.shape[1], b_rows=columns.shape[0])

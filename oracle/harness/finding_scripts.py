@@ -1,0 +1,90 @@
+"""Findings in kernels that ship, each a script of its own, run again: is the fault still there?
+
+A script calls a library as its page says and ends with 1 where the fault is there, with 0 where it is healed; anything
+else, a traceback or no end in time is a script that did not run (its library is not installed, or it needs a GPU). Its
+head is ``PROJECT VERSION, ROUTINE: WHAT HAPPENS.``, and a paragraph that says what it means to a user. Each runs in a
+process of its own.
+
+Not covered: what is a finding; scripts that nobody trusts.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from oracle.errors import FixtureError, OptionError, among
+from oracle.harness import starting
+
+SECONDS = 300.0
+"""Of one script: some libraries compile at first use."""
+THERE, HEALED, LEFT = "there", "healed", "did not run"
+ENDS = {0: HEALED, 1: THERE}
+
+
+@dataclass(frozen=True)
+class About:
+    """The head of a script."""
+
+    project: str
+    routine: str
+    happens: str
+    matters: str
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of a script: ``status`` is THERE, HEALED or LEFT, ``said`` its last line."""
+
+    name: str
+    status: str
+    said: str
+
+
+def about(path: Path) -> About:
+    """The head of a script. Raises FixtureError: it has another form."""
+    first, _, matters = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")
+    project, comma, rest = first.partition(", ")
+    routine, colon, happens = rest.partition(": ")
+    if not (comma and colon and matters):
+        raise FixtureError(
+            f"{path.name}: its head is not `PROJECT VERSION, ROUTINE: WHAT.` and what it means to a user"
+        )
+    return About(project, routine, happens, " ".join(matters.split()))
+
+
+def scripts(folder: Path, only: Sequence[str] = ()) -> list[Path]:
+    """The scripts of a folder by name, or those of ``only``.
+
+    Raises FixtureError: the folder has none. OptionError: one of ``only`` is not there.
+    """
+    found = {path.stem: path for path in sorted(folder.glob("*.py"))}
+    if not found:
+        raise FixtureError(f"{folder}: has no script of a finding; name a folder with --folder")
+    if unknown := [name for name in only if name not in found]:
+        raise OptionError(f"--only {unknown[0]}: {among(unknown[0], found)}")
+    return [found[name] for name in only or found]
+
+
+def run(chosen: Sequence[Path], *, jobs: int = 1, seconds: float = SECONDS) -> Generator[Ran]:
+    """What became of each script, in their order, ``jobs`` at a time."""
+    with ThreadPoolExecutor(jobs) as pool:
+        yield from pool.map(partial(_run, seconds=seconds), chosen)
+
+
+def _run(path: Path, seconds: float) -> Ran:
+    try:
+        with starting.process(f"the script {path.name}"):
+            command = [sys.executable, str(path)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return Ran(path.stem, LEFT, f"no end within {seconds:g} s")
+    raised = done.returncode not in ENDS or "Traceback (most recent call last)" in done.stderr
+    said = (done.stderr if raised else done.stdout).strip().splitlines() or ["it said nothing"]
+    return Ran(path.stem, LEFT if raised else ENDS[done.returncode], said[-1])

@@ -1,0 +1,354 @@
+"""FP8 attention on tensor cores, bit for bit: how a kernel walks over the keys of a row, as a record.
+
+    S      dot products of codes by one chain of the instruction, from zero
+    m, M   the running maximum; M = fma(m, c, -lift), or fl(m c)
+    x      ex2.approx.ftz(fma(S, c, -M)) for the keys of a tile, of which a lane of four holds keys 8 b + 2 c + {0, 1}
+    P      x, or fl(gain x), rounded to E4M3, to nearest even and saturated
+    l      fma(a, l, x_0) and one addition for each further key of a lane, then lanes 0 + 2 and 1 + 3, then both
+    O      fl(fl(a O) + P V), the tile's product by a chain from zero, or one chain over all tiles that goes on from
+           fl(a O)
+    a      ex2.approx.ftz(fl(fl(m_before - m) c)), 1 in the first tile
+    out    fl(O fl(rcp.approx(l) v_scale)), rounded once to the output's dtype; 0 where l is 0 or NaN
+
+Tiles run from the last key to the first. ``c`` is the softmax scale times log2 e times the scales of queries and keys,
+in the order that :class:`Pipeline` names. A sink adds ``ex2(fma(sink, log2 e, -M))`` to ``l`` at the end.
+
+Sources: read in vLLM's flash-attention ``hopper/`` @617264c and in FlashInfer 0.6.18
+``attention/hopper/attention_updater.cuh``; what the compiler contracts, in the machine code of vLLM 0.20.2. Seen on an
+H100: of 26 calls of vLLM 0.20.2 ``_vllm_fa3_C.fwd`` (head dims 64 to 256, causal, windows, sinks, pages, few rows)
+every element that a record computes has its bits; of 10 calls of FlashInfer 460,670 of 460,800.
+Not covered: soft caps (``tanh.approx``), more than one split of the keys (``lg2.approx``), transposed values.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oracle.errors import NumericsError, among
+from oracle.extensions import added
+from oracle.numbers import mufu
+from oracle.numbers.cuda_math import fma
+from oracle.numbers.formats import by_name, from_codes
+from oracle.numbers.rounding import Overflow, Rounding, encode, f32
+from oracle.tensorcore.fused import ABSENT, accumulate, operand
+from oracle.tensorcore.instructions import Status, instruction
+from oracle.tensorcore.predict import predict_product
+from oracle.truth.attention import TILE, Attention
+from oracle.truth.gemm import ScaledProduct
+
+E4M3 = by_name("float8_e4m3fn")
+INSTRUCTION, CHAIN = "sm90.wgmma.fp8", "sm90.chain"
+LOG2_E = float(np.float32(math.log2(math.e)))
+LANES, PAIR = 4, 2
+FEW = 64
+"""Rows that one group of warps takes: at most so many have tiles of their own (``use_one_mma_wg``)."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How a kernel computes attention.
+
+    Attributes
+    ----------
+    name : as ``sm90.fa3.tile``.
+    seen_in : the kernels that compute so, and where that was seen.
+    status : whether hardware showed it.
+    keys : ``(largest head dim, keys of a tile)``, ascending; few_keys: the same for at most :data:`FEW` rows.
+    rows : ``(largest head dim, rows of a block)``: where a window begins depends on the block.
+    lift : what is added to the exponent of P, in powers of two; gain : what multiplies P, rounded once more.
+    promoted : every tile is summed from zero and added in float32; else one chain goes over all.
+    backward : from the last tile to the first.
+    scales_first : ``c`` is ``fl(fl(fl(q k) softmax) log2 e)``; else ``fl(fl(softmax log2 e) fl(q k))``.
+    sums_codes : the row sum is of the rounded P; a fault.
+    lag : the maximum is only raised when it grows by more than so many powers of two; a fault where P saturates.
+    rescales : O and l are rescaled when the maximum grows; without it, a fault.
+    from_window : of a call with a window to the left, tiles are counted from the first key of the block's first row.
+    """
+
+    name: str
+    seen_in: str
+    status: Status
+    keys: tuple[tuple[int, int], ...]
+    few_keys: tuple[tuple[int, int], ...] = ()
+    rows: tuple[tuple[int, int], ...] = ((64, 192), (256, 128))
+    lift: float = 8.0
+    gain: float = 1.0
+    promoted: bool = True
+    backward: bool = True
+    scales_first: bool = False
+    sums_codes: bool = False
+    lag: float = 0.0
+    rescales: bool = True
+    from_window: bool = True
+
+    def tile(self, depth: int, rows: int) -> int:
+        """Keys of a tile for this head dim and so many rows of one head of keys."""
+        return _of(self.few_keys if rows <= FEW and self.few_keys else self.keys, depth)
+
+    def block(self, depth: int, rows: int) -> int:
+        """Rows of a block."""
+        return FEW if rows <= FEW and self.few_keys else _of(self.rows, depth)
+
+    def why_not(self, problem: Attention) -> str | None:
+        """The reason for which this pipeline cannot compute a problem, or None."""
+        depth = max(problem.q.shape[1], problem.v.shape[1])
+        if depth > self.keys[-1][0]:
+            return f"{self.name} has head dims up to {self.keys[-1][0]}, not {depth}"
+        return None
+
+    def factor(self, problem: Attention) -> Tensor:
+        """``c`` of each row, float64 values of float32 ``[R]``."""
+        q, k = problem.q_scale.to(torch.float64), problem.k_scale.to(torch.float64)
+        softmax = float(np.float32(problem.softmax_scale))
+        if self.scales_first:
+            return f32(f32(f32(q * k) * softmax) * LOG2_E)
+        return f32(f32(q * k) * float(np.float32(softmax * math.log2(math.e))))
+
+    def value_scale(self, problem: Attention) -> Tensor:
+        """What multiplies the reciprocal of ``l`` at the end, without the gain of P."""
+        scale = problem.v_scale.to(torch.float64)
+        return scale if self.gain == 1.0 else f32(scale * float(np.float32(1.0 / self.gain)))
+
+
+def _of(table: tuple[tuple[int, int], ...], depth: int) -> int:
+    return next((extent for most, extent in table if depth <= most), table[-1][1])
+
+
+@dataclass(frozen=True)
+class Step:
+    """One tile of keys of a walk: float64 ``[R, ..]``.
+
+    Attributes
+    ----------
+    keys : the keys of the tile.
+    codes : P as codes ``[R, n]`` of E4M3.
+    x : P before its rounding ``[R, n]``.
+    factor : ``a`` of the rows ``[R]``; None in the first tile.
+    """
+
+    keys: slice
+    codes: Tensor
+    x: Tensor
+    factor: Tensor | None
+
+
+@dataclass(frozen=True)
+class Walk:
+    """One block of rows over its keys.
+
+    Attributes
+    ----------
+    problem : the rows, and the keys from which the tiles are counted.
+    out : float32 ``[R, Dv]``, the result before its store.
+    sums : float64 ``[R, Dv]``, ``O`` before it is divided.
+    steps : its tiles, in the order of the walk.
+    top, factor : the last maximum of the scores and ``c``, float64 ``[R]``.
+    total : the row sum with the sink, times ``2^lift``, float64 ``[R]``.
+    """
+
+    problem: Attention
+    out: Tensor
+    sums: Tensor
+    steps: tuple[Step, ...]
+    top: Tensor
+    factor: Tensor
+    total: Tensor
+
+
+def predict_attention(problem: Attention, pipeline: Pipeline) -> Tensor:
+    """The float32 result ``[R, Dv]`` of every row before its store.
+
+    Rows without keys give 0; a NaN score makes ``l`` NaN and the output ``0 O``. Source: :attr:`Pipeline.seen_in`.
+    Raises NumericsError: the pipeline cannot compute it.
+    """
+    return torch.cat([walk.out for walk in walks(problem, pipeline)])
+
+
+def walks(problem: Attention, pipeline: Pipeline) -> Iterator[Walk]:
+    """The walk of every block of rows, in the order of the rows; see :func:`predict_attention`."""
+    if (reason := pipeline.why_not(problem)) is not None:
+        raise NumericsError(reason)
+    rows, depth = problem.q.shape[0], max(problem.q.shape[1], problem.v.shape[1])
+    width = pipeline.tile(depth, rows)
+    windowed = pipeline.from_window and bool((problem.start > 0).any())
+    block = pipeline.block(depth, rows) if windowed else max(1, TILE // max(width, problem.k.shape[0]))
+    for first in range(0, rows, block):
+        part = problem.rows(slice(first, first + block))
+        if windowed and (origin := int(part.start[0])):
+            ends = {name: (getattr(part, name) - origin).clamp(min=0) for name in ("start", "stop")}
+            part = replace(part, k=part.k[origin:], v=part.v[origin:], **ends)
+        yield _walk(part, pipeline, width)
+
+
+def _walk(problem: Attention, pipeline: Pipeline, width: int) -> Walk:
+    rows, keys = problem.q.shape[0], problem.k.shape[0]
+    c, wide = pipeline.factor(problem), torch.float64
+    scores = _product(problem.q, problem.k).to(wide).masked_fill(~problem.window(), -torch.inf)
+    top = torch.full((rows,), -torch.inf, dtype=wide, device=c.device)
+    out = torch.zeros((rows, problem.v.shape[1]), dtype=wide, device=c.device)
+    lanes, steps = torch.zeros((rows, LANES), dtype=wide, device=c.device), []
+    tiles = [slice(i, min(i + width, keys)) for i in range(0, keys, width)]
+    for number, tile in enumerate(reversed(tiles) if pipeline.backward else tiles):
+        s = scores[:, tile]
+        grown = torch.fmax(top, s.nan_to_num(nan=-torch.inf).amax(dim=1))
+        if pipeline.lag and number:
+            grown = torch.where((grown - top) * c > pipeline.lag, grown, top)
+        level = torch.where(torch.isneginf(grown), torch.zeros_like(grown), grown)
+        offset = fma(level, c, -pipeline.lift) if pipeline.lift else f32(level * c)
+        x = mufu.exp2(fma(s, c[:, None], -offset[:, None]))
+        x = torch.where(torch.isneginf(s), torch.zeros_like(x), x)
+        raised = x if pipeline.gain == 1.0 else f32(x * pipeline.gain)
+        codes = from_codes(encode(raised, E4M3, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE), E4M3)
+        a = None
+        if number:
+            a = mufu.exp2(f32(f32(top - level) * c))
+            a = torch.where(torch.isneginf(top), torch.zeros_like(a), a)
+            if not pipeline.rescales:
+                a = torch.where(torch.isneginf(top), a, torch.ones_like(a))
+        summed = codes.to(wide) / pipeline.gain if pipeline.sums_codes else x
+        lanes = _row_sums(lanes, summed, a)
+        v = problem.v[tile]
+        if pipeline.promoted:
+            tile_sum = _product(codes, v.view(torch.uint8).t().contiguous().view(v.dtype)).to(wide)
+            out = tile_sum if a is None else f32(f32(out * a[:, None]) + tile_sum)
+        else:
+            out = _chain(codes, v, out if a is None else f32(out * a[:, None]))
+        top = grown
+        steps.append(Step(tile, codes, x, a))
+    total = f32(f32(lanes[:, 0] + lanes[:, 2]) + f32(lanes[:, 1] + lanes[:, 3]))
+    if problem.sink is not None:
+        level = torch.where(torch.isneginf(top), torch.zeros_like(top), top)
+        offset = fma(level, c, -pipeline.lift) if pipeline.lift else f32(level * c)
+        added_ = mufu.exp2(fma(problem.sink, torch.full_like(c, LOG2_E), -offset))
+        total = f32(total + torch.where(problem.seen(), added_, torch.zeros_like(added_)))
+    inverse = mufu.reciprocal(total)
+    inverse = torch.where((total == 0) | torch.isnan(total), torch.zeros_like(inverse), inverse)
+    inverse = f32(inverse * pipeline.value_scale(problem))
+    stored = f32(out * inverse[:, None]).to(torch.float32)
+    return Walk(problem, stored, out, tuple(steps), top, c, total)
+
+
+def _row_sums(lanes: Tensor, x: Tensor, a: Tensor | None) -> Tensor:
+    """The four lanes' sums ``[R, 4]`` after one more tile ``x`` ``[R, n]``."""
+    unit = LANES * PAIR
+    padded = torch.nn.functional.pad(x, (0, -x.shape[1] % unit)).view(x.shape[0], -1, LANES, PAIR)
+    first = padded[:, 0, :, 0]
+    lanes = first if a is None else fma(a[:, None].expand_as(lanes), lanes, first)
+    for column in range(1, padded.shape[1] * PAIR):
+        lanes = f32(lanes + padded[:, column // PAIR, :, column % PAIR])
+    return lanes
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """One chain over the products of codes ``a`` ``[M, K]`` and ``b`` ``[N, K]``, float32 ``[M, N]``."""
+    one = torch.ones((1, 1), dtype=torch.float32, device=a.device)
+    product = ScaledProduct(a, b, one, one, block=a.shape[1], b_rows=b.shape[0])
+    return predict_product(product, CHAIN, out_dtype=torch.float32)
+
+
+def _chain(codes: Tensor, v: Tensor, first: Tensor) -> Tensor:
+    """``first`` ``[R, Dv]`` and the products of ``codes`` ``[R, n]`` and ``v`` ``[n, Dv]``, by a chain that goes on."""
+    inst = instruction(INSTRUCTION)
+    left, right = operand(codes, inst), operand(v, inst)
+    total = first
+    for start in range(0, codes.shape[1], inst.k):
+        part = slice(start, start + inst.k)
+        p = left.values[:, None, part] * right.values[part].t()[None]
+        e = left.exponents[:, None, part] + right.exponents[part].t()[None]
+        total = accumulate(p, torch.where(p == 0, ABSENT, e), total, inst)
+    return total
+
+
+_FA3 = "vLLM 0.20.2 _vllm_fa3_C.fwd on an H100: every bit of 26 calls"
+TILE_SUMS = Pipeline(
+    "sm90.fa3.tile", _FA3, Status.SEEN_ON_HARDWARE,
+    keys=((64, 128), (96, 128), (128, 192), (192, 96), (256, 128)), few_keys=((96, 128), (256, 96)),
+)  # fmt: skip  # the table of tile_size.h, one row a line
+"""FlashAttention-3 with two levels of sums, as vLLM builds it."""
+PIPELINES = MappingProxyType(
+    {
+        one.name: one
+        for one in (
+            TILE_SUMS,
+            replace(
+                TILE_SUMS,
+                name="sm90.fa3.chain",
+                seen_in="Dao-AILab/flash-attention hopper/ @0251105, read",
+                status=Status.LITERATURE,
+                keys=((64, 160), (96, 128), (128, 224), (192, 160), (256, 128)),
+                rows=((96, 192), (256, 128)),
+                promoted=False,
+            ),
+            replace(
+                TILE_SUMS,
+                name="sm90.flashinfer.fp8",
+                seen_in="FlashInfer 0.6.18 single_prefill_with_kv_cache, backend fa3, on an H100: 460,670 of 460,800",
+                keys=((64, 128), (128, 192), (256, 128)),
+                few_keys=(),
+                lift=0.0,
+                gain=448.0,
+                promoted=False,
+                scales_first=True,
+            ),
+        )
+    }
+)
+"""By name; another distribution adds its own under the entry point group ``fp8_oracle.pipelines``."""
+
+_DECLARED = re.compile(r"sm90\.attention\.(backward|forward)\.(\d{1,4})\.(lift(\d{1,2})|gain(\d{1,3}))\.(tile|chain)")
+
+
+def pipelines() -> dict[str, Pipeline]:
+    """Every pipeline that has a name of its own.
+
+    Raises ExtensionError: another distribution's cannot be loaded."""
+    foreign = added("fp8_oracle.pipelines", Pipeline, known=PIPELINES, many=True)
+    return {**PIPELINES, **{one.name: one for one in foreign}}
+
+
+def pipeline(name: str) -> Pipeline:
+    """The pipeline of this name, or the one that ``sm90.attention.forward.64.lift8.tile`` spells out: direction, keys
+    of a tile, the lift (a power of two) or gain of P, and whether each tile is summed from zero.
+
+    Raises NumericsError: the name is unknown, or a tile is no multiple of 8 keys.
+    """
+    known = pipelines()
+    if name in known:
+        return known[name]
+    if (at := _DECLARED.fullmatch(name)) is None:
+        spelt = "or spell one out, as sm90.attention.forward.64.lift8.tile"
+        raise NumericsError(f"no attention pipeline {name!r}; {among(name, sorted(known))}; {spelt}")
+    keys = int(at[2])
+    if keys % 8 or not keys:
+        raise NumericsError(f"{name}: a tile of {keys} keys; a lane of a tensor core holds pairs of every 8")
+    return replace(
+        TILE_SUMS,
+        name=name,
+        seen_in="declared by its name",
+        status=Status.LITERATURE,
+        keys=((256, keys),),
+        few_keys=(),
+        lift=float(at[4] or 0),
+        gain=float(at[5] or 1),
+        promoted=at[6] == "tile",
+        backward=at[1] == "backward",
+    )
+
+
+def candidates(known: bool = True) -> Iterator[Pipeline]:
+    """The pipelines that are compared with an output whose arithmetic is not known: those with a name, then others."""
+    if known:
+        yield from pipelines().values()
+    for way in ("backward", "forward"):
+        for keys in (32, 64, 96, 128, 160, 192, 224, 256):
+            for raised in ("lift0", "lift8", "gain448"):
+                for sums in ("tile", "chain"):
+                    yield pipeline(f"sm90.attention.{way}.{keys}.{raised}.{sums}")

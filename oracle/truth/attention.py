@@ -1,0 +1,166 @@
+"""FP8 attention of one head of keys, in float64: the output, its log-sum-exp, and what float64 leaves open of both.
+
+    y[r, j] = softmax_scale q_scale[r] k_scale <q[r], k[j]>                 start[r] <= j < stop[r]
+    out[r]  = v_scale sum_j exp(y[r, j]) v[j] / (exp(sink[r]) + sum_j exp(y[r, j]))
+    lse[r]  = log(exp(sink[r]) + sum_j exp(y[r, j]))
+
+A row without keys gives 0 and -inf, with a sink too. Dot products of E4M3 codes are exact in float64: multiples of
+2^-18 below 2^26 for D = 256. All that follows is float64 arithmetic around the row's maximum; ``slack`` bounds its
+error, with an exponential of at most one unit in the last place and the factor ``|y - max|`` that an error of the
+exponent has.
+
+NaN in a query or key makes every row NaN whose window has it; NaN in ``v`` makes its column NaN.
+Source: derived in this file; Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), for the shift
+by the maximum. Not covered: dropout, soft caps, biases of positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from oracle.errors import ShapeError
+from oracle.numbers.formats import decode
+from oracle.truth.gemm import block_sums, zero_nonfinite
+
+TILE = 1 << 21
+"""Scores held at once: 16 MiB for each float64 temporary."""
+UNIT = 2.0**-52
+"""Twice the unit roundoff of float64: of an exponential with an error below one unit in the last place, too."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The rows of queries that read one head of keys.
+
+    Attributes
+    ----------
+    q : Tensor ``[R, D]``, k : ``[N, D]``, v : ``[N, Dv]``, codes of E4M3.
+    softmax_scale : float
+    q_scale : Tensor ``[R]`` float32; k_scale, v_scale : Tensor ``[]`` float32.
+    start, stop : Tensor ``[R]`` int64, the keys that a row sees, ``stop`` excluded.
+    sink : Tensor ``[R]`` float64 or None, a score without a value.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    softmax_scale: float
+    q_scale: Tensor
+    k_scale: Tensor
+    v_scale: Tensor
+    start: Tensor
+    stop: Tensor
+    sink: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        (rows, depth), keys = self.q.shape, self.k.shape[0]
+        wanted = {"k": (keys, depth), "v": (keys, self.v.shape[-1]), "q_scale": (rows,), "start": (rows,)}
+        for name, shape in {**wanted, "stop": (rows,)}.items():
+            if tuple(getattr(self, name).shape) != shape:
+                actual = list(getattr(self, name).shape)
+                raise ShapeError(f"{name} has shape {actual}; this attention takes {list(shape)}")
+
+    @property
+    def factor(self) -> Tensor:
+        """Float64 ``[R]``: what a dot product is multiplied with before the exponential."""
+        return self.softmax_scale * self.q_scale.to(torch.float64) * self.k_scale.to(torch.float64)
+
+    def window(self) -> Tensor:
+        """Bool ``[R, N]``: the keys that each row sees."""
+        j = torch.arange(self.k.shape[0], device=self.k.device)
+        return (j >= self.start[:, None]) & (j < self.stop[:, None])
+
+    def seen(self) -> Tensor:
+        """Bool ``[R]``: rows that see a key."""
+        return self.stop.clamp(max=self.k.shape[0]) > self.start.clamp(min=0)
+
+    def scores(self) -> Tensor:
+        """The exact dot products, float64 ``[R, N]``; NaN where a NaN code enters."""
+        q, k = decode(self.q), decode(self.k)
+        total = torch.zeros((q.shape[0], k.shape[0]), dtype=torch.float64, device=q.device)
+        for part in block_sums(zero_nonfinite(q), zero_nonfinite(k)):
+            total = total + part
+        bad = torch.isnan(q).any(dim=1)[:, None] | torch.isnan(k).any(dim=1)[None, :]
+        return total.masked_fill(bad, torch.nan)
+
+    def rows(self, rows: slice) -> Attention:
+        """The same keys read by some of the rows."""
+        own = {name: getattr(self, name)[rows] for name in ("q", "q_scale", "start", "stop")}
+        return replace(self, sink=None if self.sink is None else self.sink[rows], **own)
+
+    def tiles(self) -> Iterator[Attention]:
+        """The rows in blocks with at most ``TILE`` scores each (or one row)."""
+        step = max(1, TILE // max(1, self.k.shape[0]))
+        for i in range(0, self.q.shape[0], step):
+            yield self.rows(slice(i, i + step))
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """The weights of a tile of rows, relative to its maximum.
+
+    Attributes
+    ----------
+    scores : Tensor ``[R, N]`` float64, the exact dot products.
+    weights : Tensor ``[R, N]`` float64, ``exp(y - top)``, 0 outside the window.
+    top : Tensor ``[R]`` float64, the largest ``y`` or sink; 0 of a row without keys.
+    sink : Tensor ``[R]`` float64, ``exp(sink - top)``, or 0.
+    error : Tensor ``[R, N]`` float64, bounds of the errors of ``weights``.
+    """
+
+    scores: Tensor
+    weights: Tensor
+    top: Tensor
+    sink: Tensor
+    error: Tensor
+
+
+def softmax(problem: Attention) -> Softmax:
+    """The weights of one tile (:meth:`Attention.tiles`); a row whose window has a NaN score is NaN."""
+    scores, window = problem.scores(), problem.window()
+    y = (problem.factor[:, None] * scores).masked_fill(~window, -torch.inf)
+    none = torch.zeros_like(problem.factor) - torch.inf
+    sink = none if problem.sink is None else torch.where(problem.seen(), problem.sink, none)
+    top = torch.maximum(y.amax(dim=1), sink) if y.shape[1] else sink
+    top = torch.where(torch.isneginf(top), torch.zeros_like(top), top)
+    weights = torch.exp(y - top[:, None])
+    distance = (y - top[:, None]).abs().masked_fill(~window, 0.0) + y.abs().masked_fill(~window, 0.0)
+    return Softmax(scores, weights, top, torch.exp(sink - top), weights * (distance + 4) * UNIT)
+
+
+@dataclass(frozen=True)
+class Value:
+    """Float64 results: ``out`` ``[R, Dv]``, ``lse`` ``[R]`` and how far each may be from the exact one."""
+
+    out: Tensor
+    lse: Tensor
+    out_slack: Tensor
+    lse_slack: Tensor
+
+
+def exact(problem: Attention) -> Value:
+    """The attention of every row; see the module for rows without keys and for NaN."""
+    parts = [_tile(tile) for tile in problem.tiles()]
+    return Value(*(torch.cat([getattr(part, name) for part in parts]) for name in Value.__dataclass_fields__))
+
+
+def _tile(problem: Attention) -> Value:
+    soft, v = softmax(problem), decode(problem.v)
+    total = soft.weights.sum(dim=1) + soft.sink
+    divisor = torch.where(total == 0, torch.ones_like(total), total)
+    scale = problem.v_scale.to(torch.float64)
+    weights = soft.weights.nan_to_num(nan=0.0)
+    out = (weights @ zero_nonfinite(v)) / divisor[:, None] * scale
+    size = (weights @ zero_nonfinite(v).abs()) / divisor[:, None] * scale.abs()
+    moved = soft.error.nan_to_num(nan=0.0)
+    lost = (moved.sum(dim=1) / divisor) + (problem.k.shape[0] + 8) * UNIT
+    slack = (moved @ zero_nonfinite(v).abs()) / divisor[:, None] * scale.abs() + (size + out.abs()) * lost[:, None]
+    bad = torch.isnan(soft.weights).any(dim=1)[:, None] | torch.isnan(v).any(dim=0)[None, :]
+    seen = problem.seen()
+    lse = torch.where(seen, soft.top + torch.log(divisor), torch.full_like(total, -torch.inf))
+    out, lse = out.masked_fill(bad & seen[:, None], torch.nan), lse + 0.0 * total
+    return Value(out, lse, slack * (1 + 2.0**-40), 2 * lost + UNIT * (lse.abs().nan_to_num(posinf=0.0) + 1))

@@ -1,0 +1,260 @@
+"""FP8 attention: the truth against mpmath and torch, captured bits, intervals of legal variants, refused calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import oracle
+from oracle.bounds.attention import float32_bound, pipeline_bound
+from oracle.errors import InputError, NumericsError, OptionError, ShapeError
+from oracle.fixtures.captures import load
+from oracle.fixtures.files import folder
+from oracle.numbers import mufu
+from oracle.numbers.formats import decode
+from oracle.numbers.rounding import f32
+from oracle.routines import cases, get
+from oracle.routines.base import Call
+from oracle.routines.catalogue import get as get_fault
+from oracle.routines.catalogue import run
+from oracle.tensorcore.attention import PIPELINES, TILE_SUMS, pipeline, predict_attention, walks
+from oracle.truth.attention import Attention, exact
+from oracle.verdict.compare import Status
+
+E4M3 = torch.float8_e4m3fn
+CASE = "mha_fwd/e4m3xe4m3-bf16/head/b=2,s=12,n=150,h=6,g=2,d=64,v=64"
+LONG = "mha_fwd/e4m3xe4m3-bf16/head/b=1,s=70,n=400,h=2,g=1,d=128,v=128"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def problem(seed: int, rows: int = 5, keys: int = 40, depth: int = 32, *, sink: bool = False) -> Attention:
+    g = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(n, depth, generator=g).to(E4M3) for n in (rows, keys, keys))
+    stop = torch.randint(0, keys + 1, (rows,), generator=g)
+    start = (stop - torch.randint(0, keys, (rows,), generator=g)).clamp(min=0)
+    scales = torch.rand(rows + 2, generator=g) + 0.5
+    sinks = torch.randn(rows, generator=g, dtype=torch.float64) if sink else None
+    return Attention(q, k, v, 0.4, scales[:rows], scales[-2], scales[-1], start, stop, sinks)
+
+
+def slowly(p: Attention) -> tuple[list[list[mpmath.mpf]], list[mpmath.mpf]]:
+    """Output and log-sum-exp by mpmath, from the values of the codes alone."""
+    mpmath.mp.prec = 200
+    q, k, v = ([[mpmath.mpf(x) for x in row] for row in decode(x).tolist()] for x in (p.q, p.k, p.v))
+    outs, sums = [], []
+    for r, row in enumerate(q):
+        c = mpmath.mpf(p.softmax_scale) * mpmath.mpf(float(p.q_scale[r])) * mpmath.mpf(float(p.k_scale))
+        seen = range(max(0, int(p.start[r])), min(len(k), int(p.stop[r])))
+        weights = {j: mpmath.exp(c * mpmath.fdot(zip(row, k[j], strict=True))) for j in seen}
+        total = mpmath.fsum(weights.values()) + (mpmath.exp(p.sink[r].item()) if p.sink is not None and weights else 0)
+        columns = range(len(v[0]))
+        numerators = [mpmath.fsum(w * v[j][d] for j, w in weights.items()) for d in columns]
+        outs.append([mpmath.mpf(float(p.v_scale)) * n / total if weights else mpmath.mpf(0) for n in numerators])
+        sums.append(mpmath.log(total) if weights else -mpmath.inf)
+    return outs, sums
+
+
+class TestTruth:
+    @given(st.integers(0, 1 << 30), st.booleans())
+    def test_within_its_slack_of_mpmath(self, seed: int, sink: bool) -> None:
+        p = problem(seed, rows=2, keys=9, depth=16, sink=sink)
+        value, (outs, sums) = exact(p), slowly(p)
+        for r in range(2):
+            for d in range(16):
+                assert abs(mpmath.mpf(value.out[r, d].item()) - outs[r][d]) <= value.out_slack[r, d].item() + 1e-300
+            lse = value.lse[r].item()
+            assert lse == sums[r] or abs(mpmath.mpf(lse) - sums[r]) <= value.lse_slack[r].item()
+
+    def test_slack_is_small(self) -> None:
+        value = exact(problem(1, sink=True))
+        assert float((value.out_slack / value.out.abs().clamp(min=1e-2)).max()) < 1e-11
+
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_torch_in_float64(self, causal: bool) -> None:
+        case = cases.parse(f"{CASE}{'/causal=1' if causal else ''}/family=randn/seed=3")
+        inputs, options = case.inputs(), case.call_options()
+        out = oracle.reference("mha_fwd", inputs, **options)["out"]
+        q, k, v = (decode(inputs[name]).transpose(1, 2) for name in "qkv")
+        of_q, of_k, of_v = (
+            inputs[name].double().repeat_interleave(3, 1)[..., None, None] for name in get("mha_fwd").scales
+        )
+        mask = torch.ones(12, 150, dtype=torch.bool).tril(138) if causal else None
+        k, v = (x.repeat_interleave(3, 1) for x in (k, v))
+        right = torch.nn.functional.scaled_dot_product_attention(q * of_q, k * of_k, v * of_v, attn_mask=mask)
+        assert torch.allclose(out.transpose(1, 2), right, rtol=1e-12, atol=1e-12)
+
+    def test_unused_slots_change_nothing(self) -> None:
+        case = cases.parse(f"{CASE}/used=1/family=randn/seed=1")
+        inputs = case.inputs()
+        assert bool(torch.isnan(inputs["v"].float()).any())
+        clean = {
+            name: torch.where(torch.isnan(x.float()), 0.0, x.float()).to(x.dtype) if name in "kv" else x
+            for name, x in inputs.items()
+        }
+        for one, other in zip(*(oracle.reference("mha_fwd", x).values() for x in (inputs, clean)), strict=True):
+            assert torch.equal(one, other)
+
+
+class TestExactCases:
+    """Integer scores with ``c = 1``: every P is a power of two, so what rounds P exactly gives the rounded truth."""
+
+    @pytest.mark.parametrize("name", [*PIPELINES, "sm90.attention.forward.64.lift8.tile"])
+    def test_the_truth_but_for_the_last_division(self, name: str) -> None:
+        g = torch.Generator().manual_seed(5)
+        q, k = (torch.randint(0, 2, (n, 64), generator=g).float() for n in (24, 90))
+        q[:, 4:] = 0
+        v = torch.randint(-4, 5, (90, 64), generator=g).float()
+        one = torch.ones(())
+        ends = torch.zeros(24, dtype=torch.int64), torch.full((24,), 90)
+        p = Attention(q.to(E4M3), k.to(E4M3), v.to(E4M3), math.log(2.0), one.expand(24), one, one, *ends)
+        found, right = predict_attention(p, pipeline(name)).double(), exact(p).out
+        # a reciprocal within an ulp and two roundings; FlashInfer rounds the scale of the values by 448 too
+        assert bool(((found - right).abs() <= 5 * 2.0**-24 * right.abs() + 2.0**-40).all())
+
+
+class TestCaptured:
+    """What vLLM's FlashAttention-3 and FlashInfer gave on an H100."""
+
+    def test_every_bit_but_of_the_known_failure(self) -> None:
+        verdicts = []
+        for one in load(folder() / "captures"):
+            if one.contract not in ("mha_fwd", "single_prefill_with_kv_cache"):
+                continue
+            outputs = one.outputs(get(one.contract).returns)
+            verdicts.append(oracle.judge(one.contract, one.inputs(), outputs, arch="sm90", explain="off", **one.call()))
+        passed = [verdict for verdict in verdicts if verdict.status is Status.PASSED]
+        assert (len(verdicts), len(passed)) == (16, 15) and all("bits of sm90" in one.basis for one in passed)
+
+    def test_one_changed_bit_is_no_longer_the_bits(self) -> None:
+        one = next(one for one in load(folder() / "captures") if "flashinfer_fa3" in one.id)
+        outputs = {name: x.clone() for name, x in one.outputs(("out", "lse")).items()}  # type: ignore[union-attr]
+        outputs["out"].view(torch.int16)[0, 0, 0] ^= 1 << 6
+        verdict = oracle.judge(one.contract, one.inputs(), outputs, arch="sm90", explain="off", **one.call())
+        assert verdict.status is Status.FAILED and verdict.outside == 1
+
+
+class TestFaults:
+    @pytest.mark.parametrize(
+        ("fault", "case"),
+        [
+            ("P is cast to FP8 without a lift", f"{CASE}/family=hot/seed=1"),
+            ("P is lifted so far that it saturates", f"{CASE}/family=randn/seed=1"),
+            ("row sum of the rounded P", f"{CASE}/family=ones/seed=1"),
+            ("output and row sum not rescaled at a new maximum", f"{LONG}/family=fall/seed=1"),
+            ("causal mask from the top left", f"{CASE}/causal=1/family=randn/seed=1"),
+            ("query head h reads KV head h mod G", f"{CASE}/family=randn/seed=1"),
+            ("sink left out", f"{CASE}/sink=1/family=randn/seed=1"),
+        ],
+    )
+    def test_refused_and_named(self, fault: str, case: str) -> None:
+        parsed = cases.parse(case)
+        call = Call(get("mha_fwd"), parsed.inputs(), parsed.call_options())
+        verdict = oracle.judge("mha_fwd", call.inputs, run(call, get_fault(fault)), arch="sm90", **call.options)
+        assert verdict.status is Status.FAILED
+        assert fault in verdict.explained_by
+
+
+class TestLegalVariants:
+    """Sums in other orders lie in the interval of the pipeline; another P does not."""
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_any_order(self, seed: int) -> None:
+        p = problem(seed, rows=70, keys=330, depth=64, sink=bool(seed % 2))
+        (walk,) = walks(p, TILE_SUMS)
+        p = walk.problem
+        edges, g = pipeline_bound(walk, TILE_SUMS), torch.Generator().manual_seed(seed)
+        total = torch.zeros_like(walk.total)
+        out = torch.zeros_like(walk.sums)
+        for step in walk.steps:
+            order = torch.randperm(step.x.shape[1], generator=g)
+            a = torch.ones_like(total) if step.factor is None else step.factor
+            total = f32(total * a)
+            for j in order.tolist():
+                total = f32(total + step.x[:, j])
+            part = f32(decode(step.codes)[:, order] @ decode(p.v[step.keys])[order])
+            out = f32(f32(out * a[:, None]) + part)
+        without = walk.total - sum_of(walk)
+        total = f32(total + (without.clamp(min=0.0) if p.sink is not None else 0.0))
+        scaled = out / total.clamp(min=2.0**-100)[:, None] * p.v_scale.double()
+        scaled = torch.where(p.seen()[:, None], scaled, torch.zeros_like(scaled))
+        assert bool(((scaled >= edges.low) & (scaled <= edges.high)).all())
+
+    def test_another_lift_leaves_it(self) -> None:
+        p = problem(3, rows=70, keys=330, depth=64)
+        (walk,) = walks(p, TILE_SUMS)
+        edges, other = pipeline_bound(walk, TILE_SUMS), predict_attention(p, replace(TILE_SUMS, lift=0.0)).double()
+        assert bool(((other < edges.low) | (other > edges.high)).any())
+
+    def test_float32_holds_its_own_and_refuses_a_rounded_p(self) -> None:
+        p = problem(4, rows=70, keys=330, depth=64)
+        edges = float32_bound(p)
+        q, k, v = (x.float() for x in (p.q, p.k, p.v))
+        y = (q @ k.T) * p.factor.float()[:, None]
+        plain = torch.softmax(y.masked_fill(~p.window(), -torch.inf), dim=1).nan_to_num() @ v * p.v_scale
+        rounded = predict_attention(p, TILE_SUMS).double()
+        assert bool(((plain >= edges.low) & (plain <= edges.high)).all())
+        assert bool(((rounded < edges.low) | (rounded > edges.high)).any())
+
+
+def sum_of(walk: object) -> Tensor:
+    total = torch.zeros_like(walk.total)  # type: ignore[attr-defined]
+    for step in walk.steps:  # type: ignore[attr-defined]
+        total = total * (1.0 if step.factor is None else step.factor) + step.x.sum(dim=1)
+    return total
+
+
+class TestExponential:
+    def test_negative_values_below_the_last_digit_give_one(self) -> None:
+        x = torch.tensor([-(2.0**-24), -(2.0**-30), -0.0], dtype=torch.float64)
+        assert mufu.exp2(x).tolist() == [1.0, 1.0, 1.0] and float(mufu.exp2(-(2.0**-23) * x.new_ones(1))) < 1.0
+
+
+class TestRefused:
+    @staticmethod
+    def call() -> dict[str, Tensor]:
+        return cases.parse(f"{CASE}/family=randn/seed=1").inputs()
+
+    def test_scales(self) -> None:
+        inputs = self.call()
+        with pytest.raises(InputError, match="scales are positive and finite"):
+            oracle.reference("mha_fwd", inputs | {"k_descale": -inputs["k_descale"]})
+
+    def test_lengths(self) -> None:
+        with pytest.raises(InputError, match="there are 150 keys"):
+            oracle.reference("mha_fwd", self.call() | {"seqused_k": torch.tensor([151, 3], dtype=torch.int32)})
+
+    def test_heads_and_depths(self) -> None:
+        inputs = self.call()
+        with pytest.raises(ShapeError, match="no multiple of 2 KV heads"):
+            oracle.reference("mha_fwd", inputs | {"q": inputs["q"][:, :, :5]})
+        with pytest.raises(ShapeError, match="multiples of 16"):
+            oracle.reference("mha_fwd", inputs | {"v": inputs["v"][..., :40].contiguous()[..., :39]})
+
+    @pytest.mark.parametrize("option", [{"softmax_scale": -1.0}, {"window_size_left": -2}, {"softmax_scale": math.inf}])
+    def test_options(self, option: dict[str, float]) -> None:
+        with pytest.raises(OptionError, match="pass"):
+            oracle.reference("mha_fwd", self.call(), **option)
+
+    def test_pipelines(self) -> None:
+        with pytest.raises(NumericsError, match="spell one out"):
+            pipeline("sm90.fa3.tiles")
+        with pytest.raises(NumericsError, match="pairs of every 8"):
+            pipeline("sm90.attention.forward.60.lift8.tile")
+        spelt = pipeline("sm90.attention.backward.192.lift8.tile")
+        p = problem(9, rows=70, keys=200, depth=128)
+        assert torch.equal(predict_attention(p, spelt), predict_attention(p, TILE_SUMS))
