@@ -78,6 +78,8 @@ def float32_bound(problem: Attention) -> Edges:
 
 
 def _float32(problem: Attention) -> Edges:
+    if not problem.k.shape[0]:
+        return _without_keys(problem)
     value, soft = exact(problem), softmax(problem)
     n, depth = problem.k.shape
     tiles = n // LEAST_TILE + 1
@@ -118,6 +120,8 @@ def _lse_error(eps: Tensor, weights: Tensor, lse: Tensor, terms: int) -> Tensor:
 def pipeline_bound(walk: Walk, pipeline: Pipeline) -> Edges:
     """The edges of a kernel with the scores and codes of P of ``walk``: its sums in any legal order."""
     problem = walk.problem
+    if not problem.k.shape[0]:
+        return _without_keys(problem)
     n, v, tiles = problem.k.shape[0], zero_nonfinite(decode(problem.v)), max(1, len(walk.steps))
     acc = of_schedule(get_schedule(CHAIN))
     total = torch.zeros_like(walk.total)
@@ -149,6 +153,14 @@ def pipeline_bound(walk: Walk, pipeline: Pipeline) -> Edges:
     nan = torch.isnan(walk.total)[:, None] | torch.isnan(decode(problem.v)).any(dim=0)[None, :]
     middle, lost = (below + above) / 2, (above - below) / 2 + spread
     return _edges(problem, middle.masked_fill(nan, torch.nan), lost, lse, lse_lost * ROOM, torch.zeros_like(nan[:, 0]))
+
+
+def _without_keys(problem: Attention) -> Edges:
+    """0 and -inf."""
+    rows, width = problem.q.shape[0], problem.v.shape[1]
+    zero = torch.zeros((rows, width), dtype=torch.float64, device=problem.q.device)
+    none = torch.full((rows,), -torch.inf, dtype=torch.float64, device=problem.q.device)
+    return Edges(zero, zero, none, none, torch.zeros_like(zero, dtype=torch.bool))
 
 
 def _edges(

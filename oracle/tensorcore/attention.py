@@ -191,11 +191,13 @@ def walks(problem: Attention, pipeline: Pipeline) -> Iterator[Walk]:
 def _walk(problem: Attention, pipeline: Pipeline, width: int) -> Walk:
     rows, keys = problem.q.shape[0], problem.k.shape[0]
     c, wide = pipeline.factor(problem), torch.float64
-    scores = _product(problem.q, problem.k).to(wide).masked_fill(~problem.window(), -torch.inf)
     top = torch.full((rows,), -torch.inf, dtype=wide, device=c.device)
     out = torch.zeros((rows, problem.v.shape[1]), dtype=wide, device=c.device)
     lanes, steps = torch.zeros((rows, LANES), dtype=wide, device=c.device), []
     tiles = [slice(i, min(i + width, keys)) for i in range(0, keys, width)]
+    if not keys:
+        return Walk(problem, out.to(torch.float32), out, (), top, c, torch.zeros_like(c))
+    scores = _product(problem.q, problem.k).to(wide).masked_fill(~problem.window(), -torch.inf)
     for number, tile in enumerate(reversed(tiles) if pipeline.backward else tiles):
         s = scores[:, tile]
         grown = torch.fmax(top, s.nan_to_num(nan=-torch.inf).amax(dim=1))

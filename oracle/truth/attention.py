@@ -81,6 +81,8 @@ class Attention:
     def scores(self) -> Tensor:
         """The exact dot products, float64 ``[R, N]``; NaN where a NaN code enters."""
         q, k = decode(self.q), decode(self.k)
+        if not len(k):
+            return torch.zeros((len(q), 0), dtype=torch.float64, device=q.device)
         total = torch.zeros((q.shape[0], k.shape[0]), dtype=torch.float64, device=q.device)
         for part in block_sums(zero_nonfinite(q), zero_nonfinite(k)):
             total = total + part

@@ -283,7 +283,7 @@ class AttentionContract(Contract):
                 return reason
         spread = 0.0
         for place in self.places(call.inputs, call.resolved):
-            for tile in place.problem.tiles():
+            for tile in place.problem.tiles() if place.problem.k.shape[0] else ():
                 y = (tile.factor[:, None] * tile.scores()).nan_to_num(nan=0.0)
                 window = tile.window()
                 top = y.masked_fill(~window, -torch.inf).amax(dim=1)
