@@ -21,10 +21,10 @@ from oracle.errors import InputError, NumericsError, OptionError, ShapeError
 from oracle.numbers import recipes
 from oracle.numbers.formats import BF16, E4M3FN, decode
 from oracle.numbers.quantize import quantize
-from oracle.routines import cases
+from oracle.routines import cases, profiles
 from oracle.routines.base import get
 from oracle.routines.moe import contract as contracts
-from oracle.routines.moe.contract import WAYS
+from oracle.routines.moe.contract import QUANTISERS, WAYS
 from oracle.routines.moe.moe_ranges import SILU_ARGMIN, SILU_MIN, act_span, silu_span
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as get_schedule
@@ -488,6 +488,27 @@ class TestLayer:
         assert all(v.status is Status.FAILED for v in others), [v.summary for v in others]
         matches = get("moe_fp8").identify(inputs, kernel(inputs, combine=combine), arch=None)
         assert matches[0].schedule == combine.name and matches[0].equal > matches[1].equal + 0.05
+
+    @pytest.mark.parametrize(("due", "made"), [("RUNNING", "WEIGHTED"), ("WEIGHTED", "RUNNING")])
+    def test_a_listed_case_tells_a_running_sum_from_one_of_float32(self, due: str, made: str) -> None:
+        """A token of one expert has one slot, where the two are the same."""
+        contract, declared = get("moe_fp8"), f"combine:{due}"
+        [case] = [case for case in profiles.cases("moe_fp8", "quick") if declared in str(case)]
+        inputs, options = case.inputs(), case.call_options()
+        one = {**inputs, **{name: inputs[name][:, :1] for name in ("topk_ids", "topk_weights")}}
+        for call, status in ((inputs, Status.FAILED), (one, Status.PASSED)):
+            right = contract.reference(call, **options)
+            other = contract.reference(call, **{**options, "combine": made})
+            assert judge(call, right, **options).status is Status.PASSED
+            assert judge(call, other, **options).status is status
+
+    @pytest.mark.parametrize("name", ["torchao_mxfp4_floor", "vllm_token", "flashinfer_nvfp4"])
+    def test_a_recipe_of_other_blocks_or_codes_is_refused(self, name: str) -> None:
+        inputs = make()
+        with pytest.raises(NumericsError, match=f"recipe {name} gives float.* in blocks of"):
+            get("moe_fp8").check(inputs, {"recipe": name})
+        assert name not in QUANTISERS
+        get("moe_fp8").check(inputs, {"recipe": "sglang_group"})
 
     @pytest.mark.parametrize("combine", list(WAYS), ids=lambda c: c.name)
     def test_the_reference_of_every_combine_lies_in_its_interval(self, combine: Combine) -> None:
