@@ -22,8 +22,9 @@ Five rules cover what bits cannot decide:
   NaN where a candidate predicts it for exactly the elements that are NaN, and for no other.
 - An output without two different finite values other than 0 (all NaN, zeros, infinities, one value) is evidence for no
   candidate (:func:`speaks`); failing elements without them are none for one that acts there alone.
-- A fault that leaves elements unwritten is named by position (``placed``) where exactly those elements fail and their
-  values do not correlate with the right ones.
+- A fault that leaves elements unwritten is named by position (``placed``) where exactly those elements fail, their
+  values do not correlate with the right ones, and most of their rows and columns are no sums of the K blocks under
+  other scales.
 
 Not covered: which candidates are tried, and in which order (:mod:`oracle.diagnosis.explain`).
 
@@ -44,6 +45,7 @@ from torch import Tensor
 from oracle.bounds import Interval, admissible
 from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.diagnosis.least_squares import effective_factors
 from oracle.diagnosis.mutated import Mutated
 from oracle.numbers.formats import codes_of, decode, of_dtype, same_bits
 from oracle.routines.catalogue import Call, Fault, Stage
@@ -369,9 +371,25 @@ class FailingOutput:
             return explanation
         if not 0 < count < self.total or right_there > CHANCE * count:
             return explanation
-        if correlates(self.output, self.right, self.bad) or other_groups(self):
+        if correlates(self.output, self.right, self.bad) or other_groups(self) or self.computed:
             return explanation
         return replace(explanation, placed=self.failing)
+
+    @cached_property
+    def computed(self) -> bool:
+        """Whether most failing rows, or columns, of some product are sums of its K blocks under other scales: they were
+        written."""
+        if not self.small:
+            return False
+        for part in self.call.parts:
+            rows, columns = grid(part.of(self.bad))
+            if not len(rows):
+                continue
+            product, made = subset(part.product, rows, columns), part.of(self.output)[rows[:, None], columns[None, :]]
+            found = (effective_factors(product, made, of_columns=axis) for axis in (False, True))
+            if any(used is not None and used.known > LISTED for used in found):
+                return True
+        return False
 
     # --- placements ---------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ Not covered: three faults at once; judging (a diagnosis changes no status).
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -53,10 +54,10 @@ from oracle.diagnosis.least_squares import Factors, effective_factors, read_beyo
 from oracle.diagnosis.level import Explain, explain_level
 from oracle.diagnosis.localise import groups_in_use, placements
 from oracle.diagnosis.mutated import Mutated
-from oracle.diagnosis.observed import observed, tail_of_k, times_right
+from oracle.diagnosis.observed import UNLIKE, observed, tail_of_k, times_right
 from oracle.diagnosis.other_calls import taken_otherwise
 from oracle.errors import NumericsError, counted
-from oracle.numbers.formats import codes_of, decode
+from oracle.numbers.formats import codes_of, decode, of_dtype
 from oracle.numbers.recipe_table import recipes
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.threads import one_thread
@@ -84,9 +85,13 @@ FEW_PARTS, CONFIRMED = 8, 3  # of more, those on which explanations are looked f
 TILE = 128  # columns of which the factors of the K blocks are found together
 MOST = 4  # findings about K blocks
 TRIED = 3  # admitted schedules that faults are put into, beside exact sums
-SMALL = 1 << 17  # elements of a call without products that is searched whole by default
+SMALL = 1 << 20  # elements of a call without products that is searched whole by default
 SHOWN = 12  # explanations in a diagnosis
 CHEAP = LARGE  # products of one candidate up to which a judgement diagnoses by itself
+EVIDENCE = 12  # bits; of fifty candidates one has as many by chance once in eighty failures
+WIDE = 8  # bits that the fraction of a value tells at most
+EXACT = 0.6  # of what fails, which a fault reproduces bit by bit, or moves far, where the rest lies near
+FAR = 4.0  # times as far as right results lie apart
 
 
 @dataclass(frozen=True)
@@ -566,9 +571,9 @@ def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor], numerics: str | 
     """Every fault on the whole call; outputs are compared tensor by tensor."""
     call = replace(asked, beyond=Beyond.UNKNOWN)
     base, right = _closest_recipe(call, given)
-    bad, near = _refused(call, given, right, numerics)
+    bad, width = _refused(call, given, right, numerics)
     failing, total = sum(int(m.sum()) for m in bad.values()), sum(m.numel() for m in bad.values())
-    found = []
+    found, most = list[Explanation](), 0
     for fault in faults_of(call.contract.name):
         if fault.applies(call) is not None:
             continue
@@ -578,21 +583,58 @@ def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor], numerics: str | 
         same = {name: agree(given[name], predicted[name]) for name in given}
         changed = {name: ~agree(predicted[name], right[name]) for name in given}
         explained = sum(int((bad[name] & same[name] & changed[name]).sum()) for name in given)
+        if width is not None:
+            near = {name: mask | _within(given[name], predicted[name], width[name]) for name, mask in same.items()}
+            far = {n: mask | ~_within(predicted[n], right[n], FAR * width[n]) for n, mask in same.items()}
+            told = sum(int((bad[name] & near[name] & far[name] & changed[name]).sum()) for name in given)
+            exact = sum(int(mask.sum()) for mask in same.values())
+            if told >= EXACT * failing:
+                if exact < most:
+                    continue
+                most, same = exact, near
+                explained = sum(int((bad[name] & same[name]).sum()) for name in given)
         contradicted = sum(int((~same[name] & (changed[name] | bad[name])).sum()) for name in given)
         counts = explained, failing, total, contradicted
         if explained > contradicted:
             found.append(Explanation(fault.name, "declared recipe", *counts, fault.seen))
     where = "; ".join(f"{name}: {describe(mask)}" for name, mask in bad.items() if bool(mask.any()))
-    if not any(speaks(x) for x in given.values()):
+    if not any(speaks(x) for x in given.values()) or _evidence(call, given, bad) < EVIDENCE:
         found = []
     seen = tuple(place(mask, output=name) for name, mask in bad.items())
-    several = len(bad) > 1
-    words = [
-        f"{name}: {said}" if several else said
-        for name, mask in bad.items()
-        for said in observed(given[name], right[name], mask, near=near)
-    ]
+    several, words = len(bad) > 1, list[str]()
+    for name, mask in bad.items():
+        ordered = (call.contract.in_order(call, name, x) for x in (given[name], right[name], mask))
+        copied = _copied(call, given[name], mask)
+        said = [*copied, *observed(*ordered, near=width is not None)]
+        if copied:
+            said = [one for one in said if not one.startswith(UNLIKE)]
+        words += [f"{name}: {one}" if several else one for one in said]
     return Diagnosis(failing, total, where, ranked(found)[:SHOWN], places=seen, observed=tuple(words))
+
+
+def _evidence(call: Call, given: Mapping[str, Tensor], bad: Mapping[str, Tensor]) -> float:
+    """How much a candidate must know to reproduce what fails, in bits: which elements do, which of the values found
+    there each has, and of each of these that is no power of two its fraction, ``WIDE`` bits at most; of the output of
+    which that is the least. Codes that fail with their scale tell nothing new."""
+    scales = getattr(call.contract, "scale_dtype", torch.uint8)  # of what is published as bytes
+
+    def bits(x: Tensor, mask: Tensor) -> float:
+        n, k = mask.numel(), int(mask.sum())
+        which = (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
+        values = torch.unique(bits_of(x)[mask])
+        told = which + k * math.log2(len(values))
+        if not x.is_floating_point():
+            return told
+        mantissa, _ = torch.frexp(decode(values.view(x.dtype)).abs())
+        fraction = of_dtype(x.dtype).fraction_bits if x.dtype is not torch.float64 else WIDE
+        return told + min(WIDE, fraction) * int(((mantissa != 0.5) & (mantissa > 0)).sum())
+
+    found = []
+    for name, mask in bad.items():
+        if bool(mask.any()):
+            x, where = (call.contract.in_order(call, name, y) for y in (given[name], mask))
+            found.append(bits(x.view(scales) if name == "scale" and x.dtype is torch.uint8 else x, where))
+    return min(found, default=0.0)
 
 
 def _closest_recipe(call: Call, given: Mapping[str, Tensor]) -> tuple[tuple[Fault, ...], dict[str, Tensor]]:
@@ -620,23 +662,53 @@ def with_recipe(recipe: Recipe, contract: str) -> Fault:
 
 def _refused(
     call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor], numerics: str | None
-) -> tuple[dict[str, Tensor], bool]:
+) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
     """The elements that fail: those that differ from ``right``. Of a quantiser those that the judgement refuses too,
     a code only where it is wrong for the published scale and for the right one; of a contract without operands those
-    outside the ranges of its first alternative, where ``right`` is one of several right results (then True)."""
+    outside the ranges of its first alternative, where ``right`` is one of several right results. These come with how
+    far right results lie apart, by element, which is None for the others."""
     wrong = {name: ~agree(given[name], right[name]) for name in right}
-    bad, near = call.contract.refused(call, given, right), False
+    bad, width = call.contract.refused(call, given, right), None
     if bad is None and call.optional_operands is None:
         first = call.contract.admissible(call, numerics)[0]
-        ranges, near = first.ranges(call.contract.expected(call)) or {}, not isinstance(first, Bits)
-        if not near:
-            return {name: bits_of(given[name]) != bits_of(right[name]) for name in right}, near
+        ranges = first.ranges(call.contract.expected(call)) or {}
+        if isinstance(first, Bits):
+            return {name: bits_of(given[name]) != bits_of(right[name]) for name in right}, None
+        width = {name: _two_steps(right[name]) for name in wrong}
         if set(ranges) >= set(wrong):
-            bad = {name: _outside_of(bounds_of(ranges[name], "", wrong[name].device), given[name]) for name in wrong}
+            bounds = {name: bounds_of(ranges[name], "", wrong[name].device) for name in wrong}
+            bad = {name: _outside_of(bounds[name], given[name]) for name in wrong}
+            width |= {name: _apart(b) for name, b in bounds.items() if b.low.shape == width[name].shape}
     if bad is None or any(bad[name].numel() != mask.numel() for name, mask in wrong.items()):
-        return wrong, near
+        return wrong, width
     refused = {name: mask & bad[name].reshape(mask.shape) for name, mask in wrong.items()}
-    return refused if any(bool(mask.any()) for mask in refused.values()) else wrong, near
+    return refused if any(bool(mask.any()) for mask in refused.values()) else wrong, width
+
+
+def _copied(call: Call, x: Tensor, bad: Tensor) -> list[str]:
+    """Which input the failing elements of an output of its shape and dtype are copies of."""
+    alike = {n: y for n, y in call.inputs.items() if (y.shape, y.dtype) == (x.shape, x.dtype)}
+    found = [n for n, y in alike.items() if torch.equal(bits_of(x)[bad], bits_of(y)[bad])]
+    return [f"every failing element is that of {name}, as it is" for name in found if speaks(x[bad])]
+
+
+def _two_steps(x: Tensor) -> Tensor:
+    """Two units in the last place of each element, float64; 0 of integers and FP8."""
+    if x.dtype in (torch.float32, torch.bfloat16, torch.float16):
+        return decode(x).abs().nan_to_num(nan=0.0, posinf=0.0) * 2.0 ** (1 - of_dtype(x.dtype).fraction_bits)
+    return torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+
+
+def _apart(bounds: Bounds) -> Tensor:
+    """How far the ends of each range lie apart, float64; infinitely far where nothing is said."""
+    return torch.where(bounds.free, torch.inf, (bounds.high - bounds.low).nan_to_num(nan=0.0))
+
+
+def _within(x: Tensor, wanted: Tensor, width: Tensor) -> Tensor:
+    """The elements of ``x`` no farther from the ``wanted`` ones than right results lie apart, or two units in the last
+    place, bool."""
+    value, due = (decode(y) if y.is_floating_point() else y.to(torch.float64) for y in (x, wanted))
+    return (value - due).abs() <= torch.maximum(width, _two_steps(wanted))
 
 
 def _outside_of(bounds: Bounds, x: Tensor) -> Tensor:

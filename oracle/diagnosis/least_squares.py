@@ -57,6 +57,11 @@ class Factors:
     error: Tensor
     block: int
 
+    @property
+    def known(self) -> float:
+        """Of how many rows the factors are determined, and not all 0, as a share."""
+        return float((self.factor.nan_to_num(nan=0.0) != 0).any(dim=1).double().mean())
+
     def wrong(self) -> Tensor:
         """Rows and blocks whose factor is surely not 1, bool ``[M, B]``."""
         return (self.factor - 1).abs() > SURE + ERRORS * self.error
@@ -78,15 +83,17 @@ def terms(product: ScaledProduct) -> tuple[Tensor, int]:
     return torch.stack(found), length
 
 
-def effective_factors(product: ScaledProduct, output: Tensor) -> Factors | None:
-    """The factors of every row of ``output [M, N]`` (any float dtype); None when the shape or the data do not determine
-    them."""
+def effective_factors(product: ScaledProduct, output: Tensor, *, of_columns: bool = False) -> Factors | None:
+    """The factors of every row (or ``of_columns``) of ``output [M, N]`` (any float dtype); None when the shape or the
+    data do not determine them."""
     z, length = terms(product)
     y = decode(output)
     if product.bias is not None:
         y = y - decode(product.bias)[None, :]
     if product.c is not None:
         y = y - decode(product.c)
+    if of_columns:
+        z, y = z.transpose(1, 2), y.t()
     blocks, _, columns = z.shape
     if columns < 2 * blocks or not bool(torch.isfinite(z).all()):
         return None

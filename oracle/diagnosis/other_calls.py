@@ -5,21 +5,28 @@ output is judged for the changed call; one that is right for it, in every elemen
 
     options     an option taken as its default, or as another of its few values
     optional    an optional input taken as not given; a bias or a state as 0, factors as 1, a bound as none
-    widths      integers of 64 bits read as words of 32
-    formats     E4M3 read as E5M2 and the other way round; float32 factors or a bias rounded to bfloat16 or float16
+    others      an input taken as another one of its kind and shape
+    widths      integers of 64 bits read as words of 32; an option that is kept in 8 bits
+    formats     E4M3 read as E5M2 and the other way round; float32 factors or a bias rounded to bfloat16 or float16;
+                subnormal scale bytes of E4M3 as 0, integers of -8 as -7
     ends        nothing comes from some index on, of values, codes, factors or scores; slots and ids from some index on,
                 or ids from some number on, taken as -1, or -1 as 0; counts cut to some number or to whole steps; groups
                 from some offset on taken as empty
-    memory      a view read as if its memory were packed; a matrix as if it lay transposed
+    memory      a view read as if its memory were packed; a matrix as if it lay transposed; tiles of scale bytes counted
+                or filled otherwise
     indices     an axis of scales, factors or indices: the first for all, one for two neighbours, the next, the one
-                before, backwards; from some index on the first, the last before it, or those from 0 on again
+                before, backwards; from some index on the first, the last before it, or those from 0 on again; rows of
+                scales or factors by their place in their group
 
-A change is tried only where it changes values, and :data:`TRIED` of them at most, fewer of a large call, in this order;
-the first that is right is named. It must specify at least as many elements as the call itself, and leave no more of
-them open: an output is no evidence where nothing is said of it. It may specify less where nearly all (:data:`MOST`) of
-what it leaves out fails, as 0, NaN or old memory for a result that is neither: that was not computed. Of several of
-these that which leaves out least is named, and only where no other change is right. Nothing is tried where fewer than
-one of :data:`SHARE` elements fails, and no change that brings a NaN into the inputs explains outputs without one.
+A change is tried only where it changes values, in this order; :data:`TRIED` of them at most are judged, fewer of a
+large call. The first that is right is named. It must specify at least as many elements as the call itself, and leave no
+more of them open: an output is no evidence where nothing is said of it. A change is judged only where its result lies
+nearer to the output than the right result does, for more of the elements than it lies farther from. It may specify less
+where nearly all (:data:`MOST`) of what it leaves out fails, as 0, old memory or a NaN that no arithmetic gives, for a
+result that is neither: that was not computed. Of several of these that which leaves out least is named, and only where
+no change is right but one that leaves out data too. Where offsets or counts say which rows there are, no rows of data
+are left out. Nothing is tried where fewer than one of :data:`SHARE` elements fails, and no change that brings a NaN
+into the inputs explains outputs without one.
 
 Not covered: two changes at once; other changes of codes and values, which the catalogue has.
 
@@ -31,27 +38,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from oracle.diagnosis.observed import CUTS, cuts, late_picks, picked, picks
+from oracle.diagnosis.observed import CUTS, cuts, late_picks, made_nan, picked, picks
 from oracle.errors import OracleError
 from oracle.numbers.formats import decode
 from oracle.routines.base import FP8, Call, Output, by_name
 from oracle.routines.traits import Kind, OptionSpec, TensorSpec
+from oracle.truth.layout import HEIGHTS, WIDTH
 from oracle.verdict.compare import Status, Verdict
 from oracle.verdict.sets import bits_of
 
 TRIED = 96  # changed calls that are judged at most
+LIGHT = 0.25  # of a changed call that is judged: one whose result is computed alone
 WORK = 1 << 25  # elements of the inputs and outputs of all changed calls together
 FACTORS = (Kind.SCALES, Kind.ALPHA, Kind.WEIGHTS)
 SHARE = 512  # an option or an input enters more than one of so many elements
+BYTE = 0xFF
+SUBNORMAL = 7  # the largest byte of a subnormal number of E4M3
 MOST = 0.95  # of the elements that a changed call leaves out
+QUARTER = 32  # rows of a tile that lie one behind the other
 STEPS = (4, 8, 16)  # in which rows go, so that the last ones are left out
-DROPPED = (Kind.LOGITS, Kind.CODES, Kind.VALUES, Kind.WEIGHTS, Kind.BIAS)
+DROPPED = (Kind.LOGITS, Kind.CODES, Kind.VALUES, Kind.WEIGHTS, Kind.BIAS, Kind.STATE)
 INDEXED = (*FACTORS, Kind.BIAS, Kind.PAGES, Kind.SLOTS, Kind.POSITIONS, Kind.IDS)
 OTHER = {torch.float8_e4m3fn: torch.float8_e5m2, torch.float8_e5m2: torch.float8_e4m3fn}
+LEFT_OUT = "left out"
+SMALL = "of 1 to 7 (subnormal numbers of E4M3) taken as 0"
+WORDS = "(64 bits) read as words of 32 bits"
 Changed = tuple[str, Mapping[str, Tensor], Mapping[str, object]]
 
 
@@ -60,33 +76,83 @@ def taken_otherwise(call: Call, output: Output, verdict: Verdict, numerics: str 
 
     ``verdict`` is that of the call itself. NaN as the head of this file says; source: derived there."""
     judged = by_name(output)
-    left = tries(call, judged)
+    left: float = tries(call, judged)
     if not left or not any(_speaks(x) for x in judged.values()):
-        return None
+        return _idle_words(call, judged)
     if verdict.outside * SHARE < verdict.total:
         return None
     nan = any(map(_has_nan, judged.values()))
     least: tuple[int, str] | None = None
     for said, inputs, options in _changes(call):
-        changed = replace(call, inputs=inputs, options=options, given=None)
-        left -= 1
+        changed, held = replace(call, inputs=inputs, options=options, given=None), None
+        left -= LIGHT
         try:
-            held = call.contract.judged(changed, output, numerics) if nan or not _brings_nan(inputs, call) else None
+            if (nan or not _brings_nan(inputs, call)) and _nearer(changed, call, judged):
+                left -= 1 - LIGHT
+                held = call.contract.judged(changed, output, numerics)
         except OracleError:  # the contract takes no such call, or another output belongs to it
             held = None
         if held is not None and _right(held, verdict):
-            return said
+            if LEFT_OUT not in said:
+                return said
+            if not _beyond(call, judged):
+                return least[1] if least is not None else said
         if held is not None and _left_out(held, verdict, call, judged) and (least is None or held.total > least[0]):
             least = held.total, said
-        if left == 0:
+        if left <= 0:
             break
-    return least[1] if least else None
+    return least[1] if least else _idle_words(call, judged)
+
+
+def _idle_words(call: Call, output: Mapping[str, Tensor]) -> str | None:
+    """That counts of 64 bits are read as words of 32, where each group then has nothing and nothing is computed."""
+    for spec in call.contract.inputs:
+        x = call.inputs.get(spec.name)
+        if spec.kind is not Kind.COUNTS or x is None or x.dtype != torch.int64 or not x.numel():
+            continue
+        groups = x.reshape(len(x), -1)
+        words = torch.stack([made for _, made in _words(spec, x)]).reshape(groups.shape)
+        busy, read = groups.prod(dim=1) > 0, words.prod(dim=1) > 0
+        due = {name: call.truth.get(name) for name in output}
+        idle = all(
+            y is not None and y.shape == x.shape and bool((_untouched(x, call.inputs.get(name)) | _nothing(y)).all())
+            for name, x in output.items()
+            for y in (due[name],)
+        )
+        if bool(busy.any()) and not bool(read.any()) and idle:
+            return f"{spec.name} {WORDS}, by which no group has rows"
+    return None
 
 
 def tries(call: Call, output: Mapping[str, Tensor]) -> int:
     """How many changed calls are judged; none on a GPU."""
     tensors = [*call.inputs.values(), *output.values()]
     return 0 if any(x.is_cuda for x in tensors) else min(TRIED, WORK // (1 + sum(x.numel() for x in tensors)))
+
+
+def _nearer(changed: Call, call: Call, output: Mapping[str, Tensor]) -> bool:
+    """Whether the result of the changed call, rounded to the output, lies nearer to more elements of the output than it
+    lies farther from; True where outputs are no floating-point numbers of one shape, of which several may be right."""
+    nearer = farther = 0
+    for name, x in output.items():
+        made, due = changed.truth.get(name), call.truth.get(name)
+        if made is None or due is None or not x.shape == made.shape == due.shape:
+            return True
+        if not all(y.is_floating_point() for y in (x, made, due)):
+            return True
+        away, own = _distance(x, made, open_=_nothing(x)), _distance(x, due)
+        nearer, farther = nearer + int((away < own).sum()), farther + int((away > own).sum())
+    return nearer > farther
+
+
+def _distance(x: Tensor, due: Tensor, open_: Tensor | None = None) -> Tensor:
+    """How far elements of ``x`` lie from ``due`` in the dtype of ``x``, float64: 0 for two NaN, and where an ``open_``
+    one meets a NaN that stands for nothing."""
+    rounded = due if due.dtype == x.dtype or x.dtype in FP8 else due.to(x.dtype)
+    value, wanted = decode(x), decode(rounded)
+    away = torch.where(value == wanted, 0.0, (value - wanted).abs()).nan_to_num(nan=torch.inf)
+    alike = torch.isnan(wanted) & (torch.isnan(value) if open_ is None else open_ | torch.isnan(value))
+    return away.masked_fill(alike, 0.0)
 
 
 def _right(held: Verdict, verdict: Verdict) -> bool:
@@ -103,14 +169,28 @@ def _left_out(held: Verdict, verdict: Verdict, call: Call, output: Mapping[str, 
     if any(due[name].shape != x.shape for name, x in output.items()):
         return False
     idle = sum(int((_untouched(x, call.inputs.get(name)) & ~_nothing(due[name])).sum()) for name, x in output.items())
-    return idle >= MOST * verdict.outside
+    return idle >= MOST * dropped and not _beyond(call, output)
+
+
+def _beyond(call: Call, output: Mapping[str, Tensor]) -> bool:
+    """Whether different values, or NaN of arithmetic, lie where nothing is specified: what is missing may lie there."""
+    for name, due in call.contract.outputs(call).items():
+        if due.specified is not None and name in output:
+            rest = ~due.specified.reshape(due.specified.shape + (1,) * (output[name].dim() - due.specified.dim()))
+            rest = rest.expand(output[name].shape).to(output[name].device)
+            written = rest & ~_untouched(output[name], call.inputs.get(name))
+            found = output[name][written]
+            if len(torch.unique(bits_of(found))) > 1 or bool(made_nan(found).any()):
+                return True
+    return False
 
 
 def _untouched(x: Tensor, before: Tensor | None) -> Tensor:
-    """Elements that are 0 or NaN, or what a state of that name held ``before``, bool."""
+    """Elements that are 0 or a NaN that no arithmetic gives, or what a state of that name held ``before``, bool."""
+    idle = _nothing(x) & ~made_nan(x)
     if before is None or (before.shape, before.dtype) != (x.shape, x.dtype):
-        return _nothing(x)
-    return _nothing(x) | (bits_of(x) == bits_of(before))
+        return idle
+    return idle | (bits_of(x) == bits_of(before))
 
 
 def _nothing(x: Tensor) -> Tensor:
@@ -141,12 +221,23 @@ def _changes(call: Call) -> Iterator[Changed]:
     for option in contract.options:
         for value in _values(option, resolved[option.name]):
             yield f"{option.name} taken as {_word(value)}", inputs, {**call.options, option.name: value}
+        own = resolved[option.name]
+        if isinstance(own, int) and own > BYTE:
+            yield f"{option.name} kept in 8 bits", inputs, {**call.options, option.name: own & BYTE}
     given = [spec for spec in contract.inputs if spec.name in inputs]
     for spec in (spec for spec in given if spec.optional):
         kept = {name: x for name, x in inputs.items() if name != spec.name}
         yield f"{spec.name} taken as not given", kept, call.options
+    for spec, other in ((spec, other) for spec in given for other in given if spec is not other):
+        own, made = inputs[spec.name], inputs[other.name]
+        if spec.kind is other.kind and (own.shape, own.dtype) == (made.shape, made.dtype) and not _same(made, own):
+            yield f"{spec.name} taken as {other.name}", {**inputs, spec.name: made}, call.options
     early, late = partial(_indices, late=False), partial(_indices, late=True)
-    orders = (_constants, _words, _memory, _formats, _ended, early, _dropped, late)
+    small = {spec.name: made for spec in given for said, made in _formats(spec, inputs[spec.name]) if said == SMALL}
+    if sum(not _same(made, inputs[name]) for name, made in small.items()) > 1:
+        yield f"{' and '.join(small)} {SMALL}", {**inputs, **small}, call.options
+    left_out, in_groups = partial(_dropped, rows=not _counted(call)), partial(_in_groups, call)
+    orders = (_constants, _words, _memory, _tiles, _formats, _ended, early, in_groups, left_out, late)
     for order in orders:
         for spec in given:
             own = inputs[spec.name]
@@ -189,7 +280,33 @@ def _constants(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
 def _words(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
     if x.dtype == torch.int64 and x.numel() > 0:
         flat = x.contiguous().flatten().view(torch.int32)[: x.numel()]
-        yield ("(64 bits) read as words of 32 bits", flat.to(torch.int64).reshape(x.shape))
+        made = flat.to(torch.int64).reshape(x.shape)
+        yield (WORDS, made)
+        if spec.kind is Kind.SLOTS and x.dim() == 1:
+            yield (WORDS, _written_last(made))
+        if spec.kind is Kind.OFFSETS and x.dim() == 1 and (rising := _rising(made, spec)) is not None:
+            yield (WORDS, rising)
+
+
+def _written_last(slots: Tensor) -> Tensor:
+    """Slots of which each keeps the last token that goes there."""
+    again = (slots[:, None] == slots[None, :]) & torch.ones(len(slots), len(slots), dtype=torch.bool).triu(1)
+    return slots.masked_fill(again.to(slots.device).any(dim=1), -1)
+
+
+def _rising(bounds: Tensor, spec: TensorSpec) -> Tensor | None:
+    """Offsets by which each row has the last of the groups that hold it; None where those do not follow each other from
+    row 0 on."""
+    ends = spec.dims == ("G",)
+    border = [*([0] if ends else []), *bounds.tolist()]
+    owner = torch.full((max(0, *border),), -1)
+    for group, (begin, end) in enumerate(pairwise(border)):
+        owner[max(0, begin) : max(0, end)] = group
+    if not len(owner) or bool((owner.diff() < 0).any()) or int(owner[0]) < 0:
+        return None
+    upto = torch.tensor([int((owner <= group).sum()) for group in range(len(border) - 1)])
+    made = upto if ends else torch.cat([upto.new_zeros(1), upto])
+    return made.to(bounds)
 
 
 def _memory(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -203,22 +320,54 @@ def _memory(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
             yield ("read as if it lay transposed", turned.view(x.dtype))
 
 
+def _tiles(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Scale bytes in tiles of 128x4 or 8x4 (:func:`oracle.truth.layout.swizzle_offsets`), whose matrix may have any
+    number of tiles in a row that divides their number."""
+    if spec.kind is not Kind.SCALES or x.element_size() != 1 or not x.is_contiguous():
+        return
+    flat = x.view(torch.uint8).flatten()
+    for height in (height for height in HEIGHTS.values() if x.numel() and not x.numel() % (height * WIDTH)):
+        tiles, of = flat.reshape(-1, height * WIDTH), f"{height}x{WIDTH}"
+        count = len(tiles)
+        if height > QUARTER:
+            quarter = tiles.reshape(count, QUARTER, -1, WIDTH)[:, :, :1].expand(-1, -1, height // QUARTER, -1)
+            yield f"of the rows of a {of} tile taken to be those of its first {QUARTER}", _like(x, quarter)
+        for wide in (wide for wide in range(1, count) if count % wide == 0):
+            at = torch.arange(count, device=x.device)
+            if wide > 1:
+                yield f"with {of} tiles in a row counted one too few", _like(x, tiles[at - at // wide])
+            yield f"of later rows of {of} tiles taken to be those of the first", _like(x, tiles[at % wide])
+
+
+def _like(x: Tensor, made: Tensor) -> Tensor:
+    return made.reshape(x.shape).contiguous().view(x.dtype)
+
+
 def _formats(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
     if spec.kind is Kind.CODES and x.dtype in OTHER:
         yield (f"read as {_word(OTHER[x.dtype])}", x.view(OTHER[x.dtype]))
     if spec.kind in (*FACTORS, Kind.BIAS) and x.dtype in (torch.float32, torch.float16):
         for narrow in (torch.bfloat16, torch.float16):
             yield (f"rounded to {_word(narrow)}", x.to(narrow).to(x.dtype))
+    if spec.kind is Kind.CODES and x.dtype == torch.int8:
+        yield ("of -8 taken as -7", x.masked_fill(x == -8, -7))
+    if spec.kind is Kind.SCALES and x.dtype in (torch.uint8, torch.float8_e4m3fn):
+        flat = x.view(torch.uint8)
+        small = flat.masked_fill((flat & 0x7F) <= SUBNORMAL, 0)
+        yield (SMALL, small.view(x.dtype))
 
 
 def _ended(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Slots, ids, counts and groups of which some are not looked at."""
     at = torch.arange(x.shape[0] if x.dim() else 0, device=x.device)
     if spec.kind is Kind.COUNTS and x.dim() == 1:
-        yield ("behind its first 0 taken as 0", x.masked_fill((x == 0).cummax(0).values, 0))
-        yield from ((f"cut to {most}", x.clamp(max=most)) for most in CUTS)
-        yield from ((f"taken in whole {step}s", x // step * step) for step in STEPS)
+        yield from _alike(
+            ("behind its first 0 taken as 0", x.masked_fill((x == 0).cummax(0).values, 0)),
+            *((f"cut to {most}", x.clamp(max=most)) for most in CUTS),
+            *((f"taken in whole {step}s", x // step * step) for step in STEPS),
+        )
     if spec.kind is Kind.OFFSETS and x.dim() == 1 and len(x):
+        yield ("taken to begin at 0", x.masked_fill(at == 0, 0))
         empty = torch.nonzero(x.diff() <= 0).flatten()
         if len(empty):
             yield ("behind the first empty group taken to name empty ones", x[at.clamp(max=int(empty[0]))])
@@ -227,6 +376,8 @@ def _ended(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
     if spec.kind not in (Kind.IDS, Kind.SLOTS) or not x.numel():
         return
     yield ("of -1 taken as 0", x.clamp(min=0))
+    if x.dim() == 1:
+        yield ("behind the first -1 taken as -1", x.masked_fill((x < 0).cummax(0).values, -1))
     for axis in range(x.dim()):
         for cut in cuts(x.shape[axis]):
             late = (torch.arange(x.shape[axis], device=x.device) >= cut).reshape(-1, *[1] * (x.dim() - axis - 1))
@@ -236,17 +387,48 @@ def _ended(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield from ((f"from {cut} on taken as -1", x.masked_fill(x >= cut, -1)) for cut in CUTS)
 
 
-def _dropped(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """An axis whose end is left out: nothing comes from there."""
+def _in_groups(call: Call, spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Rows of factors at their place in their group, where offsets say at which row a group begins."""
+    if spec.kind not in FACTORS or not x.dim() or x.shape[0] < 2:
+        return
+    for other in call.contract.inputs:
+        offsets = call.inputs.get(other.name)
+        if other.kind is not Kind.OFFSETS or offsets is None or offsets.dim() != 1 or not len(offsets):
+            continue
+        begins = torch.cat([offsets.new_zeros(1), offsets]).to(torch.int64)
+        at = torch.arange(x.shape[0], device=x.device)
+        begin = torch.where(begins[:, None] <= at, begins[:, None], 0).amax(dim=0)
+        if int(begins.max()) <= x.shape[0]:
+            yield f"taken by the place in the group of {other.name}", picked(x, 0, at - begin)
+
+
+def _alike(*ways: tuple[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The ways, those that give the same values as one."""
+    for i, (_, made) in enumerate(ways):
+        if not any(torch.equal(made, other) for _, other in ways[:i]):
+            yield " or ".join(said for said, other in ways[i:] if torch.equal(made, other)), made
+
+
+def _counted(call: Call) -> bool:
+    """Whether an input says which rows belong to which group, or how many there are."""
+    return any(spec.kind in (Kind.OFFSETS, Kind.COUNTS) and spec.name in call.inputs for spec in call.contract.inputs)
+
+
+def _dropped(spec: TensorSpec, x: Tensor, *, rows: bool) -> Iterator[tuple[str, Tensor]]:
+    """An axis whose end is left out: nothing comes from there; of data that of ``rows`` too."""
     if spec.kind not in DROPPED or x.dtype not in (torch.float32, torch.float16, torch.bfloat16, *FP8):
+        return
+    if spec.kind is Kind.STATE and x.dtype in FP8:
         return
     nothing = -torch.inf if spec.kind is Kind.LOGITS else 0.0
     for axis in range(x.dim()):
         n = x.shape[axis]
-        for cut in cuts(n):
+        if spec.kind in (Kind.CODES, Kind.VALUES) and not rows and (axis, x.dim()) in ((0, 2), (1, 3)):
+            continue
+        for cut in dict.fromkeys((*cuts(n), *([n - 1] if n > 1 else []))):
             late = (torch.arange(n, device=x.device) >= cut).reshape(-1, *[1] * (x.dim() - axis - 1))
             of = f" along axis {axis}" if x.dim() > 1 else ""
-            yield f"from index {cut} on left out{of}", x.float().masked_fill(late, nothing).to(x.dtype)
+            yield f"from index {cut} on {LEFT_OUT}{of}", x.float().masked_fill(late, nothing).to(x.dtype)
 
 
 def _indices(spec: TensorSpec, x: Tensor, *, late: bool) -> Iterator[tuple[str, Tensor]]:

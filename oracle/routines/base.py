@@ -300,8 +300,7 @@ class Contract(Stated, ABC):
 
     @final
     def accepting(self, call: Call, numerics: str | None = None) -> Callable[[Output], bool]:
-        """Whether an output of a call, in the dtype of the output, is admissible by intervals; see
-        :func:`oracle.gate`."""
+        """Whether an output of a call is admissible by intervals, as a function; see :func:`oracle.gate`."""
         self.check_numerics(numerics)
         checked, alternatives = call.checked(), self.admissible(call, numerics)
         return lambda output: alternatives_hold(alternatives, self.validate_output(checked, output))
@@ -421,6 +420,11 @@ class Contract(Stated, ABC):
                 check_output(output[name], name=name, shape=due.shape, dtypes=due.dtypes, device=device)
         absent = {name: self.expected(call)[name].to(device) for name in promised if name not in output}
         return {**output, **absent} if absent else output
+
+    def in_order(self, call: Call, name: str, x: Tensor) -> Tensor:
+        """An output ``x`` of this ``name``, or a bool of its shape, by rows and columns and once each, where its memory
+        has another order or says things twice."""
+        return x
 
     def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> Tensor | dict[str, Tensor]:
         """The exact bits under named numerics; see :func:`oracle.predict`.

@@ -24,6 +24,7 @@ from torch import Tensor
 from oracle.numbers.formats import BF16, E4M3FN
 from oracle.numbers.rounding import Overflow, Rounding, round_to
 from oracle.routines.fault import way
+from oracle.truth.layout import HEIGHTS, WIDTH, align, ceil_div, swizzle_offsets
 from oracle.verdict.sets import bits_of
 
 OfTensor = Callable[[Tensor], Tensor]
@@ -52,6 +53,21 @@ def option(**values: object) -> Callable[[dict[str, object]], dict[str, object]]
 def rolled(steps: int, dim: int = 0) -> OfTensor:
     """Every entry along ``dim`` replaced by its neighbour, around the end: 1 the previous one, -1 the next."""
     return lambda x: bits_of(x).roll(steps, dims=dim).view(x.dtype)
+
+
+def tiles_too_close(scale: Tensor, tile: str) -> Tensor:
+    """Memory ``[bytes]``, uint8, of scale bytes ``[M, C]``, uint8, in tiles whose rows of tiles lie ``C // 4`` tiles
+    apart, one at least, for ``ceil(C / 4)``; a byte that two have is that of the later row, and the rest is 0.
+
+    Source: derived in :func:`oracle.truth.layout.swizzle_offsets`."""
+    rows, columns = scale.shape
+    offsets, height = swizzle_offsets(rows, columns, tile=tile), HEIGHTS[tile]
+    down = torch.arange(rows, device="cpu") // height * height * WIDTH
+    offsets = offsets - (down * (ceil_div(columns, WIDTH) - max(1, columns // WIDTH)))[:, None]
+    memory = torch.zeros(align(rows, height) * align(columns, WIDTH), dtype=torch.uint8, device="cpu")
+    for at, row in zip(offsets, scale.cpu(), strict=True):
+        memory[at] = row
+    return memory.to(scale.device)
 
 
 def first_for_all(dim: int = 0) -> OfTensor:

@@ -303,6 +303,8 @@ PIPELINES = MappingProxyType(
 )
 """By name; another distribution adds its own under the entry point group ``fp8_oracle.pipelines``."""
 
+TILES = (32, 64, 96, 128, 160, 192, 224, 256)
+"""Keys of a tile that are tried."""
 _DECLARED = re.compile(r"sm90\.attention\.(backward|forward)\.(\d{1,4})\.(lift(\d{1,2})|gain(\d{1,3}))\.(tile|chain)")
 
 
@@ -343,12 +345,13 @@ def pipeline(name: str) -> Pipeline:
     )
 
 
-def candidates(known: bool = True) -> Iterator[Pipeline]:
-    """The pipelines that are compared with an output whose arithmetic is not known: those with a name, then others."""
-    if known:
-        yield from pipelines().values()
-    for way in ("backward", "forward"):
-        for keys in (32, 64, 96, 128, 160, 192, 224, 256):
+def candidates(length: int) -> Iterator[Pipeline]:
+    """The pipelines that an output for ``length`` keys is compared with: those with a name, then spelt ones, of which a
+    tile that holds all keys stands for every larger one."""
+    yield from pipelines().values()
+    tiles = [keys for keys in TILES if keys < length]
+    for keys in (*tiles, *TILES[len(tiles) : len(tiles) + 1]):
+        for way in ("backward", "forward")[: 1 + (keys < length)]:
             for raised in ("lift0", "lift8", "gain448"):
                 for sums in ("tile", "chain"):
                     yield pipeline(f"sm90.attention.{way}.{keys}.{raised}.{sums}")

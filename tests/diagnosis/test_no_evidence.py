@@ -88,3 +88,21 @@ def test_speaks() -> None:
     assert not speaks(torch.tensor([math.nan, 0.0, -0.0, math.inf, 2.0, 2.0]))
     assert speaks(torch.tensor([2.0, 2.5])) and not speaks(torch.tensor([], dtype=torch.bfloat16))
     assert speaks(torch.tensor([1, 2])) and not speaks(torch.tensor([0, 2]))
+
+
+SQUARES = "mxfp8_quantize_2d/bf16-e4m3/32x32/m=160,k=160/family=randn/seed=12"
+
+
+def test_two_scales_of_many_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An amax without the last rows of a square moves two exponents of 25, and so does one of negative values here: too
+    little to tell. The negative test takes the rule away."""
+    case = cases.parse(SQUARES)
+    call = Call(get(case.contract), case.inputs(), case.call_options())
+    short = call.inputs["x"].clone()
+    short.unflatten(0, (5, 32))[:, 16:] = 0
+    lower = call.contract.expected(Call(call.contract, {"x": short}, call.options))["scale"]
+    signed = run(call, get_fault("block amax of signed values"))
+    assert isinstance(signed, dict) and torch.equal(signed["scale"], lower)
+    assert not diagnose(case.contract, call.inputs, signed, **call.options).explanations
+    monkeypatch.setattr(explain, "EVIDENCE", 0)
+    assert diagnose(case.contract, call.inputs, signed, **call.options).explanations

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import oracle
 from oracle.diagnosis.least_squares import Factors
-from oracle.diagnosis.observed import observed, tail_of_k
+from oracle.diagnosis.observed import made_nan, observed, tail_of_k
 from oracle.errors import NonconformanceError
 from oracle.report import schema
 from oracle.report.record import _verdict
@@ -121,6 +121,32 @@ ROWS = [
     (taken_columns([*range(64)], [*range(1, 64), 0]), "every failing column is the right one of another column"),
     (taken_columns([0, 1, 2], [1, 2, 3]), "every failing column is the right one of another column, 1 behind it"),
 ]
+
+
+def test_indices_taken_from_the_one_before() -> None:
+    """From some index on; and one value at several places says it only where the right output has it nowhere else."""
+    right = torch.randn(2, 100, generator=torch.Generator().manual_seed(3))
+    output = right.clone()
+    output[:, 64:] = right[:, 63:99]
+    assert "from index 64 on taken from the index before along axis 1" in observed(output, right, output != right)
+    one = right[:1].clone()
+    one[:, 64:] = right[0, 63]
+    said = "from index 64 on taken to be the last before along axis 1"
+    assert said in observed(one, right[:1], one != right[:1])
+    twice = right[:1].clone()
+    twice[0, 5] = twice[0, 63]
+    assert said not in observed(one, twice, one != twice)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_nan_that_was_made(dtype: torch.dtype) -> None:
+    """Of arithmetic and conversions, not poison or old memory."""
+    inf = torch.tensor([torch.inf], dtype=dtype)
+    assert bool(made_nan(torch.cat([inf - inf, inf * 0, (inf.float() * 0).to(dtype)])).all())
+    bits = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
+    other = (inf.view(bits) + 5).view(dtype)
+    assert bool(torch.isnan(other).all())
+    assert not bool(made_nan(torch.cat([other, inf, torch.ones(1, dtype=dtype)])).any())
 
 
 @pytest.mark.parametrize(("change", "said"), ROWS, ids=[said for _, said in ROWS])

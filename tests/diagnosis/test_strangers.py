@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from oracle.diagnosis.candidates import FailingOutput
 from oracle.diagnosis.explain import diagnose
 from oracle.routines import cases, get
 from oracle.routines.catalogue import Call, Stage, run
 from oracle.routines.catalogue import get as get_fault
+from oracle.routines.mx.contract import BlockQuantiser
 from oracle.routines.quantisers.contract import QuantiserContract
 from oracle.tensorcore.schedules import get as get_schedule
 from tests.support.mutants import GEMM, ROW_MAJOR, mutant
@@ -108,6 +110,22 @@ class TestAKernelThatIsNoSchedule:
         found = diagnose("fp8_gemm_nt", call.inputs, once(blocks), arch="cpu")
         assert found.failing > 4000 and not any(name.startswith(tile) for name in found.names)
 
+    def test_what_was_computed_is_not_called_unwritten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A tile whose columns have scales of their own, far from the right ones. The negative test does not ask
+        whether it is a sum of the K blocks."""
+        call, _ = mutant(GEMM, ROW_MAJOR)
+        blocks, tile = terms(call), "one output tile unwritten"
+        columns = blocks[0].shape[1] - 128
+        powers = torch.randint(-8, 9, (len(blocks), columns), generator=torch.Generator().manual_seed(2))
+        signs = 1 - 2 * (torch.arange(columns) % 2)
+        for block, power in zip(blocks, powers, strict=True):
+            block[:, 128:] *= signs * 2.0**power
+        found = diagnose("fp8_gemm_nt", call.inputs, once(blocks), arch="cpu")
+        assert found.failing > 1000 and not any(name.startswith(tile) for name in found.names)
+        monkeypatch.setattr(FailingOutput, "computed", False)
+        found = diagnose("fp8_gemm_nt", call.inputs, once(blocks), arch="cpu")
+        assert any(name.startswith(tile) for name in found.names)
+
     @pytest.mark.repeats("TestAKernel")
     def test_another_experts_weights(self) -> None:
         """The last expert by the codes of the first: said, and its rows are not called unwritten; by its own, nothing
@@ -150,3 +168,48 @@ class TestQuantisersOfOthers:
         base = replace(get_fault(fault), name="base", changes={Stage.RECIPE: lambda call, recipe: other})
         assert fault in diagnose(case.contract, call.inputs, run(call, base, get_fault(fault)), **call.options).names
         assert diagnose(case.contract, call.inputs, run(call, base), **call.options).names == ()
+
+
+class TestLayersOfOthers:
+    """A layer of experts whose sums are rounded otherwise: a fault is named where most of what fails has its bits and
+    the rest lies as near as right results do."""
+
+    @pytest.mark.sampled(1)
+    @pytest.mark.parametrize("by", [1, 40])
+    def test_a_step_beside_the_fault(self, by: int) -> None:
+        """Every fifth element ``by`` units in the last place away."""
+        case = cases.parse("deep_gemm_moe/bf16xe4m3-bf16/1x128:128x128/t=4,e=3,h=128,i=128,k=2/family=randn/seed=1")
+        call = Call(get(case.contract), case.inputs(), case.call_options())
+        fault = "experts: weights of the next slot"
+        output = run(call, get_fault(fault))
+        assert isinstance(output, torch.Tensor)
+        output.view(torch.int16).flatten()[::5] += by
+        found = diagnose(case.contract, call.inputs, output, **call.options).names
+        assert (fault in found) == (by == 1)
+
+
+class TestPlaces:
+    """What is said of whole outputs: by rows and columns, and of what is copied."""
+
+    def test_scales_are_seen_as_a_matrix(self) -> None:
+        """Rows from 64 on have the scale of the row before, in memory that lies in tiles."""
+        case = cases.parse("mxint8_quantize/bf16/1x32/m=127,k=32/family=randn/seed=11")
+        call = Call(get(case.contract), case.inputs(), case.call_options())
+        assert isinstance(call.contract, BlockQuantiser)
+        output = {name: x.clone() for name, x in call.contract.expected(call).items()}
+        scale = call.contract.scales_of(output["scale"], call)
+        scale[64:] = scale[63:-1].clone()
+        output["scale"] = call.contract.memory(scale, call).view(output["scale"].dtype)
+        said = diagnose(case.contract, call.inputs, output, **call.options).observed
+        assert "scale: from index 64 on taken from the index before along axis 0" in said
+
+    def test_rows_that_are_copied(self) -> None:
+        """The last row is that of the input; with one other element it is not said."""
+        case = cases.parse("hadamard_transform/bf16/1x16/m=17,k=192/family=randn/seed=12")
+        call = Call(get(case.contract), case.inputs(), case.call_options())
+        output = call.contract.expected(call)["out"].clone()
+        output[16] = call.inputs["x"][16]
+        said = "every failing element is that of x, as it is"
+        assert said in diagnose(case.contract, call.inputs, output, **call.options).observed
+        output[3, 5] += 100
+        assert said not in diagnose(case.contract, call.inputs, output, **call.options).observed

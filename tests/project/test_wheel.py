@@ -77,7 +77,7 @@ RUNS = (
     (f"predict {GOLDEN} --contract fp8_gemm_nt --numerics sm90.promote128 --write out.safetensors", 0, "bits of sm90"),
     ("mutate --contract ceil_to_ue8m0", 0, "100.0%"),
     (f"across --arches sm90,sm100 --case {CASE}", 0, "alignment bits"),
-    (f"watch --to a/ -- python -c '{PRODUCT}'", 0, "1 call of 1 kernel in 1 layer, 1 judged"),
+    (f"watch --to a/ -- {sys.executable} -c '{PRODUCT}'", 0, "1 call of 1 kernel in 1 layer, 1 judged"),
     ("watch --recorded nowhere", 2, "nowhere: no such folder"),
     ("bisect a/ a/", 0, "SAME"),
     ("findings --folder nowhere", 2, "nowhere: has no script of a finding"),

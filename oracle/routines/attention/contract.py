@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -20,10 +20,22 @@ from oracle.bounds.attention import Edges, float32_bound, pipeline_bound
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.errors import InputError, NumericsError, OptionError, ShapeError
 from oracle.numbers.formats import decode, same_bits
-from oracle.routines.base import E4M3, F32, Call, Contract, Inputs, Options, OptionSpec, Out, TensorSpec, register
+from oracle.routines.base import (
+    E4M3,
+    F32,
+    Call,
+    Contract,
+    Inputs,
+    Options,
+    OptionSpec,
+    Out,
+    Output,
+    TensorSpec,
+    register,
+)
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.routines.traits import Kind
-from oracle.tensorcore.attention import Pipeline, Walk, pipeline, walks
+from oracle.tensorcore.attention import FEW, Pipeline, Walk, candidates, pipeline, predict_attention, walks
 from oracle.tensorcore.identify import Match
 from oracle.truth.attention import Attention, Value, exact
 from oracle.verdict.compare import Admissible
@@ -31,6 +43,7 @@ from oracle.verdict.sets import Elements, Found, Prediction, Sets, all_equal, mo
 
 BF16 = (torch.bfloat16,)
 SEQUENCES = torch.int32
+FIRST, SAMPLED = 32, FEW + 32  # rows and columns that are compared; more rows where few have tiles of their own
 Rows = Callable[[Attention], dict[str, Tensor]]
 """What is computed of one attention: float64 ``[S heads, ..]`` by name."""
 
@@ -202,9 +215,27 @@ class AttentionContract(Contract):
             None,
         )
 
-    def identify(self, inputs: Inputs, output: object, *, arch: str | None, **options: object) -> list[Match]:
-        """Pipelines ranked by equal bits of ``out``; see :func:`oracle.identify`."""
-        raise NumericsError(f"{self.name}: pass numerics= to judge() to try a pipeline by its name")
+    def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
+        """Pipelines ranked by equal bits of ``out``, those with a name first, then spelt ones; see
+        :func:`oracle.identify`. Compared are rows of the first KV head that a query reads."""
+        if arch not in (None, "sm90"):
+            raise NumericsError(f"{self.name} has no pipelines for arch {arch!r}; known: sm90")
+        call = Call(self, inputs, options).checked()
+        out = self.validate_output(call, output)["out"]
+        place = next((x for x in self.places(inputs, call.resolved) if bool(x.problem.seen().any())), None)
+        if place is None:
+            raise NumericsError(f"{self.name}: no query sees a key, so every pipeline gives the same")
+        wanted = out.reshape(self.shape(inputs))[place.batch, :, place.heads].flatten(0, 1)
+        matches = []
+        for one in candidates(place.problem.k.shape[0]):
+            part = place.problem.rows(slice(0, SAMPLED if one.few_keys else FIRST))
+            if part.v.shape[1] <= part.q.shape[1]:  # a tile is chosen by the wider of both
+                part = replace(part, v=part.v[:, :FIRST])
+            if one.why_not(part) is None:
+                bits, rows = rounded_to(predict_attention(part, one).to(torch.float64), out.dtype), len(part.q)
+                equal = same_bits(bits, wanted[:rows, : bits.shape[1]].contiguous())
+                matches.append(Match(one.name, float(equal.double().mean()), equal.numel()))
+        return sorted(matches, key=lambda match: -match.equal)
 
     def _by(
         self,

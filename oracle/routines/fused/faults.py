@@ -597,6 +597,15 @@ fault(
     same_if="all norms are values of the dtype",
 )
 fault(
+    "norm times its weight rounded before it is quantised",
+    CAST,
+    seen=MINE + "the norm stored in the dtype of x between two kernels",
+    on=NORMED - STEPWISE,
+    needs=narrow,
+    store=lambda call, value: rounded_to(rounded_to(value.double(), call.inputs["x"].dtype).double(), value.dtype),
+    same_if="all products are values of the dtype",
+)
+fault(
     "norm rounded where float32 is promised",
     CAST,
     seen="vLLM's norm beside FlashInfer's",

@@ -27,6 +27,7 @@ from oracle.routines.fault import (
     ones,
     way,
 )
+from oracle.routines.ideas import tiles_too_close
 from oracle.routines.layouts import contract as layouts
 from oracle.routines.layouts import groups, shards
 from oracle.routines.layouts.contract import OWNS_PADDING, PACKS, TILED
@@ -110,6 +111,43 @@ def _one_tall_matrix(call: Call, out: Tensor) -> Tensor:
     buffer = torch.zeros(out.numel(), dtype=torch.uint8, device="cpu")
     buffer[: flat.numel()] = flat[: out.numel()]
     return buffer.view(out.dtype).reshape(out.shape)
+
+
+def _too_close(call: Call, out: Tensor) -> Tensor:
+    """Rows of tiles ``C // 4`` tiles apart, in a buffer of the right size."""
+    scale, tile = bits_of(call.inputs["scale"]), str(call.resolved.get("tile", "128x4"))
+    each = scale.reshape(-1, *scale.shape[-2:])
+    made = [tiles_too_close(x, tile) for x in each]
+    return torch.stack(made).view(out.dtype).reshape(out.shape)
+
+
+def _unpadded_starts(call: Call, rows: int, columns: int, tile: str, number: int) -> Tensor:
+    """Where the scales of each of ``number`` matrices lie, int64 ``[G, M, C]``, if a matrix takes its rows times the
+    padded columns."""
+    starts = torch.arange(number, device="cpu") * rows * layout.align(columns, layout.WIDTH)
+    return starts[:, None, None] + layout.swizzle_offsets(rows, columns, tile=tile)
+
+
+def _behind_rows(call: Call, out: Tensor) -> Tensor:
+    """Each matrix of a batch behind the unpadded rows of the one before; a later one over it."""
+    scale, tile = bits_of(call.inputs["scale"]), str(call.resolved.get("tile", "128x4"))
+    number, rows, columns = scale.shape
+    memory = torch.zeros(out.numel(), dtype=torch.uint8, device="cpu")
+    for at, x in zip(_unpadded_starts(call, rows, columns, tile, number), scale, strict=True):
+        memory[at] = x
+    return memory.view(out.dtype).reshape(out.shape)
+
+
+def _read_behind_rows(call: Call, out: Tensor) -> Tensor:
+    memory, (number, rows, columns) = bits_of(call.inputs["memory"]).flatten(), out.shape
+    at = _unpadded_starts(call, rows, columns, str(call.resolved["tile"]), number)
+    return memory[at].contiguous().view(out.dtype)
+
+
+def _columns_first(call: Call, out: Tensor) -> Tensor:
+    """The rows and columns of every 8x4 tile exchanged."""
+    tiles_of = bits_of(out).reshape(-1, layout.HEIGHTS["8x4"], layout.WIDTH)
+    return tiles_of.transpose(1, 2).contiguous().view(out.dtype).reshape(out.shape)
 
 
 def _tiles_as_rows(call: Call, out: Tensor) -> Tensor:
@@ -278,6 +316,53 @@ fault(
     write=entry("out", _one_tall_matrix),
     needs=need(lambda c: c.inputs["scale"].dim() == 3, "one matrix"),
     same_if="M is a multiple of the tile's height",
+)
+stacked = need(lambda c: c.inputs["scale"].dim() == 3, "one matrix")
+fault(
+    "{}",
+    INDEX,
+    on=TILED,
+    over=(
+        way(
+            "rows of tiles C // 4 tiles apart",
+            _too_close,
+            seen="no public thread: C // 4 for ceil(C / 4)",
+            needs=need(
+                lambda c: (
+                    c.inputs["scale"].shape[-1] % layout.WIDTH
+                    and c.inputs["scale"].shape[-1] > layout.WIDTH
+                    and c.inputs["scale"].shape[-2] > layout.HEIGHTS[str(c.resolved.get("tile", "128x4"))]
+                ),
+                "the columns are whole tiles, or there is one tile down or across",
+            ),
+            same_if="what lies twice is equal",
+        ),
+        way(
+            "matrices of a batch begin behind unpadded rows",
+            _behind_rows,
+            seen="flashinfer 3604",
+            needs=stacked,
+            same_if="M is a multiple of the tile's height",
+        ),
+        way(
+            "8x4 tiles written column by column",
+            _columns_first,
+            seen="no public thread: the row of the tile taken for its fast index",
+            needs=need(lambda c: c.resolved.get("tile") == "8x4", "the tiles are 128x4"),
+            on=of_class(layouts.SwizzleScale),
+            same_if="every tile is symmetric",
+        ),
+    ),
+    write=lambda change: entry("out", change),
+)
+fault(
+    "matrices of a batch read behind unpadded rows",
+    INDEX,
+    on=of_class(layouts.FromBlocked),
+    seen="flashinfer 3604",
+    write=entry("out", _read_behind_rows),
+    needs=need(lambda c: c.inputs["memory"].dim() == 2, "one matrix"),
+    same_if="the rows are a multiple of the tile's height",
 )
 fault(
     "{}",

@@ -74,6 +74,9 @@ SILU_ROUNDED = of_rows("rounds silu", lambda row: row.steps.activation is Activa
 WEIGHTED_FIRST = of_rows(
     "weights its second products in float32", lambda row: not any(w.value.stored for w in row.ways)
 )
+NARROW_SUM = of_rows(
+    "adds slot by slot in the stored dtype", lambda row: all(way.value.addition is Addition.SLOTS for way in row.ways)
+)
 WIDE_SUM = of_rows("adds in float32", lambda row: all(way.value.addition is Addition.FLOAT32 for way in row.ways))
 
 
@@ -398,6 +401,14 @@ fault(
     admissible_if="the rounding moves no code beyond its neighbours",
 )
 fault(
+    "experts: first product rounded to bfloat16",
+    CAST,
+    seen="no public thread: the first product stored between two kernels",
+    recipe=fields(first=torch.bfloat16),
+    on=NARROWED - HIDDEN,
+    admissible_if="the rounding moves no code beyond its neighbours",
+)
+fault(
     "experts: first product not quantised",
     CAST,
     seen="TensorRT-LLM PR 14464",
@@ -475,6 +486,15 @@ fault(
     needs=is_set(ON_INPUT, "the weight is on the output"),
 )
 fault(
+    "experts: weight on the input and on the output",
+    ARITHMETIC,
+    seen="no public thread: the choice is not passed on to the second product",
+    on=MAPPED,
+    product=lambda tokens: replace(tokens, on_input=False),
+    needs=is_set(ON_INPUT, "the weight is on the output"),
+    same_if=unit_weights,
+)
+fault(
     "{}",
     MOVEMENT,
     over=(
@@ -513,6 +533,16 @@ fault(
     needs=two_slots,
     recipe=fields(combine=Combine.REORDERED),
     on=WIDE_SUM,
+    same_if="no sum of this call rounds otherwise",
+    admissible_if="a code that may flip moves a sum as far",
+)
+fault(
+    "experts: sum kept in float32",
+    ARITHMETIC,
+    seen="no public thread: a reduction that keeps its sums in registers",
+    needs=two_slots,
+    recipe=fields(combine=Combine.SCALED),
+    on=NARROW_SUM,
     same_if="no sum of this call rounds otherwise",
     admissible_if="a code that may flip moves a sum as far",
 )

@@ -179,6 +179,12 @@ class BlockQuantiser(QuantiserContract):
         """The inverse of :meth:`memory`: uint8 ``[M, C]`` of ``memory`` ``[bytes]``."""
         return loaded(memory.view(torch.uint8), *self.lying(call))
 
+    def in_order(self, call: Call, name: str, x: Tensor) -> Tensor:
+        if name != "scale" or x.element_size() != 1:
+            return x
+        scales = self.distinct(self.scales_of(x.view(torch.uint8), call), call)
+        return scales.to(torch.bool) if x.dtype is torch.bool else scales
+
     def padding(self, call: Call) -> Tensor | None:
         """Which returned scale bytes are padding, bool ``[bytes]``; None where there is none."""
         return padding_of(*self.lying(call))

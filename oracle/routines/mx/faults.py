@@ -31,6 +31,7 @@ from oracle.routines.ideas import (
     of_quotient,
     pairs_swapped,
     rolled,
+    tiles_too_close,
     without_subnormals,
 )
 from oracle.routines.mx.contract import (
@@ -625,6 +626,18 @@ for name, how, when, where in LAYOUT_FAULTS:
         needs=when,
         same_if="both read the same bytes",
     )
+
+
+ragged_tiles = need(lambda call: _storage_of(call)[0][1] % 4, "the columns are whole tiles")
+fault(
+    "rows of scale tiles C // 4 tiles apart",
+    INDEX,
+    seen="no public thread: C // 4 for ceil(C / 4)",
+    write=entry("scale", _reread(lambda call, scale: tiles_too_close(scale, _layout(call)))),
+    needs=both(in_tiles, tile_grid, ragged_tiles),
+    same_if="what lies twice is equal",
+    on=PLAIN,
+)
 
 
 def _unwritten(call: Call, memory: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from oracle.numbers.quantize import Prepared, Steps, quotients, to_codes
 from oracle.numbers.recipes import Candidates, CodeRounding, Recipe, ZeroSign
 from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, both, entry, need, way
 from oracle.routines.fault import ones as ones_of
-from oracle.routines.ideas import fields, itself, nibbles_swapped, option, pairs_swapped
+from oracle.routines.ideas import fields, itself, nibbles_swapped, option, pairs_swapped, tiles_too_close
 from oracle.routines.mx.casts import BlockScalesToMxfp8, Fp8BlockToMxfp8, Mxfp8ToFp8Block
 from oracle.routines.mx.columns import ColumnsQuantiser, Mxfp8QuantizeColumnwise
 from oracle.routines.mx.contract import GLOBAL_OF_ROWS, STACKED, BlockQuantiser, loaded, stored
@@ -824,10 +824,11 @@ def _counts(call: Call) -> list[int]:
     return [last - first for first, last, _ in _parts(call)]
 
 
-def _tight(call: Call) -> list[int]:
+def _tight(call: Call, *, least: int = 0) -> list[int]:
+    """Where the tiles of each expert begin, each with ``least`` rows at least."""
     counts, places = _counts(call), [0]
     for count in counts:
-        places.append(places[-1] + align(count, HEIGHT))
+        places.append(places[-1] + align(max(count, least), HEIGHT))
     return places
 
 
@@ -863,6 +864,44 @@ fault(
         ),
     ),
     write=lambda change: entry("scale", change),
+)
+
+
+def _too_close(call: Call, memory: Tensor) -> Tensor:
+    """The rows of tiles of each expert ``C // 4`` tiles apart, from where the expert begins; bytes beyond the end are
+    dropped."""
+    contract = call.contract
+    assert isinstance(contract, ExpertQuantiser)
+    scale, flat = contract.scales_of(memory, call), torch.zeros(memory.numel(), dtype=torch.uint8, device=memory.device)
+    wide, done = align(scale.shape[1], 4), 0
+    for first, last, place in _parts(call):
+        made = tiles_too_close(scale[done : done + last - first], "128x4")
+        room = flat[place * wide :][: len(made)]
+        room.copy_(torch.where(made[: len(room)] > 0, made[: len(room)], room))
+        done += last - first
+    return contract.viewed(flat, call)
+
+
+fault(
+    "rows of scale tiles of an expert C // 4 tiles apart",
+    INDEX,
+    on=EXPERTS,
+    seen="no public thread: C // 4 for ceil(C / 4)",
+    write=entry("scale", _too_close),
+    needs=need(
+        lambda call: call.contract.shape_of_scales(call)[1] % 4 and max(_counts(call), default=0) > HEIGHT,  # type: ignore[attr-defined]
+        "the columns are whole tiles, or no expert has several rows of them",
+    ),
+    same_if="what lies twice is equal",
+)
+fault(
+    "an expert without rows takes a tile",
+    INDEX,
+    on=EXPERTS,
+    seen="no public thread: at least one tile counted for each expert",
+    write=entry("scale", _placed(lambda call: _tight(call, least=1))),
+    needs=need(lambda call: 0 in _counts(call)[:-1], "every expert before the last has rows"),
+    same_if=SAME,
 )
 fault(
     "tiles of an expert one too far",

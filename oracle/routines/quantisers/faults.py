@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -227,6 +228,20 @@ fault(
 )
 
 
+def _of_zeros(call: Call) -> Tensor:
+    """Which blocks are zeros alone, bool ``[down, across]``."""
+    return prepared(call).amax(call.recipe)[:, 0, :, 0] == 0
+
+
+fault(
+    "amax floor missing, scale of zeros 0",
+    VALUE,
+    seen="no public thread: a guard of the division alone",
+    needs=both(own_scale, has_floor, need(lambda call: bool(_of_zeros(call).any()), "no block is zeros")),
+    scale=lambda call, scale: scale.masked_fill(_of_zeros(call).reshape(scale.shape), 0.0),
+)
+
+
 fault(
     "{}",
     VALUE,
@@ -379,10 +394,51 @@ fault(
 )
 
 
+def _ragged(width: int, call: Call) -> bool:
+    """Whether the columns of a block are whole vectors and a rest."""
+    columns = prepared(call).blocks(call.recipe.block).shape[3]
+    return columns > width and columns % width > 0
+
+
 def _head(amax: Amax, count: int) -> Tensor:
     return amax.blocks.flatten()[:count].nan_to_num(nan=0.0).abs().amax()
 
 
+fault(
+    "amax scan leaves out the columns behind {}",
+    VALUE,
+    over=tuple(
+        way(
+            f"the last whole {width}",
+            lambda blocks, width=width: blocks[..., : max(1, blocks.shape[3] // width * width)],
+            seen="no public thread: a scan by vectors without their rest",
+            needs=both(
+                own_scale, need(partial(_ragged, width), f"the columns of a block are whole {width}s, or fewer")
+            ),
+            same_if="they hold no largest magnitude, or the columns are whole vectors",
+        )
+        for width in (4, 16)
+    ),
+    amax=_scan,
+)
+fault(
+    "scale rounded to bfloat16",
+    VALUE,
+    seen="no public thread: a scale kept in the dtype of x",
+    amax=lambda amax: 448.0 * bf16_of(_ratio(amax)),
+    needs=both(own_scale, float32_scale),
+    same_if="every scale is a bfloat16 value",
+)
+fault(
+    "reciprocal of the scale rounded to bfloat16",
+    CAST,
+    seen="no public thread: a multiplier kept in the dtype of x",
+    quotient=lambda values: values.altered(
+        quotient=values.x.blocks(values.recipe.block) * bf16_of(inverted(values.steps.scale))
+    ),
+    needs=finer,
+    same_if="every scale is a power of two",
+)
 fault(
     "amax scan leaves out the last column of the group",
     VALUE,

@@ -148,6 +148,31 @@ class TestCaptured:
         assert verdict.status is Status.FAILED and verdict.outside == 1
 
 
+class TestIdentify:
+    @pytest.mark.turns(4)
+    def test_a_recorded_output(self) -> None:
+        one = next(one for one in load(folder() / "captures") if "h100_attention_vllm_fa3" in one.id)
+        first = oracle.identify("mha_fwd", one.inputs(), one.outputs(("out", "softmax_lse")), **one.call())[0]
+        assert (first.schedule, first.equal) == ("sm90.fa3.tile", 1.0)
+
+    def test_a_spelt_pipeline_and_one_that_is_none(self) -> None:
+        inputs, name = cases.parse(f"{CASE}/family=codes/seed=1").inputs(), "sm90.attention.forward.64.lift0.chain"
+        out = oracle.predict("mha_fwd", inputs, numerics=name)
+        first, second, *_ = oracle.identify("mha_fwd", inputs, out)
+        assert (first.schedule, first.equal) == (name, 1.0) and second.equal < 1.0
+        truth = {key: x.to(out[key].dtype) for key, x in oracle.reference("mha_fwd", inputs).items()}
+        assert oracle.identify("mha_fwd", inputs, truth)[0].equal < 1.0
+
+    def test_no_key_and_no_arch(self) -> None:
+        inputs = cases.parse(f"{CASE}/family=randn/seed=1").inputs()
+        out = oracle.predict("mha_fwd", inputs, numerics="sm90.fa3.tile")
+        with pytest.raises(NumericsError, match="no pipelines for arch 'sm80'"):
+            oracle.identify("mha_fwd", inputs, out, arch="sm80")
+        with pytest.raises(NumericsError, match="no query sees a key"):
+            oracle.identify("mha_fwd", inputs | {"seqused_k": torch.zeros(2, dtype=torch.int32)}, out)
+
+
+@pytest.mark.turns(4)
 class TestFaults:
     @pytest.mark.parametrize(
         ("fault", "case"),

@@ -236,7 +236,8 @@ class TestFaults:
     @pytest.mark.turns(4)
     def test_what_no_call_of_an_mx_weight_shows(self) -> None:
         """``mxfp8_to_fp8_block`` has one recipe, whose scales are no powers of two and stand for blocks of a tensor; a
-        code times a power of two has four significant bits. No other fault of it is untried."""
+        code times a power of two has four significant bits; blocks have whole 32s of columns, and no listed block is
+        zeros. No other fault of it is untried."""
         untried = {m.fault for m in mutate("mxfp8_to_fp8_block", with_rules=False).mutants if m.fate is Fate.UNTRIED}
         assert untried == {
             "E8M0 byte 0 published as 0",
@@ -246,6 +247,10 @@ class TestFaults:
             "amax of the first 8,192 elements of a tensor",
             "scale rounded down to a power of two",
             "quotient rounded to bfloat16 first",
+            "reciprocal of the scale rounded to bfloat16",
+            "amax floor missing, scale of zeros 0",
+            "amax scan leaves out the columns behind the last whole 4",
+            "amax scan leaves out the columns behind the last whole 16",
         }
         call = call_of("mxfp8_to_fp8_block")
         (recipe,) = call.contract.declared(call.inputs, call.resolved)

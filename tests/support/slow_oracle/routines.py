@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 
 from tests.support.slow_oracle import (
+    attention,
     caches,
     decisions,
     forms,
@@ -208,6 +209,8 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     ],
     "fp8_mqa_logits": _logits,
     "fp8_paged_mqa_logits": _paged,
+    "mha_fwd": attention.flash,
+    "single_prefill_with_kv_cache": attention.prefill,
     "Fp8LinearOp": layers.linear,
     "moe_fp8": layers.experts,
     **{name: lambda i, o, name=name: pipelines.experts(name, i, o) for name in pipelines.ROWS},
