@@ -101,11 +101,12 @@ class MoeRouting(Contract):
     With ``num_expert_group`` groups of equal size ``topk_group`` of them remain: those of the best group score, which
     is the sum of the two largest choices of a group where a bias is given, and its largest choice where none is. The
     ``top_k`` largest choices among them are taken. With llama4 a bias is added to no choice. With ``renormalize``
-    weights are divided by their sum (llama4 too), which gives NaN where that sum is 0; then they are multiplied by
-    ``routed_scaling_factor``. Scores may err as ``ex2.approx`` and ``rcp.approx`` do;
-    choices that lie closer than that may come in either order, and so may equal ones. Ids are int32 or int64 from 0 to
-    E - 1, all different. A row with a NaN logit may choose any experts, whose
-    weights are those of the formulas.
+    weights are divided by their sum (llama4 too); nothing is claimed of them where every score of the chosen experts is
+    below 2^-126 and may be 0. Then they are multiplied by ``routed_scaling_factor``. Scores may err as ``ex2.approx``
+    and ``rcp.approx`` do; choices that lie closer than that may come in either order, and so may equal ones. Ids are
+    int32 or int64 from 0 to E - 1, all different. A row with a NaN logit may choose any experts, whose weights are
+    those of the formulas; so may one whose softmax is NaN, of a logit of +inf or of -inf alone. Else an infinite logit
+    has the score 0 or 1.
     """
 
     name = "moe_routing"
@@ -148,7 +149,9 @@ class MoeRouting(Contract):
             ids = outputs["topk_ids"].to(torch.int64).clamp(0, logits.shape[1] - 1)
             span = routing.weight_span(all_scores, ids, router)
             expected = decode(rounded_to(routing.weights_of(all_scores.score, ids, router), torch.float32))
-            sets = Admissible(span.low, span.high, expected, (~bad)[:, None].expand(ids.shape))
+            lost = (all_scores.score_span.low.gather(1, ids) <= 0).all(dim=1, keepdim=True) & router.renormalise
+            known = (~bad)[:, None].expand(ids.shape)
+            sets = Admissible(span.low, span.high, expected, known, open=lost.expand(ids.shape))
             weights = verdict(
                 compare(outputs["topk_weights"], sets, output="topk_weights"), basis="float32 weights of those experts"
             )

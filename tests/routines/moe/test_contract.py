@@ -590,6 +590,28 @@ class TestRouting:
         w = s.gather(1, ids)
         return w / w.sum(dim=1, keepdim=True) * scaling, ids
 
+    @pytest.mark.parametrize("router", ["llama4", "deepseek_v3", "softmax"])
+    def test_experts_that_are_masked_by_infinities(self, router: str) -> None:
+        """Those of -inf are not chosen where others are left; where they are their weight is 0."""
+        logits = torch.full((2, 8), -math.inf)
+        logits[0, 2:6], logits[1, 5] = torch.tensor([1.0, 3.0, 2.0, 0.0]), 1.0
+        s = torch.softmax(logits, dim=1) if router == "softmax" else logits.sigmoid()
+        for ids, status in (([[3, 4], [5, 0]], Status.PASSED), ([[3, 7], [5, 0]], Status.FAILED)):
+            chosen = torch.tensor(ids)
+            weights = s.gather(1, chosen)
+            assert self.judge({"logits": logits}, weights, chosen, router=router, top_k=2).status is status
+        assert self.judge({"logits": logits}, weights + 1e-3, chosen, router=router, top_k=2).status is Status.FAILED
+
+    def test_weights_of_scores_that_may_all_be_flushed(self) -> None:
+        """0 over 0 in float32; one score that is none decides the row."""
+        logits, ids = torch.full((2, 8), -200.0), torch.tensor([[0, 1], [0, 1]])
+        logits[1, 0], options = -60.0, {**self.V3, "num_expert_group": 1, "topk_group": 1, "top_k": 2}
+        s = logits.sigmoid().gather(1, ids)
+        float32 = s / s.sum(dim=1, keepdim=True)
+        assert float32[0].isnan().all()
+        assert self.judge({"logits": logits}, float32, ids, **options).status is Status.PASSED
+        assert self.judge({"logits": logits}, float32 * 0 + 0.5, ids, **options).status is Status.FAILED
+
     @given(st.integers(0, 1000))
     def test_deepseek_v3(self, seed: int) -> None:
         inputs = self.case(seed)
