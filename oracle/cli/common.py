@@ -28,6 +28,13 @@ from oracle.verdict.compare import Verdict
 
 # argparse has no public name for what add_subparsers returns.
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+CALLED = (
+    "A kernel is called as f(**inputs, **options), by the names of the contract's inputs and options. Left out are the "
+    "optional inputs that a call lacks, the options that it does not set, and options for which the kernel has no "
+    "parameter. A dtype is a torch.dtype. The kernel returns the tensor, or the outputs as a tuple in the order of the "
+    "contract or as a dict by name; or it has a parameter out, writes the output out into that and returns None. It "
+    "raises NotImplementedError for a call that it does not take."
+)
 PIPE_WIDTH = 160  # columns of a table that does not go to a terminal
 FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
     "json": (to_json, "write the report as JSON; `-` is the standard output"),

@@ -27,8 +27,10 @@ from torch import Tensor
 
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.cli import releases
+from oracle.cli.common import CALLED
 from oracle.errors import DtypeError, OptionError, OracleError
-from oracle.numbers.formats import codes_of
+from oracle.harness.report import IN_PLACE
+from oracle.numbers.formats import FP32, codes_of
 from oracle.numbers.quantize import WIDE, Quantized, quantize, suits
 from oracle.numbers.recipe_table import recipes
 from oracle.numbers.recipes import CodeFormula, CodeRounding, NanAmax, PowerOfTwo, Recipe, ScaleFormula
@@ -36,11 +38,12 @@ from oracle.routines import Contract, profiles, registered
 from oracle.routines.base import Call, OptionSpec, TensorSpec
 from oracle.routines.case import Case
 from oracle.routines.options import word
+from oracle.routines.traits import Kind
 from oracle.tensorcore.schedules import Schedule, schedules
 
 FEW = 1 << 16  # elements of the inputs of a case that is small
 FEW_CALLS = 3  # below which no formula of a shape is trusted
-EVERY = "Inputs have any strides but for those marked contiguous; a tensor without elements is refused."
+EVERY = "Inputs have any strides but for those marked contiguous. No call has a tensor without elements."
 _ROLE = re.compile(r":\w+:`~?\.?(?:[\w.]+\.)?(\w+)`")
 _FOR_SUBCLASSES = re.compile(r"^Subclasses\n-+\n.*", re.MULTILINE | re.DOTALL)
 
@@ -52,6 +55,7 @@ def page(contract: Contract, profile: str) -> Iterator[str]:
     yield f"  {contract.summary}"
     yield f"  source: {contract.source}"
     yield releases_of(contract)
+    yield from (f"  {line}" for line in textwrap.wrap(CALLED, 118))
     yield from (f"  {line}".replace("``", "").rstrip() for line in parts.rules)
     yield from (*parts.inputs, *parts.options, *parts.outputs, *parts.recipes, *parts.numerics)
     yield f"  cases: {len(profiles.cases(contract.name, profile))} in profile {profile}"
@@ -77,11 +81,20 @@ def sections(contract: Contract, profile: str) -> Sections:
     for kind in reversed(type(contract).__mro__):
         if kind not in Contract.__mro__:
             rules += _rules(_about(contract, vars(kind).get("__doc__") or ""))
-    rules += [*_rules(_about(contract, _truth(contract))), EVERY, *_sources(type(contract))]
+    rules += [*_rules(_about(contract, _truth(contract))), EVERY, *_in_place(contract), *_sources(type(contract))]
     recipes_of = list(_recipes(contract, calls))
     recipes_of += _named_in_text(contract, "\n".join(recipes_of))
     inputs, options = [*map(_input, contract.inputs)], [*map(_option, contract.options)]
     return Sections(rules, inputs, options, [*_outputs(contract, calls)], recipes_of, [*_numerics(contract)])
+
+
+def _in_place(contract: Contract) -> list[str]:
+    """What holds where an output has the name of an input."""
+    inputs = {spec.name for spec in contract.inputs if spec.kind is not Kind.PARAMETERS}
+    if inputs.isdisjoint(contract.returns):
+        return []
+    said = "An output of the name of an input is a new tensor, and that input itself stays unchanged: "
+    return textwrap.wrap(f"{said}{IN_PLACE}.", 118)
 
 
 def releases_of(contract: Contract) -> str:
@@ -147,7 +160,13 @@ def _sources(kind: type[Contract]) -> list[str]:
 
 
 def _shape(spec: TensorSpec) -> str:
-    return "" if spec.dims is None else f" [{', '.join(spec.dims)}]"
+    if spec.dims is None:
+        return ""
+    dims = (_DIVIDED.sub(r"ceil(\1)", dim) for dim in spec.dims)  # a division is rounded up
+    return f" [{', '.join(dims)}]"
+
+
+_DIVIDED = re.compile(r"(\w+/\d+)")
 
 
 def _input(spec: TensorSpec) -> str:
@@ -157,7 +176,8 @@ def _input(spec: TensorSpec) -> str:
 
 
 def _option(option: OptionSpec) -> str:
-    choices = "" if option.choices is None else f" (of {', '.join(str(word(c)) for c in option.choices)})"
+    listed = option.choices or option.names
+    choices = f" (of {', '.join(str(word(c)) for c in listed)})" if listed else ""
     return f"  option {option.name}={word(option.default)}{choices}: {option.doc}"
 
 
@@ -422,7 +442,7 @@ def recipe_lines(recipe: Recipe) -> Iterator[str]:
         steps += [f"s = {recipe.formula}"]
         steps += ["s = min(s, scale_ub) where one is given"] if recipe.bounds_scale else []
         steps += [f"s = max(s, {recipe.scale_floor:g})"] if recipe.scale_floor else []
-        steps += [str(recipe.global_order)] if recipe.scaling.global_scale else []
+        steps += [_published(recipe)] if recipe.scaling.global_scale else []
         if recipe.power_of_two is not None:
             exponents = {"emax": element.emax, "f": element.fraction_bits}
             letters = [f"{k} = {v}" for k, v in exponents.items() if re.search(rf"\b{k}\b", recipe.power_of_two)]
@@ -437,6 +457,13 @@ def recipe_lines(recipe: Recipe) -> Iterator[str]:
             yield f"  {name}={_set(value)}: {said[name]}"
     for what, values, at in _SPECIAL:
         yield f"  {what}: {_given(recipe, values, at)}"
+
+
+def _published(recipe: Recipe) -> str:
+    """How the scale of a block is published under a global scale."""
+    target = recipe.scale_format.number_format(FP32)
+    end = "" if target.has_inf else f", saturated at {target.max_finite:g}"
+    return f"{recipe.global_order}; the published scale is {recipe.scale_format}(t), to nearest even{end}"
 
 
 def _symbols(recipe: Recipe) -> str:
@@ -512,6 +539,8 @@ def _given(recipe: Recipe, values: Sequence[float], at: int) -> str:
     if codes.numel() > 1 and len(values) > 1:
         said += f", of a one {int(codes[-1]):#04x}"
     if recipe.formula is not ScaleFormula.GIVEN:
+        if float(made.scale.flatten()[0]) == 0:
+            said += " or any other, which stands for 0 under this scale"
         said = f"scale {float(made.scale.flatten()[0]):g}, {said}"
     if recipe.scaling.global_scale:
         wide = _quantized(recipe, x, one * math.inf)

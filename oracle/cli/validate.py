@@ -24,6 +24,7 @@ from rich.text import Text
 
 from oracle.bindings.known import find
 from oracle.cli import common
+from oracle.cli.common import CALLED
 from oracle.errors import OptionError, counted
 from oracle.harness import provenance, recording, sources
 from oracle.harness.endurance import OVER, Soak, seed_of, soak
@@ -68,10 +69,10 @@ def add_validate(commands: common.Commands) -> None:
         "validate",
         _validate,
         "judge a kernel by name, in a worker process, and watch what it does to memory",
-        "Run MODULE:CALLABLE over the cases of a contract, with data and some shapes drawn for this run. Calls that "
-        "it refuses with NotImplementedError are moved to calls that it takes. Exit 0 when it conforms, 1 when not "
-        "or when too little could be tried (UNTESTED), 2 when it could not be judged, 130 when interrupted; then the "
-        "reports hold what was judged, and nothing conforms.",
+        f"Run MODULE:CALLABLE over the cases of a contract, with data and some shapes drawn for this run. {CALLED} "
+        "Such calls are moved to calls that it takes; `fp8-oracle list contracts --contract NAME` prints the names. "
+        "Exit 0 when it conforms, 1 when not or when too little could be tried (UNTESTED), 2 when it could not be "
+        "judged, 130 when interrupted; then the reports hold what was judged, and nothing conforms.",
     )
     command.add_argument("kernel", metavar="MODULE:CALLABLE")
     text = "see `fp8-oracle list`; needless where `fp8-oracle list bindings` has the kernel under one contract"

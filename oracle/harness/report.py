@@ -45,6 +45,11 @@ LIMIT = 120.0  # seconds for one call; kernels that compile at first use take up
 BATCH, THREADS, LARGE = "batch invariance", "threads", "large offsets"
 OPTIONAL = (BATCH, THREADS, LARGE)
 """Watches of ``require``: two that make notes unless they are required, and one that takes gigabytes."""
+IN_PLACE = (
+    "a kernel that writes in place is run through --adapter: clone the input, call the kernel on the clone, return the "
+    "clone"
+)
+"""The way out of the watch of inputs, where an output has the name of an input."""
 PITCHED, SIDE, JOINED, GRAPH = "non-contiguous inputs", "side stream", "stream order", "CUDA graph"
 OPEN = (PITCHED, SIDE, JOINED, GRAPH, THREADS)
 """Watches of what a kernel may exclude by its documentation: how it is given its operands, and how it is launched."""

@@ -24,7 +24,7 @@ from oracle.harness.jobs import Lost
 from oracle.harness.memory import GUARD, Guarded, Shared, Wanted, is_poison, settle
 from oracle.harness.process import Worker
 from oracle.harness.protocol import Claim
-from oracle.harness.report import NUMBERS, Finding
+from oracle.harness.report import IN_PLACE, NUMBERS, Finding
 from oracle.routines import cases
 from oracle.routines.base import Call, Contract
 from oracle.routines.domain import EVERYTHING, Domain
@@ -211,7 +211,10 @@ class Session:
             return crashed(f"the output cannot be judged: {said}")
         self.judged, verdict = True, said
         if verdict.status is Status.FAILED and self._unwritten(inputs, options, answer):
-            text = f"nothing was written: every specified element holds what was there before; {verdict.summary}"
+            text = "nothing was written: every specified element holds what was there before"
+            if moved := [name for name in answer.outputs if name in answer.changed]:
+                text = f"no output was written, but the inputs of their names ({', '.join(moved)}); {IN_PLACE}"
+            text = f"{text}; {verdict.summary}"
             return replace(verdict, summary=text, explained_by=(UNWRITTEN,))
         return verdict
 

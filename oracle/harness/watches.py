@@ -25,7 +25,7 @@ from oracle.errors import LayoutError, OracleError, counted
 from oracle.fixtures.strides import run_of
 from oracle.harness import concurrency, launches
 from oracle.harness.memory import is_poison
-from oracle.harness.report import BATCH, GRAPH, JOINED, NUMBERS, PITCHED, SIDE, THREADS, Finding
+from oracle.harness.report import BATCH, GRAPH, IN_PLACE, JOINED, NUMBERS, PITCHED, SIDE, THREADS, Finding
 from oracle.harness.session import Answer, Session, failed, passed
 from oracle.numbers.formats import decode, same_bits
 from oracle.routines.base import Call, Contract, Operands, TensorSpec, by_name
@@ -168,6 +168,8 @@ def memory(session: Session, case: str, answer: Answer) -> Iterator[Finding]:
     wrong, right = f"written out of bounds: {'; '.join(answer.guards)}", "no byte outside the buffers was written"
     yield Finding(case, "guard zones", failed(wrong) if answer.guards else passed(right))
     wrong = f"the kernel wrote to its inputs: {', '.join(answer.changed)}"
+    if any(name in session.contract.returns for name in answer.changed):
+        wrong += f"; {IN_PLACE}"
     yield Finding(case, "inputs unchanged", failed(wrong) if answer.changed else passed("every input has its bits"))
     if answer.late:
         what = f"{', '.join(answer.late)} changed after the caller's stream was done: work is left on another stream"

@@ -183,7 +183,8 @@ class Recipe:
     amax_added : ``a = a + amax_added``, which keeps a scale from 0 as a floor does, and changes small ones.
     unit_when : kinds of amax for which ``q = s = 1`` is used instead of the formula.
     inverse_limit
-        An infinite ``q`` becomes the largest finite value of the dtype of ``x`` (QUOTIENT codes) or of float32.
+        An infinite inverse becomes the largest finite value: ``max / a`` that of the dtype of ``x``, ``1/s`` that of
+        float32.
     inverse_flushed : ``1/s`` below 2^-126 is 0 (a scale of 2^127), so that infinity times it is NaN.
     inf_wraps : the inverse of an infinite scale is minus infinity, as exponent bits beyond their range give.
     unit_at_byte_0 : under a scale of 2^-127 codes are those of ``x`` itself.

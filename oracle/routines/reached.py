@@ -69,7 +69,7 @@ def missing(contract: Contract, reached: Sequence[Seen]) -> list[Gap]:
         words = {seen.options[option.name] for seen in reached}
         if option.choices is not None:
             lacking += [Gap(OPTION, option.name, w) for w in map(option_word, option.choices) if w not in words]
-        elif len(words) == 1 and not option.named and (option.default is None or _is_numeric(option.default)):
+        elif len(words) == 1 and not option.names and (option.default is None or _is_numeric(option.default)):
             lacking.append(Gap(OTHER, option.name, f"not {option_word(option.default)}"))
     for spec in contract.inputs:
         dtypes = {seen.dtypes.get(spec.name) for seen in reached}

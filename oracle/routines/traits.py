@@ -74,14 +74,14 @@ class TensorSpec:
 class OptionSpec:
     """One option: its default and, where they are few, the values it admits.
 
-    ``choices=None``: any number, or with ``named`` any name.
+    ``choices=None``: any number, or with ``names`` one of these, of which the cases have few.
     """
 
     name: str
     default: object
     choices: tuple[object, ...] | None
     doc: str
-    named: bool = False
+    names: tuple[str, ...] = ()
 
 
 class Stated:

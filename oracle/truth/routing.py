@@ -184,12 +184,14 @@ def scores(logits: Tensor, router: Router, bias: Tensor | None = None) -> Scores
     if router.scoring is Scoring.SIGMOID:
         score = sigmoid(x)
         relative = DEVICE_ERROR + DEVICE_SLOPE * x.abs() + EXP_ERROR
+        relative = relative.masked_fill(torch.isinf(x), 0.0)  # 0 and 1 on every device
     elif router.scoring is Scoring.LOGIT:
         score, relative = x, torch.zeros_like(x)
     else:
         score = torch.softmax(x, dim=1)
         depth = (x.amax(dim=1, keepdim=True) - x).abs()
         relative = 2 * (DEVICE_ERROR + DEVICE_SLOPE * depth) + (experts + 2) * 2.0**-24 + EXP_ERROR
+        relative = relative.masked_fill(torch.isinf(depth), 0.0)  # 0 on every device, NaN below +inf
     flushed = torch.where(relative > 0, FLUSH, 0.0)
     span = Span(score * (1 - relative) - flushed, score * (1 + relative) + flushed)
     if router.choose_by_logit:

@@ -39,7 +39,18 @@ class TestPage:
             ("group_gemm_nvfp4_nt_groupwise", "floor((m_indptr[g] + 127 g) / 128) * 128"),
             ("cutlass_w4a8_mm", "a scale of 1.125 and a weight of 7 give 8"),
             ("fp8_paged_mqa_logits", "n < context_lens[b] - T + 1 + t"),
-            ("fp8_fp4_mqa_logits", "  output out [M, N], bfloat16"),
+            (
+                "fp8_fp4_mqa_logits",
+                "  output out bfloat16|float32; some elements are unspecified: [M, N]; with max_seqlen_k",
+            ),
+            ("fp8_fp4_mqa_logits", "The window of row m is cu_seqlen_ks[m] <= n < cu_seqlen_ke[m]"),
+            ("fp8_gemm_nt", "called as f(**inputs, **options)"),
+            ("gemm_fp8_nt_groupwise", "ceil(K/128)"),
+            ("moe_fp8", "option recipe=None (of deepgemm_1x128, "),
+            ("nvfp4_quantize", "the published scale is e4m3(t), to nearest even, saturated at 448"),
+            ("nvfp4_quantize", "a block of zeros: scale 0, code 0x00 or any other, which stands for 0"),
+            ("concat_and_cache_ds_mla", "clone the input, call the kernel on the clone"),
+            ("indexer_k_quant_and_cache", "Byte i of a page is its element [i // C, i % C]"),
             ("moe_routing", "its largest choice where none is"),
             ("nvfp4_quantize", "writes zeros into that padding"),
             ("fp8_gemm_nt_skip_head_mid", "[M, N / (left + right) * (left + mid + right)]"),
@@ -101,6 +112,15 @@ class TestRules:
     def test_sentences_about_what_other_contracts_take_are_left_out(self) -> None:
         masked, packed = ("\n".join(page(get(n), "quick")) for n in ("silu_and_mul_masked_post_quant", "rmsnorm_quant"))
         assert "masked_m[e]" in masked and "masked_m" not in packed
+
+    def test_rules_of_padding_and_of_given_scales_stand_where_they_apply(self) -> None:
+        given, own, sized = (
+            "\n".join(page(get(n), "quick"))
+            for n in ("concat_and_cache_mla", "concat_and_cache_ds_mla", "indexer_k_quant_and_cache")
+        )
+        assert "vllm_static" in given and "vllm_static" not in own + sized
+        assert all("are padding" in text for text in (given, own)) and "are padding" not in sized
+        assert "clone the input" not in "\n".join(page(get("fp8_gemm_nt"), "quick"))
 
 
 class TestRecipes:

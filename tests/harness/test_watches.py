@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from oracle.harness import concurrency, offsets, validation, watches
-from oracle.harness.report import LARGE, THREADS, Finding
+from oracle.harness.report import IN_PLACE, LARGE, NUMBERS, THREADS, Finding
 from oracle.harness.session import Answer, Session
 from oracle.harness.validation import validate
 from oracle.harness.watches import DIRTY, DOUBLED, FLIPPED, PERMUTED, PITCHED, RERUN, SMALLER, STALE
@@ -80,6 +80,21 @@ class TestLaterCalls:
         report = validate(LATER + kernel, GEMM, case=CASE, limit=2.5)
         assert [f.watch for f in report.failures] == [watch] and report.workers == 1
         assert "no answer within 2.5 s" in report.failures[0].verdict.summary
+
+    @pytest.mark.usefixtures("in_process", "unexplained")
+    def test_a_cache_that_is_written_in_place(self) -> None:
+        """Both reports say the way out, and by it the same kernel conforms."""
+        of = "tests.support.subjects.references:"
+        case = ["indexer_k_quant_and_cache/bf16-u8/1x128/t=3,d=256,p=1/family=randn/seed=1"]
+        report = validate(f"{of}cache_in_place", "indexer_k_quant_and_cache", case=case, limit=60)
+        said = {f.watch: f.verdict.summary for f in report.failures if IN_PLACE in f.verdict.summary}
+        assert said["inputs unchanged"].startswith("the kernel wrote to its inputs: kv_cache; a kernel")
+        assert said[NUMBERS].startswith("no output was written, but the inputs of their names (kv_cache)")
+        assert "nothing was written" not in said[NUMBERS]
+        right = validate(
+            f"{of}cache_in_place", "indexer_k_quant_and_cache", adapter=f"{of}on_a_clone", case=case, limit=60
+        )
+        assert right.conforms, [(f.watch, f.verdict.summary) for f in right.failures]
 
     @pytest.mark.usefixtures("in_process")
     def test_a_refusal_of_padded_rows_is_said(self) -> None:

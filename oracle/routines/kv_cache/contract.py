@@ -152,15 +152,9 @@ class CacheInner(Inner):
 class CacheContract(Contract):
     """A routine that writes into, or reads from, a cache of pages.
 
-    An output of the name of an input is that memory after the call: what the routine does not write holds the bits that
-    it held. A fresh output is written whole, where nothing else is said.
-
-    Writing under a given scale: ``code = e4m3(float32(x / scale))``, a division rounded once, then the cast, to nearest
-    even and saturated: infinities give +-448; NaN gives any NaN, -0 and +0 either zero. Declared ``numerics`` of a
-    recipe that multiplies (vllm_static) admit x times the rounded reciprocal instead; undeclared they are not admitted.
-    Reading: ``T(float32(value(code) * scale))``, where the rounding to float32 may be left out; NaN codes give NaN.
-    Everything else is moved bit for bit. Given scales are one value, positive and finite, where no other shape is said.
-    Two tokens do not share a slot.
+    An output of the name of an input holds what the memory of that input holds after the call: what the routine does
+    not write has the bits that it had. A fresh output is written whole, where nothing else is said. What is neither
+    quantised nor multiplied is moved bit for bit. Two tokens do not share a slot.
 
     Subclasses
     ----------
@@ -268,6 +262,18 @@ class CacheContract(Contract):
         assert isinstance(inside.contract, CacheInner)
         codes = _split(inside.contract.piece, self.validate_output(call, output))
         return inside.contract.identify(inside.inputs, codes, arch=arch)
+
+
+class WritesCodes(CacheContract):
+    """Writing under a given scale: ``code = e4m3(float32(x / scale))``, a division rounded once, then the cast, to
+    nearest even and saturated: infinities give +-448; NaN gives any NaN, -0 and +0 either zero. Declared ``numerics``
+    of a recipe that multiplies (vllm_static) admit x times the rounded reciprocal instead; undeclared they are not
+    admitted. A given scale is one value, positive and finite, where no other shape is said."""
+
+
+class ReadsCodes(CacheContract):
+    """Reading: ``T(float32(value(code) * scale))``, where the rounding to float32 may be left out; NaN codes give NaN.
+    A given scale is one value, positive and finite."""
 
 
 @dataclass(frozen=True)

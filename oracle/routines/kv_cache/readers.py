@@ -30,6 +30,7 @@ from oracle.routines.kv_cache.contract import (
     Copied,
     Piece,
     Products,
+    ReadsCodes,
     flat,
     fresh,
     one_scale,
@@ -112,7 +113,7 @@ class Gather(CacheContract):
 
 
 @register
-class GatherAndMaybeDequantCache(Gather):
+class GatherAndMaybeDequantCache(Gather, ReadsCodes):
     name = "gather_and_maybe_dequant_cache"
     summary = "rows of requests out of pages, times one scale"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu gather_and_maybe_dequant_cache"
@@ -191,7 +192,7 @@ def equal_scales(memory: Tensor) -> str | None:
 
 
 @register
-class CpGatherAndUpconvertFp8KvCache(Gather):
+class CpGatherAndUpconvertFp8KvCache(Gather, ReadsCodes):
     """Rows of 656 bytes: 512 codes, four float32 scales of tiles of 128, 64 columns of 16 bits; read as 512 products
     ``bfloat16(code * scale)``, then the 64 columns as they are. Request ``b`` has ``seq_lens[b]`` rows from
     ``workspace_starts[b]`` on. The kernel ends the last request with the destination, so their rows are as many."""
@@ -223,7 +224,7 @@ class CpGatherAndUpconvertFp8KvCache(Gather):
 
 
 @register
-class DequantizeKCache(CacheContract):
+class DequantizeKCache(ReadsCodes):
     """Rows of 656 bytes as rows of 576 values, as ``cp_gather_and_upconvert_fp8_kv_cache`` reads them."""
 
     name = "dequantize_k_cache"
@@ -251,7 +252,9 @@ class DequantizeKCache(CacheContract):
 
 @register
 class CpGatherIndexerKQuantCache(Gather):
-    """Pages are those of ``indexer_k_quant_and_cache``: P times D codes, then P times D/128 float32 scales."""
+    """Pages are those of ``indexer_k_quant_and_cache``: P times D codes, then P times D/128 float32 scales. Byte i of a
+    page is its element ``[i // C, i % C]``, whatever the strides are. A kernel that needs the bytes of a page side by
+    side raises NotImplementedError where they are not."""
 
     name = "cp_gather_indexer_k_quant_cache"
     summary = "index keys of requests and their scales out of pages, as they are"

@@ -32,6 +32,8 @@ from oracle.routines.kv_cache.contract import (
     Piece,
     Products,
     Quantised,
+    ReadsCodes,
+    WritesCodes,
     flat,
     fresh,
     one_scale,
@@ -90,12 +92,15 @@ def written(slot_mapping: Tensor) -> Tensor:
 
 class Slots:
     """Token ``t`` goes to slot ``s = slot_mapping[t]``, in page ``s // P`` at ``s mod P``; where ``s`` is negative it
-    is not written. Tokens from T on are padding and are not read. Slots are below the pages times P, and one is not
-    negative."""
+    is not written. Slots are below the pages times P, and one is not negative."""
+
+
+class Padded(Slots):
+    """Tokens from T on are padding and are not read."""
 
 
 @register
-class ReshapeAndCacheFlash(Slots, CacheContract):
+class ReshapeAndCacheFlash(Padded, WritesCodes):
     """The caches are ``[pages, P, H, D]`` (NHD) or ``[pages, H, P, D]`` (HND). A scale is one value, or one for each
     head, ``[H]``."""
 
@@ -147,7 +152,7 @@ class ReshapeAndCacheFlash(Slots, CacheContract):
 
 
 @register
-class ReshapeAndCache(Slots, CacheContract):
+class ReshapeAndCache(Padded, WritesCodes):
     """Column ``d`` of head ``h`` of a key lies at ``key_cache[page, h, d // X, offset, d mod X]``, X being 16 in vLLM
     (any is admitted, ``C X`` columns); of a value at ``value_cache[page, h, d, offset]``."""
 
@@ -199,7 +204,7 @@ K_PE = TensorSpec("k_pe", Kind.VALUES, WIDE, ("N", "E"), "rotated columns of the
 
 
 @register
-class ConcatAndCacheMla(Slots, CacheContract):
+class ConcatAndCacheMla(Padded, WritesCodes):
     """A row of the cache is the R columns of ``kv_c``, then the E of ``k_pe``, all divided by ``scale``."""
 
     name = "concat_and_cache_mla"
@@ -235,7 +240,7 @@ class ConcatAndCacheMla(Slots, CacheContract):
 
 
 @register
-class SetMlaKvBuffer(CacheContract):
+class SetMlaKvBuffer(WritesCodes):
     """Row ``loc[t]`` is the R columns of ``cache_k_nope``, then the E of ``cache_k_rope``. No scale enters: attention
     takes the scale of this cache as 1. Slots are from 0 to S - 1; tokens of slot ``reserved_skip_index`` are not
     written."""
@@ -272,7 +277,7 @@ class SetMlaKvBuffer(CacheContract):
 
 
 @register
-class ConvertFp8(CacheContract):
+class ConvertFp8(WritesCodes, ReadsCodes):
     """To codes it divides, from codes it multiplies; of ``src`` and the result one is E4M3 and the other is not."""
 
     name = "convert_fp8"
@@ -460,7 +465,7 @@ class RowsOfTiles(CacheContract):
 
 
 @register
-class ConcatAndCacheDsMla(Slots, RowsOfTiles):
+class ConcatAndCacheDsMla(Padded, RowsOfTiles):
     name = "concat_and_cache_ds_mla"
     summary = "rows of 656 bytes in pages: codes in tiles of 128, their scales, the rotated columns as they are"
     source = "vLLM csrc/libtorch_stable/cache_kernels.cu concat_and_cache_ds_mla_kernel (fp8_ds_mla)"
@@ -530,8 +535,9 @@ def index_places(slot: Tensor, page: int, depth: int) -> tuple[Tensor, Tensor]:
 
 @register
 class IndexerKQuantAndCache(Slots, CacheContract):
-    """A page is P times D codes, token after token, then P times D/128 float32 scales, token after token: ``[B, P, D +
-    4 D/128]`` is its size, not its layout. A page is bytes side by side; pages may have a pitch."""
+    """A page is P times D codes, token after token, then P times D/128 float32 scales, token after token: ``[B, P, C]``
+    is its size, not its layout. Byte i of a page is its element ``[i // C, i % C]``, whatever the strides are. A kernel
+    that needs the bytes of a page side by side raises NotImplementedError where they are not."""
 
     name = "indexer_k_quant_and_cache"
     summary = "index keys in groups of 128 into pages that hold codes, then scales"
@@ -568,7 +574,7 @@ class IndexerKQuantAndCache(Slots, CacheContract):
 
 
 @register
-class Nvfp4QuantizeAppendPagedKvCache(Slots, CacheContract):
+class Nvfp4QuantizeAppendPagedKvCache(Padded, CacheContract):
     """``x ~= code * e4m3(byte) * scale``, a byte for each 16 columns; the low nibble of a byte of codes is the even
     column. Codes are ``[pages, P, H, D/2]``, scales ``[pages, P, H, D/16]`` (NHD), or with P and H exchanged (HND)."""
 

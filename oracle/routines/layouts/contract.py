@@ -306,8 +306,8 @@ class PrepareMoeLayer(LayoutContract):
     inputs = (
         TensorSpec("w13", Kind.CODES, ONE_BYTE, ("E", "R", "H"), "gate rows, then up rows"),
         TensorSpec("w2", Kind.CODES, ONE_BYTE, ("E", "H", "I"), "down projection"),
-        TensorSpec("w13_scale", Kind.SCALES, F32, None, "[E], or block scales [E, R/128, H/128]"),
-        TensorSpec("w2_scale", Kind.SCALES, F32, None, "[E], or block scales [E, H/128, I/128]"),
+        TensorSpec("w13_scale", Kind.SCALES, F32, None, "[E], or block scales [E, ceil(R/128), ceil(H/128)]"),
+        TensorSpec("w2_scale", Kind.SCALES, F32, None, "[E], or block scales [E, ceil(H/128), ceil(I/128)]"),
     )
     options = (
         OptionSpec("block_quant", False, (False, True), "128x128 block scales"),

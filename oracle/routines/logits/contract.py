@@ -266,7 +266,8 @@ class Paged(LogitsContract):
     ``context_lens [B, T]`` it sees ``n < context_lens[b, t]``. A length is at most ``max_model_len``.
 
     A block of the cache is ``P * D`` codes, key after key, then P scales of four bytes: ``[blocks, P, 1, D + 4]`` is
-    its size, not its layout."""
+    its size, not its layout. Byte i of a block is its element ``[i // C, 0, i % C]``, of C columns, whatever the
+    strides are. A kernel that needs the bytes of a block side by side raises NotImplementedError where they are not."""
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         bound = self.extents(inputs)
@@ -339,17 +340,19 @@ WEIGHTS = TensorSpec(
 
 
 class Fp4Logits(LogitsContract):
-    """E2M1 codes, two in a byte, the even one in the low nibble. Their E8M0 scales of 32 lie four in an int32, the
-    first block in the lowest byte, of which ``D = 64`` uses two; they enter the dot products, and there is no
-    ``k_scale``. The output is float32 or bfloat16, rounded once; ``weights`` are bfloat16 only with a bfloat16
-    output."""
+    """E2M1 codes, two in a byte, the even one in the low nibble. Their scales lie four in an int32: byte j (bits 8 j to
+    8 j + 7, from the lowest) is the scale 2^(byte - 127) of elements 32 j to 32 j + 31, and 255 is NaN; of ``D = 64``
+    two bytes are used. They enter the dot products; k_scale is 1 here. The output is float32 or bfloat16, rounded once;
+    ``weights`` are bfloat16 only with a bfloat16 output."""
 
     numerics = NUMERICS_FP4
     golden_arches = ("cpu", "sm90", "sm100")
 
     def dtypes(self, call: Call) -> tuple[torch.dtype, ...]:
         named = call.resolved["out_dtype"]
-        return (named if isinstance(named, torch.dtype) else call.out_dtype,)
+        if isinstance(named, torch.dtype):
+            return (named,)
+        return tuple(sorted((torch.bfloat16, torch.float32), key=lambda dtype: dtype is not call.out_dtype))
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         bound = self.extents(inputs)
@@ -362,10 +365,12 @@ class Fp4Logits(LogitsContract):
 
 @register
 class Fp4MqaLogits(Fp4Logits):
-    """The window is that of ``fp8_mqa_logits``. With ``max_seqlen_k`` (at least the longest window, without
-    ``clean_logits``) row ``m`` has so many columns, of which column 0 is its key ``cu_seqlen_ks[m]``."""
+    """The window of row ``m`` is ``cu_seqlen_ks[m] <= n < cu_seqlen_ke[m]``, cut to the N keys. With
+    ``max_seqlen_k`` (at least the longest window, without ``clean_logits``) row ``m`` has so many columns, of which
+    column 0 is its key ``cu_seqlen_ks[m]``."""
 
     name = "fp8_fp4_mqa_logits"
+    shapes = {"out": "[M, N]; with max_seqlen_k [M, max_seqlen_k]"}
     gpu = True
     summary = "the same logits of E2M1 codes with E8M0 scales of 32 inside the dot products"
     source = "DeepGEMM fp8_fp4_mqa_logits with a scale of q"

@@ -184,6 +184,8 @@ EXPERT_OPTIONS = (
     (EXPERT_FAMILY_SHAPE, "rounding=PRODUCT"),
     (EXPERT_FAMILY_SHAPE, "first=2"),  # experts of other ranks on both sides
     (EXPERT_FAMILY_SHAPE, "limit=7"),
+    (EXPERT_FAMILY_SHAPE, "out_dtype:float32,combine:WEIGHTED"),  # the two are one for a token of one expert
+    (EXPERT_FAMILY_SHAPE, "out_dtype:float32,combine:RUNNING"),
     ("t=9,e=3,h=256,i=128,k=1", "dead=1"),
     ("t=9,e=3,h=256,i=128,k=1", "on_input=1"),
     ("t=9,e=3,h=256,i=128,k=1", "rounding=PRODUCT,limit=0.5,first=2,on_input=1"),

@@ -30,9 +30,9 @@ from oracle.bounds.accumulator import of_schedule
 from oracle.bounds.code_boxes import code_boxes
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.product import U
-from oracle.errors import InputError, NumericsError, OptionError, ShapeError
+from oracle.errors import InputError, NumericsError, OptionError, ShapeError, among
 from oracle.numbers import recipe_table
-from oracle.numbers.formats import BF16, FP32, decode, of_dtype, same_bits
+from oracle.numbers.formats import BF16, E4M3FN, FP32, decode, of_dtype, same_bits
 from oracle.numbers.quantize import WIDE, quantize
 from oracle.numbers.recipes import TORCH_STATIC, ScaleFormula
 from oracle.routines.base import (
@@ -79,6 +79,14 @@ BLOCK_NUMERICS = {"sm90": ("sm90.promote128",), "sm89": ("sm89.promote128",), "c
 TENSOR_NUMERICS = {"sm90": ("sm90.chain",), "sm89": ("sm89.chain",), "cpu": (IEEE32,)}
 WAYS = (Combine.STORED, Combine.WEIGHTED, Combine.FLOAT32, Combine.RUNNING)
 """The combinations that the layers of moe_fp8 use."""
+QUANTISERS = tuple(
+    recipe.name
+    for recipe in recipe_table.of_element(E4M3FN)
+    if recipe.fault is None
+    and not recipe.scaling.global_scale
+    and (recipe.formula is ScaleFormula.GIVEN or (recipe.block.rows, recipe.block.columns) == (1, 128))
+)
+"""What may quantise inside of a layer of moe_fp8: recipes of E4M3 in groups of 128, and those with a given scale."""
 ROUTERS = ("llama4", "deepseek_v3", "softmax")
 
 
@@ -92,11 +100,13 @@ class MoeRouting(Contract):
 
     With ``num_expert_group`` groups of equal size ``topk_group`` of them remain: those of the best group score, which
     is the sum of the two largest choices of a group where a bias is given, and its largest choice where none is. The
-    ``top_k`` largest choices among them are taken. With ``renormalize`` weights are divided by their sum (llama4 too);
-    then they are multiplied by ``routed_scaling_factor``. Scores may err as ``ex2.approx`` and ``rcp.approx`` do;
-    choices that lie closer than that may come in either order, and so may equal ones. Ids are int32 or int64 from 0 to
-    E - 1, all different. A row with a NaN logit may choose any experts, whose
-    weights are those of the formulas.
+    ``top_k`` largest choices among them are taken. With llama4 a bias is added to no choice. With ``renormalize``
+    weights are divided by their sum (llama4 too); nothing is claimed of them where every score of the chosen experts is
+    below 2^-126 and may be 0. Then they are multiplied by ``routed_scaling_factor``. Scores may err as ``ex2.approx``
+    and ``rcp.approx`` do; choices that lie closer than that may come in either order, and so may equal ones. Ids are
+    int32 or int64 from 0 to E - 1, all different. A row with a NaN logit may choose any experts, whose weights are
+    those of the formulas; so may one whose softmax is NaN, of a logit of +inf or of -inf alone. Else an infinite logit
+    has the score 0 or 1.
     """
 
     name = "moe_routing"
@@ -139,7 +149,9 @@ class MoeRouting(Contract):
             ids = outputs["topk_ids"].to(torch.int64).clamp(0, logits.shape[1] - 1)
             span = routing.weight_span(all_scores, ids, router)
             expected = decode(rounded_to(routing.weights_of(all_scores.score, ids, router), torch.float32))
-            sets = Admissible(span.low, span.high, expected, (~bad)[:, None].expand(ids.shape))
+            lost = (all_scores.score_span.low.gather(1, ids) <= 0).all(dim=1, keepdim=True) & router.renormalise
+            known = (~bad)[:, None].expand(ids.shape)
+            sets = Admissible(span.low, span.high, expected, known, open=lost.expand(ids.shape))
             weights = verdict(
                 compare(outputs["topk_weights"], sets, output="topk_weights"), basis="float32 weights of those experts"
             )
@@ -159,15 +171,15 @@ class MoeFp8(Contract):
 
     ``activation_rounding``: EACH rounds silu and the product to bfloat16, PRODUCT the product alone, NONE neither
     (float32). ``combine``: STORED as above; WEIGHTED rounds the weighted product instead, FLOAT32 nothing, RUNNING as
-    WEIGHTED and every sum, slot by slot. Sums over experts are float32 in any order, rounded once to the output's
-    dtype. A store is to bfloat16, whatever the output's dtype is.
+    WEIGHTED and every sum, slot by slot, to bfloat16. Other sums over experts are float32 in any order, rounded once to
+    the output's dtype. A store is to bfloat16, whatever the output's dtype is.
 
     Exactly one of ``a`` and ``x`` is given; ``x`` is quantised by the same recipe, or under ``a_scale`` with
     ``a2_scale``. ``apply_router_weight_on_input`` multiplies ``x`` by the weight, both in its dtype, before it is
-    quantised (one expert for each token); codes are multiplied as they are, and in either case no weight multiplies the
-    output. Expert ``topk_ids - first_expert`` is the local one; -1 and those of other ranks add nothing, and a token
-    without a local expert gives zeros. Of tokens with NaN or infinity, or whose intermediate may overflow, nothing is
-    claimed.
+    quantised (one expert for each token), and no weight multiplies the output; with codes given, as ``a``, the weight
+    is used nowhere. Expert ``topk_ids - first_expert`` is the local one; -1 and those of other ranks add nothing, and a
+    token without a local expert gives zeros. Of tokens with NaN or infinity, or whose intermediate may overflow,
+    nothing is claimed.
     """
 
     name = "moe_fp8"
@@ -180,13 +192,18 @@ class MoeFp8(Contract):
     inputs = (
         TensorSpec("a", Kind.CODES, E4M3, ("T", "H"), "quantised input", optional=True),
         TensorSpec(
-            "a_scale", Kind.SCALES, F32, None, "[1], [T, 1] or [T, H/128]; with x the given scale [1]", optional=True
+            "a_scale",
+            Kind.SCALES,
+            F32,
+            None,
+            "[1], [T, 1] or [T, ceil(H/128)]; with x the given scale [1]",
+            optional=True,
         ),
         TensorSpec("x", Kind.VALUES, WIDE, ("T", "H"), "high-precision input, quantised by the layer", optional=True),
-        TensorSpec("w13", Kind.CODES, E4M3, ("E", "R", "H"), "gate rows, then up rows"),
-        TensorSpec("w13_scale", Kind.SCALES, F32, None, "[E] or [E, 2I/128, H/128]"),
+        TensorSpec("w13", Kind.CODES, E4M3, ("E", "R", "H"), "gate rows, then up rows; R = 2 I"),
+        TensorSpec("w13_scale", Kind.SCALES, F32, None, "[E] or [E, ceil(2 I/128), ceil(H/128)]"),
         TensorSpec("w2", Kind.CODES, E4M3, ("E", "H", "I"), "down projection"),
-        TensorSpec("w2_scale", Kind.SCALES, F32, None, "[E] or [E, H/128, I/128]"),
+        TensorSpec("w2_scale", Kind.SCALES, F32, None, "[E] or [E, ceil(H/128), ceil(I/128)]"),
         TensorSpec("topk_ids", Kind.IDS, INTEGERS, ("T", "k"), "global experts of each token, -1 for none"),
         TensorSpec("topk_weights", Kind.WEIGHTS, F32, ("T", "k"), "their weights"),
         TensorSpec("a2_scale", Kind.SCALES, F32, None, "one value: given scale of the intermediate", optional=True),
@@ -197,9 +214,9 @@ class MoeFp8(Contract):
             "recipe",
             None,
             None,
-            "name of the quantiser of x and of act, one of 1x128 groups or with a given scale; None: vllm_group, or "
-            "torch_static with a2_scale",
-            named=True,
+            "name of the quantiser of x and of act: with a2_scale one with a given scale (None: torch_static), else "
+            "one of groups of 128 (None: vllm_group)",
+            names=QUANTISERS,
         ),
         OptionSpec(
             "activation_rounding", "EACH", tuple(a.name for a in Activation), "where silu * up is rounded, as above"
@@ -475,8 +492,9 @@ def _static(name: str, scale: Tensor) -> None:
 def steps_of(inputs: Inputs, options: Options) -> Steps:
     """What the checked inputs and options of ``moe_fp8`` make a layer round and quantise with.
 
-    Raises NumericsError, InputError, OptionError: the recipe is a known fault, does not fit the given scales, or has
-    one scale for all rows of a call, which are a layer's own choice; the limit is no positive number.
+    Raises NumericsError, InputError, OptionError: the recipe is a known fault, has one scale for all rows of a call,
+    which are a layer's own choice, is none of :data:`QUANTISERS` else, or does not fit the given scales; the limit is
+    no positive number.
     """
     static = "a2_scale" in inputs
     name = options["recipe"] or ("torch_static" if static else "vllm_group")
@@ -487,6 +505,10 @@ def steps_of(inputs: Inputs, options: Options) -> Steps:
         raise NumericsError(
             f"recipe {recipe.name} has one scale for all rows, and which rows a layer quantises at a time is its own "
             "choice; give a_scale and a2_scale, or take a recipe of groups or rows"
+        )
+    if recipe.name not in QUANTISERS:
+        raise NumericsError(
+            f"recipe {recipe.name} gives {recipe.element} in blocks of {recipe.block}; {among(recipe.name, QUANTISERS)}"
         )
     if (recipe.formula is ScaleFormula.GIVEN) != static:
         raise InputError(f"recipe {recipe.name} {'computes its own scale: pass no' if static else 'needs'} a2_scale")

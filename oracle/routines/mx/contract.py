@@ -133,7 +133,7 @@ class BlockQuantiser(QuantiserContract):
     and in tiles of ``8x4`` at ``(r // 8 * ceil(C/4) + c // 4) * 32 + r % 8 * 4 + c % 4``: rows are padded to 128 or 8
     and columns to 4, so that a matrix takes ``align(M, 128) * align(C, 4)`` bytes or, in tiles of ``8x4``,
     ``align(M, 8) * align(C, 4)``. Without tiles (``linear``) it is ``[M, C]``, not padded. The quantiser writes zeros
-    into that padding, but where it is said below that the padding may hold anything.
+    into that padding, unless it is said below that this padding is not written.
 
     Subclasses
     ----------
@@ -383,8 +383,8 @@ class Nvfp4Quantize(BlockQuantiser):
 
 @register
 class ScaledFp4Quant(Nvfp4Quantize):
-    """The padding of the scales may hold anything: vLLM allocates them uninitialised, and the loop that should clear
-    their padding is empty. ``global_scale`` is 2688/amax."""
+    """The padding of the scales may hold anything; this padding is not written: vLLM allocates them uninitialised, and
+    the loop that should clear their padding is empty. ``global_scale`` is 2688/amax."""
 
     name = "scaled_fp4_quant"
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one

@@ -60,7 +60,7 @@ def starts(offsets: list[int], placement: str) -> list[int]:
 class ExpertQuantiser(BlockQuantiser):
     """Rows that belong to experts; the scale bytes of each lie in tiles of ``128x4`` of its own, 128 rows high.
 
-    Nothing writes the rows of ``q`` that belong to no expert, the padding of tiles and the gaps between experts: the
+    This padding is not written, nor are the rows of ``q`` that belong to no expert and the gaps between experts: the
     buffers are ``torch.empty``, so anything may lie there. One expert at least has a row. The global scale of an expert
     is positive. Values are compared, not strides.
     """

@@ -387,9 +387,9 @@ class InTiles(MxProduct):
     row ``r`` and block ``j`` at ``(r // 128 * ceil(C/4) + j // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + j % 4``, so
     that the memory has ``align(R, 128) * align(C, 4)`` of them. With ``use_8x4_sf_layout`` those of a lie at ``(r // 8
     * ceil(C/4) + j // 4) * 32 + r % 8 * 4 + j % 4``, ``align(R, 8) * align(C, 4)`` of them. Padding is never read,
-    whatever it holds. The sign of an E4M3 scale is 0. With ``shuffled`` row ``i`` of the weight as it is stored, and
-    row ``i`` of its scales before they are put in tiles, is row ``order[i]`` of the weight that is multiplied. In each
-    32 rows ``order`` is 0 4 .. 28 1 5 .. 29 2 6 .. 30 3 7 .. 31."""
+    whatever it holds. No E4M3 scale has its sign bit set. With ``shuffled`` the rows of the weight W that is multiplied
+    are stored in another order, ``W[order[i]] = stored[i]``, and so are the rows of its scales before they are put in
+    tiles. In each 32 rows ``order`` is 0 4 .. 28 1 5 .. 29 2 6 .. 30 3 7 .. 31."""
 
 
 @register

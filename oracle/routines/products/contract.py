@@ -239,8 +239,8 @@ class CutlassScaledMm(ProductContract):
     inputs = (
         A,
         TensorSpec("b", Kind.CODES, FP8, ("N", "K"), "weight codes, logical [N, K]"),
-        TensorSpec("a_scale", Kind.SCALES, F32, None, "[1], [M, 1] or [M, K/128]", contiguous=True),
-        TensorSpec("b_scale", Kind.SCALES, F32, None, "[1], [1, N] or [N/128, K/128]", contiguous=True),
+        TensorSpec("a_scale", Kind.SCALES, F32, None, "[1], [M, 1] or [M, ceil(K/128)]", contiguous=True),
+        TensorSpec("b_scale", Kind.SCALES, F32, None, "[1], [1, N] or [ceil(N/128), ceil(K/128)]", contiguous=True),
         BIAS,
     )
 

@@ -60,7 +60,8 @@ class Int4Weights:
     """The weights are ``w[n, k] = RN_e4m3(q[n, k] * s[k // 128, n])``, to nearest even; a product beyond 448 saturates,
     and a NaN scale gives NaN. The tensor core multiplies E4M3 by E4M3, so the kernel looks each 4-bit weight up in a
     table of the eight E4M3 roundings of ``-8 s .. -1 s``: a scale of 1.125 and a weight of 7 give 8, not 7.875. Then
-    ``out[m, n] = RN(channel[n] * (token[m] * sum_k a[m, k] * w[n, k]))``, scales after the whole sum. ``q`` are
+    ``out[m, n] = RN(channel[n] * (token[m] * sum_k a[m, k] * w[n, k]))``, or with the two scales in the other order, or
+    their product first: scales after the whole sum. ``q`` are
     two's-complement values -8..7, one in an int8 each; another value is refused."""
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 import oracle
 from oracle.bounds import Interval, of_schedule, residue_bound
 from oracle.bounds.logits import logits_bound
-from oracle.errors import InputError, NumericsError, ShapeError
+from oracle.errors import DtypeError, InputError, NumericsError, ShapeError
 from oracle.fixtures.files import read_tensors
 from oracle.numbers.formats import decode
 from oracle.routines.base import get
@@ -435,6 +435,17 @@ class TestFp4:
         wide = get(case.contract).predict(inputs, numerics=FP4, **{**options, "out_dtype": None})
         assert isinstance(wide, Tensor) and wide.dtype is torch.float32
         assert torch.equal(wide.bfloat16().nan_to_num(), predicted.nan_to_num())  # NaN outside the window
+
+    def test_a_dtype_that_no_kernel_returns_is_refused(self) -> None:
+        """Without out_dtype either of two is right."""
+        case = parse("fp8_fp4_mqa_logits/e2m1xe2m1-bf16/1x32/m=4,n=40,h=8,d=128/family=randn/seed=1")
+        inputs, contract = case.inputs(), get(case.contract)
+        out = contract.reference(inputs)
+        assert isinstance(out, Tensor)
+        for dtype in (torch.float32, torch.bfloat16):
+            assert contract.judge(inputs, out.to(dtype), arch="cpu").status is Status.PASSED
+        with pytest.raises(DtypeError, match="float16"):
+            contract.judge(inputs, out.half(), arch="cpu")
 
     def test_exact_and_bounded(self) -> None:
         """Dequantised in float64; the reductions in both dtypes inside, and not inside without a head."""

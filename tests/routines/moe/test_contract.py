@@ -21,10 +21,10 @@ from oracle.errors import InputError, NumericsError, OptionError, ShapeError
 from oracle.numbers import recipes
 from oracle.numbers.formats import BF16, E4M3FN, decode
 from oracle.numbers.quantize import quantize
-from oracle.routines import cases
+from oracle.routines import cases, profiles
 from oracle.routines.base import get
 from oracle.routines.moe import contract as contracts
-from oracle.routines.moe.contract import WAYS
+from oracle.routines.moe.contract import QUANTISERS, WAYS
 from oracle.routines.moe.moe_ranges import SILU_ARGMIN, SILU_MIN, act_span, silu_span
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as get_schedule
@@ -489,6 +489,27 @@ class TestLayer:
         matches = get("moe_fp8").identify(inputs, kernel(inputs, combine=combine), arch=None)
         assert matches[0].schedule == combine.name and matches[0].equal > matches[1].equal + 0.05
 
+    @pytest.mark.parametrize(("due", "made"), [("RUNNING", "WEIGHTED"), ("WEIGHTED", "RUNNING")])
+    def test_a_listed_case_tells_a_running_sum_from_one_of_float32(self, due: str, made: str) -> None:
+        """A token of one expert has one slot, where the two are the same."""
+        contract, declared = get("moe_fp8"), f"combine:{due}"
+        [case] = [case for case in profiles.cases("moe_fp8", "quick") if declared in str(case)]
+        inputs, options = case.inputs(), case.call_options()
+        one = {**inputs, **{name: inputs[name][:, :1] for name in ("topk_ids", "topk_weights")}}
+        for call, status in ((inputs, Status.FAILED), (one, Status.PASSED)):
+            right = contract.reference(call, **options)
+            other = contract.reference(call, **{**options, "combine": made})
+            assert judge(call, right, **options).status is Status.PASSED
+            assert judge(call, other, **options).status is status
+
+    @pytest.mark.parametrize("name", ["torchao_mxfp4_floor", "vllm_token", "flashinfer_nvfp4"])
+    def test_a_recipe_of_other_blocks_or_codes_is_refused(self, name: str) -> None:
+        inputs = make()
+        with pytest.raises(NumericsError, match=f"recipe {name} gives float.* in blocks of"):
+            get("moe_fp8").check(inputs, {"recipe": name})
+        assert name not in QUANTISERS
+        get("moe_fp8").check(inputs, {"recipe": "sglang_group"})
+
     @pytest.mark.parametrize("combine", list(WAYS), ids=lambda c: c.name)
     def test_the_reference_of_every_combine_lies_in_its_interval(self, combine: Combine) -> None:
         inputs = make(seed=7, top_k=3)
@@ -568,6 +589,28 @@ class TestRouting:
         ids = c.masked_fill(keep == 0, fill).topk(4, dim=-1)[1]
         w = s.gather(1, ids)
         return w / w.sum(dim=1, keepdim=True) * scaling, ids
+
+    @pytest.mark.parametrize("router", ["llama4", "deepseek_v3", "softmax"])
+    def test_experts_that_are_masked_by_infinities(self, router: str) -> None:
+        """Those of -inf are not chosen where others are left; where they are their weight is 0."""
+        logits = torch.full((2, 8), -math.inf)
+        logits[0, 2:6], logits[1, 5] = torch.tensor([1.0, 3.0, 2.0, 0.0]), 1.0
+        s = torch.softmax(logits, dim=1) if router == "softmax" else logits.sigmoid()
+        for ids, status in (([[3, 4], [5, 0]], Status.PASSED), ([[3, 7], [5, 0]], Status.FAILED)):
+            chosen = torch.tensor(ids)
+            weights = s.gather(1, chosen)
+            assert self.judge({"logits": logits}, weights, chosen, router=router, top_k=2).status is status
+        assert self.judge({"logits": logits}, weights + 1e-3, chosen, router=router, top_k=2).status is Status.FAILED
+
+    def test_weights_of_scores_that_may_all_be_flushed(self) -> None:
+        """0 over 0 in float32; one score that is none decides the row."""
+        logits, ids = torch.full((2, 8), -200.0), torch.tensor([[0, 1], [0, 1]])
+        logits[1, 0], options = -60.0, {**self.V3, "num_expert_group": 1, "topk_group": 1, "top_k": 2}
+        s = logits.sigmoid().gather(1, ids)
+        float32 = s / s.sum(dim=1, keepdim=True)
+        assert float32[0].isnan().all()
+        assert self.judge({"logits": logits}, float32, ids, **options).status is Status.PASSED
+        assert self.judge({"logits": logits}, float32 * 0 + 0.5, ids, **options).status is Status.FAILED
 
     @given(st.integers(0, 1000))
     def test_deepseek_v3(self, seed: int) -> None:
