@@ -422,8 +422,9 @@ class Contract(Stated, ABC):
         return {**output, **absent} if absent else output
 
     def in_order(self, call: Call, name: str, x: Tensor) -> Tensor:
-        """An output ``x`` of this ``name``, or a bool of its shape, by rows and columns and once each, where its memory
-        has another order or says things twice."""
+        """An output ``x``, or a bool of its shape, by rows and columns, each element once.
+
+        Only an output of this ``name`` whose memory has another order, or holds things twice, differs from ``x``."""
         return x
 
     def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> Tensor | dict[str, Tensor]:
