@@ -290,8 +290,8 @@ def _words(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 def _written_last(slots: Tensor) -> Tensor:
     """Slots of which each keeps the last token that goes there."""
-    again = (slots[:, None] == slots[None, :]) & torch.ones(len(slots), len(slots), dtype=torch.bool).triu(1)
-    return slots.masked_fill(again.to(slots.device).any(dim=1), -1)
+    later = torch.ones((len(slots), len(slots)), dtype=torch.bool, device=slots.device).triu(1)
+    return slots.masked_fill(((slots[:, None] == slots[None, :]) & later).any(dim=1), -1)
 
 
 def _rising(bounds: Tensor, spec: TensorSpec) -> Tensor | None:
@@ -299,12 +299,13 @@ def _rising(bounds: Tensor, spec: TensorSpec) -> Tensor | None:
     row 0 on."""
     ends = spec.dims == ("G",)
     border = [*([0] if ends else []), *bounds.tolist()]
-    owner = torch.full((max(0, *border),), -1)
+    owner = torch.full((max(0, *border),), -1, dtype=torch.int64, device=bounds.device)
     for group, (begin, end) in enumerate(pairwise(border)):
         owner[max(0, begin) : max(0, end)] = group
     if not len(owner) or bool((owner.diff() < 0).any()) or int(owner[0]) < 0:
         return None
-    upto = torch.tensor([int((owner <= group).sum()) for group in range(len(border) - 1)])
+    groups = torch.arange(len(border) - 1, device=bounds.device)
+    upto = (owner[None, :] <= groups[:, None]).sum(dim=1)
     made = upto if ends else torch.cat([upto.new_zeros(1), upto])
     return made.to(bounds)
 

@@ -255,7 +255,10 @@ def arch_of(device: torch.device) -> str:
 
 def copied(x: Tensor, name: str) -> Tensor:
     """A copy on the host of ``x`` (any shape, any dtype, NaN included) with its strides and padding; of a GPU one that
-    its stream is still to make. Raises InputError: ``x`` has no memory of its own. Source: the values of ``x``."""
+    its stream is still to make.
+
+    Raises InputError, DtypeError, LayoutError: ``x`` has no memory of its own, no plain dtype or no strides. Source:
+    the values of ``x``."""
     import torch
 
     from oracle.fixtures.strides import laid_out, padded_memory

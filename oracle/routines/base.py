@@ -424,7 +424,8 @@ class Contract(Stated, ABC):
     def in_order(self, call: Call, name: str, x: Tensor) -> Tensor:
         """An output ``x``, or a bool of its shape, by rows and columns, each element once.
 
-        Only an output of this ``name`` whose memory has another order, or holds things twice, differs from ``x``."""
+        Only an output of this ``name`` whose memory has another order, or holds things twice, differs from ``x``.
+        Source: :attr:`source`."""
         return x
 
     def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> Tensor | dict[str, Tensor]:

@@ -56,8 +56,9 @@ def rolled(steps: int, dim: int = 0) -> OfTensor:
 
 
 def tiles_too_close(scale: Tensor, tile: str) -> Tensor:
-    """Memory ``[bytes]``, uint8, of scale bytes ``[M, C]``, uint8, in tiles whose rows of tiles lie ``C // 4`` tiles
-    apart, one at least, for ``ceil(C / 4)``; a byte that two have is that of the later row, and the rest is 0.
+    """Memory ``[bytes]``, uint8, of ``scale`` bytes ``[M, C]``, uint8, with rows of tiles ``C // 4`` tiles apart.
+
+    One tile at least, where ``ceil(C / 4)`` is right; a byte that two have is that of the later row, and the rest is 0.
 
     Source: derived in :func:`oracle.truth.layout.swizzle_offsets`."""
     rows, columns = scale.shape

@@ -19,7 +19,7 @@ from oracle.verdict.compare import Status, Verdict
 
 CONTRACT = "moe_fp8"
 QUICK = [c for c in profiles.cases(CONTRACT, "quick") if c.dtypes == "bf16xe4m3-bf16"]
-SERVED = [c for c in QUICK if c.granularity[0] == "1x128"]
+SERVED = [c for c in QUICK if c.granularity[0] == "1x128" and not c.changes]  # a changed call has a float32 output
 GOOD = (Status.PASSED, Status.MISTRUSTED)
 Quantised = tuple[Tensor, Tensor]
 
@@ -111,7 +111,7 @@ class TestJudged:
     @pytest.mark.repeats("TestJudged")
     def test_random(self) -> None:
         found = (c for c in drawn(CONTRACT, 5) if c.dtypes == "bf16xe4m3-bf16" and c.granularity[0] == "1x128")
-        served = (c for c in found if c.option("rounding") != "NONE")
+        served = (c for c in found if c.option("rounding") != "NONE" and not c.changes)
         assert {verdict.status for verdict in map(judged, islice(served, 25))} <= set(GOOD)
 
     @pytest.mark.parametrize("wrong", [next_group, one_scale, small_codes], ids=lambda f: f.__name__)

@@ -58,7 +58,8 @@ class Place:
     heads: slice
 
     def put(self, rows: Tensor, into: Tensor) -> None:
-        """Write ``rows`` ``[S heads, ..]`` into ``into`` ``[B, S, H, ..]``."""
+        """Write ``rows`` ``[S heads, ..]`` of any dtype into ``into`` ``[B, S, H, ..]``, rounded to its dtype; NaN
+        stays NaN."""
         group = self.heads.stop - self.heads.start
         into[self.batch, :, self.heads] = rows.reshape(-1, group, *rows.shape[1:]).to(into.dtype)
 
@@ -100,7 +101,8 @@ class AttentionContract(Contract):
 
     @abstractmethod
     def laid(self, name: str, x: Tensor) -> Tensor:
-        """An output ``[B, S, H, ..]`` as the routine returns it."""
+        """The output ``name``, of which ``x`` is ``[B, S, H, ..]`` of any dtype, as the routine returns it: a view of
+        that dtype, NaN too; :attr:`shapes` says its shape."""
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         for name in self.scales:
@@ -126,7 +128,7 @@ class AttentionContract(Contract):
 
     def outputs(self, call: Call) -> dict[str, Out]:
         batch, queries, heads, width = self.shape(call.inputs)
-        row = torch.empty((batch, queries, heads), device="meta")
+        row = torch.empty((batch, queries, heads), dtype=torch.float32, device="meta")
         specified = self._specified(call)
         out, lse = self.laid("out", row[..., None].expand(*row.shape, width)), self.laid("lse", row)
         return {
@@ -434,6 +436,7 @@ class MhaFwd(AttentionContract):
         return batch, queries, heads, width
 
     def laid(self, name: str, x: Tensor) -> Tensor:
+        """As of :meth:`AttentionContract.laid`."""
         return x.transpose(1, 2) if name == "lse" else x
 
     def dtypes(self, options: Options) -> tuple[torch.dtype, ...]:
@@ -494,6 +497,7 @@ class SinglePrefillWithKvCache(AttentionContract):
         return 1, queries, heads, width
 
     def laid(self, name: str, x: Tensor) -> Tensor:
+        """As of :meth:`AttentionContract.laid`."""
         return x[0]
 
     def dtypes(self, options: Options) -> tuple[torch.dtype, ...]:
