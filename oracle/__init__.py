@@ -100,7 +100,6 @@ _HOME = {
         ),
         "oracle.api",
     ),
-    "reference": "oracle.api",
     **dict.fromkeys(("Closeness", "compare_close"), "oracle.diagnosis.baselines"),
     "Bounds": "oracle.verdict.sets",
     "diagnose": "oracle.diagnosis.explain",

@@ -164,6 +164,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For tests of small tensors, where threads only wait for each other."""
+    from oracle.numbers import threads
+
+    with threads.one_thread():
+        yield
+
+
+@pytest.fixture
 def root() -> Path:
     """The repository."""
     return ROOT

@@ -83,7 +83,7 @@ def _run(path: Path, seconds: float) -> Ran:
         with starting.process(f"the script {path.name}"):
             command = [sys.executable, str(path)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired:  # said in its row: neither there nor healed
         return Ran(path.stem, LEFT, f"no end within {seconds:g} s")
     raised = done.returncode not in ENDS or "Traceback (most recent call last)" in done.stderr
     said = (done.stderr if raised else done.stdout).strip().splitlines() or ["it said nothing"]

@@ -51,7 +51,7 @@ class Interception:
         self._later = AfterImport({*modules, *loads}, self.install)
         try:
             self.install()
-        except BaseException:
+        except BaseException:  # raised again: no routine stays replaced
             self.remove()
             raise
 

@@ -232,7 +232,7 @@ def _locked(descriptor: int) -> bool:
     """Whether the lock of a file could be taken at once."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except BlockingIOError:  # another process has it
         return False
     return True
 
@@ -241,7 +241,7 @@ def _size(folder: Path) -> int:
     """Bytes of the entries of a folder. A link counts as itself, and what another process takes away not at all."""
     size = 0
     for entry in os.scandir(folder):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):  # taken away since the folder was listed
             size += entry.stat(follow_symlinks=False).st_size
     return size
 

@@ -188,7 +188,7 @@ def judge_call(read: Callable[[], CallFile], arch: str, numerics: str | None) ->
     try:
         call = read()
         get(call.contract).check(call.inputs, call.options)
-    except OracleError as error:
+    except OracleError as error:  # UNTESTED is no pass, and says why
         return _without_numbers(Status.UNTESTED, str(error))
     given, asked, declared = dict(call.inputs), dict(call.options), numerics or call.numerics
     return judge_outputs(get(call.contract), given, call.output, arch=arch, numerics=declared, call=asked)

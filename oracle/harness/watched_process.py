@@ -49,7 +49,7 @@ def run(command: Sequence[str], *, to: Path, every: int, budget: str, arch: str 
         environment = {**os.environ, "PYTHONPATH": path, VARIABLE: json.dumps(asked)}
         try:
             return subprocess.run(list(command), env=environment, check=False).returncode
-        except OSError as error:
+        except OSError as error:  # no such program, or not executable: one typed error
             raise OptionError(f"{command[0]}: cannot be run ({error.strerror or error}); name a program") from None
 
 

@@ -229,7 +229,7 @@ class Watch:
             loads = {one.loads for several in self._bindings.values() for one in several if one.loads}
             self._interception = Interception(self._bindings, loads, self._around)
             torch.cuda.CUDAGraph.replay = self._replayed()  # type: ignore[method-assign]
-        except BaseException:
+        except BaseException:  # raised again: nothing stays intercepted
             self.end()
             raise
         return self
@@ -357,7 +357,7 @@ class Watch:
         for binding in self._bindings[target]:
             try:
                 return binding, binding.read(args, kwargs, returned=result)
-            except UnboundError as error:
+            except UnboundError as error:  # another binding may read it; the first reason is raised
                 reasons.append(str(error))
         raise UnboundError(reasons[0])
 

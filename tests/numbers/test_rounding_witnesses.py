@@ -6,7 +6,7 @@ Where a witness disagrees, :data:`KNOWN` says where and why; an entry that no lo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -81,13 +81,7 @@ GFLOAT_MODES = {
 Where = Callable[[Tensor, Format], Tensor]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Thousands of short operations: waiting for a second thread each time costs more than it gives."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def _twice_rounded(x: Tensor, fmt: Format) -> Tensor:

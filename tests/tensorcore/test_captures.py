@@ -21,16 +21,7 @@ from tests.support.paths import SHARED
 CAPTURES = SHARED / "captures"
 DENSE = ("h200_dense_m16_n128_k512", "h200_dense_m40_n256_k1024")
 
-pytestmark = [pytest.mark.needs_shared("captures"), pytest.mark.replay_sm90]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small operations: threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [pytest.mark.needs_shared("captures"), pytest.mark.replay_sm90, pytest.mark.usefixtures("one_thread")]
 
 
 BLOCKWISE = "sm90.promote128"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,7 +16,7 @@ from oracle.tensorcore.probes import Shape, diagonal, split
 from oracle.tensorcore.schedules import Promotion, Scales, Schedule, get, schedules
 from oracle.truth.gemm import ScaledProduct
 
-pytestmark = [pytest.mark.emulated, pytest.mark.turns(4)]
+pytestmark = [pytest.mark.emulated, pytest.mark.turns(4), pytest.mark.usefixtures("one_thread")]
 
 DTYPES = {
     "float8_e4m3fn": torch.float8_e4m3fn,
@@ -40,15 +39,6 @@ def distinct() -> list[Schedule]:
         facts = (i.operands, i.group, i.align_bits, i.out_bits, i.sum, i.order, s.interval, s.promotion, s.epilogue)
         kept.setdefault(facts, s)
     return list(kept.values())
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Probes are thousands of small operations: threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 SEEN_BF16 = ["sm90.promote128", "sm90.promote128.muladd", "sm90.chain", "sm90.chain.row_then_col", "sm89.chain"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
@@ -21,18 +20,9 @@ from oracle.tensorcore.predict import canonical_nan, predict_product, store
 from oracle.tensorcore.schedules import get, schedules
 from oracle.truth.gemm import ScaledProduct
 
-pytestmark = pytest.mark.emulated
+pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("one_thread")]
 
 E4M3 = torch.float8_e4m3fn
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small operations: threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def fp8(rows: int, k: int, seed: int) -> torch.Tensor:

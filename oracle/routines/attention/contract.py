@@ -41,8 +41,6 @@ from oracle.truth.attention import Attention, Value, exact
 from oracle.verdict.compare import Admissible
 from oracle.verdict.sets import Elements, Found, Prediction, Sets, all_equal, mostly_zero, rounded_to
 
-BF16 = (torch.bfloat16,)
-SEQUENCES = torch.int32
 FIRST, SAMPLED = 32, FEW + 32  # rows and columns that are compared; more rows where few have tiles of their own
 Rows = Callable[[Attention], dict[str, Tensor]]
 """What is computed of one attention: float64 ``[S heads, ..]`` by name."""
@@ -119,12 +117,12 @@ class AttentionContract(Contract):
         """``out`` by a pipeline, in the dtype that the options name; the log-sum-exp is rounded from its exact value
         for the scores of that pipeline, whose logarithm no model has bit for bit."""
         resolved = self.check(inputs, options)
-        call = Call(self, inputs, options, out_dtype=self.dtypes(resolved)[0])
+        call = Call(self, inputs, options)
         return self._by(call, inputs, resolved, _named(self.arithmetics(call, numerics)[0]))
 
     @abstractmethod
-    def dtypes(self, options: Options) -> tuple[torch.dtype, ...]:
-        """Those that ``out`` may have."""
+    def dtype(self, options: Options) -> torch.dtype:
+        """That of ``out``."""
 
     def outputs(self, call: Call) -> dict[str, Out]:
         batch, queries, heads, width = self.shape(call.inputs)
@@ -132,7 +130,7 @@ class AttentionContract(Contract):
         specified = self._specified(call)
         out, lse = self.laid("out", row[..., None].expand(*row.shape, width)), self.laid("lse", row)
         return {
-            "out": Out(tuple(out.shape), self.dtypes(call.resolved), specified["out"]),
+            "out": Out(tuple(out.shape), (self.dtype(call.resolved),), specified["out"]),
             self.returns[1]: Out(tuple(lse.shape), F32, specified[self.returns[1]], optional=True),
         }
 
@@ -142,8 +140,8 @@ class AttentionContract(Contract):
 
     def expected(self, call: Call) -> dict[str, Tensor]:
         """The truth, rounded; NaN where nothing is claimed."""
-        value, (out, lse) = self.reference(call.inputs, **call.options), self.returns
-        return {out: rounded_to(value[out], self.dtypes(call.resolved)[0]), lse: rounded_to(value[lse], torch.float32)}
+        (out, lse), dtype = self.returns, self.dtype(call.resolved)
+        return {out: rounded_to(call.truth[out], dtype), lse: rounded_to(call.truth[lse], torch.float32)}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         names = self.arithmetics(call, numerics)
@@ -151,53 +149,51 @@ class AttentionContract(Contract):
         return [self._sets(call, name) for name in every]
 
     def _sets(self, call: Call, name: str) -> Sets:
-        chosen = _named(name)
+        """The bits of a pipeline with its log-sum-exp in the interval, then the intervals of both."""
+        chosen, hidden = _named(name), {}
+        for output, mask in self._specified(call).items():
+            hidden[output] = False if mask is None else ~mask
+
+        def admitted() -> dict[str, Admissible]:
+            return call.cached(f"admitted by {name}", lambda: self._admitted(call, chosen))
+
+        def bits() -> Tensor:
+            return call.cached(f"bits of {name}", lambda: self._by(call, call.inputs, call.resolved, chosen)["out"])
 
         def same(outputs: Found) -> bool:
-            bits = self._by(call, call.inputs, call.resolved, chosen)["out"].to(outputs["out"].dtype)
-            if not bool((same_bits(bits.contiguous(), outputs["out"].contiguous()) | hidden("out", bits)).all()):
+            equal = same_bits(bits().to(outputs["out"].device).contiguous(), outputs["out"].contiguous())
+            if not bool((equal | hidden["out"]).all()):
                 return False
-            lse, actual = self.returns[1], outputs[self.returns[1]].to(torch.float64)
-            due = self._admitted(call, chosen)[lse]
+            lse, due = outputs[self.returns[1]].to(torch.float64), admitted()[self.returns[1]]
             assert due.open is not None
-            inside = (actual >= due.low) & (actual <= due.high) | due.open | hidden(lse, actual)
-            return bool(inside.all())
-
-        def hidden(output: str, like: Tensor) -> Tensor:
-            mask = self._specified(call)[output]
-            return torch.zeros(like.shape, dtype=torch.bool, device=like.device) if mask is None else ~mask
+            return bool(((lse >= due.low) & (lse <= due.high) | due.open | hidden[self.returns[1]]).all())
 
         def predictions() -> Iterator[Prediction]:
             if chosen is not None:
-                yield Prediction(f"bits of {name}", name, self._count(call), same)
+                mask = self._specified(call)["out"]
+                total = math.prod(self.shape(call.inputs)) if mask is None else int(mask.sum())
+                yield Prediction(f"bits of {name}", name, total, same)
 
         def make() -> tuple[Mapping[str, Admissible], str]:
             basis = f"sums of {name} in any order" if chosen is not None else "float32 in any order, P not rounded"
-            return self._admitted(call, chosen), basis
+            return admitted(), basis
 
         return Elements(make, name, False, predictions, lambda outputs: self._why_mistrust(call, outputs))
 
-    def _count(self, call: Call) -> int:
-        return math.prod(self.shape(call.inputs))
-
     def _admitted(self, call: Call, chosen: Pipeline | None) -> dict[str, Admissible]:
-        (out, lse), dtype = self.returns, call.out_dtype
-        if dtype not in self.dtypes(call.resolved):
-            dtype = self.dtypes(call.resolved)[0]
+        (out, lse), masks = self.returns, self._specified(call)
         edges = self._assembled(call.inputs, call.resolved, lambda problem: _edges(problem, chosen, self.log_base))
-        value = self.reference(call.inputs, **call.options)
-        masks = self._specified(call)
 
         def admitted(name: str, kind: torch.dtype) -> Admissible:
             low, high = (decode(rounded_to(edges[f"{name}.{end}"], kind)) for end in ("low", "high"))
-            truth = decode(rounded_to(value[name], kind))
+            truth = decode(rounded_to(call.truth[name], kind))
             if name == lse:  # that of the exact scores is right beside any pipeline's
                 low, high = torch.fmin(low, truth), torch.fmax(high, truth)
             middle = torch.maximum(torch.minimum(truth, high), low)
             opened = edges[f"{name}.open"].to(torch.bool)
             return Admissible(low, high, torch.where(opened, torch.nan, middle), masks[name], opened)
 
-        return {out: admitted(out, dtype), lse: admitted(lse, torch.float32)}
+        return {out: admitted(out, self.dtype(call.resolved)), lse: admitted(lse, torch.float32)}
 
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
         """The usual pipeline of the call's arch (on a CPU, float32 that rounds no P), with the stages READ, OPTIONS,
@@ -259,8 +255,7 @@ class AttentionContract(Contract):
 
         computed = self._assembled(inputs, options, value)
         out, lse = self.returns
-        dtype = call.out_dtype if call.out_dtype in self.dtypes(options) else self.dtypes(options)[0]
-        return {out: rounded_to(computed[out], dtype), lse: rounded_to(computed[lse], torch.float32)}
+        return {out: rounded_to(computed[out], self.dtype(options)), lse: rounded_to(computed[lse], torch.float32)}
 
     def _assembled(self, inputs: Inputs, options: Options, value: Rows) -> dict[str, Tensor]:
         """What ``value`` gives of every attention, float64 in the shapes of the outputs."""
@@ -341,9 +336,9 @@ def _windows(queries: int, keys: int, group: int, left: int, right: int, device:
     return start, stop
 
 
-def _heads(inputs: Inputs, name: str, q: str = "q", k: str = "k") -> int:
+def _heads(inputs: Inputs, name: str) -> int:
     """Query heads of each KV head."""
-    heads, of_keys = inputs[q].shape[-2], inputs[k].shape[-2]
+    heads, of_keys = inputs["q"].shape[-2], inputs["k"].shape[-2]
     if heads % of_keys:
         raise ShapeError(f"{name}: {heads} query heads are no multiple of {of_keys} KV heads")
     return heads // of_keys
@@ -383,8 +378,8 @@ class MhaFwd(AttentionContract):
         TensorSpec("q_descale", Kind.SCALES, F32, ("B", "G"), "scale of the queries of a KV head", optional=True),
         TensorSpec("k_descale", Kind.SCALES, F32, ("B", "G"), "scale of its keys", optional=True),
         TensorSpec("v_descale", Kind.SCALES, F32, ("B", "G"), "scale of its values", optional=True),
-        TensorSpec("seqused_k", Kind.COUNTS, (SEQUENCES,), ("B",), "keys of each sequence", optional=True),
-        TensorSpec("s_aux", Kind.LOGITS, BF16, ("H",), "a sink: the score of each head without a value", optional=True),
+        TensorSpec("seqused_k", Kind.COUNTS, (torch.int32,), ("B",), "keys of each sequence", optional=True),
+        TensorSpec("s_aux", Kind.LOGITS, (torch.bfloat16,), ("H",), "a sink: the score of each head", optional=True),
     )
     options = (
         OptionSpec("softmax_scale", None, None, "what multiplies a score; None: D^-0.5"),
@@ -439,8 +434,8 @@ class MhaFwd(AttentionContract):
         """As of :meth:`AttentionContract.laid`."""
         return x.transpose(1, 2) if name == "lse" else x
 
-    def dtypes(self, options: Options) -> tuple[torch.dtype, ...]:
-        return BF16
+    def dtype(self, options: Options) -> torch.dtype:
+        return torch.bfloat16
 
 
 @register
@@ -500,10 +495,10 @@ class SinglePrefillWithKvCache(AttentionContract):
         """As of :meth:`AttentionContract.laid`."""
         return x[0]
 
-    def dtypes(self, options: Options) -> tuple[torch.dtype, ...]:
+    def dtype(self, options: Options) -> torch.dtype:
         dtype = options["o_dtype"]
         assert isinstance(dtype, torch.dtype)
-        return (dtype,)
+        return dtype
 
     def _specified(self, call: Call) -> dict[str, Tensor | None]:
         (queries, heads, width), keys = call.inputs["q"].shape, call.inputs["k"].shape[0]

@@ -11,7 +11,21 @@ from torch import Tensor
 
 from oracle.numbers.formats import decode
 from oracle.routines.attention.contract import AttentionContract, MhaFwd, SinglePrefillWithKvCache
-from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Call, Faults, both, entry, need, ones, way
+from oracle.routines.fault import (
+    ARITHMETIC,
+    CAST,
+    INDEX,
+    MOVEMENT,
+    VALUE,
+    Call,
+    Change,
+    Faults,
+    WhyNot,
+    both,
+    need,
+    ones,
+    way,
+)
 from oracle.routines.traits import of_class, takes
 from oracle.tensorcore.attention import TILE_SUMS, Pipeline
 from oracle.truth.attention import Attention, exact
@@ -70,52 +84,64 @@ fault(
 # --- scales -----------------------------------------------------------------------------------------------------
 
 
-def _several(name: str) -> Callable[[Call], object]:
-    return lambda call: name in call.inputs and call.inputs[name].numel() > 1
-
-
 def _has(name: str) -> Callable[[Call], object]:
     return lambda call: name in call.inputs
 
 
-PARTS = (
-    ("queries", "q_descale", MhaFwd),
-    ("keys", "k_descale", MhaFwd),
-    ("values", "v_descale", MhaFwd),
-    ("queries of FlashInfer", "scale_q", SinglePrefillWithKvCache),
-    ("keys of FlashInfer", "scale_k", SinglePrefillWithKvCache),
-    ("values of FlashInfer", "scale_v", SinglePrefillWithKvCache),
+PARTS = ("queries", "keys", "values")
+"""What has a scale, in the order of ``AttentionContract.scales``."""
+
+
+def _name(call: Call, part: str) -> str:
+    contract = call.contract
+    assert isinstance(contract, AttentionContract)
+    return contract.scales[PARTS.index(part)]
+
+
+def _changed_scale(part: str, change: Callable[[Tensor], Tensor]) -> Change:
+    return lambda call, inputs: inputs | {_name(call, part): change(inputs[_name(call, part)])}
+
+
+def _given(part: str, least: int = 1) -> WhyNot:
+    """The scale of a part is an input of so many values."""
+
+    def count(call: Call) -> int:
+        return call.inputs[_name(call, part)].numel() if _name(call, part) in call.inputs else 0
+
+    return need(lambda call: count(call) >= least, f"fewer than {least} scales of the {part} are given")
+
+
+def _first(scale: Tensor) -> Tensor:
+    return scale.reshape(-1)[:1].expand(scale.numel()).reshape(scale.shape).contiguous()
+
+
+fault(
+    "scale of the {}",
+    VALUE,
+    over=tuple(
+        way(f"{part} {words}", (part, change), seen=seen, needs=_given(part))
+        for part in PARTS
+        for words, change, seen in (
+            ("left out", ones, "vllm 51363, 42080; flashinfer 4979, 1023; sglang 28144, 34765"),
+            ("applied twice", lambda scale: scale * scale, "vllm 48016"),
+        )
+    ),
+    read=lambda made: _changed_scale(*made),
 )
-for _words, _name, _kind in PARTS:
-    _on, _given = of_class(_kind), need(_has(_name), f"{_name} is not given")
-    _more = need(_several(_name), f"{_name} has one value")
-    fault(
-        f"scale of the {_words} {{}}",
-        VALUE,
-        on=_on,
-        needs=_given,
-        over=(
-            way("left out", ones, seen="vllm 51363, 42080; flashinfer 4979, 1023; sglang 28144, 34765"),
-            way("applied twice", lambda scale: scale * scale, seen="vllm 48016"),
-        ),
-        read=lambda change, name=_name: entry(name, change),
-    )
-    fault(
-        f"scale of the {_words} {{}}",
-        INDEX,
-        on=_on,
-        needs=_more,
-        over=(
-            way(
-                "of the first head throughout",
-                lambda scale: scale.reshape(-1)[:1].expand(scale.numel()).reshape(scale.shape).contiguous(),
-                seen="sgl-kernel-xpu 252 (review); vllm 42580 (review)",
-            ),
-            way("of the next head", lambda scale: scale.roll(-1, dims=-1), seen="rocm-libraries 10474 (review)"),
-        ),
-        read=lambda change, name=_name: entry(name, change),
-        same_if="the heads of a sequence have one scale",
-    )
+fault(
+    "scale of the {}",
+    INDEX,
+    over=tuple(
+        way(f"{part} {words}", (part, change), seen=seen, needs=_given(part, 2))
+        for part in PARTS
+        for words, change, seen in (
+            ("of the first head throughout", _first, "sgl-kernel-xpu 252 (review); vllm 42580 (review)"),
+            ("of the next head", lambda scale: scale.roll(-1, dims=-1), "rocm-libraries 10474 (review)"),
+        )
+    ),
+    read=lambda made: _changed_scale(*made),
+    same_if="the heads of a sequence have one scale",
+)
 fault(
     "scale of the keys for the values",
     VALUE,

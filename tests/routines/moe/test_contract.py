@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from decimal import Context, Decimal
 from functools import cache
 
@@ -42,13 +41,7 @@ T, H, SIZE, E, K = 5, 128, 256, 3, 2
 Inputs = dict[str, Tensor]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small tensors: threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def generator(seed: int) -> torch.Generator:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -30,13 +29,7 @@ Inputs = dict[str, Tensor]
 EVERY = list(itertools.product(["static", "tensor", "token"], [False, True], [False, True], [(7,), (2, 3), ()]))
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small tensors: threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def make(
