@@ -222,6 +222,7 @@ def test_a_mistake_is_found(line: str) -> None:
     assert documented(f"$ fp8-oracle {line} | head\n") == [line] and mistaken(line)
 
 
+@pytest.mark.turns(2)
 class TestFiles:
     """The part of the fixtures is small, whole, and in the source distribution too."""
 

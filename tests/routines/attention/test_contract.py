@@ -126,6 +126,7 @@ class TestExactCases:
         assert bool(((found - right).abs() <= 5 * 2.0**-24 * right.abs() + 2.0**-40).all())
 
 
+@pytest.mark.turns(4)
 class TestCaptured:
     """What vLLM's FlashAttention-3 and FlashInfer gave on an H100."""
 
@@ -154,6 +155,7 @@ class TestIdentify:
         first = oracle.identify("mha_fwd", one.inputs(), one.outputs(("out", "softmax_lse")), **one.call())[0]
         assert (first.schedule, first.equal) == ("sm90.fa3.tile", 1.0)
 
+    @pytest.mark.turns(4)
     def test_a_spelt_pipeline_and_one_that_is_none(self) -> None:
         inputs, name = cases.parse(f"{CASE}/family=codes/seed=1").inputs(), "sm90.attention.forward.64.lift0.chain"
         out = oracle.predict("mha_fwd", inputs, numerics=name)
