@@ -642,6 +642,10 @@ class TestScales:
         (False, 2.0**23, 2.0**40, 2.0**23, 2.0**40, 2.0),
         (True, 2.0**24, 2.0**40, 2.0**24, 2.0**40, 0.5),
         (False, 2.0**23, 2.0**40, 2.0**24, 2.0**40, 0.5),
+        # the sum with one scale, where the other makes it small
+        (True, 2.0**64, 2.0**40, 2.0**24, 2.0**-100, 1.0),
+        (False, 2.0**63, 2.0**40, 2.0**24, 2.0**-100, 1.0),
+        (True, 2.0**24, 2.0**-100, 2.0**64, 2.0**40, 1.0),
         # the product of the scales
         (True, 2.0**-100, 2.0**64, 2.0**-100, 2.0**64, 1.0),
         (False, 2.0**-100, 2.0**63, 2.0**-100, 2.0**63, 1.0),
@@ -653,6 +657,15 @@ def test_what_any_order_may_reach(due: bool, a: float, sa: float, b: float, sb: 
     more = {} if alpha == 1.0 else {"alpha": torch.tensor([alpha])}
     found = ieee32_bound(ScaledProduct(x, y, *scales_of, block=2, b_rows=1, **more)).open
     assert found is not None and found.tolist() == [[due]]
+
+
+def test_many_products_reach_what_one_does_not() -> None:
+    """Four products of 2^126 under the scale of ``a``, which that of ``b`` makes small."""
+    a, b = (torch.full((1, 4), 2.0**e).bfloat16() for e in (62, 24))
+    for sa, due in ((2.0**40, True), (2.0**39, False)):
+        given = ScaledProduct(a, b, torch.full((1, 1), sa), torch.full((1, 1), 2.0**-100), block=4, b_rows=1)
+        found = ieee32_bound(given).open
+        assert found is not None and found.tolist() == [[due]]
 
 
 def test_a_code_times_its_scale_is_the_largest_float32() -> None:
@@ -688,6 +701,17 @@ class TestBoxed:
             assert found.high.tolist() == (-found.low).tolist() == [[2.0**-149 * 36 * 448 * 448 * by]] * 2
         found = self.made(0.0, 0.0, 0.5, 0.5, accumulator(promotion=8))
         assert found.high.tolist() == found.low.tolist() == [[0.0], [0.0]]
+
+    def test_chains_of_one_block_may_be_summed_before_their_scales(self) -> None:
+        """Two chains of 8 and 24: 32 times the scale of ``b`` must be a number, although that of ``a`` is small."""
+        values = torch.tensor([[1.0] * 8 + [3.0] * 8], dtype=torch.float64)
+        limit = REACH / 32 / (1 + 2 * product.U * 16)
+        for low, high in ((values, values), (-values, -values), (-values, 0 * values), (0 * values, values)):
+            for sb, due in ((limit * (1 + 2.0**-23), True), (limit * (1 - 2.0**-23), False)):
+                box = Box(low, high, one(2.0**-20), one(2.0**-20), E4M3FN)
+                right = torch.ones(1, 16).to(FP8), torch.full((1, 1), sb)
+                acc = accumulator(promotion=8, align=25, out=23)
+                assert boxed_product([box], *right, block=16, b_rows=1, acc=acc).open.tolist() == [[due]]
 
     @pytest.mark.parametrize(
         ("low", "high", "due"),
@@ -786,7 +810,18 @@ class TestProduct:
                 assert found is not None and found.tolist() == [[due]]
 
     def test_the_roundings_count(self) -> None:
-        """``4 u`` of a sum that alone is below ``REACH``."""
+        """``4 u`` of a sum that alone is below ``REACH``: of one chain in order, of two in any."""
         for share, due in ((1 - 2.0**-22 + 2.0**-26, True), (1 - 2.0**-22, False)):
-            found = TestFloat32().promoted(1.0, 1.0, REACH * share).open
-            assert found is not None and found.tolist() == [[due]]
+            x = REACH * share
+            for found in (
+                TestFloat32().promoted(1.0, 1.0, x),
+                TestFloat32().promoted(1.0, 1.0, x / 2, x / 2, ordered=False),
+            ):
+                assert found.open is not None and found.open.tolist() == [[due]]
+
+    def test_an_alpha_that_is_subnormal(self) -> None:
+        """The product of its factors errs by up to ``2^-149``, and that of the sum by so much of it."""
+        size = 2.0**20
+        found = TestFloat32().summed(size, 2.0**-149)
+        due = (2.0**-149 * 2 * product.U * (1 + product.U) * size + 2.0**-149 * (2 + size)) * (1 + 2.0**-20)
+        assert float(found.hi) == -float(found.lo) == due > 2.0**-130

@@ -16,11 +16,14 @@ from oracle.bounds.quantiser import (
     SCALE_WIDTH,
     U,
     admitting,
+    code_bands,
     code_of_ordinal,
     code_set,
     identify,
     judge_recipe,
+    nearness,
     ordinal,
+    same_bytes,
     scale_set,
 )
 from oracle.numbers import recipe_table
@@ -165,6 +168,68 @@ class TestSoundness:
         assert judge_recipe(prepare(x), free, torch.zeros(1), tensor).outside == 0
         nan = torch.full((2, 128), 0x7F, dtype=torch.uint8).view(E4M3)
         assert judge_recipe(prepare(x), nan, torch.zeros(1), tensor).outside == 256
+
+
+class TestSets:
+    """What a set of codes holds beside its ends."""
+
+    @pytest.mark.parametrize("recipe", [R.VLLM_GROUP, R.DEEPGEMM_1X128_UE8M0, recipe_table.get("torchao_nvfp4")])
+    def test_expected_are_the_recipe_s_codes(self, recipe: R.Recipe) -> None:
+        """And each lies between the ends."""
+        x = prepare(normals(4), global_scale=torch.tensor([0.25]) if recipe.scaling.global_scale else None)
+        made = x.quantized(recipe)
+        found = code_set(x, recipe, decode(made.scale))
+        due = ordinal(x.codes(recipe).view(found.low.shape), recipe.element)
+        assert bool(((found.low <= found.expected) & (found.expected <= found.high)).all())
+        assert int((found.expected != due).sum()) <= int((found.low != found.high).sum())
+
+    def test_two_powers_of_two_are_exact_and_one_is_not(self) -> None:
+        """A value at a midpoint of the codes: under a global scale of 1/4 the scale 1 leaves one code, 1.5 both."""
+        recipe = recipe_table.get("torchao_nvfp4")
+        for scale, codes in ((1.0, 1), (1.5, 2)):
+            x = torch.full((1, 16), 1.25 * scale * 0.25)
+            found = code_set(prepare(x, global_scale=torch.tensor([0.25])), recipe, torch.full((1, 1), scale).double())
+            assert (found.high - found.low + 1).unique().tolist() == [codes]
+
+    def test_nan_in_a_format_without_it(self) -> None:
+        """A NaN has the recipe's code for it; beside it nothing changes."""
+        recipe = recipe_table.get("torchao_nvfp4")
+        x = torch.ones(1, 16)
+        x[0, 3] = math.nan
+        found = code_set(prepare(x, global_scale=torch.tensor([1.0])), recipe, torch.ones(1, 1).double())
+        assert found.low.flatten()[3] == found.high.flatten()[3] and len(found.low.unique()) == 2
+
+    def test_rows_of_more_than_two_dimensions(self) -> None:
+        x = prepare(normals(6).view(2, 3, 512))
+        whole = code_set(x, R.VLLM_GROUP, decode(x.quantized(R.VLLM_GROUP).scale))
+        for rows, found in code_bands(x, R.VLLM_GROUP, decode(x.quantized(R.VLLM_GROUP).scale)):
+            for name in ("low", "high", "expected", "nan", "free"):
+                assert torch.equal(getattr(found, name), getattr(whole, name).view(6, 512)[rows])
+
+    def test_how_near_an_output_is(self) -> None:
+        """Equal codes and scales, and how far the farthest is."""
+        x = prepare(normals(3))
+        made = x.quantized(R.VLLM_GROUP)
+        count, scales = made.codes.numel(), made.scale.numel()
+        assert nearness(x, made.codes, made.scale, R.VLLM_GROUP) == (count, scales, 0)
+        moved = made.codes.clone()
+        bits(moved)[2, 5] ^= 2
+        assert nearness(x, moved, made.scale * torch.tensor([2.0, 1.0, 1.0, 1.0]), R.VLLM_GROUP) == (
+            count - 1,
+            scales - 3,
+            2,
+        )
+
+    def test_equal_bytes_wherever_they_lie(self) -> None:
+        """Of any address and length, and one byte is enough to differ."""
+        store = torch.arange(96, dtype=torch.uint8)
+        for start in range(57):
+            for length in (8, 9):
+                part = store[start : start + length]
+                other = part.clone()
+                assert same_bytes(part, other) and same_bytes(other, part)
+                other[-1] += 1
+                assert not same_bytes(part, other)
 
 
 class TestIdentify:
