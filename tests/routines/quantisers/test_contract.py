@@ -15,7 +15,8 @@ from oracle.numbers import recipe_table
 from oracle.numbers import recipes as R
 from oracle.numbers.formats import E4M3FN, decode
 from oracle.numbers.quantize import quantize
-from oracle.routines.base import Call, Contract, get, registered
+from oracle.routines import get, registered
+from oracle.routines.base import Call, Contract
 from oracle.routines.quantisers import contract as quantisers
 from oracle.routines.quantisers.contract import QuantiserContract
 from oracle.verdict.compare import Status
