@@ -400,6 +400,20 @@ class TestChain:
             )
             assert (float(low), float(high)) == (-cut, 0.0)
 
+    @pytest.mark.parametrize("absent", [chain.NONE - 6, chain.NONE + 3, 2 * chain.NONE])
+    def test_a_step_of_zeros_changes_nothing(self, absent: int) -> None:
+        """Of whatever exponent one operand has where the other is zero; also around an accumulator near 0."""
+        low, high, zero = one(-(2.0**-140)), one(2.0**-139), torch.zeros(1, 1, 2, dtype=torch.float64)
+        found = chain.residue_step(one(0.0), low, high, one(0.0), zero, torch.full((1, 1), absent), accumulator())
+        assert [float(x) for x in found] == [0.0, -(2.0**-140), 2.0**-139]
+
+    @pytest.mark.parametrize("bound", [chain.residue, chain.any_order, chain.split])
+    def test_a_row_of_zeros_is_exact(self, bound: Callable[..., tuple[Tensor, ...]]) -> None:
+        rows = torch.tensor([[0.0] * 24, [1.5] * 24], dtype=torch.float64)
+        a, b = chain.operand(rows, E4M3FN), chain.operand(rows[1:], E4M3FN)
+        found = bound(a, b, accumulator(promotion=8))
+        assert [x[0, 0].item() for x in found] == [0.0] * 3 and float(found[1][1, 0]) < 0
+
     def test_an_error_that_does_not_end(self) -> None:
         """It doubles until nothing is claimed; beside it another stays."""
 
@@ -765,6 +779,21 @@ class TestEngines:
         interval = Interval(zero, zero, "", open=zero != 0)
         for deciding in (None, lambda: zero != 0):
             assert engines._agrees(interval, small(1), accumulator(promotion=8), residue_bound, deciding) is True
+
+    def test_all_elements_that_decide(self) -> None:
+        """As many as are looked at are all looked at, in their order; of more, so many."""
+        for size in (4, 5):
+            given, seen = small(1, m=size, n=engines.DECIDING // 4), []
+
+            def defined(part: ScaledProduct, acc: Any) -> Interval:
+                seen.append(part)  # noqa: B023
+                return residue_bound(part, acc)
+
+            acc, all_of_them = accumulator(promotion=8), torch.ones(given.M, given.N, dtype=torch.bool)
+            assert engines._agrees(residue_bound(given, acc), given, acc, defined, lambda: all_of_them)  # noqa: B023
+            assert [part.M for part in seen] == [engines.DECIDING]
+            rows = given.a.repeat_interleave(given.N, dim=0)[: engines.DECIDING]
+            assert torch.equal(seen[0].a.view(torch.uint8), rows.view(torch.uint8)) is (size == 4)
 
     @pytest.mark.parametrize(("room", "taken"), [(0, True), (-1, False), (None, False)])
     def test_shared_memory_of_a_block(self, room: int | None, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from fractions import Fraction
@@ -26,6 +27,7 @@ from oracle.bounds.quantiser import (
     same_bytes,
     scale_set,
 )
+from oracle.numbers import quantize as numbers
 from oracle.numbers import recipe_table
 from oracle.numbers import recipes as R
 from oracle.numbers import scaling as S
@@ -191,23 +193,36 @@ class TestSets:
             found = code_set(prepare(x, global_scale=torch.tensor([0.25])), recipe, torch.full((1, 1), scale).double())
             assert (found.high - found.low + 1).unique().tolist() == [codes]
 
-    def test_nan_in_a_format_without_it(self) -> None:
+    def test_a_product_of_scales_that_is_subnormal(self) -> None:
+        """One of 2^-140 may err by 2^-149, which is 2^-9 of it: nearer to a midpoint both codes are admitted."""
+        recipe, scale = recipe_table.get("torchao_nvfp4"), 2.0**-140
+        for steps, codes in ((638, 1), (639, 2), (640, 2), (641, 2), (642, 1)):
+            x = torch.full((1, 16), steps * 2.0**-149)  # of 640 the quotient is 1.25
+            found = code_set(prepare(x, global_scale=torch.tensor([scale])), recipe, torch.ones(1, 1).double())
+            assert (found.high - found.low + 1).unique().tolist() == [codes], steps
+
+    @pytest.mark.parametrize("name", ["torchao_nvfp4", "te_nvfp4_stochastic"])
+    def test_nan_in_a_format_without_it(self, name: str) -> None:
         """A NaN has the recipe's code for it; beside it nothing changes."""
-        recipe = recipe_table.get("torchao_nvfp4")
-        x = torch.ones(1, 16)
+        recipe, x = recipe_table.get(name), torch.ones(1, 16)
         x[0, 3] = math.nan
         found = code_set(prepare(x, global_scale=torch.tensor([1.0])), recipe, torch.ones(1, 1).double())
         assert found.low.flatten()[3] == found.high.flatten()[3] and len(found.low.unique()) == 2
 
-    def test_rows_of_more_than_two_dimensions(self) -> None:
+    @pytest.mark.parametrize("together", [2, 1 << 20], ids=["two rows", "all"])
+    def test_rows_of_more_than_two_dimensions(self, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A band at a time; all are one of a small input."""
+        monkeypatch.setattr(numbers, "BAND", together * 512)
         x = prepare(normals(6).view(2, 3, 512))
         whole = code_set(x, R.VLLM_GROUP, decode(x.quantized(R.VLLM_GROUP).scale))
         for rows, found in code_bands(x, R.VLLM_GROUP, decode(x.quantized(R.VLLM_GROUP).scale)):
             for name in ("low", "high", "expected", "nan", "free"):
                 assert torch.equal(getattr(found, name), getattr(whole, name).view(6, 512)[rows])
 
-    def test_how_near_an_output_is(self) -> None:
-        """Equal codes and scales, and how far the farthest is."""
+    @pytest.mark.parametrize("together", [1, 1 << 20], ids=["a row", "all"])
+    def test_how_near_an_output_is(self, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Equal codes and scales, and how far the farthest is; a band at a time."""
+        monkeypatch.setattr(numbers, "BAND", together * 512)
         x = prepare(normals(3))
         made = x.quantized(R.VLLM_GROUP)
         count, scales = made.codes.numel(), made.scale.numel()
@@ -221,15 +236,14 @@ class TestSets:
         )
 
     def test_equal_bytes_wherever_they_lie(self) -> None:
-        """Of any address and length, and one byte is enough to differ."""
-        store = torch.arange(96, dtype=torch.uint8)
-        for start in range(57):
-            for length in (8, 9):
-                part = store[start : start + length]
-                other = part.clone()
-                assert same_bytes(part, other) and same_bytes(other, part)
-                other[-1] += 1
-                assert not same_bytes(part, other)
+        """Of any two addresses and lengths, and one byte is enough to differ."""
+        stores = [torch.zeros(72, dtype=torch.uint8) for _ in range(2)]
+        for starts in itertools.product(range(57), range(57)):
+            assert same_bytes(*(store[start : start + 8] for store, start in zip(stores, starts, strict=True)))
+        for length in (8, 9):
+            part = stores[0][:length].clone()
+            part[-1] = 1
+            assert not same_bytes(part, stores[1][:length])
 
 
 class TestIdentify:
