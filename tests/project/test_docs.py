@@ -133,6 +133,7 @@ def unsaid(function: Callable[..., object]) -> list[str]:
 class TestPages:
     """Outputs, tables and signatures are produced from the code; examples are executed."""
 
+    @pytest.mark.turns(2)
     @pytest.mark.sampled(1)
     @pytest.mark.parametrize("part", range(PARTS))
     def test_up_to_date(self, root: Path, part: int) -> None:

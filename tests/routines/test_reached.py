@@ -204,6 +204,7 @@ class TestSizesOfRealModels:
         assert len(found) <= 4 and all(drawn.cost(case) <= drawn.REAL for case in found)
 
 
+@pytest.mark.turns(2)
 class TestKept:
     """The drawn cases of a contract of this package are kept between processes; those of another one are not."""
 
