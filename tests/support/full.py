@@ -1,11 +1,11 @@
 """Tests that repeat, on more cases or through more processes, what others of their kind show.
 
-They run with ``--full`` (``tox run -e full``), or when one is named on the command line. Of a test with parameters
-every run takes ``SOME`` instances, evenly spread, in the folders ``DECIDING``, whose code decides about an output, and
-``FEW`` elsewhere; ``--most N`` takes fewer. The instances take turns: ``FP8_ORACLE_TURN``, in CI the number of commits,
-moves them by so many places (0 where it is not set): each one runs in one of the commits that follow each other. Those
-of a test that runs in one of n turns move by one at each of its own: places and turns with a common factor would leave
-some of them out for ever.
+They run with ``--full`` (``tox run -e full``), or when one is named on the command line; ``--last-failed`` takes what
+failed, whichever it is. Of a test with parameters every run takes ``SOME`` instances, evenly spread, in the folders
+``DECIDING``, whose code decides about an output, and ``FEW`` elsewhere; ``--most N`` takes fewer. The instances take
+turns: ``FP8_ORACLE_TURN``, in CI the number of commits, moves them by so many places (0 where it is not set): each one
+runs in one of the commits that follow each other. Those of a test that runs in one of n turns move by one at each of
+its own: places and turns with a common factor would leave some of them out for ever.
 A marker at a test says otherwise:
 
 ``sampled(n)``       so many instances
