@@ -414,6 +414,17 @@ class TestChain:
         found = bound(a, b, accumulator(promotion=8))
         assert [x[0, 0].item() for x in found] == [0.0] * 3 and float(found[1][1, 0]) < 0
 
+    @pytest.mark.parametrize("order", [Order.SEQUENTIAL, Order.INTERLEAVED])
+    @pytest.mark.parametrize("bound", [chain.residue, chain.any_order, chain.split])
+    def test_chains_together(self, bound: Callable[..., tuple[Tensor, ...]], order: Order) -> None:
+        """As alone: a batch of chains in front of both dimensions."""
+        a, b = (chain.operand(grid(seed, rows, 24), E4M3FN) for seed, rows in ((1, 2), (2, 3)))
+        spans, acc = [(0, 12), (12, 24)], accumulator(order=order)
+        found = bound(a.together(spans), b.together(spans), acc)
+        for i, span in enumerate(spans):
+            alone = bound(a.steps(*span), b.steps(*span), acc)
+            assert all(torch.equal(x[i], y) for x, y in zip(found, alone, strict=True))
+
     def test_an_error_that_does_not_end(self) -> None:
         """It doubles until nothing is claimed; beside it another stays."""
 
