@@ -50,7 +50,7 @@ from oracle.numbers import formats
 from oracle.numbers.formats import E4M3FN
 from oracle.numbers.quantize import prepare
 from oracle.numbers.recipe_table import of_element, recipes
-from oracle.numbers.recipes import DEEPGEMM_1X128_UE8M0, TORCH_TENSOR, VLLM_GROUP, CodeFormula
+from oracle.numbers.recipes import DEEPGEMM_1X128_UE8M0, TORCH_TENSOR, VLLM_GROUP, CodeFormula, PowerOfTwo
 from oracle.tensorcore.instructions import Order, Sum
 from oracle.truth import gemm
 from oracle.truth.gemm import Exact, ScaledProduct
@@ -220,6 +220,7 @@ X = 2.0**12
         (True, [2.0], [15.0], FUSED | {"align": 3, "out": 9}, {"dtype": FP8}),
         (False, [2.0], [15.0], FUSED | {"align": 2, "out": 9}, {"dtype": FP8}),
         (True, [0.0], [15.0], FUSED | {"align": 3, "out": 9}, {"dtype": FP8}),
+        (False, [0.0], [15.0], FUSED | {"align": 2, "out": 9}, {"dtype": FP8}),
         # the exponent of a subnormal is the least
         (True, [2.0**-9], [1.0], FUSED | {"align": 3, "out": 9}, {"dtype": FP8}),
         (False, [2.0**-9], [1.0], FUSED | {"align": 2, "out": 9}, {"dtype": FP8}),
@@ -749,6 +750,28 @@ class TestBoxed:
             ends = [torch.full((1, 32), x, dtype=torch.float64) for x in (low, high)]
             box = code_boxes._box(*ends, one(1.0), one(2.0), recipe, group=32)
             assert (float(box.low[0, 0]), float(box.high[0, 0])) == due
+
+    def test_a_product_of_scales_that_is_subnormal(self) -> None:
+        """Float32 may have 0 for it, or the least number."""
+        values = torch.tensor([[1.0] + [0.0] * 15], dtype=torch.float64)
+        box = Box(values, values, one(2.0**-75), one(2.0**-75), E4M3FN)
+        right = torch.ones(1, 16).to(FP8), torch.full((1, 1), 2.0**-75)
+        for acc in (accumulator(promotion=16), None):
+            found = boxed_product([box], *right, block=16, b_rows=1, acc=acc)
+            assert float(found.low) <= 0.0 and float(found.high) >= 2.0**-149
+
+    def test_the_last_group_of_a_row_is_short(self) -> None:
+        found = code_boxes._grouped(torch.ones(2, 200), 128)
+        assert found.shape == (2, 2, 128) and found.sum(dim=2).tolist() == [[128.0, 72.0]] * 2
+
+    def test_which_recipes_have_boxes(self) -> None:
+        """Powers of two by another rule have none, nor have scales beside a global one."""
+        x = Span(*(torch.ones(1, 128, dtype=torch.float64) for _ in range(2)))
+        other = next(kind for kind in PowerOfTwo if kind is not PowerOfTwo.CEIL)
+        beside = next(row for row in recipes().values() if row.scaling.global_scale and row.power_of_two is None)
+        for recipe in (replace(DEEPGEMM_1X128_UE8M0, power_of_two=other), beside):
+            with pytest.raises(NumericsError):
+                code_boxes.code_boxes(x, recipe, formats.BF16, None)
 
     def test_scales_of_an_amax(self) -> None:
         """What a recipe adds to it; the powers of two between its ends."""

@@ -326,6 +326,13 @@ class TestIdentify:
             for recipe in (R.VLLM_GROUP_UE8M0_BITS, R.SGLANG_GROUP_V2_UE8M0):
                 assert torch.equal(quantize(x, recipe).scale[:, 0], expected * powers)
 
+    def test_rows_of_more_than_two_dimensions(self):
+        """Blocks within a row are found in any number of dimensions, blocks of rows in a matrix alone."""
+        made = quantize(normals(6), R.VLLM_GROUP)
+        x = prepare(normals(6).view(2, 3, 512))
+        found = identify(x, made.codes.view(2, 3, 512), made.scale.view(2, 3, 4))
+        assert R.VLLM_GROUP.name in found
+
     def test_a_given_scale_is_matched_with_given_recipes_only(self):
         x, s = normals(8), torch.tensor([0.37])
         made = quantize(x, R.VLLM_STATIC, scale=s)
