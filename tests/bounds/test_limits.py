@@ -760,6 +760,12 @@ class TestBoxed:
             found = boxed_product([box], *right, block=16, b_rows=1, acc=acc)
             assert float(found.low) <= 0.0 and float(found.high) >= 2.0**-149
 
+    def test_a_group_that_may_be_zero(self) -> None:
+        """Its least scale is that of the recipe's floor."""
+        ends = (torch.full((1, 128), x, dtype=torch.float64) for x in (-0.5, 0.5))
+        made, _ = code_boxes.code_boxes(Span(*ends), VLLM_GROUP, formats.BF16, None)
+        assert min(float(box.scale_low) for box in made) < 1e-9 < max(float(box.scale_high) for box in made) < 0.002
+
     def test_the_last_group_of_a_row_is_short(self) -> None:
         found = code_boxes._grouped(torch.ones(2, 200), 128)
         assert found.shape == (2, 2, 128) and found.sum(dim=2).tolist() == [[128.0, 72.0]] * 2
