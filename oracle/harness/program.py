@@ -83,10 +83,8 @@ def environment() -> dict[str, str]:
 def names_of_the_judge() -> tuple[str, ...]:
     """Modules of this process, and entries of its path, that bear the judge's name: another process may have them as it
     starts, where the package is installed to be edited."""
-    own = [name for name in sys.modules if name.partition(".")[0] == PACKAGE.name]
-    return own + [
-        name for name in (*sys.modules, *sys.path) if name.startswith("__editable__") and "fp8_oracle" in name
-    ]
+    edited = [name for name in (*sys.modules, *sys.path) if name.startswith("__editable__") and "fp8_oracle" in name]
+    return (*edited, *(name for name in sys.modules if name.partition(".")[0] == PACKAGE.name))
 
 
 @functools.cache
