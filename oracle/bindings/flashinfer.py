@@ -23,6 +23,7 @@ BINDINGS = (
         takes={"input": (E4M3, torch.bfloat16), "weight": E4M3, "out_dtype": torch.bfloat16},
         where="weight_scale is not None and weight_scale.shape[0] == (weight.shape[0] + 127) // 128 "
         "and (input_scale is None or input.shape[0] % 4 == 0)",
+        ignores=("out",),
         domain="m % 4 == 0, n % 64 == 0, k % 128 == 0",
         numerics="sm90.promote128",
         dense=("*",),
@@ -47,7 +48,7 @@ BINDINGS = (
         "(A, B, A_scale, B_scale, out_dtype)",
         "(A, B, A_scale, B_scale, dtype, out=None, backend='cublas')",
         takes={"out_dtype": HALVES},
-        ignores=("backend",),
+        ignores=("backend", "out"),  # which it returns, too
         dense=("*",),
         release=RELEASE,
     ),
