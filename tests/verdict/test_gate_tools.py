@@ -84,7 +84,7 @@ class TestTriton:
 @pytest.mark.interpreter
 @pytest.mark.turns(8)
 def test_forty_candidates(root: Path) -> None:
-    """Every legal tile, split and order is accepted, and each broken one rejected (about 17 CPU seconds)."""
+    """Every legal tile, split and order is accepted, and each broken one rejected (about 10 CPU seconds)."""
     pytest.importorskip("triton", reason="Triton is not installed; the tox factor `interpreter` has it")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.support.gate_table", "--dtype", "float32"]
