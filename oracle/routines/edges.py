@@ -73,12 +73,13 @@ def domain_of(contract: str, free: tuple[str, ...] | None = None) -> Domain:
 
 
 def valid(case: Case) -> bool:
-    """Whether a case is a call that its contract takes, and has outputs for."""
-    contract = get(case.contract)
+    """Whether a case is a call that its contract takes, and has outputs for; its inputs wait for the first call."""
+    contract, inputs = get(case.contract), case.inputs()
     try:
-        contract.outputs(Call(contract, case.inputs(), case.call_options()).checked())
+        contract.outputs(Call(contract, inputs, case.call_options()).checked())
     except OracleError:
         return False
+    case.prepare(inputs)
     return True
 
 
