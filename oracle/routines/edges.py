@@ -74,8 +74,9 @@ def domain_of(contract: str, free: tuple[str, ...] | None = None) -> Domain:
 
 def valid(case: Case) -> bool:
     """Whether a case is a call that its contract takes, and has outputs for; its inputs wait for the first call."""
-    contract, inputs = get(case.contract), case.inputs()
+    contract = get(case.contract)
     try:
+        inputs = case.inputs()
         contract.outputs(Call(contract, inputs, case.call_options()).checked())
     except OracleError:
         return False

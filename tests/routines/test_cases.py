@@ -153,7 +153,10 @@ class TestPrepared:
 
     def test_once(self) -> None:
         case = cases.parse(self.TEXT)
-        assert valid(case)
+        whole = cases.parse(
+            "m_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-bf16/1x128:128x128/m=256,n=128,k=128,g=2/seed=5"
+        )
+        assert valid(case) and valid(whole) and not valid(replace(whole, extents=(("m", 129), *whole.extents[1:])))
         first, second = case.inputs(), case.inputs()
         fresh = cases.parse(self.TEXT).inputs()
         for name, x in fresh.items():
