@@ -570,6 +570,8 @@ def _one_value(failure: FailingOutput) -> list[str]:
 def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor], numerics: str | None) -> Diagnosis:
     """Every fault on the whole call; outputs are compared tensor by tensor."""
     call = replace(asked, beyond=Beyond.UNKNOWN)
+    if "out" in given and call.resolved.get("out_dtype", given["out"].dtype) is None:
+        call = replace(call, options={**call.options, "out_dtype": given["out"].dtype})
     base, right = _closest_recipe(call, given)
     bad, width = _refused(call, given, right, numerics)
     failing, total = sum(int(m.sum()) for m in bad.values()), sum(m.numel() for m in bad.values())
