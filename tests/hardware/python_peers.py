@@ -33,7 +33,7 @@ def subjects() -> list[Library]:
         Library("modelopt", "mxfp8_dequantize", _modelopt_eight_back),
         Library("modelopt", "mxfp4_dequantize", _modelopt_four_back),
         Library("modelopt", "nvfp4_dequantize", _modelopt_two_back),
-        Library("compressed_tensors", "mxfp4_quantize", _compressed_four, "microxcaling_mxfp4_even"),
+        Library("compressed_tensors", "mxfp4_quantize", _compressed_four, "compressed_tensors_mxfp4"),
         Library("compressed_tensors", "mxfp4_dequantize", _compressed_four_back),
         Library("compressed_tensors", "scaled_fp8_quant", _compressed_static, "torch_static"),
         Library("ml_dtypes", "convert_fp8", _ml_converted),
