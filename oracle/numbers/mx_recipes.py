@@ -137,7 +137,7 @@ MODELOPT_MXFP4 = R.Recipe(
     rounding=R.CodeRounding.NEAREST_ZERO,
     zero_sign=R.ZeroSign.ZEROS,
 )
-COMPRESSED_MXFP4 = R.like(
+COMPRESSED_TENSORS_MXFP4 = R.like(
     TORCHAO[E2M1, "even"],
     "compressed_tensors_mxfp4",
     "compressed-tensors 0.20 quantization/utils/mxfp_utils.py generate_mx_scales, pack_fp4_to_uint8; finite values",
