@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from oracle.errors import ShapeError
-from oracle.numbers.formats import decode
-from oracle.truth.gemm import block_sums, zero_nonfinite
+from oracle.numbers.formats import decode, of_dtype
+from oracle.truth.gemm import block_sums, quantum_of_codes, zero_nonfinite
 
 TILE = 1 << 21
 """Scores held at once: 16 MiB for each float64 temporary."""
@@ -84,7 +84,8 @@ class Attention:
         if not len(k):
             return torch.zeros((len(q), 0), dtype=torch.float64, device=q.device)
         total = torch.zeros((q.shape[0], k.shape[0]), dtype=torch.float64, device=q.device)
-        for part in block_sums(zero_nonfinite(q), zero_nonfinite(k)):
+        quantum = quantum_of_codes(of_dtype(self.q.dtype), of_dtype(self.k.dtype))
+        for part in block_sums(zero_nonfinite(q), zero_nonfinite(k), quantum=quantum):
             total = total + part
         bad = torch.isnan(q).any(dim=1)[:, None] | torch.isnan(k).any(dim=1)[None, :]
         return total.masked_fill(bad, torch.nan)

@@ -16,6 +16,7 @@ from oracle.errors import CaseError, OracleError
 from oracle.numbers.formats import E4M3FN, decode, same_bits
 from oracle.routines import cases, data, get, profiles, registered
 from oracle.routines.base import Call, by_name
+from oracle.routines.edges import valid
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as schedule
 from oracle.tensorcore.schedules import schedules
@@ -144,6 +145,34 @@ SCALES = {
 
 def digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+
+
+class TestPrepared:
+    """Inputs that were drawn to see whether a case is a call are those of its first call, and of no later one."""
+
+    TEXT = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=9,n=136,k=200/seed=5"
+
+    def test_once(self) -> None:
+        case = cases.parse(self.TEXT)
+        whole = cases.parse(
+            "m_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-bf16/1x128:128x128/m=256,n=128,k=128,g=2/seed=5"
+        )
+        assert valid(case) and valid(whole) and not valid(replace(whole, extents=(("m", 129), *whole.extents[1:])))
+        first, second = case.inputs(), case.inputs()
+        fresh = cases.parse(self.TEXT).inputs()
+        for name, x in fresh.items():
+            assert same_bits(first[name], x).all() and same_bits(second[name], x).all()
+            assert first[name].data_ptr() != second[name].data_ptr()
+
+    def test_the_first_call_has_what_was_prepared(self) -> None:
+        case, ready = cases.parse(self.TEXT), {"a": torch.zeros(3)}
+        case.prepare(ready)
+        assert case.inputs()["a"] is ready["a"] and case.inputs().keys() != ready.keys()
+
+    def test_large_inputs_do_not_wait(self) -> None:
+        case = cases.parse(self.TEXT)
+        case.prepare({"a": torch.zeros((1 << 21) + 1, dtype=torch.uint8)})
+        assert case.inputs()["a"].numel() == 9 * 200
 
 
 class TestSameEverywhere:
