@@ -240,7 +240,8 @@ def fp8_gemm_nt_skip_head_mid(
         splits = [left, mid, right]
         torch.ops.fp8_kernels.fp8_gemm_nt_skip_head_mid(x, xs, w, ws, out, splits, disable_ue8m0_cast)
         return
-    run = route("skip_head_mid", device, ("n", n), ("k", k), ("out_dtype", dtype_name(out.dtype)))
+    key = (("n", n), ("k", k), ("out_dtype", dtype_name(out.dtype)), *blockscaled.held(disable_ue8m0_cast))
+    run = route("skip_head_mid", device, *key)
     if m:
         run.skip_head_mid(x, xs, w, ws, out, (left, mid, right), disable_ue8m0_cast)
 

@@ -135,6 +135,7 @@ WORDS: Mapping[str, tuple[object, ...]] = {
     "b_scale": SCALES,
     "kernel": (None, "tensorwise", "rowwise", "unfused"),
     "ue8m0": (False, True),
+    "scale_format": (None, "ue8m0", "float32"),
 }
 """Admitted values of those fields of a problem that are neither extents nor dtypes."""
 NO_BACKEND = "no backend"

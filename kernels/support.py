@@ -6,7 +6,8 @@ Every threshold is written once, here: the rows, the published predicates (:mod:
 :mod:`kernels.moe`) and the code that runs share these constants.
 
 Sources: vLLM csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu and utils/deep_gemm.py; torch's ScaledBlas.cpp; the
-sources of sgl-kernel 0.3.21, DeepGEMM and FlashInfer. Not covered: shapes that no row of a library mentions.
+sources of sgl-kernel 0.3.21 and FlashInfer; DeepGEMM, and the Python, schemas and assertions of sgl-deep-gemm
+0.1.4.post1, 0.1.7, 0.2.0, 0.2.1, 0.2.3.post2 and 0.2.5. Not covered: shapes that no row of a library mentions.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ E4M3_GFX = (9, 4)
 F16_SM = 80
 """The first capability with asynchronous copies, and float16 tensor cores that sum in float32."""
 DEEP_GEMM_SM = (90, 100)
+"""Capabilities of the published predicate ``is_deep_gemm_supported``, as its contract has it. Plans do not ask it: they
+take what the library dispatches, :data:`DEEP_GEMM_FAMILIES`."""
+DEEP_GEMM_FAMILIES = (9, 10, 12)
+"""Families that DeepGEMM dispatches (``arch_major``), 12 in some distributions only."""
+UE8M0_FAMILIES = (10, 12)
+"""Families whose DeepGEMM kernels read packed UE8M0 scales of every row, and no float32 ones."""
 E8M0_SWITCH: Mapping[int, str] = {90: "use_deep_gemm_e8m0_hopper", 100: "use_deep_gemm_e8m0"}
 """The switch that gives DeepGEMM UE8M0 scales, by capability."""
 BLOCK = 128
@@ -58,7 +65,8 @@ ROWWISE_CUBLAS = (12, 9)
 """The first CUDA whose cuBLASLt has row-wise and block scales, on sm90 only; elsewhere torch takes CUTLASS's row-wise
 kernel, which writes bf16 (torch's ScaledBlas.cpp; the newest writes f16 too)."""
 SGL_SM: Mapping[str, tuple[int, ...]] = {"linear": (89, 90, 100), "block_linear": (90, 100)}
-"""Capabilities whose kernels sgl-kernel's sources dispatch to."""
+"""Capabilities whose kernels sgl-kernel's sources dispatch to. On 103 and 120 it loads the library of 100, whose
+kernels for these nobody has seen: they stay refused."""
 SGL_WORD = 4
 """Groups to one packed scale of sgl-kernel: K is a multiple of four groups."""
 LEAST_1D1D = 33
@@ -226,6 +234,8 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("sm_cuda", "built", CUTLASS["cutlass_fp8_supported"], SGL_NEEDS["linear"], "linear"),
         _need("sm", "in", SGL_SM["block_linear"], SGL_NEEDS["block_linear"], "block_linear"),
         _need("sm_cuda", "built", CUTLASS["cutlass_block_fp8_supported"], SGL_NEEDS["block_linear"], "block_linear"),
+        _need("sgl_kernel_release", "<", (0, 4, 10), "release {value} has no block-scaled product any more",
+              "block_linear"),
         _need("bias", "none", None, NO_BLOCK_BIAS, "block_linear"),
         _need("other_bias", "none", None, OWN_BIAS, "linear"),
         *_multiples("block_linear", k=BLOCK, n=BLOCK),
@@ -265,10 +275,25 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
     ),
     "deep_gemm": (
         *NVIDIA,
-        _need("sm", "in", DEEP_GEMM_SM, "needs sm90 or sm100; this is {arch}"),
+        _need("family", "in", DEEP_GEMM_FAMILIES, "needs sm90, sm100, sm103 or sm120; this is {arch}"),
+        _need("sm", "in", (90, 100, 103, 120),
+              "needs sm90, sm100, sm103 or sm120; on a GB10 its block-scaled product faults (vllm-project/vllm 54125)"),
         _need("use_deep_gemm", "in", (True,), "switched off by VLLM_USE_DEEP_GEMM=0"),
         _need("use_flashinfer_moe_fp8", "in", (False,), "switched off by VLLM_USE_FLASHINFER_MOE_FP8=1"),
         _need("deep_gemm", "none"),
+        _need("deep_gemm_source", "in", ("sgl-deep-gemm", "vllm"),
+              "its kernels for sm120 come with sgl-deep-gemm and vLLM; this is {value}'s", family=12),
+        _need("deep_gemm_release", ">=", (0, 1, 7), "sgl-deep-gemm {value} has no kernels for sm120; install 0.1.7",
+              family=12, deep_gemm_source="sgl-deep-gemm"),
+        _need("deep_gemm_release", ">=", (0, 33), "vLLM {value} vendors no kernels for sm120; install 0.33",
+              family=12, deep_gemm_source="vllm"),
+        _need("deep_gemm_release", "<", (0, 2, 5),
+              "sgl-deep-gemm {value} has this routine no more; install 0.2.3.post2",
+              "skip_head_mid", "mqa_logits", "paged_mqa_logits", deep_gemm_source="sgl-deep-gemm"),
+        *(_need("scale_format", "in", ("ue8m0",), "on {arch} it reads UE8M0 scales only; quantise with use_ue8m0=True "
+                "and pass disable_ue8m0_cast=False", *GEMMS, "skip_head_mid", family=family)
+          for family in UE8M0_FAMILIES),
+        _need("sm", "in", (90, 100, 103), "it has no such product for {arch}", "skip_head_mid"),
         _need("out_dtype", "in", ("bfloat16",), "", *GEMMS),
         _need("c", "none", None, "c needs weights with one scale per channel, which this contract does not have",
               *GEMMS),
@@ -333,8 +358,9 @@ def why_not(backend: str, p: Problem, machine: Machine, config: Config) -> Reaso
             continue
         *others, last = need.bound if isinstance(need.bound, tuple) else ("",)
         choices = f"{', '.join(map(str, others))} or {last}" if others else last
-        described = {"field": need.field, "FIELD": need.field.upper(), "value": value, "bound": need.bound}
-        kind = Unavailable if need.field in PACKAGES else SwitchedOff if need.field in SWITCHES else Unsupported
+        shown = ".".join(map(str, value)) if need.field.endswith("_release") else value
+        described = {"field": need.field, "FIELD": need.field.upper(), "value": shown, "bound": need.bound}
+        kind = Unavailable if need.field in RELEASED else SwitchedOff if need.field in SWITCHES else Unsupported
         return kind(need.reason.format(**{**values, **described, "choices": choices}))
     return None
 
@@ -345,7 +371,7 @@ def _values(p: Problem, machine: Machine, config: Config) -> dict[str, Any]:
     return {
         **vars(config),
         **vars(p),
-        **{name: machine.package(name).why_not for name in PACKAGES},
+        **_packages(machine),
         "vendor": machine.vendor,
         "arch": machine.arch,
         "capability": machine.capability,
@@ -362,6 +388,19 @@ def _values(p: Problem, machine: Machine, config: Config) -> dict[str, Any]:
         "any_device": p.op in PLAIN_TORCH_ON_GPU,
         "rowwise_cublas": rowwise_cublas(machine),
     }
+
+
+def _packages(machine: Machine) -> dict[str, Any]:
+    """Why each package is unusable, ``NAME_release`` as integers, and ``NAME_source``, the distribution it is from."""
+    values: dict[str, Any] = {}
+    for package in map(machine.package, PACKAGES):
+        name = package.name
+        values |= {name: package.why_not, f"{name}_release": package.release, f"{name}_source": package.source}
+    return values
+
+
+RELEASED = frozenset(f"{name}_{what}" for name in PACKAGES for what in ("release", "source")) | frozenset(PACKAGES)
+"""Fields that say something of an installed package."""
 
 
 def rowwise_cublas(machine: Machine) -> bool:
