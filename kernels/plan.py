@@ -30,7 +30,19 @@ from .errors import (
 from .platform import current_machine
 from .records import ARCHES, Config, Machine, Plan, Problem
 
-__all__ = ["MODULES", "ROUTINES", "TABLE", "Plan", "Problem", "backend_of", "describe", "markdown_table", "plan"]
+__all__ = [
+    "MODULES",
+    "ORDERS",
+    "ROUTINES",
+    "TABLE",
+    "Plan",
+    "Problem",
+    "backend_of",
+    "describe",
+    "markdown_table",
+    "order",
+    "plan",
+]
 
 TABLE: Mapping[str, tuple[str, ...]] = {
     # operation: backends in order of preference
@@ -61,11 +73,47 @@ TABLE: Mapping[str, tuple[str, ...]] = {
     "einsum": ("deep_gemm", "eager"),
     "bmm": ("flashinfer", "eager"),
     "mx_product": ("triton_mx", "eager"),
+    "mxfp8_product": (
+        "flashinfer_b12x",
+        "flashinfer_cutlass",
+        "torch",
+        "flashinfer_cute_dsl",
+        "flashinfer_cudnn",
+        "triton_mx",
+        "eager",
+    ),
+    "nvfp4_product": (
+        "flashinfer_b12x",
+        "cutlass",
+        "flashinfer_cutlass",
+        "flashinfer_cudnn",
+        "torch",
+        "flashinfer_cute_dsl",
+        "triton_mx",
+        "eager",
+    ),
+    "mxfp4_product": ("flashinfer_b12x", "flashinfer_cute_dsl", "flashinfer_cudnn", "triton_mx", "eager"),
+    "mxfp8_batched": ("flashinfer_cutlass", "flashinfer_cudnn", "triton_mx", "eager"),
+    "mxfp8_mxfp4_grouped": ("flashinfer_cutlass", "triton_mx", "eager"),
+    "nvfp4_grouped": ("flashinfer_cutlass", "triton_mx", "eager"),
     "moe_trtllm": ("flashinfer", "eager"),
     "moe_cutlass": ("flashinfer", "eager"),
     "mqa_logits": ("deep_gemm", "eager"),
     "paged_mqa_logits": ("deep_gemm", "eager"),
     "paged_metadata": ("deep_gemm", "eager"),
+}
+ORDERS: Mapping[tuple[str, str], tuple[str, ...]] = {
+    # (operation, arch): another order of the same backends
+    ("nvfp4_product", "sm121"): (  # of a GB10 FlashInfer takes b12x only by name: the others are faster in most cases
+        "cutlass",
+        "flashinfer_cutlass",
+        "flashinfer_cudnn",
+        "flashinfer_b12x",
+        "torch",
+        "flashinfer_cute_dsl",
+        "triton_mx",
+        "eager",
+    ),
 }
 MODULES: Mapping[str, str] = {
     # backend: its file in backends/
@@ -78,8 +126,13 @@ MODULES: Mapping[str, str] = {
     "torch": "torch_ops",
     "deep_gemm": "deep_gemm",
     "flashinfer": "flashinfer",
+    "flashinfer_cutlass": "flashinfer_mx",
+    "flashinfer_b12x": "flashinfer_mx",
+    "flashinfer_cudnn": "flashinfer_mx",
+    "flashinfer_cute_dsl": "flashinfer_mx",
     "eager": "eager",
 }
+PACKED = {"a_dtype": "uint8", "b_dtype": "uint8"}
 ROUTINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     # public routine: (operation, a representative problem) for the table of the documentation
     "scaled_fp8_quant": ("quant_tensor", {}),
@@ -116,10 +169,19 @@ ROUTINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "fp8_gemm_nt_skip_head_mid": ("skip_head_mid", {"n": 4096, "k": 4096}),
     "fp8_einsum": ("einsum", {"n": 512, "k": 128, "groups": 16}),
     "bmm_fp8": ("bmm", {"n": 4096, "k": 4096, "groups": 8}),
-    "mm_mxfp8": ("mx_product", {}),
-    "mm_fp4": ("mx_product", {}),
-    "scaled_mm": ("mx_product", {}),
-    "group_gemm_nvfp4_nt_groupwise": ("mx_product", {}),
+    "mm_mxfp8": ("mxfp8_product", {"n": 4096, "k": 4096, "tiles": "128x4"}),
+    "mm_fp4 (NVFP4)": ("nvfp4_product", {"n": 4096, "k": 4096, "tiles": "128x4", **PACKED}),
+    "mm_fp4 (MXFP4)": ("mxfp4_product", {"n": 4096, "k": 4096, "tiles": "128x4", **PACKED}),
+    "scaled_mm": ("mxfp8_product", {"n": 4096, "k": 4096, "tiles": "128x4", "out_dtype": "float32"}),
+    "bmm_mxfp8": ("mxfp8_batched", {"m": 128, "n": 4096, "k": 4096, "groups": 8, "tiles": "128x4"}),
+    "group_gemm_mxfp8_mxfp4_nt_groupwise": (
+        "mxfp8_mxfp4_grouped",
+        {"n": 4096, "k": 4096, "groups": 8, "tiles": "128x4", "b_dtype": "uint8", "row_alignment": 4},
+    ),
+    "group_gemm_nvfp4_nt_groupwise": (
+        "nvfp4_grouped",
+        {"n": 4096, "k": 4096, "groups": 8, "tiles": "128x4", "row_alignment": 4, **PACKED},
+    ),
     "fp8_fp4_gemm_nt": ("mx_product", {}),
     "apply_fi_trtllm_fp8_per_tensor_moe": ("moe_trtllm", {"groups": 8}),
     "fp8_mqa_logits": ("mqa_logits", {"heads": 32, "head_dim": 128}),
@@ -136,6 +198,8 @@ WORDS: Mapping[str, tuple[object, ...]] = {
     "kernel": (None, "tensorwise", "rowwise", "unfused"),
     "ue8m0": (False, True),
     "scale_format": (None, "ue8m0", "float32"),
+    "tiles": (None, "128x4", "8x4", "linear"),
+    "alpha": (None, "one", "group"),
 }
 """Admitted values of those fields of a problem that are neither extents nor dtypes."""
 NO_BACKEND = "no backend"
@@ -144,8 +208,14 @@ NO_BACKEND = "no backend"
 
 def backend_of(name: str) -> Backend:
     """What a backend declares (importing its module loads no library)."""
-    declared: Backend = importlib.import_module(f".backends.{MODULES[name]}", __package__).BACKEND
+    module = importlib.import_module(f".backends.{MODULES[name]}", __package__)
+    declared: Backend = module.BACKENDS[name] if hasattr(module, "BACKENDS") else module.BACKEND
     return declared
+
+
+def order(op: str, machine: Machine) -> tuple[str, ...]:
+    """The backends of an operation in the order in which a machine asks them."""
+    return ORDERS.get((op, machine.arch), TABLE[op])
 
 
 def plan(problem: Problem, machine: Machine | None = None, config: Config | None = None) -> Plan:
@@ -167,7 +237,7 @@ def plan(problem: Problem, machine: Machine | None = None, config: Config | None
         raise OptionError(f"unknown operation {problem.op!r}; known: {', '.join(TABLE)}")
     forced = _forced(config.backend).get(problem.op)
     reasons: dict[str, Reason] = {}
-    for name in TABLE[problem.op]:
+    for name in order(problem.op, machine):
         if forced is not None and name != forced:
             reasons[name] = SwitchedOff(f"only {forced} is asked for")
             continue
@@ -177,7 +247,8 @@ def plan(problem: Problem, machine: Machine | None = None, config: Config | None
             why = backend.lacks(problem, machine)
         if why is None:
             kernel, steps = backend.kernel(problem, machine), backend.steps(problem, machine)
-            return Plan(problem, machine.arch, name, kernel, steps, tuple(reasons.items()))
+            sums = backend.numerics(problem, machine)
+            return Plan(problem, machine.arch, name, kernel, steps, tuple(reasons.items()), sums)
         reasons[name] = why
     absent = any(isinstance(why, Unavailable) for why in reasons.values())
     raise (MissingPackageError if absent else NoBackendError)(f"{problem} on {machine.arch}", reasons)
@@ -234,7 +305,8 @@ def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
     except NoBackendError as error:
         lines = [f"{problem} on {machine.arch}: {NO_BACKEND}"]
         return "\n".join(lines + [f"  rejected {name}: {why}" for name, why in error.reasons.items()])
-    after = TABLE[op][TABLE[op].index(chosen.backend) + 1 :]
+    row = order(op, machine)
+    after = row[row.index(chosen.backend) + 1 :]
     return "\n".join([str(chosen), *(f"  not asked: {name}" for name in after if name not in dict(chosen.reasons))])
 
 

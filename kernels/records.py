@@ -168,6 +168,12 @@ class Config:
     fast_paths: bool = _variable(
         True, _integer, "known releases of libraries are started past their public functions", "FP8_KERNELS_FAST_PATHS"
     )
+    split_k: bool = _variable(
+        False,
+        _integer,
+        "kernels may cut K for few rows: faster, and a sum depends on the number of rows",
+        "FP8_KERNELS_SPLIT_K",
+    )
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Config:
@@ -423,7 +429,9 @@ class Problem:
     """What a decision depends on; extents that a table does not look at stay None.
 
     Dtypes are torch names without the prefix; scale kinds are ``tensor``, ``token``, ``channel`` or ``block``.
-    ``scale_format`` is what block scales may hold: ``ue8m0``, powers of two alone, or ``float32``.
+    ``scale_format`` is what block scales may hold: ``ue8m0``, powers of two alone, or ``float32``. ``tiles`` is how
+    scale bytes of codes lie, ``128x4``, ``8x4`` or ``linear``; ``alpha`` for what there is a factor, ``one`` for the
+    product or one for each ``group``; the rows of every group begin at multiples of ``row_alignment``.
     """
 
     op: str
@@ -446,6 +454,9 @@ class Problem:
     group_size: int = 128
     ue8m0: bool = False
     scale_format: str | None = None
+    tiles: str | None = None
+    alpha: str | None = None
+    row_alignment: int | None = None
 
     def __str__(self) -> str:
         """The fields that differ from their defaults, in one line."""
@@ -455,7 +466,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Plan:
-    """The decision: backend, kernel, preparation of the operands, and why earlier backends were rejected."""
+    """The decision: backend, kernel, preparation of the operands, how it sums (a schedule, or that bounds alone hold;
+    empty where nothing is said), and why earlier backends were rejected."""
 
     problem: Problem
     arch: str
@@ -463,9 +475,11 @@ class Plan:
     kernel: str
     steps: tuple[str, ...]
     reasons: tuple[tuple[str, Reason], ...]
+    numerics: str = ""
 
     def __str__(self) -> str:
-        """The choice, its steps, and every rejected backend, a line each."""
+        """The choice, its steps, how it sums, and every rejected backend, a line each."""
         lines = [f"{self.problem} on {self.arch}: {self.backend} -> {self.kernel}"]
         lines += [f"  step: {step}" for step in self.steps]
+        lines += [f"  sums: {self.numerics}"] if self.numerics else []
         return "\n".join(lines + [f"  rejected {name}: {why}" for name, why in self.reasons])

@@ -90,6 +90,29 @@ GEMMS = ("fp8_gemm_nt", "dynamic_blockscale", "grouped_contiguous", "grouped_mas
 """DeepGEMM's products."""
 
 
+BLACKWELL = (100, 103, 120, 121)
+"""Capabilities with block-scaled instructions that a library's product is planned for."""
+DENSE_MX = ("mxfp8_product", "nvfp4_product", "mxfp4_product")
+"""Products of one matrix by one weight whose scales enter the instruction."""
+GROUPED_MX = ("mxfp8_mxfp4_grouped", "nvfp4_grouped")
+"""Products of the rows of each expert by its weight, in FlashInfer's placement."""
+MX_OPERATIONS = (*DENSE_MX, "mxfp8_batched", *GROUPED_MX)
+TILE_ROWS = 128
+"""Rows of a tile of scales as Blackwell's instructions read it."""
+FEW_ROWS = 32
+"""Up to so many rows FlashInfer's CuTe DSL kernels cut K without being tuned."""
+OTHER_BITS, NO_START = "a tuned kernel has other bits", "some tuned kernels do not start"
+UNTUNED: Mapping[tuple[str, str], Mapping[int, str]] = {
+    # (backend, operation): capability, and why its calls are excluded from tuning
+    ("flashinfer_cutlass", "nvfp4_product"): {103: OTHER_BITS, 120: OTHER_BITS, 121: OTHER_BITS},  # K = 96; stream-K
+    ("flashinfer_cutlass", "mxfp8_product"): {121: NO_START},
+    ("flashinfer_cute_dsl", "mxfp8_product"): {100: OTHER_BITS, 103: OTHER_BITS},
+    ("flashinfer_cute_dsl", "nvfp4_product"): {100: OTHER_BITS, 103: OTHER_BITS},
+}
+"""Sources: FlashInfer 0.7.2.post1, fp4_gemm_cutlass_template_sm103.h and _sm120.h, gemm_base.py (split-K tactics);
+flashinfer-ai/flashinfer 3568 (GB10)."""
+
+
 SPARE = 4096
 """Bytes of shared memory that a Triton product leaves for the scales in flight."""
 
@@ -158,6 +181,46 @@ SGL_NEEDS = {
     for op, have in SGL_SM.items()
 }
 
+TILED = "the scales lie {value}; it reads tiles of 128x4"
+ORDER = "batch-invariant mode keeps one order of sums for every M; {backend} states none"
+DSL = "nvidia-cutlass-dsl {value} before 4.5.1 compiles garbage (NVIDIA/cutlass 3227); install a newer one"
+CUTS_K = "for few rows it cuts K, so that a sum depends on M; FP8_KERNELS_SPLIT_K=1 allows it"
+
+
+def _e4m3(*ops: str) -> tuple[Need, ...]:
+    codes = ("a_dtype", "b_dtype")
+    return tuple(_need(field, "in", ("float8_e4m3fn",), "{field}={value}; it takes E4M3", *ops) for field in codes)
+
+
+def _flashinfer(*sms: int) -> tuple[Need, ...]:
+    """What every block-scaled product of FlashInfer needs; ``sms``: the capabilities that the backend claims."""
+    names = ", ".join(f"sm{sm}" for sm in sms)
+    return (
+        *NVIDIA,
+        _need("sm", "in", sms, f"needs {names}; this is {{arch}}"),
+        _need("flashinfer", "none"),
+        _need("flashinfer_release", ">=", (0, 6, 18), "release {value} is older than any that was read: 0.6.18 to 0.7 "
+              "(0.6.12 leaves zeros on sm120, flashinfer-ai/flashinfer 3398)"),
+        _need("flashinfer_release", "<", (0, 8), "release {value} is newer than any that was read: 0.6.18 to 0.7"),
+        _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}"),
+        *(_need("cuda", ">=", (12, 9), "needs CUDA 12.9 on {arch}; this is {cuda_text}", sm=sm) for sm in (103, 121)),
+        _need("bias", "none", None, "it adds no bias"),
+        _need("c", "none", None, "it has no further summand"),
+        _need("out_dtype", "in", OUT_16),
+        _need("tiles", "in", ("128x4",), TILED),
+        *(_need(extent, ">=", TILE_ROWS, "{FIELD}={value}: below 128 results may hold NaN",
+                "mxfp8_product", "mxfp8_batched")
+          for extent in ("n", "k")),
+        *_e4m3("mxfp8_product"),
+        _need("alpha", "none", None, "it has no alpha", "mxfp8_product", "mxfp8_batched", "mxfp8_mxfp4_grouped"),
+        _need("alpha", "in", ("one",), "alpha for each {value}; it has one", "nvfp4_product", "mxfp4_product"),
+        *(_need(extent, "multiple of", TILE_ROWS,
+                "{FIELD}={value} is no multiple of 128: it reads the scales of every matrix in tiles of their own "
+                "(flashinfer-ai/flashinfer 3604); multiply the matrices one by one", "mxfp8_batched", several=True)
+          for extent in ("m", "n")),
+    )  # fmt: skip  # a table, one row a line
+
+
 NEEDS: Mapping[str, tuple[Need, ...]] = {
     # backend: (field, relation, bound, reason, operations (none named: all), field=value for rows of some problems)
     "triton": (
@@ -211,8 +274,15 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("bias", "none", None, NO_BLOCK_BIAS, "block_linear"),
         *_multiples("block_linear", k=BLOCK, n=BLOCK),
         *_multiples("linear", "grouped_scaled", k=16, n=16),
-        _need("out_dtype", "in", OUT_16, "", "linear", "block_linear", "grouped_scaled"),
+        _need("out_dtype", "in", OUT_16, "", "linear", "block_linear", "grouped_scaled", "nvfp4_product"),
         _need("other_bias", "none", None, OWN_BIAS, "linear", "grouped_scaled"),
+        _need("sm", "in", BLACKWELL, "its FP4 product is Blackwell's; this is {arch}", "nvfp4_product"),
+        _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}", "nvfp4_product"),
+        *_multiples("nvfp4_product", k=32, n=32),
+        _need("tiles", "in", ("128x4",), TILED, "nvfp4_product"),
+        _need("bias", "none", None, "it adds no bias", "nvfp4_product"),
+        _need("c", "none", None, "it has no further summand", "nvfp4_product"),
+        _need("alpha", "in", ("one",), "alpha for each {value}; it has one", "nvfp4_product"),
     ),
     "sgl_kernel": (
         *NVIDIA,
@@ -272,6 +342,22 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         *_multiples("grouped_scaled", k=16, n=16),
         _need("out_dtype", "in", ("bfloat16",), "", "grouped_scaled"),
         _need("scales", "in", (("token", "channel"),), "it takes scales per token and per channel", "grouped_scaled"),
+        *(need._replace(ops=DENSE_MX) for need in NVIDIA),
+        _need("sm", "in", BLACKWELL, "block scales are Blackwell's; this is {arch}", "mxfp8_product"),
+        _need("sm", "in", (100, 103), "cuBLASLt's FP4 product is planned for sm100 and sm103; this is {arch}",
+              "nvfp4_product"),
+        _need("torch", ">=", (2, 10), "torch.nn.functional.scaled_mm needs torch 2.10",
+              "mxfp8_product", "nvfp4_product"),
+        _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}", "mxfp8_product", "nvfp4_product"),
+        _need("batch_invariant", "in", (False,), ORDER.format(backend="cuBLASLt"), "mxfp8_product", "nvfp4_product"),
+        *_multiples("mxfp8_product", "nvfp4_product", k=32, n=16),
+        _need("tiles", "in", ("128x4",), TILED, "mxfp8_product", "nvfp4_product"),
+        _need("c", "none", None, "it has no further summand", "mxfp8_product", "nvfp4_product"),
+        _need("other_bias", "none", None, OWN_BIAS, "mxfp8_product", "nvfp4_product"),
+        _need("bias", "none", None, "a fused bias needs bf16 or f16 output", "mxfp8_product", "nvfp4_product",
+              out_dtype="float32"),
+        _need("alpha", "none", None, "it has no alpha", "mxfp8_product"),
+        _need("alpha", "in", ("one",), "alpha for each {value}; it has one", "nvfp4_product"),
     ),
     "deep_gemm": (
         *NVIDIA,
@@ -333,6 +419,55 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
               "out_dtype={value}: the kernel writes bf16 bits whatever it is told; ask for bfloat16 and cast",
               "blockscale_sm90", "dynamic_blockscale"),
     ),
+    "flashinfer_cutlass": (
+        *_flashinfer(*BLACKWELL),
+        _need("sm", "in", (120, 121), "it has this product for sm120 and sm121; this is {arch}",
+              "mxfp8_batched", "nvfp4_grouped"),
+        *_e4m3("mxfp8_batched"),
+        *_multiples("mxfp8_product", "nvfp4_product", "mxfp8_batched", k=32, n=32),
+        *_multiples(*GROUPED_MX, k=128, n=8),
+        _need("row_alignment", "multiple of", 4, "the rows of an expert begin at multiples of {value}; it takes those "
+              "of 4: pad them and pass row_alignment=4", *GROUPED_MX),
+    ),
+    "flashinfer_b12x": (
+        *_flashinfer(120, 121),
+        _need("cuda", ">=", (13, 0), "needs CUDA 13; this is {cuda_text}", "mxfp8_product", "mxfp4_product"),
+        _need("cuda", ">=", (12, 9), "needs CUDA 12.9; this is {cuda_text}", "nvfp4_product"),
+        _need("cutlass_dsl", "none"),
+        _need("cutlass_dsl_release", ">=", (4, 6), "its MXFP8 kernel needs nvidia-cutlass-dsl 4.6; this is {value}",
+              "mxfp8_product"),
+        _need("cutlass_dsl_release", ">=", (4, 5, 1), DSL),
+        *_multiples("mxfp8_product", k=128),
+        *_multiples("nvfp4_product", "mxfp4_product", k=32),
+        *_multiples(*DENSE_MX, n=8),
+    ),
+    "flashinfer_cudnn": (
+        *_flashinfer(*BLACKWELL),
+        _need("flashinfer_release", ">=", (0, 7), "release {value} replaces scratch memory that captured graphs hold "
+              "(flashinfer-ai/flashinfer 4398); install 0.7"),
+        _need("cudnn", "none"),
+        _need("cudnn_release", ">=", (9, 15), "its NVFP4 product is taken from cuDNN 9.15 on; this is {value}",
+              "nvfp4_product"),
+        _need("cuda", ">=", (13, 0), "its NVFP4 product is taken from CUDA 13 on; this is {cuda_text}",
+              "nvfp4_product"),
+        *(_need("cudnn_release", ">=", (9, 14), "MXFP4 on {arch} needs cuDNN 9.14; this is {value}", "mxfp4_product",
+                sm=sm) for sm in (120, 121)),
+        _need("batch_invariant", "in", (False,), ORDER.format(backend="cuDNN")),
+        *_multiples("mxfp8_product", "mxfp8_batched", k=32, n=16),
+        *_multiples("nvfp4_product", "mxfp4_product", k=32, n=16),
+    ),
+    "flashinfer_cute_dsl": (
+        *_flashinfer(100, 103),
+        _need("cutlass_dsl", "none"),
+        _need("cutlass_dsl_release", ">=", (4, 5, 1), DSL),
+        *_multiples("nvfp4_product", "mxfp4_product", n=8, k=32),
+        *_multiples("mxfp8_product", k=32, n=16),
+        _need("few_rows", "in", (True,), "M > 32: it is taken for few rows", "mxfp8_product"),
+        _need("batch_invariant", "in", (False,), "batch-invariant mode keeps one order of sums for every M; this one "
+              "cuts K for few rows", "mxfp8_product", "nvfp4_product"),
+        _need("split_k", "in", (True,), CUTS_K, "mxfp8_product"),
+        _need("split_k", "in", (True,), CUTS_K, "nvfp4_product", few_rows=True),
+    ),
     "eager": (
         _need("on", "in", ("cpu",), "plain torch serves CPU tensors only; on a GPU it would hide a missing library",
               any_device=False),
@@ -387,6 +522,8 @@ def _values(p: Problem, machine: Machine, config: Config) -> dict[str, Any]:
         "other_bias": None if p.bias == p.out_dtype else p.bias,
         "any_device": p.op in PLAIN_TORCH_ON_GPU,
         "rowwise_cublas": rowwise_cublas(machine),
+        "few_rows": p.m is None or p.m <= FEW_ROWS,
+        "several": p.groups is not None and p.groups > 1,
     }
 
 
