@@ -31,6 +31,11 @@ from .platform import current_machine
 from .records import ARCHES, Config, Machine, Plan, Problem
 
 __all__ = [
+    "considered",
+    "decisions",
+    "explanation",
+    "record_of",
+    "summary",
     "MODULES",
     "ORDERS",
     "ROUTINES",
@@ -286,9 +291,22 @@ def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
         The operation, the architecture or a field is unknown, or a field does not admit a value.
     """
     machine = current_machine() if arch is None else _described(arch, dims)
+    problem = _problem(op, machine, dims)
+    try:
+        chosen = plan(problem, machine)
+    except NoBackendError as error:
+        lines = [f"{problem} on {machine.arch}: {NO_BACKEND}"]
+        return "\n".join(lines + [f"  rejected {name}: {why}" for name, why in error.reasons.items()])
+    row = order(problem.op, machine)
+    after = row[row.index(chosen.backend) + 1 :]
+    return "\n".join([str(chosen), *(f"  not asked: {name}" for name in after if name not in dict(chosen.reasons))])
+
+
+def _problem(op: str, machine: Machine, dims: Mapping[str, object]) -> Problem:
+    """The problem of an operation, or the representative one of a routine, with the fields that are named."""
     representative: Mapping[str, Any] = {}
     if op not in TABLE:
-        matches = [row for name, row in ROUTINES.items() if name.split(" ")[0] == op]
+        matches = [row for name, row in ROUTINES.items() if op in (name, name.split(" ")[0])]
         if not matches:
             raise OptionError(f"unknown operation {op!r}; known: {', '.join(dict.fromkeys([*TABLE, *ROUTINES]))}")
         op, representative = matches[0]
@@ -299,15 +317,91 @@ def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
     extents: dict[str, Any] = {**representative, **{k: v for k, v in dims.items() if v is not None}}
     for name, value in extents.items():
         _check_field(name, value)
-    problem = Problem(op, **{"device": machine.device, **extents})
-    try:
-        chosen = plan(problem, machine)
-    except NoBackendError as error:
-        lines = [f"{problem} on {machine.arch}: {NO_BACKEND}"]
-        return "\n".join(lines + [f"  rejected {name}: {why}" for name, why in error.reasons.items()])
-    row = order(op, machine)
-    after = row[row.index(chosen.backend) + 1 :]
-    return "\n".join([str(chosen), *(f"  not asked: {name}" for name in after if name not in dict(chosen.reasons))])
+    return Problem(op, **{"device": machine.device, **extents})
+
+
+def considered(problem: Problem, machine: Machine, config: Config) -> dict[str, Reason | None]:
+    """Every backend of the operation in its order, and why it does not serve the problem: None where it does.
+
+    Unlike :func:`plan` it does not end at the first that serves; no library is loaded.
+    """
+    return {name: backend_of(name).why_not(problem, machine, config) for name in order(problem.op, machine)}
+
+
+def decisions(machine: Machine, config: Config | None = None) -> list[dict[str, object]]:
+    """What a machine takes for each of :data:`ROUTINES`, as plain records: the routine and its problem; the backend
+    (None: none), its kernel, steps and sums; and each backend of the operation with its reason, None where it serves.
+
+    No library is loaded.
+    """
+    config = config or Config()
+    rows: list[dict[str, object]] = []
+    for routine in ROUTINES:
+        problem = _problem(routine, machine, {})
+        reasons = considered(problem, machine, config)
+        name = next((backend for backend, why in reasons.items() if why is None), None)
+        fields_set = {f.name: getattr(problem, f.name) for f in fields(Problem)}
+        row: dict[str, object] = {
+            "routine": routine,
+            "problem": {key: value for key, value in fields_set.items() if value is not None},
+            "backend": name,
+            "backends": [{"name": backend, "why_not": why} for backend, why in reasons.items()],
+        }
+        if name is not None:
+            chosen = backend_of(name)
+            row |= {
+                "kernel": chosen.kernel(problem, machine),
+                "steps": list(chosen.steps(problem, machine)),
+                "sums": chosen.numerics(problem, machine) or None,
+            }
+        rows.append(row)
+    return rows
+
+
+def record_of(machine: Machine, config: Config | None = None) -> dict[str, object]:
+    """:func:`decisions` of a machine and the machine itself, as :meth:`Machine.from_record` reads it."""
+    versions = {"cuda": machine.cuda, "rocm": machine.rocm, "torch": machine.torch}
+    usable = [p for p in machine.packages if not p.why_not]
+    packages = {p.name: f"{p.source}=={p.version}" if p.source else p.version for p in usable}
+    described: dict[str, object] = {"arch": machine.arch, "sms": machine.sms, "packages": packages}
+    described |= {name: ".".join(map(str, number)) for name, number in versions.items() if number is not None}
+    return {"machine": described, "decisions": decisions(machine, config)}
+
+
+def summary(machine: Machine, config: Config | None = None) -> list[tuple[str, str, str, str]]:
+    """A line for each routine: its name, the backend and its kernel (``-`` where none serves), and how it sums."""
+    lines = []
+    for row in decisions(machine, config):
+        lines.append((str(row["routine"]), *(str(row.get(key) or "-") for key in ("backend", "kernel", "sums"))))
+    return [(a, b, c, d) for a, b, c, d in lines]
+
+
+def explanation(op: str, machine: Machine, config: Config, **dims: object) -> str:
+    """What serves an operation or a routine on a machine, and of every other backend why it does not, or that it would.
+
+    ``dims`` are fields of :class:`Problem`.
+
+    Raises
+    ------
+    OptionError
+        The operation or a field is unknown, or a field does not admit a value.
+    """
+    problem = _problem(op, machine, dims)
+    reasons = considered(problem, machine, config)
+    name = next((backend for backend, why in reasons.items() if why is None), None)
+    if name is None:
+        return "\n".join(
+            [f"{problem} on {machine.arch}: {NO_BACKEND}", *(f"  not {each}: {why}" for each, why in reasons.items())]
+        )
+    chosen = backend_of(name)
+    lines = [f"{problem} on {machine.arch}: {name} -> {chosen.kernel(problem, machine)}"]
+    lines += [f"  step: {step}" for step in chosen.steps(problem, machine)]
+    sums = chosen.numerics(problem, machine)
+    lines += [f"  sums: {sums}"] if sums else []
+    for other, why in reasons.items():
+        if other != name:
+            lines.append(f"  not {other}: {why or 'it serves this too, and stands behind'}")
+    return "\n".join(lines)
 
 
 def _check_field(name: str, value: object) -> None:

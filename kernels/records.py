@@ -300,6 +300,42 @@ class Machine:
         )
 
     @classmethod
+    def from_record(cls, record: object) -> Machine:
+        """A machine as a file describes it: ``{"arch": "sm100", "cuda": "13.0", "torch": "2.13.0", "sms": 148,
+        "packages": {"flashinfer": "0.7.2.post1", "deep_gemm": "vllm==0.33.0"}}``.
+
+        ``arch``, or ``product`` of :data:`PRODUCTS` instead; the rest is as of :meth:`described`, where a package that
+        is not listed is not installed.
+
+        Raises
+        ------
+        OptionError
+            It is no such record; the message names the key and what it may be.
+        """
+        known = ("arch", "product", "cuda", "rocm", "torch", "sms", "packages")
+        of_these = isinstance(record, dict) and record.keys() <= set(known)
+        if not isinstance(record, dict) or not of_these or ("arch" in record) == ("product" in record):
+            raise OptionError(f"a machine is an object with arch or product, and of {', '.join(known[2:])}: {record!r}")
+        packages = record.get("packages")
+        if packages is not None:
+            if not isinstance(packages, dict) or not all(isinstance(v, str) for v in packages.values()):
+                raise OptionError(f"packages={packages!r}; it maps names to versions")
+            if unknown := sorted(packages.keys() - set(PACKAGES)):
+                raise OptionError(f"unknown package {unknown[0]!r}; known: {', '.join(PACKAGES)}")
+        sms = record.get("sms")
+        if sms is not None and (not isinstance(sms, int) or isinstance(sms, bool) or sms < 1):
+            raise OptionError(f"sms={sms!r} is no number of multiprocessors")
+        arch = record.get("arch")
+        if arch is None:
+            product = cls.of_product(str(record["product"]))
+            arch, sms = product.arch, product.sms if sms is None else sms
+        if arch not in ARCHES:
+            raise OptionError(f"unknown architecture {arch!r}; known: {', '.join(ARCHES)}")
+        versions = {"cuda": "cuda", "rocm": "rocm", "torch_version": "torch"}
+        given: dict[str, Any] = {name: str(record[key]) for name, key in versions.items() if key in record}
+        return cls.described(arch, packages=packages, sms=sms, **given)
+
+    @classmethod
     def of_product(cls, product: str, *, sms: int | None = None) -> Machine:
         """A machine with the given GPU; ``sms`` when a driver reports another count (a slice, a salvaged part).
 

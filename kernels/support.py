@@ -368,7 +368,7 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("use_flashinfer_moe_fp8", "in", (False,), "switched off by VLLM_USE_FLASHINFER_MOE_FP8=1"),
         _need("deep_gemm", "none"),
         _need("deep_gemm_source", "in", ("sgl-deep-gemm", "vllm"),
-              "its kernels for sm120 come with sgl-deep-gemm and vLLM; this is {value}'s", family=12),
+              "its kernels for sm120 are known of sgl-deep-gemm and vLLM; this is {value}'s", family=12),
         _need("deep_gemm_release", ">=", (0, 1, 7), "sgl-deep-gemm {value} has no kernels for sm120; install 0.1.7",
               family=12, deep_gemm_source="sgl-deep-gemm"),
         _need("deep_gemm_release", ">=", (0, 33), "vLLM {value} vendors no kernels for sm120; install 0.33",
