@@ -35,7 +35,7 @@ from .errors import DtypeError, OptionError, ShapeError
 from .layout import shuffled_rows
 from .mx_blocks import LINEAR, MX_BLOCK, NVFP4_BLOCK, size_of
 from .routes import dtype_name, route
-from .support import BLACKWELL, FEW_ROWS, MX_OPERATIONS, TILE_ROWS
+from .support import BLACKWELL, DENSE_MX, FEW_ROWS, MX_OPERATIONS, TILE_ROWS
 from .verbs import serve, verb
 
 E4M3, E5M2, UE8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
@@ -84,7 +84,7 @@ def _groups_of_k(verb: Callable[..., None], inputs: Inputs, options: Options) ->
 # --- the verbs -----------------------------------------------------------------------------------------------------
 
 
-@verb("mx_product")
+@verb("mx_product", native=("mxfp8_product",))
 def mm_mxfp8(
     a: Tensor,
     b: Tensor,
@@ -127,7 +127,7 @@ def mm_mxfp8(
     return _in_order(_dense(a, left, b, right, checks.out_dtype(out_dtype, *HALVES)), shuffled)
 
 
-@verb("mx_product")
+@verb("mx_product", native=("nvfp4_product", "mxfp4_product"))
 def mm_fp4(
     a: Tensor,
     b: Tensor,
@@ -180,7 +180,7 @@ def _in_order(out: Tensor, shuffled: bool) -> Tensor:
     return out.index_select(1, torch.argsort(shuffled_rows(out.shape[1], device=out.device)))
 
 
-@verb("mx_product")
+@verb("mx_product", native=DENSE_MX)
 def scaled_mm(
     mat_a: Tensor,
     mat_b: Tensor,
@@ -246,7 +246,7 @@ def scaled_mm(
 # --- batched and grouped --------------------------------------------------------------------------------------------
 
 
-@verb("mx_product")
+@verb("mx_product", native=("mxfp8_batched",))
 def bmm_mxfp8(
     a: Tensor,
     b: Tensor,
@@ -295,7 +295,7 @@ def bmm_mxfp8(
     return out.view(batch, m, n)
 
 
-@verb("mx_product")
+@verb("mx_product", native=("mxfp8_mxfp4_grouped",))
 def group_gemm_mxfp8_mxfp4_nt_groupwise(
     a: Tensor,
     b: Tensor,
@@ -334,7 +334,7 @@ def group_gemm_mxfp8_mxfp4_nt_groupwise(
     return _group_gemm(a, b, a_scale, b_scale, m_indptr, UE8M0, MX_BLOCK, a.shape[1], out_dtype, None, row_alignment)
 
 
-@verb("mx_product")
+@verb("mx_product", native=("nvfp4_grouped",))
 def group_gemm_nvfp4_nt_groupwise(
     a: Tensor,
     b: Tensor,
