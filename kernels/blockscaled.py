@@ -30,7 +30,7 @@ from .formulas import flashinfer_blocks
 from .operators import empty
 from .quantize import GROUP_EPS, ceil_to_ue8m0, per_block_cast_to_fp8, per_token_group_quant_fp8_packed
 from .routes import cached, dtype_name, route
-from .support import BLOCK, SWITCH_M
+from .support import BLACKWELL, BLOCK, BLOCKS, SWITCH_M
 from .verbs import exported, serve, verb
 
 # --- as a contract, and as an operator, calls it -------------------------------------------------------------------
@@ -124,7 +124,14 @@ def _linear_operator(verb_keys: Mapping[bool, object]) -> Callable[[Callable[...
 # --- the verbs -----------------------------------------------------------------------------------------------------
 
 
-@verb("fp8_gemm_nt", adapter=_into_fresh, writes=("out",), fast_path=_gemm_operator, kinds=False)
+@verb(
+    "fp8_gemm_nt",
+    adapter=_into_fresh,
+    writes=("out",),
+    fast_path=_gemm_operator,
+    kinds=False,
+    native=(BLOCKS,),
+)
 def fp8_gemm_nt(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -260,7 +267,7 @@ def _product(
         return
     if packs:
         xs, ws = packed_scales(xs, ws, (m, n, k), disable_ue8m0_cast)
-    run.fp8_gemm_nt(x, xs, w, ws, out, c, disable_ue8m0_cast)
+    run.gemm(_operation())(x, xs, w, ws, out, c, disable_ue8m0_cast)
 
 
 def _gemm(
@@ -268,8 +275,12 @@ def _gemm(
 ) -> tuple[Backend, bool]:
     """The backend of a product, and whether it takes packed scales only."""
     dtypes = (("out_dtype", dtype_name(out)), ("c", None if c is None else dtype_name(c)))
-    backend = route("fp8_gemm_nt", device, ("n", n), ("k", k), *dtypes, *held(disable_ue8m0_cast))
+    backend = route(_operation(), device, ("n", n), ("k", k), *dtypes, *held(disable_ue8m0_cast))
     return backend, backend.name == "deep_gemm" and machines.packs_ue8m0()
+
+
+def _operation() -> str:
+    return BLOCKS if machines.current_machine().sm in BLACKWELL else "fp8_gemm_nt"
 
 
 def held(disable_ue8m0_cast: bool) -> tuple[tuple[str, str], ...]:
@@ -511,7 +522,7 @@ def _quantise_then_gemm(
     key = (("group_size", BLOCK), ("a_dtype", dtype_name(dtype)), ("ue8m0", e8m0))
     quantise = _quantiser(route("quant_group", device, *key), e8m0)
     backend, packs = _gemm(device, n, k, torch.bfloat16, None, not e8m0)
-    product = _aligned(backend, dense)
+    product = backend.gemm(BLOCKS) if _operation() == BLOCKS else _aligned(backend, dense)
     index, here, allocator_now = device.index, fast.DEVICE, allocators(device)
 
     def linear(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from .errors import (
 )
 from .platform import current_machine
 from .records import ARCHES, Config, Machine, Plan, Problem
+from .support import BLACKWELL, BLOCKS
 
 __all__ = [
     "considered",
@@ -66,6 +67,7 @@ TABLE: Mapping[str, tuple[str, ...]] = {
     "torch_linear": ("torch",),
     "block_linear": ("cutlass", "sgl_kernel", "torch", "triton_gemm", "eager"),
     "fp8_gemm_nt": ("deep_gemm", "triton_gemm", "eager"),
+    BLOCKS: ("deep_gemm", "cutlass", "flashinfer_cutlass", "triton_gemm", "eager"),
     "blockscale_sm90": ("flashinfer", "eager"),
     "few_rows": ("triton_linear", "eager"),
     "dynamic_blockscale": ("triton_linear", "flashinfer", "deep_gemm", "triton_gemm", "eager"),
@@ -120,6 +122,8 @@ ORDERS: Mapping[tuple[str, str], tuple[str, ...]] = {
         "eager",
     ),
 }
+NATIVE: Mapping[str, str] = {"fp8_gemm_nt": BLOCKS}
+"""Operations that are another one on Blackwell."""
 MODULES: Mapping[str, str] = {
     # backend: its file in backends/
     "triton": "triton_quant",
@@ -305,11 +309,12 @@ def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
 def _problem(op: str, machine: Machine, dims: Mapping[str, object]) -> Problem:
     """The problem of an operation, or the representative one of a routine, with the fields that are named."""
     representative: Mapping[str, Any] = {}
-    if op not in TABLE:
-        matches = [row for name, row in ROUTINES.items() if op in (name, name.split(" ")[0])]
+    matches = [row for name, row in ROUTINES.items() if op in (name, name.split(" ")[0])]
+    if matches and op in NATIVE or op not in TABLE:
         if not matches:
             raise OptionError(f"unknown operation {op!r}; known: {', '.join(dict.fromkeys([*TABLE, *ROUTINES]))}")
         op, representative = matches[0]
+        op = NATIVE.get(op, op) if machine.sm in BLACKWELL else op
     names = {f.name for f in fields(Problem)} - {"op"}
     unknown = sorted(set(dims) - names)
     if unknown:
@@ -427,7 +432,8 @@ def markdown_table(arches: tuple[str, ...] = ARCHES) -> str:
         cells = []
         for arch in arches:
             machine = Machine.described(arch)
-            problem = Problem(op, **{"device": machine.device, **dims})
+            here = NATIVE.get(op, op) if machine.sm in BLACKWELL else op
+            problem = Problem(here, **{"device": machine.device, **dims})
             try:
                 cells.append(plan(problem, machine, default).backend)
             except NoBackendError:

@@ -86,7 +86,9 @@ PLAIN_TORCH_ON_GPU = (
     "layout",
 )
 """Operations that plain torch serves on every device."""
-GEMMS = ("fp8_gemm_nt", "dynamic_blockscale", "grouped_contiguous", "grouped_masked")
+BLOCKS = "fp8_block_product"
+"""The product of FP8 codes with scales of blocks on Blackwell, where other libraries serve it than before."""
+GEMMS = ("fp8_gemm_nt", BLOCKS, "dynamic_blockscale", "grouped_contiguous", "grouped_masked")
 """DeepGEMM's products."""
 
 
@@ -274,7 +276,10 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("bias", "none", None, NO_BLOCK_BIAS, "block_linear"),
         *_multiples("block_linear", k=BLOCK, n=BLOCK),
         *_multiples("linear", "grouped_scaled", k=16, n=16),
-        _need("out_dtype", "in", OUT_16, "", "linear", "block_linear", "grouped_scaled", "nvfp4_product"),
+        _compiled("cutlass_block_fp8_supported", BLOCKS),
+        _need("c", "none", None, "it has no further summand", BLOCKS),
+        *_multiples(BLOCKS, k=BLOCK, n=BLOCK),
+        _need("out_dtype", "in", OUT_16, "", "linear", "block_linear", "grouped_scaled", "nvfp4_product", BLOCKS),
         _need("other_bias", "none", None, OWN_BIAS, "linear", "grouped_scaled"),
         _need("sm", "in", BLACKWELL, "its FP4 product is Blackwell's; this is {arch}", "nvfp4_product"),
         _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}", "nvfp4_product"),
@@ -426,6 +431,9 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         *_e4m3("mxfp8_batched"),
         *_multiples("mxfp8_product", "nvfp4_product", "mxfp8_batched", k=32, n=32),
         *_multiples(*GROUPED_MX, k=128, n=8),
+        *_multiples(BLOCKS, k=BLOCK, n=BLOCK),
+        _need("batch_invariant", "in", (False,), "batch-invariant mode keeps one kernel for every M; up to 32 rows it "
+              "takes another one", BLOCKS, family=10),
         _need("row_alignment", "multiple of", 4, "the rows of an expert begin at multiples of {value}; it takes those "
               "of 4: pad them and pass row_alignment=4", *GROUPED_MX),
     ),

@@ -23,6 +23,7 @@ from torch import Tensor
 from ..config import current_config
 from ..errors import MissingPackageError, NoBackendError
 from ..records import Machine, Problem, vllm_libraries
+from ..support import BLOCKS
 from ._host import dense, on_its_device
 from .declaration import Backend, Rows, Scales
 
@@ -49,14 +50,16 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
     """How the operands are prepared."""
     if p.op == "nvfp4_product":
         return ("scales as matrices of whole tiles of 128 x 4", "an alpha of 1 where there is none")
-    if p.op != "block_linear":
+    if p.op not in ("block_linear", BLOCKS):
         return ()
-    pad = ("pad M to a multiple of 4, cropped afterwards",) if machine.sm // 10 == 9 else ()
+    pad = ("pad M to a multiple of 4, cropped afterwards",) if machine.sm // 10 == 9 or p.op == BLOCKS else ()
     return ("a_scale to M-major", *pad)
 
 
 def numerics(p: Problem, machine: Machine) -> str:
     """Of the FP4 product: one chain over K, whatever M is (its kernels differ in tiles, not in a schedule of tiles)."""
+    if p.op == BLOCKS:
+        return "bounds only: the order of its sums is not stated"
     return f"sm{100 if machine.sm // 10 == 10 else 120}.chain_nvf4" if p.op == "nvfp4_product" else ""
 
 
@@ -128,6 +131,16 @@ def block_linear(
     out = torch.empty(lead, b.shape[1], dtype=out_dtype, device=a.device)
     operators().cutlass_scaled_mm(out, left, columns(b), scale, scale_b.t().contiguous().t(), None)
     return out[:m]
+
+
+def block_product(
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+) -> None:
+    """:func:`block_linear` of a weight ``b [N, K]`` into ``out``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    out.copy_(block_linear(a, b.t(), a_scale, b_scale.t(), None, out.dtype))
 
 
 @on_its_device
@@ -267,6 +280,7 @@ BACKEND = Backend(
     linear=linear,
     block_linear=block_linear,
     grouped_scaled=grouped_scaled,
+    block_product=block_product,
     nvfp4_product=nvfp4_product,
     numerics=numerics,
 )

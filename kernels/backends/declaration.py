@@ -225,6 +225,8 @@ class Backend:
     scaled_mm: Linear = _absent
     unfused: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, torch.dtype, Tensor], Tensor] = _absent
     """As :attr:`scaled_mm`, then a float32 one on the device."""
+    block_product: Gemm = _absent
+    """:attr:`fp8_gemm_nt` on Blackwell."""
     fp8_gemm_nt: Gemm = _absent
     aligned_gemm_nt: Gemm = _absent
     """:attr:`fp8_gemm_nt` for ``a``, ``a_scale`` and ``out`` that are dense on 16 bytes."""
@@ -278,6 +280,11 @@ class Backend:
     """``(q, cache, weights, lens, tables, schedule, longest, clean)``."""
     paged_metadata: Callable[[Tensor, int, int], Tensor] = _absent  # (lens, block_size, num_sms)
 
+    def gemm(self, op: str) -> Gemm:
+        """Its product of block-scaled FP8 codes for an operation of the plan."""
+        own = op == support.BLOCKS and self.block_product is not _absent
+        return self.block_product if own else self.fp8_gemm_nt
+
     def of(self, op: str) -> MxProduct:
         """Its product of block-scaled codes for an operation: one of its own, or that of every kind."""
         own: MxProduct = getattr(self, op)
@@ -314,6 +321,7 @@ FUNCTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "layout": ((),),
     "torch_linear": (("scaled_mm", "unfused"),),
     "fp8_gemm_nt": (("fp8_gemm_nt", "aligned_gemm_nt"),),
+    support.BLOCKS: (("block_product",), ("fp8_gemm_nt", "aligned_gemm_nt")),
     "dynamic_blockscale": (("few_rows",), ("blockscale_sm90",), ("aligned_gemm_nt",)),  # or after a quantiser
     "grouped_contiguous": (("grouped_contiguous", "alignment"),),
     **{

@@ -29,7 +29,7 @@ from ..fast import deep_gemm as direct
 from ..layout import transform_sf_into_required_layout
 from ..platform import packs_ue8m0
 from ..records import Machine, Problem
-from ..support import BLOCK, GEMMS
+from ..support import BLOCK, BLOCKS, GEMMS
 from ._host import ALIGNMENT, column_major, dense, is_other_device, on_its_device, packed
 from .declaration import Backend, Gemm
 
@@ -69,7 +69,7 @@ def kernel(p: Problem, machine: Machine) -> str:
 
 def routine(p: Problem) -> str:
     """The key of :data:`SYMBOLS` for a problem."""
-    return {"dynamic_blockscale": "fp8_gemm_nt", "gemm_1d1d": "fp8_gemm_nt"}.get(p.op, p.op)
+    return {"dynamic_blockscale": "fp8_gemm_nt", "gemm_1d1d": "fp8_gemm_nt", BLOCKS: "fp8_gemm_nt"}.get(p.op, p.op)
 
 
 def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
@@ -86,6 +86,13 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
         "grouped_masked": (f"pad the rows of each group to a multiple of {MASKED_TILE}, cropped afterwards",),
     }.get(p.op, ())
     return (*first, f"{scale} (by the library; nothing when it already is)")
+
+
+def numerics(p: Problem, machine: Machine) -> str:
+    """Of products on Blackwell: one chain over K with the scales inside on sm100 and sm103; on sm120 K may be cut."""
+    if p.op not in GEMMS or not packs_ue8m0(machine):
+        return ""
+    return "sm100.chain_ue8m0" if machine.sm // 10 == 10 else "bounds only: it may cut K"
 
 
 @functools.cache
@@ -455,6 +462,7 @@ BACKEND = Backend(
     kernel=kernel,
     steps=steps,
     missing=missing,
+    numerics=numerics,
     fp8_gemm_nt=fp8_gemm_nt,
     aligned_gemm_nt=aligned_gemm_nt,
     dense_gemm_nt=dense_gemm_nt,

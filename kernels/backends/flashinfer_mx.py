@@ -31,9 +31,9 @@ from torch import Tensor
 from ..config import current_config
 from ..platform import current_machine
 from ..records import Machine, Problem
-from ..support import FEW_ROWS, OTHER_BITS, TILE_ROWS, UNTUNED
-from ._host import dense, on_its_device
-from .declaration import Backend, MxProduct, Rows, Scales
+from ..support import BLOCK, BLOCKS, FEW_ROWS, OTHER_BITS, TILE_ROWS, UNTUNED
+from ._host import ALIGNMENT, dense, on_its_device
+from .declaration import Backend, Gemm, MxProduct, Rows, Scales
 from .flashinfer import ONE_CALL, library
 
 NAMES = {
@@ -50,10 +50,13 @@ ROUTINES = {
     "mxfp8_batched": "bmm_mxfp8",
     "mxfp8_mxfp4_grouped": "group_gemm_mxfp8_mxfp4_nt_groupwise",
     "nvfp4_grouped": "group_gemm_nvfp4_nt_groupwise",
+    BLOCKS: "gemm_fp8_nt_groupwise",
 }
 """The library's routine of each operation."""
 TUNED_AS = {"mm_mxfp8": "mxfp8_gemm", "mm_fp4": "fp4_gemm"}
 """What its tuner calls a routine."""
+ROWS_OF_GROUPWISE = 4
+"""Rows of ``gemm_fp8_nt_groupwise`` come in multiples of so many."""
 CHAINS = {"mxfp8_product": "chain_ue8m0", "nvfp4_product": "chain_nvf4", "mxfp4_product": "chain_mxf4"}
 """The schedule of one chain over K, by operation; its arch goes before it."""
 
@@ -66,6 +69,8 @@ def kernel(name: str, p: Problem, machine: Machine) -> str:
 
 def steps(name: str, p: Problem, machine: Machine) -> tuple[str, ...]:
     """How the operands are prepared."""
+    if p.op == BLOCKS:
+        return ("M to a multiple of 4 with zeros, cropped afterwards", "scales [K/128, M] and [K/128, N/128], dense")
     done: tuple[str, ...] = ("weight [N, K] transposed, codes dense on 16 bytes",)
     if ROUTINES[p.op] == "mm_fp4":
         done += (f"scales as matrices of whole tiles of {TILE_ROWS} x 4, the weight's transposed",)
@@ -214,6 +219,31 @@ def _grouped(
     _run(name, op, operands)
 
 
+@on_its_device
+def block_product(
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+) -> None:
+    """``gemm_fp8_nt_groupwise`` of float32 scales, into ``out``.
+
+    On sm120 and sm121 it writes nothing and says nothing where its kernel cannot take the operands: these lie densely
+    on 16 bytes here, in extents of 128's multiples, with rows of 4's.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    m, n = a.shape[0], b.shape[0]
+    lead = m + (-m % ROWS_OF_GROUPWISE)
+    scale = a_scale.new_ones(a_scale.shape[1], lead)  # of rows that are zeros
+    scale[:, :m] = a_scale.t()
+    x = dense(a) if lead == m else torch.cat([dense(a), a.new_zeros(lead - m, a.shape[1])])
+    ready = out.is_contiguous() and out.data_ptr() % ALIGNMENT == 0 and lead == m
+    target = out if ready else torch.empty(lead, n, dtype=out.dtype, device=out.device)
+    operands = {"a": x, "b": dense(b), "a_scale": scale, "b_scale": b_scale.t().contiguous(), "out": target}
+    options = {"scale_major_mode": "MN", "mma_sm": 1, "scale_granularity_mnk": (1, BLOCK, BLOCK)}
+    _run("flashinfer_cutlass", BLOCKS, {**operands, **options, "backend": "cutlass"})
+    if not ready:
+        out.copy_(target[:m])
+
+
 def missing(name: str, p: Problem, machine: Machine) -> str | None:
     """A release may lack a routine, or the machine what its kernels are generated with."""
     routine = ROUTINES[p.op]
@@ -222,8 +252,9 @@ def missing(name: str, p: Problem, machine: Machine) -> str | None:
     )
 
 
-def _backend(name: str, **functions: Callable[..., None]) -> Backend:
-    bound: dict[str, MxProduct] = {op: partial(run, name=name, op=op) for op, run in functions.items()}
+def _backend(name: str, blocks: Gemm | None = None, **functions: Callable[..., None]) -> Backend:
+    bound: dict[str, MxProduct | Gemm] = {op: partial(run, name=name, op=op) for op, run in functions.items()}
+    bound |= {} if blocks is None else {"block_product": blocks}
     parts = {"kernel": kernel, "steps": steps, "missing": missing, "numerics": numerics}
     return Backend(name=name, **{part: partial(of, name) for part, of in parts.items()}, **bound)  # type: ignore[arg-type]
 
@@ -236,6 +267,7 @@ BACKENDS: Mapping[str, Backend] = {
         mxfp8_batched=_batched,
         mxfp8_mxfp4_grouped=_grouped,
         nvfp4_grouped=_grouped,
+        blocks=block_product,
     ),
     "flashinfer_b12x": _backend(
         "flashinfer_b12x", mxfp8_product=_product, nvfp4_product=_product, mxfp4_product=_product

@@ -7,15 +7,17 @@ import itertools
 import json
 
 import pytest
+import torch
 
 import kernels
-from kernels.config import Config
+from kernels.config import Config, use_config
 from kernels.errors import NoBackendError, OptionError
 from kernels.plan import TABLE, considered, decisions, explanation, order, plan, record_of, summary
 from kernels.records import ARCHES, PRODUCTS, Machine, Problem
 from kernels.support import BLACKWELL, MX_OPERATIONS
 from oracle.tensorcore.instructions import ALIKE
 from oracle.tensorcore.schedules import schedules
+from tests.support.fake_blackwell import simulated
 
 BARE = Config()
 MX8 = Problem("mxfp8_product", m=33, n=256, k=256, tiles="128x4")
@@ -24,6 +26,7 @@ MX4 = dataclasses.replace(NV4, op="mxfp4_product")
 BATCH = Problem("mxfp8_batched", m=128, n=256, k=256, groups=2, tiles="128x4")
 ROWS8 = Problem("mxfp8_mxfp4_grouped", n=256, k=256, groups=2, tiles="128x4", b_dtype="uint8", row_alignment=4)
 ROWS4 = dataclasses.replace(ROWS8, op="nvfp4_grouped", a_dtype="uint8")
+BLOCK = Problem("fp8_block_product", n=256, k=256, scale_format="float32")
 E5M2 = "float8_e5m2"
 LIMITS = (
     # backend, machine, a problem that it serves, and fields that it does not take, each alone
@@ -39,6 +42,8 @@ LIMITS = (
     ("flashinfer_cudnn", "sm100", BATCH, {"m": 1, "n": 272}),
     ("flashinfer_cute_dsl", "sm100", MX4, {"n": 252, "alpha": "group"}),
     ("flashinfer_cute_dsl", "sm100", NV4, {"n": 252, "m": 32}),
+    ("flashinfer_cutlass", "sm120", BLOCK, {"n": 192, "k": 192, "out_dtype": "float32", "c": "bfloat16"}),
+    ("cutlass", "sm120", BLOCK, {"n": 192, "k": 192, "out_dtype": "float32", "c": "bfloat16"}),
     ("cutlass", "sm100", NV4, {"n": 272, "k": 272, "tiles": "8x4", "out_dtype": "float32", "bias": "bfloat16",
                                "alpha": "group", "c": "bfloat16"}),
     ("torch", "sm100", MX8, {"n": 264, "k": 272, "tiles": "linear", "c": "bfloat16", "bias": "float32",
@@ -151,6 +156,19 @@ def test_what_a_plan_says_of_its_sums(sm: int) -> None:
             assert not config.batch_invariant or "bounds only" not in made.numerics
             claimed.add(made.numerics)
     assert any("chain" in claim for claim in claimed) and any("bounds only" in claim for claim in claimed)
+
+
+def test_nothing_is_written_where_the_plan_would_have_been_asked_less() -> None:
+    """FlashInfer's product of blocks on sm120 leaves the output alone for extents that a row refuses first (the twin: a
+    call past the layer, whose poison stays)."""
+    with simulated(Machine.described("sm120")) as libraries:
+        a, b = torch.ones(3, 128, dtype=torch.float8_e4m3fn), torch.ones(128, 128, dtype=torch.float8_e4m3fn)
+        out = torch.full((3, 128), float("nan"), dtype=torch.bfloat16)
+        libraries.gemm_fp8_nt_groupwise(a, b, torch.ones(1, 3), torch.ones(1, 1), "MN", out=out)
+        assert bool(out.isnan().all())
+        with use_config(Config(backend="flashinfer_cutlass")), kernels.explain() as plans:
+            kernels.fp8_gemm_nt((a, torch.ones(3, 1)), (b, torch.ones(1, 1)), out)
+        assert bool((out == 128).all()) and plans[0].backend == "flashinfer_cutlass"
 
 
 class TestExplain:

@@ -51,6 +51,8 @@ CLAIMS: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("bmm_mxfp8", "cudnn"): (*TEN, *TWELVE),
     ("group_gemm_mxfp8_mxfp4_nt_groupwise", ""): (*TEN, *TWELVE),
     ("group_gemm_nvfp4_nt_groupwise", ""): TWELVE,
+    ("gemm_fp8_nt_groupwise", "cutlass"): (*TEN, *TWELVE),
+    ("gemm_fp8_nt_groupwise", "trtllm"): TEN,
 }
 ONE_CHAIN = ("cutlass", "b12x")
 """Backends whose kernels take K in one chain; of the others the sum is exact, which any order of sums may give."""
@@ -98,6 +100,15 @@ def flat(scale: Tensor, size: int) -> Tensor:
     ready = torch.full((size,), NAN_BYTE, dtype=torch.uint8)
     ready[: min(size, held.numel())] = held[:size]
     return ready
+
+
+def address(x: Tensor, shape: tuple[int, int]) -> Tensor:
+    """A dense matrix of this shape from the address of ``x``: NaN where its memory ends before."""
+    need(x.dtype is torch.float32, "scales must be float32")
+    held = x.as_strided((min(x.numel(), shape[0] * shape[1]),), (1,))
+    ready = torch.full((shape[0] * shape[1],), float("nan"))
+    ready[: held.numel()] = held
+    return ready.view(shape)
 
 
 def tiles(rows: int, columns: int, height: int = 128) -> int:
@@ -259,6 +270,32 @@ class Libraries:
         chain = "chain_ue8m0" if a.is_floating_point() else "chain_nvf4"
         return self.multiply(name, operands, dense("out", out), chain, "cutlass")
 
+    def gemm_fp8_nt_groupwise(
+        self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, scale_major_mode: str | None = None,
+        mma_sm: int = 1, scale_granularity_mnk: tuple[int, int, int] = (1, 128, 128), out: Tensor | None = None,
+        out_dtype: torch.dtype | None = None, backend: str = "cutlass",
+    ) -> Tensor:  # fmt: skip  # the parameters of the library
+        """``a [M, K]`` by ``b [N, K]`` with float32 scales, whose shapes nobody checks; on sm120 a kernel that cannot
+        take the operands writes nothing."""
+        self.claims("gemm_fp8_nt_groupwise", backend)
+        need(backend == "cutlass" and scale_major_mode in ("MN", "K"), "scale_major_mode is required in CUTLASS")
+        need(a.dim() == b.dim() == 2 and a.shape[1] == b.shape[1], "Shape mismatch")
+        need(scale_granularity_mnk == (1, 128, 128), "granularity")
+        (m, k), n = a.shape, b.shape[0]
+        out_dtype = out_dtype or torch.bfloat16 if out is None else out.dtype
+        need(out_dtype in HALVES, "unsupported output dtype")
+        out = torch.empty(m, n, dtype=out_dtype) if out is None else out
+        if k % 16 or n % 8 or m % 4 or a.data_ptr() % 16 or b.data_ptr() % 16:
+            need(self.machine.sm in TWELVE, "can_implement failed")
+            return out
+        shapes = (
+            ((k // 128, m), (k // 128, n // 128)) if scale_major_mode == "MN" else ((m, k // 128), (n // 128, k // 128))
+        )
+        memory = [address(x, shape) for x, shape in zip((a_scale, b_scale), shapes, strict=True)]
+        left, right = (x.t() if scale_major_mode == "MN" else x for x in memory)
+        operands = {"a": dense("a", a), "b": dense("b", b), "a_scale": left.contiguous(), "b_scale": right.contiguous()}
+        return self.multiply("fp8_gemm_nt", operands, dense("out", out), "", "exact")
+
     # --- vLLM -------------------------------------------------------------------------------------------------------
 
     def cutlass_scaled_fp4_mm(
@@ -280,6 +317,24 @@ class Libraries:
         operands["a_descale"] = flat(dense("scale_a", block_scale_a), tiles(m, k // 16))
         operands["b_descale"] = flat(dense("scale_b", block_scale_b), tiles(n, k // 16))
         self.multiply("mm_fp4", operands, dense("out", out), "chain_nvf4", "cutlass")
+
+    def cutlass_scaled_mm(
+        self, out: Tensor, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None
+    ) -> None:
+        """``a [M, K]`` by the column-major ``b [K, N]`` with block scales, M-major and K-major, read by address."""
+        need(bias is None and a.stride(1) == out.stride(1) == b.stride(0) == 1, "strides")
+        need(out.stride(0) % 16 == 0 and b.stride(1) % 16 == 0, "16 byte alignment")
+        (m, k), n = a.shape, b.shape[1]
+        need(m % 4 == 0 and k % 128 == n % 128 == 0 and out.dtype in HALVES, "shapes")
+        need(tuple(scale_a.shape) == (m, k // 128) and tuple(scale_b.shape) == (k // 128, n // 128), "scales")
+        left, right = address(scale_a, (k // 128, m)).t(), address(scale_b, (n // 128, k // 128))
+        operands = {
+            "a": dense("a", a),
+            "b": dense("b", b.t()),
+            "a_scale": left.contiguous(),
+            "b_scale": right.contiguous(),
+        }
+        self.multiply("fp8_gemm_nt", operands, out, "", "exact")
 
     # --- torch ------------------------------------------------------------------------------------------------------
 
@@ -358,7 +413,8 @@ def simulated(machine: Machine, config: Config | None = None) -> Iterator[Librar
     for name in FLASHINFER:
         setattr(sys.modules["flashinfer.gemm"], name, fakes.recorded(name))
     setattr(sys.modules["flashinfer.autotuner"], "autotune", fakes.autotune)  # noqa: B010  # a module made here
-    operators = types.SimpleNamespace(cutlass_scaled_fp4_mm=fakes.recorded("cutlass_scaled_fp4_mm"))
+    of_vllm = {name: fakes.recorded(name) for name in ("cutlass_scaled_fp4_mm", "cutlass_scaled_mm")}
+    operators = types.SimpleNamespace(**of_vllm)
     patch.setattr(cutlass, "operators", lambda: operators)
     patch.setattr(torch.nn.functional, "scaled_mm", fakes.recorded("scaled_mm"))
     decide, gpu = routes._decide, torch.device("cuda")
