@@ -133,6 +133,7 @@ def block_linear(
     return out[:m]
 
 
+@on_its_device
 def block_product(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:

@@ -17,7 +17,7 @@ from kernels.records import ARCHES, PRODUCTS, Machine, Problem
 from kernels.support import BLACKWELL, MX_OPERATIONS
 from oracle.tensorcore.instructions import ALIKE
 from oracle.tensorcore.schedules import schedules
-from tests.support.fake_blackwell import simulated
+from tests.support.fake_blackwell import grid, simulated
 
 BARE = Config()
 MX8 = Problem("mxfp8_product", m=33, n=256, k=256, tiles="128x4")
@@ -97,17 +97,6 @@ def test_releases(
 ])  # fmt: skip  # a table, one row a line
 def test_cuda(arch: str, cuda: str, serves: bool) -> None:
     assert (considered(MX8, Machine.described(arch, cuda=cuda), BARE)["flashinfer_cutlass"] is None) is serves
-
-
-def grid(op: str) -> list[Problem]:
-    """Problems of an operation around its limits."""
-    packed = {} if op == "mxfp8_product" or op == "mxfp8_batched" else {"b_dtype": "uint8"}
-    packed |= {"a_dtype": "uint8"} if op in ("nvfp4_product", "mxfp4_product", "nvfp4_grouped") else {}
-    extents = itertools.product((1, 33, 128), (128, 136, 144, 160, 4096), (128, 160, 4096), ("bfloat16", "float32"))
-    return [
-        Problem(op, m=m, n=n, k=k, out_dtype=out, groups=g, tiles="128x4", row_alignment=4, **packed)
-        for (m, n, k, out), g in itertools.product(extents, (1, 3))
-    ]
 
 
 DIFFERENT = {"sm103": frozenset[str](), "sm121": frozenset({"nvfp4_product"})}

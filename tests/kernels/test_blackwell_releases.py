@@ -19,8 +19,7 @@ from kernels.backends.flashinfer_mx import BACKENDS, NAMES, ROUTINES
 from kernels.config import Config
 from kernels.platform import Machine
 from kernels.support import BLACKWELL
-from tests.kernels.test_blackwell_plan import grid
-from tests.support.fake_blackwell import CLAIMS, Libraries
+from tests.support.fake_blackwell import CLAIMS, Libraries, grid
 
 INSTALL = {"flashinfer": "flashinfer-python==0.7.2.post1", "deep_gemm": "sgl-deep-gemm==0.2.3.post2"}
 

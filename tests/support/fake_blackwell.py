@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,7 @@ from kernels import routes
 from kernels.backends import cutlass, flashinfer
 from kernels.config import Config, use_config
 from kernels.platform import Machine, use_machine
+from kernels.records import Problem
 from oracle.tensorcore.instructions import ALIKE
 
 E4M3, E5M2, UE8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
@@ -426,3 +428,14 @@ def simulated(machine: Machine, config: Config | None = None) -> Iterator[Librar
     finally:
         patch.undo()
         flashinfer.library.cache_clear()
+
+
+def grid(op: str) -> list[Problem]:
+    """Problems of an operation around its limits."""
+    packed = {} if op == "mxfp8_product" or op == "mxfp8_batched" else {"b_dtype": "uint8"}
+    packed |= {"a_dtype": "uint8"} if op in ("nvfp4_product", "mxfp4_product", "nvfp4_grouped") else {}
+    extents = itertools.product((1, 33, 128), (128, 136, 144, 160, 4096), (128, 160, 4096), ("bfloat16", "float32"))
+    return [
+        Problem(op, m=m, n=n, k=k, out_dtype=out, groups=g, tiles="128x4", row_alignment=4, **packed)
+        for (m, n, k, out), g in itertools.product(extents, (1, 3))
+    ]
