@@ -84,7 +84,7 @@ def explain(
             raise OptionError("name a routine: without one the calls of a block are explained, on the current machine")
         return _observed()
     if isinstance(machine, str):
-        machine = Machine.described(machine)
+        machine = Machine.from_record({"arch": machine})
     return explanation(routine, machine or current_machine(), current_config(), **fields)
 
 

@@ -501,7 +501,7 @@ def why_not(backend: str, p: Problem, machine: Machine, config: Config) -> Reaso
             continue
         *others, last = need.bound if isinstance(need.bound, tuple) else ("",)
         choices = f"{', '.join(map(str, others))} or {last}" if others else last
-        shown = ".".join(map(str, value)) if need.field.endswith("_release") else value
+        shown = ".".join(map(str, value)) if need.field in RELEASED and isinstance(value, tuple) else value
         described = {"field": need.field, "FIELD": need.field.upper(), "value": shown, "bound": need.bound}
         kind = Unavailable if need.field in RELEASED else SwitchedOff if need.field in SWITCHES else Unsupported
         return kind(need.reason.format(**{**values, **described, "choices": choices}))

@@ -15,7 +15,8 @@ instruction is another), the call is excluded from tuning (``skip_ops``) unless 
 Not covered: TensorRT-LLM's kernels, whose weights are stored in another order; scales in 8x4 tiles, whose padding rows
 reach real ones in some releases (flashinfer-ai/flashinfer 2861); experts. Has not run on hardware here.
 
-NaN and infinity are as of the verbs. Source: FlashInfer 0.6.18.post1 and 0.7.2.post1 (gemm/gemm_base.py, autotuner).
+NaN and infinity are as of the verbs.
+Source: FlashInfer 0.6.18.post1 and 0.7.2.post1 (gemm/gemm_base.py, autotuner).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from torch import Tensor
 from ..config import current_config
 from ..platform import current_machine
 from ..records import Machine, Problem
-from ..support import BLOCK, BLOCKS, FEW_ROWS, OTHER_BITS, TILE_ROWS, UNTUNED
+from ..support import BLOCK, BLOCKS, FEW_ROWS, GROUPED_MX, OTHER_BITS, TILE_ROWS, UNTUNED
 from ._host import ALIGNMENT, dense, on_its_device
 from .declaration import Backend, Gemm, MxProduct, Rows, Scales
 from .flashinfer import ONE_CALL, library
@@ -64,7 +65,7 @@ CHAINS = {"mxfp8_product": "chain_ue8m0", "nvfp4_product": "chain_nvf4", "mxfp4_
 def kernel(name: str, p: Problem, machine: Machine) -> str:
     """The library's routine, with its backend where it has several."""
     routine = ROUTINES[p.op]
-    return routine if p.op.endswith("_grouped") else f'{routine}(backend="{NAMES[name]}")'
+    return routine if p.op in GROUPED_MX else f'{routine}(backend="{NAMES[name]}")'
 
 
 def steps(name: str, p: Problem, machine: Machine) -> tuple[str, ...]:

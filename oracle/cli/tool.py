@@ -361,7 +361,7 @@ def _machine(arguments: argparse.Namespace, plan: Any, fields: Mapping[str, obje
             return plan.Machine.from_record(json.loads(path.read_text()))
         except (OSError, ValueError) as error:
             raise OptionError(f"--machine {path}: {error}") from None
-    return plan.current_machine() if arguments.arch is None else plan.Machine.described(arguments.arch)
+    return plan.current_machine() if arguments.arch is None else plan.Machine.from_record({"arch": arguments.arch})
 
 
 def _plan(arguments: argparse.Namespace) -> int:

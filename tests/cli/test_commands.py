@@ -539,7 +539,7 @@ class TestOtherCommands:
         ran = cli("plan", "--arch", "sm120")
         assert ran.status == 0 and "flashinfer_b12x" in ran.out and "sm120.chain_nvf4" in ran.out
         described = tmp_path / "machine.json"
-        described.write_text(json.dumps({"arch": "sm120", "packages": {"triton": "3.6.0"}}))
+        described.write_text(json.dumps({"arch": "sm120", "torch": "2.9.0", "packages": {"triton": "3.6.0"}}))
         ran = cli("plan", "--machine", described, "--json", "-")
         record = json.loads(ran.out)
         assert ran.status == 0 and record["schema"] == "fp8-oracle.plan/1"

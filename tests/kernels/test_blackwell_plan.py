@@ -184,6 +184,8 @@ class TestExplain:
         for routine, fields in (("nothing", {}), ("mm_mxfp8", {"rows": 4}), ("mm_mxfp8", {"tiles": "9x4"})):
             with pytest.raises(OptionError):
                 kernels.explain(routine, machine="sm100", **fields)
+        with pytest.raises(OptionError, match="sm42"):
+            kernels.explain("mm_mxfp8", machine="sm42")
 
 
 class TestRecords:
