@@ -320,20 +320,20 @@ GRAMMARS = {
     ),
     "BatchPrefillWithRaggedKVCacheWrapper": Grammar(
         ("b", "m", "n", "h", "g", "d"), ("e4m3xe4m3-bf16", "e4m3xe4m3-f16"), ("head",), FAMILIES, _batch,
-        _batch_options, {"causal": ("1",), "window": ("40",), "scales": ("none",)},
+        _batch_options, {"causal": ("1",), "window": ("9",), "scales": ("none",)},
         listed=_ids,
         shapes=("b=2,m=12,n=150,h=4,g=2,d=64", "b=3,m=9,n=200,h=2,g=1,d=128", "b=1,m=17,n=140,h=2,g=2,d=256"),
     ),
     "BatchPrefillWithPagedKVCacheWrapper": Grammar(
         ("b", "m", "n", "h", "g", "d"), ("e4m3xe4m3-bf16", "e4m3xe4m3-f16"), ("head",), FAMILIES, _batch,
-        _batch_options, {"causal": ("1",), "window": ("40",), "scales": ("none",), "page": ("1", "64")},
+        _batch_options, {"causal": ("1",), "window": ("9",), "scales": ("none",), "page": ("1", "64")},
         listed=_ids,
         shapes=("b=2,m=12,n=150,h=4,g=2,d=64", "b=3,m=9,n=200,h=2,g=1,d=128", "b=1,m=17,n=140,h=2,g=2,d=256"),
     ),
     "unified_attention": Grammar(
         ("b", "m", "n", "h", "g", "d"), ("bf16xe4m3-bf16", "f16xe4m3-f16", "e4m3xe4m3-bf16"), ("tensor",), FAMILIES,
         _unified, _unified_options,
-        {"window": ("40",), "sink": ("1",), "scales": ("none", "token"), "page": ("32",)},
+        {"window": ("9",), "sink": ("1",), "scales": ("none", "token"), "page": ("32",)},
         listed=_ids, shapes=("b=2,m=5,n=130,h=6,g=2,d=64", "b=3,m=1,n=300,h=4,g=1,d=128", "b=1,m=9,n=40,h=2,g=2,d=96"),
     ),
     "decode_attention_fwd": Grammar(
@@ -344,7 +344,7 @@ GRAMMARS = {
     ),
     "extend_attention_fwd": Grammar(
         ("b", "m", "n", "h", "g", "d", "v"), ("bf16xe4m3-bf16", "f16xe4m3-f16"), ("tensor",), FAMILIES, _triton,
-        _triton_options, {"window": ("40",), "sink": ("1",), "scales": ("none",)},
+        _triton_options, {"window": ("9",), "sink": ("1",), "scales": ("none",)},
         listed=_ids, shapes=("b=2,m=9,n=150,h=6,g=2,d=64,v=64", "b=3,m=1,n=60,h=4,g=4,d=64,v=64"),
     ),
     "flash_mla_with_kvcache": Grammar(
@@ -365,4 +365,11 @@ GOLDENS = (
     "mha_fwd/e4m3xe4m3-bf16/head/b=1,s=4,n=24,h=2,g=1,d=32,v=32/causal=1/family=randn/seed=7",
     "mha_fwd/e4m3xe4m3-bf16/head/b=2,s=3,n=20,h=2,g=2,d=32,v=16/sink=1/family=randn/seed=7",
     "single_prefill_with_kv_cache/e4m3xe4m3-bf16/head/m=4,n=20,h=2,g=1,d=64/causal=1/family=randn/seed=7",
+    "BatchPrefillWithRaggedKVCacheWrapper/e4m3xe4m3-bf16/head/b=2,m=3,n=20,h=2,g=1,d=64/window=9/family=randn/seed=7",
+    "BatchPrefillWithPagedKVCacheWrapper/e4m3xe4m3-bf16/head/b=2,m=3,n=20,h=2,g=1,d=64/causal=1/family=ramp/seed=7",
+    "unified_attention/bf16xe4m3-bf16/tensor/b=2,m=3,n=20,h=2,g=1,d=32/window=9/family=randn/seed=7",
+    "unified_attention/bf16xe4m3-bf16/tensor/b=2,m=3,n=20,h=2,g=1,d=32/scales=token/family=ramp/seed=7",
+    "decode_attention_fwd/f16xe4m3-f16/tensor/b=2,n=20,h=2,g=1,d=32,v=16/sink=1/family=randn/seed=7",
+    "extend_attention_fwd/bf16xe4m3-bf16/tensor/b=2,m=3,n=20,h=2,g=1,d=32,v=16/family=hot/seed=7",
+    "flash_mla_with_kvcache/bf16xe4m3-bf16/1x128/b=1,s=2,h=1,t=6,n=8/sink=1/absent=all/family=randn/seed=7",
 )
