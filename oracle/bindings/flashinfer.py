@@ -1,4 +1,4 @@
-"""FlashInfer's Python functions: batched products, quantised RoPE, paged KV caches."""
+"""FlashInfer's Python functions: block-scaled and batched products, attention, quantised RoPE, paged KV caches."""
 
 from __future__ import annotations
 
@@ -15,6 +15,30 @@ ROPE = (
 """The parameters that both have."""
 
 BINDINGS = (
+    bind(
+        "flashinfer.gemm:fp8_blockscale_gemm_sm90",
+        "fp8_blockscale_gemm_sm90",
+        "(input, weight, input_scale.t().contiguous(), weight_scale, out_dtype=out_dtype)",
+        "(input, weight, input_scale=None, weight_scale=None, out=None, out_dtype=None)",
+        takes={"input": (E4M3, torch.bfloat16), "weight": E4M3, "out_dtype": torch.bfloat16},
+        where="weight_scale is not None and weight_scale.shape[0] == (weight.shape[0] + 127) // 128 "
+        "and (input_scale is None or input.shape[0] % 4 == 0) and input.is_contiguous() and weight.is_contiguous()",
+        domain="n % 64 == 0, k % 128 == 0",
+        numerics="sm90.promote128",
+        release=RELEASE,
+    ),
+    bind(
+        "flashinfer.prefill:single_prefill_with_kv_cache",
+        "single_prefill_with_kv_cache",
+        "(q, k, v, scale_q, scale_k, scale_v, o_dtype, causal=causal, sm_scale=sm_scale, backend='fa3', "
+        "return_lse=True) -> out, lse",
+        "(q, k, v, scale_q=None, scale_k=None, scale_v=None, o_dtype=None, custom_mask=None, packed_custom_mask=None, "
+        "causal=False, kv_layout='NHD', pos_encoding_mode='NONE', use_fp16_qk_reduction=False, sm_scale=None, "
+        "window_left=-1, logits_soft_cap=None, rope_scale=None, rope_theta=None, backend='auto', return_lse=False, "
+        "kv_cache_sf=None, k_scale=None, v_scale=None)",
+        numerics="sm90.flashinfer.fp8",
+        release=RELEASE,
+    ),
     bind(
         "flashinfer.gemm:bmm_fp8",
         "bmm_fp8",

@@ -1,4 +1,5 @@
-"""vLLM's compiled operators, ``torch.ops._C`` and ``torch.ops._C_cache_ops``: products, fused quantisers, KV caches.
+"""vLLM's compiled operators, ``torch.ops._C``, ``torch.ops._C_cache_ops`` and FlashAttention-3: products, fused
+quantisers, KV caches, attention.
 
 Parameters are those of the schemas inside the libraries of the release.
 """
@@ -121,5 +122,25 @@ BINDINGS = (
         "(k, kv_cache, slot_mapping, quant_block_size, scale_fmt)",
         "(k, kv_cache, slot_mapping, quant_block_size, kv_cache_dtype)",
         cache=True,
+    ),
+    bind(
+        "torch:ops._vllm_fa3_C.fwd",
+        "mha_fwd",
+        "(q, k, v, None, None, None, None, None, None, None, None, seqused_k, None, None, None, None, None, None, "
+        "None, None, q_descale, k_descale, v_descale, softmax_scale, is_causal, window_size_left, window_size_right, "
+        "0.0, True, None, 1, None, 0, s_aux, 1, 0, None) -> out, softmax_lse, ...",
+        "(q, k, v, k_new, v_new, q_v, out, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k, "
+        "max_seqlen_q, max_seqlen_k, page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin, seqlens_rotary, "
+        "q_descale, k_descale, v_descale, softmax_scale, is_causal, window_size_left, window_size_right, softcap, "
+        "is_rotary_interleaved, scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux, cp_world_size, cp_rank, "
+        "cp_tot_seqused_k)",
+        loads="vllm.vllm_flash_attn._vllm_fa3_C",
+        release="vllm 0.20.2",
+        absent={  # the build takes sequences of several lengths alone
+            "seqused_k": "torch.full((k.shape[0],), k.shape[1], dtype=torch.int32, device=k.device)",
+            "softmax_scale": "q.shape[3] ** -0.5",
+        },
+        ignores=("scheduler_metadata", "pack_gqa", "sm_margin"),
+        numerics="sm90.fa3.tile",
     ),
 )
