@@ -263,11 +263,12 @@ def _triton_options(case: Case) -> dict[str, object]:
 
 
 def _mla(case: Case) -> dict[str, Tensor]:
-    """A cache of 64 slots a page, scales that are no powers of two, a tenth of the slots absent, and of option
-    ``absent`` all of the last token."""
+    """A cache of pages of 64 slots, or of option ``page``, and scales that are no powers of two. A tenth of the slots
+    is absent; of option ``absent`` none, or all of the last token."""
     b, s, h, t, n = (case[name] for name in "bshtn")
     q, k, v = _operands(case, (b, s, h, RANK + ROPE), (n, 1, RANK + ROPE), (n, 1, RANK))
-    cache = torch.full((-(-n // 64) * 64, ROW), 0x7F, dtype=torch.uint8, device="cpu")
+    size = int(str(case.option("page") or 64))
+    cache = torch.full((-(-n // size) * size, ROW), 0x7F, dtype=torch.uint8, device="cpu")
     scales = data.scales(case.label("scales"), "randn", (n, RANK // TILE)) * UNIT_SCORES
     if case.family == "exact":
         scales = torch.ones_like(scales)
@@ -280,7 +281,7 @@ def _mla(case: Case) -> dict[str, Tensor]:
         indices[torch.from_numpy(case.stream("absent").integers(0, 10, (b, s, t)) == 0)] = -1
     if case.option("absent") == "all":
         indices[-1, -1] = -1
-    inputs = {"q": q, "k_cache": cache.reshape(-1, 64, 1, ROW), "indices": indices}
+    inputs = {"q": q, "k_cache": cache.reshape(-1, size, 1, ROW), "indices": indices}
     return inputs | ({"attn_sink": _sink(case, torch.float32)} if case.option("sink") else {})
 
 
@@ -349,8 +350,8 @@ GRAMMARS = {
     ),
     "flash_mla_with_kvcache": Grammar(
         ("b", "s", "h", "t", "n"), ("bf16xe4m3-bf16",), ("1x128",), FAMILIES, _mla, _mla_options,
-        {"sink": ("1",), "absent": ("none", "all")},
-        listed=_ids, shapes=("b=1,s=3,h=16,t=64,n=100", "b=2,s=1,h=64,t=128,n=200", "b=1,s=1,h=128,t=64,n=64"),
+        {"sink": ("1",), "absent": ("none", "all"), "page": ("16",)},
+        listed=_ids, shapes=("b=1,s=3,h=64,t=64,n=100", "b=2,s=1,h=64,t=128,n=200", "b=1,s=1,h=128,t=64,n=64"),
     ),
     "single_prefill_with_kv_cache": Grammar(
         ("m", "n", "h", "g", "d"), ("e4m3xe4m3-bf16", "e4m3xe4m3-f16"), ("head",), FAMILIES, _prefill, _prefill_options,
@@ -365,11 +366,11 @@ GOLDENS = (
     "mha_fwd/e4m3xe4m3-bf16/head/b=1,s=4,n=24,h=2,g=1,d=32,v=32/causal=1/family=randn/seed=7",
     "mha_fwd/e4m3xe4m3-bf16/head/b=2,s=3,n=20,h=2,g=2,d=32,v=16/sink=1/family=randn/seed=7",
     "single_prefill_with_kv_cache/e4m3xe4m3-bf16/head/m=4,n=20,h=2,g=1,d=64/causal=1/family=randn/seed=7",
-    "BatchPrefillWithRaggedKVCacheWrapper/e4m3xe4m3-bf16/head/b=2,m=3,n=20,h=2,g=1,d=64/window=9/family=randn/seed=7",
-    "BatchPrefillWithPagedKVCacheWrapper/e4m3xe4m3-bf16/head/b=2,m=3,n=20,h=2,g=1,d=64/causal=1/family=ramp/seed=7",
+    "BatchPrefillWithRaggedKVCacheWrapper/e4m3xe4m3-bf16/head/b=2,m=3,n=12,h=2,g=1,d=64/window=9/family=randn/seed=7",
+    "BatchPrefillWithPagedKVCacheWrapper/e4m3xe4m3-bf16/head/b=2,m=3,n=12,h=2,g=1,d=64/causal=1/page=1/family=ramp/seed=7",
     "unified_attention/bf16xe4m3-bf16/tensor/b=2,m=3,n=20,h=2,g=1,d=32/window=9/family=randn/seed=7",
     "unified_attention/bf16xe4m3-bf16/tensor/b=2,m=3,n=20,h=2,g=1,d=32/scales=token/family=ramp/seed=7",
     "decode_attention_fwd/f16xe4m3-f16/tensor/b=2,n=20,h=2,g=1,d=32,v=16/sink=1/family=randn/seed=7",
     "extend_attention_fwd/bf16xe4m3-bf16/tensor/b=2,m=3,n=20,h=2,g=1,d=32,v=16/family=hot/seed=7",
-    "flash_mla_with_kvcache/bf16xe4m3-bf16/1x128/b=1,s=2,h=1,t=6,n=8/sink=1/absent=all/family=randn/seed=7",
+    "flash_mla_with_kvcache/bf16xe4m3-bf16/1x128/b=1,s=2,h=1,t=6,n=8/sink=1/absent=all/page=16/family=randn/seed=7",
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 from oracle.numbers.formats import E4M3FN, decode
 from oracle.numbers.rounding import Overflow, Rounding, encode
 from oracle.routines.attention.contract import AttentionContract, Place
-from oracle.routines.attention.prefill import FlashInferPrefill, MhaFwd
+from oracle.routines.attention.prefill import BatchPrefillWithRaggedKVCacheWrapper, FlashInferPrefill, MhaFwd
 from oracle.routines.attention.wide import (
     ExtendAttentionFwd,
     FlashMlaWithKvcache,
@@ -37,7 +37,7 @@ from oracle.routines.fault import (
 )
 from oracle.routines.kv_cache.writers import RANK, ROPE_AT, SCALES_AT
 from oracle.routines.traits import of_class, takes
-from oracle.tensorcore.attention import TILE_SUMS, Pipeline
+from oracle.tensorcore.attention import TILE_SUMS, Pipeline, pipeline
 from oracle.truth.attention import Attention, exact, softmax, values
 from oracle.verdict.sets import rounded_to
 
@@ -291,6 +291,26 @@ def write_unused(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         rest = decode(v[place.batch, keys : -(-keys // width) * width, :, :][:, head])
         bad = torch.isnan(rest).any(dim=0)
         out.flatten(0, 1)[place.rows, place.heads][..., bad] = torch.nan
+    return outputs | {"out": out}
+
+
+@fault(
+    "P of 0 multiplied with NaN of the next sequence",
+    MOVEMENT,
+    seen="FlashInfer 0.6.18 BatchPrefillWithRaggedKVCacheWrapper on an H100",
+    on=of_class(BatchPrefillWithRaggedKVCacheWrapper),
+    same_if="no value behind a sequence in its last tile is NaN",
+)
+def write_next(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The last tile is multiplied whole: the keys of the next sequence are masked, their values are not."""
+    v, ends, out = call.inputs["v"], call.inputs["kv_indptr"].tolist(), outputs["out"].clone()
+    chosen = pipeline("sm90.flashinfer.fp8")
+    for place in _contract(call).places(call.inputs, call.resolved):
+        first, stop, rows = ends[place.batch], ends[place.batch + 1], place.problem.q.shape[0]
+        width = chosen.tile(v.shape[2], rows)
+        head = place.heads.start // (place.heads.stop - place.heads.start)
+        behind = decode(v[stop : first + -(-(stop - first) // width) * width, head])
+        out[place.rows, place.heads][..., torch.isnan(behind).any(dim=0)] = torch.nan
     return outputs | {"out": out}
 
 
