@@ -125,9 +125,8 @@ class UnifiedAttention(WideAttention):
         if len(queries) != len(used):
             raise ShapeError(f"{self.name}: cu_seqlens_q names {len(queries)} sequences, seqused_k {len(used)}")
         if not bool(((used >= queries) & (used <= bound["L"] * bound["P"])).all()):
-            raise InputError(
-                f"{self.name}: seqused_k is {used.tolist()}; its sequences have {queries.tolist()} queries"
-            )
+            few, most = queries.tolist(), bound["L"] * bound["P"]
+            raise InputError(f"{self.name}: seqused_k is {used.tolist()}; pass at least {few} and at most {most}")
         table = inputs["block_table"]
         read = torch.arange(bound["L"], device=table.device) * bound["P"] < used[:, None]
         check_pages(self.name, "block_table", table[read], bound["C"])

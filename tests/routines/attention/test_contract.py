@@ -21,6 +21,7 @@ from oracle.fixtures.files import folder
 from oracle.numbers import mufu
 from oracle.numbers.formats import decode
 from oracle.numbers.rounding import f32
+from oracle.report import ledger
 from oracle.routines import cases, get
 from oracle.routines.attention.cases import GRAMMARS
 from oracle.routines.base import Call
@@ -140,7 +141,7 @@ class TestCaptured:
     """What vLLM's FlashAttention-3, FlashInfer, and the Triton kernels of vLLM and SGLang gave on an H100."""
 
     def test_every_bit_of_fp8_queries_in_one_split(self) -> None:
-        known = {failure.id for failure in known_failures(folder())}
+        known = [entry.id for entry in ledger.load(folder() / ledger.FILE)]
         for one in load(folder() / "captures"):
             contract = get(one.contract)
             if contract.section != "Attention" or one.id in known:
@@ -281,8 +282,9 @@ class TestSplits:
         assert bool(((moved >= edges.low) & (moved <= edges.high)).all())
         seen = p.seen()
         assert bool(((lse >= edges.lse_low) & (lse <= edges.lse_high))[seen].all())
-        off = out + 2.0**-12 * out.abs()
-        assert bool(((off < edges.low) | (off > edges.high))[seen].all())
+        unlifted = replace(TILE_SUMS, lift=0.0)
+        (other,) = (combined(one, unlifted)[0] for one in split_walks(p, unlifted, splits))
+        assert bool(((other < edges.low) | (other > edges.high)).any())
 
     def test_few_keys_are_one_part(self) -> None:
         p = problem(2, rows=5, keys=40)
