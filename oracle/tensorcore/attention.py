@@ -220,7 +220,7 @@ def split_walks(problem: Attention, pipeline: Pipeline, splits: int) -> Iterator
 def combined(parts: tuple[Walk, ...], pipeline: Pipeline) -> tuple[Tensor, Tensor]:
     """The float64 output ``[R, Dv]`` and natural log-sum-exp ``[R]`` of all parts of a block: their float32 outputs,
     weighted by the exact exponentials of their exact log-sum-exps, which no model has bit for bit. One part is its own
-    output."""
+    output. NaN where a part has NaN."""
     sums = torch.stack([log_sum(walk, pipeline) for walk in parts])
     if len(parts) == 1:
         return parts[0].out.to(torch.float64), sums[0]
@@ -230,7 +230,7 @@ def combined(parts: tuple[Walk, ...], pipeline: Pipeline) -> tuple[Tensor, Tenso
 
 
 def log_sum(walk: Walk, pipeline: Pipeline) -> Tensor:
-    """The natural log-sum-exp of the rows of a walk, float64 ``[R]``; -inf without keys."""
+    """The natural log-sum-exp of the rows of a walk, float64 ``[R]``; -inf without keys, NaN where a score is."""
     exponent = walk.top.nan_to_num(neginf=0.0) * walk.factor - pipeline.lift
     lse = (exponent + torch.log2(walk.total)) * math.log(2.0)
     return torch.where(walk.problem.seen(), lse, torch.full_like(lse, -torch.inf))

@@ -101,7 +101,7 @@ class Attention:
         return zero_nonfinite(values(self.q)).abs() @ zero_nonfinite(values(self.k)).abs().t()
 
     def score_errors(self) -> Tensor | float:
-        """How far :meth:`scores` may be from the exact dot products: 0 for codes."""
+        """How far :meth:`scores` may be from the exact dot products, float64 ``[R, N]``; 0 of codes, and of NaN."""
         return 0.0 if self.codes else self.q.shape[1] * 2.0**-53 * self.score_sizes()
 
     def rows(self, rows: slice) -> Attention:
@@ -117,7 +117,7 @@ class Attention:
 
 
 def values(x: Tensor) -> Tensor:
-    """The float64 values of codes or of values, exactly."""
+    """The values of ``x`` ``[...]``, codes or values, as float64 ``[...]``, exactly; NaN stays NaN."""
     return x if x.dtype is torch.float64 else decode(x)
 
 

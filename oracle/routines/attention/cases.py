@@ -134,9 +134,9 @@ def _scattered(x: Tensor, slots: Tensor, size: int, spare: int = 2) -> Tensor:
     if x.dtype.itemsize > 1:
         whole = torch.full((pages * size, *x.shape[1:]), torch.nan, dtype=x.dtype, device="cpu")
         whole[slots] = x
-        return whole.unflatten(0, (pages, size))
+        return whole.reshape(pages, size, *x.shape[1:])
     cache[slots] = x.view(torch.uint8)
-    return cache.view(x.dtype).unflatten(0, (pages, size))
+    return cache.view(x.dtype).reshape(pages, size, *x.shape[1:])
 
 
 def _mha_options(case: Case) -> dict[str, object]:

@@ -1,7 +1,8 @@
 """What contracts of attention over an FP8 cache have in common: which attentions fill which rows, the outputs of a
 pipeline, and what is admitted.
 
-Not covered: soft caps, rotary embedding, keys that are appended in the call, context parallelism, E5M2.
+Source: vllm-project/flash-attention ``hopper/`` @617264c, FlashInfer 0.6.18, vLLM 0.20.2 and SGLang 0.5.10, as each
+contract says. Not covered: soft caps, rotary embedding, keys that are appended in the call, context parallelism, E5M2.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Place:
     heads: slice
 
     def put(self, rows: Tensor, into: Tensor) -> None:
-        """Write ``rows`` ``[R, ..]`` of any dtype into ``into`` ``[T, H, ..]``, rounded to its dtype; NaN stays NaN."""
+        """Write ``rows`` ``[R, ...]`` of any dtype into ``into`` ``[T, H, ...]``, rounded to its dtype; NaN stays NaN.
+        Returns None."""
         group = self.heads.stop - self.heads.start
         into[self.rows, self.heads] = rows.reshape(-1, group, *rows.shape[1:]).to(into.dtype)
 
@@ -102,8 +104,8 @@ class AttentionContract(Contract):
         """``T, H, Dv`` of the output."""
 
     def laid(self, name: str, x: Tensor, inputs: Inputs) -> Tensor:
-        """The output ``out`` or ``lse``, of which ``x`` is ``[T, H, ..]`` of any dtype, as the routine returns it: a
-        view of that dtype, NaN too; :attr:`shapes` says its shape."""
+        """The output ``out`` or ``lse``, of which ``x`` is ``[T, H, ...]`` of any dtype, as the routine returns it: a
+        view ``[...]`` of that dtype, NaN too; :attr:`shapes` says its shape."""
         return x
 
     def masked(self, options: Options) -> bool:
@@ -393,7 +395,7 @@ class AttentionContract(Contract):
 
 
 def windows(queries: int, keys: int, group: int, left: int, right: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """First key and end of each row ``[queries group]``: the last query stands at the last key; -1: no limit."""
+    """First key and end of each row, int64 ``[queries group]``: the last query stands at the last key; -1: no limit."""
     place = torch.arange(queries, device=device).repeat_interleave(group) + keys - queries
     start = torch.zeros_like(place) if left < 0 else (place - left).clamp(min=0)
     stop = torch.full_like(place, keys) if right < 0 else (place + right + 1).clamp(min=0, max=keys)
@@ -411,20 +413,24 @@ def group_of(inputs: Inputs, contract: str, keys: str = "k") -> int:
 
 
 def paged(cache: Tensor, pages: Tensor, keys: int) -> Tensor:
-    """The first ``keys`` rows ``[keys, ..]`` of the pages of one sequence in a cache ``[P, page, ..]`` of any dtype;
-    NaN bits stay."""
+    """The first ``keys`` rows of the ``pages`` ``[L]`` (integers) of one sequence in a ``cache`` ``[P, page, ...]`` of
+    any dtype: ``[keys, ...]`` of that dtype; NaN bits stay."""
     raw = cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache
     return raw[pages.to(torch.int64)].flatten(0, 1)[:keys].view(cache.dtype)
 
 
 def check_pages(contract: str, name: str, table: Tensor, pages: int) -> None:
-    """Raises InputError: the entries of a table that are read, ``[..]``, do not all name one of ``pages`` pages."""
+    """Refuse a ``table`` ``[...]`` (integers) whose entries do not all name one of ``pages`` pages.
+
+    Raises InputError."""
     if table.numel() and not bool(((table >= 0) & (table < pages)).all()):
         raise InputError(f"{contract}: {name} names pages {int(table.min())} to {int(table.max())}; there are {pages}")
 
 
 def check_spans(contract: str, name: str, ends: Tensor, total: int | None = None) -> None:
-    """Raises InputError: ``ends`` does not rise from 0, or does not end at ``total``."""
+    """Refuse ``ends`` ``[B + 1]`` (integers) that do not rise from 0, or do not end at ``total``.
+
+    Raises InputError."""
     values = ends.tolist()
     if not values or values[0] != 0 or any(b < a for a, b in zip(values, values[1:], strict=False)):
         raise InputError(f"{contract}: {name} is {values[:8]}; it rises from 0")

@@ -354,9 +354,11 @@ def read_head(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     axes, heads = _of_heads(call), inputs["q"].shape[-2]
     name, axis = next(iter(axes.items()))
     taken = torch.arange(heads, device=inputs["q"].device) % inputs[name].shape[axis]
-    return inputs | {
-        name: _raw(inputs[name], lambda raw, axis=axis: raw.index_select(axis, taken)) for name, axis in axes.items()
-    }
+    return inputs | {name: _taken(inputs[name], axis, taken) for name, axis in axes.items()}
+
+
+def _taken(x: Tensor, axis: int, indices: Tensor) -> Tensor:
+    return _raw(x, lambda raw: raw.index_select(axis, indices))
 
 
 # --- sinks, log-sum-exp, stores ---------------------------------------------------------------------------------
@@ -502,6 +504,10 @@ def write_extend(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return _recomputed(call, outputs, rows)
 
 
+def _not_one(name: str) -> WhyNot:
+    return need(lambda call: call.resolved[name] != 1.0, f"{name} is 1")
+
+
 fault(
     "scale of the {}",
     VALUE,
@@ -511,7 +517,7 @@ fault(
             f"{part} {words}",
             (name, change),
             seen=seen,
-            needs=need(lambda call, name=name: call.resolved[name] != 1.0, f"{name} is 1"),
+            needs=_not_one(name),
         )
         for part, name in (("keys of the cache", "k_scale"), ("values of the cache", "v_scale"))
         for words, change, seen in (

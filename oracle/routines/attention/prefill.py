@@ -186,7 +186,7 @@ class FlashInferPrefill(AttentionContract):
         return bool(options["causal"])
 
     def sequences(self, inputs: Inputs) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """The rows of the queries of each sequence, its keys and its values ``[N, G, D]``."""
+        """The rows of the queries of each sequence, its keys and its values, codes ``[N, G, D]`` of E4M3; NaN stays."""
         yield slice(0, inputs["q"].shape[0]), inputs["k"], inputs["v"]
 
     def left(self, options: Options) -> int:
@@ -287,6 +287,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
         check_spans(self.name, "kv_indptr", inputs["kv_indptr"], inputs["k"].shape[0])
 
     def sequences(self, inputs: Inputs) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """As of :meth:`FlashInferPrefill.sequences`."""
         ends, of_keys = inputs["qo_indptr"].tolist(), inputs["kv_indptr"].tolist()
         for b in range(len(ends) - 1):
             keys = slice(of_keys[b], of_keys[b + 1])
@@ -328,6 +329,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
             raise InputError(f"{self.name}: paged_kv_last_page_len is {last.tolist()}; a page holds {size} keys")
 
     def sequences(self, inputs: Inputs) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """As of :meth:`FlashInferPrefill.sequences`."""
         ends, of_pages = inputs["qo_indptr"].tolist(), inputs["paged_kv_indptr"].tolist()
         size = inputs["k_cache"].shape[1]
         for b in range(len(ends) - 1):

@@ -50,8 +50,7 @@ class WideAttention(AttentionContract):
     """The scores and the output are float32 sums of products on 16-bit tensor cores."""
 
     numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {"sm90": (IEEE32, ROUNDED), "cpu": (IEEE32, ROUNDED)}
-    plain = (IEEE32, ROUNDED)
-    returns: tuple[str, ...] = ("out",)
+    plain: ClassVar[tuple[str, ...]] = (IEEE32, ROUNDED)
 
     def narrow(self, inputs: Inputs) -> torch.dtype | None:
         dtype = inputs["q"].dtype
@@ -185,7 +184,7 @@ class TritonAttention(WideAttention):
         check_pages(self.name, "kv_indices", inputs["kv_indices"], bound["C"])
 
     def cached(self, inputs: Inputs, options: Options, numerics: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Keys and values ``[N, G, ..]`` of each sequence in the cache, float64."""
+        """Keys ``[N, G, D]`` and values ``[N, G, V]`` of each sequence in the cache, float64; NaN codes are NaN."""
         ends, dtype = inputs["kv_indptr"].tolist(), self.dtype(inputs, options)
         scales = (torch.tensor(options[name], dtype=torch.float32) for name in ("k_scale", "v_scale"))
         of_k, of_v = (scale.to(inputs["q"].device) for scale in scales)
@@ -324,7 +323,7 @@ class FlashMlaWithKvcache(WideAttention):
         "sm90": (IEEE32, ROUNDED, FLASHMLA),
         "cpu": (IEEE32, ROUNDED, FLASHMLA),
     }
-    plain = (IEEE32, ROUNDED, FLASHMLA)
+    plain: ClassVar[tuple[str, ...]] = (IEEE32, ROUNDED, FLASHMLA)
     sink = "attn_sink"
     lse_sink = False
     no_keys = torch.inf
