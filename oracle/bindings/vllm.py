@@ -20,7 +20,7 @@ def _operator(
     name: str, pattern: str, signature: str, *, contract: str = "", cache: bool = False, **stated: Any
 ) -> Binding:
     library = "_C_cache_ops" if cache else "_C"
-    stated = {"loads": "vllm._C", "release": "vllm 0.20.2"} | stated
+    stated = {"loads": "vllm._C", "release": "vllm 0.20.2", "dense": ("*",)} | stated
     return bind(f"torch:ops.{library}.{name}", contract or name, pattern, signature, **stated)
 
 
@@ -36,18 +36,24 @@ BINDINGS = (
         domain="n % 16 == 0, k % 16 == 0",
     ),
     _operator("cutlass_pack_scale_fp8", "(scales)", "(scales)", loads=STABLE),
-    _operator("silu_and_mul_quant", "(q, x, scale)", "(result, input, scale)"),
+    _operator("silu_and_mul_quant", "(q, x, scale)", "(result, input, scale)", dense=()),
     _operator(
         "silu_and_mul_per_block_quant",
         "(q, x, scale, group_size, scale_ub, is_scale_transposed)",
         "(out, input, scales, group_size, scale_ub=None, is_scale_transposed=False)",
         takes={"is_scale_transposed": False},
     ),
-    _operator("rms_norm_static_fp8_quant", "(q, x, weight, scale, epsilon)", "(result, input, weight, scale, epsilon)"),
+    _operator(
+        "rms_norm_static_fp8_quant",
+        "(q, x, weight, scale, epsilon)",
+        "(result, input, weight, scale, epsilon)",
+        takes={"rounding": "product"},
+    ),
     _operator(
         "fused_add_rms_norm_static_fp8_quant",
         "(q, x, residual, weight, scale, epsilon)",
         "(result, input, residual, weight, scale, epsilon)",
+        takes={"rounding": "product"},
     ),
     _operator(
         "rms_norm_dynamic_per_token_quant",
@@ -122,6 +128,7 @@ BINDINGS = (
         "(k, kv_cache, slot_mapping, quant_block_size, scale_fmt)",
         "(k, kv_cache, slot_mapping, quant_block_size, kv_cache_dtype)",
         cache=True,
+        dense=("kv_cache", "slot_mapping"),
     ),
     bind(
         "torch:ops._vllm_fa3_C.fwd",
@@ -140,6 +147,7 @@ BINDINGS = (
             "seqused_k": "torch.full((k.shape[0],), k.shape[1], dtype=torch.int32, device=k.device)",
             "softmax_scale": "q.shape[3] ** -0.5",
         },
+        dense=("*",),
         ignores=("scheduler_metadata", "pack_gqa", "sm_margin"),
         numerics="sm90.fa3.tile",
     ),

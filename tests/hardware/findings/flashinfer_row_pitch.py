@@ -14,5 +14,5 @@ again(
         "(input, weight, input_scale=None, weight_scale=None, out=None, out_dtype=None)",
     ),
     "fp8_blockscale_gemm_sm90/e4m3xe4m3-bf16/1x128:128x128/m=16,n=256,k=512/input:pitch/family=randn/seed=1",
-    "outside the bound",
+    "read as if its memory were packed",
 )
