@@ -199,10 +199,11 @@ class ProductContract(Contract):
         tensor = self.validate_output(call, output)["out"]
         flat = tensor.reshape(-1, tensor.shape[-1])
         matches: dict[str, list[Match]] = {}
+        own = [name for names in self.numerics_of(call).values() for name in names]
         for part in call.parts:
-            for match in identify_product(part.product, part.of(flat), arch):
+            for match in identify_product(part.product, part.of(flat), arch, first=own):
                 matches.setdefault(match.schedule, []).append(match)
-        return sorted((_joined(m) for m in matches.values() if len(m) == len(call.parts)), key=lambda m: -m.equal)
+        return sorted((_joined(m) for m in matches.values() if len(m) == len(call.parts)), key=lambda m: m.rank)
 
 
 @register
