@@ -4,7 +4,8 @@
 ratio to the least of the matmul beside it, and what was named; ``pytest tests/benchmarks/test_bench_identify.py
 --benchmark-enable --benchmark-only`` compares within one group. Required: 0.3 s at 64x256x2048, 60 matmuls at
 256x2048x2048, 3 s for a K of 16,384 that is split in 6, with bfloat16 and with float32 outputs. Nothing here asserts a
-time.
+time. ``python -m tests.benchmarks.test_bench_identify calls`` identifies and judges 96 calls of ``torch._scaled_mm`` as
+``mmaemu`` computes them, cut as cuBLASLt cuts them on an H200 (``fixtures/splits``), and stops at one that is not.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -88,7 +90,7 @@ def test_identify(benchmark: Any, name: str) -> None:
         assert found.endswith("product.split2" if name == "split" else "sm90.promote128")
 
 
-def seconds(run: Callable[[], object]) -> tuple[float, object]:
+def seconds(run: Callable[[], Any]) -> tuple[float, Any]:
     start = time.process_time()
     made = run()
     return time.process_time() - start, made
@@ -104,5 +106,45 @@ def main(rounds: int) -> None:
             print(f"{name:42} {verb.__name__:10} {best:8.3f} s {best / least:8.1f} matmuls  {runs[0][1]}", flush=True)
 
 
+def emulated(one: dict[str, Any]) -> Call:
+    """A recorded call of ``torch._scaled_mm``, computed by ``mmaemu`` and cut as the record says."""
+    import mmaemu
+
+    from tests.hardware.split_k import operands
+
+    p = operands(one["m"], one["n"], one["k"], one["kind"], "cpu")
+    scales, dtype = [x.reshape(()) for x in (p.a_scale, p.b_scale)], getattr(torch, one["dtype"])
+    parts = one["schedule"].rpartition(".split")[2] if ".split" in one["schedule"] else "1"
+    cut = 1 if parts == "1" else (int(parts), "contiguous")
+    out = mmaemu.scaled_mm(
+        p.a, p.b.t(), *scales, out_dtype=dtype, use_fast_accum=one["fast"], profile="hopper", splitk=cut
+    )
+    return (
+        SPLIT,
+        {"qinput": p.a, "weight": p.b.t(), "scale_a": scales[0], "scale_b": scales[1]},
+        out,
+        {"out_dtype": dtype},
+    )
+
+
+def all_emulated() -> None:
+    """96 calls: of every length of K the smallest shapes of the record."""
+    from tests.tensorcore.test_splits import CALLS
+
+    kept: dict[int, list[dict[str, Any]]] = {}
+    for one in sorted(CALLS, key=lambda c: c["m"] * c["n"] * c["k"]):
+        if one["kind"] == "all codes" and len(kept.setdefault(one["k"], [])) < 12:
+            kept[one["k"]].append(one)
+    for number, one in enumerate((one for calls in kept.values() for one in calls), 1):
+        contract, inputs, out, options = emulated(one)
+        (took, matches), (judging, verdict) = (
+            seconds(partial(verb, contract, inputs, out, arch="sm90", **options))
+            for verb in (oracle.identify, oracle.judge)
+        )
+        assert matches[0].equal == 1.0 and matches[0].compared == out.numel() and verdict.matches, one
+        said = f"{one['m']}x{one['n']}x{one['k']} {one['dtype']} {'fast' if one['fast'] else 'precise'}"
+        print(f"{number:3} {said:34} {took:6.2f} s {judging:6.2f} s  {matches[0].schedule}, judged {verdict.matches}")
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 2)
+    all_emulated() if sys.argv[1:] == ["calls"] else main(int(sys.argv[1]) if len(sys.argv) > 1 else 2)
