@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from oracle.tensorcore.cpu_jit import jit, piece
 from oracle.tensorcore.cpu_truncation import LANES
-from oracle.tensorcore.engine_cpu import WIDE_ZERO_EXPONENT, round_wide, shift_wide
+from oracle.tensorcore.engine_cpu import WIDE_ZERO_EXPONENT, fold_wide, round_wide, shift_wide
 
 f32, f64, i16 = np.float32, np.float64, np.int16
 AT_ONCE = 4  # products of one pass over the lanes; groups are multiples of it
@@ -65,14 +65,12 @@ def chains(
                     top[j] = i16(2 * WIDE_ZERO_EXPONENT)
                 for k in range(g, g + group, AT_ONCE):
                     _raise_top(ae, be, k, top)
-                shift_wide(c, top, scale, t, shift, back)
+                shift_wide(c, top, scale, t, to, shift, back)
                 for k in range(g, g + group, AT_ONCE):
                     _add_products(av, bv, k, shift, c)
                 round_wide(c, back, to)
             if folds:
-                for j in range(LANES):
-                    folded[j] += f32(c[j])
-                    c[j] = 0.0
+                fold_wide(folded, c, back, to)
         result = out[s]
         for j in range(LANES):
             result[j] = folded[j] if folds else f32(c[j])

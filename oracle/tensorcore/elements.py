@@ -215,6 +215,7 @@ class _Chains:
 
     def _by_kernel(self, chains: Sequence[Ranges], first: Tensor | None) -> Tensor:
         from oracle.tensorcore.cpu_elements import chains as run  # numba is optional
+        from oracle.tensorcore.engine_cpu import HALF
 
         order, av, ae, bv, be, sigma = self._packed
         i, count = self.instruction, self.product.M
@@ -226,7 +227,8 @@ class _Chains:
             begin[:count] = first.numpy()
         tiles, folds = order.tiles.numpy(), i.sum is Sum.FUSED_THEN_ADD
         joined_visits = np.concatenate(visits).astype(np.int64)
-        args = (tiles, joined_visits, ends, order.group, i.align_bits or 0, i.out_bits, folds, begin, out)
+        to = HALF if self.schedule.accumulator is torch.float16 else i.out_bits
+        args = (tiles, joined_visits, ends, order.group, i.align_bits or 0, to, folds, begin, out)
         run(av, ae, bv, be, sigma, *args)
         return torch.from_numpy(out)[:, :count]
 

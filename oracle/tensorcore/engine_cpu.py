@@ -21,7 +21,7 @@ NaN and infinities follow IEEE 754, as in the definition; every NaN that is stor
 Source: derived from :mod:`oracle.tensorcore.fused`, whose bits it gives.
 
 Needs numba (no compiler on the user's machine). Not covered, and answered by :func:`supports`: TF32 and FP4 operands,
-float16 accumulators, AMD's instructions; the plain definition computes those.
+AMD's instructions; the plain definition computes those.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ from oracle.truth.gemm import ScaledProduct
 CHUNK_BYTES = 1 << 26  # of unpacked rows of a
 CHUNK_RESULT = 1 << 23  # elements of one float32 chunk of the result
 WIDE_ZERO_EXPONENT = -1000  # the same for 16-bit formats
+HALF = -10  # fraction bits of a float16 accumulator, which rounds to nearest even
 
 f32, f64, i8, i16, i32, i64 = np.float32, np.float64, np.int8, np.int16, np.int32, np.int64
 
@@ -102,7 +103,8 @@ def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> 
     order, mode = plan(product, schedule), scale_mode(schedule)
     m, n, k = product.M, product.N, product.K
     rescales = schedule.promotion is Promotion.RESCALE  # from sums of any exponent
-    in_float32 = narrow_lanes(schedule.instruction) and not rescales
+    half = schedule.accumulator is torch.float16
+    in_float32 = narrow_lanes(schedule.instruction) and not rescales and not half
     truncates = in_float32 and why_not(schedule.instruction) is None
     kernel, absent = (narrow, ZERO_EXPONENT) if in_float32 else (wide, WIDE_ZERO_EXPONENT)
     a_values, a_exponents = _tables(of_dtype(product.a.dtype), in_float32)
@@ -113,7 +115,7 @@ def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> 
     source, tiles = order.source.numpy(), order.tiles.numpy()
     pieces = [tiles[i : i + 1] for i in range(len(tiles))] if apart else [tiles]
     intervals = np.split(tiles, np.nonzero(tiles[:-1, 3] & PROMOTE)[0] + 1) if rescales else [tiles]
-    t, to = schedule.instruction.align_bits or 0, schedule.instruction.out_bits
+    t, to = schedule.instruction.align_bits or 0, HALF if half else schedule.instruction.out_bits
     width = a_values.itemsize + a_exponents.itemsize
     step = max(1, min(CHUNK_BYTES // (width * max(1, len(source))), CHUNK_RESULT // max(1, n)))
     for start in range(0, m, step):
@@ -297,8 +299,8 @@ def wide(
 ) -> None:
     """The sums of ``narrow`` with float64 lanes: ``t + 2 + log2(group + 1) <= 52``, any 8- or 16-bit operands.
 
-    The result of a group is rounded toward zero into float32: gradual underflow, infinity beyond its range. A tile may
-    end in ``FOLD``: the chain is added, to nearest, into an accumulator of its own and starts again at 0. Arguments as
+    The result of a group is rounded toward zero into float32 (``to`` fraction bits) or to nearest even into float16
+    (``HALF``): gradual underflow, infinity beyond its range. A tile may end in ``FOLD``: the chain is added, to nearest, into an accumulator of its own and starts again at 0. Arguments as
     of :func:`narrow`; by ``CONTINUE`` the chain starts at what ``out`` holds.
     """
     columns = b.shape[0]
@@ -345,14 +347,12 @@ def wide(
                         top[j] = i16(2 * WIDE_ZERO_EXPONENT)
                     for k in range(g, g + group, UNROLL):
                         _raise_top(a_exponents, k0 + k, exponents, k, top)
-                    shift_wide(c, top, sigma, t, shift, back)
+                    shift_wide(c, top, sigma, t, to, shift, back)
                     for k in range(g, g + group, UNROLL):
                         _add_products(a_values, k0 + k, values, k, shift, c)
                     round_wide(c, back, to)
                 if end & FOLD:
-                    for j in range(LANES):
-                        folded[i, j] += f32(c[j])
-                        c[j] = 0.0
+                    fold_wide(folded[i], c, back, to)
                     if end & PROMOTE:
                         promote(folded[i], total[i], sa[row0 + i, at], scale, mode)
                 elif end & PROMOTE:
@@ -368,23 +368,52 @@ def shift_wide(
     top: NDArray[np.int16],
     sigma: NDArray[np.float64],
     t: int,
+    to: int,
     shift: NDArray[np.float64],
     back: NDArray[np.float64],
 ) -> None:
-    """``c = trunc(c * 2^(t-m))``, ``shift = sigma * 2^(t-m)``, ``back = 2^(m-t)``; float32 exponents end at -126."""
+    """``c = trunc(c * 2^(t-m))``, ``shift = sigma * 2^(t-m)``, ``back = 2^(m-t)``; float32 exponents end at -126, those
+    of a float16 ``c`` at -14."""
+    least = i64(-14 if to == HALF else -1023)
     for j in range(LANES):
         of_sigma = ((f64(sigma[j]).view(np.int64) >> i64(52)) & i64(0x7FF)) - i64(1023)
         of_c = ((f64(c[j]).view(np.int64) >> i64(52)) & i64(0x7FF)) - i64(1023)
+        of_c = max(of_c, least) if c[j] != 0 else of_c
         m = max(max(i64(top[j]) + of_sigma, of_c), i64(-126))
         up = i64((i64(1023 + t) - m) << i64(52)).view(np.float64)
         back[j] = i64((i64(1023 - t) + m) << i64(52)).view(np.float64)
         shift[j] = up * sigma[j]
-        c[j] = np.trunc(c[j] * up)
+        c[j] = np.trunc(c[j] * up) + 0.0
+
+
+@piece
+def fold_wide(folded: NDArray[np.float32], c: NDArray[np.float64], back: NDArray[np.float64], to: int) -> None:
+    """``folded + c`` to nearest into the accumulator's format; ``c`` becomes 0."""
+    if to == HALF:
+        for j in range(LANES):
+            c[j] = f64(folded[j]) if np.isinf(folded[j]) else c[j] + f64(folded[j])  # an overflow stays
+            back[j] = 1.0
+        round_wide(c, back, to)
+        for j in range(LANES):
+            folded[j] = f32(0)
+    for j in range(LANES):
+        folded[j] += f32(c[j])
+        c[j] = 0.0
 
 
 @piece
 def round_wide(c: NDArray[np.float64], back: NDArray[np.float64], to: int) -> None:
-    """``c * back`` toward zero to a float32 of ``to`` fraction bits; infinity from ``2^128`` on."""
+    """``c * back`` toward zero to a float32 of ``to`` fraction bits, infinity from ``2^128`` on; by ``HALF`` to nearest
+    even to a float16, infinity from ``2^16`` on."""
+    if to == HALF:
+        for j in range(LANES):
+            s = c[j] * back[j]
+            e = max(((f64(s).view(np.int64) >> i64(52)) & i64(0x7FF)) - i64(1023), i64(-14))
+            up = i64((i64(1033) - e) << i64(52)).view(np.float64)
+            down = i64((i64(1013) + e) << i64(52)).view(np.float64)
+            r = np.rint(s * up) * down
+            c[j] = r if np.abs(r) < 2.0**16 else s * np.inf
+        return
     for j in range(LANES):
         s = c[j] * back[j]
         e = max(((f64(s).view(np.int64) >> i64(52)) & i64(0x7FF)) - i64(1023), i64(-126))

@@ -48,6 +48,7 @@ def supports(product: ScaledProduct, schedule: Schedule) -> bool:
         and product.a.element_size() == product.b.element_size() == 1
         and schedule.scales is not Scales.OPERANDS
         and schedule.promotion is not Promotion.RESCALE
+        and schedule.accumulator is torch.float32
         and supported(product, schedule)
         and schedule.instruction.align_bits is not None
         and schedule.instruction.align_bits + 2 <= 30  # a scaled product, below 2^(t+2), converts to int32

@@ -139,11 +139,12 @@ def _plan(length: int, block: int, schedule: Schedule) -> Packed:
 
 
 def supported(product: ScaledProduct, schedule: Schedule) -> bool:
-    """Whether a compiled engine can evaluate this schedule: fused sums of 8- or 16-bit operands into float32."""
+    """Whether a compiled engine can evaluate this schedule: fused sums of 8- or 16-bit operands into float32, or into
+    float16 where the codes are finite (an infinite code counts more than an overflow there)."""
     i = schedule.instruction
     return (
         i.sum in (Sum.FUSED, Sum.FUSED_THEN_ADD)
-        and schedule.accumulator == torch.float32
+        and (schedule.accumulator == torch.float32 or i.float16_out and product.left.finite and product.right.finite)
         and i.round_toward_zero
         and not i.flush_subnormals
         and i.zeros is not Zeros.COUNTED

@@ -12,6 +12,7 @@ import torch
 from hardware.split_k import operands
 from support.products import block_scaled, operand
 
+from oracle.errors import NumericsError
 from oracle.numbers.formats import same_bits
 from oracle.tensorcore import cpu_elements
 from oracle.tensorcore.elements import Elements
@@ -101,6 +102,28 @@ def test_rescaled_chains_of_the_engine(scale: float) -> None:
         assert bool(same_bits(bits["cpu"], bits["torch"]).all())
     promoted = predict_product(p, "sm90.promote128", out_dtype=torch.float32)
     assert not bool(same_bits(promoted, predict_product(p, "sm90.rescaled128", out_dtype=torch.float32)).all())
+
+
+HALVES = ("sm90.chain", "sm89.promote128.scale_after", "sm90.mma_sync.chain", "sm90.mma_f16.rescaled128")
+
+
+@pytest.mark.parametrize("fmt", ["float8_e4m3fn", "float8_e5m2"])
+def test_float16_accumulators_of_the_engine(fmt: str) -> None:
+    """Rounded to nearest even at every group; overflows, of which the first stays, and subnormal sums."""
+    a, b = (operand("codes", rows, 160, seed=rows, fmt=fmt) for rows in (6, 20))
+    product = ScaledProduct(a, b, torch.full((6, 1), 0.7), torch.full((20, 1), 1.3), 160, 1)
+    at = torch.arange(20)
+    for name in HALVES:
+        schedule = replace(get(name), name=f"{name} by halves", accumulator=torch.float16)
+        due = predict_product(product, schedule, out_dtype=torch.float32, engine="torch")
+        assert bool(torch.isinf(due).any()) is (fmt == "float8_e5m2")
+        assert bool(same_bits(predict_product(product, schedule, out_dtype=torch.float32, engine="cpu"), due).all())
+        few = Elements.where(product, at % 6, at).bits(schedule, torch.float32)
+        assert bool(same_bits(few, due[at % 6, at]).all())
+        assert not bool(same_bits(predict_product(product, name, out_dtype=torch.float32), due).all())
+    infinite = replace(product, a=torch.full((6, 160), torch.inf).to(torch.float8_e5m2))
+    with pytest.raises(NumericsError, match="does not support"):
+        predict_product(infinite, schedule, out_dtype=torch.float32, engine="cpu")
 
 
 class TestIdentify:
