@@ -300,8 +300,9 @@ def wide(
     """The sums of ``narrow`` with float64 lanes: ``t + 2 + log2(group + 1) <= 52``, any 8- or 16-bit operands.
 
     The result of a group is rounded toward zero into float32 (``to`` fraction bits) or to nearest even into float16
-    (``HALF``): gradual underflow, infinity beyond its range. A tile may end in ``FOLD``: the chain is added, to nearest, into an accumulator of its own and starts again at 0. Arguments as
-    of :func:`narrow`; by ``CONTINUE`` the chain starts at what ``out`` holds.
+    (``HALF``): gradual underflow, infinity beyond its range. A tile may end in ``FOLD``: the chain is added, to
+    nearest, into an accumulator of its own and starts again at 0. Arguments as of :func:`narrow`; by ``CONTINUE`` the
+    chain starts at what ``out`` holds.
     """
     columns = b.shape[0]
     rows = row1 - row0
