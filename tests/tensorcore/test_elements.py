@@ -104,7 +104,7 @@ def test_rescaled_chains_of_the_engine(scale: float) -> None:
     assert not bool(same_bits(promoted, predict_product(p, "sm90.rescaled128", out_dtype=torch.float32)).all())
 
 
-HALVES = ("sm90.chain", "sm89.promote128.scale_after", "sm90.mma_sync.chain", "sm90.mma_f16.rescaled128")
+HALVES = ("sm90.chain", "sm89.promote128.scale_after", "sm90.mma_sync.chain", "sm89.chain")
 
 
 @pytest.mark.parametrize("fmt", ["float8_e4m3fn", "float8_e5m2"])
@@ -116,7 +116,7 @@ def test_float16_accumulators_of_the_engine(fmt: str) -> None:
     for name in HALVES:
         schedule = replace(get(name), name=f"{name} by halves", accumulator=torch.float16)
         due = predict_product(product, schedule, out_dtype=torch.float32, engine="torch")
-        assert bool(torch.isinf(due).any()) is (fmt == "float8_e5m2")
+        assert bool(torch.isinf(due).any()) and bool(torch.isfinite(due).any() or fmt == "float8_e5m2")
         assert bool(same_bits(predict_product(product, schedule, out_dtype=torch.float32, engine="cpu"), due).all())
         few = Elements.where(product, at % 6, at).bits(schedule, torch.float32)
         assert bool(same_bits(few, due[at % 6, at]).all())
