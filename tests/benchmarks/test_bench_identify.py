@@ -23,6 +23,7 @@ from torch import Tensor
 import oracle
 from oracle.numbers.formats import decode
 from tests.support.products import block_scaled
+from tests.support.splits import calls as recorded
 
 pytestmark = pytest.mark.turns(4)
 
@@ -129,10 +130,8 @@ def emulated(one: dict[str, Any]) -> Call:
 
 def all_emulated() -> None:
     """96 calls: of every length of K the smallest shapes of the record."""
-    from tests.tensorcore.test_splits import CALLS
-
     kept: dict[int, list[dict[str, Any]]] = {}
-    for one in sorted(CALLS, key=lambda c: c["m"] * c["n"] * c["k"]):
+    for one in sorted(recorded("h200"), key=lambda c: c["m"] * c["n"] * c["k"]):
         if one["kind"] == "all codes" and len(kept.setdefault(one["k"], [])) < 12:
             kept[one["k"]].append(one)
     for number, one in enumerate((one for calls in kept.values() for one in calls), 1):

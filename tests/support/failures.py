@@ -1,6 +1,6 @@
 """What is said of every stored failure, one line each: two versions that explain alike write the same file.
 
-    python tests/support/failures.py OUT [--cases 1] [CONTRACT ...]
+    python -m tests.support.failures OUT [--cases 1] [CONTRACT ...]
 
 Written are status, summary, numerics, and what explains it or was observed, of
 
@@ -27,6 +27,7 @@ from oracle.errors import OracleError
 from oracle.harness import runner
 from oracle.routines.catalogue import faults_of, run
 from oracle.verdict.compare import Verdict
+from tests.support.wrong_outputs import GEMM, outputs
 
 FIXTURES = Path(inspect.getfile(oracle)).parents[1] / "fixtures"
 SAMPLE = (
@@ -65,8 +66,6 @@ def of_faults(contract: str, cases: int) -> Iterator[tuple[str, str]]:
 
 
 def of_outputs() -> Iterator[tuple[str, str]]:
-    from tests.benchmarks.test_bench_failures import GEMM, outputs
-
     inputs, found = outputs(64, 256, 2048)
     for name, out in found.items():
         yield f"benchmark {name}", said(oracle.judge(GEMM, inputs, out, arch="sm90"))
@@ -79,8 +78,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=1, help="cases of each contract")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    known = set(oracle.contracts()) if not isinstance(oracle.contracts(), dict) else set(oracle.contracts())
-    names = [name for name in (options.contracts or SAMPLE) if name in {getattr(c, "name", c) for c in known}]
+    names = [name for name in (options.contracts or SAMPLE) if name in oracle.contracts()]
     with options.out.open("w", encoding="utf-8") as file:
         sources = [of_captures(), of_outputs(), *(of_faults(name, options.cases) for name in names)]
         for source in sources:
