@@ -22,7 +22,7 @@ from torch import Tensor
 
 import oracle
 from oracle.numbers.formats import decode
-from tests.support.products import block_scaled
+from tests.support.products import block_scaled, operand
 from tests.support.splits import calls as recorded
 
 pytestmark = pytest.mark.turns(4)
@@ -45,8 +45,7 @@ def blocks(m: int, n: int, k: int) -> Call:
 
 def split(m: int, n: int, k: int, *, fast: bool, dtype: torch.dtype, parts: int = 6) -> Call:
     """A product of ``torch._scaled_mm`` with one scale an operand, whose K is cut in parts as cuBLASLt cuts it."""
-    g = torch.Generator().manual_seed(k + fast)
-    a, b = (torch.randn(rows, k, generator=g).to(torch.float8_e4m3fn) for rows in (m, n))
+    a, b = (operand("codes", rows, k, seed=seed) for seed, rows in enumerate((m, n)))
     inputs = {"qinput": a, "weight": b.t(), "scale_a": torch.tensor(0.37), "scale_b": torch.tensor(1.9)}
     base = "sm90.chain.product" if fast else "sm90.promote128.scale_after.product"
     out = oracle.predict(SPLIT, inputs, numerics=f"{base}.split{parts}", out_dtype=dtype)
