@@ -266,7 +266,7 @@ def told_apart(names: Sequence[str]) -> str:
         found.append("products of far exponents (`fp8-oracle fingerprint` makes such inputs)")
     if len({s.bias_after_cast for s in records}) > 1:
         found.append("a bias that is not 0")
-    return ", ".join([*found, "a float32 output"]) + " would tell them apart"
+    return " and ".join(filter(None, (", ".join(found), "a float32 output"))) + " would tell them apart"
 
 
 def _chosen(product: ScaledProduct, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
