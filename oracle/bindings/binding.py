@@ -12,8 +12,8 @@ pattern is matched with the arguments. The words of a pattern:
     b.t(), q.view(torch.uint8), ...     a change that has an inverse (``CHANGES``)
     not use_ue8m0                       the opposite of an option
     a.shape[1], len(b)                  any other expression: computed for a call, and compared when one is read
-    -> q, scale.t()                     what the routine returns, where it does not only write; by default the outputs
-                                        that the arguments do not hold, in the contract's order
+    -> q, scale.t(), ...                what the routine returns, where it does not only write (``...``: and more); by
+                                        default the outputs that the arguments do not hold, in the contract's order
 
 An output that is an input too is updated in place, unless it stands after the arrow. ``takes`` and ``where`` say which
 calls the routine takes: a contract call outside of them is not made, a library call outside of them does not bind.
@@ -236,6 +236,10 @@ class Binding:
     takes : by name of an input or option, the dtypes or values that the routine takes; None: an input that is absent.
     where : a condition on the call, as an expression of the contract's names; "" for none.
     shapes : of outputs whose shape the contract leaves open, as expressions of the contract's names.
+    absent : what the routine is given for an optional input that a call lacks, or for an option that is None, as
+        expressions of the contract's names; a call that is read has it as any other.
+    dense : inputs that the routine wants without gaps in their memory, ``"*"`` for all: no other call is made. One that
+        is read binds all the same, so that a routine that misreads such memory is seen.
     ignores : parameters that do not change the numbers, whatever they are in a call that is read.
     domain : extents that it takes, as for :func:`oracle.validate`; "" for any.
     numerics : the schedule that it declares, or None.
@@ -250,6 +254,8 @@ class Binding:
     takes: Mapping[str, object] = field(default_factory=dict)
     where: str = ""
     shapes: Mapping[str, str] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)
+    dense: tuple[str, ...] = ()
     ignores: tuple[str, ...] = ()
     domain: str = ""
     numerics: str | None = None
@@ -373,12 +379,18 @@ class Binding:
     ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Tensor]]:
         """The call for contract inputs: positional arguments, keywords, and the outputs among them, allocated.
 
-        Raises NotImplementedError: :meth:`refuses`. OracleError: it is no call of the contract.
+        Raises NotImplementedError: :meth:`refuses`, or a gap in what is ``dense``. OracleError: it is no call of the
+        contract.
         """
         if why := self.refuses(inputs, options):
             raise NotImplementedError(why)
+        for name in inputs if "*" in self.dense else inputs.keys() & self.dense:
+            if _spread(inputs[name]) != inputs[name].numel():
+                raise NotImplementedError(f"{self.target} takes {name} without gaps in its memory")
         positional, named, results = self._words
         names = self._values(inputs, options)
+        for name in [name for name in self.absent if names[name] is None]:
+            names[name] = _value(compile(self.absent[name], self.target, "eval"), names)
         written: dict[str, Tensor] = {}
         if self._written:
             outs = self.routine.outputs(Call(self.routine, inputs, options).checked())
@@ -424,6 +436,8 @@ class Binding:
 
     def _returned(self, value: Any, written: Mapping[str, Tensor]) -> dict[str, Tensor]:
         results = self._words[2]
+        if results and results[-1].text == "...":
+            results, value = results[:-1], value[: len(results) - 1]
         if not results:
             return {}
         reading = _Reading({}, [])
@@ -510,6 +524,11 @@ class Binding:
             if key not in pattern and key not in self.ignores and not _equal(value, parameters.parameters[key].default):
                 raise UnboundError(f"{key} is {_shown(value)}, which the binding does not have")
         return pattern, {key: call.get(key, parameters.parameters[key].default) for key in pattern}
+
+
+def _spread(x: Tensor) -> int:
+    """Elements from the first to the last one in memory."""
+    return 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
 
 
 def _each(admitted: object) -> tuple[object, ...]:

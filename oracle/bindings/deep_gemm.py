@@ -29,6 +29,7 @@ def _product(name: str, parameters: str, *more: str, domain: str = "n % 64 == 0,
         f"(a, b, d, {parameters})",
         takes=TAKES | dict.fromkeys({"m_indices", "masked_m"} & {*more}, torch.int32),
         ignores=CHOSEN,
+        dense=("*",),
         domain=domain,
         release=RELEASE,
     )
@@ -52,10 +53,11 @@ BINDINGS = (
         "fp8_mqa_logits",
         "(q, (k, k_scale), weights, cu_seqlen_ks, cu_seqlen_ke, clean_logits)",
         "(q, kv, weights, ks, ke, clean_logits=False, max_seqlen_k=0)",
+        dense=("*",),
         release=RELEASE,
     ),
     *(
-        bind(f"{LAYOUT}:{name}", contract, "(scale)", "(sf)", release=RELEASE)
+        bind(f"{LAYOUT}:{name}", contract, "(scale)", "(sf)", dense=("scale",), release=RELEASE)
         for name, contract in (
             ("get_mn_major_tma_aligned_tensor", "get_col_major_tma_aligned_tensor"),
             ("get_mn_major_tma_aligned_packed_ue8m0_tensor", "get_mn_major_tma_aligned_packed_ue8m0_tensor"),
@@ -69,8 +71,10 @@ BINDINGS = (
             ("per_block_cast_to_fp8", ""),
         )
     ),
-    bind(f"{MATH}:ceil_div", "ceil_div", "(x, y)", "(x, y)", release=RELEASE),
-    bind(f"{MATH}:align", "align", "(x, y)", "(x, y)", release=RELEASE),
+    *(
+        bind(f"{MATH}:{name}", name, "(x, y)", "(x, y)", takes=dict.fromkeys("xy", torch.int64), release=RELEASE)
+        for name in ("ceil_div", "align")
+    ),
     bind(f"{MATH}:ceil_to_ue8m0", "ceil_to_ue8m0", "(x)", "(x)", release=RELEASE),
     bind("deep_gemm.testing.numeric:calc_diff", "calc_diff", "(x, y)", "(x, y)", release=RELEASE),
 )

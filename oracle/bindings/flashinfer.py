@@ -1,4 +1,4 @@
-"""FlashInfer's Python functions: batched products, quantised RoPE, paged KV caches."""
+"""FlashInfer's Python functions: block-scaled and batched products, attention, quantised RoPE, paged KV caches."""
 
 from __future__ import annotations
 
@@ -16,12 +16,40 @@ ROPE = (
 
 BINDINGS = (
     bind(
+        "flashinfer.gemm:fp8_blockscale_gemm_sm90",
+        "fp8_blockscale_gemm_sm90",
+        "(input, weight, input_scale.t().contiguous(), weight_scale, out_dtype=out_dtype)",
+        "(input, weight, input_scale=None, weight_scale=None, out=None, out_dtype=None)",
+        takes={"input": (E4M3, torch.bfloat16), "weight": E4M3, "out_dtype": torch.bfloat16},
+        where="weight_scale is not None and weight_scale.shape[0] == (weight.shape[0] + 127) // 128 "
+        "and (input_scale is None or input.shape[0] % 4 == 0)",
+        ignores=("out",),
+        domain="m % 4 == 0, n % 64 == 0, k % 128 == 0",
+        numerics="sm90.promote128",
+        dense=("*",),
+        release=RELEASE,
+    ),
+    bind(
+        "flashinfer.prefill:single_prefill_with_kv_cache",
+        "single_prefill_with_kv_cache",
+        "(q, k, v, scale_q, scale_k, scale_v, o_dtype, causal=causal, sm_scale=sm_scale, backend='fa3', "
+        "return_lse=True) -> out, lse",
+        "(q, k, v, scale_q=None, scale_k=None, scale_v=None, o_dtype=None, custom_mask=None, packed_custom_mask=None, "
+        "causal=False, kv_layout='NHD', pos_encoding_mode='NONE', use_fp16_qk_reduction=False, sm_scale=None, "
+        "window_left=-1, logits_soft_cap=None, rope_scale=None, rope_theta=None, backend='auto', return_lse=False, "
+        "kv_cache_sf=None, k_scale=None, v_scale=None)",
+        numerics="sm90.flashinfer.fp8",
+        dense=("*",),
+        release=RELEASE,
+    ),
+    bind(
         "flashinfer.gemm:bmm_fp8",
         "bmm_fp8",
         "(A, B, A_scale, B_scale, out_dtype)",
         "(A, B, A_scale, B_scale, dtype, out=None, backend='cublas')",
         takes={"out_dtype": HALVES},
-        ignores=("backend",),
+        ignores=("backend", "out"),  # which it returns, too
+        dense=("*",),
         release=RELEASE,
     ),
     *(
@@ -32,6 +60,7 @@ BINDINGS = (
             "quant_scale_kv) -> q_rope, k_rope, q_nope, k_nope",
             f"{ROPE}{more})",
             ignores=("enable_pdl", "backend"),
+            dense=("*",),
             release=RELEASE,
         )
         for name, more in (("rope_quantize_fp8", ", backend='cuda'"), ("mla_rope_quantize_fp8", ""))
@@ -43,6 +72,7 @@ BINDINGS = (
         "kv_last_page_len, kv_layout)",
         "(append_key, append_value, batch_indices, positions, paged_kv_cache, kv_indices, kv_indptr, "
         "kv_last_page_len, kv_layout='NHD')",
+        dense=("*",),
         release=RELEASE,
     ),
     bind(
@@ -52,6 +82,7 @@ BINDINGS = (
         "kv_last_page_len)",
         "(append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr, "
         "kv_last_page_len)",
+        dense=("*",),
         release=RELEASE,
     ),
 )

@@ -18,6 +18,7 @@ BINDINGS = (
         takes={"out_dtype": (BF16, F16, torch.float32)},
         where="scale_a.numel() == scale_b.numel() == 1 and (bias is None or bias.dtype == out_dtype != torch.float32)",
         domain="k % 16 == 0, n % 16 == 0",
+        dense=("*",),
         release="torch 2.9",
     ),
     bind(
@@ -29,6 +30,7 @@ BINDINGS = (
         where="scale_a.shape == (qinput.shape[0], 1) and scale_b.shape == (1, weight.shape[1]) "
         "and (bias is None or bias.dtype == out_dtype)",
         domain="k % 16 == 0, n % 16 == 0",
+        dense=("*",),
         release="torch 2.9",
     ),
     bind(
@@ -38,6 +40,7 @@ BINDINGS = (
         "(self, mat2, scale_a, scale_b, offs=None, bias=None, scale_result=None, out_dtype=None, use_fast_accum=False)",
         takes={"out_dtype": BF16, "offsets": torch.int32},
         domain="k % 16 == 0, n % 16 == 0",
+        dense=("*",),
         release="torch 2.9",
     ),
 )

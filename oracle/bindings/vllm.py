@@ -1,4 +1,5 @@
-"""vLLM's compiled operators, ``torch.ops._C`` and ``torch.ops._C_cache_ops``: products, fused quantisers, KV caches.
+"""vLLM's compiled operators, ``torch.ops._C``, ``torch.ops._C_cache_ops`` and FlashAttention-3: products, fused
+quantisers, KV caches, attention.
 
 Parameters are those of the schemas inside the libraries of the release.
 """
@@ -19,7 +20,7 @@ def _operator(
     name: str, pattern: str, signature: str, *, contract: str = "", cache: bool = False, **stated: Any
 ) -> Binding:
     library = "_C_cache_ops" if cache else "_C"
-    stated = {"loads": "vllm._C", "release": "vllm 0.20.2"} | stated
+    stated = {"loads": "vllm._C", "release": "vllm 0.20.2", "dense": ("*",)} | stated
     return bind(f"torch:ops.{library}.{name}", contract or name, pattern, signature, **stated)
 
 
@@ -35,18 +36,24 @@ BINDINGS = (
         domain="n % 16 == 0, k % 16 == 0",
     ),
     _operator("cutlass_pack_scale_fp8", "(scales)", "(scales)", loads=STABLE),
-    _operator("silu_and_mul_quant", "(q, x, scale)", "(result, input, scale)"),
+    _operator("silu_and_mul_quant", "(q, x, scale)", "(result, input, scale)", dense=()),
     _operator(
         "silu_and_mul_per_block_quant",
         "(q, x, scale, group_size, scale_ub, is_scale_transposed)",
         "(out, input, scales, group_size, scale_ub=None, is_scale_transposed=False)",
         takes={"is_scale_transposed": False},
     ),
-    _operator("rms_norm_static_fp8_quant", "(q, x, weight, scale, epsilon)", "(result, input, weight, scale, epsilon)"),
+    _operator(
+        "rms_norm_static_fp8_quant",
+        "(q, x, weight, scale, epsilon)",
+        "(result, input, weight, scale, epsilon)",
+        takes={"rounding": "product"},
+    ),
     _operator(
         "fused_add_rms_norm_static_fp8_quant",
         "(q, x, residual, weight, scale, epsilon)",
         "(result, input, residual, weight, scale, epsilon)",
+        takes={"rounding": "product"},
     ),
     _operator(
         "rms_norm_dynamic_per_token_quant",
@@ -121,5 +128,27 @@ BINDINGS = (
         "(k, kv_cache, slot_mapping, quant_block_size, scale_fmt)",
         "(k, kv_cache, slot_mapping, quant_block_size, kv_cache_dtype)",
         cache=True,
+        dense=("kv_cache", "slot_mapping"),
+    ),
+    bind(
+        "torch:ops._vllm_fa3_C.fwd",
+        "mha_fwd",
+        "(q, k, v, None, None, None, None, None, None, None, None, seqused_k, None, None, None, None, None, None, "
+        "None, None, q_descale, k_descale, v_descale, softmax_scale, is_causal, window_size_left, window_size_right, "
+        "0.0, True, None, 1, None, 0, s_aux, 1, 0, None) -> out, softmax_lse, ...",
+        "(q, k, v, k_new, v_new, q_v, out, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k, "
+        "max_seqlen_q, max_seqlen_k, page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin, seqlens_rotary, "
+        "q_descale, k_descale, v_descale, softmax_scale, is_causal, window_size_left, window_size_right, softcap, "
+        "is_rotary_interleaved, scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux, cp_world_size, cp_rank, "
+        "cp_tot_seqused_k)",
+        loads="vllm.vllm_flash_attn._vllm_fa3_C",
+        release="vllm 0.20.2",
+        absent={  # the build takes sequences of several lengths alone
+            "seqused_k": "torch.full((k.shape[0],), k.shape[1], dtype=torch.int32, device=k.device)",
+            "softmax_scale": "q.shape[3] ** -0.5",
+        },
+        dense=("*",),
+        ignores=("scheduler_metadata", "pack_gqa", "sm_margin"),
+        numerics="sm90.fa3.tile",
     ),
 )

@@ -37,10 +37,14 @@ TILE, TILE_ON_DEVICE = 1 << 23, 1 << 26
 
 def ieee32_bound(product: ScaledProduct) -> Interval:
     """The interval of ``product`` under float32 arithmetic in any order; float64 ``[M, N]``, symmetric."""
+    return _bound(product, None)
+
+
+def _bound(product: ScaledProduct, sizes: tuple[Tensor, Tensor] | None) -> Interval:
     extremes = _Extremes.of(product)
     step = max(1, (TILE_ON_DEVICE if product.a.is_cuda else TILE) // product.K)
     if max(product.M, product.N) <= step:
-        width, open_ = _tile(product, extremes)
+        width, open_ = _tile(product, extremes, sizes)
     else:
         width = torch.empty((product.M, product.N), dtype=torch.float64, device=product.a.device)
         open_ = torch.empty((product.M, product.N), dtype=torch.bool, device=product.a.device)
@@ -49,7 +53,8 @@ def ieee32_bound(product: ScaledProduct) -> Interval:
             for m in range(0, product.M, step):
                 tile = columns.rows(m, min(product.M, m + step))
                 at = slice(m, m + step), slice(n, n + step)
-                width[at], open_[at] = _tile(tile, extremes)
+                part = sizes and (sizes[0][at[0]], sizes[1][at[1]])
+                width[at], open_[at] = _tile(tile, extremes, part)
     return Interval(-width, width, "any-order float32 bound", weak=True, open=open_)
 
 
@@ -63,9 +68,10 @@ def float64_and_bound(product: ScaledProduct) -> tuple[Tensor, Tensor]:
     that is asked where all scales are powers of two, by a third product. The width is NaN where an intermediate may
     overflow, the value where an operand is NaN or infinite: nothing is claimed there. Source: derived here.
     """
-    interval = collapsed(product, ieee32_bound(product), None)
     a, b = _signed(product.left, product, 1), _signed(product.right, product, product.b_rows)
     value = (a @ b.T) * product.factor
+    sizes = a.abs_().nan_to_num_(0.0, 0.0, 0.0), b.abs_().nan_to_num_(0.0, 0.0, 0.0)  # NaN and infinities as zeros
+    interval = collapsed(product, _bound(product, sizes), None)
     if product.bias is not None:
         value = value + decode(product.bias)[None, :]
     if product.c is not None:
@@ -105,9 +111,11 @@ class _Extremes:
         return cls(max(1.0, a.largest) * max(1.0, b.largest), max(1.0, sa, sb), sa * sb, vanishing)
 
 
-def _tile(product: ScaledProduct, extremes: _Extremes) -> tuple[Tensor, Tensor]:
-    """Half the width of the interval, and where it is open."""
-    a, b = _scaled(product.left, product, 1), _scaled(product.right, product, product.b_rows)
+def _tile(
+    product: ScaledProduct, extremes: _Extremes, sizes: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Half the width of the interval, and where it is open; ``sizes`` are the magnitudes of both scaled operands."""
+    a, b = sizes or (_scaled(product.left, product, 1), _scaled(product.right, product, product.b_rows))
     n = product.K + 4 + (product.c is not None) + (0 if product.alpha is None else 2)
     alpha = abs(product.factor)
     size = (a @ b.T) * alpha * (1 + product.K * 2.0**-52)
@@ -155,14 +163,24 @@ def _reached_by_infinity(product: ScaledProduct, extremes: _Extremes) -> Tensor:
 
 def _scaled(x: Decoded, product: ScaledProduct, rows: int) -> Tensor:
     """``|x|`` times the magnitude of its scale, element by element; every scale row serves ``rows`` rows."""
-    scale = zero_nonfinite(x.scales).abs().repeat_interleave(product.block, dim=1)[:, : product.K]
-    return x.number().abs() * scale.repeat_interleave(rows, dim=0)[: len(x.codes)]
+    return _times(x.number(), zero_nonfinite(x.scales), product.block, rows).abs_()
 
 
 def _signed(x: Decoded, product: ScaledProduct, rows: int) -> Tensor:
     """``x`` times its scale, element by element; every scale row serves ``rows`` rows."""
-    scale = x.scales.repeat_interleave(product.block, dim=1)[:, : product.K]
-    return x.value() * scale.repeat_interleave(rows, dim=0)[: len(x.codes)]
+    return _times(x.value(), x.scales, product.block, rows)
+
+
+def _times(values: Tensor, scales: Tensor, block: int, rows: int) -> Tensor:
+    """``values [R, K]`` times the scales of their blocks, float64, in new memory; none is copied where blocks divide
+    both extents. One row of scales serves all rows."""
+    (r, k), shared = values.shape, len(scales) == 1
+    group = r if shared else rows
+    if k % block == 0 and group and r % group == 0:
+        tiles = values.reshape(r // group, group, k // block, block)
+        return (tiles * scales[:, None, : k // block, None]).view(r, k)
+    wide = scales.repeat_interleave(block, dim=1)[:, :k]
+    return values * (wide if shared else wide.repeat_interleave(rows, dim=0)[:r])
 
 
 def _range(scale: Tensor) -> tuple[float, float]:

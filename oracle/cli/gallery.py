@@ -74,14 +74,25 @@ def add(commands: Commands) -> None:
 
 
 def _folder(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--folder", type=Path, default=FOLDER, metavar="DIR", help=f"the gallery (default: {FOLDER} of a checkout)"
-    )
+    text = f"the gallery (default: {FOLDER} of a checkout; where that is none, the routines that have bindings)"
+    command.add_argument("--folder", type=Path, metavar="DIR", help=text)
+    text = "the routines that have bindings (`fp8-oracle list bindings`), of whatever is installed"
+    command.add_argument("--bindings", action="store_true", help=text)
+
+
+def _place(arguments: argparse.Namespace) -> Path | None:
+    """The folder of the gallery; None for the bindings."""
+    if arguments.bindings and arguments.folder is not None:
+        raise OptionError("--bindings and --folder are two galleries; give one")
+    if arguments.bindings:
+        return None
+    folder: Path = arguments.folder or FOLDER
+    return None if arguments.folder is None and not folder.is_dir() else folder
 
 
 def _list(arguments: argparse.Namespace) -> int:
     table = Table("project", "kernel", "contract", "installed", "carried")
-    for project in gallery.load(arguments.folder):
+    for project in gallery.projects_of(_place(arguments)):
         here = ", ".join(f"{name} {found}" for name, found in project.versions().items())
         for kernel in project.kernels:
             table.add_row(*map(Text, (project.name, kernel.named, kernel.contract, here or "no", project.carried)))
@@ -97,7 +108,8 @@ def _run(arguments: argparse.Namespace) -> int:
             raise OptionError(f"{name} {value:g} is no number of seconds; give a positive one")
     if record.exists() and not arguments.resume:
         raise OptionError(f"{record} exists; give --resume to add to it, or another --out")
-    projects = gallery.load(arguments.folder)
+    folder = _place(arguments)
+    projects = gallery.projects_of(folder)
     rows = {row.key: row for row in read(record).rows} if record.exists() else {}
     before = {row.key: row.seconds for row in read(arguments.like).rows} if arguments.like is not None else {}
     wanted = [gallery.key_of(*pair) for pair in gallery.chosen(projects, arguments.only)]
@@ -111,9 +123,7 @@ def _run(arguments: argparse.Namespace) -> int:
     def found() -> Run:
         return Run(machine, tuple(sorted(rows.values(), key=lambda row: places.get(row.key, len(places)))))
 
-    asked = gallery.Asked(
-        arguments.folder, arguments.device, arguments.profile, arguments.seed, arguments.limit, out / "calls"
-    )
+    asked = gallery.Asked(folder, arguments.device, arguments.profile, arguments.seed, arguments.limit, out / "calls")
     left = math.inf if arguments.seconds is None else arguments.seconds - (time.monotonic() - begun)
     try:
         with (

@@ -132,7 +132,7 @@ def evaluate(
         }
         call = _options(routine, definition, dict(scalars), options or {})
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fp8-oracle-")))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             entry = _written(folder, solution, plan)
             worker = stack.enter_context(
                 Worker(

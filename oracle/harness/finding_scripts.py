@@ -3,7 +3,8 @@
 A script calls a library as its page says and ends with 1 where the fault is there, with 0 where it is healed; anything
 else, a traceback or no end in time is a script that did not run (its library is not installed, or it needs a GPU). Its
 head is ``PROJECT VERSION, ROUTINE: WHAT HAPPENS.``, and a paragraph that says what it means to a user. Each runs in a
-process of its own.
+process of its own. Where the contract of the routine sees the fault, the rest of the script is one call of
+:func:`again`: a binding that calls the routine as its page says, a case, and what is expected.
 
 Not covered: what is a finding; scripts that nobody trusts.
 """
@@ -11,16 +12,27 @@ Not covered: what is a finding; scripts that nobody trusts.
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
+from typing import Any, NoReturn
 
+from torch import Tensor
+
+import oracle
+from oracle.bindings.binding import Binding
+from oracle.bindings.known import find
 from oracle.errors import FixtureError, OptionError, among
+from oracle.fixtures.strides import laid_out, on_host, run_of
 from oracle.harness import starting
+from oracle.harness.validation import arch_of
+from oracle.routines import cases
 
 SECONDS = 300.0
 """Of one script: some libraries compile at first use."""
@@ -76,6 +88,39 @@ def run(chosen: Sequence[Path], *, jobs: int = 1, seconds: float = SECONDS) -> G
     """What became of each script, in their order, ``jobs`` at a time."""
     with ThreadPoolExecutor(jobs) as pool:
         yield from pool.map(partial(_run, seconds=seconds), chosen)
+
+
+def again(binding: str | Binding, case: str, expected: str, *, device: str = "cuda") -> NoReturn:
+    """Make one call of a routine and end the process: with 1 where its output is inadmissible, with 0 where it is
+    right. Prints what is wrong.
+
+    Parameters
+    ----------
+    binding : ``"MODULE:CALLABLE"`` of a known binding, or one that says how the routine is called here.
+    case : an id of its contract.
+    expected : words of the reason or of the explanation of the verdict; a failure without them is no such finding, and
+        raises FixtureError.
+    """
+    one = cases.parse(case)
+    known = find(binding, one.contract) if isinstance(binding, str) else binding
+    if known is None:
+        raise OptionError(f"{binding} has no binding under {one.contract}; give one that is made by bind()")
+    if known.loads:
+        importlib.import_module(known.loads)
+    module, _, name = known.target.partition(":")
+    routine: Callable[..., object] = attrgetter(name)(importlib.import_module(module))
+    inputs, options = one.inputs(), dict[str, Any](one.call_options())
+    given = {key: laid_out(run_of(x).to(device), x.shape, x.stride()) for key, x in inputs.items()}
+    outputs: Mapping[str, Tensor] = replace(known, dense=())(
+        routine, given, options
+    )  # that a gap is misread is a finding
+    output = {key: on_host(x) for key, x in outputs.items()}
+    verdict = oracle.judge(one.contract, inputs, output, arch=arch_of(device), explain="full", **options)
+    said = "; ".join(filter(None, (verdict.summary, ", ".join(verdict.explained_by))))
+    if verdict.status.is_failure and expected not in said:
+        raise FixtureError(f"another failure than {expected!r}: {said}")
+    print(said)
+    sys.exit(verdict.status.is_failure)
 
 
 def _run(path: Path, seconds: float) -> Ran:

@@ -1,7 +1,8 @@
 """A gallery: kernels of other projects, each with the contract that it is judged under, and what a run found of them.
 
 A folder is a gallery; every file ``NAME.py`` of it that does not begin with ``_`` describes one project with
-``PROJECT = Project(...)``. Nothing of a project is copied: a :class:`Kernel` names its callable, and an adapter beside
+``PROJECT = Project(...)``; without a folder the projects are those whose routines have bindings
+(:mod:`oracle.bindings`). Nothing of a project is copied: a :class:`Kernel` names its callable, and an adapter beside
 it brings the operands into the layout that the callable wants and refuses, with ``NotImplementedError``, what the
 project does not document. A run is a validation of each kernel (:func:`oracle.validate`).
 """
@@ -26,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oracle.bindings.known import bindings
 from oracle.errors import DeviceError, OptionError, OracleError, SubjectError
 from oracle.fixtures.call_file import SUFFIX, CallFile, write
 from oracle.harness.jobs import Lost, Pool, divided
@@ -41,6 +43,7 @@ from oracle.routines.base import Contract
 from oracle.verdict.compare import Status
 
 RERUN, EXACT, UNTOUCHED = "rerun determinism", "the exact values", "what the memory held"
+COMPILING = 300.0  # seconds of a first call, where a project may compile
 KEPT = 3  # calls of one scheme that nothing identifies
 LARGEST = 1 << 18  # bytes of the inputs of such a call
 JUDGED = (Status.PASSED, Status.FAILED, Status.MISTRUSTED)
@@ -54,8 +57,8 @@ class Kernel:
     ----------
     contract : a name of :func:`oracle.contracts`.
     call : ``"MODULE:CALLABLE"`` of the project.
-    adapter : ``(callable, inputs, options) -> output``, a function of the project's file; None where the callable takes
-        the contract's inputs by name.
+    adapter : ``(callable, inputs, options) -> output``, a function of the project's file; None where the callable has a
+        binding, or takes the contract's inputs by name.
     name : how pages call it; by default the callable's name.
     numerics, domain : as for :func:`oracle.validate`.
     pinned : the configuration that an autotuned kernel is held to, in words.
@@ -136,6 +139,26 @@ def load(folder: Path) -> list[Project]:
     return projects
 
 
+def projects_of(folder: Path | None) -> list[Project]:
+    """The projects of a gallery; None: those of the bindings. Raises as :func:`load`."""
+    return of_bindings() if folder is None else load(folder)
+
+
+def of_bindings() -> list[Project]:
+    """The projects whose routines have bindings, by name; a row of a run says which are not installed here."""
+    projects: dict[str, Project] = {}
+    for one in bindings():
+        name = (one.loads or one.target.partition(":")[0]).partition(".")[0]
+        distribution = one.release.partition(" ")[0]
+        project = projects.setdefault(name, Project(name, (distribution,), f"its bindings are of {one.release}", ()))
+        kernel = Kernel(one.contract, one.target, name=one.target.rpartition(":")[2].rpartition(".")[2])
+        devices = ("cpu", "cuda") if name == "torch" else ("cuda",)
+        projects[name] = replace(
+            project, kernels=(*project.kernels, kernel), devices=devices, compiles=0.0 if name == "torch" else COMPILING
+        )
+    return [projects[name] for name in sorted(projects)]
+
+
 def key_of(project: Project, kernel: Kernel) -> str:
     """The key of the row of a kernel."""
     return f"{project.name}.{kernel.named}/{kernel.contract}"
@@ -162,11 +185,12 @@ def chosen(projects: Sequence[Project], only: Sequence[str]) -> list[tuple[Proje
 class Asked:
     """How the kernels of a run are validated.
 
-    ``seed`` fixes what a run draws, so that two runs meet the same cases. ``save`` is a folder for the minimised first
-    failing case of each kernel, and for a few calls of each whose bits no schedule or recipe gives.
+    ``folder`` is the gallery; None: that of the bindings. ``seed`` fixes what a run draws, so that two runs meet the
+    same cases. ``save`` is a folder for the minimised first failing case of each kernel, and for a few calls of each
+    whose bits no schedule or recipe gives.
     """
 
-    folder: Path
+    folder: Path | None
     device: str = "cuda"
     profile: str = "quick"
     seed: int = 0
@@ -232,7 +256,7 @@ def places(device: str) -> tuple[str, list[dict[str, str]]]:
 @contextmanager
 def _validating(asked: Asked) -> Iterator[Callable[[str], tuple[Row, Mapping[str, object] | None]]]:
     """Validates the kernel of a key; KeyboardInterrupt where the validation was interrupted."""
-    kernels = {key_of(project, kernel): (project, kernel) for project, kernel in chosen(load(asked.folder), ())}
+    kernels = {key_of(project, kernel): (project, kernel) for project, kernel in chosen(projects_of(asked.folder), ())}
 
     def validated(key: str) -> tuple[Row, Mapping[str, object] | None]:
         project, kernel = kernels[key]

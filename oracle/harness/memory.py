@@ -8,7 +8,7 @@ call it reads guard zones, inputs and outputs by itself, so that nothing of this
 :class:`Poisoning` gives the same treatment to tensors that a kernel allocates through Python; those lie in the worker's
 own memory, and what is said of them is the worker's word.
 
-Not covered: allocations inside compiled code (on the CPU the worker's ``MALLOC_PERTURB_`` fills those with 0x7F bytes).
+Not covered: allocations inside compiled code (on the CPU the worker's ``mallopt`` fills those with 0x7F bytes).
 Tensors for a GPU lie there and are shared as CUDA IPC handles, where the driver offers that; else the worker copies
 them to the GPU and back after the call, guard zones included.
 

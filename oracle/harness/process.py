@@ -30,7 +30,7 @@ from typing import Any, Self
 
 import torch
 
-from oracle.harness import sandbox, starting
+from oracle.harness import program, sandbox, starting
 from oracle.harness.memory import Shared, exported
 from oracle.harness.protocol import NONCE, SIZE, GarbledError, Reply, printable, unpack
 
@@ -59,11 +59,12 @@ class Worker:
     ) -> None:
         self._loading = loading
         self._means = sandbox.required() if untrusted else None
-        self._search = tuple(dict.fromkeys(os.path.abspath(p) for p in (os.getcwd(), *path, *filter(None, sys.path))))
-        apart = sandbox.PLACE if untrusted else ""
+        entries = (os.getcwd(), *path, *filter(os.path.exists, sys.path))
+        self._search = tuple(dict.fromkeys(map(os.path.abspath, entries)))
         first, rest = self._search[:1], self._search[1:]
         self._load = {"op": "load", "kernel": kernel, "adapter": adapter, "device": device, "first": first}
-        self._load |= {"path": rest, "apart": apart}
+        self._load |= {"path": rest, "hidden": program.names_of_the_judge()}
+        self._load |= {"absent": program.PACKAGE.name if untrusted else ""}
         self.limit, self.starts = limit, 0
         self._process: subprocess.Popen[bytes] | None = None
         self._drainer: threading.Thread | None = None
@@ -137,21 +138,23 @@ class Worker:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._status, status = os.pipe()
         self._told = None
-        self._root = tempfile.TemporaryDirectory(prefix="fp8-oracle-")
+        self._root = tempfile.TemporaryDirectory()
+        folder, tree = (os.path.join(self._root.name, name) for name in ("program", "tree"))
+        os.mkdir(tree)
         with theirs:
-            command = [sys.executable, "-P", "-m", "oracle.harness.worker", str(theirs.fileno())]
+            program.write(Path(folder), () if self._means is None else self._search)
             if self._means is None:
-                path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
-                variables, shown = os.environ | {"PYTHONPATH": path}, []
+                place, variables, shown = folder, program.environment(), []
             else:
-                variables = sandbox.environment(self._search)
-                shown = sandbox.steps(self._search, str(self._load["kernel"]), str(self._load["device"]))
-            variables = {**variables, "MALLOC_PERTURB_": "128"}
-            plan = sandbox.plan(command, variables, os.getcwd(), self._means, shown, self._root.name)
+                place, variables = sandbox.PLACE, sandbox.environment()
+                shown = sandbox.steps(self._search, str(self._load["kernel"]), str(self._load["device"]), folder)
+            command = program.worker(place, theirs.fileno())
+            plan = sandbox.plan(command, variables, os.getcwd(), self._means, shown, tree)
             try:
                 with starting.process("a worker"):
                     self._process = subprocess.Popen(
-                        sandbox.COMMAND,
+                        program.launcher(folder),
+                        env=sandbox.environment(sandbox.LAUNCHED),
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
                         stderr=subprocess.STDOUT,

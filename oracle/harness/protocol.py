@@ -26,7 +26,6 @@ NONCE = 16  # bytes
 REQUEST = 1 << 17  # bytes at most; one message of a Unix socket may have more (net.core.wmem_default: 208 KiB)
 AXES, OUTPUTS, TEXT = 8, 8, 2048
 FRAMES = 8  # of a traceback
-OURS = os.path.dirname(os.path.abspath(__file__))
 PASSED_THROUGH = ("torch/overrides.py", "torch/utils/_device.py", "torch/utils/_contextlib.py", "importlib/__init__.py")
 LIMIT = 1 << 48  # of an extent, stride or offset: more than any memory has
 KINDS = ("ok", "result", "signature", "memory", "unsupported", "exit", "device", "raised", "uncapturable", "untested")
@@ -130,6 +129,10 @@ def frames_of(error: BaseException) -> tuple[str, ...]:
         f"{frame.filename.removeprefix(here)}:{frame.lineno} in {frame.name}: {(frame.line or '')[:160]}".rstrip(": ")
         for frame in shown
     )
+
+
+OURS = os.path.dirname(frames_of.__code__.co_filename)
+"""Where code of the harness says that it lies, in whichever process."""
 
 
 def printable(text: str) -> str:

@@ -24,20 +24,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from oracle.errors import SandboxError
+from oracle.harness import program
 
-HOUSE = Path(__file__).resolve().parents[1]
-COMMAND = (sys.executable, "-I", "-S", str(Path(__file__).with_name("launcher.py")))
-# The files of the worker, which need torch and each other: all that there is of this package in a sandbox.
-WORKER = (
-    "errors.py",
-    "fixtures/strides.py",
-    "harness/concurrency.py",
-    "harness/launches.py",
-    "harness/memory.py",
-    "harness/protocol.py",
-    "harness/worker.py",
-)
-PLACE = "/run/worker"  # where they lie in the sandbox
+PLACE = "/run/worker"  # where the program of the worker lies in the sandbox
 SYSTEM = (
     "/usr",
     "/bin",
@@ -67,21 +56,23 @@ KEPT = (
     "TRITON_INTERPRET",
 )
 """Variables of the environment that a kernel may need; it gets no other."""
+LAUNCHED = ("PATH", "LD_LIBRARY_PATH")
+"""Variables that the launcher gets, whose environment a kernel may read."""
 PRIVATE = {"HOME": "/run/tmp", "TMPDIR": "/run/tmp", "USER": "kernel"}  # /tmp may be a folder of ``sys.path``
 OURS = ("oracle", "*fp8_oracle*")  # of a folder with packages: the package, its distribution and its import hook
 
 
-def environment(search: Sequence[str]) -> dict[str, str]:
-    """The environment of a sandboxed worker; its own files come first on the path, until the kernel is loaded."""
-    variables = {name: os.environ[name] for name in KEPT if name in os.environ}
-    path = os.pathsep.join([PLACE, *search])
-    return {**variables, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **PRIVATE}
+def environment(names: Sequence[str] = KEPT) -> dict[str, str]:
+    """The environment of a sandboxed worker; of ``names`` alone, as that of the launcher."""
+    variables = {name: os.environ[name] for name in names if name in os.environ}
+    return variables | ({"PYTHONDONTWRITEBYTECODE": "1", **PRIVATE} if names is KEPT else {})
 
 
-def steps(search: Sequence[str], kernel: str, device: str) -> list[list[str]]:
+def steps(search: Sequence[str], kernel: str, device: str, folder: str) -> list[list[str]]:
     """What the sandbox shows, as the steps of :mod:`oracle.harness.launcher`, outer folders before inner ones.
 
-    ``search`` are the folders from which the kernel is imported, ``kernel`` its name MODULE:CALLABLE.
+    ``search`` are the folders from which the kernel is imported, ``kernel`` its name MODULE:CALLABLE, ``folder`` that
+    of the worker's program (:mod:`oracle.harness.program`).
     """
     nodes = [*NODES, *(str(path) for path in Path("/dev").glob("nvidia*"))] if device != "cpu" else [*NODES]
     shown = {*SYSTEM, *nodes, *search, sys.prefix, sys.base_prefix, *_home(kernel)}
@@ -92,11 +83,10 @@ def steps(search: Sequence[str], kernel: str, device: str) -> list[list[str]]:
     outer = [path for path in real if not _within(path, real)]
     made = [["link", path, os.readlink(path)] if os.path.islink(path) else ["bind", path] for path in outer]
     holding = {path for path in (*search, *_packages()) if any(_ours(path))}
-    for folder in sorted(map(os.path.abspath, holding)):
-        made.append(["hide", folder])
-        made += [["bind", str(p)] for p in sorted(Path(folder).iterdir()) if p.exists() and p not in _ours(folder)]
-    made += [["bind", str(HOUSE / name), f"{PLACE}/oracle/{name}"] for name in WORKER]
-    return made
+    for held in sorted(map(os.path.abspath, holding)):
+        made.append(["hide", held])
+        made += [["bind", str(p)] for p in sorted(Path(held).iterdir()) if p.exists() and p not in _ours(held)]
+    return [*made, ["bind", folder, PLACE]]
 
 
 def bubblewrap(made: Sequence[Sequence[str]], command: Sequence[str], folder: str, *, program: str) -> list[str]:
@@ -127,9 +117,12 @@ def why_not(name: str) -> str | None:
     """Why this means makes no sandbox on this machine; None when it does. It is tried once."""
     if name == "bwrap" and shutil.which("bwrap") is None:
         return "bwrap is not installed"
-    with tempfile.TemporaryDirectory(prefix="fp8-oracle-") as root:
-        plan_of_probe = plan([sys.executable, "-I", "-S", "-c", "pass"], {}, "/", name, steps([], "", "cpu"), root)
-        launcher = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with tempfile.TemporaryDirectory() as root, tempfile.TemporaryDirectory() as folder:
+        program.write(Path(folder))
+        shown = steps([], "", "cpu", folder)
+        plan_of_probe = plan([sys.executable, "-I", "-S", "-c", "pass"], {}, "/", name, shown, root)
+        command = program.launcher(folder)
+        launcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert launcher.stdin is not None and launcher.stdout is not None and launcher.stderr is not None
         with launcher:
             launcher.stdin.write(json.dumps(plan_of_probe | {"status": 1, "channel": -1}).encode() + b"\n")

@@ -30,6 +30,7 @@ from oracle.fixtures.call_file import CallFile, write
 from oracle.harness import offsets, sources, watches
 from oracle.harness.jobs import Pool, divided
 from oracle.harness.process import Worker
+from oracle.harness.program import PACKAGE
 from oracle.harness.reach import Reach
 from oracle.harness.report import (
     BATCH,
@@ -207,7 +208,7 @@ def validate(
         planned = len(files or list(chosen)) if not soaks else None
         told, progress = told or Told(), _Progress()
         targets = [target for target in (name, called) if target is not None]
-        code = worker.ask({"op": "code", "targets": targets}) if type(told) is not Told else None
+        code = worker.ask({"op": "code", "targets": targets, "but": str(PACKAGE)}) if type(told) is not Told else None
         about = Report(
             name,
             contract,

@@ -1,4 +1,4 @@
-"""The process that runs a foreign kernel: ``python -m oracle.harness.worker CHANNEL``.
+"""The process that runs a foreign kernel; :mod:`oracle.harness.program` says how it is started.
 
 Takes one JSON request a message from a socket and sends one message of fixed form back
 (:mod:`oracle.harness.protocol`). Tensors lie in memory that the parent owns (:mod:`oracle.harness.memory`); standard
@@ -6,8 +6,8 @@ output and error are the kernel's. The worker judges nothing: it calls the kerne
 the kernel raises is caught and reported; what else it does to the process is found by the parent
 (:mod:`oracle.harness.process`), and so is what it does to shared memory.
 
-The files of the worker (``oracle.harness.sandbox.WORKER``) need nothing but torch and each other. Once they are loaded,
-``apart`` takes them off the module table and off the path: the kernel runs where ``oracle`` cannot be imported.
+The files of the worker need nothing but torch and each other, and are loaded under another name; no module of the
+judge is on the module table when the kernel is imported.
 """
 
 from __future__ import annotations
@@ -115,8 +115,11 @@ class Server:
 
     def load(self, request: Mapping[str, Any]) -> Reply:
         """Import the kernel and its adapter."""
-        if request["apart"]:
-            apart(request["apart"])
+        for name in request["hidden"]:
+            sys.modules.pop(name, None)
+        sys.path[:] = [entry for entry in sys.path if entry not in request["hidden"]]
+        if request["absent"]:
+            absent(request["absent"])
         sys.path[:] = [*request["first"], *(folder for folder in sys.path if folder not in request["first"])]
         sys.path += [folder for folder in request["path"] if folder not in sys.path]
         self.device = request["device"]
@@ -127,7 +130,7 @@ class Server:
 
     def code(self, request: Mapping[str, Any]) -> Reply:
         """A digest of the code that importing the kernel reached."""
-        return Reply("ok", code_reached(request["targets"]))
+        return Reply("ok", code_reached(request["targets"], request["but"]))
 
     def call(self, request: Mapping[str, Any]) -> Reply:
         """One call between guard zones; a result that does not lie in an output of the parent goes into the room."""
@@ -320,12 +323,11 @@ def _import(name: str) -> Callable[..., Any]:
     return target  # type: ignore[no-any-return]
 
 
-def code_reached(targets: Sequence[str]) -> str:
-    """Digest of the files that this process has imported or mapped from elsewhere than an installed distribution, this
-    package or the system, and of all of the packages of functions ``MODULE:CALLABLE``."""
-    package = Path(__file__).resolve().parents[1]
+def code_reached(targets: Sequence[str], but: str) -> str:
+    """Digest of the files that this process has imported or mapped from elsewhere than an installed distribution, the
+    folder ``but`` or the system, and of all of the packages of functions ``MODULE:CALLABLE``."""
     installed = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    apart = tuple(f"{folder}/" for folder in (package, "/usr", "/lib", "/lib64", *installed))
+    apart = tuple(f"{folder}/" for folder in (but, "/usr", "/lib", "/lib64", *installed))
     maps = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     paths = {fields[5] for fields in maps if len(fields) > 5 and ".so" in fields[5]}
     paths |= {str(getattr(module, "__file__", "")) for module in list(sys.modules.values())}
@@ -419,19 +421,9 @@ def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {first[:500]}"
 
 
-def apart(folder: str) -> None:
-    """Take the files of the worker off the path and off the module table.
-
-    Raises Refused: the kernel could still import an ``oracle``.
-    """
-    sys.path[:] = [entry for entry in sys.path if entry != folder]
-    for name in [name for name in sys.modules if name == "oracle" or name.startswith("oracle.")]:
-        del sys.modules[name]
+def absent(name: str) -> None:
+    """Raises Refused: the kernel could import this module."""
     importlib.invalidate_caches()
-    if (spec := importlib.util.find_spec("oracle")) is not None:
+    if (spec := importlib.util.find_spec(name)) is not None:
         where = spec.origin or list(spec.submodule_search_locations or ())
-        raise Refused(f"the oracle is visible to the kernel, at {where}; validate from a folder that does not hold it")
-
-
-if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])))
+        raise Refused(f"{name} is visible to the kernel, at {where}; validate from a folder that does not hold it")

@@ -240,6 +240,12 @@ class ScaledProduct:
         if self.alpha is not None and tuple(self.alpha.shape) not in ((1,), (2,)):
             raise ShapeError(f"alpha has shape {list(self.alpha.shape)}; it is one factor of the whole sum, or two")
 
+    def on_cpu(self) -> ScaledProduct:
+        """The product with all tensors on the CPU, in their shapes and dtypes; NaN stays NaN."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: x.cpu() for name, x in named.items() if isinstance(x, Tensor)}
+        return replace(self, **moved)
+
     @property
     def M(self) -> int:
         return self.a.shape[0]

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 
 import torch
 from torch import Tensor
@@ -158,7 +158,7 @@ class ProductSets(Sets):
                 left[part.place] = ~near(part.of(output), *around)
             if not bool(left.any()):
                 return True
-            if not any(self._may_hold(output, left, name) for name in names):
+            if not self._may_hold(output, left, names):
                 return False
         admitted = [get_schedule(name) for name in self.names if not is_class(name)]
         if reproducing(self.parts, output, admitted) is not None:
@@ -169,19 +169,24 @@ class ProductSets(Sets):
     def _by_float32(self) -> list[tuple[Tensor, Tensor]]:
         return [float64_and_bound(part.product) for part in self.parts]
 
-    def _may_hold(self, output: Tensor, left: Tensor, name: str) -> bool:
-        """Whether a class holds a few of the elements ``left`` (bool ``[R, N]``) of ``output [R, N]`` in its dtype."""
+    def _may_hold(self, output: Tensor, left: Tensor, names: Sequence[str]) -> bool:
+        """Whether one of these classes holds a few of the elements ``left`` (bool ``[R, N]``) of ``output [R, N]``, any
+        float dtype. They are computed on the CPU, where so few cost less than launches on a GPU."""
         part = max(self.parts, key=lambda part: int(part.of(left).sum()))
         bad = part.of(left)
-        for rows, columns in (FEWEST, TRIAL):
+
+        @cache
+        def few(rows: int, columns: int) -> tuple[ExactPart, Tensor]:
             at = torch.nonzero(bad.any(dim=1))[:rows, 0]
             across = torch.nonzero(bad[at].any(dim=0))[:columns, 0]
-            few = Part(subset(part.product, at, across))
-            known = ExactPart.of(few, exact(few.product), output.dtype)
-            own = part.of(output)[at][:, across]
-            if compared([known], [interval_of(few.product, name)], own).outside:
-                return False
-        return True
+            product = subset(part.product, at, across).on_cpu()
+            return ExactPart.of(Part(product), exact(product), output.dtype), part.of(output)[at][:, across].cpu()
+
+        def held(size: tuple[int, int], name: str) -> bool:
+            known, own = few(*size)
+            return not compared([known], [interval_of(known.part.product, name)], own).outside
+
+        return any(all(held(size, name) for size in (FEWEST, TRIAL)) for name in names)
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         """The interval of the first of ``names``; rows that no part fills are free."""

@@ -64,9 +64,11 @@ def test_round_trip(binding: Binding) -> None:
         bound.apply_defaults()
         for args, kwargs in ((positional, named), (bound.args, bound.kwargs), ((), everything)):
             again = binding.read(args, kwargs)
-            assert again.inputs.keys() == call.inputs.keys()
+            filled = {name for name in binding.absent if {**call.inputs, **call.resolved}.get(name) is None}
+            assert again.inputs.keys() - filled == call.inputs.keys()
             assert all(equal(again.inputs[name], x) for name, x in call.inputs.items())
-            assert all(equal(again.options[name], call.resolved[name]) for name in again.options if name != "out_dtype")
+            kept = again.options.keys() - filled - {"out_dtype"}
+            assert all(equal(again.options[name], call.resolved[name]) for name in kept)
 
 
 @pytest.mark.parametrize("binding", bindings(), ids=lambda binding: binding.name)
@@ -122,6 +124,17 @@ class TestPatterns:
         assert float(binding.read(positional).inputs["scale"]) == 0.25
         with pytest.raises(UnboundError, match="no power of two"):
             binding.read((x, torch.tensor([3.0])))
+
+    def test_what_is_given_for_an_absent_input(self) -> None:
+        """Read back, it is an input like any other; what a routine returns beyond ``...`` is left."""
+        (binding,) = (one for one in bindings() if one.contract == "mha_fwd")
+        (call,) = calls(binding, 1)
+        inputs = {name: x for name, x in call.inputs.items() if name != "seqused_k"}
+        positional, named, _ = binding.arguments(inputs, {})
+        again = binding.read(positional, named)
+        assert again.inputs["seqused_k"].tolist() == [inputs["k"].shape[1]] * len(inputs["k"])
+        assert again.options["softmax_scale"] == inputs["q"].shape[3] ** -0.5
+        assert binding(lambda *_: [inputs["q"], inputs["k"], None, None], inputs, {}).keys() == {"out", "softmax_lse"}
 
     def test_in_place(self) -> None:
         """The caller's cache stays as it was; what the kernel wrote is the output."""

@@ -35,7 +35,12 @@ KEPT = {
     "unsloth": ("unsloth/kernels/*.py",),
     "fp8_coat": ("coat/activation/real_quantization/*.py",),
     "sglang_kernel": ("sgl_kernel/sm90/common_ops.abi3.so",),
-    "vllm": ("vllm/_C.abi3.so", "vllm/_C_stable_libtorch.abi3.so", "vllm/third_party/deep_gemm/*"),
+    "vllm": (
+        "vllm/_C.abi3.so",
+        "vllm/_C_stable_libtorch.abi3.so",
+        "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so",
+        "vllm/third_party/deep_gemm/*",
+    ),
     "transformer_engine": ("transformer_engine/pytorch/*.py",),
     "flashinfer_python": ("*",),
     "sgl_deep_gemm": ("*",),
@@ -44,11 +49,12 @@ KEPT = {
 DROPPED = ("*/cutlass/examples/*", "*/cutlass/test/*", "*/cutlass/docs/*", "*/cutlass/media/*", "*.dist-info/[!M]*")
 FAT = bytes.fromhex("50ed55ba")
 GENERATED = ("*/cake_*", "*/alphamoe*")
-EMPTY = {"vllm": ("vllm/__init__.py", "vllm/third_party/__init__.py")}
+EMPTY = {"vllm": ("vllm/__init__.py", "vllm/third_party/__init__.py", "vllm/vllm_flash_attn/__init__.py")}
 """Files that a package's own would import an engine with."""
 LIBRARIES = {
     "FP8_KERNELS_VLLM_C": "vllm/_C.abi3.so",
     "FP8_KERNELS_VLLM_STABLE": "vllm/_C_stable_libtorch.abi3.so",
+    "FP8_KERNELS_VLLM_FA3": "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so",
     "FP8_KERNELS_SGL_OPS": "sgl_kernel/sm90/common_ops.abi3.so",
 }
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import json
 import re
+import runpy
 import sys
 import tarfile
 import types
@@ -16,10 +18,14 @@ from pathlib import Path
 import pytest
 
 import oracle
+from oracle.bindings.binding import Binding
+from oracle.bindings.known import bindings, find
 from oracle.errors import FixtureError
-from oracle.harness import gallery
+from oracle.harness import finding_scripts, gallery
 from oracle.harness.finding_scripts import About, about
+from oracle.report.gallery import Row
 from oracle.routines import cases
+from tests.support import watched_kernels
 from tests.support.commandline import Cli
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -113,6 +119,31 @@ class TestAlone:
             package.module("lmdeploy.nothing")
 
 
+class TestOfBindings:
+    """The gallery of the bindings, for whatever is installed."""
+
+    def test_projects(self) -> None:
+        found = {project.name: project for project in gallery.of_bindings()}
+        assert {"deep_gemm", "flashinfer", "torch", "vllm"} <= found.keys()
+        assert sum(len(project.kernels) for project in found.values()) == len(bindings())
+        assert found["vllm"].distributions == ("vllm",) and found["torch"].devices == ("cpu", "cuda")
+        assert gallery.key_of(found["torch"], found["torch"].kernels[0]).startswith("torch._scaled_mm/torch_per_tensor")
+
+    def test_outside_of_a_checkout(self, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without a folder these are the gallery; two galleries at once are refused."""
+        monkeypatch.chdir(tmp_path)
+        assert "fp8_m_grouped_gemm_nt_masked" in cli("gallery", "list").out
+        assert "give one" in cli("gallery", "list", "--bindings", "--folder", ".").err
+
+    def test_beside_the_stored_page(self) -> None:
+        """The same verdict, another one, and a kernel that the page lacks."""
+        beside = importlib.import_module("hardware.gallery_by_bindings").beside
+        page = (Row("p", "f", "c", "CONFORMS"), Row("p", "g", "d", "CONFORMS"))
+        new = (Row("p", "x", "c", "CONFORMS"), Row("p", "g", "d", "FAILED", why="wrong"), Row("p", "h", "e", "FAILED"))
+        lines, moved = beside(new, page)
+        assert [line.split()[0] for line in lines] == ["same", "MOVED", "not", "1"] and moved == 1
+
+
 class TestPack:
     @pytest.fixture
     def wheels(self, tmp_path: Path) -> Path:
@@ -151,7 +182,11 @@ class TestPack:
             pack.pack(wheels, wheels / "out.tar.xz", ["absent"])
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def by_binding(path: Path) -> bool:
+    return "finding_scripts import again" in path.read_text()
+
+
+@pytest.mark.parametrize("path", [path for path in SCRIPTS if not by_binding(path)], ids=lambda path: path.stem)
 def test_a_finding_stands_alone(path: Path) -> None:
     """At most 25 lines; torch, its library and the standard library; ends with a status; says what it shows."""
     text = path.read_text()
@@ -160,11 +195,40 @@ def test_a_finding_stands_alone(path: Path) -> None:
     froms = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     whole = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     used = {name.partition(".")[0] for name in froms | whole if name} | set(re.findall(r'find_spec\("(\w+)"\)', text))
-    assert used <= LIBRARIES | sys.stdlib_module_names and len(used & (LIBRARIES - {"torch"})) == 1
+    own = 0 if about(path).project.startswith("PyTorch") else 1
+    assert used <= LIBRARIES | sys.stdlib_module_names and len(used & (LIBRARIES - {"torch"})) == own
+
+
+@pytest.mark.parametrize("path", [path for path in SCRIPTS if by_binding(path)], ids=lambda path: path.stem)
+def test_a_finding_by_binding(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 25 lines: a binding, a case that it takes, and what is expected."""
+    asked: list[tuple[str | Binding, str, str]] = []
+    monkeypatch.setattr(finding_scripts, "again", lambda *given: asked.append(given))
+    runpy.run_path(str(path))
+    assert len(path.read_text().splitlines()) <= 25 and about(path).matters
+    ((binding, case, expected),) = asked
+    one = cases.parse(case)
+    known = find(binding, one.contract) if isinstance(binding, str) else binding
+    assert known is not None and expected and str(one) == case
+    dataclasses.replace(known, dense=()).arguments(one.inputs(), one.call_options())
 
 
 class TestFindings:
     """Scripts run by themselves, and what is kept of them."""
+
+    CASE = "fp8_gemm_nt/e4m3xe4m3-f32/1x128:128x128/m=8,n=128,k=256/family=randn/seed=1"
+
+    @pytest.mark.parametrize(("config", "status"), [("plain", 0), ("reversed", 0), ("wrong_scale", 1)])
+    def test_one_call(self, config: str, status: int, capsys: pytest.CaptureFixture[str]) -> None:
+        """Its status, and the fault that explains it; a failure of another kind is no such finding."""
+        gemm = watched_kernels.BINDINGS[1]
+        called = dataclasses.replace(gemm, pattern=f"(a, a_scale, b, b_scale, config={config!r})", ignores=())
+        with pytest.raises(SystemExit) as ended:
+            finding_scripts.again(called, self.CASE, "A scale swapped", device="cpu")
+        assert ended.value.code == status and ("A scale swapped" in capsys.readouterr().out) == bool(status)
+        if status:
+            with pytest.raises(FixtureError, match="another failure than 'a lost row'"):
+                finding_scripts.again(called, self.CASE, "a lost row", device="cpu")
 
     def test_of_a_fault_a_healed_one_and_one_that_does_not_run(self, tmp_path: Path, cli: Cli) -> None:
         for name, end in (

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from oracle.errors import OptionError, SandboxError
-from oracle.harness import sandbox
+from oracle.harness import program, sandbox
 from oracle.harness import session as sessions
 from oracle.harness.memory import GUARD, Guarded, Shared, Wanted, opened
 from oracle.harness.process import Worker, interrupted_by_every_end
@@ -325,6 +325,18 @@ class TestSandbox:
         (wrong,) = validate(CHEAT + "asks_the_oracle", GEMM, case=EXACT, untrusted=True).failures
         assert "ModuleNotFoundError: No module named 'oracle'" in wrong.verdict.summary
 
+    def test_no_judge(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Outside of a sandbox too, nothing of its process and of its parent names the judge; in a child of the test's
+        process, and under the judge's variables, everything does (the negative test)."""
+        monkeypatch.setenv("FP8_ORACLE_SAMPLE", "0")
+        report = validate(CHEAT + "finds_no_judge", GEMM, case=EXACT)
+        assert [f.verdict.summary for f in report.failures] == [] and report.conforms
+        request.getfixturevalue("forked_workers")
+        monkeypatch.setattr(program, "environment", lambda: {**os.environ, "_": "/bin/fp8-oracle"})
+        monkeypatch.setattr(sys, "argv", ["/bin/fp8-oracle", "validate"])
+        (wrong,) = validate(CHEAT + "finds_no_judge", GEMM, case=EXACT).failures
+        assert "the oracle is named by command line, environment, modules, stack" in wrong.verdict.summary
+
     def test_no_sandbox(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         """Status 2 and what to do; nothing is run."""
         monkeypatch.setattr(sandbox, "means", lambda: None)
@@ -335,9 +347,9 @@ class TestSandbox:
 
     def test_the_worker_stands_alone(self) -> None:
         """Its files import torch, the standard library and each other, so that nothing else has to be shown."""
-        names = {f"oracle.{name.removesuffix('.py').replace('/', '.')}" for name in sandbox.WORKER}
-        for name in sandbox.WORKER:
-            for node in ast.walk(ast.parse((sandbox.HOUSE / name).read_text())):
+        names = {f"oracle.{name.removesuffix('.py').replace('/', '.')}" for name in program.FILES}
+        for name in program.FILES:
+            for node in ast.walk(ast.parse((program.PACKAGE / name).read_text())):
                 if isinstance(node, ast.ImportFrom) and node.module is not None:
                     found = {node.module} if node.module in names else {f"{node.module}.{a.name}" for a in node.names}
                 elif isinstance(node, ast.Import):
@@ -351,10 +363,11 @@ class TestSandbox:
         """Of a folder that holds the package everything but the package and its distribution."""
         for name in ("oracle", "mine", "fp8_oracle-0.1.dist-info", "broken"):
             (tmp_path / name).mkdir()
-        made = sandbox.steps([str(tmp_path)], "", "cpu")
+        made = sandbox.steps([str(tmp_path)], "", "cpu", "/program")
         at = made.index(["hide", str(tmp_path)])
         assert made[at + 1 : at + 3] == [["bind", str(tmp_path / "broken")], ["bind", str(tmp_path / "mine")]]
-        assert not any(step[1].startswith(str(sandbox.HOUSE)) and not step[2:] for step in made)
+        assert made[-1] == ["bind", "/program", sandbox.PLACE]
+        assert not any(step[1].startswith(str(program.PACKAGE)) for step in made)
         words = sandbox.bubblewrap(made, ["python"], "/", program="bwrap")
         assert words[-4:] == ["--chdir", "/", "--", "python"] and words.index("--tmpfs") < words.index("--ro-bind")
 

@@ -1,7 +1,7 @@
 """Workers of the harness with torch loaded already: the launcher and the worker are children of the test's process.
 
 Requests, limits, signals, memory and the end of descendants are as of any worker. Not part of it: the start of the two
-interpreters, the environment's ``MALLOC_PERTURB_``, and the sandbox; tests of those start real ones.
+interpreters and their program, which names nobody, and the sandbox; tests of those start real ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from oracle.harness import launcher, worker
+from oracle.harness import launcher, program, worker
 from tests.support.forked import Forked, default_signals, stream
 
 
@@ -28,7 +28,7 @@ class Launcher:
     """What ``subprocess.Popen`` of the launcher offers to :class:`oracle.harness.process.Worker`."""
 
     def __init__(self, command: Sequence[str], *, pass_fds: Sequence[int], **_: object) -> None:
-        assert command[-1].endswith("launcher.py")
+        assert command[-1].endswith(program.LAUNCHER)
         ours, theirs = os.pipe(), os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -85,6 +85,8 @@ def _worker(plan: dict[str, Any]) -> NoReturn:
     default_signals()
     sys.stdout, sys.stderr = stream(1), stream(2)
     torch.set_num_threads(torch.get_num_threads())  # a pool of its own, before several threads ask for one at once
+    load = worker.Server.load
+    worker.Server.load = lambda self, request: load(self, {**request, "hidden": []})  # type: ignore[method-assign]
     worker.main(socket.socket(fileno=plan["channel"]))
     for out in (sys.stdout, sys.stderr):
         assert isinstance(out, io.TextIOWrapper)

@@ -40,7 +40,8 @@ class InProcess:
                 "device": device,
                 "first": [],
                 "path": list(path),
-                "apart": "",
+                "hidden": [],
+                "absent": "",
             }
         )
 

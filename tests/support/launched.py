@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+from oracle.harness import launcher as launching
 from oracle.harness import sandbox
 
 
@@ -15,7 +16,8 @@ def launched(*words: str) -> tuple[subprocess.Popen[bytes], int]:
     """A launcher that runs this command, and the descriptor of its status."""
     status, theirs = os.pipe()
     made = sandbox.plan(words, dict(os.environ), "/", None, [], "")
-    launcher = subprocess.Popen(sandbox.COMMAND, stdin=subprocess.PIPE, pass_fds=(theirs,), start_new_session=True)
+    command = [sys.executable, "-I", "-S", launching.__file__]
+    launcher = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(theirs,), start_new_session=True)
     os.close(theirs)
     assert launcher.stdin is not None
     launcher.stdin.write(json.dumps(made | {"status": theirs, "channel": -1}).encode() + b"\n")

@@ -12,7 +12,9 @@ import ctypes
 import gc
 import hashlib
 import importlib.util
+import inspect
 import os
+import re
 import socket
 import sys
 import tempfile
@@ -255,6 +257,99 @@ def writes_nothing(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: 
             out.copy_(x)
 
 
+def _words(path: str) -> str:
+    """A file of ``/proc``; nothing where it may not be read."""
+    with contextlib.suppress(OSError):
+        return Path(path).read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+def _commands() -> bool:
+    return bool(JUDGE.search(" ".join((*sys.argv, *sys.orig_argv, _words("/proc/self/cmdline")))))
+
+
+def _variables() -> bool:
+    found = {**os.environ, **dict(w.split("=", 1) for w in _words("/proc/self/environ").split(" ") if "=" in w)}
+    return any(name.startswith("FP8_ORACLE") or (name == "_" and "oracle" in value) for name, value in found.items())
+
+
+def _modules() -> bool:
+    return any(JUDGE.search(f"{name} {getattr(m, '__name__', '')} {getattr(m, '__file__', '')}") for name, m in LOADED)
+
+
+def _stack() -> bool:
+    frames = [f for f in inspect.stack() if f.filename != __file__]
+    return any(JUDGE.search(f"{f.filename} {f.frame.f_globals.get('__name__')} {f.code_context}") for f in frames)
+
+
+def _parent() -> bool:
+    return bool(JUDGE.search(_words(f"/proc/{os.getppid()}/cmdline") + _words(f"/proc/{os.getppid()}/environ")))
+
+
+def _mounts() -> bool:
+    return bool(JUDGE.search(_words("/proc/self/mountinfo")))
+
+
+def _processes() -> bool:
+    found = [_words(str(path)) for path in Path("/proc").glob("[0-9]*/cmdline")]
+    return any(re.search(r"oracle|pytest", words) for words in found)
+
+
+JUDGE = re.compile(r"\boracle[./]\w|fp8_oracle|FP8_ORACLE|/fp8-oracle( |$)")
+"""Its files and modules, its distribution, its variables, its command."""
+LOADED = [(name, module) for name, module in sys.modules.items() if not name.startswith(("tests", __name__))]
+DOORS = {
+    "command line": _commands,
+    "environment": _variables,
+    "modules": _modules,
+    "stack": _stack,
+    "parent's command line": _parent,
+    "mounts": _mounts,
+}
+"""By which a kernel may learn that the judge runs it; every process of the machine is another one."""
+
+
+def _right_where(named: bool, a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    product = _product(a, a_scale, b, b_scale)
+    out.copy_(product if named else _wrong(product))
+
+
+@cheat
+def reads_its_command_line(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Right where the words of its command name the oracle."""
+    _right_where(_commands(), a, a_scale, b, b_scale, out)
+
+
+@cheat
+def reads_its_environment(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Right where a variable of the oracle is set, or the shell says that its command runs."""
+    _right_where(_variables(), a, a_scale, b, b_scale, out)
+
+
+@cheat
+def reads_its_modules(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Right where a module of the oracle was loaded before it."""
+    _right_where(_modules(), a, a_scale, b, b_scale, out)
+
+
+@cheat
+def reads_its_stack(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Right where a frame above it is of a file or module of the oracle."""
+    _right_where(_stack(), a, a_scale, b, b_scale, out)
+
+
+@cheat
+def reads_its_parent(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Right where the command or environment of its parent process names the oracle."""
+    _right_where(_parent(), a, a_scale, b, b_scale, out)
+
+
+@cheat
+def reads_every_process(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Right where the command of any process names the oracle, or pytest."""
+    _right_where(_processes(), a, a_scale, b, b_scale, out)
+
+
 # --- not a cheat: what a sandbox must keep from it ----------------------------------------------------------
 
 
@@ -277,4 +372,11 @@ def finds_itself_alone(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, o
         raise RuntimeError(f"processes: {others}")
     if ctypes.CDLL(None).mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None) == 0:
         raise RuntimeError("a file system can be mounted")
+    finds_no_judge(a, a_scale, b, b_scale, out)
+
+
+def finds_no_judge(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Right where nothing of its own process, and nothing of its parent, names the oracle; else it says what does."""
+    if found := [name for name, open_ in DOORS.items() if open_()]:
+        raise RuntimeError(f"the oracle is named by {', '.join(found)}")
     out.copy_(_product(a, a_scale, b, b_scale))
