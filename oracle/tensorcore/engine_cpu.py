@@ -374,7 +374,10 @@ def shift_wide(
     back: NDArray[np.float64],
 ) -> None:
     """``c = trunc(c * 2^(t-m))``, ``shift = sigma * 2^(t-m)``, ``back = 2^(m-t)``; float32 exponents end at -126, those
-    of a float16 ``c`` at -14."""
+    of a float16 ``c`` at -14.
+
+    ``c`` ``[LANES]``, ``sigma`` ``[LANES]``, ``shift`` ``[LANES]`` and ``back`` ``[LANES]`` are float64, ``top``
+    ``[LANES]`` int16."""
     least = i64(-14 if to == HALF else -1023)
     for j in range(LANES):
         of_sigma = ((f64(sigma[j]).view(np.int64) >> i64(52)) & i64(0x7FF)) - i64(1023)
@@ -389,7 +392,9 @@ def shift_wide(
 
 @piece
 def fold_wide(folded: NDArray[np.float32], c: NDArray[np.float64], back: NDArray[np.float64], to: int) -> None:
-    """``folded + c`` to nearest into the accumulator's format; ``c`` becomes 0."""
+    """``folded + c`` to nearest into the accumulator's format; ``c`` becomes 0.
+
+    ``folded`` ``[LANES]`` is float32, ``c`` ``[LANES]`` and ``back`` ``[LANES]`` float64; infinities stay."""
     if to == HALF:
         for j in range(LANES):
             c[j] = f64(folded[j]) if np.isinf(folded[j]) else c[j] + f64(folded[j])  # an overflow stays
@@ -405,7 +410,7 @@ def fold_wide(folded: NDArray[np.float32], c: NDArray[np.float64], back: NDArray
 @piece
 def round_wide(c: NDArray[np.float64], back: NDArray[np.float64], to: int) -> None:
     """``c * back`` toward zero to a float32 of ``to`` fraction bits, infinity from ``2^128`` on; by ``HALF`` to nearest
-    even to a float16, infinity from ``2^16`` on."""
+    even to a float16, infinity from ``2^16`` on. ``c`` ``[LANES]`` and ``back`` ``[LANES]`` are float64."""
     if to == HALF:
         for j in range(LANES):
             s = c[j] * back[j]

@@ -284,7 +284,7 @@ def epilogue(kind: Epilogue, acc: Tensor, sa: Tensor, sb: Tensor) -> tuple[Tenso
     """The two float32 factors, of shapes that broadcast to that of ``acc``, of which a scaled result is the product,
     the inner one first.
 
-    ``acc``, ``sa`` and ``sb`` are float32.
+    ``acc`` ``[M, N]``, ``sa`` ``[M, 1]`` and ``sb`` ``[1, N]``, or what broadcasts so, are float32; NaN stays.
     """
     if kind is Epilogue.COL_THEN_ROW:
         return sb * acc, sa
