@@ -46,7 +46,7 @@ def chains(
     ``av``, ``ae``, ``bv``, ``be`` ``[Kp, LANES]`` are values and exponents in packed order, ``sigma`` ``[B, LANES]``
     the scales inside the instruction (else 1), ``tiles`` ``[T, 4]`` the instructions, as
     :class:`oracle.tensorcore.packing.Packed` has them; ``folds``: their sums are added to the accumulator to nearest.
-    Values are finite: NaN and infinity are not among the elements that are asked; an overflow gives infinity.
+    NaN and infinities go through as in float32 arithmetic.
     """
     c = np.zeros(LANES, np.float64)
     folded = np.zeros(LANES, np.float32)
