@@ -266,7 +266,7 @@ class MxProduct(ProductContract):
                 c=inputs.get("c"),
                 alpha=self.factors(inputs, run),
             )
-            products.append(Part(product, None if run.rows is None else rows))
+            products.append(Part(product, None if run.rows is None else rows, run.group))
         return products
 
     def operands(self, call: Call) -> Operands:
@@ -757,7 +757,7 @@ class ScaledGroupedMmMxKGroups(InTiles):
                 product = ScaledProduct(
                     inputs["mat_a"][:, k], inputs["mat_b"][:, k], sa[:, c], sb[:, c], block=MX, b_rows=1
                 )
-                products.append(Part(product, torch.arange(g * m, g * m + m, device=inputs["mat_a"].device)))
+                products.append(Part(product, torch.arange(g * m, g * m + m, device=inputs["mat_a"].device), g))
         return products
 
     def shape(self, inputs: Inputs) -> tuple[int, ...]:
