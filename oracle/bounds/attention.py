@@ -29,7 +29,7 @@ adds::
 Of one chain over all tiles the sums are those of the walk, bit for bit: in another order each step may lose a part of
 the largest magnitude in it, which over a long row is as much as the output. Only the row sum and what follows it vary.
 
-Keys that blocks share: :func:`split_bound`.
+Keys that blocks share: :func:`split_bound`; two states as one: :func:`merged_bound`.
 
 The log-sum-exp: ``max eps_j`` and the rounding of the sum, of a product and of a logarithm of 2^-21, relative to
 ``|lse| + 1``.
@@ -52,7 +52,7 @@ from oracle.bounds.product import ETA, FLOAT32_MAX, U
 from oracle.numbers.formats import decode, of_dtype
 from oracle.tensorcore.attention import CHAIN, Pipeline, Walk
 from oracle.tensorcore.schedules import get as get_schedule
-from oracle.truth.attention import Attention, exact, softmax, values
+from oracle.truth.attention import Attention, exact, merged, softmax, values
 from oracle.truth.gemm import ScaledProduct, zero_nonfinite
 
 EXPONENTIAL = 2.0**-21
@@ -194,6 +194,38 @@ def split_bound(parts: tuple[Walk, ...], pipeline: Pipeline) -> Edges:
     opened = torch.stack([one.open for one in edges]).any(dim=0) | torch.isnan(lse)[:, None]
     lse_lost = (d + eps + 8 * U * size) * ROOM
     return Edges(low - spread, high + spread, lse - lse_lost, lse + lse_lost, opened)
+
+
+def merged_bound(
+    outputs: Tensor, sums: Tensor, scale: Tensor | None, base: float
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Low, high and open edges of two merged states (:func:`oracle.truth.attention.merged`), each of the output
+    ``[M, H, D]`` and of the log-sum-exp ``[M, H]`` to ``base``, float64.
+
+    In float32 a difference ``lse_i - max`` and its product with log2 e have three roundings, and the exponential is
+    within 2^-21, so a weight is within ``eps = expm1(2^-21 + 3 u |lse_i - max|)``; sum, quotient and products have at
+    most 8 roundings; the division by a scale 3. Weights below the least normal number may be 0. Source: derived in this
+    file. Where a log-sum-exp or an output that counts is NaN, or float32 may overflow, nothing is claimed.
+    """
+    top = sums.amax(dim=0)
+    level = torch.where(torch.isneginf(top), torch.zeros_like(top), top)
+    distance = (sums - level).abs().masked_fill(torch.isneginf(sums), 0.0)
+    eps = torch.expm1(EXPONENTIAL + 3 * U * distance).amax(dim=0)
+    out, lse = merged(outputs, sums)
+    weights = torch.exp(sums - lse.nan_to_num(neginf=0.0)).nan_to_num(nan=0.0)
+    size = (weights[..., None] * zero_nonfinite(outputs).abs()).sum(dim=0)
+    lost = (2 * eps[..., None] + 11 * U) * size
+    lost = lost + 2.0**-125 * zero_nonfinite(outputs).abs().sum(dim=0) + 4 * ETA
+    if scale is not None:
+        out, lost = out / scale, lost / scale
+    lost = lost * ROOM + ETA
+    extent = level.abs() + distance.amax(dim=0)
+    lse_lost = (2 * eps + 2 * EXPONENTIAL + 8 * U * (extent + 1)) * ROOM / math.log(base)
+    of_lse = lse / math.log(base)
+    opened = ~torch.isfinite(out) | ~(out.abs() + lost < FLOAT32_MAX / 2)
+    held, kept = out.masked_fill(opened, 0.0), of_lse.nan_to_num(nan=0.0, neginf=0.0)
+    nan = torch.isnan(of_lse)
+    return (held - lost, kept - lse_lost), (held + lost, kept + lse_lost), (opened, nan)
 
 
 def _without_keys(problem: Attention) -> Edges:

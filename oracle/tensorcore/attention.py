@@ -64,7 +64,8 @@ class Pipeline:
     name : as ``sm90.fa3.tile``.
     seen_in : the kernels that compute so, and where that was seen.
     status : whether hardware showed it.
-    keys : ``(largest head dim, keys of a tile)``, ascending; few_keys: the same for at most :data:`FEW` rows.
+    keys : ``(largest head dim, keys of a tile)``, ascending; few_keys: the same for at most :data:`FEW` rows, where the
+        head dim is in it.
     rows : ``(largest head dim, rows of a block)``: where a window begins depends on the block.
     lift : what is added to the exponent of P, in powers of two; gain : what multiplies P, rounded once more.
     promoted : every tile is summed from zero and added in float32; else one chain goes over all.
@@ -94,11 +95,14 @@ class Pipeline:
 
     def tile(self, depth: int, rows: int) -> int:
         """Keys of a tile for this head dim and so many rows of one head of keys."""
-        return _of(self.few_keys if rows <= FEW and self.few_keys else self.keys, depth)
+        return _of(self.few_keys if self._few(depth, rows) else self.keys, depth)
 
     def block(self, depth: int, rows: int) -> int:
         """Rows of a block."""
-        return FEW if rows <= FEW and self.few_keys else _of(self.rows, depth)
+        return FEW if self._few(depth, rows) else _of(self.rows, depth)
+
+    def _few(self, depth: int, rows: int) -> bool:
+        return rows <= FEW and any(depth <= most for most, _ in self.few_keys)
 
     def why_not(self, problem: Attention) -> str | None:
         """The reason for which this pipeline cannot compute a problem, or None."""
@@ -328,7 +332,7 @@ def _chain(codes: Tensor, v: Tensor, first: Tensor) -> Tensor:
 _FA3 = "vLLM 0.20.2 _vllm_fa3_C.fwd on an H100: every bit of 24 calls"
 TILE_SUMS = Pipeline(
     "sm90.fa3.tile", _FA3, Status.SEEN_ON_HARDWARE,
-    keys=((64, 128), (96, 128), (128, 192), (192, 96), (256, 128)), few_keys=((96, 128), (256, 96)),
+    keys=((64, 128), (96, 128), (128, 192), (192, 96), (256, 128)), few_keys=((96, 128), (128, 96)),
 )  # fmt: skip  # the table of tile_size.h, one row a line
 """FlashAttention-3 with two levels of sums, as vLLM builds it."""
 PIPELINES = MappingProxyType(

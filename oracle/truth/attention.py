@@ -192,3 +192,16 @@ def _tile(problem: Attention) -> Value:
     lse = torch.where(seen, soft.top + torch.log(divisor), torch.full_like(total, -torch.inf))
     out, lse = out.masked_fill(bad & seen[:, None], torch.nan), lse + 0.0 * total
     return Value(out, lse, slack * (1 + 2.0**-40), 2 * lost + UNIT * (lse.abs().nan_to_num(posinf=0.0) + 1))
+
+
+def merged(outputs: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Two states of the same rows as one: outputs ``[2, ..., D]`` and natural log-sum-exps ``[2, ...]``, float64.
+
+    Returns the output ``[..., D]`` and the log-sum-exp ``[...]``. A log-sum-exp of -inf has no weight, whatever its
+    output is, NaN too; two of them give NaN and -inf. Otherwise NaN goes through. Source: derived in this file.
+    """
+    top = sums.amax(dim=0)
+    weights = torch.exp(sums - torch.where(torch.isneginf(top), torch.zeros_like(top), top))
+    total = weights.sum(dim=0)
+    parts = torch.where((weights == 0)[..., None], torch.zeros_like(outputs), weights[..., None] * outputs)
+    return parts.sum(dim=0) / total[..., None], top + torch.log(total)

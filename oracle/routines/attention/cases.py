@@ -289,6 +289,41 @@ def _mla_options(case: Case) -> dict[str, object]:
     return {"softmax_scale": LN2} if case.family == "exact" else {}
 
 
+def _merge(case: Case) -> dict[str, Tensor]:
+    """Log-sum-exps around each other; of option ``none`` some rows have no keys in one state or both: -inf or inf."""
+    m, h, d = case["m"], case["h"], case["d"]
+    names, heads_first = MERGED[case.contract]
+    inputs: dict[str, Tensor] = {}
+    for number, (output, lse) in enumerate(zip(names[::2], names[1::2], strict=True)):
+        drawn = case.stream(output).normals((m, h, d))
+        x = torch.from_numpy(np.ones((m, h, d)) * (number + 1) if case.family == "ones" else drawn)
+        sums = 3.0 * case.stream(lse).normals((m, h))
+        if case.family == "far":
+            sums += 90.0 * (2 * number - 1) * np.linspace(-1.0, 1.0, m)[:, None]
+        inputs[output] = x.to(case.operand_dtypes[0])
+        s = torch.from_numpy(sums).to(torch.float32)
+        if case.option("none"):
+            rows = torch.from_numpy(case.stream(f"none of {lse}").integers(0, 4, (m, h)))
+            s = s.masked_fill(rows == 0, -torch.inf).masked_fill(rows == 1, torch.inf if number else -torch.inf)
+            inputs[output][torch.isinf(s)] = 7.0
+        inputs[lse] = s.t().contiguous() if heads_first else s
+    if case.out_dtype is torch.float8_e4m3fn:
+        inputs["output_scale"] = torch.tensor([0.013], dtype=torch.float32)
+    return inputs
+
+
+def _merge_options(case: Case) -> dict[str, object]:
+    return {"prefill_tokens_with_context": int(str(case.option("context")))} if case.option("context") else {}
+
+
+MERGED = {
+    "merge_attn_states": (("prefix_output", "prefix_lse", "suffix_output", "suffix_lse"), True),
+    "merge_state_v2": (("v_a", "s_a", "v_b", "s_b"), False),
+    "merge_state": (("v_a", "s_a", "v_b", "s_b"), False),
+}
+"""The inputs of each contract, and whether a log-sum-exp is ``[H, M]``."""
+
+
 def _ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
     head = f"{contract}/{grammar.dtypes[0]}/{grammar.schemes[0]}"
     first, *others = grammar.shapes
@@ -297,7 +332,7 @@ def _ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
     for key, values in grammar.options.items():
         for value in values:
             yield f"{head}/{first}/{key}={value}/family=randn/seed=1"
-            yield f"{head}/{first}/{key}={value}/family=ramp/seed=1"
+            yield f"{head}/{first}/{key}={value}/family={grammar.families[1]}/seed=1"
     for dtypes in grammar.dtypes[1:]:
         yield f"{contract}/{dtypes}/{grammar.schemes[0]}/{first}/family=randn/seed=1"
     for family in grammar.families:
@@ -353,6 +388,19 @@ GRAMMARS = {
         {"sink": ("1",), "absent": ("none", "all"), "page": ("16",)},
         listed=_ids, shapes=("b=1,s=3,h=64,t=64,n=100", "b=2,s=1,h=64,t=128,n=200", "b=1,s=1,h=128,t=64,n=64"),
     ),
+    "merge_attn_states": Grammar(
+        ("m", "h", "d"), ("bf16xbf16-bf16", "f16xf16-f16", "f32xf32-f32", "bf16xbf16-e4m3"), ("row",),
+        ("randn", "far", "ones"), _merge, _merge_options, {"none": ("1",), "context": ("7", "0")},
+        listed=_ids, shapes=("m=9,h=4,d=64", "m=1,h=3,d=128", "m=33,h=2,d=40"),
+    ),
+    **{
+        name: Grammar(
+            ("m", "h", "d"), ("bf16xbf16-bf16", "f16xf16-f16", "f32xf32-f32"), ("row",), ("randn", "far", "ones"),
+            _merge, _merge_options, {"none": ("1",)},
+            listed=_ids, shapes=("m=9,h=4,d=64", "m=1,h=3,d=128", "m=33,h=2,d=40"),
+        )
+        for name in ("merge_state_v2", "merge_state")
+    },
     "single_prefill_with_kv_cache": Grammar(
         ("m", "n", "h", "g", "d"), ("e4m3xe4m3-bf16", "e4m3xe4m3-f16"), ("head",), FAMILIES, _prefill, _prefill_options,
         {"causal": ("1",), "scales": ("none",)},

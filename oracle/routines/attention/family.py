@@ -1,8 +1,12 @@
 """Attention over FP8 keys and values."""
 
-from oracle.routines.attention import cases, faults, prefill, wide
+from oracle.routines.attention import cases, faults, merge, prefill, wide
 from oracle.routines.family import RoutineFamily
 
 FAMILY = RoutineFamily(
-    name="attention", contracts=(prefill, wide), grammars=cases.GRAMMARS, faults=(faults.FAULTS,), goldens=cases.GOLDENS
+    name="attention",
+    contracts=(prefill, wide, merge),
+    grammars=cases.GRAMMARS,
+    faults=(faults.FAULTS,),
+    goldens=cases.GOLDENS,
 )

@@ -12,6 +12,7 @@ from torch import Tensor
 from oracle.numbers.formats import E4M3FN, decode
 from oracle.numbers.rounding import Overflow, Rounding, encode
 from oracle.routines.attention.contract import AttentionContract, Place
+from oracle.routines.attention.merge import FlashInferMergeState, MergeAttnStates, MergeContract
 from oracle.routines.attention.prefill import BatchPrefillWithRaggedKVCacheWrapper, FlashInferPrefill, MhaFwd
 from oracle.routines.attention.wide import (
     ExtendAttentionFwd,
@@ -636,4 +637,94 @@ fault(
         lambda call: "k_descale" in call.inputs and call.inputs["q"].dtype.itemsize == 1, "the queries are no FP8"
     ),
     read=lambda inputs: {name: x for name, x in inputs.items() if not name.endswith("_descale")},
+)
+
+
+# --- two states as one ------------------------------------------------------------------------------------------
+
+MERGE = of_class(MergeContract)
+
+
+def _merging(call: Call) -> MergeContract:
+    contract = call.contract
+    assert isinstance(contract, MergeContract)
+    return contract
+
+
+def _partial(call: Call) -> bool:
+    sums = _merging(call).states(call.inputs, call.resolved).sums
+    return bool(torch.isneginf(sums).any())
+
+
+fault(
+    "log-sum-exps of the states {}",
+    ARITHMETIC,
+    on=MERGE,
+    over=(
+        way(
+            "to the other base",
+            lambda s: replace(s, sums=s.sums * math.log(2.0)),
+            seen="sglang 40903, 35045: base 2 merged as natural",
+            on=MERGE & ~of_class(FlashInferMergeState),
+        ),
+        way(
+            "taken as natural",
+            lambda s: replace(s, sums=s.sums / math.log(2.0)),
+            seen="sglang 40903, 35045: base 2 merged as natural",
+            on=of_class(FlashInferMergeState),
+        ),
+        way(
+            "exchanged",
+            lambda s: replace(s, sums=s.sums.flip(0)),
+            seen="no public thread: each state has the other's weight",
+        ),
+        way(
+            "of the next head",
+            lambda s: replace(s, sums=s.sums.roll(-1, dims=-1)),
+            seen="no public thread: the head's index is one off",
+            needs=need(lambda call: call.inputs[_merging(call).names[0]].shape[1] > 1, "there is one head"),
+        ),
+        way(
+            "alike",
+            lambda s: replace(s, sums=torch.zeros_like(s.sums)),
+            seen="no public thread: the states are averaged",
+        ),
+    ),
+    product=lambda change: change,
+    same_if="both states have one log-sum-exp",
+)
+fault(
+    "state without keys counts as one key",
+    ARITHMETIC,
+    on=MERGE,
+    seen="vllm merge_attn_states: an infinite log-sum-exp is read as -inf, since FlashAttention-2 returns +inf",
+    needs=need(_partial, "both states of every row have keys"),
+    product=lambda s: replace(s, sums=s.sums.masked_fill(torch.isneginf(s.sums), 0.0)),
+)
+fault(
+    "second state is not weighted",
+    ARITHMETIC,
+    on=MERGE,
+    seen="no public thread: the outputs are added with the weight of the first alone",
+    product=lambda s: replace(s, outputs=torch.stack([s.outputs[0], s.outputs[1] * 2])),
+)
+fault(
+    "output scale {}",
+    VALUE,
+    on=takes("output_scale") & MERGE,
+    needs=need(_has("output_scale"), "the output is no FP8"),
+    over=(
+        way("left out", ones, seen="vllm 55670: the FP8 output is copied without its scale"),
+        way("multiplied", torch.reciprocal, seen="no public thread: the scale for its inverse"),
+    ),
+    read=lambda change: lambda inputs: inputs | {"output_scale": change(inputs["output_scale"])},
+)
+fault(
+    "tokens without a prefix are merged",
+    MOVEMENT,
+    on=of_class(MergeAttnStates),
+    seen="vllm merge_attn_states: prefill_tokens_with_context",
+    needs=need(lambda call: call.resolved["prefill_tokens_with_context"] is not None, "every token has a prefix"),
+    options=lambda options: options | {"prefill_tokens_with_context": None},
+    same_if="no token is without a prefix",
 )
