@@ -60,6 +60,7 @@ BINDINGS = (
         "(q, (k, k_scale), weights, cu_seqlen_ks, cu_seqlen_ke, clean_logits)",
         "(q, kv, weights, ks, ke, clean_logits=False, max_seqlen_k=0)",
         where="q.shape[1] in (32, 64) and q.shape[2] in (32, 64, 128)",
+        domain="h <= 64, d <= 128",
         dense=("*",),
         release=RELEASE,
     ),

@@ -75,6 +75,7 @@ BINDINGS = (
         # a token is copied by one block of at most 1024 threads, each of which has 16 bytes or a 32nd of a head
         where="append_key.shape[2] in (64, 128, 256, 512) and append_key.shape[1] * append_key.shape[2] <= "
         "1024 * max(16 // append_key.element_size(), append_key.shape[2] // 32)",
+        domain="h <= 32, d % 64 == 0",
         dense=("*",),
         release=RELEASE,
     ),
@@ -86,6 +87,7 @@ BINDINGS = (
         "(append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr, "
         "kv_last_page_len)",
         where="(append_ckv.shape[1], append_kpe.shape[1]) == (512, 64)",
+        domain="r % 512 == 0, r <= 512, e % 64 == 0, e <= 64",
         dense=("*",),
         release=RELEASE,
     ),
