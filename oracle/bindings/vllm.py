@@ -32,9 +32,11 @@ BINDINGS = (
         "(out, a, b, a_scales, b_scales, bias)",
         loads=STABLE,
         takes={"a": E4M3, "b": E4M3, "out_dtype": HALVES},
-        # scales of blocks lie otherwise in a call; an extent alone does not tell them from others
-        where="a.shape[1] % 16 == 0 and b.shape[0] % 16 == 0 and a_scale.numel() in (1, a.shape[0]) "
-        "and b_scale.numel() in (1, b.shape[0]) and (bias is None or bias.dtype == out_dtype)",
+        # no scales of blocks, which lie otherwise in a call; the scale [1, 1] of one whole block is such a one
+        where="a_scale.numel() in (1, a.shape[0]) and b_scale.numel() in (1, b.shape[0]) "
+        "and (b_scale.dim() < 2 or b_scale.numel() > 1 or max(b.shape) > 128) "
+        "and (bias is None or bias.dtype == out_dtype)",
+        domain="n % 16 == 0, k % 16 == 0",
     ),
     _operator("cutlass_pack_scale_fp8", "(scales)", "(scales)", loads=STABLE),
     _operator("silu_and_mul_quant", "(q, x, scale)", "(result, input, scale)", dense=()),
