@@ -27,7 +27,7 @@ ALONG_K = {"nn": {"b"}, "tn": {"a", "b"}, "tt": {"a"}}
 def _product(name: str, parameters: str, *more: str, domain: str = "n % 64 == 0, k % 128 == 0") -> Binding:
     """A product of FP8 operands; ``more``: what stands in its call behind the output."""
     along = next((operands for form, operands in ALONG_K.items() if f"_{form}" in name), ())
-    a, b = (f"({x}{'.mT.contiguous().mT' if x in along else ''}, {x}_scale)" for x in "ab")
+    a, b = (f"({x}{'.mT().contiguous().mT()' if x in along else ''}, {x}_scale)" for x in "ab")
     return bind(
         f"deep_gemm:{name}",
         name,

@@ -45,7 +45,7 @@ BINDINGS = (
     bind(
         "flashinfer.gemm:bmm_fp8",
         "bmm_fp8",
-        "(A, B.mT.contiguous().mT, A_scale, B_scale, out_dtype)",  # it reads every B as column-major
+        "(A, B.mT().contiguous().mT(), A_scale, B_scale, out_dtype)",  # it reads every B as column-major
         "(A, B, A_scale, B_scale, dtype, out=None, backend='cublas')",
         takes={"out_dtype": HALVES},
         ignores=("backend", "out"),  # which it returns, too
