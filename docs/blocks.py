@@ -140,6 +140,19 @@ def routine_table() -> str:
     return str(import_module("kernels.plan").markdown_table())
 
 
+def blackwell() -> str:
+    """What each architecture of Blackwell takes for the products of blocks and experts, and how that sums."""
+    plan = import_module("kernels.plan")
+    described = [plan.Machine.described(arch) for arch in ("sm100", "sm103", "sm120", "sm121")]
+    chosen = [plan.summary(machine) for machine in described]
+    lines = ["| routine | " + " | ".join(machine.arch for machine in described) + " |", "|:--" * 5 + "|"]
+    for rows in zip(*chosen, strict=True):
+        if "mm" in rows[0][0] and any(row[1] != "-" for row in rows):
+            cells = (f"{backend}{f', `{sums}`' if 'chain' in sums else ''}" for _, backend, _, sums in rows)
+            lines.append(f"| `{rows[0][0]}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def environment() -> str:
     """The variables that the production layer reads."""
     return str(import_module("kernels.config").environment_table())
@@ -409,6 +422,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "api": api, "module": module, "contracts": contract_list, "schedules": schedule_table,
     "instructions": instruction_table, "probe_pairs": probe_pairs, "faults": fault_catalogue,
     "routines": routine_table, "capture": capture, "environment": environment, "private-names": private_names,
+    "blackwell": blackwell,
     "right-captures": right_captures, "captures": capture_list, "known-failures": known_failures,
     "validations": validations, "measurements": measurements, "gallery": gallery, "findings": findings, "runs": runs,
     "statuses": statuses,

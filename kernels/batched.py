@@ -26,7 +26,7 @@ from .checks import FP8
 from .errors import LayoutError, OptionError, ShapeError
 from .operators import empty
 from .routes import dtype_name, route
-from .support import BLOCK, LEAST_1D1D
+from .support import BLOCK, BLOCKS, LEAST_1D1D
 from .verbs import verb
 
 E5M2 = torch.float8_e5m2
@@ -84,7 +84,7 @@ def _every_masked(verb: Callable[..., Tensor], inputs: Inputs, options: Options)
 # --- the verbs -----------------------------------------------------------------------------------------------------
 
 
-@verb("fp8_gemm_nt", adapter=paired(("a", 0), ("b", 1)))
+@verb("fp8_gemm_nt", adapter=paired(("a", 0), ("b", 1)), native=(BLOCKS,))
 def fp8_gemm_nn(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True) -> None:
     """:func:`kernels.fp8_gemm_nt` with ``b (b [K, N], b_scale [K/128, N/128])``; raises what that raises.
 
@@ -93,7 +93,7 @@ def fp8_gemm_nn(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disab
     blockscaled.fp8_gemm_nt(a, _turned("b", b), out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
-@verb("fp8_gemm_nt", adapter=paired(("a", 1), ("b", 1)))
+@verb("fp8_gemm_nt", adapter=paired(("a", 1), ("b", 1)), native=(BLOCKS,))
 def fp8_gemm_tn(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True) -> None:
     """:func:`kernels.fp8_gemm_nt` with ``a (a [K, M], a_scale [K/128, M])`` and ``b`` as of :func:`fp8_gemm_nn`.
 
@@ -103,7 +103,7 @@ def fp8_gemm_tn(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disab
     blockscaled.fp8_gemm_nt(left, right, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
-@verb("fp8_gemm_nt", adapter=paired(("a", 1), ("b", 0)))
+@verb("fp8_gemm_nt", adapter=paired(("a", 1), ("b", 0)), native=(BLOCKS,))
 def fp8_gemm_tt(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True) -> None:
     """:func:`kernels.fp8_gemm_nt` with ``a (a [K, M], a_scale [K/128, M])``; raises what that raises.
 
@@ -240,7 +240,8 @@ def fp8_gemm_nt_skip_head_mid(
         splits = [left, mid, right]
         torch.ops.fp8_kernels.fp8_gemm_nt_skip_head_mid(x, xs, w, ws, out, splits, disable_ue8m0_cast)
         return
-    run = route("skip_head_mid", device, ("n", n), ("k", k), ("out_dtype", dtype_name(out.dtype)))
+    key = (("n", n), ("k", k), ("out_dtype", dtype_name(out.dtype)), *blockscaled.held(disable_ue8m0_cast))
+    run = route("skip_head_mid", device, *key)
     if m:
         run.skip_head_mid(x, xs, w, ws, out, (left, mid, right), disable_ue8m0_cast)
 
@@ -332,7 +333,7 @@ def bmm_fp8(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch
 # --- FlashInfer's and CUTLASS' groups --------------------------------------------------------------------------------
 
 
-@verb("fp8_gemm_nt", adapter=runs)
+@verb("fp8_gemm_nt", adapter=runs, native=(BLOCKS,))
 def gemm_fp8_nt_groupwise(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:

@@ -30,7 +30,7 @@ from .formulas import flashinfer_blocks
 from .operators import empty
 from .quantize import GROUP_EPS, ceil_to_ue8m0, per_block_cast_to_fp8, per_token_group_quant_fp8_packed
 from .routes import cached, dtype_name, route
-from .support import BLOCK, SWITCH_M
+from .support import BLACKWELL, BLOCK, BLOCKS, SWITCH_M
 from .verbs import exported, serve, verb
 
 # --- as a contract, and as an operator, calls it -------------------------------------------------------------------
@@ -124,7 +124,14 @@ def _linear_operator(verb_keys: Mapping[bool, object]) -> Callable[[Callable[...
 # --- the verbs -----------------------------------------------------------------------------------------------------
 
 
-@verb("fp8_gemm_nt", adapter=_into_fresh, writes=("out",), fast_path=_gemm_operator, kinds=False)
+@verb(
+    "fp8_gemm_nt",
+    adapter=_into_fresh,
+    writes=("out",),
+    fast_path=_gemm_operator,
+    kinds=False,
+    native=(BLOCKS,),
+)
 def fp8_gemm_nt(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -227,10 +234,9 @@ def _decided_gemm(w: Tensor, ws: Tensor) -> Gemm:
 
 
 def _gemm_run(device: torch.device, n: int, k: int, dense: bool) -> Gemm:
-    backend, packs = _gemm(device, n, k, torch.bfloat16, None)
-    if packs:
-        return _product
-    product = _aligned(backend, dense)
+    if machines.packs_ue8m0():
+        return _product  # which scales the call may hold decides
+    product = _aligned(_gemm(device, n, k, torch.bfloat16, None, True)[0], dense)
     if device.index is None:
         return product
     here, index = fast.DEVICE, device.index
@@ -256,19 +262,32 @@ def _product(
 ) -> None:
     """:func:`fp8_gemm_nt` of checked operands."""
     (m, k), n = x.shape, w.shape[0]
-    run, packs = cached(_gemm, x.device, n, k, out.dtype, None if c is None else c.dtype)
+    run, packs = cached(_gemm, x.device, n, k, out.dtype, None if c is None else c.dtype, disable_ue8m0_cast)
     if m == 0:
         return
     if packs:
         xs, ws = packed_scales(xs, ws, (m, n, k), disable_ue8m0_cast)
-    run.fp8_gemm_nt(x, xs, w, ws, out, c, disable_ue8m0_cast)
+    run.gemm(_operation())(x, xs, w, ws, out, c, disable_ue8m0_cast)
 
 
-def _gemm(device: torch.device, n: int, k: int, out: torch.dtype, c: torch.dtype | None) -> tuple[Backend, bool]:
+def _gemm(
+    device: torch.device, n: int, k: int, out: torch.dtype, c: torch.dtype | None, disable_ue8m0_cast: bool
+) -> tuple[Backend, bool]:
     """The backend of a product, and whether it takes packed scales only."""
     dtypes = (("out_dtype", dtype_name(out)), ("c", None if c is None else dtype_name(c)))
-    backend = route("fp8_gemm_nt", device, ("n", n), ("k", k), *dtypes)
-    return backend, backend.name == "deep_gemm" and machines.current_machine().sm == 100
+    backend = route(_operation(), device, ("n", n), ("k", k), *dtypes, *held(disable_ue8m0_cast))
+    return backend, backend.name == "deep_gemm" and machines.packs_ue8m0()
+
+
+def _operation() -> str:
+    return BLOCKS if machines.current_machine().sm in BLACKWELL else "fp8_gemm_nt"
+
+
+def held(disable_ue8m0_cast: bool) -> tuple[tuple[str, str], ...]:
+    """The field of a problem that says what its scales may hold, where a backend of this machine looks at it."""
+    if not machines.packs_ue8m0():
+        return ()
+    return (("scale_format", "float32" if disable_ue8m0_cast else "ue8m0"),)
 
 
 def _check_gemm(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Tensor | None) -> None:
@@ -288,7 +307,7 @@ def _check_gemm(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Te
 def packed_scales(
     a_scale: Tensor, b_scale: Tensor, extents: tuple[int, int, int], disable_ue8m0_cast: bool
 ) -> tuple[Tensor, Tensor]:
-    """Both float32 scales as packed UE8M0, which sm100's kernels take; every scale must be a power of two.
+    """Both float32 scales as packed UE8M0, which Blackwell's kernels take; every scale must be a power of two.
 
     ``a_scale`` ``[M, K/128]`` and ``b_scale`` ``[N/128, K/128]`` float32. Returns int32 ``[M, ceil(K/512)]`` and ``[N,
     ceil(K/512)]``.
@@ -302,7 +321,7 @@ def packed_scales(
     """
     if disable_ue8m0_cast:
         raise OptionError(
-            "sm100 takes UE8M0 scales only; quantise with use_ue8m0=True and pass disable_ue8m0_cast=False"
+            "these kernels take UE8M0 scales only; quantise with use_ue8m0=True and pass disable_ue8m0_cast=False"
         )
     m, n, k = extents
     left = layout.transform_sf_into_required_layout(a_scale, m, k, (1, BLOCK, BLOCK), is_sfa=True)
@@ -502,8 +521,8 @@ def _quantise_then_gemm(
     """Quantise, then GEMM, each on the backend that its plan chooses."""
     key = (("group_size", BLOCK), ("a_dtype", dtype_name(dtype)), ("ue8m0", e8m0))
     quantise = _quantiser(route("quant_group", device, *key), e8m0)
-    backend, sm100 = _gemm(device, n, k, torch.bfloat16, None)
-    product = _product if sm100 else _aligned(backend, dense)
+    backend, packs = _gemm(device, n, k, torch.bfloat16, None, not e8m0)
+    product = backend.gemm(BLOCKS) if _operation() == BLOCKS else _aligned(backend, dense)
     index, here, allocator_now = device.index, fast.DEVICE, allocators(device)
 
     def linear(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
@@ -514,8 +533,8 @@ def _quantise_then_gemm(
         out = allocate((m, n), (n, 1), torch.bfloat16)
         if m == 0:
             return out
-        if sm100 and e8m0:
-            _packed_gemm(input, weight, weight_scale, out)
+        if packs:
+            _packed_gemm(backend, input, weight, weight_scale, out)
         else:
             q, scale = quantise(input, None, allocate)
             product(q, scale, weight, weight_scale, out, None, not e8m0)
@@ -653,7 +672,8 @@ def _switched(device: torch.device, m: int, n: int, k: int, e8m0: bool, dense: b
     small = m < SWITCH_M and not current_config().batch_invariant
     if m > 0:
         rows = SWITCH_M - 1 if small else SWITCH_M
-        run = route("dynamic_blockscale", device, ("m", rows), ("n", n), ("k", k), ("ue8m0", e8m0))
+        key = (("m", rows), ("n", n), ("k", k), ("ue8m0", e8m0), *held(not e8m0))
+        run = route("dynamic_blockscale", device, *key)
         if small and run.declares("few_rows"):
             return run.few_rows(torch.bfloat16, n, k)
         if small and run.declares("blockscale_sm90"):
@@ -683,7 +703,7 @@ class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
     Parameters
     ----------
     use_deep_gemm_e8m0
-        UE8M0 scales; default: :func:`kernels.platform.is_deep_gemm_e8m0_used`.
+        UE8M0 scales; default: :func:`kernels.platform.quantises_to_ue8m0`.
     """
 
     apply_input_quant = False
@@ -691,9 +711,7 @@ class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
 
     @checks.checked
     def __init__(self, use_deep_gemm_e8m0: bool | None = None) -> None:
-        self.use_deep_gemm_e8m0 = (
-            machines.is_deep_gemm_e8m0_used() if use_deep_gemm_e8m0 is None else use_deep_gemm_e8m0
-        )
+        self.use_deep_gemm_e8m0 = machines.quantises_to_ue8m0() if use_deep_gemm_e8m0 is None else use_deep_gemm_e8m0
 
     @checks.checked
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
@@ -727,11 +745,10 @@ class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
         return dynamic_flashinfer_deepgemm_blockscale_gemm(A, B, Bs, BLOCK, self.use_deep_gemm_e8m0)
 
 
-def _packed_gemm(input: Tensor, weight: Tensor, weight_scale: Tensor, out: Tensor) -> None:
+def _packed_gemm(run: Backend, input: Tensor, weight: Tensor, weight_scale: Tensor, out: Tensor) -> None:
     n, k = weight.shape
     q, scale = per_token_group_quant_fp8_packed(input, BLOCK)
     packed = layout.transform_sf_into_required_layout(weight_scale, n, k, (1, BLOCK, BLOCK), is_sfa=False)
-    run = route("fp8_gemm_nt", input.device, ("n", n), ("k", k))
     run.fp8_gemm_nt(q, scale, weight, packed, out, None, False)
 
 

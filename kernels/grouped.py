@@ -19,6 +19,8 @@ from torch.compiler import is_compiling
 from . import checks, operators
 from . import platform as machines
 from .adapters import Inputs, Options, int32, out_dtype_of, pairs
+from .backends.declaration import Backend
+from .blockscaled import held
 from .checks import FP8
 from .context import constant
 from .errors import NoBackendError, ShapeError
@@ -110,9 +112,7 @@ def m_grouped_fp8_gemm_nt_contiguous(
     if is_compiling():
         torch.ops.fp8_kernels.m_grouped_fp8_gemm_nt_contiguous(x, xs, w, ws, out, m_indices, disable_ue8m0_cast, check)
         return
-    run = route(
-        "grouped_contiguous", device, ("n", n), ("k", k), ("groups", groups), ("out_dtype", dtype_name(out.dtype))
-    )
+    run = _route("grouped_contiguous", out, n, k, groups, disable_ue8m0_cast)
     if m == 0:
         return
     if checks.wanted(check, device):
@@ -166,7 +166,7 @@ def fp8_m_grouped_gemm_nt_masked(
         op = torch.ops.fp8_kernels.fp8_m_grouped_gemm_nt_masked
         op(x, xs, w, ws, out, masked_m, expected_m, disable_ue8m0_cast, check)
         return
-    run = route("grouped_masked", device, ("n", n), ("k", k), ("groups", groups), ("out_dtype", dtype_name(out.dtype)))
+    run = _route("grouped_masked", out, n, k, groups, disable_ue8m0_cast)
     if m == 0:
         return
     if checks.wanted(check, device):
@@ -241,6 +241,11 @@ def scaled_grouped_mm(
             lambda: f"offsets {offsets.tolist()} must be non-decreasing from 0 to at most M={m}",
         )
     return run.grouped_scaled(a, b, scale_a, scale_b, offsets, out_dtype)
+
+
+def _route(op: str, out: Tensor, n: int, k: int, groups: int, disable_ue8m0_cast: bool) -> Backend:
+    extents = (("n", n), ("k", k), ("groups", groups), ("out_dtype", dtype_name(out.dtype)))
+    return route(op, out.device, *extents, *held(disable_ue8m0_cast))
 
 
 def _check_indices(check: bool | None, m_indices: Tensor, groups: int, alignment: int) -> None:

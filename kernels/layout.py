@@ -188,15 +188,15 @@ def transform_sf_into_required_layout(
     Returns float32 of the shape of ``sf``, or int32 ``[..., mn, ceil(k / gran_k / 4)]``.
 
     sm90 (and the CPU path): scales of one row float32, MN-major and TMA-aligned; scales of 128 rows unchanged.
-    sm100: packed UE8M0, one scale for each row (a 128-row scale is repeated), for 128 or 32 elements of K; float32
-    MN-major with ``disable_ue8m0_cast``.
+    sm100, sm103, sm120, sm121: packed UE8M0, one scale for each row (a 128-row scale is repeated), for 128 or 32
+    elements of K; float32 MN-major with ``disable_ue8m0_cast``, which no product there reads.
 
     Parameters
     ----------
     sf
         ``[ceil(mn/g), ceil(k/gran_k)]`` float32, with a leading ``num_groups`` when given.
     recipe
-        Rows of A a scale, rows of B a scale, K a scale: ``(1, 128, 128)``; K is 32 on sm100 alone.
+        Rows of A a scale, rows of B a scale, K a scale: ``(1, 128, 128)``; K is 32 on Blackwell alone.
     is_sfa
         Whether ``sf`` belongs to A (first entry of the recipe) or B (second).
 
@@ -205,7 +205,7 @@ def transform_sf_into_required_layout(
     DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     machine = machine or machines.current_machine()
-    plain = machine.sm // 10 != 10 or disable_ue8m0_cast
+    plain = not machines.packs_ue8m0(machine) or disable_ue8m0_cast
     granularities = (128,) if plain else (32, 128)
     if len(recipe) != 3 or recipe[2] not in granularities or recipe[0 if is_sfa else 1] not in (1, 128):
         choices = " or ".join(map(str, granularities))

@@ -10,7 +10,9 @@ multiplies the finished sum in float32, the bias is added to that, and the resul
 
 On a GPU without block-scaled instructions a Triton kernel dequantises to bfloat16 in registers, which is exact for
 operands from 2^-133 to 2^127 (:mod:`kernels.backends.triton_mx`); on a CPU plain torch multiplies in float32. A summand
-``c`` is added in float32 too. Not covered: Blackwell's own instructions.
+``c`` is added in float32 too. On Blackwell a plan takes the libraries whose instructions read the scales
+(:mod:`kernels.backends.flashinfer_mx`, vLLM's, torch's) where they serve the product: of one matrix by one weight, of a
+batch, and of groups of rows in FlashInfer's placement.
 
 NaN codes, and scale bytes that stand for NaN, make every element that they reach NaN.
 Source: FlashInfer (``mm_mxfp8``, ``mm_fp4``, ``group_gemm``), torch (``scaled_mm``), DeepGEMM (``fp8_fp4_gemm_nt``).
@@ -26,12 +28,14 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from . import checks, operators
+from . import platform as machines
 from .adapters import Adapter, Inputs, Options, out_dtype_of, pairs
 from .backends.declaration import Rows, Scales
 from .errors import DtypeError, OptionError, ShapeError
 from .layout import shuffled_rows
 from .mx_blocks import LINEAR, MX_BLOCK, NVFP4_BLOCK, size_of
 from .routes import dtype_name, route
+from .support import BLACKWELL, DENSE_MX, FEW_ROWS, MX_OPERATIONS, TILE_ROWS
 from .verbs import serve, verb
 
 E4M3, E5M2, UE8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
@@ -39,6 +43,8 @@ HALVES = (torch.bfloat16, torch.float16)
 HIGH, FLAT = "128x4", "8x4"
 TORCH_NAMES = ("mat_a", "mat_b", "scale_a", "scale_b")
 SWIZZLES = {"SWIZZLE_32_4_4": HIGH, "NO_SWIZZLE": LINEAR}
+DENSE, BATCHED, GROUPED, OTHER = "product", "batched", "grouped", ""
+"""How the rows of ``a`` meet the weights: one weight; as many rows for each; groups in FlashInfer's placement; else."""
 
 
 # --- as a contract, and as an operator, calls it -------------------------------------------------------------------
@@ -78,7 +84,7 @@ def _groups_of_k(verb: Callable[..., None], inputs: Inputs, options: Options) ->
 # --- the verbs -----------------------------------------------------------------------------------------------------
 
 
-@verb("mx_product")
+@verb("mx_product", native=("mxfp8_product",))
 def mm_mxfp8(
     a: Tensor,
     b: Tensor,
@@ -121,7 +127,7 @@ def mm_mxfp8(
     return _in_order(_dense(a, left, b, right, checks.out_dtype(out_dtype, *HALVES)), shuffled)
 
 
-@verb("mx_product")
+@verb("mx_product", native=("nvfp4_product", "mxfp4_product"))
 def mm_fp4(
     a: Tensor,
     b: Tensor,
@@ -174,7 +180,7 @@ def _in_order(out: Tensor, shuffled: bool) -> Tensor:
     return out.index_select(1, torch.argsort(shuffled_rows(out.shape[1], device=out.device)))
 
 
-@verb("mx_product")
+@verb("mx_product", native=DENSE_MX)
 def scaled_mm(
     mat_a: Tensor,
     mat_b: Tensor,
@@ -240,7 +246,7 @@ def scaled_mm(
 # --- batched and grouped --------------------------------------------------------------------------------------------
 
 
-@verb("mx_product")
+@verb("mx_product", native=("mxfp8_batched",))
 def bmm_mxfp8(
     a: Tensor,
     b: Tensor,
@@ -285,11 +291,11 @@ def bmm_mxfp8(
     start = torch.arange(batch, dtype=torch.int32, device=a.device)
     step_a, step_b = (m, n) if whole else (_up(m), _up(n))
     table = torch.stack([start * m, start * m + m, start * step_a, start * step_b])
-    run_product(a.reshape(batch * m, k), left, b.mT, right, out, Rows(table))
+    run_product(a.reshape(batch * m, k), left, b.mT, right, out, Rows(table), form=BATCHED)
     return out.view(batch, m, n)
 
 
-@verb("mx_product")
+@verb("mx_product", native=("mxfp8_mxfp4_grouped",))
 def group_gemm_mxfp8_mxfp4_nt_groupwise(
     a: Tensor,
     b: Tensor,
@@ -297,6 +303,7 @@ def group_gemm_mxfp8_mxfp4_nt_groupwise(
     b_scale: Tensor,
     m_indptr: Tensor,
     out_dtype: torch.dtype = torch.bfloat16,
+    row_alignment: int = 1,
 ) -> Tensor:
     """MXFP8 rows of each expert against its MXFP4 weight, ``[M, N]``.
 
@@ -315,16 +322,19 @@ def group_gemm_mxfp8_mxfp4_nt_groupwise(
         uint8 (E8M0), each weight in 128x4 tiles of its own.
     m_indptr
         ``[G + 1]`` int32: where the rows of each expert begin, and behind the last M.
+    row_alignment
+        What every entry of ``m_indptr`` is a multiple of; FlashInfer's kernels take 4, and are not called with less.
+        The values are looked at on a CPU, and elsewhere where values are checked.
 
     Raises
     ------
     ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     checks.dtype("a", checks.rank("a", a, 2), E4M3, E5M2)
-    return _group_gemm(a, b, a_scale, b_scale, m_indptr, UE8M0, MX_BLOCK, a.shape[1], out_dtype, None)
+    return _group_gemm(a, b, a_scale, b_scale, m_indptr, UE8M0, MX_BLOCK, a.shape[1], out_dtype, None, row_alignment)
 
 
-@verb("mx_product")
+@verb("mx_product", native=("nvfp4_grouped",))
 def group_gemm_nvfp4_nt_groupwise(
     a: Tensor,
     b: Tensor,
@@ -333,6 +343,7 @@ def group_gemm_nvfp4_nt_groupwise(
     m_indptr: Tensor,
     alpha: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
+    row_alignment: int = 1,
 ) -> Tensor:
     """NVFP4 rows of each expert against its weight; as :func:`group_gemm_mxfp8_mxfp4_nt_groupwise`.
 
@@ -350,7 +361,8 @@ def group_gemm_nvfp4_nt_groupwise(
     ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     checks.dtype("a", checks.rank("a", a, 2), torch.uint8)
-    return _group_gemm(a, b, a_scale, b_scale, m_indptr, E4M3, NVFP4_BLOCK, 2 * a.shape[1], out_dtype, alpha)
+    k = 2 * a.shape[1]
+    return _group_gemm(a, b, a_scale, b_scale, m_indptr, E4M3, NVFP4_BLOCK, k, out_dtype, alpha, row_alignment)
 
 
 def _group_gemm(
@@ -364,13 +376,14 @@ def _group_gemm(
     k: int,
     out_dtype: torch.dtype,
     alpha: Tensor | None,
+    row_alignment: int,
 ) -> Tensor:
     """Groups of rows in FlashInfer's placement."""
     groups, n, _ = checks.dtype("b", checks.rank("b", b, 3), torch.uint8).shape
     checks.multiple("K", k, width, "pad K with zeros")
     if 2 * b.shape[2] != k:
         raise ShapeError(f"b holds K={2 * b.shape[2]} codes a row and a K={k}")
-    _pointers("m_indptr", m_indptr, groups + 1, a.shape[0])
+    _pointers("m_indptr", m_indptr, groups + 1, a.shape[0], checks.positive("row_alignment", row_alignment))
     _factors("alpha", alpha, groups)
     rows = (a.shape[0] + 127 * groups) // 128 * 128
     left = _scales("a_scale", a_scale, dtype, rows, k, width, HIGH)
@@ -381,7 +394,7 @@ def _group_gemm(
     start = m_indptr[:-1].to(torch.int32)
     scale = (start + 127 * group) // 128 * 128
     table = torch.stack([start, m_indptr[1:].to(torch.int32), scale, group * _up(n)])
-    run_product(a, left, b, right, out, Rows(table), alpha)
+    run_product(a, left, b, right, out, Rows(table), alpha, form=GROUPED, row_alignment=row_alignment)
     return out
 
 
@@ -856,12 +869,15 @@ def run_product(
     bias: Tensor | None = None,
     accumulate: bool = False,
     names: tuple[str, str, str, str] = ("a", "b", "a_scale", "b_scale"),
+    form: str = OTHER,
+    row_alignment: int = 1,
 ) -> None:
     """``a [R, K]`` times ``b [G, N, K]`` into ``out [R, N]``; unassigned rows are not written.
 
     ``alpha`` ``[1]`` or ``[G]`` and ``bias`` ``[N]`` float32 (``bias`` bf16 or f16 too).
 
-    ``names`` of the operands and of their scales, for errors.
+    ``names`` of the operands and of their scales, for errors; ``form``: how rows meet weights, where a library has a
+    product of that kind; ``row_alignment``: every group begins and ends at a multiple of it.
 
     Raises DeviceError, InputError, ShapeError.
     """
@@ -871,7 +887,8 @@ def run_product(
     operands = dict(zip(names, (a, b, left.memory, right.memory), strict=True))
     checks.same_device(**operands, out=out, alpha=alpha, bias=bias)
     run = torch.ops.fp8_kernels.mx_product if is_compiling() else mx_product
-    run(a, *left, b, *right, out, *(rows or Rows(None)), alpha, bias, accumulate)
+    form = DENSE if rows is None else form
+    run(a, *left, b, *right, out, *(rows or Rows(None)), alpha, bias, accumulate, form, row_alignment)
 
 
 def mx_product(
@@ -890,6 +907,8 @@ def mx_product(
     alpha: Tensor | None,
     bias: Tensor | None,
     accumulate: bool,
+    form: str,
+    row_alignment: int,
 ) -> None:
     """The operator under every verb: :attr:`kernels.backends.declaration.Backend.mx_product` of the plan's backend.
 
@@ -899,8 +918,56 @@ def mx_product(
     """
     rows = Rows(table, expert, depth)
     left, right = Scales(a_scale, a_width, a_tile), Scales(b_scale, b_width, b_tile)
-    backend = route("mx_product", a.device, ("out_dtype", dtype_name(out.dtype)))
-    backend.mx_product(a, left, b, right, out, rows, alpha, bias, accumulate)
+    op, key = "mx_product", list[tuple[str, object]]([("out_dtype", dtype_name(out.dtype))])
+    if form and machines.current_machine().sm in BLACKWELL:
+        own = f"{recipe_of(a, left, b, right)}_{form}"
+        if own in MX_OPERATIONS:
+            op, key = own, [*key, *_fields(a, left, b, right, out, alpha, bias, accumulate, form)]
+            key += [("row_alignment", row_alignment)] if form == GROUPED else []
+    route(op, a.device, *key).of(op)(a, left, b, right, out, rows, alpha, bias, accumulate)
+
+
+def recipe_of(a: Tensor, left: Scales, b: Tensor, right: Scales) -> str:
+    """``mxfp8``, ``nvfp4``, ``mxfp4`` or ``mxfp8_mxfp4`` by codes and scales; empty for any other pair.
+
+    ``a`` and ``b`` hold codes of any shape, E4M3 or E5M2, or two of E2M1 a byte (uint8).
+    """
+    kinds = {(side.memory.dtype, side.width) for side in (left, right)}
+    narrow = (not a.is_floating_point(), not b.is_floating_point())
+    if kinds == {(E4M3, NVFP4_BLOCK)}:
+        return "nvfp4" if narrow == (True, True) else ""
+    names = {(False, False): "mxfp8", (True, True): "mxfp4", (False, True): "mxfp8_mxfp4"}
+    return names.get(narrow, "") if kinds == {(UE8M0, MX_BLOCK)} else ""
+
+
+def _fields(
+    a: Tensor,
+    left: Scales,
+    b: Tensor,
+    right: Scales,
+    out: Tensor,
+    alpha: Tensor | None,
+    bias: Tensor | None,
+    accumulate: bool,
+    form: str,
+) -> tuple[tuple[str, object], ...]:
+    """The fields of a problem that rows of :mod:`kernels.support` look at; of the rows what these ask about, so that a
+    changing number of them adds few decisions."""
+    (groups, n, _), rows = b.shape, a.shape[0]
+    k = a.shape[1] * (1 if a.is_floating_point() else 2)
+    m = min(rows, FEW_ROWS + 1) if form == DENSE else TILE_ROWS if rows % (TILE_ROWS * groups) == 0 else 1
+    return (
+        ("m", m),
+        ("n", n),
+        ("k", k),
+        ("groups", None if form == DENSE else groups),
+        ("a_dtype", dtype_name(a.dtype)),
+        ("b_dtype", dtype_name(b.dtype)),
+        ("tiles", left.tile if left.tile == right.tile else left.tile if right.tile == HIGH else right.tile),
+        ("alpha", None if alpha is None else "one" if alpha.numel() == 1 and form != GROUPED else "group"),
+        ("bias", None if bias is None else dtype_name(bias.dtype)),
+        ("c", dtype_name(out.dtype) if accumulate else None),
+    )
 
 
 operators.register("mx_product", mx_product, operators.nothing, writes=("out",))
@@ -930,8 +997,8 @@ def _up(rows: int) -> int:
     return (rows + 127) // 128 * 128
 
 
-def _pointers(name: str, x: Tensor, count: int, most: int) -> None:
-    """Ends of groups, the values looked at on a CPU: ascending, from 0 to ``most``."""
+def _pointers(name: str, x: Tensor, count: int, most: int, alignment: int = 1) -> None:
+    """Ends of groups, the values looked at on a CPU: ascending, from 0 to ``most``, multiples of ``alignment``."""
     checks.operand(name, x, (count,), "int32, one for each expert", torch.int32)
     if not is_compiling() and checks.wanted(None, x.device) and count:
         checks.values(
@@ -940,6 +1007,13 @@ def _pointers(name: str, x: Tensor, count: int, most: int) -> None:
             (x[1:] >= x[:-1]).all() & (x[0] >= 0) & (x[-1] <= most),
             lambda: f"{name} {x.tolist()} must ascend from 0 to at most {most}",
         )
+        if alignment > 1:
+            checks.values(
+                name,
+                None,
+                (x % alignment == 0).all(),
+                lambda: f"{name} {x.tolist()} must hold multiples of row_alignment={alignment}",
+            )
 
 
 def _factors(name: str, x: Tensor | None, groups: int) -> None:

@@ -29,8 +29,26 @@ from .errors import (
 )
 from .platform import current_machine
 from .records import ARCHES, Config, Machine, Plan, Problem
+from .support import BLACKWELL, BLOCKS
 
-__all__ = ["MODULES", "ROUTINES", "TABLE", "Plan", "Problem", "backend_of", "describe", "markdown_table", "plan"]
+__all__ = [
+    "considered",
+    "decisions",
+    "explanation",
+    "record_of",
+    "summary",
+    "MODULES",
+    "ORDERS",
+    "ROUTINES",
+    "TABLE",
+    "Plan",
+    "Problem",
+    "backend_of",
+    "describe",
+    "markdown_table",
+    "order",
+    "plan",
+]
 
 TABLE: Mapping[str, tuple[str, ...]] = {
     # operation: backends in order of preference
@@ -49,6 +67,7 @@ TABLE: Mapping[str, tuple[str, ...]] = {
     "torch_linear": ("torch",),
     "block_linear": ("cutlass", "sgl_kernel", "torch", "triton_gemm", "eager"),
     "fp8_gemm_nt": ("deep_gemm", "triton_gemm", "eager"),
+    BLOCKS: ("deep_gemm", "cutlass", "flashinfer_cutlass", "triton_gemm", "eager"),
     "blockscale_sm90": ("flashinfer", "eager"),
     "few_rows": ("triton_linear", "eager"),
     "dynamic_blockscale": ("triton_linear", "flashinfer", "deep_gemm", "triton_gemm", "eager"),
@@ -61,12 +80,50 @@ TABLE: Mapping[str, tuple[str, ...]] = {
     "einsum": ("deep_gemm", "eager"),
     "bmm": ("flashinfer", "eager"),
     "mx_product": ("triton_mx", "eager"),
+    "mxfp8_product": (
+        "flashinfer_b12x",
+        "flashinfer_cutlass",
+        "torch",
+        "flashinfer_cute_dsl",
+        "flashinfer_cudnn",
+        "triton_mx",
+        "eager",
+    ),
+    "nvfp4_product": (
+        "flashinfer_b12x",
+        "cutlass",
+        "flashinfer_cutlass",
+        "flashinfer_cudnn",
+        "torch",
+        "flashinfer_cute_dsl",
+        "triton_mx",
+        "eager",
+    ),
+    "mxfp4_product": ("flashinfer_b12x", "flashinfer_cute_dsl", "flashinfer_cudnn", "triton_mx", "eager"),
+    "mxfp8_batched": ("flashinfer_cutlass", "flashinfer_cudnn", "triton_mx", "eager"),
+    "mxfp8_mxfp4_grouped": ("flashinfer_cutlass", "triton_mx", "eager"),
+    "nvfp4_grouped": ("flashinfer_cutlass", "triton_mx", "eager"),
     "moe_trtllm": ("flashinfer", "eager"),
     "moe_cutlass": ("flashinfer", "eager"),
     "mqa_logits": ("deep_gemm", "eager"),
     "paged_mqa_logits": ("deep_gemm", "eager"),
     "paged_metadata": ("deep_gemm", "eager"),
 }
+ORDERS: Mapping[tuple[str, str], tuple[str, ...]] = {
+    # (operation, arch): another order of the same backends
+    ("nvfp4_product", "sm121"): (  # of a GB10 FlashInfer takes b12x only by name: the others are faster in most cases
+        "cutlass",
+        "flashinfer_cutlass",
+        "flashinfer_cudnn",
+        "flashinfer_b12x",
+        "torch",
+        "flashinfer_cute_dsl",
+        "triton_mx",
+        "eager",
+    ),
+}
+NATIVE: Mapping[str, str] = {"fp8_gemm_nt": BLOCKS}
+"""Operations that are another one on Blackwell."""
 MODULES: Mapping[str, str] = {
     # backend: its file in backends/
     "triton": "triton_quant",
@@ -78,8 +135,13 @@ MODULES: Mapping[str, str] = {
     "torch": "torch_ops",
     "deep_gemm": "deep_gemm",
     "flashinfer": "flashinfer",
+    "flashinfer_cutlass": "flashinfer_mx",
+    "flashinfer_b12x": "flashinfer_mx",
+    "flashinfer_cudnn": "flashinfer_mx",
+    "flashinfer_cute_dsl": "flashinfer_mx",
     "eager": "eager",
 }
+PACKED = {"a_dtype": "uint8", "b_dtype": "uint8"}
 ROUTINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     # public routine: (operation, a representative problem) for the table of the documentation
     "scaled_fp8_quant": ("quant_tensor", {}),
@@ -116,10 +178,19 @@ ROUTINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "fp8_gemm_nt_skip_head_mid": ("skip_head_mid", {"n": 4096, "k": 4096}),
     "fp8_einsum": ("einsum", {"n": 512, "k": 128, "groups": 16}),
     "bmm_fp8": ("bmm", {"n": 4096, "k": 4096, "groups": 8}),
-    "mm_mxfp8": ("mx_product", {}),
-    "mm_fp4": ("mx_product", {}),
-    "scaled_mm": ("mx_product", {}),
-    "group_gemm_nvfp4_nt_groupwise": ("mx_product", {}),
+    "mm_mxfp8": ("mxfp8_product", {"n": 4096, "k": 4096, "tiles": "128x4"}),
+    "mm_fp4 (NVFP4)": ("nvfp4_product", {"n": 4096, "k": 4096, "tiles": "128x4", **PACKED}),
+    "mm_fp4 (MXFP4)": ("mxfp4_product", {"n": 4096, "k": 4096, "tiles": "128x4", **PACKED}),
+    "scaled_mm": ("mxfp8_product", {"n": 4096, "k": 4096, "tiles": "128x4", "out_dtype": "float32"}),
+    "bmm_mxfp8": ("mxfp8_batched", {"m": 128, "n": 4096, "k": 4096, "groups": 8, "tiles": "128x4"}),
+    "group_gemm_mxfp8_mxfp4_nt_groupwise": (
+        "mxfp8_mxfp4_grouped",
+        {"n": 4096, "k": 4096, "groups": 8, "tiles": "128x4", "b_dtype": "uint8", "row_alignment": 4},
+    ),
+    "group_gemm_nvfp4_nt_groupwise": (
+        "nvfp4_grouped",
+        {"n": 4096, "k": 4096, "groups": 8, "tiles": "128x4", "row_alignment": 4, **PACKED},
+    ),
     "fp8_fp4_gemm_nt": ("mx_product", {}),
     "apply_fi_trtllm_fp8_per_tensor_moe": ("moe_trtllm", {"groups": 8}),
     "fp8_mqa_logits": ("mqa_logits", {"heads": 32, "head_dim": 128}),
@@ -135,6 +206,9 @@ WORDS: Mapping[str, tuple[object, ...]] = {
     "b_scale": SCALES,
     "kernel": (None, "tensorwise", "rowwise", "unfused"),
     "ue8m0": (False, True),
+    "scale_format": (None, "ue8m0", "float32"),
+    "tiles": (None, "128x4", "8x4", "linear"),
+    "alpha": (None, "one", "group"),
 }
 """Admitted values of those fields of a problem that are neither extents nor dtypes."""
 NO_BACKEND = "no backend"
@@ -143,8 +217,14 @@ NO_BACKEND = "no backend"
 
 def backend_of(name: str) -> Backend:
     """What a backend declares (importing its module loads no library)."""
-    declared: Backend = importlib.import_module(f".backends.{MODULES[name]}", __package__).BACKEND
+    module = importlib.import_module(f".backends.{MODULES[name]}", __package__)
+    declared: Backend = module.BACKENDS[name] if hasattr(module, "BACKENDS") else module.BACKEND
     return declared
+
+
+def order(op: str, machine: Machine) -> tuple[str, ...]:
+    """The backends of an operation in the order in which a machine asks them."""
+    return ORDERS.get((op, machine.arch), TABLE[op])
 
 
 def plan(problem: Problem, machine: Machine | None = None, config: Config | None = None) -> Plan:
@@ -166,7 +246,7 @@ def plan(problem: Problem, machine: Machine | None = None, config: Config | None
         raise OptionError(f"unknown operation {problem.op!r}; known: {', '.join(TABLE)}")
     forced = _forced(config.backend).get(problem.op)
     reasons: dict[str, Reason] = {}
-    for name in TABLE[problem.op]:
+    for name in order(problem.op, machine):
         if forced is not None and name != forced:
             reasons[name] = SwitchedOff(f"only {forced} is asked for")
             continue
@@ -176,7 +256,8 @@ def plan(problem: Problem, machine: Machine | None = None, config: Config | None
             why = backend.lacks(problem, machine)
         if why is None:
             kernel, steps = backend.kernel(problem, machine), backend.steps(problem, machine)
-            return Plan(problem, machine.arch, name, kernel, steps, tuple(reasons.items()))
+            sums = backend.numerics(problem, machine)
+            return Plan(problem, machine.arch, name, kernel, steps, tuple(reasons.items()), sums)
         reasons[name] = why
     absent = any(isinstance(why, Unavailable) for why in reasons.values())
     raise (MissingPackageError if absent else NoBackendError)(f"{problem} on {machine.arch}", reasons)
@@ -214,12 +295,26 @@ def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
         The operation, the architecture or a field is unknown, or a field does not admit a value.
     """
     machine = current_machine() if arch is None else _described(arch, dims)
+    problem = _problem(op, machine, dims)
+    try:
+        chosen = plan(problem, machine)
+    except NoBackendError as error:
+        lines = [f"{problem} on {machine.arch}: {NO_BACKEND}"]
+        return "\n".join(lines + [f"  rejected {name}: {why}" for name, why in error.reasons.items()])
+    row = order(problem.op, machine)
+    after = row[row.index(chosen.backend) + 1 :]
+    return "\n".join([str(chosen), *(f"  not asked: {name}" for name in after if name not in dict(chosen.reasons))])
+
+
+def _problem(op: str, machine: Machine, dims: Mapping[str, object]) -> Problem:
+    """The problem of an operation, or the representative one of a routine, with the fields that are named."""
     representative: Mapping[str, Any] = {}
-    if op not in TABLE:
-        matches = [row for name, row in ROUTINES.items() if name.split(" ")[0] == op]
+    matches = [row for name, row in ROUTINES.items() if op in (name, name.split(" ")[0])]
+    if matches and op in NATIVE or op not in TABLE:
         if not matches:
             raise OptionError(f"unknown operation {op!r}; known: {', '.join(dict.fromkeys([*TABLE, *ROUTINES]))}")
         op, representative = matches[0]
+        op = NATIVE.get(op, op) if machine.sm in BLACKWELL else op
     names = {f.name for f in fields(Problem)} - {"op"}
     unknown = sorted(set(dims) - names)
     if unknown:
@@ -227,14 +322,91 @@ def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
     extents: dict[str, Any] = {**representative, **{k: v for k, v in dims.items() if v is not None}}
     for name, value in extents.items():
         _check_field(name, value)
-    problem = Problem(op, **{"device": machine.device, **extents})
-    try:
-        chosen = plan(problem, machine)
-    except NoBackendError as error:
-        lines = [f"{problem} on {machine.arch}: {NO_BACKEND}"]
-        return "\n".join(lines + [f"  rejected {name}: {why}" for name, why in error.reasons.items()])
-    after = TABLE[op][TABLE[op].index(chosen.backend) + 1 :]
-    return "\n".join([str(chosen), *(f"  not asked: {name}" for name in after if name not in dict(chosen.reasons))])
+    return Problem(op, **{"device": machine.device, **extents})
+
+
+def considered(problem: Problem, machine: Machine, config: Config) -> dict[str, Reason | None]:
+    """Every backend of the operation in its order, and why it does not serve the problem: None where it does.
+
+    Unlike :func:`plan` it does not end at the first that serves; no library is loaded.
+    """
+    return {name: backend_of(name).why_not(problem, machine, config) for name in order(problem.op, machine)}
+
+
+def decisions(machine: Machine, config: Config | None = None) -> list[dict[str, object]]:
+    """What a machine takes for each of :data:`ROUTINES`, as plain records: the routine and its problem; the backend
+    (None: none), its kernel, steps and sums; and each backend of the operation with its reason, None where it serves.
+
+    No library is loaded.
+    """
+    config = config or Config()
+    rows: list[dict[str, object]] = []
+    for routine in ROUTINES:
+        problem = _problem(routine, machine, {})
+        reasons = considered(problem, machine, config)
+        name = next((backend for backend, why in reasons.items() if why is None), None)
+        fields_set = {f.name: getattr(problem, f.name) for f in fields(Problem)}
+        row: dict[str, object] = {
+            "routine": routine,
+            "problem": {key: value for key, value in fields_set.items() if value is not None},
+            "backend": name,
+            "backends": [{"name": backend, "why_not": why} for backend, why in reasons.items()],
+        }
+        if name is not None:
+            chosen = backend_of(name)
+            row |= {
+                "kernel": chosen.kernel(problem, machine),
+                "steps": list(chosen.steps(problem, machine)),
+                "sums": chosen.numerics(problem, machine) or None,
+            }
+        rows.append(row)
+    return rows
+
+
+def record_of(machine: Machine, config: Config | None = None) -> dict[str, object]:
+    """:func:`decisions` of a machine and the machine itself, as :meth:`Machine.from_record` reads it."""
+    versions = {"cuda": machine.cuda, "rocm": machine.rocm, "torch": machine.torch}
+    usable = [p for p in machine.packages if not p.why_not]
+    packages = {p.name: f"{p.source}=={p.version}" if p.source else p.version for p in usable}
+    described: dict[str, object] = {"arch": machine.arch, "sms": machine.sms, "packages": packages}
+    described |= {name: ".".join(map(str, number)) for name, number in versions.items() if number is not None}
+    return {"machine": described, "decisions": decisions(machine, config)}
+
+
+def summary(machine: Machine, config: Config | None = None) -> list[tuple[str, str, str, str]]:
+    """A line for each routine: its name, the backend and its kernel (``-`` where none serves), and how it sums."""
+    lines = []
+    for row in decisions(machine, config):
+        lines.append((str(row["routine"]), *(str(row.get(key) or "-") for key in ("backend", "kernel", "sums"))))
+    return [(a, b, c, d) for a, b, c, d in lines]
+
+
+def explanation(op: str, machine: Machine, config: Config, **dims: object) -> str:
+    """What serves an operation or a routine on a machine, and of every other backend why it does not, or that it would.
+
+    ``dims`` are fields of :class:`Problem`.
+
+    Raises
+    ------
+    OptionError
+        The operation or a field is unknown, or a field does not admit a value.
+    """
+    problem = _problem(op, machine, dims)
+    reasons = considered(problem, machine, config)
+    name = next((backend for backend, why in reasons.items() if why is None), None)
+    if name is None:
+        return "\n".join(
+            [f"{problem} on {machine.arch}: {NO_BACKEND}", *(f"  not {each}: {why}" for each, why in reasons.items())]
+        )
+    chosen = backend_of(name)
+    lines = [f"{problem} on {machine.arch}: {name} -> {chosen.kernel(problem, machine)}"]
+    lines += [f"  step: {step}" for step in chosen.steps(problem, machine)]
+    sums = chosen.numerics(problem, machine)
+    lines += [f"  sums: {sums}"] if sums else []
+    for other, why in reasons.items():
+        if other != name:
+            lines.append(f"  not {other}: {why or 'it serves this too, and stands behind'}")
+    return "\n".join(lines)
 
 
 def _check_field(name: str, value: object) -> None:
@@ -260,7 +432,8 @@ def markdown_table(arches: tuple[str, ...] = ARCHES) -> str:
         cells = []
         for arch in arches:
             machine = Machine.described(arch)
-            problem = Problem(op, **{"device": machine.device, **dims})
+            here = NATIVE.get(op, op) if machine.sm in BLACKWELL else op
+            problem = Problem(here, **{"device": machine.device, **dims})
             try:
                 cells.append(plan(problem, machine, default).backend)
             except NoBackendError:

@@ -16,8 +16,18 @@ import torch
 from . import context
 from .config import current_config
 from .errors import DeviceError
-from .records import ARCHES, PACKAGES, PRODUCTS, Config, Machine, version
-from .support import BLOCK, CUTLASS, DEEP_GEMM_SM, E4M3_GFX, E8M0_SWITCH, ROWWISE_ROCM, built
+from .records import ARCHES, PACKAGES, PRODUCTS, Config, Machine, Problem, version
+from .support import (
+    BLOCK,
+    CUTLASS,
+    DEEP_GEMM_SM,
+    E4M3_GFX,
+    E8M0_SWITCH,
+    ROWWISE_ROCM,
+    UE8M0_FAMILIES,
+    built,
+    why_not,
+)
 from .verbs import verb
 
 __all__ = [
@@ -54,12 +64,28 @@ def use_machine(machine: Machine | None) -> Iterator[None]:
         yield
 
 
+def packs_ue8m0(machine: Machine | None = None) -> bool:
+    """Whether DeepGEMM's kernels of this machine read packed UE8M0 scales, and no float32 ones."""
+    return (machine or current_machine()).sm // 10 in UE8M0_FAMILIES
+
+
+def quantises_to_ue8m0(machine: Machine | None = None, config: Config | None = None) -> bool:
+    """Whether a layer takes UE8M0 scales by default: where DeepGEMM multiplies, and by the switch of its family."""
+    machine, config = machine or current_machine(), config or current_config()
+    if why_not("deep_gemm", Problem("fp8_gemm_nt"), machine, config) is not None:
+        return False
+    return config.use_deep_gemm_e8m0 if packs_ue8m0(machine) else config.use_deep_gemm_e8m0_hopper
+
+
 # --- support predicates, under the names that engines use ------------------------------------------------------
 
 
 @verb()
 def is_deep_gemm_supported(machine: Machine | None = None, config: Config | None = None) -> bool:
-    """sm90 or sm100, the package usable, ``VLLM_USE_DEEP_GEMM`` on and ``VLLM_USE_FLASHINFER_MOE_FP8`` off."""
+    """sm90 or sm100, the package usable, ``VLLM_USE_DEEP_GEMM`` on and ``VLLM_USE_FLASHINFER_MOE_FP8`` off.
+
+    As its contract has it, after a release of vLLM that knew no others; a plan takes DeepGEMM on sm103 and sm120 too.
+    """
     machine, config = machine or current_machine(), config or current_config()
     usable = machine.package("deep_gemm").why_not is None
     return machine.sm in DEEP_GEMM_SM and usable and config.use_deep_gemm and not config.use_flashinfer_moe_fp8
@@ -102,7 +128,10 @@ def cutlass_block_fp8_supported(machine: Machine | None = None) -> bool:
 
 @verb()
 def cutlass_group_gemm_supported(machine: Machine | None = None) -> bool:
-    """sm90 with CUDA >= 12.3, sm100 and above with CUDA >= 12.8."""
+    """sm90 with CUDA >= 12.3, sm100 and above with CUDA >= 12.8.
+
+    As its contract has it; vLLM 0.33 says so below sm120 only, and a plan takes that product below sm110.
+    """
     return _compiled("cutlass_group_gemm_supported", machine)
 
 

@@ -27,7 +27,7 @@ from .errors import ConfigError, OptionError, Reason
 T = TypeVar("T")
 MOE_BACKENDS = ("throughput", "latency", "masked_gemm")
 """Values of ``VLLM_FLASHINFER_MOE_BACKEND``: CUTLASS, TensorRT-LLM, CUTEDSL."""
-PACKAGES = ("deep_gemm", "flashinfer", "flashinfer_cubin", "vllm_ops", "sgl_kernel", "triton")
+PACKAGES = ("deep_gemm", "flashinfer", "flashinfer_cubin", "vllm_ops", "sgl_kernel", "triton", "cudnn", "cutlass_dsl")
 """Packages a row can ask for."""
 ARCHES = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm103", "sm120", "sm121", "gfx90a", "gfx942", "gfx950", "cpu")
 """Architectures with a described machine."""
@@ -38,16 +38,35 @@ INSTALL = {
     "vllm_ops": "install vLLM, or set FP8_KERNELS_VLLM_OPS to its compiled operators",
     "sgl_kernel": "install `sgl-kernel`",
     "triton": "install `triton`",
+    "cudnn": "install `nvidia-cudnn-frontend` and the cuDNN library of this CUDA",
+    "cutlass_dsl": "install `nvidia-cutlass-dsl`",
 }
 """What to do about each missing package."""
-DISTRIBUTIONS = {
-    "flashinfer": "flashinfer-python",
-    "flashinfer_cubin": "flashinfer-cubin",
-    "sgl_kernel": "sgl-kernel",
+DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
+    "flashinfer": ("flashinfer-python",),
+    "flashinfer_cubin": ("flashinfer-cubin",),
+    "sgl_kernel": ("sglang-kernel", "sgl-kernel"),
+    "cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
+    "cutlass_dsl": ("nvidia-cutlass-dsl",),
 }
+"""Distributions whose release is that of the package, the first that is installed; its own name where none is listed.
+Of cuDNN the library's, which is behind the frontend that is imported."""
+MODULES_OF = {"cutlass_dsl": "cutlass"}
+"""The module that a package is imported as, where its name is another."""
+RELEASES: Mapping[str, str] = {
+    "deep_gemm": "sgl-deep-gemm==0.2.3.post2",
+    "flashinfer": "0.7.2.post1",
+    "flashinfer_cubin": "0.7.2.post1",
+    "vllm_ops": "0.33.0",
+    "sgl_kernel": "0.3.21",
+    "triton": "3.6.0",
+    "cudnn": "9.15.0",
+    "cutlass_dsl": "4.6.0",
+}
+"""The release of each package on a described machine that names none."""
 PRODUCTS: Mapping[str, tuple[str, int]] = {
     # product: (architecture, multiprocessors). NVIDIA's white papers of GA100, GA102, AD102, GH100 and RTX Blackwell;
-    # H200 and B200 as their drivers report them.
+    # H200 and B200 as their drivers report them; GB10: 6,144 cores, of which a multiprocessor of that family has 128.
     "A100 SXM4": ("sm80", 108),
     "A40": ("sm86", 84),
     "L40S": ("sm89", 142),
@@ -58,6 +77,7 @@ PRODUCTS: Mapping[str, tuple[str, int]] = {
     "B200": ("sm100", 148),
     "RTX 5090": ("sm120", 170),
     "RTX PRO 6000 Blackwell": ("sm120", 188),
+    "GB10": ("sm121", 48),
 }
 """Products whose number of multiprocessors is known; an architecture alone does not determine it."""
 
@@ -148,6 +168,12 @@ class Config:
     fast_paths: bool = _variable(
         True, _integer, "known releases of libraries are started past their public functions", "FP8_KERNELS_FAST_PATHS"
     )
+    split_k: bool = _variable(
+        False,
+        _integer,
+        "kernels may cut K for few rows: faster, and a sum depends on the number of rows",
+        "FP8_KERNELS_SPLIT_K",
+    )
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Config:
@@ -173,11 +199,20 @@ class Config:
 
 @dataclass(frozen=True)
 class Package:
-    """One library: its version, and why it is unusable (None when it is usable)."""
+    """One library: its version, and why it is unusable (None when it is usable).
+
+    ``source``: the distribution that brings it, where several do, each with versions of its own.
+    """
 
     name: str
     version: str | None = None
     why_not: str | None = None
+    source: str | None = None
+
+    @cached_property
+    def release(self) -> tuple[int, ...] | None:
+        """The version as integers, None where it is unknown."""
+        return None if self.version is None or not self.version[:1].isdigit() else version(self.version)
 
 
 @dataclass(frozen=True)
@@ -242,14 +277,15 @@ class Machine:
     ) -> Machine:
         """A machine of architecture ``arch`` with the given versions.
 
-        ``packages`` maps names to versions; default: every package the vendor's machines can have. ``sms`` are its
-        multiprocessors; default: those of the first of :data:`PRODUCTS` of that architecture, 0 when there is none.
+        ``packages`` maps names to versions, or to ``distribution==version`` where several bring it; default: every
+        package the vendor's machines can have, of :data:`RELEASES`. ``sms`` are its multiprocessors; default: those of
+        the first of :data:`PRODUCTS` of that architecture, 0 when there is none.
         """
         capability = capability_of(arch)
         vendor = "cpu" if capability is None else "amd" if arch.startswith("gfx") else "nvidia"
         if packages is None:
             have = PACKAGES if vendor == "nvidia" else ("triton",) if vendor == "amd" else ()
-            packages = dict.fromkeys(have, "1.0")
+            packages = {name: RELEASES[name] for name in have}
         if sms is None:
             sms = next((count for listed, count in PRODUCTS.values() if listed == arch), 0)
         return cls(
@@ -260,8 +296,44 @@ class Machine:
             rocm=version(rocm) if vendor == "amd" else None,
             torch=version(torch_version),
             sms=0 if vendor == "cpu" else sms,
-            packages=tuple(Package(n, v) for n, v in packages.items()),
+            packages=tuple(_released(n, v) for n, v in packages.items()),
         )
+
+    @classmethod
+    def from_record(cls, record: object) -> Machine:
+        """A machine as a file describes it: ``{"arch": "sm100", "cuda": "13.0", "torch": "2.13.0", "sms": 148,
+        "packages": {"flashinfer": "0.7.2.post1", "deep_gemm": "vllm==0.33.0"}}``.
+
+        ``arch``, or ``product`` of :data:`PRODUCTS` instead; the rest is as of :meth:`described`, where a package that
+        is not listed is not installed.
+
+        Raises
+        ------
+        OptionError
+            It is no such record; the message names the key and what it may be.
+        """
+        known = ("arch", "product", "cuda", "rocm", "torch", "sms", "packages")
+        of_these = isinstance(record, dict) and record.keys() <= set(known)
+        if not isinstance(record, dict) or not of_these or ("arch" in record) == ("product" in record):
+            raise OptionError(f"a machine is an object with arch or product, and of {', '.join(known[2:])}: {record!r}")
+        packages = record.get("packages")
+        if packages is not None:
+            if not isinstance(packages, dict) or not all(isinstance(v, str) for v in packages.values()):
+                raise OptionError(f"packages={packages!r}; it maps names to versions")
+            if unknown := sorted(packages.keys() - set(PACKAGES)):
+                raise OptionError(f"unknown package {unknown[0]!r}; known: {', '.join(PACKAGES)}")
+        sms = record.get("sms")
+        if sms is not None and (not isinstance(sms, int) or isinstance(sms, bool) or sms < 1):
+            raise OptionError(f"sms={sms!r} is no number of multiprocessors")
+        arch = record.get("arch")
+        if arch is None:
+            product = cls.of_product(str(record["product"]))
+            arch, sms = product.arch, product.sms if sms is None else sms
+        if arch not in ARCHES:
+            raise OptionError(f"unknown architecture {arch!r}; known: {', '.join(ARCHES)}")
+        versions = {"cuda": "cuda", "rocm": "rocm", "torch_version": "torch"}
+        given: dict[str, Any] = {name: str(record[key]) for name, key in versions.items() if key in record}
+        return cls.described(arch, packages=packages, sms=sms, **given)
 
     @classmethod
     def of_product(cls, product: str, *, sms: int | None = None) -> Machine:
@@ -306,10 +378,11 @@ class Machine:
             live=True,
         )
 
-    def with_package(self, name: str, why_not: str | None = None, version: str | None = "1.0") -> Machine:
-        """The same machine with one package present, or absent for a reason."""
+    def with_package(self, name: str, why_not: str | None = None, version: str | None = None) -> Machine:
+        """The same machine with one package present (``version`` as of :meth:`described`), or absent for a reason."""
         rest = tuple(p for p in self.packages if p.name != name)
-        return replace(self, packages=(*rest, Package(name, None if why_not else version, why_not)), live=False)
+        package = Package(name, None, why_not) if why_not else _released(name, version or RELEASES.get(name))
+        return replace(self, packages=(*rest, package), live=False)
 
 
 def capability_of(arch: str) -> tuple[int, int] | None:
@@ -331,6 +404,12 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split("."))
 
 
+def _released(name: str, text: str | None) -> Package:
+    """A package of a described machine: ``0.7.2``, or ``distribution==0.7.2``."""
+    source, _, number = (text or "").rpartition("==")
+    return Package(name, number or None, None, source or None)
+
+
 def _find(name: str, config: Config) -> Package:
     missing = Package(name, None, f"package {name} is not installed; {INSTALL[name]}")
     if name == "vllm_ops":
@@ -338,19 +417,22 @@ def _find(name: str, config: Config) -> Package:
         return Package(name, _metadata("vllm"), None) if files else missing
     if name == "deep_gemm":
         return _find_deep_gemm(missing)
-    if importlib.util.find_spec(name) is None:
+    if importlib.util.find_spec(MODULES_OF.get(name, name)) is None:
         return missing
-    return Package(name, _metadata(DISTRIBUTIONS.get(name, name)))
+    return Package(name, next(filter(None, map(_metadata, DISTRIBUTIONS.get(name, (name,)))), None))
 
 
 def _find_deep_gemm(missing: Package) -> Package:
     if importlib.util.find_spec("deep_gemm") is not None:
-        official = _metadata("sgl-deep-gemm") or _metadata("deep_gemm")
-        if official == "1.0.0":
-            return replace(missing, why_not="deep-gemm 1.0.0 is an unofficial upload; " + INSTALL["deep_gemm"])
-        return Package("deep_gemm", official)
+        for source in ("sgl-deep-gemm", "deep_gemm"):
+            found = _metadata(source)
+            if found == "1.0.0":
+                return replace(missing, why_not="deep-gemm 1.0.0 is an unofficial upload; " + INSTALL["deep_gemm"])
+            if found is not None:
+                return Package("deep_gemm", found, None, source)
+        return Package("deep_gemm")
     if any((root / "third_party" / "deep_gemm").is_dir() for root in _vllm_roots()):
-        return Package("deep_gemm", _metadata("vllm"))
+        return Package("deep_gemm", _metadata("vllm"), None, "vllm")
     return missing
 
 
@@ -383,6 +465,9 @@ class Problem:
     """What a decision depends on; extents that a table does not look at stay None.
 
     Dtypes are torch names without the prefix; scale kinds are ``tensor``, ``token``, ``channel`` or ``block``.
+    ``scale_format`` is what block scales may hold: ``ue8m0``, powers of two alone, or ``float32``. ``tiles`` is how
+    scale bytes of codes lie, ``128x4``, ``8x4`` or ``linear``; ``alpha`` for what there is a factor, ``one`` for the
+    product or one for each ``group``; the rows of every group begin at multiples of ``row_alignment``.
     """
 
     op: str
@@ -404,6 +489,10 @@ class Problem:
     block_size: int | None = None
     group_size: int = 128
     ue8m0: bool = False
+    scale_format: str | None = None
+    tiles: str | None = None
+    alpha: str | None = None
+    row_alignment: int | None = None
 
     def __str__(self) -> str:
         """The fields that differ from their defaults, in one line."""
@@ -413,7 +502,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Plan:
-    """The decision: backend, kernel, preparation of the operands, and why earlier backends were rejected."""
+    """The decision: backend, kernel, preparation of the operands, how it sums (a schedule, or that bounds alone hold;
+    empty where nothing is said), and why earlier backends were rejected."""
 
     problem: Problem
     arch: str
@@ -421,9 +511,11 @@ class Plan:
     kernel: str
     steps: tuple[str, ...]
     reasons: tuple[tuple[str, Reason], ...]
+    numerics: str = ""
 
     def __str__(self) -> str:
-        """The choice, its steps, and every rejected backend, a line each."""
+        """The choice, its steps, how it sums, and every rejected backend, a line each."""
         lines = [f"{self.problem} on {self.arch}: {self.backend} -> {self.kernel}"]
         lines += [f"  step: {step}" for step in self.steps]
+        lines += [f"  sums: {self.numerics}"] if self.numerics else []
         return "\n".join(lines + [f"  rejected {name}: {why}" for name, why in self.reasons])

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 
@@ -19,8 +19,9 @@ from . import context
 from .backends.declaration import Backend
 from .config import current_config, use_config
 from .errors import OptionError
-from .plan import MODULES, backend_of, plan
-from .records import Plan, Problem
+from .plan import MODULES, backend_of, explanation, plan
+from .platform import current_machine
+from .records import Machine, Plan, Problem
 from .verbs import exported
 
 T = TypeVar("T")
@@ -40,17 +41,51 @@ def only(backend: str) -> Iterator[None]:
         yield
 
 
-@exported
 @contextmanager
-def explain() -> Iterator[list[Plan]]:
-    """The decisions of the calls in the block, each once, in the order in which they are made.
-
-    ``with kernels.explain() as plans: layer(x)``, then ``print(*plans, sep="\\\\n")``: which backend serves the layer,
-    and why no earlier one does. Decisions are made anew for the block; those kept outside are left alone.
-    """
+def _observed() -> Iterator[list[Plan]]:
     plans: list[Plan] = []
     with context.use(observed=plans):
         yield plans
+
+
+@overload
+def explain() -> AbstractContextManager[list[Plan]]: ...
+@overload
+def explain(routine: str, *, machine: Machine | str | None = ..., **fields: object) -> str: ...
+@exported
+def explain(
+    routine: str | None = None, *, machine: Machine | str | None = None, **fields: object
+) -> AbstractContextManager[list[Plan]] | str:
+    """What serves calls, and why nothing else does: of the calls in a block, or of one routine by name.
+
+    ``with kernels.explain() as plans: layer(x)``, then ``print(*plans, sep="\\n")``: the decisions of the calls in the
+    block, each once, in the order in which they are made: which backend serves the layer, and why no earlier one does.
+    They are made anew for the block; those kept outside are left alone.
+
+    ``print(kernels.explain("mm_mxfp8", machine="sm103", n=4096, k=7168))``: what serves this routine, and of every
+    other backend why it does not, or that it would.
+
+    Parameters
+    ----------
+    routine
+        A routine or an operation of the plan.
+    machine
+        A described machine, or the name of an arch with every package (``sm120``); default: the current one.
+    fields
+        Fields of :class:`kernels.plan.Problem`.
+
+    Raises
+    ------
+    OptionError
+        The routine, the arch or a field is unknown, or fields are named without a routine.
+    """
+    if routine is None:
+        if machine is not None or fields:
+            raise OptionError("name a routine: without one the calls of a block are explained, on the current machine")
+        return _observed()
+    if isinstance(machine, str):
+        machine = Machine.from_record({"arch": machine})
+    return explanation(routine, machine or current_machine(), current_config(), **fields)
 
 
 def route(op: str, device: torch.device, *key: tuple[str, object]) -> Backend:

@@ -23,6 +23,7 @@ from .decisions import DECISIONS, RECORDS
 from .errors import DtypeError, LayoutError, OptionError
 from .plan import TABLE, backend_of
 from .records import Problem
+from .support import BLACKWELL
 from .verbs import SERVED, Served, serve
 
 NUMERICS = {
@@ -117,10 +118,16 @@ def subjects() -> list[Subject]:
     devices = ["cpu"] if machine.vendor == "cpu" else ["cpu", "cuda"]
     subjects_here = []
     for contract, runner in SERVED.items():
-        op = runner.operation
         for device in devices:
-            for backend in TABLE[op]:
-                why = backend_of(backend).why_not(_typical(op, contract, device), machine, current_config())
+            here = runner.native if device != "cpu" and machine.sm in BLACKWELL else ()
+            listed: dict[str, list[str]] = {}
+            for op in here or (runner.operation,):
+                for backend in TABLE[op]:
+                    listed.setdefault(backend, []).append(op)
+            for backend, ops in listed.items():
+                problems = [_typical(op, contract, device) for op in ops]
+                reasons = [backend_of(backend).why_not(p, machine, current_config()) for p in problems]
+                op, why = ops[0], None if None in reasons else reasons[0]  # it serves where it serves one of them
                 if device == "cpu" and why is not None and len(TABLE[op]) > 1:
                     continue  # GPU libraries are no candidates for CPU tensors
                 arch = "cpu" if device == "cpu" else machine.arch

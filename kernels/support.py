@@ -6,7 +6,8 @@ Every threshold is written once, here: the rows, the published predicates (:mod:
 :mod:`kernels.moe`) and the code that runs share these constants.
 
 Sources: vLLM csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu and utils/deep_gemm.py; torch's ScaledBlas.cpp; the
-sources of sgl-kernel 0.3.21, DeepGEMM and FlashInfer. Not covered: shapes that no row of a library mentions.
+sources of sgl-kernel 0.3.21 and FlashInfer; DeepGEMM, and the Python, schemas and assertions of sgl-deep-gemm
+0.1.4.post1, 0.1.7, 0.2.0, 0.2.1, 0.2.3.post2 and 0.2.5. Not covered: shapes that no row of a library mentions.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ E4M3_GFX = (9, 4)
 F16_SM = 80
 """The first capability with asynchronous copies, and float16 tensor cores that sum in float32."""
 DEEP_GEMM_SM = (90, 100)
+"""Capabilities of the published predicate ``is_deep_gemm_supported``, as its contract has it. Plans do not ask it: they
+take what the library dispatches, :data:`DEEP_GEMM_FAMILIES`."""
+DEEP_GEMM_FAMILIES = (9, 10, 12)
+"""Families that DeepGEMM dispatches (``arch_major``), 12 in some distributions only."""
+UE8M0_FAMILIES = (10, 12)
+"""Families whose DeepGEMM kernels read packed UE8M0 scales of every row, and no float32 ones."""
 E8M0_SWITCH: Mapping[int, str] = {90: "use_deep_gemm_e8m0_hopper", 100: "use_deep_gemm_e8m0"}
 """The switch that gives DeepGEMM UE8M0 scales, by capability."""
 BLOCK = 128
@@ -58,7 +65,8 @@ ROWWISE_CUBLAS = (12, 9)
 """The first CUDA whose cuBLASLt has row-wise and block scales, on sm90 only; elsewhere torch takes CUTLASS's row-wise
 kernel, which writes bf16 (torch's ScaledBlas.cpp; the newest writes f16 too)."""
 SGL_SM: Mapping[str, tuple[int, ...]] = {"linear": (89, 90, 100), "block_linear": (90, 100)}
-"""Capabilities whose kernels sgl-kernel's sources dispatch to."""
+"""Capabilities whose kernels sgl-kernel's sources dispatch to. On 103 and 120 it loads the library of 100, whose
+kernels for these nobody has seen: they stay refused."""
 SGL_WORD = 4
 """Groups to one packed scale of sgl-kernel: K is a multiple of four groups."""
 LEAST_1D1D = 33
@@ -78,8 +86,33 @@ PLAIN_TORCH_ON_GPU = (
     "layout",
 )
 """Operations that plain torch serves on every device."""
-GEMMS = ("fp8_gemm_nt", "dynamic_blockscale", "grouped_contiguous", "grouped_masked")
+BLOCKS = "fp8_block_product"
+"""The product of FP8 codes with scales of blocks on Blackwell, where other libraries serve it than before."""
+GEMMS = ("fp8_gemm_nt", BLOCKS, "dynamic_blockscale", "grouped_contiguous", "grouped_masked")
 """DeepGEMM's products."""
+
+
+BLACKWELL = (100, 103, 120, 121)
+"""Capabilities with block-scaled instructions that a library's product is planned for."""
+DENSE_MX = ("mxfp8_product", "nvfp4_product", "mxfp4_product")
+"""Products of one matrix by one weight whose scales enter the instruction."""
+GROUPED_MX = ("mxfp8_mxfp4_grouped", "nvfp4_grouped")
+"""Products of the rows of each expert by its weight, in FlashInfer's placement."""
+MX_OPERATIONS = (*DENSE_MX, "mxfp8_batched", *GROUPED_MX)
+TILE_ROWS = 128
+"""Rows of a tile of scales as Blackwell's instructions read it."""
+FEW_ROWS = 32
+"""Up to so many rows FlashInfer's CuTe DSL kernels cut K without being tuned."""
+OTHER_BITS, NO_START = "a tuned kernel has other bits", "some tuned kernels do not start"
+UNTUNED: Mapping[tuple[str, str], Mapping[int, str]] = {
+    # (backend, operation): capability, and why its calls are excluded from tuning
+    ("flashinfer_cutlass", "nvfp4_product"): {103: OTHER_BITS, 120: OTHER_BITS, 121: OTHER_BITS},  # K = 96; stream-K
+    ("flashinfer_cutlass", "mxfp8_product"): {121: NO_START},
+    ("flashinfer_cute_dsl", "mxfp8_product"): {100: OTHER_BITS, 103: OTHER_BITS},
+    ("flashinfer_cute_dsl", "nvfp4_product"): {100: OTHER_BITS, 103: OTHER_BITS},
+}
+"""Sources: FlashInfer 0.7.2.post1, fp4_gemm_cutlass_template_sm103.h and _sm120.h, gemm_base.py (split-K tactics);
+flashinfer-ai/flashinfer 3568 (GB10)."""
 
 
 SPARE = 4096
@@ -150,6 +183,46 @@ SGL_NEEDS = {
     for op, have in SGL_SM.items()
 }
 
+TILED = "the scales lie {value}; it reads tiles of 128x4"
+ORDER = "batch-invariant mode keeps one order of sums for every M; {backend} states none"
+DSL = "nvidia-cutlass-dsl {value} before 4.5.1 compiles garbage (NVIDIA/cutlass 3227); install a newer one"
+CUTS_K = "for few rows it cuts K, so that a sum depends on M; FP8_KERNELS_SPLIT_K=1 allows it"
+
+
+def _e4m3(*ops: str) -> tuple[Need, ...]:
+    codes = ("a_dtype", "b_dtype")
+    return tuple(_need(field, "in", ("float8_e4m3fn",), "{field}={value}; it takes E4M3", *ops) for field in codes)
+
+
+def _flashinfer(*sms: int) -> tuple[Need, ...]:
+    """What every block-scaled product of FlashInfer needs; ``sms``: the capabilities that the backend claims."""
+    names = ", ".join(f"sm{sm}" for sm in sms)
+    return (
+        *NVIDIA,
+        _need("sm", "in", sms, f"needs {names}; this is {{arch}}"),
+        _need("flashinfer", "none"),
+        _need("flashinfer_release", ">=", (0, 6, 18), "release {value} is older than any that was read: 0.6.18 to 0.7 "
+              "(0.6.12 leaves zeros on sm120, flashinfer-ai/flashinfer 3398)"),
+        _need("flashinfer_release", "<", (0, 8), "release {value} is newer than any that was read: 0.6.18 to 0.7"),
+        _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}"),
+        *(_need("cuda", ">=", (12, 9), "needs CUDA 12.9 on {arch}; this is {cuda_text}", sm=sm) for sm in (103, 121)),
+        _need("bias", "none", None, "it adds no bias"),
+        _need("c", "none", None, "it has no further summand"),
+        _need("out_dtype", "in", OUT_16),
+        _need("tiles", "in", ("128x4",), TILED),
+        *(_need(extent, ">=", TILE_ROWS, "{FIELD}={value}: below 128 results may hold NaN",
+                "mxfp8_product", "mxfp8_batched")
+          for extent in ("n", "k")),
+        *_e4m3("mxfp8_product"),
+        _need("alpha", "none", None, "it has no alpha", "mxfp8_product", "mxfp8_batched", "mxfp8_mxfp4_grouped"),
+        _need("alpha", "in", ("one",), "alpha for each {value}; it has one", "nvfp4_product", "mxfp4_product"),
+        *(_need(extent, "multiple of", TILE_ROWS,
+                "{FIELD}={value} is no multiple of 128: it reads the scales of every matrix in tiles of their own "
+                "(flashinfer-ai/flashinfer 3604); multiply the matrices one by one", "mxfp8_batched", several=True)
+          for extent in ("m", "n")),
+    )  # fmt: skip  # a table, one row a line
+
+
 NEEDS: Mapping[str, tuple[Need, ...]] = {
     # backend: (field, relation, bound, reason, operations (none named: all), field=value for rows of some problems)
     "triton": (
@@ -203,8 +276,18 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("bias", "none", None, NO_BLOCK_BIAS, "block_linear"),
         *_multiples("block_linear", k=BLOCK, n=BLOCK),
         *_multiples("linear", "grouped_scaled", k=16, n=16),
-        _need("out_dtype", "in", OUT_16, "", "linear", "block_linear", "grouped_scaled"),
+        _compiled("cutlass_block_fp8_supported", BLOCKS),
+        _need("c", "none", None, "it has no further summand", BLOCKS),
+        *_multiples(BLOCKS, k=BLOCK, n=BLOCK),
+        _need("out_dtype", "in", OUT_16, "", "linear", "block_linear", "grouped_scaled", "nvfp4_product", BLOCKS),
         _need("other_bias", "none", None, OWN_BIAS, "linear", "grouped_scaled"),
+        _need("sm", "in", BLACKWELL, "its FP4 product is Blackwell's; this is {arch}", "nvfp4_product"),
+        _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}", "nvfp4_product"),
+        *_multiples("nvfp4_product", k=32, n=32),
+        _need("tiles", "in", ("128x4",), TILED, "nvfp4_product"),
+        _need("bias", "none", None, "it adds no bias", "nvfp4_product"),
+        _need("c", "none", None, "it has no further summand", "nvfp4_product"),
+        _need("alpha", "in", ("one",), "alpha for each {value}; it has one", "nvfp4_product"),
     ),
     "sgl_kernel": (
         *NVIDIA,
@@ -226,6 +309,8 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("sm_cuda", "built", CUTLASS["cutlass_fp8_supported"], SGL_NEEDS["linear"], "linear"),
         _need("sm", "in", SGL_SM["block_linear"], SGL_NEEDS["block_linear"], "block_linear"),
         _need("sm_cuda", "built", CUTLASS["cutlass_block_fp8_supported"], SGL_NEEDS["block_linear"], "block_linear"),
+        _need("sgl_kernel_release", "<", (0, 4, 10), "release {value} has no block-scaled product any more",
+              "block_linear"),
         _need("bias", "none", None, NO_BLOCK_BIAS, "block_linear"),
         _need("other_bias", "none", None, OWN_BIAS, "linear"),
         *_multiples("block_linear", k=BLOCK, n=BLOCK),
@@ -262,13 +347,44 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         *_multiples("grouped_scaled", k=16, n=16),
         _need("out_dtype", "in", ("bfloat16",), "", "grouped_scaled"),
         _need("scales", "in", (("token", "channel"),), "it takes scales per token and per channel", "grouped_scaled"),
+        *(need._replace(ops=DENSE_MX) for need in NVIDIA),
+        _need("sm", "in", BLACKWELL, "block scales are Blackwell's; this is {arch}", "mxfp8_product"),
+        _need("sm", "in", (100, 103), "cuBLASLt's FP4 product is planned for sm100 and sm103; this is {arch}",
+              "nvfp4_product"),
+        _need("torch", ">=", (2, 10), "torch.nn.functional.scaled_mm needs torch 2.10",
+              "mxfp8_product", "nvfp4_product"),
+        _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}", "mxfp8_product", "nvfp4_product"),
+        _need("batch_invariant", "in", (False,), ORDER.format(backend="cuBLASLt"), "mxfp8_product", "nvfp4_product"),
+        *_multiples("mxfp8_product", "nvfp4_product", k=32, n=16),
+        _need("tiles", "in", ("128x4",), TILED, "mxfp8_product", "nvfp4_product"),
+        _need("c", "none", None, "it has no further summand", "mxfp8_product", "nvfp4_product"),
+        _need("other_bias", "none", None, OWN_BIAS, "mxfp8_product", "nvfp4_product"),
+        _need("bias", "none", None, "a fused bias needs bf16 or f16 output", "mxfp8_product", "nvfp4_product",
+              out_dtype="float32"),
+        _need("alpha", "none", None, "it has no alpha", "mxfp8_product"),
+        _need("alpha", "in", ("one",), "alpha for each {value}; it has one", "nvfp4_product"),
     ),
     "deep_gemm": (
         *NVIDIA,
-        _need("sm", "in", DEEP_GEMM_SM, "needs sm90 or sm100; this is {arch}"),
+        _need("family", "in", DEEP_GEMM_FAMILIES, "needs sm90, sm100, sm103 or sm120; this is {arch}"),
+        _need("sm", "in", (90, 100, 103, 120),
+              "needs sm90, sm100, sm103 or sm120; on a GB10 its block-scaled product faults (vllm-project/vllm 54125)"),
         _need("use_deep_gemm", "in", (True,), "switched off by VLLM_USE_DEEP_GEMM=0"),
         _need("use_flashinfer_moe_fp8", "in", (False,), "switched off by VLLM_USE_FLASHINFER_MOE_FP8=1"),
         _need("deep_gemm", "none"),
+        _need("deep_gemm_source", "in", ("sgl-deep-gemm", "vllm"),
+              "its kernels for sm120 are known of sgl-deep-gemm and vLLM; this is {value}'s", family=12),
+        _need("deep_gemm_release", ">=", (0, 1, 7), "sgl-deep-gemm {value} has no kernels for sm120; install 0.1.7",
+              family=12, deep_gemm_source="sgl-deep-gemm"),
+        _need("deep_gemm_release", ">=", (0, 33), "vLLM {value} vendors no kernels for sm120; install 0.33",
+              family=12, deep_gemm_source="vllm"),
+        _need("deep_gemm_release", "<", (0, 2, 5),
+              "sgl-deep-gemm {value} has this routine no more; install 0.2.3.post2",
+              "skip_head_mid", "mqa_logits", "paged_mqa_logits", deep_gemm_source="sgl-deep-gemm"),
+        *(_need("scale_format", "in", ("ue8m0",), "on {arch} it reads UE8M0 scales only; quantise with use_ue8m0=True "
+                "and pass disable_ue8m0_cast=False", *GEMMS, "skip_head_mid", family=family)
+          for family in UE8M0_FAMILIES),
+        _need("sm", "in", (90, 100, 103), "it has no such product for {arch}", "skip_head_mid"),
         _need("out_dtype", "in", ("bfloat16",), "", *GEMMS),
         _need("c", "none", None, "c needs weights with one scale per channel, which this contract does not have",
               *GEMMS),
@@ -308,6 +424,58 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
               "out_dtype={value}: the kernel writes bf16 bits whatever it is told; ask for bfloat16 and cast",
               "blockscale_sm90", "dynamic_blockscale"),
     ),
+    "flashinfer_cutlass": (
+        *_flashinfer(*BLACKWELL),
+        _need("sm", "in", (120, 121), "it has this product for sm120 and sm121; this is {arch}",
+              "mxfp8_batched", "nvfp4_grouped"),
+        *_e4m3("mxfp8_batched"),
+        *_multiples("mxfp8_product", "nvfp4_product", "mxfp8_batched", k=32, n=32),
+        *_multiples(*GROUPED_MX, k=128, n=8),
+        *_multiples(BLOCKS, k=BLOCK, n=BLOCK),
+        _need("batch_invariant", "in", (False,), "batch-invariant mode keeps one kernel for every M; up to 32 rows it "
+              "takes another one", BLOCKS, family=10),
+        _need("row_alignment", "multiple of", 4, "the rows of an expert begin at multiples of {value}; it takes those "
+              "of 4: pad them and pass row_alignment=4", *GROUPED_MX),
+    ),
+    "flashinfer_b12x": (
+        *_flashinfer(120, 121),
+        _need("cuda", ">=", (13, 0), "needs CUDA 13; this is {cuda_text}", "mxfp8_product", "mxfp4_product"),
+        _need("cuda", ">=", (12, 9), "needs CUDA 12.9; this is {cuda_text}", "nvfp4_product"),
+        _need("cutlass_dsl", "none"),
+        _need("cutlass_dsl_release", ">=", (4, 6), "its MXFP8 kernel needs nvidia-cutlass-dsl 4.6; this is {value}",
+              "mxfp8_product"),
+        _need("cutlass_dsl_release", ">=", (4, 5, 1), DSL),
+        *_multiples("mxfp8_product", k=128),
+        *_multiples("nvfp4_product", "mxfp4_product", k=32),
+        *_multiples(*DENSE_MX, n=8),
+    ),
+    "flashinfer_cudnn": (
+        *_flashinfer(*BLACKWELL),
+        _need("flashinfer_release", ">=", (0, 7), "release {value} replaces scratch memory that captured graphs hold "
+              "(flashinfer-ai/flashinfer 4398); install 0.7"),
+        _need("cudnn", "none"),
+        _need("cudnn_release", ">=", (9, 15), "its NVFP4 product is taken from cuDNN 9.15 on; this is {value}",
+              "nvfp4_product"),
+        _need("cuda", ">=", (13, 0), "its NVFP4 product is taken from CUDA 13 on; this is {cuda_text}",
+              "nvfp4_product"),
+        *(_need("cudnn_release", ">=", (9, 14), "MXFP4 on {arch} needs cuDNN 9.14; this is {value}", "mxfp4_product",
+                sm=sm) for sm in (120, 121)),
+        _need("batch_invariant", "in", (False,), ORDER.format(backend="cuDNN")),
+        *_multiples("mxfp8_product", "mxfp8_batched", k=32, n=16),
+        *_multiples("nvfp4_product", "mxfp4_product", k=32, n=16),
+    ),
+    "flashinfer_cute_dsl": (
+        *_flashinfer(100, 103),
+        _need("cutlass_dsl", "none"),
+        _need("cutlass_dsl_release", ">=", (4, 5, 1), DSL),
+        *_multiples("nvfp4_product", "mxfp4_product", n=8, k=32),
+        *_multiples("mxfp8_product", k=32, n=16),
+        _need("few_rows", "in", (True,), "M > 32: it is taken for few rows", "mxfp8_product"),
+        _need("batch_invariant", "in", (False,), "batch-invariant mode keeps one order of sums for every M; this one "
+              "cuts K for few rows", "mxfp8_product", "nvfp4_product"),
+        _need("split_k", "in", (True,), CUTS_K, "mxfp8_product"),
+        _need("split_k", "in", (True,), CUTS_K, "nvfp4_product", few_rows=True),
+    ),
     "eager": (
         _need("on", "in", ("cpu",), "plain torch serves CPU tensors only; on a GPU it would hide a missing library",
               any_device=False),
@@ -333,8 +501,9 @@ def why_not(backend: str, p: Problem, machine: Machine, config: Config) -> Reaso
             continue
         *others, last = need.bound if isinstance(need.bound, tuple) else ("",)
         choices = f"{', '.join(map(str, others))} or {last}" if others else last
-        described = {"field": need.field, "FIELD": need.field.upper(), "value": value, "bound": need.bound}
-        kind = Unavailable if need.field in PACKAGES else SwitchedOff if need.field in SWITCHES else Unsupported
+        shown = ".".join(map(str, value)) if need.field in RELEASED and isinstance(value, tuple) else value
+        described = {"field": need.field, "FIELD": need.field.upper(), "value": shown, "bound": need.bound}
+        kind = Unavailable if need.field in RELEASED else SwitchedOff if need.field in SWITCHES else Unsupported
         return kind(need.reason.format(**{**values, **described, "choices": choices}))
     return None
 
@@ -345,7 +514,7 @@ def _values(p: Problem, machine: Machine, config: Config) -> dict[str, Any]:
     return {
         **vars(config),
         **vars(p),
-        **{name: machine.package(name).why_not for name in PACKAGES},
+        **_packages(machine),
         "vendor": machine.vendor,
         "arch": machine.arch,
         "capability": machine.capability,
@@ -361,7 +530,22 @@ def _values(p: Problem, machine: Machine, config: Config) -> dict[str, Any]:
         "other_bias": None if p.bias == p.out_dtype else p.bias,
         "any_device": p.op in PLAIN_TORCH_ON_GPU,
         "rowwise_cublas": rowwise_cublas(machine),
+        "few_rows": p.m is None or p.m <= FEW_ROWS,
+        "several": p.groups is not None and p.groups > 1,
     }
+
+
+def _packages(machine: Machine) -> dict[str, Any]:
+    """Why each package is unusable, ``NAME_release`` as integers, and ``NAME_source``, the distribution it is from."""
+    values: dict[str, Any] = {}
+    for package in map(machine.package, PACKAGES):
+        name = package.name
+        values |= {name: package.why_not, f"{name}_release": package.release, f"{name}_source": package.source}
+    return values
+
+
+RELEASED = frozenset(f"{name}_{what}" for name in PACKAGES for what in ("release", "source")) | frozenset(PACKAGES)
+"""Fields that say something of an installed package."""
 
 
 def rowwise_cublas(machine: Machine) -> bool:

@@ -31,11 +31,15 @@ class Verb:
 
 @dataclass(frozen=True)
 class Served:
-    """A contract: the verb that serves it, the operation of the plan, and how inputs and options become a call."""
+    """A contract: the verb that serves it, the operation of the plan, and how inputs and options become a call.
+
+    ``native``: the operations that calls become where the machine has block-scaled instructions.
+    """
 
     verb: Callable[..., Any]
     operation: str
     adapter: Adapter
+    native: tuple[str, ...] = ()
 
     def __call__(self, inputs: Inputs, options: Options) -> Outputs:
         """The verb on the inputs and options of the contract."""
@@ -64,6 +68,7 @@ def verb(
     rows: Collection[str] | None = None,
     free: Collection[str] = (),
     kinds: bool = True,
+    native: tuple[str, ...] = (),
 ) -> Callable[[F], F]:
     """Declare a public routine.
 
@@ -88,6 +93,8 @@ def verb(
         What runs on the fast path for repeated calls (:func:`kernels.repeated.with_fast_path`).
     kinds
         False where the routine checks kinds itself, after its own fast path for repeated calls.
+    native
+        As of :class:`Served`.
     """
 
     def declare(function: F) -> F:
@@ -100,16 +107,19 @@ def verb(
         VERBS[name] = Verb(name, exported(routine), writes if has_operator else None)
         if operation is not None:
             for contract in contracts or (name,):
-                serve(contract, operation, routine, adapter or (in_place(*writes) if writes else by_name(*outputs)))
+                how = adapter or (in_place(*writes) if writes else by_name(*outputs))
+                serve(contract, operation, routine, how, native)
         whole: F = routine
         return whole
 
     return declare
 
 
-def serve(contract: str, operation: str, function: Callable[..., Any], adapter: Adapter) -> None:
+def serve(
+    contract: str, operation: str, function: Callable[..., Any], adapter: Adapter, native: tuple[str, ...] = ()
+) -> None:
     """Let a function serve a contract beside, or instead of, the one of its name."""
-    SERVED[contract] = Served(function, operation, adapter)
+    SERVED[contract] = Served(function, operation, adapter, native)
 
 
 def exported(thing: E) -> E:

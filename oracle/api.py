@@ -318,6 +318,7 @@ def identify(
     -------
     list of Match
         ``schedule``, ``equal`` (the fraction of compared elements whose bits agree) and ``compared``; best first.
+        Few elements, chosen where schedules differ, reject most of them; what these leave is compared with more.
         Ties are real: two schedules may agree on these inputs.
 
     Raises

@@ -79,7 +79,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--full"):
+    if config.getoption("--full") or config.getoption("--last-failed", False):  # as without its plugin
         return
     turn = None if config.getoption("--every-turn") else TURN
     if out := left_out(items, config.args, config.getoption("--most"), turn, config.getoption("--part")):

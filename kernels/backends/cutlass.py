@@ -4,7 +4,9 @@ When an engine has imported vLLM the operators are registered; otherwise its lib
 vLLM's Python is imported). The shipped kernels silently misread two things, which are corrected first: block scales
 are made M-major (M padded to a multiple of 4), and operands whose row pitch is not their width are copied.
 
-Not covered: int8, FP4, zero points.
+Its FP4 product reads scales of 16 in 128x4 tiles and has not run on hardware here.
+
+Not covered: int8, zero points, FP4 products of experts.
 
 Source: vLLM's csrc/quantization (``cutlass_scaled_mm``, ``per_token_group_quant_fp8``, ``scaled_fp8_quant``).
 """
@@ -21,13 +23,15 @@ from torch import Tensor
 from ..config import current_config
 from ..errors import MissingPackageError, NoBackendError
 from ..records import Machine, Problem, vllm_libraries
+from ..support import BLOCKS
 from ._host import dense, on_its_device
-from .declaration import Backend
+from .declaration import Backend, Rows, Scales
 
 log = logging.getLogger(__name__)
 ELF = b"\x7fELF"
 """How a shared library begins."""
 FP8_MAX = 448.0
+FP4 = "cutlass_scaled_fp4_mm"
 SWAP_ROWS = 64
 """Up to this many rows ``cutlass_moe_mm`` exchanges its operands."""
 
@@ -38,15 +42,25 @@ def kernel(p: Problem, machine: Machine) -> str:
         "quant_token": "dynamic_per_token_scaled_fp8_quant",
         "quant_group": "per_token_group_fp8_quant",
         "grouped_scaled": "cutlass_moe_mm",
+        "nvfp4_product": FP4,
     }.get(p.op, "cutlass_scaled_mm")
 
 
 def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
     """How the operands are prepared."""
-    if p.op != "block_linear":
+    if p.op == "nvfp4_product":
+        return ("scales as matrices of whole tiles of 128 x 4", "an alpha of 1 where there is none")
+    if p.op not in ("block_linear", BLOCKS):
         return ()
-    pad = ("pad M to a multiple of 4, cropped afterwards",) if machine.sm // 10 == 9 else ()
+    pad = ("pad M to a multiple of 4, cropped afterwards",) if machine.sm // 10 == 9 or p.op == BLOCKS else ()
     return ("a_scale to M-major", *pad)
+
+
+def numerics(p: Problem, machine: Machine) -> str:
+    """Of the FP4 product: one chain over K, whatever M is (its kernels differ in tiles, not in a schedule of tiles)."""
+    if p.op == BLOCKS:
+        return "bounds only: the order of its sums is not stated"
+    return f"sm{100 if machine.sm // 10 == 10 else 120}.chain_nvf4" if p.op == "nvfp4_product" else ""
 
 
 def operators() -> Any:
@@ -117,6 +131,17 @@ def block_linear(
     out = torch.empty(lead, b.shape[1], dtype=out_dtype, device=a.device)
     operators().cutlass_scaled_mm(out, left, columns(b), scale, scale_b.t().contiguous().t(), None)
     return out[:m]
+
+
+@on_its_device
+def block_product(
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+) -> None:
+    """:func:`block_linear` of a weight ``b [N, K]`` into ``out``.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    out.copy_(block_linear(a, b.t(), a_scale, b_scale.t(), None, out.dtype))
 
 
 @on_its_device
@@ -194,6 +219,28 @@ def grouped_scaled(
     return out
 
 
+@on_its_device
+def nvfp4_product(
+    a: Tensor,
+    left: Scales,
+    b: Tensor,
+    right: Scales,
+    out: Tensor,
+    rows: Rows | None,
+    alpha: Tensor | None,
+    bias: Tensor | None,
+    accumulate: bool,
+) -> None:
+    """``cutlass_scaled_fp4_mm`` into ``out``, which it takes for dense memory without a look.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    weight, columns = dense(b[0]), -(-(2 * a.shape[1] // left.width) // 4) * 4
+    scales = (dense(side.memory.view(torch.float8_e4m3fn)).view(-1, columns) for side in (left, right))
+    factor = torch.ones(1, dtype=torch.float32, device=a.device) if alpha is None else alpha.contiguous()
+    operators().cutlass_scaled_fp4_mm(out, dense(a), weight, *scales, factor)
+
+
 def m_major(scale: Tensor, lead: int) -> Tensor:
     """``[M, C]`` as ``[lead, C]`` with strides ``(1, lead)``: ``scale`` itself if it has them; added rows are 1.
 
@@ -218,7 +265,8 @@ def missing(p: Problem, machine: Machine) -> str | None:
     """Of vLLM's two libraries one may be absent, and its operators with it."""
     name = kernel(p, machine)
     if hasattr(operators(), name):
-        return None
+        built_for_it = name != FP4 or operators().cutlass_scaled_mm_supports_fp4(machine.sm)
+        return None if built_for_it else f"this build has no {name} for {machine.arch}; install one for its CUDA"
     failures = "".join(f"; {library}: {why}" for library, why in _loaded()[1].items())
     return f"the loaded libraries of vLLM have no {name}; load both of them{failures}"
 
@@ -233,4 +281,7 @@ BACKEND = Backend(
     linear=linear,
     block_linear=block_linear,
     grouped_scaled=grouped_scaled,
+    block_product=block_product,
+    nvfp4_product=nvfp4_product,
+    numerics=numerics,
 )

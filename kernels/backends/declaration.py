@@ -72,6 +72,10 @@ class Rows(NamedTuple):
     depth: Tensor | None = None
 
 
+MxProduct = Callable[[Tensor, Scales, Tensor, Scales, Tensor, Rows | None, Tensor | None, Tensor | None, bool], None]
+"""As :attr:`Backend.mx_product`."""
+
+
 class Part(NamedTuple):
     """What goes into one cache: ``x [T, H, D]`` into ``memory [pages, P, H, D]`` (or ``[..., D/x, x]``).
 
@@ -115,6 +119,10 @@ def _no_steps(p: Problem, machine: Machine) -> tuple[str, ...]:
 
 def _complete(p: Problem, machine: Machine) -> str | None:
     return None
+
+
+def _untold(p: Problem, machine: Machine) -> str:
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,12 +174,15 @@ class Backend:
     missing
         What the installed release lacks for a problem, or None. It may load the library, so it is asked on the running
         machine only, after everything else holds; MissingPackageError is an answer too.
+    numerics
+        How it sums, where a plan says so: the name of a schedule, or that only bounds hold, and why; pure.
     """
 
     name: str
     kernel: Callable[[Problem, Machine], str]
     steps: Callable[[Problem, Machine], tuple[str, ...]] = _no_steps
     missing: Callable[[Problem, Machine], str | None] = _complete
+    numerics: Callable[[Problem, Machine], str] = _untold
 
     quant_static: Callable[[Tensor, Tensor], Tensor] = _absent  # (x, scale)
     quant_tensor: Callable[[Tensor], Pair] = _absent
@@ -214,6 +225,8 @@ class Backend:
     scaled_mm: Linear = _absent
     unfused: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, torch.dtype, Tensor], Tensor] = _absent
     """As :attr:`scaled_mm`, then a float32 one on the device."""
+    block_product: Gemm = _absent
+    """:attr:`fp8_gemm_nt` on Blackwell."""
     fp8_gemm_nt: Gemm = _absent
     aligned_gemm_nt: Gemm = _absent
     """:attr:`fp8_gemm_nt` for ``a``, ``a_scale`` and ``out`` that are dense on 16 bytes."""
@@ -243,12 +256,22 @@ class Backend:
     """``(a [B, H, R], a_scale, b [H, D, R], b_scale, out [B, H, D])``."""
     bmm: Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor] = _absent
     """``(A [G, M, K], B [G, K, N], A_scale [1], B_scale [1], out_dtype)``."""
-    mx_product: Callable[
-        [Tensor, Scales, Tensor, Scales, Tensor, Rows | None, Tensor | None, Tensor | None, bool], None
-    ] = _absent
+    mx_product: MxProduct = _absent
     """``(a [R, K], its scales, b [G, N, K], its scales, out [R, N], rows, alpha [1] or [G], bias [N], accumulate)``;
     uint8 operands hold two E2M1 codes a byte; the scales of each weight lie in tiles of its own; ``accumulate``: what
     stands in ``out`` is added."""
+    mxfp8_product: MxProduct = _absent
+    """One matrix by one weight: E4M3 or E5M2 codes with E8M0 scales of 32 in tiles."""
+    nvfp4_product: MxProduct = _absent
+    """The same of E2M1 codes with E4M3 scales of 16, and an alpha ``[1]``."""
+    mxfp4_product: MxProduct = _absent
+    """The same of E2M1 codes with E8M0 scales of 32."""
+    mxfp8_batched: MxProduct = _absent
+    """:attr:`mxfp8_product` of G matrices of R / G rows, each with a weight of its own."""
+    mxfp8_mxfp4_grouped: MxProduct = _absent
+    """FP8 rows of each expert against its weight of E2M1, scales of rows in FlashInfer's placement."""
+    nvfp4_grouped: MxProduct = _absent
+    """E2M1 rows of each expert against its weight, with E4M3 scales of 16 and an alpha ``[G]``."""
     moe_trtllm: Callable[..., Tensor] = _absent
     moe_cutlass: Callable[..., Tensor] = _absent
     mqa_logits: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Tensor] = _absent
@@ -256,6 +279,16 @@ class Backend:
     paged_mqa_logits: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, bool], Tensor] = _absent
     """``(q, cache, weights, lens, tables, schedule, longest, clean)``."""
     paged_metadata: Callable[[Tensor, int, int], Tensor] = _absent  # (lens, block_size, num_sms)
+
+    def gemm(self, op: str) -> Gemm:
+        """Its product of block-scaled FP8 codes for an operation of the plan."""
+        own = op == support.BLOCKS and self.block_product is not _absent
+        return self.block_product if own else self.fp8_gemm_nt
+
+    def of(self, op: str) -> MxProduct:
+        """Its product of block-scaled codes for an operation: one of its own, or that of every kind."""
+        own: MxProduct = getattr(self, op)
+        return self.mx_product if own is _absent else own
 
     def declares(self, op: str) -> bool:
         """Whether it has the functions of an operation of the plan."""
@@ -288,6 +321,11 @@ FUNCTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "layout": ((),),
     "torch_linear": (("scaled_mm", "unfused"),),
     "fp8_gemm_nt": (("fp8_gemm_nt", "aligned_gemm_nt"),),
+    support.BLOCKS: (("block_product",), ("fp8_gemm_nt", "aligned_gemm_nt")),
     "dynamic_blockscale": (("few_rows",), ("blockscale_sm90",), ("aligned_gemm_nt",)),  # or after a quantiser
     "grouped_contiguous": (("grouped_contiguous", "alignment"),),
+    **{
+        op: ((op,), ("mx_product",))
+        for op in support.MX_OPERATIONS  # the product of every kind serves each
+    },
 }

@@ -1,4 +1,4 @@
-"""DeepGEMM: block-scaled dense and grouped products and indexer logits on sm90 and sm100.
+"""DeepGEMM: block-scaled dense and grouped products and indexer logits on sm90, sm100, sm103 and sm120.
 
 The library is imported when a plan first considers it, under any of its import names. DeepGEMM manages the JIT cache
 (``DG_JIT_CACHE_DIR``). Differences between releases are handled here: renamed symbols, alignment getters, one- or
@@ -26,8 +26,10 @@ from torch import Tensor
 from ..config import current_config
 from ..errors import MissingPackageError, OptionError
 from ..fast import deep_gemm as direct
+from ..layout import transform_sf_into_required_layout
+from ..platform import packs_ue8m0
 from ..records import Machine, Problem
-from ..support import BLOCK, GEMMS
+from ..support import BLOCK, BLOCKS, GEMMS
 from ._host import ALIGNMENT, column_major, dense, is_other_device, on_its_device, packed
 from .declaration import Backend, Gemm
 
@@ -67,7 +69,7 @@ def kernel(p: Problem, machine: Machine) -> str:
 
 def routine(p: Problem) -> str:
     """The key of :data:`SYMBOLS` for a problem."""
-    return {"dynamic_blockscale": "fp8_gemm_nt", "gemm_1d1d": "fp8_gemm_nt"}.get(p.op, p.op)
+    return {"dynamic_blockscale": "fp8_gemm_nt", "gemm_1d1d": "fp8_gemm_nt", BLOCKS: "fp8_gemm_nt"}.get(p.op, p.op)
 
 
 def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
@@ -76,7 +78,7 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
         return ("clean the logits outside the window",) if p.op.endswith("logits") else ()
     scale = (
         "a_scale to packed UE8M0 int32, MN-major, TMA-aligned"
-        if machine.sm == 100
+        if packs_ue8m0(machine)
         else "a_scale to float32 MN-major, TMA-aligned"
     )
     first = {
@@ -84,6 +86,13 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
         "grouped_masked": (f"pad the rows of each group to a multiple of {MASKED_TILE}, cropped afterwards",),
     }.get(p.op, ())
     return (*first, f"{scale} (by the library; nothing when it already is)")
+
+
+def numerics(p: Problem, machine: Machine) -> str:
+    """Of products on Blackwell: one chain over K with the scales inside on sm100 and sm103; on sm120 K may be cut."""
+    if p.op not in GEMMS or not packs_ue8m0(machine):
+        return ""
+    return "sm100.chain_ue8m0" if machine.sm // 10 == 10 else "bounds only: it may cut K"
 
 
 @functools.cache
@@ -187,6 +196,7 @@ def grouped_contiguous(
     """
     function, name = symbol("grouped_contiguous")
     target = writable(out)
+    a_scale, b_scale = _packed(a, a_scale, b, b_scale)
     weight = addressable(b), _weight_scale(b_scale)
     if name in LEGACY:
         function((addressable(a), _legacy_scale(a_scale)), weight, target, m_indices)
@@ -220,6 +230,7 @@ def grouped_masked(
         target = torch.empty(out.shape[0], lead, out.shape[2], dtype=out.dtype, device=out.device)
     else:
         target = writable(out)
+    a_scale, b_scale = _packed(a, a_scale, b, b_scale)
     left, right = (addressable(a), _row_scale(a_scale)), (addressable(b), _weight_scale(b_scale))
     if name in LEGACY:
         function((left[0], _legacy_scale(a_scale)), right, target, masked_m, expected_m)
@@ -299,6 +310,7 @@ def skip_head_mid(
     target = writable(out)
     if target is not out:
         target.copy_(out)
+    a_scale, b_scale = _packed(a, a_scale, b, b_scale)
     left, right = (addressable(a), _row_scale(a_scale)), (addressable(b), _weight_scale(b_scale))
     recipe = (1, BLOCK, BLOCK)
     symbol("skip_head_mid")[0](left, right, target, splits, recipe=recipe, disable_ue8m0_cast=disable_ue8m0_cast)
@@ -410,6 +422,18 @@ def writable(out: Tensor) -> Tensor:
     return torch.empty(out.shape, dtype=out.dtype, device=out.device)
 
 
+def _packed(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Float32 scales as this machine's kernels read them, every one checked to be a power of two where values are: the
+    library itself would drop the mantissa of any other. ``a`` ``[M, K]`` or ``[G, M, K]``, ``b`` ``[N, K]`` or
+    ``[G, N, K]``."""
+    if not packs_ue8m0():
+        return a_scale, b_scale
+    recipe = (1, BLOCK, BLOCK)
+    groups = [x.shape[0] if x.dim() == 3 else None for x in (a, b)]
+    left = transform_sf_into_required_layout(a_scale, a.shape[-2], a.shape[-1], recipe, groups[0], is_sfa=True)
+    return left, transform_sf_into_required_layout(b_scale, b.shape[-2], b.shape[-1], recipe, groups[1], is_sfa=False)
+
+
 def _row_scale(scale: Tensor) -> Tensor:
     """On 16 bytes: the library uses a scale that has its layout already without a copy, which would align it."""
     return scale if scale.data_ptr() % ALIGNMENT == 0 else scale.clone(memory_format=torch.contiguous_format)
@@ -438,6 +462,7 @@ BACKEND = Backend(
     kernel=kernel,
     steps=steps,
     missing=missing,
+    numerics=numerics,
     fp8_gemm_nt=fp8_gemm_nt,
     aligned_gemm_nt=aligned_gemm_nt,
     dense_gemm_nt=dense_gemm_nt,

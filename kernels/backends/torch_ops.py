@@ -5,21 +5,27 @@ Per tensor they are cuBLASLt's (oneDNN's on a CPU), row-wise and grouped CUTLASS
 Products that no fused kernel covers (mixed scale kinds, a bias with float32 output) run unfused: a unit-scale
 product to float32, then scales and bias in float32, then the cast.
 
-Not covered: fast accumulation (``use_fast_accum`` stays off: one chain over K loses digits), microscaling formats.
+Block-scaled codes (MXFP8, NVFP4) on Blackwell go to ``F.scaled_mm`` with scales in 128x4 tiles; this has not run on
+hardware here.
 
-Source: PyTorch (ATen ``_scaled_mm``, ``_scaled_grouped_mm``).
+Not covered: fast accumulation (``use_fast_accum`` stays off: one chain over K loses digits); MXFP4, whose fake function
+in torch 2.13 counts the scales of packed codes by half, so that no compiled graph takes them.
+
+Source: PyTorch (ATen ``_scaled_mm``, ``_scaled_grouped_mm``; ``torch.nn.functional.scaled_mm``).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..platform import Machine, current_machine
 from ..records import Problem
-from ..support import ROWWISE_CPU, rowwise_cublas
+from ..support import DENSE_MX, ROWWISE_CPU, rowwise_cublas
 from ._host import dense, no_autocast_no_grad, pitched
-from .declaration import Backend
+from .declaration import Backend, Rows, Scales
 
 SCALE_MULTIPLE = 4
 """The block-scaled product takes scales for a multiple of 4 rows and a multiple of 4 blocks of K: torch checks the
@@ -28,7 +34,7 @@ weight's, and cuBLASLt has no kernel for other numbers of rows (both seen with t
 
 def kernel(p: Problem, machine: Machine) -> str:
     """The routine torch would run."""
-    if p.op == "block_linear":
+    if p.op == "block_linear" or p.op in DENSE_MX:
         return "torch.nn.functional.scaled_mm"
     return "torch._scaled_grouped_mm" if p.op == "grouped_scaled" else f"torch._scaled_mm ({_mode(p, machine)})"
 
@@ -166,6 +172,89 @@ def grouped_scaled(
     return y
 
 
+def _of_tiles(
+    recipe: str,
+    codes: torch.dtype | None,
+    a: Tensor,
+    left: Scales,
+    b: Tensor,
+    right: Scales,
+    out: Tensor,
+    bias: Tensor | None,
+    *factors: Tensor,
+) -> None:
+    """``F.scaled_mm`` of codes whose scales lie in 128x4 tiles, with a second scale of each operand or none."""
+    from torch.nn import functional
+
+    kinds, orders = functional.ScalingType, functional.SwizzleType
+    scales = [dense(side.memory) for side in (left, right)]
+    if factors:
+        sides = [[scale, factor] for scale, factor in zip(scales, factors, strict=True)]
+        named: list[Any] = [[getattr(kinds, recipe), kinds.TensorWise], [orders.SWIZZLE_32_4_4, orders.NO_SWIZZLE]]
+    else:
+        sides, named = [[scale] for scale in scales], [[getattr(kinds, recipe)], [orders.SWIZZLE_32_4_4]]
+    x, w = dense(a), dense(b[0])
+    if codes is not None:
+        x, w = x.view(codes), w.view(codes)
+    y = functional.scaled_mm(
+        x,
+        w.t(),
+        sides[0],
+        named[0],
+        sides[1],
+        named[0],
+        swizzle_a=named[1],
+        swizzle_b=named[1],
+        bias=None if bias is None else bias.contiguous(),
+        output_dtype=out.dtype,
+    )
+    out.copy_(y)
+
+
+@no_autocast_no_grad
+def mxfp8_product(
+    a: Tensor,
+    left: Scales,
+    b: Tensor,
+    right: Scales,
+    out: Tensor,
+    rows: Rows | None,
+    alpha: Tensor | None,
+    bias: Tensor | None,
+    accumulate: bool,
+) -> None:
+    """FP8 codes with E8M0 scales of 32.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    _of_tiles("BlockWise1x32", None, a, left, b, right, out, bias)
+
+
+@no_autocast_no_grad
+def nvfp4_product(
+    a: Tensor,
+    left: Scales,
+    b: Tensor,
+    right: Scales,
+    out: Tensor,
+    rows: Rows | None,
+    alpha: Tensor | None,
+    bias: Tensor | None,
+    accumulate: bool,
+) -> None:
+    """E2M1 codes with E4M3 scales of 16; torch multiplies the sum by the product of both second scales, alpha and 1.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    factors = () if alpha is None else (alpha, torch.ones_like(alpha))
+    _of_tiles("BlockWise1x16", torch.float4_e2m1fn_x2, a, left, b, right, out, bias, *factors)
+
+
+def numerics(p: Problem, machine: Machine) -> str:
+    """Of block-scaled codes: cuBLASLt states no order of sums."""
+    return "bounds only: cuBLASLt's order of sums is not stated" if p.op in DENSE_MX else ""
+
+
 BACKEND = Backend(
     name="torch",
     kernel=kernel,
@@ -175,4 +264,7 @@ BACKEND = Backend(
     scaled_mm=scaled_mm,
     unfused=unfused,
     grouped_scaled=grouped_scaled,
+    mxfp8_product=mxfp8_product,
+    nvfp4_product=nvfp4_product,
+    numerics=numerics,
 )

@@ -109,7 +109,8 @@ class Fp8Linear(Fp8Module):
     out_dtype
         The dtype of the output; default: that of the input.
     ue8m0
-        Scales that are powers of two, which sm100 needs; default: :func:`kernels.is_deep_gemm_e8m0_used`. A weight
+        Scales that are powers of two, which DeepGEMM needs on Blackwell; default:
+        :func:`kernels.platform.quantises_to_ue8m0`. A weight
         with other scales is quantised again when the layer is made.
     name
         Named in errors.
@@ -257,7 +258,7 @@ class Fp8Linear(Fp8Module):
         self.in_features = layout.columns
         self.per_token = per_token
         self.out_dtype = None if out_dtype is None else checks.out_dtype(out_dtype)
-        self.ue8m0 = kind == "block" and (machines.is_deep_gemm_e8m0_used() if ue8m0 is None else ue8m0)
+        self.ue8m0 = kind == "block" and (machines.quantises_to_ue8m0() if ue8m0 is None else ue8m0)
         weight, scale = _placed(layout, shards, device)
         if self.ue8m0 and not torch.equal(ceil_to_ue8m0(scale), scale):
             weight, scale = per_block_cast_to_fp8(_values(weight, scale, "block"), use_ue8m0=True)

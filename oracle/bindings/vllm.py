@@ -140,9 +140,9 @@ BINDINGS = (
     bind(
         "torch:ops._vllm_fa3_C.fwd",
         "mha_fwd",
-        "(q, k, v, None, None, None, None, None, None, None, None, seqused_k, None, None, None, None, None, None, "
-        "None, None, q_descale, k_descale, v_descale, softmax_scale, is_causal, window_size_left, window_size_right, "
-        "0.0, True, None, 1, None, 0, s_aux, 1, 0, None) -> out, softmax_lse, ...",
+        "(q, k, v, None, None, None, None, None, None, None, None, seqused_k, None, None, page_table, None, None, "
+        "None, None, None, q_descale, k_descale, v_descale, softmax_scale, is_causal, window_size_left, "
+        "window_size_right, 0.0, True, None, num_splits, None, 0, s_aux, 1, 0, None) -> out, softmax_lse, ...",
         "(q, k, v, k_new, v_new, q_v, out, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k, "
         "max_seqlen_q, max_seqlen_k, page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin, seqlens_rotary, "
         "q_descale, k_descale, v_descale, softmax_scale, is_causal, window_size_left, window_size_right, softcap, "

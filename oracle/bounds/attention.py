@@ -12,6 +12,11 @@ the row::
 with ``gamma = gamma_(N + 2 T + 16)`` for both sums, the rescalings, the division and the scale of the values. ``d_j``
 contains six roundings of the products that make the exponent, whatever their order.
 
+Of 16-bit operands the products go through tensor cores. One instruction adds at most 17 terms, each cut below 2^-24 of
+the largest and the sum cut once more, so that D products lose at most ``4 (D + 16) u`` of the sum of their magnitudes;
+so do the N of the output. P may be rounded to the 16-bit dtype before it is multiplied: ``2^-(p + 1)`` of a weight with
+``p`` fraction bits, and half of the dtype's least subnormal relative to the row's maximum. The row sum is of either.
+
 A pipeline. The dot products are predicted, so ``x``, the codes of P and the factors ``a`` are known. The exact value of
 what remains, ``sum_t A_t P_t V_t / sum_t A_t sum x``, with ``A_t`` the product of the later factors, is computed in
 float64; each tile's sum may lie in the interval of the chain (:func:`oracle.bounds.product.residue_bound`), and float32
@@ -23,6 +28,8 @@ adds::
 
 Of one chain over all tiles the sums are those of the walk, bit for bit: in another order each step may lose a part of
 the largest magnitude in it, which over a long row is as much as the output. Only the row sum and what follows it vary.
+
+Keys that blocks share: :func:`split_bound`.
 
 The log-sum-exp: ``max eps_j`` and the rounding of the sum, of a product and of a logarithm of 2^-21, relative to
 ``|lse| + 1``.
@@ -42,10 +49,10 @@ from torch import Tensor
 from oracle.bounds.accumulator import of_schedule
 from oracle.bounds.engines import residue_bound
 from oracle.bounds.product import ETA, FLOAT32_MAX, U
-from oracle.numbers.formats import decode
+from oracle.numbers.formats import decode, of_dtype
 from oracle.tensorcore.attention import CHAIN, Pipeline, Walk
 from oracle.tensorcore.schedules import get as get_schedule
-from oracle.truth.attention import Attention, exact, softmax
+from oracle.truth.attention import Attention, exact, softmax, values
 from oracle.truth.gemm import ScaledProduct, zero_nonfinite
 
 EXPONENTIAL = 2.0**-21
@@ -71,43 +78,51 @@ def gamma(n: float) -> float:
     return n * U / (1 - n * U)
 
 
-def float32_bound(problem: Attention) -> Edges:
-    """The edges of a kernel that rounds no P: float32 arithmetic in any order."""
-    parts = [_float32(tile) for tile in problem.tiles()]
+def float32_bound(problem: Attention, p: torch.dtype | None = None) -> Edges:
+    """The edges of a kernel of float32 arithmetic in any order that rounds no P, or with the dtype ``p`` may round it
+    to that and multiply on tensor cores."""
+    parts = [_float32(tile, p) for tile in problem.tiles()]
     return Edges(*(torch.cat([getattr(part, name) for part in parts]) for name in Edges.__dataclass_fields__))
 
 
-def _float32(problem: Attention) -> Edges:
+def _float32(problem: Attention, p: torch.dtype | None) -> Edges:
     if not problem.k.shape[0]:
         return _without_keys(problem)
     value, soft = exact(problem), softmax(problem)
     n, depth = problem.k.shape
     tiles = n // LEAST_TILE + 1
-    weights, v = soft.weights.nan_to_num(nan=0.0), zero_nonfinite(decode(problem.v))
-    eps = _errors(problem, soft.scores, tiles)
-    moved, size = weights * eps, weights @ v.abs()
+    weights, v = soft.weights.nan_to_num(nan=0.0), zero_nonfinite(values(problem.v)).abs()
+    eps = _errors(problem, soft.scores, tiles, wide=p is not None)
+    moved, size = weights * eps, weights @ v
     total = weights.sum(dim=1) + soft.sink
     least = torch.where(total == 0, torch.ones_like(total), total - moved.sum(dim=1)).clamp(min=0.0)
     scale = problem.v_scale.to(torch.float64).abs()
     magnitude = value.out.abs().nan_to_num(nan=0.0)
-    lost = (moved @ v.abs()) / least[:, None] * scale + magnitude * (moved.sum(dim=1) / least)[:, None]
-    lost = lost + gamma(n + 2 * tiles + 16) * size / least[:, None] * scale + magnitude * gamma(n + 2 * tiles + 16)
+    terms, shrunk, of_sum = n + 2 * tiles + 16, moved, moved.sum(dim=1)
+    if p is not None:
+        fmt = of_dtype(p)
+        rounded = 2.0 ** -(fmt.fraction_bits + 1) * (weights + moved)
+        rounded = (rounded + fmt.min_subnormal / 2).masked_fill(~problem.window(), 0.0)
+        terms, shrunk, of_sum = 4 * terms, moved + rounded, of_sum + rounded.sum(dim=1)
+        least = (least - rounded.sum(dim=1)).clamp(min=0.0)
+    lost = (shrunk @ v) / least[:, None] * scale + magnitude * (of_sum / least)[:, None]
+    lost = lost + gamma(terms) * size / least[:, None] * scale + magnitude * gamma(terms)
     lost = (lost + value.out_slack) * ROOM + ETA * (n + 8) * (1 + scale)
     # the row's maximum is among the weights: the sum is at least 1, and an error beyond half of it is no bound
     unbounded = (eps * (weights > 0)).amax(dim=1) > 0.5
     return _edges(problem, value.out, lost, value.lse, _lse_error(eps, weights, value.lse, n + 2 * tiles), unbounded)
 
 
-def _errors(problem: Attention, scores: Tensor, tiles: int) -> Tensor:
-    """``eps`` of each key, float64 ``[R, N]``, 0 outside the window."""
+def _errors(problem: Attention, scores: Tensor, tiles: int, *, wide: bool) -> Tensor:
+    """``eps`` of each key, float64 ``[R, N]``, 0 outside the window; ``wide``: of products on tensor cores."""
     window, depth = problem.window(), problem.q.shape[1]
-    sizes = zero_nonfinite(decode(problem.q)).abs() @ zero_nonfinite(decode(problem.k)).abs().t()
+    terms, sizes = 4 * (depth + 16) if wide else depth, problem.score_sizes()
     c = problem.factor.abs()[:, None]
     y = (c * scores.abs()).nan_to_num(nan=0.0).masked_fill(~window, 0.0)
     most = y.amax(dim=1, keepdim=True)
     if problem.sink is not None:
         most = torch.maximum(most, problem.sink.abs()[:, None])
-    exponent = c * gamma(depth) * sizes + 6 * U * (y + most) + tiles * (EXPONENTIAL + 6 * U * most)
+    exponent = c * gamma(terms) * sizes + 6 * U * (y + most) + tiles * (EXPONENTIAL + 6 * U * most)
     return torch.expm1(exponent).masked_fill(~window, 0.0)
 
 
@@ -153,6 +168,32 @@ def pipeline_bound(walk: Walk, pipeline: Pipeline) -> Edges:
     nan = torch.isnan(walk.total)[:, None] | torch.isnan(decode(problem.v)).any(dim=0)[None, :]
     middle, lost = (below + above) / 2, (above - below) / 2 + spread
     return _edges(problem, middle.masked_fill(nan, torch.nan), lost, lse, lse_lost * ROOM, torch.zeros_like(nan[:, 0]))
+
+
+def split_bound(parts: tuple[Walk, ...], pipeline: Pipeline) -> Edges:
+    """The edges of a kernel whose blocks share the keys of these rows: the parts of
+    :func:`oracle.tensorcore.attention.split_walks`, each in the edges of :func:`pipeline_bound`, weighted in float32 by
+    exponentials of their log-sum-exps. With ``d`` the largest error of these, a weight is right within
+    ``expm1(2 d + 2 e + gamma_(2 S + 8))`` for S parts; so is the log-sum-exp of all, and the weights add up to 1."""
+    edges = [pipeline_bound(walk, pipeline) for walk in parts]
+    if len(parts) == 1:
+        return edges[0]
+    middles = torch.stack([(one.lse_low + one.lse_high) / 2 for one in edges])
+    errors = torch.stack([(one.lse_high - one.lse_low) / 2 for one in edges]).nan_to_num(nan=0.0)
+    size = middles.abs().nan_to_num(posinf=0.0).amax(dim=0) + 1
+    d = errors.amax(dim=0) + 2.0**-50 * size
+    eps = torch.expm1(2 * d + 2 * EXPONENTIAL + 6 * U * size + gamma(2 * len(parts) + 8))
+    lse = torch.logsumexp(middles, dim=0)
+    weights = torch.exp(middles - lse).masked_fill(torch.isneginf(middles), 0.0)
+    low, high, most = (torch.zeros_like(edges[0].low) for _ in range(3))
+    for w, one in zip(weights, edges, strict=True):
+        w = w[:, None]
+        low, high = low + w * one.low, high + w * one.high
+        most = most + w * torch.maximum(one.low.abs(), one.high.abs())
+    spread = 2 * eps[:, None] * most * ROOM + ETA * (len(parts) + 8)
+    opened = torch.stack([one.open for one in edges]).any(dim=0) | torch.isnan(lse)[:, None]
+    lse_lost = (d + eps + 8 * U * size) * ROOM
+    return Edges(low - spread, high + spread, lse - lse_lost, lse + lse_lost, opened)
 
 
 def _without_keys(problem: Attention) -> Edges:

@@ -26,7 +26,7 @@ from oracle.bounds.interval import Interval
 from oracle.bounds.product import BF16_MAX, ETA, FLOAT32_MAX, U
 from oracle.numbers.formats import decode
 from oracle.truth.gemm import ScaledProduct, zero_nonfinite
-from oracle.truth.logits import Logits, dots
+from oracle.truth.logits import Logits
 
 REDUCED = {torch.float32: (U, ETA, FLOAT32_MAX), torch.bfloat16: (2.0**-8, 2.0**-133, BF16_MAX)}
 """Unit roundoff, least subnormal and largest value of the sum over heads, by the dtype of the weights."""
@@ -46,7 +46,7 @@ def logits_bound(problem: Logits, dot_bound: Callable[[ScaledProduct], Interval]
 
 def _tile(problem: Logits, dot_bound: Callable[[ScaledProduct], Interval]) -> Interval:
     weights, scale = (zero_nonfinite(decode(x)) for x in (problem.weights[:, :, None], problem.k_scale[None, :]))
-    dot_value = dots(problem)
+    dot_value = problem.dots
     x, apart = dot_value.hi, 2 * (dot_value.lo.abs() + dot_value.slack)  # relu is 1-Lipschitz, twice
     infinite = torch.isinf(problem.weights).any(dim=1)[:, None] | torch.isinf(problem.k_scale)[None, :]
     open_ = torch.isnan(x).any(dim=1) | infinite

@@ -24,7 +24,7 @@ import oracle
 from oracle.cli import common
 from oracle.diagnosis.explain import Diagnosis, diagnose
 from oracle.diagnosis.level import explaining
-from oracle.errors import FixtureError, OptionError, among, counted
+from oracle.errors import FixtureError, NumericsError, OptionError, among, counted
 from oracle.fixtures import call_file, captures
 from oracle.fixtures import files as fixtures
 from oracle.fixtures.call_file import CallFile
@@ -37,6 +37,7 @@ from oracle.report.outcome import Report
 from oracle.report.record import Run
 from oracle.routines import Contract, get, options
 from oracle.routines.base import Call
+from oracle.tensorcore.identify import told_apart
 from oracle.tensorcore.instructions import arches
 
 _OUTPUT: dict[str, Any] = {"default": "*", "metavar": "PATTERN", "help": "only outputs that match, as out.mine*"}
@@ -403,6 +404,14 @@ def _predict(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _ties(names: Sequence[str]) -> str | None:
+    """What would tell schedules with every bit apart, in one line; None for fewer than two, and for what is none."""
+    try:
+        return f"  {len(names)} give every bit here: {told_apart(names)}" if len(names) > 1 else None
+    except NumericsError:  # recipes, ways to combine experts
+        return None
+
+
 def _identify(arguments: argparse.Namespace) -> int:
     _, tensors, inputs, call = _read_call(arguments)
     names = [name for name in sorted(tensors) if name.startswith("out") and fnmatchcase(name, arguments.output)]
@@ -415,4 +424,6 @@ def _identify(arguments: argparse.Namespace) -> int:
         common.say(name)
         for match in matches[: arguments.top]:
             print(f"  {100 * match.equal:9.4f}% of {counted(match.compared, 'element')}  {match.schedule}")
+        if arguments.top > 1 and (said := _ties([match.schedule for match in matches if match.equal == 1.0])):
+            print(said)
     return 0

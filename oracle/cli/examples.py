@@ -75,7 +75,14 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("make the captures again", "fixtures import recorded/"),
     ),
     "conformance": (("the models against published hardware vectors", "conformance --vectors vectors/"),),
-    "plan": (("what runs a call, and why", f"plan --op {GEMM} --arch sm90 --m 31 --n 4096 --k 4096"),),
+    "plan": (
+        ("what runs a call, and why", f"plan --op {GEMM} --arch sm90 --m 31 --n 4096 --k 4096"),
+        ("what a B300 runs for every routine", "plan --arch sm103"),
+        (
+            "the same of a machine with these releases, with every reason",
+            "plan --machine machine.json --json plan.json",
+        ),
+    ),
     "report": (
         ("a page and a summary from a record", "report run.jsonl --html report.html --markdown summary.md"),
         ("what failed, in a few lines", "report run.jsonl --failures --quiet"),

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from rich.table import Table
 
 from oracle.bindings.known import bindings
-from oracle.cli.common import Commands, add_command, console, pairs, repeated, say
+from oracle.cli.common import Commands, add_command, add_json, console, pairs, repeated, say, write_json
 from oracle.cli.examples import GEMM
 from oracle.cli.page import page, releases_of
 from oracle.errors import FixtureError, OptionError, SubjectError, counted
@@ -74,13 +75,17 @@ def add_plan(commands: Commands) -> None:
         "plan",
         _plan,
         "which backend the production layer chooses, and why not the others",
-        "Print the decision for one problem and every reason. Exit 1 when no backend serves it.",
+        "Print the decision for one problem and every reason, or without --op a line for every routine. Exit 1 when no "
+        "backend serves the problem.",
     )
-    command.add_argument("--op", required=True, help=f"operation or routine, as {GEMM}")
+    command.add_argument("--op", help=f"operation or routine, as {GEMM}; default: every routine")
     command.add_argument("--arch", help="sm90, gfx942, cpu...; default: this machine")
     for dim in ("m", "n", "k"):
         command.add_argument(f"--{dim}", type=int)
     repeated(command, "--option", "NAME=VALUE", "any other field of the problem")
+    text = "the machine instead of --arch: JSON with arch or product, cuda, torch, sms, packages (name to version)"
+    command.add_argument("--machine", metavar="FILE", help=text)
+    add_json(command, "every routine's decision, with the reason of each backend,")
 
 
 # --- doctor -------------------------------------------------------------------------------------------------
@@ -325,6 +330,40 @@ def _describe(contract: Contract, profile: str) -> list[str]:
 # --- plan and completion ------------------------------------------------------------------------------------
 
 
+def _plans(arguments: argparse.Namespace, plan: Any, errors: Any, fields: Mapping[str, object]) -> int:
+    """Every routine's decision on a machine, or with ``--op`` one problem's, and of each backend the reason."""
+    try:
+        machine = _machine(arguments, plan, fields if arguments.op is None else {})
+        if arguments.op is not None and arguments.json is None:
+            text = plan.explanation(arguments.op, machine, plan.Config(), **fields)
+            print(text)
+            return 1 if text.splitlines()[0].endswith(plan.NO_BACKEND) else 0
+        if arguments.op is not None:
+            raise OptionError("--json writes every routine's decision; leave --op out")
+        record, lines = plan.record_of(machine), plan.summary(machine)
+    except errors.KernelError as error:
+        raise OptionError(str(error)) from None
+    write_json(arguments.json, {"schema": "fp8-oracle.plan/1", **record})
+    if arguments.json != "-":
+        shown = Table("routine", "backend", "kernel", "sums", title=f"plan on {machine.arch}")
+        for line in lines:
+            shown.add_row(*line)
+        console().print(shown)
+    return 0
+
+
+def _machine(arguments: argparse.Namespace, plan: Any, fields: Mapping[str, object]) -> Any:
+    if fields:
+        raise OptionError(f"{', '.join(fields)}: fields of one problem; name it with --op")
+    if arguments.machine is not None:
+        path = Path(arguments.machine)
+        try:
+            return plan.Machine.from_record(json.loads(path.read_text()))
+        except (OSError, ValueError) as error:
+            raise OptionError(f"--machine {path}: {error}") from None
+    return plan.current_machine() if arguments.arch is None else plan.Machine.from_record({"arch": arguments.arch})
+
+
 def _plan(arguments: argparse.Namespace) -> int:
     layer = subjects.layers()
     if not layer:
@@ -340,6 +379,10 @@ def _plan(arguments: argparse.Namespace) -> int:
     dims = {dim: getattr(arguments, dim) for dim in "mnk" if getattr(arguments, dim) is not None}
     if twice := sorted({"op", "arch", *dims} & set(values)):
         raise OptionError(f"--option {twice[0]}=...: {twice[0]} has a flag of its own, --{twice[0]}")
+    if arguments.machine is not None and arguments.arch is not None:
+        raise OptionError("--machine FILE names the architecture; leave --arch out")
+    if arguments.op is None or arguments.machine is not None or arguments.json is not None:
+        return _plans(arguments, plan, errors, {**values, **dims})
     try:
         text = plan.describe(op=arguments.op, arch=arguments.arch, **{**values, **dims})
     except errors.KernelError as error:

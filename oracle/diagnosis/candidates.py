@@ -758,22 +758,30 @@ class FailingRows:
 
     def refuse(self, fault: Fault) -> bool:
         """Whether so little of what fails in these rows is explained that the fault is none of those that are kept."""
-        faults = (fault,)
         if self.sample is None or self.narrow is None or not set(fault.changes) <= set(BEFORE_STORE):
             return False
-        # a fault of the sum may mix columns
-        sample = self.narrow if self.every and not touches(faults, Stage.SUM) else self.sample
+        if not fault.by_code and self.failure.mutated.products((fault,)).regrouped:
+            return False
+        if touches((fault,), Stage.SUM):  # it may mix columns
+            return self._explains(fault, self.sample, self.enough) is False
+        if self.every:
+            return self._explains(fault, self.narrow, self.enough) is False
+        few = self._explains(fault, self.narrow, HOPELESS)
+        return few is False or few is True and self._explains(fault, self.sample, self.enough) is False
+
+    def _explains(self, fault: Fault, sample: Sample, enough: float) -> bool | None:
+        """Whether a fault explains more than this share of what fails in a sample; None where it predicts a NaN there,
+        or nothing fails."""
+        faults = (fault,)
         if fault.by_code:
             sums = sample.sums(faults)
         else:
-            if self.failure.mutated.products(faults).regrouped:
-                return False
             sums = sample.sums_of(self.failure.mutated.computed(self.failure.call, faults), faults)
         predictions = sample.stored(faults, sums)
         if any(bool(torch.isnan(predicted.value).any()) for _, predicted in predictions):
-            return False
+            return None
         found = sample.weigh_stored(faults, predictions)
-        return found is not None and found.share <= self.enough
+        return None if found is None else found.share > enough
 
 
 def batches(faults: Iterable[Fault]) -> Iterator[list[Fault]]:

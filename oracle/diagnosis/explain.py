@@ -88,9 +88,11 @@ TRIED = 3  # admitted schedules that faults are put into, beside exact sums
 SMALL = 1 << 20  # elements of a call without products that is searched whole by default
 SHOWN = 12  # explanations in a diagnosis
 CHEAP = LARGE  # products of one candidate up to which a judgement diagnoses by itself
-EVIDENCE = 12  # bits; of fifty candidates one has as many by chance once in eighty failures
+BY_CHANCE = 1 / 80  # of the outputs that fail by none of the candidates, the share of which one may be named
 WIDE = 8  # bits that the fraction of a value tells at most
-EXACT = 0.6  # of what fails, which a fault reproduces bit by bit, or moves far, where the rest lies near
+# Of what fails, the share that a fault reproduces within the bound and moves far from it. Above one half no two faults
+# that move an element to places far apart both have it; the tenth above is a margin, which nothing derives.
+EXACT = 0.6
 FAR = 4.0  # times as far as right results lie apart
 
 
@@ -570,13 +572,16 @@ def _one_value(failure: FailingOutput) -> list[str]:
 def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor], numerics: str | None) -> Diagnosis:
     """Every fault on the whole call; outputs are compared tensor by tensor."""
     call = replace(asked, beyond=Beyond.UNKNOWN)
+    if "out" in given and call.resolved.get("out_dtype", given["out"].dtype) is None:
+        call = replace(call, options={**call.options, "out_dtype": given["out"].dtype})
     base, right = _closest_recipe(call, given)
     bad, width = _refused(call, given, right, numerics)
     failing, total = sum(int(m.sum()) for m in bad.values()), sum(m.numel() for m in bad.values())
-    found, most = list[Explanation](), 0
+    found, most, tried = list[Explanation](), 0, 0
     for fault in faults_of(call.contract.name):
         if fault.applies(call) is not None:
             continue
+        tried += 1
         predicted = by_name(run(call, *base, fault))
         if any(predicted[name].shape != given[name].shape for name in given):
             continue
@@ -598,7 +603,7 @@ def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor], numerics: str | 
         if explained > contradicted:
             found.append(Explanation(fault.name, "declared recipe", *counts, fault.seen))
     where = "; ".join(f"{name}: {describe(mask)}" for name, mask in bad.items() if bool(mask.any()))
-    if not any(speaks(x) for x in given.values()) or _evidence(call, given, bad) < EVIDENCE:
+    if not any(speaks(x) for x in given.values()) or _evidence(call, given, bad) < _needed(tried):
         found = []
     seen = tuple(place(mask, output=name) for name, mask in bad.items())
     several, words = len(bad) > 1, list[str]()
@@ -610,6 +615,13 @@ def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor], numerics: str | 
             said = [one for one in said if not one.startswith(UNLIKE)]
         words += [f"{name}: {one}" if several else one for one in said]
     return Diagnosis(failing, total, where, ranked(found)[:SHOWN], places=seen, observed=tuple(words))
+
+
+def _needed(tried: int) -> float:
+    """The bits of evidence at which one of so many candidates has them by chance in :data:`BY_CHANCE` of the outputs:
+    one that knows nothing of the output reproduces ``b`` bits with the probability ``2**-b``, all of them together
+    ``tried * 2**-b`` at most."""
+    return math.log2(max(1, tried) / BY_CHANCE)
 
 
 def _evidence(call: Call, given: Mapping[str, Tensor], bad: Mapping[str, Tensor]) -> float:

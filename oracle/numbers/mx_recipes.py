@@ -137,6 +137,12 @@ MODELOPT_MXFP4 = R.Recipe(
     rounding=R.CodeRounding.NEAREST_ZERO,
     zero_sign=R.ZeroSign.ZEROS,
 )
+COMPRESSED_TENSORS_MXFP4 = R.like(
+    TORCHAO[E2M1, "even"],
+    "compressed_tensors_mxfp4",
+    "compressed-tensors 0.20 quantization/utils/mxfp_utils.py generate_mx_scales, pack_fp4_to_uint8; finite values",
+    zero_sign=R.ZeroSign.SMALL,
+)
 
 # FlashInfer, MX. Kernels leave NaN out of the amax. Those in CUDA clamp a NaN element to the largest value; those of
 # CuTe-DSL take the constant 1/max, round by exponent bits (infinity: 254) and multiply by 0 under the bytes 0 and 254.

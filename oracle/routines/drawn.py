@@ -64,6 +64,7 @@ SEVERAL = 3  # rows, or what integers count or name, where the smallest case has
 SIZES = (200, 65, 17, 7)  # values of an option that has no default, the first that the contract takes
 NARROW = 16  # the edge of an extent whose dims name none, if it is not summed over
 LOOPS = 1024  # threads, columns or rows behind which a loop may end
+ROOM = 1 << 19  # elements of the largest input of a call with several long extents
 LONG = (1100, 1104, 1280)  # beyond it: with a tail of 12 of the last 16, in whole 16, in an even number of 128
 BATCH = (300, 150, 100)  # rows of more than one tile, with a tail
 ROWS_AT_ONCE = 1 << 24  # elements of the volume of a call of many rows
@@ -481,7 +482,7 @@ def _beyond(base: Case, calls: Calls) -> list[Case]:
     while wanted:
         case, left = base, list[str]()
         for name in wanted:
-            long = _fitting(case, name, LONG, calls)
+            long = _fitting(case, name, LONG, calls, LARGEST if case == base else ROOM)
             case, left = (case, [*left, name]) if long is None else (long, left)
         if case == base:
             break
@@ -524,14 +525,15 @@ def _heads(grammar: Grammar) -> set[str]:
     return {name for name in ("h", "d") if _meaning(grammar, name) == "head"} if "h" in grammar.extents else set()
 
 
-def _fitting(case: Case, name: str, sizes: Sequence[int], calls: Calls) -> Case | None:
-    """The case with the first of the sizes of an extent that its contract takes and that keeps it small."""
+def _fitting(case: Case, name: str, sizes: Sequence[int], calls: Calls, room: int = LARGEST) -> Case | None:
+    """The case with the first of the sizes of an extent that its contract takes and that keeps it within ``room``
+    elements."""
     for size in sizes:
         new = _sized(case, name, size)
-        if new is None or new[name] < min(sizes) or calls.elements(case) * new[name] > LARGEST * case[name]:
+        if new is None or new[name] < min(sizes) or calls.elements(case) * new[name] > room * case[name]:
             continue
         small = case.grammar.fixed or volume(new) <= ROWS_AT_ONCE  # rows of a cache meet no others
-        if small and calls.admits(new) and calls.elements(new) <= LARGEST:
+        if small and calls.admits(new) and calls.elements(new) <= room:
             return new
     return None
 

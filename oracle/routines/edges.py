@@ -73,12 +73,14 @@ def domain_of(contract: str, free: tuple[str, ...] | None = None) -> Domain:
 
 
 def valid(case: Case) -> bool:
-    """Whether a case is a call that its contract takes, and has outputs for."""
+    """Whether a case is a call that its contract takes, and has outputs for; its inputs wait for the first call."""
     contract = get(case.contract)
     try:
-        contract.outputs(Call(contract, case.inputs(), case.call_options()).checked())
+        inputs = case.inputs()
+        contract.outputs(Call(contract, inputs, case.call_options()).checked())
     except OracleError:
         return False
+    case.prepare(inputs)
     return True
 
 

@@ -51,6 +51,7 @@ PATTERN = "data"
 LOOKED_AT = 4  # cases that a word of data is tried on
 UNEVEN = (20, 12)  # neither a power of two nor whole vectors of 8; of groups and pages more than 8
 TOGETHER = 3  # inputs that have other data in one case
+ENOUGH = 1 << 25  # volume of a case on which a word shows as well as on a larger one, unless it is everywhere
 ABSENT, PRESENT = "absent", "given"
 
 
@@ -137,9 +138,11 @@ def patterned(tried: Sequence[Case], chosen: Sequence[Case], calls: Calls) -> tu
         if not fitting:
             continue
         shared = [at for at, (had, _) in enumerate(drawn) if 0 < len(had) < TOGETHER and name not in dict(had)]
-        order = [fitting[(len(drawn) + step) % len(fitting)] for step in range(min(len(fitting), LOOKED_AT))]
         if pattern.everywhere:  # the largest show most
             order = sorted(fitting, key=volume, reverse=True)
+        else:
+            fitting = [case for case in fitting if volume(case) <= ENOUGH] or fitting
+            order = [fitting[(len(drawn) + step) % len(fitting)] for step in range(min(len(fitting), LOOKED_AT))]
         places = [*shared[:1], *range(-len(order), 0)] if not alone else range(-len(order), 0)
         for at in places:
             had, case = drawn[at] if at >= 0 else (frozenset(), order[at])

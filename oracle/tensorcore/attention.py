@@ -16,8 +16,11 @@ in the order that :class:`Pipeline` names. A sink adds ``ex2(fma(sink, log2 e, -
 Sources: read in vLLM's flash-attention ``hopper/`` @617264c and in FlashInfer 0.6.18
 ``attention/hopper/attention_updater.cuh``; what the compiler contracts, in the machine code of vLLM 0.20.2. Seen on an
 H100: of 24 calls of vLLM 0.20.2 ``_vllm_fa3_C.fwd`` (head dims 64 to 256, causal, windows, sinks, pages, few rows)
-every element that a record computes has its bits; of 10 calls of FlashInfer 502,654 of 502,784.
-Not covered: soft caps (``tanh.approx``), more than one split of the keys (``lg2.approx``), transposed values.
+every element that a record computes has its bits; of 10 calls of FlashInfer's single prefill 502,654 of 502,784, of 14
+calls over ragged and paged sequences 351,228 of 351,232.
+Keys may be shared among several blocks: every part is a walk of its own, and the parts are weighted by the exponentials
+of their log-sum-exps, whose logarithm (``lg2.approx``) has no model: their sum is known within an interval.
+Not covered: soft caps (``tanh.approx``), transposed values.
 """
 
 from __future__ import annotations
@@ -100,6 +103,8 @@ class Pipeline:
     def why_not(self, problem: Attention) -> str | None:
         """The reason for which this pipeline cannot compute a problem, or None."""
         depth = max(problem.q.shape[1], problem.v.shape[1])
+        if not problem.codes or problem.v.dtype.itemsize != 1:
+            return f"{self.name} multiplies E4M3 codes; queries, keys or values are wider"
         if depth > self.keys[-1][0]:
             return f"{self.name} has head dims up to {self.keys[-1][0]}, not {depth}"
         return None
@@ -183,10 +188,60 @@ def walks(problem: Attention, pipeline: Pipeline) -> Iterator[Walk]:
     block = pipeline.block(depth, rows) if windowed else max(1, TILE // max(width, problem.k.shape[0]))
     for first in range(0, rows, block):
         part = problem.rows(slice(first, first + block))
-        if windowed and (origin := int(part.start[0])):
-            ends = {name: (getattr(part, name) - origin).clamp(min=0) for name in ("start", "stop")}
-            part = replace(part, k=part.k[origin:], v=part.v[origin:], **ends)
-        yield _walk(part, pipeline, width)
+        origin = int(part.start[0]) if windowed else 0
+        yield _walk(_of_keys(part, origin, part.k.shape[0]), pipeline, width)
+
+
+def split_walks(problem: Attention, pipeline: Pipeline, splits: int) -> Iterator[tuple[Walk, ...]]:
+    """The walks of every block of rows whose tiles are shared among ``splits`` others: ``ceil(tiles / splits)`` tiles
+    each, from the first key that the block's first row sees; parts without a tile are left out, and the first has the
+    sink. See :func:`predict_attention`; :func:`combined` adds them.
+
+    Source: vllm-project/flash-attention hopper/block.h @617264c; vLLM 0.20.2 _vllm_fa3_C.fwd on an H100: every bit of
+    the partial outputs of 7 calls.
+    """
+    if (reason := pipeline.why_not(problem)) is not None:
+        raise NumericsError(reason)
+    rows, depth = problem.q.shape[0], max(problem.q.shape[1], problem.v.shape[1])
+    width, block = pipeline.tile(depth, rows), pipeline.block(depth, rows)
+    windowed = pipeline.from_window and bool((problem.start > 0).any())
+    for first in range(0, rows, block):
+        part = problem.rows(slice(first, first + block))
+        origin = int(part.start[0]) if windowed else 0
+        end = min(part.k.shape[0], max(origin, int(part.stop.max())))
+        each = width * -(-max(1, -(-(end - origin) // width)) // splits)
+        found = []
+        for start in range(origin, max(end, origin + 1), each):
+            one = _of_keys(part, start, min(start + each, end))
+            found.append(_walk(one if start == origin else replace(one, sink=None), pipeline, width))
+        yield tuple(found)
+
+
+def combined(parts: tuple[Walk, ...], pipeline: Pipeline) -> tuple[Tensor, Tensor]:
+    """The float64 output ``[R, Dv]`` and natural log-sum-exp ``[R]`` of all parts of a block: their float32 outputs,
+    weighted by the exact exponentials of their exact log-sum-exps, which no model has bit for bit. One part is its own
+    output. NaN where a part has NaN."""
+    sums = torch.stack([log_sum(walk, pipeline) for walk in parts])
+    if len(parts) == 1:
+        return parts[0].out.to(torch.float64), sums[0]
+    lse = torch.logsumexp(sums, dim=0)
+    weights = torch.exp(sums - lse).masked_fill(torch.isneginf(sums), 0.0)
+    return sum((w[:, None] * walk.out for w, walk in zip(weights, parts, strict=True)), torch.zeros(())), lse
+
+
+def log_sum(walk: Walk, pipeline: Pipeline) -> Tensor:
+    """The natural log-sum-exp of the rows of a walk, float64 ``[R]``; -inf without keys, NaN where a score is."""
+    exponent = walk.top.nan_to_num(neginf=0.0) * walk.factor - pipeline.lift
+    lse = (exponent + torch.log2(walk.total)) * math.log(2.0)
+    return torch.where(walk.problem.seen(), lse, torch.full_like(lse, -torch.inf))
+
+
+def _of_keys(problem: Attention, first: int, stop: int) -> Attention:
+    """The same rows over keys ``first`` to ``stop``, the latter excluded."""
+    if (first, stop) == (0, problem.k.shape[0]):
+        return problem
+    ends = {name: (getattr(problem, name) - first).clamp(min=0, max=stop - first) for name in ("start", "stop")}
+    return replace(problem, k=problem.k[first:stop], v=problem.v[first:stop], **ends)
 
 
 def _walk(problem: Attention, pipeline: Pipeline, width: int) -> Walk:
@@ -300,6 +355,19 @@ PIPELINES = MappingProxyType(
                 gain=448.0,
                 promoted=False,
                 scales_first=True,
+                from_window=False,
+            ),
+            replace(
+                TILE_SUMS,
+                name="sm90.flashinfer.fp8.paged",
+                seen_in="FlashInfer 0.6.18 BatchPrefillWithPagedKVCacheWrapper, backend fa3, on an H100",
+                keys=((64, 128), (128, 128), (256, 64)),
+                few_keys=(),
+                lift=0.0,
+                gain=448.0,
+                promoted=False,
+                scales_first=True,
+                from_window=False,
             ),
         )
     }

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from oracle.tensorcore.cpu_jit import fma, jit, piece
 from oracle.tensorcore.instructions import Instruction
-from oracle.tensorcore.packing import A_THEN_B, A_THEN_FMA, ADD, B_THEN_FMA, FMA, MULTIPLY_ADD, PROMOTE
+from oracle.tensorcore.packing import A_THEN_B, A_THEN_FMA, ADD, B_THEN_FMA, CONTINUE, FMA, MULTIPLY_ADD, PROMOTE
 
 LANES = 128  # columns of one panel
 SUBTILE = 32  # products of one pass over the rows: both halves of b, 32 KiB, stay in the first-level cache
@@ -249,6 +249,9 @@ def promote(
     elif mode == B_THEN_FMA:
         for j in range(LANES):
             total[j] = fma(f32(f32(c[j]) * b_scale[j]), f32(a_scale), total[j])
+    elif mode == CONTINUE:
+        for j in range(LANES):
+            total[j] = f32(c[j])
     else:
         for j in range(LANES):
             total[j] += f32(c[j])

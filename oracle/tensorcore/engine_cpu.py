@@ -21,13 +21,13 @@ NaN and infinities follow IEEE 754, as in the definition; every NaN that is stor
 Source: derived from :mod:`oracle.tensorcore.fused`, whose bits it gives.
 
 Needs numba (no compiler on the user's machine). Not covered, and answered by :func:`supports`: TF32 and FP4 operands,
-float16 accumulators, chains that begin at a rescaled sum, AMD's instructions; the plain definition computes those.
+AMD's instructions; the plain definition computes those.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ from oracle.tensorcore.cpu_truncation import LANES, ZERO_EXPONENT, promote, trun
 from oracle.tensorcore.fused import float32_scale
 from oracle.tensorcore.packing import (
     ADD,
+    CONTINUE,
     FOLD,
     INSIDE,
     PROMOTE,
@@ -53,13 +54,14 @@ from oracle.tensorcore.packing import (
     scale_mode,
     supported,
 )
-from oracle.tensorcore.predict import canonical_nan, finish, store
-from oracle.tensorcore.schedules import Epilogue, Schedule
+from oracle.tensorcore.predict import canonical_nan, finish, rescale, store
+from oracle.tensorcore.schedules import Epilogue, Promotion, Schedule
 from oracle.truth.gemm import ScaledProduct
 
 CHUNK_BYTES = 1 << 26  # of unpacked rows of a
 CHUNK_RESULT = 1 << 23  # elements of one float32 chunk of the result
 WIDE_ZERO_EXPONENT = -1000  # the same for 16-bit formats
+HALF = -10  # fraction bits of a float16 accumulator, which rounds to nearest even
 
 f32, f64, i8, i16, i32, i64 = np.float32, np.float64, np.int8, np.int16, np.int32, np.int64
 
@@ -88,6 +90,8 @@ def blocks(product: ScaledProduct, schedule: Schedule) -> Tensor | None:
     plain = product.bias is None and product.c is None and product.alpha is None and schedule.epilogue is Epilogue.NONE
     if not plain or schedule.interval != product.block or not supports(product, schedule):
         return None
+    if schedule.promotion is Promotion.RESCALE:
+        return None
     if len(plan(product, schedule).tiles) != product.B:
         return None
     return torch.cat([canonical_nan(acc) for _, acc in sums(product, schedule, apart=True)], dim=1)
@@ -98,7 +102,9 @@ def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> 
     every tile, float32 ``[tiles, rows, N]``."""
     order, mode = plan(product, schedule), scale_mode(schedule)
     m, n, k = product.M, product.N, product.K
-    in_float32 = narrow_lanes(schedule.instruction)
+    rescales = schedule.promotion is Promotion.RESCALE  # from sums of any exponent
+    half = schedule.accumulator is torch.float16
+    in_float32 = narrow_lanes(schedule.instruction) and not rescales and not half
     truncates = in_float32 and why_not(schedule.instruction) is None
     kernel, absent = (narrow, ZERO_EXPONENT) if in_float32 else (wide, WIDE_ZERO_EXPONENT)
     a_values, a_exponents = _tables(of_dtype(product.a.dtype), in_float32)
@@ -108,7 +114,8 @@ def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> 
     b_scale = np.ascontiguousarray(float32_scale(product.b_scale).numpy())
     source, tiles = order.source.numpy(), order.tiles.numpy()
     pieces = [tiles[i : i + 1] for i in range(len(tiles))] if apart else [tiles]
-    t, to = schedule.instruction.align_bits or 0, schedule.instruction.out_bits
+    intervals = np.split(tiles, np.nonzero(tiles[:-1, 3] & PROMOTE)[0] + 1) if rescales else [tiles]
+    t, to = schedule.instruction.align_bits or 0, HALF if half else schedule.instruction.out_bits
     width = a_values.itemsize + a_exponents.itemsize
     step = max(1, min(CHUNK_BYTES // (width * max(1, len(source))), CHUNK_RESULT // max(1, n)))
     for start in range(0, m, step):
@@ -128,6 +135,7 @@ def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> 
             scale: NDArray[np.float32] = scale,
             partial_sums: NDArray[np.float32] = partial_sums,
             finite: bool = finite,
+            pieces: list[NDArray[np.int64]] = pieces,
         ) -> None:
             for some, out in zip(pieces, partial_sums, strict=True):
                 packed = (
@@ -155,8 +163,26 @@ def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> 
                     kernel(*packed)
 
         workers = workers_for((stop - start) * n * k)
-        run_tasks(task, task_pieces(stop - start, n, lanes=LANES, workers=workers), workers)
+        calls = task_pieces(stop - start, n, lanes=LANES, workers=workers)
+        if rescales:
+            total = torch.from_numpy(partial_sums[0]).zero_()
+            before = torch.ones_like(total)
+            for some in intervals:
+                now = _factors(product.rows(start, stop), int(some[0, 2]))
+                total.mul_(rescale(now, before))
+                before = now
+                run_tasks(partial(task, pieces=[some]), calls, workers)
+            total.mul_(before)
+        else:
+            run_tasks(task, calls, workers)
         yield start, torch.from_numpy(partial_sums if apart else partial_sums[0])
+
+
+def _factors(product: ScaledProduct, block: int) -> Tensor:
+    """The product of the scales of a K block, float32 ``[M, N]``."""
+    columns = torch.arange(product.N, device="cpu") // product.b_rows
+    a_scale = float32_scale(product.a_scale).expand(product.M, -1)
+    return a_scale[:, block, None] * float32_scale(product.b_scale)[columns, block][None, :]
 
 
 @lru_cache(maxsize=16)
@@ -273,9 +299,10 @@ def wide(
 ) -> None:
     """The sums of ``narrow`` with float64 lanes: ``t + 2 + log2(group + 1) <= 52``, any 8- or 16-bit operands.
 
-    The result of a group is rounded toward zero into float32: gradual underflow, infinity beyond its range. A tile may
-    end in ``FOLD``: the chain is added, to nearest, into an accumulator of its own and starts again at 0. Arguments as
-    of :func:`narrow`.
+    The result of a group is rounded toward zero into float32 (``to`` fraction bits) or to nearest even into float16
+    (``HALF``): gradual underflow, infinity beyond its range. A tile may end in ``FOLD``: the chain is added, to
+    nearest, into an accumulator of its own and starts again at 0. Arguments as of :func:`narrow`; by ``CONTINUE`` the
+    chain starts at what ``out`` holds.
     """
     columns = b.shape[0]
     rows = row1 - row0
@@ -298,10 +325,15 @@ def wide(
         chain[:, :] = f64(0)
         folded[:, :] = f32(0)
         total[:, :] = f32(0)
+        if mode == CONTINUE:
+            for i in range(rows):
+                for j in range(width):
+                    folded[i, j] = out[row0 + i, first + j]
+                    chain[i, j] = 0.0 if tiles[0, 3] & FOLD else f64(folded[i, j]) + 0.0
         for tile in tiles:
             k0, length, at, end = tile[0], tile[1] - tile[0], tile[2], tile[3]
             _unpack(b, first, width, source[k0 : k0 + length], bv, be, i16(WIDE_ZERO_EXPONENT), values, exponents)
-            if mode != ADD:
+            if mode != ADD and mode != CONTINUE:
                 for j in range(width):
                     scale[j] = sb[(first + j) // b_rows, at]
             for i in range(rows):
@@ -316,14 +348,12 @@ def wide(
                         top[j] = i16(2 * WIDE_ZERO_EXPONENT)
                     for k in range(g, g + group, UNROLL):
                         _raise_top(a_exponents, k0 + k, exponents, k, top)
-                    _shift_wide(c, top, sigma, t, shift, back)
+                    shift_wide(c, top, sigma, t, to, shift, back)
                     for k in range(g, g + group, UNROLL):
                         _add_products(a_values, k0 + k, values, k, shift, c)
-                    _round_wide(c, back, to)
+                    round_wide(c, back, to)
                 if end & FOLD:
-                    for j in range(LANES):
-                        folded[i, j] += f32(c[j])
-                        c[j] = 0.0
+                    fold_wide(folded[i], c, back, to)
                     if end & PROMOTE:
                         promote(folded[i], total[i], sa[row0 + i, at], scale, mode)
                 elif end & PROMOTE:
@@ -334,28 +364,62 @@ def wide(
 
 
 @piece
-def _shift_wide(
+def shift_wide(
     c: NDArray[np.float64],
     top: NDArray[np.int16],
     sigma: NDArray[np.float64],
     t: int,
+    to: int,
     shift: NDArray[np.float64],
     back: NDArray[np.float64],
 ) -> None:
-    """``c = trunc(c * 2^(t-m))``, ``shift = sigma * 2^(t-m)``, ``back = 2^(m-t)``; float32 exponents end at -126."""
+    """``c = trunc(c * 2^(t-m))``, ``shift = sigma * 2^(t-m)``, ``back = 2^(m-t)``; float32 exponents end at -126, those
+    of a float16 ``c`` at -14.
+
+    ``c`` ``[LANES]``, ``sigma`` ``[LANES]``, ``shift`` ``[LANES]`` and ``back`` ``[LANES]`` are float64, ``top``
+    ``[LANES]`` int16."""
+    least = i64(-14 if to == HALF else -1023)
     for j in range(LANES):
         of_sigma = ((f64(sigma[j]).view(np.int64) >> i64(52)) & i64(0x7FF)) - i64(1023)
         of_c = ((f64(c[j]).view(np.int64) >> i64(52)) & i64(0x7FF)) - i64(1023)
+        of_c = max(of_c, least) if c[j] != 0 else of_c
         m = max(max(i64(top[j]) + of_sigma, of_c), i64(-126))
         up = i64((i64(1023 + t) - m) << i64(52)).view(np.float64)
         back[j] = i64((i64(1023 - t) + m) << i64(52)).view(np.float64)
         shift[j] = up * sigma[j]
-        c[j] = np.trunc(c[j] * up)
+        c[j] = np.trunc(c[j] * up) + 0.0
 
 
 @piece
-def _round_wide(c: NDArray[np.float64], back: NDArray[np.float64], to: int) -> None:
-    """``c * back`` toward zero to a float32 of ``to`` fraction bits; infinity from ``2^128`` on."""
+def fold_wide(folded: NDArray[np.float32], c: NDArray[np.float64], back: NDArray[np.float64], to: int) -> None:
+    """``folded + c`` to nearest into the accumulator's format; ``c`` becomes 0.
+
+    ``folded`` ``[LANES]`` is float32, ``c`` ``[LANES]`` and ``back`` ``[LANES]`` float64; infinities stay."""
+    if to == HALF:
+        for j in range(LANES):
+            c[j] = f64(folded[j]) if np.isinf(folded[j]) else c[j] + f64(folded[j])  # an overflow stays
+            back[j] = 1.0
+        round_wide(c, back, to)
+        for j in range(LANES):
+            folded[j] = f32(0)
+    for j in range(LANES):
+        folded[j] += f32(c[j])
+        c[j] = 0.0
+
+
+@piece
+def round_wide(c: NDArray[np.float64], back: NDArray[np.float64], to: int) -> None:
+    """``c * back`` toward zero to a float32 of ``to`` fraction bits, infinity from ``2^128`` on; by ``HALF`` to nearest
+    even to a float16, infinity from ``2^16`` on. ``c`` ``[LANES]`` and ``back`` ``[LANES]`` are float64."""
+    if to == HALF:
+        for j in range(LANES):
+            s = c[j] * back[j]
+            e = max(((f64(s).view(np.int64) >> i64(52)) & i64(0x7FF)) - i64(1023), i64(-14))
+            up = i64((i64(1033) - e) << i64(52)).view(np.float64)
+            down = i64((i64(1013) + e) << i64(52)).view(np.float64)
+            r = np.rint(s * up) * down
+            c[j] = r if np.abs(r) < 2.0**16 else s * np.inf
+        return
     for j in range(LANES):
         s = c[j] * back[j]
         e = max(((f64(s).view(np.int64) >> i64(52)) & i64(0x7FF)) - i64(1023), i64(-126))

@@ -30,7 +30,7 @@ from oracle.tensorcore.fused import float32_scale
 from oracle.tensorcore.instructions import Instruction, Sum
 from oracle.tensorcore.packing import INSIDE, PROMOTE, UNROLL, Packed, code_table, plan, scale_mode, supported
 from oracle.tensorcore.predict import finish, predict_product, store
-from oracle.tensorcore.schedules import Scales, Schedule
+from oracle.tensorcore.schedules import Promotion, Scales, Schedule
 from oracle.truth.gemm import ScaledProduct
 
 BM, BN = 64, 128  # output tile of a program: fewer rows or columns than its 256 threads, so vectors stay in registers
@@ -47,6 +47,8 @@ def supports(product: ScaledProduct, schedule: Schedule) -> bool:
         and product.a.device.type == where
         and product.a.element_size() == product.b.element_size() == 1
         and schedule.scales is not Scales.OPERANDS
+        and schedule.promotion is not Promotion.RESCALE
+        and schedule.accumulator is torch.float32
         and supported(product, schedule)
         and schedule.instruction.align_bits is not None
         and schedule.instruction.align_bits + 2 <= 30  # a scaled product, below 2^(t+2), converts to int32

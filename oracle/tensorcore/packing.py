@@ -99,8 +99,8 @@ def pack(
 
 
 FOLD, PROMOTE = 1, 2  # flags of predictions: c = fl(c + chain); total = promotion of c
-ADD, FMA, MULTIPLY_ADD, A_THEN_B, A_THEN_FMA, B_THEN_FMA, INSIDE = range(7)
-"""How scales enter: by promotion, or INSIDE the sum."""
+ADD, FMA, MULTIPLY_ADD, A_THEN_B, A_THEN_FMA, B_THEN_FMA, INSIDE, CONTINUE = range(8)
+"""How scales enter: by promotion, or INSIDE the sum; or not, and the chain continues from what the result holds."""
 
 _MODES = {
     Promotion.NONE: ADD,  # 0 + part is part: a part is never -0
@@ -110,6 +110,7 @@ _MODES = {
     Promotion.ROW_COL_ADD: A_THEN_B,
     Promotion.ROW_COL_FMA: A_THEN_FMA,
     Promotion.COL_ROW_FMA: B_THEN_FMA,
+    Promotion.RESCALE: CONTINUE,
 }
 
 
@@ -138,13 +139,12 @@ def _plan(length: int, block: int, schedule: Schedule) -> Packed:
 
 
 def supported(product: ScaledProduct, schedule: Schedule) -> bool:
-    """Whether a compiled engine can evaluate this schedule: fused sums of 8- or 16-bit operands into float32, whose
-    chains begin at zero."""
+    """Whether a compiled engine can evaluate this schedule: fused sums of 8- or 16-bit operands into float32, or into
+    float16 where the codes are finite (an infinite code counts more than an overflow there)."""
     i = schedule.instruction
     return (
         i.sum in (Sum.FUSED, Sum.FUSED_THEN_ADD)
-        and schedule.promotion is not Promotion.RESCALE
-        and schedule.accumulator == torch.float32
+        and (schedule.accumulator == torch.float32 or i.float16_out and product.left.finite and product.right.finite)
         and i.round_toward_zero
         and not i.flush_subnormals
         and i.zeros is not Zeros.COUNTED

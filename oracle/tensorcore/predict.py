@@ -246,17 +246,25 @@ def finish(acc: Tensor, product: ScaledProduct, schedule: Schedule) -> Tensor:
 
     Two factors of alpha are multiplied first, in float32.
     """
-    bias = None if product.bias is None else product.bias.to(torch.float32)
-    if product.alpha is not None:
-        scaled = finish(acc, replace(product, alpha=None, bias=None), schedule)
-        alpha = product.alpha.to(torch.float32).prod().expand_as(scaled)
-        if bias is None:
-            return alpha * scaled
-        return fma32(alpha, scaled, bias) if schedule.fused_bias else alpha * scaled + bias
-    if schedule.epilogue is Epilogue.NONE:
-        return acc if bias is None else acc + bias
     columns = torch.arange(product.N, device=acc.device) // product.b_rows
     sa, sb = float32_scale(product.a_scale)[:, 0, None], float32_scale(product.b_scale)[columns, 0][None, :]
+    return finished(acc, sa, sb, product.bias, product.alpha, schedule)
+
+
+def finished(
+    acc: Tensor, sa: Tensor, sb: Tensor, bias: Tensor | None, alpha: Tensor | None, schedule: Schedule
+) -> Tensor:
+    """:func:`finish` of sums ``acc``, float32 of any shape, with the float32 scales ``sa`` and ``sb`` and the ``bias``
+    (any float dtype) of each, of shapes that broadcast to it; ``alpha`` ``[1]`` or ``[2]``, float32."""
+    bias = None if bias is None else bias.to(torch.float32)
+    if alpha is not None:
+        scaled = finished(acc, sa, sb, None, None, schedule)
+        factor = alpha.to(torch.float32).prod().expand_as(scaled)
+        if bias is None:
+            return factor * scaled
+        return fma32(factor, scaled, bias) if schedule.fused_bias else factor * scaled + bias
+    if schedule.epilogue is Epilogue.NONE:
+        return acc if bias is None else acc + bias
     if schedule.flushes:
         return _flushed(acc, sa, sb, bias, schedule)
     inner, outer = epilogue(schedule.epilogue, acc, sa, sb)
@@ -273,14 +281,38 @@ def _flushed(acc: Tensor, sa: Tensor, sb: Tensor, bias: Tensor | None, schedule:
 
 
 def epilogue(kind: Epilogue, acc: Tensor, sa: Tensor, sb: Tensor) -> tuple[Tensor, Tensor]:
-    """The two float32 factors, of shapes that broadcast to ``[M, N]``, of which a scaled result is the product, the
-    inner one first.
+    """The two float32 factors, of shapes that broadcast to that of ``acc``, of which a scaled result is the product,
+    the inner one first.
 
-    ``acc`` ``[M, N]``, ``sa`` ``[M or 1, 1]`` and ``sb`` ``[1, N]`` are float32.
+    ``acc`` ``[M, N]``, ``sa`` ``[M, 1]`` and ``sb`` ``[1, N]``, or what broadcasts so, are float32; NaN stays.
     """
     if kind is Epilogue.COL_THEN_ROW:
         return sb * acc, sa
     return (acc * sa, sb) if kind is Epilogue.ROW_THEN_COL else (acc, sa * sb)
+
+
+def joined(kind: Promotion, total: Tensor, part: Tensor, sa: Tensor, sb: Tensor) -> Tensor:
+    """A finished chain ``part`` joined to the sum ``total``, float32 of one shape, with the block's scales ``sa`` and
+    ``sb``, float32 of shapes that broadcast to it."""
+    if kind in (Promotion.NONE, Promotion.RESCALE):
+        return part
+    if kind is Promotion.ADD:
+        return total + part
+    if kind is Promotion.FMA:
+        return fma32(sa * sb, part, total)
+    if kind is Promotion.MUL_ADD:
+        return total + (sa * sb) * part
+    if kind is Promotion.ROW_COL_FMA:
+        return fma32(part * sa, sb, total)
+    if kind is Promotion.COL_ROW_FMA:
+        return fma32(part * sb, sa, total)
+    return total + (part * sa) * sb
+
+
+def rescale(now: Tensor, before: Tensor) -> Tensor:
+    """The factor, float32, from a sum under the scales ``before`` to one under ``now``, float32 of one shape:
+    ``div.full``."""
+    return fast_math.divide(before.to(torch.float64), now.to(torch.float64), flushed=False).to(torch.float32)
 
 
 def _float32(product: ScaledProduct, schedule: Schedule) -> Tensor:
@@ -326,28 +358,14 @@ class _Tile:
             block = start // self.product.block if self.product.B > 1 else 0
             if rescales:
                 now = self.a_scale[:, block, None] * self.b_scale[None, :, block]
-                ratio = fast_math.divide(before.to(torch.float64), now.to(torch.float64), flushed=False)
-                total, before = total * ratio.to(torch.float32), now
+                total, before = total * rescale(now, before), now
             total = self.promote(total, self.chain(start, min(start + interval, k), total if rescales else None), block)
         return finish(total * before if rescales else total, self.product, self.schedule)
 
     def promote(self, total: Tensor, part: Tensor, block: int) -> Tensor:
         """Join a finished chain to the sum."""
-        kind = self.schedule.promotion
-        if kind in (Promotion.NONE, Promotion.RESCALE):
-            return part
-        if kind is Promotion.ADD:
-            return total + part
         sa, sb = self.a_scale[:, block, None], self.b_scale[None, :, block]
-        if kind is Promotion.FMA:
-            return fma32(sa * sb, part, total)
-        if kind is Promotion.MUL_ADD:
-            return total + (sa * sb) * part
-        if kind is Promotion.ROW_COL_FMA:
-            return fma32(part * sa, sb, total)
-        if kind is Promotion.COL_ROW_FMA:
-            return fma32(part * sb, sa, total)
-        return total + (part * sa) * sb
+        return joined(self.schedule.promotion, total, part, sa, sb)
 
     def chain(self, start: int, stop: int, first: Tensor | None = None) -> Tensor:
         """One chain of instructions over ``[start, stop)``, from zero or from ``first``, float32 ``[M, N]``."""

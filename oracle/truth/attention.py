@@ -5,11 +5,12 @@
     lse[r]  = log(exp(sink[r]) + sum_j exp(y[r, j]))
 
 A row without keys gives 0 and -inf, with a sink too. Dot products of E4M3 codes are exact in float64: multiples of
-2^-18 below 2^26 for D = 256. All that follows is float64 arithmetic around the row's maximum; ``slack`` bounds its
-error, with an exponential of at most one unit in the last place and the factor ``|y - max|`` that an error of the
-exponent has.
+2^-18 below 2^26 for D = 256. Operands may also be 16-bit or float64 values (dequantised keys): their dot products are
+float64 sums, within ``D 2^-53 sum |q_k k_jk|``. All that follows is float64 arithmetic around the row's maximum;
+``slack`` bounds its error, with an exponential of at most one unit in the last place and the factor ``|y - max|`` that
+an error of the exponent has.
 
-NaN in a query or key makes every row NaN whose window has it; NaN in ``v`` makes its column NaN.
+NaN in a query or key, or an infinity, makes every row NaN whose window has it; NaN in ``v`` makes its column NaN.
 Source: derived in this file; Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), for the shift
 by the maximum. Not covered: dropout, soft caps, biases of positions.
 """
@@ -23,8 +24,8 @@ import torch
 from torch import Tensor
 
 from oracle.errors import ShapeError
-from oracle.numbers.formats import decode
-from oracle.truth.gemm import block_sums, zero_nonfinite
+from oracle.numbers.formats import decode, of_dtype
+from oracle.truth.gemm import block_sums, quantum_of_codes, zero_nonfinite
 
 TILE = 1 << 21
 """Scores held at once: 16 MiB for each float64 temporary."""
@@ -38,7 +39,7 @@ class Attention:
 
     Attributes
     ----------
-    q : Tensor ``[R, D]``, k : ``[N, D]``, v : ``[N, Dv]``, codes of E4M3.
+    q : Tensor ``[R, D]``, k : ``[N, D]``, v : ``[N, Dv]``, codes of E4M3, or values: 16-bit or float64.
     softmax_scale : float
     q_scale : Tensor ``[R]`` float32; k_scale, v_scale : Tensor ``[]`` float32.
     start, stop : Tensor ``[R]`` int64, the keys that a row sees, ``stop`` excluded.
@@ -78,16 +79,35 @@ class Attention:
         """Bool ``[R]``: rows that see a key."""
         return self.stop.clamp(max=self.k.shape[0]) > self.start.clamp(min=0)
 
+    @property
+    def codes(self) -> bool:
+        """Whether queries and keys are 8-bit codes, whose dot products float64 holds exactly."""
+        return self.q.dtype.itemsize == 1 and self.k.dtype.itemsize == 1
+
     def scores(self) -> Tensor:
-        """The exact dot products, float64 ``[R, N]``; NaN where a NaN code enters."""
-        q, k = decode(self.q), decode(self.k)
+        """The dot products, float64 ``[R, N]``, exact for codes; NaN where a NaN or an infinity enters."""
+        q, k = values(self.q), values(self.k)
         if not len(k):
             return torch.zeros((len(q), 0), dtype=torch.float64, device=q.device)
         total = torch.zeros((q.shape[0], k.shape[0]), dtype=torch.float64, device=q.device)
-        for part in block_sums(zero_nonfinite(q), zero_nonfinite(k)):
+        left, right = zero_nonfinite(q), zero_nonfinite(k)
+        if self.codes:
+            quantum = quantum_of_codes(of_dtype(self.q.dtype), of_dtype(self.k.dtype))
+            sums = block_sums(left, right, quantum=quantum)
+        else:
+            sums = iter((left @ right.t(),))
+        for part in sums:
             total = total + part
-        bad = torch.isnan(q).any(dim=1)[:, None] | torch.isnan(k).any(dim=1)[None, :]
+        bad = (~torch.isfinite(q)).any(dim=1)[:, None] | (~torch.isfinite(k)).any(dim=1)[None, :]
         return total.masked_fill(bad, torch.nan)
+
+    def score_sizes(self) -> Tensor:
+        """``sum |q_k k_jk|`` of every dot product, float64 ``[R, N]``, without what is not finite."""
+        return zero_nonfinite(values(self.q)).abs() @ zero_nonfinite(values(self.k)).abs().t()
+
+    def score_errors(self) -> Tensor | float:
+        """How far :meth:`scores` may be from the exact dot products, float64 ``[R, N]``; 0 of codes, and of NaN."""
+        return 0.0 if self.codes else self.q.shape[1] * 2.0**-53 * self.score_sizes()
 
     def rows(self, rows: slice) -> Attention:
         """The same keys read by some of the rows."""
@@ -99,6 +119,11 @@ class Attention:
         step = max(1, TILE // max(1, self.k.shape[0]))
         for i in range(0, self.q.shape[0], step):
             yield self.rows(slice(i, i + step))
+
+
+def values(x: Tensor) -> Tensor:
+    """The values of ``x`` ``[...]``, codes or values, as float64 ``[...]``, exactly; NaN stays NaN."""
+    return x if x.dtype is torch.float64 else decode(x)
 
 
 @dataclass(frozen=True)
@@ -131,7 +156,8 @@ def softmax(problem: Attention) -> Softmax:
     top = torch.where(torch.isneginf(top), torch.zeros_like(top), top)
     weights = torch.exp(y - top[:, None])
     distance = (y - top[:, None]).abs().masked_fill(~window, 0.0) + y.abs().masked_fill(~window, 0.0)
-    return Softmax(scores, weights, top, torch.exp(sink - top), weights * (distance + 4) * UNIT)
+    moved = (distance + 4) * UNIT + problem.factor.abs()[:, None] * problem.score_errors()
+    return Softmax(scores, weights, top, torch.exp(sink - top), weights * moved)
 
 
 @dataclass(frozen=True)
@@ -151,7 +177,7 @@ def exact(problem: Attention) -> Value:
 
 
 def _tile(problem: Attention) -> Value:
-    soft, v = softmax(problem), decode(problem.v)
+    soft, v = softmax(problem), values(problem.v)
     total = soft.weights.sum(dim=1) + soft.sink
     divisor = torch.where(total == 0, torch.ones_like(total), total)
     scale = problem.v_scale.to(torch.float64)

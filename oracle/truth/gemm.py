@@ -522,10 +522,15 @@ def block_sums(a: Tensor, b: Tensor, *, quantum: float | None = None) -> Iterato
             yield from block_sums(*pair)
 
 
+def quantum_of_codes(left: Format, right: Format) -> float:
+    """A power of two that divides every product of a finite value of ``left`` and one of ``right``."""
+    return left.min_subnormal * right.min_subnormal
+
+
 def _exact_tile(product: ScaledProduct) -> Exact:
     left, right = product.left, product.right
     finite = left.finite and right.finite
-    quantum, shape = left.fmt.min_subnormal * right.fmt.min_subnormal, (product.M, product.N)
+    quantum, shape = quantum_of_codes(left.fmt, right.fmt), (product.M, product.N)
     hi, lo, slack = (torch.zeros(shape, dtype=torch.float64, device=product.a.device) for _ in range(3))
     plain = torch.zeros_like(hi)
     for block, k in product.blocks():

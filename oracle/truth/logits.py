@@ -19,14 +19,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from oracle.errors import InputError, ShapeError
-from oracle.numbers.formats import decode
+from oracle.numbers.formats import decode, of_dtype
 from oracle.numbers.rounding import fast_two_sum, two_prod
-from oracle.truth.gemm import Exact, ScaledProduct, accumulate, block_sums, joined, overlaid, zero_nonfinite
+from oracle.truth.gemm import (
+    Exact,
+    ScaledProduct,
+    accumulate,
+    block_sums,
+    joined,
+    overlaid,
+    quantum_of_codes,
+    zero_nonfinite,
+)
 from oracle.truth.gemm import exact as gemm_exact
 from oracle.truth.layout import ceil_div, unpack_kv_cache
 
@@ -91,9 +101,30 @@ class Logits:
             return ScaledProduct(self.q.reshape(-1, d), self.k, left, self.k_blocks, block=BLOCK, b_rows=1)
         return ScaledProduct(self.q.reshape(-1, d), self.k, one, one, block=d, b_rows=n)
 
+    @cached_property
+    def dots(self) -> Exact:
+        """The exact dot products ``[M, H, N]``, NaN where a NaN code or scale enters; for one of :meth:`tiles`.
+        Computed once: the value and its bound both need them."""
+        shape = self.q.shape[0], self.heads, self.k.shape[0]
+        if self.q_blocks is not None:
+            value = gemm_exact(self.products())
+            return Exact(*(part.reshape(shape) for part in (value.hi, value.lo, value.slack)))
+        q, k = decode(self.q).flatten(0, 1), decode(self.k)
+        quantum = quantum_of_codes(of_dtype(self.q.dtype), of_dtype(self.k.dtype))
+        x = torch.zeros((q.shape[0], k.shape[0]), dtype=torch.float64, device=q.device)
+        for part in block_sums(zero_nonfinite(q), zero_nonfinite(k), quantum=quantum):
+            x = x + part
+        if not bool(torch.isfinite(q).all()) or not bool(torch.isfinite(k).all()):
+            x = x + 0.0 * (q @ k.T)
+        x = x.reshape(shape)
+        return Exact(x, torch.zeros_like(x), torch.zeros_like(x))
+
     def tiles(self) -> Iterator[Logits]:
         """The problem in blocks of rows with at most ``TILE`` dot products each (or one row)."""
         rows = max(1, TILE // (self.heads * self.k.shape[0]))
+        if rows >= self.q.shape[0]:
+            yield self
+            return
         for i in range(0, self.q.shape[0], rows):
             r = slice(i, i + rows)
             rows_of = {name: getattr(self, name)[r] for name in ("q", "weights", "start", "stop")}
@@ -109,25 +140,9 @@ def exact(problem: Logits) -> Exact:
     return joined([_exact_tile(tile) for tile in problem.tiles()])
 
 
-def dots(problem: Logits) -> Exact:
-    """The exact dot products ``[M, H, N]``, NaN where a NaN code or scale enters; for one of ``problem.tiles()``."""
-    shape = problem.q.shape[0], problem.heads, problem.k.shape[0]
-    if problem.q_blocks is not None:
-        value = gemm_exact(problem.products())
-        return Exact(*(part.reshape(shape) for part in (value.hi, value.lo, value.slack)))
-    q, k = decode(problem.q).flatten(0, 1), decode(problem.k)
-    x = torch.zeros((q.shape[0], k.shape[0]), dtype=torch.float64, device=q.device)
-    for part in block_sums(zero_nonfinite(q), zero_nonfinite(k)):
-        x = x + part
-    if not bool(torch.isfinite(q).all()) or not bool(torch.isfinite(k).all()):
-        x = x + 0.0 * (q @ k.T)
-    x = x.reshape(shape)
-    return Exact(x, torch.zeros_like(x), torch.zeros_like(x))
-
-
 def _exact_tile(problem: Logits) -> Exact:
     weights, scale = decode(problem.weights), decode(problem.k_scale)[None, :]
-    dot = dots(problem)
+    dot = problem.dots
     x = dot.hi
     plain = (weights[:, :, None] * torch.relu(x)).sum(dim=1) * scale
     w = zero_nonfinite(weights)[:, :, None].expand(x.shape)

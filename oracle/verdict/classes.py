@@ -22,7 +22,7 @@ from oracle.bounds import admissible
 from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.errors import NumericsError, counted
-from oracle.tensorcore.identify import find_split
+from oracle.tensorcore.identify import Search
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.schedules import ANY, SPLIT, Promotion, Scales, Schedule, is_class, schedules
 from oracle.truth.gemm import ScaledProduct, rounded
@@ -86,11 +86,10 @@ def tightest_class(parts: Sequence[Part], output: Tensor, arch: str) -> Class:
 
 
 def _splits(parts: Sequence[Part], output: Tensor, fitting: Sequence[Schedule]) -> Iterator[Schedule]:
+    search = Search(parts[0].product, parts[0].of(output))
     for schedule in fitting:
-        if schedule.scales is not Scales.OPERANDS:
-            split = find_split(parts[0].product, parts[0].of(output), schedule)
-            if split is not None:
-                yield split
+        if schedule.scales is not Scales.OPERANDS and (split := search.split(schedule)) is not None:
+            yield split
 
 
 def _float16(fitting: Sequence[Schedule]) -> Iterator[Schedule]:

@@ -37,7 +37,7 @@ from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.ieee32 import float64_and_bound, near
 from oracle.numbers.formats import decode, of_dtype, same_bits
 from oracle.numbers.threads import one_thread
-from oracle.tensorcore.identify import find_split, subset
+from oracle.tensorcore.identify import Search, subset
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import ANY, SPLIT, Promotion, Scales, Schedule, is_class, of_class, schedules
@@ -107,12 +107,14 @@ class ProductSets(Sets):
     classes : the classes of which one may hold the whole output where the first of ``names`` does not
         (:func:`wider_classes`; none when a numerics is declared).
     faults : schedules that the contract excludes.
+    cut : whether the kernels may cut K into partial sums: where no numerics is declared, these are right by their bits.
     """
 
     parts: Sequence[Part]
     names: Sequence[str]
     classes: Sequence[str] = ()
     faults: Sequence[Schedule] = ()
+    cut: bool = False
 
     @property
     def numerics(self) -> str:  # type: ignore[override]
@@ -124,6 +126,8 @@ class ProductSets(Sets):
             mistrust, bits = why_mistrust(self.parts, output), Bands(self.parts, output)
         admitted = [get_schedule(name) for name in self.names if not is_class(name)]
         matched = reproducing(self.parts, output, admitted, bits)
+        if matched is None and self.cut and self.classes:
+            matched = _split_among(self.parts, output, admitted, bits)
         if matched is not None:
             total = sum(part.of(output).numel() for part in self.parts)
             error = _measured(self.parts, output)
@@ -372,15 +376,22 @@ def _known(part: Part, output: Tensor, name: str) -> tuple[ExactPart, Interval, 
 
 def _split_of(parts: Sequence[Part], output: Tensor, name: str) -> Schedule | None:
     """The split of the class's accumulator that reproduces every bit, with any of its epilogues; None if none does."""
-    first, rows = parts[0], parts[0].of(output)
     base = of_class(name)
-    for schedule in schedules(base.instruction.arch):
-        same = schedule.instruction == base.instruction and schedule.interval == base.interval
-        same &= schedule.fault is None  # only those are held by the interval of the class
-        if not same or schedule.scales is Scales.OPERANDS or schedule.why_not(first.product, out_dtype=output.dtype):
+    same = [s for s in schedules(base.instruction.arch) if s.instruction == base.instruction and s.fault is None]
+    return _split_among(parts, output, [s for s in same if s.interval == base.interval])
+
+
+def _split_among(
+    parts: Sequence[Part], output: Tensor, bases: Iterable[Schedule], bits: Bands | None = None
+) -> Schedule | None:
+    """The first split of one of ``bases`` that reproduces every bit of ``output [R, N]``; None if none does."""
+    first = parts[0]
+    search = Search(first.product, first.of(output))
+    for base in bases:
+        if base.scales is Scales.OPERANDS or base.why_not(first.product, out_dtype=output.dtype):
             continue
-        split = find_split(first.product, rows, schedule)
-        if split is not None and reproducing(parts, output, [split]) is not None:
+        split = search.split(base)
+        if split is not None and reproducing(parts, output, [split], bits) is not None:
             return split
     return None
 

@@ -22,6 +22,8 @@ from oracle.truth.gemm import ScaledProduct, rounded
 from oracle.verdict.products import Part, _judge_interval
 from tests.support.schedule_products import product_of
 
+pytestmark = pytest.mark.turns(2)
+
 NAME = "sm90.promote128"
 ACC = of_schedule(get(NAME))
 M, N = 300, 140

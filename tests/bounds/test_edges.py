@@ -35,7 +35,7 @@ def differing(actual: list[list[float] | str], written: list[list[float] | str])
 
 
 @pytest.mark.turns(4)
-@pytest.mark.sampled(3)
+@pytest.mark.whole("a family of functions each, 0.3 s")
 @pytest.mark.parametrize("family", edges.FAMILIES, ids=lambda family: family.__name__)
 def test_edges_are_those_written(family: edges.Family) -> None:
     for name, call in family():

@@ -50,7 +50,7 @@ from oracle.numbers import formats
 from oracle.numbers.formats import E4M3FN
 from oracle.numbers.quantize import prepare
 from oracle.numbers.recipe_table import of_element, recipes
-from oracle.numbers.recipes import DEEPGEMM_1X128_UE8M0, TORCH_TENSOR, VLLM_GROUP, CodeFormula
+from oracle.numbers.recipes import DEEPGEMM_1X128_UE8M0, TORCH_TENSOR, VLLM_GROUP, CodeFormula, PowerOfTwo
 from oracle.tensorcore.instructions import Order, Sum
 from oracle.truth import gemm
 from oracle.truth.gemm import Exact, ScaledProduct
@@ -220,6 +220,7 @@ X = 2.0**12
         (True, [2.0], [15.0], FUSED | {"align": 3, "out": 9}, {"dtype": FP8}),
         (False, [2.0], [15.0], FUSED | {"align": 2, "out": 9}, {"dtype": FP8}),
         (True, [0.0], [15.0], FUSED | {"align": 3, "out": 9}, {"dtype": FP8}),
+        (False, [0.0], [15.0], FUSED | {"align": 2, "out": 9}, {"dtype": FP8}),
         # the exponent of a subnormal is the least
         (True, [2.0**-9], [1.0], FUSED | {"align": 3, "out": 9}, {"dtype": FP8}),
         (False, [2.0**-9], [1.0], FUSED | {"align": 2, "out": 9}, {"dtype": FP8}),
@@ -399,6 +400,31 @@ class TestChain:
                 x, one(0.0), one(0.0), one(0.0), zero, top, accumulator(out=3, align=6), least
             )
             assert (float(low), float(high)) == (-cut, 0.0)
+
+    @pytest.mark.parametrize("absent", [chain.NONE - 6, chain.NONE + 3, 2 * chain.NONE])
+    def test_a_step_of_zeros_changes_nothing(self, absent: int) -> None:
+        """Of whatever exponent one operand has where the other is zero; also around an accumulator near 0."""
+        low, high, zero = one(-(2.0**-140)), one(2.0**-139), torch.zeros(1, 1, 2, dtype=torch.float64)
+        found = chain.residue_step(one(0.0), low, high, one(0.0), zero, torch.full((1, 1), absent), accumulator())
+        assert [float(x) for x in found] == [0.0, -(2.0**-140), 2.0**-139]
+
+    @pytest.mark.parametrize("bound", [chain.residue, chain.any_order, chain.split])
+    def test_a_row_of_zeros_is_exact(self, bound: Callable[..., tuple[Tensor, ...]]) -> None:
+        rows = torch.tensor([[0.0] * 24, [1.5] * 24], dtype=torch.float64)
+        a, b = chain.operand(rows, E4M3FN), chain.operand(rows[1:], E4M3FN)
+        found = bound(a, b, accumulator(promotion=8))
+        assert [x[0, 0].item() for x in found] == [0.0] * 3 and float(found[1][1, 0]) < 0
+
+    @pytest.mark.parametrize("order", [Order.SEQUENTIAL, Order.INTERLEAVED])
+    @pytest.mark.parametrize("bound", [chain.residue, chain.any_order, chain.split])
+    def test_chains_together(self, bound: Callable[..., tuple[Tensor, ...]], order: Order) -> None:
+        """As alone: a batch of chains in front of both dimensions."""
+        a, b = (chain.operand(grid(seed, rows, 24), E4M3FN) for seed, rows in ((1, 2), (2, 3)))
+        spans, acc = [(0, 12), (12, 24)], accumulator(order=order)
+        found = bound(a.together(spans), b.together(spans), acc)
+        for i, span in enumerate(spans):
+            alone = bound(a.steps(*span), b.steps(*span), acc)
+            assert all(torch.equal(x[i], y) for x, y in zip(found, alone, strict=True))
 
     def test_an_error_that_does_not_end(self) -> None:
         """It doubles until nothing is claimed; beside it another stays."""
@@ -642,6 +668,10 @@ class TestScales:
         (False, 2.0**23, 2.0**40, 2.0**23, 2.0**40, 2.0),
         (True, 2.0**24, 2.0**40, 2.0**24, 2.0**40, 0.5),
         (False, 2.0**23, 2.0**40, 2.0**24, 2.0**40, 0.5),
+        # the sum with one scale, where the other makes it small
+        (True, 2.0**64, 2.0**40, 2.0**24, 2.0**-100, 1.0),
+        (False, 2.0**63, 2.0**40, 2.0**24, 2.0**-100, 1.0),
+        (True, 2.0**24, 2.0**-100, 2.0**64, 2.0**40, 1.0),
         # the product of the scales
         (True, 2.0**-100, 2.0**64, 2.0**-100, 2.0**64, 1.0),
         (False, 2.0**-100, 2.0**63, 2.0**-100, 2.0**63, 1.0),
@@ -653,6 +683,15 @@ def test_what_any_order_may_reach(due: bool, a: float, sa: float, b: float, sb: 
     more = {} if alpha == 1.0 else {"alpha": torch.tensor([alpha])}
     found = ieee32_bound(ScaledProduct(x, y, *scales_of, block=2, b_rows=1, **more)).open
     assert found is not None and found.tolist() == [[due]]
+
+
+def test_many_products_reach_what_one_does_not() -> None:
+    """Four products of 2^126 under the scale of ``a``, which that of ``b`` makes small."""
+    a, b = (torch.full((1, 4), 2.0**e).bfloat16() for e in (62, 24))
+    for sa, due in ((2.0**40, True), (2.0**39, False)):
+        given = ScaledProduct(a, b, torch.full((1, 1), sa), torch.full((1, 1), 2.0**-100), block=4, b_rows=1)
+        found = ieee32_bound(given).open
+        assert found is not None and found.tolist() == [[due]]
 
 
 def test_a_code_times_its_scale_is_the_largest_float32() -> None:
@@ -689,6 +728,17 @@ class TestBoxed:
         found = self.made(0.0, 0.0, 0.5, 0.5, accumulator(promotion=8))
         assert found.high.tolist() == found.low.tolist() == [[0.0], [0.0]]
 
+    def test_chains_of_one_block_may_be_summed_before_their_scales(self) -> None:
+        """Two chains of 8 and 24: 32 times the scale of ``b`` must be a number, although that of ``a`` is small."""
+        values = torch.tensor([[1.0] * 8 + [3.0] * 8], dtype=torch.float64)
+        limit = REACH / 32 / (1 + 2 * product.U * 16)
+        for low, high in ((values, values), (-values, -values), (-values, 0 * values), (0 * values, values)):
+            for sb, due in ((limit * (1 + 2.0**-23), True), (limit * (1 - 2.0**-23), False)):
+                box = Box(low, high, one(2.0**-20), one(2.0**-20), E4M3FN)
+                right = torch.ones(1, 16).to(FP8), torch.full((1, 1), sb)
+                acc = accumulator(promotion=8, align=25, out=23)
+                assert boxed_product([box], *right, block=16, b_rows=1, acc=acc).open.tolist() == [[due]]
+
     @pytest.mark.parametrize(
         ("low", "high", "due"),
         [(3.0, 5.0, (1.5, 5.0)), (-5.0, -3.0, (-5.0, -1.5)), (-3.0, 5.0, (-3.0, 5.0))],
@@ -700,6 +750,34 @@ class TestBoxed:
             ends = [torch.full((1, 32), x, dtype=torch.float64) for x in (low, high)]
             box = code_boxes._box(*ends, one(1.0), one(2.0), recipe, group=32)
             assert (float(box.low[0, 0]), float(box.high[0, 0])) == due
+
+    def test_a_product_of_scales_that_is_subnormal(self) -> None:
+        """Float32 may have 0 for it, or the least number."""
+        values = torch.tensor([[1.0] + [0.0] * 15], dtype=torch.float64)
+        box = Box(values, values, one(2.0**-75), one(2.0**-75), E4M3FN)
+        right = torch.ones(1, 16).to(FP8), torch.full((1, 1), 2.0**-75)
+        for acc in (accumulator(promotion=16), None):
+            found = boxed_product([box], *right, block=16, b_rows=1, acc=acc)
+            assert float(found.low) <= 0.0 and float(found.high) >= 2.0**-149
+
+    def test_a_group_that_may_be_zero(self) -> None:
+        """Its least scale is that of the recipe's floor."""
+        ends = (torch.full((1, 128), x, dtype=torch.float64) for x in (-0.5, 0.5))
+        made, _ = code_boxes.code_boxes(Span(*ends), VLLM_GROUP, formats.BF16, None)
+        assert min(float(box.scale_low) for box in made) < 1e-9 < max(float(box.scale_high) for box in made) < 0.002
+
+    def test_the_last_group_of_a_row_is_short(self) -> None:
+        found = code_boxes._grouped(torch.ones(2, 200), 128)
+        assert found.shape == (2, 2, 128) and found.sum(dim=2).tolist() == [[128.0, 72.0]] * 2
+
+    def test_which_recipes_have_boxes(self) -> None:
+        """Powers of two by another rule have none, nor have scales beside a global one."""
+        x = Span(*(torch.ones(1, 128, dtype=torch.float64) for _ in range(2)))
+        other = next(kind for kind in PowerOfTwo if kind is not PowerOfTwo.CEIL)
+        beside = next(row for row in recipes().values() if row.scaling.global_scale and row.power_of_two is None)
+        for recipe in (replace(DEEPGEMM_1X128_UE8M0, power_of_two=other), beside):
+            with pytest.raises(NumericsError):
+                code_boxes.code_boxes(x, recipe, formats.BF16, None)
 
     def test_scales_of_an_amax(self) -> None:
         """What a recipe adds to it; the powers of two between its ends."""
@@ -741,6 +819,21 @@ class TestEngines:
         interval = Interval(zero, zero, "", open=zero != 0)
         for deciding in (None, lambda: zero != 0):
             assert engines._agrees(interval, small(1), accumulator(promotion=8), residue_bound, deciding) is True
+
+    def test_all_elements_that_decide(self) -> None:
+        """As many as are looked at are all looked at, in their order; of more, so many."""
+        for size in (4, 5):
+            given, seen = small(1, m=size, n=engines.DECIDING // 4), []
+
+            def defined(part: ScaledProduct, acc: Any) -> Interval:
+                seen.append(part)  # noqa: B023
+                return residue_bound(part, acc)
+
+            acc, all_of_them = accumulator(promotion=8), torch.ones(given.M, given.N, dtype=torch.bool)
+            assert engines._agrees(residue_bound(given, acc), given, acc, defined, lambda: all_of_them)  # noqa: B023
+            assert [part.M for part in seen] == [engines.DECIDING]
+            rows = given.a.repeat_interleave(given.N, dim=0)[: engines.DECIDING]
+            assert torch.equal(seen[0].a.view(torch.uint8), rows.view(torch.uint8)) is (size == 4)
 
     @pytest.mark.parametrize(("room", "taken"), [(0, True), (-1, False), (None, False)])
     def test_shared_memory_of_a_block(self, room: int | None, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -786,7 +879,18 @@ class TestProduct:
                 assert found is not None and found.tolist() == [[due]]
 
     def test_the_roundings_count(self) -> None:
-        """``4 u`` of a sum that alone is below ``REACH``."""
+        """``4 u`` of a sum that alone is below ``REACH``: of one chain in order, of two in any."""
         for share, due in ((1 - 2.0**-22 + 2.0**-26, True), (1 - 2.0**-22, False)):
-            found = TestFloat32().promoted(1.0, 1.0, REACH * share).open
-            assert found is not None and found.tolist() == [[due]]
+            x = REACH * share
+            for found in (
+                TestFloat32().promoted(1.0, 1.0, x),
+                TestFloat32().promoted(1.0, 1.0, x / 2, x / 2, ordered=False),
+            ):
+                assert found.open is not None and found.open.tolist() == [[due]]
+
+    def test_an_alpha_that_is_subnormal(self) -> None:
+        """The product of its factors errs by up to ``2^-149``, and that of the sum by so much of it."""
+        size = 2.0**20
+        found = TestFloat32().summed(size, 2.0**-149)
+        due = (2.0**-149 * 2 * product.U * (1 + product.U) * size + 2.0**-149 * (2 + size)) * (1 + 2.0**-20)
+        assert float(found.hi) == -float(found.lo) == due > 2.0**-130

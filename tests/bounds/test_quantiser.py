@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from fractions import Fraction
@@ -16,13 +17,17 @@ from oracle.bounds.quantiser import (
     SCALE_WIDTH,
     U,
     admitting,
+    code_bands,
     code_of_ordinal,
     code_set,
     identify,
     judge_recipe,
+    nearness,
     ordinal,
+    same_bytes,
     scale_set,
 )
+from oracle.numbers import quantize as numbers
 from oracle.numbers import recipe_table
 from oracle.numbers import recipes as R
 from oracle.numbers import scaling as S
@@ -167,6 +172,80 @@ class TestSoundness:
         assert judge_recipe(prepare(x), nan, torch.zeros(1), tensor).outside == 256
 
 
+class TestSets:
+    """What a set of codes holds beside its ends."""
+
+    @pytest.mark.parametrize("recipe", [R.VLLM_GROUP, R.DEEPGEMM_1X128_UE8M0, recipe_table.get("torchao_nvfp4")])
+    def test_expected_are_the_recipe_s_codes(self, recipe: R.Recipe) -> None:
+        """And each lies between the ends."""
+        x = prepare(normals(4), global_scale=torch.tensor([0.25]) if recipe.scaling.global_scale else None)
+        made = x.quantized(recipe)
+        found = code_set(x, recipe, decode(made.scale))
+        due = ordinal(x.codes(recipe).view(found.low.shape), recipe.element)
+        assert bool(((found.low <= found.expected) & (found.expected <= found.high)).all())
+        assert int((found.expected != due).sum()) <= int((found.low != found.high).sum())
+
+    def test_two_powers_of_two_are_exact_and_one_is_not(self) -> None:
+        """A value at a midpoint of the codes: under a global scale of 1/4 the scale 1 leaves one code, 1.5 both."""
+        recipe = recipe_table.get("torchao_nvfp4")
+        for scale, codes in ((1.0, 1), (1.5, 2)):
+            x = torch.full((1, 16), 1.25 * scale * 0.25)
+            found = code_set(prepare(x, global_scale=torch.tensor([0.25])), recipe, torch.full((1, 1), scale).double())
+            assert (found.high - found.low + 1).unique().tolist() == [codes]
+
+    def test_a_product_of_scales_that_is_subnormal(self) -> None:
+        """One of 2^-140 may err by 2^-149, which is 2^-9 of it: nearer to a midpoint both codes are admitted."""
+        recipe, scale = recipe_table.get("torchao_nvfp4"), 2.0**-140
+        for steps, codes in ((638, 1), (639, 2), (640, 2), (641, 2), (642, 1)):
+            x = torch.full((1, 16), steps * 2.0**-149)  # of 640 the quotient is 1.25
+            found = code_set(prepare(x, global_scale=torch.tensor([scale])), recipe, torch.ones(1, 1).double())
+            assert (found.high - found.low + 1).unique().tolist() == [codes], steps
+
+    @pytest.mark.parametrize("name", ["torchao_nvfp4", "te_nvfp4_stochastic"])
+    def test_nan_in_a_format_without_it(self, name: str) -> None:
+        """A NaN has the recipe's code for it; beside it nothing changes."""
+        recipe, x = recipe_table.get(name), torch.ones(1, 16)
+        x[0, 3] = math.nan
+        found = code_set(prepare(x, global_scale=torch.tensor([1.0])), recipe, torch.ones(1, 1).double())
+        assert found.low.flatten()[3] == found.high.flatten()[3] and len(found.low.unique()) == 2
+
+    @pytest.mark.parametrize("together", [2, 1 << 20], ids=["two rows", "all"])
+    def test_rows_of_more_than_two_dimensions(self, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A band at a time; all are one of a small input."""
+        monkeypatch.setattr(numbers, "BAND", together * 512)
+        x = prepare(normals(6).view(2, 3, 512))
+        whole = code_set(x, R.VLLM_GROUP, decode(x.quantized(R.VLLM_GROUP).scale))
+        for rows, found in code_bands(x, R.VLLM_GROUP, decode(x.quantized(R.VLLM_GROUP).scale)):
+            for name in ("low", "high", "expected", "nan", "free"):
+                assert torch.equal(getattr(found, name), getattr(whole, name).view(6, 512)[rows])
+
+    @pytest.mark.parametrize("together", [1, 1 << 20], ids=["a row", "all"])
+    def test_how_near_an_output_is(self, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Equal codes and scales, and how far the farthest is; a band at a time."""
+        monkeypatch.setattr(numbers, "BAND", together * 512)
+        x = prepare(normals(3))
+        made = x.quantized(R.VLLM_GROUP)
+        count, scales = made.codes.numel(), made.scale.numel()
+        assert nearness(x, made.codes, made.scale, R.VLLM_GROUP) == (count, scales, 0)
+        moved = made.codes.clone()
+        bits(moved)[2, 5] ^= 2
+        assert nearness(x, moved, made.scale * torch.tensor([2.0, 1.0, 1.0, 1.0]), R.VLLM_GROUP) == (
+            count - 1,
+            scales - 3,
+            2,
+        )
+
+    def test_equal_bytes_wherever_they_lie(self) -> None:
+        """Of any two addresses and lengths, and one byte is enough to differ."""
+        stores = [torch.zeros(72, dtype=torch.uint8) for _ in range(2)]
+        for starts in itertools.product(range(57), range(57)):
+            assert same_bytes(*(store[start : start + 8] for store, start in zip(stores, starts, strict=True)))
+        for length in (8, 9):
+            part = stores[0][:length].clone()
+            part[-1] = 1
+            assert not same_bytes(part, stores[1][:length])
+
+
 class TestIdentify:
     """Every recipe finds itself; those with the same bits are the documented twins."""
 
@@ -246,6 +325,13 @@ class TestIdentify:
             x[:, 0] = (top + ulps).view(torch.float32) * powers
             for recipe in (R.VLLM_GROUP_UE8M0_BITS, R.SGLANG_GROUP_V2_UE8M0):
                 assert torch.equal(quantize(x, recipe).scale[:, 0], expected * powers)
+
+    def test_rows_of_more_than_two_dimensions(self):
+        """Blocks within a row are found in any number of dimensions, blocks of rows in a matrix alone."""
+        made = quantize(normals(6), R.VLLM_GROUP)
+        x = prepare(normals(6).view(2, 3, 512))
+        found = identify(x, made.codes.view(2, 3, 512), made.scale.view(2, 3, 4))
+        assert R.VLLM_GROUP.name in found
 
     def test_a_given_scale_is_matched_with_given_recipes_only(self):
         x, s = normals(8), torch.tensor([0.37])

@@ -9,17 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from oracle.bounds import of_schedule
+from oracle.bounds import of_schedule, steps
 from oracle.bounds.accumulator import Accumulator
-from oracle.bounds.chain import Operand
+from oracle.bounds.chain import Operand, operand
 from oracle.bounds.product import _Side
 from oracle.bounds.steps import split, stepwise
-from oracle.numbers.formats import decode
+from oracle.numbers.formats import FP32, decode
 from oracle.tensorcore import fused
 from oracle.tensorcore.instructions import INSTRUCTIONS, Instruction, Sum
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Epilogue, Promotion, Schedule
 from oracle.truth.gemm import ScaledProduct
+from tests.support.edges import accumulator, grid
 
 pytestmark = pytest.mark.whole("an instruction each, a tenth of a second")
 
@@ -78,8 +79,40 @@ def test_a_tie_of_subnormals(bound: Bound, i: Instruction, sign: int) -> None:
 def test_rounding_to_nearest_has_no_direction(bound: Bound, i: Instruction) -> None:
     """The ends of the error are opposite, one chain lies within them, and the sign of the data changes nothing."""
     g = torch.Generator().manual_seed(3)
-    a, b = (torch.randn(n, 5 * i.group + 1, generator=g, dtype=torch.float64).bfloat16().double() for n in (4, 3))
-    out, low, high = bounded(bound, i, a, b)
-    assert torch.equal(-low, high) and bool((high > 0).all())
-    assert bool(((out - a @ b.T).abs() <= high).all())
-    assert all(torch.equal(x, y) for x, y in zip(bounded(bound, i, -a, b)[1:], (low, high), strict=True))
+    drawn = [torch.randn(n, 5 * i.group + 1, generator=g, dtype=torch.float64).bfloat16().double() for n in (4, 3)]
+    powers = torch.ones(1, 4 * i.group, dtype=torch.float64)  # whose sums are powers of two
+    for a, b in (drawn, (powers, powers)):
+        out, low, high = bounded(bound, i, a, b)
+        assert torch.equal(-low, high) and bool((high > 0).all())
+        assert bool(((out - a @ b.T).abs() <= high).all())
+        assert all(torch.equal(x, y) for x, y in zip(bounded(bound, i, -a, b)[1:], (low, high), strict=True))
+
+
+@pytest.mark.parametrize("kind", [Sum.EXACT, Sum.TREE_FLUSH, Sum.LATE_FLOOR, Sum.LATE_FLOOR_ODD_EVEN])
+def test_a_step_begins_where_the_last_one_may_have_ended(kind: Sum, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At both ends of the interval of the columns before it."""
+    a, b, acc = grid(1, 3, 12, unit=1.0), grid(2, 2, 12, unit=1.0), accumulator(kind=kind)
+    begun, loss = [], steps._loss
+
+    def seen(p: Operand, q: Operand, held: tuple[Tensor, Tensor], acc: Accumulator) -> tuple[Tensor, Tensor]:
+        begun.append(held)
+        return loss(p, q, held, acc)
+
+    monkeypatch.setattr(steps, "_loss", seen)
+    stepwise(operand(a, FP32), operand(b, FP32), acc)
+    for step, held in enumerate(begun[:3]):
+        columns = slice(0, step * acc.group)
+        x, low, high = stepwise(operand(a[:, columns], FP32), operand(b[:, columns], FP32), acc)
+        assert torch.equal(held[0], x + low) and torch.equal(held[1], x + high)
+    assert len({id(held) for held in begun[:3]}) == 3 and bool((begun[2][0] < begun[2][1]).any())
+
+
+@pytest.mark.parametrize("kind", [Sum.LATE_FLOOR, Sum.LATE_FLOOR_ODD_EVEN])
+def test_columns_of_one_half_are_alike(kind: Sum) -> None:
+    """Whichever of the odd columns, or of the even ones, a product stands in."""
+    acc = accumulator(kind=kind, group=8, align=3)
+    a, b = grid(3, 4, 8, zeros=0.0), grid(4, 3, 8, zeros=0.0) * 2.0 ** -torch.arange(8)
+    due = stepwise(operand(a, FP32), operand(b, FP32), acc)
+    for turned in ([2, 1, 4, 3, 6, 5, 0, 7], [0, 3, 2, 5, 4, 7, 6, 1]):
+        found = stepwise(operand(a[:, turned], FP32), operand(b[:, turned], FP32), acc)
+        assert all(torch.equal(x, y) for x, y in zip(found, due, strict=True))

@@ -513,6 +513,7 @@ def odd_value(value: Any, rng: random.Random) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.turns(2)
 def test_arguments_of_the_layer() -> None:
     """Every public callable of ``kernels``, one or two arguments of a right call replaced."""
     import inspect

@@ -534,6 +534,41 @@ class TestOtherCommands:
         ran = cli("plan", "--op", "fp8_gemm_nt", "--arch", "gfx950", "--n", 4096, "--k", 4096)
         assert (ran.status, "no backend" in ran.out, "rejected" in ran.out) == (1, True, True)
 
+    def test_plan_of_every_routine(self, cli: Cli, tmp_path: Path) -> None:
+        """A table; as JSON each backend with its reason, of a machine that a file describes, from the record back."""
+        ran = cli("plan", "--arch", "sm120")
+        assert ran.status == 0 and "flashinfer_b12x" in ran.out and "sm120.chain_nvf4" in ran.out
+        described = tmp_path / "machine.json"
+        described.write_text(json.dumps({"arch": "sm120", "torch": "2.9.0", "packages": {"triton": "3.6.0"}}))
+        ran = cli("plan", "--machine", described, "--json", "-")
+        record = json.loads(ran.out)
+        assert ran.status == 0 and record["schema"] == "fp8-oracle.plan/1"
+        taken = {row["routine"]: row for row in record["decisions"]}
+        reasons = {b["name"]: b["why_not"] for b in taken["mm_mxfp8"]["backends"]}
+        assert taken["mm_mxfp8"]["backend"] == "triton_mx" and "flashinfer-python" in reasons["flashinfer_cutlass"]
+        described.write_text(json.dumps(record["machine"]))
+        assert json.loads(cli("plan", "--machine", described, "--json", "-").out) == record
+
+    def test_plan_of_one_problem_of_a_described_machine(self, cli: Cli, tmp_path: Path) -> None:
+        described = tmp_path / "machine.json"
+        described.write_text(json.dumps({"product": "GB10"}))
+        ran = cli("plan", "--op", "mm_fp4", "--machine", described, "--n", 4096)
+        assert ran.status == 0 and "cutlass_scaled_fp4_mm" in ran.out and "stands behind" in ran.out
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            ["--m", "3"],
+            ["--arch", "sm42"],
+            ["--machine", "absent.json"],
+            ["--machine", "absent.json", "--arch", "sm90"],
+            ["--op", "fp8_gemm_nt", "--arch", "sm90", "--json", "-"],
+        ],
+    )
+    def test_plan_of_no_machine_is_one_line(self, cli: Cli, wrong: list[str]) -> None:
+        ran = cli("plan", *wrong)
+        assert (ran.status, ran.err.count("\n")) == (2, 1)
+
     @pytest.mark.parametrize("wrong", [["--op", "frobnicate"], ["--op", "fp8_gemm_nt", "--option", "speed=9"]])
     def test_plan_refuses_in_one_line(self, cli: Cli, wrong: list[str]) -> None:
         ran = cli("plan", *wrong)

@@ -15,6 +15,7 @@ from oracle.diagnosis.minimise import extents, minimise
 from oracle.fixtures import captures
 from oracle.fixtures.call_file import CallFile, read, write
 from oracle.routines import cases, get
+from oracle.routines.base import by_name
 from oracle.routines.catalogue import Call, run
 from oracle.routines.catalogue import get as get_fault
 from oracle.tensorcore.schedules import Schedule
@@ -327,3 +328,14 @@ class TestMinimise:
         same = case.inputs()["scale"]
         write(path, CallFile(contract, {"scale": same}, same, {}, "cpu", None))
         assert torch.equal(read(path).inputs["scale"], same)
+
+
+def test_an_output_whose_dtype_no_option_states_is_explained() -> None:
+    """A routine that quantises its input inside, with ``out_dtype`` left out: its truth was float64 here, and the
+    question ended with an error instead of a failure."""
+    case = cases.parse("Fp8LinearOp/bf16xe4m3-bf16/static:tensor/m=17,n=64,k=256/family=randn/seed=1")
+    options = {name: value for name, value in case.call_options().items() if name != "out_dtype"}
+    wrong = by_name(get("Fp8LinearOp").reference(case.inputs(), **options))["out"].to(torch.bfloat16)
+    wrong[:, 1:3] = 0
+    verdict = oracle.judge("Fp8LinearOp", case.inputs(), wrong, **options)
+    assert verdict.status is Status.FAILED and "every failing element is 0" in verdict.observed

@@ -104,5 +104,22 @@ def test_two_scales_of_many_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     signed = run(call, get_fault("block amax of signed values"))
     assert isinstance(signed, dict) and torch.equal(signed["scale"], lower)
     assert not diagnose(case.contract, call.inputs, signed, **call.options).explanations
-    monkeypatch.setattr(explain, "EVIDENCE", 0)
+    monkeypatch.setattr(explain, "BY_CHANCE", 1e9)
     assert diagnose(case.contract, call.inputs, signed, **call.options).explanations
+
+
+def test_the_evidence_needed_follows_from_the_candidates_tried() -> None:
+    """35 candidates: 11.5 bits, fifty: 12; a rarer mistake and more candidates need more."""
+    assert explain._needed(35) == pytest.approx(math.log2(35 * 80)) and 11.9 < explain._needed(50) < 12
+    assert explain._needed(51) > explain._needed(50) and explain._needed(0) == explain._needed(1)
+
+
+@pytest.mark.turns(4)
+def test_two_scales_of_an_amax_without_negative_values_are_enough_among_35() -> None:
+    """Two E4M3 scales of six blocks, 11.9 bits: lost while every routine needed the bits of fifty candidates."""
+    case = cases.parse("scaled_fp4_quant/bf16/1x16/m=3,k=32/family=randn/seed=12")
+    call = Call(get(case.contract), case.inputs(), case.call_options())
+    name = "block amax of signed values"
+    signed = run(call, get_fault(name))
+    assert isinstance(signed, dict)
+    assert name in oracle.judge(case.contract, call.inputs, signed, **call.options).explained_by

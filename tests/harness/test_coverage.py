@@ -16,8 +16,8 @@ from oracle.routines import registered
 from tests.support.commandline import Cli
 
 # Exported without a contract of its own: why.
-NOT_IN_THE_LAYER = {"mha_fwd", "single_prefill_with_kv_cache"}
-"""Attention, which the layer does not dispatch: they are judged by captures and beside their libraries."""
+NOT_IN_THE_LAYER = {name for name, contract in registered().items() if contract.section == "Attention"}
+"""Attention, which the layer does not dispatch: judged by captures and beside its libraries."""
 NOT_ROUTINES = {
     "FlashinferMoeBackend": "an enumeration",
     "NAMESPACE": "a name",

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kernels import blockscaled
-from kernels.backends import _host, cutlass, deep_gemm, flashinfer, sgl_kernel
+from kernels.backends import _host, cutlass, deep_gemm, flashinfer, flashinfer_mx, sgl_kernel
 from kernels.plan import backend_of
 
 HELPERS = {
@@ -120,7 +120,9 @@ def uncovered(module: object, name_of: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("module", [cutlass, deep_gemm, flashinfer, sgl_kernel], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "module", [cutlass, deep_gemm, flashinfer, flashinfer_mx, sgl_kernel], ids=lambda m: m.__name__
+)
 def test_every_call_of_a_library_is_covered(module: types.ModuleType) -> None:
     assert uncovered(module, module.__name__) == []
 

@@ -57,7 +57,7 @@ class TestEveryCase:
     def test_all_are_subjects(self) -> None:
         assert set(CPU) == set(CONTRACTS)
 
-    @pytest.mark.sampled(3)
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize("contract", CONTRACTS)
     def test_passes(self, contract: str) -> None:
         verdicts = {str(case): run(str(case)) for case in profiles.cases(contract, "quick")}

@@ -7,9 +7,10 @@ import pytest
 from kernels import routes
 from kernels.backends.declaration import Backend
 from kernels.config import Config
-from kernels.errors import MissingPackageError, NoBackendError, OptionError, Unsupported
-from kernels.plan import MODULES, ROUTINES, TABLE, Problem, backend_of, describe, markdown_table, plan
+from kernels.errors import MissingPackageError, NoBackendError, OptionError, Unavailable, Unsupported
+from kernels.plan import MODULES, ROUTINES, TABLE, Problem, backend_of, describe, markdown_table, order, plan
 from kernels.platform import ARCHES, Machine, use_machine
+from kernels.records import Package
 from kernels.support import NEEDS, built, rowwise_cublas, shared_memory
 
 BARE = Config()
@@ -36,9 +37,10 @@ def test_every_rejection_has_a_reason(op: str, arch: str) -> None:
         reasons = dict(made.reasons)
     except NoBackendError as error:
         asked, reasons = list(error.reasons), error.reasons
-        assert asked == list(TABLE[op])
+        assert asked == list(order(op, machine))
         assert all(name in str(error) and why in str(error) for name, why in reasons.items())
-    assert asked == list(TABLE[op])[: len(asked)]
+    assert asked == list(order(op, machine))[: len(asked)]
+    assert sorted(order(op, machine)) == sorted(TABLE[op])
     assert all(len(why) > 10 for why in reasons.values())
 
 
@@ -56,7 +58,7 @@ class TestSwitchAt32:
         assert chosen("dynamic_blockscale", "sm90", Config(batch_invariant=True), m=m, n=128, k=128) == "deep_gemm"
 
     @pytest.mark.parametrize("m", [31, 32])
-    @pytest.mark.parametrize("arch", ["sm80", "sm86", "sm89", "sm103", "sm120", "sm121", "gfx90a", "gfx942", "gfx950"])
+    @pytest.mark.parametrize("arch", ["sm80", "sm86", "sm89", "sm121", "gfx90a", "gfx942", "gfx950"])
     def test_elsewhere_no_library(self, m: int, arch: str) -> None:
         own = "triton_linear" if m < 32 else "triton_gemm"
         assert chosen("dynamic_blockscale", arch, m=m, n=128, k=128) == (own if arch.startswith("sm") else "-")
@@ -148,6 +150,55 @@ class TestThresholds:
     def test_rowwise_cublas(self, arch: str, cuda: str, has: bool) -> None:
         """Of Hopper alone, from CUDA 12.9 on: others write bf16 only."""
         assert rowwise_cublas(Machine.described(arch, cuda=cuda)) is has
+
+
+class TestReleases:
+    """What a distribution has in some of its releases only is refused outside of them, with the release that has it."""
+
+    @pytest.mark.parametrize(
+        ("op", "arch", "release", "wanted"),
+        [
+            ("mqa_logits", "sm90", "sgl-deep-gemm==0.2.3.post2", None),
+            ("mqa_logits", "sm90", "sgl-deep-gemm==0.2.5", "install 0.2.3.post2"),
+            ("paged_mqa_logits", "sm100", "sgl-deep-gemm==0.2.5", "install 0.2.3.post2"),
+            ("skip_head_mid", "sm90", "sgl-deep-gemm==0.2.5", "0.2.5 has this routine no more"),
+            ("skip_head_mid", "sm90", "vllm==0.33.0", None),
+            ("fp8_gemm_nt", "sm120", "sgl-deep-gemm==0.1.4.post1", "0.1.4 has no kernels for sm120"),
+            ("fp8_gemm_nt", "sm120", "sgl-deep-gemm==0.1.7", None),
+            ("fp8_gemm_nt", "sm120", "vllm==0.20.2", "0.20.2 vendors no kernels"),
+            ("fp8_gemm_nt", "sm120", "vllm==0.33.0", None),
+            ("fp8_gemm_nt", "sm120", "deep_gemm==2.6.1", "this is deep_gemm's"),
+            ("fp8_gemm_nt", "sm103", "deep_gemm==2.6.1", None),
+            ("fp8_gemm_nt", "sm121", "sgl-deep-gemm==0.2.5", "vllm-project/vllm 54125"),
+        ],
+    )
+    def test_deep_gemm(self, op: str, arch: str, release: str, wanted: str | None) -> None:
+        machine = Machine.described(arch).with_package("deep_gemm", version=release)
+        why = backend_of("deep_gemm").why_not(Problem(op, n=128, k=128, heads=32, head_dim=128), machine, BARE)
+        assert why is None if wanted is None else why is not None and wanted in why
+
+    def test_a_range_is_a_property_of_the_installed_release(self) -> None:
+        """Its class is that of a missing package; an unknown version passes: on the machine the library is asked."""
+        known = Machine.described("sm90").with_package("deep_gemm", version="sgl-deep-gemm==0.2.5")
+        problem = Problem("mqa_logits", heads=32, head_dim=128)
+        assert isinstance(backend_of("deep_gemm").why_not(problem, known, BARE), Unavailable)
+        unknown = dataclasses.replace(known, packages=(Package("deep_gemm"), *Machine.described("sm90").packages[1:]))
+        assert backend_of("deep_gemm").why_not(problem, unknown, BARE) is None
+
+    @pytest.mark.parametrize(("release", "served"), [("0.4.4", True), ("sglang-kernel==0.4.10", False)])
+    def test_sgl_kernel(self, release: str, served: bool) -> None:
+        machine = Machine.described("sm90").with_package("sgl_kernel", version=release)
+        assert (backend_of("sgl_kernel").why_not(Problem("block_linear"), machine, BARE) is None) is served
+        assert backend_of("sgl_kernel").why_not(Problem("linear"), machine, BARE) is None
+
+
+@pytest.mark.parametrize("arch", ["sm100", "sm103", "sm120"])
+@pytest.mark.parametrize("op", ["fp8_gemm_nt", "grouped_contiguous", "grouped_masked"])
+def test_float32_scales_are_not_given_to_kernels_of_ue8m0(op: str, arch: str) -> None:
+    """DeepGEMM's kernels of Blackwell would keep the exponent of a float32 scale alone; Hopper's read it (the twin)."""
+    for scales, backend in (("ue8m0", "deep_gemm"), ("float32", "triton_gemm"), (None, "deep_gemm")):
+        assert chosen(op, arch, n=128, k=128, scale_format=scales) == backend
+    assert chosen(op, "sm90", n=128, k=128, scale_format="float32") == "deep_gemm"
 
 
 class TestMissing:

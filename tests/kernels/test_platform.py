@@ -36,6 +36,8 @@ INSTALLED_BY = {
     "vllm_ops": "FP8_KERNELS_VLLM_OPS",
     "sgl_kernel": "`sgl-kernel`",
     "triton": "`triton`",
+    "cudnn": "`nvidia-cudnn-frontend`",
+    "cutlass_dsl": "`nvidia-cutlass-dsl`",
 }
 """What the reason for a missing package must name."""
 
@@ -86,8 +88,10 @@ class TestMachine:
             "flashinfer": ("9 of flashinfer-python", None),
             "flashinfer_cubin": ("9 of flashinfer-cubin", None),
             "vllm_ops": ("9 of vllm", None),
-            "sgl_kernel": ("9 of sgl-kernel", None),
+            "sgl_kernel": ("9 of sglang-kernel", None),
             "triton": ("9 of triton", None),
+            "cudnn": ("9 of nvidia-cudnn-cu13", None),
+            "cutlass_dsl": ("9 of nvidia-cutlass-dsl", None),
         }
 
     def test_one_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +163,20 @@ class TestDeepGemm:
         assert not platform.is_deep_gemm_supported(machine.with_package("deep_gemm", "broken"), Config())
         assert not platform.is_deep_gemm_supported(machine, Config(use_deep_gemm=False))
         assert not platform.is_deep_gemm_supported(machine, Config(use_flashinfer_moe_fp8=True))
+
+    @pytest.mark.parametrize("arch", ["sm90", "sm100", "sm103", "sm120", "sm121", "sm89"])
+    def test_scales_of_a_layer(self, arch: str) -> None:
+        """UE8M0 where DeepGEMM multiplies and its switch is on: by the family, not by the published predicate."""
+        machine, deep_gemm = Machine.described(arch), arch not in ("sm121", "sm89")
+        for blackwell in (False, True):
+            for hopper in (False, True):
+                config = Config(use_deep_gemm_e8m0=blackwell, use_deep_gemm_e8m0_hopper=hopper)
+                due = deep_gemm and (hopper if arch == "sm90" else blackwell)
+                assert platform.quantises_to_ue8m0(machine, config) is due
+                if arch in ("sm90", "sm100"):
+                    assert platform.is_deep_gemm_e8m0_used(machine, config) is due
+        assert not platform.quantises_to_ue8m0(machine.with_package("deep_gemm", "broken"), Config())
+        assert platform.packs_ue8m0(machine) is (machine.sm >= 100)
 
     @pytest.mark.parametrize("arch", ["sm90", "sm100", "sm120"])
     @pytest.mark.parametrize("blackwell", [False, True])

@@ -53,6 +53,19 @@ class TestRecords:
         assert "flashinfer" in str(on_gpu["fp8_blockscale_gemm_sm90", "flashinfer"].why_not())
         assert "CPU" in str(on_gpu["fp8_gemm_nt", "eager"].why_not())
 
+    def test_blackwell_lists_every_library_of_a_product_and_hopper_none_of_them(self) -> None:
+        names = {}
+        for arch in ("sm90", "sm100", "sm120"):
+            with use_machine(Machine.described(arch)):
+                here = [s for s in subjects() if s.contract == "mm_fp4" and s.device == "cuda" and s.why_not() is None]
+            names[arch] = [s.name for s in here]
+        assert names["sm90"] == ["triton_mx"]
+        assert set(names["sm100"]) == {"cutlass", "flashinfer_cutlass", "flashinfer_cudnn", "torch", "triton_mx"} | {
+            "flashinfer_cute_dsl"
+        }
+        assert {"flashinfer_b12x", "cutlass", "flashinfer_cutlass"} <= set(names["sm120"])
+        assert "torch" not in names["sm120"] and len(names["sm120"]) == len(set(names["sm120"]))
+
     def test_declared_numerics_belong_to_the_tables(self) -> None:
         assert all(backend in TABLE[op] for backend, op in NUMERICS)
 

@@ -17,7 +17,7 @@ from oracle.numbers.quantize import prepare, quantize
 USERS = (
     "deepgemm", "lmdeploy", "flashinfer", "trtllm", "vllm", "sglang", "te_", "torchao", "deepseek", "torch_",
     "modelopt", "microxcaling", "ocp", "flaggems", "tile_kernels", "deepep", "unsloth", "transformers", "fbgemm",
-    "gemlite", "coat",
+    "gemlite", "coat", "compressed_tensors",
     "nvfp4_seeded",  # no library's: random bytes in an order that a caller can make again
 )  # fmt: skip  # a table, one row a line
 

@@ -60,6 +60,10 @@ def test_repeats(i): pass
 class TestTurning:
     def test_check(self): pass
     def test_negative(self): pass
+@pytest.mark.turns(4)
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("i", range(8))
+def test_seldom(i): pass
 """
 TURNING = {"TestTurning::test_check", "TestTurning::test_negative"}
 
@@ -73,7 +77,8 @@ def items(pytester: pytest.Pytester) -> list[pytest.Item]:
 def kept(items: Sequence[pytest.Item], **how: int | None) -> Counter[str]:
     """How many instances of each test run."""
     out = left_out(items, [], **how)  # type: ignore[arg-type]  # most is a number
-    return Counter(item.nodeid.partition("::")[2].partition("[")[0] for item in items if item not in out)
+    names = (item.nodeid.partition("::")[2].partition("[")[0] for item in items if item not in out)
+    return Counter(name for name in names if name != "test_seldom")
 
 
 def test_what_runs_follows_from_the_markers(items: list[pytest.Item]) -> None:
@@ -90,6 +95,8 @@ def test_instances_take_turns(items: list[pytest.Item]) -> None:
     for test, number in (("test_plain", FEW), ("test_sampled", 3)):
         taken = [{name for name in run if name.startswith(test)} for run in runs]
         assert all(len(names) == number for names in taken) and len(set.union(*taken)) == 20
+    seldom = [{name for name in run if name.startswith("test_seldom")} for run in runs]
+    assert sorted(map(len, seldom)) == [0] * 15 + [2] * 5 and len(set.union(*seldom)) == 8
     assert left_out(items, []) == left_out(items, [])
 
 

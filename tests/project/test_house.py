@@ -166,6 +166,7 @@ class TestPublicNames:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.split() == [str(torch), str(offered)]
 
+    @pytest.mark.turns(2)
     def test_types_that_a_user_sees(self, root: Path, tmp_path: Path) -> None:
         """CI has mypy check a user's file, in the call that checks the packages; what the file does is right too."""
         assert '"mypy -p oracle -p kernels -m tests.support.typed_user"' in (root / "tox.ini").read_text()

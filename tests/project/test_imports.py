@@ -81,6 +81,7 @@ def rooms_of(top_package: Path) -> set[str]:
     return {path.relative_to(top_package).parts[0].removesuffix(".py") for path in top_package.rglob("*.py")}
 
 
+@pytest.mark.turns(2)
 class TestImportContract:
     """A file knows only what stands to its left; `kernels` and `oracle` never import each other."""
 

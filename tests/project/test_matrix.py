@@ -189,6 +189,7 @@ class TestSample:
     def sampled(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Cell], CellRecord]:
         """The record of the schedules of one routine, in a process that passes for another torch."""
         machine = provenance.machine()
+        monkeypatch.delenv("FP8_ORACLE_TURN", raising=False)
         monkeypatch.setattr("oracle.routines.registered", lambda: {CONTRACT: registered()[CONTRACT]})
 
         def run(cell: Cell) -> CellRecord:
@@ -198,6 +199,12 @@ class TestSample:
             return replace(matrix._load(tmp_path / str(cell), cell), problems=())
 
         return run
+
+    def test_every_item_is_in_one_of_the_turns(self) -> None:
+        items = list(range(11))
+        shares = [matrix.shared(items, str(turn)) for turn in range(1576, 1576 + matrix.SHARES)]
+        assert sorted(sum(shares, [])) == items and max(map(len, shares)) == 3
+        assert matrix.shared(items, "") == items
 
     def test_same_code_same_record(self, sampled: Callable[[Cell], CellRecord]) -> None:
         first, second = sampled(OLD), sampled(NEW)

@@ -38,6 +38,7 @@ def test_an_entry_that_matches_nothing_is_named() -> None:
     assert unmatched({right: "", wrong: ""}) == [wrong]
 
 
+@pytest.mark.turns(4)
 def test_a_few_mutants_of_this_commit(root: Path) -> None:
     """Of a file that was run whole: each is killed, or has its reason."""
     command = [sys.executable, "tests/support/mutation.py", "--ci"]

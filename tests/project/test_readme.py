@@ -38,6 +38,7 @@ def test_samples(block: str, command: tuple[str, ...], root: Path, cli: Cli) -> 
     assert words(re.sub("passed|2022", "spoiled", shown)) - words(ran.out)
 
 
+@pytest.mark.turns(2)
 def test_contrast(root: Path) -> None:
     """What a tolerance says of a right and of a wrong output, and what the oracle says, as the comments have it."""
     (contrast, *_) = re.findall(r"```python\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
@@ -58,6 +59,7 @@ def test_contrast(root: Path) -> None:
         assert eval(asked, made) == said.partition(":")[0]
 
 
+@pytest.mark.turns(2)
 def test_python(root: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel of the README is right, its lines of Python run, and the file that they write is judged as it says."""
     _, kernel, *lines = re.findall(r"```python\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)

@@ -43,6 +43,7 @@ def passing() -> Walk:
     return walk(judgement(right()))
 
 
+@pytest.mark.turns(2)
 class TestTheFigure:
     """Every step is called, after the step above it."""
 

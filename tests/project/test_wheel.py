@@ -87,7 +87,8 @@ RUNS = (
     ("cases from-flashinfer nowhere --to calls", 2, "nowhere: "),
     ("cases to-suite nowhere --to suite", 2, "nowhere"),
     ("evaluate --definition nowhere.json --solution a.json --workload a.jsonl", 2, "nowhere.json: no such file"),
-    *((f"gallery {action}", 2, "--folder DIR") for action in ("list", "run --out DIR")),
+    ("gallery list", 0, "its bindings are of"),
+    ("gallery list --folder nowhere", 2, "nowhere"),
     ("gallery page nowhere.json", 2, "nowhere.json: no such file"),
     ("gallery compare nowhere.json other.json", 2, "nowhere.json: no such file"),
 )  # fmt: skip  # a table, one row a line
@@ -222,6 +223,7 @@ def test_a_mistake_is_found(line: str) -> None:
     assert documented(f"$ fp8-oracle {line} | head\n") == [line] and mistaken(line)
 
 
+@pytest.mark.turns(2)
 class TestFiles:
     """The part of the fixtures is small, whole, and in the source distribution too."""
 

@@ -110,6 +110,7 @@ class TestCatalogue:
             found.declare(name, CAST, seen="this test", store=lambda acc: torch.zeros_like(acc).to(torch.bfloat16))
         return found
 
+    @pytest.mark.turns(4)
     def test_a_name_of_ours_in_another_family_is_listed_with_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Both faults are there, each with its own change, and are found by their names."""
         theirs = RoutineFamily("again", faults=(self.again("store truncates", "a name of its own"),))

@@ -204,6 +204,7 @@ class TestSizesOfRealModels:
         assert len(found) <= 4 and all(drawn.cost(case) <= drawn.REAL for case in found)
 
 
+@pytest.mark.turns(2)
 class TestKept:
     """The drawn cases of a contract of this package are kept between processes; those of another one are not."""
 
@@ -234,3 +235,18 @@ class TestKept:
         monkeypatch.undo()
         monkeypatch.setenv("FP8_ORACLE_CACHE", "0")
         assert drawn._kept(drawn._covering, self.NAME) and cache.place("cases", self.NAME) is None
+
+
+@pytest.mark.turns(4)
+def test_two_long_extents_of_a_large_call_stand_in_two_calls() -> None:
+    """1,100 tokens of 1,100 columns took longer to judge than all other calls of this routine together."""
+    long = [dict(case.extents) for case in drawn.drawn_cases("concat_and_cache_mla", 0)]
+    assert any(one["t"] > drawn.LOOPS for one in long) and any(one["r"] > drawn.LOOPS for one in long)
+    assert not any(one["t"] > drawn.LOOPS and one["r"] > drawn.LOOPS for one in long)
+
+
+@pytest.mark.turns(4)
+def test_words_of_data_stand_in_no_call_of_256_experts() -> None:
+    """Unless every element has them: there the largest call shows most."""
+    many = [case for case in drawn.drawn_cases("fused_experts_block", 0) if case["e"] == 256]
+    assert not any(reached.volume(case) > reached.ENOUGH for case in many)

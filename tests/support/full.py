@@ -1,9 +1,11 @@
 """Tests that repeat, on more cases or through more processes, what others of their kind show.
 
-They run with ``--full`` (``tox run -e full``), or when one is named on the command line. Of a test with parameters
-every run takes ``SOME`` instances, evenly spread, in the folders ``DECIDING``, whose code decides about an output, and
-``FEW`` elsewhere; ``--most N`` takes fewer. The instances take turns: ``FP8_ORACLE_TURN``, in CI the number of commits,
-moves them by so many places (0 where it is not set): each one runs in one of the commits that follow each other.
+They run with ``--full`` (``tox run -e full``), or when one is named on the command line; ``--last-failed`` takes what
+failed, whichever it is. Of a test with parameters every run takes ``SOME`` instances, evenly spread, in the folders
+``DECIDING``, whose code decides about an output, and ``FEW`` elsewhere; ``--most N`` takes fewer. The instances take
+turns: ``FP8_ORACLE_TURN``, in CI the number of commits, moves them by so many places (0 where it is not set): each one
+runs in one of the commits that follow each other. Those of a test that runs in one of n turns move by one at each of
+its own: places and turns with a common factor would leave some of them out for ever.
 A marker at a test says otherwise:
 
 ``sampled(n)``       so many instances
@@ -28,7 +30,7 @@ from tests.support.matrix import in_part
 
 MOST, SOME, FEW = 6, 3, 1
 DECIDING = tuple(f"tests/{room}/" for room in ("numbers", "truth", "bounds", "verdict", "kernels"))
-EVEN = "242"  # any word gives each test its turn; with this one the four turns cost about the same, as measured
+EVEN = "2094"  # any word gives each test its turn; with this one the four turns cost about the same, as measured
 TURN = int(os.environ.get("FP8_ORACLE_TURN", "0"))
 WHOLE = "tests/project/"
 MARKERS = ("sampled(n)", "whole(reason)", "repeats(other)", "turns(n)")
@@ -68,7 +70,8 @@ def left_out(
             continue
         usual = MOST if turn is None else SOME if name.startswith(DECIDING) else FEW
         kept = min(int(sampled or usual), most, len(instances))
-        taken = {(i * len(instances) // kept + (turn or 0)) % len(instances) for i in range(kept)}
+        own = (turn or 0) // int(argument(instances[0], "turns") or 1)
+        taken = {(i * len(instances) // kept + own) % len(instances) for i in range(kept)}
         out |= {item for i, item in enumerate(instances) if i not in taken}
     return out
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import itertools
-from typing import Any, cast
+from typing import Any
 
 import mmaemu
 import pytest
 import torch
 from hardware.split_k import call, digest, operands, packed
 from support.paths import FIXTURES
+from support.splits import calls
 
 from oracle.errors import NumericsError, ShapeError
 from oracle.fixtures import files as fixtures
@@ -18,21 +17,6 @@ from oracle.tensorcore.identify import find_split
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Split, get
 from oracle.truth.gemm import ScaledProduct
-
-
-def calls(name: str) -> list[dict[str, Any]]:
-    """Every recorded call; a row has those of one shape: numbers of schedules, and all digests as one base64 text."""
-    record = fixtures.read_json(FIXTURES / "splits" / f"{name}.json", schema="fp8-oracle.splits/2")
-    order, schedules, rows = (cast(Any, record[key]) for key in ("order", "schedules", "calls"))
-    found = []
-    for m, n, k, numbers, text in rows:
-        digests = base64.b64decode(text)
-        for i, values in enumerate(itertools.product(*order.values())):
-            made = dict(zip(order, values, strict=True))
-            sha256 = digests[32 * i : 32 * i + 32].hex()
-            found.append({"m": m, "n": n, "k": k, **made, "schedule": schedules[numbers[i]], "sha256": sha256})
-    return found
-
 
 CALLS = calls("h200")
 SMALL = [c for c in CALLS if c["m"] == 16 and c["n"] == 256 and c["kind"] == "all codes" and "split" in c["schedule"]]

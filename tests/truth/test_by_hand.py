@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from oracle.errors import ExactnessError, OptionError, ShapeError
+from oracle.numbers.formats import E2M1, E4M3FN
 from oracle.numbers.recipes import VLLM_TOKEN
 from oracle.truth import decisions, gemm, hadamard, layout, linear, logits, moe, routing, shards
 from oracle.truth.gemm import (
@@ -430,6 +431,23 @@ def one_logit(q: Tensor, weights: Tensor, blocks: Tensor | None = None, k_scale:
 
 
 class TestLogits:
+    def test_dot_products_of_codes_need_no_quantum_of_the_data(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What the formats say suffices: looking for it in the data took as long as the products."""
+        monkeypatch.setattr(gemm, "quantum_of", lambda x: pytest.fail("the data were searched"))
+        q = torch.full((1, 2, 32), 2.0**-9).to(torch.float8_e4m3fn)
+        problem = one_logit(q, torch.ones(1, 2))
+        assert float(problem.dots.hi[0, 0, 0]) == 32 * 2.0**-9
+        assert gemm.quantum_of_codes(E4M3FN, E4M3FN) == 2.0**-18 and gemm.quantum_of_codes(E4M3FN, E2M1) == 2.0**-10
+
+    def test_a_problem_of_one_tile_computes_its_dot_products_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        problem = one_logit(torch.ones(1, 1, 32).to(torch.float8_e4m3fn), torch.ones(1, 1))
+        assert next(problem.tiles()).dots is problem.dots
+        monkeypatch.setattr(logits, "TILE", 0)
+        rows = replace(
+            problem, q=problem.q.expand(2, 1, 32), weights=torch.ones(2, 1), start=torch.zeros(2), stop=torch.ones(2)
+        )
+        assert [len(tile.q) for tile in rows.tiles()] == [1, 1]
+
     def test_an_infinite_weight_times_a_relu_of_zero(self) -> None:
         q = torch.full((1, 1, 32), -1.0).to(torch.float8_e4m3fn)
         assert math.isnan(float(logits.exact(one_logit(q, torch.tensor([[math.inf]]))).hi))
@@ -483,7 +501,7 @@ class TestLogits:
             q[0, 0, 64] = 0
         blocks = (2.0 ** torch.tensor([[powers]], dtype=torch.float64)).float().to(torch.float8_e8m0fnu)
         problem = one_logit(q, torch.ones(1, 1), blocks)
-        dot = logits.dots(problem)
+        dot = problem.dots
         low, lost = float(dot.lo), float(dot.slack)
         assert low == 2.0 ** min(powers[:2]) and (lost > 0) == (powers[2] != 0)
         due = (2.0**-51 * 2 * low + lost) * (1 + 2.0**-40) + 2.0**-51 * 2 * low

@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from hardware.split_k import operands
 from torch import Tensor
 
+import oracle
 from oracle.bounds import Interval, any_order_bound, of_schedule, residue_bound, split_bound
 from oracle.bounds.engines import exact
+from oracle.routines import get as get_contract
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Schedule, get, schedules
 from oracle.truth.gemm import ScaledProduct
@@ -149,7 +152,7 @@ def test_a_split_is_looked_for_only_where_its_class_holds(monkeypatch: pytest.Mo
     def sought(*_: object) -> None:
         raise AssertionError("a split is looked for")
 
-    monkeypatch.setattr(products, "find_split", sought)
+    monkeypatch.setattr(products.Search, "split", sought)
     found = judged(p, base, out)
     assert found.status is Status.PASSED and found.basis.startswith("any-order float32 bound")
     monkeypatch.setattr(products, "held_by", lambda known, output, outside, name: (compared(known, output), name))
@@ -165,9 +168,22 @@ def compared(known: Sequence[products.ExactPart], output: Tensor) -> Comparison:
 
 def test_a_faulty_schedule_names_no_split(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = list[Schedule]()
-    monkeypatch.setattr(products, "find_split", lambda product, output, schedule: tried.append(schedule))
+    monkeypatch.setattr(products.Search, "split", lambda self, schedule: tried.append(schedule))
     p = block_scaled("randn", 2, 4, 512, seed=1)
     out = predict_product(p, "sm90.promote128.split2", out_dtype=torch.float32)
     assert products._split_of([Part(p)], out, "sm90.promote128.split") is None
     assert tried and all(schedule.fault is None for schedule in tried)
     assert any(s.fault for s in schedules("sm90") if (s.instruction, s.interval) == (tried[0].instruction, 128))
+
+
+def test_a_contract_whose_kernels_cut_k_proves_the_bits() -> None:
+    """Every bit of a chain in three parts; another bit in one element proves no partition."""
+    name, chain = "torch_per_tensor_w8a8_scaled_mm", "sm90.chain.product.split3"
+    p = operands(16, 64, 896, "all codes", "cpu")
+    inputs = {"qinput": p.a, "weight": p.b.t(), "scale_a": p.a_scale.reshape(()), "scale_b": p.b_scale.reshape(())}
+    out = predict_product(p, chain, out_dtype=torch.float32)
+    verdict = oracle.judge(name, inputs, out, arch="sm90")
+    assert (verdict.status, verdict.matches, verdict.basis) == (Status.PASSED, chain, f"bits of {chain}")
+    out.view(torch.int32)[3, 5] += 1
+    assert oracle.judge(name, inputs, out, arch="sm90").matches is None
+    assert not get_contract("cutlass_scaled_mm").cuts_k

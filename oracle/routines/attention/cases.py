@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from oracle.routines import data
 from oracle.routines.case import Case, Grammar, seeds
+from oracle.routines.kv_cache.writers import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE
 
 NATS = 16.0
 """From the first key of a ramp to the last: P passes every underflow of E4M3, with a lift and without."""
@@ -43,15 +46,22 @@ def _operands(case: Case, queries: tuple[int, ...], keys: tuple[int, ...], value
         q = 1.5 * q
     if family == "ones":
         q, v = 2.0 * q, np.ones_like(v)
-    codes = [data.encoded(x, torch.float8_e4m3fn) for x in (q, k, v)]
+    return _coded(case, q, k, v)
+
+
+def _coded(case: Case, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> list[Tensor]:
+    """Codes of E4M3, but for queries of another dtype of the case; every code for the values of family ``codes``."""
+    family, codes = case.family, [data.encoded(x, torch.float8_e4m3fn) for x in (q, k, v)]
+    if case.operand_dtypes[0].itemsize > 1:
+        codes[0] = torch.from_numpy(q).to(case.operand_dtypes[0])
     if family == "codes":
-        rows = codes[2].numel() // values[-1]
-        drawn = data.operand(case.label("v"), "codes", rows, values[-1], dtype=torch.float8_e4m3fn, side="b")
-        codes[2] = drawn.reshape(values)
+        rows = codes[2].numel() // v.shape[-1]
+        drawn = data.operand(case.label("v"), "codes", rows, v.shape[-1], dtype=torch.float8_e4m3fn, side="b")
+        codes[2] = drawn.reshape(v.shape)
     if family == "nan":
         for name, x in zip("qkv", codes, strict=True):
             at = int(case.stream(f"nan of {name}").integers(0, x.numel(), (1,))[0])
-            x.view(torch.uint8).view(-1)[at] = 0x7F
+            x.view(-1)[at] = torch.nan if x.dtype.itemsize > 1 else torch.tensor(torch.nan).to(x.dtype)
     return codes
 
 
@@ -74,10 +84,59 @@ def _mha(case: Case) -> dict[str, Tensor]:
         for row, keys in enumerate(used.tolist()):  # NaN in slots that nothing uses
             for x in (k, values):
                 x.view(torch.uint8)[row, keys:] = 0x7F
+    if case.option("pages"):
+        size = int(str(case.option("pages")))
+        table, places = _table(case, [n] * b, size)
+        inputs["page_table"] = table
+        inputs.setdefault("seqused_k", torch.full((b,), n, dtype=torch.int32, device="cpu"))
+        for name in "kv":
+            inputs[name] = _scattered(inputs[name].flatten(0, 1), places, size)
     if case.option("sink"):
-        sink = np.linspace(-2.0, 6.0, h) + 0.1 * case.stream("sink").normals((h,))
-        inputs["s_aux"] = torch.from_numpy(sink).to(torch.bfloat16)
+        inputs["s_aux"] = _sink(case, torch.bfloat16)
     return inputs
+
+
+def _sink(case: Case, dtype: torch.dtype) -> Tensor:
+    """A score for each head, from far below the others to far above."""
+    h = case["h"]
+    return torch.from_numpy(np.linspace(-2.0, 6.0, h) + 0.1 * case.stream("sink").normals((h,))).to(dtype)
+
+
+def _lengths(case: Case, name: str, sequences: int, longest: int, least: int = 0) -> list[int]:
+    """The first is the longest."""
+    drawn: list[int] = case.stream(name).integers(min(least, longest), longest + 1, (sequences,)).tolist()
+    return [longest, *drawn[1:]]
+
+
+def _ends(lengths: Iterable[int]) -> Tensor:
+    """0 and the running sums, int32."""
+    return torch.tensor([0, *np.cumsum(list(lengths)).tolist()], dtype=torch.int32)
+
+
+def _table(case: Case, lengths: list[int], size: int, spare: int = 2) -> tuple[Tensor, Tensor]:
+    """Pages of ``size`` in a shuffled order, int32 ``[B, L]`` (0 where there is none), and the slot of every key of all
+    sequences."""
+    pages = [-(-n // size) for n in lengths]
+    order = torch.from_numpy(case.stream("pages").order(sum(pages) + spare)).to(torch.int32)
+    table, slots, at = torch.zeros((len(lengths), max(pages)), dtype=torch.int32, device="cpu"), [], 0
+    for b, (n, count) in enumerate(zip(lengths, pages, strict=True)):
+        table[b, :count] = order[at : at + count]
+        key = torch.arange(n, device="cpu")
+        slots.append(order[at + key // size].to(torch.int64) * size + key % size)
+        at += count
+    return table, torch.cat(slots)
+
+
+def _scattered(x: Tensor, slots: Tensor, size: int, spare: int = 2) -> Tensor:
+    """The rows of ``x`` in their slots of a cache ``[P, size, ..]``, NaN in the others."""
+    pages = int(slots.max()) // size + 1 + spare if len(slots) else spare
+    cache = torch.full((pages * size, *x.shape[1:]), 0x7F, dtype=torch.uint8, device="cpu")
+    if x.dtype.itemsize > 1:
+        whole = torch.full((pages * size, *x.shape[1:]), torch.nan, dtype=x.dtype, device="cpu")
+        whole[slots] = x
+        return whole.reshape(pages, size, *x.shape[1:])
+    cache[slots] = x.view(torch.uint8)
+    return cache.view(x.dtype).reshape(pages, size, *x.shape[1:])
 
 
 def _mha_options(case: Case) -> dict[str, object]:
@@ -85,23 +144,149 @@ def _mha_options(case: Case) -> dict[str, object]:
     if case.option("window"):
         left, _, right = str(case.option("window")).partition("_")
         options |= {"window_size_left": int(left), "window_size_right": int(right)}
+    if case.option("splits"):
+        options["num_splits"] = int(str(case.option("splits")))
     return options | ({"softmax_scale": LN2} if case.family == "exact" else {})
 
 
 def _prefill(case: Case) -> dict[str, Tensor]:
     m, n, h, g, d = (case[name] for name in "mnhgd")
     q, k, v = _operands(case, (m, h, d), (n, g, d), (n, g, d))
-    scales = {"scale_q": (h,), "scale_k": (g,), "scale_v": (g,)}
-    inputs = {"q": q, "k": k, "v": v}
-    for name, shape in scales.items():
-        inputs |= _scales(case, name, shape)
-    return inputs
+    return {"q": q, "k": k, "v": v} | _head_scales(case)
 
 
 def _prefill_options(case: Case) -> dict[str, object]:
     options: dict[str, object] = {"o_dtype": case.out_dtype}
     options |= {"causal": True} if case.option("causal") else {}
     return options | ({"sm_scale": LN2} if case.family == "exact" else {})
+
+
+def _ragged(case: Case) -> tuple[list[int], list[int]]:
+    """Queries and keys of each sequence; no sequence has fewer keys than queries."""
+    b, m, n = case["b"], case["m"], case["n"]
+    queries = _lengths(case, "queries", b, m)
+    keys = _lengths(case, "keys", b, n)
+    return queries, [max(q, k) for q, k in zip(queries, keys, strict=True)]
+
+
+def _head_scales(case: Case) -> dict[str, Tensor]:
+    inputs: dict[str, Tensor] = {}
+    for name, extent in (("scale_q", "h"), ("scale_k", "g"), ("scale_v", "g")):
+        inputs |= _scales(case, name, (case[extent],))
+    return inputs
+
+
+def _batch(case: Case) -> dict[str, Tensor]:
+    queries, keys = _ragged(case)
+    h, g, d = case["h"], case["g"], case["d"]
+    q, k, v = _operands(case, (sum(queries), h, d), (sum(keys), g, d), (sum(keys), g, d))
+    inputs = {"q": q, "qo_indptr": _ends(queries)}
+    if case.contract == "BatchPrefillWithRaggedKVCacheWrapper":
+        inputs |= {"k": k, "v": v, "kv_indptr": _ends(keys)}
+    else:
+        size = int(str(case.option("page") or 16))
+        table, slots = _table(case, keys, size)
+        pages = [-(-n // size) for n in keys]
+        inputs |= {
+            "k_cache": _scattered(k, slots, size),
+            "v_cache": _scattered(v, slots, size),
+            "paged_kv_indptr": _ends(pages),
+            "paged_kv_indices": torch.cat([row[:count] for row, count in zip(table, pages, strict=True)]),
+            "paged_kv_last_page_len": torch.tensor([n and (n - 1) % size + 1 for n in keys], dtype=torch.int32),
+        }
+    return inputs | _head_scales(case)
+
+
+def _batch_options(case: Case) -> dict[str, object]:
+    window = {"window_left": int(str(case.option("window")))} if case.option("window") else {}
+    return _prefill_options(case) | window
+
+
+def _unified(case: Case) -> dict[str, Tensor]:
+    queries, keys = _ragged(case)
+    h, g, d, size = case["h"], case["g"], case["d"], int(str(case.option("page") or 16))
+    q, k, v = _operands(case, (sum(queries), h, d), (sum(keys), g, d), (sum(keys), g, d))
+    table, slots = _table(case, keys, size)
+    inputs = {
+        "q": q,
+        "k": _scattered(k, slots, size),
+        "v": _scattered(v, slots, size),
+        "cu_seqlens_q": _ends(queries),
+        "seqused_k": torch.tensor(keys, dtype=torch.int32),
+        "block_table": table,
+    }
+    of_keys = {"k_descale": (1,), "v_descale": (1,)}
+    if case.option("scales") == "token":
+        of_keys = {}
+        for name in ("k_scale_cache", "v_scale_cache"):
+            each = data.scales(case.label(name), "randn", (sum(keys), g)) * UNIT_SCORES
+            inputs[name] = _scattered(each, slots, size)
+    for name, shape in of_keys.items():
+        inputs |= _scales(case, name, shape)
+    return inputs | ({"sinks": _sink(case, torch.bfloat16)} if case.option("sink") else {})
+
+
+def _unified_options(case: Case) -> dict[str, object]:
+    options: dict[str, object] = {"softmax_scale": LN2} if case.family == "exact" else {}
+    return options | ({"window_size_left": int(str(case.option("window")))} if case.option("window") else {})
+
+
+def _triton(case: Case) -> dict[str, Tensor]:
+    """Decode, or with the extent ``m`` extend: the new tokens have keys and values of their own."""
+    b, n, h, g, d, v = (case[name] for name in "bnhgdv")
+    extends = case.contract == "extend_attention_fwd"
+    keys = _lengths(case, "keys", b, n, least=0 if extends else 1)
+    new = _lengths(case, "new", b, case["m"]) if extends else [1] * b
+    total = sum(keys) + (sum(new) if extends else 0)
+    q, k, values = _operands(case, (sum(new), h, d), (total, g, d), (total, g, v))
+    _, slots = _table(case, keys, 1, spare=3)
+    cached = sum(keys)
+    inputs = {
+        "q": q,
+        "k_buffer": _scattered(k[:cached], slots, 1, 3)[:, 0],
+        "v_buffer": _scattered(values[:cached], slots, 1, 3)[:, 0],
+        "kv_indptr": _ends(keys),
+        "kv_indices": slots.to(torch.int64),
+    }
+    if extends:
+        for name, x in (("k_extend", k), ("v_extend", values)):
+            inputs[name] = x[cached:].to(torch.float32).to(q.dtype)
+        inputs["qo_indptr"] = _ends(new)
+    return inputs | ({"sinks": _sink(case, torch.float32)} if case.option("sink") else {})
+
+
+def _triton_options(case: Case) -> dict[str, object]:
+    options: dict[str, object] = {"sm_scale": LN2} if case.family == "exact" else {}
+    if case.option("scales") != "none" and case.family != "exact":
+        options |= {"k_scale": 0.37, "v_scale": 1.7}
+    return options | ({"sliding_window_size": int(str(case.option("window")))} if case.option("window") else {})
+
+
+def _mla(case: Case) -> dict[str, Tensor]:
+    """A cache of pages of 64 slots, or of option ``page``, and scales that are no powers of two. A tenth of the slots
+    is absent; of option ``absent`` none, or all of the last token."""
+    b, s, h, t, n = (case[name] for name in "bshtn")
+    q, k, v = _operands(case, (b, s, h, RANK + ROPE), (n, 1, RANK + ROPE), (n, 1, RANK))
+    size = int(str(case.option("page") or 64))
+    cache = torch.full((-(-n // size) * size, ROW), 0x7F, dtype=torch.uint8, device="cpu")
+    scales = data.scales(case.label("scales"), "randn", (n, RANK // TILE)) * UNIT_SCORES
+    if case.family == "exact":
+        scales = torch.ones_like(scales)
+    cache[:n, :RANK] = k[:, 0, :RANK].view(torch.uint8)
+    cache[:n, SCALES_AT:ROPE_AT] = scales.contiguous().view(torch.uint8)
+    rope = k[:, 0, RANK:].to(torch.float32).to(torch.bfloat16)
+    cache[:n, ROPE_AT:] = rope.contiguous().view(torch.uint8)
+    indices = torch.from_numpy(case.stream("indices").integers(0, n, (b, s, t))).to(torch.int32)
+    if case.option("absent") != "none":
+        indices[torch.from_numpy(case.stream("absent").integers(0, 10, (b, s, t)) == 0)] = -1
+    if case.option("absent") == "all":
+        indices[-1, -1] = -1
+    inputs = {"q": q, "k_cache": cache.reshape(-1, size, 1, ROW), "indices": indices}
+    return inputs | ({"attn_sink": _sink(case, torch.float32)} if case.option("sink") else {})
+
+
+def _mla_options(case: Case) -> dict[str, object]:
+    return {"softmax_scale": LN2} if case.family == "exact" else {}
 
 
 def _ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
@@ -125,13 +310,48 @@ FAMILIES = ("randn", "ramp", "fall", "hot", "ones", "exact", "codes", "nan")
 GRAMMARS = {
     "mha_fwd": Grammar(
         ("b", "s", "n", "h", "g", "d", "v"), ("e4m3xe4m3-bf16",), ("head",), FAMILIES, _mha, _mha_options,
-        {"causal": ("1",), "window": ("40_0", "9_30"), "sink": ("1",), "used": ("1",), "scales": ("none",)},
+        {"causal": ("1",), "window": ("40_0", "9_30"), "sink": ("1",), "used": ("1",), "scales": ("none",),
+         "pages": ("16",), "splits": ("2", "3")},
         listed=_ids,
         shapes=(
             "b=2,s=12,n=150,h=6,g=2,d=64,v=64", "b=1,s=1,n=300,h=8,g=2,d=128,v=128",
             "b=1,s=70,n=400,h=2,g=1,d=128,v=128", "b=1,s=33,n=130,h=3,g=3,d=96,v=96",
             "b=1,s=70,n=100,h=2,g=2,d=192,v=128", "b=1,s=65,n=129,h=1,g=1,d=256,v=256",
         ),
+    ),
+    "BatchPrefillWithRaggedKVCacheWrapper": Grammar(
+        ("b", "m", "n", "h", "g", "d"), ("e4m3xe4m3-bf16", "e4m3xe4m3-f16"), ("head",), FAMILIES, _batch,
+        _batch_options, {"causal": ("1",), "window": ("9",), "scales": ("none",)},
+        listed=_ids,
+        shapes=("b=2,m=12,n=150,h=4,g=2,d=64", "b=3,m=9,n=200,h=2,g=1,d=128", "b=1,m=17,n=140,h=2,g=2,d=256"),
+    ),
+    "BatchPrefillWithPagedKVCacheWrapper": Grammar(
+        ("b", "m", "n", "h", "g", "d"), ("e4m3xe4m3-bf16", "e4m3xe4m3-f16"), ("head",), FAMILIES, _batch,
+        _batch_options, {"causal": ("1",), "window": ("9",), "scales": ("none",), "page": ("1", "64")},
+        listed=_ids,
+        shapes=("b=2,m=12,n=150,h=4,g=2,d=64", "b=3,m=9,n=200,h=2,g=1,d=128", "b=1,m=17,n=140,h=2,g=2,d=256"),
+    ),
+    "unified_attention": Grammar(
+        ("b", "m", "n", "h", "g", "d"), ("bf16xe4m3-bf16", "f16xe4m3-f16", "e4m3xe4m3-bf16"), ("tensor",), FAMILIES,
+        _unified, _unified_options,
+        {"window": ("9",), "sink": ("1",), "scales": ("none", "token"), "page": ("32",)},
+        listed=_ids, shapes=("b=2,m=5,n=130,h=6,g=2,d=64", "b=3,m=1,n=300,h=4,g=1,d=128", "b=1,m=9,n=40,h=2,g=2,d=96"),
+    ),
+    "decode_attention_fwd": Grammar(
+        ("b", "n", "h", "g", "d", "v"), ("bf16xe4m3-bf16", "f16xe4m3-f16"), ("tensor",), FAMILIES, _triton,
+        _triton_options, {"sink": ("1",), "scales": ("none",)},
+        listed=_ids,
+        shapes=("b=2,n=150,h=6,g=2,d=64,v=64", "b=3,n=300,h=4,g=4,d=64,v=64", "b=1,n=70,h=16,g=1,d=288,v=256"),
+    ),
+    "extend_attention_fwd": Grammar(
+        ("b", "m", "n", "h", "g", "d", "v"), ("bf16xe4m3-bf16", "f16xe4m3-f16"), ("tensor",), FAMILIES, _triton,
+        _triton_options, {"window": ("9",), "sink": ("1",), "scales": ("none",)},
+        listed=_ids, shapes=("b=2,m=9,n=150,h=6,g=2,d=64,v=64", "b=3,m=1,n=60,h=4,g=4,d=64,v=64"),
+    ),
+    "flash_mla_with_kvcache": Grammar(
+        ("b", "s", "h", "t", "n"), ("bf16xe4m3-bf16",), ("1x128",), FAMILIES, _mla, _mla_options,
+        {"sink": ("1",), "absent": ("none", "all"), "page": ("16",)},
+        listed=_ids, shapes=("b=1,s=3,h=64,t=64,n=100", "b=2,s=1,h=64,t=128,n=200", "b=1,s=1,h=128,t=64,n=64"),
     ),
     "single_prefill_with_kv_cache": Grammar(
         ("m", "n", "h", "g", "d"), ("e4m3xe4m3-bf16", "e4m3xe4m3-f16"), ("head",), FAMILIES, _prefill, _prefill_options,
@@ -146,4 +366,11 @@ GOLDENS = (
     "mha_fwd/e4m3xe4m3-bf16/head/b=1,s=4,n=24,h=2,g=1,d=32,v=32/causal=1/family=randn/seed=7",
     "mha_fwd/e4m3xe4m3-bf16/head/b=2,s=3,n=20,h=2,g=2,d=32,v=16/sink=1/family=randn/seed=7",
     "single_prefill_with_kv_cache/e4m3xe4m3-bf16/head/m=4,n=20,h=2,g=1,d=64/causal=1/family=randn/seed=7",
+    "BatchPrefillWithRaggedKVCacheWrapper/e4m3xe4m3-bf16/head/b=2,m=3,n=12,h=2,g=1,d=64/window=9/family=randn/seed=7",
+    "BatchPrefillWithPagedKVCacheWrapper/e4m3xe4m3-bf16/head/b=2,m=3,n=12,h=2,g=1,d=64/causal=1/page=1/family=ramp/seed=7",
+    "unified_attention/bf16xe4m3-bf16/tensor/b=2,m=3,n=20,h=2,g=1,d=32/window=9/family=randn/seed=7",
+    "unified_attention/bf16xe4m3-bf16/tensor/b=2,m=3,n=20,h=2,g=1,d=32/scales=token/family=ramp/seed=7",
+    "decode_attention_fwd/f16xe4m3-f16/tensor/b=2,n=20,h=2,g=1,d=32,v=16/sink=1/family=randn/seed=7",
+    "extend_attention_fwd/bf16xe4m3-bf16/tensor/b=2,m=3,n=20,h=2,g=1,d=32,v=16/family=hot/seed=7",
+    "flash_mla_with_kvcache/bf16xe4m3-bf16/1x128/b=1,s=2,h=1,t=6,n=8/sink=1/absent=all/page=16/family=randn/seed=7",
 )

@@ -1,8 +1,8 @@
-"""FP8 attention."""
+"""Attention over FP8 keys and values."""
 
-from oracle.routines.attention import cases, contract, faults
+from oracle.routines.attention import cases, faults, prefill, wide
 from oracle.routines.family import RoutineFamily
 
 FAMILY = RoutineFamily(
-    name="attention", contracts=(contract,), grammars=cases.GRAMMARS, faults=(faults.FAULTS,), goldens=cases.GOLDENS
+    name="attention", contracts=(prefill, wide), grammars=cases.GRAMMARS, faults=(faults.FAULTS,), goldens=cases.GOLDENS
 )

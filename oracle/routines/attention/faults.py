@@ -9,8 +9,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from oracle.numbers.formats import decode
-from oracle.routines.attention.contract import AttentionContract, MhaFwd, SinglePrefillWithKvCache
+from oracle.numbers.formats import E4M3FN, decode
+from oracle.numbers.rounding import Overflow, Rounding, encode
+from oracle.routines.attention.contract import AttentionContract, Place
+from oracle.routines.attention.prefill import BatchPrefillWithRaggedKVCacheWrapper, FlashInferPrefill, MhaFwd
+from oracle.routines.attention.wide import (
+    ExtendAttentionFwd,
+    FlashMlaWithKvcache,
+    TritonAttention,
+    UnifiedAttention,
+    WideAttention,
+)
 from oracle.routines.fault import (
     ARITHMETIC,
     CAST,
@@ -26,17 +35,38 @@ from oracle.routines.fault import (
     ones,
     way,
 )
+from oracle.routines.kv_cache.writers import RANK, ROPE_AT, SCALES_AT
 from oracle.routines.traits import of_class, takes
-from oracle.tensorcore.attention import TILE_SUMS, Pipeline
-from oracle.truth.attention import Attention, exact
+from oracle.tensorcore.attention import TILE_SUMS, Pipeline, pipeline
+from oracle.truth.attention import Attention, exact, softmax, values
+from oracle.verdict.sets import rounded_to
 
 ATTENTION = of_class(AttentionContract)
 FAULTS = Faults(ATTENTION)
 fault = FAULTS.declare
 
+CODED = of_class(MhaFwd) | of_class(FlashInferPrefill)
 FIT = "no key lies so far below the maximum, or all that do have values that cancel"
 ROUNDED = need(lambda call: call.arch != "cpu", "P is not rounded")
-TILES = need(lambda call: call.inputs["k"].shape[-3] > 256, "the keys are one tile: nothing is rescaled")
+
+
+def _contract(call: Call) -> AttentionContract:
+    contract = call.contract
+    assert isinstance(contract, AttentionContract)
+    return contract
+
+
+def _problems(call: Call) -> list[Attention]:
+    """The attentions of a call."""
+    return [place.problem for place in _contract(call).places(call.inputs, call.resolved)]
+
+
+def _longest(call: Call) -> int:
+    """The keys of its longest sequence."""
+    return call.cached("longest", lambda: max((p.k.shape[0] for p in _problems(call)), default=0))
+
+
+TILES = need(lambda call: _longest(call) > 256, "the keys are one tile: nothing is rescaled")
 
 
 def _changed(**changes: object) -> Callable[[Pipeline], Pipeline]:
@@ -48,6 +78,7 @@ def _changed(**changes: object) -> Callable[[Pipeline], Pipeline]:
 fault(
     "P is cast to FP8 without a lift",
     CAST,
+    on=CODED,
     seen="flashinfer 5020; ROCm/FlyDSL 1020",
     needs=ROUNDED,
     schedule=_changed(lift=0.0, gain=1.0),
@@ -57,6 +88,7 @@ fault(
 fault(
     "P is lifted so far that it saturates",
     CAST,
+    on=CODED,
     seen="flash-attention 2717, 2131: a maximum that is not raised lets P reach 2^12",
     needs=ROUNDED,
     schedule=_changed(lift=12.0, gain=1.0),
@@ -64,6 +96,7 @@ fault(
 fault(
     "row sum of the rounded P",
     ARITHMETIC,
+    on=CODED,
     seen="cudnn-frontend 1059 (review)",
     needs=ROUNDED,
     schedule=_changed(sums_codes=True),
@@ -73,6 +106,7 @@ fault(
 fault(
     "output and row sum not rescaled at a new maximum",
     ARITHMETIC,
+    on=CODED,
     seen="no public thread: the factor of a tile left out",
     needs=both(ROUNDED, TILES),
     schedule=_changed(rescales=False),
@@ -89,13 +123,11 @@ def _has(name: str) -> Callable[[Call], object]:
 
 
 PARTS = ("queries", "keys", "values")
-"""What has a scale, in the order of ``AttentionContract.scales``."""
+"""What has a scale, the words of ``AttentionContract.scales``."""
 
 
 def _name(call: Call, part: str) -> str:
-    contract = call.contract
-    assert isinstance(contract, AttentionContract)
-    return contract.scales[PARTS.index(part)]
+    return _contract(call).scales.get(part, "")
 
 
 def _changed_scale(part: str, change: Callable[[Tensor], Tensor]) -> Change:
@@ -163,12 +195,7 @@ def _seen(change: Callable[[Attention], tuple[Tensor, Tensor]]) -> Callable[[Att
     return product
 
 
-def _masked(call: Call) -> bool:
-    options = call.resolved
-    return bool(options.get("is_causal") or options.get("causal") or options.get("window_size_right", -1) != -1)
-
-
-CAUSAL = need(_masked, "every query sees the last key")
+CAUSAL = need(lambda call: _contract(call).masked(call.resolved), "every query sees the last key")
 fault(
     "{}",
     MOVEMENT,
@@ -190,24 +217,34 @@ fault(
     INDEX,
     seen="SageAttention 2 and torch's is_causal align the mask so",
     needs=both(
-        need(lambda call: call.resolved.get("is_causal") or call.resolved.get("causal"), "the call is not causal"),
-        need(lambda call: call.inputs["q"].shape[-3] != call.inputs["k"].shape[-3], "as many queries as keys"),
+        need(lambda call: _causal(call), "the call is not causal"),
+        need(lambda call: any(_queries(p) != p.k.shape[0] for p in _problems(call)), "as many queries as keys"),
     ),
     product=_seen(lambda p: (p.start, p.stop - p.k.shape[0] + _queries(p))),
 )
 
 
+def _causal(call: Call) -> bool:
+    return _contract(call).masked(call.resolved) and call.resolved.get("window_size_right", -1) in (-1, 0)
+
+
 def _queries(problem: Attention) -> int:
     """Queries of a causal problem: the last row sees every key, the first one so many fewer."""
-    return int(problem.stop[-1] - problem.stop[0]) + 1
+    return int(problem.stop[-1] - problem.stop[0]) + 1 if len(problem.stop) else 0
+
+
+LEFT = ("window_size_left", "window_left", "sliding_window_size")
+
+
+def _windowed(call: Call) -> bool:
+    return any(int(str(call.resolved.get(name, -1))) >= 0 for name in LEFT)
 
 
 fault(
     "window to the left begins one key {}",
     INDEX,
-    on=of_class(MhaFwd),
     seen="flashinfer 3864",
-    needs=need(lambda call: call.resolved["window_size_left"] >= 0, "there is no window to the left"),
+    needs=need(_windowed, "there is no window to the left"),
     over=(way("early", -1), way("late", 1)),
     product=lambda step: _seen(lambda p: (torch.where(p.start > 0, p.start + step, p.start), p.stop)),
     same_if="no query has a key before its window",
@@ -218,13 +255,13 @@ fault(
     MOVEMENT,
     seen="flashinfer 4976, 5085: the tail of the keys is cut",
     product=_seen(lambda p: (p.start, torch.where(p.stop == p.k.shape[0], p.stop - 1, p.stop))),
-    needs=need(lambda call: call.inputs["k"].shape[-3] > 1, "there is one key"),
+    needs=need(lambda call: _longest(call) > 1, "there is one key"),
     admissible_if="the key has next to no weight",
 )
 fault(
     "seqused_k not read",
     MOVEMENT,
-    on=takes("seqused_k") & ATTENTION,
+    on=of_class(MhaFwd),
     seen="flash-attention 1745, 2374; vllm 53856: what lies in unused slots is read",
     needs=need(_has("seqused_k"), "seqused_k is not given"),
     read=lambda inputs: {name: x for name, x in inputs.items() if name != "seqused_k"},
@@ -236,22 +273,44 @@ fault(
     "P of 0 multiplied with NaN of unused values",
     MOVEMENT,
     seen="flash-attention 1745, 2374; vllm 53856; vLLM 0.20.2 _vllm_fa3_C.fwd on an H100",
-    on=takes("seqused_k") & ATTENTION,
-    needs=need(_has("seqused_k"), "seqused_k is not given"),
+    on=of_class(MhaFwd),
+    needs=both(
+        need(_has("seqused_k"), "seqused_k is not given"),
+        need(lambda call: "page_table" not in call.inputs, "the keys lie in pages"),
+    ),
     same_if="no unused slot of a last tile holds NaN",
 )
 def write_unused(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """The last tile is multiplied whole: the keys behind the sequence are masked, their values are not cleared."""
-    contract, v, used = call.contract, call.inputs["v"], call.inputs["seqused_k"]
-    assert isinstance(contract, AttentionContract)
+    v, used = call.inputs["v"], call.inputs["seqused_k"]
     chosen, out = TILE_SUMS, outputs["out"].clone()
-    for place in contract.places(call.inputs, call.resolved):
+    for place in _contract(call).places(call.inputs, call.resolved):
         keys, rows = int(used[place.batch]), place.problem.q.shape[0]
         width = chosen.tile(max(place.problem.q.shape[1], v.shape[-1]), rows)
         head = place.heads.start // (place.heads.stop - place.heads.start)
         rest = decode(v[place.batch, keys : -(-keys // width) * width, :, :][:, head])
         bad = torch.isnan(rest).any(dim=0)
-        out[place.batch, :, place.heads][..., bad] = torch.nan
+        out.flatten(0, 1)[place.rows, place.heads][..., bad] = torch.nan
+    return outputs | {"out": out}
+
+
+@fault(
+    "P of 0 multiplied with NaN of the next sequence",
+    MOVEMENT,
+    seen="FlashInfer 0.6.18 BatchPrefillWithRaggedKVCacheWrapper on an H100",
+    on=of_class(BatchPrefillWithRaggedKVCacheWrapper),
+    same_if="no value behind a sequence in its last tile is NaN",
+)
+def write_next(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The last tile is multiplied whole: the keys of the next sequence are masked, their values are not."""
+    v, ends, out = call.inputs["v"], call.inputs["kv_indptr"].tolist(), outputs["out"].clone()
+    chosen = pipeline("sm90.flashinfer.fp8")
+    for place in _contract(call).places(call.inputs, call.resolved):
+        first, stop, rows = ends[place.batch], ends[place.batch + 1], place.problem.q.shape[0]
+        width = chosen.tile(v.shape[2], rows)
+        head = place.heads.start // (place.heads.stop - place.heads.start)
+        behind = decode(v[stop : first + -(-(stop - first) // width) * width, head])
+        out[place.rows, place.heads][..., torch.isnan(behind).any(dim=0)] = torch.nan
     return outputs | {"out": out}
 
 
@@ -259,19 +318,29 @@ fault(
     "values of the next page of 64 keys",
     MOVEMENT,
     seen="flashinfer 4976: the loads of K and V go apart",
-    needs=need(lambda call: call.inputs["k"].shape[-3] > 64, "there is one page"),
-    product=lambda problem: replace(problem, v=_bytes(problem.v, lambda raw: raw.roll(-64, dims=0))),
+    needs=need(lambda call: _longest(call) > 64, "there is one page"),
+    product=lambda problem: replace(problem, v=_raw(problem.v, lambda raw: raw.roll(-64, dims=0))),
     same_if="all values are alike",
 )
 
 
-def _bytes(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    return change(x.view(torch.uint8)).view(x.dtype)
+def _raw(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Codes by their bytes, so that NaN stays what it is."""
+    return change(x.view(torch.uint8)).view(x.dtype) if x.dtype.itemsize == 1 else change(x)
 
 
 def _grouped(call: Call) -> bool:
-    heads, of_keys = call.inputs["q"].shape[-2], call.inputs["k"].shape[-2]
-    return 1 < of_keys < heads
+    places = list(_contract(call).places(call.inputs, call.resolved))
+    return len({place.heads.start for place in places}) > 1 and any(p.heads.stop - p.heads.start > 1 for p in places)
+
+
+def _of_heads(call: Call) -> dict[str, int]:
+    """The inputs with one part for each KV head, and its axis."""
+    return {
+        spec.name: spec.dims.index("G")
+        for spec in call.contract.inputs
+        if spec.name in call.inputs and spec.dims is not None and "G" in spec.dims
+    }
 
 
 @fault(
@@ -282,22 +351,22 @@ def _grouped(call: Call) -> bool:
 )
 def read_head(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Every query head gets keys, values and scales of its own: those of KV head h mod G."""
-    heads, of_keys = inputs["q"].shape[-2], inputs["k"].shape[-2]
-    taken = torch.arange(heads, device=inputs["q"].device) % of_keys
-    changed = {name: _bytes(inputs[name], lambda raw: raw.index_select(-2, taken)) for name in "kv"}
-    for name, x in inputs.items():
-        if name != "scale_q" and x.dtype is torch.float32:
-            changed[name] = x.index_select(-1, taken)
-    return inputs | changed
+    axes, heads = _of_heads(call), inputs["q"].shape[-2]
+    name, axis = next(iter(axes.items()))
+    taken = torch.arange(heads, device=inputs["q"].device) % inputs[name].shape[axis]
+    return inputs | {name: _taken(inputs[name], axis, taken) for name, axis in axes.items()}
+
+
+def _taken(x: Tensor, axis: int, indices: Tensor) -> Tensor:
+    return _raw(x, lambda raw: raw.index_select(axis, indices))
 
 
 # --- sinks, log-sum-exp, stores ---------------------------------------------------------------------------------
 
-SINK = need(_has("s_aux"), "there is no sink")
+SINK = need(lambda call: _contract(call).sink in call.inputs, "there is no sink")
 fault(
     "sink {}",
     ARITHMETIC,
-    on=takes("s_aux") & ATTENTION,
     needs=SINK,
     over=(
         way("left out", lambda p: replace(p, sink=None), seen="kekzl/imp 1345"),
@@ -324,28 +393,247 @@ fault(
     "log-sum-exp {}",
     ARITHMETIC,
     over=(
-        way("to the other base", lambda x: x / math.log(2.0), seen="sglang 40903, 35045", on=of_class(MhaFwd)),
+        way(
+            "to the other base",
+            lambda x: x / math.log(2.0),
+            seen="sglang 40903, 35045",
+            on=of_class(MhaFwd) | of_class(FlashMlaWithKvcache),
+        ),
         way(
             "in natural units",
             lambda x: x * math.log(2.0),
             seen="sglang 40903, 35045",
-            on=of_class(SinglePrefillWithKvCache),
+            on=of_class(FlashInferPrefill),
         ),
-        way("keeps the lift of P", lambda x: x + 8 * math.log(2.0), seen="flashinfer 1566; cudnn-frontend 1059"),
+        way(
+            "keeps the lift of P",
+            lambda x: x + 8 * math.log(2.0),
+            seen="flashinfer 1566; cudnn-frontend 1059",
+            on=CODED,
+        ),
     ),
     write=_lse,
     same_if="no row has a key",
 )
 
 
-@fault("output stored before the scale of the values", CAST, seen="flashinfer FA2: out *= v_scale after it")
+@fault(
+    "output stored before the scale of the values",
+    CAST,
+    seen="flashinfer FA2: out *= v_scale after it",
+    on=CODED,
+)
 def write(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    contract = call.contract
-    assert isinstance(contract, AttentionContract)
-    out = outputs["out"]
+    contract, name = _contract(call), call.contract.returns[0]
+    out = outputs[name]
     whole = torch.zeros(contract.shape(call.inputs), dtype=out.dtype, device=out.device)
     for place in contract.places(call.inputs, call.resolved):
         plain = exact(replace(place.problem, v_scale=torch.ones_like(place.problem.v_scale))).out
         stored = plain.to(torch.float32).to(out.dtype).to(torch.float32) * place.problem.v_scale
         place.put(stored, whole)
-    return outputs | {"out": contract.laid("out", whole)}
+    return outputs | {name: contract.laid("out", whole, call.inputs)}
+
+
+# --- 16-bit queries ---------------------------------------------------------------------------------------------
+
+WIDE = of_class(WideAttention)
+
+
+@fault(
+    "P is cast to the FP8 of the cache without a lift",
+    CAST,
+    seen="SGLang 0.5.10 decode_attention_fwd and extend_attention_fwd: p.to(v.dtype); flashinfer 5020",
+    on=WIDE,
+    same_if="every P is a power of two above 2^-9, or one key has it all",
+    admissible_if=FIT,
+)
+def write_unlifted(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tiles of 32 keys, forward: the codes of P relative to the maximum so far; the row sum is of P itself."""
+    return _recomputed(call, outputs, lambda place: _unlifted(place.problem, place.problem.k.shape[0], 32))
+
+
+def _recomputed(call: Call, outputs: dict[str, Tensor], rows: Callable[[Place], Tensor]) -> dict[str, Tensor]:
+    """The output with float64 rows ``[R, Dv]`` of each attention that has keys."""
+    contract, name = _contract(call), call.contract.returns[0]
+    whole = torch.zeros(contract.shape(call.inputs), dtype=torch.float64, device=outputs[name].device)
+    for place in contract.places(call.inputs, call.resolved):
+        if place.problem.k.shape[0]:
+            place.put(rows(place), whole)
+    return outputs | {name: rounded_to(contract.laid("out", whole, call.inputs), outputs[name].dtype)}
+
+
+def _unlifted(problem: Attention, coded: int, tile: int) -> Tensor:
+    """The output ``[R, Dv]`` where P of the first ``coded`` keys is rounded to E4M3 without a lift, tile by tile."""
+    soft, v = softmax(problem), values(problem.v).nan_to_num(nan=0.0)
+    weights = soft.weights.nan_to_num(nan=0.0)
+    top = torch.zeros_like(weights[:, :1])
+    out = weights[:, coded:] @ v[coded:]
+    for start in range(0, coded, tile):
+        part = weights[:, start : min(start + tile, coded)]
+        top = torch.maximum(top, part.amax(dim=1, keepdim=True))
+        level = torch.where(top == 0, torch.ones_like(top), top)
+        codes = encode(part / level, E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
+        out = out + level * (decode(codes, E4M3FN) @ v[start : start + part.shape[1]])
+    total = weights.sum(dim=1) + soft.sink
+    total = torch.where(total == 0, torch.ones_like(total), total)
+    return out / total[:, None] * problem.v_scale.to(torch.float64)
+
+
+@fault(
+    "queries and P of the cached keys cast to FP8",
+    CAST,
+    seen="SGLang 0.5.10 extend_attention_fwd: q.to(k.dtype), p.to(v.dtype)",
+    on=of_class(ExtendAttentionFwd),
+    needs=need(lambda call: call.inputs["kv_indices"].numel() > 0, "no key is cached"),
+    same_if="queries and P are values of E4M3",
+    admissible_if=FIT,
+)
+def write_extend(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The scores of cached keys are of queries in E4M3, without a scale; tiles of 64 keys."""
+    cached = call.inputs["kv_indptr"].diff().tolist()
+
+    def rows(place: Place) -> Tensor:
+        problem, first = place.problem, cached[place.batch]
+        q, k = values(problem.q), values(problem.k)
+        raw = encode(q, E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
+        kept = torch.arange(len(k), device=k.device)[:, None] < first
+        keys = torch.cat([k.masked_fill(~kept, 0.0), k.masked_fill(kept, 0.0)], dim=1)
+        both_ways = replace(problem, q=torch.cat([decode(raw, E4M3FN), q], dim=1), k=keys)
+        return _unlifted(both_ways, first, 64)
+
+    return _recomputed(call, outputs, rows)
+
+
+def _not_one(name: str) -> WhyNot:
+    return need(lambda call: call.resolved[name] != 1.0, f"{name} is 1")
+
+
+fault(
+    "scale of the {}",
+    VALUE,
+    on=of_class(TritonAttention),
+    over=tuple(
+        way(
+            f"{part} {words}",
+            (name, change),
+            seen=seen,
+            needs=_not_one(name),
+        )
+        for part, name in (("keys of the cache", "k_scale"), ("values of the cache", "v_scale"))
+        for words, change, seen in (
+            ("left out", lambda scale: 1.0, "sglang 20705, 18818: loaded, never handed on"),
+            ("applied twice", lambda scale: scale * scale, "vllm 48016"),
+        )
+    ),
+    options=lambda made: lambda options: options | {made[0]: made[1](options[made[0]])},
+)
+
+# --- the caches ---------------------------------------------------------------------------------------------------
+
+MLA = of_class(FlashMlaWithKvcache)
+
+
+def _scales_of(change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    """The four float32 scales of each slot, changed."""
+
+    def read(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        cache = inputs["k_cache"].clone()
+        scales = cache[..., SCALES_AT:ROPE_AT].contiguous().view(torch.float32)
+        cache[..., SCALES_AT:ROPE_AT] = change(scales).contiguous().view(torch.uint8)
+        return inputs | {"k_cache": cache}
+
+    return read
+
+
+fault(
+    "scale of 128 codes {}",
+    VALUE,
+    on=MLA,
+    over=(
+        way(
+            "cut to a power of two",
+            lambda x: torch.ldexp(torch.ones_like(x), torch.frexp(x).exponent - 1),
+            seen="FlashMLA 184; vllm 54563",
+        ),
+        way("of the next 128", lambda x: x.roll(-1, dims=-1), seen="no public thread: the tile's index is one off"),
+    ),
+    read=_scales_of,
+    same_if="the scales are powers of two, or alike",
+)
+fault(
+    "last 64 values of the key left out",
+    MOVEMENT,
+    on=MLA,
+    seen="no public thread: the rope part of the scores is not added",
+    product=lambda p: replace(p, q=torch.cat([p.q[:, :RANK], torch.zeros_like(p.q[:, RANK:])], dim=1)),
+    same_if="the scores of these values are alike",
+)
+fault(
+    "slot -1 read as slot 0",
+    INDEX,
+    on=MLA,
+    seen="no public thread: an absent slot is not masked",
+    needs=need(lambda call: bool((call.inputs["indices"] < 0).any()), "every slot is named"),
+    read=lambda inputs: inputs | {"indices": inputs["indices"].clamp(min=0)},
+)
+fault(
+    "log-sum-exp {}",
+    ARITHMETIC,
+    on=MLA,
+    over=(
+        way(
+            "with the sink",
+            lambda outputs, inputs: torch.logaddexp(outputs, inputs["attn_sink"].double()[None, :, None]),
+            seen="FlashMLA: the log-sum-exp leaves the sink out",
+            needs=SINK,
+        ),
+        way(
+            "of a token without slots is -inf",
+            lambda outputs, inputs: torch.where(torch.isposinf(outputs), -outputs, outputs),
+            seen="FlashMLA: +inf",
+            needs=need(lambda call: bool((call.inputs["indices"] < 0).all(dim=-1).any()), "every token has a slot"),
+        ),
+    ),
+    write=lambda change: (
+        lambda call, outputs: (
+            outputs | {"softmax_lse": change(outputs["softmax_lse"].to(torch.float64), call.inputs).to(torch.float32)}
+        )
+    ),
+)
+fault(
+    "scale of each {}",
+    INDEX,
+    on=takes("k_scale_cache") & ATTENTION,
+    needs=need(_has("k_scale_cache"), "keys have one scale"),
+    over=(
+        way(
+            "key for its value",
+            lambda inputs: {"v_scale_cache": inputs["k_scale_cache"]},
+            seen="sglang 26852 (review): the scale of the values falls back to that of the keys",
+            needs=both(
+                need(_has("k_scale_cache"), "keys have one scale"), need(_has("v_scale_cache"), "values have one")
+            ),
+        ),
+        way(
+            "key of the next slot",
+            lambda inputs: {"k_scale_cache": inputs["k_scale_cache"].roll(-1, dims=1)},
+            seen="no public thread: the slot's index is one off",
+        ),
+        way(
+            "key left out",
+            lambda inputs: {"k_scale_cache": torch.ones_like(inputs["k_scale_cache"])},
+            seen="vllm 42080: the scales are skipped",
+        ),
+    ),
+    read=lambda change: lambda inputs: inputs | change(inputs),
+)
+fault(
+    "scales of the cache ignored with E4M3 queries",
+    VALUE,
+    on=of_class(UnifiedAttention),
+    seen="vllm 42080; vLLM 0.20.2 unified_attention on an H100: k_descale and v_descale change nothing",
+    needs=need(
+        lambda call: "k_descale" in call.inputs and call.inputs["q"].dtype.itemsize == 1, "the queries are no FP8"
+    ),
+    read=lambda inputs: {name: x for name, x in inputs.items() if not name.endswith("_descale")},
+)

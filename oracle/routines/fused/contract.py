@@ -17,6 +17,7 @@ Source: derived in :mod:`oracle.bounds.quantiser`; the kernels as named by each 
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -203,8 +204,9 @@ class FusedContract(Contract):
         return Call(Inner(call, recipes, between), {"x": x, **scales})
 
     def operands(self, call: Call) -> Operands:
-        inner = self.inner(call)
-        return Operands({}, tuple(inner.inputs["x"].shape), recipes=self.declared(call.inputs, call.resolved))
+        shape, rows = self.shape(call.inputs), self.rows(call.inputs)
+        count = math.prod(shape[:-1]) if rows is None else int(rows.sum())
+        return Operands({}, (count, shape[-1]), recipes=self.declared(call.inputs, call.resolved))
 
     def shape(self, inputs: Inputs) -> tuple[int, ...]:
         """The shape of the codes."""

@@ -10,7 +10,6 @@ from torch import Tensor
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, entry, need, way
 from oracle.routines.logits.contract import LogitsContract, Paged
 from oracle.routines.traits import of_class, takes
-from oracle.truth.logits import dots
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 LOGITS = of_class(LogitsContract)
@@ -42,7 +41,7 @@ def _recomputed(*, relu: bool, weighted: bool) -> Change:
         assert isinstance(contract, LogitsContract)
         rows = []
         for problem in contract.problems(call.inputs, call.resolved):
-            x = dots(problem).hi
+            x = problem.dots.hi
             x = x.clamp(min=0) if relu else x
             w = problem.weights.to(torch.float64)
             y = (x * (w if weighted else torch.ones_like(w))[:, :, None]).sum(dim=1)

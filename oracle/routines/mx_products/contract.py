@@ -73,8 +73,8 @@ def _native(*kinds: str) -> Mapping[str, tuple[str, ...]]:
 EIGHT = _native("ue8m0")
 FOUR = _native("mxf4", "ue8m0")
 TWO_LEVEL = _native("nvf4")
-"""By the operands: an 8-bit one with E8M0 scales, two 4-bit ones with E8M0 scales (DeepGEMM unpacks them to 8 bits),
-two 4-bit ones with E4M3 scales."""
+"""By the operands: an 8-bit one with E8M0 scales, two 4-bit ones with E8M0 scales (DeepGEMM unpacks them to 8 bits,
+sgl-deep-gemm from 0.2.0 on does not: kIsMXF4 of its sm100_fp8_fp4_gemm_1d1d.cuh), two 4-bit ones with E4M3 scales."""
 
 HALVES = (torch.bfloat16, torch.float16)
 OUT_HALF = OptionSpec(
@@ -266,7 +266,7 @@ class MxProduct(ProductContract):
                 c=inputs.get("c"),
                 alpha=self.factors(inputs, run),
             )
-            products.append(Part(product, None if run.rows is None else rows))
+            products.append(Part(product, None if run.rows is None else rows, run.group))
         return products
 
     def operands(self, call: Call) -> Operands:
@@ -757,7 +757,7 @@ class ScaledGroupedMmMxKGroups(InTiles):
                 product = ScaledProduct(
                     inputs["mat_a"][:, k], inputs["mat_b"][:, k], sa[:, c], sb[:, c], block=MX, b_rows=1
                 )
-                products.append(Part(product, torch.arange(g * m, g * m + m, device=inputs["mat_a"].device)))
+                products.append(Part(product, torch.arange(g * m, g * m + m, device=inputs["mat_a"].device), g))
         return products
 
     def shape(self, inputs: Inputs) -> tuple[int, ...]:

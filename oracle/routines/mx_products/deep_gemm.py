@@ -271,7 +271,7 @@ class KGroupedGemmTn(MxProduct):
                 zeros = [(0 * x).expand(-1, MX).to(a.dtype) for x in one]
                 sides = zeros[0], zeros[1], one[0].to(scales[0].dtype), one[1].to(scales[1].dtype)
             product = ScaledProduct(*sides, block=width if k else MX, b_rows=1, c=inputs["c"][g])
-            products.append(Part(product, torch.arange(g * m, g * m + m, device=a.device)))
+            products.append(Part(product, torch.arange(g * m, g * m + m, device=a.device), g))
             start += k
         return products
 

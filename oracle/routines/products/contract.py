@@ -119,7 +119,8 @@ class ProductContract(Contract):
 
     Subclasses
     ----------
-    A subclass writes ``parts``; ``scaling`` is that of ``a`` and of ``b``, where the scales are those of blocks.
+    A subclass writes ``parts``; ``scaling`` is that of ``a`` and of ``b``, where the scales are those of blocks;
+    ``cuts_k``: its kernels may cut K into partial sums.
     """
 
     section = "GEMM"
@@ -132,6 +133,7 @@ class ProductContract(Contract):
     scaling: ClassVar[tuple[Scaling, Scaling]] = BLOCKS
     out_dtypes: ClassVar[tuple[torch.dtype, ...]] = OUT_DTYPES
     row_unit: ClassVar[int] = 1
+    cuts_k: ClassVar[bool] = False
 
     @abstractmethod
     def parts(self, inputs: Inputs) -> list[Part]:
@@ -166,7 +168,8 @@ class ProductContract(Contract):
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         names = self.arithmetics(call, numerics)
         faults = () if is_class(names[0]) else accumulation_faults(get_schedule(names[0]))
-        return [ProductSets(call.parts, names, wider_classes(names) if numerics is None else (), faults)]
+        wider = wider_classes(names) if numerics is None else ()
+        return [ProductSets(call.parts, names, wider, faults, self.cuts_k)]
 
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
         return {"out": mutants.write(call, mutants.products(call, faults), faults).view(call.operands.shape)}
@@ -199,10 +202,11 @@ class ProductContract(Contract):
         tensor = self.validate_output(call, output)["out"]
         flat = tensor.reshape(-1, tensor.shape[-1])
         matches: dict[str, list[Match]] = {}
+        own = [name for names in self.numerics_of(call).values() for name in names]
         for part in call.parts:
-            for match in identify_product(part.product, part.of(flat), arch):
+            for match in identify_product(part.product, part.of(flat), arch, first=own):
                 matches.setdefault(match.schedule, []).append(match)
-        return sorted((_joined(m) for m in matches.values() if len(m) == len(call.parts)), key=lambda m: -m.equal)
+        return sorted((_joined(m) for m in matches.values() if len(m) == len(call.parts)), key=lambda m: m.rank)
 
 
 @register
@@ -274,6 +278,7 @@ class TorchScaledMm(ProductContract):
     )
     roles = {"a": "qinput", "b": "weight", "a_scale": "scale_a", "b_scale": "scale_b"}
     b_columns = True
+    cuts_k = True  # cuBLASLt does
     source = "torch._scaled_mm as vLLM's w8a8_utils calls it"
     scale_dims: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = (ONE, ONE)
 

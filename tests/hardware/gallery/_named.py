@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from hardware import python_peers
 from hardware.adapters import by_contract
 
 from oracle.harness.gallery import Kernel
@@ -38,3 +39,14 @@ def rows(
         )
         for contract in contracts
     ]
+
+
+def references(library: str, no_nan: str = "") -> tuple[Kernel, ...]:
+    """The rows of a library of ``hardware.python_peers``; ``no_nan``: what it says of NaN and infinity, where its
+    quantisers refuse both."""
+    found: list[Kernel] = []
+    for one in python_peers.subjects():
+        if one.name == library:
+            refused = {"data of nan": no_nan} if no_nan and one.contract.endswith(("_quantize", "_quant")) else {}
+            found += rows("python_peers", library, [one.contract], numerics=one.numerics, exempt=refused)
+    return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import mpmath
@@ -13,18 +14,28 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import oracle
-from oracle.bounds.attention import float32_bound, pipeline_bound
+from oracle.bounds.attention import float32_bound, pipeline_bound, split_bound
 from oracle.errors import InputError, NumericsError, OptionError, ShapeError
 from oracle.fixtures.captures import load
 from oracle.fixtures.files import folder
 from oracle.numbers import mufu
 from oracle.numbers.formats import decode
 from oracle.numbers.rounding import f32
+from oracle.report import ledger
 from oracle.routines import cases, get
+from oracle.routines.attention.cases import GRAMMARS
 from oracle.routines.base import Call
 from oracle.routines.catalogue import get as get_fault
 from oracle.routines.catalogue import run
-from oracle.tensorcore.attention import PIPELINES, TILE_SUMS, pipeline, predict_attention, walks
+from oracle.tensorcore.attention import (
+    PIPELINES,
+    TILE_SUMS,
+    combined,
+    pipeline,
+    predict_attention,
+    split_walks,
+    walks,
+)
 from oracle.truth.attention import UNIT, Attention, exact
 from oracle.verdict.compare import Status
 
@@ -90,7 +101,7 @@ class TestTruth:
         out = oracle.reference("mha_fwd", inputs, **options)["out"]
         q, k, v = (decode(inputs[name]).transpose(1, 2) for name in "qkv")
         of_q, of_k, of_v = (
-            inputs[name].double().repeat_interleave(3, 1)[..., None, None] for name in get("mha_fwd").scales
+            inputs[name].double().repeat_interleave(3, 1)[..., None, None] for name in get("mha_fwd").scales.values()
         )
         mask = torch.ones(12, 150, dtype=torch.bool).tril(138) if causal else None
         k, v = (x.repeat_interleave(3, 1) for x in (k, v))
@@ -126,18 +137,34 @@ class TestExactCases:
         assert bool(((found - right).abs() <= 5 * 2.0**-24 * right.abs() + 2.0**-40).all())
 
 
+@pytest.mark.turns(4)
 class TestCaptured:
-    """What vLLM's FlashAttention-3 and FlashInfer gave on an H100."""
+    """What vLLM's FlashAttention-3, FlashInfer, and the Triton kernels of vLLM and SGLang gave on an H100."""
 
-    def test_every_bit_but_of_the_known_failure(self) -> None:
-        verdicts = []
+    def test_every_bit_of_fp8_queries_in_one_split(self) -> None:
+        known = [entry.id for entry in ledger.load(folder() / ledger.FILE)]
         for one in load(folder() / "captures"):
-            if one.contract not in ("mha_fwd", "single_prefill_with_kv_cache"):
+            contract = get(one.contract)
+            if contract.section != "Attention" or one.id in known:
                 continue
-            outputs = one.outputs(get(one.contract).returns)
-            verdicts.append(oracle.judge(one.contract, one.inputs(), outputs, arch="sm90", explain="off", **one.call()))
-        passed = [verdict for verdict in verdicts if verdict.status is Status.PASSED]
-        assert (len(verdicts), len(passed)) == (16, 15) and all("bits of sm90" in one.basis for one in passed)
+            outputs = one.outputs(contract.returns)
+            verdict = oracle.judge(one.contract, one.inputs(), outputs, arch="sm90", explain="off", **one.call())
+            assert verdict.status is Status.PASSED, one.id
+            bits = contract.numerics["sm90"][0].startswith("sm90") and one.call().get("num_splits", 1) == 1
+            assert bits == ("bits of sm90" in verdict.basis), one.id
+
+    @pytest.mark.parametrize(
+        ("subject", "fault"),
+        [
+            ("sglang_triton.decode_attention_fwd", "P is cast to the FP8 of the cache without a lift"),
+            ("sglang_triton.extend_attention_fwd", "queries and P of the cached keys cast to FP8"),
+        ],
+    )
+    def test_shipped_kernels_are_refused_and_named(self, subject: str, fault: str) -> None:
+        one = [one for one in load(folder() / "captures") if subject in one.id][-1]
+        out = one.outputs(("out",))
+        verdict = oracle.judge(one.contract, one.inputs(), out, arch="sm90", **one.call())
+        assert verdict.status is Status.FAILED and list(verdict.explained_by) == [fault]
 
     def test_one_changed_bit_is_no_longer_the_bits(self) -> None:
         one = next(one for one in load(folder() / "captures") if "flashinfer_fa3" in one.id)
@@ -154,6 +181,7 @@ class TestIdentify:
         first = oracle.identify("mha_fwd", one.inputs(), one.outputs(("out", "softmax_lse")), **one.call())[0]
         assert (first.schedule, first.equal) == ("sm90.fa3.tile", 1.0)
 
+    @pytest.mark.turns(4)
     def test_a_spelt_pipeline_and_one_that_is_none(self) -> None:
         inputs, name = cases.parse(f"{CASE}/family=codes/seed=1").inputs(), "sm90.attention.forward.64.lift0.chain"
         out = oracle.predict("mha_fwd", inputs, numerics=name)
@@ -240,6 +268,112 @@ def sum_of(walk: object) -> Tensor:
     for step in walk.steps:  # type: ignore[attr-defined]
         total = total * (1.0 if step.factor is None else step.factor) + step.x.sum(dim=1)
     return total
+
+
+class TestSplits:
+    """Parts of the keys, each a walk, added by the exponentials of their log-sum-exps."""
+
+    @pytest.mark.parametrize("splits", [2, 3, 7])
+    def test_one_split_and_many_agree_with_the_truth_of_their_codes(self, splits: int) -> None:
+        p = problem(splits, rows=12, keys=420, depth=64, sink=True)
+        (parts,) = split_walks(p, TILE_SUMS, splits)
+        edges, g = split_bound(parts, TILE_SUMS), torch.Generator().manual_seed(splits)
+        out, lse = combined(parts, TILE_SUMS)
+        noise = torch.rand(out.shape, generator=g, dtype=torch.float64) * 2 - 1
+        moved = out + noise * 2.0**-24 * out.abs()
+        assert bool(((moved >= edges.low) & (moved <= edges.high)).all())
+        seen = p.seen()
+        assert bool(((lse >= edges.lse_low) & (lse <= edges.lse_high))[seen].all())
+        unlifted = replace(TILE_SUMS, lift=0.0)
+        (other,) = (combined(one, unlifted)[0] for one in split_walks(p, unlifted, splits))
+        assert bool(((other < edges.low) | (other > edges.high)).any())
+
+    def test_few_keys_are_one_part(self) -> None:
+        p = problem(2, rows=5, keys=40)
+        (parts,) = split_walks(p, TILE_SUMS, 8)
+        assert len(parts) == 1 and torch.equal(combined(parts, TILE_SUMS)[0].float(), predict_attention(p, TILE_SUMS))
+
+    def test_a_sink_in_every_part_is_refused(self) -> None:
+        case = cases.parse(f"{LONG}/sink=1/family=randn/seed=1")
+        inputs, options = case.inputs(), case.call_options() | {"num_splits": 2}
+        call = Call(get("mha_fwd"), inputs, options)
+        wrong = run(call, get_fault("sink added once for each of two splits"))
+        right = oracle.predict("mha_fwd", inputs, numerics="sm90.fa3.tile", **options)
+        statuses = [oracle.judge("mha_fwd", inputs, out, arch="sm90", **options).status for out in (right, wrong)]
+        assert statuses == [Status.PASSED, Status.FAILED]
+
+
+class TestWide:
+    """16-bit queries: float32 of exact or rounded keys, P rounded to 16 bits or not."""
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("rounded", [False, True])
+    def test_a_float32_kernel_lies_in_the_bound(self, dtype: torch.dtype, rounded: bool) -> None:
+        g = torch.Generator().manual_seed(3)
+        q = torch.randn(9, 64, generator=g).to(dtype)
+        k, v = (decode(torch.randn(300, 64, generator=g).to(E4M3)) * 0.37 for _ in range(2))
+        one, ends = torch.ones(()), (torch.zeros(9, dtype=torch.int64), torch.full((9,), 300))
+        p = Attention(q, k, v, 0.2, one.expand(9), one, one, *ends)
+        edges = float32_bound(p, dtype)
+        weights = torch.exp(0.2 * (q.float() @ k.float().T))
+        total = weights.sum(dim=1, keepdim=True)
+        top = weights.amax(dim=1, keepdim=True)
+        of_v = (weights / top).to(dtype).float() * top if rounded else weights
+        out = ((of_v @ v.float()) / total).double()
+        assert bool(((out >= edges.low) & (out <= edges.high)).all())
+
+    def test_p_in_fp8_does_not(self) -> None:
+        g = torch.Generator().manual_seed(4)
+        q, k, v = (torch.randn(n, 64, generator=g).to(E4M3) for n in (9, 100, 100))
+        one, ends = torch.ones(()), (torch.zeros(9, dtype=torch.int64), torch.full((9,), 100))
+        p = Attention(q, k, v, 0.1, one.expand(9), one, one, *ends)
+        coded = predict_attention(p, replace(TILE_SUMS, lift=0.0)).double()
+        wide = float32_bound(replace(p, q=decode(q), k=decode(k), v=decode(v)), torch.bfloat16)
+        assert bool(((coded < wide.low) | (coded > wide.high)).any())
+
+    def test_dequantised_keys_are_within_the_slack_of_mpmath(self) -> None:
+        p = problem(8, rows=2, keys=9, depth=16)
+        wide = replace(p, q=decode(p.q).to(torch.bfloat16), k=decode(p.k) * float(p.k_scale), k_scale=torch.ones(()))
+        value, exact_value = exact(wide), exact(p)
+        assert bool(((value.out - exact_value.out).abs() <= value.out_slack + exact_value.out_slack).all())
+        assert bool((value.out_slack >= exact_value.out_slack).all())
+
+
+class TestPages:
+    """Pages in any order are the keys of one row after the other."""
+
+    def test_of_flash_attention(self) -> None:
+        case = cases.parse(f"{CASE}/pages=16/family=randn/seed=1")
+        inputs = case.inputs()
+        plain = dict(inputs)
+        table = plain.pop("page_table").long()
+        for name in "kv":
+            plain[name] = inputs[name].view(torch.uint8)[table].flatten(1, 2).view(E4M3)
+        for one, other in zip(*(oracle.reference("mha_fwd", x).values() for x in (inputs, plain)), strict=True):
+            assert torch.equal(one, other)
+        with pytest.raises(InputError, match="names pages"):
+            oracle.reference("mha_fwd", inputs | {"page_table": inputs["page_table"] + 1000})
+        with pytest.raises(ShapeError, match="pass page_table"):
+            oracle.reference("mha_fwd", {name: x for name, x in inputs.items() if name != "page_table"})
+
+    @pytest.mark.parametrize(
+        ("contract", "change", "error"),
+        [
+            ("BatchPrefillWithRaggedKVCacheWrapper", {"kv_indptr": lambda x: x + 1}, "rises from 0"),
+            ("BatchPrefillWithPagedKVCacheWrapper", {"paged_kv_last_page_len": lambda x: x + 16}, "a page holds"),
+            ("BatchPrefillWithPagedKVCacheWrapper", {"paged_kv_indices": lambda x: x - 99}, "names pages"),
+            ("unified_attention", {"seqused_k": lambda x: x + 999}, "at most"),
+            ("unified_attention", {"cu_seqlens_q": lambda x: x - x}, "ends at 0"),
+            ("decode_attention_fwd", {"kv_indptr": lambda x: x - x}, "ends at 0"),
+            ("extend_attention_fwd", {"k_extend": lambda x: x.half()}, "one dtype"),
+            ("flash_mla_with_kvcache", {"indices": lambda x: x + 9999}, "names slots"),
+        ],
+    )
+    def test_refused(self, contract: str, change: dict[str, Callable[[Tensor], Tensor]], error: str) -> None:
+        inputs = cases.parse(next(iter(GRAMMARS[contract].ids(contract, "quick")))).inputs()
+        changed = {name: make(inputs[name]) for name, make in change.items()}
+        with pytest.raises(InputError, match=error):
+            oracle.reference(contract, inputs | changed)
 
 
 class TestExponential:

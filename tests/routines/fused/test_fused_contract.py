@@ -373,3 +373,17 @@ def test_a_norm_as_vllm_computes_it(name: str, family: str, at: tuple[int, int],
         for x in (value, call.contract.value(call.inputs, call.resolved).expected)
     ]
     assert made[0] == code != made[1]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", sorted(GRAMMARS))
+def test_operands_are_known_without_the_value(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their shape is that of the quantiser's part, whose value is computed when an output is judged."""
+    contract = get(name)
+    case = cases.parse(next(iter(GRAMMARS[name].ids(name, "quick"))))
+    call = Call(contract, case.inputs(), case.call_options()).checked()
+    assert isinstance(contract, FusedContract)
+    shape = tuple(contract.inner(call).inputs["x"].shape)
+    monkeypatch.setattr(type(contract), "value", lambda *_: pytest.fail("the value was computed"))
+    bare = Call(contract, call.inputs, call.options).checked()
+    assert bare.operands.shape == shape and bare.operands.recipes

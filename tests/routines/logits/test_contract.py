@@ -123,6 +123,7 @@ class TestExact:
         assert bool(nan[2].all()) and bool(nan[:, 7].all()) and int(nan.sum()) == 96 + 5
 
 
+@pytest.mark.turns(2)
 class TestRecordedKernel:
     """DeepGEMM's output on an H200, equal bit for bit and inside the interval that knows no order of heads."""
 

@@ -175,6 +175,7 @@ class TestBoxes:
         down, up = chain(a, a, b, SM90, E4M3FN, E4M3FN)
         assert torch.equal(down, x + low) and torch.equal(up, x + high)
 
+    @pytest.mark.turns(2)
     @settings(max_examples=25)
     @given(seed=st.integers(0, 10**6), share=st.sampled_from([0.01, 0.2, 1.0]), unit=st.sampled_from([1.0, 2.0**-70]))
     def test_every_choice_is_inside(self, seed: int, share: float, unit: float) -> None:

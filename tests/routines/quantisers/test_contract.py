@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from oracle.errors import DeviceError, DtypeError, InputError, LayoutError, NumericsError, OptionError, ShapeError
 from oracle.numbers import recipe_table
 from oracle.numbers import recipes as R
-from oracle.numbers.formats import decode
+from oracle.numbers.formats import E4M3FN, decode
 from oracle.numbers.quantize import quantize
-from oracle.routines.base import get
+from oracle.routines import get, registered
+from oracle.routines.base import Call, Contract
 from oracle.routines.quantisers import contract as quantisers
 from oracle.routines.quantisers.contract import QuantiserContract
 from oracle.verdict.compare import Status
@@ -23,15 +24,19 @@ from tests.support.paths import SHARED
 
 CAPTURE = SHARED / "captures" / "h200_vllm_group_quant.safetensors"
 E4M3 = torch.float8_e4m3fn
-NAMES = (
-    "scaled_fp8_quant",
-    "per_token_group_quant_fp8",
-    "per_block_cast_to_fp8",
-    "per_token_cast_to_fp8",
-    "per_channel_cast_to_fp8",
-    "flashinfer_quantize_1x128",
-    "flashinfer_quantize_128x128",
-)
+
+
+def alone(contract: Contract) -> bool:
+    """Whether it quantises a bfloat16 matrix to E4M3 and needs nothing beside it."""
+    if not (isinstance(contract, QuantiserContract) and contract.returns == ("q", "scale")):
+        return False
+    (first, *more), x = contract.inputs, torch.zeros(128, 384, dtype=torch.bfloat16)
+    if not all(spec.optional for spec in more) or x.dtype not in first.dtypes or len(first.dims or "MK") != 2:
+        return False
+    return Call(contract, {"x": x}).checked().operands.recipes[0].element == E4M3FN
+
+
+NAMES = [name for name, contract in registered().items() if alone(contract)]
 
 
 def matrix(rows: int = 128, columns: int = 384, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from fractions import Fraction
 
-from tests.support.slow_oracle.numbers import Array, Value, decided, decode, encode, exp_bounds
+from tests.support.slow_oracle.numbers import Array, Value, array, decided, decode, encode, exp_bounds
 
 NEGATIVE_INFINITY = 0xFF800000
 LN_2 = sum((Fraction(1, k * 2**k) for k in range(1, 220)), Fraction(0))
@@ -67,6 +67,138 @@ def _rows(
     return outs, sums
 
 
+def _spread(
+    queries: list[list[list[Value]]],
+    k: list[list[list[Value]]],
+    v: list[list[list[Value]]],
+    scale: Fraction,
+    windows: list[tuple[int, int]],
+    sinks: list[Fraction | None],
+    dtype: str,
+) -> list[list[list[int]]]:
+    """Codes ``[S][H][V]`` of queries ``[S][H][D]`` over keys ``[N][G][D]``, values times their scales in ``v``."""
+    heads, of_keys = len(queries[0]), len(k[0])
+    out: list[list[list[int]]] = [[] for _ in queries]
+    for h in range(heads):
+        g, rows = h // (heads // of_keys), [row[h] for row in queries]
+        keys, of_v = ([row[g] for row in x] for x in (k, v))
+        codes, _ = _rows(rows, keys, of_v, scale, Fraction(1), windows, sinks[h], dtype, Fraction(1))
+        for row, own in zip(out, codes, strict=True):
+            row.append(own)
+    return out
+
+
+def _three(x: Array) -> list[list[list[Value]]]:
+    """Rows of heads of the last two axes of ``x``, the others one after the other."""
+    rows, heads = x.rows(), x.shape[-2]
+    return [rows[i : i + heads] for i in range(0, len(rows), heads)]
+
+
+def _times(x: list[list[list[Value]]], scales: list[list[Fraction]]) -> list[list[list[Value]]]:
+    """Every value of each row and head times its scale."""
+    return [
+        [[_number(a) * s for a in head] for head, s in zip(row, own, strict=True)]
+        for row, own in zip(x, scales, strict=True)
+    ]
+
+
+def _flat(rows: list[list[list[int]]]) -> list[int]:
+    return [code for row in rows for head in row for code in head]
+
+
+def _spans(ends: Array) -> list[tuple[int, int]]:
+    return list(zip(ends.codes, ends.codes[1:], strict=False))
+
+
+def _sinks(i: Mapping[str, Array], name: str, heads: int) -> list[Fraction | None]:
+    return [_number(x) for x in i[name].values()] if name in i else [None] * heads
+
+
+def _before(queries: int, keys: int, left: int) -> list[tuple[int, int]]:
+    """The keys of each query, the last of which stands at the last key."""
+    places = [s + keys - queries for s in range(queries)]
+    return [(max(0, at - left) if left >= 0 else 0, at + 1) for at in places]
+
+
+def unified(i: Mapping[str, Array], o: Mapping[str, object]) -> list[int]:
+    """``unified_attention``: ``[M, H, D]``."""
+    depth, size, width = i["q"].shape[2], i["k"].shape[1], i["block_table"].shape[1]
+    scale = Fraction(float(str(o["softmax_scale"]))) if o.get("softmax_scale") else Fraction(depth**-0.5)
+    dtype = i["q"].dtype if i["q"].dtype != "float8_e4m3fn" else "bfloat16"
+    q, caches, out = _three(i["q"]), {name: _three(i[name]) for name in "kv"}, []
+    for b, (first, stop) in enumerate(_spans(i["cu_seqlens_q"])):
+        keys, parts = i["seqused_k"].codes[b], []
+        slots = [i["block_table"].codes[b * width + n // size] * size + n % size for n in range(keys)]
+        for name in "kv":
+            whole = _number(i[f"{name}_descale"].values()[0]) if f"{name}_descale" in i else Fraction(1)
+            scales = [[whole] * i["k"].shape[2]] * keys
+            if f"{name}_scale_cache" in i:
+                each = i[f"{name}_scale_cache"].rows()
+                scales = [[whole * _number(x) for x in each[slot]] for slot in slots]
+            parts.append(_times([caches[name][slot] for slot in slots], scales))
+        windows = _before(stop - first, keys, int(str(o.get("window_size_left", -1))))
+        if stop > first:
+            out += _spread(q[first:stop], *parts, scale, windows, _sinks(i, "sinks", len(q[0])), dtype)
+    return _flat(out)
+
+
+def triton(i: Mapping[str, Array], o: Mapping[str, object]) -> list[int]:
+    """``decode_attention_fwd`` and ``extend_attention_fwd``: ``[M, H, V]``."""
+    depth, q, out = i["q"].shape[2], _three(i["q"]), []
+    scale = Fraction(float(str(o["sm_scale"]))) if o.get("sm_scale") else Fraction(depth**-0.5)
+    single = {
+        name: _number(decode(encode(Fraction(float(str(o.get(name, 1.0)))), "float32"), "float32"))
+        for name in ("k_scale", "v_scale")
+    }
+    caches = {name: _three(i[f"{name}_buffer"]) for name in "kv"}
+    new = {name: _three(i[f"{name}_extend"]) for name in "kv" if f"{name}_extend" in i}
+    ends = _spans(i["qo_indptr"]) if new else [(b, b + 1) for b in range(len(q))]
+    for (first, stop), (start, end) in zip(ends, _spans(i["kv_indptr"]), strict=True):
+        slots, parts = i["kv_indices"].codes[start:end], []
+        for name in "kv":
+            scales = [[single[f"{name}_scale"]] * i["k_buffer"].shape[1]] * len(slots)
+            parts.append(
+                _times([caches[name][slot] for slot in slots], scales) + (new[name][first:stop] if new else [])
+            )
+        left = int(str(o.get("sliding_window_size", -1)))
+        windows = _before(stop - first, len(parts[0]), left) if new else [(0, len(parts[0]))]
+        if stop > first:
+            out += _spread(q[first:stop], *parts, scale, windows, _sinks(i, "sinks", len(q[0])), i["q"].dtype)
+    return _flat(out)
+
+
+def latent(i: Mapping[str, Array], o: Mapping[str, object]) -> dict[str, list[int]]:
+    """``flash_mla_with_kvcache``: ``[B, S, H, 512]`` and ``[B, H, S]``."""
+    (batch, queries, heads, _), width = i["q"].shape, i["indices"].shape[2]
+    scale = Fraction(float(str(o["softmax_scale"]))) if o.get("softmax_scale") else Fraction(576**-0.5)
+    slots = i["k_cache"].code_rows()
+    out, lse = [], [0] * (batch * heads * queries)
+    for token, rows in enumerate(_three(i["q"])):
+        k: list[list[Value]] = []
+        for at in i["indices"].codes[token * width : (token + 1) * width]:
+            if at < 0:
+                continue
+            raw = bytes(slots[at])
+            codes, scales, rope = (
+                array(dtype, (end - start,), raw[start:end])
+                for dtype, start, end in (("float8_e4m3fn", 0, 512), ("float32", 512, 528), ("bfloat16", 528, 656))
+            )
+            each = [_number(x) for x in scales.values()]
+            k.append([_number(x) * each[n // 128] for n, x in enumerate(codes.values())] + rope.values())
+        for h in range(heads):
+            own = [_number(i["attn_sink"].values()[h]) if "attn_sink" in i else None][0]
+            windows = [(0, len(k))]
+            v = [row[:512] for row in k] or [[Fraction(0)] * 512]
+            codes_, _ = _rows([rows[h]], k, v, scale, Fraction(1), windows, own, "bfloat16", Fraction(1))
+            _, sums = _rows(
+                [rows[h]], k, [row[:1] for row in v], scale, Fraction(1), windows, None, "bfloat16", Fraction(1)
+            )
+            out += codes_[0]
+            b, s = divmod(token, queries)
+            lse[(b * heads + h) * queries + s] = sums[0] if k else 0x7F800000
+    return {"out": out, "softmax_lse": lse}
+
+
 def _part(x: Array, first: int, stride: int, count: int) -> list[list[Value]]:
     """Every ``stride``-th row from ``first`` on."""
     return x.rows()[first : first + stride * count : stride]
@@ -76,6 +208,9 @@ def flash(i: Mapping[str, Array], o: Mapping[str, object]) -> dict[str, list[int
     """``mha_fwd``: ``[B, S, H, V]`` and ``[B, H, S]``."""
     (batch, queries, heads, depth), (_, keys, of_keys, _) = i["q"].shape, i["k"].shape
     scale = Fraction(float(str(o["softmax_scale"]))) if o.get("softmax_scale") else Fraction(depth**-0.5)
+    if "page_table" in i:
+        i = _unpaged(i)
+        keys = i["k"].shape[1]
     right = 0 if o.get("is_causal") else int(str(o.get("window_size_right", -1)))
     left, width = int(str(o.get("window_size_left", -1))), i["v"].shape[3]
     out = [0] * (batch * queries * heads * width)
@@ -104,12 +239,56 @@ def flash(i: Mapping[str, Array], o: Mapping[str, object]) -> dict[str, list[int
     return {"out": out, "softmax_lse": lse}
 
 
+def _unpaged(i: Mapping[str, Array]) -> dict[str, Array]:
+    """The keys and values of each sequence as rows of their own, 0 where its pages are not read."""
+    (batch, width), (_, size, *rest) = i["page_table"].shape, i["k"].shape
+    found = dict(i)
+    for name in "kv":
+        x, codes = i[name], []
+        of_page = size * rest[0] * x.shape[3]
+        for b in range(batch):
+            for n in range(width):
+                page = i["page_table"].codes[b * width + n]
+                used = min(size, max(0, i["seqused_k"].codes[b] - n * size)) * of_page // size
+                codes += x.codes[page * of_page : page * of_page + used] + [0] * (of_page - used)
+        found[name] = Array(x.dtype, (batch, width * size, *x.shape[2:]), codes)
+    return found
+
+
+def batch(i: Mapping[str, Array], o: Mapping[str, object]) -> dict[str, list[int]]:
+    """FlashInfer's ragged and paged sequences, each by :func:`prefill`."""
+    outs, sums = [], []
+    for b, (first, stop) in enumerate(_spans(i["qo_indptr"])):
+        if "k" in i:
+            start, end = _spans(i["kv_indptr"])[b]
+            slots, names = list(range(start, end)), ("k", "v")
+        else:
+            size, (start, end) = i["k_cache"].shape[1], _spans(i["paged_kv_indptr"])[b]
+            pages = i["paged_kv_indices"].codes[start:end]
+            keys = max(0, len(pages) - 1) * size + i["paged_kv_last_page_len"].codes[b]
+            slots, names = [pages[n // size] * size + n % size for n in range(keys)], ("k_cache", "v_cache")
+        own = dict(i)
+        for name, x, rows in (
+            ("q", i["q"], range(first, stop)),
+            *zip("kv", (i[n] for n in names), (slots, slots), strict=True),
+        ):
+            width = x.shape[-1] * x.shape[-2]
+            codes = [code for row in rows for code in x.codes[row * width : (row + 1) * width]]
+            own[name] = Array(x.dtype, (len(rows), *x.shape[-2:]), codes)
+        if stop > first:
+            one = prefill(own, o)
+            outs += one["out"]
+            sums += one["lse"]
+    return {"out": outs, "lse": sums}
+
+
 def prefill(i: Mapping[str, Array], o: Mapping[str, object]) -> dict[str, list[int]]:
     """``single_prefill_with_kv_cache``: ``[M, H, D]`` and ``[M, H]``, to base 2; no query without keys."""
     (queries, heads, depth), (keys, of_keys, _) = i["q"].shape, i["k"].shape
     scale = Fraction(float(str(o["sm_scale"]))) if o.get("sm_scale") else Fraction(depth**-0.5)
     dtype = str(o.get("o_dtype", "bfloat16"))
-    windows = [(0, s + keys - queries + 1 if o.get("causal") else keys) for s in range(queries)]
+    left, places = int(str(o.get("window_left", -1))), [s + keys - queries for s in range(queries)]
+    windows = [(max(0, at - left) if left >= 0 else 0, at + 1 if o.get("causal") else keys) for at in places]
     out, lse = [0] * (queries * heads * depth), [0] * (queries * heads)
     for h in range(heads):
         g = h // (heads // of_keys)

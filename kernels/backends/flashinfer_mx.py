@@ -1,0 +1,286 @@
+"""FlashInfer's block-scaled products on Blackwell: one backend for each family of kernels behind ``backend=``.
+
+Each is named in the call, and is a backend of the plan with conditions of its own: the library's choice (``auto``) is
+kept on the public function, where two threads with different shapes share it, and would take kernels whose order of
+sums nobody states. An operand is passed as the verbs have it; nothing is converted here:
+
+    codes      ``a [M, K]`` and the transpose of the weight ``[N, K]``, both dense on 16 bytes
+    scales     flat in 128x4 tiles for ``mm_mxfp8``; for ``mm_fp4`` as a matrix of the padded extents, that of the
+               weight transposed, since the library transposes it back and reads its address
+    output     a buffer of this layer, which every one of these kernels writes into
+
+A tactic is chosen by M where the caller tuned the library. Where a tuned tactic may have other bits (it cuts K, or its
+instruction is another), the call is excluded from tuning (``skip_ops``) unless ``FP8_KERNELS_SPLIT_K`` allows it.
+
+Not covered: TensorRT-LLM's kernels, whose weights are stored in another order; scales in 8x4 tiles, whose padding rows
+reach real ones in some releases (flashinfer-ai/flashinfer 2861); experts. Has not run on hardware here.
+
+NaN and infinity are as of the verbs.
+Source: FlashInfer 0.6.18.post1 and 0.7.2.post1 (gemm/gemm_base.py, autotuner).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import current_config
+from ..platform import current_machine
+from ..records import Machine, Problem
+from ..support import BLOCK, BLOCKS, FEW_ROWS, GROUPED_MX, OTHER_BITS, TILE_ROWS, UNTUNED
+from ._host import ALIGNMENT, dense, on_its_device
+from .declaration import Backend, Gemm, MxProduct, Rows, Scales
+from .flashinfer import ONE_CALL, library
+
+NAMES = {
+    "flashinfer_cutlass": "cutlass",
+    "flashinfer_b12x": "b12x",
+    "flashinfer_cudnn": "cudnn",
+    "flashinfer_cute_dsl": "cute-dsl",
+}
+"""What the library calls each backend."""
+ROUTINES = {
+    "mxfp8_product": "mm_mxfp8",
+    "nvfp4_product": "mm_fp4",
+    "mxfp4_product": "mm_fp4",
+    "mxfp8_batched": "bmm_mxfp8",
+    "mxfp8_mxfp4_grouped": "group_gemm_mxfp8_mxfp4_nt_groupwise",
+    "nvfp4_grouped": "group_gemm_nvfp4_nt_groupwise",
+    BLOCKS: "gemm_fp8_nt_groupwise",
+}
+"""The library's routine of each operation."""
+TUNED_AS = {"mm_mxfp8": "mxfp8_gemm", "mm_fp4": "fp4_gemm"}
+"""What its tuner calls a routine."""
+ROWS_OF_GROUPWISE = 4
+"""Rows of ``gemm_fp8_nt_groupwise`` come in multiples of so many."""
+CHAINS = {"mxfp8_product": "chain_ue8m0", "nvfp4_product": "chain_nvf4", "mxfp4_product": "chain_mxf4"}
+"""The schedule of one chain over K, by operation; its arch goes before it."""
+
+
+def kernel(name: str, p: Problem, machine: Machine) -> str:
+    """The library's routine, with its backend where it has several."""
+    routine = ROUTINES[p.op]
+    return routine if p.op in GROUPED_MX else f'{routine}(backend="{NAMES[name]}")'
+
+
+def steps(name: str, p: Problem, machine: Machine) -> tuple[str, ...]:
+    """How the operands are prepared."""
+    if p.op == BLOCKS:
+        return ("M to a multiple of 4 with zeros, cropped afterwards", "scales [K/128, M] and [K/128, N/128], dense")
+    done: tuple[str, ...] = ("weight [N, K] transposed, codes dense on 16 bytes",)
+    if ROUTINES[p.op] == "mm_fp4":
+        done += (f"scales as matrices of whole tiles of {TILE_ROWS} x 4, the weight's transposed",)
+    why = UNTUNED.get((name, p.op), {}).get(machine.sm)
+    if why is not None:
+        done += (f"excluded from tuning: {why}",)
+    return done
+
+
+def numerics(name: str, p: Problem, machine: Machine) -> str:
+    """One chain over K where the sources show it for every tactic that can run; else that bounds alone hold."""
+    base = "sm100" if machine.sm // 10 == 10 else "sm120"
+    if name in ("flashinfer_cutlass", "flashinfer_b12x") and p.op in CHAINS:
+        return f"{base}.{CHAINS[p.op]}"
+    if name == "flashinfer_cute_dsl" and p.op != "mxfp8_product":
+        return f"{base}.{CHAINS[p.op]}" if p.op == "mxfp4_product" or not may_cut(p) else "bounds only: it cuts K"
+    if name == "flashinfer_cute_dsl":
+        return "bounds only: up to 32 rows it cuts K, or multiplies in float16 without scales"
+    return "bounds only: the order of its sums is not stated"
+
+
+def may_cut(p: Problem) -> bool:
+    """Whether so few rows may be multiplied by a kernel that cuts K."""
+    return p.m is None or p.m <= FEW_ROWS
+
+
+def _tuning(name: str, op: str, machine: Machine) -> contextlib.AbstractContextManager[Any]:
+    """Excludes the call from tuning where :data:`kernels.support.UNTUNED` says so, and no switch allows other bits."""
+    routine, why = ROUTINES[op], UNTUNED.get((name, op), {}).get(machine.sm)
+    if why is None or why == OTHER_BITS and current_config().split_k:
+        return contextlib.nullcontext()
+    tuning: contextlib.AbstractContextManager[Any] = library("flashinfer.autotuner").autotune(
+        False, skip_ops={TUNED_AS[routine]}
+    )
+    return tuning
+
+
+def _run(name: str, op: str, arguments: Mapping[str, Any]) -> None:
+    """One call of the library, which shares its scratch memory among all calls of a routine on a device."""
+    with ONE_CALL, _tuning(name, op, current_machine()):
+        getattr(library("flashinfer.gemm"), ROUTINES[op])(**arguments)
+
+
+def _matrix(scales: Scales, rows: int, columns: int) -> Tensor:
+    """The memory of whole tiles as the matrix ``[align(rows, 128), align(columns, 4)]`` of bytes."""
+    return scales.memory.view(torch.uint8).view(-(-rows // TILE_ROWS) * TILE_ROWS, -(-columns // 4) * 4)
+
+
+@on_its_device
+def _product(
+    a: Tensor,
+    left: Scales,
+    b: Tensor,
+    right: Scales,
+    out: Tensor,
+    rows: Rows | None,
+    alpha: Tensor | None,
+    bias: Tensor | None,
+    accumulate: bool,
+    *,
+    name: str,
+    op: str,
+) -> None:
+    """One matrix by one weight.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    weight = dense(b[0])
+    operands: dict[str, Any] = {"a": dense(a), "b": weight.t(), "out": out, "out_dtype": out.dtype}
+    if op == "mxfp8_product":
+        operands["a_descale"] = dense(left.memory.view(torch.uint8))
+        operands["b_descale"] = dense(right.memory.view(torch.uint8))
+    else:
+        columns = 2 * a.shape[1] // left.width
+        operands["a_descale"] = dense(_matrix(left, a.shape[0], columns))
+        operands["b_descale"] = dense(_matrix(right, weight.shape[0], columns)).t()
+        factor = torch.ones(1, dtype=torch.float32, device=a.device) if alpha is None else alpha  # CUTLASS's reads one
+        operands |= {"alpha": factor, "block_size": left.width, "use_nvfp4": op == "nvfp4_product"}
+    _run(name, op, {**operands, "use_8x4_sf_layout": False, "backend": NAMES[name]})
+
+
+@on_its_device
+def _batched(
+    a: Tensor,
+    left: Scales,
+    b: Tensor,
+    right: Scales,
+    out: Tensor,
+    rows: Rows | None,
+    alpha: Tensor | None,
+    bias: Tensor | None,
+    accumulate: bool,
+    *,
+    name: str,
+    op: str,
+) -> None:
+    """``G`` matrices of as many rows by a weight each.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    (groups, n, k), m = b.shape, a.shape[0] // b.shape[0]
+    operands = {
+        "A": dense(a).view(groups, m, k),
+        "B": dense(b).mT,
+        "A_scale": dense(left.memory.view(torch.uint8)),
+        "B_scale": dense(right.memory.view(torch.uint8)),
+        "out": out.view(groups, m, n),
+    }
+    _run(name, op, {**operands, "dtype": out.dtype, "backend": NAMES[name]})
+
+
+@on_its_device
+def _grouped(
+    a: Tensor,
+    left: Scales,
+    b: Tensor,
+    right: Scales,
+    out: Tensor,
+    rows: Rows | None,
+    alpha: Tensor | None,
+    bias: Tensor | None,
+    accumulate: bool,
+    *,
+    name: str,
+    op: str,
+) -> None:
+    """The rows of each expert by its weight; the rows of ``a`` begin and end at multiples of 4.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    assert rows is not None and rows.table is not None, "the operation is that of a table of rows"
+    groups, n, _ = b.shape
+    columns = a.shape[1] * (1 if a.is_floating_point() else 2) // left.width
+    tall, wide = -(-n // TILE_ROWS) * TILE_ROWS, -(-columns // 4) * 4
+    operands: dict[str, Any] = {
+        "a": dense(a),
+        "b": dense(b),
+        "a_scale": dense(left.memory.view(torch.uint8)).view(-1, wide),
+        "b_scale": dense(right.memory.view(torch.uint8)).view(groups, tall, wide),
+        "m_indptr": torch.cat([rows.table[0], rows.table[1, -1:]]),
+        "out": out,
+        "out_dtype": out.dtype,
+    }
+    if op == "nvfp4_grouped":
+        operands["alpha"] = alpha
+    _run(name, op, operands)
+
+
+@on_its_device
+def block_product(
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+) -> None:
+    """``gemm_fp8_nt_groupwise`` of float32 scales, into ``out``.
+
+    On sm120 and sm121 it writes nothing and says nothing where its kernel cannot take the operands: these lie densely
+    on 16 bytes here, in extents of 128's multiples, with rows of 4's.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    m, n = a.shape[0], b.shape[0]
+    lead = m + (-m % ROWS_OF_GROUPWISE)
+    scale = a_scale.new_ones(a_scale.shape[1], lead)  # of rows that are zeros
+    scale[:, :m] = a_scale.t()
+    x = dense(a) if lead == m else torch.cat([dense(a), a.new_zeros(lead - m, a.shape[1])])
+    ready = out.is_contiguous() and out.data_ptr() % ALIGNMENT == 0 and lead == m
+    target = out if ready else torch.empty(lead, n, dtype=out.dtype, device=out.device)
+    operands = {"a": x, "b": dense(b), "a_scale": scale, "b_scale": b_scale.t().contiguous(), "out": target}
+    options = {"scale_major_mode": "MN", "mma_sm": 1, "scale_granularity_mnk": (1, BLOCK, BLOCK)}
+    _run("flashinfer_cutlass", BLOCKS, {**operands, **options, "backend": "cutlass"})
+    if not ready:
+        out.copy_(target[:m])
+
+
+def missing(name: str, p: Problem, machine: Machine) -> str | None:
+    """A release may lack a routine, or the machine what its kernels are generated with."""
+    routine = ROUTINES[p.op]
+    return (
+        None if hasattr(library("flashinfer.gemm"), routine) else f"this release has no {routine}; install a newer one"
+    )
+
+
+def _backend(name: str, blocks: Gemm | None = None, **functions: Callable[..., None]) -> Backend:
+    bound: dict[str, MxProduct | Gemm] = {op: partial(run, name=name, op=op) for op, run in functions.items()}
+    bound |= {} if blocks is None else {"block_product": blocks}
+    parts = {"kernel": kernel, "steps": steps, "missing": missing, "numerics": numerics}
+    return Backend(name=name, **{part: partial(of, name) for part, of in parts.items()}, **bound)  # type: ignore[arg-type]
+
+
+BACKENDS: Mapping[str, Backend] = {
+    "flashinfer_cutlass": _backend(
+        "flashinfer_cutlass",
+        mxfp8_product=_product,
+        nvfp4_product=_product,
+        mxfp8_batched=_batched,
+        mxfp8_mxfp4_grouped=_grouped,
+        nvfp4_grouped=_grouped,
+        blocks=block_product,
+    ),
+    "flashinfer_b12x": _backend(
+        "flashinfer_b12x", mxfp8_product=_product, nvfp4_product=_product, mxfp4_product=_product
+    ),
+    "flashinfer_cudnn": _backend(
+        "flashinfer_cudnn",
+        mxfp8_product=_product,
+        nvfp4_product=_product,
+        mxfp4_product=_product,
+        mxfp8_batched=_batched,
+    ),
+    "flashinfer_cute_dsl": _backend(
+        "flashinfer_cute_dsl", mxfp8_product=_product, nvfp4_product=_product, mxfp4_product=_product
+    ),
+}

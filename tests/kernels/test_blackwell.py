@@ -1,0 +1,281 @@
+"""Products of MX and NVFP4 on machines with Blackwell's instructions: planned, prepared, called and judged.
+
+The libraries are fakes that multiply with the oracle from the operands as they lie in memory
+(:mod:`tests.support.fake_blackwell`). What the layer gives back must be right by the contract and by the schedule that
+the plan names; every argument of every call is changed, and no change may pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import kernels
+import oracle
+from kernels.config import Config
+from kernels.platform import Machine
+from kernels.records import Plan
+from kernels.verbs import SERVED
+from oracle.errors import OracleError
+from oracle.routines import cases
+from oracle.verdict.compare import Status
+from tests.support.fake_blackwell import LibraryError, Made, simulated
+
+INVARIANT, CUTS = Config(batch_invariant=True), Config(split_k=True)
+ALONE = "others"
+"""The backend is the only one that is asked."""
+
+
+class Row(NamedTuple):
+    """A call, a machine, what is missing there, and the backend that serves it."""
+
+    case: str
+    arch: str
+    without: tuple[str, ...]
+    backend: str
+    config: Config = Config()
+
+
+MX8 = "mm_mxfp8/e4m3xe4m3-bf16/1x32/m=130,n=160,k=256"
+NV4 = "mm_fp4/e2m1xe2m1-bf16/1x16/m=130,n=160,k=288"
+MX4 = "mm_fp4/e2m1xe2m1-bf16/1x32/m=130,n=136,k=288"
+FEW8 = "mm_mxfp8/e4m3xe4m3-f16/1x32/m=9,n=144,k=256"
+FEW4 = "mm_fp4/e2m1xe2m1-f16/1x16/m=9,n=128,k=256"
+SCALED8 = "scaled_mm/e4m3xe4m3-f32/1x32/m=33,n=144,k=256"
+SCALED4 = "scaled_mm/e2m1xe2m1-bf16/1x16/m=33,n=144,k=256/levels=2"
+BATCH = "bmm_mxfp8/e4m3xe4m3-bf16/1x32/m=128,n=128,k=160,g=2"
+ONE = "bmm_mxfp8/e4m3xe4m3-bf16/1x32/m=17,n=160,k=160,g=1"
+ROWS8 = "group_gemm_mxfp8_mxfp4_nt_groupwise/e4m3xe2m1-bf16/1x32/m=140,n=136,k=128,g=3"
+ROWS4 = "group_gemm_nvfp4_nt_groupwise/e2m1xe2m1-bf16/1x16/m=140,n=136,k=128,g=3"
+BLOCK = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=130,n=256,k=384"
+FI, VLLM = "flashinfer_cutlass", "cutlass"
+ROWS = (
+    *(Row(MX8, arch, (), "flashinfer_cutlass") for arch in ("sm100", "sm103")),
+    *(Row(MX8, arch, (), "flashinfer_b12x") for arch in ("sm120", "sm121")),
+    *(Row(MX8, arch, ("cutlass_dsl",), "flashinfer_cutlass") for arch in ("sm120", "sm121")),
+    *(Row(MX8, arch, ("flashinfer",), "torch") for arch in ("sm100", "sm103", "sm120", "sm121")),
+    *(Row(FEW8, arch, ("torch",), "flashinfer_cute_dsl", CUTS) for arch in ("sm100", "sm103")),
+    *(Row(MX8.replace("n=160", "n=144"), arch, ("torch", "cutlass_dsl"), "flashinfer_cudnn")
+      for arch in ("sm100", "sm103", "sm120", "sm121")),
+    *(Row(NV4, arch, (), VLLM) for arch in ("sm100", "sm103", "sm121")),
+    Row(NV4, "sm120", (), "flashinfer_b12x"),
+    Row(NV4, "sm120", ("cutlass_dsl",), VLLM),
+    Row(NV4, "sm121", (ALONE,), "flashinfer_b12x"),
+    *(Row(NV4, arch, ("vllm_ops", "cutlass_dsl"), FI) for arch in ("sm100", "sm103", "sm120", "sm121")),
+    *(Row(NV4.replace("n=160", "n=144"), arch, ("cutlass_dsl",), "flashinfer_cudnn") for arch in ("sm100", "sm103")),
+    *(Row(SCALED4, arch, ("flashinfer",), "torch") for arch in ("sm100", "sm103")),
+    Row(NV4.replace("n=160", "n=136"), "sm100", ("cudnn",), "flashinfer_cute_dsl"),
+    Row(FEW4.replace("n=128", "n=136"), "sm103", ("cudnn",), "flashinfer_cute_dsl", CUTS),
+    *(Row(MX4, arch, (), "flashinfer_cute_dsl") for arch in ("sm100", "sm103")),
+    *(Row(MX4, arch, (), "flashinfer_b12x") for arch in ("sm120", "sm121")),
+    *(Row(MX4.replace("n=136", "n=144"), arch, ("cutlass_dsl",), "flashinfer_cudnn")
+      for arch in ("sm100", "sm103", "sm120", "sm121")),
+    *(Row(SCALED8, arch, (), "torch") for arch in ("sm100", "sm103", "sm120", "sm121")),
+    *(Row(BATCH, arch, (), "flashinfer_cudnn") for arch in ("sm100", "sm103")),
+    *(Row(BATCH, arch, (), FI) for arch in ("sm120", "sm121")),
+    *(Row(ONE, arch, (), FI) for arch in ("sm120", "sm121")),
+    *(Row(ROWS8, arch, (), FI) for arch in ("sm100", "sm103", "sm120", "sm121")),
+    *(Row(ROWS4, arch, (), FI) for arch in ("sm120", "sm121")),
+    *(Row(BLOCK, arch, (), VLLM) for arch in ("sm100", "sm103", "sm120", "sm121")),
+    *(Row(BLOCK, arch, ("vllm_ops",), FI) for arch in ("sm100", "sm103", "sm120", "sm121")),
+)  # fmt: skip  # a table, one row a line
+
+
+def machine_of(row: Row) -> Machine:
+    """The described machine without a row's packages; without torch's product: a torch that is too old for it."""
+    machine = Machine.described(row.arch)
+    for name in row.without:
+        if name == "torch":
+            machine = dataclasses.replace(machine, torch=(2, 9))
+        elif name != ALONE:
+            machine = machine.with_package(name, f"package {name} is not installed")
+    return machine
+
+
+def named(row: Row) -> str:
+    return f"{row.arch}-{row.backend}-{row.case.split('/')[0]}-{row.case.split('/')[2]}"
+
+
+class Served(NamedTuple):
+    """A call through the layer: what it was given, what came back, the decision, and the libraries."""
+
+    contract: str
+    inputs: dict[str, Tensor]
+    options: dict[str, Any]
+    out: Tensor
+    decision: Plan
+    call: Made
+
+
+def serve(row: Row, family: str = "randn") -> Served:
+    """The row's case through the layer on its machine."""
+    case = cases.parse(f"{row.case}/family={family}/seed=3")
+    inputs, options = case.inputs(), dict(case.call_options())
+    extra = {"row_alignment": 4} if case.contract.startswith("group_gemm") else {}
+    config = dataclasses.replace(row.config, backend=row.backend) if ALONE in row.without else row.config
+    with simulated(machine_of(row), config) as libraries, kernels.explain() as plans:
+        out = SERVED[case.contract](inputs, options | extra)
+    assert isinstance(out, Tensor) and len(plans) == len(libraries.calls) == 1
+    return Served(case.contract, inputs, options, out, plans[0], libraries.calls[0])
+
+
+def verdict(served: Served, out: Tensor, arch: str, numerics: str | None = None) -> Status:
+    options = {name: value for name, value in served.options.items() if name != "out_dtype"}
+    made = oracle.judge(served.contract, served.inputs, out, arch=arch, numerics=numerics, explain="off", **options)
+    return made.status
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("row", ROWS, ids=named)
+def test_right_by_the_schedule_that_the_plan_names(row: Row) -> None:
+    """The planned backend is called by its name, and gives what is right: bit for bit where one chain is named."""
+    served = serve(row)
+    assert served.decision.backend == row.backend
+    named_in_call = served.call.arguments.get("backend")
+    assert named_in_call is None or f'(backend="{named_in_call}")' in served.decision.kernel
+    assert served.call.name in served.decision.kernel or served.call.name == "scaled_mm"
+    claim = served.decision.numerics
+    exact = not claim.startswith("bounds only")
+    assert claim and verdict(served, served.out, row.arch, claim if exact else None) is Status.PASSED
+    excluded = any("excluded from tuning" in step for step in served.decision.steps)
+    assert bool(served.call.excluded) == (excluded and not row.config.split_k)
+
+
+def cropped(out: Tensor, like: Tensor) -> Tensor:
+    """The first rows of an output, in the shape of another."""
+    return out.reshape(-1)[: like.numel()].view(like.shape)
+
+
+def codes(x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Wrong codes in the layout of the right ones."""
+    lies = x if x.is_contiguous() else x.mT
+    raw = lies.view(torch.uint8)
+    for name, moved in (("a row on", raw.roll(1, -2)), ("a block on", raw.roll(32, -1)), ("a sign", raw ^ 0x88)):
+        wrong = moved.view(lies.dtype)
+        yield name, wrong if x.is_contiguous() else wrong.mT
+    yield "rows for columns", lies.mT if x.is_contiguous() else lies.reshape(x.shape)
+
+
+def scales(x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Wrong scales in the layout of the right ones."""
+    lies = x if x.is_contiguous() else x.mT
+    raw = lies.reshape(-1).view(torch.uint8)
+    rows = raw.view(-1, 32, 4, 4).transpose(1, 2)
+    for name, moved in (("a byte on", raw.roll(1)), ("tiles undone", rows.reshape(-1)), ("one up", raw ^ 0x08)):
+        wrong = moved.contiguous().view(lies.dtype).view(lies.shape)
+        yield name, wrong if x.is_contiguous() else wrong.mT
+    if x.dim() > 1:
+        yield "not transposed", x.mT
+    half = x.shape[0] // 2 if x.is_contiguous() else x.shape[1] // 2
+    yield "memory ends before", x[:half] if x.is_contiguous() else x[:, :half]
+
+
+def mutants(call: Made) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Every argument of a call, changed: its name, how, and what is passed instead."""
+    given = call.arguments
+    for name, value in given.items():
+        if name in ("a", "b", "A", "B", "mat_a", "mat_b"):
+            if value.dtype is getattr(torch, "float4_e2m1fn_x2", None):
+                made = (
+                    (how, x.view(value.dtype))
+                    for how, x in codes(
+                        value.view(torch.uint8) if value.is_contiguous() else value.mT.view(torch.uint8).mT
+                    )
+                )
+                yield from ((name, how, {name: x}) for how, x in made)
+            else:
+                yield from ((name, how, {name: x}) for how, x in codes(value))
+        elif name in ("scale_a", "scale_b") and isinstance(value, list):
+            yield from ((name, how, {name: [x, *value[1:]]}) for how, x in scales(value[0]))
+            if len(value) == 2:
+                yield name, "second twice", {name: [value[0], value[1] * 2]}
+        elif "scale" in name and isinstance(value, Tensor) and value.dtype is torch.float32:
+            lies = value if value.is_contiguous() else value.mT
+            for how, moved in (("one on", lies.roll(1)), ("transposed", lies.mT.contiguous().view(lies.shape)),
+                               ("a half", lies * torch.tensor(0.5))):  # fmt: skip
+                yield name, how, {name: moved if value.is_contiguous() else moved.mT}
+        elif name == "scale_major_mode":
+            yield name, "the other", {name: "K"}
+        elif name == "scale_granularity_mnk":
+            yield name, "of 64", {name: (1, 64, 128)}
+        elif "scale" in name and isinstance(value, Tensor):
+            yield from ((name, how, {name: x}) for how, x in scales(value))
+        elif name == "alpha" and value is not None:
+            yield name, "twice", {name: value * value}
+            yield name, "not at all", {name: torch.ones_like(value)}
+        elif name == "m_indptr":
+            moved = value.clone()
+            moved[1] += 4
+            yield name, "a run longer", {name: moved}
+        elif name in ("out_dtype", "dtype", "output_dtype") and value is not None:
+            yield name, "the other", {name: torch.float16 if value is not torch.float16 else torch.bfloat16}
+        elif isinstance(value, bool):
+            yield name, "not", {name: not value}
+        elif name == "block_size":
+            yield name, "the other", {name: 48 - value}
+        elif name == "backend":
+            for other in ("auto", "cutlass", "cudnn", "b12x", "cute-dsl", "trtllm"):
+                if other != value:
+                    yield name, other, {name: other}
+        elif name.startswith(("scale_recipe", "swizzle")):
+            yield name, "reversed", {name: [*value, value[0]]}
+        elif name == "out":
+            yield name, "transposed", {name: value.mT}
+    pairs = (("a_descale", "b_descale"), ("a_scale", "b_scale"), ("block_scale_a", "block_scale_b"))
+    for left, right in pairs:
+        if left in given:
+            yield left, "exchanged", {left: given[right], right: given[left]}
+
+
+FREE = {
+    # arguments that change no number: which kernel of equal arithmetic runs, when it starts
+    "swap_ab", "tile_m", "tile_n", "tile_k", "mma_sm", "enable_pdl", "contraction_dim", "bias",
+}  # fmt: skip
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("row", ROWS, ids=named)
+def test_every_changed_argument_is_seen(row: Row) -> None:
+    """No argument can be another one: the library refuses it, the plan names another kernel, or the verdict fails."""
+    served = serve(row)
+    options = {name: value for name, value in served.options.items() if name != "out_dtype"}
+    bounds = oracle.interval(served.contract, served.inputs, arch=row.arch, out_dtype=served.out.dtype, **options)[
+        "out"
+    ]
+
+    def admissible(out: Tensor) -> bool:
+        """Whether every element lies in what any order of sums may give."""
+        return bool(((out >= bounds.low) & (out <= bounds.high)).all())
+
+    right = served.call.again()  # of more rows where the layer pads them
+    assert admissible(cropped(right, served.out))
+    changed, passed = set[str](), []
+    for name, how, instead in mutants(served.call):
+        if name in FREE:
+            continue
+        changed.add(name)
+        try:
+            out = served.call.again(**instead)
+        except (LibraryError, OracleError, RuntimeError):
+            continue
+        if "backend" in instead and f'(backend="{instead["backend"]}")' not in served.decision.kernel:
+            continue
+        if out.dtype is not right.dtype or out.shape != right.shape:
+            continue
+        if admissible(cropped(out, served.out)):
+            passed.append((name, how))
+    assert not passed
+    unchanged = set(served.call.arguments) - changed - FREE
+    assert unchanged <= {name for name in unchanged if served.call.arguments[name] is None}
+
+
+def test_what_is_free_stays_free() -> None:
+    """The twin: with another tile the numbers are the same."""
+    served = serve(Row(ROWS8, "sm100", (), FI))
+    for other in ({"tile_n": 256}, {"tile_k": 256}, {"mma_sm": 2}, {"swap_ab": False}):
+        assert torch.equal(served.call.again(**other), served.out)

@@ -1,0 +1,441 @@
+"""Blackwell's libraries on a CPU: FlashInfer's, vLLM's and torch's signatures, behind which the oracle multiplies.
+
+A fake reads its operands as the library does, by address: matrices as dense memory, scales from the places that the
+library's layout gives them, whatever the shapes say. It refuses what the library's own checks refuse, and what its
+kernels cannot do although no check says so is refused here as well, so that a plan which admits it is seen.
+
+:func:`simulated` puts them in the place of the libraries, under a described machine: the production layer plans for the
+machine, prepares the operands, and calls the fake.
+
+Sources: FlashInfer 0.7.2.post1 (gemm/gemm_base.py, csrc), vLLM (csrc/libtorch_stable/quantization/fp4), torch 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import oracle
+from kernels import routes
+from kernels.backends import cutlass, flashinfer
+from kernels.config import Config, use_config
+from kernels.platform import Machine, use_machine
+from kernels.records import Problem
+from oracle.tensorcore.instructions import ALIKE
+
+E4M3, E5M2, UE8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
+HALVES = (torch.bfloat16, torch.float16)
+NAN_BYTE = 0x7F
+TEN, TWELVE = (100, 103), (120, 121)
+CLAIMS: Mapping[tuple[str, str], tuple[int, ...]] = {
+    # (routine, backend): capabilities that its requirement function claims
+    ("mm_mxfp8", "cutlass"): (*TEN, *TWELVE),
+    ("mm_mxfp8", "cute-dsl"): TEN,
+    ("mm_mxfp8", "cudnn"): (*TEN, *TWELVE),
+    ("mm_mxfp8", "trtllm"): TEN,
+    ("mm_mxfp8", "b12x"): TWELVE,
+    ("mm_fp4", "cutlass"): (*TEN, *TWELVE),
+    ("mm_fp4", "cute-dsl"): (*TEN, *TWELVE),
+    ("mm_fp4", "cudnn"): (*TEN, *TWELVE),
+    ("mm_fp4", "trtllm"): TEN,
+    ("mm_fp4", "b12x"): TWELVE,
+    ("bmm_mxfp8", "cutlass"): TWELVE,
+    ("bmm_mxfp8", "cudnn"): (*TEN, *TWELVE),
+    ("group_gemm_mxfp8_mxfp4_nt_groupwise", ""): (*TEN, *TWELVE),
+    ("group_gemm_nvfp4_nt_groupwise", ""): TWELVE,
+    ("gemm_fp8_nt_groupwise", "cutlass"): (*TEN, *TWELVE),
+    ("gemm_fp8_nt_groupwise", "trtllm"): TEN,
+}
+ONE_CHAIN = ("cutlass", "b12x")
+"""Backends whose kernels take K in one chain; of the others the sum is exact, which any order of sums may give."""
+
+
+class LibraryError(Exception):
+    """What a library raises."""
+
+
+def need(holds: bool, why: str) -> None:
+    if not holds:
+        raise LibraryError(why)
+
+
+@dataclass
+class Made:
+    """One call that reached a fake: by every parameter of the routine."""
+
+    routine: Callable[..., Tensor | None]
+    name: str
+    arguments: dict[str, Any]
+    excluded: frozenset[str] = frozenset()
+
+    def again(self, **changed: Any) -> Tensor:
+        """The output of the call with other arguments, written into fresh memory full of NaN."""
+        arguments = {**self.arguments, **changed}
+        written = "out" if "out" in arguments else None
+        if written:
+            arguments[written] = torch.full_like(arguments[written], float("nan"))
+        made = self.routine(**arguments)
+        out: Tensor = arguments[written] if written else made
+        return out
+
+
+def dense(name: str, x: Tensor) -> Tensor:
+    """An operand that the library takes for dense memory on 16 bytes."""
+    need(x.is_contiguous() and x.data_ptr() % 16 == 0, f"{name} must be contiguous")
+    return x
+
+
+def flat(scale: Tensor, size: int) -> Tensor:
+    """``size`` bytes from the address of the scales: NaN where the memory ends before."""
+    held = scale.view(torch.uint8) if scale.element_size() == 1 else scale
+    held = held.as_strided((held.numel(),), (1,))
+    ready = torch.full((size,), NAN_BYTE, dtype=torch.uint8)
+    ready[: min(size, held.numel())] = held[:size]
+    return ready
+
+
+def address(x: Tensor, shape: tuple[int, int]) -> Tensor:
+    """A dense matrix of this shape from the address of ``x``: NaN where its memory ends before."""
+    need(x.dtype is torch.float32, "scales must be float32")
+    held = x.as_strided((min(x.numel(), shape[0] * shape[1]),), (1,))
+    ready = torch.full((shape[0] * shape[1],), float("nan"))
+    ready[: held.numel()] = held
+    return ready.view(shape)
+
+
+def tiles(rows: int, columns: int, height: int = 128) -> int:
+    return -(-rows // height) * height * (-(-columns // 4) * 4)
+
+
+class Libraries:
+    """FlashInfer, vLLM's operators and torch's product, for one machine; ``calls``: what reached them."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self.calls = machine, list[Made]()
+        self.base = ALIKE.get(machine.arch, machine.arch)
+        self.excluded: frozenset[str] = frozenset()
+
+    # --- what they compute ------------------------------------------------------------------------------------------
+
+    def multiply(
+        self, contract: str, inputs: Mapping[str, Tensor], out: Tensor, chain: str, backend: str, **options: Any
+    ) -> Tensor:
+        """The contract's product of these operands into ``out``."""
+        if backend in ONE_CHAIN:
+            made = oracle.predict(contract, inputs, numerics=f"{self.base}.{chain}", out_dtype=out.dtype, **options)
+        else:
+            made = oracle.reference(contract, inputs, out_dtype=out.dtype, **options)
+        assert isinstance(made, Tensor)
+        return out.copy_(torch.where(made.isnan() & out.isnan(), out, made))
+
+    def claims(self, routine: str, backend: str = "") -> None:
+        need(backend != "auto", "the list of auto belongs to the process")
+        need((routine, backend) in CLAIMS, f"{routine} has no backend {backend}")
+        need(self.machine.sm in CLAIMS[routine, backend], f"{routine} {backend} does not support {self.machine.arch}")
+
+    # --- FlashInfer -------------------------------------------------------------------------------------------------
+
+    def mm_mxfp8(
+        self, a: Tensor, b: Tensor, a_descale: Tensor, b_descale: Tensor, out: Tensor | None = None,
+        out_dtype: torch.dtype = torch.bfloat16, use_8x4_sf_layout: bool = False, backend: str = "auto",
+    ) -> Tensor:  # fmt: skip  # the parameters of the library
+        """``a [M, K]`` times the column-major ``b [K, N]``, E4M3, scales flat in tiles."""
+        self.claims("mm_mxfp8", backend)
+        need(a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0], "K dimension mismatch")
+        (m, k), n = a.shape, b.shape[1]
+        need(n >= 128 and k >= 128, "MXFP8 requires n >= 128 and k >= 128")
+        need(a.dtype is b.dtype is E4M3, "a and b must be float8_e4m3fn")
+        need(a_descale.dtype is b_descale.dtype is torch.uint8, "scales must be uint8")
+        need(a_descale.dim() == b_descale.dim() == 1, "scales must be 1-D")
+        height = 8 if use_8x4_sf_layout else 128
+        need(a_descale.numel() == tiles(m, k // 32, height), "a_descale shape mismatch")
+        need(b_descale.numel() == tiles(n, k // 32, height), "b_descale shape mismatch")
+        need(out_dtype in HALVES, "unsupported output dtype")
+        out = torch.empty(m, n, dtype=out_dtype) if out is None else out
+        need(out.shape == (m, n) and out.dtype is out_dtype, "output mismatch")
+        need(not use_8x4_sf_layout, "the provided scale layout is not supported")
+        need(k % (128 if backend == "b12x" else 32) == 0, "K")
+        need(backend != "cutlass" or n % 32 == 0, "N must be divisible by 32")
+        operands = {"a": dense("a", a), "b": dense("b", b.t()).t(), "a_descale": dense("a_descale", a_descale)}
+        operands["b_descale"] = dense("b_descale", b_descale)
+        return self.multiply("mm_mxfp8", operands, dense("out", out), "chain_ue8m0", backend)
+
+    def mm_fp4(
+        self, a: Tensor, b: Tensor, a_descale: Tensor, b_descale: Tensor, alpha: Tensor | None = None,
+        out_dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None, block_size: int = 16,
+        use_8x4_sf_layout: bool = False, backend: str = "auto", use_nvfp4: bool = True, enable_pdl: bool = True,
+    ) -> Tensor:  # fmt: skip  # the parameters of the library
+        """``a [M, K/2]`` times the column-major ``b [K/2, N]``; the transposed ``b_descale``; no size is checked."""
+        self.claims("mm_fp4", backend)
+        need(a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0], "K dimension mismatch")
+        need(a.dtype is b.dtype is torch.uint8, "a and b must be packed into uint8")
+        need({a_descale.dtype, b_descale.dtype} <= {torch.uint8, E4M3}, "scales")
+        need(alpha is None or alpha.dtype is torch.float32, "alpha must be float32")
+        need(alpha is None or alpha.numel() == 1 or alpha.numel() == a.shape[0], "alpha must be a scalar")
+        need(alpha is None or alpha.numel() == 1, "per-token alpha is the CuTe DSL's, which no plan asks for")
+        need(out_dtype in HALVES, "unsupported output dtype")
+        need(block_size == (16 if use_nvfp4 else 32), "block_size")
+        need(not use_8x4_sf_layout, "only TRTLLM supports 8x4")
+        need(use_nvfp4 or backend not in ("cutlass", "trtllm"), "only cudnn supports mxfp4")
+        need(backend != "cute-dsl" or self.machine.sm in TEN and b.shape[1] % 8 == 0, "N % 8")
+        need(backend != "cutlass" or alpha is not None, "globalScale must be a tensor")
+        (m, half), n = a.shape, b.shape[1]
+        out = torch.empty(m, n, dtype=out_dtype) if out is None else out
+        need(out.shape == (m, n) and out.dtype is out_dtype, "output mismatch")
+        need(2 * half % 32 == 0 and (backend != "cutlass" or n % 32 == 0), "K and N must be divisible by 32")
+        columns = 2 * half // block_size
+        operands = {"a": dense("a", a), "b": dense("b", b.t()).t()}
+        operands["a_descale"] = flat(dense("a_descale", a_descale), tiles(m, columns))
+        operands["b_descale"] = flat(dense("b_descale", b_descale.t()), tiles(n, columns))
+        if alpha is not None:
+            operands["alpha"] = alpha.reshape(1)
+        chain = "chain_nvf4" if use_nvfp4 else "chain_mxf4"
+        options = {"block_size": block_size, "use_nvfp4": use_nvfp4}
+        one = "cutlass" if backend == "cute-dsl" and not use_nvfp4 else backend  # its MXFP4 kernels never cut K
+        return self.multiply("mm_fp4", operands, dense("out", out), chain, one, **options)
+
+    def bmm_mxfp8(
+        self, A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch.dtype, out: Tensor | None = None,
+        backend: str = "auto",
+    ) -> Tensor:  # fmt: skip  # the parameters of the library
+        """Lengths are those of all rows as one matrix; each matrix is read in tiles of its own."""
+        self.claims("bmm_mxfp8", backend)
+        need(A.dim() == B.dim() == 3 and A.shape[2] == B.shape[1], "K dimension mismatch")
+        (batch, m, k), n = A.shape, B.shape[2]
+        need(n >= 128 and k >= 128, "MXFP8 requires n >= 128 and k >= 128")
+        need(A_scale.dim() == B_scale.dim() == 1, "scales must be 1-D")
+        need(A_scale.dtype is B_scale.dtype is torch.uint8, "scales must be uint8")
+        need(A_scale.numel() == tiles(batch * m, k // 32) and B_scale.numel() == tiles(batch * n, k // 32), "scales")
+        need(dtype in HALVES, "unsupported output dtype")
+        out = torch.empty(batch, m, n, dtype=dtype) if out is None else out
+        need(out.shape == (batch, m, n) and out.dtype is dtype, "output mismatch")
+        need(backend != "cutlass" or A.dtype is B.dtype is E4M3 and k % 32 == n % 32 == 0, "cutlass takes E4M3")
+        operands = {"a": dense("A", A), "b": dense("B", B.mT).mT}
+        operands["a_scale"] = flat(dense("A_scale", A_scale), batch * tiles(m, k // 32))
+        operands["b_scale"] = flat(dense("B_scale", B_scale), batch * tiles(n, k // 32))
+        return self.multiply("bmm_mxfp8", operands, dense("out", out), "chain_ue8m0", backend, placement="batch")
+
+    def group_gemm_mxfp8_mxfp4_nt_groupwise(
+        self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, m_indptr: Tensor, mma_sm: int = 1,
+        tile_m: int = 128, tile_n: int = 128, tile_k: int = 128, swap_ab: bool = True, out: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:  # fmt: skip  # the parameters of the library
+        need(a.dtype in (E4M3, E5M2) and b.dtype is torch.uint8, "a and b")
+        need(mma_sm in (1,) if self.machine.sm in TWELVE else mma_sm in (1, 2), "mma_sm")
+        need(tile_m == 128 and tile_k in ((128,) if self.machine.sm in TWELVE else (128, 256)), "tile")
+        need(tile_n in ((32, 64, 128) if self.machine.sm in TWELVE else (64, 128, 192, 256)), "tile_n")
+        return self._groups(
+            "group_gemm_mxfp8_mxfp4_nt_groupwise", a, b, a_scale, b_scale, m_indptr, None, out, out_dtype
+        )
+
+    def group_gemm_nvfp4_nt_groupwise(
+        self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, m_indptr: Tensor, alpha: Tensor | None = None,
+        tile_m: int = 128, tile_n: int = 128, tile_k: int = 128, swap_ab: bool = True, out: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:  # fmt: skip  # the parameters of the library
+        need(a.dtype is b.dtype is torch.uint8, "a and b")
+        need(tile_m == 128 and tile_n in (32, 64, 128) and tile_k in (128, 256), "tile")
+        return self._groups("group_gemm_nvfp4_nt_groupwise", a, b, a_scale, b_scale, m_indptr, alpha, out, out_dtype)
+
+    def _groups(
+        self, name: str, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, m_indptr: Tensor,
+        alpha: Tensor | None, out: Tensor | None, out_dtype: torch.dtype | None,
+    ) -> Tensor:  # fmt: skip  # as the two above
+        self.claims(name)
+        need(a_scale.dtype is b_scale.dtype is torch.uint8 and m_indptr.dtype is torch.int32, "dtypes")
+        groups, n, half = b.shape
+        k, width = 2 * half, 32 if a.is_floating_point() else 16
+        need(m_indptr.numel() == groups + 1 and a.shape[1] * (1 if a.is_floating_point() else 2) == k, "shapes")
+        need(n % 8 == 0 and k % 128 == 0, "N % 8 and K % 128")
+        out_dtype = out_dtype or (torch.bfloat16 if out is None else out.dtype)
+        need(out_dtype in HALVES, "unsupported output dtype")
+        out = torch.empty(a.shape[0], n, dtype=out_dtype) if out is None else out
+        need(out.shape == (a.shape[0], n) and out.dtype is out_dtype, "output mismatch")
+        need(bool((m_indptr % 4 == 0).all()), "the kernels read runs of rows that begin elsewhere wrongly")
+        need(alpha is None or alpha.dtype is torch.float32 and alpha.shape == (groups,), "alpha")
+        rows = (a.shape[0] + 127 * groups) // 128 * 128
+        operands = {"a": dense("a", a), "b": dense("b", b), "m_indptr": dense("m_indptr", m_indptr)}
+        operands["a_scale"] = flat(dense("a_scale", a_scale), tiles(rows, k // width))
+        operands["b_scale"] = flat(dense("b_scale", b_scale), groups * tiles(n, k // width))
+        if alpha is not None:
+            operands["alpha"] = alpha
+        chain = "chain_ue8m0" if a.is_floating_point() else "chain_nvf4"
+        return self.multiply(name, operands, dense("out", out), chain, "cutlass")
+
+    def gemm_fp8_nt_groupwise(
+        self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, scale_major_mode: str | None = None,
+        mma_sm: int = 1, scale_granularity_mnk: tuple[int, int, int] = (1, 128, 128), out: Tensor | None = None,
+        out_dtype: torch.dtype | None = None, backend: str = "cutlass",
+    ) -> Tensor:  # fmt: skip  # the parameters of the library
+        """``a [M, K]`` by ``b [N, K]`` with float32 scales, whose shapes nobody checks; on sm120 a kernel that cannot
+        take the operands writes nothing."""
+        self.claims("gemm_fp8_nt_groupwise", backend)
+        need(backend == "cutlass" and scale_major_mode in ("MN", "K"), "scale_major_mode is required in CUTLASS")
+        need(a.dim() == b.dim() == 2 and a.shape[1] == b.shape[1], "Shape mismatch")
+        need(scale_granularity_mnk == (1, 128, 128), "granularity")
+        (m, k), n = a.shape, b.shape[0]
+        out_dtype = out_dtype or torch.bfloat16 if out is None else out.dtype
+        need(out_dtype in HALVES, "unsupported output dtype")
+        out = torch.empty(m, n, dtype=out_dtype) if out is None else out
+        if k % 16 or n % 8 or m % 4 or a.data_ptr() % 16 or b.data_ptr() % 16:
+            need(self.machine.sm in TWELVE, "can_implement failed")
+            return out
+        shapes = (
+            ((k // 128, m), (k // 128, n // 128)) if scale_major_mode == "MN" else ((m, k // 128), (n // 128, k // 128))
+        )
+        memory = [address(x, shape) for x, shape in zip((a_scale, b_scale), shapes, strict=True)]
+        left, right = (x.t() if scale_major_mode == "MN" else x for x in memory)
+        operands = {"a": dense("a", a), "b": dense("b", b), "a_scale": left.contiguous(), "b_scale": right.contiguous()}
+        return self.multiply("fp8_gemm_nt", operands, dense("out", out), "", "exact")
+
+    # --- vLLM -------------------------------------------------------------------------------------------------------
+
+    def cutlass_scaled_fp4_mm(
+        self, out: Tensor, a: Tensor, b: Tensor, block_scale_a: Tensor, block_scale_b: Tensor, alpha: Tensor
+    ) -> None:
+        """``a [M, K/2]`` by ``b [N, K/2]``; ``out`` is taken for dense memory."""
+        need(self.machine.sm in (*TEN, *TWELVE), "no compiled nvfp4 mm")
+        need(a.dtype is b.dtype is torch.uint8, "Inconsistency of Tensor type")
+        need(block_scale_a.dtype is block_scale_b.dtype is E4M3 and alpha.dtype is torch.float32, "Inconsistency")
+        need(a.dim() == b.dim() == 2 and a.shape[1] == b.shape[1], "a and b shapes cannot be multiplied")
+        (m, half), n = a.shape, b.shape[0]
+        k = 2 * half
+        need(k % 32 == n % 32 == 0, "Expected k and n to be divisible by 32")
+        wide = -(-(k // 16) // 4) * 4
+        need(block_scale_a.shape == (-(-m // 128) * 128, wide), "scale_a must be padded and swizzled")
+        need(block_scale_b.shape == (-(-n // 128) * 128, wide), "scale_b must be padded and swizzled")
+        need(out.dtype in HALVES and out.shape == (m, n), "unsupported output data type")
+        operands = {"a": dense("a", a), "b": dense("b", b).t(), "alpha": dense("alpha", alpha).reshape(1)}
+        operands["a_descale"] = flat(dense("scale_a", block_scale_a), tiles(m, k // 16))
+        operands["b_descale"] = flat(dense("scale_b", block_scale_b), tiles(n, k // 16))
+        self.multiply("mm_fp4", operands, dense("out", out), "chain_nvf4", "cutlass")
+
+    def cutlass_scaled_mm(
+        self, out: Tensor, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None
+    ) -> None:
+        """``a [M, K]`` by the column-major ``b [K, N]`` with block scales, M-major and K-major, read by address."""
+        need(bias is None and a.stride(1) == out.stride(1) == b.stride(0) == 1, "strides")
+        need(out.stride(0) % 16 == 0 and b.stride(1) % 16 == 0, "16 byte alignment")
+        (m, k), n = a.shape, b.shape[1]
+        need(m % 4 == 0 and k % 128 == n % 128 == 0 and out.dtype in HALVES, "shapes")
+        need(tuple(scale_a.shape) == (m, k // 128) and tuple(scale_b.shape) == (k // 128, n // 128), "scales")
+        left, right = address(scale_a, (k // 128, m)).t(), address(scale_b, (n // 128, k // 128))
+        operands = {
+            "a": dense("a", a),
+            "b": dense("b", b.t()),
+            "a_scale": left.contiguous(),
+            "b_scale": right.contiguous(),
+        }
+        self.multiply("fp8_gemm_nt", operands, out, "", "exact")
+
+    # --- torch ------------------------------------------------------------------------------------------------------
+
+    def scaled_mm(
+        self, mat_a: Tensor, mat_b: Tensor, scale_a: Any, scale_recipe_a: Any, scale_b: Any, scale_recipe_b: Any,
+        swizzle_a: Any = None, swizzle_b: Any = None, bias: Tensor | None = None,
+        output_dtype: torch.dtype | None = torch.bfloat16, contraction_dim: Any = (), use_fast_accum: bool = False,
+    ) -> Tensor:  # fmt: skip  # the parameters of torch
+        """torch's own checks on tensors without memory, then the product."""
+        listed = (scale_a, scale_recipe_a, scale_b, scale_recipe_b, swizzle_a, swizzle_b)
+        need(all(isinstance(x, list) for x in listed), "lists")
+        try:
+            REAL(
+                empty(mat_a), empty(mat_b), [empty(x) for x in scale_a], scale_recipe_a, [empty(x) for x in scale_b],
+                scale_recipe_b, swizzle_a, swizzle_b, None if bias is None else empty(bias), output_dtype,
+                contraction_dim, use_fast_accum,
+            )  # fmt: skip  # the parameters of torch
+        except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+            raise LibraryError(str(error)) from error
+        need(not use_fast_accum and not contraction_dim, "options")
+        kinds, orders = torch.nn.functional.ScalingType, torch.nn.functional.SwizzleType
+        four = mat_a.dtype is torch.float4_e2m1fn_x2
+        due = [kinds.BlockWise1x16 if four else kinds.BlockWise1x32, kinds.TensorWise][: len(scale_a)]
+        need(scale_recipe_a == scale_recipe_b == due and len(scale_a) == len(scale_b), "recipes")
+        need(swizzle_a == swizzle_b == [orders.SWIZZLE_32_4_4, orders.NO_SWIZZLE][: len(scale_a)], "swizzles")
+        need(bias is None or bias.dtype is output_dtype is not torch.float32, "bias")
+        need(mat_a.stride(1) == 1 and mat_b.stride(0) == 1, "TN only")
+        codes = torch.uint8 if four else mat_a.dtype
+        operands = {"mat_a": mat_a.view(codes), "mat_b": mat_b.t().view(codes if four else mat_b.dtype).t()}
+        operands |= {"scale_a": scale_a[0].reshape(-1), "scale_b": scale_b[0].reshape(-1)}
+        if len(scale_a) == 2:
+            operands |= {"global_scale_a": scale_a[1].reshape(1), "global_scale_b": scale_b[1].reshape(1)}
+        if bias is not None:
+            operands["bias"] = bias
+        out = torch.empty(mat_a.shape[0], mat_b.shape[1], dtype=output_dtype)
+        return self.multiply("scaled_mm", operands, out, "chain_nvf4" if four else "chain_ue8m0", "torch")
+
+    def recorded(self, name: str) -> Callable[..., Any]:
+        """A routine that notes every call by all of its parameters."""
+        routine = getattr(self, name)
+        signature = inspect.signature(routine)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            self.calls.append(Made(routine, name, dict(bound.arguments), self.excluded))
+            return routine(*args, **kwargs)
+
+        return run
+
+    @contextlib.contextmanager
+    def autotune(self, tune_mode: bool = True, cache: str | None = None, *, skip_ops: Any = None) -> Iterator[None]:
+        """Calls inside are excluded from tuning by ``skip_ops``."""
+        assert not tune_mode and cache is None
+        before, self.excluded = self.excluded, self.excluded | frozenset(skip_ops)
+        yield
+        self.excluded = before
+
+
+REAL = torch.nn.functional.scaled_mm
+FLASHINFER = tuple(dict.fromkeys(name for name, _ in CLAIMS))
+
+
+def empty(x: Tensor) -> Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+@contextlib.contextmanager
+def simulated(machine: Machine, config: Config | None = None) -> Iterator[Libraries]:
+    """Within the block the layer runs on this machine, with these libraries, and takes CPU tensors for a GPU's."""
+    fakes, patch = Libraries(machine), pytest.MonkeyPatch()
+    package = types.ModuleType("flashinfer")
+    for part in ("gemm", "autotuner"):
+        patch.setitem(sys.modules, f"flashinfer.{part}", types.ModuleType(f"flashinfer.{part}"))
+    patch.setitem(sys.modules, "flashinfer", package)
+    for name in FLASHINFER:
+        setattr(sys.modules["flashinfer.gemm"], name, fakes.recorded(name))
+    setattr(sys.modules["flashinfer.autotuner"], "autotune", fakes.autotune)  # noqa: B010  # a module made here
+    of_vllm = {name: fakes.recorded(name) for name in ("cutlass_scaled_fp4_mm", "cutlass_scaled_mm")}
+    operators = types.SimpleNamespace(**of_vllm)
+    patch.setattr(cutlass, "operators", lambda: operators)
+    patch.setattr(torch.nn.functional, "scaled_mm", fakes.recorded("scaled_mm"))
+    decide, gpu = routes._decide, torch.device("cuda")
+    patch.setattr(routes, "_decide", lambda op, device, *key: decide(op, gpu, *key))
+    flashinfer.library.cache_clear()
+    try:
+        with use_machine(machine), use_config(config or Config()):
+            yield fakes
+    finally:
+        patch.undo()
+        flashinfer.library.cache_clear()
+
+
+def grid(op: str) -> list[Problem]:
+    """Problems of an operation around its limits."""
+    packed = {} if op == "mxfp8_product" or op == "mxfp8_batched" else {"b_dtype": "uint8"}
+    packed |= {"a_dtype": "uint8"} if op in ("nvfp4_product", "mxfp4_product", "nvfp4_grouped") else {}
+    extents = itertools.product((1, 33, 128), (128, 136, 144, 160, 4096), (128, 160, 4096), ("bfloat16", "float32"))
+    return [
+        Problem(op, m=m, n=n, k=k, out_dtype=out, groups=g, tiles="128x4", row_alignment=4, **packed)
+        for (m, n, k, out), g in itertools.product(extents, (1, 3))
+    ]
