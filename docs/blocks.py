@@ -287,6 +287,7 @@ def gallery() -> str:
 def findings() -> str:
     """Every script of a finding: what it means to a user, what happens, and what it printed when it ran last."""
     folder = Path(__file__).resolve().parents[1] / "tests" / "hardware"
+    others: dict[str, list[str]] = {}
     record = json.loads((fixtures.folder() / "gallery" / "findings.json").read_text())
     rows, ends, projects = [], Counter[str](), set[str]()
     for path in sorted((folder / "findings").glob("*.py")):
@@ -297,12 +298,15 @@ def findings() -> str:
         ends["not run yet" if ran is None else ran["status"]] += 1
         projects.add(project)
         status, said = ("not run yet", "") if ran is None else (ran["status"], f"{ran['said']}.<br>")
+        if ran is not None and "machine" in ran:  # of an earlier run, whose library the last one had not
+            others.setdefault(_place(ran["machine"]), []).append(f"`{path.name}`")
         where = f"**{project}** {versions}<br>`{head.routine}`"
         last = f"<details><summary>last run: {status}</summary>{said}`tests/hardware/findings/{path.name}`</details>"
         rows.append((where, head.matters, f"{head.happens} {last}"))
     heads = ("where", "what it means to a user", "what happens")
     counts = f"**{len(rows)} findings in {len(projects)} projects.** In the last run: {_counts(ends)}."
-    return f"{counts}\n\n{_rows(_table(heads, rows))}\n\nThe scripts were run with {_place(record['machine'])}."
+    places = [_place(record["machine"]), *(f"{', '.join(names)} with {place}" for place, names in others.items())]
+    return f"{counts}\n\n{_rows(_table(heads, rows))}\n\nThe scripts were run with {'; '.join(places)}."
 
 
 def _counts(ends: Mapping[str, int]) -> str:

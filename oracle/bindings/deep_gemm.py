@@ -20,12 +20,18 @@ CAST = "recipe=None, recipe_a=None, recipe_b=None, compiled_dims={dims!r}, disab
 GROUPED = f"{CAST.format(dims='nk')}, use_psum_layout=False, ensure_zero_padding=True"
 
 
+ALONG_K = {"nn": {"b"}, "tn": {"a", "b"}, "tt": {"a"}}
+"""By the form of a product the operands whose last axis is not K: on sm90 K is nevertheless what lies without gaps."""
+
+
 def _product(name: str, parameters: str, *more: str, domain: str = "n % 64 == 0, k % 128 == 0") -> Binding:
     """A product of FP8 operands; ``more``: what stands in its call behind the output."""
+    along = next((operands for form, operands in ALONG_K.items() if f"_{form}" in name), ())
+    a, b = (f"({x}{'.mT().contiguous().mT()' if x in along else ''}, {x}_scale)" for x in "ab")
     return bind(
         f"deep_gemm:{name}",
         name,
-        f"({', '.join(('(a, a_scale)', '(b, b_scale)', 'out', *more))}, disable_ue8m0_cast=True)",
+        f"({', '.join((a, b, 'out', *more))}, disable_ue8m0_cast=True)",
         f"(a, b, d, {parameters})",
         takes=TAKES | dict.fromkeys({"m_indices", "masked_m"} & {*more}, torch.int32),
         ignores=CHOSEN,
@@ -53,14 +59,17 @@ BINDINGS = (
         "fp8_mqa_logits",
         "(q, (k, k_scale), weights, cu_seqlen_ks, cu_seqlen_ke, clean_logits)",
         "(q, kv, weights, ks, ke, clean_logits=False, max_seqlen_k=0)",
+        where="q.shape[1] in (32, 64) and q.shape[2] in (32, 64, 128)",
+        domain="h <= 64, d <= 128",
         dense=("*",),
         release=RELEASE,
     ),
     *(
-        bind(f"{LAYOUT}:{name}", contract, "(scale)", "(sf)", dense=("scale",), release=RELEASE)
-        for name, contract in (
-            ("get_mn_major_tma_aligned_tensor", "get_col_major_tma_aligned_tensor"),
-            ("get_mn_major_tma_aligned_packed_ue8m0_tensor", "get_mn_major_tma_aligned_packed_ue8m0_tensor"),
+        bind(f"{LAYOUT}:{name}", contract, "(scale)", "(sf)", dense=("scale",), domain=domain, release=RELEASE)
+        for name, contract, domain in (
+            ("get_mn_major_tma_aligned_tensor", "get_col_major_tma_aligned_tensor", ""),
+            # 48 rows of scales lie in the shared memory of a block, which has 227 KiB
+            (*2 * ("get_mn_major_tma_aligned_packed_ue8m0_tensor",), "c <= 1210"),
         )
     ),
     *(

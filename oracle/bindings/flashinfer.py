@@ -45,7 +45,7 @@ BINDINGS = (
     bind(
         "flashinfer.gemm:bmm_fp8",
         "bmm_fp8",
-        "(A, B, A_scale, B_scale, out_dtype)",
+        "(A, B.mT().contiguous().mT(), A_scale, B_scale, out_dtype)",  # it reads every B as column-major
         "(A, B, A_scale, B_scale, dtype, out=None, backend='cublas')",
         takes={"out_dtype": HALVES},
         ignores=("backend", "out"),  # which it returns, too
@@ -72,6 +72,10 @@ BINDINGS = (
         "kv_last_page_len, kv_layout)",
         "(append_key, append_value, batch_indices, positions, paged_kv_cache, kv_indices, kv_indptr, "
         "kv_last_page_len, kv_layout='NHD')",
+        # a token is copied by one block of at most 1024 threads, each of which has 16 bytes or a 32nd of a head
+        where="append_key.shape[2] in (64, 128, 256, 512) and append_key.shape[1] * append_key.shape[2] <= "
+        "1024 * max(16 // append_key.element_size(), append_key.shape[2] // 32)",
+        domain="h <= 32, d % 64 == 0",
         dense=("*",),
         release=RELEASE,
     ),
@@ -82,6 +86,8 @@ BINDINGS = (
         "kv_last_page_len)",
         "(append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr, "
         "kv_last_page_len)",
+        where="(append_ckv.shape[1], append_kpe.shape[1]) == (512, 64)",
+        domain="r % 512 == 0, r <= 512, e % 64 == 0, e <= 64",
         dense=("*",),
         release=RELEASE,
     ),

@@ -14,6 +14,7 @@ from oracle.bindings.binding import Binding, bind
 
 STABLE = "vllm._C_stable_libtorch"
 E4M3, HALVES = torch.float8_e4m3fn, (torch.bfloat16, torch.float16)
+SLOTS = {"slot_mapping": torch.int64}
 
 
 def _operator(
@@ -31,7 +32,9 @@ BINDINGS = (
         "(out, a, b, a_scales, b_scales, bias)",
         loads=STABLE,
         takes={"a": E4M3, "b": E4M3, "out_dtype": HALVES},
+        # no scales of blocks, which lie otherwise in a call; the scale [1, 1] of one whole block is such a one
         where="a_scale.numel() in (1, a.shape[0]) and b_scale.numel() in (1, b.shape[0]) "
+        "and (b_scale.dim() < 2 or b_scale.numel() > 1 or max(b.shape) > 128) "
         "and (bias is None or bias.dtype == out_dtype)",
         domain="n % 16 == 0, k % 16 == 0",
     ),
@@ -41,7 +44,7 @@ BINDINGS = (
         "silu_and_mul_per_block_quant",
         "(q, x, scale, group_size, scale_ub, is_scale_transposed)",
         "(out, input, scales, group_size, scale_ub=None, is_scale_transposed=False)",
-        takes={"is_scale_transposed": False},
+        takes={"x": HALVES, "is_scale_transposed": False},
     ),
     _operator(
         "rms_norm_static_fp8_quant",
@@ -64,7 +67,7 @@ BINDINGS = (
         "rms_norm_per_block_quant",
         "(q, x, weight, scale, epsilon, scale_ub, residual, group_size, is_scale_transposed)",
         "(result, input, weight, scale, epsilon, scale_ub, residual, group_size, is_scale_transposed)",
-        takes={"is_scale_transposed": False},
+        takes={"group_size": (64, 128), "is_scale_transposed": False},
     ),
     _operator(
         "static_scaled_fp8_quant",
@@ -96,6 +99,8 @@ BINDINGS = (
             "(key, value, key_cache, value_cache, slot_mapping, 'fp8', k_scale, v_scale)",
             "(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale)",
             cache=True,
+            takes=SLOTS,
+            where="k_scale.shape == v_scale.shape",
         )
         for name in ("reshape_and_cache", "reshape_and_cache_flash")
     ),
@@ -104,6 +109,7 @@ BINDINGS = (
         "(kv_c, k_pe, kv_cache, slot_mapping, 'fp8', scale)",
         "(kv_c, k_pe, kv_cache, slot_mapping, kv_cache_dtype, scale)",
         cache=True,
+        takes=SLOTS,
     ),
     _operator(
         "cp_gather_cache",
@@ -128,6 +134,7 @@ BINDINGS = (
         "(k, kv_cache, slot_mapping, quant_block_size, scale_fmt)",
         "(k, kv_cache, slot_mapping, quant_block_size, kv_cache_dtype)",
         cache=True,
+        takes=SLOTS,
         dense=("kv_cache", "slot_mapping"),
     ),
     bind(

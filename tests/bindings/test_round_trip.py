@@ -136,6 +136,20 @@ class TestPatterns:
         assert again.options["softmax_scale"] == inputs["q"].shape[3] ** -0.5
         assert binding(lambda *_: [inputs["q"], inputs["k"], None, None], inputs, {}).keys() == {"out", "softmax_lse"}
 
+    @pytest.mark.parametrize("contract", ["fp8_gemm_nn", "fp8_gemm_tt", "bmm_fp8"])
+    def test_memory_in_the_order_of_the_library(self, contract: str) -> None:
+        """Operands whose rows lie without gaps are called and read with the same numbers, K without gaps."""
+        (binding,) = (one for one in bindings() if one.contract == contract)
+        (call,) = calls(binding, 1)
+        name = {"fp8_gemm_nn": "b", "fp8_gemm_tt": "a", "bmm_fp8": "B"}[contract]
+        inputs = call.inputs | {name: call.inputs[name].contiguous()}
+        assert inputs[name].stride(-2) > 1, "K lies with gaps"
+        positional, named, _ = binding.arguments(inputs, call.resolved)
+        held = {"fp8_gemm_nn": 1, "fp8_gemm_tt": 0, "bmm_fp8": 1}[contract]
+        given = positional[held][0] if isinstance(positional[held], tuple) else positional[held]
+        assert given.stride(-2) == 1
+        assert equal(binding.read(positional, named).inputs[name], inputs[name])
+
     def test_in_place(self) -> None:
         """The caller's cache stays as it was; what the kernel wrote is the output."""
         (binding,) = (one for one in bindings() if one.contract == "concat_and_cache_mla")
