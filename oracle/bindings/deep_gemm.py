@@ -62,6 +62,7 @@ BINDINGS = (
         where="q.shape[1] in (32, 64) and q.shape[2] in (32, 64, 128)",
         domain="h <= 64, d <= 128",
         dense=("*",),
+        takes={"cu_seqlen_ks": torch.int32, "cu_seqlen_ke": torch.int32},
         release=RELEASE,
     ),
     *(
