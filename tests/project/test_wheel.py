@@ -88,7 +88,7 @@ RUNS = (
     ("cases to-suite nowhere --to suite", 2, "nowhere"),
     ("evaluate --definition nowhere.json --solution a.json --workload a.jsonl", 2, "nowhere.json: no such file"),
     ("gallery list", 0, "its bindings are of"),
-    ("gallery list --folder nowhere", 2, "nowhere"),
+    ("gallery run --folder nowhere --out DIR", 2, "nowhere"),
     ("gallery page nowhere.json", 2, "nowhere.json: no such file"),
     ("gallery compare nowhere.json other.json", 2, "nowhere.json: no such file"),
 )  # fmt: skip  # a table, one row a line

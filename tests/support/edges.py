@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from oracle.bounds import boxed, chain, ieee32, logits, steps
+from oracle.bounds import boxed, chain, ieee32, steps
 from oracle.bounds import product as whole
 from oracle.bounds.accumulator import Accumulator
 from oracle.bounds.boxed import Box, boxed_product
@@ -441,7 +441,7 @@ def beside() -> Calls:
     def of_words() -> Results:
         words = Exact(grid(1, 3, 2, 4), grid(2, 3, 2, 4) / 64, grid(3, 3, 2, 4).abs() / 32)
         like = Interval(-grid(5, 6, 4).abs() / 8, grid(6, 6, 4).abs() / 8, "given")
-        with mock.patch.object(logits, "dots", lambda _: words):
+        with mock.patch.object(Logits, "dots", words):
             return parts(logits_bound(plain, lambda _: like))
 
     yield "logits of two words", of_words

@@ -390,7 +390,7 @@ GRAMMARS = {
     ),
     "merge_attn_states": Grammar(
         ("m", "h", "d"), ("bf16xbf16-bf16", "f16xf16-f16", "f32xf32-f32", "bf16xbf16-e4m3"), ("row",),
-        ("randn", "far", "ones"), _merge, _merge_options, {"none": ("1",), "context": ("7", "0")},
+        ("randn", "far", "ones"), _merge, _merge_options, {"none": ("1",), "context": ("7", "3", "0")},
         listed=_ids, shapes=("m=9,h=4,d=64", "m=1,h=3,d=128", "m=33,h=2,d=40"),
     ),
     **{
@@ -420,5 +420,9 @@ GOLDENS = (
     "unified_attention/bf16xe4m3-bf16/tensor/b=2,m=3,n=20,h=2,g=1,d=32/scales=token/family=ramp/seed=7",
     "decode_attention_fwd/f16xe4m3-f16/tensor/b=2,n=20,h=2,g=1,d=32,v=16/sink=1/family=randn/seed=7",
     "extend_attention_fwd/bf16xe4m3-bf16/tensor/b=2,m=3,n=20,h=2,g=1,d=32,v=16/family=hot/seed=7",
+    "merge_attn_states/bf16xbf16-bf16/row/m=4,h=2,d=8/context=3/family=randn/seed=7",
+    "merge_attn_states/bf16xbf16-e4m3/row/m=4,h=2,d=8/family=randn/seed=7",
+    "merge_state_v2/f16xf16-f16/row/m=4,h=2,d=8/none=1/family=randn/seed=7",
+    "merge_state/f32xf32-f32/row/m=4,h=2,d=8/family=far/seed=7",
     "flash_mla_with_kvcache/bf16xe4m3-bf16/1x128/b=1,s=2,h=1,t=6,n=8/sink=1/absent=all/page=16/family=randn/seed=7",
 )

@@ -199,6 +199,60 @@ def latent(i: Mapping[str, Array], o: Mapping[str, object]) -> dict[str, list[in
     return {"out": out, "softmax_lse": lse}
 
 
+def merge(i: Mapping[str, Array], o: Mapping[str, object]) -> dict[str, list[int]]:
+    """``merge_attn_states``, ``merge_state_v2`` and ``merge_state``: the output, and the log-sum-exp."""
+    of_vllm = "prefix_output" in i
+    names = ("prefix_output", "prefix_lse", "suffix_output", "suffix_lse") if of_vllm else ("v_a", "s_a", "v_b", "s_b")
+    base_2 = o.get("base") == 2
+    unit = LN_2 if base_2 else Fraction(1)
+    (tokens, heads, depth), dtype = i[names[0]].shape, i[names[0]].dtype
+    given = o.get("prefill_tokens_with_context")
+    context = tokens if given is None else int(str(given))
+    scale, saturates = Fraction(1), "output_scale" in i
+    if saturates:
+        scale, dtype = _number(i["output_scale"].values()[0]), "float8_e4m3fn"
+    out: list[int] = []
+    lse = [0] * (tokens * heads)
+    for t in range(tokens):
+        for h in range(heads):
+            at = h * tokens + t if of_vllm else t * heads + h
+            first = (t * heads + h) * depth
+            sums = [i[name].values()[at] for name in (names[1], names[3])]
+            kept = [n for n in (0, 1) if not isinstance(sums[n], float) and (n == 1 or t < context)]
+            if not kept:
+                out += [encode(math.nan, dtype)] * depth
+                lse[at] = NEGATIVE_INFINITY
+                continue
+            top = max(_number(sums[n]) for n in kept) * unit
+            weights = [exp_bounds(_number(sums[n]) * unit - top) for n in kept]
+            total = [sum((w[end] for w in weights), Fraction(0)) for end in (0, 1)]
+            for d in range(depth):
+                values = [_number(i[names[2 * n]].values()[first + d]) for n in kept]
+                ends = [
+                    sum((w[end if x >= 0 else 1 - end] * x for w, x in zip(weights, values, strict=True)), Fraction(0))
+                    for end in (0, 1)
+                ]
+                quotients = sorted(end / divisor / scale for end in ends for divisor in total)
+                if saturates:
+                    quotients = [max(Fraction(-448), min(Fraction(448), x)) for x in quotients]
+                out.append(decided(quotients[0], quotients[-1], dtype))
+            lse[at] = _shifted(total, top, unit)
+    names_of = ("output", "output_lse") if of_vllm else ("V", "S") if base_2 else ("v_merged", "s_merged")
+    return dict(zip(names_of, (out, lse), strict=True))
+
+
+def _shifted(total: list[Fraction], top: Fraction, unit: Fraction) -> int:
+    """The float32 code of ``(top + log total) / unit``."""
+    guess = (float(top) + math.log(total[0])) / float(unit)
+    code = encode(Fraction(guess), "float32")
+    value, step = _number(decode(code, "float32")), 1 if code < 0x80000000 else -1
+    below, above = (_number(decode(code + direction * step, "float32")) for direction in (-1, 1))
+    least, most = ((value + near) / 2 * unit - top for near in (below, above))
+    if not exp_bounds(least)[1] <= total[0] or not total[1] <= exp_bounds(most)[0]:
+        raise ArithmeticError(f"the logarithm of {float(total[0])} is nearer to another code than {code}")
+    return code
+
+
 def _part(x: Array, first: int, stride: int, count: int) -> list[list[Value]]:
     """Every ``stride``-th row from ``first`` on."""
     return x.rows()[first : first + stride * count : stride]
