@@ -199,8 +199,11 @@ def split_bound(parts: tuple[Walk, ...], pipeline: Pipeline) -> Edges:
 def merged_bound(
     outputs: Tensor, sums: Tensor, scale: Tensor | None, base: float
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Low, high and open edges of two merged states (:func:`oracle.truth.attention.merged`), each of the output
-    ``[M, H, D]`` and of the log-sum-exp ``[M, H]`` to ``base``, float64.
+    """Low, high and open edges of two merged states, as :func:`oracle.truth.attention.merged` takes them.
+
+    ``outputs`` ``[2, M, H, D]``, ``sums`` ``[2, M, H]`` and what the output is divided by, ``scale`` ``[]`` or None,
+    are float64. Each edge is that of the output ``[M, H, D]`` and that of the log-sum-exp ``[M, H]`` to ``base``,
+    float64.
 
     In float32 a difference ``lse_i - max`` and its product with log2 e have three roundings, and the exponential is
     within 2^-21, so a weight is within ``eps = expm1(2^-21 + 3 u |lse_i - max|)``; sum, quotient and products have at

@@ -195,10 +195,12 @@ def _tile(problem: Attention) -> Value:
 
 
 def merged(outputs: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Two states of the same rows as one: outputs ``[2, ..., D]`` and natural log-sum-exps ``[2, ...]``, float64.
+    """Two states of the same rows as one: ``outputs`` ``[2, M, H, D]`` and natural log-sum-exps ``sums`` ``[2, M, H]``,
+    float64.
 
-    Returns the output ``[..., D]`` and the log-sum-exp ``[...]``. A log-sum-exp of -inf has no weight, whatever its
-    output is, NaN too; two of them give NaN and -inf. Otherwise NaN goes through. Source: derived in this file.
+    Returns the output ``[M, H, D]`` and the log-sum-exp ``[M, H]``, float64. A log-sum-exp of -inf has no weight,
+    whatever its output is, NaN too; two of them give NaN and -inf. Otherwise NaN goes through.
+    Source: derived in this file.
     """
     top = sums.amax(dim=0)
     weights = torch.exp(sums - torch.where(torch.isneginf(top), torch.zeros_like(top), top))

@@ -76,7 +76,7 @@ class MergeContract(Contract):
         return States(outputs, sums.masked_fill(torch.isinf(sums), -torch.inf))
 
     def scale(self, inputs: Inputs) -> Tensor | None:
-        """What the output is divided by before it is rounded to E4M3, float64 ``[]``."""
+        """What the output is divided by before it is rounded to E4M3, float64 ``[]``, no NaN; None: nothing."""
         return None
 
     @abstractmethod
@@ -202,6 +202,7 @@ class MergeAttnStates(MergeContract):
         return States(given.outputs, sums)
 
     def scale(self, inputs: Inputs) -> Tensor | None:
+        """``output_scale`` as float64 ``[]``; :meth:`refuse` sees to NaN."""
         return decode(inputs["output_scale"])[0] if "output_scale" in inputs else None
 
     def dtype(self, inputs: Inputs) -> torch.dtype:

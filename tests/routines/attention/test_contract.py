@@ -339,6 +339,49 @@ class TestWide:
         assert bool((value.out_slack >= exact_value.out_slack).all())
 
 
+class TestFewRows:
+    def test_have_tiles_of_their_own_up_to_128(self) -> None:
+        """Seen on an H100 for 60 and 65 rows of each head dim."""
+        few = {d: TILE_SUMS.tile(d, 60) for d in (64, 96, 128, 192, 256)}
+        many = {d: TILE_SUMS.tile(d, 65) for d in (64, 96, 128, 192, 256)}
+        assert few == {64: 128, 96: 128, 128: 96, 192: 96, 256: 128}
+        assert many == {64: 128, 96: 128, 128: 192, 192: 96, 256: 128}
+
+
+class TestMerge:
+    """Two states as one, in float32 with torch's exponential, and what leaves the bound."""
+
+    @pytest.mark.parametrize("dtypes", ["bf16xbf16-bf16", "f32xf32-f32"])
+    def test_float32_is_admissible_and_an_average_is_not(self, dtypes: str) -> None:
+        inputs = cases.parse(f"merge_state_v2/{dtypes}/row/m=33,h=2,d=40/family=randn/seed=1").inputs()
+        v_a, s_a, v_b, s_b = (inputs[name].float() for name in ("v_a", "s_a", "v_b", "s_b"))
+        top = torch.maximum(s_a, s_b)
+        w_a, w_b = torch.exp(s_a - top), torch.exp(s_b - top)
+        merged = (v_a * (w_a / (w_a + w_b))[..., None] + v_b * (w_b / (w_a + w_b))[..., None]).to(inputs["v_a"].dtype)
+        right = {"v_merged": merged, "s_merged": torch.log(w_a + w_b) + top}
+        average = "log-sum-exps of the states alike"
+        wrong = run(Call(get("merge_state_v2"), inputs, {}), get_fault(average))
+        verdicts = [oracle.judge("merge_state_v2", inputs, out) for out in (right, wrong)]
+        assert [verdict.status for verdict in verdicts] == [Status.PASSED, Status.FAILED]
+        assert list(verdicts[1].explained_by) == [average]
+
+    def test_a_state_without_keys_counts_nothing(self) -> None:
+        inputs = cases.parse("merge_state/f32xf32-f32/row/m=9,h=4,d=64/none=1/family=randn/seed=1").inputs()
+        out = oracle.reference("merge_state", inputs)
+        alone = torch.isinf(inputs["s_a"]) & ~torch.isinf(inputs["s_b"])
+        assert torch.equal(out["V"][alone], inputs["v_b"].double()[alone])
+        assert bool(torch.isneginf(out["S"][torch.isinf(inputs["s_a"]) & torch.isinf(inputs["s_b"])]).all())
+
+    def test_refused(self) -> None:
+        inputs = cases.parse("merge_attn_states/bf16xbf16-e4m3/row/m=9,h=4,d=64/family=randn/seed=1").inputs()
+        with pytest.raises(InputError, match="positive and finite"):
+            oracle.reference("merge_attn_states", inputs | {"output_scale": torch.zeros(1)})
+        with pytest.raises(OptionError, match="pass 0 to 9"):
+            oracle.reference("merge_attn_states", inputs, prefill_tokens_with_context=10)
+        with pytest.raises(InputError, match="one dtype"):
+            oracle.reference("merge_attn_states", inputs | {"prefix_output": inputs["prefix_output"].half()})
+
+
 class TestPages:
     """Pages in any order are the keys of one row after the other."""
 
