@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import oracle
-from oracle.diagnosis import observed
+from oracle.diagnosis import explain, observed
 from oracle.diagnosis.candidates import speaks
 from oracle.diagnosis.explain import diagnose
 from oracle.routines import cases, get
