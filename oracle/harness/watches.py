@@ -8,8 +8,10 @@ Whatever a watch concludes, :class:`Calls` judges every answer that it is given,
 crash, a hang, a raise and a refusal are findings: the first three fail, and so does a refusal of a call that differs
 from one that was taken in its data alone. A refusal of padded rows, fewer rows, a capture or other threads is said.
 
-:func:`mixed` and :func:`late` tell a kernel from a table of its earlier answers, and find outputs that are written
-after their call has returned. Not covered: a cache by the whole content of the operands, whose answers are right.
+Wrong numbers of other data than the first are asked for again in a new process: where it gives right ones the kernel
+remembers something, else it is wrong for these data. :func:`mixed` and :func:`late` tell a kernel from a table of its
+earlier answers, and find outputs that are written after their call has returned. Not covered: a cache by the whole
+content of the operands, whose answers are right.
 """
 
 from __future__ import annotations
