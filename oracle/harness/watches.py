@@ -67,7 +67,7 @@ class Calls:
     def __init__(self, session: Session, case: str) -> None:
         self.session, self.case, self.hung = session, case, False
         self._judged: list[tuple[Inputs, Options, Answer, Verdict]] = []
-        self._wrong_at_first = False
+        self._at_first: bool | None = None
         self._said: set[tuple[str, str]] = set()
         self._findings: list[tuple[Finding, tuple[Inputs, Options] | None]] = []
 
@@ -130,14 +130,15 @@ class Calls:
 
     def _right_at_first(self, inputs: Inputs, options: Options) -> bool:
         """Whether a call has right numbers in a new process, which remembers nothing. Not asked where the case itself
-        fails, from which this follows, nor again where other data were wrong in a new process."""
+        fails, from which this follows, and once a case: a process has its price."""
         if self._judged[0][3].status.is_failure:
             return True
-        if not self._wrong_at_first:
+        if self._at_first is None:
             self.session.worker.stop()
             answer = self.session.call(inputs, options)
-            self._wrong_at_first = answer.problem is None and self.verdict(inputs, options, answer).status.is_failure
-        return not self._wrong_at_first
+            wrong = answer.problem is None and self.verdict(inputs, options, answer).status.is_failure
+            self._at_first = not wrong
+        return self._at_first
 
     def look(self, answer: Answer) -> None:
         """Keep what is wrong with the memory after a call, whatever its numbers are."""
