@@ -138,6 +138,9 @@ class Calls:
             answer = self.session.call(inputs, options)
             wrong = answer.problem is None and self.verdict(inputs, options, answer).status.is_failure
             self._at_first = not wrong
+            if self._at_first:  # the calls that follow find the process as it was: it remembers the case
+                self.session.worker.stop()
+                self.session.call(*self._judged[0][:2])
         return self._at_first
 
     def look(self, answer: Answer) -> None:
@@ -156,7 +159,8 @@ class Calls:
             self._findings.append((Finding(self.case, watch, replace(verdict, summary=text)), asked))
 
     def findings(self) -> Iterator[Finding]:
-        """What was found since it was asked last. The process may be a new one after it."""
+        """What was found since it was asked last. The process may be a new one after it, without its memory or with
+        that of the case."""
         findings, self._findings = self._findings, []
         for found, asked in findings:
             yield found if asked is None or self._right_at_first(*asked) else replace(found, watch=OTHER)
