@@ -169,7 +169,8 @@ class FusedContract(Contract):
         return _GROUPS.logical(scale, shape, COLUMN_MAJOR if options.get(COLUMNS.name) else CONTIGUOUS)
 
     def zeros(self, outputs: Found, call: Call) -> Tensor:
-        """Bytes of the published scales behind those of any group, uint8 of any shape: zeros are due there."""
+        """Bytes of the published scales behind those of any group, uint8 of any shape: zeros are due there. Raises
+        OptionError: an option of the call is no size."""
         return torch.empty(0, dtype=torch.uint8, device="cpu")
 
     # --- what follows ---------------------------------------------------------------------------------------
