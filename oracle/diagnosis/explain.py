@@ -54,7 +54,7 @@ from oracle.diagnosis.least_squares import Factors, effective_factors, read_beyo
 from oracle.diagnosis.level import Explain, explain_level
 from oracle.diagnosis.localise import groups_in_use, placements
 from oracle.diagnosis.mutated import Mutated
-from oracle.diagnosis.observed import UNLIKE, observed, tail_of_k, times_right
+from oracle.diagnosis.observed import UNLIKE, needed, observed, tail_of_k, times_right
 from oracle.diagnosis.other_calls import taken_otherwise
 from oracle.errors import NumericsError, counted
 from oracle.numbers.formats import codes_of, decode, of_dtype
@@ -66,6 +66,7 @@ from oracle.routines.base import Beyond, Call, Contract, Output, by_name
 from oracle.routines.catalogue import Family, Fault, Stage, agree, faults_of, run
 from oracle.routines.fault import named
 from oracle.routines.products.roles import quantised
+from oracle.routines.traits import Kind
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.schedules import Schedule, of_class
 from oracle.truth.gemm import rounded
@@ -88,7 +89,6 @@ TRIED = 3  # admitted schedules that faults are put into, beside exact sums
 SMALL = 1 << 20  # elements of a call without products that is searched whole by default
 SHOWN = 12  # explanations in a diagnosis
 CHEAP = LARGE  # products of one candidate up to which a judgement diagnoses by itself
-BY_CHANCE = 1 / 80  # of the outputs that fail by none of the candidates, the share of which one may be named
 WIDE = 8  # bits that the fraction of a value tells at most
 # Of what fails, the share that a fault reproduces within the bound and moves far from it. Above one half no two faults
 # that move an element to places far apart both have it; the tenth above is a margin, which nothing derives.
@@ -603,25 +603,18 @@ def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor], numerics: str | 
         if explained > contradicted:
             found.append(Explanation(fault.name, "declared recipe", *counts, fault.seen))
     where = "; ".join(f"{name}: {describe(mask)}" for name, mask in bad.items() if bool(mask.any()))
-    if not any(speaks(x) for x in given.values()) or _evidence(call, given, bad) < _needed(tried):
+    if not any(speaks(x) for x in given.values()) or _evidence(call, given, bad) < needed(tried):
         found = []
     seen = tuple(place(mask, output=name) for name, mask in bad.items())
     several, words = len(bad) > 1, list[str]()
     for name, mask in bad.items():
         ordered = (call.contract.in_order(call, name, x) for x in (given[name], right[name], mask))
         copied = _copied(call, given[name], mask)
-        said = [*copied, *observed(*ordered, near=width is not None)]
+        said = [*copied, *observed(*ordered, near=width is not None, paged=call.contract.paged(name))]
         if copied:
             said = [one for one in said if not one.startswith(UNLIKE)]
         words += [f"{name}: {one}" if several else one for one in said]
     return Diagnosis(failing, total, where, ranked(found)[:SHOWN], places=seen, observed=tuple(words))
-
-
-def _needed(tried: int) -> float:
-    """The bits of evidence at which one of so many candidates has them by chance in :data:`BY_CHANCE` of the outputs:
-    one that knows nothing of the output reproduces ``b`` bits with the probability ``2**-b``, all of them together
-    ``tried * 2**-b`` at most."""
-    return math.log2(max(1, tried) / BY_CHANCE)
 
 
 def _evidence(call: Call, given: Mapping[str, Tensor], bad: Mapping[str, Tensor]) -> float:
@@ -698,10 +691,16 @@ def _refused(
 
 
 def _copied(call: Call, x: Tensor, bad: Tensor) -> list[str]:
-    """Which input the failing elements of an output of its shape and dtype are copies of."""
+    """Which input the failing elements of an output of its shape and dtype are copies of; of memory that the call goes
+    on from, that they were not written."""
     alike = {n: y for n, y in call.inputs.items() if (y.shape, y.dtype) == (x.shape, x.dtype)}
     found = [n for n, y in alike.items() if torch.equal(bits_of(x)[bad], bits_of(y)[bad])]
-    return [f"every failing element is that of {name}, as it is" for name in found if speaks(x[bad])]
+    held = {spec.name for spec in call.contract.inputs if spec.kind is Kind.STATE}
+    copied, kept = (
+        "every failing element is that of {}, as it is",
+        "the failing elements are not written: they hold what {} held",
+    )
+    return [(kept if name in held else copied).format(name) for name in found if speaks(x[bad])]
 
 
 def _two_steps(x: Tensor) -> Tensor:

@@ -6,7 +6,8 @@
     moved     rows or columns that are the right ones of others; an axis whose indices are mistaken for others
     K         only its last blocks
 
-A sentence is said where it holds for every failing element, and for those alone; of a coin's two sides (nearer to zero,
+A sentence is said where it holds for every failing element, and for those alone; a place only where chance would seldom
+put as many failing elements into as few of its rows or columns; of a coin's two sides (nearer to zero,
 an even result, 16 bits that are 0) only where ``CERTAIN`` elements show the same. A ratio is constant when it varies by
 no more than two roundings of the output and two of the right result make it vary: each quotient lies within ``2 u`` of
 the ratio, to first order, and so within ``4 u`` of another one; ``u`` is half a unit in the last place over the value.
@@ -27,6 +28,7 @@ from oracle.diagnosis.least_squares import Factors
 from oracle.numbers.formats import codes_of, decode, of_dtype
 from oracle.verdict.sets import bits_of
 
+BY_CHANCE = 1 / 80  # of the outputs that fail by none of the candidates, the share of which one may be named
 SEVERAL = 4  # elements that a ratio must hold for
 MANY = 64  # elements below which nothing is said of a correlation
 CERTAIN = 24  # elements that all show one of two equally likely sides once in 10 million draws
@@ -37,21 +39,29 @@ CUTS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # steps at which a loop or a til
 BLOCKS = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 
 
-def observed(output: Tensor, right: Tensor, bad: Tensor, *, near: bool = False) -> list[str]:
+def needed(tried: int) -> float:
+    """The bits of evidence at which one of so many candidates has them by chance in :data:`BY_CHANCE` of the outputs:
+    one that knows nothing of the output reproduces ``b`` bits with the probability ``2**-b``, all of them together
+    ``tried * 2**-b`` at most. Source: derived here."""
+    return math.log2(max(1, tried) / BY_CHANCE)
+
+
+def observed(output: Tensor, right: Tensor, bad: Tensor, *, near: bool = False, paged: bool = False) -> list[str]:
     """Sentences about the elements ``bad`` (bool) of ``output``, compared with ``right``, of one shape ``[..., N]``; of
     tensors of integers, or of two dtypes, only where they lie. ``near``: ``right`` may itself be some units in the last
-    place off. NaN as the head of this file says; source: derived there."""
+    place off. ``paged``: the first axis holds pages or slots, whose order says nothing. NaN as the head of this file
+    says; source: derived there."""
     if not bool(bad.any()):
         return []
     elsewhere = list(_elsewhere(output, right, bad, near=near)) if output.dtype == right.dtype else []
-    axes = list(_axes(bad))
+    axes = list(_axes(bad, paged=paged))
     output, right, bad = (x.reshape(-1, x.shape[-1]) if x.dim() else x.reshape(1, 1) for x in (output, right, bad))
     moved = list(_moved(output, right, bad)) if not near and output.dtype == right.dtype else []
     numbers = output.is_floating_point() and output.dtype == right.dtype
     values = list(_values(output, right, bad, near=near) if numbers else _integers(output, bad))
     if elsewhere or moved:
         values = [said for said in values if not said.startswith(UNLIKE)]
-    return [*values, *elsewhere, *_places(bad), *axes, *moved]
+    return [*values, *elsewhere, *_places(bad, paged=paged), *axes, *moved]
 
 
 def tail_of_k(factors: Sequence[Factors]) -> list[str]:
@@ -142,10 +152,18 @@ def _ratio(y: Tensor, due: Tensor, u: float) -> float | None:
     return middle if alike and bool(((quotient / middle - 1).abs() <= 4 * u / (1 - 4 * u)).all()) else None
 
 
-def _places(bad: Tensor) -> Iterator[str]:
+def _by_chance(failing: int, lines: int, of: int) -> bool:
+    """Whether so many elements, each wherever chance puts it, may well lie in ``lines`` given ones ``of`` so many: as
+    many sets of lines are looked for as there are first or last ones."""
+    return failing * math.log2(of / lines) < needed(of)
+
+
+def _places(bad: Tensor, *, paged: bool) -> Iterator[str]:
     for name, lines in (("row", bad.any(dim=1)), ("column", bad.any(dim=0))):
         at = torch.nonzero(lines)[:, 0]
         first, count = int(at[0]), len(lines)
+        if (paged and name == "row") or _by_chance(int(bad.sum()), len(at), count):
+            continue
         if first > 0 and len(at) == count - first and len(at) > 1:
             yield f"{name}s from {first:,} on"
             continue
@@ -161,10 +179,12 @@ def _places(bad: Tensor) -> Iterator[str]:
                 break
 
 
-def _axes(bad: Tensor) -> Iterator[str]:
+def _axes(bad: Tensor, *, paged: bool) -> Iterator[str]:
     """Of a tensor of more than two axes, from which index on of the others it fails, where it fails to the end."""
-    for axis in range(bad.dim() - 1) if bad.dim() > 2 else ():
+    for axis in range(int(paged), bad.dim() - 1) if bad.dim() > 2 else ():
         at = torch.nonzero(bad.transpose(0, axis).flatten(1).any(dim=1))[:, 0].tolist()
+        if _by_chance(int(bad.sum()), len(at), bad.shape[axis]):
+            continue
         if at[0] > 0 and at == list(range(at[0], bad.shape[axis])):
             yield f"from index {at[0]} on along axis {axis}"
 

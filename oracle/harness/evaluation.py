@@ -66,7 +66,7 @@ LARGEST = 1 << 32
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 AGAIN = "called after the other workloads"
 SETTLED = 0.1  # seconds after which what a thread of the solution still writes is seen
-NUMERICAL = (watches.RERUN, watches.STALE, watches.DIRTY, watches.MIXED, "every element written", AGAIN)
+NUMERICAL = (watches.RERUN, watches.STALE, watches.DIRTY, watches.MIXED, watches.OTHER, "every element written", AGAIN)
 
 
 def evaluate(

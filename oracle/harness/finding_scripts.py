@@ -116,7 +116,7 @@ def again(binding: str | Binding, case: str, expected: str, *, device: str = "cu
     )  # that a gap is misread is a finding
     output = {key: on_host(x) for key, x in outputs.items()}
     verdict = oracle.judge(one.contract, inputs, output, arch=arch_of(device), explain="full", **options)
-    said = "; ".join(filter(None, (verdict.summary, ", ".join(verdict.explained_by))))
+    said = "; ".join(filter(None, (verdict.summary, "; or ".join(verdict.explained_by))))
     if verdict.status.is_failure and expected not in said:
         raise FixtureError(f"another failure than {expected!r}: {said}")
     print(said)

@@ -8,8 +8,10 @@ Whatever a watch concludes, :class:`Calls` judges every answer that it is given,
 crash, a hang, a raise and a refusal are findings: the first three fail, and so does a refusal of a call that differs
 from one that was taken in its data alone. A refusal of padded rows, fewer rows, a capture or other threads is said.
 
-:func:`mixed` and :func:`late` tell a kernel from a table of its earlier answers, and find outputs that are written
-after their call has returned. Not covered: a cache by the whole content of the operands, whose answers are right.
+Wrong numbers of other data than the first are asked for again in a new process: where it gives right ones the kernel
+remembers something, else it is wrong for these data. :func:`mixed` and :func:`late` tell a kernel from a table of its
+earlier answers, and find outputs that are written after their call has returned. Not covered: a cache by the whole
+content of the operands, whose answers are right.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ Inputs = Mapping[str, Tensor]
 Options = Mapping[str, object]
 RERUN, STALE, DIRTY = "rerun determinism", "stale state", "uninitialised memory"
 DOUBLED, FLIPPED, PERMUTED = "scale doubled", "sign flipped", "rows permuted"
-SMALLER = "numbers of smaller batches"
+SMALLER, OTHER = "numbers of smaller batches", "numbers of other data"
 STEP = 32  # rows of a tile, of which some contracts take whole ones
 RERUNS = 20  # of the same call on a GPU, where the order of atomics differs in few of them
 
@@ -65,8 +67,9 @@ class Calls:
     def __init__(self, session: Session, case: str) -> None:
         self.session, self.case, self.hung = session, case, False
         self._judged: list[tuple[Inputs, Options, Answer, Verdict]] = []
+        self._at_first: bool | None = None
         self._said: set[tuple[str, str]] = set()
-        self._findings: list[Finding] = []
+        self._findings: list[tuple[Finding, tuple[Inputs, Options] | None]] = []
 
     def know(self, inputs: Inputs, options: Options, answer: Answer, verdict: Verdict) -> None:
         """Keep the verdict on an answer that the caller has reported, with what is wrong with the memory after it."""
@@ -83,6 +86,7 @@ class Calls:
         *,
         taken: bool = False,
         follows: Callable[[Answer], bool] = lambda answer: False,
+        fresh: bool = False,
         **how: Any,
     ) -> tuple[Answer, Verdict]:
         """The answer to one call, and its verdict; a failure or refusal is kept as a finding of this ``watch``.
@@ -90,6 +94,8 @@ class Calls:
         ``what`` says in a finding which call it was; a verdict that was reached before is not reported again.
         ``taken``: a call with these shapes, dtypes and options was taken before, so that a refusal is a failure.
         ``follows``: whether the verdict on an answer without a problem follows from one that was reached before.
+        ``fresh``: wrong numbers are a finding of this ``watch`` only where a new process gives right ones; else they
+        are numbers of other data than the first.
         ``how`` goes to :meth:`Session.call`.
         """
         answer, before = self.session.call(inputs, options, **how), len(self._judged)
@@ -98,7 +104,8 @@ class Calls:
         if taken and verdict.status is Status.UNSUPPORTED:
             verdict = failed(f"refused, though other data of these shapes were taken: {verdict.reason}")
         if not judged_before and (verdict.status.is_failure or verdict.status is Status.UNSUPPORTED):
-            self.add(watch, what, verdict)
+            wrong = fresh and answer.problem is None and verdict.status is Status.FAILED
+            self.add(watch, what, verdict, asked=(inputs, options) if wrong else None)
         self.look(answer)
         return answer, verdict
 
@@ -121,6 +128,21 @@ class Calls:
         self._judged.append((inputs, options, answer, verdict))
         return verdict
 
+    def _right_at_first(self, inputs: Inputs, options: Options) -> bool:
+        """Whether a call has right numbers in a new process, which remembers nothing. Not asked where the case itself
+        fails, from which this follows, and once a case: a process has its price."""
+        if self._judged[0][3].status.is_failure:
+            return True
+        if self._at_first is None:
+            self.session.worker.stop()
+            answer = self.session.call(inputs, options)
+            wrong = answer.problem is None and self.verdict(inputs, options, answer).status.is_failure
+            self._at_first = not wrong
+            if self._at_first:  # the calls that follow find the process as it was: it remembers the case
+                self.session.worker.stop()
+                self.session.call(*self._judged[0][:2])
+        return self._at_first
+
     def look(self, answer: Answer) -> None:
         """Keep what is wrong with the memory after a call, whatever its numbers are."""
         self.hung |= answer.hung
@@ -128,17 +150,20 @@ class Calls:
             if isinstance(found, Finding) and found.fails:
                 self.add(found.watch, "", found.verdict)
 
-    def add(self, watch: str, what: str, verdict: Verdict) -> None:
-        """Keep a finding, the first of each call of a watch."""
+    def add(self, watch: str, what: str, verdict: Verdict, *, asked: tuple[Inputs, Options] | None = None) -> None:
+        """Keep a finding, the first of each call of a watch; with what was ``asked`` where a new process tells whose
+        finding it is."""
         text = f"{what}: {verdict.summary}" if what else verdict.summary
         if (key := (watch, what or verdict.summary)) not in self._said:
             self._said.add(key)
-            self._findings.append(Finding(self.case, watch, replace(verdict, summary=text)))
+            self._findings.append((Finding(self.case, watch, replace(verdict, summary=text)), asked))
 
     def findings(self) -> Iterator[Finding]:
-        """What was found since it was asked last."""
+        """What was found since it was asked last. The process may be a new one after it, without its memory or with
+        that of the case."""
         findings, self._findings = self._findings, []
-        yield from findings
+        for found, asked in findings:
+            yield found if asked is None or self._right_at_first(*asked) else replace(found, watch=OTHER)
 
 
 def folded(found: Sequence[Finding | Note]) -> list[Finding | Note]:
@@ -211,7 +236,7 @@ def repeats(calls: Calls, inputs: Inputs, options: Options, other: tuple[Inputs,
     dirty = (DIRTY, "over memory with other contents", inputs, options, 1)
     answers = []
     for watch, what, tensors, chosen, poison in (*[again] * 4, between, then, between, then, *[dirty] * 3):
-        answer, _ = calls.ask(watch, what, tensors, chosen, taken=True, poison=poison)
+        answer, _ = calls.ask(watch, what, tensors, chosen, taken=True, poison=poison, fresh=what == between[1])
         if answer.problem is not None:
             return
         answers.append(answer)
@@ -636,7 +661,7 @@ def mixed(calls: Calls, inputs: Inputs, options: Options, other: Inputs) -> Iter
     except OracleError as error:
         yield Note(calls.case, MIXED, f"not tried, the mixture is no valid call: {error}")
         return
-    _, verdict = calls.ask(MIXED, "the last half of every operand replaced", second, options, taken=True)
+    _, verdict = calls.ask(MIXED, "the last half of every operand replaced", second, options, taken=True, fresh=True)
     if not verdict.status.is_failure:
         yield Finding(calls.case, MIXED, verdict)
 

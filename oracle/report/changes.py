@@ -188,7 +188,7 @@ def print_comparison(comparison: Comparison, console: Console, *, verbose: bool 
             o = change.outcome
             lines = [f"  {o.id} [{o.subject}, {o.arch}]", f"    {change.words}"]
             if kind in BROKEN and o.verdict.explained_by:
-                lines.append(f"    explained by: {', '.join(o.verdict.explained_by)}")
+                lines.append(f"    explained by: {'; or '.join(o.verdict.explained_by)}")
             if kind in BROKEN and o.repro:
                 lines.append(f"    repro: {o.repro}")
             console.print(Text("\n".join(lines)), soft_wrap=True)

@@ -428,6 +428,10 @@ class Contract(Stated, ABC):
         Source: :attr:`source`."""
         return x
 
+    def paged(self, name: str) -> bool:
+        """Whether the first axis of the output of this ``name`` holds pages or slots, whose order says nothing."""
+        return False
+
     def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> Tensor | dict[str, Tensor]:
         """The exact bits under named numerics; see :func:`oracle.predict`.
 

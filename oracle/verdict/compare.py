@@ -207,7 +207,7 @@ class Verdict:
     @property
     def because(self) -> tuple[str, ...]:
         """What explains a failure, a line each: known faults or what its elements show, and the recipes tried."""
-        names = (f"explained by: {', '.join(self.explained_by)}",) if self.explained_by else ()
+        names = (f"explained by: {'; or '.join(self.explained_by)}",) if self.explained_by else ()
         shown = (f"no known fault explains it: {'; '.join(self.observed)}",) if self.observed else ()
         return *names, *shown, *(f"tried {recipe}" for recipe in self.tried)
 
@@ -292,7 +292,7 @@ class Verdict:
         loss = "" if self.loss is None else str(self.loss)
         tried = "; ".join(map(str, self.tried))
         rows = (
-            ("explained by", ", ".join(self.explained_by)),
+            ("explained by", "; or ".join(self.explained_by)),
             ("tried", tried),
             ("measured", measured),
             ("loss", loss),

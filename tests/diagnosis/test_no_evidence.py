@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import oracle
-from oracle.diagnosis import explain
+from oracle.diagnosis import explain, observed
 from oracle.diagnosis.candidates import speaks
 from oracle.diagnosis.explain import diagnose
 from oracle.routines import cases, get
@@ -104,14 +104,14 @@ def test_two_scales_of_many_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     signed = run(call, get_fault("block amax of signed values"))
     assert isinstance(signed, dict) and torch.equal(signed["scale"], lower)
     assert not diagnose(case.contract, call.inputs, signed, **call.options).explanations
-    monkeypatch.setattr(explain, "BY_CHANCE", 1e9)
+    monkeypatch.setattr(observed, "BY_CHANCE", 1e9)
     assert diagnose(case.contract, call.inputs, signed, **call.options).explanations
 
 
 def test_the_evidence_needed_follows_from_the_candidates_tried() -> None:
     """35 candidates: 11.5 bits, fifty: 12; a rarer mistake and more candidates need more."""
-    assert explain._needed(35) == pytest.approx(math.log2(35 * 80)) and 11.9 < explain._needed(50) < 12
-    assert explain._needed(51) > explain._needed(50) and explain._needed(0) == explain._needed(1)
+    assert observed.needed(35) == pytest.approx(math.log2(35 * 80)) and 11.9 < observed.needed(50) < 12
+    assert observed.needed(51) > observed.needed(50) and observed.needed(0) == observed.needed(1)
 
 
 @pytest.mark.turns(4)

@@ -184,6 +184,32 @@ def test_not_said(change: Callable[[Tensor], object], kept: str) -> None:
     assert not any(kept in said for said in of(change))
 
 
+@pytest.mark.parametrize("rows", [2, 5])
+def test_a_place_of_few_elements(rows: int) -> None:
+    """Two of 25 that lie in the last two rows and in every second column do so by chance; ten that fill rows, one time
+    in 10,000."""
+    right, bad = torch.ones(5 if rows == 2 else 16, 5), torch.zeros(5 if rows == 2 else 16, 5, dtype=torch.bool)
+    if rows == 2:
+        bad[3, 1] = bad[4, 3] = True
+    else:
+        bad[-2:] = True
+    said = observed(torch.where(bad, 0.25 + torch.rand(right.shape), right), right, bad)
+    assert any("rows from" in one for one in said) == (rows != 2) and not any("every second" in one for one in said)
+
+
+def test_pages_have_no_order() -> None:
+    """Slots of the last pages, whose order is chance; the columns of a slot have one, and so have rows elsewhere."""
+    right = torch.randn(8, 4, 16, generator=torch.Generator().manual_seed(1))
+    output = right.clone()
+    output[4:, :, 8:] *= 1 + torch.rand(4, 4, 8)
+    said = [observed(output, right, output != right, paged=paged) for paged in (True, False)]
+    assert all("columns from 8 on" in some for some in said)
+    assert [("from index 4 on along axis 0" in some, "rows from 16 on" in some) for some in said] == [
+        (False, False),
+        (True, True),
+    ]
+
+
 WIDE = torch.randn(64, 32, generator=torch.Generator().manual_seed(3))
 FLOAT32 = [
     (lambda x: x.bfloat16().float(), "every failing element is the right result rounded to bfloat16"),

@@ -203,6 +203,18 @@ class TestPlaces:
         said = diagnose(case.contract, call.inputs, output, **call.options).observed
         assert "scale: from index 64 on taken from the index before along axis 0" in said
 
+    def test_memory_that_is_not_written(self) -> None:
+        """Columns of a cache that hold what it held, in pages in any order; with one other element it is not said."""
+        case = cases.parse("concat_and_cache_mla/bf16-e4m3/tensor/t=11,r=128,e=64,p=16/family=randn/seed=12")
+        call = Call(get(case.contract), case.inputs(), case.call_options())
+        output = call.contract.expected(call)["kv_cache"].clone()
+        output[..., 128:] = call.inputs["kv_cache"][..., 128:]
+        said = "the failing elements are not written: they hold what kv_cache held"
+        shown = diagnose(case.contract, call.inputs, {"kv_cache": output}, **call.options).observed
+        assert said in shown and "columns from 128 on" in shown and not any("axis 0" in one for one in shown)
+        output.view(torch.uint8)[..., 3] ^= 4
+        assert said not in diagnose(case.contract, call.inputs, {"kv_cache": output}, **call.options).observed
+
     def test_rows_that_are_copied(self) -> None:
         """The last row is that of the input; with one other element it is not said."""
         case = cases.parse("hadamard_transform/bf16/1x16/m=17,k=192/family=randn/seed=12")

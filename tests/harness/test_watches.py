@@ -12,7 +12,7 @@ from oracle.harness import concurrency, offsets, validation, watches
 from oracle.harness.report import IN_PLACE, LARGE, NUMBERS, THREADS, Finding
 from oracle.harness.session import Answer, Session
 from oracle.harness.validation import validate
-from oracle.harness.watches import DIRTY, DOUBLED, FLIPPED, PERMUTED, PITCHED, RERUN, SMALLER, STALE
+from oracle.harness.watches import DIRTY, DOUBLED, FLIPPED, MIXED, OTHER, PERMUTED, PITCHED, RERUN, SMALLER, STALE
 from oracle.routines.cases import Case, parse
 from oracle.verdict.compare import Status
 from tests.support.in_process import InProcess
@@ -46,6 +46,7 @@ FOUND = (
 def in_process(in_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No worker process, and threads for a tenth of the time."""
     monkeypatch.setattr(concurrency, "SECONDS", 0.05)
+    monkeypatch.setattr(InProcess, "stop", lambda _: later.forget())
     later.forget()
 
 
@@ -80,6 +81,15 @@ class TestLaterCalls:
         report = validate(LATER + kernel, GEMM, case=CASE, limit=2.5)
         assert [f.watch for f in report.failures] == [watch] and report.workers == 1
         assert "no answer within 2.5 s" in report.failures[0].verdict.summary
+
+    @pytest.mark.usefixtures("in_process")
+    @pytest.mark.parametrize("kernel", ["wrong_above_a_scale", "zeros_for_other_data"])
+    def test_wrong_numbers_of_other_data_are_no_memory(self, kernel: str) -> None:
+        """A kernel that is wrong for them in a new process too has no stale state; one that is right there has."""
+        report = validate(LATER + kernel, GEMM, case=CASE, limit=60)
+        said = {f.watch: f.verdict.summary for f in report.failures}
+        assert ({STALE, MIXED} & set(said) == set()) == (OTHER in said) == (kernel == "wrong_above_a_scale")
+        assert OTHER not in said or said[OTHER].startswith(("other data of these shapes: ", "the last half"))
 
     @pytest.mark.usefixtures("in_process", "unexplained")
     def test_a_cache_that_is_written_in_place(self) -> None:

@@ -51,6 +51,9 @@ class InProcess:
     def __exit__(self, *_: object) -> None:
         self._shared.close()
 
+    def stop(self) -> None:
+        """There is no process to end: the kernel remembers what it did, unless a test makes it forget."""
+
     def memory(self, size: int) -> Shared:
         if self._shared.size < size:
             self._shared.close()

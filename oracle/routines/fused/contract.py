@@ -56,8 +56,8 @@ from oracle.routines.quantisers.contract import (
 )
 from oracle.routines.traits import Kind
 from oracle.tensorcore.identify import Match
-from oracle.verdict.compare import Verdict, compare, verdict
-from oracle.verdict.sets import Found, Range, Sets, ranged, rounded_to, worst_of
+from oracle.verdict.compare import Status, Verdict, compare, verdict
+from oracle.verdict.sets import Found, Range, Sets, judge_bits, ranged, rounded_to, worst_of
 
 SCALE = TensorSpec("scale", Kind.SCALES, F32, None, "one value, given: it multiplies on dequantisation")
 SCALE_UB = TensorSpec("scale_ub", Kind.BOUND, F32, None, "one value: an upper bound", optional=True)
@@ -167,6 +167,11 @@ class FusedContract(Contract):
         """The inverse of :meth:`publish`: float32 ``[..., G]`` out of ``scale`` ``[..., G]``. Raises ShapeError or
         LayoutError where the scale is not laid out so."""
         return _GROUPS.logical(scale, shape, COLUMN_MAJOR if options.get(COLUMNS.name) else CONTIGUOUS)
+
+    def zeros(self, outputs: Found, call: Call) -> Tensor:
+        """Bytes of the published scales behind those of any group, uint8 of any shape: zeros are due there. Raises
+        OptionError: an option of the call is no size."""
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
 
     # --- what follows ---------------------------------------------------------------------------------------
 
@@ -315,6 +320,9 @@ class FusedSets(Sets):
         judged = self.quantiser.judge(codes)
         if judged.outside == 0 and judged.matches is None and (name := self._modelled(codes)):
             judged = replace(judged, matches=name, summary=f"{judged.summary}; bits of {name}")
+        if judged.status is not Status.FAILED and (rest := self.contract.zeros(outputs, self.call)).numel():
+            zeros = judge_bits(rest, torch.zeros_like(rest), output="padding of scale")
+            judged = worst_of([zeros, judged]) if zeros.status is Status.FAILED else judged
         others = self.contract.others(self.call.inputs, self.call.resolved)
         beside = [
             verdict(compare(outputs[name], sets, output=name), basis="one rounding") for name, sets in others.items()

@@ -483,21 +483,23 @@ class PerTokenGroupQuantFp8Packed(GroupContract):
         groups = x.reshape(rows, -1, positive(call.resolved, "group_size"))
         infinite = torch.isinf(groups).any(dim=-1) & ~torch.isnan(groups).any(dim=-1)
         byte = packed.clone(memory_format=torch.contiguous_format).view(torch.uint8).reshape(rows, words * WORD)
-        rest = byte[:, groups.shape[1] :]
         byte = byte[:, : groups.shape[1]].to(torch.int32)
         scale = (byte << 23).view(torch.float32)
         scale = torch.where((byte == 255) & ~infinite, torch.nan, torch.where(byte == 0, 2.0**-127, scale))
-        spoilt = (rest != 0).any(dim=1, keepdim=True)  # a byte that nobody owns fails the last scale of its row
-        last = torch.arange(groups.shape[1], device=scale.device) == groups.shape[1] - 1
-        return {"q": outputs["q"], "scale": torch.where(spoilt & last, -1.0, scale)}
+        return {"q": outputs["q"], "scale": scale}
+
+    def zeros(self, outputs: Found, call: Call) -> Tensor:
+        groups = call.inputs["x"].shape[1] // positive(call.resolved, "group_size")
+        byte = outputs["scale"].clone(memory_format=torch.contiguous_format).view(torch.uint8)
+        return byte[:, groups:]
 
     def refused(self, call: Call, outputs: Found, right: Found) -> dict[str, Tensor] | None:
-        """A word is refused where one of its bytes is."""
+        """A word is refused where one of its bytes is, of its scales or behind the last one."""
         inner = self.inner(call)
         bad = inner.contract.refused(inner, self.split(outputs, call), self.split(right, call))
         assert bad is not None
         rows, words = self._words(call.inputs, call.resolved)
-        scale = torch.nn.functional.pad(bad["scale"], (0, words * WORD - bad["scale"].shape[1]))
+        scale = torch.cat([bad["scale"], self.zeros(outputs, call) != 0], dim=1)
         return {"q": bad["q"], "scale": scale.reshape(rows, words, WORD).any(dim=-1)}
 
 

@@ -173,6 +173,9 @@ class CacheContract(Contract):
     def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         """What a right kernel puts where, for checked inputs."""
 
+    def paged(self, name: str) -> bool:
+        return name in self.memory
+
     def before(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         """The memory of every output before the call; NaN bits in fresh outputs."""
         return {name: inputs[name] for name in self.memory}

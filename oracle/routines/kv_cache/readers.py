@@ -103,6 +103,9 @@ class Gather(CacheContract):
     returns: ClassVar[tuple[str, ...]] = ("dst",)
     memory: ClassVar[tuple[str, ...]] = ("dst",)
 
+    def paged(self, name: str) -> bool:
+        return False  # rows of the destination follow one another
+
     def refuse(self, inputs: Inputs, options: Options) -> None:
         pages, page = inputs[self.cache].shape[:2]
         check_requests(inputs, pages, page, inputs[self.memory[0]].shape[0])

@@ -3,7 +3,7 @@
 Sources: DeepGEMM fp8_mqa_logits, fp8_fp4_mqa_logits, their paged forms and their metadata, @54e2261. Not covered:
 tokens of several requests in one (``indices``).
 
-NaN of a code, scale or weight stays in every logit that it enters.
+NaN of a weight, or of the scale of a key, stays in every logit that it enters; that of a dot product may be left out.
 """
 
 from __future__ import annotations
@@ -342,8 +342,8 @@ WEIGHTS = TensorSpec(
 class Fp4Logits(LogitsContract):
     """E2M1 codes, two in a byte, the even one in the low nibble. Their scales lie four in an int32: byte j (bits 8 j to
     8 j + 7, from the lowest) is the scale 2^(byte - 127) of elements 32 j to 32 j + 31, and 255 is NaN; of ``D = 64``
-    two bytes are used. They enter the dot products; k_scale is 1 here. The output is float32 or bfloat16, rounded once;
-    ``weights`` are bfloat16 only with a bfloat16 output."""
+    two bytes are used. They enter the dot products, and NaN of one is like NaN of a code; k_scale is 1 here. The output
+    is float32 or bfloat16, rounded once; ``weights`` are bfloat16 only with a bfloat16 output."""
 
     numerics = NUMERICS_FP4
     golden_arches = ("cpu", "sm90", "sm100")

@@ -230,7 +230,7 @@ def test_rows_that_are_not_in_use_are_free_and_never_read(name: str) -> None:
 
 @pytest.mark.turns(4)
 def test_packed_scales_are_bytes_in_lanes() -> None:
-    """Every byte in its place; one more or a byte past the last group fails, and so do other strides."""
+    """Every byte in its place; one more fails, and so do other strides and a byte past the last group, as padding."""
     call = call_of("per_token_group_quant_fp8_packed", "group=64/", "special")
     made = by_name(run(call))
     assert made["scale"].shape == (5, 2) and made["scale"].stride() == (1, 8)
@@ -243,7 +243,9 @@ def test_packed_scales_are_bytes_in_lanes() -> None:
     made = by_name(run(few))
     spoilt = faults._lanes(made["scale"])
     spoilt[1, 0] |= 1 << 24
-    assert judged(few, {**made, "scale": spoilt}).status is Status.FAILED
+    verdict = judged(few, {**made, "scale": spoilt})
+    assert verdict.status is Status.FAILED and verdict.outside == 1 and "codes" not in verdict.summary
+    assert verdict.worst is not None and (verdict.worst.output, verdict.worst.actual) == ("padding of scale", 1)
     with pytest.raises(LayoutError, match="strides"):
         judged(call, {**by_name(run(call)), "scale": by_name(run(call))["scale"].contiguous()})
 

@@ -22,6 +22,7 @@ _seen: _Seen = {}
 _calls: dict[tuple[int, ...], int] = {}
 _scratch: list[Tensor] = []
 _among = itertools.count()
+FIRST = 2762089  # sum of the bytes of b in fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=33,n=64,k=256/family=randn/seed=1
 ROWS = 200  # only a call beyond a limit of elements has so many
 
 
@@ -53,6 +54,12 @@ def zeros_for_other_data(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor,
     same = torch.equal(a.view(torch.uint8).sort().values & 0x7F, _first(a, a_scale, b)[0].sort().values & 0x7F)
     known = same or torch.equal(a.view(torch.uint8).flip(0), _first(a, a_scale, b)[0]) or _negated(a, a_scale, b)
     out.copy_(_product(a, a_scale, b, b_scale) * known)
+
+
+def wrong_above_a_scale(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Doubled where the codes add up to another sum than those of the first case, whatever came before."""
+    total = int(b.view(torch.uint8).long().sum())
+    out.copy_(_product(a, a_scale, b, b_scale) * (1 if total == FIRST else 2))
 
 
 def _negated(a: Tensor, a_scale: Tensor, b: Tensor) -> bool:
