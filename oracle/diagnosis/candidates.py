@@ -627,15 +627,8 @@ class Sample:
         if schedule is not None and not near:
             value = predict_product(product, schedule, out_dtype=output.dtype)
             return value, same_bits(value, output)
-        left, right = (
-            x.value() * x.scales.repeat_interleave(product.block, dim=1)[:, : product.K]
-            for x in (product.left, product.right)
-        )
-        value, size, actual = left @ right.T * product.factor, left.abs() @ right.abs().T, decode(output)
-        loss = 2.0**-40 if self.failure.call.schedule is not None else 2.0**-23 * (product.K + 8)
-        loss, limit = (max(loss, LOST), (1 - NEARLY) * of_dtype(output.dtype).max_finite) if near else (loss, torch.inf)
-        away = NEARLY * value.abs() + loss * abs(product.factor) * size + TINY
-        return value, ((value - actual).abs() <= away) | (value.abs() >= limit) | ~actual.isfinite()
+        loss = 2.0**-40 if self.failure.call.schedule is not None else float32_loss(product.K)
+        return about(product, output, max(loss, LOST)) if near else about(product, output, loss, largest=torch.inf)
 
     def sums(self, faults: tuple[Fault, ...]) -> list[Sums] | None:
         """Float32 results before the store on the sample of each part, as :meth:`FailingOutput.sums`; with the right
@@ -720,6 +713,28 @@ class Sample:
             one = self.failure.weigh(faults, predicted, view)
             total = one if total is None else total.joined(one)
         return total
+
+
+def float32_loss(k: int) -> float:
+    """What a float32 sum of ``k`` products in any order loses at most, of the sum of all magnitudes."""
+    return 2.0**-23 * (k + 8)
+
+
+def about(
+    product: ScaledProduct, output: Tensor, loss: float, *, largest: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The value of a product without bias and summand, float64 ``[M, N]``, and which of ``output`` (its dtype, the same
+    shape) have about it, bool: up to the roundings of a store and this ``loss`` of the sum of all magnitudes. Anything
+    is about a value of at least the magnitude ``largest`` (None: nearly the largest number of the output's dtype), and
+    infinities and NaN of ``output`` are about any."""
+    left, right = (
+        x.value() * x.scales.repeat_interleave(product.block, dim=1)[:, : product.K]
+        for x in (product.left, product.right)
+    )
+    value, size, actual = left @ right.T * product.factor, left.abs() @ right.abs().T, decode(output)
+    limit = (1 - NEARLY) * of_dtype(output.dtype).max_finite if largest is None else largest
+    away = NEARLY * value.abs() + loss * abs(product.factor) * size + TINY
+    return value, ((value - actual).abs() <= away) | (value.abs() >= limit) | ~actual.isfinite()
 
 
 class FailingRows:
