@@ -572,8 +572,29 @@ class Sample:
         """Of the failing elements how many agree with each of these faults, and how many it predicts no NaN for, where
         that costs little: no more is explained, and no other is known (unless the output has a NaN there).
 
-        ``near``: whatever the arithmetic and the store are, if they give about the exact value.
+        ``near``: whatever the arithmetic and the store are, if they give about the exact value; so the arithmetics of
+        one call share what was counted of one sample.
         """
+        if not near:
+            return self._at_most(faults, near=False)
+        known = self.failure.mutated.near.setdefault(self._seen, {})
+        asked = [fault for fault in faults if fault.name not in known]
+        made = self._at_most(asked, near=True)
+        known.update({fault.name: made.get(fault.name) for fault in asked})
+        return {fault.name: found for fault in faults if (found := known[fault.name]) is not None}
+
+    @cached_property
+    def _seen(self) -> tuple[object, ...]:
+        """What :meth:`at_most` depends on beside the faults, for values near the exact ones."""
+        places = (x.cpu().numpy().tobytes() for x in (*self.rows, self.columns))
+        values = (
+            codes_of(x).cpu().numpy().tobytes() if x.is_floating_point() else x.cpu().numpy().tobytes()
+            for view in self.views
+            for x in (view.output, view.failing)
+        )
+        return (*places, *values)
+
+    def _at_most(self, faults: Sequence[Fault], *, near: bool) -> dict[str, tuple[int, int]]:
         call, found = self.failure.call, dict[str, tuple[int, int]]()
         if len(call.parts) != 1 or not len(self.rows[0]):
             return found
@@ -628,7 +649,9 @@ class Sample:
             value = predict_product(product, schedule, out_dtype=output.dtype)
             return value, same_bits(value, output)
         loss = 2.0**-40 if self.failure.call.schedule is not None else float32_loss(product.K)
-        return about(product, output, max(loss, LOST)) if near else about(product, output, loss, largest=torch.inf)
+        if near:
+            return about(product, output, max(float32_loss(product.K), LOST))
+        return about(product, output, loss, largest=torch.inf)
 
     def sums(self, faults: tuple[Fault, ...]) -> list[Sums] | None:
         """Float32 results before the store on the sample of each part, as :meth:`FailingOutput.sums`; with the right
@@ -767,9 +790,11 @@ class FailingRows:
         """The ``faults``, in their order, that are not refused: first those that are computed together, on some of the
         columns in which these rows fail."""
         for some in batches(faults):
-            at_most = {} if self.narrow is None else self.narrow.at_most(some)
-            hopeless = {n for n, (agrees, known) in at_most.items() if known == self.all and agrees <= HOPELESS * known}
-            yield from (fault for fault in some if fault.name not in hopeless and not self.refuse(fault))
+            for near in (True, False) if self.narrow is not None else ():
+                found = self.narrow.at_most(some, near=near).items()
+                hopeless = {n for n, (agrees, known) in found if known == self.all and agrees <= HOPELESS * known}
+                some = [fault for fault in some if fault.name not in hopeless]
+            yield from (fault for fault in some if not self.refuse(fault))
 
     def refuse(self, fault: Fault) -> bool:
         """Whether so little of what fails in these rows is explained that the fault is none of those that are kept."""

@@ -21,13 +21,12 @@ output is judged for the changed call; one that is right for it, in every elemen
 A change is tried only where it changes values, in this order; :data:`TRIED` of them at most are judged, fewer of a
 large call. The first that is right is named. It must specify at least as many elements as the call itself, and leave no
 more of them open: an output is no evidence where nothing is said of it. A change is judged only where its result lies
-nearer to the output than the right result does, for more of the elements than it lies farther from, and where a few elements of a product do not refuse it. It may specify
-less
-where nearly all (:data:`MOST`) of what it leaves out fails, as 0, old memory or a NaN that no arithmetic gives, for a
-result that is neither: that was not computed. Of several of these that which leaves out least is named, and only where
-no change is right but one that leaves out data too. Where offsets or counts say which rows there are, no rows of data
-are left out. Nothing is tried where fewer than one of :data:`SHARE` elements fails, and no change that brings a NaN
-into the inputs explains outputs without one.
+nearer to the output than the right result does, for more of the elements than it lies farther from, and where a few
+elements of a product do not refuse it. It may specify less where nearly all (:data:`MOST`) of what it leaves out fails,
+as 0, old memory or a NaN that no arithmetic gives, for a result that is neither: that was not computed. Of several of
+these that which leaves out least is named, and only where no change is right but one that leaves out data too. Where
+offsets or counts say which rows there are, no rows of data are left out. Nothing is tried where fewer than one of
+:data:`SHARE` elements fails, and no change that brings a NaN into the inputs explains outputs without one.
 
 Not covered: two changes at once; other changes of codes and values, which the catalogue has.
 
@@ -151,8 +150,8 @@ def _far(call: Call, output: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _may_hold(changed: Call, output: Mapping[str, Tensor], far: Mapping[str, Tensor], numerics: str | None) -> bool:
-    """Whether an output may be right for the changed call, by a few of its elements, which cost less than all: more than
-    half of some have about the value (:func:`~oracle.diagnosis.candidates.about`), and a few lie in the bounds."""
+    """Whether an output may be right for the changed call, by a few of its elements, which cost less than all: more
+    than half of some have about the value (:func:`~oracle.diagnosis.candidates.about`), and a few lie in the bounds."""
     if not far:
         return True
     contract = changed.contract

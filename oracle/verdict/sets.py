@@ -81,8 +81,8 @@ class Sets(ABC):
         return not self.judge(found).status.is_failure
 
     def may_hold(self, found: Found, among: Found) -> bool:
-        """Whether it may hold the outputs, by a few of the elements ``among`` (bool, the shapes of ``found``), where these
-        cost less than all; True where nothing is known. What it refuses is refused by :meth:`judge`."""
+        """Whether it may hold the outputs, by a few of the elements ``among`` (bool, the shapes of ``found``), where
+        these cost less than all; True where nothing is known. What it refuses is refused by :meth:`judge`."""
         return True
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
