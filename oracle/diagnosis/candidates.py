@@ -790,11 +790,14 @@ class FailingRows:
         """The ``faults``, in their order, that are not refused: first those that are computed together, on some of the
         columns in which these rows fail."""
         for some in batches(faults):
-            for near in (True, False) if self.narrow is not None else ():
-                found = self.narrow.at_most(some, near=near).items()
-                hopeless = {n for n, (agrees, known) in found if known == self.all and agrees <= HOPELESS * known}
-                some = [fault for fault in some if fault.name not in hopeless]
-            yield from (fault for fault in some if not self.refuse(fault))
+            left = some
+            for near in (True, False):
+                at_most = {} if self.narrow is None else self.narrow.at_most(left, near=near)
+                hopeless = {
+                    n for n, (agrees, known) in at_most.items() if known == self.all and agrees <= HOPELESS * known
+                }
+                left = [fault for fault in left if fault.name not in hopeless]
+            yield from (fault for fault in left if not self.refuse(fault))
 
     def refuse(self, fault: Fault) -> bool:
         """Whether so little of what fails in these rows is explained that the fault is none of those that are kept."""
