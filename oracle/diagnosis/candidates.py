@@ -572,8 +572,29 @@ class Sample:
         """Of the failing elements how many agree with each of these faults, and how many it predicts no NaN for, where
         that costs little: no more is explained, and no other is known (unless the output has a NaN there).
 
-        ``near``: whatever the arithmetic and the store are, if they give about the exact value.
+        ``near``: whatever the arithmetic and the store are, if they give about the exact value; so the arithmetics of
+        one call share what was counted of one sample.
         """
+        if not near:
+            return self._at_most(faults, near=False)
+        known = self.failure.mutated.near.setdefault(self._seen, {})
+        asked = [fault for fault in faults if fault.name not in known]
+        made = self._at_most(asked, near=True)
+        known.update({fault.name: made.get(fault.name) for fault in asked})
+        return {fault.name: found for fault in faults if (found := known[fault.name]) is not None}
+
+    @cached_property
+    def _seen(self) -> tuple[object, ...]:
+        """What :meth:`at_most` depends on beside the faults, for values near the exact ones."""
+        places = (x.cpu().numpy().tobytes() for x in (*self.rows, self.columns))
+        values = (
+            codes_of(x).cpu().numpy().tobytes() if x.is_floating_point() else x.cpu().numpy().tobytes()
+            for view in self.views
+            for x in (view.output, view.failing)
+        )
+        return (*places, *values)
+
+    def _at_most(self, faults: Sequence[Fault], *, near: bool) -> dict[str, tuple[int, int]]:
         call, found = self.failure.call, dict[str, tuple[int, int]]()
         if len(call.parts) != 1 or not len(self.rows[0]):
             return found
@@ -627,15 +648,10 @@ class Sample:
         if schedule is not None and not near:
             value = predict_product(product, schedule, out_dtype=output.dtype)
             return value, same_bits(value, output)
-        left, right = (
-            x.value() * x.scales.repeat_interleave(product.block, dim=1)[:, : product.K]
-            for x in (product.left, product.right)
-        )
-        value, size, actual = left @ right.T * product.factor, left.abs() @ right.abs().T, decode(output)
-        loss = 2.0**-40 if self.failure.call.schedule is not None else 2.0**-23 * (product.K + 8)
-        loss, limit = (max(loss, LOST), (1 - NEARLY) * of_dtype(output.dtype).max_finite) if near else (loss, torch.inf)
-        away = NEARLY * value.abs() + loss * abs(product.factor) * size + TINY
-        return value, ((value - actual).abs() <= away) | (value.abs() >= limit) | ~actual.isfinite()
+        loss = 2.0**-40 if self.failure.call.schedule is not None else float32_loss(product.K)
+        if near:
+            return about(product, output, max(float32_loss(product.K), LOST))
+        return about(product, output, loss, largest=torch.inf)
 
     def sums(self, faults: tuple[Fault, ...]) -> list[Sums] | None:
         """Float32 results before the store on the sample of each part, as :meth:`FailingOutput.sums`; with the right
@@ -722,6 +738,28 @@ class Sample:
         return total
 
 
+def float32_loss(k: int) -> float:
+    """What a float32 sum of ``k`` products in any order loses at most, of the sum of all magnitudes."""
+    return 2.0**-23 * (k + 8)
+
+
+def about(
+    product: ScaledProduct, output: Tensor, loss: float, *, largest: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The value of a product without bias and summand, float64 ``[M, N]``, and which of ``output`` (its dtype, the same
+    shape) have about it, bool: up to the roundings of a store and this ``loss`` of the sum of all magnitudes. Anything
+    is about a value of at least the magnitude ``largest`` (None: nearly the largest number of the output's dtype), and
+    infinities and NaN of ``output`` are about any."""
+    left, right = (
+        x.value() * x.scales.repeat_interleave(product.block, dim=1)[:, : product.K]
+        for x in (product.left, product.right)
+    )
+    value, size, actual = left @ right.T * product.factor, left.abs() @ right.abs().T, decode(output)
+    limit = (1 - NEARLY) * of_dtype(output.dtype).max_finite if largest is None else largest
+    away = NEARLY * value.abs() + loss * abs(product.factor) * size + TINY
+    return value, ((value - actual).abs() <= away) | (value.abs() >= limit) | ~actual.isfinite()
+
+
 class FailingRows:
     """Some failing rows of an output, which refuse most faults that all of it would refuse.
 
@@ -752,9 +790,14 @@ class FailingRows:
         """The ``faults``, in their order, that are not refused: first those that are computed together, on some of the
         columns in which these rows fail."""
         for some in batches(faults):
-            at_most = {} if self.narrow is None else self.narrow.at_most(some)
-            hopeless = {n for n, (agrees, known) in at_most.items() if known == self.all and agrees <= HOPELESS * known}
-            yield from (fault for fault in some if fault.name not in hopeless and not self.refuse(fault))
+            left = some
+            for near in (True, False):
+                at_most = {} if self.narrow is None else self.narrow.at_most(left, near=near)
+                hopeless = {
+                    n for n, (agrees, known) in at_most.items() if known == self.all and agrees <= HOPELESS * known
+                }
+                left = [fault for fault in left if fault.name not in hopeless]
+            yield from (fault for fault in left if not self.refuse(fault))
 
     def refuse(self, fault: Fault) -> bool:
         """Whether so little of what fails in these rows is explained that the fault is none of those that are kept."""

@@ -7,6 +7,7 @@ more. So one record of a call, :class:`Mutated`, is shared by all of them; it ke
     mutated products   by the faults that change an operand; faults of later stages have the right ones
     what they change   one operand, both, or something else, and whether the rows of the output are grouped as before
     their arithmetic   the schedule that fits them, or none
+    what is near       on how many elements of a sample they give about the value of the output, by any arithmetic
 
 Not covered: what is computed from the products (:mod:`oracle.diagnosis.candidates`). The stages before SCHEDULE do not
 depend on the call's schedule.
@@ -57,6 +58,7 @@ class Mutated:
         self.call, self.own = call, call.parts
         self.right = Products(self.own, regrouped=False)
         self.room = KEPT
+        self.near = dict[tuple[object, ...], dict[str, tuple[int, int] | None]]()  # of samples, by what they hold
         self._found = dict[tuple[str, ...], Products]()
         self._operands = dict[str, tuple[bool, Decoded] | None]()
 

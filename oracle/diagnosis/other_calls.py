@@ -21,12 +21,12 @@ output is judged for the changed call; one that is right for it, in every elemen
 A change is tried only where it changes values, in this order; :data:`TRIED` of them at most are judged, fewer of a
 large call. The first that is right is named. It must specify at least as many elements as the call itself, and leave no
 more of them open: an output is no evidence where nothing is said of it. A change is judged only where its result lies
-nearer to the output than the right result does, for more of the elements than it lies farther from. It may specify less
-where nearly all (:data:`MOST`) of what it leaves out fails, as 0, old memory or a NaN that no arithmetic gives, for a
-result that is neither: that was not computed. Of several of these that which leaves out least is named, and only where
-no change is right but one that leaves out data too. Where offsets or counts say which rows there are, no rows of data
-are left out. Nothing is tried where fewer than one of :data:`SHARE` elements fails, and no change that brings a NaN
-into the inputs explains outputs without one.
+nearer to the output than the right result does, for more of the elements than it lies farther from, and where a few
+elements of a product do not refuse it. It may specify less where nearly all (:data:`MOST`) of what it leaves out fails,
+as 0, old memory or a NaN that no arithmetic gives, for a result that is neither: that was not computed. Of several of
+these that which leaves out least is named, and only where no change is right but one that leaves out data too. Where
+offsets or counts say which rows there are, no rows of data are left out. Nothing is tried where fewer than one of
+:data:`SHARE` elements fails, and no change that brings a NaN into the inputs explains outputs without one.
 
 Not covered: two changes at once; other changes of codes and values, which the catalogue has.
 
@@ -43,13 +43,16 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from oracle.diagnosis.candidates import LISTED, LOST, NEARLY, about, evenly, float32_loss
 from oracle.diagnosis.observed import CUTS, cuts, late_picks, made_nan, picked, picks
 from oracle.errors import OracleError
 from oracle.numbers.formats import decode
 from oracle.routines.base import FP8, Call, Output, by_name
 from oracle.routines.traits import Kind, OptionSpec, TensorSpec
+from oracle.tensorcore.identify import subset
 from oracle.truth.layout import HEIGHTS, WIDTH
 from oracle.verdict.compare import Status, Verdict
+from oracle.verdict.pattern import count
 from oracle.verdict.sets import bits_of
 
 TRIED = 96  # changed calls that are judged at most
@@ -59,6 +62,7 @@ FACTORS = (Kind.SCALES, Kind.ALPHA, Kind.WEIGHTS)
 SHARE = 512  # an option or an input enters more than one of so many elements
 BYTE = 0xFF
 SUBNORMAL = 7  # the largest byte of a subnormal number of E4M3
+FEW = (4, 64)  # rows and columns of a product on which a changed call must give about the values
 MOST = 0.95  # of the elements that a changed call leaves out
 QUARTER = 32  # rows of a tile that lie one behind the other
 STEPS = (4, 8, 16)  # in which rows go, so that the last ones are left out
@@ -83,11 +87,13 @@ def taken_otherwise(call: Call, output: Output, verdict: Verdict, numerics: str 
         return None
     nan = any(map(_has_nan, judged.values()))
     least: tuple[int, str] | None = None
+    far = _far(call, judged)
     for said, inputs, options in _changes(call):
         changed, held = replace(call, inputs=inputs, options=options, given=None), None
         left -= LIGHT
         try:
-            if (nan or not _brings_nan(inputs, call)) and _nearer(changed, call, judged):
+            likely = (nan or not _brings_nan(inputs, call)) and _may_hold(changed, judged, far, numerics)
+            if likely and _nearer(changed, call, judged):
                 left -= 1 - LIGHT
                 held = call.contract.judged(changed, output, numerics)
         except OracleError:  # the contract takes no such call, or another output belongs to it
@@ -128,6 +134,39 @@ def tries(call: Call, output: Mapping[str, Tensor]) -> int:
     """How many changed calls are judged; none on a GPU."""
     tensors = [*call.inputs.values(), *output.values()]
     return 0 if any(x.is_cuda for x in tensors) else min(TRIED, WORK // (1 + sum(x.numel() for x in tensors)))
+
+
+def _far(call: Call, output: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Elements of a product that lie farther from the right result than roundings move one, bool by name; all of them
+    where there is none; nothing of other contracts."""
+    found = dict[str, Tensor]()
+    operands = call.optional_operands
+    for name, x in output.items() if operands is not None and operands.parts else ():
+        due = call.truth.get(name)
+        if due is not None and due.shape == x.shape and x.is_floating_point() and due.is_floating_point():
+            far = _distance(x, due) > NEARLY * decode(x).abs().nan_to_num(nan=0.0, posinf=0.0)
+            found[name] = far if bool(far.any()) else torch.ones_like(far)
+    return found
+
+
+def _may_hold(changed: Call, output: Mapping[str, Tensor], far: Mapping[str, Tensor], numerics: str | None) -> bool:
+    """Whether an output may be right for the changed call, by a few of its elements, which cost less than all: more
+    than half of some have about the value (:func:`~oracle.diagnosis.candidates.about`), and a few lie in the bounds."""
+    if not far:
+        return True
+    contract = changed.contract
+    found = contract.validate_output(changed.checked(), output)
+    for part in changed.parts:
+        out, mask = (part.of(x["out"].reshape(-1, x["out"].shape[-1])) for x in (found, far))
+        rows = evenly(torch.nonzero(mask.any(dim=1))[:, 0], FEW[0])
+        columns = evenly(torch.nonzero(mask[rows].any(dim=0))[:, 0], FEW[1])
+        few = subset(part.product, rows, columns)
+        if len(columns) and few.bias is None and few.c is None:
+            there = mask[rows][:, columns]
+            agrees = about(few, out[rows][:, columns], max(float32_loss(few.K), LOST))[1] & there
+            if count(agrees) <= LISTED * count(there):
+                return False
+    return any(sets.may_hold(found, far) for sets in contract.admissible(changed, numerics))
 
 
 def _nearer(changed: Call, call: Call, output: Mapping[str, Tensor]) -> bool:

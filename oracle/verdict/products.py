@@ -165,6 +165,15 @@ class ProductSets(Sets):
             return True
         return not _judge_interval(self.parts, output, self.numerics, self.classes, None).status.is_failure
 
+    def may_hold(self, found: Found, among: Found) -> bool:
+        """Whether one of the classes, which hold what any of the schedules gives, holds a few of the elements."""
+        if len(self.names) > 1 and not self.classes:  # the schedules beside the first have no class
+            return True
+        output, left = (x["out"].reshape(-1, x["out"].shape[-1]) for x in (found, among))
+        if not any(bool(part.of(left).any()) for part in self.parts):
+            return True
+        return self._may_hold(output, left, (self.numerics, *self.classes))
+
     @cached_property
     def _by_float32(self) -> list[tuple[Tensor, Tensor]]:
         return [float64_and_bound(part.product) for part in self.parts]

@@ -80,6 +80,11 @@ class Sets(ABC):
         where a subclass says so."""
         return not self.judge(found).status.is_failure
 
+    def may_hold(self, found: Found, among: Found) -> bool:
+        """Whether it may hold the outputs, by a few of the elements ``among`` (bool, the shapes of ``found``), where
+        these cost less than all; True where nothing is known. What it refuses is refused by :meth:`judge`."""
+        return True
+
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         """The admissible values around ``expected``, the outputs of the reference; None where they are no interval."""
         return None

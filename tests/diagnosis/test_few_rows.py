@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,7 +13,7 @@ from oracle.diagnosis import candidates, explain
 from oracle.diagnosis.candidates import LISTED, PAIR_SAMPLE, FailingOutput, FailingRows, Sample
 from oracle.routines import cases, get
 from oracle.routines.base import Beyond
-from oracle.routines.catalogue import Call, Stage, faults_of
+from oracle.routines.catalogue import Call, Fault, Stage, faults_of
 from oracle.truth.gemm import ScaledProduct
 from tests.support.mutants import mutant
 
@@ -106,7 +106,27 @@ def test_a_pair_is_covered_where_its_share_is(monkeypatch: pytest.MonkeyPatch, e
             answers.add(covered)
     assert answers == {True, False}
     monkeypatch.setattr(Sample, "_agreeing", disagreeing)
-    assert PREVIOUS not in far and PREVIOUS in few.far(faults)
+    another = Sample.half_failing(failing(whole, exact=exact), PAIR_SAMPLE)  # this one has counted
+    assert PREVIOUS not in far and PREVIOUS in another.far(faults) and few.far(faults) == far
+
+
+def test_arithmetics_of_one_call_count_together_what_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another arithmetic nothing is computed again; of another output all is."""
+    failure = failing(whole, exact=False)
+    faults = [fault for fault in faults_of("fp8_gemm_nt") if fault.applies(failure.call) is None]
+    asked, counted = list[int](), Sample._at_most
+
+    def at_most(self: Sample, some: Sequence[Fault], *, near: bool) -> dict[str, tuple[int, int]]:
+        asked.append(len(some))
+        return counted(self, some, near=near)
+
+    monkeypatch.setattr(Sample, "_at_most", at_most)
+    output, mutated, found = failure.output, failure.mutated, []
+    for out in (output, output, output.flip(0)):
+        other = FailingOutput(failure.call.with_schedule(None), out, failure.bad, mutated)
+        sample = Sample(other, [torch.arange(8)], torch.arange(16))
+        found.append(sample.at_most(faults, near=True))
+    assert asked == [len(faults), 0, len(faults)] and found[0] == found[1] != found[2]
 
 
 def test_a_store_that_takes_other_bits_rounds_nothing() -> None:

@@ -271,6 +271,37 @@ class TestNotNamed:
         assert taken_otherwise(call, output, verdict, None) is None
         assert 4 * few < len(asked) - few
 
+    def test_a_change_that_a_few_elements_refuse_is_not_compared(self, monkeypatch):
+        """What the few refuse the whole output refuses; the negative tests ask them nothing, or let them refuse all."""
+        call, asked = call_of(GROUPS), []
+        output = {"out": torch.randn(call.truth["out"].shape, generator=torch.Generator().manual_seed(1)).bfloat16()}
+        monkeypatch.setattr(other_calls, "TRIED", 4)
+        verdict, nearer, may_hold = call.contract.judged(call, output), other_calls._nearer, other_calls._may_hold
+        monkeypatch.setattr(other_calls, "_nearer", lambda *given: asked.append(1) or nearer(*given))
+        assert taken_otherwise(call, output, verdict, None) is None
+        few = len(asked)
+        monkeypatch.setattr(other_calls, "_may_hold", lambda *given: True)
+        assert taken_otherwise(call, output, verdict, None) is None
+        assert 8 * few < len(asked) - few
+        monkeypatch.setattr(other_calls, "TRIED", 96)
+        monkeypatch.setattr(other_calls, "_may_hold", may_hold)
+        made = output_of(call, first)
+        assert said_of(call, made) is not None
+        monkeypatch.setattr(other_calls, "LISTED", 1.0)
+        assert said_of(call, made) is None
+
+    def test_a_few_elements_are_asked_by_their_bounds(self, monkeypatch):
+        """Twice the right result is refused where the first look refuses nothing, and the right one is not; without
+        elements to ask nothing is refused."""
+        call = call_of(GROUPS)
+        monkeypatch.setattr(other_calls, "LISTED", -1.0)
+        right = {"out": call.truth["out"].bfloat16()}
+        everywhere = {"out": torch.ones_like(right["out"], dtype=torch.bool)}
+        double = {"out": right["out"] * 2}
+        assert other_calls._may_hold(call, right, everywhere, None)
+        assert not other_calls._may_hold(call, double, everywhere, None)
+        assert other_calls._may_hold(call, double, {"out": ~everywhere["out"]}, None)
+
     def test_an_output_with_one_element_more_that_is_wrong(self):
         call = call_of(GATHER)
         output = {name: x.clone() for name, x in output_of(call, absent).items()}
