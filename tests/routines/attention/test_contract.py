@@ -352,18 +352,18 @@ class TestMerge:
     """Two states as one, in float32 with torch's exponential, and what leaves the bound."""
 
     @pytest.mark.parametrize("dtypes", ["bf16xbf16-bf16", "f32xf32-f32"])
-    def test_float32_is_admissible_and_an_average_is_not(self, dtypes: str) -> None:
+    def test_float32_is_admissible_and_exchanged_weights_are_not(self, dtypes: str) -> None:
         inputs = cases.parse(f"merge_state_v2/{dtypes}/row/m=33,h=2,d=40/family=randn/seed=1").inputs()
         v_a, s_a, v_b, s_b = (inputs[name].float() for name in ("v_a", "s_a", "v_b", "s_b"))
         top = torch.maximum(s_a, s_b)
         w_a, w_b = torch.exp(s_a - top), torch.exp(s_b - top)
         merged = (v_a * (w_a / (w_a + w_b))[..., None] + v_b * (w_b / (w_a + w_b))[..., None]).to(inputs["v_a"].dtype)
         right = {"v_merged": merged, "s_merged": torch.log(w_a + w_b) + top}
-        average = "log-sum-exps of the states alike"
-        wrong = run(Call(get("merge_state_v2"), inputs, {}), get_fault(average))
+        fault = "log-sum-exps of the states exchanged"
+        wrong = run(Call(get("merge_state_v2"), inputs, {}), get_fault(fault))
         verdicts = [oracle.judge("merge_state_v2", inputs, out) for out in (right, wrong)]
         assert [verdict.status for verdict in verdicts] == [Status.PASSED, Status.FAILED]
-        assert list(verdicts[1].explained_by) == [average]
+        assert list(verdicts[1].explained_by) == [fault]
 
     def test_a_state_without_keys_counts_nothing(self) -> None:
         inputs = cases.parse("merge_state/f32xf32-f32/row/m=9,h=4,d=64/none=1/family=randn/seed=1").inputs()
