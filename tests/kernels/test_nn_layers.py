@@ -154,7 +154,8 @@ class TestLinear:
             ("cuda", "sm90", torch.bfloat16, True, torch.bfloat16),  # DeepGEMM's, not the other library's float32
             ("cuda", "sm90", torch.float16, False, torch.float16),
             ("cuda", "sm90", torch.float16, True, torch.float32),
-            ("cuda", "sm120", torch.bfloat16, True, torch.float32),  # one library for both
+            ("cuda", "sm120", torch.bfloat16, True, torch.bfloat16),  # DeepGEMM's, in the same way
+            ("cuda", "sm89", torch.bfloat16, True, torch.float32),  # one library for both
             ("cuda", "gfx942", torch.float16, True, torch.bfloat16),  # none: the product says why
         ],
     )
