@@ -18,19 +18,16 @@ Source: FlashInfer (gemm_base, fused_moe).
 from __future__ import annotations
 
 import functools
-import importlib
-import threading
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..config import current_config
-from ..errors import MissingPackageError
 from ..fast import flashinfer as direct
 from ..fast.flashinfer import Run
 from ..records import Machine, Problem
+from ._flashinfer import ONE_CALL, library
 from ._host import ALIGNMENT, allocator, dense, is_other_device, on_its_device
 from .declaration import Backend
 
@@ -50,16 +47,6 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
     quantised = p.op != "dynamic_blockscale" and p.a_dtype.startswith("float8")
     done = ("a_scale to [K/128, align(M, 4)]",) if quantised else ("quantise the input 1x128",)
     return (*done, "quantise the weight 128x128") if not p.b_dtype.startswith("float8") else done
-
-
-@functools.cache
-def library(name: str = "flashinfer") -> ModuleType:
-    """A module of the imported library, or :class:`MissingPackageError` with the reason."""
-    try:
-        return importlib.import_module(name)
-    except Exception as error:  # whatever a foreign library raises while it loads is the reason given below
-        why = f"{type(error).__name__}: {error}"
-        raise MissingPackageError("FlashInfer; install `flashinfer-python`", {name: why}) from error
 
 
 def blockscale_sm90(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor | None = None) -> Tensor:
@@ -83,12 +70,6 @@ def blockscale_sm90(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out:
         else:
             run(a, b, target, a_scale, b_scale)
     return target if out is None or target is out else out.copy_(target)
-
-
-ONE_CALL = threading.Lock()
-"""Held for a call: the process has one runner, and releases whose source was not read store a workspace in it.
-
-Not covered: calls of FlashInfer in other threads that bypass this module."""
 
 
 def _fast_run() -> Run | None:

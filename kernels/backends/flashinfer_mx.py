@@ -33,9 +33,9 @@ from ..config import current_config
 from ..platform import current_machine
 from ..records import Machine, Problem
 from ..support import BLOCK, BLOCKS, FEW_ROWS, GROUPED_MX, OTHER_BITS, TILE_ROWS, UNTUNED
+from ._flashinfer import ONE_CALL, library
 from ._host import ALIGNMENT, dense, on_its_device
 from .declaration import Backend, Gemm, MxProduct, Rows, Scales
-from .flashinfer import ONE_CALL, library
 
 NAMES = {
     "flashinfer_cutlass": "cutlass",

@@ -230,7 +230,10 @@ def combined(parts: tuple[Walk, ...], pipeline: Pipeline) -> tuple[Tensor, Tenso
         return parts[0].out.to(torch.float64), sums[0]
     lse = torch.logsumexp(sums, dim=0)
     weights = torch.exp(sums - lse).masked_fill(torch.isneginf(sums), 0.0)
-    return sum((w[:, None] * walk.out for w, walk in zip(weights, parts, strict=True)), torch.zeros(())), lse
+    out = torch.zeros_like(parts[0].out, dtype=torch.float64)
+    for w, walk in zip(weights, parts, strict=True):
+        out = out + w[:, None] * walk.out
+    return out, lse
 
 
 def log_sum(walk: Walk, pipeline: Pipeline) -> Tensor:

@@ -210,7 +210,9 @@ class _Chains:
         )
         if self.compiled and whole:
             return self._by_kernel(chains, first)
-        begin = torch.zeros(self.product.M, dtype=torch.float64) if first is None else first.to(torch.float64)
+        begin = (
+            torch.zeros(self.product.M, dtype=torch.float64, device="cpu") if first is None else first.to(torch.float64)
+        )
         return torch.stack([self._by_definition(ranges, begin) for ranges in chains]).to(torch.float32)
 
     def _by_kernel(self, chains: Sequence[Ranges], first: Tensor | None) -> Tensor:

@@ -61,7 +61,11 @@ def _coded(case: Case, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> lis
     if family == "nan":
         for name, x in zip("qkv", codes, strict=True):
             at = int(case.stream(f"nan of {name}").integers(0, x.numel(), (1,))[0])
-            x.view(-1)[at] = torch.nan if x.dtype.itemsize > 1 else torch.tensor(torch.nan).to(x.dtype)
+            x.view(-1)[at] = (
+                torch.nan
+                if x.dtype.itemsize > 1
+                else torch.tensor(torch.nan, dtype=torch.float32, device="cpu").to(x.dtype)
+            )
     return codes
 
 
@@ -110,7 +114,7 @@ def _lengths(case: Case, name: str, sequences: int, longest: int, least: int = 0
 
 def _ends(lengths: Iterable[int]) -> Tensor:
     """0 and the running sums, int32."""
-    return torch.tensor([0, *np.cumsum(list(lengths)).tolist()], dtype=torch.int32)
+    return torch.tensor([0, *np.cumsum(list(lengths)).tolist()], dtype=torch.int32, device="cpu")
 
 
 def _table(case: Case, lengths: list[int], size: int, spare: int = 2) -> tuple[Tensor, Tensor]:
@@ -192,7 +196,9 @@ def _batch(case: Case) -> dict[str, Tensor]:
             "v_cache": _scattered(v, slots, size),
             "paged_kv_indptr": _ends(pages),
             "paged_kv_indices": torch.cat([row[:count] for row, count in zip(table, pages, strict=True)]),
-            "paged_kv_last_page_len": torch.tensor([n and (n - 1) % size + 1 for n in keys], dtype=torch.int32),
+            "paged_kv_last_page_len": torch.tensor(
+                [n and (n - 1) % size + 1 for n in keys], dtype=torch.int32, device="cpu"
+            ),
         }
     return inputs | _head_scales(case)
 
@@ -212,7 +218,7 @@ def _unified(case: Case) -> dict[str, Tensor]:
         "k": _scattered(k, slots, size),
         "v": _scattered(v, slots, size),
         "cu_seqlens_q": _ends(queries),
-        "seqused_k": torch.tensor(keys, dtype=torch.int32),
+        "seqused_k": torch.tensor(keys, dtype=torch.int32, device="cpu"),
         "block_table": table,
     }
     of_keys = {"k_descale": (1,), "v_descale": (1,)}
@@ -308,7 +314,7 @@ def _merge(case: Case) -> dict[str, Tensor]:
             inputs[output][torch.isinf(s)] = 7.0
         inputs[lse] = s.t().contiguous() if heads_first else s
     if case.out_dtype is torch.float8_e4m3fn:
-        inputs["output_scale"] = torch.tensor([0.013], dtype=torch.float32)
+        inputs["output_scale"] = torch.tensor([0.013], dtype=torch.float32, device="cpu")
     return inputs
 
 

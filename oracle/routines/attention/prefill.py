@@ -101,7 +101,11 @@ class MhaFwd(AttentionContract):
         if used is not None and not bool(((used >= 0) & (used <= keys)).all()):
             raise InputError(f"{self.name}: seqused_k is {used.tolist()}; there are {keys} keys")
         if table is not None:
-            read = table if used is None else table[torch.arange(bound["L"]) * bound["N"] < used.cpu()[:, None]]
+            read = (
+                table
+                if used is None
+                else table[torch.arange(bound["L"], device=table.device) * bound["N"] < used[:, None]]
+            )
             check_pages(self.name, "page_table", read, bound["C"])
         positive_or_none(self.name, options, "softmax_scale")
         for name in ("window_size_left", "window_size_right"):

@@ -186,8 +186,9 @@ class TritonAttention(WideAttention):
     def cached(self, inputs: Inputs, options: Options, numerics: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys ``[N, G, D]`` and values ``[N, G, V]`` of each sequence in the cache, float64; NaN codes are NaN."""
         ends, dtype = inputs["kv_indptr"].tolist(), self.dtype(inputs, options)
-        scales = (torch.tensor(options[name], dtype=torch.float32) for name in ("k_scale", "v_scale"))
-        of_k, of_v = (scale.to(inputs["q"].device) for scale in scales)
+        device = inputs["q"].device
+        names = ("k_scale", "v_scale")
+        of_k, of_v = (torch.tensor(options[name], dtype=torch.float32, device=device) for name in names)
         for first, stop in zip(ends, ends[1:], strict=False):
             k, v = (paged(inputs[name][:, None], inputs["kv_indices"][first:stop], stop - first) for name in BUFFERS)
             yield _widened(k, of_k, dtype, numerics), _widened(v, of_v, dtype, numerics)
