@@ -308,6 +308,8 @@ def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
 
 def _problem(op: str, machine: Machine, dims: Mapping[str, object]) -> Problem:
     """The problem of an operation, or the representative one of a routine, with the fields that are named."""
+    if not isinstance(op, str):
+        raise OptionError(f"op={op!r}; pass the name of an operation or of a routine")
     representative: Mapping[str, Any] = {}
     matches = [row for name, row in ROUTINES.items() if op in (name, name.split(" ")[0])]
     if matches and op in NATIVE or op not in TABLE:

@@ -371,7 +371,7 @@ class AttentionContract(Contract):
             whole |= {f"{word}.{end}": x for word, x in dict(whole).items() for end in ("low", "high", "open")}
         named = self.names
         return {
-            ".".join([named[head], *rest]): self.laid(head, x, inputs).contiguous()
+            ".".join([named[head], *rest]): self.laid(head, x, inputs).clone(memory_format=torch.contiguous_format)
             for name, x in whole.items()
             for head, *rest in [name.split(".")]
             if head in named
