@@ -298,7 +298,7 @@ def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
     problem = _problem(op, machine, dims)
     try:
         chosen = plan(problem, machine)
-    except NoBackendError as error:
+    except NoBackendError as error:  # the answer to print: no backend, and the reason of each
         lines = [f"{problem} on {machine.arch}: {NO_BACKEND}"]
         return "\n".join(lines + [f"  rejected {name}: {why}" for name, why in error.reasons.items()])
     row = order(problem.op, machine)

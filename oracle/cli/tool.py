@@ -341,7 +341,7 @@ def _plans(arguments: argparse.Namespace, plan: Any, errors: Any, fields: Mappin
         if arguments.op is not None:
             raise OptionError("--json writes every routine's decision; leave --op out")
         record, lines = plan.record_of(machine), plan.summary(machine)
-    except errors.KernelError as error:
+    except errors.KernelError as error:  # the layer's typed errors, as this command's
         raise OptionError(str(error)) from None
     write_json(arguments.json, {"schema": "fp8-oracle.plan/1", **record})
     if arguments.json != "-":
@@ -359,7 +359,7 @@ def _machine(arguments: argparse.Namespace, plan: Any, fields: Mapping[str, obje
         path = Path(arguments.machine)
         try:
             return plan.Machine.from_record(json.loads(path.read_text()))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError) as error:  # no file, no JSON, or no record of a machine: one typed error
             raise OptionError(f"--machine {path}: {error}") from None
     return plan.current_machine() if arguments.arch is None else plan.Machine.from_record({"arch": arguments.arch})
 

@@ -527,7 +527,10 @@ class Contract(Stated, ABC):
                 raise OptionError(f"{self.name}: {name} is a {type(value).__name__}; an option is a plain value")
             choices = known[name].choices
             try:
-                admitted = choices is None or value in choices
+                # True is no number: it equals 1, and a contract would read it as another word
+                admitted = choices is None or any(
+                    value == one and (not isinstance(value, bool) or isinstance(one, bool)) for one in choices
+                )
             except (TypeError, ValueError, RuntimeError):  # an array or a tensor has no one truth value
                 admitted = False
             if choices is not None and not admitted:

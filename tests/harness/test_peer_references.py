@@ -35,7 +35,7 @@ def keys() -> list[str]:
 def test_a_reference_of_a_peer(key: str) -> None:
     ((row, _),) = gallery.run(gallery.Asked(FOLDER, device="cpu"), [key])
     if row.verdict == "UNSUPPORTED":
-        pytest.skip(row.why)
+        pytest.skip(row.why)  # names the distribution that is not installed
     assert (row.verdict == "FAILED") == (key in WRONG), row.why
     assert row.verdict == "CONFORMS" or WRONG[key] in row.why
 
@@ -47,7 +47,7 @@ def test_every_row_is_one_of_the_gallery() -> None:
 
 def test_a_wrong_reference_fails() -> None:
     """The negative test: a cast that goes past the largest value, as ml_dtypes' own does without a clamp."""
-    ml_dtypes = pytest.importorskip("ml_dtypes")
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed; it comes with the extra dev")
     case = cases.parse("convert_fp8/bf16-e4m3/tensor/s=3,p=4,d=72/family=randn/seed=1")
     inputs, options = case.inputs(), case.call_options()
     x = (inputs["src"].float() * 100).clamp(-3e38, 3e38)

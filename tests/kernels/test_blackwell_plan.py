@@ -234,7 +234,7 @@ class TestRecords:
             problem = Problem(**row["problem"])
             try:
                 made = plan(problem, machine, BARE)
-            except NoBackendError as error:
+            except NoBackendError as error:  # the row has to say the same
                 assert row["backend"] is None and line[1:] == ("-", "-", "-")
                 assert {b["name"]: b["why_not"] for b in row["backends"]} == error.reasons
                 continue

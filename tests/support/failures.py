@@ -59,7 +59,7 @@ def of_faults(contract: str, cases: int) -> Iterator[tuple[str, str]]:
                 judged = oracle.judge(
                     contract, trial.call.inputs, out, arch=trial.arch, numerics=trial.numerics, **trial.call.options
                 )
-            except OracleError as error:
+            except OracleError as error:  # a line of the dump like another: what was said is compared
                 yield f"{trial.case} {fault.name}", f"{type(error).__name__}: {error}"
                 continue
             yield f"{trial.case} {trial.arch} {trial.numerics} {fault.name}", said(judged)

@@ -354,7 +354,13 @@ class Libraries:
                 scale_recipe_b, swizzle_a, swizzle_b, None if bias is None else empty(bias), output_dtype,
                 contraction_dim, use_fast_accum,
             )  # fmt: skip  # the parameters of torch
-        except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+        except (
+            RuntimeError,
+            ValueError,
+            TypeError,
+            IndexError,
+            NotImplementedError,
+        ) as error:  # torch's refusals, raised again
             raise LibraryError(str(error)) from error
         need(not use_fast_accum and not contraction_dim, "options")
         kinds, orders = torch.nn.functional.ScalingType, torch.nn.functional.SwizzleType

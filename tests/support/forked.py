@@ -69,10 +69,14 @@ def default_signals() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LOADED_AGAIN = {"oracle", "generate", "blocks", "figures", "gallery", "hardware"}
+"""The package, and what holds its classes: an instance of a class of before is none of the class of now."""
+
+
 def load_again(*folders: str) -> None:
     """In a child: forget all of ``oracle`` and of what makes the pages, and look for modules in these folders first."""
     sys.path[:0] = folders
-    for name in [name for name in sys.modules if name.partition(".")[0] in {"oracle", "generate", "blocks", "figures"}]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in LOADED_AGAIN]:
         del sys.modules[name]
     importlib.invalidate_caches()
 

@@ -137,7 +137,9 @@ class TestFlashinferBench:
     """Its registry chooses the evaluator, which calls a solution of either style."""
 
     def test_solutions(self, root: Path) -> None:
-        registry = pytest.importorskip("flashinfer_bench.bench.evaluators.registry", reason="it is not installed")
+        registry = pytest.importorskip(
+            "flashinfer_bench.bench.evaluators.registry", reason="flashinfer-bench is not installed"
+        )
         from flashinfer_bench.data import Definition, EvaluationStatus  # where it is installed
 
         def of(dtype: str, *shape: str) -> dict[str, object]:

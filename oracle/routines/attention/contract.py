@@ -185,7 +185,7 @@ class AttentionContract(Contract):
         if name in self.plain:
             return (1,)
         most, longest = self.splits(call.resolved), max((p.problem.k.shape[0] for p in self._places(call)), default=0)
-        distinct = {-(-longest // count): count for count in range(most, 0, -1)}
+        distinct = {-(-longest // count): count for count in range(1, most + 1)}  # of like numbers the largest
         return tuple(sorted(distinct.values(), reverse=True))
 
     def _places(self, call: Call) -> list[Place]:

@@ -282,17 +282,26 @@ fault(
     same_if="no unused slot of a last tile holds NaN",
 )
 def write_unused(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The last tile is multiplied whole: the keys behind the sequence are masked, their values are not cleared."""
-    v, used = call.inputs["v"], call.inputs["seqused_k"]
-    chosen, out = TILE_SUMS, outputs["out"].clone()
+    """The slots behind ``seqused_k``."""
+    used = call.inputs["seqused_k"].tolist()
+    return _tails(call, outputs, TILE_SUMS, lambda b: (call.inputs["v"][b], used[b]))
+
+
+def _tails(
+    call: Call, outputs: dict[str, Tensor], chosen: Pipeline, of: Callable[[int], tuple[Tensor, int]]
+) -> dict[str, Tensor]:
+    """The last tile of keys is multiplied whole: keys behind the sequence are masked, their values are not cleared.
+    ``of`` gives the values ``[N, G, Dv]`` from the first key of a sequence on, and its number of keys."""
+    name = call.contract.returns[0]
+    out = outputs[name].clone()
+    rows_of = out.view(_contract(call).shape(call.inputs))
     for place in _contract(call).places(call.inputs, call.resolved):
-        keys, rows = int(used[place.batch]), place.problem.q.shape[0]
-        width = chosen.tile(max(place.problem.q.shape[1], v.shape[-1]), rows)
+        v, keys = of(place.batch)
+        width = chosen.tile(max(place.problem.q.shape[1], v.shape[-1]), place.problem.q.shape[0])
         head = place.heads.start // (place.heads.stop - place.heads.start)
-        rest = decode(v[place.batch, keys : -(-keys // width) * width, :, :][:, head])
-        bad = torch.isnan(rest).any(dim=0)
-        out.flatten(0, 1)[place.rows, place.heads][..., bad] = torch.nan
-    return outputs | {"out": out}
+        behind = decode(v[keys : -(-keys // width) * width, head])
+        rows_of[place.rows, place.heads][..., torch.isnan(behind).any(dim=0)] = torch.nan
+    return outputs | {name: out}
 
 
 @fault(
@@ -303,16 +312,10 @@ def write_unused(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     same_if="no value behind a sequence in its last tile is NaN",
 )
 def write_next(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The last tile is multiplied whole: the keys of the next sequence are masked, their values are not."""
-    v, ends, out = call.inputs["v"], call.inputs["kv_indptr"].tolist(), outputs["out"].clone()
+    """The first keys of the next sequence."""
+    v, ends = call.inputs["v"], call.inputs["kv_indptr"].tolist()
     chosen = pipeline("sm90.flashinfer.fp8")
-    for place in _contract(call).places(call.inputs, call.resolved):
-        first, stop, rows = ends[place.batch], ends[place.batch + 1], place.problem.q.shape[0]
-        width = chosen.tile(v.shape[2], rows)
-        head = place.heads.start // (place.heads.stop - place.heads.start)
-        behind = decode(v[stop : first + -(-(stop - first) // width) * width, head])
-        out[place.rows, place.heads][..., torch.isnan(behind).any(dim=0)] = torch.nan
-    return outputs | {"out": out}
+    return _tails(call, outputs, chosen, lambda b: (v[ends[b] :], ends[b + 1] - ends[b]))
 
 
 fault(

@@ -85,14 +85,12 @@ class MergeContract(Contract):
 
     def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
         """Both outputs in float64; NaN where neither state has keys."""
-        return self._named(self._value(inputs, self.check(inputs, options), self.states))
+        return self._value(inputs, self.states(inputs, self.check(inputs, options)))
 
-    def _value(self, inputs: Inputs, options: Options, states: object) -> tuple[Tensor, Tensor]:
-        assert callable(states)
-        given = states(inputs, options)
+    def _value(self, inputs: Inputs, given: States) -> dict[str, Tensor]:
         out, lse = merged(given.outputs, given.sums)
         scale = self.scale(inputs)
-        return out if scale is None else out / scale, lse / math.log(self.log_base)
+        return self._named((out if scale is None else out / scale, lse / math.log(self.log_base)))
 
     def _named(self, results: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
         out, lse = results
@@ -101,7 +99,7 @@ class MergeContract(Contract):
 
     def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> dict[str, Tensor]:
         """The truth, rounded: no bits are known."""
-        return self._rounded(inputs, self._named(self._value(inputs, self.check(inputs, options), self.states)))
+        return self._rounded(inputs, self.reference(inputs, **options))
 
     def _rounded(self, inputs: Inputs, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
         kinds = (self.dtype(inputs), torch.float32)
@@ -146,12 +144,8 @@ class MergeContract(Contract):
         """The truth of inputs that stage READ changed, of states that PRODUCT changed, and of WRITE."""
         inputs = fold(call, faults, Stage.READ, dict(call.inputs))
         options = fold(call, faults, Stage.OPTIONS, dict(call.resolved))
-
-        def states(inputs: Inputs, options: Options) -> States:
-            given: States = fold(call, faults, Stage.PRODUCT, self.states(inputs, options))
-            return given
-
-        computed = self._rounded(inputs, self._named(self._value(inputs, options, states)))
+        given = fold(call, faults, Stage.PRODUCT, self.states(inputs, options))
+        computed = self._rounded(inputs, self._value(inputs, given))
         outputs: dict[str, Tensor] = fold(call, faults, Stage.WRITE, computed)
         return outputs
 

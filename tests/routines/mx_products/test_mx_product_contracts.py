@@ -330,6 +330,7 @@ BAD = (
     ("fp8_fp4_gemm_nn", {"b_scale": torch.ones(16, 5)}, {}, ShapeError, r"\[5, 16\]"),
     ("fp8_fp4_gemm_nt", {"b_scale": torch.full((16, 2), -1, dtype=torch.int32)}, {}, InputError, "byte 255"),
     ("fp8_fp4_gemm_nt", {"b_scale": torch.ones(16, 3, dtype=torch.int32)}, {}, ShapeError, "192 scales; 16 x 5"),
+    ("fp8_fp4_gemm_nt", {}, {"gran_n": True}, OptionError, "gran_n=True is not one of 1, 128"),
     ("fp8_fp4_gemm_nt", {"b_scale": torch.ones(16, 2, dtype=torch.int32)}, {"gran_n": 128}, OptionError,
      "words hold the exponents of one row"),
     ("fp8_fp4_gemm_tn", {"c": torch.zeros(6, 15, dtype=torch.bfloat16)}, {}, ShapeError, r"\[6, 16\]"),

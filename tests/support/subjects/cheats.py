@@ -259,7 +259,7 @@ def writes_nothing(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: 
 
 def _words(path: str) -> str:
     """A file of ``/proc``; nothing where it may not be read."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # another user's process, or none
         return Path(path).read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return ""
 
