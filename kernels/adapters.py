@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import OptionError
+from .errors import OptionError, shown
 
 Inputs = Mapping[str, Tensor]
 Options = Mapping[str, Any]
@@ -117,7 +117,7 @@ def out_dtype_of(options: Options) -> torch.dtype:
     """The output dtype of a call, bf16 when none is named; OptionError when it is no dtype."""
     dtype = options.get("out_dtype", torch.bfloat16)
     if not isinstance(dtype, torch.dtype):
-        raise OptionError(f"out_dtype must be a torch dtype, got {dtype!r}")
+        raise OptionError(f"out_dtype must be a torch dtype, got {shown(dtype)}")
     return dtype
 
 

@@ -23,7 +23,7 @@ from torch.compiler import is_compiling
 from . import blockscaled, checks, grouped, linear
 from .adapters import Inputs, Options, Outputs, int32, out_dtype_of, paired, pairs, runs
 from .checks import FP8
-from .errors import LayoutError, OptionError, ShapeError
+from .errors import LayoutError, OptionError, ShapeError, shown
 from .operators import empty
 from .routes import dtype_name, route
 from .support import BLOCK, BLOCKS, LEAST_1D1D
@@ -259,7 +259,7 @@ def fp8_einsum(equation: str, a: Pair, b: Pair, out: Tensor) -> None:
     OptionError, ShapeError, DtypeError, DeviceError, NoBackendError, InputError, LayoutError
     """
     if equation.replace(" ", "") != EQUATION:
-        raise OptionError(f"equation {equation!r}; the FP8 product of heads is {EQUATION!r}")
+        raise OptionError(f"equation {shown(equation)}; the FP8 product of heads is {EQUATION!r}")
     (x, xs), (w, ws) = checks.pair("a", a), checks.pair("b", b)
     m, heads, k = checks.dtype("a", checks.rank("a", x, 3), FP8).shape
     heads_b, n, k_b = checks.dtype("b", checks.rank("b", w, 3), FP8).shape

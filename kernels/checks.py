@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from .config import current_config
-from .errors import DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError, ValueRangeError
+from .errors import DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError, ValueRangeError, shown
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -320,7 +320,7 @@ def out_dtype(value: object, *admitted: torch.dtype, name: str = "out_dtype") ->
 def positive(name: str, value: object) -> int:
     """Return ``value`` when it is an integer of at least 1 (a bool is not an integer here)."""
     if isinstance(value, bool) or not isinstance(value, INTEGER):
-        raise OptionError(f"{name} must be a positive integer, got {value!r}")
+        raise OptionError(f"{name} must be a positive integer, got {shown(value)}")
     if value < 1:
         raise OptionError(f"{name} must be a positive integer, got {value}")
     whole: Any = value  # a SymInt acts as int
@@ -330,7 +330,7 @@ def positive(name: str, value: object) -> int:
 def number(name: str, value: float) -> float:
     """Return ``value`` when it is positive and finite."""
     if not 0.0 < value < float("inf"):
-        raise OptionError(f"{name} must be a positive finite number, got {value!r}")
+        raise OptionError(f"{name} must be a positive finite number, got {shown(value)}")
     return value
 
 
@@ -364,10 +364,10 @@ def integers(name: str, value: object, count: int | None = None) -> list[int]:
     """Return ``value`` as a list when it is a sequence of integers (``count`` of them when given)."""
     if not isinstance(value, (list, tuple)) or (count is not None and len(value) != count):
         wanted = "integers" if count is None else f"{count} integers"
-        raise OptionError(f"{name} must be a sequence of {wanted}, got {value!r}")
+        raise OptionError(f"{name} must be a sequence of {wanted}, got {shown(value)}")
     for v in value:
         if isinstance(v, bool) or not isinstance(v, INTEGER):
-            raise OptionError(f"{name} must be a sequence of integers, got {value!r}")
+            raise OptionError(f"{name} must be a sequence of integers, got {shown(value)}")
     return list(value)
 
 

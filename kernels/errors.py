@@ -6,7 +6,27 @@ of mistake, all derived from :class:`KernelError` and from the built-in error th
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
+
+import torch
+
+
+class _Shown(reprlib.Repr):
+    def repr1(self, x: object, level: int) -> str:
+        return f"a {type(x).__name__} of {x.dtype}" if isinstance(x, torch.Tensor) else super().repr1(x, level)
+
+
+_SHOWN = _Shown()
+_SHOWN.maxstring = _SHOWN.maxother = 200
+
+
+def shown(value: object) -> str:
+    """An argument as a message prints it: of a tensor its type and dtype.
+
+    The ``repr`` of a tensor waits for its device, and reads memory that its storage no longer has.
+    """
+    return _SHOWN.repr(value)
 
 
 class KernelError(Exception):

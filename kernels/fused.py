@@ -26,7 +26,7 @@ from . import checks, context
 from .adapters import Inputs, Options
 from .backends.declaration import Backend
 from .checks import FP8, WIDE
-from .errors import OptionError, ShapeError
+from .errors import OptionError, ShapeError, shown
 from .operators import empty, lanes
 from .quantize import GROUP_EPS, floor
 from .routes import dtype_name, route
@@ -627,7 +627,7 @@ def _gated(x: Tensor, rank: int, rounding: str, group: int | None = None) -> Non
     checks.dtype("x", checks.rank("x", x, rank), *WIDE)
     checks.nonempty("x", x, -1)
     if rounding not in ROUNDINGS:
-        raise OptionError(f"rounding={rounding!r}: there are {', '.join(ROUNDINGS)}")
+        raise OptionError(f"rounding={shown(rounding)}: there are {', '.join(ROUNDINGS)}")
     if x.shape[-1] % 2:
         raise ShapeError(f"x has shape {list(x.shape)}; its last axis holds gate and up and must be even")
     if group is not None:
@@ -652,7 +652,7 @@ def _norm(
         checks.dtype("residual", checks.rank("residual", residual, 2), x.dtype)
         checks.shape("residual", residual, tuple(x.shape), "the shape of x")
     if not isinstance(epsilon, float) or not 0 < epsilon < 1:
-        raise OptionError(f"epsilon must be a float between 0 and 1, got {epsilon!r}")
+        raise OptionError(f"epsilon must be a float between 0 and 1, got {shown(epsilon)}")
     checks.scalar("scale_ub", scale_ub)
     return checks.same_device(x=x, weight=weight, residual=residual, scale_ub=scale_ub)
 
@@ -671,7 +671,7 @@ def _static(
     checks.scalar("scale", scale)
     checks.same_device(x=x, scale=scale)
     if rounding not in ROUNDINGS:
-        raise OptionError(f"rounding={rounding!r}: there are {', '.join(ROUNDINGS)}")
+        raise OptionError(f"rounding={shown(rounding)}: there are {', '.join(ROUNDINGS)}")
     if torch.compiler.is_compiling():
         op = getattr(torch.ops.fp8_kernels, name)
         options = (epsilon,) if name.endswith("rmsnorm_quant") else (epsilon, rounding)

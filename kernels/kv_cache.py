@@ -22,7 +22,7 @@ from torch.compiler import is_compiling
 from . import checks
 from .backends.declaration import Backend, CacheRows, Part, Slots
 from .checks import FP8, WIDE
-from .errors import DtypeError, LayoutError, OptionError, ShapeError
+from .errors import DtypeError, LayoutError, OptionError, ShapeError, shown
 from .operators import empty
 from .routes import route
 from .verbs import verb
@@ -342,7 +342,7 @@ def convert_fp8(src: Tensor, scale: float = 1.0, out_dtype: torch.dtype = FP8) -
     """
     checks.dtype("src", src, *WIDE, FP8)
     if not 0.0 < scale < float("inf"):
-        raise OptionError(f"scale={scale!r} is not a positive number")
+        raise OptionError(f"scale={shown(scale)} is not a positive number")
     if (out_dtype is FP8) == (src.dtype is FP8) or out_dtype not in (*WIDE, FP8):
         raise DtypeError(f"src is {src.dtype} and out_dtype {out_dtype}: one of them must be float8_e4m3fn")
     if is_compiling():
@@ -527,7 +527,9 @@ def indexer_k_quant_and_cache(
     """
     checks.dtype("k", checks.rank("k", k, 2), *NARROW)
     if quant_block_size != TILE or scale_fmt not in ("", "ue8m0"):
-        raise OptionError(f"quant_block_size={quant_block_size}, scale_fmt={scale_fmt!r}: groups of 128, '' or 'ue8m0'")
+        raise OptionError(
+            f"quant_block_size={shown(quant_block_size)}, scale_fmt={shown(scale_fmt)}: groups of 128, '' or 'ue8m0'"
+        )
     _index_keys(kv_cache, k.shape[1])
     _tokens(checks.shape("slot_mapping", slot_mapping, (k.shape[0],), "a slot for each key"), k=k)
     checks.same_device(k=k, kv_cache=kv_cache)
@@ -772,7 +774,7 @@ def _tokens(slot: Tensor, slots: str = "slot_mapping", **operands: Tensor) -> to
 def _paged(name: str, cache: Tensor, layout: str, dtype: torch.dtype) -> Tensor:
     """A cache as ``[pages, P, H, D]``, whatever its layout."""
     if layout not in LAYOUTS:
-        raise OptionError(f"kv_layout={layout!r}: there are {', '.join(LAYOUTS)}")
+        raise OptionError(f"kv_layout={shown(layout)}: there are {', '.join(LAYOUTS)}")
     checks.dtype(name, checks.rank(name, cache, 4), dtype)
     _written(**{name: cache})
     return cache if layout == "NHD" else cache.transpose(1, 2)

@@ -24,7 +24,7 @@ from . import platform as machines
 from .adapters import Inputs, Options, by_row
 from .backends._host import column_major, take
 from .checks import FP8
-from .errors import OptionError, ShapeError
+from .errors import OptionError, ShapeError, shown
 from .formulas import pack_ue8m0
 from .records import Machine
 from .verbs import verb
@@ -391,7 +391,7 @@ def swizzle_scale(scale: Tensor, tile: str = "128x4") -> Tensor:
     """
     height = {"128x4": 128, "8x4": 8}.get(tile)
     if height is None:
-        raise OptionError(f"tile={tile!r}: there are 128x4 and 8x4")
+        raise OptionError(f"tile={shown(tile)}: there are 128x4 and 8x4")
     if checks.tensor("scale", scale).element_size() != 1 or scale.dim() not in (2, 3):
         raise ShapeError(f"scale is {scale.dtype} {list(scale.shape)}; pass [M, C] or [G, M, C] of a one-byte dtype")
     m, c = scale.shape[-2:]

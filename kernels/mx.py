@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .errors import OptionError
+from .errors import OptionError, shown
 from .mx_blocks import (
     FP4_EMAX,
     FP4_FRACTION,
@@ -114,7 +114,7 @@ def mxfp8_quantize(
     ShapeError, DtypeError, OptionError, InputError, LayoutError
     """
     if element not in FP8_ELEMENTS:
-        raise OptionError(f"element={element!r}: there are {', '.join(FP8_ELEMENTS)}")
+        raise OptionError(f"element={shown(element)}: there are {', '.join(FP8_ELEMENTS)}")
     checks.rank("x", x, 2)
     checks.multiple("alignment", checks.positive("alignment", alignment), MX_BLOCK, "the elements that share a scale")
     if torch.compiler.is_compiling():

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import checks
 from .checks import WIDE
-from .errors import OptionError, ShapeError
+from .errors import OptionError, ShapeError, shown
 from .layout import swizzle_scale
 
 MX_BLOCK, NVFP4_BLOCK = 32, 16
@@ -97,7 +97,7 @@ def shared_exponent(blocks: Tensor, rounding: str, top: float, emax: int, fracti
         rounded = bits + (1 << (22 - fraction))
         bits = torch.where(bits < INF_BITS, rounded, bits)
     elif rounding not in ("floor", "ceil"):
-        raise OptionError(f"rounding={rounding!r}: there are rceil, floor, ceil, even")
+        raise OptionError(f"rounding={shown(rounding)}: there are rceil, floor, ceil, even")
     step = (bits & 0x7FFFFF != 0).int() if rounding == "ceil" else 0
     return torch.where(bits < INF_BITS, ((bits >> 23) + step - emax).clamp(0, 254), NAN_BYTE)
 
@@ -122,7 +122,7 @@ def store_scale(byte: Tensor, layout: str) -> Tensor:
 
 def _tile(layout: str) -> str:
     if layout not in HEIGHTS:
-        raise OptionError(f"layout={layout!r}: there are {', '.join(HEIGHTS)}, {LINEAR}")
+        raise OptionError(f"layout={shown(layout)}: there are {', '.join(HEIGHTS)}, {LINEAR}")
     return layout
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import checks
 from .checks import WIDE
-from .errors import OptionError
+from .errors import OptionError, shown
 from .layout import swizzle_scale
 from .mx import mxfp8_dequantize, mxfp8_quantize
 from .mx_blocks import (
@@ -120,7 +120,7 @@ def mxfp8_quantize_3d(
     e, n, k = checks.nonempty("x", checks.dtype("x", checks.rank("x", x, 3), *WIDE), 0, 1, 2).shape
     checks.multiple("N", n, MX_BLOCK, f"{MX_BLOCK} rows share a scale; pad N")
     if layout not in (TILES, COMPACT):
-        raise OptionError(f"layout={layout!r}: there are {TILES}, {COMPACT}")
+        raise OptionError(f"layout={shown(layout)}: there are {TILES}, {COMPACT}")
     if torch.compiler.is_compiling():
         return compiled_op("mxfp8_quantize_3d", x, layout, rounding, element)
     q, scale = mxfp8_quantize(x.mT.reshape(e * k, n), LINEAR, rounding, element)
@@ -150,9 +150,9 @@ def mxfp8_quantize_2d(
     DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     if element not in FP8_ELEMENTS:
-        raise OptionError(f"element={element!r}: there are {', '.join(FP8_ELEMENTS)}")
+        raise OptionError(f"element={shown(element)}: there are {', '.join(FP8_ELEMENTS)}")
     if direction not in DIRECTIONS:
-        raise OptionError(f"direction={direction!r}: there are {', '.join(DIRECTIONS)}")
+        raise OptionError(f"direction={shown(direction)}: there are {', '.join(DIRECTIONS)}")
     checks.nonempty("x", checks.dtype("x", checks.rank("x", x, 2), *WIDE), 0, 1)
     _rows(x)
     checks.multiple("K", x.shape[1], MX_BLOCK, f"{MX_BLOCK} columns share a scale; pad K")

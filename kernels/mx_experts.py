@@ -22,7 +22,7 @@ from torch import Tensor
 
 from . import checks
 from .checks import WIDE
-from .errors import OptionError, ShapeError
+from .errors import OptionError, ShapeError, shown
 from .layout import swizzle_scale
 from .mx import mxfp8_quantize
 from .mx_blocks import (
@@ -231,7 +231,7 @@ def _placed(x: Tensor, offsets: Tensor, placement: str) -> int:
     if offsets.shape[0] < 2:
         raise ShapeError(f"expert_offsets has shape {list(offsets.shape)}; pass [G + 1] for G experts")
     if placement not in PLACEMENTS:
-        raise OptionError(f"placement={placement!r}: there are {', '.join(PLACEMENTS)}")
+        raise OptionError(f"placement={shown(placement)}: there are {', '.join(PLACEMENTS)}")
     return offsets.shape[0] - 1
 
 

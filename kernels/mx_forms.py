@@ -22,7 +22,7 @@ from torch import Tensor
 
 from . import checks
 from .checks import WIDE
-from .errors import OptionError, ShapeError
+from .errors import OptionError, ShapeError, shown
 from .layout import shuffled_rows, swizzle_scale
 from .mx import mxfp4_fake, mxfp8_fake, mxfp8_quantize, nvfp4_fake
 from .mx_blocks import (
@@ -133,7 +133,7 @@ def mxfp6_quantize(
     Raises OptionError.
     """
     if element not in FP6_ELEMENTS:
-        raise OptionError(f"element={element!r}: there are {', '.join(FP6_ELEMENTS)}")
+        raise OptionError(f"element={shown(element)}: there are {', '.join(FP6_ELEMENTS)}")
     if torch.compiler.is_compiling():
         return compiled_op("mxfp6_quantize", x, layout, rounding, element)
     top, emax, fraction, emin = FP6_ELEMENTS[element]
@@ -160,7 +160,7 @@ def mxfp6_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4", element: s
     Raises DtypeError, InputError, LayoutError, OptionError, ShapeError.
     """
     if element not in FP6_ELEMENTS:
-        raise OptionError(f"element={element!r}: there are {', '.join(FP6_ELEMENTS)}")
+        raise OptionError(f"element={shown(element)}: there are {', '.join(FP6_ELEMENTS)}")
     _, _, fraction, emin = FP6_ELEMENTS[element]
     codes = checks.dtype("q", checks.rank("q", q, 2), torch.uint8).int()
     field, rest = (codes & 31) >> fraction, codes & (1 << fraction) - 1
@@ -388,7 +388,7 @@ def nvfp4_quantize_4over6(
     """
     blocks, g = _encoded(x, global_scale)
     if error not in ERRORS:
-        raise OptionError(f"error={error!r}: there are {', '.join(ERRORS)}")
+        raise OptionError(f"error={shown(error)}: there are {', '.join(ERRORS)}")
     if e4m3_max not in (448, 256):
         raise OptionError(f"e4m3_max={e4m3_max}: there are 448, 256")
     if torch.compiler.is_compiling():
@@ -481,7 +481,7 @@ def nvfp4_batched_quantize(x: Tensor, global_scale: Tensor, layout: str = "128x4
     """
     checks.nonempty("x", checks.rank("x", x, 3), 0, 1, 2)
     if layout not in HEIGHTS:
-        raise OptionError(f"layout={layout!r}: there are {', '.join(HEIGHTS)}")
+        raise OptionError(f"layout={shown(layout)}: there are {', '.join(HEIGHTS)}")
     if torch.compiler.is_compiling():
         return compiled_op("nvfp4_batched_quantize", x, global_scale, layout)
     blocks, g = _encoded(x.flatten(0, 1), global_scale)
@@ -658,7 +658,7 @@ def mxfp8_to_fp8_block(
 
 def _dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
-        raise OptionError(f"dtype={name!r}: there are {', '.join(DTYPES)}")
+        raise OptionError(f"dtype={shown(name)}: there are {', '.join(DTYPES)}")
     return DTYPES[name]
 
 

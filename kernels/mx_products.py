@@ -31,7 +31,7 @@ from . import checks, operators
 from . import platform as machines
 from .adapters import Adapter, Inputs, Options, out_dtype_of, pairs
 from .backends.declaration import Rows, Scales
-from .errors import DtypeError, OptionError, ShapeError
+from .errors import DtypeError, OptionError, ShapeError, shown
 from .layout import shuffled_rows
 from .mx_blocks import LINEAR, MX_BLOCK, NVFP4_BLOCK, size_of
 from .routes import dtype_name, route
@@ -220,7 +220,7 @@ def scaled_mm(
         checks.dtype(name, checks.rank(name, x, 2), E4M3, E5M2, torch.uint8)
     checks.column_major("mat_b", mat_b)
     if swizzle not in SWIZZLES:
-        raise OptionError(f"swizzle={swizzle!r}: there are {', '.join(SWIZZLES)}")
+        raise OptionError(f"swizzle={shown(swizzle)}: there are {', '.join(SWIZZLES)}")
     four = mat_a.dtype is torch.uint8
     if four != (mat_b.dtype is torch.uint8) or mat_a.dtype == mat_b.dtype == E5M2:
         raise DtypeError(f"mat_a is {mat_a.dtype}, mat_b {mat_b.dtype}: two FP8 (not both E5M2) or two of four bits")
@@ -279,7 +279,7 @@ def bmm_mxfp8(
         checks.dtype(name, checks.rank(name, x, 3), E4M3, E5M2)
     checks.column_major("b", b)
     if placement not in ("rows", "batch"):
-        raise OptionError(f"placement={placement!r}: there are rows, batch")
+        raise OptionError(f"placement={shown(placement)}: there are rows, batch")
     (batch, m, k), n = a.shape, b.shape[2]
     if tuple(b.shape[:2]) != (batch, k):
         raise ShapeError(f"a is {list(a.shape)} and b {list(b.shape)}; they are [B, M, K] and [B, K, N]")

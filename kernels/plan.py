@@ -26,6 +26,7 @@ from .errors import (
     Reason,
     SwitchedOff,
     Unavailable,
+    shown,
 )
 from .platform import current_machine
 from .records import ARCHES, Config, Machine, Plan, Problem
@@ -243,7 +244,7 @@ def plan(problem: Problem, machine: Machine | None = None, config: Config | None
     """
     machine, config = machine or current_machine(), config or current_config()
     if problem.op not in TABLE:
-        raise OptionError(f"unknown operation {problem.op!r}; known: {', '.join(TABLE)}")
+        raise OptionError(f"unknown operation {shown(problem.op)}; known: {', '.join(TABLE)}")
     forced = _forced(config.backend).get(problem.op)
     reasons: dict[str, Reason] = {}
     for name in order(problem.op, machine):
@@ -309,12 +310,12 @@ def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
 def _problem(op: str, machine: Machine, dims: Mapping[str, object]) -> Problem:
     """The problem of an operation, or the representative one of a routine, with the fields that are named."""
     if not isinstance(op, str):
-        raise OptionError(f"op={op!r}; pass the name of an operation or of a routine")
+        raise OptionError(f"op={shown(op)}; pass the name of an operation or of a routine")
     representative: Mapping[str, Any] = {}
     matches = [row for name, row in ROUTINES.items() if op in (name, name.split(" ")[0])]
     if matches and op in NATIVE or op not in TABLE:
         if not matches:
-            raise OptionError(f"unknown operation {op!r}; known: {', '.join(dict.fromkeys([*TABLE, *ROUTINES]))}")
+            raise OptionError(f"unknown operation {shown(op)}; known: {', '.join(dict.fromkeys([*TABLE, *ROUTINES]))}")
         op, representative = matches[0]
         op = NATIVE.get(op, op) if machine.sm in BLACKWELL else op
     names = {f.name for f in fields(Problem)} - {"op"}
@@ -415,12 +416,14 @@ def _check_field(name: str, value: object) -> None:
     if name in WORDS:
         if not any(value is word or (isinstance(word, str) and value == word) for word in WORDS[name]):
             words = ", ".join(str(word).lower() for word in WORDS[name] if word is not None)
-            raise OptionError(f"{name}={value!r}; it is one of {words}")
+            raise OptionError(f"{name}={shown(value)}; it is one of {words}")
     elif name.endswith("dtype") or name in ("bias", "c"):
         if not isinstance(value, str) or not isinstance(getattr(torch, value, None), torch.dtype):
-            raise OptionError(f"{name}={value!r} is no torch dtype; name one, as bfloat16")
+            raise OptionError(f"{name}={shown(value)} is no torch dtype; name one, as bfloat16")
     elif not isinstance(value, int) or value < (0 if name == "m" else 1):
-        raise OptionError(f"{name}={value!r} is no extent; give a positive integer{', or 0' if name == 'm' else ''}")
+        raise OptionError(
+            f"{name}={shown(value)} is no extent; give a positive integer{', or 0' if name == 'm' else ''}"
+        )
 
 
 def markdown_table(arches: tuple[str, ...] = ARCHES) -> str:
@@ -446,7 +449,7 @@ def markdown_table(arches: tuple[str, ...] = ARCHES) -> str:
 
 def _described(arch: str, dims: dict[str, Any]) -> Machine:
     if arch not in ARCHES:
-        raise OptionError(f"unknown architecture {arch!r}; known: {', '.join(ARCHES)}")
+        raise OptionError(f"unknown architecture {shown(arch)}; known: {', '.join(ARCHES)}")
     named = ("cuda", "rocm", "torch_version")
     versions: dict[str, Any] = {key: str(dims.pop(key)) for key in named if dims.get(key) is not None}
     return Machine.described(arch, **versions)

@@ -28,7 +28,7 @@ from torch.compiler import is_compiling
 from . import checks, formulas
 from .adapters import Inputs, Options, by_name
 from .checks import FP8, WIDE
-from .errors import InputError, LayoutError, OptionError, ShapeError
+from .errors import InputError, LayoutError, OptionError, ShapeError, shown
 from .operators import empty, lanes
 from .routes import dtype_name, route
 from .support import BLOCK
@@ -575,7 +575,7 @@ def normalize_e4m3fn_to_e4m3fnuz(
 def floor(eps: object) -> None:
     """Refuse a floor of amax that float32 cannot hold."""
     if not isinstance(eps, float) or not FLOAT32_LEAST <= eps <= FLOAT32_MAX:
-        raise OptionError(f"eps must be a positive finite float that float32 can hold, got {eps!r}")
+        raise OptionError(f"eps must be a positive finite float that float32 can hold, got {shown(eps)}")
 
 
 def _matrix(x: object, name: str = "x") -> Tensor:

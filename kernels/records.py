@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .errors import ConfigError, OptionError, Reason
+from .errors import ConfigError, OptionError, Reason, shown
 
 T = TypeVar("T")
 MOE_BACKENDS = ("throughput", "latency", "masked_gemm")
@@ -315,22 +315,24 @@ class Machine:
         known = ("arch", "product", "cuda", "rocm", "torch", "sms", "packages")
         of_these = isinstance(record, dict) and record.keys() <= set(known)
         if not isinstance(record, dict) or not of_these or ("arch" in record) == ("product" in record):
-            raise OptionError(f"a machine is an object with arch or product, and of {', '.join(known[2:])}: {record!r}")
+            raise OptionError(
+                f"a machine is an object with arch or product, and of {', '.join(known[2:])}: {shown(record)}"
+            )
         packages = record.get("packages")
         if packages is not None:
             if not isinstance(packages, dict) or not all(isinstance(v, str) for v in packages.values()):
-                raise OptionError(f"packages={packages!r}; it maps names to versions")
+                raise OptionError(f"packages={shown(packages)}; it maps names to versions")
             if unknown := sorted(packages.keys() - set(PACKAGES)):
                 raise OptionError(f"unknown package {unknown[0]!r}; known: {', '.join(PACKAGES)}")
         sms = record.get("sms")
         if sms is not None and (not isinstance(sms, int) or isinstance(sms, bool) or sms < 1):
-            raise OptionError(f"sms={sms!r} is no number of multiprocessors")
+            raise OptionError(f"sms={shown(sms)} is no number of multiprocessors")
         arch = record.get("arch")
         if arch is None:
             product = cls.of_product(str(record["product"]))
             arch, sms = product.arch, product.sms if sms is None else sms
         if arch not in ARCHES:
-            raise OptionError(f"unknown architecture {arch!r}; known: {', '.join(ARCHES)}")
+            raise OptionError(f"unknown architecture {shown(arch)}; known: {', '.join(ARCHES)}")
         versions = {"cuda": "cuda", "rocm": "rocm", "torch_version": "torch"}
         given: dict[str, Any] = {name: str(record[key]) for name, key in versions.items() if key in record}
         return cls.described(arch, packages=packages, sms=sms, **given)
@@ -345,7 +347,7 @@ class Machine:
             The product is not one of :data:`PRODUCTS`.
         """
         if product not in PRODUCTS:
-            raise OptionError(f"unknown product {product!r}; known: {', '.join(PRODUCTS)}; or describe its arch")
+            raise OptionError(f"unknown product {shown(product)}; known: {', '.join(PRODUCTS)}; or describe its arch")
         arch, count = PRODUCTS[product]
         return cls.described(arch, sms=count if sms is None else sms)
 
@@ -393,7 +395,7 @@ def capability_of(arch: str) -> tuple[int, int] | None:
         return int(match[1]), int(match[2])
     if match := re.fullmatch(r"gfx(\d{1,2})(\d)[0-9a-f]", arch):
         return int(match[1]), int(match[2])
-    raise OptionError(f"unknown architecture {arch!r}; known: {', '.join(ARCHES)}")
+    raise OptionError(f"unknown architecture {shown(arch)}; known: {', '.join(ARCHES)}")
 
 
 def version(text: str) -> tuple[int, ...]:

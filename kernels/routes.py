@@ -18,7 +18,7 @@ import torch
 from . import context
 from .backends.declaration import Backend
 from .config import current_config, use_config
-from .errors import OptionError
+from .errors import OptionError, shown
 from .plan import MODULES, backend_of, explanation, plan
 from .platform import current_machine
 from .records import Machine, Plan, Problem
@@ -36,7 +36,7 @@ def only(backend: str) -> Iterator[None]:
     Where it cannot serve a problem, the plan's error says why.
     """
     if backend not in MODULES:
-        raise OptionError(f"unknown backend {backend!r}; known: {', '.join(MODULES)}")
+        raise OptionError(f"unknown backend {shown(backend)}; known: {', '.join(MODULES)}")
     with use_config(replace(current_config(), backend=backend)):
         yield
 

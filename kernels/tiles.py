@@ -19,7 +19,7 @@ from torch import Tensor
 from . import checks
 from .adapters import Inputs, Options
 from .backends._host import take
-from .errors import OptionError, ShapeError
+from .errors import OptionError, ShapeError, shown
 from .layout import align, ceil_div, powers_of_two, shuffled_rows, swizzle_scale
 from .verbs import verb
 
@@ -82,7 +82,7 @@ def from_blocked(memory: Tensor, rows: int, columns: int, tile: str = "128x4") -
     """
     height = {"128x4": 128, "8x4": 8}.get(tile)
     if height is None:
-        raise OptionError(f"tile={tile!r}: there are 128x4 and 8x4")
+        raise OptionError(f"tile={shown(tile)}: there are 128x4 and 8x4")
     size = align(checks.positive("rows", rows), height) * align(checks.positive("columns", columns), WIDTH)
     if checks.tensor("memory", memory).element_size() != 1 or memory.dim() not in (1, 2) or memory.shape[-1] != size:
         raise ShapeError(
@@ -143,7 +143,7 @@ def swizzle_scale_experts(
             raise ShapeError(f"scale has {total} rows; {groups} experts of {capacity} rows take {groups * capacity}")
         starts = i * align(capacity, HEIGHT)
     else:
-        raise OptionError(f"placement={placement!r}: there are {', '.join(GROUP_PLACEMENTS)}")
+        raise OptionError(f"placement={shown(placement)}: there are {', '.join(GROUP_PLACEMENTS)}")
     masked = placement == "masked"
     height = groups * align(capacity, HEIGHT) if masked else (total + (HEIGHT - 1) * groups) // HEIGHT * HEIGHT
     row = torch.arange(total, device=scale.device)

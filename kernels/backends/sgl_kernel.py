@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import DtypeError, MissingPackageError, NoBackendError, OptionError
+from ..errors import DtypeError, MissingPackageError, NoBackendError, OptionError, shown
 from ..records import Machine, Problem
 from ..support import SGL_WORD
 from ._host import dense, on_its_device
@@ -177,7 +177,7 @@ def _quantise(x: Tensor, q: Tensor, scale: Tensor, group: int, eps: float, *, ue
     if x.dtype not in (torch.bfloat16, torch.float16):
         raise DtypeError(f"x has dtype {x.dtype}; sgl-kernel's quantiser takes bfloat16 or float16")
     if eps != EPS:
-        raise OptionError(f"eps={eps!r}: sgl-kernel's quantiser was compiled with {EPS}")
+        raise OptionError(f"eps={shown(eps)}: sgl-kernel's quantiser was compiled with {EPS}")
     if x.numel() >= ELEMENTS:
         raise NoBackendError(f"{x.numel()} elements", {PACKAGE: "its quantiser numbers elements in 32 bits"})
     if x.numel() == 0:

@@ -32,7 +32,7 @@ from .. import platform as machines
 from ..blockscaled import deepgemm_blockscale_linear, fp8_gemm_nt
 from ..checks import FP8
 from ..context import constant
-from ..errors import CheckpointError, NoBackendError, OptionError, ShapeError
+from ..errors import CheckpointError, NoBackendError, OptionError, ShapeError, shown
 from ..linear import cutlass_scaled_mm
 from ..moe_layer import silu_and_mul
 from ..plan import plan
@@ -215,7 +215,7 @@ class Fp8Linear(Fp8Module):
             A file or a tensor is missing, or the layer is not quantised in a way that is read here.
         """
         if parallel not in PARALLEL:
-            raise OptionError(f"parallel={parallel!r}; it is one of {', '.join(map(str, PARALLEL))}")
+            raise OptionError(f"parallel={shown(parallel)}; it is one of {', '.join(map(str, PARALLEL))}")
         if not names:
             raise OptionError("name at least one layer, as model.layers.3.mlp.down_proj")
         source = folder if isinstance(folder, Checkpoint) else Checkpoint(folder)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from .. import checks
 from ..checks import FP8
-from ..errors import CheckpointError, InputError, OptionError, ShapeError
+from ..errors import CheckpointError, InputError, OptionError, ShapeError, shown
 from ..moe import make_fp8_moe_alpha_scales_for_fi
 from ..moe_layer import moe_block_scaled, moe_per_token, route_deepseek_v3, route_softmax
 from ..moe_pipelines import PIPELINES, Pipeline, moe_experts, row_of, way_of
@@ -254,7 +254,7 @@ class Fp8Experts(Fp8Module):
         """
         row = None if pipeline is None else _row(name, pipeline)
         if parallel not in PARALLEL:
-            raise OptionError(f"parallel={parallel!r}; experts are split by {' or by '.join(PARALLEL)}")
+            raise OptionError(f"parallel={shown(parallel)}; experts are split by {' or by '.join(PARALLEL)}")
         source = folder if isinstance(folder, Checkpoint) else Checkpoint(folder)
         first, end = share(name, "experts", experts, rank, world) if parallel == "expert" else (0, experts)
         part = (rank, world) if parallel == "tensor" else (0, 1)

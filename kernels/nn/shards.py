@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ..checks import FP8
-from ..errors import DtypeError, OptionError, ShapeError, ValueRangeError
+from ..errors import DtypeError, OptionError, ShapeError, ValueRangeError, shown
 from ..layout import align, ceil_div
 from ..routes import dtype_name
 from ..support import BLOCK
@@ -199,7 +199,7 @@ def check(shard: Shard, kind: str) -> Shard:
     DtypeError, ShapeError, OptionError
     """
     if kind not in KINDS:
-        raise OptionError(f"kind={kind!r}; scales are per {', '.join(KINDS)}")
+        raise OptionError(f"kind={shown(kind)}; scales are per {', '.join(KINDS)}")
     name, shape, scales = shard.name, tuple(shard.weight.shape), tuple(shard.scale.shape)
     if shard.weight.dtype != FP8:
         raise DtypeError(
@@ -265,7 +265,7 @@ def share(name: str, axis: str, size: int, rank: int, world: int) -> Span:
     """
     for option, value in (("rank", rank), ("world", world)):
         if not isinstance(value, int) or isinstance(value, bool):
-            raise OptionError(f"{option} must be an integer, got {value!r}")
+            raise OptionError(f"{option} must be an integer, got {shown(value)}")
     if world < 1 or not 0 <= rank < world:
         raise OptionError(f"rank={rank} of world={world}; ranks run from 0 to world - 1")
     if size % world:

@@ -119,6 +119,16 @@ def test_a_verb_with_every_check() -> None:
     assert not problems(checks.checked(careful), RIGHT, ("out",))
 
 
+def test_a_tensor_is_shown_without_its_elements() -> None:
+    """A freed tensor, and one whose subclass differs: the message reads no memory."""
+    from kernels.errors import shown
+
+    freed = torch.ones(3, device="cpu")
+    freed.untyped_storage().resize_(0)
+    assert shown(freed) == "a Tensor of torch.float32"
+    assert shown([freed, "floor"]) == "[a Tensor of torch.float32, 'floor']"
+
+
 @pytest.mark.parametrize(("check", "without", "missed"), [
     ("dtype", lambda name, x, *dtypes: x, "complex"),
     ("rank", lambda name, x, *ranks: x, "axis"),
