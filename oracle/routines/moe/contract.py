@@ -18,6 +18,7 @@ Sources: vLLM fused_moe; FlashInfer trtllm_fused_moe; :mod:`oracle.truth.moe` an
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -90,9 +91,65 @@ QUANTISERS = tuple(
 ROUTERS = ("llama4", "deepseek_v3", "softmax")
 
 
+class Routing(Contract):
+    """Experts of each token and their weights, in any order, weights beside their experts.
+
+    Experts whose choices lie closer than a device's error may come in either order, and so may equal ones. Ids are
+    int32 or int64 from 0 to E - 1, all different.
+    """
+
+    section = "MoE"
+    returns = ("topk_weights", "topk_ids")
+    weights_dtypes = F32
+    """Dtypes that a kernel may give weights in."""
+
+    @abstractmethod
+    def forms(self, inputs: Inputs, options: Options) -> list[routing.Router]:
+        """The routers of which one must explain a whole output; the first is the reference's."""
+
+    def bias(self, inputs: Inputs, options: Options) -> Tensor | None:
+        """What is added to the choices."""
+        return inputs.get("bias")
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        routing.check(self.forms(inputs, options)[0], self.extents(inputs)["E"])
+
+    def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
+        resolved = self.check(inputs, options)
+        weights, ids = routing.route(inputs["logits"], self.forms(inputs, resolved)[0], self.bias(inputs, resolved))
+        ids = torch.where(_padding(inputs), -1, ids)
+        return {"topk_weights": rounded_to(weights, self.weights_dtypes[0]), "topk_ids": ids.to(torch.int32)}
+
+    def outputs(self, call: Call) -> dict[str, Out]:
+        shape = (call.inputs["logits"].shape[0], positive(call.resolved, "top_k"))
+        return {"topk_weights": Out(shape, self.weights_dtypes), "topk_ids": Out(shape, INTEGERS)}
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        return [Property(partial(self._decide, call, form)) for form in self.forms(call.inputs, call.resolved)]
+
+    def _decide(self, call: Call, router: routing.Router, outputs: Found) -> Verdict:
+        logits, bias = call.inputs["logits"], self.bias(call.inputs, call.resolved)
+        padding, given = _padding(call.inputs), outputs["topk_ids"].to(torch.int64)
+        all_scores = routing.scores(logits, router, bias)
+        bad = routing.misrouted(given, all_scores, router, biased=bias is not None)
+        bad = torch.where(padding, given != -1, bad[:, None]).any(dim=1)
+        ids = given.clamp(0, logits.shape[1] - 1)
+        span, dtype = routing.weight_span(all_scores, ids, router), outputs["topk_weights"].dtype
+        ends = [decode(rounded_to(end, dtype)) if dtype != torch.float32 else end for end in (span.low, span.high)]
+        expected = decode(rounded_to(routing.weights_of(all_scores.score, ids, router), dtype))
+        lost = (all_scores.score_span.low.gather(1, ids) <= 0).all(dim=1, keepdim=True) & router.renormalise
+        lost = lost & (router.epsilon == 0 and not router.nan_is_zero)
+        known = (~bad[:, None] & ~padding).expand(ids.shape)
+        sets = Admissible(ends[0], ends[1], expected, known, open=lost.expand(ids.shape))
+        weights = verdict(
+            compare(outputs["topk_weights"], sets, output="topk_weights"), basis="float32 weights of those experts"
+        )
+        return worst_of([_judge_ids(bad, outputs["topk_ids"]), weights])
+
+
 @register
-class MoeRouting(Contract):
-    """Of each row of logits ``l`` the ``top_k`` experts and their weights, in any order, weights beside their experts:
+class MoeRouting(Routing):
+    """Of each row of logits ``l`` the ``top_k`` experts:
 
         llama4        choice l; weight sigmoid(l)
         deepseek_v3   s = sigmoid(l), choice s + bias; weight s
@@ -103,15 +160,12 @@ class MoeRouting(Contract):
     ``top_k`` largest choices among them are taken. With llama4 a bias is added to no choice. With ``renormalize``
     weights are divided by their sum (llama4 too); nothing is claimed of them where every score of the chosen experts is
     below 2^-126 and may be 0. Then they are multiplied by ``routed_scaling_factor``. Scores may err as ``ex2.approx``
-    and ``rcp.approx`` do; choices that lie closer than that may come in either order, and so may equal ones. Ids are
-    int32 or int64 from 0 to E - 1, all different. A row with a NaN logit may choose any experts, whose weights are
-    those of the formulas; so may one whose softmax is NaN, of a logit of +inf or of -inf alone. Else an infinite logit
-    has the score 0 or 1.
+    and ``rcp.approx`` do. A row with a NaN logit may choose any experts, whose weights are those of the formulas; so
+    may one whose softmax is NaN, of a logit of +inf or of -inf alone. Else an infinite logit has the score 0 or 1.
     """
 
     name = "moe_routing"
     production = "moe_layer.route_deepseek_v3"
-    section = "MoE"
     summary = "top-k experts and their weights: Llama-4, DeepSeek-V3 (grouped, biased), softmax"
     source = "vLLM fused_moe routers; DeepSeek-V3 inference/model.py"
     inputs = (
@@ -126,38 +180,15 @@ class MoeRouting(Contract):
         OptionSpec("renormalize", False, (False, True), "weights of a token sum to 1, before the scaling factor"),
         OptionSpec("routed_scaling_factor", 1.0, None, "factor of all weights"),
     )
-    returns = ("topk_weights", "topk_ids")
 
-    def refuse(self, inputs: Inputs, options: Options) -> None:
-        routing.check(router_of(options), self.extents(inputs)["E"])
+    def forms(self, inputs: Inputs, options: Options) -> list[routing.Router]:
+        return [router_of(options)]
 
-    def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
-        router = router_of(self.check(inputs, options))
-        weights, ids = routing.route(inputs["logits"], router, inputs.get("bias"))
-        return {"topk_weights": rounded_to(weights, torch.float32), "topk_ids": ids.to(torch.int32)}
 
-    def outputs(self, call: Call) -> dict[str, Out]:
-        shape = (call.inputs["logits"].shape[0], positive(call.resolved, "top_k"))
-        return {"topk_weights": Out(shape, F32), "topk_ids": Out(shape, INTEGERS)}
-
-    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
-        router, logits, bias = router_of(call.resolved), call.inputs["logits"], call.inputs.get("bias")
-
-        def decide(outputs: Found) -> Verdict:
-            all_scores = routing.scores(logits, router, bias)
-            bad = routing.misrouted(outputs["topk_ids"], all_scores, router, biased=bias is not None)
-            ids = outputs["topk_ids"].to(torch.int64).clamp(0, logits.shape[1] - 1)
-            span = routing.weight_span(all_scores, ids, router)
-            expected = decode(rounded_to(routing.weights_of(all_scores.score, ids, router), torch.float32))
-            lost = (all_scores.score_span.low.gather(1, ids) <= 0).all(dim=1, keepdim=True) & router.renormalise
-            known = (~bad)[:, None].expand(ids.shape)
-            sets = Admissible(span.low, span.high, expected, known, open=lost.expand(ids.shape))
-            weights = verdict(
-                compare(outputs["topk_weights"], sets, output="topk_weights"), basis="float32 weights of those experts"
-            )
-            return worst_of([_judge_ids(bad, outputs["topk_ids"]), weights])
-
-        return [Property(decide)]
+def _padding(inputs: Inputs) -> Tensor:
+    """Bool ``[T, 1]``: rows of padding, which have no experts."""
+    rows = inputs.get("is_padding")
+    return torch.zeros_like(inputs["logits"][:, :1], dtype=torch.bool) if rows is None else rows[:, None]
 
 
 @register

@@ -2,12 +2,12 @@
 
 from oracle.routines.family import RoutineFamily
 from oracle.routines.layouts import faults as layouts
-from oracle.routines.moe import cases, contract, faults, pipeline_cases, pipeline_faults, pipelines
+from oracle.routines.moe import cases, contract, faults, pipeline_cases, pipeline_faults, pipelines, routers
 from oracle.routines.products.faults import movement
 
 FAMILY = RoutineFamily(
     name="moe",
-    contracts=(contract, pipelines),
+    contracts=(contract, pipelines, routers),
     grammars={**cases.GRAMMARS, **pipeline_cases.GRAMMARS},
     # the catalogue names the faults of layouts before those of the layer, and those of runs among them
     faults=(
