@@ -100,8 +100,10 @@ class Routing(Contract):
 
     section = "MoE"
     returns = ("topk_weights", "topk_ids")
-    weights_dtypes = F32
-    """Dtypes that a kernel may give weights in."""
+
+    def weights_dtypes(self, inputs: Inputs) -> tuple[torch.dtype, ...]:
+        """Dtypes that a kernel may give weights in, the reference's first."""
+        return F32
 
     @abstractmethod
     def forms(self, inputs: Inputs, options: Options) -> list[routing.Router]:
@@ -118,11 +120,11 @@ class Routing(Contract):
         resolved = self.check(inputs, options)
         weights, ids = routing.route(inputs["logits"], self.forms(inputs, resolved)[0], self.bias(inputs, resolved))
         ids = torch.where(_padding(inputs), -1, ids)
-        return {"topk_weights": rounded_to(weights, self.weights_dtypes[0]), "topk_ids": ids.to(torch.int32)}
+        return {"topk_weights": rounded_to(weights, self.weights_dtypes(inputs)[0]), "topk_ids": ids.to(torch.int32)}
 
     def outputs(self, call: Call) -> dict[str, Out]:
         shape = (call.inputs["logits"].shape[0], positive(call.resolved, "top_k"))
-        return {"topk_weights": Out(shape, self.weights_dtypes), "topk_ids": Out(shape, INTEGERS)}
+        return {"topk_weights": Out(shape, self.weights_dtypes(call.inputs)), "topk_ids": Out(shape, INTEGERS)}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [Property(partial(self._decide, call, form)) for form in self.forms(call.inputs, call.resolved)]
@@ -188,7 +190,7 @@ class MoeRouting(Routing):
 def _padding(inputs: Inputs) -> Tensor:
     """Bool ``[T, 1]``: rows of padding, which have no experts."""
     rows = inputs.get("is_padding")
-    return torch.zeros_like(inputs["logits"][:, :1], dtype=torch.bool) if rows is None else rows[:, None]
+    return torch.zeros_like(inputs["logits"][:, :1], dtype=torch.bool) if rows is None else rows[:, None] != 0
 
 
 @register

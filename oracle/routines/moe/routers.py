@@ -56,7 +56,7 @@ class Row:
     groups, asks, scales : options for groups of experts, for renormalised weights, for a factor.
     methods : the option that names one of FlashInfer's methods.
     keeps : scores and choices may be kept in the dtype of the logits too.
-    weights : dtypes of weights, the reference's first.
+    weights : dtypes of weights, the reference's first; empty for that of the logits.
     """
 
     name: str
@@ -99,7 +99,7 @@ ROWS = (
     Row(
         name="fused_topk_deepseek", summary="DeepSeek-V3's router in groups of experts, weights that sum to the factor",
         source="FlashInfer fused_moe/fused_routing_dsv3.py", scored="0.5 tanh(0.5 l) + 0.5",
-        facts={"renormalise": True, **_GROUPED}, given=True, bias=WIDE, groups=True, weights=WIDE,
+        facts={"renormalise": True, **_GROUPED}, given=True, bias=WIDE, groups=True, weights=(),
     ),
     Row(
         name="trtllm_moe_routing", summary="the ten routing methods of TensorRT-LLM's layers of experts",
@@ -130,6 +130,9 @@ class LibraryRouting(Routing):
         if not row.keeps or logits == torch.float32:
             return [usual]
         return [usual, Router(top_k=usual.top_k, **facts, kept=of_dtype(logits))]
+
+    def weights_dtypes(self, inputs: Inputs) -> tuple[torch.dtype, ...]:
+        return self.row.weights or tuple(dict.fromkeys((inputs["logits"].dtype, torch.float32)))
 
     def bias(self, inputs: Inputs, options: Options) -> Tensor | None:
         bias = inputs.get("bias")
@@ -162,7 +165,8 @@ def _inputs(row: Row) -> tuple[TensorSpec, ...]:
         doc = "correction of the choice, not of the weight"
         found.append(TensorSpec("bias", Kind.BIAS, row.bias, ("E",), doc, optional=not row.given))
     if row.padded:
-        found.append(TensorSpec("is_padding", Kind.MASK, (torch.bool,), ("T",), "rows without experts", optional=True))
+        doc = "a byte for each row, not 0 for one that has no experts"
+        found.append(TensorSpec("is_padding", Kind.MASK, (torch.uint8,), ("T",), doc, optional=True))
     return tuple(found)
 
 
@@ -188,7 +192,6 @@ def _registered(row: Row) -> type[LibraryRouting]:
         "source": row.source,
         "inputs": _inputs(row),
         "options": _options(row),
-        "weights_dtypes": row.weights,
         "__doc__": f"The score of a logit l is {row.scored}; experts are those of the largest scores, with the bias.",
         "__module__": __name__,
     }

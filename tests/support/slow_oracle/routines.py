@@ -227,6 +227,7 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "silu_and_mul": lambda i, o: layers.silu_and_mul(i["x"], o),
     "maybe_create_device_identity": lambda i, o: [encode(Fraction(1), "float32")],
     "moe_routing": lambda i, o: layers.routing(i["logits"], i.get("bias"), o),
+    **{name: lambda i, o, name=name: layers.library_routing(name, i, o) for name in layers.ROUTERS},
     "scaled_fp8_quant": _dynamic,
     "per_token_group_quant_fp8": _quantiser("group", 1, 128),
     "per_token_cast_to_fp8": _quantiser("cast", 1, 128),
