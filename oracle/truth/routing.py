@@ -318,7 +318,8 @@ def group_spans(scored: Scores, router: Router, biased: bool) -> tuple[Tensor, T
     ends = scored.choice_span.low, scored.choice_span.high
     low, high = (_group_scores(edge, router, biased) for edge in ends)
     slack = 2.0**-23 * (low.abs() + high.abs())  # the float32 sum of two
-    return low - slack, high + slack
+    low, high = low - slack, high + slack
+    return torch.minimum(low, _kept(low, router)), torch.maximum(high, _kept(high, router))  # or a sum that is kept
 
 
 def sigmoid(x: Tensor) -> Tensor:
