@@ -104,9 +104,9 @@ def attention(
     ready = [None if x is None else dense(x) for x in (*scales, used, pages, sink)]
     of_q, of_k, of_v, used, pages, sink = ready
     out, lse, *_ = operator(FA3)(
-        _strided(q), _strided(k), _strided(v), None, None, None, None, None, None, None, None, used, None, None, pages, None,
-        None, None, None, None, of_q, of_k, of_v, scale, causal, *window, 0.0, True, None, splits, None, 0, sink, 1, 0,
-        None,
+        _strided(q), _strided(k), _strided(v), None, None, None, None, None, None, None, None, used, None, None, pages,
+        None, None, None, None, None, of_q, of_k, of_v, scale, causal, *window, 0.0, True, None, splits, None, 0, sink,
+        1, 0, None,
     )  # fmt: skip  # the operator's 37 parameters
     return out, lse
 
