@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,9 @@ DONE, FAILED, LATE, LEFT = "done", "failed", "no end in time", "left"
 SCALED = ("mxf8f6f4", "mxf4", "nvf4")
 DOT_SCALED = "oracle.tensorcore.triton_scaled:dot_scaled"
 CHAINS = (
-    # contract, routine of torch: products whose accumulation is read from probes
-    ("torch_per_tensor_w8a8_scaled_mm", "torch:_scaled_mm"),
-    ("torch_per_token_w8a8_scaled_mm", "torch:_scaled_mm"),
+    # contract, routine of a library: products whose accumulation is read from probes, where the library is installed
+    ("cutlass_scaled_mm", "torch:ops._C.cutlass_scaled_mm"),
+    ("fp8_gemm_nt", "deep_gemm:fp8_gemm_nt"),
 )
 TOOL = (sys.executable, "-m", "oracle")
 TAIL = 40
@@ -83,6 +84,8 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
     for contract, target in CHAINS:
         bound = find(target, contract)
         assert bound is not None, f"{target} has no binding under {contract}"
+        if find_spec((bound.loads or target).partition(":")[0].partition(".")[0]) is None:
+            continue
         given = ("fingerprint", target, "--contract", contract, "--adapter", adapter_of(bound), "--device", "cuda")
         readings.append(Step(f"chain-{contract}", given, 60, f"how {target} accumulates as {contract}", (0,)))
     kept, gallery = str(folder / "captures"), str(folder / "gallery")
