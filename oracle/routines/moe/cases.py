@@ -98,8 +98,8 @@ def _library_ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]
     """Every option alone; 512 experts of which 22 are chosen, and 160, which is no power of two."""
     yield from every_shape(contract, grammar, profile)
     row = ROUTERS[contract]
-    for dtypes, shape in (("f32", "t=9,e=512,k=22"), ("bf16", "t=9,e=160,k=8")):
-        for option in ("", "bias=1/"):
+    for shape in ("t=9,e=512,k=22", "t=9,e=160,k=8"):
+        for dtypes, option in (("bf16", ""), ("f32", "bias=1/"), ("bf16", "bias=1/")):
             yield f"{contract}/{dtypes}/-/{shape}/{option}family=randn/seed=1"
     yield f"{contract}/f32/-/t=40,e=32,k=4/logits=far,bias=1/family=randn/seed=1"
     if row.groups:

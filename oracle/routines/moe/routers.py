@@ -11,7 +11,8 @@
 A row of padding has no experts: its ids are -1, nothing is claimed of its weights. All -inf, or one +inf under a
 softmax: every score is 0, so that any experts may be chosen, and weights are 0. A sum of 0 divides as 1.
 ``grouped_topk`` keeps scores, biases and their sums in float32 or, in its general kernel, in the dtype of the logits,
-all of a call alike; the score of a group is then a sum in either. The layers of TensorRT-LLM round the bias of grouped experts to bfloat16.
+all of a call alike; the score of a group is then a sum in either. The layers of TensorRT-LLM round the bias of grouped
+experts to bfloat16.
 
 Sources: vLLM csrc/moe (topk_softmax_kernels.cu, grouped_topk_kernels.cu); FlashInfer fused_routing_dsv3.py and
 trtllm_fused_moe_routing; :mod:`oracle.truth.routing`.
@@ -114,6 +115,7 @@ class LibraryRouting(Routing):
     formulas."""
 
     row: Row
+    production = "routers.route"
 
     def forms(self, inputs: Inputs, options: Options) -> list[Router]:
         row, facts = self.row, dict(self.row.facts)
