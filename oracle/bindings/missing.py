@@ -5,7 +5,7 @@ its name or in the name of a tensor that it takes (:data:`LOW`). Routing, layers
 cache, which may hold any format, count in every precision. A routine is
 
     bound       where a binding of :mod:`oracle.bindings.known` calls that name in that library
-    contract    else, where a contract has its name
+    contract    else, where a contract has its name, or the one that :data:`oracle.bindings.exemptions.ALIASES` gives
     exempt      else, where rows of :mod:`oracle.bindings.exemptions` name every place in which it is declared
     missing     else
 
@@ -22,7 +22,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from oracle.bindings import installed
-from oracle.bindings.exemptions import ANY, EXEMPT
+from oracle.bindings.exemptions import ALIASES, ANY, EXEMPT
 from oracle.bindings.installed import Routine
 from oracle.bindings.known import bindings
 from oracle.errors import OptionError, among
@@ -105,7 +105,7 @@ def kind_of(routine: Routine) -> str | None:
 class Survey:
     """The counted routines of a library by name, with where each is declared; ``kinds`` says what each is.
 
-    ``unused``: exemptions of the library that nothing needs. ``unread``: files that this Python cannot read.
+    ``unused``: exemptions and aliases of the library that name nothing. ``unread``: files that this Python cannot read.
     """
 
     project: Project
@@ -145,21 +145,22 @@ def survey(of: Project, root: Path | None = None) -> Survey | None:
     places = {name: tuple(declared[name].values()) for name in kinds}
     packages = (*of.packages, f"torch:ops of {of.name}")
     called = {leaf(one.target) for one in bindings() if library(one.target, one.release) in packages}
-    own = EXEMPT.get(of.name, {})
+    own, aliases = EXEMPT.get(of.name, {}), ALIASES.get(of.name, {})
+    described = {name for name in kinds if aliases.get(name, name) in registered()}
     rows = {**own, **EXEMPT[ANY]}
     exempt: dict[str, str] = {}
     used: set[str] = set()
     for name, those in places.items():
-        if name in called or name in registered():
+        if name in called or name in described:
             continue
         matching = [next((row for row in rows if fnmatchcase(one.target, row)), None) for one in those]
         if all(matching):
             used |= {row for row in matching if row}
             exempt[name] = rows[str(matching[0])]
     bound = tuple(name for name in kinds if name in called)
-    contract = tuple(name for name in kinds if name not in called and name in registered())
+    contract = tuple(name for name in kinds if name not in called and name in described)
     missing = tuple(sorted(name for name in kinds if name not in {*bound, *contract, *exempt}))
-    unused = tuple(row for row in own if row not in used)
+    unused = (*(row for row in own if row not in used), *(name for name in aliases if name not in kinds))
     return Survey(of, len(declared), kinds, places, bound, contract, exempt, missing, unused, tuple(unread))
 
 

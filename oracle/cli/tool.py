@@ -319,7 +319,10 @@ def _surveyed(of: Project, root: Path | None) -> Survey | None:
     for reason in dict.fromkeys(found.exempt.values()):
         names = sorted(name for name, why in found.exempt.items() if why == reason)
         say(f"{of.name}: {len(names)} exempt, {reason}: {', '.join(names)}")
-    for what, those in (("exemption matches nothing", found.unused), ("file is not read by this Python", found.unread)):
+    for what, those in (
+        ("exemption or alias names nothing", found.unused),
+        ("file is not read by this Python", found.unread),
+    ):
         for one in those:
             say(f"{of.name}: {what}: {one}")
     return found

@@ -14,6 +14,7 @@ from oracle.bindings.installed import Routine
 from oracle.bindings.known import bindings
 from oracle.bindings.missing import PROJECTS, Survey, kind_of, survey
 from oracle.errors import OptionError
+from oracle.routines import registered
 from tests.support.commandline import Cli
 
 SOURCES = {
@@ -137,6 +138,12 @@ class TestSurvey:
         (wheel / "small" / "again.py").write_text("def mm_fp8(a: Tensor): pass\n")
         assert "mm_fp8" in counted(wheel).missing
 
+    def test_an_alias_is_described(self, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """By its contract; a name that no contract has describes nothing."""
+        for contract, due in (("mha_fwd", True), ("mha_nothing", False)):
+            monkeypatch.setattr(missing, "ALIASES", {"small": {"decode_rows": contract}})
+            assert ("decode_rows" in counted(wheel).contract) is due
+
     def test_absent(self, tmp_path: Path) -> None:
         assert survey(PROJECTS["vllm"], tmp_path) is None
 
@@ -172,6 +179,13 @@ class TestRule:
         assert {*exemptions.EXEMPT} <= {*PROJECTS, exemptions.ANY}
         assert all(":" in row for rows in exemptions.EXEMPT.values() for row in rows)
 
+    def test_an_alias_names_a_contract(self) -> None:
+        """And none where a contract or a binding has the name itself."""
+        called = {missing.leaf(one.target) for one in bindings() if one.target.startswith("torch:ops")}
+        for project, rows in exemptions.ALIASES.items():
+            assert project in PROJECTS and {*rows.values()} <= {*registered()}
+            assert not {*rows} & {*registered(), *called}
+
     def test_no_exemption_hides_a_binding(self) -> None:
         """A row that names what a binding calls would be wrong about it."""
         for one in bindings():
@@ -193,7 +207,7 @@ def test_the_command(cli: Cli, wheel: Path) -> None:
     assert ran.status == 1
     assert "small: product: small:fp8_gemm_from_binary(...)" in ran.out
     assert "small: 1 exempt, a reason: mm_fp8" in ran.out
-    assert "small: exemption matches nothing: *:gone" in ran.out
+    assert "small: exemption or alias names nothing: *:gone" in ran.out
     assert "small: file is not read by this Python: small/later.py" in ran.out
     absent = cli("list", "--missing", "--project", "vllm", "--from", str(wheel))
     assert absent.status == 1 and "vllm: UNSUPPORTED: not in" in absent.out and "pip install" in absent.out
