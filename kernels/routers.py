@@ -35,7 +35,7 @@ ROUTERS: dict[str, dict[str, object]] = {
     "fused_topk_deepseek": {"epsilon": SUM, "renormalize": True},
 }
 """By contract what no option of it changes."""
-METHODS: dict[str, dict[str, object]] = {
+ROUTING_METHODS: dict[str, dict[str, object]] = {
     "Default": {"scoring": "softmax"},
     "Renormalize": {"scoring": "softmax", "by_logit": True, "renormalize": True},
     "DeepSeekV3": {"renormalize": True, "epsilon": SUM},
@@ -55,7 +55,7 @@ def _routed(contract: str) -> Callable[..., dict[str, Tensor]]:
         """Experts and weights, in the dtype that the routine gives them in; -1 for rows of padding."""
         logits, bias, asked = inputs["logits"], inputs.get("bias"), dict(options)
         method = asked.pop("routing_method", "DeepSeekV3")
-        facts = METHODS[str(method)] if contract == METHOD else ROUTERS[contract]
+        facts = ROUTING_METHODS[str(method)] if contract == METHOD else ROUTERS[contract]
         named = {"num_expert_group": "n_group"}
         given = {named.get(name, name): value for name, value in asked.items() if name != "top_k"}
         if contract == METHOD and bias is not None and given.get("n_group", 1) != 1:
@@ -73,7 +73,7 @@ METHOD = "trtllm_moe_routing"
 
 
 @verb()
-def route(
+def route_experts(
     logits: Tensor,
     top_k: int,
     *,
@@ -140,4 +140,4 @@ def route(
 
 SERVED_HERE = (*ROUTERS, METHOD)
 for name in SERVED_HERE:
-    serve(name, "cast", route, _routed(name))
+    serve(name, "cast", route_experts, _routed(name))

@@ -489,8 +489,8 @@ class Binding:
         outputs = {name: x for name, x in reading.names.items() if name in self._written and isinstance(x, Tensor)}
         if returned is not None:
             outputs |= self._returned(returned, outputs)
-        for name, expression in self.derived.items():
-            options[name] = _value(compile(expression, self.target, "eval"), inputs | outputs)
+        for name, text in self.derived.items():
+            options[name] = _value(compile(text, self.target, "eval"), inputs | outputs)
         if "out_dtype" in options and "out_dtype" not in reading.names and "out" in outputs:
             options["out_dtype"] = outputs["out"].dtype
         if why := self.refuses(inputs, options):

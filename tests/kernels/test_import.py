@@ -86,7 +86,7 @@ ROUTINES = (
         "scaled_fp4_quant": ("nvfp4_quantize",),
     }
     | dict.fromkeys(moe_pipelines.PIPELINES, ("moe_experts",))
-    | dict.fromkeys(routers.SERVED_HERE, ("route",))
+    | dict.fromkeys(routers.SERVED_HERE, ("route_experts",))
 )
 """Contracts of several routines, or of a part of one."""
 

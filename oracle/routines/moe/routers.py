@@ -78,7 +78,7 @@ class Row:
 
 _GUARDED = {"nan_is_zero": True}
 _GROUPED = {"by_tanh": True, "epsilon": EPSILON}
-_VLLM = {"source": "vLLM csrc/moe/topk_softmax_kernels.cu; PR 39391", "padded": True, "asks": True}
+_VLLM: dict[str, Any] = {"source": "vLLM csrc/moe/topk_softmax_kernels.cu; PR 39391", "padded": True, "asks": True}
 ROWS = (
     Row(
         name="topk_softmax", summary="the k best of a softmax and a bias; scores that are NaN are 0",
@@ -115,7 +115,7 @@ class LibraryRouting(Routing):
     formulas."""
 
     row: Row
-    production = "routers.route"
+    production = "routers.route_experts"
 
     def forms(self, inputs: Inputs, options: Options) -> list[Router]:
         row, facts = self.row, dict(self.row.facts)
@@ -197,7 +197,9 @@ def _registered(row: Row) -> type[LibraryRouting]:
         "__doc__": f"The score of a logit l is {row.scored}; experts are those of the largest scores, with the bias.",
         "__module__": __name__,
     }
-    return register(type(f"Routing_{row.name}", (LibraryRouting,), body))
+    contract: type[LibraryRouting] = type(f"Routing_{row.name}", (LibraryRouting,), body)
+    register(contract)
+    return contract
 
 
 CONTRACTS = {row.name: _registered(row) for row in ROWS}
