@@ -4,7 +4,7 @@ For each token ``t`` and each of its experts ``e`` (of this rank's ``first <= e 
 
     h    = store(a[t] @ w13[e].T)             gate rows first, then up rows; the product is exact, the store rounds
     h    = value(quantise(h))                 where the first product leaves its kernel as codes
-    act  = round(silu(clamp(gate)) * clamp(up))        silu(x) = x / (1 + exp(-x))
+    act  = round(silu(clamp(gate)) * clamp(up))        or another :class:`oracle.truth.activation.Formula`
     act  = round(act * multiplier)            where one is given: a scale that multiplies before the quantiser
     q, s = quantise(act)                      with a given scale, or one for each token or 1x128 group
     y    = store((q, s) @ w2[e].T)
@@ -34,10 +34,10 @@ from oracle.errors import InputError, ShapeError
 from oracle.numbers.formats import FP32, Format, decode, of_dtype
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import VLLM_GROUP, Recipe, ScaleFormula
-from oracle.numbers.rounding import Overflow, Rounding, pair_to_dtype, round_to, to_dtype, two_sum
+from oracle.numbers.rounding import Overflow, Rounding, f32, pair_to_dtype, round_to, to_dtype, two_sum
+from oracle.truth.activation import SWIGLU, Formula, bounded, curved, halves
 from oracle.truth.gemm import ScaledProduct, exact, rounded, take_rows
 from oracle.truth.layout import ceil_div
-from oracle.truth.routing import sigmoid
 
 BLOCK = 128
 
@@ -107,16 +107,18 @@ class Steps:
     ----------
     store : dtype in which the products are stored, and to which activations and terms are rounded.
     first : dtype of the first product, where it is another; float32 where nothing is stored before the activation.
-    activation : roundings of silu(gate) * up.
+    activation : roundings of the activation, silu(gate) * up or another.
+    formula : which activation it is.
     hidden : quantiser of the first product, which is read back as codes times scale; None: it is not quantised.
     recipe : quantiser of the intermediate; one with a given scale, or of tokens or 1x128 groups.
-    limit : clamp of gate and up, None for none.
+    limit : clamp of gate and up, or as the formula has it; None for none.
     combine : weights, store and sum of the experts' outputs.
     """
 
     store: torch.dtype = torch.bfloat16
     first: torch.dtype | None = None
     activation: Activation = Activation.EACH
+    formula: Formula = SWIGLU
     hidden: Recipe | None = None
     recipe: Recipe = VLLM_GROUP
     limit: float | None = None
@@ -309,16 +311,33 @@ def stored(product: ScaledProduct, dtype: torch.dtype) -> Tensor:
     return rounded(product, exact(product), dtype)
 
 
+def clamped(h: Tensor, steps: Steps) -> tuple[Tensor, Tensor | None]:
+    """Gate and up ``[..., I]`` of float64 ``h [..., 2 I]``, clamped where the formula clamps them; NaN stays NaN."""
+    (gate, up), limit = halves(h, steps.formula), steps.limit
+    if limit is not None:
+        # the curve of a gate above twice the limit and 1024 is above the limit
+        gate = gate.clamp(max=max(2 * limit, 1024.0) if steps.formula.late else limit)
+        gate = nearest(gate, of_dtype(steps.store)) if steps.formula.narrow else gate
+        up = None if up is None else up.clamp(-limit, limit)
+    return gate, up
+
+
+def left_of(gate: Tensor, steps: Steps) -> Tensor:
+    """What becomes of a clamped ``gate`` (float64, any shape) before a rounding: float64 of that shape; NaN stays."""
+    left = curved(gate, steps.formula)
+    return left.clamp(max=steps.limit) if steps.limit is not None and steps.formula.late else left
+
+
 def activated(h: Tensor, steps: Steps) -> Tensor:
-    """``silu(gate) * up`` of float64 ``h [R, 2 I]`` with the steps' roundings and clamp, float64 ``[R, I]``."""
-    gate, up = h.chunk(2, dim=1)
-    if steps.limit is not None:
-        gate, up = gate.clamp(max=steps.limit), up.clamp(-steps.limit, steps.limit)
-    fmt = of_dtype(steps.store)
-    left = gate * sigmoid(gate)
+    """The activation of float64 ``h [..., 2 I]`` with the steps' roundings and clamp, float64 ``[..., I]``."""
+    (gate, up), formula, fmt = clamped(h, steps), steps.formula, of_dtype(steps.store)
+    left = left_of(gate, steps)
     if steps.activation is Activation.EACH:
         left = nearest(left, fmt)
-    return nearest(left * up, FP32 if steps.activation is Activation.NONE else fmt)
+    if up is not None:
+        right = bounded(up, formula)
+        left = left * (f32(right + formula.beta) if formula.beta else right)
+    return nearest(left, FP32 if steps.activation is Activation.NONE else fmt)
 
 
 def between(steps: Steps) -> torch.dtype:

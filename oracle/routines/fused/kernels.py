@@ -38,7 +38,7 @@ from oracle.routines.base import (
     register,
 )
 from oracle.routines.fused.contract import COLUMNS, MASKED, SCALE, SCALE_UB, FusedContract, Value
-from oracle.routines.moe.contract import SiluAndMul
+from oracle.routines.moe.activations import SiluAndMul
 from oracle.routines.quantisers.contract import FAST_MATH
 from oracle.routines.traits import Kind, Trait
 from oracle.truth.moe import nearest

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 
 from tests.support.slow_oracle import (
+    activations,
     attention,
     caches,
     decisions,
@@ -225,6 +226,7 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     **{name: lambda i, o, name=name: pipelines.experts(name, i, o) for name in pipelines.ROWS},
     "apply_fi_trtllm_fp8_per_tensor_moe": layers.tensor_experts,
     "silu_and_mul": lambda i, o: layers.silu_and_mul(i["x"], o),
+    **{name: lambda i, o, name=name: activations.activation(name, i, o) for name in activations.ROWS},
     "maybe_create_device_identity": lambda i, o: [encode(Fraction(1), "float32")],
     "moe_routing": lambda i, o: layers.routing(i["logits"], i.get("bias"), o),
     "scaled_fp8_quant": _dynamic,
