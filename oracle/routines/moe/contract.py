@@ -375,7 +375,15 @@ def _admissible(call: Call, layer: _Call, combine: Combine, name: str) -> tuple[
     boxes, unknown = (None, None) if layer.x is None else input_boxes(layer.x, steps.recipe, scale)
     parts = call.cached(
         f"shares by {name}",
-        lambda: shares(layer.tokens, layer.experts, steps, numerics=name, acc=acc, boxes=boxes, unknown=unknown),
+        lambda: shares(
+            layer.tokens,
+            layer.experts,
+            steps,
+            numerics=name,
+            acc=acc,
+            boxes=None if boxes is None else lambda expert: boxes,
+            unknown=unknown,
+        ),
     )
     result, fmt = outcome(layer.tokens, layer.experts, steps, parts), of_dtype(call.out_dtype)
     expected = nearest(_expected(call, layer, combine), fmt)

@@ -6,6 +6,8 @@ from oracle.routines.moe import (
     activation_cases,
     activation_faults,
     activations,
+    block_layer_cases,
+    block_layers,
     cases,
     contract,
     faults,
@@ -17,8 +19,8 @@ from oracle.routines.products.faults import movement
 
 FAMILY = RoutineFamily(
     name="moe",
-    contracts=(contract, activations, pipelines),
-    grammars={**cases.GRAMMARS, **activation_cases.GRAMMARS, **pipeline_cases.GRAMMARS},
+    contracts=(contract, activations, pipelines, block_layers),
+    grammars={**cases.GRAMMARS, **activation_cases.GRAMMARS, **pipeline_cases.GRAMMARS, **block_layer_cases.GRAMMARS},
     # the catalogue names the faults of layouts before those of the layer, and those of runs among them
     faults=(
         layouts.FAULTS,
@@ -29,5 +31,5 @@ FAMILY = RoutineFamily(
         faults.LAYER,
         pipeline_faults.FAULTS,
     ),
-    goldens=(*cases.GOLDENS, *activation_cases.GOLDENS, *pipeline_cases.GOLDENS),
+    goldens=(*cases.GOLDENS, *activation_cases.GOLDENS, *pipeline_cases.GOLDENS, *block_layer_cases.GOLDENS),
 )

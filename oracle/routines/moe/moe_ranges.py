@@ -35,7 +35,7 @@ from oracle.bounds.activation import curve_span, is_exact, product_span, up_span
 from oracle.bounds.boxed import Box, Range, boxed_product
 from oracle.bounds.code_boxes import code_boxes
 from oracle.bounds.engines import exact
-from oracle.bounds.product import ETA, U
+from oracle.bounds.product import ETA, U, may_overflow
 from oracle.numbers.formats import FP32, Format, decode, of_dtype
 from oracle.numbers.recipes import Recipe
 from oracle.truth import moe
@@ -87,28 +87,29 @@ def shares(
     *,
     numerics: str,
     acc: Accumulator | None,
-    boxes: Sequence[Box] | None = None,
+    boxes: Callable[[int], Sequence[Box]] | None = None,
     unknown: Tensor | None = None,
 ) -> Shares:
     """The intervals of the second products, whatever combines them.
 
     ``numerics`` names the arithmetic of the products (:func:`oracle.verdict.products.interval_of`) and ``acc`` is its
-    accumulator, None for float32 in any order. Where the input is not known exactly (:func:`input_boxes`) its ``boxes``
-    are used and not ``tokens.codes``; nothing is claimed of the rows ``unknown [T]``.
+    accumulator, None for float32 in any order. Where the input is not known exactly (:func:`input_boxes`) the ``boxes``
+    of a local expert are used and not ``tokens.codes``; nothing is claimed of the rows ``unknown [T]``.
     """
     parts, basis, flips, count = list[Share](), numerics, 0, 0
     fmt, first = of_dtype(moe.between(steps)), steps.first or steps.store
     for expert, token, slot in tokens.slots(experts):
         if boxes is None:
-            h, lost = stored_span(experts.product("w13", expert, *tokens.rows(token)), first, numerics)
+            h, lost = stored_span(experts.product("w13", expert, *tokens.rows(token, expert)), first, numerics)
         else:
-            h, lost, _ = boxed_span([box.select(token) for box in boxes], experts, "w13", expert, first, acc)
+            h, lost, _ = boxed_span([box.select(token) for box in boxes(expert)], experts, "w13", expert, first, acc)
         if unknown is not None:
             lost = lost | unknown[token]
         if steps.hidden is not None:
             h = _read_back(h, steps.hidden, of_dtype(first))
-        act, burst = _finite(_multiplied(act_span(h, steps), experts.multiplier, fmt))
-        codes, flipped = code_boxes(act, steps.recipe, fmt, experts.intermediate_scale)
+        act, burst = _finite(_multiplied(act_span(h, experts.steps(expert, steps)), experts.multiplier, fmt))
+        given = None if experts.globals is None else experts.globals[1][expert]
+        codes, flipped = code_boxes(act, steps.recipe, fmt, experts.intermediate_scale, global_scale=given)
         interval = boxed_range(codes, experts, "w2", expert, acc)
         flips, count, basis = flips + flipped, count + codes[0].low.numel(), interval.name
         scales = max(float(b.scale_high.max()) for b in codes), float(experts.w2_scale[expert].abs().max())
@@ -225,7 +226,20 @@ def boxed_range(boxes: Sequence[Box], experts: moe.Experts, which: str, expert: 
         alpha = decode(experts.alpha[which == "w2"][expert]).reshape(1, 1).expand(boxes[0].low.shape[0], 1)
         boxes = [replace(box, scale_low=alpha, scale_high=alpha) for box in boxes]
     fitting = [_by_block(box, scale) for box in boxes]
-    return boxed_product(fitting, getattr(experts, which)[expert], scale, block=block, b_rows=b_rows, acc=acc)
+    interval = boxed_product(fitting, getattr(experts, which)[expert], scale, block=block, b_rows=b_rows, acc=acc)
+    return _affine(interval, *experts.affine(which, expert))
+
+
+def _affine(interval: Range, factor: Tensor | None, bias: Tensor | None) -> Range:
+    """A range times a factor, plus a bias: a rounding of each, and what either may underflow by."""
+    low, high, open_ = interval.low, interval.high, interval.open
+    for rounds, change in ((factor, torch.Tensor.mul), (bias, torch.Tensor.add)):
+        if rounds is not None:
+            ends = [change(end, decode(rounds)[None, :]) for end in (low, high)]
+            low, high = torch.minimum(*ends), torch.maximum(*ends)
+            low, high = low - 2 * U * low.abs() - 2 * ETA, high + 2 * U * high.abs() + 2 * ETA
+            open_ = open_ | may_overflow(torch.maximum(low.abs(), high.abs()))
+    return replace(interval, low=low, high=high, open=open_)
 
 
 def rounded_span(interval: Range, store: torch.dtype) -> tuple[Span, Tensor]:
@@ -281,13 +295,15 @@ def _read_back(h: Span, recipe: Recipe, fmt: Format) -> Span:
     return Span(moe.nearest(low.amin(dim=0), FP32), moe.nearest(high.amax(dim=0), FP32))
 
 
-def input_boxes(x: Tensor, recipe: Recipe, scale: Tensor | None) -> tuple[list[Box], Tensor]:
+def input_boxes(
+    x: Tensor, recipe: Recipe, scale: Tensor | None, global_scale: Tensor | None = None
+) -> tuple[list[Box], Tensor]:
     """Boxes ``[T, K]`` of the input ``x`` ``[T, K]`` (any dtype of :data:`oracle.numbers.quantize.WIDE`), quantised
-    under ``scale`` ``[1]`` where the recipe takes a scale, and its rows ``[T]``, bool, with NaN or infinity, of which
-    nothing is claimed."""
+    under ``scale`` ``[1]`` or ``global_scale`` (one value) where the recipe takes one, and its rows ``[T]``, bool, with
+    NaN or infinity, of which nothing is claimed."""
     rows = decode(x)
     known, unknown = _finite(Span(rows, rows))
-    boxes, _ = code_boxes(known, recipe, of_dtype(x.dtype), scale)
+    boxes, _ = code_boxes(known, recipe, of_dtype(x.dtype), scale, global_scale=global_scale)
     return boxes, unknown
 
 

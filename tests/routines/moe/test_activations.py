@@ -20,8 +20,13 @@ from oracle.verdict.compare import Status
 from tests.support.slow_oracle.activations import ROWS, activation
 from tests.support.slow_oracle.numbers import Array, same
 
-RAW = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
-SIZES = {torch.int16: 1 << 16, torch.int32: 1 << 32}
+RAW = {
+    torch.float8_e4m3fn: torch.uint8,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+    torch.float32: torch.int32,
+}
+SIZES = {torch.uint8: 1 << 8, torch.int16: 1 << 16, torch.int32: 1 << 32}
 NAMES = sorted(CONTRACTS)
 
 

@@ -8,6 +8,7 @@ from fractions import Fraction
 from tests.support.slow_oracle import (
     activations,
     attention,
+    block_layers,
     caches,
     decisions,
     forms,
@@ -224,6 +225,7 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "Fp8LinearOp": layers.linear,
     "moe_fp8": layers.experts,
     **{name: lambda i, o, name=name: pipelines.experts(name, i, o) for name in pipelines.ROWS},
+    **{name: lambda i, o, name=name: block_layers.layer(name, i, o) for name in block_layers.ROWS},
     "apply_fi_trtllm_fp8_per_tensor_moe": layers.tensor_experts,
     "silu_and_mul": lambda i, o: layers.silu_and_mul(i["x"], o),
     **{name: lambda i, o, name=name: activations.activation(name, i, o) for name in activations.ROWS},
@@ -286,6 +288,13 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "mxfp8_grouped_quantize": mx_forms.masked,
     "scaled_fp4_experts_quant": mx_forms.contiguous,
     "mxfp8_experts_quant": mx_forms.contiguous,
+    "mxfp4_experts_quant": lambda i, o: mx_forms.contiguous(i, {**o, "four": True}),
+    "silu_and_mul_scaled_fp4_experts_quant": lambda i, o: mx_forms.contiguous(
+        {**i, "x": fused.gated(mx_forms.finite(i["x"]), "product")}, o
+    ),
+    "silu_and_mul_mxfp4_experts_quant": lambda i, o: mx_forms.contiguous(
+        {**i, "x": fused.gated(mx_forms.finite(i["x"]), "product")}, {**o, "four": True}
+    ),
     "block_scales_to_mxfp8": mx_forms.relabelled,
     "fp8_block_to_mxfp8": mx_forms.requantised,
     "mxfp8_to_fp8_block": mx_forms.to_blocks,
