@@ -88,7 +88,8 @@ def curved(x: Tensor, formula: Formula) -> Tensor:
         case Curve.SILU:
             return x * sigmoid(formula.alpha * x)
         case Curve.GELU:
-            return x * torch.special.erfc(-x * math.sqrt(0.5)) / 2
+            tail: Tensor = torch.special.erfc(-x * math.sqrt(0.5))
+            return x * tail / 2
         case Curve.GELU_TANH:  # (1 + tanh z) / 2 is the sigmoid of 2 z
             return x * sigmoid(2 * math.sqrt(2 / math.pi) * (x + KAPPA * x**3))
         case Curve.RELU2:

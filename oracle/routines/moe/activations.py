@@ -100,8 +100,9 @@ class ActivationContract(Contract):
         special = ~torch.isfinite(left_of(gate, steps))
         if up is not None:
             special = special | ~torch.isfinite(bounded(up, steps.formula))
-        known = lambda half: Span(*(half.masked_fill(special, 0.0),) * 2)  # noqa: E731
-        span = gated_span(known(gate), None if up is None else known(up), steps)
+        g, u = (None if half is None else half.masked_fill(special, 0.0) for half in (gate, up))
+        assert g is not None
+        span = gated_span(Span(g, g), None if u is None else Span(u, u), steps)
         ieee = activated(h, replace(steps, activation=Activation.NONE))
         due = nearest(torch.where(special, ieee, activated(h, steps)), fmt)
         low, high = (torch.where(special, due, edge) for edge in (span.low, span.high))

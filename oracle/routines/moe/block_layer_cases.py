@@ -93,5 +93,7 @@ GRAMMARS = with_corners(
     {name: ("t=4,e=3,h=64,i=64,k=2/first=2",) for name in CONTRACTS},
 )
 GOLDENS = tuple(
-    f"{name}/{g.dtypes[0]}/{g.schemes[0]}/t=1,e=1,h=32,i=32,k=1/family=randn/seed=7" for name, g in GRAMMARS.items()
+    f"{name}/{g.dtypes[0]}/{g.schemes[0]}/t=1,e=1,h={w},i={w},k=1/family=randn/seed=7"
+    for name, g in GRAMMARS.items()
+    for w in (CONTRACTS[name].row.width,)
 )

@@ -386,7 +386,7 @@ class PipelineContract(Contract):
     row: ClassVar[Pipeline]
     section = "MoE"
     production = "moe_pipelines.moe_experts"
-    golden_arches = ("cpu", "sm90")
+    golden_arches: ClassVar[tuple[str, ...]] = ("cpu", "sm90")
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         first = options["first_expert"]
