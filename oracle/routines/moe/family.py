@@ -7,6 +7,7 @@ from oracle.routines.moe import (
     activation_faults,
     activations,
     block_layer_cases,
+    block_layer_faults,
     block_layers,
     cases,
     contract,
@@ -30,6 +31,7 @@ FAMILY = RoutineFamily(
         activation_faults.FAULTS,
         faults.LAYER,
         pipeline_faults.FAULTS,
+        block_layer_faults.FAULTS,
     ),
     goldens=(*cases.GOLDENS, *activation_cases.GOLDENS, *pipeline_cases.GOLDENS, *block_layer_cases.GOLDENS),
 )
