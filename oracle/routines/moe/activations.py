@@ -94,22 +94,29 @@ class ActivationContract(Contract):
 
     def interval(self, call: Call) -> Admissible:
         """The admissible outputs of a checked call."""
-        x, steps = call.inputs["x"], self.steps(call.inputs["x"], call.resolved)
-        h, fmt = decode(x), of_dtype(x.dtype)
-        gate, up = clamped(h, steps)
-        special = ~torch.isfinite(left_of(gate, steps))
-        if up is not None:
-            special = special | ~torch.isfinite(bounded(up, steps.formula))
-        g, u = (None if half is None else half.masked_fill(special, 0.0) for half in (gate, up))
-        assert g is not None
-        span = gated_span(Span(g, g), None if u is None else Span(u, u), steps)
-        ieee = activated(h, replace(steps, activation=Activation.NONE))
-        due = nearest(torch.where(special, ieee, activated(h, steps)), fmt)
-        low, high = (torch.where(special, due, edge) for edge in (span.low, span.high))
-        open_, unwritten = _undetermined(gate, up, steps), self.unwritten(call.inputs)
-        if unwritten is not None:
-            open_ = open_ | unwritten[:, None]
-        return Admissible(low, high, due, open=open_)
+        x, unwritten = call.inputs["x"], self.unwritten(call.inputs)
+        found = interval_of(x, self.steps(x, call.resolved))
+        if unwritten is None or found.open is None:
+            return found
+        return replace(found, open=found.open | unwritten[:, None])
+
+
+def interval_of(x: Tensor, steps: Steps) -> Admissible:
+    """What a device may give of ``x`` ``[..., 2 I]``, float32, bfloat16 or float16, by these steps: ``[..., I]`` on the
+    grid of ``steps.store``. NaN and infinities as of :class:`ActivationContract`. Source: derived in
+    :mod:`oracle.bounds.activation`."""
+    h, fmt = decode(x), of_dtype(steps.store)
+    gate, up = clamped(h, steps)
+    special = ~torch.isfinite(left_of(gate, steps))
+    if up is not None:
+        special = special | ~torch.isfinite(bounded(up, steps.formula))
+    g, u = (None if half is None else half.masked_fill(special, 0.0) for half in (gate, up))
+    assert g is not None
+    span = gated_span(Span(g, g), None if u is None else Span(u, u), steps)
+    ieee = activated(h, replace(steps, activation=Activation.NONE))
+    due = nearest(torch.where(special, ieee, activated(h, steps)), fmt)
+    low, high = (torch.where(special, due, edge) for edge in (span.low, span.high))
+    return Admissible(low, high, due, open=_undetermined(gate, up, steps))
 
 
 def _undetermined(gate: Tensor, up: Tensor | None, steps: Steps) -> Tensor:

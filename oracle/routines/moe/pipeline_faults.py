@@ -384,6 +384,7 @@ fault(
     seen="flashinfer 5128",
     recipe=fields(activation=Activation.EACH),
     on=LAYERS - SILU_ROUNDED - HIDDEN - NARROWED,
+    same_if="no product of this call rounds otherwise",
     admissible_if="the rounding moves no code beyond its neighbours",
 )
 fault(

@@ -24,7 +24,8 @@ IDS = (
     *(f"per_token_group_quant_int8/bf16/-/m=2,k=128/group=64/family={f}/seed=3" for f in ("randn", "ties", "nan")),
     *(f"cutlass_scaled_mm_azp/i8xi8-{d}/{s}/m=3,n=4,k={k}/{o}family={f}/seed=3"
       for d, s, k, o, f in (("bf16", "token:channel", 8, "azp=token,bias=1/", "randn"),
-                            ("f16", "tensor:tensor", 8, "", "randn"), ("bf16", "token:channel", 2048, "azp=token/", "large"))),
+                            ("f16", "tensor:tensor", 8, "", "randn"),
+                            ("bf16", "token:channel", 2048, "azp=token/", "large"))),
 )  # fmt: skip  # a table, one row a line
 
 
@@ -120,7 +121,7 @@ class TestCalls:
 
     def test_named(self) -> None:
         x, one = torch.ones(2, 64), torch.ones(1)
-        azp, both = torch.zeros(1, dtype=torch.int32), {"symmetric": False}
+        azp = torch.zeros(1, dtype=torch.int32)
         for name, inputs, options, error, match in (
             ("scaled_int8_quant", {"x": x, "azp": azp}, {"symmetric": False}, OptionError, "azp"),
             ("scaled_int8_quant", {"x": x, "scale": one}, {"symmetric": False}, OptionError, "azp"),

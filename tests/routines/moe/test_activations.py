@@ -19,6 +19,7 @@ from oracle.truth.routing import Span
 from oracle.verdict.compare import Status
 from tests.support.slow_oracle.activations import ROWS, activation
 from tests.support.slow_oracle.numbers import Array, same
+from tests.support.slow_oracle.routines import derive
 
 RAW = {
     torch.float8_e4m3fn: torch.uint8,
@@ -142,6 +143,23 @@ class TestSecondDerivation:
                 continue
             changed = array(get(name).reference({**inputs, "x": inputs["x"].roll(1, dims=-1)}, **options))  # type: ignore[arg-type]
             assert any(f is not None and not same(f, w, due.dtype) for f, w in zip(found, changed.codes, strict=True))
+
+
+def test_with_a_quantiser_behind_it() -> None:
+    """SGLang's masked quantiser with gemm1_alpha: scales and codes of fractions, and those of another alpha."""
+    for word in ("1.702", "free"):
+        case = cases.parse(
+            f"silu_and_mul_masked_post_quant/bf16-e4m3/1x128/e=1,t=2,i=128/alpha={word}/family=randn/seed=3"
+        )
+        inputs, options = case.inputs(), case.call_options()
+        due = get(case.contract).reference(inputs, **options)
+        assert isinstance(due, dict)
+        found = derive(case.contract, {name: array(x) for name, x in inputs.items()}, options)
+        other = derive(case.contract, {name: array(x) for name, x in inputs.items()}, options | {"gemm1_alpha": 1.0})
+        for name, codes in found.items():
+            stored = array(due[name])
+            equal = [f is None or same(f, w, stored.dtype) for f, w in zip(codes, stored.codes, strict=True)]
+            assert all(equal) and codes != other[name], (word, name)
 
 
 class TestKernels:
