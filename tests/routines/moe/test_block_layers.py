@@ -88,6 +88,22 @@ class TestVerdicts:
             assert contract.judge(inputs, out, arch="cpu").status is Status.FAILED, name
 
 
+class TestRanks:
+    """Experts of other ranks are dropped, and what the ranks give adds up to the whole layer."""
+
+    @pytest.mark.sampled(2)
+    @pytest.mark.parametrize("name", NAMES)
+    def test_parts_add_up(self, name: str) -> None:
+        inputs, contract = case_of(name, "", "t=5,e=4,h=32,i=32,k=1").inputs(), get(name)
+        whole = contract.reference(inputs)
+        parts = []
+        for first in (0, 2):
+            own = {key: x[first : first + 2] if x.shape[0] == 4 else x for key, x in inputs.items()}
+            parts.append(contract.reference(own, first_expert=first))
+        assert isinstance(whole, Tensor) and torch.equal(sum(parts), whole)  # type: ignore[arg-type]
+        assert any(not torch.equal(part, whole) for part in parts)  # type: ignore[arg-type]
+
+
 class TestBoxes:
     """What a quantiser gives of any value inside an interval lies in one of its boxes."""
 

@@ -230,6 +230,7 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "apply_fi_trtllm_fp8_per_tensor_moe": layers.tensor_experts,
     "silu_and_mul": lambda i, o: layers.silu_and_mul(i["x"], o),
     **{name: lambda i, o, name=name: activations.activation(name, i, o) for name in activations.ROWS},
+    "remap_topk_to_local": lambda i, o: [i["expert_map"].codes[c] if c >= 0 else -1 for c in i["topk_ids"].codes],
     "scaled_int8_quant": int8.quantised,
     "per_token_quant_int8": lambda i, o: int8.grouped(i, i["x"].shape[1], "away", 1e-10),
     "per_token_group_quant_int8": lambda i, o: int8.grouped(i, int(str(o["group_size"])), "zero", 1e-10),
