@@ -74,7 +74,7 @@ class Int8Quantiser(Contract):
     computed in float32, one operation after the other. No rows give no codes. Rows may have any strides."""
 
     section = "Quantisation"
-    loses = False
+    dispatched = False
 
     def steps(self, options: Options) -> Steps:
         """What a right kernel does."""
@@ -307,6 +307,7 @@ class CutlassScaledMmAzp(Contract):
 
     name = "cutlass_scaled_mm_azp"
     section = "Dense products"
+    dispatched = False
     summary = "int8 product whose zero point is taken out in int32, then scales and bias"
     source = "vLLM cutlass_scaled_mm_azp, csrc/cutlass_extensions/epilogue/scaled_mm_epilogues_c3x.hpp"
     inputs = (

@@ -133,6 +133,7 @@ class RemapTopkToLocal(LayoutContract):
     local number of every global expert, -1 for those of other ranks. Ids are below its entries."""
 
     name = "remap_topk_to_local"
+    dispatched = False
     section = "MoE"
     summary = "global experts of tokens as those of this rank, -1 for others and for none"
     source = "vLLM layers/fused_moe remap_topk_to_local"

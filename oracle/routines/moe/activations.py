@@ -262,6 +262,7 @@ class RowContract(ActivationContract):
     """
 
     row: ClassVar[Row]
+    dispatched = False
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         for name, (of, _) in self.row.options.items():
