@@ -14,6 +14,7 @@ NaN and infinities: those of each class. Sources: those of each class; :mod:`ora
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -29,8 +30,9 @@ from oracle.routines.base import F32, Call, Contract, Inputs, Options, OptionSpe
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.routines.traits import Kind
 from oracle.truth.int8 import LOW, TOP, Rule, integers, quotients, saturated, scaled, wrapped
-from oracle.verdict.compare import Admissible, Verdict
-from oracle.verdict.sets import Elements, Found, Range, Sets, judge_bits, rounded_to, worst_of
+from oracle.verdict.compare import Admissible, Comparison, Verdict, Worst, verdict
+from oracle.verdict.ranges import values_of
+from oracle.verdict.sets import Elements, Found, Range, Sets, rounded_to, worst_of
 
 INT8, INT32 = (torch.int8,), (torch.int32,)
 FAR = 2.0**30
@@ -133,16 +135,13 @@ class CodeSets(Sets):
     wider = False
 
     def judge(self, outputs: Found) -> Verdict:
-        low, high = (self._codes(end).to(outputs["q"].device) for end in (self.found.low, self.found.high))
-        free = self.found.open.to(low.device)
-        nearest = torch.where(free, outputs["q"], outputs["q"].clamp(low, high))
-        judged = [judge_bits(outputs["q"], nearest, output="q")]
         due = self.contract.named(self.found, self.call.inputs)
+        ends = {"q": (self.found.low, self.found.high, self.found.open)}
         for name in ("scale", "azp"):
             if name in due:
-                known = self._known(due[name]).to(free.device)
-                judged.append(judge_bits(torch.where(known, outputs[name], due[name]), due[name], output=name))
-        return worst_of(judged)
+                value = values_of(due[name])
+                ends[name] = (value, value, ~self._known(due[name]))
+        return worst_of([_within(outputs[name], *limits, output=name) for name, limits in ends.items()])
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         """The ends of every output; what is not claimed is free."""
@@ -159,6 +158,20 @@ class CodeSets(Sets):
         """Scales and zero points of groups with an element of which something is claimed."""
         groups = self.found.open.reshape(*scale.shape, -1) if scale.shape[-1] > 1 else self.found.open
         return ~groups.all(dim=-1).reshape(scale.shape)
+
+
+def _within(actual: Tensor, low: Tensor, high: Tensor, free: Tensor, *, output: str) -> Verdict:
+    """The verdict on integers or scales that lie between two float64 ends where they are not free."""
+    value = values_of(actual).cpu()
+    bad = ~free & ~((low <= value) & (value <= high))
+    worst, outside = None, int(bad.sum())
+    if outside:
+        at = tuple(torch.nonzero(bad)[0].tolist())
+        least, most = float(low[at]), float(high[at])
+        worst = Worst(at, float(value[at]), least, most, least, math.inf, output)
+    margin = math.inf if outside else 0.0
+    found = Comparison(outside, int((~free).sum()), int(free.sum()), margin, worst, bad)
+    return verdict(found, basis="the float32 formulas in use")
 
 
 @register
