@@ -10,12 +10,13 @@ Source: DeepSeek-V3 technical report; DeepGEMM (``fp8_gemm_nt``), FlashInfer (``
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from . import checks, layout, repeated
 from . import platform as machines
@@ -162,7 +163,7 @@ def fp8_gemm_nt(
     MissingPackageError, NoBackendError
         DeepGEMM is needed and absent, or does not serve the problem.
     """
-    if c is None and type(a) is type(b) is tuple and len(a) == len(b) == 2 and not is_compiling():
+    if c is None and type(a) is type(b) is tuple and len(a) == len(b) == 2 and not is_dynamo_compiling():
         (x, xs), (w, ws) = a, b
         call = repeated.find("fp8_gemm_nt", w, ws)
         if call is not None and call.rows(w, ws, x, xs, out):
@@ -183,7 +184,7 @@ def _fp8_gemm_nt(
         return
     _product(x, xs, w, ws, out, c, disable_ue8m0_cast)
     if c is None and out.dtype is torch.bfloat16:
-        repeated.store("fp8_gemm_nt", w, ws, _decided_gemm(w, ws)).learn(x, xs, out, weight=(w, ws))
+        repeated.store("fp8_gemm_nt", w, ws, _decided_gemm(w, ws), x, xs, out)
 
 
 @verb()
@@ -195,13 +196,15 @@ def prepare_fp8_gemm_nt(
     Parameters
     ----------
     b
-        ``(b [N, K] E4M3, b_scale [ceil(N/128), ceil(K/128)] float32)``; kept, not copied.
+        ``(b [N, K] E4M3, b_scale [ceil(N/128), ceil(K/128)] float32)``; neither copied nor kept alive.
 
     Returns
     -------
     Callable
-        ``run(a, out)`` with ``a`` and ``out`` (bf16) as of :func:`fp8_gemm_nt`. It checks their dtypes, shapes and
-        devices and does not validate storage. Machine and configuration are those of the preparation.
+        ``run(a, out)`` with ``a`` and ``out`` (bf16) as of :func:`fp8_gemm_nt`. It checks dtypes, shapes and devices,
+        does not validate the storage of ``a`` and ``out``, and looks at the weight again: what was written into it is
+        followed, one that no longer fits is refused, and so is a plan whose weight was replaced. Machine and
+        configuration are those of the preparation.
 
     Raises
     ------
@@ -211,19 +214,23 @@ def prepare_fp8_gemm_nt(
     n, k = checks.matrix("b", w)
     checks.operand("b_scale", ws, (-(-n // BLOCK), -(-k // BLOCK)), "[ceil(N/128), ceil(K/128)]", torch.float32)
     checks.same_device(b=w, b_scale=ws)
-    call = repeated.CachedCall(_decided_gemm(w, ws))
+    weight, weight_scale = weakref.ref(w), weakref.ref(ws)
+    call = repeated.GuardedCall(_decided_gemm(w, ws))
 
     def run(a: tuple[Tensor, Tensor], out: Tensor) -> None:
-        if not is_compiling() and type(a) is tuple and len(a) == 2:
+        nonlocal call
+        w, ws = weight(), weight_scale()
+        if not is_dynamo_compiling() and type(a) is tuple and len(a) == 2:
             x, xs = a
-            if call.rows(x, xs, out):
+            if call.rows(w, ws, x, xs, out):
                 call.run(x, xs, w, ws, out, None, disable_ue8m0_cast)
                 return
-            _fp8_gemm_nt(a, b, out, c=None, disable_ue8m0_cast=disable_ue8m0_cast)
-            if out.dtype is torch.bfloat16:
-                call.learn(x, xs, out)
-            return
-        fp8_gemm_nt(a, b, out, disable_ue8m0_cast=disable_ue8m0_cast)
+        if w is None or ws is None:
+            raise repeated.gone("b" if w is None else "b_scale")
+        _fp8_gemm_nt(a, (w, ws), out, c=None, disable_ue8m0_cast=disable_ue8m0_cast)
+        if out.dtype is torch.bfloat16 and not is_compiling():
+            x, xs = a
+            call = repeated.guarded(_decided_gemm(w, ws), (w, ws), (x, xs, out), owned=False).at(w, ws)
 
     return run
 
@@ -474,7 +481,7 @@ def deepgemm_blockscale_linear(
     ``input`` ``[M, K]`` bf16, f16 or f32, ``weight`` ``[N, K]`` E4M3, ``weight_scale`` ``[ceil(N/128), K/128]``
     float32.
     """
-    if group_size is BLOCK and not is_compiling() and type(use_deep_gemm_e8m0) is bool:
+    if group_size is BLOCK and not is_dynamo_compiling() and type(use_deep_gemm_e8m0) is bool:
         call = repeated.find(("deepgemm", use_deep_gemm_e8m0), weight, weight_scale)
         if call is not None and (m := call.rows(weight, weight_scale, input)):
             y: Tensor = call.run[m < SWITCH_M](input, weight, weight_scale)
@@ -495,8 +502,7 @@ def _deepgemm(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: i
     key = (input.device, input.dtype, *weight.shape, use_deep_gemm_e8m0, is_dense(weight, weight_scale))
     runs = cached(_same_runs, *key)
     y = runs[False](input, weight, weight_scale)
-    call = repeated.store(("deepgemm", use_deep_gemm_e8m0), weight, weight_scale, runs)
-    call.learn(input, weight=(weight, weight_scale))
+    repeated.store(("deepgemm", use_deep_gemm_e8m0), weight, weight_scale, runs, input)
     return y
 
 
@@ -582,7 +588,7 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
     Tensor
         ``[M, N]`` bf16.
     """
-    if group_size is BLOCK and not is_compiling() and type(use_deep_gemm_e8m0) is bool:
+    if group_size is BLOCK and not is_dynamo_compiling() and type(use_deep_gemm_e8m0) is bool:
         call = repeated.find(use_deep_gemm_e8m0, weight, weight_scale)
         if call is not None and (m := call.rows(weight, weight_scale, input)):
             y: Tensor = call.run[m < SWITCH_M](input, weight, weight_scale)
@@ -604,7 +610,7 @@ def _dynamic(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: in
         return _switched(input.device, 0, n, k, use_deep_gemm_e8m0)(input, weight, weight_scale)
     runs = _runs(weight, weight_scale, use_deep_gemm_e8m0)
     y = runs[m < SWITCH_M](input, weight, weight_scale)
-    repeated.store(use_deep_gemm_e8m0, weight, weight_scale, runs).learn(input, weight=(weight, weight_scale))
+    repeated.store(use_deep_gemm_e8m0, weight, weight_scale, runs, input)
     return y
 
 
@@ -634,13 +640,15 @@ def prepare_blockscale_linear(
     Parameters
     ----------
     weight, weight_scale
-        ``[N, K]`` E4M3 and ``[ceil(N/128), K/128]`` float32; kept, not copied.
+        ``[N, K]`` E4M3 and ``[ceil(N/128), K/128]`` float32; neither copied nor kept alive.
 
     Returns
     -------
     Callable
-        ``run(input)`` for ``input`` ``[M, K]`` bf16, a strided tensor. It checks dtype, shape and device and does not
-        validate storage. Machine and configuration are those of the preparation.
+        ``run(input)`` for ``input`` ``[M, K]`` bf16, a strided tensor. It checks dtype, shape and device, does not
+        validate the storage of the input, and looks at the weight again: what was written into it is followed, one
+        that no longer fits is refused, and so is a plan whose weight was replaced. Machine and configuration are
+        those of the preparation.
 
     Raises
     ------
@@ -648,15 +656,20 @@ def prepare_blockscale_linear(
     """
     e8m0, empty = use_deep_gemm_e8m0, weight.new_empty(0, checks.matrix("weight", weight)[1], dtype=torch.bfloat16)
     _check_switch(empty, weight, weight_scale)
-    call = repeated.CachedCall(_runs(weight, weight_scale, e8m0))
+    weight_of, scale_of = weakref.ref(weight), weakref.ref(weight_scale)
+    call = repeated.GuardedCall(_runs(weight, weight_scale, e8m0))
 
     def run(input: Tensor) -> Tensor:
+        nonlocal call
+        w, scale = weight_of(), scale_of()
+        if not is_dynamo_compiling() and (m := call.rows(w, scale, input)):
+            return call.run[m < SWITCH_M](input, w, scale)
+        if w is None or scale is None:
+            raise repeated.gone("weight" if w is None else "weight_scale")
+        y = _dynamic(input, w, scale, BLOCK, e8m0)
         if is_compiling():
-            return dynamic_flashinfer_deepgemm_blockscale_gemm(input, weight, weight_scale, BLOCK, e8m0)
-        if m := call.rows(input):
-            return call.run[m < SWITCH_M](input, weight, weight_scale)
-        y = _dynamic(input, weight, weight_scale, BLOCK, e8m0)
-        call.learn(input)
+            return y
+        call = repeated.guarded(_runs(w, scale, e8m0), (w, scale), (input,), owned=False).at(w, scale)
         return y
 
     return run

@@ -7,6 +7,7 @@ new thread starts with the process's. Whatever is kept between calls is a :class
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -20,21 +21,24 @@ V = TypeVar("V")
 P = ParamSpec("P")
 R = TypeVar("R")
 MOST = 4096
-"""Entries of a memo. A model has some hundred classes of problems; a memo that overflows is emptied, and refills."""
+"""Entries of a memo. A model has some hundred classes of problems."""
+MOST_WEIGHTS = 1 << 17
+"""Entries by weight: a number and a reference each."""
 
 
 class Memo(dict[K, V], Generic[K, V]):
-    """A dictionary that threads share: reads need no lock, :meth:`keep` takes one and never exceeds :data:`MOST`."""
+    """A dictionary that threads share: reads need no lock, :meth:`keep` takes one and never exceeds ``most``."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
         super().__init__()
-        self._lock = threading.Lock()
+        self._lock, self._most = threading.Lock(), most
 
     def keep(self, key: K, value: V) -> V:
-        """Store ``value``; of two threads that made one, the last stays."""
+        """Store ``value``; of two threads that made one, the last stays. A full memo forgets its older half."""
         with self._lock:
-            if len(self) >= MOST:
-                self.clear()
+            if len(self) >= self._most:
+                for old in list(itertools.islice(self, self._most // 2)):
+                    del self[old]
             self[key] = value
         return value
 
@@ -57,7 +61,7 @@ class Once(Generic[V]):
 class Context:
     """A machine, a configuration, what is decided for them, and the plans of an observer (None without one).
 
-    Decisions belong to classes of problems, ``weights`` to tensors that were met (:mod:`kernels.blockscaled`).
+    Decisions belong to classes of problems, ``weights`` to tensors that were met (:mod:`kernels.repeated`).
     """
 
     __slots__ = ("config", "decisions", "machine", "observed", "weights")
@@ -65,7 +69,7 @@ class Context:
     def __init__(self, machine: Once[Machine], config: Once[Config], observed: list[Plan] | None = None) -> None:
         self.machine, self.config, self.observed = machine, config, observed
         self.decisions: Memo[tuple[object, ...], Any] = Memo()
-        self.weights: Memo[tuple[object, ...], Any] = Memo()
+        self.weights: Memo[tuple[object, ...], Any] = Memo(MOST_WEIGHTS)
 
 
 def constant(function: Callable[P, R]) -> Callable[P, R]:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import OptionError
+from .errors import DeviceError, OptionError
 
 NAMESPACE = "fp8_kernels"
 """Namespace of the custom operators: ``torch.ops.fp8_kernels``."""
@@ -62,6 +62,13 @@ def register(
 
         return run
 
+    def on_one_device(*args: Any, **kwargs: Any) -> Any:
+        """Torch runs the fake of real operands too, where one of them is on meta: its output would have no values."""
+        devices = {x.device.type for x in (*args, *kwargs.values()) if isinstance(x, Tensor)}
+        if len(devices) > 1 and "meta" in devices:
+            raise DeviceError(f"operands of {NAMESPACE}::{name} are on {' and '.join(sorted(devices))}; load the weight")
+        return with_refusal(fake)(*args, **kwargs)
+
     def no_vmap(*_: Any) -> Any:
         raise OptionError(f"{NAMESPACE}::{name} has no vmap: it takes every row in one call; flatten the batch")
 
@@ -70,7 +77,7 @@ def register(
     _library.define(name + schema, tags=TAGS)
     run = with_refusal(real)
     _library.impl(name, run if fast_path is None else fast_path(run), "CompositeExplicitAutograd")
-    _torch.library.register_fake(f"{NAMESPACE}::{name}", with_refusal(fake), lib=_library)
+    _torch.library.register_fake(f"{NAMESPACE}::{name}", on_one_device, lib=_library)
     _torch.library.register_vmap(f"{NAMESPACE}::{name}", no_vmap, lib=_library)
 
 
