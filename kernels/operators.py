@@ -66,7 +66,9 @@ def register(
         """Torch runs the fake of real operands too, where one of them is on meta: its output would have no values."""
         devices = {x.device.type for x in (*args, *kwargs.values()) if isinstance(x, Tensor)}
         if len(devices) > 1 and "meta" in devices:
-            raise DeviceError(f"operands of {NAMESPACE}::{name} are on {' and '.join(sorted(devices))}; load the weight")
+            raise DeviceError(
+                f"operands of {NAMESPACE}::{name} are on {' and '.join(sorted(devices))}; load the weight"
+            )
         return with_refusal(fake)(*args, **kwargs)
 
     def no_vmap(*_: Any) -> Any:

@@ -86,9 +86,7 @@ def _one(guard: Callable[..., bool], owned: bool, pitch: int) -> Callable[..., i
     return rows
 
 
-def _three(
-    guard: Callable[..., bool], owned: bool, pitch: int, next_pitch: int, last_pitch: int
-) -> Callable[..., int]:
+def _three(guard: Callable[..., bool], owned: bool, pitch: int, next_pitch: int, last_pitch: int) -> Callable[..., int]:
     def rows(at: int, scale_at: int, w: Tensor, s: Tensor, x: Tensor, y: Tensor, z: Tensor) -> int:
         try:
             nested = x.is_nested or y.is_nested or z.is_nested

@@ -1,6 +1,7 @@
 """torch's allocation on a GPU, its current device and stream, and its guard of tensors, without the ways around them.
 
-Releases    torch 2.11; the guard, which needs no GPU, 2.11 and 2.13.
+Releases    torch 2.11; the guard every release whose ``TensorGuards`` passes :func:`_discerning` (2.9, 2.11, 2.13 and
+            2.15 were seen to).
 Checked     ``torch._C._dynamo.guards._empty_strided_cuda`` and ``torch._C._cuda_getCurrentRawStream`` are what the code
             calls that TorchInductor generates. The first reaches the allocator of ``torch.empty`` (streams, pools and
             graph captures as there) but no torch mode, which may count, guard or fake tensors: it is used while none is
@@ -26,7 +27,6 @@ from torch import Tensor
 from ..backends.declaration import Allocate
 
 RELEASES = ("2.11.",)
-GUARD_RELEASES = ("2.11.", "2.13.")
 KNOWN = torch.__version__.startswith(RELEASES) and torch.version.cuda is not None
 
 
@@ -51,7 +51,6 @@ DEVICE: Callable[[], int] = _entry("_cuda_getDevice") if KNOWN else torch.cuda.c
 FUNCTION_MODES: Callable[[], int] = torch._C._len_torch_function_stack
 DISPATCH_MODES: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """How many torch modes of either kind are active; asked on known releases only."""
-GUARDS: Any = _entry("_dynamo", "guards", "TensorGuards") if torch.__version__.startswith(GUARD_RELEASES) else None
 
 
 def guard(same: Sequence[Tensor], rows: Sequence[Tensor]) -> Callable[..., bool]:
@@ -61,18 +60,33 @@ def guard(same: Sequence[Tensor], rows: Sequence[Tensor]) -> Callable[..., bool]
 
     Like means: the same class, dispatch keys (layout, negation, inference, autocast, a transform), ``requires_grad``,
     dtype, device, extents and strides. ``rows`` may have any number of rows, matrices among them any distance of
-    columns where these are contiguous. A release that is not known is asked for each property by its public name.
+    columns where these are contiguous.
     """
-    if GUARDS is None:
-        return public_guard(same, rows)
+    return public_guard(same, rows) if GUARDS is None else _compiled_guard(GUARDS, same, rows)
+
+
+def _compiled_guard(guards: Any, same: Sequence[Tensor], rows: Sequence[Tensor]) -> Callable[..., bool]:
     sizes: list[list[int | None]] = [list(x.shape) for x in same]
     strides: list[list[int | None]] = [list(x.stride()) for x in same]
     for x in rows:
         sizes.append([None, *x.shape[1:]])
         strides.append(list(x.stride()) if x.is_contiguous() else [x.stride(0), None])
-    guards = GUARDS(*same, *rows, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-    check: Callable[..., bool] = guards.check
+    check: Callable[..., bool] = guards(*same, *rows, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return check
+
+
+def _discerning(guards: Any) -> bool:
+    """Whether the compiled guard of this release admits another number of rows and nothing else."""
+    weight, x = torch.zeros(2, 8, device="cpu"), torch.zeros(4, 8, device="cpu")
+    try:
+        check = _compiled_guard(guards, [weight], [x])
+    except TypeError:  # it is made of other arguments, or is not there
+        return False
+    likes = (x, x[:1], x.clone())
+    others = x.double(), x[:, :4], x.t(), x[0], x.clone().requires_grad_(), torch.nn.Parameter(x), x.to("meta")
+    admits = all(check(weight, like) for like in likes)
+    refuses = not any(check(weight, other) for other in others)
+    return admits and refuses and not any(check(other, x) for other in (weight[:1], weight.double(), None))
 
 
 def public_guard(same: Sequence[Tensor], rows: Sequence[Tensor]) -> Callable[..., bool]:
@@ -104,3 +118,8 @@ def public_guard(same: Sequence[Tensor], rows: Sequence[Tensor]) -> Callable[...
 
 def _facts(x: Tensor) -> tuple[object, ...]:
     return type(x), x.dtype, x.layout, x.device, x.requires_grad, x.is_neg(), x.is_inference()
+
+
+_found: Any = _entry("_dynamo", "guards", "TensorGuards")
+GUARDS: Any = _found if _discerning(_found) else None
+"""torch's compiled guard; None of a release where it is not what is known of it."""

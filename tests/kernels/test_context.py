@@ -76,11 +76,13 @@ class TestContexts:
             thread.join()
         assert made == [1]
 
-    def test_a_memo_has_a_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(context, "MOST", 4)
-        memo: context.Memo[int, int] = context.Memo()
+    def test_a_memo_has_a_limit(self) -> None:
+        """A full one forgets its older half, and so stays quick for what is in use."""
+        memo: context.Memo[int, int] = context.Memo(4)
         for i in range(20):
             assert memo.keep(i, -i) == -i and memo.get(i) == -i and len(memo) <= 4
+            assert i == 0 or memo.get(i - 1) == 1 - i
+        assert context.MOST_WEIGHTS >= 100_000  # live weights, whose calls stay as quick as those of one
 
     def test_no_module_keeps_another_dictionary(self) -> None:
         """Whatever a module keeps and fills is a memo; none writes a global name or starts with an empty dictionary.

@@ -16,7 +16,6 @@ from kernels.errors import DtypeError, InputError, KernelError, OptionError, Sha
 from kernels.fast import torch as fast
 
 X, W, S = torch.randn(6, 256).bfloat16(), torch.randn(256).bfloat16(), torch.full((1,), 0.05)
-needs_guard = pytest.mark.skipif(fast.GUARDS is None, reason=f"torch {torch.__version__} has no guard that is known")
 
 
 @pytest.fixture
@@ -37,7 +36,6 @@ def static(x: Tensor = X, w: Tensor = W, s: Tensor = S, **more: Any) -> Tensor:
     return fused.rms_norm_static_fp8_quant(x, w, s, **more)
 
 
-@needs_guard
 def test_a_repeated_call_is_not_checked(checked: list[str]) -> None:
     with context.use():
         first = static()
@@ -89,7 +87,6 @@ def append(tokens: int = 4, pages: int = 3, **other: Tensor) -> Tensor:
     return cache
 
 
-@needs_guard
 def test_tokens_and_tables_may_have_another_length(checked: list[str]) -> None:
     """Of a cache: what has a row for each token, and the pages in use."""
     with context.use():
@@ -140,7 +137,6 @@ def test_every_other_call_is_checked(call: Callable[[], object], error: type[Exc
             call()
 
 
-@needs_guard
 def test_columns_of_another_distance_are_checked_again(checked: list[str]) -> None:
     with context.use():
         static()
@@ -212,6 +208,23 @@ def test_a_guard_that_sees_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(fast, "_facts", lambda x: (type(x),))
     with pytest.raises(AssertionError):
         test_properties_compared_in_a_repeated_call(False, 1, True, monkeypatch)
+
+
+def test_a_release_with_another_guard_is_asked_by_public_names() -> None:
+    """The compiled guard is taken for what it does, on every release of the matrix; one that admits too much, too
+    little, or takes other arguments is not."""
+
+    class Lax:
+        def __init__(self, *tensors: Tensor, dynamic_dims_sizes: object, dynamic_dims_strides: object) -> None:
+            self.check = lambda *_: True
+
+    class Strict(Lax):
+        def __init__(self, *tensors: Tensor, **dims: Any) -> None:
+            super().__init__(*tensors, **dims)
+            self.check = lambda *_: False
+
+    assert fast.GUARDS is not None and fast._discerning(fast.GUARDS)
+    assert not any(fast._discerning(other) for other in (Lax, Strict, None, lambda: None))
 
 
 def test_a_call_learnt_in_inference_mode_is_no_call_outside(checked: list[str]) -> None:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from kernels import blockscaled, context, nn, repeated
 from kernels.config import current_config, use_config
-from kernels.context import MOST_WEIGHTS, Memo
 from kernels.errors import KernelError
 from kernels.quantize import per_token_group_quant_fp8
 
@@ -262,11 +261,3 @@ def test_ten_thousand_weights_at_the_same_addresses(monkeypatch: pytest.MonkeyPa
             wrong += blockscaled.deepgemm_blockscale_linear(x, weight, weight_scale).item() != code * scale
             del weight, weight_scale
     assert wrong == 0 and hits > 9_000
-
-
-def test_a_memo_forgets_its_older_half_alone() -> None:
-    memo: Memo[int, int] = Memo(8)
-    for i in range(9):
-        memo.keep(i, i)
-    assert list(memo) == [4, 5, 6, 7, 8]
-    assert MOST_WEIGHTS >= 100_000  # live weights, whose calls stay as quick as those of one
