@@ -41,6 +41,8 @@ from .shards import GEMM_COLUMNS, Layout, Shard, check, fill, finite, lay_out, s
 Router = Callable[[Tensor], tuple[Tensor, Tensor]]
 """``logits [T, E] -> (weights [T, k] float32, ids [T, k])``."""
 PARALLEL = ("expert", "tensor")
+TOP_K = 8
+"""Experts of a token in a call that warms up."""
 
 
 class Fp8Experts(Fp8Module):
@@ -152,6 +154,13 @@ class Fp8Experts(Fp8Module):
             self.register_parameter(
                 key, None if value is None else torch.nn.Parameter(value.detach(), requires_grad=False)
             )
+
+    def _warm_up(self, rows: int) -> None:
+        """Every token goes to the first experts of this rank, as many as a token could."""
+        device = self.w13.device
+        ids = torch.arange(min(TOP_K, self.w13.shape[0]), device=device).expand(rows, -1) + self.first_expert
+        x = torch.zeros(rows, self.hidden, dtype=torch.bfloat16, device=device)
+        self(x, torch.ones(ids.shape, dtype=torch.float32, device=device), ids)
 
     def _check_input(self, input: Tensor) -> None:
         """Refuse what is not ``[..., H]`` of a wide dtype."""
@@ -271,6 +280,7 @@ class Fp8Experts(Fp8Module):
             options = {"w13_input_scale": torch.maximum(gate, up), "w2_input_scale": down, **options}
         layer = cls(w13, w13_scale, w2, w2_scale, pipeline=pipeline, first_expert=first, name=name, **options)
         layer.span = (loaded[0][1][0].lead, loaded[0][1][0].columns)
+        layer.process_weights_after_loading()
         return layer
 
     def _placement(self) -> Tensor:
