@@ -485,7 +485,7 @@ def grouped_mm_fp8(
 # --- int4 weights ----------------------------------------------------------------------------------------------------
 
 
-@checks.checked
+@checks.checked(gradients=True)
 def decode_int4(b_q: Tensor, b_group_scales: Tensor) -> Tensor:
     """E4M3 codes ``[..., N, K]`` of int4 weights: ``RN_e4m3(q * scale)``, saturated, as CUTLASS' table has them.
 

@@ -166,13 +166,13 @@ def fp8_gemm_nt(
     if c is None and type(a) is type(b) is tuple and len(a) == len(b) == 2 and not is_dynamo_compiling():
         (x, xs), (w, ws) = a, b
         call = repeated.find("fp8_gemm_nt", w, ws)
-        if call is not None and call.rows(w, ws, x, xs, out):
+        if call is not None and call.rows(w, ws, x, xs, out) and type(disable_ue8m0_cast) is bool:
             call.run(x, xs, w, ws, out, None, disable_ue8m0_cast)
             return
     _fp8_gemm_nt(a, b, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
-@checks.checked
+@checks.checked(name="fp8_gemm_nt")
 def _fp8_gemm_nt(
     a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], out: Tensor, *, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
@@ -555,7 +555,7 @@ def deepgemm_blockscale_linear(
     return _deepgemm(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
 
 
-@checks.checked
+@checks.checked(name="deepgemm_blockscale_linear")
 def _deepgemm(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, use_deep_gemm_e8m0: bool) -> Tensor:
     """:func:`deepgemm_blockscale_linear` with every check."""
     if is_compiling():
@@ -664,7 +664,7 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
     return _dynamic(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
 
 
-@checks.checked
+@checks.checked(name="dynamic_flashinfer_deepgemm_blockscale_gemm")
 def _dynamic(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, use_deep_gemm_e8m0: bool) -> Tensor:
     """:func:`dynamic_flashinfer_deepgemm_blockscale_gemm` with every check."""
     if group_size != BLOCK:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .checks import without_gradient
 from .errors import DeviceError, OptionError
 
 NAMESPACE = "fp8_kernels"
@@ -52,12 +53,7 @@ def register(
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             if with_gradients():
-                for x in (*args, *kwargs.values()) if kwargs else args:
-                    if isinstance(x, Tensor) and x.requires_grad:
-                        raise OptionError(
-                            f"{NAMESPACE}::{name} has no gradient: call it under torch.no_grad() or "
-                            "torch.inference_mode(), or detach the operands that require one"
-                        )
+                without_gradient(f"{NAMESPACE}::{name}", *args, *kwargs.values())
             return function(*args, **kwargs)
 
         return run
@@ -152,8 +148,14 @@ def lanes(x: Tensor, columns: int, align: int, dtype: torch.dtype) -> Tensor:
 
     ``x`` ``[..., M, K]``; returns ``dtype`` ``[..., M, columns]``, without values.
     """
-    m = x.shape[-2]
-    return empty(*x.shape[:-2], columns, (m + align - 1) // align * align, like=x, dtype=dtype)[..., :m].mT
+    *groups, m, _ = x.shape
+    lead = (m + align - 1) // align * align
+    shape, strides, step = [*groups, m, columns], [1, lead], columns * lead
+    for extent in reversed(groups):
+        strides.insert(0, step)
+        step *= extent
+    # not cut out of wider lanes: torch.export would take m <= lead for a condition on m
+    return torch.empty_strided(shape, strides, dtype=dtype, device=x.device)
 
 
 def matrix(a: Tensor, b: Tensor, *rest: Any, **named: Any) -> Tensor:

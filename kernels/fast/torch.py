@@ -104,7 +104,7 @@ def public_guard(same: Sequence[Tensor], rows: Sequence[Tensor]) -> Callable[...
         if autocast(kind):
             return False
         for i, x in enumerate(others):
-            if type(x) is not fixed[i][0] or _facts(x) != fixed[i]:
+            if type(x) is not fixed[i][0] or _facts(x) != fixed[i] or not _has_memory(x):
                 return False
             if i < first:
                 if (x.shape, x.stride()) != extents[i]:
@@ -117,7 +117,15 @@ def public_guard(same: Sequence[Tensor], rows: Sequence[Tensor]) -> Callable[...
 
 
 def _facts(x: Tensor) -> tuple[object, ...]:
-    return type(x), x.dtype, x.layout, x.device, x.requires_grad, x.is_neg(), x.is_inference()
+    gradient = x.requires_grad and torch.is_grad_enabled()
+    return type(x), x.dtype, x.layout, x.device, gradient, x.is_neg(), x.is_inference()
+
+
+def _has_memory(x: Tensor) -> bool:
+    try:
+        return x.data_ptr() >= 0
+    except RuntimeError:  # inside of a transform of torch.func
+        return False
 
 
 _found: Any = _entry("_dynamo", "guards", "TensorGuards")

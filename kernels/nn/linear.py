@@ -15,7 +15,9 @@ machine take, once: a layer of UE8M0 scales is quantised again where they are no
 where the product reads packed exponents (DeepGEMM on Blackwell). A state dict has float32 scales either way. A layer
 may be made on meta, loaded later by ``load_state_dict``, with ``assign=True`` or after ``to_empty``, and called.
 
-NaN and infinity follow the quantisers (:mod:`kernels.quantize`). No gradient flows through the layer.
+NaN and infinity follow the quantisers (:mod:`kernels.quantize`). An input that wants a gradient is refused, in eager
+calls as in compiled ones. Autocast changes nothing: the output has the dtype of the input or ``out_dtype``, where
+``torch.nn.Linear`` would give the region's.
 
 Not covered: training, communication between ranks (:func:`sum_ranks` is the arithmetic of a sum, not its transport),
 replication of key and value heads over more ranks than there are heads.
@@ -25,6 +27,7 @@ Source: vLLM (fp8.py), compressed-tensors, ModelOpt.
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -112,6 +115,26 @@ class Fp8Module(torch.nn.Module):
         apply: Any = super()._apply  # torch.nn is typed in part
         return apply(moved, recurse)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Codes as bytes: ``pickle`` takes no tensor of them."""
+        kept = {name: None if p is None else (p.dtype, _bytes(p)) for name, p in self._parameters.items()}
+        return {**self.__dict__, "_parameters": kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        kept = state["_parameters"]
+        state["_parameters"] = {
+            name: None if item is None else torch.nn.Parameter(item[1].view(item[0]), requires_grad=False)
+            for name, item in kept.items()
+        }
+        restore: Any = super().__setstate__  # torch.nn is typed in part
+        restore(state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Not by the state: parameters that are shared stay so."""
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[f"{prefix}layout"] = self._placement()
@@ -168,7 +191,7 @@ class Fp8Linear(Fp8Module):
     bias: torch.nn.Parameter | None
     input_scale: torch.nn.Parameter | None
 
-    @checks.checked
+    @checks.checked(gradients=True)
     def __init__(
         self,
         weight: Tensor,
@@ -362,7 +385,7 @@ class Fp8Linear(Fp8Module):
                 return deepgemm_blockscale_linear(input, weight, scale, BLOCK, self.ue8m0)
         return self._forward(input)
 
-    @checks.checked
+    @checks.checked(name="Fp8Linear")
     def _forward(self, input: Tensor) -> Tensor:
         """:meth:`forward` of any input."""
         fits = input.dim() > 0 and input.shape[-1] == self.in_features
@@ -543,6 +566,10 @@ def _server(device: str, n: int, k: int, dtype: torch.dtype) -> str | None:
         return plan(Problem("fp8_gemm_nt", device=device, n=n, k=k, out_dtype=dtype_name(dtype))).backend
     except NoBackendError:
         return None
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.detach().view(torch.uint8) if x.element_size() == 1 else x.detach()
 
 
 def _state(x: Tensor) -> tuple[object, ...]:

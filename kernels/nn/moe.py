@@ -87,7 +87,7 @@ class Fp8Experts(Fp8Module):
     w13_input_scale: torch.nn.Parameter | None
     w2_input_scale: torch.nn.Parameter | None
 
-    @checks.checked
+    @checks.checked(gradients=True)
     def __init__(
         self,
         w13: Tensor,
@@ -170,7 +170,7 @@ class Fp8Experts(Fp8Module):
         if self.pipeline is not None:
             checks.dtype(f"the input of {self.name} ({self.pipeline})", input, torch.bfloat16)
 
-    @checks.checked
+    @checks.checked(name="Fp8Experts")
     def forward(self, input: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         """``[..., H]`` bf16, f16 or f32 with ``[..., top_k]`` float32 weights and global ids to ``[..., H]``.
 
