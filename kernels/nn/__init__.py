@@ -14,6 +14,17 @@ from __future__ import annotations
 from .checkpoint import Checkpoint
 from .linear import Fp8Linear, Fp8Mlp, from_checkpoint, sum_ranks
 from .moe import Fp8Experts, Fp8Moe
+from .mx import MxLinear
 from .shards import Shard
 
-__all__ = ["Checkpoint", "Fp8Experts", "Fp8Linear", "Fp8Mlp", "Fp8Moe", "Shard", "from_checkpoint", "sum_ranks"]
+__all__ = [
+    "Checkpoint",
+    "Fp8Experts",
+    "Fp8Linear",
+    "Fp8Mlp",
+    "Fp8Moe",
+    "MxLinear",
+    "Shard",
+    "from_checkpoint",
+    "sum_ranks",
+]

@@ -57,7 +57,8 @@ from .shards import KINDS, SCALES, Layout, Shard, check, fill, finite, kind_of, 
 PARALLEL = (None, "column", "row")
 WARM_UP = (1, SWITCH_M)
 """Rows of the calls that compile a layer's kernels on a GPU: those of few rows, and of many."""
-_processing = threading.RLock()
+processing = threading.RLock()
+"""Held while a layer is prepared: threads that call it first at once prepare it once."""
 
 
 class Fp8Module(torch.nn.Module):
@@ -287,6 +288,8 @@ class Fp8Linear(Fp8Module):
         if len(set(schemes)) > 1:
             raise CheckpointError(f"{', '.join(names)} are quantised differently ({schemes}); load them one by one")
         scheme = schemes[0]
+        if scheme.kind not in KINDS:
+            raise CheckpointError(f"{', '.join(names)}: {scheme.kind} is read by MxLinear.from_checkpoint")
         shards = [_shard(source, name, scheme.scale, parallel, rank, world) for name in names]
         layer = cls.from_shards(
             shards,
@@ -353,7 +356,7 @@ class Fp8Linear(Fp8Module):
             return
         if checks.capturing(self.weight.device):
             raise OptionError(f"{self.name} is not prepared: call process_weights_after_loading() before the capture")
-        with _processing, torch.inference_mode(False), torch.no_grad():
+        with processing, torch.inference_mode(False), torch.no_grad():
             loaded = self.weight_scale
             if self._is_ready(loaded):  # another thread was first
                 return

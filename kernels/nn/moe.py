@@ -36,7 +36,7 @@ from ..quantize import per_token_group_quant_fp8, requantize_with_max_scale, sca
 from ..support import BLOCK
 from .checkpoint import Checkpoint, Scheme
 from .linear import Fp8Mlp, Fp8Module, static_scale
-from .shards import GEMM_COLUMNS, Layout, Shard, check, fill, finite, lay_out, share
+from .shards import GEMM_COLUMNS, KINDS, Layout, Shard, check, fill, finite, lay_out, share
 
 Router = Callable[[Tensor], tuple[Tensor, Tensor]]
 """``logits [T, E] -> (weights [T, k] float32, ids [T, k])``."""
@@ -444,6 +444,8 @@ def _fit(name: str, scheme: Scheme, pipeline: Pipeline | None) -> str:
     CheckpointError
         The checkpoint has other scales than the pipeline.
     """
+    if scheme.kind not in KINDS:
+        raise CheckpointError(f"{name} is {scheme.kind}; no experts of such weights are read here")
     stored = "block" if scheme.kind == "block" else "expert" if scheme.static else "channel"
     if scheme.static and scheme.kind == "channel":
         raise CheckpointError(f"{name} has a static input_scale with weights per channel; no kernel here serves that")
