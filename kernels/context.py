@@ -61,7 +61,7 @@ class Once(Generic[V]):
 class Context:
     """A machine, a configuration, what is decided for them, and the plans of an observer (None without one).
 
-    Decisions belong to classes of problems, ``weights`` to tensors that were met (:mod:`kernels.repeated`).
+    Decisions belong to classes of problems, ``weights`` to tensors of earlier calls (:mod:`kernels.repeated`).
     """
 
     __slots__ = ("config", "decisions", "machine", "observed", "weights")

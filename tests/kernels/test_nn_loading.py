@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,6 @@ import checkpoints as cp
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels
 from kernels import blockscaled, nn
@@ -25,30 +23,12 @@ from kernels.errors import KernelError, ValueRangeError
 from kernels.nn import linear as module
 from kernels.platform import Machine, use_machine
 from tests.support.fake_blackwell import simulated
+from tests.support.operations import operations
 
 N, K = 192, 640
 X = torch.randn(5, K, generator=torch.Generator().manual_seed(0)).bfloat16()
 ARCHES = ("sm90", "sm100", "sm103", "sm120")
 NAME = "model.layers.0.self_attn.o_proj"
-
-
-class Operations(TorchDispatchMode):
-    """Counts the operations of torch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = Counter[str]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen[str(func)] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def operations(call: Callable[[], object]) -> int:
-    """Those that a call makes, views included."""
-    with Operations() as counted:
-        call()
-    return sum(counted.seen.values())
 
 
 def product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from kernels.nn.mx import FORMATS
 from kernels.platform import Machine
 from oracle.routines import get
 from oracle.verdict.compare import Status
-from tests.kernels.test_nn_loading import operations
 from tests.support.fake_blackwell import simulated
+from tests.support.operations import operations
 
 N, K = 160, 256
 NAME = "model.layers.0.mlp.down_proj"
