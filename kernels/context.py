@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,6 +21,8 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 P = ParamSpec("P")
 R = TypeVar("R")
+Calls = Counter[tuple[str, str]]
+"""Calls of libraries by backend and function."""
 MOST = 4096
 """Entries of a memo. A model has some hundred classes of problems."""
 MOST_WEIGHTS = 1 << 17
@@ -59,15 +62,21 @@ class Once(Generic[V]):
 
 
 class Context:
-    """A machine, a configuration, what is decided for them, and the plans of an observer (None without one).
+    """A machine, a configuration, what is decided for them, and the plans and calls of observers (None without one).
 
     Decisions belong to classes of problems, ``weights`` to tensors of earlier calls (:mod:`kernels.repeated`).
     """
 
-    __slots__ = ("config", "decisions", "machine", "observed", "weights")
+    __slots__ = ("calls", "config", "decisions", "machine", "observed", "weights")
 
-    def __init__(self, machine: Once[Machine], config: Once[Config], observed: list[Plan] | None = None) -> None:
-        self.machine, self.config, self.observed = machine, config, observed
+    def __init__(
+        self,
+        machine: Once[Machine],
+        config: Once[Config],
+        observed: list[Plan] | None = None,
+        calls: Calls | None = None,
+    ) -> None:
+        self.machine, self.config, self.observed, self.calls = machine, config, observed, calls
         self.decisions: Memo[tuple[object, ...], Any] = Memo()
         self.weights: Memo[tuple[object, ...], Any] = Memo(MOST_WEIGHTS)
 
@@ -89,12 +98,16 @@ current = _variable.get
 
 @contextmanager
 def use(
-    machine: Once[Machine] | None = None, config: Once[Config] | None = None, observed: list[Plan] | None = None
+    machine: Once[Machine] | None = None,
+    config: Once[Config] | None = None,
+    observed: list[Plan] | None = None,
+    calls: Calls | None = None,
 ) -> Iterator[None]:
     """Within the block, a context with what is given and the rest of the current one; its decisions are new."""
     now = current()
     plans = now.observed if observed is None else observed
-    token = _variable.set(Context(machine or now.machine, config or now.config, plans))
+    counted = now.calls if calls is None else calls
+    token = _variable.set(Context(machine or now.machine, config or now.config, plans, counted))
     try:
         yield
     finally:
