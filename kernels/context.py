@@ -97,6 +97,16 @@ current = _variable.get
 
 
 @contextmanager
+def entered(kept: Context) -> Iterator[None]:
+    """Within the block a context that was made before, with the decisions that it has."""
+    token = _variable.set(kept)
+    try:
+        yield
+    finally:
+        _variable.reset(token)
+
+
+@contextmanager
 def use(
     machine: Once[Machine] | None = None,
     config: Once[Config] | None = None,

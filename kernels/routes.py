@@ -42,6 +42,18 @@ def only(backend: str) -> Iterator[None]:
         yield
 
 
+def preferring(backends: str) -> context.Context:
+    """The current context with other backends, as ``FP8_KERNELS_BACKEND`` names them; kept, so that a layer which
+    enters it again plans nothing anew."""
+    return cached(_preferring, backends)
+
+
+def _preferring(backends: str) -> context.Context:
+    now, config = context.current(), current_config()
+    text = ",".join(filter(None, (config.backend, backends)))  # the later part of a text overrules
+    return context.Context(now.machine, context.Once(replace(config, backend=text)), now.observed, now.calls)
+
+
 @contextmanager
 def _observed() -> Iterator[list[Plan]]:
     plans: list[Plan] = []

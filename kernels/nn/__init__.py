@@ -12,7 +12,7 @@ Importing it imports safetensors; ``import kernels`` does not import it.
 from __future__ import annotations
 
 from .checkpoint import Checkpoint
-from .linear import Fp8Linear, Fp8Mlp, from_checkpoint, sum_ranks
+from .linear import Fp8Linear, Fp8Mlp, from_checkpoint, process_weights_after_loading, sum_ranks
 from .moe import Fp8Experts, Fp8Moe
 from .mx import MxLinear
 from .shards import Shard
@@ -26,5 +26,6 @@ __all__ = [
     "MxLinear",
     "Shard",
     "from_checkpoint",
+    "process_weights_after_loading",
     "sum_ranks",
 ]

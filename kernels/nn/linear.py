@@ -42,14 +42,14 @@ from .. import checks
 from .. import platform as machines
 from ..blockscaled import block_scale, deepgemm_blockscale_linear, fp8_gemm_nt, loaded_weight
 from ..checks import FP8
-from ..context import constant
+from ..context import constant, entered
 from ..errors import CheckpointError, NoBackendError, OptionError, ShapeError, shown
 from ..linear import cutlass_scaled_mm
 from ..moe_layer import silu_and_mul
-from ..plan import plan
+from ..plan import forced_backends, plan
 from ..quantize import per_token_group_quant_fp8, scaled_fp8_quant
 from ..records import Problem
-from ..routes import cached, dtype_name
+from ..routes import cached, dtype_name, preferring
 from ..support import BLOCK, SWITCH_M
 from .checkpoint import Checkpoint
 from .shards import KINDS, SCALES, Layout, Shard, check, fill, finite, kind_of, lay_out, share, whole
@@ -70,6 +70,31 @@ class Fp8Module(torch.nn.Module):
     fixed_parameters: tuple[str, ...] = ()
     """Names of the parameters that keep their dtype and only move."""
     name: str
+    _backend: str | None = None
+
+    @property
+    def backend(self) -> str | None:
+        """Backends of this layer instead of the plan's: ``torch``, or ``fp8_gemm_nt=triton_gemm,quant_group=eager``, as
+        ``FP8_KERNELS_BACKEND`` names them; None: the plan's. One that cannot serve is an error of the call, which says
+        why; nothing takes its place. A compiled graph plans when it runs, and refuses such a layer."""
+        return self._backend
+
+    @backend.setter
+    def backend(self, backends: str | None) -> None:
+        forced_backends(backends or "")
+        self._backend = backends
+
+    def _planned(self, run: Callable[..., Tensor], *operands: Tensor) -> Tensor:
+        """``run`` with the backends of this layer."""
+        if self._backend is None:
+            return run(*operands)
+        if is_compiling():
+            raise OptionError(
+                f"{self.name} has backend={shown(self._backend)}, and a compiled graph plans when it runs: compile "
+                "without it, and set FP8_KERNELS_BACKEND or run the graph in kernels.routes.only"
+            )
+        with entered(preferring(self._backend)):
+            return run(*operands)
 
     def _placement(self) -> Tensor:
         """The numbers that another state's must equal."""
@@ -380,7 +405,13 @@ class Fp8Linear(Fp8Module):
 
         ``input`` ``[..., K]``.
         """
-        if self._bare and isinstance(input, Tensor) and input.dtype is torch.bfloat16 and input.dim() == 2:
+        if (
+            self._bare
+            and self._backend is None
+            and isinstance(input, Tensor)
+            and input.dtype is torch.bfloat16
+            and input.dim() == 2
+        ):
             scale = self._parameters["weight_scale"]
             ready = not self.ue8m0 or is_compiling() or (scale is not None and self._is_ready(scale))
             weight = self._parameters["weight"]  # behind the scale: they are prepared in the other order
@@ -391,6 +422,9 @@ class Fp8Linear(Fp8Module):
     @checks.checked(name="Fp8Linear")
     def _forward(self, input: Tensor) -> Tensor:
         """:meth:`forward` of any input."""
+        return self._planned(self._compute, input)
+
+    def _compute(self, input: Tensor) -> Tensor:
         fits = input.dim() > 0 and input.shape[-1] == self.in_features
         if not fits or input.dtype not in checks.WIDE or input.device != self.weight.device:
             self._refuse(input)
@@ -530,6 +564,13 @@ class Fp8Mlp(torch.nn.Module):
         """
         y: Tensor = self.down(silu_and_mul(self.gate_up(input)))
         return y
+
+
+def process_weights_after_loading(model: torch.nn.Module, warm_up: Sequence[int] | None = None) -> None:
+    """:meth:`Fp8Module.process_weights_after_loading` of every layer of this package in a model."""
+    for module in model.modules():
+        if isinstance(module, Fp8Module):
+            module.process_weights_after_loading(warm_up)
 
 
 def sum_ranks(parts: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:

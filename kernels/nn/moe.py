@@ -178,6 +178,9 @@ class Fp8Experts(Fp8Module):
 
         Raises DtypeError, InputError, LayoutError, ShapeError.
         """
+        return self._planned(self._compute, input, topk_weights, topk_ids)
+
+    def _compute(self, input: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         self._check_input(input)
         x, weights, ids = (t.reshape(-1, t.shape[-1]) for t in (input, topk_weights, topk_ids))
         if self.pipeline is not None:

@@ -164,6 +164,9 @@ class MxLinear(Fp8Module):
 
     @checks.checked(name="MxLinear")
     def _forward(self, input: Tensor) -> Tensor:
+        return self._planned(self._compute, input)
+
+    def _compute(self, input: Tensor) -> Tensor:
         checks.dtype(f"the input of {self.name}", input, *checks.WIDE)
         if input.dim() < 1 or input.shape[-1] != self.in_features:
             raise ShapeError(

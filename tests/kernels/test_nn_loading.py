@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels import blockscaled, nn
+from kernels import blockscaled, context, nn, routes
 from kernels.backends import deep_gemm
 from kernels.config import Config
 from kernels.errors import KernelError, ValueRangeError
@@ -290,6 +290,42 @@ def test_warm_up() -> None:
     experts.register_forward_hook(lambda _, inputs, output: rows.append(int(inputs[2].min())))
     experts.process_weights_after_loading(warm_up=(3,))
     assert rows == [1, 40, 4]
+
+
+def test_a_layer_has_its_own_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planned once; one that cannot serve says why, and nothing takes its place; the other layers keep theirs."""
+    weight, scale = cp.linear(48, 80, 2, "channel")
+    layer, other = nn.Fp8Linear(weight, scale, kind="channel"), nn.Fp8Linear(weight, scale, kind="channel")
+    x, planned = X[:, :80].contiguous(), list[str]()
+    decide = routes._decide
+    monkeypatch.setattr(routes, "_decide", lambda op, *key: planned.append(op) or decide(op, *key))
+    with context.use(), kernels.trace() as calls:
+        right = other(x)
+        layer.backend = "linear=eager,quant_token=eager"
+        assert torch.equal(layer(x), right)
+        first = len(planned)
+        assert torch.equal(layer(x), right) and torch.equal(other(x), right) and len(planned) == first
+        layer.backend = "linear=cutlass"
+        with pytest.raises(KernelError, match="only cutlass is asked for"):
+            layer(x)
+        assert torch.equal(other(x), right)
+        with pytest.raises(KernelError, match="unknown backend 'fast'"):
+            layer.backend = "fast"
+        layer.backend = None
+        assert torch.equal(layer(x), right) and calls
+    layer.backend = "eager"
+    with pytest.raises(Exception, match="compiled graph plans when it runs"):
+        torch.compile(layer, backend="eager", fullgraph=True)(x)
+    assert copy.deepcopy(layer).backend == "eager"
+
+
+def test_every_layer_of_a_model_is_processed() -> None:
+    layers = [nn.Fp8Linear(*cp.linear(N, K, seed, "block")) for seed in range(2)]
+    rows = list[int]()
+    for layer in layers:
+        layer.register_forward_hook(lambda _, inputs, output: rows.append(inputs[0].shape[0]))
+    nn.process_weights_after_loading(torch.nn.Sequential(*layers), warm_up=(2,))
+    assert rows == [2, 2]
 
 
 @pytest.mark.parametrize("kind", ["block", "channel"])
