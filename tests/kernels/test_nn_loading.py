@@ -352,7 +352,7 @@ def test_experts_from_meta(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["tensor", "channel"])
 def test_scales_of_tensors_and_channels_from_meta(kind: str, arch: str) -> None:
     weight, scale = cp.linear(48, 80, 2, kind)
-    with use_machine(Machine.described(arch)):
+    with use_machine(Machine.described(arch, torch_version=torch.__version__)):
         with torch.device("meta"):
             layer = nn.Fp8Linear(torch.empty(48, 80, dtype=torch.float8_e4m3fn), torch.empty(scale.shape), kind=kind)
         filled(layer.to_empty(device="cpu"), weight, scale)
