@@ -228,7 +228,7 @@ def store(key: object, weight: Tensor, scale: Tensor, run: Any, *rows: Tensor) -
 
     ``weight`` and ``scale`` of any shape and dtype, ``rows`` ``[M, ...]``.
     """
-    now, whole = current(), (key, *map(_described, (weight, scale)), *(_described(x)[1:] for x in rows))
+    now, whole = current(), (key, *map(_whole, (weight, scale)), *map(_but_rows, rows))
     call: GuardedCall[Any] | None = now.decisions.get(whole)
     here = None if call is None or call.run is not run else call.at(weight, scale)
     if here is None or not here.rows(weight, scale, *rows):  # another operator, or inference mode
@@ -245,5 +245,10 @@ def store_as(key: object, weight: Tensor, scale: Tensor, call: GuardedCall[Any])
     current().weights.keep((key, id(weight), id(scale)), call)
 
 
-def _described(x: Tensor) -> tuple[object, ...]:
-    return x.shape[0], type(x), x.dtype, x.device, x.requires_grad, x.shape[1:], x.is_contiguous() or x.stride()
+def _whole(x: Tensor) -> tuple[object, ...]:
+    return type(x), x.dtype, x.device, x.requires_grad, x.shape, x.stride()
+
+
+def _but_rows(x: Tensor) -> tuple[object, ...]:
+    """The same for every number of rows: column-major scales have another pitch for each."""
+    return type(x), x.dtype, x.device, x.requires_grad, x.shape[1:], x.is_contiguous() or x.stride(0)

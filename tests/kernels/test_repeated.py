@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import kernels
 from kernels import blockscaled, checks, context, fused, kv_cache, repeated
 from kernels.config import Config, use_config
 from kernels.errors import DtypeError, InputError, KernelError, OptionError, ShapeError
@@ -239,3 +240,15 @@ def test_a_call_learnt_in_inference_mode_is_no_call_outside(checked: list[str]) 
             blockscaled.deepgemm_blockscale_linear(operand, weight, scale)
         call = repeated.find(("deepgemm", False), weight, scale)
         assert call is not None and call.rows(weight, scale, x) == 2 and call.rows(weight, scale, inside) == 0
+
+
+def test_weights_of_a_class_share_what_is_kept() -> None:
+    """Whatever the number of rows, of column-major scales too: memory of a model does not grow with its calls."""
+    out = torch.zeros(64, 64).bfloat16()
+    weights = [(torch.zeros(64, 256).to(torch.float8_e4m3fn), torch.ones(1, 2)) for _ in range(5)]
+    with context.use():
+        for m, weight in enumerate([*weights, *weights], start=5):
+            a = kernels.per_token_group_quant_fp8(torch.zeros(m, 256).bfloat16(), 128, column_major_scales=True)
+            kernels.fp8_gemm_nt(a, weight, out[:m])
+        kept = [repeated.find("fp8_gemm_nt", *weight) for weight in weights]
+        assert len({id(call.rows.func) for call in kept if call is not None}) == 1 and len(kept) == 5
