@@ -1,9 +1,8 @@
-"""Contracts of mixture-of-experts layers in FP8: routing, experts from quantised input to combined output, activation.
+"""Contracts of mixture-of-experts layers in FP8: routing, experts from quantised input to combined output.
 
 ``moe_routing``  which experts a token goes to, and with which weights
 ``moe_fp8``      quantise, w13, silu-and-mul, requantise, w2, combine; judged by intervals that hold whatever a flipped
                  code of the intermediate may do (:mod:`oracle.routines.moe.moe_ranges`)
-``silu_and_mul`` the activation between the products, by itself
 ``apply_fi_trtllm_fp8_per_tensor_moe``: TensorRT-LLM's per-tensor layer with Llama-4 routing (:class:`TensorMoe`)
 
 A layer is judged from its published quantised input (``a`` and ``a_scale``) or from its high-precision one (``x``,
@@ -50,7 +49,7 @@ from oracle.routines.base import (
     positive,
     register,
 )
-from oracle.routines.moe.moe_ranges import act_span, boxed_span, input_boxes, outcome, shares, silu_span
+from oracle.routines.moe.moe_ranges import act_span, boxed_span, input_boxes, outcome, shares
 from oracle.routines.products.contract import OUT_DTYPES
 from oracle.routines.traits import Kind
 from oracle.tensorcore.identify import Match
@@ -58,8 +57,8 @@ from oracle.tensorcore.schedules import get as get_schedule
 from oracle.tensorcore.schedules import is_class
 from oracle.truth import routing
 from oracle.truth.layout import ceil_div
-from oracle.truth.moe import Activation, Combine, Experts, Steps, Tokens, activated, layer, nearest, weighted_input
-from oracle.truth.routing import Span, sigmoid
+from oracle.truth.moe import Activation, Combine, Experts, Steps, Tokens, layer, nearest, weighted_input
+from oracle.truth.routing import Span
 from oracle.verdict.compare import Admissible, Comparison, Verdict, Worst, compare, verdict
 from oracle.verdict.sets import (
     Elements,
@@ -321,96 +320,6 @@ class MoeFp8(Contract):
         return no_boxes(self.name, numerics)
 
 
-@register
-class SiluAndMul(Contract):
-    """The activation between the two products of an expert, by itself::
-
-        out = RN_T(silu(gate) * up)                   gate = x[..., :I], up = x[..., I:], T the dtype of x
-        out = RN_T(RN_T(silu(gate)) * up)             with ``round_silu``
-        silu(x) = x / (1 + exp(-x))                   with ``limit``: gate <= limit, -limit <= up <= limit, first
-
-    A kernel's silu may err as :func:`oracle.routines.moe.moe_ranges.silu_span` says (an exponential and a reciprocal of
-    the device); every rounding after it is monotone, so the interval of silu gives one of the output. Special values as
-    IEEE arithmetic gives them: NaN in, NaN out (with a limit nothing is claimed: a device minimum drops NaN); +inf as
-    gate gives an infinity of the sign of ``up``, -inf as gate NaN or 0 (nothing is claimed), an infinite ``up`` an
-    infinity of the sign of silu where that cannot be flushed to 0.
-
-    Sources: vLLM csrc/activation_kernels.cu (silu_and_mul, with its rounding of silu), SGLang's clamped variant. Not
-    covered: GELU, interleaved halves.
-    """
-
-    name = "silu_and_mul"
-    shapes = {"out": "[..., I]"}
-    production = "moe_layer.silu_and_mul"
-    section = "MoE"
-    summary = "silu(gate) * up, optionally clamped first, rounded once or also after silu"
-    source = "vLLM csrc/activation_kernels.cu silu_and_mul"
-    inputs = (TensorSpec("x", Kind.VALUES, WIDE, None, "[..., 2 I]: gate, then up"),)
-    options = (
-        OptionSpec("limit", None, None, "clamp of gate (above) and up (both sides)"),
-        OptionSpec("round_silu", False, (False, True), "silu is rounded to the dtype of x before it is multiplied"),
-    )
-
-    def refuse(self, inputs: Inputs, options: Options) -> None:
-        x, limit = inputs["x"], options["limit"]
-        if x.dim() == 0 or x.shape[-1] % 2:
-            raise ShapeError(f"x has shape {list(x.shape)}; its last axis holds gate and up, [..., 2 I]")
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
-            raise OptionError(f"limit={limit!r}; pass a positive number, or None")
-
-    def reference(self, inputs: Inputs, **options: object) -> Tensor:
-        """The correctly rounded result ``[..., I]`` in the dtype of ``x``."""
-        x, steps = inputs["x"], activation_steps(inputs["x"], self.check(inputs, options))
-        value = activated(decode(x).reshape(-1, x.shape[-1]), steps).reshape(*x.shape[:-1], -1)
-        return rounded_to(value, x.dtype)
-
-    def outputs(self, call: Call) -> dict[str, Out]:
-        x = call.inputs["x"]
-        return {"out": Out((*x.shape[:-1], x.shape[-1] // 2), (x.dtype,))}
-
-    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
-        basis = "silu within a device's error, then its roundings"
-        mistrust = lambda outputs: mostly_zero(decode(outputs["out"]))  # noqa: E731
-        return [Elements(lambda: ({"out": self.interval(call)}, basis), mistrust=mistrust)]
-
-    def interval(self, call: Call) -> Admissible:
-        """The admissible outputs of a checked call."""
-        x, steps = call.inputs["x"], activation_steps(call.inputs["x"], call.resolved)
-        h = decode(x).reshape(-1, x.shape[-1])
-        finite = torch.nan_to_num(h, 0.0, 0.0, 0.0)
-        gate, up = h.chunk(2, dim=1)
-        if steps.limit is not None:
-            gate, up = gate.clamp(max=steps.limit), up.clamp(-steps.limit, steps.limit)
-        special = ~torch.isfinite(gate) | ~torch.isfinite(up)
-        open_ = _undetermined(gate, up, steps)
-        # clamped here already: a clamped infinity is an ordinary value and must not be replaced by 0
-        span = act_span(Span(*(torch.where(special.repeat(1, 2), finite, torch.cat([gate, up], dim=1)),) * 2), steps)
-        ieee = gate * sigmoid(gate) * up
-        due = nearest(torch.where(special, ieee, activated(h, steps)), of_dtype(x.dtype))
-        low, high = (torch.where(special, due, edge) for edge in (span.low, span.high))
-        shape = (*x.shape[:-1], x.shape[-1] // 2)
-        low, high, due, open_ = (t.reshape(shape) for t in (low, high, due, open_))
-        return Admissible(low, high, due, open=open_)
-
-
-def _undetermined(gate: Tensor, up: Tensor, steps: Steps) -> Tensor:
-    """Elements whose special value depends on how a kernel computes."""
-    s = silu_span(Span(*(torch.nan_to_num(gate, 0.0, 0.0, 0.0),) * 2))
-    if steps.activation is Activation.EACH:
-        s = Span(nearest(s.low, of_dtype(steps.store)), nearest(s.high, of_dtype(steps.store)))
-    perhaps_zero = (s.low <= 0) & (s.high >= 0) & (gate != 0) & torch.isfinite(gate)
-    nan = torch.isnan(gate) | torch.isnan(up)
-    open_ = torch.isneginf(gate) | (torch.isinf(up) & perhaps_zero)
-    return torch.where(nan, torch.full_like(nan, steps.limit is not None), open_)
-
-
-def activation_steps(x: Tensor, options: Options) -> Steps:
-    """The steps that options name, which store in the dtype of ``x`` (any shape)."""
-    limit = options["limit"]
-    rounding = Activation.EACH if options["round_silu"] else Activation.PRODUCT
-    return Steps(store=x.dtype, activation=rounding, limit=None if limit is None else float(limit))
-
-
 class _Call(NamedTuple):
     """A checked call: tokens (with quantised input), experts, steps, and the high-precision input if it was given."""
 
@@ -466,7 +375,15 @@ def _admissible(call: Call, layer: _Call, combine: Combine, name: str) -> tuple[
     boxes, unknown = (None, None) if layer.x is None else input_boxes(layer.x, steps.recipe, scale)
     parts = call.cached(
         f"shares by {name}",
-        lambda: shares(layer.tokens, layer.experts, steps, numerics=name, acc=acc, boxes=boxes, unknown=unknown),
+        lambda: shares(
+            layer.tokens,
+            layer.experts,
+            steps,
+            numerics=name,
+            acc=acc,
+            boxes=None if boxes is None else lambda expert: boxes,
+            unknown=unknown,
+        ),
     )
     result, fmt = outcome(layer.tokens, layer.experts, steps, parts), of_dtype(call.out_dtype)
     expected = nearest(_expected(call, layer, combine), fmt)

@@ -25,7 +25,6 @@ from oracle.routines.moe.contract import (
     STEPS,
     MoeFp8,
     MoeRouting,
-    SiluAndMul,
     TensorMoe,
     choices,
     experts_of,
@@ -45,7 +44,6 @@ Inputs = dict[str, Tensor]
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 ROUTING = Faults(of_class(MoeRouting))
 EXPERTS = Faults(of_class(MoeFp8))
-ACTIVATION = Faults(of_class(SiluAndMul))
 LAYER = Faults(of_class(TensorMoe))
 CERTAIN = 64.0  # a logit whose sigmoid is 1 in float32
 
@@ -390,109 +388,6 @@ fault(
     read=_made,
     options=option(**{ON_INPUT: False}),
     needs=weight_on_input,
-)
-
-
-# --- the activation -----------------------------------------------------------------------------------------
-
-fault = ACTIVATION.declare
-narrow = need(lambda call: call.inputs["x"].dtype != torch.float32, "float32 holds silu as it is")
-
-fault(
-    "gate and up swapped in the activation",
-    MOVEMENT,
-    seen="sglang PR 11081",
-    read=entry("x", halves_swapped()),
-)
-fault(
-    "gate and up taken from neighbouring columns in the activation",
-    MOVEMENT,
-    seen="vllm PR 22951, aiter 5760",
-    read=entry("x", lambda x: torch.cat([x[..., ::2], x[..., 1::2]], dim=-1)),
-    same_if="the columns are equal",
-)
-fault(
-    "SiLU limit ignored in the activation",
-    ARITHMETIC,
-    seen="sglang PR 39920",
-    options=option(limit=None),
-    needs=need(lambda call: call.resolved["limit"] is not None, "there is no limit"),
-    same_if="no operand reaches the limit",
-)
-fault(
-    "rounding of silu left out",
-    CAST,
-    seen="TensorRT-LLM PR 14464",
-    options=option(round_silu=False),
-    needs=both(narrow, need(lambda call: call.resolved["round_silu"] is True, "silu is not rounded already")),
-)
-fault(
-    "silu rounded before it is multiplied",
-    CAST,
-    seen="flashinfer 5128",
-    options=option(round_silu=True),
-    needs=both(narrow, need(lambda call: call.resolved["round_silu"] is False, "silu is rounded already")),
-)
-
-
-LIMITED = of_class(SiluAndMul) | of_class(MoeFp8)
-limited = need(lambda call: call.resolved["limit"] is not None, "there is no limit")
-UNREACHED = "no operand reaches the limit"
-
-
-def _clamped(gate: Callable[[Tensor, float], Tensor]) -> Callable[[Call, Tensor], Tensor]:
-    """The product with ``silu(gate)`` made by ``gate`` and up clamped, without another rounding."""
-
-    def write(call: Call, out: Tensor) -> Tensor:
-        limit = float(call.resolved["limit"])
-        left, up = decode(call.inputs["x"]).chunk(2, dim=-1)
-        left = gate(left, limit)
-        if call.resolved["round_silu"]:
-            left = decode(rounded_to(left, out.dtype))
-        return rounded_to(left * up.clamp(-limit, limit), out.dtype)
-
-    return write
-
-
-def _silu(x: Tensor) -> Tensor:
-    return x * sigmoid(x)
-
-
-fault(
-    "{}",
-    ARITHMETIC,
-    needs=limited,
-    same_if=UNREACHED,
-    over=(
-        way(
-            "SiLU limit clamps the gate from below too",
-            _clamped(lambda gate, limit: _silu(gate.clamp(-limit, limit))),
-            seen="anthony-chaudhary/fak 4837",
-        ),
-        way(
-            "SiLU limit applied to silu in place of its argument",
-            _clamped(lambda gate, limit: _silu(gate).clamp(max=limit)),
-            seen="sglang-jax PR 1358",
-        ),
-    ),
-    write=lambda change: entry("out", change),
-)
-fault(
-    "SiLU limit 7 whatever was asked for",
-    ARITHMETIC,
-    seen="aiter PR 4526",
-    on=LIMITED,
-    needs=limited,
-    options=option(limit=7.0),
-    same_if="the limit is 7, or no operand reaches either",
-)
-fault(
-    "no SiLU limit taken for 0",
-    ARITHMETIC,
-    seen="aiter PR 5271, onnxruntime PR 27221",
-    on=LIMITED,
-    needs=need(lambda call: call.resolved["limit"] is None, "there is a limit"),
-    write=entry("out", lambda out: torch.zeros_like(out)),
 )
 
 
