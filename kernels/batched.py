@@ -492,7 +492,7 @@ def decode_int4(b_q: Tensor, b_group_scales: Tensor) -> Tensor:
     ``b_q`` int8 ``[..., N, K]``, values -8..7, not checked; ``b_group_scales`` E4M3 ``[..., ceil(K/128), N]``. A scale
     and a weight have 4 bits each, so that their float32 product is exact. A NaN scale gives NaN.
 
-    Raises DeviceError, DtypeError, InputError, ShapeError.
+    Raises DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError.
     """
     checks.dtype("b_q", b_q, torch.int8)
     checks.dtype("b_group_scales", b_group_scales, FP8)

@@ -384,7 +384,8 @@ def takes_packed(device: torch.device, n: int, k: int) -> bool:
 
 
 def block_scale(weight_scale: Tensor, k: int) -> Tensor:
-    """The float32 scale ``[ceil(N/128), ceil(K/128)]`` of one that may be packed, int32 ``[N, ceil(K/512)]``."""
+    """The float32 scale ``[ceil(N/128), ceil(K/128)]`` of ``weight_scale``, that itself or packed, int32
+    ``[N, ceil(K/512)]``; 255 is NaN."""
     if weight_scale.dtype is not torch.int32:
         return weight_scale
     return unpack_ue8m0(weight_scale[::BLOCK], -(-k // BLOCK))

@@ -48,7 +48,8 @@ class GuardedCall(Generic[Run]):
         self.run, self.rows = run, rows
 
     def at(self, weight: Tensor, weight_scale: Tensor) -> GuardedCall[Run]:
-        """The same of another weight and scale, which may share everything but their addresses."""
+        """The same of ``weight`` and ``weight_scale`` of the same shapes and dtypes: all but their addresses may be
+        shared."""
         return GuardedCall(self.run, partial(self.rows, weight.data_ptr(), weight_scale.data_ptr()))
 
 
@@ -57,7 +58,8 @@ def guarded(run: Run, weight: tuple[Tensor, Tensor], rows: tuple[Tensor, ...], *
 
     It has no rows where a library could not take them without a copy. ``weight`` and its scale, and ``rows``
     ``[M, ...]``, one operand or three: the first and the last are dense, scales of rows may be column-major, at any
-    distance. ``owned``: whether each call looks at the memory of the rows too, which may have been freed.
+    distance. ``owned``: whether each call looks at the memory of the rows too, which may have been freed. Dtypes are
+    those of the call.
     """
     m, dense = rows[0].shape[0], packed(rows[0]) and packed(rows[-1])
     if not (m and dense and all(packed(x) or x.stride(0) == 1 for x in rows) and current_config().fast_paths):

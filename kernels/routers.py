@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import checks
 from .adapters import Inputs, Options
-from .errors import OptionError
+from .errors import OptionError, shown
 from .verbs import serve, verb
 
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -101,12 +101,12 @@ def route_experts(
 
     Raises
     ------
-    DeviceError, DtypeError, InputError, OptionError, ShapeError
+    DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     checks.dtype("logits", checks.rank("logits", logits, 2), *checks.WIDE)
     tokens, experts = logits.shape
     if scoring not in SCORES:
-        raise OptionError(f"scoring={scoring!r}; pass one of {', '.join(SCORES)}")
+        raise OptionError(f"scoring={shown(scoring)}; pass one of {', '.join(SCORES)}")
     checks.positive("top_k", top_k)
     checks.positive("n_group", n_group)
     checks.positive("topk_group", topk_group)

@@ -128,7 +128,10 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, scales: OfHeads, dtype: torch.dtype
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
     counts = (q.shape[1], k.shape[1], k.shape[1])
-    whole = (torch.ones(n, device=q.device) if x is None else dense(x) for x, n in zip(scales, counts, strict=True))
+    whole = (
+        torch.ones(n, dtype=torch.float32, device=q.device) if x is None else dense(x)
+        for x, n in zip(scales, counts, strict=True)
+    )
     run = library("flashinfer.prefill").single_prefill_with_kv_cache
     out, lse = run(
         dense(q), dense(k), dense(v), *whole, dtype, causal=causal, sm_scale=scale, backend="fa3", return_lse=True

@@ -77,7 +77,10 @@ def _compiled_guard(guards: Any, same: Sequence[Tensor], rows: Sequence[Tensor])
 
 def _discerning(guards: Any) -> bool:
     """Whether the compiled guard of this release admits another number of rows and nothing else."""
-    weight, x = torch.zeros(2, 8, device="cpu"), torch.zeros(4, 8, device="cpu")
+    weight, x = (
+        torch.zeros(2, 8, dtype=torch.float32, device="cpu"),
+        torch.zeros(4, 8, dtype=torch.float32, device="cpu"),
+    )
     try:
         check = _compiled_guard(guards, [weight], [x])
     except TypeError:  # it is made of other arguments, or is not there
@@ -92,7 +95,7 @@ def _discerning(guards: Any) -> bool:
 def public_guard(same: Sequence[Tensor], rows: Sequence[Tensor]) -> Callable[..., bool]:
     """:func:`guard` by public names, some 0.6 us for each operand; of the modes it sees autocast alone.
 
-    ``same`` and ``rows`` of any shape.
+    ``same`` and ``rows`` of any shape and dtype.
     """
     operands = *same, *rows
     fixed, alike = [_facts(x) for x in operands], [x.is_contiguous() for x in operands]

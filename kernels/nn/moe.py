@@ -176,7 +176,7 @@ class Fp8Experts(Fp8Module):
 
         ``input`` ``[T, H]``, ``topk_weights`` and ``topk_ids`` ``[T, top_k]``.
 
-        Raises DtypeError, InputError, LayoutError, ShapeError.
+        Raises DtypeError, InputError, LayoutError, OptionError, ShapeError.
         """
         return self._planned(self._compute, input, topk_weights, topk_ids)
 

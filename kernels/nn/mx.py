@@ -275,8 +275,8 @@ class MxLinear(Fp8Module):
                 raise CheckpointError(f"{', '.join(names)} have scales {second} of their tensors; load them one by one")
             inputs = max(_scalars(source, scheme, names, scheme.input))
             options |= {
-                "weight_scale_2": torch.tensor([second[0]], device=device),
-                "input_scale": torch.tensor([inputs], device=device),
+                "weight_scale_2": torch.tensor([second[0]], dtype=torch.float32, device=device),
+                "input_scale": torch.tensor([inputs], dtype=torch.float32, device=device),
             }
         layer = cls(
             weight.view(FORMATS[scheme.kind].codes),

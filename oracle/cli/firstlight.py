@@ -10,7 +10,7 @@ import torch
 from rich.text import Text
 
 from oracle.cli import common
-from oracle.errors import OptionError, among, counted
+from oracle.errors import DeviceError, OptionError, among, counted
 from oracle.harness import firstlight
 from oracle.harness.validation import arch_of
 
@@ -39,8 +39,7 @@ def add(commands: common.Commands) -> None:
 
 def _firstlight(arguments: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
-        common.say("there is no GPU that torch can see: firstlight asks what a GPU computes", stderr=True)
-        return 2
+        raise DeviceError("there is no GPU that torch can see: firstlight asks what a GPU computes")
     folder: Path = arguments.out
     arch, screen = arch_of("cuda"), common.console()
     every = firstlight.steps(arch, folder)

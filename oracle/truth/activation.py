@@ -10,7 +10,8 @@ Where a step is rounded is the caller's (:class:`oracle.truth.moe.Steps`). Every
 kernels take it.
 
 NaN and infinities as IEEE arithmetic gives them in this order; a clamp of NaN is NaN here, where a device minimum drops
-it. Sources: vLLM csrc/libtorch_stable/activation_kernels.cu, layers/fused_moe/activation.py, utils.py
+it.
+Source: vLLM csrc/libtorch_stable/activation_kernels.cu, layers/fused_moe/activation.py, utils.py
 (swiglu_limit_func); FlashInfer ActivationType; OpenAI triton_kernels swiglu.py. Not covered: which values a device may
 give (:mod:`oracle.bounds.activation`), ``gelu_new``, ``gelu_fast``, ``fatrelu``.
 """

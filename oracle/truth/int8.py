@@ -7,8 +7,8 @@
 Every operation is rounded to float32 on its own. Where a kernel multiplies by a reciprocal in place of a division, the
 quotients are alternatives of each other (:func:`quotients`).
 
-NaN gives the code 0, as a saturating conversion does; infinities saturate. Sources: vLLM
-csrc/quantization/w8a8/int8/scaled_quant.cu, per_token_group_quant_8bit, Triton per_token_quant_int8,
+NaN gives the code 0, as a saturating conversion does; infinities saturate.
+Source: vLLM csrc/quantization/w8a8/int8/scaled_quant.cu, per_token_group_quant_8bit, Triton per_token_quant_int8,
 cutlass_w8a8/scaled_mm_epilogues. Not covered: strides, packed weights.
 """
 
@@ -43,18 +43,18 @@ def integers(x: Tensor, rule: Rule) -> Tensor:
 
 
 def saturated(x: Tensor) -> Tensor:
-    """Integers of any shape within -128 and 127; NaN stays NaN."""
+    """Integers ``x`` (float64, any shape) within -128 and 127, float64 of that shape; NaN stays NaN."""
     return x.clamp(LOW, TOP)
 
 
 def quotients(x: Tensor, scale: Tensor, inverse: Tensor) -> list[Tensor]:
-    """``x / s``, ``x * (1 / s)`` and ``x * inverse`` in float32: float64 of the shape of ``x``; NaN where 0 meets
-    infinity."""
+    """``x / s``, ``x * (1 / s)`` and ``x * inverse`` in float32: float64 of the shape of ``x`` ``[..., G]``;
+    ``scale`` and ``inverse`` ``[..., 1]``. NaN where 0 meets infinity."""
     return [f32(x / scale), f32(x * f32(1.0 / scale)), f32(x * inverse)]
 
 
 def wrapped(x: Tensor) -> Tensor:
-    """Float64 integers of any shape below 2^53 as int32 arithmetic leaves them: float64 of that shape; no NaN."""
+    """Integers ``x`` (float64, any shape) below 2^53 as int32 arithmetic leaves them: float64 of that shape; no NaN."""
     whole = x.to(torch.int64)
     return (((whole + (WRAP >> 1)) % WRAP) - (WRAP >> 1)).to(torch.float64)
 
@@ -62,7 +62,7 @@ def wrapped(x: Tensor) -> Tensor:
 def scaled(total: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """``s_a * (s_b * f32(total)) + bias`` with the last product fused into the sum, and with it rounded on its own:
     float64 ``[M, N]`` each, of int32 ``total`` ``[M, N]`` as float64; NaN and infinities of the scales as IEEE
-    arithmetic has them."""
+    arithmetic has them. ``a_scale`` ``[M, 1]`` or ``[1, 1]``, ``b_scale`` ``[1, N]`` or ``[1, 1]``."""
     part = f32(f32(total) * b_scale)
     if bias is None:
         return f32(a_scale * part), f32(a_scale * part)

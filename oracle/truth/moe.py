@@ -398,7 +398,7 @@ def quantised(act: Tensor, experts: Experts, steps: Steps, expert: int = 0) -> t
 
 
 def as_float32(scale: Tensor) -> Tensor:
-    """Scales of any format and shape as float32 numbers, which hold each of them."""
+    """``scale`` of any format and shape as float32 of that shape, which holds each of them; NaN stays NaN."""
     return to_dtype(decode(scale), torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
 

@@ -79,5 +79,8 @@ def test_without_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     """One sentence, and nothing is written."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cli.main(["firstlight", "--out", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err == "there is no GPU that torch can see: firstlight asks what a GPU computes\n"
+    assert (
+        capsys.readouterr().err
+        == "fp8-oracle: error: there is no GPU that torch can see: firstlight asks what a GPU computes\n"
+    )
     assert not (tmp_path / "out").exists()

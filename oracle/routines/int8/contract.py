@@ -9,7 +9,8 @@ Codes are right where they lie between the codes of the float32 formulas in use 
 ``x * (127 / amax)``); scales and zero points are one float32 or int32 each. The product is exact in int32, then rounded
 as it says.
 
-NaN and infinities: those of each class. Sources: those of each class; :mod:`oracle.truth.int8`.
+NaN and infinities: those of each class.
+Source: the source of each class; :mod:`oracle.truth.int8`.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ class Int8Quantiser(Contract):
         return [CodeSets(self.computed(call.inputs, call.resolved, self.steps(call.resolved)), self, call)]
 
     def symmetric(self, x: Tensor, amax: Tensor, steps: Steps) -> tuple[list[Tensor], Tensor]:
-        """Quotients of float64 ``x [..., G]`` and the scale, under an amax ``[..., 1]``."""
+        """Quotients of ``x`` ``[..., G]`` and the scale, under ``amax`` ``[..., 1]``: float64 in and out, in
+        the shapes of both; NaN stays NaN, and a group without an amax gives zeros."""
         a = amax.clamp(min=float(f32(torch.tensor(steps.floor, dtype=torch.float64, device="cpu"))))
         scale = f32(a / steps.top)
         inverse = torch.where(a > 0, f32(steps.top / a), 0.0)
@@ -119,7 +121,8 @@ class Int8Quantiser(Contract):
         return by, scale
 
     def between(self, codes: list[Tensor], first: int, unknown: Tensor) -> Quantised:
-        """The codes between those of several formulas, of which one is expected."""
+        """The codes between those of several formulas, of which one is expected; ``codes`` and bool ``unknown``
+        ``[M, K]``."""
         stacked = torch.stack(codes)
         return Quantised(stacked.amin(dim=0), stacked.amax(dim=0), codes[first], unknown)
 
@@ -282,6 +285,7 @@ class PerTokenQuantInt8(FlooredQuantiser):
         return Steps(rule=Rule.AWAY, floor=1e-10)
 
     def grouped(self, inputs: Inputs, options: Options) -> Tensor:
+        """As of :meth:`FlooredQuantiser.grouped`, with one group: float64 ``[M, 1, K]``; NaN stays NaN."""
         return decode(inputs["x"])[:, None, :]
 
 
@@ -305,6 +309,9 @@ class PerTokenGroupQuantInt8(FlooredQuantiser):
         return Steps(rule=Rule.ZERO, floor=1e-10)
 
     def grouped(self, inputs: Inputs, options: Options) -> Tensor:
+        """As of :meth:`FlooredQuantiser.grouped`, float64 ``[M, K / G, G]``; NaN stays NaN.
+
+        Raises OptionError: the group is no positive number."""
         m = inputs["x"].shape[0]
         return decode(inputs["x"]).reshape(m, -1, positive(options, "group_size"))
 

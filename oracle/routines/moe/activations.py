@@ -54,7 +54,7 @@ class ActivationContract(Contract):
     section = "MoE"
 
     def steps(self, x: Tensor, options: Options) -> Steps:
-        """Formula, clamp and roundings of a call on ``x``."""
+        """Formula, clamp and roundings of a call on ``x`` ``[..., 2 I]`` (bfloat16, float16 or float32)."""
         raise NotImplementedError
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
@@ -159,6 +159,7 @@ class SiluAndMul(ActivationContract):
             raise OptionError(f"limit={limit!r}; pass a positive number, or None")
 
     def steps(self, x: Tensor, options: Options) -> Steps:
+        """As of :meth:`ActivationContract.steps`; ``x`` ``[..., 2 I]`` (bfloat16, float16 or float32)."""
         limit = options["limit"]
         rounding = Activation.EACH if options["round_silu"] else Activation.PRODUCT
         return Steps(store=x.dtype, activation=rounding, limit=None if limit is None else float(limit))
@@ -281,7 +282,8 @@ class RowContract(ActivationContract):
                 raise InputError(f"topk_ids reach from {int(ids.min())} to {int(ids.max())}; -1 is none")
 
     def steps(self, x: Tensor, options: Options) -> Steps:
-        """Parameters are float32 numbers, a linear bound of 0 or below is none; so is a limit of 0."""
+        """Parameters are float32 numbers, a linear bound of 0 or below is none; so is a limit of 0. ``x``
+        ``[..., 2 I]`` (any float dtype)."""
         row = self.row
         given = torch.tensor([options[n] for n in row.options], dtype=torch.float64, device="cpu")
         values = dict(zip((of for of, _ in row.options.values()), f32(given).tolist(), strict=True))

@@ -39,7 +39,9 @@ def _inputs(case: Case) -> dict[str, Tensor]:
             for name, size in (("b1", 2 * i), ("b2", h))
         }
     if case.option("gates") == "1":
-        known = torch.tensor([[1.702, 1.0, 0.75], [1.0, 0.0, torch.inf], [0.5, -0.25, 3.0]], device="cpu")
+        known = torch.tensor(
+            [[1.702, 1.0, 0.75], [1.0, 0.0, torch.inf], [0.5, -0.25, 3.0]], dtype=torch.float32, device="cpu"
+        )
         inputs["gates"] = known[(torch.arange(e, device="cpu") + 1) % 3]
     return inputs
 

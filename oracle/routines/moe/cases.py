@@ -51,7 +51,7 @@ def _library_routing(case: Case) -> dict[str, Tensor]:
         bias = data.normal(case.label("bias"), (case["e"],), dtype=torch.float32) - below
         inputs["bias"] = bias.to(dtype if dtype in ROUTERS[case.contract].bias else torch.float32)
     if case.option("padding") == "1":
-        inputs["is_padding"] = (torch.arange(case["t"]) >= (case["t"] + 1) // 2).to(torch.uint8)
+        inputs["is_padding"] = (torch.arange(case["t"], device="cpu") >= (case["t"] + 1) // 2).to(torch.uint8)
     return inputs
 
 

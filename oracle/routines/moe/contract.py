@@ -109,7 +109,7 @@ class Routing(Contract):
         """The routers of which one must explain a whole output; the first is the reference's."""
 
     def bias(self, inputs: Inputs, options: Options) -> Tensor | None:
-        """What is added to the choices."""
+        """What is added to the choices, ``[E]`` of the dtype of the input; None without one. NaN stays NaN."""
         return inputs.get("bias")
 
     def refuse(self, inputs: Inputs, options: Options) -> None:

@@ -176,7 +176,8 @@ def _choices(call: Call) -> Tensor:
 
 
 def choice_bias(call: Call) -> Tensor | None:
-    """What a right kernel adds to the choices."""
+    """What a right kernel adds to the choices: as of :meth:`Routing.bias`, ``[E]`` of its dtype or None; NaN stays NaN.
+    Source: the contract of the call."""
     contract = call.contract
     assert isinstance(contract, Routing)
     return contract.bias(call.inputs, call.resolved)

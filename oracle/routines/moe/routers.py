@@ -137,6 +137,7 @@ class LibraryRouting(Routing):
         return self.row.weights or tuple(dict.fromkeys((inputs["logits"].dtype, torch.float32)))
 
     def bias(self, inputs: Inputs, options: Options) -> Tensor | None:
+        """As of :meth:`Routing.bias`, ``[E]``; bfloat16 where TensorRT-LLM ranks groups. NaN stays NaN."""
         bias = inputs.get("bias")
         if bias is None or not self.row.methods or options["num_expert_group"] == 1:
             return bias
