@@ -75,6 +75,7 @@ PAIRED = 32  # groups whose operands are exchanged in pairs
 FEW_ROWS = 12  # failing rows on which a fault of a small output is tried first
 ENOUGH = 24  # failing elements, of which a fault of half of them explains none once in 10 million draws
 FEW_COLUMNS = 64  # columns of these on which faults that are computed together are tried before
+FEW_PLACES = 64  # failing elements on which faults of the last stage are tried before
 NEARLY = 2.0**-6  # of a value: above what the roundings of a store change
 LOST = 2.0**-9  # of the sum of all magnitudes: above what an accumulator loses of data that is not made for it
 TINY = 2.0**-20  # above every subnormal number of an output
@@ -220,6 +221,11 @@ class Prediction:
             same = same | (self.low <= actual) & (actual <= self.high)
         return same if self.open is None else same & ~self.open
 
+    def at(self, places: Tensor) -> Prediction:
+        """What it says of the elements at these flat indices ``[n]`` (int64)."""
+        parts = (self.value, self.low, self.high, self.open, self.unfaulted)
+        return Prediction(*(None if x is None else x.flatten()[places] for x in parts), placement=self.placement)
+
     def changed(self, right: Tensor) -> Tensor:
         """Elements that are not what its arithmetic gives without the fault (``right``, the shape and dtype of
         ``value``), bool of its shape."""
@@ -312,15 +318,23 @@ class FailingOutput:
 
     # --- faults -------------------------------------------------------------------------------------------------
 
+    def rounds(self, fault: Fault) -> bool:
+        """Whether a fault is one of the store that gives about the value (:func:`rounds`)."""
+        known = self.mutated.rounding
+        if fault.name not in known:
+            known[fault.name] = set(fault.changes) == {Stage.STORE} and rounds(self.call, fault)
+        return known[fault.name]
+
     def attempt(self, faults: tuple[Fault, ...]) -> Explanation:
         """What the kernel with these faults explains of the whole output."""
-        if self.call.schedule is not None and len(faults) == 1 and set(faults[0].changes) <= {Stage.WRITE}:
-            return self.weigh(faults, Prediction(faults[0].changes[Stage.WRITE](self.call, self.right)))
         return self.weigh(faults, self.predict(faults))
 
     def predict(self, faults: tuple[Fault, ...]) -> Prediction:
         """The whole output of a kernel with these faults."""
-        call, computed = self.call, self.mutated.computed(self.call, faults)
+        call = self.call
+        if call.schedule is not None and faults and all(set(fault.changes) <= {Stage.WRITE} for fault in faults):
+            return Prediction(fold(call, faults, Stage.WRITE, self.right))
+        computed = self.mutated.computed(call, faults)
         if call.schedule is not None:
             fallen = any(schedule is None for _, schedule in computed)
             return Prediction(write(call, computed, faults), unfaulted=self.by_exact_sums.right if fallen else None)
@@ -573,7 +587,7 @@ class Sample:
         that costs little: no more is explained, and no other is known (unless the output has a NaN there).
 
         ``near``: whatever the arithmetic and the store are, if they give about the exact value; so the arithmetics of
-        one call share what was counted of one sample.
+        one call share what was counted of one sample. Of a fault of the store that rounds, that is the right value.
         """
         if not near:
             return self._at_most(faults, near=False)
@@ -599,11 +613,17 @@ class Sample:
         if len(call.parts) != 1 or not len(self.rows[0]):
             return found
         (view,), own = self.views, call.parts[0].product
-        piece = self.piece(0, own)
+        early = {Stage.READ, Stage.PRODUCT, Stage.SCHEDULE} if near else {Stage.READ, Stage.PRODUCT}
+        piece, stored_right = self.piece(0, own), list[str]()
         stacks = dict[tuple[bool, torch.dtype, torch.dtype], list[tuple[str, Tensor, Tensor]]]()
         alone = list[tuple[tuple[str, ...], ScaledProduct, bool]]()
         for fault in faults:
-            if not set(fault.changes) <= {Stage.READ, Stage.PRODUCT} or own.bias is not None or own.c is not None:
+            if own.bias is not None or own.c is not None:
+                continue
+            if near and self.failure.rounds(fault):
+                stored_right.append(fault.name)
+                continue
+            if not touches((fault,), Stage.READ, Stage.PRODUCT) or not set(fault.changes) <= early:
                 continue
             if fault.by_code:
                 product = fold(call, (fault,), Stage.PRODUCT, piece)
@@ -615,6 +635,8 @@ class Sample:
                 of_left, side = changed[0], product.left if changed[0] else product.right
             else:
                 if (one := self.failure.mutated.operand(fault)) is None:
+                    if (product := self.failure.mutated.alone(fault)) is not None:
+                        alone.append(((fault.name,), subset(product, self.rows[0], self.columns).to(self.device), True))
                     continue
                 of_left, side = one
             at, of_scale = (self.rows[0], 1) if of_left else (self.columns, own.b_rows)
@@ -627,6 +649,8 @@ class Sample:
             scale = stacked([scale for _, _, scale in stack])
             a, b = ((codes, scale), (piece.b, piece.b_scale)) if of_rows else ((piece.a, piece.a_scale), (codes, scale))
             alone.append((names, replace(piece, a=a[0], a_scale=a[1], b=b[0], b_scale=b[1]), of_rows))
+        if stored_right:
+            alone.append((("",), piece, True))
         m, n = view.output.shape
         for names, product, of_rows in alone:
             each = len(names)
@@ -635,7 +659,8 @@ class Sample:
             masks = masks.view(2, each, m, n) if of_rows else masks.view(2, m, each, n).transpose(1, 2)
             agreeing, known = (masks & view.failing).sum(dim=(2, 3)).tolist()
             found |= zip(names, zip(agreeing, known, strict=True), strict=True)
-        return found
+        right = found.pop("", (0, 0))
+        return found | dict.fromkeys(stored_right, right)
 
     def _agreeing(self, product: ScaledProduct, output: Tensor, *, near: bool) -> tuple[Tensor, Tensor]:
         """What the kernel gives of this product, or a value near it, and which of ``output`` may be it.
@@ -652,6 +677,20 @@ class Sample:
         if near:
             return about(product, output, max(float32_loss(product.K), LOST))
         return about(product, output, loss, largest=torch.inf)
+
+    def sums_near(self, faults: Sequence[Fault]) -> dict[str, tuple[int, int]]:
+        """As :meth:`at_most`, ``near``, of faults of the sum, by the arithmetic that is asked first."""
+        call, known = self.failure.call, self.failure.mutated.near.setdefault((*self._seen, "sums"), {})
+        if len(call.parts) != 1 or not len(self.rows[0]):
+            return {}
+        product, view = self.piece(0, call.parts[0].product), self.views[0]
+        for fault in faults:
+            if fault.name not in known:
+                value = decode(accumulated(call, product, call.schedule, (fault,)))
+                size = product.cached("magnitudes", lambda: magnitudes(product))
+                agrees = around(value, size, view.output, max(float32_loss(product.K), LOST)) & view.failing
+                known[fault.name] = int(agrees.sum()), int((~torch.isnan(value) & view.failing).sum())
+        return {fault.name: found for fault in faults if (found := known[fault.name]) is not None}
 
     def sums(self, faults: tuple[Fault, ...]) -> list[Sums] | None:
         """Float32 results before the store on the sample of each part, as :meth:`FailingOutput.sums`; with the right
@@ -706,6 +745,20 @@ class Sample:
         """The explanation that these sums give once stored."""
         return self.weigh_stored(faults, self.stored(faults, pieces))
 
+    def about(self, pieces: list[Sums]) -> bool:
+        """Whether more than ``LISTED`` of what fails is about one of these sums, as a store that rounds gives it."""
+        agreeing = failing = 0
+        for view, (acc, *ends), _ in pieces:
+            value, exact_ = decode(acc), torch.zeros((), dtype=torch.float64, device=acc.device)
+            agrees = around(value, exact_, view.output, 0.0)
+            if ends:
+                low, high = (decode(end) for end in ends)
+                actual = decode(view.output)
+                agrees |= (low - NEARLY * low.abs() <= actual) & (actual <= high + NEARLY * high.abs())
+            agreeing += int(((agrees | torch.isnan(value)) & view.failing).sum())
+            failing += count(view.failing)
+        return agreeing > LISTED * failing
+
     def covers(self, faults: tuple[Fault, ...], pieces: list[Sums] | None) -> bool:
         """Whether the share of :meth:`weigh` is above ``LISTED``; most often no agrees so rarely that none is counted.
 
@@ -747,17 +800,38 @@ def about(
     product: ScaledProduct, output: Tensor, loss: float, *, largest: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """The value of a product without bias and summand, float64 ``[M, N]``, and which of ``output`` (its dtype, the same
-    shape) have about it, bool: up to the roundings of a store and this ``loss`` of the sum of all magnitudes. Anything
-    is about a value of at least the magnitude ``largest`` (None: nearly the largest number of the output's dtype), and
-    infinities and NaN of ``output`` are about any."""
-    left, right = (
-        x.value() * x.scales.repeat_interleave(product.block, dim=1)[:, : product.K]
-        for x in (product.left, product.right)
-    )
-    value, size, actual = left @ right.T * product.factor, left.abs() @ right.abs().T, decode(output)
+    shape) have about it, bool (:func:`around`)."""
+    left, right = scaled_operands(product)
+    value = left @ right.T * product.factor
+    return value, around(value, left.abs() @ right.abs().T * abs(product.factor), output, loss, largest=largest)
+
+
+def around(value: Tensor, size: Tensor, output: Tensor, loss: float, *, largest: float | None = None) -> Tensor:
+    """Which of ``output`` (any float dtype) have about a ``value`` (float64, the same shape), bool: up to the roundings
+    of a store and this ``loss`` of the sum of all magnitudes, ``size`` (float64). Anything is about a value of at least
+    the magnitude ``largest`` (None: nearly the largest number of the output's dtype), and infinities and NaN of
+    ``output`` are about any."""
+    actual = decode(output)
     limit = (1 - NEARLY) * of_dtype(output.dtype).max_finite if largest is None else largest
-    away = NEARLY * value.abs() + loss * abs(product.factor) * size + TINY
-    return value, ((value - actual).abs() <= away) | (value.abs() >= limit) | ~actual.isfinite()
+    away = NEARLY * value.abs() + loss * size + TINY
+    return ((value - actual).abs() <= away) | (value.abs() >= limit) | ~actual.isfinite()
+
+
+def magnitudes(product: ScaledProduct) -> Tensor:
+    """The sum of the magnitudes of all terms of each element of a product, float64 ``[M, N]``; NaN as IEEE 754."""
+    left, right = scaled_operands(product)
+    return left.abs() @ right.abs().T * abs(product.factor)
+
+
+def scaled_operands(product: ScaledProduct) -> tuple[Tensor, Tensor]:
+    """The values of both operands times their scales, float64 ``[M, K]`` and ``[N, K]``; a scale row for each row of
+    ``b``."""
+    scales = product.left.scales, product.right.scales.repeat_interleave(product.b_rows, dim=0)[: product.N]
+    left, right = (
+        x.value() * scale.repeat_interleave(product.block, dim=1)[:, : product.K]
+        for x, scale in zip((product.left, product.right), scales, strict=True)
+    )
+    return left, right
 
 
 class FailingRows:
@@ -765,43 +839,63 @@ class FailingRows:
 
     A fault is kept that acts in the failing elements alone, all of which it explains, or that explains more than it
     contradicts: of the failing elements that it predicts more than half, since it contradicts those that it does not
-    explain. So at most half is too little where the sample has all failing rows, and ``HOPELESS`` elsewhere. Not
-    refused here: what predicts NaN, regroups rows, or changes what comes after the sum (which may depend on all of it).
+    explain. So at most half is too little where the sample has all failing rows, and ``HOPELESS`` elsewhere; nothing
+    is too little where the sample has all that fails. Not refused here: what predicts NaN for most of it, regroups
+    rows, or changes both what comes after the sum and what comes before.
+
+    ``bad``: elements that fail by every arithmetic of a call, most of those of each (None: those of this one). What is
+    far from these by one arithmetic is by all, and only asked once.
     """
 
-    def __init__(self, failure: FailingOutput) -> None:
-        self.failure = failure
-        at = torch.nonzero(failure.bad.any(dim=1))[:, 0]
+    def __init__(self, failure: FailingOutput, bad: Tensor | None = None) -> None:
+        self.failure, bad = failure, failure.bad if bad is None else bad
+        at = torch.nonzero(bad.any(dim=1))[:, 0]
         self.enough = LISTED if len(at) <= FEW_ROWS else HOPELESS
         spread = torch.frac(torch.arange(1, len(at) + 1, dtype=torch.float64, device="cpu") * GOLDEN).argsort()
-        chosen = torch.zeros(len(failure.bad), dtype=torch.bool, device=at.device)
+        chosen = torch.zeros(len(bad), dtype=torch.bool, device=at.device)
         chosen[at[spread[:FEW_ROWS].to(at.device)]] = True
         rows = [torch.nonzero(part.of(chosen[:, None])[:, 0])[:, 0] for part in failure.call.parts]
-        columns = torch.arange(failure.bad.shape[1], device=at.device)
-        self.sample = self.narrow = None
-        if len(failure.bad) > 2 * int(chosen.sum()):
-            self.sample = Sample(failure, rows, columns)
-            failing = torch.nonzero(failure.bad[chosen].any(dim=0))[:, 0]
-            few = evenly(failing, FEW_COLUMNS)
-            self.narrow, self.every = Sample(failure, rows, few), len(few) == len(failing)
-            self.all = sum(count(view.failing) for view in self.narrow.views)
+        failing = torch.nonzero(bad[chosen].any(dim=0))[:, 0]
+        few = evenly(failing, FEW_COLUMNS)
+        self.sample = self._sample(rows, torch.arange(bad.shape[1], device=at.device), bad)
+        self.narrow, self.every = self._sample(rows, few, bad), len(few) == len(failing)
+        self.all = sum(count(view.failing) for view in self.narrow.views)
+        self.complete = self.all == failure.failing
+        self.places = evenly(places(bad), FEW_PLACES)
+
+    def _sample(self, rows: Sequence[Tensor], columns: Tensor, bad: Tensor) -> Sample:
+        views = [self.failure.view(i, own, columns) for i, own in enumerate(rows)]
+        if bad is not self.failure.bad:
+            wrong = [part.of(bad)[own][:, columns] for part, own in zip(self.failure.call.parts, rows, strict=True)]
+            views = [replace(view, bad=mask) for view, mask in zip(views, wrong, strict=True)]
+        return Sample(self.failure, rows, columns, views)
 
     def kept(self, faults: Iterable[Fault]) -> Iterator[Fault]:
         """The ``faults``, in their order, that are not refused: first those that are computed together, on some of the
         columns in which these rows fail."""
         for some in batches(faults):
-            left = some
-            for near in (True, False):
-                at_most = {} if self.narrow is None else self.narrow.at_most(left, near=near)
-                hopeless = {
-                    n for n, (agrees, known) in at_most.items() if known == self.all and agrees <= HOPELESS * known
-                }
-                left = [fault for fault in left if fault.name not in hopeless]
-            yield from (fault for fault in left if not self.refuse(fault))
+            far = self.far(some)
+            left = [fault for fault in some if fault.name not in far]
+            hopeless = {n for n, counts in self.narrow.at_most(left).items() if self._too_few(*counts)}
+            yield from (fault for fault in left if fault.name not in hopeless and not self.refuse(fault))
+
+    def far(self, faults: Sequence[Fault]) -> set[str]:
+        """Names of those whose values are far from what fails, by any arithmetic."""
+        found = self.narrow.at_most(faults, near=True)
+        sums = [fault for fault in faults if set(fault.changes) == {Stage.SUM}]
+        found = {**found, **self.sample.sums_near(sums)}
+        return {name for name, counts in found.items() if self._too_few(*counts)}
+
+    def _too_few(self, agrees: int, known: int) -> bool:
+        """Whether so many failing elements of the few that are known are no more than chance explains."""
+        few = (known == self.all or known >= ENOUGH) and agrees <= HOPELESS * known
+        return few or self.complete and not agrees
 
     def refuse(self, fault: Fault) -> bool:
         """Whether so little of what fails in these rows is explained that the fault is none of those that are kept."""
-        if self.sample is None or self.narrow is None or not set(fault.changes) <= set(BEFORE_STORE):
+        if set(fault.changes) == {Stage.WRITE}:
+            return self._refuse_written(fault)
+        if not set(fault.changes) <= set(BEFORE_STORE):
             return False
         if not fault.by_code and self.failure.mutated.products((fault,)).regrouped:
             return False
@@ -811,6 +905,19 @@ class FailingRows:
             return self._explains(fault, self.narrow, self.enough) is False
         few = self._explains(fault, self.narrow, HOPELESS)
         return few is False or few is True and self._explains(fault, self.sample, self.enough) is False
+
+    def _refuse_written(self, fault: Fault) -> bool:
+        """The same of the last stage, on some of the failing elements. Where it writes none of these it may be named by
+        position."""
+        predicted = self.failure.predict((fault,)).at(self.places)
+        known = ~torch.isnan(predicted.value)
+        agrees = predicted.agrees(self.failure.output.flatten()[self.places]) & known
+        n, all_known = int(known.sum()), bool(known.all())
+        if not n:
+            return False
+        complete = len(self.places) == self.failure.failing
+        enough = all_known or n >= ENOUGH
+        return (enough and int(agrees.sum()) <= HOPELESS * n) or (complete and not bool(agrees.any()))
 
     def _explains(self, fault: Fault, sample: Sample, enough: float) -> bool | None:
         """Whether a fault explains more than this share of what fails in a sample; None where it predicts a NaN there,

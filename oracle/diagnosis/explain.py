@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -62,7 +62,7 @@ from oracle.numbers.recipe_table import recipes
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.threads import one_thread
 from oracle.routines import get
-from oracle.routines.base import Beyond, Call, Contract, Output, by_name
+from oracle.routines.base import Beyond, Call, Output, by_name
 from oracle.routines.catalogue import Family, Fault, Stage, agree, faults_of, run
 from oracle.routines.fault import named
 from oracle.routines.products.roles import quantised
@@ -93,6 +93,7 @@ WIDE = 8  # bits that the fraction of a value tells at most
 # Of what fails, the share that a fault reproduces within the bound and moves far from it. Above one half no two faults
 # that move an element to places far apart both have it; the tenth above is a margin, which nothing derives.
 EXACT = 0.6
+NEARLY_ALL = 0.9375  # of what fails by one arithmetic, the share that fails by all: the few that a fault of half explains
 FAR = 4.0  # times as far as right results lie apart
 
 
@@ -200,8 +201,8 @@ def diagnose(
         The call is wrong, the output has another shape or dtype, or the contract has no catalogue of faults.
     """
     found = get(contract)
-    judged = found.judge(inputs, output, arch=arch, numerics=numerics, **options)
-    call = Call(found, inputs, options, arch=arch)
+    call = found.asked(inputs, output, arch=arch, **options)
+    judged = found.judged(call, output, numerics)
     if call.optional_operands is None and not faults_of(contract):
         raise NumericsError(f"{contract} has no catalogue of faults to explain an output with")
     seen = _diagnosis(judged, call, found.validate_output(call.checked(), output), numerics)
@@ -211,27 +212,18 @@ def diagnose(
 
 
 def explain_verdict(
-    verdict: Verdict,
-    contract: Contract,
-    inputs: Mapping[str, Tensor],
-    output: Output,
-    *,
-    arch: str,
-    numerics: str | None,
-    explain: str | None = None,
-    **options: object,
+    verdict: Verdict, call: Call, output: Output, *, numerics: str | None, explain: str | None = None
 ) -> Verdict:
-    """``verdict`` with ``explained_by`` filled in, where it failed and says nothing yet; ``explain`` is an
-    :class:`Explain` or its name."""
+    """``verdict`` on ``output`` of the call with ``explained_by`` filled in, where it failed and says nothing yet;
+    ``explain`` is an :class:`Explain` or its name. What the judgement has computed of the call is not computed again."""
     level, failing = explain_level(explain), verdict.failing
     verdict = replace(verdict, failing=None)
     if level is Explain.OFF or verdict.status is not Status.FAILED or verdict.explained_by:
         return verdict
-    call = Call(contract, inputs, options, arch=arch)
     little = cheap(call)
     with one_thread() if little or level is not Explain.FULL else nullcontext():
         if little or level is Explain.FULL:
-            given = contract.validate_output(call.checked(), output)
+            given = call.contract.validate_output(call.checked(), output)
             found = _diagnosis(verdict, call, given, numerics)
             names, shown = found.names, (*found.observed, *found.findings)
             if not any(e.complete and e.name not in recipes() or e.local for e in found.explanations):
@@ -266,8 +258,7 @@ def _of_sample(asked: Call, output: Tensor, numerics: str | None, failing: Faili
 
 def _base(asked: Call, output: Tensor) -> Call:
     """The call with what the routine quantised its operands to, in the output's dtype."""
-    options, given = asked.options, asked.inputs
-    return Call(asked.contract, quantised(asked), options, None, output.dtype, Beyond.UNKNOWN, given, asked.arch)
+    return asked.in_search(quantised(asked), output.dtype)
 
 
 def cheap(call: Call) -> bool:
@@ -347,8 +338,9 @@ def _searched(
     scheduled = [failure for failure in failures if failure.call.schedule is not None]
     chosen = list(dict.fromkeys([closest, *scheduled[:TRIED], failures[-1]]))
     faults, found = faults_of(base.contract.name), dict[FailingOutput, tuple[Explanation, ...]]()
+    bad = _failing_by_all(chosen)
     for failure in chosen:
-        found[failure] = _single_faults(failure, faults)
+        found[failure] = _single_faults(failure, faults, bad)
         if _complete(found[failure]):
             return _described(failure, found[failure])
     if classes:
@@ -356,11 +348,19 @@ def _searched(
         if placed := placements(fewest, classes, known):
             return _described(fewest, ranked([*placed, *known]))
     for failure in chosen:
-        found[failure] = _pairs_and_scales(failure, faults, found[failure])
+        found[failure] = _pairs_and_scales(failure, faults, found[failure], bad)
         if _complete(found[failure]):
             return _described(failure, found[failure])
     best = _best(found)
     return _described(best, found[best])
+
+
+def _failing_by_all(failures: Sequence[FailingOutput]) -> Tensor | None:
+    """The elements that fail by all of these arithmetics, if they are nearly all that fail by each."""
+    bad = failures[0].bad
+    for failure in failures[1:]:
+        bad = bad & failure.bad
+    return bad if count(bad) >= NEARLY_ALL * max(failure.failing for failure in failures) else None
 
 
 def _outside(parts: Sequence[Part], output: Tensor, name: str) -> Tensor:
@@ -373,11 +373,14 @@ def _outside(parts: Sequence[Part], output: Tensor, name: str) -> Tensor:
     return found
 
 
-def _single_faults(failure: FailingOutput, faults: Sequence[Fault]) -> tuple[Explanation, ...]:
-    """Explanations of at least one failing element that contradict less than they explain, best first."""
+def _single_faults(
+    failure: FailingOutput, faults: Sequence[Fault], bad: Tensor | None = None
+) -> tuple[Explanation, ...]:
+    """Explanations of at least one failing element that contradict less than they explain, best first. ``bad``: of
+    :class:`FailingRows`."""
     sample = None if failure.small else Sample.half_failing(failure, SAMPLE)
     applicable, found = _applicable(failure, faults), []
-    for fault in FailingRows(failure).kept(applicable) if failure.small else applicable:
+    for fault in FailingRows(failure, bad).kept(applicable) if failure.small else applicable:
         last_stage_only = set(fault.changes) <= {Stage.WRITE}
         whole = sample is None or last_stage_only
         explanation = failure.attempt((fault,)) if whole else sample.attempt((fault,)) if sample is not None else None
@@ -389,12 +392,12 @@ def _single_faults(failure: FailingOutput, faults: Sequence[Fault]) -> tuple[Exp
 
 
 def _pairs_and_scales(
-    failure: FailingOutput, faults: Sequence[Fault], known: Sequence[Explanation]
+    failure: FailingOutput, faults: Sequence[Fault], known: Sequence[Explanation], bad: Tensor | None
 ) -> tuple[Explanation, ...]:
     """The ``known`` with pairs of faults and scales from beyond a buffer, where none of them covers half."""
     applicable, found = _applicable(failure, faults), list(known)
     if not any(e.share >= LISTED or e.placed for e in found):
-        found += _pairs(failure, applicable)
+        found += _pairs(failure, applicable, FailingRows(failure, bad).far(applicable) if failure.small else set())
     if failure.small and not any(e.share >= LISTED or e.placed for e in found):
         count = failure.failing
         found += [
@@ -404,18 +407,21 @@ def _pairs_and_scales(
     return ranked(found)
 
 
-def _pairs(failure: FailingOutput, faults: Sequence[Fault]) -> list[Explanation]:
-    """Pairs of a fault and a wrong store: a few elements first, then what explains those."""
+def _pairs(failure: FailingOutput, faults: Sequence[Fault], far: Set[str]) -> list[Explanation]:
+    """Pairs of a fault and a wrong store: a few elements first, then what explains those. A store that rounds makes
+    nothing of faults whose values are ``far`` from what fails."""
     stores = [fault for fault in faults if set(fault.changes) == {Stage.STORE}]
     firsts = [fault for fault in faults if not set(fault.changes) & {Stage.STORE, Stage.WRITE}]
     few = Sample.half_failing(failure, PAIR_SAMPLE)
     fewer = few.failing_alone()
     sample = None if failure.small else Sample.half_failing(failure, SAMPLE)
     others = [store for store in stores if not rounds(failure.call, store)]
-    far, found = fewer.far(firsts), []
+    far, found = far | fewer.far([first for first in firsts if first.name not in far]), []
     for first in firsts:
         seconds = others if first.name in far else stores
         fewest = fewer.sums((first,)) if seconds else None
+        if fewest and seconds is not others and not fewer.about(fewest):
+            seconds = others
         pieces = fewest if fewer is few else None
         for second in seconds:
             if not fewer.covers((first, second), fewest):

@@ -26,7 +26,7 @@ import torch
 from oracle.routines.catalogue import Call, Fault, Stage
 from oracle.routines.mutants import fitting, mutated_parts
 from oracle.tensorcore.schedules import Schedule
-from oracle.truth.gemm import Decoded
+from oracle.truth.gemm import Decoded, ScaledProduct
 from oracle.verdict.products import Part
 
 KEPT = 1 << 28  # bytes of mutated products that are kept; more are computed again where they are asked for
@@ -59,6 +59,7 @@ class Mutated:
         self.right = Products(self.own, regrouped=False)
         self.room = KEPT
         self.near = dict[tuple[object, ...], dict[str, tuple[int, int] | None]]()  # of samples, by what they hold
+        self.rounding = dict[str, bool]()  # which faults of the store give about the value
         self._found = dict[tuple[str, ...], Products]()
         self._operands = dict[str, tuple[bool, Decoded] | None]()
 
@@ -103,6 +104,11 @@ class Mutated:
                 return changed
             self._operands[fault.name] = changed
         return self._operands[fault.name]
+
+    def alone(self, fault: Fault) -> ScaledProduct | None:
+        """The one product of a fault that :meth:`operand` knows none of, if it fills the same elements."""
+        made = self.products((fault,))
+        return None if made.regrouped or len(made.parts) != 1 else made.parts[0].product
 
 
 def same_place(part: Part, own: Part) -> bool:

@@ -224,7 +224,7 @@ class TestNamed:
         call = call_of(GROUPS)
         output = output_of(call, first)
         verdict = call.contract.judged(call, output)
-        said = explain_verdict(verdict, call.contract, call.inputs, output, arch="cpu", numerics=None, **call.options)
+        said = explain_verdict(verdict, call, output, numerics=None)
         assert said.explained_by
 
 
