@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 
 import torch
@@ -54,7 +54,7 @@ from oracle.routines.mutants import accumulated, fitting, stored, write
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Schedule
-from oracle.truth.gemm import NEARBY, Exact, ScaledProduct, rounded
+from oracle.truth.gemm import NEARBY, Decoded, Exact, ScaledProduct, rounded
 from oracle.verdict.pattern import count, grid, lines, places
 from oracle.verdict.products import (
     COINCIDENCES,
@@ -591,14 +591,14 @@ class Sample:
         """
         if not near:
             return self._at_most(faults, near=False)
-        known = self.failure.mutated.near.setdefault(self._seen, {})
+        known = self.failure.mutated.near.setdefault(self.seen, {})
         asked = [fault for fault in faults if fault.name not in known]
         made = self._at_most(asked, near=True)
         known.update({fault.name: made.get(fault.name) for fault in asked})
         return {fault.name: found for fault in faults if (found := known[fault.name]) is not None}
 
     @cached_property
-    def _seen(self) -> tuple[object, ...]:
+    def seen(self) -> tuple[object, ...]:
         """What :meth:`at_most` depends on beside the faults, for values near the exact ones."""
         places = (x.cpu().numpy().tobytes() for x in (*self.rows, self.columns))
         values = (
@@ -680,7 +680,7 @@ class Sample:
 
     def sums_near(self, faults: Sequence[Fault]) -> dict[str, tuple[int, int]]:
         """As :meth:`at_most`, ``near``, of faults of the sum, by the arithmetic that is asked first."""
-        call, known = self.failure.call, self.failure.mutated.near.setdefault((*self._seen, "sums"), {})
+        call, known = self.failure.call, self.failure.mutated.near.setdefault((*self.seen, "sums"), {})
         if len(call.parts) != 1 or not len(self.rows[0]):
             return {}
         product, view = self.piece(0, call.parts[0].product), self.views[0]
@@ -848,12 +848,12 @@ class FailingRows:
     """
 
     def __init__(self, failure: FailingOutput, bad: Tensor | None = None) -> None:
-        self.failure, bad = failure, failure.bad if bad is None else bad
+        self.failure, self.bad = failure, failure.bad if bad is None else bad
+        bad = self.bad
         at = torch.nonzero(bad.any(dim=1))[:, 0]
         self.enough = LISTED if len(at) <= FEW_ROWS else HOPELESS
-        spread = torch.frac(torch.arange(1, len(at) + 1, dtype=torch.float64, device="cpu") * GOLDEN).argsort()
         chosen = torch.zeros(len(bad), dtype=torch.bool, device=at.device)
-        chosen[at[spread[:FEW_ROWS].to(at.device)]] = True
+        chosen[at[scattered(len(at))[:FEW_ROWS].to(at.device)]] = True
         rows = [torch.nonzero(part.of(chosen[:, None])[:, 0])[:, 0] for part in failure.call.parts]
         failing = torch.nonzero(bad[chosen].any(dim=0))[:, 0]
         few = evenly(failing, FEW_COLUMNS)
@@ -861,7 +861,7 @@ class FailingRows:
         self.narrow, self.every = self._sample(rows, few, bad), len(few) == len(failing)
         self.all = sum(count(view.failing) for view in self.narrow.views)
         self.complete = self.all == failure.failing
-        self.places = evenly(places(bad), FEW_PLACES)
+        self.places = spread(places(bad), FEW_PLACES)
 
     def _sample(self, rows: Sequence[Tensor], columns: Tensor, bad: Tensor) -> Sample:
         views = [self.failure.view(i, own, columns) for i, own in enumerate(rows)]
@@ -884,7 +884,35 @@ class FailingRows:
         found = self.narrow.at_most(faults, near=True)
         sums = [fault for fault in faults if set(fault.changes) == {Stage.SUM}]
         found = {**found, **self.sample.sums_near(sums)}
-        return {name for name, counts in found.items() if self._too_few(*counts)}
+        far = {name for name, counts in found.items() if self._too_few(*counts)}
+        unknown = (fault for fault in faults if fault.name in found and fault.name not in far)
+        return far | {fault.name for fault in unknown if found[fault.name][1] < self.all and self._far_where_known(fault)}
+
+    def _far_where_known(self, fault: Fault) -> bool:
+        """The same of a fault that leaves some of what fails unknown: asked of some of the rest of it, if any."""
+        known = self.failure.mutated.far
+        key = fault.name, self.narrow.seen
+        if key not in known:
+            known[key] = not set(fault.changes) & {Stage.SUM, Stage.STORE} and self._far_elsewhere(fault)
+        return known[key]
+
+    def _far_elsewhere(self, fault: Fault) -> bool:
+        (part,), output = self.failure.call.parts, self.failure.output
+        bad, product = part.of(self.bad), self.failure.mutated.alone(fault)
+        if product is None or bool(torch.isnan(part.of(output)[bad]).any()):
+            return False
+        rows, columns = (~(torch.isnan(x.scales).any(dim=1)) for x in (product.left, product.right))
+        rows = rows.expand(product.M) & ~_nan_rows(product.left)
+        columns = columns.repeat_interleave(product.b_rows)[: product.N] & ~_nan_rows(product.right)
+        rest = places(bad & rows[:, None] & columns[None, :])
+        at = spread(rest, FEW_PLACES)
+        if not len(at):
+            return True
+        at_rows, at_columns = at // product.N, at % product.N
+        few = subset(product, at_rows, at_columns)
+        actual = part.of(output)[at_rows][:, at_columns]
+        agrees = count(about(few, actual, max(float32_loss(few.K), LOST))[1].diagonal())
+        return agrees <= HOPELESS * len(at) if len(rest) >= ENOUGH else not agrees
 
     def _too_few(self, agrees: int, known: int) -> bool:
         """Whether so many failing elements of the few that are known are no more than chance explains."""
@@ -940,6 +968,13 @@ def batches(faults: Iterable[Fault]) -> Iterator[list[Fault]]:
     while some := list(islice(rest, size)):
         yield some
         size = TOGETHER[1]
+
+
+def _nan_rows(side: Decoded) -> Tensor:
+    """Rows of codes with a NaN, bool ``[R]``."""
+    if bool(side.finite_rows.all()):
+        return ~side.finite_rows
+    return torch.isnan(side.value()).any(dim=1)
 
 
 def rounds(call: Call, store: Fault) -> bool:
@@ -1025,6 +1060,25 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
 def evenly(at: Tensor, most: int) -> Tensor:
     """At most ``most`` of the entries of ``at [n]`` (int64), evenly spaced, int64 in their order."""
     return at[:: max(1, -(-len(at) // most))]
+
+
+def scattered(n: int) -> Tensor:
+    """The numbers up to ``n`` in an order of no regular step, of which the first ones lie everywhere; int64 ``[n]``."""
+    return torch.frac(torch.arange(1, n + 1, dtype=torch.float64, device="cpu") * GOLDEN).argsort()
+
+
+def spread(at: Tensor, most: int) -> Tensor:
+    """At most ``most`` of the entries of ``at [n]`` (int64), in no regular step, int64 in their order. Multiples of the
+    golden ratio lie at least ``1 / (3 most)`` apart, so that no entry is taken twice."""
+    if len(at) <= 3 * most:
+        return evenly(at, most)
+    return at[(_steps(most) * len(at)).long().to(at.device)]
+
+
+@lru_cache(maxsize=8)
+def _steps(most: int) -> Tensor:
+    """So many multiples of the golden ratio modulo 1, in their order, float64 ``[most]``."""
+    return torch.frac(torch.arange(1, most + 1, dtype=torch.float64, device="cpu") * GOLDEN).sort().values
 
 
 def rows_of_output(part: Part, rows: Tensor) -> Tensor:

@@ -24,9 +24,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -49,6 +50,7 @@ from oracle.diagnosis.candidates import (
     ranked,
     rounds,
     speaks,
+    spread,
 )
 from oracle.diagnosis.least_squares import Factors, effective_factors, read_beyond_buffer
 from oracle.diagnosis.level import Explain, explain_level
@@ -57,7 +59,7 @@ from oracle.diagnosis.mutated import Mutated
 from oracle.diagnosis.observed import UNLIKE, needed, observed, tail_of_k, times_right
 from oracle.diagnosis.other_calls import taken_otherwise
 from oracle.errors import NumericsError, counted
-from oracle.numbers.formats import codes_of, decode, of_dtype
+from oracle.numbers.formats import codes_of, decode, of_dtype, same_bits
 from oracle.numbers.recipe_table import recipes
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.threads import one_thread
@@ -65,6 +67,7 @@ from oracle.routines import get
 from oracle.routines.base import Beyond, Call, Output, by_name
 from oracle.routines.catalogue import Family, Fault, Stage, agree, faults_of, run
 from oracle.routines.fault import named
+from oracle.routines.mutants import accumulated, fitting, stored
 from oracle.routines.products.roles import quantised
 from oracle.routines.traits import Kind
 from oracle.tensorcore.identify import subset
@@ -73,7 +76,7 @@ from oracle.truth.gemm import rounded
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Failing, Status, Verdict, compare
 from oracle.verdict.notebook import card
-from oracle.verdict.pattern import count, describe, ranges
+from oracle.verdict.pattern import count, describe, places, ranges
 from oracle.verdict.plot import Blocks, Place, blocks, draw_diagnosis, place
 from oracle.verdict.products import LARGE, Part, interval_of, wider_classes, work
 from oracle.verdict.sets import Bits, Bounds, bits_of, bounds_of
@@ -83,6 +86,7 @@ if TYPE_CHECKING:
 
 MANY = 32  # products of a call up to which all of them are looked at
 FEW_PARTS, CONFIRMED = 8, 3  # of more, those on which explanations are looked for, and explanations tried on all
+TOLD_APART = 16  # elements on which arithmetics are compared with the first
 TILE = 128  # columns of which the factors of the K blocks are found together
 MOST = 4  # findings about K blocks
 TRIED = 3  # admitted schedules that faults are put into, beside exact sums
@@ -329,14 +333,18 @@ def _searched(
 ) -> Diagnosis:
     """The search for what explains the ``outside`` elements; placements are judged by ``classes``, if there are any."""
     mutated = Mutated(base)
-    failures = [FailingOutput(base.with_schedule(schedule), flat, outside, mutated) for schedule in schedules]
-    closest = max(failures, key=lambda failure: failure.equal)
+
+    @cache
+    def by(schedule: Schedule | None) -> FailingOutput:
+        return FailingOutput(base.with_schedule(schedule), flat, outside, mutated)
+
+    closest = by(_closest(by, outside, schedules))
     if not speaks(flat[closest.specified]):
         found_in = describe(closest.refused)
         said, seen = tuple(_one_value(closest)), (place(closest.refused, output="out", tile=heatmap.TILE),)
         return Diagnosis(count(closest.refused), closest.total, found_in, findings=said, places=seen)
-    scheduled = [failure for failure in failures if failure.call.schedule is not None]
-    chosen = list(dict.fromkeys([closest, *scheduled[:TRIED], failures[-1]]))
+    scheduled = [schedule for schedule in schedules if schedule is not None]
+    chosen = list(dict.fromkeys([closest, *map(by, [*scheduled[:TRIED], schedules[-1]])]))
     faults, found = faults_of(base.contract.name), dict[FailingOutput, tuple[Explanation, ...]]()
     bad = _failing_by_all(chosen)
     for failure in chosen:
@@ -344,7 +352,7 @@ def _searched(
         if _complete(found[failure]):
             return _described(failure, found[failure])
     if classes:
-        fewest, known = min(failures, key=lambda failure: failure.failing), found[_best(found)]
+        fewest, known = min(chosen, key=lambda failure: failure.failing), found[_best(found)]
         if placed := placements(fewest, classes, known):
             return _described(fewest, ranked([*placed, *known]))
     for failure in chosen:
@@ -353,6 +361,27 @@ def _searched(
             return _described(failure, found[failure])
     best = _best(found)
     return _described(best, found[best])
+
+
+def _closest(
+    by: Callable[[Schedule | None], FailingOutput], outside: Tensor, schedules: Sequence[Schedule | None]
+) -> Schedule | None:
+    """The arithmetic by which most elements are right.
+
+    The first, where all are that do not fail, or where no other is right in more than half of some that are not."""
+    first = by(schedules[0])
+    missing = first.specified & ~outside & ~same_bits(first.output, first.right)
+    part = max(first.call.parts, key=lambda part: count(part.of(missing)))
+    at = spread(places(part.of(missing)), TOLD_APART)
+    rows, columns = at // missing.shape[1], at % missing.shape[1]
+    few, actual = subset(part.product, rows, columns), part.of(first.output)[rows, columns]
+
+    def right_in_some(schedule: Schedule | None) -> bool:
+        made = stored(first.call, accumulated(first.call, few, fitting(few, schedule), ()), ())
+        return count(same_bits(made.diagonal(), actual)) > LISTED * len(at)
+
+    others = [schedule for schedule in schedules[1:] if len(at) and right_in_some(schedule)]
+    return max([schedules[0], *others], key=lambda schedule: by(schedule).equal)
 
 
 def _failing_by_all(failures: Sequence[FailingOutput]) -> Tensor | None:
@@ -402,7 +431,7 @@ def _pairs_and_scales(
         count = failure.failing
         found += [
             Explanation(f.name, failure.numerics, 0, count, 0, 0, f.seen, placed=count, beyond=True)
-            for f in read_beyond_buffer(failure.call, failure.output, failure.bad, applicable)
+            for f in read_beyond_buffer(failure.mutated, failure.output, failure.bad, applicable)
         ]
     return ranked(found)
 

@@ -144,6 +144,11 @@ class Decoded:
         of_scale = ("scales",) if self.scale is other.scale else ()
         computed |= {name: theirs[name] for name in (*of_codes, *of_scale) if name in theirs}
 
+    def decode_once(self) -> None:
+        """Decode the codes, if they are few enough to be kept."""
+        if self._kept:
+            _ = self._value
+
     @property
     def _kept(self) -> bool:
         return self.codes.numel() <= KEPT or "_value" in vars(self)
@@ -285,6 +290,16 @@ class ScaledProduct:
         if len(set(extents)) > 1 or any(getattr(self, x) is not getattr(other, x) for x in ("alpha", "bias", "c")):
             return None
         return not other.left.same_memory(self.left), not other.right.same_memory(self.right)
+
+    def learn(self, other: ScaledProduct) -> None:
+        """Take over what ``other`` has decoded of operands that are the same tensors here."""
+        self.left.learn(other.left)
+        self.right.learn(other.right)
+
+    def decode_once(self) -> None:
+        """Decode both operands, if they are small, so that others may :meth:`learn` their values."""
+        for side in (self.left, self.right):
+            side.decode_once()
 
     def cached(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` computes of this product, cached under ``key`` if the result is small; do not write to it."""
