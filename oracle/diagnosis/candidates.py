@@ -74,7 +74,7 @@ PAIR_SAMPLE = (12, 96)  # rows and columns on which pairs of faults are tried fi
 PAIRED = 32  # groups whose operands are exchanged in pairs
 FEW_ROWS = 12  # failing rows on which a fault of a small output is tried first
 ENOUGH = 24  # failing elements, of which a fault of half of them explains none once in 10 million draws
-FEW_COLUMNS = 64  # columns of these on which faults that are computed together are tried before
+FEW_COLUMNS = 16  # columns of these on which faults that are computed together are tried before
 FEW_PLACES = 64  # failing elements on which faults of the last stage are tried before
 NEARLY = 2.0**-6  # of a value: above what the roundings of a store change
 LOST = 2.0**-9  # of the sum of all magnitudes: above what an accumulator loses of data that is not made for it
@@ -609,58 +609,92 @@ class Sample:
         return (*places, *values)
 
     def _at_most(self, faults: Sequence[Fault], *, near: bool) -> dict[str, tuple[int, int]]:
-        call, found = self.failure.call, dict[str, tuple[int, int]]()
-        if len(call.parts) != 1 or not len(self.rows[0]):
-            return found
-        (view,), own = self.views, call.parts[0].product
+        own = self.failure.call.parts[0].product
+        if len(self.failure.call.parts) != 1 or not len(self.rows[0]) or own.bias is not None or own.c is not None:
+            return {}
+        stores = [fault.name for fault in faults if near and self.failure.rounds(fault)]
+        sides, alone = list[tuple[str, bool, Decoded]](), [("", self.piece(0, own))] if stores else []
         early = {Stage.READ, Stage.PRODUCT, Stage.SCHEDULE} if near else {Stage.READ, Stage.PRODUCT}
-        piece, stored_right = self.piece(0, own), list[str]()
-        stacks = dict[tuple[bool, torch.dtype, torch.dtype], list[tuple[str, Tensor, Tensor]]]()
-        alone = list[tuple[tuple[str, ...], ScaledProduct, bool]]()
         for fault in faults:
-            if own.bias is not None or own.c is not None:
-                continue
-            if near and self.failure.rounds(fault):
-                stored_right.append(fault.name)
-                continue
-            if not touches((fault,), Stage.READ, Stage.PRODUCT) or not set(fault.changes) <= early:
-                continue
-            if fault.by_code:
-                product = fold(call, (fault,), Stage.PRODUCT, piece)
-                changed = piece.operands_changed(product)
-                if changed == (True, True):
-                    alone.append(((fault.name,), product, True))
-                if changed is None or sum(changed) != 1:
-                    continue
-                of_left, side = changed[0], product.left if changed[0] else product.right
-            else:
-                if (one := self.failure.mutated.operand(fault)) is None:
-                    if (product := self.failure.mutated.alone(fault)) is not None:
-                        alone.append(((fault.name,), subset(product, self.rows[0], self.columns).to(self.device), True))
-                    continue
-                of_left, side = one
-            at, of_scale = (self.rows[0], 1) if of_left else (self.columns, own.b_rows)
-            if not fault.by_code:
-                side = side.select(at, None if len(side.scale) == 1 else at // of_scale)
-            codes, scale = side.codes.to(self.device), side.scale.expand(len(at), -1).to(self.device)
-            stacks.setdefault((of_left, codes.dtype, scale.dtype), []).append((fault.name, codes, scale))
-        for (of_rows, *_), stack in stacks.items():
-            names, codes = tuple(name for name, _, _ in stack), stacked([codes for _, codes, _ in stack])
-            scale = stacked([scale for _, _, scale in stack])
-            a, b = ((codes, scale), (piece.b, piece.b_scale)) if of_rows else ((piece.a, piece.a_scale), (codes, scale))
-            alone.append((names, replace(piece, a=a[0], a_scale=a[1], b=b[0], b_scale=b[1]), of_rows))
-        if stored_right:
-            alone.append((("",), piece, True))
-        m, n = view.output.shape
-        for names, product, of_rows in alone:
-            each = len(names)
-            value, agrees = self._agreeing(product, view.output.repeat((each, 1) if of_rows else (1, each)), near=near)
-            masks = torch.stack([agrees, ~torch.isnan(value)])
-            masks = masks.view(2, each, m, n) if of_rows else masks.view(2, m, each, n).transpose(1, 2)
-            agreeing, known = (masks & view.failing).sum(dim=(2, 3)).tolist()
-            found |= zip(names, zip(agreeing, known, strict=True), strict=True)
+            if touches((fault,), Stage.READ, Stage.PRODUCT) and set(fault.changes) <= early:
+                made = self._changed(fault)
+                if isinstance(made, ScaledProduct):
+                    alone.append((fault.name, made))
+                elif made is not None:
+                    sides.append((fault.name, *made))
+        found = self._near(sides) if near else self._together(sides)
+        for name, product in alone:
+            value, agrees = self._agreeing(product, self.views[0].output, near=near)
+            found[name] = self._counted(agrees, ~torch.isnan(value), each=1, of_rows=True)[0]
         right = found.pop("", (0, 0))
-        return found | dict.fromkeys(stored_right, right)
+        return found | dict.fromkeys(stores, right)
+
+    def _changed(self, fault: Fault) -> tuple[bool, Decoded] | ScaledProduct | None:
+        """What the sample of one product has of the fault: its left operand (True) or the other one, or a product where
+        not one of both alone is changed; None where the rows or columns are others."""
+        own = self.failure.call.parts[0].product
+        if fault.by_code:
+            piece = self.piece(0, own)
+            product = fold(self.failure.call, (fault,), Stage.PRODUCT, piece)
+            changed = piece.operands_changed(product)
+            if changed is None or sum(changed) != 1:
+                return product if changed is not None and any(changed) else None
+            return changed[0], product.left if changed[0] else product.right
+        if (one := self.failure.mutated.operand(fault)) is None:
+            whole = self.failure.mutated.alone(fault)
+            return None if whole is None else subset(whole, self.rows[0], self.columns).to(self.device)
+        of_left, side = one
+        at, of_scale = (self.rows[0], 1) if of_left else (self.columns, own.b_rows)
+        return of_left, side.select(at, None if len(side.scale) == 1 else at // of_scale).to(self.device)
+
+    def _near(self, sides: Sequence[tuple[str, bool, Decoded]]) -> dict[str, tuple[int, int]]:
+        """:meth:`at_most` of faults of one operand, ``near``: their operands times scales are rows of one matrix."""
+        product, output, found = self.piece(0, self.failure.call.parts[0].product), self.views[0].output, {}
+        rest, loss = self._scaled, max(float32_loss(product.K), LOST)
+        for of_rows in (True, False):
+            names = [name for name, of_left, _ in sides if of_left is of_rows]
+            if not names:
+                continue
+            each = len(names)
+            changed = torch.cat([scaled_side(product, side) for _, of_left, side in sides if of_left is of_rows])
+            value, size = changed @ rest[of_rows].T, changed.abs() @ rest[of_rows].abs().T
+            if not of_rows:
+                value, size = value.T, size.T
+            value, size = value * product.factor, size * abs(product.factor)
+            agrees = around(value, size, output.repeat((each, 1) if of_rows else (1, each)), loss)
+            counts = self._counted(agrees, ~torch.isnan(value), each=each, of_rows=of_rows)
+            found |= dict(zip(names, counts, strict=True))
+        return found
+
+    @cached_property
+    def _scaled(self) -> tuple[Tensor, Tensor]:
+        """Both operands of the sample of one product times their scales, float64 ``[m, K]`` and ``[n, K]``."""
+        return scaled_operands(self.piece(0, self.failure.call.parts[0].product))
+
+    def _together(self, sides: Sequence[tuple[str, bool, Decoded]]) -> dict[str, tuple[int, int]]:
+        """:meth:`at_most` of faults of one operand by the arithmetic of the call: those of one dtype are one product."""
+        piece, output, found = self.piece(0, self.failure.call.parts[0].product), self.views[0].output, {}
+        stacks = dict[tuple[bool, torch.dtype, torch.dtype], list[tuple[str, Decoded]]]()
+        for name, of_left, side in sides:
+            stacks.setdefault((of_left, side.codes.dtype, side.scale.dtype), []).append((name, side))
+        for (of_rows, *_), stack in stacks.items():
+            codes = stacked([side.codes for _, side in stack])
+            scale = stacked([side.scale.expand(len(side.codes), -1) for _, side in stack])
+            a, b = ((codes, scale), (piece.b, piece.b_scale)) if of_rows else ((piece.a, piece.a_scale), (codes, scale))
+            product, each = replace(piece, a=a[0], a_scale=a[1], b=b[0], b_scale=b[1]), len(stack)
+            value, agrees = self._agreeing(product, output.repeat((each, 1) if of_rows else (1, each)), near=False)
+            counts = self._counted(agrees, ~torch.isnan(value), each=each, of_rows=of_rows)
+            found |= dict(zip((name for name, _ in stack), counts, strict=True))
+        return found
+
+    def _counted(self, agrees: Tensor, known: Tensor, *, each: int, of_rows: bool) -> list[tuple[int, int]]:
+        """Of what fails in the sample how many elements agree with each of several products, which lie one under the
+        other (``of_rows``) or side by side, and how many are known."""
+        m, n = self.views[0].output.shape
+        masks = torch.stack([agrees, known])
+        masks = masks.view(2, each, m, n) if of_rows else masks.view(2, m, each, n).transpose(1, 2)
+        counts = (masks & self.views[0].failing).sum(dim=(2, 3)).tolist()
+        return list(zip(*counts, strict=True))
 
     def _agreeing(self, product: ScaledProduct, output: Tensor, *, near: bool) -> tuple[Tensor, Tensor]:
         """What the kernel gives of this product, or a value near it, and which of ``output`` may be it.
@@ -669,13 +703,13 @@ class Sample:
         or in the interval of float32 in any order (:mod:`oracle.bounds.ieee32`), of which this is the double. ``near``,
         an accumulator may lose more, and an overflow may be stored as any number.
         """
+        if near:
+            return about(product, output, max(float32_loss(product.K), LOST))
         schedule = fitting(product, self.failure.call.schedule)
-        if schedule is not None and not near:
+        if schedule is not None:
             value = predict_product(product, schedule, out_dtype=output.dtype)
             return value, same_bits(value, output)
         loss = 2.0**-40 if self.failure.call.schedule is not None else float32_loss(product.K)
-        if near:
-            return about(product, output, max(float32_loss(product.K), LOST))
         return about(product, output, loss, largest=torch.inf)
 
     def sums_near(self, faults: Sequence[Fault]) -> dict[str, tuple[int, int]]:
@@ -808,13 +842,14 @@ def about(
 
 def around(value: Tensor, size: Tensor, output: Tensor, loss: float, *, largest: float | None = None) -> Tensor:
     """Which of ``output`` (any float dtype) have about a ``value`` (float64, the same shape), bool: up to the roundings
-    of a store and this ``loss`` of the sum of all magnitudes, ``size`` (float64). Anything is about a value of at least
-    the magnitude ``largest`` (None: nearly the largest number of the output's dtype), and infinities and NaN of
-    ``output`` are about any."""
+    of a store and this ``loss`` of the sum of all magnitudes, ``size`` (float64). Values of at least the magnitude
+    ``largest`` (None: nearly the largest number of the output's dtype) may be stored as numbers of such a magnitude or,
+    by way of a NaN, as 0; infinities and NaN of ``output`` are about any."""
     actual = decode(output)
     limit = (1 - NEARLY) * of_dtype(output.dtype).max_finite if largest is None else largest
     away = NEARLY * value.abs() + loss * size + TINY
-    return ((value - actual).abs() <= away) | (value.abs() >= limit) | ~actual.isfinite()
+    over = (value.abs() >= limit) & ((actual.abs() >= limit) | (actual == 0))
+    return ((value - actual).abs() <= away) | over | ~actual.isfinite()
 
 
 def magnitudes(product: ScaledProduct) -> Tensor:
@@ -824,14 +859,18 @@ def magnitudes(product: ScaledProduct) -> Tensor:
 
 
 def scaled_operands(product: ScaledProduct) -> tuple[Tensor, Tensor]:
-    """The values of both operands times their scales, float64 ``[M, K]`` and ``[N, K]``; a scale row for each row of
-    ``b``."""
-    scales = product.left.scales, product.right.scales.repeat_interleave(product.b_rows, dim=0)[: product.N]
-    left, right = (
-        x.value() * scale.repeat_interleave(product.block, dim=1)[:, : product.K]
-        for x, scale in zip((product.left, product.right), scales, strict=True)
-    )
-    return left, right
+    """The values of both operands times their scales, float64 ``[M, K]`` and ``[N, K]``; NaN as IEEE 754."""
+    return scaled_side(product, product.left), scaled_side(product, product.right, product.b_rows)
+
+
+def scaled_side(product: ScaledProduct, side: Decoded, rows: int = 1) -> Tensor:
+    """The values of an operand of a product times its scales, of which each serves so many ``rows``; float64
+    ``[R, K]``, NaN as IEEE 754."""
+    scales = side.scales if rows == 1 else side.scales.repeat_interleave(rows, dim=0)[: len(side.codes)]
+    if product.K % product.block:
+        return side.value() * scales.repeat_interleave(product.block, dim=1)[:, : product.K]
+    blocks = side.value().view(len(side.codes), -1, product.block)
+    return (blocks * scales[:, :, None]).view(len(side.codes), product.K)
 
 
 class FailingRows:
@@ -856,7 +895,7 @@ class FailingRows:
         chosen[at[scattered(len(at))[:FEW_ROWS].to(at.device)]] = True
         rows = [torch.nonzero(part.of(chosen[:, None])[:, 0])[:, 0] for part in failure.call.parts]
         failing = torch.nonzero(bad[chosen].any(dim=0))[:, 0]
-        few = evenly(failing, FEW_COLUMNS)
+        few = spread(failing, FEW_COLUMNS)
         self.sample = self._sample(rows, torch.arange(bad.shape[1], device=at.device), bad)
         self.narrow, self.every = self._sample(rows, few, bad), len(few) == len(failing)
         self.all = sum(count(view.failing) for view in self.narrow.views)
@@ -978,12 +1017,10 @@ def _nan_rows(side: Decoded) -> Tensor:
 
 
 def rounds(call: Call, store: Fault) -> bool:
-    """Whether a fault of the store gives about the value, an infinity or a NaN, as a rounding does."""
+    """Whether a fault of the store gives about the value (:func:`around`), as a rounding does."""
     acc = torch.logspace(-30, 40, 141, base=2.0, dtype=torch.float32, device="cpu")
     acc = torch.cat([acc, -acc, acc.new_tensor([0.0, -0.0])])[None]
-    value, made = decode(acc), decode(stored(call, acc, (store,)))
-    over = value.abs() >= (1 - NEARLY) * of_dtype(call.out_dtype).max_finite
-    return bool((((made - value).abs() <= NEARLY * value.abs() + TINY) | ~made.isfinite() | over).all())
+    return bool(around(decode(acc), torch.zeros_like(acc), stored(call, acc, (store,)), 0.0).all())
 
 
 def correlates(output: Tensor, wanted: Tensor, where: Tensor) -> bool:

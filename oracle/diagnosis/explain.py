@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -48,7 +48,6 @@ from oracle.diagnosis.candidates import (
     half_failing,
     other_groups,
     ranked,
-    rounds,
     speaks,
     spread,
 )
@@ -86,7 +85,7 @@ if TYPE_CHECKING:
 
 MANY = 32  # products of a call up to which all of them are looked at
 FEW_PARTS, CONFIRMED = 8, 3  # of more, those on which explanations are looked for, and explanations tried on all
-TOLD_APART = 16  # elements on which arithmetics are compared with the first
+TOLD_APART = 8  # elements on which arithmetics are compared with the first
 TILE = 128  # columns of which the factors of the K blocks are found together
 MOST = 4  # findings about K blocks
 TRIED = 3  # admitted schedules that faults are put into, beside exact sums
@@ -318,7 +317,7 @@ def _of_many(base: Call, flat: Tensor, outside: Tensor, schedules: Sequence[Sche
     for explanation in (e for e in found if e.numerics == numerics):
         faults = tuple(by_name[name] for name in explanation.name.split(" and ") if name in by_name)
         if len(faults) == 1:
-            confirmed += _single_faults(whole, faults)
+            confirmed += _single_faults(_Asked.of(whole, faults))
         elif faults:
             confirmed.append(whole.attempt(faults))
     where, seen = describe(whole.refused), (place(whole.refused, output="out", tile=heatmap.TILE),)
@@ -346,9 +345,10 @@ def _searched(
     scheduled = [schedule for schedule in schedules if schedule is not None]
     chosen = list(dict.fromkeys([closest, *map(by, [*scheduled[:TRIED], schedules[-1]])]))
     faults, found = faults_of(base.contract.name), dict[FailingOutput, tuple[Explanation, ...]]()
-    bad = _failing_by_all(chosen)
+    bad, asked = _failing_by_all(chosen), dict[FailingOutput, _Asked]()
     for failure in chosen:
-        found[failure] = _single_faults(failure, faults, bad)
+        asked[failure] = _Asked.of(failure, faults, bad)
+        found[failure] = _single_faults(asked[failure])
         if _complete(found[failure]):
             return _described(failure, found[failure])
     if classes:
@@ -356,7 +356,7 @@ def _searched(
         if placed := placements(fewest, classes, known):
             return _described(fewest, ranked([*placed, *known]))
     for failure in chosen:
-        found[failure] = _pairs_and_scales(failure, faults, found[failure], bad)
+        found[failure] = _pairs_and_scales(asked[failure], found[failure])
         if _complete(found[failure]):
             return _described(failure, found[failure])
     best = _best(found)
@@ -402,14 +402,26 @@ def _outside(parts: Sequence[Part], output: Tensor, name: str) -> Tensor:
     return found
 
 
-def _single_faults(
-    failure: FailingOutput, faults: Sequence[Fault], bad: Tensor | None = None
-) -> tuple[Explanation, ...]:
-    """Explanations of at least one failing element that contradict less than they explain, best first. ``bad``: of
-    :class:`FailingRows`."""
+@dataclass(frozen=True)
+class _Asked:
+    """A failing output and the ``faults`` that its call can show; the ``few`` rows that refuse most, if it is small."""
+
+    failure: FailingOutput
+    faults: Sequence[Fault]
+    few: FailingRows | None
+
+    @classmethod
+    def of(cls, failure: FailingOutput, faults: Sequence[Fault], bad: Tensor | None = None) -> _Asked:
+        """Of the contract's ``faults``; ``bad``: of :class:`FailingRows`."""
+        applicable = [fault for fault in faults if fault.needs(failure.call) is None]
+        return cls(failure, applicable, FailingRows(failure, bad) if failure.small else None)
+
+
+def _single_faults(asked: _Asked) -> tuple[Explanation, ...]:
+    """Explanations of at least one failing element that contradict less than they explain, best first."""
+    failure, found = asked.failure, []
     sample = None if failure.small else Sample.half_failing(failure, SAMPLE)
-    applicable, found = _applicable(failure, faults), []
-    for fault in FailingRows(failure, bad).kept(applicable) if failure.small else applicable:
+    for fault in asked.faults if asked.few is None else asked.few.kept(asked.faults):
         last_stage_only = set(fault.changes) <= {Stage.WRITE}
         whole = sample is None or last_stage_only
         explanation = failure.attempt((fault,)) if whole else sample.attempt((fault,)) if sample is not None else None
@@ -420,32 +432,32 @@ def _single_faults(
     return ranked([e for e in found if e.local or e.explained + e.placed > e.contradicted])
 
 
-def _pairs_and_scales(
-    failure: FailingOutput, faults: Sequence[Fault], known: Sequence[Explanation], bad: Tensor | None
-) -> tuple[Explanation, ...]:
+def _pairs_and_scales(asked: _Asked, known: Sequence[Explanation]) -> tuple[Explanation, ...]:
     """The ``known`` with pairs of faults and scales from beyond a buffer, where none of them covers half."""
-    applicable, found = _applicable(failure, faults), list(known)
+    failure, found = asked.failure, list(known)
     if not any(e.share >= LISTED or e.placed for e in found):
-        found += _pairs(failure, applicable, FailingRows(failure, bad).far(applicable) if failure.small else set())
+        found += _pairs(asked)
     if failure.small and not any(e.share >= LISTED or e.placed for e in found):
         count = failure.failing
         found += [
             Explanation(f.name, failure.numerics, 0, count, 0, 0, f.seen, placed=count, beyond=True)
-            for f in read_beyond_buffer(failure.mutated, failure.output, failure.bad, applicable)
+            for f in read_beyond_buffer(failure.mutated, failure.output, failure.bad, asked.faults)
         ]
     return ranked(found)
 
 
-def _pairs(failure: FailingOutput, faults: Sequence[Fault], far: Set[str]) -> list[Explanation]:
+def _pairs(asked: _Asked) -> list[Explanation]:
     """Pairs of a fault and a wrong store: a few elements first, then what explains those. A store that rounds makes
-    nothing of faults whose values are ``far`` from what fails."""
+    nothing of faults whose values are far from what fails."""
+    failure, faults = asked.failure, asked.faults
     stores = [fault for fault in faults if set(fault.changes) == {Stage.STORE}]
     firsts = [fault for fault in faults if not set(fault.changes) & {Stage.STORE, Stage.WRITE}]
     few = Sample.half_failing(failure, PAIR_SAMPLE)
     fewer = few.failing_alone()
     sample = None if failure.small else Sample.half_failing(failure, SAMPLE)
-    others = [store for store in stores if not rounds(failure.call, store)]
-    far, found = far | fewer.far([first for first in firsts if first.name not in far]), []
+    others = [store for store in stores if not failure.rounds(store)]
+    far, found = asked.few.far(firsts) if asked.few is not None else set(), list[Explanation]()
+    far |= fewer.far([first for first in firsts if first.name not in far])
     for first in firsts:
         seconds = others if first.name in far else stores
         fewest = fewer.sums((first,)) if seconds else None
@@ -461,11 +473,6 @@ def _pairs(failure: FailingOutput, faults: Sequence[Fault], far: Set[str]) -> li
                 if whole is not None and whole.explained > whole.contradicted:
                     found.append(whole)
     return found
-
-
-def _applicable(failure: FailingOutput, faults: Sequence[Fault]) -> list[Fault]:
-    """Those of the contract's ``faults`` that this call can show."""
-    return [fault for fault in faults if fault.needs(failure.call) is None]
 
 
 def _complete(found: Sequence[Explanation]) -> bool:

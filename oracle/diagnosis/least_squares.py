@@ -34,7 +34,6 @@ from torch import Tensor
 from oracle.diagnosis.mutated import Mutated
 from oracle.numbers.formats import decode
 from oracle.routines.catalogue import Fault
-from oracle.tensorcore.identify import subset
 from oracle.truth.gemm import ScaledProduct
 
 CHUNK = 128  # of K, where one scale covers all of it
@@ -137,12 +136,9 @@ def read_beyond_buffer(mutated: Mutated, output: Tensor, bad: Tensor, faults: Se
 
 def _sums_of_known_and_unknown(wrong: ScaledProduct, output: Tensor, right: ScaledProduct, rows: Tensor) -> bool:
     """Whether every finite one of these rows is such a sum, and at least one is evidence; one row refuses most."""
-    columns, found = torch.arange(output.shape[1], device=output.device), None
-    for at in (rows[:1], rows):
-        found = _evidence(subset(wrong, at, columns), output[at], subset(right, at, columns))
-        if found is None:
-            return False
-    return bool(found)
+    if len(rows) > 1 and _evidence(wrong.take(rows[:1]), output[rows[:1]], right.take(rows[:1])) is None:
+        return False
+    return bool(_evidence(wrong.take(rows), output[rows], right.take(rows)))
 
 
 def _evidence(wrong: ScaledProduct, output: Tensor, right: ScaledProduct) -> bool | None:
@@ -157,7 +153,9 @@ def _evidence(wrong: ScaledProduct, output: Tensor, right: ScaledProduct) -> boo
         return None
     if not bool(torch.isfinite(decode(wrong.b_scale)).all()):
         return None
-    unscaled, length = terms(replace(wrong, a_scale=torch.ones_like(wrong.a_scale), bias=None))
+    bare = replace(wrong, a_scale=torch.ones_like(wrong.a_scale), bias=None)
+    bare.learn(wrong)
+    unscaled, length = terms(bare)
     if unscaled.shape[0] != unknown.shape[1] or wrong.bias is not None or length != wrong.block:
         return None
     evidence = False

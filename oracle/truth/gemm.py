@@ -131,6 +131,12 @@ class Decoded:
             computed["scales"] = self.scales if scales is None else self.scales[scales]
         return part
 
+    def to(self, device: torch.device | str) -> Decoded:
+        """The same operand on ``device``; itself where it is there."""
+        if self.codes.device == torch.device(device):
+            return self
+        return Decoded(self.codes.to(device), self.scale.to(device))
+
     def same_memory(self, other: Decoded) -> bool:
         """Whether the codes and the scales of both are the same memory."""
         pairs = (self.codes, other.codes), (self.scale, other.scale)
