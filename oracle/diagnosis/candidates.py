@@ -712,19 +712,30 @@ class Sample:
         loss = 2.0**-40 if self.failure.call.schedule is not None else float32_loss(product.K)
         return about(product, output, loss, largest=torch.inf)
 
+    def right_near(self) -> tuple[int, int]:
+        """As :meth:`at_most`, ``near``, of the right result of one product."""
+        value, agrees = self._agreeing(self.piece(0, self.failure.call.parts[0].product), self.views[0].output, near=True)
+        return self._counted(agrees, ~torch.isnan(value), each=1, of_rows=True)[0]
+
     def sums_near(self, faults: Sequence[Fault]) -> dict[str, tuple[int, int]]:
-        """As :meth:`at_most`, ``near``, of faults of the sum, by the arithmetic that is asked first."""
-        call, known = self.failure.call, self.failure.mutated.near.setdefault((*self.seen, "sums"), {})
-        if len(call.parts) != 1 or not len(self.rows[0]):
-            return {}
-        product, view = self.piece(0, call.parts[0].product), self.views[0]
+        """As :meth:`at_most`, ``near``, of faults of the sum or of the schedule, by the arithmetic that is asked first;
+        of the schedule by the first of one instruction and interval."""
+        call, found = self.failure.call, dict[str, tuple[int, int]]()
+        if len(call.parts) != 1 or not len(self.rows[0]) or not faults:
+            return found
+        product, view, own = self.piece(0, call.parts[0].product), self.views[0], call.schedule
+        size = product.cached("magnitudes", lambda: magnitudes(product))
         for fault in faults:
+            by = () if own is None or Stage.SCHEDULE not in fault.changes else (own.instruction, own.interval)
+            known = self.failure.mutated.near.setdefault((*self.seen, "sums", *by), {})
             if fault.name not in known:
-                value = decode(accumulated(call, product, call.schedule, (fault,)))
-                size = product.cached("magnitudes", lambda: magnitudes(product))
+                schedule = fitting(product, fold(call, (fault,), Stage.SCHEDULE, own))
+                value = decode(accumulated(call, product, schedule, (fault,)))
                 agrees = around(value, size, view.output, max(float32_loss(product.K), LOST)) & view.failing
-                known[fault.name] = int(agrees.sum()), int((~torch.isnan(value) & view.failing).sum())
-        return {fault.name: found for fault in faults if (found := known[fault.name]) is not None}
+                known[fault.name] = count(agrees), count(~torch.isnan(value) & view.failing)
+            if (counts := known[fault.name]) is not None:
+                found[fault.name] = counts
+        return found
 
     def sums(self, faults: tuple[Fault, ...]) -> list[Sums] | None:
         """Float32 results before the store on the sample of each part, as :meth:`FailingOutput.sums`; with the right
@@ -840,6 +851,16 @@ def about(
     return value, around(value, left.abs() @ right.abs().T * abs(product.factor), output, loss, largest=largest)
 
 
+def about_at(product: ScaledProduct, rows: Tensor, columns: Tensor, output: Tensor, loss: float) -> Tensor:
+    """Which of ``output [n]`` (any float dtype) have about the values of the elements of a product at these ``rows`` and
+    ``columns`` (int64 ``[n]``), without bias and summand, bool (:func:`around`)."""
+    left, right, factor = product.left, product.right, product.factor
+    of_rows = left.scales if len(left.scales) == 1 else left.scales[rows]
+    terms = _scaled(left.value_of(rows), of_rows, product.block)
+    terms *= _scaled(right.value_of(columns), right.scales[columns // product.b_rows], product.block)
+    return around(terms.sum(dim=1) * factor, terms.abs_().sum(dim=1) * abs(factor), output, loss)
+
+
 def around(value: Tensor, size: Tensor, output: Tensor, loss: float, *, largest: float | None = None) -> Tensor:
     """Which of ``output`` (any float dtype) have about a ``value`` (float64, the same shape), bool: up to the roundings
     of a store and this ``loss`` of the sum of all magnitudes, ``size`` (float64). Values of at least the magnitude
@@ -867,10 +888,14 @@ def scaled_side(product: ScaledProduct, side: Decoded, rows: int = 1) -> Tensor:
     """The values of an operand of a product times its scales, of which each serves so many ``rows``; float64
     ``[R, K]``, NaN as IEEE 754."""
     scales = side.scales if rows == 1 else side.scales.repeat_interleave(rows, dim=0)[: len(side.codes)]
-    if product.K % product.block:
-        return side.value() * scales.repeat_interleave(product.block, dim=1)[:, : product.K]
-    blocks = side.value().view(len(side.codes), -1, product.block)
-    return (blocks * scales[:, :, None]).view(len(side.codes), product.K)
+    return _scaled(side.value(), scales, product.block)
+
+
+def _scaled(value: Tensor, scales: Tensor, block: int) -> Tensor:
+    rows, k = value.shape
+    if k % block:
+        return value * scales.repeat_interleave(block, dim=1)[:, :k]
+    return (value.view(rows, -1, block) * scales[:, :, None]).view(rows, k)
 
 
 class FailingRows:
@@ -899,7 +924,7 @@ class FailingRows:
         self.sample = self._sample(rows, torch.arange(bad.shape[1], device=at.device), bad)
         self.narrow, self.every = self._sample(rows, few, bad), len(few) == len(failing)
         self.all = sum(count(view.failing) for view in self.narrow.views)
-        self.complete = self.all == failure.failing
+        self.complete = self.all == count(bad) and not bool((failure.bad & ~bad).any())
         self.places = spread(places(bad), FEW_PLACES)
 
     def _sample(self, rows: Sequence[Tensor], columns: Tensor, bad: Tensor) -> Sample:
@@ -921,11 +946,26 @@ class FailingRows:
     def far(self, faults: Sequence[Fault]) -> set[str]:
         """Names of those whose values are far from what fails, by any arithmetic."""
         found = self.narrow.at_most(faults, near=True)
-        sums = [fault for fault in faults if set(fault.changes) == {Stage.SUM}]
-        found = {**found, **self.sample.sums_near(sums)}
+        for sample, stage in ((self.sample, Stage.SUM), (self.narrow, Stage.SCHEDULE)):
+            found |= sample.sums_near([fault for fault in faults if set(fault.changes) == {stage}])
         far = {name for name, counts in found.items() if self._too_few(*counts)}
         unknown = (fault for fault in faults if fault.name in found and fault.name not in far)
         return far | {fault.name for fault in unknown if found[fault.name][1] < self.all and self._far_where_known(fault)}
+
+    def settles(self, faults: Sequence[Fault], others: Sequence[Schedule | None]) -> bool:
+        """Whether by none of these ``others`` the arithmetic, with one of these ``faults`` of the call and a store that
+        rounds or without, gives what fails: each gives something far from it."""
+        own = self.failure.call.schedule
+        if own is None or len(self.failure.call.parts) != 1 or not self._too_few(*self.narrow.right_near()):
+            return False
+        if any(s is not None and (s.instruction, s.interval) != (own.instruction, own.interval) for s in others):
+            return False
+        stores = (fault for fault in faults if set(fault.changes) == {Stage.STORE})
+        if not all(map(self.failure.rounds, stores)):
+            return False
+        far = self.far(faults)
+        rest = (fault for fault in faults if fault.name not in far)
+        return all(set(fault.changes) == {Stage.WRITE} and self._refuse_written(fault, near=True) for fault in rest)
 
     def _far_where_known(self, fault: Fault) -> bool:
         """The same of a fault that leaves some of what fails unknown: asked of some of the rest of it, if any."""
@@ -947,10 +987,9 @@ class FailingRows:
         at = spread(rest, FEW_PLACES)
         if not len(at):
             return True
-        at_rows, at_columns = at // product.N, at % product.N
-        few = subset(product, at_rows, at_columns)
-        actual = part.of(output)[at_rows][:, at_columns]
-        agrees = count(about(few, actual, max(float32_loss(few.K), LOST))[1].diagonal())
+        places_of = at // product.N, at % product.N
+        actual = part.of(output)[places_of]
+        agrees = count(about_at(product, *places_of, actual, max(float32_loss(product.K), LOST)))
         return agrees <= HOPELESS * len(at) if len(rest) >= ENOUGH else not agrees
 
     def _too_few(self, agrees: int, known: int) -> bool:
@@ -973,18 +1012,26 @@ class FailingRows:
         few = self._explains(fault, self.narrow, HOPELESS)
         return few is False or few is True and self._explains(fault, self.sample, self.enough) is False
 
-    def _refuse_written(self, fault: Fault) -> bool:
+    def _refuse_written(self, fault: Fault, *, near: bool = False) -> bool:
         """The same of the last stage, on some of the failing elements. Where it writes none of these it may be named by
-        position."""
+        position. ``near``: by any arithmetic."""
         predicted = self.failure.predict((fault,)).at(self.places)
-        known = ~torch.isnan(predicted.value)
-        agrees = predicted.agrees(self.failure.output.flatten()[self.places]) & known
+        known, output = ~torch.isnan(predicted.value), self.failure.output.flatten()[self.places]
+        agrees = predicted.agrees(output) & known
+        if near:
+            agrees = around(decode(predicted.value), self._largest, output, LOST) & known
         n, all_known = int(known.sum()), bool(known.all())
         if not n:
             return False
         complete = len(self.places) == self.failure.failing
         enough = all_known or n >= ENOUGH
         return (enough and int(agrees.sum()) <= HOPELESS * n) or (complete and not bool(agrees.any()))
+
+    @cached_property
+    def _largest(self) -> Tensor:
+        """Above the sum of the magnitudes of all terms of any element: the largest norms multiplied (Cauchy, Schwarz)."""
+        norms = (x.norm(dim=1).max() for x in scaled_operands(self.failure.call.parts[0].product))
+        return torch.stack(list(norms)).prod().nan_to_num(nan=torch.inf) * abs(self.failure.call.parts[0].product.factor)
 
     def _explains(self, fault: Fault, sample: Sample, enough: float) -> bool | None:
         """Whether a fault explains more than this share of what fails in a sample; None where it predicts a NaN there,

@@ -337,25 +337,29 @@ def _searched(
     def by(schedule: Schedule | None) -> FailingOutput:
         return FailingOutput(base.with_schedule(schedule), flat, outside, mutated)
 
-    closest = by(_closest(by, outside, schedules))
+    own = _closest(by, outside, schedules)
+    closest = by(own)
     if not speaks(flat[closest.specified]):
         found_in = describe(closest.refused)
         said, seen = tuple(_one_value(closest)), (place(closest.refused, output="out", tile=heatmap.TILE),)
         return Diagnosis(count(closest.refused), closest.total, found_in, findings=said, places=seen)
-    scheduled = [schedule for schedule in schedules if schedule is not None]
-    chosen = list(dict.fromkeys([closest, *map(by, [*scheduled[:TRIED], schedules[-1]])]))
-    faults, found = faults_of(base.contract.name), dict[FailingOutput, tuple[Explanation, ...]]()
-    bad, asked = _failing_by_all(chosen), dict[FailingOutput, _Asked]()
-    for failure in chosen:
-        asked[failure] = _Asked.of(failure, faults, bad)
+    faults = faults_of(base.contract.name)
+    asked = {closest: _Asked.of(closest, faults)}
+    found = {closest: _single_faults(asked[closest])}
+    if _complete(found[closest]):
+        return _described(closest, found[closest])
+    scheduled = [schedule for schedule in schedules if schedule is not None][:TRIED]
+    others = [schedule for schedule in dict.fromkeys([*scheduled, schedules[-1]]) if schedule != own]
+    for failure in map(by, () if asked[closest].settles(faults, others) else others):
+        asked[failure] = _Asked.of(failure, faults, _alike(closest, failure))
         found[failure] = _single_faults(asked[failure])
         if _complete(found[failure]):
             return _described(failure, found[failure])
     if classes:
-        fewest, known = min(chosen, key=lambda failure: failure.failing), found[_best(found)]
+        fewest, known = min(found, key=lambda failure: failure.failing), found[_best(found)]
         if placed := placements(fewest, classes, known):
             return _described(fewest, ranked([*placed, *known]))
-    for failure in chosen:
+    for failure in found:
         found[failure] = _pairs_and_scales(asked[failure], found[failure])
         if _complete(found[failure]):
             return _described(failure, found[failure])
@@ -384,12 +388,10 @@ def _closest(
     return max([schedules[0], *others], key=lambda schedule: by(schedule).equal)
 
 
-def _failing_by_all(failures: Sequence[FailingOutput]) -> Tensor | None:
-    """The elements that fail by all of these arithmetics, if they are nearly all that fail by each."""
-    bad = failures[0].bad
-    for failure in failures[1:]:
-        bad = bad & failure.bad
-    return bad if count(bad) >= NEARLY_ALL * max(failure.failing for failure in failures) else None
+def _alike(closest: FailingOutput, failure: FailingOutput) -> Tensor | None:
+    """The elements that fail by the closest arithmetic, if these are nearly all that fail by either."""
+    both = count(closest.bad & failure.bad)
+    return closest.bad if both >= NEARLY_ALL * max(closest.failing, failure.failing) else None
 
 
 def _outside(parts: Sequence[Part], output: Tensor, name: str) -> Tensor:
@@ -415,6 +417,15 @@ class _Asked:
         """Of the contract's ``faults``; ``bad``: of :class:`FailingRows`."""
         applicable = [fault for fault in faults if fault.needs(failure.call) is None]
         return cls(failure, applicable, FailingRows(failure, bad) if failure.small else None)
+
+    def settles(self, faults: Sequence[Fault], others: Sequence[Schedule | None]) -> bool:
+        """Whether none of the ``others``, arithmetics of the call, explains anything by one of the contract's
+        ``faults``."""
+        if self.few is None or not self.few.settles(self.faults, others):
+            return False
+        calls = [self.failure.call.with_schedule(schedule) for schedule in others]
+        rest = [fault for fault in faults if fault not in self.faults]
+        return all(fault.needs(call) is not None for call in calls for fault in rest)
 
 
 def _single_faults(asked: _Asked) -> tuple[Explanation, ...]:

@@ -43,16 +43,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from oracle.diagnosis.candidates import LISTED, LOST, NEARLY, about, float32_loss, spread
+from oracle.diagnosis.candidates import LISTED, LOST, NEARLY, about_at, float32_loss, spread
 from oracle.diagnosis.observed import CUTS, cuts, late_picks, made_nan, picked, picks
 from oracle.errors import OracleError
 from oracle.numbers.formats import codes_of, decode, is_nan, of_dtype
 from oracle.routines.base import FP8, Call, Output, by_name
 from oracle.routines.traits import Kind, OptionSpec, TensorSpec
-from oracle.tensorcore.identify import subset
 from oracle.truth.layout import HEIGHTS, WIDTH
 from oracle.verdict.compare import Status, Verdict
-from oracle.verdict.pattern import places
+from oracle.verdict.pattern import count, places
 from oracle.verdict.sets import bits_of
 
 TRIED = 96  # changed calls that are judged at most
@@ -62,7 +61,7 @@ FACTORS = (Kind.SCALES, Kind.ALPHA, Kind.WEIGHTS)
 SHARE = 512  # an option or an input enters more than one of so many elements
 BYTE = 0xFF
 SUBNORMAL = 7  # the largest byte of a subnormal number of E4M3
-FEW = 16  # elements of a product of which a changed call must give about the values
+FEW = 12  # elements of a product of which a changed call must give about the values
 COMPARED = 1 << 12  # elements of a changed input that are compared with its own before all are
 MOST = 0.95  # of the elements that a changed call leaves out
 QUARTER = 32  # rows of a tile that lie one behind the other
@@ -93,7 +92,7 @@ def taken_otherwise(call: Call, output: Output, verdict: Verdict, numerics: str 
         changed, held = replace(call, inputs=inputs, options=options, given=None), None
         left -= LIGHT
         try:
-            likely = (nan or not _brings_nan(inputs, call)) and _may_hold(changed, call, judged, far, numerics)
+            likely = _may_hold(changed, call, judged, far, numerics) and (nan or not _brings_nan(inputs, call))
             if likely and _nearer(changed, call, judged):
                 left -= 1 - LIGHT
                 held = call.contract.judged(changed, output, numerics)
@@ -167,9 +166,8 @@ def _may_hold(
         at = spread(places(mask), FEW)
         rows, columns = at // mask.shape[1], at % mask.shape[1]
         if len(at) and part.product.bias is None and part.product.c is None:
-            few = subset(part.product, rows, columns)
-            agrees = about(few, out[rows][:, columns], max(float32_loss(few.K), LOST))[1].diagonal()
-            if int(agrees.sum()) <= LISTED * len(at):
+            loss = max(float32_loss(part.product.K), LOST)
+            if count(about_at(part.product, rows, columns, out[rows, columns], loss)) <= LISTED * len(at):
                 return False
     return any(sets.may_hold(found, far) for sets in contract.admissible(changed, numerics))
 
@@ -498,11 +496,16 @@ def _same(made: Tensor, own: Tensor) -> bool:
     """Whether two tensors have one shape and the same values."""
     if made.shape != own.shape:
         return False
-    differ = bits_of(made) != bits_of(own) if made.dtype == own.dtype else torch.ones_like(own, dtype=torch.bool)
-    at = places(differ)
-    for some in (at[:COMPARED], at[COMPARED:]):
-        pair = (picked(x.flatten(), 0, some) for x in (made, own))
-        numbers = (decode(x).nan_to_num(nan=torch.inf) if x.is_floating_point() else x for x in pair)
-        if not torch.equal(*numbers):
-            return False
-    return True
+    made, own = made.flatten(), own.flatten()
+    if not _same_values(made[:COMPARED], own[:COMPARED]):
+        return False
+    if made.dtype != own.dtype:
+        return _same_values(made, own)
+    at = places(bits_of(made) != bits_of(own))
+    return all(_same_values(*(picked(x, 0, some) for x in (made, own))) for some in (at[:COMPARED], at[COMPARED:]))
+
+
+def _same_values(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors of one shape have the same values; NaN is like infinity."""
+    pair = (decode(z).nan_to_num(nan=torch.inf) if z.is_floating_point() else z for z in (x, y))
+    return bool(torch.equal(*pair))

@@ -107,6 +107,10 @@ class Decoded:
         """Float64 values of columns ``k``, ``[R, columns]``, NaN and infinities as they are."""
         return self._value[:, k] if self._kept else decode(self.codes[:, k], self.fmt)
 
+    def value_of(self, rows: Tensor) -> Tensor:
+        """:meth:`value` of some rows (int64 ``[r]``), float64 ``[r, K]``."""
+        return self._value[rows] if "_value" in vars(self) else decode(take_rows(self.codes, rows), self.fmt)
+
     def number(self, k: slice = ALL) -> Tensor:
         """:meth:`value` with NaN and infinities as zeros: float64 ``[R, columns]``."""
         value = self.value(k)
