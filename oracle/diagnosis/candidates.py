@@ -54,7 +54,17 @@ from oracle.routines.mutants import accumulated, fitting, stored, write
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Schedule
-from oracle.truth.gemm import NEARBY, Decoded, Exact, ScaledProduct, rounded
+from oracle.truth.gemm import (
+    NEARBY,
+    Decoded,
+    Exact,
+    ScaledProduct,
+    magnitudes,
+    rounded,
+    scaled_codes,
+    scaled_operands,
+    scaled_side,
+)
 from oracle.verdict.pattern import count, grid, lines, places
 from oracle.verdict.products import (
     COINCIDENCES,
@@ -75,6 +85,7 @@ PAIRED = 32  # groups whose operands are exchanged in pairs
 FEW_ROWS = 12  # failing rows on which a fault of a small output is tried first
 ENOUGH = 24  # failing elements, of which a fault of half of them explains none once in 10 million draws
 FEW_COLUMNS = 16  # columns of these on which faults that are computed together are tried before
+FEWEST_ROWS = 3  # of these for faults of the sum, where as many elements fail there as below
 FEW_PLACES = 64  # failing elements on which faults of the last stage are tried before
 NEARLY = 2.0**-6  # of a value: above what the roundings of a store change
 LOST = 2.0**-9  # of the sum of all magnitudes: above what an accumulator loses of data that is not made for it
@@ -613,11 +624,11 @@ class Sample:
         if len(self.failure.call.parts) != 1 or not len(self.rows[0]) or own.bias is not None or own.c is not None:
             return {}
         stores = [fault.name for fault in faults if near and self.failure.rounds(fault)]
-        sides, alone = list[tuple[str, bool, Decoded]](), [("", self.piece(0, own))] if stores else []
+        sides, alone = list[tuple[str, bool, Decoded | Tensor]](), [("", self.piece(0, own))] if stores else []
         early = {Stage.READ, Stage.PRODUCT, Stage.SCHEDULE} if near else {Stage.READ, Stage.PRODUCT}
         for fault in faults:
             if touches((fault,), Stage.READ, Stage.PRODUCT) and set(fault.changes) <= early:
-                made = self._changed(fault)
+                made = self._changed(fault, near=near)
                 if isinstance(made, ScaledProduct):
                     alone.append((fault.name, made))
                 elif made is not None:
@@ -629,9 +640,9 @@ class Sample:
         right = found.pop("", (0, 0))
         return found | dict.fromkeys(stores, right)
 
-    def _changed(self, fault: Fault) -> tuple[bool, Decoded] | ScaledProduct | None:
-        """What the sample of one product has of the fault: its left operand (True) or the other one, or a product where
-        not one of both alone is changed; None where the rows or columns are others."""
+    def _changed(self, fault: Fault, *, near: bool) -> tuple[bool, Decoded | Tensor] | ScaledProduct | None:
+        """What the sample of one product has of the fault: its left operand (True) or the other one (``near``, times its
+        scales), or a product where not one of both alone is changed; None where the rows or columns are others."""
         own = self.failure.call.parts[0].product
         if fault.by_code:
             piece = self.piece(0, own)
@@ -639,15 +650,19 @@ class Sample:
             changed = piece.operands_changed(product)
             if changed is None or sum(changed) != 1:
                 return product if changed is not None and any(changed) else None
-            return changed[0], product.left if changed[0] else product.right
+            side = product.left if changed[0] else product.right
+            return changed[0], scaled_side(product, side) if near else side
         if (one := self.failure.mutated.operand(fault)) is None:
             whole = self.failure.mutated.alone(fault)
             return None if whole is None else subset(whole, self.rows[0], self.columns).to(self.device)
         of_left, side = one
         at, of_scale = (self.rows[0], 1) if of_left else (self.columns, own.b_rows)
+        if near:
+            scales = side.scales if len(side.scales) == 1 else side.scales[at // of_scale]
+            return of_left, scaled_codes(side.value_of(at), scales, own.block).to(self.device)
         return of_left, side.select(at, None if len(side.scale) == 1 else at // of_scale).to(self.device)
 
-    def _near(self, sides: Sequence[tuple[str, bool, Decoded]]) -> dict[str, tuple[int, int]]:
+    def _near(self, sides: Sequence[tuple[str, bool, Tensor]]) -> dict[str, tuple[int, int]]:
         """:meth:`at_most` of faults of one operand, ``near``: their operands times scales are rows of one matrix."""
         product, output, found = self.piece(0, self.failure.call.parts[0].product), self.views[0].output, {}
         rest, loss = self._scaled, max(float32_loss(product.K), LOST)
@@ -656,7 +671,7 @@ class Sample:
             if not names:
                 continue
             each = len(names)
-            changed = torch.cat([scaled_side(product, side) for _, of_left, side in sides if of_left is of_rows])
+            changed = torch.cat([side for _, of_left, side in sides if of_left is of_rows])
             value, size = changed @ rest[of_rows].T, changed.abs() @ rest[of_rows].abs().T
             if not of_rows:
                 value, size = value.T, size.T
@@ -856,8 +871,8 @@ def about_at(product: ScaledProduct, rows: Tensor, columns: Tensor, output: Tens
     ``columns`` (int64 ``[n]``), without bias and summand, bool (:func:`around`)."""
     left, right, factor = product.left, product.right, product.factor
     of_rows = left.scales if len(left.scales) == 1 else left.scales[rows]
-    terms = _scaled(left.value_of(rows), of_rows, product.block)
-    terms *= _scaled(right.value_of(columns), right.scales[columns // product.b_rows], product.block)
+    terms = scaled_codes(left.value_of(rows), of_rows, product.block)
+    terms *= scaled_codes(right.value_of(columns), right.scales[columns // product.b_rows], product.block)
     return around(terms.sum(dim=1) * factor, terms.abs_().sum(dim=1) * abs(factor), output, loss)
 
 
@@ -871,31 +886,6 @@ def around(value: Tensor, size: Tensor, output: Tensor, loss: float, *, largest:
     away = NEARLY * value.abs() + loss * size + TINY
     over = (value.abs() >= limit) & ((actual.abs() >= limit) | (actual == 0))
     return ((value - actual).abs() <= away) | over | ~actual.isfinite()
-
-
-def magnitudes(product: ScaledProduct) -> Tensor:
-    """The sum of the magnitudes of all terms of each element of a product, float64 ``[M, N]``; NaN as IEEE 754."""
-    left, right = scaled_operands(product)
-    return left.abs() @ right.abs().T * abs(product.factor)
-
-
-def scaled_operands(product: ScaledProduct) -> tuple[Tensor, Tensor]:
-    """The values of both operands times their scales, float64 ``[M, K]`` and ``[N, K]``; NaN as IEEE 754."""
-    return scaled_side(product, product.left), scaled_side(product, product.right, product.b_rows)
-
-
-def scaled_side(product: ScaledProduct, side: Decoded, rows: int = 1) -> Tensor:
-    """The values of an operand of a product times its scales, of which each serves so many ``rows``; float64
-    ``[R, K]``, NaN as IEEE 754."""
-    scales = side.scales if rows == 1 else side.scales.repeat_interleave(rows, dim=0)[: len(side.codes)]
-    return _scaled(side.value(), scales, product.block)
-
-
-def _scaled(value: Tensor, scales: Tensor, block: int) -> Tensor:
-    rows, k = value.shape
-    if k % block:
-        return value * scales.repeat_interleave(block, dim=1)[:, :k]
-    return (value.view(rows, -1, block) * scales[:, :, None]).view(rows, k)
 
 
 class FailingRows:
@@ -923,6 +913,7 @@ class FailingRows:
         few = spread(failing, FEW_COLUMNS)
         self.sample = self._sample(rows, torch.arange(bad.shape[1], device=at.device), bad)
         self.narrow, self.every = self._sample(rows, few, bad), len(few) == len(failing)
+        self.fewest = self._fewest(at, bad)
         self.all = sum(count(view.failing) for view in self.narrow.views)
         self.complete = self.all == count(bad) and not bool((failure.bad & ~bad).any())
         self.places = spread(places(bad), FEW_PLACES)
@@ -933,6 +924,18 @@ class FailingRows:
             wrong = [part.of(bad)[own][:, columns] for part, own in zip(self.failure.call.parts, rows, strict=True)]
             views = [replace(view, bad=mask) for view, mask in zip(views, wrong, strict=True)]
         return Sample(self.failure, rows, columns, views)
+
+    def _fewest(self, at: Tensor, bad: Tensor) -> Sample:
+        """Of one product so few of the rows ``at`` that fail, and all columns, that enough elements fail there."""
+        order = at[scattered(len(at))[:FEW_ROWS].to(at.device)]
+        failing = bad[order].sum(dim=1).cumsum(dim=0)
+        most = int((failing < FEW_PLACES).sum()) + 1
+        if len(self.failure.call.parts) != 1 or most >= len(order):
+            return self.sample
+        chosen = torch.zeros(len(bad), dtype=torch.bool, device=at.device)
+        chosen[order[: max(most, FEWEST_ROWS)]] = True
+        rows = torch.nonzero(self.failure.call.parts[0].of(chosen[:, None])[:, 0])[:, 0]
+        return self._sample([rows], self.sample.columns, bad)
 
     def kept(self, faults: Iterable[Fault]) -> Iterator[Fault]:
         """The ``faults``, in their order, that are not refused: first those that are computed together, on some of the
@@ -945,10 +948,12 @@ class FailingRows:
 
     def far(self, faults: Sequence[Fault]) -> set[str]:
         """Names of those whose values are far from what fails, by any arithmetic."""
-        found = self.narrow.at_most(faults, near=True)
-        for sample, stage in ((self.sample, Stage.SUM), (self.narrow, Stage.SCHEDULE)):
-            found |= sample.sums_near([fault for fault in faults if set(fault.changes) == {stage}])
-        far = {name for name, counts in found.items() if self._too_few(*counts)}
+        found, of = self.narrow.at_most(faults, near=True), dict[str, int]()
+        for sample, stage in ((self.fewest, Stage.SUM), (self.narrow, Stage.SCHEDULE)):
+            sums = sample.sums_near([fault for fault in faults if set(fault.changes) == {stage}])
+            found |= sums
+            of |= dict.fromkeys(sums, sum(count(view.failing) for view in sample.views))
+        far = {name for name, counts in found.items() if self._too_few(*counts, of.get(name, self.all))}
         unknown = (fault for fault in faults if fault.name in found and fault.name not in far)
         return far | {fault.name for fault in unknown if found[fault.name][1] < self.all and self._far_where_known(fault)}
 
@@ -992,9 +997,10 @@ class FailingRows:
         agrees = count(about_at(product, *places_of, actual, max(float32_loss(product.K), LOST)))
         return agrees <= HOPELESS * len(at) if len(rest) >= ENOUGH else not agrees
 
-    def _too_few(self, agrees: int, known: int) -> bool:
-        """Whether so many failing elements of the few that are known are no more than chance explains."""
-        few = (known == self.all or known >= ENOUGH) and agrees <= HOPELESS * known
+    def _too_few(self, agrees: int, known: int, of: int | None = None) -> bool:
+        """Whether so many failing elements of those that are known, of these few (None: of ``narrow``), are no more than
+        chance explains."""
+        few = (known == (self.all if of is None else of) or known >= ENOUGH) and agrees <= HOPELESS * known
         return few or self.complete and not agrees
 
     def refuse(self, fault: Fault) -> bool:

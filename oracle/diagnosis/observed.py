@@ -32,6 +32,7 @@ BY_CHANCE = 1 / 80  # of the outputs that fail by none of the candidates, the sh
 SEVERAL = 4  # elements that a ratio must hold for
 MANY = 64  # elements below which nothing is said of a correlation
 CERTAIN = 24  # elements that all show one of two equally likely sides once in 10 million draws
+FEW = 16  # failing elements that are looked at first
 LOOKED_AT = 1 << 22  # elements of an output up to which moved rows and columns are looked for
 UNLIKE = "the failing elements do not correlate with the right results"
 CLOSE = 2.0**-7  # of a value: no two of several right results that differ are all as near
@@ -255,9 +256,12 @@ def _elsewhere(output: Tensor, right: Tensor, bad: Tensor, *, near: bool) -> Ite
     varied = _differs(bits_of(output)[bad])
     made = decode(output) if near and output.is_floating_point() else bits_of(output)
     due = decode(right) if near and output.is_floating_point() else bits_of(right)
-    loose = None
+    loose, few = None, torch.nonzero(bad)[:: max(1, int(bad.sum()) // FEW)].unbind(dim=1)
     for axis in range(output.dim()):
         for said, at in (*picks(output.shape[axis]), *late_picks(output.shape[axis], (2,))):
+            source = (*few[:axis], at.to(few[axis].device)[few[axis]], *few[axis + 1 :])
+            if not made.is_floating_point() and not bool((made[few] == due[source]).all()):
+                continue
             wanted = picked(due, axis, at)
             same = made == wanted
             if made.is_floating_point():
@@ -309,6 +313,8 @@ def _moved(output: Tensor, right: Tensor, bad: Tensor) -> Iterator[str]:
         if len(at) < 2 or made.shape[1] < 2:
             continue
         place = {_bits(line): i for i, line in enumerate(due)}
+        if _bits(made[at[0]]) not in place:
+            continue
         moves = [(i, place.get(_bits(made[i]))) for i in at]
         if len(place) < len(due) or any(j is None for _, j in moves):
             continue

@@ -35,7 +35,7 @@ NaN and infinities are judged as the contract judges them. Source: derived here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -44,6 +44,7 @@ import torch
 from torch import Tensor
 
 from oracle.diagnosis.candidates import LISTED, LOST, NEARLY, about_at, float32_loss, spread
+from oracle.diagnosis.least_squares import no_sums
 from oracle.diagnosis.observed import CUTS, cuts, late_picks, made_nan, picked, picks
 from oracle.errors import OracleError
 from oracle.numbers.formats import codes_of, decode, is_nan, of_dtype
@@ -62,6 +63,7 @@ SHARE = 512  # an option or an input enters more than one of so many elements
 BYTE = 0xFF
 SUBNORMAL = 7  # the largest byte of a subnormal number of E4M3
 FEW = 12  # elements of a product of which a changed call must give about the values
+FEW_LINES = 4  # rows or columns that are asked whether they are sums of their K blocks
 COMPARED = 1 << 12  # elements of a changed input that are compared with its own before all are
 MOST = 0.95  # of the elements that a changed call leaves out
 QUARTER = 32  # rows of a tile that lie one behind the other
@@ -88,9 +90,12 @@ def taken_otherwise(call: Call, output: Output, verdict: Verdict, numerics: str 
     nan = any(map(_has_nan, judged.values()))
     least: tuple[int, str] | None = None
     far = _far(call, judged)
+    hopeless = _hopeless_scales(call, far, judged)
     for said, inputs, options in _changes(call):
         changed, held = replace(call, inputs=inputs, options=options, given=None), None
         left -= LIGHT
+        if options is call.options and _only(hopeless, inputs, call):
+            continue
         try:
             likely = _may_hold(changed, call, judged, far, numerics) and (nan or not _brings_nan(inputs, call))
             if likely and _nearer(changed, call, judged):
@@ -134,6 +139,33 @@ def tries(call: Call, output: Mapping[str, Tensor]) -> int:
     """How many changed calls are judged; none on a GPU."""
     tensors = [*call.inputs.values(), *output.values()]
     return 0 if any(x.is_cuda for x in tensors) else min(TRIED, WORK // (1 + sum(x.numel() for x in tensors)))
+
+
+def _hopeless_scales(call: Call, far: Mapping[str, Tensor], output: Mapping[str, Tensor]) -> set[str]:
+    """Names of the scales of one product that no change of these alone makes right: some row (of ``a``) or column (of
+    ``b``) that is far off is no sum of its K blocks, whatever their scales."""
+    found = set[str]()
+    if not far or len(call.parts) != 1 or call.parts[0].rows is not None or not call.operands.given:
+        return found
+    product, roles = call.parts[0].product, call.operands.roles
+    mask = far["out"].reshape(product.M, product.N)
+    out = output["out"].reshape(mask.shape)
+    for role, axis in (("a_scale", 0), ("b_scale", 1)):
+        lines = spread(torch.nonzero(mask.any(dim=1 - axis))[:, 0], FEW_LINES)
+        piece = product.take(lines) if axis == 0 else product.take_columns(lines)
+        own = out[lines] if axis == 0 else out[:, lines]
+        if role in roles and no_sums(piece, own, LOST / 4, of_columns=axis == 1):
+            found.add(roles[role])
+    return found
+
+
+def _only(names: Set[str], inputs: Mapping[str, Tensor], call: Call) -> bool:
+    """Whether of all inputs one of these names alone is changed, and keeps its shape and dtype."""
+    changed = [name for name, x in call.inputs.items() if inputs.get(name) is not x]
+    if len(inputs) != len(call.inputs) or len(changed) != 1 or changed[0] not in names:
+        return False
+    made, own = inputs[changed[0]], call.inputs[changed[0]]
+    return (made.shape, made.dtype) == (own.shape, own.dtype)
 
 
 def _far(call: Call, output: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -496,13 +528,15 @@ def _same(made: Tensor, own: Tensor) -> bool:
     """Whether two tensors have one shape and the same values."""
     if made.shape != own.shape:
         return False
-    made, own = made.flatten(), own.flatten()
-    if not _same_values(made[:COMPARED], own[:COMPARED]):
-        return False
     if made.dtype != own.dtype:
         return _same_values(made, own)
-    at = places(bits_of(made) != bits_of(own))
-    return all(_same_values(*(picked(x, 0, some) for x in (made, own))) for some in (at[:COMPARED], at[COMPARED:]))
+    made, own = made.flatten(), own.flatten()
+    for start, end in ((0, COMPARED), (COMPARED, None)):
+        pair = made[start:end], own[start:end]
+        at = places(torch.ne(*map(bits_of, pair)))
+        if any(not _same_values(*(picked(x, 0, some) for x in pair)) for some in (at[:FEW], at[FEW:]) if len(some)):
+            return False
+    return True
 
 
 def _same_values(x: Tensor, y: Tensor) -> bool:

@@ -444,6 +444,32 @@ class ScaledProduct:
             yield block, slice(block * self.block, min(self.K, (block + 1) * self.block))
 
 
+def magnitudes(product: ScaledProduct) -> Tensor:
+    """The sum of the magnitudes of all terms of each element of a product, float64 ``[M, N]``; NaN as IEEE 754."""
+    left, right = scaled_operands(product)
+    return left.abs() @ right.abs().T * abs(product.factor)
+
+
+def scaled_operands(product: ScaledProduct) -> tuple[Tensor, Tensor]:
+    """The values of both operands times their scales, float64 ``[M, K]`` and ``[N, K]``; NaN as IEEE 754."""
+    return scaled_side(product, product.left), scaled_side(product, product.right, product.b_rows)
+
+
+def scaled_side(product: ScaledProduct, side: Decoded, rows: int = 1) -> Tensor:
+    """The values of an operand of a product times its scales, of which each serves so many ``rows``; float64
+    ``[R, K]``, NaN as IEEE 754."""
+    scales = side.scales if rows == 1 else side.scales.repeat_interleave(rows, dim=0)[: len(side.codes)]
+    return scaled_codes(side.value(), scales, product.block)
+
+
+def scaled_codes(value: Tensor, scales: Tensor, block: int) -> Tensor:
+    """``value [R, K]`` times ``scales [R or 1, B]``, each of a ``block`` of columns, float64; NaN as IEEE 754."""
+    rows, k = value.shape
+    if k % block:
+        return value * scales.repeat_interleave(block, dim=1)[:, :k]
+    return (value.view(rows, -1, block) * scales[:, :, None]).view(rows, k)
+
+
 @dataclass(frozen=True)
 class Exact:
     """The exact result ``hi + lo`` (float64 ``[M, N]``, ``|lo| <= ulp(hi) / 2``), true within ``slack >= 0``.

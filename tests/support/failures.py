@@ -7,8 +7,8 @@ Written are status, summary, numerics, and what explains it or was observed, of
     captures    every recorded output that does not pass, explained as ``verify`` does
     faults      each fault of the named contracts (``SAMPLE`` without names) in the right kernel, on the smallest cases
     outputs     the wrong outputs of the benchmark of failures at 64x256x2048, by sm90 and by any arch
-    kinds       outputs of the named contracts that no fault or only a placement explains (:func:`kinds`), on the cases of
-                most products of ``--cases``, two by default
+    kinds       outputs of the named contracts (``KINDS`` without names) that no fault or only a placement explains
+                (:func:`kinds`), on their largest cases, two by default
 
 Cases, faults and captures are those of the version that runs it (``PYTHONPATH`` names another checkout).
 """
@@ -41,8 +41,9 @@ SAMPLE = (
     "scaled_mm", "w8a8_block_fp8_linear",
 )  # fmt: skip  # names, several a line
 KINDS = (
-    "fp8_gemm_nt", "cutlass_scaled_mm", "fp8_gemm_tn", "m_grouped_fp8_gemm_nt_contiguous", "m_grouped_fp8_gemm_nt_masked",
-    "scaled_mm", "fp8_mqa_logits", "torch_per_token_w8a8_scaled_mm", "torch_per_tensor_w8a8_scaled_mm",
+    "fp8_gemm_nt", "cutlass_scaled_mm", "fp8_gemm_tn", "m_grouped_fp8_gemm_nt_contiguous",
+    "fp8_m_grouped_gemm_nt_masked", "scaled_mm", "fp8_mqa_logits", "torch_per_token_w8a8_scaled_mm",
+    "torch_per_tensor_w8a8_scaled_mm",
 )  # fmt: skip  # names, several a line
 
 
@@ -119,8 +120,8 @@ def main() -> None:
     names = [name for name in (options.contracts or SAMPLE) if name in oracle.contracts()]
     with options.out.open("w", encoding="utf-8") as file:
         sources = [of_captures(), of_outputs(), *(of_faults(name, options.cases) for name in names)]
-        sources += [of_kinds(name, 2 * options.cases) for name in options.contracts or KINDS]
-        sources = [of_kinds(name, 2 * options.cases) for name in options.contracts or KINDS] if options.kinds else sources
+        kinds_of = [of_kinds(name, 2 * options.cases) for name in options.contracts or KINDS]
+        sources = kinds_of if options.kinds else [*sources, *kinds_of]
         for source in sources:
             for what, verdict in source:
                 file.write(f"{what}\n    {verdict}\n")
