@@ -641,8 +641,8 @@ class Sample:
         return found | dict.fromkeys(stores, right)
 
     def _changed(self, fault: Fault, *, near: bool) -> tuple[bool, Decoded | Tensor] | ScaledProduct | None:
-        """What the sample of one product has of the fault: its left operand (True) or the other one (``near``, times its
-        scales), or a product where not one of both alone is changed; None where the rows or columns are others."""
+        """What the sample of one product has of the fault: its left operand (True) or the other one (``near``, times
+        its scales), or a product where not one of both alone is changed; None where rows or columns are others."""
         own = self.failure.call.parts[0].product
         if fault.by_code:
             piece = self.piece(0, own)
@@ -687,7 +687,7 @@ class Sample:
         return scaled_operands(self.piece(0, self.failure.call.parts[0].product))
 
     def _together(self, sides: Sequence[tuple[str, bool, Decoded]]) -> dict[str, tuple[int, int]]:
-        """:meth:`at_most` of faults of one operand by the arithmetic of the call: those of one dtype are one product."""
+        """:meth:`at_most` of faults of one operand by the call's arithmetic: those of one dtype are one product."""
         piece, output, found = self.piece(0, self.failure.call.parts[0].product), self.views[0].output, {}
         stacks = dict[tuple[bool, torch.dtype, torch.dtype], list[tuple[str, Decoded]]]()
         for name, of_left, side in sides:
@@ -729,7 +729,9 @@ class Sample:
 
     def right_near(self) -> tuple[int, int]:
         """As :meth:`at_most`, ``near``, of the right result of one product."""
-        value, agrees = self._agreeing(self.piece(0, self.failure.call.parts[0].product), self.views[0].output, near=True)
+        value, agrees = self._agreeing(
+            self.piece(0, self.failure.call.parts[0].product), self.views[0].output, near=True
+        )
         return self._counted(agrees, ~torch.isnan(value), each=1, of_rows=True)[0]
 
     def sums_near(self, faults: Sequence[Fault]) -> dict[str, tuple[int, int]]:
@@ -867,8 +869,8 @@ def about(
 
 
 def about_at(product: ScaledProduct, rows: Tensor, columns: Tensor, output: Tensor, loss: float) -> Tensor:
-    """Which of ``output [n]`` (any float dtype) have about the values of the elements of a product at these ``rows`` and
-    ``columns`` (int64 ``[n]``), without bias and summand, bool (:func:`around`)."""
+    """Which of ``output [n]`` (any float dtype) have about the values of the elements of a product at these ``rows``
+    and ``columns`` (int64 ``[n]``), without bias and summand, bool (:func:`around`)."""
     left, right, factor = product.left, product.right, product.factor
     of_rows = left.scales if len(left.scales) == 1 else left.scales[rows]
     terms = scaled_codes(left.value_of(rows), of_rows, product.block)
@@ -955,7 +957,9 @@ class FailingRows:
             of |= dict.fromkeys(sums, sum(count(view.failing) for view in sample.views))
         far = {name for name, counts in found.items() if self._too_few(*counts, of.get(name, self.all))}
         unknown = (fault for fault in faults if fault.name in found and fault.name not in far)
-        return far | {fault.name for fault in unknown if found[fault.name][1] < self.all and self._far_where_known(fault)}
+        return far | {
+            fault.name for fault in unknown if found[fault.name][1] < self.all and self._far_where_known(fault)
+        }
 
     def settles(self, faults: Sequence[Fault], others: Sequence[Schedule | None]) -> bool:
         """Whether by none of these ``others`` the arithmetic, with one of these ``faults`` of the call and a store that
@@ -998,8 +1002,8 @@ class FailingRows:
         return agrees <= HOPELESS * len(at) if len(rest) >= ENOUGH else not agrees
 
     def _too_few(self, agrees: int, known: int, of: int | None = None) -> bool:
-        """Whether so many failing elements of those that are known, of these few (None: of ``narrow``), are no more than
-        chance explains."""
+        """Whether so many failing elements of those that are known, of these few (None: of ``narrow``), are no more
+        than chance explains."""
         few = (known == (self.all if of is None else of) or known >= ENOUGH) and agrees <= HOPELESS * known
         return few or self.complete and not agrees
 
@@ -1035,9 +1039,11 @@ class FailingRows:
 
     @cached_property
     def _largest(self) -> Tensor:
-        """Above the sum of the magnitudes of all terms of any element: the largest norms multiplied (Cauchy, Schwarz)."""
+        """Above the sum of the magnitudes of all terms of any element: both largest norms multiplied (Cauchy)."""
         norms = (x.norm(dim=1).max() for x in scaled_operands(self.failure.call.parts[0].product))
-        return torch.stack(list(norms)).prod().nan_to_num(nan=torch.inf) * abs(self.failure.call.parts[0].product.factor)
+        return torch.stack(list(norms)).prod().nan_to_num(nan=torch.inf) * abs(
+            self.failure.call.parts[0].product.factor
+        )
 
     def _explains(self, fault: Fault, sample: Sample, enough: float) -> bool | None:
         """Whether a fault explains more than this share of what fails in a sample; None where it predicts a NaN there,

@@ -96,7 +96,9 @@ WIDE = 8  # bits that the fraction of a value tells at most
 # Of what fails, the share that a fault reproduces within the bound and moves far from it. Above one half no two faults
 # that move an element to places far apart both have it; the tenth above is a margin, which nothing derives.
 EXACT = 0.6
-NEARLY_ALL = 0.9375  # of what fails by one arithmetic, the share that fails by all: the few that a fault of half explains
+NEARLY_ALL = (
+    0.9375  # of what fails by one arithmetic, the share that fails by all: the few that a fault of half explains
+)
 FAR = 4.0  # times as far as right results lie apart
 
 
@@ -218,7 +220,7 @@ def explain_verdict(
     verdict: Verdict, call: Call, output: Output, *, numerics: str | None, explain: str | None = None
 ) -> Verdict:
     """``verdict`` on ``output`` of the call with ``explained_by`` filled in, where it failed and says nothing yet;
-    ``explain`` is an :class:`Explain` or its name. What the judgement has computed of the call is not computed again."""
+    ``explain`` is an :class:`Explain` or its name. What the judgement has computed of the call is computed once."""
     level, failing = explain_level(explain), verdict.failing
     verdict = replace(verdict, failing=None)
     if level is Explain.OFF or verdict.status is not Status.FAILED or verdict.explained_by:

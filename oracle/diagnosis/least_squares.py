@@ -114,9 +114,9 @@ def effective_factors(product: ScaledProduct, output: Tensor, *, of_columns: boo
 
 
 def no_sums(product: ScaledProduct, output: Tensor, lost: float, *, of_columns: bool = False) -> bool:
-    """Whether a row (or ``of_columns`` a column) of ``output [M, N]`` (any float dtype) is surely no sum of its K blocks,
-    under whatever scales of that row: it is farther from the nearest one than ``lost`` of all magnitudes, and than a
-    rounding. False where the shape does not tell, or with NaN and infinity."""
+    """Whether a row (or ``of_columns`` a column) of ``output [M, N]`` (any float dtype) is surely no sum of its K
+    blocks, under whatever scales of that row: it is farther from the nearest one than ``lost`` of all magnitudes, and
+    than a rounding. False where the shape does not tell, or with NaN and infinity. Source: ordinary least squares."""
     z, _ = terms(product)
     y, size = decode(output), magnitudes(product)
     if product.bias is not None or product.c is not None:
@@ -132,8 +132,8 @@ def no_sums(product: ScaledProduct, output: Tensor, lost: float, *, of_columns: 
 
 
 def read_beyond_buffer(mutated: Mutated, output: Tensor, bad: Tensor, faults: Sequence[Fault]) -> list[Fault]:
-    """The faults of a call that read scales beyond their buffer and agree with ``output [M, N]`` (its own dtype) in all that is
-    known; of those only the ones that leave the fewest scales unknown. ``bad`` (bool ``[M, N]``) are the failing
+    """The faults of a call that read scales beyond their buffer and agree with ``output [M, N]`` (its own dtype) in all
+    that is known; of those only the ones that leave the fewest scales unknown. ``bad`` (bool ``[M, N]``) are the failing
     elements."""
     if len(mutated.own) != 1 or len(output) != mutated.own[0].product.M:
         return []

@@ -593,9 +593,7 @@ def _explained(
     if answer.problem is not None:
         return finding  # another shape or dtype than the call declares needs no explanation
     asked = session.contract.asked(inputs, answer.output, arch=session.arch, **options)
-    return replace(
-        finding, verdict=explain_verdict(finding.verdict, asked, answer.output, numerics=session.numerics)
-    )
+    return replace(finding, verdict=explain_verdict(finding.verdict, asked, answer.output, numerics=session.numerics))
 
 
 def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Path) -> str | None:
