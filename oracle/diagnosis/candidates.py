@@ -234,8 +234,10 @@ class Prediction:
 
     def at(self, places: Tensor) -> Prediction:
         """What it says of the elements at these flat indices ``[n]`` (int64)."""
-        parts = (self.value, self.low, self.high, self.open, self.unfaulted)
-        return Prediction(*(None if x is None else x.flatten()[places] for x in parts), placement=self.placement)
+        low, high, open_, unfaulted = (
+            None if x is None else x.flatten()[places] for x in (self.low, self.high, self.open, self.unfaulted)
+        )
+        return Prediction(self.value.flatten()[places], low, high, open_, unfaulted, self.placement)
 
     def changed(self, right: Tensor) -> Tensor:
         """Elements that are not what its arithmetic gives without the fault (``right``, the shape and dtype of
@@ -624,7 +626,8 @@ class Sample:
         if len(self.failure.call.parts) != 1 or not len(self.rows[0]) or own.bias is not None or own.c is not None:
             return {}
         stores = [fault.name for fault in faults if near and self.failure.rounds(fault)]
-        sides, alone = list[tuple[str, bool, Decoded | Tensor]](), [("", self.piece(0, own))] if stores else []
+        sides, scaled = list[tuple[str, bool, Decoded]](), list[tuple[str, bool, Tensor]]()
+        alone = [("", self.piece(0, own))] if stores else []
         early = {Stage.READ, Stage.PRODUCT, Stage.SCHEDULE} if near else {Stage.READ, Stage.PRODUCT}
         for fault in faults:
             if touches((fault,), Stage.READ, Stage.PRODUCT) and set(fault.changes) <= early:
@@ -632,8 +635,12 @@ class Sample:
                 if isinstance(made, ScaledProduct):
                     alone.append((fault.name, made))
                 elif made is not None:
-                    sides.append((fault.name, *made))
-        found = self._near(sides) if near else self._together(sides)
+                    of_left, side = made
+                    if isinstance(side, Tensor):
+                        scaled.append((fault.name, of_left, side))
+                    else:
+                        sides.append((fault.name, of_left, side))
+        found = self._near(scaled) if near else self._together(sides)
         for name, product in alone:
             value, agrees = self._agreeing(product, self.views[0].output, near=near)
             found[name] = self._counted(agrees, ~torch.isnan(value), each=1, of_rows=True)[0]
@@ -664,7 +671,8 @@ class Sample:
 
     def _near(self, sides: Sequence[tuple[str, bool, Tensor]]) -> dict[str, tuple[int, int]]:
         """:meth:`at_most` of faults of one operand, ``near``: their operands times scales are rows of one matrix."""
-        product, output, found = self.piece(0, self.failure.call.parts[0].product), self.views[0].output, {}
+        product, output = self.piece(0, self.failure.call.parts[0].product), self.views[0].output
+        found = dict[str, tuple[int, int]]()
         rest, loss = self._scaled, max(float32_loss(product.K), LOST)
         for of_rows in (True, False):
             names = [name for name, of_left, _ in sides if of_left is of_rows]
@@ -688,7 +696,8 @@ class Sample:
 
     def _together(self, sides: Sequence[tuple[str, bool, Decoded]]) -> dict[str, tuple[int, int]]:
         """:meth:`at_most` of faults of one operand by the call's arithmetic: those of one dtype are one product."""
-        piece, output, found = self.piece(0, self.failure.call.parts[0].product), self.views[0].output, {}
+        piece, output = self.piece(0, self.failure.call.parts[0].product), self.views[0].output
+        found = dict[str, tuple[int, int]]()
         stacks = dict[tuple[bool, torch.dtype, torch.dtype], list[tuple[str, Decoded]]]()
         for name, of_left, side in sides:
             stacks.setdefault((of_left, side.codes.dtype, side.scale.dtype), []).append((name, side))

@@ -133,8 +133,8 @@ def no_sums(product: ScaledProduct, output: Tensor, lost: float, *, of_columns: 
 
 def read_beyond_buffer(mutated: Mutated, output: Tensor, bad: Tensor, faults: Sequence[Fault]) -> list[Fault]:
     """The faults of a call that read scales beyond their buffer and agree with ``output [M, N]`` (its own dtype) in all
-    that is known; of those only the ones that leave the fewest scales unknown. ``bad`` (bool ``[M, N]``) are the failing
-    elements."""
+    that is known; of those only the ones that leave the fewest scales unknown. ``bad`` (bool ``[M, N]``): what fails.
+    """
     if len(mutated.own) != 1 or len(output) != mutated.own[0].product.M:
         return []
     rows = torch.nonzero(bad.any(dim=1))[:, 0]
