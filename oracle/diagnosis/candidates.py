@@ -924,6 +924,7 @@ class FailingRows:
         few = spread(failing, FEW_COLUMNS)
         self.sample = self._sample(rows, torch.arange(bad.shape[1], device=at.device), bad)
         self.narrow, self.every = self._sample(rows, few, bad), len(few) == len(failing)
+        self.sums = self._with_next(rows)
         self.fewest = self._fewest(at, bad)
         self.all = sum(count(view.failing) for view in self.narrow.views)
         self.complete = self.all == count(bad) and not bool((failure.bad & ~bad).any())
@@ -942,11 +943,21 @@ class FailingRows:
         failing = bad[order].sum(dim=1).cumsum(dim=0)
         most = int((failing < FEW_PLACES).sum()) + 1
         if len(self.failure.call.parts) != 1 or most >= len(order):
-            return self.sample
+            return self.sums
         chosen = torch.zeros(len(bad), dtype=torch.bool, device=at.device)
         chosen[order[: max(most, FEWEST_ROWS)]] = True
         rows = torch.nonzero(self.failure.call.parts[0].of(chosen[:, None])[:, 0])[:, 0]
-        return self._sample([rows], self.sample.columns, bad)
+        return self._with_next([rows])
+
+    def _with_next(self, rows: Sequence[Tensor]) -> Sample:
+        """Some rows of each part and, since a sum may run on into it, the row behind each, of which nothing counts."""
+        columns = self.sample.columns
+        both = [torch.unique(torch.cat([own, own + 1])) for own in rows]
+        both = [own[own < part.product.M] for own, part in zip(both, self.failure.call.parts, strict=True)]
+        made = self._sample(both, columns, self.bad)
+        counted = [torch.isin(every, own)[:, None] for every, own in zip(both, rows, strict=True)]
+        made.views = [replace(v, bad=v.bad & of.to(made.device)) for v, of in zip(made.views, counted, strict=True)]
+        return made
 
     def kept(self, faults: Iterable[Fault]) -> Iterator[Fault]:
         """The ``faults``, in their order, that are not refused: first those that are computed together, on some of the
@@ -1025,7 +1036,7 @@ class FailingRows:
         if not fault.by_code and self.failure.mutated.products((fault,)).regrouped:
             return False
         if touches((fault,), Stage.SUM):  # it may mix columns
-            return self._explains(fault, self.sample, self.enough) is False
+            return self._explains(fault, self.sums, self.enough) is False
         if self.every:
             return self._explains(fault, self.narrow, self.enough) is False
         few = self._explains(fault, self.narrow, HOPELESS)

@@ -260,12 +260,9 @@ def _elsewhere(output: Tensor, right: Tensor, bad: Tensor, *, near: bool) -> Ite
     for axis in range(output.dim()):
         for said, at in (*picks(output.shape[axis]), *late_picks(output.shape[axis], (2,))):
             source = (*few[:axis], at.to(few[axis].device)[few[axis]], *few[axis + 1 :])
-            if not made.is_floating_point() and not bool((made[few] == due[source]).all()):
+            if not bool(_as_good_as(made[few], due[source]).all()):
                 continue
-            wanted = picked(due, axis, at)
-            same = made == wanted
-            if made.is_floating_point():
-                same |= torch.isfinite(wanted) & ((made - wanted).abs() <= CLOSE * wanted.abs())
+            same = _as_good_as(made, picked(due, axis, at))
             moved = picked(bits_of(right), axis, at) != bits_of(right)
             if not bool((moved & same)[bad].all()) or not (varied or _only_there(right, bad, axis, at)):
                 continue
@@ -276,6 +273,14 @@ def _elsewhere(output: Tensor, right: Tensor, bad: Tensor, *, near: bool) -> Ite
             loose = loose or sentence
     if loose is not None and int(bad.sum()) >= CERTAIN:
         yield f"in the failing elements alone {loose}"
+
+
+def _as_good_as(made: Tensor, wanted: Tensor) -> Tensor:
+    """Elements of ``made`` that are ``wanted``: equal integers, or numbers about as large."""
+    same = made == wanted
+    if made.is_floating_point():
+        same |= torch.isfinite(wanted) & ((made - wanted).abs() <= CLOSE * wanted.abs())
+    return same
 
 
 def _only_there(right: Tensor, bad: Tensor, axis: int, at: Tensor) -> bool:

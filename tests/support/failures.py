@@ -100,7 +100,7 @@ def of_kinds(contract: str, cases: int) -> Iterator[tuple[str, str]]:
         for name, out in kinds(right).items():
             said_of = {"arch": trial.arch, "numerics": trial.numerics, **trial.call.options}
             judged = oracle.judge(contract, trial.call.inputs, out, **said_of)
-            yield f"{trial.case} {trial.arch} {name}", said(judged)
+            yield f"{trial.case} {trial.arch} {trial.numerics} {name}", said(judged)
 
 
 def of_outputs() -> Iterator[tuple[str, str]]:
