@@ -29,6 +29,7 @@ from .mx_logits import *
 from .mx_products import *
 from .platform import *
 from .quantize import *
+from .routers import *
 from .routes import *
 from .tiles import *
 from .verbs import PUBLIC

@@ -485,7 +485,7 @@ def grouped_mm_fp8(
 # --- int4 weights ----------------------------------------------------------------------------------------------------
 
 
-@checks.checked
+@checks.checked(gradients=True)
 def decode_int4(b_q: Tensor, b_group_scales: Tensor) -> Tensor:
     """E4M3 codes ``[..., N, K]`` of int4 weights: ``RN_e4m3(q * scale)``, saturated, as CUTLASS' table has them.
 
@@ -689,7 +689,7 @@ def aligned_runs(starts: Tensor, ends: Tensor, m: int, unit: int) -> tuple[Tenso
 
     ``starts`` and ``ends`` ``[G]`` int32.
 
-    Returns ``(source, index, place)``: the row that each place takes (any for a place of nobody), int64 ``[L]``; each
+    Returns ``(source, index, place)``: the row that each place takes (any for an unused place), int64 ``[L]``; each
     place's group or -1, int32 ``[L]``; and each row's place, int64 ``[m]``, ``L`` for rows of no group. ``L`` follows
     from ``m``, ``G`` and ``unit`` alone, so that nothing waits for a device.
     """

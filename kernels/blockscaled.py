@@ -10,12 +10,13 @@ Source: DeepSeek-V3 technical report; DeepGEMM (``fp8_gemm_nt``), FlashInfer (``
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from . import checks, layout, repeated
 from . import platform as machines
@@ -24,9 +25,9 @@ from .backends._host import allocator, allocators, is_dense, is_other_device, la
 from .backends.declaration import Backend, Gemm, Pair, Quantiser, WideLinear
 from .checks import FP8
 from .config import current_config
-from .errors import DtypeError, InputError, OptionError, ShapeError
+from .errors import DtypeError, InputError, LayoutError, NoBackendError, OptionError, ShapeError
 from .fast import torch as fast
-from .formulas import flashinfer_blocks
+from .formulas import flashinfer_blocks, unpack_ue8m0
 from .operators import empty
 from .quantize import GROUP_EPS, ceil_to_ue8m0, per_block_cast_to_fp8, per_token_group_quant_fp8_packed
 from .routes import cached, dtype_name, route
@@ -147,7 +148,7 @@ def fp8_gemm_nt(
     a
         ``(a [M, K] E4M3, a_scale [M, ceil(K/128)] float32)``.
     b
-        ``(b [N, K] E4M3, b_scale [ceil(N/128), ceil(K/128)] float32)``.
+        ``(b [N, K] E4M3, b_scale [ceil(N/128), ceil(K/128)] float32)``, or the scale as :func:`loaded_weight` packs it.
     out
         ``[M, N]`` bf16 (the CPU path takes f16 and f32 too).
     c
@@ -162,16 +163,16 @@ def fp8_gemm_nt(
     MissingPackageError, NoBackendError
         DeepGEMM is needed and absent, or does not serve the problem.
     """
-    if c is None and type(a) is type(b) is tuple and len(a) == len(b) == 2 and not is_compiling():
+    if c is None and type(a) is type(b) is tuple and len(a) == len(b) == 2 and not is_dynamo_compiling():
         (x, xs), (w, ws) = a, b
         call = repeated.find("fp8_gemm_nt", w, ws)
-        if call is not None and call.rows(w, ws, x, xs, out):
+        if call is not None and call.rows(w, ws, x, xs, out) and type(disable_ue8m0_cast) is bool:
             call.run(x, xs, w, ws, out, None, disable_ue8m0_cast)
             return
     _fp8_gemm_nt(a, b, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
-@checks.checked
+@checks.checked(name="fp8_gemm_nt")
 def _fp8_gemm_nt(
     a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], out: Tensor, *, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
@@ -183,7 +184,7 @@ def _fp8_gemm_nt(
         return
     _product(x, xs, w, ws, out, c, disable_ue8m0_cast)
     if c is None and out.dtype is torch.bfloat16:
-        repeated.store("fp8_gemm_nt", w, ws, _decided_gemm(w, ws)).learn(x, xs, out, weight=(w, ws))
+        repeated.store("fp8_gemm_nt", w, ws, _decided_gemm(w, ws), x, xs, out)
 
 
 @verb()
@@ -195,13 +196,15 @@ def prepare_fp8_gemm_nt(
     Parameters
     ----------
     b
-        ``(b [N, K] E4M3, b_scale [ceil(N/128), ceil(K/128)] float32)``; kept, not copied.
+        ``(b [N, K] E4M3, b_scale [ceil(N/128), ceil(K/128)] float32)``; neither copied nor kept alive.
 
     Returns
     -------
     Callable
-        ``run(a, out)`` with ``a`` and ``out`` (bf16) as of :func:`fp8_gemm_nt`. It checks their dtypes, shapes and
-        devices and does not validate storage. Machine and configuration are those of the preparation.
+        ``run(a, out)`` with ``a`` and ``out`` (bf16) as of :func:`fp8_gemm_nt`. It checks dtypes, shapes and devices,
+        does not validate the storage of ``a`` and ``out``, and looks at the weight again: what was written into it is
+        followed, one that no longer fits is refused, and so is a plan whose weight was replaced. Machine and
+        configuration are those of the preparation.
 
     Raises
     ------
@@ -209,32 +212,41 @@ def prepare_fp8_gemm_nt(
     """
     w, ws = checks.pair("b", b)
     n, k = checks.matrix("b", w)
-    checks.operand("b_scale", ws, (-(-n // BLOCK), -(-k // BLOCK)), "[ceil(N/128), ceil(K/128)]", torch.float32)
+    _check_scale("b_scale", ws, n, k)
     checks.same_device(b=w, b_scale=ws)
-    call = repeated.CachedCall(_decided_gemm(w, ws))
+    weight, weight_scale = _reference(w), _reference(ws)
+    call = repeated.GuardedCall(_decided_gemm(w, ws))
 
     def run(a: tuple[Tensor, Tensor], out: Tensor) -> None:
-        if not is_compiling() and type(a) is tuple and len(a) == 2:
+        nonlocal call
+        w, ws = weight(), weight_scale()
+        if not is_dynamo_compiling() and type(a) is tuple and len(a) == 2:
             x, xs = a
-            if call.rows(x, xs, out):
+            if call.rows(w, ws, x, xs, out):
                 call.run(x, xs, w, ws, out, None, disable_ue8m0_cast)
                 return
-            _fp8_gemm_nt(a, b, out, c=None, disable_ue8m0_cast=disable_ue8m0_cast)
-            if out.dtype is torch.bfloat16:
-                call.learn(x, xs, out)
-            return
-        fp8_gemm_nt(a, b, out, disable_ue8m0_cast=disable_ue8m0_cast)
+        if w is None or ws is None:
+            raise repeated.gone("b" if w is None else "b_scale")
+        _fp8_gemm_nt(a, (w, ws), out, c=None, disable_ue8m0_cast=disable_ue8m0_cast)
+        if out.dtype is torch.bfloat16 and not is_compiling():
+            x, xs = a
+            call = repeated.guarded(_decided_gemm(w, ws), (w, ws), (x, xs, out), owned=False).at(w, ws)
 
     return run
 
 
+def _reference(x: Tensor) -> Callable[[], Any]:
+    """What gives the tensor as long as its owner keeps it, then None."""
+    return weakref.ref(x)
+
+
 def _decided_gemm(w: Tensor, ws: Tensor) -> Gemm:
     """The bf16 product of a checked weight, for operands that a :class:`~kernels.repeated.GuardedCall` admits."""
-    return cached(_gemm_run, w.device, *w.shape, is_dense(w, ws))
+    return cached(_gemm_run, w.device, *w.shape, is_dense(w, ws), ws.dtype is torch.int32)
 
 
-def _gemm_run(device: torch.device, n: int, k: int, dense: bool) -> Gemm:
-    if machines.packs_ue8m0():
+def _gemm_run(device: torch.device, n: int, k: int, dense: bool, packed: bool) -> Gemm:
+    if packed or machines.packs_ue8m0():
         return _product  # which scales the call may hold decides
     product = _aligned(_gemm(device, n, k, torch.bfloat16, None, True)[0], dense)
     if device.index is None:
@@ -267,6 +279,8 @@ def _product(
         return
     if packs:
         xs, ws = packed_scales(xs, ws, (m, n, k), disable_ue8m0_cast)
+    elif ws.dtype is torch.int32:
+        ws = block_scale(ws, k)
     run.gemm(_operation())(x, xs, w, ws, out, c, disable_ue8m0_cast)
 
 
@@ -295,9 +309,8 @@ def _check_gemm(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Te
     n, k_b = checks.matrix("b", w)
     if k != k_b:
         raise ShapeError(f"a {list(x.shape)} and b {list(w.shape)} disagree in K")
-    kb, nb = -(-k // BLOCK), -(-n // BLOCK)
-    checks.operand("a_scale", xs, (m, kb), "[M, ceil(K/128)]", torch.float32)
-    checks.operand("b_scale", ws, (nb, kb), "[ceil(N/128), ceil(K/128)]", torch.float32)
+    checks.operand("a_scale", xs, (m, -(-k // BLOCK)), "[M, ceil(K/128)]", torch.float32)
+    _check_scale("b_scale", ws, n, k)
     checks.output("out", out, (m, n), "[M, N]", *checks.WIDE)
     if c is not None:
         checks.operand("c", c, (m, n), "[M, N]", *checks.WIDE)
@@ -309,8 +322,8 @@ def packed_scales(
 ) -> tuple[Tensor, Tensor]:
     """Both float32 scales as packed UE8M0, which Blackwell's kernels take; every scale must be a power of two.
 
-    ``a_scale`` ``[M, K/128]`` and ``b_scale`` ``[N/128, K/128]`` float32. Returns int32 ``[M, ceil(K/512)]`` and ``[N,
-    ceil(K/512)]``.
+    ``a_scale`` ``[M, K/128]`` and ``b_scale`` ``[N/128, K/128]`` float32, the latter may be packed. Returns
+    int32 ``[M, ceil(K/512)]`` and ``[N, ceil(K/512)]``.
 
     Raises
     ------
@@ -325,7 +338,66 @@ def packed_scales(
         )
     m, n, k = extents
     left = layout.transform_sf_into_required_layout(a_scale, m, k, (1, BLOCK, BLOCK), is_sfa=True)
-    return left, layout.transform_sf_into_required_layout(b_scale, n, k, (1, BLOCK, BLOCK), is_sfa=False)
+    return left, _packed(b_scale, n, k)
+
+
+def _packed(b_scale: Tensor, n: int, k: int) -> Tensor:
+    if b_scale.dtype is torch.int32:
+        return b_scale
+    return layout.transform_sf_into_required_layout(b_scale, n, k, (1, BLOCK, BLOCK), is_sfa=False)
+
+
+def loaded_weight(weight: Tensor, weight_scale: Tensor, *, ue8m0: bool) -> tuple[Tensor, Tensor]:
+    """A weight and its scale as this machine's product takes them: what a layer does once, after loading.
+
+    With ``ue8m0`` a weight whose scales are no powers of two is quantised again: dequantised in float32 and cast with
+    scales rounded up (to round a scale alone would change every value). Where the plan then takes packed exponents
+    only, the scale is packed.
+
+    Parameters
+    ----------
+    weight, weight_scale
+        ``[N, K]`` E4M3 and ``[ceil(N/128), ceil(K/128)]`` float32. Those on meta have no values, and are returned.
+
+    Returns
+    -------
+    weight, weight_scale
+        The same tensors where nothing is due; a packed scale is int32 ``[N, ceil(K/512)]``, column-major.
+    """
+    if not ue8m0 or weight.is_meta or weight_scale.is_meta or weight_scale.dtype is torch.int32:
+        return weight, weight_scale
+    n, k = weight.shape
+    if not torch.equal(ceil_to_ue8m0(weight_scale), weight_scale):
+        per_row = weight_scale.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
+        weight, weight_scale = per_block_cast_to_fp8(weight.to(torch.float32) * per_row, use_ue8m0=True)
+    return weight, _packed(weight_scale, n, k) if takes_packed(weight.device, n, k) else weight_scale
+
+
+def takes_packed(device: torch.device, n: int, k: int) -> bool:
+    """Whether the bf16 product of UE8M0 scales takes a weight's as packed exponents on this machine."""
+    if not machines.packs_ue8m0():
+        return False
+    try:
+        return cached(_gemm, device, n, k, torch.bfloat16, None, False)[1]
+    except NoBackendError:  # the first call says why
+        return False
+
+
+def block_scale(weight_scale: Tensor, k: int) -> Tensor:
+    """The float32 scale ``[ceil(N/128), ceil(K/128)]`` of one that may be packed, int32 ``[N, ceil(K/512)]``."""
+    if weight_scale.dtype is not torch.int32:
+        return weight_scale
+    return unpack_ue8m0(weight_scale[::BLOCK], -(-k // BLOCK))
+
+
+def _check_scale(name: str, scale: object, n: int, k: int) -> None:
+    kb = -(-k // BLOCK)
+    if isinstance(scale, Tensor) and scale.dtype is torch.int32:
+        checks.operand(name, scale, (n, -(-kb // 4)), "[N, ceil(K/512)], packed", torch.int32)
+        if scale.stride(0) != 1 or (scale.shape[1] > 1 and scale.stride(1) != layout.align(n, layout.TMA_LANES)):
+            raise LayoutError(f"{name} has strides {scale.stride()}; packed scales are column-major (loaded_weight)")
+        return
+    checks.operand(name, scale, (-(-n // BLOCK), kb), "[ceil(N/128), ceil(K/128)]", torch.float32)
 
 
 @verb("blockscale_sm90", adapter=_blockscale_sm90, fake=_linear_fake, operator=_blockscale_operator)
@@ -395,6 +467,7 @@ def fp8_blockscale_gemm_sm90(
         input_scale = lane_major(input_scale)
     if weight_scale is None:
         weight, weight_scale = flashinfer_blocks(weight, BLOCK)
+    weight_scale = block_scale(weight_scale, k)
     return run.blockscale_sm90(input, input_scale, weight, weight_scale, out)
 
 
@@ -457,7 +530,7 @@ def few_rows_blockscale_linear(input: Tensor, weight: Tensor, weight_scale: Tens
         return out
     if m >= SWITCH_M:
         raise ShapeError(f"input has {m} rows; from {SWITCH_M} use dynamic_flashinfer_deepgemm_blockscale_gemm")
-    return cached(_few_rows, input.device, input.dtype, n, k)(input, weight, weight_scale)
+    return cached(_few_rows, input.device, input.dtype, n, k)(input, weight, block_scale(weight_scale, k))
 
 
 def _few_rows(device: torch.device, dtype: torch.dtype, n: int, k: int) -> WideLinear:
@@ -474,7 +547,7 @@ def deepgemm_blockscale_linear(
     ``input`` ``[M, K]`` bf16, f16 or f32, ``weight`` ``[N, K]`` E4M3, ``weight_scale`` ``[ceil(N/128), K/128]``
     float32.
     """
-    if group_size is BLOCK and not is_compiling() and type(use_deep_gemm_e8m0) is bool:
+    if group_size is BLOCK and not is_dynamo_compiling() and type(use_deep_gemm_e8m0) is bool:
         call = repeated.find(("deepgemm", use_deep_gemm_e8m0), weight, weight_scale)
         if call is not None and (m := call.rows(weight, weight_scale, input)):
             y: Tensor = call.run[m < SWITCH_M](input, weight, weight_scale)
@@ -482,7 +555,7 @@ def deepgemm_blockscale_linear(
     return _deepgemm(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
 
 
-@checks.checked
+@checks.checked(name="deepgemm_blockscale_linear")
 def _deepgemm(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, use_deep_gemm_e8m0: bool) -> Tensor:
     """:func:`deepgemm_blockscale_linear` with every check."""
     if is_compiling():
@@ -492,11 +565,10 @@ def _deepgemm(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: i
     if group_size != BLOCK:
         raise OptionError(f"group_size={group_size}; DeepGEMM scales in groups of {BLOCK}")
     _check_linear(input, weight, weight_scale, *checks.WIDE)
-    key = (input.device, input.dtype, *weight.shape, use_deep_gemm_e8m0, is_dense(weight, weight_scale))
-    runs = cached(_same_runs, *key)
+    dense, packed = is_dense(weight, weight_scale), weight_scale.dtype is torch.int32
+    runs = cached(_same_runs, input.device, input.dtype, *weight.shape, use_deep_gemm_e8m0, dense, packed)
     y = runs[False](input, weight, weight_scale)
-    call = repeated.store(("deepgemm", use_deep_gemm_e8m0), weight, weight_scale, runs)
-    call.learn(input, weight=(weight, weight_scale))
+    repeated.store(("deepgemm", use_deep_gemm_e8m0), weight, weight_scale, runs, input)
     return y
 
 
@@ -516,7 +588,7 @@ def _check_linear(input: Tensor, weight: Tensor, weight_scale: Tensor, *dtypes: 
 
 
 def _quantise_then_gemm(
-    device: torch.device, dtype: torch.dtype, n: int, k: int, e8m0: bool, dense: bool = False
+    device: torch.device, dtype: torch.dtype, n: int, k: int, e8m0: bool, dense: bool = False, packed: bool = False
 ) -> WideLinear:
     """Quantise, then GEMM, each on the backend that its plan chooses."""
     key = (("group_size", BLOCK), ("a_dtype", dtype_name(dtype)), ("ue8m0", e8m0))
@@ -536,6 +608,8 @@ def _quantise_then_gemm(
         if packs:
             _packed_gemm(backend, input, weight, weight_scale, out)
         else:
+            if packed:
+                weight_scale = block_scale(weight_scale, k)
             q, scale = quantise(input, None, allocate)
             product(q, scale, weight, weight_scale, out, None, not e8m0)
         return out
@@ -582,7 +656,7 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
     Tensor
         ``[M, N]`` bf16.
     """
-    if group_size is BLOCK and not is_compiling() and type(use_deep_gemm_e8m0) is bool:
+    if group_size is BLOCK and not is_dynamo_compiling() and type(use_deep_gemm_e8m0) is bool:
         call = repeated.find(use_deep_gemm_e8m0, weight, weight_scale)
         if call is not None and (m := call.rows(weight, weight_scale, input)):
             y: Tensor = call.run[m < SWITCH_M](input, weight, weight_scale)
@@ -590,7 +664,7 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
     return _dynamic(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
 
 
-@checks.checked
+@checks.checked(name="dynamic_flashinfer_deepgemm_blockscale_gemm")
 def _dynamic(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, use_deep_gemm_e8m0: bool) -> Tensor:
     """:func:`dynamic_flashinfer_deepgemm_blockscale_gemm` with every check."""
     if group_size != BLOCK:
@@ -604,16 +678,16 @@ def _dynamic(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: in
         return _switched(input.device, 0, n, k, use_deep_gemm_e8m0)(input, weight, weight_scale)
     runs = _runs(weight, weight_scale, use_deep_gemm_e8m0)
     y = runs[m < SWITCH_M](input, weight, weight_scale)
-    repeated.store(use_deep_gemm_e8m0, weight, weight_scale, runs).learn(input, weight=(weight, weight_scale))
+    repeated.store(use_deep_gemm_e8m0, weight, weight_scale, runs, input)
     return y
 
 
 class _Runs(dict[bool, WideLinear]):
     """The layers of one class of weights, for few rows (True) and for many, each decided when it is first asked for."""
 
-    def __init__(self, device: torch.device, n: int, k: int, e8m0: bool, dense: bool) -> None:
+    def __init__(self, device: torch.device, n: int, k: int, e8m0: bool, dense: bool, packed: bool) -> None:
         super().__init__()
-        self._of = (n, k, e8m0, dense)
+        self._of = (n, k, e8m0, dense, packed)
         self._device = device
 
     def __missing__(self, few: bool) -> WideLinear:
@@ -622,7 +696,8 @@ class _Runs(dict[bool, WideLinear]):
 
 
 def _runs(weight: Tensor, weight_scale: Tensor, e8m0: bool) -> _Runs:
-    return cached(_Runs, weight.device, *weight.shape, e8m0, is_dense(weight, weight_scale))
+    packed = weight_scale.dtype is torch.int32
+    return cached(_Runs, weight.device, *weight.shape, e8m0, is_dense(weight, weight_scale), packed)
 
 
 @verb()
@@ -634,13 +709,15 @@ def prepare_blockscale_linear(
     Parameters
     ----------
     weight, weight_scale
-        ``[N, K]`` E4M3 and ``[ceil(N/128), K/128]`` float32; kept, not copied.
+        ``[N, K]`` E4M3 and ``[ceil(N/128), K/128]`` float32; neither copied nor kept alive.
 
     Returns
     -------
     Callable
-        ``run(input)`` for ``input`` ``[M, K]`` bf16, a strided tensor. It checks dtype, shape and device and does not
-        validate storage. Machine and configuration are those of the preparation.
+        ``run(input)`` for ``input`` ``[M, K]`` bf16, a strided tensor. It checks dtype, shape and device, does not
+        validate the storage of the input, and looks at the weight again: what was written into it is followed, one
+        that no longer fits is refused, and so is a plan whose weight was replaced. Machine and configuration are
+        those of the preparation.
 
     Raises
     ------
@@ -648,15 +725,20 @@ def prepare_blockscale_linear(
     """
     e8m0, empty = use_deep_gemm_e8m0, weight.new_empty(0, checks.matrix("weight", weight)[1], dtype=torch.bfloat16)
     _check_switch(empty, weight, weight_scale)
-    call = repeated.CachedCall(_runs(weight, weight_scale, e8m0))
+    weight_of, scale_of = _reference(weight), _reference(weight_scale)
+    call = repeated.GuardedCall(_runs(weight, weight_scale, e8m0))
 
     def run(input: Tensor) -> Tensor:
+        nonlocal call
+        w, scale = weight_of(), scale_of()
+        if not is_dynamo_compiling() and (m := call.rows(w, scale, input)):
+            return call.run[m < SWITCH_M](input, w, scale)
+        if w is None or scale is None:
+            raise repeated.gone("weight" if w is None else "weight_scale")
+        y = _dynamic(input, w, scale, BLOCK, e8m0)
         if is_compiling():
-            return dynamic_flashinfer_deepgemm_blockscale_gemm(input, weight, weight_scale, BLOCK, e8m0)
-        if m := call.rows(input):
-            return call.run[m < SWITCH_M](input, weight, weight_scale)
-        y = _dynamic(input, weight, weight_scale, BLOCK, e8m0)
-        call.learn(input)
+            return y
+        call = repeated.guarded(_runs(w, scale, e8m0), (w, scale), (input,), owned=False).at(w, scale)
         return y
 
     return run
@@ -667,7 +749,9 @@ def _check_switch(input: Tensor, weight: Tensor, weight_scale: Tensor) -> None:
     checks.multiple("N", weight.shape[0], 64, "pad the weight rows")
 
 
-def _switched(device: torch.device, m: int, n: int, k: int, e8m0: bool, dense: bool = False) -> WideLinear:
+def _switched(
+    device: torch.device, m: int, n: int, k: int, e8m0: bool, dense: bool = False, packed: bool = False
+) -> WideLinear:
     """FlashInfer's formula, in one kernel or before its product, where the plan chooses it; else as for many rows."""
     small = m < SWITCH_M and not current_config().batch_invariant
     if m > 0:
@@ -675,11 +759,12 @@ def _switched(device: torch.device, m: int, n: int, k: int, e8m0: bool, dense: b
         key = (("m", rows), ("n", n), ("k", k), ("ue8m0", e8m0), *held(not e8m0))
         run = route("dynamic_blockscale", device, *key)
         if small and run.declares("few_rows"):
-            return run.few_rows(torch.bfloat16, n, k)
+            few = run.few_rows(torch.bfloat16, n, k)
+            return (lambda x, weight, scale: few(x, weight, block_scale(scale, k))) if packed else few
         if small and run.declares("blockscale_sm90"):
             product, quantise = run.blockscale_sm90, _reciprocal(device)
-            return lambda x, weight, scale: product(*_quantise_here(quantise, x), weight, scale, None)
-    return cached(_quantise_then_gemm, device, torch.bfloat16, n, k, e8m0, dense)
+            return lambda x, weight, scale: product(*_quantise_here(quantise, x), weight, block_scale(scale, k), None)
+    return cached(_quantise_then_gemm, device, torch.bfloat16, n, k, e8m0, dense, packed)
 
 
 def _switch(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, e8m0: bool) -> Tensor:
@@ -715,24 +800,15 @@ class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
 
     @checks.checked
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Convert ``layer.weight [N, K]`` and ``weight_scale_inv`` (or ``weight_scale``) to what the kernels take.
-
-        With UE8M0 the payload is requantised: dequantised in float32 and cast again with scales rounded up to
-        powers of two. To round the scale alone would change every value.
-        """
+        """Convert ``layer.weight [N, K]`` and ``weight_scale_inv`` (or ``weight_scale``): :func:`loaded_weight`."""
         name = "weight_scale_inv" if hasattr(layer, "weight_scale_inv") else "weight_scale"
         weight, scale = getattr(layer, "weight"), getattr(layer, name)  # noqa: B009  # a module attribute is a union
         n, k = checks.matrix("weight", weight)
         _weight_scale(weight, scale, n, k)
-        codes, ready = weight.detach(), scale.detach()
-        if self.use_deep_gemm_e8m0:
-            per_row = ready.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
-            cast, powers = per_block_cast_to_fp8(codes.to(torch.float32) * per_row, use_ue8m0=True)
-            done = (ceil_to_ue8m0(ready) == ready).all()
-            codes = torch.where(done, codes.view(torch.uint8), cast.view(torch.uint8)).view(FP8)
-            ready = torch.where(done, ready, powers)
-        layer.weight = torch.nn.Parameter(codes.contiguous(), requires_grad=False)
-        setattr(layer, name, torch.nn.Parameter(ready.contiguous(), requires_grad=False))
+        codes, ready = loaded_weight(weight.detach().contiguous(), scale.detach(), ue8m0=self.use_deep_gemm_e8m0)
+        ready = ready if ready.dtype is torch.int32 else ready.contiguous()
+        layer.weight = torch.nn.Parameter(codes, requires_grad=False)
+        setattr(layer, name, torch.nn.Parameter(ready, requires_grad=False))
 
     @checks.checked
     def apply_block_scaled_mm(self, A: Tensor, B: Tensor, As: Tensor | None, Bs: Tensor) -> Tensor:
@@ -748,8 +824,7 @@ class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
 def _packed_gemm(run: Backend, input: Tensor, weight: Tensor, weight_scale: Tensor, out: Tensor) -> None:
     n, k = weight.shape
     q, scale = per_token_group_quant_fp8_packed(input, BLOCK)
-    packed = layout.transform_sf_into_required_layout(weight_scale, n, k, (1, BLOCK, BLOCK), is_sfa=False)
-    run.fp8_gemm_nt(q, scale, weight, packed, out, None, False)
+    run.fp8_gemm_nt(q, scale, weight, _packed(weight_scale, n, k), out, None, False)
 
 
 def _scale_matches(name: str, x: Tensor, scale: Tensor | None, expected: tuple[int, int], meaning: str) -> None:
@@ -770,7 +845,10 @@ def _weight_scale(weight: Tensor, scale: Tensor | None, n: int, k: int) -> None:
             f"weight_scale [N, K/128] = [{n}, {kb}] is per row; the kernel reads it per 128x128 block. "
             f"Requantise the weight with per_block_cast_to_fp8 (scale [{nb}, {kb}])"
         )
-    _scale_matches("weight_scale", weight, scale, (nb, kb), "[ceil(N/128), ceil(K/128)]")
+    if weight.dtype == FP8 and isinstance(scale, Tensor) and scale.dtype is torch.int32:
+        _check_scale("weight_scale", scale, n, k)
+    else:
+        _scale_matches("weight_scale", weight, scale, (nb, kb), "[ceil(N/128), ceil(K/128)]")
 
 
 def _layer(layer: Callable[..., Any], inputs: Inputs, options: Options) -> Tensor:

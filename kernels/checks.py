@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -40,17 +40,32 @@ LONGEST = 1 << 63
 """The first integer beyond those that torch and a kernel count with."""
 
 
-def checked(function: Callable[P, R]) -> Callable[P, R]:
+@overload
+def checked(function: Callable[P, R]) -> Callable[P, R]: ...
+@overload
+def checked(*, gradients: bool = ..., name: str | None = ...) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def checked(
+    function: Callable[..., Any] | None = None, *, gradients: bool = False, name: str | None = None
+) -> Callable[..., Any]:
     """A public routine whose arguments are of the kinds that its annotations name, in memory that they own.
 
     What a kind cannot say (ranks, dtypes, ranges) is checked by the routine. Costs some hundred nanoseconds for each
-    tensor; under ``torch.compile``, which knows the kinds, nothing.
+    tensor; under ``torch.compile``, which knows the kinds, nothing. ``gradients``: the routine is of torch's own
+    operations, or detaches what it is given; of any other a gradient is refused, as the operators refuse it. ``name``
+    in messages is that of the function where none is given.
 
     Raises
     ------
     InputError, LayoutError, OptionError
-        An argument is of another kind; a tensor's memory was freed, or its values are yet to be negated.
+        An argument is of another kind; a tensor's memory was freed, its values are yet to be negated, it wants a
+        gradient, or is one of ``torch.vmap`` or another transform.
     """
+    if function is None:
+        return lambda routine: _checked(routine, gradients, name or routine.__name__)
+    return _checked(function, gradients, name or function.__name__)
+
+
+def _checked(function: Callable[P, R], gradients: bool, called: str) -> Callable[P, R]:
     kinds: dict[str, tuple[Any, ...]] = {}
 
     @wraps(function)
@@ -65,9 +80,23 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             _check(name, value, kind)
         for name, value in kwargs.items():
             _check(name, value, kinds.get(name, (object,)))
+        if not gradients and torch.is_grad_enabled():
+            without_gradient(called, *args, *kwargs.values())
         return function(*args, **kwargs)
 
     return call
+
+
+def without_gradient(routine: str, *values: object) -> None:
+    """Refuse tensors, in pairs too, that want a gradient of a routine without one: codes have none."""
+    for value in values:
+        if isinstance(value, tuple):
+            without_gradient(routine, *value)
+        elif isinstance(value, Tensor) and value.requires_grad:
+            raise OptionError(
+                f"{routine} has no gradient: call it under torch.no_grad() or torch.inference_mode(), or detach the "
+                "operands that require one"
+            )
 
 
 def _kinds(hint: Any) -> tuple[object, ...]:
@@ -108,7 +137,10 @@ def plain(x: Tensor) -> bool:
     """
     if x.layout is not STRIDED or x.is_nested or x.is_neg() or x.is_quantized or type(x) is not Tensor and _is_fake(x):
         return False
-    return x.nbytes <= x.untyped_storage().nbytes()
+    try:
+        return x.nbytes <= x.untyped_storage().nbytes()
+    except NotImplementedError:  # a transform's: :func:`memory` says so
+        return False
 
 
 def memory(name: str, x: Tensor) -> None:
@@ -122,6 +154,8 @@ def memory(name: str, x: Tensor) -> None:
         It is not strided, yet to be negated, or quantised by torch.
     InputError
         Its memory was freed.
+    OptionError
+        It is one of ``torch.vmap``, or of another transform of ``torch.func``.
     """
     if plain(x):
         return
@@ -131,7 +165,13 @@ def memory(name: str, x: Tensor) -> None:
         raise LayoutError(f"{name} is a negative view, or quantised by torch; pass a tensor of its values in memory")
     if type(x) is not Tensor and _is_fake(x) and _fake_mode() is None:
         raise InputError(f"{name} is a {type(x).__name__} outside of its mode, and has no values; pass a plain tensor")
-    has = x.untyped_storage().nbytes()  # it repeats elements, or reaches beyond its storage
+    try:
+        has = x.untyped_storage().nbytes()  # it repeats elements, or reaches beyond its storage
+    except NotImplementedError:
+        raise OptionError(
+            f"{name} is inside of torch.vmap or another transform of torch.func, which have no rule for this routine: "
+            "it takes every row in one call; flatten the batch"
+        ) from None
     last = x.storage_offset() + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
     if has < (needs := (last + 1) * x.element_size()):
         raise InputError(f"{name} {list(x.shape)} needs {needs} bytes and its storage has {has}: its memory was freed")

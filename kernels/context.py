@@ -7,7 +7,9 @@ new thread starts with the process's. Whatever is kept between calls is a :class
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,22 +21,27 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 P = ParamSpec("P")
 R = TypeVar("R")
+Calls = Counter[tuple[str, str]]
+"""Calls of libraries by backend and function."""
 MOST = 4096
-"""Entries of a memo. A model has some hundred classes of problems; a memo that overflows is emptied, and refills."""
+"""Entries of a memo. A model has some hundred classes of problems."""
+MOST_WEIGHTS = 1 << 17
+"""Entries by weight: a number and a reference each."""
 
 
 class Memo(dict[K, V], Generic[K, V]):
-    """A dictionary that threads share: reads need no lock, :meth:`keep` takes one and never exceeds :data:`MOST`."""
+    """A dictionary that threads share: reads need no lock, :meth:`keep` takes one and never exceeds ``most``."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
         super().__init__()
-        self._lock = threading.Lock()
+        self._lock, self._most = threading.Lock(), most
 
     def keep(self, key: K, value: V) -> V:
-        """Store ``value``; of two threads that made one, the last stays."""
+        """Store ``value``; of two threads that made one, the last stays. A full memo forgets its older half."""
         with self._lock:
-            if len(self) >= MOST:
-                self.clear()
+            if len(self) >= self._most:
+                for old in list(itertools.islice(self, self._most // 2)):
+                    del self[old]
             self[key] = value
         return value
 
@@ -55,17 +62,23 @@ class Once(Generic[V]):
 
 
 class Context:
-    """A machine, a configuration, what is decided for them, and the plans of an observer (None without one).
+    """A machine, a configuration, what is decided for them, and the plans and calls of observers (None without one).
 
-    Decisions belong to classes of problems, ``weights`` to tensors that were met (:mod:`kernels.blockscaled`).
+    Decisions belong to classes of problems, ``weights`` to tensors of earlier calls (:mod:`kernels.repeated`).
     """
 
-    __slots__ = ("config", "decisions", "machine", "observed", "weights")
+    __slots__ = ("calls", "config", "decisions", "machine", "observed", "weights")
 
-    def __init__(self, machine: Once[Machine], config: Once[Config], observed: list[Plan] | None = None) -> None:
-        self.machine, self.config, self.observed = machine, config, observed
+    def __init__(
+        self,
+        machine: Once[Machine],
+        config: Once[Config],
+        observed: list[Plan] | None = None,
+        calls: Calls | None = None,
+    ) -> None:
+        self.machine, self.config, self.observed, self.calls = machine, config, observed, calls
         self.decisions: Memo[tuple[object, ...], Any] = Memo()
-        self.weights: Memo[tuple[object, ...], Any] = Memo()
+        self.weights: Memo[tuple[object, ...], Any] = Memo(MOST_WEIGHTS)
 
 
 def constant(function: Callable[P, R]) -> Callable[P, R]:
@@ -84,13 +97,27 @@ current = _variable.get
 
 
 @contextmanager
+def entered(kept: Context) -> Iterator[None]:
+    """Within the block a context that was made before, with the decisions that it has."""
+    token = _variable.set(kept)
+    try:
+        yield
+    finally:
+        _variable.reset(token)
+
+
+@contextmanager
 def use(
-    machine: Once[Machine] | None = None, config: Once[Config] | None = None, observed: list[Plan] | None = None
+    machine: Once[Machine] | None = None,
+    config: Once[Config] | None = None,
+    observed: list[Plan] | None = None,
+    calls: Calls | None = None,
 ) -> Iterator[None]:
     """Within the block, a context with what is given and the rest of the current one; its decisions are new."""
     now = current()
     plans = now.observed if observed is None else observed
-    token = _variable.set(Context(machine or now.machine, config or now.config, plans))
+    counted = now.calls if calls is None else calls
+    token = _variable.set(Context(machine or now.machine, config or now.config, plans, counted))
     try:
         yield
     finally:

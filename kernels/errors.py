@@ -102,6 +102,10 @@ class NoBackendError(KernelError, NotImplementedError):
         lines = "".join(f"\n  {name}: {why}" for name, why in self.reasons.items())
         super().__init__(f"no backend can serve {problem}:{lines}")
 
+    def __reduce__(self) -> tuple[type[NoBackendError], tuple[str, dict[str, str]]]:
+        """Made again of what it was made of, as an error of a worker is."""
+        return type(self), (self.problem, self.reasons)
+
 
 class MissingPackageError(NoBackendError, ImportError):
     """A required library is missing or cannot be loaded; the message says what to install."""

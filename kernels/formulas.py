@@ -63,6 +63,13 @@ def pack_ue8m0(scale: Tensor) -> Tensor:
     return column_major(words, 4)
 
 
+def unpack_ue8m0(words: Tensor, columns: int) -> Tensor:
+    """The float32 scales ``[..., columns]`` of :func:`pack_ue8m0`'s words ``[..., ceil(columns/4)]``; 255 is NaN."""
+    lanes = words.contiguous().view(torch.uint8)[..., :columns].to(torch.int32)
+    bits = torch.where(lanes == 0, 0x00400000, lanes << 23)  # 2**-127 is a float32 subnormal
+    return torch.where(lanes == 255, torch.nan, bits.view(torch.float32))
+
+
 def cast_blocks(x: Tensor, rows: int, cols: int, floor: float, ue8m0: bool) -> tuple[Tensor, Tensor]:
     """DeepGEMM's cast over ``rows x cols`` blocks: ``scale = max(amax, floor) / 448``, ``q = sat(x * (1/scale))``.
 

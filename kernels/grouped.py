@@ -10,6 +10,8 @@ Source: DeepGEMM (csrc/apis/gemm.hpp), torch (``_scaled_grouped_mm``), vLLM (``c
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable
 
 import torch
@@ -57,16 +59,20 @@ def _grouped_scaled(verb: Callable[..., Tensor], inputs: Inputs, options: Option
 
 @verb()
 def get_mk_alignment_for_contiguous_layout() -> int:
-    """Row alignment of each expert's run: that of the library that serves the product here, else 128."""
+    """Row alignment of each expert's run: that of the library that serves the product here, else 128.
+
+    On Blackwell scales of powers of two and others have different libraries; a run is aligned for both.
+    """
     return _alignment()
 
 
 @constant
 def _alignment() -> int:
-    try:
-        return route("grouped_contiguous", torch.device(machines.current_machine().device)).alignment()
-    except NoBackendError:  # nothing multiplies here, so nothing asks for more than DeepGEMM's own alignment
-        return BLOCK
+    device, found = torch.device(machines.current_machine().device), list[int]()
+    for disable_ue8m0_cast in (True, False):
+        with contextlib.suppress(NoBackendError):  # what multiplies nothing asks for nothing
+            found.append(route("grouped_contiguous", device, *held(disable_ue8m0_cast)).alignment())
+    return math.lcm(*found) if found else BLOCK
 
 
 @verb("grouped_contiguous", adapter=_contiguous, writes=("out",))

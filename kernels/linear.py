@@ -324,7 +324,7 @@ class Fp8LinearOp:
         pad = not cutlass_supported if pad_output is None else pad_output
         self.output_padding: int | None = OUTPUT_PADDING if pad else None
 
-    @checks.checked
+    @checks.checked(name="Fp8LinearOp")
     def apply(
         self,
         input: Tensor,

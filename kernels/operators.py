@@ -25,7 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import OptionError
+from .checks import without_gradient
+from .errors import DeviceError, OptionError
 
 NAMESPACE = "fp8_kernels"
 """Namespace of the custom operators: ``torch.ops.fp8_kernels``."""
@@ -52,15 +53,19 @@ def register(
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             if with_gradients():
-                for x in (*args, *kwargs.values()) if kwargs else args:
-                    if isinstance(x, Tensor) and x.requires_grad:
-                        raise OptionError(
-                            f"{NAMESPACE}::{name} has no gradient: call it under torch.no_grad() or "
-                            "torch.inference_mode(), or detach the operands that require one"
-                        )
+                without_gradient(f"{NAMESPACE}::{name}", *args, *kwargs.values())
             return function(*args, **kwargs)
 
         return run
+
+    def on_one_device(*args: Any, **kwargs: Any) -> Any:
+        """Torch runs the fake of real operands too, where one of them is on meta: its output would have no values."""
+        devices = {x.device.type for x in (*args, *kwargs.values()) if isinstance(x, Tensor)}
+        if len(devices) > 1 and "meta" in devices:
+            raise DeviceError(
+                f"operands of {NAMESPACE}::{name} are on {' and '.join(sorted(devices))}; load the weight"
+            )
+        return with_refusal(fake)(*args, **kwargs)
 
     def no_vmap(*_: Any) -> Any:
         raise OptionError(f"{NAMESPACE}::{name} has no vmap: it takes every row in one call; flatten the batch")
@@ -70,7 +75,7 @@ def register(
     _library.define(name + schema, tags=TAGS)
     run = with_refusal(real)
     _library.impl(name, run if fast_path is None else fast_path(run), "CompositeExplicitAutograd")
-    _torch.library.register_fake(f"{NAMESPACE}::{name}", with_refusal(fake), lib=_library)
+    _torch.library.register_fake(f"{NAMESPACE}::{name}", on_one_device, lib=_library)
     _torch.library.register_vmap(f"{NAMESPACE}::{name}", no_vmap, lib=_library)
 
 
@@ -143,8 +148,14 @@ def lanes(x: Tensor, columns: int, align: int, dtype: torch.dtype) -> Tensor:
 
     ``x`` ``[..., M, K]``; returns ``dtype`` ``[..., M, columns]``, without values.
     """
-    m = x.shape[-2]
-    return empty(*x.shape[:-2], columns, (m + align - 1) // align * align, like=x, dtype=dtype)[..., :m].mT
+    *groups, m, _ = x.shape
+    lead = (m + align - 1) // align * align
+    shape, strides, step = [*groups, m, columns], [1, lead], columns * lead
+    for extent in reversed(groups):
+        strides.insert(0, step)
+        step *= extent
+    # not cut out of wider lanes: torch.export would take m <= lead for a condition on m
+    return torch.empty_strided(shape, strides, dtype=dtype, device=x.device)
 
 
 def matrix(a: Tensor, b: Tensor, *rest: Any, **named: Any) -> Tensor:

@@ -253,7 +253,7 @@ def plan(problem: Problem, machine: Machine | None = None, config: Config | None
     machine, config = machine or current_machine(), config or current_config()
     if problem.op not in TABLE:
         raise OptionError(f"unknown operation {shown(problem.op)}; known: {', '.join(TABLE)}")
-    forced = _forced(config.backend).get(problem.op)
+    forced = forced_backends(config.backend).get(problem.op)
     reasons: dict[str, Reason] = {}
     for name in order(problem.op, machine):
         if forced is not None and name != forced:
@@ -272,8 +272,11 @@ def plan(problem: Problem, machine: Machine | None = None, config: Config | None
     raise (MissingPackageError if absent else NoBackendError)(f"{problem} on {machine.arch}", reasons)
 
 
-def _forced(text: str) -> dict[str, str]:
-    """The backend of each operation that ``FP8_KERNELS_BACKEND`` names; without an operation, of all that list it."""
+def forced_backends(text: str) -> dict[str, str]:
+    """The backend of each operation that ``FP8_KERNELS_BACKEND`` names; without an operation, of all that list it.
+
+    Raises ConfigError.
+    """
     forced: dict[str, str] = {}
     for part in filter(None, text.split(",")):
         op, name = part.split("=", 1) if "=" in part else ("", part)

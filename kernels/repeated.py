@@ -1,10 +1,11 @@
 """Fast path for repeated calls: the operands of a call that was checked, and the product decided for its weight.
 
 A call repeats an earlier one when its weight and scale lie in the same memory, and every operand has the class,
-dispatch keys, dtype, device, extents and strides of that call, except for the number of rows; a call without a weight
-does too (:func:`with_fast_path`). torch compares all but the memory in one compiled call
-(:func:`kernels.fast.torch.guard`), where the checks of a verb read each property from Python. On a torch release whose
-guard is not known, caching is off: every call is checked. Cached calls belong to a context and end with it.
+dispatch keys, dtype, device, extents and strides of that call, except for the number of rows. What runs then takes the
+weight that is passed, and no value is kept: a weight that is written, assigned or reallocated between two calls is
+followed, and one that no longer fits is checked and refused. torch compares all but
+the memory in one compiled call (:func:`kernels.fast.torch.guard`), where the checks of a verb read each property from
+Python. Cached calls belong to a context and end with it.
 
 NaN and infinity: no value is read.
 Source: derived in this package from torch's ``TensorGuards``.
@@ -13,7 +14,7 @@ Source: derived in this package from torch's ``TensorGuards``.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -23,6 +24,7 @@ from torch.compiler import is_compiling
 from .backends._host import ALIGNMENT, packed
 from .config import current_config
 from .context import current
+from .errors import InputError
 from .fast import torch as fast
 
 Run = TypeVar("Run")
@@ -34,127 +36,91 @@ def _never(*operands: Tensor) -> bool:
     return False
 
 
-class CachedCall(Generic[Run]):
-    """The product decided for a weight that the caller holds unchanged, and the operands of its last checked call.
+class GuardedCall(Generic[Run]):
+    """What runs for a weight, and ``rows(weight, weight_scale, first, *others)``.
 
-    ``rows(first, *others)`` gives the number of rows of operands that repeat that call, each on 16 bytes; else 0. It is
-    replaced by each call that is learnt: of one operand with rows, or of three.
+    That is the number of rows of operands that repeat the call, else 0.
     """
 
     __slots__ = ("rows", "run")
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.rows: Callable[..., int] = _never
+    def __init__(self, run: Run, rows: Callable[..., int] = _never) -> None:
+        self.run, self.rows = run, rows
 
-    def learn(self, *rows: Tensor, weight: tuple[Tensor, ...] = ()) -> None:
-        """Remember the operands of a checked call, unless a library could not take them without a copy.
-
-        ``rows`` ``[M, ...]`` and ``weight`` of any shape and dtype.
-
-        The first and the last of ``rows`` are dense; scales of rows may be column-major, at any distance.
-        """
-        m, dense = rows[0].shape[0], packed(rows[0]) and packed(rows[-1])
-        if m and dense and all(packed(x) or x.stride(0) == 1 for x in rows) and current_config().fast_paths:
-            guard = fast.guard(weight, rows)
-            self.rows = _never if guard is None else self._look(guard, [x.nbytes // m for x in rows], weight)
-
-    @staticmethod
-    def _look(guard: Callable[..., bool], pitches: list[int], weight: tuple[Tensor, ...]) -> Callable[..., int]:
-        first, *others = pitches
-        if not others:
-
-            def alone(x: Tensor) -> int:
-                try:
-                    nested = x.is_nested
-                except AttributeError:  # no tensor: the checks of the verb refuse it by name
-                    return 0
-                return 0 if nested or not guard(x) or x.data_ptr() % ALIGNMENT else x.nbytes // first
-
-            return alone
-        second, third = others
-
-        def three(x: Tensor, y: Tensor, z: Tensor) -> int:
-            try:
-                nested = x.is_nested or y.is_nested or z.is_nested
-            except AttributeError:  # no tensor: the checks of the verb refuse it by name
-                return 0
-            if nested or not guard(x, y, z):
-                return 0
-            if (x.data_ptr() | y.data_ptr() | z.data_ptr()) % ALIGNMENT:
-                return 0
-            m: int = x.nbytes // first
-            return m if y.nbytes == m * second and z.nbytes == m * third else 0
-
-        return three
+    def at(self, weight: Tensor, weight_scale: Tensor) -> GuardedCall[Run]:
+        """The same of another weight and scale, which may share everything but their addresses."""
+        return GuardedCall(self.run, partial(self.rows, weight.data_ptr(), weight_scale.data_ptr()))
 
 
-class GuardedCall(CachedCall[Run]):
-    """A cached call for a weight that anybody may change between two calls; memory of any operand may have been freed.
+def guarded(run: Run, weight: tuple[Tensor, Tensor], rows: tuple[Tensor, ...], *, owned: bool) -> GuardedCall[Run]:
+    """The call of these checked operands, of any address (:meth:`GuardedCall.at`).
 
-    ``rows(weight, weight_scale, first, *others)``.
+    It has no rows where a library could not take them without a copy. ``weight`` and its scale, and ``rows``
+    ``[M, ...]``, one operand or three: the first and the last are dense, scales of rows may be column-major, at any
+    distance. ``owned``: whether each call looks at the memory of the rows too, which may have been freed.
     """
+    m, dense = rows[0].shape[0], packed(rows[0]) and packed(rows[-1])
+    if not (m and dense and all(packed(x) or x.stride(0) == 1 for x in rows) and current_config().fast_paths):
+        return GuardedCall(run)
+    look = _one if len(rows) == 1 else _three
+    return GuardedCall(run, look(fast.guard(weight, rows), owned, *(x.nbytes // m for x in rows)))
 
-    __slots__ = ()
 
-    def learn(self, *rows: Tensor, weight: tuple[Tensor, ...] = ()) -> None:
-        """As :meth:`CachedCall.learn`, with the weight and its scale.
+def _one(guard: Callable[..., bool], owned: bool, pitch: int) -> Callable[..., int]:
+    def rows(at: int, scale_at: int, w: Tensor, s: Tensor, x: Tensor) -> int:
+        try:
+            nested = x.is_nested
+        except AttributeError:  # no tensor: the checks of the verb refuse it by name
+            return 0
+        if (
+            nested  # the guard ends the process at one
+            or not guard(w, s, x)
+            or w.data_ptr() != at
+            or s.data_ptr() != scale_at
+            or x.data_ptr() % ALIGNMENT
+        ):
+            return 0
+        size: int = x.nbytes
+        return size // pitch if not owned or x.untyped_storage().nbytes() >= size else 0
 
-        ``rows`` ``[M, ...]`` and ``weight`` of any shape and dtype.
-        """
-        self.rows = _never
-        super().learn(*rows, weight=weight)
+    return rows
 
-    @staticmethod
-    def _look(guard: Callable[..., bool], pitches: list[int], weight: tuple[Tensor, ...]) -> Callable[..., int]:
-        (first, *others), (at, scale_at) = pitches, (x.data_ptr() for x in weight)
 
-        def one(w: Tensor, s: Tensor, x: Tensor) -> int:
-            try:
-                nested = x.is_nested
-            except AttributeError:  # no tensor: the checks of the verb refuse it by name
-                return 0
-            if (
-                nested
-                or not guard(w, s, x)
-                or w.data_ptr() != at
-                or s.data_ptr() != scale_at
-                or x.data_ptr() % ALIGNMENT
-            ):
-                return 0
-            size: int = x.nbytes
-            return size // first if x.untyped_storage().nbytes() >= size else 0
+def _three(guard: Callable[..., bool], owned: bool, pitch: int, next_pitch: int, last_pitch: int) -> Callable[..., int]:
+    def rows(at: int, scale_at: int, w: Tensor, s: Tensor, x: Tensor, y: Tensor, z: Tensor) -> int:
+        try:
+            nested = x.is_nested or y.is_nested or z.is_nested
+        except AttributeError:  # no tensor: the checks of the verb refuse it by name
+            return 0
+        if (
+            nested  # the guard ends the process at one
+            or not guard(w, s, x, y, z)
+            or w.data_ptr() != at
+            or s.data_ptr() != scale_at
+            or (x.data_ptr() | y.data_ptr() | z.data_ptr()) % ALIGNMENT
+        ):
+            return 0
+        size, next_size, last_size = x.nbytes, y.nbytes, z.nbytes
+        m: int = size // pitch
+        if next_size != m * next_pitch or last_size != m * last_pitch:
+            return 0
+        if owned and (
+            x.untyped_storage().nbytes() < size
+            or y.untyped_storage().nbytes() < next_size
+            or z.untyped_storage().nbytes() < last_size
+        ):
+            return 0
+        return m
 
-        if not others:
-            return one
-        second, third = others
+    return rows
 
-        def three(w: Tensor, s: Tensor, x: Tensor, y: Tensor, z: Tensor) -> int:
-            try:
-                nested = x.is_nested or y.is_nested or z.is_nested
-            except AttributeError:  # no tensor: the checks of the verb refuse it by name
-                return 0
-            if (
-                nested
-                or not guard(w, s, x, y, z)
-                or w.data_ptr() != at
-                or s.data_ptr() != scale_at
-                or (x.data_ptr() | y.data_ptr() | z.data_ptr()) % ALIGNMENT
-            ):
-                return 0
-            size, next_size, last_size = x.nbytes, y.nbytes, z.nbytes
-            m: int = size // first
-            if (
-                next_size != m * second
-                or last_size != m * third
-                or x.untyped_storage().nbytes() < size
-                or y.untyped_storage().nbytes() < next_size
-                or z.untyped_storage().nbytes() < last_size
-            ):
-                return 0
-            return m
 
-        return three
+def gone(name: str) -> InputError:
+    """The error of a kept plan whose weight no longer is."""
+    return InputError(
+        f"the {name} of this plan was replaced or released by its owner, as load_state_dict(assign=True) does; prepare "
+        "a plan of the new one, and keep the tensor while the plan is used"
+    )
 
 
 class CallSignature:
@@ -165,8 +131,8 @@ class CallSignature:
     def __init__(self, tensors: list[Tensor], rows: Sequence[int], free: Sequence[int] = ()) -> None:
         """``rows``: which have one number of rows that may be another next time; ``free``: each any number."""
         same = [i for i in range(len(tensors)) if i not in rows and i not in free]
-        guard = fast.guard([tensors[i] for i in same], [tensors[i] for i in (*rows, *free)])
-        self._guard, self._order, self._rows = guard or _never, (*same, *rows, *free), tuple(rows)
+        self._guard = fast.guard([tensors[i] for i in same], [tensors[i] for i in (*rows, *free)])
+        self._order, self._rows = (*same, *rows, *free), tuple(rows)
 
     def matches(self, tensors: list[Tensor]) -> bool:
         """Whether the guard admits these tensors, their storage holds them, and ``rows`` have one number of rows.
@@ -250,27 +216,39 @@ def with_fast_path(
 
 
 def find(key: object, weight: object, scale: object) -> GuardedCall[Any] | None:
-    """The cached call of a weight and its scale in this context; None without one."""
+    """The cached call of a weight and its scale in this context; None without one.
+
+    Both are known by their identity, which may be that of tensors that are gone: the call looks at everything else.
+    """
     return current().weights.get((key, id(weight), id(scale)))
 
 
-def store(key: object, weight: Tensor, scale: Tensor, run: Run) -> GuardedCall[Run]:
-    """The cached call of a weight and its scale for which ``run`` is decided now; a new one where ``run`` changed.
+def store(key: object, weight: Tensor, scale: Tensor, run: Any, *rows: Tensor) -> None:
+    """Let calls with this weight and scale repeat a checked one; weights of one class share what is kept.
+
+    ``weight`` and ``scale`` of any shape and dtype, ``rows`` ``[M, ...]``.
+    """
+    now, whole = current(), (key, *map(_whole, (weight, scale)), *map(_but_rows, rows))
+    call: GuardedCall[Any] | None = now.decisions.get(whole)
+    here = None if call is None or call.run is not run else call.at(weight, scale)
+    if here is None or not here.rows(weight, scale, *rows):  # another operator, or inference mode
+        call = now.decisions.keep(whole, guarded(run, (weight, scale), rows, owned=True))
+        here = call.at(weight, scale)
+    now.weights.keep((key, id(weight), id(scale)), here)
+
+
+def store_as(key: object, weight: Tensor, scale: Tensor, call: GuardedCall[Any]) -> None:
+    """Store a cached call under another key too.
 
     ``weight`` and ``scale`` of any shape and dtype.
     """
-    call: GuardedCall[Run] | None = find(key, weight, scale)
-    if call is not None and call.run is run:
-        return call
-    fresh: GuardedCall[Run] = current().weights.keep((key, id(weight), id(scale)), GuardedCall(run))
-    return fresh
+    current().weights.keep((key, id(weight), id(scale)), call)
 
 
-def store_as(key: object, weight: Tensor, scale: Tensor, call: GuardedCall[Run]) -> None:
-    """Store a cached call under another key too, with the operands that it learnt last.
+def _whole(x: Tensor) -> tuple[object, ...]:
+    return type(x), x.dtype, x.device, x.requires_grad, x.shape, x.stride()
 
-    ``weight`` and ``scale`` of any shape and dtype.
-    """
-    copy: GuardedCall[Run] = GuardedCall(call.run)
-    copy.rows = call.rows
-    current().weights.keep((key, id(weight), id(scale)), copy)
+
+def _but_rows(x: Tensor) -> tuple[object, ...]:
+    """The same for every number of rows: column-major scales have another pitch for each."""
+    return type(x), x.dtype, x.device, x.requires_grad, x.shape[1:], x.is_contiguous() or x.stride(0)

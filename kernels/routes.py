@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from typing import Any, TypeVar, overload
 import torch
 
 from . import context
-from .backends.declaration import Backend
+from .backends.declaration import Backend, traced
 from .config import current_config, use_config
 from .errors import OptionError, shown
 from .plan import MODULES, backend_of, explanation, plan
@@ -39,6 +40,18 @@ def only(backend: str) -> Iterator[None]:
         raise OptionError(f"unknown backend {shown(backend)}; known: {', '.join(MODULES)}")
     with use_config(replace(current_config(), backend=backend)):
         yield
+
+
+def preferring(backends: str) -> context.Context:
+    """The current context with other backends, as ``FP8_KERNELS_BACKEND`` names them; kept, so that a layer which
+    enters it again plans nothing anew."""
+    return cached(_preferring, backends)
+
+
+def _preferring(backends: str) -> context.Context:
+    now, config = context.current(), current_config()
+    text = ",".join(filter(None, (config.backend, backends)))  # the later part of a text overrules
+    return context.Context(now.machine, context.Once(replace(config, backend=text)), now.observed, now.calls)
 
 
 @contextmanager
@@ -88,6 +101,20 @@ def explain(
     return explanation(routine, machine or current_machine(), current_config(), **fields)
 
 
+@exported
+@contextmanager
+def trace() -> Iterator[context.Calls]:
+    """Counts the calls of libraries in a block, by backend and function, and names them for profilers.
+
+    ``with kernels.trace() as calls: layer(x)``, then ``calls["deep_gemm", "fp8_gemm_nt"]``. Each call is a range of
+    ``torch.profiler`` and, on a GPU, of NVTX: ``fp8_kernels.deep_gemm.fp8_gemm_nt``. Decisions are made anew for the
+    block; a plan that was kept before it is not seen, and outside of such a block nothing is counted or costs time.
+    """
+    calls: context.Calls = Counter()
+    with context.use(calls=calls):
+        yield calls
+
+
 def route(op: str, device: torch.device, *key: tuple[str, object]) -> Backend:
     """The backend that serves ``op`` for the given fields of :class:`~kernels.plan.Problem`."""
     return cached(_decide, op, device, *key)
@@ -106,7 +133,8 @@ def _decide(op: str, device: torch.device, *key: tuple[str, Any]) -> Backend:
         now.observed.append(chosen)
     if current_config().log_decisions:
         _log_once(str(chosen))
-    return backend_of(chosen.backend)
+    backend = backend_of(chosen.backend)
+    return backend if now.calls is None else traced(backend, now.calls)
 
 
 @functools.lru_cache(maxsize=context.MOST)

@@ -66,7 +66,7 @@ ROWWISE_CUBLAS = (12, 9)
 kernel, which writes bf16 (torch's ScaledBlas.cpp; the newest writes f16 too)."""
 SGL_SM: Mapping[str, tuple[int, ...]] = {"linear": (89, 90, 100), "block_linear": (90, 100)}
 """Capabilities whose kernels sgl-kernel's sources dispatch to. On 103 and 120 it loads the library of 100, whose
-kernels for these nobody has seen: they stay refused."""
+kernels were never run on these: they stay refused."""
 SGL_WORD = 4
 """Groups to one packed scale of sgl-kernel: K is a multiple of four groups."""
 LEAST_1D1D = 33

@@ -98,10 +98,11 @@ def verb(
     """
 
     def declare(function: F) -> F:
-        routine: Any = checks.checked(function) if kinds else function
+        name, has_operator = function.__name__, bool(writes) or fake is not None
+        of_torch = not has_operator and operation in (None, "cast", "layout")
+        routine: Any = checks.checked(gradients=of_torch)(function) if kinds else function
         if run is not None:
             routine = with_fast_path(run, rows=rows, free=free)(routine)
-        name, has_operator = function.__name__, bool(writes) or fake is not None
         if has_operator:
             operators.register(name, operator or routine, fake or operators.nothing, writes, fast_path)
         VERBS[name] = Verb(name, exported(routine), writes if has_operator else None)

@@ -39,10 +39,10 @@ def _load(at, inside, EVEN: tl.constexpr, DECODE: tl.constexpr):
 
 @triton.jit
 def _store(out, total, rows, group, row, end, col, n, MODE: tl.constexpr):
-    """The rows below ``end`` (with ``MODE`` 1, those of this group) and the columns below ``n``."""
+    """The rows below ``end`` (with ``MODE`` 1, those of this group, none of -1) and the columns below ``n``."""
     keep = row < end
     if MODE == 1:
-        keep = keep & (tl.load(rows + row, mask=keep, other=-1) == group)
+        keep = keep & (group >= 0) & (tl.load(rows + row, mask=keep, other=-1) == group)
     at = out + row.to(tl.int64)[:, None] * n + col[None, :]
     tl.store(at, total.to(out.dtype.element_ty), mask=keep[:, None] & (col < n)[None, :])
 

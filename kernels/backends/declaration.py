@@ -7,8 +7,11 @@ each function with the signature here; an operation that is not named is not the
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -352,3 +355,35 @@ FUNCTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         for op in support.MX_OPERATIONS  # the product of every kind serves each
     },
 }
+
+
+DECISIONS = frozenset({"name", "kernel", "steps", "missing", "numerics", "alignment"})
+"""What a backend declares beside its operations."""
+PREPARED = frozenset({"group_quantiser", "reciprocal_quantiser", "dense_gemm_nt", "few_rows"})
+"""Functions that give the function of an operation, for many calls."""
+
+
+def traced(backend: Backend, calls: Counter[tuple[str, str]]) -> Backend:
+    """The backend, whose functions count their calls and are ranges of ``torch.profiler`` and NVTX."""
+
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        label = f"fp8_kernels.{backend.name}.{name}"
+
+        @functools.wraps(function)
+        def run(*operands: Any, **options: Any) -> Any:
+            calls[backend.name, name] += 1
+            on_gpu = torch.cuda.is_available()
+            with torch.profiler.record_function(label), torch.cuda.nvtx.range(label) if on_gpu else nullcontext():
+                return function(*operands, **options)
+
+        return run
+
+    def prepared(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.wraps(function)(lambda *key: counted(name, function(*key)))
+
+    functions: dict[str, Any] = {}
+    for name in (f.name for f in fields(backend)):
+        function = getattr(backend, name)
+        if name not in DECISIONS and function not in (None, _absent):
+            functions[name] = (prepared if name in PREPARED else counted)(name, function)
+    return replace(backend, **functions)

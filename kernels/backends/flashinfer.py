@@ -77,7 +77,7 @@ def blockscale_sm90(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out:
 
 
 def _fast_run() -> Run | None:
-    """The runner's call of a known release that nobody observes, else None (:mod:`kernels.fast.flashinfer`)."""
+    """The runner's call of a known release without logging or tracing, else None (:mod:`kernels.fast.flashinfer`)."""
     config = current_config()
     return _run() if config.fast_paths and not config.flashinfer_observed else None
 

@@ -2,7 +2,7 @@
 
 Each is named in the call, and is a backend of the plan with conditions of its own: the library's choice (``auto``) is
 kept on the public function, where two threads with different shapes share it, and would take kernels whose order of
-sums nobody states. An operand is passed as the verbs have it; nothing is converted here:
+sums is not documented. An operand is passed as the verbs have it; nothing is converted here:
 
     codes      ``a [M, K]`` and the transpose of the weight ``[N, K]``, both dense on 16 bytes
     scales     flat in 128x4 tiles for ``mm_mxfp8``; for ``mm_fp4`` as a matrix of the padded extents, that of the

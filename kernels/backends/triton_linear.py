@@ -154,7 +154,7 @@ def few_rows(dtype: torch.dtype, n: int, k: int) -> WideLinear:
     launches: Memo[tuple[object, ...], tuple[Callable[[], Allocate], int, Ready, Ready | None]] = Memo()
 
     def again(x: Tensor, w: Tensor, w_scale: Tensor) -> Tensor:
-        """As above, in half of its host time for extents and strides that were met before."""
+        """As above, in half of its host time for extents and strides of an earlier call."""
         m, index, strides = x.shape[0], x.device.index, (x.stride(), w.stride(), w_scale.stride())
         key = index, modes(), m, strides
         launch, at = launches.get(key), (x.data_ptr(), w.data_ptr(), w_scale.data_ptr())

@@ -196,7 +196,7 @@ def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, native: b
     launches: Memo[tuple[object, ...], tuple[Any, ...]] = Memo()
 
     def again(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tensor, Tensor]:
-        """As above, in two thirds of its host time for extents whose scales lie densely and that were met before."""
+        """As above, in two thirds of its host time for dense scales and extents of an earlier call."""
         (rows, cols), (pitch, unit), index, now = x.shape, x.stride(), x.device.index, modes()
         key = index, now, x.dtype, rows, cols, pitch
         launch = launches.get(key)

@@ -12,8 +12,20 @@ Importing it imports safetensors; ``import kernels`` does not import it.
 from __future__ import annotations
 
 from .checkpoint import Checkpoint
-from .linear import Fp8Linear, Fp8Mlp, from_checkpoint, sum_ranks
+from .linear import Fp8Linear, Fp8Mlp, from_checkpoint, process_weights_after_loading, sum_ranks
 from .moe import Fp8Experts, Fp8Moe
+from .mx import MxLinear
 from .shards import Shard
 
-__all__ = ["Checkpoint", "Fp8Experts", "Fp8Linear", "Fp8Mlp", "Fp8Moe", "Shard", "from_checkpoint", "sum_ranks"]
+__all__ = [
+    "Checkpoint",
+    "Fp8Experts",
+    "Fp8Linear",
+    "Fp8Mlp",
+    "Fp8Moe",
+    "MxLinear",
+    "Shard",
+    "from_checkpoint",
+    "process_weights_after_loading",
+    "sum_ranks",
+]

@@ -11,11 +11,14 @@ names. A file is opened when a tensor of it is first asked for, and only the byt
   transformers ``integrations/finegrained_fp8.py``; vLLM ``quantization/fp8.py``.
 * ``compressed-tensors`` (llm-compressor): ``config_groups`` with ``targets`` (a class, a name, ``re:`` and a pattern)
   and ``weights`` of strategy tensor, channel (``weight_scale [N, 1]``) or block (``block_structure``);
-  ``input_activations`` dynamic, or static with an ``input_scale``; ``ignore``. Sources: compressed-tensors
-  ``quantization/lifecycle/initialize.py``; vLLM ``schemes/compressed_tensors_w8a8_fp8.py``.
+  ``input_activations`` dynamic, or static with an ``input_scale``; ``ignore``. Block-scaled: NVFP4 (4 bits,
+  ``tensor_group`` of 16: ``weight_packed``, ``weight_scale``, and ``weight_global_scale`` and ``input_global_scale``,
+  which divide), MXFP4 (4 bits, ``group`` of 32: ``weight_packed``), MXFP8 (8 bits, ``group`` of 32). Sources:
+  compressed-tensors ``quantization/lifecycle/initialize.py``; vLLM ``schemes/compressed_tensors_w8a8_fp8.py``.
 * ``modelopt``: ``quant_algo`` FP8 (``weight_scale`` and ``input_scale``, one value each), FP8_PER_CHANNEL_PER_TOKEN
-  (``weight_scale [N]``) or FP8_PB_WO (``weight_scale [N/128, 1, K/128, 1]``), in either case of letters; ``ignore``, or
-  in the older ``hf_quant_config.json`` ``exclude_modules``, with wildcards. Sources: Model-Optimizer
+  (``weight_scale [N]``), FP8_PB_WO (``weight_scale [N/128, 1, K/128, 1]``), NVFP4 (``weight_scale [N, K/16]`` with
+  ``weight_scale_2`` and ``input_scale``) or MXFP8 (``weight_scale [N, K/32]``), in either case of letters; ``ignore``,
+  or in the older ``hf_quant_config.json`` ``exclude_modules``, with wildcards. Sources: Model-Optimizer
   ``torch/export/convert_hf_config.py``; vLLM ``quantization/modelopt.py``.
 
 Not covered: pickled files (they run code), weight-only schemes, other sizes of blocks, KV-cache scales.
@@ -64,12 +67,19 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a layer is quantised: the kind of its scales, their name, and the scale of its input."""
+    """How a layer is quantised: the kind of its scales, their name, and the scale of its input.
+
+    Of NVFP4 ``second`` and ``input`` name the scales of both tensors; ``divides``: they are stored inverted.
+    """
 
     kind: str
     scale: str = "weight_scale"
     static: bool = False
     per_token: bool = True
+    weight: str = "weight"
+    second: str = "weight_scale_2"
+    input: str = "input_scale"
+    divides: bool = False
 
 
 @dataclass(frozen=True)
@@ -238,6 +248,9 @@ def _compressed(config: Mapping[str, Any], layer: str) -> Scheme:
     weights, inputs = group.get("weights"), group.get("input_activations")
     weights = weights if isinstance(weights, dict) else {}
     kind, form = weights.get("strategy", "tensor"), group.get("format") or config.get("format")
+    blocks = (weights.get("type"), weights.get("num_bits"), kind, weights.get("group_size"))
+    if blocks in BLOCK_SCALED and isinstance(inputs, dict):
+        return BLOCK_SCALED[blocks]
     if (weights.get("type"), weights.get("num_bits")) != ("float", 8) or kind not in ("tensor", "channel", "block"):
         description = f"weights {weights.get('type')}{weights.get('num_bits')} per {kind} (format {form})"
         raise CheckpointError(f"{layer} has {description}; FP8 per tensor, channel or block is read here")
@@ -269,8 +282,23 @@ ALGORITHMS: Mapping[str, Scheme] = {
     "FP8": Scheme("tensor", static=True),
     "FP8_PER_CHANNEL_PER_TOKEN": Scheme("channel"),
     "FP8_PB_WO": Scheme("block"),
+    "NVFP4": Scheme("nvfp4", static=True),
+    "MXFP8": Scheme("mxfp8"),
 }
 """Model-Optimizer's ``quant_algo``."""
+BLOCK_SCALED: Mapping[tuple[object, ...], Scheme] = {
+    ("float", 4, "tensor_group", 16): Scheme(
+        "nvfp4",
+        static=True,
+        weight="weight_packed",
+        second="weight_global_scale",
+        input="input_global_scale",
+        divides=True,
+    ),
+    ("float", 4, "group", 32): Scheme("mxfp4", weight="weight_packed"),
+    ("float", 8, "group", 32): Scheme("mxfp8"),
+}
+"""llm-compressor's weights by type, bits, strategy and size of a group."""
 
 
 def _ignored(layer: str, patterns: Sequence[str], match: Callable[[str, str], bool]) -> None:

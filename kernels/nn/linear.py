@@ -10,7 +10,14 @@ plan takes for bf16; where that writes bf16 only (DeepGEMM), the product is roun
 f16 and float32 outputs where no library writes them. Per tensor and per channel the bias is added in float32 before the
 one rounding.
 
-NaN and infinity follow the quantisers (:mod:`kernels.quantize`). No gradient flows through the layer.
+After loading, :meth:`Fp8Module.process_weights_after_loading` brings the weight into the form that the kernels of this
+machine take, once: a layer of UE8M0 scales is quantised again where they are no powers of two, and its scale is packed
+where the product reads packed exponents (DeepGEMM on Blackwell). A state dict has float32 scales either way. A layer
+may be made on meta, loaded later by ``load_state_dict``, with ``assign=True`` or after ``to_empty``, and called.
+
+NaN and infinity follow the quantisers (:mod:`kernels.quantize`). An input that wants a gradient is refused, in eager
+calls as in compiled ones. Autocast changes nothing: the output has the dtype of the input or ``out_dtype``, where
+``torch.nn.Linear`` would give the region's.
 
 Not covered: training, communication between ranks (:func:`sum_ranks` is the arithmetic of a sum, not its transport),
 replication of key and value heads over more ranks than there are heads.
@@ -20,30 +27,38 @@ Source: vLLM (fp8.py), compressed-tensors, ModelOpt.
 
 from __future__ import annotations
 
+import copy
+import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from .. import checks
 from .. import platform as machines
-from ..blockscaled import deepgemm_blockscale_linear, fp8_gemm_nt
+from ..blockscaled import block_scale, deepgemm_blockscale_linear, fp8_gemm_nt, loaded_weight
 from ..checks import FP8
-from ..context import constant
+from ..context import constant, entered
 from ..errors import CheckpointError, NoBackendError, OptionError, ShapeError, shown
 from ..linear import cutlass_scaled_mm
 from ..moe_layer import silu_and_mul
-from ..plan import plan
-from ..quantize import ceil_to_ue8m0, per_block_cast_to_fp8, per_token_group_quant_fp8, scaled_fp8_quant
+from ..plan import forced_backends, plan
+from ..quantize import per_token_group_quant_fp8, scaled_fp8_quant
 from ..records import Problem
-from ..routes import cached, dtype_name
-from ..support import BLOCK
+from ..routes import cached, dtype_name, preferring
+from ..support import BLOCK, SWITCH_M
 from .checkpoint import Checkpoint
 from .shards import KINDS, SCALES, Layout, Shard, check, fill, finite, kind_of, lay_out, share, whole
 
 PARALLEL = (None, "column", "row")
+WARM_UP = (1, SWITCH_M)
+"""Rows of the calls that compile a layer's kernels on a GPU: those of few rows, and of many."""
+processing = threading.RLock()
+"""Held while a layer is prepared: threads that call it first at once prepare it once."""
 
 
 class Fp8Module(torch.nn.Module):
@@ -55,9 +70,65 @@ class Fp8Module(torch.nn.Module):
     fixed_parameters: tuple[str, ...] = ()
     """Names of the parameters that keep their dtype and only move."""
     name: str
+    _backend: str | None = None
+
+    @property
+    def backend(self) -> str | None:
+        """Backends of this layer instead of the plan's: ``torch``, or ``fp8_gemm_nt=triton_gemm,quant_group=eager``, as
+        ``FP8_KERNELS_BACKEND`` names them; None: the plan's. One that cannot serve is an error of the call, which says
+        why; nothing takes its place. A compiled graph plans when it runs, and refuses such a layer."""
+        return self._backend
+
+    @backend.setter
+    def backend(self, backends: str | None) -> None:
+        forced_backends(backends or "")
+        self._backend = backends
+
+    def _planned(self, run: Callable[..., Tensor], *operands: Tensor) -> Tensor:
+        """``run`` with the backends of this layer."""
+        if self._backend is None:
+            return run(*operands)
+        if is_compiling():
+            raise OptionError(
+                f"{self.name} has backend={shown(self._backend)}, and a compiled graph plans when it runs: compile "
+                "without it, and set FP8_KERNELS_BACKEND or run the graph in kernels.routes.only"
+            )
+        with entered(preferring(self._backend)):
+            return run(*operands)
 
     def _placement(self) -> Tensor:
         """The numbers that another state's must equal."""
+        raise NotImplementedError
+
+    def process_weights_after_loading(self, warm_up: Sequence[int] | None = None) -> None:
+        """Prepare what was loaded for the kernels of this machine; on meta nothing is done yet.
+
+        Called by ``from_checkpoint``, by hand, or by the first call, which costs that call the time and waits for the
+        device. Once it is done, it does nothing until other weights are loaded.
+
+        Parameters
+        ----------
+        warm_up
+            Numbers of rows to call the layer with, so that every kernel is compiled before serving; default: none on a
+            CPU, :data:`WARM_UP` on a GPU.
+
+        Raises
+        ------
+        OptionError
+            A CUDA graph is being captured, in which nothing can be prepared.
+        """
+        self._prepare()
+        weight = self._parameters[self.fixed_parameters[0]]
+        if weight is None or weight.is_meta:
+            return
+        for rows in (WARM_UP if weight.is_cuda else ()) if warm_up is None else warm_up:
+            self._warm_up(checks.positive("warm_up", rows))
+
+    def _prepare(self) -> None:
+        """Bring the parameters into the form that :meth:`forward` takes."""
+
+    def _warm_up(self, rows: int) -> None:
+        """Call the layer with so many rows of zeros."""
         raise NotImplementedError
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
@@ -69,6 +140,26 @@ class Fp8Module(torch.nn.Module):
 
         apply: Any = super()._apply  # torch.nn is typed in part
         return apply(moved, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Codes as bytes: ``pickle`` takes no tensor of them."""
+        kept = {name: None if p is None else (p.dtype, _bytes(p)) for name, p in self._parameters.items()}
+        return {**self.__dict__, "_parameters": kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        kept = state["_parameters"]
+        state["_parameters"] = {
+            name: None if item is None else torch.nn.Parameter(item[1].view(item[0]), requires_grad=False)
+            for name, item in kept.items()
+        }
+        restore: Any = super().__setstate__  # torch.nn is typed in part
+        restore(state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Not by the state: parameters that are shared stay so."""
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -110,8 +201,7 @@ class Fp8Linear(Fp8Module):
         The dtype of the output; default: that of the input.
     ue8m0
         Scales that are powers of two, which DeepGEMM needs on Blackwell; default:
-        :func:`kernels.platform.quantises_to_ue8m0`. A weight
-        with other scales is quantised again when the layer is made.
+        :func:`kernels.platform.quantises_to_ue8m0`. A weight with other scales is quantised again.
     name
         Named in errors.
 
@@ -127,7 +217,7 @@ class Fp8Linear(Fp8Module):
     bias: torch.nn.Parameter | None
     input_scale: torch.nn.Parameter | None
 
-    @checks.checked
+    @checks.checked(gradients=True)
     def __init__(
         self,
         weight: Tensor,
@@ -223,8 +313,10 @@ class Fp8Linear(Fp8Module):
         if len(set(schemes)) > 1:
             raise CheckpointError(f"{', '.join(names)} are quantised differently ({schemes}); load them one by one")
         scheme = schemes[0]
+        if scheme.kind not in KINDS:
+            raise CheckpointError(f"{', '.join(names)}: {scheme.kind} is read by MxLinear.from_checkpoint")
         shards = [_shard(source, name, scheme.scale, parallel, rank, world) for name in names]
-        return cls.from_shards(
+        layer = cls.from_shards(
             shards,
             kind=scheme.kind,
             bias=_bias(source, shards, parallel, rank),
@@ -234,6 +326,8 @@ class Fp8Linear(Fp8Module):
             name=" + ".join(names),
             **options,
         )
+        layer.process_weights_after_loading()
+        return layer
 
     def _place(
         self,
@@ -260,8 +354,7 @@ class Fp8Linear(Fp8Module):
         self.out_dtype = None if out_dtype is None else checks.out_dtype(out_dtype)
         self.ue8m0 = kind == "block" and (machines.quantises_to_ue8m0() if ue8m0 is None else ue8m0)
         weight, scale = _placed(layout, shards, device)
-        if self.ue8m0 and not torch.equal(ceil_to_ue8m0(scale), scale):
-            weight, scale = per_block_cast_to_fp8(_values(weight, scale, "block"), use_ue8m0=True)
+        self._ready: tuple[object, ...] | None = None
         self.weight = torch.nn.Parameter(weight, requires_grad=False)
         self.weight_scale = torch.nn.Parameter(scale, requires_grad=False)
         if input_scale is not None and kind == "block":
@@ -281,24 +374,62 @@ class Fp8Linear(Fp8Module):
         for key, value in (("bias", bias), ("input_scale", input_scale)):
             parameter = None if value is None else torch.nn.Parameter(value.detach().to(device), requires_grad=False)
             self.register_parameter(key, parameter)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        if not self.ue8m0 or self.weight.is_meta or self._is_ready(self.weight_scale):
+            return
+        if checks.capturing(self.weight.device):
+            raise OptionError(f"{self.name} is not prepared: call process_weights_after_loading() before the capture")
+        with processing, torch.inference_mode(False), torch.no_grad():
+            loaded = self.weight_scale
+            if self._is_ready(loaded):  # another thread was first
+                return
+            finite(f"weight_scale of {self.name}", block_scale(loaded, self.layout.width))
+            weight, scale = loaded_weight(self.weight.detach(), loaded.detach(), ue8m0=True)
+            if scale.data_ptr() != loaded.data_ptr():
+                self.weight = torch.nn.Parameter(weight, requires_grad=False)
+                self.weight_scale = torch.nn.Parameter(scale, requires_grad=False)  # last: forward looks at this one
+            self._ready = _state(self.weight_scale)
+
+    def _is_ready(self, scale: Tensor) -> bool:
+        """Whether this scale, of a layer of UE8M0 scales, is as :meth:`_prepare` leaves it."""
+        return scale.dtype is torch.int32 or self._ready == _state(scale)
+
+    def _warm_up(self, rows: int) -> None:
+        dtype = self.out_dtype or torch.bfloat16
+        self(torch.zeros(rows, self.in_features, dtype=dtype, device=self.weight.device))
 
     def forward(self, input: Tensor) -> Tensor:
         """``[..., K]`` bf16, f16 or f32 to ``[..., N]`` of the same dtype (or ``out_dtype``), contiguous.
 
         ``input`` ``[..., K]``.
         """
-        if self._bare and isinstance(input, Tensor) and input.dtype is torch.bfloat16 and input.dim() == 2:
-            weight, scale = self._parameters["weight"], self._parameters["weight_scale"]
-            if weight is not None and scale is not None and input.shape[1] == self.in_features:
+        if (
+            self._bare
+            and self._backend is None
+            and isinstance(input, Tensor)
+            and input.dtype is torch.bfloat16
+            and input.dim() == 2
+        ):
+            scale = self._parameters["weight_scale"]
+            ready = not self.ue8m0 or is_compiling() or (scale is not None and self._is_ready(scale))
+            weight = self._parameters["weight"]  # behind the scale: they are prepared in the other order
+            if ready and weight is not None and scale is not None and input.shape[1] == self.in_features:
                 return deepgemm_blockscale_linear(input, weight, scale, BLOCK, self.ue8m0)
         return self._forward(input)
 
-    @checks.checked
+    @checks.checked(name="Fp8Linear")
     def _forward(self, input: Tensor) -> Tensor:
         """:meth:`forward` of any input."""
+        return self._planned(self._compute, input)
+
+    def _compute(self, input: Tensor) -> Tensor:
         fits = input.dim() > 0 and input.shape[-1] == self.in_features
         if not fits or input.dtype not in checks.WIDE or input.device != self.weight.device:
             self._refuse(input)
+        if self.ue8m0 and not is_compiling() and not self._is_ready(self.weight_scale):
+            self._prepare()
         x, layout = input.reshape(-1, self.in_features), self.layout
         if layout.width != layout.columns:
             x = torch.nn.functional.pad(x, (layout.lead, layout.width - layout.lead - layout.columns))
@@ -346,9 +477,12 @@ class Fp8Linear(Fp8Module):
 
     def dequantised(self) -> Tensor:
         """The weight ``[N, K]`` in float32: each code times its scale, rounded once; padding left out."""
-        values = _values(self.weight, self.weight_scale, self.layout.kind)
+        values = _values(self.weight, self._float_scale(), self.layout.kind)
         rows = torch.cat([values[start:stop] for start, stop in self.layout.pieces])
         return rows[:, self.layout.lead : self.layout.lead + self.layout.columns]
+
+    def _float_scale(self) -> Tensor:
+        return block_scale(self.weight_scale, self.layout.width)
 
     def extra_repr(self) -> str:
         """The extents and the kind."""
@@ -359,6 +493,12 @@ class Fp8Linear(Fp8Module):
         lay, pieces = self.layout, sum(self.layout.pieces, ())
         numbers = [KINDS.index(lay.kind), lay.height, lay.lead, lay.columns, lay.width, *pieces]
         return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """The scales of a checkpoint, whatever this machine's product takes."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.weight_scale.dtype is torch.int32:
+            destination[f"{prefix}weight_scale"] = self._float_scale()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         """Take a whole weight's scale by its name, dtype and shape in a checkpoint, too."""
@@ -372,9 +512,12 @@ class Fp8Linear(Fp8Module):
         if (scale := state_dict.get(key)) is not None:
             checks.dtype(f"weight_scale of the state of {self.name}", scale, *SCALES)
             wide = finite(f"weight_scale of the state of {self.name}", scale.to(torch.float32))
-            if wide.numel() == self.weight_scale.numel() and (self.layout.kind != "block" or wide.dim() == 4):
-                wide = wide.reshape(self.weight_scale.shape)  # [N] and [N, 1]; [N/128, 1, K/128, 1]
+            if wide.numel() == math.prod(self.layout.blocks) and (self.layout.kind != "block" or wide.dim() == 4):
+                wide = wide.reshape(self.layout.blocks)  # [N] and [N, 1]; [N/128, 1, K/128, 1]
             state_dict[key] = wide
+            if self.weight_scale.dtype is torch.int32:
+                self.weight_scale = torch.nn.Parameter(self._float_scale(), requires_grad=False)
+            self._ready = None
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
@@ -423,6 +566,13 @@ class Fp8Mlp(torch.nn.Module):
         return y
 
 
+def process_weights_after_loading(model: torch.nn.Module, warm_up: Sequence[int] | None = None) -> None:
+    """:meth:`Fp8Module.process_weights_after_loading` of every layer of this package in a model."""
+    for module in model.modules():
+        if isinstance(module, Fp8Module):
+            module.process_weights_after_loading(warm_up)
+
+
 def sum_ranks(parts: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
     """The outputs of row-parallel ranks added in float32, rank 0 first, and rounded once to ``dtype`` (or theirs).
 
@@ -460,6 +610,15 @@ def _server(device: str, n: int, k: int, dtype: torch.dtype) -> str | None:
         return plan(Problem("fp8_gemm_nt", device=device, n=n, k=k, out_dtype=dtype_name(dtype))).backend
     except NoBackendError:
         return None
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.detach().view(torch.uint8) if x.element_size() == 1 else x.detach()
+
+
+def _state(x: Tensor) -> tuple[object, ...]:
+    """What another tensor, other memory or a write changes."""
+    return id(x), x.dtype, x.data_ptr(), 0 if x.is_inference() else x._version
 
 
 def _placed(layout: Layout, shards: list[Shard], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -36,11 +36,13 @@ from ..quantize import per_token_group_quant_fp8, requantize_with_max_scale, sca
 from ..support import BLOCK
 from .checkpoint import Checkpoint, Scheme
 from .linear import Fp8Mlp, Fp8Module, static_scale
-from .shards import GEMM_COLUMNS, Layout, Shard, check, fill, finite, lay_out, share
+from .shards import GEMM_COLUMNS, KINDS, Layout, Shard, check, fill, finite, lay_out, share
 
 Router = Callable[[Tensor], tuple[Tensor, Tensor]]
 """``logits [T, E] -> (weights [T, k] float32, ids [T, k])``."""
 PARALLEL = ("expert", "tensor")
+TOP_K = 8
+"""Experts of a token in a call that warms up."""
 
 
 class Fp8Experts(Fp8Module):
@@ -85,7 +87,7 @@ class Fp8Experts(Fp8Module):
     w13_input_scale: torch.nn.Parameter | None
     w2_input_scale: torch.nn.Parameter | None
 
-    @checks.checked
+    @checks.checked(gradients=True)
     def __init__(
         self,
         w13: Tensor,
@@ -153,6 +155,13 @@ class Fp8Experts(Fp8Module):
                 key, None if value is None else torch.nn.Parameter(value.detach(), requires_grad=False)
             )
 
+    def _warm_up(self, rows: int) -> None:
+        """Every token goes to the first experts of this rank, as many as a token could."""
+        device = self.w13.device
+        ids = torch.arange(min(TOP_K, self.w13.shape[0]), device=device).expand(rows, -1) + self.first_expert
+        x = torch.zeros(rows, self.hidden, dtype=torch.bfloat16, device=device)
+        self(x, torch.ones(ids.shape, dtype=torch.float32, device=device), ids)
+
     def _check_input(self, input: Tensor) -> None:
         """Refuse what is not ``[..., H]`` of a wide dtype."""
         checks.dtype(f"the input of {self.name}", checks.tensor(f"the input of {self.name}", input), *checks.WIDE)
@@ -161,7 +170,7 @@ class Fp8Experts(Fp8Module):
         if self.pipeline is not None:
             checks.dtype(f"the input of {self.name} ({self.pipeline})", input, torch.bfloat16)
 
-    @checks.checked
+    @checks.checked(name="Fp8Experts")
     def forward(self, input: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         """``[..., H]`` bf16, f16 or f32 with ``[..., top_k]`` float32 weights and global ids to ``[..., H]``.
 
@@ -169,6 +178,9 @@ class Fp8Experts(Fp8Module):
 
         Raises DtypeError, InputError, LayoutError, ShapeError.
         """
+        return self._planned(self._compute, input, topk_weights, topk_ids)
+
+    def _compute(self, input: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         self._check_input(input)
         x, weights, ids = (t.reshape(-1, t.shape[-1]) for t in (input, topk_weights, topk_ids))
         if self.pipeline is not None:
@@ -271,6 +283,7 @@ class Fp8Experts(Fp8Module):
             options = {"w13_input_scale": torch.maximum(gate, up), "w2_input_scale": down, **options}
         layer = cls(w13, w13_scale, w2, w2_scale, pipeline=pipeline, first_expert=first, name=name, **options)
         layer.span = (loaded[0][1][0].lead, loaded[0][1][0].columns)
+        layer.process_weights_after_loading()
         return layer
 
     def _placement(self) -> Tensor:
@@ -434,6 +447,8 @@ def _fit(name: str, scheme: Scheme, pipeline: Pipeline | None) -> str:
     CheckpointError
         The checkpoint has other scales than the pipeline.
     """
+    if scheme.kind not in KINDS:
+        raise CheckpointError(f"{name} is {scheme.kind}; no experts of such weights are read here")
     stored = "block" if scheme.kind == "block" else "expert" if scheme.static else "channel"
     if scheme.static and scheme.kind == "channel":
         raise CheckpointError(f"{name} has a static input_scale with weights per channel; no kernel here serves that")

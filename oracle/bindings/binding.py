@@ -238,6 +238,7 @@ class Binding:
     shapes : of outputs whose shape the contract leaves open, as expressions of the contract's names.
     absent : what the routine is given for an optional input that a call lacks, or for an option that is None, as
         expressions of the contract's names; a call that is read has it as any other.
+    derived : options that no argument is, as expressions of the names of a call that is read.
     dense : inputs that the routine wants without gaps in their memory, ``"*"`` for all: no other call is made. One that
         is read binds all the same, so that a routine that misreads such memory is seen.
     ignores : parameters that do not change the numbers, whatever they are in a call that is read.
@@ -255,6 +256,7 @@ class Binding:
     where: str = ""
     shapes: Mapping[str, str] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
+    derived: Mapping[str, str] = field(default_factory=dict)
     dense: tuple[str, ...] = ()
     ignores: tuple[str, ...] = ()
     domain: str = ""
@@ -360,6 +362,7 @@ class Binding:
         positional, named, results = self._words
         said = {name for word in (*positional, *named.values(), *results) for name in _names(word)}
         said |= {"out_dtype"} & {f"{name}_dtype" for name in said}  # that of an output is the option
+        said |= self.derived.keys()
         for option in self.routine.options:
             value = options.get(option.name, option.default)
             if option.name in self.takes:
@@ -486,6 +489,8 @@ class Binding:
         outputs = {name: x for name, x in reading.names.items() if name in self._written and isinstance(x, Tensor)}
         if returned is not None:
             outputs |= self._returned(returned, outputs)
+        for name, text in self.derived.items():
+            options[name] = _value(compile(text, self.target, "eval"), inputs | outputs)
         if "out_dtype" in options and "out_dtype" not in reading.names and "out" in outputs:
             options["out_dtype"] = outputs["out"].dtype
         if why := self.refuses(inputs, options):

@@ -91,4 +91,27 @@ BINDINGS = (
         dense=("*",),
         release=RELEASE,
     ),
+    bind(
+        "flashinfer.fused_moe.fused_routing_dsv3:fused_topk_deepseek",
+        "fused_topk_deepseek",
+        "(logits, bias, num_expert_group, topk_group, top_k, routed_scaling_factor, topk_weights, topk_ids)",
+        "(scores, bias, n_group, topk_group, topk, routed_scaling_factor, topk_values, topk_indices, "
+        "launch_with_pdl=True, routing_replay_out=None)",
+        where="bias.dtype == logits.dtype and top_k <= 8 and logits.shape[1] <= 384",
+        ignores=("launch_with_pdl",),
+        domain="e <= 384",
+        dense=("*",),
+        release=RELEASE,
+    ),
+    bind(
+        "flashinfer.gemm:gemm_fp8_nt_blockscaled",
+        "gemm_fp8_nt_groupwise",
+        "(a, b, a_scale, b_scale, 'K', out_dtype=out_dtype)",
+        "(a, b, a_scale, b_scale, scale_major_mode='MN', mma_sm=1, out=None, out_dtype=None)",
+        takes={"a": E4M3, "b": E4M3, "out_dtype": HALVES},
+        where="a_scale.shape[0] == (a.shape[0] + 127) // 128",
+        ignores=("mma_sm", "out"),
+        dense=("*",),
+        release=RELEASE,
+    ),
 )

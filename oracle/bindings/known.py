@@ -13,12 +13,12 @@ from typing import Any
 
 from torch import Tensor
 
-from oracle.bindings import deep_gemm, flashinfer, torch_itself, vllm
+from oracle.bindings import deep_gemm, flashinfer, sglang, torch_itself, vllm
 from oracle.bindings.binding import Binding
 from oracle.errors import OptionError, among
 from oracle.extensions import added
 
-OWN = (*torch_itself.BINDINGS, *deep_gemm.BINDINGS, *vllm.BINDINGS, *flashinfer.BINDINGS)
+OWN = (*torch_itself.BINDINGS, *deep_gemm.BINDINGS, *vllm.BINDINGS, *flashinfer.BINDINGS, *sglang.BINDINGS)
 GROUP = "fp8_oracle.bindings"
 
 

@@ -13,17 +13,36 @@ import torch
 from oracle.bindings.binding import Binding, bind
 
 STABLE = "vllm._C_stable_libtorch"
+CACHES = "_C_cache_ops"
 E4M3, HALVES = torch.float8_e4m3fn, (torch.bfloat16, torch.float16)
 SLOTS = {"slot_mapping": torch.int64}
 
 
 def _operator(
-    name: str, pattern: str, signature: str, *, contract: str = "", cache: bool = False, **stated: Any
+    name: str, pattern: str, signature: str, *, contract: str = "", library: str = "_C", **stated: Any
 ) -> Binding:
-    library = "_C_cache_ops" if cache else "_C"
     stated = {"loads": "vllm._C", "release": "vllm 0.20.2", "dense": ("*",)} | stated
     return bind(f"torch:ops.{library}.{name}", contract or name, pattern, signature, **stated)
 
+
+def _router(name: str, factor: str = "", more: str = "", **stated: Any) -> Binding:
+    """A router, which writes what no contract has as well: the place of each pair of token and expert."""
+    scaled = f"{factor}, " if factor else ""
+    return _operator(
+        name,
+        f"(topk_weights, topk_ids, torch.empty_like(topk_ids), logits, renormalize, {scaled}bias{more})",
+        f"(topk_weights, topk_indices, token_expert_indices, gating_output, renormalize, {scaled}bias"
+        f"{', input_ids, tid2eid' if more else ''})",
+        library="_moe_C",
+        loads="vllm._moe_C",
+        derived={"top_k": "topk_ids.shape[1]"},
+        ignores=("token_expert_indices",),
+        **stated,
+    )
+
+
+UNPADDED: dict[str, object] = {"is_padding": None}
+UNSCALED = UNPADDED | {"routed_scaling_factor": 1.0}
 
 BINDINGS = (
     _operator(
@@ -98,7 +117,7 @@ BINDINGS = (
             name,
             "(key, value, key_cache, value_cache, slot_mapping, 'fp8', k_scale, v_scale)",
             "(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale)",
-            cache=True,
+            library=CACHES,
             takes=SLOTS,
             where="k_scale.shape == v_scale.shape",
         )
@@ -108,34 +127,68 @@ BINDINGS = (
         "concat_and_cache_mla",
         "(kv_c, k_pe, kv_cache, slot_mapping, 'fp8', scale)",
         "(kv_c, k_pe, kv_cache, slot_mapping, kv_cache_dtype, scale)",
-        cache=True,
+        library=CACHES,
         takes=SLOTS,
     ),
     _operator(
         "cp_gather_cache",
         "(src_cache, dst, block_table, cu_seq_lens, len(cu_seq_lens) - 1, seq_starts)",
         "(src_cache, dst, block_table, cu_seq_lens, batch_size, seq_starts)",
-        cache=True,
+        library=CACHES,
     ),
     _operator(
         "cp_gather_and_upconvert_fp8_kv_cache",
         "(src_cache, dst, block_table, seq_lens, workspace_starts, len(seq_lens))",
         "(src_cache, dst, block_table, seq_lens, workspace_starts, batch_size)",
-        cache=True,
+        library=CACHES,
     ),
     _operator(
         "cp_gather_indexer_k_quant_cache",
         "(kv_cache, dst_k, dst_scale, block_table, cu_seq_lens)",
         "(kv_cache, dst_k, dst_scale, block_table, cu_seq_lens)",
-        cache=True,
+        library=CACHES,
     ),
     _operator(
         "indexer_k_quant_and_cache",
         "(k, kv_cache, slot_mapping, quant_block_size, scale_fmt)",
         "(k, kv_cache, slot_mapping, quant_block_size, kv_cache_dtype)",
-        cache=True,
+        library=CACHES,
         takes=SLOTS,
         dense=("kv_cache", "slot_mapping"),
+    ),
+    _operator(
+        "per_token_group_fp8_quant",
+        "(x, q, scale, group_size, eps, -448.0, 448.0, use_ue8m0, False, False)",
+        "(input, output_q, output_s, group_size, eps, fp8_min, fp8_max, scale_ue8m0, dummy_is_scale_transposed, "
+        "dummy_is_tma_aligned)",
+        contract="per_token_group_quant_fp8",
+        loads=STABLE,
+        takes={"column_major_scales": False, "tma_aligned_scales": False},
+        shapes={"scale": "(*x.shape[:-1], x.shape[-1] // group_size)"},
+    ),
+    _router("topk_softmax", takes=UNSCALED),
+    _router("topk_sigmoid", takes=UNSCALED),
+    _router("topk_softplus_sqrt", "routed_scaling_factor", ", None, None", takes=UNPADDED),
+    _operator(
+        "grouped_topk",
+        "(logits, num_expert_group, topk_group, top_k, renormalize, routed_scaling_factor, bias, 1)",
+        "(scores, n_group, topk_group, topk, renormalize, routed_scaling_factor, bias, scoring_func)",
+        library="_moe_C",
+        loads="vllm._moe_C",
+        where="top_k <= 32 and num_expert_group <= 32",
+    ),
+    bind(
+        "vllm.model_executor.layers.quantization.compressed_tensors.triton_scaled_mm:triton_scaled_mm",
+        "cutlass_scaled_mm",
+        "(a, b.t(), a_scale, b_scale, out_dtype)",
+        "(input, weight, scale_a, scale_b, out_dtype, bias=None, block_size_m=32, block_size_n=32, "
+        "block_size_k=32, use_heuristic=True)",
+        takes={"a": E4M3, "b": E4M3, "bias": None, "out_dtype": HALVES},
+        where="a_scale.shape in ((1,), (a.shape[0], 1)) and b_scale.numel() in (1, b.shape[0]) "
+        "and (b_scale.dim() < 2 or b_scale.numel() > 1 or max(b.shape) > 128)",
+        ignores=("block_size_m", "block_size_n", "block_size_k", "use_heuristic"),
+        dense=("*",),
+        release="vllm 0.20.2",
     ),
     bind(
         "torch:ops._vllm_fa3_C.fwd",

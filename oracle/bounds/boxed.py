@@ -16,8 +16,12 @@ for the accumulator).
 Promotion is interval arithmetic with the roundings of :mod:`oracle.bounds.product`. Several boxes for one row (a scale
 that may take a few values) are alternatives: the hull over them is taken block by block.
 
-Source: derived here from the step's definition. Not covered: accumulators that do not add by fused truncating steps,
-scales inside the instruction.
+Where scales are inside the instruction a step of ``n`` products, aligned to ``t`` bits of the largest term and stored
+with ``to``, loses ``(n + 1) 2^-t + 2^-to`` of the sum of magnitudes at most; where that is below ``n u``, the bound of
+float32 additions in any order holds it.
+
+Source: derived here from the step's definition. Not covered: other accumulators that do not add by fused truncating
+steps.
 NaN and infinities are not covered either: operands and scales are finite.
 """
 
@@ -33,7 +37,7 @@ from oracle.bounds.accumulator import Accumulator
 from oracle.bounds.chain import NONE, exponent_floor, floor_power, power
 from oracle.bounds.product import ETA, U, may_overflow
 from oracle.errors import NumericsError
-from oracle.numbers.formats import Format, decode, of_dtype
+from oracle.numbers.formats import E2M1, Format, decode, of_dtype
 from oracle.tensorcore.instructions import Order, Sum
 from oracle.truth.gemm import exponents
 
@@ -93,6 +97,8 @@ def boxed_product(
 
     Raises NumericsError: the accumulator is of a kind that is not covered.
     """
+    if acc is not None and acc.scales_inside and (acc.group + 1) * 2.0**-acc.align + 2.0**-acc.out <= acc.group * U:
+        acc = None  # a step loses less than float32 additions of its products, in any order
     plain = acc is None or (acc.kind is Sum.FUSED and acc.order is Order.SEQUENTIAL)
     if acc is not None and (not plain or acc.scales_inside):
         raise NumericsError(f"{acc.name} does not add by fused truncating steps; no bound for flipped codes is derived")
@@ -102,13 +108,22 @@ def boxed_product(
     parts = []
     for start in range(0, rows, step):
         tile = [box.rows(start, min(rows, start + step)) for box in boxes]
-        parts.append(_tile(tile, b_ends or (decode(b),) * 2, b_scale, block, b_rows, acc, tight, of_dtype(b.dtype)))
+        parts.append(_tile(tile, b_ends or (_values(b),) * 2, b_scale, block, b_rows, acc, tight, _format(b)))
     name = "any-order float32" if acc is None else f"{'residue' if tight else 'rank-1'} bound of {acc.name}"
     low, high, open_ = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     scales = b_scale.repeat_interleave(b_rows, dim=0)[: b.shape[0]]
-    finite = [torch.isfinite(x).all(dim=1) for x in (*(b_ends or (decode(b),)), decode(scales))]
+    finite = [torch.isfinite(x).all(dim=1) for x in (*(b_ends or (_values(b),)), decode(scales))]
     lost = ~torch.stack(finite).all(dim=0)  # zero times NaN is NaN, which no interval around zero holds
     return Range(low, high, open_ | lost, f"{name}, codes that may flip")
+
+
+def _format(b: Tensor) -> Format:
+    """The format of codes; uint8 holds one code of E2M1 each."""
+    return E2M1 if b.dtype is torch.uint8 else of_dtype(b.dtype)
+
+
+def _values(b: Tensor) -> Tensor:
+    return decode(b, _format(b))
 
 
 def chain(

@@ -11,8 +11,8 @@ as rounding is monotone. ``e`` and the width of the scales cover every float32 f
 Where every operation is a correctly rounded bfloat16 one, each is monotone, so scale and code lie between those of the
 two ends, with no width.
 Covered: given scales, one scale for the tensor, for a row, or for a group of a row; float32 scales, powers of two by
-CEIL, and bfloat16 operations throughout. Not covered: other powers of two, other scales in the input's dtype, an
-amax below 2^-100 without a floor.
+CEIL or of the rounded amax, E4M3 scales under a given one, and bfloat16 operations throughout. Not covered: other
+powers of two, other scales in the input's dtype, an amax below 2^-100 without a floor.
 NaN and infinity are not covered either: the caller claims nothing of their rows.
 """
 
@@ -25,7 +25,7 @@ from oracle.bounds.boxed import Box
 from oracle.bounds.quantiser import APPROXIMATE_WIDTH, CODE_WIDTH, SCALE_WIDTH
 from oracle.errors import InputError, NumericsError
 from oracle.numbers import ue8m0
-from oracle.numbers.formats import BF16, Format, codes_of, decode, from_codes
+from oracle.numbers.formats import BF16, E4M3FN, FP32, Format, codes_of, decode, from_codes
 from oracle.numbers.quantize import bf16
 from oracle.numbers.recipes import CodeFormula, PowerOfTwo, Recipe, ScaleFormula, Special
 from oracle.numbers.rounding import Overflow, Rounding, round_to, to_dtype
@@ -33,11 +33,20 @@ from oracle.numbers.scaling import ScaleFormat
 from oracle.truth.routing import Span
 
 PIECES = 4
+STEPS = (PowerOfTwo.CEIL, PowerOfTwo.AMAX_EVEN)
+GLOBAL_WIDTH = 2 * APPROXIMATE_WIDTH
+"""Two approximate reciprocals and two products before the scale; as many before a code."""
 SMALLEST = 2.0**-149
 
 
 def code_boxes(
-    x: Span, recipe: Recipe, fmt: Format, static_scale: Tensor | None, scale_ub: Tensor | None = None
+    x: Span,
+    recipe: Recipe,
+    fmt: Format,
+    static_scale: Tensor | None,
+    scale_ub: Tensor | None = None,
+    *,
+    global_scale: Tensor | None = None,
 ) -> tuple[list[Box], int]:
     """The boxes of quantised values, and how many codes the first leaves uncertain.
 
@@ -45,6 +54,8 @@ def code_boxes(
     ----------
     x : bounds ``[R, K]`` (float64) of the values, on the grid of ``fmt``.
     static_scale : the scale, a float32 scalar or any shape of one value, for recipes that take one.
+    global_scale : what multiplies a value before its block's scale divides it, a float32 scalar or any shape of one
+        value, for recipes that encode by one.
     scale_ub : bound of amax, a float32 scalar or any shape of one value, for recipes that take one.
 
     Raises NumericsError: the recipe's blocks or powers of two are not covered; InputError: a recipe of a given scale
@@ -59,9 +70,11 @@ def code_boxes(
     group = x.low.shape[1] if recipe.block.columns is None else recipe.block.columns
     if recipe.block.rows not in (None, 1) or recipe.fault is not None:
         raise NumericsError(f"recipe {recipe.name} has blocks of {recipe.block}; no interval is derived for its codes")
+    if recipe.scaling.global_scale:
+        return _under_global(x, recipe, group, global_scale)
     formats = (ScaleFormat.FLOAT32, ScaleFormat.UE8M0, *((ScaleFormat.INPUT,) if _narrow(recipe) else ()))
     covered = recipe.scale_format in formats and not recipe.scaling.global_scale
-    if recipe.power_of_two not in (None, PowerOfTwo.CEIL) or not covered:
+    if recipe.power_of_two not in (None, *STEPS) or not covered:
         raise NumericsError(f"no interval is derived for the scales of {recipe.name}; take a CEIL or float32 recipe")
     boxes = [
         _box(_clipped(x.low, most, group), _clipped(x.high, most, group), s1, s2, recipe, group=group)
@@ -83,7 +96,7 @@ def _pieces(
         pieces = _pieces(x, recipe, fmt, group, None)
         inside = (_scale(bound, recipe).low, _scale(bound, recipe).high)
         return [(m, torch.minimum(s1, inside[0]), torch.minimum(s2, inside[1])) for m, s1, s2 in pieces]
-    if recipe.power_of_two is PowerOfTwo.CEIL:
+    if recipe.power_of_two in STEPS:
         s1, s2 = _scale(a1, recipe).low, _scale(a2, recipe).high
         count = int(torch.frexp(s2 / s1)[1].max())
         return [(a2, s, s) for s in (torch.minimum(s1 * 2.0**j, s2) for j in range(count))]
@@ -104,6 +117,9 @@ def _scale(amax: Tensor, recipe: Recipe) -> Span:
         floored, factor = (bf16(torch.full_like(amax, x)) for x in (recipe.amax_floor, 1 / recipe.element.max_finite))
         scale = bf16(torch.maximum(amax, floored) * factor).clamp(min=BF16.min_subnormal)
         return Span(scale, scale)
+    if recipe.power_of_two is PowerOfTwo.AMAX_EVEN:
+        power = ue8m0.round_scale(amax, amax, amax, recipe, FP32).clamp(min=2.0**-127)
+        return Span(power, power)
     a = amax.clamp(min=recipe.amax_floor) if recipe.amax_floor else amax
     a = a + recipe.amax_added
     width = APPROXIMATE_WIDTH if recipe.approximate else SCALE_WIDTH
@@ -122,6 +138,33 @@ def _scale(amax: Tensor, recipe: Recipe) -> Span:
     return Span(low, high)
 
 
+def _under_global(x: Span, recipe: Recipe, group: int, given: Tensor | None) -> tuple[list[Box], int]:
+    """Boxes under E4M3 scales: ``s = E4M3(amax g / 6)`` within the errors of two approximate reciprocals, each E4M3
+    value between those of the ends a box of its own, and codes of ``x g / s``. Under a scale of 0 any code is 0."""
+    if given is None or not recipe.encodes:
+        raise NumericsError(
+            f"recipe {recipe.name} is not one under a given encoding scale; no interval is derived for it"
+        )
+    g = decode(given).reshape(1, 1)
+    least = torch.where((x.low <= 0) & (x.high >= 0), 0.0, torch.minimum(x.low.abs(), x.high.abs()))
+    a1, a2 = (_grouped(m, group).amax(dim=2) for m in (least, torch.maximum(x.low.abs(), x.high.abs())))
+    stored = E4M3FN.torch_dtype
+    assert stored is not None
+    ends = [a * g / recipe.element.max_finite * (1 + w) for a, w in ((a1, -GLOBAL_WIDTH), (a2, GLOBAL_WIDTH))]
+    c1, c2 = (
+        codes_of(to_dtype(e, stored, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)).to(torch.int64)
+        for e in ends
+    )
+    boxes = []
+    for j in range(int((c2 - c1).max()) + 1):
+        s = decode(from_codes(torch.minimum(c1 + j, c2).to(E4M3FN.storage), E4M3FN))
+        over = torch.where(s > 0, s / g, 1.0)
+        box = _box(x.low, x.high, over * (1 - GLOBAL_WIDTH), over * (1 + GLOBAL_WIDTH), recipe, group=group)
+        none = (s == 0).repeat_interleave(group, dim=1)[:, : x.low.shape[1]]
+        boxes.append(Box(box.low.masked_fill(none, 0.0), box.high.masked_fill(none, 0.0), s, s, recipe.element))
+    return boxes, int((boxes[0].low != boxes[0].high).sum())
+
+
 def _box(low: Tensor, high: Tensor, s1: Tensor, s2: Tensor, recipe: Recipe, *, group: int) -> Box:
     """Codes of values in ``[low, high]`` for scales in ``[s1, s2]`` (``[R, B]``, positive)."""
     width = 0.0 if recipe.scale_format is ScaleFormat.UE8M0 else APPROXIMATE_WIDTH if recipe.approximate else CODE_WIDTH
@@ -137,6 +180,10 @@ def _box(low: Tensor, high: Tensor, s1: Tensor, s2: Tensor, recipe: Recipe, *, g
         round_to(v, recipe.element, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
         for v in (v1 - width * v1.abs(), v2 + width * v2.abs())
     )
+    if recipe.zero_codes and recipe.scale_format is ScaleFormat.UE8M0:  # every code is 0 under the byte 0
+        c1, c2 = (
+            torch.where(s1.repeat_interleave(group, dim=1)[:, : low.shape[1]] <= 2.0**-127, 0.0, c) for c in (c1, c2)
+        )
     return Box(c1, c2, s1, s2, recipe.element)
 
 

@@ -71,6 +71,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("the ids of a profile", "list cases --profile full"),
         ("which routines of libraries `validate` calls without a contract or an adapter", "list bindings"),
         ("what no default case of validate has", f"list --reach --contract {GEMM}"),
+        ("which routines of an installed library nothing here describes", "list --missing --project flashinfer"),
         ("what can be wrong in a kernel of one routine, and where it was seen", f"list faults --contract {GEMM}"),
     ),
     "fixtures": (

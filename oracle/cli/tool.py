@@ -23,6 +23,7 @@ import torch
 from rich.table import Table
 
 from oracle.bindings.known import bindings
+from oracle.bindings.missing import PROJECTS, Project, Survey, project, survey
 from oracle.cli.common import Commands, add_command, add_json, console, pairs, repeated, say, write_json
 from oracle.cli.examples import GEMM
 from oracle.cli.page import page, releases_of
@@ -65,6 +66,13 @@ def add_list(commands: Commands) -> None:
     command.add_argument("--markdown", action="store_true", help="with --coverage: as Markdown, CPU subjects only")
     text = "what a contract admits and no default case of validate has, or all of them"
     command.add_argument("--reach", action="store_true", help=text)
+    text = (
+        "low-precision routines of installed libraries that have neither a binding nor a contract; nothing is imported"
+    )
+    command.add_argument("--missing", action="store_true", help=text)
+    repeated(command, "--project", "NAME", f"with --missing: of this library alone ({', '.join(PROJECTS)})")
+    text = "with --missing: a folder of unpacked wheels instead of what is installed"
+    command.add_argument("--from", dest="root", type=Path, metavar="DIR", help=text)
     text = "with --coverage: write it between the markers of a Markdown file"
     command.add_argument("--update", type=Path, metavar="FILE", help=text)
 
@@ -211,6 +219,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    if arguments.missing:
+        if arguments.coverage or arguments.reach or arguments.contract is not None:
+            raise OptionError("--missing is a table of libraries; leave out --coverage, --reach and --contract")
+        return _missing(arguments.project or list(PROJECTS), arguments.root)
+    if arguments.project or arguments.root is not None:
+        raise OptionError("--project and --from choose the libraries of --missing; add it")
     if arguments.reach:
         if arguments.coverage:
             raise OptionError("--reach and --coverage are two tables; ask for one")
@@ -275,6 +289,43 @@ def _reach(only: str | None) -> int:
             say(f"{name}: {gap}{'' if reason is None else f' (exempt: {reason})'}")
     say(f"{counted(found, 'gap')}, {exempt} of them exempt")
     return 1 if found > exempt else 0
+
+
+def _missing(names: Sequence[str], root: Path | None) -> int:
+    """What the libraries offer and nothing here describes; exit 1 where there is some, or no library could be read."""
+    if root is not None and not root.is_dir():
+        raise OptionError(f"{root} is no folder; unpack the wheels into one")
+    read = [found for name in names if (found := _surveyed(project(name), root)) is not None]
+    table = Table("project", title="routines of libraries", title_justify="left")
+    for column in ("public", "counted", "bound", "contract", "exempt", "missing"):
+        table.add_column(column, justify="right")
+    for one in read:
+        parts = (one.seen, len(one.kinds), len(one.bound), len(one.contract), len(one.exempt), len(one.missing))
+        table.add_row(one.project.name, *map(str, parts))
+    if read:
+        console().print(table)
+    return 1 if not read or any(one.missing for one in read) else 0
+
+
+def _surveyed(of: Project, root: Path | None) -> Survey | None:
+    """The survey of one library, after a line for each routine of it that is missing and each reason of exemptions."""
+    found = survey(of, root)
+    if found is None:
+        say(f"{of.name}: UNSUPPORTED: not {'installed' if root is None else f'in {root}'}; {of.install}")
+        return None
+    for name in found.missing:
+        first = found.places[name][0]
+        say(f"{of.name}: {found.kinds[name]}: {first.target}({', '.join(first.tensors) or '...'})")
+    for reason in dict.fromkeys(found.exempt.values()):
+        names = sorted(name for name, why in found.exempt.items() if why == reason)
+        say(f"{of.name}: {len(names)} exempt, {reason}: {', '.join(names)}")
+    for what, those in (
+        ("exemption or alias names nothing", found.unused),
+        ("file is not read by this Python", found.unread),
+    ):
+        for one in those:
+            say(f"{of.name}: {what}: {one}")
+    return found
 
 
 def _coverage(arguments: argparse.Namespace) -> int:

@@ -187,6 +187,14 @@ FLASHINFER_CUTE_MXFP4 = R.like(
     unit_at_byte_0=False,
     zero_codes=True,
 )
+VLLM_MXFP4_EXPERTS = R.like(
+    TORCHAO[E2M1, "even"],
+    "vllm_mxfp4_experts",
+    "vLLM csrc/libtorch_stable/quantization/fp4/mxfp4_experts_quant.cu: codes 0 under byte 0",
+    nan_amax=R.NanAmax.IGNORED,
+    inf_byte=254,
+    zero_codes=True,
+)
 
 FLASHINFER_CUTILE_MXFP8 = R.like(
     FLASHINFER_HOST_MXFP8,

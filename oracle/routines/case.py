@@ -20,6 +20,9 @@ DTYPES: Mapping[str, torch.dtype] = {
     "f32": torch.float32,
     "e4m3fnuz": torch.float8_e4m3fnuz,
     "i4": torch.int8,
+    "i8": torch.int8,
+    "i32": torch.int32,
+    "i64": torch.int64,
     "u8": torch.uint8,
 }
 MATRICES = ("m=128,k=128", "m=256,k=256", "m=512,k=64")

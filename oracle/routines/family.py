@@ -31,6 +31,7 @@ GROUP = "fp8_oracle.families"
 BUILT_IN = (
     *("products", "quantisers", "mx", "mx_products", "logits", "attention", "moe", "fused", "kv_cache", "layouts"),
     "decisions",
+    "int8",
     "common",
 )
 

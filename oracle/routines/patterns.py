@@ -948,7 +948,7 @@ beside the greatest, two low ones, zeros that meet NaN as codes or as scales."""
 
 WITHOUT: Mapping[Kind, str] = {
     Kind.BOUND: "an upper limit of amax: the data that it limits are drawn",
-    Kind.MASK: "no contract takes one",
+    Kind.MASK: "a flag for each row: cases of the routine have rows with and without it",
     Kind.RANDOM: "no contract takes them",
     Kind.PARAMETERS: "each row of a table is one case of its own, on both sides of every limit",
 }

@@ -103,6 +103,7 @@ class Stated:
         as ``heading: name``, for promises that engines name by themselves.
     gpu : a GPU library computes it on an arch that captures are taken of, so that one is due.
     loses : its verdicts carry the loss of a quantisation.
+    dispatched : the production package computes it.
     production : the attribute of the production package that computes it ("" for the routine's own name).
     traits : what it states of itself (:mod:`oracle.routines.traits`); a class has those of its bases too.
     golden_arches : arches whose admissible sets are stored with golden fixtures; empty where all arches share one.
@@ -126,6 +127,7 @@ class Stated:
     section: ClassVar[str] = "Other"
     gpu: ClassVar[bool] = False
     loses: ClassVar[bool] = False
+    dispatched: ClassVar[bool] = True
     production: ClassVar[str] = ""
     also: ClassVar[tuple[str, ...]] = ()
     traits: ClassVar[frozenset[Trait]] = frozenset()

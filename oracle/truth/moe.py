@@ -4,7 +4,7 @@ For each token ``t`` and each of its experts ``e`` (of this rank's ``first <= e 
 
     h    = store(a[t] @ w13[e].T)             gate rows first, then up rows; the product is exact, the store rounds
     h    = value(quantise(h))                 where the first product leaves its kernel as codes
-    act  = round(silu(clamp(gate)) * clamp(up))        silu(x) = x / (1 + exp(-x))
+    act  = round(silu(clamp(gate)) * clamp(up))        or another :class:`oracle.truth.activation.Formula`
     act  = round(act * multiplier)            where one is given: a scale that multiplies before the quantiser
     q, s = quantise(act)                      with a given scale, or one for each token or 1x128 group
     y    = store((q, s) @ w2[e].T)
@@ -34,10 +34,11 @@ from oracle.errors import InputError, ShapeError
 from oracle.numbers.formats import FP32, Format, decode, of_dtype
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import VLLM_GROUP, Recipe, ScaleFormula
-from oracle.numbers.rounding import Overflow, Rounding, pair_to_dtype, round_to, to_dtype, two_sum
+from oracle.numbers.rounding import Overflow, Rounding, f32, pair_to_dtype, round_to, to_dtype, two_sum
+from oracle.numbers.scaling import ScaleFormat
+from oracle.truth.activation import SWIGLU, Formula, bounded, curved, halves
 from oracle.truth.gemm import ScaledProduct, exact, rounded, take_rows
 from oracle.truth.layout import ceil_div
-from oracle.truth.routing import sigmoid
 
 BLOCK = 128
 
@@ -107,16 +108,18 @@ class Steps:
     ----------
     store : dtype in which the products are stored, and to which activations and terms are rounded.
     first : dtype of the first product, where it is another; float32 where nothing is stored before the activation.
-    activation : roundings of silu(gate) * up.
+    activation : roundings of the activation, silu(gate) * up or another.
+    formula : which activation it is.
     hidden : quantiser of the first product, which is read back as codes times scale; None: it is not quantised.
     recipe : quantiser of the intermediate; one with a given scale, or of tokens or 1x128 groups.
-    limit : clamp of gate and up, None for none.
+    limit : clamp of gate and up, or as the formula has it; None for none.
     combine : weights, store and sum of the experts' outputs.
     """
 
     store: torch.dtype = torch.bfloat16
     first: torch.dtype | None = None
     activation: Activation = Activation.EACH
+    formula: Formula = SWIGLU
     hidden: Recipe | None = None
     recipe: Recipe = VLLM_GROUP
     limit: float | None = None
@@ -138,6 +141,11 @@ class Experts:
     first : number of the first expert among all ranks'.
     alpha : the scales ``[E]`` of the two products' left operands, where they belong to the expert and the operands have
         none of their own (all are 1); else None.
+    width : columns that share a scale where a scale does not belong to a whole row.
+    factors : what the two products are multiplied by, float32 ``[E]`` each, or None.
+    globals : the global scales under which an expert quantises the input and the intermediate, float32 ``[E]`` each.
+    biases : what is added to the two products, float32 ``[E, 2 I]`` and ``[E, H]``, or None.
+    gates : alpha, beta and limit of each expert's activation, float32 ``[E, 3]``, or None; an infinite limit is none.
     """
 
     w13: Tensor
@@ -148,13 +156,18 @@ class Experts:
     first: int = 0
     multiplier: Tensor | None = None
     alpha: tuple[Tensor, Tensor] | None = None
+    width: int = BLOCK
+    factors: tuple[Tensor, Tensor] | None = None
+    globals: tuple[Tensor, Tensor] | None = None
+    biases: tuple[Tensor, Tensor] | None = None
+    gates: Tensor | None = None
 
     def __post_init__(self) -> None:
         e, h, i = self.w2.shape
-        if tuple(self.w13.shape) != (e, 2 * i, h):
+        if tuple(self.w13.shape) not in ((e, 2 * i, h), (e, i, h)):
             raise ShapeError(f"w13 has shape {list(self.w13.shape)}; w2 {[e, h, i]} takes [{e}, {2 * i}, {h}]")
-        for name, rows, columns in (("w13", 2 * i, h), ("w2", h, i)):
-            shape, across = tuple(getattr(self, f"{name}_scale").shape), ceil_div(columns, BLOCK)
+        for name, rows, columns in (("w13", self.w13.shape[1], h), ("w2", h, i)):
+            shape, across = tuple(getattr(self, f"{name}_scale").shape), ceil_div(columns, self.width)
             admitted = (e,), (e, rows), (e, ceil_div(rows, BLOCK), across), (e, rows, across)
             if shape not in admitted:
                 raise ShapeError(
@@ -166,7 +179,21 @@ class Experts:
         (rows, columns), scale = getattr(self, which)[expert].shape, getattr(self, f"{which}_scale")[expert]
         if scale.dim() < 2:
             return scale.reshape(-1, 1), columns, rows if scale.dim() == 0 else 1
-        return scale, BLOCK, 1 if scale.shape[0] == rows else BLOCK
+        return scale, self.width, 1 if scale.shape[0] == rows else BLOCK
+
+    def affine(self, which: str, expert: int) -> tuple[Tensor | None, Tensor | None]:
+        """What multiplies a product of one local expert, ``[1]``, and what is added to it, ``[N]``; float32 or None."""
+        at = which == "w2"
+        factor = None if self.factors is None else self.factors[at][expert].reshape(1)
+        return factor, None if self.biases is None else self.biases[at][expert]
+
+    def steps(self, expert: int, steps: Steps) -> Steps:
+        """The steps with the parameters of one local expert's activation."""
+        if self.gates is None:
+            return steps
+        alpha, beta, limit = self.gates[expert].tolist()
+        formula = replace(steps.formula, alpha=alpha, beta=beta)
+        return replace(steps, formula=formula, limit=None if limit == torch.inf else limit)
 
     def product(self, which: str, expert: int, a: Tensor, a_scale: Tensor) -> ScaledProduct:
         """``a [R, K]`` (codes) times a weight of one local expert, transposed.
@@ -177,7 +204,9 @@ class Experts:
         if self.alpha is not None:
             a_scale = self.alpha[which == "w2"][expert].reshape(1, 1)
         spread = a_scale.expand(-1, scale.shape[1]) if a_scale.shape[1] == 1 else a_scale
-        return ScaledProduct(a, getattr(self, which)[expert], spread, scale, block=block, b_rows=b_rows)
+        factor, bias = self.affine(which, expert)
+        weight = getattr(self, which)[expert]
+        return ScaledProduct(a, weight, spread, scale, block=block, b_rows=b_rows, bias=bias, alpha=factor)
 
 
 @dataclass(frozen=True)
@@ -190,6 +219,7 @@ class Tokens:
     ids : Tensor ``[T, k]`` integers, experts of all ranks; -1 for none.
     weights : Tensor ``[T, k]`` float32.
     on_input : the input is multiplied by the weights already.
+    each : codes and scale of the input as each local expert quantises it, where that differs; else None.
     """
 
     codes: Tensor
@@ -197,6 +227,7 @@ class Tokens:
     ids: Tensor
     weights: Tensor
     on_input: bool = False
+    each: tuple[tuple[Tensor, Tensor], ...] | None = None
 
     def slots(self, experts: Experts) -> Iterator[tuple[int, Tensor, Tensor]]:
         """For each local expert with work: its index, and the tokens and slots that chose it, both int64 ``[rows]``."""
@@ -206,11 +237,11 @@ class Tokens:
             if token.numel():
                 yield expert, token, slot
 
-    def rows(self, token: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes ``[rows, H]`` and scale of the tokens in ``token`` (int64 ``[rows]``), of the dtypes of the input; a
-        scale ``[1, 1]`` stays."""
-        scale = self.scale if self.scale.shape[0] == 1 else self.scale.index_select(0, token)
-        return take_rows(self.codes, token), scale
+    def rows(self, token: Tensor, expert: int = 0) -> tuple[Tensor, Tensor]:
+        """Codes ``[rows, H]`` and scale of the tokens in ``token`` (int64 ``[rows]``) for a local expert, of the dtypes
+        of the input; a scale ``[1, 1]`` stays."""
+        codes, scale = (self.codes, self.scale) if self.each is None else self.each[expert]
+        return take_rows(codes, token), scale if scale.shape[0] == 1 else scale.index_select(0, token)
 
     def output_weights(self) -> Tensor:
         """What multiplies an expert's output, float64 ``[T, k]``."""
@@ -251,10 +282,10 @@ def layer(tokens: Tokens, experts: Experts, steps: Steps, change: Change = uncha
     if combine.weight:
         weights = nearest(weights, of_dtype(steps.store))
     for expert, token, slot in tokens.slots(experts):
-        h = stored(experts.product("w13", expert, *tokens.rows(token)), steps.first or steps.store)
+        h = stored(experts.product("w13", expert, *tokens.rows(token, expert)), steps.first or steps.store)
         first = change("first", Rows(expert, token, slot, read_back(h, steps)))
-        act = change("activated", replace(first, value=activated(first.value, steps)))
-        codes, scale = quantised(act.value, experts, steps)
+        act = change("activated", replace(first, value=activated(first.value, experts.steps(expert, steps))))
+        codes, scale = quantised(act.value, experts, steps, expert)
         quantized = change("quantised", replace(act, value=codes, scale=scale))
         assert quantized.scale is not None
         y = stored(experts.product("w2", expert, quantized.value, quantized.scale), stored_as(steps))
@@ -309,16 +340,33 @@ def stored(product: ScaledProduct, dtype: torch.dtype) -> Tensor:
     return rounded(product, exact(product), dtype)
 
 
+def clamped(h: Tensor, steps: Steps) -> tuple[Tensor, Tensor | None]:
+    """Gate and up ``[..., I]`` of float64 ``h [..., 2 I]``, clamped where the formula clamps them; NaN stays NaN."""
+    (gate, up), limit = halves(h, steps.formula), steps.limit
+    if limit is not None:
+        # the curve of a gate above twice the limit and 1024 is above the limit
+        gate = gate.clamp(max=max(2 * limit, 1024.0) if steps.formula.late else limit)
+        gate = nearest(gate, of_dtype(steps.store)) if steps.formula.narrow else gate
+        up = None if up is None else up.clamp(-limit, limit)
+    return gate, up
+
+
+def left_of(gate: Tensor, steps: Steps) -> Tensor:
+    """What becomes of a clamped ``gate`` (float64, any shape) before a rounding: float64 of that shape; NaN stays."""
+    left = curved(gate, steps.formula)
+    return left.clamp(max=steps.limit) if steps.limit is not None and steps.formula.late else left
+
+
 def activated(h: Tensor, steps: Steps) -> Tensor:
-    """``silu(gate) * up`` of float64 ``h [R, 2 I]`` with the steps' roundings and clamp, float64 ``[R, I]``."""
-    gate, up = h.chunk(2, dim=1)
-    if steps.limit is not None:
-        gate, up = gate.clamp(max=steps.limit), up.clamp(-steps.limit, steps.limit)
-    fmt = of_dtype(steps.store)
-    left = gate * sigmoid(gate)
+    """The activation of float64 ``h [..., 2 I]`` with the steps' roundings and clamp, float64 ``[..., I]``."""
+    (gate, up), formula, fmt = clamped(h, steps), steps.formula, of_dtype(steps.store)
+    left = left_of(gate, steps)
     if steps.activation is Activation.EACH:
         left = nearest(left, fmt)
-    return nearest(left * up, FP32 if steps.activation is Activation.NONE else fmt)
+    if up is not None:
+        right = bounded(up, formula)
+        left = left * (f32(right + formula.beta) if formula.beta else right)
+    return nearest(left, FP32 if steps.activation is Activation.NONE else fmt)
 
 
 def between(steps: Steps) -> torch.dtype:
@@ -326,9 +374,9 @@ def between(steps: Steps) -> torch.dtype:
     return torch.float32 if steps.activation is Activation.NONE else steps.store
 
 
-def quantised(act: Tensor, experts: Experts, steps: Steps) -> tuple[Tensor, Tensor]:
-    """Codes ``[R, I]`` of the recipe's element and scale (float32 ``[1, 1]``, ``[R, 1]`` or ``[R, ceil(I / 128)]``) of
-    the intermediate ``act``, float64 ``[R, I]``.
+def quantised(act: Tensor, experts: Experts, steps: Steps, expert: int = 0) -> tuple[Tensor, Tensor]:
+    """Codes ``[R, I]`` of the recipe's element and scale (float32 ``[1, 1]``, ``[R, 1]`` or one for each block of a
+    row) of the intermediate ``act``, float64 ``[R, I]``, of a local expert.
 
     Raises InputError unless a scale is given exactly when the recipe takes a given one.
     """
@@ -342,8 +390,16 @@ def quantised(act: Tensor, experts: Experts, steps: Steps) -> tuple[Tensor, Tens
             "intermediate_scale"
         )
     x = to_dtype(act, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-    quantized = quantize(x, steps.recipe, scale=static_scale)
+    given = None if experts.globals is None else experts.globals[1][expert]
+    quantized = quantize(x, steps.recipe, scale=static_scale, global_scale=given)
+    if steps.recipe.scale_format is not ScaleFormat.FLOAT32:
+        return quantized.codes, as_float32(quantized.scale)
     return quantized.codes, quantized.scale.reshape(1, 1) if static_scale is not None else quantized.scale
+
+
+def as_float32(scale: Tensor) -> Tensor:
+    """Scales of any format and shape as float32 numbers, which hold each of them."""
+    return to_dtype(decode(scale), torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
 
 def weighted_input(x: Tensor, weights: Tensor, *, on_input: bool) -> Tensor:

@@ -4,15 +4,18 @@
     deepseek_v3  score s = sigmoid(logit), choice c = s + bias; of G groups of experts the ``top_groups`` best by the
                  sum of their two largest c remain; the k largest c among them; weight s, renormalised, scaled
     softmax      score s = softmax(logits); the k largest; weight s, renormalised on request
+    softplus     score s = sqrt(log(1 + exp(logit))), DeepSeek-V4's; choice s + bias; weight s
 
 FlashInfer's fused layers name their methods (:data:`METHODS`): the k largest scores or logits, their scores as weights,
 divided by their sum or not; a softmax of the chosen logits is that of all logits, renormalised.
 
-
 ``exp`` is torch's in float64, whose libraries state an error of at most one ulp; the intervals here allow 2^-48
 relative, which the tests check against decimal arithmetic and which is 2^-24 of the float32 error allowed to a kernel.
 A kernel may evaluate a sigmoid with ``ex2.approx`` and ``rcp.approx``: relative error 2^-20 + 2^-22 |x|, and 0 below
-2^-126 (PTX ISA). Where two choices differ by less than their errors, either order is right.
+2^-126 (PTX ISA). As ``0.5 tanh(0.5 x) + 0.5`` it has an absolute error: 2 ulps of tanh below 1 (CUDA's table of
+functions), halved, and the rounding of the sum: 2^-24 + 2^-25. ``log(1 + exp(x))`` in float32 errs by the rounding of
+the sum and by 2^-21.41 of ``__logf`` between 0.5 and 2, elsewhere 3 ulps (the same table): 2^-20 (1 + its value).
+Where two choices differ by less than their errors, either order is right.
 Sources: vLLM fused_moe grouped_topk_router.py and Llama-4's custom routing; DeepSeek-V3 inference/model.py.
 Not covered: which order the k experts of a token are listed in (any is right), NaN logits, load balancing.
 """
@@ -29,12 +32,17 @@ import torch
 from torch import Tensor
 
 from oracle.errors import OptionError, ShapeError
-from oracle.numbers.formats import decode
+from oracle.numbers.formats import Format, decode
+from oracle.numbers.rounding import Overflow, Rounding, round_to
 
 EXP_ERROR = 2.0**-48
 MOST_CHOICES = 12
 """Choices of experts that are tried for one token."""
 DEVICE_ERROR, DEVICE_SLOPE, FLUSH = 2.0**-20, 2.0**-22, 2.0**-126
+TANH_ERROR = 2.0**-24 + 2.0**-25
+LOG_ERROR = 2.0**-20
+LINEAR = 20.0
+"""The logit above which a softplus is the logit."""
 
 
 class Scoring(StrEnum):
@@ -43,6 +51,7 @@ class Scoring(StrEnum):
     SIGMOID = "sigmoid"
     SOFTMAX = "softmax"
     LOGIT = "the logit itself"
+    SOFTPLUS = "the square root of the softplus"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +66,9 @@ class Router:
     scaling : factor of all weights.
     epsilon : added to the sum that weights are divided by.
     on_input : the weight multiplies the expert's input, not its output.
+    by_tanh : a sigmoid may be computed by tanh, whose error is absolute.
+    nan_is_zero : a score that is NaN is 0, and a sum of weights that is 0 divides as 1.
+    kept : scores, biases and choices are rounded to this format, one after the other; None: float32.
     """
 
     top_k: int
@@ -68,6 +80,9 @@ class Router:
     scaling: float = 1.0
     epsilon: float = 0.0
     on_input: bool = False
+    by_tanh: bool = False
+    nan_is_zero: bool = False
+    kept: Format | None = None
 
 
 def llama4(top_k: int = 1) -> Router:
@@ -145,7 +160,8 @@ def weights_of(score: Tensor, ids: Tensor, router: Router) -> Tensor:
     """
     w = score.gather(1, ids.to(torch.int64))
     if router.renormalise:
-        w = w / (w.sum(dim=1, keepdim=True) + router.epsilon)
+        total = w.sum(dim=1, keepdim=True) + router.epsilon
+        w = w / (total.masked_fill(total == 0, 1.0) if router.nan_is_zero else total)
     return w * router.scaling
 
 
@@ -160,6 +176,8 @@ def weight_span(scored: Scores, ids: Tensor, router: Router) -> Span:
         others_high = high.sum(dim=1, keepdim=True) - high
         others_low = (low.sum(dim=1, keepdim=True) - low).clamp(min=0)
         low, high = low / (low + others_high + router.epsilon), high / (high + others_low).clamp(min=FLUSH)
+        if router.nan_is_zero:
+            low = low.nan_to_num(nan=0.0)
     if router.scoring is Scoring.LOGIT:
         return Span(low, high)
     return Span(low * (1 - rounding) * router.scaling - FLUSH, high * (1 + rounding) * router.scaling + FLUSH)
@@ -187,6 +205,8 @@ def scores(logits: Tensor, router: Router, bias: Tensor | None = None) -> Scores
         relative = relative.masked_fill(torch.isinf(x), 0.0)  # 0 and 1 on every device
     elif router.scoring is Scoring.LOGIT:
         score, relative = x, torch.zeros_like(x)
+    elif router.scoring is Scoring.SOFTPLUS:
+        return _of_softplus(x, router, bias)
     else:
         score = torch.softmax(x, dim=1)
         depth = (x.amax(dim=1, keepdim=True) - x).abs()
@@ -194,13 +214,43 @@ def scores(logits: Tensor, router: Router, bias: Tensor | None = None) -> Scores
         relative = relative.masked_fill(torch.isinf(depth), 0.0)  # 0 on every device, NaN below +inf
     flushed = torch.where(relative > 0, FLUSH, 0.0)
     span = Span(score * (1 - relative) - flushed, score * (1 + relative) + flushed)
+    if router.by_tanh and router.scoring is Scoring.SIGMOID:
+        span = Span((span.low - TANH_ERROR).clamp(min=0.0), span.high + TANH_ERROR)
+    return _chosen(x, score, span, router, bias)
+
+
+def _of_softplus(x: Tensor, router: Router, bias: Tensor | None) -> Scores:
+    """Scores of the square root of a softplus, whose logarithm has an absolute error."""
+    value = torch.where(x > LINEAR, x, torch.log1p(torch.exp(x.clamp(max=LINEAR))))
+    error = torch.where(x > LINEAR, 0.0, LOG_ERROR * (1 + value))
+    low, high = (value - error).clamp(min=0.0).sqrt(), (value + error).sqrt()
+    return _chosen(x, value.sqrt(), Span(low * (1 - 2.0**-22), high * (1 + 2.0**-22)), router, bias)
+
+
+def _chosen(x: Tensor, score: Tensor, span: Span, router: Router, bias: Tensor | None) -> Scores:
+    """Choices and their intervals from scores and theirs."""
+    if router.nan_is_zero:
+        score, low, high = (torch.where(torch.isnan(score), 0.0, v) for v in (score, span.low, span.high))
+        span = Span(low, high)
+    if router.kept is not None:
+        # in float32 first, whose rounding moves an end by 2^-24 of it
+        span = Span(_kept(span.low * (1 - 2.0**-23), router), _kept(span.high * (1 + 2.0**-23), router))
+        score = _kept(score, router)
     if router.choose_by_logit:
         return Scores(score, x, span, Span(x, x))
-    shift = torch.zeros_like(x[:1]) if bias is None else decode(bias)[None, :]
+    shift = torch.zeros_like(x[:1]) if bias is None else _kept(decode(bias)[None, :], router)
     rounding = 0.0 if bias is None else 2.0**-24
     choice = score + shift
     slack = rounding * (choice.abs() + (span.high - span.low))
-    return Scores(score, choice, span, Span(span.low + shift - slack, span.high + shift + slack))
+    low, high = span.low + shift - slack, span.high + shift + slack
+    return Scores(score, _kept(choice, router), span, Span(_kept(low, router), _kept(high, router)))
+
+
+def _kept(x: Tensor, router: Router) -> Tensor:
+    """Values in the format that a router keeps them in."""
+    if router.kept is None:
+        return x
+    return round_to(x, router.kept, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
 
 def misrouted(ids: Tensor, scored: Scores, router: Router, *, biased: bool) -> Tensor:
@@ -268,7 +318,8 @@ def group_spans(scored: Scores, router: Router, biased: bool) -> tuple[Tensor, T
     ends = scored.choice_span.low, scored.choice_span.high
     low, high = (_group_scores(edge, router, biased) for edge in ends)
     slack = 2.0**-23 * (low.abs() + high.abs())  # the float32 sum of two
-    return low - slack, high + slack
+    low, high = low - slack, high + slack
+    return torch.minimum(low, _kept(low, router)), torch.maximum(high, _kept(high, router))  # or a sum that is kept
 
 
 def sigmoid(x: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ from oracle.routines import registered
 from tests.support.commandline import Cli
 
 # Exported without a contract of its own: why.
-NOT_IN_THE_LAYER = {name for name, contract in registered().items() if contract.section == "Attention"}
-"""Attention, which the layer does not dispatch: judged by captures and beside its libraries."""
+NOT_IN_THE_LAYER = {name for name, contract in registered().items() if not contract.dispatched}
+"""What says of itself that the layer does not dispatch it: judged by captures and beside its libraries."""
 NOT_ROUTINES = {
     "FlashinferMoeBackend": "an enumeration",
     "NAMESPACE": "a name",

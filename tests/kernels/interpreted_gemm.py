@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -34,7 +35,9 @@ FAULTS = {
     "the activation scale of the row above": ("sa + x_row * sa_row", "sa + tl.maximum(x_row - 1, 0) * sa_row"),
     "the exponents' bias forgotten": ("* 256.0", "* 128.0"),
     "the lower tile taken twice": ("y_row = tl.minimum(row + BM, m - 1)", "y_row = x_row"),
-    "rows of no group written": ("keep = keep & (tl.load(rows + row, mask=keep, other=-1) == group)", "pass"),
+    "rows of no group written": ("keep = keep & (group >= 0) & (tl.load(rows + row, mask=keep, other=-1) == group)",
+                                 "pass"),
+    "a tile of no group written": ("keep & (group >= 0) & (tl", "keep & (tl"),
     "rows past the count written": ("end = tl.load(rows + group)", "end = m"),
 }  # fmt: skip  # a table, one row a line
 
@@ -52,10 +55,13 @@ def sabotaged(path: str, before: str, after: str) -> ModuleType:
     return module
 
 
-def right(mode: int, text: str, tile: Tile, kernels: ModuleType, pitch: int = 0) -> bool:
-    """Whether the oracle passes the output, and every row that belongs to nobody is as it was."""
+def right(mode: int, text: str, tile: Tile, kernels: ModuleType, pitch: int = 0, empty: int = 0) -> bool:
+    """Whether the oracle passes the output, and every row that belongs to nobody is as it was; the first ``empty`` rows
+    are made such."""
     case = cases.parse(text)
     t = case.inputs()
+    if empty:
+        t["m_indices"][:empty] = -1
     a = torch.nn.functional.pad(t["a"].view(torch.uint8), (0, pitch)).view(t["a"].dtype)[..., : t["a"].shape[-1]]
     b, b_scale = (x if mode != DENSE else x[None] for x in (t["b"], t["b_scale"]))
     dtype = case.call_options()["out_dtype"]
@@ -91,11 +97,13 @@ def sites() -> Iterator[tuple[str, int, str, Tile, int]]:
     yield "masked", MASKED, GROUPED_CASE.format(CONTRACTS[MASKED], 70, 40, 256, 3), small, 0
 
 
+EMPTY = "a tile of no group"
 SEEN_BY = {
     "a lost K tail": "tails", "the weight scale of the next block": "codes",
     "the weight scale of the next rows": "order of tiles", "the activation scale of the row above": "tails",
     "the exponents' bias forgotten": "codes", "the lower tile taken twice": "pair",
-    "rows of no group written": "contiguous", "rows past the count written": "masked",
+    "rows of no group written": "contiguous", "a tile of no group written": EMPTY,
+    "rows past the count written": "masked",
 }  # fmt: skip  # a table, one row a line
 
 
@@ -103,12 +111,13 @@ def checks() -> dict[str, bool]:
     kernels, native = triton_gemm.library()
     assert not native, "run with TRITON_INTERPRET=1"
     repair()
-    every = {name: rest for name, *rest in sites()}
-    found = {name: right(mode, text, tile, kernels, pitch) for name, (mode, text, tile, pitch) in every.items()}
+    every: dict[str, list[Any]] = {name: [*rest, 0] for name, *rest in sites()}
+    every[EMPTY] = [*every["contiguous"][:-1], 128]  # the whole of the first tile
+    found = {name: right(mode, text, tile, kernels, *rest) for name, (mode, text, tile, *rest) in every.items()}
     for fault, name in SEEN_BY.items():
-        mode, text, tile, pitch = every[name]
+        mode, text, tile, *rest = every[name]
         broken = sabotaged(str(kernels.__file__), *FAULTS[fault])
-        found[f"sabotaged: {fault}"] = right(mode, text, tile, broken, pitch)
+        found[f"sabotaged: {fault}"] = right(mode, text, tile, broken, *rest)
     return found
 
 

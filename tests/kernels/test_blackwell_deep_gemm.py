@@ -68,6 +68,14 @@ def test_scales_reach_the_library_packed(library, make, arch: str, masked: bool)
                 deep_gemm.grouped_masked(a, a_scale * 0.75, b, b_scale, out, rows, M, False)
 
 
+@pytest.mark.parametrize(("arch", "rows"), [("sm100", 128), ("sm120", 128), ("sm90", 64)])
+def test_runs_of_experts_are_aligned_for_each_kind_of_scales(library, arch: str, rows: int) -> None:
+    """Float32 scales go to another library on Blackwell, whose tiles are higher than the alignment that is set here."""
+    library.get_mk_alignment_for_contiguous_layout = lambda: 64
+    with use_machine(Machine.described(arch)):
+        assert kernels.get_mk_alignment_for_contiguous_layout() == rows
+
+
 class Dense:
     """``fp8_gemm_nt`` with the parameters of sgl-deep-gemm 0.2.3.post2: packed words of every row, MN-major."""
 

@@ -6,6 +6,8 @@ import ast
 import logging
 import re
 import threading
+from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,10 @@ import torch
 
 import kernels
 from kernels import context, routes
+from kernels.backends.declaration import DECISIONS, _absent, traced
 from kernels.config import Config, current_config, environment_table, use_config
 from kernels.errors import ConfigError, NoBackendError, SwitchedOff, Unavailable, Unsupported
-from kernels.plan import Problem, plan
+from kernels.plan import MODULES, TABLE, Problem, backend_of, plan
 from kernels.platform import Machine, current_machine, use_machine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,11 +79,13 @@ class TestContexts:
             thread.join()
         assert made == [1]
 
-    def test_a_memo_has_a_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(context, "MOST", 4)
-        memo: context.Memo[int, int] = context.Memo()
+    def test_a_memo_has_a_limit(self) -> None:
+        """A full one forgets its older half, and so stays quick for what is in use."""
+        memo: context.Memo[int, int] = context.Memo(4)
         for i in range(20):
             assert memo.keep(i, -i) == -i and memo.get(i) == -i and len(memo) <= 4
+            assert i == 0 or memo.get(i - 1) == 1 - i
+        assert context.MOST_WEIGHTS >= 100_000  # live weights, whose calls stay as quick as those of one
 
     def test_no_module_keeps_another_dictionary(self) -> None:
         """Whatever a module keeps and fills is a memo; none writes a global name or starts with an empty dictionary.
@@ -185,3 +190,35 @@ def test_the_page_lists_every_variable() -> None:
         for name in named.findall(path.read_text())
     }
     assert page == code and "`FP8_KERNELS_LOG`" in environment_table()
+
+
+class TestTrace:
+    """Calls of libraries by backend and function; nothing outside of the block."""
+
+    def test_calls_are_counted_and_named(self) -> None:
+        x, w, s = torch.randn(4, 256).bfloat16(), torch.zeros(128, 256).to(torch.float8_e4m3fn), torch.ones(1, 2)
+        right = kernels.deepgemm_blockscale_linear(x, w, s)
+        with kernels.trace() as calls:
+            for _ in range(3):  # the later ones by the fast path
+                assert torch.equal(kernels.deepgemm_blockscale_linear(x, w, s), right)
+            kernels.scaled_fp8_quant(x)
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+                kernels.deepgemm_blockscale_linear(x, w, s)
+        names = {event.key: event.count for event in profile.key_averages()}
+        assert calls["eager", "quant_group"] == 4 and calls["eager", "quant_tensor"] == 1
+        assert sum(calls.values()) == 9 and {backend for backend, _ in calls} == {"eager"}
+        assert names["fp8_kernels.eager.quant_group"] == 1
+        kernels.deepgemm_blockscale_linear(x, w, s)
+        assert sum(calls.values()) == 9
+
+    @pytest.mark.parametrize("name", MODULES)
+    def test_every_operation_of_every_backend_is_counted(self, name: str) -> None:
+        """And what was not declared is not there."""
+        calls: context.Calls = Counter()
+        plain, backend = backend_of(name), traced(backend_of(name), calls)
+        ours = [f.name for f in fields(plain) if f.name not in DECISIONS]
+        assert any(getattr(backend, f) is not getattr(plain, f) for f in ours)
+        for f in ours:
+            function = getattr(plain, f)
+            assert (getattr(backend, f) is function) is (function in (None, _absent))
+        assert all(backend.declares(op) is plain.declares(op) for op in TABLE)

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 import kernels
-from kernels import moe_pipelines
+from kernels import moe_pipelines, routers
 from kernels.plan import MODULES
 from tests.support.docstrings import module_of
 
@@ -77,13 +77,17 @@ def test_an_import_of_a_backend_is_seen() -> None:
         assert len(backends_of(line, package)) == 1
 
 
-ROUTINES = {
-    "moe_fp8": ("moe_block_scaled", "moe_per_token"),
-    "moe_routing": ("route_deepseek_v3", "route_llama4", "route_softmax"),
-    "m_grouped_fp8_fp4_gemm_nt_psum": ("m_grouped_fp8_fp4_gemm_nt_contiguous",),
-    "output padding": ("Fp8LinearOp",),
-    "scaled_fp4_quant": ("nvfp4_quantize",),
-} | dict.fromkeys(moe_pipelines.PIPELINES, ("moe_experts",))
+ROUTINES = (
+    {
+        "moe_fp8": ("moe_block_scaled", "moe_per_token"),
+        "moe_routing": ("route_deepseek_v3", "route_llama4", "route_softmax"),
+        "m_grouped_fp8_fp4_gemm_nt_psum": ("m_grouped_fp8_fp4_gemm_nt_contiguous",),
+        "output padding": ("Fp8LinearOp",),
+        "scaled_fp4_quant": ("nvfp4_quantize",),
+    }
+    | dict.fromkeys(moe_pipelines.PIPELINES, ("moe_experts",))
+    | dict.fromkeys(routers.SERVED_HERE, ("route_experts",))
+)
 """Contracts of several routines, or of a part of one."""
 
 

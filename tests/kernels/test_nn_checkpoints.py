@@ -717,7 +717,8 @@ class TestFormats:
             ({**cp.FP8_BLOCK, "activation_scheme": "static"}, "block scales are of dynamic inputs"),
             ({**cp.FP8_BLOCK, "activation_scheme": "none"}, "activation_scheme='none'"),
             ({**cp.FP8_BLOCK, "modules_to_not_convert": ["self_attn"]}, "is not quantised"),
-            (cp.modelopt("NVFP4"), "quant_algo='NVFP4'"),
+            (cp.modelopt("NVFP4"), "nvfp4 is read by MxLinear"),
+            (cp.modelopt("W4A8_AWQ"), "quant_algo='W4A8_AWQ'"),
             (cp.compressed("group"), "per group"),
             ({"quant_method": "compressed-tensors", "config_groups": {}}, "config_groups"),
             (

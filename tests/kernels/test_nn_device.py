@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import checkpoints as cp
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels import nn
-from kernels.errors import NoBackendError
+from kernels import context, nn
+from kernels.config import current_config, use_config
+from kernels.errors import DtypeError, InputError, NoBackendError
 from kernels.nn.linear import _product_dtype
 from kernels.plan import Problem, plan
 from oracle.routines import get
@@ -214,3 +216,72 @@ class TestUse:
             layer(x)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+class TestAfterLoading:
+    """Prepared once, warmed up, and never stale."""
+
+    @pytest.mark.parametrize("ue8m0", [False, True])
+    def test_from_meta(self, ue8m0: bool) -> None:
+        needs("fp8_gemm_nt", n=256, k=512)
+        weight, scale = (t.to(DEVICE) for t in cp.linear(256, 512, 1, "block"))
+        right, x = nn.Fp8Linear(weight, scale, ue8m0=ue8m0)(data(40, 512)), data(40, 512)
+        with torch.device("meta"):
+            layer = nn.Fp8Linear(torch.empty(256, 512, dtype=weight.dtype), torch.empty(2, 4), ue8m0=ue8m0)
+        layer.load_state_dict({"weight": weight, "weight_scale": scale}, assign=True)
+        layer.process_weights_after_loading()
+        assert torch.equal(layer(x), right)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = layer(x)
+        graph.replay()
+        assert torch.equal(captured, right)
+
+    def test_a_changed_weight(self) -> None:
+        """Kept plans and verbs, with the bits of a call that keeps nothing; weights share addresses in turn."""
+        needs("fp8_gemm_nt", n=256, k=512)
+        x, linear = data(40, 512), kernels.deepgemm_blockscale_linear
+
+        def uncached(weight: Tensor, scale: Tensor) -> Tensor:
+            with context.use(), use_config(replace(current_config(), fast_paths=False)):
+                return linear(x, weight, scale)
+
+        weight, scale = (t.to(DEVICE) for t in cp.linear(256, 512, 1, "block"))
+        kept = kernels.prepare_blockscale_linear(weight, scale)
+        kept(x), kept(x)
+        weight.copy_(cp.linear(256, 512, 2, "block")[0])
+        assert torch.equal(kept(x), uncached(weight, scale))
+        weight.data = weight.to(torch.float8_e5m2)
+        with pytest.raises(DtypeError):
+            kept(x)
+        del weight
+        with pytest.raises(InputError, match="replaced or released"):
+            kept(x)
+        addresses = set[int]()
+        for seed in range(40):
+            weight = cp.linear(256, 512, seed, "block")[0].to(DEVICE)
+            addresses.add(weight.data_ptr())
+            assert torch.equal(linear(x, weight, scale), uncached(weight, scale))
+            del weight
+        assert len(addresses) < 20
+
+    @pytest.mark.parametrize("kind", ["mxfp8", "mxfp4", "nvfp4"])
+    def test_block_scaled(self, kind: str) -> None:
+        """Codes of the input by the public quantisers, which their own contracts judge; the product by its contract."""
+        needs("mx_product")
+        packed, width = (1, 32) if kind == "mxfp8" else (2, 16 if kind == "nvfp4" else 32)
+        codes = torch.randint(0, 120, (256, 512 // packed), dtype=torch.uint8, device=DEVICE)
+        scale = torch.full((256, 512 // width), 50 if kind == "nvfp4" else 120, dtype=torch.uint8, device=DEVICE)
+        weight = codes.view(torch.float8_e4m3fn) if packed == 1 else codes
+        twice = {key: torch.tensor([0.002], device=DEVICE) for key in ("weight_scale_2", "input_scale")}
+        layer, x = nn.MxLinear(weight, scale, kind=kind, **(twice if kind == "nvfp4" else {})), data(40, 512)
+        if kind == "nvfp4":
+            q, a_scale = kernels.nvfp4_quantize(x, twice["input_scale"], is_global_scale_inversed=True)
+        else:
+            q, a_scale = (kernels.mxfp8_quantize if kind == "mxfp8" else kernels.mxfp4_quantize)(x)
+        dtype = torch.float8_e4m3fn if kind == "nvfp4" else torch.float8_e8m0fnu
+        given = {"mat_a": q, "mat_b": weight.t(), "scale_a": a_scale.view(dtype)}
+        given["scale_b"] = kernels.swizzle_scale(scale).view(dtype)
+        if kind == "nvfp4":
+            given |= {"global_scale_a": twice["input_scale"], "global_scale_b": twice["weight_scale_2"]}
+        assert get("scaled_mm").judge(given, layer(x), arch=ARCH, numerics=None).status in GOOD

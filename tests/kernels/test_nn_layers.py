@@ -120,7 +120,7 @@ class TestLinear:
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("kind", ["block", "channel"])
     def test_surroundings(self, kind: str, dtype: torch.dtype) -> None:
-        """Autocast, gradients and inference mode change nothing; no gradient leaves the layer."""
+        """Autocast, inference mode and gradients that are off change nothing; a gradient is refused."""
         weight, scale = cp.linear(100, 384, 5, kind)
         layer, x = nn.Fp8Linear(weight, scale, data(100)), data(3, 384, dtype=dtype)
         y = layer(x)
@@ -128,8 +128,11 @@ class TestLinear:
             assert torch.equal(layer(x), y)
         with torch.inference_mode():
             assert torch.equal(layer(x), y)
-        traced = layer(x.clone().requires_grad_())
-        assert torch.equal(traced, y) and not traced.requires_grad
+        wanting = x.clone().requires_grad_()
+        with torch.no_grad():
+            assert torch.equal(layer(wanting), y)
+        with pytest.raises(OptionError, match="has no gradient"):
+            layer(wanting)
 
     def test_out_dtype(self) -> None:
         weight, scale = cp.linear(96, 384, 5, "block")

@@ -13,7 +13,6 @@ import kernels
 from kernels import checks, context, quantize
 from kernels.config import Config, use_config
 from kernels.errors import OptionError
-from kernels.fast import torch as fast_torch
 from tests.support.verb_calls import SWITCH, calls, operator_calls, operator_names, unserved
 
 OPS = torch.ops.fp8_kernels
@@ -119,7 +118,7 @@ def test_a_call_like_an_earlier_one_refuses_gradients_too(monkeypatch: pytest.Mo
                 op(*operands)
                 seen.clear()
                 op(*operands)
-                assert bool(seen) == (fast_torch.GUARDS is None)
+                assert not seen
         for t in floats:
             t.requires_grad_(False)
         for t in floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import checks, context, fused, kv_cache, repeated
+import kernels
+from kernels import blockscaled, checks, context, fused, kv_cache, repeated
 from kernels.config import Config, use_config
 from kernels.errors import DtypeError, InputError, KernelError, OptionError, ShapeError
 from kernels.fast import torch as fast
 
 X, W, S = torch.randn(6, 256).bfloat16(), torch.randn(256).bfloat16(), torch.full((1,), 0.05)
-needs_guard = pytest.mark.skipif(fast.GUARDS is None, reason=f"torch {torch.__version__} has no guard that is known")
 
 
 @pytest.fixture
@@ -36,7 +37,6 @@ def static(x: Tensor = X, w: Tensor = W, s: Tensor = S, **more: Any) -> Tensor:
     return fused.rms_norm_static_fp8_quant(x, w, s, **more)
 
 
-@needs_guard
 def test_a_repeated_call_is_not_checked(checked: list[str]) -> None:
     with context.use():
         first = static()
@@ -88,7 +88,6 @@ def append(tokens: int = 4, pages: int = 3, **other: Tensor) -> Tensor:
     return cache
 
 
-@needs_guard
 def test_tokens_and_tables_may_have_another_length(checked: list[str]) -> None:
     """Of a cache: what has a row for each token, and the pages in use."""
     with context.use():
@@ -139,7 +138,6 @@ def test_every_other_call_is_checked(call: Callable[[], object], error: type[Exc
             call()
 
 
-@needs_guard
 def test_columns_of_another_distance_are_checked_again(checked: list[str]) -> None:
     with context.use():
         static()
@@ -161,29 +159,96 @@ def without_memory(x: Tensor) -> Tensor:
     return copy
 
 
-@needs_guard
+@pytest.mark.parametrize("owned", [False, True])
 @pytest.mark.parametrize("operands", [1, 3])
-@pytest.mark.parametrize("kind", [repeated.CachedCall, repeated.GuardedCall])
-def test_properties_compared_in_a_repeated_call(kind: type[repeated.CachedCall[None]], operands: int) -> None:
-    """Of each operand with rows: its class, address, memory and rows; of a weight that may change: its address."""
+@pytest.mark.parametrize("known", [False, True])
+def test_properties_compared_in_a_repeated_call(
+    known: bool, operands: int, owned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each operand with rows: its class, address, memory and rows; of the weight: its class and address. A release
+    whose guard is not known sees the same by public names."""
+    if not known:
+        monkeypatch.setattr(fast, "GUARDS", None)
     weight = torch.zeros(64, 256), torch.ones(2, 2)
     usual = torch.zeros(8, 256).bfloat16(), torch.ones(8, 16), torch.zeros(8, 64)
-    call = kind(None)
-    call.learn(*usual[:operands], weight=weight if kind is repeated.GuardedCall else ())
+    call = repeated.guarded(None, weight, usual[:operands], owned=owned).at(*weight)
 
     def rows(place: int | None = None, other: Tensor | None = None) -> int:
-        operands_of = [*weight, *usual[:operands]] if kind is repeated.GuardedCall else list(usual[:operands])
+        operands_of: list[Tensor | None] = [*weight, *usual[:operands]]
         if place is not None:
             operands_of[place] = other
         return call.rows(*operands_of)
 
     assert rows() == 8
-    first = 2 if kind is repeated.GuardedCall else 0
-    for place, x in enumerate(usual[:operands], first):
+    for place, x in enumerate(usual[:operands], 2):
         shorter = rows(place, x[:5])
         assert shorter == (5 if operands == 1 else 0)
-        assert rows(place, between(x)) == rows(place, x.double()) == rows(place, x[None]) == 0
-        assert rows(place, without_memory(x)) == (0 if kind is repeated.GuardedCall else 8)
-    for place, x in enumerate(weight[:first]):
-        assert rows(place, x.clone()) == 0
+        others = between(x), x.double(), x[None], x.t().contiguous().t(), x.clone().requires_grad_(), x[:, ::2], None
+        assert not any(rows(place, other) for other in others)
+        with torch.inference_mode():
+            assert rows(place, x.clone()) == 0
+        assert rows(place, without_memory(x)) == (0 if owned else 8)
+        assert rows(place, nested(x)) == 0
+    for place, x in enumerate(weight):
+        assert rows(place, x.clone()) == rows(place, x.double()) == rows(place, x[:1]) == rows(place, None) == 0
+        assert rows(place, x.view(torch.int32)) == rows(place, x.view(torch.float16)[:, ::2]) == 0
+    with torch.autocast("cpu"):
+        assert rows() == 0
     assert rows() == 8
+
+
+def nested(x: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([x, x])
+
+
+def test_a_guard_that_sees_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative test of the table above."""
+    monkeypatch.setattr(fast, "GUARDS", None)
+    monkeypatch.setattr(fast, "_facts", lambda x: (type(x),))
+    with pytest.raises(AssertionError):
+        test_properties_compared_in_a_repeated_call(False, 1, True, monkeypatch)
+
+
+def test_a_release_with_another_guard_is_asked_by_public_names() -> None:
+    """The compiled guard is taken for what it does, on every release of the matrix; one that admits too much, too
+    little, or takes other arguments is not."""
+
+    class Lax:
+        def __init__(self, *tensors: Tensor, dynamic_dims_sizes: object, dynamic_dims_strides: object) -> None:
+            self.check = lambda *_: True
+
+    class Strict(Lax):
+        def __init__(self, *tensors: Tensor, **dims: Any) -> None:
+            super().__init__(*tensors, **dims)
+            self.check = lambda *_: False
+
+    assert fast.GUARDS is not None and fast._discerning(fast.GUARDS)
+    assert not any(fast._discerning(other) for other in (Lax, Strict, None, lambda: None))
+
+
+def test_a_call_learnt_in_inference_mode_is_no_call_outside(checked: list[str]) -> None:
+    """Weights of one class share what is kept, but for what only the guard sees: each is quick in its own mode."""
+    weight, scale = torch.zeros(64, 128).to(torch.float8_e4m3fn), torch.ones(1, 1)
+    with context.use():
+        x = torch.zeros(2, 128).bfloat16()
+        with torch.inference_mode():
+            inside = x.clone()
+            blockscaled.deepgemm_blockscale_linear(inside, weight, scale)
+        for operand in (x, x.clone()):
+            blockscaled.deepgemm_blockscale_linear(operand, weight, scale)
+        call = repeated.find(("deepgemm", False), weight, scale)
+        assert call is not None and call.rows(weight, scale, x) == 2 and call.rows(weight, scale, inside) == 0
+
+
+def test_weights_of_a_class_share_what_is_kept() -> None:
+    """Whatever the number of rows, of column-major scales too: memory of a model does not grow with its calls."""
+    out = torch.zeros(64, 64).bfloat16()
+    weights = [(torch.zeros(64, 256).to(torch.float8_e4m3fn), torch.ones(1, 2)) for _ in range(5)]
+    with context.use():
+        for m, weight in enumerate([*weights, *weights], start=5):
+            a = kernels.per_token_group_quant_fp8(torch.zeros(m, 256).bfloat16(), 128, column_major_scales=True)
+            kernels.fp8_gemm_nt(a, weight, out[:m])
+        kept = [repeated.find("fp8_gemm_nt", *weight) for weight in weights]
+        assert len({id(call.rows.func) for call in kept if call is not None}) == 1 and len(kept) == 5

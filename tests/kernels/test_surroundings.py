@@ -133,17 +133,19 @@ class TestNothingIsKept:
     """Neither history, nor operands, nor a decision for every number of rows."""
 
     def test_a_parameter_leaves_no_history_in_an_output(self, make) -> None:
-        """``nn.Parameter`` wants gradients by default; a buffer that is written again would hold every call."""
+        """``nn.Parameter`` wants gradients by default; a buffer that is written again would hold every call. Where
+        gradients are on, the verb refuses such a weight."""
         weight, out = torch.nn.Parameter(make.codes(N, K)), torch.zeros(2, 3, N)
         stack = weight[None].expand(2, N, K)
         for _ in range(3):
-            kernels.fp8_m_grouped_gemm_nt_masked(
-                (make.codes(6, K).view(2, 3, K), make.scales(2, 3, 2)),
-                (stack, make.scales(2, 2, 2)),
-                out,
-                torch.tensor([3, 2], dtype=torch.int32),
-                3,
-            )
+            with torch.no_grad():
+                kernels.fp8_m_grouped_gemm_nt_masked(
+                    (make.codes(6, K).view(2, 3, K), make.scales(2, 3, 2)),
+                    (stack, make.scales(2, 2, 2)),
+                    out,
+                    torch.tensor([3, 2], dtype=torch.int32),
+                    3,
+                )
         assert weight.requires_grad and not out.requires_grad
         bare = torch.zeros(2, 3, N)
         eager.grouped_masked.__wrapped__(  # the twin
@@ -159,16 +161,22 @@ class TestNothingIsKept:
         assert bare.requires_grad
 
     def test_every_output_is_without_gradients(self, make) -> None:
+        """Where gradients are off; where they are on, such an operand is refused (``test_edges.py``)."""
         x = torch.randn(M, K).bfloat16().requires_grad_()
         weight, scale = torch.nn.Parameter(make.codes(N, K)), torch.nn.Parameter(torch.ones(1))
-        made = [
+        with torch.no_grad():
+            made = self.outputs(x, weight, scale, make.scales(2, 2))
+        assert not any(t.requires_grad for t in made)
+
+    @staticmethod
+    def outputs(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, blocks: torch.Tensor) -> list[torch.Tensor]:
+        return [
             *kernels.scaled_fp8_quant(x),
             *kernels.scaled_fp8_quant(x, use_per_token_if_dynamic=True),
             *kernels.per_token_group_quant_fp8(x, 128),
             kernels.Fp8LinearOp().apply(x, weight.t(), scale),
-            kernels.dynamic_flashinfer_deepgemm_blockscale_gemm(x, weight, make.scales(2, 2)),
+            kernels.dynamic_flashinfer_deepgemm_blockscale_gemm(x, weight, blocks),
         ]
-        assert not any(t.requires_grad for t in made)
 
     def test_routes_do_not_grow_with_rows(self, make) -> None:
         def every(m: int) -> None:

@@ -402,7 +402,7 @@ class Libraries:
         self.excluded = before
 
 
-REAL = torch.nn.functional.scaled_mm
+REAL: Any = getattr(torch.nn.functional, "scaled_mm", None)  # torch 2.9 has none
 FLASHINFER = tuple(dict.fromkeys(name for name, _ in CLAIMS))
 
 
@@ -424,7 +424,7 @@ def simulated(machine: Machine, config: Config | None = None) -> Iterator[Librar
     of_vllm = {name: fakes.recorded(name) for name in ("cutlass_scaled_fp4_mm", "cutlass_scaled_mm")}
     operators = types.SimpleNamespace(**of_vllm)
     patch.setattr(cutlass, "operators", lambda: operators)
-    patch.setattr(torch.nn.functional, "scaled_mm", fakes.recorded("scaled_mm"))
+    patch.setattr(torch.nn.functional, "scaled_mm", fakes.recorded("scaled_mm"), raising=False)
     decide, gpu = routes._decide, torch.device("cuda")
     patch.setattr(routes, "_decide", lambda op, device, *key: decide(op, gpu, *key))
     flashinfer.library.cache_clear()

@@ -403,6 +403,7 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
             x, w13, scales(2, 4, 2), w2, scales(2, 2, 2), routed, ids, "fused_experts_block"
         ),
         "route_by_method": lambda: k.route_by_method(sa, "Renormalize", 1),
+        "route_experts": lambda: k.route_experts(sa, 1, scoring="softplus_sqrt", renormalize=True),
         "route_llama4": lambda: k.route_llama4(sa, 1),
         "route_softmax": lambda: k.route_softmax(sa, 1, renormalize=True),
         "route_deepseek_v3": lambda: k.route_deepseek_v3(weights, key_scale[:HEADS], 2, n_group=4, topk_group=2),

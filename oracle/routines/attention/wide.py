@@ -90,6 +90,7 @@ class UnifiedAttention(WideAttention):
     under a declared pipeline only."""
 
     name = "unified_attention"
+    dispatched = False
     summary = "vLLM's Triton attention of 16-bit or E4M3 queries over a paged E4M3 cache"
     source = "vLLM 0.20.2 vllm/v1/attention/ops/triton_unified_attention.py unified_attention"
     shapes: ClassVar[Mapping[str, str]] = {"out": "[M, H, D]"}
@@ -211,6 +212,7 @@ class DecodeAttentionFwd(TritonAttention):
     query has at least one key."""
 
     name = "decode_attention_fwd"
+    dispatched = False
     summary = "SGLang's Triton decode attention of 16-bit queries over an E4M3 cache"
     source = "SGLang 0.5.10 sglang/srt/layers/attention/triton_ops/decode_attention.py decode_attention_fwd"
     shapes: ClassVar[Mapping[str, str]] = {"out": "[B, H, V]"}
@@ -254,6 +256,7 @@ class ExtendAttentionFwd(TritonAttention):
     that has no value. ``sm_scale`` is D^-0.5 where it is None."""
 
     name = "extend_attention_fwd"
+    dispatched = False
     summary = "SGLang's Triton prefill behind an E4M3 cache: 16-bit queries and new keys"
     source = "SGLang 0.5.10 sglang/srt/layers/attention/triton_ops/extend_attention.py extend_attention_fwd, is_causal"
     shapes: ClassVar[Mapping[str, str]] = {"out": "[M, H, V]"}

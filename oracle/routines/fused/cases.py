@@ -87,6 +87,15 @@ def _rounding(case: Case) -> dict[str, object]:
     return {} if word is None else {"rounding": word}
 
 
+def _biased(case: Case) -> dict[str, object]:
+    """``alpha``: gpt-oss's activation with a limit of 2, or ``free`` of one."""
+    word = case.option("alpha")
+    if word is None:
+        return {}
+    alpha: dict[str, object] = {"gemm1_alpha": 1.702, "rounding": "none"}
+    return alpha if word == "free" else alpha | {"gemm1_clamp_limit": 2.0}
+
+
 def _group(case: Case) -> dict[str, object]:
     group = case.option("group")
     return _rounding(case) | {"group_size": 128 if group is None else int(group)}
@@ -221,8 +230,9 @@ GRAMMARS: Mapping[str, Grammar] = {
     ),
     "silu_and_mul_masked_post_quant": Grammar(
         ("e", "t", "i"), _WIDE, ("1x128",), _FAMILIES, _masked,
-        lambda case: _group(case) | {"use_ue8m0": case.option("ue8m0") == "1"},
-        {"group": ("32", "64"), "ue8m0": ("1",), "rounding": ("none",)}, listed=_MASKED_IDS, domain="i % 128 == 0",
+        lambda case: _group(case) | _biased(case) | {"use_ue8m0": case.option("ue8m0") == "1"},
+        {"group": ("32", "64"), "ue8m0": ("1",), "rounding": ("none",), "alpha": ("1.702", "free")},
+        listed=_MASKED_IDS, domain="i % 128 == 0",
     ),
     "persistent_masked_m_silu_mul_quant": Grammar(
         ("e", "t", "i"), _WIDE[:1], ("1x128",), _FAMILIES, _masked, no_options,

@@ -200,6 +200,29 @@ fault(
 )
 
 
+with_alpha = need(lambda call: call.resolved.get("gemm1_alpha") is not None, "silu is plain")
+fault(
+    "{}",
+    ARITHMETIC,
+    on=GATED & takes("gemm1_alpha"),
+    needs=with_alpha,
+    over=(
+        way("gemm1_alpha ignored", {"gemm1_alpha": 1.0}, seen="vllm PR 45738, sglang PR 39939"),
+        way("plain silu for one with an alpha and 1 + up", {"gemm1_alpha": None}, seen="sglang PR 39920"),
+        way(
+            "limit of the fused activation ignored",
+            {"gemm1_clamp_limit": None},
+            seen="TensorRT-LLM PR 13767",
+            needs=both(
+                with_alpha, need(lambda call: call.resolved["gemm1_clamp_limit"] is not None, "there is no limit")
+            ),
+            same_if="no operand reaches the limit",
+        ),
+    ),
+    options=lambda change: option(**change),
+)
+
+
 def nearest_bf16(value: Tensor) -> Tensor:
     """``value``, of any shape and float dtype, rounded to bfloat16, in the same shape and dtype.
 

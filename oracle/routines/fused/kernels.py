@@ -38,10 +38,11 @@ from oracle.routines.base import (
     register,
 )
 from oracle.routines.fused.contract import COLUMNS, MASKED, SCALE, SCALE_UB, FusedContract, Value
-from oracle.routines.moe.contract import SiluAndMul
+from oracle.routines.moe.activations import interval_of
 from oracle.routines.quantisers.contract import FAST_MATH
 from oracle.routines.traits import Kind, Trait
-from oracle.truth.moe import nearest
+from oracle.truth.activation import SWIGLU, Formula
+from oracle.truth.moe import Activation, Steps, nearest
 from oracle.verdict.sets import Found, rounded_to
 
 ROUNDINGS = ("each", "product", "none")
@@ -55,16 +56,17 @@ def rounding_option(default: str) -> OptionSpec:
     return OptionSpec("rounding", default, ROUNDINGS, "where silu(gate) * up is rounded to the dtype of x")
 
 
-def gated(x: Tensor, rounding: str) -> Value:
-    """``silu(gate) * up`` of ``x`` ``[..., 2 I]`` (float32, bfloat16 or float16) with its roundings and the interval of
-    a device's silu."""
+def gated(x: Tensor, rounding: str, *, formula: Formula = SWIGLU, limit: float | None = None) -> Value:
+    """``silu(gate) * up``, or another formula, of ``x`` ``[..., 2 I]`` (float32, bfloat16 or float16) with its
+    roundings and the interval of a device's silu."""
     held = (
         x
         if rounding != "none"
         else to_dtype(x.double(), torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
     )
-    call = Call(SiluAndMul(), {"x": held}, {"round_silu": rounding == "each"})
-    return Value(SiluAndMul().interval(call.checked()), held.dtype)
+    each = Activation.EACH if rounding == "each" else Activation.PRODUCT
+    steps = Steps(store=held.dtype, activation=each, formula=formula, limit=limit)
+    return Value(interval_of(held, steps), held.dtype)
 
 
 class GatedContract(FusedContract):
@@ -148,7 +150,11 @@ class SiluAndMulPerBlockQuant(GatedContract):
 
 @register
 class SiluAndMulMaskedPostQuant(GatedContract):
-    """A power-of-two scale is float32, of ``max(amax, 1e-10)/448`` rounded up."""
+    """A power-of-two scale is float32, of ``max(amax, 1e-10)/448`` rounded up.
+
+    With ``gemm1_alpha``, which goes with ``rounding="none"`` alone, the value is ``g / (1 + exp(-gemm1_alpha g)) * (u +
+    1)`` of ``g = min(gate, gemm1_clamp_limit)`` and ``u = min(max(up, -gemm1_clamp_limit), gemm1_clamp_limit)`` in
+    float32; of NaN nothing is claimed where there is a limit."""
 
     shapes = {"scale": "[E, T, I / group_size]"}
 
@@ -160,7 +166,32 @@ class SiluAndMulMaskedPostQuant(GatedContract):
         OptionSpec("group_size", 128, None, "elements that share a scale; I is a multiple of it"),
         OptionSpec("use_ue8m0", False, (False, True), "round the scale up to a power of two"),
         rounding_option("each"),
+        OptionSpec("gemm1_alpha", None, None, "factor of gate within its sigmoid; 1 is added to up"),
+        OptionSpec("gemm1_clamp_limit", None, None, "clamp of gate (above) and up (both sides)"),
     )
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        for name in ("gemm1_alpha", "gemm1_clamp_limit"):
+            value = options[name]
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise OptionError(f"{name}={value!r}; pass a number, or None")
+            if value is not None and not 2.0**-10 <= value <= 2.0**10:
+                raise OptionError(f"{name}={value!r}; pass a number within 2^-10 and 2^10")
+        if options["gemm1_clamp_limit"] is not None and options["gemm1_alpha"] is None:
+            raise OptionError("gemm1_clamp_limit goes with gemm1_alpha; pass both")
+        if options["gemm1_alpha"] is not None and options["rounding"] != "none":
+            raise OptionError(f"gemm1_alpha goes with rounding='none', not {options['rounding']!r}")
+
+    def value(self, inputs: Inputs, options: Options) -> Value:
+        alpha, limit = options["gemm1_alpha"], options["gemm1_clamp_limit"]
+        if alpha is None:
+            return super().value(inputs, options)
+        factor, above = f32(torch.tensor([alpha, limit or 1.0], dtype=torch.float64, device="cpu")).tolist()
+        formula = Formula(alpha=factor, beta=1.0)
+        return gated(inputs["x"], "none", formula=formula, limit=None if limit is None else above)
+
+    def modelled(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        return {} if options["gemm1_alpha"] is not None else super().modelled(inputs, options)
 
     def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         plain = (recipes.TORCH_GROUP, recipes.SGLANG_TRITON_COLUMN, recipes.SGLANG_GROUP)

@@ -18,7 +18,7 @@ from torch import Tensor
 from oracle.numbers.formats import E4M3FN
 from oracle.numbers.scaling import E4M3_128X128, Block, Scaling
 from oracle.routines import data
-from oracle.routines.case import MATRICES, TABLE_ROWS, Case, Grammar, every_shape, no_options
+from oracle.routines.case import MATRICES, TABLE_ROWS, Case, Grammar, every_shape, no_options, out_dtype
 from oracle.routines.layouts import groups
 from oracle.truth.layout import swizzle_scale
 
@@ -214,6 +214,16 @@ def _alignment(case: Case) -> dict[str, object]:
     return {"alignment_size": int(case.option("align") or 32)}
 
 
+def _local_ids(case: Case) -> dict[str, Tensor]:
+    """Every second expert is of this rank, in descending order; an id in eight is -1."""
+    (dtype,), e = case.operand_dtypes, case["e"]
+    place = torch.arange(e, dtype=torch.int32, device="cpu")
+    known = torch.where(place % 2 == 1, (e - place) // 2, -1)
+    ids = torch.from_numpy(case.stream("topk_ids").integers(0, e, (case["t"], case["k"])))
+    absent = torch.from_numpy(case.stream("absent").integers(0, 8, (case["t"], case["k"])) == 0)
+    return {"topk_ids": ids.masked_fill(absent, -1).to(dtype), "expert_map": known}
+
+
 def _token_groups(case: Case) -> dict[str, Tensor]:
     """Rows of groups, of which the last eighth belongs to none with ``tail=1``."""
     rows = _parts(case, case["m"] - (case["m"] // 8 if case.option("tail") else 0), "groups")
@@ -352,6 +362,15 @@ _GRAMMARS: Mapping[str, Grammar] = {
         listed=_every_dtype,
         shapes=_TOKENS,
     ),
+    "remap_topk_to_local": Grammar(
+        ("t", "e", "k"),
+        ("i32-i32", "i64-i64", "i64-i32"),
+        ("-",),
+        ("randn",),
+        _local_ids,
+        out_dtype,
+        shapes=("t=7,e=12,k=4", "t=1,e=3,k=1"),
+    ),
     "unpad_token_groups": Grammar(
         ("m", "k", "g"),
         ("bf16", "f32", "f16"),
@@ -409,6 +428,7 @@ GOLDENS = (
       for o in ("", "trtllm=1/", "gated=0/")),
     "prepare_fp8_moe_layer_for_fi/e4m3/-/e=1,h=32,i=128/block=1/family=codes/seed=7",
     "pad_token_groups/bf16/-/m=9,k=4,g=3/align=16,tail=1/family=randn/seed=7",
+    "remap_topk_to_local/i32-i32/-/t=3,e=6,k=2/family=randn/seed=7",
     "unpad_token_groups/f32/-/m=9,k=4,g=3/align=16/family=randn/seed=7",
     *(f"requantize_with_max_scale/e4m3/-/s=3,n=48,k=64/family={f}/seed=7" for f in ("codes", "randn")),
 )  # fmt: skip  # a table, one row a line

@@ -699,3 +699,33 @@ fault(
     write=entry("out", _unpadded_as_halves),
     needs=need(_is_float32("padded"), "the rows are not float32"),
 )
+
+fault(
+    "{}",
+    INDEX,
+    on=of_class(groups.RemapTopkToLocal),
+    over=(
+        way(
+            "absent experts read from the end of the map",
+            lambda ids, known: known[ids],
+            seen="no public thread: a map indexed with -1",
+            same_if="no id is -1, or the last expert is of another rank",
+        ),
+        way("experts of other ranks kept by their global number", lambda ids, known: ids, seen="flashinfer 3547"),
+        way(
+            "experts of other ranks taken for the first one",
+            lambda ids, known: torch.where(ids >= 0, known[ids.clamp(min=0)].clamp(min=0), -1),
+            seen="vllm 42118",
+            same_if="every expert is of this rank",
+        ),
+        way(
+            "map of experts off by one",
+            lambda ids, known: torch.where(ids >= 0, known.roll(1)[ids.clamp(min=0)], -1),
+            seen="flashinfer 3547",
+        ),
+    ),
+    write=lambda change: entry(
+        "out",
+        lambda call, out: change(call.inputs["topk_ids"].long(), call.inputs["expert_map"].long()).to(out.dtype),
+    ),
+)

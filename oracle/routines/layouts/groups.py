@@ -125,3 +125,30 @@ class UnpadTokenGroups(_TokenGroups):
         starts = inputs["padded_group_start_offsets"].tolist()
         pairs = zip(groups_of(inputs["group_end_offsets"]), starts, strict=True)
         return {"out": torch.cat([inputs["padded"][start : start + end - begin] for (begin, end), start in pairs])}
+
+
+@register
+class RemapTopkToLocal(LayoutContract):
+    """``out = expert_map[id]`` where ``id`` is 0 or more, else -1: an absent slot stays absent. ``expert_map`` has the
+    local number of every global expert, -1 for those of other ranks. Ids are below its entries."""
+
+    name = "remap_topk_to_local"
+    dispatched = False
+    section = "MoE"
+    summary = "global experts of tokens as those of this rank, -1 for others and for none"
+    source = "vLLM layers/fused_moe remap_topk_to_local"
+    shapes = {"out": "[T, k], int32 or int64"}
+    inputs = (
+        TensorSpec("topk_ids", Kind.IDS, (torch.int32, torch.int64), ("T", "k"), "global experts, -1 for none"),
+        TensorSpec("expert_map", Kind.IDS, (torch.int32,), ("X",), "local expert of each global one, or -1"),
+    )
+    options = (OptionSpec("out_dtype", torch.int32, (torch.int32, torch.int64), "dtype of out"),)
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        ids, count = inputs["topk_ids"], inputs["expert_map"].numel()
+        if bool((ids < -1).any()) or bool((ids >= count).any()):
+            raise InputError(f"topk_ids reach from {int(ids.min())} to {int(ids.max())}; there are {count} experts")
+
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        ids, known = inputs["topk_ids"].long(), inputs["expert_map"].long()
+        return {"out": torch.where(ids >= 0, known[ids.clamp(min=0)], -1).to(options["out_dtype"])}

@@ -10,10 +10,14 @@ from torch import Tensor
 
 from oracle.errors import CaseError
 from oracle.routines import data
-from oracle.routines.case import DTYPES, Case, Grammar, given_scale, out_dtype, seeds
+from oracle.routines.case import DTYPES, Case, Grammar, every_shape, given_scale, out_dtype, seeds
+from oracle.routines.moe.routers import GROUPED, ROWS, Row
+from oracle.truth.routing import METHODS
 
 DEAD = 2.0**-76  # block scales of dead experts lie near 1e-23 (FlashInfer issue 2595, vLLM issue 31394)
 FAR = 30.0  # logits of this spread have sigmoids from 2**-100 to 1
+LOW = 40.0  # logits below it have sigmoids of which a tanh in float32 leaves 0
+BELOW = 3.0  # biases below it make every choice less than -1
 QUANTISED = ("randn", "codes", "zeros", "outlier")  # families of experts whose input is quantised already
 WEIGHT_FAMILIES = ("codes", "zeros")  # those of a high-precision input that name the weights' data as well
 
@@ -24,6 +28,87 @@ def _routing(case: Case) -> dict[str, Tensor]:
     if case.option("bias") == "1":
         inputs["bias"] = data.normal(case.label("bias"), (case["e"],), dtype=torch.float32)
     return inputs
+
+
+def _library_routing(case: Case) -> dict[str, Tensor]:
+    """Of a router of a library: logits that are all negative, some NaN, equal, or far apart; a bias in their dtype."""
+    (dtype,) = case.operand_dtypes
+    shape = (case["t"], case["e"])
+    logits = data.normal(case.label("logits"), shape, dtype=torch.float32)
+    if case.option("logits") == "far":
+        logits = logits * FAR - FAR
+    elif case.option("logits") == "low":
+        logits = logits - LOW
+    elif case.option("logits") == "nan":
+        logits[::2, :: max(1, case["e"] // 3)] = torch.nan
+    elif case.option("logits") == "inf":
+        logits[0], logits[-1, -1] = -torch.inf, torch.inf
+    elif case.option("logits") == "ties":
+        logits = logits.round()
+    inputs = {"logits": logits.to(dtype)}
+    if case.option("bias") == "1" or ROUTERS[case.contract].given:
+        below = BELOW if case.option("bias") == "1" else 0.0
+        bias = data.normal(case.label("bias"), (case["e"],), dtype=torch.float32) - below
+        inputs["bias"] = bias.to(dtype if dtype in ROUTERS[case.contract].bias else torch.float32)
+    if case.option("padding") == "1":
+        inputs["is_padding"] = (torch.arange(case["t"]) >= (case["t"] + 1) // 2).to(torch.uint8)
+    return inputs
+
+
+def _library_options(case: Case) -> dict[str, object]:
+    row, groups = ROUTERS[case.contract], int(case.option("groups") or 1)
+    found: dict[str, object] = {"top_k": case["k"]}
+    if row.methods:
+        found["routing_method"] = case.option("method") or GROUPED
+    if row.groups:
+        found |= {"num_expert_group": groups, "topk_group": max(1, groups // 2)}
+    if row.asks:
+        found["renormalize"] = case.option("renormalize") == "1"
+    if row.scales and case.option("factor"):
+        found["routed_scaling_factor"] = float(case.option("factor") or 1)
+    return found
+
+
+def _library_grammar(row: Row) -> Grammar:
+    options: dict[str, tuple[str, ...]] = {"logits": ("far", "low", "nan", "inf", "ties"), "bias": ("1",)}
+    if row.padded:
+        options["padding"] = ("1",)
+    if row.groups:
+        options["groups"] = ("4",)
+    if row.methods:
+        options["method"] = tuple(name for name in METHODS if name != GROUPED)
+    if row.asks:
+        options["renormalize"] = ("1",)
+    if row.scales:
+        options["factor"] = ("2.5",)
+    return Grammar(
+        ("t", "e", "k"),
+        ("f32", "bf16", "f16"),
+        ("-",),
+        ("randn",),
+        _library_routing,
+        _library_options,
+        options,
+        listed=_library_ids,
+        shapes=("t=5,e=8,k=2", "t=40,e=32,k=4"),
+    )
+
+
+def _library_ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
+    """Every option alone; 512 experts of which 22 are chosen, and 160, which is no power of two."""
+    yield from every_shape(contract, grammar, profile)
+    row = ROUTERS[contract]
+    for shape in ("t=9,e=512,k=22", "t=9,e=160,k=8"):
+        for dtypes, option in (("bf16", ""), ("f32", "bias=1/"), ("bf16", "bias=1/")):
+            yield f"{contract}/{dtypes}/-/{shape}/{option}family=randn/seed=1"
+    yield f"{contract}/f32/-/t=40,e=32,k=4/logits=far,bias=1/family=randn/seed=1"
+    if row.groups:
+        for dtypes in ("f32", "bf16"):
+            yield f"{contract}/{dtypes}/-/t=40,e=32,k=4/bias=1,groups=4,factor=2.5/family=randn/seed=1"
+    if row.padded:
+        yield f"{contract}/f32/-/t=40,e=32,k=4/bias=1,padding=1,renormalize=1,factor=2.5/family=randn/seed=1"
+        yield f"{contract}/f32/-/t=40,e=32,k=4/logits=inf,renormalize=1/family=randn/seed=1"
+        yield f"{contract}/f32/-/t=40,e=32,k=4/logits=low,renormalize=1/family=randn/seed=1"
 
 
 def _routing_options(case: Case) -> dict[str, object]:
@@ -245,6 +330,7 @@ def _activation_ids(contract: str, grammar: Grammar, profile: str) -> Iterable[s
         yield f"{contract}/{grammar.dtypes[0]}/-/{shape}/family=randn/seed=1"
 
 
+ROUTERS = {row.name: row for row in ROWS}
 GRAMMARS: Mapping[str, Grammar] = {
     "moe_routing": Grammar(
         ("t", "e", "k"),
@@ -257,6 +343,7 @@ GRAMMARS: Mapping[str, Grammar] = {
         shapes=("t=1,e=8,k=1", "t=40,e=32,k=4"),
         extra_options=({"routed_scaling_factor": 2.5}, {"num_expert_group": 4, "topk_group": 2, "top_k": 2}),
     ),
+    **{row.name: _library_grammar(row) for row in ROWS},
     "moe_fp8": Grammar(
         ("t", "e", "h", "i", "k"),
         ("e4m3xe4m3-bf16", "bf16xe4m3-bf16"),
@@ -310,6 +397,11 @@ GOLDENS = (
     *(f"moe_routing/f32/-/t=24,e=32,k=4/{o}family=randn/seed=7"
       for o in ("", "router=llama4/", "router=softmax/", "router=softmax,renormalize=1/", "groups=4/",
                 "groups=4,bias=1,renormalize=1/")),
+    *(f"{name}/{d}/-/t=2,e=8,k=2/{o}family=randn/seed=7" for name, d, o in (
+        ("topk_softmax", "f32", "bias=1,padding=1,renormalize=1,factor=2.5/"),
+        ("topk_sigmoid", "f16", "bias=1,renormalize=1/"), ("topk_softplus_sqrt", "f32", "bias=1,renormalize=1/"),
+        ("grouped_topk", "f32", "groups=4,renormalize=1/"), ("fused_topk_deepseek", "bf16", "groups=4,factor=2.5/"),
+        ("trtllm_moe_routing", "f32", "bias=1,groups=4/"), ("trtllm_moe_routing", "f32", "method=Renormalize/"))),
     # kept as digests
     "moe_fp8/e4m3xe4m3-bf16/1x128:128x128/t=9,e=5,h=256,i=128,k=3/family=randn/seed=7",
     "apply_fi_trtllm_fp8_per_tensor_moe/bf16xe4m3-bf16/tensor:tensor/t=17,g=6,e=3,h=160,i=72/weight=f32/"

@@ -1,9 +1,8 @@
-"""Contracts of mixture-of-experts layers in FP8: routing, experts from quantised input to combined output, activation.
+"""Contracts of mixture-of-experts layers in FP8: routing, experts from quantised input to combined output.
 
 ``moe_routing``  which experts a token goes to, and with which weights
 ``moe_fp8``      quantise, w13, silu-and-mul, requantise, w2, combine; judged by intervals that hold whatever a flipped
                  code of the intermediate may do (:mod:`oracle.routines.moe.moe_ranges`)
-``silu_and_mul`` the activation between the products, by itself
 ``apply_fi_trtllm_fp8_per_tensor_moe``: TensorRT-LLM's per-tensor layer with Llama-4 routing (:class:`TensorMoe`)
 
 A layer is judged from its published quantised input (``a`` and ``a_scale``) or from its high-precision one (``x``,
@@ -18,6 +17,7 @@ Sources: vLLM fused_moe; FlashInfer trtllm_fused_moe; :mod:`oracle.truth.moe` an
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,7 +50,7 @@ from oracle.routines.base import (
     positive,
     register,
 )
-from oracle.routines.moe.moe_ranges import act_span, boxed_span, input_boxes, outcome, shares, silu_span
+from oracle.routines.moe.moe_ranges import act_span, boxed_span, input_boxes, outcome, shares
 from oracle.routines.products.contract import OUT_DTYPES
 from oracle.routines.traits import Kind
 from oracle.tensorcore.identify import Match
@@ -58,8 +58,8 @@ from oracle.tensorcore.schedules import get as get_schedule
 from oracle.tensorcore.schedules import is_class
 from oracle.truth import routing
 from oracle.truth.layout import ceil_div
-from oracle.truth.moe import Activation, Combine, Experts, Steps, Tokens, activated, layer, nearest, weighted_input
-from oracle.truth.routing import Span, sigmoid
+from oracle.truth.moe import Activation, Combine, Experts, Steps, Tokens, layer, nearest, weighted_input
+from oracle.truth.routing import Span
 from oracle.verdict.compare import Admissible, Comparison, Verdict, Worst, compare, verdict
 from oracle.verdict.sets import (
     Elements,
@@ -90,9 +90,67 @@ QUANTISERS = tuple(
 ROUTERS = ("llama4", "deepseek_v3", "softmax")
 
 
+class Routing(Contract):
+    """Experts of each token and their weights, in any order, weights beside their experts.
+
+    Experts whose choices lie closer than a device's error may come in either order, and so may equal ones. Ids are
+    int32 or int64 from 0 to E - 1, all different.
+    """
+
+    section = "MoE"
+    returns = ("topk_weights", "topk_ids")
+
+    def weights_dtypes(self, inputs: Inputs) -> tuple[torch.dtype, ...]:
+        """Dtypes that a kernel may give weights in, the reference's first."""
+        return F32
+
+    @abstractmethod
+    def forms(self, inputs: Inputs, options: Options) -> list[routing.Router]:
+        """The routers of which one must explain a whole output; the first is the reference's."""
+
+    def bias(self, inputs: Inputs, options: Options) -> Tensor | None:
+        """What is added to the choices."""
+        return inputs.get("bias")
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        routing.check(self.forms(inputs, options)[0], self.extents(inputs)["E"])
+
+    def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
+        resolved = self.check(inputs, options)
+        weights, ids = routing.route(inputs["logits"], self.forms(inputs, resolved)[0], self.bias(inputs, resolved))
+        ids = torch.where(_padding(inputs), -1, ids)
+        return {"topk_weights": rounded_to(weights, self.weights_dtypes(inputs)[0]), "topk_ids": ids.to(torch.int32)}
+
+    def outputs(self, call: Call) -> dict[str, Out]:
+        shape = (call.inputs["logits"].shape[0], positive(call.resolved, "top_k"))
+        return {"topk_weights": Out(shape, self.weights_dtypes(call.inputs)), "topk_ids": Out(shape, INTEGERS)}
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        return [Property(partial(self._decide, call, form)) for form in self.forms(call.inputs, call.resolved)]
+
+    def _decide(self, call: Call, router: routing.Router, outputs: Found) -> Verdict:
+        logits, bias = call.inputs["logits"], self.bias(call.inputs, call.resolved)
+        padding, given = _padding(call.inputs), outputs["topk_ids"].to(torch.int64)
+        all_scores = routing.scores(logits, router, bias)
+        bad = routing.misrouted(given, all_scores, router, biased=bias is not None)
+        bad = torch.where(padding, given != -1, bad[:, None]).any(dim=1)
+        ids = given.clamp(0, logits.shape[1] - 1)
+        span, dtype = routing.weight_span(all_scores, ids, router), outputs["topk_weights"].dtype
+        ends = [decode(rounded_to(end, dtype)) if dtype != torch.float32 else end for end in (span.low, span.high)]
+        expected = decode(rounded_to(routing.weights_of(all_scores.score, ids, router), dtype))
+        lost = (all_scores.score_span.low.gather(1, ids) <= 0).all(dim=1, keepdim=True) & router.renormalise
+        lost = lost & (router.epsilon == 0 and not router.nan_is_zero)
+        known = (~bad[:, None] & ~padding).expand(ids.shape)
+        sets = Admissible(ends[0], ends[1], expected, known, open=lost.expand(ids.shape))
+        weights = verdict(
+            compare(outputs["topk_weights"], sets, output="topk_weights"), basis="float32 weights of those experts"
+        )
+        return worst_of([_judge_ids(bad, outputs["topk_ids"]), weights])
+
+
 @register
-class MoeRouting(Contract):
-    """Of each row of logits ``l`` the ``top_k`` experts and their weights, in any order, weights beside their experts:
+class MoeRouting(Routing):
+    """Of each row of logits ``l`` the ``top_k`` experts:
 
         llama4        choice l; weight sigmoid(l)
         deepseek_v3   s = sigmoid(l), choice s + bias; weight s
@@ -103,15 +161,12 @@ class MoeRouting(Contract):
     ``top_k`` largest choices among them are taken. With llama4 a bias is added to no choice. With ``renormalize``
     weights are divided by their sum (llama4 too); nothing is claimed of them where every score of the chosen experts is
     below 2^-126 and may be 0. Then they are multiplied by ``routed_scaling_factor``. Scores may err as ``ex2.approx``
-    and ``rcp.approx`` do; choices that lie closer than that may come in either order, and so may equal ones. Ids are
-    int32 or int64 from 0 to E - 1, all different. A row with a NaN logit may choose any experts, whose weights are
-    those of the formulas; so may one whose softmax is NaN, of a logit of +inf or of -inf alone. Else an infinite logit
-    has the score 0 or 1.
+    and ``rcp.approx`` do. A row with a NaN logit may choose any experts, whose weights are those of the formulas; so
+    may one whose softmax is NaN, of a logit of +inf or of -inf alone. Else an infinite logit has the score 0 or 1.
     """
 
     name = "moe_routing"
     production = "moe_layer.route_deepseek_v3"
-    section = "MoE"
     summary = "top-k experts and their weights: Llama-4, DeepSeek-V3 (grouped, biased), softmax"
     source = "vLLM fused_moe routers; DeepSeek-V3 inference/model.py"
     inputs = (
@@ -126,38 +181,15 @@ class MoeRouting(Contract):
         OptionSpec("renormalize", False, (False, True), "weights of a token sum to 1, before the scaling factor"),
         OptionSpec("routed_scaling_factor", 1.0, None, "factor of all weights"),
     )
-    returns = ("topk_weights", "topk_ids")
 
-    def refuse(self, inputs: Inputs, options: Options) -> None:
-        routing.check(router_of(options), self.extents(inputs)["E"])
+    def forms(self, inputs: Inputs, options: Options) -> list[routing.Router]:
+        return [router_of(options)]
 
-    def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
-        router = router_of(self.check(inputs, options))
-        weights, ids = routing.route(inputs["logits"], router, inputs.get("bias"))
-        return {"topk_weights": rounded_to(weights, torch.float32), "topk_ids": ids.to(torch.int32)}
 
-    def outputs(self, call: Call) -> dict[str, Out]:
-        shape = (call.inputs["logits"].shape[0], positive(call.resolved, "top_k"))
-        return {"topk_weights": Out(shape, F32), "topk_ids": Out(shape, INTEGERS)}
-
-    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
-        router, logits, bias = router_of(call.resolved), call.inputs["logits"], call.inputs.get("bias")
-
-        def decide(outputs: Found) -> Verdict:
-            all_scores = routing.scores(logits, router, bias)
-            bad = routing.misrouted(outputs["topk_ids"], all_scores, router, biased=bias is not None)
-            ids = outputs["topk_ids"].to(torch.int64).clamp(0, logits.shape[1] - 1)
-            span = routing.weight_span(all_scores, ids, router)
-            expected = decode(rounded_to(routing.weights_of(all_scores.score, ids, router), torch.float32))
-            lost = (all_scores.score_span.low.gather(1, ids) <= 0).all(dim=1, keepdim=True) & router.renormalise
-            known = (~bad)[:, None].expand(ids.shape)
-            sets = Admissible(span.low, span.high, expected, known, open=lost.expand(ids.shape))
-            weights = verdict(
-                compare(outputs["topk_weights"], sets, output="topk_weights"), basis="float32 weights of those experts"
-            )
-            return worst_of([_judge_ids(bad, outputs["topk_ids"]), weights])
-
-        return [Property(decide)]
+def _padding(inputs: Inputs) -> Tensor:
+    """Bool ``[T, 1]``: rows of padding, which have no experts."""
+    rows = inputs.get("is_padding")
+    return torch.zeros_like(inputs["logits"][:, :1], dtype=torch.bool) if rows is None else rows[:, None] != 0
 
 
 @register
@@ -321,96 +353,6 @@ class MoeFp8(Contract):
         return no_boxes(self.name, numerics)
 
 
-@register
-class SiluAndMul(Contract):
-    """The activation between the two products of an expert, by itself::
-
-        out = RN_T(silu(gate) * up)                   gate = x[..., :I], up = x[..., I:], T the dtype of x
-        out = RN_T(RN_T(silu(gate)) * up)             with ``round_silu``
-        silu(x) = x / (1 + exp(-x))                   with ``limit``: gate <= limit, -limit <= up <= limit, first
-
-    A kernel's silu may err as :func:`oracle.routines.moe.moe_ranges.silu_span` says (an exponential and a reciprocal of
-    the device); every rounding after it is monotone, so the interval of silu gives one of the output. Special values as
-    IEEE arithmetic gives them: NaN in, NaN out (with a limit nothing is claimed: a device minimum drops NaN); +inf as
-    gate gives an infinity of the sign of ``up``, -inf as gate NaN or 0 (nothing is claimed), an infinite ``up`` an
-    infinity of the sign of silu where that cannot be flushed to 0.
-
-    Sources: vLLM csrc/activation_kernels.cu (silu_and_mul, with its rounding of silu), SGLang's clamped variant. Not
-    covered: GELU, interleaved halves.
-    """
-
-    name = "silu_and_mul"
-    shapes = {"out": "[..., I]"}
-    production = "moe_layer.silu_and_mul"
-    section = "MoE"
-    summary = "silu(gate) * up, optionally clamped first, rounded once or also after silu"
-    source = "vLLM csrc/activation_kernels.cu silu_and_mul"
-    inputs = (TensorSpec("x", Kind.VALUES, WIDE, None, "[..., 2 I]: gate, then up"),)
-    options = (
-        OptionSpec("limit", None, None, "clamp of gate (above) and up (both sides)"),
-        OptionSpec("round_silu", False, (False, True), "silu is rounded to the dtype of x before it is multiplied"),
-    )
-
-    def refuse(self, inputs: Inputs, options: Options) -> None:
-        x, limit = inputs["x"], options["limit"]
-        if x.dim() == 0 or x.shape[-1] % 2:
-            raise ShapeError(f"x has shape {list(x.shape)}; its last axis holds gate and up, [..., 2 I]")
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
-            raise OptionError(f"limit={limit!r}; pass a positive number, or None")
-
-    def reference(self, inputs: Inputs, **options: object) -> Tensor:
-        """The correctly rounded result ``[..., I]`` in the dtype of ``x``."""
-        x, steps = inputs["x"], activation_steps(inputs["x"], self.check(inputs, options))
-        value = activated(decode(x).reshape(-1, x.shape[-1]), steps).reshape(*x.shape[:-1], -1)
-        return rounded_to(value, x.dtype)
-
-    def outputs(self, call: Call) -> dict[str, Out]:
-        x = call.inputs["x"]
-        return {"out": Out((*x.shape[:-1], x.shape[-1] // 2), (x.dtype,))}
-
-    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
-        basis = "silu within a device's error, then its roundings"
-        mistrust = lambda outputs: mostly_zero(decode(outputs["out"]))  # noqa: E731
-        return [Elements(lambda: ({"out": self.interval(call)}, basis), mistrust=mistrust)]
-
-    def interval(self, call: Call) -> Admissible:
-        """The admissible outputs of a checked call."""
-        x, steps = call.inputs["x"], activation_steps(call.inputs["x"], call.resolved)
-        h = decode(x).reshape(-1, x.shape[-1])
-        finite = torch.nan_to_num(h, 0.0, 0.0, 0.0)
-        gate, up = h.chunk(2, dim=1)
-        if steps.limit is not None:
-            gate, up = gate.clamp(max=steps.limit), up.clamp(-steps.limit, steps.limit)
-        special = ~torch.isfinite(gate) | ~torch.isfinite(up)
-        open_ = _undetermined(gate, up, steps)
-        # clamped here already: a clamped infinity is an ordinary value and must not be replaced by 0
-        span = act_span(Span(*(torch.where(special.repeat(1, 2), finite, torch.cat([gate, up], dim=1)),) * 2), steps)
-        ieee = gate * sigmoid(gate) * up
-        due = nearest(torch.where(special, ieee, activated(h, steps)), of_dtype(x.dtype))
-        low, high = (torch.where(special, due, edge) for edge in (span.low, span.high))
-        shape = (*x.shape[:-1], x.shape[-1] // 2)
-        low, high, due, open_ = (t.reshape(shape) for t in (low, high, due, open_))
-        return Admissible(low, high, due, open=open_)
-
-
-def _undetermined(gate: Tensor, up: Tensor, steps: Steps) -> Tensor:
-    """Elements whose special value depends on how a kernel computes."""
-    s = silu_span(Span(*(torch.nan_to_num(gate, 0.0, 0.0, 0.0),) * 2))
-    if steps.activation is Activation.EACH:
-        s = Span(nearest(s.low, of_dtype(steps.store)), nearest(s.high, of_dtype(steps.store)))
-    perhaps_zero = (s.low <= 0) & (s.high >= 0) & (gate != 0) & torch.isfinite(gate)
-    nan = torch.isnan(gate) | torch.isnan(up)
-    open_ = torch.isneginf(gate) | (torch.isinf(up) & perhaps_zero)
-    return torch.where(nan, torch.full_like(nan, steps.limit is not None), open_)
-
-
-def activation_steps(x: Tensor, options: Options) -> Steps:
-    """The steps that options name, which store in the dtype of ``x`` (any shape)."""
-    limit = options["limit"]
-    rounding = Activation.EACH if options["round_silu"] else Activation.PRODUCT
-    return Steps(store=x.dtype, activation=rounding, limit=None if limit is None else float(limit))
-
-
 class _Call(NamedTuple):
     """A checked call: tokens (with quantised input), experts, steps, and the high-precision input if it was given."""
 
@@ -466,7 +408,15 @@ def _admissible(call: Call, layer: _Call, combine: Combine, name: str) -> tuple[
     boxes, unknown = (None, None) if layer.x is None else input_boxes(layer.x, steps.recipe, scale)
     parts = call.cached(
         f"shares by {name}",
-        lambda: shares(layer.tokens, layer.experts, steps, numerics=name, acc=acc, boxes=boxes, unknown=unknown),
+        lambda: shares(
+            layer.tokens,
+            layer.experts,
+            steps,
+            numerics=name,
+            acc=acc,
+            boxes=None if boxes is None else lambda expert: boxes,
+            unknown=unknown,
+        ),
     )
     result, fmt = outcome(layer.tokens, layer.experts, steps, parts), of_dtype(call.out_dtype)
     expected = nearest(_expected(call, layer, combine), fmt)

@@ -2,22 +2,37 @@
 
 from oracle.routines.family import RoutineFamily
 from oracle.routines.layouts import faults as layouts
-from oracle.routines.moe import cases, contract, faults, pipeline_cases, pipeline_faults, pipelines
+from oracle.routines.moe import (
+    activation_cases,
+    activation_faults,
+    activations,
+    block_layer_cases,
+    block_layer_faults,
+    block_layers,
+    cases,
+    contract,
+    faults,
+    pipeline_cases,
+    pipeline_faults,
+    pipelines,
+    routers,
+)
 from oracle.routines.products.faults import movement
 
 FAMILY = RoutineFamily(
     name="moe",
-    contracts=(contract, pipelines),
-    grammars={**cases.GRAMMARS, **pipeline_cases.GRAMMARS},
+    contracts=(contract, activations, pipelines, block_layers, routers),
+    grammars={**cases.GRAMMARS, **activation_cases.GRAMMARS, **pipeline_cases.GRAMMARS, **block_layer_cases.GRAMMARS},
     # the catalogue names the faults of layouts before those of the layer, and those of runs among them
     faults=(
         layouts.FAULTS,
         faults.ROUTING,
         faults.EXPERTS,
         movement.RUNS,
-        faults.ACTIVATION,
+        activation_faults.FAULTS,
         faults.LAYER,
         pipeline_faults.FAULTS,
+        block_layer_faults.FAULTS,
     ),
-    goldens=(*cases.GOLDENS, *pipeline_cases.GOLDENS),
+    goldens=(*cases.GOLDENS, *activation_cases.GOLDENS, *pipeline_cases.GOLDENS, *block_layer_cases.GOLDENS),
 )

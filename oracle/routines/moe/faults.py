@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from oracle.numbers import recipe_table
-from oracle.numbers.formats import decode
+from oracle.numbers.formats import BF16, decode
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import Recipe
 from oracle.routines.base import Call
@@ -24,28 +24,25 @@ from oracle.routines.ideas import bf16_of, halves_swapped, itself, option, throu
 from oracle.routines.moe.contract import (
     STEPS,
     MoeFp8,
-    MoeRouting,
-    SiluAndMul,
+    Routing,
     TensorMoe,
     choices,
     experts_of,
-    router_of,
     steps_of,
     tokens_of,
 )
 from oracle.routines.traits import of_class
 from oracle.truth import layout, routing
 from oracle.truth.moe import activated, quantised, stored, weighted_input
-from oracle.truth.routing import sigmoid
+from oracle.truth.routing import Scoring, sigmoid
 from oracle.verdict.sets import rounded_to
 
 ON_INPUT = "apply_router_weight_on_input"
 Inputs = dict[str, Tensor]
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
-ROUTING = Faults(of_class(MoeRouting))
+ROUTING = Faults(of_class(Routing))
 EXPERTS = Faults(of_class(MoeFp8))
-ACTIVATION = Faults(of_class(SiluAndMul))
 LAYER = Faults(of_class(TensorMoe))
 CERTAIN = 64.0  # a logit whose sigmoid is 1 in float32
 
@@ -65,12 +62,19 @@ def above_one(name: str, otherwise: str) -> WhyNot:
     return need(lambda call: isinstance(value := call.resolved[name], int) and value > 1, otherwise)
 
 
-in_groups = above_one("num_expert_group", "experts are not in groups")
+def router(call: Call) -> routing.Router:
+    """The router of a call; the first, where several may explain it."""
+    contract = call.contract
+    assert isinstance(contract, Routing)
+    return contract.forms(call.inputs, call.resolved)[0]
+
+
+in_groups = need(lambda call: router(call).groups > 1, "experts are not in groups")
 SAME_GROUPS = "the best experts lie in the groups that remain"
 
 
 def _router(name: str) -> WhyNot:
-    return need(lambda call: call.resolved["router"] == name, "the router is another")
+    return need(lambda call: call.resolved.get("router") == name, "the router is another")
 
 
 # the bias makes every score negative, so that the 0 of masked groups is chosen
@@ -105,14 +109,14 @@ fault(
             "routing weights not renormalised",
             option(renormalize=False),
             seen="flashinfer PR 4639",
-            needs=is_set("renormalize", "weights are not renormalised"),
+            needs=need(lambda call: call.resolved.get("renormalize"), "weights are not renormalised"),
         ),
         way(
             "routing scale dropped",
             option(routed_scaling_factor=1.0),
             family=VALUE,
             seen="TensorRT-LLM PR 14199",
-            needs=need(lambda call: call.resolved["routed_scaling_factor"] != 1.0, "the factor is 1"),
+            needs=need(lambda call: router(call).scaling != 1.0, "the factor is 1"),
         ),
     ),
     options=itself,
@@ -133,19 +137,49 @@ def _routed(
     biased: bool = True,
     logits: Callable[[Call], Tensor] = lambda call: call.inputs["logits"],
     score: Callable[[Call], Tensor] | None = None,
+    routed_by: Callable[[routing.Router], routing.Router] = lambda form: form,
 ) -> Callable[[Call, dict[str, Tensor]], dict[str, Tensor]]:
     """WRITE: experts and weights of other logits, scores and choices; groups by their two best where they are
     ``biased``. ``score``: what weights are taken from, in place of the scores of the choice."""
 
     def write(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        router, bias = router_of(call.resolved), call.inputs.get("bias")
-        scored = change(routing.scores(logits(call), router, bias))
-        ids = routing.best_experts(scored.choice, router, biased=biased and bias is not None)
+        form, bias = routed_by(router(call)), choice_bias(call)
+        scored = change(routing.scores(logits(call), form, bias))
+        ids = routing.best_experts(scored.choice, form, biased=biased and bias is not None)
         of = scored.score if score is None else score(call)
-        weights = rounded_to(routing.weights_of(of, ids, router), torch.float32)
-        return outputs | {"topk_weights": weights, "topk_ids": ids.to(outputs["topk_ids"].dtype)}
+        weights = rounded_to(routing.weights_of(of, ids, form), outputs["topk_weights"].dtype)
+        return _written(call, outputs, weights, ids)
 
     return write
+
+
+def _written(call: Call, outputs: dict[str, Tensor], weights: Tensor, ids: Tensor) -> dict[str, Tensor]:
+    """Experts and weights in the dtypes of a right kernel, which leaves rows of padding without experts."""
+    kept = torch.where(outputs["topk_ids"] < 0, -1, ids)
+    return outputs | {"topk_weights": weights, "topk_ids": kept.to(outputs["topk_ids"].dtype)}
+
+
+def _forms(call: Call) -> list[routing.Router]:
+    contract = call.contract
+    assert isinstance(contract, Routing)
+    return contract.forms(call.inputs, call.resolved)
+
+
+def _raw(call: Call) -> Tensor:
+    """Scores as they come, NaN among them."""
+    return routing.scores(call.inputs["logits"], replace(router(call), nan_is_zero=False), choice_bias(call)).score
+
+
+def _choices(call: Call) -> Tensor:
+    """What experts are chosen by."""
+    return routing.scores(call.inputs["logits"], router(call), choice_bias(call)).choice
+
+
+def choice_bias(call: Call) -> Tensor | None:
+    """What a right kernel adds to the choices."""
+    contract = call.contract
+    assert isinstance(contract, Routing)
+    return contract.bias(call.inputs, call.resolved)
 
 
 def _twice(options: dict[str, object]) -> dict[str, object]:
@@ -154,7 +188,9 @@ def _twice(options: dict[str, object]) -> dict[str, object]:
 
 CHOICES = "the choices lie further apart"
 with_bias = need(lambda call: "bias" in call.inputs, "there is no bias")
-of_scores = need(lambda call: call.resolved["router"] != "llama4", "the router takes logits")
+of_scores = need(lambda call: not router(call).choose_by_logit, "the router takes logits")
+of_softmax = need(lambda call: router(call).scoring is Scoring.SOFTMAX, "the router has no softmax")
+unscaled_sum = need(lambda call: not router(call).renormalise, "weights are renormalised")
 fault(
     "{}",
     ARITHMETIC,
@@ -183,13 +219,13 @@ fault(
             "logits for weights that are not renormalised",
             _routed(score=lambda call: decode(call.inputs["logits"])),
             seen="sglang PR 35160: softmax only where they are",
-            needs=both(of_scores, need(lambda call: not call.resolved["renormalize"], "weights are renormalised")),
+            needs=both(of_scores, unscaled_sum),
         ),
         way(
             "bias of the choice in the softmax too",
             _routed(logits=lambda call: (decode(call.inputs["logits"]) + decode(call.inputs["bias"])).float()),
             seen="aiter PR 4247: added where the logits are loaded",
-            needs=both(with_bias, _router("softmax")),
+            needs=both(with_bias, of_softmax),
             same_if="all biases are equal",
         ),
     ),
@@ -217,14 +253,203 @@ fault(
     ARITHMETIC,
     seen="HabanaAI/vllm-fork PR 1852",
     options=option(renormalize=True),
-    needs=both(_router("softmax"), need(lambda call: not call.resolved["renormalize"], "weights are renormalised")),
+    needs=both(of_softmax, need(lambda call: call.resolved.get("renormalize") is False, "weights are renormalised")),
 )
 fault(
     "routing scale applied twice",
     VALUE,
     seen="kvcache-ai/sglang PR 86",
     options=_twice,
-    needs=need(lambda call: call.resolved["routed_scaling_factor"] != 1.0, "the factor is 1"),
+    needs=need(lambda call: router(call).scaling != 1.0, "the factor is 1"),
+)
+
+
+def _scoring(name: Scoring) -> WhyNot:
+    """Scores are of another function, which no option names."""
+    other = need(lambda call: router(call).scoring not in (name, Scoring.LOGIT), f"scores are {name}")
+    return both(other, need(lambda call: "router" not in call.resolved, "an option names the function"))
+
+
+def _score_by_tanh(scored: routing.Scores) -> routing.Scores:
+    """``0.5 tanh(0.5 x) + 0.5`` in float32, for the sigmoid of x."""
+    x = torch.logit(scored.score)
+    return replace(scored, score=(0.5 * torch.tanh(0.5 * x.float()) + 0.5).double())
+
+
+def _without_bias(call: Call) -> Tensor:
+    """Scores as float32 choices less the bias."""
+    scored, bias = routing.scores(call.inputs["logits"], router(call), choice_bias(call)), choice_bias(call)
+    assert bias is not None
+    return ((scored.score.float() + bias.float()) - bias.float()).double()
+
+
+def _from_minus_one(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A search that starts at expert 0 with the value -1: no choice below that replaces it."""
+    scored = routing.scores(call.inputs["logits"], router(call), choice_bias(call))
+    ids = outputs["topk_ids"].long().clamp(min=0)
+    ids = torch.where(scored.choice.gather(1, ids) > -1.0, ids, 0)
+    weights = rounded_to(routing.weights_of(scored.score, ids, router(call)), outputs["topk_weights"].dtype)
+    return _written(call, outputs, weights, ids)
+
+
+def _first_experts(count: int) -> Callable[[routing.Scores], routing.Scores]:
+    def change(scored: routing.Scores) -> routing.Scores:
+        beyond = torch.arange(scored.choice.shape[1], device=scored.choice.device) >= count
+        return replace(scored, choice=scored.choice.masked_fill(beyond, -torch.inf))
+
+    return change
+
+
+def _over_zero(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of a sum without its guard: NaN where every score is 0, or is 0 by a tanh in float32."""
+    scored = routing.scores(call.inputs["logits"], router(call), choice_bias(call))
+    least = routing.TANH_ERROR if router(call).by_tanh else 0.0
+    ids = outputs["topk_ids"].long().clamp(min=0)
+    lost = (scored.score.gather(1, ids) <= least / 4).all(dim=1, keepdim=True)
+    weights = outputs["topk_weights"]
+    return outputs | {"topk_weights": torch.where(lost, torch.full_like(weights, torch.nan), weights)}
+
+
+def _least_logit(call: Call) -> float:
+    return float(decode(call.inputs["logits"]).nan_to_num(nan=0.0).amax(dim=1).min())
+
+
+GUARDED = need(lambda call: router(call).epsilon > 0 or router(call).nan_is_zero, "a sum of 0 has no guard")
+BELOW_TANH = -18.0  # logits of which 0.5 tanh(0.5 x) + 0.5 is 0 in float32
+fault(
+    "{}",
+    ARITHMETIC,
+    over=(
+        way(
+            "scored by a softmax",
+            _routed(routed_by=lambda form: replace(form, scoring=Scoring.SOFTMAX)),
+            seen="sglang PR 39920",
+            needs=_scoring(Scoring.SOFTMAX),
+        ),
+        way(
+            "scored by a sigmoid",
+            _routed(routed_by=lambda form: replace(form, scoring=Scoring.SIGMOID)),
+            seen="sglang PR 39920",
+            needs=_scoring(Scoring.SIGMOID),
+        ),
+        way(
+            "method read as TopKSigmoid",
+            _routed(
+                routed_by=lambda form: replace(
+                    form, scoring=Scoring.SIGMOID, choose_by_logit=True, renormalise=False, epsilon=0.0
+                )
+            ),
+            seen="vLLM's RoutingMethodType has 9 for a method without name, FlashInfer's for TopKSigmoid",
+            needs=need(
+                lambda call: (
+                    "routing_method" in call.resolved
+                    and call.resolved["routing_method"] not in ("TopKSigmoid", "Llama4")
+                ),
+                "the method is that one",
+            ),
+            same_if="the choice and the weights of both methods are equal",
+        ),
+        way(
+            "scores that are NaN kept",
+            _routed(routed_by=lambda form: replace(form, nan_is_zero=False)),
+            seen="vllm PR 39391",
+            needs=both(
+                need(lambda call: router(call).nan_is_zero, "NaN is not replaced"),
+                need(lambda call: bool(torch.isnan(_raw(call)).any()), "no score is NaN"),
+            ),
+        ),
+        way(
+            "sigmoid by tanh: 0 below -17.5",
+            _routed(_score_by_tanh),
+            seen="flashinfer PR 3803, flashinfer PR 3946, sglang issue 30989",
+            needs=both(
+                need(
+                    lambda call: router(call).scoring is Scoring.SIGMOID and not router(call).by_tanh,
+                    "the error of a tanh is admissible",
+                ),
+                need(lambda call: _least_logit(call) < BELOW_TANH, "every token has a larger logit"),
+            ),
+            same_if="weights are divided by a sum that a larger logit decides",
+            admissible_if="weights are divided by a sum that a larger logit decides",
+        ),
+        way(
+            "weights are choices less the bias",
+            _routed(score=_without_bias),
+            seen="flashinfer PR 3875: small scores are lost",
+            needs=both(with_bias, of_scores),
+            same_if="the scores are large beside the bias",
+            admissible_if="the scores are large beside the bias",
+        ),
+        way(
+            "experts behind the first 256 never chosen",
+            _routed(_first_experts(256)),
+            seen="no public thread: a tier of experts for which no kernel was compiled",
+            needs=need(lambda call: call.inputs["logits"].shape[1] > 256, "there are no more experts"),
+            same_if="the best experts are among them",
+        ),
+        way(
+            "weights divided by the sum over all experts",
+            _routed(lambda scored: replace(scored, score=scored.score / scored.score.sum(dim=1, keepdim=True))),
+            seen="no public thread: the sum before the choice",
+            needs=both(unscaled_sum, of_scores, need(lambda call: router(call).scoring is not Scoring.SOFTMAX, "1")),
+        ),
+        way(
+            "scores and choices kept in bfloat16",
+            _routed(routed_by=lambda form: replace(form, kept=BF16)),
+            seen="vllm grouped_topk: the general kernel rounds to the dtype of the logits",
+            needs=need(
+                lambda call: (
+                    BF16 not in [form.kept for form in _forms(call)]
+                    and call.resolved.get("routing_method", "") not in ("TopK",)
+                ),
+                "so may right kernels",
+            ),
+            same_if="scores are values of bfloat16",
+            admissible_if="weights are rounded to bfloat16 in any case",
+        ),
+    ),
+    write=itself,
+)
+fault(
+    "a search that starts at expert 0 with -1",
+    INDEX,
+    seen="vllm topk_softmax: numbers of experts without a compiled kernel",
+    write=_from_minus_one,
+    needs=need(lambda call: bool((_choices(call).amax(dim=1) <= -1.0).any()), "some choice is above -1"),
+    same_if="the best expert is the first and only one",
+)
+fault(
+    "weights divided by a sum of 0",
+    ARITHMETIC,
+    seen="flashinfer PR 3803: all logits are negative",
+    write=_over_zero,
+    needs=both(
+        GUARDED,
+        need(lambda call: router(call).renormalise, "weights are not renormalised"),
+        need(
+            lambda call: (
+                bool((_raw(call).nan_to_num(nan=0.0).amax(dim=1) <= routing.TANH_ERROR / 4).any())
+                and (router(call).by_tanh or bool((_raw(call).nan_to_num(nan=0.0) == 0).all(dim=1).any()))
+            ),
+            "every token has a score above 0",
+        ),
+    ),
+)
+fault(
+    "experts for rows of padding",
+    INDEX,
+    seen="vllm topk_softmax: is_padding",
+    read=lambda call, inputs: {name: x for name, x in inputs.items() if name != "is_padding"},
+    needs=need(
+        lambda call: "is_padding" in call.inputs and bool(call.inputs["is_padding"].any()), "there are no such rows"
+    ),
+)
+fault(
+    "softplus without its square root",
+    ARITHMETIC,
+    seen="no public thread: DeepSeek-V4's score is the root",
+    write=_routed(lambda scored: replace(scored, score=scored.score**2)),
+    needs=need(lambda call: router(call).scoring is Scoring.SOFTPLUS, "scores are of another function"),
 )
 
 
@@ -390,109 +615,6 @@ fault(
     read=_made,
     options=option(**{ON_INPUT: False}),
     needs=weight_on_input,
-)
-
-
-# --- the activation -----------------------------------------------------------------------------------------
-
-fault = ACTIVATION.declare
-narrow = need(lambda call: call.inputs["x"].dtype != torch.float32, "float32 holds silu as it is")
-
-fault(
-    "gate and up swapped in the activation",
-    MOVEMENT,
-    seen="sglang PR 11081",
-    read=entry("x", halves_swapped()),
-)
-fault(
-    "gate and up taken from neighbouring columns in the activation",
-    MOVEMENT,
-    seen="vllm PR 22951, aiter 5760",
-    read=entry("x", lambda x: torch.cat([x[..., ::2], x[..., 1::2]], dim=-1)),
-    same_if="the columns are equal",
-)
-fault(
-    "SiLU limit ignored in the activation",
-    ARITHMETIC,
-    seen="sglang PR 39920",
-    options=option(limit=None),
-    needs=need(lambda call: call.resolved["limit"] is not None, "there is no limit"),
-    same_if="no operand reaches the limit",
-)
-fault(
-    "rounding of silu left out",
-    CAST,
-    seen="TensorRT-LLM PR 14464",
-    options=option(round_silu=False),
-    needs=both(narrow, need(lambda call: call.resolved["round_silu"] is True, "silu is not rounded already")),
-)
-fault(
-    "silu rounded before it is multiplied",
-    CAST,
-    seen="flashinfer 5128",
-    options=option(round_silu=True),
-    needs=both(narrow, need(lambda call: call.resolved["round_silu"] is False, "silu is rounded already")),
-)
-
-
-LIMITED = of_class(SiluAndMul) | of_class(MoeFp8)
-limited = need(lambda call: call.resolved["limit"] is not None, "there is no limit")
-UNREACHED = "no operand reaches the limit"
-
-
-def _clamped(gate: Callable[[Tensor, float], Tensor]) -> Callable[[Call, Tensor], Tensor]:
-    """The product with ``silu(gate)`` made by ``gate`` and up clamped, without another rounding."""
-
-    def write(call: Call, out: Tensor) -> Tensor:
-        limit = float(call.resolved["limit"])
-        left, up = decode(call.inputs["x"]).chunk(2, dim=-1)
-        left = gate(left, limit)
-        if call.resolved["round_silu"]:
-            left = decode(rounded_to(left, out.dtype))
-        return rounded_to(left * up.clamp(-limit, limit), out.dtype)
-
-    return write
-
-
-def _silu(x: Tensor) -> Tensor:
-    return x * sigmoid(x)
-
-
-fault(
-    "{}",
-    ARITHMETIC,
-    needs=limited,
-    same_if=UNREACHED,
-    over=(
-        way(
-            "SiLU limit clamps the gate from below too",
-            _clamped(lambda gate, limit: _silu(gate.clamp(-limit, limit))),
-            seen="anthony-chaudhary/fak 4837",
-        ),
-        way(
-            "SiLU limit applied to silu in place of its argument",
-            _clamped(lambda gate, limit: _silu(gate).clamp(max=limit)),
-            seen="sglang-jax PR 1358",
-        ),
-    ),
-    write=lambda change: entry("out", change),
-)
-fault(
-    "SiLU limit 7 whatever was asked for",
-    ARITHMETIC,
-    seen="aiter PR 4526",
-    on=LIMITED,
-    needs=limited,
-    options=option(limit=7.0),
-    same_if="the limit is 7, or no operand reaches either",
-)
-fault(
-    "no SiLU limit taken for 0",
-    ARITHMETIC,
-    seen="aiter PR 5271, onnxruntime PR 27221",
-    on=LIMITED,
-    needs=need(lambda call: call.resolved["limit"] is None, "there is a limit"),
-    write=entry("out", lambda out: torch.zeros_like(out)),
 )
 
 

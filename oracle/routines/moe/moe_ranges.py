@@ -2,9 +2,8 @@
 
     1  first product    the interval of its accumulator, rounded to the stored dtype: ``[low, high]`` on that grid;
                         where it is quantised too, codes and scales as in 3, and the hull of their products
-    2  silu * up        silu falls to its minimum at x = -1.27846 and rises after it; a kernel's is within
-                        2^-20 (2^-20 + 2^-22 |x| for negative x) of it, relative; every rounding is monotone; a
-                        multiplier maps the ends, with one rounding
+    2  activation       :mod:`oracle.bounds.activation`; every rounding is monotone; a multiplier maps the ends, with
+                        one rounding
     3  quantiser        intervals of scales and codes (:mod:`oracle.bounds.code_boxes`)
     4  second product   :func:`oracle.bounds.boxed.boxed_product` over those alternatives
     5  combination      :class:`oracle.truth.moe.Ways`: each rounding maps both ends. A weight that meets the
@@ -32,19 +31,18 @@ from torch import Tensor
 
 from oracle.bounds import admissible
 from oracle.bounds.accumulator import Accumulator
+from oracle.bounds.activation import curve_span, is_exact, product_span, up_span
 from oracle.bounds.boxed import Box, Range, boxed_product
 from oracle.bounds.code_boxes import code_boxes
 from oracle.bounds.engines import exact
-from oracle.bounds.product import ETA, U
+from oracle.bounds.product import ETA, U, may_overflow
 from oracle.numbers.formats import FP32, Format, decode, of_dtype
 from oracle.numbers.recipes import Recipe
 from oracle.truth import moe
 from oracle.truth.gemm import ScaledProduct, rounded
-from oracle.truth.routing import DEVICE_ERROR, DEVICE_SLOPE, FLUSH, Span, sigmoid
+from oracle.truth.routing import Span
 from oracle.verdict.products import interval_of
 
-SILU_ARGMIN = -1.2784645427610738
-SILU_MIN = -0.27846454276107385
 MOST_TERMS = 8
 """Terms of a sum in any order whose least and largest values are sought over all orders: 1,024 additions."""
 
@@ -89,28 +87,29 @@ def shares(
     *,
     numerics: str,
     acc: Accumulator | None,
-    boxes: Sequence[Box] | None = None,
+    boxes: Callable[[int], Sequence[Box]] | None = None,
     unknown: Tensor | None = None,
 ) -> Shares:
     """The intervals of the second products, whatever combines them.
 
     ``numerics`` names the arithmetic of the products (:func:`oracle.verdict.products.interval_of`) and ``acc`` is its
-    accumulator, None for float32 in any order. Where the input is not known exactly (:func:`input_boxes`) its ``boxes``
-    are used and not ``tokens.codes``; nothing is claimed of the rows ``unknown [T]``.
+    accumulator, None for float32 in any order. Where the input is not known exactly (:func:`input_boxes`) the ``boxes``
+    of a local expert are used and not ``tokens.codes``; nothing is claimed of the rows ``unknown [T]``.
     """
     parts, basis, flips, count = list[Share](), numerics, 0, 0
     fmt, first = of_dtype(moe.between(steps)), steps.first or steps.store
     for expert, token, slot in tokens.slots(experts):
         if boxes is None:
-            h, lost = stored_span(experts.product("w13", expert, *tokens.rows(token)), first, numerics)
+            h, lost = stored_span(experts.product("w13", expert, *tokens.rows(token, expert)), first, numerics)
         else:
-            h, lost, _ = boxed_span([box.select(token) for box in boxes], experts, "w13", expert, first, acc)
+            h, lost, _ = boxed_span([box.select(token) for box in boxes(expert)], experts, "w13", expert, first, acc)
         if unknown is not None:
             lost = lost | unknown[token]
         if steps.hidden is not None:
             h = _read_back(h, steps.hidden, of_dtype(first))
-        act, burst = _finite(_multiplied(act_span(h, steps), experts.multiplier, fmt))
-        codes, flipped = code_boxes(act, steps.recipe, fmt, experts.intermediate_scale)
+        act, burst = _finite(_multiplied(act_span(h, experts.steps(expert, steps)), experts.multiplier, fmt))
+        given = None if experts.globals is None else experts.globals[1][expert]
+        codes, flipped = code_boxes(act, steps.recipe, fmt, experts.intermediate_scale, global_scale=given)
         interval = boxed_range(codes, experts, "w2", expert, acc)
         flips, count, basis = flips + flipped, count + codes[0].low.numel(), interval.name
         scales = max(float(b.scale_high.max()) for b in codes), float(experts.w2_scale[expert].abs().max())
@@ -227,7 +226,20 @@ def boxed_range(boxes: Sequence[Box], experts: moe.Experts, which: str, expert: 
         alpha = decode(experts.alpha[which == "w2"][expert]).reshape(1, 1).expand(boxes[0].low.shape[0], 1)
         boxes = [replace(box, scale_low=alpha, scale_high=alpha) for box in boxes]
     fitting = [_by_block(box, scale) for box in boxes]
-    return boxed_product(fitting, getattr(experts, which)[expert], scale, block=block, b_rows=b_rows, acc=acc)
+    interval = boxed_product(fitting, getattr(experts, which)[expert], scale, block=block, b_rows=b_rows, acc=acc)
+    return _affine(interval, *experts.affine(which, expert))
+
+
+def _affine(interval: Range, factor: Tensor | None, bias: Tensor | None) -> Range:
+    """A range times a factor, plus a bias: a rounding of each, and what either may underflow by."""
+    low, high, open_ = interval.low, interval.high, interval.open
+    for rounds, change in ((factor, torch.Tensor.mul), (bias, torch.Tensor.add)):
+        if rounds is not None:
+            ends = [change(end, decode(rounds)[None, :]) for end in (low, high)]
+            low, high = torch.minimum(*ends), torch.maximum(*ends)
+            low, high = low - 2 * U * low.abs() - 2 * ETA, high + 2 * U * high.abs() + 2 * ETA
+            open_ = open_ | may_overflow(torch.maximum(low.abs(), high.abs()))
+    return replace(interval, low=low, high=high, open=open_)
 
 
 def rounded_span(interval: Range, store: torch.dtype) -> tuple[Span, Tensor]:
@@ -240,22 +252,27 @@ def rounded_span(interval: Range, store: torch.dtype) -> tuple[Span, Tensor]:
 
 
 def act_span(h: Span, steps: moe.Steps) -> Span:
-    """Bounds of ``silu(gate) * up`` as the quantiser sees it."""
-    (g1, u1), (g2, u2) = h.low.chunk(2, dim=1), h.high.chunk(2, dim=1)
-    if steps.limit is not None:
-        g1, g2 = g1.clamp(max=steps.limit), g2.clamp(max=steps.limit)
-        u1, u2 = u1.clamp(-steps.limit, steps.limit), u2.clamp(-steps.limit, steps.limit)
-    fmt = of_dtype(steps.store)
-    s = silu_span(Span(g1, g2))
-    if steps.activation is moe.Activation.EACH:
+    """Bounds of the activation as the quantiser sees it."""
+    (g1, u1), (g2, u2) = moe.clamped(h.low, steps), moe.clamped(h.high, steps)
+    return gated_span(Span(g1, g2), None if u1 is None or u2 is None else Span(u1, u2), steps)
+
+
+def gated_span(gate: Span, up: Span | None, steps: moe.Steps) -> Span:
+    """Bounds ``[..., I]`` of the activation of a clamped gate and up, rounded as the steps have it."""
+    formula, fmt, into = steps.formula, of_dtype(steps.store), of_dtype(moe.between(steps))
+    s, each = curve_span(gate, formula), steps.activation is moe.Activation.EACH
+    if steps.limit is not None and formula.late:
+        s = Span(s.low.clamp(max=steps.limit), s.high.clamp(max=steps.limit))
+    if each:
         s = Span(moe.nearest(s.low, fmt), moe.nearest(s.high, fmt))
-    corners = torch.stack([s.low * u1, s.low * u2, s.high * u1, s.high * u2])
-    low, high = corners.amin(dim=0), corners.amax(dim=0)
-    low, high = low - 2 * U * low.abs() - 2.0**-148, high + 2 * U * high.abs() + 2.0**-148
-    if steps.activation is moe.Activation.EACH:  # a product of two stored values is exact before it is rounded
-        low, high = corners.amin(dim=0), corners.amax(dim=0)
-    into = of_dtype(moe.between(steps))
-    return Span(moe.nearest(low, into), moe.nearest(high, into))
+    if up is not None:
+        if formula.narrow:
+            up = Span(
+                torch.minimum(up.low, moe.nearest(up.low, fmt)), torch.maximum(up.high, moe.nearest(up.high, fmt))
+            )
+        # a product of two stored values is exact before it is rounded
+        s = product_span(s, up_span(up, formula), exact=each and is_exact(formula))
+    return Span(moe.nearest(s.low, into), moe.nearest(s.high, into))
 
 
 def _multiplied(act: Span, multiplier: Tensor | None, fmt: Format) -> Span:
@@ -278,22 +295,15 @@ def _read_back(h: Span, recipe: Recipe, fmt: Format) -> Span:
     return Span(moe.nearest(low.amin(dim=0), FP32), moe.nearest(high.amax(dim=0), FP32))
 
 
-def silu_span(x: Span) -> Span:
-    """Bounds of a kernel's float32 ``x / (1 + exp(-x))`` over an interval."""
-    ends = [edge * sigmoid(edge) for edge in (x.low, x.high)]
-    low, high = torch.minimum(*ends), torch.maximum(*ends)
-    low = torch.where((x.low <= SILU_ARGMIN) & (x.high >= SILU_ARGMIN), torch.full_like(low, SILU_MIN), low)
-    error = DEVICE_ERROR + DEVICE_SLOPE * (-x.low).clamp(0.0, 128.0)
-    return Span(low - error * low.abs() - 128 * FLUSH, high + error * high.abs() + 128 * FLUSH)
-
-
-def input_boxes(x: Tensor, recipe: Recipe, scale: Tensor | None) -> tuple[list[Box], Tensor]:
+def input_boxes(
+    x: Tensor, recipe: Recipe, scale: Tensor | None, global_scale: Tensor | None = None
+) -> tuple[list[Box], Tensor]:
     """Boxes ``[T, K]`` of the input ``x`` ``[T, K]`` (any dtype of :data:`oracle.numbers.quantize.WIDE`), quantised
-    under ``scale`` ``[1]`` where the recipe takes a scale, and its rows ``[T]``, bool, with NaN or infinity, of which
-    nothing is claimed."""
+    under ``scale`` ``[1]`` or ``global_scale`` (one value) where the recipe takes one, and its rows ``[T]``, bool, with
+    NaN or infinity, of which nothing is claimed."""
     rows = decode(x)
     known, unknown = _finite(Span(rows, rows))
-    boxes, _ = code_boxes(known, recipe, of_dtype(x.dtype), scale)
+    boxes, _ = code_boxes(known, recipe, of_dtype(x.dtype), scale, global_scale=global_scale)
     return boxes, unknown
 
 

@@ -36,7 +36,7 @@ def _inputs(case: Case) -> dict[str, Tensor]:
         inputs["w13_scale"][-1] *= DEAD
         inputs["w2_scale"][::2] *= DEAD
     inputs |= _given(case, row, e, h, i)
-    return inputs | (_routed(case) if row.routed else _chosen(case))
+    return inputs | (_routed(case) if row.routed else chosen(case))
 
 
 def _tokens(case: Case, row: Pipeline, t: int, h: int) -> dict[str, Tensor]:
@@ -103,7 +103,7 @@ def _everywhere(case: Case) -> int:
     return 2 * first + case["e"]
 
 
-def _chosen(case: Case) -> dict[str, Tensor]:
+def chosen(case: Case) -> dict[str, Tensor]:
     t, e, k, stream = case["t"], case["e"], case["k"], case.stream("topk_ids")
     count = 2 * e if case.option("map") == "1" else _everywhere(case)
     if k > count:
@@ -128,7 +128,7 @@ def _chosen(case: Case) -> dict[str, Tensor]:
     return inputs | {"topk_ids": ids.masked_fill(absent, -1).to(torch.int32), "topk_weights": weights}
 
 
-def _call(case: Case) -> dict[str, object]:
+def layer_options(case: Case) -> dict[str, object]:
     options: dict[str, object] = {}
     if (first := case.option("first")) is not None:
         options["first_expert"] = int(first)
@@ -136,7 +136,7 @@ def _call(case: Case) -> dict[str, object]:
         options["apply_router_weight_on_input"] = True
     if (combine := case.option("combine")) is not None:
         options["combine"] = combine
-    if CONTRACTS[case.contract].row.routed:
+    if case.contract in CONTRACTS and CONTRACTS[case.contract].row.routed:
         method = case.option("method") or "DeepSeekV3"
         options |= {"routing_method": method, "top_k": case["k"], "weight_dtype": DTYPES[case.option("kept") or "bf16"]}
         if method == "DeepSeekV3":
@@ -238,7 +238,7 @@ def _grammar(row: Pipeline) -> Grammar:
         (scheme,),
         wide,
         _inputs,
-        _call,
+        layer_options,
         options,
         listed=_listed,
         domain=f"h % {step} == 0, i % {step} == 0, h <= 512, i <= 256, t <= 256",

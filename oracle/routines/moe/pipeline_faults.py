@@ -28,7 +28,7 @@ from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import TORCH_STATIC
 from oracle.routines.base import Call
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones, way
-from oracle.routines.ideas import fields, halves_swapped, itself, option, through_bf16
+from oracle.routines.ideas import fields, halves_swapped, itself, option, rolled, through_bf16
 from oracle.routines.moe.faults import ON_INPUT, is_set
 from oracle.routines.moe.pipelines import Pipeline, PipelineContract, Sharing
 from oracle.routines.traits import Trait, of_class
@@ -59,6 +59,7 @@ def of_rows(kind: str, holds: Callable[[Pipeline], object]) -> Trait:
 
 ROUTED = of_rows("routes by itself", lambda row: row.routed)
 MAPPED = of_rows("takes a map of experts", lambda row: row.mapped)
+ON_ITS_INPUT = of_rows("may weight its input", lambda row: row.on_input)
 MULTIPLIED = of_rows("multiplies its intermediate", lambda row: row.multiplied)
 APART = of_rows("has a scale of the up rows", lambda row: row.apart)
 BY_BLOCK = of_rows("has weights with a scale for each block", lambda row: row.weights is Sharing.BLOCK)
@@ -239,7 +240,9 @@ fault(
     MOVEMENT,
     seen="flashinfer 4396",
     product=lambda tokens: replace(
-        tokens, codes=torch.roll(tokens.codes.view(torch.uint8), 1, dims=0).view(tokens.codes.dtype)
+        tokens,
+        codes=rolled(1)(tokens.codes),
+        each=tokens.each and tuple((rolled(1)(codes), scale) for codes, scale in tokens.each),
     ),
     needs=tokens_differ,
 )
@@ -381,6 +384,7 @@ fault(
     seen="flashinfer 5128",
     recipe=fields(activation=Activation.EACH),
     on=LAYERS - SILU_ROUNDED - HIDDEN - NARROWED,
+    same_if="no product of this call rounds otherwise",
     admissible_if="the rounding moves no code beyond its neighbours",
 )
 fault(
@@ -481,7 +485,7 @@ fault(
     "experts: weight on the output instead of the input",
     ARITHMETIC,
     seen="flashinfer PR 4639",
-    on=MAPPED,
+    on=ON_ITS_INPUT,
     options=option(**{ON_INPUT: False}),
     needs=is_set(ON_INPUT, "the weight is on the output"),
 )
@@ -489,7 +493,7 @@ fault(
     "experts: weight on the input and on the output",
     ARITHMETIC,
     seen="no public thread: the choice is not passed on to the second product",
-    on=MAPPED,
+    on=ON_ITS_INPUT,
     product=lambda tokens: replace(tokens, on_input=False),
     needs=is_set(ON_INPUT, "the weight is on the output"),
     same_if=unit_weights,

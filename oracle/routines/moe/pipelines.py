@@ -40,7 +40,7 @@ Sources: those of the rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -359,12 +359,12 @@ class Route:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a call multiplies. Of the input only ``boxes`` are known where they are not None, and of the rows
-    ``unknown`` nothing."""
+    """What a call multiplies. Of the input only the ``boxes`` of each expert are known where they are not None, and of
+    the rows ``unknown`` nothing."""
 
     tokens: Tokens
     experts: Experts
-    boxes: list[Box] | None
+    boxes: Callable[[int], Sequence[Box]] | None
     unknown: Tensor | None
 
 
@@ -386,7 +386,7 @@ class PipelineContract(Contract):
     row: ClassVar[Pipeline]
     section = "MoE"
     production = "moe_pipelines.moe_experts"
-    golden_arches = ("cpu", "sm90")
+    golden_arches: ClassVar[tuple[str, ...]] = ("cpu", "sm90")
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         first = options["first_expert"]
@@ -533,7 +533,8 @@ class PipelineContract(Contract):
             quantised = quantize(x, row.quantise, scale=static_scale)
             scale = quantised.scale.reshape(1, 1) if quantised.scale.numel() == 1 else quantised.scale
             boxes, unknown = input_boxes(x, row.quantise, static_scale)
-            return Parts(Tokens(quantised.codes, scale, route.ids, route.weights, on_input), experts, boxes, unknown)
+            tokens = Tokens(quantised.codes, scale, route.ids, route.weights, on_input)
+            return Parts(tokens, experts, lambda expert: boxes, unknown)
         codes = inputs["a"]
         scale = inputs.get("a_scale", codes.new_ones((1, 1), dtype=torch.float32))
         if not (row.apart and self.router(options).on_input):
@@ -544,7 +545,9 @@ class PipelineContract(Contract):
         unknown = ~torch.isfinite(values).all(dim=1)
         known = values.masked_fill(unknown[:, None], 0.0)
         box = Box(known, known, route.span.low, route.span.high, of_dtype(codes.dtype))
-        return Parts(Tokens(codes, route.weights, route.ids, route.weights, True), experts, [box], unknown)
+        return Parts(
+            Tokens(codes, route.weights, route.ids, route.weights, True), experts, lambda expert: [box], unknown
+        )
 
     def experts(self, inputs: Inputs, options: Options) -> Experts:
         """The weights of a call, gate rows first, with the scales of whatever shares one."""

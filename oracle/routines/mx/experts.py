@@ -271,6 +271,15 @@ class _Nvfp4:
         return mx_recipes.FLASHINFER_NVFP4_EXACT, mx_recipes.FLASHINFER_NVFP4, mx_recipes.VLLM_NVFP4
 
 
+class _Mxfp4:
+    """MXFP4 whose shared scale steps where amax, rounded to one fraction bit, is the next power of two."""
+
+    packed = True
+
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
+        return (mx_recipes.VLLM_MXFP4_EXPERTS,)
+
+
 class _Mxfp8:
     """MXFP8 by NVIDIA's rounding of the shared scale."""
 
@@ -302,6 +311,15 @@ class ScaledFp4ExpertsQuant(_Nvfp4, ContiguousQuantiser):
         TensorSpec("global_scale", Kind.SCALES, F32, ("G",), "2688/amax, one for each expert"),
         OFFSETS,
     )
+
+
+@register
+class Mxfp4ExpertsQuant(_Mxfp4, ContiguousQuantiser):
+    name = "mxfp4_experts_quant"
+    dispatched = False
+    summary = "MXFP4 of rows that lie expert by expert, each expert's scales in tiles of its own"
+    source = "vLLM mxfp4_experts_quant"
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "rows expert by expert, K a multiple of 32"), OFFSETS)
 
 
 @register

@@ -4,6 +4,7 @@
     nvfp4_quantize_shuffled         rows of codes and of scales in the order of TensorRT-LLM's kernels, then tiles
     silu_and_mul_nvfp4_quantize     RN(silu(gate) up) in the dtype of x, and NVFP4 of that: x [M, 2 I]
     silu_and_mul_scaled_nvfp4_experts_quantize      the same of the first rows of each expert's buffer [G, M, 2 I]
+    silu_and_mul_scaled_fp4_experts_quant, silu_and_mul_mxfp4_experts_quant    vLLM's, of rows expert by expert [M, 2 I]
 
 Verdicts on a batch count the rows of all its matrices below one another. Source: FlashInfer flashinfer/quantization
 @fb28d7242. Not covered: other tile heights of a shuffle.
@@ -26,7 +27,15 @@ from oracle.numbers.recipes import Recipe
 from oracle.routines.base import Call, Inputs, Options, OptionSpec, TensorSpec, register
 from oracle.routines.fused.kernels import gated
 from oracle.routines.mx.contract import GLOBAL, LAYOUT, LAYOUTS, STACKED, Nvfp4Quantize, padding_of
-from oracle.routines.mx.experts import GLOBALS, MASK, ScaledFp4GroupedQuantize
+from oracle.routines.mx.experts import (
+    GLOBALS,
+    MASK,
+    OFFSETS,
+    ExpertQuantiser,
+    Mxfp4ExpertsQuant,
+    ScaledFp4ExpertsQuant,
+    ScaledFp4GroupedQuantize,
+)
 from oracle.routines.traits import Kind, Trait
 from oracle.truth.layout import inverse_order, row_order, swizzle_scale, unswizzle_scale
 from oracle.verdict.sets import rounded_to
@@ -171,20 +180,11 @@ class SiluAndMulNvfp4Quantize(_Encoded):
         return m, c // 4
 
 
-@register
-class SiluAndMulScaledNvfp4ExpertsQuantize(ScaledFp4GroupedQuantize):
+class _ActivatedRows(ExpertQuantiser):
     """What is quantised is that of ``silu_and_mul_nvfp4_quantize``: ``RN(silu(gate) * up)`` in the dtype of ``x``, of
     the rows of each expert."""
 
     traits = frozenset({SILU})
-    name = "silu_and_mul_scaled_nvfp4_experts_quantize"
-    summary = "silu(gate) * up of the first rows of each expert, quantised to NVFP4 for masked grouped products"
-    source = "FlashInfer silu_and_mul_scaled_nvfp4_experts_quantize"
-    inputs = (
-        TensorSpec("x", Kind.VALUES, WIDE, ("G", "M", "C"), "gate, then up: [G, M, 2 I], I a multiple of 16"),
-        MASK,
-        GLOBALS,
-    )
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         halved(inputs, self.width)
@@ -195,4 +195,41 @@ class SiluAndMulScaledNvfp4ExpertsQuantize(ScaledFp4GroupedQuantize):
     def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         row, expert, _ = self._rows(inputs, options)
         x, ends = activated(inputs["x"].flatten(0, -2)[row])
-        return prepare(x, global_scale=inputs["global_scale"][expert], ends=ends)
+        scale = inputs.get("global_scale")
+        return prepare(x, global_scale=None if scale is None else scale[expert], ends=ends)
+
+
+@register
+class SiluAndMulScaledNvfp4ExpertsQuantize(_ActivatedRows, ScaledFp4GroupedQuantize):
+    name = "silu_and_mul_scaled_nvfp4_experts_quantize"
+    summary = "silu(gate) * up of the first rows of each expert, quantised to NVFP4 for masked grouped products"
+    source = "FlashInfer silu_and_mul_scaled_nvfp4_experts_quantize"
+    inputs = (
+        TensorSpec("x", Kind.VALUES, WIDE, ("G", "M", "C"), "gate, then up: [G, M, 2 I], I a multiple of 16"),
+        MASK,
+        GLOBALS,
+    )
+
+
+@register
+class SiluAndMulScaledFp4ExpertsQuant(_ActivatedRows, ScaledFp4ExpertsQuant):
+    name = "silu_and_mul_scaled_fp4_experts_quant"
+    dispatched = False
+    summary = "silu(gate) * up of rows that lie expert by expert, quantised to NVFP4"
+    source = "vLLM silu_and_mul_scaled_fp4_experts_quant"
+    inputs = (
+        TensorSpec("x", Kind.VALUES, WIDE, ("M", "C"), "gate, then up: [M, 2 I], I a multiple of 16"),
+        GLOBALS,
+        OFFSETS,
+    )
+
+
+@register
+class SiluAndMulMxfp4ExpertsQuant(_ActivatedRows, Mxfp4ExpertsQuant):
+    name = "silu_and_mul_mxfp4_experts_quant"
+    summary = "silu(gate) * up of rows that lie expert by expert, quantised to MXFP4"
+    source = "vLLM silu_and_mul_mxfp4_experts_quant"
+    inputs = (
+        TensorSpec("x", Kind.VALUES, WIDE, ("M", "C"), "gate, then up: [M, 2 I], I a multiple of 32"),
+        OFFSETS,
+    )

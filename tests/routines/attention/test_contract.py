@@ -51,7 +51,7 @@ def problem(seed: int, rows: int = 5, keys: int = 40, depth: int = 32, *, sink: 
     g = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(n, depth, generator=g).to(E4M3) for n in (rows, keys, keys))
     stop = torch.randint(0, keys + 1, (rows,), generator=g)
-    start = (stop - torch.randint(0, keys, (rows,), generator=g)).clamp(min=0)
+    start = (stop - torch.randint(0, max(keys, 1), (rows,), generator=g)).clamp(min=0)
     scales = torch.rand(rows + 2, generator=g) + 0.5
     sinks = torch.randn(rows, generator=g, dtype=torch.float64) if sink else None
     return Attention(q, k, v, 0.4, scales[:rows], scales[-2], scales[-1], start, stop, sinks)
@@ -292,6 +292,13 @@ class TestSplits:
         p = problem(2, rows=5, keys=40)
         (parts,) = split_walks(p, TILE_SUMS, 8)
         assert len(parts) == 1 and torch.equal(combined(parts, TILE_SUMS)[0].float(), predict_attention(p, TILE_SUMS))
+
+    def test_no_keys(self) -> None:
+        """0 and a log-sum-exp of -inf, in one part as in arithmetic that rounds nothing."""
+        none, taken = problem(3, keys=0), pipeline("sm90.fa3.tile")
+        for edges in (float32_bound(none), pipeline_bound(next(walks(none, taken)), taken)):
+            assert not bool(edges.low.any() or edges.high.any() or edges.open.any())
+            assert bool((torch.isneginf(edges.lse_low) & torch.isneginf(edges.lse_high)).all())
 
     def test_a_sink_in_every_part_is_refused(self) -> None:
         case = cases.parse(f"{LONG}/sink=1/family=randn/seed=1")

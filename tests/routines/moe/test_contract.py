@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from oracle.bounds.accumulator import of_schedule
+from oracle.bounds.activation import curve_span
 from oracle.bounds.boxed import Box, boxed_product, chain, chain_rank1
 from oracle.bounds.chain import operand, residue
 from oracle.bounds.code_boxes import code_boxes
@@ -24,10 +25,11 @@ from oracle.routines import cases, profiles
 from oracle.routines.base import get
 from oracle.routines.moe import contract as contracts
 from oracle.routines.moe.contract import QUANTISERS, WAYS
-from oracle.routines.moe.moe_ranges import SILU_ARGMIN, SILU_MIN, act_span, silu_span
+from oracle.routines.moe.moe_ranges import act_span
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth import layout, routing
+from oracle.truth.activation import SILU_ARGMIN, SILU_MIN, SWIGLU
 from oracle.truth.gemm import ScaledProduct
 from oracle.truth.moe import Activation, Combine, Steps, activated
 from oracle.truth.routing import Span
@@ -247,7 +249,7 @@ class TestActivation:
     @given(st.floats(-30, 30), st.floats(0, 4))
     def test_every_point_is_inside(self, start: float, width: float) -> None:
         x = torch.linspace(start, start + width, 33, dtype=torch.float32)
-        span = silu_span(Span(x[:1].double(), x[-1:].double()))
+        span = curve_span(Span(x[:1].double(), x[-1:].double()), SWIGLU)
         for y in (x / (1 + torch.exp(-x)), x / (1 + torch.exp(-x) * (1 + 2.0**-22)), x * torch.sigmoid(x)):
             assert bool(((span.low <= y) & (y <= span.high)).all())
 

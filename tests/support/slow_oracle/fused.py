@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 
+from tests.support.slow_oracle import activations
 from tests.support.slow_oracle.layers import silu_times
 from tests.support.slow_oracle.numbers import Array, Value, add, decided, decode, divide, encode, multiply, rounded
 from tests.support.slow_oracle.quantisers import E4M3, F32, RULES, Rule, code, power_above
@@ -142,6 +143,17 @@ def gated(x: Array, rounding: str) -> Array:
     return Array(dtype, (*x.shape[:-1], half), found)
 
 
+def biased(x: Array, o: Options) -> Array:
+    """``g / (1 + exp(-alpha g)) * (u + 1)`` in float32, clamped first."""
+    given = {"alpha": rounded(Fraction(float(str(o["gemm1_alpha"]))), F32)}
+    if o.get("gemm1_clamp_limit") is not None:
+        given["limit"] = rounded(Fraction(float(str(o["gemm1_clamp_limit"]))), F32)
+    half, row = x.shape[-1] // 2, activations.Row("silu", beta=1.0)
+    numbers = {name: value for name, value in given.items() if isinstance(value, Fraction)}
+    pairs = [(g, u) for values in x.rows() for g, u in zip(values[:half], values[half:], strict=True)]
+    return Array(F32, (*x.shape[:-1], half), [activations.one(g, u, row, numbers, F32) or 0 for g, u in pairs])
+
+
 def silu_and_up(gate: Fraction, up: Fraction, dtype: str, twice: bool) -> Value:
     """Far from 0 the exponential has more digits than memory: silu is the gate, less 2^-280 of it, or nothing."""
     if gate < -FAR:
@@ -171,7 +183,9 @@ def silu_masked(i: Inputs, o: Options) -> dict[str, Codes]:
     return of_rows(
         i["x"],
         in_use(i["x"], i["masked_m"]),
-        lambda row: quantised(gated(row, rounding), group, scale_of, GROUP),
+        lambda row: quantised(
+            biased(row, o) if o.get("gemm1_alpha") is not None else gated(row, rounding), group, scale_of, GROUP
+        ),
         half,
         half // group,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 from tests.support.slow_oracle.numbers import (
@@ -20,6 +21,7 @@ from tests.support.slow_oracle.quantisers import RULES, Rule, blocks
 
 F32 = "float32"
 E4M3 = "float8_e4m3fn"
+BISECTIONS, ROOT_BITS = 90, 80
 Bounds = tuple[Fraction, Fraction]
 
 
@@ -41,19 +43,74 @@ def order(bounds: list[Bounds]) -> list[int]:
 
 def routing(logits: Array, bias: Array | None, options: dict[str, object]) -> dict[str, list[int]]:
     """Weights (float32 codes) and experts, largest choice first."""
+    router = options.get("router", "deepseek_v3")
+    score = {"softmax": softmax}.get(str(router), sigmoids)
+    return chosen(logits, bias, options, score=score, by_logit=router == "llama4")
+
+
+def library_routing(name: str, inputs: dict[str, Array], options: dict[str, object]) -> dict[str, list[int]]:
+    """Routers of libraries: weights, and -1 for the experts of padding; the rounding of a bias, methods of one sum."""
+    score, by_logit, more = sigmoids, False, dict(options)
+    bias, weights = inputs.get("bias"), F32
+    epsilon = Fraction(0)
+    if name == "topk_softmax":
+        score = softmax
+    elif name == "topk_softplus_sqrt":
+        score = softplus_roots
+    elif name != "topk_sigmoid":
+        epsilon = EPSILON
+    if name == "fused_topk_deepseek":
+        weights, more["renormalize"] = inputs["logits"].dtype, True
+    if name == "trtllm_moe_routing":
+        method = str(options["routing_method"])
+        assert method in ("DeepSeekV3", "Renormalize"), "outside this derivation"
+        weights, more["renormalize"] = "bfloat16", True
+        if method == "Renormalize":
+            score, by_logit, epsilon = softmax, True, Fraction(0)
+        elif bias is not None and options["num_expert_group"] != 1:
+            codes = [encode(v, "bfloat16") for v in finite(bias.values())]
+            bias = Array("bfloat16", bias.shape, codes)
+    found = chosen(inputs["logits"], bias, more, score=score, by_logit=by_logit, epsilon=epsilon, stored=weights)
+    k = int(str(options["top_k"]))
+    padding = inputs["is_padding"].codes if "is_padding" in inputs else [0] * inputs["logits"].shape[0]
+    found["topk_ids"] = [-1 if padding[i // k] else expert for i, expert in enumerate(found["topk_ids"])]
+    return found
+
+
+ROUTERS = (
+    "topk_softmax",
+    "topk_sigmoid",
+    "topk_softplus_sqrt",
+    "grouped_topk",
+    "fused_topk_deepseek",
+    "trtllm_moe_routing",
+)
+EPSILON = Fraction(1, 10**20)
+Scoring = Callable[[list[Fraction]], list[Bounds]]
+
+
+def chosen(
+    logits: Array,
+    bias: Array | None,
+    options: dict[str, object],
+    *,
+    score: Scoring,
+    by_logit: bool,
+    epsilon: Fraction = Fraction(0),
+    stored: str = F32,
+) -> dict[str, list[int]]:
+    """Weights (codes of ``stored``) and experts, largest choice first."""
     k, groups, top_groups = (
         int(str(options.get(n, d))) for n, d in (("top_k", 8), ("num_expert_group", 1), ("topk_group", 1))
     )
-    router = options.get("router", "deepseek_v3")
+    factor = Fraction(float(str(options.get("routed_scaling_factor", 1.0))))
     weights: list[int] = []
     ids: list[int] = []
     for row in logits.rows():
         x = finite(row)
-        scores = softmax(x) if router == "softmax" else [sigmoid_bounds(v) for v in x]
+        scores = score(x)
         shift = [Fraction(0)] * len(x) if bias is None else finite(bias.values())
-        choice = [(s[0] + b, s[1] + b) for s, b in zip(scores, shift, strict=True)]
-        if router == "llama4":
-            choice = [(v, v) for v in x]
+        choice = [(v, v) for v in x] if by_logit else [(s[0] + b, s[1] + b) for s, b in zip(scores, shift, strict=True)]
         size = len(x) // groups
         of_group = [group_score(choice[g * size : (g + 1) * size], bias is not None) for g in range(groups)]
         kept = sorted(order(of_group)[:top_groups])
@@ -63,14 +120,45 @@ def routing(logits: Array, bias: Array | None, options: dict[str, object]) -> di
         if options.get("renormalize"):
             found = [
                 (
-                    s[0] / (s[0] + sum(t[1] for j, t in enumerate(found) if j != i)),
-                    s[1] / (s[1] + sum(t[0] for j, t in enumerate(found) if j != i)),
+                    s[0] / (s[0] + sum(t[1] for j, t in enumerate(found) if j != i) + epsilon),
+                    s[1] / (s[1] + sum(t[0] for j, t in enumerate(found) if j != i) + epsilon),
                 )
                 for i, s in enumerate(found)
             ]
-        weights += [decided(low, high, F32) for low, high in found]
+        weights += [decided(low * factor, high * factor, stored) for low, high in found]
         ids += taken
     return {"topk_weights": weights, "topk_ids": ids}
+
+
+def sigmoids(x: list[Fraction]) -> list[Bounds]:
+    return [sigmoid_bounds(v) for v in x]
+
+
+def softplus_roots(x: list[Fraction]) -> list[Bounds]:
+    """``sqrt(log(1 + exp(x)))``: the root of the y with ``exp(y) = 1 + exp(x)``, found by halving."""
+    return [_root_bounds(*_softplus_bounds(v)) for v in x]
+
+
+def _softplus_bounds(x: Fraction) -> Bounds:
+    low, high = Fraction(0), max(x, Fraction(0)) + 1
+    target = exp_bounds(x)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        value = exp_bounds(middle)
+        if value[1] < 1 + target[0]:
+            low = middle
+        elif value[0] > 1 + target[1]:
+            high = middle
+        else:
+            break
+    return low, high
+
+
+def _root_bounds(low: Fraction, high: Fraction) -> Bounds:
+    unit = 2**ROOT_BITS
+    below = math.isqrt(low.numerator * unit * unit // low.denominator)
+    above = math.isqrt(-(-high.numerator * unit * unit // high.denominator)) + 1
+    return Fraction(below, unit), Fraction(above, unit)
 
 
 def group_score(choice: list[Bounds], biased: bool) -> Bounds:

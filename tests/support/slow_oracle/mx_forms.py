@@ -376,13 +376,21 @@ def _rows_of(x: Array, first: int, last: int) -> Array:
     return Array(x.dtype, (last - first, width), x.codes[first * width : last * width])
 
 
-def _quantised(x: Array, g: Value | None) -> tuple[list[int | None], list[int]]:
+def _quantised(x: Array, g: Value | None, *, four: bool = False) -> tuple[list[int | None], list[int]]:
     """Codes (bytes) and scale bytes of rows."""
     if g is not None:
         blocks = [_level(v, f, g) for v, f in _cut(x.values(), _flags(x), 16)]
         return list(_packed([c for _, found in blocks for c in found])), [b for b, _ in blocks]
     scale, codes = list[int](), list[int | None]()
     for values, flags in _cut(x.values(), _flags(x), 32):
+        if four:
+            known = [Fraction(0) if is_nan(v) else v for v in values]
+            byte = shared_byte(known, "even", "e2m1")
+            scale.append(byte)
+            power = Fraction(2) ** (127 - byte) if byte else Fraction(0)
+            for v, negative in zip(values, flags, strict=True):
+                codes.append(fp4(v if is_nan(v) else multiply(v, power), negative))
+            continue
         byte = shared_byte(values, "rceil", "e4m3")
         scale.append(byte)
         for v, negative in zip(values, flags, strict=True):
@@ -391,7 +399,7 @@ def _quantised(x: Array, g: Value | None) -> tuple[list[int | None], list[int]]:
             if not is_nan(scaled):
                 scaled = (top if scaled > 0 else -top) if isinstance(scaled, float) else max(min(scaled, top), -top)
             codes.append(encode(scaled, E4M3, negative_zero=negative))
-    return codes, scale
+    return (list(_packed(codes)) if four else codes), scale
 
 
 def _tiled(parts: list[tuple[int, list[int]]], height: int, columns: int) -> list[int | None]:
@@ -430,15 +438,16 @@ def masked(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
 
 def contiguous(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
     """Rows expert by expert, tiles of each where the placement says."""
-    x, four, offsets = i["x"], "global_scale" in i, i["expert_offsets"].codes
+    x, levels, offsets = i["x"], "global_scale" in i, i["expert_offsets"].codes
     m, k = x.shape
-    per, experts = k // (16 if four else 32), len(offsets) - 1
+    four = levels or bool(o.get("four"))
+    per, experts = k // (16 if levels else 32), len(offsets) - 1
     q: list[int | None] = []
     parts, start = [], 0
     for expert in range(experts):
         first, last = offsets[expert], offsets[expert + 1]
-        g = i["global_scale"].values()[expert] if four else None
-        codes, scale = _quantised(_rows_of(x, first, last), g) if last > first else ([], [])
+        g = i["global_scale"].values()[expert] if levels else None
+        codes, scale = _quantised(_rows_of(x, first, last), g, four=four) if last > first else ([], [])
         q += codes
         parts.append(((first + 127 * expert) // 128 * 128 if o.get("placement") == "flashinfer" else start, scale))
         start += -(-(last - first) // 128) * 128

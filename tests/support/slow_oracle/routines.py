@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 
 from tests.support.slow_oracle import (
+    activations,
     attention,
+    block_layers,
     caches,
     decisions,
     forms,
     fused,
+    int8,
     layers,
     mx,
     mx_forms,
@@ -223,10 +226,18 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "Fp8LinearOp": layers.linear,
     "moe_fp8": layers.experts,
     **{name: lambda i, o, name=name: pipelines.experts(name, i, o) for name in pipelines.ROWS},
+    **{name: lambda i, o, name=name: block_layers.layer(name, i, o) for name in block_layers.ROWS},
     "apply_fi_trtllm_fp8_per_tensor_moe": layers.tensor_experts,
     "silu_and_mul": lambda i, o: layers.silu_and_mul(i["x"], o),
+    **{name: lambda i, o, name=name: activations.activation(name, i, o) for name in activations.ROWS},
+    "remap_topk_to_local": lambda i, o: [i["expert_map"].codes[c] if c >= 0 else -1 for c in i["topk_ids"].codes],
+    "scaled_int8_quant": int8.quantised,
+    "per_token_quant_int8": lambda i, o: int8.grouped(i, i["x"].shape[1], "away", 1e-10),
+    "per_token_group_quant_int8": lambda i, o: int8.grouped(i, int(str(o["group_size"])), "zero", 1e-10),
+    "cutlass_scaled_mm_azp": int8.product,
     "maybe_create_device_identity": lambda i, o: [encode(Fraction(1), "float32")],
     "moe_routing": lambda i, o: layers.routing(i["logits"], i.get("bias"), o),
+    **{name: lambda i, o, name=name: layers.library_routing(name, i, o) for name in layers.ROUTERS},
     "scaled_fp8_quant": _dynamic,
     "per_token_group_quant_fp8": _quantiser("group", 1, 128),
     "per_token_cast_to_fp8": _quantiser("cast", 1, 128),
@@ -284,6 +295,13 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "mxfp8_grouped_quantize": mx_forms.masked,
     "scaled_fp4_experts_quant": mx_forms.contiguous,
     "mxfp8_experts_quant": mx_forms.contiguous,
+    "mxfp4_experts_quant": lambda i, o: mx_forms.contiguous(i, {**o, "four": True}),
+    "silu_and_mul_scaled_fp4_experts_quant": lambda i, o: mx_forms.contiguous(
+        {**i, "x": fused.gated(mx_forms.finite(i["x"]), "product")}, o
+    ),
+    "silu_and_mul_mxfp4_experts_quant": lambda i, o: mx_forms.contiguous(
+        {**i, "x": fused.gated(mx_forms.finite(i["x"]), "product")}, {**o, "four": True}
+    ),
     "block_scales_to_mxfp8": mx_forms.relabelled,
     "fp8_block_to_mxfp8": mx_forms.requantised,
     "mxfp8_to_fp8_block": mx_forms.to_blocks,

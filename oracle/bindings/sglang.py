@@ -1,0 +1,54 @@
+"""sglang-kernel's compiled operators, ``torch.ops.sgl_kernel``: products, quantisers and routers.
+
+Parameters are those of the schemas inside the library of the release.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from oracle.bindings.binding import Binding, bind
+
+E4M3, HALVES = torch.float8_e4m3fn, (torch.bfloat16, torch.float16)
+
+
+def _operator(name: str, contract: str, pattern: str, signature: str, **stated: Any) -> Binding:
+    stated = {"loads": "sgl_kernel", "release": "sglang-kernel 0.4.4", "dense": ("*",)} | stated
+    return bind(f"torch:ops.sgl_kernel.{name}", contract, pattern, signature, **stated)
+
+
+def _router(name: str, more: str, parameters: str) -> Binding:
+    return _operator(
+        name,
+        name,
+        f"(topk_weights, topk_ids, logits, renormalize, {more}bias)",
+        f"(topk_weights, topk_indices, gating_output, renormalize, {parameters}correction_bias)",
+        derived={"top_k": "topk_ids.shape[1]"},
+        takes={"is_padding": None, "routed_scaling_factor": 1.0},
+    )
+
+
+BINDINGS = (
+    _operator(
+        "fp8_scaled_mm",
+        "cutlass_scaled_mm",
+        "(a, b.t(), a_scale, b_scale, out_dtype, bias)",
+        "(mat_a, mat_b, scales_a, scales_b, out_dtype, bias)",
+        takes={"a": E4M3, "b": E4M3, "out_dtype": HALVES},
+        where="a_scale.shape == (a.shape[0], 1) and b_scale.shape == (1, b.shape[0]) "
+        "and (bias is None or bias.dtype == out_dtype)",
+        domain="n % 16 == 0, k % 16 == 0",
+    ),
+    _operator(
+        "sgl_per_token_group_quant_8bit",
+        "per_token_group_quant_fp8",
+        "(x, q, scale, group_size, eps, -448.0, 448.0, False)",
+        "(input, output_q, output_s, group_size, eps, fp8_min, fp8_max, scale_ue8m0)",
+        takes={"column_major_scales": False, "tma_aligned_scales": False, "use_ue8m0": False},
+        shapes={"scale": "(*x.shape[:-1], x.shape[-1] // group_size)"},
+    ),
+    _router("topk_softmax", "0.0, ", "moe_softcapping, "),
+    _router("topk_sigmoid", "", ""),
+)

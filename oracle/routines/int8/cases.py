@@ -1,0 +1,86 @@
+"""Cases of int8: quantisers on every family, products whose sums pass 2^24, and wrap where they are made to.
+
+``large`` products have codes of one sign, so that int32 sums pass 2^24 and float32 rounds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from oracle.routines import data
+from oracle.routines.case import DTYPES, Case, Grammar
+
+FAMILIES = ("randn", "ties", "heavy", "special", "nan", "outlier")
+
+
+def _values(case: Case) -> dict[str, Tensor]:
+    """``mode``: ``static`` has a scale of a power of two (ties), ``azp`` and a zero point."""
+    (dtype,), mode = case.operand_dtypes, case.option("mode")
+    x = data.activations(case.label("x"), case.family, case["m"], case["k"], dtype=dtype)
+    if case.family == "ties" or mode == "row":
+        x = x + 0.75  # least and largest of a row are not opposite
+    inputs = {"x": x}
+    if mode in ("static", "azp"):
+        inputs["scale"] = torch.tensor([2.0**-4 if case.family == "ties" else 0.037], dtype=torch.float32, device="cpu")
+    if mode == "azp":
+        inputs["azp"] = torch.tensor([-17], dtype=torch.int32, device="cpu")
+    return inputs
+
+
+def _symmetric(case: Case) -> dict[str, object]:
+    return {"symmetric": case.option("mode") not in ("azp", "row")}
+
+
+def _group(case: Case) -> dict[str, object]:
+    return {"group_size": int(case.option("group") or 128)}
+
+
+def _product(case: Case) -> dict[str, Tensor]:
+    m, n, k = (case[name] for name in "mnk")
+    low = 90 if case.family == "large" else -128
+    a, b = (
+        torch.from_numpy(case.stream(name).integers(low, 128, shape)).to(torch.int8)
+        for name, shape in (("a", (m, k)), ("b", (k, n)))
+    )
+    rows, columns = case.granularity
+    inputs = {"a": a, "b": b}
+    inputs["scale_a"] = data.scales(case.label("scale_a"), "randn", (m if rows == "token" else 1, 1))
+    inputs["scale_b"] = data.scales(case.label("scale_b"), "randn", (1, n if columns == "channel" else 1))
+    sums = b.to(torch.int32).sum(dim=0, dtype=torch.int32)
+    if case.option("azp") == "token":
+        inputs["azp"] = torch.from_numpy(case.stream("azp").integers(-128, 128, (m,))).to(torch.int32)
+        inputs["azp_adj"] = sums
+    else:
+        inputs["azp_adj"] = sums * 11
+    if case.option("bias") == "1":
+        inputs["bias"] = data.normal(case.label("bias"), (n,), dtype=case.out_dtype)
+    return inputs
+
+
+GRAMMARS: Mapping[str, Grammar] = {
+    "scaled_int8_quant": Grammar(
+        ("m", "k"), ("bf16", "f16", "f32"), ("-",), FAMILIES, _values, _symmetric,
+        {"mode": ("static", "azp", "row")}, shapes=("m=7,k=96", "m=1,k=33"),
+    ),
+    "per_token_quant_int8": Grammar(
+        ("m", "k"), ("bf16", "f16", "f32"), ("-",), FAMILIES, _values, lambda case: {}, shapes=("m=7,k=96", "m=1,k=33"),
+    ),
+    "per_token_group_quant_int8": Grammar(
+        ("m", "k"), ("bf16", "f16", "f32"), ("-",), FAMILIES, _values, _group, {"group": ("64",)},
+        shapes=("m=5,k=256",), domain="k % 128 == 0",
+    ),
+    "cutlass_scaled_mm_azp": Grammar(
+        ("m", "n", "k"), ("i8xi8-bf16", "i8xi8-f16"), ("token:channel", "tensor:tensor"), ("randn", "large"), _product,
+        lambda case: {"out_dtype": DTYPES[case.dtypes.partition("-")[2]]}, {"azp": ("token",), "bias": ("1",)},
+        shapes=("m=5,n=24,k=64", "m=3,n=16,k=2048"),
+    ),
+}  # fmt: skip  # a table, one row a line
+GOLDENS = (
+    "scaled_int8_quant/bf16/-/m=2,k=6/mode=row/family=randn/seed=7",
+    "per_token_quant_int8/bf16/-/m=2,k=6/family=randn/seed=7",
+    "per_token_group_quant_int8/bf16/-/m=1,k=64/group=64/family=randn/seed=7",
+    "cutlass_scaled_mm_azp/i8xi8-bf16/token:channel/m=2,n=3,k=8/azp=token,bias=1/family=randn/seed=7",
+)

@@ -1,0 +1,215 @@
+"""Faults of int8: another rule of rounding, another end of the range, a zero point that is lost, misplaced or negated.
+
+A right quantiser has the stages READ, RECIPE (:class:`oracle.routines.int8.contract.Steps`), STORE (the codes before
+they are int8, :class:`Quantised`) and WRITE; the product READ and WRITE.
+
+Source: the threads that each declaration names (``seen``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from oracle.numbers.formats import decode
+from oracle.routines.base import Call
+from oracle.routines.fault import ARITHMETIC, CAST, INDEX, VALUE, Faults, WhyNot, both, entry, need, ones, way
+from oracle.routines.ideas import fields, rolled
+from oracle.routines.int8.contract import CutlassScaledMmAzp, FlooredQuantiser, Int8Quantiser, Quantised, Steps
+from oracle.routines.traits import of_class, returns, takes
+from oracle.truth.int8 import Rule, wrapped
+from oracle.verdict.sets import rounded_to
+
+QUANTISERS = of_class(Int8Quantiser)
+FAULTS = Faults(QUANTISERS)
+fault = FAULTS.declare
+MINE = "no public thread: "
+
+
+def steps_of(call: Call) -> Steps:
+    """The steps of a right kernel."""
+    assert isinstance(call.contract, Int8Quantiser)
+    return call.contract.steps(call.resolved)
+
+
+def another(rule: Rule) -> WhyNot:
+    """The rule is another."""
+    return need(lambda call: steps_of(call).rule is not rule, "it is the rule")
+
+
+computed = need(lambda call: "scale" not in call.inputs, "the scale is given")
+several_rows = need(lambda call: call.inputs["x"].shape[0] > 1, "one row")
+asymmetric = need(lambda call: call.resolved.get("symmetric") is False, "there is no zero point")
+SAME_CODES = "no quotient is rounded otherwise"
+fault(
+    "int8: codes rounded {}",
+    CAST,
+    over=(
+        way("to even", Rule.EVEN, seen="vllm PR 45361", needs=another(Rule.EVEN)),
+        way("away from zero", Rule.AWAY, seen="sglang PR 4396", needs=another(Rule.AWAY)),
+        way("toward zero", Rule.ZERO, seen="aiter PR 4637", needs=another(Rule.ZERO)),
+    ),
+    recipe=lambda rule: fields(rule=rule),
+    same_if=SAME_CODES,
+    admissible_if="the formulas in use give either code",
+)
+fault(
+    "int8: scale of amax over 128",
+    VALUE,
+    seen=MINE + "the other end of the range",
+    recipe=fields(top=128.0),
+    needs=both(computed, need(lambda call: call.resolved.get("symmetric", True), "there is a zero point")),
+    same_if="every amax is 0",
+)
+fault(
+    "int8: 256 levels in place of 255",
+    VALUE,
+    seen=MINE + "the count of codes for that of steps",
+    on=QUANTISERS & takes("azp"),
+    recipe=fields(levels=256.0),
+    needs=both(computed, asymmetric),
+    same_if="every row has one value",
+)
+fault(
+    "int8: no floor below amax",
+    VALUE,
+    seen=MINE + "an argument not passed on",
+    on=of_class(FlooredQuantiser),
+    recipe=fields(floor=0.0),
+    needs=need(
+        lambda call: bool((decode(call.inputs["x"]).abs().nan_to_num(0.0) < 1e-10).all(dim=1).any()), "no such row"
+    ),
+    same_if="no amax lies below 1e-10",
+)
+
+
+def _codes(change: Callable[[Tensor], Tensor]) -> Callable[[Quantised], Quantised]:
+    return lambda found: replace(found, expected=change(found.expected))
+
+
+fault(
+    "{}",
+    VALUE,
+    over=(
+        way(
+            "int8: codes clamped to -127",
+            lambda q: q.clamp(min=-127.0),
+            seen="vllm PR 45361",
+            admissible_if="",
+            same_if="no code is -128",
+        ),
+        way("int8: codes of magnitudes", torch.Tensor.abs, seen=MINE + "lost signs", same_if="no code is negative"),
+    ),
+    store=lambda change: _codes(lambda q: change(q)),
+)
+fault(
+    "{}",
+    INDEX,
+    on=QUANTISERS & returns("scale"),
+    needs=computed,
+    over=(
+        way("int8: scale of the previous row", rolled(1), seen="NVIDIA/cutlass 2087", needs=several_rows),
+        way("int8: scale published as its inverse", lambda scale: 1 / scale, seen="vllm PR 36297", family=VALUE),
+    ),
+    write=lambda change: entry("scale", change),
+    same_if="the rows have equal scales",
+)
+fault(
+    "int8: scale of the previous group",
+    INDEX,
+    seen="mlc-ai/TIRx-kernels PR 5",
+    on=QUANTISERS & takes("group_size"),
+    write=entry("scale", rolled(1, 1)),
+    needs=need(lambda call: call.inputs["x"].shape[1] > int(call.resolved["group_size"]), "one group"),
+    same_if="the groups have equal scales",
+)
+static_azp = need(lambda call: "azp" in call.inputs, "no zero point is given")
+AZP = QUANTISERS & takes("azp")
+fault(
+    "int8: zero point {}",
+    VALUE,
+    on=AZP,
+    needs=static_azp,
+    over=(
+        way("left out", torch.zeros_like, seen="pytorch 190449"),
+        way("subtracted", torch.neg, seen=MINE + "the sign of the other convention"),
+    ),
+    read=lambda change: entry("azp", lambda azp: change(azp)),
+    same_if="it is 0",
+)
+fault(
+    "int8: zero point published with the other sign",
+    VALUE,
+    seen=MINE + "the sign of the other convention",
+    on=AZP,
+    needs=both(computed, asymmetric),
+    write=entry("azp", lambda azp: -azp),
+    same_if="it is 0",
+)
+
+# --- the product --------------------------------------------------------------------------------------------
+
+PRODUCT = Faults(of_class(CutlassScaledMmAzp))
+fault = PRODUCT.declare
+per_token = need(lambda call: "azp" in call.inputs, "the zero point is one")
+biased = need(lambda call: "bias" in call.inputs, "there is no bias")
+fault(
+    "int8 product: {}",
+    VALUE,
+    over=(
+        way("zero point left out", ("azp_adj", torch.zeros_like), seen="pytorch 190449"),
+        way("zero point added", ("azp_adj", torch.neg), seen=MINE + "the sign of the other convention"),
+        way("sums of the next column", ("azp_adj", rolled(-1)), seen="flashinfer 3547", family=INDEX),
+        way("zero point of the next row", ("azp", rolled(-1)), seen="flashinfer 3547", family=INDEX, needs=per_token),
+        way("zero point of a row ignored", ("azp", ones), seen="vllm 42956", needs=per_token),
+        way("scale of a row dropped", ("scale_a", ones), seen="TensorRT-LLM PR 14199"),
+        way("scale of a column dropped", ("scale_b", ones), seen="TensorRT-LLM PR 14199"),
+        way("bias left out", ("bias", torch.zeros_like), seen="vllm PR 43694", needs=biased),
+    ),
+    read=lambda change: entry(change[0], lambda x: change[1](x)),
+    same_if="it changes nothing",
+    admissible_if="the sums are far above it",
+)
+
+
+def _narrow(call: Call, out: Tensor) -> Tensor:
+    """The product in bfloat16 sums: each rounded before the zero point is taken out."""
+    inputs = call.inputs
+    total = inputs["a"].to(torch.float64) @ inputs["b"].to(torch.float64)
+    total = decode(rounded_to(total, torch.float32))
+    adjusted = inputs["azp_adj"].to(torch.float64)[None, :]
+    if "azp" in inputs:
+        adjusted = inputs["azp"].to(torch.float64)[:, None] * adjusted
+    part = (
+        (total - decode(rounded_to(adjusted, torch.bfloat16))) * decode(inputs["scale_b"]) * decode(inputs["scale_a"])
+    )
+    return rounded_to(part + (decode(inputs["bias"])[None, :] if "bias" in inputs else 0.0), out.dtype)
+
+
+fault(
+    "int8 product: zero point in bfloat16",
+    ARITHMETIC,
+    seen=MINE + "the term taken out after the sum was scaled",
+    write=entry("out", _narrow),
+    same_if="every sum is a bfloat16 value",
+    admissible_if="the sums are far above it",
+)
+fault(
+    "int8 product: sums of 16 bits",
+    ARITHMETIC,
+    seen=MINE + "a narrow accumulator",
+    write=entry(
+        "out",
+        lambda call, out: rounded_to(
+            wrapped((call.inputs["a"].double() @ call.inputs["b"].double()) * 65536.0)
+            / 65536.0
+            * decode(call.inputs["scale_a"])
+            * decode(call.inputs["scale_b"]),
+            out.dtype,
+        ),
+    ),
+    same_if="no sum leaves 16 bits",
+)
