@@ -80,6 +80,7 @@ RUNS = (
     (f"watch --to a/ -- {sys.executable} -c '{PRODUCT}'", 0, "1 call of 1 kernel in 1 layer, 1 judged"),
     ("watch --recorded nowhere", 2, "nowhere: no such folder"),
     ("bisect a/ a/", 0, "SAME"),
+    ("firstlight --out first", 2, "there is no GPU that torch can see"),
     ("findings --folder nowhere", 2, "nowhere: has no script of a finding"),
     ("conformance --vectors nowhere", 2, "give the folder of the published collection"),
     ("lint nowhere", 2, "nowhere: no such folder"),
