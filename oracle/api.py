@@ -121,8 +121,8 @@ def judge(
     _name("arch", arch)
     _name("numerics", numerics)
     explain_level(explain)
-    verdict = found.judge(values, given, arch=arch, numerics=numerics, **options)
-    verdict = explain_verdict(verdict, found, values, given, arch=arch, numerics=numerics, explain=explain, **options)
+    asked = found.asked(values, given, arch=arch, **options)
+    verdict = explain_verdict(found.judged(asked, given, numerics), asked, given, numerics=numerics, explain=explain)
     call: dict[str, Any] = {"arch": arch, "numerics": numerics, "passed": not verdict.status.is_failure, **options}
     return replace(verdict, pictures=_pictures(found, inputs, by_name(output), call))
 

@@ -59,7 +59,8 @@ class Accumulator:
         dtype = self.dequantised or self.widened
         if dtype is None:
             return product, self
-        seen = product.dequantised(dtype) if self.dequantised else product.widened(dtype)
+        lower = product.dequantised if self.dequantised else product.widened
+        seen = product.cached(("lowered", dtype, bool(self.dequantised)), lambda: lower(dtype))
         if seen is None:
             done = "dequantises" if self.dequantised else "widens codes"
             raise NumericsError(f"{self.name} {done} to {dtype}, which does not hold every operand")

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 
 import torch
@@ -54,7 +54,17 @@ from oracle.routines.mutants import accumulated, fitting, stored, write
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Schedule
-from oracle.truth.gemm import NEARBY, Exact, ScaledProduct, rounded
+from oracle.truth.gemm import (
+    NEARBY,
+    Decoded,
+    Exact,
+    ScaledProduct,
+    magnitudes,
+    rounded,
+    scaled_codes,
+    scaled_operands,
+    scaled_side,
+)
 from oracle.verdict.pattern import count, grid, lines, places
 from oracle.verdict.products import (
     COINCIDENCES,
@@ -74,7 +84,9 @@ PAIR_SAMPLE = (12, 96)  # rows and columns on which pairs of faults are tried fi
 PAIRED = 32  # groups whose operands are exchanged in pairs
 FEW_ROWS = 12  # failing rows on which a fault of a small output is tried first
 ENOUGH = 24  # failing elements, of which a fault of half of them explains none once in 10 million draws
-FEW_COLUMNS = 64  # columns of these on which faults that are computed together are tried before
+FEW_COLUMNS = 16  # columns of these on which faults that are computed together are tried before
+FEWEST_ROWS = 3  # of these for faults of the sum, where as many elements fail there as below
+FEW_PLACES = 64  # failing elements on which faults of the last stage are tried before
 NEARLY = 2.0**-6  # of a value: above what the roundings of a store change
 LOST = 2.0**-9  # of the sum of all magnitudes: above what an accumulator loses of data that is not made for it
 TINY = 2.0**-20  # above every subnormal number of an output
@@ -220,6 +232,13 @@ class Prediction:
             same = same | (self.low <= actual) & (actual <= self.high)
         return same if self.open is None else same & ~self.open
 
+    def at(self, places: Tensor) -> Prediction:
+        """What it says of the elements at these flat indices ``[n]`` (int64)."""
+        low, high, open_, unfaulted = (
+            None if x is None else x.flatten()[places] for x in (self.low, self.high, self.open, self.unfaulted)
+        )
+        return Prediction(self.value.flatten()[places], low, high, open_, unfaulted, self.placement)
+
     def changed(self, right: Tensor) -> Tensor:
         """Elements that are not what its arithmetic gives without the fault (``right``, the shape and dtype of
         ``value``), bool of its shape."""
@@ -312,15 +331,23 @@ class FailingOutput:
 
     # --- faults -------------------------------------------------------------------------------------------------
 
+    def rounds(self, fault: Fault) -> bool:
+        """Whether a fault is one of the store that gives about the value (:func:`rounds`)."""
+        known = self.mutated.rounding
+        if fault.name not in known:
+            known[fault.name] = set(fault.changes) == {Stage.STORE} and rounds(self.call, fault)
+        return known[fault.name]
+
     def attempt(self, faults: tuple[Fault, ...]) -> Explanation:
         """What the kernel with these faults explains of the whole output."""
-        if self.call.schedule is not None and len(faults) == 1 and set(faults[0].changes) <= {Stage.WRITE}:
-            return self.weigh(faults, Prediction(faults[0].changes[Stage.WRITE](self.call, self.right)))
         return self.weigh(faults, self.predict(faults))
 
     def predict(self, faults: tuple[Fault, ...]) -> Prediction:
         """The whole output of a kernel with these faults."""
-        call, computed = self.call, self.mutated.computed(self.call, faults)
+        call = self.call
+        if call.schedule is not None and faults and all(set(fault.changes) <= {Stage.WRITE} for fault in faults):
+            return Prediction(fold(call, faults, Stage.WRITE, self.right))
+        computed = self.mutated.computed(call, faults)
         if call.schedule is not None:
             fallen = any(schedule is None for _, schedule in computed)
             return Prediction(write(call, computed, faults), unfaulted=self.by_exact_sums.right if fallen else None)
@@ -573,18 +600,18 @@ class Sample:
         that costs little: no more is explained, and no other is known (unless the output has a NaN there).
 
         ``near``: whatever the arithmetic and the store are, if they give about the exact value; so the arithmetics of
-        one call share what was counted of one sample.
+        one call share what was counted of one sample. Of a fault of the store that rounds, that is the right value.
         """
         if not near:
             return self._at_most(faults, near=False)
-        known = self.failure.mutated.near.setdefault(self._seen, {})
+        known = self.failure.mutated.near.setdefault(self.seen, {})
         asked = [fault for fault in faults if fault.name not in known]
         made = self._at_most(asked, near=True)
         known.update({fault.name: made.get(fault.name) for fault in asked})
         return {fault.name: found for fault in faults if (found := known[fault.name]) is not None}
 
     @cached_property
-    def _seen(self) -> tuple[object, ...]:
+    def seen(self) -> tuple[object, ...]:
         """What :meth:`at_most` depends on beside the faults, for values near the exact ones."""
         places = (x.cpu().numpy().tobytes() for x in (*self.rows, self.columns))
         values = (
@@ -595,47 +622,103 @@ class Sample:
         return (*places, *values)
 
     def _at_most(self, faults: Sequence[Fault], *, near: bool) -> dict[str, tuple[int, int]]:
-        call, found = self.failure.call, dict[str, tuple[int, int]]()
-        if len(call.parts) != 1 or not len(self.rows[0]):
-            return found
-        (view,), own = self.views, call.parts[0].product
-        piece = self.piece(0, own)
-        stacks = dict[tuple[bool, torch.dtype, torch.dtype], list[tuple[str, Tensor, Tensor]]]()
-        alone = list[tuple[tuple[str, ...], ScaledProduct, bool]]()
+        own = self.failure.call.parts[0].product
+        if len(self.failure.call.parts) != 1 or not len(self.rows[0]) or own.bias is not None or own.c is not None:
+            return {}
+        stores = [fault.name for fault in faults if near and self.failure.rounds(fault)]
+        sides, scaled = list[tuple[str, bool, Decoded]](), list[tuple[str, bool, Tensor]]()
+        alone = [("", self.piece(0, own))] if stores else []
+        early = {Stage.READ, Stage.PRODUCT, Stage.SCHEDULE} if near else {Stage.READ, Stage.PRODUCT}
         for fault in faults:
-            if not set(fault.changes) <= {Stage.READ, Stage.PRODUCT} or own.bias is not None or own.c is not None:
+            if touches((fault,), Stage.READ, Stage.PRODUCT) and set(fault.changes) <= early:
+                made = self._changed(fault, near=near)
+                if isinstance(made, ScaledProduct):
+                    alone.append((fault.name, made))
+                elif made is not None:
+                    of_left, side = made
+                    if isinstance(side, Tensor):
+                        scaled.append((fault.name, of_left, side))
+                    else:
+                        sides.append((fault.name, of_left, side))
+        found = self._near(scaled) if near else self._together(sides)
+        for name, product in alone:
+            value, agrees = self._agreeing(product, self.views[0].output, near=near)
+            found[name] = self._counted(agrees, ~torch.isnan(value), each=1, of_rows=True)[0]
+        right = found.pop("", (0, 0))
+        return found | dict.fromkeys(stores, right)
+
+    def _changed(self, fault: Fault, *, near: bool) -> tuple[bool, Decoded | Tensor] | ScaledProduct | None:
+        """What the sample of one product has of the fault: its left operand (True) or the other one (``near``, times
+        its scales), or a product where not one of both alone is changed; None where rows or columns are others."""
+        own = self.failure.call.parts[0].product
+        if fault.by_code:
+            piece = self.piece(0, own)
+            product = fold(self.failure.call, (fault,), Stage.PRODUCT, piece)
+            changed = piece.operands_changed(product)
+            if changed is None or sum(changed) != 1:
+                return product if changed is not None and any(changed) else None
+            side = product.left if changed[0] else product.right
+            return changed[0], scaled_side(product, side) if near else side
+        if (one := self.failure.mutated.operand(fault)) is None:
+            whole = self.failure.mutated.alone(fault)
+            return None if whole is None else subset(whole, self.rows[0], self.columns).to(self.device)
+        of_left, side = one
+        at, of_scale = (self.rows[0], 1) if of_left else (self.columns, own.b_rows)
+        if near:
+            scales = side.scales if len(side.scales) == 1 else side.scales[at // of_scale]
+            return of_left, scaled_codes(side.value_of(at), scales, own.block).to(self.device)
+        return of_left, side.select(at, None if len(side.scale) == 1 else at // of_scale).to(self.device)
+
+    def _near(self, sides: Sequence[tuple[str, bool, Tensor]]) -> dict[str, tuple[int, int]]:
+        """:meth:`at_most` of faults of one operand, ``near``: their operands times scales are rows of one matrix."""
+        product, output = self.piece(0, self.failure.call.parts[0].product), self.views[0].output
+        found = dict[str, tuple[int, int]]()
+        rest, loss = self._scaled, max(float32_loss(product.K), LOST)
+        for of_rows in (True, False):
+            names = [name for name, of_left, _ in sides if of_left is of_rows]
+            if not names:
                 continue
-            if fault.by_code:
-                product = fold(call, (fault,), Stage.PRODUCT, piece)
-                changed = piece.operands_changed(product)
-                if changed == (True, True):
-                    alone.append(((fault.name,), product, True))
-                if changed is None or sum(changed) != 1:
-                    continue
-                of_left, side = changed[0], product.left if changed[0] else product.right
-            else:
-                if (one := self.failure.mutated.operand(fault)) is None:
-                    continue
-                of_left, side = one
-            at, of_scale = (self.rows[0], 1) if of_left else (self.columns, own.b_rows)
-            if not fault.by_code:
-                side = side.select(at, None if len(side.scale) == 1 else at // of_scale)
-            codes, scale = side.codes.to(self.device), side.scale.expand(len(at), -1).to(self.device)
-            stacks.setdefault((of_left, codes.dtype, scale.dtype), []).append((fault.name, codes, scale))
-        for (of_rows, *_), stack in stacks.items():
-            names, codes = tuple(name for name, _, _ in stack), stacked([codes for _, codes, _ in stack])
-            scale = stacked([scale for _, _, scale in stack])
-            a, b = ((codes, scale), (piece.b, piece.b_scale)) if of_rows else ((piece.a, piece.a_scale), (codes, scale))
-            alone.append((names, replace(piece, a=a[0], a_scale=a[1], b=b[0], b_scale=b[1]), of_rows))
-        m, n = view.output.shape
-        for names, product, of_rows in alone:
             each = len(names)
-            value, agrees = self._agreeing(product, view.output.repeat((each, 1) if of_rows else (1, each)), near=near)
-            masks = torch.stack([agrees, ~torch.isnan(value)])
-            masks = masks.view(2, each, m, n) if of_rows else masks.view(2, m, each, n).transpose(1, 2)
-            agreeing, known = (masks & view.failing).sum(dim=(2, 3)).tolist()
-            found |= zip(names, zip(agreeing, known, strict=True), strict=True)
+            changed = torch.cat([side for _, of_left, side in sides if of_left is of_rows])
+            value, size = changed @ rest[of_rows].T, changed.abs() @ rest[of_rows].abs().T
+            if not of_rows:
+                value, size = value.T, size.T
+            value, size = value * product.factor, size * abs(product.factor)
+            agrees = around(value, size, output.repeat((each, 1) if of_rows else (1, each)), loss)
+            counts = self._counted(agrees, ~torch.isnan(value), each=each, of_rows=of_rows)
+            found |= dict(zip(names, counts, strict=True))
         return found
+
+    @cached_property
+    def _scaled(self) -> tuple[Tensor, Tensor]:
+        """Both operands of the sample of one product times their scales, float64 ``[m, K]`` and ``[n, K]``."""
+        return scaled_operands(self.piece(0, self.failure.call.parts[0].product))
+
+    def _together(self, sides: Sequence[tuple[str, bool, Decoded]]) -> dict[str, tuple[int, int]]:
+        """:meth:`at_most` of faults of one operand by the call's arithmetic: those of one dtype are one product."""
+        piece, output = self.piece(0, self.failure.call.parts[0].product), self.views[0].output
+        found = dict[str, tuple[int, int]]()
+        stacks = dict[tuple[bool, torch.dtype, torch.dtype], list[tuple[str, Decoded]]]()
+        for name, of_left, side in sides:
+            stacks.setdefault((of_left, side.codes.dtype, side.scale.dtype), []).append((name, side))
+        for (of_rows, *_), stack in stacks.items():
+            codes = stacked([side.codes for _, side in stack])
+            scale = stacked([side.scale.expand(len(side.codes), -1) for _, side in stack])
+            a, b = ((codes, scale), (piece.b, piece.b_scale)) if of_rows else ((piece.a, piece.a_scale), (codes, scale))
+            product, each = replace(piece, a=a[0], a_scale=a[1], b=b[0], b_scale=b[1]), len(stack)
+            value, agrees = self._agreeing(product, output.repeat((each, 1) if of_rows else (1, each)), near=False)
+            counts = self._counted(agrees, ~torch.isnan(value), each=each, of_rows=of_rows)
+            found |= dict(zip((name for name, _ in stack), counts, strict=True))
+        return found
+
+    def _counted(self, agrees: Tensor, known: Tensor, *, each: int, of_rows: bool) -> list[tuple[int, int]]:
+        """Of what fails in the sample how many elements agree with each of several products, which lie one under the
+        other (``of_rows``) or side by side, and how many are known."""
+        m, n = self.views[0].output.shape
+        masks = torch.stack([agrees, known])
+        masks = masks.view(2, each, m, n) if of_rows else masks.view(2, m, each, n).transpose(1, 2)
+        counts = (masks & self.views[0].failing).sum(dim=(2, 3)).tolist()
+        return list(zip(*counts, strict=True))
 
     def _agreeing(self, product: ScaledProduct, output: Tensor, *, near: bool) -> tuple[Tensor, Tensor]:
         """What the kernel gives of this product, or a value near it, and which of ``output`` may be it.
@@ -644,14 +727,41 @@ class Sample:
         or in the interval of float32 in any order (:mod:`oracle.bounds.ieee32`), of which this is the double. ``near``,
         an accumulator may lose more, and an overflow may be stored as any number.
         """
+        if near:
+            return about(product, output, max(float32_loss(product.K), LOST))
         schedule = fitting(product, self.failure.call.schedule)
-        if schedule is not None and not near:
+        if schedule is not None:
             value = predict_product(product, schedule, out_dtype=output.dtype)
             return value, same_bits(value, output)
         loss = 2.0**-40 if self.failure.call.schedule is not None else float32_loss(product.K)
-        if near:
-            return about(product, output, max(float32_loss(product.K), LOST))
         return about(product, output, loss, largest=torch.inf)
+
+    def right_near(self) -> tuple[int, int]:
+        """As :meth:`at_most`, ``near``, of the right result of one product."""
+        value, agrees = self._agreeing(
+            self.piece(0, self.failure.call.parts[0].product), self.views[0].output, near=True
+        )
+        return self._counted(agrees, ~torch.isnan(value), each=1, of_rows=True)[0]
+
+    def sums_near(self, faults: Sequence[Fault]) -> dict[str, tuple[int, int]]:
+        """As :meth:`at_most`, ``near``, of faults of the sum or of the schedule, by the arithmetic that is asked first;
+        of the schedule by the first of one instruction and interval."""
+        call, found = self.failure.call, dict[str, tuple[int, int]]()
+        if len(call.parts) != 1 or not len(self.rows[0]) or not faults:
+            return found
+        product, view, own = self.piece(0, call.parts[0].product), self.views[0], call.schedule
+        size = product.cached("magnitudes", lambda: magnitudes(product))
+        for fault in faults:
+            by = () if own is None or Stage.SCHEDULE not in fault.changes else (own.instruction, own.interval)
+            known = self.failure.mutated.near.setdefault((*self.seen, "sums", *by), {})
+            if fault.name not in known:
+                schedule = fitting(product, fold(call, (fault,), Stage.SCHEDULE, own))
+                value = decode(accumulated(call, product, schedule, (fault,)))
+                agrees = around(value, size, view.output, max(float32_loss(product.K), LOST)) & view.failing
+                known[fault.name] = count(agrees), count(~torch.isnan(value) & view.failing)
+            if (counts := known[fault.name]) is not None:
+                found[fault.name] = counts
+        return found
 
     def sums(self, faults: tuple[Fault, ...]) -> list[Sums] | None:
         """Float32 results before the store on the sample of each part, as :meth:`FailingOutput.sums`; with the right
@@ -706,6 +816,20 @@ class Sample:
         """The explanation that these sums give once stored."""
         return self.weigh_stored(faults, self.stored(faults, pieces))
 
+    def about(self, pieces: list[Sums]) -> bool:
+        """Whether more than ``LISTED`` of what fails is about one of these sums, as a store that rounds gives it."""
+        agreeing = failing = 0
+        for view, (acc, *ends), _ in pieces:
+            value, exact_ = decode(acc), torch.zeros((), dtype=torch.float64, device=acc.device)
+            agrees = around(value, exact_, view.output, 0.0)
+            if ends:
+                low, high = (decode(end) for end in ends)
+                actual = decode(view.output)
+                agrees |= (low - NEARLY * low.abs() <= actual) & (actual <= high + NEARLY * high.abs())
+            agreeing += int(((agrees | torch.isnan(value)) & view.failing).sum())
+            failing += count(view.failing)
+        return agreeing > LISTED * failing
+
     def covers(self, faults: tuple[Fault, ...], pieces: list[Sums] | None) -> bool:
         """Whether the share of :meth:`weigh` is above ``LISTED``; most often no agrees so rarely that none is counted.
 
@@ -747,17 +871,32 @@ def about(
     product: ScaledProduct, output: Tensor, loss: float, *, largest: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """The value of a product without bias and summand, float64 ``[M, N]``, and which of ``output`` (its dtype, the same
-    shape) have about it, bool: up to the roundings of a store and this ``loss`` of the sum of all magnitudes. Anything
-    is about a value of at least the magnitude ``largest`` (None: nearly the largest number of the output's dtype), and
-    infinities and NaN of ``output`` are about any."""
-    left, right = (
-        x.value() * x.scales.repeat_interleave(product.block, dim=1)[:, : product.K]
-        for x in (product.left, product.right)
-    )
-    value, size, actual = left @ right.T * product.factor, left.abs() @ right.abs().T, decode(output)
+    shape) have about it, bool (:func:`around`)."""
+    left, right = scaled_operands(product)
+    value = left @ right.T * product.factor
+    return value, around(value, left.abs() @ right.abs().T * abs(product.factor), output, loss, largest=largest)
+
+
+def about_at(product: ScaledProduct, rows: Tensor, columns: Tensor, output: Tensor, loss: float) -> Tensor:
+    """Which of ``output [n]`` (any float dtype) have about the values of the elements of a product at these ``rows``
+    and ``columns`` (int64 ``[n]``), without bias and summand, bool (:func:`around`)."""
+    left, right, factor = product.left, product.right, product.factor
+    of_rows = left.scales if len(left.scales) == 1 else left.scales[rows]
+    terms = scaled_codes(left.value_of(rows), of_rows, product.block)
+    terms *= scaled_codes(right.value_of(columns), right.scales[columns // product.b_rows], product.block)
+    return around(terms.sum(dim=1) * factor, terms.abs_().sum(dim=1) * abs(factor), output, loss)
+
+
+def around(value: Tensor, size: Tensor, output: Tensor, loss: float, *, largest: float | None = None) -> Tensor:
+    """Which of ``output`` (any float dtype) have about a ``value`` (float64, the same shape), bool: up to the roundings
+    of a store and this ``loss`` of the sum of all magnitudes, ``size`` (float64). Values of at least the magnitude
+    ``largest`` (None: nearly the largest number of the output's dtype) may be stored as numbers of such a magnitude or,
+    by way of a NaN, as 0; infinities and NaN of ``output`` are about any."""
+    actual = decode(output)
     limit = (1 - NEARLY) * of_dtype(output.dtype).max_finite if largest is None else largest
-    away = NEARLY * value.abs() + loss * abs(product.factor) * size + TINY
-    return value, ((value - actual).abs() <= away) | (value.abs() >= limit) | ~actual.isfinite()
+    away = NEARLY * value.abs() + loss * size + TINY
+    over = (value.abs() >= limit) & ((actual.abs() >= limit) | (actual == 0))
+    return ((value - actual).abs() <= away) | over | ~actual.isfinite()
 
 
 class FailingRows:
@@ -765,52 +904,166 @@ class FailingRows:
 
     A fault is kept that acts in the failing elements alone, all of which it explains, or that explains more than it
     contradicts: of the failing elements that it predicts more than half, since it contradicts those that it does not
-    explain. So at most half is too little where the sample has all failing rows, and ``HOPELESS`` elsewhere. Not
-    refused here: what predicts NaN, regroups rows, or changes what comes after the sum (which may depend on all of it).
+    explain. So at most half is too little where the sample has all failing rows, and ``HOPELESS`` elsewhere; nothing
+    is too little where the sample has all that fails. Not refused here: what predicts NaN for most of it, regroups
+    rows, or changes both what comes after the sum and what comes before.
+
+    ``bad``: elements that fail by every arithmetic of a call, most of those of each (None: those of this one). What is
+    far from these by one arithmetic is by all, and only asked once.
     """
 
-    def __init__(self, failure: FailingOutput) -> None:
-        self.failure = failure
-        at = torch.nonzero(failure.bad.any(dim=1))[:, 0]
+    def __init__(self, failure: FailingOutput, bad: Tensor | None = None) -> None:
+        self.failure, self.bad = failure, failure.bad if bad is None else bad
+        bad = self.bad
+        at = torch.nonzero(bad.any(dim=1))[:, 0]
         self.enough = LISTED if len(at) <= FEW_ROWS else HOPELESS
-        spread = torch.frac(torch.arange(1, len(at) + 1, dtype=torch.float64, device="cpu") * GOLDEN).argsort()
-        chosen = torch.zeros(len(failure.bad), dtype=torch.bool, device=at.device)
-        chosen[at[spread[:FEW_ROWS].to(at.device)]] = True
+        chosen = torch.zeros(len(bad), dtype=torch.bool, device=at.device)
+        chosen[at[scattered(len(at))[:FEW_ROWS].to(at.device)]] = True
         rows = [torch.nonzero(part.of(chosen[:, None])[:, 0])[:, 0] for part in failure.call.parts]
-        columns = torch.arange(failure.bad.shape[1], device=at.device)
-        self.sample = self.narrow = None
-        if len(failure.bad) > 2 * int(chosen.sum()):
-            self.sample = Sample(failure, rows, columns)
-            failing = torch.nonzero(failure.bad[chosen].any(dim=0))[:, 0]
-            few = evenly(failing, FEW_COLUMNS)
-            self.narrow, self.every = Sample(failure, rows, few), len(few) == len(failing)
-            self.all = sum(count(view.failing) for view in self.narrow.views)
+        failing = torch.nonzero(bad[chosen].any(dim=0))[:, 0]
+        few = spread(failing, FEW_COLUMNS)
+        self.sample = self._sample(rows, torch.arange(bad.shape[1], device=at.device), bad)
+        self.narrow, self.every = self._sample(rows, few, bad), len(few) == len(failing)
+        self.sums = self._with_next(rows)
+        self.fewest = self._fewest(at, bad)
+        self.all = sum(count(view.failing) for view in self.narrow.views)
+        self.complete = self.all == count(bad) and not bool((failure.bad & ~bad).any())
+        self.places = spread(places(bad), FEW_PLACES)
+
+    def _sample(self, rows: Sequence[Tensor], columns: Tensor, bad: Tensor) -> Sample:
+        views = [self.failure.view(i, own, columns) for i, own in enumerate(rows)]
+        if bad is not self.failure.bad:
+            wrong = [part.of(bad)[own][:, columns] for part, own in zip(self.failure.call.parts, rows, strict=True)]
+            views = [replace(view, bad=mask) for view, mask in zip(views, wrong, strict=True)]
+        return Sample(self.failure, rows, columns, views)
+
+    def _fewest(self, at: Tensor, bad: Tensor) -> Sample:
+        """Of one product so few of the rows ``at`` that fail, and all columns, that enough elements fail there."""
+        order = at[scattered(len(at))[:FEW_ROWS].to(at.device)]
+        failing = bad[order].sum(dim=1).cumsum(dim=0)
+        most = int((failing < FEW_PLACES).sum()) + 1
+        if len(self.failure.call.parts) != 1 or most >= len(order):
+            return self.sums
+        chosen = torch.zeros(len(bad), dtype=torch.bool, device=at.device)
+        chosen[order[: max(most, FEWEST_ROWS)]] = True
+        rows = torch.nonzero(self.failure.call.parts[0].of(chosen[:, None])[:, 0])[:, 0]
+        return self._with_next([rows])
+
+    def _with_next(self, rows: Sequence[Tensor]) -> Sample:
+        """Some rows of each part and, since a sum may run on into it, the row behind each, of which nothing counts."""
+        columns = self.sample.columns
+        both = [torch.unique(torch.cat([own, own + 1])) for own in rows]
+        both = [own[own < part.product.M] for own, part in zip(both, self.failure.call.parts, strict=True)]
+        made = self._sample(both, columns, self.bad)
+        counted = [torch.isin(every, own)[:, None] for every, own in zip(both, rows, strict=True)]
+        made.views = [replace(v, bad=v.bad & of.to(made.device)) for v, of in zip(made.views, counted, strict=True)]
+        return made
 
     def kept(self, faults: Iterable[Fault]) -> Iterator[Fault]:
         """The ``faults``, in their order, that are not refused: first those that are computed together, on some of the
         columns in which these rows fail."""
         for some in batches(faults):
-            left = some
-            for near in (True, False):
-                at_most = {} if self.narrow is None else self.narrow.at_most(left, near=near)
-                hopeless = {
-                    n for n, (agrees, known) in at_most.items() if known == self.all and agrees <= HOPELESS * known
-                }
-                left = [fault for fault in left if fault.name not in hopeless]
-            yield from (fault for fault in left if not self.refuse(fault))
+            far = self.far(some)
+            left = [fault for fault in some if fault.name not in far]
+            hopeless = {n for n, counts in self.narrow.at_most(left).items() if self._too_few(*counts)}
+            yield from (fault for fault in left if fault.name not in hopeless and not self.refuse(fault))
+
+    def far(self, faults: Sequence[Fault]) -> set[str]:
+        """Names of those whose values are far from what fails, by any arithmetic."""
+        found, of = self.narrow.at_most(faults, near=True), dict[str, int]()
+        for sample, stage in ((self.fewest, Stage.SUM), (self.narrow, Stage.SCHEDULE)):
+            sums = sample.sums_near([fault for fault in faults if set(fault.changes) == {stage}])
+            found |= sums
+            of |= dict.fromkeys(sums, sum(count(view.failing) for view in sample.views))
+        far = {name for name, counts in found.items() if self._too_few(*counts, of.get(name, self.all))}
+        unknown = (fault for fault in faults if fault.name in found and fault.name not in far)
+        return far | {
+            fault.name for fault in unknown if found[fault.name][1] < self.all and self._far_where_known(fault)
+        }
+
+    def settles(self, faults: Sequence[Fault], others: Sequence[Schedule | None]) -> bool:
+        """Whether by none of these ``others`` the arithmetic, with one of these ``faults`` of the call and a store that
+        rounds or without, gives what fails: each gives something far from it."""
+        own = self.failure.call.schedule
+        if own is None or len(self.failure.call.parts) != 1 or not self._too_few(*self.narrow.right_near()):
+            return False
+        if any(s is not None and (s.instruction, s.interval) != (own.instruction, own.interval) for s in others):
+            return False
+        stores = (fault for fault in faults if set(fault.changes) == {Stage.STORE})
+        if not all(map(self.failure.rounds, stores)):
+            return False
+        far = self.far(faults)
+        rest = (fault for fault in faults if fault.name not in far)
+        return all(set(fault.changes) == {Stage.WRITE} and self._refuse_written(fault, near=True) for fault in rest)
+
+    def _far_where_known(self, fault: Fault) -> bool:
+        """The same of a fault that leaves some of what fails unknown: asked of some of the rest of it, if any."""
+        known = self.failure.mutated.far
+        key = fault.name, self.narrow.seen
+        if key not in known:
+            known[key] = not set(fault.changes) & {Stage.SUM, Stage.STORE} and self._far_elsewhere(fault)
+        return known[key]
+
+    def _far_elsewhere(self, fault: Fault) -> bool:
+        (part,), output = self.failure.call.parts, self.failure.output
+        bad, product = part.of(self.bad), self.failure.mutated.alone(fault)
+        if product is None or bool(torch.isnan(part.of(output)[bad]).any()):
+            return False
+        rows, columns = (~(torch.isnan(x.scales).any(dim=1)) for x in (product.left, product.right))
+        rows = rows.expand(product.M) & ~_nan_rows(product.left)
+        columns = columns.repeat_interleave(product.b_rows)[: product.N] & ~_nan_rows(product.right)
+        rest = places(bad & rows[:, None] & columns[None, :])
+        at = spread(rest, FEW_PLACES)
+        if not len(at):
+            return True
+        places_of = at // product.N, at % product.N
+        actual = part.of(output)[places_of]
+        agrees = count(about_at(product, *places_of, actual, max(float32_loss(product.K), LOST)))
+        return agrees <= HOPELESS * len(at) if len(rest) >= ENOUGH else not agrees
+
+    def _too_few(self, agrees: int, known: int, of: int | None = None) -> bool:
+        """Whether so many failing elements of those that are known, of these few (None: of ``narrow``), are no more
+        than chance explains."""
+        few = (known == (self.all if of is None else of) or known >= ENOUGH) and agrees <= HOPELESS * known
+        return few or self.complete and not agrees
 
     def refuse(self, fault: Fault) -> bool:
         """Whether so little of what fails in these rows is explained that the fault is none of those that are kept."""
-        if self.sample is None or self.narrow is None or not set(fault.changes) <= set(BEFORE_STORE):
+        if set(fault.changes) == {Stage.WRITE}:
+            return self._refuse_written(fault)
+        if not set(fault.changes) <= set(BEFORE_STORE):
             return False
         if not fault.by_code and self.failure.mutated.products((fault,)).regrouped:
             return False
         if touches((fault,), Stage.SUM):  # it may mix columns
-            return self._explains(fault, self.sample, self.enough) is False
+            return self._explains(fault, self.sums, self.enough) is False
         if self.every:
             return self._explains(fault, self.narrow, self.enough) is False
         few = self._explains(fault, self.narrow, HOPELESS)
         return few is False or few is True and self._explains(fault, self.sample, self.enough) is False
+
+    def _refuse_written(self, fault: Fault, *, near: bool = False) -> bool:
+        """The same of the last stage, on some of the failing elements. Where it writes none of these it may be named by
+        position. ``near``: by any arithmetic."""
+        predicted = self.failure.predict((fault,)).at(self.places)
+        known, output = ~torch.isnan(predicted.value), self.failure.output.flatten()[self.places]
+        agrees = predicted.agrees(output) & known
+        if near:
+            agrees = around(decode(predicted.value), self._largest, output, LOST) & known
+        n, all_known = int(known.sum()), bool(known.all())
+        if not n:
+            return False
+        complete = len(self.places) == self.failure.failing
+        enough = all_known or n >= ENOUGH
+        return (enough and int(agrees.sum()) <= HOPELESS * n) or (complete and not bool(agrees.any()))
+
+    @cached_property
+    def _largest(self) -> Tensor:
+        """Above the sum of the magnitudes of all terms of any element: both largest norms multiplied (Cauchy)."""
+        norms = (x.norm(dim=1).max() for x in scaled_operands(self.failure.call.parts[0].product))
+        return torch.stack(list(norms)).prod().nan_to_num(nan=torch.inf) * abs(
+            self.failure.call.parts[0].product.factor
+        )
 
     def _explains(self, fault: Fault, sample: Sample, enough: float) -> bool | None:
         """Whether a fault explains more than this share of what fails in a sample; None where it predicts a NaN there,
@@ -835,13 +1088,18 @@ def batches(faults: Iterable[Fault]) -> Iterator[list[Fault]]:
         size = TOGETHER[1]
 
 
+def _nan_rows(side: Decoded) -> Tensor:
+    """Rows of codes with a NaN, bool ``[R]``."""
+    if bool(side.finite_rows.all()):
+        return ~side.finite_rows
+    return torch.isnan(side.value()).any(dim=1)
+
+
 def rounds(call: Call, store: Fault) -> bool:
-    """Whether a fault of the store gives about the value, an infinity or a NaN, as a rounding does."""
+    """Whether a fault of the store gives about the value (:func:`around`), as a rounding does."""
     acc = torch.logspace(-30, 40, 141, base=2.0, dtype=torch.float32, device="cpu")
     acc = torch.cat([acc, -acc, acc.new_tensor([0.0, -0.0])])[None]
-    value, made = decode(acc), decode(stored(call, acc, (store,)))
-    over = value.abs() >= (1 - NEARLY) * of_dtype(call.out_dtype).max_finite
-    return bool((((made - value).abs() <= NEARLY * value.abs() + TINY) | ~made.isfinite() | over).all())
+    return bool(around(decode(acc), torch.zeros_like(acc), stored(call, acc, (store,)), 0.0).all())
 
 
 def correlates(output: Tensor, wanted: Tensor, where: Tensor) -> bool:
@@ -918,6 +1176,25 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
 def evenly(at: Tensor, most: int) -> Tensor:
     """At most ``most`` of the entries of ``at [n]`` (int64), evenly spaced, int64 in their order."""
     return at[:: max(1, -(-len(at) // most))]
+
+
+def scattered(n: int) -> Tensor:
+    """The numbers up to ``n`` in an order of no regular step, of which the first ones lie everywhere; int64 ``[n]``."""
+    return torch.frac(torch.arange(1, n + 1, dtype=torch.float64, device="cpu") * GOLDEN).argsort()
+
+
+def spread(at: Tensor, most: int) -> Tensor:
+    """At most ``most`` of the entries of ``at [n]`` (int64), in no regular step, int64 in their order. Multiples of the
+    golden ratio lie at least ``1 / (3 most)`` apart, so that no entry is taken twice."""
+    if len(at) <= 3 * most:
+        return evenly(at, most)
+    return at[(_steps(most) * len(at)).long().to(at.device)]
+
+
+@lru_cache(maxsize=8)
+def _steps(most: int) -> Tensor:
+    """So many multiples of the golden ratio modulo 1, in their order, float64 ``[most]``."""
+    return torch.frac(torch.arange(1, most + 1, dtype=torch.float64, device="cpu") * GOLDEN).sort().values
 
 
 def rows_of_output(part: Part, rows: Tensor) -> Tensor:

@@ -24,9 +24,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,8 +48,8 @@ from oracle.diagnosis.candidates import (
     half_failing,
     other_groups,
     ranked,
-    rounds,
     speaks,
+    spread,
 )
 from oracle.diagnosis.least_squares import Factors, effective_factors, read_beyond_buffer
 from oracle.diagnosis.level import Explain, explain_level
@@ -57,14 +58,15 @@ from oracle.diagnosis.mutated import Mutated
 from oracle.diagnosis.observed import UNLIKE, needed, observed, tail_of_k, times_right
 from oracle.diagnosis.other_calls import taken_otherwise
 from oracle.errors import NumericsError, counted
-from oracle.numbers.formats import codes_of, decode, of_dtype
+from oracle.numbers.formats import codes_of, decode, of_dtype, same_bits
 from oracle.numbers.recipe_table import recipes
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.threads import one_thread
 from oracle.routines import get
-from oracle.routines.base import Beyond, Call, Contract, Output, by_name
+from oracle.routines.base import Beyond, Call, Output, by_name
 from oracle.routines.catalogue import Family, Fault, Stage, agree, faults_of, run
 from oracle.routines.fault import named
+from oracle.routines.mutants import accumulated, fitting, stored
 from oracle.routines.products.roles import quantised
 from oracle.routines.traits import Kind
 from oracle.tensorcore.identify import subset
@@ -73,7 +75,7 @@ from oracle.truth.gemm import rounded
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Failing, Status, Verdict, compare
 from oracle.verdict.notebook import card
-from oracle.verdict.pattern import count, describe, ranges
+from oracle.verdict.pattern import count, describe, places, ranges
 from oracle.verdict.plot import Blocks, Place, blocks, draw_diagnosis, place
 from oracle.verdict.products import LARGE, Part, interval_of, wider_classes, work
 from oracle.verdict.sets import Bits, Bounds, bits_of, bounds_of
@@ -83,6 +85,7 @@ if TYPE_CHECKING:
 
 MANY = 32  # products of a call up to which all of them are looked at
 FEW_PARTS, CONFIRMED = 8, 3  # of more, those on which explanations are looked for, and explanations tried on all
+TOLD_APART = 8  # elements on which arithmetics are compared with the first
 TILE = 128  # columns of which the factors of the K blocks are found together
 MOST = 4  # findings about K blocks
 TRIED = 3  # admitted schedules that faults are put into, beside exact sums
@@ -93,6 +96,9 @@ WIDE = 8  # bits that the fraction of a value tells at most
 # Of what fails, the share that a fault reproduces within the bound and moves far from it. Above one half no two faults
 # that move an element to places far apart both have it; the tenth above is a margin, which nothing derives.
 EXACT = 0.6
+NEARLY_ALL = (
+    0.9375  # of what fails by one arithmetic, the share that fails by all: the few that a fault of half explains
+)
 FAR = 4.0  # times as far as right results lie apart
 
 
@@ -200,8 +206,8 @@ def diagnose(
         The call is wrong, the output has another shape or dtype, or the contract has no catalogue of faults.
     """
     found = get(contract)
-    judged = found.judge(inputs, output, arch=arch, numerics=numerics, **options)
-    call = Call(found, inputs, options, arch=arch)
+    call = found.asked(inputs, output, arch=arch, **options)
+    judged = found.judged(call, output, numerics)
     if call.optional_operands is None and not faults_of(contract):
         raise NumericsError(f"{contract} has no catalogue of faults to explain an output with")
     seen = _diagnosis(judged, call, found.validate_output(call.checked(), output), numerics)
@@ -211,27 +217,18 @@ def diagnose(
 
 
 def explain_verdict(
-    verdict: Verdict,
-    contract: Contract,
-    inputs: Mapping[str, Tensor],
-    output: Output,
-    *,
-    arch: str,
-    numerics: str | None,
-    explain: str | None = None,
-    **options: object,
+    verdict: Verdict, call: Call, output: Output, *, numerics: str | None, explain: str | None = None
 ) -> Verdict:
-    """``verdict`` with ``explained_by`` filled in, where it failed and says nothing yet; ``explain`` is an
-    :class:`Explain` or its name."""
+    """``verdict`` on ``output`` of the call with ``explained_by`` filled in, where it failed and says nothing yet;
+    ``explain`` is an :class:`Explain` or its name. What the judgement has computed of the call is computed once."""
     level, failing = explain_level(explain), verdict.failing
     verdict = replace(verdict, failing=None)
     if level is Explain.OFF or verdict.status is not Status.FAILED or verdict.explained_by:
         return verdict
-    call = Call(contract, inputs, options, arch=arch)
     little = cheap(call)
     with one_thread() if little or level is not Explain.FULL else nullcontext():
         if little or level is Explain.FULL:
-            given = contract.validate_output(call.checked(), output)
+            given = call.contract.validate_output(call.checked(), output)
             found = _diagnosis(verdict, call, given, numerics)
             names, shown = found.names, (*found.observed, *found.findings)
             if not any(e.complete and e.name not in recipes() or e.local for e in found.explanations):
@@ -266,8 +263,7 @@ def _of_sample(asked: Call, output: Tensor, numerics: str | None, failing: Faili
 
 def _base(asked: Call, output: Tensor) -> Call:
     """The call with what the routine quantised its operands to, in the output's dtype."""
-    options, given = asked.options, asked.inputs
-    return Call(asked.contract, quantised(asked), options, None, output.dtype, Beyond.UNKNOWN, given, asked.arch)
+    return asked.in_search(quantised(asked), output.dtype)
 
 
 def cheap(call: Call) -> bool:
@@ -323,7 +319,7 @@ def _of_many(base: Call, flat: Tensor, outside: Tensor, schedules: Sequence[Sche
     for explanation in (e for e in found if e.numerics == numerics):
         faults = tuple(by_name[name] for name in explanation.name.split(" and ") if name in by_name)
         if len(faults) == 1:
-            confirmed += _single_faults(whole, faults)
+            confirmed += _single_faults(_Asked.of(whole, faults))
         elif faults:
             confirmed.append(whole.attempt(faults))
     where, seen = describe(whole.refused), (place(whole.refused, output="out", tile=heatmap.TILE),)
@@ -338,29 +334,66 @@ def _searched(
 ) -> Diagnosis:
     """The search for what explains the ``outside`` elements; placements are judged by ``classes``, if there are any."""
     mutated = Mutated(base)
-    failures = [FailingOutput(base.with_schedule(schedule), flat, outside, mutated) for schedule in schedules]
-    closest = max(failures, key=lambda failure: failure.equal)
+
+    @cache
+    def by(schedule: Schedule | None) -> FailingOutput:
+        return FailingOutput(base.with_schedule(schedule), flat, outside, mutated)
+
+    own = _closest(by, outside, schedules)
+    closest = by(own)
     if not speaks(flat[closest.specified]):
         found_in = describe(closest.refused)
         said, seen = tuple(_one_value(closest)), (place(closest.refused, output="out", tile=heatmap.TILE),)
         return Diagnosis(count(closest.refused), closest.total, found_in, findings=said, places=seen)
-    scheduled = [failure for failure in failures if failure.call.schedule is not None]
-    chosen = list(dict.fromkeys([closest, *scheduled[:TRIED], failures[-1]]))
-    faults, found = faults_of(base.contract.name), dict[FailingOutput, tuple[Explanation, ...]]()
-    for failure in chosen:
-        found[failure] = _single_faults(failure, faults)
+    faults = faults_of(base.contract.name)
+    asked = {closest: _Asked.of(closest, faults)}
+    found = {closest: _single_faults(asked[closest])}
+    if _complete(found[closest]):
+        return _described(closest, found[closest])
+    scheduled = [schedule for schedule in schedules if schedule is not None][:TRIED]
+    others = [schedule for schedule in dict.fromkeys([*scheduled, schedules[-1]]) if schedule != own]
+    for failure in map(by, () if asked[closest].settles(faults, others) else others):
+        asked[failure] = _Asked.of(failure, faults, _alike(closest, failure))
+        found[failure] = _single_faults(asked[failure])
         if _complete(found[failure]):
             return _described(failure, found[failure])
     if classes:
-        fewest, known = min(failures, key=lambda failure: failure.failing), found[_best(found)]
+        fewest, known = min(found, key=lambda failure: failure.failing), found[_best(found)]
         if placed := placements(fewest, classes, known):
             return _described(fewest, ranked([*placed, *known]))
-    for failure in chosen:
-        found[failure] = _pairs_and_scales(failure, faults, found[failure])
+    for failure in found:
+        found[failure] = _pairs_and_scales(asked[failure], found[failure])
         if _complete(found[failure]):
             return _described(failure, found[failure])
     best = _best(found)
     return _described(best, found[best])
+
+
+def _closest(
+    by: Callable[[Schedule | None], FailingOutput], outside: Tensor, schedules: Sequence[Schedule | None]
+) -> Schedule | None:
+    """The arithmetic by which most elements are right.
+
+    The first, where all are that do not fail, or where no other is right in more than half of some that are not."""
+    first = by(schedules[0])
+    missing = first.specified & ~outside & ~same_bits(first.output, first.right)
+    part = max(first.call.parts, key=lambda part: count(part.of(missing)))
+    at = spread(places(part.of(missing)), TOLD_APART)
+    rows, columns = at // missing.shape[1], at % missing.shape[1]
+    few, actual = subset(part.product, rows, columns), part.of(first.output)[rows, columns]
+
+    def right_in_some(schedule: Schedule | None) -> bool:
+        made = stored(first.call, accumulated(first.call, few, fitting(few, schedule), ()), ())
+        return count(same_bits(made.diagonal(), actual)) > LISTED * len(at)
+
+    others = [schedule for schedule in schedules[1:] if len(at) and right_in_some(schedule)]
+    return max([schedules[0], *others], key=lambda schedule: by(schedule).equal)
+
+
+def _alike(closest: FailingOutput, failure: FailingOutput) -> Tensor | None:
+    """The elements that fail by the closest arithmetic, if these are nearly all that fail by either."""
+    both = count(closest.bad & failure.bad)
+    return closest.bad if both >= NEARLY_ALL * max(closest.failing, failure.failing) else None
 
 
 def _outside(parts: Sequence[Part], output: Tensor, name: str) -> Tensor:
@@ -373,11 +406,35 @@ def _outside(parts: Sequence[Part], output: Tensor, name: str) -> Tensor:
     return found
 
 
-def _single_faults(failure: FailingOutput, faults: Sequence[Fault]) -> tuple[Explanation, ...]:
+@dataclass(frozen=True)
+class _Asked:
+    """A failing output and the ``faults`` that its call can show; the ``few`` rows that refuse most, if it is small."""
+
+    failure: FailingOutput
+    faults: Sequence[Fault]
+    few: FailingRows | None
+
+    @classmethod
+    def of(cls, failure: FailingOutput, faults: Sequence[Fault], bad: Tensor | None = None) -> _Asked:
+        """Of the contract's ``faults``; ``bad``: of :class:`FailingRows`."""
+        applicable = [fault for fault in faults if fault.needs(failure.call) is None]
+        return cls(failure, applicable, FailingRows(failure, bad) if failure.small else None)
+
+    def settles(self, faults: Sequence[Fault], others: Sequence[Schedule | None]) -> bool:
+        """Whether none of the ``others``, arithmetics of the call, explains anything by one of the contract's
+        ``faults``."""
+        if self.few is None or not self.few.settles(self.faults, others):
+            return False
+        calls = [self.failure.call.with_schedule(schedule) for schedule in others]
+        rest = [fault for fault in faults if fault not in self.faults]
+        return all(fault.needs(call) is not None for call in calls for fault in rest)
+
+
+def _single_faults(asked: _Asked) -> tuple[Explanation, ...]:
     """Explanations of at least one failing element that contradict less than they explain, best first."""
+    failure, found = asked.failure, []
     sample = None if failure.small else Sample.half_failing(failure, SAMPLE)
-    applicable, found = _applicable(failure, faults), []
-    for fault in FailingRows(failure).kept(applicable) if failure.small else applicable:
+    for fault in asked.faults if asked.few is None else asked.few.kept(asked.faults):
         last_stage_only = set(fault.changes) <= {Stage.WRITE}
         whole = sample is None or last_stage_only
         explanation = failure.attempt((fault,)) if whole else sample.attempt((fault,)) if sample is not None else None
@@ -388,34 +445,37 @@ def _single_faults(failure: FailingOutput, faults: Sequence[Fault]) -> tuple[Exp
     return ranked([e for e in found if e.local or e.explained + e.placed > e.contradicted])
 
 
-def _pairs_and_scales(
-    failure: FailingOutput, faults: Sequence[Fault], known: Sequence[Explanation]
-) -> tuple[Explanation, ...]:
+def _pairs_and_scales(asked: _Asked, known: Sequence[Explanation]) -> tuple[Explanation, ...]:
     """The ``known`` with pairs of faults and scales from beyond a buffer, where none of them covers half."""
-    applicable, found = _applicable(failure, faults), list(known)
+    failure, found = asked.failure, list(known)
     if not any(e.share >= LISTED or e.placed for e in found):
-        found += _pairs(failure, applicable)
+        found += _pairs(asked)
     if failure.small and not any(e.share >= LISTED or e.placed for e in found):
         count = failure.failing
         found += [
             Explanation(f.name, failure.numerics, 0, count, 0, 0, f.seen, placed=count, beyond=True)
-            for f in read_beyond_buffer(failure.call, failure.output, failure.bad, applicable)
+            for f in read_beyond_buffer(failure.mutated, failure.output, failure.bad, asked.faults)
         ]
     return ranked(found)
 
 
-def _pairs(failure: FailingOutput, faults: Sequence[Fault]) -> list[Explanation]:
-    """Pairs of a fault and a wrong store: a few elements first, then what explains those."""
+def _pairs(asked: _Asked) -> list[Explanation]:
+    """Pairs of a fault and a wrong store: a few elements first, then what explains those. A store that rounds makes
+    nothing of faults whose values are far from what fails."""
+    failure, faults = asked.failure, asked.faults
     stores = [fault for fault in faults if set(fault.changes) == {Stage.STORE}]
     firsts = [fault for fault in faults if not set(fault.changes) & {Stage.STORE, Stage.WRITE}]
     few = Sample.half_failing(failure, PAIR_SAMPLE)
     fewer = few.failing_alone()
     sample = None if failure.small else Sample.half_failing(failure, SAMPLE)
-    others = [store for store in stores if not rounds(failure.call, store)]
-    far, found = fewer.far(firsts), []
+    others = [store for store in stores if not failure.rounds(store)]
+    far, found = asked.few.far(firsts) if asked.few is not None else set(), list[Explanation]()
+    far |= fewer.far([first for first in firsts if first.name not in far])
     for first in firsts:
         seconds = others if first.name in far else stores
         fewest = fewer.sums((first,)) if seconds else None
+        if fewest and seconds is not others and not fewer.about(fewest):
+            seconds = others
         pieces = fewest if fewer is few else None
         for second in seconds:
             if not fewer.covers((first, second), fewest):
@@ -426,11 +486,6 @@ def _pairs(failure: FailingOutput, faults: Sequence[Fault]) -> list[Explanation]
                 if whole is not None and whole.explained > whole.contradicted:
                     found.append(whole)
     return found
-
-
-def _applicable(failure: FailingOutput, faults: Sequence[Fault]) -> list[Fault]:
-    """Those of the contract's ``faults`` that this call can show."""
-    return [fault for fault in faults if fault.needs(failure.call) is None]
 
 
 def _complete(found: Sequence[Explanation]) -> bool:

@@ -31,12 +31,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from oracle.diagnosis.mutated import Mutated
 from oracle.numbers.formats import decode
-from oracle.routines.catalogue import Call, Fault, Stage
-from oracle.routines.fault import touches
-from oracle.routines.mutants import products
-from oracle.tensorcore.identify import subset
-from oracle.truth.gemm import ScaledProduct
+from oracle.routines.catalogue import Fault
+from oracle.truth.gemm import ScaledProduct, magnitudes
 
 CHUNK = 128  # of K, where one scale covers all of it
 SURE = 0.02  # a factor this far from 1 is no rounding of a bfloat16 output; only used to put a finding into words
@@ -115,28 +113,54 @@ def effective_factors(product: ScaledProduct, output: Tensor, *, of_columns: boo
     return Factors(solved, error, length) if bool(good.any()) else None
 
 
-def read_beyond_buffer(call: Call, output: Tensor, bad: Tensor, faults: Sequence[Fault]) -> list[Fault]:
-    """The faults that read scales beyond their buffer and agree with ``output [M, N]`` (its own dtype) in all that is
-    known; of those only the ones that leave the fewest scales unknown. ``bad`` (bool ``[M, N]``) are the failing
-    elements."""
-    if len(call.parts) != 1 or len(output) != call.parts[0].product.M:
+def no_sums(product: ScaledProduct, output: Tensor, lost: float, *, of_columns: bool = False) -> bool:
+    """Whether a row (or ``of_columns`` a column) of ``output [M, N]`` (any float dtype) is surely no sum of its K
+    blocks, under whatever scales of that row: it is farther from the nearest one than ``lost`` of all magnitudes, and
+    than a rounding. False where the shape does not tell, or with NaN and infinity. Source: ordinary least squares."""
+    z, _ = terms(product)
+    y, size = decode(output), magnitudes(product)
+    if product.bias is not None or product.c is not None:
+        return False
+    if of_columns:
+        z, y, size = z.transpose(1, 2), y.t(), size.t()
+    if z.shape[2] < 2 * z.shape[0] or not bool(torch.isfinite(z).all() & torch.isfinite(y).all()):
+        return False
+    design = z.permute(1, 2, 0)
+    solved = torch.linalg.lstsq(design, y[:, :, None], driver="gelsd").solution
+    left = (y - (design @ solved)[:, :, 0]).norm(dim=1)
+    return bool((left > FIT * y.norm(dim=1) + lost * size.norm(dim=1)).any())
+
+
+def read_beyond_buffer(mutated: Mutated, output: Tensor, bad: Tensor, faults: Sequence[Fault]) -> list[Fault]:
+    """The faults of a call that read scales beyond their buffer and agree with ``output [M, N]`` (its own dtype) in all
+    that is known; of those only the ones that leave the fewest scales unknown. ``bad`` (bool ``[M, N]``): what fails.
+    """
+    if len(mutated.own) != 1 or len(output) != mutated.own[0].product.M:
         return []
-    rows, columns = torch.nonzero(bad.any(dim=1))[:, 0], torch.arange(output.shape[1], device=output.device)
-    right, found = subset(call.parts[0].product, rows, columns), list[tuple[int, Fault]]()
-    for fault in faults:
-        if not touches((fault,), Stage.READ, Stage.PRODUCT):
+    rows = torch.nonzero(bad.any(dim=1))[:, 0]
+    found = list[tuple[int, Fault]]()
+    for fault in (fault for fault in faults if mutated.unknown_scales(fault)):
+        wrong = mutated.products((fault,)).parts[0].product
+        unknown = torch.isnan(wrong.left.scales).expand(wrong.M, -1)[rows]
+        if not bool(unknown.any(dim=1).all()):
             continue
-        wrong = products(call, (fault,))[0][0].product
-        if wrong.M != call.parts[0].product.M or not bool(torch.isnan(decode(wrong.a_scale)).any()):
-            continue
-        wrong = subset(wrong, rows, columns)
-        if _is_sum_of_known_and_unknown(wrong, output[rows], right):
-            found.append((int(torch.isnan(decode(wrong.a_scale)).sum()), fault))
+        key = fault.name, rows.cpu().numpy().tobytes()
+        if key not in mutated.beyond:
+            mutated.beyond[key] = _sums_of_known_and_unknown(wrong, output, mutated.own[0].product, rows)
+        if mutated.beyond[key]:
+            found.append((int(unknown.sum()), fault))
     return [fault for count, fault in found if count == min(found, key=lambda pair: pair[0])[0]]
 
 
-def _is_sum_of_known_and_unknown(wrong: ScaledProduct, output: Tensor, right: ScaledProduct) -> bool:
-    """Whether every finite row is such a sum, and at least one is evidence.
+def _sums_of_known_and_unknown(wrong: ScaledProduct, output: Tensor, right: ScaledProduct, rows: Tensor) -> bool:
+    """Whether every finite one of these rows is such a sum, and at least one is evidence; one row refuses most."""
+    if len(rows) > 1 and _evidence(wrong.take(rows[:1]), output[rows[:1]], right.take(rows[:1])) is None:
+        return False
+    return bool(_evidence(wrong.take(rows), output[rows], right.take(rows)))
+
+
+def _evidence(wrong: ScaledProduct, output: Tensor, right: ScaledProduct) -> bool | None:
+    """Whether at least one row is evidence; None where some finite row is no such sum.
 
     wrong : the mutant's product; NaN scales in rows and blocks that it reads beyond the buffer, finite ones elsewhere.
     output : Tensor ``[M, N]``, the rows to explain.
@@ -144,12 +168,14 @@ def _is_sum_of_known_and_unknown(wrong: ScaledProduct, output: Tensor, right: Sc
     """
     unknown = torch.isnan(decode(wrong.a_scale))
     if unknown.shape != decode(right.a_scale).shape or not bool(unknown.any(dim=1).all()):
-        return False
+        return None
     if not bool(torch.isfinite(decode(wrong.b_scale)).all()):
-        return False
-    unscaled, length = terms(replace(wrong, a_scale=torch.ones_like(wrong.a_scale), bias=None))
+        return None
+    bare = replace(wrong, a_scale=torch.ones_like(wrong.a_scale), bias=None)
+    bare.learn(wrong)
+    unscaled, length = terms(bare)
     if unscaled.shape[0] != unknown.shape[1] or wrong.bias is not None or length != wrong.block:
-        return False
+        return None
     evidence = False
     for row, y in enumerate(decode(output)):
         free, count = unknown[row], int(unknown[row].sum())
@@ -158,7 +184,7 @@ def _is_sum_of_known_and_unknown(wrong: ScaledProduct, output: Tensor, right: Sc
         own = decode(right.a_scale)[row]
         known, own_known = (s.masked_fill(free, 0.0) for s in (decode(wrong.a_scale)[row], own))
         if _residual(y, unscaled[:, row], known, free) > FIT_WITH_UNKNOWN:
-            return False
+            return None
         if _residual(y, unscaled[:, row], own, torch.zeros_like(free)) > FIT_WITH_UNKNOWN:
             seen = 2 * count <= len(free) and _residual(y, unscaled[:, row], own_known, free) > FIT_WITH_UNKNOWN
             evidence = evidence or seen or FEW * count <= len(free)

@@ -24,13 +24,15 @@ from dataclasses import dataclass, field
 import torch
 
 from oracle.routines.catalogue import Call, Fault, Stage
+from oracle.routines.fault import touches
 from oracle.routines.mutants import fitting, mutated_parts
 from oracle.tensorcore.schedules import Schedule
-from oracle.truth.gemm import Decoded
+from oracle.truth.gemm import Decoded, ScaledProduct
 from oracle.verdict.products import Part
 
 KEPT = 1 << 28  # bytes of mutated products that are kept; more are computed again where they are asked for
-DECODED = 24  # bytes of a decoded code at most: its float64 value, its int64 exponent, a float64 scale
+DECODED = 24  # bytes of a decoded code at most: its float64 value, its int64 exponent, a float64 scale; the right ones'
+# are decoded before, for all
 PREDICTED = 32  # bytes of an element of their results at most: float32 by each of a few arithmetics
 
 
@@ -59,6 +61,10 @@ class Mutated:
         self.right = Products(self.own, regrouped=False)
         self.room = KEPT
         self.near = dict[tuple[object, ...], dict[str, tuple[int, int] | None]]()  # of samples, by what they hold
+        self.rounding = dict[str, bool]()  # which faults of the store give about the value
+        self.far = dict[tuple[object, ...], bool]()  # by a fault and a sample: whether what is known is far
+        self.beyond = dict[tuple[str, bytes], bool]()  # by a fault and rows: whether these are sums beyond a buffer
+        self._unknown = dict[str, bool]()
         self._found = dict[tuple[str, ...], Products]()
         self._operands = dict[str, tuple[bool, Decoded] | None]()
 
@@ -68,13 +74,17 @@ class Mutated:
         if not early:
             return self.right
         names = tuple(fault.name for fault in early)
-        if (known := self._found.get(names)) is not None:
-            return known
+        if names in self._found:
+            return self._found[names]
+        for part in self.own:
+            part.product.decode_once()
         parts = mutated_parts(self.call, early)
         alike = len(parts) == len(self.own) and all(map(same_place, parts, self.own))
         made = Products(parts, regrouped=not alike)
-        pairs = [(part.product.a, part.product.b) for part in parts]
-        size = sum(DECODED * (a.numel() + b.numel()) + PREDICTED * len(a) * len(b) for a, b in pairs)
+        known = {id(side.codes) for part in self.own for side in (part.product.left, part.product.right)}
+        sides = (side.codes for part in parts for side in (part.product.left, part.product.right))
+        size = sum(DECODED * codes.numel() for codes in sides if id(codes) not in known)
+        size += sum(PREDICTED * part.product.M * part.product.N for part in parts)
         if size <= self.room:
             self.room -= size
             self._found[names] = made
@@ -103,6 +113,21 @@ class Mutated:
                 return changed
             self._operands[fault.name] = changed
         return self._operands[fault.name]
+
+    def unknown_scales(self, fault: Fault) -> bool:
+        """Whether a fault leaves the one product of a call its rows, and scales of its left operand unknown."""
+        if not touches((fault,), Stage.READ, Stage.PRODUCT):
+            return False
+        if fault.name not in self._unknown:
+            product = self.products((fault,)).parts[0].product
+            alike = product.M == self.own[0].product.M
+            self._unknown[fault.name] = alike and bool(torch.isnan(product.left.scales).any())
+        return self._unknown[fault.name]
+
+    def alone(self, fault: Fault) -> ScaledProduct | None:
+        """The one product of a fault that :meth:`operand` knows none of, if it fills the same elements."""
+        made = self.products((fault,))
+        return None if made.regrouped or len(made.parts) != 1 else made.parts[0].product
 
 
 def same_place(part: Part, own: Part) -> bool:

@@ -32,6 +32,7 @@ BY_CHANCE = 1 / 80  # of the outputs that fail by none of the candidates, the sh
 SEVERAL = 4  # elements that a ratio must hold for
 MANY = 64  # elements below which nothing is said of a correlation
 CERTAIN = 24  # elements that all show one of two equally likely sides once in 10 million draws
+FEW = 16  # failing elements that are looked at first
 LOOKED_AT = 1 << 22  # elements of an output up to which moved rows and columns are looked for
 UNLIKE = "the failing elements do not correlate with the right results"
 CLOSE = 2.0**-7  # of a value: no two of several right results that differ are all as near
@@ -255,13 +256,13 @@ def _elsewhere(output: Tensor, right: Tensor, bad: Tensor, *, near: bool) -> Ite
     varied = _differs(bits_of(output)[bad])
     made = decode(output) if near and output.is_floating_point() else bits_of(output)
     due = decode(right) if near and output.is_floating_point() else bits_of(right)
-    loose = None
+    loose, few = None, torch.nonzero(bad)[:: max(1, int(bad.sum()) // FEW)].unbind(dim=1)
     for axis in range(output.dim()):
         for said, at in (*picks(output.shape[axis]), *late_picks(output.shape[axis], (2,))):
-            wanted = picked(due, axis, at)
-            same = made == wanted
-            if made.is_floating_point():
-                same |= torch.isfinite(wanted) & ((made - wanted).abs() <= CLOSE * wanted.abs())
+            source = (*few[:axis], at.to(few[axis].device)[few[axis]], *few[axis + 1 :])
+            if not bool(_as_good_as(made[few], due[source]).all()):
+                continue
+            same = _as_good_as(made, picked(due, axis, at))
             moved = picked(bits_of(right), axis, at) != bits_of(right)
             if not bool((moved & same)[bad].all()) or not (varied or _only_there(right, bad, axis, at)):
                 continue
@@ -272,6 +273,14 @@ def _elsewhere(output: Tensor, right: Tensor, bad: Tensor, *, near: bool) -> Ite
             loose = loose or sentence
     if loose is not None and int(bad.sum()) >= CERTAIN:
         yield f"in the failing elements alone {loose}"
+
+
+def _as_good_as(made: Tensor, wanted: Tensor) -> Tensor:
+    """Elements of ``made`` that are ``wanted``: equal integers, or numbers about as large."""
+    same = made == wanted
+    if made.is_floating_point():
+        same |= torch.isfinite(wanted) & ((made - wanted).abs() <= CLOSE * wanted.abs())
+    return same
 
 
 def _only_there(right: Tensor, bad: Tensor, axis: int, at: Tensor) -> bool:
@@ -309,6 +318,8 @@ def _moved(output: Tensor, right: Tensor, bad: Tensor) -> Iterator[str]:
         if len(at) < 2 or made.shape[1] < 2:
             continue
         place = {_bits(line): i for i, line in enumerate(due)}
+        if _bits(made[at[0]]) not in place:
+            continue
         moves = [(i, place.get(_bits(made[i]))) for i in at]
         if len(place) < len(due) or any(j is None for _, j in moves):
             continue

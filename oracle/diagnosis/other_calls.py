@@ -35,7 +35,7 @@ NaN and infinities are judged as the contract judges them. Source: derived here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -43,16 +43,16 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from oracle.diagnosis.candidates import LISTED, LOST, NEARLY, about, evenly, float32_loss
+from oracle.diagnosis.candidates import LISTED, LOST, NEARLY, about_at, float32_loss, spread
+from oracle.diagnosis.least_squares import no_sums
 from oracle.diagnosis.observed import CUTS, cuts, late_picks, made_nan, picked, picks
 from oracle.errors import OracleError
-from oracle.numbers.formats import decode
+from oracle.numbers.formats import codes_of, decode, is_nan, of_dtype
 from oracle.routines.base import FP8, Call, Output, by_name
 from oracle.routines.traits import Kind, OptionSpec, TensorSpec
-from oracle.tensorcore.identify import subset
 from oracle.truth.layout import HEIGHTS, WIDTH
 from oracle.verdict.compare import Status, Verdict
-from oracle.verdict.pattern import count
+from oracle.verdict.pattern import count, places
 from oracle.verdict.sets import bits_of
 
 TRIED = 96  # changed calls that are judged at most
@@ -62,7 +62,9 @@ FACTORS = (Kind.SCALES, Kind.ALPHA, Kind.WEIGHTS)
 SHARE = 512  # an option or an input enters more than one of so many elements
 BYTE = 0xFF
 SUBNORMAL = 7  # the largest byte of a subnormal number of E4M3
-FEW = (4, 64)  # rows and columns of a product on which a changed call must give about the values
+FEW = 12  # elements of a product of which a changed call must give about the values
+FEW_LINES = 4  # rows or columns that are asked whether they are sums of their K blocks
+COMPARED = 1 << 12  # elements of a changed input that are compared with its own before all are
 MOST = 0.95  # of the elements that a changed call leaves out
 QUARTER = 32  # rows of a tile that lie one behind the other
 STEPS = (4, 8, 16)  # in which rows go, so that the last ones are left out
@@ -88,11 +90,14 @@ def taken_otherwise(call: Call, output: Output, verdict: Verdict, numerics: str 
     nan = any(map(_has_nan, judged.values()))
     least: tuple[int, str] | None = None
     far = _far(call, judged)
+    hopeless = _hopeless_scales(call, far, judged)
     for said, inputs, options in _changes(call):
         changed, held = replace(call, inputs=inputs, options=options, given=None), None
         left -= LIGHT
+        if options is call.options and _only(hopeless, inputs, call):
+            continue
         try:
-            likely = (nan or not _brings_nan(inputs, call)) and _may_hold(changed, judged, far, numerics)
+            likely = _may_hold(changed, call, judged, far, numerics) and (nan or not _brings_nan(inputs, call))
             if likely and _nearer(changed, call, judged):
                 left -= 1 - LIGHT
                 held = call.contract.judged(changed, output, numerics)
@@ -136,6 +141,33 @@ def tries(call: Call, output: Mapping[str, Tensor]) -> int:
     return 0 if any(x.is_cuda for x in tensors) else min(TRIED, WORK // (1 + sum(x.numel() for x in tensors)))
 
 
+def _hopeless_scales(call: Call, far: Mapping[str, Tensor], output: Mapping[str, Tensor]) -> set[str]:
+    """Names of the scales of one product that no change of these alone makes right: some row (of ``a``) or column (of
+    ``b``) that is far off is no sum of its K blocks, whatever their scales."""
+    found = set[str]()
+    if not far or len(call.parts) != 1 or call.parts[0].rows is not None or not call.operands.given:
+        return found
+    product, roles = call.parts[0].product, call.operands.roles
+    mask = far["out"].reshape(product.M, product.N)
+    out = output["out"].reshape(mask.shape)
+    for role, axis in (("a_scale", 0), ("b_scale", 1)):
+        lines = spread(torch.nonzero(mask.any(dim=1 - axis))[:, 0], FEW_LINES)
+        piece = product.take(lines) if axis == 0 else product.take_columns(lines)
+        own = out[lines] if axis == 0 else out[:, lines]
+        if role in roles and no_sums(piece, own, LOST / 4, of_columns=axis == 1):
+            found.add(roles[role])
+    return found
+
+
+def _only(names: Set[str], inputs: Mapping[str, Tensor], call: Call) -> bool:
+    """Whether of all inputs one of these names alone is changed, and keeps its shape and dtype."""
+    changed = [name for name, x in call.inputs.items() if inputs.get(name) is not x]
+    if len(inputs) != len(call.inputs) or len(changed) != 1 or changed[0] not in names:
+        return False
+    made, own = inputs[changed[0]], call.inputs[changed[0]]
+    return (made.shape, made.dtype) == (own.shape, own.dtype)
+
+
 def _far(call: Call, output: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Elements of a product that lie farther from the right result than roundings move one, bool by name; all of them
     where there is none; nothing of other contracts."""
@@ -149,22 +181,25 @@ def _far(call: Call, output: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _may_hold(changed: Call, output: Mapping[str, Tensor], far: Mapping[str, Tensor], numerics: str | None) -> bool:
+def _may_hold(
+    changed: Call, call: Call, output: Mapping[str, Tensor], far: Mapping[str, Tensor], numerics: str | None
+) -> bool:
     """Whether an output may be right for the changed call, by a few of its elements, which cost less than all: more
     than half of some have about the value (:func:`~oracle.diagnosis.candidates.about`), and a few lie in the bounds."""
     if not far:
         return True
     contract = changed.contract
     found = contract.validate_output(changed.checked(), output)
+    for part, own in zip(changed.parts, call.parts, strict=False):
+        own.product.decode_once()
+        part.product.learn(own.product)
     for part in changed.parts:
         out, mask = (part.of(x["out"].reshape(-1, x["out"].shape[-1])) for x in (found, far))
-        rows = evenly(torch.nonzero(mask.any(dim=1))[:, 0], FEW[0])
-        columns = evenly(torch.nonzero(mask[rows].any(dim=0))[:, 0], FEW[1])
-        few = subset(part.product, rows, columns)
-        if len(columns) and few.bias is None and few.c is None:
-            there = mask[rows][:, columns]
-            agrees = about(few, out[rows][:, columns], max(float32_loss(few.K), LOST))[1] & there
-            if count(agrees) <= LISTED * count(there):
+        at = spread(places(mask), FEW)
+        rows, columns = at // mask.shape[1], at % mask.shape[1]
+        if len(at) and part.product.bias is None and part.product.c is None:
+            loss = max(float32_loss(part.product.K), LOST)
+            if count(about_at(part.product, rows, columns, out[rows, columns], loss)) <= LISTED * len(at):
                 return False
     return any(sets.may_hold(found, far) for sets in contract.admissible(changed, numerics))
 
@@ -239,7 +274,8 @@ def _nothing(x: Tensor) -> Tensor:
 
 
 def _has_nan(x: Tensor) -> bool:
-    return x.is_floating_point() and bool(torch.isnan(decode(x)).any())
+    nan = is_nan(codes_of(x), of_dtype(x.dtype)) if x.dtype in FP8 else torch.isnan(x)
+    return bool(nan.any())
 
 
 def _brings_nan(inputs: Mapping[str, Tensor], call: Call) -> bool:
@@ -468,7 +504,15 @@ def _dropped(spec: TensorSpec, x: Tensor, *, rows: bool) -> Iterator[tuple[str, 
         for cut in dict.fromkeys((*cuts(n), *([n - 1] if n > 1 else []))):
             late = (torch.arange(n, device=x.device) >= cut).reshape(-1, *[1] * (x.dim() - axis - 1))
             of = f" along axis {axis}" if x.dim() > 1 else ""
-            yield f"from index {cut} on {LEFT_OUT}{of}", x.float().masked_fill(late, nothing).to(x.dtype)
+            coded = x.dtype in FP8 and nothing == 0
+            made = zeroed(x, late) if coded else x.float().masked_fill(late, nothing).to(x.dtype)
+            yield f"from index {cut} on {LEFT_OUT}{of}", made
+
+
+def zeroed(x: Tensor, mask: Tensor) -> Tensor:
+    """Codes ``x`` of FP8 (any shape) with those of 0 where ``mask`` (bool, of a shape that broadcasts) is True; others
+    as they are, NaN too. Source: OCP OFP8 1.0, whose code of 0 has no bit set."""
+    return x.view(torch.uint8).masked_fill(mask, 0).view(x.dtype)
 
 
 def _indices(spec: TensorSpec, x: Tensor, *, late: bool) -> Iterator[tuple[str, Tensor]]:
@@ -481,8 +525,21 @@ def _indices(spec: TensorSpec, x: Tensor, *, late: bool) -> Iterator[tuple[str, 
 
 
 def _same(made: Tensor, own: Tensor) -> bool:
-    """Whether two tensors of a dtype have one shape and the same values."""
+    """Whether two tensors have one shape and the same values."""
     if made.shape != own.shape:
         return False
-    pair = (decode(x) if x.is_floating_point() else x for x in (made, own))
-    return bool(torch.equal(*(x.nan_to_num(nan=torch.inf) if x.is_floating_point() else x for x in pair)))
+    if made.dtype != own.dtype:
+        return _same_values(made, own)
+    made, own = made.flatten(), own.flatten()
+    for start, end in ((0, COMPARED), (COMPARED, None)):
+        pair = made[start:end], own[start:end]
+        at = places(torch.ne(*map(bits_of, pair)))
+        if any(not _same_values(*(picked(x, 0, some) for x in pair)) for some in (at[:FEW], at[FEW:]) if len(some)):
+            return False
+    return True
+
+
+def _same_values(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors of one shape have the same values; NaN is like infinity."""
+    pair = (decode(z).nan_to_num(nan=torch.inf) if z.is_floating_point() else z for z in (x, y))
+    return bool(torch.equal(*pair))

@@ -253,16 +253,8 @@ def _evaluation(
     )
     call = Call(contract, inputs, options)
     if verdict.status is Status.FAILED and status == "INCORRECT_NUMERICAL" and answer.problem is None:
-        verdict = explain_verdict(
-            verdict,
-            contract,
-            inputs,
-            answer.output,
-            arch=session.arch,
-            numerics=session.numerics,
-            explain=None,
-            **options,
-        )
+        asked = contract.asked(inputs, answer.output, arch=session.arch, **options)
+        verdict = explain_verdict(verdict, asked, answer.output, numerics=session.numerics)
     again = [f"{f.watch}: {f.verdict.summary}" for f in beyond]
     lines = [*again, verdict.summary] if not verdict.status.is_failure else [verdict.summary, *again]
     if status == "INCORRECT_NUMERICAL" and not verdict.status.is_failure:

@@ -28,8 +28,8 @@ def load() -> None:
     contract, inputs = get(case.contract), case.inputs()
     right: Any = contract.predict(inputs, numerics="sm90.promote128", out_dtype=torch.bfloat16)
     for output in (right, torch.zeros_like(right)):
-        judged = contract.judge(inputs, output)
-        explain_verdict(judged, contract, inputs, output, arch="sm90", numerics=None)
+        asked = contract.asked(inputs, output)
+        explain_verdict(contract.judged(asked, output), asked, output, numerics=None)
     torch.set_num_threads(threads)
 
 

@@ -177,10 +177,11 @@ def judge_outputs(
     cannot be judged."""
     contract.check(inputs, call)
     try:
-        verdict = contract.judge(inputs, output, arch=arch, numerics=numerics, **call)
+        asked = contract.asked(inputs, output, arch=arch, **call)
+        verdict = contract.judged(asked, output, numerics)
     except OracleError as error:
         return _without_numbers(Status.CRASHED, f"the output cannot be judged: {error}")
-    return explain_verdict(verdict, contract, inputs, output, arch=arch, numerics=numerics, explain=None, **call)
+    return explain_verdict(verdict, asked, output, numerics=numerics)
 
 
 def judge_call(read: Callable[[], CallFile], arch: str, numerics: str | None) -> Verdict:

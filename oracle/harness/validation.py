@@ -592,11 +592,8 @@ def _explained(
 ) -> Finding:
     if answer.problem is not None:
         return finding  # another shape or dtype than the call declares needs no explanation
-    contract, arch, numerics = session.contract, session.arch, session.numerics
-    verdict = explain_verdict(
-        finding.verdict, contract, inputs, answer.output, arch=arch, numerics=numerics, explain=None, **options
-    )
-    return replace(finding, verdict=verdict)
+    asked = session.contract.asked(inputs, answer.output, arch=session.arch, **options)
+    return replace(finding, verdict=explain_verdict(finding.verdict, asked, answer.output, numerics=session.numerics))
 
 
 def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Path) -> str | None:

@@ -94,6 +94,12 @@ class Call:
         """The same call where the arithmetic of another arch is admitted, with the operands that this one has."""
         return self._with(arch=arch)
 
+    def in_search(self, inputs: Inputs, out_dtype: torch.dtype) -> Call:
+        """The same call as the search for faults takes it: of ``inputs``, what the routine quantised its own to, in
+        this output dtype; what lies beyond a buffer is unknown."""
+        changed: dict[str, Any] = {"out_dtype": out_dtype, "beyond": Beyond.UNKNOWN, "given": self.inputs}
+        return self._with(**changed) if inputs is self.inputs else replace(self, inputs=inputs, **changed)
+
     def with_only(self, only: Sequence[int]) -> Call:
         """The same call of which some products alone are looked at, by their numbers in :attr:`parts`."""
         return self._with(only=tuple(only))
@@ -287,9 +293,14 @@ class Contract(Stated, ABC):
         **options: object,
     ) -> Verdict:
         """The verdict on ``output``; see :func:`oracle.judge`."""
+        return self.judged(self.asked(inputs, output, arch=arch, **options), output, numerics)
+
+    @final
+    def asked(self, inputs: Inputs, output: Output, *, arch: str = "sm90", **options: object) -> Call:
+        """The call that :meth:`judge` makes, in the dtype of the output, for who asks more of it than a verdict."""
         out = output.get("out") if isinstance(output, Mapping) else output
         dtype = out.dtype if isinstance(out, Tensor) else torch.bfloat16
-        return self.judged(Call(self, inputs, options, out_dtype=dtype, arch=arch), output, numerics)
+        return Call(self, inputs, options, out_dtype=dtype, arch=arch)
 
     @final
     def judged(self, call: Call, output: Output, numerics: str | None = None) -> Verdict:

@@ -55,8 +55,7 @@ def mutated_parts(call: Call, faults: tuple[Fault, ...]) -> list[Part]:
         parts = replace(call, inputs=fold(call, faults, Stage.READ, dict(call.inputs))).parts
     changed = [replace(part, product=fold(call, faults, Stage.PRODUCT, part.product)) for part in parts]
     for part, own in zip(changed, call.parts, strict=False):
-        part.product.left.learn(own.product.left)
-        part.product.right.learn(own.product.right)
+        part.product.learn(own.product)
     return changed
 
 

@@ -107,6 +107,10 @@ class Decoded:
         """Float64 values of columns ``k``, ``[R, columns]``, NaN and infinities as they are."""
         return self._value[:, k] if self._kept else decode(self.codes[:, k], self.fmt)
 
+    def value_of(self, rows: Tensor) -> Tensor:
+        """:meth:`value` of some rows (int64 ``[r]``), float64 ``[r, K]``."""
+        return self._value[rows] if "_value" in vars(self) else decode(take_rows(self.codes, rows), self.fmt)
+
     def number(self, k: slice = ALL) -> Tensor:
         """:meth:`value` with NaN and infinities as zeros: float64 ``[R, columns]``."""
         value = self.value(k)
@@ -131,6 +135,12 @@ class Decoded:
             computed["scales"] = self.scales if scales is None else self.scales[scales]
         return part
 
+    def to(self, device: torch.device | str) -> Decoded:
+        """The same operand on ``device``; itself where it is there."""
+        if self.codes.device == torch.device(device):
+            return self
+        return Decoded(self.codes.to(device), self.scale.to(device))
+
     def same_memory(self, other: Decoded) -> bool:
         """Whether the codes and the scales of both are the same memory."""
         pairs = (self.codes, other.codes), (self.scale, other.scale)
@@ -143,6 +153,11 @@ class Decoded:
         of_codes = ("_value", "_exponent", "finite_rows", "finite", "facts") if self.codes is other.codes else ()
         of_scale = ("scales",) if self.scale is other.scale else ()
         computed |= {name: theirs[name] for name in (*of_codes, *of_scale) if name in theirs}
+
+    def decode_once(self) -> None:
+        """Decode the codes, if they are few enough to be kept."""
+        if self._kept:
+            _ = self._value
 
     @property
     def _kept(self) -> bool:
@@ -286,6 +301,16 @@ class ScaledProduct:
             return None
         return not other.left.same_memory(self.left), not other.right.same_memory(self.right)
 
+    def learn(self, other: ScaledProduct) -> None:
+        """Take over what ``other`` has decoded of operands that are the same tensors here."""
+        self.left.learn(other.left)
+        self.right.learn(other.right)
+
+    def decode_once(self) -> None:
+        """Decode both operands, if they are small, so that others may :meth:`learn` their values."""
+        for side in (self.left, self.right):
+            side.decode_once()
+
     def cached(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` computes of this product, cached under ``key`` if the result is small; do not write to it."""
         if self.M * self.N > RESULT:
@@ -417,6 +442,32 @@ class ScaledProduct:
         """Every K block and its columns."""
         for block in range(self.B):
             yield block, slice(block * self.block, min(self.K, (block + 1) * self.block))
+
+
+def magnitudes(product: ScaledProduct) -> Tensor:
+    """The sum of the magnitudes of all terms of each element of a product, float64 ``[M, N]``; NaN as IEEE 754."""
+    left, right = scaled_operands(product)
+    return left.abs() @ right.abs().T * abs(product.factor)
+
+
+def scaled_operands(product: ScaledProduct) -> tuple[Tensor, Tensor]:
+    """The values of both operands times their scales, float64 ``[M, K]`` and ``[N, K]``; NaN as IEEE 754."""
+    return scaled_side(product, product.left), scaled_side(product, product.right, product.b_rows)
+
+
+def scaled_side(product: ScaledProduct, side: Decoded, rows: int = 1) -> Tensor:
+    """The values of an operand of a product times its scales, of which each serves so many ``rows``; float64
+    ``[R, K]``, NaN as IEEE 754."""
+    scales = side.scales if rows == 1 else side.scales.repeat_interleave(rows, dim=0)[: len(side.codes)]
+    return scaled_codes(side.value(), scales, product.block)
+
+
+def scaled_codes(value: Tensor, scales: Tensor, block: int) -> Tensor:
+    """``value [R, K]`` times ``scales [R or 1, B]``, each of a ``block`` of columns, float64; NaN as IEEE 754."""
+    rows, k = value.shape
+    if k % block:
+        return value * scales.repeat_interleave(block, dim=1)[:, :k]
+    return (value.view(rows, -1, block) * scales[:, :, None]).view(rows, k)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def test_explanations_are_those_of_the_whole(
     refused = [fault for fault in applied if fault not in kept]
     assert len(refused) > 30 and [fault for fault in applied if fault in kept] == kept
     monkeypatch.setattr(FailingRows, "kept", lambda self, faults: iter(faults))
-    assert explain._single_faults(failure, refused) == ()
+    assert explain._single_faults(explain._Asked.of(failure, refused)) == ()
 
 
 def test_a_row_explained_by_everything_is_refused_by_nothing_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,10 +67,10 @@ def test_a_row_explained_by_everything_is_refused_by_nothing_less(monkeypatch: p
     failure = failing(whole, exact=False)
     (fault,) = (fault for fault in faults_of("fp8_gemm_nt") if fault.name == PREVIOUS)
     assert list(FailingRows(failure).kept([fault])) == [fault]
-    assert [e.name for e in explain._single_faults(failure, [fault])] == [PREVIOUS]
+    assert [e.name for e in explain._single_faults(explain._Asked.of(failure, [fault]))] == [PREVIOUS]
     monkeypatch.setattr(candidates, "HOPELESS", 1.0)
-    assert explain._single_faults(failure, [fault]) == ()
-    assert not list(FailingRows(failure).kept([fault])) and FailingRows(failure).narrow is not None
+    assert explain._single_faults(explain._Asked.of(failure, [fault])) == ()
+    assert not list(FailingRows(failure).kept([fault]))
 
 
 def test_what_predicts_nan_is_asked_on_the_whole() -> None:
@@ -105,7 +105,7 @@ def test_a_pair_is_covered_where_its_share_is(monkeypatch: pytest.MonkeyPatch, e
             assert not (covered and first.name in far)
             answers.add(covered)
     assert answers == {True, False}
-    monkeypatch.setattr(Sample, "_agreeing", disagreeing)
+    monkeypatch.setattr(candidates, "around", lambda value, *given, **named: torch.zeros_like(value, dtype=torch.bool))
     another = Sample.half_failing(failing(whole, exact=exact), PAIR_SAMPLE)  # this one has counted
     assert PREVIOUS not in far and PREVIOUS in another.far(faults) and few.far(faults) == far
 
