@@ -34,7 +34,7 @@ from torch import Tensor
 from oracle.diagnosis.mutated import Mutated
 from oracle.numbers.formats import decode
 from oracle.routines.catalogue import Fault
-from oracle.truth.gemm import ScaledProduct, magnitudes
+from oracle.truth.gemm import ScaledProduct
 
 CHUNK = 128  # of K, where one scale covers all of it
 SURE = 0.02  # a factor this far from 1 is no rounding of a bfloat16 output; only used to put a finding into words
@@ -111,24 +111,6 @@ def effective_factors(product: ScaledProduct, output: Tensor, *, of_columns: boo
     good = solvable & (left <= FIT * y.norm(dim=1)) & (usable.sum(dim=1) >= 2 * blocks)
     solved = torch.where(good[:, None], solved, torch.full_like(solved, torch.nan))
     return Factors(solved, error, length) if bool(good.any()) else None
-
-
-def no_sums(product: ScaledProduct, output: Tensor, lost: float, *, of_columns: bool = False) -> bool:
-    """Whether a row (or ``of_columns`` a column) of ``output [M, N]`` (any float dtype) is surely no sum of its K
-    blocks, under whatever scales of that row: it is farther from the nearest one than ``lost`` of all magnitudes, and
-    than a rounding. False where the shape does not tell, or with NaN and infinity. Source: ordinary least squares."""
-    z, _ = terms(product)
-    y, size = decode(output), magnitudes(product)
-    if product.bias is not None or product.c is not None:
-        return False
-    if of_columns:
-        z, y, size = z.transpose(1, 2), y.t(), size.t()
-    if z.shape[2] < 2 * z.shape[0] or not bool(torch.isfinite(z).all() & torch.isfinite(y).all()):
-        return False
-    design = z.permute(1, 2, 0)
-    solved = torch.linalg.lstsq(design, y[:, :, None], driver="gelsd").solution
-    left = (y - (design @ solved)[:, :, 0]).norm(dim=1)
-    return bool((left > FIT * y.norm(dim=1) + lost * size.norm(dim=1)).any())
 
 
 def read_beyond_buffer(mutated: Mutated, output: Tensor, bad: Tensor, faults: Sequence[Fault]) -> list[Fault]:

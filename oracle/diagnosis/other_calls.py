@@ -35,7 +35,7 @@ NaN and infinities are judged as the contract judges them. Source: derived here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -44,7 +44,6 @@ import torch
 from torch import Tensor
 
 from oracle.diagnosis.candidates import LISTED, LOST, NEARLY, about_at, float32_loss, spread
-from oracle.diagnosis.least_squares import no_sums
 from oracle.diagnosis.observed import CUTS, cuts, late_picks, made_nan, picked, picks
 from oracle.errors import OracleError
 from oracle.numbers.formats import codes_of, decode, is_nan, of_dtype
@@ -90,12 +89,9 @@ def taken_otherwise(call: Call, output: Output, verdict: Verdict, numerics: str 
     nan = any(map(_has_nan, judged.values()))
     least: tuple[int, str] | None = None
     far = _far(call, judged)
-    hopeless = _hopeless_scales(call, far, judged)
     for said, inputs, options in _changes(call):
         changed, held = replace(call, inputs=inputs, options=options, given=None), None
         left -= LIGHT
-        if options is call.options and _only(hopeless, inputs, call):
-            continue
         try:
             likely = _may_hold(changed, call, judged, far, numerics) and (nan or not _brings_nan(inputs, call))
             if likely and _nearer(changed, call, judged):
@@ -139,33 +135,6 @@ def tries(call: Call, output: Mapping[str, Tensor]) -> int:
     """How many changed calls are judged; none on a GPU."""
     tensors = [*call.inputs.values(), *output.values()]
     return 0 if any(x.is_cuda for x in tensors) else min(TRIED, WORK // (1 + sum(x.numel() for x in tensors)))
-
-
-def _hopeless_scales(call: Call, far: Mapping[str, Tensor], output: Mapping[str, Tensor]) -> set[str]:
-    """Names of the scales of one product that no change of these alone makes right: some row (of ``a``) or column (of
-    ``b``) that is far off is no sum of its K blocks, whatever their scales."""
-    found = set[str]()
-    if not far or len(call.parts) != 1 or call.parts[0].rows is not None or not call.operands.given:
-        return found
-    product, roles = call.parts[0].product, call.operands.roles
-    mask = far["out"].reshape(product.M, product.N)
-    out = output["out"].reshape(mask.shape)
-    for role, axis in (("a_scale", 0), ("b_scale", 1)):
-        lines = spread(torch.nonzero(mask.any(dim=1 - axis))[:, 0], FEW_LINES)
-        piece = product.take(lines) if axis == 0 else product.take_columns(lines)
-        own = out[lines] if axis == 0 else out[:, lines]
-        if role in roles and no_sums(piece, own, LOST / 4, of_columns=axis == 1):
-            found.add(roles[role])
-    return found
-
-
-def _only(names: Set[str], inputs: Mapping[str, Tensor], call: Call) -> bool:
-    """Whether of all inputs one of these names alone is changed, and keeps its shape and dtype."""
-    changed = [name for name, x in call.inputs.items() if inputs.get(name) is not x]
-    if len(inputs) != len(call.inputs) or len(changed) != 1 or changed[0] not in names:
-        return False
-    made, own = inputs[changed[0]], call.inputs[changed[0]]
-    return (made.shape, made.dtype) == (own.shape, own.dtype)
 
 
 def _far(call: Call, output: Mapping[str, Tensor]) -> dict[str, Tensor]:

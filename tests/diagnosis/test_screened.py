@@ -12,7 +12,6 @@ import oracle
 from oracle.bounds import engines
 from oracle.diagnosis import explain, other_calls
 from oracle.diagnosis.candidates import FailingOutput, FailingRows, about, about_at, spread
-from oracle.diagnosis.least_squares import no_sums
 from oracle.diagnosis.mutated import Mutated
 from oracle.routines import cases, get
 from oracle.routines.base import Beyond
@@ -112,34 +111,6 @@ class TestUnknown:
         out = torch.where(known, wrong, noise(right))
         rows = FailingRows(FailingOutput(call, out, out != right))
         assert name not in rows.far([fault])
-
-
-class TestNoSums:
-    """Rows and columns that are sums of their K blocks under other scales, and such that are none."""
-
-    @pytest.mark.parametrize("of_columns", [False, True])
-    def test_other_scales_are(self, of_columns: bool) -> None:
-        product = called().parts[0].product
-        scales = product.a_scale if not of_columns else product.b_scale
-        other = scales.flip(1).contiguous() * 3
-        changed = replace(product, a_scale=other) if not of_columns else replace(product, b_scale=other)
-        value = exact(changed).hi.bfloat16()
-        assert not no_sums(product, value, 2.0**-11, of_columns=of_columns)
-        assert no_sums(product, noise(value), 2.0**-11, of_columns=of_columns)
-        value[3, 5] = torch.nan
-        assert not no_sums(product, noise(value).masked_fill(torch.isnan(value), torch.nan), 2.0**-11)
-
-    def test_changes_of_those_alone_are_not_judged(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        call = get("fp8_gemm_nt").asked(called().inputs, out := noise(tensor(run(called()))))
-        far = other_calls._far(call, {"out": out})
-        names = other_calls._hopeless_scales(call, far, {"out": out})
-        assert names == {"a_scale", "b_scale"}
-        inputs = dict(call.inputs)
-        assert not other_calls._only(names, inputs, call)
-        one = {**inputs, "a_scale": inputs["a_scale"] * 2}
-        assert other_calls._only(names, one, call) and not other_calls._only({"b_scale"}, one, call)
-        assert not other_calls._only(names, {**one, "b_scale": inputs["b_scale"] * 2}, call)
-        assert not other_calls._only(names, {**one, "a_scale": one["a_scale"].bfloat16()}, call)
 
 
 class TestElements:
