@@ -9,8 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from oracle.errors import counted
-from oracle.report.outcome import LOSS, LOSS_COLUMNS, Outcome, Report, losses
+from oracle.report.outcome import LOSS, LOSS_COLUMNS, SEVERITY, Group, Outcome, Report, counts_of, losses
+from oracle.routines import registered
 from oracle.verdict.compare import Status
+
+SCREEN = 30  # rows of a table that, with the lines around it, stays on one screen
+EXPLAINED = ("KNOWN", *map(str, (Status.MISTRUSTED, Status.UNSUPPORTED, Status.SKIPPED)))
+"""What a table by family counts and leaves to the whole one to explain."""
 
 STYLES = {
     Status.PASSED: "green",
@@ -21,15 +26,22 @@ STYLES = {
 
 
 def print_report(report: Report, console: Console, *, quiet: bool = False, verbose: bool = False) -> None:
-    """Failures, reasons, the table, problems of the ledger and of the record, and a closing line.
+    """Failures, reasons, the table, problems of the ledger and of the record, how much was judged, and a closing line.
 
-    ``quiet`` leaves open failures, complaints and the closing line; ``verbose`` adds a line for every outcome.
+    A table of more than :data:`SCREEN` rows has one row for each family of routines, without the reasons and the losses
+    that go with the whole one. ``verbose`` prints the whole, with a line for every outcome; ``quiet`` leaves open
+    failures, complaints, how much was judged, and the closing line.
     """
+    whole = verbose or len(report.groups()) <= SCREEN
     if verbose:
         for outcome in report.outcomes:
             console.print(line(outcome), soft_wrap=True)
     print_failures(report.failures, console)
-    if not quiet:
+    if not quiet and not whole:
+        console.print(family_table(report))
+        if hidden := [f"{n} {name.lower()}" for name, n in report.counts().items() if n and name in EXPLAINED]:
+            console.print(f"{', '.join(hidden)}: --verbose and --html say why, and show every subject", soft_wrap=True)
+    elif not quiet:
         for outcome in report.outcomes:
             if outcome.known is not None:
                 console.print(sentence(outcome), soft_wrap=True)
@@ -39,6 +51,8 @@ def print_report(report: Report, console: Console, *, quiet: bool = False, verbo
             console.print(loss_table(report))
     for problem in report.problems:
         console.print(Text.assemble(("PROBLEM ", "bold red"), problem), soft_wrap=True)
+    if report.part:
+        console.print(report.part, soft_wrap=True)
     console.print(closing(report), soft_wrap=True)
 
 
@@ -82,6 +96,29 @@ def table(report: Report) -> Table:
         cell_text = Text(f"{words}; {', '.join(watched)}" if watched else words, style=STYLES[group.status])
         cell = cell_text if statuses or watched else Text("KNOWN FAILURE", style="yellow")
         result.add_row(group.contract, group.subject, group.arch, str(group.judged or ""), cell, margin)
+    return result
+
+
+def family_table(report: Report) -> Table:
+    """One row for each family of routines: the section of its contracts, in the order of the outcomes."""
+    result = Table(title="verdicts by family", title_justify="left", header_style="bold")
+    for i, name in enumerate(("family", "routines", "subjects", "cases", "verdicts", "worst margin", "in")):
+        result.add_column(name, justify="right" if i in (1, 2, 3, 5) else "left", overflow="fold")
+    families: dict[str, list[Group]] = {}
+    known = registered()
+    for group in report.groups():
+        contract = known.get(group.contract)
+        families.setdefault("other" if contract is None else contract.section, []).append(group)
+    for name, groups in families.items():
+        outcomes = [o for group in groups for o in group.outcomes]
+        worst = max((g for g in groups if g.margin is not None), key=lambda g: g.margin or 0.0, default=None)
+        sizes = ({g.contract for g in groups}, {g.subject for g in groups} - {"-"})
+        judged = sum(g.judged for g in groups)
+        open_ones = (g.status for g in groups if g.known < len(g.outcomes))
+        style = STYLES[min(open_ones, key=SEVERITY.index, default=Status.PASSED)]
+        words = ", ".join(f"{n} {status}" for status, n in counts_of(outcomes).items() if n)
+        at = ("", "") if worst is None else (f"{worst.margin:.3g}", worst.contract)
+        result.add_row(name, *(str(len(s)) for s in sizes), str(judged), Text(words, style=style), *at)
     return result
 
 
