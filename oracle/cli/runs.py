@@ -69,7 +69,9 @@ def add_verify(commands: common.Commands) -> None:
     common.add_explain_level(command)
     command.add_argument("--list", action="store_true", help="print the ids that would run, and stop")
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder; `none` replays nothing")
-    text = "processes that judge at the same time (default: 1, and for more than {} cases on CPUs as many as cores, up to "
+    text = (
+        "processes that judge at the same time (default: 1, and for more than {} cases on CPUs as many as cores, up to "
+    )
     text = text.format(MANY) + f"{MOST_JOBS}); what is written is the same with any number"
     command.add_argument("--jobs", type=common.whole(1), metavar="N", help=text)
     text = "judge on the machines of a Ray cluster, at ADDRESS as auto or host:6379 (default: the one Ray finds)"
@@ -229,8 +231,15 @@ def _verify(arguments: argparse.Namespace) -> int:
         make = partial(_here, items) if here else partial(_apart, *asked)
 
         def pool(new: Sequence[int], started: Callable[[int], None]) -> Generator[Outcome | Lost]:
-            shared = {} if here else {"together": _together(items, new), "meanwhile": lambda n: items[n].outcome()}
-            return jobs.in_order(make, new, jobs=count, threads=each, started=started, **shared)
+            return jobs.in_order(
+                make,
+                new,
+                jobs=count,
+                threads=each,
+                started=started,
+                together=_together(items, new),
+                meanwhile=lambda number: items[number].outcome(),
+            )
 
         if arguments.ray is not None:
             if not here:
@@ -270,7 +279,9 @@ def _together(items: Sequence[Item], numbers: Iterable[int]) -> list[list[int]]:
         item = items[number]
         calls.setdefault((item.contract, item.call or f"{number}"), []).append(number)
     known = registered()
-    return sorted(calls.values(), key=lambda group: not getattr(known.get(items[group[0]].contract), "takes_numerics", 0))
+    return sorted(
+        calls.values(), key=lambda group: not getattr(known.get(items[group[0]].contract), "takes_numerics", 0)
+    )
 
 
 def _folder(named: Sequence[str]) -> str | None:
@@ -381,8 +392,8 @@ def _items(
 def _wanted_items(
     wanted: Filter, folder: Path | None, profile: str, providers: Sequence[Provider], writer: CaptureWriter | None
 ) -> list[Item]:
-    known = [] if folder is None or profile != BRIEF or wanted.id is not None else ledger.load(folder / ledger.FILE)
-    replayed = [] if folder is None else runner.replay(folder / "captures", partial(ledger.documents, known))
+    entries = [] if folder is None or profile != BRIEF or wanted.id is not None else ledger.load(folder / ledger.FILE)
+    replayed = [] if folder is None else runner.replay(folder / "captures", partial(ledger.documents, entries))
     if wanted.id is not None and wanted.id.startswith("captures/"):
         items = replayed
     else:

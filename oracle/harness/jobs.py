@@ -117,7 +117,7 @@ def _first(started: Callable[[int], None]) -> Callable[[tuple[int, ...]], None]:
 
 
 def _results(
-    pool: Pool[list[R | BaseException]], number: int, group: tuple[int, ...], started: Callable[[int], None]
+    pool: Pool[list[R | Lost | BaseException]], number: int, group: tuple[int, ...], started: Callable[[int], None]
 ) -> dict[int, R | Lost | BaseException]:
     """The results of a group by task. Where a process died of several, each is carried out alone."""
     result = pool.result(number)
@@ -165,12 +165,12 @@ class _Starting(Generic[R]):
 
 
 @contextmanager
-def _each(make: Make[R]) -> Iterator[Callable[[tuple[int, ...]], list[R | BaseException]]]:
+def _each(make: Make[R]) -> Iterator[Callable[[tuple[int, ...]], list[R | Lost | BaseException]]]:
     """Carries out groups of tasks; what a task raises stands in the place of its result, and of those behind it."""
     with make() as run:
 
-        def all_of(group: tuple[int, ...]) -> list[R | BaseException]:
-            results: list[R | BaseException] = []
+        def all_of(group: tuple[int, ...]) -> list[R | Lost | BaseException]:
+            results: list[R | Lost | BaseException] = []
             for task in group:
                 try:
                     results.append(run(task))

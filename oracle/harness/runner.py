@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -205,8 +206,8 @@ class Asked:
         except OracleError as error:
             return _without_numbers(Status.CRASHED, f"the output cannot be judged: {error}")
         explain = Explain.OFF if documented(verdict) and explain_level(None) is Explain.QUICK else None
-        given = (verdict, self.contract, self.inputs, output)
-        return explain_verdict(*given, arch=arch, numerics=numerics, explain=explain, **self.options)
+        how: dict[str, Any] = {"arch": arch, "numerics": numerics, "explain": explain, **self.options}
+        return explain_verdict(verdict, self.contract, self.inputs, output, **how)
 
     def _call(self, output: Outputs, arch: str) -> Call:
         out = output.get("out") if isinstance(output, Mapping) else output
@@ -275,6 +276,8 @@ def _judge_capture(capture: captures.Capture, documented: Documented) -> Verdict
     capture.checked(asked.inputs)
     output = capture.outputs(asked.contract.returns)
     return asked.judge(output, capture.recording.arch, capture.numerics, partial(documented, capture.id))
+
+
 def _fixed(subject: Subject, status: Status, reason: str) -> Item:
     judge = partial(_without_numbers, status, reason)
     return Item(subject.contract, subject.contract, subject.name, subject.arch, judge)

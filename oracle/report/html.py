@@ -81,7 +81,8 @@ def _head(report: outcome.Report, causes: list[outcome.Cause]) -> str:
         '<a class="skip" href="#problems">Skip to what fails</a>\n<header>'
         f'<div class="top"><h1>fp8-oracle report</h1>{theme_button()}</div>'
         f'<p class="verdict {"good" if report.ok else "bad"}">{sign} {text}</p>'
-        f'<ul class="chips" aria-label="outcomes by status">{chips}</ul><p class="soft">{escape(ran)}</p>{part}</header>'
+        f'<ul class="chips" aria-label="outcomes by status">{chips}</ul><p class="soft">{escape(ran)}</p>{part}'
+        "</header>"
     )
 
 

@@ -3,8 +3,8 @@
 ``quick`` and ``full`` list what the grammar of a contract lists (:class:`oracle.routines.case.Grammar`): shapes where
 kernels change behaviour on ordinary data, every family at one of them; ``full`` more shapes and seeds. ``compact`` is
 ``quick`` thinned out, for outputs that are to be stored: every dtype, option and family once, every dtype on ordinary
-data, every scheme once at each shape. ``brief`` is the fewest cases of ``quick`` that a greedy cover takes to show every
-class of it (:func:`classes`), for an answer in a minute: no list, and the same cases each time.
+data, every scheme once at each shape. ``brief`` is what a greedy cover takes of ``quick`` to show every class of it
+(:func:`classes`), for an answer in a minute: no list, and the same cases each time.
 
 Not covered: shapes of real models (:func:`oracle.routines.drawn.real_cases`).
 """
@@ -69,8 +69,8 @@ def classes(case: Case) -> set[Class]:
 
 
 def _covering(chosen: list[Case]) -> list[Case]:
-    """A greedy cover of the classes of the cases, in their order: the case with most classes that no other one has shown,
-    of several the smallest, then the first."""
+    """A greedy cover of the classes of the cases, in their order: the case with most classes that no other one has
+    shown, of several the smallest, then the first."""
     left = {case: classes(case) for case in chosen}
     size = {case: (prod(n for _, n in case.extents), number) for number, case in enumerate(chosen)}
     taken = set()
