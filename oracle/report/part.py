@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from oracle.errors import counted
 from oracle.report.outcome import Outcome
 from oracle.routines import profiles
 
@@ -22,7 +23,7 @@ def part_of(profile: str | None, outcomes: Iterable[Outcome]) -> str:
     if profile != BRIEF or not groups:
         return ""
     quick, full = (sum(profiles.count(contract, name) for contract, *_ in groups) for name in ("quick", "full"))
-    also = f", and {captures} captures" if captures else ""
+    also = f", and {counted(captures, 'capture')}" if captures else ""
     return (
         f"profile brief: {len(listed) - captures} of {quick} cases, one of each class{also}; `--profile quick` judges "
         f"all of them, `--profile full` {full}"

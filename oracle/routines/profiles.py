@@ -11,7 +11,7 @@ Not covered: shapes of real models (:func:`oracle.routines.drawn.real_cases`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import prod
 
 from oracle.errors import CaseError, among
@@ -62,16 +62,25 @@ def _thinned(chosen: Iterable[Case]) -> list[Case]:
 Class = tuple[object, ...]
 
 
-def classes(case: Case) -> set[Class]:
-    """What a case is one of: each value of each part of its id but extents and seed, and each change of the call."""
+def classes(case: Case, extremes: Mapping[str, tuple[int, int]]) -> set[Class]:
+    """What a case is one of: each value of each part of its id but the seed, each change of the call, and of each extent
+    the least and the most that is listed (``extremes``)."""
     parts = {(part, getattr(case, part)) for part in ("dtypes", "scheme", "family")}
-    return {*parts, *(("option", *o) for o in case.options), *(("change", *c) for c in case.changes)}
+    ends = {("extent", name, n) for name, n in case.extents if n in extremes[name]}
+    return {*parts, *ends, *(("option", *o) for o in case.options), *(("change", *c) for c in case.changes)}
+
+
+def extremes(chosen: list[Case]) -> dict[str, tuple[int, int]]:
+    """The least and the most of each extent among cases of one contract."""
+    names = [name for name, _ in chosen[0].extents] if chosen else []
+    return {name: (min(case[name] for case in chosen), max(case[name] for case in chosen)) for name in names}
 
 
 def _covering(chosen: list[Case]) -> list[Case]:
     """A greedy cover of the classes of the cases, in their order: the case with most classes that no other one has
     shown, of several the smallest, then the first."""
-    left = {case: classes(case) for case in chosen}
+    ends = extremes(chosen)
+    left = {case: classes(case, ends) for case in chosen}
     size = {case: (prod(n for _, n in case.extents), number) for number, case in enumerate(chosen)}
     taken = set()
     while any(left.values()):
