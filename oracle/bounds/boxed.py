@@ -123,28 +123,69 @@ def chain(
     up = torch.zeros_like(down)
     b2 = b if b_high is None else b_high
     (e_most, e_least), (eb_most, eb_least) = _exponents(low, high, fmt), _exponents(b, b2, b_fmt)
-    free = (low != high)[:, None, :] | (b != b2)[None, :, :]
+    free_a, free_b = low != high, b != b2
+    widened = b_high is not None or bool(free_b.any())
     for start in range(0, b.shape[1], acc.group):
         s = slice(start, start + acc.group)
-        p1, p2 = low[:, None, s] * b[None, :, s], high[:, None, s] * b[None, :, s]
-        if b_high is not None:
-            p3, p4 = low[:, None, s] * b2[None, :, s], high[:, None, s] * b2[None, :, s]
-            corners = torch.stack([p1, p2, p3, p4])
-            p1, p2 = corners.amin(dim=0), corners.amax(dim=0)
-        top = (e_most[:, None, s] + eb_most[None, :, s]).amax(dim=2)
-        certain = (e_least[:, None, s] + eb_least[None, :, s]).amax(dim=2)
+        top = _most(e_most[:, s], eb_most[:, s])
         quantum = power(torch.maximum(top, exponent_floor(torch.maximum(down.abs(), up.abs()))) - acc.align)
-        positive, negative = _losses(p1, p2, free[:, :, s], quantum)
+        moving = torch.nonzero(free_a[:, s].any(dim=1) | widened)[:, 0]  # rows of which a product may be another
+        parts = (top, *_still(low[:, s], b[:, s], quantum)) if len(moving) < len(low) else ()
+        if len(moving):
+            rows = (x[moving, s] for x in (low, high, free_a, e_least))
+            moved = _moving(
+                *rows, b[:, s], b2[:, s], free_b[:, s], eb_least[:, s], quantum[moving], corners=b is not b2
+            )
+            parts = tuple(x.index_copy(0, moving, y) for x, y in zip(parts, moved, strict=True)) if parts else moved
+        certain, least, most, positive, negative = parts
         nearest = torch.where((down <= 0) & (up >= 0), torch.zeros_like(up), torch.minimum(down.abs(), up.abs()))
         lost = torch.where(nearest < power(top), power(top - acc.align), torch.zeros_like(up))
         zero = torch.zeros_like(up)
-        d1 = down + torch.minimum(p1, p2).sum(dim=2) - positive - torch.where(up > 0, lost, zero)
-        u1 = up + torch.maximum(p1, p2).sum(dim=2) + negative + torch.where(down < 0, lost, zero)
+        d1 = down + least - positive - torch.where(up > 0, lost, zero)
+        u1 = up + most + negative + torch.where(down < 0, lost, zero)
         exact_below = power(certain + 1 + acc.out - acc.align)
         live = top > NONE // 2
         cut_down, cut_up = (_truncation(x, exact_below, acc) for x in (u1, -d1))
         down, up = torch.where(live, d1 - cut_down, down), torch.where(live, u1 + cut_up, up)
     return down, up
+
+
+def _most(a: Tensor, b: Tensor) -> Tensor:
+    """The largest of ``a [R, k] + b [N, k]`` over k, ``[R, N]``."""
+    return (a[:, None, :] + b[None, :, :]).amax(dim=2)
+
+
+def _still(a: Tensor, b: Tensor, quantum: Tensor) -> tuple[Tensor, ...]:
+    """As :func:`_moving` without the exponent, of products that are known."""
+    p, q = a[:, None, :] * b[None, :, :], quantum[..., None]
+    rest = torch.div(p, q).trunc_().mul_(q).neg_().add_(p)  # of the sign of p
+    total = p.sum(dim=2)
+    return total, total, rest.clamp(min=0).sum(dim=-1), rest.neg_().clamp_(min=0).sum(dim=-1)
+
+
+def _moving(
+    low: Tensor,
+    high: Tensor,
+    free_a: Tensor,
+    a_least: Tensor,
+    b: Tensor,
+    b2: Tensor,
+    free_b: Tensor,
+    b_least: Tensor,
+    quantum: Tensor,
+    *,
+    corners: bool,
+) -> tuple[Tensor, ...]:
+    """Of the products of one group ``[R, N]``: the least exponent of the largest, the least and the greatest sum, and
+    the most that truncation takes from the positive ones and from the negative ones."""
+    p1, p2 = low[:, None, :] * b[None, :, :], high[:, None, :] * b[None, :, :]
+    if corners:
+        p3, p4 = low[:, None, :] * b2[None, :, :], high[:, None, :] * b2[None, :, :]
+        every = torch.stack([p1, p2, p3, p4])
+        p1, p2 = every.amin(dim=0), every.amax(dim=0)
+    positive, negative = _losses(p1, p2, free_a[:, None, :] | free_b[None, :, :], quantum)
+    sums = torch.minimum(p1, p2).sum(dim=2), torch.maximum(p1, p2).sum(dim=2)
+    return _most(a_least, b_least), *sums, positive, negative
 
 
 def chain_rank1(

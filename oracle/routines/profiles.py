@@ -63,8 +63,8 @@ Class = tuple[object, ...]
 
 
 def classes(case: Case, extremes: Mapping[str, tuple[int, int]]) -> set[Class]:
-    """What a case is one of: each value of each part of its id but the seed, each change of the call, and of each extent
-    the least and the most that is listed (``extremes``)."""
+    """What a case is one of: each value of each part of its id but the seed, each change of the call, and the least and
+    the most that is listed of each extent (``extremes``)."""
     parts = {(part, getattr(case, part)) for part in ("dtypes", "scheme", "family")}
     ends = {("extent", name, n) for name, n in case.extents if n in extremes[name]}
     return {*parts, *ends, *(("option", *o) for o in case.options), *(("change", *c) for c in case.changes)}
