@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -123,19 +124,17 @@ def chain(
     up = torch.zeros_like(down)
     b2 = b if b_high is None else b_high
     (e_most, e_least), (eb_most, eb_least) = _exponents(low, high, fmt), _exponents(b, b2, b_fmt)
-    free_a, free_b = low != high, b != b2
-    widened = b_high is not None or bool(free_b.any())
+    a_ends, b_ends = _Ends(low, high, low != high, e_least), _Ends(b, b2, b != b2, eb_least)
+    widened = b_high is not None or bool(b_ends.free.any())
     for start in range(0, b.shape[1], acc.group):
         s = slice(start, start + acc.group)
         top = _most(e_most[:, s], eb_most[:, s])
         quantum = power(torch.maximum(top, exponent_floor(torch.maximum(down.abs(), up.abs()))) - acc.align)
-        moving = torch.nonzero(free_a[:, s].any(dim=1) | widened)[:, 0]  # rows of which a product may be another
+        moving = torch.nonzero(a_ends.free[:, s].any(dim=1) | widened)[:, 0]  # rows of which a product may be another
         parts = (top, *_still(low[:, s], b[:, s], quantum)) if len(moving) < len(low) else ()
         if len(moving):
-            rows = (x[moving, s] for x in (low, high, free_a, e_least))
-            moved = _moving(
-                *rows, b[:, s], b2[:, s], free_b[:, s], eb_least[:, s], quantum[moving], corners=b is not b2
-            )
+            tile = a_ends.at(moving, s), b_ends.at(slice(None), s)
+            moved = _moving(*tile, quantum[moving], corners=b_high is not None)
             parts = tuple(x.index_copy(0, moving, y) for x, y in zip(parts, moved, strict=True)) if parts else moved
         certain, least, most, positive, negative = parts
         nearest = torch.where((down <= 0) & (up >= 0), torch.zeros_like(up), torch.minimum(down.abs(), up.abs()))
@@ -163,29 +162,30 @@ def _still(a: Tensor, b: Tensor, quantum: Tensor) -> tuple[Tensor, ...]:
     return total, total, rest.clamp(min=0).sum(dim=-1), rest.neg_().clamp_(min=0).sum(dim=-1)
 
 
-def _moving(
-    low: Tensor,
-    high: Tensor,
-    free_a: Tensor,
-    a_least: Tensor,
-    b: Tensor,
-    b2: Tensor,
-    free_b: Tensor,
-    b_least: Tensor,
-    quantum: Tensor,
-    *,
-    corners: bool,
-) -> tuple[Tensor, ...]:
+class _Ends(NamedTuple):
+    """The values ``[R, k]`` that an operand may have: the least and the most, where they differ, and the least exponent
+    that a value must have."""
+
+    low: Tensor
+    high: Tensor
+    free: Tensor
+    least: Tensor
+
+    def at(self, rows: Tensor | slice, columns: slice) -> _Ends:
+        return _Ends(*(x[rows, columns] for x in self))
+
+
+def _moving(a: _Ends, b: _Ends, quantum: Tensor, *, corners: bool) -> tuple[Tensor, ...]:
     """Of the products of one group ``[R, N]``: the least exponent of the largest, the least and the greatest sum, and
     the most that truncation takes from the positive ones and from the negative ones."""
-    p1, p2 = low[:, None, :] * b[None, :, :], high[:, None, :] * b[None, :, :]
+    p1, p2 = a.low[:, None, :] * b.low[None, :, :], a.high[:, None, :] * b.low[None, :, :]
     if corners:
-        p3, p4 = low[:, None, :] * b2[None, :, :], high[:, None, :] * b2[None, :, :]
+        p3, p4 = a.low[:, None, :] * b.high[None, :, :], a.high[:, None, :] * b.high[None, :, :]
         every = torch.stack([p1, p2, p3, p4])
         p1, p2 = every.amin(dim=0), every.amax(dim=0)
-    positive, negative = _losses(p1, p2, free_a[:, None, :] | free_b[None, :, :], quantum)
+    positive, negative = _losses(p1, p2, a.free[:, None, :] | b.free[None, :, :], quantum)
     sums = torch.minimum(p1, p2).sum(dim=2), torch.maximum(p1, p2).sum(dim=2)
-    return _most(a_least, b_least), *sums, positive, negative
+    return _most(a.least, b.least), *sums, positive, negative
 
 
 def chain_rank1(

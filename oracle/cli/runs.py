@@ -392,7 +392,8 @@ def _items(
 def _wanted_items(
     wanted: Filter, folder: Path | None, profile: str, providers: Sequence[Provider], writer: CaptureWriter | None
 ) -> list[Item]:
-    entries = [] if folder is None or profile != BRIEF or wanted.id is not None else ledger.load(folder / ledger.FILE)
+    whole = folder is not None and profile == BRIEF and not wanted  # such a run explains nothing that is documented
+    entries = ledger.load(folder / ledger.FILE) if whole and folder is not None else []
     replayed = [] if folder is None else runner.replay(folder / "captures", partial(ledger.documents, entries))
     if wanted.id is not None and wanted.id.startswith("captures/"):
         items = replayed
