@@ -1,4 +1,4 @@
-"""The production dispatch layer for FP8 GEMMs, grouped GEMMs, MoE, attention logits and quantisation.
+"""The production dispatch layer for FP8 GEMMs, grouped GEMMs, MoE, attention, its logits and quantisation.
 
 An inference engine imports the verbs of this package. Each verb checks its arguments, looks the decision up in a
 plan (:mod:`kernels.plan`) and makes one call. Importing the package imports torch and nothing else: GPU libraries
@@ -8,6 +8,7 @@ are loaded when a plan first chooses them. What a file declares as public (:mod:
 from __future__ import annotations
 
 from . import operators
+from .attention import *
 from .batched import *
 from .blockscaled import *
 from .calc import *

@@ -25,11 +25,9 @@ from .checks import FP8, WIDE
 from .errors import DtypeError, LayoutError, OptionError, ShapeError, shown
 from .operators import empty
 from .routes import route
+from .support import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE
 from .verbs import verb
 
-RANK, ROPE, TILE = 512, 64, 128
-SCALES_AT, ROPE_AT, ROW = 512, 528, 656
-"""Bytes of a row of fp8_ds_mla: where its four float32 scales and its 64 rotated columns begin, and its length."""
 LAYOUTS = ("NHD", "HND")
 NARROW = (torch.bfloat16, torch.float16)
 FLT_MIN = 2.0**-126

@@ -109,6 +109,9 @@ TABLE: Mapping[str, tuple[str, ...]] = {
     "mqa_logits": ("deep_gemm", "eager"),
     "paged_mqa_logits": ("deep_gemm", "eager"),
     "paged_metadata": ("deep_gemm", "eager"),
+    "attention": ("vllm_fa3", "eager"),
+    "attention_prefill": ("flashinfer", "eager"),
+    "attention_latent": ("flashmla", "eager"),
 }
 ORDERS: Mapping[tuple[str, str], tuple[str, ...]] = {
     # (operation, arch): another order of the same backends
@@ -140,6 +143,8 @@ MODULES: Mapping[str, str] = {
     "flashinfer_b12x": "flashinfer_mx",
     "flashinfer_cudnn": "flashinfer_mx",
     "flashinfer_cute_dsl": "flashinfer_mx",
+    "vllm_fa3": "vllm_attention",
+    "flashmla": "vllm_attention",
     "eager": "eager",
 }
 PACKED = {"a_dtype": "uint8", "b_dtype": "uint8"}
@@ -196,6 +201,9 @@ ROUTINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "apply_fi_trtllm_fp8_per_tensor_moe": ("moe_trtllm", {"groups": 8}),
     "fp8_mqa_logits": ("mqa_logits", {"heads": 32, "head_dim": 128}),
     "fp8_paged_mqa_logits": ("paged_mqa_logits", {"heads": 32, "head_dim": 128, "block_size": 64}),
+    "mha_fwd": ("attention", {"head_dim": 128, "n": 128}),
+    "single_prefill_with_kv_cache": ("attention_prefill", {"head_dim": 128}),
+    "flash_mla_with_kvcache": ("attention_latent", {"heads": 64, "k": 2048}),
 }
 
 

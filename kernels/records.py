@@ -27,7 +27,10 @@ from .errors import ConfigError, OptionError, Reason, shown
 T = TypeVar("T")
 MOE_BACKENDS = ("throughput", "latency", "masked_gemm")
 """Values of ``VLLM_FLASHINFER_MOE_BACKEND``: CUTLASS, TensorRT-LLM, CUTEDSL."""
-PACKAGES = ("deep_gemm", "flashinfer", "flashinfer_cubin", "vllm_ops", "sgl_kernel", "triton", "cudnn", "cutlass_dsl")
+PACKAGES = (
+    "deep_gemm", "flashinfer", "flashinfer_cubin", "vllm_ops", "vllm_fa3", "flashmla", "sgl_kernel", "triton", "cudnn",
+    "cutlass_dsl",
+)  # fmt: skip
 """Packages a row can ask for."""
 ARCHES = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm103", "sm120", "sm121", "gfx90a", "gfx942", "gfx950", "cpu")
 """Architectures with a described machine."""
@@ -36,6 +39,8 @@ INSTALL = {
     "flashinfer": "install `flashinfer-python`",
     "flashinfer_cubin": "install `flashinfer-cubin` (without it FlashInfer would download kernels at first use)",
     "vllm_ops": "install vLLM, or set FP8_KERNELS_VLLM_OPS to its compiled operators",
+    "vllm_fa3": "install vLLM, or name _vllm_fa3_C.abi3.so in FP8_KERNELS_VLLM_OPS",
+    "flashmla": "install vLLM, or name _flashmla_C.abi3.so in FP8_KERNELS_VLLM_OPS",
     "sgl_kernel": "install `sgl-kernel`",
     "triton": "install `triton`",
     "cudnn": "install `nvidia-cudnn-frontend` and the cuDNN library of this CUDA",
@@ -51,6 +56,12 @@ DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
 }
 """Distributions whose release is that of the package, the first that is installed; its own name where none is listed.
 Of cuDNN the library's, which is behind the frontend that is imported."""
+COMPILED: Mapping[str, tuple[str, ...]] = {
+    "vllm_ops": ("_C_stable_libtorch.abi3.so", "_C.abi3.so"),
+    "vllm_fa3": ("vllm_flash_attn/_vllm_fa3_C.abi3.so",),
+    "flashmla": ("_flashmla_C.abi3.so",),
+}
+"""Files in vLLM's package that hold compiled operators."""
 MODULES_OF = {"cutlass_dsl": "cutlass"}
 """The module that a package is imported as, where its name is another."""
 RELEASES: Mapping[str, str] = {
@@ -58,6 +69,8 @@ RELEASES: Mapping[str, str] = {
     "flashinfer": "0.7.2.post1",
     "flashinfer_cubin": "0.7.2.post1",
     "vllm_ops": "0.33.0",
+    "vllm_fa3": "0.20.2",
+    "flashmla": "0.20.2",
     "sgl_kernel": "0.3.21",
     "triton": "3.6.0",
     "cudnn": "9.15.0",
@@ -414,8 +427,8 @@ def _released(name: str, text: str | None) -> Package:
 
 def _find(name: str, config: Config) -> Package:
     missing = Package(name, None, f"package {name} is not installed; {INSTALL[name]}")
-    if name == "vllm_ops":
-        files = vllm_libraries(config)
+    if name in COMPILED:
+        files = vllm_libraries(config, name)
         return Package(name, _metadata("vllm"), None) if files else missing
     if name == "deep_gemm":
         return _find_deep_gemm(missing)
@@ -438,12 +451,19 @@ def _find_deep_gemm(missing: Package) -> Package:
     return missing
 
 
-def vllm_libraries(config: Config) -> tuple[Path, ...]:
-    """Paths of vLLM's compiled operators: the configured ones, else those beside the package, without importing it."""
+def vllm_libraries(config: Config, package: str = "vllm_ops") -> tuple[Path, ...]:
+    """Paths of vLLM's compiled operators: the configured ones, else those beside the package, without importing it.
+
+    A configured file belongs to the package of :data:`COMPILED` that has one of its name, else to ``vllm_ops``."""
+    names = COMPILED[package]
     if config.vllm_ops_library:
-        named = tuple(map(Path, config.vllm_ops_library.split(os.pathsep)))
-        return named if any(path.is_file() for path in named) else ()
-    names = ("_C_stable_libtorch.abi3.so", "_C.abi3.so")
+        owners = {Path(file).name: name for name, files in COMPILED.items() for file in files}
+        paths = map(Path, config.vllm_ops_library.split(os.pathsep))
+        named = tuple(path for path in paths if owners.get(path.name, "vllm_ops") == package)
+        if named:
+            return named if any(path.is_file() for path in named) else ()
+        if package == "vllm_ops":
+            return ()
     return tuple(root / name for root in _vllm_roots() for name in names if (root / name).is_file())
 
 

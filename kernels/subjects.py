@@ -43,13 +43,21 @@ NUMERICS = {
     ("triton_gemm", "grouped_contiguous"): "sm90.promote128",
     ("triton_gemm", "grouped_masked"): "sm90.promote128",
     **{("deep_gemm", op): "sm90.promote128" for op in ("gemm_1d1d", "k_grouped", "skip_head_mid", "einsum")},
+    ("vllm_fa3", "attention"): "sm90.fa3.tile",
+    ("flashinfer", "attention_prefill"): "sm90.flashinfer.fp8",
     ("flashinfer", "bmm"): "sm90.chain.product",
     ("flashinfer", "blockscale_sm90"): "sm90.promote128",
     ("triton_mx", "mx_product"): "sm90.bf16.dequantised",
 }
 WIDENED = {f"sm{sm}": f"sm{sm}.f16.promote128" for sm in (80, 86)}
 """How the layer's Triton products accumulate where they turn codes into float16."""
-SUMS = frozenset(op for _, op in NUMERICS) | {"paged_mqa_logits", "grouped_scaled", "dynamic_blockscale", "moe_trtllm"}
+SUMS = frozenset(op for _, op in NUMERICS) | {
+    "paged_mqa_logits",
+    "grouped_scaled",
+    "dynamic_blockscale",
+    "moe_trtllm",
+    "attention_latent",
+}
 """Operations that accumulate: on a CPU in float32, any order."""
 
 SEVERAL = frozenset({"cutlass_scaled_mm", "Fp8LinearOp"})

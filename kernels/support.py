@@ -115,6 +115,10 @@ UNTUNED: Mapping[tuple[str, str], Mapping[int, str]] = {
 flashinfer-ai/flashinfer 3568 (GB10)."""
 
 
+RANK, ROPE, TILE = 512, 64, 128
+"""Multi-head latent attention: elements of a value, rotated elements of a key behind them, codes that share a scale."""
+SCALES_AT, ROPE_AT, ROW = 512, 528, 656
+"""Bytes of a row of fp8_ds_mla: where its four float32 scales and its 64 rotated columns begin, and its length."""
 SPARE = 4096
 """Bytes of shared memory that a Triton product leaves for the scales in flight."""
 
@@ -400,8 +404,23 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("head_dim", "in", (32, 64, 128), "", "mqa_logits", "paged_mqa_logits"),
         _need("block_size", "in", (64,), "", "mqa_logits", "paged_mqa_logits"),
     ),
+    "vllm_fa3": (
+        *NVIDIA,
+        _need("sm", "in", (90,), "FlashAttention-3 is sm90's; this is {arch}"),
+        _need("vllm_fa3", "none"),
+        _need("value_as_wide", "in", (True,), "a value has {n} elements and a key {head_dim}; it takes like ones"),
+    ),
+    "flashmla": (
+        *NVIDIA,
+        _need("sm", "in", (90,), "its sparse decode is planned for sm90; this is {arch}"),
+        _need("flashmla", "none"),
+        _need("heads", "in", (64, 128)),
+        _need("k", "multiple of", 64, "{value} slots to a token; it takes multiples of 64: fill them with -1"),
+    ),
     "flashinfer": (
         *NVIDIA,
+        _need("sm", "in", (90,), "its prefill of FP8 queries is sm90's; this is {arch}", "attention_prefill"),
+        _need("head_dim", "in", (64, 128, 256), "", "attention_prefill"),
         _need("family", "in", (10,), "the TensorRT-LLM kernel needs the sm100 family; this is {arch}", "moe_trtllm"),
         _need("family", "in", (9, 10, 12), "needs sm90 or newer; this is {arch}", "moe_cutlass"),
         _need("sm", "in", (90,), "fp8_blockscale_gemm_sm90 needs sm90; this is {arch}",
@@ -530,6 +549,7 @@ def _values(p: Problem, machine: Machine, config: Config) -> dict[str, Any]:
         "other_bias": None if p.bias == p.out_dtype else p.bias,
         "any_device": p.op in PLAIN_TORCH_ON_GPU,
         "rowwise_cublas": rowwise_cublas(machine),
+        "value_as_wide": p.n is None or p.n == p.head_dim,
         "few_rows": p.m is None or p.m <= FEW_ROWS,
         "several": p.groups is not None and p.groups > 1,
     }

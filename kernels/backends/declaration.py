@@ -29,6 +29,10 @@ Linear = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, torch.dtype], 
 Gemm = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, bool], None]
 """``(a, a_scale, b, b_scale, out, c, disable_ue8m0_cast)``."""
 
+OfHeads = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Scales of queries, keys and values; None: 1."""
+States = tuple[Tensor, Tensor]
+"""Outputs of attention and their log-sum-exps."""
 WideLinear = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``(input [M, K] bf16 or f16, weight [N, K], weight_scale) -> [M, N]`` of the dtype of the input."""
 
@@ -157,6 +161,12 @@ class Backend:
         ``q`` ``[M, H, D]`` or ``[B, next_n, H, D]``, ``k`` ``[N, D]``, ``k_scale`` ``[N]``, ``weights`` ``[M, H]``,
         ``ks`` and ``ke`` ``[M]`` int32; ``cache`` ``[blocks, P, 1, D + 4]`` uint8, ``lens`` ``[B, next_n]``, ``tables``
         ``[B, pages]``, ``schedule`` ``[num_sms + 1, 2]`` int32. They return ``[M, N]`` float32.
+    attention
+        ``q`` ``[B, S, H, D]``, ``k`` and ``v`` ``[B, N, G, ...]`` or pages ``[C, N, G, ...]``, ``scales`` ``[B, G]``,
+        ``used`` ``[B]`` and ``pages`` ``[B, L]`` int32, ``sink`` ``[H]`` bf16; of one sequence ``q`` ``[M, H, D]``,
+        ``k`` and ``v`` ``[N, G, D]``, ``scales`` ``[H]`` and ``[G]``; latent ``q`` ``[B, S, H, 576]`` bf16, ``cache``
+        ``[C, P, 1, 656]`` uint8, ``indices`` ``[B, S, T]`` int32, ``sink`` ``[H]`` float32. They return outputs in the
+        shape of ``q`` with the width of a value, and log-sum-exps as of the verb.
     experts of TensorRT-LLM
         ``routing_logits`` ``[T, E]``, ``hidden_states`` ``[T, H]``, ``gemm1_weights`` ``[E, 2I, H]``,
         ``gemm2_weights`` ``[E, H, I]``, ``output1_scales_scalar``, ``output1_scales_gate_scalar`` and
@@ -279,6 +289,19 @@ class Backend:
     paged_mqa_logits: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, bool], Tensor] = _absent
     """``(q, cache, weights, lens, tables, schedule, longest, clean)``."""
     paged_metadata: Callable[[Tensor, int, int], Tensor] = _absent  # (lens, block_size, num_sms)
+
+    attention: Callable[
+        [
+            Tensor, Tensor, Tensor, OfHeads, Tensor | None, Tensor | None, Tensor | None, float, tuple[int, int], bool,
+            int,
+        ],
+        States,
+    ] = _absent  # fmt: skip
+    """``(q, k, v, scales, used, pages, sink, softmax_scale, (left, right), causal, splits)``."""
+    attention_prefill: Callable[[Tensor, Tensor, Tensor, OfHeads, torch.dtype, bool, float], States] = _absent
+    """``(q, k, v, scales, dtype, causal, softmax_scale)`` of one sequence; the log-sum-exp is to base 2."""
+    attention_latent: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], States] = _absent
+    """``(q, cache, indices, sink, softmax_scale)``; the log-sum-exp is without the sink."""
 
     def gemm(self, op: str) -> Gemm:
         """Its product of block-scaled FP8 codes for an operation of the plan."""

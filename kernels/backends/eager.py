@@ -18,7 +18,7 @@ from ..errors import ValueRangeError
 from ..formulas import ceil_to_ue8m0, divide_and_saturate, flashinfer_blocks, fp8_max, pack_ue8m0, saturate
 from ..records import Machine, Problem
 from ..support import BLOCK
-from . import eager_cache
+from . import eager_attention, eager_cache
 from ._host import column_major, lane_major, no_autocast_no_grad, take
 from .declaration import Allocate, Backend, Quantiser, Rows, Scales, WideLinear
 
@@ -722,4 +722,7 @@ BACKEND = Backend(
     mqa_logits=mqa_logits,
     paged_mqa_logits=paged_mqa_logits,
     paged_metadata=paged_metadata,
+    attention=eager_attention.attention,
+    attention_prefill=eager_attention.prefill,
+    attention_latent=eager_attention.latent,
 )

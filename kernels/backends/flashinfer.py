@@ -1,4 +1,5 @@
-"""FlashInfer: the SM90 block-scaled product with internal quantisation, and TensorRT-LLM / CUTLASS MoE entry points.
+"""FlashInfer: the SM90 block-scaled product with internal quantisation, TensorRT-LLM / CUTLASS MoE entry points, and
+prefill of one sequence with FP8 queries.
 
 ``fp8_blockscale_gemm_sm90`` as shipped silently returns wrong numbers for several documented calls (row-major or
 unpadded activation scales, float16 outputs, per-token weight scales, bf16 weights). Here the activation scale is
@@ -29,12 +30,13 @@ from ..fast.flashinfer import Run
 from ..records import Machine, Problem
 from ._flashinfer import ONE_CALL, library
 from ._host import ALIGNMENT, allocator, dense, is_other_device, on_its_device
-from .declaration import Backend
+from .declaration import Backend, OfHeads, States
 
 
 def kernel(p: Problem, machine: Machine) -> str:
     """The library's routine."""
     names = {"moe_trtllm": "trtllm_fp8_per_tensor_scale_moe", "moe_cutlass": "cutlass_fused_moe", "bmm": "bmm_fp8"}
+    names["attention_prefill"] = "single_prefill_with_kv_cache"
     return names.get(p.op, "fp8_blockscale_gemm_sm90")
 
 
@@ -42,6 +44,8 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
     """How the operands are prepared."""
     if p.op.startswith("moe"):
         return ()
+    if p.op == "attention_prefill":
+        return ("its kernel is compiled at the first call of a head dim and dtype",)
     if p.op == "bmm":
         return ("B to column-major",)
     quantised = p.op != "dynamic_blockscale" and p.a_dtype.startswith("float8")
@@ -117,9 +121,25 @@ def moe_cutlass(**arguments: Any) -> Tensor:
     return out
 
 
+@on_its_device
+def prefill(q: Tensor, k: Tensor, v: Tensor, scales: OfHeads, dtype: torch.dtype, causal: bool, scale: float) -> States:
+    """``single_prefill_with_kv_cache`` by its backend for sm90, which reads a scale for every head.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    counts = (q.shape[1], k.shape[1], k.shape[1])
+    whole = (torch.ones(n, device=q.device) if x is None else dense(x) for x, n in zip(scales, counts, strict=True))
+    run = library("flashinfer.prefill").single_prefill_with_kv_cache
+    out, lse = run(
+        dense(q), dense(k), dense(v), *whole, dtype, causal=causal, sm_scale=scale, backend="fa3", return_lse=True
+    )
+    return out, lse
+
+
 def missing(p: Problem, machine: Machine) -> str | None:
     """A release may lack a routine."""
-    module = library("flashinfer.fused_moe" if p.op.startswith("moe") else "flashinfer.gemm")
+    homes = {"moe_trtllm": "fused_moe", "moe_cutlass": "fused_moe", "attention_prefill": "prefill"}
+    module = library(f"flashinfer.{homes.get(p.op, 'gemm')}")
     name = kernel(p, machine)
     return None if hasattr(module, name) else f"this release has no {name}; install a newer one"
 
@@ -133,4 +153,5 @@ BACKEND = Backend(
     bmm=bmm,
     moe_trtllm=moe_trtllm,
     moe_cutlass=moe_cutlass,
+    attention_prefill=prefill,
 )

@@ -158,4 +158,17 @@ BINDINGS = (
         ignores=("scheduler_metadata", "pack_gqa", "sm_margin"),
         numerics="sm90.fa3.tile",
     ),
+    bind(
+        "torch:ops._flashmla_C.sparse_decode_fwd",
+        "flash_mla_with_kvcache",
+        "(q, k_cache, indices, None, attn_sink, None, None, None, None, None, 512, softmax_scale, None) "
+        "-> out, softmax_lse, ...",
+        "(q, k_cache, indices, topk_length, attn_sink, tile_scheduler_metadata, num_splits, extra_k_cache, "
+        "extra_indices, extra_topk_length, head_dim_v, softmax_scale, out)",
+        loads="vllm._flashmla_C",
+        release="vllm 0.20.2",
+        absent={"softmax_scale": "q.shape[3] ** -0.5"},
+        domain="h % 64 == 0, h <= 128, t % 64 == 0",
+        dense=("*",),
+    ),
 )

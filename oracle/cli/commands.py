@@ -15,6 +15,7 @@ from oracle.cli import (
     evaluate,
     examples,
     findings,
+    firstlight,
     fixtures,
     gallery,
     installed,
@@ -54,7 +55,8 @@ COMMANDS = {
     "list": tool.add_list, "fixtures": fixtures.add, "conformance": selftest.add_conformance, "plan": tool.add_plan,
     "report": runs.add_report, "merge": runs.add_merge, "compare": runs.add_compare, "history": runs.add_history,
     "across": across.add, "gallery": gallery.add, "lint": lint.add, "cases": cases.add, "evaluate": evaluate.add,
-    "watch": watch.add, "bisect": bisect.add, "findings": findings.add, "completion": add_completion,
+    "watch": watch.add, "bisect": bisect.add, "findings": findings.add, "firstlight": firstlight.add,
+    "completion": add_completion,
 }  # fmt: skip  # a table, one row a line
 
 

@@ -28,6 +28,9 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("one project, without a GPU", "gallery run --only torch --device cpu --out torch"),
         ("what another release broke or healed", "gallery compare old/gallery.json new/gallery.json"),
     ),
+    "firstlight": (
+        ("everything that is asked of a new GPU, as a page and files to send back", "firstlight --out first"),
+    ),
     "findings": (
         ("which faults of released libraries are still there on this machine", "findings --out found"),
         ("one of them", "findings --only torchao_byte_0"),

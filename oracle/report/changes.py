@@ -312,7 +312,7 @@ def _open(group: Sequence[Change]) -> Iterator[str]:
     yield f"- **{one_line(o.subject)}** {first.kind}: {one_line(o.contract)} on {one_line(o.arch)}, {count}  "
     yield f"  {one_line(first.words)}  "
     if names := dict.fromkeys(name for change in group for name in change.outcome.verdict.explained_by):
-        yield f"  explained by: {one_line(', '.join(names))}  "
+        yield f"  explained by: {one_line('; or '.join(names))}  "
     if o.source:
         yield f"  at {code(o.source)}  "
     if o.repro:

@@ -118,8 +118,9 @@ GPUS: tuple[tuple[str, int, int], ...] = (
     ("B200", 100, 18944),
     ("RTX 5090", 120, 21760),
     ("RTX PRO 6000 Blackwell", 120, 24064),
+    ("GB10", 121, 6144),
 )
-CORES: Mapping[int, int] = {80: 64, 86: 128, 89: 128, 90: 128, 100: 128, 120: 128}
+CORES: Mapping[int, int] = {80: 64, 86: 128, 89: 128, 90: 128, 100: 128, 120: 128, 121: 128}
 """FP32 cores of one multiprocessor."""
 DTYPES = ("none", "bfloat16", "float16", "float32")
 

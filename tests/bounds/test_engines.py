@@ -215,6 +215,20 @@ class TestBounds:
             assert _same(x.lo, y.lo) and _same(x.hi, y.hi)
             assert x.open is not None and y.open is not None and torch.equal(x.open, y.open)
 
+    @pytest.mark.parametrize("special", [float("nan"), float("inf")])
+    def test_special_values_under_one_scale(self, special: float) -> None:
+        """A scale per tensor belongs to every row; a scale of one row and group to that row alone."""
+        acc = of_schedule(get("sm90.promote128"))
+        product = product_of(get("sm90.promote128"), 3, 5, 256, seed=16, formats=("float8_e5m2",) * 2)
+        product.a.view(torch.uint8)[1, 7] = codes_of(torch.tensor([special]).to(torch.float8_e5m2))[0]
+        one = replace(product, a_scale=product.a_scale[:1, :1].clone(), block=256, b_scale=product.b_scale[:, :1])
+        product.b_scale[2, 1] = special
+        for some in (product, one):
+            plain, x = gemm.exact(some), residue_bound(some, acc)
+            value, y = engines.compiled_residue(some, acc)
+            assert _same(value.hi, plain.hi) and _same(x.lo, y.lo) and _same(x.hi, y.hi)
+            assert [bool(row) for row in plain.hi.isfinite().any(dim=1)] == [True, False, True]
+
     @pytest.mark.parametrize("fmt, large", [(torch.float8_e4m3fn, 0x7B), (torch.float8_e5m2, 0x5B)], ids=str)
     def test_a_step_whose_products_are_all_zero_costs_nothing(self, fmt: torch.dtype, large: int) -> None:
         """Also where the other operand is large."""

@@ -505,7 +505,7 @@ class TestOtherCommands:
     @pytest.mark.parametrize(
         ("what", "said"),
         [
-            ("contracts", "  input a_scale [M, K/128] scales, float32 (contiguous): logical 1x128 scales"),
+            ("contracts", "  input a_scale [M, ceil(K/128)] scales, float32 (contiguous): logical 1x128 scales"),
             ("cases", "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=1,n=128,k=128/family=randn/seed=1"),
             ("subjects", "fp8_gemm_nt [eager, cpu] declares ieee32.any"),
             ("captures", "captures/h200_dense_m16_n128_k512/out.deep_gemm.fp8_gemm_nt\tfp8_gemm_nt\tsm90"),

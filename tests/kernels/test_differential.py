@@ -232,7 +232,7 @@ class TestRecords:
 class TestMultiprocessors:
     """Two tables of two sources must agree in every product, and a refusal must be one."""
 
-    CASE = "get_num_sms/i64/-/r=500/family=integers/seed=1"
+    CASE = "get_num_sms/i64/-/r=500/family=recent/seed=1"
 
     @pytest.mark.parametrize("product", platform.PRODUCTS)
     def test_one_wrong_count(self, product: str, monkeypatch: pytest.MonkeyPatch) -> None:

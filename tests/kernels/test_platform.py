@@ -34,6 +34,8 @@ INSTALLED_BY = {
     "flashinfer": "`flashinfer-python`",
     "flashinfer_cubin": "`flashinfer-cubin`",
     "vllm_ops": "FP8_KERNELS_VLLM_OPS",
+    "vllm_fa3": "_vllm_fa3_C.abi3.so in FP8_KERNELS_VLLM_OPS",
+    "flashmla": "_flashmla_C.abi3.so in FP8_KERNELS_VLLM_OPS",
     "sgl_kernel": "`sgl-kernel`",
     "triton": "`triton`",
     "cudnn": "`nvidia-cudnn-frontend`",
@@ -77,17 +79,20 @@ class TestMachine:
 
     def test_everything_installed(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """The twin: each package is found, with the version of the distribution that carries it."""
-        library = tmp_path / "ops.so"
-        library.write_bytes(b"")
+        libraries = [tmp_path / name for name in ("ops.so", "_vllm_fa3_C.abi3.so", "_flashmla_C.abi3.so")]
+        for library in libraries:
+            library.write_bytes(b"")
         monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(submodule_search_locations=[]))
         monkeypatch.setattr("importlib.metadata.version", lambda name: f"9 of {name}")
-        machine = Machine.detect(Config(vllm_ops_library=str(library)))
+        machine = Machine.detect(Config(vllm_ops_library=os.pathsep.join(map(str, libraries))))
         found = {package.name: (package.version, package.why_not) for package in machine.packages}
         assert found == {
             "deep_gemm": ("9 of sgl-deep-gemm", None),
             "flashinfer": ("9 of flashinfer-python", None),
             "flashinfer_cubin": ("9 of flashinfer-cubin", None),
             "vllm_ops": ("9 of vllm", None),
+            "vllm_fa3": ("9 of vllm", None),
+            "flashmla": ("9 of vllm", None),
             "sgl_kernel": ("9 of sglang-kernel", None),
             "triton": ("9 of triton", None),
             "cudnn": ("9 of nvidia-cudnn-cu13", None),

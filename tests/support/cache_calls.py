@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.kv_cache import ROW
+from kernels.support import ROW
 
 FP8 = torch.float8_e4m3fn
 PAGES, PAGE, HEADS, DEPTH, TOKENS = 3, 4, 2, 16, 5

@@ -76,6 +76,14 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
         (t.view(torch.uint8)[..., :64].contiguous(), torch.zeros(t.shape[:-1], dtype=torch.int32, device=device))
         for t in (q, keys)
     )
+    heads, pages = made(2, 8, 4, 64, dtype=FP8), made(3, 64, 2, 64, dtype=FP8, seed=6)
+    fours_of_two, sinks = [scales(2, 2)] * 3, made(4, seed=7)
+    used_keys, pages_of = integers(20, 90), torch.tensor([[2, 0], [0, 1]], dtype=torch.int32, device=device)
+    latent, picked = (
+        made(1, 2, 64, 576, seed=8),
+        torch.arange(128, dtype=torch.int32, device=device).view(1, 2, 64) // 2,
+    )
+    slots = torch.full((2, 64, 1, 656), 0x38, dtype=torch.uint8, device=device)
     layer, small = kernels.Fp8LinearOp(use_per_token_if_dynamic=True), made(16, K)
     ids, routed = torch.tensor([[0, 1]] * M, device=device), scales(M, 2)
     w13, w2 = made(2, 2 * N, K, dtype=FP8), made(2, K, N, dtype=FP8)
@@ -248,6 +256,12 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
             schedule,
             128,
         ),
+        "mha_fwd": lambda: k.mha_fwd(heads, pages, pages, *fours_of_two, used_keys, pages_of, sinks, None, True),
+        "mha_fwd packed": lambda: k.mha_fwd(heads, heads, heads, num_splits=2),
+        "single_prefill_with_kv_cache": lambda: k.single_prefill_with_kv_cache(
+            heads[0], pages[0], pages[0], scales(4), scales(2), scales(2), torch.float16, True
+        ),
+        "flash_mla_with_kvcache": lambda: k.flash_mla_with_kvcache(latent, slots, picked, scales(64)),
         "get_paged_mqa_logits_metadata": lambda: k.get_paged_mqa_logits_metadata(lens, 64, 132),
         "get_col_major_tma_aligned_tensor": lambda: k.get_col_major_tma_aligned_tensor(sa),
         "get_mn_major_tma_aligned_packed_ue8m0_tensor": lambda: k.get_mn_major_tma_aligned_packed_ue8m0_tensor(sa),

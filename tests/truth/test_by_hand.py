@@ -51,6 +51,7 @@ MULTIPROCESSORS = {
     "B200": (100, 148),
     "RTX 5090": (120, 170),
     "RTX PRO 6000 Blackwell": (120, 188),
+    "GB10": (121, 48),
 }
 
 

@@ -142,8 +142,8 @@ class TestRecords:
         for column, value in (("in_dtype", 0), ("in_dtype", 4), ("out_dtype", -1)):
             with pytest.raises(InputError, match=f"{column}={value}"):
                 self.select(**{column: value})
-        with pytest.raises(InputError, match="product=11"):
-            reference("get_num_sms", table(product=11, reported=-1))
+        with pytest.raises(InputError, match="product=99"):
+            reference("get_num_sms", table(product=99, reported=-1))
 
 
 def _as_text(major: torch.Tensor, minor: torch.Tensor, least: str) -> torch.Tensor:

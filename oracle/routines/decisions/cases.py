@@ -21,23 +21,29 @@ DEEP_GEMM = {"arch": (0, 89, 90, 90, 100, 100, 103, 120), **SWITCHES}
 E8M0 = {"use_deep_gemm_e8m0": FLAG, "use_deep_gemm_e8m0_hopper": FLAG}
 EXTENTS = (1, 64, 127, 128, 129, 256, 7168)
 CAPABILITY = {"capability_major": (9, 10), "capability_minor": (0, 3, 4, 5)}
-# Every product and none; no driver asked (half of the rows), none left, slices and salvaged parts, two common counts.
-SMS = {"product": tuple(range(len(GPUS) + 1)), "reported": (-1, -1, -1, -1, -1, -1, 0, 1, 16, 78, 114, 132)}
+# Every product of the family "integers" and none; no driver asked (half of the rows), none left, slices and salvaged
+# parts, two common counts.
+SMS = {"product": tuple(range(11)), "reported": (-1, -1, -1, -1, -1, -1, 0, 1, 16, 78, 114, 132)}
 SIZES = (1, 1, 2, 3, 4, 8)
 DTYPE_NUMBERS = {"in_dtype": (1, 1, 2, 3), "out_dtype": (0, 0, 1, 2, 3)}
+# What came after the cases of the family "integers" were published: the family "recent" draws it for every second row.
+RECENT = {"arch": (121,), "product": tuple(range(11, len(GPUS) + 1))}
 TORCH = {"torch_major": (1, 2, 3), "torch_minor": (0, 6, 7, 10, 11)}
 
 
 def _table(columns: Mapping[str, tuple[int, ...]]) -> Grammar:
-    return _rows(lambda case: _drawn(case, columns))
+    families = ("integers", "recent") if RECENT.keys() & columns.keys() else ("integers",)
+    return _rows(lambda case: _drawn(case, columns), families)
 
 
-def _rows(build: Callable[[Case], dict[str, Tensor]]) -> Grammar:
-    return Grammar(("r",), ("i64",), ("-",), ("integers",), build, no_options, shapes=TABLE_ROWS)
+def _rows(build: Callable[[Case], dict[str, Tensor]], families: tuple[str, ...] = ("integers",)) -> Grammar:
+    return Grammar(("r",), ("i64",), ("-",), families, build, no_options, shapes=TABLE_ROWS)
 
 
 def _drawn(case: Case, columns: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     rows = (case["r"],)
+    if case.family == "recent":
+        columns = {name: (*values, *RECENT.get(name, ()) * len(values)) for name, values in columns.items()}
     return {
         name: torch.tensor(values, dtype=torch.int64, device="cpu")[
             torch.from_numpy(case.stream(name).integers(0, len(values), rows))

@@ -1,0 +1,168 @@
+"""The first hour of a machine with a GPU: what is asked of it, in order, each a command in a process of its own.
+
+A step is a command of this tool with a limit of its own; all together end within a budget. What ended is in
+``firstlight.json`` and is not run again in the same folder, so that a run that was stopped goes on. Nothing of the
+machine is changed: kernels are called, settings are read.
+
+Not covered: how fast a kernel is; a machine without a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from oracle.errors import FixtureError
+from oracle.fixtures import files as fixtures
+from oracle.harness import provenance, starting
+from oracle.tensorcore.instructions import ALIKE, INSTRUCTIONS
+
+RECORD, PAGE = "firstlight.json", "firstlight.md"
+DONE, FAILED, LATE, LEFT = "done", "failed", "no end in time", "left"
+SCALED = ("mxf8f6f4", "mxf4", "nvf4")
+DOT_SCALED = "oracle.tensorcore.triton_scaled:dot_scaled"
+CHAINS = (
+    # contract, routine of a library: products whose accumulation is read from probes, where the library is installed
+    ("cutlass_scaled_mm", "torch:ops._C.cutlass_scaled_mm"),
+    ("fp8_gemm_nt", "deep_gemm:fp8_gemm_nt"),
+)
+TOOL = (sys.executable, "-m", "oracle")
+TAIL = 40
+"""Lines of a step's output on the page."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of the tool.
+
+    Attributes
+    ----------
+    name : its file in the folder, without suffix.
+    arguments : of ``fp8-oracle``.
+    seconds : the most that it may take.
+    asks : what it answers, for the page.
+    ends : exit statuses of a step that answered; another one, and no end in time, is no answer.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    seconds: float
+    asks: str
+    ends: tuple[int, ...] = (0, 1)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of a step: ``status`` is DONE, FAILED, LATE or LEFT, ``code`` its exit status or -1, ``said`` its
+    last line."""
+
+    name: str
+    status: str
+    code: int
+    seconds: float
+    said: str
+
+
+def steps(arch: str, folder: Path) -> tuple[Step, ...]:
+    """What is asked of a GPU of an arch (``sm90``); files go into ``folder``."""
+    from oracle.bindings.known import adapter_of, find
+
+    readings: list[Step] = []
+    if any(i.arch == ALIKE.get(arch, arch) and i.scale_block for i in INSTRUCTIONS.values()):
+        for kind in SCALED:
+            given: tuple[str, ...] = ("fingerprint", DOT_SCALED, "--block-scaled", kind, "--device", "cuda")
+            readings.append(Step(f"reading-{kind}", given, 60, f"which reading of the {kind} instruction holds", (0,)))
+    for contract, target in CHAINS:
+        bound = find(target, contract)
+        assert bound is not None, f"{target} has no binding under {contract}"
+        if find_spec((bound.loads or target).partition(":")[0].partition(".")[0]) is None:
+            continue
+        given = ("fingerprint", target, "--contract", contract, "--adapter", adapter_of(bound), "--device", "cuda")
+        readings.append(Step(f"chain-{contract}", given, 60, f"how {target} accumulates as {contract}", (0,)))
+    kept, gallery = str(folder / "captures"), str(folder / "gallery")
+    return (
+        Step("doctor", ("doctor",), 60, "what is installed and usable"),
+        Step("plan", ("plan", "--json", str(folder / "plan.json")), 60, "what the layer chooses here, and why"),
+        *readings,
+        Step(
+            "gallery",
+            ("gallery", "run", "--bindings", "--out", gallery, "--device", "cuda", "--jobs", "2", "--resume"),
+            240,
+            "which installed kernels conform, with poisoned outputs",
+        ),
+        Step(
+            "verify",
+            (
+                *("verify", "--arch", arch, "--fixtures", "none", "--explain", "full", "--keep", kept),
+                *("--json", str(folder / "verify.json"), "--html", str(folder / "verify.html")),
+                *("--record", str(folder / "verify.jsonl"), "--resume"),
+            ),
+            240,
+            "every routine that the layer plans here, judged",
+        ),
+        Step("findings", ("findings", "--jobs", "2", "--out", str(folder)), 120, "known faults of releases", (0, 1)),
+    )
+
+
+def run(chosen: Sequence[Step], folder: Path, *, arch: str, seconds: float) -> Iterator[Ran]:
+    """What became of each step, in their order; those that ended in an earlier run of the folder come from its record.
+
+    Raises FixtureError: the folder is of another machine.
+    """
+    fixtures.make_folder(folder)
+    machine, known = {"arch": arch, **provenance.machine()}, dict[str, Any]()
+    if (folder / RECORD).is_file():
+        known = json.loads((folder / RECORD).read_text())
+        if known["machine"] != machine:
+            raise FixtureError(f"{folder}: holds the answers of another machine; pass another --out")
+    ends = time.monotonic() + seconds
+    ran = {one["name"]: Ran(**one) for one in known.get("steps", ())}
+    for step in chosen:
+        before = ran.get(step.name)
+        if before is None or before.status != DONE:
+            ran[step.name] = _run(step, folder, min(step.seconds, ends - time.monotonic()))
+            fixtures.write_json(folder / RECORD, {"machine": machine, "steps": [asdict(one) for one in ran.values()]})
+        yield ran[step.name]
+
+
+def _run(step: Step, folder: Path, seconds: float) -> Ran:
+    if seconds <= 0:
+        return Ran(step.name, LEFT, -1, 0.0, "the budget was spent; run the command again")
+    began, path = time.monotonic(), folder / f"{step.name}.log"
+    with path.open("w") as log, starting.process(f"the step {step.name}"):
+        process = subprocess.Popen([*TOOL, *step.arguments], stdout=log, stderr=log, start_new_session=True)
+        try:
+            code = process.wait(seconds)
+            status = DONE if code in step.ends else FAILED
+        except subprocess.TimeoutExpired:  # said in its row; what it has written so far stays
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            code, status = -1, LATE
+    lines = path.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+    return Ran(step.name, status, code, round(time.monotonic() - began, 1), lines[-1])
+
+
+def page(chosen: Sequence[Step], ran: Mapping[str, Ran], folder: Path, arch: str) -> str:
+    """The answers as Markdown: a line for each step, then the end of what it printed."""
+    facts = ", ".join(f"{name} {value}" for name, value in provenance.machine().items())
+    lines = [f"# First light of {arch}", "", facts, "", "| question | answer | seconds |", "|:--|:--|--:|"]
+    for step in chosen:
+        one = ran[step.name]
+        answer = one.said if one.status == DONE else f"**{one.status}**: {one.said}"
+        cell = answer.replace("|", "\\|")
+        lines.append(f"| {step.asks} | {cell} | {one.seconds:g} |")
+    for step in chosen:
+        lines += ["", f"## {step.asks}", "", f"`fp8-oracle {' '.join(step.arguments)}`", ""]
+        path = folder / f"{step.name}.log"
+        if path.is_file():
+            lines += ["```text", *path.read_text(errors="replace").splitlines()[-TAIL:], "```"]
+    return "\n".join(lines) + "\n"
