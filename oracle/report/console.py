@@ -100,25 +100,26 @@ def table(report: Report) -> Table:
 
 
 def family_table(report: Report) -> Table:
-    """One row for each family of routines: the section of its contracts, in the order of the outcomes."""
-    result = Table(title="verdicts by family", title_justify="left", header_style="bold")
-    for i, name in enumerate(("family", "routines", "subjects", "cases", "verdicts", "worst margin", "in")):
-        result.add_column(name, justify="right" if i in (1, 2, 3, 5) else "left", overflow="fold")
+    """One row for each family of routines, the section of its contracts: how many outcomes have which status, and the
+    worst margin."""
     families: dict[str, list[Group]] = {}
     known = registered()
     for group in report.groups():
         contract = known.get(group.contract)
         families.setdefault("other" if contract is None else contract.section, []).append(group)
+    statuses = [name for name, n in report.counts().items() if n]
+    result = Table(title="verdicts by family", title_justify="left", header_style="bold")
+    for name in ("family", "routines", "subjects", *map(str.lower, statuses), "worst margin"):
+        result.add_column(name, justify="left" if name == "family" else "right", overflow="fold")
     for name, groups in families.items():
-        outcomes = [o for group in groups for o in group.outcomes]
-        worst = max((g for g in groups if g.margin is not None), key=lambda g: g.margin or 0.0, default=None)
-        sizes = ({g.contract for g in groups}, {g.subject for g in groups} - {"-"})
-        judged = sum(g.judged for g in groups)
+        worst = max((g.margin for g in groups if g.margin is not None), default=None)
+        counts = counts_of(o for g in groups for o in g.outcomes)
         open_ones = (g.status for g in groups if g.known < len(g.outcomes))
         style = STYLES[min(open_ones, key=SEVERITY.index, default=Status.PASSED)]
-        words = ", ".join(f"{n} {status}" for status, n in counts_of(outcomes).items() if n)
-        at = ("", "") if worst is None else (f"{worst.margin:.3g}", worst.contract)
-        result.add_row(name, *(str(len(s)) for s in sizes), str(judged), Text(words, style=style), *at)
+        sizes = len({g.contract for g in groups}), len({g.subject for g in groups} - {"-"})
+        cells = (str(counts[status] or "") for status in statuses)
+        margin = "" if worst is None else f"{worst:.3g}"
+        result.add_row(Text(name, style=style), *map(str, sizes), *cells, margin)
     return result
 
 
