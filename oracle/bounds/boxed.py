@@ -131,7 +131,8 @@ def chain(
         top = _most(e_most[:, s], eb_most[:, s])
         quantum = power(torch.maximum(top, exponent_floor(torch.maximum(down.abs(), up.abs()))) - acc.align)
         moving = torch.nonzero(a_ends.free[:, s].any(dim=1) | widened)[:, 0]  # rows of which a product may be another
-        parts = (top, *_still(low[:, s], b[:, s], quantum)) if len(moving) < len(low) else ()
+        known = len(moving) < max(1, len(low))  # of some rows, or of none where there are none
+        parts = (top, *_still(low[:, s], b[:, s], quantum)) if known else ()
         if len(moving):
             tile = a_ends.at(moving, s), b_ends.at(slice(None), s)
             moved = _moving(*tile, quantum[moving], corners=b_high is not None)
