@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -138,28 +139,69 @@ def chain(
     up = torch.zeros_like(down)
     b2 = b if b_high is None else b_high
     (e_most, e_least), (eb_most, eb_least) = _exponents(low, high, fmt), _exponents(b, b2, b_fmt)
-    free = (low != high)[:, None, :] | (b != b2)[None, :, :]
+    a_ends, b_ends = _Ends(low, high, low != high, e_least), _Ends(b, b2, b != b2, eb_least)
+    widened = b_high is not None or bool(b_ends.free.any())
     for start in range(0, b.shape[1], acc.group):
         s = slice(start, start + acc.group)
-        p1, p2 = low[:, None, s] * b[None, :, s], high[:, None, s] * b[None, :, s]
-        if b_high is not None:
-            p3, p4 = low[:, None, s] * b2[None, :, s], high[:, None, s] * b2[None, :, s]
-            corners = torch.stack([p1, p2, p3, p4])
-            p1, p2 = corners.amin(dim=0), corners.amax(dim=0)
-        top = (e_most[:, None, s] + eb_most[None, :, s]).amax(dim=2)
-        certain = (e_least[:, None, s] + eb_least[None, :, s]).amax(dim=2)
+        top = _most(e_most[:, s], eb_most[:, s])
         quantum = power(torch.maximum(top, exponent_floor(torch.maximum(down.abs(), up.abs()))) - acc.align)
-        positive, negative = _losses(p1, p2, free[:, :, s], quantum)
+        moving = torch.nonzero(a_ends.free[:, s].any(dim=1) | widened)[:, 0]  # rows of which a product may be another
+        known = len(moving) < max(1, len(low))  # of some rows, or of none where there are none
+        parts = (top, *_still(low[:, s], b[:, s], quantum)) if known else ()
+        if len(moving):
+            tile = a_ends.at(moving, s), b_ends.at(slice(None), s)
+            moved = _moving(*tile, quantum[moving], corners=b_high is not None)
+            parts = tuple(x.index_copy(0, moving, y) for x, y in zip(parts, moved, strict=True)) if parts else moved
+        certain, least, most, positive, negative = parts
         nearest = torch.where((down <= 0) & (up >= 0), torch.zeros_like(up), torch.minimum(down.abs(), up.abs()))
         lost = torch.where(nearest < power(top), power(top - acc.align), torch.zeros_like(up))
         zero = torch.zeros_like(up)
-        d1 = down + torch.minimum(p1, p2).sum(dim=2) - positive - torch.where(up > 0, lost, zero)
-        u1 = up + torch.maximum(p1, p2).sum(dim=2) + negative + torch.where(down < 0, lost, zero)
+        d1 = down + least - positive - torch.where(up > 0, lost, zero)
+        u1 = up + most + negative + torch.where(down < 0, lost, zero)
         exact_below = power(certain + 1 + acc.out - acc.align)
         live = top > NONE // 2
         cut_down, cut_up = (_truncation(x, exact_below, acc) for x in (u1, -d1))
         down, up = torch.where(live, d1 - cut_down, down), torch.where(live, u1 + cut_up, up)
     return down, up
+
+
+def _most(a: Tensor, b: Tensor) -> Tensor:
+    """The largest of ``a [R, k] + b [N, k]`` over k, ``[R, N]``."""
+    return (a[:, None, :] + b[None, :, :]).amax(dim=2)
+
+
+def _still(a: Tensor, b: Tensor, quantum: Tensor) -> tuple[Tensor, ...]:
+    """As :func:`_moving` without the exponent, of products that are known."""
+    p, q = a[:, None, :] * b[None, :, :], quantum[..., None]
+    rest = torch.div(p, q).trunc_().mul_(q).neg_().add_(p)  # of the sign of p
+    total = p.sum(dim=2)
+    return total, total, rest.clamp(min=0).sum(dim=-1), rest.neg_().clamp_(min=0).sum(dim=-1)
+
+
+class _Ends(NamedTuple):
+    """The values ``[R, k]`` that an operand may have: the least and the most, where they differ, and the least exponent
+    that a value must have."""
+
+    low: Tensor
+    high: Tensor
+    free: Tensor
+    least: Tensor
+
+    def at(self, rows: Tensor | slice, columns: slice) -> _Ends:
+        return _Ends(*(x[rows, columns] for x in self))
+
+
+def _moving(a: _Ends, b: _Ends, quantum: Tensor, *, corners: bool) -> tuple[Tensor, ...]:
+    """Of the products of one group ``[R, N]``: the least exponent of the largest, the least and the greatest sum, and
+    the most that truncation takes from the positive ones and from the negative ones."""
+    p1, p2 = a.low[:, None, :] * b.low[None, :, :], a.high[:, None, :] * b.low[None, :, :]
+    if corners:
+        p3, p4 = a.low[:, None, :] * b.high[None, :, :], a.high[:, None, :] * b.high[None, :, :]
+        every = torch.stack([p1, p2, p3, p4])
+        p1, p2 = every.amin(dim=0), every.amax(dim=0)
+    positive, negative = _losses(p1, p2, a.free[:, None, :] | b.free[None, :, :], quantum)
+    sums = torch.minimum(p1, p2).sum(dim=2), torch.maximum(p1, p2).sum(dim=2)
+    return _most(a.least, b.least), *sums, positive, negative
 
 
 def chain_rank1(

@@ -15,7 +15,8 @@ _CASE = f"'{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m=7,n=512,k=2688/family=randn/see
 # command -> (what it does, the arguments)
 EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "verify": (
-        ("everything on this machine, with a page to look at", "verify --html report.html"),
+        ("every routine and subject of this machine, with a page to look at", "verify --html report.html"),
+        ("the same on all cases that differ", "verify --profile quick --html report.html"),
         ("one routine on one backend", f"verify --contract {GEMM} --subject eager"),
         ("what a failing row prints", f"verify --case {_CASE} --subject eager"),
         ("a long run that may be killed, and its continuation", "verify --profile full --record run.jsonl --resume"),

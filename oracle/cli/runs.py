@@ -13,7 +13,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -39,11 +39,14 @@ from oracle.report import changes, history, ledger, merge, record
 from oracle.report import console as words
 from oracle.report.ledger import Entry
 from oracle.report.outcome import Outcome, Report
+from oracle.report.part import BRIEF, part_of
 from oracle.report.record import Recorder, Run
 from oracle.routines import cases, get, profiles, registered
 from oracle.verdict.compare import Status, Verdict
 
 Pool = Callable[..., Generator["Outcome | Lost"]]
+MANY = 500  # items that take longer than the start of another process
+MOST_JOBS = 4  # processes of a run that names no number: each takes most of a gigabyte
 
 
 def add_verify(commands: common.Commands) -> None:
@@ -55,7 +58,8 @@ def add_verify(commands: common.Commands) -> None:
         "Judge every subject on this machine over the cases, and replay the captured outputs. "
         "Exit 0 when all is as it must be, 1 when not, 130 when interrupted; then the reports hold what was judged.",
     )
-    command.add_argument("--profile", choices=profiles.PROFILES, default="quick")
+    text = "which cases: one of each class (brief, the default), all that differ (quick), more shapes and seeds (full)"
+    command.add_argument("--profile", choices=profiles.PROFILES, default=BRIEF, help=text)
     command.add_argument("--contract", metavar="NAME", help="only this routine")
     command.add_argument("--subject", metavar="NAME", help="only this subject (a backend, or a captured call)")
     command.add_argument("--case", metavar="ID", help="only this case or capture, as a failing row prints it")
@@ -65,7 +69,11 @@ def add_verify(commands: common.Commands) -> None:
     common.add_explain_level(command)
     command.add_argument("--list", action="store_true", help="print the ids that would run, and stop")
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder; `none` replays nothing")
-    common.add_jobs(command)
+    text = (
+        "processes that judge at the same time (default: 1, and for more than {} cases on CPUs as many as cores, up to "
+    )
+    text = text.format(MANY) + f"{MOST_JOBS}); what is written is the same with any number"
+    command.add_argument("--jobs", type=common.whole(1), metavar="N", help=text)
     text = "judge on the machines of a Ray cluster, at ADDRESS as auto or host:6379 (default: the one Ray finds)"
     command.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=text)
     text = "the i-th of n parts of all cases, the same on every machine; `fp8-oracle merge` joins their records"
@@ -174,7 +182,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     if arguments.keep is not None:
         if arguments.resume:
             raise OptionError("--keep needs every output, and --resume skips what its record holds; use one of them")
-        if arguments.jobs > 1 or arguments.ray is not None:
+        if (arguments.jobs or 1) > 1 or arguments.ray is not None:
             raise OptionError("--keep collects outputs in one process; use it without --jobs and --ray")
         recording.require_empty(arguments.keep)
         writer = CaptureWriter()
@@ -186,7 +194,6 @@ def _verify(arguments: argparse.Namespace) -> int:
     shard = None if arguments.shard is None else Shard.parse(arguments.shard)
     folder = None if arguments.fixtures == "none" else fixtures.folder(arguments.fixtures)
     threads_asked = arguments.threads
-    each = jobs.divided(arguments.jobs, threads_asked or 1)
     if threads_asked is not None and threads_asked < 1:
         raise OptionError(f"--threads {threads_asked}: at least 1")
     if not 0 < arguments.limit < math.inf:
@@ -207,7 +214,8 @@ def _verify(arguments: argparse.Namespace) -> int:
             for item in items:
                 common.say(f"{item.id}\t{item.subject}")
             return 0
-        here = arguments.jobs == 1
+        count = _processes(arguments, items, providers)
+        here, each = count == 1, jobs.divided(count, threads_asked or 1)
         versions = None if arguments.ray is None else provenance.versions(providers)
         asked = (
             wanted,
@@ -221,7 +229,18 @@ def _verify(arguments: argparse.Namespace) -> int:
             versions,
         )
         make = partial(_here, items) if here else partial(_apart, *asked)
-        pool = partial(jobs.in_order, make, jobs=arguments.jobs, threads=each)
+
+        def pool(new: Sequence[int], started: Callable[[int], None]) -> Generator[Outcome | Lost]:
+            return jobs.in_order(
+                make,
+                new,
+                jobs=count,
+                threads=each,
+                started=started,
+                together=_together(items, new),
+                meanwhile=lambda number: items[number].outcome(),
+            )
+
         if arguments.ray is not None:
             if not here:
                 raise OptionError(f"--jobs {arguments.jobs} divides one machine, --ray schedules by itself; use one")
@@ -240,6 +259,29 @@ def _verify(arguments: argparse.Namespace) -> int:
             pool = partial(on_ray.in_order, make, address=address, threads=each, gpus=gpus, lost=lost)
         with explaining(arguments.explain):
             return _run(arguments, wanted, folder, providers, items, writer, pool)
+
+
+def _processes(arguments: argparse.Namespace, items: Sequence[Item], providers: Sequence[Provider]) -> int:
+    """How many processes judge: those asked for, else as many as a run of many items on CPUs is worth."""
+    if arguments.jobs is not None:
+        return int(arguments.jobs)
+    alone = arguments.ray is not None or arguments.keep is not None or len(items) <= MANY
+    on_cpu = all(s.device == "cpu" or s.why_not() is not None for p in providers for s in p.subjects)
+    return 1 if alone or not on_cpu else min(MOST_JOBS, jobs.cores())
+
+
+def _together(items: Sequence[Item], numbers: Iterable[int]) -> list[list[int]]:
+    """The items in the order in which processes take them, those of one call together. Sums of known arithmetic come
+    first: the process that takes the first ones compiles the kernels for them, if they are not, while others take the
+    last ones."""
+    calls: dict[tuple[str, str], list[int]] = {}
+    for number in numbers:
+        item = items[number]
+        calls.setdefault((item.contract, item.call or f"{number}"), []).append(number)
+    known = registered()
+    return sorted(
+        calls.values(), key=lambda group: not getattr(known.get(items[group[0]].contract), "takes_numerics", 0)
+    )
 
 
 def _folder(named: Sequence[str]) -> str | None:
@@ -314,7 +356,8 @@ def _run(
         outcomes, entries, whole=not wanted and arguments.shard is None and folder is not None and not unfinished
     )
     seconds = time.perf_counter() - start
-    report = Report(marked, complaints, about.machine, seconds, about.versions, about.started, unfinished)
+    part = part_of(selection.get("profile"), marked) if arguments.shard is None else ""
+    report = Report(marked, complaints, about.machine, seconds, about.versions, about.started, unfinished, part=part)
     if recorder is not None:
         recorder.end(complaints, seconds, unfinished)
     words.print_report(report, screen, quiet=arguments.quiet)
@@ -349,7 +392,9 @@ def _items(
 def _wanted_items(
     wanted: Filter, folder: Path | None, profile: str, providers: Sequence[Provider], writer: CaptureWriter | None
 ) -> list[Item]:
-    replayed = [] if folder is None else runner.replay(folder / "captures")
+    whole = folder is not None and profile == BRIEF and not wanted  # such a run explains nothing that is documented
+    entries = ledger.load(folder / ledger.FILE) if whole and folder is not None else []
+    replayed = [] if folder is None else runner.replay(folder / "captures", partial(ledger.documents, entries))
     if wanted.id is not None and wanted.id.startswith("captures/"):
         items = replayed
     else:

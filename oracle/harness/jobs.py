@@ -19,11 +19,13 @@ import math
 import os
 import pickle
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, Self, TypeVar
@@ -70,6 +72,8 @@ def in_order(
     jobs: int,
     threads: int = 1,
     started: Callable[[int], None] = lambda task: None,
+    together: Sequence[Sequence[int]] | None = None,
+    meanwhile: Callable[[int], R] | None = None,
 ) -> Generator[R | Lost]:
     """The results of ``tasks``, in this order, by ``jobs`` processes; by this one where ``jobs`` is 1.
 
@@ -78,6 +82,9 @@ def in_order(
     make : picklable where ``jobs`` is more than 1; called once in every process, it gives a context manager of the
         function that is called with a task. What that function raises is raised here, at its task's turn.
     started : told of every task when it is handed to a process.
+    together : the tasks in the order in which several processes take them, those in groups that share what they
+        compute: one process carries out a group. None: each alone, in their order.
+    meanwhile : carries out groups in this process, the last ones first, until the others have started.
     """
     if jobs == 1:
         with make() as run:
@@ -85,13 +92,93 @@ def in_order(
                 started(task)
                 yield run(task)
         return
-    with Pool(make, min(jobs, len(tasks)), threads) as pool:
-        numbers = [pool.submit(task, started) for task in tasks]
-        for number in numbers:
-            result = pool.result(number)
+    groups = deque([(task,) for task in tasks] if together is None else map(tuple, together))
+    done: dict[int, R | Lost | BaseException] = {}
+    with _Starting(lambda: Pool(partial(_each, make), min(jobs, len(tasks)), threads)) as starting_pool:
+        while meanwhile is not None and groups and not starting_pool.ended.is_set():
+            for task in groups.pop():
+                started(task)
+                done[task] = meanwhile(task)
+        pool = starting_pool.pool()
+        of_task = {task: pool.submit(group, _first(started)) for group in groups for task in group[:1]}
+        of_task |= {task: of_task[group[0]] for group in groups for task in group[1:]}
+        members = {of_task[group[0]]: group for group in groups}
+        for task in tasks:
+            if task not in done:
+                done |= _results(pool, of_task[task], members[of_task[task]], started)
+            result = done.pop(task)
             if isinstance(result, BaseException):
                 raise result
             yield result
+
+
+def _first(started: Callable[[int], None]) -> Callable[[tuple[int, ...]], None]:
+    return lambda group: started(group[0])
+
+
+def _results(
+    pool: Pool[list[R | Lost | BaseException]], number: int, group: tuple[int, ...], started: Callable[[int], None]
+) -> dict[int, R | Lost | BaseException]:
+    """The results of a group by task. Where a process died of several, each is carried out alone."""
+    result = pool.result(number)
+    if isinstance(result, list):
+        return dict(zip(group, result, strict=True))
+    if len(group) == 1 or isinstance(result, BaseException):
+        return dict.fromkeys(group, result)
+    alone = {task: pool.submit((task,), _first(started)) for task in group}
+    return {task: found for task, at in alone.items() for found in _results(pool, at, (task,), started).values()}
+
+
+class _Starting(Generic[R]):
+    """A pool that a thread starts while this one goes on, until ``ended`` is set; a context manager, whose end ends the
+    pool too."""
+
+    def __init__(self, make: Callable[[], Pool[R]]) -> None:
+        self.ended, self._make = threading.Event(), make
+        self._pool: Pool[R] | None = None
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        thread = threading.Thread(target=self._start, daemon=True)
+        starting.thread("the thread that starts the processes of --jobs", thread)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.wait()
+        if self._pool is not None:
+            self._pool.__exit__()
+
+    def pool(self) -> Pool[R]:
+        """The pool, once it has started; raises what its start raised."""
+        self.ended.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._pool is not None
+        return self._pool
+
+    def _start(self) -> None:
+        try:
+            self._pool = self._make()
+        except BaseException as error:  # raised by :meth:`pool`, in the thread that asked
+            self._error = error
+        self.ended.set()
+
+
+@contextmanager
+def _each(make: Make[R]) -> Iterator[Callable[[tuple[int, ...]], list[R | Lost | BaseException]]]:
+    """Carries out groups of tasks; what a task raises stands in the place of its result, and of those behind it."""
+    with make() as run:
+
+        def all_of(group: tuple[int, ...]) -> list[R | Lost | BaseException]:
+            results: list[R | Lost | BaseException] = []
+            for task in group:
+                try:
+                    results.append(run(task))
+                except Exception as error:
+                    return results + [_portable(error)] * (len(group) - len(results))
+            return results
+
+        yield all_of
 
 
 class Pool(Generic[R]):

@@ -18,9 +18,11 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from oracle.diagnosis.explain import explain_verdict
+from oracle.diagnosis.level import Explain, explain_level
 from oracle.errors import OptionError, OracleError, ProcessError
 from oracle.fixtures import captures
 from oracle.fixtures.call_file import CallFile
@@ -31,13 +33,15 @@ from oracle.harness.protocol import frames_of
 from oracle.harness.subjects import Provider, Subject
 from oracle.report.outcome import Outcome
 from oracle.routines import get, profiles, registered
-from oracle.routines.base import Contract
+from oracle.routines.base import Call, Contract
 from oracle.routines.cases import Case
 from oracle.verdict.compare import Status, Verdict
 
 Outputs = Tensor | dict[str, Tensor]
 Keep = Callable[[Subject, Case, Mapping[str, Tensor], Outputs], None]
 """Called with what was judged: a subject, its case, the inputs and the output."""
+Documented = Callable[[str, Verdict], bool]
+"""Whether the ledger of known failures has this verdict on the item of this id."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,9 @@ class Item:
     source: str = ""
     flags: str = ""
     """What the command that repeats it says beside the case and the subject."""
+    call: str = ""
+    """Which call it judges an output of: what follows from the call alone is computed once for the items that a process
+    judges of it one after the other."""
 
     def outcome(self) -> Outcome:
         start = time.perf_counter()
@@ -132,19 +139,20 @@ def live(
             code = getattr(subject, "source", subject.run)
             source = code if isinstance(code, str) else sources.of(code)  # a text from a subject in another process
             for case in (case for case in chosen if case.contract == subject.contract):
-                judge = partial(_judge_live, subject, case, keep)
-                items.append(Item(str(case), case.contract, subject.name, subject.arch, judge, stamp, source))
+                judge, about = partial(_judge_live, subject, case, keep), (case.contract, subject.name, subject.arch)
+                items.append(Item(str(case), *about, judge, stamp, source, call=str(case)))
     return items
 
 
-def replay(folder: Path) -> list[Item]:
-    """Items of every capture of a captures folder."""
+def replay(folder: Path, documented: Documented = lambda identity, verdict: False) -> list[Item]:
+    """Items of every capture of a captures folder; a failure that is ``documented`` is not explained again."""
     items = []
     for c in captures.load(folder):
         words, tensors = dict(c.option_words), dict(c.tensors)
         call = (c.contract, dict(c.inputs_from), words, c.numerics, c.unsupported, c.case, tensors)
         stamp = f"{c.recording.sha256} {call}"
-        items.append(Item(c.id, c.contract, c.subject, c.recording.arch, partial(_judge_capture, c), stamp))
+        judge = partial(_judge_capture, c, documented)
+        items.append(Item(c.id, c.contract, c.subject, c.recording.arch, judge, stamp, call=c.called))
     return items
 
 
@@ -175,13 +183,51 @@ def judge_outputs(
 ) -> Verdict:
     """The verdict of a contract, explained where it fails and that is cheap; CRASHED with the reason for an output that
     cannot be judged."""
-    contract.check(inputs, call)
-    try:
-        asked = contract.asked(inputs, output, arch=arch, **call)
-        verdict = contract.judged(asked, output, numerics)
-    except OracleError as error:
-        return _without_numbers(Status.CRASHED, f"the output cannot be judged: {error}")
-    return explain_verdict(verdict, asked, output, numerics=numerics)
+    return Asked(contract, inputs, call).judge(output, arch, numerics)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call whose outputs are judged: what does not depend on an output is computed once for all of them."""
+
+    contract: Contract
+    inputs: dict[str, Tensor]
+    options: dict[str, object]
+    _calls: dict[tuple[str, torch.dtype], Call] = field(default_factory=dict, compare=False)
+
+    def judge(
+        self, output: Outputs, arch: str, numerics: str | None, documented: Callable[[Verdict], bool] = lambda v: False
+    ) -> Verdict:
+        """The verdict as of :func:`judge_outputs`; a failure that is ``documented`` is not explained."""
+        self.contract.check(self.inputs, self.options)
+        try:
+            call = self._call(output, arch)
+            verdict = self.contract.judged(call, output, numerics)
+        except OracleError as error:
+            return _without_numbers(Status.CRASHED, f"the output cannot be judged: {error}")
+        explain = Explain.OFF if documented(verdict) and explain_level(None) is Explain.QUICK else None
+        return explain_verdict(verdict, call, output, numerics=numerics, explain=explain)
+
+    def _call(self, output: Outputs, arch: str) -> Call:
+        new = self.contract.asked(self.inputs, output, arch=arch, **self.options)
+        key = arch, new.out_dtype
+        if key not in self._calls:
+            like = next((call for (_, other), call in self._calls.items() if other == new.out_dtype), None)
+            self._calls[key] = new if like is None else like.on(arch)
+        return self._calls[key]
+
+
+_last: dict[str, Asked] = {}
+
+
+def _asked(name: str, contract: Contract, call: Case | captures.Capture) -> Asked:
+    """The call of this name: the last one, which is kept, or a new one."""
+    if name not in _last or _last[name].contract is not contract:
+        options = call.call_options() if isinstance(call, Case) else call.call()
+        asked = Asked(contract, call.inputs(), options)
+        _last.clear()
+        _last[name] = asked
+    return _last[name]
 
 
 def judge_call(read: Callable[[], CallFile], arch: str, numerics: str | None) -> Verdict:
@@ -197,9 +243,9 @@ def judge_call(read: Callable[[], CallFile], arch: str, numerics: str | None) ->
 
 def _judge_live(subject: Subject, case: Case, keep: Keep | None) -> Verdict:
     """Run on the subject's device, judge on the CPU: the verdict is the one that a replay will give."""
-    contract = get(case.contract)
-    inputs, call = case.inputs(), case.call_options()
-    contract.check(inputs, call)
+    asked = _asked(str(case), get(case.contract), case)
+    inputs, call = asked.inputs, asked.options
+    asked.contract.check(inputs, call)
     # A subject is foreign code and may raise anything; that must not end the run.
     try:
         run = subject.run if isinstance(subject, Isolated) else partial(registry.called, subject)
@@ -212,21 +258,22 @@ def _judge_live(subject: Subject, case: Case, keep: Keep | None) -> Verdict:
         if isinstance(error, KeyboardInterrupt | ProcessError):
             raise  # the user's, or the system's
         return replace(_without_numbers(Status.CRASHED, registry.described(error)), frames=frames_of(error))
-    verdict = judge_outputs(contract, inputs, output, arch=subject.arch, numerics=subject.numerics, call=call)
+    verdict = asked.judge(output, subject.arch, subject.numerics)
     if keep is not None and verdict.status is not Status.CRASHED:
         keep(subject, case, inputs, output)
     return verdict
 
 
-def _judge_capture(capture: captures.Capture) -> Verdict:
+def _judge_capture(capture: captures.Capture, documented: Documented) -> Verdict:
     why_not = capture.unsupported
     if why_not is None and capture.contract not in registered():
         why_not = f"the oracle has no contract {capture.contract!r} to judge it by"
     if why_not is not None:
         return _without_numbers(Status.UNSUPPORTED, why_not)
-    contract, arch, numerics = get(capture.contract), capture.recording.arch, capture.numerics
-    inputs, output = capture.inputs(), capture.outputs(contract.returns)
-    return judge_outputs(contract, inputs, output, arch=arch, numerics=numerics, call=capture.call())
+    asked = _asked(capture.called, get(capture.contract), capture)
+    capture.checked(asked.inputs)
+    output = capture.outputs(asked.contract.returns)
+    return asked.judge(output, capture.recording.arch, capture.numerics, partial(documented, capture.id))
 
 
 def _fixed(subject: Subject, status: Status, reason: str) -> Item:

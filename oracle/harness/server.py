@@ -7,6 +7,7 @@ the command line starts the server first and loads torch beside it.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Sequence
 from multiprocessing import forkserver, resource_tracker
@@ -44,8 +45,29 @@ def _started() -> ForkServerContext:
     return started
 
 
+WHOLE = (
+    "--html",
+    "--json",
+    "--junit",
+    "--markdown",
+    "--sarif",
+    "--record",
+    "--profile",
+    "--quiet",
+    "--verbose",
+    "-q",
+    "-v",
+)
+"""Flags with which ``verify`` still judges all that there is."""
+
+
 def start_if_asked(words: Sequence[str]) -> None:
-    """Start the server where the words of a command ask for more than one process."""
+    """Start the server where the words of a command ask for more than one process, or for a whole run on several
+    cores."""
+    flags = [word.partition("=")[0] for word in words[1:] if word.startswith("-") and word != "-"]
+    if words[:1] == ["verify"] and set(flags) <= set(WHOLE) and len(os.sched_getaffinity(0)) > 1:
+        start()
+        return
     numbers = [word.removeprefix("--jobs=") for word in words if word.startswith("--jobs=")]
     numbers += [after for word, after in zip(words, words[1:], strict=False) if word == "--jobs"]
     if any(number.isdecimal() and int(number) > 1 for number in numbers):

@@ -9,8 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from oracle.errors import counted
-from oracle.report.outcome import LOSS, LOSS_COLUMNS, Outcome, Report, losses
+from oracle.report.outcome import LOSS, LOSS_COLUMNS, SEVERITY, Group, Outcome, Report, counts_of, losses
+from oracle.routines import registered
 from oracle.verdict.compare import Status
+
+SCREEN = 30  # rows of a table that, with the lines around it, stays on one screen
+EXPLAINED = ("KNOWN", *map(str, (Status.MISTRUSTED, Status.UNSUPPORTED, Status.SKIPPED)))
+"""What a table by family counts and leaves to the whole one to explain."""
 
 STYLES = {
     Status.PASSED: "green",
@@ -21,15 +26,22 @@ STYLES = {
 
 
 def print_report(report: Report, console: Console, *, quiet: bool = False, verbose: bool = False) -> None:
-    """Failures, reasons, the table, problems of the ledger and of the record, and a closing line.
+    """Failures, reasons, the table, problems of the ledger and of the record, how much was judged, and a closing line.
 
-    ``quiet`` leaves open failures, complaints and the closing line; ``verbose`` adds a line for every outcome.
+    A table of more than :data:`SCREEN` rows has one row for each family of routines, without the reasons and the losses
+    that go with the whole one. ``verbose`` prints the whole, with a line for every outcome; ``quiet`` leaves open
+    failures, complaints, how much was judged, and the closing line.
     """
+    whole = verbose or len(report.groups()) <= SCREEN
     if verbose:
         for outcome in report.outcomes:
             console.print(line(outcome), soft_wrap=True)
     print_failures(report.failures, console)
-    if not quiet:
+    if not quiet and not whole:
+        console.print(family_table(report))
+        if hidden := [f"{n} {name.lower()}" for name, n in report.counts().items() if n and name in EXPLAINED]:
+            console.print(f"{', '.join(hidden)}: --verbose and --html say why, and show every subject", soft_wrap=True)
+    elif not quiet:
         for outcome in report.outcomes:
             if outcome.known is not None:
                 console.print(sentence(outcome), soft_wrap=True)
@@ -39,6 +51,8 @@ def print_report(report: Report, console: Console, *, quiet: bool = False, verbo
             console.print(loss_table(report))
     for problem in report.problems:
         console.print(Text.assemble(("PROBLEM ", "bold red"), problem), soft_wrap=True)
+    if report.part:
+        console.print(report.part, soft_wrap=True)
     console.print(closing(report), soft_wrap=True)
 
 
@@ -82,6 +96,30 @@ def table(report: Report) -> Table:
         cell_text = Text(f"{words}; {', '.join(watched)}" if watched else words, style=STYLES[group.status])
         cell = cell_text if statuses or watched else Text("KNOWN FAILURE", style="yellow")
         result.add_row(group.contract, group.subject, group.arch, str(group.judged or ""), cell, margin)
+    return result
+
+
+def family_table(report: Report) -> Table:
+    """One row for each family of routines, the section of its contracts: how many outcomes have which status, and the
+    worst margin."""
+    families: dict[str, list[Group]] = {}
+    known = registered()
+    for group in report.groups():
+        contract = known.get(group.contract)
+        families.setdefault("other" if contract is None else contract.section, []).append(group)
+    statuses = [name for name, n in report.counts().items() if n]
+    result = Table(title="verdicts by family", title_justify="left", header_style="bold")
+    for name in ("family", "routines", "subjects", *map(str.lower, statuses), "worst margin"):
+        result.add_column(name, justify="left" if name == "family" else "right", overflow="fold")
+    for name, groups in families.items():
+        worst = max((g.margin for g in groups if g.margin is not None), default=None)
+        counts = counts_of(o for g in groups for o in g.outcomes)
+        open_ones = (g.status for g in groups if g.known < len(g.outcomes))
+        style = STYLES[min(open_ones, key=SEVERITY.index, default=Status.PASSED)]
+        sizes = len({g.contract for g in groups}), len({g.subject for g in groups} - {"-"})
+        cells = (str(counts[status] or "") for status in statuses)
+        margin = "" if worst is None else f"{worst:.3g}"
+        result.add_row(Text(name, style=style), *map(str, sizes), *cells, margin)
     return result
 
 

@@ -76,11 +76,13 @@ def _head(report: outcome.Report, causes: list[outcome.Cause]) -> str:
     where = ", ".join(f"{k} {v}" for k, v in report.machine.items() if k in ("gpu", "machine", "torch"))
     when = f"{report.started}, " if report.started else ""
     ran = f"{when}{outcome.extent(report.outcomes)} in {report.seconds:.1f} s; {where}"
+    part = f'<p class="soft">{escape(report.part)}</p>' if report.part else ""
     return (
         '<a class="skip" href="#problems">Skip to what fails</a>\n<header>'
         f'<div class="top"><h1>fp8-oracle report</h1>{theme_button()}</div>'
         f'<p class="verdict {"good" if report.ok else "bad"}">{sign} {text}</p>'
-        f'<ul class="chips" aria-label="outcomes by status">{chips}</ul><p class="soft">{escape(ran)}</p></header>'
+        f'<ul class="chips" aria-label="outcomes by status">{chips}</ul><p class="soft">{escape(ran)}</p>{part}'
+        "</header>"
     )
 
 

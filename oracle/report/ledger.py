@@ -16,7 +16,7 @@ from pathlib import Path
 from oracle.errors import FixtureError, counted
 from oracle.fixtures import files as fixtures
 from oracle.report.outcome import Outcome
-from oracle.verdict.compare import Status
+from oracle.verdict.compare import Status, Verdict
 
 SCHEMA = "fp8-oracle.known-failures/1"
 FILE = "known_failures.json"
@@ -57,6 +57,12 @@ def load(path: Path) -> list[Entry]:
     if not isinstance(entries, list):
         raise FixtureError(f"{path}: has no list 'entries'")
     return [_entry(path, number, entry) for number, entry in enumerate(entries)]
+
+
+def documents(entries: Iterable[Entry], identity: str, verdict: Verdict) -> bool:
+    """Whether an entry describes exactly this verdict on the outcome of this id."""
+    outcome = Outcome(identity, "", "", "", verdict)
+    return any(entry.matches(outcome) and entry.contradiction(outcome) is None for entry in entries)
 
 
 def apply(

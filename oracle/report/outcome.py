@@ -178,7 +178,7 @@ class Report:
 
     ``versions`` is all that a verdict may depend on beside its case; ``started`` an ISO time in UTC; ``unfinished``
     counts the cases that an interrupted run did not run; ``gaps`` says what else of the run the file that was read
-    lacks. A run with either is not ok.
+    lacks. A run with either is not ok. ``part`` says how much of what exists was judged, where it is a part.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -189,6 +189,7 @@ class Report:
     started: str = ""
     unfinished: int = 0
     gaps: tuple[str, ...] = ()
+    part: str = ""
 
     @property
     def failures(self) -> tuple[Outcome, ...]:
@@ -236,6 +237,7 @@ class Report:
             "complaints": list(self.problems),
             **{name: getattr(self, name) for name in ("machine", "versions", "started", "unfinished")},
             "seconds": round(self.seconds, 3),
+            **({"part": self.part} if self.part else {}),
             "outcomes": [o.to_json() for o in self.outcomes],
         }
 

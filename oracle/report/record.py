@@ -33,6 +33,7 @@ from oracle.report import schema
 from oracle.report.findings import WHOLE, Finding, outcomes, told
 from oracle.report.outcome import SCHEMA as REPORT
 from oracle.report.outcome import SEVERITY, Outcome, Report, quoted
+from oracle.report.part import part_of
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Error, Status, Tried, Verdict, Worst
 from oracle.verdict.loss import Loss
@@ -106,7 +107,8 @@ class Record:
         complaints = tuple(end.get("complaints", ()))
         run, outcomes = self.run, tuple(self.outcomes.values())
         about = (run.machine, seconds, run.versions, run.started)
-        return Report(outcomes, complaints, *about, self.unfinished, self.gaps)
+        part = part_of(run.selection.get("profile"), outcomes)
+        return Report(outcomes, complaints, *about, self.unfinished, self.gaps, part)
 
 
 @dataclass
@@ -251,7 +253,7 @@ def report_from_json(record: Mapping[str, Any]) -> Report:
     whole = _sound(whole)
     outcomes, complaints = tuple(map(_outcome, whole["outcomes"])), tuple(whole["complaints"])
     later = (whole["versions"], whole["started"], whole["unfinished"])
-    return Report(outcomes, complaints, whole["machine"], float(whole["seconds"]), *later)
+    return Report(outcomes, complaints, whole["machine"], float(whole["seconds"]), *later, part=whole.get("part", ""))
 
 
 # --- reading ------------------------------------------------------------------------------------------------

@@ -309,7 +309,7 @@ class TestVerify:
             raise KeyboardInterrupt
 
         monkeypatch.setattr("oracle.harness.subjects.points", interrupted)
-        ran = cli("verify")
+        ran = cli("verify", "--jobs", "1")
         assert (ran.status, ran.err) == (130, "fp8-oracle: interrupted\n")
 
 
@@ -346,7 +346,7 @@ class TestCapturesAndLedger:
         """Without naming the faults of the wrong ones, which doubles the time; test_diagnose.py does that."""
         provide(monkeypatch)
         monkeypatch.setattr("oracle.harness.runner.explain_verdict", lambda verdict, *_, **__: verdict)
-        cli("verify", "--json", tmp_path / "report.json")
+        cli("verify", "--jobs", "1", "--json", tmp_path / "report.json")  # here, where the two lines above hold
         record = json.loads((tmp_path / "report.json").read_text())
         replayed = {o["id"]: o for o in record["outcomes"] if o["id"].startswith("captures/")}
         assert record["complaints"] == []

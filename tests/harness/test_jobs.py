@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import takewhile
@@ -19,6 +20,8 @@ from oracle.harness import server
 from oracle.harness.jobs import Lost, divided, in_order
 from tests.support.paths import ROOT
 
+DIED = Lost("the process that judged it died by SIGKILL")
+
 
 def test_results_come_in_order_and_a_process_that_dies_costs_its_task() -> None:
     started: list[int] = []
@@ -27,7 +30,7 @@ def test_results_come_in_order_and_a_process_that_dies_costs_its_task() -> None:
         0,
         1,
         2,
-        Lost("the process that judged it died by SIGKILL"),
+        DIED,
         4,
         5,
     ]
@@ -48,6 +51,46 @@ def test_processes_end_with_the_reader() -> None:
     results.close()
     assert pids and os.getpid() not in pids
     assert not list(takewhile(lambda pid: os.path.exists(f"/proc/{pid}/stat") and _state(pid) != "Z", pids))
+
+
+def test_a_group_is_one_process_and_a_death_in_it_costs_its_task() -> None:
+    """Results in the order of the tasks, whatever the order of the groups; a member that dies takes no other along."""
+    groups = [(4, 3, 2), (1, 0)]
+    found = list(in_order(job_tasks.tasks, range(5), jobs=2, together=groups))
+    assert [f if isinstance(f, Lost) else f[0] for f in found] == [0, 1, 2, DIED, 4]
+    pids = dict(zip(range(5), in_order(_pids, range(5), jobs=2, together=groups), strict=True))
+    assert pids[4] == pids[3] == pids[2] and pids[1] == pids[0]
+
+
+def test_an_error_in_a_group_is_raised_at_its_turn() -> None:
+    results = in_order(job_tasks.tasks, [0, job_tasks.RAISES, 2], jobs=2, together=[(0, job_tasks.RAISES), (2,)])
+    assert next(results) == (0, 1)
+    with pytest.raises(OptionError, match="give a smaller one"):
+        next(results)
+
+
+def test_the_last_groups_are_carried_out_here_until_the_processes_have_started() -> None:
+    """A start that takes its time leaves them to this process; without ``meanwhile`` it waits."""
+    here: list[int] = []
+
+    def meanwhile(task: int) -> int:
+        time.sleep(0.01)
+        here.append(task)
+        return os.getpid()
+
+    found = list(in_order(_pids, range(200), jobs=2, meanwhile=meanwhile))
+    assert here and here == list(range(199, 199 - len(here), -1))
+    assert [task for task, pid in enumerate(found) if pid == os.getpid()] == sorted(here)
+    assert os.getpid() not in list(in_order(_pids, range(4), jobs=2))
+
+
+def test_a_start_that_is_refused_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OptionError("no process today")
+
+    monkeypatch.setattr("oracle.harness.jobs._Worker", refuse)
+    with pytest.raises(OptionError, match="no process today"):
+        list(in_order(_pids, range(2), jobs=2, meanwhile=lambda task: task))
 
 
 def test_one_job_needs_no_process() -> None:
@@ -82,6 +125,9 @@ def _state(pid: int) -> str:
         (["list"], 0),
         (["verify", "--jobs", "many"], 0),
         (["verify", "--jobs"], 0),
+        (["verify", "--html", "x.html", "-q"], 1),
+        (["verify", "--contract", "ceil_div"], 0),
+        (["verify", "--list"], 0),
     ],
 )
 def test_a_command_of_several_processes_starts_their_server_first(
@@ -89,6 +135,7 @@ def test_a_command_of_several_processes_starts_their_server_first(
 ) -> None:
     asked = []
     monkeypatch.setattr(server.forkserver, "ensure_running", lambda: asked.append(words))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     server.start_if_asked(words)
     assert len(asked) == started
 

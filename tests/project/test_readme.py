@@ -11,6 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 import oracle
+from oracle.report.console import family_table
+from oracle.report.outcome import Report
+from oracle.routines import registered
 from tests.support.commandline import Cli
 
 CASE = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=33,n=256,k=384/family=randn/seed=1"
@@ -36,6 +39,23 @@ def test_samples(block: str, command: tuple[str, ...], root: Path, cli: Cli) -> 
     missing = words(shown) - words(ran.out)
     assert not missing, f"the README shows what the command no longer prints: {sorted(missing)}"
     assert words(re.sub("passed|2022", "spoiled", shown)) - words(ran.out)
+
+
+@pytest.mark.turns(2)
+def test_whole_run(root: Path, cli: Cli) -> None:
+    """The screen of a whole run has a row for each family, in the columns of the command, and counts as many cases and
+    captures as are listed now, but for a tenth: what is added costs no edit of the README each time."""
+    shown = (root / "README.md").read_text().split("<!-- minute -->")[1].split("<!-- /minute -->")[0]
+    listed = [line.split("\t")[0] for line in cli("verify", "--list").out.splitlines()]
+    captures = sum(id_.startswith("captures/") for id_ in listed)
+    cases = sum("/" in id_ for id_ in listed) - captures
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if line.startswith("│")]
+    assert sorted(row[0] for row in rows) == sorted({contract.section for contract in registered().values()})
+    (part,) = re.findall(r"profile brief: (\d+) of \d+ cases, one of each class, and (\d+) captures", shown)
+    for said, now in zip(map(int, part), (cases, captures), strict=True):
+        assert abs(said - now) <= now / 10, f"the README says {said}, {now} are listed"
+    heads = {str(column.header) for column in family_table(Report(())).columns}
+    assert heads == {"family", "routines", "subjects", "worst margin"} and all(head in shown for head in heads)
 
 
 @pytest.mark.turns(2)

@@ -117,7 +117,7 @@ class TestResume:
         assert verify(cli, path) == 0
         ran = cli("verify", "--profile", "full", "--fixtures", "none", "--record", path, "--resume")
         assert (ran.status, ran.err.count("\n")) == (2, 1)
-        assert "profile=quick, contract=fp8_gemm_nt" in ran.err
+        assert "profile=brief, contract=fp8_gemm_nt" in ran.err
 
     def test_an_existing_record_is_not_overwritten(
         self, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

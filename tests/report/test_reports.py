@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import struct
 import zlib
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,6 +21,9 @@ from oracle.report.changes import between
 from oracle.report.changes import to_markdown as to_comment
 from oracle.report.files import to_json, to_junit
 from oracle.report.outcome import Outcome, Report, causes
+from oracle.report.part import part_of
+from oracle.report.record import report_from_json
+from oracle.routines import profiles
 from oracle.verdict.compare import Status, Verdict
 from oracle.verdict.heatmap import LEVELS, OPEN
 from tests.support.commandline import Cli
@@ -256,6 +261,59 @@ def test_one_cause_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
         "  2 more cases fail; --verbose names each",
         "FAILED c/m=9/seed=1 [other]",
     ]
+
+
+class TestScreen:
+    """A run of many subjects is one row for each family, until the whole is asked for; failures are always shown."""
+
+    MANY = tuple(
+        outcome(f"{name}/case/seed=1", status, subject=f"s{i}", known="documented" if status is Status.FAILED else None)
+        for i in range(console.SCREEN)
+        for name, status in (
+            ("fp8_gemm_nt", Status.PASSED),
+            ("nowhere", Status.MISTRUSTED),
+            ("rms_norm", Status.FAILED),
+        )
+    )
+
+    def said(self, report: Report, capsys: pytest.CaptureFixture[str], **how: bool) -> str:
+        console.print_report(report, Console(width=120), **how)
+        return capsys.readouterr().out
+
+    def test_many_subjects(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """Counts and the worst margin; what is counted is explained by --verbose."""
+        text = self.said(Report(self.MANY), capsys)
+        assert len(text.splitlines()) < console.SCREEN
+        (row,) = [line.split("│") for line in text.splitlines() if "GEMM" in line]
+        assert [cell.strip() for cell in row[1:-1]] == ["GEMM", "1", "30", "30", "", "", "0.25"]
+        assert "30 mistrusted, 30 known: --verbose and --html say why" in text and "because of this" not in text
+        whole = self.said(Report(self.MANY), capsys, verbose=True)
+        assert whole.count("because of this") == whole.count("known failure: documented") == 30
+        assert "verdicts by family" not in whole and len(whole.splitlines()) > 200
+
+    def test_few_subjects(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """The negative test: what fits on a screen is shown whole."""
+        text = self.said(Report(self.MANY[: console.SCREEN]), capsys)
+        assert "verdicts by family" not in text and text.count("because of this") == 10
+
+    def test_failures_are_shown_whole(self, capsys: pytest.CaptureFixture[str]) -> None:
+        failing = outcome("fp8_gemm_nt/m=1/seed=1", Status.FAILED, subject="lib")
+        text = self.said(Report((*self.MANY, failing)), capsys)
+        assert "FAILED fp8_gemm_nt/m=1/seed=1 [lib]\n" in text and "repro: fp8-oracle verify --case" in text
+        assert "FAILED fp8" not in self.said(Report(self.MANY), capsys)
+
+    @pytest.mark.parametrize("quiet", [False, True])
+    def test_a_part_is_said_to_be_one(self, quiet: bool, capsys: pytest.CaptureFixture[str]) -> None:
+        """How many cases of how many, and how the rest is judged: on the console, in JSON, HTML and the record."""
+        chosen = [outcome(str(case)) for case in profiles.cases("fp8_gemm_nt", "brief")]
+        part = part_of("brief", [*chosen, outcome("captures/x/out")])
+        quick, full = (profiles.count("fp8_gemm_nt", name) for name in ("quick", "full"))
+        assert f"{len(chosen)} of {quick} cases" in part and "and 1 capture;" in part and str(full) in part
+        report = Report(tuple(chosen), part=part)
+        assert part in self.said(report, capsys, quiet=quiet) and escape(part) in html.to_html(report)
+        assert report_from_json(json.loads(to_json(report))).part == part
+        assert part_of("quick", chosen) == part_of(None, chosen) == part_of("brief", [outcome("captures/x/out")]) == ""
+        assert "part" not in json.loads(to_json(Report(tuple(chosen))))
 
 
 class TestCommand:

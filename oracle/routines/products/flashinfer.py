@@ -223,12 +223,11 @@ class QuantisedInside(Sets):
         return judged
 
     def _judge_range(self, tensor: Tensor, numerics: str, mistrust: str | None) -> Verdict:
-        inputs = self.call.inputs
-        judged = _verdict(inputs, tensor, numerics, FLASHINFER_128X128, mistrust)
-        if judged.status is not Status.FAILED or inputs["weight"].dtype != WIDE:
+        judged = _verdict(self.call, tensor, numerics, FLASHINFER_128X128, mistrust)
+        if judged.status is not Status.FAILED or self.call.inputs["weight"].dtype != WIDE:
             return judged
         fault = FLASHINFER_128X128_AMAX_FAULT
-        if _verdict(inputs, tensor, numerics, fault, None).outside == 0:
+        if _verdict(self.call, tensor, numerics, fault, None).outside == 0:
             summary = f"{judged.summary}; explained by {fault.name}: every element is admissible under it"
             return replace(judged, explained_by=(fault.name,), summary=summary)
         return judged
@@ -253,8 +252,16 @@ def as_shipped(inputs: Inputs) -> list[Part]:
     return [Part(block_scaled(a, b, a_scale, b_scale))]
 
 
-def _verdict(inputs: Inputs, tensor: Tensor, numerics: str, recipe: Recipe, mistrust: str | None) -> Verdict:
+def _verdict(call: Call, tensor: Tensor, numerics: str, recipe: Recipe, mistrust: str | None) -> Verdict:
     """The interval test of an output with a bfloat16 input, weights quantised by ``recipe``."""
+    asked = (call.inputs, tensor.shape[0], tensor.dtype, numerics, recipe)
+    key = f"within {recipe.name} by {numerics} in {tensor.dtype}"
+    admitted, basis = call.cached(key, lambda: _admitted(*asked))
+    return verdict(compare(tensor, admitted), basis=f"{basis}; {recipe.name}", mistrust=mistrust)
+
+
+def _admitted(inputs: Inputs, m: int, dtype: torch.dtype, numerics: str, recipe: Recipe) -> tuple[Admissible, str]:
+    """What the interval admits of ``m`` rows in an output dtype, and its name."""
     if is_class(numerics) and numerics != IEEE32:
         raise NumericsError(f"no interval through the quantiser is derived for {numerics}; declare the schedule itself")
     acc = None if numerics == IEEE32 else of_schedule(get_schedule(numerics))
@@ -266,10 +273,9 @@ def _verdict(inputs: Inputs, tensor: Tensor, numerics: str, recipe: Recipe, mist
     part = Part(block_scaled(codes, weight.codes, scale, weight.scale))
     block, rows = part.product.block, part.product.b_rows
     interval = boxed_product(widened, weight.codes, weight.scale, block=block, b_rows=rows, acc=acc, b_ends=weight.ends)
-    expected = decode(truth([part], tensor.shape[0], tensor.dtype))
-    low, high = (decode(rounded_to(x, tensor.dtype)) for x in (interval.low, interval.high))
-    admitted = Admissible(low, high, expected, open=interval.open)
-    return verdict(compare(tensor, admitted), basis=f"{interval.name}; {recipe.name}", mistrust=mistrust)
+    expected = decode(truth([part], m, dtype))
+    low, high = (decode(rounded_to(x, dtype)) for x in (interval.low, interval.high))
+    return Admissible(low, high, expected, open=interval.open), interval.name
 
 
 def _nominal(inputs: Inputs, name: str, recipe: Recipe) -> tuple[Tensor, Tensor]:

@@ -208,6 +208,19 @@ class TestBoxes:
         tight, loose = chain(a, a, b, SM90, E4M3FN, E4M3FN), chain_rank1(a, a, b, SM90, E4M3FN, E4M3FN)
         assert bool((loose[0] <= tight[0]).all()) and bool((tight[1] <= loose[1]).all())
 
+    def test_rows_whose_codes_may_flip_beside_others(self) -> None:
+        """Each row has the interval that it has alone, which is wider where a code may flip; no rows have none."""
+        low, b = decode(self.codes(5, 128, 1)), decode(self.codes(6, 128, 2))
+        high = low.clone()
+        high[1, 3], high[4, 100] = high[1, 3].abs() + 32, high[4, 100].abs() + 32
+        down, up = chain(low, high, b, SM90, E4M3FN, E4M3FN)
+        known = chain(low, low, b, SM90, E4M3FN, E4M3FN)
+        for row in range(5):
+            alone = chain(low[row : row + 1], high[row : row + 1], b, SM90, E4M3FN, E4M3FN)
+            assert torch.equal(alone[0][0], down[row]) and torch.equal(alone[1][0], up[row])
+            assert torch.equal(up[row], known[1][row]) == (row not in (1, 4))
+        assert [x.shape for x in chain(low[:0], low[:0], b, SM90, E4M3FN, E4M3FN)] == [(0, 6), (0, 6)]
+
     def test_alternatives_are_a_hull(self) -> None:
         a, b, one = self.codes(2, 128, 1), self.codes(3, 128, 2), torch.ones(1, 1)
         first, second = point(a, torch.full((2, 1), 0.5)), point(a, torch.full((2, 1), 0.75))
