@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from . import checks, context
-from .adapters import Inputs, Options
+from .adapters import Inputs, Options, Outputs, by_name
 from .backends.declaration import Backend
 from .checks import FP8, WIDE
 from .errors import OptionError, ShapeError, shown
@@ -277,7 +277,14 @@ def silu_and_mul_per_block_quant(
     return _run_silu_block(x, group_size, scale_ub=scale_ub, is_scale_transposed=is_scale_transposed, rounding=rounding)
 
 
-@verb("quant_gated", outputs=("q", "scale"), fake=_masked_silu_fake, run=_run_silu_masked)
+def _plain_silu(verb: Callable[..., Any], inputs: Inputs, options: Options) -> Outputs:
+    """By name; SGLang's activation with an alpha and a limit is not here."""
+    if given := [name for name in ("gemm1_alpha", "gemm1_clamp_limit") if options.get(name) is not None]:
+        raise OptionError(f"{given[0]}={options[given[0]]}: the layer has silu(gate) * up alone")
+    return by_name("q", "scale")(verb, inputs, options)
+
+
+@verb("quant_gated", adapter=_plain_silu, fake=_masked_silu_fake, run=_run_silu_masked)
 def silu_and_mul_masked_post_quant(
     x: Tensor, masked_m: Tensor, *, group_size: int = BLOCK, use_ue8m0: bool = False, rounding: str = "each"
 ) -> tuple[Tensor, Tensor]:

@@ -98,7 +98,9 @@ def explain(
         return _observed()
     if isinstance(machine, str):
         machine = Machine.from_record({"arch": machine})
-    return explanation(routine, machine or current_machine(), current_config(), **fields)
+    if machine is not None and not isinstance(machine, Machine):
+        raise OptionError(f"machine={shown(machine)}; pass a described machine, or the name of an arch")
+    return explanation(routine, current_machine() if machine is None else machine, current_config(), **fields)
 
 
 @exported

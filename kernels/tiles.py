@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from . import checks
 from .adapters import Inputs, Options
@@ -123,15 +124,18 @@ def swizzle_scale_experts(
 
     Raises
     ------
-    DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError
+    DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError, ValueRangeError
     """
     if checks.rank("scale", scale, 2).element_size() != 1:
         raise ShapeError(f"scale is {scale.dtype}; pass a one-byte dtype")
     groups = checks.dtype("first", checks.rank("first", first, 1), torch.int32, torch.int64).shape[0]
     checks.operand("rows", rows, (groups,), "[G], as first", torch.int32, torch.int64)
     checks.not_negative("capacity", capacity)
-    checks.same_device(scale=scale, first=first, rows=rows)
+    device = checks.same_device(scale=scale, first=first, rows=rows)
     total, columns = scale.shape
+    if groups and not is_compiling() and checks.wanted(None, device):
+        checks.within("first", None, first, first, (0, total), f"[0, {total}], the rows of scale")
+        checks.within("rows", None, rows, rows.sum(), (0, total), f"[0, {total}], the rows of scale, in all")
     i = torch.arange(groups, device=scale.device)
     padded = (rows + HEIGHT - 1) // HEIGHT * HEIGHT
     if placement == "tight":
@@ -150,7 +154,7 @@ def swizzle_scale_experts(
     expert = (torch.searchsorted(first.contiguous(), row, right=True) - 1).clamp(min=0)
     inside = row - first[expert]
     assigned = (inside >= 0) & (inside < rows[expert])
-    target = torch.where(assigned, starts[expert] + inside, height)  # unassigned rows: a tile that is cut off
+    target = torch.where(assigned, starts[expert] + inside, height).clamp(max=height)  # else: a tile that is cut off
     matrix = torch.zeros((height + HEIGHT, columns), dtype=torch.uint8, device=scale.device)
     matrix[target] = scale.view(torch.uint8)
     return swizzle_scale(matrix[:height]).view(scale.dtype)

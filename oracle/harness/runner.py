@@ -166,10 +166,17 @@ def broken(providers: Iterable[Provider]) -> list[Item]:
 
 
 def untested(items: Iterable[Item], contracts: Iterable[str]) -> list[Item]:
-    """One UNTESTED item for each contract that no case and no capture among ``items`` judges."""
-    tried = {item.contract for item in items if "/" in item.id}
-    verdict = _without_numbers(Status.UNTESTED, "no subject on this machine and no capture exercises it")
-    return [Item(name, name, "-", "-", lambda: verdict) for name in contracts if name not in tried]
+    """One item for each contract that no case and no capture among ``items`` judges: UNTESTED, or SKIPPED where the
+    production package does not compute it."""
+    tried, known = {item.contract for item in items if "/" in item.id}, registered()
+    wanted = _without_numbers(Status.UNTESTED, "no subject on this machine and no capture exercises it")
+    foreign = _without_numbers(Status.SKIPPED, "the layer does not dispatch it; give a subject with --provider")
+    left = [name for name in contracts if name not in tried]
+    return [Item(name, name, "-", "-", partial(_own, wanted if known[name].dispatched else foreign)) for name in left]
+
+
+def _own(verdict: Verdict) -> Verdict:
+    return verdict
 
 
 def judge_outputs(

@@ -217,7 +217,7 @@ class TestSample:
         """A flipped bit, a changed verdict and a lost case, each on one arch in torch 2.9 alone: cell and cause."""
         good = [sampled(PIN), sampled(NEW)]
         contract = type(registered()[CONTRACT])
-        predict, judge, emulated = contract.predict, base.Contract.judge, matrix.SAMPLES["emulated"]
+        predict, judge, emulated = contract.predict, base.Contract.judged, matrix.SAMPLES["emulated"]
 
         def flipped(self: base.Contract, inputs: Any, *, numerics: str | None, **options: Any) -> Any:
             out = predict(self, inputs, numerics=numerics, **options)
@@ -225,9 +225,9 @@ class TestSample:
                 out.view(torch.int16)[0, 3] ^= 1
             return out
 
-        def judged(self: base.Contract, inputs: Any, output: Any, **options: Any) -> Verdict:
-            found = judge(self, inputs, output, **options)
-            wrong = options["arch"] == "sm100"
+        def judged(self: base.Contract, call: base.Call, output: Any, numerics: str | None = None) -> Verdict:
+            found = judge(self, call, output, numerics)
+            wrong = call.arch == "sm100"
             return replace(found, status=Status.FAILED, summary="1 element outside") if wrong else found
 
         def fewer(keep: matrix.Keep) -> list[Item]:
@@ -235,7 +235,7 @@ class TestSample:
             return [item for item in items if item is not next(each for each in items if each.arch == "sm120")]
 
         monkeypatch.setattr(contract, "predict", flipped)
-        monkeypatch.setattr(base.Contract, "judge", judged)
+        monkeypatch.setattr(base.Contract, "judged", judged)
         monkeypatch.setitem(matrix.SAMPLES, "emulated", fewer)  # type: ignore[arg-type]  # a dict
         found = matrix.merge([sampled(OLD), *good])
         of = {(one.kind, one.what.partition(" [")[0]): one for one in found.differences}

@@ -326,7 +326,7 @@ class CutlassScaledMmAzp(Contract):
     of the output."""
 
     name = "cutlass_scaled_mm_azp"
-    section = "Dense products"
+    section = "GEMM"
     dispatched = False
     summary = "int8 product whose zero point is taken out in int32, then scales and bias"
     source = "vLLM cutlass_scaled_mm_azp, csrc/cutlass_extensions/epilogue/scaled_mm_epilogues_c3x.hpp"
