@@ -233,7 +233,7 @@ class Prediction:
         return same if self.open is None else same & ~self.open
 
     def at(self, places: Tensor) -> Prediction:
-        """What it says of the elements at these flat indices ``[n]`` (int64)."""
+        """What it says of the elements at the flat indices ``places`` ``[n]`` (int64)."""
         low, high, open_, unfaulted = (
             None if x is None else x.flatten()[places] for x in (self.low, self.high, self.open, self.unfaulted)
         )

@@ -55,6 +55,7 @@ from oracle.verdict.pattern import count, places
 from oracle.verdict.sets import bits_of
 
 TRIED = 96  # changed calls that are judged at most
+TRIED_LAYERS = 32  # of a layer, which is judged whole
 LIGHT = 0.25  # of a changed call that is judged: one whose result is computed alone
 WORK = 1 << 25  # elements of the inputs and outputs of all changed calls together
 FACTORS = (Kind.SCALES, Kind.ALPHA, Kind.WEIGHTS)
@@ -62,7 +63,6 @@ SHARE = 512  # an option or an input enters more than one of so many elements
 BYTE = 0xFF
 SUBNORMAL = 7  # the largest byte of a subnormal number of E4M3
 FEW = 12  # elements of a product of which a changed call must give about the values
-FEW_LINES = 4  # rows or columns that are asked whether they are sums of their K blocks
 COMPARED = 1 << 12  # elements of a changed input that are compared with its own before all are
 MOST = 0.95  # of the elements that a changed call leaves out
 QUARTER = 32  # rows of a tile that lie one behind the other
@@ -134,7 +134,8 @@ def _idle_words(call: Call, output: Mapping[str, Tensor]) -> str | None:
 def tries(call: Call, output: Mapping[str, Tensor]) -> int:
     """How many changed calls are judged; none on a GPU."""
     tensors = [*call.inputs.values(), *output.values()]
-    return 0 if any(x.is_cuda for x in tensors) else min(TRIED, WORK // (1 + sum(x.numel() for x in tensors)))
+    most = TRIED if call.optional_operands is not None else TRIED_LAYERS
+    return 0 if any(x.is_cuda for x in tensors) else min(most, WORK // (1 + sum(x.numel() for x in tensors)))
 
 
 def _far(call: Call, output: Mapping[str, Tensor]) -> dict[str, Tensor]:

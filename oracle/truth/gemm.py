@@ -108,7 +108,7 @@ class Decoded:
         return self._value[:, k] if self._kept else decode(self.codes[:, k], self.fmt)
 
     def value_of(self, rows: Tensor) -> Tensor:
-        """:meth:`value` of some rows (int64 ``[r]``), float64 ``[r, K]``."""
+        """:meth:`value` of the ``rows`` ``[r]`` (int64), float64 ``[r, K]``; NaN and infinities as they are."""
         return self._value[rows] if "_value" in vars(self) else decode(take_rows(self.codes, rows), self.fmt)
 
     def number(self, k: slice = ALL) -> Tensor:
