@@ -95,8 +95,10 @@ class Call:
         return self._with(arch=arch)
 
     def in_search(self, inputs: Inputs, out_dtype: torch.dtype) -> Call:
-        """The same call as the search for faults takes it: of ``inputs``, what the routine quantised its own to, in
-        this output dtype; what lies beyond a buffer is unknown."""
+        """The same call as the search for faults takes it.
+
+        Of ``inputs``, what the routine quantised its own to, in this output dtype; what lies beyond a buffer is
+        unknown."""
         changed: dict[str, Any] = {"out_dtype": out_dtype, "beyond": Beyond.UNKNOWN, "given": self.inputs}
         return self._with(**changed) if inputs is self.inputs else replace(self, inputs=inputs, **changed)
 
