@@ -48,6 +48,8 @@ def admitted(contract: str, output: str, dtype: torch.dtype) -> Case | None:
         inputs, options = case.inputs(), case.call_options()
         outputs = dict(get(contract).reference(inputs, **options))
         stored = in_dtype(outputs[output], dtype)
+        if 1 < outputs[output].dtype.itemsize < stored.dtype.itemsize and stored.is_floating_point():
+            continue  # a wider float has a rounding of its own
         exact = stored.dtype.itemsize == outputs[output].dtype.itemsize == 1 or torch.equal(
             stored.to(torch.float64), outputs[output].to(torch.float64)
         )
@@ -55,7 +57,7 @@ def admitted(contract: str, output: str, dtype: torch.dtype) -> Case | None:
             verdict = get(contract).judge(inputs, {**outputs, output: stored}, **options)
         except DtypeError:
             continue
-        if exact:
+        if exact and verdict.status is not Status.MISTRUSTED:  # a case that proves little
             assert verdict.status is Status.PASSED, (contract, dtype, verdict.summary)
             return case
     return None
