@@ -29,6 +29,7 @@ from .grouped import (
 )
 from .layout import align
 from .quantize import per_token_group_quant_fp8, scaled_fp8_quant
+from .routers import route_experts
 from .support import BLOCK
 from .verbs import serve, verb
 
@@ -96,9 +97,7 @@ def route_llama4(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     weights, ids
         float32 and int64 ``[T, top_k]``.
     """
-    _logits(logits, top_k)
-    chosen, ids = logits.to(torch.float32).topk(top_k, dim=-1)
-    return chosen.sigmoid(), ids
+    return route_experts(logits, top_k, by_logit=True)
 
 
 @verb()
@@ -128,29 +127,18 @@ def route_deepseek_v3(
     ------
     DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
-    tokens, experts = _logits(logits, top_k)
-    if bias is not None:
-        checks.shape("bias", checks.dtype("bias", checks.rank("bias", bias, 1), *checks.WIDE), (experts,), "[E]")
-    checks.same_device(logits=logits, bias=bias)
-    checks.positive("n_group", n_group)
-    checks.positive("topk_group", topk_group)
-    checks.number("routed_scaling_factor", routed_scaling_factor)
-    if experts % n_group or experts // n_group < 2 or not 0 < topk_group <= n_group:
-        raise OptionError(
-            f"{experts} experts do not form {n_group} groups of at least two with {topk_group} of them chosen"
-        )
-    if top_k > experts // n_group * topk_group:
-        raise OptionError(f"top_k={top_k} exceeds the {experts // n_group * topk_group} experts of {topk_group} groups")
-    scores = logits.to(torch.float32).sigmoid()
-    choice = (scores if bias is None else scores + bias.to(torch.float32)).view(tokens, n_group, experts // n_group)
-    best = choice.topk(1 if bias is None else 2, dim=-1)[0].sum(dim=-1).topk(topk_group, dim=-1)[1]
-    chosen = torch.zeros(tokens, n_group, dtype=torch.bool, device=logits.device).scatter_(1, best, True)
-    masked = choice.masked_fill(~chosen.unsqueeze(-1), float("-inf")).view(tokens, experts)
-    ids = masked.topk(top_k, dim=-1)[1]
-    weights = scores.gather(1, ids)
-    if renormalize:
-        weights = weights / weights.sum(dim=-1, keepdim=True)
-    return weights * routed_scaling_factor, ids
+    experts = checks.rank("logits", logits, 2).shape[1]
+    if experts // checks.positive("n_group", n_group) < 2:
+        raise OptionError(f"{experts} experts do not form {n_group} groups of at least two")
+    return route_experts(
+        logits,
+        top_k,
+        bias=bias,
+        n_group=n_group,
+        topk_group=topk_group,
+        renormalize=renormalize,
+        routed_scaling_factor=routed_scaling_factor,
+    )
 
 
 @verb()
@@ -164,9 +152,7 @@ def route_softmax(logits: Tensor, top_k: int, *, renormalize: bool = False) -> t
     weights, ids
         float32 and int64 ``[T, top_k]``.
     """
-    _logits(logits, top_k)
-    weights, ids = logits.to(torch.float32).softmax(dim=-1).topk(top_k, dim=-1)
-    return (weights / weights.sum(dim=-1, keepdim=True) if renormalize else weights), ids
+    return route_experts(logits, top_k, scoring="softmax", renormalize=renormalize)
 
 
 serve("moe_routing", "cast", route_deepseek_v3, _routed)
@@ -294,13 +280,6 @@ def moe_per_token(
     q, scale = scaled_fp8_quant(inner, use_per_token_if_dynamic=True)
     y = scaled_grouped_mm(q, w2, scale, w2_scale, ends, check=False)
     return _combine(y, topk_weights, target, weight_on_input, dtype)
-
-
-def _logits(logits: Tensor, top_k: int) -> tuple[int, int]:
-    tokens, experts = checks.dtype("logits", checks.rank("logits", logits, 2), *checks.WIDE).shape
-    if checks.positive("top_k", top_k) > experts:
-        raise OptionError(f"top_k={top_k} exceeds {experts} experts")
-    return tokens, experts
 
 
 def operands(

@@ -19,7 +19,7 @@ from oracle.numbers.quantize import quantize
 from oracle.report import ledger, outcome
 from oracle.report.files import to_junit
 from oracle.report.outcome import Outcome, Report
-from oracle.routines import cases, registered
+from oracle.routines import cases, get, registered
 from oracle.verdict.compare import Status, Verdict
 from tests.support.commandline import CASE, Cli, only_case, provide
 
@@ -238,13 +238,21 @@ class TestVerify:
         ran = cli("verify", "--fixtures", "none")
         assert ran.status == 1
         assert "half installed" in ran.out
-        assert "PASSED" in ran.out
+        assert "NOT OK  1 passed" in ran.out
 
     def test_a_contract_that_nothing_exercises_is_untested(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         provide(monkeypatch)
         found, text = self.run(cli)
         assert found == 1
         assert "UNTESTED" in text
+
+    def test_a_contract_outside_of_the_layer_is_skipped(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With its reason; alone it is no green run. The negative test: one that is dispatched is UNTESTED."""
+        assert not get("merge_state").dispatched
+        ran = cli("verify", "--fixtures", "none", "--contract", "merge_state")
+        assert ran.status == 1 and "SKIPPED merge_state [-]: the layer does not dispatch it" in ran.out
+        monkeypatch.setattr(type(get("merge_state")), "dispatched", True)
+        assert "UNTESTED merge_state" in cli("verify", "--fixtures", "none", "--contract", "merge_state").out
 
     def test_a_skipped_subject_leaves_its_contract_untested(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         """A skip is not a pass."""

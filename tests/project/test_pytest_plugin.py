@@ -230,7 +230,7 @@ class TestCasesByMarker:
     def test_an_unknown_profile_is_a_usage_error(self, project: pytest.Pytester) -> None:
         result = project.runpytest_inprocess("--oracle-profile=huge")
         assert result.ret == pytest.ExitCode.USAGE_ERROR
-        assert "--oracle-profile huge: there are: quick, full" in result.stderr.str()
+        assert "--oracle-profile huge: there are: brief, quick, full" in result.stderr.str()
 
     def test_documented(self, project: pytest.Pytester) -> None:
         assert "@pytest.mark.oracle_cases(contract, *," in project.runpytest_inprocess("--markers").stdout.str()

@@ -53,6 +53,7 @@ class MergeContract(Contract):
     A subclass names its inputs (``names``: outputs and log-sum-exps of the first and second state), the axes of the
     log-sum-exps and their base."""
 
+    dispatched = False
     section = "Attention"
     gpu = True
     golden_arches: ClassVar[tuple[str, ...]] = ("cpu",)
@@ -162,7 +163,6 @@ class MergeAttnStates(MergeContract):
     ``output_scale`` the output is divided by it and rounded to E4M3, saturated."""
 
     name = "merge_attn_states"
-    dispatched = False
     summary = "vLLM's merge of the attention over a cached prefix with that over the new tokens"
     source = "vLLM 0.20.2 vllm/v1/attention/ops/merge_attn_states.py merge_attn_states"
     returns = ("output", "output_lse")
@@ -225,7 +225,6 @@ class MergeStateV2(MergeState):
     """The log-sum-exps are natural."""
 
     name = "merge_state_v2"
-    dispatched = False
     summary = "SGLang's merge of two attention states"
     source = "SGLang 0.5.10 sgl_kernel.merge_state_v2; sglang/srt/layers/attention/triton_ops/merge_state.py"
     returns = ("v_merged", "s_merged")
@@ -237,7 +236,6 @@ class FlashInferMergeState(MergeState):
     """The log-sum-exps are to base 2."""
 
     name = "merge_state"
-    dispatched = False
     summary = "FlashInfer's merge of two attention states, log-sum-exps to base 2"
     source = "FlashInfer 0.6.18 flashinfer/cascade.py merge_state"
     returns = ("V", "S")

@@ -260,6 +260,7 @@ class BatchPrefill(FlashInferPrefill):
     """Every sequence has its own numbers of queries and keys. No query sees a key that lies more than ``window_left``
     before its place; -1: no limit."""
 
+    dispatched = False
     options = (*FlashInferPrefill.own_options, WINDOW)
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
@@ -277,7 +278,6 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
     ``kv_indptr[b + 1]``, the ends excluded."""
 
     name = "BatchPrefillWithRaggedKVCacheWrapper"
-    dispatched = False
     summary = "FlashInfer's prefill of ragged sequences with E4M3 queries, keys and values"
     source = "FlashInfer 0.6.18 BatchPrefillWithRaggedKVCacheWrapper.plan and run, backend fa3, FP8 queries"
     inputs = (
@@ -306,7 +306,6 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
     the last holds ``paged_kv_last_page_len[b]``. Slots behind the last key may hold anything."""
 
     name = "BatchPrefillWithPagedKVCacheWrapper"
-    dispatched = False
     summary = "FlashInfer's prefill over a paged E4M3 cache with E4M3 queries"
     source = "FlashInfer 0.6.18 BatchPrefillWithPagedKVCacheWrapper.plan and run, backend fa3, FP8 queries"
     numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {"sm90": ("sm90.flashinfer.fp8.paged",), "cpu": (IEEE32,)}

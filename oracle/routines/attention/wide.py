@@ -167,6 +167,7 @@ class UnifiedAttention(WideAttention):
 class TritonAttention(WideAttention):
     """The scales of keys and values are numbers, positive and finite."""
 
+    dispatched = False
     own_options = (
         OptionSpec("sm_scale", None, None, "what multiplies a score; None: D^-0.5"),
         OptionSpec("k_scale", 1.0, None, "scale of all keys of the cache"),
@@ -212,7 +213,6 @@ class DecodeAttentionFwd(TritonAttention):
     query has at least one key."""
 
     name = "decode_attention_fwd"
-    dispatched = False
     summary = "SGLang's Triton decode attention of 16-bit queries over an E4M3 cache"
     source = "SGLang 0.5.10 sglang/srt/layers/attention/triton_ops/decode_attention.py decode_attention_fwd"
     shapes: ClassVar[Mapping[str, str]] = {"out": "[B, H, V]"}
@@ -256,7 +256,6 @@ class ExtendAttentionFwd(TritonAttention):
     that has no value. ``sm_scale`` is D^-0.5 where it is None."""
 
     name = "extend_attention_fwd"
-    dispatched = False
     summary = "SGLang's Triton prefill behind an E4M3 cache: 16-bit queries and new keys"
     source = "SGLang 0.5.10 sglang/srt/layers/attention/triton_ops/extend_attention.py extend_attention_fwd, is_causal"
     shapes: ClassVar[Mapping[str, str]] = {"out": "[M, H, V]"}
