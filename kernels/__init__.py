@@ -20,6 +20,7 @@ from .linear import *
 from .logits import *
 from .moe import *
 from .moe_layer import *
+from .moe_mx import *
 from .moe_pipelines import *
 from .mx import *
 from .mx_columns import *

@@ -303,14 +303,22 @@ def operands(
     checks.shape("w2", checks.dtype("w2", checks.rank("w2", w2, 3), codes), (experts, hidden, up // 2), "[E, H, I]")
     if h != hidden or up % 2:
         raise ShapeError(f"w13 {list(w13.shape)} must be [E, 2I, H] with H={hidden}")
+    routed(tokens, weights, ids)
+    checks.same_device(x=x, w13=w13, w2=w2, topk_weights=weights, topk_ids=ids)
+    return experts
+
+
+def routed(tokens: int, weights: Tensor, ids: Tensor) -> None:
+    """Refuse weights and ids that are not ``[T, top_k]``, float32 and int32 or int64.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
     checks.dtype("topk_weights", checks.rank("topk_weights", weights, 2), torch.float32)
     checks.dtype("topk_ids", checks.rank("topk_ids", ids, 2), torch.int32, torch.int64)
     if weights.shape != ids.shape or ids.shape[0] != tokens:
         raise ShapeError(
             f"topk_weights {list(weights.shape)} and topk_ids {list(ids.shape)} must be [T={tokens}, top_k]"
         )
-    checks.same_device(x=x, w13=w13, w2=w2, topk_weights=weights, topk_ids=ids)
-    return experts
 
 
 def sorted_rows(ids: Tensor, experts: int, offset: int, tile: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -336,7 +336,7 @@ def moe_experts(
     operands(x, w13, w2, topk_weights, topk_ids, (inputs,), codes)
     _scales(row, x, {"w13_scale": (w13, w13_scale), "w2_scale": (w2, w2_scale)})
     tokens, top_k = topk_ids.shape
-    ways = way_of(row, combine, top_k)
+    ways = way_of(row.combine, combine, top_k)
     if weight_on_input and top_k != 1:
         raise OptionError(f"weight_on_input with {top_k} experts for each token; it needs one")
     if not tokens:
@@ -363,7 +363,7 @@ def moe_experts(
         y, target = _by_mask(layer, x, x_scale, ids, expert_offset)
     else:
         y, target = _by_runs(layer, x, x_scale, ids, expert_offset, a2_scale, factor if ways in EARLY else None)
-    return _combined(y, factor, target, ways)
+    return combined(y, factor, target, ways)
 
 
 for _name, _row in PIPELINES.items():
@@ -431,7 +431,7 @@ def _by_runs(
     tile = get_mk_alignment_for_contiguous_layout() if row.weights == "block" else 1
     rows = align(ids.numel() + experts * (tile - 1), tile)
     target, groups, ends = sorted_rows(ids, experts, offset, tile, rows)
-    a = _slots(x, target, rows), _slots(x_scale, target, rows)
+    a = slots(x, target, rows), slots(x_scale, target, rows)
     h = layer.product("w13", a, groups, ends, torch.float32 if row.first else torch.bfloat16)
     h = without_padding(h, groups)
     if row.hidden is not None:
@@ -467,7 +467,7 @@ def _by_mask(layer: _Layer, x: Tensor, x_scale: Tensor, ids: Tensor, offset: int
     target = torch.where(here, local * room + packed - starts[local], experts * room)
     counts = ends - starts[:-1]
     (w13, s13), (w2, s2) = layer.weight("w13"), layer.weight("w2")
-    a = [_slots(t, target, experts * room).view(experts, room, -1) for t in (x, x_scale)]
+    a = [slots(t, target, experts * room).view(experts, room, -1) for t in (x, x_scale)]
     h = torch.empty(experts, room, w13.shape[1], dtype=torch.bfloat16, device=x.device)
     fp8_m_grouped_gemm_nt_masked((a[0], a[1]), (w13, s13), h, counts, room, check=False)
     q, s = MASKED[layer.row.requantise](h, counts)
@@ -476,14 +476,21 @@ def _by_mask(layer: _Layer, x: Tensor, x_scale: Tensor, ids: Tensor, offset: int
     return y.view(experts * room, -1), target
 
 
-def _slots(x: Tensor, target: Tensor, rows: int) -> Tensor:
-    """Each token's row at the places of its slots."""
+def slots(x: Tensor, target: Tensor, rows: int) -> Tensor:
+    """Each token's row at the places of its slots, zeros elsewhere.
+
+    ``x`` ``[T, C]`` of any dtype, ``target`` ``[T, top_k]`` int64 as of :func:`sorted_rows`; returns ``[rows, C]``.
+    """
     raw = x.view(torch.uint8) if x.dtype == FP8 else x
     return scattered(raw.repeat_interleave(target.shape[1], dim=0), target, rows).view(x.dtype)
 
 
-def _combined(y: Tensor, weights: Tensor, target: Tensor, way: str) -> Tensor:
-    """Outputs of a token's experts, weighted (unless they are already) and added."""
+def combined(y: Tensor, weights: Tensor, target: Tensor, way: str, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Outputs of a token's experts, weighted (unless they are already) and added as ``way`` of :data:`COMBINE` says.
+
+    ``y`` ``[R, H]`` bf16, ``weights`` ``[T, top_k]`` float32, ``target`` ``[T, top_k]`` int64, the row of each or R.
+    Returns ``[T, H]``, of ``dtype`` where the sum is float32.
+    """
     terms, here = gathered(y, target)
     if way in ("scaled", "reordered"):
         terms = terms * weights.to(terms.dtype).unsqueeze(-1)
@@ -495,7 +502,7 @@ def _combined(y: Tensor, weights: Tensor, target: Tensor, way: str) -> Tensor:
         for slot in range(terms.shape[1]):
             total = total + terms[:, slot]
         return total
-    return terms.to(torch.float32).sum(dim=1).to(torch.bfloat16)
+    return terms.to(torch.float32).sum(dim=1).to(dtype)
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -508,12 +515,12 @@ def row_of(pipeline: str) -> Pipeline:
     return PIPELINES[pipeline]
 
 
-def way_of(row: Pipeline, combine: str | None, top_k: int) -> str:
-    """How a call weights and adds: ``combine`` where the row has it (OptionError otherwise), or the usual way."""
+def way_of(ways: tuple[str, ...], combine: str | None, top_k: int) -> str:
+    """How a call weights and adds: ``combine`` where ``ways`` has it (OptionError otherwise), or the usual way."""
     if combine is None:
-        return "running" if row.combine == _TRITON and 2 <= top_k <= 4 else row.combine[0]
-    if combine not in row.combine:
-        raise OptionError(f"combine={combine!r:.80}; this pipeline has {', '.join(row.combine)}")
+        return "running" if ways == _TRITON and 2 <= top_k <= 4 else ways[0]
+    if combine not in ways:
+        raise OptionError(f"combine={combine!r:.80}; this pipeline has {', '.join(ways)}")
     return combine
 
 

@@ -10,6 +10,9 @@ NaN: an amax leaves it out under ``rceil`` and for two levels; under the other r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -27,6 +30,22 @@ FP4_MAX, FP4_EMAX, FP4_FRACTION = 6.0, 2, 1
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E4M3_MAX = 448.0
 NAN_BYTE, INF_BITS = 255, 0x7F800000
+
+
+class Format(NamedTuple):
+    """Codes of a weight and their scales: ``width`` codes of a row share one, ``packed`` lie in a byte."""
+
+    codes: torch.dtype
+    scale: torch.dtype
+    width: int
+    packed: int
+
+
+FORMATS: Mapping[str, Format] = {
+    "mxfp8": Format(torch.float8_e4m3fn, torch.float8_e8m0fnu, MX_BLOCK, 1),
+    "mxfp4": Format(torch.uint8, torch.float8_e8m0fnu, MX_BLOCK, 2),
+    "nvfp4": Format(torch.uint8, torch.float8_e4m3fn, NVFP4_BLOCK, 2),
+}
 
 
 def compiled_op(name: str, *arguments: object) -> tuple[Tensor, Tensor]:

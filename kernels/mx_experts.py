@@ -26,12 +26,17 @@ from .errors import OptionError, ShapeError, shown
 from .layout import swizzle_scale
 from .mx import mxfp8_quantize
 from .mx_blocks import (
+    FP4_EMAX,
+    FP4_FRACTION,
+    FP4_MAX,
     LINEAR,
     MX_BLOCK,
     NVFP4_BLOCK,
     block_amax,
     compiled_op,
     pack_nearest,
+    power,
+    shared_exponent,
     silu_product,
     split_blocks,
     two_levels,
@@ -70,6 +75,11 @@ def _mxfp8_experts_fake(x: Tensor, expert_offsets: Tensor, placement: str = "tig
     rows = rows_of_scales(x.shape[0], expert_offsets.shape[0] - 1)
     scale = empty(rows * ((x.shape[1] // MX_BLOCK + 3) // 4 * 4), like=x, dtype=torch.uint8)
     return empty(*x.shape, like=x, dtype=torch.float8_e4m3fn), scale
+
+
+def _mxfp4_experts_fake(x: Tensor, expert_offsets: Tensor, placement: str = "tight") -> tuple[Tensor, Tensor]:
+    _, scale = _mxfp8_experts_fake(x, expert_offsets, placement)
+    return empty(x.shape[0], x.shape[1] // 2, like=x, dtype=torch.uint8), scale
 
 
 # --- the verbs -----------------------------------------------------------------------------------------------------
@@ -195,6 +205,28 @@ def mxfp8_experts_quant(x: Tensor, expert_offsets: Tensor, placement: str = "tig
         return compiled_op("mxfp8_experts_quant", x, expert_offsets, placement)
     q, scale = mxfp8_quantize(x, LINEAR)
     return q, _scattered(scale, _rows(x.shape[0], expert_offsets, placement)[1], g)
+
+
+@verb("cast", outputs=("q", "scale"), fake=_mxfp4_experts_fake)
+def mxfp4_experts_quant(x: Tensor, expert_offsets: Tensor, placement: str = "tight") -> tuple[Tensor, Tensor]:
+    """Quantise rows that lie expert by expert to MXFP4, in blocks of 32.
+
+    A scale is the power of two under the amax, which is rounded to two bits of fraction first; codes under the least
+    one are 0. ``x``, ``expert_offsets`` and ``placement`` as of :func:`mxfp8_experts_quant`. Returns ``q`` ``[M, K/2]``
+    uint8, two codes each, and ``scale`` uint8 (E8M0), flat, in 128x4 tiles. An infinite amax has byte 254, and NaN,
+    which takes no part in it, the largest code.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError.
+    """
+    g = _placed(x, expert_offsets, placement)
+    checks.same_device(x=x, expert_offsets=expert_offsets)
+    if torch.compiler.is_compiling():
+        return compiled_op("mxfp4_experts_quant", x, expert_offsets, placement)
+    blocks = split_blocks(x, MX_BLOCK)
+    known = torch.where(blocks.isnan(), 0.0, blocks)
+    byte = shared_exponent(known, "even", FP4_MAX, FP4_EMAX, FP4_FRACTION).clamp(max=254)
+    q = pack_nearest(blocks * torch.where(byte == 0, 0.0, power(254 - byte))[..., None])
+    return q, _scattered(byte.to(torch.uint8), _rows(x.shape[0], expert_offsets, placement)[1], g)
 
 
 def rows_of_scales(m: int, experts: int) -> int:

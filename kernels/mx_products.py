@@ -331,7 +331,9 @@ def group_gemm_mxfp8_mxfp4_nt_groupwise(
     ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     checks.dtype("a", checks.rank("a", a, 2), E4M3, E5M2)
-    return _group_gemm(a, b, a_scale, b_scale, m_indptr, UE8M0, MX_BLOCK, a.shape[1], out_dtype, None, row_alignment)
+    checks.dtype("b", checks.rank("b", b, 3), torch.uint8)
+    checks.out_dtype(out_dtype, *HALVES)
+    return grouped_product((a, a_scale), (b, b_scale), m_indptr, UE8M0, out_dtype, row_alignment=row_alignment)
 
 
 @verb("mx_product", native=("nvfp4_grouped",))
@@ -361,40 +363,47 @@ def group_gemm_nvfp4_nt_groupwise(
     ShapeError, DtypeError, OptionError, DeviceError, InputError, LayoutError
     """
     checks.dtype("a", checks.rank("a", a, 2), torch.uint8)
-    k = 2 * a.shape[1]
-    return _group_gemm(a, b, a_scale, b_scale, m_indptr, E4M3, NVFP4_BLOCK, k, out_dtype, alpha, row_alignment)
+    checks.dtype("b", checks.rank("b", b, 3), torch.uint8)
+    checks.out_dtype(out_dtype, *HALVES)
+    return grouped_product((a, a_scale), (b, b_scale), m_indptr, E4M3, out_dtype, alpha, row_alignment)
 
 
-def _group_gemm(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
+def grouped_product(
+    left: tuple[Tensor, Tensor],
+    right: tuple[Tensor, Tensor],
     m_indptr: Tensor,
-    dtype: torch.dtype,
-    width: int,
-    k: int,
+    scales: torch.dtype,
     out_dtype: torch.dtype,
-    alpha: Tensor | None,
-    row_alignment: int,
+    alpha: Tensor | None = None,
+    row_alignment: int = 1,
 ) -> Tensor:
-    """Groups of rows in FlashInfer's placement."""
-    groups, n, _ = checks.dtype("b", checks.rank("b", b, 3), torch.uint8).shape
+    """Groups of rows in FlashInfer's placement, of codes and scales on either side.
+
+    ``left`` codes ``[M, K]`` and ``right`` ``[G, N, K]``, FP8 or two of E2M1 a byte, with the scales, the indices and
+    ``alpha`` of :func:`group_gemm_nvfp4_nt_groupwise`; ``scales`` is the dtype of both scales, E4M3 of 16 or E8M0 of
+    32. Returns ``[M, N]`` of ``out_dtype``, bf16, f16 or f32.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError.
+    """
+    (a, a_scale), (b, b_scale) = left, right
+    width = NVFP4_BLOCK if scales is E4M3 else MX_BLOCK
+    k, b_k = (x.shape[-1] * (1 if x.is_floating_point() else 2) for x in (a, b))
+    groups, n, _ = b.shape
     checks.multiple("K", k, width, "pad K with zeros")
-    if 2 * b.shape[2] != k:
-        raise ShapeError(f"b holds K={2 * b.shape[2]} codes a row and a K={k}")
+    if b_k != k:
+        raise ShapeError(f"b holds K={b_k} codes a row and a K={k}")
     _pointers("m_indptr", m_indptr, groups + 1, a.shape[0], checks.positive("row_alignment", row_alignment))
     _factors("alpha", alpha, groups)
     rows = (a.shape[0] + 127 * groups) // 128 * 128
-    left = _scales("a_scale", a_scale, dtype, rows, k, width, HIGH)
-    right = _scales("b_scale", b_scale, dtype, n, k, width, HIGH, groups)
+    of_a = _scales("a_scale", a_scale, scales, rows, k, width, HIGH)
+    of_b = _scales("b_scale", b_scale, scales, n, k, width, HIGH, groups)
     checks.same_device(a=a, m_indptr=m_indptr)
-    out = torch.empty(a.shape[0], n, dtype=checks.out_dtype(out_dtype, *HALVES), device=a.device)
+    out = torch.empty(a.shape[0], n, dtype=checks.out_dtype(out_dtype), device=a.device)
     group = torch.arange(groups, dtype=torch.int32, device=a.device)
     start = m_indptr[:-1].to(torch.int32)
     scale = (start + 127 * group) // 128 * 128
     table = torch.stack([start, m_indptr[1:].to(torch.int32), scale, group * _up(n)])
-    run_product(a, left, b, right, out, Rows(table), alpha, form=GROUPED, row_alignment=row_alignment)
+    run_product(a, of_a, b, of_b, out, Rows(table), alpha, form=GROUPED, row_alignment=row_alignment)
     return out
 
 

@@ -119,7 +119,7 @@ class Fp8Experts(Fp8Module):
             self.kind = "block" if w13_scale.dim() == 3 else "channel"
         else:
             self.kind = _row(name, pipeline).weights
-            way_of(PIPELINES[pipeline], combine, 1)
+            way_of(PIPELINES[pipeline].combine, combine, 1)
             for option, asked in (("limit", limit), ("round_silu", round_silu)):
                 if asked not in (None, False):
                     raise OptionError(f"{option}={asked} of {name}: {pipeline} has its own activation; leave it out")

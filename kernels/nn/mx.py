@@ -21,39 +21,24 @@ Source: OCP MX 1.0; NVIDIA NVFP4; compressed-tensors (``nvfp4-pack-quantized``, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from .. import checks
-from ..checks import FP8
 from ..errors import CheckpointError, OptionError, ShapeError, shown
 from ..layout import swizzle_scale
 from ..mx import mxfp4_quantize, mxfp8_quantize, nvfp4_quantize
+from ..mx_blocks import FORMATS
 from ..mx_products import scaled_mm
 from .checkpoint import Checkpoint, Scheme
 from .linear import PARALLEL, Fp8Module, processing
 from .shards import Span, share, whole
 
-
-class Format(NamedTuple):
-    """Codes of a weight and their scales: ``width`` codes of a row share one, ``packed`` lie in a byte."""
-
-    codes: torch.dtype
-    scale: torch.dtype
-    width: int
-    packed: int
-
-
-FORMATS: Mapping[str, Format] = {
-    "mxfp8": Format(FP8, torch.float8_e8m0fnu, 32, 1),
-    "mxfp4": Format(torch.uint8, torch.float8_e8m0fnu, 32, 2),
-    "nvfp4": Format(torch.uint8, FP8, 16, 2),
-}
 TILED = 1
 """Dimensions of scales in tiles; row by row they have two."""
 

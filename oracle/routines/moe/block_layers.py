@@ -207,7 +207,6 @@ class BlockLayerContract(PipelineContract):
     experts may be in any order: no value depends on it."""
 
     production = ""
-    dispatched = False
     row: ClassVar[BlockPipeline]
     golden_arches = ("cpu",)
     gpu = False  # its libraries compile it for sm100 and later alone

@@ -316,7 +316,6 @@ class ScaledFp4ExpertsQuant(_Nvfp4, ContiguousQuantiser):
 @register
 class Mxfp4ExpertsQuant(_Mxfp4, ContiguousQuantiser):
     name = "mxfp4_experts_quant"
-    dispatched = False
     summary = "MXFP4 of rows that lie expert by expert, each expert's scales in tiles of its own"
     source = "vLLM mxfp4_experts_quant"
     inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "rows expert by expert, K a multiple of 32"), OFFSETS)
