@@ -69,7 +69,8 @@ DTYPES = {
 class Scheme:
     """How a layer is quantised: the kind of its scales, their name, and the scale of its input.
 
-    Of NVFP4 ``second`` and ``input`` name the scales of both tensors; ``divides``: they are stored inverted.
+    Of NVFP4 ``second`` and ``input`` name the scales of both tensors; ``divides``: they are stored inverted. ``inputs``
+    is the format of inputs that is not the weights'.
     """
 
     kind: str
@@ -80,6 +81,7 @@ class Scheme:
     second: str = "weight_scale_2"
     input: str = "input_scale"
     divides: bool = False
+    inputs: str = ""
 
 
 @dataclass(frozen=True)

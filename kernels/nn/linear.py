@@ -30,9 +30,9 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -51,8 +51,8 @@ from ..quantize import per_token_group_quant_fp8, scaled_fp8_quant
 from ..records import Problem
 from ..routes import cached, dtype_name, preferring
 from ..support import BLOCK, SWITCH_M
-from .checkpoint import Checkpoint
-from .shards import KINDS, SCALES, Layout, Shard, check, fill, finite, kind_of, lay_out, share, whole
+from .checkpoint import Checkpoint, Scheme
+from .shards import KINDS, SCALES, Layout, Shard, Span, check, fill, finite, kind_of, lay_out, share, whole
 
 PARALLEL = (None, "column", "row")
 WARM_UP = (1, SWITCH_M)
@@ -179,7 +179,118 @@ class Fp8Module(torch.nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-class Fp8Linear(Fp8Module):
+class Part(NamedTuple):
+    """What a rank holds of a layer: ``parallel`` as of :meth:`LinearModule.from_checkpoint`, and which part of how
+    many."""
+
+    parallel: str | None
+    rank: int
+    world: int
+
+    @classmethod
+    def checked(cls, parallel: str | None, rank: int, world: int) -> Part:
+        """Raises OptionError."""
+        if parallel not in PARALLEL:
+            raise OptionError(f"parallel={shown(parallel)}; it is one of {', '.join(map(str, PARALLEL))}")
+        if parallel is None and (rank, world) != (0, 1):
+            raise OptionError(f"rank={shown(rank)} of world={shown(world)} without parallel=; say column or row")
+        return cls(parallel, rank, world)
+
+    def rows(self, name: str, extent: int) -> Span:
+        """Its rows of a weight."""
+        return share(name, "rows", extent, self.rank, self.world) if self.parallel == "column" else (0, extent)
+
+    def columns(self, name: str, extent: int, axis: str = "columns") -> Span:
+        """Its columns, or blocks of columns."""
+        return share(name, axis, extent, self.rank, self.world) if self.parallel == "row" else (0, extent)
+
+    def bias(self, source: Checkpoint, names: Sequence[str]) -> Tensor | None:
+        """Its part of the biases below each other ``[N]``; of a sum over ranks they are rank 0's.
+
+        Raises CheckpointError.
+        """
+        having = [name for name in names if f"{name}.bias" in source]
+        if having and len(having) != len(names):
+            raise CheckpointError(f"only {having[0]} of {len(names)} fused layers has a bias; load them one by one")
+        if not having or (self.parallel == "row" and self.rank):
+            return None
+        biases = {name: source.tensor(f"{name}.bias") for name in names}
+        return torch.cat([bias[(slice(*self.rows(name, bias.shape[0])),)] for name, bias in biases.items()])
+
+
+class LinearModule(Fp8Module):
+    """A linear layer that a checkpoint holds; ``kinds`` of scales (:class:`~kernels.nn.checkpoint.Scheme`) that its
+    class reads."""
+
+    kinds: ClassVar[Collection[str]]
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        folder: str | Path | Checkpoint,
+        *names: str,
+        parallel: str | None = None,
+        rank: int = 0,
+        world: int = 1,
+        device: torch.device | str = "cpu",
+        **options: Any,
+    ) -> Self:
+        """A layer of a checkpoint; of several names, their rows below each other as one layer.
+
+        Parameters
+        ----------
+        folder
+            The folder with ``config.json``, or a :class:`~kernels.nn.Checkpoint` to load many layers with.
+        names
+            As ``model.layers.3.mlp.down_proj``: the tensors' names without ``.weight``.
+        parallel
+            ``column``: this rank's part of the rows of each weight, its outputs stand beside those of other ranks;
+            ``row``: its part of the columns, its outputs are added (:func:`sum_ranks`), and the bias is rank 0's.
+            None: the whole weight. A part of a weight with 128x128 blocks may begin and end inside one; columns of MX
+            and NVFP4 begin and end between two.
+        rank, world
+            The part.
+        options
+            ``out_dtype``, ``ue8m0`` of the class.
+
+        Raises
+        ------
+        CheckpointError
+            A file or a tensor is missing, fused layers are quantised differently or have scales that cannot be one, or
+            a layer is quantised in a way that this class does not read.
+        OptionError, ShapeError
+            There is no such part, or no name.
+        """
+        part = Part.checked(parallel, rank, world)
+        if not names:
+            raise OptionError("name at least one layer, as model.layers.3.mlp.down_proj")
+        source = folder if isinstance(folder, Checkpoint) else Checkpoint(folder)
+        schemes = [source.scheme(name) for name in names]
+        if len(set(schemes)) > 1:
+            raise CheckpointError(f"{', '.join(names)} are quantised differently ({schemes}); load them one by one")
+        scheme = schemes[0]
+        if scheme.kind not in cls.kinds:
+            reader = next((c.__name__ for c in LinearModule.__subclasses__() if scheme.kind in c.kinds), "no layer")
+            raise CheckpointError(f"{', '.join(names)}: {scheme.kind} is read by {reader}.from_checkpoint")
+        layer = cls._of_checkpoint(source, scheme, names, part, device, **options)
+        layer.process_weights_after_loading()
+        return layer
+
+    @classmethod
+    def _of_checkpoint(
+        cls,
+        source: Checkpoint,
+        scheme: Scheme,
+        names: Sequence[str],
+        part: Part,
+        device: torch.device | str,
+        **options: Any,
+    ) -> Self:
+        """The layer of these names, which are quantised alike."""
+        raise NotImplementedError
+
+
+class Fp8Linear(LinearModule):
     """A linear layer with an E4M3 weight.
 
     Parameters
@@ -211,6 +322,7 @@ class Fp8Linear(Fp8Module):
         An operand does not fit; the message names the layer and the way out.
     """
 
+    kinds = KINDS
     fixed_parameters = ("weight", "weight_scale", "input_scale")
     weight: torch.nn.Parameter
     weight_scale: torch.nn.Parameter
@@ -272,62 +384,26 @@ class Fp8Linear(Fp8Module):
         return layer
 
     @classmethod
-    def from_checkpoint(
+    def _of_checkpoint(
         cls,
-        folder: str | Path | Checkpoint,
-        *names: str,
-        parallel: str | None = None,
-        rank: int = 0,
-        world: int = 1,
-        device: torch.device | str = "cpu",
+        source: Checkpoint,
+        scheme: Scheme,
+        names: Sequence[str],
+        part: Part,
+        device: torch.device | str,
         **options: Any,
     ) -> Fp8Linear:
-        """A layer of a checkpoint; of several names, their rows below each other as one layer.
-
-        Parameters
-        ----------
-        folder
-            The folder with ``config.json``, or a :class:`~kernels.nn.Checkpoint` to load many layers with.
-        names
-            As ``model.layers.3.mlp.down_proj``: the tensors' names without ``.weight``.
-        parallel
-            ``column``: this rank's part of the rows of each weight, its outputs stand beside those of other ranks;
-            ``row``: its part of the columns, its outputs are added (:func:`sum_ranks`), and the bias is rank 0's. A
-            part may begin and end inside a block. None: the whole weight.
-        rank, world
-            The part.
-        options
-            ``out_dtype``, ``ue8m0`` of the class.
-
-        Raises
-        ------
-        CheckpointError
-            A file or a tensor is missing, or the layer is not quantised in a way that is read here.
-        """
-        if parallel not in PARALLEL:
-            raise OptionError(f"parallel={shown(parallel)}; it is one of {', '.join(map(str, PARALLEL))}")
-        if not names:
-            raise OptionError("name at least one layer, as model.layers.3.mlp.down_proj")
-        source = folder if isinstance(folder, Checkpoint) else Checkpoint(folder)
-        schemes = [source.scheme(name) for name in names]
-        if len(set(schemes)) > 1:
-            raise CheckpointError(f"{', '.join(names)} are quantised differently ({schemes}); load them one by one")
-        scheme = schemes[0]
-        if scheme.kind not in KINDS:
-            raise CheckpointError(f"{', '.join(names)}: {scheme.kind} is read by MxLinear.from_checkpoint")
-        shards = [_shard(source, name, scheme.scale, parallel, rank, world) for name in names]
-        layer = cls.from_shards(
+        shards = [_shard(source, name, scheme.scale, part) for name in names]
+        return cls.from_shards(
             shards,
             kind=scheme.kind,
-            bias=_bias(source, shards, parallel, rank),
+            bias=part.bias(source, names),
             device=device,
             input_scale=static_scale(source, " + ".join(names), names) if scheme.static else None,
             per_token=scheme.per_token,
             name=" + ".join(names),
             **options,
         )
-        layer.process_weights_after_loading()
-        return layer
 
     def _place(
         self,
@@ -640,27 +716,12 @@ def _values(weight: Tensor, scale: Tensor, kind: str) -> Tensor:
     return weight.to(torch.float32) * scale
 
 
-def _shard(source: Checkpoint, name: str, scale: str, parallel: str | None, rank: int, world: int) -> Shard:
+def _shard(source: Checkpoint, name: str, scale: str, part: Part) -> Shard:
     weight = source.tensor(f"{name}.weight")
     if len(weight.shape) != 2:
         raise ShapeError(f"the weight of {name} has shape {list(weight.shape)}; it is [N, K]")
-    rows, columns = ((0, extent) for extent in weight.shape)
-    if parallel == "column":
-        rows = share(name, "rows", rows[1], rank, world)
-    elif parallel == "row":
-        columns = share(name, "columns", columns[1], rank, world)
-    elif (rank, world) != (0, 1):
-        raise OptionError(f"rank={rank} of world={world} without parallel=; say column or row")
+    rows, columns = part.rows(name, weight.shape[0]), part.columns(name, weight.shape[1])
     return Shard(name, weight, source.tensor(f"{name}.{scale}"), rows, columns)
-
-
-def _bias(source: Checkpoint, shards: Sequence[Shard], parallel: str | None, rank: int) -> Tensor | None:
-    having = [shard for shard in shards if f"{shard.name}.bias" in source]
-    if having and len(having) != len(shards):
-        raise CheckpointError(f"only {having[0].name} of {len(shards)} fused layers has a bias; load them one by one")
-    if not having or (parallel == "row" and rank):
-        return None
-    return torch.cat([source.tensor(f"{shard.name}.bias")[(slice(*shard.rows),)] for shard in shards])
 
 
 def static_scale(source: Checkpoint, name: str, names: Sequence[str]) -> Tensor:

@@ -21,8 +21,7 @@ Source: OCP MX 1.0; NVIDIA NVFP4; compressed-tensors (``nvfp4-pack-quantized``, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,17 +32,71 @@ from .. import checks
 from ..errors import CheckpointError, OptionError, ShapeError, shown
 from ..layout import swizzle_scale
 from ..mx import mxfp4_quantize, mxfp8_quantize, nvfp4_quantize
-from ..mx_blocks import FORMATS
+from ..mx_blocks import FORMATS, Format
 from ..mx_products import scaled_mm
 from .checkpoint import Checkpoint, Scheme
-from .linear import PARALLEL, Fp8Module, processing
-from .shards import Span, share, whole
-
-TILED = 1
-"""Dimensions of scales in tiles; row by row they have two."""
+from .linear import Fp8Module, LinearModule, Part, processing
+from .shards import Source, Span, whole
 
 
-class MxLinear(Fp8Module):
+class MxModule(Fp8Module):
+    """A module whose weights have bytes of scales, which lie in tiles after loading and row by row in a state."""
+
+    format: Format
+    scales: Mapping[str, tuple[int, ...]]
+    """Names of the scales, and their shapes row by row."""
+
+    def _tiled(self, name: str) -> bool:
+        return self.get_parameter(name).dim() < len(self.scales[name])
+
+    @property
+    def _laid_out(self) -> bool:
+        return all(map(self._tiled, self.scales))
+
+    def _prepare(self) -> None:
+        if self._laid_out or self.get_parameter(next(iter(self.scales))).is_meta:
+            return
+        with processing, torch.inference_mode(False), torch.no_grad():
+            for name in self.scales:
+                if not self._tiled(name):
+                    tiled = swizzle_scale(self.get_parameter(name).detach().contiguous())
+                    self.register_parameter(name, torch.nn.Parameter(tiled, requires_grad=False))
+
+    def _in_tiles(self, name: str) -> Tensor:
+        """The scales flat in tiles, laid out here where a compiled graph finds them row by row."""
+        scale = self.get_parameter(name)
+        return scale if self._tiled(name) else swizzle_scale(scale)
+
+    def _by_row(self, name: str) -> Tensor:
+        """The scales as in a checkpoint, uint8."""
+        scale = self.get_parameter(name).detach()
+        *groups, rows, columns = self.scales[name]
+        if not self._tiled(name):
+            return scale
+        down, across = -(-rows // 128), -(-columns // 4)
+        tiles = scale.view(*groups, down, across, 32, 4, 4).transpose(-4, -2)
+        return tiles.reshape(*groups, down * 128, across * 4)[..., :rows, :columns].contiguous()
+
+    def _bytes_of(self, name: str, scale: Tensor) -> Tensor:
+        checks.dtype(name, scale, self.format.scale, torch.uint8)
+        return scale.view(torch.uint8)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """The scales row by row, as in a checkpoint."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in self.scales:
+            destination[f"{prefix}{name}"] = self._by_row(name)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        """Scales of a checkpoint: row by row, of uint8 or of their own dtype."""
+        for name in self.scales:
+            if (scale := state_dict.get(key := f"{prefix}{name}")) is not None:
+                state_dict[key] = self._bytes_of(f"{name} of the state of {self.name}", scale)
+                self.register_parameter(name, torch.nn.Parameter(self._by_row(name), requires_grad=False))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class MxLinear(MxModule, LinearModule):
     """A linear layer with a weight of MXFP8, MXFP4 or NVFP4.
 
     Parameters
@@ -69,6 +122,7 @@ class MxLinear(Fp8Module):
         An operand does not fit; the message names the layer.
     """
 
+    kinds = tuple(FORMATS)
     fixed_parameters = ("weight", "weight_scale", "weight_scale_2", "input_scale")
     weight: torch.nn.Parameter
     weight_scale: torch.nn.Parameter
@@ -100,7 +154,7 @@ class MxLinear(Fp8Module):
         checks.nonempty(f"the weight of {name}", weight, 0, 1)
         self.out_features, self.in_features = weight.shape[0], weight.shape[1] * self.format.packed
         checks.multiple(f"K of {name}", self.in_features, self.format.width, "quantise a weight padded with zeros")
-        due = self.out_features, self.in_features // self.format.width
+        self.scales = {"weight_scale": (due := (self.out_features, self.in_features // self.format.width))}
         scale = checks.operand(
             f"the scale of {name}", weight_scale, due, "[N, K/width]", self.format.scale, torch.uint8
         )
@@ -120,26 +174,6 @@ class MxLinear(Fp8Module):
             self.register_parameter(key, parameter)
         self._prepare()
 
-    def _prepare(self) -> None:
-        scale = self.weight_scale
-        if scale.is_meta or scale.dim() == TILED:
-            return
-        with processing, torch.inference_mode(False), torch.no_grad():
-            scale = self.weight_scale
-            if scale.dim() != TILED:
-                tiled = swizzle_scale(scale.detach().contiguous())
-                self.weight_scale = torch.nn.Parameter(tiled, requires_grad=False)
-
-    def _by_row(self) -> Tensor:
-        """The scales ``[N, K/width]`` uint8, as in a checkpoint."""
-        scale = self.weight_scale.detach()
-        rows, columns = self.out_features, self.in_features // self.format.width
-        if scale.dim() != TILED:
-            return scale
-        tiles = scale.view(-(-rows // 128), -(-columns // 4), 32, 4, 4)
-        lines = tiles.permute(0, 3, 2, 1, 4).reshape(-(-rows // 128) * 128, -1)
-        return lines[:rows, :columns].contiguous()
-
     def forward(self, input: Tensor) -> Tensor:
         """``[..., K]`` bf16, f16 or f32 to ``[..., N]`` of the same dtype (or ``out_dtype``).
 
@@ -158,14 +192,13 @@ class MxLinear(Fp8Module):
                 f"the input of {self.name} is {list(input.shape)}; it is [..., K] with K={self.in_features}"
             )
         checks.same_device(weight=self.weight, input=input)
-        if self.weight_scale.dim() != TILED and not is_compiling():
+        if not is_compiling():
             self._prepare()
         x, dtype = input.reshape(-1, self.in_features), self.out_dtype or input.dtype
         if x.shape[0] == 0:
             return input.new_empty(*input.shape[:-1], self.out_features, dtype=dtype)
-        weight_scale = self.weight_scale if self.weight_scale.dim() == TILED else swizzle_scale(self.weight_scale)
         y = scaled_mm(
-            *self._operands(x, weight_scale.view(self.format.scale)),
+            *self._operands(x, self._in_tiles("weight_scale").view(self.format.scale)),
             self.input_scale,
             self.weight_scale_2,
             self.bias,
@@ -199,18 +232,8 @@ class MxLinear(Fp8Module):
         """The extents and the kind."""
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.kind}"
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """The scales row by row, as in a checkpoint."""
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}weight_scale"] = self._by_row()
-
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        """Scales of a checkpoint: row by row, of uint8 or of their own dtype; scalars of any shape of one value."""
-        if (scale := state_dict.get(key := f"{prefix}weight_scale")) is not None:
-            checks.dtype(f"weight_scale of the state of {self.name}", scale, self.format.scale, torch.uint8)
-            state_dict[key] = scale.view(torch.uint8)
-            if self.weight_scale.dim() == TILED:
-                self.weight_scale = torch.nn.Parameter(self._by_row(), requires_grad=False)
+        """Scalars of any shape of one value, too."""
         for name in ("weight_scale_2", "input_scale"):
             if (value := state_dict.get(f"{prefix}{name}")) is not None:
                 checks.scalar(f"{name} of the state of {self.name}", value)
@@ -218,91 +241,86 @@ class MxLinear(Fp8Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     @classmethod
-    def from_checkpoint(
+    def _of_checkpoint(
         cls,
-        folder: str | Path | Checkpoint,
-        *names: str,
-        parallel: str | None = None,
-        rank: int = 0,
-        world: int = 1,
-        device: torch.device | str = "cpu",
+        source: Checkpoint,
+        scheme: Scheme,
+        names: Sequence[str],
+        part: Part,
+        device: torch.device | str,
         **options: Any,
     ) -> MxLinear:
-        """A layer of a checkpoint; of several names, their rows below each other as one layer.
-
-        Parameters are those of :meth:`Fp8Linear.from_checkpoint`; a rank's columns begin and end between two blocks.
-
-        Raises
-        ------
-        CheckpointError, OptionError, ShapeError
-            A tensor is missing, the layer is quantised otherwise, or fused layers have different scales of a tensor.
-        """
-        if parallel not in PARALLEL or (parallel is None and (rank, world) != (0, 1)):
-            raise OptionError(f"parallel={shown(parallel)} with rank={rank} of world={world}; say column or row")
-        if not names:
-            raise OptionError("name at least one layer, as model.layers.3.mlp.down_proj")
-        source = folder if isinstance(folder, Checkpoint) else Checkpoint(folder)
-        schemes = {source.scheme(name) for name in names}
-        scheme = schemes.pop()
-        if schemes or scheme.kind not in FORMATS:
-            kinds = ", ".join(sorted({scheme.kind, *(other.kind for other in schemes)}))
-            raise CheckpointError(f"{', '.join(names)}: {kinds} scales; a layer of one of {', '.join(FORMATS)} is due")
-        parts = [_part(source, scheme, name, parallel, rank, world) for name in names]
-        biases = [whole(source.tensor(f"{name}.bias")) for name in names if f"{name}.bias" in source]
-        if biases and len(biases) != len(names):
-            raise CheckpointError(f"only some of {', '.join(names)} have a bias; load them one by one")
-        if biases and parallel == "column":
-            biases = [b[slice(*share(n, "rows", b.shape[0], rank, world))] for b, n in zip(biases, names, strict=True)]
-        weight, scale = (torch.cat([_bits(part[i]) for part in parts]).to(device) for i in (0, 1))
+        if scheme.inputs:
+            raise CheckpointError(f"{', '.join(names)}: {scheme.kind} with inputs of {scheme.inputs} is of MxExperts")
+        parts = [_part(source, scheme, name, part) for name in names]
+        weight, scale = (torch.cat([bits(own[i]) for own in parts]).to(device) for i in (0, 1))
         if scheme.kind == "nvfp4":
-            second = _scalars(source, scheme, names, scheme.second)
+            second = scalars(source, scheme, names, scheme.second)
             if len(set(second)) > 1:
                 raise CheckpointError(f"{', '.join(names)} have scales {second} of their tensors; load them one by one")
-            inputs = max(_scalars(source, scheme, names, scheme.input))
+            inputs = max(scalars(source, scheme, names, scheme.input))
             options |= {
                 "weight_scale_2": torch.tensor([second[0]], dtype=torch.float32, device=device),
                 "input_scale": torch.tensor([inputs], dtype=torch.float32, device=device),
             }
-        layer = cls(
+        bias = part.bias(source, names)
+        return cls(
             weight.view(FORMATS[scheme.kind].codes),
             scale,
-            torch.cat(biases).to(device) if biases and not (parallel == "row" and rank) else None,
+            None if bias is None else bias.to(device),
             kind=scheme.kind,
             name=" + ".join(names),
             **options,
         )
-        layer.process_weights_after_loading()
-        return layer
 
 
-def _bits(x: Tensor) -> Tensor:
+def bits(x: Tensor) -> Tensor:
+    """``x`` of a one-byte dtype as uint8, dense; of the same shape."""
     return x.contiguous().view(torch.uint8)
 
 
-def _part(
-    source: Checkpoint, scheme: Scheme, name: str, parallel: str | None, rank: int, world: int
-) -> tuple[Tensor, Tensor]:
+def _part(source: Checkpoint, scheme: Scheme, name: str, part: Part) -> tuple[Tensor, Tensor]:
     """This rank's codes and scales."""
+    weight, scale, n, blocks = stored(source, scheme, name)
+    rows, columns = part.rows(name, n), part.columns(name, blocks, "blocks")
+    return cut(scheme, weight, scale, rows, columns)
+
+
+def cut(scheme: Scheme, weight: Source, scale: Source, rows: Span, blocks: Span) -> tuple[Tensor, Tensor]:
+    """Codes and scales of some rows and blocks of columns.
+
+    ``weight`` ``[N, K]`` or, of four bits, ``[N, K/2]``, ``scale`` ``[N, blocks]``; returns the parts in the dtypes in
+    store.
+    """
+    form = FORMATS[scheme.kind]
+    step = form.width // form.packed
+    return weight[slice(*rows), slice(blocks[0] * step, blocks[1] * step)], scale[slice(*rows), slice(*blocks)]
+
+
+def stored(source: Checkpoint, scheme: Scheme, name: str) -> tuple[Source, Source, int, int]:
+    """The codes and scales of a layer, its rows, and the blocks of one.
+
+    Returns codes ``[N, K]``, or two a byte, and scales ``[N, blocks]`` in the dtypes in store.
+
+    Raises CheckpointError, ShapeError.
+    """
     form = FORMATS[scheme.kind]
     weight, scale = source.tensor(f"{name}.{scheme.weight}"), source.tensor(f"{name}.{scheme.scale}")
     if weight.dtype != form.codes or len(weight.shape) != 2:
         raise CheckpointError(
             f"{name}.{scheme.weight} is {weight.dtype} {list(weight.shape)}; of {scheme.kind} it is {form.codes} [N, K]"
         )
-    n, k = weight.shape[0], weight.shape[1] * form.packed
-    if tuple(scale.shape) != (n, k // form.width):
-        raise ShapeError(f"the scale of {name} has shape {list(scale.shape)}; it is [{n}, {k // form.width}]")
-    rows: Span = share(name, "rows", n, rank, world) if parallel == "column" else (0, n)
-    columns: Span = share(name, "blocks", k // form.width, rank, world) if parallel == "row" else (0, k // form.width)
-    step = form.width // form.packed
-    return (
-        weight[slice(*rows), slice(columns[0] * step, columns[1] * step)],
-        scale[slice(*rows), slice(*columns)],
-    )
+    n, blocks = weight.shape[0], weight.shape[1] * form.packed // form.width
+    if tuple(scale.shape) != (n, blocks):
+        raise ShapeError(f"the scale of {name} has shape {list(scale.shape)}; it is [{n}, {blocks}]")
+    return weight, scale, n, blocks
 
 
-def _scalars(source: Checkpoint, scheme: Scheme, names: Sequence[str], key: str) -> list[float]:
-    """A scale of each tensor that multiplies; a format that divides by it has its inverse, in float32."""
+def scalars(source: Checkpoint, scheme: Scheme, names: Sequence[str], key: str) -> list[float]:
+    """A scale of each tensor that multiplies; a format that divides by it has its inverse, in float32.
+
+    Raises CheckpointError.
+    """
     values = torch.stack([whole(source.tensor(f"{name}.{key}")).to(torch.float32).reshape(()) for name in names])
     if not bool((torch.isfinite(values) & (values > 0)).all()):
         raise CheckpointError(f"{key} of {', '.join(names)} holds {values.tolist()}; scales are finite and positive")

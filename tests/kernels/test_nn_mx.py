@@ -16,7 +16,7 @@ from torch import Tensor
 import kernels
 from kernels import nn
 from kernels.errors import CheckpointError, DtypeError, KernelError, OptionError, ShapeError
-from kernels.nn.mx import FORMATS
+from kernels.mx_blocks import FORMATS
 from kernels.platform import Machine
 from oracle.routines import get
 from oracle.verdict.compare import Status
@@ -143,7 +143,7 @@ def test_operations_of_the_second_call(kind: str) -> None:
 
     few = operations(alone)
     assert operations(lambda: layer(X)) <= few + 3  # views of the input and the output
-    raw = layer._by_row()
+    raw = layer._by_row("weight_scale")
     assert operations(lambda: (alone(), kernels.swizzle_scale(raw))) > few + 3
 
 
@@ -272,5 +272,5 @@ def test_calls_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="MxLinear"):
         nn.from_checkpoint(folder, NAME)
     cp.deepseek(tmp_path / "fp8")
-    with pytest.raises(CheckpointError, match="block scales"):
+    with pytest.raises(CheckpointError, match="block is read by Fp8Linear"):
         nn.MxLinear.from_checkpoint(tmp_path / "fp8", NAME)
