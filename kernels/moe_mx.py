@@ -172,8 +172,9 @@ def moe_mx_experts(
     routed(tokens, topk_weights, topk_ids)
     experts, inner = _weights(row, hidden, (w13, w13_scale), (w2, w2_scale))
     _beside(row, experts, hidden, inner, (a1_gscale, a2_gscale), (alpha1, alpha2), (b1, b2), gates)
-    given = {"a1_gscale": a1_gscale, "alpha1": alpha1, "b1": b1, "b2": b2, "gates": gates, "expert_map": expert_map}
-    checks.same_device(x=x, w13=w13, w13_scale=w13_scale, w2=w2, w2_scale=w2_scale, topk_ids=topk_ids, **given)
+    given = {"alpha1": alpha1, "alpha2": alpha2, "b1": b1, "b2": b2, "gates": gates, "expert_map": expert_map}
+    given |= {"a1_gscale": a1_gscale, "a2_gscale": a2_gscale, "topk_weights": topk_weights, "topk_ids": topk_ids}
+    checks.same_device(x=x, w13=w13, w13_scale=w13_scale, w2=w2, w2_scale=w2_scale, **given)
     way = way_of(row.combine, combine, topk_ids.shape[1])
     dtype = checks.out_dtype(out_dtype or x.dtype)
     if not tokens:

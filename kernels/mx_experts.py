@@ -82,6 +82,20 @@ def _mxfp4_experts_fake(x: Tensor, expert_offsets: Tensor, placement: str = "tig
     return empty(x.shape[0], x.shape[1] // 2, like=x, dtype=torch.uint8), scale
 
 
+def _silu_experts_fake(
+    x: Tensor, global_scale: Tensor, expert_offsets: Tensor, placement: str = "tight"
+) -> tuple[Tensor, Tensor]:
+    return _experts_fake(_half(x), global_scale, expert_offsets, placement)
+
+
+def _silu_mxfp4_fake(x: Tensor, expert_offsets: Tensor, placement: str = "tight") -> tuple[Tensor, Tensor]:
+    return _mxfp4_experts_fake(_half(x), expert_offsets, placement)
+
+
+def _half(x: Tensor) -> Tensor:
+    return empty(x.shape[0], x.shape[1] // 2, like=x, dtype=x.dtype)
+
+
 # --- the verbs -----------------------------------------------------------------------------------------------------
 
 
@@ -227,6 +241,45 @@ def mxfp4_experts_quant(x: Tensor, expert_offsets: Tensor, placement: str = "tig
     byte = shared_exponent(known, "even", FP4_MAX, FP4_EMAX, FP4_FRACTION).clamp(max=254)
     q = pack_nearest(blocks * torch.where(byte == 0, 0.0, power(254 - byte))[..., None])
     return q, _scattered(byte.to(torch.uint8), _rows(x.shape[0], expert_offsets, placement)[1], g)
+
+
+@verb("cast", outputs=("q", "scale"), fake=_silu_experts_fake)
+def silu_and_mul_scaled_fp4_experts_quant(
+    x: Tensor, global_scale: Tensor, expert_offsets: Tensor, placement: str = "tight"
+) -> tuple[Tensor, Tensor]:
+    """:func:`scaled_fp4_experts_quant` of ``silu(gate) * up`` of ``x [M, 2 I] = [gate, up]``, computed in float32 and
+    rounded once to the dtype of ``x``; ``I`` is a multiple of 16.
+
+    ``global_scale`` ``[G]`` float32, ``expert_offsets`` ``[G + 1]`` int32.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError.
+    """
+    _gated(x, NVFP4_BLOCK)
+    if torch.compiler.is_compiling():
+        return compiled_op("silu_and_mul_scaled_fp4_experts_quant", x, global_scale, expert_offsets, placement)
+    return scaled_fp4_experts_quant(silu_product(x), global_scale, expert_offsets, placement)
+
+
+@verb("cast", outputs=("q", "scale"), fake=_silu_mxfp4_fake)
+def silu_and_mul_mxfp4_experts_quant(
+    x: Tensor, expert_offsets: Tensor, placement: str = "tight"
+) -> tuple[Tensor, Tensor]:
+    """:func:`mxfp4_experts_quant` of ``silu(gate) * up`` of ``x [M, 2 I] = [gate, up]``, computed in float32 and
+    rounded once to the dtype of ``x``; ``I`` is a multiple of 32.
+
+    ``expert_offsets`` ``[G + 1]`` int32.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError.
+    """
+    _gated(x, MX_BLOCK)
+    if torch.compiler.is_compiling():
+        return compiled_op("silu_and_mul_mxfp4_experts_quant", x, expert_offsets, placement)
+    return mxfp4_experts_quant(silu_product(x), expert_offsets, placement)
+
+
+def _gated(x: Tensor, width: int) -> None:
+    checks.nonempty("x", checks.dtype("x", checks.rank("x", x, 2), *WIDE), 0, 1)
+    checks.multiple("2 I", x.shape[1], 2 * width, f"{width} values share a scale; pad I")
 
 
 def rows_of_scales(m: int, experts: int) -> int:

@@ -15,14 +15,18 @@ from .checkpoint import Checkpoint
 from .linear import Fp8Linear, Fp8Mlp, from_checkpoint, process_weights_after_loading, sum_ranks
 from .moe import Fp8Experts, Fp8Moe
 from .mx import MxLinear
+from .mx_experts import SWIGLUOAI, Activation, MxExperts
 from .shards import Shard
 
 __all__ = [
+    "SWIGLUOAI",
+    "Activation",
     "Checkpoint",
     "Fp8Experts",
     "Fp8Linear",
     "Fp8Mlp",
     "Fp8Moe",
+    "MxExperts",
     "MxLinear",
     "Shard",
     "from_checkpoint",

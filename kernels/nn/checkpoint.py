@@ -3,7 +3,7 @@
 A folder as published: ``config.json``, ``model.safetensors.index.json`` (or one ``model.safetensors``) and the files it
 names. A file is opened when a tensor of it is first asked for, and only the bytes of the asked part are read.
 
-``quantization_config`` in ``config.json`` names one of three formats:
+``quantization_config`` in ``config.json`` names one of four formats:
 
 * ``fp8`` (DeepSeek-V3 and others): ``weight_block_size [128, 128]`` with ``weight_scale_inv [N/128, K/128]``, or none
   with one ``weight_scale``; ``activation_scheme`` dynamic, or static with an ``input_scale``; layers left out are in
@@ -20,11 +20,14 @@ names. A file is opened when a tensor of it is first asked for, and only the byt
   ``weight_scale_2`` and ``input_scale``) or MXFP8 (``weight_scale [N, K/32]``), in either case of letters; ``ignore``,
   or in the older ``hf_quant_config.json`` ``exclude_modules``, with wildcards. Sources: Model-Optimizer
   ``torch/export/convert_hf_config.py``; vLLM ``quantization/modelopt.py``.
+* ``mxfp4`` (gpt-oss): experts of MXFP4 in one tensor each, ``gate_up_proj_blocks [E, 2I, H/32, 16]`` with ``_scales``
+  and ``_bias``, rows of gate and up in turn, and ``down_proj_blocks``; inputs are MXFP8 here. What
+  ``modules_to_not_convert`` names, with wildcards, is not quantised. Source: transformers ``integrations/mxfp4.py``.
 
 Not covered: pickled files (they run code), weight-only schemes, other sizes of blocks, KV-cache scales.
 
 NaN and infinity: tensors are read as they are stored.
-Source: the formats of Hugging Face FP8, compressed-tensors and ModelOpt checkpoints.
+Source: the formats of Hugging Face FP8, compressed-tensors, ModelOpt and gpt-oss checkpoints.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -252,7 +255,12 @@ def _compressed(config: Mapping[str, Any], layer: str) -> Scheme:
     kind, form = weights.get("strategy", "tensor"), group.get("format") or config.get("format")
     blocks = (weights.get("type"), weights.get("num_bits"), kind, weights.get("group_size"))
     if blocks in BLOCK_SCALED and isinstance(inputs, dict):
-        return BLOCK_SCALED[blocks]
+        scheme, bits = BLOCK_SCALED[blocks], inputs.get("num_bits")
+        if bits == weights.get("num_bits"):
+            return scheme
+        if (scheme.kind, bits, inputs.get("group_size")) != ("mxfp4", 8, 32):
+            raise CheckpointError(f"{layer} is {scheme.kind} with inputs of {bits} bits; no kernel here serves that")
+        return replace(scheme, inputs="mxfp8")
     if (weights.get("type"), weights.get("num_bits")) != ("float", 8) or kind not in ("tensor", "channel", "block"):
         description = f"weights {weights.get('type')}{weights.get('num_bits')} per {kind} (format {form})"
         raise CheckpointError(f"{layer} has {description}; FP8 per tensor, channel or block is read here")
@@ -274,10 +282,17 @@ def _modelopt(config: Mapping[str, Any], layer: str) -> Scheme:
     return ALGORITHMS[algorithm]
 
 
+def _gpt_oss(config: Mapping[str, Any], layer: str) -> Scheme:
+    patterns = _names("modules_to_not_convert", config.get("modules_to_not_convert"))
+    _ignored(layer, patterns, lambda name, pattern: fnmatchcase(f"{name}.", f"{pattern}.*"))
+    return Scheme("mxfp4", scale="scales", weight="blocks", inputs="mxfp8")
+
+
 METHODS: Mapping[str, Callable[[Mapping[str, Any], str], Scheme]] = {
     "fp8": _fp8,
     "compressed-tensors": _compressed,
     "modelopt": _modelopt,
+    "mxfp4": _gpt_oss,
 }
 """Readers of ``quantization_config`` by ``quant_method``."""
 ALGORITHMS: Mapping[str, Scheme] = {

@@ -14,7 +14,7 @@ followed.
 NaN and infinity follow the quantisers and the product. An input that wants a gradient is refused, and autocast changes
 nothing (:mod:`kernels.nn.linear`).
 
-Not covered: experts; weight-only schemes; rotations; K that is no multiple of a block.
+Not covered: experts (:mod:`kernels.nn.mx_experts`); weight-only schemes; rotations; K that is no multiple of a block.
 
 Source: OCP MX 1.0; NVIDIA NVFP4; compressed-tensors (``nvfp4-pack-quantized``, ``mxfp4-pack-quantized``), ModelOpt.
 """

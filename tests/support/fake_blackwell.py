@@ -263,14 +263,16 @@ class Libraries:
         need(out.shape == (a.shape[0], n) and out.dtype is out_dtype, "output mismatch")
         need(bool((m_indptr % 4 == 0).all()), "the kernels read runs of rows that begin elsewhere wrongly")
         need(alpha is None or alpha.dtype is torch.float32 and alpha.shape == (groups,), "alpha")
-        rows = (a.shape[0] + 127 * groups) // 128 * 128
-        operands = {"a": dense("a", a), "b": dense("b", b), "m_indptr": dense("m_indptr", m_indptr)}
+        real = int(m_indptr[-1])  # no group reads a row behind its last, nor writes one
+        rows = (real + 127 * groups) // 128 * 128
+        operands = {"a": dense("a", a)[:real], "b": dense("b", b), "m_indptr": dense("m_indptr", m_indptr)}
         operands["a_scale"] = flat(dense("a_scale", a_scale), tiles(rows, k // width))
         operands["b_scale"] = flat(dense("b_scale", b_scale), groups * tiles(n, k // width))
         if alpha is not None:
             operands["alpha"] = alpha
         chain = "chain_ue8m0" if a.is_floating_point() else "chain_nvf4"
-        return self.multiply(name, operands, dense("out", out), chain, "cutlass")
+        self.multiply(name, operands, dense("out", out)[:real], chain, "cutlass")
+        return out
 
     def gemm_fp8_nt_groupwise(
         self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, scale_major_mode: str | None = None,

@@ -110,6 +110,10 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
         high = rows // 128 if whole else -(-rows // 128)
         return torch.full((high * 128 * K // width,), 127 if width == 32 else 0x38, dtype=torch.uint8, device=device)
 
+    def bytes_of(*shape: int) -> Tensor:
+        """Scale bytes of 1, row by row."""
+        return torch.full(shape, 127, dtype=torch.uint8, device=device)
+
     def into(verb: Callable[..., None], target: Tensor, *operands: object) -> Tensor:
         verb(*operands[:2], target, *operands[2:])
         return target
@@ -319,6 +323,9 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
         "scaled_fp4_grouped_quantize": lambda: k.scaled_fp4_grouped_quantize(x[None], counts[:1], one),
         "mxfp8_grouped_quantize": lambda: k.mxfp8_grouped_quantize(x[None], counts[:1]),
         "scaled_fp4_experts_quant": lambda: k.scaled_fp4_experts_quant(x, one, ends[:2]),
+        "mxfp4_experts_quant": lambda: k.mxfp4_experts_quant(x, ends[:2], "flashinfer"),
+        "silu_and_mul_mxfp4_experts_quant": lambda: k.silu_and_mul_mxfp4_experts_quant(x, ends[:2]),
+        "silu_and_mul_scaled_fp4_experts_quant": lambda: k.silu_and_mul_scaled_fp4_experts_quant(x, one, ends[:2]),
         "mxfp8_experts_quant": lambda: k.mxfp8_experts_quant(x, ends[:2], "flashinfer"),
         "swizzle_scale": lambda: k.swizzle_scale(b),
         "to_blocked": lambda: k.to_blocked(b),
@@ -401,6 +408,9 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
         ),
         "moe_experts": lambda: k.moe_experts(
             x, w13, scales(2, 4, 2), w2, scales(2, 2, 2), routed, ids, "fused_experts_block"
+        ),
+        "moe_mx_experts": lambda: k.moe_mx_experts(
+            x, w13, bytes_of(2, 2 * N, K // 32), w2, bytes_of(2, K, N // 32), routed, ids, "cutlass_fused_moe_mxfp8"
         ),
         "route_by_method": lambda: k.route_by_method(sa, "Renormalize", 1),
         "route_experts": lambda: k.route_experts(sa, 1, scoring="softplus_sqrt", renormalize=True),

@@ -214,7 +214,6 @@ class SiluAndMulScaledNvfp4ExpertsQuantize(_ActivatedRows, ScaledFp4GroupedQuant
 @register
 class SiluAndMulScaledFp4ExpertsQuant(_ActivatedRows, ScaledFp4ExpertsQuant):
     name = "silu_and_mul_scaled_fp4_experts_quant"
-    dispatched = False
     summary = "silu(gate) * up of rows that lie expert by expert, quantised to NVFP4"
     source = "vLLM silu_and_mul_scaled_fp4_experts_quant"
     inputs = (
