@@ -368,9 +368,19 @@ def loaded_weight(weight: Tensor, weight_scale: Tensor, *, ue8m0: bool) -> tuple
         return weight, weight_scale
     n, k = weight.shape
     if not torch.equal(ceil_to_ue8m0(weight_scale), weight_scale):
-        per_row = weight_scale.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
-        weight, weight_scale = per_block_cast_to_fp8(weight.to(torch.float32) * per_row, use_ue8m0=True)
+        weight, weight_scale = under_powers(weight, weight_scale)
     return weight, _packed(weight_scale, n, k) if takes_packed(weight.device, n, k) else weight_scale
+
+
+def under_powers(weight: Tensor, weight_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight quantised again under powers of two.
+
+    ``weight`` ``[N, K]`` E4M3 and ``weight_scale`` ``[ceil(N/128), ceil(K/128)]`` float32; returns the same shapes and
+    dtypes.
+    """
+    n, k = weight.shape
+    per_row = weight_scale.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
+    return per_block_cast_to_fp8(weight.to(torch.float32) * per_row, use_ue8m0=True)
 
 
 def takes_packed(device: torch.device, n: int, k: int) -> bool:
@@ -384,11 +394,11 @@ def takes_packed(device: torch.device, n: int, k: int) -> bool:
 
 
 def block_scale(weight_scale: Tensor, k: int) -> Tensor:
-    """The float32 scale ``[ceil(N/128), ceil(K/128)]`` of ``weight_scale``, that itself or packed, int32
-    ``[N, ceil(K/512)]``; 255 is NaN."""
+    """The float32 scale ``[..., ceil(N/128), ceil(K/128)]`` of ``weight_scale``, that itself or packed, int32
+    ``[..., N, ceil(K/512)]``; 255 is NaN."""
     if weight_scale.dtype is not torch.int32:
         return weight_scale
-    return unpack_ue8m0(weight_scale[::BLOCK], -(-k // BLOCK))
+    return unpack_ue8m0(weight_scale[..., ::BLOCK, :], -(-k // BLOCK))
 
 
 def _check_scale(name: str, scale: object, n: int, k: int) -> None:

@@ -66,7 +66,7 @@ def pack_ue8m0(scale: Tensor) -> Tensor:
 def unpack_ue8m0(words: Tensor, columns: int) -> Tensor:
     """The float32 scales ``[..., columns]`` of :func:`pack_ue8m0`'s ``words`` ``[..., ceil(columns/4)]`` int32;
     255 is NaN."""
-    lanes = words.contiguous().view(torch.uint8)[..., :columns].to(torch.int32)
+    lanes = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)[..., :columns].to(torch.int32)
     bits = torch.where(lanes == 0, 0x00400000, lanes << 23)  # 2**-127 is a float32 subnormal
     return torch.where(lanes == 255, torch.nan, bits.view(torch.float32))
 

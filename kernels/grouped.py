@@ -22,10 +22,13 @@ from . import checks, operators
 from . import platform as machines
 from .adapters import Inputs, Options, int32, out_dtype_of, pairs
 from .backends.declaration import Backend
-from .blockscaled import held
+from .blockscaled import block_scale, held, under_powers
 from .checks import FP8
 from .context import constant
-from .errors import NoBackendError, ShapeError
+from .errors import LayoutError, NoBackendError, ShapeError
+from .formulas import unpack_ue8m0
+from .layout import TMA_LANES, align, transform_sf_into_required_layout
+from .quantize import ceil_to_ue8m0
 from .routes import dtype_name, route
 from .support import BLOCK
 from .verbs import verb
@@ -94,6 +97,8 @@ def m_grouped_fp8_gemm_nt_contiguous(
         multiple of :func:`get_mk_alignment_for_contiguous_layout`.
     b
         ``(b [G, N, K] E4M3, b_scale [G, ceil(N/128), K/128] float32)``.
+        Both scales may be packed, int32, as :func:`kernels.per_token_group_quant_fp8_packed` and
+        :func:`loaded_experts` give them.
     out
         ``[M, N]`` bf16.
     m_indices
@@ -109,20 +114,25 @@ def m_grouped_fp8_gemm_nt_contiguous(
     """
     (x, xs), (w, ws) = checks.pair("a", a), checks.pair("b", b)
     m, k = checks.dtype("a", checks.rank("a", x, 2), FP8).shape
-    groups, n = _weight(w, ws, k)
+    groups, n = _weight(w, ws, k, packed=True)
     blocks = -(-k // BLOCK)
-    checks.operand("a_scale", xs, (m, blocks), "[M, ceil(K/128)]", torch.float32)
+    if isinstance(xs, Tensor) and xs.dtype is torch.int32:
+        checks.shape("a_scale", xs, (m, -(-blocks // 4)), "[M, ceil(K/512)], packed")
+    else:
+        checks.operand("a_scale", xs, (m, blocks), "[M, ceil(K/128)]", torch.float32)
     checks.output("out", out, (m, n), "[M, N]", *checks.WIDE)
     checks.operand("m_indices", m_indices, (m,), "[M]", torch.int32)
     device = checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out, m_indices=m_indices)
     if is_compiling():
         torch.ops.fp8_kernels.m_grouped_fp8_gemm_nt_contiguous(x, xs, w, ws, out, m_indices, disable_ue8m0_cast, check)
         return
-    run = _route("grouped_contiguous", out, n, k, groups, disable_ue8m0_cast)
+    run = _route("grouped_contiguous", out.device, out.dtype, n, k, groups, disable_ue8m0_cast)
     if m == 0:
         return
     if checks.wanted(check, device):
         _check_indices(check, m_indices, groups, run.alignment() if device.type == "cuda" else 1)
+    if not _takes_packed(run):
+        xs, ws = (unpack_ue8m0(xs, blocks) if xs.dtype is torch.int32 else xs), block_scale(ws, k)
     run.grouped_contiguous(x, xs, w, ws, out, m_indices.contiguous(), disable_ue8m0_cast)
 
 
@@ -172,7 +182,7 @@ def fp8_m_grouped_gemm_nt_masked(
         op = torch.ops.fp8_kernels.fp8_m_grouped_gemm_nt_masked
         op(x, xs, w, ws, out, masked_m, expected_m, disable_ue8m0_cast, check)
         return
-    run = _route("grouped_masked", out, n, k, groups, disable_ue8m0_cast)
+    run = _route("grouped_masked", out.device, out.dtype, n, k, groups, disable_ue8m0_cast)
     if m == 0:
         return
     if checks.wanted(check, device):
@@ -249,9 +259,11 @@ def scaled_grouped_mm(
     return run.grouped_scaled(a, b, scale_a, scale_b, offsets, out_dtype)
 
 
-def _route(op: str, out: Tensor, n: int, k: int, groups: int, disable_ue8m0_cast: bool) -> Backend:
-    extents = (("n", n), ("k", k), ("groups", groups), ("out_dtype", dtype_name(out.dtype)))
-    return route(op, out.device, *extents, *held(disable_ue8m0_cast))
+def _route(
+    op: str, device: torch.device, dtype: torch.dtype, n: int, k: int, groups: int, disable_ue8m0_cast: bool
+) -> Backend:
+    extents = (("n", n), ("k", k), ("groups", groups), ("out_dtype", dtype_name(dtype)))
+    return route(op, device, *extents, *held(disable_ue8m0_cast))
 
 
 def _check_indices(check: bool | None, m_indices: Tensor, groups: int, alignment: int) -> None:
@@ -272,10 +284,55 @@ def _check_indices(check: bool | None, m_indices: Tensor, groups: int, alignment
     checks.values("m_indices", check, ~mixed.any(), explain)
 
 
-def _weight(w: Tensor, ws: Tensor, k: int) -> tuple[int, int]:
+def _takes_packed(backend: Backend) -> bool:
+    return backend.name == "deep_gemm" and machines.packs_ue8m0()
+
+
+def loaded_experts(weight: Tensor, weight_scale: Tensor, *, ue8m0: bool) -> tuple[Tensor, Tensor]:
+    """:func:`kernels.blockscaled.loaded_weight` of the weights of experts, for the contiguous grouped product.
+
+    ``weight`` ``[E, N, K]`` E4M3, ``weight_scale`` ``[E, ceil(N/128), ceil(K/128)]`` float32. Returns the same tensors
+    where nothing is due; with ``ue8m0`` codes under powers of two, and where the plan's product reads packed exponents
+    int32 ``[E, N, ceil(K/512)]``, column-major for each expert.
+    """
+    if not ue8m0 or weight.is_meta or weight_scale.is_meta or weight_scale.dtype is torch.int32:
+        return weight, weight_scale
+    groups, n, k = weight.shape
+    if not torch.equal(ceil_to_ue8m0(weight_scale), weight_scale):
+        made = [under_powers(*pair) for pair in zip(weight, weight_scale, strict=True)]
+        weight = torch.stack([codes.view(torch.uint8) for codes, _ in made]).view(FP8)
+        weight_scale = torch.stack([scale for _, scale in made])
+    try:
+        packs = _takes_packed(_route("grouped_contiguous", weight.device, torch.bfloat16, n, k, groups, False))
+    except NoBackendError:  # the first call says why
+        packs = False
+    if packs:
+        recipe = (1, BLOCK, BLOCK)
+        weight_scale = transform_sf_into_required_layout(weight_scale, n, k, recipe, groups, is_sfa=False)
+    return weight, weight_scale
+
+
+def expert_scales(name: str, scale: object, groups: int, n: int, k: int) -> None:
+    """Refuse scales that are neither ``[G, ceil(N/128), ceil(K/128)]`` float32 nor packed as of :func:`loaded_experts`.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
+    blocks = -(-k // BLOCK)
+    if not (isinstance(scale, Tensor) and scale.dtype is torch.int32):
+        checks.operand(name, scale, (groups, -(-n // BLOCK), blocks), "[G, ceil(N/128), ceil(K/128)]", torch.float32)
+        return
+    checks.shape(name, scale, (groups, n, -(-blocks // 4)), "[G, N, ceil(K/512)], packed")
+    if scale.stride(1) != 1 or (scale.shape[2] > 1 and scale.stride(2) != align(n, TMA_LANES)):
+        raise LayoutError(f"{name} has strides {scale.stride()}; packed scales are column-major (loaded_experts)")
+
+
+def _weight(w: Tensor, ws: Tensor, k: int, packed: bool = False) -> tuple[int, int]:
     groups, n, k_w = checks.dtype("b", checks.rank("b", w, 3), FP8).shape
     if k != k_w or 0 in (groups, n, k):
         raise ShapeError(f"b {list(w.shape)} must be [G, N, K] with K={k} and no empty dimension")
-    due = (groups, -(-n // BLOCK), -(-k // BLOCK))
-    checks.operand("b_scale", ws, due, "[G, ceil(N/128), ceil(K/128)]", torch.float32)
+    if packed:
+        expert_scales("b_scale", ws, groups, n, k)
+    else:
+        due = (groups, -(-n // BLOCK), -(-k // BLOCK))
+        checks.operand("b_scale", ws, due, "[G, ceil(N/128), ceil(K/128)]", torch.float32)
     return groups, n

@@ -23,12 +23,13 @@ from .adapters import Inputs, Options
 from .checks import FP8
 from .errors import OptionError, ShapeError
 from .grouped import (
+    expert_scales,
     get_mk_alignment_for_contiguous_layout,
     m_grouped_fp8_gemm_nt_contiguous,
     scaled_grouped_mm,
 )
 from .layout import align
-from .quantize import per_token_group_quant_fp8, scaled_fp8_quant
+from .quantize import per_token_group_quant_fp8, per_token_group_quant_fp8_packed, scaled_fp8_quant
 from .routers import route_experts
 from .support import BLOCK
 from .verbs import serve, verb
@@ -193,11 +194,13 @@ def moe_block_scaled(
     expert_offset: int = 0,
     weight_on_input: bool = False,
     round_silu: bool = False,
+    ue8m0: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Block-scaled experts on DeepGEMM's contiguous grouped product.
 
-    ``w13_scale`` ``[E, ceil(2I/128), ceil(H/128)]``, ``w2_scale`` ``[E, ceil(H/128), ceil(I/128)]``.
+    ``w13_scale`` ``[E, ceil(2I/128), ceil(H/128)]``, ``w2_scale`` ``[E, ceil(H/128), ceil(I/128)]``; with ``ue8m0``
+    also packed (:func:`kernels.grouped.loaded_experts`).
 
     Parameters
     ----------
@@ -213,6 +216,8 @@ def moe_block_scaled(
     weight_on_input
         Multiply the input by the routing weight, rounded to its dtype (as vLLM, SGLang and TensorRT-LLM do), instead
         of the output.
+    ue8m0
+        Inputs are quantised under powers of two, and the scales of the weights are such: DeepGEMM's on Blackwell.
     out_dtype
         The dtype to which the sum over experts, in float32, is rounded; default: that of ``x``.
 
@@ -228,18 +233,17 @@ def moe_block_scaled(
     """
     experts, dtype = operands(x, w13, w2, topk_weights, topk_ids), checks.out_dtype(out_dtype or x.dtype)
     for name, w, scale in (("w13_scale", w13, w13_scale), ("w2_scale", w2, w2_scale)):
-        due = (experts, -(-w.shape[1] // BLOCK), -(-w.shape[2] // BLOCK))
-        checks.operand(name, scale, due, "[E, ceil(N/128), ceil(K/128)]", torch.float32)
+        expert_scales(name, scale, *w.shape)
+        if scale.dtype is torch.int32 and not ue8m0:
+            raise OptionError(f"{name} is packed, which scales of powers of two are; pass ue8m0=True")
     checks.same_device(x=x, w13_scale=w13_scale, w2_scale=w2_scale)
     tile = get_mk_alignment_for_contiguous_layout()
     rows = align(topk_ids.numel() + experts * (tile - 1), tile)
     target, groups, _ = sorted_rows(topk_ids, experts, expert_offset, tile, rows)
     spread = _spread(x, topk_weights, target, rows, weight_on_input)
-    hidden = torch.empty(rows, w13.shape[1], dtype=torch.bfloat16, device=x.device)
-    m_grouped_fp8_gemm_nt_contiguous(_quantise_groups(spread), (w13, w13_scale), hidden, groups, check=False)
+    hidden = _block_product(spread, w13, w13_scale, groups, ue8m0)
     inner = silu_and_mul(without_padding(hidden, groups), limit, round_silu=round_silu)
-    y = torch.empty(rows, w2.shape[1], dtype=torch.bfloat16, device=x.device)
-    m_grouped_fp8_gemm_nt_contiguous(_quantise_groups(inner), (w2, w2_scale), y, groups, check=False)
+    y = _block_product(inner, w2, w2_scale, groups, ue8m0)
     return _combine(y, topk_weights, target, weight_on_input, dtype)
 
 
@@ -379,8 +383,23 @@ def gathered(y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return padded[target.reshape(-1)].view(*target.shape, y.shape[1]), (target < y.shape[0]).unsqueeze(-1)
 
 
+def _block_product(x: Tensor, w: Tensor, scale: Tensor, groups: Tensor, ue8m0: bool) -> Tensor:
+    """Rows quantised in groups of 128, times the weight of their expert, in bf16."""
+    if scale.dtype is torch.int32:
+        a = per_token_group_quant_fp8_packed(x, BLOCK)
+    else:
+        a = _quantise_powers(x) if ue8m0 else _quantise_groups(x)
+    out = torch.empty(x.shape[0], w.shape[1], dtype=torch.bfloat16, device=x.device)
+    m_grouped_fp8_gemm_nt_contiguous(a, (w, scale), out, groups, disable_ue8m0_cast=not ue8m0, check=False)
+    return out
+
+
 def _quantise_groups(x: Tensor) -> tuple[Tensor, Tensor]:
     return per_token_group_quant_fp8(x, BLOCK, column_major_scales=True, tma_aligned_scales=True)
+
+
+def _quantise_powers(x: Tensor) -> tuple[Tensor, Tensor]:
+    return per_token_group_quant_fp8(x, BLOCK, column_major_scales=True, tma_aligned_scales=True, use_ue8m0=True)
 
 
 def without_padding(y: Tensor, groups: Tensor) -> Tensor:

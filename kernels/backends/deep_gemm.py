@@ -428,10 +428,15 @@ def _packed(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> tuple[Ten
     ``[G, N, K]``."""
     if not packs_ue8m0():
         return a_scale, b_scale
-    recipe = (1, BLOCK, BLOCK)
-    groups = [x.shape[0] if x.dim() == 3 else None for x in (a, b)]
-    left = transform_sf_into_required_layout(a_scale, a.shape[-2], a.shape[-1], recipe, groups[0], is_sfa=True)
-    return left, transform_sf_into_required_layout(b_scale, b.shape[-2], b.shape[-1], recipe, groups[1], is_sfa=False)
+    made = []
+    for x, scale in ((a, a_scale), (b, b_scale)):
+        if scale.dtype is not torch.int32:
+            groups = x.shape[0] if x.dim() == 3 else None
+            recipe = (1, BLOCK, BLOCK)
+            mn, k = x.shape[-2:]
+            scale = transform_sf_into_required_layout(scale, mn, k, recipe, groups, is_sfa=x is a)
+        made.append(scale)
+    return made[0], made[1]
 
 
 def _row_scale(scale: Tensor) -> Tensor:

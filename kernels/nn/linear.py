@@ -70,7 +70,11 @@ class Fp8Module(torch.nn.Module):
     fixed_parameters: tuple[str, ...] = ()
     """Names of the parameters that keep their dtype and only move."""
     name: str
+    ue8m0 = False
+    block_scales: Mapping[str, int] = {}
+    """Names of scales of 128x128 blocks, which may be packed, and K of their weights."""
     _backend: str | None = None
+    _ready: dict[str, tuple[object, ...]]
 
     @property
     def backend(self) -> str | None:
@@ -127,6 +131,38 @@ class Fp8Module(torch.nn.Module):
     def _prepare(self) -> None:
         """Bring the parameters into the form that :meth:`forward` takes."""
 
+    def _parameter(self, name: str) -> torch.nn.Parameter:
+        parameter = self._parameters[name]
+        assert parameter is not None
+        return parameter
+
+    def _is_ready(self, name: str, scale: Tensor) -> bool:
+        """Whether this scale, of a layer of UE8M0 scales, is as :meth:`_load_powers` leaves it."""
+        return scale.dtype is torch.int32 or self._ready.get(name) == _state(scale)
+
+    def _load_powers(self, name: str, load: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        """The weight ``name`` and its scale by ``load``, which quantises under powers of two and packs, once."""
+        key = f"{name}_scale"
+        if self._parameter(name).is_meta or self._is_ready(key, self._parameter(key)):
+            return
+        if checks.capturing(self._parameter(name).device):
+            raise OptionError(f"{self.name} is not prepared: call process_weights_after_loading() before the capture")
+        with processing, torch.inference_mode(False), torch.no_grad():
+            loaded = self._parameter(key)
+            if self._is_ready(key, loaded):  # another thread was first
+                return
+            finite(f"{key} of {self.name}", block_scale(loaded, self.block_scales[key]))
+            weight, scale = load(self._parameter(name).detach(), loaded.detach(), ue8m0=True)
+            if scale.data_ptr() != loaded.data_ptr():
+                self.register_parameter(name, torch.nn.Parameter(weight, requires_grad=False))
+                self.register_parameter(key, torch.nn.Parameter(scale, requires_grad=False))  # last: it is looked at
+            self._ready[key] = _state(self._parameter(key))
+
+    def _float_scale(self, name: str = "weight_scale") -> Tensor:
+        """A scale in float32, as in a checkpoint."""
+        scale = self._parameter(name).detach()
+        return block_scale(scale, self.block_scales[name]) if name in self.block_scales else scale
+
     def _warm_up(self, rows: int) -> None:
         """Call the layer with so many rows of zeros."""
         raise NotImplementedError
@@ -164,6 +200,9 @@ class Fp8Module(torch.nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[f"{prefix}layout"] = self._placement()
+        for name in self.block_scales:
+            if self._parameter(name).dtype is torch.int32:
+                destination[f"{prefix}{name}"] = self._float_scale(name)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         """Refuse what ``copy_`` would cast or misplace."""
@@ -172,6 +211,11 @@ class Fp8Module(torch.nn.Module):
             raise ShapeError(
                 f"{self.name} is laid out as {placement.tolist()}; the state is of another slice: {layout.tolist()}"
             )
+        for name in self.block_scales:
+            if f"{prefix}{name}" in state_dict:
+                if self._parameter(name).dtype is torch.int32:
+                    self.register_parameter(name, torch.nn.Parameter(self._float_scale(name), requires_grad=False))
+                self._ready.pop(name, None)
         for name in self.fixed_parameters:
             value, mine = state_dict.get(f"{prefix}{name}"), self._parameters.get(name)
             if value is not None and mine is not None:
@@ -430,7 +474,8 @@ class Fp8Linear(LinearModule):
         self.out_dtype = None if out_dtype is None else checks.out_dtype(out_dtype)
         self.ue8m0 = kind == "block" and (machines.quantises_to_ue8m0() if ue8m0 is None else ue8m0)
         weight, scale = _placed(layout, shards, device)
-        self._ready: tuple[object, ...] | None = None
+        self._ready = {}
+        self.block_scales = {"weight_scale": layout.width} if kind == "block" else {}
         self.weight = torch.nn.Parameter(weight, requires_grad=False)
         self.weight_scale = torch.nn.Parameter(scale, requires_grad=False)
         if input_scale is not None and kind == "block":
@@ -453,24 +498,8 @@ class Fp8Linear(LinearModule):
         self._prepare()
 
     def _prepare(self) -> None:
-        if not self.ue8m0 or self.weight.is_meta or self._is_ready(self.weight_scale):
-            return
-        if checks.capturing(self.weight.device):
-            raise OptionError(f"{self.name} is not prepared: call process_weights_after_loading() before the capture")
-        with processing, torch.inference_mode(False), torch.no_grad():
-            loaded = self.weight_scale
-            if self._is_ready(loaded):  # another thread was first
-                return
-            finite(f"weight_scale of {self.name}", block_scale(loaded, self.layout.width))
-            weight, scale = loaded_weight(self.weight.detach(), loaded.detach(), ue8m0=True)
-            if scale.data_ptr() != loaded.data_ptr():
-                self.weight = torch.nn.Parameter(weight, requires_grad=False)
-                self.weight_scale = torch.nn.Parameter(scale, requires_grad=False)  # last: forward looks at this one
-            self._ready = _state(self.weight_scale)
-
-    def _is_ready(self, scale: Tensor) -> bool:
-        """Whether this scale, of a layer of UE8M0 scales, is as :meth:`_prepare` leaves it."""
-        return scale.dtype is torch.int32 or self._ready == _state(scale)
+        if self.ue8m0:
+            self._load_powers("weight", loaded_weight)
 
     def _warm_up(self, rows: int) -> None:
         dtype = self.out_dtype or torch.bfloat16
@@ -489,7 +518,7 @@ class Fp8Linear(LinearModule):
             and input.dim() == 2
         ):
             scale = self._parameters["weight_scale"]
-            ready = not self.ue8m0 or is_compiling() or (scale is not None and self._is_ready(scale))
+            ready = not self.ue8m0 or is_compiling() or (scale is not None and self._is_ready("weight_scale", scale))
             weight = self._parameters["weight"]  # behind the scale: they are prepared in the other order
             if ready and weight is not None and scale is not None and input.shape[1] == self.in_features:
                 return deepgemm_blockscale_linear(input, weight, scale, BLOCK, self.ue8m0)
@@ -504,7 +533,7 @@ class Fp8Linear(LinearModule):
         fits = input.dim() > 0 and input.shape[-1] == self.in_features
         if not fits or input.dtype not in checks.WIDE or input.device != self.weight.device:
             self._refuse(input)
-        if self.ue8m0 and not is_compiling() and not self._is_ready(self.weight_scale):
+        if not is_compiling():
             self._prepare()
         x, layout = input.reshape(-1, self.in_features), self.layout
         if layout.width != layout.columns:
@@ -557,9 +586,6 @@ class Fp8Linear(LinearModule):
         rows = torch.cat([values[start:stop] for start, stop in self.layout.pieces])
         return rows[:, self.layout.lead : self.layout.lead + self.layout.columns]
 
-    def _float_scale(self) -> Tensor:
-        return block_scale(self.weight_scale, self.layout.width)
-
     def extra_repr(self) -> str:
         """The extents and the kind."""
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.layout.kind} scales"
@@ -569,12 +595,6 @@ class Fp8Linear(LinearModule):
         lay, pieces = self.layout, sum(self.layout.pieces, ())
         numbers = [KINDS.index(lay.kind), lay.height, lay.lead, lay.columns, lay.width, *pieces]
         return torch.tensor(numbers, dtype=torch.int64, device="cpu")
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """The scales of a checkpoint, whatever this machine's product takes."""
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.weight_scale.dtype is torch.int32:
-            destination[f"{prefix}weight_scale"] = self._float_scale()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         """Take a whole weight's scale by its name, dtype and shape in a checkpoint, too."""
@@ -591,9 +611,6 @@ class Fp8Linear(LinearModule):
             if wide.numel() == math.prod(self.layout.blocks) and (self.layout.kind != "block" or wide.dim() == 4):
                 wide = wide.reshape(self.layout.blocks)  # [N] and [N, 1]; [N/128, 1, K/128, 1]
             state_dict[key] = wide
-            if self.weight_scale.dtype is torch.int32:
-                self.weight_scale = torch.nn.Parameter(self._float_scale(), requires_grad=False)
-            self._ready = None
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 

@@ -10,8 +10,11 @@ A rank holds whole experts (``expert``) or a part of each (``tensor``: rows of g
 may begin and end inside a block). Its output is its part of the sum (:func:`kernels.nn.sum_ranks`); ask for
 ``out_dtype=torch.float32`` to keep the parts unrounded.
 
+On Blackwell, where DeepGEMM multiplies, block scales are powers of two, packed once after loading; a state dict has
+them in float32.
+
 Not covered: the exchange of tokens between ranks, experts that are one tensor on disk, int4 weights, biases of experts,
-UE8M0 scales of inputs (which DeepGEMM's experts need on sm100).
+pipelines on Blackwell.
 
 NaN in a row makes the row of its token NaN; a scale that is not finite is refused when a layer is made.
 Source: vLLM (fused_moe layer).
@@ -20,15 +23,19 @@ Source: vLLM (fused_moe layer).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from .. import checks
+from .. import platform as machines
 from ..checks import FP8
 from ..errors import CheckpointError, InputError, OptionError, ShapeError, shown
+from ..grouped import loaded_experts
 from ..moe import make_fp8_moe_alpha_scales_for_fi
 from ..moe_layer import moe_block_scaled, moe_per_token, route_deepseek_v3, route_softmax
 from ..moe_pipelines import PIPELINES, Pipeline, moe_experts, row_of, way_of
@@ -70,6 +77,9 @@ class Fp8Experts(Fp8Module):
         As of :func:`kernels.moe_block_scaled`, or with a pipeline of :func:`kernels.moe_experts`.
     limit, round_silu
         As of :func:`kernels.moe_block_scaled`; a pipeline has its own rounding and no limit.
+    ue8m0
+        Block scales that are powers of two, which DeepGEMM needs on Blackwell; default:
+        :func:`kernels.platform.quantises_to_ue8m0`. Weights with other scales are quantised again after loading.
     out_dtype
         The dtype of the output; default: that of the input.
 
@@ -103,6 +113,7 @@ class Fp8Experts(Fp8Module):
         limit: float | None = None,
         weight_on_input: bool = False,
         round_silu: bool = False,
+        ue8m0: bool | None = None,
         out_dtype: torch.dtype | None = None,
         name: str = "Fp8Experts",
     ) -> None:
@@ -123,6 +134,8 @@ class Fp8Experts(Fp8Module):
             for option, asked in (("limit", limit), ("round_silu", round_silu)):
                 if asked not in (None, False):
                     raise OptionError(f"{option}={asked} of {name}: {pipeline} has its own activation; leave it out")
+            if ue8m0:
+                raise OptionError(f"ue8m0={ue8m0} of {name}: {pipeline} has float32 scales; leave it out")
             if out_dtype not in (None, torch.bfloat16):
                 raise OptionError(f"out_dtype={out_dtype} of {name}: {pipeline} writes bfloat16; leave it out")
         step = GEMM_COLUMNS["block" if self.kind == "block" else "channel"]
@@ -144,6 +157,10 @@ class Fp8Experts(Fp8Module):
         self.name, self.hidden, self.first_expert = name, hidden, first_expert
         self.pipeline, self.combine = pipeline, combine
         self.span = (0, up // 2)
+        powers = machines.quantises_to_ue8m0() if ue8m0 is None else ue8m0
+        self.ue8m0 = powers and self.kind == "block" and pipeline is None
+        self.block_scales = {"w13_scale": hidden, "w2_scale": up // 2} if self.kind == "block" else {}
+        self._ready = {}
         self.limit, self.weight_on_input, self.round_silu = limit, weight_on_input, round_silu
         self.out_dtype = None if out_dtype is None else checks.out_dtype(out_dtype)
         tensors = {"w13": w13, "w13_scale": w13_scale, "w2": w2, "w2_scale": w2_scale}
@@ -154,6 +171,12 @@ class Fp8Experts(Fp8Module):
             self.register_parameter(
                 key, None if value is None else torch.nn.Parameter(value.detach(), requires_grad=False)
             )
+        self._prepare()
+
+    def _prepare(self) -> None:
+        if self.ue8m0:
+            self._load_powers("w13", loaded_experts)
+            self._load_powers("w2", loaded_experts)
 
     def _warm_up(self, rows: int) -> None:
         """Every token goes to the first experts of this rank, as many as a token could."""
@@ -185,7 +208,9 @@ class Fp8Experts(Fp8Module):
         x, weights, ids = (t.reshape(-1, t.shape[-1]) for t in (input, topk_weights, topk_ids))
         if self.pipeline is not None:
             return self._by_pipeline(self.pipeline, x, weights, ids).view(input.shape)
-        run = moe_block_scaled if self.kind == "block" else moe_per_token
+        if not is_compiling():
+            self._prepare()
+        run = partial(moe_block_scaled, ue8m0=self.ue8m0) if self.kind == "block" else moe_per_token
         y = run(
             x,
             self.w13,

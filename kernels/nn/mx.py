@@ -47,29 +47,29 @@ class MxModule(Fp8Module):
     """Names of the scales, and their shapes row by row."""
 
     def _tiled(self, name: str) -> bool:
-        return self.get_parameter(name).dim() < len(self.scales[name])
+        return self._parameter(name).dim() < len(self.scales[name])
 
     @property
     def _laid_out(self) -> bool:
         return all(map(self._tiled, self.scales))
 
     def _prepare(self) -> None:
-        if self._laid_out or self.get_parameter(next(iter(self.scales))).is_meta:
+        if self._laid_out or self._parameter(next(iter(self.scales))).is_meta:
             return
         with processing, torch.inference_mode(False), torch.no_grad():
             for name in self.scales:
                 if not self._tiled(name):
-                    tiled = swizzle_scale(self.get_parameter(name).detach().contiguous())
+                    tiled = swizzle_scale(self._parameter(name).detach().contiguous())
                     self.register_parameter(name, torch.nn.Parameter(tiled, requires_grad=False))
 
     def _in_tiles(self, name: str) -> Tensor:
         """The scales flat in tiles, laid out here where a compiled graph finds them row by row."""
-        scale = self.get_parameter(name)
+        scale = self._parameter(name)
         return scale if self._tiled(name) else swizzle_scale(scale)
 
     def _by_row(self, name: str) -> Tensor:
         """The scales as in a checkpoint, uint8."""
-        scale = self.get_parameter(name).detach()
+        scale = self._parameter(name).detach()
         *groups, rows, columns = self.scales[name]
         if not self._tiled(name):
             return scale

@@ -17,11 +17,12 @@ from torch import Tensor
 
 import kernels
 from kernels import blockscaled, context, nn, routes
-from kernels.backends import deep_gemm
+from kernels.backends import deep_gemm, eager
 from kernels.config import Config
 from kernels.errors import KernelError, ValueRangeError
 from kernels.nn import linear as module
 from kernels.platform import Machine, use_machine
+from oracle.routines import get
 from tests.support.fake_blackwell import simulated
 from tests.support.operations import operations
 
@@ -243,7 +244,7 @@ def test_scales_of_powers_of_two_without_packing(powers: bool) -> None:
 def test_bad_scales_are_refused_by_name_at_the_first_call() -> None:
     layer = nn.Fp8Linear(*cp.linear(N, K, 1, "block"), ue8m0=True, name="down")
     layer.weight_scale.data.fill_(torch.nan)
-    layer._ready = None
+    layer._ready.clear()
     with pytest.raises(ValueRangeError, match="weight_scale of down holds nan"):
         layer(X)
 
@@ -358,3 +359,66 @@ def test_scales_of_tensors_and_channels_from_meta(kind: str, arch: str) -> None:
         filled(layer.to_empty(device="cpu"), weight, scale)
         x = X[:, :80].contiguous()
         assert torch.equal(layer(x), nn.Fp8Linear(weight, scale, kind=kind)(x))
+
+
+@contextmanager
+def grouped(arch: str, library: Any, release: str) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """The machine with DeepGEMM's grouped product, which multiplies the words as they lie; what it was given."""
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def product(a: Any, b: Any, out: Tensor, m_indices: Tensor, disable_ue8m0_cast: bool) -> None:
+        (x, xs), (w, ws) = a, b
+        packed = arch != "sm90"
+        assert (xs.dtype is ws.dtype is torch.int32) is packed is not disable_ue8m0_cast
+        seen.append(b)
+        if packed:
+            lead = -(-x.shape[0] // 4) * 4
+            assert xs.stride(0) == 1 and (xs.shape[1] == 1 or xs.stride(1) == lead)
+            xs, ws = (kernels.formulas.unpack_ue8m0(words, x.shape[1] // 128) for words in (xs, ws[:, ::128]))
+        eager.grouped_contiguous(x, xs, w, ws, out, m_indices, disable_ue8m0_cast)
+
+    library.m_grouped_fp8_gemm_nt_contiguous = product
+    library.get_mk_alignment_for_contiguous_layout = lambda: 128
+    with simulated(Machine.described(arch, packages={"deep_gemm": release})):
+        yield seen
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_experts_of_deep_gemm(library: Any, arch: str) -> None:
+    """Judged by the contract of the layer, under powers of two where the machine takes them; packed once, and followed
+    when other weights are loaded. A state has float32 scales."""
+    given: dict[str, Tensor] = {}
+    for seed, (name, (e, n, k)) in enumerate({"w13": (2, 256, 640), "w2": (2, 640, 128)}.items()):
+        parts = [cp.linear(n, k, 10 * seed + i, "block") for i in range(e)]
+        given[name] = torch.stack([w.view(torch.uint8) for w, _ in parts]).view(torch.float8_e4m3fn)
+        given[f"{name}_scale"] = torch.stack([s for _, s in parts])
+    weights, ids = torch.full((5, 2), 0.5), torch.tensor([[0, 1]] * 4 + [[-1, 1]])
+    powers = arch != "sm90"
+    with grouped(arch, library, "sgl-deep-gemm==0.2.3.post2") as seen:
+        with torch.device("meta"):
+            layer = nn.Fp8Experts(**{name: torch.empty_like(x, device="meta") for name, x in given.items()})
+        layer.process_weights_after_loading()
+        assert layer.ue8m0 is powers and layer.w13_scale.is_meta
+        layer.load_state_dict({name: x.clone() for name, x in given.items()}, assign=True)
+        first, second = layer(X, weights, ids), layer(X, weights, ids)
+        assert torch.equal(first, second) and len(seen) == 4
+        assert seen[2][1].data_ptr() == layer.w13_scale.data_ptr() and seen[3][0].data_ptr() == layer.w2.data_ptr()
+        state = {name: x.clone() for name, x in layer.state_dict().items()}
+        layer.load_state_dict({**state, "w2_scale": state["w2_scale"] * 2})
+        assert torch.equal(layer(X, weights, ids), first * 2)
+        assert state["w13_scale"].dtype is state["w2_scale"].dtype is torch.float32
+    operands = {name: x for name, x in state.items() if "w13" in name or "w2" in name and "input" not in name}
+    assert all(torch.equal(operands[name], given[name]) is not powers for name in ("w13_scale", "w2_scale"))
+    options = {
+        "recipe": "vllm_group_ue8m0_bits" if powers else None,
+        "activation_rounding": "PRODUCT",
+        "combine": "STORED",
+    }
+    inputs = {"x": X, **operands, "topk_ids": ids, "topk_weights": weights}
+    judge = get("moe_fp8")
+    for recipe, right in ((options["recipe"], True), (None if powers else "vllm_group_ue8m0_bits", False)):
+        verdict = judge.judge(inputs, first, arch="cpu", numerics="ieee32.any", **options | {"recipe": recipe})
+        assert verdict.status.is_failure is not right, verdict.summary
+    with pytest.raises(KernelError, match="ue8m0=True"):
+        packed = kernels.layout.pack_ue8m0(torch.ones(2, 256, 5))
+        kernels.moe_block_scaled(X, given["w13"], packed, given["w2"], given["w2_scale"], weights, ids)
