@@ -215,15 +215,18 @@ def prepare_fp8_gemm_nt(
     _check_scale("b_scale", ws, n, k)
     checks.same_device(b=w, b_scale=ws)
     weight, weight_scale = _reference(w), _reference(ws)
-    call = repeated.GuardedCall(_decided_gemm(w, ws))
+    call: repeated.GuardedCall[Any] = repeated.GuardedCall(_decided_gemm(w, ws))
 
     def run(a: tuple[Tensor, Tensor], out: Tensor) -> None:
         nonlocal call
-        w, ws = weight(), weight_scale()
-        if not is_dynamo_compiling() and type(a) is tuple and len(a) == 2:
-            x, xs = a
-            if call.rows(w, ws, x, xs, out):
-                call.run(x, xs, w, ws, out, None, disable_ue8m0_cast)
+        w, ws, now = weight(), weight_scale(), call  # another thread may replace the call
+        if type(a) is tuple and not is_dynamo_compiling():
+            try:
+                x, xs = a
+            except ValueError:  # no pair: the checks of the verb refuse it by name
+                xs = None
+            if now.rows(w, ws, x, xs, out):
+                now.run(x, xs, w, ws, out, None, disable_ue8m0_cast)
                 return
         if w is None or ws is None:
             raise repeated.gone("b" if w is None else "b_scale")
@@ -249,7 +252,7 @@ def _gemm_run(device: torch.device, n: int, k: int, dense: bool, packed: bool) -
     if packed or machines.packs_ue8m0():
         return _product  # which scales the call may hold decides
     product = _aligned(_gemm(device, n, k, torch.bfloat16, None, True)[0], dense)
-    if device.index is None:
+    if device.index is None or torch.cuda.device_count() == 1:  # no other device can be the current one
         return product
     here, index = fast.DEVICE, device.index
 
@@ -741,9 +744,9 @@ def prepare_blockscale_linear(
 
     def run(input: Tensor) -> Tensor:
         nonlocal call
-        w, scale = weight_of(), scale_of()
-        if not is_dynamo_compiling() and (m := call.rows(w, scale, input)):
-            return call.run[m < SWITCH_M](input, w, scale)
+        w, scale, now = weight_of(), scale_of(), call  # another thread may replace the call
+        if not is_dynamo_compiling() and (m := now.rows(w, scale, input)):
+            return now.run[m < SWITCH_M](input, w, scale)
         if w is None or scale is None:
             raise repeated.gone("weight" if w is None else "weight_scale")
         y = _dynamic(input, w, scale, BLOCK, e8m0)

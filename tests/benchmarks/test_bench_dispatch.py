@@ -84,6 +84,7 @@ def stand_ins() -> Iterator[None]:
                 (fast_torch, "EMPTY", _guards._empty_strided_cpu),
                 (fast_torch, "DEVICE", torch._C._len_torch_function_stack),  # compiled code that gives 0
                 (fast_torch, "STREAM", abs),
+                (torch.cuda, "device_count", lambda: 1),
                 (triton_quant, "library", lambda: native),
                 (triton_linear, "library", lambda: native),
                 (_launch.Launch, "_by_triton", lambda *_: _Ready),
