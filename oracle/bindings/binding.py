@@ -278,7 +278,7 @@ class Binding:
 
     @cached_property
     def parameters(self) -> inspect.Signature:
-        """The routine's parameters, by :attr:`signature`; a default of the library's own names, as ``Mode.NONE``, is its
+        """The routine's parameters, by :attr:`signature`; a default by a name of the library, as ``Mode.NONE``, is its
         text."""
         tree = ast.parse(f"lambda {self.signature.strip()[1:-1]}: None", mode="eval")
         used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - {*NAMES}
