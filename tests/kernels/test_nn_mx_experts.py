@@ -17,7 +17,7 @@ from torch import Tensor
 
 import kernels
 from kernels import nn
-from kernels.backends import eager, triton_mx
+from kernels.backends import eager, triton_mx, triton_quant
 from kernels.errors import CheckpointError, KernelError
 from kernels.moe_mx import MX_PIPELINES, OWN
 from kernels.mx_blocks import FORMATS
@@ -168,8 +168,9 @@ def test_from_a_checkpoint(tmp_path: Path, layout: str) -> None:
 @pytest.mark.parametrize("kind", OWN)
 def test_from_meta_to_the_first_call(kind: str, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain torch in the place of Triton, which emulates; a library multiplies where it has the product."""
-    emulated = dataclasses.replace(triton_mx.BACKEND, mx_product=eager.mx_product)
-    monkeypatch.setattr(triton_mx, "BACKEND", emulated)
+    for module, function in ((triton_mx, "mx_product"), (triton_quant, "quant_blocks")):
+        stand_in = dataclasses.replace(module.BACKEND, **{function: getattr(eager.BACKEND, function)})
+        monkeypatch.setattr(module, "BACKEND", stand_in)
     tensors = stored(kind)
     with simulated(Machine.described(arch, packages=PACKAGES | {"triton": "3.6.0"})) as libraries:
         layer = nn.MxExperts(**{name: x.to("meta") for name, x in tensors.items()}, kind=kind)
