@@ -30,7 +30,7 @@ from .errors import (
 )
 from .platform import current_machine
 from .records import ARCHES, Config, Machine, Plan, Problem
-from .support import BLACKWELL, BLOCKS
+from .support import BLACKWELL, BLOCKS, MIXED
 
 __all__ = [
     "considered",
@@ -104,6 +104,10 @@ TABLE: Mapping[str, tuple[str, ...]] = {
     "mxfp8_batched": ("flashinfer_cutlass", "flashinfer_cudnn", "triton_mx", "eager"),
     "mxfp8_mxfp4_grouped": ("flashinfer_cutlass", "triton_mx", "eager"),
     "nvfp4_grouped": ("flashinfer_cutlass", "triton_mx", "eager"),
+    "mxfp8_tight": ("torch", "triton_mx", "eager"),
+    "nvfp4_tight": ("cutlass", "torch", "triton_mx", "eager"),
+    "mxfp4_tight": ("cutlass", "triton_mx", "eager"),
+    **{op: ("deep_gemm", "triton_mx", "eager") for op in MIXED},
     "moe_trtllm": ("flashinfer", "eager"),
     "moe_cutlass": ("flashinfer", "eager"),
     "mqa_logits": ("deep_gemm", "eager"),
@@ -148,6 +152,7 @@ MODULES: Mapping[str, str] = {
     "eager": "eager",
 }
 PACKED = {"a_dtype": "uint8", "b_dtype": "uint8"}
+ROWS_BY_FOUR: Mapping[str, Any] = {"b_dtype": "uint8", "a_width": 128, "b_width": 32}
 ROUTINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     # public routine: (operation, a representative problem) for the table of the documentation
     "scaled_fp8_quant": ("quant_tensor", {}),
@@ -197,7 +202,12 @@ ROUTINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "nvfp4_grouped",
         {"n": 4096, "k": 4096, "groups": 8, "tiles": "128x4", "row_alignment": 4, **PACKED},
     ),
-    "fp8_fp4_gemm_nt": ("mx_product", {}),
+    "scaled_grouped_mm_mx (MXFP8)": ("mxfp8_tight", {"n": 4096, "k": 4096, "groups": 8, "tiles": "128x4"}),
+    "scaled_grouped_mm_mx (NVFP4)": ("nvfp4_tight", {"n": 4096, "k": 4096, "groups": 8, "tiles": "128x4", **PACKED}),
+    "scaled_grouped_mm_mx (MXFP4)": ("mxfp4_tight", {"n": 4096, "k": 4096, "groups": 8, "tiles": "128x4", **PACKED}),
+    "fp8_fp4_gemm_nt": ("mixed_product", {"n": 4096, "k": 4096, **ROWS_BY_FOUR}),
+    "m_grouped_fp8_fp4_gemm_nt_contiguous": ("mixed_contiguous", {"n": 4096, "k": 4096, "groups": 8, **ROWS_BY_FOUR}),
+    "m_grouped_fp8_fp4_gemm_nt_masked": ("mixed_masked", {"n": 4096, "k": 4096, "groups": 8, **ROWS_BY_FOUR}),
     "apply_fi_trtllm_fp8_per_tensor_moe": ("moe_trtllm", {"groups": 8}),
     "fp8_mqa_logits": ("mqa_logits", {"heads": 32, "head_dim": 128}),
     "fp8_paged_mqa_logits": ("paged_mqa_logits", {"heads": 32, "head_dim": 128, "block_size": 64}),

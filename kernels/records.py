@@ -489,7 +489,8 @@ class Problem:
     Dtypes are torch names without the prefix; scale kinds are ``tensor``, ``token``, ``channel`` or ``block``.
     ``scale_format`` is what block scales may hold: ``ue8m0``, powers of two alone, or ``float32``. ``tiles`` is how
     scale bytes of codes lie, ``128x4``, ``8x4`` or ``linear``; ``alpha`` for what there is a factor, ``one`` for the
-    product or one for each ``group``; the rows of every group begin at multiples of ``row_alignment``.
+    product or one for each ``group``; the rows of every group begin at multiples of ``row_alignment``; ``a_width`` and
+    ``b_width`` are how many codes of a row share a scale.
     """
 
     op: str
@@ -515,6 +516,8 @@ class Problem:
     tiles: str | None = None
     alpha: str | None = None
     row_alignment: int | None = None
+    a_width: int | None = None
+    b_width: int | None = None
 
     def __str__(self) -> str:
         """The fields that differ from their defaults, in one line."""

@@ -98,7 +98,11 @@ DENSE_MX = ("mxfp8_product", "nvfp4_product", "mxfp4_product")
 """Products of one matrix by one weight whose scales enter the instruction."""
 GROUPED_MX = ("mxfp8_mxfp4_grouped", "nvfp4_grouped")
 """Products of the rows of each expert by its weight, in FlashInfer's placement."""
-MX_OPERATIONS = (*DENSE_MX, "mxfp8_batched", *GROUPED_MX)
+TIGHT_MX = ("mxfp8_tight", "nvfp4_tight", "mxfp4_tight")
+"""The same where the scales of each expert's rows lie in tiles right behind those of the expert before it."""
+MIXED = ("mixed_product", "mixed_contiguous", "mixed_masked", "mixed_psum")
+"""DeepGEMM's products of codes of eight or four bits with powers of two for 32 or 128 of a row, in rows and columns."""
+MX_OPERATIONS = (*DENSE_MX, "mxfp8_batched", *GROUPED_MX, *TIGHT_MX, *MIXED)
 TILE_ROWS = 128
 """Rows of a tile of scales as Blackwell's instructions read it."""
 FEW_ROWS = 32
@@ -292,6 +296,13 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("bias", "none", None, "it adds no bias", "nvfp4_product"),
         _need("c", "none", None, "it has no further summand", "nvfp4_product"),
         _need("alpha", "in", ("one",), "alpha for each {value}; it has one", "nvfp4_product"),
+        _need("sm", "in", BLACKWELL, "its grouped FP4 product is Blackwell's; this is {arch}", "nvfp4_tight"),
+        _need("sm", "in", (100, 103), "its grouped MXFP4 product is planned for sm100 and sm103; this is {arch}",
+              "mxfp4_tight"),
+        _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}", "nvfp4_tight"),
+        _need("cuda", ">=", (12, 9), "needs CUDA 12.9; this is {cuda_text}", "mxfp4_tight"),
+        *_multiples("nvfp4_tight", "mxfp4_tight", k=32, n=8),
+        _need("out_dtype", "in", ("bfloat16",), "", "nvfp4_tight", "mxfp4_tight"),
     ),
     "sgl_kernel": (
         *NVIDIA,
@@ -367,6 +378,14 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
               out_dtype="float32"),
         _need("alpha", "none", None, "it has no alpha", "mxfp8_product"),
         _need("alpha", "in", ("one",), "alpha for each {value}; it has one", "nvfp4_product"),
+        *(need._replace(ops=TIGHT_MX) for need in NVIDIA),
+        _need("sm", "in", (100,), "its grouped product of block scales (MSLK's) is planned for sm100; this is {arch}",
+              *TIGHT_MX),
+        _need("torch", ">=", (2, 10), "torch.nn.functional.scaled_grouped_mm needs torch 2.10", *TIGHT_MX),
+        _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}", *TIGHT_MX),
+        _need("batch_invariant", "in", (False,), ORDER.format(backend="MSLK"), *TIGHT_MX),
+        *_multiples(*TIGHT_MX, k=32, n=16),
+        _need("alpha", "none", None, "it has no alpha for each expert", *TIGHT_MX),
     ),
     "deep_gemm": (
         *NVIDIA,
@@ -389,6 +408,13 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
                 "and pass disable_ue8m0_cast=False", *GEMMS, "skip_head_mid", family=family)
           for family in UE8M0_FAMILIES),
         _need("sm", "in", (90, 100, 103), "it has no such product for {arch}", "skip_head_mid"),
+        _need("sm", "in", (100, 103, 120), "FP4 and scales of 32 are Blackwell's; this is {arch}", *MIXED),
+        *_multiples(*MIXED, k=BLOCK, n=64),
+        _need("out_dtype", "in", ("bfloat16", "float32"), "", *MIXED),
+        _need("bias", "none", None, "it adds no bias", *MIXED),
+        *(_need(width, "in", (32,), "two operands of four bits with one scale for {value} codes; its kernel of kind "
+                "mxf4 takes 32", *MIXED, a_dtype="uint8", b_dtype="uint8")
+          for width in ("a_width", "b_width")),
         _need("out_dtype", "in", ("bfloat16",), "", *GEMMS),
         _need("c", "none", None, "c needs weights with one scale per channel, which this contract does not have",
               *GEMMS),

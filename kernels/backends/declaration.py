@@ -285,6 +285,20 @@ class Backend:
     """FP8 rows of each expert against its weight of E2M1, scales of rows in FlashInfer's placement."""
     nvfp4_grouped: MxProduct = _absent
     """E2M1 rows of each expert against its weight, with E4M3 scales of 16 and an alpha ``[G]``."""
+    mxfp8_tight: MxProduct = _absent
+    """Rows of each expert against its weight, scales of an expert's rows in tiles right behind those before them."""
+    nvfp4_tight: MxProduct = _absent
+    """The same of E2M1 codes with E4M3 scales of 16, and an alpha ``[G]``."""
+    mxfp4_tight: MxProduct = _absent
+    """The same of E2M1 codes with E8M0 scales of 32."""
+    mixed_product: MxProduct = _absent
+    """Codes of eight or four bits on either side, with powers of two by rows and columns, float32 or E8M0."""
+    mixed_contiguous: MxProduct = _absent
+    """The same of rows that name their expert."""
+    mixed_masked: MxProduct = _absent
+    """The same of a matrix for each expert, whose first rows are real."""
+    mixed_psum: MxProduct = _absent
+    """The same of rows up to the end of their expert, which begins at a multiple of 128."""
     moe_trtllm: Callable[..., Tensor] = _absent
     moe_cutlass: Callable[..., Tensor] = _absent
     mqa_logits: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Tensor] = _absent

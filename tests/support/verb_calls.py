@@ -274,7 +274,12 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
         "swap_w13_to_w31": lambda: k.swap_w13_to_w31(w13),
         "reorder_rows_for_gated_act_gemm": lambda: k.reorder_rows_for_gated_act_gemm(b),
         "shuffle_matrix_a": lambda: k.shuffle_matrix_a(b, 128),
+        "unshuffle_matrix_a": lambda: k.unshuffle_matrix_a(b),
+        "restore_rows_of_gated_act_gemm": lambda: k.restore_rows_of_gated_act_gemm(b),
         "rotate_weights_for_fi_trtllm_fp8_per_tensor_moe": lambda: k.rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
+            w13, w2
+        ),
+        "unrotate_weights_of_fi_trtllm_fp8_per_tensor_moe": lambda: k.unrotate_weights_of_fi_trtllm_fp8_per_tensor_moe(
             w13, w2
         ),
         "mxfp8_quantize": lambda: k.mxfp8_quantize(x),
@@ -323,6 +328,7 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
         "swizzle_scale": lambda: k.swizzle_scale(b),
         "to_blocked": lambda: k.to_blocked(b),
         "shuffle_matrix_sf_a": lambda: k.shuffle_matrix_sf_a(b[:128]),
+        "unshuffle_matrix_sf_a": lambda: k.unshuffle_matrix_sf_a(k.shuffle_matrix_sf_a(b[:128]), 128, b.shape[1]),
         "from_blocked": lambda: k.from_blocked(k.to_blocked(b), *b.shape),
         "swizzle_scale_experts": lambda: k.swizzle_scale_experts(a, firsts, counts_of),
         "pad_token_groups": lambda: k.pad_token_groups(x, ends[:2]),
