@@ -10,7 +10,8 @@ matrix in tiles (:func:`kernels.layout.swizzle_scale`), flat, with zeros in the 
 (NVIDIA's recipe), ``floor`` is OCP MX 1.0, ``ceil`` and ``even`` are torchao's. Codes are rounded to nearest with ties
 to even and saturate. Under ``rceil`` and NVFP4 a NaN stays in its element (the largest value where the format has no
 NaN) and an infinity saturates; under the others either makes its block NaN. Plain torch operations, the same bits on
-every device; under ``torch.compile`` each quantiser is one operator, whose products no compiler contracts. Further
+every device, unless ``FP8_KERNELS_LIBRARY_QUANTISERS`` lets a library quantise on Blackwell, by its own formula
+(:mod:`kernels.backends.flashinfer_quant`); under ``torch.compile`` each quantiser is one operator, whose products no compiler contracts. Further
 forms (training, rows, experts, other elements, casts) are in :mod:`kernels.mx_forms`, :mod:`kernels.mx_columns` and
 :mod:`kernels.mx_experts`.
 
@@ -23,12 +24,16 @@ import torch
 from torch import Tensor
 
 from . import checks
+from . import platform as machines
+from .backends.declaration import Backend
 from .errors import OptionError, shown
 from .mx_blocks import (
     FP4_EMAX,
     FP4_FRACTION,
     FP4_MAX,
     FP8_ELEMENTS,
+    HEIGHTS,
+    LINEAR,
     MX_BLOCK,
     NAN_BYTE,
     NVFP4_BLOCK,
@@ -46,6 +51,8 @@ from .mx_blocks import (
     two_levels,
 )
 from .operators import empty
+from .routes import dtype_name, route
+from .support import BLACKWELL
 from .verbs import verb
 
 # --- as a contract, and as an operator, calls it -------------------------------------------------------------------
@@ -85,7 +92,18 @@ def nvfp4_fake(
 # --- the verbs -----------------------------------------------------------------------------------------------------
 
 
-@verb("cast", outputs=("q", "scale"), fake=mxfp8_fake)
+def of_library(op: str, x: Tensor, layout: str) -> Backend | None:
+    """The library that the plan takes to quantise ``x [M, K]`` on a machine with block-scaled instructions, else None.
+
+    Its scales lie as ``layout`` says; a dtype, a layout or a machine that no library takes has none.
+    """
+    if layout not in (*HEIGHTS, LINEAR) or machines.current_machine().sm not in BLACKWELL:
+        return None
+    run = route(op, x.device, ("a_dtype", dtype_name(x.dtype)), ("tiles", layout))
+    return None if run.name == "eager" else run
+
+
+@verb("cast", outputs=("q", "scale"), fake=mxfp8_fake, native=("mxfp8_quant",))
 def mxfp8_quantize(
     x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3", alignment: int = MX_BLOCK
 ) -> tuple[Tensor, Tensor]:
@@ -124,13 +142,15 @@ def mxfp8_quantize(
         x = torch.nn.functional.pad(x, (0, behind))
     top, emax, fraction, dtype = FP8_ELEMENTS[element]
     blocks = split_blocks(x, MX_BLOCK)
+    if (rounding, element) == ("rceil", "e4m3") and (run := of_library("mxfp8_quant", x, layout)) is not None:
+        return run.mxfp8_quant(x, layout, alignment)
     byte = shared_exponent(blocks, rounding, top, emax, fraction)
     scaled = blocks * power(254 - byte)[..., None]
     q = scaled.clamp(-top, top).masked_fill((byte == NAN_BYTE)[..., None], torch.nan).to(dtype)
     return q.flatten(1), store_scale(byte, layout)
 
 
-@verb("cast", outputs=("q", "scale"), fake=mxfp4_fake)
+@verb("cast", outputs=("q", "scale"), fake=mxfp4_fake, native=("mxfp4_quant",))
 def mxfp4_quantize(x: Tensor, layout: str = "128x4", rounding: str = "rceil") -> tuple[Tensor, Tensor]:
     """Quantise a matrix to MXFP4; parameters as of :func:`mxfp8_quantize`.
 
@@ -142,11 +162,19 @@ def mxfp4_quantize(x: Tensor, layout: str = "128x4", rounding: str = "rceil") ->
     if torch.compiler.is_compiling():
         return compiled_op("mxfp4_quantize", x, layout, rounding)
     blocks = split_blocks(x, MX_BLOCK)
+    if rounding == "rceil" and (run := of_library("mxfp4_quant", x, layout)) is not None:
+        return run.mxfp4_quant(x, layout)
     byte = shared_exponent(blocks, rounding, FP4_MAX, FP4_EMAX, FP4_FRACTION)
     return pack_nearest(blocks * power(254 - byte)[..., None]), store_scale(byte, layout)
 
 
-@verb("cast", contracts=("nvfp4_quantize", "scaled_fp4_quant"), outputs=("q", "scale"), fake=nvfp4_fake)
+@verb(
+    "cast",
+    contracts=("nvfp4_quantize", "scaled_fp4_quant"),
+    outputs=("q", "scale"),
+    fake=nvfp4_fake,
+    native=("nvfp4_quant",),
+)
 def nvfp4_quantize(
     x: Tensor, global_scale: Tensor, layout: str = "128x4", is_global_scale_inversed: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -182,6 +210,9 @@ def nvfp4_quantize(
     checks.same_device(x=x, global_scale=global_scale)
     if torch.compiler.is_compiling():
         return compiled_op("nvfp4_quantize", x, global_scale, layout, is_global_scale_inversed)
+    if not by_row and not is_global_scale_inversed and (run := of_library("nvfp4_quant", x, layout)) is not None:
+        split_blocks(x, NVFP4_BLOCK)  # what it refuses
+        return run.nvfp4_quant(x, global_scale, layout)
     blocks, g = split_blocks(x, NVFP4_BLOCK), global_scale.reshape(-1, 1) if by_row else global_scale.reshape(())
     scale, inverse = two_levels(block_amax(blocks), g, is_global_scale_inversed)
     return pack_nearest(blocks * inverse[..., None]), store_scale(scale, layout)

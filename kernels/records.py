@@ -187,6 +187,13 @@ class Config:
         "kernels may cut K for few rows: faster, and a sum depends on the number of rows",
         "FP8_KERNELS_SPLIT_K",
     )
+    library_quantisers: bool = _variable(
+        False,
+        _integer,
+        "MX and NVFP4 are quantised by a library's kernel where there is one: faster, and a code at a tie may be its "
+        "neighbour",
+        "FP8_KERNELS_LIBRARY_QUANTISERS",
+    )
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Config:

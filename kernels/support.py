@@ -72,7 +72,10 @@ SGL_WORD = 4
 LEAST_1D1D = 33
 """Rows from which DeepGEMM chooses tiles of 64. Its sm90_fp8_gemm_1d1d.cuh asserts ``BLOCK_M % 64 == 0``, and for fewer
 rows its heuristics choose 16 or 32 (on an H200 with 0.1.4.post1 the compilation fails at M of 1, 5 and 17)."""
+MX_QUANTISERS = ("mxfp8_quant", "mxfp4_quant", "nvfp4_quant")
+"""Quantisers of one matrix to codes with a scale byte for each block."""
 PLAIN_TORCH_ON_GPU = (
+    *MX_QUANTISERS,
     "quant_tensor",
     "quant_token",
     "quant_group",
@@ -194,6 +197,9 @@ SGL_NEEDS = {
 TILED = "the scales lie {value}; it reads tiles of 128x4"
 ORDER = "batch-invariant mode keeps one order of sums for every M; {backend} states none"
 DSL = "nvidia-cutlass-dsl {value} before 4.5.1 compiles garbage (NVIDIA/cutlass 3227); install a newer one"
+OWN_FORMULA = (
+    "it quantises by its own formula, whose codes at ties may be neighbours; FP8_KERNELS_LIBRARY_QUANTISERS=1 allows it"
+)
 CUTS_K = "for few rows it cuts K, so that a sum depends on M; FP8_KERNELS_SPLIT_K=1 allows it"
 
 
@@ -301,6 +307,12 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
               "mxfp4_tight"),
         _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}", "nvfp4_tight"),
         _need("cuda", ">=", (12, 9), "needs CUDA 12.9; this is {cuda_text}", "mxfp4_tight"),
+        _need("sm", "in", BLACKWELL, "its FP4 quantiser is Blackwell's; this is {arch}", "nvfp4_quant"),
+        _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}", "nvfp4_quant"),
+        _need("library_quantisers", "in", (True,), OWN_FORMULA, "nvfp4_quant"),
+        _need("a_dtype", "in", OUT_16, "a_dtype={value}; it takes bfloat16 or float16", "nvfp4_quant"),
+        _need("tiles", "in", ("128x4", "linear"), "the scales lie {value}; it writes tiles of 128x4, or none",
+              "nvfp4_quant"),
         *_multiples("nvfp4_tight", "mxfp4_tight", k=32, n=8),
         _need("out_dtype", "in", ("bfloat16",), "", "nvfp4_tight", "mxfp4_tight"),
     ),
@@ -468,6 +480,19 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("out_dtype", "in", ("bfloat16",),
               "out_dtype={value}: the kernel writes bf16 bits whatever it is told; ask for bfloat16 and cast",
               "blockscale_sm90", "dynamic_blockscale"),
+    ),
+    "flashinfer_quant": (
+        *NVIDIA,
+        _need("sm", "in", BLACKWELL, "below sm100 its kernels are empty; this is {arch}"),
+        _need("library_quantisers", "in", (True,), OWN_FORMULA),
+        _need("flashinfer", "none"),
+        _need("flashinfer_release", ">=", (0, 6, 18), "release {value} is older than any that was read: 0.6.18 to 0.7"),
+        _need("flashinfer_release", ">=", (0, 7), "release {value} reads FLASHINFER_NVFP4_4OVER6 whatever the call "
+              "says; install 0.7", "nvfp4_quant"),
+        _need("flashinfer_release", "<", (0, 8), "release {value} is newer than any that was read: 0.6.18 to 0.7"),
+        _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}"),
+        *(_need("cuda", ">=", (12, 9), "needs CUDA 12.9 on {arch}; this is {cuda_text}", sm=sm) for sm in (103, 121)),
+        _need("a_dtype", "in", OUT_16, "a_dtype={value}; it takes bfloat16 or float16"),
     ),
     "flashinfer_cutlass": (
         *_flashinfer(*BLACKWELL),

@@ -45,6 +45,7 @@ def kernel(p: Problem, machine: Machine) -> str:
         "quant_group": "per_token_group_fp8_quant",
         "grouped_scaled": "cutlass_moe_mm",
         "nvfp4_product": FP4,
+        "nvfp4_quant": "scaled_fp4_quant",
         "nvfp4_tight": "cutlass_fp4_group_mm",
         "mxfp4_tight": "cutlass_mxfp4_group_mm",
     }.get(p.op, "cutlass_scaled_mm")
@@ -249,6 +250,21 @@ def nvfp4_product(
 
 
 @on_its_device
+def nvfp4_quant(x: Tensor, global_scale: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """``scaled_fp4_quant`` into outputs of zeros: it does not write the padding of the scales.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    m, blocks, tiled = x.shape[0], x.shape[1] // 16, layout != "linear"
+    height, width = (-(-m // 128) * 128, -(-blocks // 4) * 4) if tiled else (m, blocks)
+    q = torch.empty(m, x.shape[1] // 2, dtype=torch.uint8, device=x.device)
+    memory = torch.zeros(height * width, dtype=torch.uint8, device=x.device)
+    scale = memory.view(torch.int32).view(height, width // 4) if tiled else memory.view(height, width)
+    operators().scaled_fp4_quant.out(dense(x), global_scale.reshape(1), tiled, output=q, output_scale=scale)
+    return q, memory if tiled else memory.view(m, blocks)
+
+
+@on_its_device
 def tight(
     a: Tensor,
     left: Scales,
@@ -326,6 +342,7 @@ BACKEND = Backend(
     grouped_scaled=grouped_scaled,
     block_product=block_product,
     nvfp4_product=nvfp4_product,
+    nvfp4_quant=nvfp4_quant,
     nvfp4_tight=tight,
     mxfp4_tight=tight,
     numerics=numerics,

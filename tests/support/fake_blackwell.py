@@ -13,6 +13,7 @@ Sources: FlashInfer 0.7.2.post1 (gemm/gemm_base.py, csrc), vLLM (csrc/libtorch_s
 from __future__ import annotations
 
 import contextlib
+import enum
 import inspect
 import itertools
 import sys
@@ -33,6 +34,7 @@ from kernels.platform import Machine, use_machine
 from kernels.records import Problem
 from kernels.support import MIXED
 from oracle.tensorcore.instructions import ALIKE
+from oracle.truth.layout import swizzle_scale
 
 E4M3, E5M2, UE8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 HALVES = (torch.bfloat16, torch.float16)
@@ -61,6 +63,12 @@ CLAIMS: Mapping[tuple[str, str], tuple[int, ...]] = {
 }
 ONE_CHAIN = ("cutlass", "b12x")
 """Backends whose kernels take K in one chain; of the others the sum is exact, which any order of sums may give."""
+
+
+class SfLayout(enum.IntEnum):
+    """FlashInfer's words for how scales lie."""
+
+    layout_128x4, layout_8x4, layout_linear = range(3)
 
 
 class LibraryError(Exception):
@@ -301,7 +309,64 @@ class Libraries:
         operands = {"a": dense("a", a), "b": dense("b", b), "a_scale": left.contiguous(), "b_scale": right.contiguous()}
         return self.multiply("fp8_gemm_nt", operands, dense("out", out), "", "exact")
 
+    def quantised(self, contract: str, inputs: Mapping[str, Tensor], numerics: str, **options: Any) -> tuple[Tensor, ...]:
+        """Codes and scale bytes by a recipe of the library."""
+        need(self.machine.sm in (*TEN, *TWELVE), "empty below sm100")
+        need(inputs["x"].dtype in HALVES and inputs["x"].is_contiguous(), "fp16 or bf16")
+        made = oracle.predict(contract, inputs, numerics=numerics, **options)
+        assert isinstance(made, dict)
+        return made["q"], made["scale"]
+
+    def mxfp8_quantize(
+        self, input: Tensor, is_sf_swizzled_layout: bool = True, alignment: int = 32, enable_pdl: bool | None = None,
+        backend: str = "cuda", sf_swizzle_layout: Any = None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip  # the parameters of the library
+        """``sf_swizzle_layout`` goes before the flag where both are there."""
+        need(backend == "cuda" and alignment % 32 == 0, "backend")
+        flagged = SfLayout.layout_128x4 if is_sf_swizzled_layout else SfLayout.layout_linear
+        layout = flagged if sf_swizzle_layout is None else sf_swizzle_layout
+        options = {"layout": layout.name[7:], "alignment": alignment}
+        q, scale = self.quantised("mxfp8_quantize", {"x": input}, "flashinfer_mxfp8_1x32", **options)
+        return q, scale.reshape(-1)
+
+    def mxfp4_quantize(
+        self, a: Tensor, backend: str = "cuda", enable_pdl: bool | None = None, sfLayout: Any = None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip  # the parameters of the library
+        need(backend == "cuda", "backend")
+        return self.quantised("mxfp4_quantize", {"x": a}, "flashinfer_mxfp4", layout=sfLayout.name[7:])
+
+    def nvfp4_quantize(
+        self, a: Tensor, a_global_sf: Tensor, sfLayout: Any = None, do_shuffle: bool = False, sf_vec_size: int = 16,
+        enable_pdl: bool | None = None, backend: str = "cuda", per_token_activation: bool = False,
+        expanded_idx_to_permuted_idx: Any = None, out_scale: Any = None, nvfp4_4over6: Any = "of the environment",
+    ) -> tuple[Tensor, ...]:  # fmt: skip  # the parameters of the library
+        """Scales as a matrix of whole tiles, or ``[M, K / 16]``."""
+        need(backend == "cuda" and sf_vec_size == 16 and not do_shuffle and not per_token_activation, "options")
+        need(nvfp4_4over6 is None, "the environment may choose other scales")
+        need(a_global_sf.dtype is torch.float32 and a_global_sf.shape == (1,), "global scale")
+        inputs = {"x": a, "global_scale": a_global_sf}
+        q, scale = self.quantised("nvfp4_quantize", inputs, "flashinfer_nvfp4", layout=sfLayout.name[7:])
+        return q, scale.view(-1, -(-(a.shape[1] // 16) // 4) * 4) if sfLayout is not SfLayout.layout_linear else scale
+
     # --- vLLM -------------------------------------------------------------------------------------------------------
+
+    def scaled_fp4_quant(
+        self, input: Tensor, input_scale: Tensor, is_sf_swizzled_layout: bool, output: Tensor, output_scale: Tensor
+    ) -> None:
+        """Into ``output`` and, four a word where they lie in tiles, ``output_scale``, whose padding is not written."""
+        m, k = input.shape
+        need(input_scale.dtype is torch.float32 and input_scale.numel() == 1 and k % 16 == 0, "input_scale")
+        shape = (-(-m // 128) * 128, -(-(k // 16) // 4)) if is_sf_swizzled_layout else (m, k // 16)
+        need(tuple(output_scale.shape) == shape and tuple(output.shape) == (m, k // 2), "outputs")
+        need(output_scale.dtype is (torch.int32 if is_sf_swizzled_layout else torch.uint8), "output_scale")
+        inputs = {"x": input, "global_scale": input_scale.reshape(1)}
+        layout = "128x4" if is_sf_swizzled_layout else "linear"
+        q, scale = self.quantised("nvfp4_quantize", inputs, "flashinfer_cute_nvfp4", layout=layout)
+        padding = swizzle_scale(torch.zeros(m, k // 16, dtype=torch.uint8), fill=1) if is_sf_swizzled_layout else None
+        memory = output_scale.view(torch.uint8).view(-1)
+        written = scale.reshape(-1)
+        memory.copy_(written if padding is None else torch.where(padding.bool(), memory, written))
+        output.copy_(q)
 
     def cutlass_scaled_fp4_mm(
         self, out: Tensor, a: Tensor, b: Tensor, block_scale_a: Tensor, block_scale_b: Tensor, alpha: Tensor
@@ -546,6 +611,7 @@ class Libraries:
 REAL: Any = getattr(torch.nn.functional, "scaled_mm", None)  # torch 2.9 has none
 FLASHINFER = tuple(dict.fromkeys(name for name, _ in CLAIMS))
 OF_VLLM = ("cutlass_scaled_fp4_mm", "cutlass_scaled_mm", "cutlass_fp4_group_mm", "cutlass_mxfp4_group_mm")
+QUANTISERS = ("mxfp8_quantize", "mxfp4_quantize", "nvfp4_quantize")
 OF_DEEP_GEMM = ("fp8_fp4_gemm_nt", "m_grouped_fp8_fp4_gemm_nt_contiguous", "m_grouped_fp8_fp4_gemm_nt_masked")
 
 
@@ -561,12 +627,18 @@ def simulated(machine: Machine, config: Config | None = None) -> Iterator[Librar
     for part in ("gemm", "autotuner"):
         patch.setitem(sys.modules, f"flashinfer.{part}", types.ModuleType(f"flashinfer.{part}"))
     patch.setitem(sys.modules, "flashinfer", package)
+    patch.setitem(sys.modules, "flashinfer.tllm_enums", types.SimpleNamespace(SfLayout=SfLayout))
+    for name in QUANTISERS:
+        setattr(package, name, fakes.recorded(name))
     for name in FLASHINFER:
         setattr(sys.modules["flashinfer.gemm"], name, fakes.recorded(name))
     setattr(sys.modules["flashinfer.autotuner"], "autotune", fakes.autotune)  # noqa: B010  # a module made here
     of_vllm = {name: fakes.recorded(name) for name in OF_VLLM}
+    of_vllm["scaled_fp4_quant"] = types.SimpleNamespace(out=fakes.recorded("scaled_fp4_quant"))
     deep = types.SimpleNamespace(**{name: fakes.recorded(name) for name in OF_DEEP_GEMM})
-    patch.setattr(deep_gemm, "symbol", lambda name: (getattr(deep, deep_gemm.SYMBOLS[name][0]), name))
+    known = deep_gemm.symbol
+    ours = {name: (getattr(deep, deep_gemm.SYMBOLS[name][0]), name) for name in MIXED}
+    patch.setattr(deep_gemm, "symbol", lambda name: ours[name] if name in ours else known(name))
     operators = types.SimpleNamespace(**of_vllm)
     patch.setattr(cutlass, "operators", lambda: operators)
     for name in ("scaled_mm", "scaled_grouped_mm"):
