@@ -26,6 +26,7 @@ from .mx_columns import *
 from .mx_experts import *
 from .mx_forms import *
 from .mx_logits import *
+from .mx_moe import *
 from .mx_products import *
 from .platform import *
 from .quantize import *

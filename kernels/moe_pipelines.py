@@ -363,7 +363,7 @@ def moe_experts(
         y, target = _by_mask(layer, x, x_scale, ids, expert_offset)
     else:
         y, target = _by_runs(layer, x, x_scale, ids, expert_offset, a2_scale, factor if ways in EARLY else None)
-    return _combined(y, factor, target, ways)
+    return combined(y, factor, target, ways)
 
 
 for _name, _row in PIPELINES.items():
@@ -482,8 +482,11 @@ def _slots(x: Tensor, target: Tensor, rows: int) -> Tensor:
     return scattered(raw.repeat_interleave(target.shape[1], dim=0), target, rows).view(x.dtype)
 
 
-def _combined(y: Tensor, weights: Tensor, target: Tensor, way: str) -> Tensor:
-    """Outputs of a token's experts, weighted (unless they are already) and added."""
+def combined(y: Tensor, weights: Tensor, target: Tensor, way: str) -> Tensor:
+    """Outputs of a token's experts, weighted (unless they are already) and added.
+
+    ``y`` ``[R, H]`` bf16, ``weights`` ``[T, top_k]`` float32, ``target`` ``[T, top_k]`` int64; returns bf16 ``[T, H]``.
+    """
     terms, here = gathered(y, target)
     if way in ("scaled", "reordered"):
         terms = terms * weights.to(terms.dtype).unsqueeze(-1)

@@ -197,6 +197,14 @@ def mxfp8_experts_quant(x: Tensor, expert_offsets: Tensor, placement: str = "tig
     return q, _scattered(scale, _rows(x.shape[0], expert_offsets, placement)[1], g)
 
 
+def placed_bytes(scale: Tensor, expert_offsets: Tensor) -> Tensor:
+    """Scale bytes of rows ``[M, C]`` uint8 in tight tiles for each expert, flat uint8 ``[bytes]``.
+
+    ``expert_offsets`` ``[G + 1]`` int32.
+    """
+    return _scattered(scale, _rows(scale.shape[0], expert_offsets, "tight")[1], expert_offsets.shape[0] - 1)
+
+
 def rows_of_scales(m: int, experts: int) -> int:
     """Rows of scale bytes that either placement of ``m`` rows fits into."""
     return (m + (HEIGHT - 1) * experts) // HEIGHT * HEIGHT

@@ -30,7 +30,7 @@ from .errors import (
 )
 from .platform import current_machine
 from .records import ARCHES, Config, Machine, Plan, Problem
-from .support import BLACKWELL, BLOCKS, MIXED
+from .support import BLACKWELL, BLOCKS, MIXED, MX_LAYERS
 
 __all__ = [
     "considered",
@@ -111,6 +111,7 @@ TABLE: Mapping[str, tuple[str, ...]] = {
     "nvfp4_tight": ("cutlass", "torch", "triton_mx", "eager"),
     "mxfp4_tight": ("cutlass", "triton_mx", "eager"),
     **{op: ("deep_gemm", "triton_mx", "eager") for op in MIXED},
+    **{op: ("flashinfer_cutlass", "triton_mx", "eager") for op in MX_LAYERS},
     "moe_trtllm": ("flashinfer", "eager"),
     "moe_cutlass": ("flashinfer", "eager"),
     "mqa_logits": ("deep_gemm", "eager"),
@@ -215,6 +216,11 @@ ROUTINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "fp8_fp4_gemm_nt": ("mixed_product", {"n": 4096, "k": 4096, **ROWS_BY_FOUR}),
     "m_grouped_fp8_fp4_gemm_nt_contiguous": ("mixed_contiguous", {"n": 4096, "k": 4096, "groups": 8, **ROWS_BY_FOUR}),
     "m_grouped_fp8_fp4_gemm_nt_masked": ("mixed_masked", {"n": 4096, "k": 4096, "groups": 8, **ROWS_BY_FOUR}),
+    **{
+        name: (op, {"n": 2048, "k": 4096, "a_dtype": "bfloat16", "b_dtype": "uint8"})
+        for name, op in zip(("cutlass_fused_moe (NVFP4)", "cutlass_fused_moe (MXFP8 x MXFP4)",
+                             "cutlass_fused_moe (MXFP8)"), MX_LAYERS, strict=True)
+    },
     "apply_fi_trtllm_fp8_per_tensor_moe": ("moe_trtllm", {"groups": 8}),
     "fp8_mqa_logits": ("mqa_logits", {"heads": 32, "head_dim": 128}),
     "fp8_paged_mqa_logits": ("paged_mqa_logits", {"heads": 32, "head_dim": 128, "block_size": 64}),

@@ -72,6 +72,8 @@ SGL_WORD = 4
 LEAST_1D1D = 33
 """Rows from which DeepGEMM chooses tiles of 64. Its sm90_fp8_gemm_1d1d.cuh asserts ``BLOCK_M % 64 == 0``, and for fewer
 rows its heuristics choose 16 or 32 (on an H200 with 0.1.4.post1 the compilation fails at M of 1, 5 and 17)."""
+MX_LAYERS = ("moe_nvfp4", "moe_mxfp8_mxfp4", "moe_mxfp8")
+"""Layers of experts of MX and NVFP4 that a library has in one call."""
 MX_QUANTISERS = ("mxfp8_quant", "mxfp4_quant", "nvfp4_quant")
 """Quantisers of one matrix to codes with a scale byte for each block."""
 PLAIN_TORCH_ON_GPU = (
@@ -504,6 +506,8 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         *_multiples(BLOCKS, k=BLOCK, n=BLOCK),
         _need("batch_invariant", "in", (False,), "batch-invariant mode keeps one kernel for every M; up to 32 rows it "
               "takes another one", BLOCKS, family=10),
+        *_multiples(*MX_LAYERS, k=BLOCK, n=BLOCK),
+        _need("batch_invariant", "in", (False,), ORDER.format(backend="the fused layer"), *MX_LAYERS),
         _need("row_alignment", "multiple of", 4, "the rows of an expert begin at multiples of {value}; it takes those "
               "of 4: pad them and pass row_alignment=4", *GROUPED_MX),
     ),

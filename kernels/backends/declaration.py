@@ -303,6 +303,9 @@ class Backend:
     """The same of a matrix for each expert, whose first rows are real."""
     mixed_psum: MxProduct = _absent
     """The same of rows up to the end of their expert, which begins at a multiple of 128."""
+    moe_blocks: Callable[..., Tensor] = _absent
+    """``(operation, x [T, H] bf16 or E4M3, its scales in tiles or None, weights, their scales [E, bytes], routing weights [T, top_k], local ids, global
+    scales [E], factors [E], gates [E, 3], combine)``; pairs are of the first and the second product."""
     moe_trtllm: Callable[..., Tensor] = _absent
     moe_cutlass: Callable[..., Tensor] = _absent
     mqa_logits: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Tensor] = _absent
@@ -369,6 +372,7 @@ FUNCTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     support.BLOCKS: (("block_product",), ("fp8_gemm_nt", "aligned_gemm_nt")),
     "dynamic_blockscale": (("few_rows",), ("blockscale_sm90",), ("aligned_gemm_nt",)),  # or after a quantiser
     "grouped_contiguous": (("grouped_contiguous", "alignment"),),
+    **{op: (("moe_blocks",), ("mx_product",)) for op in support.MX_LAYERS},  # or grouped products
     **{
         op: ((op,), ("mx_product",))
         for op in support.MX_OPERATIONS  # the product of every kind serves each

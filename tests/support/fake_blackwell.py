@@ -34,12 +34,12 @@ from kernels.platform import Machine, use_machine
 from kernels.records import Problem
 from kernels.support import MIXED
 from oracle.tensorcore.instructions import ALIKE
-from oracle.truth.layout import swizzle_scale
+from oracle.truth.layout import swizzle_scale, unswizzle_scale
 
 E4M3, E5M2, UE8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 HALVES = (torch.bfloat16, torch.float16)
 NAN_BYTE = 0x7F
-WRITTEN = ("out", "d")
+WRITTEN = ("out", "d", "output")
 """Arguments that a library writes into."""
 TEN, TWELVE = (100, 103), (120, 121)
 CLAIMS: Mapping[tuple[str, str], tuple[int, ...]] = {
@@ -145,7 +145,8 @@ class Libraries:
         if backend in ONE_CHAIN:
             made = oracle.predict(contract, inputs, numerics=f"{self.base}.{chain}", out_dtype=out.dtype, **options)
         else:
-            made = oracle.reference(contract, inputs, out_dtype=out.dtype, **options)
+            of_layer = {} if "topk_ids" in inputs else {"out_dtype": out.dtype}
+            made = oracle.reference(contract, inputs, **of_layer, **options)
         assert isinstance(made, Tensor)
         return out.copy_(torch.where(made.isnan() & out.isnan(), out, made))
 
@@ -347,6 +348,68 @@ class Libraries:
         inputs = {"x": a, "global_scale": a_global_sf}
         q, scale = self.quantised("nvfp4_quantize", inputs, "flashinfer_nvfp4", layout=sfLayout.name[7:])
         return q, scale.view(-1, -(-(a.shape[1] // 16) // 4) * 4) if sfLayout is not SfLayout.layout_linear else scale
+
+    def cutlass_fused_moe(
+        self, input: Tensor, token_selected_experts: Tensor, token_final_scales: Tensor, fc1_expert_weights: Tensor,
+        fc2_expert_weights: Tensor, output_dtype: torch.dtype, quant_scales: Any,
+        fc1_expert_biases: Tensor | None = None, fc2_expert_biases: Tensor | None = None,
+        input_sf: Tensor | None = None, swiglu_alpha: Tensor | None = None, swiglu_beta: Tensor | None = None,
+        swiglu_limit: Tensor | None = None, tp_size: int = 1, tp_rank: int = 0, ep_size: int = 1, ep_rank: int = 0,
+        cluster_size: int = 1, cluster_rank: int = 0, output: Tensor | None = None, enable_alltoall: bool = False,
+        use_deepseek_fp8_block_scale: bool = False, use_w4_group_scaling: bool = False,
+        use_mxfp8_act_scaling: bool = False, min_latency_mode: bool = False, use_packed_weights: bool = False,
+        use_wfp4afp8_humming: bool = False, tune_max_num_tokens: int = 8192, enable_pdl: bool | None = None,
+        activation_type: int = 3, swizzled_input_sf: bool = True, use_fused_finalize: bool = True,
+        profile_ids: Any = None, workspace_buffer: Any = None, *, clamped_relu2_limit: Any = None,
+        situ_beta: Any = None, situ_linear_beta: Any = None, backend: str = "cutlass",
+    ) -> Tensor:  # fmt: skip  # the parameters of the library
+        """Its recipe follows from dtypes, flags and the number of scales; weights of E2M1 are words of 16 codes, their
+        scales words of four."""
+        need(self.machine.sm in (*TEN, *TWELVE) and backend == "cutlass" and activation_type == 3, "options")
+        flags = (use_deepseek_fp8_block_scale, use_w4_group_scaling, min_latency_mode, use_packed_weights)
+        need(not any(flags) and not use_wfp4afp8_humming and not enable_alltoall, "not on Blackwell, or another recipe")
+        need((tp_size, tp_rank, ep_size, ep_rank, cluster_size, cluster_rank) == (1, 0, 1, 0, 1, 0), "parallel ranks")
+        four = fc1_expert_weights.dtype is torch.int64
+        need(fc1_expert_weights.dtype is fc2_expert_weights.dtype and (four or fc1_expert_weights.dtype is E4M3), "w")
+        wide = input.dtype is torch.bfloat16
+        need(wide or input.dtype is E4M3 and use_mxfp8_act_scaling and input_sf is not None, "input")
+        need(not wide or four and not use_mxfp8_act_scaling and input_sf is None, "input of NVFP4")
+        need(output_dtype is torch.bfloat16 and fc1_expert_biases is None and fc2_expert_biases is None, "types")
+        need(token_selected_experts.dtype is torch.int32 and token_final_scales.dtype is torch.float32, "routing")
+        need(token_selected_experts.shape == token_final_scales.shape and len(input) == len(token_final_scales), "T")
+        need(len(quant_scales) == (6 if wide else 4), "number of quant scales")
+        name = "nvfp4" if wide else "mxfp8_mxfp4" if four else "mxfp8"
+        weights = [dense("w", w).view(torch.uint8 if four else E4M3) for w in (fc1_expert_weights, fc2_expert_weights)]
+        experts, rows, stored = weights[0].shape
+        hidden, inner = weights[1].shape[1], weights[1].shape[2] * (1 + four)
+        need(stored * (1 + four) == hidden == input.shape[1] and rows == 2 * inner, "extents")
+        need(hidden % 128 == inner % 128 == 0 and len(weights[1]) == experts, "hidden_size % 128, inter_size % 128")
+        words, width = (quant_scales[1], quant_scales[4]) if wide else (quant_scales[0], quant_scales[2]), 16 if wide else 32
+        inputs = {"x": input, "w13": weights[0], "w2": weights[1]}
+        for key, word, (n, k) in zip(("w13", "w2"), words, ((rows, hidden), (hidden, inner)), strict=True):
+            need(word.dtype is torch.int32 and tuple(word.shape) == (experts, n, k // width // 4), "weight block size")
+            memory = dense(key, word).view(torch.uint8).view(experts, -1)
+            inputs[f"{key}_scale"] = torch.stack([unswizzle_scale(part, n, k // width) for part in memory])
+        places = {"a1_gscale": 0, "alpha1": 2, "a2_gscale": 3, "alpha2": 5} if wide else {"alpha1": 1, "alpha2": 3}
+        for key, at in places.items():
+            need(quant_scales[at].dtype is torch.float32 and tuple(quant_scales[at].shape) == (experts,), key)
+            inputs[key] = quant_scales[at]
+        if not wide:
+            assert input_sf is not None
+            need(swizzled_input_sf and input_sf.dtype is torch.uint8, "input_sf")
+            need(input_sf.numel() >= tiles(len(input), hidden // 32), "reads behind the memory of input_sf")
+            memory = flat(dense("input_sf", input_sf), tiles(len(input), hidden // 32))
+            scale = torch.exp2(unswizzle_scale(memory, len(input), hidden // 32).float() - 127)
+            inputs["x"] = (input.float() * scale.repeat_interleave(32, 1)).to(torch.bfloat16)
+        parts = (swiglu_alpha, swiglu_beta, swiglu_limit)
+        if any(part is not None for part in parts):
+            usual = (torch.ones(experts), torch.zeros(experts), torch.full((experts,), float("inf")))
+            inputs["gates"] = torch.stack([u if p is None else p for p, u in zip(parts, usual, strict=True)], dim=1)
+        inputs |= {"topk_ids": token_selected_experts, "topk_weights": token_final_scales}
+        out = torch.empty(input.shape, dtype=output_dtype) if output is None else output
+        need(tuple(out.shape) == tuple(input.shape) and out.dtype is output_dtype, "output")
+        combine = "ATOMIC" if use_fused_finalize else "STORED"
+        return self.multiply(f"cutlass_fused_moe_{name}", inputs, dense("output", out), "", "", combine=combine)
 
     # --- vLLM -------------------------------------------------------------------------------------------------------
 
@@ -624,7 +687,7 @@ def simulated(machine: Machine, config: Config | None = None) -> Iterator[Librar
     """Within the block the layer runs on this machine, with these libraries, and takes CPU tensors for a GPU's."""
     fakes, patch = Libraries(machine), pytest.MonkeyPatch()
     package = types.ModuleType("flashinfer")
-    for part in ("gemm", "autotuner"):
+    for part in ("gemm", "autotuner", "fused_moe"):
         patch.setitem(sys.modules, f"flashinfer.{part}", types.ModuleType(f"flashinfer.{part}"))
     patch.setitem(sys.modules, "flashinfer", package)
     patch.setitem(sys.modules, "flashinfer.tllm_enums", types.SimpleNamespace(SfLayout=SfLayout))
@@ -633,6 +696,8 @@ def simulated(machine: Machine, config: Config | None = None) -> Iterator[Librar
     for name in FLASHINFER:
         setattr(sys.modules["flashinfer.gemm"], name, fakes.recorded(name))
     setattr(sys.modules["flashinfer.autotuner"], "autotune", fakes.autotune)  # noqa: B010  # a module made here
+    layer = fakes.recorded("cutlass_fused_moe")
+    setattr(sys.modules["flashinfer.fused_moe"], "cutlass_fused_moe", layer)  # noqa: B010  # a module made here
     of_vllm = {name: fakes.recorded(name) for name in OF_VLLM}
     of_vllm["scaled_fp4_quant"] = types.SimpleNamespace(out=fakes.recorded("scaled_fp4_quant"))
     deep = types.SimpleNamespace(**{name: fakes.recorded(name) for name in OF_DEEP_GEMM})
