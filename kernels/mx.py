@@ -11,9 +11,9 @@ matrix in tiles (:func:`kernels.layout.swizzle_scale`), flat, with zeros in the 
 to even and saturate. Under ``rceil`` and NVFP4 a NaN stays in its element (the largest value where the format has no
 NaN) and an infinity saturates; under the others either makes its block NaN. Plain torch operations, the same bits on
 every device, unless ``FP8_KERNELS_LIBRARY_QUANTISERS`` lets a library quantise on Blackwell, by its own formula
-(:mod:`kernels.backends.flashinfer_quant`); under ``torch.compile`` each quantiser is one operator, whose products no compiler contracts. Further
-forms (training, rows, experts, other elements, casts) are in :mod:`kernels.mx_forms`, :mod:`kernels.mx_columns` and
-:mod:`kernels.mx_experts`.
+(:mod:`kernels.backends.flashinfer_quant`). Under ``torch.compile`` each quantiser is one operator, whose products no
+compiler contracts. Further forms (training, rows, experts, other elements, casts) are in :mod:`kernels.mx_forms`,
+:mod:`kernels.mx_columns` and :mod:`kernels.mx_experts`.
 
 Source: OCP Microscaling Formats 1.0; FlashInfer and torchao (mx_formats).
 """
@@ -28,27 +28,20 @@ from . import platform as machines
 from .backends.declaration import Backend
 from .errors import OptionError, shown
 from .mx_blocks import (
-    FP4_EMAX,
-    FP4_FRACTION,
-    FP4_MAX,
     FP8_ELEMENTS,
     HEIGHTS,
     LINEAR,
     MX_BLOCK,
-    NAN_BYTE,
     NVFP4_BLOCK,
-    block_amax,
     compiled_op,
     fp4_values,
+    in_blocks,
     load_scale,
-    pack_nearest,
-    power,
     scale_bytes,
-    shared_exponent,
-    split_blocks,
-    store_scale,
     times,
-    two_levels,
+    to_mxfp4,
+    to_mxfp8,
+    to_nvfp4,
 )
 from .operators import empty
 from .routes import dtype_name, route
@@ -92,18 +85,14 @@ def nvfp4_fake(
 # --- the verbs -----------------------------------------------------------------------------------------------------
 
 
-def of_library(op: str, x: Tensor, layout: str) -> Backend | None:
-    """The library that the plan takes to quantise ``x [M, K]`` on a machine with block-scaled instructions, else None.
-
-    Its scales lie as ``layout`` says; a dtype, a layout or a machine that no library takes has none.
-    """
+def _planned(op: str, x: Tensor, layout: str) -> Backend | None:
+    """The backend of a plan for ``x [M, K]`` on a machine with block-scaled instructions; None elsewhere."""
     if layout not in (*HEIGHTS, LINEAR) or machines.current_machine().sm not in BLACKWELL:
         return None
-    run = route(op, x.device, ("a_dtype", dtype_name(x.dtype)), ("tiles", layout))
-    return None if run.name == "eager" else run
+    return route(op, x.device, ("a_dtype", dtype_name(x.dtype)), ("tiles", layout))
 
 
-@verb("cast", outputs=("q", "scale"), fake=mxfp8_fake, native=("mxfp8_quant",))
+@verb("cast", outputs=("q", "scale"), fake=mxfp8_fake, native=("quant_mxfp8",))
 def mxfp8_quantize(
     x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3", alignment: int = MX_BLOCK
 ) -> tuple[Tensor, Tensor]:
@@ -140,17 +129,13 @@ def mxfp8_quantize(
     if behind := -x.shape[-1] % alignment:
         checks.multiple("K", x.shape[-1], MX_BLOCK, f"{MX_BLOCK} elements share a scale; pad K")
         x = torch.nn.functional.pad(x, (0, behind))
-    top, emax, fraction, dtype = FP8_ELEMENTS[element]
-    blocks = split_blocks(x, MX_BLOCK)
-    if (rounding, element) == ("rceil", "e4m3") and (run := of_library("mxfp8_quant", x, layout)) is not None:
-        return run.mxfp8_quant(x, layout, alignment)
-    byte = shared_exponent(blocks, rounding, top, emax, fraction)
-    scaled = blocks * power(254 - byte)[..., None]
-    q = scaled.clamp(-top, top).masked_fill((byte == NAN_BYTE)[..., None], torch.nan).to(dtype)
-    return q.flatten(1), store_scale(byte, layout)
+    in_blocks(x, MX_BLOCK)
+    if (rounding, element) == ("rceil", "e4m3") and (run := _planned("quant_mxfp8", x, layout)) is not None:
+        return run.quant_mxfp8(x, layout)
+    return to_mxfp8(x, layout, rounding, element)
 
 
-@verb("cast", outputs=("q", "scale"), fake=mxfp4_fake, native=("mxfp4_quant",))
+@verb("cast", outputs=("q", "scale"), fake=mxfp4_fake, native=("quant_mxfp4",))
 def mxfp4_quantize(x: Tensor, layout: str = "128x4", rounding: str = "rceil") -> tuple[Tensor, Tensor]:
     """Quantise a matrix to MXFP4; parameters as of :func:`mxfp8_quantize`.
 
@@ -161,11 +146,10 @@ def mxfp4_quantize(x: Tensor, layout: str = "128x4", rounding: str = "rceil") ->
     """
     if torch.compiler.is_compiling():
         return compiled_op("mxfp4_quantize", x, layout, rounding)
-    blocks = split_blocks(x, MX_BLOCK)
-    if rounding == "rceil" and (run := of_library("mxfp4_quant", x, layout)) is not None:
-        return run.mxfp4_quant(x, layout)
-    byte = shared_exponent(blocks, rounding, FP4_MAX, FP4_EMAX, FP4_FRACTION)
-    return pack_nearest(blocks * power(254 - byte)[..., None]), store_scale(byte, layout)
+    in_blocks(x, MX_BLOCK)
+    if rounding == "rceil" and (run := _planned("quant_mxfp4", x, layout)) is not None:
+        return run.quant_mxfp4(x, layout)
+    return to_mxfp4(x, layout, rounding)
 
 
 @verb(
@@ -173,7 +157,7 @@ def mxfp4_quantize(x: Tensor, layout: str = "128x4", rounding: str = "rceil") ->
     contracts=("nvfp4_quantize", "scaled_fp4_quant"),
     outputs=("q", "scale"),
     fake=nvfp4_fake,
-    native=("nvfp4_quant",),
+    native=("quant_nvfp4",),
 )
 def nvfp4_quantize(
     x: Tensor, global_scale: Tensor, layout: str = "128x4", is_global_scale_inversed: bool = False
@@ -210,12 +194,10 @@ def nvfp4_quantize(
     checks.same_device(x=x, global_scale=global_scale)
     if torch.compiler.is_compiling():
         return compiled_op("nvfp4_quantize", x, global_scale, layout, is_global_scale_inversed)
-    if not by_row and not is_global_scale_inversed and (run := of_library("nvfp4_quant", x, layout)) is not None:
-        split_blocks(x, NVFP4_BLOCK)  # what it refuses
-        return run.nvfp4_quant(x, global_scale, layout)
-    blocks, g = split_blocks(x, NVFP4_BLOCK), global_scale.reshape(-1, 1) if by_row else global_scale.reshape(())
-    scale, inverse = two_levels(block_amax(blocks), g, is_global_scale_inversed)
-    return pack_nearest(blocks * inverse[..., None]), store_scale(scale, layout)
+    in_blocks(x, NVFP4_BLOCK)
+    if not by_row and not is_global_scale_inversed and (run := _planned("quant_nvfp4", x, layout)) is not None:
+        return run.quant_nvfp4(x, global_scale, layout)
+    return to_nvfp4(x, global_scale, layout, is_global_scale_inversed)
 
 
 @verb("cast")

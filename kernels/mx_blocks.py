@@ -59,8 +59,8 @@ def scale_bytes(x: Tensor, width: int, layout: str) -> Tensor:
 # --- blocks and scales --------------------------------------------------------------------------------------------
 
 
-def split_blocks(x: Tensor, width: int) -> Tensor:
-    """Float32 ``[M, K / width, width]``.
+def in_blocks(x: Tensor, width: int) -> None:
+    """Refuse a matrix that does not consist of blocks of ``width``.
 
     ``x`` ``[M, K]`` bf16, f16 or f32.
 
@@ -69,6 +69,16 @@ def split_blocks(x: Tensor, width: int) -> Tensor:
     checks.dtype("x", checks.rank("x", x, 2), *WIDE)
     checks.nonempty("x", x, 0, 1)
     checks.multiple("K", x.shape[1], width, f"{width} elements share a scale; pad K")
+
+
+def split_blocks(x: Tensor, width: int) -> Tensor:
+    """Float32 ``[M, K / width, width]``.
+
+    ``x`` ``[M, K]`` bf16, f16 or f32.
+
+    Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
+    in_blocks(x, width)
     return x.float().reshape(x.shape[0], x.shape[1] // width, width)
 
 
@@ -124,6 +134,46 @@ def _tile(layout: str) -> str:
     if layout not in HEIGHTS:
         raise OptionError(f"layout={shown(layout)}: there are {', '.join(HEIGHTS)}, {LINEAR}")
     return layout
+
+
+def to_mxfp8(x: Tensor, layout: str, rounding: str = "rceil", element: str = "e4m3") -> tuple[Tensor, Tensor]:
+    """Codes and scale bytes of :func:`kernels.mxfp8_quantize`.
+
+    ``x`` ``[M, K]`` bf16, f16 or f32; returns ``[M, K]`` of the element's dtype and uint8.
+
+    Raises DtypeError, InputError, LayoutError, OptionError, ShapeError.
+    """
+    top, emax, fraction, dtype = FP8_ELEMENTS[element]
+    blocks = split_blocks(x, MX_BLOCK)
+    byte = shared_exponent(blocks, rounding, top, emax, fraction)
+    scaled = blocks * power(254 - byte)[..., None]
+    q = scaled.clamp(-top, top).masked_fill((byte == NAN_BYTE)[..., None], torch.nan).to(dtype)
+    return q.flatten(1), store_scale(byte, layout)
+
+
+def to_mxfp4(x: Tensor, layout: str, rounding: str = "rceil") -> tuple[Tensor, Tensor]:
+    """Codes and scale bytes of :func:`kernels.mxfp4_quantize`.
+
+    ``x`` ``[M, K]`` bf16, f16 or f32; returns uint8 ``[M, K / 2]`` and uint8.
+
+    Raises DtypeError, InputError, LayoutError, OptionError, ShapeError.
+    """
+    blocks = split_blocks(x, MX_BLOCK)
+    byte = shared_exponent(blocks, rounding, FP4_MAX, FP4_EMAX, FP4_FRACTION)
+    return pack_nearest(blocks * power(254 - byte)[..., None]), store_scale(byte, layout)
+
+
+def to_nvfp4(x: Tensor, global_scale: Tensor, layout: str, inverse: bool = False) -> tuple[Tensor, Tensor]:
+    """Codes and scale bytes of :func:`kernels.nvfp4_quantize`.
+
+    ``x`` ``[M, K]`` bf16, f16 or f32, ``global_scale`` of one value or ``[M]``; returns uint8 ``[M, K / 2]`` and uint8.
+
+    Raises DtypeError, InputError, LayoutError, OptionError, ShapeError.
+    """
+    blocks = split_blocks(x, NVFP4_BLOCK)
+    g = global_scale.reshape(-1, 1) if global_scale.numel() > 1 else global_scale.reshape(())
+    scale, factor = two_levels(block_amax(blocks), g, inverse)
+    return pack_nearest(blocks * factor[..., None]), store_scale(scale, layout)
 
 
 def load_scale(scale: Tensor, m: int, k: int, width: int, layout: str, name: str = "scale") -> Tensor:

@@ -211,8 +211,8 @@ def moe_block_experts(
             local = torch.where((local >= 0) & (local < experts), local, -1)
             codes, memory = (x, None) if row.rows == "nvfp4" else mxfp8_quantize(x)
             return run.moe_blocks(
-                row.fused, codes, memory, (w13, w2), scales, topk_weights, local, (a1_gscale, a2_gscale), (alpha1, alpha2), gates,
-                way,
+                row.fused, codes, memory, (w13, w2), scales, topk_weights, local, (a1_gscale, a2_gscale),
+                (alpha1, alpha2), gates, way,
             )  # fmt: skip  # operands in their order
     return _by_products(
         row, x, (w13, w2), scales, topk_weights, local, (a1_gscale, a2_gscale), (alpha1, alpha2), (b1, b2), gates, way
@@ -288,10 +288,14 @@ def _product(
     dtype = E4M3 if row.rows == "nvfp4" else UE8M0
     left, right = (Scales(t.reshape(-1).view(dtype), row.width, HIGH) for t in (memory, scale))
     sizes = torch.diff(starts)
-    first = torch.nn.functional.pad(torch.cumsum((sizes + HEIGHT - 1) // HEIGHT * HEIGHT, 0, dtype=torch.int32)[:-1], (1, 0))
+    first = torch.nn.functional.pad(
+        torch.cumsum((sizes + HEIGHT - 1) // HEIGHT * HEIGHT, 0, dtype=torch.int32)[:-1], (1, 0)
+    )
     expert = torch.arange(experts, dtype=torch.int32, device=x.device)
     table = torch.stack([starts[:-1], starts[1:], first, expert * align(n, HEIGHT)])
-    out = torch.empty(x.shape[0], n, dtype=torch.float32 if wide or bias is not None else torch.bfloat16, device=x.device)
+    out = torch.empty(
+        x.shape[0], n, dtype=torch.float32 if wide or bias is not None else torch.bfloat16, device=x.device
+    )
     run_product(q, left, weight, right, out, Rows(table), factor, form=TIGHT)
     if bias is not None:
         out = out + bias[of]

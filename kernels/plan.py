@@ -62,9 +62,9 @@ TABLE: Mapping[str, tuple[str, ...]] = {
     "quant_norm": ("triton", "eager"),
     "quant_rope": ("triton", "eager"),
     "quant_cache": ("triton", "eager"),
-    "mxfp8_quant": ("flashinfer_quant", "eager"),
-    "mxfp4_quant": ("flashinfer_quant", "eager"),
-    "nvfp4_quant": ("flashinfer_quant", "cutlass", "eager"),
+    "quant_mxfp8": ("flashinfer_quant", "eager"),
+    "quant_mxfp4": ("flashinfer_quant", "eager"),
+    "quant_nvfp4": ("flashinfer_quant", "cutlass", "eager"),
     "cast": ("eager",),
     "layout": ("eager",),
     "linear": ("cutlass", "sgl_kernel", "torch", "eager"),
@@ -194,9 +194,9 @@ ROUTINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "fp8_gemm_nt_skip_head_mid": ("skip_head_mid", {"n": 4096, "k": 4096}),
     "fp8_einsum": ("einsum", {"n": 512, "k": 128, "groups": 16}),
     "bmm_fp8": ("bmm", {"n": 4096, "k": 4096, "groups": 8}),
-    "mxfp8_quantize": ("mxfp8_quant", {"k": 4096, "a_dtype": "bfloat16", "tiles": "128x4"}),
-    "mxfp4_quantize": ("mxfp4_quant", {"k": 4096, "a_dtype": "bfloat16", "tiles": "128x4"}),
-    "nvfp4_quantize": ("nvfp4_quant", {"k": 4096, "a_dtype": "bfloat16", "tiles": "128x4"}),
+    "mxfp8_quantize": ("quant_mxfp8", {"k": 4096, "a_dtype": "bfloat16", "tiles": "128x4"}),
+    "mxfp4_quantize": ("quant_mxfp4", {"k": 4096, "a_dtype": "bfloat16", "tiles": "128x4"}),
+    "nvfp4_quantize": ("quant_nvfp4", {"k": 4096, "a_dtype": "bfloat16", "tiles": "128x4"}),
     "mm_mxfp8": ("mxfp8_product", {"n": 4096, "k": 4096, "tiles": "128x4"}),
     "mm_fp4 (NVFP4)": ("nvfp4_product", {"n": 4096, "k": 4096, "tiles": "128x4", **PACKED}),
     "mm_fp4 (MXFP4)": ("mxfp4_product", {"n": 4096, "k": 4096, "tiles": "128x4", **PACKED}),
@@ -218,8 +218,11 @@ ROUTINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "m_grouped_fp8_fp4_gemm_nt_masked": ("mixed_masked", {"n": 4096, "k": 4096, "groups": 8, **ROWS_BY_FOUR}),
     **{
         name: (op, {"n": 2048, "k": 4096, "a_dtype": "bfloat16", "b_dtype": "uint8"})
-        for name, op in zip(("cutlass_fused_moe (NVFP4)", "cutlass_fused_moe (MXFP8 x MXFP4)",
-                             "cutlass_fused_moe (MXFP8)"), MX_LAYERS, strict=True)
+        for name, op in zip(
+            ("cutlass_fused_moe (NVFP4)", "cutlass_fused_moe (MXFP8 x MXFP4)", "cutlass_fused_moe (MXFP8)"),
+            MX_LAYERS,
+            strict=True,
+        )
     },
     "apply_fi_trtllm_fp8_per_tensor_moe": ("moe_trtllm", {"groups": 8}),
     "fp8_mqa_logits": ("mqa_logits", {"heads": 32, "head_dim": 128}),

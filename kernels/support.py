@@ -74,7 +74,7 @@ LEAST_1D1D = 33
 rows its heuristics choose 16 or 32 (on an H200 with 0.1.4.post1 the compilation fails at M of 1, 5 and 17)."""
 MX_LAYERS = ("moe_nvfp4", "moe_mxfp8_mxfp4", "moe_mxfp8")
 """Layers of experts of MX and NVFP4 that a library has in one call."""
-MX_QUANTISERS = ("mxfp8_quant", "mxfp4_quant", "nvfp4_quant")
+MX_QUANTISERS = ("quant_mxfp8", "quant_mxfp4", "quant_nvfp4")
 """Quantisers of one matrix to codes with a scale byte for each block."""
 PLAIN_TORCH_ON_GPU = (
     *MX_QUANTISERS,
@@ -309,12 +309,12 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
               "mxfp4_tight"),
         _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}", "nvfp4_tight"),
         _need("cuda", ">=", (12, 9), "needs CUDA 12.9; this is {cuda_text}", "mxfp4_tight"),
-        _need("sm", "in", BLACKWELL, "its FP4 quantiser is Blackwell's; this is {arch}", "nvfp4_quant"),
-        _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}", "nvfp4_quant"),
-        _need("library_quantisers", "in", (True,), OWN_FORMULA, "nvfp4_quant"),
-        _need("a_dtype", "in", OUT_16, "a_dtype={value}; it takes bfloat16 or float16", "nvfp4_quant"),
+        _need("sm", "in", BLACKWELL, "its FP4 quantiser is Blackwell's; this is {arch}", "quant_nvfp4"),
+        _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}", "quant_nvfp4"),
+        _need("library_quantisers", "in", (True,), OWN_FORMULA, "quant_nvfp4"),
+        _need("a_dtype", "in", OUT_16, "a_dtype={value}; it takes bfloat16 or float16", "quant_nvfp4"),
         _need("tiles", "in", ("128x4", "linear"), "the scales lie {value}; it writes tiles of 128x4, or none",
-              "nvfp4_quant"),
+              "quant_nvfp4"),
         *_multiples("nvfp4_tight", "mxfp4_tight", k=32, n=8),
         _need("out_dtype", "in", ("bfloat16",), "", "nvfp4_tight", "mxfp4_tight"),
     ),
@@ -490,7 +490,7 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("flashinfer", "none"),
         _need("flashinfer_release", ">=", (0, 6, 18), "release {value} is older than any that was read: 0.6.18 to 0.7"),
         _need("flashinfer_release", ">=", (0, 7), "release {value} reads FLASHINFER_NVFP4_4OVER6 whatever the call "
-              "says; install 0.7", "nvfp4_quant"),
+              "says; install 0.7", "quant_nvfp4"),
         _need("flashinfer_release", "<", (0, 8), "release {value} is newer than any that was read: 0.6.18 to 0.7"),
         _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}"),
         *(_need("cuda", ">=", (12, 9), "needs CUDA 12.9 on {arch}; this is {cuda_text}", sm=sm) for sm in (103, 121)),

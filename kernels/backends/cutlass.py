@@ -45,7 +45,7 @@ def kernel(p: Problem, machine: Machine) -> str:
         "quant_group": "per_token_group_fp8_quant",
         "grouped_scaled": "cutlass_moe_mm",
         "nvfp4_product": FP4,
-        "nvfp4_quant": "scaled_fp4_quant",
+        "quant_nvfp4": "scaled_fp4_quant",
         "nvfp4_tight": "cutlass_fp4_group_mm",
         "mxfp4_tight": "cutlass_mxfp4_group_mm",
     }.get(p.op, "cutlass_scaled_mm")
@@ -250,7 +250,7 @@ def nvfp4_product(
 
 
 @on_its_device
-def nvfp4_quant(x: Tensor, global_scale: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+def quant_nvfp4(x: Tensor, global_scale: Tensor, layout: str) -> tuple[Tensor, Tensor]:
     """``scaled_fp4_quant`` into outputs of zeros: it does not write the padding of the scales.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
@@ -342,7 +342,7 @@ BACKEND = Backend(
     grouped_scaled=grouped_scaled,
     block_product=block_product,
     nvfp4_product=nvfp4_product,
-    nvfp4_quant=nvfp4_quant,
+    quant_nvfp4=quant_nvfp4,
     nvfp4_tight=tight,
     mxfp4_tight=tight,
     numerics=numerics,

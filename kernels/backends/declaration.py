@@ -233,9 +233,9 @@ class Backend:
         _absent
     )
     """``(source [pages, P, C], out [N, C], scale [pages, P, tiles], (beside, its rows), rows)``."""
-    mxfp8_quant: Callable[[Tensor, str, int], Pair] = _absent  # (x [M, K], layout, alignment)
-    mxfp4_quant: Callable[[Tensor, str], Pair] = _absent  # (x, layout)
-    nvfp4_quant: Callable[[Tensor, Tensor, str], Pair] = _absent
+    quant_mxfp8: Callable[[Tensor, str], Pair] = _absent  # (x [M, K], layout)
+    quant_mxfp4: Callable[[Tensor, str], Pair] = _absent  # (x, layout)
+    quant_nvfp4: Callable[[Tensor, Tensor, str], Pair] = _absent
     """``(x, global_scale [1], layout)``: codes two a byte, scale bytes flat in tiles, or linear ``[M, K / 16]``."""
     linear: Linear = _absent
     block_linear: Linear = _absent
@@ -365,7 +365,6 @@ FUNCTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "quant_rope": (("rope",),),
     "quant_cache": (("cache_store", "cache_tiles", "cache_nvfp4", "cache_gather"),),
     "cast": ((),),  # plain torch on every device; nothing is dispatched
-    **{op: ((op,), ()) for op in support.MX_QUANTISERS},  # plain torch is written at the verb
     "layout": ((),),
     "torch_linear": (("scaled_mm", "unfused"),),
     "fp8_gemm_nt": (("fp8_gemm_nt", "aligned_gemm_nt"),),

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..checks import FP8, FP8_MAX
 from ..errors import ValueRangeError
 from ..formulas import ceil_to_ue8m0, divide_and_saturate, flashinfer_blocks, fp8_max, pack_ue8m0, saturate
+from ..mx_blocks import to_mxfp4, to_mxfp8, to_nvfp4
 from ..records import Machine, Problem
 from ..support import BLOCK
 from . import eager_attention, eager_cache
@@ -691,6 +692,9 @@ BACKEND = Backend(
     quant_token=quant_token,
     quant_group=quant_group,
     quant_group_packed=quant_group_packed,
+    quant_mxfp8=to_mxfp8,
+    quant_mxfp4=to_mxfp4,
+    quant_nvfp4=to_nvfp4,
     reciprocal_quantiser=reciprocal_quantiser,
     gated_static=gated_static,
     gated_group=gated_group,

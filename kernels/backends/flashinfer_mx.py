@@ -265,8 +265,8 @@ def moe_blocks(
 ) -> Tensor:
     """``cutlass_fused_moe``: the scales of a recipe are a list in an order of its own.
 
-    NVFP4 quantises its input itself; the others take E4M3 codes with E8M0 scales in 128x4 tiles. Ids of other ranks are -1,
-    which no expert is. Without ``atomic`` the outputs of a token's experts are added in the order of its slots.
+    NVFP4 quantises its input itself; the others take E4M3 codes with E8M0 scales in 128x4 tiles. Ids of other ranks are
+    -1, which no expert is. Without ``atomic`` the outputs of a token's experts are added in the order of its slots.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """

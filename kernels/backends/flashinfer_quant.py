@@ -24,7 +24,7 @@ from ._flashinfer import ONE_CALL, library
 from ._host import dense, on_its_device
 from .declaration import Backend, Pair
 
-ROUTINES = {"mxfp8_quant": "mxfp8_quantize", "mxfp4_quant": "mxfp4_quantize", "nvfp4_quant": "nvfp4_quantize"}
+ROUTINES = {"quant_mxfp8": "mxfp8_quantize", "quant_mxfp4": "mxfp4_quantize", "quant_nvfp4": "nvfp4_quantize"}
 """The library's routine of each operation."""
 CUDA = "cuda"
 """What the library calls these kernels."""
@@ -53,17 +53,17 @@ def _bytes(q: Tensor, scale: Tensor, rows: int, layout: str, dtype: torch.dtype)
 
 
 @on_its_device
-def mxfp8_quant(x: Tensor, layout: str, alignment: int) -> Pair:
+def quant_mxfp8(x: Tensor, layout: str) -> Pair:
     """Operands and results as of :class:`~kernels.backends.declaration.Backend`."""
     with ONE_CALL:
         q, scale = library().mxfp8_quantize(
-            dense(x), layout != "linear", alignment, backend=CUDA, sf_swizzle_layout=_layout(layout)
+            dense(x), layout != "linear", backend=CUDA, sf_swizzle_layout=_layout(layout)
         )
     return _bytes(q, scale, x.shape[0], layout, torch.float8_e4m3fn)
 
 
 @on_its_device
-def mxfp4_quant(x: Tensor, layout: str) -> Pair:
+def quant_mxfp4(x: Tensor, layout: str) -> Pair:
     """Operands and results as of :class:`~kernels.backends.declaration.Backend`."""
     with ONE_CALL:
         q, scale = library().mxfp4_quantize(dense(x), backend=CUDA, sfLayout=_layout(layout))
@@ -71,7 +71,7 @@ def mxfp4_quant(x: Tensor, layout: str) -> Pair:
 
 
 @on_its_device
-def nvfp4_quant(x: Tensor, global_scale: Tensor, layout: str) -> Pair:
+def quant_nvfp4(x: Tensor, global_scale: Tensor, layout: str) -> Pair:
     """Operands and results as of :class:`~kernels.backends.declaration.Backend`."""
     with ONE_CALL:
         q, scale = library().nvfp4_quantize(
@@ -84,7 +84,7 @@ BACKEND = Backend(
     name="flashinfer_quant",
     kernel=kernel,
     missing=missing,
-    mxfp8_quant=mxfp8_quant,
-    mxfp4_quant=mxfp4_quant,
-    nvfp4_quant=nvfp4_quant,
+    quant_mxfp8=quant_mxfp8,
+    quant_mxfp4=quant_mxfp4,
+    quant_nvfp4=quant_nvfp4,
 )

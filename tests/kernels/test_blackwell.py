@@ -267,7 +267,10 @@ def mutants(call: Made) -> Iterator[tuple[str, str, dict[str, Any]]]:
             if name != "alphas":
                 yield name, "not at all", {name: None}
         elif name in ("input", "token_final_scales"):
-            for how, x in (("a row on", value.view(torch.uint8).roll(1, 0).view(value.dtype)), ("halves", value.half())):
+            for how, x in (
+                ("a row on", value.view(torch.uint8).roll(1, 0).view(value.dtype)),
+                ("halves", value.half()),
+            ):
                 yield name, how, {name: x}
         elif name in ("fc1_expert_weights", "fc2_expert_weights"):
             raw = value.view(torch.uint8)
@@ -364,6 +367,21 @@ def test_every_changed_argument_is_seen(row: Row) -> None:
     assert not passed, passed
     unchanged = set(served.call.arguments) - changed - FREE
     assert unchanged <= {name for name in unchanged if served.call.arguments[name] is None}
+
+
+@pytest.mark.parametrize("arch", ["sm100", "sm120"])
+def test_a_layer_by_grouped_products(arch: str) -> None:
+    """vLLM's layer in NVFP4 is two of its grouped products, and right as a whole (the twin: with the scales of another
+    expert it is not)."""
+    case = cases.parse("cutlass_moe_fp4/bf16xe2m1-bf16/1x16:1x16/t=4,e=3,h=64,i=64,k=2/map=1/family=randn/seed=3")
+    inputs, options = case.inputs(), dict(case.call_options())
+    with simulated(Machine.described(arch)) as libraries:
+        out = SERVED[case.contract](inputs, options)
+        wrong = SERVED[case.contract]({**inputs, "w2_scale": inputs["w2_scale"].roll(1, 0)}, options)
+    assert [call.name for call in libraries.calls] == ["cutlass_fp4_group_mm"] * 4
+    for made, status in ((out, Status.PASSED), (wrong, Status.FAILED)):
+        assert isinstance(made, Tensor)
+        assert oracle.judge(case.contract, inputs, made, arch=arch, explain="off", **options).status is status
 
 
 def test_what_is_free_stays_free() -> None:

@@ -310,7 +310,9 @@ class Libraries:
         operands = {"a": dense("a", a), "b": dense("b", b), "a_scale": left.contiguous(), "b_scale": right.contiguous()}
         return self.multiply("fp8_gemm_nt", operands, dense("out", out), "", "exact")
 
-    def quantised(self, contract: str, inputs: Mapping[str, Tensor], numerics: str, **options: Any) -> tuple[Tensor, ...]:
+    def quantised(
+        self, contract: str, inputs: Mapping[str, Tensor], numerics: str, **options: Any
+    ) -> tuple[Tensor, ...]:
         """Codes and scale bytes by a recipe of the library."""
         need(self.machine.sm in (*TEN, *TWELVE), "empty below sm100")
         need(inputs["x"].dtype in HALVES and inputs["x"].is_contiguous(), "fp16 or bf16")
@@ -384,7 +386,10 @@ class Libraries:
         hidden, inner = weights[1].shape[1], weights[1].shape[2] * (1 + four)
         need(stored * (1 + four) == hidden == input.shape[1] and rows == 2 * inner, "extents")
         need(hidden % 128 == inner % 128 == 0 and len(weights[1]) == experts, "hidden_size % 128, inter_size % 128")
-        words, width = (quant_scales[1], quant_scales[4]) if wide else (quant_scales[0], quant_scales[2]), 16 if wide else 32
+        words, width = (
+            (quant_scales[1], quant_scales[4]) if wide else (quant_scales[0], quant_scales[2]),
+            16 if wide else 32,
+        )
         inputs = {"x": input, "w13": weights[0], "w2": weights[1]}
         for key, word, (n, k) in zip(("w13", "w2"), words, ((rows, hidden), (hidden, inner)), strict=True):
             need(word.dtype is torch.int32 and tuple(word.shape) == (experts, n, k // width // 4), "weight block size")
@@ -569,7 +574,9 @@ class Libraries:
             operands[f"{name}_scale"] = words.contiguous()
         both = a[0].dtype is b[0].dtype is torch.int8
         need(not both or [r[1] for r in recipes] == [32, 32], "MXF4 only supports kGranK=32")
-        need(d.dtype in (torch.bfloat16, torch.float32) and d.shape[-1] == b[0].shape[-2] and d.shape[-1] % 64 == 0, "d")
+        need(
+            d.dtype in (torch.bfloat16, torch.float32) and d.shape[-1] == b[0].shape[-2] and d.shape[-1] % 64 == 0, "d"
+        )
         one = "exact" if both or self.machine.sm in TWELVE else "cutlass"
         options = {"gran_k_a": recipes[0][1], "gran_k_b": recipes[1][1]}
         self.multiply(contract, operands, dense("d", d), "chain_ue8m0", one, **options)

@@ -408,6 +408,16 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
         "moe_experts": lambda: k.moe_experts(
             x, w13, scales(2, 4, 2), w2, scales(2, 2, 2), routed, ids, "fused_experts_block"
         ),
+        "moe_block_experts": lambda: k.moe_block_experts(
+            x,
+            two.new_full((2, 2 * N, K // 2), 0x42),
+            tiles(2 * N).repeat(2, 1),
+            two.new_full((2, K, N // 2), 0x42),
+            tiles(K).repeat(2, 1),
+            routed,
+            ids,
+            "cutlass_fused_moe_mxfp8_mxfp4",
+        ),
         "route_by_method": lambda: k.route_by_method(sa, "Renormalize", 1),
         "route_experts": lambda: k.route_experts(sa, 1, scoring="softplus_sqrt", renormalize=True),
         "route_llama4": lambda: k.route_llama4(sa, 1),
