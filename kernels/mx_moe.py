@@ -198,7 +198,8 @@ def moe_block_experts(
     ids = topk_ids.long()
     if expert_map is not None:
         ids = torch.where(ids >= 0, checks.rank("expert_map", expert_map, 1).long()[ids.clamp(min=0)], -1)
-    local = ids - checks.not_negative("expert_offset", expert_offset)
+    checks.not_negative("expert_offset", expert_offset)
+    local = ids - expert_offset
     way = combine or row.combine[0]
     scales = w13_scale, w2_scale
     if row.fused and machines.current_machine().sm in BLACKWELL:

@@ -72,8 +72,8 @@ def kernel(name: str, p: Problem, machine: Machine) -> str:
 def steps(name: str, p: Problem, machine: Machine) -> tuple[str, ...]:
     """How the operands are prepared."""
     if p.op in MX_LAYERS:
-        done = ("scales of the weights in 128x4 tiles, four a word",)
-        return done if p.op == "moe_nvfp4" else (*done, "the input quantised to MXFP8")
+        words = ("scales of the weights in 128x4 tiles, four a word",)
+        return words if p.op == "moe_nvfp4" else (*words, "the input quantised to MXFP8")
     if p.op == BLOCKS:
         return ("M to a multiple of 4 with zeros, cropped afterwards", "scales [K/128, M] and [K/128, N/128], dense")
     done: tuple[str, ...] = ("weight [N, K] transposed, codes dense on 16 bytes",)
@@ -319,8 +319,9 @@ def _backend(
     bound: dict[str, Any] = {op: partial(run, name=name, op=op) for op, run in functions.items()}
     bound |= {} if blocks is None else {"block_product": blocks}
     bound |= {} if moe_blocks is None else {"moe_blocks": moe_blocks}
-    parts = {"kernel": kernel, "steps": steps, "missing": missing, "numerics": numerics}
-    return Backend(name=name, **{part: partial(of, name) for part, of in parts.items()}, **bound)
+    parts: dict[str, Callable[..., Any]] = {"kernel": kernel, "steps": steps, "missing": missing, "numerics": numerics}
+    bound |= {part: partial(of, name) for part, of in parts.items()}
+    return Backend(name=name, **bound)
 
 
 BACKENDS: Mapping[str, Backend] = {
