@@ -305,8 +305,8 @@ class Backend:
     """The same of rows up to the end of their expert, which begins at a multiple of 128."""
     moe_blocks: Callable[..., Tensor] = _absent
     """``(operation, x [T, H] bf16 or E4M3, its scales in tiles or None, weights, their scales [E, bytes], routing
-    weights [T, top_k], local ids, global scales [E], factors [E], gates [E, 3], combine)``; pairs are of the first and the
-    second product."""
+    weights [T, top_k], local ids, global scales [E], factors [E], gates [E, 3], combine)``; pairs are of the first and
+    the second product."""
     moe_trtllm: Callable[..., Tensor] = _absent
     moe_cutlass: Callable[..., Tensor] = _absent
     mqa_logits: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Tensor] = _absent
