@@ -3,7 +3,7 @@
     python -m tests.support.flashinfer_checks     with FlashInfer on PYTHONPATH; a JSON record on standard output
 
 ``admitted``   calls that the layer's plan admits: how many, and those that the library refuses, with its reason
-``refused``    calls that the plan refuses, which the library refuses too (it is asked nothing it could not answer no to)
+``refused``    calls that the plan refuses, and the library too: it can say no
 ``rows``       the library's orders of rows of weights, by number of rows and tile
 
 The machine is pretended: its capability, CUDA and cuDNN are replaced in every loaded module of the library.
