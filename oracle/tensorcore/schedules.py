@@ -487,6 +487,12 @@ _TABLE: tuple[Schedule, ...] = (
     *_inside("sm120.chain_ue8m0", "sm120.mma.mxf8f6f4", "mma.sync block-scaled FP8"),
     *_inside("sm120.chain_mxf4", "sm120.mma.mxf4", "mma.sync block-scaled FP4"),
     *_inside("sm120.chain_nvf4", "sm120.mma.nvf4", "mma.sync block-scaled FP4 with UE4M3 scales of 16"),
+    *_inside("sm103.chain_mxf4.k96", "sm103.tcgen05.mxf4.k96", "tcgen05 block-scaled FP4, 96 products a step"),
+    *_inside(
+        "sm103.chain_nvf4.k96",
+        "sm103.tcgen05.nvf4.k96",
+        "FlashInfer mm_fp4 by CUTLASS on sm103, tuned tactics with tiles 768 deep, where the output lies on 32 bytes",
+    ),
     *_family("gfx942", "mfma.fp8", promoting=True),
     *_family("gfx942", "mfma.bf16", promoting=False, prefix=".bf16"),
     *_family("gfx942", "mfma.f16", promoting=False, prefix=".f16"),
