@@ -348,8 +348,9 @@ INSTRUCTIONS: Mapping[str, Instruction] = MappingProxyType({i.name: i for i in (
 ALIKE: Mapping[str, str] = MappingProxyType({"sm103": "sm100", "sm121": "sm120"})
 """Arches with the instructions of another, whose schedules every contract takes for them: one row an arch.
 
-sm103 (B300): tcgen05 of sm100 for FP8 and MX, and for FP4 one of K = 96 beside that of 64, whose readings have names of
-their own (``sm103.tcgen05.nvf4.k96``): a kernel says which it takes. sm121 (GB10): the mma.sync of sm120. From CUTLASS's and PTX's targets; no published vector compares two of a pair."""
+sm103 (B300): tcgen05 of sm100 for FP8 and MX, and for FP4 one of K = 96 beside that of 64, whose readings have names
+of their own (``sm103.tcgen05.nvf4.k96``): a kernel says which it takes. sm121 (GB10): the mma.sync of sm120. From
+CUTLASS's and PTX's targets; no published vector compares two of a pair."""
 
 
 def instruction(name: str) -> Instruction:
